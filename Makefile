@@ -1,0 +1,96 @@
+# sluice: `make` builds build/sluice; `make help` lists the rest.
+# Flavours have trees of their own: FLAVOUR=release (default), asan, tsan.
+# CUDA=1|0 (default: 1 if nvcc is found), CUARCH="80 90a", HTTP=0 for an engine without the server.
+
+FLAVOUR ?= release
+BUILD   ?= build/$(FLAVOUR)
+NVCC    ?= $(shell command -v nvcc)
+CUDA    ?= $(if $(NVCC),1,0)
+CUARCH  ?= 80 90a
+HTTP    ?= 1
+CC      ?= cc
+VERSION := 0.1.0
+
+WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes \
+        -Wmissing-prototypes -Wvla -Wundef -Wwrite-strings -Wformat=2
+ifeq ($(CI),true)
+WARN += -Werror
+endif
+OPT_release := -O2
+OPT_asan    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
+OPT_tsan    := -O1 -fsanitize=thread
+OPT         := $(OPT_$(FLAVOUR))
+CFLAGS  += -std=c11 -D_GNU_SOURCE -I. -g -fno-omit-frame-pointer $(OPT) $(WARN) -DSLUICE_VERSION='"$(VERSION)"'
+LDFLAGS += $(filter -fsanitize%,$(OPT)) -rdynamic
+LIBS    := -lcjson -lpcre2-8 -lutf8proc -lpthread -lm
+
+SRC := $(wildcard engine/*.c engine/base/*.c cpu/*.c)
+HTTP_SRC := $(filter-out server/main.c,$(wildcard server/*.c)) $(wildcard bench/*.c)
+ifeq ($(HTTP),1)
+SRC  += $(HTTP_SRC)
+LIBS += -luv -lmicrohttpd -lgnutls
+else
+SRC    += $(wildcard server/cmd_*.c)
+CFLAGS += -DSLUICE_NO_HTTP
+endif
+ifeq ($(CUDA),1)
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
+CFLAGS    += -DSLUICE_CUDA -isystem $(CUDA_HOME)/include
+SRC       += $(wildcard cuda/*.c)
+CUSRC     := $(wildcard cuda/kernels/*.cu)
+LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcublas -lnccl -lcudart -ldl -lstdc++
+NVCCFLAGS := -std=c++17 -O3 -lineinfo -I. --expt-relaxed-constexpr -Xcompiler -fPIC -Xcompiler -Wall \
+             $(foreach a,$(CUARCH),-gencode arch=compute_$(a),code=sm_$(a))
+endif
+
+OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(CUSRC:%.cu=$(BUILD)/%.cu.o)
+MAIN  := $(BUILD)/server/main.o
+UNIT_SRC  := $(wildcard test/unit/*/*_test.c test/op/*_test.c test/sim/*_test.c test/model/*_test.c test/fuzz/*_test.c)
+UNIT  := $(UNIT_SRC:%.c=$(BUILD)/%)
+PYTESTS := $(wildcard test/*/test_*.py)
+
+.PHONY: all test test-unit test-py test-asan test-tsan check clean help install
+all: $(BUILD)/sluice  ## build the program (build/sluice)
+	@mkdir -p build && ln -sfn $(FLAVOUR)/sluice build/sluice
+
+$(BUILD)/sluice: $(OBJ) $(MAIN)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+
+$(BUILD)/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(CFLAGS_$(subst /,_,$*)) -MMD -MP -c -o $@ $<
+
+$(BUILD)/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $<
+
+# Tests link everything but main; a wildcard finds them.
+$(BUILD)/libsluice.a: $(OBJ)
+	@rm -f $@ && ar rcs $@ $^
+$(UNIT): $(BUILD)/%: %.c $(BUILD)/libsluice.a test/check.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP -o $@ $< $(BUILD)/libsluice.a $(LIBS)
+
+test: all test-binaries check  ## everything that a plain checkout can prove
+	@test/run $(UNIT) $(PYTESTS)
+.PHONY: test-binaries
+test-binaries: $(UNIT)
+test-unit: test-binaries  ## the C tests alone
+	@test/run $(UNIT)
+test-py: all  ## the tests that start the program
+	@test/run $(PYTESTS)
+test-asan:  ## the C tests under ASan and UBSan
+	@$(MAKE) FLAVOUR=asan CUDA=0 test-unit
+test-tsan:  ## the C tests under TSan
+	@$(MAKE) FLAVOUR=tsan CUDA=0 test-unit
+
+check:  ## who includes whom
+	@scripts/layers.sh
+
+clean:  ## remove build/
+	rm -rf build
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
+
+-include $(OBJ:.o=.d) $(MAIN:.o=.d) $(UNIT:=.d)

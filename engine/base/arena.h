@@ -1,0 +1,24 @@
+/* A bump allocator with a hard cap, freed in one call. Holds what lives as long as one request or
+ * one load. Memory is zeroed and 16-byte aligned.
+ * Thread: one owner at a time. */
+#ifndef SLUICE_BASE_ARENA_H
+#define SLUICE_BASE_ARENA_H
+
+#include <stddef.h>
+
+struct arena_chunk;
+
+struct arena {
+    struct arena_chunk *head;
+    size_t used_bytes; // handed out, including what alignment cost
+    size_t max_bytes;  // an allocation that would pass this returns NULL
+};
+
+void arena_init(struct arena *a, size_t max_bytes);
+void arena_deinit(struct arena *a); // accepts a zeroed struct
+
+/* NULL when over the cap. */
+void *arena_alloc(struct arena *a, size_t n, size_t size);
+char *arena_strndup(struct arena *a, const char *s, size_t n_bytes);
+
+#endif

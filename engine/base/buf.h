@@ -1,0 +1,42 @@
+/* A growable byte buffer with a stated maximum. Always NUL-terminated behind its content. Past the
+ * maximum (or out of memory) an append does nothing and `failed` stays set, so that a run of
+ * appends needs one check at the end.
+ * Thread: one owner. */
+#ifndef SLUICE_BASE_BUF_H
+#define SLUICE_BASE_BUF_H
+
+#include "engine/base/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct buf {
+    char *data; // NULL until the first append
+    size_t n_bytes, cap, max_bytes;
+    bool failed;
+};
+
+void buf_init(struct buf *b, size_t max_bytes);
+void buf_deinit(struct buf *b); // accepts a zeroed struct
+void buf_clear(struct buf *b);  // keeps the memory; clears `failed`
+
+bool buf_reserve(struct buf *b, size_t more_bytes);
+void buf_put(struct buf *b, const void *bytes, size_t n_bytes);
+void buf_puts(struct buf *b, const char *s);
+void buf_putc(struct buf *b, char c);
+void buf_printf(struct buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
+void buf_put_int(struct buf *b, int64_t v);
+
+/* A JSON string with its quotes. Invalid UTF-8 becomes U+FFFD; control characters are escaped;
+ * other text goes through as it is. */
+void buf_put_json(struct buf *b, const char *s, size_t n_bytes);
+
+/* A JSON number that reads back to the same double (shortest of %.15g to %.17g); null for
+ * NaN and the infinities. */
+void buf_put_double(struct buf *b, double v);
+
+/* Drops the first n bytes. */
+void buf_consume(struct buf *b, size_t n_bytes);
+
+#endif

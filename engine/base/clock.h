@@ -1,0 +1,11 @@
+/* Time. Below engine.c time is a parameter (now_ns), never a call.
+ * Thread: any. */
+#ifndef SLUICE_BASE_CLOCK_H
+#define SLUICE_BASE_CLOCK_H
+
+#include <stdint.h>
+
+int64_t clock_now_ns(void);  // monotonic
+int64_t clock_wall_sec(void); // seconds since 1970
+
+#endif

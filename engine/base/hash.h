@@ -1,0 +1,25 @@
+/* A keyed 64-bit hash for tables whose keys come from users (so that collisions cannot be made on
+ * purpose), and a mixer for integers. Never an identity: a match is always compared in full.
+ * Thread: any. */
+#ifndef SLUICE_BASE_HASH_H
+#define SLUICE_BASE_HASH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* A key drawn once per process from the system. */
+uint64_t hash_process_key(void);
+
+uint64_t hash_bytes(const void *bytes, size_t n_bytes, uint64_t key);
+
+static inline uint64_t hash_mix(uint64_t x)
+{
+    x ^= x >> 32;
+    x *= 0xd6e8feb86659fd93ULL;
+    x ^= x >> 32;
+    x *= 0xd6e8feb86659fd93ULL;
+    x ^= x >> 32;
+    return x;
+}
+
+#endif

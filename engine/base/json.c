@@ -1,0 +1,196 @@
+#include "engine/base/json.h"
+
+#include "engine/base/file.h"
+#include "engine/base/json_scan.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const cJSON *item(const struct json *node)
+{
+    return (const cJSON *)node;
+}
+
+/* cJSON ends strings at a NUL, so text that would hide one is refused here. */
+static bool hides_nul(const struct json_scan *sc)
+{
+    if (!sc->escaped) {
+        return false;
+    }
+    for (size_t i = 0; i + 1 < sc->text_bytes; i++) {
+        if (sc->text[i] == '\\') {
+            if (sc->text_bytes - i >= 6 && memcmp(sc->text + i, "\\u0000", 6) == 0) {
+                return true;
+            }
+            i++;
+        }
+    }
+    return false;
+}
+
+static enum status pre_scan(const char *text, size_t n_bytes, const struct json_limits *limits,
+                            struct err *err)
+{
+    int max_depth = limits && limits->max_depth ? limits->max_depth : 64;
+    size_t max_values = limits && limits->max_values ? limits->max_values : 1000000;
+    struct json_scan sc;
+    json_scan_init(&sc, text, n_bytes, max_depth);
+    for (size_t n = 0;; n++) {
+        enum json_token t = json_scan_next(&sc);
+        if (t == JSON_TOKEN_END) {
+            return OK;
+        }
+        if (t == JSON_TOKEN_ERROR) {
+            return json_scan_error(&sc, err);
+        }
+        if ((t == JSON_TOKEN_KEY || t == JSON_TOKEN_STRING) && hides_nul(&sc)) {
+            return err_set(err, ERR_FORMAT, "a NUL character in a string at byte %zu", sc.at);
+        }
+        if (n >= max_values) {
+            return err_set(err, ERR_LIMIT, "more than %zu values", max_values);
+        }
+    }
+}
+
+enum status json_parse(const char *text, size_t n_bytes, const struct json_limits *limits,
+                       struct json **root, struct err *err)
+{
+    *root = NULL;
+    TRY(pre_scan(text, n_bytes, limits, err));
+    cJSON *tree = cJSON_ParseWithLength(text, n_bytes);
+    if (!tree) {
+        return err_set(err, ERR_FORMAT, "not JSON");
+    }
+    *root = (struct json *)tree;
+    return OK;
+}
+
+enum status json_parse_file(const char *path, size_t max_bytes, struct json **root,
+                            struct err *err)
+{
+    char *text;
+    size_t n_bytes;
+    TRY(file_read(path, max_bytes, &text, &n_bytes, err));
+    enum status st = json_parse(text, n_bytes, NULL, root, err);
+    free(text);
+    return st == OK ? OK : err_prefix(err, st, "%s", path);
+}
+
+void json_free(struct json *root)
+{
+    cJSON_Delete((cJSON *)root);
+}
+
+enum json_type json_type(const struct json *node)
+{
+    const cJSON *c = item(node);
+    if (!c || cJSON_IsNull(c)) {
+        return JSON_NULL;
+    }
+    return cJSON_IsBool(c)     ? JSON_BOOL
+           : cJSON_IsNumber(c) ? JSON_NUMBER
+           : cJSON_IsString(c) ? JSON_STRING
+           : cJSON_IsArray(c)  ? JSON_ARRAY
+                               : JSON_OBJECT;
+}
+
+const char *json_type_name(enum json_type type)
+{
+    static const char *const names[] = {"null", "boolean", "number", "string", "array", "object"};
+    return names[type];
+}
+
+bool json_is(const struct json *node, enum json_type type)
+{
+    return node && json_type(node) == type;
+}
+
+const struct json *json_get(const struct json *object, const char *key)
+{
+    const struct json *found = NULL;
+    if (json_is(object, JSON_OBJECT)) {
+        for (const struct json *c = json_first(object); c; c = json_next(c)) {
+            if (strcmp(json_key(c), key) == 0) {
+                found = c;
+            }
+        }
+    }
+    return found;
+}
+
+size_t json_count(const struct json *array_or_object)
+{
+    size_t n = 0;
+    for (const struct json *c = json_first(array_or_object); c; c = json_next(c)) {
+        n++;
+    }
+    return n;
+}
+
+const struct json *json_first(const struct json *array_or_object)
+{
+    const cJSON *c = item(array_or_object);
+    return c && (cJSON_IsArray(c) || cJSON_IsObject(c)) ? (const struct json *)c->child : NULL;
+}
+
+const struct json *json_next(const struct json *child)
+{
+    return (const struct json *)item(child)->next;
+}
+
+const char *json_key(const struct json *child)
+{
+    const char *key = item(child)->string;
+    return key ? key : "";
+}
+
+const char *json_string(const struct json *node)
+{
+    return node && cJSON_IsString(item(node)) ? item(node)->valuestring : NULL;
+}
+
+double json_number(const struct json *node, double otherwise)
+{
+    return node && cJSON_IsNumber(item(node)) ? item(node)->valuedouble : otherwise;
+}
+
+bool json_bool(const struct json *node, bool otherwise)
+{
+    return node && cJSON_IsBool(item(node)) ? cJSON_IsTrue(item(node)) != 0 : otherwise;
+}
+
+bool json_int64(const struct json *node, int64_t *v)
+{
+    if (!json_is(node, JSON_NUMBER)) {
+        return false;
+    }
+    double d = item(node)->valuedouble;
+    if (!(fabs(d) <= 9007199254740992.0) || d != floor(d)) {
+        return false;
+    }
+    *v = (int64_t)d;
+    return true;
+}
+
+int64_t json_get_int(const struct json *object, const char *key, int64_t otherwise)
+{
+    int64_t v;
+    return json_int64(json_get(object, key), &v) ? v : otherwise;
+}
+
+double json_get_number(const struct json *object, const char *key, double otherwise)
+{
+    return json_number(json_get(object, key), otherwise);
+}
+
+bool json_get_bool(const struct json *object, const char *key, bool otherwise)
+{
+    return json_bool(json_get(object, key), otherwise);
+}
+
+const char *json_get_string(const struct json *object, const char *key)
+{
+    return json_string(json_get(object, key));
+}

@@ -1,0 +1,56 @@
+/* A bounded tree of JSON values, for requests and small files: cJSON behind a pre-scan (UTF-8, no
+ * NUL, depth, number of values). Nodes live as long as the document. For large files and for
+ * number text see json_scan.h.
+ * Thread: one owner; reading a finished document is safe from any thread. */
+#ifndef SLUICE_BASE_JSON_H
+#define SLUICE_BASE_JSON_H
+
+#include "engine/base/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct json; // a node; the document is its root node
+
+enum json_type { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
+
+struct json_limits {
+    int max_depth;      // 0: 64
+    size_t max_values;  // 0: 1,000,000
+};
+
+/* The caller frees *root with json_free. `limits` may be NULL. */
+enum status json_parse(const char *text, size_t n_bytes, const struct json_limits *limits,
+                       struct json **root, struct err *err);
+enum status json_parse_file(const char *path, size_t max_bytes, struct json **root,
+                            struct err *err);
+void json_free(struct json *root); // accepts NULL
+
+/* All readers accept NULL and a node of another type: they then say "absent". */
+enum json_type json_type(const struct json *node); // JSON_NULL for NULL
+const char *json_type_name(enum json_type type);
+bool json_is(const struct json *node, enum json_type type);
+
+/* Of an object; NULL if absent. Keys are compared exactly; the last of equal keys wins. */
+const struct json *json_get(const struct json *object, const char *key);
+
+size_t json_count(const struct json *array_or_object); // O(n)
+const struct json *json_first(const struct json *array_or_object);
+const struct json *json_next(const struct json *child);
+const char *json_key(const struct json *child); // of an object's child
+
+const char *json_string(const struct json *node); // NULL if not a string
+double json_number(const struct json *node, double otherwise);
+bool json_bool(const struct json *node, bool otherwise);
+
+/* True if the node is a number with an integral value within +-2^53. */
+bool json_int64(const struct json *node, int64_t *v);
+
+/* Conveniences over json_get. A present member of the wrong type counts as absent. */
+int64_t json_get_int(const struct json *object, const char *key, int64_t otherwise);
+double json_get_number(const struct json *object, const char *key, double otherwise);
+bool json_get_bool(const struct json *object, const char *key, bool otherwise);
+const char *json_get_string(const struct json *object, const char *key); // NULL if absent
+
+#endif

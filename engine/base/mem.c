@@ -1,0 +1,67 @@
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void *must(void *p, size_t n_bytes)
+{
+    if (!p && n_bytes > 0) {
+        fprintf(stderr, "sluice: out of memory (%zu bytes)\n", n_bytes);
+        abort();
+    }
+    return p;
+}
+
+void *xmalloc(size_t n_bytes)
+{
+    return must(malloc(n_bytes), n_bytes);
+}
+
+void *xcalloc(size_t n, size_t size)
+{
+    return must(calloc(n, size), n && size ? 1 : 0);
+}
+
+void *xrealloc(void *p, size_t n_bytes)
+{
+    return must(realloc(p, n_bytes), n_bytes);
+}
+
+char *xstrndup(const char *s, size_t n_bytes)
+{
+    char *copy = xmalloc(n_bytes + 1);
+    memcpy(copy, s, n_bytes);
+    copy[n_bytes] = '\0';
+    return copy;
+}
+
+char *xstrdup(const char *s)
+{
+    return xstrndup(s, strlen(s));
+}
+
+void *mem_try_calloc(size_t n, size_t size)
+{
+    return calloc(n, size);
+}
+
+bool mem_mul(size_t a, size_t b, size_t *out)
+{
+    size_t r;
+    if (__builtin_mul_overflow(a, b, &r)) {
+        return false;
+    }
+    *out = r;
+    return true;
+}
+
+bool mem_add(size_t a, size_t b, size_t *out)
+{
+    size_t r;
+    if (__builtin_add_overflow(a, b, &r)) {
+        return false;
+    }
+    *out = r;
+    return true;
+}

@@ -1,0 +1,57 @@
+/* Status codes, and error text for the places where a person will read it.
+ * One enum travels upward; a `struct err` carries a sentence at load, config and parse, never on
+ * the per-token path. Compiles as C11 and C++17.
+ * Thread: any. */
+#ifndef SLUICE_BASE_STATUS_H
+#define SLUICE_BASE_STATUS_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum status {
+    OK = 0,
+    ERR_INVALID = -1,     // the caller's (client's) mistake
+    ERR_BUSY = -2,        // over a limit for now; try again later
+    ERR_NOMEM = -3,       // a size from outside that cannot be had
+    ERR_IO = -4,          // a file or socket failed
+    ERR_FORMAT = -5,      // a file is broken
+    ERR_UNSUPPORTED = -6, // well-formed, but not something we do
+    ERR_DEVICE = -7,      // sticky: the backend is lost
+    ERR_CANCELLED = -8,
+    ERR_TIMEOUT = -9,
+    ERR_LIMIT = -10, // a bound of ours (depth, size, steps) was passed
+};
+
+struct err {
+    char text[512];
+};
+
+#if defined(__GNUC__)
+#define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
+#else
+#define PRINTF_LIKE(fmt, args)
+#endif
+
+/* A short English name of the status, static. */
+const char *status_name(enum status st);
+
+/* Writes the sentence and returns `st`, so that `return err_set(err, ERR_IO, ...)` reads well.
+ * `err` may be NULL. Text that does not fit is cut. */
+enum status err_set(struct err *err, enum status st, const char *fmt, ...) PRINTF_LIKE(3, 4);
+
+/* Puts "context: " before the present text and returns `st`. */
+enum status err_prefix(struct err *err, enum status st, const char *fmt, ...) PRINTF_LIKE(3, 4);
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        enum status try_st_ = (call);                                                              \
+        if (try_st_ != OK) {                                                                       \
+            return try_st_;                                                                        \
+        }                                                                                          \
+    } while (0)
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,9 @@
+/* The program's commands: each is one cmd_*.c file and one row of the table in main.c.
+ * A command gets its own arguments (argv[0] is the command's name) and returns the exit code.
+ * Thread: main. */
+#ifndef SLUICE_SERVER_COMMANDS_H
+#define SLUICE_SERVER_COMMANDS_H
+
+int cmd_version(int argc, char **argv);
+
+#endif

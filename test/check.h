@@ -1,0 +1,149 @@
+/* Plain assertions for tests: they print both sides, are never compiled out, and do not stop the
+ * other tests of the binary. A test file is
+ *
+ *     TEST(a_sentence_about_what_holds) { CHECK_EQ(1 + 1, 2); }
+ *     int main(int argc, char **argv) { return check_main(argc, argv); }
+ *
+ * A test registers itself. `SKIP("why")` ends a test and counts it as skipped. The binary prints
+ * one line per failure and "N passed, N failed, N skipped" at the end; with an argument it runs
+ * only the tests whose names contain it. Thread: the main thread. */
+#ifndef SLUICE_TEST_CHECK_H
+#define SLUICE_TEST_CHECK_H
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct check_test {
+    const char *name;
+    void (*run)(void);
+    struct check_test *next;
+};
+
+static struct check_test *check_tests, **check_tail = &check_tests;
+static int check_failures; // in the running test
+static const char *check_skipped;
+
+static inline void check_register(struct check_test *t)
+{
+    *check_tail = t;
+    check_tail = &t->next;
+}
+
+#define TEST(test_name)                                                                            \
+    static void test_name(void);                                                                   \
+    static struct check_test test_name##_row = {#test_name, test_name, NULL};                      \
+    __attribute__((constructor)) static void test_name##_register(void)                            \
+    {                                                                                              \
+        check_register(&test_name##_row);                                                          \
+    }                                                                                              \
+    static void test_name(void)
+
+#define CHECK_FAIL(...)                                                                            \
+    do {                                                                                           \
+        check_failures++;                                                                          \
+        if (check_failures <= 10) {                                                                \
+            printf("%s:%d: ", __FILE__, __LINE__);                                                 \
+            printf(__VA_ARGS__);                                                                   \
+            printf("\n");                                                                          \
+        }                                                                                          \
+    } while (0)
+
+#define CHECK(x)                                                                                   \
+    do {                                                                                           \
+        if (!(x)) {                                                                                \
+            CHECK_FAIL("not true: %s", #x);                                                        \
+        }                                                                                          \
+    } while (0)
+
+#define CHECK_EQ(a, b)                                                                             \
+    do {                                                                                           \
+        intmax_t check_a = (intmax_t)(a), check_b = (intmax_t)(b);                                 \
+        if (check_a != check_b) {                                                                  \
+            CHECK_FAIL("%s is %" PRIdMAX ", %s is %" PRIdMAX, #a, check_a, #b, check_b);           \
+        }                                                                                          \
+    } while (0)
+
+#define CHECK_NEAR(a, b, tolerance)                                                                \
+    do {                                                                                           \
+        double check_a = (double)(a), check_b = (double)(b);                                       \
+        if (!(fabs(check_a - check_b) <= (double)(tolerance))) {                                   \
+            CHECK_FAIL("%s is %.9g, %s is %.9g", #a, check_a, #b, check_b);                        \
+        }                                                                                          \
+    } while (0)
+
+#define CHECK_STR(a, b)                                                                            \
+    do {                                                                                           \
+        const char *check_a = (a), *check_b = (b);                                                 \
+        if (!check_a || !check_b || strcmp(check_a, check_b) != 0) {                               \
+            CHECK_FAIL("%s is \"%s\", expected \"%s\"", #a, check_a ? check_a : "(null)",          \
+                       check_b ? check_b : "(null)");                                              \
+        }                                                                                          \
+    } while (0)
+
+#define CHECK_MEM(a, b, n)                                                                         \
+    do {                                                                                           \
+        if (memcmp((a), (b), (n)) != 0) {                                                          \
+            CHECK_FAIL("%s and %s differ", #a, #b);                                                \
+        }                                                                                          \
+    } while (0)
+
+/* Ends the test at once: for what later lines rely on. */
+#define REQUIRE(x)                                                                                 \
+    do {                                                                                           \
+        if (!(x)) {                                                                                \
+            CHECK_FAIL("not true: %s", #x);                                                        \
+            return;                                                                                \
+        }                                                                                          \
+    } while (0)
+
+#define SKIP(why)                                                                                  \
+    do {                                                                                           \
+        check_skipped = (why);                                                                     \
+        return;                                                                                    \
+    } while (0)
+
+/* Where third parties' data lies; NULL if this checkout has none. */
+static inline const char *check_shared(void)
+{
+    const char *dir = getenv("SLUICE_SHARED");
+    dir = dir ? dir : "../shared";
+    static char probe[4096];
+    snprintf(probe, sizeof probe, "%s/data/README.md", dir);
+    FILE *f = fopen(probe, "r");
+    if (f) {
+        fclose(f);
+        return dir;
+    }
+    return NULL;
+}
+
+static inline int check_main(int argc, char **argv)
+{
+    int passed = 0, failed = 0, skipped = 0;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (struct check_test *t = check_tests; t; t = t->next) {
+        if (argc > 1 && !strstr(t->name, argv[1])) {
+            continue;
+        }
+        check_failures = 0;
+        check_skipped = NULL;
+        t->run();
+        if (check_failures > 0) {
+            printf("FAILED %s (%d)\n", t->name, check_failures);
+            failed++;
+        } else if (check_skipped) {
+            printf("skipped %s: %s\n", t->name, check_skipped);
+            skipped++;
+        } else {
+            passed++;
+        }
+    }
+    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+    return failed > 0;
+}
+
+#endif

@@ -1,0 +1,112 @@
+#include "engine/base/json_scan.h"
+
+#include "engine/base/json.h"
+#include "test/check.h"
+
+static enum json_token run(const char *s, int max_depth)
+{
+    struct json_scan sc;
+    json_scan_init(&sc, s, strlen(s), max_depth);
+    enum json_token t;
+    do {
+        t = json_scan_next(&sc);
+    } while (t != JSON_TOKEN_END && t != JSON_TOKEN_ERROR);
+    return t;
+}
+
+TEST(well_formed_texts_end)
+{
+    static const char *const good[] = {"1", " [ ] ", "{}", "[1,2.5e-3,-0,\"a\\u00e9\\n\"]",
+                                       "{\"a\":{\"b\":[true,false,null]}}", "\"\xC3\xA9\""};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        CHECK_EQ(run(good[i], 8), JSON_TOKEN_END);
+    }
+}
+
+TEST(broken_texts_are_refused)
+{
+    static const char *const bad[] = {
+        "", "[", "[1,]", "{\"a\"}", "{\"a\":1,}", "01", "1.", "1e", "-", "+1", "nul", "[1 2]",
+        "\"\n\"", "\"\\x\"", "\"\\u12g4\"", "\"abc", "{1:2}", "[1]x", "\"\xFF\"", "\"\xC0\x80\"",
+        "\"\xED\xA0\x80\"", "[[[[[[[[[1]]]]]]]]]", "]", "{]"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        CHECK_EQ(run(bad[i], 8), JSON_TOKEN_ERROR);
+    }
+}
+
+TEST(skip_passes_over_whole_values)
+{
+    const char *s = "{\"a\":[1,{\"b\":2}],\"c\":3}";
+    struct json_scan sc;
+    json_scan_init(&sc, s, strlen(s), 8);
+    CHECK_EQ(json_scan_next(&sc), JSON_TOKEN_OBJECT);
+    CHECK_EQ(json_scan_next(&sc), JSON_TOKEN_KEY);
+    CHECK(json_scan_is(&sc, "a"));
+    CHECK(json_scan_skip(&sc));
+    CHECK_EQ(json_scan_next(&sc), JSON_TOKEN_KEY);
+    CHECK(json_scan_is(&sc, "c"));
+    CHECK(json_scan_skip(&sc));
+    CHECK_EQ(json_scan_next(&sc), JSON_TOKEN_OBJECT_END);
+    CHECK_EQ(json_scan_next(&sc), JSON_TOKEN_END);
+}
+
+TEST(unescape_joins_surrogates_and_replaces_lone_ones)
+{
+    const char *s = "\"\\ud83d\\ude00 \\ud800x \\t\"";
+    struct json_scan sc;
+    json_scan_init(&sc, s, strlen(s), 8);
+    CHECK_EQ(json_scan_next(&sc), JSON_TOKEN_STRING);
+    struct buf b;
+    buf_init(&b, 100);
+    json_scan_unescape(&sc, &b);
+    CHECK_STR(b.data, "\xF0\x9F\x98\x80 \xEF\xBF\xBDx \t");
+    buf_deinit(&b);
+}
+
+TEST(int64_keeps_its_ends)
+{
+    static const struct {
+        const char *s;
+        bool fits;
+        int64_t v;
+    } rows[] = {{"9223372036854775807", true, INT64_MAX},  {"-9223372036854775808", true, INT64_MIN},
+                {"9223372036854775808", false, 0},         {"-9223372036854775809", false, 0},
+                {"1.0", false, 0},                         {"1e3", false, 0},
+                {"0", true, 0},                            {"-7", true, -7}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct json_scan sc;
+        json_scan_init(&sc, rows[i].s, strlen(rows[i].s), 8);
+        CHECK_EQ(json_scan_next(&sc), JSON_TOKEN_NUMBER);
+        int64_t v = 0;
+        CHECK_EQ(json_scan_int64(&sc, &v), rows[i].fits);
+        CHECK_EQ(v, rows[i].v);
+    }
+}
+
+TEST(the_tree_refuses_hidden_nul_and_too_many_values)
+{
+    struct json *root;
+    struct err err;
+    const char *nul = "{\"a\":\"x\\u0000y\"}";
+    CHECK_EQ(json_parse(nul, strlen(nul), NULL, &root, &err), ERR_FORMAT);
+    const char *many = "[1,2,3,4,5]";
+    struct json_limits limits = {.max_values = 4};
+    CHECK_EQ(json_parse(many, strlen(many), &limits, &root, &err), ERR_LIMIT);
+    CHECK_EQ(json_parse(many, strlen(many), NULL, &root, &err), OK);
+    CHECK_EQ(json_count(root), 5);
+    json_free(root);
+}
+
+TEST(json_strings_are_written_escaped_and_mended)
+{
+    struct buf b;
+    buf_init(&b, 100);
+    buf_put_json(&b, "a\"\\\n\x01\xC3\xA9\xFF\xE2\x82z", 11);
+    CHECK_STR(b.data, "\"a\\\"\\\\\\n\\u0001\xC3\xA9\xEF\xBF\xBD\xEF\xBF\xBDz\"");
+    buf_deinit(&b);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
