@@ -1,0 +1,193 @@
+"""The tiny models of test/golden that this project makes itself: one row each.
+
+A row is (folder, model_type, config values). Every row shares COMMON; a row states only what makes its
+family different from a plain Llama, so that reading the row says what the golden model tests. Prompts have up to
+150 ids, so windows of 24 and original lengths of 64 are crossed by every model that has them.
+
+`legacy` rows write config.json in the older form (rope_theta, rope_scaling, torch_dtype) and the others in the newer
+form (rope_parameters, dtype): a server has to read both.
+"""
+
+VOCAB = 384
+
+COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0}
+
+FAMILIES = [
+    {
+        # LayerNorm with bias, a plain two-matrix MLP, biases everywhere, a window on all layers, tied head.
+        "folder": "starcoder2",
+        "model_type": "starcoder2",
+        "config": {
+            "intermediate_size": 128,
+            "hidden_act": "gelu_pytorch_tanh",
+            "norm_epsilon": 1e-5,
+            "use_bias": True,
+            "sliding_window": 24,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+        },
+        "legacy": True,
+    },
+    {
+        # LayerNorm with bias, RoPE on a quarter of each head, biases on q, k and v only.
+        "folder": "stablelm",
+        "model_type": "stablelm",
+        "config": {
+            "head_dim": 16,
+            "use_qkv_bias": True,
+            "layer_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        },
+        "legacy": True,
+    },
+    {
+        # Norms before and after each sub-layer, interleaved RoPE on half of each head, fused gate and up.
+        "folder": "glm4",
+        "model_type": "glm4",
+        "config": {
+            "head_dim": 16,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    },
+    {
+        # A shared expert behind a sigmoid gate; routing weights are not renormalised; the first layer is dense.
+        "folder": "qwen2-moe",
+        "model_type": "qwen2_moe",
+        "config": {
+            "num_hidden_layers": 3,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [0],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+    },
+    {
+        # MLA without a low-rank query, softmax routing limited to groups, yarn with mscale on the softmax scale.
+        "folder": "deepseek-v2",
+        "model_type": "deepseek_v2",
+        "config": {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 4,
+            "q_lora_rank": None,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 16,
+            "head_dim": 16,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "n_group": 2,
+            "topk_group": 1,
+            "topk_method": "group_limited_greedy",
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 2.0,
+            "rope_parameters": dict(YARN, rope_theta=10000.0, mscale=0.707, mscale_all_dim=0.707),
+        },
+        "legacy": True,
+    },
+    {
+        # Layers from max_window_layers on see 24 positions, the earlier ones see all.
+        "folder": "qwen2-window",
+        "model_type": "qwen2",
+        "config": {
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "max_window_layers": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+        "legacy": True,
+    },
+    {
+        "folder": "llama-yarn",
+        "model_type": "llama",
+        "config": {"head_dim": 16, "rope_parameters": dict(YARN, rope_theta=10000.0)},
+        "legacy": True,
+    },
+    {
+        "folder": "llama-linear",
+        "model_type": "llama",
+        "config": {"head_dim": 16, "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    },
+    {
+        # The base is fixed for the longest length that can be served (see fix_rope_length in golden.py).
+        "folder": "llama-dynamic",
+        "model_type": "llama",
+        "config": {
+            "head_dim": 16,
+            "max_position_embeddings": 64,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+        },
+        "legacy": True,
+    },
+    {
+        # Long factors from the first token on, on three quarters of each head; tied head.
+        "folder": "phi-3-long",
+        "model_type": "phi3",
+        "config": {
+            "rms_norm_eps": 1e-5,
+            "original_max_position_embeddings": 64,
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "original_max_position_embeddings": 64,
+                "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.5],
+                "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 8.0],
+            },
+        },
+        "legacy": True,
+    },
+    {
+        "folder": "llama-bias",
+        "model_type": "llama",
+        "config": {
+            "head_dim": 32,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "num_hidden_layers": 3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    {
+        # Local layers keep their own unscaled base; the one global layer scales positions by 8.
+        "folder": "gemma-3-linear",
+        "model_type": "gemma3_text",
+        "config": {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 20,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    },
+]

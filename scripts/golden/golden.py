@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""Make or check the tiny golden models of test/golden with transformers.
+
+    golden.py --make test/golden [FOLDER ...]    make the models of families.py (all of them, or those named)
+    golden.py --check test/golden/llama-3 ...    compute expected.json anew for any such folder and compare
+
+Needs torch (CPU is enough), transformers 5, tokenizers and safetensors. expected.json holds, for prompts of
+1, 7, 33 and 150 ids: the log-probability of every prompt token given those before it, the logits after the last one,
+and 20 greedy tokens with the five best log-probabilities at each step. All of it is computed in fp32 from the bf16
+weights; bf16_max_error and bf16_mean_error say how far transformers' own bf16 run is from that over the prompt's
+log-probabilities, which is the yardstick for a server that computes in bf16.
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from families import COMMON, FAMILIES
+
+PROMPT_LENGTHS = (1, 7, 33, 150)
+N_GREEDY = 20
+N_TOP = 5
+DECIMALS = 5
+# Both sides are rounded to 1e-5; fp32 sums in another order move a logit of size 10 by another 1e-5.
+TOLERANCE = 2.5e-5
+# A bf16 run depends on the machine's kernels far more than an fp32 run does; its largest error hangs on which
+# nearly tied expert was chosen, so only the mean is compared.
+BF16_RELATIVE_TOLERANCE = 0.5
+FIRST_ORDINARY_ID = 3
+MIN_GREEDY_MARGIN = 0.01
+
+
+def seed_of(text):
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+# ---- making ----
+
+
+def fill_weights(model, generator):
+    """Random weights of a size that keeps activations near one, so that no layer is a bystander.
+
+    The ordinary initialisation (0.02) leaves a model of this size close to a bigram table: an error in attention would
+    hide below the tolerance. Norms and biases are random too, or a missing one would not show.
+    """
+    is_gemma = model.config.model_type.startswith("gemma")
+    for name, tensor in model.state_dict().items():
+        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
+        if name.endswith("bias"):
+            value = 0.1 * noise
+        elif "norm" in name:
+            value = 0.1 * noise + (0.0 if is_gemma else 1.0)
+        elif "embed_tokens" in name:
+            # Gemma multiplies embeddings by sqrt(hidden), and its tied head uses them unscaled.
+            value = (0.12 if is_gemma else 0.4 if model.config.tie_word_embeddings else 0.8) * noise
+        elif ".gate.weight" in name or "shared_expert_gate" in name:
+            value = 2.0 / tensor.shape[-1] ** 0.5 * noise
+        elif tensor.dim() >= 2:
+            value = 1.3 / tensor.shape[-1] ** 0.5 * noise
+        else:
+            raise SystemExit(f"{name}: no rule for a tensor of shape {tuple(tensor.shape)}")
+        tensor.copy_(value)
+
+
+def write_config(folder, legacy):
+    """Writes the same facts under the older names if `legacy`: files of both ages are in the wild."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("_name_or_path", None)
+    if legacy:
+        rope = config.pop("rope_parameters")
+        config["torch_dtype"] = config.pop("dtype")
+        config["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        if config["model_type"] == "phi3":
+            # Phi keeps the original length at the top level alone.
+            config["original_max_position_embeddings"] = rope.pop("original_max_position_embeddings")
+        config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def make(row, folder, tokenizer_from):
+    generator = torch.Generator().manual_seed(seed_of(row["folder"]))
+    config = AutoConfig.for_model(row["model_type"], **{**COMMON, **row["config"]})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        fill_weights(model, generator)
+    model.to(torch.bfloat16)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    write_config(folder, row.get("legacy", False))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if tokenizer_from / name != folder / name:
+            shutil.copyfile(tokenizer_from / name, folder / name)
+    models = load(folder)
+    prompts = [draw_prompt(row["folder"], n, models[0]) for n in PROMPT_LENGTHS]
+    write_expected(folder, expected(models, prompts))
+
+
+def draw_prompt(name, n, model):
+    """A prompt of n ids whose greedy continuation has no near tie, so that equal tokens can be demanded."""
+    for attempt in range(200):
+        generator = torch.Generator().manual_seed(seed_of(f"{name} {n} {attempt}"))
+        prompt = torch.randint(FIRST_ORDINARY_ID, COMMON["vocab_size"], (n,), generator=generator).tolist()
+        steps = greedy(model, prompt)
+        if min(s["top"][0][1] - s["top"][1][1] for s in steps) >= MIN_GREEDY_MARGIN:
+            return prompt
+    raise SystemExit(f"{name}: no prompt of {n} ids without a near tie")
+
+
+def write_expected(folder, value):
+    (folder / "expected.json").write_text(json.dumps(value) + "\n")
+
+
+# ---- computing ----
+
+
+def fix_rope_length(model):
+    """Fixes a RoPE that depends on the current length to the longest length that the model serves.
+
+    transformers recomputes dynamic and longrope frequencies whenever a longer input comes. A server cannot: keys
+    in its cache are already rotated. So what is expected is the model as it computes at its full length,
+    which for dynamic scaling is max_position_embeddings times the factor.
+    """
+    rotary = model.model.rotary_emb
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type")
+    if kind not in ("dynamic", "longrope"):
+        return
+    longest = model.config.max_position_embeddings
+    if kind == "dynamic":
+        longest = int(longest * rope["factor"])
+    init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind]
+    rotary.inv_freq, rotary.attention_scaling = init(model.config, torch.device("cpu"), seq_len=longest)
+    # Any other name switches the recomputation off.
+    rotary.rope_type = "fixed"
+
+
+def load(folder):
+    """The model in fp32 and in bf16, both from the stored bf16 weights."""
+    models = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+        fix_rope_length(model)
+        models.append(model)
+    return models
+
+
+@torch.no_grad()
+def logits_of(model, ids):
+    return model(torch.tensor([ids]), use_cache=False).logits[0].float()
+
+
+def prompt_logprobs(logits, ids):
+    logprobs = torch.log_softmax(logits, -1)
+    return [logprobs[i, ids[i + 1]].item() for i in range(len(ids) - 1)]
+
+
+def greedy(model, prompt):
+    """Twenty greedy tokens, each from a whole pass over all that is known: no cache is trusted."""
+    ids, steps = list(prompt), []
+    for _ in range(N_GREEDY):
+        values, best = torch.log_softmax(logits_of(model, ids)[-1], -1).topk(N_TOP)
+        top = [[i, round(v, DECIMALS)] for i, v in zip(best.tolist(), values.tolist())]
+        steps.append({"id": top[0][0], "top": top})
+        ids.append(top[0][0])
+    return steps
+
+
+def expected_case(models, prompt):
+    logits = logits_of(models[0], prompt)
+    exact = prompt_logprobs(logits, prompt)
+    rough = prompt_logprobs(logits_of(models[1], prompt), prompt)
+    errors = [abs(a - b) for a, b in zip(exact, rough)]
+    return {
+        "prompt": prompt,
+        "prompt_logprobs": [None] + [round(v, DECIMALS) for v in exact],
+        "last_logits": [round(v, DECIMALS) for v in logits[-1].tolist()],
+        "greedy": greedy(models[0], prompt),
+        "bf16_max_error": round(max(errors, default=0.0), DECIMALS),
+        "bf16_mean_error": round(sum(errors) / max(1, len(errors)), DECIMALS + 1),
+    }
+
+
+def expected(models, prompts):
+    return {
+        "family": models[0].config.model_type,
+        "transformers": transformers.__version__,
+        "cases": [expected_case(models, prompt) for prompt in prompts],
+    }
+
+
+# ---- checking ----
+
+
+def largest_difference(stored, computed):
+    if len(stored) != len(computed):
+        return float("inf")
+    return max((abs(a - b) for a, b in zip(stored, computed) if a is not None), default=0.0)
+
+
+def case_problems(stored, computed):
+    """What differs between a stored case and the same case computed here, as (largest difference, sentences)."""
+    problems = []
+    steps = list(zip(stored["greedy"], computed["greedy"]))
+    if any(a["id"] != b["id"] for a, b in steps) or len(stored["greedy"]) != N_GREEDY:
+        problems.append("greedy tokens differ")
+    worst = max(
+        largest_difference(stored["prompt_logprobs"], computed["prompt_logprobs"]),
+        largest_difference(stored["last_logits"], computed["last_logits"]),
+        *(largest_difference([t[1] for t in a["top"]], [t[1] for t in b["top"]]) for a, b in steps),
+    )
+    if worst > TOLERANCE:
+        problems.append(f"values differ by up to {worst:.1e}")
+    mean = "bf16_mean_error"
+    if abs(stored[mean] - computed[mean]) > BF16_RELATIVE_TOLERANCE * max(stored[mean], 1e-3):
+        problems.append(f"{mean} is {computed[mean]}, stored {stored[mean]}")
+    return worst, problems
+
+
+def check(folder):
+    stored = json.loads((folder / "expected.json").read_text())
+    computed = expected(load(folder), [case["prompt"] for case in stored["cases"]])
+    problems = [] if stored["family"] == computed["family"] else ["family differs"]
+    worst = 0.0
+    for a, b in zip(stored["cases"], computed["cases"]):
+        case_worst, found = case_problems(a, b)
+        worst = max(worst, case_worst)
+        problems += [f"prompt of {len(a['prompt'])}: {text}" for text in found]
+    print(f"{folder.name:16} {'ok' if not problems else 'DIFFERS':8} largest difference {worst:.1e}", flush=True)
+    for text in problems:
+        print(f"    {text}")
+    return not problems
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--make", metavar="DIR", type=Path, help="folder of golden folders, e.g. test/golden")
+    mode.add_argument("--check", metavar="DIR", type=Path, nargs="+", help="golden folders to compute anew")
+    parser.add_argument("folders", nargs="*", help="with --make: only these rows of families.py")
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    if args.check:
+        sys.exit(0 if all([check(folder) for folder in args.check]) else 1)
+    unknown = set(args.folders) - {row["folder"] for row in FAMILIES}
+    if unknown:
+        parser.error(f"no such row in families.py: {', '.join(sorted(unknown))}")
+    for row in FAMILIES:
+        if not args.folders or row["folder"] in args.folders:
+            make(row, args.make / row["folder"], args.make / "llama-2")
+            size = sum(f.stat().st_size for f in (args.make / row["folder"]).iterdir())
+            print(f"{row['folder']:16} made, {size // 1000} kB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
