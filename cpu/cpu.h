@@ -1,0 +1,19 @@
+/* The CPU backend: the scalar oracle of every op, and fast paths chosen at run time.
+ * Thread: see engine/backend.h. */
+#ifndef SLUICE_CPU_CPU_H
+#define SLUICE_CPU_CPU_H
+
+#include "engine/backend.h"
+
+/* The caller closes it with ops->close. */
+enum status cpu_open(const struct backend_options *options, struct backend **out, struct err *err);
+
+/* The same backend with every op in its scalar form: the oracle of the op tests. */
+enum status cpu_open_scalar(const struct backend_options *options, struct backend **out,
+                            struct err *err);
+
+/* The common ground of n CPU ranks (threads of this process); freed after they are closed. */
+struct comm *cpu_comm_create(int32_t n_ranks);
+void cpu_comm_destroy(struct comm *comm);
+
+#endif
