@@ -1,0 +1,174 @@
+/* The engine: token ids in, token ids out. One thread of its own runs the scheduler and rank 0's
+ * backend; it never sees text, JSON of a request, or a socket.
+ *
+ * A request is made by the caller, owned by the engine from engine_submit until its terminal
+ * event has been drained, and freed by the caller afterwards. Output arrays are the caller's memory,
+ * sized for max_tokens when the request is made; the engine appends and publishes a length, so a
+ * slow reader never holds the engine up.
+ * Thread: engine_submit, engine_cancel, engine_stop, engine_stats from any thread, but for one
+ * request always the same one, or ordered by the caller; engine_drain on one thread (the loop). */
+#ifndef SLUICE_ENGINE_ENGINE_H
+#define SLUICE_ENGINE_ENGINE_H
+
+#include "engine/backend.h"
+#include "engine/base/queue.h"
+#include "engine/base/status.h"
+#include "engine/params.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct engine;
+struct sequence;
+
+enum finish_reason {
+    FINISH_NONE, // not finished
+    FINISH_STOP, // a stop id, or engine_stop
+    FINISH_LENGTH,
+    FINISH_CANCELLED,
+    FINISH_ERROR, // see engine_request.error
+};
+
+struct token_logprobs {
+    float logprob; // of the token itself
+    int32_t n_top;
+    int32_t *top_ids;    // [n_top], most likely first; room for top_logprobs of the params
+    float *top_logprobs; // [n_top]
+};
+
+/* A message about one sample or request, linked at most once. */
+struct engine_message {
+    struct queue_link link;
+    struct engine_request *request;
+    int32_t sample; // -1: the whole request
+    atomic_bool sent;
+};
+
+/* One of the n samples of a request. */
+struct engine_output {
+    int32_t *tokens;                 // [max_tokens]; readable below n_tokens
+    struct token_logprobs *logprobs; // [max_tokens], or NULL when not asked for
+    _Atomic int32_t n_tokens;
+    _Atomic int32_t finish; // enum finish_reason; once set, n_tokens is final
+    int32_t stop_id;        // the stop id that ended it (also the last of tokens), or -1
+    struct engine_message stop;
+};
+
+struct engine_request {
+    struct queue_link link; // inbox, then outbox
+
+    /* Fixed after submit. */
+    const int32_t *prompt; // [n_prompt], at least 1
+    int32_t n_prompt;
+    struct sampling_params params;
+    int32_t n;                     // samples; seeds are params.seed + index
+    struct engine_output *outputs; // [n]
+    int32_t priority;              // lower comes first
+    const char *cache_salt;        // requests share cached blocks only under equal salts; NULL: none
+    enum pool_kind pool;           // not POOL_NONE: no tokens are drawn; `pooled` is filled
+    int64_t deadline_ns;           // on the monotonic clock; 0: none
+    void *user;                    // the caller's
+
+    /* Filled by the engine, readable when done (prompt_logprobs: when n_tokens > 0 or done). */
+    struct token_logprobs *prompt_logprobs; // [n_prompt], entry 0 unused; NULL when not asked for
+    float *pooled;                          // [hidden]
+    int32_t n_cached;                       // prompt tokens found in the prefix cache
+    int32_t n_preemptions;
+    int32_t n_drafts, n_accepted; // speculation, all samples together
+    int64_t t_submit_ns, t_scheduled_ns, t_first_token_ns, t_done_ns;
+    enum status error;
+    char error_text[160];
+    atomic_bool done; // terminal: after the drain that shows it, the request is the caller's again
+
+    /* Engine's own. */
+    struct engine_message cancel;
+    struct sequence *sequences;
+    int32_t n_live;
+    uint64_t order;
+    atomic_bool listed; // in the outbox
+};
+
+struct engine_options {
+    const char *model_dir;
+    enum dtype dtype;            // of weights and KV
+    bool dtype_is_set;           // else the checkpoint's
+    bool dummy_weights;          // config alone: random weights made in place
+    int32_t max_model_len;       // 0: the model's own, as far as memory allows
+    int32_t max_num_seqs;        // lanes; 0: 256 (CPU: 64)
+    int32_t max_num_batched_tokens; // rows of a step; 0: 8192 (CPU: 2048)
+    int32_t max_waiting;         // sequences in the queue; 0: 4096
+    int32_t block_size;          // tokens of a KV block; 0: the backend's preference
+    int32_t n_blocks;            // 0: from memory
+    size_t kv_bytes;             // 0: from memory_fraction
+    double memory_fraction;      // of free device memory for everything; 0: 0.9 (CPU: 0.4)
+    bool no_prefix_cache;
+    bool no_chunked_prefill;
+    const char *speculative_config; // JSON, vLLM's shape; NULL: none
+    /* Opens rank `rank`'s backend; called once per rank. */
+    enum status (*open_backend)(const struct backend_options *options, struct backend **out,
+                                struct err *err, void *arg);
+    struct backend_options backend; // device, threads, deterministic; dtype and ranks are set here
+    void *open_arg;
+    int32_t n_ranks; // tensor parallel; 0: 1
+    void (*on_progress)(double share, const char *what, void *arg); // while loading; may be NULL
+    void (*wake)(void *arg); // called by the engine thread when the outbox stops being empty
+    void *callback_arg;
+};
+
+/* What the loaded model is: constant after engine_open. */
+struct engine_info {
+    char model_type[32];
+    enum dtype dtype;
+    int32_t vocab, hidden, max_model_len, block_tokens, n_blocks, max_num_seqs, max_rows;
+    int32_t n_eos;
+    int32_t eos[16]; // generation_config.json and config.json together
+    struct sampling_params defaults; // of generation_config.json
+    char device[96];
+    int64_t n_parameters;
+    size_t weight_bytes, kv_bytes;
+};
+
+enum engine_state { ENGINE_READY, ENGINE_FAILED, ENGINE_CLOSING };
+
+struct engine_stats {
+    enum engine_state state;
+    int32_t n_running, n_waiting;
+    int32_t n_blocks, n_blocks_held; // the rest is free or idle cache
+    int64_t n_steps, n_rows, last_step_ns; // when the last step was committed
+    int64_t prompt_tokens, generated_tokens, preemptions;
+    int64_t prefix_queries, prefix_hits; // tokens
+    int64_t n_finished[5];               // by enum finish_reason
+    int64_t spec_drafts, spec_draft_tokens, spec_accepted_tokens;
+    int64_t spec_accepted_per_pos[16];
+    int64_t waiting_tokens; // prompt tokens in the queue
+};
+
+/* Loads the model and starts the thread. Blocking; `err` gets one sentence. */
+enum status engine_open(const struct engine_options *options, struct engine **out,
+                        struct err *err);
+const struct engine_info *engine_info(const struct engine *e);
+
+/* Takes the request. ERR_BUSY: the queue is full. ERR_INVALID with `err` set: it can never run
+ * (too long for the model or the pool, params out of range). On failure it stays the caller's. */
+enum status engine_submit(struct engine *e, struct engine_request *r, struct err *err);
+
+/* Messages; harmless when the request or sample has ended meanwhile, but not after its terminal
+ * event was drained. engine_stop ends one sample as FINISH_STOP. */
+void engine_cancel(struct engine *e, struct engine_request *r);
+void engine_stop(struct engine *e, struct engine_request *r, int32_t sample);
+
+/* Calls on_event once for each request with news: new tokens, ended samples, or done. After a call
+ * that shows r->done, the request is the caller's. */
+void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, void *arg),
+                  void *arg);
+
+void engine_stats(struct engine *e, struct engine_stats *out);
+void engine_reset_prefix_cache(struct engine *e); // idle cached blocks are forgotten
+
+/* Ends what runs (FINISH_CANCELLED; drain once more for the terminal events), joins the thread. */
+void engine_stop_all(struct engine *e);
+/* After engine_stop_all and the last drain. Accepts NULL. */
+void engine_close(struct engine *e);
+
+#endif
