@@ -79,13 +79,15 @@ struct rope_store_args {
     float eps, norm_offset;
 };
 
-/* MLA: rope on the last rope_dim of each q head and on the shared key part; c = norm(kv[:kv_lora]);
- * stores [c | k_rope] as the layer's single key head. kv: [n_rows, kv_lora + rope_dim].
- * q: [n_rows, n_heads, q_head] (the rope part is at q_rope_offset of each head). */
+/* MLA: c = norm(kv[:kv_lora]); stores [c | rope(kv[kv_lora:])] as the layer's single key head, and
+ * writes rope(the q_rope_offset part of each q head) to q_out. kv: [n_rows, kv_lora + rope_dim];
+ * q: [n_rows, n_heads, q_head]; q_out: [n_rows, n_heads, q_out_head], at q_out_offset of each head.
+ * The two may be the same memory. */
 struct mla_store_args {
-    struct tensor q, kv;
+    struct tensor q, kv, q_out;
     const struct rope_table *rope;
     int32_t n_rows, layer, n_heads, q_head, q_rope_offset, rope_dim, kv_lora;
+    int32_t q_out_head, q_out_offset;
     const struct weight *kv_norm; // VECTOR [kv_lora]
     float eps;
 };
