@@ -1,0 +1,57 @@
+/* Attention in two halves: a plan of work items that the host makes once per pass, and a launch per
+ * layer that works the plan off. The plan travels with the pass's other metadata; what is in it is
+ * the attention's own affair. A plan must be valid for every layer of the pass's KV set (layers may
+ * differ in heads, window and head size), and launches must not depend on anything of the host's
+ * that changes between passes of one bucket: a captured graph replays them.
+ * Compiles as C11 and C++17. Thread: the rank's owner. */
+#ifndef SLUICE_CUDA_ATTENTION_H
+#define SLUICE_CUDA_ATTENTION_H
+
+#include "cuda/layout.h"
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct attention_limits {
+    int32_t max_rows, max_lanes, max_len, block_tokens;
+    int32_t n_sms;
+    int32_t sm; // compute capability, 80, 90...
+    bool deterministic; // KV is cut at fixed places counted from 0, whatever else is in the batch
+};
+
+struct attention_launch {
+    const void *q;
+    void *out;
+    int32_t q_stride, out_stride; // in elements
+    enum dtype dtype;             // of q and out
+    struct kv_view kv;
+    struct pass_view pass;
+    int32_t n_rows, n_heads; // rows of the bucket
+    float scale;
+    int32_t window;
+    float softcap;
+    const float *sinks; // [n_heads] or NULL
+    void *workspace;    // for partial results; zeroed once at start, see attention_workspace_bytes
+    size_t workspace_bytes;
+    const struct attention_limits *limits; // host memory
+};
+
+/* Bytes that a plan of up to n_rows rows may take; 0 if there is none. A multiple of 16. */
+size_t attention_plan_bytes(const struct attention_limits *limits, int32_t n_rows);
+
+/* Writes the plan of `pass` to host memory of that size and sets *used, at most that size. */
+enum status attention_plan(const struct attention_limits *limits, const struct pass *pass,
+                           int32_t n_rows, void *out, size_t *used);
+
+size_t attention_workspace_bytes(const struct attention_limits *limits);
+
+/* Rows that belong to no sequence may be left as they are. */
+cudaError_t attention_launch(cudaStream_t stream, const struct attention_launch *a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

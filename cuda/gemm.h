@@ -1,0 +1,44 @@
+/* Matrix products: y = x W^T (+ bias) (+ y). Three makers: cuBLASLt (plans cached by shape), own
+ * kernels that stream the weights for few rows (gemm_small*.cu), and one family of tiled kernels
+ * whose result for a row does not depend on the number of rows (gemm_tile.cu), which deterministic
+ * mode, odd shapes and the experts use.
+ * Compiles as C11 and C++17. Thread: the rank's owner. */
+#ifndef SLUICE_CUDA_GEMM_H
+#define SLUICE_CUDA_GEMM_H
+
+#include "engine/backend.h"
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct gemm_args {
+    const void *x;      // [n_rows, n_in], rows x_stride apart
+    const void *weight; // [n_out, n_in], dense
+    void *y;            // [n_rows, n_out], rows y_stride apart
+    const float *bias;  // [n_out], or NULL
+    const void *bias_act; // the same in the dtype of x, or NULL
+    enum dtype x_dtype, w_dtype, y_dtype; // y: that of x, or DT_F32
+    int32_t n_rows, n_out, n_in;
+    int32_t x_stride, y_stride; // in elements
+    bool accumulate;            // y += instead of y =
+    /* A batch of n_batch equal products: strides of one to the next, in elements. 1: plain. */
+    int32_t n_batch;
+    int64_t x_batch, w_batch, y_batch;
+};
+
+/* gemm_small*.cu: whether it takes this product (few rows, aligned, 16-bit), and the launch. The
+ * workspace is zeroed once at start and must be left zeroed where it is used as counters. */
+bool gemm_small_takes(const struct gemm_args *a, int32_t sm);
+cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a, void *workspace,
+                       size_t workspace_bytes);
+
+/* gemm_tile.cu: any shape, any of the dtypes. */
+cudaError_t gemm_tile(cudaStream_t stream, const struct gemm_args *a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
