@@ -81,18 +81,6 @@ void tool_parse_text(struct tool_parse *p, const char *text, size_t n_bytes)
     forget_taken(p);
 }
 
-void tool_parse_finish(struct tool_parse *p)
-{
-    while (p->parser->step(p, true)) {
-    }
-    p->scan = p->held.n_bytes;
-    if (p->in_call) {
-        tool_end(p);
-        tool_commit(p);
-    }
-    tool_give_up(p);
-}
-
 const char *tool_held(const struct tool_parse *p)
 {
     return p->held.data ? p->held.data + p->scan : "";
@@ -137,20 +125,33 @@ void tool_give_up(struct tool_parse *p)
     p->at = p->scan;
 }
 
-/* Reports [at, end) as content; what lies between calls counts only if it is more than space. */
+/* Reports [at, end) as content; what follows a call counts only if it is more than space. */
 static void report(struct tool_parse *p, size_t end)
 {
     if (p->n_calls > 0) {
-        while (p->at < end && is_space(p->held.data[p->at])) {
-            p->at++;
+        size_t i = p->at;
+        while (i < end && is_space(p->held.data[i])) {
+            i++;
         }
-        if (p->at == end) {
+        if (i == end) {
             return;
         }
         p->n_calls = 0;
     }
     p->scan = end;
     tool_give_up(p);
+}
+
+void tool_parse_finish(struct tool_parse *p)
+{
+    while (p->parser->step(p, true)) {
+    }
+    p->scan = p->held.n_bytes;
+    if (p->in_call) {
+        tool_end(p);
+        tool_commit(p);
+    }
+    report(p, p->scan);
 }
 
 bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool final, int *which)
@@ -179,10 +180,7 @@ bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool f
         }
         end = trim && is_space(s[i]) ? end : i + 1;
     }
-    if (final) {
-        end = n;
-    }
-    report(p, end);
+    report(p, final ? n : end);
     p->scan = p->at;
     return false;
 }

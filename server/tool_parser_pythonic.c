@@ -425,9 +425,21 @@ static bool start(struct tool_parse *p)
     return true;
 }
 
+/* The list was cut off behind a call: the rest of it is no content. */
+static bool is_cut(const struct tool_parse *p)
+{
+    return p->n_calls > 0 && (p->state == CALLS || p->state == NAME || p->state == CALL);
+}
+
 static bool step(struct tool_parse *p, bool final)
 {
     int which;
+    if (final && is_cut(p)) {
+        p->scan = p->held.n_bytes;
+        tool_commit(p);
+        p->state = TEXT;
+        return false;
+    }
     switch (p->state) {
     case START: return start(p);
     case CALLS: return calls(p);
