@@ -6,14 +6,14 @@
 #include <unistd.h>
 
 #define LOAD(...)                                                                                  \
-    char *argv[] = {"serve", __VA_ARGS__}; /* never written to */                                                         \
+    const char *argv[] = {"serve", __VA_ARGS__};                                                         \
     struct config c;                                                                               \
     struct err err = {""};                                                                         \
-    enum status st = config_load(&c, (int)(sizeof argv / sizeof argv[0]), argv, env, &err)
+    enum status st = config_load(&c, (int)(sizeof argv / sizeof argv[0]), (char **)argv, env,   \
+                                 &err)
 
-/* main's argv is char **, so literals pass as such here too. */
-static char *no_env[] = {NULL};
-static char **env = no_env;
+static const char *no_env[] = {NULL};
+static char **env = (char **)no_env; // never written to
 
 static char *write_file(const char *text)
 {
@@ -60,10 +60,10 @@ TEST(flag_wins_over_environment_and_environment_over_file)
     char *path = write_file("# a comment\nmodel: from-file # why\nport: 1\nhost: 'file host'\n"
                             "max_num_seqs: 7\nserved-model-name:\n  - x\n  - \"y z\"\n"
                             "allowed-origins: [http://a, 'http://b']\nlog-level:\n");
-    char *some[] = {"SLUICE_PORT=2", "SLUICE_HOST=env", "SLUICE_SHARED=/nowhere", "HOME=/x", NULL};
-    env = some;
+    const char *some[] = {"SLUICE_PORT=2", "SLUICE_HOST=env", "SLUICE_SHARED=/nowhere", "HOME=/x", NULL};
+    env = (char **)some;
     LOAD("--config", path, "--port", "3");
-    env = no_env;
+    env = (char **)no_env;
     CHECK_STR(err.text, "");
     REQUIRE(st == OK);
     CHECK_EQ(c.port, 3);
@@ -132,8 +132,8 @@ TEST(printed_configuration_reads_back_the_same)
     CHECK(!strstr(first.data, "secret"));
     char *path = write_file(first.data);
     config_deinit(&c);
-    char *again[] = {"serve", "--config", path, "--api-key", (char[]){"secret"}};
-    st = config_load(&c, 5, again, no_env, &err);
+    const char *again[] = {"serve", "--config", path, "--api-key", "secret"};
+    st = config_load(&c, 5, (char **)again, (char **)no_env, &err);
     CHECK_STR(err.text, "");
     REQUIRE(st == OK);
     config_print(&c, false, &second);
