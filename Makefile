@@ -28,7 +28,9 @@ SRC := $(wildcard engine/*.c engine/base/*.c cpu/*.c)
 HTTP_SRC := $(filter-out server/main.c,$(wildcard server/*.c)) $(wildcard bench/*.c)
 ifeq ($(HTTP),1)
 SRC  += $(HTTP_SRC)
-LIBS += -luv -lmicrohttpd -lgnutls
+# MHD=DIR: a static libmicrohttpd from scripts/deps; without, the system's.
+LIBS += -luv $(if $(MHD),$(MHD)/lib/libmicrohttpd.a,-lmicrohttpd) -lgnutls
+CFLAGS += $(if $(MHD),-isystem $(MHD)/include)
 else
 SRC    += $(wildcard server/cmd_*.c)
 CFLAGS += -DSLUICE_NO_HTTP
@@ -48,8 +50,12 @@ MAIN  := $(BUILD)/server/main.o
 UNIT_SRC  := $(wildcard test/unit/*/*_test.c test/op/*_test.c test/sim/*_test.c test/model/*_test.c test/fuzz/*_test.c)
 UNIT  := $(UNIT_SRC:%.c=$(BUILD)/%)
 PYTESTS := $(wildcard test/*/test_*.py)
+# Programs that Python tests start, and benchmarks.
+SERVERS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/server/*_server.c))
+BENCHES := $(patsubst %.c,$(BUILD)/%,$(wildcard test/bench/*_bench.c))
+export SLUICE_BUILD := $(BUILD)
 
-.PHONY: all test test-unit test-py test-asan test-tsan check clean help install
+.PHONY: all test test-unit test-py test-http test-asan test-tsan bench check clean help install
 all: $(BUILD)/sluice  ## build the program (build/sluice)
 	@mkdir -p build && ln -sfn $(FLAVOUR)/sluice build/sluice
 
@@ -67,22 +73,26 @@ $(BUILD)/%.cu.o: %.cu
 # Tests link everything but main; a wildcard finds them.
 $(BUILD)/libsluice.a: $(OBJ)
 	@rm -f $@ && ar rcs $@ $^
-$(UNIT): $(BUILD)/%: %.c $(BUILD)/libsluice.a test/check.h
+$(UNIT) $(SERVERS) $(BENCHES): $(BUILD)/%: %.c $(BUILD)/libsluice.a test/check.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP -o $@ $< $(BUILD)/libsluice.a $(LIBS)
 
 test: all test-binaries check  ## everything that a plain checkout can prove
 	@test/run $(UNIT) $(PYTESTS)
 .PHONY: test-binaries
-test-binaries: $(UNIT)
+test-binaries: $(UNIT) $(SERVERS)
 test-unit: test-binaries  ## the C tests alone
 	@test/run $(UNIT)
-test-py: all  ## the tests that start the program
+test-py: all $(SERVERS)  ## the tests that start the program
 	@test/run $(PYTESTS)
-test-asan:  ## the C tests under ASan and UBSan
-	@$(MAKE) FLAVOUR=asan CUDA=0 test-unit
-test-tsan:  ## the C tests under TSan
-	@$(MAKE) FLAVOUR=tsan CUDA=0 test-unit
+test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain
+	@test/run $(wildcard test/server/test_http*.py)
+test-asan:  ## the C tests and the front end's under ASan and UBSan
+	@$(MAKE) FLAVOUR=asan CUDA=0 test-unit test-http
+test-tsan:  ## the same under TSan
+	@$(MAKE) FLAVOUR=tsan CUDA=0 test-unit test-http
+bench: $(BENCHES)  ## what the server and the ops reach on this machine
+	@for b in $(BENCHES); do echo "== $$b"; $$b || exit 1; done
 
 check:  ## who includes whom
 	@scripts/layers.sh
@@ -93,4 +103,4 @@ clean:  ## remove build/
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
 
--include $(OBJ:.o=.d) $(MAIN:.o=.d) $(UNIT:=.d)
+-include $(OBJ:.o=.d) $(MAIN:.o=.d) $(UNIT:=.d) $(SERVERS:=.d) $(BENCHES:=.d)

@@ -159,7 +159,9 @@ struct http_server *http_request_server(const struct http_request *req);
 const char *http_method(const struct http_request *req);   // "HEAD" shows as "HEAD"
 const char *http_path(const struct http_request *req);     // decoded, without root path and query
 const char *http_param(const struct http_request *req);    // what {id} took, decoded; or NULL
-const char *http_header(const struct http_request *req, const char *name); // NULL if absent
+/* NULL if absent. Only in the authorize hook and the handler, until it returns: copy what is needed
+ * later. */
+const char *http_header(const struct http_request *req, const char *name);
 /* A query parameter, decoded; NULL if absent, "" if it has no value. */
 const char *http_query(const struct http_request *req, const char *name);
 const char *http_peer(const struct http_request *req);       // "192.0.2.1:5555", "unix"
