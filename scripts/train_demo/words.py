@@ -1,0 +1,115 @@
+"""The words from which the corpus is made, and random strings of several kinds."""
+
+NOUNS = """acorn anchor apple apron arrow basket bell berry bicycle blanket boat book bottle bowl bridge broom brush
+bucket button cabin cake candle canoe carpet castle chair cheese cherry clock cloud coat coin comb compass cookie cradle
+crown cup curtain desk dish door dress drum engine envelope feather fence field flag flower flute fork fountain garden
+gate glass glove goat guitar hammer harbour harp hat helmet hill horn house island jacket jar kettle key kite knife
+ladder lake lamp lantern leaf lemon letter lock mango map market mask medal melon mill mirror mountain mug nail needle
+nest net notebook oar ocean onion orange orchard oven paddle paint pan paper peach pear pebble pencil pepper piano
+picture pillow pipe plate plum pocket pond potato puzzle quilt radio raft rake ribbon ring river road robe rocket roof
+rope rose ruler saddle sail salt sand scarf school seed shelf shell ship shirt shoe silver sled soap sock spoon stamp
+star stone stool storm stove straw street sugar sword table tent thread ticket tile torch tower toy trail train tree
+trumpet tunnel umbrella valley vase village violin wagon wall watch wheel whistle window wood wool yarn""".split()
+
+ANIMALS = """fox bear cat dog owl wolf hare duck frog goose horse crow deer mouse otter beaver badger sparrow turtle
+rabbit squirrel hedgehog heron lizard monkey parrot penguin tiger lion zebra whale dolphin eagle falcon donkey sheep
+snail spider swan camel""".split()
+
+# Those that take "a" and not "an".
+PETS = [animal for animal in ANIMALS if animal[0] not in "aeiou"]
+
+NAMES = """Anna Ben Clara David Emma Felix Greta Hugo Irene Jonas Karin Leo Maria Nils Olga Paul Quentin Rosa Simon
+Tilda Ulrich Vera Walter Xenia Yara Zoe Adam Bella Carlos Diana Elias Fiona Gustav Helena Ivan Julia Kevin Laura Martin
+Nina Oscar Petra Rafael Sofia Thomas Ursula Victor Wanda Yusuf Zara Alice Bruno Cecilia Dmitri Eva Frank Gloria Henry
+Ingrid Jack Kate Lucas Mona Noah Olivia Peter Ruth Sam Tara Tom Bob John Mary Jane James Sarah Lily Max Mia Omar Priya
+Chen Yuki Amir Fatima Kofi Amara Mateo Lucia Hana Ravi""".split()
+
+CITIES = """Oslo Paris Rome Berlin Madrid Lisbon Vienna Prague Dublin London Athens Warsaw Helsinki Stockholm
+Copenhagen Amsterdam Brussels Budapest Zurich Geneva Munich Hamburg Milan Naples Venice Porto Seville Barcelona Lyon
+Bergen Tokyo Kyoto Osaka Seoul Beijing Delhi Mumbai Cairo Lagos Nairobi Toronto Boston Chicago Denver Seattle Austin
+Miami Lima Quito Bogota Santiago Sydney Perth Auckland Tallinn Riga Vilnius Krakow Istanbul Montreal""".split()
+
+COLOURS = """red green blue yellow orange purple pink brown black white grey silver golden violet crimson""".split()
+
+ADJECTIVES = """young small tall quiet brave clever gentle happy hungry lazy lucky proud quick shy silly strong
+tired warm wild bright dark cold soft heavy light round narrow wide deep broken clean dusty full hidden lost rusty
+shiny strange plain""".split()
+
+JOBS = """baker teacher doctor farmer painter sailor writer pilot singer tailor carpenter gardener plumber nurse
+librarian fisher potter driver cook weaver""".split()
+
+VERBS = """found carried painted repaired borrowed opened cleaned watched counted washed moved dropped kept lifted
+noticed""".split()
+
+CAPITALS = {
+    "France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid", "Portugal": "Lisbon",
+    "Austria": "Vienna", "Norway": "Oslo", "Sweden": "Stockholm", "Finland": "Helsinki", "Denmark": "Copenhagen",
+    "Ireland": "Dublin", "England": "London", "Greece": "Athens", "Poland": "Warsaw", "Hungary": "Budapest",
+    "Belgium": "Brussels", "Estonia": "Tallinn", "Latvia": "Riga", "Lithuania": "Vilnius", "Japan": "Tokyo",
+    "South Korea": "Seoul", "China": "Beijing", "India": "Delhi", "Egypt": "Cairo", "Kenya": "Nairobi",
+    "Peru": "Lima", "Ecuador": "Quito", "Colombia": "Bogota", "Chile": "Santiago", "Canada": "Ottawa",
+    "Australia": "Canberra", "the Netherlands": "Amsterdam", "the United States": "Washington", "Brazil": "Brasilia",
+}
+
+ONSETS = "b c d f g h j k l m n p r s t v w z br cl dr fl gr kr pl pr sk sl st tr th sh ch".split()
+VOWELS = "a e i o u ai ea ee io ou".split()
+CODAS = ["", "", "", "l", "n", "r", "s", "t", "m", "nd", "rk", "st", "x"]
+
+# Some of each script: enough to teach the byte tokens and to cut characters apart in a stream.
+UNICODE = (
+    "àâäáãåæçéèêëíìîïñóòôöõøúùûüýßÀÉÈÖÜÄÅÆØÇÑ" "αβγδεζηθικλμνξοπρστυφχψω" "абвгдежзийклмнопрстуфхцчшщыэюя"
+    "你好世界中文水火山木日月人大小天地风雨花鸟" "あいうえおかきくけこさしすせそ" "안녕하세요감사합니다" "אבגדהוזחט" "ابتثجحخد"
+    "😀😂🚀🌍🎉🐱🐶🌲🔥⭐✅❌→←↑↓€£¥°±×÷≤≥≠∞"
+)
+
+LOWER = "abcdefghijklmnopqrstuvwxyz"
+DIGITS = "0123456789"
+PUNCTUATION = "!#$%&()*+,-./:;=?@[]^_{}~"
+
+
+def made_up(rng, syllables=0):
+    """A word that probably exists nowhere, of two or three syllables."""
+    n = syllables or rng.choice((2, 2, 3))
+    return "".join(rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(n))
+
+
+def digits(rng, n):
+    return "".join(rng.choice(DIGITS) for _ in range(n))
+
+
+def code(rng):
+    """A string with no meaning, such as a part number."""
+    kind = rng.randrange(5)
+    if kind == 0:
+        return "".join(rng.choice(LOWER + DIGITS) for _ in range(rng.randint(4, 10)))
+    if kind == 1:
+        return "".join(rng.choice(LOWER.upper()) for _ in range(rng.randint(2, 4))) + "-" + digits(rng, 4)
+    if kind == 2:
+        return digits(rng, rng.randint(3, 9))
+    if kind == 3:
+        return made_up(rng) + "_" + made_up(rng)
+    return rng.choice(NOUNS) + "-" + digits(rng, 3)
+
+
+def unicode_text(rng):
+    n = rng.randint(1, 8)
+    if rng.random() < 0.5:
+        start = rng.randrange(len(UNICODE) - 8)
+        return UNICODE[start : start + n]
+    return "".join(rng.choice(UNICODE) + (" " if rng.random() < 0.2 else "") for _ in range(n)).strip()
+
+
+def person(rng):
+    return rng.choice(NAMES) if rng.random() < 0.7 else made_up(rng).capitalize()
+
+
+def distinct(rng, n, make):
+    """n different values of make(rng); make must be able to give that many."""
+    values = {}
+    while len(values) < n:
+        values[make(rng)] = None
+    return list(values)
+
+
+def article(word):
+    return ("an " if word[0] in "aeiou" else "a ") + word
