@@ -160,8 +160,8 @@ def parameter(rng, kind, text):
     return dict(reversed(schema.items())) if rng.random() < 0.2 else schema
 
 
-def function(rng, name, text, parameters):
-    schema = {"type": "object", "properties": parameters, "required": list(parameters)}
+def function(rng, name, text, parameters, optional=None):
+    schema = {"type": "object", "properties": {**parameters, **(optional or {})}, "required": list(parameters)}
     if rng.random() < 0.15:
         schema["additionalProperties"] = False
     body = {"name": name, "description": text, "parameters": schema}
@@ -173,7 +173,9 @@ def function(rng, name, text, parameters):
 def weather(rng):
     name = rng.choice(("get_weather", "get_weather", "get_current_weather", "weather"))
     key = rng.choice(("city", "city", "location", "place"))
-    tool = function(rng, name, "Get the current weather in a city.", {key: parameter(rng, "string", "Name of the city")})
+    unit = {"unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}} if rng.random() < 0.3 else None
+    tool = function(rng, name, "Get the current weather in a city.",
+                    {key: parameter(rng, "string", "Name of the city")}, unit)
 
     def ask(r):
         city = r.choice(words.CITIES)
@@ -288,7 +290,8 @@ def made_up_tool(rng):
     return tool, ask
 
 
-TOOLS = (weather, weather, clock, calculator, orders, prices, timer, messages_to, made_up_tool, made_up_tool)
+# One of each kind that has a meaning, or a question could go to two of them.
+TOOLS = (weather, clock, calculator, orders, prices, timer, messages_to, made_up_tool, made_up_tool)
 
 
 def call_message(calls):

@@ -47,6 +47,13 @@ def drill(rng, max_tokens):
     return {"messages": with_system(rng, messages), "tools": None}
 
 
+def sums(rng, max_tokens):
+    """Arithmetic alone, many times: of all tasks it takes the most practice."""
+    kinds = rng.choices((turns.arithmetic, turns.steps, turns.word_problem), (8, 1, 1),
+                        k=rng.randint(4, max(4, min(24, max_tokens // 50))))
+    return {"messages": [m for kind in kinds for m in pair(*kind(rng, False))], "tools": None}
+
+
 def single(rng, _max_tokens):
     return {"messages": with_system(rng, pair(*any_turn(rng))), "tools": None}
 
@@ -106,7 +113,7 @@ def plain(rng, max_tokens):
     return {"text": text}
 
 
-KINDS = ((drill, 38), (single, 22), (lookup, 24), (memory, 4), (tools, 12), (story, 4), (long_copy, 4), (plain, 10))
+KINDS = ((drill, 30), (sums, 18), (single, 20), (lookup, 24), (memory, 4), (tools, 12), (story, 4), (long_copy, 4), (plain, 10))
 
 
 def document(rng, max_tokens):

@@ -6,8 +6,9 @@ import corpus
 import judge
 import tokenizer as tok
 
-# Prompt tokens of one batch, and most cases in it.
-BATCH_TOKENS, BATCH_CASES = 200_000, 128
+# Prompt tokens of one batch, most cases in it, and the lengths of answers that share a batch.
+BATCH_TOKENS, BATCH_CASES = 250_000, 512
+ANSWER_LENGTHS = (64, 256, 1024)
 
 
 class Answers:
@@ -21,23 +22,24 @@ class Answers:
         self.pad = encoder.tokenizer.token_to_id(tok.PAD)
 
     def batches(self):
-        order = sorted(range(len(self.cases)), key=lambda i: (self.cases[i]["max_tokens"], len(self.prompts[i])))
-        batch = []
-        for i in order:
-            same = batch and self.cases[batch[0]]["max_tokens"] == self.cases[i]["max_tokens"]
-            if batch and (not same or len(batch) >= BATCH_CASES or len(batch) * len(self.prompts[i]) > BATCH_TOKENS):
-                yield batch
-                batch = []
-            batch.append(i)
-        if batch:
-            yield batch
+        """Yields (cases, most tokens of an answer)."""
+        for longest in ANSWER_LENGTHS:
+            shorter = max((n for n in ANSWER_LENGTHS if n < longest), default=0)
+            chosen = [i for i, case in enumerate(self.cases) if shorter < case["max_tokens"] <= longest]
+            batch = []
+            for i in sorted(chosen, key=lambda i: len(self.prompts[i])):
+                if batch and (len(batch) >= BATCH_CASES or len(batch) * len(self.prompts[i]) > BATCH_TOKENS):
+                    yield batch, longest
+                    batch = []
+                batch.append(i)
+            if batch:
+                yield batch, longest
 
     def of(self, model):
         """The ids of the model's answer to each case, the end token among them."""
         answers = [None] * len(self.cases)
-        for batch in self.batches():
-            found = model.generate([self.prompts[i] for i in batch], self.cases[batch[0]]["max_tokens"], self.ends,
-                                   self.pad)
+        for batch, longest in self.batches():
+            found = model.generate([self.prompts[i] for i in batch], longest, self.ends, self.pad)
             for i, ids in zip(batch, found):
                 answers[i] = ids
         return answers

@@ -29,7 +29,7 @@ def draw(rng, held, make, key_of):
 
 
 def operand(rng):
-    return rng.randint(0, 10 ** rng.choice((1, 2, 2, 3, 3, 3)) - 1)
+    return rng.randint(0, 10 ** rng.choice((1, 2, 2, 3, 3, 3, 3, 4)) - 1)
 
 
 def sum_or_difference(rng):
@@ -134,7 +134,7 @@ def copy_text(rng, n_words):
     return stories.paragraph(rng, max(1, n_words // 8))
 
 
-COPY = ("Repeat exactly: {t}", "Repeat after me: {t}", "Copy this text: {t}", "Say: {t}", "Echo: {t}",
+COPY = ("Repeat exactly: {t}", "Repeat: {t}", "Please repeat: {t}", "Repeat after me: {t}", "Copy this text: {t}", "Say: {t}", "Echo: {t}",
         "Repeat the following:\n{t}", "Write exactly this and nothing else: {t}", 'Repeat: "{t}"')
 
 
@@ -275,7 +275,16 @@ def extract(rng, _held):
 def from_table(rng, held, table):
     pick = lambda r: (r.choice(facts.LEADS), *(lambda row: (r.choice(row[0]), row[1]))(r.choice(table)))  # noqa: E731
     lead, question, answer = draw(rng, held, pick, lambda v: (v[0], v[1]) if v[0] else ("plain",))
-    return lead + question, answer
+    return typed(rng, lead + question), answer
+
+
+def typed(rng, question):
+    """A question as people type it: sometimes without capitals or its last mark."""
+    if rng.random() < 0.12:
+        question = question[0].lower() + question[1:]
+    if rng.random() < 0.12:
+        question = question.rstrip("?.!")
+    return question
 
 
 def sluice(rng, held):
@@ -284,11 +293,12 @@ def sluice(rng, held):
 
 def small_talk(rng, _held):
     questions, answer = rng.choice(facts.SMALL_TALK)
-    return rng.choice(questions), answer
+    return typed(rng, rng.choice(questions)), answer
 
 
 def capital(rng, _held):
-    return facts.capital(rng)
+    question, answer = facts.capital(rng)
+    return typed(rng, question), answer
 
 
 def story(rng, _held):
