@@ -4,6 +4,7 @@
 #ifndef SLUICE_SERVER_COMMANDS_H
 #define SLUICE_SERVER_COMMANDS_H
 
+int cmd_tokenize(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 
 #endif

@@ -1,0 +1,381 @@
+/* The inside of struct tokenizer, shared by the engine/tokenizer_*.c files alone.
+ *
+ * A text goes through: added tokens that want raw text -> normalizer -> added tokens that want
+ * normalised text -> pre-tokenizer stages -> model. A stretch is what lies between two added
+ * tokens; a piece is what the last stage hands to the model.
+ *
+ * Byte-level models name tokens in an alphabet of 256 printable characters. Their vocabulary is
+ * kept here by the bytes themselves, and the mapping is skipped wherever nobody could see it.
+ * Thread: as tokenizer.h; struct scratch belongs to one call at a time. */
+#ifndef SLUICE_ENGINE_TOKENIZER_IMPL_H
+#define SLUICE_ENGINE_TOKENIZER_IMPL_H
+
+#include "engine/base/arena.h"
+#include "engine/base/buf.h"
+#include "engine/base/json.h"
+#include "engine/tokenizer.h"
+
+#include <stdatomic.h>
+
+enum {
+    MAX_TOKEN_ID = (1 << 24) - 1, // chosen: 60 times the largest vocabulary seen
+    MAX_STAGES = 32,              // chosen: real files have at most 7
+    UNK_MISSING = -2,             // unk_token is named but not in the vocabulary: an error on use
+    MAX_FILE_BYTES = 512 << 20,   // chosen: 20 times the largest tokenizer.json seen
+};
+
+/* Strings by id, in one block. */
+struct strings {
+    struct buf bytes;
+    uint32_t *at, *n; // n is UINT32_MAX where there is none
+    int32_t n_ids, cap;
+};
+
+bool strings_set(struct strings *s, int32_t id, const char *text, size_t n_bytes);
+const char *strings_get(const struct strings *s, int32_t id, size_t *n_bytes); // NULL if absent
+void strings_deinit(struct strings *s);
+
+/* String -> id over a struct strings: open addressing, keyed hash, full comparison. */
+struct string_slot {
+    uint32_t tag;
+    int32_t id; // -1: empty
+};
+struct string_table {
+    const struct strings *strings;
+    struct string_slot *slots;
+    size_t n, mask; // mask is 0 when there are no slots
+    uint64_t key;
+};
+
+bool string_table_init(struct string_table *t, const struct strings *strings, size_t expected);
+void string_table_deinit(struct string_table *t);
+bool string_table_put(struct string_table *t, int32_t id); // the later of equal strings wins
+int32_t string_table_find(const struct string_table *t, const char *text, size_t n_bytes);
+
+/* A byte trie whose edges are one hash table; node 0 is the root. */
+struct trie_edge {
+    uint32_t node_byte; // node << 8 | byte
+    uint32_t child;     // 0: empty slot
+};
+struct trie {
+    struct trie_edge *edges;
+    size_t n_edges, mask;
+    int32_t *value; // by node; -1: no string ends here
+    uint32_t n_nodes, cap_nodes;
+    uint32_t first[256]; // children of the root
+};
+
+bool trie_init(struct trie *t);
+void trie_deinit(struct trie *t);
+bool trie_put(struct trie *t, const char *s, size_t n_bytes, int32_t value);
+
+static inline uint32_t trie_step(const struct trie *t, uint32_t node, unsigned char byte)
+{
+    if (node == 0) {
+        return t->first[byte];
+    }
+    uint32_t key = node << 8 | byte;
+    for (size_t i = (key * 0x9E3779B1u >> 7) & t->mask;; i = (i + 1) & t->mask) {
+        if (t->edges[i].child == 0) {
+            return 0;
+        }
+        if (t->edges[i].node_byte == key) {
+            return t->edges[i].child;
+        }
+    }
+}
+
+struct scratch;
+struct regex;
+
+/* Oniguruma (Ruby) patterns through PCRE2, or a splitter written by hand for the well-known ones. */
+enum status regex_compile(const char *pattern, struct regex **out, struct err *err);
+void regex_free(struct regex *re);
+/* The first match at or after `from`, in the manner of Oniguruma's find_iter (see regex_walk).
+ * 1: found, 0: none, -1: a limit of the matcher was passed. */
+int regex_find(const struct regex *re, struct scratch *sc, const char *s, size_t n, size_t from,
+               size_t *start, size_t *end);
+
+/* Goes over all matches: empty ones right behind a match are passed over. */
+struct regex_walk {
+    const struct regex *re;
+    const char *s;
+    size_t n, from, last_end;
+    bool has_last;
+};
+int regex_walk_next(struct regex_walk *w, struct scratch *sc, size_t *start, size_t *end);
+
+struct pattern { // a regex, or a literal string
+    struct regex *regex;
+    char *literal;
+    size_t literal_bytes;
+};
+enum status pattern_load(const struct json *object, struct pattern *p, struct err *err);
+void pattern_deinit(struct pattern *p);
+
+struct pattern_walk {
+    struct regex_walk regex;
+    const struct pattern *pattern;
+    const char *s;
+    size_t n, from;
+};
+void pattern_walk_init(struct pattern_walk *w, const struct pattern *p, const char *s, size_t n);
+int pattern_walk_next(struct pattern_walk *w, struct scratch *sc, size_t *start, size_t *end);
+
+/* ---- normalizers ---- */
+enum norm_kind {
+    NORM_NFC,
+    NORM_NFD,
+    NORM_NFKC,
+    NORM_NFKD,
+    NORM_LOWERCASE,
+    NORM_STRIP,
+    NORM_STRIP_ACCENTS,
+    NORM_PREPEND,
+    NORM_REPLACE,
+    NORM_BERT,
+    NORM_NMT,
+    NORM_BYTE_LEVEL,
+    NORM_PRECOMPILED,
+};
+struct charsmap;
+struct norm {
+    enum norm_kind kind;
+    bool left, right;                                    // Strip
+    bool clean_text, chinese_chars, strip_accents, lower; // Bert
+    struct pattern pattern;                              // Replace
+    char *text;                                          // Replace's content, Prepend
+    size_t text_bytes;
+    struct charsmap *map; // Precompiled
+};
+enum status norm_load(const struct json *node, struct tokenizer *tok, struct err *err);
+void norm_deinit(struct norm *op);
+/* The normalised text, valid until the next call with this scratch; may be s itself. `dropped_head`
+ * is set when characters at the very start went away. False: a limit of the matcher was passed. */
+bool norm_apply(const struct tokenizer *tok, struct scratch *sc, const char **s, size_t *n,
+                bool *dropped_head);
+
+struct charsmap *charsmap_load(const char *base64, size_t n_bytes);
+void charsmap_free(struct charsmap *map);
+void charsmap_apply(const struct charsmap *map, const char *s, size_t n, struct buf *out);
+
+/* ---- pre-tokenizers ---- */
+enum stage_kind {
+    STAGE_SPLIT,        // at the matches of a pattern
+    STAGE_CLASS,        // at the characters of a class
+    STAGE_WORDS,        // keeps runs of word characters and runs of other visible ones
+    STAGE_FIXED,        // so many characters each
+    STAGE_PREFIX_SPACE, // rewrites: a space in front
+    STAGE_BYTE_MAP,     // rewrites: bytes as printable characters
+    STAGE_METASPACE,    // rewrites: spaces as another character, and one in front
+};
+enum behavior { ISOLATED, REMOVED, MERGED_WITH_PREVIOUS, MERGED_WITH_NEXT, CONTIGUOUS };
+enum prepend_scheme { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER };
+struct stage {
+    enum stage_kind kind;
+    struct pattern pattern; // SPLIT
+    enum behavior behavior; // SPLIT, CLASS
+    bool invert;            // SPLIT: the matches are what lies between
+    uint32_t flags;         // CLASS: members have one of these unicode bits,
+    uint32_t code_point;    // or are this
+    enum prepend_scheme scheme; // METASPACE
+    char replacement[4];
+    size_t replacement_bytes;
+    size_t length; // FIXED
+};
+enum status stages_load(const struct json *node, struct tokenizer *tok, struct err *err);
+void stage_deinit(struct stage *st);
+/* Runs the stages and the model over one stretch. `first`: it is at the very start of the text. */
+enum status stages_run(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n,
+                       bool first);
+
+/* ---- models ---- */
+enum model_kind { MODEL_BPE, MODEL_UNIGRAM, MODEL_WORDPIECE, MODEL_WORDLEVEL };
+
+struct merge_slot {
+    uint64_t pair; // left << 32 | right; UINT64_MAX: empty
+    uint32_t rank;
+    int32_t id;
+};
+struct merge_table {
+    struct merge_slot *slots;
+    size_t n;
+    unsigned shift; // 64 - log2(slots)
+};
+bool merge_table_init(struct merge_table *t, size_t expected);
+bool merge_table_put(struct merge_table *t, int32_t left, int32_t right, uint32_t rank, int32_t id);
+static inline const struct merge_slot *merge_table_find(const struct merge_table *t, int32_t left,
+                                                        int32_t right)
+{
+    uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    size_t mask = ((size_t)1 << (64 - t->shift)) - 1;
+    for (size_t i = (size_t)(pair * 0x9E3779B97F4A7C15ULL >> t->shift);; i = (i + 1) & mask) {
+        if (t->slots[i].pair == pair) {
+            return &t->slots[i];
+        }
+        if (t->slots[i].pair == UINT64_MAX) {
+            return NULL;
+        }
+    }
+}
+
+struct bpe {
+    struct merge_table merges;
+    bool ignore_merges, fuse_unk, byte_fallback, has_affixes;
+    char *prefix, *suffix; // continuing_subword_prefix, end_of_word_suffix
+    int32_t unk;           // -1: none
+    int32_t byte_symbol[256]; // by byte (byte level) or ASCII character; -1: not in the vocabulary
+    int32_t byte_token[256];  // "<0x..>"; -1: absent
+    uint64_t *crossing; // bits: see tokenizer_bpe.c, "cuts"
+};
+struct unigram {
+    struct trie trie;
+    double *score; // by id
+    double unk_score;
+    int32_t unk; // -1: none
+    bool byte_fallback;
+    int32_t byte_token[256];
+};
+struct wordpiece {
+    char *prefix; // of what continues a word
+    int32_t unk;
+    size_t max_chars;
+};
+
+enum status bpe_load(const struct tokenizer *tok, struct err *err);
+enum status model_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
+enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
+enum status unigram_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
+enum status wordpiece_encode(const struct tokenizer *tok, struct scratch *sc, const char *s,
+                             size_t n);
+
+/* ---- decoders ---- */
+enum decoder_kind {
+    DECODE_BYTE_LEVEL,
+    DECODE_REPLACE,
+    DECODE_BYTE_FALLBACK,
+    DECODE_FUSE,
+    DECODE_STRIP,
+    DECODE_METASPACE,
+    DECODE_WORDPIECE,
+    DECODE_BPE,
+};
+struct decoder {
+    enum decoder_kind kind;
+    struct pattern pattern; // Replace
+    char *text;             // Replace's content, Strip's character, WordPiece's prefix, ...
+    size_t text_bytes;
+    size_t start, stop; // Strip
+    bool cleanup, keeps_first; // WordPiece; Metaspace with scheme never
+};
+enum status decoders_load(const struct json *node, struct tokenizer *tok, struct err *err);
+void decoder_deinit(struct decoder *d);
+/* The bytes that byte symbols stand for, into a cleared buffer; false if one is no symbol. */
+bool spelled_as_bytes(const char *s, size_t n, struct buf *out);
+/* Fills tok->pieces, once all tokens are known. */
+enum status decoders_make_pieces(struct tokenizer *tok, struct err *err);
+
+/* ---- added tokens ---- */
+struct added {
+    int32_t id;
+    char *text;
+    size_t n_bytes;
+    char *normalized_text; // what is searched, and decoded, when the normalizer changes it
+    size_t normalized_bytes;
+    bool single_word, lstrip, rstrip, normalized, special;
+    bool control; // never recognised in input: special, or looks like markup
+};
+struct range {
+    size_t start, end;
+};
+/* Adds the token, or changes the flags of one that is there. */
+enum status added_put(struct tokenizer *tok, const struct added *token, struct err *err);
+enum status added_finish(struct tokenizer *tok, struct err *err);
+bool added_looks_like_markup(const char *s, size_t n);
+
+/* One search over a text: the next match at or after *from, with its stripping applied. */
+struct added_search {
+    const struct tokenizer *tok;
+    const struct trie *trie;
+    const uint64_t *first_bytes; // 256 bits
+    const char *s;
+    size_t n, from, covered; // covered: where the last match ended, stripping included
+    const struct range *input; // sorted; where no control token may be
+    size_t n_input, next_input;
+    bool parse_special;
+};
+bool added_search_next(struct added_search *a, struct range *match, int32_t *index);
+
+/* ---- the whole ---- */
+struct tokenizer {
+    struct strings texts;  // spelling, model's and added tokens
+    struct strings keys;   // what the model looks up: raw bytes if byte level
+    struct strings pieces; // what a token adds to a stream
+    struct string_table by_text; // the model's vocabulary
+    struct string_table by_key;  // points into keys if byte level, else unused
+    bool byte_level;  // keys are bytes,
+    bool leaf_mapped; // while pieces still come as byte symbols
+    int32_t n_model; // entries of the model's vocabulary
+
+    struct norm norms[MAX_STAGES];
+    size_t n_norms;
+    struct stage stages[MAX_STAGES];
+    size_t n_stages;
+    struct decoder decoders[MAX_STAGES];
+    size_t n_decoders;
+    bool has_decoder;
+
+    enum model_kind model;
+    struct bpe bpe;
+    struct unigram unigram;
+    struct wordpiece wordpiece;
+
+    struct added *added;
+    size_t n_added, cap_added;
+    struct strings added_texts;      // by index into added
+    struct string_table added_table;
+    int32_t next_added_id;
+    int32_t *added_of; // by id: index into added, or -1
+    struct trie raw_trie, normalized_trie;
+    bool has_normalized;
+    uint64_t raw_first[4], normalized_first[4];
+
+    int32_t prefix[16], suffix[16]; // what the post-processor puts around
+    size_t n_prefix, n_suffix;
+
+    struct tokenizer_named named[16];
+    size_t n_named;
+    struct arena arena; // names and other small strings
+    size_t longest_piece;
+
+    _Atomic(struct scratch *) scratches[16]; // parked between calls
+};
+
+/* What one call needs. Taken from the tokenizer and given back, so that buffers and the piece cache
+ * stay warm. */
+struct symbol;
+struct scratch {
+    struct buf joined;   // spans joined, or text repaired
+    struct buf norm[2];
+    struct buf stage[MAX_STAGES];
+    struct buf unmapped; // a piece of byte symbols as bytes
+    struct ids *out;
+    struct err *err;
+    void *match_data, *match_context, *jit_stack; // PCRE2's
+    struct symbol *symbols;
+    uint64_t *heap;
+    size_t cap_symbols, n_heap, cap_heap;
+    struct unigram_node *nodes;
+    size_t cap_nodes;
+    struct piece_cache *cache;
+};
+struct scratch *scratch_take(const struct tokenizer *tok);
+void scratch_give(const struct tokenizer *tok, struct scratch *sc);
+void scratch_free(struct scratch *sc);
+
+enum status emit(struct scratch *sc, int32_t id);
+
+/* JSON text of one section -> tree. */
+enum status section_parse(const char *s, size_t n, struct json **root, struct err *err);
+
+#endif

@@ -1,0 +1,34 @@
+/* Inside the tokenizer: compiled patterns. Only the tokenizer_*.c files may include it.
+ * Thread: a compiled regex is shared; the scratch belongs to one call. */
+#ifndef SLUICE_ENGINE_TOKENIZER_REGEX_H
+#define SLUICE_ENGINE_TOKENIZER_REGEX_H
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "engine/tokenizer_impl.h"
+#include "engine/tokenizer_unicode.h"
+
+#include <pcre2.h>
+
+/* Finds the first match at or after `from` as regex_find does, without any regex. */
+typedef int splitter_fn(const char *s, size_t n, size_t from, size_t *start, size_t *end);
+
+struct regex {
+    pcre2_code *code;
+    bool has_jit;
+    splitter_fn *splitter; // NULL: use the code
+};
+
+/* The hand-written splitter for a well-known pattern, or NULL. */
+splitter_fn *splitter_of(const char *pattern);
+
+/* Appends a PCRE2 pattern that means what Oniguruma makes of `pattern` (Ruby syntax, UTF-8), with
+ * the character classes of `tokenizers`; compile it with UTF, UCP and MULTILINE. What cannot be
+ * expressed is ERR_UNSUPPORTED. */
+enum status pattern_translate(const char *pattern, struct buf *out, struct err *err);
+
+/* The PCRE2 half of regex_find, for tests that compare the two. */
+int regex_find_pcre(const struct regex *re, struct scratch *sc, const char *s, size_t n, size_t from,
+                    size_t *start, size_t *end);
+void regex_scratch_free(struct scratch *sc);
+
+#endif

@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Writes engine/tokenizer_tables.c: what Hugging Face `tokenizers` takes each code point for.
+
+The regex engine inside that library, and the Rust functions beside it, each follow their own
+version of Unicode. So every class is measured: each code point goes through the library, and what
+it does becomes a bit. Run it again when the library's tables change:
+
+    pip install tokenizers && scripts/tokenizer_tables.py > engine/tokenizer_tables.c
+"""
+import sys
+import unicodedata
+
+from tokenizers import Regex, __version__, normalizers, pre_tokenizers
+
+POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+
+# (name, members) in the order of enum unicode_bit in engine/tokenizer_unicode.h
+ONIG = [("L", r"\p{L}"), ("LU", r"\p{Lu}"), ("LT", r"\p{Lt}"), ("LM", r"\p{Lm}"), ("LO", r"\p{Lo}"),
+        ("LL", r"\p{Ll}"), ("M", r"\p{M}"), ("N", r"\p{N}"), ("P", r"\p{P}"), ("S", r"\p{S}"),
+        ("SPACE", r"\s"), ("DIGIT", r"\d"), ("WORD", r"\w"), ("HAN", r"\p{Han}"),
+        ("PUNCT", r"[[:punct:]]")]
+
+
+def members_of(pre, text, step=1, first=0):
+    """Code points that a 'removed' splitter drops from text."""
+    kept = bytearray(len(text))
+    for _, (a, b) in pre.pre_tokenize_str(text):
+        kept[a:b] = b"\1" * (b - a)
+    return {ord(text[i]) for i in range(first, len(text), step) if not kept[i]}
+
+
+def classes():
+    everything = "".join(map(chr, POINTS))
+    for name, pattern in ONIG:
+        yield name, members_of(pre_tokenizers.Split(Regex(pattern), "removed"), everything)
+    yield "BERT_PUNCT", members_of(pre_tokenizers.Punctuation("removed"), everything)
+    # Digits isolates; between letters a piece of one is a digit.
+    spread = "".join("a" + chr(c) for c in POINTS) + "a"
+    alone = set()
+    for _, (a, b) in pre_tokenizers.Digits(True).pre_tokenize_str(spread):
+        if b - a == 1 and a % 2 == 1:
+            alone.add(ord(spread[a]))
+    yield "NUMERIC", alone
+    # Whitespace keeps runs of \w together (the \w of Rust's regex crate).
+    words = set()
+    spread = "".join("a" + chr(c) + " " for c in POINTS)
+    for _, (a, b) in pre_tokenizers.Whitespace().pre_tokenize_str(spread):
+        if b - a >= 2 and a % 3 == 0:
+            words.add(ord(spread[a + 1]))
+    yield "RUST_WORD", words
+    strip = normalizers.StripAccents()
+    yield "MARK", {c for c in POINTS if strip.normalize_str(chr(c)) == ""}
+    bert = normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=False,
+                                      strip_accents=True, lowercase=False)
+    yield "BERT_ACCENT", {c for c in POINTS if bert.normalize_str(chr(c)) == ""}
+    bert = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=False,
+                                      strip_accents=False, lowercase=False)
+    yield "BERT_CONTROL", {c for c in POINTS if bert.normalize_str(chr(c)) == ""}
+    yield "NFC_UNSAFE", nfc_unsafe()
+    # Unknown to Unicode 14, the oldest that a PCRE2 we link may follow.
+    assert unicodedata.unidata_version == "14.0.0"
+    yield "NEW", {c for c in POINTS if unicodedata.category(chr(c)) == "Cn"}
+
+
+def nfc_unsafe():
+    """What NFC may change, reorder, or join to the character before it. Code points that this
+    Python does not know count as unsafe: they then take the slow path."""
+    nfc = normalizers.NFC()
+    seconds = set()
+    for c in POINTS:
+        d = unicodedata.normalize("NFD", chr(c))
+        seconds.update(map(ord, d[1:]))
+    seconds.update(range(0x1161, 0x1176))
+    seconds.update(range(0x11A7, 0x11C3))
+    unsafe = set()
+    for c in POINTS:
+        s = chr(c)
+        if (unicodedata.combining(s) or c in seconds or nfc.normalize_str(s) != s
+                or unicodedata.normalize("NFC", s) != s
+                or unicodedata.category(s) == "Cn"):
+            unsafe.add(c)
+    return unsafe
+
+
+def lowercase():
+    """What differs from the simple mapping of this Python's Unicode, which is utf8proc's too."""
+    low = normalizers.Lowercase()
+    for c in POINTS:
+        s = low.normalize_str(chr(c))
+        if s != chr(c):
+            yield c, s
+
+
+def rows(values, per_line):
+    for i in range(0, len(values), per_line):
+        yield "    " + ", ".join(map(str, values[i:i + per_line])) + ","
+
+
+def main():
+    names, flags = [], [0] * 0x110000
+    for bit, (name, members) in enumerate(classes()):
+        names.append(name)
+        print(name, len(members), file=sys.stderr)
+        for c in members:
+            flags[c] |= 1 << bit
+    kinds = {}
+    kind_of = [kinds.setdefault(f, len(kinds)) for f in flags]
+    assert len(kinds) <= 256
+    blocks, index = {}, []
+    for i in range(0, 0x110000, 128):
+        index.append(blocks.setdefault(tuple(kind_of[i:i + 128]), len(blocks)))
+    lower = list(lowercase())
+    single = [(c, ord(s)) for c, s in lower if len(s) == 1]
+    assert [c for c, s in lower if len(s) != 1] == [0x130]
+    print("/* Generated by scripts/tokenizer_tables.py with tokenizers " + __version__ + ": do not edit. */")
+    print('#include "engine/tokenizer_unicode.h"\n')
+    print("/* Bits: " + ", ".join(f"{n} {i}" for i, n in enumerate(names)) + ". */")
+    print(f"const uint32_t unicode_kind_flags[{len(kinds)}] = {{")
+    print("\n".join(rows([hex(k) for k in kinds], 8)) + "\n};\n")
+    print(f"const uint16_t unicode_block_of[{len(index)}] = {{")
+    print("\n".join(rows(index, 16)) + "\n};\n")
+    print(f"const uint8_t unicode_kinds[{len(blocks)} * 128] = {{")
+    print("\n".join(rows([k for b in blocks for k in b], 24)) + "\n};\n")
+    print("/* Code point and its lower case, by code point. U+0130 becomes two and is left out. */")
+    print(f"const uint32_t unicode_lower[{len(single)}][2] = {{")
+    print("\n".join(rows(["{" + f"{a:#x}, {b:#x}" + "}" for a, b in single], 5)) + "\n};")
+    print(f"const size_t unicode_n_lower = {len(single)};")
+
+
+main()

@@ -1,0 +1,105 @@
+"""Our tokenizer against Hugging Face's: every vector, through `sluice tokenize`.
+
+test/tokenizers/ holds small tokenizers of our own with vectors from the library; $SLUICE_SHARED
+(default ../shared) those of real models, where this checkout has them."""
+import gzip
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SLUICE = os.environ.get("SLUICE", str(ROOT / "build" / "sluice"))
+SHARED = pathlib.Path(os.environ.get("SLUICE_SHARED", ROOT / ".." / "shared")) / "data"
+TOK = SHARED / "tok"
+
+
+def run(directory, lines, *options):
+    """One process for all lines: its answers."""
+    if not lines:
+        return []
+    text = "\n".join(json.dumps(line) for line in lines) + "\n"
+    done = subprocess.run([SLUICE, "tokenize", *options, str(directory)], input=text.encode(),
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr.decode()
+    answers = [json.loads(line) for line in done.stdout.decode().split("\n")[:-1]]
+    assert len(answers) == len(lines)
+    return answers
+
+
+def unpack(path, tmp):
+    raw = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
+    (tmp / "tokenizer.json").write_bytes(raw)
+    return tmp
+
+
+def without_special_ids(directory):
+    """ids_nospecial was made with a tokenizer that lacks the special tokens, whose other added
+    tokens therefore have other ids. This leads back from those to the real ones."""
+    j = json.loads((directory / "tokenizer.json").read_text() if directory.is_dir()
+                   else directory.read_text())
+    vocab = j["model"]["vocab"]
+    vocab = {v[0] for v in vocab} if isinstance(vocab, list) else vocab
+    plain = [a for a in j["added_tokens"] if not a["special"] and a["content"] not in vocab]
+    return {len(vocab) + i: a["id"] for i, a in enumerate(plain)}
+
+
+def encode_lines(vectors, real_id):
+    prefix, suffix = vectors["add_special"]["prefix"], vectors["add_special"]["suffix"]
+    for v in vectors["encode"]:
+        yield {"text": v["text"], "add_special_tokens": False}, v["ids"]
+        yield {"text": v["text"], "add_special_tokens": True}, prefix + v["ids"] + suffix
+        yield ({"text": v["text"], "add_special_tokens": False, "parse_special": False},
+               [real_id.get(i, i) for i in v["ids_nospecial"]] if "ids_nospecial" in v
+               else v["ids"])
+
+
+def decode_lines(vectors):
+    for v in vectors["encode"]:
+        whole = v.get("decoded", v["text"])
+        yield {"ids": v["ids"]}, whole
+        yield ({"ids": v["ids"], "skip_special_tokens": True}, v.get("decoded_skip_special", whole))
+    for v in vectors["decode"]:
+        yield {"ids": v["ids"]}, v["decoded"]
+        yield ({"ids": v["ids"], "skip_special_tokens": True},
+               v.get("decoded_skip_special", v["decoded"]))
+
+
+def stream_lines(vectors):
+    for v in vectors["stream"]:
+        yield {"ids": v["ids"], "skip_special_tokens": True}, (v["deltas"], v["flush"])
+
+
+def check(directory, pairs, read, *options):
+    pairs = list(pairs)
+    answers = run(directory, [line for line, _ in pairs], *options)
+    wrong = [(line, want, answer) for (line, want), answer in zip(pairs, answers)
+             if read(answer) != want]
+    assert not wrong, f"{len(wrong)} of {len(pairs)} differ, first: {wrong[0]}"
+    return len(pairs)
+
+
+def check_vectors(directory, vectors):
+    check(directory, encode_lines(vectors, without_special_ids(directory)), lambda a: a.get("ids"))
+    check(directory, decode_lines(vectors), lambda a: a.get("text"), "--decode")
+    check(directory, stream_lines(vectors), lambda a: (a.get("deltas"), a.get("flush")), "--stream")
+
+
+OWN = sorted((ROOT / "test" / "tokenizers").glob("*.vectors.json"))
+NAMES = [m["name"] for m in json.loads((TOK / "manifest.json").read_text())] if TOK.exists() else []
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda p: p.name.split(".")[0])
+def test_own(path):
+    vectors = json.loads(path.read_text())
+    check_vectors(path.parent / vectors["tokenizer_file"], vectors)
+
+
+@pytest.mark.skipif(not NAMES, reason="no shared data")
+@pytest.mark.parametrize("name", NAMES or ["none"])
+def test_vectors(name, tmp_path):
+    vectors = json.loads((TOK / f"{name}.vectors.json").read_text())
+    check_vectors(unpack(SHARED / vectors["tokenizer_file"], tmp_path), vectors)
