@@ -1,0 +1,168 @@
+#include "server/output.h"
+
+#include "server/output_reasoning.h"
+
+#include <string.h>
+
+enum { HELD_MAX_BYTES = 16 << 20 };
+
+void output_init(struct output *o, const struct output_options *options,
+                 const struct output_sink *sink)
+{
+    *o = (struct output){.options = options, .sink = *sink, .stop_index = -1};
+    buf_init(&o->text, HELD_MAX_BYTES);
+    buf_init(&o->split, HELD_MAX_BYTES);
+    if (options->tok) {
+        detok_init(&o->detok, options->tok, options->skip_special);
+    }
+    if (options->parser) {
+        tool_parse_init(&o->parse, options->parser, options->tools, o->sink.tool);
+    }
+    output_split_init(o);
+}
+
+void output_deinit(struct output *o)
+{
+    buf_deinit(&o->text);
+    buf_deinit(&o->split);
+    tool_parse_deinit(&o->parse);
+}
+
+void output_content(struct output *o, const char *text, size_t n_bytes)
+{
+    if (n_bytes == 0) {
+        return;
+    }
+    if (o->options->parser) {
+        tool_parse_text(&o->parse, text, n_bytes);
+    } else {
+        o->sink.tool.on_text(o->sink.tool.arg, text, n_bytes);
+    }
+}
+
+/* The stop string that is complete first; of those that end together, the longest. Returns its
+ * index or -1; *end is behind it. */
+static int find_stop(const struct output *o, size_t *end)
+{
+    int found = -1;
+    for (size_t i = 0; i < o->options->n_stop; i++) {
+        const char *stop = o->options->stop[i];
+        size_t n = strlen(stop);
+        const char *at = memmem(o->text.data, o->text.n_bytes, stop, n);
+        if (at) {
+            size_t e = (size_t)(at - o->text.data) + n;
+            bool longer = found >= 0 && e == *end && n > strlen(o->options->stop[found]);
+            if (found < 0 || e < *end || longer) {
+                found = (int)i;
+                *end = e;
+            }
+        }
+    }
+    return found;
+}
+
+/* Bytes at the end that are the beginning of some stop string. */
+static size_t undecided(const struct output *o)
+{
+    size_t most = 0;
+    for (size_t i = 0; i < o->options->n_stop; i++) {
+        const char *stop = o->options->stop[i];
+        size_t n = strlen(stop) - 1;
+        n = n < o->text.n_bytes ? n : o->text.n_bytes;
+        while (n > most && memcmp(o->text.data + o->text.n_bytes - n, stop, n) != 0) {
+            n--;
+        }
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+/* Passes on what no stop string can still claim. */
+static bool search(struct output *o, bool final)
+{
+    if (o->text.n_bytes == 0) {
+        return true;
+    }
+    size_t end = 0;
+    int found = o->options->n_stop > 0 ? find_stop(o, &end) : -1;
+    if (found >= 0) {
+        size_t keep = o->options->include_stop ? end : end - strlen(o->options->stop[found]);
+        output_split(o, o->text.data, keep, false);
+        buf_clear(&o->text);
+        o->stopped = true;
+        o->stop_index = found;
+        return false;
+    }
+    size_t ready = o->text.n_bytes - (final ? 0 : undecided(o));
+    output_split(o, o->text.data, ready, false);
+    buf_consume(&o->text, ready);
+    return true;
+}
+
+bool output_text(struct output *o, const char *text, size_t n_bytes)
+{
+    if (o->stopped) {
+        return false;
+    }
+    buf_put(&o->text, text, n_bytes);
+    o->n_bytes += n_bytes;
+    return search(o, false);
+}
+
+/* Markers that the parsers look for are shown to them even where special tokens are skipped. */
+static bool is_marker(const struct output *o, const char *text)
+{
+    const struct tool_parser *parser = o->options->parser;
+    for (int i = 0; parser && parser->markers[i]; i++) {
+        if (strcmp(parser->markers[i], text) == 0) {
+            return true;
+        }
+    }
+    static const char *const think[] = {"<think>", "</think>", "[THINK]", "[/THINK]"};
+    for (size_t i = 0; o->options->reasoning != REASONING_NONE && i < 4; i++) {
+        if (strcmp(think[i], text) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool output_token(struct output *o, int32_t id)
+{
+    if (o->stopped) {
+        return false;
+    }
+    size_t before = o->text.n_bytes;
+    if (o->options->skip_special && tokenizer_is_special(o->options->tok, id)) {
+        size_t n;
+        const char *text = tokenizer_token_text(o->options->tok, id, &n);
+        if (text && is_marker(o, text)) {
+            detok_flush(&o->detok, &o->text);
+            buf_put(&o->text, text, n);
+        }
+    } else {
+        detok_push(&o->detok, id, &o->text);
+    }
+    o->n_bytes += o->text.n_bytes - before;
+    bool was_inside = o->in_reasoning;
+    bool go_on = search(o, false);
+    o->n_reasoning_tokens += was_inside || o->in_reasoning;
+    return go_on;
+}
+
+void output_finish(struct output *o)
+{
+    if (!o->stopped && o->options->tok) {
+        size_t before = o->text.n_bytes;
+        detok_flush(&o->detok, &o->text);
+        o->n_bytes += o->text.n_bytes - before;
+        search(o, false);
+    }
+    if (!o->stopped) {
+        search(o, true);
+    }
+    output_split(o, "", 0, true);
+    if (o->options->parser) {
+        tool_parse_finish(&o->parse);
+    }
+}

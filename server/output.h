@@ -1,0 +1,72 @@
+/* From token ids to what a client sees, one sample at a time: text that is whole UTF-8, cut at stop
+ * strings, split into reasoning, content and tool calls. What comes out of the sink, joined, does
+ * not depend on how the tokens arrived; text that may still become a stop string or a marker is
+ * held back.
+ *
+ *     ids -> detok -> stop strings -> reasoning -> tool parser -> sink
+ *
+ * Thread: the loop; one owner per sample. */
+#ifndef SLUICE_SERVER_OUTPUT_H
+#define SLUICE_SERVER_OUTPUT_H
+
+#include "engine/base/buf.h"
+#include "engine/detok.h"
+#include "server/tool_parser.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum reasoning_kind { REASONING_NONE, REASONING_THINK, REASONING_MISTRAL };
+
+/* What all samples of a request share. Borrowed by each output. */
+struct output_options {
+    const struct tokenizer *tok; // NULL: text is fed directly
+    bool skip_special;
+    const char *const *stop; // stop strings, none empty
+    size_t n_stop;
+    bool include_stop;
+    enum reasoning_kind reasoning;
+    bool starts_in_reasoning;         // the prompt has opened it
+    const struct tool_parser *parser; // NULL: calls are text
+    const struct json *tools;
+};
+
+struct output_sink {
+    struct tool_sink tool; // on_text is the content
+    void (*on_reasoning)(void *arg, const char *text, size_t n_bytes); // same arg
+};
+
+struct output {
+    const struct output_options *options;
+    struct output_sink sink;
+    struct detok detok;
+    struct buf text;  // of the last ids, not yet searched for stop strings
+    struct buf split; // not yet known to be reasoning or not
+    int reasoning_state;
+    struct tool_parse parse;
+    size_t n_bytes;     // of text so far, before anything was cut
+    int32_t n_reasoning_tokens;
+    bool in_reasoning;
+    bool stopped;       // at a stop string
+    int stop_index;     // which
+};
+
+void output_init(struct output *o, const struct output_options *options,
+                 const struct output_sink *sink);
+void output_deinit(struct output *o); // accepts a zeroed struct
+
+/* False once a stop string was found: what follows is not wanted. */
+bool output_token(struct output *o, int32_t id);
+bool output_text(struct output *o, const char *text, size_t n_bytes);
+
+/* The end: reports all that is held back. */
+void output_finish(struct output *o);
+
+/* Which reasoning a model with this chat template has; `template` may be NULL. */
+enum reasoning_kind reasoning_for_template(const char *chat_template);
+
+/* True if the prompt ends inside an opened reasoning block. */
+bool reasoning_is_open(enum reasoning_kind kind, const char *prompt, size_t n_bytes);
+
+#endif

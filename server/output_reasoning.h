@@ -1,0 +1,14 @@
+/* Splits text into reasoning and the rest. Part of output.
+ * Thread: the owner of the output. */
+#ifndef SLUICE_SERVER_OUTPUT_REASONING_H
+#define SLUICE_SERVER_OUTPUT_REASONING_H
+
+#include "server/output.h"
+
+void output_split_init(struct output *o);
+void output_split(struct output *o, const char *text, size_t n_bytes, bool final);
+
+/* Text that is no reasoning: goes to the tool parser or the sink. */
+void output_content(struct output *o, const char *text, size_t n_bytes);
+
+#endif
