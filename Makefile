@@ -40,7 +40,7 @@ CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
 CFLAGS    += -DSLUICE_CUDA -isystem $(CUDA_HOME)/include
 SRC       += $(wildcard cuda/*.c)
 CUSRC     := $(wildcard cuda/kernels/*.cu)
-LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcublas -lnccl -lcudart -ldl -lstdc++
+LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -lrt -ldl -lstdc++
 NVCCFLAGS := -std=c++17 -O3 -lineinfo -I. --expt-relaxed-constexpr -Xcompiler -fPIC -Xcompiler -Wall \
              $(foreach a,$(CUARCH),-gencode arch=compute_$(a),code=sm_$(a))
 endif

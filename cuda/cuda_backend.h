@@ -1,0 +1,209 @@
+/* The inside of the CUDA backend, for the files of this folder: one device, one stream, everything
+ * allocated at start. A step is staged in pinned memory and travels in stream order, so device
+ * buffers that a step fills need no second copy: the step before has read them by then.
+ * Thread: the rank's owner. */
+#ifndef SLUICE_CUDA_CUDA_BACKEND_H
+#define SLUICE_CUDA_CUDA_BACKEND_H
+
+#include "cuda/attention.h"
+#include "cuda/gemm.h"
+#include "cuda/kernels/kernels.h"
+#include "engine/ops.h"
+
+#include <cuda_runtime_api.h>
+
+enum {
+    CUDA_MAX_SETS = 4,    // KV sets
+    CUDA_MAX_STEPS = 4,   // staging slots
+    CUDA_MAX_PASSES = 64, // of a step
+    CUDA_MAX_PATCHES = 8192, // between two flushes
+};
+
+struct weight {
+    enum weight_kind kind;
+    enum dtype dtype;
+    int64_t n_out, n_in;
+    int32_t n_experts;
+    void *data;     // [n_experts, n_out, n_in]
+    float *bias;    // [n_experts, n_out] or NULL
+    void *bias_act; // LINEAR: the same in the weight's dtype, if that is 16-bit
+    struct weight *next;
+};
+
+struct rope_table {
+    struct rope_view view;
+    struct rope_table *next;
+};
+
+struct kv_set {
+    int32_t n_layers; // 0: not open
+    struct kv_view *layers;
+    struct kv_region *regions; // device, [n_layers]
+    void *memory;
+};
+
+/* What one step stages, and where its results land. */
+struct slot {
+    char *pinned;
+    size_t used_bytes, flushed_bytes; // staged; of which sent
+    cudaEvent_t done;
+    bool pending; // recorded, and not waited for
+    struct draw_result *draws; // pinned, [max_passes, max_draws]
+    float *pooled;             // pinned, [max_lanes, hidden]: shared by the step's passes
+    int32_t n_passes, n_pooled;
+    struct {
+        int32_t n_draws, first_pooled;
+    } passes[CUDA_MAX_PASSES];
+};
+
+/* Where the arrays of a pass lie in the area for metadata: a function of the bucket alone. */
+struct meta_layout {
+    size_t rows, row_seq, seqs, groups, out_rows, draws, pool, plan, plan_bytes, tree, end;
+};
+
+struct graphs; // cuda_graph.c
+struct plans;  // cuda_gemm.c
+struct upload; // cuda_upload.c
+
+struct cuda {
+    struct backend base; // first
+    struct backend_options options;
+    enum status lost; // sticky
+    int32_t sm, n_sms;
+    char device_name[64];
+    cudaStream_t stream;
+
+    struct backend_limits limits;
+    bool is_set_up;
+    int32_t max_draws;
+    struct attention_limits attention;
+    struct weight *weights;
+    struct rope_table *ropes;
+    struct kv_set sets[CUDA_MAX_SETS];
+    int64_t max_expert_width; // ffn + hidden of the widest experts opened, 0: none
+
+    /* device memory */
+    void **allocations; // everything from cuda_alloc, for close
+    int32_t n_allocations, max_allocations;
+    int32_t *history, *blocks, *tokens;
+    struct lane_params *params;
+    uint32_t *allowed;
+    float *pooled, *pooled_results;
+    struct draw_result *results;
+    char *meta, *staged; // the pass's metadata; the mirror of a slot's pinned memory
+    size_t meta_bytes, staged_bytes;
+    void *scratch, *attention_workspace, *gemm_workspace;
+    size_t scratch_bytes, gemm_workspace_bytes;
+    struct sample_scratch sample;
+    float *shards; // ranks' logits
+
+    /* the step and pass in hand */
+    struct slot slots[CUDA_MAX_STEPS];
+    struct slot *slot; // NULL between steps
+    struct patch *patches;
+    int32_t n_patches;
+    const struct pass *pass; // NULL between passes; its arrays are the engine's until pass_end
+    int32_t pass_model, pass_set;
+    struct pass_view view; // of the pass in hand
+    struct pass_shape shape;
+    int32_t pass_n_draws, pass_n_pool;
+
+    struct graphs *graphs;
+    struct plans *plans;
+    struct upload *upload;
+};
+
+static inline struct cuda *cuda_of(struct backend *be)
+{
+    return (struct cuda *)be;
+}
+
+/* OK, or the sticky ERR_DEVICE after a line in the log. */
+enum status cuda_check(struct cuda *be, cudaError_t e, const char *what);
+#define CUDA_TRY(be, call) TRY(cuda_check((be), (call), #call))
+
+/* Zeroed device memory that lives until close. */
+enum status cuda_alloc(struct cuda *be, size_t n_bytes, void **out);
+
+/* cuda_upload.c: pinned buffers and copying threads, for as long as weights are opened. */
+enum status cuda_upload_open(struct cuda *be);
+void cuda_upload_close(struct cuda *be);
+/* n elements of `to` (device, dtype) from the part. */
+enum status cuda_upload_part(struct cuda *be, void *to, enum dtype dtype,
+                             const struct weight_part *part);
+
+/* cuda_weights.c */
+enum status cuda_weight_open(struct backend *be, const struct weight_desc *desc,
+                             struct weight **out, struct err *err);
+enum status cuda_rope_open(struct backend *be, const struct rope_desc *desc,
+                           struct rope_table **out);
+
+/* cuda_kv.c */
+enum status cuda_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int32_t block_tokens,
+                          size_t *out);
+enum status cuda_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,
+                         struct err *err);
+enum status cuda_copy_blocks(struct backend *be, int32_t n, const struct block_copy *copies);
+enum status cuda_move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
+                            int32_t set);
+enum status cuda_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks);
+
+/* cuda_lanes.c */
+enum status cuda_lane_tokens(struct backend *be, int32_t lane, int32_t first_pos, int32_t n,
+                             const int32_t *tokens);
+enum status cuda_lane_blocks(struct backend *be, int32_t lane, int32_t first, int32_t n,
+                             const int32_t *blocks);
+enum status cuda_lane_params(struct backend *be, int32_t lane,
+                             const struct sampling_params *params);
+/* Sends what the lanes' updates have staged. */
+enum status cuda_flush(struct cuda *be);
+/* Stages n bytes and sends them with what came before: *device is where they will be. */
+enum status cuda_send(struct cuda *be, const void *from, size_t n_bytes, void **device);
+
+/* cuda_step.c */
+enum status cuda_setup(struct backend *be, const struct backend_limits *limits, struct err *err);
+enum status cuda_step_begin(struct backend *be, int32_t slot);
+enum status cuda_step_end(struct backend *be);
+enum status cuda_step_wait(struct backend *be, int32_t slot, struct pass_results *results,
+                           int32_t max_passes);
+bool cuda_step_done(struct backend *be, int32_t slot);
+
+/* cuda_pass.c */
+struct meta_layout cuda_meta_layout(const struct cuda *be, int32_t n_rows, int32_t n_out,
+                                    int32_t n_draws, int32_t n_pool);
+enum status cuda_pass_begin(struct backend *be, const struct pass *pass, struct pass_shape *shape);
+enum status cuda_pass_end(struct backend *be);
+
+/* cuda_graph.c: whether the pass is to be issued, captured or replayed. */
+enum graph_use { GRAPH_NONE, GRAPH_CAPTURE, GRAPH_REPLAY };
+struct graph_key {
+    int32_t model, set, n_rows, n_out, n_draws, flags;
+};
+enum { GRAPH_MAX_ROWS = 512 };
+int32_t cuda_bucket(int32_t n); // the count that n is padded to
+enum status cuda_graphs_open(struct cuda *be);
+void cuda_graphs_close(struct cuda *be);
+enum status cuda_graph_begin(struct cuda *be, const struct graph_key *key, enum graph_use *use);
+enum status cuda_graph_end(struct cuda *be); // launches what was captured or is to be replayed
+void cuda_graph_abort(struct cuda *be);
+
+/* cuda_gemm.c */
+enum status cuda_gemm_open(struct cuda *be);
+void cuda_gemm_close(struct cuda *be);
+enum status cuda_gemm(struct cuda *be, const struct gemm_args *a);
+
+/* cuda_comm.c */
+enum status cuda_comm_all_reduce(struct cuda *be, struct tensor y, int32_t n_rows, int32_t width);
+enum status cuda_comm_all_gather(struct cuda *be, const float *from, float *to, size_t n);
+
+/* cuda_backend.c: what the table has of this file */
+enum status cuda_facts(struct backend *be, struct backend_facts *out);
+enum status cuda_alloc_op(struct backend *be, size_t n_bytes, struct dmem *out);
+enum status cuda_write(struct backend *be, struct dmem to, const void *from, size_t n_bytes);
+enum status cuda_read(struct backend *be, void *to, struct dmem from, size_t n_bytes);
+void cuda_close(struct backend *be);
+
+/* cuda_ops.c */
+extern const struct backend_ops cuda_ops;
+
+#endif

@@ -1,0 +1,132 @@
+/* Captured passes. The first pass of a key is issued as it is (libraries load and choose their
+ * kernels), the second is captured, later ones are replayed. The ops of a key are always the same:
+ * they are a function of the model and of the counts, which the key has. */
+#include "cuda/cuda_backend.h"
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_GRAPHS = 1024 };
+
+struct graph {
+    struct graph_key key;
+    int32_t n_seen;
+    cudaGraphExec_t exec;
+};
+
+struct graphs {
+    struct graph all[MAX_GRAPHS];
+    int32_t n;
+    struct graph *current; // of the pass in hand, NULL: none
+    enum graph_use use;
+};
+
+/* Few enough shapes to have a graph each, close enough that padding costs little. */
+int32_t cuda_bucket(int32_t n)
+{
+    if (n <= 4) {
+        return n;
+    }
+    const int32_t step = n <= 16 ? 4 : n <= 128 ? 8 : n <= 256 ? 16 : 32;
+    return (n + step - 1) / step * step;
+}
+
+enum status cuda_graphs_open(struct cuda *be)
+{
+    be->graphs = xcalloc(1, sizeof *be->graphs);
+    return OK;
+}
+
+void cuda_graphs_close(struct cuda *be)
+{
+    if (!be->graphs) {
+        return;
+    }
+    for (int32_t i = 0; i < be->graphs->n; i++) {
+        if (be->graphs->all[i].exec) {
+            cudaGraphExecDestroy(be->graphs->all[i].exec);
+        }
+    }
+    free(be->graphs);
+    be->graphs = NULL;
+}
+
+/* The key's entry, a new one if there is room, else NULL. */
+static struct graph *find(struct graphs *g, const struct graph_key *key)
+{
+    for (int32_t i = 0; i < g->n; i++) {
+        if (memcmp(&g->all[i].key, key, sizeof *key) == 0) {
+            return &g->all[i];
+        }
+    }
+    if (g->n == MAX_GRAPHS) {
+        return NULL;
+    }
+    g->all[g->n] = (struct graph){.key = *key};
+    return &g->all[g->n++];
+}
+
+enum status cuda_graph_begin(struct cuda *be, const struct graph_key *key, enum graph_use *use)
+{
+    struct graphs *g = be->graphs;
+    struct graph *entry = find(g, key);
+    g->current = entry;
+    g->use = GRAPH_NONE;
+    if (entry) {
+        entry->n_seen += entry->n_seen < 3;
+        if (entry->exec) {
+            g->use = GRAPH_REPLAY;
+        } else if (entry->n_seen >= 2) {
+            CUDA_TRY(be, cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeThreadLocal));
+            g->use = GRAPH_CAPTURE;
+        }
+    }
+    *use = g->use;
+    return OK;
+}
+
+static enum status end_capture(struct cuda *be, struct graph *entry)
+{
+    cudaGraph_t graph = NULL;
+    cudaError_t e = cudaStreamEndCapture(be->stream, &graph);
+    e = e == cudaSuccess ? cudaGraphInstantiate(&entry->exec, graph, 0) : e;
+    if (graph) {
+        cudaGraphDestroy(graph);
+    }
+    if (e != cudaSuccess) {
+        /* The ops of this pass were never run: there is no result to give. */
+        return cuda_check(be, e, "capture of a pass");
+    }
+    return OK;
+}
+
+enum status cuda_graph_end(struct cuda *be)
+{
+    struct graphs *g = be->graphs;
+    struct graph *entry = g->current;
+    const enum graph_use use = g->use;
+    g->current = NULL;
+    g->use = GRAPH_NONE;
+    if (use == GRAPH_CAPTURE) {
+        TRY(end_capture(be, entry));
+    }
+    if (use != GRAPH_NONE) {
+        CUDA_TRY(be, cudaGraphLaunch(entry->exec, be->stream));
+    }
+    return OK;
+}
+
+void cuda_graph_abort(struct cuda *be)
+{
+    struct graphs *g = be->graphs;
+    if (g->use == GRAPH_CAPTURE) {
+        cudaGraph_t graph = NULL;
+        (void)cudaStreamEndCapture(be->stream, &graph);
+        if (graph) {
+            cudaGraphDestroy(graph);
+        }
+    }
+    g->current = NULL;
+    g->use = GRAPH_NONE;
+}

@@ -1,0 +1,398 @@
+/* The table of ops: each checks what its kernel relies on, and launches. */
+#include "cuda/cuda_backend.h"
+
+#include <stddef.h>
+
+static bool fits(struct tensor t, int32_t width)
+{
+    return t.mem.p && t.stride >= width && width > 0;
+}
+
+/* The layer's pages; NULL if there is no such layer in the pass. */
+static const struct kv_view *layer_kv(const struct cuda *be, int32_t layer)
+{
+    const struct kv_set *set = &be->sets[be->pass_set];
+    return be->pass && layer >= 0 && layer < set->n_layers ? &set->layers[layer] : NULL;
+}
+
+static const float *vector(const struct weight *w)
+{
+    return w ? (const float *)w->data : NULL;
+}
+
+static int32_t vector_length(const struct weight *w)
+{
+    return w ? (int32_t)(w->n_out * w->n_in) : 0;
+}
+
+static enum status op_embed(struct backend *base, const struct embed_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    const struct weight *w = a->table;
+    if (!be->pass || !w || a->n_rows > be->view.n_rows || !fits(a->x, (int32_t)w->n_in)) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(be, k_embed(be->stream, a, w->data, w->dtype, w->n_out, (int32_t)w->n_in, &be->view));
+    return OK;
+}
+
+static enum status op_norm(struct backend *base, const struct norm_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    if (!fits(a->x, a->width) || (a->weight && vector_length(a->weight) < a->width) ||
+        (a->bias && vector_length(a->bias) < a->width)) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(be, k_norm(be->stream, a, vector(a->weight), vector(a->bias)));
+    return OK;
+}
+
+static enum status op_linear(struct backend *base, const struct linear_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    const struct weight *w = a->weight;
+    if (!w || !fits(a->x, (int32_t)w->n_in) || !fits(a->y, (int32_t)w->n_out)) {
+        return ERR_INVALID;
+    }
+    const struct gemm_args g = {
+        .x = a->x.mem.p,
+        .weight = w->data,
+        .y = a->y.mem.p,
+        .bias = a->partial ? NULL : w->bias,
+        .bias_act = a->partial ? NULL : w->bias_act,
+        .x_dtype = a->x.dtype,
+        .w_dtype = w->dtype,
+        .y_dtype = a->y.dtype,
+        .n_rows = a->n_rows,
+        .n_out = (int32_t)w->n_out,
+        .n_in = (int32_t)w->n_in,
+        .x_stride = a->x.stride,
+        .y_stride = a->y.stride,
+        .accumulate = a->accumulate,
+        .n_batch = 1,
+    };
+    return cuda_gemm(be, &g);
+}
+
+static enum status op_linear_heads(struct backend *base, const struct linear_heads_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    const struct weight *w = a->weight;
+    if (!w || w->kind != WEIGHT_HEADS || a->x_head < w->n_in || a->y_head < w->n_out ||
+        !a->x.mem.p || !a->y.mem.p) {
+        return ERR_INVALID;
+    }
+    const struct gemm_args g = {
+        .x = a->x.mem.p,
+        .weight = w->data,
+        .y = a->y.mem.p,
+        .x_dtype = a->x.dtype,
+        .w_dtype = w->dtype,
+        .y_dtype = a->y.dtype,
+        .n_rows = a->n_rows,
+        .n_out = (int32_t)w->n_out,
+        .n_in = (int32_t)w->n_in,
+        .x_stride = a->x.stride,
+        .y_stride = a->y.stride,
+        .n_batch = w->n_experts,
+        .x_batch = a->x_head,
+        .w_batch = w->n_out * w->n_in,
+        .y_batch = a->y_head,
+    };
+    return cuda_gemm(be, &g);
+}
+
+static enum status op_rope_store(struct backend *base, const struct rope_store_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    const struct kv_view *kv = layer_kv(be, a->layer);
+    if (!kv || a->n_rows > be->view.n_rows || kv->n_kv_heads != a->n_kv_heads ||
+        kv->head_dim_k != a->head_dim || kv->head_dim_v != a->head_dim ||
+        !fits(a->qkv, (a->n_heads + 2 * a->n_kv_heads) * a->head_dim) ||
+        (a->rope && 2 * a->rope->view.n_pairs > a->head_dim)) {
+        return ERR_INVALID;
+    }
+    const struct rope_view none = {NULL, 0, 1, false};
+    CUDA_TRY(be, k_rope_store(be->stream, a, a->rope ? &a->rope->view : &none, vector(a->q_norm),
+                              vector_length(a->q_norm), vector(a->k_norm),
+                              vector_length(a->k_norm), kv, &be->view));
+    return OK;
+}
+
+static enum status op_mla_store(struct backend *base, const struct mla_store_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    const struct kv_view *kv = layer_kv(be, a->layer);
+    if (!kv || a->n_rows > be->view.n_rows || kv->n_kv_heads != 1 ||
+        kv->head_dim_k != a->kv_lora + a->rope_dim || !fits(a->kv, a->kv_lora + a->rope_dim) ||
+        !fits(a->q, (a->n_heads - 1) * a->q_head + a->q_rope_offset + a->rope_dim) || !a->rope ||
+        2 * a->rope->view.n_pairs > a->rope_dim) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(be, k_mla_store(be->stream, a, &a->rope->view, vector(a->kv_norm), kv, &be->view));
+    return OK;
+}
+
+static enum status op_attention(struct backend *base, const struct attention_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    const struct kv_view *kv = layer_kv(be, a->layer);
+    if (!kv || a->n_rows > be->view.n_rows || kv->n_kv_heads != a->n_kv_heads ||
+        kv->head_dim_k != a->head_dim_k || kv->head_dim_v != a->head_dim_v ||
+        a->n_heads % a->n_kv_heads != 0 || !fits(a->q, a->n_heads * a->head_dim_k) ||
+        !fits(a->out, a->n_heads * a->head_dim_v) || a->q.dtype != a->out.dtype) {
+        return ERR_INVALID;
+    }
+    const struct attention_launch l = {
+        .q = a->q.mem.p,
+        .out = a->out.mem.p,
+        .q_stride = a->q.stride,
+        .out_stride = a->out.stride,
+        .dtype = a->q.dtype,
+        .kv = *kv,
+        .pass = be->view,
+        .n_rows = a->n_rows,
+        .n_heads = a->n_heads,
+        .scale = a->scale,
+        .window = a->window,
+        .softcap = a->softcap,
+        .sinks = vector(a->sinks),
+        .workspace = be->attention_workspace,
+        .workspace_bytes = attention_workspace_bytes(&be->attention),
+        .limits = &be->attention,
+    };
+    CUDA_TRY(be, attention_launch(be->stream, &l));
+    return OK;
+}
+
+static enum status op_activation(struct backend *base, const struct activation_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    const bool gated = a->gated || a->kind == ACT_GPT_OSS;
+    if (!fits(a->x, gated ? 2 * a->width : a->width) || !fits(a->out, a->width) ||
+        a->x.dtype != a->out.dtype) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(be, k_activation(be->stream, a));
+    return OK;
+}
+
+static enum status op_moe_route(struct backend *base, const struct moe_route_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    const struct weight *w = a->router;
+    if (!w || w->n_out != a->n_experts || !fits(a->x, (int32_t)w->n_in) || a->k < 1 ||
+        (a->n_group > 1 && (a->n_experts % a->n_group != 0 || a->topk_group < 1)) ||
+        (size_t)a->n_rows * (size_t)a->n_experts * sizeof(float) > be->scratch_bytes) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(be, k_moe_route(be->stream, a, w->data, w->dtype, w->bias, vector(a->correction),
+                             (int32_t)w->n_in, be->scratch));
+    return OK;
+}
+
+/* Bytes of scratch that a call with this many picks needs, and where its parts are. */
+static size_t moe_layout(char *base, int64_t picks, const struct moe_ffn_args *a, int64_t hidden,
+                         struct moe_scratch *s)
+{
+    size_t at = 0;
+    const size_t ints = ((size_t)picks * 4 + 255) / 256 * 256;
+    const size_t act =
+        ((size_t)(picks * a->ffn) * dtype_bytes(a->x.dtype) + 255) / 256 * 256;
+    s->sorted = (int32_t *)(base + at);
+    at += ints;
+    s->tile_expert = (int32_t *)(base + at);
+    at += ints;
+    s->tile_first = (int32_t *)(base + at);
+    at += ints;
+    s->first = (int32_t *)(base + at);
+    at += ((size_t)(a->n_experts + 1) * 4 + 255) / 256 * 256;
+    s->n_tiles = (int32_t *)(base + at);
+    at += 256;
+    s->act = base + at;
+    at += act;
+    s->out = (float *)(base + at);
+    at += (size_t)(picks * hidden) * sizeof(float);
+    return at;
+}
+
+/* As many rows at a time as the scratch memory holds. */
+static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    const struct weight *up = a->gate_up, *down = a->down;
+    if (!up || !down || up->kind != WEIGHT_EXPERTS || down->kind != WEIGHT_EXPERTS ||
+        up->n_experts != a->n_experts || down->n_experts != a->n_experts ||
+        up->n_out != 2 * (int64_t)a->ffn || down->n_in != a->ffn || up->n_in != down->n_out ||
+        up->dtype != down->dtype || !fits(a->x, (int32_t)up->n_in) ||
+        !fits(a->y, (int32_t)up->n_in) || a->x.dtype != a->y.dtype || a->k < 1) {
+        return ERR_INVALID;
+    }
+    const struct moe_weights w = {up->data, down->data, up->bias, down->bias, up->dtype,
+                                  (int32_t)up->n_in};
+    struct moe_scratch s;
+    int32_t slice = a->n_rows;
+    while (slice > 1 && moe_layout(be->scratch, (int64_t)slice * a->k, a, up->n_in, &s) >
+                            be->scratch_bytes) {
+        slice = (slice + 1) / 2;
+    }
+    if (moe_layout(be->scratch, (int64_t)slice * a->k, a, up->n_in, &s) > be->scratch_bytes) {
+        return ERR_LIMIT;
+    }
+    const struct pass_counts *counts =
+        be->pass && a->n_rows == be->shape.n_rows ? be->view.counts : NULL;
+    for (int32_t first = 0; first < a->n_rows; first += slice) {
+        struct moe_ffn_args part = *a;
+        part.n_rows = a->n_rows - first < slice ? a->n_rows - first : slice;
+        const size_t element = dtype_bytes(a->x.dtype), picks = (size_t)first * (size_t)a->k;
+        part.x.mem = dmem_at(a->x.mem, (size_t)first * (size_t)a->x.stride * element);
+        part.y.mem = dmem_at(a->y.mem, (size_t)first * (size_t)a->y.stride * element);
+        part.ids = dmem_at(a->ids, picks * sizeof(int32_t));
+        part.weights = dmem_at(a->weights, picks * sizeof(float));
+        CUDA_TRY(be, k_moe_ffn(be->stream, &part, &w, &s, counts, first));
+    }
+    return OK;
+}
+
+static enum status op_row_gate(struct backend *base, const struct row_gate_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    if (!fits(a->x, a->x_width) || !fits(a->y, a->y_width) || a->x.dtype != a->y.dtype ||
+        vector_length(a->weight) < a->x_width) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(be, k_row_gate(be->stream, a, vector(a->weight)));
+    return OK;
+}
+
+static enum status op_reduce(struct backend *base, const struct reduce_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    if (!fits(a->y, a->width)) {
+        return ERR_INVALID;
+    }
+    if (be->options.n_ranks > 1) {
+        TRY(cuda_comm_all_reduce(be, a->y, a->n_rows, a->width));
+    }
+    if (a->linear && a->linear->bias) {
+        CUDA_TRY(be, k_add_bias(be->stream, a->y, a->n_rows, a->width, a->linear->bias));
+    }
+    if (a->moe && a->moe->down->bias) {
+        CUDA_TRY(be, k_moe_bias(be->stream, a->y, a->n_rows, a->width, a->moe,
+                                a->moe->down->bias));
+    }
+    return OK;
+}
+
+static enum status op_gather(struct backend *base, const struct gather_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    if (!be->pass || a->n_out > be->shape.n_out || !fits(a->x, a->width) ||
+        !fits(a->out, a->width) || a->x.dtype != a->out.dtype) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(be, k_gather(be->stream, a, &be->view));
+    return OK;
+}
+
+static enum status op_logits(struct backend *base, const struct logits_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    if (!fits(a->logits, a->vocab) || a->logits.dtype != DT_F32) {
+        return ERR_INVALID;
+    }
+    const int32_t n_ranks = be->options.n_ranks;
+    if (n_ranks > 1) {
+        const int32_t width = a->vocab / n_ranks;
+        const size_t n = (size_t)a->n_out * (size_t)width;
+        if (a->local.stride != width || a->vocab % n_ranks != 0 ||
+            n * (size_t)n_ranks > (size_t)be->limits.max_out_rows * (size_t)be->limits.vocab) {
+            return ERR_INVALID;
+        }
+        TRY(cuda_comm_all_gather(be, a->local.mem.p, be->shards, n));
+        CUDA_TRY(be, k_join_shards(be->stream, be->shards, a->logits.mem.p, a->logits.stride,
+                                   n_ranks, a->n_out, width));
+    }
+    if (a->scale != 1.0f || a->softcap > 0.0f) {
+        CUDA_TRY(be, k_scale_logits(be->stream, a));
+    }
+    return OK;
+}
+
+static enum status op_sample(struct backend *base, const struct sample_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    if (!be->pass || a->logits.dtype != DT_F32 || !fits(a->logits, a->n_vocab_used) ||
+        a->n_vocab_used > be->limits.vocab || a->n_draws > be->max_draws) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(be, k_sample(be->stream, a, &be->view, &be->sample, be->results));
+    return OK;
+}
+
+static enum status op_pool(struct backend *base, const struct pool_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    if (!be->pass || !fits(a->hidden, a->width) || a->width != be->limits.hidden) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(be, k_pool(be->stream, a, &be->view, be->pass_n_pool, be->pooled_results));
+    return OK;
+}
+
+const struct backend_ops cuda_ops = {
+    .facts = cuda_facts,
+    .alloc = cuda_alloc_op,
+    .weight_open = cuda_weight_open,
+    .rope_open = cuda_rope_open,
+    .kv_bytes = cuda_kv_bytes,
+    .setup = cuda_setup,
+    .kv_open = cuda_kv_open,
+    .close = cuda_close,
+    .step_begin = cuda_step_begin,
+    .lane_tokens = cuda_lane_tokens,
+    .lane_blocks = cuda_lane_blocks,
+    .lane_params = cuda_lane_params,
+    .copy_blocks = cuda_copy_blocks,
+    .move_slots = cuda_move_slots,
+    .poison_blocks = cuda_poison_blocks,
+    .pass_begin = cuda_pass_begin,
+    .pass_end = cuda_pass_end,
+    .step_end = cuda_step_end,
+    .step_wait = cuda_step_wait,
+    .step_done = cuda_step_done,
+    .embed = op_embed,
+    .norm = op_norm,
+    .linear = op_linear,
+    .linear_heads = op_linear_heads,
+    .rope_store = op_rope_store,
+    .mla_store = op_mla_store,
+    .attention = op_attention,
+    .activation = op_activation,
+    .moe_route = op_moe_route,
+    .moe_ffn = op_moe_ffn,
+    .row_gate = op_row_gate,
+    .reduce = op_reduce,
+    .gather = op_gather,
+    .logits = op_logits,
+    .sample = op_sample,
+    .pool = op_pool,
+    .write = cuda_write,
+    .read = cuda_read,
+};

@@ -1,0 +1,274 @@
+/* Weights from host memory (usually the page cache, through a mapping) to the device: threads copy
+ * and convert into pinned buffers, which travel while the next one is filled. */
+#include "cuda/cuda_backend.h"
+#include "engine/base/mem.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { N_BUFFERS = 4, MAX_THREADS = 12, BUFFER_BYTES = 16 << 20 };
+
+/* One buffer's worth of rows: rows [first, first + n) of the part. */
+struct job {
+    const struct weight_part *part;
+    enum dtype dtype;
+    char *to;
+    int64_t first, n;
+};
+
+struct upload {
+    void *buffers[N_BUFFERS];
+    cudaEvent_t sent[N_BUFFERS];
+    int32_t next_buffer;
+
+    pthread_t threads[MAX_THREADS];
+    int32_t n_threads;
+    pthread_mutex_t lock;
+    pthread_cond_t work, finished;
+    struct job job;
+    uint64_t generation; // of jobs
+    int32_t n_running;
+    bool stop;
+};
+
+static float half_to_float(uint16_t h)
+{
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, mantissa = h & 0x3ffu;
+    const uint32_t exponent = h >> 10 & 31u;
+    uint32_t bits;
+    if (exponent == 31) {
+        bits = sign | 0x7f800000u | mantissa << 13;
+    } else if (exponent > 0) {
+        bits = sign | (exponent + 112) << 23 | mantissa << 13;
+    } else {
+        const float f = (float)mantissa * (1.0f / 16777216.0f);
+        memcpy(&bits, &f, sizeof bits);
+        bits |= sign;
+    }
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static uint16_t float_to_half(float f)
+{
+    uint32_t x;
+    memcpy(&x, &f, sizeof x);
+    const uint32_t sign = x >> 16 & 0x8000u, a = x & 0x7fffffffu;
+    if (a >= 0x7f800000u) {
+        return (uint16_t)(sign | 0x7c00u | (a > 0x7f800000u ? 0x200u : 0));
+    }
+    if (a >= 0x477ff000u) { // rounds past the largest half
+        return (uint16_t)(sign | 0x7c00u);
+    }
+    if (a < 0x38800000u) { // subnormal: in units of 2^-24
+        float magnitude;
+        memcpy(&magnitude, &a, sizeof magnitude);
+        const float scaled = magnitude * 16777216.0f + 8388608.0f; // rounds to even at the unit
+        uint32_t bits;
+        memcpy(&bits, &scaled, sizeof bits);
+        return (uint16_t)(sign | (bits & 0x7ffu));
+    }
+    const uint32_t rounded = a + 0xfffu + (a >> 13 & 1u);
+    return (uint16_t)(sign | ((rounded >> 13) - (112u << 10)));
+}
+
+static uint16_t float_to_bf16(float f)
+{
+    uint32_t x;
+    memcpy(&x, &f, sizeof x);
+    if ((x & 0x7fffffffu) > 0x7f800000u) {
+        return (uint16_t)(x >> 16 | 0x40u);
+    }
+    return (uint16_t)((x + 0x7fffu + (x >> 16 & 1u)) >> 16);
+}
+
+static float load_element(const void *data, enum dtype dtype, int64_t i)
+{
+    if (dtype == DT_F32) {
+        return ((const float *)data)[i];
+    }
+    const uint16_t h = ((const uint16_t *)data)[i];
+    if (dtype == DT_F16) {
+        return half_to_float(h);
+    }
+    const uint32_t bits = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static void store_element(void *to, enum dtype dtype, int64_t i, float f)
+{
+    if (dtype == DT_F32) {
+        ((float *)to)[i] = f;
+    } else {
+        ((uint16_t *)to)[i] = dtype == DT_F16 ? float_to_half(f) : float_to_bf16(f);
+    }
+}
+
+/* Share `index` of `count` of the job's rows. */
+static void do_share(const struct job *job, int32_t index, int32_t count)
+{
+    const struct weight_part *p = job->part;
+    const int64_t begin = job->n * index / count, end = job->n * (index + 1) / count;
+    const size_t row_bytes = (size_t)p->n_cols * dtype_bytes(job->dtype);
+    if (p->dtype == job->dtype && p->col_stride == 1) {
+        const size_t element = dtype_bytes(p->dtype);
+        const char *from = (const char *)p->data + (size_t)((job->first + begin) * p->row_stride) *
+                                                       element;
+        if (p->row_stride == p->n_cols) {
+            memcpy(job->to + (size_t)begin * row_bytes, from, (size_t)(end - begin) * row_bytes);
+            return;
+        }
+        for (int64_t r = begin; r < end; r++) {
+            memcpy(job->to + (size_t)r * row_bytes, from, row_bytes);
+            from += (size_t)p->row_stride * element;
+        }
+        return;
+    }
+    for (int64_t r = begin; r < end; r++) {
+        char *to = job->to + (size_t)r * row_bytes;
+        for (int64_t c = 0; c < p->n_cols; c++) {
+            store_element(to, job->dtype, c,
+                          load_element(p->data, p->dtype, (job->first + r) * p->row_stride +
+                                                              c * p->col_stride));
+        }
+    }
+}
+
+struct worker {
+    struct upload *u;
+    int32_t index;
+};
+
+static void *worker_main(void *arg)
+{
+    struct worker me = *(struct worker *)arg;
+    free(arg);
+    struct upload *u = me.u;
+    uint64_t seen = 0;
+    pthread_mutex_lock(&u->lock);
+    while (!u->stop) {
+        if (u->generation == seen) {
+            pthread_cond_wait(&u->work, &u->lock);
+            continue;
+        }
+        seen = u->generation;
+        const struct job job = u->job;
+        pthread_mutex_unlock(&u->lock);
+        do_share(&job, me.index, u->n_threads + 1);
+        pthread_mutex_lock(&u->lock);
+        if (--u->n_running == 0) {
+            pthread_cond_signal(&u->finished);
+        }
+    }
+    pthread_mutex_unlock(&u->lock);
+    return NULL;
+}
+
+static void do_job(struct upload *u, const struct job *job)
+{
+    if (u->n_threads == 0 || job->n * job->part->n_cols < 65536) {
+        do_share(job, 0, 1);
+        return;
+    }
+    pthread_mutex_lock(&u->lock);
+    u->job = *job;
+    u->generation++;
+    u->n_running = u->n_threads;
+    pthread_cond_broadcast(&u->work);
+    pthread_mutex_unlock(&u->lock);
+    do_share(job, u->n_threads, u->n_threads + 1);
+    pthread_mutex_lock(&u->lock);
+    while (u->n_running > 0) {
+        pthread_cond_wait(&u->finished, &u->lock);
+    }
+    pthread_mutex_unlock(&u->lock);
+}
+
+enum status cuda_upload_open(struct cuda *be)
+{
+    struct upload *u = xcalloc(1, sizeof *u);
+    be->upload = u;
+    pthread_mutex_init(&u->lock, NULL);
+    pthread_cond_init(&u->work, NULL);
+    pthread_cond_init(&u->finished, NULL);
+    for (int32_t i = 0; i < N_BUFFERS; i++) {
+        CUDA_TRY(be, cudaMallocHost(&u->buffers[i], BUFFER_BYTES));
+        CUDA_TRY(be, cudaEventCreateWithFlags(&u->sent[i], cudaEventDisableTiming));
+    }
+    const long n = sysconf(_SC_NPROCESSORS_ONLN) / (be->options.n_ranks) - 1;
+    const int32_t wanted = n > MAX_THREADS ? MAX_THREADS : n < 0 ? 0 : (int32_t)n;
+    int32_t n_started = 0;
+    pthread_mutex_lock(&u->lock);
+    for (int32_t i = 0; i < wanted; i++) {
+        struct worker *w = xmalloc(sizeof *w);
+        *w = (struct worker){u, n_started};
+        if (pthread_create(&u->threads[n_started], NULL, worker_main, w) != 0) {
+            free(w); // fewer threads are slower, not wrong
+            break;
+        }
+        n_started++;
+    }
+    u->n_threads = n_started;
+    pthread_mutex_unlock(&u->lock);
+    return OK;
+}
+
+void cuda_upload_close(struct cuda *be)
+{
+    struct upload *u = be->upload;
+    if (!u) {
+        return;
+    }
+    pthread_mutex_lock(&u->lock);
+    u->stop = true;
+    pthread_cond_broadcast(&u->work);
+    pthread_mutex_unlock(&u->lock);
+    for (int32_t i = 0; i < u->n_threads; i++) {
+        pthread_join(u->threads[i], NULL);
+    }
+    for (int32_t i = 0; i < N_BUFFERS; i++) {
+        cudaFreeHost(u->buffers[i]);
+        if (u->sent[i]) {
+            cudaEventDestroy(u->sent[i]);
+        }
+    }
+    pthread_cond_destroy(&u->finished);
+    pthread_cond_destroy(&u->work);
+    pthread_mutex_destroy(&u->lock);
+    free(u);
+    be->upload = NULL;
+}
+
+enum status cuda_upload_part(struct cuda *be, void *to, enum dtype dtype,
+                             const struct weight_part *part)
+{
+    struct upload *u = be->upload;
+    const size_t element = dtype_bytes(dtype);
+    /* A row that is longer than a buffer (a vector, say) goes in pieces of its own. */
+    const int64_t max_cols = (int64_t)(BUFFER_BYTES / element);
+    for (int64_t c = 0; c < part->n_cols; c += max_cols) {
+        struct weight_part piece = *part;
+        piece.n_cols = part->n_cols - c < max_cols ? part->n_cols - c : max_cols;
+        piece.data = (const char *)part->data +
+                     (size_t)(c * part->col_stride) * dtype_bytes(part->dtype);
+        const size_t row_bytes = (size_t)piece.n_cols * element;
+        const int64_t max_rows = part->n_cols > max_cols ? 1 : (int64_t)(BUFFER_BYTES / row_bytes);
+        for (int64_t r = 0; r < part->n_rows; r += max_rows) {
+            const int64_t n = part->n_rows - r < max_rows ? part->n_rows - r : max_rows;
+            const int32_t b = u->next_buffer++ % N_BUFFERS;
+            CUDA_TRY(be, cudaEventSynchronize(u->sent[b]));
+            const struct job job = {&piece, dtype, u->buffers[b], r, n};
+            do_job(u, &job);
+            CUDA_TRY(be, cudaMemcpyAsync((char *)to + (size_t)(r * part->n_cols + c) * element,
+                                         u->buffers[b], (size_t)n * row_bytes,
+                                         cudaMemcpyHostToDevice, be->stream));
+            CUDA_TRY(be, cudaEventRecord(u->sent[b], be->stream));
+        }
+    }
+    return OK;
+}

@@ -1,0 +1,145 @@
+#include "cuda/cuda_backend.h"
+#include "engine/base/mem.h"
+
+#include <string.h>
+
+/* Rows and columns of the parts must cover what the description says. */
+static enum status check_parts(const struct weight_desc *d, struct err *err)
+{
+    if (d->n_out <= 0 || d->n_in <= 0 || d->n_experts <= 0 || d->n_parts <= 0 ||
+        d->n_out > INT32_MAX || d->n_in > INT32_MAX) {
+        return err_set(err, ERR_INVALID, "weight %s: a size is not positive", d->name);
+    }
+    int64_t rows = 0;
+    for (int32_t i = 0; i < d->n_parts; i++) {
+        const struct weight_part *p = &d->parts[i];
+        if (p->n_cols != d->n_in || p->n_rows <= 0) {
+            return err_set(err, ERR_INVALID, "weight %s: a part of %lld x %lld in a width of %lld",
+                           d->name, (long long)p->n_rows, (long long)p->n_cols,
+                           (long long)d->n_in);
+        }
+        rows += p->n_rows;
+    }
+    if (rows != d->n_out * d->n_experts) {
+        return err_set(err, ERR_INVALID, "weight %s: the parts have %lld rows, not %lld", d->name,
+                       (long long)rows, (long long)(d->n_out * d->n_experts));
+    }
+    return OK;
+}
+
+static enum status fill(struct cuda *be, void *to, enum dtype dtype, const struct weight_part *part,
+                        uint64_t seed, float scale)
+{
+    if (part->data) {
+        return cuda_upload_part(be, to, dtype, part);
+    }
+    CUDA_TRY(be, k_fill_normal(be->stream, to, dtype, part->n_rows * part->n_cols, seed, scale));
+    return OK;
+}
+
+/* The bias comes in one part or several: as many as make up its length. */
+static enum status open_bias(struct cuda *be, const struct weight_desc *d, struct weight *w,
+                             struct err *err)
+{
+    const int64_t n = w->n_out * w->n_experts;
+    TRY(cuda_alloc(be, (size_t)n * sizeof(float), (void **)&w->bias));
+    int64_t at = 0;
+    for (int32_t i = 0; at < n; i++) {
+        const struct weight_part *p = &d->bias[i];
+        const int64_t length = p->n_rows * p->n_cols;
+        if (length <= 0 || length > n - at) {
+            return err_set(err, ERR_INVALID, "weight %s: its bias has the wrong length", d->name);
+        }
+        TRY(fill(be, w->bias + at, DT_F32, p, d->dummy_seed + 0x9e37 + (uint64_t)i,
+                 d->dummy_scale));
+        at += length;
+    }
+    if (w->kind == WEIGHT_LINEAR && w->dtype != DT_F32) {
+        TRY(cuda_alloc(be, (size_t)n * dtype_bytes(w->dtype), &w->bias_act));
+        CUDA_TRY(be, k_convert(be->stream, w->bias_act, w->dtype, w->bias, DT_F32, n));
+    }
+    return OK;
+}
+
+static enum status open_data(struct cuda *be, const struct weight_desc *d, struct weight *w,
+                             struct err *err)
+{
+    size_t n = 0;
+    if (!mem_mul((size_t)w->n_out * (size_t)w->n_experts, (size_t)w->n_in, &n) ||
+        !mem_mul(n, dtype_bytes(w->dtype), &n)) {
+        return err_set(err, ERR_NOMEM, "weight %s is too large", d->name);
+    }
+    const enum status st = cuda_alloc(be, n, &w->data);
+    if (st != OK) {
+        return err_set(err, st, "weight %s: no %zu MiB of device memory are left", d->name,
+                       n >> 20);
+    }
+    char *to = w->data;
+    for (int32_t i = 0; i < d->n_parts; i++) {
+        const struct weight_part *p = &d->parts[i];
+        TRY(fill(be, to, w->dtype, p, d->dummy_seed ^ (uint64_t)i * 0x9e3779b97f4a7c15ULL,
+                 d->dummy_scale));
+        to += (size_t)(p->n_rows * p->n_cols) * dtype_bytes(w->dtype);
+    }
+    return OK;
+}
+
+enum status cuda_weight_open(struct backend *base, const struct weight_desc *desc,
+                             struct weight **out, struct err *err)
+{
+    struct cuda *be = cuda_of(base);
+    *out = NULL;
+    TRY(be->lost);
+    TRY(check_parts(desc, err));
+    const bool is_vector = desc->kind == WEIGHT_VECTOR;
+    if (desc->dtype != DT_F32 && desc->dtype != DT_BF16 && desc->dtype != DT_F16) {
+        return err_set(err, ERR_UNSUPPORTED, "weight %s: an unknown dtype", desc->name);
+    }
+    struct weight *w = xcalloc(1, sizeof *w);
+    w->kind = desc->kind;
+    w->dtype = is_vector ? DT_F32 : desc->dtype;
+    w->n_out = desc->n_out;
+    w->n_in = desc->n_in;
+    w->n_experts = desc->n_experts;
+    w->next = be->weights; // freed on close, also when half-open
+    be->weights = w;
+    TRY(open_data(be, desc, w, err));
+    if (desc->bias) {
+        TRY(open_bias(be, desc, w, err));
+    }
+    if (w->kind == WEIGHT_EXPERTS && w->n_out + w->n_in > be->max_expert_width) {
+        be->max_expert_width = w->n_out + w->n_in;
+    }
+    *out = w;
+    return OK;
+}
+
+enum status cuda_rope_open(struct backend *base, const struct rope_desc *desc,
+                           struct rope_table **out)
+{
+    struct cuda *be = cuda_of(base);
+    *out = NULL;
+    TRY(be->lost);
+    if (desc->n_pairs < 0 || desc->max_pos <= 0) {
+        return ERR_INVALID;
+    }
+    struct rope_table *r = xcalloc(1, sizeof *r);
+    r->view.n_pairs = desc->n_pairs;
+    r->view.max_pos = desc->max_pos;
+    r->view.interleaved = desc->interleaved;
+    r->next = be->ropes;
+    be->ropes = r;
+    if (desc->n_pairs > 0) {
+        void *inv_freq = NULL, *table = NULL;
+        const size_t n = (size_t)desc->n_pairs * (size_t)desc->max_pos;
+        TRY(cuda_alloc(be, (size_t)desc->n_pairs * sizeof(float), &inv_freq));
+        TRY(cuda_alloc(be, n * 2 * sizeof(float), &table));
+        CUDA_TRY(be, cudaMemcpyAsync(inv_freq, desc->inv_freq,
+                                     (size_t)desc->n_pairs * sizeof(float), cudaMemcpyHostToDevice,
+                                     be->stream));
+        CUDA_TRY(be, k_rope_table(be->stream, table, inv_freq, &r->view, desc->attention_factor));
+        r->view.cos_sin = table;
+    }
+    *out = r;
+    return OK;
+}

@@ -1,0 +1,61 @@
+/* The activations of engine/ops.h, by kind at compile time. Thread: device code. */
+#ifndef SLUICE_CUDA_DEVICE_ACTIVATION_CUH
+#define SLUICE_CUDA_DEVICE_ACTIVATION_CUH
+
+#include "engine/ops.h"
+
+template <int KIND> __device__ __forceinline__ float act_plain(float x)
+{
+    if (KIND == ACT_SILU) {
+        return x / (1.0f + expf(-x));
+    }
+    if (KIND == ACT_GELU_TANH) {
+        return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    }
+    if (KIND == ACT_GELU) {
+        return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+    }
+    return fmaxf(x, 0.0f);
+}
+
+template <int KIND> __device__ __forceinline__ float act_gated(float gate, float up)
+{
+    if (KIND == ACT_GPT_OSS) {
+        const float g = fminf(gate, 7.0f), u = fminf(fmaxf(up, -7.0f), 7.0f);
+        return g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
+    }
+    return act_plain<KIND>(gate) * up;
+}
+
+/* Runs the body with KIND as the compile-time kind. */
+#define BY_ACTIVATION(kind, KIND, ...)                                                             \
+    switch (kind) {                                                                                \
+    case ACT_SILU: {                                                                               \
+        constexpr int KIND = ACT_SILU;                                                             \
+        __VA_ARGS__;                                                                               \
+        break;                                                                                     \
+    }                                                                                              \
+    case ACT_GELU_TANH: {                                                                          \
+        constexpr int KIND = ACT_GELU_TANH;                                                        \
+        __VA_ARGS__;                                                                               \
+        break;                                                                                     \
+    }                                                                                              \
+    case ACT_GELU: {                                                                               \
+        constexpr int KIND = ACT_GELU;                                                             \
+        __VA_ARGS__;                                                                               \
+        break;                                                                                     \
+    }                                                                                              \
+    case ACT_RELU: {                                                                               \
+        constexpr int KIND = ACT_RELU;                                                             \
+        __VA_ARGS__;                                                                               \
+        break;                                                                                     \
+    }                                                                                              \
+    case ACT_GPT_OSS: {                                                                            \
+        constexpr int KIND = ACT_GPT_OSS;                                                          \
+        __VA_ARGS__;                                                                               \
+        break;                                                                                     \
+    }                                                                                              \
+    default: return cudaErrorInvalidValue;                                                         \
+    }
+
+#endif

@@ -1,0 +1,63 @@
+/* Launches with programmatic dependent launch: a kernel's blocks may be set up while the kernel
+ * before it still runs. So every kernel here calls pdl_wait() before it touches memory, in every
+ * block (a grid that ended without waiting would let its successor pass a predecessor that still
+ * runs), and pdl_trigger() as early as it likes. Devices before sm_90 ignore both.
+ * Thread: the rank's owner. */
+#ifndef SLUICE_CUDA_DEVICE_LAUNCH_CUH
+#define SLUICE_CUDA_DEVICE_LAUNCH_CUH
+
+#include <cuda_runtime.h>
+#include <utility>
+
+__device__ __forceinline__ void pdl_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void pdl_trigger()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* 90 or more: the attribute is set. Asked once per process: every device of one is alike. */
+static inline int launch_sm()
+{
+    static const int sm = [] {
+        int device = 0, major = 0, minor = 0;
+        if (cudaGetDevice(&device) != cudaSuccess ||
+            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) !=
+                cudaSuccess ||
+            cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) !=
+                cudaSuccess) {
+            return 0;
+        }
+        return major * 10 + minor;
+    }();
+    return sm;
+}
+
+template <typename... P, typename... A>
+static inline cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem,
+                                 cudaStream_t stream, A &&...args)
+{
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
+        return cudaSuccess;
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = smem;
+    config.stream = stream;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = launch_sm() >= 90 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, P(std::forward<A>(args))...);
+}
+
+#endif

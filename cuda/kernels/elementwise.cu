@@ -1,0 +1,211 @@
+/* Ops that touch each element once: activations, gates, biases, the logits' cap, pooling. */
+#include "cuda/kernels/device/activation.cuh"
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/device/types.cuh"
+#include "cuda/kernels/kernels.h"
+
+template <typename T, int KIND, bool GATED>
+__global__ void activation_vec_kernel(const T *x, int64_t x_stride, T *out, int64_t out_stride,
+                                      int32_t width)
+{
+    constexpr int N = vec<T>::N;
+    pdl_wait();
+    pdl_trigger();
+    const int i = (blockIdx.y * blockDim.x + threadIdx.x) * N;
+    if (i >= width) {
+        return;
+    }
+    vec<T> g, u, y;
+    g.load(x + blockIdx.x * x_stride + i);
+    if (GATED) {
+        u.load(x + blockIdx.x * x_stride + width + i);
+    }
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        const float f = to_float(g.v[e]);
+        y.v[e] = from_float<T>(GATED ? act_gated<KIND>(f, to_float(u.v[e])) : act_plain<KIND>(f));
+    }
+    y.store(out + blockIdx.x * out_stride + i);
+}
+
+template <typename T, int KIND, bool GATED>
+__global__ void activation_plain_kernel(const T *x, int64_t x_stride, T *out, int64_t out_stride,
+                                        int32_t width)
+{
+    pdl_wait();
+    pdl_trigger();
+    const int i = blockIdx.y * blockDim.x + threadIdx.x;
+    if (i >= width) {
+        return;
+    }
+    const float f = to_float(x[blockIdx.x * x_stride + i]);
+    out[blockIdx.x * out_stride + i] = from_float<T>(
+        GATED ? act_gated<KIND>(f, to_float(x[blockIdx.x * x_stride + width + i]))
+              : act_plain<KIND>(f));
+}
+
+template <typename T, int KIND, bool GATED>
+static cudaError_t activation(cudaStream_t stream, const struct activation_args *a)
+{
+    const T *x = (const T *)a->x.mem.p;
+    T *out = (T *)a->out.mem.p;
+    const int64_t x_stride = a->x.stride, out_stride = a->out.stride;
+    if (vec_ok(x, x_stride, a->width, sizeof(T)) && vec_ok(out, out_stride, a->width, sizeof(T))) {
+        const int per_block = 256 * vec<T>::N;
+        return launch(activation_vec_kernel<T, KIND, GATED>,
+                      dim3(a->n_rows, (a->width + per_block - 1) / per_block), dim3(256), 0, stream,
+                      x, x_stride, out, out_stride, a->width);
+    }
+    return launch(activation_plain_kernel<T, KIND, GATED>,
+                  dim3(a->n_rows, (a->width + 255) / 256), dim3(256), 0, stream, x, x_stride, out,
+                  out_stride, a->width);
+}
+
+template <typename T>
+static cudaError_t activation_kind(cudaStream_t stream, const struct activation_args *a)
+{
+    if (a->gated || a->kind == ACT_GPT_OSS) {
+        BY_ACTIVATION(a->kind, KIND, return activation<T, KIND, true>(stream, a));
+    } else {
+        BY_ACTIVATION(a->kind, KIND, return activation<T, KIND, false>(stream, a));
+    }
+    return cudaErrorInvalidValue;
+}
+
+extern "C" cudaError_t k_activation(cudaStream_t stream, const struct activation_args *a)
+{
+    BY_DTYPE(a->x.dtype, T, return activation_kind<T>(stream, a));
+    return cudaErrorInvalidValue;
+}
+
+template <typename T>
+__global__ void row_gate_kernel(const T *x, int64_t x_stride, T *y, int64_t y_stride,
+                                const float *weight, int32_t x_width, int32_t y_width)
+{
+    __shared__ float shared[32];
+    pdl_wait();
+    pdl_trigger();
+    float dot = 0.0f;
+    for (int i = threadIdx.x; i < x_width; i += blockDim.x) {
+        dot += to_float(x[blockIdx.x * x_stride + i]) * weight[i];
+    }
+    const float gate = 1.0f / (1.0f + expf(-block_sum(dot, shared)));
+    T *row = y + blockIdx.x * y_stride;
+    for (int i = threadIdx.x; i < y_width; i += blockDim.x) {
+        row[i] = from_float<T>(to_float(row[i]) * gate);
+    }
+}
+
+extern "C" cudaError_t k_row_gate(cudaStream_t stream, const struct row_gate_args *a,
+                                  const float *weight)
+{
+    BY_DTYPE(a->x.dtype, T,
+             return launch(row_gate_kernel<T>, dim3(a->n_rows), dim3(256), 0, stream,
+                           (const T *)a->x.mem.p, (int64_t)a->x.stride, (T *)a->y.mem.p,
+                           (int64_t)a->y.stride, weight, a->x_width, a->y_width));
+    return cudaErrorInvalidValue;
+}
+
+template <typename T>
+__global__ void add_bias_kernel(T *y, int64_t stride, int32_t width, const float *bias)
+{
+    pdl_wait();
+    pdl_trigger();
+    T *row = y + blockIdx.x * stride;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        row[i] = from_float<T>(to_float(row[i]) + bias[i]);
+    }
+}
+
+extern "C" cudaError_t k_add_bias(cudaStream_t stream, struct tensor y, int32_t n_rows,
+                                  int32_t width, const float *bias)
+{
+    BY_DTYPE(y.dtype, T,
+             return launch(add_bias_kernel<T>, dim3(n_rows), dim3(256), 0, stream, (T *)y.mem.p,
+                           (int64_t)y.stride, width, bias));
+    return cudaErrorInvalidValue;
+}
+
+__global__ void scale_logits_kernel(float *x, int64_t stride, int32_t n, float scale, float cap)
+{
+    pdl_wait();
+    pdl_trigger();
+    const int i = blockIdx.y * blockDim.x + threadIdx.x;
+    if (i < n) {
+        float f = x[blockIdx.x * stride + i] * scale;
+        x[blockIdx.x * stride + i] = cap > 0.0f ? cap * tanhf(f / cap) : f;
+    }
+}
+
+extern "C" cudaError_t k_scale_logits(cudaStream_t stream, const struct logits_args *a)
+{
+    return launch(scale_logits_kernel, dim3(a->n_out, (a->vocab + 255) / 256), dim3(256), 0, stream,
+                  (float *)a->logits.mem.p, (int64_t)a->logits.stride, a->vocab, a->scale,
+                  a->softcap);
+}
+
+__global__ void join_shards_kernel(const float *shards, float *out, int64_t out_stride,
+                                   int32_t n_out, int32_t width)
+{
+    pdl_wait();
+    pdl_trigger();
+    const int rank = blockIdx.z, row = blockIdx.x, i = blockIdx.y * blockDim.x + threadIdx.x;
+    if (i < width) {
+        out[row * out_stride + (int64_t)rank * width + i] =
+            shards[((int64_t)rank * n_out + row) * width + i];
+    }
+}
+
+extern "C" cudaError_t k_join_shards(cudaStream_t stream, const float *shards, float *out,
+                                     int32_t out_stride, int32_t n_ranks, int32_t n_out,
+                                     int32_t width)
+{
+    return launch(join_shards_kernel, dim3(n_out, (width + 255) / 256, n_ranks), dim3(256), 0,
+                  stream, shards, out, (int64_t)out_stride, n_out, width);
+}
+
+/* Entries of one lane in one pass are worked in order, by the block of the first of them. */
+template <typename T>
+__global__ void pool_kernel(const T *hidden, int64_t stride, int32_t width, struct pass_view pass,
+                            float *results)
+{
+    pdl_wait();
+    const int first = blockIdx.x, n = pass.counts->n_pool;
+    if (first >= n) {
+        return;
+    }
+    const int32_t lane = pass.pool[first].lane;
+    for (int e = 0; e < first; e++) {
+        if (pass.pool[e].lane == lane) {
+            return;
+        }
+    }
+    float *pooled = pass.pooled + (int64_t)lane * width;
+    for (int e = first; e < n; e++) {
+        const struct pass_pool entry = pass.pool[e];
+        if (entry.lane != lane) {
+            continue;
+        }
+        for (int i = threadIdx.x; i < width; i += blockDim.x) {
+            float sum = entry.start ? 0.0f : pooled[i];
+            for (int r = 0; r < entry.n_out; r++) {
+                sum += to_float(hidden[(entry.first_out + r) * stride + i]);
+            }
+            pooled[i] = sum;
+            if (entry.finish) {
+                results[(int64_t)e * width + i] = sum;
+            }
+        }
+    }
+}
+
+extern "C" cudaError_t k_pool(cudaStream_t stream, const struct pool_args *a,
+                              const struct pass_view *pass, int32_t n_pool, float *results)
+{
+    BY_DTYPE(a->hidden.dtype, T,
+             return launch(pool_kernel<T>, dim3(n_pool), dim3(256), 0, stream,
+                           (const T *)a->hidden.mem.p, (int64_t)a->hidden.stride, a->width, *pass,
+                           results));
+    return cudaErrorInvalidValue;
+}

@@ -1,0 +1,66 @@
+/* Rows in and out of the residual stream: the embedding, and the rows that go to the head. */
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/types.cuh"
+#include "cuda/kernels/kernels.h"
+
+template <typename W, typename T>
+__global__ void embed_kernel(const W *table, T *x, int32_t stride, int32_t hidden, float scale,
+                             int64_t n_vocab, const int32_t *tokens)
+{
+    pdl_wait();
+    pdl_trigger();
+    int64_t token = tokens[blockIdx.x];
+    token = token < 0 || token >= n_vocab ? 0 : token;
+    const W *from = table + token * hidden;
+    T *to = x + (int64_t)blockIdx.x * stride;
+    for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
+        to[i] = from_float<T>(to_float(from[i]) * scale);
+    }
+}
+
+extern "C" cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a, const void *table,
+                               enum dtype dtype, int64_t n_vocab, int32_t hidden,
+                               const struct pass_view *pass)
+{
+    const dim3 grid(a->n_rows), block(hidden >= 1024 ? 512 : 128);
+    BY_DTYPE(dtype, W, BY_DTYPE(a->x.dtype, T, return launch(embed_kernel<W, T>, grid, block, 0,
+                                                            stream, (const W *)table,
+                                                            (T *)a->x.mem.p, a->x.stride, hidden,
+                                                            a->scale, n_vocab, pass->tokens)));
+    return cudaErrorInvalidValue;
+}
+
+template <typename W>
+__global__ void gather_kernel(const W *x, int64_t x_stride, W *out, int64_t out_stride, int32_t n,
+                              const int32_t *out_rows)
+{
+    pdl_wait();
+    pdl_trigger();
+    const W *from = x + out_rows[blockIdx.x] * x_stride;
+    W *to = out + blockIdx.x * out_stride;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        to[i] = from[i];
+    }
+}
+
+extern "C" cudaError_t k_gather(cudaStream_t stream, const struct gather_args *a,
+                                const struct pass_view *pass)
+{
+    const size_t size = dtype_bytes(a->x.dtype);
+    const dim3 grid(a->n_out), block(256);
+    if (vec_ok(a->x.mem.p, a->x.stride, a->width, size) &&
+        vec_ok(a->out.mem.p, a->out.stride, a->width, size)) {
+        const int32_t n = (int32_t)(16 / size);
+        return launch(gather_kernel<uint4>, grid, block, 0, stream, (const uint4 *)a->x.mem.p,
+                      (int64_t)a->x.stride / n, (uint4 *)a->out.mem.p, (int64_t)a->out.stride / n,
+                      a->width / n, pass->out_rows);
+    }
+    if (size == 4) {
+        return launch(gather_kernel<uint32_t>, grid, block, 0, stream,
+                      (const uint32_t *)a->x.mem.p, (int64_t)a->x.stride, (uint32_t *)a->out.mem.p,
+                      (int64_t)a->out.stride, a->width, pass->out_rows);
+    }
+    return launch(gather_kernel<uint16_t>, grid, block, 0, stream, (const uint16_t *)a->x.mem.p,
+                  (int64_t)a->x.stride, (uint16_t *)a->out.mem.p, (int64_t)a->out.stride, a->width,
+                  pass->out_rows);
+}

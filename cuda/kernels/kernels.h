@@ -1,0 +1,121 @@
+/* The launchers of the kernels in this folder, one group per file. They check nothing that the ops
+ * above have checked, launch on `stream`, and return the launch's error.
+ * Compiles as C11 and C++17. Thread: the rank's owner. */
+#ifndef SLUICE_CUDA_KERNELS_H
+#define SLUICE_CUDA_KERNELS_H
+
+#include "cuda/layout.h"
+#include "engine/ops.h"
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- step.cu: a lane's state, and what a pass needs before its first op */
+
+/* Words to be written at an offset of a lane's state: the deltas that the host sends. */
+struct patch {
+    void *to;       // device
+    int32_t from;   // index of the first word in the data that came along
+    int32_t n_words;
+};
+cudaError_t k_patch(cudaStream_t stream, const struct patch *patches, const uint32_t *data,
+                    int32_t n);
+/* Resolves pass->tokens, writes given tokens to the history. */
+cudaError_t k_pass_begin(cudaStream_t stream, const struct pass_view *pass);
+
+struct kv_region { // one layer of one set
+    void *base;
+    int64_t page_bytes;
+    struct kv_view view;
+};
+cudaError_t k_copy_blocks(cudaStream_t stream, const struct kv_region *regions, int32_t n_regions,
+                          const struct block_copy *copies, int32_t n);
+cudaError_t k_move_slots(cudaStream_t stream, const struct kv_region *regions, int32_t n_regions,
+                         const struct slot_move *moves, int32_t n, const struct pass_view *pass);
+cudaError_t k_poison_blocks(cudaStream_t stream, const struct kv_region *regions,
+                            int32_t n_regions, const int32_t *blocks, int32_t n);
+
+/* ---- embed.cu, norm.cu, rope.cu, elementwise.cu */
+cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a, const void *table,
+                    enum dtype dtype, int64_t n_vocab, int32_t hidden,
+                    const struct pass_view *pass);
+cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, const float *weight,
+                   const float *bias);
+struct rope_view {
+    const float *cos_sin; // [max_pos, n_pairs, 2]; NULL: no rotation
+    int32_t n_pairs, max_pos;
+    bool interleaved;
+};
+cudaError_t k_rope_table(cudaStream_t stream, float *cos_sin, const float *inv_freq,
+                         const struct rope_view *rope, float attention_factor);
+cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store_args *a,
+                         const struct rope_view *rope, const float *q_norm, int32_t q_norm_n,
+                         const float *k_norm, int32_t k_norm_n, const struct kv_view *kv,
+                         const struct pass_view *pass);
+cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_args *a,
+                        const struct rope_view *rope, const float *kv_norm,
+                        const struct kv_view *kv, const struct pass_view *pass);
+cudaError_t k_activation(cudaStream_t stream, const struct activation_args *a);
+cudaError_t k_row_gate(cudaStream_t stream, const struct row_gate_args *a, const float *weight);
+cudaError_t k_add_bias(cudaStream_t stream, struct tensor y, int32_t n_rows, int32_t width,
+                       const float *bias);
+cudaError_t k_gather(cudaStream_t stream, const struct gather_args *a,
+                     const struct pass_view *pass);
+cudaError_t k_scale_logits(cudaStream_t stream, const struct logits_args *a);
+/* Ranks' shards [n_ranks, n_out, width] side by side: [n_out, n_ranks * width]. */
+cudaError_t k_join_shards(cudaStream_t stream, const float *shards, float *out, int32_t out_stride,
+                          int32_t n_ranks, int32_t n_out, int32_t width);
+cudaError_t k_pool(cudaStream_t stream, const struct pool_args *a, const struct pass_view *pass,
+                   int32_t n_pool, float *results);
+
+/* ---- weights.cu */
+/* n normal numbers of standard deviation `scale`, element i from (seed, i). */
+cudaError_t k_fill_normal(cudaStream_t stream, void *to, enum dtype dtype, int64_t n,
+                          uint64_t seed, float scale);
+cudaError_t k_convert(cudaStream_t stream, void *to, enum dtype to_dtype, const void *from,
+                      enum dtype from_dtype, int64_t n);
+
+/* ---- moe.cu */
+/* Sized for n_rows * k picks of one call. */
+struct moe_scratch {
+    int32_t *sorted;     // [picks]: picks (row * k + j) in order of (expert, pick)
+    int32_t *first;      // [n_experts + 1]: an expert's first place in sorted
+    int32_t *tile_expert, *tile_first; // [picks]: the work list of the grouped products
+    int32_t *n_tiles;
+    void *act;  // [picks, ffn], act dtype, by place (the plain kernels: by pick)
+    float *out; // [picks, hidden], by pick
+};
+struct moe_weights {
+    const void *gate_up, *down;
+    const float *gate_up_bias, *down_bias; // [n_experts, n_out] or NULL
+    enum dtype dtype;
+    int32_t hidden;
+};
+/* logits: [n_rows, n_experts] of scratch. */
+cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, const void *router,
+                        enum dtype router_dtype, const float *bias, const float *correction,
+                        int32_t hidden, float *logits);
+/* `counts` (may be NULL) tells the real rows of the pass, of which this call's are those from
+ * row_offset on: padding rows are not routed. */
+cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
+                      const struct moe_weights *w, const struct moe_scratch *scratch,
+                      const struct pass_counts *counts, int32_t row_offset);
+cudaError_t k_moe_bias(cudaStream_t stream, struct tensor y, int32_t n_rows, int32_t width,
+                       const struct moe_ffn_args *moe, const float *down_bias);
+
+/* ---- sample.cu */
+struct sample_scratch {
+    void *memory; // zeroed at start, of this many bytes:
+    int32_t max_draws, vocab;
+};
+size_t sample_scratch_bytes(int32_t max_draws, int32_t vocab);
+cudaError_t k_sample(cudaStream_t stream, const struct sample_args *a, const struct pass_view *pass,
+                     const struct sample_scratch *scratch, struct draw_result *results);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,636 @@
+/* Mixtures of experts. The router's scores and picks; then the rows, sorted by expert, go through
+ * two grouped products, the first with the activation in its epilogue, and each row adds up its
+ * picks in order of expert id. The work list is made on the device, so that one captured graph
+ * serves every routing. */
+#include "cuda/kernels/device/activation.cuh"
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/mma_tile.cuh"
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/kernels.h"
+
+enum { MOE_MAX_K = 32, MOE_MAX_EXPERTS = 1024 };
+
+/* A warp makes R rows' scores of E experts. Lane l sums the elements l, l + 32, ..., then the lanes
+ * are joined by a butterfly: the same bits for every R and E. */
+template <typename T, typename W, int R, int E>
+__global__ void route_scores_kernel(const T *x, int64_t x_stride, const W *router,
+                                    const float *bias, float *logits, int32_t n_rows,
+                                    int32_t n_experts, int32_t hidden)
+{
+    pdl_wait();
+    pdl_trigger();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int r0 = blockIdx.x * R, e0 = (blockIdx.y * (blockDim.x >> 5) + warp) * E;
+    if (e0 >= n_experts) {
+        return;
+    }
+    float sum[R][E] = {};
+#pragma unroll 4
+    for (int i = lane; i < hidden; i += 32) {
+        float xs[R], ws[E];
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            xs[r] = r0 + r < n_rows ? to_float(x[(r0 + r) * x_stride + i]) : 0.0f;
+        }
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            ws[e] = e0 + e < n_experts ? to_float(router[(int64_t)(e0 + e) * hidden + i]) : 0.0f;
+        }
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+#pragma unroll
+            for (int e = 0; e < E; e++) {
+                sum[r][e] = fmaf(xs[r], ws[e], sum[r][e]);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            const float s = warp_sum(sum[r][e]);
+            if (lane == 0 && r0 + r < n_rows && e0 + e < n_experts) {
+                logits[(int64_t)(r0 + r) * n_experts + e0 + e] = s + (bias ? bias[e0 + e] : 0.0f);
+            }
+        }
+    }
+}
+
+/* The warp's arg-max of `score` over [0, n), ties to the lowest index; -1 if all are -infinity. */
+__device__ __forceinline__ int warp_argmax(const float *score, int n)
+{
+    const int lane = threadIdx.x & 31;
+    float best = -INFINITY;
+    int index = -1;
+    for (int i = lane; i < n; i += 32) {
+        if (score[i] > best) {
+            best = score[i];
+            index = i;
+        }
+    }
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        const float other = __shfl_xor_sync(0xffffffffu, best, mask);
+        const int other_index = __shfl_xor_sync(0xffffffffu, index, mask);
+        if (other_index >= 0 && (index < 0 || other > best || (other == best &&
+                                                               other_index < index))) {
+            best = other;
+            index = other_index;
+        }
+    }
+    return index;
+}
+
+struct route_params {
+    int32_t n_rows, n_experts, k;
+    enum moe_scoring scoring;
+    bool renormalise;
+    float scale;
+    int32_t n_group, topk_group;
+};
+
+/* Takes the groups that are not among the best out of the running. */
+__device__ void keep_groups(float *choice, const struct route_params &p, float *group)
+{
+    const int lane = threadIdx.x & 31, size = p.n_experts / p.n_group;
+    for (int g = lane; g < p.n_group; g += 32) {
+        float first = -INFINITY, second = -INFINITY;
+        for (int i = 0; i < size; i++) {
+            const float c = choice[g * size + i];
+            if (c > first) {
+                second = first;
+                first = c;
+            } else if (c > second) {
+                second = c;
+            }
+        }
+        group[g] = p.scoring == MOE_SIGMOID && size > 1 ? first + second : first;
+    }
+    __syncwarp();
+    uint64_t kept = 0;
+    for (int i = 0; i < p.topk_group; i++) {
+        const int g = warp_argmax(group, p.n_group);
+        if (g < 0) {
+            break;
+        }
+        kept |= 1ull << g;
+        __syncwarp();
+        if (lane == 0) {
+            group[g] = -INFINITY;
+        }
+        __syncwarp();
+    }
+    for (int i = lane; i < p.n_experts; i += 32) {
+        if (!(kept >> (i / size) & 1)) {
+            choice[i] = -INFINITY;
+        }
+    }
+    __syncwarp();
+}
+
+/* A warp per row. `score` are the weights, `choice` is what the pick goes by. */
+__global__ void route_pick_kernel(const float *logits, const float *correction, int32_t *ids,
+                                  float *weights, struct route_params p)
+{
+    extern __shared__ float scores[]; // [warps][2 n_experts + n_group]
+    pdl_wait();
+    pdl_trigger();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int row = blockIdx.x * (blockDim.x >> 5) + warp;
+    if (row >= p.n_rows) {
+        return;
+    }
+    float *score = scores + warp * (2 * p.n_experts + p.n_group), *choice = score + p.n_experts;
+    const float *in = logits + (int64_t)row * p.n_experts;
+    float top = -INFINITY, sum = 0.0f;
+    for (int i = lane; i < p.n_experts; i += 32) {
+        top = fmaxf(top, in[i]);
+    }
+    top = warp_max(top);
+    for (int i = lane; i < p.n_experts; i += 32) {
+        score[i] = p.scoring == MOE_SOFTMAX_TOPK ? expf(in[i] - top)
+                   : p.scoring == MOE_SIGMOID    ? 1.0f / (1.0f + expf(-in[i]))
+                                                 : in[i];
+        sum += score[i];
+    }
+    sum = warp_sum(sum);
+    for (int i = lane; i < p.n_experts; i += 32) {
+        score[i] = p.scoring == MOE_SOFTMAX_TOPK ? score[i] / sum : score[i];
+        choice[i] = p.scoring == MOE_SIGMOID && correction ? score[i] + correction[i] : score[i];
+    }
+    __syncwarp();
+    if (p.n_group > 1) {
+        keep_groups(choice, p, choice + p.n_experts);
+    }
+    float mine = 0.0f; // lane j holds pick j
+    int my_id = 0;
+    float total = 0.0f, best = 0.0f;
+    for (int j = 0; j < p.k; j++) {
+        int id = warp_argmax(choice, p.n_experts);
+        id = id < 0 ? 0 : id; // NaN everywhere
+        __syncwarp();
+        if (lane == 0) {
+            choice[id] = -INFINITY;
+        }
+        float w = score[id];
+        if (p.scoring == MOE_TOPK_SOFTMAX) {
+            best = j == 0 ? w : best;
+            w = expf(w - best);
+        }
+        total += w;
+        if (lane == j) {
+            mine = w;
+            my_id = id;
+        }
+        __syncwarp();
+    }
+    if (lane < p.k) {
+        if (p.scoring == MOE_TOPK_SOFTMAX) {
+            mine /= total;
+        } else if (p.renormalise) {
+            mine /= p.scoring == MOE_SIGMOID ? total + 1e-20f : total;
+        }
+        ids[(int64_t)row * p.k + lane] = my_id;
+        weights[(int64_t)row * p.k + lane] = mine * p.scale;
+    }
+}
+
+template <typename T, typename W>
+static cudaError_t route_scores(cudaStream_t stream, const struct moe_route_args *a,
+                                const void *router, const float *bias, int32_t hidden,
+                                float *logits)
+{
+    const T *x = (const T *)a->x.mem.p;
+    const int64_t stride = a->x.stride;
+    if (a->n_rows <= 16) {
+        return launch(route_scores_kernel<T, W, 1, 1>,
+                      dim3(a->n_rows, (a->n_experts + 3) / 4), dim3(128), 0, stream, x, stride,
+                      (const W *)router, bias, logits, a->n_rows, a->n_experts, hidden);
+    }
+    return launch(route_scores_kernel<T, W, 8, 4>,
+                  dim3((a->n_rows + 7) / 8, (a->n_experts + 31) / 32), dim3(256), 0, stream, x,
+                  stride, (const W *)router, bias, logits, a->n_rows, a->n_experts, hidden);
+}
+
+extern "C" cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a,
+                                   const void *router, enum dtype router_dtype, const float *bias,
+                                   const float *correction, int32_t hidden, float *logits)
+{
+    if (a->k > MOE_MAX_K || a->k > a->n_experts || a->n_experts > MOE_MAX_EXPERTS ||
+        a->n_group > 64) {
+        return cudaErrorInvalidValue;
+    }
+    cudaError_t e = cudaErrorInvalidValue;
+    BY_DTYPE(a->x.dtype, T,
+             BY_DTYPE(router_dtype, W,
+                      e = route_scores<T, W>(stream, a, router, bias, hidden, logits)));
+    if (e != cudaSuccess) {
+        return e;
+    }
+    const struct route_params p = {a->n_rows, a->n_experts,  a->k,       a->scoring,
+                                   a->renormalise, a->scale, a->n_group, a->topk_group};
+    const int warps = 4;
+    const size_t smem = warps * (2 * a->n_experts + (a->n_group > 1 ? a->n_group : 0)) *
+                        sizeof(float);
+    struct route_params q = p;
+    q.n_group = a->n_group > 1 ? a->n_group : 0;
+    return launch(route_pick_kernel, dim3((a->n_rows + warps - 1) / warps), dim3(32 * warps), smem,
+                  stream, (const float *)logits, correction, (int32_t *)a->ids.p,
+                  (float *)a->weights.p, q);
+}
+
+/* ---- the work list: a block per expert ---------------------------------------------------- */
+
+struct plan_params {
+    int32_t n_rows, n_experts, k, tile;
+};
+
+/* Rows past the pass's real rows are not routed anywhere. */
+__global__ void moe_plan_kernel(const int32_t *ids, struct plan_params p, struct moe_scratch s,
+                                const struct pass_counts *counts, int32_t row_offset)
+{
+    __shared__ int32_t histogram[MOE_MAX_EXPERTS], warp_count[32], base;
+    pdl_wait();
+    pdl_trigger();
+    const int me = blockIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    int32_t n_rows = p.n_rows;
+    if (counts) {
+        const int32_t real = counts->n_rows - row_offset;
+        n_rows = real < n_rows ? (real < 0 ? 0 : real) : n_rows;
+    }
+    const int32_t n = n_rows * p.k;
+    for (int i = threadIdx.x; i < p.n_experts; i += blockDim.x) {
+        histogram[i] = 0;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const int32_t id = ids[i];
+        if (id >= 0 && id < p.n_experts) {
+            atomicAdd(&histogram[id], 1);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int32_t first = 0, tile = 0;
+        for (int e = 0; e < me; e++) {
+            first += histogram[e];
+            tile += (histogram[e] + p.tile - 1) / p.tile;
+        }
+        base = first;
+        s.first[me] = first;
+        for (int i = 0; i < histogram[me]; i += p.tile) {
+            s.tile_expert[tile] = me;
+            s.tile_first[tile++] = first + i;
+        }
+        if (me == p.n_experts - 1) {
+            s.first[me + 1] = first + histogram[me];
+            *s.n_tiles = tile;
+        }
+    }
+    __syncthreads();
+    for (int i0 = 0; i0 < n; i0 += blockDim.x) {
+        const int i = i0 + threadIdx.x;
+        const bool is_mine = i < n && ids[i] == me;
+        const unsigned votes = __ballot_sync(0xffffffffu, is_mine);
+        if (lane == 0) {
+            warp_count[warp] = __popc(votes);
+        }
+        __syncthreads();
+        int before = 0, all = 0;
+        for (int w = 0; w < (int)(blockDim.x >> 5); w++) {
+            before += w < warp ? warp_count[w] : 0;
+            all += warp_count[w];
+        }
+        if (is_mine) {
+            s.sorted[base + before + __popc(votes & ((1u << lane) - 1))] = i;
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            base += all;
+        }
+        __syncthreads();
+    }
+}
+
+/* ---- grouped products on the tensor cores -------------------------------------------------- */
+
+struct group_params {
+    int32_t k, ffn, hidden;
+    int64_t x_stride;
+};
+
+/* act[place] = act(x[row of place] gate_up^T): fragments of gate and up rows alternate, so that a
+ * thread holds both halves of each pair. */
+template <typename T, int KIND, int BM, int BN, int BK, int WM, int WN, int STAGES>
+__global__ void __launch_bounds__(WM *WN * 32)
+    moe_gate_up_kernel(const T *x, const T *gate_up, const float *bias, struct group_params p,
+                       struct moe_scratch s)
+{
+    extern __shared__ __align__(16) unsigned char smem[];
+    mma_tile<T, BM, BN, BK, WM, WN, STAGES, true> tile;
+    pdl_wait();
+    pdl_trigger();
+    if ((int)blockIdx.y >= *s.n_tiles) {
+        return;
+    }
+    const int expert = s.tile_expert[blockIdx.y], first = s.tile_first[blockIdx.y];
+    const int last = s.first[expert + 1], n0 = blockIdx.x * (BN / 2);
+    const T *w = gate_up + (int64_t)expert * 2 * p.ffn * p.hidden;
+    auto weight_row = [&](int j) { // of tile column j; -1: none
+        const int n = n0 + (j >> 4) * 8 + (j & 7);
+        return n < p.ffn ? (j & 8 ? p.ffn + n : n) : -1;
+    };
+    tile.run((T *)smem, p.hidden,
+             [&](int i) {
+                 return first + i < last ? x + s.sorted[first + i] / p.k * p.x_stride : (const T *)0;
+             },
+             [&](int j) {
+                 const int row = weight_row(j);
+                 return row >= 0 ? w + (int64_t)row * p.hidden : (const T *)0;
+             });
+    T *act = (T *)s.act;
+#pragma unroll
+    for (int mf = 0; mf < tile.MF; mf++) {
+#pragma unroll
+        for (int nf = 0; nf < tile.NF; nf += 2) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int place = first + tile.row(mf, e >> 1), j = tile.col(nf) + (e & 1);
+                const int row = weight_row(j);
+                if (place < last && row >= 0) {
+                    float g = tile.acc[mf][nf][e], u = tile.acc[mf][nf + 1][e];
+                    if (bias) {
+                        g += bias[(int64_t)expert * 2 * p.ffn + row];
+                        u += bias[(int64_t)expert * 2 * p.ffn + p.ffn + row];
+                    }
+                    act[(int64_t)place * p.ffn + row] = from_float<T>(act_gated<KIND>(g, u));
+                }
+            }
+        }
+    }
+}
+
+/* out[pick] = act[place] down^T (+ bias): out is by pick, not by place. */
+template <typename T, int BM, int BN, int BK, int WM, int WN, int STAGES>
+__global__ void __launch_bounds__(WM *WN * 32)
+    moe_down_kernel(const T *down, const float *bias, struct group_params p, struct moe_scratch s)
+{
+    extern __shared__ __align__(16) unsigned char smem[];
+    mma_tile<T, BM, BN, BK, WM, WN, STAGES, true> tile;
+    pdl_wait();
+    pdl_trigger();
+    if ((int)blockIdx.y >= *s.n_tiles) {
+        return;
+    }
+    const int expert = s.tile_expert[blockIdx.y], first = s.tile_first[blockIdx.y];
+    const int last = s.first[expert + 1], n0 = blockIdx.x * BN;
+    const T *w = down + (int64_t)expert * p.hidden * p.ffn;
+    const T *act = (const T *)s.act;
+    tile.run((T *)smem, p.ffn,
+             [&](int i) { return first + i < last ? act + (int64_t)(first + i) * p.ffn : NULL; },
+             [&](int j) { return n0 + j < p.hidden ? w + (int64_t)(n0 + j) * p.ffn : NULL; });
+#pragma unroll
+    for (int mf = 0; mf < tile.MF; mf++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int place = first + tile.row(mf, half);
+            if (place >= last) {
+                continue;
+            }
+            float *to = s.out + (int64_t)s.sorted[place] * p.hidden;
+#pragma unroll
+            for (int nf = 0; nf < tile.NF; nf++) {
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const int n = n0 + tile.col(nf) + e;
+                    if (n < p.hidden) {
+                        to[n] = tile.acc[mf][nf][half * 2 + e] +
+                                (bias ? bias[(int64_t)expert * p.hidden + n] : 0.0f);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* ---- plain products: any dtype and alignment, a warp per element --------------------------- */
+
+template <typename T, typename W>
+__device__ float warp_dot(const T *x, const W *w, int n)
+{
+    float sum = 0.0f;
+    for (int i = threadIdx.x & 31; i < n; i += 32) {
+        sum = fmaf(to_float(x[i]), to_float(w[i]), sum);
+    }
+    return warp_sum(sum);
+}
+
+template <typename T, typename W, int KIND>
+__global__ void moe_gate_up_plain_kernel(const T *x, const W *gate_up, const float *bias,
+                                         const int32_t *ids, struct group_params p, T *act)
+{
+    pdl_wait();
+    const int64_t pick = blockIdx.x;
+    const int j = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5), expert = ids[pick];
+    if (j >= p.ffn) {
+        return;
+    }
+    const W *w = gate_up + (int64_t)expert * 2 * p.ffn * p.hidden;
+    const T *row = x + pick / p.k * p.x_stride;
+    float g = warp_dot(row, w + (int64_t)j * p.hidden, p.hidden);
+    float u = warp_dot(row, w + (int64_t)(p.ffn + j) * p.hidden, p.hidden);
+    if (bias) {
+        g += bias[(int64_t)expert * 2 * p.ffn + j];
+        u += bias[(int64_t)expert * 2 * p.ffn + p.ffn + j];
+    }
+    if ((threadIdx.x & 31) == 0) {
+        act[pick * p.ffn + j] = from_float<T>(act_gated<KIND>(g, u));
+    }
+}
+
+template <typename T, typename W>
+__global__ void moe_down_plain_kernel(const T *act, const W *down, const float *bias,
+                                      const int32_t *ids, struct group_params p, float *out)
+{
+    pdl_wait();
+    const int64_t pick = blockIdx.x;
+    const int n = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5), expert = ids[pick];
+    if (n >= p.hidden) {
+        return;
+    }
+    const float y = warp_dot(act + pick * p.ffn,
+                             down + ((int64_t)expert * p.hidden + n) * p.ffn, p.ffn);
+    if ((threadIdx.x & 31) == 0) {
+        out[pick * p.hidden + n] = y + (bias ? bias[(int64_t)expert * p.hidden + n] : 0.0f);
+    }
+}
+
+/* ---- the sum over a row's picks ------------------------------------------------------------ */
+
+template <typename T>
+__global__ void moe_combine_kernel(T *y, int64_t y_stride, const float *out, const int32_t *ids,
+                                   const float *weights, int32_t k, int32_t hidden,
+                                   bool accumulate, const struct pass_counts *counts,
+                                   int32_t row_offset)
+{
+    __shared__ int32_t order[MOE_MAX_K];
+    __shared__ float weight[MOE_MAX_K];
+    pdl_wait();
+    pdl_trigger();
+    const int64_t row = blockIdx.x;
+    if (counts && row + row_offset >= counts->n_rows) {
+        return;
+    }
+    if ((int)threadIdx.x < k) {
+        const int32_t id = ids[row * k + threadIdx.x];
+        int place = 0;
+        for (int j = 0; j < k; j++) {
+            const int32_t other = ids[row * k + j];
+            place += other < id || (other == id && j < (int)threadIdx.x);
+        }
+        order[place] = (int32_t)threadIdx.x;
+        weight[place] = weights[row * k + threadIdx.x];
+    }
+    __syncthreads();
+    for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < hidden; i += gridDim.y * blockDim.x) {
+        float sum = 0.0f;
+        for (int j = 0; j < k; j++) {
+            sum = fmaf(weight[j], out[(row * k + order[j]) * hidden + i], sum);
+        }
+        T *to = y + row * y_stride + i;
+        *to = from_float<T>(accumulate ? to_float(*to) + sum : sum);
+    }
+}
+
+template <typename T, int KIND, int BM, int BN, int BK, int WM, int WN, int STAGES>
+static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
+                           const struct moe_weights *w, const struct moe_scratch *s,
+                           const struct group_params &p)
+{
+    typedef mma_tile<T, BM, BN, BK, WM, WN, STAGES, true> tile;
+    auto gate_up = moe_gate_up_kernel<T, KIND, BM, BN, BK, WM, WN, STAGES>;
+    auto down = moe_down_kernel<T, BM, BN, BK, WM, WN, STAGES>;
+    static const cudaError_t allowed[] = {
+        cudaFuncSetAttribute(gate_up, cudaFuncAttributeMaxDynamicSharedMemorySize, tile::SMEM),
+        cudaFuncSetAttribute(down, cudaFuncAttributeMaxDynamicSharedMemorySize, tile::SMEM)};
+    if (allowed[0] != cudaSuccess || allowed[1] != cudaSuccess) {
+        return cudaErrorInvalidValue;
+    }
+    const int n_picks = a->n_rows * a->k;
+    const int full = n_picks / BM + (n_picks < a->n_experts ? n_picks : a->n_experts);
+    const int max_tiles = full < n_picks ? full : n_picks;
+    const dim3 block(tile::THREADS);
+    const cudaError_t e =
+        launch(gate_up, dim3((a->ffn + BN / 2 - 1) / (BN / 2), max_tiles), block, tile::SMEM,
+               stream, (const T *)a->x.mem.p, (const T *)w->gate_up, w->gate_up_bias, p, *s);
+    if (e != cudaSuccess) {
+        return e;
+    }
+    return launch(down, dim3((w->hidden + BN - 1) / BN, max_tiles), block, tile::SMEM, stream,
+                  (const T *)w->down, a->partial ? (const float *)0 : w->down_bias, p, *s);
+}
+
+template <typename T, typename W, int KIND>
+static cudaError_t plain(cudaStream_t stream, const struct moe_ffn_args *a,
+                         const struct moe_weights *w, const struct moe_scratch *s,
+                         const struct group_params &p)
+{
+    const int n_picks = a->n_rows * a->k, warps = 8;
+    const cudaError_t e =
+        launch(moe_gate_up_plain_kernel<T, W, KIND>, dim3(n_picks, (a->ffn + warps - 1) / warps),
+               dim3(32 * warps), 0, stream, (const T *)a->x.mem.p, (const W *)w->gate_up,
+               w->gate_up_bias, (const int32_t *)a->ids.p, p, (T *)s->act);
+    if (e != cudaSuccess) {
+        return e;
+    }
+    return launch(moe_down_plain_kernel<T, W>, dim3(n_picks, (w->hidden + warps - 1) / warps),
+                  dim3(32 * warps), 0, stream, (const T *)s->act, (const W *)w->down,
+                  a->partial ? (const float *)0 : w->down_bias, (const int32_t *)a->ids.p, p,
+                  s->out);
+}
+
+enum { SMALL_TILE = 16, LARGE_TILE = 128 };
+
+template <typename T, int KIND>
+static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
+                            const struct moe_weights *w, const struct moe_scratch *s,
+                            const struct group_params &p, bool on_tensor_cores, bool small)
+{
+    if constexpr (sizeof(T) == 2) {
+        if (on_tensor_cores) {
+            return small ? grouped<T, KIND, SMALL_TILE, 64, 64, 1, 4, 5>(stream, a, w, s, p)
+                         : grouped<T, KIND, LARGE_TILE, 128, 32, 2, 4, 4>(stream, a, w, s, p);
+        }
+    }
+    BY_DTYPE(w->dtype, W, return plain<T, W, KIND>(stream, a, w, s, p));
+    return cudaErrorInvalidValue;
+}
+
+template <typename T>
+static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
+                           const struct moe_weights *w, const struct moe_scratch *s,
+                           const struct pass_counts *counts, int32_t row_offset)
+{
+    const struct group_params p = {a->k, a->ffn, w->hidden, a->x.stride};
+    const bool on_tensor_cores = sizeof(T) == 2 && w->dtype == a->x.dtype && w->hidden % 8 == 0 &&
+                                 a->ffn % 8 == 0 &&
+                                 vec_ok(a->x.mem.p, a->x.stride, w->hidden, sizeof(T));
+    const bool small = (int64_t)a->n_rows * a->k < (int64_t)a->n_experts * 48;
+    cudaError_t e = cudaSuccess;
+    if (on_tensor_cores) {
+        const struct plan_params plan = {a->n_rows, a->n_experts, a->k,
+                                         small ? SMALL_TILE : LARGE_TILE};
+        e = launch(moe_plan_kernel, dim3(a->n_experts), dim3(a->n_rows * a->k > 512 ? 512 : 128), 0,
+                   stream, (const int32_t *)a->ids.p, plan, *s, counts, row_offset);
+    }
+    if (e == cudaSuccess) {
+        e = cudaErrorInvalidValue;
+        BY_ACTIVATION(a->kind, KIND,
+                      e = products<T, KIND>(stream, a, w, s, p, on_tensor_cores, small));
+    }
+    if (e != cudaSuccess) {
+        return e;
+    }
+    return launch(moe_combine_kernel<T>, dim3(a->n_rows, a->n_rows < 64 ? (w->hidden + 255) / 256
+                                                                         : 1),
+                  dim3(256), 0, stream, (T *)a->y.mem.p, (int64_t)a->y.stride,
+                  (const float *)s->out, (const int32_t *)a->ids.p, (const float *)a->weights.p,
+                  a->k, w->hidden, a->accumulate, counts, row_offset);
+}
+
+extern "C" cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
+                                 const struct moe_weights *w, const struct moe_scratch *scratch,
+                                 const struct pass_counts *counts, int32_t row_offset)
+{
+    if (a->k > MOE_MAX_K || a->n_experts > MOE_MAX_EXPERTS) {
+        return cudaErrorInvalidValue;
+    }
+    BY_DTYPE(a->x.dtype, T, return moe_ffn<T>(stream, a, w, scratch, counts, row_offset));
+    return cudaErrorInvalidValue;
+}
+
+/* y[row] += sum over picks of weight * bias of the expert's down product. */
+template <typename T>
+__global__ void moe_bias_kernel(T *y, int64_t stride, const int32_t *ids, const float *weights,
+                                int32_t k, const float *bias, int32_t width)
+{
+    pdl_wait();
+    const int64_t row = blockIdx.x;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        float sum = 0.0f;
+        for (int j = 0; j < k; j++) {
+            sum = fmaf(weights[row * k + j], bias[(int64_t)ids[row * k + j] * width + i], sum);
+        }
+        y[row * stride + i] = from_float<T>(to_float(y[row * stride + i]) + sum);
+    }
+}
+
+extern "C" cudaError_t k_moe_bias(cudaStream_t stream, struct tensor y, int32_t n_rows,
+                                  int32_t width, const struct moe_ffn_args *moe,
+                                  const float *down_bias)
+{
+    BY_DTYPE(y.dtype, T,
+             return launch(moe_bias_kernel<T>, dim3(n_rows), dim3(256), 0, stream, (T *)y.mem.p,
+                           (int64_t)y.stride, (const int32_t *)moe->ids.p,
+                           (const float *)moe->weights.p, moe->k, down_bias, width));
+    return cudaErrorInvalidValue;
+}

@@ -1,0 +1,186 @@
+/* RMS and layer norm with the residual's addition before it: a block per row, which is read once.
+ * The sum of squares goes over the row as it is stored, so that a norm of a stored residual gives
+ * the same bits as a norm fused with the addition. */
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/device/types.cuh"
+#include "cuda/kernels/kernels.h"
+
+struct norm_params {
+    int32_t x_stride, delta_stride, out_stride, width;
+    float eps, weight_offset, delta_scale;
+    bool layer; // subtract the mean
+    bool store; // x has changed
+};
+
+template <typename T>
+__device__ __forceinline__ float normed(float x, int i, const float *weight, const float *bias,
+                                        float offset, float mean, float scale)
+{
+    const float y = (x - mean) * scale * (weight ? weight[i] + offset : 1.0f);
+    return bias ? y + bias[i] : y;
+}
+
+/* Each thread keeps NV vectors of the row in registers. */
+template <typename T, int NV>
+__global__ void norm_vec_kernel(T *x, const T *delta, T *out, const float *weight,
+                                const float *bias, struct norm_params p)
+{
+    constexpr int N = vec<T>::N;
+    __shared__ float shared[32];
+    pdl_wait();
+    pdl_trigger();
+    T *row = x + (int64_t)blockIdx.x * p.x_stride;
+    vec<T> v[NV];
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+        const int i = (j * blockDim.x + threadIdx.x) * N;
+        if (i < p.width) {
+            v[j].load(row + i);
+            if (delta) {
+                vec<T> d;
+                d.load(delta + (int64_t)blockIdx.x * p.delta_stride + i);
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    v[j].v[e] =
+                        from_float<T>(to_float(v[j].v[e]) + p.delta_scale * to_float(d.v[e]));
+                }
+                v[j].store(row + i);
+            }
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                const float f = to_float(v[j].v[e]);
+                sum += p.layer ? f : f * f;
+            }
+        }
+    }
+    if (!out) {
+        return;
+    }
+    float mean = 0.0f, square = block_sum(sum, shared) / (float)p.width;
+    if (p.layer) {
+        mean = square;
+        sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < NV; j++) {
+            if ((j * blockDim.x + threadIdx.x) * N < p.width) {
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    const float f = to_float(v[j].v[e]) - mean;
+                    sum += f * f;
+                }
+            }
+        }
+        square = block_sum(sum, shared) / (float)p.width;
+    }
+    const float scale = 1.0f / sqrtf(square + p.eps);
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+        const int i = (j * blockDim.x + threadIdx.x) * N;
+        if (i < p.width) {
+            vec<T> y;
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                y.v[e] = from_float<T>(normed<T>(to_float(v[j].v[e]), i + e, weight, bias,
+                                                 p.weight_offset, mean, scale));
+            }
+            y.store(out + (int64_t)blockIdx.x * p.out_stride + i);
+        }
+    }
+}
+
+/* Any width, alignment and dtype of x. */
+template <typename X, typename T>
+__global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *weight,
+                                  const float *bias, struct norm_params p)
+{
+    __shared__ float shared[32];
+    pdl_wait();
+    X *row = x + (int64_t)blockIdx.x * p.x_stride;
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < p.width; i += blockDim.x) {
+        float f = to_float(row[i]);
+        if (delta) {
+            f += p.delta_scale * to_float(delta[(int64_t)blockIdx.x * p.delta_stride + i]);
+            row[i] = from_float<X>(f);
+            f = to_float(row[i]);
+        }
+        sum += p.layer ? f : f * f;
+    }
+    if (!out) {
+        return;
+    }
+    float mean = 0.0f, square = block_sum(sum, shared) / (float)p.width;
+    if (p.layer) {
+        mean = square;
+        sum = 0.0f;
+        for (int i = threadIdx.x; i < p.width; i += blockDim.x) {
+            const float f = to_float(row[i]) - mean;
+            sum += f * f;
+        }
+        square = block_sum(sum, shared) / (float)p.width;
+    }
+    const float scale = 1.0f / sqrtf(square + p.eps);
+    for (int i = threadIdx.x; i < p.width; i += blockDim.x) {
+        out[(int64_t)blockIdx.x * p.out_stride + i] = from_float<T>(
+            normed<T>(to_float(row[i]), i, weight, bias, p.weight_offset, mean, scale));
+    }
+}
+
+template <typename T>
+static cudaError_t norm_vec(cudaStream_t stream, const struct norm_args *a, const float *weight,
+                            const float *bias, const struct norm_params &p)
+{
+    T *x = (T *)a->x.mem.p, *out = (T *)a->out.mem.p;
+    const T *delta = (const T *)a->delta.mem.p;
+    const int n_vecs = a->width / vec<T>::N;
+    const int threads = n_vecs >= 1024 ? 1024 : (n_vecs + 31) / 32 * 32;
+    const dim3 grid(a->n_rows), block(threads);
+    switch ((n_vecs + threads - 1) / threads) {
+    case 1:
+        return launch(norm_vec_kernel<T, 1>, grid, block, 0, stream, x, delta, out, weight, bias,
+                      p);
+    case 2:
+        return launch(norm_vec_kernel<T, 2>, grid, block, 0, stream, x, delta, out, weight, bias,
+                      p);
+    case 3:
+    case 4:
+        return launch(norm_vec_kernel<T, 4>, grid, block, 0, stream, x, delta, out, weight, bias,
+                      p);
+    default: return cudaErrorInvalidValue;
+    }
+}
+
+extern "C" cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, const float *weight,
+                              const float *bias)
+{
+    struct norm_params p = {};
+    p.x_stride = a->x.stride;
+    p.delta_stride = a->delta.stride;
+    p.out_stride = a->out.stride;
+    p.width = a->width;
+    p.eps = a->eps;
+    p.weight_offset = a->weight_offset;
+    p.delta_scale = a->delta_scale;
+    p.layer = a->kind == NORM_LAYER;
+    const enum dtype act = a->out.mem.p     ? a->out.dtype
+                           : a->delta.mem.p ? a->delta.dtype
+                                            : a->x.dtype;
+    const size_t size = dtype_bytes(act);
+    const bool vectors =
+        a->x.dtype == act && vec_ok(a->x.mem.p, a->x.stride, a->width, size) &&
+        (!a->delta.mem.p || vec_ok(a->delta.mem.p, a->delta.stride, a->width, size)) &&
+        (!a->out.mem.p || vec_ok(a->out.mem.p, a->out.stride, a->width, size)) &&
+        (size_t)a->width * size <= 4 * 1024 * 16;
+    if (vectors) {
+        BY_DTYPE(act, T, return norm_vec<T>(stream, a, weight, bias, p));
+    }
+    const dim3 grid(a->n_rows), block(256);
+    BY_DTYPE(a->x.dtype, X,
+             BY_DTYPE(act, T,
+                      return launch(norm_plain_kernel<X, T>, grid, block, 0, stream,
+                                    (X *)a->x.mem.p, (const T *)a->delta.mem.p,
+                                    (T *)a->out.mem.p, weight, bias, p)));
+    return cudaErrorInvalidValue;
+}

@@ -1,0 +1,300 @@
+/* Rotation of positions, the norms of queries and keys before it, and the store into the pages.
+ * A warp has one head in its registers. */
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/device/types.cuh"
+#include "cuda/kernels/kernels.h"
+
+/* The angle is rounded to float before its sine is taken, as in the models' own code. */
+__global__ void rope_table_kernel(float *cos_sin, const float *inv_freq, int32_t n_pairs,
+                                  int64_t n, float factor)
+{
+    pdl_wait();
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) {
+        return;
+    }
+    const float angle = (float)(i / n_pairs) * inv_freq[i % n_pairs];
+    double s, c;
+    sincos((double)angle, &s, &c);
+    cos_sin[2 * i] = (float)c * factor;
+    cos_sin[2 * i + 1] = (float)s * factor;
+}
+
+extern "C" cudaError_t k_rope_table(cudaStream_t stream, float *cos_sin, const float *inv_freq,
+                                    const struct rope_view *rope, float attention_factor)
+{
+    const int64_t n = (int64_t)rope->n_pairs * rope->max_pos;
+    return launch(rope_table_kernel, dim3((unsigned)((n + 255) / 256)), dim3(256), 0, stream,
+                  cos_sin, inv_freq, rope->n_pairs, n, attention_factor);
+}
+
+/* Where the row's K and V go: page and token in it. */
+__device__ __forceinline__ void slot_of(const struct pass_view &pass, const struct pass_row &row,
+                                        int32_t block_tokens, int64_t *page, int32_t *token)
+{
+    const int32_t block = row.slot_pos / block_tokens;
+    *page = block < pass.blocks_stride ? pass.blocks[(int64_t)row.lane * pass.blocks_stride + block]
+                                       : pass.n_blocks;
+    *token = row.slot_pos % block_tokens;
+}
+
+/* Rotates element i of a head, whose elements lie in `head` (shared by the warp). */
+__device__ __forceinline__ float rotated(const float *head, int i, const struct rope_view &rope,
+                                         const float *cos_sin)
+{
+    if (i >= 2 * rope.n_pairs) {
+        return head[i];
+    }
+    const int pair = rope.interleaved ? i >> 1 : i < rope.n_pairs ? i : i - rope.n_pairs;
+    const bool second = rope.interleaved ? i & 1 : i >= rope.n_pairs;
+    const float c = cos_sin[2 * pair], s = cos_sin[2 * pair + 1];
+    const float a = head[rope.interleaved ? 2 * pair : pair];
+    const float b = head[rope.interleaved ? 2 * pair + 1 : pair + rope.n_pairs];
+    return second ? b * c + a * s : a * c - b * s;
+}
+
+struct rope_params {
+    int32_t stride, n_heads, n_kv_heads, head_dim;
+    enum qk_norm qk_norm;
+    bool layer;
+    float eps, norm_offset;
+    int32_t q_norm_n, k_norm_n;
+};
+
+enum { ROPE_WARPS = 4, ROPE_MAX_HEAD = 576 };
+
+/* Mean and scale of a norm over `n` elements that this warp reads from global memory. */
+template <typename T>
+__device__ void warp_stats(const T *x, int n, bool layer, float eps, float *mean, float *scale)
+{
+    const int lane = threadIdx.x & 31;
+    float sum = 0.0f;
+    *mean = 0.0f;
+    if (layer) {
+        for (int i = lane; i < n; i += 32) {
+            sum += to_float(x[i]);
+        }
+        *mean = warp_sum(sum) / (float)n;
+        sum = 0.0f;
+    }
+    for (int i = lane; i < n; i += 32) {
+        const float f = to_float(x[i]) - *mean;
+        sum += f * f;
+    }
+    *scale = 1.0f / sqrtf(warp_sum(sum) / (float)n + eps);
+}
+
+template <typename T, typename C>
+__global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view rope,
+                                  const float *q_norm, const float *k_norm, struct kv_view kv,
+                                  struct pass_view pass)
+{
+    __shared__ float heads[ROPE_WARPS][ROPE_MAX_HEAD];
+    pdl_wait();
+    pdl_trigger();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int h = blockIdx.y * ROPE_WARPS + warp;
+    const int n_all = p.n_heads + 2 * p.n_kv_heads;
+    if (h >= n_all) {
+        return;
+    }
+    const struct pass_row row = pass.rows[blockIdx.x];
+    T *x = qkv + (int64_t)blockIdx.x * p.stride;
+    T *mine = x + h * p.head_dim;
+    const bool is_q = h < p.n_heads, is_v = h >= p.n_heads + p.n_kv_heads;
+    float *head = heads[warp];
+
+    float mean = 0.0f, scale = 1.0f;
+    const float *weight = NULL;
+    if (p.qk_norm != QK_NORM_NONE && !is_v) {
+        const int index = is_q ? h : h - p.n_heads;
+        const int32_t n_weight = is_q ? p.q_norm_n : p.k_norm_n;
+        if (p.qk_norm == QK_NORM_HEAD) {
+            warp_stats(mine, p.head_dim, p.layer, p.eps, &mean, &scale);
+        } else {
+            warp_stats(is_q ? x : x + p.n_heads * p.head_dim,
+                       (is_q ? p.n_heads : p.n_kv_heads) * p.head_dim, p.layer, p.eps, &mean,
+                       &scale);
+        }
+        weight = is_q ? q_norm : k_norm;
+        if (weight && n_weight > p.head_dim) {
+            weight += index * p.head_dim; // of the whole width, or a row per head
+        }
+    }
+    for (int i = lane; i < p.head_dim; i += 32) {
+        float f = to_float(mine[i]);
+        if (p.qk_norm != QK_NORM_NONE && !is_v) {
+            f = (f - mean) * scale * (weight ? weight[i] + p.norm_offset : 1.0f);
+        }
+        head[i] = f;
+    }
+    __syncwarp();
+
+    const int32_t pos = row.pos < rope.max_pos ? row.pos : rope.max_pos - 1;
+    const float *cos_sin = rope.cos_sin + (int64_t)pos * rope.n_pairs * 2;
+    const bool rotate = rope.n_pairs > 0 && !is_v;
+    if (is_q) {
+        for (int i = lane; i < p.head_dim; i += 32) {
+            mine[i] = from_float<T>(rotate ? rotated(head, i, rope, cos_sin) : head[i]);
+        }
+        return;
+    }
+    int64_t page;
+    int32_t token;
+    slot_of(pass, row, kv.block_tokens, &page, &token);
+    const int kv_head = h - p.n_heads - (is_v ? p.n_kv_heads : 0);
+    C *to = (C *)kv.base + page * kv.page_stride + (int64_t)kv_head * kv.head_stride +
+            (is_v ? kv.v_offset + token * kv.v_token_stride : token * kv.head_dim_k);
+    for (int i = lane; i < p.head_dim; i += 32) {
+        to[i] = from_float<C>(rotate ? rotated(head, i, rope, cos_sin) : head[i]);
+    }
+}
+
+/* A norm over the whole width needs the row as it was while other warps rotate their heads: a
+ * first kernel normalises in place. */
+template <typename T>
+__global__ void qk_width_norm_kernel(T *qkv, struct rope_params p, const float *q_norm,
+                                     const float *k_norm)
+{
+    __shared__ float shared[32];
+    pdl_wait();
+    const bool is_q = blockIdx.y == 0;
+    const int n = (is_q ? p.n_heads : p.n_kv_heads) * p.head_dim;
+    T *x = qkv + (int64_t)blockIdx.x * p.stride + (is_q ? 0 : p.n_heads * p.head_dim);
+    const float *weight = is_q ? q_norm : k_norm;
+    float sum = 0.0f, mean = 0.0f;
+    if (p.layer) {
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            sum += to_float(x[i]);
+        }
+        mean = block_sum(sum, shared) / (float)n;
+        sum = 0.0f;
+    }
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const float f = to_float(x[i]) - mean;
+        sum += f * f;
+    }
+    const float scale = 1.0f / sqrtf(block_sum(sum, shared) / (float)n + p.eps);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const float y = (to_float(x[i]) - mean) * scale;
+        x[i] = from_float<T>(weight ? y * (weight[i] + p.norm_offset) : y);
+    }
+}
+
+template <typename T>
+static cudaError_t rope_store(cudaStream_t stream, const struct rope_store_args *a,
+                              struct rope_params p, const struct rope_view *rope,
+                              const float *q_norm, const float *k_norm, const struct kv_view *kv,
+                              const struct pass_view *pass)
+{
+    T *qkv = (T *)a->qkv.mem.p;
+    if (p.qk_norm == QK_NORM_WIDTH) {
+        const cudaError_t e = launch(qk_width_norm_kernel<T>, dim3(a->n_rows, 2), dim3(256), 0,
+                                     stream, qkv, p, q_norm, k_norm);
+        if (e != cudaSuccess) {
+            return e;
+        }
+        p.qk_norm = QK_NORM_NONE;
+    }
+    const int n_all = a->n_heads + 2 * a->n_kv_heads;
+    const dim3 grid(a->n_rows, (n_all + ROPE_WARPS - 1) / ROPE_WARPS), block(32 * ROPE_WARPS);
+    BY_DTYPE(kv->dtype, C,
+             return launch(rope_store_kernel<T, C>, grid, block, 0, stream, qkv, p, *rope, q_norm,
+                           k_norm, *kv, *pass));
+    return cudaErrorInvalidValue;
+}
+
+extern "C" cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store_args *a,
+                                    const struct rope_view *rope, const float *q_norm,
+                                    int32_t q_norm_n, const float *k_norm, int32_t k_norm_n,
+                                    const struct kv_view *kv, const struct pass_view *pass)
+{
+    if (a->head_dim > ROPE_MAX_HEAD) {
+        return cudaErrorInvalidValue;
+    }
+    struct rope_params p = {a->qkv.stride, a->n_heads, a->n_kv_heads, a->head_dim, a->qk_norm,
+                            a->qk_norm_kind == NORM_LAYER, a->eps, a->norm_offset, q_norm_n,
+                            k_norm_n};
+    BY_DTYPE(a->qkv.dtype, T,
+             return rope_store<T>(stream, a, p, rope, q_norm, k_norm, kv, pass));
+    return cudaErrorInvalidValue;
+}
+
+struct mla_params {
+    int32_t q_stride, kv_stride, n_heads, q_head, q_rope_offset, rope_dim, kv_lora;
+    float eps;
+};
+
+/* Block (row, y): y == 0 stores the row's key, the others rotate four query heads each. */
+template <typename T, typename C>
+__global__ void mla_store_kernel(T *q, const T *kv_in, struct mla_params p, struct rope_view rope,
+                                 const float *kv_norm, struct kv_view kv, struct pass_view pass)
+{
+    __shared__ float heads[ROPE_WARPS][256];
+    __shared__ float shared[32];
+    pdl_wait();
+    pdl_trigger();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const struct pass_row row = pass.rows[blockIdx.x];
+    const int32_t pos = row.pos < rope.max_pos ? row.pos : rope.max_pos - 1;
+    const float *cos_sin = rope.cos_sin + (int64_t)pos * rope.n_pairs * 2;
+    float *head = heads[warp];
+    if (blockIdx.y > 0) {
+        const int h = (blockIdx.y - 1) * ROPE_WARPS + warp;
+        if (h < p.n_heads) {
+            T *mine = q + (int64_t)blockIdx.x * p.q_stride + (int64_t)h * p.q_head +
+                      p.q_rope_offset;
+            for (int i = lane; i < p.rope_dim; i += 32) {
+                head[i] = to_float(mine[i]);
+            }
+            __syncwarp();
+            for (int i = lane; i < p.rope_dim; i += 32) {
+                mine[i] = from_float<T>(rotated(head, i, rope, cos_sin));
+            }
+        }
+        return;
+    }
+    const T *x = kv_in + (int64_t)blockIdx.x * p.kv_stride;
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < p.kv_lora; i += blockDim.x) {
+        const float f = to_float(x[i]);
+        sum += f * f;
+    }
+    const float scale = 1.0f / sqrtf(block_sum(sum, shared) / (float)p.kv_lora + p.eps);
+    int64_t page;
+    int32_t token;
+    slot_of(pass, row, kv.block_tokens, &page, &token);
+    C *to = (C *)kv.base + page * kv.page_stride + (int64_t)token * kv.head_dim_k;
+    for (int i = threadIdx.x; i < p.kv_lora; i += blockDim.x) {
+        to[i] = from_float<C>(to_float(x[i]) * scale * (kv_norm ? kv_norm[i] : 1.0f));
+    }
+    if (warp == 0) {
+        for (int i = lane; i < p.rope_dim; i += 32) {
+            head[i] = to_float(x[p.kv_lora + i]);
+        }
+        __syncwarp();
+        for (int i = lane; i < p.rope_dim; i += 32) {
+            to[p.kv_lora + i] = from_float<C>(rotated(head, i, rope, cos_sin));
+        }
+    }
+}
+
+extern "C" cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_args *a,
+                                   const struct rope_view *rope, const float *kv_norm,
+                                   const struct kv_view *kv, const struct pass_view *pass)
+{
+    if (a->rope_dim > 256) {
+        return cudaErrorInvalidValue;
+    }
+    struct mla_params p = {a->q.stride,      a->kv.stride, a->n_heads, a->q_head,
+                           a->q_rope_offset, a->rope_dim,  a->kv_lora, a->eps};
+    const dim3 grid(a->n_rows, 1 + (a->n_heads + ROPE_WARPS - 1) / ROPE_WARPS);
+    const dim3 block(32 * ROPE_WARPS);
+    BY_DTYPE(a->q.dtype, T,
+             BY_DTYPE(kv->dtype, C,
+                      return launch(mla_store_kernel<T, C>, grid, block, 0, stream,
+                                    (T *)a->q.mem.p, (const T *)a->kv.mem.p, p, *rope, kv_norm,
+                                    *kv, *pass)));
+    return cudaErrorInvalidValue;
+}

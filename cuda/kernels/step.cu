@@ -1,0 +1,149 @@
+/* What happens to the lanes' state and to whole pages around a pass: small kernels, none of which
+ * is on the path of a layer. */
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/kernels.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__global__ void patch_kernel(const struct patch *patches, const uint32_t *data)
+{
+    pdl_wait();
+    const struct patch p = patches[blockIdx.x];
+    for (int i = threadIdx.x; i < p.n_words; i += blockDim.x) {
+        ((uint32_t *)p.to)[i] = data[p.from + i];
+    }
+}
+
+extern "C" cudaError_t k_patch(cudaStream_t stream, const struct patch *patches,
+                               const uint32_t *data, int32_t n)
+{
+    return launch(patch_kernel, dim3(n), dim3(128), 0, stream, patches, data);
+}
+
+__global__ void pass_begin_kernel(struct pass_view pass)
+{
+    pdl_wait();
+    const int r = blockIdx.x * blockDim.x + threadIdx.x;
+    if (r >= pass.n_rows) {
+        return;
+    }
+    const struct pass_row row = pass.rows[r];
+    int32_t *history = pass.history + (int64_t)row.lane * pass.history_stride;
+    int32_t token = row.token;
+    if (token < 0) {
+        token = row.pos < pass.history_stride ? history[row.pos] : 0;
+    } else if (row.slot_pos < pass.history_stride && row.lane < pass.max_lanes) {
+        history[row.slot_pos] = token;
+    }
+    pass.tokens[r] = token;
+}
+
+extern "C" cudaError_t k_pass_begin(cudaStream_t stream, const struct pass_view *pass)
+{
+    return launch(pass_begin_kernel, dim3((pass->n_rows + 127) / 128), dim3(128), 0, stream, *pass);
+}
+
+/* One block per (copy, region): pages are multiples of 16 bytes long by layout (checked on open)
+ * or copied word by word. */
+__global__ void copy_blocks_kernel(const struct kv_region *regions, const struct block_copy *copies)
+{
+    pdl_wait();
+    const struct kv_region region = regions[blockIdx.y];
+    const struct block_copy copy = copies[blockIdx.x];
+    const char *from = (const char *)region.base + copy.from * region.page_bytes;
+    char *to = (char *)region.base + copy.to * region.page_bytes;
+    if (region.page_bytes % 16 == 0) {
+        for (int64_t i = threadIdx.x; i < region.page_bytes / 16; i += blockDim.x) {
+            ((uint4 *)to)[i] = ((const uint4 *)from)[i];
+        }
+    } else {
+        for (int64_t i = threadIdx.x; i < region.page_bytes / 2; i += blockDim.x) {
+            ((uint16_t *)to)[i] = ((const uint16_t *)from)[i];
+        }
+    }
+}
+
+extern "C" cudaError_t k_copy_blocks(cudaStream_t stream, const struct kv_region *regions,
+                                     int32_t n_regions, const struct block_copy *copies, int32_t n)
+{
+    return launch(copy_blocks_kernel, dim3(n, n_regions), dim3(512), 0, stream, regions, copies);
+}
+
+/* Elements e of a token's K and V heads are independent; moves of one lane are in order, so a
+ * thread does all moves of a lane for its elements. The block of a run's first move does the run. */
+template <typename W>
+__device__ void move_run(const struct kv_view &kv, const struct slot_move *moves, int32_t first,
+                         int32_t n, const struct pass_view &pass)
+{
+    W *base = (W *)kv.base;
+    const int32_t lane = moves[first].lane;
+    const int32_t *table = pass.blocks + (int64_t)lane * pass.blocks_stride;
+    const int32_t n_k = kv.n_kv_heads * kv.head_dim_k;
+    const int32_t n_v = kv.v_offset == 0 ? 0 : kv.n_kv_heads * kv.head_dim_v;
+    const int32_t limit = pass.blocks_stride * kv.block_tokens;
+    for (int32_t e = threadIdx.x; e < n_k + n_v; e += blockDim.x) {
+        const bool is_k = e < n_k;
+        const int32_t dim = is_k ? kv.head_dim_k : kv.head_dim_v, i = is_k ? e : e - n_k;
+        const int64_t offset = (int64_t)(i / dim) * kv.head_stride + (is_k ? 0 : kv.v_offset) +
+                               i % dim;
+        const int32_t token_stride = is_k ? kv.head_dim_k : kv.v_token_stride;
+        for (int32_t m = first; m < n && moves[m].lane == lane; m++) {
+            const int32_t from = moves[m].from, to = moves[m].to;
+            if (from < 0 || to < 0 || from >= limit || to >= limit) {
+                continue;
+            }
+            base[table[to / kv.block_tokens] * kv.page_stride + offset +
+                 to % kv.block_tokens * token_stride] =
+                base[table[from / kv.block_tokens] * kv.page_stride + offset +
+                     from % kv.block_tokens * token_stride];
+        }
+    }
+}
+
+__global__ void move_slots_kernel(const struct kv_region *regions, const struct slot_move *moves,
+                                  int32_t n, struct pass_view pass)
+{
+    pdl_wait();
+    const int32_t first = blockIdx.x;
+    if (first > 0 && moves[first - 1].lane == moves[first].lane) {
+        return;
+    }
+    const struct kv_view kv = regions[blockIdx.y].view;
+    if (kv.dtype == DT_F32) {
+        move_run<uint32_t>(kv, moves, first, n, pass);
+    } else {
+        move_run<uint16_t>(kv, moves, first, n, pass);
+    }
+}
+
+extern "C" cudaError_t k_move_slots(cudaStream_t stream, const struct kv_region *regions,
+                                    int32_t n_regions, const struct slot_move *moves, int32_t n,
+                                    const struct pass_view *pass)
+{
+    return launch(move_slots_kernel, dim3(n, n_regions), dim3(256), 0, stream, regions, moves, n,
+                  *pass);
+}
+
+__global__ void poison_kernel(const struct kv_region *regions, const int32_t *blocks)
+{
+    pdl_wait();
+    const struct kv_region region = regions[blockIdx.y];
+    char *page = (char *)region.base + blocks[blockIdx.x] * region.page_bytes;
+    if (region.view.dtype == DT_F32) {
+        for (int64_t i = threadIdx.x; i < region.page_bytes / 4; i += blockDim.x) {
+            ((uint32_t *)page)[i] = 0x7fc00000u;
+        }
+    } else {
+        const uint16_t nan = region.view.dtype == DT_BF16 ? 0x7fc0 : 0x7e00;
+        for (int64_t i = threadIdx.x; i < region.page_bytes / 2; i += blockDim.x) {
+            ((uint16_t *)page)[i] = nan;
+        }
+    }
+}
+
+extern "C" cudaError_t k_poison_blocks(cudaStream_t stream, const struct kv_region *regions,
+                                       int32_t n_regions, const int32_t *blocks, int32_t n)
+{
+    return launch(poison_kernel, dim3(n, n_regions), dim3(256), 0, stream, regions, blocks);
+}

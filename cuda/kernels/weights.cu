@@ -1,0 +1,62 @@
+/* Weights that are made up or converted on the device. */
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/types.cuh"
+#include "cuda/kernels/kernels.h"
+#include "engine/base/rng.h"
+
+/* Box and Muller over a block of four random words: four normal numbers. */
+template <typename T>
+__global__ void fill_normal_kernel(T *to, int64_t n, uint64_t seed, float scale)
+{
+    pdl_wait();
+    const int64_t step = (int64_t)gridDim.x * blockDim.x * 4;
+    for (int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 4; i < n; i += step) {
+        const struct rng_block b =
+            rng_philox(seed, (uint32_t)(i >> 2), (uint32_t)(i >> 34), RNG_TEST, 0x57);
+        for (int h = 0; h < 4; h += 2) {
+            const float u = ((float)b.v[h] + 0.5f) * (1.0f / 4294967296.0f);
+            const float radius = sqrtf(-2.0f * logf(fminf(u, 0.99999994f)));
+            float s, c;
+            sincospif((float)b.v[h + 1] * (2.0f / 4294967296.0f), &s, &c);
+            if (i + h < n) {
+                to[i + h] = from_float<T>(radius * c * scale);
+            }
+            if (i + h + 1 < n) {
+                to[i + h + 1] = from_float<T>(radius * s * scale);
+            }
+        }
+    }
+}
+
+extern "C" cudaError_t k_fill_normal(cudaStream_t stream, void *to, enum dtype dtype, int64_t n,
+                                     uint64_t seed, float scale)
+{
+    const int64_t blocks = (n / 4 + 255) / 256;
+    const dim3 grid((unsigned)(blocks < 1 ? 1 : blocks > 4096 ? 4096 : blocks));
+    BY_DTYPE(dtype, T,
+             return launch(fill_normal_kernel<T>, grid, dim3(256), 0, stream, (T *)to, n, seed,
+                           scale));
+    return cudaErrorInvalidValue;
+}
+
+template <typename F, typename T>
+__global__ void convert_kernel(T *to, const F *from, int64_t n)
+{
+    pdl_wait();
+    const int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        to[i] = from_float<T>(to_float(from[i]));
+    }
+}
+
+extern "C" cudaError_t k_convert(cudaStream_t stream, void *to, enum dtype to_dtype,
+                                 const void *from, enum dtype from_dtype, int64_t n)
+{
+    const int64_t blocks = (n + 255) / 256;
+    const dim3 grid((unsigned)(blocks < 1 ? 1 : blocks > 4096 ? 4096 : blocks));
+    BY_DTYPE(from_dtype, F,
+             BY_DTYPE(to_dtype, T,
+                      return launch(convert_kernel<F, T>, grid, dim3(256), 0, stream, (T *)to,
+                                    (const F *)from, n)));
+    return cudaErrorInvalidValue;
+}
