@@ -447,6 +447,11 @@ enum status http_server_open(const struct http_options *options, struct http_ser
         http_server_close(s);
         return st;
     }
+    if (s->options.signals) { // from now on they wait for the loop
+        uv_signal_start(&s->sigterm, on_signal, SIGTERM);
+        uv_signal_start(&s->sigint, on_signal, SIGINT);
+        uv_signal_start(&s->sighup, on_signal, SIGHUP);
+    }
     *server = s;
     return OK;
 }
@@ -474,11 +479,6 @@ int http_server_run(struct http_server *s)
     s->tick_base_ns = s->now_ns - s->tick_now * TICK_MS * 1000000LL;
     uv_poll_start(&s->watch, UV_READABLE, on_watch);
     uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
-    if (s->options.signals) {
-        uv_signal_start(&s->sigterm, on_signal, SIGTERM);
-        uv_signal_start(&s->sigint, on_signal, SIGINT);
-        uv_signal_start(&s->sighup, on_signal, SIGHUP);
-    }
     if (s->state < HTTP_CLOSING) {
         http_listen_start(s);
         http_settle(s);

@@ -136,6 +136,15 @@ static int64_t body_time_left(const struct http_conn *c)
     return allowed_ms - (c->server->now_ns - req->log.arrived_ns) / 1000000;
 }
 
+/* A socket is reported as writable only when a third of it is free, and libmicrohttpd does not say
+ * how far it has come with a reply: the kernel knows what has arrived. */
+static int64_t reply_time_left(struct http_conn *c)
+{
+    int64_t acked = http_tcp_acked_bytes(c->fd), before = c->acked_bytes;
+    c->acked_bytes = acked;
+    return acked > before ? (int64_t)c->server->options.stall_timeout_ms : 0;
+}
+
 static void on_deadline(struct http_timer *timer, void *arg)
 {
     struct http_conn *c = arg;
@@ -147,6 +156,8 @@ static void on_deadline(struct http_timer *timer, void *arg)
     int64_t left_ms = (c->deadline_ns - s->now_ns + 999999) / 1000000;
     if (left_ms <= 0 && c->phase == CONN_BODY) {
         left_ms = body_time_left(c);
+    } else if (left_ms <= 0 && (c->phase == CONN_REPLY || c->phase == CONN_HANDLER)) {
+        left_ms = reply_time_left(c);
     }
     if (left_ms > 0) {
         http_conn_deadline(c, left_ms);

@@ -138,7 +138,9 @@ static enum status listen_tcp(struct http_server *s, const char *spec, struct er
 {
     char host[256];
     const char *colon = strrchr(spec, ':');
-    if (!colon || (size_t)(colon - spec) >= sizeof host || strlen(colon) < 2) {
+    size_t n_port = colon ? strlen(colon + 1) : 0;
+    if (!colon || (size_t)(colon - spec) >= sizeof host || n_port < 1 || n_port > 5 ||
+        strspn(colon + 1, "0123456789") != n_port || strtol(colon + 1, NULL, 10) > 65535) {
         return err_set(err, ERR_INVALID, "'%s' is not HOST:PORT, unix:PATH or fd:N", spec);
     }
     size_t n_host = (size_t)(colon - spec);

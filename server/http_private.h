@@ -68,6 +68,7 @@ struct http_conn {
     bool broken;       // reset, timed out or cut by us
     bool wants_out;    // EPOLLOUT is asked for
     int64_t deadline_ns;
+    int64_t acked_bytes;     // when a reply's stall was last judged
     struct http_timer timer; // lazily follows deadline_ns
     char peer[64];
 };

@@ -330,8 +330,7 @@ static enum MHD_Result queue(struct http_request *req)
         return MHD_NO;
     }
     int status = stream ? 200 : req->status;
-    int64_t ms = stream ? NEVER : (int64_t)(s->options.stall_timeout_ms + req->n_reply / 64);
-    http_conn_phase(req->conn, CONN_REPLY, ms);
+    http_conn_phase(req->conn, CONN_REPLY, stream ? NEVER : (int64_t)s->options.stall_timeout_ms);
     enum MHD_Result ret = MHD_queue_response(req->conn->mhd, (unsigned)status, r);
     MHD_destroy_response(r);
     req->queued = ret == MHD_YES;

@@ -128,6 +128,17 @@ static void keep(struct http_request *req, const char *bytes, size_t n_bytes)
     st->full = st->full || unsent(req) >= s->options.stream_soft_bytes;
 }
 
+static void push_flush(struct http_request *req)
+{
+    struct http_server *s = req->server;
+    if (!req->in_flush) {
+        req->in_flush = true;
+        req->next_flush = NULL;
+        *s->flush_tail = req;
+        s->flush_tail = &req->next_flush;
+    }
+}
+
 static void keep_event(struct http_request *req, const char *bytes, size_t n_bytes)
 {
     struct stream *st = &req->stream;
@@ -150,6 +161,9 @@ static void keep_event(struct http_request *req, const char *bytes, size_t n_byt
         bytes += n;
         n_bytes -= n;
     }
+    if (st->open && !req->gone && !req->conn->wants_out) {
+        push_flush(req);
+    }
 }
 
 char *http_stream_reserve(struct http_request *req, size_t n_bytes)
@@ -168,6 +182,9 @@ char *http_stream_reserve(struct http_request *req, size_t n_bytes)
             s->reserved_scratch = true;
             return s->scratch + s->n_scratch;
         }
+    }
+    if (s->scratch_req == req) { // keeps the order
+        http_flush_scratch(s);
     }
     if (n_bytes > s->n_spare_room) {
         s->spare_room = xrealloc(s->spare_room, n_bytes);
@@ -300,17 +317,6 @@ void http_stream_drop(struct http_request *req)
         req->server->scratch_req = NULL;
     }
     reset_out(req);
-}
-
-static void push_flush(struct http_request *req)
-{
-    struct http_server *s = req->server;
-    if (!req->in_flush) {
-        req->in_flush = true;
-        req->next_flush = NULL;
-        *s->flush_tail = req;
-        s->flush_tail = &req->next_flush;
-    }
 }
 
 static ssize_t read_direct(struct http_request *req)

@@ -7,10 +7,21 @@
 #include <string.h>
 #include <sys/socket.h>
 
+static bool get_info(int fd, struct tcp_info *info)
+{
+    socklen_t n = sizeof *info;
+    memset(info, 0, sizeof *info);
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &n) == 0;
+}
+
 bool http_tcp_has_received(int fd)
 {
     struct tcp_info info;
-    socklen_t n = sizeof info;
-    memset(&info, 0, sizeof info);
-    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) == 0 && info.tcpi_bytes_received > 0;
+    return get_info(fd, &info) && info.tcpi_bytes_received > 0;
+}
+
+int64_t http_tcp_acked_bytes(int fd)
+{
+    struct tcp_info info;
+    return get_info(fd, &info) ? (int64_t)info.tcpi_bytes_acked : -1;
 }

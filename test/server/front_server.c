@@ -9,6 +9,7 @@
 #include "server/reply.h"
 
 #include <inttypes.h>
+#include <microhttpd.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -37,7 +38,7 @@ static struct app {
     struct job *jobs;
     bool stop;
     bool loading;
-    long n_handled, n_gone, n_gone_slow, n_gone_shutdown, n_done, n_live;
+    long n_handled, n_items, n_gone, n_gone_slow, n_gone_shutdown, n_done, n_live;
     int64_t gone_ns; // when on_gone last came
 } app = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
@@ -328,6 +329,7 @@ static void item(struct http_request *req, void *arg)
 {
     (void)arg;
     app.n_handled++;
+    app.n_items++;
     const char *q = http_query(req, "q");
     struct buf b;
     buf_init(&b, 1 << 16);
@@ -348,9 +350,9 @@ static void get_stats(struct http_request *req, void *arg)
     buf_init(&b, 4096);
     buf_printf(&b,
                "{\"handled\":%ld,\"gone\":%ld,\"slow\":%ld,\"shutdown\":%ld,\"done\":%ld,"
-               "\"live\":%ld,\"gone_ns\":%" PRId64 ",\"now_ns\":%" PRId64 ",",
+               "\"live\":%ld,\"gone_ns\":%" PRId64 ",\"now_ns\":%" PRId64 ",\"items\":%ld,",
                app.n_handled, app.n_gone, app.n_gone_slow, app.n_gone_shutdown, app.n_done,
-               app.n_live, app.gone_ns, clock_now_ns());
+               app.n_live, app.gone_ns, clock_now_ns(), app.n_items);
     buf_printf(&b,
                "\"connections\":%u,\"active\":%u,\"streams\":%u,\"refused\":%" PRIu64
                ",\"bad\":%" PRIu64 ",\"held_body\":%zu,\"held_stream\":%zu,\"short\":%" PRIu64
@@ -498,6 +500,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; http_server_address(app.server, i); i++) {
         printf("listening %s\n", http_server_address(app.server, i));
     }
+    printf("libmicrohttpd %s\n", MHD_get_version());
     fflush(stdout);
     http_set_watchdog(app.server, is_healthy, NULL);
     http_notify(app.server, "READY=1");

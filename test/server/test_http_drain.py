@@ -1,0 +1,157 @@
+"""Ending: SIGTERM drains, systemd is told, sockets are inherited."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+from front import BUILD, SLOW, Front, Reader, events, get, request
+
+
+def term(front):
+    front.process.send_signal(signal.SIGTERM)
+
+
+def test_drain_lets_streams_finish_and_refuses_new_work():
+    with Front(drain_delay_ms=400, drain_timeout_ms=5000) as f:
+        idle, busy, late, kept = f.connect(), f.connect(), f.connect(), f.connect()
+        busy.sendall(request("GET", "/stream?n=40&rate=20"))
+        r = Reader(busy)
+        assert r.head()[0] == 200
+        kept.sendall(request("GET", "/hello"))
+        rk = Reader(kept)
+        assert rk.response().status == 200
+        late.sendall(request("GET", "/late?ms=1200"))
+        term(f)
+        f.wait_for(state=1)
+        assert get(f, "/health").status == 503  # announced, but everything is still served
+        kept.sendall(request("GET", "/hello"))
+        got = rk.response()
+        assert got.status == 200 and got.headers["connection"] == "close" and rk.closed()
+        time.sleep(0.7)
+        try:
+            f.connect(timeout=1).close()
+            raise AssertionError("still listening")
+        except OSError:
+            pass
+        assert Reader(idle).closed()
+        got = Reader(late).response()
+        assert got.status == 200 and got.headers["connection"] == "close"
+        n = 0
+        while True:
+            c = r.chunk()
+            if not c:
+                break
+            n += c.count(b"data: ")
+        assert n == 41
+        assert r.closed()
+        assert f.process.wait(5) == 0
+
+
+def test_a_request_on_an_old_connection_gets_503_while_closing():
+    with Front(drain_delay_ms=0) as f:
+        with f.connect() as busy, f.connect() as s:
+            busy.sendall(request("GET", "/stream?n=1000&rate=500"))
+            r = Reader(s)
+            s.sendall(request("GET", "/late?ms=500") + request("GET", "/hello"))
+            Reader(busy).head()
+            f.wait_for(active=3)
+            term(f)
+            assert r.response().headers["connection"] == "close"
+            assert r.closed()
+        assert f.process.wait(5) == 0
+
+
+def test_the_drain_deadline_ends_what_is_left_with_an_error_event():
+    with Front(drain_timeout_ms=400) as f:
+        with f.connect() as s:
+            s.sendall(request("GET", "/stream?n=100000&rate=50"))
+            r = Reader(s)
+            f.wait_for(live=1)
+            term(f)
+            e = events(r.response().body)
+            assert json.loads(e[-2])["error"]["code"] == "server_draining" and e[-1] == "[DONE]"
+        assert f.process.wait(5) == 1
+
+
+def test_what_does_not_end_by_itself_is_cut():
+    with Front(drain_timeout_ms=200) as f:
+        with f.connect() as s:
+            s.sendall(request("GET", "/hang"))
+            f.wait_for(active=2)
+            t = time.monotonic()
+            term(f)
+            assert f.process.wait(8) == 1
+            assert SLOW or 2 < time.monotonic() - t < 4
+            assert Reader(s).closed()
+
+
+def test_a_second_signal_stops_at_once():
+    with Front() as f:
+        with f.connect() as s, f.connect() as t:
+            s.sendall(request("GET", "/stream?n=100000&rate=50"))
+            t.sendall(request("GET", "/late?ms=20000"))
+            f.wait_for(active=3)
+            term(f)
+            time.sleep(0.2)
+            assert f.process.poll() is None
+            start = time.monotonic()
+            term(f)
+            assert f.process.wait(5) == 1
+            assert SLOW or time.monotonic() - start < 1.5
+
+
+def test_an_idle_server_ends_at_once():
+    with Front() as f:
+        with f.connect():
+            start = time.monotonic()
+            term(f)
+            assert f.process.wait(5) == 0
+            assert SLOW or time.monotonic() - start < 1
+
+
+def test_systemd_is_told_and_asked_for_a_sign_of_life():
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "notify")
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        s.bind(path)
+        s.settimeout(5)
+        with Front(env={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "400000"}) as f:
+            assert s.recv(100) == b"READY=1"
+            assert s.recv(100) == b"WATCHDOG=1"
+            t = time.monotonic()
+            assert s.recv(100) == b"WATCHDOG=1"
+            assert time.monotonic() - t < 0.4 or SLOW
+            term(f)
+            while s.recv(100) != b"STOPPING=1":
+                pass
+        s.close()
+
+
+def test_systemd_sockets_are_taken():
+    """Through a helper that sets LISTEN_PID to itself and then becomes the server, as systemd does."""
+    passed = socket.socket()
+    passed.bind(("127.0.0.1", 0))
+    passed.listen(5)
+    waiting = socket.create_connection(passed.getsockname())
+    waiting.settimeout(10)
+    waiting.sendall(request("GET", "/hello"))  # before anybody runs: it waits in the backlog
+    start = ("import os,sys; os.dup2(int(sys.argv[1]), 3); os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()));"
+             "os.execv(sys.argv[2], sys.argv[2:])")
+    binary = os.path.join(BUILD, "test/server/front_server")
+    os.set_inheritable(passed.fileno(), True)
+    p = subprocess.Popen([sys.executable, "-c", start, str(passed.fileno()), binary], close_fds=False,
+                         stdout=subprocess.PIPE)
+    try:
+        assert Reader(waiting).response().status == 200
+        assert p.stdout.readline().decode().strip() == "listening 127.0.0.1:%d" % passed.getsockname()[1]
+    finally:
+        p.terminate()
+        assert p.wait(5) == 0
+        p.stdout.close()
+        waiting.close()
+        passed.close()
