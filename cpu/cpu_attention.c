@@ -1,0 +1,335 @@
+/* Attention over pages. An item is a tile of query vectors (some rows of one sequence times some
+ * heads of one KV head) against all keys that they see. Keys are taken in chunks that begin at
+ * multiples of ATTN_CHUNK: each chunk has a softmax of its own, and is then joined to the chunks
+ * before it. What a row gets is thus a function of the row and its keys alone. */
+#include "cpu/cpu_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Tokens of K or V that are widened to fp32 at a time (whole pages, at least one). */
+enum { RUN_TOKENS = 64 };
+
+struct attn_job {
+    struct cpu_backend *cpu;
+    const struct attention_args *a;
+    const struct kv_pages *pages;
+    int32_t group;      // query heads of one KV head
+    int32_t tile_heads; // of one item
+    int32_t tile_rows;
+    int32_t n_head_tiles;
+};
+
+/* One item: rows [row, row + n_rows) of the pass, heads [head, head + n_heads). Vector i is row
+ * i / n_heads, head i % n_heads. */
+struct attn_tile {
+    const struct pass_seq *seq;
+    int32_t row, n_rows, head, n_heads, kv_head;
+    int32_t n_vectors;
+    int32_t first_key, end_key; // that any row sees
+    float *q;      // [n_vectors, head_dim_k], scaled
+    float *s;      // [n_vectors, s_stride] scores, then probabilities, of one chunk
+    float *chunk;  // [n_vectors, v_stride]
+    float *total;  // [n_vectors, v_stride]
+    float *k;      // widened pages
+    float *v;
+    float max[ATTN_TILE], sum[ATTN_TILE]; // of total
+    int64_t s_stride;
+};
+
+/* ---- who sees what ------------------------------------------------------------------------ */
+
+/* The first key that the row's window leaves. */
+static int32_t first_key(const struct attn_job *job, int32_t pos)
+{
+    int32_t first = job->a->window > 0 ? pos - job->a->window + 1 : 0;
+    return first > 0 ? first : 0;
+}
+
+static bool tree_sees(const struct attn_job *job, const struct attn_tile *t, int32_t row,
+                      int32_t other)
+{
+    const struct pass *pass = job->cpu->pass;
+    const uint64_t *mask = pass->tree_mask + (int64_t)row * TREE_MASK_WORDS;
+    return (mask[other / 64] >> (other % 64) & 1) != 0 &&
+           pass->rows[t->seq->first_row + other].pos >= first_key(job, pass->rows[row].pos);
+}
+
+/* Scores of keys that the row does not see become -infinity. s: of keys [begin, end). */
+static void mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
+                     int32_t begin, int32_t end)
+{
+    int32_t low = first_key(job, job->cpu->pass->rows[row].pos);
+    int32_t n_past = t->seq->n_past;
+    int32_t high = t->seq->tree ? n_past : n_past + row - t->seq->first_row + 1;
+    for (int32_t key = begin; key < end; key++) {
+        bool sees = key >= low && key < high;
+        if (t->seq->tree && key >= n_past) {
+            sees = key < n_past + t->seq->n_rows && tree_sees(job, t, row, key - n_past);
+        }
+        if (!sees) {
+            s[key - begin] = -INFINITY;
+        }
+    }
+}
+
+static void find_keys(const struct attn_job *job, struct attn_tile *t)
+{
+    t->first_key = INT32_MAX;
+    for (int32_t r = t->row; r < t->row + t->n_rows; r++) {
+        int32_t low = first_key(job, job->cpu->pass->rows[r].pos);
+        /* A tree's rows see nodes by their own positions, which lie at or after n_past. */
+        low = low < t->seq->n_past || !t->seq->tree ? low : t->seq->n_past;
+        t->first_key = low < t->first_key ? low : t->first_key;
+    }
+    t->end_key = t->seq->tree ? t->seq->n_past + t->seq->n_rows
+                              : t->seq->n_past + t->row - t->seq->first_row + t->n_rows;
+}
+
+/* ---- one chunk ---------------------------------------------------------------------------- */
+
+static const char *page_of(const struct attn_job *job, const struct attn_tile *t, int32_t key)
+{
+    return cpu_kv_slot(job->cpu, job->pages, t->seq->lane, key).block +
+           (size_t)t->kv_head * job->pages->head_bytes;
+}
+
+/* Scores of the keys of the chunk that begins at `begin`, for all vectors, at s[key - begin]. A
+ * page that reaches over the chunk's end or begin writes beyond; s has room for that. */
+static void chunk_scores(const struct attn_job *job, struct attn_tile *t, int32_t begin,
+                         int32_t first, int32_t end)
+{
+    int32_t tokens = job->cpu->limits.block_tokens, dim = job->a->head_dim_k;
+    for (int32_t page = first / tokens * tokens; page < end; page += tokens) {
+        job->cpu->kernels->widen(job->pages->dtype, page_of(job, t, page), t->k,
+                                 (int64_t)dim * tokens);
+        job->cpu->kernels->scores(t->q, dim, t->n_vectors, t->k, dim, tokens,
+                                  t->s + (page - begin), t->s_stride);
+    }
+}
+
+/* Softmax of each vector over the chunk; what lies outside of [first, end) becomes 0. */
+static void chunk_softmax(const struct attn_job *job, struct attn_tile *t, int32_t begin,
+                          int32_t first, int32_t end, float *max, float *sum)
+{
+    const struct cpu_kernels *k = job->cpu->kernels;
+    int32_t n = (int32_t)round_up(end - begin, PANEL);
+    for (int32_t i = 0; i < t->n_vectors; i++) {
+        float *s = t->s + i * t->s_stride;
+        if (job->a->softcap != 0.0f) {
+            k->softcap(s + (first - begin), job->a->softcap, end - first);
+        }
+        mask_row(job, t, t->row + i / t->n_heads, s + (first - begin), first, end);
+        for (int32_t j = 0; j < first - begin; j++) {
+            s[j] = -INFINITY;
+        }
+        for (int32_t j = end - begin; j < n; j++) {
+            s[j] = -INFINITY;
+        }
+        max[i] = k->max(s, n);
+        sum[i] = 0.0f;
+        if (max[i] > -INFINITY || max[i] != max[i]) {
+            sum[i] = k->exp_sum(s, n, max[i]);
+        } else {
+            memset(s, 0, (size_t)n * sizeof *s);
+        }
+    }
+}
+
+/* Widens the values of keys [key, key + n) into t->v; they lie in one page. */
+static void widen_values(const struct attn_job *job, struct attn_tile *t, int32_t key, int32_t n,
+                         float *to)
+{
+    const struct kv_pages *p = job->pages;
+    int32_t tokens = job->cpu->limits.block_tokens, token = key % tokens;
+    const char *page = page_of(job, t, key);
+    if (!p->geometry.v_in_k) {
+        job->cpu->kernels->widen(p->dtype,
+                                 page + p->k_bytes +
+                                     (size_t)token * (size_t)p->v_stride * dtype_bytes(p->dtype),
+                                 to, (int64_t)n * p->v_stride);
+        return;
+    }
+    job->cpu->kernels->widen(p->dtype, page, t->k, (int64_t)p->geometry.head_dim_v * tokens);
+    for (int32_t i = 0; i < n; i++) {
+        for (int32_t d = 0; d < p->v_stride; d++) {
+            to[(int64_t)i * p->v_stride + d] =
+                d < p->geometry.head_dim_v ? t->k[(int64_t)d * tokens + token + i] : 0.0f;
+        }
+    }
+}
+
+/* chunk += probabilities times values of keys [first, end). */
+static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_t begin,
+                         int32_t first, int32_t end)
+{
+    int32_t tokens = job->cpu->limits.block_tokens, stride = job->pages->v_stride;
+    for (int32_t key = first; key < end;) {
+        int32_t run = key, n = 0;
+        while (run < end && (n == 0 || n + tokens <= RUN_TOKENS)) {
+            int32_t page_end = (run / tokens + 1) * tokens;
+            int32_t part = (page_end < end ? page_end : end) - run;
+            widen_values(job, t, run, part, t->v + (int64_t)n * stride);
+            n += part;
+            run += part;
+        }
+        job->cpu->kernels->weigh(t->s + (key - begin), t->s_stride, t->n_vectors, t->v, stride, n,
+                                 t->chunk);
+        key = run;
+    }
+}
+
+/* Joins the chunk to what came before: both are sums relative to their own maximum. */
+static void join(const struct attn_job *job, struct attn_tile *t, const float *max,
+                 const float *sum)
+{
+    int32_t stride = job->pages->v_stride;
+    for (int32_t i = 0; i < t->n_vectors; i++) {
+        float *total = t->total + (int64_t)i * stride, *chunk = t->chunk + (int64_t)i * stride;
+        if (sum[i] == 0.0f) {
+            continue;
+        }
+        if (t->sum[i] == 0.0f) {
+            memcpy(total, chunk, (size_t)stride * sizeof *total);
+            t->max[i] = max[i];
+            t->sum[i] = sum[i];
+            continue;
+        }
+        float m = max[i] > t->max[i] ? max[i] : t->max[i];
+        float old = expf(t->max[i] - m), new = expf(max[i] - m);
+        job->cpu->kernels->scale(total, old, stride);
+        job->cpu->kernels->add_scaled(total, chunk, new, stride);
+        t->max[i] = m;
+        t->sum[i] = fmaf(t->sum[i], old, sum[i] * new);
+    }
+}
+
+/* ---- items -------------------------------------------------------------------------------- */
+
+static void carve(const struct attn_job *job, struct attn_tile *t, char *scratch)
+{
+    const struct kv_pages *p = job->pages;
+    int64_t tokens = round_up(job->cpu->limits.block_tokens, RUN_TOKENS), stride = p->v_stride;
+    float *at = (float *)scratch;
+    /* Room on both sides of a chunk's scores for the rest of the first and the last page. */
+    int64_t margin = round_up(job->cpu->limits.block_tokens, PANEL);
+    t->s_stride = ATTN_CHUNK + 2 * margin;
+    t->s = at + margin;
+    at += t->s_stride * ATTN_TILE;
+    t->q = at;
+    at += (int64_t)ATTN_TILE * p->geometry.head_dim_k;
+    t->chunk = at;
+    at += ATTN_TILE * stride;
+    t->total = at;
+    at += ATTN_TILE * stride;
+    t->v = at;
+    at += tokens * stride;
+    t->k = at;
+}
+
+static void load_queries(const struct attn_job *job, struct attn_tile *t)
+{
+    int32_t dim = job->a->head_dim_k;
+    for (int32_t i = 0; i < t->n_vectors; i++) {
+        float *q = t->q + (int64_t)i * dim;
+        int32_t head = t->head + i % t->n_heads;
+        memcpy(q, tensor_row(&job->a->q, t->row + i / t->n_heads) + (int64_t)head * dim,
+               (size_t)dim * sizeof *q);
+        job->cpu->kernels->scale(q, job->a->scale, dim);
+    }
+}
+
+static void store_outputs(const struct attn_job *job, struct attn_tile *t)
+{
+    const struct attention_args *a = job->a;
+    for (int32_t i = 0; i < t->n_vectors; i++) {
+        int32_t head = t->head + i % t->n_heads, dim = a->head_dim_v;
+        float *out = tensor_row(&a->out, t->row + i / t->n_heads) + (int64_t)head * dim;
+        float factor = 1.0f / t->sum[i];
+        if (a->sinks) { // one more term of the denominator
+            float sink = a->sinks->vector[head], m = sink > t->max[i] ? sink : t->max[i];
+            float old = expf(t->max[i] - m);
+            factor = old / fmaf(t->sum[i], old, expf(sink - m));
+        }
+        memcpy(out, t->total + (int64_t)i * job->pages->v_stride, (size_t)dim * sizeof *out);
+        job->cpu->kernels->scale(out, factor, dim);
+    }
+}
+
+static void attend(const struct attn_job *job, struct attn_tile *t)
+{
+    float max[ATTN_TILE], sum[ATTN_TILE];
+    size_t v_bytes = (size_t)t->n_vectors * (size_t)job->pages->v_stride * sizeof(float);
+    memset(t->total, 0, v_bytes);
+    for (int32_t i = 0; i < t->n_vectors; i++) {
+        t->max[i] = -INFINITY;
+        t->sum[i] = 0.0f;
+    }
+    load_queries(job, t);
+    for (int32_t begin = t->first_key / ATTN_CHUNK * ATTN_CHUNK; begin < t->end_key;
+         begin += ATTN_CHUNK) {
+        int32_t first = begin > t->first_key ? begin : t->first_key;
+        int32_t end = begin + ATTN_CHUNK < t->end_key ? begin + ATTN_CHUNK : t->end_key;
+        chunk_scores(job, t, begin, first, end);
+        chunk_softmax(job, t, begin, first, end, max, sum);
+        memset(t->chunk, 0, v_bytes);
+        chunk_values(job, t, begin, first, end);
+        join(job, t, max, sum);
+    }
+    store_outputs(job, t);
+}
+
+static void attn_item(void *arg, int32_t item, int32_t thread)
+{
+    struct attn_job *job = arg;
+    const struct cpu_backend *cpu = job->cpu;
+    int32_t low = 0, high = cpu->pass->n_seqs - 1;
+    while (low < high) { // the last sequence whose first item is at or before this one
+        int32_t mid = low + (high - low + 1) / 2;
+        if (cpu->seq_items[mid] <= item) {
+            low = mid;
+        } else {
+            high = mid - 1;
+        }
+    }
+    const struct pass_seq *seq = &cpu->pass->seqs[low];
+    int32_t local = item - cpu->seq_items[low];
+    int32_t per_row_tile = job->n_head_tiles * job->a->n_kv_heads;
+    int32_t row = local / per_row_tile * job->tile_rows, rest = local % per_row_tile;
+    int32_t head = rest % job->n_head_tiles * job->tile_heads;
+    struct attn_tile t = {
+        .seq = seq,
+        .row = seq->first_row + row,
+        .n_rows = seq->n_rows - row < job->tile_rows ? seq->n_rows - row : job->tile_rows,
+        .kv_head = rest / job->n_head_tiles,
+        .n_heads = job->group - head < job->tile_heads ? job->group - head : job->tile_heads,
+    };
+    t.head = t.kv_head * job->group + head;
+    t.n_vectors = t.n_rows * t.n_heads;
+    find_keys(job, &t);
+    carve(job, &t, cpu->scratch[thread].p);
+    attend(job, &t);
+}
+
+enum status cpu_attention(struct backend *be, const struct attention_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    ASSERT(cpu->pass && a->n_rows <= cpu->pass->n_rows);
+    ASSERT(a->n_kv_heads > 0 && a->n_heads % a->n_kv_heads == 0);
+    struct attn_job job = {.cpu = cpu, .a = a, .pages = cpu_kv_layer(cpu, a->layer)};
+    ASSERT(job.pages->geometry.head_dim_k == a->head_dim_k);
+    ASSERT(job.pages->geometry.head_dim_v == a->head_dim_v);
+    ASSERT(job.pages->geometry.n_kv_heads == a->n_kv_heads);
+    job.group = a->n_heads / a->n_kv_heads;
+    job.tile_heads = job.group < ATTN_TILE ? job.group : ATTN_TILE;
+    job.tile_rows = ATTN_TILE / job.tile_heads;
+    job.n_head_tiles = (job.group + job.tile_heads - 1) / job.tile_heads;
+    int32_t n_items = 0;
+    for (int32_t i = 0; i < cpu->pass->n_seqs; i++) {
+        cpu->seq_items[i] = n_items;
+        n_items += (cpu->pass->seqs[i].n_rows + job.tile_rows - 1) / job.tile_rows *
+                   job.n_head_tiles * a->n_kv_heads;
+    }
+    pool_run(cpu->pool, n_items, attn_item, &job);
+    return OK;
+}

@@ -1,0 +1,253 @@
+#include "cpu/cpu_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { HUGE_PAGE = 2 << 20 };
+
+/* ---- memory ------------------------------------------------------------------------------- */
+
+void *cpu_memory(struct cpu_backend *cpu, size_t n_bytes)
+{
+    size_t size = n_bytes > HUGE_PAGE ? n_bytes + HUGE_PAGE : n_bytes + 4096;
+    if (size < n_bytes) {
+        return NULL;
+    }
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+    if (p == MAP_FAILED) {
+        return NULL;
+    }
+    if (n_bytes > HUGE_PAGE) {
+        madvise(p, size, MADV_HUGEPAGE);
+    }
+    struct memory *m = xmalloc(sizeof *m);
+    *m = (struct memory){.next = cpu->memories, .p = p, .n_bytes = size};
+    cpu->memories = m;
+    return p;
+}
+
+void cpu_memory_free(struct cpu_backend *cpu, void *p)
+{
+    for (struct memory **at = &cpu->memories; p && *at; at = &(*at)->next) {
+        struct memory *m = *at;
+        if (m->p == p) {
+            *at = m->next;
+            munmap(m->p, m->n_bytes);
+            free(m);
+            return;
+        }
+    }
+}
+
+static size_t read_number(const char *path, const char *key)
+{
+    char line[256];
+    size_t value = 0, key_bytes = strlen(key);
+    FILE *f = fopen(path, "r");
+    while (f && value == 0 && fgets(line, sizeof line, f)) {
+        if (strncmp(line, key, key_bytes) == 0) {
+            value = (size_t)strtoull(line + key_bytes, NULL, 10);
+        }
+    }
+    if (f) {
+        fclose(f);
+    }
+    return value;
+}
+
+/* What the machine says is available, within the control group's limit. */
+size_t cpu_free_bytes(void)
+{
+    size_t n_bytes = read_number("/proc/meminfo", "MemAvailable:") * 1024;
+    size_t limit = read_number("/sys/fs/cgroup/memory.max", "");
+    size_t used = read_number("/sys/fs/cgroup/memory.current", "");
+    if (limit > used && limit - used < n_bytes) {
+        n_bytes = limit - used;
+    }
+    return n_bytes;
+}
+
+static enum status cpu_facts(struct backend *be, struct backend_facts *out)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    *out = (struct backend_facts){
+        .name = "cpu",
+        .act = DT_F32,
+        .residual = DT_F32,
+        .free_bytes = cpu_free_bytes(),
+        .preferred_block_tokens = 16,
+        .async = false,
+    };
+    snprintf(out->device, sizeof out->device, "%d threads, %s", pool_n_threads(cpu->pool),
+             cpu->kernels->name);
+    return OK;
+}
+
+static enum status cpu_alloc(struct backend *be, size_t n_bytes, struct dmem *out)
+{
+    out->p = cpu_memory(cpu_of(be), n_bytes);
+    return out->p ? OK : ERR_NOMEM;
+}
+
+static enum status cpu_write(struct backend *be, struct dmem to, const void *from, size_t n_bytes)
+{
+    (void)be;
+    memcpy(to.p, from, n_bytes);
+    return OK;
+}
+
+static enum status cpu_read(struct backend *be, void *to, struct dmem from, size_t n_bytes)
+{
+    (void)be;
+    memcpy(to, from.p, n_bytes);
+    return OK;
+}
+
+/* ---- scratch ------------------------------------------------------------------------------ */
+
+enum status cpu_need_scratch(struct cpu_backend *cpu, size_t n_bytes)
+{
+    for (int32_t i = 0; i < cpu->n_scratch; i++) {
+        struct scratch *s = &cpu->scratch[i];
+        if (s->n_bytes >= n_bytes) {
+            continue;
+        }
+        char *p = cpu_memory(cpu, n_bytes);
+        if (!p) {
+            return ERR_NOMEM;
+        }
+        cpu_memory_free(cpu, s->p);
+        *s = (struct scratch){p, n_bytes};
+    }
+    return OK;
+}
+
+enum status cpu_need_rows(struct cpu_backend *cpu)
+{
+    size_t n_bytes = (size_t)cpu->max_k_bytes * PACK_ROWS;
+    if (cpu->packed_rows_bytes >= n_bytes) {
+        return OK;
+    }
+    char *p = cpu_memory(cpu, n_bytes);
+    if (!p) {
+        return ERR_NOMEM;
+    }
+    cpu_memory_free(cpu, cpu->packed_rows);
+    cpu->packed_rows = p;
+    cpu->packed_rows_bytes = n_bytes;
+    return OK;
+}
+
+/* ---- open and close ----------------------------------------------------------------------- */
+
+static void cpu_close(struct backend *be)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    if (!cpu) {
+        return;
+    }
+    cpu_comm_leave(cpu);
+    pool_destroy(cpu->pool);
+    cpu_weights_close(cpu);
+    while (cpu->ropes) {
+        struct rope_table *rope = cpu->ropes;
+        cpu->ropes = rope->next;
+        free(rope);
+    }
+    for (int32_t i = 0; i < MAX_KV_SETS; i++) {
+        free(cpu->kv_sets[i].layers);
+    }
+    for (int32_t i = 0; cpu->slots && i < cpu->limits.n_steps; i++) {
+        free(cpu->slots[i].passes);
+    }
+    free(cpu->slots);
+    free(cpu->lanes);
+    free(cpu->scratch);
+    while (cpu->memories) {
+        cpu_memory_free(cpu, cpu->memories->p);
+    }
+    free(cpu);
+}
+
+static const struct backend_ops cpu_ops = {
+    .facts = cpu_facts,
+    .alloc = cpu_alloc,
+    .weight_open = cpu_weight_open,
+    .rope_open = cpu_rope_open,
+    .kv_bytes = cpu_kv_bytes,
+    .setup = cpu_setup,
+    .kv_open = cpu_kv_open,
+    .close = cpu_close,
+    .step_begin = cpu_step_begin,
+    .lane_tokens = cpu_lane_tokens,
+    .lane_blocks = cpu_lane_blocks,
+    .lane_params = cpu_lane_params,
+    .copy_blocks = cpu_copy_blocks,
+    .move_slots = cpu_move_slots,
+    .poison_blocks = cpu_poison_blocks,
+    .pass_begin = cpu_pass_begin,
+    .pass_end = cpu_pass_end,
+    .step_end = cpu_step_end,
+    .step_wait = cpu_step_wait,
+    .step_done = cpu_step_done,
+    .embed = cpu_embed,
+    .norm = cpu_norm,
+    .linear = cpu_linear,
+    .linear_heads = cpu_linear_heads,
+    .rope_store = cpu_rope_store,
+    .mla_store = cpu_mla_store,
+    .attention = cpu_attention,
+    .activation = cpu_activation,
+    .moe_route = cpu_moe_route,
+    .moe_ffn = cpu_moe_ffn,
+    .row_gate = cpu_row_gate,
+    .reduce = cpu_reduce,
+    .gather = cpu_gather,
+    .logits = cpu_logits,
+    .sample = cpu_sample,
+    .pool = cpu_pool_rows,
+    .write = cpu_write,
+    .read = cpu_read,
+};
+
+static enum status open_with(const struct backend_options *options,
+                             const struct cpu_kernels *kernels, struct backend **out,
+                             struct err *err)
+{
+    *out = NULL;
+    if (options->n_threads < 0 || options->n_threads > 1024) {
+        return err_set(err, ERR_INVALID, "threads: %d is not between 0 and 1024",
+                       options->n_threads);
+    }
+    struct cpu_backend *cpu = xcalloc(1, sizeof *cpu);
+    cpu->base = (struct backend){
+        .ops = &cpu_ops,
+        .rank = options->rank,
+        .n_ranks = options->n_ranks > 0 ? options->n_ranks : 1,
+    };
+    cpu->options = *options;
+    cpu->kernels = kernels;
+    cpu->pool = pool_create(options->n_threads);
+    if (!cpu->pool) {
+        cpu_close(&cpu->base);
+        return err_set(err, ERR_NOMEM, "cannot start %d threads", options->n_threads);
+    }
+    cpu->n_scratch = pool_n_threads(cpu->pool);
+    cpu->scratch = xcalloc((size_t)cpu->n_scratch, sizeof *cpu->scratch);
+    *out = &cpu->base;
+    return OK;
+}
+
+enum status cpu_open(const struct backend_options *options, struct backend **out, struct err *err)
+{
+    return open_with(options, cpu_kernels_best(), out, err);
+}
+
+enum status cpu_open_scalar(const struct backend_options *options, struct backend **out,
+                            struct err *err)
+{
+    return open_with(options, &cpu_kernels_scalar, out, err);
+}

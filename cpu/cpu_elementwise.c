@@ -1,0 +1,233 @@
+/* The ops that treat each row by itself. */
+#include "cpu/cpu_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- embed -------------------------------------------------------------------------------- */
+
+struct embed_job {
+    const struct cpu_backend *cpu;
+    const struct embed_args *a;
+};
+
+static void embed_item(void *arg, int32_t row, int32_t thread)
+{
+    const struct embed_job *job = arg;
+    const struct embed_args *a = job->a;
+    float *x = tensor_row(&a->x, row);
+    int32_t token = job->cpu->row_tokens[row];
+    (void)thread;
+    /* An overrunning row may read a token that no one drew; its result is thrown away. */
+    token = token >= 0 && token < a->table->n_out ? token : 0;
+    cpu_weight_row(job->cpu, a->table, token, x);
+    if (a->scale != 1.0f) {
+        job->cpu->kernels->scale(x, a->scale, a->table->n_in);
+    }
+}
+
+enum status cpu_embed(struct backend *be, const struct embed_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    struct embed_job job = {cpu, a};
+    ASSERT(cpu->pass && a->n_rows <= cpu->pass->n_rows);
+    pool_run(cpu->pool, a->n_rows, embed_item, &job);
+    return OK;
+}
+
+/* ---- norm --------------------------------------------------------------------------------- */
+
+struct norm_job {
+    const struct cpu_kernels *kernels;
+    const struct norm_args *a;
+};
+
+static void norm_item(void *arg, int32_t row, int32_t thread)
+{
+    const struct norm_job *job = arg;
+    const struct norm_args *a = job->a;
+    float *x = tensor_row(&a->x, row);
+    (void)thread;
+    if (a->delta.mem.p) {
+        job->kernels->add_scaled(x, tensor_row(&a->delta, row), a->delta_scale, a->width);
+    }
+    if (a->out.mem.p) {
+        job->kernels->norm(a->kind, x, a->weight ? a->weight->vector : NULL, a->weight_offset,
+                           a->bias ? a->bias->vector : NULL, a->eps, a->width,
+                           tensor_row(&a->out, row));
+    }
+}
+
+enum status cpu_norm(struct backend *be, const struct norm_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    struct norm_job job = {cpu->kernels, a};
+    pool_run(cpu->pool, a->n_rows, norm_item, &job);
+    return OK;
+}
+
+/* ---- activation --------------------------------------------------------------------------- */
+
+struct activation_job {
+    const struct cpu_kernels *kernels;
+    const struct activation_args *a;
+};
+
+static void activation_item(void *arg, int32_t row, int32_t thread)
+{
+    const struct activation_job *job = arg;
+    const struct activation_args *a = job->a;
+    const float *x = tensor_row(&a->x, row);
+    (void)thread;
+    job->kernels->activate(a->kind, x, a->gated ? x + a->width : NULL, tensor_row(&a->out, row),
+                           a->width);
+}
+
+enum status cpu_activation(struct backend *be, const struct activation_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    struct activation_job job = {cpu->kernels, a};
+    ASSERT(a->gated || a->kind != ACT_GPT_OSS);
+    pool_run(cpu->pool, a->n_rows, activation_item, &job);
+    return OK;
+}
+
+/* ---- row gate ----------------------------------------------------------------------------- */
+
+enum status cpu_row_gate(struct backend *be, const struct row_gate_args *a)
+{
+    const struct cpu_kernels *k = cpu_of(be)->kernels;
+    for (int32_t row = 0; row < a->n_rows; row++) {
+        float gate = k->dot(tensor_row(&a->x, row), a->weight->vector, a->x_width);
+        k->scale(tensor_row(&a->y, row), 1.0f / (1.0f + expf(-gate)), a->y_width);
+    }
+    return OK;
+}
+
+/* ---- gather, logits, pool ----------------------------------------------------------------- */
+
+enum status cpu_gather(struct backend *be, const struct gather_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    ASSERT(cpu->pass && a->n_out <= cpu->pass->n_out);
+    for (int32_t i = 0; i < a->n_out; i++) {
+        int32_t row = cpu->pass->out_rows[i];
+        ASSERT(row >= 0 && row < cpu->pass->n_rows);
+        memmove(tensor_row(&a->out, i), tensor_row(&a->x, row), (size_t)a->width * sizeof(float));
+    }
+    return OK;
+}
+
+struct logits_job {
+    const struct cpu_kernels *kernels;
+    const struct logits_args *a;
+};
+
+static void logits_item(void *arg, int32_t row, int32_t thread)
+{
+    const struct logits_job *job = arg;
+    float *x = tensor_row(&job->a->logits, row);
+    (void)thread;
+    if (job->a->scale != 1.0f) {
+        job->kernels->scale(x, job->a->scale, job->a->vocab);
+    }
+    if (job->a->softcap != 0.0f) {
+        job->kernels->softcap(x, job->a->softcap, job->a->vocab);
+    }
+}
+
+enum status cpu_logits(struct backend *be, const struct logits_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    if (cpu->base.n_ranks > 1) {
+        ASSERT(a->vocab % cpu->base.n_ranks == 0);
+        if (!cpu_comm_gather(cpu, tensor_row(&a->local, 0), a->local.stride,
+                             tensor_row(&a->logits, 0), a->logits.stride, a->n_out,
+                             a->vocab / cpu->base.n_ranks)) {
+            cpu->failed = true;
+            return ERR_DEVICE;
+        }
+    }
+    for (int32_t i = 0; cpu->base.n_ranks == 1 && a->local.mem.p != a->logits.mem.p && i < a->n_out;
+         i++) {
+        memcpy(tensor_row(&a->logits, i), tensor_row(&a->local, i),
+               (size_t)a->vocab * sizeof(float));
+    }
+    struct logits_job job = {cpu->kernels, a};
+    if (a->scale != 1.0f || a->softcap != 0.0f) {
+        pool_run(cpu->pool, a->n_out, logits_item, &job);
+    }
+    return OK;
+}
+
+enum status cpu_pool_rows(struct backend *be, const struct pool_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    size_t n_bytes = (size_t)a->width * sizeof(float);
+    ASSERT(cpu->pass && a->width <= cpu->limits.hidden);
+    float *results = (float *)cpu->slots[cpu->slot].passes[cpu->slots[cpu->slot].n_passes].pooled;
+    for (int32_t i = 0; i < cpu->pass->n_pool; i++) {
+        const struct pass_pool *p = &cpu->pass->pool[i];
+        ASSERT(p->lane >= 0 && p->lane < cpu->limits.max_lanes);
+        ASSERT(p->first_out >= 0 && p->n_out >= 0 && p->n_out <= a->n_out - p->first_out);
+        float *sum = cpu->lanes[p->lane].pooled;
+        if (p->start) {
+            memset(sum, 0, n_bytes);
+        }
+        for (int32_t r = 0; r < p->n_out; r++) {
+            cpu->kernels->add_scaled(sum, tensor_row(&a->hidden, p->first_out + r), 1.0f, a->width);
+        }
+        if (p->finish) {
+            memcpy(results + (size_t)i * (size_t)cpu->limits.hidden, sum, n_bytes);
+        }
+    }
+    return OK;
+}
+
+/* ---- reduce ------------------------------------------------------------------------------- */
+
+static void add_expert_bias(const struct cpu_kernels *k, const struct reduce_args *a)
+{
+    const struct moe_ffn_args *moe = a->moe;
+    if (!moe->down->bias) {
+        return;
+    }
+    for (int32_t row = 0; row < a->n_rows; row++) {
+        const int32_t *ids = (const int32_t *)moe->ids.p + (int64_t)row * moe->k;
+        const float *weights = (const float *)moe->weights.p + (int64_t)row * moe->k;
+        int32_t last = -1;
+        for (int32_t i = 0; i < moe->k; i++) { // in order of expert id
+            int32_t next = -1;
+            for (int32_t j = 0; j < moe->k; j++) {
+                if (ids[j] > last && (next < 0 || ids[j] < ids[next])) {
+                    next = j;
+                }
+            }
+            if (next < 0) {
+                break;
+            }
+            last = ids[next];
+            k->add_scaled(tensor_row(&a->y, row), moe->down->bias + (int64_t)last * a->width,
+                          weights[next], a->width);
+        }
+    }
+}
+
+enum status cpu_reduce(struct backend *be, const struct reduce_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    if (cpu->base.n_ranks > 1 &&
+        !cpu_comm_sum(cpu, tensor_row(&a->y, 0), a->y.stride, a->n_rows, a->width)) {
+        cpu->failed = true;
+        return ERR_DEVICE;
+    }
+    if (a->linear && a->linear->bias) {
+        for (int32_t row = 0; row < a->n_rows; row++) {
+            cpu->kernels->add_scaled(tensor_row(&a->y, row), a->linear->bias, 1.0f, a->width);
+        }
+    }
+    if (a->moe) {
+        add_expert_bias(cpu->kernels, a);
+    }
+    return OK;
+}

@@ -1,0 +1,279 @@
+/* What the files of cpu/ share: the backend, its weights, lanes, pages and scratch memory.
+ * Thread: the rank's owner; items of a pool_run touch only what they are given. */
+#ifndef SLUICE_CPU_INTERNAL_H
+#define SLUICE_CPU_INTERNAL_H
+
+#include "cpu/cpu.h"
+#include "cpu/cpu_kernels.h"
+#include "cpu/cpu_pool.h"
+#include "engine/base/assert.h"
+#include "engine/base/mem.h"
+#include "engine/ops.h"
+
+/* Rows of activations that a product rounds and packs at a time: what fits a cache. */
+enum { PACK_ROWS = 512 };
+
+/* Keys of one attention chunk. A chunk's softmax is computed on its own and joined to those before
+ * it, so chunks begin at fixed positions, whatever the batch. */
+enum { ATTN_CHUNK = 512 };
+
+/* Query vectors (rows x heads) that one item of attention computes together. */
+enum { ATTN_TILE = 48 };
+
+struct weight {
+    struct weight *next;
+    enum weight_kind kind;
+    enum dtype dtype;
+    int64_t n_out, n_in;
+    int32_t n_matrices;
+    int32_t k_segments;
+    int32_t panels;         // per tile
+    int64_t segment;        // inputs of one segment of K
+    int64_t segment_padded; // as packed
+    int64_t n_tiles;
+    size_t tile_bytes, matrix_bytes;
+    char *packed; // [n_matrices][n_tiles][k][panels][PANEL]
+    size_t packed_bytes;
+    float *vector; // VECTOR: [n_in]
+    float *bias;   // [n_matrices, n_out] or NULL
+};
+
+struct rope_table {
+    struct rope_table *next;
+    int32_t n_pairs, max_pos;
+    bool interleaved;
+    float *cos, *sin; // [max_pos, n_pairs]
+};
+
+/* Where a layer's K and V lie inside its pages: per kv head [head_dim_k][tokens] of K, then
+ * [tokens][v_stride] of V (none with v_in_k). */
+struct kv_pages {
+    char *base;
+    struct kv_layer geometry;
+    enum dtype dtype;
+    int32_t v_stride; // head_dim_v up to a multiple of PANEL
+    size_t head_bytes, k_bytes, block_bytes;
+};
+
+struct kv_set {
+    int32_t n_layers;
+    struct kv_pages *layers;
+};
+
+enum { MAX_KV_SETS = 4 };
+
+struct lane {
+    int32_t *history; // [history_len]
+    int32_t *blocks;  // [max_blocks_per_lane]
+    struct sampling_params params;
+    float *pooled; // [hidden]
+};
+
+/* Results of one pass of one staging slot. */
+struct slot_results {
+    int32_t n_passes;
+    bool ended;
+    int32_t n_draws_used, n_pooled_used; // of the slot's arrays
+    struct draw_result *draws;           // [max_draws]
+    float *pooled;                       // [max_lanes, hidden]
+    struct pass_results *passes;         // [max_passes]
+};
+
+/* One thread's own memory. */
+struct scratch {
+    char *p;
+    size_t n_bytes;
+};
+
+struct memory {
+    struct memory *next;
+    void *p;
+    size_t n_bytes;
+};
+
+struct cpu_backend {
+    struct backend base;
+    struct backend_options options;
+    const struct cpu_kernels *kernels;
+    struct pool *pool;
+    bool failed;
+
+    struct memory *memories;
+    struct weight *weights;
+    struct rope_table *ropes;
+    struct kv_set kv_sets[MAX_KV_SETS];
+    int64_t max_k_bytes; // packed bytes of the widest row of activations
+    int64_t max_moe_k, max_moe_n;
+    int32_t max_moe_segments;
+
+    bool is_set_up;
+    struct backend_limits limits;
+    int32_t history_len, max_draws;
+    int32_t *ints; // all lanes' histories and tables
+    float *lane_floats;
+    struct lane *lanes;
+    struct slot_results *slots;
+
+    /* The step and the pass in progress. */
+    int32_t slot;
+    const struct pass *pass;
+    int32_t *row_tokens; // [max_rows]
+    int32_t *row_seq;    // [max_rows] index of the row's pass_seq
+    int32_t *seq_items;  // [max_rows + 1] attention's first item of each sequence
+
+    char *packed_rows; // [PACK_ROWS] activations as a product reads them
+    size_t packed_rows_bytes;
+    char *moe; // see cpu_moe.c
+    size_t moe_bytes;
+    struct scratch *scratch; // [n_threads]
+    int32_t n_scratch;
+};
+
+static inline struct cpu_backend *cpu_of(struct backend *be)
+{
+    return (struct cpu_backend *)be;
+}
+
+static inline int64_t round_up(int64_t n, int64_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+/* A tensor's row; activations are fp32 here. */
+static inline float *tensor_row(const struct tensor *t, int64_t row)
+{
+    return (float *)t->mem.p + row * t->stride;
+}
+
+/* bf16 by rounding to nearest even; NaN stays NaN. */
+static inline uint16_t bf16_of(float x)
+{
+    union {
+        float f;
+        uint32_t u;
+    } v = {x};
+    if (x != x) {
+        return (uint16_t)(v.u >> 16 | 0x40);
+    }
+    return (uint16_t)((v.u + 0x7FFF + (v.u >> 16 & 1)) >> 16);
+}
+
+static inline float bf16_to_f32(uint16_t b)
+{
+    union {
+        uint32_t u;
+        float f;
+    } v = {(uint32_t)b << 16};
+    return v.f;
+}
+
+uint16_t f16_of(float x);
+float f16_to_f32(uint16_t h);
+
+/* Memory that lives until close, zeroed, aligned to 64 bytes (2 MiB when large). NULL when it
+ * cannot be had. */
+void *cpu_memory(struct cpu_backend *cpu, size_t n_bytes);
+void cpu_memory_free(struct cpu_backend *cpu, void *p);
+size_t cpu_free_bytes(void);
+
+/* At start: makes each thread's scratch at least this large. */
+enum status cpu_need_scratch(struct cpu_backend *cpu, size_t n_bytes);
+enum status cpu_need_rows(struct cpu_backend *cpu);
+enum status cpu_need_moe(struct cpu_backend *cpu);
+
+enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc,
+                            struct weight **out, struct err *err);
+void cpu_weights_close(struct cpu_backend *cpu);
+/* Element (row, col) of matrix 0, as fp32. */
+void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row,
+                    float *out);
+
+/* y[i][n0 + j] of one tile: rows packed as the weight's kernel reads them. The tree over segments
+ * is joined unless `split`, where segment s lands at y + s * split_stride. c: see gemm_scratch. */
+struct gemm_tile {
+    const struct weight *weight;
+    int32_t matrix;
+    int64_t tile;
+    const char *rows;
+    int64_t row_bytes;
+    int32_t n_rows;
+    float *y;         // of row 0, output 0 of the matrix
+    int64_t y_stride;
+    const float *bias; // [n_out] or NULL
+    bool accumulate;
+    float *scratch;
+    int64_t split_stride; // 0: joined
+};
+void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t);
+/* Bytes of scratch for tiles of up to n_rows rows. */
+size_t cpu_gemm_scratch(const struct weight *w, int32_t n_rows);
+/* Bytes of one packed row, and the packing of n_in floats. */
+int64_t cpu_row_bytes(const struct cpu_backend *cpu, const struct weight *w);
+void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, const float *x,
+                  char *out);
+
+/* The page slot of position `pos` of a lane. */
+struct kv_slot {
+    char *block;
+    int32_t token;
+};
+struct kv_slot cpu_kv_slot(const struct cpu_backend *cpu, const struct kv_pages *pages,
+                           int32_t lane, int32_t pos);
+void cpu_kv_store_k(const struct cpu_backend *cpu, const struct kv_pages *pages,
+                    struct kv_slot slot, int32_t head, const float *k);
+void cpu_kv_store_v(const struct cpu_backend *cpu, const struct kv_pages *pages,
+                    struct kv_slot slot, int32_t head, const float *v);
+const struct kv_pages *cpu_kv_layer(const struct cpu_backend *cpu, int32_t layer);
+
+enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc,
+                          struct rope_table **out);
+enum status cpu_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int32_t block_tokens,
+                         size_t *out);
+enum status cpu_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,
+                        struct err *err);
+enum status cpu_copy_blocks(struct backend *be, int32_t n, const struct block_copy *copies);
+enum status cpu_move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
+                           int32_t kv_set);
+enum status cpu_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks);
+
+enum status cpu_setup(struct backend *be, const struct backend_limits *limits, struct err *err);
+enum status cpu_step_begin(struct backend *be, int32_t slot);
+enum status cpu_lane_tokens(struct backend *be, int32_t lane, int32_t first_pos, int32_t n,
+                            const int32_t *tokens);
+enum status cpu_lane_blocks(struct backend *be, int32_t lane, int32_t first, int32_t n,
+                            const int32_t *blocks);
+enum status cpu_lane_params(struct backend *be, int32_t lane,
+                            const struct sampling_params *params);
+enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct pass_shape *shape);
+enum status cpu_pass_end(struct backend *be);
+enum status cpu_step_end(struct backend *be);
+enum status cpu_step_wait(struct backend *be, int32_t slot, struct pass_results *results,
+                          int32_t max_passes);
+bool cpu_step_done(struct backend *be, int32_t slot);
+
+enum status cpu_embed(struct backend *be, const struct embed_args *a);
+enum status cpu_norm(struct backend *be, const struct norm_args *a);
+enum status cpu_linear(struct backend *be, const struct linear_args *a);
+enum status cpu_linear_heads(struct backend *be, const struct linear_heads_args *a);
+enum status cpu_rope_store(struct backend *be, const struct rope_store_args *a);
+enum status cpu_mla_store(struct backend *be, const struct mla_store_args *a);
+enum status cpu_attention(struct backend *be, const struct attention_args *a);
+enum status cpu_activation(struct backend *be, const struct activation_args *a);
+enum status cpu_moe_route(struct backend *be, const struct moe_route_args *a);
+enum status cpu_moe_ffn(struct backend *be, const struct moe_ffn_args *a);
+enum status cpu_row_gate(struct backend *be, const struct row_gate_args *a);
+enum status cpu_reduce(struct backend *be, const struct reduce_args *a);
+enum status cpu_gather(struct backend *be, const struct gather_args *a);
+enum status cpu_logits(struct backend *be, const struct logits_args *a);
+enum status cpu_sample(struct backend *be, const struct sample_args *a);
+enum status cpu_pool_rows(struct backend *be, const struct pool_args *a);
+
+/* ---- ranks (cpu_comm.c): each call is made by all ranks, in the same order */
+/* Every rank's y becomes the tree sum over ranks. False: a rank is gone. */
+bool cpu_comm_sum(struct cpu_backend *cpu, float *y, int64_t stride, int64_t n_rows, int64_t width);
+/* out[row][rank * width + i] = that rank's in[row][i], on every rank. */
+bool cpu_comm_gather(struct cpu_backend *cpu, const float *in, int64_t in_stride, float *out,
+                     int64_t out_stride, int64_t n_rows, int64_t width);
+void cpu_comm_leave(struct cpu_backend *cpu);
+
+#endif

@@ -1,0 +1,77 @@
+/* The inner loops of the CPU backend, as a table: the scalar one is the oracle, the others are the
+ * same sums over vectors. Each result depends on its own row alone and sums in one fixed order, so
+ * that a row's bits do not depend on how many rows are computed with it.
+ * Thread: any; the functions only touch what they are given. */
+#ifndef SLUICE_CPU_KERNELS_H
+#define SLUICE_CPU_KERNELS_H
+
+#include "engine/ops.h"
+
+/* A packed product covers PANEL outputs at a time; a tile is 1 to MAX_PANELS panels. */
+enum { PANEL = 16, MAX_PANELS = 4, TILE = PANEL * MAX_PANELS };
+
+/* c[i * TILE + j] = (first ? 0 : c) + sum over k of a[i][k] * w[k][j], for m rows of a, `a_stride`
+ * elements apart, and panels * PANEL outputs. k runs upward, one chain of sums per (i, j).
+ * w: [k / 2][panels][PANEL][2] for bf16, [k][panels][PANEL] for f16 and f32. k is a multiple of
+ * K_UNIT for bf16 (the packing pads with zeros). */
+typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
+                     int64_t k, float *c, bool first);
+
+enum { K_UNIT = 32 };
+
+/* Token ids whose scores are at or above `key` (see score_key), what a sampler chooses among. */
+struct argmax {
+    float value;
+    int32_t id;
+};
+
+struct cpu_kernels {
+    const char *name;
+
+    gemm_fn *gemm_bf16, *gemm_f16, *gemm_f32;
+    bool bf16_rows; // gemm_bf16 reads a as bf16; else as fp32 that holds rounded values
+    /* One row of activations in the form that the product reads. */
+    void (*round_bf16)(const float *x, void *out, int64_t n);
+    void (*round_f16)(const float *x, float *out, int64_t n);
+
+    /* x += scale * d */
+    void (*add_scaled)(float *x, const float *d, float scale, int64_t n);
+    /* weight NULL: ones; bias NULL: zeros; out may be x. */
+    void (*norm)(enum norm_kind kind, const float *x, const float *weight, float offset,
+                 const float *bias, float eps, int64_t n, float *out);
+    float (*dot)(const float *a, const float *b, int64_t n);
+    /* up NULL: not gated */
+    void (*activate)(enum activation kind, const float *gate, const float *up, float *out,
+                     int64_t n);
+    /* Pairs (x[i], x[i + n]), or (x[2i], x[2i + 1]) when interleaved. */
+    void (*rotate)(float *x, const float *cos, const float *sin, int32_t n, bool interleaved);
+
+    /* Stored numbers to fp32. */
+    void (*widen)(enum dtype dtype, const void *from, float *to, int64_t n);
+    /* s[i * s_stride + t] = q[i] . k[.][t]; k: [dim][n_tokens] */
+    void (*scores)(const float *q, int64_t q_stride, int32_t m, const float *k, int32_t dim,
+                   int32_t n_tokens, float *s, int64_t s_stride);
+    /* acc[i][d] += sum over t of p[i][t] * v[t][d]; dim is a multiple of PANEL. */
+    void (*weigh)(const float *p, int64_t p_stride, int32_t m, const float *v, int32_t dim,
+                  int32_t n_tokens, float *acc);
+    float (*max)(const float *x, int64_t n);
+    /* x = exp(x - max) in place; returns the sum. */
+    float (*exp_sum)(float *x, int64_t n, float max);
+    /* x = cap * tanh(x / cap) */
+    void (*softcap)(float *x, float cap, int64_t n);
+    void (*scale)(float *x, float scale, int64_t n);
+
+    /* The highest x, the lowest id among equals; NaN is below everything. n may be 0: id -1. */
+    struct argmax (*argmax)(const float *x, int32_t n);
+    /* Likewise of x[i] + gumbel(seed, position, i); -infinity is never chosen. */
+    struct argmax (*argmax_gumbel)(const float *x, int32_t n, uint64_t seed, int32_t position);
+    /* sum of exp(x - max) in double, without changing x */
+    double (*exp_total)(const float *x, int32_t n, float max);
+};
+
+extern const struct cpu_kernels cpu_kernels_scalar;
+
+/* The best table that this machine runs; `amx` is asked of the system once. */
+const struct cpu_kernels *cpu_kernels_best(void);
+
+#endif

@@ -1,0 +1,251 @@
+/* The oracle: each kernel as its formula, one number at a time. */
+#include "cpu/cpu_internal.h"
+#include "engine/base/exact.h"
+
+#include <math.h>
+#include <string.h>
+
+/* One tile by plain loops; k steps of `pair` inputs, whose weights lie side by side. */
+#define DEFINE_GEMM(name, type, pair, widen_element)                                               \
+    static void name(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,    \
+                     int64_t k, float *c, bool first)                                              \
+    {                                                                                              \
+        int32_t n = panels * PANEL;                                                                \
+        for (int32_t i = 0; i < m; i++) {                                                          \
+            const float *row = (const float *)a + i * a_stride;                                    \
+            const type *weights = w;                                                               \
+            float *sum = c + (int64_t)i * TILE;                                                    \
+            for (int32_t j = 0; j < n && first; j++) {                                             \
+                sum[j] = 0.0f;                                                                     \
+            }                                                                                      \
+            for (int64_t x = 0; x < k; x += pair, weights += (int64_t)n * pair) {                  \
+                for (int32_t p = 0; p < pair; p++) {                                               \
+                    for (int32_t j = 0; j < n; j++) {                                              \
+                        sum[j] += row[x + p] * widen_element(weights[j * pair + p]);               \
+                    }                                                                              \
+                }                                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+#define SAME(x) (x)
+DEFINE_GEMM(gemm_bf16, uint16_t, 2, bf16_to_f32)
+DEFINE_GEMM(gemm_f16, uint16_t, 1, f16_to_f32)
+DEFINE_GEMM(gemm_f32, float, 1, SAME)
+
+static void round_bf16(const float *x, void *out, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        ((float *)out)[i] = bf16_to_f32(bf16_of(x[i]));
+    }
+}
+
+static void round_f16(const float *x, float *out, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = f16_to_f32(f16_of(x[i]));
+    }
+}
+
+static void add_scaled(float *x, const float *d, float scale, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        x[i] += scale * d[i];
+    }
+}
+
+static void norm(enum norm_kind kind, const float *x, const float *weight, float offset,
+                 const float *bias, float eps, int64_t n, float *out)
+{
+    float mean = 0.0f, square = 0.0f;
+    if (kind == NORM_LAYER) {
+        for (int64_t i = 0; i < n; i++) {
+            mean += x[i];
+        }
+        mean /= (float)n;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        square += (x[i] - mean) * (x[i] - mean);
+    }
+    float r = 1.0f / sqrtf(square / (float)n + eps);
+    for (int64_t i = 0; i < n; i++) {
+        float w = (weight ? weight[i] : 1.0f) + offset;
+        out[i] = (x[i] - mean) * r * w + (bias ? bias[i] : 0.0f);
+    }
+}
+
+static float dot(const float *a, const float *b, int64_t n)
+{
+    float sum = 0.0f;
+    for (int64_t i = 0; i < n; i++) {
+        sum += a[i] * b[i];
+    }
+    return sum;
+}
+
+static float activated(enum activation kind, float g, float u)
+{
+    switch (kind) {
+    case ACT_SILU: return g / (1.0f + expf(-g)) * u;
+    case ACT_GELU: return 0.5f * g * (1.0f + erff(g * 0.70710678f)) * u;
+    case ACT_GELU_TANH:
+        return 0.5f * g * (1.0f + tanhf(0.79788456f * (g + 0.044715f * g * g * g))) * u;
+    case ACT_RELU: return (g > 0.0f ? g : 0.0f) * u;
+    case ACT_GPT_OSS:
+        g = g < 7.0f ? g : 7.0f;
+        u = u < 7.0f ? u : 7.0f;
+        u = u > -7.0f ? u : -7.0f;
+        return g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
+    }
+    return 0.0f;
+}
+
+static void activate(enum activation kind, const float *gate, const float *up, float *out,
+                     int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = activated(kind, gate[i], up ? up[i] : 1.0f);
+    }
+}
+
+static void rotate(float *x, const float *cos, const float *sin, int32_t n, bool interleaved)
+{
+    int32_t step = interleaved ? 2 : 1, other = interleaved ? 1 : n;
+    for (int32_t i = 0; i < n; i++) {
+        float a = x[i * step], b = x[i * step + other];
+        x[i * step] = a * cos[i] - b * sin[i];
+        x[i * step + other] = b * cos[i] + a * sin[i];
+    }
+}
+
+static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
+{
+    const uint16_t *half = from;
+    if (dtype == DT_F32) {
+        memcpy(to, from, (size_t)n * sizeof *to);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        to[i] = dtype == DT_BF16 ? bf16_to_f32(half[i]) : f16_to_f32(half[i]);
+    }
+}
+
+static void scores(const float *q, int64_t q_stride, int32_t m, const float *k, int32_t dim,
+                   int32_t n_tokens, float *s, int64_t s_stride)
+{
+    for (int32_t i = 0; i < m; i++) {
+        for (int32_t t = 0; t < n_tokens; t++) {
+            float sum = 0.0f;
+            for (int32_t d = 0; d < dim; d++) {
+                sum += q[i * q_stride + d] * k[(int64_t)d * n_tokens + t];
+            }
+            s[i * s_stride + t] = sum;
+        }
+    }
+}
+
+static void weigh(const float *p, int64_t p_stride, int32_t m, const float *v, int32_t dim,
+                  int32_t n_tokens, float *acc)
+{
+    for (int32_t i = 0; i < m; i++) {
+        for (int32_t t = 0; t < n_tokens; t++) {
+            for (int32_t d = 0; d < dim; d++) {
+                acc[(int64_t)i * dim + d] += p[i * p_stride + t] * v[(int64_t)t * dim + d];
+            }
+        }
+    }
+}
+
+static float max_of(const float *x, int64_t n)
+{
+    float m = -INFINITY;
+    for (int64_t i = 0; i < n; i++) {
+        m = x[i] > m ? x[i] : m;
+    }
+    return m;
+}
+
+static float exp_sum(float *x, int64_t n, float max)
+{
+    float sum = 0.0f;
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = expf(x[i] - max);
+        sum += x[i];
+    }
+    return sum;
+}
+
+static void softcap(float *x, float cap, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = cap * tanhf(x[i] / cap);
+    }
+}
+
+static void scale_by(float *x, float scale, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        x[i] *= scale;
+    }
+}
+
+static struct argmax argmax(const float *x, int32_t n)
+{
+    struct argmax best = {-INFINITY, n > 0 ? 0 : -1};
+    for (int32_t i = 0; i < n; i++) {
+        if (x[i] > best.value) {
+            best = (struct argmax){x[i], i};
+        }
+    }
+    return best;
+}
+
+static struct argmax argmax_gumbel(const float *x, int32_t n, uint64_t seed, int32_t position)
+{
+    struct argmax best = {-INFINITY, -1};
+    for (int32_t i = 0; i < n; i++) {
+        if (!(x[i] > -INFINITY)) {
+            continue;
+        }
+        float v = x[i] + gumbel_noise(rng_bits(seed, position, RNG_SAMPLE, (uint32_t)i));
+        if (v > best.value || best.id < 0) {
+            best = (struct argmax){v, i};
+        }
+    }
+    return best;
+}
+
+static double exp_total(const float *x, int32_t n, float max)
+{
+    double sum = 0.0;
+    for (int32_t i = 0; i < n; i++) {
+        if (x[i] > -INFINITY) {
+            sum += (double)expf(x[i] - max);
+        }
+    }
+    return sum;
+}
+
+const struct cpu_kernels cpu_kernels_scalar = {
+    .name = "scalar",
+    .gemm_bf16 = gemm_bf16,
+    .gemm_f16 = gemm_f16,
+    .gemm_f32 = gemm_f32,
+    .round_bf16 = round_bf16,
+    .round_f16 = round_f16,
+    .add_scaled = add_scaled,
+    .norm = norm,
+    .dot = dot,
+    .activate = activate,
+    .rotate = rotate,
+    .widen = widen,
+    .scores = scores,
+    .weigh = weigh,
+    .max = max_of,
+    .exp_sum = exp_sum,
+    .softcap = softcap,
+    .scale = scale_by,
+    .argmax = argmax,
+    .argmax_gumbel = argmax_gumbel,
+    .exp_total = exp_total,
+};

@@ -1,0 +1,230 @@
+/* Products with packed weights. Each item is one tile of outputs for some rows; a row's sums run
+ * over K in one order (cpu_kernels.h), segment by segment, so bits do not depend on the split. */
+#include "cpu/cpu_internal.h"
+
+#include <string.h>
+
+/* Inputs that a many-row product takes at a time: 64 outputs x 256 inputs of bf16 are 32 KiB. */
+enum { K_BLOCK = 256 };
+
+/* Rows of one item when there are too few tiles to feed the threads. */
+enum { ITEM_ROWS = 96 };
+
+static bool rows_are_bf16(const struct cpu_backend *cpu, const struct weight *w)
+{
+    return w->dtype == DT_BF16 && cpu->kernels->bf16_rows;
+}
+
+static int64_t element_bytes(const struct cpu_backend *cpu, const struct weight *w)
+{
+    return rows_are_bf16(cpu, w) ? 2 : 4;
+}
+
+/* An odd number of cache lines, so that equal columns of consecutive rows do not meet in one set
+ * of the cache. */
+int64_t cpu_row_bytes(const struct cpu_backend *cpu, const struct weight *w)
+{
+    int64_t n = round_up(w->segment_padded * w->k_segments * element_bytes(cpu, w), 64);
+    return n % 128 == 0 ? n + 64 : n;
+}
+
+void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, const float *x, char *out)
+{
+    int64_t size = element_bytes(cpu, w), pad = w->segment_padded - w->segment;
+    for (int32_t s = 0; s < w->k_segments; s++) {
+        char *to = out + s * w->segment_padded * size;
+        const float *from = x + s * w->segment;
+        switch (w->dtype) {
+        case DT_BF16: cpu->kernels->round_bf16(from, to, w->segment); break;
+        case DT_F16: cpu->kernels->round_f16(from, (float *)to, w->segment); break;
+        default: memcpy(to, from, (size_t)w->segment * sizeof *from); break;
+        }
+        if (pad > 0) {
+            memset(to + w->segment * size, 0, (size_t)(pad * size));
+        }
+    }
+}
+
+static int32_t tree_levels(const struct weight *w)
+{
+    int32_t levels = 1;
+    for (int32_t n = w->k_segments; n > 1; n /= 2) {
+        levels++;
+    }
+    return levels;
+}
+
+size_t cpu_gemm_scratch(const struct weight *w, int32_t n_rows)
+{
+    return (size_t)tree_levels(w) * (size_t)n_rows * TILE * sizeof(float);
+}
+
+static gemm_fn *gemm_of(const struct cpu_backend *cpu, const struct weight *w)
+{
+    switch (w->dtype) {
+    case DT_BF16: return cpu->kernels->gemm_bf16;
+    case DT_F16: return cpu->kernels->gemm_f16;
+    default: return cpu->kernels->gemm_f32;
+    }
+}
+
+/* c = the sums of one segment. */
+static void segment_sums(const struct cpu_backend *cpu, const struct gemm_tile *t, int32_t s,
+                         float *c)
+{
+    const struct weight *w = t->weight;
+    gemm_fn *gemm = gemm_of(cpu, w);
+    int64_t size = element_bytes(cpu, w), width = (int64_t)w->panels * PANEL;
+    const char *tile = w->packed + (size_t)t->matrix * w->matrix_bytes +
+                       (size_t)t->tile * w->tile_bytes;
+    int64_t block = t->n_rows <= 8 ? w->segment_padded : K_BLOCK;
+    for (int64_t k = 0; k < w->segment_padded; k += block) {
+        int64_t n = w->segment_padded - k < block ? w->segment_padded - k : block;
+        int64_t at = s * w->segment_padded + k;
+        gemm(t->rows + at * size, t->row_bytes / size, t->n_rows,
+             tile + (size_t)(at * width) * dtype_bytes(w->dtype), w->panels, n, c, k == 0);
+    }
+}
+
+static void store(const struct gemm_tile *t, const float *c, float *y)
+{
+    const struct weight *w = t->weight;
+    int64_t width = (int64_t)w->panels * PANEL, first = t->tile * width;
+    int64_t n = w->n_out - first < width ? w->n_out - first : width;
+    const float *bias = t->bias ? t->bias + first : NULL;
+    for (int32_t i = 0; i < t->n_rows; i++) {
+        const float *from = c + (int64_t)i * TILE;
+        float *to = y + i * t->y_stride + first;
+        for (int64_t j = 0; j < n; j++) {
+            float v = bias ? from[j] + bias[j] : from[j];
+            to[j] = t->accumulate ? to[j] + v : v;
+        }
+    }
+}
+
+/* Joins segments as a balanced tree: after segment s, as many pairs as s + 1 has trailing zero
+ * bits are complete. c holds one buffer per open level. */
+void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t)
+{
+    int64_t n = (int64_t)t->n_rows * TILE;
+    int32_t level = 0;
+    for (int32_t s = 0; s < t->weight->k_segments; s++) {
+        float *c = t->scratch + level * n;
+        segment_sums(cpu, t, s, c);
+        if (t->split_stride != 0) {
+            store(t, c, t->y + s * t->split_stride);
+            continue;
+        }
+        level++;
+        for (int32_t bits = s + 1; bits % 2 == 0; bits /= 2, level--) {
+            cpu->kernels->add_scaled(t->scratch + (level - 2) * n, t->scratch + (level - 1) * n,
+                                     1.0f, n);
+        }
+    }
+    if (t->split_stride == 0) {
+        store(t, t->scratch, t->y);
+    }
+}
+
+struct linear_job {
+    const struct cpu_backend *cpu;
+    const struct linear_args *a;
+    int32_t first_row, n_rows;
+    int64_t row_bytes;
+    int32_t rows_per_item;
+};
+
+static void pack_item(void *arg, int32_t item, int32_t thread)
+{
+    const struct linear_job *job = arg;
+    (void)thread;
+    cpu_pack_row(job->cpu, job->a->weight, tensor_row(&job->a->x, job->first_row + item),
+                 job->cpu->packed_rows + item * job->row_bytes);
+}
+
+static void linear_item(void *arg, int32_t item, int32_t thread)
+{
+    const struct linear_job *job = arg;
+    const struct linear_args *a = job->a;
+    int32_t tile = item % (int32_t)a->weight->n_tiles;
+    int32_t row = item / (int32_t)a->weight->n_tiles * job->rows_per_item;
+    int32_t n_rows = job->n_rows - row < job->rows_per_item ? job->n_rows - row
+                                                            : job->rows_per_item;
+    cpu_gemm_tile(job->cpu, &(struct gemm_tile){
+                                .weight = a->weight,
+                                .tile = tile,
+                                .rows = job->cpu->packed_rows + row * job->row_bytes,
+                                .row_bytes = job->row_bytes,
+                                .n_rows = n_rows,
+                                .y = tensor_row(&a->y, job->first_row + row),
+                                .y_stride = a->y.stride,
+                                .bias = a->partial ? NULL : a->weight->bias,
+                                .accumulate = a->accumulate,
+                                .scratch = (float *)job->cpu->scratch[thread].p,
+                            });
+}
+
+enum status cpu_linear(struct backend *be, const struct linear_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    const struct weight *w = a->weight;
+    ASSERT(w->packed && w->n_matrices == 1);
+    struct linear_job job = {.cpu = cpu, .a = a, .row_bytes = cpu_row_bytes(cpu, w)};
+    for (int32_t row = 0; row < a->n_rows; row += PACK_ROWS) {
+        job.first_row = row;
+        job.n_rows = a->n_rows - row < PACK_ROWS ? a->n_rows - row : PACK_ROWS;
+        bool few = w->n_tiles < 4 * (int64_t)pool_n_threads(cpu->pool);
+        job.rows_per_item = few && job.n_rows > ITEM_ROWS ? ITEM_ROWS : job.n_rows;
+        int32_t parts = (job.n_rows + job.rows_per_item - 1) / job.rows_per_item;
+        pool_run(cpu->pool, job.n_rows, pack_item, &job);
+        pool_run(cpu->pool, (int32_t)w->n_tiles * parts, linear_item, &job);
+    }
+    return OK;
+}
+
+/* ---- one small matrix per head ------------------------------------------------------------ */
+
+enum { HEAD_ROWS = 48 };
+
+struct heads_job {
+    const struct cpu_backend *cpu;
+    const struct linear_heads_args *a;
+    int64_t row_bytes;
+};
+
+static void heads_item(void *arg, int32_t item, int32_t thread)
+{
+    const struct heads_job *job = arg;
+    const struct linear_heads_args *a = job->a;
+    const struct weight *w = a->weight;
+    int32_t head = item % w->n_matrices, row = item / w->n_matrices * HEAD_ROWS;
+    int32_t n_rows = a->n_rows - row < HEAD_ROWS ? a->n_rows - row : HEAD_ROWS;
+    char *packed = job->cpu->scratch[thread].p;
+    for (int32_t i = 0; i < n_rows; i++) {
+        cpu_pack_row(job->cpu, w, tensor_row(&a->x, row + i) + (int64_t)head * a->x_head,
+                     packed + i * job->row_bytes);
+    }
+    for (int64_t tile = 0; tile < w->n_tiles; tile++) {
+        cpu_gemm_tile(job->cpu,
+                      &(struct gemm_tile){
+                          .weight = w,
+                          .matrix = head,
+                          .tile = tile,
+                          .rows = packed,
+                          .row_bytes = job->row_bytes,
+                          .n_rows = n_rows,
+                          .y = tensor_row(&a->y, row) + (int64_t)head * a->y_head,
+                          .y_stride = a->y.stride,
+                          .scratch = (float *)(packed + HEAD_ROWS * job->row_bytes),
+                      });
+    }
+}
+
+enum status cpu_linear_heads(struct backend *be, const struct linear_heads_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    struct heads_job job = {cpu, a, cpu_row_bytes(cpu, a->weight)};
+    int32_t parts = (a->n_rows + HEAD_ROWS - 1) / HEAD_ROWS;
+    pool_run(cpu->pool, a->weight->n_matrices * parts, heads_item, &job);
+    return OK;
+}

@@ -1,0 +1,167 @@
+/* Rotation of positions, the norms of q and k, and the way of K and V into their pages. */
+#include "cpu/cpu_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+struct rope_job {
+    struct rope_table *rope;
+    const float *inv_freq;
+    float factor;
+};
+
+enum { ROPE_RUN = 256 }; // positions of one item
+
+/* The angle is a product of floats, as the models were trained with. */
+static void rope_item(void *arg, int32_t item, int32_t thread)
+{
+    const struct rope_job *job = arg;
+    struct rope_table *r = job->rope;
+    (void)thread;
+    for (int32_t pos = item * ROPE_RUN; pos < r->max_pos && pos < (item + 1) * ROPE_RUN; pos++) {
+        for (int32_t i = 0; i < r->n_pairs; i++) {
+            double angle = (double)((float)pos * job->inv_freq[i]);
+            r->cos[(int64_t)pos * r->n_pairs + i] = (float)cos(angle) * job->factor;
+            r->sin[(int64_t)pos * r->n_pairs + i] = (float)sin(angle) * job->factor;
+        }
+    }
+}
+
+enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc,
+                          struct rope_table **out)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    *out = NULL;
+    if (desc->n_pairs < 0 || desc->max_pos < 1) {
+        return ERR_INVALID;
+    }
+    struct rope_table *r = xcalloc(1, sizeof *r);
+    r->next = cpu->ropes;
+    cpu->ropes = r;
+    r->n_pairs = desc->n_pairs;
+    r->max_pos = desc->max_pos;
+    r->interleaved = desc->interleaved;
+    size_t n_bytes = (size_t)desc->n_pairs * (size_t)desc->max_pos * sizeof(float);
+    r->cos = cpu_memory(cpu, n_bytes);
+    r->sin = cpu_memory(cpu, n_bytes);
+    if (!r->cos || !r->sin) {
+        return ERR_NOMEM;
+    }
+    struct rope_job job = {r, desc->inv_freq, desc->attention_factor};
+    pool_run(cpu->pool, (desc->max_pos + ROPE_RUN - 1) / ROPE_RUN, rope_item, &job);
+    *out = r;
+    return OK;
+}
+
+static void rotate(const struct cpu_backend *cpu, const struct rope_table *r, int32_t pos, float *x)
+{
+    if (r && r->n_pairs > 0) {
+        ASSERT(pos < r->max_pos);
+        cpu->kernels->rotate(x, r->cos + (int64_t)pos * r->n_pairs,
+                             r->sin + (int64_t)pos * r->n_pairs, r->n_pairs, r->interleaved);
+    }
+}
+
+struct store_job {
+    const struct cpu_backend *cpu;
+    const struct rope_store_args *a;
+    const struct kv_pages *pages;
+};
+
+/* The norm of one head; its weight is common to all heads or each head's own. */
+static void norm_head(const struct store_job *job, const struct weight *w, float *x, int32_t head)
+{
+    const struct rope_store_args *a = job->a;
+    const float *weight = w ? w->vector : NULL;
+    if (w && w->n_in > a->head_dim) {
+        weight += (int64_t)head * a->head_dim;
+    }
+    job->cpu->kernels->norm(a->qk_norm_kind, x, weight, a->norm_offset, NULL, a->eps, a->head_dim,
+                            x);
+}
+
+static void norm_width(const struct store_job *job, const struct weight *w, float *x, int32_t width)
+{
+    const struct rope_store_args *a = job->a;
+    job->cpu->kernels->norm(a->qk_norm_kind, x, w ? w->vector : NULL, a->norm_offset, NULL, a->eps,
+                            width, x);
+}
+
+static void store_item(void *arg, int32_t row, int32_t thread)
+{
+    const struct store_job *job = arg;
+    const struct rope_store_args *a = job->a;
+    const struct pass_row *p = &job->cpu->pass->rows[row];
+    float *q = tensor_row(&a->qkv, row);
+    float *k = q + (int64_t)a->n_heads * a->head_dim;
+    float *v = k + (int64_t)a->n_kv_heads * a->head_dim;
+    (void)thread;
+    if (a->qk_norm == QK_NORM_WIDTH) {
+        norm_width(job, a->q_norm, q, a->n_heads * a->head_dim);
+        norm_width(job, a->k_norm, k, a->n_kv_heads * a->head_dim);
+    }
+    for (int32_t h = 0; h < a->n_heads + a->n_kv_heads; h++) {
+        float *x = q + (int64_t)h * a->head_dim;
+        bool is_q = h < a->n_heads;
+        if (a->qk_norm == QK_NORM_HEAD) {
+            norm_head(job, is_q ? a->q_norm : a->k_norm, x, is_q ? h : h - a->n_heads);
+        }
+        rotate(job->cpu, a->rope, p->pos, x);
+    }
+    struct kv_slot slot = cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos);
+    for (int32_t h = 0; h < a->n_kv_heads; h++) {
+        cpu_kv_store_k(job->cpu, job->pages, slot, h, k + (int64_t)h * a->head_dim);
+        cpu_kv_store_v(job->cpu, job->pages, slot, h, v + (int64_t)h * a->head_dim);
+    }
+}
+
+enum status cpu_rope_store(struct backend *be, const struct rope_store_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    struct store_job job = {cpu, a, cpu_kv_layer(cpu, a->layer)};
+    ASSERT(cpu->pass && a->n_rows <= cpu->pass->n_rows);
+    ASSERT(job.pages->geometry.n_kv_heads == a->n_kv_heads && !job.pages->geometry.v_in_k);
+    ASSERT(job.pages->geometry.head_dim_k == a->head_dim);
+    ASSERT(job.pages->geometry.head_dim_v == a->head_dim);
+    pool_run(cpu->pool, a->n_rows, store_item, &job);
+    return OK;
+}
+
+struct mla_job {
+    const struct cpu_backend *cpu;
+    const struct mla_store_args *a;
+    const struct kv_pages *pages;
+};
+
+static void mla_item(void *arg, int32_t row, int32_t thread)
+{
+    const struct mla_job *job = arg;
+    const struct mla_store_args *a = job->a;
+    const struct pass_row *p = &job->cpu->pass->rows[row];
+    const float *kv = tensor_row(&a->kv, row);
+    float *key = (float *)job->cpu->scratch[thread].p; // [kv_lora + rope_dim]
+    job->cpu->kernels->norm(NORM_RMS, kv, a->kv_norm ? a->kv_norm->vector : NULL, 0.0f, NULL,
+                            a->eps, a->kv_lora, key);
+    memcpy(key + a->kv_lora, kv + a->kv_lora, (size_t)a->rope_dim * sizeof *key);
+    rotate(job->cpu, a->rope, p->pos, key + a->kv_lora);
+    cpu_kv_store_k(job->cpu, job->pages,
+                   cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos), 0, key);
+    for (int32_t h = 0; h < a->n_heads; h++) {
+        const float *q = tensor_row(&a->q, row) + (int64_t)h * a->q_head + a->q_rope_offset;
+        float *to = tensor_row(&a->q_out, row) + (int64_t)h * a->q_out_head + a->q_out_offset;
+        memcpy(key, q, (size_t)a->rope_dim * sizeof *key);
+        rotate(job->cpu, a->rope, p->pos, key);
+        memcpy(to, key, (size_t)a->rope_dim * sizeof *key);
+    }
+}
+
+enum status cpu_mla_store(struct backend *be, const struct mla_store_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    struct mla_job job = {cpu, a, cpu_kv_layer(cpu, a->layer)};
+    ASSERT(cpu->pass && a->n_rows <= cpu->pass->n_rows);
+    ASSERT(job.pages->geometry.n_kv_heads == 1 && job.pages->geometry.v_in_k);
+    ASSERT(job.pages->geometry.head_dim_k == a->kv_lora + a->rope_dim);
+    pool_run(cpu->pool, a->n_rows, mla_item, &job);
+    return OK;
+}

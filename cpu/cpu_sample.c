@@ -1,0 +1,349 @@
+/* Drawing tokens: the definition that every backend follows (ops.h, sample_args). Arithmetic:
+ *  - a score is one float; bias is added, then score > 0 ? score / r : score * r, then
+ *    score -= frequency * count, then score -= presence, each rounded on its own;
+ *  - the temperature divides: score / temperature;
+ *  - probabilities are exact_exp(score - max) as integers in units of 2^-40, so that their sums do
+ *    not depend on the order in which they are added;
+ *  - scores compare by score_key, an integer, equal scores by the lower id. */
+#include "cpu/cpu_internal.h"
+#include "engine/base/exact.h"
+
+#include <math.h>
+#include <string.h>
+
+/* What one draw is made from. */
+struct draw_job {
+    const struct cpu_backend *cpu;
+    const struct sample_args *a;
+    struct slot_results *slot;
+};
+
+/* The tokens that are known at a draw: the history, and in a tree the path to the row after it. */
+struct known {
+    const int32_t *history;
+    int32_t n_history;
+    int32_t n_path;
+    int32_t path[MAX_TREE_NODES];
+};
+
+struct scratchpad {
+    float *scores;   // [vocab]
+    uint32_t *count; // [vocab] occurrences; all zero between uses
+    uint64_t *mass;  // [SELECT_BINS]
+};
+
+enum { SELECT_BITS = 11, SELECT_BINS = 1 << SELECT_BITS };
+
+static int32_t token_at(const struct known *k, int32_t i)
+{
+    return i < k->n_history ? k->history[i] : k->path[i - k->n_history];
+}
+
+static void find_known(const struct cpu_backend *cpu, const struct pass_draw *d, struct known *k)
+{
+    k->history = cpu->lanes[d->lane].history;
+    k->n_history = d->pos + 1;
+    k->n_path = 0;
+    if (d->tree_row < 0) {
+        return;
+    }
+    const struct pass *pass = cpu->pass;
+    ASSERT(d->tree_row < pass->n_rows && pass->tree_mask);
+    const struct pass_seq *seq = &pass->seqs[cpu->row_seq[d->tree_row]];
+    const uint64_t *mask = pass->tree_mask + (int64_t)d->tree_row * TREE_MASK_WORDS;
+    k->n_history = seq->n_past;
+    for (int32_t i = 0; i < seq->n_rows; i++) {
+        if (mask[i / 64] >> (i % 64) & 1) {
+            k->path[k->n_path++] = cpu->row_tokens[seq->first_row + i];
+        }
+    }
+}
+
+/* ---- step 1: bias, penalties, bans -------------------------------------------------------- */
+
+static void penalise(const struct sampling_params *p, const struct known *k, int32_t n_prompt,
+                     int32_t n_vocab, const struct scratchpad *pad)
+{
+    int32_t n = k->n_history + k->n_path;
+    bool repeats = p->repetition_penalty != 1.0f;
+    bool counts = p->frequency_penalty != 0.0f || p->presence_penalty != 0.0f;
+    for (int32_t i = 0; repeats && i < n; i++) {
+        int32_t t = token_at(k, i);
+        if (t >= 0 && t < n_vocab && pad->count[t] == 0) {
+            pad->count[t] = 1;
+            float s = pad->scores[t];
+            pad->scores[t] = s > 0.0f ? s / p->repetition_penalty : s * p->repetition_penalty;
+        }
+    }
+    for (int32_t i = 0; repeats && i < n; i++) {
+        int32_t t = token_at(k, i);
+        if (t >= 0 && t < n_vocab) {
+            pad->count[t] = 0;
+        }
+    }
+    for (int32_t i = n_prompt; counts && i < n; i++) {
+        int32_t t = token_at(k, i);
+        if (t >= 0 && t < n_vocab) {
+            pad->count[t]++;
+        }
+    }
+    for (int32_t i = n_prompt; counts && i < n; i++) {
+        int32_t t = token_at(k, i);
+        if (t >= 0 && t < n_vocab && pad->count[t] > 0) {
+            float frequency = p->frequency_penalty * (float)pad->count[t];
+            pad->scores[t] = pad->scores[t] - frequency;
+            pad->scores[t] = pad->scores[t] - p->presence_penalty;
+            pad->count[t] = 0;
+        }
+    }
+}
+
+static void ban(float *scores, int32_t token, int32_t n_vocab)
+{
+    if (token >= 0 && token < n_vocab) {
+        scores[token] = -INFINITY;
+    }
+}
+
+static void ban_words(const struct sampling_params *p, const struct known *k, float *scores,
+                      int32_t n_vocab)
+{
+    int32_t n = k->n_history + k->n_path;
+    const int32_t *word = p->bad_word_tokens;
+    for (int32_t w = 0; w < p->n_bad_words; word += p->bad_word_lengths[w++]) {
+        int32_t tail = p->bad_word_lengths[w] - 1, i = 0;
+        while (i < tail && tail <= n && token_at(k, n - tail + i) == word[i]) {
+            i++;
+        }
+        if (i == tail) {
+            ban(scores, word[tail], n_vocab);
+        }
+    }
+}
+
+/* Clears what is not allowed. The allowed scores are kept in `count`'s place meanwhile: ids may
+ * come in any order and more than once. */
+static void keep_allowed(const struct sampling_params *p, int32_t n_vocab,
+                         const struct scratchpad *pad)
+{
+    for (int32_t i = 0; i < p->n_allowed; i++) {
+        if (p->allowed[i] >= 0 && p->allowed[i] < n_vocab) {
+            pad->count[p->allowed[i]] = 1;
+        }
+    }
+    for (int32_t t = 0; t < n_vocab; t++) {
+        if (pad->count[t] == 0) {
+            pad->scores[t] = -INFINITY;
+        }
+        pad->count[t] = 0;
+    }
+}
+
+static void make_scores(const struct sampling_params *p, const struct pass_draw *d,
+                        const struct known *k, const float *logits, int32_t n_vocab, bool bans,
+                        const struct scratchpad *pad)
+{
+    memcpy(pad->scores, logits, (size_t)n_vocab * sizeof *logits);
+    for (int32_t i = 0; i < p->n_bias; i++) {
+        if (p->bias[i].token >= 0 && p->bias[i].token < n_vocab) {
+            pad->scores[p->bias[i].token] += p->bias[i].bias;
+        }
+    }
+    penalise(p, k, d->n_prompt, n_vocab, pad);
+    if (!bans) {
+        return;
+    }
+    if (p->n_allowed > 0) {
+        keep_allowed(p, n_vocab, pad);
+    }
+    ban_words(p, k, pad->scores, n_vocab);
+    for (int32_t i = 0; d->pos + 1 - d->n_prompt < p->min_tokens && i < p->n_stop_ids; i++) {
+        ban(pad->scores, p->stop_ids[i], n_vocab);
+    }
+}
+
+static bool is_plain(const struct sampling_params *p, const struct pass_draw *d)
+{
+    return p->n_bias == 0 && p->repetition_penalty == 1.0f && p->frequency_penalty == 0.0f &&
+           p->presence_penalty == 0.0f && p->n_allowed == 0 && p->n_bad_words == 0 &&
+           (p->n_stop_ids == 0 || d->pos + 1 - d->n_prompt >= p->min_tokens);
+}
+
+/* ---- step 3: top-k, top-p, min-p ---------------------------------------------------------- */
+
+/* Orders as the floats do; NaN and -infinity are 0, which is never kept. */
+static uint32_t score_key(float x)
+{
+    if (!(x > -INFINITY)) {
+        return 0;
+    }
+    uint32_t u = exact_to_bits(x + 0.0f); // -0 and 0 are equal
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+static uint64_t mass_of(float score, float max)
+{
+    return (uint64_t)(exact_exp(score - max) * 1099511627776.0f);
+}
+
+/* Keeps the highest scores, the lower id first among equals, until their weights reach `target`:
+ * weights are 1 (top-k) or the probabilities (top-p). A radix search from the top bits of the key
+ * finds the score at which the target is reached. What is not kept becomes -infinity. */
+static void keep_top(float *s, int32_t n, uint64_t target, bool by_mass, float max,
+                     const struct scratchpad *pad)
+{
+    static const int shifts[] = {32 - SELECT_BITS, 32 - 2 * SELECT_BITS, 0};
+    uint32_t prefix = 0, known = 0; // bits of the threshold found so far, and which they are
+    uint64_t left = target;
+    for (int step = 0; step < 3; step++) {
+        memset(pad->mass, 0, SELECT_BINS * sizeof *pad->mass);
+        for (int32_t i = 0; i < n; i++) {
+            uint32_t key = score_key(s[i]);
+            if (key != 0 && (key & known) == prefix) {
+                uint32_t bin = (key & ~known) >> shifts[step];
+                pad->mass[bin] += by_mass ? mass_of(s[i], max) : 1;
+            }
+        }
+        int32_t bin = SELECT_BINS - 1;
+        while (bin > 0 && pad->mass[bin] < left) {
+            left -= pad->mass[bin--];
+        }
+        prefix |= (uint32_t)bin << shifts[step];
+        known = ~((1u << shifts[step]) - 1);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        uint32_t key = score_key(s[i]);
+        if (key == prefix && left > 0) {
+            uint64_t w = by_mass ? mass_of(s[i], max) : 1;
+            left = w < left ? left - w : 0;
+        } else if (key <= prefix) {
+            s[i] = -INFINITY;
+        }
+    }
+}
+
+static void narrow(const struct sampling_params *p, float *s, int32_t n, float max,
+                   const struct scratchpad *pad)
+{
+    if (p->top_k > 0 && p->top_k < n) {
+        keep_top(s, n, (uint64_t)p->top_k, false, max, pad);
+    }
+    if (p->top_p < 1.0f) {
+        uint64_t total = 0;
+        for (int32_t i = 0; i < n; i++) {
+            total += mass_of(s[i], max);
+        }
+        double target = ceil((double)p->top_p * (double)total);
+        keep_top(s, n, target >= 1.0 ? (uint64_t)target : 1, true, max, pad);
+    }
+    for (int32_t i = 0; p->min_p > 0.0f && i < n; i++) {
+        if (exact_exp(s[i] - max) < p->min_p) {
+            s[i] = -INFINITY;
+        }
+    }
+}
+
+/* ---- one draw ----------------------------------------------------------------------------- */
+
+static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw *d,
+                          const float *logits, int32_t n, const struct scratchpad *pad)
+{
+    const struct cpu_kernels *kernels = cpu->kernels;
+    const struct sampling_params *p = &cpu->lanes[d->lane].params;
+    float temperature = d->kind == DRAW_DRAFT && !d->noise ? 0.0f : p->temperature;
+    bool plain = is_plain(p, d);
+    if (plain && temperature == 0.0f) {
+        return kernels->argmax(logits, n).id;
+    }
+    struct known known;
+    find_known(cpu, d, &known);
+    make_scores(p, d, &known, logits, n, true, pad);
+    struct argmax best = kernels->argmax(pad->scores, n);
+    if (!plain && !(best.value > -INFINITY)) { // all banned
+        make_scores(p, d, &known, logits, n, false, pad);
+        best = kernels->argmax(pad->scores, n);
+    }
+    if (temperature == 0.0f) {
+        return best.id;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        pad->scores[i] = pad->scores[i] / temperature;
+    }
+    float max = best.value / temperature;
+    narrow(p, pad->scores, n, max, pad);
+    int32_t id = kernels->argmax_gumbel(pad->scores, n, p->seed, d->pos + 1).id;
+    return id >= 0 ? id : best.id;
+}
+
+/* The raw log-softmax at `token`, and the most likely ids. */
+static void fill_logprobs(const struct cpu_kernels *kernels, const struct pass_draw *d,
+                          const float *logits, int32_t n, struct draw_result *r)
+{
+    float max = kernels->argmax(logits, n).value;
+    float log_total = max + (float)log(kernels->exp_total(logits, n, max));
+    r->logprob = r->token >= 0 && r->token < n ? logits[r->token] - log_total : -INFINITY;
+    int32_t wanted = d->top_n < MAX_TOP_LOGPROBS ? d->top_n : MAX_TOP_LOGPROBS;
+    wanted = wanted < n ? wanted : n;
+    r->n_top = 0;
+    for (int32_t i = 0; i < n && wanted > 0; i++) {
+        if (r->n_top == wanted && !(logits[i] > r->top_logprobs[wanted - 1])) {
+            continue;
+        }
+        int32_t at = r->n_top < wanted ? r->n_top++ : wanted - 1;
+        for (; at > 0 && logits[i] > r->top_logprobs[at - 1]; at--) {
+            r->top_logprobs[at] = r->top_logprobs[at - 1];
+            r->top_ids[at] = r->top_ids[at - 1];
+        }
+        r->top_logprobs[at] = logits[i];
+        r->top_ids[at] = i;
+    }
+    for (int32_t i = 0; i < r->n_top; i++) {
+        r->top_logprobs[i] -= log_total;
+    }
+}
+
+static void draw_item(void *arg, int32_t item, int32_t thread)
+{
+    const struct draw_job *job = arg;
+    const struct cpu_backend *cpu = job->cpu;
+    const struct pass_draw *d = &cpu->pass->draws[item];
+    int32_t n = job->a->n_vocab_used;
+    ASSERT(d->lane >= 0 && d->lane < cpu->limits.max_lanes && d->out_row >= 0 &&
+           d->out_row < job->a->n_out && d->pos >= 0 && d->pos + 1 < cpu->history_len);
+    char *scratch = cpu->scratch[thread].p;
+    struct scratchpad pad = {
+        .mass = (uint64_t *)scratch,
+        .count = (uint32_t *)(scratch + SELECT_BINS * sizeof(uint64_t)),
+    };
+    pad.scores = (float *)(pad.count + cpu->limits.vocab);
+    const float *logits = tensor_row(&job->a->logits, d->out_row);
+    struct draw_result *r = &job->slot->draws[job->slot->n_draws_used + item];
+    r->n_top = 0;
+    r->logprob = 0.0f;
+    if (d->kind == DRAW_SCORE) {
+        r->token = cpu->lanes[d->lane].history[d->pos + 1];
+    } else {
+        memset(pad.count, 0, (size_t)n * sizeof *pad.count);
+        r->token = draw_token(cpu, d, logits, n, &pad);
+    }
+    if (d->logprobs || d->kind == DRAW_SCORE) {
+        fill_logprobs(cpu->kernels, d, logits, n, r);
+    }
+}
+
+enum status cpu_sample(struct backend *be, const struct sample_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    ASSERT(cpu->pass && a->n_draws <= cpu->pass->n_draws);
+    ASSERT(a->n_vocab_used >= 1 && a->n_vocab_used <= cpu->limits.vocab);
+    struct draw_job job = {.cpu = cpu, .a = a, .slot = &cpu->slots[cpu->slot]};
+    pool_run(cpu->pool, a->n_draws, draw_item, &job);
+    for (int32_t i = 0; i < a->n_draws; i++) { // after all: a draw may read what another keeps
+        const struct pass_draw *d = &cpu->pass->draws[i];
+        if (d->keep && d->kind != DRAW_SCORE) {
+            cpu->lanes[d->lane].history[d->pos + 1] =
+                job.slot->draws[job.slot->n_draws_used + i].token;
+        }
+    }
+    return OK;
+}

@@ -1,0 +1,214 @@
+/* Lanes, passes and results: what the engine tells before the ops, and what it reads after. */
+#include "cpu/cpu_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static enum status carve_lanes(struct cpu_backend *cpu)
+{
+    const struct backend_limits *l = &cpu->limits;
+    size_t per_lane = (size_t)cpu->history_len + (size_t)l->max_blocks_per_lane;
+    size_t n_ints = per_lane * (size_t)l->max_lanes + 3 * ((size_t)l->max_rows + 1);
+    cpu->ints = cpu_memory(cpu, n_ints * sizeof *cpu->ints);
+    cpu->lane_floats = cpu_memory(cpu, (size_t)l->max_lanes * (size_t)l->hidden * sizeof(float));
+    cpu->lanes = mem_try_calloc((size_t)l->max_lanes, sizeof *cpu->lanes);
+    if (!cpu->ints || !cpu->lane_floats || !cpu->lanes) {
+        return ERR_NOMEM;
+    }
+    int32_t *at = cpu->ints;
+    for (int32_t i = 0; i < l->max_lanes; i++) {
+        cpu->lanes[i] = (struct lane){
+            .history = at,
+            .blocks = at + cpu->history_len,
+            .params = sampling_params_default(),
+            .pooled = cpu->lane_floats + (size_t)i * (size_t)l->hidden,
+        };
+        at += per_lane;
+    }
+    cpu->row_tokens = at;
+    cpu->row_seq = at + l->max_rows;
+    cpu->seq_items = at + 2 * (size_t)l->max_rows;
+    return OK;
+}
+
+static enum status carve_slots(struct cpu_backend *cpu)
+{
+    const struct backend_limits *l = &cpu->limits;
+    cpu->slots = mem_try_calloc((size_t)l->n_steps, sizeof *cpu->slots);
+    if (!cpu->slots) {
+        return ERR_NOMEM;
+    }
+    for (int32_t i = 0; i < l->n_steps; i++) {
+        struct slot_results *s = &cpu->slots[i];
+        s->passes = mem_try_calloc((size_t)l->max_passes, sizeof *s->passes);
+        s->draws = cpu_memory(cpu, (size_t)cpu->max_draws * sizeof *s->draws);
+        s->pooled = cpu_memory(cpu, (size_t)l->max_lanes * (size_t)l->hidden * sizeof(float));
+        if (!s->passes || !s->draws || !s->pooled) {
+            return ERR_NOMEM;
+        }
+    }
+    return OK;
+}
+
+enum status cpu_setup(struct backend *be, const struct backend_limits *limits, struct err *err)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    const struct backend_limits *l = limits;
+    ASSERT(!cpu->is_set_up);
+    if (l->max_rows < 1 || l->max_out_rows < 1 || l->max_lanes < 1 || l->max_len < 1 ||
+        l->max_blocks_per_lane < 1 || l->n_blocks < 1 || l->block_tokens < 1 || l->vocab < 1 ||
+        l->hidden < 1 || l->n_steps < 1 || l->max_passes < 1) {
+        return err_set(err, ERR_INVALID, "a limit of the backend is not positive");
+    }
+    int64_t slots = (int64_t)l->max_blocks_per_lane * l->block_tokens;
+    int64_t history = (slots > l->max_len ? slots : l->max_len) + 1 + MAX_TREE_NODES;
+    int64_t draws = ((int64_t)l->max_out_rows + l->max_lanes) * l->max_passes;
+    if (history > INT32_MAX || draws > INT32_MAX) {
+        return err_set(err, ERR_INVALID, "the backend's limits are too large");
+    }
+    cpu->limits = *l;
+    cpu->history_len = (int32_t)history;
+    cpu->max_draws = (int32_t)draws;
+    /* Sampling: scores, keys of selection and counts of one draw. */
+    enum status st = cpu_need_scratch(cpu, (size_t)l->vocab * 12 + 65536);
+    st = st == OK ? carve_lanes(cpu) : st;
+    st = st == OK ? carve_slots(cpu) : st;
+    st = st == OK ? cpu_need_rows(cpu) : st;
+    st = st == OK ? cpu_need_moe(cpu) : st;
+    if (st != OK) {
+        return err_set(err, st, "not enough memory for %d sequences of %d tokens", l->max_lanes,
+                       l->max_len);
+    }
+    cpu->is_set_up = true;
+    return OK;
+}
+
+enum status cpu_step_begin(struct backend *be, int32_t slot)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    ASSERT(cpu->is_set_up && slot >= 0 && slot < cpu->limits.n_steps);
+    struct slot_results *s = &cpu->slots[slot];
+    s->n_passes = s->n_draws_used = s->n_pooled_used = 0;
+    s->ended = false;
+    cpu->slot = slot;
+    return cpu->failed ? ERR_DEVICE : OK;
+}
+
+static struct lane *lane_of(struct cpu_backend *cpu, int32_t lane)
+{
+    ASSERT(lane >= 0 && lane < cpu->limits.max_lanes);
+    return &cpu->lanes[lane];
+}
+
+enum status cpu_lane_tokens(struct backend *be, int32_t lane, int32_t first_pos, int32_t n,
+                            const int32_t *tokens)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    struct lane *l = lane_of(cpu, lane);
+    ASSERT(first_pos >= 0 && n >= 0 && n <= cpu->history_len - first_pos);
+    memcpy(l->history + first_pos, tokens, (size_t)n * sizeof *tokens);
+    return OK;
+}
+
+enum status cpu_lane_blocks(struct backend *be, int32_t lane, int32_t first, int32_t n,
+                            const int32_t *blocks)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    struct lane *l = lane_of(cpu, lane);
+    ASSERT(first >= 0 && n >= 0 && n <= cpu->limits.max_blocks_per_lane - first);
+    memcpy(l->blocks + first, blocks, (size_t)n * sizeof *blocks);
+    return OK;
+}
+
+enum status cpu_lane_params(struct backend *be, int32_t lane,
+                            const struct sampling_params *params)
+{
+    lane_of(cpu_of(be), lane)->params = *params;
+    return OK;
+}
+
+static void check_seqs(const struct cpu_backend *cpu, const struct pass *pass)
+{
+    int32_t row = 0;
+    for (int32_t i = 0; i < pass->n_seqs; i++) {
+        const struct pass_seq *s = &pass->seqs[i];
+        ASSERT(s->first_row == row && s->n_rows >= 1 && s->n_past >= 0);
+        ASSERT(!s->tree || (s->n_rows <= MAX_TREE_NODES && pass->tree_mask));
+        for (int32_t r = 0; r < s->n_rows; r++, row++) {
+            const struct pass_row *p = &pass->rows[row];
+            ASSERT(p->lane == s->lane && p->slot_pos == s->n_past + r);
+            ASSERT(s->tree || p->pos == p->slot_pos);
+            ASSERT(p->slot_pos / cpu->limits.block_tokens < cpu->limits.max_blocks_per_lane);
+            ASSERT(p->pos >= 0 && p->pos < cpu->history_len);
+            cpu->row_seq[row] = i;
+        }
+    }
+    ASSERT(row == pass->n_rows);
+}
+
+enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct pass_shape *shape)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    struct slot_results *s = &cpu->slots[cpu->slot];
+    ASSERT(!cpu->pass && pass->n_rows >= 0 && pass->n_rows <= cpu->limits.max_rows);
+    ASSERT(pass->n_out >= 0 && pass->n_out <= cpu->limits.max_out_rows);
+    ASSERT(pass->kv_set >= 0 && pass->kv_set < MAX_KV_SETS);
+    ASSERT(s->n_passes < cpu->limits.max_passes);
+    if (pass->n_draws > cpu->max_draws - s->n_draws_used ||
+        pass->n_pool > cpu->limits.max_lanes - s->n_pooled_used) {
+        return ERR_LIMIT;
+    }
+    check_seqs(cpu, pass);
+    for (int32_t i = 0; i < pass->n_rows; i++) {
+        const struct pass_row *p = &pass->rows[i];
+        struct lane *l = lane_of(cpu, p->lane);
+        if (p->token >= 0) {
+            l->history[p->slot_pos] = p->token;
+        }
+        cpu->row_tokens[i] = p->token >= 0 ? p->token : l->history[p->pos];
+    }
+    cpu->pass = pass;
+    s->passes[s->n_passes] = (struct pass_results){
+        .n_draws = pass->n_draws,
+        .draws = s->draws + s->n_draws_used,
+        .pooled = s->pooled + (size_t)s->n_pooled_used * (size_t)cpu->limits.hidden,
+    };
+    *shape = (struct pass_shape){pass->n_rows, pass->n_out, pass->n_draws, true};
+    return OK;
+}
+
+enum status cpu_pass_end(struct backend *be)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    struct slot_results *s = &cpu->slots[cpu->slot];
+    ASSERT(cpu->pass);
+    s->n_draws_used += cpu->pass->n_draws;
+    s->n_pooled_used += cpu->pass->n_pool;
+    s->n_passes++;
+    cpu->pass = NULL;
+    return OK;
+}
+
+enum status cpu_step_end(struct backend *be)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    cpu->slots[cpu->slot].ended = true;
+    return cpu->failed ? ERR_DEVICE : OK;
+}
+
+enum status cpu_step_wait(struct backend *be, int32_t slot, struct pass_results *results,
+                          int32_t max_passes)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    ASSERT(slot >= 0 && slot < cpu->limits.n_steps && cpu->slots[slot].ended);
+    const struct slot_results *s = &cpu->slots[slot];
+    for (int32_t i = 0; i < s->n_passes && i < max_passes; i++) {
+        results[i] = s->passes[i];
+    }
+    return cpu->failed ? ERR_DEVICE : OK;
+}
+
+bool cpu_step_done(struct backend *be, int32_t slot)
+{
+    return cpu_of(be)->slots[slot].ended;
+}

@@ -1,0 +1,349 @@
+/* Weights: checked, then packed once into tiles that one sequential stream reads (cpu_kernels.h).
+ * K is cut into equal segments, each padded to whole steps of the product's kernel. */
+#include "cpu/cpu_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- half precision ----------------------------------------------------------------------- */
+
+float f16_to_f32(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 0x1F, mantissa = h & 0x3FF;
+    union {
+        uint32_t u;
+        float f;
+    } v;
+    if (exponent == 0) { // zero or subnormal: an integer times 2^-24
+        v.f = (float)mantissa * 5.9604644775390625e-8f;
+        v.u |= sign;
+    } else {
+        v.u = sign | (exponent == 31 ? 0x7F800000u : (exponent + 112) << 23) | mantissa << 13;
+    }
+    return v.f;
+}
+
+uint16_t f16_of(float x)
+{
+    union {
+        float f;
+        uint32_t u;
+    } v = {x};
+    uint16_t sign = (uint16_t)(v.u >> 16 & 0x8000);
+    uint32_t a = v.u & 0x7FFFFFFF;
+    if (a > 0x7F800000) {
+        return (uint16_t)(sign | 0x7E00);
+    }
+    if (a >= 0x477FF000) { // rounds to 65536 or more
+        return (uint16_t)(sign | 0x7C00);
+    }
+    if (a < 0x38800000) { // subnormal: adding 0.5 leaves the integer in the low bits
+        union {
+            uint32_t u;
+            float f;
+        } m = {a};
+        m.f += 0.5f;
+        return (uint16_t)(sign | (m.u - 0x3F000000));
+    }
+    return (uint16_t)(sign | ((a + 0xFFF + (a >> 13 & 1) - 0x38000000) >> 13));
+}
+
+/* ---- reading the parts -------------------------------------------------------------------- */
+
+/* 64 well-mixed bits of a counter (splitmix64's finaliser). */
+static uint64_t mix(uint64_t x)
+{
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+
+/* Near normal: the sum of four uniform numbers, with their variance taken out. */
+static void dummy_row(uint64_t seed, float scale, int64_t row, float *out, int64_t n)
+{
+    const float unit = scale / 147.8f; // four bytes: sqrt(4 * (256^2 - 1) / 12)
+    for (int64_t i = 0; i < n; i += 2) {
+        uint64_t bits = mix(seed ^ mix((uint64_t)row << 32 ^ (uint64_t)i));
+        for (int64_t j = i; j < i + 2 && j < n; j++, bits >>= 32) {
+            uint32_t b = (uint32_t)bits;
+            uint32_t sum = (b & 255) + (b >> 8 & 255) + (b >> 16 & 255) + (b >> 24);
+            out[j] = ((float)sum - 510.0f) * unit;
+        }
+    }
+}
+
+static float element(const struct weight_part *p, int64_t at)
+{
+    switch (p->dtype) {
+    case DT_F32: return ((const float *)p->data)[at];
+    case DT_BF16: return bf16_to_f32(((const uint16_t *)p->data)[at]);
+    case DT_F16: return f16_to_f32(((const uint16_t *)p->data)[at]);
+    case DT_I32:
+    case DT_U8: break;
+    }
+    return 0.0f;
+}
+
+/* Row `row` of the part as fp32; `global_row` names it among all rows for the dummy numbers. */
+static void part_row(const struct weight_part *p, const struct weight_desc *desc, int64_t row,
+                     int64_t global_row, float *out)
+{
+    if (!p->data) {
+        dummy_row(desc->dummy_seed, desc->dummy_scale, global_row, out, p->n_cols);
+        return;
+    }
+    for (int64_t c = 0; c < p->n_cols; c++) {
+        out[c] = element(p, row * p->row_stride + c * p->col_stride);
+    }
+}
+
+/* ---- checks ------------------------------------------------------------------------------- */
+
+static enum status check_desc(const struct weight_desc *d, struct err *err)
+{
+    int32_t n = d->n_experts > 0 ? d->n_experts : 1;
+    if (d->n_out < 1 || d->n_in < 1 || d->n_out > INT32_MAX || d->n_in > INT32_MAX) {
+        return err_set(err, ERR_INVALID, "%s: a size is not positive", d->name);
+    }
+    if (d->dtype != DT_F32 && d->dtype != DT_BF16 && d->dtype != DT_F16) {
+        return err_set(err, ERR_UNSUPPORTED, "%s: this type of weight is not supported", d->name);
+    }
+    int64_t rows = 0;
+    for (int32_t i = 0; i < d->n_parts; i++) {
+        const struct weight_part *p = &d->parts[i];
+        if (p->n_cols != d->n_in || p->n_rows < 0) {
+            return err_set(err, ERR_INVALID, "%s: a part is %lld wide instead of %lld", d->name,
+                           (long long)p->n_cols, (long long)d->n_in);
+        }
+        if (p->data && p->dtype != DT_F32 && p->dtype != DT_BF16 && p->dtype != DT_F16) {
+            return err_set(err, ERR_UNSUPPORTED, "%s: not bf16, f16 or f32", d->name);
+        }
+        rows += p->n_rows;
+    }
+    if (rows != d->n_out * n) {
+        return err_set(err, ERR_INVALID, "%s: the parts have %lld rows instead of %lld", d->name,
+                       (long long)rows, (long long)(d->n_out * n));
+    }
+    int32_t segments = d->k_segments > 0 ? d->k_segments : 1;
+    if ((segments & (segments - 1)) != 0 || d->n_in % segments != 0 || segments > 1024) {
+        return err_set(err, ERR_INVALID, "%s: %lld inputs do not make %d equal segments", d->name,
+                       (long long)d->n_in, segments);
+    }
+    return OK;
+}
+
+/* ---- packing ------------------------------------------------------------------------------ */
+
+struct pack_job {
+    const struct cpu_backend *cpu;
+    const struct weight_desc *desc;
+    struct weight *w;
+    const int64_t *part_first; // [n_parts] global row where each part begins
+};
+
+static const struct weight_part *find_part(const struct pack_job *job, int64_t row, int64_t *local)
+{
+    int32_t low = 0, high = job->desc->n_parts - 1;
+    while (low < high) {
+        int32_t mid = low + (high - low + 1) / 2;
+        if (job->part_first[mid] <= row) {
+            low = mid;
+        } else {
+            high = mid - 1;
+        }
+    }
+    *local = row - job->part_first[low];
+    return &job->desc->parts[low];
+}
+
+static uint32_t stored_bits(enum dtype dtype, float x)
+{
+    return dtype == DT_BF16 ? bf16_of(x) : f16_of(x);
+}
+
+/* Where output `row`, segment s begins, and the step from one input pair (bf16) or input to the
+ * next, in elements. */
+static void pack_row(const struct weight *w, int64_t tile_row, const float *row, char *tile)
+{
+    int64_t pair = w->dtype == DT_BF16 ? 2 : 1, width = (int64_t)w->panels * PANEL;
+    for (int32_t s = 0; s < w->k_segments; s++) {
+        for (int64_t k = 0; k < w->segment; k++) {
+            int64_t at = (s * w->segment_padded + k) / pair * pair * width + tile_row * pair +
+                         k % pair;
+            float x = row[s * w->segment + k];
+            if (w->dtype == DT_F32) {
+                ((float *)tile)[at] = x;
+            } else {
+                ((uint16_t *)tile)[at] = (uint16_t)stored_bits(w->dtype, x);
+            }
+        }
+    }
+}
+
+static void pack_tile(void *arg, int32_t item, int32_t thread)
+{
+    const struct pack_job *job = arg;
+    struct weight *w = job->w;
+    int64_t matrix = item / w->n_tiles, tile = item % w->n_tiles;
+    char *to = w->packed + matrix * w->matrix_bytes + tile * w->tile_bytes;
+    float *row = (float *)job->cpu->scratch[thread].p;
+    for (int64_t j = 0; j < w->panels * PANEL; j++) {
+        int64_t out = tile * w->panels * PANEL + j, local;
+        if (out >= w->n_out) {
+            break; // stays zero
+        }
+        int64_t global = matrix * w->n_out + out;
+        const struct weight_part *part = find_part(job, global, &local);
+        part_row(part, job->desc, local, global, row);
+        pack_row(w, j, row, to);
+    }
+}
+
+/* Narrow tiles where wide ones would leave threads without work. */
+static int32_t choose_panels(const struct cpu_backend *cpu, int64_t n_out)
+{
+    int32_t panels = MAX_PANELS;
+    int64_t wanted = 2 * (int64_t)pool_n_threads(cpu->pool);
+    while (panels > 1 && n_out / (panels * PANEL) < wanted) {
+        panels /= 2;
+    }
+    return pool_n_threads(cpu->pool) > 1 ? panels : MAX_PANELS;
+}
+
+static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc, struct weight *w)
+{
+    w->k_segments = desc->k_segments > 0 ? desc->k_segments : 1;
+    w->segment = desc->n_in / w->k_segments;
+    w->segment_padded = round_up(w->segment, desc->dtype == DT_BF16 ? K_UNIT : 1);
+    w->panels = choose_panels(cpu, desc->n_out);
+    w->n_tiles = (desc->n_out + w->panels * PANEL - 1) / (w->panels * PANEL);
+    int64_t k = w->segment_padded * w->k_segments;
+    w->tile_bytes = (size_t)(k * w->panels * PANEL) * dtype_bytes(w->dtype);
+    if (!mem_mul(w->tile_bytes, (size_t)w->n_tiles, &w->matrix_bytes) ||
+        !mem_mul(w->matrix_bytes, (size_t)w->n_matrices, &w->packed_bytes) ||
+        w->n_tiles * w->n_matrices >= 1 << 20) {
+        return ERR_NOMEM;
+    }
+    w->packed = cpu_memory(cpu, w->packed_bytes);
+    if (!w->packed) {
+        return ERR_NOMEM;
+    }
+    size_t row_bytes = (size_t)cpu_row_bytes(cpu, w);
+    TRY(cpu_need_scratch(cpu, (size_t)desc->n_in * sizeof(float)));
+    TRY(cpu_need_scratch(cpu, cpu_gemm_scratch(w, PACK_ROWS) + row_bytes * 64));
+    if ((int64_t)row_bytes > cpu->max_k_bytes) {
+        cpu->max_k_bytes = (int64_t)row_bytes;
+        TRY(cpu_need_rows(cpu));
+    }
+    if (w->kind == WEIGHT_EXPERTS) {
+        cpu->max_moe_k = (int64_t)row_bytes > cpu->max_moe_k ? (int64_t)row_bytes : cpu->max_moe_k;
+        cpu->max_moe_n = w->n_out > cpu->max_moe_n ? w->n_out : cpu->max_moe_n;
+        if (w->k_segments > cpu->max_moe_segments) {
+            cpu->max_moe_segments = w->k_segments;
+        }
+        TRY(cpu_need_moe(cpu));
+        TRY(cpu_need_scratch(cpu, (size_t)w->n_out * sizeof(float) * 12)); // levels of its tree
+    }
+    int64_t *first = xcalloc((size_t)desc->n_parts, sizeof *first);
+    for (int32_t i = 1; i < desc->n_parts; i++) {
+        first[i] = first[i - 1] + desc->parts[i - 1].n_rows;
+    }
+    struct pack_job job = {cpu, desc, w, first};
+    pool_run(cpu->pool, (int32_t)(w->n_tiles * w->n_matrices), pack_tile, &job);
+    free(first);
+    return OK;
+}
+
+/* The bias parts one behind the other, each a row or a column of n_out numbers in all. */
+static enum status read_bias(struct cpu_backend *cpu, const struct weight_desc *desc,
+                             struct weight *w, struct err *err)
+{
+    int64_t wanted = w->n_out * w->n_matrices, n = 0;
+    w->bias = cpu_memory(cpu, (size_t)wanted * sizeof *w->bias);
+    if (!w->bias) {
+        return ERR_NOMEM;
+    }
+    for (int32_t i = 0; n < wanted; i++) {
+        const struct weight_part *p = &desc->bias[i];
+        int64_t count = p->n_rows * p->n_cols;
+        if (p->n_rows < 1 || p->n_cols < 1 || count > wanted - n) {
+            return err_set(err, ERR_INVALID, "%s: the bias does not have %lld numbers", desc->name,
+                           (long long)wanted);
+        }
+        for (int64_t r = 0; r < p->n_rows; r++) {
+            part_row(p, desc, r, -1 - n - r, w->bias + n + r * p->n_cols);
+        }
+        n += count;
+    }
+    return OK;
+}
+
+enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc,
+                            struct weight **out, struct err *err)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    *out = NULL;
+    TRY(check_desc(desc, err));
+    struct weight *w = xcalloc(1, sizeof *w);
+    *w = (struct weight){
+        .next = cpu->weights,
+        .kind = desc->kind,
+        .dtype = desc->dtype,
+        .n_out = desc->n_out,
+        .n_in = desc->n_in,
+        .n_matrices = desc->n_experts > 0 ? desc->n_experts : 1,
+    };
+    cpu->weights = w;
+    enum status st = OK;
+    if (desc->kind == WEIGHT_VECTOR) {
+        int64_t n = 0;
+        w->vector = cpu_memory(cpu, (size_t)(desc->n_out * desc->n_in) * sizeof(float));
+        for (int32_t i = 0; w->vector && i < desc->n_parts; i++) {
+            for (int64_t r = 0; r < desc->parts[i].n_rows; r++, n++) {
+                part_row(&desc->parts[i], desc, r, n, w->vector + n * desc->n_in);
+            }
+        }
+        st = w->vector ? OK : ERR_NOMEM;
+    } else {
+        st = pack(cpu, desc, w);
+    }
+    if (st == OK && desc->bias) {
+        st = read_bias(cpu, desc, w, err);
+    }
+    if (st == ERR_NOMEM) {
+        return err_set(err, st, "%s: not enough memory", desc->name);
+    }
+    *out = st == OK ? w : NULL;
+    return st;
+}
+
+void cpu_weights_close(struct cpu_backend *cpu)
+{
+    while (cpu->weights) {
+        struct weight *w = cpu->weights;
+        cpu->weights = w->next;
+        free(w);
+    }
+}
+
+void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row,
+                    float *out)
+{
+    (void)cpu;
+    int64_t pair = w->dtype == DT_BF16 ? 2 : 1, width = (int64_t)w->panels * PANEL;
+    const char *tile = w->packed + row / width * w->tile_bytes;
+    for (int32_t s = 0; s < w->k_segments; s++) {
+        for (int64_t k = 0; k < w->segment; k++) {
+            int64_t at = (s * w->segment_padded + k) / pair * pair * width + row % width * pair +
+                         k % pair;
+            float *to = &out[s * w->segment + k];
+            switch (w->dtype) {
+            case DT_BF16: *to = bf16_to_f32(((const uint16_t *)tile)[at]); break;
+            case DT_F16: *to = f16_to_f32(((const uint16_t *)tile)[at]); break;
+            default: *to = ((const float *)tile)[at]; break;
+            }
+        }
+    }
+}
