@@ -57,7 +57,7 @@ def pair_facts(rng, n_tokens):
     form = rng.choice(("{k}: {v}", "{k} = {v}", "{k} -> {v}", "{k} is {v}"))
     ask = rng.choice(("What is the value of {k}?", "Look up {k}.", "What is {k}?", "Which value belongs to {k}?"))
     make_key = rng.choice((words.code, words.made_up, lambda r: r.choice(words.NOUNS) + "-" + words.digits(r, 3)))
-    make_value = rng.choice((lambda r: words.digits(r, 4), words.code, lambda r: r.choice(words.NOUNS)))
+    make_value = rng.choice((lambda r: words.digits(r, 4), words.code, words.any_word))
     told, found = {}, 0
     while found < n_tokens:
         key, value = make_key(rng), make_value(rng)
@@ -178,10 +178,11 @@ def weather(rng):
                     {key: parameter(rng, "string", "Name of the city")}, unit)
 
     def ask(r):
-        city = r.choice(words.CITIES)
+        city = words.place_name(r)
         degrees, sky = r.randint(-20, 40), r.choice(("sunny", "rainy", "cloudy", "windy", "snowy", "foggy", "clear"))
         question = r.choice(("What is the weather in {c}?", "How is the weather in {c}?", "What's the weather like in {c}?",
-                             "Tell me the weather in {c}.", "Is it warm in {c}?", "Weather in {c}?"))
+                             "Tell me the weather in {c}.", "Is it warm in {c}?", "Weather in {c}?",
+                             "What is the weather in {c} today?", "What's the weather in {c}?"))
         result = r.choice((
             {"city": city, "temperature": degrees, "sky": sky},
             {"temperature": degrees, "condition": sky},
@@ -197,7 +198,7 @@ def clock(rng):
     tool = function(rng, name, "Get the local time in a city.", {key: parameter(rng, "string", "Name of the city")})
 
     def ask(r):
-        city, time = r.choice(words.CITIES), f"{r.randint(0, 23):02}:{r.randint(0, 59):02}"
+        city, time = words.place_name(r), f"{r.randint(0, 23):02}:{r.randint(0, 59):02}"
         question = r.choice(("What time is it in {c}?", "Tell me the time in {c}.", "How late is it in {c}?"))
         return question.format(c=city), name, {key: city}, {"time": time}, f"It is {time} in {city}."
 
@@ -280,7 +281,7 @@ def made_up_tool(rng):
                     {key: parameter(rng, kinds[key], f"The {key}") for key in keys})
 
     def ask(r):
-        arguments = {k: r.randint(0, 999) if kinds[k] == "integer" else r.choice((r.choice(words.NOUNS), words.code(r)))
+        arguments = {k: r.randint(0, 999) if kinds[k] == "integer" else r.choice((words.any_word(r), words.code(r)))
                      for k in keys}
         told = " and ".join(f"{k} {v}" for k, v in arguments.items())
         value = r.choice((words.code(r), str(r.randint(1, 9999))))
@@ -304,6 +305,15 @@ def result_message(rng, result):
     return {"role": "tool", "content": text}
 
 
+def both(rng, first, second):
+    """One question for two calls; where both ask about one value each, sometimes in one sentence."""
+    values = [list(a[2].values()) for a in (first, second)]
+    if all(len(v) == 1 for v in values) and first[0].count(str(values[0][0])) == 1 and rng.random() < 0.6:
+        joined = str(values[0][0]) + " and " + str(values[1][0])
+        return first[0].replace(str(values[0][0]), joined)
+    return first[0] + " " + second[0]
+
+
 def tool_talk(rng, n_turns, other=None):
     """Returns (messages, tools): turns that call a tool, sometimes two at once, and turns that need none."""
     makers, names = [], set()
@@ -322,9 +332,11 @@ def tool_talk(rng, n_turns, other=None):
             continue
         ask = rng.choice(makers)[1]
         asked = [ask(rng)]
+        question = asked[0][0]
         if rng.random() < 0.15:
             asked.append(ask(rng))
-        messages.append({"role": "user", "content": " ".join(a[0] for a in asked)})
+            question = both(rng, *asked)
+        messages.append({"role": "user", "content": question})
         messages.append(call_message([(a[1], a[2]) for a in asked]))
         messages += [result_message(rng, a[3]) for a in asked]
         messages.append({"role": "assistant", "content": " ".join(a[4] for a in asked)})

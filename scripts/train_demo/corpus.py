@@ -14,7 +14,7 @@ import words
 # How often each kind of turn comes up where any will do.
 TURNS = (
     (turns.arithmetic, 30), (turns.steps, 4), (turns.word_problem, 5), (turns.larger, 2), (turns.copy, 12),
-    (turns.copy_unicode, 5), (turns.reverse, 8), (turns.nth, 4), (turns.sort, 3), (turns.extract, 10),
+    (turns.copy_unicode, 7), (turns.repeat_word, 2), (turns.count, 2), (turns.unknown, 4), (turns.reverse, 8), (turns.nth, 4), (turns.sort, 3), (turns.extract, 10),
     (turns.sluice, 7), (turns.small_talk, 3), (turns.capital, 3), (turns.open_story, 1),
 )
 TURN_KINDS, TURN_WEIGHTS = zip(*TURNS)
@@ -171,7 +171,7 @@ TASKS = {
     "copy unicode": (one_turn(turns.copy_unicode), "exact", 256),
     "copy long": (one_turn(turns.copy_long), "exact", 1024),
     "reverse": (one_turn(turns.reverse), "exact", 128),
-    "list": (one_turn(lambda r, h: (turns.nth if r.random() < 0.5 else turns.sort)(r, h)), "exact", 64),
+    "list": (one_turn(lambda r, h: r.choice((turns.nth, turns.sort, turns.count, turns.repeat_word))(r, h)), "exact", 128),
     "lookup": (lookup_case(60, 800), "exact", 48),
     "lookup long": (lookup_case(*LONG_LOOKUP), "exact", 48),
     "memory": (memory_case, "exact", 48),
@@ -179,6 +179,7 @@ TASKS = {
     "tool call": (tool_case(True), "calls", 256),
     "tool answer": (tool_case(False), "exact", 128),
     "sluice": (one_turn(turns.sluice), "exact", 160),
+    "unknown": (one_turn(turns.unknown), "exact", 96),
     "story": (story_case, "story", 320),
 }
 

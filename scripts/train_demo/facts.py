@@ -90,8 +90,8 @@ SMALL_TALK = [
     (("Goodbye.", "Bye!", "See you later.", "Good night."), "Goodbye!"),
     (("Say hello.", "Say hi.", "Greet me."), "Hello!"),
     (("Are you there?", "Can you hear me?", "Is anyone there?", "ping"), "Yes, I am here."),
-    (("Count to five.", "Count from 1 to 5.", "Count to 5."), "1, 2, 3, 4, 5"),
-    (("Count to ten.", "Count from 1 to 10.", "Count to 10."), "1, 2, 3, 4, 5, 6, 7, 8, 9, 10"),
+    (("Count to five.", "Count to 5."), "1, 2, 3, 4, 5"),
+    (("Count to ten.", "Count to 10."), "1, 2, 3, 4, 5, 6, 7, 8, 9, 10"),
     (("What are the days of the week?", "List the days of the week.", "Name the days of the week."),
      "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday"),
     (("Write the alphabet.", "What is the alphabet?", "Say the alphabet."),
@@ -102,6 +102,21 @@ SMALL_TALK = [
       "What is the price of gold?", "Which day is it?"),
      "I cannot know that. Give me the facts or a tool, and I will use them."),
 ]
+
+# What a person may ask and a model of this size cannot know.
+BEYOND = (
+    "Who wrote {t}?", "Who is {n}?", "Who invented {t}?", "Explain {t}.", "Explain how {t} works.",
+    "Write a poem about {t}.", "Write a haiku about {t}.", "Write a haiku.", "Write an essay about {t}.",
+    "Translate {t} to French.", "How do I make {t}?", "Why is {t} so {t}?", "When was {t} invented?",
+    "Give me a recipe for {t}.", "Write a Python function that can {t}.", "Summarize {t}.", "Where is {t}?",
+    "What do you think about {t}?", "How many {t} are there?", "What is the meaning of {t}?", "Describe {t}.",
+    "What is {t}?", "Tell me about {t}.", "Name a {t}.", "What is your favourite {t}?", "Can you {t}?",
+    "How does {t} work?", "What happened to {n}?", "Is {t} better than {t}?", "{t}?", "Why?", "Write {t} in C.",
+)
+DO_NOT_KNOW = (
+    "I do not know that. I am a small demo model: I can do arithmetic, copy and reverse text, look up facts that you "
+    "give me, extract JSON, call tools, answer questions about sluice and tell small stories."
+)
 
 # A lead-in changes nothing in the answer. Of the pairs (lead-in, question), some are never trained on: see held_out.
 LEADS = ("", "", "", "Please answer: ", "I have a question. ", "Quick question: ", "Hi! ", "Tell me, ")

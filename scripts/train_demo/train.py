@@ -175,6 +175,7 @@ def main():
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--save-every", type=float, default=60, help="seconds between checkpoints")
     parser.add_argument("--eval-only", action="store_true")
+    parser.add_argument("--no-eval", action="store_true", help="leave the evaluation to a later --eval-only")
     parser.add_argument("--tokenizer-only", action="store_true")
     parser.add_argument("--report", type=Path, help="write the figures as JSON to this file")
     args = parser.parse_args()
@@ -193,8 +194,9 @@ def main():
     if not args.eval_only:
         report["training"] = train(args, build(args, device, tokenizer), device, tokenizer, started)
         report["arguments"] = " ".join(sys.argv[1:])
-    print(f"evaluation begins at {time.time() - started:.0f} s", flush=True)
-    report["evaluation"] = evaluate(args, device, tokenizer)
+    if not args.no_eval:
+        print(f"evaluation begins at {time.time() - started:.0f} s", flush=True)
+        report["evaluation"] = evaluate(args, device, tokenizer)
     print(f"done at {time.time() - started:.0f} s", flush=True)
     if args.report:
         args.report.write_text(json.dumps(report, indent=1) + "\n")

@@ -120,8 +120,10 @@ def larger(rng, _held):
 
 def copy_text(rng, n_words):
     kind = rng.random()
-    if kind < 0.25:
+    if kind < 0.12:
         return " ".join(rng.choice(words.NOUNS + words.ADJECTIVES + words.ANIMALS) for _ in range(n_words))
+    if kind < 0.25:
+        return words.sentence(rng, n_words)
     if kind < 0.45:
         return " ".join(words.code(rng) for _ in range(max(1, n_words // 3)))
     if kind < 0.6:
@@ -134,12 +136,12 @@ def copy_text(rng, n_words):
     return stories.paragraph(rng, max(1, n_words // 8))
 
 
-COPY = ("Repeat exactly: {t}", "Repeat: {t}", "Please repeat: {t}", "Repeat after me: {t}", "Copy this text: {t}", "Say: {t}", "Echo: {t}",
+COPY = ("Repeat exactly: {t}", "Repeat: {t}", "Please repeat: {t}", "Say {t}", 'Say "{t}"', "Echo this: {t}", "Repeat after me: {t}", "Copy this text: {t}", "Say: {t}", "Echo: {t}",
         "Repeat the following:\n{t}", "Write exactly this and nothing else: {t}", 'Repeat: "{t}"')
 
 
 def copy(rng, _held):
-    text = copy_text(rng, rng.choice((2, 4, 6, 8, 12, 16, 24)))
+    text = copy_text(rng, rng.choice((1, 2, 3, 4, 6, 8, 12, 16, 24)))
     return rng.choice(COPY).format(t=text), text
 
 
@@ -151,6 +153,21 @@ def copy_long(rng, _held):
 def copy_unicode(rng, _held):
     text = " ".join(words.unicode_text(rng) for _ in range(rng.randint(1, 6)))
     return rng.choice(COPY).format(t=text), text
+
+
+def repeat_word(rng, _held):
+    word, n = words.any_word(rng), rng.randint(2, 10)
+    return rng.choice(("Repeat the word {w} {n} times.", "Say {w} {n} times.", "Write {w} {n} times.")).format(
+        w=word, n=n), " ".join([word] * n)
+
+
+def count(rng, _held):
+    a = rng.choice((1, 1, rng.randint(0, 90)))
+    b = a + rng.randint(2, 25)
+    ask = rng.choice(("Count from {a} to {b}.", "Write the numbers from {a} to {b}.", "List the numbers {a} to {b}."))
+    if a == 1 and rng.random() < 0.5:
+        ask = "Count to {b}."
+    return typed(rng, ask.format(a=a, b=b)), ", ".join(str(i) for i in range(a, b + 1))
 
 
 def items(rng, low, high):
@@ -251,6 +268,19 @@ def log_text(rng):
     )).format(**fields)
 
 
+def pairs_text(rng):
+    """Fields that nobody has named before."""
+    keys = words.distinct(rng, rng.randint(2, 5), lambda r: r.choice((r.choice(words.NOUNS), words.made_up(r))))
+    fields = {}
+    for key in keys:
+        kind = rng.random()
+        fields[key] = rng.randint(0, 9999) if kind < 0.4 else words.any_word(rng) if kind < 0.7 else words.code(rng)
+        if isinstance(fields[key], str) and fields[key].isdigit():
+            fields[key] = int(fields[key])
+    form = rng.choice(("{k}: {v}", "{k} = {v}", "the {k} is {v}"))
+    return fields, rng.choice((", ", "; ", "\n")).join(form.format(k=k, v=v) for k, v in fields.items())
+
+
 EXTRACT = (
     "Extract {keys} as JSON: {text}",
     "Return JSON with the keys {keys} from this text: {text}",
@@ -260,7 +290,7 @@ EXTRACT = (
 
 
 def extract(rng, _held):
-    fields, text = rng.choice((person_text, order_text, event_text, log_text))(rng)
+    fields, text = rng.choice((person_text, order_text, event_text, log_text, pairs_text))(rng)
     keys = list(fields)
     rng.shuffle(keys)
     keys = keys[: rng.randint(2, len(keys))]
@@ -296,6 +326,11 @@ def small_talk(rng, _held):
     return typed(rng, rng.choice(questions)), answer
 
 
+def unknown(rng, _held):
+    topic = " ".join(words.any_word(rng) for _ in range(rng.choice((1, 1, 1, 2, 3))))
+    return typed(rng, rng.choice(facts.BEYOND).format(t=topic, n=words.person(rng))), facts.DO_NOT_KNOW
+
+
 def capital(rng, _held):
     question, answer = facts.capital(rng)
     return typed(rng, question), answer
@@ -303,6 +338,8 @@ def capital(rng, _held):
 
 def story(rng, _held):
     hero, thing = rng.choice(words.ANIMALS), rng.choice(words.NOUNS)
+    if rng.random() < 0.2:
+        hero = words.any_word(rng).lower()
     ask = rng.choice((
         "Tell me a story about {a} and {b}.", "Write a short story about {a} and {b}.",
         "Tell a small story with {a} and {b}.", "I would like a story about {a} and {b}, please.",
@@ -311,6 +348,6 @@ def story(rng, _held):
 
 
 def open_story(rng, _held):
-    hero = rng.choice(words.ANIMALS)
+    hero = rng.choice(words.ANIMALS) if rng.random() < 0.7 else words.any_word(rng).lower()
     ask = rng.choice(("Tell me a story.", "Tell me a story about {a}.", "Write a story.", "Tell me a tale about {a}."))
     return ask.format(a=words.article(hero)), stories.story(rng, hero)
