@@ -21,6 +21,16 @@ OPT_asan    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 OPT_tsan    := -O1 -fsanitize=thread
 OPT         := $(OPT_$(FLAVOUR))
 CFLAGS  += -std=c11 -D_GNU_SOURCE -I. -g -fno-omit-frame-pointer $(OPT) $(WARN) -DSLUICE_VERSION='"$(VERSION)"'
+# One file per instruction set of the CPU backend; which of them runs is decided at run time.
+ifneq ($(filter x86_64%,$(shell $(CC) -dumpmachine)),)
+AVX2   := -O3 -mavx2 -mfma -mf16c
+AVX512 := -O3 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
+CFLAGS_cpu_cpu_kernels_avx2       := $(AVX2)
+CFLAGS_cpu_cpu_kernels_avx512     := $(AVX512)
+CFLAGS_cpu_cpu_kernels_avx512bf16 := $(AVX512) -mavx512bf16
+CFLAGS_cpu_cpu_gemm_amx           := $(AVX512) -mamx-tile -mamx-bf16
+endif
+CFLAGS_cpu_cpu_kernels_neon := -O3
 LDFLAGS += $(filter -fsanitize%,$(OPT)) -rdynamic
 LIBS    := -lcjson -lpcre2-8 -lutf8proc -lpthread -lm
 

@@ -213,9 +213,9 @@ static const struct backend_ops cpu_ops = {
     .read = cpu_read,
 };
 
-static enum status open_with(const struct backend_options *options,
-                             const struct cpu_kernels *kernels, struct backend **out,
-                             struct err *err)
+enum status cpu_open_with(const struct backend_options *options,
+                          const struct cpu_kernels *kernels, struct backend **out,
+                          struct err *err)
 {
     *out = NULL;
     if (options->n_threads < 0 || options->n_threads > 1024) {
@@ -243,11 +243,11 @@ static enum status open_with(const struct backend_options *options,
 
 enum status cpu_open(const struct backend_options *options, struct backend **out, struct err *err)
 {
-    return open_with(options, cpu_kernels_best(), out, err);
+    return cpu_open_with(options, cpu_kernels_best(), out, err);
 }
 
 enum status cpu_open_scalar(const struct backend_options *options, struct backend **out,
                             struct err *err)
 {
-    return open_with(options, &cpu_kernels_scalar, out, err);
+    return cpu_open_with(options, &cpu_kernels_scalar, out, err);
 }

@@ -1,6 +1,63 @@
+/* Which kernels this machine runs. */
+#include "cpu/cpu_gemm_amx.h"
 #include "cpu/cpu_kernels.h"
+
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+
+#include <cpuid.h>
+
+static struct cpu_kernels amx_table; // AVX-512's with the products by AMX
+static bool has_amx;
+static pthread_once_t amx_once = PTHREAD_ONCE_INIT;
+
+enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; // arch_prctl's, from Linux 5.16
+
+/* AMX needs the processor's bits, and leave from the system for its large registers. */
+static void find_amx(void)
+{
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1) ||
+        syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) != 0) {
+        return;
+    }
+    amx_table = cpu_kernels_avx512bf16;
+    amx_table.name = "AMX";
+    amx_table.gemm_bf16 = cpu_gemm_bf16_amx;
+    has_amx = true;
+}
+
+const struct cpu_kernels *cpu_kernels_best(void)
+{
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (avx512 && __builtin_cpu_supports("avx512bf16")) {
+        pthread_once(&amx_once, find_amx);
+        return has_amx ? &amx_table : &cpu_kernels_avx512bf16;
+    }
+    if (avx512) {
+        return &cpu_kernels_avx512;
+    }
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                __builtin_cpu_supports("f16c");
+    return avx2 ? &cpu_kernels_avx2 : &cpu_kernels_scalar;
+}
+
+#elif defined(__ARM_NEON)
+
+const struct cpu_kernels *cpu_kernels_best(void)
+{
+    return &cpu_kernels_neon;
+}
+
+#else
 
 const struct cpu_kernels *cpu_kernels_best(void)
 {
     return &cpu_kernels_scalar;
 }
+
+#endif

@@ -170,6 +170,11 @@ static inline float bf16_to_f32(uint16_t b)
 uint16_t f16_of(float x);
 float f16_to_f32(uint16_t h);
 
+/* cpu_open with kernels of the caller's choice: the tests of each instruction set. */
+enum status cpu_open_with(const struct backend_options *options,
+                          const struct cpu_kernels *kernels, struct backend **out,
+                          struct err *err);
+
 /* Memory that lives until close, zeroed, aligned to 64 bytes (2 MiB when large). NULL when it
  * cannot be had. */
 void *cpu_memory(struct cpu_backend *cpu, size_t n_bytes);

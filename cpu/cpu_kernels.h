@@ -19,7 +19,6 @@ typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, 
 
 enum { K_UNIT = 32 };
 
-/* Token ids whose scores are at or above `key` (see score_key), what a sampler chooses among. */
 struct argmax {
     float value;
     int32_t id;
@@ -70,8 +69,11 @@ struct cpu_kernels {
 };
 
 extern const struct cpu_kernels cpu_kernels_scalar;
+/* Present where the compiler targets the machine; callable where the processor has the set. */
+extern const struct cpu_kernels cpu_kernels_avx2, cpu_kernels_avx512, cpu_kernels_avx512bf16;
+extern const struct cpu_kernels cpu_kernels_neon;
 
-/* The best table that this machine runs; `amx` is asked of the system once. */
+/* The best table that this machine runs. */
 const struct cpu_kernels *cpu_kernels_best(void);
 
 #endif

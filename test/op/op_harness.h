@@ -1,11 +1,11 @@
 /* What the op tests share: a backend opened by name, its memory filled from the host, passes of
  * made-up sequences, and numbers from a seed. Every op is compared with a naive double-precision
- * reference in the test itself. OP_BACKEND picks what is tested: "cpu" (the fast paths of this
- * machine) or "scalar"; by default each test runs on both. Thread: the test's. */
+ * reference in the test itself. OP_BACKEND picks what is tested: "scalar", "cpu" (what this machine
+ * runs best) or an instruction set below that; by default each test runs on all. Thread: the test's. */
 #ifndef SLUICE_TEST_OP_HARNESS_H
 #define SLUICE_TEST_OP_HARNESS_H
 
-#include "cpu/cpu.h"
+#include "cpu/cpu_internal.h"
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
 #include "engine/ops.h"
@@ -90,6 +90,23 @@ struct op_rig {
     bool in_step;
 };
 
+/* The kernels of that name; NULL when this machine lacks them. */
+static inline const struct cpu_kernels *op_kernels(const char *name)
+{
+    if (strcmp(name, "scalar") == 0) {
+        return &cpu_kernels_scalar;
+    }
+#if defined(__x86_64__)
+    if (strcmp(name, "avx2") == 0) {
+        return __builtin_cpu_supports("avx2") ? &cpu_kernels_avx2 : NULL;
+    }
+    if (strcmp(name, "avx512") == 0) {
+        return __builtin_cpu_supports("avx512dq") ? &cpu_kernels_avx512 : NULL;
+    }
+#endif
+    return strcmp(name, "cpu") == 0 ? cpu_kernels_best() : NULL;
+}
+
 static inline struct backend_limits op_limits(void)
 {
     return (struct backend_limits){
@@ -113,8 +130,7 @@ static inline struct op_rig op_open(const char *name, enum dtype dtype,
     struct op_rig r = {.dtype = dtype};
     struct err err = {""};
     struct backend_options o = {.n_ranks = 1, .dtype = dtype, .n_threads = 2};
-    enum status st = strcmp(name, "scalar") == 0 ? cpu_open_scalar(&o, &r.be, &err)
-                                                 : cpu_open(&o, &r.be, &err);
+    enum status st = cpu_open_with(&o, op_kernels(name), &r.be, &err);
     if (st == OK) {
         r.ops = r.be->ops;
         st = r.ops->setup(r.be, limits, &err);
@@ -139,9 +155,9 @@ static inline void op_close(struct op_rig *r)
 static inline void op_each(void (*fn)(const char *name))
 {
     const char *only = getenv("OP_BACKEND");
-    static const char *const names[] = {"scalar", "cpu"};
-    for (size_t i = 0; i < 2; i++) {
-        if (!only || strcmp(only, names[i]) == 0) {
+    static const char *const names[] = {"scalar", "avx2", "avx512", "cpu"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (op_kernels(names[i]) && (!only || strcmp(only, names[i]) == 0)) {
             op_counter = 0;
             fn(names[i]);
         }

@@ -1,0 +1,155 @@
+/* Products with bf16 weights by AMX: the packed tile is what a B register wants, 16 pairs of
+ * inputs by 16 outputs. One row uses the same instruction as many, so its bits are the same. */
+#if defined(__AMX_BF16__)
+
+#include "cpu/cpu_gemm_amx.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+/* As the LDTILECFG instruction reads it. */
+struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+
+enum { ROWS = 16, ROW_BYTES = 64, PAIRS_BYTES = 64 };
+
+/* Registers 0 to 3 are sums, 4 and 5 activations (and 5 a weight when there are few rows), 6 and
+ * 7 weights. */
+static void configure(int32_t rows_a, int32_t rows_b, bool few)
+{
+    struct tile_config c;
+    memset(&c, 0, sizeof c);
+    c.palette = 1;
+    for (int i = 0; i < 8; i++) {
+        c.row_bytes[i] = ROW_BYTES;
+        c.rows[i] = ROWS;
+    }
+    c.rows[0] = c.rows[1] = c.rows[4] = (uint8_t)rows_a;
+    c.rows[2] = c.rows[3] = (uint8_t)(few ? rows_a : rows_b);
+    c.rows[5] = (uint8_t)(few ? ROWS : rows_b);
+    _tile_loadconfig(&c);
+}
+
+/* Up to 16 rows against four panels: each weight is read once. */
+static void four_panels(const uint16_t *a, int64_t a_bytes, const char *w, int64_t w_step,
+                        int64_t k, float *c, bool first)
+{
+    if (first) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, c, TILE * sizeof *c);
+        _tile_loadd(1, c + PANEL, TILE * sizeof *c);
+        _tile_loadd(2, c + 2 * PANEL, TILE * sizeof *c);
+        _tile_loadd(3, c + 3 * PANEL, TILE * sizeof *c);
+    }
+    for (int64_t x = 0; x < k; x += K_UNIT, w += w_step * K_UNIT / 2) {
+        for (int64_t line = 0; line < w_step * K_UNIT / 2; line += 64) {
+            __builtin_prefetch(w + 8192 + line);
+        }
+        _tile_loadd(4, a + x, a_bytes);
+        _tile_loadd(5, w, w_step);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, w + PAIRS_BYTES, w_step);
+        _tile_dpbf16ps(1, 4, 6);
+        _tile_loadd(7, w + 2 * PAIRS_BYTES, w_step);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_loadd(6, w + 3 * PAIRS_BYTES, w_step);
+        _tile_dpbf16ps(3, 4, 6);
+    }
+    _tile_stored(0, c, TILE * sizeof *c);
+    _tile_stored(1, c + PANEL, TILE * sizeof *c);
+    _tile_stored(2, c + 2 * PANEL, TILE * sizeof *c);
+    _tile_stored(3, c + 3 * PANEL, TILE * sizeof *c);
+}
+
+/* Up to 16 rows against one panel. */
+static void one_panel(const uint16_t *a, int64_t a_bytes, const char *w, int64_t w_step, int64_t k,
+                      float *c, bool first)
+{
+    if (first) {
+        _tile_zero(0);
+    } else {
+        _tile_loadd(0, c, TILE * sizeof *c);
+    }
+    for (int64_t x = 0; x < k; x += K_UNIT, w += w_step * K_UNIT / 2) {
+        _tile_loadd(4, a + x, a_bytes);
+        _tile_loadd(6, w, w_step);
+        _tile_dpbf16ps(0, 4, 6);
+    }
+    _tile_stored(0, c, TILE * sizeof *c);
+}
+
+/* 17 to 32 rows (the second 16 begin at a2 and c2) against two panels. */
+static void two_by_two(const uint16_t *a, const uint16_t *a2, int64_t a_bytes, const char *w,
+                       int64_t w_step, int64_t k, float *c, float *c2, bool first)
+{
+    if (first) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, c, TILE * sizeof *c);
+        _tile_loadd(1, c + PANEL, TILE * sizeof *c);
+        _tile_loadd(2, c2, TILE * sizeof *c);
+        _tile_loadd(3, c2 + PANEL, TILE * sizeof *c);
+    }
+    for (int64_t x = 0; x < k; x += K_UNIT, w += w_step * K_UNIT / 2) {
+        _tile_loadd(4, a + x, a_bytes);
+        _tile_loadd(6, w, w_step);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, w + PAIRS_BYTES, w_step);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, a2 + x, a_bytes);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c, TILE * sizeof *c);
+    _tile_stored(1, c + PANEL, TILE * sizeof *c);
+    _tile_stored(2, c2, TILE * sizeof *c);
+    _tile_stored(3, c2 + PANEL, TILE * sizeof *c);
+}
+
+void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
+                       int64_t k, float *c, bool first)
+{
+    const uint16_t *row = a;
+    const char *weights = w;
+    int64_t a_bytes = a_stride * 2, w_step = (int64_t)panels * PAIRS_BYTES;
+    int32_t configured = 0; // rows that the configuration is for
+    while (m > 0) {
+        int32_t n = m < 2 * ROWS ? m : 2 * ROWS;
+        bool few = n <= ROWS || panels == 1;
+        n = few && n > ROWS ? ROWS : n;
+        if (configured != n) {
+            configure(n < ROWS ? n : ROWS, n - ROWS, few);
+            configured = n;
+        }
+        if (few && panels == MAX_PANELS) {
+            four_panels(row, a_bytes, weights, w_step, k, c, first);
+        } else if (few) {
+            for (int32_t p = 0; p < panels; p++) {
+                one_panel(row, a_bytes, weights + p * PAIRS_BYTES, w_step, k, c + p * PANEL, first);
+            }
+        } else {
+            for (int32_t p = 0; p < panels; p += 2) {
+                two_by_two(row, row + ROWS * a_stride, a_bytes, weights + p * PAIRS_BYTES, w_step,
+                           k, c + p * PANEL, c + ROWS * TILE + p * PANEL, first);
+            }
+        }
+        row += n * a_stride;
+        c += (int64_t)n * TILE;
+        m -= n;
+    }
+    _tile_release();
+}
+
+#else
+typedef int cpu_gemm_amx_unused; // another machine's
+#endif

@@ -1,0 +1,12 @@
+/* Products by AMX, on machines that have it (cpu_dispatch.c asks). Each call configures the tile
+ * registers of its thread and releases them.
+ * Thread: any. */
+#ifndef SLUICE_CPU_GEMM_AMX_H
+#define SLUICE_CPU_GEMM_AMX_H
+
+#include "cpu/cpu_kernels.h"
+
+void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
+                       int64_t k, float *c, bool first);
+
+#endif

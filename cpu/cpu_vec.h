@@ -1,0 +1,228 @@
+/* One vector of floats in the width of the instruction set that the file is compiled for: what the
+ * kernels of cpu_kernels_vec.h are written with. Nothing here contracts or reorders by itself.
+ * Thread: any. */
+#ifndef SLUICE_CPU_VEC_H
+#define SLUICE_CPU_VEC_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+enum { VEC = 16 };
+#define VEC_BYTES 64
+#elif defined(__AVX2__)
+#include <immintrin.h>
+enum { VEC = 8 };
+#define VEC_BYTES 32
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+enum { VEC = 4 };
+#define VEC_BYTES 16
+#endif
+
+typedef float vf __attribute__((vector_size(VEC_BYTES)));
+typedef int32_t vi __attribute__((vector_size(VEC_BYTES)));
+typedef float vf_anywhere __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
+
+#define VEC_INLINE static inline __attribute__((always_inline))
+
+VEC_INLINE vf vec_load(const float *p)
+{
+    return *(const vf_anywhere *)p;
+}
+
+VEC_INLINE void vec_store(float *p, vf v)
+{
+    *(vf_anywhere *)p = v;
+}
+
+#if defined(__AVX512F__)
+
+VEC_INLINE vf vec_set(float x)
+{
+    return (vf)_mm512_set1_ps(x);
+}
+
+/* a * b + c, rounded once */
+VEC_INLINE vf vec_fma(vf a, vf b, vf c)
+{
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+
+VEC_INLINE vf vec_max(vf a, vf b)
+{
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+}
+
+VEC_INLINE vf vec_min(vf a, vf b)
+{
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+}
+
+VEC_INLINE vf vec_from_bf16(const uint16_t *p)
+{
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16);
+}
+
+VEC_INLINE vf vec_from_f16(const uint16_t *p)
+{
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
+}
+
+VEC_INLINE void vec_to_f16(uint16_t *p, vf v)
+{
+    _mm256_storeu_si256((void *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+#elif defined(__AVX2__)
+
+VEC_INLINE vf vec_set(float x)
+{
+    return (vf)_mm256_set1_ps(x);
+}
+
+VEC_INLINE vf vec_fma(vf a, vf b, vf c)
+{
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+
+VEC_INLINE vf vec_max(vf a, vf b)
+{
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+}
+
+VEC_INLINE vf vec_min(vf a, vf b)
+{
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+}
+
+VEC_INLINE vf vec_from_bf16(const uint16_t *p)
+{
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16);
+}
+
+VEC_INLINE vf vec_from_f16(const uint16_t *p)
+{
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
+}
+
+VEC_INLINE void vec_to_f16(uint16_t *p, vf v)
+{
+    _mm_storeu_si128((void *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+#elif defined(__ARM_NEON)
+
+VEC_INLINE vf vec_set(float x)
+{
+    return (vf)vdupq_n_f32(x);
+}
+
+VEC_INLINE vf vec_fma(vf a, vf b, vf c)
+{
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+
+VEC_INLINE vf vec_max(vf a, vf b)
+{
+    return (vf)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
+}
+
+VEC_INLINE vf vec_min(vf a, vf b)
+{
+    return (vf)vminq_f32((float32x4_t)a, (float32x4_t)b);
+}
+
+VEC_INLINE vf vec_from_bf16(const uint16_t *p)
+{
+    return (vf)vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16);
+}
+
+VEC_INLINE vf vec_from_f16(const uint16_t *p)
+{
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+
+VEC_INLINE void vec_to_f16(uint16_t *p, vf v)
+{
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)));
+}
+
+#endif
+
+/* Where the mask has ones, a; else b. */
+VEC_INLINE vf vec_select(vi mask, vf a, vf b)
+{
+    return (vf)(((vi)a & mask) | ((vi)b & ~mask));
+}
+
+/* Pairs of bf16, (even, odd), as they lie in a packed weight: vector i of the run at p. */
+VEC_INLINE vf vec_even(const uint16_t *p)
+{
+    vi bits;
+    memcpy(&bits, p, sizeof bits);
+    return (vf)(bits << 16);
+}
+
+VEC_INLINE vf vec_odd(const uint16_t *p)
+{
+    vi bits;
+    memcpy(&bits, p, sizeof bits);
+    return (vf)(bits & (int32_t)0xFFFF0000);
+}
+
+/* To bf16's precision, to nearest even; NaN stays NaN. */
+VEC_INLINE vf vec_round_bf16(vf x)
+{
+    vi bits = (vi)x;
+    vi rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & (int32_t)0xFFFF0000;
+    return vec_select(x == x, (vf)rounded, (vf)((bits & (int32_t)0xFFFF0000) | 0x400000));
+}
+
+VEC_INLINE float vec_sum(vf v)
+{
+    float x[VEC];
+    vec_store(x, v);
+    for (int n = VEC / 2; n > 0; n /= 2) {
+        for (int i = 0; i < n; i++) {
+            x[i] += x[i + n];
+        }
+    }
+    return x[0];
+}
+
+VEC_INLINE float vec_highest(vf v)
+{
+    float x[VEC], m;
+    vec_store(x, v);
+    m = x[0];
+    for (int i = 1; i < VEC; i++) {
+        m = x[i] > m ? x[i] : m;
+    }
+    return m;
+}
+
+/* e^x within 2 units in the last place; 0 below -87; x above 88 counts as 88. NaN stays NaN. */
+VEC_INLINE vf vec_exp(vf x)
+{
+    const vf magic = vec_set(12582912.0f);
+    vf y = vec_min(vec_max(x, vec_set(-87.0f)), vec_set(88.0f));
+    vf shifted = vec_fma(y, vec_set(1.44269504f), magic);
+    vi exponent = (vi)shifted - 0x4B400000;
+    vf n = shifted - magic;
+    vf r = vec_fma(n, vec_set(-0.693359375f), y);
+    r = vec_fma(n, vec_set(2.12194440e-4f), r);
+    vf p = vec_set(0.0013814467238262296f);
+    p = vec_fma(p, r, vec_set(0.008368780836462975f));
+    p = vec_fma(p, r, vec_set(0.04166839271783829f));
+    p = vec_fma(p, r, vec_set(0.1666651964187622f));
+    p = vec_fma(p, r, vec_set(0.4999999403953552f));
+    p = vec_fma(p, r, vec_set(1.0f));
+    p = vec_fma(p, r, vec_set(1.0f));
+    p = p * (vf)((exponent + 127) << 23);
+    p = vec_select(x < vec_set(-87.0f), vec_set(0.0f), p);
+    return vec_select(x == x, p, x);
+}
+
+#endif
