@@ -12,7 +12,7 @@ CC      ?= cc
 VERSION := 0.1.0
 
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes \
-        -Wmissing-prototypes -Wvla -Wundef -Wwrite-strings -Wformat=2
+        -Wmissing-prototypes -Wvla -Wundef -Wwrite-strings -Wformat=2 -Wno-format-truncation
 ifeq ($(CI),true)
 WARN += -Werror
 endif

@@ -27,6 +27,33 @@ static inline size_t dtype_bytes(enum dtype t)
     return t == DT_F32 || t == DT_I32 ? 4 : t == DT_U8 ? 1 : 2;
 }
 
+/* Element i of an array of dtype F32, BF16 or F16, as float. */
+static inline float dtype_load(const void *data, enum dtype t, size_t i)
+{
+    union {
+        uint32_t u;
+        float f;
+    } bits;
+    if (t == DT_F32) {
+        return ((const float *)data)[i];
+    }
+    uint32_t v = ((const uint16_t *)data)[i];
+    if (t == DT_BF16) {
+        bits.u = v << 16;
+        return bits.f;
+    }
+    uint32_t sign = (v & 0x8000u) << 16, exponent = v >> 10 & 31u, fraction = v & 0x3FFu;
+    if (exponent == 31u) {
+        bits.u = sign | 0x7F800000u | fraction << 13;
+    } else if (exponent != 0) {
+        bits.u = sign | (exponent + 112u) << 23 | fraction << 13;
+    } else {
+        bits.f = (float)fraction * (1.0f / 16777216.0f); // subnormal: fraction * 2^-24
+        bits.u |= sign;
+    }
+    return bits.f;
+}
+
 /* Memory of the backend. Not to be dereferenced outside of it. */
 struct dmem {
     void *p;
@@ -50,6 +77,12 @@ struct weight_part {
     int64_t n_rows, n_cols;
     int64_t row_stride, col_stride;
 };
+
+static inline float weight_part_get(const struct weight_part *p, int64_t row, int64_t col)
+{
+    size_t at = (size_t)(row * p->row_stride + col * p->col_stride);
+    return p->data ? dtype_load(p->data, p->dtype, at) : 0.0f;
+}
 
 enum weight_kind {
     WEIGHT_VECTOR,  // norm weights, sinks...: one row; kept in fp32

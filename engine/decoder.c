@@ -1,0 +1,352 @@
+/* The forward pass of every family: one straight list of ops over one batch of rows.
+ * Shapes: T rows, D hidden, H query heads, K key/value heads, d head size, F feed-forward width (of
+ * this rank). x is the residual stream; a sub-layer's output `delta` joins it in the next norm. */
+#include "engine/base/assert.h"
+#include "engine/base/mem.h"
+#include "engine/model.h"
+#include "engine/ops_default.h"
+
+/* What the layers hand on: the residual stream, and the output that has yet to join it. */
+struct flow {
+    struct model *m;
+    const struct backend_ops *ops;
+    struct backend *be;
+    int32_t n_rows;
+    bool pending; // delta waits to be added to x
+};
+
+static const struct tensor none = {{NULL}, DT_F32, 0};
+
+/* x += pending delta; out = norm(x). Without weights only the addition, and the input is x. */
+static enum status join_norm(struct flow *f, const struct weight *weight,
+                             const struct weight *bias, struct tensor *input)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    *input = weight ? m->h : m->x;
+    if (!weight && !f->pending) {
+        return OK;
+    }
+    struct norm_args a = {.x = m->x, .delta = f->pending ? m->delta : none,
+                          .out = weight ? m->h : none, .weight = weight, .bias = bias,
+                          .n_rows = f->n_rows, .width = c->hidden, .kind = c->norm_kind,
+                          .eps = c->norm_eps, .weight_offset = c->norm_offset,
+                          .delta_scale = c->residual_scale};
+    f->pending = false;
+    return f->ops->norm(f->be, &a);
+}
+
+/* Ranks' partial sums of delta become whole; a norm of the sub-layer's own follows. */
+static enum status finish_delta(struct flow *f, const struct reduce_args *reduce,
+                                const struct weight *post_norm)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    TRY(f->ops->reduce(f->be, reduce));
+    f->pending = true;
+    if (!post_norm) {
+        return OK;
+    }
+    struct norm_args a = {.x = m->delta, .delta = none, .out = m->delta, .weight = post_norm,
+                          .n_rows = f->n_rows, .width = c->hidden, .kind = c->norm_kind,
+                          .eps = c->norm_eps, .weight_offset = c->norm_offset};
+    return f->ops->norm(f->be, &a);
+}
+
+static enum status linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y)
+{
+    struct linear_args a = {.weight = w, .x = x, .y = y, .n_rows = f->n_rows};
+    return f->ops->linear(f->be, &a);
+}
+
+/* x[T, D] -> qkv[T, (H + 2K) d] -> attn[T, H d] */
+static enum status attention(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->layers[layer];
+    const struct layer_config *lc = &c->layers[layer];
+    TRY(linear(f, w->qkv, in, m->qkv));
+    struct rope_store_args store = {
+        .qkv = m->qkv, .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL, .n_rows = f->n_rows,
+        .layer = layer, .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
+        .head_dim = c->head_dim, .qk_norm = c->qk_norm, .qk_norm_kind = c->qk_norm_kind,
+        .q_norm = w->q_norm, .k_norm = w->k_norm, .eps = c->norm_eps,
+        .norm_offset = c->norm_offset};
+    TRY(f->ops->rope_store(f->be, &store));
+    struct attention_args a = {
+        .q = m->qkv, .out = m->attn, .n_rows = f->n_rows, .layer = layer,
+        .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
+        .head_dim_k = c->head_dim, .head_dim_v = c->head_dim, .scale = c->attn_scale,
+        .window = lc->window, .softcap = c->attn_softcap, .sinks = w->sinks};
+    return f->ops->attention(f->be, &a);
+}
+
+/* MLA with the key and value products absorbed into q and the output: one shared key head of
+ * kv_lora + rope_dim, whose first kv_lora elements are also the value. */
+static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->layers[layer];
+    int32_t q_head = c->nope_dim + c->rope_dim, key = c->kv_lora + c->rope_dim;
+    struct tensor q_in = in;
+    if (w->q_a) { // [T, D] -> [T, q_lora]
+        TRY(linear(f, w->q_a, in, m->low));
+        struct norm_args norm = {.x = m->low, .delta = none, .out = m->low,
+                                 .weight = w->q_a_norm, .n_rows = f->n_rows, .width = c->q_lora,
+                                 .eps = c->norm_eps};
+        TRY(f->ops->norm(f->be, &norm));
+        q_in = m->low;
+    }
+    TRY(linear(f, w->qkv, q_in, m->qkv)); // [T, H (nope + rope)]
+    TRY(linear(f, w->kv_a, in, m->low));  // [T, kv_lora + rope]
+    struct mla_store_args store = {
+        .q = m->qkv, .kv = m->low, .q_out = m->q_abs,
+        .rope = c->layers[layer].rope >= 0 ? m->ropes[0] : NULL, .n_rows = f->n_rows,
+        .layer = layer, .n_heads = m->shard.n_heads, .q_head = q_head,
+        .q_rope_offset = c->nope_dim, .rope_dim = c->rope_dim, .kv_lora = c->kv_lora,
+        .q_out_head = key, .q_out_offset = c->kv_lora, .kv_norm = w->kv_a_norm,
+        .eps = c->norm_eps};
+    TRY(f->ops->mla_store(f->be, &store));
+    struct linear_heads_args absorb = {.weight = w->w_uk, .x = m->qkv, .y = m->q_abs,
+                                       .n_rows = f->n_rows, .x_head = q_head, .y_head = key};
+    TRY(f->ops->linear_heads(f->be, &absorb)); // [T, H, nope] -> [T, H, kv_lora]
+    struct attention_args a = {
+        .q = m->q_abs, .out = m->attn_v, .n_rows = f->n_rows, .layer = layer,
+        .n_heads = m->shard.n_heads, .n_kv_heads = 1, .head_dim_k = key,
+        .head_dim_v = c->kv_lora, .scale = c->attn_scale, .window = c->layers[layer].window,
+        .softcap = c->attn_softcap};
+    TRY(f->ops->attention(f->be, &a));
+    struct linear_heads_args expand = {.weight = w->w_uv, .x = m->attn_v, .y = m->attn,
+                                       .n_rows = f->n_rows, .x_head = c->kv_lora,
+                                       .y_head = c->v_dim};
+    return f->ops->linear_heads(f->be, &expand); // [T, H, kv_lora] -> [T, H, v]
+}
+
+static enum status attention_layer(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct layer_weights *w = &m->layers[layer];
+    TRY(m->config->kv_lora ? mla_attention(f, layer, in) : attention(f, layer, in));
+    struct linear_args o = {.weight = w->o, .x = m->attn, .y = m->delta, .n_rows = f->n_rows,
+                            .partial = true};
+    TRY(f->ops->linear(f->be, &o));
+    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
+                                 .linear = w->o};
+    return finish_delta(f, &reduce, w->attn_post_norm);
+}
+
+/* down(act(gate_up(in))) into delta, as this rank's partial sum. */
+static enum status mlp(struct flow *f, const struct weight *gate_up, const struct weight *down,
+                       int32_t width, struct tensor in, bool accumulate)
+{
+    struct model *m = f->m;
+    struct linear_args up = {.weight = gate_up, .x = in, .y = m->ff_in, .n_rows = f->n_rows};
+    struct activation_args act = {.x = m->ff_in, .out = m->ff, .n_rows = f->n_rows,
+                                  .width = width, .kind = m->config->act,
+                                  .gated = m->config->gated};
+    TRY(ops_linear_act(f->be, &up, &act));
+    struct linear_args a = {.weight = down, .x = m->ff, .y = m->delta, .n_rows = f->n_rows,
+                            .partial = true, .accumulate = accumulate};
+    return f->ops->linear(f->be, &a);
+}
+
+static enum status moe(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->layers[layer];
+    if (w->shared_gate_up) {
+        TRY(mlp(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, false));
+    }
+    if (w->shared_router) {
+        struct row_gate_args gate = {.x = in, .y = m->delta, .weight = w->shared_router,
+                                     .n_rows = f->n_rows, .x_width = c->hidden,
+                                     .y_width = c->hidden};
+        TRY(f->ops->row_gate(f->be, &gate));
+    }
+    struct moe_route_args route = {
+        .router = w->router, .correction = w->correction, .x = in, .ids = m->route_ids,
+        .weights = m->route_weights, .n_rows = f->n_rows, .n_experts = c->n_experts,
+        .k = c->experts_per_token, .scoring = c->scoring, .renormalise = c->renormalise,
+        .scale = c->routed_scale, .n_group = c->n_group, .topk_group = c->topk_group};
+    TRY(f->ops->moe_route(f->be, &route));
+    struct moe_ffn_args ffn = {
+        .gate_up = w->experts_gate_up, .down = w->experts_down, .x = in, .y = m->delta,
+        .ids = m->route_ids, .weights = m->route_weights, .n_rows = f->n_rows,
+        .n_experts = c->n_experts, .k = c->experts_per_token, .ffn = m->shard.moe_ffn,
+        .kind = c->act, .accumulate = w->shared_gate_up != NULL, .partial = true};
+    TRY(f->ops->moe_ffn(f->be, &ffn));
+    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = c->hidden,
+                                 .moe = &ffn};
+    return finish_delta(f, &reduce, w->ffn_post_norm);
+}
+
+static enum status ffn_layer(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct layer_weights *w = &m->layers[layer];
+    if (m->config->layers[layer].moe) {
+        return moe(f, layer, in);
+    }
+    TRY(mlp(f, w->gate_up, w->down, m->shard.ffn, in, false));
+    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
+                                 .linear = w->down};
+    return finish_delta(f, &reduce, w->ffn_post_norm);
+}
+
+/* Both sub-layers read the same normed input, so it is kept while attention's output joins x. */
+static enum status parallel_layer(struct flow *f, int32_t layer)
+{
+    struct tensor in, unused;
+    const struct layer_weights *w = &f->m->layers[layer];
+    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, &in));
+    TRY(attention_layer(f, layer, in));
+    TRY(join_norm(f, NULL, NULL, &unused));
+    return ffn_layer(f, layer, in);
+}
+
+static enum status layer_forward(struct flow *f, int32_t layer)
+{
+    const struct layer_weights *w = &f->m->layers[layer];
+    if (f->m->config->parallel_residual) {
+        return parallel_layer(f, layer);
+    }
+    struct tensor in;
+    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, &in));
+    TRY(attention_layer(f, layer, in));
+    TRY(join_norm(f, w->ffn_norm, w->ffn_norm_bias, &in));
+    return ffn_layer(f, layer, in);
+}
+
+/* The final norm of the out rows, and the head over them. */
+static enum status ends(struct flow *f, int32_t n_out, bool want_logits)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    struct tensor unused;
+    TRY(join_norm(f, NULL, NULL, &unused));
+    struct gather_args gather = {.x = m->x, .out = m->out_x, .n_out = n_out, .width = c->hidden};
+    TRY(f->ops->gather(f->be, &gather));
+    struct norm_args norm = {.x = m->out_x, .delta = none, .out = m->out_h,
+                             .weight = m->final_norm, .bias = m->final_norm_bias,
+                             .n_rows = n_out, .width = c->hidden, .kind = c->norm_kind,
+                             .eps = c->norm_eps, .weight_offset = c->norm_offset};
+    TRY(f->ops->norm(f->be, &norm));
+    if (!want_logits) {
+        struct pool_args pool = {.hidden = m->out_h, .n_out = n_out, .width = c->hidden};
+        return f->ops->pool(f->be, &pool);
+    }
+    struct tensor y = m->shard.head_sharded ? m->logits_local : m->logits;
+    struct linear_args head = {.weight = m->head, .x = m->out_h, .y = y, .n_rows = n_out,
+                               .head = true};
+    TRY(f->ops->linear(f->be, &head));
+    struct logits_args logits = {.local = y, .logits = m->logits, .n_out = n_out,
+                                 .vocab = c->vocab, .scale = c->logit_scale,
+                                 .softcap = c->final_softcap};
+    return f->ops->logits(f->be, &logits);
+}
+
+enum status model_forward(struct model *m, const struct pass_shape *shape, bool want_logits)
+{
+    const struct model_config *c = m->config;
+    struct flow f = {.m = m, .ops = m->be->ops, .be = m->be, .n_rows = shape->n_rows};
+    struct embed_args embed = {.table = m->embed, .x = m->x, .n_rows = f.n_rows,
+                               .scale = c->embed_scale};
+    TRY(f.ops->embed(f.be, &embed));
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        TRY(layer_forward(&f, i));
+    }
+    return shape->n_out > 0 ? ends(&f, shape->n_out, want_logits) : OK;
+}
+
+/* ---- buffers ------------------------------------------------------------------------------ */
+
+struct buffer_plan {
+    struct tensor *t;
+    struct dmem *raw;
+    enum dtype dtype;
+    int64_t width, rows;
+};
+
+static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
+                            struct buffer_plan *p)
+{
+    const struct model_config *c = m->config;
+    const struct model_shard *s = &m->shard;
+    bool mla = c->kv_lora > 0;
+    int64_t qkv = mla ? (int64_t)s->n_heads * (c->nope_dim + c->rope_dim)
+                      : (int64_t)(s->n_heads + 2 * s->n_kv_heads) * c->head_dim;
+    int64_t ffn = s->ffn > s->shared_ffn ? s->ffn : s->shared_ffn;
+    int64_t kv_low = c->kv_lora + c->rope_dim;
+    int64_t attn = (int64_t)s->n_heads * (mla ? c->v_dim : c->head_dim);
+    int32_t n = 0;
+    p[n++] = (struct buffer_plan){&m->x, NULL, m->residual, c->hidden, max_rows};
+    p[n++] = (struct buffer_plan){&m->h, NULL, m->act, c->hidden, max_rows};
+    p[n++] = (struct buffer_plan){&m->qkv, NULL, m->act, qkv, max_rows};
+    p[n++] = (struct buffer_plan){&m->attn, NULL, m->act, attn, max_rows};
+    p[n++] = (struct buffer_plan){&m->delta, NULL, m->act, c->hidden, max_rows};
+    p[n++] = (struct buffer_plan){&m->ff_in, NULL, m->act, c->gated ? 2 * ffn : ffn, max_rows};
+    p[n++] = (struct buffer_plan){&m->ff, NULL, m->act, ffn, max_rows};
+    p[n++] = (struct buffer_plan){&m->out_x, NULL, m->residual, c->hidden, max_out};
+    p[n++] = (struct buffer_plan){&m->out_h, NULL, m->act, c->hidden, max_out};
+    if (mla) {
+        int64_t low = kv_low > c->q_lora ? kv_low : c->q_lora;
+        p[n++] = (struct buffer_plan){&m->low, NULL, m->act, low, max_rows};
+        p[n++] = (struct buffer_plan){&m->q_abs, NULL, m->act, s->n_heads * kv_low, max_rows};
+        p[n++] = (struct buffer_plan){&m->attn_v, NULL, m->act, (int64_t)s->n_heads * c->kv_lora,
+                                      max_rows};
+    }
+    if (c->n_experts > 0) {
+        p[n++] = (struct buffer_plan){NULL, &m->route_ids, DT_I32, c->experts_per_token, max_rows};
+        p[n++] = (struct buffer_plan){NULL, &m->route_weights, DT_F32, c->experts_per_token,
+                                      max_rows};
+    }
+    return n;
+}
+
+enum { MAX_BUFFERS = 16 };
+
+size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out)
+{
+    struct model copy = *m;
+    struct buffer_plan p[MAX_BUFFERS];
+    int32_t n = plan_buffers(&copy, max_rows, max_out, p);
+    size_t total = 0;
+    for (int32_t i = 0; i < n; i++) {
+        total += (size_t)(p[i].width * p[i].rows) * dtype_bytes(p[i].dtype) + 256;
+    }
+    return total;
+}
+
+enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, struct tensor logits,
+                        struct tensor logits_local)
+{
+    ASSERT(m->act == m->residual || m->config->norm_place != NORM_POST);
+    struct buffer_plan p[MAX_BUFFERS];
+    int32_t n = plan_buffers(m, max_rows, max_out, p);
+    for (int32_t i = 0; i < n; i++) {
+        struct dmem mem;
+        TRY(m->be->ops->alloc(m->be, (size_t)(p[i].width * p[i].rows) * dtype_bytes(p[i].dtype),
+                              &mem));
+        if (p[i].t) {
+            *p[i].t = (struct tensor){mem, p[i].dtype, (int32_t)p[i].width};
+        } else {
+            *p[i].raw = mem;
+        }
+    }
+    m->logits = logits;
+    m->logits_local = logits_local;
+    return OK;
+}
+
+void model_kv_layers(const struct model *m, struct kv_layer *layers)
+{
+    const struct model_config *c = m->config;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        layers[i] = c->kv_lora ? (struct kv_layer){1, c->kv_lora + c->rope_dim, c->kv_lora, true}
+                               : (struct kv_layer){m->shard.n_kv_heads, c->head_dim, c->head_dim,
+                                                   false};
+    }
+}

@@ -1,0 +1,77 @@
+/* A model on one rank: its weights as the backend holds them, and its forward pass. The decoder is
+ * one straight list of ops for every family; what differs is in model_config.
+ * Thread: the rank's owner. */
+#ifndef SLUICE_ENGINE_MODEL_H
+#define SLUICE_ENGINE_MODEL_H
+
+#include "engine/checkpoint.h"
+#include "engine/model_config.h"
+
+/* Weights of one layer; NULL where the family has none. */
+struct layer_weights {
+    const struct weight *attn_norm, *attn_norm_bias, *attn_post_norm;
+    const struct weight *ffn_norm, *ffn_norm_bias, *ffn_post_norm;
+    const struct weight *qkv, *o, *q_norm, *k_norm, *sinks;
+    const struct weight *gate_up, *down;
+    const struct weight *router, *correction, *experts_gate_up, *experts_down;
+    const struct weight *shared_gate_up, *shared_down, *shared_router;
+    const struct weight *q_a, *q_a_norm, *kv_a, *kv_a_norm, *w_uk, *w_uv; // MLA; q_b is qkv
+};
+
+/* What this rank holds of each dimension. */
+struct model_shard {
+    int32_t rank, n_ranks;
+    int32_t n_heads, n_kv_heads, first_kv_head;
+    int32_t ffn, moe_ffn, shared_ffn, vocab;
+    bool head_sharded; // else every rank computes all logits
+};
+
+struct model {
+    const struct model_config *config;
+    struct backend *be;
+    struct model_shard shard;
+    int32_t index, kv_set; // of struct pass
+    enum dtype act, residual;
+    const struct weight *embed, *head, *final_norm, *final_norm_bias;
+    struct rope_table *ropes[2];
+    struct layer_weights *layers; // [n_layers]
+    size_t weight_bytes;
+    int64_t n_parameters;
+
+    /* Activations, sized by model_setup. */
+    struct tensor x, h, qkv, q_abs, attn, attn_v, delta, ff_in, ff, low, out_x, out_h;
+    struct tensor logits, logits_local; // logits are shared by all models of a rank
+    struct dmem route_ids, route_weights;
+};
+
+struct model_load_options {
+    const struct model_config *config;
+    const struct checkpoint *checkpoint; // NULL: dummy weights
+    enum dtype dtype;
+    int32_t rank, n_ranks, index;
+    void (*on_progress)(double share, void *arg);
+    void *progress_arg;
+};
+
+/* Checks that the ranks divide the model: called before any weight is read. */
+enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
+                           struct model_shard *out, struct err *err);
+
+/* Hands every weight to the backend. `err` names file and tensor. */
+enum status model_load(const struct model_load_options *options, struct backend *be,
+                       struct model *out, struct err *err);
+void model_deinit(struct model *m); // host memory; the backend frees its own
+
+/* The KV geometry of this rank's shard; *layers [n_layers] is the caller's to fill. */
+void model_kv_layers(const struct model *m, struct kv_layer *layers);
+
+/* Activation buffers. `logits` is the rank's common [max_out, vocab] buffer. */
+enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, struct tensor logits,
+                        struct tensor logits_local);
+size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out);
+
+/* Between pass_begin and pass_end: the whole forward of the pass's rows, and the logits (or the
+ * normed hidden states, for pooling) of its out rows. */
+enum status model_forward(struct model *m, const struct pass_shape *shape, bool want_logits);
+
+#endif

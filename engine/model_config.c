@@ -1,0 +1,282 @@
+#include "engine/model_config.h"
+
+#include "engine/base/file.h"
+#include "engine/base/json.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_CONFIG_BYTES = 16 << 20 };
+
+/* A required positive integer of at most `max`. */
+static enum status need_int(const struct json *j, const char *key, int64_t max, int32_t *out,
+                            struct err *err)
+{
+    int64_t v;
+    const struct json *node = json_get(j, key);
+    if (!node) {
+        return err_set(err, ERR_FORMAT, "config.json: %s is missing", key);
+    }
+    if (!json_int64(node, &v) || v < 1 || v > max) {
+        return err_set(err, ERR_FORMAT, "config.json: %s must be an integer from 1 to %lld", key,
+                       (long long)max);
+    }
+    *out = (int32_t)v;
+    return OK;
+}
+
+static enum status option_int(const struct json *j, const char *key, int64_t max,
+                              int32_t otherwise, int32_t *out, struct err *err)
+{
+    if (json_type(json_get(j, key)) == JSON_NULL) {
+        *out = otherwise;
+        return OK;
+    }
+    return need_int(j, key, max, out, err);
+}
+
+static enum status read_dims(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(need_int(j, "hidden_size", 1 << 20, &c->hidden, err));
+    TRY(need_int(j, "num_hidden_layers", MAX_LAYERS, &c->n_layers, err));
+    TRY(need_int(j, "num_attention_heads", 4096, &c->n_heads, err));
+    TRY(need_int(j, "vocab_size", 1 << 24, &c->vocab, err));
+    TRY(option_int(j, "intermediate_size", 1 << 22, c->hidden * 4, &c->ffn, err));
+    TRY(option_int(j, "num_key_value_heads", c->n_heads, c->n_heads, &c->n_kv_heads, err));
+    TRY(option_int(j, "head_dim", 4096, c->hidden / c->n_heads, &c->head_dim, err));
+    TRY(option_int(j, "max_position_embeddings", INT32_MAX, 2048, &c->max_pos, err));
+    if (c->n_heads % c->n_kv_heads) {
+        return err_set(err, ERR_FORMAT, "config.json: %d heads cannot share %d key/value heads",
+                       c->n_heads, c->n_kv_heads);
+    }
+    if (c->head_dim < 1) {
+        return err_set(err, ERR_FORMAT, "config.json: head_dim is 0");
+    }
+    return OK;
+}
+
+static enum status read_dtype(const struct json *j, struct model_config *c, struct err *err)
+{
+    const char *name = json_get_string(j, "dtype");
+    name = name ? name : json_get_string(j, "torch_dtype");
+    name = name ? name : "bfloat16";
+    static const struct {
+        const char *name;
+        enum dtype dtype;
+    } rows[] = {{"bfloat16", DT_BF16}, {"float16", DT_F16}, {"float32", DT_F32}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcmp(rows[i].name, name) == 0) {
+            c->dtype = rows[i].dtype;
+            return OK;
+        }
+    }
+    return err_set(err, ERR_UNSUPPORTED, "config.json: dtype '%s' is not supported", name);
+}
+
+static enum status read_activation(const struct json *j, struct model_config *c, struct err *err)
+{
+    const char *name = json_get_string(j, "hidden_activation");
+    name = name ? name : json_get_string(j, "hidden_act");
+    if (!name) {
+        return OK;
+    }
+    static const struct {
+        const char *name;
+        enum activation act;
+    } rows[] = {{"silu", ACT_SILU},           {"swish", ACT_SILU},
+                {"gelu", ACT_GELU},           {"gelu_pytorch_tanh", ACT_GELU_TANH},
+                {"gelu_new", ACT_GELU_TANH},  {"relu", ACT_RELU}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcmp(rows[i].name, name) == 0) {
+            c->act = rows[i].act;
+            return OK;
+        }
+    }
+    return err_set(err, ERR_UNSUPPORTED, "config.json: the activation '%s' is not known", name);
+}
+
+/* layer_types is authoritative where it is present. */
+static enum status read_layer_types(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *types = json_get(j, "layer_types");
+    if (!json_is(types, JSON_ARRAY)) {
+        return OK;
+    }
+    if (json_count(types) < (size_t)c->n_layers) {
+        return err_set(err, ERR_FORMAT, "config.json: layer_types has fewer entries than layers");
+    }
+    int32_t window = (int32_t)json_get_int(j, "sliding_window", 0);
+    int32_t i = 0;
+    for (const struct json *t = json_first(types); t && i < c->n_layers; t = json_next(t), i++) {
+        const char *name = json_string(t);
+        if (name && strcmp(name, "full_attention") == 0) {
+            c->layers[i].window = 0;
+        } else if (name && strcmp(name, "sliding_attention") == 0) {
+            if (window < 1) {
+                return err_set(err, ERR_FORMAT,
+                               "config.json: sliding layers, but no sliding_window");
+            }
+            c->layers[i].window = window;
+        } else {
+            return err_set(err, ERR_UNSUPPORTED, "config.json: the layer type '%s' is not known",
+                           name ? name : "(not a string)");
+        }
+    }
+    return OK;
+}
+
+/* Longest text that the model was made for, before any choice of the operator's. */
+static int32_t natural_length(const struct json *j, int32_t max_pos)
+{
+    const struct json *rope = json_get(j, "rope_parameters");
+    rope = json_is(rope, JSON_OBJECT) ? rope : json_get(j, "rope_scaling");
+    const char *type = json_get_string(rope, "rope_type");
+    type = type ? type : json_get_string(rope, "type");
+    double factor = json_get_number(rope, "factor", 1.0);
+    if (type && strcmp(type, "dynamic") == 0 && factor > 1.0 && factor < 1e6) {
+        double longest = (double)max_pos * factor;
+        return longest < INT32_MAX ? (int32_t)longest : INT32_MAX;
+    }
+    return max_pos;
+}
+
+/* Both forms: transformers 5's rope_parameters (also one per layer type), and rope_theta with
+ * rope_scaling. */
+static enum status read_ropes(const struct json *j, int32_t max_len, struct model_config *c,
+                              struct err *err)
+{
+    double theta = json_get_number(j, "rope_theta", 10000.0);
+    const struct json *params = json_get(j, "rope_parameters");
+    const struct json *full = params, *sliding = NULL;
+    if (!json_is(params, JSON_OBJECT)) {
+        full = json_get(j, "rope_scaling");
+        if (c->n_ropes == 2) { // the sliding layers' own, never scaled
+            TRY(rope_read(NULL, json_get_number(j, "rope_local_base_freq", 10000.0), c->head_dim,
+                          max_len, j, &c->rope[1], err));
+        }
+    } else if (json_is(json_get(params, "full_attention"), JSON_OBJECT)) {
+        full = json_get(params, "full_attention");
+        sliding = json_get(params, "sliding_attention");
+        c->n_ropes = 2;
+        TRY(rope_read(sliding, theta, c->head_dim, max_len, j, &c->rope[1], err));
+    } else if (c->n_ropes == 2) {
+        TRY(rope_read(NULL, json_get_number(j, "rope_local_base_freq", 10000.0), c->head_dim,
+                      max_len, j, &c->rope[1], err));
+    }
+    double partial = json_get_number(j, "partial_rotary_factor", (double)c->partial_rotary);
+    partial = json_get_number(full, "partial_rotary_factor", partial);
+    int32_t dim = c->kv_lora ? c->rope_dim : (int32_t)(c->head_dim * partial);
+    bool interleaved = c->rope[0].desc.interleaved;
+    TRY(rope_read(full, theta, dim, max_len, j, &c->rope[0], err));
+    c->rope[0].desc.interleaved = interleaved;
+    c->rope[1].desc.interleaved = interleaved;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        if (c->layers[i].rope == 0 && c->n_ropes == 2 && c->layers[i].window > 0) {
+            c->layers[i].rope = 1;
+        }
+    }
+    return OK;
+}
+
+static void add_eos(struct model_config *c, const struct json *node)
+{
+    int64_t v;
+    if (json_is(node, JSON_ARRAY)) {
+        for (const struct json *e = json_first(node); e; e = json_next(e)) {
+            add_eos(c, e);
+        }
+    } else if (json_int64(node, &v) && v >= 0 && v < c->vocab && c->n_eos < MAX_EOS) {
+        for (int32_t i = 0; i < c->n_eos; i++) {
+            if (c->eos[i] == v) {
+                return;
+            }
+        }
+        c->eos[c->n_eos++] = (int32_t)v;
+    }
+}
+
+static enum status read_generation(const char *dir, struct model_config *c, struct err *err)
+{
+    c->defaults = sampling_params_default();
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/generation_config.json", dir);
+    if (!file_exists(path)) {
+        return OK;
+    }
+    struct json *j;
+    TRY(json_parse_file(path, MAX_CONFIG_BYTES, &j, err));
+    add_eos(c, json_get(j, "eos_token_id"));
+    struct sampling_params *p = &c->defaults;
+    p->temperature = (float)json_get_number(j, "temperature", 1.0);
+    p->top_k = (int32_t)json_get_int(j, "top_k", 0);
+    p->top_p = (float)json_get_number(j, "top_p", 1.0);
+    p->min_p = (float)json_get_number(j, "min_p", 0.0);
+    p->repetition_penalty = (float)json_get_number(j, "repetition_penalty", 1.0);
+    json_free(j);
+    enum status st = sampling_params_check(p, c->vocab, err);
+    return st == OK ? OK : err_prefix(err, st, "%s", path);
+}
+
+/* Multimodal wrappers nest the language part. */
+static const struct json *text_part(const struct json *root)
+{
+    const struct json *text = json_get(root, "text_config");
+    return json_is(text, JSON_OBJECT) && !json_get(root, "hidden_size") ? text : root;
+}
+
+static enum status read_config(const struct json *root, int32_t max_len, struct model_config *c,
+                               struct err *err)
+{
+    const struct json *j = text_part(root);
+    const char *type = json_get_string(j, "model_type");
+    const struct family *family = type ? family_find(type) : NULL;
+    if (!family) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: the model_type '%s' is not one of %s",
+                       type ? type : "(missing)", family_list());
+    }
+    if (json_is(json_get(root, "quantization_config"), JSON_OBJECT)) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: quantised checkpoints are not supported");
+    }
+    snprintf(c->model_type, sizeof c->model_type, "%s", type);
+    c->names = family->names;
+    TRY(read_dims(j, c, err));
+    TRY(read_dtype(json_get(j, "dtype") || json_get(j, "torch_dtype") ? j : root, c, err));
+    c->norm_eps = (float)json_get_number(j, "rms_norm_eps", 1e-6);
+    c->attn_scale = 1.0f / sqrtf((float)c->head_dim);
+    c->embed_scale = c->residual_scale = c->logit_scale = c->routed_scale = 1.0f;
+    c->partial_rotary = 1.0f;
+    c->act = ACT_SILU;
+    c->gated = true;
+    c->n_ropes = 1;
+    TRY(read_activation(j, c, err));
+    TRY(family->read(j, c, err));
+    TRY(read_layer_types(j, c, err));
+    c->tied = json_get_bool(j, "tie_word_embeddings",
+                            json_get_bool(root, "tie_word_embeddings", c->tied));
+    int32_t longest = natural_length(j, c->max_pos);
+    TRY(read_ropes(j, max_len > 0 ? max_len : longest, c, err));
+    c->max_pos = longest;
+    add_eos(c, json_get(j, "eos_token_id"));
+    add_eos(c, json_get(root, "eos_token_id"));
+    return OK;
+}
+
+enum status model_config_load(const char *dir, int32_t max_len, struct model_config *c,
+                              struct err *err)
+{
+    *c = (struct model_config){0};
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    struct json *root;
+    TRY(json_parse_file(path, MAX_CONFIG_BYTES, &root, err));
+    enum status st = json_is(root, JSON_OBJECT)
+                         ? read_config(root, max_len, c, err)
+                         : err_set(err, ERR_FORMAT, "config.json: not a JSON object");
+    json_free(root);
+    if (st != OK) {
+        return err_prefix(err, st, "%s", dir);
+    }
+    return read_generation(dir, c, err);
+}

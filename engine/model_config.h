@@ -1,0 +1,106 @@
+/* What a model is, read from its config.json and generation_config.json and checked: plain data,
+ * the same for every family. Names of dimensions are Hugging Face's, in short.
+ * Thread: plain data, constant after model_config_load. */
+#ifndef SLUICE_ENGINE_MODEL_CONFIG_H
+#define SLUICE_ENGINE_MODEL_CONFIG_H
+
+#include "engine/ops.h"
+
+enum { MAX_LAYERS = 512, MAX_ROPE_PAIRS = 256, MAX_EOS = 16 };
+
+struct json;
+struct tensor_names;
+
+struct rope_config {
+    struct rope_desc desc; // inv_freq points at the array below
+    float inv_freq[MAX_ROPE_PAIRS];
+};
+
+struct layer_config {
+    int32_t window; // 0: full attention
+    int32_t rope;   // index in model_config.rope; -1: none
+    bool moe;
+};
+
+/* Where norms stand around a sub-layer: f(norm(x)), norm(f(norm(x))), norm(f(x)). */
+enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
+
+struct model_config {
+    char model_type[32];
+    const struct tensor_names *names;
+    enum dtype dtype; // the checkpoint's
+
+    int32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, max_pos;
+    struct layer_config layers[MAX_LAYERS];
+    bool tied;
+
+    enum norm_kind norm_kind;
+    enum norm_place norm_place;
+    bool norm_bias, parallel_residual;
+    float norm_eps, norm_offset;
+
+    bool q_bias, o_bias, mlp_bias, router_bias, sinks;
+    enum qk_norm qk_norm;
+    enum norm_kind qk_norm_kind;
+    float attn_scale, attn_softcap;
+
+    float embed_scale, residual_scale, logit_scale, final_softcap;
+
+    enum activation act;
+    bool gated;
+
+    int32_t n_ropes;
+    float partial_rotary; // share of each head that rotates, unless the config says
+    struct rope_config rope[2]; // 0: global, 1: sliding layers' own
+
+    /* Mixture of experts; n_experts 0: none. */
+    int32_t n_experts, experts_per_token, moe_ffn, shared_ffn;
+    enum moe_scoring scoring;
+    bool renormalise, shared_gate, correction, experts_biased;
+    float routed_scale;
+    int32_t n_group, topk_group;
+
+    /* Multi-head latent attention; kv_lora 0: none. */
+    int32_t q_lora, kv_lora, nope_dim, rope_dim, v_dim;
+
+    int32_t n_eos;
+    int32_t eos[MAX_EOS];
+    struct sampling_params defaults; // of generation_config.json
+};
+
+/* max_len 0: the model's own (then in max_pos). Scalings that depend on the served length
+ * (dynamic, longrope) are fixed by it. */
+enum status model_config_load(const char *dir, int32_t max_len, struct model_config *c,
+                              struct err *err);
+
+/* One row per family: see families.c. */
+struct family {
+    const char *model_type;
+    const struct tensor_names *names;
+    /* Sets what differs from plain Llama. `j` is the (text) config. */
+    enum status (*read)(const struct json *j, struct model_config *c, struct err *err);
+};
+const struct family *family_find(const char *model_type);
+const char *family_list(void); // for messages
+
+/* A name without ".weight"; NULL: the family has no such tensor. "%d" in expert names is the
+ * expert; layer names go behind "model.layers.N.". */
+struct tensor_names {
+    const char *embed, *final_norm, *head;
+    const char *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm;
+    const char *q, *k, *v, *qkv, *o, *q_norm, *k_norm, *sinks;
+    const char *gate, *up, *gate_up, *down;
+    const char *router, *correction;
+    const char *expert_gate, *expert_up, *expert_down;
+    /* All experts in one tensor. interleaved: [E, in, 2 ffn], gate and up alternating. */
+    const char *experts_gate_up, *experts_down;
+    bool experts_interleaved;
+    const char *shared_gate, *shared_up, *shared_down, *shared_router;
+    const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
+};
+
+/* rope.c: fills c->rope[index] from rope_parameters, or rope_theta and rope_scaling. */
+enum status rope_read(const struct json *params, double theta, int32_t dim, int32_t max_len,
+                      const struct json *config, struct rope_config *out, struct err *err);
+
+#endif

@@ -1,0 +1,195 @@
+#include "engine/base/json.h"
+#include "engine/model_config.h"
+
+#include <math.h>
+#include <string.h>
+
+static const double PI = 3.14159265358979323846;
+
+struct rope_input {
+    const struct json *params, *config;
+    double theta, factor;
+    int32_t dim, max_len, max_pos;
+};
+
+static void base_frequencies(const struct rope_input *in, double theta, struct rope_config *out)
+{
+    for (int32_t i = 0; i < in->dim / 2; i++) {
+        out->inv_freq[i] = (float)pow(theta, -2.0 * i / in->dim);
+    }
+}
+
+static enum status read_default(const struct rope_input *in, struct rope_config *out,
+                                struct err *err)
+{
+    (void)err;
+    base_frequencies(in, in->theta, out);
+    return OK;
+}
+
+static enum status read_linear(const struct rope_input *in, struct rope_config *out,
+                               struct err *err)
+{
+    (void)err;
+    base_frequencies(in, in->theta, out);
+    for (int32_t i = 0; i < in->dim / 2; i++) {
+        out->inv_freq[i] = (float)((double)out->inv_freq[i] / in->factor);
+    }
+    return OK;
+}
+
+static enum status read_dynamic(const struct rope_input *in, struct rope_config *out,
+                                struct err *err)
+{
+    (void)err;
+    double theta = in->theta;
+    if (in->max_len > in->max_pos && in->dim > 2) {
+        double grown = in->factor * in->max_len / in->max_pos - (in->factor - 1.0);
+        theta *= pow(grown, (double)in->dim / (in->dim - 2));
+    }
+    base_frequencies(in, theta, out);
+    return OK;
+}
+
+static enum status read_llama3(const struct rope_input *in, struct rope_config *out,
+                               struct err *err)
+{
+    double low = json_get_number(in->params, "low_freq_factor", 1.0);
+    double high = json_get_number(in->params, "high_freq_factor", 4.0);
+    double original = json_get_number(in->params, "original_max_position_embeddings", 8192.0);
+    if (!(high > low) || !(low > 0.0) || !(original > 0.0)) {
+        return err_set(err, ERR_FORMAT, "rope: llama3 scaling with impossible factors");
+    }
+    base_frequencies(in, in->theta, out);
+    for (int32_t i = 0; i < in->dim / 2; i++) {
+        double inv = (double)out->inv_freq[i];
+        double wavelength = 2.0 * PI / inv;
+        if (wavelength > original / low) {
+            inv /= in->factor;
+        } else if (wavelength >= original / high) {
+            double smooth = (original / wavelength - low) / (high - low);
+            inv = (1.0 - smooth) * inv / in->factor + smooth * inv;
+        }
+        out->inv_freq[i] = (float)inv;
+    }
+    return OK;
+}
+
+static double yarn_mscale(double scale, double factor)
+{
+    return factor <= 1.0 ? 1.0 : 0.1 * scale * log(factor) + 1.0;
+}
+
+static enum status read_yarn(const struct rope_input *in, struct rope_config *out, struct err *err)
+{
+    double fast = json_get_number(in->params, "beta_fast", 32.0);
+    double slow = json_get_number(in->params, "beta_slow", 1.0);
+    double original =
+        json_get_number(in->params, "original_max_position_embeddings", in->max_pos);
+    bool truncate = json_get_bool(in->params, "truncate", true);
+    double mscale = json_get_number(in->params, "mscale", 0.0);
+    double mscale_all = json_get_number(in->params, "mscale_all_dim", 0.0);
+    if (!(fast > 0.0) || !(slow > 0.0) || !(original > 0.0) || !(in->theta > 1.0)) {
+        return err_set(err, ERR_FORMAT, "rope: yarn scaling with impossible parameters");
+    }
+    double d = in->dim, per_log = d / (2.0 * log(in->theta));
+    double low = per_log * log(original / (fast * 2.0 * PI));
+    double high = per_log * log(original / (slow * 2.0 * PI));
+    if (truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = fmax(low, 0.0);
+    high = fmin(high, d - 1.0);
+    if (low == high) {
+        high += 0.001;
+    }
+    base_frequencies(in, in->theta, out);
+    for (int32_t i = 0; i < in->dim / 2; i++) {
+        double ramp = fmin(fmax((i - low) / (high - low), 0.0), 1.0);
+        double inv = (double)out->inv_freq[i];
+        out->inv_freq[i] = (float)(inv / in->factor * ramp + inv * (1.0 - ramp));
+    }
+    double attention = mscale != 0.0 && mscale_all != 0.0
+                           ? yarn_mscale(mscale, in->factor) / yarn_mscale(mscale_all, in->factor)
+                           : yarn_mscale(1.0, in->factor);
+    attention = json_get_number(in->params, "attention_factor", attention);
+    out->desc.attention_factor = (float)attention;
+    return OK;
+}
+
+static enum status read_longrope(const struct rope_input *in, struct rope_config *out,
+                                 struct err *err)
+{
+    double original = json_get_number(in->config, "original_max_position_embeddings", 0.0);
+    original = json_get_number(in->params, "original_max_position_embeddings", original);
+    if (!(original > 0.0)) {
+        original = in->max_pos;
+    }
+    bool is_long = in->max_len > original;
+    const char *key = is_long ? "long_factor" : "short_factor";
+    const struct json *factors = json_get(in->params, key);
+    if (!json_is(factors, JSON_ARRAY) || json_count(factors) != (size_t)in->dim / 2) {
+        return err_set(err, ERR_FORMAT, "rope: longrope's %s needs %d entries", key, in->dim / 2);
+    }
+    base_frequencies(in, in->theta, out);
+    int32_t i = 0;
+    for (const struct json *f = json_first(factors); f; f = json_next(f), i++) {
+        double by = json_number(f, 0.0);
+        if (!(by > 0.0)) {
+            return err_set(err, ERR_FORMAT, "rope: longrope's %s has an impossible entry", key);
+        }
+        out->inv_freq[i] = (float)((double)out->inv_freq[i] / by);
+    }
+    double grown = json_get_number(in->params, "factor", in->max_pos / original);
+    if (json_get(in->config, "original_max_position_embeddings")) {
+        grown = in->max_pos / original; // Phi's own: the key at the top decides
+    }
+    double attention = grown <= 1.0 ? 1.0 : sqrt(1.0 + log(grown) / log(original));
+    attention = json_get_number(in->params, "attention_factor", attention);
+    out->desc.attention_factor = (float)attention;
+    return OK;
+}
+
+static const struct {
+    const char *name;
+    enum status (*read)(const struct rope_input *in, struct rope_config *out, struct err *err);
+} rope_rows[] = {
+    {"default", read_default}, {"linear", read_linear}, {"dynamic", read_dynamic},
+    {"llama3", read_llama3},   {"yarn", read_yarn},     {"longrope", read_longrope},
+    {"su", read_longrope},
+};
+
+enum status rope_read(const struct json *params, double theta, int32_t dim, int32_t max_len,
+                      const struct json *config, struct rope_config *out, struct err *err)
+{
+    const char *type = json_get_string(params, "rope_type");
+    if (!type) {
+        type = json_get_string(params, "type");
+    }
+    type = type ? type : "default";
+    int32_t max_pos = (int32_t)json_get_int(config, "max_position_embeddings", 2048);
+    struct rope_input in = {
+        .params = params,
+        .config = config,
+        .theta = json_get_number(params, "rope_theta", theta),
+        .factor = json_get_number(params, "factor", 1.0),
+        .dim = dim,
+        .max_len = max_len,
+        .max_pos = max_pos,
+    };
+    if (dim < 2 || dim % 2 || dim / 2 > MAX_ROPE_PAIRS) {
+        return err_set(err, ERR_UNSUPPORTED, "rope: %d rotated dimensions", dim);
+    }
+    if (!(in.theta > 0.0) || !(in.factor > 0.0)) {
+        return err_set(err, ERR_FORMAT, "rope: theta and factor must be above 0");
+    }
+    out->desc = (struct rope_desc){.n_pairs = dim / 2, .attention_factor = 1.0f,
+                                   .max_pos = max_len};
+    for (size_t i = 0; i < sizeof rope_rows / sizeof rope_rows[0]; i++) {
+        if (strcmp(rope_rows[i].name, type) == 0) {
+            return rope_rows[i].read(&in, out, err);
+        }
+    }
+    return err_set(err, ERR_UNSUPPORTED, "rope: the scaling '%s' is not known", type);
+}
