@@ -221,7 +221,7 @@ static enum status layer_forward(struct flow *f, int32_t layer)
 }
 
 /* The final norm of the out rows, and the head over them. */
-static enum status ends(struct flow *f, int32_t n_out, bool want_logits)
+static enum status ends(struct flow *f, int32_t n_out, struct model_outputs want)
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
@@ -234,9 +234,12 @@ static enum status ends(struct flow *f, int32_t n_out, bool want_logits)
                              .n_rows = n_out, .width = c->hidden, .kind = c->norm_kind,
                              .eps = c->norm_eps, .weight_offset = c->norm_offset};
     TRY(f->ops->norm(f->be, &norm));
-    if (!want_logits) {
+    if (want.pooled) {
         struct pool_args pool = {.hidden = m->out_h, .n_out = n_out, .width = c->hidden};
-        return f->ops->pool(f->be, &pool);
+        TRY(f->ops->pool(f->be, &pool));
+    }
+    if (!want.logits) {
+        return OK;
     }
     struct tensor y = m->shard.head_sharded ? m->logits_local : m->logits;
     struct linear_args head = {.weight = m->head, .x = m->out_h, .y = y, .n_rows = n_out,
@@ -248,7 +251,8 @@ static enum status ends(struct flow *f, int32_t n_out, bool want_logits)
     return f->ops->logits(f->be, &logits);
 }
 
-enum status model_forward(struct model *m, const struct pass_shape *shape, bool want_logits)
+enum status model_forward(struct model *m, const struct pass_shape *shape,
+                          struct model_outputs want)
 {
     const struct model_config *c = m->config;
     struct flow f = {.m = m, .ops = m->be->ops, .be = m->be, .n_rows = shape->n_rows};
@@ -258,7 +262,7 @@ enum status model_forward(struct model *m, const struct pass_shape *shape, bool 
     for (int32_t i = 0; i < c->n_layers; i++) {
         TRY(layer_forward(&f, i));
     }
-    return shape->n_out > 0 ? ends(&f, shape->n_out, want_logits) : OK;
+    return shape->n_out > 0 ? ends(&f, shape->n_out, want) : OK;
 }
 
 /* ---- buffers ------------------------------------------------------------------------------ */

@@ -20,7 +20,6 @@
 #include <stdint.h>
 
 struct engine;
-struct sequence;
 
 enum finish_reason {
     FINISH_NONE, // not finished
@@ -37,22 +36,13 @@ struct token_logprobs {
     float *top_logprobs; // [n_top]
 };
 
-/* A message about one sample or request, linked at most once. */
-struct engine_message {
-    struct queue_link link;
-    struct engine_request *request;
-    int32_t sample; // -1: the whole request
-    atomic_bool sent;
-};
-
 /* One of the n samples of a request. */
 struct engine_output {
     int32_t *tokens;                 // [max_tokens]; readable below n_tokens
     struct token_logprobs *logprobs; // [max_tokens], or NULL when not asked for
     _Atomic int32_t n_tokens;
     _Atomic int32_t finish; // enum finish_reason; once set, n_tokens is final
-    int32_t stop_id;        // the stop id that ended it (also the last of tokens), or -1
-    struct engine_message stop;
+    int32_t stop_id; // the stop id that ended it (also the last of tokens), or -1
 };
 
 struct engine_request {
@@ -79,14 +69,12 @@ struct engine_request {
     int64_t t_submit_ns, t_scheduled_ns, t_first_token_ns, t_done_ns;
     enum status error;
     char error_text[160];
-    atomic_bool done; // terminal: after the drain that shows it, the request is the caller's again
+    bool done; // set by engine_drain alone: from then on the request is the caller's again
 
     /* Engine's own. */
-    struct engine_message cancel;
-    struct sequence *sequences;
-    int32_t n_live;
-    uint64_t order;
-    atomic_bool listed; // in the outbox
+    uint64_t order; // unique; also the request's name in messages
+    int32_t n_live;     // samples that have not ended
+    bool listed, ended; // under the outbox's lock
 };
 
 struct engine_options {

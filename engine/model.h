@@ -70,8 +70,13 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
                         struct tensor logits_local);
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out);
 
-/* Between pass_begin and pass_end: the whole forward of the pass's rows, and the logits (or the
- * normed hidden states, for pooling) of its out rows. */
-enum status model_forward(struct model *m, const struct pass_shape *shape, bool want_logits);
+struct model_outputs {
+    bool logits, pooled; // of the pass's out rows
+};
+
+/* Between pass_begin and pass_end: the whole forward of the pass's rows, then the logits of its out
+ * rows, or their normed hidden states into the pass's pool list, or both. */
+enum status model_forward(struct model *m, const struct pass_shape *shape,
+                          struct model_outputs want);
 
 #endif

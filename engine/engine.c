@@ -1,0 +1,633 @@
+/* The engine thread: inbox -> plan -> submit -> commit -> outbox. Step N + 1 is planned and
+ * submitted before step N's results are read. */
+#include "engine/engine_state.h"
+
+#include "engine/base/assert.h"
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- live requests by their order number --------------------------------------------------- */
+
+static uint32_t live_slot(const struct engine *e, uint64_t order)
+{
+    uint32_t i = (uint32_t)order & e->live_mask;
+    while (e->live[i] && e->live[i]->order != order) {
+        i = (i + 1) & e->live_mask;
+    }
+    return i;
+}
+
+static void live_remove(struct engine *e, uint64_t order)
+{
+    uint32_t hole = live_slot(e, order);
+    e->live[hole] = NULL;
+    for (uint32_t i = (hole + 1) & e->live_mask; e->live[i]; i = (i + 1) & e->live_mask) {
+        uint32_t home = (uint32_t)e->live[i]->order & e->live_mask;
+        if (((i - home) & e->live_mask) >= ((i - hole) & e->live_mask)) {
+            e->live[hole] = e->live[i]; // its probe sequence passes the hole
+            e->live[i] = NULL;
+            hole = i;
+        }
+    }
+}
+
+static struct engine_request *live_any(const struct engine *e)
+{
+    for (uint32_t i = 0; i <= e->live_mask; i++) {
+        if (e->live[i]) {
+            return e->live[i];
+        }
+    }
+    return NULL;
+}
+
+/* ---- the outbox --------------------------------------------------------------------------- */
+
+/* Puts the request on the list of those with news. With `ended`, it must not be touched after. */
+static void announce(struct engine *e, struct engine_request *r, bool ended)
+{
+    pthread_mutex_lock(&e->outbox.lock);
+    r->ended = r->ended || ended;
+    bool push = !r->listed, was_empty = e->outbox.head == NULL;
+    if (push) {
+        r->listed = true;
+        r->link.next = NULL;
+        *e->outbox.tail = &r->link;
+        e->outbox.tail = &r->link.next;
+    }
+    pthread_mutex_unlock(&e->outbox.lock);
+    if (push && was_empty && e->options.wake) {
+        e->options.wake(e->options.callback_arg);
+    }
+}
+
+void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, void *arg),
+                  void *arg)
+{
+    pthread_mutex_lock(&e->outbox.lock);
+    struct queue_link *list = e->outbox.head;
+    e->outbox.head = NULL;
+    e->outbox.tail = &e->outbox.head;
+    for (struct queue_link *l = list; l; l = l->next) {
+        struct engine_request *r = (struct engine_request *)l; // link is the first member
+        r->listed = false;
+        r->done = r->ended;
+    }
+    pthread_mutex_unlock(&e->outbox.lock);
+    while (list) {
+        struct engine_request *r = (struct engine_request *)list;
+        list = list->next;
+        on_event(r, arg);
+    }
+}
+
+/* ---- ends --------------------------------------------------------------------------------- */
+
+static void sequence_freed(struct engine *e)
+{
+    atomic_fetch_sub_explicit(&e->n_reserved, 1, memory_order_relaxed);
+}
+
+static void finish(struct engine *e, struct sequence *seq, enum finish_reason reason)
+{
+    struct engine_request *r = seq->request;
+    e->n_finished[reason]++;
+    if (seq->output) {
+        atomic_store_explicit(&seq->output->finish, (int32_t)reason, memory_order_release);
+    }
+    if (scheduler_retire(&e->scheduler, seq)) {
+        sequence_freed(e);
+    }
+    if (--r->n_live == 0) {
+        r->t_done_ns = clock_now_ns();
+        live_remove(e, r->order);
+        announce(e, r, true);
+    } else {
+        announce(e, r, false);
+    }
+}
+
+/* Ends what still lives of a request; sample -1: all of it. */
+static void end_request(struct engine *e, struct engine_request *r, int32_t sample,
+                        enum finish_reason reason)
+{
+    int32_t left = sample < 0 ? r->n_live : 1;
+    struct sequence *next;
+    for (struct sequence *s = e->scheduler.order.next; s != &e->scheduler.order && left > 0;
+         s = next) {
+        next = s->next;
+        bool live = s->state == SEQ_WAITING || s->state == SEQ_RUNNING;
+        if (live && s->request == r && (sample < 0 || s->sample == sample)) {
+            left--;
+            finish(e, s, reason);
+        }
+    }
+}
+
+static void fail_request(struct engine *e, struct engine_request *r, enum status st,
+                         const char *text)
+{
+    r->error = st;
+    snprintf(r->error_text, sizeof r->error_text, "%s", text);
+    end_request(e, r, -1, FINISH_ERROR);
+}
+
+/* ---- the inbox ---------------------------------------------------------------------------- */
+
+static void accept_request(struct engine *e, struct engine_request *r)
+{
+    e->live[live_slot(e, r->order)] = r;
+    r->n_live = r->n;
+    e->prompt_tokens += r->n_prompt;
+    for (int32_t i = 0; i < r->n; i++) {
+        struct sequence *seq = scheduler_add(&e->scheduler, r, i);
+        ASSERT(seq); // submit reserved it
+    }
+    if (r->deadline_ns > 0 && r->deadline_ns < e->next_deadline_ns) {
+        e->next_deadline_ns = r->deadline_ns;
+    }
+    if (e->failed != OK) {
+        fail_request(e, r, e->failed, "the device was lost");
+    }
+}
+
+static void take_messages(struct engine *e)
+{
+    pthread_mutex_lock(&e->message_lock);
+    struct message *list = e->messages;
+    size_t n = e->n_messages, cap = e->message_cap;
+    e->messages = e->taking;
+    e->message_cap = e->taking_cap;
+    e->n_messages = 0;
+    e->taking = list;
+    e->taking_cap = cap;
+    pthread_mutex_unlock(&e->message_lock);
+    for (size_t i = 0; i < n; i++) {
+        if (list[i].kind == MESSAGE_RESET_CACHE) {
+            prefix_cache_reset(&e->scheduler.cache);
+            continue;
+        }
+        struct engine_request *r = e->live[live_slot(e, list[i].order)];
+        if (r) {
+            end_request(e, r, list[i].sample,
+                        list[i].kind == MESSAGE_STOP ? FINISH_STOP : FINISH_CANCELLED);
+        }
+    }
+}
+
+static void take_inbox(struct engine *e, int64_t timeout_ns)
+{
+    struct queue_link *list =
+        timeout_ns == 0 ? queue_take_all(&e->inbox) : queue_wait_all(&e->inbox, timeout_ns);
+    while (list) {
+        struct engine_request *r = (struct engine_request *)list;
+        list = list->next;
+        accept_request(e, r);
+    }
+    take_messages(e);
+}
+
+static void expire(struct engine *e, int64_t now_ns)
+{
+    if (now_ns < e->next_deadline_ns) {
+        return;
+    }
+    struct engine_request *late;
+    do {
+        late = NULL;
+        e->next_deadline_ns = INT64_MAX;
+        for (uint32_t i = 0; i <= e->live_mask; i++) {
+            struct engine_request *r = e->live[i];
+            if (r && r->deadline_ns > 0 && r->deadline_ns <= now_ns) {
+                late = r;
+            } else if (r && r->deadline_ns > 0 && r->deadline_ns < e->next_deadline_ns) {
+                e->next_deadline_ns = r->deadline_ns;
+            }
+        }
+        if (late) {
+            fail_request(e, late, ERR_TIMEOUT, "the deadline has passed");
+        }
+    } while (late);
+}
+
+/* ---- submit ------------------------------------------------------------------------------- */
+
+static enum status execute_on_rank(struct rank *r, void *arg)
+{
+    const struct engine *e = arg;
+    return step_execute(&e->steps[e->next_slot], &r->target, e->n_vocab_used);
+}
+
+static void fail_all(struct engine *e, enum status st, const char *text)
+{
+    if (e->failed == OK) {
+        log_error("the engine has failed: %s", text);
+        e->failed = st;
+        atomic_store(&e->state, ENGINE_FAILED);
+    }
+    struct engine_request *r;
+    while ((r = live_any(e)) != NULL) {
+        fail_request(e, r, st, text);
+    }
+}
+
+/* Plans and submits one step; true if there was one. */
+static bool submit_step(struct engine *e)
+{
+    struct step *st = &e->steps[e->next_slot];
+    bool planned = scheduler_plan(&e->scheduler, &st->plan);
+    for (int32_t i = 0; i < st->plan.n_failed; i++) {
+        fail_request(e, st->plan.failed[i]->request, ERR_NOMEM,
+                     "the request needs more KV blocks than the pool has");
+    }
+    if (!planned) {
+        return false;
+    }
+    int64_t now = clock_now_ns();
+    for (int32_t i = 0; i < st->plan.n_entries; i++) {
+        struct engine_request *r = st->plan.entries[i].seq->request;
+        if (r->t_scheduled_ns == 0) {
+            r->t_scheduled_ns = now;
+        }
+    }
+    step_build(st, &e->scheduler);
+    enum status status = ranks_run(&e->ranks, execute_on_rank, e);
+    e->next_slot = (e->next_slot + 1) % N_STEPS;
+    e->n_inflight++;
+    if (status != OK) {
+        fail_all(e, status, "the device failed while a step was submitted");
+    }
+    return true;
+}
+
+/* ---- commit ------------------------------------------------------------------------------- */
+
+static void fill_logprobs(struct token_logprobs *out, const struct draw_result *d)
+{
+    out->logprob = d->logprob;
+    out->n_top = d->n_top;
+    for (int32_t i = 0; i < d->n_top && out->top_ids; i++) {
+        out->top_ids[i] = d->top_ids[i];
+        out->top_logprobs[i] = d->top_logprobs[i];
+    }
+}
+
+static bool is_stop(const struct engine_request *r, int32_t token)
+{
+    for (int32_t i = 0; i < r->params.n_stop_ids; i++) {
+        if (r->params.stop_ids[i] == token) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Adds a drawn token to what the sequence knows. False when that ended it. */
+static bool append(struct engine *e, struct sequence *seq, const struct draw_result *d)
+{
+    struct engine_request *r = seq->request;
+    struct engine_output *out = seq->output;
+    int32_t n = sequence_generated(seq);
+    out->tokens[n] = d->token;
+    if (out->logprobs) {
+        fill_logprobs(&out->logprobs[n], d);
+    }
+    if (r->t_first_token_ns == 0) {
+        r->t_first_token_ns = clock_now_ns();
+    }
+    seq->n_known++;
+    e->generated_tokens++;
+    bool stop = n + 1 >= r->params.min_tokens && is_stop(r, d->token);
+    out->stop_id = stop ? d->token : -1;
+    atomic_store_explicit(&out->n_tokens, n + 1, memory_order_release);
+    if (stop || n + 1 >= seq->max_tokens) {
+        finish(e, seq, stop ? FINISH_STOP : FINISH_LENGTH);
+        return false;
+    }
+    announce(e, r, false);
+    return true;
+}
+
+/* Draws first .. first + n belong to one sequence: its rows' tokens in order. A row's token stands
+ * while the drafts before it were right. */
+static void commit_draws(struct engine *e, const struct step *st, int32_t first, int32_t n)
+{
+    struct sequence *seq = st->owners[first].seq;
+    if (seq->state == SEQ_RETIRING) {
+        return;
+    }
+    seq->n_flight--;
+    struct engine_request *r = seq->request;
+    int32_t n_drafts = n - 1, accepted = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const struct draw_result *d = &st->results.draws[first + i];
+        bool right = i < n_drafts && d->token == seq->drafts[i];
+        accepted += right;
+        r->n_accepted += right; // before append, which may end the request
+        r->n_drafts += i < n_drafts;
+        if (!append(e, seq, d) || !right) {
+            break;
+        }
+    }
+    if (n_drafts > 0) {
+        spec_observe(&e->spec, seq, n_drafts, accepted);
+    }
+}
+
+static void commit_scores(const struct step *st)
+{
+    for (int32_t i = 0; i < st->pass.n_draws; i++) {
+        const struct draw_owner *o = &st->owners[i];
+        if (o->score && o->seq->state != SEQ_RETIRING && o->seq->request->prompt_logprobs &&
+            o->seq->sample == 0) {
+            fill_logprobs(&o->seq->request->prompt_logprobs[o->pos + 1], &st->results.draws[i]);
+        }
+    }
+}
+
+static void commit_pools(struct engine *e, const struct step *st)
+{
+    size_t hidden = (size_t)e->info.hidden;
+    for (int32_t i = 0; i < st->plan.n_entries; i++) {
+        const struct plan_entry *entry = &st->plan.entries[i];
+        struct sequence *seq = entry->seq;
+        if (seq->state == SEQ_RETIRING || seq->request->pool == POOL_NONE || !entry->draws) {
+            continue;
+        }
+        int32_t at = 0;
+        while (at < st->pass.n_pool && st->pools[at].lane != seq->lane) {
+            at++;
+        }
+        ASSERT(at < st->pass.n_pool);
+        memcpy(seq->request->pooled, st->results.pooled + (size_t)at * hidden,
+               hidden * sizeof *seq->request->pooled);
+        finish(e, seq, FINISH_STOP);
+    }
+}
+
+/* A request that only asked for its prompt's log-probabilities has nothing to draw. */
+static void commit_entry(struct engine *e, struct sequence *seq)
+{
+    if (seq->state == SEQ_RETIRING) {
+        return;
+    }
+    scheduler_commit(&e->scheduler, seq);
+    if (seq->state == SEQ_RUNNING && seq->max_tokens == 0 && seq->n_computed == seq->n_known) {
+        finish(e, seq, FINISH_LENGTH);
+    }
+}
+
+static void step_over(struct engine *e, struct sequence *seq)
+{
+    if (scheduler_step_over(&e->scheduler, seq)) {
+        sequence_freed(e);
+    }
+}
+
+static void commit_step(struct engine *e)
+{
+    int32_t slot = (e->next_slot + N_STEPS - e->n_inflight) % N_STEPS;
+    struct step *st = &e->steps[slot];
+    struct backend *be = e->ranks.rank[0].be;
+    enum status status = e->failed;
+    if (status == OK) {
+        status = be->ops->step_wait(be, slot, &st->results, 1);
+    }
+    e->n_inflight--;
+    if (status != OK) {
+        fail_all(e, status, "the device failed");
+    } else {
+        commit_scores(st);
+        commit_pools(e, st);
+        for (int32_t i = 0; i < st->pass.n_draws;) {
+            int32_t n = 1;
+            while (i + n < st->pass.n_draws && st->owners[i].verify &&
+                   st->owners[i + n].verify && st->owners[i + n].seq == st->owners[i].seq) {
+                n++;
+            }
+            if (!st->owners[i].score) {
+                commit_draws(e, st, i, n);
+            }
+            i += n;
+        }
+    }
+    for (int32_t i = 0; i < st->plan.n_entries; i++) {
+        commit_entry(e, st->plan.entries[i].seq);
+        step_over(e, st->plan.entries[i].seq);
+    }
+    for (int32_t i = 0; i < st->plan.n_forks; i++) {
+        commit_entry(e, st->plan.forks[i].seq);
+        step_over(e, st->plan.forks[i].seq);
+    }
+    e->n_steps++;
+    e->n_rows += st->pass.n_rows;
+}
+
+/* ---- the thread --------------------------------------------------------------------------- */
+
+static void publish_stats(struct engine *e)
+{
+    const struct scheduler *s = &e->scheduler;
+    pthread_mutex_lock(&e->stats_lock);
+    struct engine_stats *o = &e->stats;
+    o->n_running = s->n_running;
+    o->n_waiting = s->n_waiting;
+    o->waiting_tokens = s->waiting_tokens;
+    o->n_blocks = s->limits.n_blocks;
+    o->n_blocks_held = s->limits.n_blocks - kv_pool_available(&s->pool);
+    o->n_steps = e->n_steps;
+    o->n_rows = e->n_rows;
+    o->last_step_ns = clock_now_ns();
+    o->prompt_tokens = e->prompt_tokens;
+    o->generated_tokens = e->generated_tokens;
+    o->preemptions = s->n_preemptions;
+    o->prefix_queries = s->prefix_queries;
+    o->prefix_hits = s->prefix_hits;
+    memcpy(o->n_finished, e->n_finished, sizeof o->n_finished);
+    o->spec_drafts = e->spec.n_drafts;
+    o->spec_draft_tokens = e->spec.n_draft_tokens;
+    o->spec_accepted_tokens = e->spec.n_accepted;
+    memcpy(o->spec_accepted_per_pos, e->spec.accepted_per_pos, sizeof o->spec_accepted_per_pos);
+    pthread_mutex_unlock(&e->stats_lock);
+}
+
+static int64_t idle_timeout(const struct engine *e)
+{
+    int64_t left = e->next_deadline_ns == INT64_MAX ? 1000000000
+                                                    : e->next_deadline_ns - clock_now_ns();
+    return left < 1000000 ? 1000000 : left < 1000000000 ? left : 1000000000;
+}
+
+/* One turn: news in, a step out, the oldest step's results when two are under way. */
+static void turn(struct engine *e)
+{
+    bool busy = e->n_inflight > 0 || e->scheduler.n_running + e->scheduler.n_waiting > 0;
+    take_inbox(e, busy ? 0 : idle_timeout(e));
+    expire(e, clock_now_ns());
+    spec_propose(&e->spec, &e->scheduler);
+    bool submitted = e->failed == OK && submit_step(e);
+    if (e->n_inflight == N_STEPS || (e->n_inflight > 0 && !submitted)) {
+        commit_step(e);
+    } else if (!submitted && busy) {
+        take_inbox(e, 1000000); // nothing fits until something ends: never spin
+    }
+    publish_stats(e);
+}
+
+void *engine_main(void *arg)
+{
+    struct engine *e = arg;
+    while (atomic_load(&e->state) != ENGINE_CLOSING) {
+        turn(e);
+    }
+    while (e->n_inflight > 0) {
+        commit_step(e);
+    }
+    publish_stats(e);
+    return NULL;
+}
+
+/* ---- callers' side ------------------------------------------------------------------------ */
+
+const struct engine_info *engine_info(const struct engine *e)
+{
+    return &e->info;
+}
+
+enum status engine_submit(struct engine *e, struct engine_request *r, struct err *err)
+{
+    if (atomic_load(&e->state) != ENGINE_READY) {
+        return err_set(err, ERR_DEVICE, "the engine is not running");
+    }
+    bool draws = r->pool == POOL_NONE && r->params.max_tokens > 0;
+    if (r->n_prompt < 1 || r->n < 1 || r->n > 128) {
+        return err_set(err, ERR_INVALID, r->n_prompt < 1 ? "the prompt is empty"
+                                                         : "n must be from 1 to 128");
+    }
+    if (r->n_prompt + draws > e->info.max_model_len) {
+        return err_set(err, ERR_INVALID, "the prompt has %d tokens; this model's maximum context "
+                       "length is %d tokens", r->n_prompt, e->info.max_model_len);
+    }
+    for (int32_t i = 0; i < r->n_prompt; i++) {
+        if (r->prompt[i] < 0 || r->prompt[i] >= e->info.vocab) {
+            return err_set(err, ERR_INVALID, "prompt: %d is not a token id of this model",
+                           r->prompt[i]);
+        }
+    }
+    TRY(sampling_params_check(&r->params, e->info.vocab, err));
+    int64_t most = e->scheduler.limits.max_sequences;
+    if (atomic_fetch_add(&e->n_reserved, r->n) + r->n > most) {
+        atomic_fetch_sub(&e->n_reserved, r->n);
+        return err_set(err, ERR_BUSY, "the queue is full");
+    }
+    r->order = atomic_fetch_add(&e->next_order, 1) + 1;
+    r->t_submit_ns = clock_now_ns();
+    r->t_scheduled_ns = r->t_first_token_ns = r->t_done_ns = 0;
+    r->n_cached = r->n_preemptions = r->n_drafts = r->n_accepted = 0;
+    r->error = OK;
+    r->done = r->listed = r->ended = false;
+    for (int32_t i = 0; r->outputs && i < r->n; i++) {
+        atomic_store(&r->outputs[i].n_tokens, 0);
+        atomic_store(&r->outputs[i].finish, FINISH_NONE);
+        r->outputs[i].stop_id = -1;
+    }
+    queue_push(&e->inbox, &r->link);
+    return OK;
+}
+
+static void send(struct engine *e, struct message m)
+{
+    pthread_mutex_lock(&e->message_lock);
+    if (e->n_messages == e->message_cap) {
+        e->message_cap = e->message_cap ? e->message_cap * 2 : 64;
+        e->messages = xrealloc(e->messages, e->message_cap * sizeof *e->messages);
+    }
+    e->messages[e->n_messages++] = m;
+    pthread_mutex_unlock(&e->message_lock);
+    queue_wake(&e->inbox);
+}
+
+void engine_cancel(struct engine *e, struct engine_request *r)
+{
+    send(e, (struct message){MESSAGE_CANCEL, r->order, -1});
+}
+
+void engine_stop(struct engine *e, struct engine_request *r, int32_t sample)
+{
+    send(e, (struct message){MESSAGE_STOP, r->order, sample});
+}
+
+void engine_reset_prefix_cache(struct engine *e)
+{
+    send(e, (struct message){MESSAGE_RESET_CACHE, 0, -1});
+}
+
+void engine_stats(struct engine *e, struct engine_stats *out)
+{
+    pthread_mutex_lock(&e->stats_lock);
+    *out = e->stats;
+    pthread_mutex_unlock(&e->stats_lock);
+    out->state = (enum engine_state)atomic_load(&e->state);
+}
+
+enum status engine_open(const struct engine_options *options, struct engine **out,
+                        struct err *err)
+{
+    struct engine *e = xcalloc(1, sizeof *e);
+    e->options = *options;
+    e->next_deadline_ns = INT64_MAX;
+    queue_init(&e->inbox);
+    queue_init(&e->outbox);
+    pthread_mutex_init(&e->message_lock, NULL);
+    pthread_mutex_init(&e->stats_lock, NULL);
+    enum status st = engine_load(e, err);
+    if (st == OK) {
+        publish_stats(e);
+        atomic_store(&e->state, ENGINE_READY);
+        e->thread_runs = pthread_create(&e->thread, NULL, engine_main, e) == 0;
+        st = e->thread_runs ? OK : err_set(err, ERR_NOMEM, "no thread for the engine");
+    }
+    if (st != OK) {
+        engine_close(e);
+        return st;
+    }
+    *out = e;
+    return OK;
+}
+
+void engine_stop_all(struct engine *e)
+{
+    if (e->thread_runs) {
+        atomic_store(&e->state, ENGINE_CLOSING);
+        queue_wake(&e->inbox);
+        pthread_join(e->thread, NULL);
+        e->thread_runs = false;
+        take_inbox(e, 0);
+        struct engine_request *r;
+        while ((r = live_any(e)) != NULL) {
+            end_request(e, r, -1, FINISH_CANCELLED);
+        }
+        publish_stats(e);
+    }
+}
+
+void engine_close(struct engine *e)
+{
+    if (!e) {
+        return;
+    }
+    engine_stop_all(e);
+    engine_unload(e);
+    queue_deinit(&e->inbox);
+    queue_deinit(&e->outbox);
+    pthread_mutex_destroy(&e->message_lock);
+    pthread_mutex_destroy(&e->stats_lock);
+    free(e->messages);
+    free(e->taking);
+    free(e);
+}

@@ -1,0 +1,274 @@
+/* Opening: the model's config and weights on every rank, then memory: what is left after weights
+ * and activations is cut into KV blocks. */
+#include "engine/engine_state.h"
+
+#include "engine/base/file.h"
+#include "engine/base/hash.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool on_cpu(const struct backend_facts *f)
+{
+    return strcmp(f->name, "cpu") == 0;
+}
+
+static enum status open_rank(struct rank *r, void *arg)
+{
+    struct engine *e = arg;
+    struct backend_options options = e->options.backend;
+    options.rank = r->index;
+    options.n_ranks = e->ranks.n;
+    options.device += r->index;
+    options.dtype = e->info.dtype;
+    TRY(e->options.open_backend(&options, &r->be, &r->err, e->options.open_arg));
+    return backend_check(r->be, &r->err);
+}
+
+static void report(double share, void *arg)
+{
+    struct engine *e = arg;
+    if (e->options.on_progress) {
+        e->options.on_progress(share, "loading weights", e->options.callback_arg);
+    }
+}
+
+static enum status load_rank(struct rank *r, void *arg)
+{
+    struct engine *e = arg;
+    struct model_load_options options = {
+        .config = &e->config, .checkpoint = e->checkpoint, .dtype = e->info.dtype,
+        .rank = r->index, .n_ranks = e->ranks.n, .index = 0,
+        .on_progress = r->index == 0 ? report : NULL, .progress_arg = e};
+    return model_load(&options, r->be, &r->target, &r->err);
+}
+
+/* The first rank that failed speaks for all. */
+static enum status on_ranks(struct engine *e, enum status (*work)(struct rank *r, void *arg),
+                            struct err *err)
+{
+    enum status st = ranks_run(&e->ranks, work, e);
+    for (int32_t i = 0; i < e->ranks.n && st != OK; i++) {
+        if (e->ranks.rank[i].st != OK) {
+            const char *text = e->ranks.rank[i].err.text;
+            return err_set(err, st, "%s", text[0] ? text : status_name(st));
+        }
+    }
+    return st;
+}
+
+/* ---- sizes -------------------------------------------------------------------------------- */
+
+static int32_t pick(int32_t asked, int32_t otherwise)
+{
+    return asked > 0 ? asked : otherwise;
+}
+
+static enum status read_config(struct engine *e, struct err *err)
+{
+    TRY(model_config_load(e->model_dir, e->options.max_model_len, &e->config, err));
+    const struct model_config *c = &e->config;
+    struct engine_info *info = &e->info;
+    memcpy(info->model_type, c->model_type, sizeof info->model_type);
+    info->dtype = e->options.dtype_is_set ? e->options.dtype : c->dtype;
+    info->vocab = c->vocab;
+    info->hidden = c->hidden;
+    info->n_eos = c->n_eos;
+    memcpy(info->eos, c->eos, sizeof info->eos);
+    info->defaults = c->defaults;
+    info->max_model_len = pick(e->options.max_model_len, c->max_pos);
+    return OK;
+}
+
+static enum status block_bytes(struct engine *e, size_t *out)
+{
+    struct rank *r = &e->ranks.rank[0];
+    struct kv_layer layers[MAX_LAYERS];
+    model_kv_layers(&r->target, layers);
+    struct kv_set_desc d = {e->config.n_layers, layers, e->info.dtype};
+    return r->be->ops->kv_bytes(r->be, &d, e->info.block_tokens, out);
+}
+
+/* How much of the device's memory the KV blocks may take. */
+static size_t kv_budget(const struct engine *e, const struct backend_facts *facts,
+                        size_t activations)
+{
+    if (e->options.kv_bytes > 0) {
+        return e->options.kv_bytes;
+    }
+    double fraction = e->options.memory_fraction > 0.0 ? e->options.memory_fraction
+                      : on_cpu(facts)                  ? 0.4
+                                                       : 0.9;
+    double free_bytes = (double)facts->free_bytes * fraction - (double)activations;
+    return free_bytes > 0.0 ? (size_t)free_bytes : 0;
+}
+
+static enum status size_blocks(struct engine *e, struct err *err)
+{
+    struct rank *r = &e->ranks.rank[0];
+    struct engine_info *info = &e->info;
+    struct backend_facts facts;
+    TRY(r->be->ops->facts(r->be, &facts));
+    memcpy(info->device, facts.device, sizeof info->device);
+    info->block_tokens = pick(e->options.block_size, facts.preferred_block_tokens);
+    if (info->block_tokens > 256) {
+        return err_set(err, ERR_INVALID, "block-size: at most 256 tokens");
+    }
+    bool cpu = on_cpu(&facts);
+    info->max_num_seqs = pick(e->options.max_num_seqs, cpu ? 64 : 256);
+    info->max_rows = pick(e->options.max_num_batched_tokens, cpu ? 2048 : 8192);
+    if (info->max_rows <= info->max_num_seqs) {
+        info->max_rows = info->max_num_seqs + 1; // the first in order always gets a row
+    }
+    size_t per_block;
+    TRY(block_bytes(e, &per_block));
+    size_t logits = (size_t)e->config.vocab * 4 * (size_t)info->max_num_seqs;
+    size_t activations =
+        model_setup_bytes(&r->target, info->max_rows, info->max_num_seqs) + logits;
+    size_t budget = kv_budget(e, &facts, activations);
+    int64_t n = (int64_t)(budget / (per_block ? per_block : 1));
+    int64_t most = (int64_t)info->max_num_seqs *
+                   ((info->max_model_len + info->block_tokens - 1) / info->block_tokens);
+    n = n < most ? n : most;
+    n = e->options.n_blocks > 0 ? e->options.n_blocks : n;
+    n = n < INT32_MAX / info->block_tokens ? n : INT32_MAX / info->block_tokens;
+    if (n < 2) {
+        return err_set(err, ERR_NOMEM, "no memory for KV blocks: %zu MB free after the weights, "
+                       "%zu kB a block", facts.free_bytes >> 20, per_block >> 10);
+    }
+    info->n_blocks = (int32_t)n;
+    info->kv_bytes = (size_t)n * per_block;
+    int32_t fits = info->n_blocks * info->block_tokens;
+    if (info->max_model_len > fits) {
+        if (e->options.max_model_len > 0 && e->options.n_blocks <= 0) {
+            return err_set(err, ERR_NOMEM, "max-model-len %d needs more KV blocks than fit: %d "
+                           "tokens", info->max_model_len, fits);
+        }
+        log_info("max-model-len is %d: that is what the KV blocks hold", fits);
+        info->max_model_len = fits;
+    }
+    return OK;
+}
+
+static void limits_of(const struct engine *e, struct scheduler_limits *out)
+{
+    const struct engine_info *info = &e->info;
+    int32_t max_out = info->max_num_seqs > 64 ? info->max_num_seqs : 64;
+    max_out += e->spec.k * (info->max_num_seqs < e->spec.max_batch ? info->max_num_seqs
+                                                                   : e->spec.max_batch);
+    if (max_out > info->max_rows) {
+        max_out = info->max_rows;
+    }
+    *out = (struct scheduler_limits){
+        .max_rows = info->max_rows,
+        .max_out = max_out,
+        .max_draws = max_out + info->max_num_seqs,
+        .max_lanes = info->max_num_seqs,
+        .max_sequences = pick(e->options.max_waiting, 4096) + info->max_num_seqs,
+        .max_len = info->max_model_len,
+        .n_blocks = info->n_blocks,
+        .block_tokens = info->block_tokens,
+        .max_blocks_per_lane =
+            (info->max_model_len + info->block_tokens - 1) / info->block_tokens + 1,
+        .prefix_cache = !e->options.no_prefix_cache,
+        .chunked = !e->options.no_chunked_prefill,
+        .hash_key = hash_process_key() | 1,
+    };
+}
+
+static enum status setup_rank(struct rank *r, void *arg)
+{
+    struct engine *e = arg;
+    const struct scheduler_limits *l = &e->scheduler.limits;
+    const struct backend_ops *ops = r->be->ops;
+    struct backend_limits limits = {
+        .max_rows = l->max_rows, .max_out_rows = l->max_draws, .max_lanes = l->max_lanes,
+        .max_len = l->max_len + MAX_DRAFTS + 1, .max_blocks_per_lane = l->max_blocks_per_lane,
+        .n_blocks = l->n_blocks, .block_tokens = l->block_tokens, .vocab = e->config.vocab,
+        .hidden = e->config.hidden, .n_steps = N_STEPS, .max_passes = 1};
+    TRY(ops->setup(r->be, &limits, &r->err));
+    struct kv_layer layers[MAX_LAYERS];
+    model_kv_layers(&r->target, layers);
+    struct kv_set_desc kv = {e->config.n_layers, layers, e->info.dtype};
+    TRY(ops->kv_open(r->be, 0, &kv, &r->err));
+    struct tensor logits = {.dtype = DT_F32, .stride = e->config.vocab}, local = logits;
+    local.stride = r->target.shard.vocab;
+    TRY(ops->alloc(r->be, (size_t)l->max_out * (size_t)logits.stride * 4, &logits.mem));
+    if (r->target.shard.head_sharded) {
+        TRY(ops->alloc(r->be, (size_t)l->max_out * (size_t)local.stride * 4, &local.mem));
+    }
+    enum status st = model_setup(&r->target, l->max_rows, l->max_out, logits, local);
+    return st == OK ? OK : err_set(&r->err, st, "no memory for activations");
+}
+
+static void size_live_table(struct engine *e)
+{
+    uint32_t n = 64;
+    while (n < (uint32_t)e->scheduler.limits.max_sequences * 2) {
+        n *= 2;
+    }
+    e->live = xcalloc(n, sizeof *e->live);
+    e->live_mask = n - 1;
+}
+
+enum status engine_load(struct engine *e, struct err *err)
+{
+    snprintf(e->model_dir, sizeof e->model_dir, "%s", e->options.model_dir);
+    TRY(read_config(e, err));
+    TRY(spec_init(&e->spec, e->options.speculative_config, err));
+    int32_t n_ranks = pick(e->options.n_ranks, 1);
+    if (n_ranks > MAX_RANKS) {
+        return err_set(err, ERR_INVALID, "tensor-parallel-size: at most %d", MAX_RANKS);
+    }
+    struct model_shard shard;
+    TRY(model_shard_of(&e->config, 0, n_ranks, &shard, err));
+    if (!e->options.dummy_weights) {
+        TRY(checkpoint_open(e->model_dir, &e->checkpoint, err));
+    }
+    TRY(ranks_start(&e->ranks, n_ranks, err));
+    TRY(on_ranks(e, open_rank, err));
+    TRY(on_ranks(e, load_rank, err));
+    e->info.n_parameters = e->ranks.rank[0].target.n_parameters;
+    e->info.weight_bytes = e->ranks.rank[0].target.weight_bytes * (size_t)n_ranks;
+    TRY(size_blocks(e, err));
+    struct scheduler_limits limits;
+    limits_of(e, &limits);
+    scheduler_init(&e->scheduler, &limits);
+    TRY(on_ranks(e, setup_rank, err));
+    for (int32_t i = 0; i < N_STEPS; i++) {
+        step_init(&e->steps[i], i, &limits);
+    }
+    size_live_table(e);
+    e->n_vocab_used = e->config.vocab;
+    return OK;
+}
+
+static enum status close_rank(struct rank *r, void *arg)
+{
+    (void)arg;
+    model_deinit(&r->target);
+    if (r->be) {
+        r->be->ops->close(r->be);
+        r->be = NULL;
+    }
+    return OK;
+}
+
+void engine_unload(struct engine *e)
+{
+    if (e->ranks.n > 0) {
+        ranks_run(&e->ranks, close_rank, e);
+    }
+    ranks_stop(&e->ranks);
+    for (int32_t i = 0; i < N_STEPS; i++) {
+        step_deinit(&e->steps[i]);
+    }
+    if (e->scheduler.sequences) {
+        scheduler_deinit(&e->scheduler);
+    }
+    free(e->live);
+    checkpoint_close(e->checkpoint);
+}

@@ -1,0 +1,66 @@
+/* The engine's own state, shared by the files that open it and run it. Not for other folders.
+ * Thread: as said per part. */
+#ifndef SLUICE_ENGINE_ENGINE_STATE_H
+#define SLUICE_ENGINE_ENGINE_STATE_H
+
+#include "engine/engine.h"
+#include "engine/ranks.h"
+#include "engine/spec.h"
+#include "engine/step.h"
+
+enum { N_STEPS = 2 };
+
+enum message_kind { MESSAGE_CANCEL, MESSAGE_STOP, MESSAGE_RESET_CACHE };
+
+/* By value, because the request may have ended before the message is read. */
+struct message {
+    enum message_kind kind;
+    uint64_t order;
+    int32_t sample;
+};
+
+struct engine {
+    struct engine_options options; // constant after open
+    struct engine_info info;
+    struct model_config config;
+    struct checkpoint *checkpoint;
+    char model_dir[4096];
+
+    /* The engine thread's. */
+    struct ranks ranks;
+    struct scheduler scheduler;
+    struct spec spec;
+    struct step steps[N_STEPS];
+    int32_t n_inflight; // steps submitted and not committed
+    int32_t next_slot;  // of the step to plan
+    int32_t n_vocab_used;
+    struct engine_request **live; // open addressing by order
+    uint32_t live_mask;
+    int64_t next_deadline_ns;
+    int64_t generated_tokens, prompt_tokens, n_steps, n_rows;
+    int64_t n_finished[5];
+    struct pass_results results;
+    enum status failed; // sticky
+    pthread_t thread;
+    bool thread_runs;
+
+    /* Any thread. */
+    struct queue inbox, outbox;
+    _Atomic int64_t n_reserved; // sequences submitted and not freed
+    _Atomic uint64_t next_order;
+    _Atomic int32_t state; // enum engine_state
+    pthread_mutex_t message_lock;
+    struct message *messages, *taking; // filled by senders, swapped by the engine thread
+    size_t n_messages, message_cap, taking_cap;
+    pthread_mutex_t stats_lock;
+    struct engine_stats stats;
+};
+
+/* engine_open.c: everything before the thread starts, and after it has ended. */
+enum status engine_load(struct engine *e, struct err *err);
+void engine_unload(struct engine *e);
+
+/* engine.c */
+void *engine_main(void *arg);
+
+#endif

@@ -1,0 +1,707 @@
+#include "engine/scheduler.h"
+
+#include "engine/base/assert.h"
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- memory ------------------------------------------------------------------------------- */
+
+void scheduler_init(struct scheduler *s, const struct scheduler_limits *limits)
+{
+    *s = (struct scheduler){.limits = *limits};
+    size_t lanes = (size_t)limits->max_lanes, n = (size_t)limits->max_sequences;
+    kv_pool_init(&s->pool, limits->n_blocks, NULL, NULL);
+    prefix_cache_init(&s->cache, &s->pool, limits->block_tokens, limits->hash_key);
+    s->sequences = xcalloc(n, sizeof *s->sequences);
+    s->free_sequences = xcalloc(n, sizeof *s->free_sequences);
+    for (size_t i = 0; i < n; i++) {
+        s->sequences[i].index = (int32_t)i;
+        s->free_sequences[n - 1 - i] = &s->sequences[i];
+    }
+    s->n_free_sequences = limits->max_sequences;
+    s->order.prev = s->order.next = &s->order;
+    s->free_lanes = xcalloc(lanes, sizeof *s->free_lanes);
+    for (int32_t i = 0; i < limits->max_lanes; i++) {
+        s->free_lanes[i] = limits->max_lanes - 1 - i;
+    }
+    s->n_free_lanes = limits->max_lanes;
+    s->lane_blocks =
+        xcalloc(lanes * (size_t)limits->max_blocks_per_lane, sizeof *s->lane_blocks);
+    s->pending_copies = xcalloc(lanes, sizeof *s->pending_copies);
+    s->pending_for = xcalloc(lanes, sizeof *s->pending_for);
+    s->scratch = xcalloc((size_t)limits->n_blocks, sizeof *s->scratch);
+    s->known = xcalloc((size_t)limits->max_len, sizeof *s->known);
+}
+
+void scheduler_deinit(struct scheduler *s)
+{
+    prefix_cache_deinit(&s->cache);
+    kv_pool_deinit(&s->pool);
+    free(s->sequences);
+    free(s->free_sequences);
+    free(s->free_lanes);
+    free(s->lane_blocks);
+    free(s->pending_copies);
+    free(s->pending_for);
+    free(s->scratch);
+    free(s->known);
+    *s = (struct scheduler){0};
+}
+
+void plan_init(struct plan *p, const struct scheduler_limits *limits)
+{
+    size_t lanes = (size_t)limits->max_lanes;
+    *p = (struct plan){0};
+    p->entries = xcalloc(lanes, sizeof *p->entries);
+    p->forks = xcalloc(lanes, sizeof *p->forks);
+    p->grants = xcalloc(2 * lanes, sizeof *p->grants);
+    p->copies = xcalloc(lanes, sizeof *p->copies);
+    p->failed = xcalloc(lanes, sizeof *p->failed);
+}
+
+void plan_deinit(struct plan *p)
+{
+    free(p->entries);
+    free(p->forks);
+    free(p->grants);
+    free(p->copies);
+    free(p->failed);
+    *p = (struct plan){0};
+}
+
+/* ---- the total order ---------------------------------------------------------------------- */
+
+static bool comes_before(const struct sequence *a, const struct sequence *b)
+{
+    return a->priority != b->priority ? a->priority < b->priority : a->order < b->order;
+}
+
+static void order_insert(struct scheduler *s, struct sequence *seq)
+{
+    struct sequence *at = s->order.prev; // new ones mostly belong at the end
+    while (at != &s->order && comes_before(seq, at)) {
+        at = at->prev;
+    }
+    seq->prev = at;
+    seq->next = at->next;
+    at->next->prev = seq;
+    at->next = seq;
+}
+
+struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, int32_t sample)
+{
+    if (s->n_free_sequences == 0) {
+        return NULL;
+    }
+    struct sequence *seq = s->free_sequences[--s->n_free_sequences];
+    int32_t index = seq->index, room = s->limits.max_len - r->n_prompt;
+    *seq = (struct sequence){
+        .request = r, .output = r->outputs ? &r->outputs[sample] : NULL, .sample = sample,
+        .index = index, .state = SEQ_WAITING, .priority = r->priority,
+        .order = (r->order << 8) + (uint64_t)sample, .n_prompt = r->n_prompt,
+        .n_known = r->n_prompt, .lane = -1,
+        .max_tokens = r->params.max_tokens < room ? r->params.max_tokens : room,
+        .root = prefix_cache_root(&s->cache, r->cache_salt)};
+    if (r->pool != POOL_NONE) {
+        seq->max_tokens = 0;
+    }
+    order_insert(s, seq);
+    s->n_waiting++;
+    s->waiting_tokens += r->n_prompt;
+    return seq;
+}
+
+/* ---- blocks ------------------------------------------------------------------------------- */
+
+static int32_t blocks_for(const struct scheduler *s, int32_t n_tokens)
+{
+    return (n_tokens + s->limits.block_tokens - 1) / s->limits.block_tokens;
+}
+
+/* The tokens of full block i, gathered where the prompt and the output meet in it. */
+static const int32_t *block_tokens(const struct scheduler *s, const struct sequence *seq,
+                                   int32_t i, int32_t *room)
+{
+    int32_t n = s->limits.block_tokens, first = i * n;
+    if (first + n <= seq->n_prompt) {
+        return seq->request->prompt + first;
+    }
+    if (first >= seq->n_prompt) {
+        return seq->output->tokens + (first - seq->n_prompt);
+    }
+    for (int32_t j = 0; j < n; j++) {
+        room[j] = sequence_token(seq, first + j);
+    }
+    return room;
+}
+
+enum { MAX_BLOCK_TOKENS = 256 };
+
+static bool cache_readable(const struct scheduler *s, const struct sequence *seq)
+{
+    return s->limits.prefix_cache && !seq->request->params.prompt_logprobs &&
+           seq->request->pool == POOL_NONE;
+}
+
+/* Blocks at the front of what the sequence knows that are in the cache; *hit gets their ids.
+ * *pending: the next one is being computed by another sequence. At least one token is left. */
+static int32_t look_up(const struct scheduler *s, const struct sequence *seq, int32_t *hit,
+                       uint64_t *chain, bool *pending)
+{
+    int32_t room[MAX_BLOCK_TOKENS];
+    int32_t limit = (seq->n_known - 1) / s->limits.block_tokens;
+    *chain = seq->root;
+    *pending = false;
+    for (int32_t i = 0; i < limit; i++) {
+        int32_t b = prefix_cache_find(&s->cache, *chain, block_tokens(s, seq, i, room));
+        if (b < 0) {
+            return i;
+        }
+        const struct prefix_node *node = &s->cache.nodes[b];
+        if (node->state == NODE_PENDING) {
+            *pending = true;
+            return i;
+        }
+        *chain = node->uid;
+        hit[i] = b;
+    }
+    return limit;
+}
+
+/* Enters blocks [seq->n_entered, end) with the given state, where no equal node is. */
+static void enter_blocks(struct scheduler *s, struct sequence *seq, int32_t end,
+                         enum node_state state)
+{
+    int32_t room[MAX_BLOCK_TOKENS];
+    const int32_t *blocks = scheduler_blocks(s, seq);
+    for (int32_t i = seq->n_entered; i < end && s->limits.prefix_cache; i++) {
+        const int32_t *tokens = block_tokens(s, seq, i, room);
+        int32_t equal = prefix_cache_find(&s->cache, seq->chain, tokens);
+        seq->chain = equal >= 0 ? s->cache.nodes[equal].uid
+                                : prefix_cache_insert(&s->cache, blocks[i], seq->chain, tokens,
+                                                      state, seq->index);
+        seq->n_entered = i + 1;
+    }
+}
+
+static bool produces(const struct scheduler *s, const struct sequence *seq, int32_t block)
+{
+    const struct prefix_node *n = &s->cache.nodes[block];
+    return n->state == NODE_PENDING && n->producer == seq->index;
+}
+
+static void drop_blocks(struct scheduler *s, struct sequence *seq)
+{
+    const int32_t *blocks = scheduler_blocks(s, seq);
+    for (int32_t i = seq->n_blocks - 1; i >= 0; i--) { // tails first: they are reused first
+        if (produces(s, seq, blocks[i])) {
+            prefix_cache_remove(&s->cache, blocks[i]);
+        }
+        kv_pool_release(&s->pool, blocks[i]);
+    }
+    seq->n_blocks = 0;
+}
+
+static void drop_copies(struct scheduler *s, const struct sequence *seq)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->n_pending_copies; i++) {
+        if (s->pending_for[i] != seq) {
+            s->pending_copies[n] = s->pending_copies[i];
+            s->pending_for[n++] = s->pending_for[i];
+        }
+    }
+    s->n_pending_copies = n;
+}
+
+static void leave_lane(struct scheduler *s, struct sequence *seq)
+{
+    drop_copies(s, seq);
+    drop_blocks(s, seq);
+    s->free_lanes[s->n_free_lanes++] = seq->lane;
+    seq->lane = -1;
+    s->n_running--;
+}
+
+void scheduler_preempt(struct scheduler *s, struct sequence *seq)
+{
+    ASSERT(seq->state == SEQ_RUNNING);
+    leave_lane(s, seq);
+    seq->state = SEQ_WAITING;
+    seq->n_computed = 0;
+    seq->n_drafts = 0;
+    seq->request->n_preemptions++;
+    s->n_waiting++;
+    s->waiting_tokens += seq->n_known;
+    s->n_preemptions++;
+}
+
+/* Blocks that preempting the sequences after `seq` would make available. A shared block counts
+ * when its last holder is among them. */
+static int32_t reclaimable(struct scheduler *s, const struct sequence *seq)
+{
+    int32_t n = 0;
+    for (struct sequence *v = s->order.prev; v != seq; v = v->prev) {
+        const int32_t *blocks = v->state == SEQ_RUNNING ? scheduler_blocks(s, v) : NULL;
+        for (int32_t i = 0; blocks && i < v->n_blocks; i++) {
+            n += ++s->scratch[blocks[i]] == s->pool.refs[blocks[i]];
+        }
+    }
+    for (struct sequence *v = s->order.prev; v != seq; v = v->prev) {
+        const int32_t *blocks = v->state == SEQ_RUNNING ? scheduler_blocks(s, v) : NULL;
+        for (int32_t i = 0; blocks && i < v->n_blocks; i++) {
+            s->scratch[blocks[i]] = 0;
+        }
+    }
+    return n;
+}
+
+/* Drops what the plan so far has of a sequence that is preempted while planning. */
+static void unplan(struct plan *p, const struct sequence *seq)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < p->n_entries; i++) {
+        ASSERT(p->entries[i].seq != seq); // only sequences later in order are preempted
+    }
+    for (int32_t i = 0; i < p->n_grants; i++) {
+        if (p->grants[i].seq != seq) {
+            p->grants[n++] = p->grants[i];
+        }
+    }
+    p->n_grants = n;
+}
+
+static bool is_planned(const struct plan *p, const struct sequence *seq)
+{
+    for (int32_t i = 0; i < p->n_entries; i++) {
+        if (p->entries[i].seq == seq) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Makes n blocks available to seq, at the cost of later sequences if it must be. Nothing is taken
+ * when it would not suffice. */
+static bool make_room(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n)
+{
+    int32_t available = kv_pool_available(&s->pool);
+    if (available >= n) {
+        return true;
+    }
+    if (available + reclaimable(s, seq) < n) {
+        return false;
+    }
+    for (struct sequence *v = s->order.prev; v != seq && kv_pool_available(&s->pool) < n;) {
+        struct sequence *before = v->prev;
+        if (v->state == SEQ_RUNNING && !is_planned(p, v)) {
+            unplan(p, v);
+            scheduler_preempt(s, v);
+        }
+        v = before;
+    }
+    return kv_pool_available(&s->pool) >= n;
+}
+
+static void grant(struct scheduler *s, struct plan *p, struct sequence *seq, bool fresh)
+{
+    if (seq->n_granted < seq->n_blocks || fresh) {
+        ASSERT(p->n_grants < 2 * s->limits.max_lanes);
+        p->grants[p->n_grants++] =
+            (struct plan_grant){seq, seq->n_granted, seq->n_blocks - seq->n_granted, fresh};
+        seq->n_granted = seq->n_blocks;
+    }
+}
+
+/* Blocks for the first n_tokens tokens of a running sequence. */
+static bool grow(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_tokens)
+{
+    int32_t need = blocks_for(s, n_tokens) - seq->n_blocks;
+    if (need > 0 && !make_room(s, p, seq, need)) {
+        return false;
+    }
+    int32_t *blocks = scheduler_blocks(s, seq);
+    for (; need > 0; need--) {
+        blocks[seq->n_blocks++] = kv_pool_alloc(&s->pool);
+    }
+    grant(s, p, seq, false);
+    return true;
+}
+
+/* ---- admission ---------------------------------------------------------------------------- */
+
+enum admission { ADMITTED, DEFERRED, NO_ROOM };
+
+/* Gives a waiting sequence a lane, the cached front of its tokens, and blocks for all the rest, so
+ * that a chunked prompt never stops half-way for want of blocks. */
+static enum admission admit(struct scheduler *s, struct plan *p, struct sequence *seq)
+{
+    if (seq->n_inflight > 0) {
+        return DEFERRED; // a token of it is still on its way
+    }
+    int32_t lane = s->free_lanes[s->n_free_lanes - 1];
+    int32_t *blocks = s->lane_blocks + (size_t)lane * (size_t)s->limits.max_blocks_per_lane;
+    uint64_t chain = seq->root;
+    bool pending = false;
+    int32_t n_hit = cache_readable(s, seq) ? look_up(s, seq, blocks, &chain, &pending) : 0;
+    if (pending) {
+        return DEFERRED;
+    }
+    for (int32_t i = 0; i < n_hit; i++) {
+        kv_pool_retain(&s->pool, blocks[i]); // before any allocation could take them
+    }
+    int32_t need = blocks_for(s, seq->n_known) - n_hit;
+    if (!make_room(s, p, seq, need)) {
+        for (int32_t i = n_hit - 1; i >= 0; i--) {
+            kv_pool_release(&s->pool, blocks[i]);
+        }
+        return NO_ROOM;
+    }
+    s->n_free_lanes--;
+    if (s->free_lanes[s->n_free_lanes] != lane) { // a preempted lane came on top meanwhile
+        for (int32_t i = 0; i < s->n_free_lanes; i++) {
+            if (s->free_lanes[i] == lane) {
+                s->free_lanes[i] = s->free_lanes[s->n_free_lanes];
+                break;
+            }
+        }
+    }
+    seq->lane = lane;
+    seq->state = SEQ_RUNNING;
+    seq->n_blocks = n_hit;
+    seq->n_granted = 0;
+    for (; need > 0; need--) {
+        blocks[seq->n_blocks++] = kv_pool_alloc(&s->pool);
+    }
+    seq->n_computed = n_hit * s->limits.block_tokens;
+    seq->chain = chain;
+    seq->n_entered = n_hit;
+    enter_blocks(s, seq, seq->n_known / s->limits.block_tokens, NODE_PENDING);
+    s->n_running++;
+    s->n_waiting--;
+    s->waiting_tokens -= seq->n_known;
+    if (!seq->was_admitted) {
+        seq->was_admitted = true;
+        s->prefix_queries += seq->n_prompt;
+        s->prefix_hits += seq->n_computed;
+        if (seq->sample == 0) {
+            seq->request->n_cached = seq->n_computed;
+        }
+    }
+    grant(s, p, seq, true);
+    return ADMITTED;
+}
+
+/* ---- n > 1 -------------------------------------------------------------------------------- */
+
+/* The prompt's rows end in this entry: siblings that still wait share its full blocks and draw
+ * their first token from its last row; a partial last block is copied before the next step. */
+static void fork_siblings(struct scheduler *s, struct plan *p, int32_t entry)
+{
+    struct sequence *leader = p->entries[entry].seq;
+    int32_t n_full = leader->n_prompt / s->limits.block_tokens;
+    bool partial = leader->n_prompt % s->limits.block_tokens != 0;
+    for (struct sequence *c = leader->next; c != &s->order && c->request == leader->request;
+         c = c->next) {
+        if (c->state != SEQ_WAITING || c->was_admitted || c->n_known != c->n_prompt ||
+            !sequence_wants_token(c)) {
+            continue;
+        }
+        if (s->n_free_lanes == 0 || kv_pool_available(&s->pool) < partial ||
+            p->n_draws >= s->limits.max_draws) {
+            return; // they come later as sequences of their own, and find the prompt cached
+        }
+        c->lane = s->free_lanes[--s->n_free_lanes];
+        int32_t *blocks = scheduler_blocks(s, c);
+        const int32_t *shared = scheduler_blocks(s, leader);
+        for (int32_t i = 0; i < n_full; i++) {
+            kv_pool_retain(&s->pool, shared[i]);
+            blocks[i] = shared[i];
+        }
+        c->n_blocks = n_full;
+        if (partial) {
+            blocks[c->n_blocks++] = kv_pool_alloc(&s->pool);
+            s->pending_copies[s->n_pending_copies] =
+                (struct block_copy){shared[n_full], blocks[n_full]};
+            s->pending_for[s->n_pending_copies++] = c;
+        }
+        c->state = SEQ_RUNNING;
+        c->was_admitted = c->forked = true;
+        c->n_granted = 0;
+        c->n_computed = c->n_prompt;
+        c->n_flight = 1;
+        c->n_inflight = 1;
+        c->chain = leader->chain;
+        c->n_entered = n_full < leader->n_entered ? n_full : leader->n_entered;
+        s->n_running++;
+        s->n_waiting--;
+        s->waiting_tokens -= c->n_known;
+        s->prefix_queries += c->n_prompt;
+        s->prefix_hits += c->n_prompt;
+        grant(s, p, c, true);
+        p->forks[p->n_forks++] = (struct plan_fork){c, entry};
+        p->n_draws++;
+    }
+}
+
+/* ---- the plan ----------------------------------------------------------------------------- */
+
+/* Rows with logits among `n_rows` new rows of the sequence, given whether they reach the end. */
+static int32_t out_rows(const struct sequence *seq, int32_t n_rows, int32_t n_drafts, bool draws)
+{
+    const struct engine_request *r = seq->request;
+    if (r->pool == POOL_MEAN || (r->params.prompt_logprobs && seq->n_computed < seq->n_prompt)) {
+        return n_rows;
+    }
+    return draws ? 1 + n_drafts : 0;
+}
+
+static void add_entry(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_rows,
+                      int32_t n_drafts)
+{
+    bool reaches = seq->n_computed + n_rows - n_drafts == sequence_future(seq);
+    bool draws = reaches && (sequence_wants_token(seq) || seq->request->pool != POOL_NONE);
+    int32_t n_out = out_rows(seq, n_rows, n_drafts, draws);
+    int32_t entry = p->n_entries++;
+    p->entries[entry] = (struct plan_entry){seq, seq->n_computed, n_rows, n_drafts, draws};
+    p->n_rows += n_rows;
+    p->n_out += n_out;
+    p->n_draws += n_out;
+    bool ends_prompt = reaches && seq->n_known == seq->n_prompt && seq->n_flight == 0;
+    seq->n_computed += n_rows;
+    seq->n_inflight++;
+    seq->n_verifying = n_drafts;
+    if (draws && seq->request->pool == POOL_NONE) {
+        seq->n_flight++;
+    }
+    if (ends_prompt && seq->request->n > 1 && seq->request->pool == POOL_NONE &&
+        s->limits.prefix_cache) {
+        fork_siblings(s, p, entry);
+    }
+}
+
+/* One row short of what it knows, and that row lies behind the prompt. */
+static bool is_decoding(const struct sequence *seq)
+{
+    return seq->state == SEQ_RUNNING && seq->n_verifying == 0 && seq->n_computed >= seq->n_prompt &&
+           sequence_future(seq) - seq->n_computed == 1 &&
+           !(seq->waits_for_token && seq->n_flight > 0);
+}
+
+/* Decode rows (and drafts to verify) of everything that runs. */
+static void plan_decodes(struct scheduler *s, struct plan *p)
+{
+    for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
+        if (!is_decoding(seq)) {
+            continue;
+        }
+        if (!sequence_wants_token(seq) || p->n_rows >= s->limits.max_rows ||
+            p->n_out >= s->limits.max_out || p->n_draws >= s->limits.max_draws) {
+            continue;
+        }
+        int32_t room = s->limits.max_rows - p->n_rows - 1, drafts = seq->n_drafts;
+        int32_t out_room = s->limits.max_out - p->n_out - 1;
+        drafts = drafts < room ? drafts : room;
+        drafts = drafts < out_room ? drafts : out_room;
+        int32_t end = sequence_future(seq);
+        if (drafts > 0 && (kv_pool_available(&s->pool) <
+                           blocks_for(s, end + drafts) - seq->n_blocks)) {
+            drafts = 0; // drafts are the first thing given back when blocks are short
+        }
+        if (grow(s, p, seq, end + drafts)) {
+            add_entry(s, p, seq, 1 + drafts, drafts);
+        }
+        seq->n_drafts = 0;
+    }
+}
+
+/* The largest chunk that the budgets leave for a sequence that needs `need` rows; 0: none. */
+static int32_t chunk_of(const struct scheduler *s, const struct plan *p,
+                        const struct sequence *seq, int32_t need)
+{
+    int32_t rows = s->limits.max_rows - p->n_rows;
+    int32_t outs = s->limits.max_out - p->n_out;
+    int32_t draws = s->limits.max_draws - p->n_draws;
+    int32_t n = need < rows ? need : rows;
+    if (outs < 1 || draws < 1) {
+        return 0;
+    }
+    outs = outs < draws ? outs : draws;
+    if (out_rows(seq, need, 0, false) > 0 && n > outs) {
+        n = outs;
+    }
+    if (!s->limits.chunked && n < need && p->n_rows > 0) {
+        return 0; // whole prompts only, unless one is longer than any step
+    }
+    return n;
+}
+
+/* Prompt chunks, restores, and admission, in the total order. */
+static void plan_chunks(struct scheduler *s, struct plan *p)
+{
+    enum { MAX_REFUSED = 16 }; // chosen: bounds the work of a step when nothing fits
+    int32_t n_refused = 0;
+    for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
+        if (p->n_rows >= s->limits.max_rows || n_refused >= MAX_REFUSED) {
+            return;
+        }
+        if (seq->state == SEQ_WAITING) {
+            if (s->n_free_lanes == 0 || chunk_of(s, p, seq, seq->n_known) == 0) {
+                return;
+            }
+            enum admission a = admit(s, p, seq);
+            n_refused += a == NO_ROOM;
+            if (a != ADMITTED) {
+                continue;
+            }
+        }
+        if (seq->state != SEQ_RUNNING || seq->n_verifying > 0) {
+            continue;
+        }
+        int32_t need = sequence_future(seq) - seq->n_computed;
+        if (need < 1 || (need == 1 && seq->n_computed >= seq->n_prompt)) {
+            continue; // decoding
+        }
+        int32_t n = chunk_of(s, p, seq, need);
+        if (n > 0) {
+            add_entry(s, p, seq, n, 0);
+        }
+    }
+}
+
+/* Everything the plan covers turns valid: later steps run behind it in the same order. */
+static void publish(struct scheduler *s, const struct plan *p)
+{
+    for (int32_t e = 0; e < p->n_entries; e++) {
+        const struct plan_entry *entry = &p->entries[e];
+        const int32_t *blocks = scheduler_blocks(s, entry->seq);
+        int32_t size = s->limits.block_tokens, end = entry->first + entry->n_rows;
+        for (int32_t i = entry->first / size; (i + 1) * size <= end; i++) {
+            if (produces(s, entry->seq, blocks[i])) {
+                prefix_cache_validate(&s->cache, blocks[i]);
+            }
+        }
+    }
+}
+
+/* Nothing could be planned and nothing is in flight: the first in order can never run. */
+static void fail_head(struct scheduler *s, struct plan *p)
+{
+    for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
+        if (seq->n_inflight > 0) {
+            return;
+        }
+    }
+    struct sequence *head = s->order.next;
+    if (head != &s->order && head->state != SEQ_RETIRING) {
+        p->failed[p->n_failed++] = head;
+    }
+}
+
+bool scheduler_plan(struct scheduler *s, struct plan *p)
+{
+    p->n_rows = p->n_out = p->n_draws = 0;
+    p->n_entries = p->n_forks = p->n_grants = p->n_copies = p->n_failed = 0;
+    memcpy(p->copies, s->pending_copies, (size_t)s->n_pending_copies * sizeof *p->copies);
+    p->n_copies = s->n_pending_copies;
+    s->n_pending_copies = 0;
+    plan_decodes(s, p);
+    plan_chunks(s, p);
+    publish(s, p);
+    if (p->n_entries == 0) {
+        fail_head(s, p);
+    }
+    return p->n_entries > 0;
+}
+
+/* ---- results ------------------------------------------------------------------------------ */
+
+void scheduler_commit(struct scheduler *s, struct sequence *seq)
+{
+    bool verified = seq->n_verifying > 0;
+    seq->n_verifying = 0;
+    if (seq->state != SEQ_RUNNING) {
+        return;
+    }
+    if (verified) { // rows of rejected drafts are overwritten by the next step
+        seq->n_computed = seq->n_known - 1;
+    }
+    // A block may be entered once all its tokens are known and their rows submitted.
+    int32_t sure = seq->n_computed < seq->n_known ? seq->n_computed : seq->n_known;
+    enter_blocks(s, seq, sure / s->limits.block_tokens, NODE_VALID);
+}
+
+static void free_sequence(struct scheduler *s, struct sequence *seq)
+{
+    if (seq->lane >= 0) {
+        leave_lane(s, seq);
+    }
+    seq->prev->next = seq->next;
+    seq->next->prev = seq->prev;
+    seq->state = SEQ_FREE;
+    seq->request = NULL;
+    seq->output = NULL;
+    s->free_sequences[s->n_free_sequences++] = seq;
+}
+
+bool scheduler_retire(struct scheduler *s, struct sequence *seq)
+{
+    ASSERT(seq->state == SEQ_WAITING || seq->state == SEQ_RUNNING);
+    if (seq->state == SEQ_WAITING) {
+        s->n_waiting--;
+        s->waiting_tokens -= seq->n_known;
+    }
+    seq->state = SEQ_RETIRING;
+    if (seq->n_inflight > 0) {
+        return false;
+    }
+    free_sequence(s, seq);
+    return true;
+}
+
+bool scheduler_step_over(struct scheduler *s, struct sequence *seq)
+{
+    ASSERT(seq->n_inflight > 0);
+    seq->n_inflight--;
+    if (seq->state != SEQ_RETIRING || seq->n_inflight > 0) {
+        return false;
+    }
+    free_sequence(s, seq);
+    return true;
+}
+
+/* ---- the books ---------------------------------------------------------------------------- */
+
+void scheduler_check(const struct scheduler *s)
+{
+    kv_pool_check(&s->pool);
+    int32_t *held = xcalloc((size_t)s->limits.n_blocks, sizeof *held);
+    int32_t n_lanes = 0, n_running = 0, n_waiting = 0, n_live = 0;
+    for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {
+        ASSERT(q->next->prev == q);
+        ASSERT(q->next == &s->order || comes_before(q, q->next));
+        n_live++;
+        n_running += q->state == SEQ_RUNNING || (q->state == SEQ_RETIRING && q->lane >= 0);
+        n_waiting += q->state == SEQ_WAITING;
+        n_lanes += q->lane >= 0;
+        ASSERT(q->n_computed <= sequence_future(q) + q->n_verifying);
+        const int32_t *blocks =
+            q->lane >= 0 ? s->lane_blocks + (size_t)q->lane * (size_t)s->limits.max_blocks_per_lane
+                         : NULL;
+        for (int32_t i = 0; blocks && i < q->n_blocks; i++) {
+            held[blocks[i]]++;
+        }
+        ASSERT(q->state != SEQ_RUNNING || q->n_blocks * s->limits.block_tokens >= q->n_computed);
+    }
+    for (int32_t b = 0; b < s->limits.n_blocks; b++) {
+        ASSERT(held[b] == s->pool.refs[b]);
+        ASSERT(s->pool.cached[b] == (s->cache.nodes[b].state != NODE_NONE));
+        ASSERT(s->cache.nodes[b].state != NODE_PENDING || held[b] > 0);
+    }
+    ASSERT(n_lanes + s->n_free_lanes == s->limits.max_lanes);
+    ASSERT(n_running == s->n_running && n_waiting == s->n_waiting);
+    ASSERT(n_live + s->n_free_sequences == s->limits.max_sequences);
+    free(held);
+}

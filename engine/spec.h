@@ -1,0 +1,39 @@
+/* Speculation: proposers guess the tokens that come next, the ordinary forward pass computes all the
+ * guesses' rows at once, and the ordinary sampler draws at each of them. A guess stands while it
+ * equals what was drawn, so the text is the same whatever is proposed. A proposer never touches
+ * pool, cache or plan: it fills sequence.drafts.
+ *
+ * A sequence that speculates is not planned while its last token is still in flight, since the
+ * proposer needs it; with speculation paused it runs two steps deep like any other.
+ * Thread: engine. */
+#ifndef SLUICE_ENGINE_SPEC_H
+#define SLUICE_ENGINE_SPEC_H
+
+#include "engine/scheduler.h"
+
+enum spec_method { SPEC_NONE, SPEC_NGRAM };
+
+struct spec {
+    enum spec_method method;
+    int32_t k;            // drafts per step at most
+    int32_t min_n, max_n; // lengths of the suffix that n-gram lookup matches
+    int32_t max_batch;    // more decoding sequences than this and nothing is proposed
+    int64_t n_drafts, n_draft_tokens, n_accepted;
+    int64_t accepted_per_pos[MAX_DRAFTS];
+};
+
+/* config: JSON in vLLM's shape, or NULL for none. */
+enum status spec_init(struct spec *sp, const char *config, struct err *err);
+
+/* Before each plan: fills the drafts of the sequences that are ready for it. */
+void spec_propose(struct spec *sp, struct scheduler *s);
+
+/* After a verified step. */
+void spec_observe(struct spec *sp, struct sequence *seq, int32_t n_drafts, int32_t n_accepted);
+
+/* The tokens after the latest earlier occurrence of the longest suffix of min_n to max_n tokens;
+ * returns how many (0 to k). known: n tokens. Time linear in n. */
+int32_t spec_ngram(const int32_t *known, int32_t n, int32_t min_n, int32_t max_n, int32_t k,
+                   int32_t *drafts);
+
+#endif
