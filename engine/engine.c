@@ -353,31 +353,26 @@ static void commit_scores(const struct step *st)
 static void commit_pools(struct engine *e, const struct step *st)
 {
     size_t hidden = (size_t)e->info.hidden;
-    for (int32_t i = 0; i < st->plan.n_entries; i++) {
-        const struct plan_entry *entry = &st->plan.entries[i];
-        struct sequence *seq = entry->seq;
-        if (seq->state == SEQ_RETIRING || seq->request->pool == POOL_NONE || !entry->draws) {
-            continue;
+    for (int32_t i = 0; i < st->pass.n_pool; i++) {
+        struct sequence *seq = st->pool_owners[i];
+        if (seq->state != SEQ_RETIRING && st->pools[i].finish) {
+            memcpy(seq->request->pooled, st->results.pooled + (size_t)i * hidden,
+                   hidden * sizeof *seq->request->pooled);
+            finish(e, seq, FINISH_STOP);
         }
-        int32_t at = 0;
-        while (at < st->pass.n_pool && st->pools[at].lane != seq->lane) {
-            at++;
-        }
-        ASSERT(at < st->pass.n_pool);
-        memcpy(seq->request->pooled, st->results.pooled + (size_t)at * hidden,
-               hidden * sizeof *seq->request->pooled);
-        finish(e, seq, FINISH_STOP);
     }
 }
 
-/* A request that only asked for its prompt's log-probabilities has nothing to draw. */
-static void commit_entry(struct engine *e, struct sequence *seq)
+/* A request that only asked for its prompt's log-probabilities ends with its last row. */
+static void commit_entry(struct engine *e, const struct plan_entry *entry)
 {
+    struct sequence *seq = entry->seq;
     if (seq->state == SEQ_RETIRING) {
         return;
     }
     scheduler_commit(&e->scheduler, seq);
-    if (seq->state == SEQ_RUNNING && seq->max_tokens == 0 && seq->n_computed == seq->n_known) {
+    if (seq->state == SEQ_RUNNING && seq->max_tokens == 0 &&
+        entry->first + entry->n_rows == seq->n_known) {
         finish(e, seq, FINISH_LENGTH);
     }
 }
@@ -417,11 +412,11 @@ static void commit_step(struct engine *e)
         }
     }
     for (int32_t i = 0; i < st->plan.n_entries; i++) {
-        commit_entry(e, st->plan.entries[i].seq);
+        commit_entry(e, &st->plan.entries[i]);
         step_over(e, st->plan.entries[i].seq);
     }
     for (int32_t i = 0; i < st->plan.n_forks; i++) {
-        commit_entry(e, st->plan.forks[i].seq);
+        scheduler_commit(&e->scheduler, st->plan.forks[i].seq);
         step_over(e, st->plan.forks[i].seq);
     }
     e->n_steps++;
@@ -463,18 +458,18 @@ static int64_t idle_timeout(const struct engine *e)
     return left < 1000000 ? 1000000 : left < 1000000000 ? left : 1000000000;
 }
 
-/* One turn: news in, a step out, the oldest step's results when two are under way. */
-static void turn(struct engine *e)
+void engine_turn(struct engine *e)
 {
     bool busy = e->n_inflight > 0 || e->scheduler.n_running + e->scheduler.n_waiting > 0;
-    take_inbox(e, busy ? 0 : idle_timeout(e));
+    int64_t patience = e->options.no_thread ? 0 : idle_timeout(e);
+    take_inbox(e, busy ? 0 : patience);
     expire(e, clock_now_ns());
     spec_propose(&e->spec, &e->scheduler);
     bool submitted = e->failed == OK && submit_step(e);
     if (e->n_inflight == N_STEPS || (e->n_inflight > 0 && !submitted)) {
         commit_step(e);
     } else if (!submitted && busy) {
-        take_inbox(e, 1000000); // nothing fits until something ends: never spin
+        take_inbox(e, patience < 1000000 ? patience : 1000000); // nothing fits until something ends: never spin
     }
     publish_stats(e);
 }
@@ -483,13 +478,16 @@ void *engine_main(void *arg)
 {
     struct engine *e = arg;
     while (atomic_load(&e->state) != ENGINE_CLOSING) {
-        turn(e);
+        engine_turn(e);
     }
+    return NULL;
+}
+
+static void drain_steps(struct engine *e)
+{
     while (e->n_inflight > 0) {
         commit_step(e);
     }
-    publish_stats(e);
-    return NULL;
 }
 
 /* ---- callers' side ------------------------------------------------------------------------ */
@@ -589,8 +587,11 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
     if (st == OK) {
         publish_stats(e);
         atomic_store(&e->state, ENGINE_READY);
-        e->thread_runs = pthread_create(&e->thread, NULL, engine_main, e) == 0;
-        st = e->thread_runs ? OK : err_set(err, ERR_NOMEM, "no thread for the engine");
+        e->thread_runs =
+            !options->no_thread && pthread_create(&e->thread, NULL, engine_main, e) == 0;
+        if (!e->thread_runs && !options->no_thread) {
+            st = err_set(err, ERR_NOMEM, "no thread for the engine");
+        }
     }
     if (st != OK) {
         engine_close(e);
@@ -602,18 +603,22 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
 
 void engine_stop_all(struct engine *e)
 {
+    atomic_store(&e->state, ENGINE_CLOSING);
     if (e->thread_runs) {
-        atomic_store(&e->state, ENGINE_CLOSING);
         queue_wake(&e->inbox);
         pthread_join(e->thread, NULL);
         e->thread_runs = false;
-        take_inbox(e, 0);
-        struct engine_request *r;
-        while ((r = live_any(e)) != NULL) {
-            end_request(e, r, -1, FINISH_CANCELLED);
-        }
-        publish_stats(e);
     }
+    if (!e->live) {
+        return; // half-open
+    }
+    drain_steps(e);
+    take_inbox(e, 0);
+    struct engine_request *r;
+    while ((r = live_any(e)) != NULL) {
+        end_request(e, r, -1, FINISH_CANCELLED);
+    }
+    publish_stats(e);
 }
 
 void engine_close(struct engine *e)

@@ -102,6 +102,7 @@ struct engine_options {
     void (*on_progress)(double share, const char *what, void *arg); // while loading; may be NULL
     void (*wake)(void *arg); // called by the engine thread when the outbox stops being empty
     void *callback_arg;
+    bool no_thread; // tests: the caller takes the turns itself (engine_state.h)
 };
 
 /* What the loaded model is: constant after engine_open. */

@@ -204,16 +204,24 @@ static void drop_blocks(struct scheduler *s, struct sequence *seq)
     seq->n_blocks = 0;
 }
 
+/* Removes copies [first, first + n). */
+static void cut_copies(struct scheduler *s, int32_t first, int32_t n)
+{
+    size_t rest = (size_t)(s->n_pending_copies - first - n);
+    memmove(s->pending_copies + first, s->pending_copies + first + n,
+            rest * sizeof *s->pending_copies);
+    memmove(s->pending_for + first, s->pending_for + first + n, rest * sizeof *s->pending_for);
+    s->n_pending_copies -= n;
+}
+
 static void drop_copies(struct scheduler *s, const struct sequence *seq)
 {
-    int32_t n = 0;
     for (int32_t i = 0; i < s->n_pending_copies; i++) {
-        if (s->pending_for[i] != seq) {
-            s->pending_copies[n] = s->pending_copies[i];
-            s->pending_for[n++] = s->pending_for[i];
+        if (s->pending_for[i] == seq) {
+            cut_copies(s, i, 1);
+            return; // a sequence is forked once
         }
     }
-    s->n_pending_copies = n;
 }
 
 static void leave_lane(struct scheduler *s, struct sequence *seq)
@@ -238,19 +246,25 @@ void scheduler_preempt(struct scheduler *s, struct sequence *seq)
     s->n_preemptions++;
 }
 
+/* Whether a sequence can be taken back to waiting: not what this very plan counts on. */
+static bool can_preempt(const struct scheduler *s, const struct sequence *seq)
+{
+    return seq->state == SEQ_RUNNING && seq->planned_in != s->n_plans;
+}
+
 /* Blocks that preempting the sequences after `seq` would make available. A shared block counts
  * when its last holder is among them. */
 static int32_t reclaimable(struct scheduler *s, const struct sequence *seq)
 {
     int32_t n = 0;
     for (struct sequence *v = s->order.prev; v != seq; v = v->prev) {
-        const int32_t *blocks = v->state == SEQ_RUNNING ? scheduler_blocks(s, v) : NULL;
+        const int32_t *blocks = can_preempt(s, v) ? scheduler_blocks(s, v) : NULL;
         for (int32_t i = 0; blocks && i < v->n_blocks; i++) {
             n += ++s->scratch[blocks[i]] == s->pool.refs[blocks[i]];
         }
     }
     for (struct sequence *v = s->order.prev; v != seq; v = v->prev) {
-        const int32_t *blocks = v->state == SEQ_RUNNING ? scheduler_blocks(s, v) : NULL;
+        const int32_t *blocks = can_preempt(s, v) ? scheduler_blocks(s, v) : NULL;
         for (int32_t i = 0; blocks && i < v->n_blocks; i++) {
             s->scratch[blocks[i]] = 0;
         }
@@ -262,25 +276,12 @@ static int32_t reclaimable(struct scheduler *s, const struct sequence *seq)
 static void unplan(struct plan *p, const struct sequence *seq)
 {
     int32_t n = 0;
-    for (int32_t i = 0; i < p->n_entries; i++) {
-        ASSERT(p->entries[i].seq != seq); // only sequences later in order are preempted
-    }
     for (int32_t i = 0; i < p->n_grants; i++) {
         if (p->grants[i].seq != seq) {
             p->grants[n++] = p->grants[i];
         }
     }
     p->n_grants = n;
-}
-
-static bool is_planned(const struct plan *p, const struct sequence *seq)
-{
-    for (int32_t i = 0; i < p->n_entries; i++) {
-        if (p->entries[i].seq == seq) {
-            return true;
-        }
-    }
-    return false;
 }
 
 /* Makes n blocks available to seq, at the cost of later sequences if it must be. Nothing is taken
@@ -296,13 +297,26 @@ static bool make_room(struct scheduler *s, struct plan *p, struct sequence *seq,
     }
     for (struct sequence *v = s->order.prev; v != seq && kv_pool_available(&s->pool) < n;) {
         struct sequence *before = v->prev;
-        if (v->state == SEQ_RUNNING && !is_planned(p, v)) {
+        if (can_preempt(s, v)) {
             unplan(p, v);
             scheduler_preempt(s, v);
         }
         v = before;
     }
     return kv_pool_available(&s->pool) >= n;
+}
+
+/* A free lane for seq, taken from the last sequence that comes after it if it must be. */
+static bool find_lane(struct scheduler *s, struct plan *p, const struct sequence *seq)
+{
+    for (struct sequence *v = s->order.prev; v != seq && s->n_free_lanes == 0; v = v->prev) {
+        if (can_preempt(s, v)) {
+            unplan(p, v);
+            scheduler_preempt(s, v);
+            return true;
+        }
+    }
+    return s->n_free_lanes > 0;
 }
 
 static void grant(struct scheduler *s, struct plan *p, struct sequence *seq, bool fresh)
@@ -433,6 +447,7 @@ static void fork_siblings(struct scheduler *s, struct plan *p, int32_t entry)
         c->n_computed = c->n_prompt;
         c->n_flight = 1;
         c->n_inflight = 1;
+        c->planned_in = s->n_plans;
         c->chain = leader->chain;
         c->n_entered = n_full < leader->n_entered ? n_full : leader->n_entered;
         s->n_running++;
@@ -472,6 +487,7 @@ static void add_entry(struct scheduler *s, struct plan *p, struct sequence *seq,
     bool ends_prompt = reaches && seq->n_known == seq->n_prompt && seq->n_flight == 0;
     seq->n_computed += n_rows;
     seq->n_inflight++;
+    seq->planned_in = s->n_plans;
     seq->n_verifying = n_drafts;
     if (draws && seq->request->pool == POOL_NONE) {
         seq->n_flight++;
@@ -547,11 +563,10 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
         if (p->n_rows >= s->limits.max_rows || n_refused >= MAX_REFUSED) {
             return;
         }
-        if (seq->state == SEQ_WAITING) {
-            if (s->n_free_lanes == 0 || chunk_of(s, p, seq, seq->n_known) == 0) {
-                return;
-            }
-            enum admission a = admit(s, p, seq);
+        bool waited = seq->state == SEQ_WAITING;
+        if (waited) {
+            bool fits = chunk_of(s, p, seq, seq->n_known) > 0 && find_lane(s, p, seq);
+            enum admission a = fits ? admit(s, p, seq) : NO_ROOM;
             n_refused += a == NO_ROOM;
             if (a != ADMITTED) {
                 continue;
@@ -561,8 +576,9 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
             continue;
         }
         int32_t need = sequence_future(seq) - seq->n_computed;
-        if (need < 1 || (need == 1 && seq->n_computed >= seq->n_prompt)) {
-            continue; // decoding
+        bool decoding = need == 1 && seq->n_computed >= seq->n_prompt;
+        if (need < 1 || (decoding && !waited)) {
+            continue;
         }
         int32_t n = chunk_of(s, p, seq, need);
         if (n > 0) {
@@ -600,20 +616,41 @@ static void fail_head(struct scheduler *s, struct plan *p)
     }
 }
 
+static bool is_forked_now(const struct plan *p, const struct sequence *seq)
+{
+    for (int32_t i = 0; i < p->n_forks; i++) {
+        if (p->forks[i].seq == seq) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Copies for sequences that earlier plans forked: this step runs behind the one that stored the
+ * prompt's last rows, and before their own first rows. */
+static void take_copies(struct scheduler *s, struct plan *p)
+{
+    int32_t n = 0;
+    while (n < s->n_pending_copies && !is_forked_now(p, s->pending_for[n])) {
+        p->copies[p->n_copies++] = s->pending_copies[n++];
+    }
+    cut_copies(s, 0, n);
+}
+
 bool scheduler_plan(struct scheduler *s, struct plan *p)
 {
     p->n_rows = p->n_out = p->n_draws = 0;
     p->n_entries = p->n_forks = p->n_grants = p->n_copies = p->n_failed = 0;
-    memcpy(p->copies, s->pending_copies, (size_t)s->n_pending_copies * sizeof *p->copies);
-    p->n_copies = s->n_pending_copies;
-    s->n_pending_copies = 0;
+    s->n_plans++;
     plan_decodes(s, p);
     plan_chunks(s, p);
-    publish(s, p);
     if (p->n_entries == 0) {
         fail_head(s, p);
+        return false;
     }
-    return p->n_entries > 0;
+    take_copies(s, p);
+    publish(s, p);
+    return true;
 }
 
 /* ---- results ------------------------------------------------------------------------------ */

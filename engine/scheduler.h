@@ -58,7 +58,7 @@ struct scheduler {
     int32_t *free_lanes, n_free_lanes;
     int32_t *lane_blocks; // [max_lanes, max_blocks_per_lane]
     int32_t n_running, n_waiting;
-    int64_t n_preemptions, prefix_queries, prefix_hits, waiting_tokens;
+    int64_t n_plans, n_preemptions, prefix_queries, prefix_hits, waiting_tokens;
 
     struct block_copy *pending_copies; // for the next plan
     struct sequence **pending_for;

@@ -28,6 +28,7 @@ struct sequence {
 
     int32_t n_prompt, n_known, n_flight, n_computed;
     int32_t max_tokens; // clipped to what fits in max_len
+    int64_t planned_in; // number of the last plan that had it
     int32_t n_inflight; // steps submitted and not yet committed that have its rows
 
     int32_t lane;     // -1: none

@@ -19,6 +19,7 @@ void step_init(struct step *st, int32_t slot, const struct scheduler_limits *lim
     st->draws = xcalloc((size_t)limits->max_draws, sizeof *st->draws);
     st->owners = xcalloc((size_t)limits->max_draws, sizeof *st->owners);
     st->pools = xcalloc(lanes, sizeof *st->pools);
+    st->pool_owners = xcalloc(lanes, sizeof *st->pool_owners);
     st->sorted = xcalloc(lanes, sizeof *st->sorted);
     st->room = xcalloc(lanes, sizeof *st->room);
 }
@@ -34,6 +35,7 @@ void step_deinit(struct step *st)
     free(st->draws);
     free(st->owners);
     free(st->pools);
+    free(st->pool_owners);
     free(st->sorted);
     free(st->room);
     *st = (struct step){0};
@@ -174,6 +176,7 @@ static void build_pool(struct step *st, const struct plan_entry *e, int32_t firs
         add_out(st, first_row + e->n_rows - n_out + i);
     }
     if (n_out > 0) {
+        st->pool_owners[st->pass.n_pool] = seq;
         st->pools[st->pass.n_pool++] =
             (struct pass_pool){.lane = seq->lane, .first_out = first_out, .n_out = n_out,
                                .start = !mean || e->first == 0, .finish = e->draws};

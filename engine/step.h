@@ -40,6 +40,7 @@ struct step {
     struct pass_draw *draws;     // [max_draws]
     struct draw_owner *owners;   // [max_draws]
     struct pass_pool *pools;     // [max_lanes]
+    struct sequence **pool_owners; // [max_lanes]
     struct plan_entry *sorted;   // [max_lanes], entries with members of a group side by side
     struct plan_entry *room;     // [max_lanes], for sorting
     struct pass_results results; // of the pass, after step_wait
