@@ -59,6 +59,7 @@ OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(CUSRC:%.cu=$(BUILD)/%.cu.o)
 MAIN  := $(BUILD)/server/main.o
 UNIT_SRC  := $(wildcard test/unit/*/*_test.c test/op/*_test.c test/sim/*_test.c test/model/*_test.c test/fuzz/*_test.c)
 UNIT  := $(UNIT_SRC:%.c=$(BUILD)/%)
+SUPPORT := $(BUILD)/test/sim/fake_backend.o
 PYTESTS := $(wildcard test/*/test_*.py)
 # Programs that Python tests start, and benchmarks.
 SERVERS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/server/*_server.c))
@@ -83,9 +84,9 @@ $(BUILD)/%.cu.o: %.cu
 # Tests link everything but main; a wildcard finds them.
 $(BUILD)/libsluice.a: $(OBJ)
 	@rm -f $@ && ar rcs $@ $^
-$(UNIT) $(SERVERS) $(BENCHES): $(BUILD)/%: %.c $(BUILD)/libsluice.a test/check.h
+$(UNIT) $(SERVERS) $(BENCHES): $(BUILD)/%: %.c $(SUPPORT) $(BUILD)/libsluice.a test/check.h
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP -o $@ $< $(BUILD)/libsluice.a $(LIBS)
+	$(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP -o $@ $< $(SUPPORT) $(BUILD)/libsluice.a $(LIBS)
 
 test: all test-binaries check  ## everything that a plain checkout can prove
 	@test/run $(UNIT) $(PYTESTS)

@@ -27,7 +27,7 @@ struct config {
     char *chat_template_kwargs; // JSON object, or NULL
     char *generation_config;    // "auto", "vllm", or a folder
     char *override_generation_config; // JSON object, or NULL
-    char *device, *dtype, *quantization;
+    char *device, *dtype, *quantization, *load_format;
     int64_t max_model_len; // 0: the model's
     int64_t seed;
     // engine
@@ -36,7 +36,7 @@ struct config {
     double gpu_memory_utilization;
     char *kv_cache_dtype;
     char *speculative_config; // JSON object, or NULL
-    bool enable_prefix_caching, deterministic, enforce_eager;
+    bool enable_prefix_caching, enable_chunked_prefill, deterministic, enforce_eager;
     // listening
     char *host, *uds, *root_path;
     int64_t port;

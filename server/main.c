@@ -9,6 +9,7 @@ static const struct command {
     int (*run)(int argc, char **argv);
     const char *help;
 } commands[] = {
+    {"generate", cmd_generate, "continue prompts, without a server"},
     {"tokenize", cmd_tokenize, "text to token ids and back, as JSON lines"},
     {"version", cmd_version, "print the version"},
 };

@@ -1,0 +1,307 @@
+/* `sluice generate MODEL`: the engine without a server. A prompt on the command line streams its
+ * continuation; with --json, JSON lines in and out, all of them in the engine together. */
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "engine/detok.h"
+#include "server/commands.h"
+#include "server/devices.h"
+#include "server/engine_config.h"
+#include "server/generate_job.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern char **environ;
+
+struct waker {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool awake;
+};
+
+struct generate {
+    struct engine *engine;
+    struct tokenizer *tokenizer;
+    struct generate_context cx;
+    struct waker waker;
+    struct generate_job **jobs; // in input order
+    size_t n_jobs, cap, n_printed;
+    /* A person's one prompt: printed as it grows. */
+    bool streams;
+    struct detok detok;
+    int32_t n_shown;
+};
+
+static void wake(void *arg)
+{
+    struct waker *w = arg;
+    pthread_mutex_lock(&w->lock);
+    w->awake = true;
+    pthread_cond_signal(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void wait_for_news(struct waker *w)
+{
+    pthread_mutex_lock(&w->lock);
+    while (!w->awake) {
+        pthread_cond_wait(&w->changed, &w->lock);
+    }
+    w->awake = false;
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void show_new_text(struct generate *g, const struct engine_request *r)
+{
+    struct buf text;
+    buf_init(&text, 1 << 24);
+    int32_t n = atomic_load_explicit(&r->outputs[0].n_tokens, memory_order_acquire);
+    for (; g->n_shown < n; g->n_shown++) {
+        detok_push(&g->detok, r->outputs[0].tokens[g->n_shown], &text);
+    }
+    if (r->done) {
+        detok_flush(&g->detok, &text);
+    }
+    fwrite(text.data ? text.data : "", 1, text.n_bytes, stdout);
+    fflush(stdout);
+    buf_deinit(&text);
+}
+
+static void on_event(struct engine_request *r, void *arg)
+{
+    struct generate *g = arg;
+    if (g->streams) {
+        show_new_text(g, r);
+    }
+}
+
+/* Prints what is done, in input order. */
+static void print_done(struct generate *g)
+{
+    struct buf out;
+    buf_init(&out, (size_t)1 << 31);
+    while (g->n_printed < g->n_jobs) {
+        struct generate_job *job = g->jobs[g->n_printed];
+        if (!job->failed && !job->request.done) {
+            break;
+        }
+        generate_job_print(job, &g->cx, &out);
+        fwrite(out.data ? out.data : "", 1, out.n_bytes, stdout);
+        buf_clear(&out);
+        generate_job_deinit(job);
+        free(job);
+        g->jobs[g->n_printed++] = NULL;
+    }
+    fflush(stdout);
+    buf_deinit(&out);
+}
+
+static void turn(struct generate *g)
+{
+    wait_for_news(&g->waker);
+    engine_drain(g->engine, on_event, g);
+    if (!g->streams) {
+        print_done(g);
+    }
+}
+
+static void submit(struct generate *g, struct generate_job *job)
+{
+    while (!job->failed && !job->submitted) {
+        enum status st = engine_submit(g->engine, &job->request, &job->error);
+        job->submitted = st == OK;
+        job->failed = st != OK && st != ERR_BUSY;
+        if (st == ERR_BUSY) {
+            turn(g);
+        }
+    }
+}
+
+static void add_line(struct generate *g, const char *line, size_t n_bytes)
+{
+    struct generate_job *job = xcalloc(1, sizeof *job);
+    generate_job_init(job, &g->cx, line, n_bytes);
+    if (g->n_jobs == g->cap) {
+        g->cap = g->cap ? g->cap * 2 : 256;
+        g->jobs = xrealloc(g->jobs, g->cap * sizeof *g->jobs);
+    }
+    g->jobs[g->n_jobs++] = job;
+    submit(g, job);
+}
+
+static void run_lines(struct generate *g)
+{
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t n;
+    while ((n = getline(&line, &cap, stdin)) >= 0) {
+        while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) {
+            n--;
+        }
+        if (n > 0) {
+            add_line(g, line, (size_t)n);
+        }
+    }
+    free(line);
+    print_done(g);
+    while (g->n_printed < g->n_jobs) {
+        turn(g);
+    }
+}
+
+static int run_prompt(struct generate *g, const char *prompt, long max_tokens)
+{
+    struct buf line;
+    buf_init(&line, 1 << 26);
+    buf_puts(&line, "{\"prompt\": ");
+    buf_put_json(&line, prompt, strlen(prompt));
+    buf_printf(&line, ", \"max_tokens\": %ld}", max_tokens);
+    struct generate_job job;
+    generate_job_init(&job, &g->cx, line.data, line.n_bytes);
+    buf_deinit(&line);
+    submit(g, &job);
+    if (!job.failed) {
+        detok_init(&g->detok, g->tokenizer, true);
+        g->streams = true;
+        while (!job.request.done) {
+            turn(g);
+        }
+        putchar('\n');
+    }
+    bool bad = job.failed || job.request.error != OK;
+    if (bad) {
+        fprintf(stderr, "sluice: %s\n", job.failed ? job.error.text : job.request.error_text);
+    }
+    generate_job_deinit(&job);
+    return bad;
+}
+
+/* ---- the command line ---------------------------------------------------------------------- */
+
+struct arguments {
+    bool json, help;
+    const char *prompt;
+    long max_tokens;
+    char **rest; // for the option table
+    int n_rest;
+};
+
+static void usage(void)
+{
+    struct buf options;
+    buf_init(&options, 1 << 20);
+    config_help(&options);
+    printf("usage: sluice generate MODEL [PROMPT] [--max-tokens N] [--json] [OPTIONS]\n\n"
+           "Continues PROMPT (or standard input) on standard output. With --json, reads one JSON\n"
+           "object per line and writes one answer per line, in input order:\n"
+           "  in   {\"prompt\": \"...\" or \"prompt_token_ids\": [...], \"max_tokens\": 20, "
+           "\"temperature\": 0,\n"
+           "        \"seed\": 1, \"n\": 1, \"logprobs\": 5, \"prompt_logprobs\": true, "
+           "\"ignore_eos\": true, ...}\n"
+           "  out  {\"outputs\": [{\"token_ids\": [...], \"text\": \"...\", ...}], "
+           "\"usage\": {...}} or {\"error\": \"...\"}\n\n%s",
+           options.data ? options.data : "");
+    buf_deinit(&options);
+}
+
+static void split_arguments(int argc, char **argv, struct arguments *a)
+{
+    int n_plain = 0;
+    for (int i = 1; i < argc; i++) {
+        bool plain = argv[i][0] != '-';
+        bool is_value = i > 1 && strncmp(argv[i - 1], "--", 2) == 0 &&
+                        strchr(argv[i - 1], '=') == NULL && a->n_rest > 1 &&
+                        a->rest[a->n_rest - 1] == argv[i - 1];
+        if (strcmp(argv[i], "--json") == 0) {
+            a->json = true;
+        } else if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            a->help = true;
+        } else if (strcmp(argv[i], "--max-tokens") == 0 && i + 1 < argc) {
+            a->max_tokens = strtol(argv[++i], NULL, 10);
+        } else if (plain && !is_value && n_plain++ == 1) {
+            a->prompt = argv[i];
+        } else {
+            a->rest[a->n_rest++] = argv[i];
+        }
+    }
+}
+
+static char *read_stdin(void)
+{
+    struct buf all;
+    buf_init(&all, 1 << 26);
+    char chunk[4096];
+    size_t n;
+    while ((n = fread(chunk, 1, sizeof chunk, stdin)) > 0) {
+        buf_put(&all, chunk, n);
+    }
+    return all.data ? all.data : xstrdup("");
+}
+
+static int run(struct generate *g, const struct arguments *a)
+{
+    if (a->json) {
+        run_lines(g);
+        return 0;
+    }
+    char *typed = a->prompt ? NULL : read_stdin();
+    int rc = run_prompt(g, typed ? typed : a->prompt, a->max_tokens);
+    free(typed);
+    return rc;
+}
+
+static enum status open_all(struct generate *g, const struct config *c,
+                            struct engine_options *options, struct err *err)
+{
+    TRY(engine_config(c, options, err));
+    options->wake = wake;
+    options->callback_arg = &g->waker;
+    TRY(engine_open(options, &g->engine, err));
+    g->cx.info = engine_info(g->engine);
+    struct err no_tokenizer;
+    const char *from = c->tokenizer ? c->tokenizer : c->model;
+    if (tokenizer_load(from, &g->tokenizer, &no_tokenizer) != OK) {
+        log_warn("no text in or out: %s", no_tokenizer.text);
+        g->tokenizer = NULL;
+    }
+    g->cx.tokenizer = g->tokenizer;
+    return OK;
+}
+
+int cmd_generate(int argc, char **argv)
+{
+    struct arguments a = {.max_tokens = 256};
+    a.rest = xcalloc((size_t)argc + 1, sizeof *a.rest);
+    a.rest[a.n_rest++] = argv[0];
+    split_arguments(argc, argv, &a);
+    if (a.help) {
+        usage();
+        free(a.rest);
+        return 0;
+    }
+    log_set_level(LOG_WARN);
+    struct config c = {0};
+    struct engine_options options = {0};
+    struct err err = {""};
+    struct generate g = {0};
+    pthread_mutex_init(&g.waker.lock, NULL);
+    pthread_cond_init(&g.waker.changed, NULL);
+    enum status st = config_load(&c, a.n_rest, a.rest, environ, &err);
+    if (st == OK) {
+        st = open_all(&g, &c, &options, &err);
+    }
+    int rc = st == OK ? run(&g, &a) : 1;
+    if (st != OK) {
+        fprintf(stderr, "sluice: %s\n", err.text);
+    }
+    engine_close(g.engine);
+    devices_release(&options);
+    tokenizer_free(g.tokenizer);
+    config_deinit(&c);
+    free(g.jobs);
+    free(a.rest);
+    pthread_cond_destroy(&g.waker.changed);
+    pthread_mutex_destroy(&g.waker.lock);
+    return rc;
+}

@@ -1,0 +1,13 @@
+/* From the option table to the engine's options: one translation for every command that loads a
+ * model.
+ * Thread: main. */
+#ifndef SLUICE_SERVER_ENGINE_CONFIG_H
+#define SLUICE_SERVER_ENGINE_CONFIG_H
+
+#include "engine/engine.h"
+#include "server/config.h"
+
+/* Strings are borrowed from the config. The device is chosen too: pair with devices_release. */
+enum status engine_config(const struct config *c, struct engine_options *out, struct err *err);
+
+#endif

@@ -1,0 +1,75 @@
+"""Compares `sluice generate` with the stored answers of transformers, for every folder of test/golden."""
+import json
+import math
+import os
+import subprocess
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+GOLDEN = os.path.join(ROOT, "test", "golden")
+SLUICE = os.environ.get("SLUICE", os.path.join(ROOT, "build", "sluice"))
+DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
+
+
+def families():
+    return sorted(d for d in os.listdir(GOLDEN) if os.path.exists(os.path.join(GOLDEN, d, "expected.json")))
+
+
+def expected(family):
+    with open(os.path.join(GOLDEN, family, "expected.json")) as f:
+        return json.load(f)
+
+
+def generate(family, requests, *flags):
+    """One answer per request; all of them in the engine together."""
+    lines = "".join(json.dumps(r) + "\n" for r in requests)
+    command = [SLUICE, "generate", os.path.join(GOLDEN, family), "--json", "--device", DEVICE, "--log-level", "error"]
+    done = subprocess.run(command + list(flags), input=lines, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(requests), done.stderr
+    for a in answers:
+        assert "error" not in a, a
+    return answers
+
+
+def log_softmax(logits):
+    top = max(logits)
+    total = math.log(sum(math.exp(x - top) for x in logits)) + top
+    return [x - total for x in logits]
+
+
+def check_exact(family, tolerance=1e-3, *flags):
+    """--dtype float32: every number within the tolerance, every greedy token equal."""
+    cases = expected(family)["cases"]
+    requests = [{"prompt_token_ids": c["prompt"], "max_tokens": len(c["greedy"]), "temperature": 0, "logprobs": 20,
+                 "prompt_logprobs": True, "ignore_eos": True} for c in cases]
+    worst = 0.0
+    for case, answer in zip(cases, generate(family, requests, "--dtype", "float32", *flags)):
+        for want, have in zip(case["prompt_logprobs"], answer["prompt_logprobs"]):
+            if want is not None:
+                worst = max(worst, abs(want - have))
+        out = answer["outputs"][0]
+        last = log_softmax(case["last_logits"])
+        for token, logprob in out["top_logprobs"][0]:
+            worst = max(worst, abs(last[token] - logprob))
+        assert out["token_ids"] == [g["id"] for g in case["greedy"]], family
+        for want, have, own in zip(case["greedy"], out["top_logprobs"], out["logprobs"]):
+            have = dict(map(tuple, have))
+            for token, logprob in want["top"]:
+                worst = max(worst, abs(have[token] - logprob))
+            worst = max(worst, abs(have[want["id"]] - own))
+    assert worst <= tolerance, f"{family}: off by {worst}"
+    return worst
+
+
+def check_rounded(family, *flags):
+    """The checkpoint's own dtype, teacher-forced over the prompts: our mean error against transformers' fp32, over
+    that of transformers' own run in the checkpoint's dtype."""
+    cases = [c for c in expected(family)["cases"] if len(c["prompt"]) > 1]
+    requests = [{"prompt_token_ids": c["prompt"], "max_tokens": 0, "prompt_logprobs": True} for c in cases]
+    ours = theirs = 0.0
+    for case, answer in zip(cases, generate(family, requests, *flags)):
+        errors = [abs(w - h) for w, h in zip(case["prompt_logprobs"], answer["prompt_logprobs"]) if w is not None]
+        ours += sum(errors)
+        theirs += case["bf16_mean_error"] * len(errors)
+    return ours / theirs

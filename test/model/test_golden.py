@@ -1,0 +1,14 @@
+"""Every family against transformers' stored answers."""
+import pytest
+
+import golden
+
+
+@pytest.mark.parametrize("family", golden.families())
+def test_float32_equals_transformers(family):
+    golden.check_exact(family)
+
+
+@pytest.mark.parametrize("family", golden.families())
+def test_rounded_is_as_good_as_transformers_own(family):
+    assert golden.check_rounded(family) <= 2.0
