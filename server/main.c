@@ -12,6 +12,7 @@ static const struct command {
     {"generate", cmd_generate, "continue prompts, without a server"},
     {"tokenize", cmd_tokenize, "text to token ids and back, as JSON lines"},
     {"version", cmd_version, "print the version"},
+    {"render", cmd_render, "render chat requests with a model folder's template"},
 };
 
 static void usage(FILE *out)
