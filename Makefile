@@ -42,7 +42,7 @@ SRC  += $(HTTP_SRC)
 LIBS += -luv $(if $(MHD),$(MHD)/lib/libmicrohttpd.a,-lmicrohttpd) -lgnutls
 CFLAGS += $(if $(MHD),-isystem $(MHD)/include)
 else
-SRC    += $(wildcard server/cmd_*.c)
+SRC    += $(wildcard server/cmd_*.c server/jinja*.c server/chat_*.c)
 CFLAGS += -DSLUICE_NO_HTTP
 endif
 ifeq ($(CUDA),1)

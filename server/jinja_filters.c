@@ -53,7 +53,7 @@ static const struct jinja_filter filters[] = {
     {"unique", jf_unique, "case_sensitive,attribute", 0},
     {"upper", jf_upper, "", 0},
     {"urlencode", jf_urlencode, "", 0},
-    {"urlize", jf_unsupported, NULL, 0},
+    {"urlize", jf_urlize, "trim_url_limit,nofollow,target,rel,extra_schemes", 0},
     {"wordcount", jf_wordcount, "", 0},
     {"wordwrap", jf_unsupported, NULL, 0},
     {"xmlattr", jf_xmlattr, "autospace", 0},

@@ -36,6 +36,7 @@ FILTER(jf_default);
 FILTER(jf_tojson);
 FILTER(jf_attr);
 FILTER(jf_pprint);
+FILTER(jf_urlize);
 FILTER(jf_unsupported);
 
 FILTER(jf_length);
