@@ -113,8 +113,8 @@ void cuda_close(struct backend *base)
     if (!be) {
         return;
     }
-    cudaSetDevice(be->options.device);
     if (be->stream) {
+        cudaSetDevice(be->options.device);
         cudaStreamSynchronize(be->stream);
     }
     cuda_graphs_close(be);

@@ -131,7 +131,9 @@ static enum status op_mla_store(struct backend *base, const struct mla_store_arg
     const struct kv_view *kv = layer_kv(be, a->layer);
     if (!kv || a->n_rows > be->view.n_rows || kv->n_kv_heads != 1 ||
         kv->head_dim_k != a->kv_lora + a->rope_dim || !fits(a->kv, a->kv_lora + a->rope_dim) ||
-        !fits(a->q, (a->n_heads - 1) * a->q_head + a->q_rope_offset + a->rope_dim) || !a->rope ||
+        !fits(a->q, (a->n_heads - 1) * a->q_head + a->q_rope_offset + a->rope_dim) ||
+        !fits(a->q_out, (a->n_heads - 1) * a->q_out_head + a->q_out_offset + a->rope_dim) ||
+        a->q.dtype != a->q_out.dtype || a->kv.dtype != a->q.dtype || !a->rope ||
         2 * a->rope->view.n_pairs > a->rope_dim) {
         return ERR_INVALID;
     }
@@ -326,6 +328,11 @@ static enum status op_logits(struct backend *base, const struct logits_args *a)
         TRY(cuda_comm_all_gather(be, a->local.mem.p, be->shards, n));
         CUDA_TRY(be, k_join_shards(be->stream, be->shards, a->logits.mem.p, a->logits.stride,
                                    n_ranks, a->n_out, width));
+    } else if (a->local.mem.p != a->logits.mem.p) {
+        CUDA_TRY(be, cudaMemcpy2DAsync(a->logits.mem.p, (size_t)a->logits.stride * 4,
+                                       a->local.mem.p, (size_t)a->local.stride * 4,
+                                       (size_t)a->vocab * 4, (size_t)a->n_out,
+                                       cudaMemcpyDeviceToDevice, be->stream));
     }
     if (a->scale != 1.0f || a->softcap > 0.0f) {
         CUDA_TRY(be, k_scale_logits(be->stream, a));

@@ -34,7 +34,7 @@ struct meta_layout cuda_meta_layout(const struct cuda *be, int32_t n_rows, int32
 static bool pass_ok(const struct cuda *be, const struct pass *p)
 {
     const struct backend_limits *l = &be->limits;
-    if (p->n_rows <= 0 || p->n_rows > l->max_rows || p->n_out < 0 || p->n_out > l->max_out_rows ||
+    if (p->n_rows < 0 || p->n_rows > l->max_rows || p->n_out < 0 || p->n_out > l->max_out_rows ||
         p->n_draws < 0 || p->n_draws > be->max_draws || p->n_pool < 0 || p->n_pool > l->max_lanes ||
         p->n_seqs < 0 || p->n_seqs > p->n_rows || p->n_groups < 0 || p->n_groups > p->n_seqs ||
         p->kv_set < 0 || p->kv_set >= CUDA_MAX_SETS) {
@@ -42,7 +42,7 @@ static bool pass_ok(const struct cuda *be, const struct pass *p)
     }
     for (int32_t i = 0; i < p->n_rows; i++) {
         const struct pass_row *r = &p->rows[i];
-        if (r->lane < 0 || r->lane >= l->max_lanes || r->pos < 0 || r->pos >= l->max_len ||
+        if (r->lane < 0 || r->lane >= l->max_lanes || r->pos < 0 || r->pos >= be->view.history_stride ||
             r->slot_pos < 0 || r->slot_pos >= l->max_blocks_per_lane * l->block_tokens ||
             r->token >= l->vocab) {
             return false;
@@ -65,7 +65,7 @@ static bool pass_ok(const struct cuda *be, const struct pass *p)
     for (int32_t i = 0; i < p->n_draws; i++) {
         const struct pass_draw *d = &p->draws[i];
         if (d->out_row < 0 || d->out_row >= p->n_out || d->lane < 0 || d->lane >= l->max_lanes ||
-            d->pos < 0 || d->pos >= l->max_len || d->n_prompt < 0 || d->top_n < 0 ||
+            d->pos < 0 || d->pos >= be->view.history_stride || d->n_prompt < 0 || d->top_n < 0 ||
             d->top_n > MAX_TOP_LOGPROBS || d->tree_row >= p->n_rows) {
             return false;
         }
@@ -175,7 +175,7 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
     }
     /* A negative model is a test's: its ops differ from pass to pass. */
     const int32_t padded = cuda_bucket(pass->n_rows);
-    const bool may_capture = pass->model >= 0 && pass->n_pool == 0 &&
+    const bool may_capture = pass->model >= 0 && pass->n_rows > 0 && pass->n_pool == 0 &&
                              pass->n_rows <= GRAPH_MAX_ROWS && padded <= be->limits.max_rows &&
                              cuda_bucket(pass->n_out) <= be->limits.max_out_rows &&
                              cuda_bucket(pass->n_draws) <= be->max_draws;

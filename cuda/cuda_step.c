@@ -8,12 +8,32 @@ static enum status check_limits(const struct backend_limits *l, struct err *err)
 {
     if (l->max_rows <= 0 || l->max_out_rows <= 0 || l->max_lanes <= 0 || l->max_len <= 0 ||
         l->max_blocks_per_lane <= 0 || l->n_blocks <= 0 || l->block_tokens <= 0 || l->vocab <= 0 ||
-        l->hidden <= 0 || l->n_steps <= 0 || l->n_steps > CUDA_MAX_STEPS || l->max_passes <= 0 ||
+        l->hidden <= 0 || l->max_len > 1 << 28 || l->max_blocks_per_lane > (1 << 28) / l->block_tokens ||
+        l->n_steps <= 0 || l->n_steps > CUDA_MAX_STEPS || l->max_passes <= 0 ||
         l->max_passes > CUDA_MAX_PASSES || l->max_rows > 1 << 20 || l->max_lanes > 1 << 16 ||
         l->max_out_rows > l->max_rows + l->max_lanes) {
         return err_set(err, ERR_INVALID, "the CUDA backend cannot work with these limits");
     }
     return OK;
+}
+
+/* Until a lane is told otherwise, it draws as sampling_params_default() says. */
+static enum status open_params(struct cuda *be)
+{
+    const struct sampling_params d = sampling_params_default();
+    const size_t n = (size_t)be->limits.max_lanes + 1;
+    struct lane_params *all = mem_try_calloc(n, sizeof *all);
+    if (!all) {
+        return ERR_NOMEM;
+    }
+    for (size_t i = 0; i < n; i++) {
+        all[i].temperature = d.temperature;
+        all[i].top_p = d.top_p;
+        all[i].repetition_penalty = d.repetition_penalty;
+    }
+    const cudaError_t e = cudaMemcpy(be->params, all, n * sizeof *all, cudaMemcpyHostToDevice);
+    free(all);
+    return cuda_check(be, e, "lane parameters");
 }
 
 /* The lanes' state: one lane more than there are, for padding. */
@@ -22,7 +42,8 @@ static enum status open_lanes(struct cuda *be)
     const struct backend_limits *l = &be->limits;
     const size_t n_lanes = (size_t)l->max_lanes + 1;
     struct pass_view *v = &be->view;
-    v->history_stride = l->max_len + 1;
+    const int32_t slots = l->max_blocks_per_lane * l->block_tokens;
+    v->history_stride = (slots > l->max_len ? slots : l->max_len) + 1 + MAX_TREE_NODES;
     v->blocks_stride = l->max_blocks_per_lane;
     v->allowed_stride = (l->vocab + 31) / 32;
     v->max_lanes = l->max_lanes;
@@ -43,8 +64,10 @@ static enum status open_lanes(struct cuda *be)
     for (size_t i = 0; i < n_blocks; i++) {
         trash[i] = l->n_blocks;
     }
+    CUDA_TRY(be, cudaStreamSynchronize(be->stream)); // the zeroes come first
     const cudaError_t e = cudaMemcpy(be->blocks, trash, n_blocks * 4, cudaMemcpyHostToDevice);
     free(trash);
+    TRY(open_params(be));
     v->history = be->history;
     v->blocks = be->blocks;
     v->params = be->params;

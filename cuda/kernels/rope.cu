@@ -222,13 +222,15 @@ extern "C" cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store
 }
 
 struct mla_params {
-    int32_t q_stride, kv_stride, n_heads, q_head, q_rope_offset, rope_dim, kv_lora;
+    int32_t q_stride, q_head, q_rope_offset;
+    int32_t out_stride, out_head, out_offset;
+    int32_t kv_stride, n_heads, rope_dim, kv_lora;
     float eps;
 };
 
 /* Block (row, y): y == 0 stores the row's key, the others rotate four query heads each. */
 template <typename T, typename C>
-__global__ void mla_store_kernel(T *q, const T *kv_in, struct mla_params p, struct rope_view rope,
+__global__ void mla_store_kernel(const T *q, T *q_out, const T *kv_in, struct mla_params p, struct rope_view rope,
                                  const float *kv_norm, struct kv_view kv, struct pass_view pass)
 {
     __shared__ float heads[ROPE_WARPS][256];
@@ -243,14 +245,16 @@ __global__ void mla_store_kernel(T *q, const T *kv_in, struct mla_params p, stru
     if (blockIdx.y > 0) {
         const int h = (blockIdx.y - 1) * ROPE_WARPS + warp;
         if (h < p.n_heads) {
-            T *mine = q + (int64_t)blockIdx.x * p.q_stride + (int64_t)h * p.q_head +
-                      p.q_rope_offset;
+            const T *mine = q + (int64_t)blockIdx.x * p.q_stride + (int64_t)h * p.q_head +
+                            p.q_rope_offset;
+            T *to = q_out + (int64_t)blockIdx.x * p.out_stride + (int64_t)h * p.out_head +
+                    p.out_offset;
             for (int i = lane; i < p.rope_dim; i += 32) {
                 head[i] = to_float(mine[i]);
             }
             __syncwarp();
             for (int i = lane; i < p.rope_dim; i += 32) {
-                mine[i] = from_float<T>(rotated(head, i, rope, cos_sin));
+                to[i] = from_float<T>(rotated(head, i, rope, cos_sin));
             }
         }
         return;
@@ -287,14 +291,15 @@ extern "C" cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_a
     if (a->rope_dim > 256) {
         return cudaErrorInvalidValue;
     }
-    struct mla_params p = {a->q.stride,      a->kv.stride, a->n_heads, a->q_head,
-                           a->q_rope_offset, a->rope_dim,  a->kv_lora, a->eps};
+    const struct mla_params p = {
+        a->q.stride, a->q_head,   a->q_rope_offset, a->q_out.stride, a->q_out_head, a->q_out_offset,
+        a->kv.stride, a->n_heads, a->rope_dim,      a->kv_lora,      a->eps};
     const dim3 grid(a->n_rows, 1 + (a->n_heads + ROPE_WARPS - 1) / ROPE_WARPS);
     const dim3 block(32 * ROPE_WARPS);
     BY_DTYPE(a->q.dtype, T,
              BY_DTYPE(kv->dtype, C,
                       return launch(mla_store_kernel<T, C>, grid, block, 0, stream,
-                                    (T *)a->q.mem.p, (const T *)a->kv.mem.p, p, *rope, kv_norm,
-                                    *kv, *pass)));
+                                    (const T *)a->q.mem.p, (T *)a->q_out.mem.p,
+                                    (const T *)a->kv.mem.p, p, *rope, kv_norm, *kv, *pass)));
     return cudaErrorInvalidValue;
 }

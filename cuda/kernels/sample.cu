@@ -1,14 +1,13 @@
-/* The sampler (defined by cpu/cpu_sample.c): a block per draw, no sorting. Thresholds of top-k and
- * top-p are found by radix selection over the scores' bits: counts for top-k, fixed-point masses
- * for top-p, so that sums do not depend on the order of the threads. */
+/* The sampler: a block per draw, no sorting. It gives the tokens of cpu/cpu_sample.c for equal
+ * logits: the same roundings, the same exact functions. Thresholds of top-k and top-p are found by
+ * radix selection over the scores' bits: counts for top-k, fixed-point masses for top-p, so that
+ * sums do not depend on the order of the threads. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/kernels.h"
-#include "engine/base/rng.h"
+#include "engine/base/exact.h"
 
-#include <float.h>
-
-enum { THREADS = 1024, BLOCKS = 264, BINS = 2048, MAX_TIES = 1024 };
+enum { THREADS = 1024, BLOCKS = 264, BINS = 2048 };
 
 /* One block's own scratch memory: modified scores, and counts that are zero between draws. */
 static size_t block_bytes(int32_t vocab)
@@ -16,14 +15,24 @@ static size_t block_bytes(int32_t vocab)
     return ((size_t)vocab * 8 + 255) / 256 * 256;
 }
 
-extern "C" size_t sample_scratch_bytes(int32_t max_draws, int32_t vocab)
+/* Bytes of all blocks' scratch; a counter follows. */
+static size_t scratch_rows(const struct sample_scratch *s)
 {
-    return block_bytes(vocab) * (size_t)(max_draws < BLOCKS ? max_draws : BLOCKS);
+    return block_bytes(s->vocab) * (size_t)(s->max_draws < BLOCKS ? s->max_draws : BLOCKS);
 }
 
-/* Larger floats have larger keys; both zeros have one. */
+extern "C" size_t sample_scratch_bytes(int32_t max_draws, int32_t vocab)
+{
+    const struct sample_scratch s = {NULL, max_draws, vocab};
+    return scratch_rows(&s) + 256;
+}
+
+/* Larger floats have larger keys; both zeros have one; NaN and -infinity have 0: never kept. */
 __device__ __forceinline__ uint32_t key_of(float x)
 {
+    if (!(x > -INFINITY)) {
+        return 0;
+    }
     const uint32_t u = __float_as_uint(x + 0.0f);
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
@@ -86,39 +95,56 @@ __device__ struct best block_best(struct best b, struct shared_state *s)
     return b;
 }
 
-/* Calls f(id, x) for this thread's share of [0, n). */
-template <typename F> __device__ __forceinline__ void each(const float *row, int n, F f)
+/* The scores of a draw: a row, each divided by the temperature (1: not). */
+struct scores {
+    const float *row;
+    int n;
+    float temperature;
+};
+
+__device__ __forceinline__ float score_at(const struct scores &x, int id)
 {
-    if ((uintptr_t)row % 16 == 0) {
-        const int n4 = n / 4;
+    return x.temperature == 1.0f ? x.row[id] : __fdiv_rn(x.row[id], x.temperature);
+}
+
+/* Calls f(id, score) for this thread's share. */
+template <typename F> __device__ __forceinline__ void each(const struct scores &x, F f)
+{
+    const bool divide = x.temperature != 1.0f;
+    const float t = x.temperature;
+    if ((uintptr_t)x.row % 16 == 0) {
+        const int n4 = x.n / 4;
+#pragma unroll 2
         for (int i = threadIdx.x; i < n4; i += THREADS) {
-            const float4 v = ((const float4 *)row)[i];
-            f(4 * i, v.x);
-            f(4 * i + 1, v.y);
-            f(4 * i + 2, v.z);
-            f(4 * i + 3, v.w);
+            const float4 v = ((const float4 *)x.row)[i];
+            f(4 * i, divide ? __fdiv_rn(v.x, t) : v.x);
+            f(4 * i + 1, divide ? __fdiv_rn(v.y, t) : v.y);
+            f(4 * i + 2, divide ? __fdiv_rn(v.z, t) : v.z);
+            f(4 * i + 3, divide ? __fdiv_rn(v.w, t) : v.w);
         }
-        if ((int)threadIdx.x < n - 4 * n4) {
-            f(4 * n4 + threadIdx.x, row[4 * n4 + threadIdx.x]);
+        if ((int)threadIdx.x < x.n - 4 * n4) {
+            f(4 * n4 + threadIdx.x, score_at(x, 4 * n4 + threadIdx.x));
         }
     } else {
-        for (int i = threadIdx.x; i < n; i += THREADS) {
-            f(i, row[i]);
+        for (int i = threadIdx.x; i < x.n; i += THREADS) {
+            f(i, score_at(x, i));
         }
     }
 }
 
+/* Of the row as it is; id 0 and -infinity when nothing is above that. */
 __device__ struct best block_argmax(const float *row, int n, struct shared_state *s)
 {
+    const struct scores plain = {row, n, 1.0f};
     struct best b = {-INFINITY, INT32_MAX};
-    each(row, n, [&](int id, float x) {
-        if (better(x, id, b)) {
+    each(plain, [&](int id, float x) {
+        if (x > b.value || (x == b.value && id < b.id && x > -INFINITY)) {
             b.value = x;
             b.id = id;
         }
     });
     b = block_best(b, s);
-    b.id = b.id == INT32_MAX ? 0 : b.id; // every score is NaN or -infinity
+    b.id = b.id == INT32_MAX ? 0 : b.id;
     return b;
 }
 
@@ -130,13 +156,13 @@ struct cut {
 
 __device__ __forceinline__ bool kept(const struct cut &c, uint32_t key, int id)
 {
-    return key > c.key || (key == c.key && id <= c.last_id);
+    return key != 0 && (key > c.key || (key == c.key && id <= c.last_id));
 }
 
 /* From the top bin down: the bin where the running sum first reaches `target`, and the sum above
- * it. M is the bins' type. All threads get both. */
+ * it. M is the bins' type. All threads get both; false if the whole sum is less. */
 template <typename M>
-__device__ void find_bin(const M *bins, unsigned long long target, struct shared_state *s)
+__device__ bool find_bin(const M *bins, unsigned long long target, struct shared_state *s)
 {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     constexpr int PER_THREAD = BINS / THREADS;
@@ -154,7 +180,7 @@ __device__ void find_bin(const M *bins, unsigned long long target, struct shared
         s->warp_mass[warp] = upto;
     }
     if (threadIdx.x == 0) {
-        s->found_bin = 0;
+        s->found_bin = BINS;
         s->found_above = 0;
     }
     __syncthreads();
@@ -174,38 +200,35 @@ __device__ void find_bin(const M *bins, unsigned long long target, struct shared
         }
     }
     __syncthreads();
+    return s->found_bin < BINS;
 }
 
 /* The id of the r-th (from 1) element, in order of id, whose key is `key` and that is in `in`. */
-__device__ int nth_tie(const float *row, int n, uint32_t key, unsigned r, const struct cut &in,
-                       struct shared_state *s)
+__device__ int nth_tie(const struct scores &x, uint32_t key, unsigned long long r,
+                       const struct cut &in, struct shared_state *s)
 {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    unsigned seen = 0;
+    unsigned long long seen = 0;
     if (threadIdx.x == 0) {
         s->found_bin = (uint32_t)INT32_MAX;
     }
-    for (int base = 0; base < n; base += THREADS) {
+    for (int base = 0; base < x.n && seen < r; base += THREADS) {
         const int i = base + threadIdx.x;
-        const bool tie = i < n && key_of(row[i]) == key && kept(in, key, i);
+        const bool tie = i < x.n && key_of(score_at(x, i)) == key && kept(in, key, i);
         const unsigned votes = __ballot_sync(0xffffffffu, tie);
         if (lane == 0) {
             s->warp_count[warp] = __popc(votes);
         }
         __syncthreads();
-        unsigned before = seen, all = 0;
+        unsigned long long before = seen;
         for (int w = 0; w < THREADS / 32; w++) {
             before += w < warp ? s->warp_count[w] : 0;
-            all += s->warp_count[w];
+            seen += s->warp_count[w];
         }
         if (tie && before + __popc(votes & ((1u << lane) - 1)) + 1 == r) {
             s->found_bin = (uint32_t)i;
         }
-        seen += all;
         __syncthreads();
-        if (seen >= r) {
-            break;
-        }
     }
     return (int)s->found_bin;
 }
@@ -216,127 +239,102 @@ __device__ __forceinline__ int digit_shift(int pass)
     return pass == 0 ? 21 : pass == 1 ? 10 : 0;
 }
 
-/* Keeps the k highest of what is kept already, ties by id. */
-__device__ struct cut cut_count(const float *row, int n, unsigned k, const struct cut &in,
-                                struct shared_state *s)
-{
-    uint32_t prefix = 0, mask = 0;
-    unsigned want = k, ties = 0;
-    for (int pass = 0; pass < 3; pass++) {
-        const int shift = digit_shift(pass);
-        const uint32_t digit = pass == 2 ? 1023 : 2047;
-        for (int i = threadIdx.x; i < BINS; i += THREADS) {
-            s->bins.count[i] = 0;
-        }
-        __syncthreads();
-        each(row, n, [&](int id, float x) {
-            const uint32_t key = key_of(x);
-            if ((key & mask) == prefix && kept(in, key, id)) {
-                atomicAdd(&s->bins.count[key >> shift & digit], 1u);
-            }
-        });
-        __syncthreads();
-        find_bin(s->bins.count, want, s);
-        const uint32_t bin = s->found_bin;
-        want -= (unsigned)s->found_above;
-        ties = s->bins.count[bin];
-        prefix |= bin << shift;
-        mask |= digit << shift;
-        __syncthreads();
-    }
-    struct cut c = {prefix, INT32_MAX};
-    if (want < ties) {
-        c.last_id = nth_tie(row, n, prefix, want, in, s);
-        __syncthreads();
-    } else if (prefix == in.key) {
-        c.last_id = in.last_id;
-    }
-    return c;
-}
-
 /* exp(x - top) in units of 2^-40. */
 __device__ __forceinline__ unsigned long long mass_of(float x, float top)
 {
-    return (unsigned long long)(exp((double)x - (double)top) * 1099511627776.0);
+    return (unsigned long long)(exact_exp(x - top) * 1099511627776.0f);
 }
 
-/* Keeps the smallest set of the most likely whose mass reaches top_p of what is kept already. */
-__device__ struct cut cut_mass(const float *row, int n, float top_p, float top, float temperature,
-                               const struct cut &in, struct shared_state *s)
+/* One digit's histogram of what is kept and begins with the prefix. */
+template <bool BY_MASS, typename M>
+__device__ void count_digit(M *bins, const struct scores &x, float top, uint32_t prefix,
+                            uint32_t mask, int pass, const struct cut &in)
+{
+    const int shift = digit_shift(pass);
+    const uint32_t digit = pass == 2 ? 1023 : 2047;
+    for (int i = threadIdx.x; i < BINS; i += THREADS) {
+        bins[i] = 0;
+    }
+    __syncthreads();
+    each(x, [&](int id, float v) {
+        const uint32_t key = key_of(v);
+        if ((key & mask) == prefix && kept(in, key, id)) {
+            const unsigned long long w = BY_MASS ? mass_of(v, top) : 1;
+            if (w > 0) {
+                atomicAdd(&bins[key >> shift & digit], (M)w);
+            }
+        }
+    });
+    __syncthreads();
+}
+
+/* Keeps the highest of what is kept already, the lower id first among equals, until their weights
+ * reach `target`: weights are 1 (top-k) or masses (top-p; top_p > 0 sets the target from the
+ * total). */
+template <bool BY_MASS>
+__device__ struct cut cut_at(const struct scores &x, unsigned long long target, float top_p,
+                             float top, const struct cut &in, struct shared_state *s)
 {
     uint32_t prefix = 0, mask = 0;
-    unsigned long long target = 0, ties_mass = 0;
+    unsigned long long ties = 0;
     for (int pass = 0; pass < 3; pass++) {
         const int shift = digit_shift(pass);
-        const uint32_t digit = pass == 2 ? 1023 : 2047;
-        for (int i = threadIdx.x; i < BINS; i += THREADS) {
-            s->bins.mass[i] = 0;
-        }
-        __syncthreads();
-        each(row, n, [&](int id, float x) {
-            const uint32_t key = key_of(x);
-            if ((key & mask) == prefix && kept(in, key, id)) {
-                atomicAdd(&s->bins.mass[key >> shift & digit],
-                          mass_of(__fdiv_rn(x, temperature), top));
+        bool found;
+        if constexpr (BY_MASS) {
+            count_digit<true>(s->bins.mass, x, top, prefix, mask, pass, in);
+            if (pass == 0) {
+                unsigned long long total = 0;
+                for (int i = 0; i < BINS; i++) {
+                    total += s->bins.mass[i];
+                }
+                const double t = ceil((double)top_p * (double)total);
+                target = t >= 1.0 ? (unsigned long long)t : 1;
             }
-        });
-        __syncthreads();
-        if (pass == 0) {
-            unsigned long long total = 0;
-            for (int i = 0; i < BINS; i++) {
-                total += s->bins.mass[i];
-            }
-            target = (unsigned long long)ceil((double)total * (double)top_p);
-            target = target < 1 ? 1 : target > total ? total : target;
+            found = find_bin(s->bins.mass, target, s);
+        } else {
+            count_digit<false>(s->bins.count, x, top, prefix, mask, pass, in);
+            found = find_bin(s->bins.count, target, s);
         }
-        find_bin(s->bins.mass, target, s);
+        if (!found) { // all together do not reach it
+            return in;
+        }
         const uint32_t bin = s->found_bin;
         target -= s->found_above;
-        ties_mass = s->bins.mass[bin];
+        ties = BY_MASS ? s->bins.mass[bin] : s->bins.count[bin];
         prefix |= bin << shift;
-        mask |= digit << shift;
+        mask |= (pass == 2 ? 1023u : 2047u) << shift;
         __syncthreads();
     }
     struct cut c = {prefix, prefix == in.key ? in.last_id : INT32_MAX};
-    if (target < ties_mass) {
-        const float x = __uint_as_float(prefix & 0x80000000u ? prefix & 0x7fffffffu : ~prefix);
-        const unsigned long long one = mass_of(__fdiv_rn(x, temperature), top);
-        const unsigned long long r = one ? (target + one - 1) / one : 0;
-        if (r > 0 && r * one < ties_mass) {
-            c.last_id = nth_tie(row, n, prefix, (unsigned)r, in, s);
+    if (target < ties) {
+        const float v = __uint_as_float(prefix & 0x80000000u ? prefix & 0x7fffffffu : ~prefix);
+        const unsigned long long one = BY_MASS ? mass_of(v, top) : 1;
+        const unsigned long long r = (target + one - 1) / one;
+        if (r * one < ties) {
+            c.last_id = nth_tie(x, prefix, r, in, s);
             __syncthreads();
         }
     }
     return c;
 }
 
-/* -log(-log(u)) in float of the correctly rounded logarithms. */
-__device__ __forceinline__ float gumbel(uint32_t bits)
-{
-    return -(float)log(-log(rng_uniform(bits)));
-}
-
-/* arg-max of score / temperature + noise over what is kept. */
-__device__ struct best draw_noisy(const float *row, int n, float temperature, float min_score,
+/* arg-max of score + noise over what is kept and has at least min_p of the top's probability. */
+__device__ struct best draw_noisy(const struct scores &x, float top, float min_p,
                                   const struct cut &c, uint64_t seed, int position,
                                   struct shared_state *s)
 {
     struct best b = {-INFINITY, INT32_MAX};
-    for (int block = threadIdx.x; block * 4 < n; block += THREADS) {
+    for (int block = threadIdx.x; block * 4 < x.n; block += THREADS) {
         bool any = false;
-        float x[4];
+        float v[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int id = block * 4 + e;
-            x[e] = -INFINITY;
-            if (id < n) {
-                const float score = row[id];
-                const float scaled = __fdiv_rn(score, temperature);
-                if (kept(c, key_of(score), id) && scaled >= min_score && scaled > -INFINITY) {
-                    x[e] = scaled;
-                    any = true;
-                }
+            v[e] = id < x.n ? score_at(x, id) : -INFINITY;
+            if (!kept(c, key_of(v[e]), id) || (min_p > 0.0f && exact_exp(v[e] - top) < min_p)) {
+                v[e] = -INFINITY;
             }
+            any = any || v[e] > -INFINITY;
         }
         if (!any) {
             continue;
@@ -345,17 +343,14 @@ __device__ struct best draw_noisy(const float *row, int n, float temperature, fl
             rng_philox(seed, (uint32_t)position, RNG_SAMPLE, (uint32_t)block, 0);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            if (x[e] > -INFINITY) {
-                const float value = __fadd_rn(x[e], gumbel(r.v[e]));
-                if (better(value, block * 4 + e, b)) {
-                    b.value = value;
-                    b.id = block * 4 + e;
-                }
+            const float value = __fadd_rn(v[e], gumbel_noise(r.v[e]));
+            if (v[e] > -INFINITY && better(value, block * 4 + e, b)) {
+                b.value = value;
+                b.id = block * 4 + e;
             }
         }
     }
-    b = block_best(b, s);
-    return b;
+    return block_best(b, s);
 }
 
 /* ---- the context of a draw: history, and in a tree the row's ancestors ---------------------- */
@@ -379,11 +374,10 @@ __device__ struct context make_context(const struct pass_view &pass, const struc
     c.history = pass.history + (int64_t)d.lane * pass.history_stride;
     c.tokens = pass.tokens;
     c.path = s->path;
-    c.n = d.pos + 1 < pass.history_stride ? d.pos + 1 : pass.history_stride;
-    c.n_history = c.n;
-    if (d.tree_row >= 0 && pass.row_seq[d.tree_row] >= 0 &&
-        pass.seqs[pass.row_seq[d.tree_row]].tree) {
-        const struct pass_seq seq = pass.seqs[pass.row_seq[d.tree_row]];
+    c.n = c.n_history = d.pos + 1 < pass.history_stride ? d.pos + 1 : pass.history_stride;
+    const int index = d.tree_row >= 0 ? pass.row_seq[d.tree_row] : -1;
+    if (index >= 0) {
+        const struct pass_seq seq = pass.seqs[index];
         if (threadIdx.x == 0) {
             const uint64_t *mask = pass.tree_mask + (int64_t)d.tree_row * TREE_MASK_WORDS;
             int n = 0;
@@ -395,7 +389,8 @@ __device__ struct context make_context(const struct pass_view &pass, const struc
             s->n_path = n;
         }
         __syncthreads();
-        c.n_history = c.n - s->n_path < 0 ? 0 : c.n - s->n_path;
+        c.n_history = seq.n_past < pass.history_stride ? seq.n_past : pass.history_stride;
+        c.n = c.n_history + s->n_path;
     }
     return c;
 }
@@ -526,7 +521,8 @@ __device__ void make_scores(const float *logits, float *scores, int *counts, int
         }
         ban(scores, n, p, d, c, allowed);
         int any = 0;
-        each(scores, n, [&](int, float x) { any |= x > -INFINITY; });
+        const struct scores all = {scores, n, 1.0f};
+        each(all, [&](int, float x) { any |= x > -INFINITY; });
         if (__syncthreads_or(any)) {
             return;
         }
@@ -538,8 +534,9 @@ __device__ void make_scores(const float *logits, float *scores, int *counts, int
 /* log of the sum of exp over the raw logits. */
 __device__ float log_sum(const float *logits, int n, float top, struct shared_state *s)
 {
+    const struct scores raw = {logits, n, 1.0f};
     float sum = 0.0f;
-    each(logits, n, [&](int, float x) { sum += expf(x - top); });
+    each(raw, [&](int, float x) { sum += x > -INFINITY ? expf(x - top) : 0.0f; });
     return top + logf(block_sum(sum, s->reduce));
 }
 
@@ -549,12 +546,13 @@ __device__ void most_likely(const float *logits, int n, int n_top, float lse,
 {
     n_top = n_top < n ? n_top : n;
     const struct cut all = {0, INT32_MAX};
-    const struct cut c = cut_count(logits, n, (unsigned)n_top, all, s);
+    const struct scores raw = {logits, n, 1.0f};
+    const struct cut c = cut_at<false>(raw, (unsigned)n_top, 0.0f, 0.0f, all, s);
     if (threadIdx.x == 0) {
         s->n_top = 0;
     }
     __syncthreads();
-    each(logits, n, [&](int id, float x) {
+    each(raw, [&](int id, float x) {
         if (kept(c, key_of(x), id)) {
             const int place = atomicAdd(&s->n_top, 1);
             if (place < MAX_TOP_LOGPROBS) {
@@ -564,6 +562,7 @@ __device__ void most_likely(const float *logits, int n, int n_top, float lse,
         }
     });
     __syncthreads();
+    n_top = s->n_top < n_top ? s->n_top : n_top;
     if ((int)threadIdx.x < n_top) {
         const float x = s->top_values[threadIdx.x];
         const int id = s->top_ids[threadIdx.x];
@@ -588,42 +587,64 @@ __device__ int draw_token(const float *logits, float *scratch, int *counts, int 
                           struct shared_state *s)
 {
     const struct lane_params &p = pass.params[d.lane];
-    const bool noise = d.kind == DRAW_SAMPLE ? p.temperature > 0.0f
-                                             : d.noise && p.temperature > 0.0f;
+    const float temperature = d.kind == DRAW_DRAFT && !d.noise ? 0.0f : p.temperature;
     const float *row = logits;
-    if (d.kind == DRAW_SAMPLE && is_modified(p, d)) {
+    if (is_modified(p, d)) {
         const struct context c = make_context(pass, d, s);
         make_scores(logits, scratch, counts, n, p, d, c,
                     pass.allowed + (int64_t)d.lane * pass.allowed_stride, s);
         row = scratch;
     }
-    if (!noise) {
-        return block_argmax(row, n, s).id;
-    }
     struct cut c = {0, INT32_MAX};
-    float min_score = -INFINITY;
-    if (d.kind == DRAW_SAMPLE) {
-        if (p.top_k > 0 && p.top_k < n) {
-            c = cut_count(row, n, (unsigned)p.top_k, c, s);
-        }
-        if (p.top_p < 1.0f || p.min_p > 0.0f) {
-            const float top = __fdiv_rn(block_argmax(row, n, s).value, p.temperature);
-            if (p.top_p < 1.0f) {
-                c = cut_mass(row, n, p.top_p, top, p.temperature, c, s);
-            }
-            if (p.min_p > 0.0f) {
-                min_score = (float)((double)top + log((double)p.min_p));
-            }
-        }
+    const bool needs_top = temperature == 0.0f || p.top_p < 1.0f || p.min_p > 0.0f;
+    const struct best best = needs_top ? block_argmax(row, n, s) : (struct best){0.0f, 0};
+    if (temperature == 0.0f) {
+        return best.id;
+    }
+    const struct scores x = {row, n, temperature};
+    const float top = __fdiv_rn(best.value, temperature);
+    if (p.top_k > 0 && p.top_k < n) {
+        c = cut_at<false>(x, (unsigned)p.top_k, 0.0f, top, c, s);
+    }
+    if (p.top_p < 1.0f) {
+        c = cut_at<true>(x, 0, p.top_p, top, c, s);
     }
     const uint64_t seed = (uint64_t)p.seed_high << 32 | p.seed_low;
-    const struct best b = draw_noisy(row, n, p.temperature, min_score, c, seed, d.pos + 1, s);
-    return b.id == INT32_MAX ? block_argmax(row, n, s).id : b.id;
+    const struct best drawn = draw_noisy(x, top, p.min_p, c, seed, d.pos + 1, s);
+    return drawn.id == INT32_MAX ? block_argmax(row, n, s).id : drawn.id;
+}
+
+/* The last block to finish writes what is kept to the histories: until then a draw may read them. */
+__device__ void keep_draws(const struct pass_view &pass, int n_draws,
+                           const struct draw_result *results, unsigned *arrived,
+                           struct shared_state *s)
+{
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        s->found_bin = atomicAdd(arrived, 1u) + 1 == gridDim.x;
+    }
+    __syncthreads();
+    if (!s->found_bin) {
+        return;
+    }
+    __threadfence();
+    for (int i = threadIdx.x; i < n_draws; i += THREADS) {
+        const struct pass_draw d = pass.draws[i];
+        if (d.keep && d.kind != DRAW_SCORE && d.pos + 1 < pass.history_stride) {
+            pass.history[(int64_t)d.lane * pass.history_stride + d.pos + 1] =
+                ((const volatile struct draw_result *)results)[i].token;
+        }
+    }
+    if (threadIdx.x == 0) {
+        *arrived = 0;
+    }
 }
 
 __global__ void __launch_bounds__(THREADS)
     sample_kernel(const float *logits, int64_t stride, int n_draws, int n, struct pass_view pass,
-                  char *scratch, size_t scratch_stride, int vocab, struct draw_result *results)
+                  char *scratch, size_t scratch_stride, int vocab, unsigned *arrived,
+                  struct draw_result *results)
 {
     __shared__ struct shared_state s;
     pdl_wait();
@@ -635,11 +656,10 @@ __global__ void __launch_bounds__(THREADS)
         const struct pass_draw d = pass.draws[i];
         const float *row = logits + d.out_row * stride;
         struct draw_result *out = results + i;
-        int32_t *history = pass.history + (int64_t)d.lane * pass.history_stride;
-        const bool in_history = d.pos + 1 < pass.history_stride;
         int token;
         if (d.kind == DRAW_SCORE) {
-            token = in_history ? history[d.pos + 1] : 0;
+            const int32_t *history = pass.history + (int64_t)d.lane * pass.history_stride;
+            token = d.pos + 1 < pass.history_stride ? history[d.pos + 1] : 0;
         } else {
             token = draw_token(row, scores, counts, n, d, pass, &s);
         }
@@ -653,15 +673,13 @@ __global__ void __launch_bounds__(THREADS)
                                ? (token >= 0 && token < n ? row[token] - lse : -INFINITY)
                                : 0.0f;
             out->n_top = 0;
-            if (d.keep && d.kind != DRAW_SCORE && in_history) {
-                history[d.pos + 1] = token;
-            }
         }
         if ((d.logprobs || d.kind == DRAW_SCORE) && d.top_n > 0) {
             most_likely(row, n, d.top_n, lse, out, &s);
         }
         __syncthreads();
     }
+    keep_draws(pass, real, results, arrived, &s);
 }
 
 extern "C" cudaError_t k_sample(cudaStream_t stream, const struct sample_args *a,
@@ -672,5 +690,6 @@ extern "C" cudaError_t k_sample(cudaStream_t stream, const struct sample_args *a
     return launch(sample_kernel, dim3(blocks), dim3(THREADS), 0, stream,
                   (const float *)a->logits.mem.p, (int64_t)a->logits.stride, a->n_draws,
                   a->n_vocab_used, *pass, (char *)scratch->memory, block_bytes(scratch->vocab),
-                  scratch->vocab, results);
+                  scratch->vocab,
+                  (unsigned *)((char *)scratch->memory + scratch_rows(scratch)), results);
 }
