@@ -1,0 +1,229 @@
+/* The sampler draws the CPU's tokens from the CPU's logits, for every parameter. */
+#include "test/op/cuda_pass.h"
+
+#define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
+
+enum { N_LANES = 24, MAX_LISTS = 64 };
+
+/* Parameters of lane i: a bit of everything, some of it alone, some together. */
+static struct sampling_params params_of(int32_t i, int32_t *ints, struct logit_bias *bias)
+{
+    struct sampling_params p = sampling_params_default();
+    p.seed = 0x9876543210ull * (uint64_t)(i + 1);
+    p.temperature = i % 5 == 0 ? 0.0f : 0.3f + 0.25f * (float)(i % 7);
+    p.top_k = i % 3 == 1 ? 1 + 13 * i : 0;
+    p.top_p = i % 4 == 2 ? 0.35f + 0.02f * (float)i : 1.0f;
+    p.min_p = i % 6 == 3 ? 0.05f : 0.0f;
+    p.repetition_penalty = i % 5 == 2 ? 1.3f : 1.0f;
+    p.frequency_penalty = i % 7 == 3 ? 0.6f : 0.0f;
+    p.presence_penalty = i % 7 == 4 ? -0.4f : 0.0f;
+    if (i % 4 == 1) {
+        p.n_bias = 9;
+        p.bias = bias;
+        for (int32_t j = 0; j < 9; j++) {
+            bias[j] = (struct logit_bias){(i * 37 + j * 3) % 90, (float)(j % 5) * 2.5f - 4.0f};
+        }
+        bias[8].token = bias[2].token; // twice the same
+    }
+    if (i % 6 == 5) {
+        p.n_allowed = 12;
+        p.allowed = ints;
+        for (int32_t j = 0; j < 12; j++) {
+            ints[j] = (j * 71 + i) % 1003;
+        }
+    }
+    if (i % 5 == 4) {
+        p.n_stop_ids = 3;
+        p.min_tokens = 40;
+        p.stop_ids = ints + 16;
+        for (int32_t j = 0; j < 3; j++) {
+            ints[16 + j] = 500 + j;
+        }
+    }
+    if (i % 8 == 6) {
+        p.n_bad_words = 3;
+        p.bad_word_lengths = ints + 32;
+        p.bad_word_tokens = ints + 40;
+        const int32_t lengths[] = {1, 2, 3}, tokens[] = {8, 20, 9, 7, 20, 10};
+        memcpy(ints + 32, lengths, sizeof lengths);
+        memcpy(ints + 40, tokens, sizeof tokens);
+    }
+    return p;
+}
+
+static void set_params(struct pair *p, int32_t i, const struct sampling_params *params)
+{
+    for (int b = 0; b < 2; b++) {
+        CHECK_EQ(p->be[b]->ops->lane_params(p->be[b], i, params), OK);
+    }
+}
+
+static struct pair_tensor make_logits(struct pair *p, int32_t n_rows, int32_t vocab, float scale,
+                                      bool ties)
+{
+    struct pair_tensor t = tensor_make(p, n_rows, vocab, DT_F32);
+    float *values = xmalloc((size_t)n_rows * (size_t)vocab * sizeof(float));
+    const uint64_t seed = p->seed++;
+    for (int32_t i = 0; i < n_rows * vocab; i++) {
+        const float x = random_float(seed, i, scale, DT_F32);
+        values[i] = ties ? roundf(2.0f * x) / 2.0f : x;
+    }
+    tensor_put(p, &t, values);
+    free(values);
+    return t;
+}
+
+static void compare_draws(const struct pass_results *r, const char *what)
+{
+    CHECK_EQ(r[CPU].n_draws, r[GPU].n_draws);
+    for (int32_t i = 0; i < r[CPU].n_draws; i++) {
+        const struct draw_result *a = &r[CPU].draws[i], *g = &r[GPU].draws[i];
+        if (a->token != g->token) {
+            CHECK_FAIL("%s: draw %d is %d, not %d", what, i, g->token, a->token);
+        }
+        if (!(fabsf(a->logprob - g->logprob) <= 2e-5f * (1.0f + fabsf(a->logprob)))) {
+            CHECK_FAIL("%s: draw %d has log-probability %g, not %g", what, i, g->logprob,
+                       a->logprob);
+        }
+        CHECK_EQ(a->n_top, g->n_top);
+        for (int32_t j = 0; j < a->n_top && j < g->n_top; j++) {
+            CHECK_EQ(a->top_ids[j], g->top_ids[j]);
+            CHECK_NEAR(a->top_logprobs[j], g->top_logprobs[j], 2e-4);
+        }
+    }
+}
+
+static void sample_case(int32_t vocab, int32_t used, float scale, bool ties, enum draw_kind kind)
+{
+    static struct test_pass t;
+    static int32_t ints[N_LANES][MAX_LISTS];
+    static struct logit_bias bias[N_LANES][MAX_LISTS];
+    struct pair p;
+    struct backend_limits limits = pair_limits();
+    limits.vocab = vocab;
+    REQUIRE(pair_open(&p, DT_F32, false, &limits));
+    struct seq_spec specs[N_LANES];
+    for (int32_t i = 0; i < N_LANES; i++) {
+        specs[i] = (struct seq_spec){50 + i, i % 3 == 0 ? 9 : 2, i % 3 == 0};
+    }
+    pass_of(&t, specs, N_LANES, false, 77);
+    int32_t n = 0;
+    for (int32_t i = 0; i < N_LANES; i++) {
+        for (int32_t r = 0; r < specs[i].n_new; r++, n++) {
+            t.rows[n].token %= 90; // so that penalties meet likely ids
+            t.out_rows[n] = n;
+            t.draws[n] = (struct pass_draw){
+                .out_row = n,
+                .lane = i,
+                .pos = t.rows[n].pos,
+                .n_prompt = 30,
+                .kind = (uint8_t)kind,
+                .keep = !specs[i].tree && r == specs[i].n_new - 1,
+                .noise = n % 2 == 0,
+                .logprobs = n % 2 == 1,
+                .top_n = n % 4 == 1 ? n % 21 : 0,
+                .tree_row = specs[i].tree ? n : -1,
+            };
+        }
+    }
+    t.pass.n_out = t.pass.n_draws = n;
+    struct pair_tensor logits = make_logits(&p, n, vocab, scale, ties);
+    step_begin(&p);
+    int32_t history[128];
+    for (int32_t i = 0; i < N_LANES; i++) {
+        const struct sampling_params s = params_of(i, ints[i], bias[i]);
+        set_params(&p, i, &s);
+        for (int32_t j = 0; j < 128; j++) {
+            history[j] = (int32_t)(rng_bits(3, j, RNG_TEST, (uint32_t)i) % 60);
+        }
+        for (int b = 0; b < 2; b++) {
+            CHECK_EQ(p.be[b]->ops->lane_tokens(p.be[b], i, 0, 128, history), OK);
+        }
+    }
+    pass_begin(&p, &t);
+    struct sample_args a = {.n_out = n, .n_draws = n, .n_vocab_used = used};
+    BOTH(&p, sample, a, a.logits = logits.t[b]);
+    pass_end(&p);
+    struct pass_results r[2];
+    step_end(&p, r);
+    char what[96];
+    snprintf(what, sizeof what, "vocab %d scale %g ties %d kind %d", vocab, (double)scale, ties,
+             kind);
+    compare_draws(r, what);
+
+    /* What was kept is in the history of both: scored in a pass of its own. */
+    step_begin(&p);
+    for (int32_t i = 0; i < n; i++) {
+        t.draws[i].kind = DRAW_SCORE;
+        t.draws[i].keep = false;
+    }
+    pass_begin(&p, &t);
+    BOTH(&p, sample, a, a.logits = logits.t[b]);
+    pass_end(&p);
+    step_end(&p, r);
+    compare_draws(r, "scores after keeping");
+    pair_close(&p);
+}
+
+TEST(draws_agree)
+{
+    NEED_GPU();
+    for (int ties = 0; ties < 2; ties++) {
+        sample_case(1003, 1003, 2.0f, ties, DRAW_SAMPLE);
+        sample_case(1003, 997, 6.0f, ties, DRAW_SAMPLE);
+        sample_case(32000, 31999, 3.0f, ties, DRAW_SAMPLE);
+        sample_case(128256, 128256, 3.0f, ties, DRAW_SAMPLE);
+        sample_case(1003, 1003, 2.0f, ties, DRAW_DRAFT);
+    }
+}
+
+TEST(bans_of_everything_are_dropped_and_nan_is_never_drawn)
+{
+    NEED_GPU();
+    static struct test_pass t;
+    struct pair p;
+    const struct backend_limits limits = pair_limits();
+    REQUIRE(pair_open(&p, DT_F32, false, &limits));
+    const struct seq_spec specs[] = {{3, 1, false}, {3, 1, false}};
+    pass_of(&t, specs, 2, false, 5);
+    t.out_rows[1] = 1;
+    for (int32_t i = 0; i < 2; i++) {
+        t.draws[i] = (struct pass_draw){.out_row = i, .lane = i, .pos = 3, .tree_row = -1};
+    }
+    t.pass.n_out = t.pass.n_draws = 2;
+    struct pair_tensor logits = make_logits(&p, 2, limits.vocab, 2.0f, false);
+    float *values = tensor_get(&p, &logits, CPU);
+    for (int32_t i = 0; i < limits.vocab; i++) {
+        values[limits.vocab + i] = i % 2 ? NAN : values[limits.vocab + i];
+    }
+    tensor_put(&p, &logits, values);
+    struct sampling_params s = sampling_params_default();
+    const int32_t only = 7, word = 7, length = 1;
+    s.n_allowed = 1;
+    s.allowed = &only;
+    s.n_bad_words = 1;
+    s.bad_word_lengths = &length;
+    s.bad_word_tokens = &word;
+    step_begin(&p);
+    set_params(&p, 0, &s);
+    s = sampling_params_default();
+    s.top_p = 0.9f;
+    set_params(&p, 1, &s);
+    pass_begin(&p, &t);
+    struct sample_args a = {.n_out = 2, .n_draws = 2, .n_vocab_used = limits.vocab};
+    BOTH(&p, sample, a, a.logits = logits.t[b]);
+    pass_end(&p);
+    struct pass_results r[2];
+    step_end(&p, r);
+    for (int32_t i = 0; i < 2; i++) {
+        CHECK_EQ(r[CPU].draws[i].token, r[GPU].draws[i].token);
+    }
+    CHECK(r[GPU].draws[1].token % 2 == 0);
+    free(values);
+    pair_close(&p);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
