@@ -6,8 +6,9 @@ import corpus
 import judge
 import tokenizer as tok
 
-# Prompt tokens of one batch, most cases in it, and the lengths of answers that share a batch.
-BATCH_TOKENS, BATCH_CASES = 250_000, 512
+# Prompt tokens of one batch (fewer where there is no GPU: a mask of all pairs is made), most cases in it, and the
+# lengths of answers that share a batch.
+BATCH_TOKENS, BATCH_CASES = 250_000 if torch.cuda.is_available() else 16_000, 512
 ANSWER_LENGTHS = (64, 256, 1024)
 
 
