@@ -1,4 +1,5 @@
 #include "server/http_private.h"
+#include "server/http_sched.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -475,6 +476,7 @@ static void close_connections(struct http_server *s)
 
 int http_server_run(struct http_server *s)
 {
+    http_sched_prefer_short_slices();
     s->now_ns = clock_now_ns();
     s->tick_base_ns = s->now_ns - s->tick_now * TICK_MS * 1000000LL;
     uv_poll_start(&s->watch, UV_READABLE, on_watch);

@@ -80,7 +80,7 @@ struct http_options {
     unsigned keep_alive_ms;        // [15 s] between comments on a silent stream
     unsigned drain_delay_ms;       // [0] HTTP_DRAINING before HTTP_CLOSING
     unsigned drain_timeout_ms;     // [25 s] for running requests, then on_drain_deadline
-    unsigned dead_peer_ms;         // [10 s] TCP_USER_TIMEOUT; keep-alive probes find it by 11 s
+    unsigned dead_peer_ms;         // [10 s] an unplugged client is gone by then, silent or not
     bool tolerate_half_close;      // a client that shuts its writing side still reads
     int log_fd;                    // one JSON line per request; 0: standard output; -1: none
 
@@ -133,7 +133,8 @@ struct http_stats {
 };
 void http_server_stats(const struct http_server *server, struct http_stats *stats);
 
-/* Thread: any. Cheap; calls coalesce, so on_wake takes all that there is. */
+/* Thread: any, until http_server_close. Cheap; calls coalesce, so on_wake takes all that there
+ * is. */
 void http_wake(struct http_server *server);
 
 /* Runs work(arg) on the thread pool, then done(arg) on the loop. done always comes. */

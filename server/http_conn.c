@@ -19,9 +19,9 @@ static void set_option(int fd, int level, int name, int value)
     setsockopt(fd, level, name, &value, sizeof value); // none of them is vital
 }
 
-/* A peer that vanished without a word is found by probes (5 s, then 2 s apart, three of them), or
- * by unacknowledged bytes that grow older than dead_peer_ms. The small send buffer bounds what the
- * kernel swallows for a reader that stalls (4.2 MB by default). */
+/* A peer that vanished without a word is found by probes (after half of dead_peer_ms, 5 s, then
+ * 2 s apart, three of them), or by unacknowledged bytes that grow older than dead_peer_ms. The
+ * small send buffer bounds what the kernel swallows for a reader that stalls (4.2 MB by default). */
 static void set_socket_options(struct http_conn *c)
 {
     set_option(c->fd, SOL_SOCKET, SO_SNDBUF, 64 << 10);
@@ -30,10 +30,11 @@ static void set_socket_options(struct http_conn *c)
     }
     set_option(c->fd, IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(c->fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set_option(c->fd, IPPROTO_TCP, TCP_KEEPIDLE, 5);
-    set_option(c->fd, IPPROTO_TCP, TCP_KEEPINTVL, 2);
+    int dead_ms = (int)c->server->options.dead_peer_ms;
+    set_option(c->fd, IPPROTO_TCP, TCP_KEEPIDLE, dead_ms < 4000 ? 1 : dead_ms / 2000);
+    set_option(c->fd, IPPROTO_TCP, TCP_KEEPINTVL, dead_ms < 10000 ? 1 : dead_ms / 5000);
     set_option(c->fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
-    set_option(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, (int)c->server->options.dead_peer_ms);
+    set_option(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, dead_ms);
 }
 
 void http_conn_open(struct http_conn *c, struct MHD_Connection *mhd)

@@ -8,7 +8,8 @@ import resource
 import select
 import socket
 import struct
-import threading
+import subprocess
+import sys
 import time
 
 import pytest
@@ -353,6 +354,51 @@ def test_leaving_before_the_request_is_read_counts_too(front):
         s.sendall(request("GET", "/hello"))
         s.shutdown(socket.SHUT_WR)
         assert Reader(s).response().status == 200
+
+
+CLIENT = """
+import socket, sys, time
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+s.sendall(b"GET " + sys.argv[3].encode() + b" HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+print("sent", flush=True)
+time.sleep(60)
+"""
+
+
+def test_an_unplugged_client_is_noticed():
+    """Through a virtual cable that is pulled: the client sends no FIN, no reset, no acknowledgement."""
+    ns, a, b = ("slc%d%s" % (os.getpid() % 100000, x) for x in "nab")
+    ip = lambda *args: subprocess.run(["ip", *args], check=True, capture_output=True)
+    try:
+        ip("netns", "add", ns)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs the right to make a network namespace")
+    clients = []
+    try:
+        ip("link", "add", a, "type", "veth", "peer", "name", b, "netns", ns)
+        ip("addr", "add", "198.18.77.1/30", "dev", a)
+        ip("link", "set", a, "up")
+        ip("-n", ns, "addr", "add", "198.18.77.2/30", "dev", b)
+        ip("-n", ns, "link", "set", b, "up")
+        with Front(listen=["127.0.0.1:0", "198.18.77.1:0"], dead_peer_ms=2000) as f:
+            host, port = f.addresses[1].rsplit(":", 1)
+            for target in ("/hang", "/stream?n=1000000&rate=20", "/stream?n=1&first_ms=60000"):
+                clients.append(subprocess.Popen(["ip", "netns", "exec", ns, sys.executable, "-c", CLIENT, host, port, target],
+                                                stdout=subprocess.PIPE))
+                assert clients[-1].stdout.readline() == b"sent\n"
+            f.wait_for(active=4)
+            ip("-n", ns, "link", "set", b, "down")
+            t = time.monotonic()
+            f.wait_for(active=1, connections=1, live=0, gone=3)
+            took = time.monotonic() - t
+            assert SLOW or took < 2 * 1.5 + 0.5, took  # 10 s by default: within 15
+    finally:
+        for c in clients:
+            c.kill()
+            c.wait()
+            c.stdout.close()
+        subprocess.run(["ip", "netns", "del", ns], capture_output=True)
+        subprocess.run(["ip", "link", "del", a], capture_output=True)
 
 
 def test_half_close_can_be_tolerated():

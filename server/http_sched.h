@@ -1,0 +1,8 @@
+/* How the kernel schedules the loop thread.
+ * Thread: the one that it is about. */
+#ifndef SLUICE_SERVER_HTTP_SCHED_H
+#define SLUICE_SERVER_HTTP_SCHED_H
+
+void http_sched_prefer_short_slices(void);
+
+#endif
