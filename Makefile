@@ -55,6 +55,16 @@ NVCCFLAGS := -std=c++17 -O3 -lineinfo -I. --expt-relaxed-constexpr -Xcompiler -f
              $(foreach a,$(CUARCH),-gencode arch=compute_$(a),code=sm_$(a))
 endif
 
+# What runs is shown in short; V=1 shows whole commands.
+SAY_CC = @echo "  CC    $@";
+SAY_NV = @echo "  NVCC  $@";
+SAY_LD = @echo "  LINK  $@";
+ifeq ($(V),1)
+SAY_CC :=
+SAY_NV :=
+SAY_LD :=
+endif
+
 OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(CUSRC:%.cu=$(BUILD)/%.cu.o)
 MAIN  := $(BUILD)/server/main.o
 UNIT_SRC  := $(wildcard test/unit/*/*_test.c test/op/*_test.c test/sim/*_test.c test/model/*_test.c test/fuzz/*_test.c)
@@ -71,22 +81,22 @@ all: $(BUILD)/sluice  ## build the program (build/sluice)
 	@mkdir -p build && ln -sfn $(FLAVOUR)/sluice build/sluice
 
 $(BUILD)/sluice: $(OBJ) $(MAIN)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(SAY_LD) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(CFLAGS_$(subst /,_,$*)) -MMD -MP -c -o $@ $<
+	$(SAY_CC) $(CC) $(CFLAGS) $(CFLAGS_$(subst /,_,$*)) -MMD -MP -c -o $@ $<
 
 $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $<
+	$(SAY_NV) $(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $<
 
 # Tests link everything but main; a wildcard finds them.
 $(BUILD)/libsluice.a: $(OBJ)
 	@rm -f $@ && ar rcs $@ $^
 $(UNIT) $(SERVERS) $(BENCHES): $(BUILD)/%: %.c $(SUPPORT) $(BUILD)/libsluice.a test/check.h
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP -o $@ $< $(SUPPORT) $(BUILD)/libsluice.a $(LIBS)
+	$(SAY_LD) $(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP -o $@ $< $(SUPPORT) $(BUILD)/libsluice.a $(LIBS)
 
 test: all test-binaries check  ## everything that a plain checkout can prove
 	@test/run $(UNIT) $(PYTESTS)
