@@ -91,6 +91,8 @@ $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(SAY_NV) $(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $<
 
+$(BUILD)/server/status_page.o: server/status_page.html
+
 # Tests link everything but main; a wildcard finds them.
 $(BUILD)/libsluice.a: $(OBJ)
 	@rm -f $@ && ar rcs $@ $^

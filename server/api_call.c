@@ -1,0 +1,649 @@
+/* The life of a call: see api.h. */
+#include "server/api.h"
+
+#include "engine/base/assert.h"
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+#include "server/log_request.h"
+#include "server/prepare.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OUTPUT_MAX_BYTES = 1 << 30, CHUNK_MAX_BYTES = 64 << 20 };
+
+static void on_gone(struct http_request *req, enum http_gone why, void *arg);
+static void on_writable(struct http_request *req, void *arg);
+static const struct http_events events = {on_gone, on_writable};
+
+void reply_api_error(struct http_request *req, const struct api_error *e)
+{
+    struct reply_error r = {
+        .status = e->status,
+        .type = e->type,
+        .code = e->code,
+        .param = e->param[0] ? e->param : NULL,
+        .retry_after_s = e->retry_after_s,
+        .message = e->message,
+    };
+    http_log(req)->error = e->code;
+    reply_error(req, &r);
+}
+
+/* ---- the end ---------------------------------------------------------------------------------- */
+
+static void call_free(struct api_call *c)
+{
+    *c->link = c->next;
+    if (c->next) {
+        c->next->link = c->link;
+    }
+    c->api->n_calls--;
+    for (size_t i = 0; i < c->n_choices; i++) {
+        api_choice_deinit(&c->choices[i]);
+    }
+    for (size_t i = 0; i < c->n_requests; i++) {
+        free(c->requests[i].prompt_logprobs);
+        free(c->requests[i].pooled);
+    }
+    free(c->choices);
+    free(c->requests);
+    free(c->memory);
+    if (c->extra && c->format->forget) {
+        c->format->forget(c);
+    }
+    free(c->extra);
+    buf_deinit(&c->chunk_head);
+    api_request_deinit(&c->request);
+    free(c);
+}
+
+/* Both sides have let go? Within engine_drain the memory must outlast the drain. */
+static void release(struct api_call *c)
+{
+    if (!c->req && !c->preparing && c->n_done == c->n_submitted) {
+        if (!c->api->in_drain) {
+            call_free(c);
+        } else if (!c->dead) {
+            c->dead = true;
+            c->api->n_dead++;
+        }
+    }
+}
+
+static void free_dead(struct api *a)
+{
+    for (struct api_call *c = a->calls, *next; c && a->n_dead > 0; c = next) {
+        next = c->next;
+        if (c->dead) {
+            a->n_dead--;
+            call_free(c);
+        }
+    }
+}
+
+static void cancel(struct api_call *c)
+{
+    for (size_t i = 0; i < c->n_submitted; i++) {
+        if (!c->requests[i].done) {
+            engine_cancel(c->api->engine, &c->requests[i]);
+        }
+    }
+}
+
+void api_ended(struct api_call *c)
+{
+    c->req = NULL;
+    http_timer_stop(c->api->http, &c->deadline);
+    cancel(c);
+    release(c);
+}
+
+void api_fail(struct api_call *c, const struct api_error *e)
+{
+    struct http_request *req = c->req;
+    if (!req) {
+        return;
+    }
+    struct reply_error r = {
+        .status = e->status,
+        .type = e->type,
+        .code = e->code,
+        .param = e->param[0] ? e->param : NULL,
+        .retry_after_s = e->retry_after_s,
+        .message = e->message,
+    };
+    http_log(req)->error = e->code;
+    http_log(req)->finish = "error";
+    if (c->request.stream && http_stream_head_sent(req)) {
+        bool done = c->request.kind != API_RESPONSES;
+        reply_stream_end(req, &r, done);
+    } else {
+        reply_error(req, &r);
+    }
+    api_ended(c);
+}
+
+void api_abort_all(struct api *a, const struct api_error *e)
+{
+    for (struct api_call *c = a->calls, *next; c; c = next) {
+        next = c->next;
+        if (c->req && !c->preparing) {
+            api_fail(c, e);
+        }
+    }
+}
+
+static void on_gone(struct http_request *req, enum http_gone why, void *arg)
+{
+    struct api_call *c = arg;
+    struct metrics *m = &c->api->metrics;
+    c->gone = true;
+    m->aborted[why == HTTP_GONE_SLOW       ? ABORT_SLOW_READER
+               : why == HTTP_GONE_SHUTDOWN ? ABORT_SHUTDOWN
+                                           : ABORT_DISCONNECT]++;
+    if (c->preparing) {
+        return; // the pool still reads the body
+    }
+    http_log(req)->finish = "cancelled";
+    http_reply(req, 499, "text/plain", "", 0);
+    api_ended(c);
+}
+
+/* ---- deadlines -------------------------------------------------------------------------------- */
+
+static void on_deadline(struct http_timer *timer, void *arg)
+{
+    struct api_call *c = arg;
+    struct api_error e = {0};
+    (void)timer;
+    if (!c->req || c->preparing) {
+        return;
+    }
+    if (c->deadline_is_queue && !c->first_token) {
+        api_error_set(&e, 503, "queue_timeout", NULL,
+                      "The request waited too long for its first token.");
+        e.retry_after_s = 5;
+        c->api->metrics.rejected[REJECT_DEADLINE]++;
+    } else {
+        api_error_set(&e, 504, "request_timeout", NULL, "The request took too long.");
+        c->api->metrics.aborted[ABORT_DEADLINE]++;
+    }
+    e.type = "server_error";
+    api_fail(c, &e);
+}
+
+static double positive_header(const struct http_request *req, const char *name)
+{
+    const char *text = http_header(req, name);
+    double v = text ? strtod(text, NULL) : 0;
+    return v > 0 && v < 864000 ? v : 0;
+}
+
+static void start_deadline(struct api_call *c)
+{
+    const struct config *config = c->api->config;
+    double total = config->request_timeout, queue = config->queue_timeout;
+    if (c->request.timeout_s > 0 && c->request.timeout_s < total) {
+        total = c->request.timeout_s;
+    }
+    /* Past its own patience nobody is listening: the SDKs say how much that is. */
+    double client = positive_header(c->req, "x-stainless-read-timeout");
+    client = client > 0 ? client : positive_header(c->req, "x-stainless-timeout");
+    if (client > 0) {
+        queue = client < queue ? client : queue;
+    }
+    c->deadline_is_queue = !c->first_token && queue < total;
+    double wait = c->deadline_is_queue ? queue : total;
+    double spent = (double)(clock_now_ns() - c->t_start_ns) * 1e-9;
+    int64_t ms = (int64_t)ceil((wait - spent) * 1000);
+    http_timer_start(c->api->http, &c->deadline, ms > 1 ? ms : 1, on_deadline, c);
+}
+
+/* ---- submission ------------------------------------------------------------------------------- */
+
+static bool no_memory(struct api_error *e)
+{
+    return api_error_set(e, 400, "invalid_value", "max_tokens",
+                         "The answers that this request asks for would not fit in memory; ask for "
+                         "fewer or shorter ones, or for fewer logprobs.");
+}
+
+/* One block for the outputs of all samples: tokens, then logprobs with their lists. */
+static bool make_outputs(struct api_call *c, struct api_error *e)
+{
+    const struct api_request *r = &c->request;
+    size_t per = sizeof(int32_t), n_top = (size_t)r->params.top_logprobs, total = 0;
+    if (r->params.logprobs) {
+        per += sizeof(struct token_logprobs) + n_top * (sizeof(int32_t) + sizeof(float));
+    }
+    size_t n = (size_t)r->n;
+    for (size_t i = 0; i < r->n_prompts; i++) {
+        size_t room = ((size_t)r->prompts[i].max_tokens + 2) & ~(size_t)1;
+        total += n * (room * per + sizeof(struct engine_output) + 64);
+        if (total > OUTPUT_MAX_BYTES) {
+            return no_memory(e);
+        }
+    }
+    c->memory = calloc(1, total);
+    c->requests = calloc(r->n_prompts, sizeof c->requests[0]);
+    c->choices = calloc(r->n_prompts * n, sizeof c->choices[0]);
+    if (!c->memory || !c->requests || !c->choices) {
+        return no_memory(e);
+    }
+    c->n_requests = r->n_prompts;
+    char *at = c->memory;
+    for (size_t i = 0; i < r->n_prompts; i++) {
+        size_t room = ((size_t)r->prompts[i].max_tokens + 2) & ~(size_t)1;
+        c->requests[i].outputs = (struct engine_output *)at;
+        at += n * sizeof(struct engine_output);
+        for (size_t k = 0; k < n; k++) {
+            struct engine_output *o = &c->requests[i].outputs[k];
+            o->stop_id = -1;
+            if (r->params.logprobs) {
+                o->logprobs = (struct token_logprobs *)at;
+                at += room * sizeof o->logprobs[0];
+                for (size_t t = 0; t < room; t++) {
+                    o->logprobs[t].top_ids = (int32_t *)at;
+                    at += n_top * sizeof(int32_t);
+                    o->logprobs[t].top_logprobs = (float *)at;
+                    at += n_top * sizeof(float);
+                }
+            }
+            o->tokens = (int32_t *)at;
+            at += room * sizeof(int32_t);
+        }
+        at += (16 - ((uintptr_t)at & 15)) & 15;
+    }
+    return true;
+}
+
+/* Lists for the prompt's own log-probabilities. */
+static bool make_prompt_logprobs(struct api_call *c, struct engine_request *r, struct api_error *e)
+{
+    size_t n_top = (size_t)c->request.params.prompt_top_logprobs, n = (size_t)r->n_prompt;
+    size_t per = sizeof(struct token_logprobs) + n_top * (sizeof(int32_t) + sizeof(float));
+    char *at = mem_try_calloc(n, per);
+    if (!at) {
+        return no_memory(e);
+    }
+    r->prompt_logprobs = (struct token_logprobs *)at;
+    at += n * sizeof(struct token_logprobs);
+    for (size_t i = 0; i < n; i++) {
+        r->prompt_logprobs[i].top_ids = (int32_t *)at;
+        at += n_top * sizeof(int32_t);
+        r->prompt_logprobs[i].top_logprobs = (float *)at;
+        at += n_top * sizeof(float);
+    }
+    return true;
+}
+
+static bool make_requests(struct api_call *c, struct api_error *e)
+{
+    const struct api_request *r = &c->request;
+    if (!make_outputs(c, e)) {
+        return false;
+    }
+    for (size_t i = 0; i < c->n_requests; i++) {
+        struct engine_request *q = &c->requests[i];
+        q->prompt = r->prompts[i].ids;
+        q->n_prompt = r->prompts[i].n;
+        q->params = r->params;
+        q->params.max_tokens = r->prompts[i].max_tokens;
+        q->n = r->n;
+        q->priority = r->priority;
+        q->cache_salt = r->cache_salt;
+        q->user = c;
+        if (r->kind == API_EMBEDDINGS) {
+            q->pool = POOL_MEAN;
+            q->pooled = mem_try_calloc((size_t)r->model->info->hidden, sizeof(float));
+            if (!q->pooled) {
+                return no_memory(e);
+            }
+        }
+        if (r->params.prompt_logprobs && !make_prompt_logprobs(c, q, e)) {
+            return false;
+        }
+        for (int32_t k = 0; k < r->n; k++) {
+            size_t index = i * (size_t)r->n + (size_t)k;
+            api_choice_init(&c->choices[index], c, (int32_t)index, q, k);
+            c->n_choices++;
+        }
+    }
+    return true;
+}
+
+static int retry_after(const struct engine_stats *s)
+{
+    int32_t lanes = s->n_running > 0 ? s->n_running : 1;
+    int32_t wait = 1 + s->n_waiting / lanes;
+    return wait > 30 ? 30 : wait;
+}
+
+/* Admission: by requests and by prompt tokens that wait. */
+static bool admit(struct api_call *c, struct api_error *e)
+{
+    struct engine_stats s;
+    const struct config *config = c->api->config;
+    engine_stats(c->api->engine, &s);
+    int64_t tokens = 0, sequences = (int64_t)c->request.n_prompts * c->request.n;
+    for (size_t i = 0; i < c->request.n_prompts; i++) {
+        tokens += c->request.prompts[i].n;
+    }
+    bool waits = s.n_waiting > 0; // a single large request must not be refused for ever
+    bool full = s.n_waiting + sequences > config->max_num_queued_reqs && waits;
+    bool heavy = s.waiting_tokens + tokens > config->max_num_queued_tokens && waits;
+    if (!full && !heavy) {
+        return true;
+    }
+    e->retry_after_s = retry_after(&s);
+    c->api->metrics.rejected[REJECT_QUEUE_FULL]++;
+    e->type = "server_error";
+    return api_error_set(e, (int)config->overload_status, "server_overloaded", NULL,
+                         "The server is overloaded: too many requests are waiting.");
+}
+
+static bool submit_all(struct api_call *c, struct api_error *e)
+{
+    for (size_t i = 0; i < c->n_requests; i++) {
+        struct err err = {""};
+        enum status st = engine_submit(c->api->engine, &c->requests[i], &err);
+        if (st == OK) {
+            c->n_submitted++;
+            continue;
+        }
+        struct engine_stats s;
+        engine_stats(c->api->engine, &s);
+        if (st == ERR_BUSY) {
+            e->retry_after_s = retry_after(&s);
+            e->type = "server_error";
+            c->api->metrics.rejected[REJECT_QUEUE_FULL]++;
+            return api_error_set(e, (int)c->api->config->overload_status, "server_overloaded",
+                                 NULL, "The server is overloaded: its queue is full.");
+        }
+        if (st == ERR_INVALID) {
+            return api_error_set(e, 400, "invalid_value", NULL, "%s", err.text);
+        }
+        c->api->metrics.rejected[REJECT_DEAD]++;
+        return api_error_set(e, 503, "engine_dead", NULL, "The engine does not take requests.");
+    }
+    return true;
+}
+
+static void start_stream(struct api_call *c)
+{
+    http_stream_begin(c->req, NULL);
+    if (c->format->begin) {
+        c->format->begin(c);
+    }
+}
+
+static void log_prompt(struct api_call *c)
+{
+    struct request_log *log = http_log(c->req);
+    int64_t n = 0;
+    for (size_t i = 0; i < c->request.n_prompts; i++) {
+        n += c->request.prompts[i].n;
+    }
+    log->n_prompt_tokens = n;
+    snprintf(log->model, sizeof log->model, "%s", c->request.model_name);
+}
+
+/* Endpoints that need no engine answer here. */
+static bool reply_directly(struct api_call *c)
+{
+    switch (c->request.kind) {
+    case API_TOKENIZE: api_reply_tokenize(c); return true;
+    case API_DETOKENIZE: api_reply_detokenize(c); return true;
+    case API_RESPONSES_INPUT_TOKENS: api_reply_input_tokens(c); return true;
+    default: return false;
+    }
+}
+
+static void prepared(void *arg)
+{
+    struct api_call *c = arg;
+    struct api_error e = c->request.error;
+    c->preparing = false;
+    c->t_prepared_ns = clock_now_ns();
+    if (c->gone) {
+        http_log(c->req)->finish = "cancelled";
+        http_reply(c->req, 499, "text/plain", "", 0);
+        api_ended(c);
+        return;
+    }
+    if (e.status == 0) {
+        log_prompt(c);
+        http_body_free(c->req);
+        if (reply_directly(c)) {
+            api_ended(c);
+            return;
+        }
+        if (admit(c, &e) && make_requests(c, &e) && submit_all(c, &e)) {
+            metrics_observe(&c->api->metrics, HIST_N, c->request.n);
+            metrics_observe(&c->api->metrics, HIST_MAX_TOKENS, c->requests[0].params.max_tokens);
+            start_deadline(c);
+            if (c->request.stream) {
+                start_stream(c);
+            }
+            return;
+        }
+    }
+    api_fail(c, &e);
+}
+
+static void work(void *arg)
+{
+    prepare_request(&((struct api_call *)arg)->request);
+}
+
+/* Whether generation is possible at all right now. */
+static bool refuse(struct api *a, struct api_error *e)
+{
+    e->type = "server_error";
+    if (a->load_failed || a->health == HEALTH_DEAD) {
+        a->metrics.rejected[REJECT_DEAD]++;
+        api_error_set(e, 503, "engine_dead", NULL, "The engine has failed.");
+        return true;
+    }
+    if (!a->ready) {
+        a->metrics.rejected[REJECT_LOADING]++;
+        e->retry_after_s = 2;
+        api_error_set(e, 503, "model_loading", NULL, "The model is still loading.");
+        return true;
+    }
+    return false;
+}
+
+void api_start(struct api *a, struct http_request *req, enum api_kind kind,
+               const struct api_format *format, const char *id_prefix)
+{
+    struct api_error e = {0};
+    if (refuse(a, &e)) {
+        reply_api_error(req, &e);
+        return;
+    }
+    struct api_call *c = xcalloc(1, sizeof *c);
+    const char *retries = http_header(req, "x-stainless-retry-count");
+    c->api = a;
+    c->req = req;
+    c->format = format;
+    c->request.kind = kind;
+    c->request.model = &a->model;
+    c->request.text = http_body(req, &c->request.n_bytes);
+    c->request.seed = a->next_seed = a->next_seed * 6364136223846793005ULL + 1442695040888963407ULL;
+    c->created = clock_wall_sec();
+    c->t_start_ns = clock_now_ns();
+    buf_init(&c->chunk_head, CHUNK_MAX_BYTES);
+    snprintf(c->id, sizeof c->id, "%s%.60s", id_prefix, http_request_id(req));
+    c->next = a->calls;
+    c->link = &a->calls;
+    if (c->next) {
+        c->next->link = &c->next;
+    }
+    a->calls = c;
+    a->n_calls++;
+    if (retries && atoi(retries) > 0) {
+        http_log(req)->retry_count = (unsigned)atoi(retries);
+        a->metrics.client_retries++;
+    }
+    c->preparing = true;
+    http_defer(req, &events, c);
+    http_pool_run(a->http, work, prepared, c);
+}
+
+/* ---- progress --------------------------------------------------------------------------------- */
+
+static void fail_with_engine(struct api_call *c, const struct engine_request *r)
+{
+    struct api_error e = {0};
+    if (r->error == ERR_INVALID || r->error == ERR_LIMIT) {
+        api_error_set(&e, 400, "invalid_value", NULL, "%s", r->error_text);
+    } else if (r->error == ERR_BUSY) {
+        e.retry_after_s = 5;
+        api_error_set(&e, 503, "server_overloaded", NULL, "%s", r->error_text);
+    } else if (r->error == OK || r->error == ERR_CANCELLED) {
+        e.type = "server_error";
+        api_error_set(&e, 503, "server_draining", NULL, "The server is shutting down.");
+    } else {
+        e.type = "server_error";
+        api_error_set(&e, 500, "internal_error", NULL, "The engine failed: %s", r->error_text);
+    }
+    api_fail(c, &e);
+}
+
+static void log_end(struct api_call *c)
+{
+    struct request_log *log = http_log(c->req);
+    struct api_usage u = api_usage_of(c);
+    log->n_output_tokens = u.completion;
+    log->n_cached_tokens = u.cached;
+    log->finish = c->n_choices > 0 ? c->choices[0].finish : "stop";
+}
+
+static void note_first_token(struct api_call *c, const struct engine_request *r, int64_t now_ns)
+{
+    c->first_token = true;
+    struct request_log *log = http_log(c->req);
+    log->first_token_ns = now_ns - http_arrived_ns(c->req);
+    log->queued_ns = r->t_scheduled_ns > 0 ? r->t_scheduled_ns - http_arrived_ns(c->req) : -1;
+    metrics_observe(&c->api->metrics, HIST_TTFT, (double)log->first_token_ns * 1e-9);
+    if (c->deadline_is_queue) {
+        start_deadline(c);
+    }
+}
+
+/* Takes what the engine has made of one request. */
+static void progress(struct api_call *c, struct engine_request *r, int64_t now_ns)
+{
+    bool slow = c->request.stream && http_stream_is_full(c->req);
+    size_t first = (size_t)(r - c->requests) * (size_t)c->request.n;
+    for (size_t i = first; !slow && i < first + (size_t)c->request.n; i++) {
+        struct api_choice *ch = &c->choices[i];
+        if (ch->finish) {
+            continue;
+        }
+        int32_t before = ch->n_taken;
+        bool ended = api_choice_progress(ch, now_ns);
+        if (!c->first_token && ch->n_taken > before) {
+            note_first_token(c, r, now_ns);
+        }
+        c->n_finished += ended;
+    }
+}
+
+/* A whole request of the engine is over. */
+static void observe_done(struct api_call *c, const struct engine_request *r)
+{
+    struct metrics *m = &c->api->metrics;
+    int32_t total = 0, longest = 0;
+    for (int32_t i = 0; i < r->n; i++) {
+        int32_t n = atomic_load(&r->outputs[i].n_tokens);
+        total += n;
+        longest = n > longest ? n : longest;
+        m->finished[atomic_load(&r->outputs[i].finish)]++;
+    }
+    metrics_observe(m, HIST_PROMPT_TOKENS, r->n_prompt);
+    metrics_observe(m, HIST_GENERATION_TOKENS, total);
+    metrics_observe(m, HIST_MAX_GENERATION_TOKENS, longest);
+    metrics_observe(m, HIST_E2E, (double)(clock_now_ns() - c->t_start_ns) * 1e-9);
+    if (r->t_scheduled_ns > 0) {
+        metrics_observe(m, HIST_QUEUE, (double)(r->t_scheduled_ns - r->t_submit_ns) * 1e-9);
+        metrics_observe(m, HIST_INFERENCE, (double)(r->t_done_ns - r->t_scheduled_ns) * 1e-9);
+    }
+    if (r->t_first_token_ns > 0 && r->t_scheduled_ns > 0) {
+        double decode = (double)(r->t_done_ns - r->t_first_token_ns) * 1e-9;
+        metrics_observe(m, HIST_PREFILL, (double)(r->t_first_token_ns - r->t_scheduled_ns) * 1e-9);
+        metrics_observe(m, HIST_DECODE, decode);
+        if (longest > 1) {
+            metrics_observe(m, HIST_TPOT, decode / (longest - 1));
+        }
+    }
+}
+
+static void finish_if_complete(struct api_call *c)
+{
+    bool pools = c->request.kind == API_EMBEDDINGS;
+    if (c->req && (pools ? c->n_done == c->n_requests : c->n_finished == c->n_choices)) {
+        log_end(c);
+        c->format->end(c);
+        api_ended(c);
+    }
+}
+
+static void on_event(struct engine_request *r, void *arg)
+{
+    struct api_call *c = r->user;
+    int64_t now_ns = *(const int64_t *)arg;
+    bool done = r->done;
+    if (c->req && c->request.kind != API_EMBEDDINGS) {
+        progress(c, r, now_ns);
+    }
+    if (done) {
+        c->n_done++;
+        observe_done(c, r);
+        int32_t finish = atomic_load(&r->outputs[0].finish);
+        bool failed = r->error != OK || finish == FINISH_ERROR || finish == FINISH_CANCELLED;
+        bool told = true;
+        for (int32_t i = 0; i < r->n; i++) {
+            size_t index = (size_t)(r - c->requests) * (size_t)r->n + (size_t)i;
+            told = told && c->choices[index].finish;
+        }
+        if (c->req && failed && !told) {
+            fail_with_engine(c, r);
+            return;
+        }
+    }
+    if (c->req) {
+        finish_if_complete(c);
+    } else {
+        release(c);
+    }
+}
+
+void api_on_wake(void *arg)
+{
+    struct api *a = arg;
+    int64_t now_ns = clock_now_ns();
+    if (a->engine) {
+        a->in_drain = true;
+        engine_drain(a->engine, on_event, &now_ns);
+        a->in_drain = false;
+        free_dead(a);
+    }
+}
+
+static void on_writable(struct http_request *req, void *arg)
+{
+    struct api_call *c = arg;
+    (void)req;
+    int64_t now_ns = clock_now_ns();
+    for (size_t i = 0; c->req && i < c->n_requests; i++) {
+        progress(c, &c->requests[i], now_ns);
+    }
+    if (c->req) {
+        finish_if_complete(c);
+    }
+}

@@ -1,0 +1,293 @@
+#include "server/api_model.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/file.h"
+#include "engine/base/hash.h"
+#include "engine/base/json.h"
+#include "engine/base/json_scan.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TEXT_MAX_BYTES = 64 << 20 };
+
+static char *path_in(const char *dir, const char *name)
+{
+    struct buf b;
+    buf_init(&b, 8192);
+    buf_printf(&b, "%s/%s", dir, name);
+    return b.data;
+}
+
+/* NULL if the file is not there or is too large. */
+static char *read_in(const char *dir, const char *name, size_t *n_bytes)
+{
+    char *path = path_in(dir, name), *text = NULL;
+    if (path && file_exists(path) && file_read(path, TEXT_MAX_BYTES, &text, n_bytes, NULL) != OK) {
+        text = NULL;
+    }
+    free(path);
+    return text;
+}
+
+/* ---- names ------------------------------------------------------------------------------------ */
+
+static void make_names(struct api_model *m, const struct config *config)
+{
+    const struct string_list *given = &config->served_model_name;
+    size_t n = given->n > 0 ? given->n : 2;
+    const char **names = xcalloc(n, sizeof names[0]);
+    if (given->n > 0) {
+        for (size_t i = 0; i < n; i++) {
+            names[i] = given->items[i];
+        }
+    } else {
+        const char *slash = strrchr(config->model, '/');
+        names[0] = config->model;
+        names[1] = slash && slash[1] ? slash + 1 : config->model;
+        n = names[0] == names[1] ? 1 : 2;
+    }
+    m->names = names;
+    m->n_names = n;
+}
+
+const char *api_model_name(const struct api_model *m, const char *name)
+{
+    for (size_t i = 0; name && i < m->n_names; i++) {
+        if (strcmp(m->names[i], name) == 0) {
+            return m->names[i];
+        }
+    }
+    return name ? NULL : m->names[0];
+}
+
+/* ---- the chat template ------------------------------------------------------------------------ */
+
+/* All the template text there is, to look for the signs of tools and reasoning in. */
+static void collect(const struct json *node, struct buf *out)
+{
+    if (json_string(node)) {
+        buf_puts(out, json_string(node));
+        buf_putc(out, '\n');
+    }
+    for (const struct json *c = json_first(node); c && json_is(node, JSON_ARRAY);
+         c = json_next(c)) {
+        const char *text = json_get_string(c, "template");
+        buf_puts(out, text ? text : "");
+        buf_putc(out, '\n');
+    }
+}
+
+static void template_text(const char *dir, struct buf *out)
+{
+    size_t n_bytes = 0;
+    char *text = read_in(dir, "chat_template.jinja", &n_bytes);
+    if (text) {
+        buf_put(out, text, n_bytes);
+        free(text);
+        return;
+    }
+    text = read_in(dir, "tokenizer_config.json", &n_bytes);
+    struct json *root = NULL;
+    if (text && json_parse(text, n_bytes, NULL, &root, NULL) == OK) {
+        collect(json_get(root, "chat_template"), out);
+    }
+    json_free(root);
+    free(text);
+}
+
+static enum status open_template(struct api_model *m, const struct config *config, struct err *err)
+{
+    struct buf text;
+    buf_init(&text, TEXT_MAX_BYTES);
+    enum status st = OK;
+    if (config->chat_template && file_exists(config->chat_template)) {
+        char *data;
+        size_t n_bytes;
+        st = file_read(config->chat_template, TEXT_MAX_BYTES, &data, &n_bytes, err);
+        if (st == OK) {
+            buf_put(&text, data, n_bytes);
+            free(data);
+        }
+    } else if (config->chat_template) {
+        buf_puts(&text, config->chat_template);
+        if (!strchr(config->chat_template, '{')) {
+            st = err_set(err, ERR_IO, "chat-template: no file '%.100s'", config->chat_template);
+        }
+    }
+    if (st == OK && config->chat_template) {
+        st = chat_template_compile(text.data, text.n_bytes, config->model, &m->template, err);
+    } else if (st == OK) {
+        st = chat_template_load(config->model, &m->template, err);
+        template_text(config->model, &text);
+    }
+    const char *all = text.data ? text.data : "";
+    m->reasoning = strcmp(config->reasoning_parser, "think") == 0     ? REASONING_THINK
+                   : strcmp(config->reasoning_parser, "mistral") == 0 ? REASONING_MISTRAL
+                   : strcmp(config->reasoning_parser, "none") == 0    ? REASONING_NONE
+                                                                      : reasoning_for_template(all);
+    bool none = strcmp(config->tool_call_parser, "none") == 0;
+    bool chosen = strcmp(config->tool_call_parser, "auto") != 0;
+    m->parser = none     ? NULL
+                : chosen ? tool_parser_find(config->tool_call_parser)
+                         : tool_parser_for_template(all);
+    buf_deinit(&text);
+    return st;
+}
+
+/* ---- sampling defaults ------------------------------------------------------------------------ */
+
+static void set_float(const struct json *o, const char *key, float *v)
+{
+    const struct json *n = json_get(o, key);
+    if (json_is(n, JSON_NUMBER)) {
+        *v = (float)json_number(n, 0);
+    }
+}
+
+static void set_defaults(struct api_model *m, const struct json *o)
+{
+    struct sampling_params *p = &m->defaults;
+    set_float(o, "temperature", &p->temperature);
+    set_float(o, "top_p", &p->top_p);
+    set_float(o, "min_p", &p->min_p);
+    set_float(o, "repetition_penalty", &p->repetition_penalty);
+    set_float(o, "frequency_penalty", &p->frequency_penalty);
+    set_float(o, "presence_penalty", &p->presence_penalty);
+    p->top_k = (int32_t)json_get_int(o, "top_k", p->top_k);
+    if (json_is(json_get(o, "do_sample"), JSON_BOOL) && !json_get_bool(o, "do_sample", true)) {
+        p->temperature = 0; // greedy
+    }
+    int64_t max = json_get_int(o, "max_new_tokens", 0);
+    if (max > 0 && max < INT32_MAX) {
+        m->has_default_max_tokens = true;
+        p->max_tokens = (int32_t)max;
+    }
+}
+
+static enum status open_defaults(struct api_model *m, const struct config *config, struct err *err)
+{
+    const char *from = config->generation_config;
+    m->defaults = sampling_params_default();
+    if (strcmp(from, "auto") == 0) {
+        m->defaults = m->info->defaults;
+        m->defaults.max_tokens = 16;
+    }
+    size_t n_bytes = 0;
+    char *text = NULL;
+    if (strcmp(from, "vllm") != 0) {
+        const char *dir = strcmp(from, "auto") == 0 ? config->model : from;
+        text = read_in(dir, "generation_config.json", &n_bytes);
+        if (!text && dir == from) {
+            return err_set(err, ERR_IO, "generation-config: no generation_config.json in '%.200s'",
+                           from);
+        }
+    }
+    struct json *root = NULL;
+    enum status st = text ? json_parse(text, n_bytes, NULL, &root, err) : OK;
+    free(text);
+    if (st == OK && root) {
+        int64_t max = json_get_int(root, "max_new_tokens", 0);
+        if (strcmp(from, "auto") != 0) {
+            set_defaults(m, root);
+        } else if (max > 0 && max < INT32_MAX) { // the engine has read the rest
+            m->has_default_max_tokens = true;
+            m->defaults.max_tokens = (int32_t)max;
+        }
+    }
+    json_free(root);
+    root = NULL;
+    if (st == OK && config->override_generation_config) {
+        const char *own = config->override_generation_config;
+        st = json_parse(own, strlen(own), NULL, &root, err);
+        set_defaults(m, root);
+        json_free(root);
+    }
+    return st == OK ? OK : err_prefix(err, st, "generation-config");
+}
+
+/* ---- what clients may ask about the tokenizer ------------------------------------------------- */
+
+static void make_tokenizer_info(struct api_model *m, const char *dir)
+{
+    size_t n_bytes = 0;
+    char *text = read_in(dir, "tokenizer_config.json", &n_bytes);
+    if (!text) {
+        return;
+    }
+    struct json *root = NULL;
+    struct buf out, template;
+    buf_init(&out, TEXT_MAX_BYTES);
+    buf_init(&template, TEXT_MAX_BYTES);
+    if (json_parse(text, n_bytes, NULL, &root, NULL) == OK && json_is(root, JSON_OBJECT)) {
+        size_t end = n_bytes;
+        while (end > 0 && text[end - 1] != '}') {
+            end--;
+        }
+        buf_put(&out, text, end - 1);
+        if (!json_get(root, "chat_template")) {
+            template_text(dir, &template);
+            buf_puts(&out, json_first(root) ? ",\"chat_template\":" : "\"chat_template\":");
+            if (template.n_bytes > 0) {
+                buf_put_json(&out, template.data, template.n_bytes);
+            } else {
+                buf_puts(&out, "null");
+            }
+        }
+        buf_putc(&out, '}');
+        m->tokenizer_info = xstrndup(out.data, out.n_bytes);
+    }
+    json_free(root);
+    buf_deinit(&out);
+    buf_deinit(&template);
+    free(text);
+}
+
+static bool has_tokenizer(const char *path)
+{
+    char *file = path_in(path, "tokenizer.json");
+    bool there = (file && file_exists(file)) || (strstr(path, ".json") && file_exists(path));
+    free(file);
+    return there;
+}
+
+enum status api_model_open(struct api_model *m, const struct config *config,
+                           const struct engine_info *info, struct err *err)
+{
+    *m = (struct api_model){.config = config, .info = info, .created = clock_wall_sec()};
+    const char *from = config->tokenizer ? config->tokenizer : config->model;
+    make_names(m, config);
+    uint64_t h = hash_bytes(config->model, strlen(config->model), (uint64_t)info->n_parameters);
+    h ^= hash_bytes(SLUICE_VERSION, strlen(SLUICE_VERSION), (uint64_t)info->dtype);
+    snprintf(m->fingerprint, sizeof m->fingerprint, "fp_%010" PRIx64,
+             h & (uint64_t)0xffffffffff);
+    enum status st = OK;
+    if (has_tokenizer(from)) {
+        st = tokenizer_load(from, &m->tok, err);
+    } else if (config->tokenizer) {
+        st = err_set(err, ERR_IO, "tokenizer: no tokenizer.json in '%.200s'", from);
+    } else {
+        log_warn("no tokenizer.json beside the model: prompts must be token ids");
+    }
+    st = st == OK ? open_template(m, config, err) : st;
+    st = st == OK ? open_defaults(m, config, err) : st;
+    if (st != OK) {
+        api_model_close(m);
+        return st;
+    }
+    make_tokenizer_info(m, config->model);
+    return OK;
+}
+
+void api_model_close(struct api_model *m)
+{
+    tokenizer_free(m->tok);
+    chat_template_free(m->template);
+    free((void *)m->names);
+    free(m->tokenizer_info);
+    *m = (struct api_model){0};
+}

@@ -1,0 +1,37 @@
+/* What is served: names, tokenizer, chat template, limits, defaults. Filled while the program
+ * starts, constant once `ready`.
+ * Thread: any, after `ready`. */
+#ifndef SLUICE_SERVER_API_MODEL_H
+#define SLUICE_SERVER_API_MODEL_H
+
+#include "engine/engine.h"
+#include "engine/tokenizer.h"
+#include "server/chat_template.h"
+#include "server/config.h"
+#include "server/output.h"
+
+struct api_model {
+    const struct config *config;
+    const char *const *names; // as clients may call it; the first is the default
+    size_t n_names;
+    struct tokenizer *tok;           // NULL: ids only
+    struct chat_template *template;  // NULL: none
+    const struct engine_info *info;
+    struct sampling_params defaults; // generation_config.json, overridden by the configuration
+    bool has_default_max_tokens;
+    enum reasoning_kind reasoning;
+    const struct tool_parser *parser; // NULL: tool calls are text
+    char *tokenizer_info;             // body of /tokenizer_info
+    int64_t created;
+    char fingerprint[24];
+};
+
+/* Loads tokenizer and template beside a model that the engine has opened. */
+enum status api_model_open(struct api_model *m, const struct config *config,
+                           const struct engine_info *info, struct err *err);
+void api_model_close(struct api_model *m); // accepts a zeroed struct
+
+/* The served name equal to `name`, NULL if there is none. NULL asks for the default. */
+const char *api_model_name(const struct api_model *m, const char *name);
+
+#endif

@@ -1,0 +1,101 @@
+/* A request as plain data: what the body says, checked, with token ids and sampling parameters.
+ * Made by prepare.h on a pool thread out of nothing but the body and the model.
+ * Thread: one owner. */
+#ifndef SLUICE_SERVER_API_REQUEST_H
+#define SLUICE_SERVER_API_REQUEST_H
+
+#include "engine/base/arena.h"
+#include "engine/params.h"
+#include "server/api_body.h"
+#include "server/api_error.h"
+#include "server/api_model.h"
+#include "server/output.h"
+
+enum api_kind {
+    API_CHAT,
+    API_COMPLETIONS,
+    API_EMBEDDINGS,
+    API_RESPONSES,
+    API_RESPONSES_INPUT_TOKENS,
+    API_TOKENIZE,
+    API_DETOKENIZE,
+};
+
+struct api_prompt {
+    const int32_t *ids;
+    int32_t n;
+    const char *text; // as given or rendered, NUL behind it; NULL if ids were given
+    int32_t max_tokens;
+};
+
+struct api_request {
+    /* Input. */
+    enum api_kind kind;
+    const struct api_model *model;
+    char *text; // the body; changed while it is read
+    size_t n_bytes;
+    uint64_t seed; // for a request that gives none
+
+    /* Result. */
+    struct api_error error; // status 0: all is well
+    struct arena arena;     // holds what follows
+    struct api_body body;
+    const char *model_name;
+    struct sampling_params params;
+    bool has_max_tokens, max_is_asked; // else as much as fits; else a default, cut to what fits
+    int64_t max_tokens;
+    int32_t n;
+    struct api_prompt *prompts;
+    size_t n_prompts;
+    struct ids ids; // of prompts that were tokenised
+
+    bool stream, include_usage, continuous_usage;
+    bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
+    int32_t n_top; // top_logprobs, or completions' logprobs
+    bool base64;         // embeddings
+    int64_t dimensions;  // 0: all
+    bool token_strs;     // tokenize
+    bool add_special, has_add_special;
+    int64_t truncate;    // prompt tokens to keep; -1: the model's maximum; 0: all
+    bool truncate_left;
+    int32_t priority;
+    const char *cache_salt, *user;
+    double timeout_s; // 0: none
+    const char *detokenized; // detokenize
+
+    struct output_options output;
+
+    /* Chat and responses. */
+    const char *messages, *tools, *kwargs; // JSON text
+    size_t messages_bytes, tools_bytes, kwargs_bytes;
+    const struct json *tools_json; // for the parsers
+    struct json *own_tools;        // tools_json, where it was made here
+    const char *request_template;  // trusted
+    bool add_generation_prompt, continue_final_message;
+    const char *repeated; // responses: the members that the answer repeats, as JSON text
+};
+
+/* Members that all generating endpoints share. */
+bool request_read_common(struct api_request *r);
+bool request_read_chat(struct api_request *r);
+bool request_read_completion(struct api_request *r);
+bool request_read_embeddings(struct api_request *r);
+bool request_read_responses(struct api_request *r);
+bool request_read_tokenize(struct api_request *r);
+bool request_read_detokenize(struct api_request *r);
+
+/* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
+bool request_read_prompts(struct api_request *r, const char *key, size_t max_prompts);
+
+/* The template's variables: defaults, reasoning effort, the request's own. */
+bool request_read_kwargs(struct api_request *r, const char *effort);
+
+/* Refuses members of this list ("a|b|c") when they are there and not false, null or empty. */
+bool request_refuse(struct api_request *r, const char *const *keys);
+
+/* Out of memory for the request's own data: 413. */
+bool request_too_large(struct api_request *r);
+
+void api_request_deinit(struct api_request *r); // accepts a zeroed struct
+
+#endif
