@@ -6,6 +6,8 @@
 #include "engine/engine.h"
 #include "server/api.h"
 #include "server/config.h"
+#include "server/devices.h"
+#include "server/engine_config.h"
 #include "server/keys.h"
 
 #include <stdio.h>
@@ -19,6 +21,7 @@ struct serve {
     struct config config;
     struct api api;
     struct http_server *http;
+    struct engine_options options;
     struct engine *engine;
     struct api_model model;
     enum status load_status;
@@ -40,55 +43,20 @@ static void wake(void *arg)
     http_wake(((struct serve *)arg)->http);
 }
 
-static enum dtype dtype_of(const char *name)
-{
-    return strcmp(name, "float32") == 0 ? DT_F32 : strcmp(name, "float16") == 0 ? DT_F16 : DT_BF16;
-}
-
-static enum status check_options(const struct config *c, struct err *err)
-{
-    if (c->quantization && strcmp(c->quantization, "none") != 0) {
-        return err_set(err, ERR_UNSUPPORTED, "quantization '%.60s' is not supported yet",
-                       c->quantization);
-    }
-    if (strcmp(c->kv_cache_dtype, "auto") != 0 && strcmp(c->kv_cache_dtype, c->dtype) != 0) {
-        return err_set(err, ERR_UNSUPPORTED, "kv-cache-dtype '%s' other than the model's dtype is "
-                                             "not supported yet", c->kv_cache_dtype);
-    }
-    return OK;
-}
-
 static void load(void *arg)
 {
     struct serve *s = arg;
     const struct config *c = &s->config;
-    struct engine_options o = {
-        .model_dir = c->model,
-        .dtype = dtype_of(c->dtype),
-        .dtype_is_set = strcmp(c->dtype, "auto") != 0,
-        .max_model_len = (int32_t)c->max_model_len,
-        .max_num_seqs = (int32_t)c->max_num_seqs,
-        .max_num_batched_tokens = (int32_t)c->max_num_batched_tokens,
-        .max_waiting = (int32_t)(c->max_num_queued_reqs + c->max_num_seqs + c->max_n),
-        .block_size = (int32_t)c->block_size,
-        .n_blocks = (int32_t)c->num_gpu_blocks,
-        .kv_bytes = (size_t)c->kv_cache_memory_bytes,
-        .memory_fraction = strcmp(c->device, "cpu") == 0 ? 0 : c->gpu_memory_utilization,
-        .no_prefix_cache = !c->enable_prefix_caching,
-        .speculative_config = c->speculative_config,
-        .open_backend = open_backend,
-        .open_arg = c->device,
-        .n_ranks = (int32_t)c->tensor_parallel_size,
-        .on_progress = on_progress,
-        .wake = wake,
-        .callback_arg = s,
-    };
-    o.backend.deterministic = c->deterministic;
-    o.backend.n_threads = (int32_t)c->threads;
-    s->load_status = check_options(c, &s->load_error);
-    if (s->load_status == OK) {
-        s->load_status = engine_open(&o, &s->engine, &s->load_error);
+    s->load_status = engine_config(c, &s->options, &s->load_error);
+    if (s->load_status != OK) {
+        return;
     }
+    /* Admission refuses earlier; this leaves room for what passes it at once. */
+    s->options.max_waiting = (int32_t)(2 * c->max_num_queued_reqs + c->max_n);
+    s->options.on_progress = on_progress;
+    s->options.wake = wake;
+    s->options.callback_arg = s;
+    s->load_status = engine_open(&s->options, &s->engine, &s->load_error);
     if (s->load_status == OK) {
         s->load_status = api_model_open(&s->model, c, engine_info(s->engine), &s->load_error);
     }
@@ -244,6 +212,7 @@ static int run(struct serve *s)
         api_on_wake(&s->api); // the terminal events
         engine_close(s->engine);
     }
+    devices_release(&s->options);
     api_model_close(&s->model);
     http_server_close(s->http);
     api_deinit(&s->api);

@@ -10,6 +10,9 @@ static const struct command {
     const char *help;
 } commands[] = {
     {"generate", cmd_generate, "continue prompts, without a server"},
+#ifndef SLUICE_NO_HTTP
+    {"serve", cmd_serve, "serve a model over the OpenAI API"},
+#endif
     {"tokenize", cmd_tokenize, "text to token ids and back, as JSON lines"},
     {"version", cmd_version, "print the version"},
     {"render", cmd_render, "render chat requests with a model folder's template"},

@@ -42,7 +42,7 @@ TEST(flags_set_fields_and_the_rest_keeps_its_default)
     CHECK_STR(c.host, "::");
     CHECK_NEAR(c.request_timeout, 120, 0);
     CHECK_EQ(c.max_body_bytes, 4 << 20);
-    CHECK_NEAR(c.gpu_memory_utilization, 0.9, 0);
+    CHECK_NEAR(c.gpu_memory_utilization, 0, 0);
     CHECK_EQ(c.max_num_seqs, 0);
     config_deinit(&c);
 }
