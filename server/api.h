@@ -95,7 +95,7 @@ struct api_call {
     size_t n_requests, n_submitted, n_done;
     struct api_choice *choices;
     size_t n_choices, n_finished;
-    bool preparing, gone, dead, first_token, deadline_is_queue;
+    bool preparing, streaming, gone, dead, first_token, deadline_is_queue;
     struct http_timer deadline;
     struct api_call *next, **link;
     char id[80]; // "chatcmpl-..."

@@ -117,9 +117,8 @@ void api_fail(struct api_call *c, const struct api_error *e)
     };
     http_log(req)->error = e->code;
     http_log(req)->finish = "error";
-    if (c->request.stream && http_stream_head_sent(req)) {
-        bool done = c->request.kind != API_RESPONSES;
-        reply_stream_end(req, &r, done);
+    if (c->streaming) { // or in place of the stream, while its head has not gone out
+        reply_stream_end(req, &r, c->request.kind != API_RESPONSES);
     } else {
         reply_error(req, &r);
     }
@@ -136,9 +135,22 @@ void api_abort_all(struct api *a, const struct api_error *e)
     }
 }
 
+/* Nobody listens any more. */
+static void give_back(struct api_call *c)
+{
+    http_log(c->req)->finish = "cancelled";
+    if (c->streaming) {
+        http_stream_end(c->req);
+    } else {
+        http_reply(c->req, 499, "text/plain", "", 0);
+    }
+    api_ended(c);
+}
+
 static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     struct api_call *c = arg;
+    (void)req;
     struct metrics *m = &c->api->metrics;
     c->gone = true;
     m->aborted[why == HTTP_GONE_SLOW       ? ABORT_SLOW_READER
@@ -147,9 +159,7 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
     if (c->preparing) {
         return; // the pool still reads the body
     }
-    http_log(req)->finish = "cancelled";
-    http_reply(req, 499, "text/plain", "", 0);
-    api_ended(c);
+    give_back(c);
 }
 
 /* ---- deadlines -------------------------------------------------------------------------------- */
@@ -374,6 +384,7 @@ static bool submit_all(struct api_call *c, struct api_error *e)
 
 static void start_stream(struct api_call *c)
 {
+    c->streaming = true;
     http_stream_begin(c->req, NULL);
     if (c->format->begin) {
         c->format->begin(c);
@@ -409,9 +420,7 @@ static void prepared(void *arg)
     c->preparing = false;
     c->t_prepared_ns = clock_now_ns();
     if (c->gone) {
-        http_log(c->req)->finish = "cancelled";
-        http_reply(c->req, 499, "text/plain", "", 0);
-        api_ended(c);
+        give_back(c);
         return;
     }
     if (e.status == 0) {

@@ -216,7 +216,10 @@ static int run(struct serve *s)
     api_model_close(&s->model);
     http_server_close(s->http);
     api_deinit(&s->api);
-    return s->load_status != OK ? 1 : dead ? 2 : rc;
+    if (rc != 0) {
+        log_warn("some requests were cut");
+    }
+    return s->load_status != OK ? 1 : dead ? 2 : 0;
 }
 
 int cmd_serve(int argc, char **argv)

@@ -1,0 +1,487 @@
+"""The API over HTTP: shapes, streams against whole answers, errors, limits, keys, health, drain."""
+
+import concurrent.futures
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import tempfile
+import threading
+import time
+
+import pytest
+from api import DEMO, SLOW, Server, fold, scripted
+
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris \\"x\\" \u00e9\U0001F600"}}\n</tool_call>'
+TEXTS = [
+    "Hello there, this is an answer.\nWith two lines \U0001F600\U0001F680 and more.",
+    "Let me see.\n" + CALL,
+    CALL + "\n" + CALL.replace("Paris", "Rome"),
+    "<think>\nI wonder.\n</think>\n\nThe answer is 42.",
+    "one STOP two",
+    '<tool_call>\n{"name": "get_weather"}\n</tool_call>',
+    "<tool_call>\nnot JSON\n</tool_call>",
+    "a" * 30,
+]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with scripted(TEXTS, reasoning_parser="think", max_num_queued_reqs=64) as s:
+        yield s
+    os.unlink(s.script_path)
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    """The same with seven tokens a step."""
+    with scripted(TEXTS, reasoning_parser="think", env={"FAKE_GROUP": "7"}) as s:
+        yield s
+    os.unlink(s.script_path)
+
+
+# ---- shapes ----
+
+def test_chat_object_has_every_key(server):
+    r = server.chat(seed=0, model="demo")
+    j = r.json()
+    assert r.status == 200 and r.headers["content-type"] == "application/json"
+    assert re.fullmatch(r"chatcmpl-[0-9a-f]{32}", j["id"]) and j["id"].endswith(r.headers["x-request-id"])
+    assert j["object"] == "chat.completion" and j["model"] == "demo" and abs(j["created"] - time.time()) < 60
+    (c,) = j["choices"]
+    assert c["message"] == {"role": "assistant", "content": TEXTS[0], "refusal": None, "annotations": []}
+    assert (c["index"], c["finish_reason"], c["logprobs"]) == (0, "stop", None)
+    u = j["usage"]
+    assert u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] and u["prompt_tokens_details"]["cached_tokens"] > 0
+    assert u["completion_tokens_details"]["reasoning_tokens"] == 0
+    assert j["system_fingerprint"].startswith("fp_") and j["service_tier"] == "default"
+
+
+@pytest.mark.parametrize("seed", range(len(TEXTS)))
+@pytest.mark.parametrize("which", ["server", "grouped"])
+def test_stream_folds_to_the_whole(seed, which, request):
+    s = request.getfixturevalue(which)
+    body = {"seed": seed, "tools": [WEATHER], "logprobs": True, "top_logprobs": 2, "n": 2 if seed == 0 else 1}
+    if seed == 4:
+        body["stop"] = ["STOP"]
+    if seed == 7:
+        body["max_tokens"] = 3
+    whole = s.chat(**body)
+    assert whole.status == 200, whole.body
+    stream = s.chat(stream=True, stream_options={"include_usage": True}, **body)
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    chunks = stream.chunks()
+    assert len({(c["id"], c["created"], c["model"]) for c in chunks}) == 1
+    assert all(c["object"] == "chat.completion.chunk" for c in chunks)
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == whole.json()["usage"]
+    assert all(c["usage"] is None for c in chunks[:-1])
+    choices = whole.json()["choices"]
+    folded = fold(chunks)
+    assert len(folded) == len(choices) == body["n"]
+    for c, f in zip(choices, folded):
+        m = c["message"]
+        assert f["finish"] == c["finish_reason"]
+        assert (f["message"]["content"] or None) == (m["content"] or None)
+        assert f["message"].get("reasoning") == m.get("reasoning") == m.get("reasoning_content")
+        assert f["logprobs"] == c["logprobs"]["content"]
+        calls = [x["function"] for x in m.get("tool_calls", [])]
+        assert [x["function"] for x in f["message"].get("tool_calls", [])] == calls
+        for call in calls:
+            json.loads(call["arguments"])
+
+
+def test_tool_calls_and_reasoning_parse(server):
+    m = server.chat(seed=1, tools=[WEATHER]).json()["choices"][0]
+    assert m["finish_reason"] == "tool_calls" and m["message"]["content"] == "Let me see."
+    (call,) = m["message"]["tool_calls"]
+    assert re.fullmatch(r"call_[a-z0-9]{24}", call["id"]) and call["type"] == "function"
+    assert json.loads(call["function"]["arguments"]) == {"city": 'Paris "x" \u00e9\U0001F600'}
+    m = server.chat(seed=2, tools=[WEATHER]).json()["choices"][0]["message"]
+    assert m["content"] is None and len(m["tool_calls"]) == 2 and len({c["id"] for c in m["tool_calls"]}) == 2
+    m = server.chat(seed=2, tools=[WEATHER], parallel_tool_calls=False).json()["choices"][0]["message"]
+    assert len(m["tool_calls"]) == 1
+    m = server.chat(seed=2).json()["choices"][0]
+    assert m["finish_reason"] == "stop" and m["message"]["content"].count("<tool_call>") == 2
+    m = server.chat(seed=2, tools=[WEATHER], tool_choice="none").json()["choices"][0]["message"]
+    assert "tool_calls" not in m
+    m = server.chat(seed=6, tools=[WEATHER]).json()["choices"][0]
+    assert m["finish_reason"] == "stop" and m["message"]["content"] == TEXTS[6]
+    m = server.chat(seed=3).json()["choices"][0]["message"]
+    assert (m["reasoning"], m["reasoning_content"], m["content"]) == ("I wonder.", "I wonder.", "The answer is 42.")
+    m = server.chat(seed=3, include_reasoning=False).json()["choices"][0]["message"]
+    assert "reasoning" not in m and m["content"] == "The answer is 42."
+
+
+def test_stop_strings(server):
+    r = server.complete(seed=4, stop="STOP", max_tokens=50).json()["choices"][0]
+    assert (r["text"], r["finish_reason"], r["stop_reason"]) == ("one ", "stop", "STOP")
+    r = server.complete(seed=4, stop=["zzz", " two"], include_stop_str_in_output=True, max_tokens=50).json()["choices"][0]
+    assert (r["text"], r["stop_reason"]) == ("one STOP two", " two")
+    text = "".join(c["choices"][0]["text"] for c in server.complete(seed=4, stop="STOP", max_tokens=50, stream=True).chunks())
+    assert text == "one "
+
+
+def test_completions_forms_and_echo(server):
+    r = server.complete(["alpha beta", "gamma"], n=2, max_tokens=2).json()
+    assert r["object"] == "text_completion" and [c["index"] for c in r["choices"]] == [0, 1, 2, 3]
+    r = server.complete([[5, 6, 7], [8, 9]], max_tokens=1, echo=True, logprobs=1).json()
+    for c, n in zip(r["choices"], (3, 2)):
+        l = c["logprobs"]
+        assert len(l["tokens"]) == len(l["token_logprobs"]) == len(l["top_logprobs"]) == len(l["text_offset"]) == n + 1
+        assert l["token_logprobs"][0] is None and l["top_logprobs"][0] is None
+        assert all(t in top for t, top in list(zip(l["tokens"], l["top_logprobs"]))[1:])
+        assert "".join(l["tokens"]) == c["text"]
+        assert [c["text"][o:o + len(t)] for o, t in zip(l["text_offset"], l["tokens"])] == l["tokens"]
+    r = server.complete("hello", max_tokens=0, echo=True).json()["choices"][0]
+    assert r["text"] == "hello" and r["finish_reason"] == "length"
+    r = server.complete([5, 6], max_tokens=3, return_token_ids=True).json()["choices"][0]
+    assert r["prompt_token_ids"] == [5, 6] and r["token_ids"] == [5, 6, 5]
+    chunks = server.complete([5, 6], max_tokens=3, return_token_ids=True, stream=True).chunks()
+    assert sum((c["choices"][0]["token_ids"] for c in chunks), []) == [5, 6, 5]
+    r = server.chat(return_token_ids=True, max_tokens=2).json()["choices"][0]
+    assert len(r["token_ids"]) == 2 and r["prompt_token_ids"][:2] == r["token_ids"]
+    r = server.complete([5, 6], max_tokens=2, logprobs=0, return_tokens_as_token_ids=True).json()["choices"][0]
+    assert r["logprobs"]["tokens"] == ["token_id:5", "token_id:6"]
+    r = server.complete([5, 6], max_tokens=1, prompt_logprobs=1).json()["choices"][0]
+    assert r["prompt_logprobs"][0] is None and r["prompt_logprobs"][1]["6"]["rank"] == 1
+
+
+def test_continuous_usage(server):
+    chunks = server.chat(seed=0, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}).chunks()
+    counts = [c["usage"]["completion_tokens"] for c in chunks]
+    assert counts == sorted(counts) and counts[-1] > 3
+
+
+def test_embeddings(server):
+    import base64
+    import struct
+
+    f = server.post("/v1/embeddings", {"input": ["one", "two three"]}).json()
+    b = server.post("/v1/embeddings", {"input": ["one", "two three"], "encoding_format": "base64"}).json()
+    assert f["object"] == "list" and [d["index"] for d in f["data"]] == [0, 1] and f["usage"]["total_tokens"] > 2
+    for x, y in zip(f["data"], b["data"]):
+        v = struct.unpack("<8f", base64.b64decode(y["embedding"]))
+        assert x["embedding"] == pytest.approx(v) and sum(a * a for a in v) == pytest.approx(1, rel=1e-5)
+    assert server.post("/v1/embeddings", {"input": [[5, 6], [7]]}).status == 200
+    assert server.post("/v1/embeddings", {"input": [5] * 3000}).error["code"] == "context_length_exceeded"
+    assert server.post("/v1/embeddings", {"input": [5] * 3000, "truncate_prompt_tokens": -1}).json()["usage"]["prompt_tokens"] == 2048
+
+
+def test_tokenize_and_back(server):
+    t = server.post("/tokenize", {"prompt": "Hello world", "return_token_strs": True}).json()
+    assert t["count"] == len(t["tokens"]) == len(t["token_strs"]) and t["max_model_len"] == 2048
+    plain = server.post("/tokenize", {"prompt": "Hello world", "add_special_tokens": False}).json()["tokens"]
+    assert server.post("/detokenize", {"tokens": plain}).json() == {"prompt": "Hello world"}
+    assert server.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
+    chat = server.post("/tokenize", {"messages": [{"role": "user", "content": "Hi"}]}).json()
+    assert chat["count"] > 4
+    info = server.get("/tokenizer_info").json()
+    assert "chat_template" in info and info["eos_token"]
+
+
+def test_models(server):
+    j = server.get("/v1/models").json()
+    assert j["data"][0]["max_model_len"] == 2048 and j["data"][0]["owned_by"] == "sluice"
+    assert server.get("/v1/models/demo").json()["id"] == "demo"
+    name = j["data"][0]["id"]
+    assert server.get("/v1/models/" + name.lstrip("/")).status in (200, 404)
+    assert server.get("/v1/models/none").error["code"] == "model_not_found"
+    assert server.get("/v1/models").headers["x-engine-state"] == "ok"
+
+
+def test_responses(server):
+    j = server.post("/v1/responses", {"input": "hi", "seed": 3, "metadata": {"a": "b"}, "store": False}).json()
+    assert j["object"] == "response" and j["status"] == "completed" and j["metadata"] == {"a": "b"} and j["store"] is False
+    assert [o["type"] for o in j["output"]] == ["reasoning", "message"]
+    assert j["output"][1]["content"][0]["text"] == "The answer is 42." and j["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    tool = {"type": "function", **WEATHER["function"]}
+    body = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "q"}]}], "seed": 1, "tools": [tool]}
+    j = server.post("/v1/responses", body).json()
+    assert [o["type"] for o in j["output"]] == ["message", "function_call"] and json.loads(j["output"][1]["arguments"])["city"]
+    r = server.post("/v1/responses", {**body, "stream": True})
+    events = [json.loads(e) for e in r.events()]
+    assert [e["sequence_number"] for e in events] == list(range(len(events)))
+    names = re.findall(r"^event: (.*)$", r.body.decode(), re.M)
+    assert names == [e["type"] for e in events]
+    assert names[:2] == ["response.created", "response.in_progress"] and names[-1] == "response.completed"
+    def strip(items):
+        return [{k: v for k, v in o.items() if k not in ("id", "call_id")} for o in items]
+    assert strip(events[-1]["response"]["output"]) == strip(j["output"])
+    j = server.post("/v1/responses", {"input": "hi", "seed": 0, "max_output_tokens": 2}).json()
+    assert j["status"] == "incomplete" and j["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert server.post("/v1/responses/input_tokens", {"input": "hi"}).json()["input_tokens"] > 3
+    assert server.get("/v1/responses/resp_1").error["code"] == "not_found"
+
+
+# ---- errors ----
+
+@pytest.mark.parametrize("path,body,status,code,param", [
+    ("/v1/chat/completions", "{", 400, "json_parse_error", None),
+    ("/v1/chat/completions", {"messages": []}, 400, "empty_array", "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "temperature": 9}, 400, "decimal_above_max_value", "temperature"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "model": "gpt-4"}, 404, "model_not_found", "model"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 3000}]}, 400, "context_length_exceeded", "messages"),
+    ("/v1/completions", {"prompt": [5] * 2048}, 400, "context_length_exceeded", "prompt"),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 5000}, 400, "context_length_exceeded", "prompt"),
+    ("/v1/nothing", {}, 404, "unknown_url", None),
+])
+def test_errors_are_objects(server, path, body, status, code, param):
+    r = server.post(path, body)
+    assert r.status == status and r.headers["content-type"] == "application/json"
+    assert set(r.error) == {"message", "type", "param", "code"}
+    assert (r.error["code"], r.error["param"], r.error["type"]) == (code, param, "invalid_request_error")
+    assert r.headers["x-request-id"]
+    if code == "context_length_exceeded":
+        assert r.error["message"].startswith("This model's maximum context length is 2048 tokens.")
+
+
+def test_http_errors(server):
+    r = server.get("/v1/chat/completions")
+    assert r.status == 405 and r.headers["allow"] and r.error["code"] == "method_not_supported"
+    r = server.request("POST", "/v1/completions", "prompt=x", {"content-type": "text/plain"})
+    assert r.status == 415 and r.error["code"] == "unsupported_media_type"
+
+
+def test_engine_errors_before_and_after_the_first_token(server):
+    assert server.chat(seed=1003).error["code"] == "internal_error"
+    r = server.chat(seed=1003, stream=True)  # nothing was sent yet: the status stays
+    assert r.status == 500 and r.error["type"] == "server_error"
+
+
+def test_default_max_tokens_and_random_seeds(server):
+    assert server.complete("hello").json()["usage"]["completion_tokens"] == 16
+    n = server.complete("hello", max_tokens=None).json()["usage"]
+    assert n["total_tokens"] == 2048
+
+
+# ---- operation ----
+
+def test_health_metrics_and_page(server):
+    for path in ("/health", "/health/live", "/health/ready", "/ping", "/v1/health"):
+        r = server.get(path)
+        assert (r.status, r.json()["status"]) == (200, "ok")
+    assert server.request("HEAD", "/health").status == 200
+    assert server.get("/version").json()["version"]
+    assert set(server.get("/load").json()) >= {"server_load", "running", "waiting", "kv_usage", "queued_tokens"}
+    text = server.get("/metrics").body.decode()
+    for name in ("vllm:num_requests_running", "vllm:time_to_first_token_seconds_bucket", "vllm:request_success_total",
+                 "vllm:e2e_request_latency_seconds_sum", "vllm:kv_cache_usage_perc", "vllm:cache_config_info",
+                 "vllm:generation_tokens_total", "vllm:iteration_tokens_total_count", "http_requests_total"):
+        assert name + "{" in text, name
+    for line in text.splitlines():
+        assert line.startswith("#") or re.fullmatch(r'[a-z_:]+(\{[^{}]*\})? (-?[0-9.e+-]+)', line), line
+    page = server.get("/")
+    assert page.headers["content-type"].startswith("text/html") and b"canvas" in page.body
+    assert not re.search(rb'(src|href)="http', page.body)
+    assert server.get("/status.json").json()["model"]
+    assert server.get("/server_info").json()["model_type"] == "fake"
+    assert server.post("/reset_prefix_cache", "").status == 200
+
+
+def test_histograms_count_what_happened(server):
+    before = server.metric("vllm:e2e_request_latency_seconds_count")
+    server.chat(seed=0)
+    time.sleep(0.2)
+    assert server.metric("vllm:e2e_request_latency_seconds_count") == before + 1
+
+
+def test_log_lines_say_it_all(server):
+    server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "seed": 0},
+                headers={"x-request-id": "my-id", "x-stainless-retry-count": "2"})
+    time.sleep(0.2)
+    line = [l for l in server.log_lines() if l["id"] == "my-id"][0]
+    assert line["status"] == 200 and line["finish"] == "stop" and line["output_tokens"] > 5 and line["prompt_tokens"] > 2
+
+
+def open_stream(server, **body):
+    c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    c.request("POST", "/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True, **body}),
+              {"content-type": "application/json"})
+    return c
+
+
+def running(server):
+    return server.get("/load").json()["running"] + server.get("/load").json()["waiting"]
+
+
+def eventually(check, seconds=5):
+    end = time.time() + seconds
+    while time.time() < end:
+        if check():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_client_that_leaves_frees_the_engine():
+    with Server(env={"FAKE_STEP_US": "50000", "FAKE_LANES": "2"}) as s:
+        clients = [open_stream(s) for _ in range(6)]  # two run, the others wait
+        plain = socket.create_connection(("127.0.0.1", s.port))
+        body = json.dumps({"prompt": "x", "max_tokens": 1000})
+        plain.sendall(("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                       "Content-Length: %d\r\n\r\n%s" % (len(body), body)).encode())
+        assert eventually(lambda: running(s) == 7)
+        for c in clients + [plain]:
+            c.close()
+        assert eventually(lambda: running(s) == 0, 2)
+        assert s.metric("sluice_aborted_total", cause="disconnect") == 7
+
+
+def test_deadlines():
+    with Server(env={"FAKE_STEP_US": "100000", "FAKE_LANES": "1"}) as s:
+        r = s.complete("x", max_tokens=1000, timeout=0.5)
+        assert r.status == 504 and r.error["code"] == "request_timeout"
+        c = open_stream(s)  # keeps the only lane
+        assert eventually(lambda: running(s) == 1)
+        r = s.post("/v1/completions", {"prompt": "x"}, headers={"x-stainless-read-timeout": "0.5"})
+        assert r.status == 503 and r.error["code"] == "queue_timeout" and r.headers["retry-after"]
+        c.close()
+        r = s.chat("x", stream=True, timeout=0.7)  # after tokens went out: an event
+        assert r.status == 200 and json.loads(r.events()[-2])["error"]["code"] == "request_timeout" and r.events()[-1] == "[DONE]"
+
+
+def test_overload_is_refused_with_retry_after():
+    with Server(max_num_queued_reqs=4, env={"FAKE_STEP_US": "50000", "FAKE_LANES": "1"}) as s:
+        clients = [open_stream(s) for _ in range(5)]
+        assert eventually(lambda: running(s) == 5)
+        r = s.complete("x")
+        assert r.status == 503 and r.error["code"] == "server_overloaded" and int(r.headers["retry-after"]) > 0
+        assert s.get("/health/ready").status == 503 and s.get("/health/live").status == 200
+        assert s.metric("sluice_rejected_total", reason="queue_full") == 1
+        for c in clients:
+            c.close()
+    with Server(max_num_queued_tokens=100, overload_status=429, env={"FAKE_STEP_US": "50000", "FAKE_LANES": "1"}) as s:
+        clients = [open_stream(s) for _ in range(2)]
+        assert eventually(lambda: running(s) == 2)
+        assert s.complete([5] * 200).status == 429
+        for c in clients:
+            c.close()
+
+
+def test_keys_and_their_scopes():
+    with tempfile.NamedTemporaryFile("w", delete=False) as f:
+        f.write("# keys\nuser-key\nops-key admin,metrics ops\n")
+    with Server(api_key="s3cret", api_key_file=f.name, wait=False) as s:
+        eventually(lambda: s.get("/health").status == 200)
+        auth = lambda key: {"authorization": "Bearer " + key}
+        body = {"prompt": "x"}
+        r = s.post("/v1/completions", body)
+        assert r.status == 401 and r.error["code"] == "missing_api_key" and r.headers["www-authenticate"] == "Bearer"
+        assert s.post("/v1/completions", body, headers=auth("nope")).error["code"] == "invalid_api_key"
+        assert s.post("/v1/completions", body, headers=auth("user-key")).status == 200
+        assert s.post("/v1/completions", body, headers={"x-api-key": "user-key"}).status == 200
+        assert s.post("/v1/completions", body, headers=auth("s3cret")).status == 200
+        r = s.post("/v1/completions", body, headers=auth("ops-key"))
+        assert r.status == 403 and r.error["code"] == "insufficient_permissions"
+        assert s.get("/metrics", headers=auth("ops-key")).status == 200
+        assert s.get("/metrics", headers=auth("user-key")).status == 403
+        assert s.get("/metrics").status == s.get("/server_info").status == s.get("/status.json").status == 401
+        assert "api-key: set, not shown" in s.get("/server_info", headers=auth("s3cret")).json()["config"]
+        assert "s3cret" not in s.get("/server_info", headers=auth("s3cret")).json()["config"] + s.stderr()
+        assert s.get("/").status == s.get("/health").status == 200
+        with open(f.name, "w") as g:
+            g.write("new-key all\n")
+        s.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: s.post("/v1/completions", body, headers=auth("new-key")).status == 200)
+        assert s.post("/v1/completions", body, headers=auth("user-key")).status == 401
+        with open(f.name, "w") as g:
+            g.write("x wrong-scope\n")
+        s.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: "the old API keys stay" in s.stderr())
+        assert s.post("/v1/completions", body, headers=auth("new-key")).status == 200
+        log = s.log_lines()
+        assert any(l.get("key") == "ops" or l.get("key_name") == "ops" for l in log) and "new-key" not in json.dumps(log)
+    os.unlink(f.name)
+
+
+def test_loading_is_visible_and_refused():
+    with Server(env={"FAKE_LOAD_MS": "800"}, wait=False) as s:
+        r = s.get("/health")
+        assert r.status == 503 and r.json()["status"] == "loading" and "progress" in r.json()
+        assert s.get("/health/live").status == 200 and s.get("/health/ready").status == 503
+        r = s.complete("x")
+        assert r.status == 503 and r.error["code"] == "model_loading" and r.headers["retry-after"]
+        assert s.get("/v1/models").status == 503
+        assert eventually(lambda: s.get("/health/ready").status == 200)
+        assert s.complete("x").status == 200
+
+
+def test_a_hung_engine_is_told():
+    s = Server(stall_timeout=1, dead_timeout=1.5)
+    c = open_stream(s, seed=1001)
+    time.sleep(0.3)
+    assert s.get("/health").status == 200
+    assert eventually(lambda: s.get("/health").status == 503, 3)
+    assert s.get("/health").json()["status"] == "stalled" and s.get("/health/live").status == 200
+    assert s.get("/v1/models").headers["x-engine-state"] == "stalled"
+    assert eventually(lambda: s.get("/health/live").status == 503, 4)
+    assert s.complete("x").error["code"] == "engine_dead"
+    c.close()
+    s.process.kill()
+
+
+def test_a_dead_engine_ends_requests_and_the_process():
+    s = Server()
+    assert s.chat(seed=1002).error["code"] in ("internal_error", "engine_dead")
+    assert eventually(lambda: s.get("/health").json()["status"] == "dead", 3)
+    assert s.get("/health/live").status == 503 and s.complete("x").error["code"] == "engine_dead"
+    s.process.wait(20)
+    assert s.process.returncode == 2
+
+
+def test_sigterm_lets_streams_finish():
+    with scripted([TEXTS[0]], env={"FAKE_STEP_US": "30000"}, drain_delay="0.5") as s:
+        with concurrent.futures.ThreadPoolExecutor(20) as pool:
+            streams = [pool.submit(s.chat, seed=0, stream=True) for _ in range(20)]
+            assert eventually(lambda: running(s) == 20)
+            s.process.send_signal(signal.SIGTERM)
+            assert eventually(lambda: s.get("/health/ready").status == 503, 0.4)
+            assert s.get("/health/live").status == 200
+            late = s.complete("late", max_tokens=1)  # still accepted in the delay
+            assert late.status == 200
+            for f in streams:
+                assert fold(f.result().chunks())[0]["message"]["content"] == TEXTS[0]
+        assert s.process.wait(10) == 0
+    os.unlink(s.script_path)
+
+
+def test_streams_over_the_drain_time_get_an_event():
+    with Server(env={"FAKE_STEP_US": "50000"}, shutdown_timeout="0.3") as s:
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            stream = pool.submit(s.chat, stream=True)
+            assert eventually(lambda: running(s) == 1)
+            time.sleep(0.3)
+            s.process.send_signal(signal.SIGTERM)
+            events = stream.result().events()
+        assert events[-1] == "[DONE]" and json.loads(events[-2])["error"]["code"] == "server_draining"
+        s.process.wait(10)
+
+
+def test_many_at_once(server):
+    def one(i):
+        if i % 3 == 0:
+            return fold(server.chat(seed=0, stream=True).chunks())[0]["message"]["content"] == TEXTS[0]
+        if i % 3 == 1:
+            return server.chat(seed=0).json()["choices"][0]["message"]["content"] == TEXTS[0]
+        return server.chat(temperature=7).status == 400
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(one, range(150)))
+
+
+def test_bad_configuration_ends_with_a_sentence():
+    import subprocess
+
+    from api import BUILD
+    run = lambda *a: subprocess.run([BUILD + "/sluice", "serve", *a], capture_output=True, text=True, timeout=60)
+    r = run("models/demo", "--prot", "5")
+    assert r.returncode == 2 and "did you mean" in r.stderr
+    r = run("/nonexistent", "--port", "0")
+    assert r.returncode == 1 and "/nonexistent" in r.stderr
+    r = run("--help")
+    assert r.returncode == 0 and "--max-model-len" in r.stdout
+    r = run(DEMO, "--print-config", "--port", "7")
+    assert r.returncode == 0 and "port: 7" in r.stdout
