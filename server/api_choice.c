@@ -193,7 +193,8 @@ bool api_choice_progress(struct api_choice *ch, int64_t now_ns)
     struct engine_output *out = &ch->request->outputs[ch->sample];
     int32_t finish = atomic_load_explicit(&out->finish, memory_order_acquire);
     int32_t n = atomic_load_explicit(&out->n_tokens, memory_order_acquire);
-    if (!ch->started && (n > 0 || finish != FINISH_NONE)) {
+    bool over = finish == FINISH_STOP || finish == FINISH_LENGTH;
+    if (!ch->started && (n > 0 || over)) {
         ch->started = true;
         if (ch->call->format->start) {
             ch->call->format->start(ch);
@@ -211,7 +212,7 @@ bool api_choice_progress(struct api_choice *ch, int64_t now_ns)
             return true;
         }
     }
-    if (finish == FINISH_STOP || finish == FINISH_LENGTH) {
+    if (over) {
         if (finish == FINISH_STOP && n > 0 && is_stop_id(ch, out->tokens[n - 1]) &&
             !is_eos(ch, out->tokens[n - 1])) {
             ch->stop_id = out->tokens[n - 1];

@@ -273,7 +273,7 @@ def test_health_metrics_and_page(server):
                  "vllm:generation_tokens_total", "vllm:iteration_tokens_total_count", "http_requests_total"):
         assert name + "{" in text, name
     for line in text.splitlines():
-        assert line.startswith("#") or re.fullmatch(r'[a-z_:]+(\{[^{}]*\})? (-?[0-9.e+-]+)', line), line
+        assert line.startswith("#") or re.fullmatch(r'[a-z0-9_:]+(\{.*\})? (-?[0-9.e+-]+)', line), line
     page = server.get("/")
     assert page.headers["content-type"].startswith("text/html") and b"canvas" in page.body
     assert not re.search(rb'(src|href)="http', page.body)
