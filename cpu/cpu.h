@@ -12,6 +12,13 @@ enum status cpu_open(const struct backend_options *options, struct backend **out
 enum status cpu_open_scalar(const struct backend_options *options, struct backend **out,
                             struct err *err);
 
+/* What this machine does at best with the backend's threads, measured now (about a second): reads of
+ * the opened weights, fp32 multiply-adds in registers, and the instruction of bf16 products. */
+struct cpu_peaks {
+    double read_bytes_per_s, fma_flops_per_s, product_flops_per_s;
+};
+enum status cpu_peaks(struct backend *be, struct cpu_peaks *out);
+
 /* The common ground of n CPU ranks (threads of this process); freed after they are closed. */
 struct comm *cpu_comm_create(int32_t n_ranks);
 void cpu_comm_destroy(struct comm *comm);

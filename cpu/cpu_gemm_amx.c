@@ -150,6 +150,21 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
     _tile_release();
 }
 
+float cpu_spin_amx(int64_t n)
+{
+    float c[ROWS * PANEL];
+    configure(ROWS, ROWS, false);
+    for (int64_t i = 0; i < n; i++) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c, PANEL * sizeof *c);
+    _tile_release();
+    return c[0];
+}
+
 #else
 typedef int cpu_gemm_amx_unused; // another machine's
 #endif

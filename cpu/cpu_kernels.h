@@ -66,6 +66,13 @@ struct cpu_kernels {
     struct argmax (*argmax_gumbel)(const float *x, int32_t n, uint64_t seed, int32_t position);
     /* sum of exp(x - max) in double, without changing x */
     double (*exp_total)(const float *x, int32_t n, float max);
+
+    /* For cpu_peaks: reads n bytes (a multiple of 1,024), and does n rounds of sums and products
+     * in registers; what they return keeps them from being left out. */
+    float (*read_all)(const void *p, size_t n_bytes);
+    float (*spin_fma)(int64_t n);
+    float (*spin_product)(int64_t n);
+    double fma_flops, product_flops; // of one round
 };
 
 extern const struct cpu_kernels cpu_kernels_scalar;

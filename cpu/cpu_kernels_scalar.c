@@ -226,6 +226,27 @@ static double exp_total(const float *x, int32_t n, float max)
     return sum;
 }
 
+static float read_all(const void *p, size_t n_bytes)
+{
+    const uint64_t *x = p;
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n_bytes / sizeof *x; i += 4) {
+        sum += x[i] + x[i + 1] + x[i + 2] + x[i + 3];
+    }
+    return (float)sum;
+}
+
+static float spin(int64_t n)
+{
+    float x[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    for (int64_t i = 0; i < n; i++) {
+        for (int j = 0; j < 8; j++) {
+            x[j] = x[j] * 0.999f + 0.001f;
+        }
+    }
+    return x[0] + x[1] + x[2] + x[3] + x[4] + x[5] + x[6] + x[7];
+}
+
 const struct cpu_kernels cpu_kernels_scalar = {
     .name = "scalar",
     .gemm_bf16 = gemm_bf16,
@@ -248,4 +269,9 @@ const struct cpu_kernels cpu_kernels_scalar = {
     .argmax = argmax,
     .argmax_gumbel = argmax_gumbel,
     .exp_total = exp_total,
+    .read_all = read_all,
+    .spin_fma = spin,
+    .spin_product = spin,
+    .fma_flops = 16,
+    .product_flops = 16,
 };

@@ -623,6 +623,63 @@ static double exp_total(const float *x, int32_t n, float max)
     return total;
 }
 
+/* ---- peaks -------------------------------------------------------------------------------- */
+
+static float read_all(const void *p, size_t n_bytes)
+{
+    const float *x = p;
+    vi s[4];
+    memset(s, 0, sizeof s);
+    for (size_t i = 0; i < n_bytes / sizeof *x; i += 4 * VEC) {
+        for (int j = 0; j < 4; j++) {
+            __builtin_prefetch((const char *)(x + i + j * VEC) + 2 * PREFETCH_BYTES);
+            s[j] += (vi)vec_load(x + i + j * VEC);
+        }
+    }
+    return vec_sum((vf)(s[0] ^ s[1] ^ s[2] ^ s[3]));
+}
+
+enum { SPIN_CHAINS = 12 };
+
+static float spin_fma(int64_t n)
+{
+    vf x[SPIN_CHAINS], a = vec_set(0.999f), b = vec_set(0.001f);
+    for (int j = 0; j < SPIN_CHAINS; j++) {
+        x[j] = vec_set((float)j);
+    }
+    for (int64_t i = 0; i < n; i++) {
+#pragma GCC unroll 12
+        for (int j = 0; j < SPIN_CHAINS; j++) {
+            x[j] = vec_fma(x[j], a, b);
+        }
+    }
+    for (int j = 1; j < SPIN_CHAINS; j++) {
+        x[0] += x[j];
+    }
+    return vec_sum(x[0]);
+}
+
+#if defined(__AVX512BF16__)
+static float spin_product(int64_t n)
+{
+    vf x[SPIN_CHAINS];
+    __m512bh a = (__m512bh)_mm512_set1_epi32(0x3F803F80), b = (__m512bh)_mm512_set1_epi32(0);
+    for (int j = 0; j < SPIN_CHAINS; j++) {
+        x[j] = vec_set((float)j);
+    }
+    for (int64_t i = 0; i < n; i++) {
+#pragma GCC unroll 12
+        for (int j = 0; j < SPIN_CHAINS; j++) {
+            x[j] = (vf)_mm512_dpbf16_ps((__m512)x[j], a, b);
+        }
+    }
+    for (int j = 1; j < SPIN_CHAINS; j++) {
+        x[0] += x[j];
+    }
+    return vec_sum(x[0]);
+}
+#endif
+
 const struct cpu_kernels KERNELS_TABLE = {
     .name = KERNELS_NAME,
     .gemm_bf16 = gemm_bf16,
@@ -648,4 +705,14 @@ const struct cpu_kernels KERNELS_TABLE = {
     .argmax = argmax,
     .argmax_gumbel = argmax_gumbel,
     .exp_total = exp_total,
+    .read_all = read_all,
+    .spin_fma = spin_fma,
+    .fma_flops = 2.0 * SPIN_CHAINS * VEC,
+#if defined(__AVX512BF16__)
+    .spin_product = spin_product,
+    .product_flops = 4.0 * SPIN_CHAINS * VEC,
+#else
+    .spin_product = spin_fma,
+    .product_flops = 2.0 * SPIN_CHAINS * VEC,
+#endif
 };

@@ -5,6 +5,7 @@
 #define SLUICE_SERVER_COMMANDS_H
 
 int cmd_serve(int argc, char **argv);
+int cmd_bench_ops(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_version(int argc, char **argv);

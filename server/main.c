@@ -13,6 +13,7 @@ static const struct command {
 #ifndef SLUICE_NO_HTTP
     {"serve", cmd_serve, "serve a model over the OpenAI API"},
 #endif
+    {"bench-ops", cmd_bench_ops, "time the ops of a device on dummy weights"},
     {"tokenize", cmd_tokenize, "text to token ids and back, as JSON lines"},
     {"version", cmd_version, "print the version"},
     {"render", cmd_render, "render chat requests with a model folder's template"},

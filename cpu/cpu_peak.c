@@ -1,0 +1,76 @@
+/* What the machine can do, measured with the backend's own threads. */
+#include "cpu/cpu_internal.h"
+#include "engine/base/clock.h"
+
+struct peak_job {
+    const struct cpu_backend *cpu;
+    float (*spin)(int64_t n);
+    int64_t rounds;
+    const char *p;
+    size_t n_bytes;
+    _Alignas(64) float sink[1024]; // one per item
+};
+
+enum { READ_BYTES = 1 << 20 };
+
+static void spin_item(void *arg, int32_t item, int32_t thread)
+{
+    struct peak_job *job = arg;
+    (void)thread;
+    job->sink[item % 1024] = job->spin(job->rounds);
+}
+
+static void read_item(void *arg, int32_t item, int32_t thread)
+{
+    struct peak_job *job = arg;
+    (void)item;
+    size_t at = (size_t)item * READ_BYTES;
+    size_t n = job->n_bytes - at < READ_BYTES ? job->n_bytes - at : READ_BYTES;
+    job->sink[thread] = job->cpu->kernels->read_all(job->p + at, n / 1024 * 1024);
+}
+
+/* The best of several runs: others may use the machine too. */
+static double best_spin(struct peak_job *job, double flops)
+{
+    int32_t n = 16 * pool_n_threads(job->cpu->pool);
+    double best = 0.0;
+    for (int i = 0; i < 8; i++) {
+        int64_t start = clock_now_ns();
+        pool_run(job->cpu->pool, n, spin_item, job);
+        double rate = flops * (double)job->rounds * n / (double)(clock_now_ns() - start) * 1e9;
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+
+static double read_once(struct peak_job *job)
+{
+    size_t total = 0;
+    int64_t start = clock_now_ns();
+    for (const struct weight *w = job->cpu->weights; w; w = w->next) {
+        if (w->packed_bytes > 0) {
+            job->p = w->packed;
+            job->n_bytes = w->packed_bytes;
+            total += w->packed_bytes;
+            pool_run(job->cpu->pool, (int32_t)((w->packed_bytes + READ_BYTES - 1) / READ_BYTES),
+                     read_item, job);
+        }
+    }
+    return (double)total / (double)(clock_now_ns() - start) * 1e9;
+}
+
+enum status cpu_peaks(struct backend *be, struct cpu_peaks *out)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    struct peak_job job = {.cpu = cpu, .rounds = 20000};
+    job.spin = cpu->kernels->spin_fma;
+    out->fma_flops_per_s = best_spin(&job, cpu->kernels->fma_flops);
+    job.spin = cpu->kernels->spin_product;
+    out->product_flops_per_s = best_spin(&job, cpu->kernels->product_flops);
+    out->read_bytes_per_s = 0.0;
+    for (int i = 0; i < 4; i++) {
+        double rate = read_once(&job);
+        out->read_bytes_per_s = rate > out->read_bytes_per_s ? rate : out->read_bytes_per_s;
+    }
+    return OK;
+}
