@@ -36,13 +36,16 @@ static enum status join_norm(struct flow *f, const struct weight *weight,
     return f->ops->norm(f->be, &a);
 }
 
-/* Ranks' partial sums of delta become whole; a norm of the sub-layer's own follows. */
+/* Ranks' partial sums of delta become whole (unless they are: reduce NULL); a norm of the
+ * sub-layer's own follows. */
 static enum status finish_delta(struct flow *f, const struct reduce_args *reduce,
                                 const struct weight *post_norm)
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
-    TRY(f->ops->reduce(f->be, reduce));
+    if (reduce) {
+        TRY(f->ops->reduce(f->be, reduce));
+    }
     f->pending = true;
     if (!post_norm) {
         return OK;
@@ -129,7 +132,11 @@ static enum status attention_layer(struct flow *f, int32_t layer, struct tensor 
     struct model *m = f->m;
     const struct layer_weights *w = &m->layers[layer];
     TRY(m->config->kv_lora ? mla_attention(f, layer, in) : attention(f, layer, in));
-    struct linear_args o = {.weight = w->o, .x = m->attn, .y = m->delta, .n_rows = f->n_rows,
+    struct tensor heads = m->attn; // those that this rank's output product takes
+    size_t skipped = (size_t)(m->shard.first_o_head - m->shard.first_head) *
+                     (size_t)m->config->head_dim;
+    heads.mem = dmem_at(heads.mem, skipped * dtype_bytes(heads.dtype));
+    struct linear_args o = {.weight = w->o, .x = heads, .y = m->delta, .n_rows = f->n_rows,
                             .partial = true};
     TRY(f->ops->linear(f->be, &o));
     struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
@@ -152,19 +159,42 @@ static enum status mlp(struct flow *f, const struct weight *gate_up, const struc
     return f->ops->linear(f->be, &a);
 }
 
+/* The shared experts, into delta: as this rank's partial sum, or whole. */
+static enum status shared_experts(struct flow *f, const struct layer_weights *w, struct tensor in,
+                                  bool whole)
+{
+    struct model *m = f->m;
+    TRY(mlp(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, false));
+    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden};
+    if (whole) {
+        TRY(f->ops->reduce(f->be, &reduce));
+    }
+    if (!w->shared_router) {
+        return OK;
+    }
+    struct row_gate_args gate = {.x = in, .y = m->delta, .weight = w->shared_router,
+                                 .n_rows = f->n_rows, .x_width = m->config->hidden,
+                                 .y_width = m->config->hidden};
+    return f->ops->row_gate(f->be, &gate);
+}
+
+/* delta += routed, both whole. */
+static enum status join_routed(struct flow *f)
+{
+    struct model *m = f->m;
+    struct norm_args add = {.x = m->delta, .delta = m->routed, .out = none, .n_rows = f->n_rows,
+                            .width = m->config->hidden, .delta_scale = 1.0f};
+    return f->ops->norm(f->be, &add);
+}
+
 static enum status moe(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->layers[layer];
-    if (w->shared_gate_up) {
-        TRY(mlp(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, false));
-    }
-    if (w->shared_router) {
-        struct row_gate_args gate = {.x = in, .y = m->delta, .weight = w->shared_router,
-                                     .n_rows = f->n_rows, .x_width = c->hidden,
-                                     .y_width = c->hidden};
-        TRY(f->ops->row_gate(f->be, &gate));
+    bool shared = w->shared_gate_up != NULL, apart = shared && m->exact_ranks;
+    if (shared) {
+        TRY(shared_experts(f, w, in, apart));
     }
     struct moe_route_args route = {
         .router = w->router, .correction = w->correction, .x = in, .ids = m->route_ids,
@@ -173,14 +203,18 @@ static enum status moe(struct flow *f, int32_t layer, struct tensor in)
         .scale = c->routed_scale, .n_group = c->n_group, .topk_group = c->topk_group};
     TRY(f->ops->moe_route(f->be, &route));
     struct moe_ffn_args ffn = {
-        .gate_up = w->experts_gate_up, .down = w->experts_down, .x = in, .y = m->delta,
-        .ids = m->route_ids, .weights = m->route_weights, .n_rows = f->n_rows,
-        .n_experts = c->n_experts, .k = c->experts_per_token, .ffn = m->shard.moe_ffn,
-        .kind = c->act, .accumulate = w->shared_gate_up != NULL, .partial = true};
+        .gate_up = w->experts_gate_up, .down = w->experts_down, .x = in,
+        .y = apart ? m->routed : m->delta, .ids = m->route_ids, .weights = m->route_weights,
+        .n_rows = f->n_rows, .n_experts = c->n_experts, .k = c->experts_per_token,
+        .ffn = m->shard.moe_ffn, .kind = c->act, .accumulate = shared && !apart, .partial = true};
     TRY(f->ops->moe_ffn(f->be, &ffn));
-    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = c->hidden,
-                                 .moe = &ffn};
-    return finish_delta(f, &reduce, w->ffn_post_norm);
+    struct reduce_args reduce = {.y = ffn.y, .n_rows = f->n_rows, .width = c->hidden, .moe = &ffn};
+    if (!apart) {
+        return finish_delta(f, &reduce, w->ffn_post_norm);
+    }
+    TRY(f->ops->reduce(f->be, &reduce));
+    TRY(join_routed(f));
+    return finish_delta(f, NULL, w->ffn_post_norm);
 }
 
 static enum status ffn_layer(struct flow *f, int32_t layer, struct tensor in)
@@ -303,6 +337,7 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
                                       max_rows};
     }
     if (c->n_experts > 0) {
+        p[n++] = (struct buffer_plan){&m->routed, NULL, m->act, c->hidden, max_rows};
         p[n++] = (struct buffer_plan){NULL, &m->route_ids, DT_I32, c->experts_per_token, max_rows};
         p[n++] = (struct buffer_plan){NULL, &m->route_weights, DT_F32, c->experts_per_token,
                                       max_rows};

@@ -21,9 +21,12 @@ struct layer_weights {
 /* What this rank holds of each dimension. */
 struct model_shard {
     int32_t rank, n_ranks;
-    int32_t n_heads, n_kv_heads, first_kv_head;
+    int32_t n_heads, first_head, n_kv_heads, first_kv_head;
     int32_t ffn, moe_ffn, shared_ffn, vocab;
     bool head_sharded; // else every rank computes all logits
+    /* A norm over the whole width of q and k cannot be cut by heads: then every rank has all
+     * heads, and only the output product is shared: heads first_o_head .. + n_o_heads. */
+    int32_t first_o_head, n_o_heads;
 };
 
 struct model {
@@ -32,6 +35,7 @@ struct model {
     struct model_shard shard;
     int32_t index, kv_set; // of struct pass
     enum dtype act, residual;
+    bool exact_ranks; // see struct backend_facts
     const struct weight *embed, *head, *final_norm, *final_norm_bias;
     struct rope_table *ropes[2];
     struct layer_weights *layers; // [n_layers]
@@ -39,7 +43,7 @@ struct model {
     int64_t n_parameters;
 
     /* Activations, sized by model_setup. */
-    struct tensor x, h, qkv, q_abs, attn, attn_v, delta, ff_in, ff, low, out_x, out_h;
+    struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, ff_in, ff, low, out_x, out_h;
     struct tensor logits, logits_local; // logits are shared by all models of a rank
     struct dmem route_ids, route_weights;
 };

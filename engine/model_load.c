@@ -258,7 +258,7 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
     const struct model_shard *s = &l->m->shard;
     const struct tensor_names *names = c->names;
     int64_t hd = c->head_dim, q_all = c->n_heads * hd, kv_all = c->n_kv_heads * hd;
-    int64_t q_first = (int64_t)s->rank * s->n_heads * hd, q_n = s->n_heads * hd;
+    int64_t q_first = s->first_head * hd, q_n = s->n_heads * hd;
     int64_t kv_first = s->first_kv_head * hd, kv_n = s->n_kv_heads * hd;
     char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES];
     struct stack st = {.n = 3, .n_in = c->hidden, .n_cols = c->hidden, .bias = c->q_bias};
@@ -316,7 +316,7 @@ static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_w
     layer_name(c->names->q_norm, layer, q);
     layer_name(c->names->k_norm, layer, k);
     if (c->qk_norm_kind == NORM_LAYER) {
-        TRY(per_head_norms(l, q, s->rank * s->n_heads, s->n_heads, "q_norm", &w->q_norm));
+        TRY(per_head_norms(l, q, s->first_head, s->n_heads, "q_norm", &w->q_norm));
         return per_head_norms(l, k, s->first_kv_head, s->n_kv_heads, "k_norm", &w->k_norm);
     }
     if (c->qk_norm == QK_NORM_HEAD) {
@@ -337,10 +337,10 @@ static enum status load_o(struct loader *l, int32_t layer, int64_t head_out,
     struct stack st = {.pieces = {{o, c->hidden, 0, c->hidden}},
                        .n = 1,
                        .n_in = c->n_heads * head_out,
-                       .first_col = (int64_t)s->rank * s->n_heads * head_out,
-                       .n_cols = s->n_heads * head_out,
+                       .first_col = s->first_o_head * head_out,
+                       .n_cols = s->n_o_heads * head_out,
                        .bias = c->o_bias,
-                       .k_segments = segments(l, s->n_heads)};
+                       .k_segments = segments(l, s->n_o_heads)};
     return linear(l, &st, l->options->dtype, &w->o);
 }
 
@@ -355,7 +355,7 @@ static enum status load_sinks(struct loader *l, int32_t layer, struct layer_weig
     struct weight_part p;
     TRY(part_of(l, name, &n, 1, &p));
     dummy_vector(l, &p, false);
-    p = slice(p, 0, 1, (int64_t)l->m->shard.rank * l->m->shard.n_heads, l->m->shard.n_heads);
+    p = slice(p, 0, 1, l->m->shard.first_head, l->m->shard.n_heads);
     return open_vector(l, name, &p, &w->sinks);
 }
 
@@ -373,7 +373,7 @@ static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
     TRY(part_of(l, name, (int64_t[]){c->n_heads * per_head, c->kv_lora}, 2, &whole));
     struct weight_part *parts = xcalloc((size_t)s->n_heads, sizeof *parts);
     for (int32_t h = 0; h < s->n_heads; h++) {
-        int64_t first = (s->rank * s->n_heads + h) * per_head + (value ? c->nope_dim : 0);
+        int64_t first = (s->first_head + h) * per_head + (value ? c->nope_dim : 0);
         parts[h] = slice(whole, first, value ? c->v_dim : c->nope_dim, 0, c->kv_lora);
         if (!value) { // transposed: [kv_lora, nope]
             parts[h].n_rows = c->kv_lora;
@@ -409,7 +409,7 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
         TRY(vector(l, name, ".weight", c->q_lora, &w->q_a_norm));
     }
     layer_name(c->q_lora ? c->names->q_b : c->names->q, layer, name);
-    q.pieces[0] = (struct piece){name, c->n_heads * q_head, s->rank * s->n_heads * q_head,
+    q.pieces[0] = (struct piece){name, c->n_heads * q_head, s->first_head * q_head,
                                  s->n_heads * q_head};
     TRY(linear(l, &q, l->options->dtype, &w->qkv));
     int64_t kv = c->kv_lora + c->rope_dim;
@@ -714,7 +714,8 @@ enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n
                 c->moe_ffn % n_ranks == 0 && c->shared_ffn % n_ranks == 0 &&
                 (c->kv_lora > 0 || (shared_kv ? n_ranks % c->n_kv_heads == 0
                                               : c->n_kv_heads % n_ranks == 0));
-    if (!fits || (n_ranks > 1 && c->qk_norm == QK_NORM_WIDTH)) {
+    bool whole = c->qk_norm == QK_NORM_WIDTH; // every rank has all heads
+    if (!fits) {
         return err_set(err, ERR_UNSUPPORTED, "tensor parallel over %d ranks does not divide this "
                        "model (%d heads, %d key/value heads, ffn %d)", n_ranks, c->n_heads,
                        c->n_kv_heads, c->ffn);
@@ -722,10 +723,14 @@ enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n
     *out = (struct model_shard){
         .rank = rank,
         .n_ranks = n_ranks,
-        .n_heads = c->n_heads / n_ranks,
-        .n_kv_heads = shared_kv ? 1 : c->n_kv_heads / n_ranks,
-        .first_kv_head = shared_kv ? rank / (n_ranks / c->n_kv_heads)
-                                   : rank * (c->n_kv_heads / n_ranks),
+        .first_head = whole ? 0 : rank * (c->n_heads / n_ranks),
+        .n_heads = whole ? c->n_heads : c->n_heads / n_ranks,
+        .n_kv_heads = whole ? c->n_kv_heads : shared_kv ? 1 : c->n_kv_heads / n_ranks,
+        .first_kv_head = whole       ? 0
+                         : shared_kv ? rank / (n_ranks / c->n_kv_heads)
+                                     : rank * (c->n_kv_heads / n_ranks),
+        .first_o_head = rank * (c->n_heads / n_ranks),
+        .n_o_heads = c->n_heads / n_ranks,
         .ffn = c->ffn / n_ranks,
         .moe_ffn = c->moe_ffn / n_ranks,
         .shared_ffn = c->shared_ffn / n_ranks,
@@ -746,6 +751,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
     TRY(be->ops->facts(be, &facts));
     out->act = facts.act;
     out->residual = facts.residual;
+    out->exact_ranks = facts.exact_ranks;
     out->layers = xcalloc((size_t)c->n_layers, sizeof *out->layers);
     size_t widest = (size_t)c->ffn * 2 + (size_t)c->hidden + (size_t)c->n_heads * (size_t)c->head_dim * 3;
     struct loader l = {.options = options, .c = c, .m = out, .be = be, .err = err,

@@ -343,7 +343,7 @@ const char *finish_reason_name(enum finish_reason reason)
 
 static void put_logprob(struct buf *out, float v)
 {
-    buf_printf(out, "%.7g", (double)v);
+    buf_printf(out, "%.9g", (double)v);
 }
 
 static void put_top(struct buf *out, const struct token_logprobs *l)

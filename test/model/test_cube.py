@@ -1,0 +1,81 @@
+"""The cube: whatever the engine does meanwhile (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks), a
+request's tokens and log-probabilities are those of the request alone, to the bit."""
+import itertools
+import random
+
+import pytest
+
+import golden
+
+FAMILIES = ["llama-3", "mistral", "gemma-3", "qwen2-moe", "gpt-oss", "deepseek-v3"]
+NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":1}'
+
+CHUNKS = {"whole": [], "chunked": ["--max-num-batched-tokens", "23", "--max-num-seqs", "9"]}
+CACHE = {"cache": [], "no cache": ["--no-enable-prefix-caching"]}
+DRAFTS = {"plain": [], "ngram": ["--speculative-config", NGRAM]}
+POOL = {"large pool": [], "tiny pool": ["--num-gpu-blocks-override", "17"]}
+RANKS = {"one rank": [], "two ranks": ["--tensor-parallel-size", "2"]}
+
+
+def requests():
+    """Greedy and sampled, alone and in families that share a prefix, some repetitive enough for drafts."""
+    rng = random.Random(7)
+    shared = [rng.randrange(3, 378) for _ in range(70)]
+    out = []
+    for i in range(9):
+        prompt = shared[: 16 * (i % 5)] + [rng.randrange(3, 378) for _ in range(1 + 7 * i)]
+        if i % 3 == 0:
+            prompt += [5, 6, 7, 8] * 6
+        r = {"prompt_token_ids": prompt, "max_tokens": 24, "logprobs": 2, "ignore_eos": True, "seed": i}
+        r["temperature"] = 0 if i % 2 == 0 else 1.0
+        if i % 4 == 1:
+            r.update(frequency_penalty=0.7, presence_penalty=0.2, repetition_penalty=1.1, top_k=40, top_p=0.9)
+        if i % 4 == 3:
+            r.update(n=4, min_p=0.02)
+        out.append(r)
+    return out
+
+
+def essence(answer):
+    return [(o["token_ids"], o["logprobs"], o["top_logprobs"], o["finish_reason"]) for o in answer["outputs"]]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Each request in an engine with nothing else, one after the other."""
+    answers = {}
+    for family in FAMILIES:
+        answers[family] = [essence(golden.generate(family, [r], "--no-enable-prefix-caching")[0]) for r in requests()]
+    return answers
+
+
+accepted = []  # draft tokens per family: a random model may never repeat itself, all of them do
+CUBE = list(itertools.product(CHUNKS, CACHE, DRAFTS, POOL))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_that_goes_on_changes_a_request(family, alone):
+    saw = {"preemptions": 0, "cached_tokens": 0, "accepted_draft_tokens": 0}
+    for chunks, cache, drafts, pool in CUBE:
+        flags = CHUNKS[chunks] + CACHE[cache] + DRAFTS[drafts] + POOL[pool] + ["--max-model-len", "256"]
+        answers = golden.generate(family, requests(), *flags)
+        for i, (have, want) in enumerate(zip(answers, alone[family])):
+            assert essence(have) == want, f"{family}, {chunks}, {cache}, {drafts}, {pool}: request {i}"
+            for k in saw:
+                saw[k] += have["usage"][k]
+    # The cube means something only if these happened.
+    assert saw["preemptions"] and saw["cached_tokens"], saw
+    accepted.append(saw["accepted_draft_tokens"])
+
+
+def test_drafts_were_accepted():
+    assert sum(accepted) > 0
+
+
+@pytest.mark.parametrize("family", golden.families())
+def test_two_ranks_give_the_bits_of_one(family):
+    some = requests()[2:6]
+    want = [essence(a) for a in golden.generate(family, some)]
+    for drafts in DRAFTS:
+        answers = golden.generate(family, some, *RANKS["two ranks"], *DRAFTS[drafts])
+        assert [essence(a) for a in answers] == want, f"{family}, {drafts}"
