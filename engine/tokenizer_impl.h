@@ -361,6 +361,8 @@ struct scratch {
     struct buf unmapped; // a piece of byte symbols as bytes
     struct ids *out;
     struct err *err;
+    void (*on_piece)(void *arg, const char *s, size_t n); // instead of the model, if set
+    void *on_piece_arg;
     void *match_data, *match_context, *jit_stack; // PCRE2's
     struct symbol *symbols;
     uint64_t *heap;

@@ -9,6 +9,7 @@
 #include "engine/base/utf8.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,6 +69,27 @@ static void put_ranges(struct buf *b, uint32_t any, uint32_t all)
     }
 }
 
+/* Inside brackets, Oniguruma's \w lacks the superscripts and fractions of Latin-1 that it has
+ * outside. */
+static void put_word(struct buf *b, bool in_class)
+{
+    static const uint32_t lacking[] = {0xB2, 0xB3, 0xB9, 0xBC, 0xBD, 0xBE};
+    uint32_t start = 0;
+    bool inside = false;
+    for (uint32_t cp = 0; cp <= 0x110000; cp++) {
+        bool member = cp < 0x110000 && (unicode_flags(cp) & U_WORD);
+        for (size_t i = 0; in_class && i < sizeof lacking / sizeof lacking[0]; i++) {
+            member = member && cp != lacking[i];
+        }
+        if (member && !inside) {
+            start = cp;
+        } else if (!member && inside) {
+            put_range(b, start, cp - 1);
+        }
+        inside = member;
+    }
+}
+
 /* PCRE2's own property (fast), and what its Unicode may not know yet. */
 static void put_property(struct buf *b, const char *name, uint32_t bit)
 {
@@ -80,26 +102,68 @@ static const struct {
     const char *pcre; // NULL: list the ranges
     uint32_t bit;
 } properties[] = {
-    {"l", "L", U_L},           {"letter", "L", U_L},      {"lu", "Lu", U_LU},
-    {"ll", "Ll", U_LL},        {"lt", "Lt", U_LT},        {"lm", "Lm", U_LM},
-    {"lo", "Lo", U_LO},        {"m", "M", U_M},           {"mark", "M", U_M},
-    {"n", "N", U_N},           {"number", "N", U_N},      {"nd", "Nd", U_DIGIT},
-    {"digit", "Nd", U_DIGIT},  {"p", "P", U_P},           {"punctuation", "P", U_P},
-    {"s", "S", U_S},           {"symbol", "S", U_S},      {"han", "Han", U_HAN},
-    {"space", NULL, U_SPACE},  {"whitespace", NULL, U_SPACE}, {"word", NULL, U_WORD},
-    {"punct", NULL, U_PUNCT},
+    {"l", "L", U_L},
+    {"letter", "L", U_L},
+    {"lu", "Lu", U_LU},
+    {"uppercaseletter", "Lu", U_LU},
+    {"ll", "Ll", U_LL},
+    {"lowercaseletter", "Ll", U_LL},
+    {"lt", "Lt", U_LT},
+    {"titlecaseletter", "Lt", U_LT},
+    {"lm", "Lm", U_LM},
+    {"modifierletter", "Lm", U_LM},
+    {"lo", "Lo", U_LO},
+    {"otherletter", "Lo", U_LO},
+    {"m", "M", U_M},
+    {"mark", "M", U_M},
+    {"mn", NULL, U_MN},
+    {"nonspacingmark", NULL, U_MN},
+    {"mc", NULL, U_MC},
+    {"spacingmark", NULL, U_MC},
+    {"n", "N", U_N},
+    {"number", "N", U_N},
+    {"nd", "Nd", U_DIGIT},
+    {"decimalnumber", "Nd", U_DIGIT},
+    {"digit", "Nd", U_DIGIT},
+    {"no", "No", U_NO},
+    {"othernumber", "No", U_NO},
+    {"p", "P", U_P},
+    {"punctuation", "P", U_P},
+    {"punct", "P", U_P},
+    {"s", "S", U_S},
+    {"symbol", "S", U_S},
+    {"so", "So", U_SO},
+    {"othersymbol", "So", U_SO},
+    {"sm", "Sm", U_SM},
+    {"mathsymbol", "Sm", U_SM},
+    {"cf", "Cf", U_CF},
+    {"format", "Cf", U_CF},
+    {"han", "sc:Han", U_HAN},
+    {"space", NULL, U_SPACE},
+    {"whitespace", NULL, U_SPACE},
+    {"word", NULL, U_WORD},
+    {"alpha", NULL, U_ALPHA},
+    {"alphabetic", NULL, U_ALPHA},
+    {"upper", NULL, U_UPPER},
+    {"uppercase", NULL, U_UPPER},
+    {"lower", NULL, U_LOWER},
+    {"lowercase", NULL, U_LOWER},
+    {"alnum", NULL, U_ALPHA | U_DIGIT},
 };
 
+/* Where [:name:] is not \p{name}, and what is short enough to spell out. */
 static const struct {
     const char *name, *items;
+    uint32_t bits; // where items is NULL
 } posix[] = {
-    {"alpha", "\\p{Alphabetic}"}, {"alnum", "\\p{Alphabetic}\\p{Nd}"}, {"upper", "\\p{Uppercase}"},
-    {"lower", "\\p{Lowercase}"},  {"cntrl", "\\p{Cc}"},                {"xdigit", "0-9A-Fa-f"},
-    {"ascii", "\\x00-\\x7F"},     {"blank", "\\t\\p{Zs}"},
+    {"punct", NULL, U_PUNCT},
+    {"cntrl", "\\p{Cc}", 0},
+    {"xdigit", "0-9A-Fa-f", 0},
+    {"ascii", "\\x00-\\x7F", 0},
+    {"blank", "\\t\\p{Zs}", 0},
 };
 
-/* The items of a named class; false if the name is not ours. */
-static bool put_named(struct buf *b, const char *name)
+static bool put_property_named(struct buf *b, const char *name)
 {
     for (size_t i = 0; i < sizeof properties / sizeof properties[0]; i++) {
         if (strcmp(name, properties[i].name) == 0) {
@@ -111,13 +175,45 @@ static bool put_named(struct buf *b, const char *name)
             return true;
         }
     }
+    return false;
+}
+
+static bool put_posix(struct buf *b, const char *name)
+{
+    if (strcmp(name, "word") == 0) {
+        put_word(b, true);
+        return true;
+    }
     for (size_t i = 0; i < sizeof posix / sizeof posix[0]; i++) {
         if (strcmp(name, posix[i].name) == 0) {
-            buf_puts(b, posix[i].items);
+            if (posix[i].items) {
+                buf_puts(b, posix[i].items);
+            } else {
+                put_ranges(b, posix[i].bits, 0);
+            }
             return true;
         }
     }
-    return false;
+    return put_property_named(b, name);
+}
+
+/* \p{name}; false if the name is not ours. */
+static bool put_named(struct buf *b, const char *name)
+{
+    return put_property_named(b, name) || put_posix(b, name); // "word" is the former's
+}
+
+/* A script's name alone means its extensions, too, in newer PCRE2; Oniguruma means the script. */
+static bool is_script(const char *name)
+{
+    char pattern[80];
+    snprintf(pattern, sizeof pattern, "\\p{sc:%s}", name);
+    int code;
+    PCRE2_SIZE at;
+    pcre2_code *re = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &code,
+                                   &at, NULL);
+    pcre2_code_free(re);
+    return re != NULL;
 }
 
 /* At "\p{" or "\P{": appends items, says whether they are to be negated. */
@@ -140,10 +236,13 @@ static enum status read_property(struct translator *t, struct buf *items, bool *
         if (*c != ' ' && *c != '_' && *c != '-') {
             name[n++] = (char)tolower((unsigned char)*c);
         }
+        if (!isalnum((unsigned char)*c) && *c != ' ' && *c != '_' && *c != '-') {
+            return refuse(t, "a property that cannot be read");
+        }
     }
     name[n] = '\0';
     if (!put_named(items, name)) {
-        buf_printf(items, "\\p{%.*s}", (int)(close - from), from);
+        buf_printf(items, is_script(name) ? "\\p{sc:%s}" : "\\p{%s}", name);
     }
     t->i = (size_t)(close - t->p) + 1;
     return OK;
@@ -168,7 +267,7 @@ static enum status read_shorthand(struct translator *t, struct buf *items, bool 
         break;
     case 'w':
     case 'W':
-        put_ranges(items, U_WORD, 0);
+        put_word(items, t->class_depth > 0);
         break;
     case 'h':
     case 'H':
@@ -285,7 +384,7 @@ static enum status read_posix(struct translator *t, struct class_text *c, bool *
     }
     struct class_text inner = {0};
     buf_init(&inner.items, 1 << 20);
-    bool known = put_named(&inner.items, name);
+    bool known = put_posix(&inner.items, name);
     if (known && negated) {
         buf_puts(&c->more, "|");
         put_class(&c->more, &inner, true);

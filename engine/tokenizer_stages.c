@@ -415,7 +415,11 @@ static enum status run(const struct tokenizer *tok, struct scratch *sc, size_t k
         return OK;
     }
     if (k == tok->n_stages) {
-        return model_encode(tok, sc, s, n);
+        if (!sc->on_piece) {
+            return model_encode(tok, sc, s, n);
+        }
+        sc->on_piece(sc->on_piece_arg, s, n);
+        return OK;
     }
     const struct stage *st = &tok->stages[k];
     struct cutter c = {.tok = tok, .sc = sc, .k = k + 1, .s = s, .first = first,

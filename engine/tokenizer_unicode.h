@@ -32,7 +32,16 @@ enum unicode_bit {
     U_BERT_CONTROL = 1 << 20, // likewise
     U_NFC_UNSAFE = 1 << 21,   // NFC may change it or join it to its left
     U_NEW = 1 << 22,          // newer than Unicode 14
+    U_ALPHA = 1 << 23,        // [[:alpha:]] and its kin
+    U_UPPER = 1 << 24,
+    U_LOWER = 1 << 25,
+    U_MN = 1 << 26, // more general categories
+    U_MC = 1 << 27,
+    U_NO = 1 << 28,
+    U_SO = 1 << 29,
+    U_SM = 1 << 30,
 };
+#define U_CF (1u << 31)
 
 extern const uint32_t unicode_kind_flags[];
 extern const uint16_t unicode_block_of[];

@@ -20,6 +20,10 @@ ONIG = [("L", r"\p{L}"), ("LU", r"\p{Lu}"), ("LT", r"\p{Lt}"), ("LM", r"\p{Lm}")
         ("SPACE", r"\s"), ("DIGIT", r"\d"), ("WORD", r"\w"), ("HAN", r"\p{Han}"),
         ("PUNCT", r"[[:punct:]]")]
 
+MORE = [("ALPHA", "[[:alpha:]]"), ("UPPER", "[[:upper:]]"), ("LOWER", "[[:lower:]]"),
+        ("MN", r"\p{Mn}"), ("MC", r"\p{Mc}"), ("NO", r"\p{No}"), ("SO", r"\p{So}"),
+        ("SM", r"\p{Sm}"), ("CF", r"\p{Cf}")]
+
 
 def members_of(pre, text, step=1, first=0):
     """Code points that a 'removed' splitter drops from text."""
@@ -60,6 +64,8 @@ def classes():
     # Unknown to Unicode 14, the oldest that a PCRE2 we link may follow.
     assert unicodedata.unidata_version == "14.0.0"
     yield "NEW", {c for c in POINTS if unicodedata.category(chr(c)) == "Cn"}
+    for name, pattern in MORE:
+        yield name, members_of(pre_tokenizers.Split(Regex(pattern), "removed"), everything)
 
 
 def nfc_unsafe():
