@@ -85,6 +85,7 @@ void scratch_free(struct scratch *sc)
     free(sc->symbols);
     free(sc->heap);
     free(sc->nodes);
+    piece_cache_free(sc->cache);
     free(sc);
 }
 
@@ -523,10 +524,7 @@ void tokenizer_free(struct tokenizer *tok)
     trie_deinit(&tok->normalized_trie);
     trie_deinit(&tok->unigram.trie);
     free(tok->unigram.score);
-    free(tok->bpe.merges.slots);
-    free(tok->bpe.crossing);
-    free(tok->bpe.prefix);
-    free(tok->bpe.suffix);
+    bpe_deinit(&tok->bpe);
     arena_deinit(&tok->arena);
     free(tok);
 }

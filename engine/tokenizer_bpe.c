@@ -1,6 +1,7 @@
 /* Byte-pair encoding: lowest rank first, leftmost among equals, as the library's queue has it. */
 #include "engine/tokenizer_impl.h"
 
+#include "engine/base/hash.h"
 #include "engine/base/mem.h"
 #include "engine/base/utf8.h"
 #include "engine/tokenizer_unicode.h"
@@ -9,7 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SMALL = 48 }; // symbols up to which scanning for the minimum beats a heap; 32 to 64 is flat
+enum {
+    SMALL = 48,     // symbols up to which scanning for the minimum beats a heap; 32 to 64 is flat
+    CUT_BYTES = 12, // a piece above this is worth cutting; anything in 6 to 24 works
+};
 
 bool merge_table_init(struct merge_table *t, size_t expected)
 {
@@ -69,10 +73,9 @@ static int32_t find_byte_token(const struct tokenizer *tok, int byte)
     return string_table_find(&tok->by_text, name, 6);
 }
 
-enum status bpe_load(const struct tokenizer *tok, struct err *err)
+enum status bpe_load(struct tokenizer *tok)
 {
-    struct bpe *bpe = (struct bpe *)&tok->bpe;
-    (void)err;
+    struct bpe *bpe = &tok->bpe;
     for (int b = 0; b < 256; b++) {
         char utf8[4];
         size_t n = utf8_encode(tok->byte_level ? unicode_byte_symbol((unsigned char)b)
@@ -81,8 +84,41 @@ enum status bpe_load(const struct tokenizer *tok, struct err *err)
         bpe->byte_symbol[b] = single ? string_table_find(&tok->by_text, utf8, n) : -1;
         bpe->byte_token[b] = find_byte_token(tok, b);
     }
+    bpe->all_bytes = tok->byte_level && !bpe->prefix[0] && !bpe->suffix[0];
+    for (int b = 0; b < 256; b++) {
+        bpe->all_bytes = bpe->all_bytes && bpe->byte_symbol[b] >= 0;
+    }
     bpe->has_affixes = bpe->prefix[0] != '\0' || bpe->suffix[0] != '\0';
     return OK;
+}
+
+enum status bpe_finish(struct tokenizer *tok, struct err *err)
+{
+    struct bpe *bpe = &tok->bpe;
+    bpe->cuts = cuts_make(tok);
+    if (!tok->byte_level) {
+        return OK;
+    }
+    bpe->byte_pairs = malloc(65536 * sizeof *bpe->byte_pairs);
+    if (!bpe->byte_pairs) {
+        return err_set(err, ERR_NOMEM, "out of memory");
+    }
+    for (int i = 0; i < 65536; i++) {
+        const struct merge_slot *m =
+            merge_table_find(&bpe->merges, bpe->byte_symbol[i >> 8], bpe->byte_symbol[i & 255]);
+        bpe->byte_pairs[i] = m ? (struct byte_pair){m->rank, m->id}
+                               : (struct byte_pair){UINT32_MAX, -1};
+    }
+    return OK;
+}
+
+void bpe_deinit(struct bpe *bpe)
+{
+    free(bpe->merges.slots);
+    free(bpe->byte_pairs);
+    free(bpe->prefix);
+    free(bpe->suffix);
+    cuts_free(bpe->cuts);
 }
 
 /* ---- symbols ---- */
@@ -228,49 +264,72 @@ static void look_up(const struct bpe *bpe, struct symbol *a, const struct symbol
 
 /* ---- few symbols: scan for the minimum ---- */
 
-static size_t merge_small(const struct bpe *bpe, const struct symbol *symbols, size_t n, int32_t *id)
+struct small {
+    int32_t id[SMALL], merged[SMALL];
+    uint32_t rank[SMALL]; // of symbols i and i + 1
+    size_t n;
+};
+
+static inline void small_look_up(const struct bpe *bpe, struct small *w, size_t i)
 {
-    uint32_t rank[SMALL];
-    int32_t merged[SMALL];
-    const struct merge_slot *m;
-    for (size_t i = 0; i < n; i++) {
-        id[i] = symbols[i].id;
-    }
-    for (size_t i = 0; i + 1 < n; i++) {
-        m = merge_table_find(&bpe->merges, id[i], id[i + 1]);
-        rank[i] = m ? m->rank : UINT32_MAX;
-        merged[i] = m ? m->id : -1;
-    }
-    while (n > 1) {
+    const struct merge_slot *m = merge_table_find(&bpe->merges, w->id[i], w->id[i + 1]);
+    w->rank[i] = m ? m->rank : UINT32_MAX;
+    w->merged[i] = m ? m->id : -1;
+}
+
+static void small_merge(const struct bpe *bpe, struct small *w)
+{
+    while (w->n > 1) {
         uint32_t best = UINT32_MAX;
         size_t at = 0;
-        for (size_t i = 0; i + 1 < n; i++) {
-            if (rank[i] < best) {
-                best = rank[i];
+        for (size_t i = 0; i + 1 < w->n; i++) {
+            if (w->rank[i] < best) {
+                best = w->rank[i];
                 at = i;
             }
         }
         if (best == UINT32_MAX) {
             break;
         }
-        id[at] = merged[at];
-        n--;
-        size_t rest = n - at - 1;
-        memmove(id + at + 1, id + at + 2, rest * sizeof *id);
-        if (rest > 0) {
-            memmove(rank + at + 1, rank + at + 2, (rest - 1) * sizeof *rank);
-            memmove(merged + at + 1, merged + at + 2, (rest - 1) * sizeof *merged);
-            m = merge_table_find(&bpe->merges, id[at], id[at + 1]);
-            rank[at] = m ? m->rank : UINT32_MAX;
-            merged[at] = m ? m->id : -1;
+        w->id[at] = w->merged[at];
+        w->n--;
+        for (size_t i = at + 1; i < w->n; i++) {
+            w->id[i] = w->id[i + 1];
+            w->rank[i] = w->rank[i + 1];
+            w->merged[i] = w->merged[i + 1];
+        }
+        if (at + 1 < w->n) {
+            small_look_up(bpe, w, at);
         }
         if (at > 0) {
-            m = merge_table_find(&bpe->merges, id[at - 1], id[at]);
-            rank[at - 1] = m ? m->rank : UINT32_MAX;
-            merged[at - 1] = m ? m->id : -1;
+            small_look_up(bpe, w, at - 1);
         }
     }
-    return n;
+}
+
+/* A short piece of bytes, all of which are in the vocabulary. */
+static void small_fill_bytes(const struct bpe *bpe, struct small *w, const char *s, size_t n)
+{
+    const unsigned char *p = (const unsigned char *)s;
+    w->n = n;
+    for (size_t i = 0; i + 1 < n; i++) {
+        const struct byte_pair *pair = &bpe->byte_pairs[p[i] << 8 | p[i + 1]];
+        w->id[i] = bpe->byte_symbol[p[i]];
+        w->rank[i] = pair->rank;
+        w->merged[i] = pair->id;
+    }
+    w->id[n - 1] = bpe->byte_symbol[p[n - 1]];
+}
+
+static void small_fill(const struct bpe *bpe, struct small *w, const struct symbol *symbols, size_t n)
+{
+    w->n = n;
+    for (size_t i = 0; i < n; i++) {
+        w->id[i] = symbols[i].id;
+    }
+    for (size_t i = 0; i + 1 < n; i++) {
+        small_look_up(bpe, w, i);
+    }
 }
 
 /* ---- many symbols: a heap of (rank, position) ---- */
@@ -365,20 +424,35 @@ static bool merge_many(const struct bpe *bpe, struct scratch *sc, size_t n)
     return true;
 }
 
-static enum status emit_word(const struct tokenizer *tok, struct scratch *sc, size_t n)
+static enum status emit_many(struct scratch *sc, const int32_t *id, size_t n)
 {
-    if (n <= SMALL) {
-        int32_t id[SMALL];
-        n = merge_small(&tok->bpe, sc->symbols, n, id);
-        for (size_t i = 0; i < n; i++) {
-            TRY(emit(sc, id[i]));
-        }
-        return OK;
+    for (size_t i = 0; i < n; i++) {
+        TRY(emit(sc, id[i]));
     }
-    if (!merge_many(&tok->bpe, sc, n)) {
+    return OK;
+}
+
+/* Merges one piece; nothing is remembered. */
+static enum status merge_piece(const struct tokenizer *tok, struct scratch *sc, const char *s,
+                               size_t n)
+{
+    struct small small;
+    if (n <= SMALL && tok->bpe.all_bytes && n > 0) {
+        small_fill_bytes(&tok->bpe, &small, s, n);
+        small_merge(&tok->bpe, &small);
+        return emit_many(sc, small.id, small.n);
+    }
+    struct word w = {.tok = tok, .sc = sc};
+    TRY(word_fill(&w, s, n));
+    if (w.n <= SMALL) {
+        small_fill(&tok->bpe, &small, sc->symbols, w.n);
+        small_merge(&tok->bpe, &small);
+        return emit_many(sc, small.id, small.n);
+    }
+    if (!merge_many(&tok->bpe, sc, w.n)) {
         return err_set(sc->err, ERR_NOMEM, "out of memory");
     }
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < w.n; i++) {
         if (sc->symbols[i].id >= 0) {
             TRY(emit(sc, sc->symbols[i].id));
         }
@@ -386,7 +460,146 @@ static enum status emit_word(const struct tokenizer *tok, struct scratch *sc, si
     return OK;
 }
 
-enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n)
+/* ---- the cache of pieces: direct-mapped, one line per entry, keyed hash, full comparison ---- */
+
+enum { CACHE_BITS = 14, KEY_BYTES = 31, VALUE_IDS = 7 };
+
+struct cache_slot {
+    uint64_t key[4]; // the bytes, zero-padded; the last byte is length, and 0x80 for a part
+    int32_t n;       // 0: empty
+    int32_t id[VALUE_IDS];
+};
+struct piece_cache {
+    struct cache_slot *slots; // 64-byte aligned
+    uint64_t secret[2];
+};
+
+static struct piece_cache *cache_new(void)
+{
+    struct piece_cache *c = xcalloc(1, sizeof *c);
+    size_t bytes = sizeof(struct cache_slot) << CACHE_BITS;
+    c->slots = aligned_alloc(64, bytes);
+    if (!c->slots) {
+        free(c);
+        return NULL;
+    }
+    memset(c->slots, 0, bytes);
+    c->secret[0] = hash_process_key() | 1;
+    c->secret[1] = hash_mix(c->secret[0]) | 1;
+    return c;
+}
+
+void piece_cache_free(struct piece_cache *cache)
+{
+    if (cache) {
+        free(cache->slots);
+        free(cache);
+    }
+}
+
+static inline uint64_t load64(const char *s)
+{
+    uint64_t v;
+    memcpy(&v, s, 8);
+    return v;
+}
+
+/* Up to 8 bytes without reading past the end. */
+static inline uint64_t load_tail(const char *s, size_t n)
+{
+    if (n >= 4) {
+        uint32_t a, b;
+        memcpy(&a, s, 4);
+        memcpy(&b, s + n - 4, 4);
+        return (uint64_t)a | (uint64_t)b << (8 * (n - 4));
+    }
+    if (n == 0) {
+        return 0;
+    }
+    return (uint64_t)(unsigned char)s[0] | (uint64_t)(unsigned char)s[n / 2] << (8 * (n / 2)) |
+           (uint64_t)(unsigned char)s[n - 1] << (8 * (n - 1));
+}
+
+static inline void make_key(const char *s, size_t n, bool part, uint64_t key[4])
+{
+    size_t i = 0, left = n;
+    key[0] = key[1] = key[2] = key[3] = 0;
+    for (; left >= 8; i++, s += 8, left -= 8) {
+        key[i] = load64(s);
+    }
+    key[i] |= load_tail(s, left);
+    key[3] |= (uint64_t)(n | (part ? 0x80 : 0)) << 56;
+}
+
+static inline struct cache_slot *slot_for(const struct piece_cache *c, const uint64_t key[4], size_t n)
+{
+    __uint128_t p = (__uint128_t)(key[0] ^ c->secret[0]) * (key[1] ^ key[3] ^ c->secret[1]);
+    uint64_t h = (uint64_t)p ^ (uint64_t)(p >> 64);
+    if (n >= 16) {
+        p = (__uint128_t)(key[2] ^ h ^ c->secret[1]) * (key[3] ^ c->secret[0]);
+        h = (uint64_t)p ^ (uint64_t)(p >> 64);
+    }
+    return &c->slots[h >> (64 - CACHE_BITS)];
+}
+
+static inline bool slot_has(const struct cache_slot *slot, const uint64_t key[4])
+{
+    return ((slot->key[0] ^ key[0]) | (slot->key[1] ^ key[1]) | (slot->key[2] ^ key[2]) |
+            (slot->key[3] ^ key[3])) == 0 && slot->n > 0;
+}
+
+static inline enum status emit_slot(struct scratch *sc, const struct cache_slot *slot)
+{
+    struct ids *out = sc->out;
+    if (out->cap - out->n >= VALUE_IDS) {
+        memcpy(out->v + out->n, slot->id, sizeof slot->id);
+        out->n += (size_t)slot->n;
+        return OK;
+    }
+    return emit_many(sc, slot->id, (size_t)slot->n);
+}
+
+static void slot_fill(struct cache_slot *slot, const uint64_t key[4], const int32_t *id, size_t n)
+{
+    if (n > 0 && n <= VALUE_IDS) {
+        memcpy(slot->key, key, sizeof slot->key);
+        memcpy(slot->id, id, n * sizeof *id);
+        slot->n = (int32_t)n;
+    }
+}
+
+/* A part of a piece, between two cuts. */
+static enum status encode_part(const struct tokenizer *tok, struct scratch *sc, const char *s,
+                               size_t n)
+{
+    if (n > KEY_BYTES) {
+        return merge_piece(tok, sc, s, n);
+    }
+    uint64_t key[4];
+    make_key(s, n, tok->bpe.ignore_merges, key);
+    struct cache_slot *slot = slot_for(sc->cache, key, n);
+    if (slot_has(slot, key)) {
+        return emit_slot(sc, slot);
+    }
+    size_t before = sc->out->n;
+    TRY(merge_piece(tok, sc, s, n));
+    slot_fill(slot, key, sc->out->v + before, sc->out->n - before);
+    return OK;
+}
+
+static enum status encode_parts(const struct tokenizer *tok, struct scratch *sc, const char *s,
+                                size_t n)
+{
+    for (size_t at = 0; at < n;) {
+        size_t end = cuts_next(tok->bpe.cuts, s, n, at);
+        TRY(encode_part(tok, sc, s + at, end - at));
+        at = end;
+    }
+    return OK;
+}
+
+/* A piece that the cache does not have. */
+static enum status encode_new(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n)
 {
     if (tok->bpe.ignore_merges) {
         const struct string_table *t = tok->byte_level ? &tok->by_key : &tok->by_text;
@@ -395,7 +608,29 @@ enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const ch
             return emit(sc, id);
         }
     }
-    struct word w = {.tok = tok, .sc = sc};
-    TRY(word_fill(&w, s, n));
-    return emit_word(tok, sc, w.n);
+    if (tok->bpe.cuts && n > CUT_BYTES) {
+        return encode_parts(tok, sc, s, n);
+    }
+    return merge_piece(tok, sc, s, n);
+}
+
+enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n)
+{
+    if (!sc->cache && !(sc->cache = cache_new())) {
+        return err_set(sc->err, ERR_NOMEM, "out of memory");
+    }
+    if (n > KEY_BYTES) {
+        return encode_new(tok, sc, s, n);
+    }
+    uint64_t key[4];
+    make_key(s, n, false, key);
+    struct cache_slot *slot = slot_for(sc->cache, key, n);
+    if (slot_has(slot, key)) {
+        return emit_slot(sc, slot);
+    }
+    size_t before = sc->out->n;
+    TRY(encode_new(tok, sc, s, n));
+    // The parts may have taken the slot; the whole piece is worth more.
+    slot_fill(slot, key, sc->out->v + before, sc->out->n - before);
+    return OK;
 }

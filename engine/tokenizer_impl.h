@@ -87,6 +87,7 @@ static inline uint32_t trie_step(const struct trie *t, uint32_t node, unsigned c
 
 struct scratch;
 struct regex;
+struct piece_cache;
 
 /* Oniguruma (Ruby) patterns through PCRE2, or a splitter written by hand for the well-known ones. */
 enum status regex_compile(const char *pattern, struct regex **out, struct err *err);
@@ -224,9 +225,15 @@ struct bpe {
     bool ignore_merges, fuse_unk, byte_fallback, has_affixes;
     char *prefix, *suffix; // continuing_subword_prefix, end_of_word_suffix
     int32_t unk;           // -1: none
+    bool all_bytes; // byte level, every byte is in the vocabulary, no affixes
     int32_t byte_symbol[256]; // by byte (byte level) or ASCII character; -1: not in the vocabulary
     int32_t byte_token[256];  // "<0x..>"; -1: absent
-    uint64_t *crossing; // bits: see tokenizer_bpe.c, "cuts"
+    struct byte_pair *byte_pairs; // [first byte][second]: what two byte symbols merge to
+    struct cuts *cuts;            // NULL: pieces may not be cut
+};
+struct byte_pair {
+    uint32_t rank; // UINT32_MAX: they do not merge
+    int32_t id;
 };
 struct unigram {
     struct trie trie;
@@ -242,9 +249,19 @@ struct wordpiece {
     size_t max_chars;
 };
 
-enum status bpe_load(const struct tokenizer *tok, struct err *err);
+enum status bpe_load(struct tokenizer *tok);              // before added tokens
+enum status bpe_finish(struct tokenizer *tok, struct err *err); // once the keys are made
+void bpe_deinit(struct bpe *bpe);
+
+/* Where a long piece may be cut: between two characters that no merge can ever join. What lies
+ * between two cuts comes out the same alone. */
+struct cuts *cuts_make(const struct tokenizer *tok);
+void cuts_free(struct cuts *cuts);
+/* The next cut behind `from`, or n. */
+size_t cuts_next(const struct cuts *cuts, const char *s, size_t n, size_t from);
 enum status model_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
 enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
+void piece_cache_free(struct piece_cache *cache);
 enum status unigram_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
 enum status wordpiece_encode(const struct tokenizer *tok, struct scratch *sc, const char *s,
                              size_t n);

@@ -428,7 +428,7 @@ static enum status finish_model(struct loader *l)
     if (tok->model == MODEL_BPE && l->dropout != 0) {
         return err_set(l->err, ERR_UNSUPPORTED, "a BPE model with dropout gives random ids");
     }
-    TRY(bpe_load(tok, l->err));
+    TRY(bpe_load(tok));
     return tok->model == MODEL_UNIGRAM ? finish_unigram(l) : OK;
 }
 
@@ -737,6 +737,9 @@ static enum status load_all(struct loader *l, const struct json *config, const s
     TRY(finish_model(l));
     if (tok->byte_level) {
         TRY(make_keys(tok, l->err));
+    }
+    if (tok->model == MODEL_BPE) {
+        TRY(bpe_finish(tok, l->err));
     }
     TRY(read_section(l, &l->added_tokens, "added_tokens", read_added));
     TRY(read_section(l, &l->post_processor, "post_processor", read_post));

@@ -20,6 +20,7 @@ struct regex {
 
 /* The hand-written splitter for a well-known pattern, or NULL. */
 splitter_fn *splitter_of(const char *pattern);
+const char *splitter_pattern(size_t i); // the i-th well-known pattern; NULL past the last
 
 /* Appends a PCRE2 pattern that means what Oniguruma makes of `pattern` (Ruby syntax, UTF-8), with
  * the character classes of `tokenizers`; compile it with UTF, UCP and MULTILINE. What cannot be

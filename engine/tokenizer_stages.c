@@ -274,8 +274,27 @@ static enum status cutter_put(struct cutter *c, size_t start, size_t end, bool m
     return OK;
 }
 
+/* The usual last stage, without the machinery: a hand-written splitter, pieces to the model. */
+static enum status run_fast(struct cutter *c, splitter_fn *next, size_t n)
+{
+    size_t start, end, covered = 0;
+    while (next(c->s, n, covered, &start, &end) > 0) {
+        if (covered < start) {
+            TRY(bpe_encode(c->tok, c->sc, c->s + covered, start - covered));
+        }
+        TRY(bpe_encode(c->tok, c->sc, c->s + start, end - start));
+        covered = end;
+    }
+    return covered < n ? bpe_encode(c->tok, c->sc, c->s + covered, n - covered) : OK;
+}
+
 static enum status run_split(struct cutter *c, const struct stage *st, size_t n)
 {
+    const struct tokenizer *tok = c->tok;
+    if (st->pattern.regex && st->pattern.regex->splitter && c->behavior == ISOLATED &&
+        c->k == tok->n_stages && tok->model == MODEL_BPE && !tok->leaf_mapped && !c->sc->on_piece) {
+        return run_fast(c, st->pattern.regex->splitter, n);
+    }
     struct pattern_walk w;
     pattern_walk_init(&w, &st->pattern, c->s, n);
     size_t start, end, covered = 0;

@@ -180,6 +180,87 @@ TEST(splits_equal_those_of_the_library)
     free(data);
 }
 
+/* ---- splitters written by hand against PCRE2 ---- */
+
+static uint32_t next_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005ULL + 1442695040888963407ULL;
+    return (uint32_t)(*state >> 33);
+}
+
+/* Text that makes the alternatives meet: few characters of each kind, many repeats. */
+static size_t random_text(uint64_t *state, char *out, size_t cap)
+{
+    static const char *const parts[] = {
+        " ",    "  ",   "\n",  "\r\n", "\t",   "\n ",  "'",    "'s",    "'S",   "'ll",  "'Re",
+        "'v",   "'ve",  "a",   "b",    "Ab",   "ABC",  "abc",  "1",     "12",   "1234", ".",
+        "!?",   "/",    "_",   "-",    "(",    "\xC3\x89", "\xC3\xA9", "\xCC\x81",
+        "\xE4\xB8\xAD", "\xE6\x96\x87", "\xE3\x81\x82", "\xE3\x80\x82", "\xC2\xA0", "\xE2\x80\x83",
+        "\xC5\xBF", "\xC7\x85", "\xCA\xB0", "\xD9\xA3", "\xC2\xB2", "\xF0\x9F\x98\x80",
+        "\xE2\x82\xAC", "\xE0\xA4\xBF", "\xE0\xA4\x95", "\x01", "\xEF\xBF\xBD", "\xE1\xA0\x8E"};
+    size_t n = 0;
+    while (n + 8 < cap) {
+        const char *part = parts[next_random(state) % (sizeof parts / sizeof parts[0])];
+        size_t k = strlen(part);
+        if (next_random(state) % 200 == 0) {
+            k = utf8_encode(next_random(state) % 0xD7FF + 1, out + n);
+        } else {
+            memcpy(out + n, part, k);
+        }
+        n += k;
+        if (next_random(state) % 30 == 0) {
+            break;
+        }
+    }
+    return n;
+}
+
+static void compare_once(const struct regex *re, struct scratch *sc, const char *s, size_t n,
+                         const char *pattern)
+{
+    size_t from = 0, a, b, c, d;
+    for (;;) {
+        int by_hand = regex_find(re, sc, s, n, from, &a, &b);
+        int by_pcre = regex_find_pcre(re, sc, s, n, from, &c, &d);
+        if (by_hand != by_pcre || (by_pcre == 1 && (a != c || b != d))) {
+            CHECK_FAIL("%.40s: at %zu by hand %d [%zu,%zu), by PCRE2 %d [%zu,%zu)", pattern, from,
+                       by_hand, a, b, by_pcre, c, d);
+            printf("  text: ");
+            for (size_t i = 0; i < n; i++) {
+                printf("\\x%02X", (unsigned char)s[i]);
+            }
+            printf("\n");
+            return;
+        }
+        if (by_pcre != 1) {
+            return;
+        }
+        from = d;
+    }
+}
+
+TEST(splitters_written_by_hand_equal_their_patterns)
+{
+    uint64_t state = 12345;
+    struct tokenizer *tok = xcalloc(1, sizeof *tok);
+    struct scratch *sc = scratch_take(tok);
+    size_t i = 0;
+    for (; splitter_pattern(i); i++) {
+        struct regex *re;
+        struct err err = {0};
+        REQUIRE(regex_compile(splitter_pattern(i), &re, &err) == OK);
+        CHECK(re->splitter != NULL);
+        for (int k = 0; k < 20000; k++) {
+            char text[200];
+            compare_once(re, sc, text, random_text(&state, text, sizeof text), splitter_pattern(i));
+        }
+        regex_free(re);
+    }
+    CHECK(i >= 10);
+    scratch_free(sc);
+    tokenizer_free(tok);
+}
+
 /* ---- classes ---- */
 
 static bool listed(const struct json *ranges, uint32_t cp)
