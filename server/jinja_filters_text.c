@@ -554,6 +554,27 @@ static double round_decimal(double f, int64_t digits)
     return r * scale;
 }
 
+/* round(integer, -digits): to the nearest multiple, ties to the even one. */
+static bool round_integer(struct jrt *rt, struct jv v, int64_t digits, struct jv *out)
+{
+    struct jv unit, quotient, rest, twice, odd;
+    if (digits > 400) {
+        *out = jv_int(0);
+        return true;
+    }
+    if (!jnum_binary(rt, JOP_POW, jv_int(10), jv_int(digits), &unit) ||
+        !jnum_binary(rt, JOP_FLOORDIV, v, unit, &quotient) ||
+        !jnum_binary(rt, JOP_MOD, v, unit, &rest) ||
+        !jnum_binary(rt, JOP_MUL, rest, jv_int(2), &twice) ||
+        !jnum_binary(rt, JOP_MOD, quotient, jv_int(2), &odd)) {
+        return false;
+    }
+    int side = jnum_compare(twice, unit);
+    bool up = side > 0 || (side == 0 && odd.u.i == 1);
+    return (!up || jnum_binary(rt, JOP_ADD, quotient, jv_int(1), &quotient)) &&
+           jnum_binary(rt, JOP_MUL, quotient, unit, out);
+}
+
 FILTER(jf_round)
 {
     int64_t digits;
@@ -584,15 +605,11 @@ FILTER(jf_round)
         *out = v.type == JV_BOOL ? jv_int(v.u.b) : v;
         return true;
     }
-    if (!jnum_to_double(rt, v, &f)) {
-        return false;
+    if (common && v.type != JV_FLOAT) {
+        return round_integer(rt, v, -digits, out);
     }
     if (common) {
-        f = round_decimal(f, digits);
-        if (v.type != JV_FLOAT) {
-            return jnum_from_double(rt, f, out);
-        }
-        *out = jv_float(f);
+        *out = jv_float(round_decimal(v.u.f, digits));
         return true;
     }
     struct jv scale, scaled, whole;
@@ -627,7 +644,7 @@ FILTER(jf_filesizeformat)
     if (bytes == 1) {
         snprintf(text, sizeof text, "1 Byte");
     } else if (bytes < base) {
-        snprintf(text, sizeof text, "%.0f Bytes", trunc(bytes));
+        snprintf(text, sizeof text, "%.0f Bytes", trunc(bytes) + 0.0); // + 0.0: no minus zero
     } else {
         int i = 0;
         while (i < 7 && bytes >= unit) {
@@ -709,17 +726,37 @@ FILTER(jf_attr)
     return jinja_attr(rt, v, name, jinja_methods_find(name->s, name->n_bytes), out);
 }
 
+/* pprint sorts keys, and what is longer than a line it breaks in ways that are not done here. */
 FILTER(jf_pprint)
 {
     struct jstr *s;
-    (void)a, (void)args;
-    if (!jv_repr(rt, v, &s)) {
+    struct jv text, entries;
+    (void)args;
+    if (v.type == JV_DICT) {
+        const struct jv sorted[] = {jv_bool(true), jv_missing(), jv_missing()};
+        if (!jf_dictsort(rt, v, sorted, args, &entries)) {
+            return false;
+        }
+        struct jdict *d = jd_new(rt);
+        for (size_t i = 0; d && i < entries.u.list->n; i++) {
+            const struct jv *pair = entries.u.list->items[i].u.list->items;
+            if (!jd_set(rt, d, pair[0], pair[1])) {
+                return false;
+            }
+        }
+        v = jv_dict(d);
+    }
+    if (rt->st != OK || !jv_repr(rt, v, &s)) {
         return false;
     }
-    if (js_chars(s) > 80 && v.type != JV_STR) {
+    text = jv_str(s);
+    bool nested = v.type == JV_DICT || v.type == JV_LIST || v.type == JV_TUPLE;
+    if (nested ? js_chars(s) >= 80 : v.type == JV_STR && js_chars(s) >= 80) {
         return jrt_fail(rt, "TemplateRuntimeError", "pprint of a long value is not supported");
     }
-    return give((struct jv){0}, s, out);
+    (void)a;
+    *out = text;
+    return true;
 }
 
 FILTER(jf_unsupported)

@@ -523,13 +523,13 @@ static struct jnode *subscript(struct jparser *p, struct jnode *on)
         return NULL;
     }
     for (int i = 0; l.n > 1 && i < l.n; i++) {
-        if (l.v[i]->kind == N_SLICE) {
+        if (l.v[i]->kind == N_SLICE && !l.v[i]->a) {
             jinja_syntax(p->rt, jp_token(p)->line, "invalid syntax: a slice among indices");
             return NULL;
         }
     }
     struct jnode *index = l.n == 1 ? l.v[0] : with_kids(p, N_TUPLE, &l);
-    if (index && index->kind == N_SLICE) {
+    if (index && index->kind == N_SLICE && !index->a) { // not the value of another slice
         index->a = on;
         return index;
     }

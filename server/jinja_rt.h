@@ -12,9 +12,15 @@
  * level of nesting is at most about 500 bytes in a release build; libuv's pool threads have 8 MiB
  * (2 MiB where the system sets no limit). */
 enum {
+#ifdef SLUICE_FUZZER // small bounds are reached sooner
+    JINJA_MAX_STEPS = 100 * 1000,
+    JINJA_MAX_OUTPUT = 1 << 20,
+    JINJA_MAX_MEMORY = 16 << 20,
+#else
     JINJA_MAX_STEPS = 10 * 1000 * 1000,
     JINJA_MAX_OUTPUT = 64 << 20,
     JINJA_MAX_MEMORY = 512 << 20,
+#endif
     JINJA_MAX_CALLS = 200,   // macros, callers and recursive loops
     JINJA_MAX_DEPTH = 2000,  // C calls of the evaluator, within all those calls
     JINJA_MAX_NEST = 200,    // of a value that is printed, compared or hashed; of the source

@@ -110,8 +110,10 @@ static bool hash_nested(struct jrt *rt, struct jv v, int nest, uint64_t *hash)
     double f;
     switch (v.type) {
     case JV_LIST:
-    case JV_DICT:
-    case JV_VIEW: return false;
+    case JV_DICT: return false;
+    case JV_VIEW:
+        *hash = hash_mix((uint64_t)(uintptr_t)v.u.view);
+        return v.u.view->kind == JVIEW_VALUES; // the others are like sets
     case JV_TUPLE: return hash_tuple(rt, v.u.list, nest, hash);
     case JV_STR:
         if (!js_flat(rt, v.u.s)) {

@@ -1,0 +1,75 @@
+/* Templates and their variables from nowhere good. `make test` replays test/corpus/template;
+ * with clang this is a fuzzer (scripts/fuzz_template). The input is a template, a NUL byte, and
+ * the variables as a JSON object. */
+#include "engine/base/file.h"
+#include "server/chat_template.h"
+#include "test/check.h"
+
+#include <dirent.h>
+#include <stdint.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
+
+/* What must hold whatever the template: spans cover the text, in order, none empty. */
+static void check_output(const struct chat_output *out)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < out->n_spans; i++) {
+        CHECK(out->spans[i].text == out->text + at && out->spans[i].n_bytes > 0);
+        at += out->spans[i].n_bytes;
+    }
+    CHECK(at == out->n_bytes);
+    if (check_failures > 0) {
+        abort();
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
+{
+    const char *text = (const char *)data;
+    const char *end = n_bytes > 0 ? memchr(text, '\0', n_bytes) : NULL;
+    size_t n_template = end ? (size_t)(end - text) : n_bytes;
+    struct chat_template *t;
+    struct err err;
+    if (chat_template_compile(text, n_template, NULL, &t, &err) != OK) {
+        return 0;
+    }
+    struct chat_input in = {.raw = true, .local_us = 1749990896000000};
+    struct chat_output out;
+    if (end) {
+        in.kwargs_json = end + 1;
+        in.kwargs_bytes = n_bytes - n_template - 1;
+    }
+    if (chat_template_render(t, &in, &out, &err) == OK) {
+        check_output(&out);
+    }
+    chat_output_deinit(&out);
+    chat_template_free(t);
+    return 0;
+}
+
+#ifndef SLUICE_FUZZER
+TEST(the_corpus_neither_crashes_nor_hangs)
+{
+    DIR *dir = opendir("test/corpus/template");
+    REQUIRE(dir);
+    int n = 0;
+    for (struct dirent *e; (e = readdir(dir));) {
+        char path[512], *data;
+        size_t n_bytes;
+        snprintf(path, sizeof path, "test/corpus/template/%s", e->d_name);
+        if (e->d_name[0] != '.' && file_read(path, 1 << 20, &data, &n_bytes, NULL) == OK) {
+            LLVMFuzzerTestOneInput((const uint8_t *)data, n_bytes);
+            free(data);
+            n++;
+        }
+    }
+    closedir(dir);
+    CHECK(n > 20);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
+#endif
