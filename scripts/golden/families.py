@@ -1,11 +1,12 @@
 """The tiny models of test/golden that this project makes itself: one row each.
 
-A row is (folder, model_type, config values). Every row shares COMMON; a row states only what makes its
-family different from a plain Llama, so that reading the row says what the golden model tests. Prompts have up to
-150 ids, so windows of 24 and original lengths of 64 are crossed by every model that has them.
+A row is (folder, model_type, config values). Every row shares COMMON; a row states only what makes
+its family different from a plain Llama, so that reading the row says what the golden model tests.
+Prompts have up to 150 ids, so windows of 24 and original lengths of 64 are crossed by every model
+that has them.
 
-`legacy` rows write config.json in the older form (rope_theta, rope_scaling, torch_dtype) and the others in the newer
-form (rope_parameters, dtype): a server has to read both.
+`legacy` rows write config.json in the older form (rope_theta, rope_scaling, torch_dtype) and the
+others in the newer form (rope_parameters, dtype): a server has to read both.
 """
 
 VOCAB = 384
@@ -24,11 +25,18 @@ COMMON = {
     "tie_word_embeddings": False,
 }
 
-YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
 
 FAMILIES = [
     {
-        # LayerNorm with bias, a plain two-matrix MLP, biases everywhere, a window on all layers, tied head.
+        # LayerNorm with bias, a plain two-matrix MLP, biases everywhere, a window on all layers,
+        # tied head.
         "folder": "starcoder2",
         "model_type": "starcoder2",
         "config": {
@@ -50,23 +58,33 @@ FAMILIES = [
             "head_dim": 16,
             "use_qkv_bias": True,
             "layer_norm_eps": 1e-5,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.25,
+            },
         },
         "legacy": True,
     },
     {
-        # Norms before and after each sub-layer, interleaved RoPE on half of each head, fused gate and up.
+        # Norms before and after each sub-layer, interleaved RoPE on half of each head, fused gate
+        # and up.
         "folder": "glm4",
         "model_type": "glm4",
         "config": {
             "head_dim": 16,
             "attention_bias": True,
             "rms_norm_eps": 1e-5,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
         },
     },
     {
-        # A shared expert behind a sigmoid gate; routing weights are not renormalised; the first layer is dense.
+        # A shared expert behind a sigmoid gate; routing weights are not renormalised; the first
+        # layer is dense.
         "folder": "qwen2-moe",
         "model_type": "qwen2_moe",
         "config": {
@@ -82,7 +100,8 @@ FAMILIES = [
         },
     },
     {
-        # MLA without a low-rank query, softmax routing limited to groups, yarn with mscale on the softmax scale.
+        # MLA without a low-rank query, softmax routing limited to groups, yarn with mscale on the
+        # softmax scale.
         "folder": "deepseek-v2",
         "model_type": "deepseek_v2",
         "config": {
@@ -129,10 +148,14 @@ FAMILIES = [
     {
         "folder": "llama-linear",
         "model_type": "llama",
-        "config": {"head_dim": 16, "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+        "config": {
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        },
     },
     {
-        # The base is fixed for the longest length that can be served (see fix_rope_length in golden.py).
+        # The base is fixed for the longest length that can be served (see fix_rope_length in
+        # golden.py).
         "folder": "llama-dynamic",
         "model_type": "llama",
         "config": {
@@ -180,7 +203,12 @@ FAMILIES = [
         "config": {
             "head_dim": 16,
             "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "layer_types": [
+                "sliding_attention",
+                "sliding_attention",
+                "full_attention",
+                "sliding_attention",
+            ],
             "sliding_window": 24,
             "query_pre_attn_scalar": 20,
             "tie_word_embeddings": True,

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Make or check the tiny golden models of test/golden with transformers.
 
-    golden.py --make test/golden [FOLDER ...]    make the models of families.py (all of them, or those named)
-    golden.py --check test/golden/llama-3 ...    compute expected.json anew for any such folder and compare
+    golden.py --make test/golden [FOLDER ...]    make the models of families.py, or those named
+    golden.py --check test/golden/llama-3 ...    compute expected.json anew and compare
 
-Needs torch (CPU is enough), transformers 5, tokenizers and safetensors. expected.json holds, for prompts of
-1, 7, 33 and 150 ids: the log-probability of every prompt token given those before it, the logits after the last one,
-and 20 greedy tokens with the five best log-probabilities at each step. All of it is computed in fp32 from the bf16
-weights; bf16_max_error and bf16_mean_error say how far transformers' own bf16 run is from that over the prompt's
-log-probabilities, which is the yardstick for a server that computes in bf16.
+Needs torch (CPU is enough), transformers 5, tokenizers and safetensors. expected.json holds, for
+prompts of 1, 7, 33 and 150 ids: the log-probability of every prompt token given those before it,
+the logits after the last one, and 20 greedy tokens with the five best log-probabilities at each
+step. All of it is computed in fp32 from the bf16 weights; bf16_max_error and bf16_mean_error say
+how far transformers' own bf16 run is from that over the prompt's log-probabilities, which is the
+yardstick for a server that computes in bf16.
 """
 
 import argparse
@@ -28,10 +29,11 @@ PROMPT_LENGTHS = (1, 7, 33, 150)
 N_GREEDY = 20
 N_TOP = 5
 DECIMALS = 5
-# Both sides are rounded to 1e-5; fp32 sums in another order move a logit of size 10 by another 1e-5.
+# Both sides are rounded to 1e-5; fp32 sums in another order move a logit of size 10 by another
+# 1e-5.
 TOLERANCE = 2.5e-5
-# A bf16 run depends on the machine's kernels far more than an fp32 run does; its largest error hangs on which
-# nearly tied expert was chosen, so only the mean is compared.
+# A bf16 run depends on the machine's kernels far more than an fp32 run does; its largest error
+# hangs on which nearly tied expert was chosen, so only the mean is compared.
 BF16_RELATIVE_TOLERANCE = 0.5
 FIRST_ORDINARY_ID = 3
 MIN_GREEDY_MARGIN = 0.01
@@ -47,8 +49,9 @@ def seed_of(text):
 def fill_weights(model, generator):
     """Random weights of a size that keeps activations near one, so that no layer is a bystander.
 
-    The ordinary initialisation (0.02) leaves a model of this size close to a bigram table: an error in attention would
-    hide below the tolerance. Norms and biases are random too, or a missing one would not show.
+    The ordinary initialisation (0.02) leaves a model of this size close to a bigram table: an error
+    in attention would hide below the tolerance. Norms and biases are random too, or a missing one
+    would not show.
     """
     is_gemma = model.config.model_type.startswith("gemma")
     for name, tensor in model.state_dict().items():
@@ -70,7 +73,7 @@ def fill_weights(model, generator):
 
 
 def write_config(folder, legacy):
-    """Writes the same facts under the older names if `legacy`: files of both ages are in the wild."""
+    """Writes the same facts under the older names if `legacy`: both are in the wild."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config.pop("_name_or_path", None)
@@ -82,7 +85,9 @@ def write_config(folder, legacy):
             config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         if config["model_type"] == "phi3":
             # Phi keeps the original length at the top level alone.
-            config["original_max_position_embeddings"] = rope.pop("original_max_position_embeddings")
+            config["original_max_position_embeddings"] = rope.pop(
+                "original_max_position_embeddings"
+            )
         config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     path.write_text(json.dumps(config, indent=2) + "\n")
 
@@ -106,10 +111,13 @@ def make(row, folder, tokenizer_from):
 
 
 def draw_prompt(name, n, model):
-    """A prompt of n ids whose greedy continuation has no near tie, so that equal tokens can be demanded."""
+    """A prompt of n ids whose greedy continuation has no near tie, so that equal tokens can be
+    demanded."""
     for attempt in range(200):
         generator = torch.Generator().manual_seed(seed_of(f"{name} {n} {attempt}"))
-        prompt = torch.randint(FIRST_ORDINARY_ID, COMMON["vocab_size"], (n,), generator=generator).tolist()
+        prompt = torch.randint(
+            FIRST_ORDINARY_ID, COMMON["vocab_size"], (n,), generator=generator
+        ).tolist()
         steps = greedy(model, prompt)
         if min(s["top"][0][1] - s["top"][1][1] for s in steps) >= MIN_GREEDY_MARGIN:
             return prompt
@@ -126,9 +134,9 @@ def write_expected(folder, value):
 def fix_rope_length(model):
     """Fixes a RoPE that depends on the current length to the longest length that the model serves.
 
-    transformers recomputes dynamic and longrope frequencies whenever a longer input comes. A server cannot: keys
-    in its cache are already rotated. So what is expected is the model as it computes at its full length,
-    which for dynamic scaling is max_position_embeddings times the factor.
+    transformers recomputes dynamic and longrope frequencies whenever a longer input comes. A server
+    cannot: keys in its cache are already rotated. So what is expected is the model as it computes
+    at its full length, which for dynamic scaling is max_position_embeddings times the factor.
     """
     rotary = model.model.rotary_emb
     rope = getattr(model.config, "rope_parameters", None) or {}
@@ -139,7 +147,9 @@ def fix_rope_length(model):
     if kind == "dynamic":
         longest = int(longest * rope["factor"])
     init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind]
-    rotary.inv_freq, rotary.attention_scaling = init(model.config, torch.device("cpu"), seq_len=longest)
+    rotary.inv_freq, rotary.attention_scaling = init(
+        model.config, torch.device("cpu"), seq_len=longest
+    )
     # Any other name switches the recomputation off.
     rotary.rope_type = "fixed"
 
@@ -148,7 +158,9 @@ def load(folder):
     """The model in fp32 and in bf16, both from the stored bf16 weights."""
     models = []
     for dtype in (torch.float32, torch.bfloat16):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager"
+        ).eval()
         fix_rope_length(model)
         models.append(model)
     return models
@@ -208,7 +220,8 @@ def largest_difference(stored, computed):
 
 
 def case_problems(stored, computed):
-    """What differs between a stored case and the same case computed here, as (largest difference, sentences)."""
+    """What differs between a stored case and the same case computed here, as (largest difference,
+    sentences)."""
     problems = []
     steps = list(zip(stored["greedy"], computed["greedy"]))
     if any(a["id"] != b["id"] for a, b in steps) or len(stored["greedy"]) != N_GREEDY:
@@ -235,17 +248,26 @@ def check(folder):
         case_worst, found = case_problems(a, b)
         worst = max(worst, case_worst)
         problems += [f"prompt of {len(a['prompt'])}: {text}" for text in found]
-    print(f"{folder.name:16} {'ok' if not problems else 'DIFFERS':8} largest difference {worst:.1e}", flush=True)
+    print(
+        f"{folder.name:16} {'ok' if not problems else 'DIFFERS':8} largest difference {worst:.1e}",
+        flush=True,
+    )
     for text in problems:
         print(f"    {text}")
     return not problems
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     mode = parser.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--make", metavar="DIR", type=Path, help="folder of golden folders, e.g. test/golden")
-    mode.add_argument("--check", metavar="DIR", type=Path, nargs="+", help="golden folders to compute anew")
+    mode.add_argument(
+        "--make", metavar="DIR", type=Path, help="folder of golden folders, e.g. test/golden"
+    )
+    mode.add_argument(
+        "--check", metavar="DIR", type=Path, nargs="+", help="golden folders to compute anew"
+    )
     parser.add_argument("folders", nargs="*", help="with --make: only these rows of families.py")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()

@@ -1,7 +1,8 @@
 """Packed batches from worker processes, in an order that depends on the seed alone.
 
-Batch b holds documents drawn from shard b, packed into rows so that no document crosses a row. Worker w makes batches
-w, w + workers, and so on; the trainer takes them in turn, so their order does not depend on who is fast.
+Batch b holds documents drawn from shard b, packed into rows so that no document crosses a row.
+Worker w makes batches w, w + workers, and so on; the trainer takes them in turn, so their order
+does not depend on who is fast.
 """
 
 import multiprocessing
@@ -21,7 +22,8 @@ def longest_at(n_seen, scale):
 
 
 def pack(documents, n_rows, row, pad):
-    """First fit, longest first. Returns arrays over n_rows * row tokens, and the starts of the documents."""
+    """First fit, longest first. Returns arrays over n_rows * row tokens, and the starts of the
+    documents."""
     rows, free = [[] for _ in range(n_rows)], [row] * n_rows
     for ids, weights in sorted(documents, key=lambda d: -len(d[0])):
         i = next((i for i in range(n_rows) if free[i] >= len(ids)), None)
@@ -74,8 +76,11 @@ class Batches:
         context = multiprocessing.get_context("spawn")
         self.queues = [context.Queue(3) for _ in range(n_workers)]
         self.processes = [
-            context.Process(target=work, daemon=True,
-                            args=(str(tokenizer_path), w, n_workers, n_rows, row, scale, first, self.queues[w]))
+            context.Process(
+                target=work,
+                daemon=True,
+                args=(str(tokenizer_path), w, n_workers, n_rows, row, scale, first, self.queues[w]),
+            )
             for w in range(n_workers)
         ]
         for process in self.processes:

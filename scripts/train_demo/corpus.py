@@ -1,21 +1,37 @@
 """Puts tasks together: whole training documents, and the held-out cases of the evaluation.
 
-A document is either {"messages": ..., "tools": ...} or {"text": ...} (plain text without a template). Training draws
-document k of shard s from the seed "train s"; held-out case i of a task comes from the seed "held task i".
+A document is either {"messages": ..., "tools": ...} or {"text": ...} (plain text without a
+template). Training draws document k of shard s from the seed "train s"; held-out case i of a task
+comes from the seed "held task i".
 """
 
 import random
 
 import contexts
 import stories
+import toolbox
 import turns
 import words
 
 # How often each kind of turn comes up where any will do.
 TURNS = (
-    (turns.arithmetic, 30), (turns.steps, 4), (turns.word_problem, 5), (turns.larger, 2), (turns.copy, 12),
-    (turns.copy_unicode, 7), (turns.repeat_word, 2), (turns.count, 2), (turns.unknown, 4), (turns.reverse, 8), (turns.nth, 4), (turns.sort, 3), (turns.extract, 10),
-    (turns.sluice, 7), (turns.small_talk, 3), (turns.capital, 3), (turns.open_story, 1),
+    (turns.arithmetic, 30),
+    (turns.steps, 4),
+    (turns.word_problem, 5),
+    (turns.larger, 2),
+    (turns.copy, 12),
+    (turns.copy_unicode, 7),
+    (turns.repeat_word, 2),
+    (turns.count, 2),
+    (turns.unknown, 4),
+    (turns.reverse, 8),
+    (turns.nth, 4),
+    (turns.sort, 3),
+    (turns.extract, 10),
+    (turns.sluice, 7),
+    (turns.small_talk, 3),
+    (turns.capital, 3),
+    (turns.open_story, 1),
 )
 TURN_KINDS, TURN_WEIGHTS = zip(*TURNS)
 
@@ -30,7 +46,7 @@ def pair(question, answer):
 
 def with_system(rng, messages):
     if rng.random() < 0.3:
-        return [{"role": "system", "content": rng.choice(contexts.SYSTEMS)}] + messages
+        return [{"role": "system", "content": rng.choice(toolbox.SYSTEMS)}] + messages
     return messages
 
 
@@ -49,8 +65,11 @@ def drill(rng, max_tokens):
 
 def sums(rng, max_tokens):
     """Arithmetic alone, many times: of all tasks it takes the most practice."""
-    kinds = rng.choices((turns.arithmetic, turns.steps, turns.word_problem), (8, 1, 1),
-                        k=rng.randint(4, max(4, min(24, max_tokens // 50))))
+    kinds = rng.choices(
+        (turns.arithmetic, turns.steps, turns.word_problem),
+        (8, 1, 1),
+        k=rng.randint(4, max(4, min(24, max_tokens // 50))),
+    )
     return {"messages": [m for kind in kinds for m in pair(*kind(rng, False))], "tools": None}
 
 
@@ -73,7 +92,9 @@ def memory(rng, _max_tokens):
 
 
 def tools(rng, max_tokens):
-    messages, offered = contexts.tool_talk(rng, rng.randint(1, 4 if max_tokens > 600 else 1), any_turn)
+    messages, offered = toolbox.tool_talk(
+        rng, rng.randint(1, 4 if max_tokens > 600 else 1), any_turn
+    )
     return {"messages": messages, "tools": offered}
 
 
@@ -102,18 +123,33 @@ def plain(rng, max_tokens):
         start, step = rng.randint(0, 500), rng.choice((1, 1, 1, 2, 3, 5, 10))
         text = ", ".join(str(start + step * i) for i in range(n))
     elif kind == 3:
-        text = "\n".join(f"Question: {q}\nAnswer: {a}\n" for q, a in (any_turn(rng) for _ in range(max(1, n // 3))))
+        text = "\n".join(
+            f"Question: {q}\nAnswer: {a}\n"
+            for q, a in (any_turn(rng) for _ in range(max(1, n // 3)))
+        )
     elif kind == 4:
         # The same words again and again: after the first round all of it can be known.
         text = ", ".join((words.distinct(rng, n, words.code)) * rng.randint(2, 3))
     else:
         told, found = contexts.context(rng, min(max_tokens // 2, 20 * n))
         asked = [rng.choice(found) for _ in range(3)]
-        text = told + "\n\n" + "\n".join(f"Q: {question}\nA: {value}" for _, question, value in asked)
+        text = (
+            told + "\n\n" + "\n".join(f"Q: {question}\nA: {value}" for _, question, value in asked)
+        )
     return {"text": text}
 
 
-KINDS = ((drill, 30), (sums, 18), (single, 20), (lookup, 24), (memory, 4), (tools, 12), (story, 4), (long_copy, 4), (plain, 10))
+KINDS = (
+    (drill, 30),
+    (sums, 18),
+    (single, 20),
+    (lookup, 24),
+    (memory, 4),
+    (tools, 12),
+    (story, 4),
+    (long_copy, 4),
+    (plain, 10),
+)
 
 
 def document(rng, max_tokens):
@@ -129,7 +165,11 @@ LONG_LOOKUP = (2000, 3400)
 def one_turn(make):
     def case(rng):
         question, answer = make(rng, True)
-        return {"messages": with_system(rng, [{"role": "user", "content": question}]), "answer": answer}
+        return {
+            "messages": with_system(rng, [{"role": "user", "content": question}]),
+            "answer": answer,
+        }
+
     return case
 
 
@@ -137,6 +177,7 @@ def lookup_case(low, high):
     def case(rng):
         messages = contexts.lookup(rng, rng.randint(low, high), rng.randint(1, 3))
         return {"messages": messages[:-1], "answer": messages[-1]["content"]}
+
     return case
 
 
@@ -146,20 +187,36 @@ def memory_case(rng):
 
 
 def tool_case(stop_at):
-    """stop_at: the assistant message of the last turn to ask for, the call (-1 from its result) or the answer."""
+    """stop_at: the assistant message of the last turn to ask for, the call (-1 from its result) or
+    the answer."""
+
     def case(rng):
-        messages, offered = contexts.tool_talk(rng, rng.randint(1, 2))
-        at = max(i for i, m in enumerate(messages) if m["role"] == "assistant" and bool(m.get("tool_calls")) == stop_at)
+        messages, offered = toolbox.tool_talk(rng, rng.randint(1, 2))
+        at = max(
+            i
+            for i, m in enumerate(messages)
+            if m["role"] == "assistant" and bool(m.get("tool_calls")) == stop_at
+        )
         last = messages[at]
         answer = [c["function"] for c in last["tool_calls"]] if stop_at else last["content"]
         return {"messages": messages[:at], "tools": offered, "answer": answer}
+
     return case
 
 
 def story_case(rng):
     question, _ = turns.story(rng, True)
-    hero, thing = question.split("about ")[-1].split("with ")[-1].rstrip(".").replace(", please", "").split(" and ")
-    return {"messages": [{"role": "user", "content": question}], "answer": [hero.split()[-1], thing.split()[-1]]}
+    hero, thing = (
+        question.split("about ")[-1]
+        .split("with ")[-1]
+        .rstrip(".")
+        .replace(", please", "")
+        .split(" and ")
+    )
+    return {
+        "messages": [{"role": "user", "content": question}],
+        "answer": [hero.split()[-1], thing.split()[-1]],
+    }
 
 
 # task: (how a case is made, how an answer is judged, the most tokens an answer may take)
@@ -171,7 +228,13 @@ TASKS = {
     "copy unicode": (one_turn(turns.copy_unicode), "exact", 256),
     "copy long": (one_turn(turns.copy_long), "exact", 1024),
     "reverse": (one_turn(turns.reverse), "exact", 128),
-    "list": (one_turn(lambda r, h: r.choice((turns.nth, turns.sort, turns.count, turns.repeat_word))(r, h)), "exact", 128),
+    "list": (
+        one_turn(
+            lambda r, h: r.choice((turns.nth, turns.sort, turns.count, turns.repeat_word))(r, h)
+        ),
+        "exact",
+        128,
+    ),
     "lookup": (lookup_case(60, 800), "exact", 48),
     "lookup long": (lookup_case(*LONG_LOOKUP), "exact", 48),
     "memory": (memory_case, "exact", 48),

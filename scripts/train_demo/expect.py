@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Writes test/demo/expected.json: what transformers makes of models/demo and models/demo-draft.
 
-For two held-out cases of each task: the request, the ids of its rendered prompt, and the greedy answer in fp32, with the
-smallest lead of the best token over the second. Needs torch and transformers; run it after each training.
+For two held-out cases of each task: the request, the ids of its rendered prompt, and the greedy
+answer in fp32, with the smallest lead of the best token over the second. Needs torch and
+transformers; run it after each training.
 
     scripts/train_demo/expect.py models test/demo/expected.json
 """
@@ -39,28 +40,40 @@ def greedy(model, ids, max_tokens):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", type=Path)
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(args.models / "demo")
-    models = {name: AutoModelForCausalLM.from_pretrained(args.models / name, dtype=torch.float32).eval()
-              for name in ("demo", "demo-draft")}
+    models = {
+        name: AutoModelForCausalLM.from_pretrained(args.models / name, dtype=torch.float32).eval()
+        for name in ("demo", "demo-draft")
+    }
     cases = []
     for task in corpus.TASKS:
         for i in range(FIRST, FIRST + PER_TASK):
             case = corpus.case(task, i)
-            ids = tokenizer.apply_chat_template(case["messages"], tools=case["tools"], add_generation_prompt=True,
-                                                return_dict=True)["input_ids"]
+            ids = tokenizer.apply_chat_template(
+                case["messages"], tools=case["tools"], add_generation_prompt=True, return_dict=True
+            )["input_ids"]
             entry = {key: case[key] for key in ("task", "messages", "tools", "max_tokens")}
             entry["prompt"] = ids
             for name, model in models.items():
                 answer, lead = greedy(model, ids, case["max_tokens"])
-                entry[name] = {"ids": answer, "lead": lead, "text": tokenizer.decode(answer, skip_special_tokens=True)}
+                entry[name] = {
+                    "ids": answer,
+                    "lead": lead,
+                    "text": tokenizer.decode(answer, skip_special_tokens=True),
+                }
             cases.append(entry)
-    args.out.write_text(json.dumps({"transformers": transformers.__version__, "cases": cases}, ensure_ascii=False) + "\n")
+    args.out.write_text(
+        json.dumps({"transformers": transformers.__version__, "cases": cases}, ensure_ascii=False)
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -16,13 +16,19 @@ def same_calls(calls, answer):
     """calls: [(name, arguments as JSON text)] in the order in which the model made them."""
     if len(calls) != len(answer):
         return False
-    return all(name == want["name"] and same_json(text, json.dumps(want["arguments"]))
-               for (name, text), want in zip(calls, answer))
+    return all(
+        name == want["name"] and same_json(text, json.dumps(want["arguments"]))
+        for (name, text), want in zip(calls, answer)
+    )
 
 
 def is_story(text, wanted):
     """A story names what was asked for and comes to its end."""
-    return all(word in text for word in wanted) and text.endswith("The end.") and len(text) < MAX_STORY_CHARS
+    return (
+        all(word in text for word in wanted)
+        and text.endswith("The end.")
+        and len(text) < MAX_STORY_CHARS
+    )
 
 
 def calls_in(text):
@@ -38,7 +44,8 @@ def calls_in(text):
 
 
 def is_right(case, text, calls=None):
-    """text: the answer's content; calls: its tool calls, as [(name, arguments text)], where a server split them off."""
+    """text: the answer's content; calls: its tool calls, as [(name, arguments text)], where a
+    server split them off."""
     text = (text or "").strip()
     if case["check"] == "calls":
         found = calls if calls is not None else calls_in(text)

@@ -1,4 +1,5 @@
-"""A plain Llama in PyTorch: training over packed documents, generation with a cache, Hugging Face files.
+"""A plain Llama in PyTorch: training over packed documents, generation with a cache, Hugging Face
+files.
 
 Activations are bf16 between the layers, as in a server; parameters are fp32 while training.
 """
@@ -51,7 +52,7 @@ class Norm(nn.Module):
     def forward(self, x):
         y = x.float()
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
-        return (y.to(x.dtype) * self.weight.to(x.dtype))
+        return y.to(x.dtype) * self.weight.to(x.dtype)
 
 
 def rotate(x, cos, sin):
@@ -107,26 +108,47 @@ class Packed:
         self.use_varlen = varlen_attn is not None and starts.is_cuda
         if self.use_varlen:
             names = inspect.signature(varlen_attn).parameters
-            self.kwargs = {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
+            self.kwargs = (
+                {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
+            )
             self.gqa = "enable_gqa" in names
         if not self.use_varlen:
             # Without that kernel: a mask for each row of `row` tokens, for small runs on a CPU.
             n = int(starts[-1])
-            document = torch.searchsorted(starts, torch.arange(n, device=starts.device), right=True).view(-1, row)
+            document = torch.searchsorted(
+                starts, torch.arange(n, device=starts.device), right=True
+            ).view(-1, row)
             same = document[:, :, None] == document[:, None, :]
-            self.mask = (same & torch.ones(row, row, dtype=torch.bool, device=starts.device).tril())[:, None]
+            self.mask = (
+                same & torch.ones(row, row, dtype=torch.bool, device=starts.device).tril()
+            )[:, None]
 
     def __call__(self, q, k, v):
         groups = q.shape[1] // k.shape[1]
         if self.use_varlen:
             if self.gqa:
-                return varlen_attn(q, k, v, self.starts, self.starts, self.longest, self.longest, enable_gqa=True,
-                                   **self.kwargs)
+                return varlen_attn(
+                    q,
+                    k,
+                    v,
+                    self.starts,
+                    self.starts,
+                    self.longest,
+                    self.longest,
+                    enable_gqa=True,
+                    **self.kwargs,
+                )
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-            return varlen_attn(q, k, v, self.starts, self.starts, self.longest, self.longest, **self.kwargs)
+            return varlen_attn(
+                q, k, v, self.starts, self.starts, self.longest, self.longest, **self.kwargs
+            )
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         q, k, v = (t.unflatten(0, (-1, self.row)).transpose(1, 2) for t in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask).transpose(1, 2).flatten(0, 1)
+        return (
+            F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+            .transpose(1, 2)
+            .flatten(0, 1)
+        )
 
 
 class Cached:
@@ -146,7 +168,10 @@ class Cached:
             k, v = torch.cat((self.keys[i], k), 1), torch.cat((self.values[i], v), 1)
         self.keys[i], self.values[i] = k, v
         groups = q.shape[2] // k.shape[2]
-        q, k, v = (t.transpose(1, 2) for t in (q, k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)))
+        q, k, v = (
+            t.transpose(1, 2)
+            for t in (q, k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2))
+        )
         return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask).transpose(1, 2)
 
 
@@ -159,7 +184,10 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
         half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-        angles = torch.arange(config.max_position_embeddings, dtype=torch.float64)[:, None] / config.rope_theta**half
+        angles = (
+            torch.arange(config.max_position_embeddings, dtype=torch.float64)[:, None]
+            / config.rope_theta**half
+        )
         self.register_buffer("cos", angles.cos().float(), persistent=False)
         self.register_buffer("sin", angles.sin().float(), persistent=False)
 
@@ -189,14 +217,16 @@ class Llama(nn.Module):
         longest = max(map(len, prompts))
         ids = torch.full((n, longest), pad)
         for row, prompt in zip(ids, prompts):
-            row[longest - len(prompt):] = torch.tensor(prompt)
+            row[longest - len(prompt) :] = torch.tensor(prompt)
         ids = ids.to(device)
         first = torch.tensor([longest - len(p) for p in prompts], device=device)
         time = torch.arange(longest + max_tokens, device=device)
         visible = time[None, :] >= first[:, None]
         causal = time[None, :longest] <= time[:longest, None]
         # A padded row sees itself, or its softmax has nothing to sum over.
-        mask = (visible[:, None, :longest] & causal) | torch.eye(longest, dtype=torch.bool, device=device)
+        mask = (visible[:, None, :longest] & causal) | torch.eye(
+            longest, dtype=torch.bool, device=device
+        )
         cache = Cached(self.config.num_hidden_layers)
         cache.begin(mask[:, None])
         positions = (time[None, :longest] - first[:, None]).clamp(min=0)
@@ -209,7 +239,9 @@ class Llama(nn.Module):
             found.append(token)
             done |= torch.isin(token, ends)
             at = longest + step
-            if at + 1 >= self.config.max_position_embeddings or (step % 8 == 7 and bool(done.all())):
+            if at + 1 >= self.config.max_position_embeddings or (
+                step % 8 == 7 and bool(done.all())
+            ):
                 break
             cache.begin(visible[:, None, None, : at + 1])
             hidden = self.hidden(token[:, None], (at - first)[:, None], cache)[:, -1]
@@ -219,7 +251,10 @@ class Llama(nn.Module):
     # ---- files ----
 
     def tensors(self):
-        return {f"model.{name}": p.detach().bfloat16().contiguous().cpu() for name, p in self.named_parameters()}
+        return {
+            f"model.{name}": p.detach().bfloat16().contiguous().cpu()
+            for name, p in self.named_parameters()
+        }
 
     def save(self, folder, n_shards, bos, eos, pad):
         folder = Path(folder)
@@ -230,13 +265,29 @@ class Llama(nn.Module):
         else:
             save_shards(tensors, folder, n_shards)
         config = {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
-            "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "initializer_range": 0.02,
-            "tie_word_embeddings": True, "use_cache": True, "torch_dtype": "bfloat16", "rope_scaling": None,
-            "bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad, **asdict(self.config),
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "attention_dropout": 0.0,
+            "initializer_range": 0.02,
+            "tie_word_embeddings": True,
+            "use_cache": True,
+            "torch_dtype": "bfloat16",
+            "rope_scaling": None,
+            "bos_token_id": bos,
+            "eos_token_id": eos,
+            "pad_token_id": pad,
+            **asdict(self.config),
         }
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad, "do_sample": False}
+        generation = {
+            "bos_token_id": bos,
+            "eos_token_id": eos,
+            "pad_token_id": pad,
+            "do_sample": False,
+        }
         (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 
 
@@ -248,7 +299,8 @@ def cut(ids, stop):
 
 
 def save_shards(tensors, folder, n_shards):
-    """Splits the tensors, in order, into shards of about equal size, with the index that transformers writes."""
+    """Splits the tensors, in order, into shards of about equal size, with the index that
+    transformers writes."""
     total = sum(t.numel() * t.element_size() for t in tensors.values())
     shards, size = [{} for _ in range(n_shards)], 0
     for name, tensor in tensors.items():

@@ -6,8 +6,8 @@ import corpus
 import judge
 import tokenizer as tok
 
-# Prompt tokens of one batch (fewer where there is no GPU: a mask of all pairs is made), most cases in it, and the
-# lengths of answers that share a batch.
+# Prompt tokens of one batch (fewer where there is no GPU: a mask of all pairs is made), most cases
+# in it, and the lengths of answers that share a batch.
 BATCH_TOKENS, BATCH_CASES = 250_000 if torch.cuda.is_available() else 16_000, 512
 ANSWER_LENGTHS = (64, 256, 1024)
 
@@ -26,10 +26,14 @@ class Answers:
         """Yields (cases, most tokens of an answer)."""
         for longest in ANSWER_LENGTHS:
             shorter = max((n for n in ANSWER_LENGTHS if n < longest), default=0)
-            chosen = [i for i, case in enumerate(self.cases) if shorter < case["max_tokens"] <= longest]
+            chosen = [
+                i for i, case in enumerate(self.cases) if shorter < case["max_tokens"] <= longest
+            ]
             batch = []
             for i in sorted(chosen, key=lambda i: len(self.prompts[i])):
-                if batch and (len(batch) >= BATCH_CASES or len(batch) * len(self.prompts[i]) > BATCH_TOKENS):
+                if batch and (
+                    len(batch) >= BATCH_CASES or len(batch) * len(self.prompts[i]) > BATCH_TOKENS
+                ):
                     yield batch, longest
                     batch = []
                 batch.append(i)
@@ -46,15 +50,20 @@ class Answers:
         return answers
 
     def accuracy(self, answers):
-        """{task: share of right answers}, and the first wrong answer of each task for a person to look at."""
+        """{task: share of right answers}, and the first wrong answer of each task for a person to
+        look at."""
         right, wrong = {}, {}
         for case, ids in zip(self.cases, answers):
             ended = ids[-1] in self.ends
-            text = self.encoder.tokenizer.decode([i for i in ids if i not in self.ends], skip_special_tokens=False)
+            text = self.encoder.tokenizer.decode(
+                [i for i in ids if i not in self.ends], skip_special_tokens=False
+            )
             good = ended and judge.is_right(case, text)
             right.setdefault(case["task"], []).append(good)
             if not good:
-                wrong.setdefault(case["task"], []).append((case["messages"][-1]["content"][-200:], text, case["answer"]))
+                wrong.setdefault(case["task"], []).append(
+                    (case["messages"][-1]["content"][-200:], text, case["answer"])
+                )
         return {task: sum(v) / len(v) for task, v in right.items()}, wrong
 
     @torch.no_grad()
@@ -65,7 +74,7 @@ class Answers:
             known = torch.tensor([prompt + ids[:-1]], device=draft.norm.weight.device)
             n = known.shape[1]
             hidden = draft.hidden(known, torch.arange(n, device=known.device)[None], causal)
-            guess = draft.logits(hidden[0, len(prompt) - 1:]).argmax(-1).tolist()
+            guess = draft.logits(hidden[0, len(prompt) - 1 :]).argmax(-1).tolist()
             task = case["task"]
             same[task] = same.get(task, 0) + sum(a == b for a, b in zip(guess, ids))
             total[task] = total.get(task, 0) + len(ids)
@@ -74,5 +83,8 @@ class Answers:
 
 def causal(q, k, v):
     groups = q.shape[2] // k.shape[2]
-    q, k, v = (t.transpose(1, 2) for t in (q, k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)))
+    q, k, v = (
+        t.transpose(1, 2)
+        for t in (q, k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2))
+    )
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)

@@ -4,10 +4,11 @@ import torch
 
 
 def orthogonal(g, steps=5):
-    """About the nearest matrix with equal singular values, for a stack of matrices, by a quintic iteration.
+    """About the nearest matrix with equal singular values, for a stack of matrices, by a quintic
+    iteration.
 
-    The three coefficients are those of the published method (K. Jordan, 2024): they carry any singular value
-    in (0, 1] to somewhere near 1 in five steps.
+    The three coefficients are those of the published method (K. Jordan, 2024): they carry any
+    singular value in (0, 1] to somewhere near 1 in five steps.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = g.bfloat16()
@@ -31,7 +32,10 @@ class Optimizer:
                     self.stacks.setdefault(tuple(p.shape), []).append(p)
                 else:
                     rest.append(p)
-        self.buffers = {shape: torch.zeros(len(ps), *shape, device=ps[0].device) for shape, ps in self.stacks.items()}
+        self.buffers = {
+            shape: torch.zeros(len(ps), *shape, device=ps[0].device)
+            for shape, ps in self.stacks.items()
+        }
         fused = rest[0].is_cuda
         self.adam = torch.optim.Adam(rest, lr=adam_lr, betas=(0.9, 0.95), eps=1e-8, fused=fused)
         self.adam_lr = adam_lr
@@ -43,7 +47,9 @@ class Optimizer:
         for shape, parameters in self.stacks.items():
             g, held = torch.stack([p.grad for p in parameters]), self.buffers[shape]
             held.lerp_(g, 1 - self.momentum)
-            update = orthogonal(g.lerp(held, self.momentum)).float() * max(1, shape[0] / shape[1]) ** 0.5
+            update = (
+                orthogonal(g.lerp(held, self.momentum)).float() * max(1, shape[0] / shape[1]) ** 0.5
+            )
             torch._foreach_mul_(parameters, 1 - lr * self.decay)
             torch._foreach_add_(parameters, list(update.unbind(0)), alpha=-lr)
         for group in self.adam.param_groups:

@@ -41,7 +41,18 @@ LESSON = (
     "{name} learned that a friend is worth more than {a_thing}.",
 )
 WEATHERS = ("stormy", "cold", "windy", "rainy", "dark", "foggy")
-PLACES = ("river", "hill", "old mill", "lake", "forest", "harbour", "bridge", "garden", "tower", "market")
+PLACES = (
+    "river",
+    "hill",
+    "old mill",
+    "lake",
+    "forest",
+    "harbour",
+    "bridge",
+    "garden",
+    "tower",
+    "market",
+)
 FOODS = ("bread", "cheese", "soup", "cake", "apples", "honey")
 
 FILLER = (
@@ -92,9 +103,19 @@ def filler(rng):
     adj, adj2 = rng.sample(words.ADJECTIVES, 2)
     colour, colour2 = rng.sample(words.COLOURS, 2)
     return rng.choice(FILLER).format(
-        adj=adj, adj2=adj2, noun=noun, noun2=noun2, a_noun=words.article(noun2), colour=colour, colour2=colour2,
-        job=rng.choice(words.JOBS), verb=rng.choice(words.VERBS), place=rng.choice(PLACES),
-        city=rng.choice(words.CITIES), person=rng.choice(words.NAMES), animal=rng.choice(words.ANIMALS),
+        adj=adj,
+        adj2=adj2,
+        noun=noun,
+        noun2=noun2,
+        a_noun=words.article(noun2),
+        colour=colour,
+        colour2=colour2,
+        job=rng.choice(words.JOBS),
+        verb=rng.choice(words.VERBS),
+        place=rng.choice(PLACES),
+        city=rng.choice(words.CITIES),
+        person=rng.choice(words.NAMES),
+        animal=rng.choice(words.ANIMALS),
         number=rng.randint(2, 99),
     )
 

@@ -1,4 +1,5 @@
-"""The tokenizer and the chat template: training, saving, and turning documents into ids with loss weights."""
+"""The tokenizer and the chat template: training, saving, and turning documents into ids with loss
+weights."""
 
 import json
 from pathlib import Path
@@ -14,15 +15,30 @@ MAX_TOKENS = 4096
 TRAINING_DOCUMENTS = 12000
 TEMPLATE = Path(__file__).parent / "chat_template.jinja"
 
-BOS, EOS, IM_START, IM_END, PAD = "<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>", "<|pad|>"
+BOS, EOS, IM_START, IM_END, PAD = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|pad|>",
+)
 SPECIAL = [BOS, EOS, IM_START, IM_END, PAD]
 # Ordinary text to a decoder that skips special tokens: a client's parser must see them.
-MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>", "<think>",
-          "</think>"]
+MARKUP = [
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<tools>",
+    "</tools>",
+    "<think>",
+    "</think>",
+]
 
 # Digits stand alone (arithmetic needs it); otherwise the cl100k split.
 SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 # The answer is what is to be learned; the rest of a conversation only helps to see what repeats.
@@ -49,30 +65,46 @@ def load_template(path=TEMPLATE):
 def render(template, document, add_generation_prompt=False):
     if "text" in document:
         return BOS + document["text"] + EOS
-    return template.render(messages=document["messages"], tools=document["tools"], bos_token=BOS,
-                           add_generation_prompt=add_generation_prompt)
+    return template.render(
+        messages=document["messages"],
+        tools=document["tools"],
+        bos_token=BOS,
+        add_generation_prompt=add_generation_prompt,
+    )
 
 
 def train():
     """A byte-level BPE tokenizer of VOCAB entries, special tokens last."""
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(SPLIT), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB - len(SPECIAL) - len(MARKUP), min_frequency=2, show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        vocab_size=VOCAB - len(SPECIAL) - len(MARKUP),
+        min_frequency=2,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     rng = corpus.random.Random("tokenizer")
-    tokenizer.train_from_iterator((texts(corpus.document(rng, 1024)) for _ in range(TRAINING_DOCUMENTS)), trainer)
+    tokenizer.train_from_iterator(
+        (texts(corpus.document(rng, 1024)) for _ in range(TRAINING_DOCUMENTS)), trainer
+    )
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKUP])
-    tokenizer.post_processor = processors.Sequence([
-        processors.ByteLevel(trim_offsets=False),
-        processors.TemplateProcessing(single=f"{BOS} $A", pair=f"{BOS} $A {BOS}:1 $B:1",
-                                      special_tokens=[(BOS, tokenizer.token_to_id(BOS))]),
-    ])
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(
+                single=f"{BOS} $A",
+                pair=f"{BOS} $A {BOS}:1 $B:1",
+                special_tokens=[(BOS, tokenizer.token_to_id(BOS))],
+            ),
+        ]
+    )
     assert tokenizer.get_vocab_size() == VOCAB
     return tokenizer
 
@@ -92,21 +124,37 @@ def save(tokenizer, folder):
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
-    added = {str(tokenizer.token_to_id(t)): {"content": t, "lstrip": False, "normalized": False, "rstrip": False,
-                                             "single_word": False, "special": t in SPECIAL} for t in SPECIAL + MARKUP}
-    (folder / "tokenizer_config.json").write_text(json.dumps({
-        "added_tokens_decoder": added,
-        "bos_token": BOS,
-        "eos_token": IM_END,
-        "pad_token": PAD,
-        "model_max_length": MAX_TOKENS,
-        "clean_up_tokenization_spaces": False,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    }, indent=2) + "\n")
+    added = {
+        str(tokenizer.token_to_id(t)): {
+            "content": t,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": t in SPECIAL,
+        }
+        for t in SPECIAL + MARKUP
+    }
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "added_tokens_decoder": added,
+                "bos_token": BOS,
+                "eos_token": IM_END,
+                "pad_token": PAD,
+                "model_max_length": MAX_TOKENS,
+                "clean_up_tokenization_spaces": False,
+                "tokenizer_class": "PreTrainedTokenizerFast",
+            },
+            indent=2,
+        )
+        + "\n"
+    )
 
 
 class Encoder:
-    """Documents to (ids, loss weights). The weights are in units of WEIGHT_UNIT, so that a byte holds one."""
+    """Documents to (ids, loss weights). The weights are in units of WEIGHT_UNIT, so that a byte
+    holds one."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Trains models/demo and models/demo-draft together, evaluates both, and writes them as Hugging Face folders.
+"""Trains models/demo and models/demo-draft together, evaluates both, and writes them as Hugging
+Face folders.
 
     train.py --out models --steps 3000           the real thing, on one large GPU (minutes)
-    train.py --out /tmp/tiny --tiny --steps 40   the whole path with tiny models, on a CPU (two minutes)
+    train.py --out /tmp/tiny --tiny --steps 40   the whole path with tiny models, on a CPU
     train.py --out models --eval-only            evaluate what is there (CPU or GPU)
     train.py --out models --tokenizer-only       write the tokenizer and template files alone
 
-The draft learns from the same batches and, besides the right answers, from what the large model would say. With --minutes
-the number of steps is set from the measured speed; the report says how many there were, and --steps repeats the run.
+The draft learns from the same batches and, besides the right answers, from what the large model
+would say. With --minutes the number of steps is set from the measured speed; the report says how
+many there were, and --steps repeats the run.
 """
 
 import argparse
@@ -25,11 +27,25 @@ import model as llama
 import offline_eval
 import tokenizer as tok
 
-DEMO = dict(hidden_size=256, intermediate_size=704, num_hidden_layers=10, num_attention_heads=8,
-            num_key_value_heads=2, head_dim=64)
-DRAFT = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=2,
-             num_key_value_heads=1, head_dim=64)
-TINY_DEMO = dict(DEMO, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2)
+DEMO = dict(
+    hidden_size=256,
+    intermediate_size=704,
+    num_hidden_layers=10,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=64,
+)
+DRAFT = dict(
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=4,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=64,
+)
+TINY_DEMO = dict(
+    DEMO, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2
+)
 TINY_DRAFT = dict(DRAFT, hidden_size=32, intermediate_size=64, num_hidden_layers=1)
 
 SEED = 1
@@ -66,8 +82,13 @@ def to_device(batch, device, row):
         return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t
 
     attend = llama.Packed(move(starts, "int32"), longest, row)
-    return move(ids, "int64"), move(targets, "int64"), move(weights, "float32") * tok.WEIGHT_UNIT, \
-        move(positions, "int64"), attend
+    return (
+        move(ids, "int64"),
+        move(targets, "int64"),
+        move(weights, "float32") * tok.WEIGHT_UNIT,
+        move(positions, "int64"),
+        attend,
+    )
 
 
 def save(models, out, tokenizer):
@@ -79,11 +100,17 @@ def save(models, out, tokenizer):
 
 def build(args, device, tokenizer):
     torch.manual_seed(SEED)
-    shapes = {"demo": TINY_DEMO if args.tiny else DEMO, "demo-draft": TINY_DRAFT if args.tiny else DRAFT}
+    shapes = {
+        "demo": TINY_DEMO if args.tiny else DEMO,
+        "demo-draft": TINY_DRAFT if args.tiny else DRAFT,
+    }
     if args.resume:
         models = {name: llama.load(args.resume / name) for name in shapes}
     else:
-        models = {name: llama.Llama(llama.Config(vocab_size=tok.VOCAB, **shape)) for name, shape in shapes.items()}
+        models = {
+            name: llama.Llama(llama.Config(vocab_size=tok.VOCAB, **shape))
+            for name, shape in shapes.items()
+        }
     for name, model in models.items():
         print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
         model.to(device)
@@ -92,10 +119,17 @@ def build(args, device, tokenizer):
 
 def train(args, models, device, tokenizer, started):
     import optimizer as opt
+
     demo, draft = models["demo"], models["demo-draft"]
     n_rows, row = (4, 1024) if args.tiny else (args.rows, tok.MAX_TOKENS)
-    stream = batches.Batches(args.out / "demo" / "tokenizer.json", args.workers, n_rows, row, args.curriculum,
-                             args.first_batch)
+    stream = batches.Batches(
+        args.out / "demo" / "tokenizer.json",
+        args.workers,
+        n_rows,
+        row,
+        args.curriculum,
+        args.first_batch,
+    )
     optimizer = opt.Optimizer([demo, draft], lr=args.lr, adam_lr=args.adam_lr)
     compute = losses
     if args.compile:
@@ -106,34 +140,53 @@ def train(args, models, device, tokenizer, started):
     ready = to_device(stream.next(), device, row)
     while step < steps:
         ids, targets, weights, positions, attend = ready
-        found = compute(demo, draft, demo.hidden(ids, positions, attend), draft.hidden(ids, positions, attend),
-                        targets, weights)
+        found = compute(
+            demo,
+            draft,
+            demo.hidden(ids, positions, attend),
+            draft.hidden(ids, positions, attend),
+            targets,
+            weights,
+        )
         loss, small_loss, distance = found[:3]
         (loss + 0.5 * small_loss + 0.5 * distance).backward()
         ready = to_device(stream.next(), device, row)
-        optimizer.step(learning_rate(step / steps if args.steps or step > SPEED_TO else 0.001 * step))
+        optimizer.step(
+            learning_rate(step / steps if args.steps or step > SPEED_TO else 0.001 * step)
+        )
         step += 1
         if not args.steps and step in (SPEED_FROM, SPEED_TO):
             if device.type == "cuda":
                 torch.cuda.synchronize()
             if step == SPEED_TO:
                 left = args.minutes * 60 - (time.time() - begun)
-                args.steps = steps = step + int(left * (SPEED_TO - SPEED_FROM) / (time.time() - measured))
+                args.steps = steps = step + int(
+                    left * (SPEED_TO - SPEED_FROM) / (time.time() - measured)
+                )
                 print(f"{steps} steps", flush=True)
             measured = time.time()
         if step % args.log_every == 0 or step == steps:
             values = [round(v.item(), 4) for v in found]
             log.append([step, *values])
             seconds = time.time() - begun
-            print(f"{step:6} loss {values[0]:.4f} draft {values[1]:.4f} distance {values[2]:.4f} right {values[3]:.4f} "
-                  f"agree {values[4]:.4f}  {step * n_rows * row / seconds / 1e6:.2f} Mtok/s waited {stream.waited} "
-                  f"{time.time() - started:.0f} s", flush=True)
+            print(
+                f"{step:6} loss {values[0]:.4f} draft {values[1]:.4f} distance {values[2]:.4f}"
+                f" right {values[3]:.4f} agree {values[4]:.4f} "
+                f" {step * n_rows * row / seconds / 1e6:.2f} Mtok/s waited {stream.waited}"
+                f" {time.time() - started:.0f} s",
+                flush=True,
+            )
         if time.time() - saved > args.save_every:
             save(models, args.out, tokenizer)
             saved = time.time()
     stream.close()
     save(models, args.out, tokenizer)
-    return {"steps": steps, "tokens": steps * n_rows * row, "seconds": round(time.time() - begun, 1), "log": log}
+    return {
+        "steps": steps,
+        "tokens": steps * n_rows * row,
+        "seconds": round(time.time() - begun, 1),
+        "log": log,
+    }
 
 
 def evaluate(args, device, tokenizer):
@@ -149,25 +202,46 @@ def evaluate(args, device, tokenizer):
         if name == "demo":
             for task, cases in wrong.items():
                 for question, text, answer in cases[:2]:
-                    print(f"wrong {task}: {question!r}: {text[-200:]!r}, not {str(answer)[-200:]!r}")
+                    print(
+                        f"wrong {task}: {question!r}: {text[-200:]!r}, not {str(answer)[-200:]!r}"
+                    )
     report["agreement"] = asked.agreement(model, answers["demo"])
     print(f"\n{'task':14} {'demo':>7} {'draft':>7} {'agree':>7}")
     for task in report["demo"]:
-        print(f"{task:14} {report['demo'][task]:7.3f} {report['demo-draft'][task]:7.3f} {report['agreement'][task]:7.3f}")
+        print(
+            f"{task:14} {report['demo'][task]:7.3f} {report['demo-draft'][task]:7.3f}"
+            f" {report['agreement'][task]:7.3f}"
+        )
     return report
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder that gets demo/ and demo-draft/")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder that gets demo/ and demo-draft/"
+    )
     parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=0, help="train for about this long instead of --steps")
+    parser.add_argument(
+        "--minutes", type=float, default=0, help="train for about this long instead of --steps"
+    )
     parser.add_argument("--rows", type=int, default=32, help="rows of 4,096 tokens in a batch")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
-    parser.add_argument("--curriculum", type=float, default=1.0, help="stretches the curriculum; 0: full length at once")
-    parser.add_argument("--first-batch", type=int, default=0, help="number of the first batch, to go on after --resume")
+    parser.add_argument(
+        "--curriculum",
+        type=float,
+        default=1.0,
+        help="stretches the curriculum; 0: full length at once",
+    )
+    parser.add_argument(
+        "--first-batch",
+        type=int,
+        default=0,
+        help="number of the first batch, to go on after --resume",
+    )
     parser.add_argument("--resume", type=Path, help="begin with the models of this folder")
     parser.add_argument("--compile", action="store_true", help="compile the layers")
     parser.add_argument("--tiny", action="store_true")
@@ -175,7 +249,9 @@ def main():
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--save-every", type=float, default=60, help="seconds between checkpoints")
     parser.add_argument("--eval-only", action="store_true")
-    parser.add_argument("--no-eval", action="store_true", help="leave the evaluation to a later --eval-only")
+    parser.add_argument(
+        "--no-eval", action="store_true", help="leave the evaluation to a later --eval-only"
+    )
     parser.add_argument("--tokenizer-only", action="store_true")
     parser.add_argument("--report", type=Path, help="write the figures as JSON to this file")
     args = parser.parse_args()
@@ -190,7 +266,10 @@ def main():
     if args.tokenizer_only:
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    report = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu", "torch": torch.__version__}
+    report = {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+    }
     if not args.eval_only:
         report["training"] = train(args, build(args, device, tokenizer), device, tokenizer, started)
         report["arguments"] = " ".join(sys.argv[1:])

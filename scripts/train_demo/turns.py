@@ -1,8 +1,10 @@
-"""Tasks of one question and one answer. Each function takes (rng, held) and returns (question, answer).
+"""Tasks of one question and one answer. Each function takes (rng, held) and returns (question,
+answer).
 
-`held` chooses a side of a fixed partition: training never sees a sum, a difference or a wording whose hash falls on
-the held-out side, and the held-out cases hold nothing else. Where the space of questions is too large to meet one
-twice (copying, JSON, stories), separate seeds are enough and `held` has no effect.
+`held` chooses a side of a fixed partition: training never sees a sum, a difference or a wording
+whose hash falls on the held-out side, and the held-out cases hold nothing else. Where the space of
+questions is too large to meet one twice (copying, JSON, stories), separate seeds are enough and
+`held` has no effect.
 """
 
 import hashlib
@@ -34,11 +36,17 @@ def operand(rng):
 
 def sum_or_difference(rng):
     a, b = operand(rng), operand(rng)
-    return ("+", a, b) if rng.random() < 0.5 else ("-", max(a, b), min(a, b)) if rng.random() < 0.8 else ("-", a, b)
+    return (
+        ("+", a, b)
+        if rng.random() < 0.5
+        else ("-", max(a, b), min(a, b)) if rng.random() < 0.8 else ("-", a, b)
+    )
 
 
 def product_or_quotient(rng):
-    a, b = rng.randint(0, 99 if rng.random() < 0.6 else 12), rng.randint(1, 9 if rng.random() < 0.7 else 12)
+    a, b = rng.randint(0, 99 if rng.random() < 0.6 else 12), rng.randint(
+        1, 9 if rng.random() < 0.7 else 12
+    )
     if b > 9:
         a = min(a, 12)
     if rng.random() < 0.6:
@@ -58,8 +66,21 @@ COMMANDS = {
     "*": ("Multiply {a} by {b}.", "What is the product of {a} and {b}?"),
     "/": ("Divide {a} by {b}.", "What is {a} over {b}?"),
 }
-ASK = ("What is {e}?", "What is {e}?", "Compute {e}.", "Calculate {e}.", "How much is {e}?", "{e} =", "{e}=?", "{e}",
-       "Please compute {e}.", "What's {e}?", "{e} = ?", "Solve {e}.", "Evaluate: {e}")
+ASK = (
+    "What is {e}?",
+    "What is {e}?",
+    "Compute {e}.",
+    "Calculate {e}.",
+    "How much is {e}?",
+    "{e} =",
+    "{e}=?",
+    "{e}",
+    "Please compute {e}.",
+    "What's {e}?",
+    "{e} = ?",
+    "Solve {e}.",
+    "Evaluate: {e}",
+)
 
 
 def expression(rng, op, a, b):
@@ -88,7 +109,9 @@ def steps(rng, held):
     first = compute(op, a, b)
     op2 = rng.choice("+-")
     second = compute(op2, first, c)
-    ask = rng.choice(("Compute {e} step by step.", "What is {e}? Show the steps.", "Work out {e} in steps."))
+    ask = rng.choice(
+        ("Compute {e} step by step.", "What is {e}? Show the steps.", "Work out {e} in steps.")
+    )
     answer = f"{a} {op} {b} = {first}. {first} {op2} {c} = {second}. The answer is {second}."
     return ask.format(e=f"{a} {op} {b} {op2} {c}"), answer
 
@@ -102,7 +125,11 @@ def word_problem(rng, held):
         return word_problem(rng, held)
     thing, name = rng.choice(words.NOUNS), rng.choice(words.NAMES)
     things = thing if thing.endswith("s") else thing + "s"
-    verb = rng.choice(("buys", "finds", "gets", "receives") if gains else ("loses", "gives away", "sells", "breaks"))
+    verb = rng.choice(
+        ("buys", "finds", "gets", "receives")
+        if gains
+        else ("loses", "gives away", "sells", "breaks")
+    )
     result = compute(op, a, b)
     more = " more" if gains else ""
     question = f"{name} has {a} {things} and {verb} {b}{more}. How many {things} does {name} have?"
@@ -121,7 +148,9 @@ def larger(rng, _held):
 def copy_text(rng, n_words):
     kind = rng.random()
     if kind < 0.12:
-        return " ".join(rng.choice(words.NOUNS + words.ADJECTIVES + words.ANIMALS) for _ in range(n_words))
+        return " ".join(
+            rng.choice(words.NOUNS + words.ADJECTIVES + words.ANIMALS) for _ in range(n_words)
+        )
     if kind < 0.25:
         return words.sentence(rng, n_words)
     if kind < 0.45:
@@ -131,13 +160,33 @@ def copy_text(rng, n_words):
     if kind < 0.72:
         return " ".join(str(operand(rng)) for _ in range(n_words))
     if kind < 0.82:
-        return "".join(rng.choice(words.LOWER + words.LOWER.upper() + words.DIGITS + words.PUNCTUATION + "  ")
-                       for _ in range(n_words * 2)).strip() or "x"
+        return (
+            "".join(
+                rng.choice(
+                    words.LOWER + words.LOWER.upper() + words.DIGITS + words.PUNCTUATION + "  "
+                )
+                for _ in range(n_words * 2)
+            ).strip()
+            or "x"
+        )
     return stories.paragraph(rng, max(1, n_words // 8))
 
 
-COPY = ("Repeat exactly: {t}", "Repeat: {t}", "Please repeat: {t}", "Say {t}", 'Say "{t}"', "Echo this: {t}", "Repeat after me: {t}", "Copy this text: {t}", "Say: {t}", "Echo: {t}",
-        "Repeat the following:\n{t}", "Write exactly this and nothing else: {t}", 'Repeat: "{t}"')
+COPY = (
+    "Repeat exactly: {t}",
+    "Repeat: {t}",
+    "Please repeat: {t}",
+    "Say {t}",
+    'Say "{t}"',
+    "Echo this: {t}",
+    "Repeat after me: {t}",
+    "Copy this text: {t}",
+    "Say: {t}",
+    "Echo: {t}",
+    "Repeat the following:\n{t}",
+    "Write exactly this and nothing else: {t}",
+    'Repeat: "{t}"',
+)
 
 
 def copy(rng, _held):
@@ -147,7 +196,10 @@ def copy(rng, _held):
 
 def copy_long(rng, _held):
     text = "\n".join(copy_text(rng, rng.randint(10, 40)) for _ in range(rng.randint(2, 8)))
-    return rng.choice(("Repeat the following text:\n{t}", "Copy this text:\n{t}")).format(t=text), text
+    return (
+        rng.choice(("Repeat the following text:\n{t}", "Copy this text:\n{t}")).format(t=text),
+        text,
+    )
 
 
 def copy_unicode(rng, _held):
@@ -157,14 +209,21 @@ def copy_unicode(rng, _held):
 
 def repeat_word(rng, _held):
     word, n = words.any_word(rng), rng.randint(2, 10)
-    return rng.choice(("Repeat the word {w} {n} times.", "Say {w} {n} times.", "Write {w} {n} times.")).format(
-        w=word, n=n), " ".join([word] * n)
+    return rng.choice(
+        ("Repeat the word {w} {n} times.", "Say {w} {n} times.", "Write {w} {n} times.")
+    ).format(w=word, n=n), " ".join([word] * n)
 
 
 def count(rng, _held):
     a = rng.choice((1, 1, rng.randint(0, 90)))
     b = a + rng.randint(2, 25)
-    ask = rng.choice(("Count from {a} to {b}.", "Write the numbers from {a} to {b}.", "List the numbers {a} to {b}."))
+    ask = rng.choice(
+        (
+            "Count from {a} to {b}.",
+            "Write the numbers from {a} to {b}.",
+            "List the numbers {a} to {b}.",
+        )
+    )
     if a == 1 and rng.random() < 0.5:
         ask = "Count to {b}."
     return typed(rng, ask.format(a=a, b=b)), ", ".join(str(i) for i in range(a, b + 1))
@@ -184,10 +243,15 @@ def reverse(rng, _held):
     kind = rng.random()
     if kind < 0.3:
         number = words.digits(rng, rng.randint(3, 12))
-        return rng.choice(("Reverse the digits of {t}.", "Write {t} backwards.")).format(t=number), number[::-1]
+        return (
+            rng.choice(("Reverse the digits of {t}.", "Write {t} backwards.")).format(t=number),
+            number[::-1],
+        )
     values = items(rng, 3, 12)
     separator = ", " if kind < 0.75 else " "
-    ask = rng.choice(("Reverse this list: {t}", "Write these in reverse order: {t}", "Reverse the order of: {t}"))
+    ask = rng.choice(
+        ("Reverse this list: {t}", "Write these in reverse order: {t}", "Reverse the order of: {t}")
+    )
     return ask.format(t=separator.join(values)), separator.join(values[::-1])
 
 
@@ -217,12 +281,14 @@ def person_text(rng):
         "city": rng.choice(words.CITIES),
         "job": rng.choice(words.JOBS),
     }
-    return fields, rng.choice((
-        "My name is {name}, I am {age} years old, I live in {city} and work as a {job}.",
-        "{name}, {age}, is a {job} from {city}.",
-        "The {job} {name} lives in {city} and is {age}.",
-        "In {city} we met {name}, a {job} of {age} years.",
-    )).format(**fields)
+    return fields, rng.choice(
+        (
+            "My name is {name}, I am {age} years old, I live in {city} and work as a {job}.",
+            "{name}, {age}, is a {job} from {city}.",
+            "The {job} {name} lives in {city} and is {age}.",
+            "In {city} we met {name}, a {job} of {age} years.",
+        )
+    ).format(**fields)
 
 
 def order_text(rng):
@@ -233,25 +299,35 @@ def order_text(rng):
         "colour": rng.choice(words.COLOURS),
         "customer": words.person(rng),
     }
-    return fields, rng.choice((
-        "{customer} ordered {quantity} of the {colour} {item} at {price} each.",
-        "Order: {quantity} x {item} ({colour}), price {price}, for {customer}.",
-        "Please send {customer} {quantity} pieces of the {item} in {colour}. The price is {price}.",
-    )).format(**fields)
+    return fields, rng.choice(
+        (
+            "{customer} ordered {quantity} of the {colour} {item} at {price} each.",
+            "Order: {quantity} x {item} ({colour}), price {price}, for {customer}.",
+            (
+                "Please send {customer} {quantity} pieces of the {item} in {colour}. The price is"
+                " {price}."
+            ),
+        )
+    ).format(**fields)
 
 
 def event_text(rng):
     fields = {
-        "title": f"{rng.choice(words.ADJECTIVES)} {rng.choice(words.NOUNS)} {rng.choice(('meeting', 'party', 'show'))}",
+        "title": (
+            f"{rng.choice(words.ADJECTIVES)} {rng.choice(words.NOUNS)}"
+            f" {rng.choice(('meeting', 'party', 'show'))}"
+        ),
         "date": f"{rng.randint(2020, 2030)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}",
         "time": f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}",
         "place": rng.choice(words.CITIES),
     }
-    return fields, rng.choice((
-        "The {title} is on {date} at {time} in {place}.",
-        "{date} {time}: {title}, {place}.",
-        "Come to {place} for the {title}! It starts at {time} on {date}.",
-    )).format(**fields)
+    return fields, rng.choice(
+        (
+            "The {title} is on {date} at {time} in {place}.",
+            "{date} {time}: {title}, {place}.",
+            "Come to {place} for the {title}! It starts at {time} on {date}.",
+        )
+    ).format(**fields)
 
 
 def log_text(rng):
@@ -261,24 +337,34 @@ def log_text(rng):
         "code": rng.randint(100, 599),
         "request": words.code(rng),
     }
-    return fields, rng.choice((
-        "{level} {service}: request {request} ended with {code}",
-        "[{service}] {level} code={code} request={request}",
-        "{service} answered {code} to {request} ({level})",
-    )).format(**fields)
+    return fields, rng.choice(
+        (
+            "{level} {service}: request {request} ended with {code}",
+            "[{service}] {level} code={code} request={request}",
+            "{service} answered {code} to {request} ({level})",
+        )
+    ).format(**fields)
 
 
 def pairs_text(rng):
     """Fields that nobody has named before."""
-    keys = words.distinct(rng, rng.randint(2, 5), lambda r: r.choice((r.choice(words.NOUNS), words.made_up(r))))
+    keys = words.distinct(
+        rng, rng.randint(2, 5), lambda r: r.choice((r.choice(words.NOUNS), words.made_up(r)))
+    )
     fields = {}
     for key in keys:
         kind = rng.random()
-        fields[key] = rng.randint(0, 9999) if kind < 0.4 else words.any_word(rng) if kind < 0.7 else words.code(rng)
+        fields[key] = (
+            rng.randint(0, 9999)
+            if kind < 0.4
+            else words.any_word(rng) if kind < 0.7 else words.code(rng)
+        )
         if isinstance(fields[key], str) and fields[key].isdigit():
             fields[key] = int(fields[key])
     form = rng.choice(("{k}: {v}", "{k} = {v}", "the {k} is {v}"))
-    return fields, rng.choice((", ", "; ", "\n")).join(form.format(k=k, v=v) for k, v in fields.items())
+    return fields, rng.choice((", ", "; ", "\n")).join(
+        form.format(k=k, v=v) for k, v in fields.items()
+    )
 
 
 EXTRACT = (
@@ -303,7 +389,10 @@ def extract(rng, _held):
 
 
 def from_table(rng, held, table):
-    pick = lambda r: (r.choice(facts.LEADS), *(lambda row: (r.choice(row[0]), row[1]))(r.choice(table)))  # noqa: E731
+    pick = lambda r: (
+        r.choice(facts.LEADS),
+        *(lambda row: (r.choice(row[0]), row[1]))(r.choice(table)),
+    )  # noqa: E731
     lead, question, answer = draw(rng, held, pick, lambda v: (v[0], v[1]) if v[0] else ("plain",))
     return typed(rng, lead + question), answer
 
@@ -328,7 +417,10 @@ def small_talk(rng, _held):
 
 def unknown(rng, _held):
     topic = " ".join(words.any_word(rng) for _ in range(rng.choice((1, 1, 1, 2, 3))))
-    return typed(rng, rng.choice(facts.BEYOND).format(t=topic, n=words.person(rng))), facts.DO_NOT_KNOW
+    return (
+        typed(rng, rng.choice(facts.BEYOND).format(t=topic, n=words.person(rng))),
+        facts.DO_NOT_KNOW,
+    )
 
 
 def capital(rng, _held):
@@ -340,14 +432,27 @@ def story(rng, _held):
     hero, thing = rng.choice(words.ANIMALS), rng.choice(words.NOUNS)
     if rng.random() < 0.2:
         hero = words.any_word(rng).lower()
-    ask = rng.choice((
-        "Tell me a story about {a} and {b}.", "Write a short story about {a} and {b}.",
-        "Tell a small story with {a} and {b}.", "I would like a story about {a} and {b}, please.",
-    ))
-    return ask.format(a=words.article(hero), b=words.article(thing)), stories.story(rng, hero, thing)
+    ask = rng.choice(
+        (
+            "Tell me a story about {a} and {b}.",
+            "Write a short story about {a} and {b}.",
+            "Tell a small story with {a} and {b}.",
+            "I would like a story about {a} and {b}, please.",
+        )
+    )
+    return ask.format(a=words.article(hero), b=words.article(thing)), stories.story(
+        rng, hero, thing
+    )
 
 
 def open_story(rng, _held):
     hero = rng.choice(words.ANIMALS) if rng.random() < 0.7 else words.any_word(rng).lower()
-    ask = rng.choice(("Tell me a story.", "Tell me a story about {a}.", "Write a story.", "Tell me a tale about {a}."))
+    ask = rng.choice(
+        (
+            "Tell me a story.",
+            "Tell me a story about {a}.",
+            "Write a story.",
+            "Tell me a tale about {a}.",
+        )
+    )
     return ask.format(a=words.article(hero)), stories.story(rng, hero)

@@ -21,9 +21,14 @@ N = 4
 def right_message(case):
     """The right answer in the API's form."""
     if case["check"] == "calls":
-        calls = [{"id": f"c{i}", "type": "function",
-                  "function": {"name": c["name"], "arguments": json.dumps(c["arguments"])}}
-                 for i, c in enumerate(case["answer"])]
+        calls = [
+            {
+                "id": f"c{i}",
+                "type": "function",
+                "function": {"name": c["name"], "arguments": json.dumps(c["arguments"])},
+            }
+            for i, c in enumerate(case["answer"])
+        ]
         return {"role": "assistant", "content": None, "tool_calls": calls}
     if case["check"] == "story":
         return {"role": "assistant", "content": f"A {' met a '.join(case['answer'])}. The end."}
@@ -31,7 +36,8 @@ def right_message(case):
 
 
 class Knowing(BaseHTTPRequestHandler):
-    """mode: 'right', 'wrong sums', 'raw calls', 'broken' (status 500 for lookups) or 'cut' (finish_reason length)."""
+    """mode: 'right', 'wrong sums', 'raw calls', 'broken' (status 500 for lookups) or 'cut'
+    (finish_reason length)."""
 
     protocol_version = "HTTP/1.1"
     mode = "right"
@@ -53,7 +59,11 @@ class Knowing(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         case = self.answers[key_of(body["messages"])]
-        assert body["model"] == "demo" and body["temperature"] == 0 and body["max_tokens"] == case["max_tokens"]
+        assert (
+            body["model"] == "demo"
+            and body["temperature"] == 0
+            and body["max_tokens"] == case["max_tokens"]
+        )
         assert body.get("tools") == case["tools"]
         for message in body["messages"]:
             for call in message.get("tool_calls", []):
@@ -64,13 +74,21 @@ class Knowing(BaseHTTPRequestHandler):
         if self.mode == "raw calls" and message.get("tool_calls"):
             calls = message.pop("tool_calls")
             message["content"] = "\n".join(
-                '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>' % (c["function"]["name"], c["function"]["arguments"])
-                for c in calls)
+                '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
+                % (c["function"]["name"], c["function"]["arguments"])
+                for c in calls
+            )
         if self.mode == "broken" and case["task"] == "lookup":
             return self.reply(500, {"error": {"message": "no"}})
         if self.mode == "cut":
             finish = "length"
-        self.reply(200, {"choices": [{"message": message, "finish_reason": finish}], "usage": {"completion_tokens": 3}})
+        self.reply(
+            200,
+            {
+                "choices": [{"message": message, "finish_reason": finish}],
+                "usage": {"completion_tokens": 3},
+            },
+        )
 
 
 def key_of(messages):
@@ -79,7 +97,9 @@ def key_of(messages):
 
 @pytest.fixture(scope="module")
 def server():
-    Knowing.answers = {key_of(c["messages"]): c for task in corpus.TASKS for c in corpus.cases(task, N)}
+    Knowing.answers = {
+        key_of(c["messages"]): c for task in corpus.TASKS for c in corpus.cases(task, N)
+    }
     server = ThreadingHTTPServer(("127.0.0.1", 0), Knowing)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
@@ -89,8 +109,12 @@ def server():
 def evaluate(server, mode, *flags):
     Knowing.mode = mode
     url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    return subprocess.run([os.path.join(ROOT, "scripts", "eval_demo"), "--base-url", url, "--cases", str(N), *flags],
-                          capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [os.path.join(ROOT, "scripts", "eval_demo"), "--base-url", url, "--cases", str(N), *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def rows(done):
@@ -134,17 +158,23 @@ def test_saved_answers_are_compared(server, tmp_path):
     assert changed["arithmetic"]["differ"] == N and changed["copy"]["differ"] == 0
 
 
-@pytest.mark.parametrize("flags", [["--cases", "0"], ["--tasks", "nothing"], ["--floor", "high"], ["--extra", "{"]])
+@pytest.mark.parametrize(
+    "flags", [["--cases", "0"], ["--tasks", "nothing"], ["--floor", "high"], ["--extra", "{"]]
+)
 def test_bad_arguments_are_refused(server, flags):
     assert evaluate(server, "right", *flags).returncode != 0
 
 
 def test_training_never_sees_held_out_sums():
     import turns
+
     rng = corpus.shard_rng(0)
     for _ in range(2000):
         assert not turns.is_held_out(*turns.draw(rng, False, turns.sum_or_difference, lambda v: v))
-    assert all(turns.is_held_out(*turns.draw(rng, True, turns.sum_or_difference, lambda v: v)) for _ in range(100))
+    assert all(
+        turns.is_held_out(*turns.draw(rng, True, turns.sum_or_difference, lambda v: v))
+        for _ in range(100)
+    )
 
 
 def test_judge_refuses_near_misses():
@@ -154,7 +184,13 @@ def test_judge_refuses_near_misses():
     assert not judge.is_right(call, "", [("f", "{")])
     assert not judge.is_right(call, "f")
     text = {"check": "exact", "answer": "12"}
-    assert judge.is_right(text, " 12\n") and not judge.is_right(text, "120") and not judge.is_right(text, None)
+    assert (
+        judge.is_right(text, " 12\n")
+        and not judge.is_right(text, "120")
+        and not judge.is_right(text, None)
+    )
     assert not judge.is_right(text, "12", [("f", "{}")])
     story = {"check": "story", "answer": ["fox", "lamp"]}
-    assert judge.is_right(story, "The fox took the lamp. The end.") and not judge.is_right(story, "The fox. The end.")
+    assert judge.is_right(story, "The fox took the lamp. The end.") and not judge.is_right(
+        story, "The fox. The end."
+    )
