@@ -19,7 +19,7 @@ enum {
 #else
     JINJA_MAX_STEPS = 10 * 1000 * 1000,
     JINJA_MAX_OUTPUT = 64 << 20,
-    JINJA_MAX_MEMORY = 512 << 20,
+    JINJA_MAX_MEMORY = 256 << 20,
 #endif
     JINJA_MAX_CALLS = 200,   // macros, callers and recursive loops
     JINJA_MAX_DEPTH = 2000,  // C calls of the evaluator, within all those calls
