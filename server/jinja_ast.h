@@ -89,7 +89,7 @@ struct jnode {
     struct jv value;
     const struct jinja_filter *filter;  // N_FILTER; NULL if unknown
     const struct jinja_test *test;      // N_TEST; NULL if unknown
-    const struct jinja_method *methods; // N_ATTR: the first row of that name, or NULL
+    const struct jinja_method *methods; // N_ATTR, N_ITEM of a constant: the first row of that name
     struct jcall_node *call;
     struct jsignature *sig;
 };

@@ -553,6 +553,10 @@ static bool eval_inner(struct jrt *rt, const struct jnode *n, struct jv *out)
     case N_ATTR:
         return jinja_eval(rt, n->a, &a) && jinja_attr(rt, a, n->value.u.s, n->methods, out);
     case N_ITEM:
+        if (n->b->kind == N_CONST) {
+            return jinja_eval(rt, n->a, &a) &&
+                   jinja_item_known(rt, a, n->b->value, n->methods, out);
+        }
         return jinja_eval(rt, n->a, &a) && jinja_eval(rt, n->b, &b) && jinja_item(rt, a, b, out);
     case N_SLICE: return eval_slice(rt, n, out);
     case N_CALL: return eval_call(rt, n, out);

@@ -113,6 +113,9 @@ enum jflow jinja_capture(struct jrt *rt, struct jnode *const *body, int n, struc
 bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name, const struct jinja_method *methods,
                 struct jv *out);
 bool jinja_item(struct jrt *rt, struct jv obj, struct jv index, struct jv *out);
+/* The same with a constant index, whose methods the parser has looked up. */
+bool jinja_item_known(struct jrt *rt, struct jv obj, struct jv index,
+                      const struct jinja_method *methods, struct jv *out);
 bool jinja_slice(struct jrt *rt, struct jv obj, const struct jv part[3], struct jv *out);
 bool jinja_binary(struct jrt *rt, int op, struct jv a, struct jv b, struct jv *out); // enum jop
 bool jinja_repeat(struct jrt *rt, struct jv sequence, struct jv times, struct jv *out);

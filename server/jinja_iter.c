@@ -35,6 +35,14 @@ static int next_char(struct jrt *rt, struct jwalk *w, struct jv *out)
     if (w->at >= s->n_bytes) {
         return 0;
     }
+    unsigned char c = (unsigned char)s->s[w->at];
+    if (c < 0x80 && s->prov != PROV_MIXED) { // most characters, so they share their strings
+        struct jstr **one = &rt->ascii[s->prov == PROV_INPUT][c];
+        *one = *one ? *one : js_sub(rt, s, w->at, 1);
+        *out = jv_str(*one);
+        w->at++;
+        return *one ? 1 : -1;
+    }
     size_t n = utf8_valid_length(s->s + w->at, s->n_bytes - w->at);
     *out = jv_str(js_sub(rt, s, w->at, n));
     w->at += n;

@@ -368,14 +368,15 @@ static bool get_attr(struct jrt *rt, struct jv obj, struct jstr *name,
                      const struct jinja_method *methods, bool *found, struct jv *out)
 {
     if (obj.type == JV_UNDEFINED) {
-        bool dunder = name->n_bytes >= 4 && memcmp(name->s, "__", 2) == 0 &&
+        bool magic = name->n_bytes >= 4 && memcmp(name->s, "__", 2) == 0 &&
                       memcmp(name->s + name->n_bytes - 2, "__", 2) == 0;
         *found = false;
-        return dunder || jv_fail_undefined(rt, obj);
+        return magic || jv_fail_undefined(rt, obj);
     }
-    bool dunder_class = js_is(name, "__class__") || js_is(name, "__doc__") ||
-                        js_is(name, "__init__") || js_is(name, "__len__");
-    if (dunder_class || jinja_is_mutator(obj, name->s, name->n_bytes)) {
+    bool private = name->n_bytes > 0 && name->s[0] == '_';
+    bool dunder = private && (js_is(name, "__class__") || js_is(name, "__doc__") ||
+                              js_is(name, "__init__") || js_is(name, "__len__"));
+    if (dunder || jinja_is_mutator(obj, name->s, name->n_bytes)) {
         *found = true;
         if (!jv_undefined(rt, obj, jv_str(name), out)) {
             return false;
@@ -407,22 +408,29 @@ bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name, const struct j
     return found || jv_undefined(rt, obj, jv_str(name), out);
 }
 
-bool jinja_item(struct jrt *rt, struct jv obj, struct jv index, struct jv *out)
+bool jinja_item_known(struct jrt *rt, struct jv obj, struct jv index,
+                      const struct jinja_method *methods, struct jv *out)
 {
     bool found;
     if (!subscript(rt, obj, index, &found, out)) {
         return false;
     }
-    if (!found && index.type == JV_STR) {
+    if (!found && index.type == JV_STR && !get_attr(rt, obj, index.u.s, methods, &found, out)) {
+        return false;
+    }
+    return found || jv_undefined(rt, obj, index, out);
+}
+
+bool jinja_item(struct jrt *rt, struct jv obj, struct jv index, struct jv *out)
+{
+    const struct jinja_method *methods = NULL;
+    if (index.type == JV_STR) {
         if (!js_flat(rt, index.u.s)) {
             return false;
         }
-        const struct jstr *s = index.u.s;
-        if (!get_attr(rt, obj, index.u.s, jinja_methods_find(s->s, s->n_bytes), &found, out)) {
-            return false;
-        }
+        methods = jinja_methods_find(index.u.s->s, index.u.s->n_bytes);
     }
-    return found || jv_undefined(rt, obj, index, out);
+    return jinja_item_known(rt, obj, index, methods, out);
 }
 
 struct bounds {

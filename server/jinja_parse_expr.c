@@ -533,7 +533,11 @@ static struct jnode *subscript(struct jparser *p, struct jnode *on)
         index->a = on;
         return index;
     }
-    return two(p, N_ITEM, on, index);
+    struct jnode *n = two(p, N_ITEM, on, index);
+    if (n && index->kind == N_CONST && index->value.type == JV_STR) {
+        n->methods = jinja_methods_find(index->value.u.s->s, index->value.u.s->n_bytes);
+    }
+    return n;
 }
 
 static struct jnode *postfix(struct jparser *p, struct jnode *n)

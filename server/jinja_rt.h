@@ -51,6 +51,8 @@ struct jrt {
     int n_vars;
     const struct jinja_template *t;
     int64_t local_us;
+    struct jstr *ascii[2][128];  // one-character strings that were needed, by [input][character]
+    struct jundef *last_missing; // the last attribute that was not there
 };
 
 /* Records an error and returns false: the first one stays. `kind` is the Python exception. */

@@ -277,11 +277,20 @@ bool jd_set_lit(struct jrt *rt, struct jdict *d, const char *key, struct jv valu
 
 bool jv_undefined(struct jrt *rt, struct jv obj, struct jv name, struct jv *out)
 {
-    struct jundef *u = jrt_alloc(rt, 1, sizeof *u);
-    if (!u) {
-        return false;
+    /* Only the type of the object is ever told, so loops that ask for the same thing again and
+     * again can share one. */
+    struct jundef *u = rt->last_missing;
+    bool simple = name.type == JV_STR && (obj.type == JV_STR || obj.type == JV_DICT);
+    bool again = u && simple && u->name.u.s == name.u.s && u->obj.type == obj.type &&
+                 u->obj.flag == obj.flag && !u->unsafe;
+    if (!again) {
+        u = jrt_alloc(rt, 1, sizeof *u);
+        if (!u) {
+            return false;
+        }
+        *u = (struct jundef){.obj = obj, .name = name};
+        rt->last_missing = simple ? u : rt->last_missing;
     }
-    *u = (struct jundef){.obj = obj, .name = name};
     *out = (struct jv){.type = JV_UNDEFINED, .u.undef = u};
     return true;
 }
