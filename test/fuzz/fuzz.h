@@ -1,0 +1,77 @@
+/* Runs LLVMFuzzerTestOneInput as an ordinary test: over seeds, then over mixtures of them, a fixed
+ * number of rounds (FUZZ_ROUNDS, else the caller's). With a fuzzer (-fsanitize=fuzzer
+ * -DLIBFUZZER) the file's main is left out.
+ * Thread: the main thread. */
+#ifndef SLUICE_TEST_FUZZ_H
+#define SLUICE_TEST_FUZZ_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { FUZZ_MAX_BYTES = 2048 };
+
+static uint64_t fuzz_state = 0x9e3779b97f4a7c15ULL;
+
+static inline size_t fuzz_below(size_t n)
+{
+    fuzz_state = fuzz_state * 6364136223846793005ULL + 1442695040888963407ULL;
+    return n ? (size_t)((fuzz_state >> 33) % n) : 0;
+}
+
+/* A copy of its exact size, so that a sanitizer sees an overrun. */
+static inline void fuzz_one(const char *data, size_t n)
+{
+    uint8_t *copy = malloc(n ? n : 1);
+    memcpy(copy, data, n);
+    LLVMFuzzerTestOneInput(copy, n);
+    free(copy);
+}
+
+/* Pieces of seeds, some bytes changed or cut out. */
+static inline size_t fuzz_mix(char *out, const char *const *seeds, size_t n_seeds)
+{
+    static const char bytes[] = "{}[]<>()\"'\\,:;=/|_ \n\t\0\x01\x7f\x80\xc3\xe2\xf0\xff"
+                                "0159aeftnuxTFN-.";
+    size_t n = 0;
+    bool whole = fuzz_below(2) == 0; // one seed as it is, so that changes reach deep
+    for (size_t i = 0, parts = whole ? 1 : 1 + fuzz_below(3); i < parts; i++) {
+        const char *s = seeds[fuzz_below(n_seeds)];
+        size_t len = strlen(s), from = whole || fuzz_below(2) ? 0 : fuzz_below(len + 1);
+        size_t take = whole || fuzz_below(2) ? len - from : fuzz_below(len - from + 1);
+        take = take < FUZZ_MAX_BYTES - n ? take : FUZZ_MAX_BYTES - n;
+        memcpy(out + n, s + from, take);
+        n += take;
+    }
+    for (size_t i = 0, changes = fuzz_below(whole ? 3 : 6); i < changes && n > 0; i++) {
+        size_t at = fuzz_below(n);
+        if (fuzz_below(4) == 0) {
+            memmove(out + at, out + at + 1, n - at - 1);
+            n--;
+        } else {
+            out[at] = bytes[fuzz_below(sizeof bytes - 1)];
+        }
+    }
+    return n;
+}
+
+static inline int fuzz_main(const char *const *seeds, size_t n_seeds, int rounds)
+{
+    static char text[FUZZ_MAX_BYTES];
+    const char *more = getenv("FUZZ_ROUNDS");
+    rounds = more ? atoi(more) : rounds;
+    for (size_t i = 0; i < n_seeds; i++) {
+        fuzz_one(seeds[i], strlen(seeds[i]));
+    }
+    for (int i = 0; i < rounds; i++) {
+        fuzz_one(text, fuzz_mix(text, seeds, n_seeds));
+    }
+    puts("1 passed, 0 failed, 0 skipped"); // a failure aborts
+    return 0;
+}
+
+#endif

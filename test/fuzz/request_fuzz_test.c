@@ -1,0 +1,89 @@
+/* Request bodies: the first byte picks the endpoint, the rest is the body. Whatever it is, there is
+ * a request that the engine can run, or an error with its words. */
+#include "server/prepare.h"
+
+#include "engine/base/assert.h"
+#include "test/fuzz/fuzz.h"
+
+static struct config config;
+static struct api_model model;
+static struct engine_info info = {.hidden = 8, .max_model_len = 64, .n_eos = 1, .eos = {2}};
+
+static void open_model(void)
+{
+    const char *argv[] = {"serve", "models/demo"};
+    struct err err = {""};
+    info.vocab = 4096;
+    info.defaults = sampling_params_default();
+    if (config_load(&config, 2, (char **)argv, NULL, &err) != OK ||
+        api_model_open(&model, &config, &info, &err) != OK) {
+        fprintf(stderr, "%s\n", err.text);
+        abort();
+    }
+}
+
+static void check_runs(const struct api_request *r)
+{
+    ASSERT(r->n_prompts > 0 && r->n >= 1);
+    for (size_t i = 0; i < r->n_prompts; i++) {
+        struct sampling_params p = r->params;
+        p.max_tokens = r->prompts[i].max_tokens;
+        ASSERT(r->prompts[i].n > 0);
+        ASSERT(sampling_params_check(&p, info.vocab, NULL) == OK);
+        bool generates = r->kind < API_RESPONSES_INPUT_TOKENS;
+        ASSERT(!generates || r->prompts[i].n + p.max_tokens <= info.max_model_len);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (!model.names) {
+        open_model();
+    }
+    if (size < 1) {
+        return 0;
+    }
+    char *text = malloc(size);
+    memcpy(text, data + 1, size - 1);
+    text[size - 1] = '\0'; // as http_body has it
+    struct api_request r = {.kind = (enum api_kind)(data[0] % 7), .model = &model, .text = text,
+                            .n_bytes = size - 1, .seed = 1};
+    prepare_request(&r);
+    if (r.error.status) {
+        ASSERT(r.error.status >= 400 && r.error.status < 600 && r.error.message[0]);
+    } else if (r.kind != API_DETOKENIZE) {
+        check_runs(&r);
+    }
+    api_request_deinit(&r);
+    free(text);
+    return 0;
+}
+
+#ifndef LIBFUZZER
+int main(void)
+{
+    static const char *const seeds[] = {
+        "\007{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":"
+        "\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}],\"stop\":[\"a\"]}",
+        "\007{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c\","
+        "\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]},{\"role\":\"tool\",\"tool_call_id\":"
+        "\"c\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}]}],\"n\":2,\"functions\":[{\"name\":"
+        "\"g\"}],\"chat_template_kwargs\":{\"a\":1}}",
+        "\001{\"prompt\":[[1,2],[3]],\"echo\":true,\"logprobs\":3,\"max_tokens\":0}",
+        "\001{\"prompt\":[\"a\",\"b\"],\"logit_bias\":{\"5\":-1},\"seed\":-9223372036854775808,"
+        "\"bad_words\":[\"x\"],\"truncate_prompt_tokens\":-1,\"temperature\":0.5}",
+        "\002{\"input\":[5,6,7],\"encoding_format\":\"base64\"}",
+        "\003{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"q\"}]},"
+        "{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"{}\"},"
+        "{\"type\":\"function_call_output\",\"call_id\":\"c\",\"output\":\"o\"}],\"instructions\":"
+        "\"i\",\"tools\":[{\"type\":\"function\",\"name\":\"f\"}],\"reasoning\":{\"effort\":"
+        "\"low\"}}",
+        "\005{\"prompt\":\"a b\",\"return_token_strs\":true}",
+        "\006{\"tokens\":[1,2,3]}",
+    };
+    int rc = fuzz_main(seeds, sizeof seeds / sizeof seeds[0], 60000);
+    api_model_close(&model);
+    config_deinit(&config);
+    return rc;
+}
+#endif
