@@ -69,19 +69,24 @@ static void announce(struct engine *e, struct engine_request *r, bool ended)
 void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, void *arg),
                   void *arg)
 {
+    struct engine_request *first = NULL, **end = &first;
     pthread_mutex_lock(&e->outbox.lock);
-    struct queue_link *list = e->outbox.head;
-    e->outbox.head = NULL;
-    e->outbox.tail = &e->outbox.head;
-    for (struct queue_link *l = list; l; l = l->next) {
+    /* Once `listed` is false the engine may link the request again: the drained list needs links
+     * of its own. */
+    for (struct queue_link *l = e->outbox.head; l; l = l->next) {
         struct engine_request *r = (struct engine_request *)l; // link is the first member
         r->listed = false;
         r->done = r->ended;
+        *end = r;
+        end = &r->next_event;
     }
+    *end = NULL;
+    e->outbox.head = NULL;
+    e->outbox.tail = &e->outbox.head;
     pthread_mutex_unlock(&e->outbox.lock);
-    while (list) {
-        struct engine_request *r = (struct engine_request *)list;
-        list = list->next;
+    while (first) {
+        struct engine_request *r = first;
+        first = r->next_event;
         on_event(r, arg);
     }
 }

@@ -75,6 +75,7 @@ struct engine_request {
     uint64_t order; // unique; also the request's name in messages
     int32_t n_live;     // samples that have not ended
     bool listed, ended; // under the outbox's lock
+    struct engine_request *next_event; // of one drain; the draining thread's
 };
 
 struct engine_options {
