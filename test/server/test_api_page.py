@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not instal
 def wait(browser, expression, seconds=20):
     end = time.time() + seconds
     while time.time() < end:
-        if browser.eval("document.readyState === 'complete' && (%s)" % expression):
+        if browser.eval("document.readyState === 'complete' && !!document.getElementById('state') && (%s)" % expression):
             return
         time.sleep(0.1)
     raise AssertionError("never true: " + expression)
@@ -53,6 +53,7 @@ def test_page_plots_and_chats():
 
 def test_page_with_keys():
     with Server(api_key="secret", wait=False) as s:
+        time.sleep(0.5)
         b = Browser("http://127.0.0.1:%d/" % s.port)
         try:
             wait(b, "document.getElementById('state').textContent === 'key needed'")
