@@ -87,9 +87,9 @@ static float activated(enum activation kind, float g, float u)
 {
     switch (kind) {
     case ACT_SILU: return g / (1.0f + expf(-g)) * u;
-    case ACT_GELU: return 0.5f * g * (1.0f + erff(g * 0.70710678f)) * u;
-    case ACT_GELU_TANH:
-        return 0.5f * g * (1.0f + tanhf(0.79788456f * (g + 0.044715f * g * g * g))) * u;
+    case ACT_GELU: return 0.5f * g * erfcf(g * -0.70710678f) * u; // 1 + erf(x), not cancelled
+    case ACT_GELU_TANH: // (1 + tanh(z)) / 2 = 1 / (1 + e^-2z)
+        return g / (1.0f + expf(-1.59576912f * (g + 0.044715f * g * g * g))) * u;
     case ACT_RELU: return (g > 0.0f ? g : 0.0f) * u;
     case ACT_GPT_OSS:
         g = g < 7.0f ? g : 7.0f;
