@@ -1,24 +1,78 @@
-/* The sampler: a block per draw, no sorting. It gives the tokens of cpu/cpu_sample.c for equal
+/* The sampler: a team of blocks per draw (a cluster when draws are few), no sorting. It gives the tokens of cpu/cpu_sample.c for equal
  * logits: the same roundings, the same exact functions. Thresholds of top-k and top-p are found by
  * radix selection over the scores' bits: counts for top-k, fixed-point masses for top-p, so that
- * sums do not depend on the order of the threads. */
+ * sums do not depend on the order of the threads. The first digit goes over the whole row; what can
+ * still be kept then is usually short, and is listed for the steps that follow. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/kernels.h"
 #include "engine/base/exact.h"
 
-enum { THREADS = 1024, BLOCKS = 264, BINS = 2048 };
+#include <cooperative_groups.h>
 
-/* One block's own scratch memory: modified scores, and counts that are zero between draws. */
-static size_t block_bytes(int32_t vocab)
+enum { THREADS = 1024, TEAMS = 264, MAX_TEAM = 8, BINS = 2048, LIST = 8192 };
+
+/* One team's own scratch memory: a list of ids and scores, modified scores, and counts that are
+ * zero between draws. */
+static size_t team_bytes(int32_t vocab)
 {
-    return ((size_t)vocab * 8 + 255) / 256 * 256;
+    return ((size_t)LIST * 8 + (size_t)vocab * 8 + 255) / 256 * 256;
 }
 
-/* Bytes of all blocks' scratch; a counter follows. */
+/* Bytes of all teams' scratch; a counter follows. */
 static size_t scratch_rows(const struct sample_scratch *s)
 {
-    return block_bytes(s->vocab) * (size_t)(s->max_draws < BLOCKS ? s->max_draws : BLOCKS);
+    return team_bytes(s->vocab) * (size_t)(s->max_draws < TEAMS ? s->max_draws : TEAMS);
+}
+
+/* ---- teams: the blocks of a cluster, or one block ------------------------------------------ */
+
+__device__ __forceinline__ int team_size()
+{
+#if __CUDA_ARCH__ >= 900
+    return (int)cooperative_groups::this_cluster().num_blocks();
+#else
+    return 1;
+#endif
+}
+
+__device__ __forceinline__ int team_rank()
+{
+#if __CUDA_ARCH__ >= 900
+    return (int)cooperative_groups::this_cluster().block_rank();
+#else
+    return 0;
+#endif
+}
+
+/* All threads of the team; orders what they wrote, to global memory too. */
+__device__ __forceinline__ void team_sync()
+{
+#if __CUDA_ARCH__ >= 900
+    cooperative_groups::this_cluster().sync();
+#else
+    __syncthreads();
+#endif
+}
+
+/* `p`, in this block's shared memory, as it is in block `rank` of the team. */
+template <typename T> __device__ __forceinline__ T *team_at(T *p, int rank)
+{
+#if __CUDA_ARCH__ >= 900
+    return cooperative_groups::this_cluster().map_shared_rank(p, rank);
+#else
+    return p;
+#endif
+}
+
+__device__ __forceinline__ int team_thread()
+{
+    return team_rank() * THREADS + threadIdx.x;
+}
+
+__device__ __forceinline__ int team_threads()
+{
+    return team_size() * THREADS;
 }
 
 extern "C" size_t sample_scratch_bytes(int32_t max_draws, int32_t vocab)
@@ -45,7 +99,11 @@ struct shared_state {
         unsigned long long mass[BINS];
     } bins;
     uint32_t warp_count[32];
+    unsigned long long merged[BINS]; // the bins of all blocks together
     unsigned long long warp_mass[32];
+    double sum;        // this block's part of a team's sum,
+    float best_value;  // and of a maximum
+    int best_id, n_listed;
     uint32_t found_bin;
     unsigned long long found_above;
     int path[MAX_TREE_NODES];
@@ -65,7 +123,7 @@ __device__ __forceinline__ bool better(float value, int id, const struct best &b
     return value > b.value || (value == b.value && id < b.id);
 }
 
-__device__ struct best block_best(struct best b, struct shared_state *s)
+__device__ struct best team_best(struct best b, struct shared_state *s)
 {
     for (int mask = 16; mask > 0; mask >>= 1) {
         const float value = __shfl_xor_sync(0xffffffffu, b.value, mask);
@@ -91,15 +149,32 @@ __device__ struct best block_best(struct best b, struct shared_state *s)
             b.id = id;
         }
     }
-    __syncthreads();
+    if (threadIdx.x == 0) {
+        s->best_value = b.value;
+        s->best_id = b.id;
+    }
+    team_sync();
+    for (int r = 0; r < team_size(); r++) {
+        const float value = *team_at(&s->best_value, r);
+        const int id = *team_at(&s->best_id, r);
+        if (better(value, id, b)) {
+            b.value = value;
+            b.id = id;
+        }
+    }
+    team_sync();
     return b;
 }
 
-/* The scores of a draw: a row, each divided by the temperature (1: not). */
+/* The scores of a draw: a row, each divided by the temperature (1: not). Once a list is made, it
+ * has all that can still be kept. */
 struct scores {
     const float *row;
     int n;
     float temperature;
+    int *list_ids;
+    float *list;
+    int n_listed; // -1: no list
 };
 
 __device__ __forceinline__ float score_at(const struct scores &x, int id)
@@ -112,30 +187,37 @@ template <typename F> __device__ __forceinline__ void each(const struct scores &
 {
     const bool divide = x.temperature != 1.0f;
     const float t = x.temperature;
+    const int me = team_thread(), all = team_threads();
+    if (x.n_listed >= 0) {
+        for (int i = me; i < x.n_listed; i += all) {
+            f(x.list_ids[i], x.list[i]);
+        }
+        return;
+    }
     if ((uintptr_t)x.row % 16 == 0) {
         const int n4 = x.n / 4;
 #pragma unroll 2
-        for (int i = threadIdx.x; i < n4; i += THREADS) {
+        for (int i = me; i < n4; i += all) {
             const float4 v = ((const float4 *)x.row)[i];
             f(4 * i, divide ? __fdiv_rn(v.x, t) : v.x);
             f(4 * i + 1, divide ? __fdiv_rn(v.y, t) : v.y);
             f(4 * i + 2, divide ? __fdiv_rn(v.z, t) : v.z);
             f(4 * i + 3, divide ? __fdiv_rn(v.w, t) : v.w);
         }
-        if ((int)threadIdx.x < x.n - 4 * n4) {
-            f(4 * n4 + threadIdx.x, score_at(x, 4 * n4 + threadIdx.x));
+        if (me < x.n - 4 * n4) {
+            f(4 * n4 + me, score_at(x, 4 * n4 + me));
         }
     } else {
-        for (int i = threadIdx.x; i < x.n; i += THREADS) {
+        for (int i = me; i < x.n; i += all) {
             f(i, score_at(x, i));
         }
     }
 }
 
 /* Of the row as it is; id 0 and -infinity when nothing is above that. */
-__device__ struct best block_argmax(const float *row, int n, struct shared_state *s)
+__device__ struct best team_argmax(const float *row, int n, struct shared_state *s)
 {
-    const struct scores plain = {row, n, 1.0f};
+    const struct scores plain = {row, n, 1.0f, NULL, NULL, -1};
     struct best b = {-INFINITY, INT32_MAX};
     each(plain, [&](int id, float x) {
         if (x > b.value || (x == b.value && id < b.id && x > -INFINITY)) {
@@ -143,7 +225,7 @@ __device__ struct best block_argmax(const float *row, int n, struct shared_state
             b.id = id;
         }
     });
-    b = block_best(b, s);
+    b = team_best(b, s);
     b.id = b.id == INT32_MAX ? 0 : b.id;
     return b;
 }
@@ -160,10 +242,10 @@ __device__ __forceinline__ bool kept(const struct cut &c, uint32_t key, int id)
 }
 
 /* From the top bin down: the bin where the running sum first reaches `target`, and the sum above
- * it. M is the bins' type. All threads get both; false if the whole sum is less. */
-template <typename M>
-__device__ bool find_bin(const M *bins, unsigned long long target, struct shared_state *s)
+ * it. All threads get both; false if the whole sum is less. */
+__device__ bool find_bin(unsigned long long target, struct shared_state *s)
 {
+    const unsigned long long *bins = s->merged;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     constexpr int PER_THREAD = BINS / THREADS;
     const int top = BINS - 1 - (int)threadIdx.x * PER_THREAD;
@@ -245,10 +327,10 @@ __device__ __forceinline__ unsigned long long mass_of(float x, float top)
     return (unsigned long long)(exact_exp(x - top) * 1099511627776.0f);
 }
 
-/* One digit's histogram of what is kept and begins with the prefix. */
+/* The team's histogram of one digit, of what is kept and begins with the prefix: in s->merged. */
 template <bool BY_MASS, typename M>
 __device__ void count_digit(M *bins, const struct scores &x, float top, uint32_t prefix,
-                            uint32_t mask, int pass, const struct cut &in)
+                            uint32_t mask, int pass, const struct cut &in, struct shared_state *s)
 {
     const int shift = digit_shift(pass);
     const uint32_t digit = pass == 2 ? 1023 : 2047;
@@ -265,45 +347,95 @@ __device__ void count_digit(M *bins, const struct scores &x, float top, uint32_t
             }
         }
     });
+    team_sync();
+    for (int i = threadIdx.x; i < BINS; i += THREADS) {
+        unsigned long long sum = 0;
+        for (int r = 0; r < team_size(); r++) {
+            sum += *team_at(&bins[i], r);
+        }
+        s->merged[i] = sum;
+    }
+    team_sync();
+}
+
+/* Sum of the merged bins. */
+__device__ unsigned long long total_mass(struct shared_state *s)
+{
+    unsigned long long sum = 0;
+    for (int i = threadIdx.x; i < BINS; i += THREADS) {
+        sum += s->merged[i];
+    }
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+    }
+    if ((threadIdx.x & 31) == 0) {
+        s->warp_mass[threadIdx.x >> 5] = sum;
+    }
     __syncthreads();
+    sum = 0;
+    for (int w = 0; w < THREADS / 32; w++) {
+        sum += s->warp_mass[w];
+    }
+    __syncthreads();
+    return sum;
+}
+
+/* Lists what has at least this key and is kept; no list if that is too much. */
+__device__ void make_list(struct scores &x, uint32_t least, const struct cut &in,
+                          struct shared_state *s)
+{
+    if (threadIdx.x == 0) {
+        s->n_listed = 0;
+    }
+    team_sync();
+    int *counter = team_at(&s->n_listed, 0);
+    each(x, [&](int id, float v) {
+        const uint32_t key = key_of(v);
+        if (key >= least && kept(in, key, id)) {
+            const int place = atomicAdd(counter, 1);
+            if (place < LIST) {
+                x.list_ids[place] = id;
+                x.list[place] = v;
+            }
+        }
+    });
+    team_sync();
+    const int n = *counter;
+    team_sync();
+    x.n_listed = n <= LIST ? n : -1;
 }
 
 /* Keeps the highest of what is kept already, the lower id first among equals, until their weights
- * reach `target`: weights are 1 (top-k) or masses (top-p; top_p > 0 sets the target from the
- * total). */
+ * reach `target`: weights are 1 (top-k) or masses (top-p, whose target is top_p of the total). */
 template <bool BY_MASS>
-__device__ struct cut cut_at(const struct scores &x, unsigned long long target, float top_p,
-                             float top, const struct cut &in, struct shared_state *s)
+__device__ struct cut cut_at(struct scores &x, unsigned long long target, float top_p, float top,
+                             const struct cut &in, struct shared_state *s)
 {
     uint32_t prefix = 0, mask = 0;
     unsigned long long ties = 0;
     for (int pass = 0; pass < 3; pass++) {
         const int shift = digit_shift(pass);
-        bool found;
         if constexpr (BY_MASS) {
-            count_digit<true>(s->bins.mass, x, top, prefix, mask, pass, in);
+            count_digit<true>(s->bins.mass, x, top, prefix, mask, pass, in, s);
             if (pass == 0) {
-                unsigned long long total = 0;
-                for (int i = 0; i < BINS; i++) {
-                    total += s->bins.mass[i];
-                }
-                const double t = ceil((double)top_p * (double)total);
+                const double t = ceil((double)top_p * (double)total_mass(s));
                 target = t >= 1.0 ? (unsigned long long)t : 1;
             }
-            found = find_bin(s->bins.mass, target, s);
         } else {
-            count_digit<false>(s->bins.count, x, top, prefix, mask, pass, in);
-            found = find_bin(s->bins.count, target, s);
+            count_digit<false>(s->bins.count, x, top, prefix, mask, pass, in, s);
         }
-        if (!found) { // all together do not reach it
+        if (!find_bin(target, s)) { // all together do not reach it
             return in;
         }
         const uint32_t bin = s->found_bin;
         target -= s->found_above;
-        ties = BY_MASS ? s->bins.mass[bin] : s->bins.count[bin];
+        ties = s->merged[bin];
         prefix |= bin << shift;
         mask |= (pass == 2 ? 1023u : 2047u) << shift;
         __syncthreads();
+        if (pass == 0 && x.n_listed < 0) {
+            make_list(x, prefix, in, s);
+        }
     }
     struct cut c = {prefix, prefix == in.key ? in.last_id : INT32_MAX};
     if (target < ties) {
@@ -324,7 +456,20 @@ __device__ struct best draw_noisy(const struct scores &x, float top, float min_p
                                   struct shared_state *s)
 {
     struct best b = {-INFINITY, INT32_MAX};
-    for (int block = threadIdx.x; block * 4 < x.n; block += THREADS) {
+    if (x.n_listed >= 0) {
+        each(x, [&](int id, float v) {
+            if (kept(c, key_of(v), id) && !(min_p > 0.0f && exact_exp(v - top) < min_p)) {
+                const float value = __fadd_rn(
+                    v, gumbel_noise(rng_bits(seed, position, RNG_SAMPLE, (uint32_t)id)));
+                if (better(value, id, b)) {
+                    b.value = value;
+                    b.id = id;
+                }
+            }
+        });
+        return team_best(b, s);
+    }
+    for (int block = team_thread(); block * 4 < x.n; block += team_threads()) {
         bool any = false;
         float v[4];
 #pragma unroll
@@ -350,7 +495,7 @@ __device__ struct best draw_noisy(const struct scores &x, float top, float min_p
             }
         }
     }
-    return block_best(b, s);
+    return team_best(b, s);
 }
 
 /* ---- the context of a draw: history, and in a tree the row's ancestors ---------------------- */
@@ -406,7 +551,7 @@ __device__ __forceinline__ bool is_modified(const struct lane_params &p, const s
 
 __device__ void add_bias(float *scores, int n, const struct lane_params &p)
 {
-    for (int j = threadIdx.x; j < p.n_bias; j += THREADS) {
+    for (int j = team_thread(); j < p.n_bias; j += team_threads()) {
         const int token = p.bias[j].token;
         if (token < 0 || token >= n) {
             continue;
@@ -423,7 +568,7 @@ __device__ void add_bias(float *scores, int n, const struct lane_params &p)
             scores[token] = x;
         }
     }
-    __syncthreads();
+    team_sync();
 }
 
 /* Both walks leave `counts` as they found it: zero. */
@@ -431,14 +576,14 @@ __device__ void penalise(float *scores, int *counts, int n, const struct lane_pa
                          const struct pass_draw &d, const struct context &c)
 {
     if (p.repetition_penalty != 1.0f) {
-        for (int i = threadIdx.x; i < c.n; i += THREADS) {
+        for (int i = team_thread(); i < c.n; i += team_threads()) {
             const int token = context_token(c, i);
             if (token >= 0 && token < n) {
                 counts[token] = 1;
             }
         }
-        __syncthreads();
-        for (int i = threadIdx.x; i < c.n; i += THREADS) {
+        team_sync();
+        for (int i = team_thread(); i < c.n; i += team_threads()) {
             const int token = context_token(c, i);
             if (token >= 0 && token < n && atomicExch(&counts[token], 0) != 0) {
                 const float x = scores[token];
@@ -446,17 +591,17 @@ __device__ void penalise(float *scores, int *counts, int n, const struct lane_pa
                                          : __fmul_rn(x, p.repetition_penalty);
             }
         }
-        __syncthreads();
+        team_sync();
     }
     if (p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f) {
-        for (int i = d.n_prompt + threadIdx.x; i < c.n; i += THREADS) {
+        for (int i = d.n_prompt + team_thread(); i < c.n; i += team_threads()) {
             const int token = context_token(c, i);
             if (token >= 0 && token < n) {
                 atomicAdd(&counts[token], 1);
             }
         }
-        __syncthreads();
-        for (int i = d.n_prompt + threadIdx.x; i < c.n; i += THREADS) {
+        team_sync();
+        for (int i = d.n_prompt + team_thread(); i < c.n; i += team_threads()) {
             const int token = context_token(c, i);
             const int count = token >= 0 && token < n ? atomicExch(&counts[token], 0) : 0;
             if (count > 0) {
@@ -465,7 +610,7 @@ __device__ void penalise(float *scores, int *counts, int n, const struct lane_pa
                 scores[token] = __fsub_rn(x, p.presence_penalty);
             }
         }
-        __syncthreads();
+        team_sync();
     }
 }
 
@@ -473,20 +618,20 @@ __device__ void ban(float *scores, int n, const struct lane_params &p, const str
                     const struct context &c, const uint32_t *allowed)
 {
     if (p.n_allowed > 0) {
-        for (int i = threadIdx.x; i < n; i += THREADS) {
+        for (int i = team_thread(); i < n; i += team_threads()) {
             if (!(allowed[i >> 5] >> (i & 31) & 1)) {
                 scores[i] = -INFINITY;
             }
         }
     }
     if (d.pos + 1 - d.n_prompt < p.min_tokens) {
-        for (int i = threadIdx.x; i < p.n_stop_ids; i += THREADS) {
+        for (int i = team_thread(); i < p.n_stop_ids; i += team_threads()) {
             if (p.stop_ids[i] >= 0 && p.stop_ids[i] < n) {
                 scores[p.stop_ids[i]] = -INFINITY;
             }
         }
     }
-    for (int w = threadIdx.x; w < p.n_bad_words; w += THREADS) {
+    for (int w = team_thread(); w < p.n_bad_words; w += team_threads()) {
         int at = 0;
         for (int i = 0; i < w; i++) {
             at += p.bad_word_lengths[i];
@@ -501,7 +646,7 @@ __device__ void ban(float *scores, int n, const struct lane_params &p, const str
             scores[last] = -INFINITY;
         }
     }
-    __syncthreads();
+    team_sync();
 }
 
 __device__ void make_scores(const float *logits, float *scores, int *counts, int n,
@@ -510,20 +655,17 @@ __device__ void make_scores(const float *logits, float *scores, int *counts, int
                             struct shared_state *s)
 {
     for (int with_bans = 1; with_bans >= 0; with_bans--) {
-        for (int i = threadIdx.x; i < n; i += THREADS) {
+        for (int i = team_thread(); i < n; i += team_threads()) {
             scores[i] = logits[i];
         }
-        __syncthreads();
+        team_sync();
         add_bias(scores, n, p);
         penalise(scores, counts, n, p, d, c);
         if (!with_bans) {
             return;
         }
         ban(scores, n, p, d, c, allowed);
-        int any = 0;
-        const struct scores all = {scores, n, 1.0f};
-        each(all, [&](int, float x) { any |= x > -INFINITY; });
-        if (__syncthreads_or(any)) {
+        if (team_argmax(scores, n, s).value > -INFINITY) {
             return;
         }
     }
@@ -531,58 +673,89 @@ __device__ void make_scores(const float *logits, float *scores, int *counts, int
 
 /* ---- log-probabilities --------------------------------------------------------------------- */
 
-/* log of the sum of exp over the raw logits. */
+/* log of the sum of exp over the raw logits, summed in double: the number of threads does not show. */
 __device__ float log_sum(const float *logits, int n, float top, struct shared_state *s)
 {
-    const struct scores raw = {logits, n, 1.0f};
-    float sum = 0.0f;
-    each(raw, [&](int, float x) { sum += x > -INFINITY ? expf(x - top) : 0.0f; });
-    return top + logf(block_sum(sum, s->reduce));
+    const struct scores raw = {logits, n, 1.0f, NULL, NULL, -1};
+    double sum = 0.0;
+    each(raw, [&](int, float x) { sum += x > -INFINITY ? (double)expf(x - top) : 0.0; });
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+    }
+    double *warps = (double *)s->warp_mass;
+    if ((threadIdx.x & 31) == 0) {
+        warps[threadIdx.x >> 5] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        s->sum = 0.0;
+        for (int w = 0; w < THREADS / 32; w++) {
+            s->sum += warps[w];
+        }
+    }
+    team_sync();
+    sum = 0.0;
+    for (int r = 0; r < team_size(); r++) {
+        sum += *team_at(&s->sum, r);
+    }
+    team_sync();
+    return top + (float)log(sum);
 }
 
 /* The n_top most likely ids, in order: found by threshold, then ranked among themselves. */
-__device__ void most_likely(const float *logits, int n, int n_top, float lse,
-                            struct draw_result *out, struct shared_state *s)
+__device__ void most_likely(const float *logits, int n, int n_top, float lse, int *list_ids,
+                            float *list, struct draw_result *out, struct shared_state *s)
 {
     n_top = n_top < n ? n_top : n;
     const struct cut all = {0, INT32_MAX};
-    const struct scores raw = {logits, n, 1.0f};
+    struct scores raw = {logits, n, 1.0f, list_ids, list, -1};
     const struct cut c = cut_at<false>(raw, (unsigned)n_top, 0.0f, 0.0f, all, s);
     if (threadIdx.x == 0) {
         s->n_top = 0;
     }
-    __syncthreads();
+    team_sync();
+    struct shared_state *first = team_at(s, 0);
     each(raw, [&](int id, float x) {
         if (kept(c, key_of(x), id)) {
-            const int place = atomicAdd(&s->n_top, 1);
+            const int place = atomicAdd(&first->n_top, 1);
             if (place < MAX_TOP_LOGPROBS) {
-                s->top_ids[place] = id;
-                s->top_values[place] = x;
+                first->top_ids[place] = id;
+                first->top_values[place] = x;
             }
         }
     });
-    __syncthreads();
-    n_top = s->n_top < n_top ? s->n_top : n_top;
-    if ((int)threadIdx.x < n_top) {
-        const float x = s->top_values[threadIdx.x];
-        const int id = s->top_ids[threadIdx.x];
-        int rank = 0;
-        for (int i = 0; i < n_top; i++) {
-            const struct best other = {x, id};
-            rank += i != (int)threadIdx.x && better(s->top_values[i], s->top_ids[i], other);
+    team_sync();
+    if (team_rank() == 0) {
+        n_top = s->n_top < n_top ? s->n_top : n_top;
+        if ((int)threadIdx.x < n_top) {
+            const float x = s->top_values[threadIdx.x];
+            const int id = s->top_ids[threadIdx.x];
+            int rank = 0;
+            for (int i = 0; i < n_top; i++) {
+                const struct best other = {x, id};
+                rank += i != (int)threadIdx.x && better(s->top_values[i], s->top_ids[i], other);
+            }
+            out->top_ids[rank] = id;
+            out->top_logprobs[rank] = x - lse;
         }
-        out->top_ids[rank] = id;
-        out->top_logprobs[rank] = x - lse;
+        if (threadIdx.x == 0) {
+            out->n_top = n_top;
+        }
     }
-    if (threadIdx.x == 0) {
-        out->n_top = n_top;
-    }
-    __syncthreads();
+    team_sync();
 }
 
 /* ---- one draw ------------------------------------------------------------------------------ */
 
-__device__ int draw_token(const float *logits, float *scratch, int *counts, int n,
+/* A team's scratch memory. */
+struct scratchpad {
+    int *list_ids;
+    float *list;
+    float *scores;
+    int *counts;
+};
+
+__device__ int draw_token(const float *logits, const struct scratchpad &pad, int n,
                           const struct pass_draw &d, const struct pass_view &pass,
                           struct shared_state *s)
 {
@@ -591,17 +764,17 @@ __device__ int draw_token(const float *logits, float *scratch, int *counts, int 
     const float *row = logits;
     if (is_modified(p, d)) {
         const struct context c = make_context(pass, d, s);
-        make_scores(logits, scratch, counts, n, p, d, c,
+        make_scores(logits, pad.scores, pad.counts, n, p, d, c,
                     pass.allowed + (int64_t)d.lane * pass.allowed_stride, s);
-        row = scratch;
+        row = pad.scores;
     }
     struct cut c = {0, INT32_MAX};
     const bool needs_top = temperature == 0.0f || p.top_p < 1.0f || p.min_p > 0.0f;
-    const struct best best = needs_top ? block_argmax(row, n, s) : (struct best){0.0f, 0};
+    const struct best best = needs_top ? team_argmax(row, n, s) : (struct best){0.0f, 0};
     if (temperature == 0.0f) {
         return best.id;
     }
-    const struct scores x = {row, n, temperature};
+    struct scores x = {row, n, temperature, pad.list_ids, pad.list, -1};
     const float top = __fdiv_rn(best.value, temperature);
     if (p.top_k > 0 && p.top_k < n) {
         c = cut_at<false>(x, (unsigned)p.top_k, 0.0f, top, c, s);
@@ -611,7 +784,7 @@ __device__ int draw_token(const float *logits, float *scratch, int *counts, int 
     }
     const uint64_t seed = (uint64_t)p.seed_high << 32 | p.seed_low;
     const struct best drawn = draw_noisy(x, top, p.min_p, c, seed, d.pos + 1, s);
-    return drawn.id == INT32_MAX ? block_argmax(row, n, s).id : drawn.id;
+    return drawn.id == INT32_MAX ? team_argmax(row, n, s).id : drawn.id;
 }
 
 /* The last block to finish writes what is kept to the histories: until then a draw may read them. */
@@ -649,10 +822,14 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ struct shared_state s;
     pdl_wait();
     pdl_trigger();
-    float *scores = (float *)(scratch + blockIdx.x * scratch_stride);
-    int *counts = (int *)(scores + vocab);
+    const int team = blockIdx.x / team_size(), n_teams = gridDim.x / team_size();
+    struct scratchpad pad;
+    pad.list_ids = (int *)(scratch + team * scratch_stride);
+    pad.list = (float *)(pad.list_ids + LIST);
+    pad.scores = pad.list + LIST;
+    pad.counts = (int *)(pad.scores + vocab);
     const int real = pass.counts->n_draws < n_draws ? pass.counts->n_draws : n_draws;
-    for (int i = blockIdx.x; i < real; i += gridDim.x) {
+    for (int i = team; i < real; i += n_teams) {
         const struct pass_draw d = pass.draws[i];
         const float *row = logits + d.out_row * stride;
         struct draw_result *out = results + i;
@@ -661,13 +838,13 @@ __global__ void __launch_bounds__(THREADS)
             const int32_t *history = pass.history + (int64_t)d.lane * pass.history_stride;
             token = d.pos + 1 < pass.history_stride ? history[d.pos + 1] : 0;
         } else {
-            token = draw_token(row, scores, counts, n, d, pass, &s);
+            token = draw_token(row, pad, n, d, pass, &s);
         }
         float lse = 0.0f;
         if (d.logprobs || d.kind == DRAW_SCORE) {
-            lse = log_sum(row, n, block_argmax(row, n, &s).value, &s);
+            lse = log_sum(row, n, team_argmax(row, n, &s).value, &s);
         }
-        if (threadIdx.x == 0) {
+        if (team_thread() == 0) {
             out->token = token;
             out->logprob = d.logprobs || d.kind == DRAW_SCORE
                                ? (token >= 0 && token < n ? row[token] - lse : -INFINITY)
@@ -675,7 +852,7 @@ __global__ void __launch_bounds__(THREADS)
             out->n_top = 0;
         }
         if ((d.logprobs || d.kind == DRAW_SCORE) && d.top_n > 0) {
-            most_likely(row, n, d.top_n, lse, out, &s);
+            most_likely(row, n, d.top_n, lse, pad.list_ids, pad.list, out, &s);
         }
         __syncthreads();
     }
@@ -686,10 +863,29 @@ extern "C" cudaError_t k_sample(cudaStream_t stream, const struct sample_args *a
                                 const struct pass_view *pass, const struct sample_scratch *scratch,
                                 struct draw_result *results)
 {
-    const int blocks = a->n_draws < BLOCKS ? a->n_draws : BLOCKS;
-    return launch(sample_kernel, dim3(blocks), dim3(THREADS), 0, stream,
-                  (const float *)a->logits.mem.p, (int64_t)a->logits.stride, a->n_draws,
-                  a->n_vocab_used, *pass, (char *)scratch->memory, block_bytes(scratch->vocab),
-                  scratch->vocab,
-                  (unsigned *)((char *)scratch->memory + scratch_rows(scratch)), results);
+    if (a->n_draws <= 0) {
+        return cudaSuccess;
+    }
+    const int n_teams = a->n_draws < TEAMS ? a->n_draws : TEAMS;
+    int size = MAX_TEAM; // few draws share the device
+    while (size > 1 && (n_teams * size > 132 || launch_sm() < 90)) {
+        size /= 2;
+    }
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = (unsigned)size;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)(n_teams * size));
+    config.blockDim = dim3(THREADS);
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = launch_sm() >= 90 ? 2 : 0;
+    return cudaLaunchKernelEx(
+        &config, sample_kernel, (const float *)a->logits.mem.p, (int64_t)a->logits.stride,
+        (int)a->n_draws, (int)a->n_vocab_used, *pass, (char *)scratch->memory,
+        team_bytes(scratch->vocab), (int)scratch->vocab,
+        (unsigned *)((char *)scratch->memory + scratch_rows(scratch)), results);
 }
