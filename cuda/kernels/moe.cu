@@ -10,9 +10,32 @@
 
 enum { MOE_MAX_K = 32, MOE_MAX_EXPERTS = 1024 };
 
-/* A warp makes R rows' scores of E experts. Lane l sums the elements l, l + 32, ..., then the lanes
- * are joined by a butterfly: the same bits for every R and E. */
-template <typename T, typename W, int R, int E>
+/* Four elements of a row from i on, zeros past its end. */
+template <bool VECTORS, typename T>
+__device__ __forceinline__ void load_4(const T *row, int i, int n, float (&out)[4])
+{
+    if constexpr (!VECTORS) {
+        for (int e = 0; e < 4; e++) {
+            out[e] = i + e < n ? to_float(row[i + e]) : 0.0f;
+        }
+    } else if constexpr (sizeof(T) == 2) {
+        alignas(8) T v[4];
+        *(uint2 *)v = *(const uint2 *)(row + i);
+        for (int e = 0; e < 4; e++) {
+            out[e] = to_float(v[e]);
+        }
+    } else {
+        const float4 v = *(const float4 *)(row + i);
+        out[0] = v.x;
+        out[1] = v.y;
+        out[2] = v.z;
+        out[3] = v.w;
+    }
+}
+
+/* A warp makes R rows' scores of E experts. Lane l sums elements 4 l .. 4 l + 3 of every 128, then
+ * the lanes are joined by a butterfly: the same bits for every R and E. */
+template <typename T, typename W, int R, int E, bool VECTORS>
 __global__ void route_scores_kernel(const T *x, int64_t x_stride, const W *router,
                                     const float *bias, float *logits, int32_t n_rows,
                                     int32_t n_experts, int32_t hidden)
@@ -25,22 +48,24 @@ __global__ void route_scores_kernel(const T *x, int64_t x_stride, const W *route
         return;
     }
     float sum[R][E] = {};
-#pragma unroll 4
-    for (int i = lane; i < hidden; i += 32) {
-        float xs[R], ws[E];
+#pragma unroll(R * E == 1 ? 8 : 1)
+    for (int i = lane * 4; i < hidden; i += 128) {
+        float xs[R][4], ws[4];
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            xs[r] = r0 + r < n_rows ? to_float(x[(r0 + r) * x_stride + i]) : 0.0f;
+            const int row = r0 + r < n_rows ? r0 + r : n_rows - 1;
+            load_4<VECTORS>(x + row * x_stride, i, hidden, xs[r]);
         }
 #pragma unroll
         for (int e = 0; e < E; e++) {
-            ws[e] = e0 + e < n_experts ? to_float(router[(int64_t)(e0 + e) * hidden + i]) : 0.0f;
-        }
+            const int expert = e0 + e < n_experts ? e0 + e : n_experts - 1;
+            load_4<VECTORS>(router + (int64_t)expert * hidden, i, hidden, ws);
 #pragma unroll
-        for (int r = 0; r < R; r++) {
+            for (int r = 0; r < R; r++) {
 #pragma unroll
-            for (int e = 0; e < E; e++) {
-                sum[r][e] = fmaf(xs[r], ws[e], sum[r][e]);
+                for (int j = 0; j < 4; j++) {
+                    sum[r][e] = fmaf(xs[r][j], ws[j], sum[r][e]);
+                }
             }
         }
     }
@@ -194,21 +219,30 @@ __global__ void route_pick_kernel(const float *logits, const float *correction, 
     }
 }
 
+template <typename T, typename W, int R, int E, bool VECTORS>
+static cudaError_t route_scores_as(cudaStream_t stream, const struct moe_route_args *a,
+                                   const void *router, const float *bias, int32_t hidden,
+                                   float *logits)
+{
+    const int warps = 8;
+    return launch(route_scores_kernel<T, W, R, E, VECTORS>,
+                  dim3((a->n_rows + R - 1) / R, (a->n_experts + warps * E - 1) / (warps * E)),
+                  dim3(32 * warps), 0, stream, (const T *)a->x.mem.p, (int64_t)a->x.stride,
+                  (const W *)router, bias, logits, a->n_rows, a->n_experts, hidden);
+}
+
 template <typename T, typename W>
 static cudaError_t route_scores(cudaStream_t stream, const struct moe_route_args *a,
                                 const void *router, const float *bias, int32_t hidden,
                                 float *logits)
 {
-    const T *x = (const T *)a->x.mem.p;
-    const int64_t stride = a->x.stride;
-    if (a->n_rows <= 16) {
-        return launch(route_scores_kernel<T, W, 1, 1>,
-                      dim3(a->n_rows, (a->n_experts + 3) / 4), dim3(128), 0, stream, x, stride,
-                      (const W *)router, bias, logits, a->n_rows, a->n_experts, hidden);
+    const bool vectors = hidden % 4 == 0 && a->x.stride % 4 == 0 && (uintptr_t)a->x.mem.p % 16 == 0;
+    if (!vectors) {
+        return route_scores_as<T, W, 1, 1, false>(stream, a, router, bias, hidden, logits);
     }
-    return launch(route_scores_kernel<T, W, 8, 4>,
-                  dim3((a->n_rows + 7) / 8, (a->n_experts + 31) / 32), dim3(256), 0, stream, x,
-                  stride, (const W *)router, bias, logits, a->n_rows, a->n_experts, hidden);
+    return a->n_rows <= 32
+               ? route_scores_as<T, W, 1, 1, true>(stream, a, router, bias, hidden, logits)
+               : route_scores_as<T, W, 8, 4, true>(stream, a, router, bias, hidden, logits);
 }
 
 extern "C" cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a,

@@ -151,6 +151,88 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     }
 }
 
+/* The common case (whole heads rotated in halves, 16-bit, RMS norm per head or none), 16 bytes at a
+ * time: a thread has a vector of a head's first half and its partner in the second. */
+template <typename T, bool NORM>
+__global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_view rope,
+                                      const float *q_norm, const float *k_norm, struct kv_view kv,
+                                      struct pass_view pass, int32_t n_rows, int32_t group_shift)
+{
+    constexpr int N = vec<T>::N;
+    pdl_wait();
+    pdl_trigger();
+    const int32_t group = 1 << group_shift; // threads of a head
+    const int32_t n_all = p.n_heads + 2 * p.n_kv_heads, per_row = n_all << group_shift;
+    const int32_t item = blockIdx.x * blockDim.x + threadIdx.x;
+    const int32_t r = item / per_row, h = (item - r * per_row) >> group_shift;
+    if (r >= n_rows) {
+        return; // whole groups: rows are multiples of a group
+    }
+    const int32_t half = p.head_dim / 2, d = (item & (group - 1)) * N;
+    const struct pass_row row = pass.rows[r];
+    T *head = qkv + (int64_t)r * p.stride + (int64_t)h * p.head_dim;
+    const bool is_q = h < p.n_heads, is_v = h >= p.n_heads + p.n_kv_heads;
+    vec<T> low, high;
+    low.load(head + d);
+    high.load(head + half + d);
+    if (!is_v) {
+        float a[N], b[N];
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            a[e] = to_float(low.v[e]);
+            b[e] = to_float(high.v[e]);
+        }
+        if (NORM) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                sum += a[e] * a[e] + b[e] * b[e];
+            }
+            const unsigned lanes = __activemask();
+            for (int mask = group >> 1; mask > 0; mask >>= 1) {
+                sum += __shfl_xor_sync(lanes, sum, mask);
+            }
+            const float scale = 1.0f / sqrtf(sum / (float)p.head_dim + p.eps);
+            const float *weight = is_q ? q_norm : k_norm;
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                a[e] *= scale * (weight ? weight[d + e] + p.norm_offset : 1.0f);
+                b[e] *= scale * (weight ? weight[half + d + e] + p.norm_offset : 1.0f);
+            }
+        }
+        if (rope.n_pairs > 0) {
+            const int32_t pos = row.pos < rope.max_pos ? row.pos : rope.max_pos - 1;
+            const float4 *table =
+                (const float4 *)(rope.cos_sin + ((int64_t)pos * rope.n_pairs + d) * 2);
+#pragma unroll
+            for (int e = 0; e < N; e += 2) {
+                const float4 cs = table[e / 2];
+                const float a0 = a[e], b0 = b[e], a1 = a[e + 1], b1 = b[e + 1];
+                a[e] = a0 * cs.x - b0 * cs.y;
+                b[e] = b0 * cs.x + a0 * cs.y;
+                a[e + 1] = a1 * cs.z - b1 * cs.w;
+                b[e + 1] = b1 * cs.z + a1 * cs.w;
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            low.v[e] = from_float<T>(a[e]);
+            high.v[e] = from_float<T>(b[e]);
+        }
+    }
+    T *to = head;
+    if (!is_q) {
+        int64_t page;
+        int32_t token;
+        slot_of(pass, row, kv.block_tokens, &page, &token);
+        const int32_t kv_head = h - p.n_heads - (is_v ? p.n_kv_heads : 0);
+        to = (T *)kv.base + page * kv.page_stride + (int64_t)kv_head * kv.head_stride +
+             (is_v ? kv.v_offset + token * kv.v_token_stride : token * kv.head_dim_k);
+    }
+    low.store(to + d);
+    high.store(to + half + d);
+}
+
 /* A norm over the whole width needs the row as it was while other warps rotate their heads: a
  * first kernel normalises in place. */
 template <typename T>
@@ -182,6 +264,45 @@ __global__ void qk_width_norm_kernel(T *qkv, struct rope_params p, const float *
     }
 }
 
+/* log2 of the threads of a head in the vector kernel; -1 where that does not serve. */
+template <typename T>
+static int32_t vec_group_shift(const struct rope_params &p, const struct rope_view *rope,
+                               const struct kv_view *kv, const T *qkv)
+{
+    const int32_t group = p.head_dim / (2 * vec<T>::N);
+    const bool serves =
+        sizeof(T) == 2 && p.head_dim % (2 * vec<T>::N) == 0 && (group & (group - 1)) == 0 &&
+        group <= 32 && !rope->interleaved &&
+        (rope->n_pairs == 0 || 2 * rope->n_pairs == p.head_dim) && !p.layer &&
+        (p.qk_norm == QK_NORM_NONE ||
+         (p.qk_norm == QK_NORM_HEAD && p.q_norm_n <= p.head_dim && p.k_norm_n <= p.head_dim)) &&
+        vec_ok(qkv, p.stride, p.head_dim, sizeof(T)) && kv->page_stride % 8 == 0 &&
+        kv->head_stride % 8 == 0 && kv->v_offset % 8 == 0;
+    int32_t shift = 0;
+    while (serves && 1 << shift < group) {
+        shift++;
+    }
+    return serves ? shift : -1;
+}
+
+template <typename T>
+static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_args *a,
+                                  const struct rope_params &p, const struct rope_view *rope,
+                                  const float *q_norm, const float *k_norm,
+                                  const struct kv_view *kv, const struct pass_view *pass,
+                                  int32_t shift)
+{
+    const int64_t items = (int64_t)a->n_rows * ((a->n_heads + 2 * a->n_kv_heads) << shift);
+    const dim3 block(128), grid((unsigned)((items + 127) / 128));
+    T *qkv = (T *)a->qkv.mem.p;
+    if (p.qk_norm == QK_NORM_HEAD) {
+        return launch(rope_store_vec_kernel<T, true>, grid, block, 0, stream, qkv, p, *rope,
+                      q_norm, k_norm, *kv, *pass, a->n_rows, shift);
+    }
+    return launch(rope_store_vec_kernel<T, false>, grid, block, 0, stream, qkv, p, *rope, q_norm,
+                  k_norm, *kv, *pass, a->n_rows, shift);
+}
+
 template <typename T>
 static cudaError_t rope_store(cudaStream_t stream, const struct rope_store_args *a,
                               struct rope_params p, const struct rope_view *rope,
@@ -196,6 +317,10 @@ static cudaError_t rope_store(cudaStream_t stream, const struct rope_store_args 
             return e;
         }
         p.qk_norm = QK_NORM_NONE;
+    }
+    const int32_t shift = kv->dtype == a->qkv.dtype ? vec_group_shift<T>(p, rope, kv, qkv) : -1;
+    if (shift >= 0) {
+        return rope_store_vec<T>(stream, a, p, rope, q_norm, k_norm, kv, pass, shift);
     }
     const int n_all = a->n_heads + 2 * a->n_kv_heads;
     const dim3 grid(a->n_rows, (n_all + ROPE_WARPS - 1) / ROPE_WARPS), block(32 * ROPE_WARPS);
