@@ -16,4 +16,10 @@ enum status cuda_open(const struct backend_options *options, struct backend **ou
 enum status cuda_comm_create(int32_t n_ranks, struct comm **out, struct err *err);
 void cuda_comm_destroy(struct comm *comm);
 
+/* `sluice bench-ops --device cuda`: prints the time of each op at an 8B Llama's shapes and those of
+ * a mixture of many small experts, with made-up weights: microseconds, bandwidth, arithmetic rate,
+ * and the share of what a large copy and a large product reach in the same run. `only` (or NULL):
+ * lines that contain it. */
+enum status cuda_bench(const struct backend_options *options, const char *only, struct err *err);
+
 #endif

@@ -35,6 +35,8 @@ struct layer {
 struct bench {
     struct shape shape;
     const char *device;
+    const char *only; // lines of the CUDA bench, NULL: all
+    bool deterministic;
     int32_t threads, context, max_rows;
     enum dtype dtype;
     double seconds; // of each figure, at least
@@ -474,6 +476,22 @@ static enum status run(struct bench *b, struct err *err)
     return measure(b, 1, b->max_rows, 0);
 }
 
+/* A GPU's ops are timed by the hundred in a captured pass: see cuda/cuda_bench.c. */
+static enum status run_cuda(struct bench *b, struct err *err)
+{
+#ifdef SLUICE_CUDA
+    const struct backend_options options = {
+        .device = b->device[4] == ':' ? (int32_t)strtol(b->device + 5, NULL, 10) : 0,
+        .n_ranks = 1,
+        .dtype = b->dtype,
+        .deterministic = b->deterministic,
+    };
+    return cuda_bench(&options, b->only, err);
+#else
+    return err_set(err, ERR_UNSUPPORTED, "'%s': built without CUDA", b->device);
+#endif
+}
+
 /* ---- the command -------------------------------------------------------------------------- */
 
 static int usage(int code)
@@ -483,7 +501,8 @@ static int usage(int code)
             "    [--layers N] [--context N] [--rows N] [--threads N] [--dtype bf16|f32]\n"
             "    [--seconds S]\n"
             "Times each op and the forward pass of dummy weights: one sequence, sixteen, and a\n"
-            "prompt of --rows tokens (2048).\n");
+            "prompt of --rows tokens (2048).\n"
+            "On CUDA: each op at an 8B model's shapes; [--only NAME] [--deterministic 1].\n");
     return code;
 }
 
@@ -494,6 +513,14 @@ static bool set_option(struct bench *b, const char *key, const char *value)
     bool is_number = *value != '\0' && *rest == '\0' && n >= 0 && n <= 1 << 20;
     if (strcmp(key, "--device") == 0) {
         b->device = value;
+        return true;
+    }
+    if (strcmp(key, "--only") == 0) {
+        b->only = value;
+        return true;
+    }
+    if (strcmp(key, "--deterministic") == 0 && is_number) {
+        b->deterministic = n != 0;
         return true;
     }
     if (strcmp(key, "--dtype") == 0) {
@@ -543,7 +570,7 @@ int cmd_bench_ops(int argc, char **argv)
         }
     }
     struct err err = {""};
-    enum status st = run(&b, &err);
+    enum status st = strncmp(b.device, "cuda", 4) == 0 ? run_cuda(&b, &err) : run(&b, &err);
     if (st != OK) {
         fprintf(stderr, "sluice bench-ops: %s\n", err.text[0] ? err.text : status_name(st));
     }
