@@ -17,6 +17,13 @@ enum status cuda_check(struct cuda *be, cudaError_t e, const char *what)
     return be->lost;
 }
 
+enum status cuda_enter(struct cuda *be)
+{
+    TRY(be->lost);
+    CUDA_TRY(be, cudaSetDevice(be->options.device));
+    return OK;
+}
+
 int32_t cuda_device_count(void)
 {
     int n = 0;
@@ -30,7 +37,7 @@ int32_t cuda_device_count(void)
 enum status cuda_alloc(struct cuda *be, size_t n_bytes, void **out)
 {
     *out = NULL;
-    TRY(be->lost);
+    TRY(cuda_enter(be));
     if (be->n_allocations == be->max_allocations) {
         be->max_allocations = be->max_allocations * 2 + 256;
         be->allocations =
@@ -56,7 +63,7 @@ enum status cuda_alloc(struct cuda *be, size_t n_bytes, void **out)
 enum status cuda_facts(struct backend *base, struct backend_facts *out)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(cuda_enter(be));
     size_t free_bytes = 0, total_bytes = 0;
     CUDA_TRY(be, cudaMemGetInfo(&free_bytes, &total_bytes));
     memset(out, 0, sizeof *out);
@@ -79,7 +86,7 @@ enum status cuda_write(struct backend *base, struct dmem to, const void *from,
                                 size_t n_bytes)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(cuda_enter(be));
     CUDA_TRY(be, cudaMemcpyAsync(to.p, from, n_bytes, cudaMemcpyHostToDevice, be->stream));
     CUDA_TRY(be, cudaStreamSynchronize(be->stream));
     return OK;
@@ -88,7 +95,7 @@ enum status cuda_write(struct backend *base, struct dmem to, const void *from,
 enum status cuda_read(struct backend *base, void *to, struct dmem from, size_t n_bytes)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(cuda_enter(be));
     CUDA_TRY(be, cudaMemcpyAsync(to, from.p, n_bytes, cudaMemcpyDeviceToHost, be->stream));
     CUDA_TRY(be, cudaStreamSynchronize(be->stream));
     return OK;
@@ -192,6 +199,9 @@ enum status cuda_open(const struct backend_options *options, struct backend **ou
     struct cuda *be = xcalloc(1, sizeof *be);
     be->options = *options;
     be->options.n_ranks = options->n_ranks < 1 ? 1 : options->n_ranks;
+    if (be->options.n_ranks > 1) {
+        be->options.device = options->rank; // see cuda_comm_create
+    }
     be->base.ops = &cuda_ops;
     be->base.rank = options->rank;
     be->base.n_ranks = be->options.n_ranks;

@@ -122,6 +122,10 @@ static inline struct cuda *cuda_of(struct backend *be)
 enum status cuda_check(struct cuda *be, cudaError_t e, const char *what);
 #define CUDA_TRY(be, call) TRY(cuda_check((be), (call), #call))
 
+/* Makes the rank's device the calling thread's: each rank has a thread, and the thread that opens a
+ * backend need not be the one that runs it. */
+enum status cuda_enter(struct cuda *be);
+
 /* Zeroed device memory that lives until close. */
 enum status cuda_alloc(struct cuda *be, size_t n_bytes, void **out);
 

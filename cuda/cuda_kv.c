@@ -60,7 +60,7 @@ enum status cuda_kv_open(struct backend *base, int32_t index, const struct kv_se
                          struct err *err)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(cuda_enter(be));
     if (!be->is_set_up || index < 0 || index >= CUDA_MAX_SETS || be->sets[index].n_layers > 0 ||
         desc->n_layers <= 0) {
         return err_set(err, ERR_INVALID, "KV set %d cannot be opened", index);

@@ -15,6 +15,8 @@ static const struct kv_view *layer_kv(const struct cuda *be, int32_t layer)
     return be->pass && layer >= 0 && layer < set->n_layers ? &set->layers[layer] : NULL;
 }
 
+static const struct rope_view no_rope = {.max_pos = 1};
+
 static const float *vector(const struct weight *w)
 {
     return w ? (const float *)w->data : NULL;
@@ -117,8 +119,7 @@ static enum status op_rope_store(struct backend *base, const struct rope_store_a
         (a->rope && 2 * a->rope->view.n_pairs > a->head_dim)) {
         return ERR_INVALID;
     }
-    const struct rope_view none = {NULL, 0, 1, false};
-    CUDA_TRY(be, k_rope_store(be->stream, a, a->rope ? &a->rope->view : &none, vector(a->q_norm),
+    CUDA_TRY(be, k_rope_store(be->stream, a, a->rope ? &a->rope->view : &no_rope, vector(a->q_norm),
                               vector_length(a->q_norm), vector(a->k_norm),
                               vector_length(a->k_norm), kv, &be->view));
     return OK;
@@ -133,11 +134,12 @@ static enum status op_mla_store(struct backend *base, const struct mla_store_arg
         kv->head_dim_k != a->kv_lora + a->rope_dim || !fits(a->kv, a->kv_lora + a->rope_dim) ||
         !fits(a->q, (a->n_heads - 1) * a->q_head + a->q_rope_offset + a->rope_dim) ||
         !fits(a->q_out, (a->n_heads - 1) * a->q_out_head + a->q_out_offset + a->rope_dim) ||
-        a->q.dtype != a->q_out.dtype || a->kv.dtype != a->q.dtype || !a->rope ||
-        2 * a->rope->view.n_pairs > a->rope_dim) {
+        a->q.dtype != a->q_out.dtype || a->kv.dtype != a->q.dtype ||
+        (a->rope && 2 * a->rope->view.n_pairs > a->rope_dim)) {
         return ERR_INVALID;
     }
-    CUDA_TRY(be, k_mla_store(be->stream, a, &a->rope->view, vector(a->kv_norm), kv, &be->view));
+    CUDA_TRY(be, k_mla_store(be->stream, a, a->rope ? &a->rope->view : &no_rope,
+                             vector(a->kv_norm), kv, &be->view));
     return OK;
 }
 

@@ -125,7 +125,7 @@ static enum status open_slots(struct cuda *be)
 enum status cuda_setup(struct backend *base, const struct backend_limits *limits, struct err *err)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(cuda_enter(be));
     TRY(check_limits(limits, err));
     if (be->is_set_up) {
         return err_set(err, ERR_INVALID, "the backend is set up already");
@@ -155,7 +155,7 @@ enum status cuda_setup(struct backend *base, const struct backend_limits *limits
 enum status cuda_step_begin(struct backend *base, int32_t index)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(cuda_enter(be));
     if (!be->is_set_up || be->slot || index < 0 || index >= be->limits.n_steps) {
         return ERR_INVALID;
     }
@@ -189,7 +189,7 @@ enum status cuda_step_wait(struct backend *base, int32_t index, struct pass_resu
                            int32_t max_passes)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(cuda_enter(be));
     if (index < 0 || index >= be->limits.n_steps) {
         return ERR_INVALID;
     }

@@ -89,7 +89,7 @@ enum status cuda_weight_open(struct backend *base, const struct weight_desc *des
 {
     struct cuda *be = cuda_of(base);
     *out = NULL;
-    TRY(be->lost);
+    TRY(cuda_enter(be));
     TRY(check_parts(desc, err));
     const bool is_vector = desc->kind == WEIGHT_VECTOR;
     if (desc->dtype != DT_F32 && desc->dtype != DT_BF16 && desc->dtype != DT_F16) {
@@ -119,7 +119,7 @@ enum status cuda_rope_open(struct backend *base, const struct rope_desc *desc,
 {
     struct cuda *be = cuda_of(base);
     *out = NULL;
-    TRY(be->lost);
+    TRY(cuda_enter(be));
     if (desc->n_pairs < 0 || desc->max_pos <= 0) {
         return ERR_INVALID;
     }
