@@ -15,11 +15,21 @@
 extern "C" {
 #endif
 
+enum { ATTENTION_MAX_SETS = 8 };
+
+/* The largest of a KV set's layers. */
+struct attention_shape {
+    int32_t n_heads, n_kv_heads, head_dim_v;
+};
+
 struct attention_limits {
     int32_t max_rows, max_lanes, max_len, block_tokens;
     int32_t n_sms;
     int32_t sm; // compute capability, 80, 90...
     bool deterministic; // KV is cut at fixed places counted from 0, whatever else is in the batch
+    /* What attention_learn has seen of each KV set's layers. A plan for a set of which nothing is
+     * known neither splits nor shares: right, and slow. */
+    struct attention_shape shapes[ATTENTION_MAX_SETS];
 };
 
 struct attention_launch {
@@ -34,7 +44,7 @@ struct attention_launch {
     int32_t window;
     float softcap;
     const float *sinks; // [n_heads] or NULL
-    void *workspace;    // for partial results; zeroed once at start, see attention_workspace_bytes
+    void *workspace;    // for partial results; attention_workspace_bytes
     size_t workspace_bytes;
     const struct attention_limits *limits; // host memory
 };
@@ -47,6 +57,10 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
                            int32_t n_rows, void *out, size_t *used);
 
 size_t attention_workspace_bytes(const struct attention_limits *limits);
+
+/* To be called before each launch: later plans for the set will suit this layer. */
+void attention_learn(struct attention_limits *limits, int32_t kv_set, int32_t n_heads,
+                     const struct kv_view *kv);
 
 /* Rows that belong to no sequence may be left as they are. */
 cudaError_t attention_launch(cudaStream_t stream, const struct attention_launch *a);

@@ -172,6 +172,7 @@ static enum status op_attention(struct backend *base, const struct attention_arg
         .workspace_bytes = attention_workspace_bytes(&be->attention),
         .limits = &be->attention,
     };
+    attention_learn(&be->attention, be->pass ? be->pass->kv_set : 0, a->n_heads, kv);
     CUDA_TRY(be, attention_launch(be->stream, &l));
     return OK;
 }

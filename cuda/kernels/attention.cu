@@ -1,148 +1,99 @@
-/* Attention, plain: a block per (row, head), every key in turn. Right for every shape, fast for
- * none. */
-#include "cuda/attention.h"
-#include "cuda/kernels/device/launch.cuh"
-#include "cuda/kernels/device/reduce.cuh"
-#include "cuda/kernels/device/types.cuh"
+/* Attention's launch: the variant that takes the layer, then the join of partial results. Which
+ * variant it is depends on the layer and the machine alone, never on the pass. */
+#include "cuda/kernels/attention_device.cuh"
 
-extern "C" size_t attention_plan_bytes(const struct attention_limits *, int32_t)
+enum { JOIN_WARPS = 8, JOIN_COLUMNS = 128, JOIN_BLOCKS_PER_SM = 8 };
+
+/* Grid: fixed; a warp joins the slots of one (row, head, 128 columns) at a time, in their order. */
+template <typename T>
+__global__ void __launch_bounds__(JOIN_WARPS * 32)
+    attention_join_kernel(const __grid_constant__ struct attention_params p)
 {
-    return 0;
-}
-
-extern "C" enum status attention_plan(const struct attention_limits *, const struct pass *, int32_t,
-                                      void *, size_t *used)
-{
-    *used = 0;
-    return OK;
-}
-
-extern "C" size_t attention_workspace_bytes(const struct attention_limits *)
-{
-    return 0;
-}
-
-struct plain_params {
-    int32_t q_stride, out_stride, n_heads, window;
-    float scale, softcap;
-};
-
-enum { PLAIN_TILE = 128, PLAIN_MAX_DIM = 576 };
-
-/* Whether row r (index `in_seq` of its sequence) may see new row j of the sequence. */
-__device__ __forceinline__ bool sees_new(const struct pass_view &pass, const struct pass_seq &seq,
-                                         int in_seq, int j)
-{
-    if (!seq.tree) {
-        return j <= in_seq;
-    }
-    const uint64_t *mask = pass.tree_mask + (int64_t)(seq.first_row + in_seq) * TREE_MASK_WORDS;
-    return mask[j >> 6] >> (j & 63) & 1;
-}
-
-/* A tile's keys are scored by a thread each; then a thread sums each element of the value. */
-template <typename T, typename C>
-__global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p, struct kv_view kv,
-                                       struct pass_view pass, const float *sinks)
-{
-    __shared__ float query[PLAIN_MAX_DIM], score[PLAIN_TILE], shared[32];
-    __shared__ int64_t place[PLAIN_TILE];
     pdl_wait();
-    const int r = blockIdx.x, h = blockIdx.y;
-    const int seq_index = pass.row_seq[r];
-    T *to = out + (int64_t)r * p.out_stride + (int64_t)h * kv.head_dim_v;
-    if (seq_index < 0) {
-        for (int i = threadIdx.x; i < kv.head_dim_v; i += blockDim.x) {
-            to[i] = from_float<T>(0.0f);
-        }
+    pdl_trigger();
+    const struct attention_plan_head *head = plan_head(p.plan);
+    if (head->n_slots == 0) {
         return;
     }
-    const struct pass_seq seq = pass.seqs[seq_index];
-    const struct pass_row row = pass.rows[r];
-    const int in_seq = r - seq.first_row;
-    const int n_keys = seq.n_past + (seq.tree ? seq.n_rows : in_seq + 1);
-    const int kv_head = h / (p.n_heads / kv.n_kv_heads);
-    const int32_t *table = pass.blocks + (int64_t)row.lane * pass.blocks_stride;
-    const C *base = (const C *)kv.base + (int64_t)kv_head * kv.head_stride;
-    for (int i = threadIdx.x; i < kv.head_dim_k; i += blockDim.x) {
-        query[i] = to_float(q[(int64_t)r * p.q_stride + (int64_t)h * kv.head_dim_k + i]);
-    }
-    float acc[(PLAIN_MAX_DIM + PLAIN_TILE - 1) / PLAIN_TILE] = {};
-    float top = sinks ? sinks[h] : -INFINITY, sum = sinks ? 1.0f : 0.0f;
-    __syncthreads();
-    /* The window counts positions; a new row of a tree has its position in pass.rows. */
-    int first = p.window > 0 ? row.pos - p.window + 1 : 0;
-    first = first < 0 ? 0 : first > seq.n_past ? seq.n_past : first;
-    for (int tile = first; tile < n_keys; tile += PLAIN_TILE) {
-        const int j = tile + threadIdx.x;
-        float s = -INFINITY;
-        if (j < n_keys) {
-            const int64_t page = table[j / kv.block_tokens];
-            place[threadIdx.x] = page * kv.page_stride;
-            bool visible = true;
-            if (j >= seq.n_past) {
-                const int new_row = j - seq.n_past;
-                visible = sees_new(pass, seq, in_seq, new_row) &&
-                          (p.window <= 0 ||
-                           row.pos - p.window < pass.rows[seq.first_row + new_row].pos);
-            }
-            if (visible) {
-                const C *key = base + place[threadIdx.x] +
-                               (int64_t)(j % kv.block_tokens) * kv.head_dim_k;
-                float dot = 0.0f;
-                for (int i = 0; i < kv.head_dim_k; i++) {
-                    dot += query[i] * to_float(key[i]);
-                }
-                s = dot * p.scale;
-                s = p.softcap > 0.0f ? p.softcap * tanhf(s / p.softcap) : s;
-            }
-        }
-        const float new_top = fmaxf(top, block_max(s, shared));
-        if (new_top == -INFINITY) {
+    const struct attention_row *rows = (const struct attention_row *)(head + 1);
+    const int dim = p.kv.head_dim_v, n_parts = (dim + JOIN_COLUMNS - 1) / JOIN_COLUMNS;
+    const int64_t n = (int64_t)p.n_rows * p.n_heads * n_parts;
+    const int lane = threadIdx.x & 31;
+    for (int64_t i = blockIdx.x * JOIN_WARPS + (threadIdx.x >> 5); i < n;
+         i += gridDim.x * JOIN_WARPS) {
+        const int part = (int)(i % n_parts), h = (int)(i / n_parts % p.n_heads);
+        const int64_t r = i / n_parts / p.n_heads;
+        const struct attention_row row = rows[r];
+        const int column = part * JOIN_COLUMNS + lane * 4;
+        if (row.n_slots == 0) {
             continue;
         }
-        const float decay = expf(top - new_top);
-        const float e = s == -INFINITY ? 0.0f : expf(s - new_top);
-        score[threadIdx.x] = e;
-        sum = sum * decay + block_sum(e, shared);
-        top = new_top;
-        const int n = n_keys - tile < PLAIN_TILE ? n_keys - tile : PLAIN_TILE;
-        for (int c = 0; c * PLAIN_TILE < kv.head_dim_v; c++) {
-            const int i = c * PLAIN_TILE + threadIdx.x;
-            if (i < kv.head_dim_v) {
-                float a = acc[c] * decay;
-                for (int k = 0; k < n; k++) {
-                    if (score[k] != 0.0f) { // what is masked may be NaN
-                        a += score[k] * to_float(base[place[k] + kv.v_offset +
-                                                      (int64_t)((tile + k) % kv.block_tokens) *
-                                                          kv.v_token_stride +
-                                                      i]);
-                    }
-                }
-                acc[c] = a;
-            }
+        float top = -INFINITY, sum = 0.0f;
+        float4 value = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (int s = 0; s < row.n_slots; s++) {
+            const float *slot = slot_at(p, row.first_slot + s, h);
+            const float2 ml = *reinterpret_cast<const float2 *>(slot + dim);
+            const float4 add = column < dim ? *reinterpret_cast<const float4 *>(slot + column)
+                                            : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            const struct join_weights w = join(top, sum, ml.x, ml.y);
+            value.x = join_value(w, value.x, add.x);
+            value.y = join_value(w, value.y, add.y);
+            value.z = join_value(w, value.z, add.z);
+            value.w = join_value(w, value.w, add.w);
         }
-        __syncthreads();
-    }
-    for (int c = 0; c * PLAIN_TILE < kv.head_dim_v; c++) {
-        const int i = c * PLAIN_TILE + threadIdx.x;
-        if (i < kv.head_dim_v) {
-            to[i] = from_float<T>(sum > 0.0f ? acc[c] / sum : 0.0f);
+        const float w = final_weight(top, sum, p.sinks, h);
+        if (column < dim) {
+            T *to = (T *)p.out + r * p.out_stride + (int64_t)h * dim + column;
+            to[0] = from_float<T>(__fmul_rn(value.x, w));
+            to[1] = from_float<T>(__fmul_rn(value.y, w));
+            to[2] = from_float<T>(__fmul_rn(value.z, w));
+            to[3] = from_float<T>(__fmul_rn(value.w, w));
         }
     }
+}
+
+static cudaError_t launch_join(cudaStream_t stream, const struct attention_launch *a,
+                               const struct attention_params &p)
+{
+    const int64_t n_parts = (p.kv.head_dim_v + JOIN_COLUMNS - 1) / JOIN_COLUMNS;
+    const int64_t wanted = (p.n_rows * n_parts * p.n_heads + JOIN_WARPS - 1) / JOIN_WARPS;
+    const int64_t most = (int64_t)a->limits->n_sms * JOIN_BLOCKS_PER_SM;
+    const dim3 grid((unsigned)(wanted < most ? wanted : most)), block(JOIN_WARPS * 32);
+    BY_DTYPE(a->dtype, T, return launch(attention_join_kernel<T>, grid, block, 0, stream, p));
+    return cudaErrorInvalidValue;
 }
 
 extern "C" cudaError_t attention_launch(cudaStream_t stream, const struct attention_launch *a)
 {
-    if (a->kv.head_dim_k > PLAIN_MAX_DIM || a->kv.head_dim_v > PLAIN_MAX_DIM) {
+    const bool sm90 = attention_sm90_takes(a);
+    if (!sm90 && !attention_mma_takes(a)) {
+        return attention_plain(stream, a);
+    }
+    if (a->workspace_bytes < attention_workspace_bytes(a->limits)) {
         return cudaErrorInvalidValue;
     }
-    const struct plain_params p = {a->q_stride, a->out_stride, a->n_heads,
-                                   a->window,   a->scale,      a->softcap};
-    const dim3 grid(a->n_rows, a->n_heads), block(PLAIN_TILE);
-    BY_DTYPE(a->dtype, T,
-             BY_DTYPE(a->kv.dtype, C,
-                      return launch(attention_plain_kernel<T, C>, grid, block, 0, stream,
-                                    (const T *)a->q, (T *)a->out, p, a->kv, a->pass, a->sinks)));
-    return cudaErrorInvalidValue;
+    struct attention_params p = {};
+    p.q = a->q;
+    p.out = a->out;
+    p.q_stride = a->q_stride;
+    p.out_stride = a->out_stride;
+    p.kv = a->kv;
+    p.plan = a->pass.attention_plan;
+    p.rows = a->pass.rows;
+    p.tree_mask = a->pass.tree_mask;
+    p.blocks = a->pass.blocks;
+    p.blocks_stride = a->pass.blocks_stride;
+    p.n_rows = a->n_rows;
+    p.n_heads = a->n_heads;
+    p.group = a->n_heads / a->kv.n_kv_heads;
+    p.scale = a->scale;
+    p.softcap = a->softcap;
+    p.scale_log2 = (a->softcap > 0.0f ? 1.0f : a->scale) * 1.4426950408889634f;
+    p.window = a->window;
+    p.sinks = a->sinks;
+    p.scratch = (float *)a->workspace;
+    p.slots = (float *)((char *)a->workspace + attention_scratch_bytes(a->limits));
+    const cudaError_t e = sm90 ? attention_sm90(stream, a, &p, a->limits->n_sms)
+                               : attention_mma(stream, a, &p, a->limits->n_sms);
+    return e != cudaSuccess ? e : launch_join(stream, a, p);
 }

@@ -1,0 +1,407 @@
+#include "cuda/attention_plan.h"
+
+#include <string.h>
+
+/* Items beyond one per tile: enough to fill any machine eight times over. */
+enum { EXTRA_ITEMS_PER_SM = 8, MAX_FRACTION = 64, N_CLASSES = 1024 };
+
+/* In units of keys: what an item costs beyond its keys (its queries, its result), and what joining
+ * a further slot costs. Chosen; the splits change little within a factor of two. */
+enum { ITEM_COST = 48, SLOT_COST = 16 };
+
+struct planner {
+    const struct attention_limits *limits;
+    struct attention_shape shape;
+    const struct pass *pass;
+    int32_t n_rows, max_tiles, max_items, max_slots;
+    int32_t tile_rows; // rows of a tile
+    struct attention_plan_head *head;
+    struct attention_row *rows;
+    struct attention_item *items;
+    /* Tiles before they are cut. `fold` marks rows that a shared prefix also serves; such a tile
+     * begins at the prefix's end, or is the prefix itself. */
+    struct attention_item *tiles;
+    int32_t n_tiles, most_rows; // most_rows: of a tile
+};
+
+static int32_t min_i32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+static int32_t ceil_div(int32_t a, int32_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static size_t align16(size_t n)
+{
+    return (n + 15) / 16 * 16;
+}
+
+static int32_t at_least_1(int32_t n)
+{
+    return n < 1 ? 1 : n;
+}
+
+/* ---- sizes --------------------------------------------------------------------------------- */
+
+static int32_t max_tiles_of(int32_t n_rows)
+{
+    return 2 * n_rows; // each row in one tile of its own and one of a prefix
+}
+
+static int32_t max_items_of(const struct attention_limits *limits, int32_t n_rows)
+{
+    return max_tiles_of(n_rows) + EXTRA_ITEMS_PER_SM * at_least_1(limits->n_sms);
+}
+
+static size_t items_offset(int32_t n_rows)
+{
+    return align16(sizeof(struct attention_plan_head) +
+                   (size_t)n_rows * sizeof(struct attention_row));
+}
+
+size_t attention_plan_bytes(const struct attention_limits *limits, int32_t n_rows)
+{
+    return items_offset(n_rows) + (size_t)(max_items_of(limits, n_rows) + max_tiles_of(n_rows)) *
+                                      sizeof(struct attention_item);
+}
+
+size_t attention_scratch_bytes(const struct attention_limits *limits)
+{
+    return limits->deterministic ? (size_t)at_least_1(limits->n_sms) * ATTENTION_TILE_ROWS *
+                                       ATTENTION_MAX_DIM * sizeof(float)
+                                 : 0;
+}
+
+/* Of the slots: two for each row of a large model, within bounds. */
+static size_t slots_bytes(const struct attention_limits *limits)
+{
+    const size_t wanted = (size_t)limits->max_rows * ((size_t)64 << 10);
+    const size_t least = (size_t)16 << 20, most = (size_t)128 << 20;
+    return wanted < least ? least : wanted > most ? most : wanted;
+}
+
+size_t attention_workspace_bytes(const struct attention_limits *limits)
+{
+    return attention_scratch_bytes(limits) + slots_bytes(limits);
+}
+
+static int32_t max_slots_of(const struct attention_limits *limits,
+                            const struct attention_shape *shape)
+{
+    if (shape->n_heads <= 0 || shape->head_dim_v <= 0) {
+        return 0;
+    }
+    return (int32_t)(slots_bytes(limits) /
+                     (attention_slot_floats(shape->n_heads, shape->head_dim_v) * sizeof(float)));
+}
+
+void attention_learn(struct attention_limits *limits, int32_t kv_set, int32_t n_heads,
+                     const struct kv_view *kv)
+{
+    if (kv_set < 0 || kv_set >= ATTENTION_MAX_SETS) {
+        return;
+    }
+    struct attention_shape *s = &limits->shapes[kv_set];
+    if (n_heads > s->n_heads) {
+        s->n_heads = n_heads;
+        s->n_kv_heads = kv->n_kv_heads;
+    }
+    s->head_dim_v = kv->head_dim_v > s->head_dim_v ? kv->head_dim_v : s->head_dim_v;
+}
+
+/* ---- tiles --------------------------------------------------------------------------------- */
+
+static void add_tiles(struct planner *p, struct attention_item tile, int32_t first_row,
+                      int32_t n_rows)
+{
+    for (int32_t r = 0; r < n_rows; r += p->tile_rows) {
+        struct attention_item *t = &p->tiles[p->n_tiles++];
+        *t = tile;
+        t->first_row = first_row + r;
+        t->n_rows = (uint16_t)min_i32(p->tile_rows, n_rows - r);
+        p->most_rows = t->n_rows > p->most_rows ? t->n_rows : p->most_rows;
+        if (tile.mask == ATTENTION_CAUSAL) {
+            t->kv_end = tile.n_past + (t->first_row - tile.seq_row) + t->n_rows;
+        }
+    }
+}
+
+/* The keys of the group that all its rows read as their past, or 0 if sharing does not pay. */
+static int32_t shared_keys(const struct planner *p, const struct pass_group *g)
+{
+    const struct pass *pass = p->pass;
+    if (g->first_seq < 0 || g->n_seqs < 2 || g->n_seqs > pass->n_seqs - g->first_seq) {
+        return 0;
+    }
+    const int32_t bt = p->limits->block_tokens;
+    int64_t keys = (int64_t)g->n_blocks * bt;
+    int32_t n_rows = 0, alone = 0, next = pass->seqs[g->first_seq].first_row;
+    for (int32_t i = 0; i < g->n_seqs; i++) {
+        const struct pass_seq *s = &pass->seqs[g->first_seq + i];
+        if (s->first_row != next) {
+            return 0;
+        }
+        next += s->n_rows;
+        n_rows += s->n_rows;
+        alone += ceil_div(s->n_rows, p->tile_rows);
+        keys = keys < s->n_past ? keys : s->n_past;
+    }
+    const int32_t unit = p->limits->deterministic ? ATTENTION_FIXED_SPLIT : bt;
+    keys = keys / unit * unit;
+    const int64_t saved = (int64_t)(alone - ceil_div(n_rows, p->tile_rows)) * keys;
+    return saved > 2 * SLOT_COST * (int64_t)n_rows ? (int32_t)keys : 0;
+}
+
+static void tile_seq(struct planner *p, const struct pass_seq *s, int32_t shared)
+{
+    const struct attention_item tile = {
+        .mask = s->tree ? ATTENTION_TREE : ATTENTION_CAUSAL,
+        .fold = shared > 0,
+        .lane = s->lane,
+        .kv_begin = shared,
+        .kv_end = s->n_past + s->n_rows,
+        .n_past = s->n_past,
+        .seq_row = s->first_row,
+    };
+    add_tiles(p, tile, s->first_row, s->n_rows);
+}
+
+static void make_tiles(struct planner *p, bool with_groups)
+{
+    const struct pass *pass = p->pass;
+    int32_t s = 0;
+    p->n_tiles = 0;
+    for (int32_t g = 0; with_groups && g < pass->n_groups; g++) {
+        const struct pass_group *group = &pass->groups[g];
+        const int32_t shared = group->first_seq >= s ? shared_keys(p, group) : 0;
+        if (shared == 0) {
+            continue;
+        }
+        for (; s < group->first_seq; s++) {
+            tile_seq(p, &pass->seqs[s], 0);
+        }
+        const struct pass_seq *first = &pass->seqs[s];
+        const struct pass_seq *last = &pass->seqs[s + group->n_seqs - 1];
+        const struct attention_item prefix = {
+            .mask = ATTENTION_ALL,
+            .fold = 1,
+            .lane = first->lane,
+            .kv_end = shared,
+            .n_past = shared,
+            .seq_row = first->first_row,
+        };
+        add_tiles(p, prefix, first->first_row, last->first_row + last->n_rows - first->first_row);
+        for (int32_t i = 0; i < group->n_seqs; i++, s++) {
+            tile_seq(p, &pass->seqs[s], shared);
+        }
+    }
+    for (; s < pass->n_seqs; s++) {
+        tile_seq(p, &pass->seqs[s], 0);
+    }
+}
+
+/* ---- splits -------------------------------------------------------------------------------- */
+
+/* Cuts n keys into equal pieces of at most `split` (which is at least a tile). */
+static int32_t piece_of(int32_t n, int32_t split)
+{
+    const int32_t piece = ceil_div(n, ceil_div(n, split));
+    return ceil_div(piece, ATTENTION_KV_TILE) * ATTENTION_KV_TILE;
+}
+
+/* How a tile is cut: the size of its pieces, their number, the slot of the first. */
+struct cut {
+    int32_t piece, n, first_slot;
+};
+
+static struct cut cut_of(const struct planner *p, const struct attention_item *t, int32_t split)
+{
+    struct cut c = {0};
+    const int32_t n_keys = t->kv_end - t->kv_begin;
+    if (p->limits->deterministic) {
+        /* Without room to work on a row's runs side by side, one item works them off in order. */
+        c.piece = split > 0 || t->fold ? ATTENTION_FIXED_SPLIT : n_keys;
+        c.first_slot = t->kv_begin / ATTENTION_FIXED_SPLIT;
+    } else {
+        c.piece = piece_of(n_keys, split);
+        c.first_slot = t->kv_begin > 0 ? ceil_div(t->kv_begin, piece_of(t->kv_begin, split)) : 0;
+    }
+    c.n = ceil_div(n_keys, c.piece);
+    return c;
+}
+
+struct estimate {
+    int64_t cost;  // in keys, of the busiest multiprocessor
+    int64_t level; // the same if all were equally busy
+    int64_t n_items, n_slots;
+};
+
+static struct estimate estimate(const struct planner *p, int32_t split)
+{
+    struct estimate e = {0};
+    int64_t work = 0, n_big = 0, big_work = 0;
+    int32_t largest = 0;
+    for (int32_t i = 0; i < p->n_tiles; i++) {
+        const struct cut c = cut_of(p, &p->tiles[i], split);
+        largest = c.piece > largest ? c.piece : largest;
+    }
+    for (int32_t i = 0; i < p->n_tiles; i++) {
+        const struct attention_item *t = &p->tiles[i];
+        const struct cut c = cut_of(p, t, split);
+        const int32_t slots = c.first_slot + c.n;
+        const int64_t cost = (int64_t)(t->kv_end - t->kv_begin) + (int64_t)c.n * ITEM_COST +
+                             (slots > 1 ? c.n * SLOT_COST : 0);
+        work += cost;
+        if (c.piece > largest / 2) {
+            n_big += c.n;
+            big_work += cost;
+        }
+        e.n_items += c.n;
+        /* The last tile of a row counts its slots: a prefix's tile leaves them to the rows' own. */
+        e.n_slots += slots > 1 && t->mask != ATTENTION_ALL ? (int64_t)slots * t->n_rows : 0;
+    }
+    const int64_t n_sms = at_least_1(p->limits->n_sms), heads = at_least_1(p->shape.n_kv_heads);
+    const int64_t rounds = (n_big * heads + n_sms - 1) / n_sms;
+    const int64_t by_rounds = n_big > 0 ? rounds * (big_work / n_big) : 0;
+    e.level = work * heads / n_sms;
+    e.cost = e.level > by_rounds ? e.level : by_rounds;
+    return e;
+}
+
+static bool fits(const struct planner *p, const struct estimate *e)
+{
+    return e->n_items <= p->max_items && e->n_slots <= p->max_slots;
+}
+
+/* The split to use: 0 for none (deterministic only), -1 if even the coarsest plan does not fit. */
+static int32_t choose_split(const struct planner *p)
+{
+    int32_t longest = ATTENTION_KV_TILE;
+    for (int32_t i = 0; i < p->n_tiles; i++) {
+        const int32_t n = p->tiles[i].kv_end - p->tiles[i].kv_begin;
+        longest = n > longest ? n : longest;
+    }
+    if (p->limits->deterministic) {
+        const struct estimate apart = estimate(p, 1), whole = estimate(p, 0);
+        const int64_t units = whole.n_items * at_least_1(p->shape.n_kv_heads);
+        return fits(p, &apart) && units < 2 * (int64_t)p->limits->n_sms ? 1
+               : fits(p, &whole)                                        ? 0
+                                                                        : -1;
+    }
+    int32_t best = -1;
+    int64_t best_cost = INT64_MAX;
+    for (int32_t k = 1; k <= MAX_FRACTION; k += 1 + k / 4) {
+        const int32_t split = piece_of(longest, ceil_div(longest, k));
+        const struct estimate e = estimate(p, split);
+        if (fits(p, &e) && e.cost < best_cost) {
+            best = split;
+            best_cost = e.cost;
+        }
+        if (split <= ATTENTION_KV_TILE || (k == 1 && best >= 0 && e.cost * 32 <= e.level * 33)) {
+            break;
+        }
+    }
+    return best;
+}
+
+/* ---- the plan ------------------------------------------------------------------------------ */
+
+static int32_t class_of(int32_t n_keys)
+{
+    const int32_t c = n_keys / ATTENTION_KV_TILE;
+    return N_CLASSES - 1 - min_i32(c, N_CLASSES - 1); // longest first
+}
+
+static void give_slots(struct planner *p, int32_t split)
+{
+    int32_t n_slots = 0;
+    memset(p->rows, 0, (size_t)p->n_rows * sizeof *p->rows);
+    for (int32_t i = 0; i < p->n_tiles; i++) {
+        const struct attention_item *t = &p->tiles[i];
+        const struct cut c = cut_of(p, t, split);
+        const int32_t n = c.first_slot + c.n;
+        if (t->mask == ATTENTION_ALL || n == 1) {
+            continue;
+        }
+        for (int32_t r = t->first_row; r < t->first_row + t->n_rows; r++, n_slots += n) {
+            p->rows[r] = (struct attention_row){n_slots, n};
+        }
+    }
+    p->head->n_slots = n_slots;
+}
+
+/* Cuts the tiles; longest items first, so that the short ones even out the end. */
+static void place_items(struct planner *p, int32_t split)
+{
+    int32_t next[N_CLASSES + 1] = {0};
+    for (int pass = 0; pass < 2; pass++) {
+        for (int32_t i = 0; i < p->n_tiles; i++) {
+            const struct attention_item *t = &p->tiles[i];
+            const struct cut c = cut_of(p, t, split);
+            for (int32_t k = 0; k < c.n; k++) {
+                struct attention_item item = *t;
+                item.kv_begin = t->kv_begin + k * c.piece;
+                item.kv_end = min_i32(t->kv_end, item.kv_begin + c.piece);
+                const int32_t size = class_of(item.kv_end - item.kv_begin);
+                if (pass == 0) {
+                    next[size + 1]++;
+                    continue;
+                }
+                item.split = t->fold || c.n > 1 ? c.first_slot + k : -1;
+                item.fold = p->limits->deterministic &&
+                            item.kv_end - item.kv_begin > ATTENTION_FIXED_SPLIT;
+                p->items[next[size]++] = item;
+            }
+        }
+        for (int i = 0; pass == 0 && i < N_CLASSES; i++) {
+            next[i + 1] += next[i];
+        }
+    }
+    p->head->n_items = next[N_CLASSES - 1];
+}
+
+enum status attention_plan(const struct attention_limits *limits, const struct pass *pass,
+                           int32_t n_rows, void *out, size_t *used)
+{
+    if (pass->n_rows > n_rows) {
+        return ERR_LIMIT;
+    }
+    const struct attention_shape shape =
+        pass->kv_set >= 0 && pass->kv_set < ATTENTION_MAX_SETS ? limits->shapes[pass->kv_set]
+                                                               : (struct attention_shape){0};
+    const int32_t group = at_least_1(shape.n_heads) / at_least_1(shape.n_kv_heads);
+    struct planner p = {
+        .limits = limits,
+        .shape = shape,
+        .pass = pass,
+        .n_rows = n_rows,
+        .max_tiles = max_tiles_of(n_rows),
+        .max_items = max_items_of(limits, n_rows),
+        .max_slots = max_slots_of(limits, &shape),
+        .tile_rows = at_least_1(ATTENTION_TILE_ROWS / at_least_1(group)),
+        .head = out,
+    };
+    p.rows = (struct attention_row *)(p.head + 1);
+    p.items = (struct attention_item *)((char *)out + items_offset(n_rows));
+    p.tiles = p.items + p.max_items;
+    make_tiles(&p, true);
+    int32_t split = choose_split(&p);
+    if (split < 0) { // no room for slots: nothing is shared, and then nothing need be split
+        make_tiles(&p, false);
+        split = choose_split(&p);
+    }
+    if (split < 0) {
+        return ERR_LIMIT;
+    }
+    *p.head = (struct attention_plan_head){
+        .tile_rows = p.most_rows,
+        .items_offset = (int32_t)items_offset(n_rows),
+    };
+    give_slots(&p, split);
+    place_items(&p, split);
+    *used = items_offset(n_rows) + (size_t)p.head->n_items * sizeof(struct attention_item);
+    return OK;
+}

@@ -1,0 +1,130 @@
+/* Attention, plain: a block per (row, head), every key in turn. Right for every shape, fast for
+ * none. */
+#include "cuda/kernels/attention_device.cuh"
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/device/types.cuh"
+
+struct plain_params {
+    int32_t q_stride, out_stride, n_heads, window;
+    float scale, softcap;
+};
+
+enum { PLAIN_TILE = 128, PLAIN_MAX_DIM = 576 };
+
+/* Whether row r (index `in_seq` of its sequence) may see new row j of the sequence. */
+__device__ __forceinline__ bool sees_new(const struct pass_view &pass, const struct pass_seq &seq,
+                                         int in_seq, int j)
+{
+    if (!seq.tree) {
+        return j <= in_seq;
+    }
+    const uint64_t *mask = pass.tree_mask + (int64_t)(seq.first_row + in_seq) * TREE_MASK_WORDS;
+    return mask[j >> 6] >> (j & 63) & 1;
+}
+
+/* A tile's keys are scored by a thread each; then a thread sums each element of the value. */
+template <typename T, typename C>
+__global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p, struct kv_view kv,
+                                       struct pass_view pass, const float *sinks)
+{
+    __shared__ float query[PLAIN_MAX_DIM], score[PLAIN_TILE], shared[32];
+    __shared__ int64_t place[PLAIN_TILE];
+    pdl_wait();
+    const int r = blockIdx.x, h = blockIdx.y;
+    const int seq_index = pass.row_seq[r];
+    T *to = out + (int64_t)r * p.out_stride + (int64_t)h * kv.head_dim_v;
+    if (seq_index < 0) {
+        for (int i = threadIdx.x; i < kv.head_dim_v; i += blockDim.x) {
+            to[i] = from_float<T>(0.0f);
+        }
+        return;
+    }
+    const struct pass_seq seq = pass.seqs[seq_index];
+    const struct pass_row row = pass.rows[r];
+    const int in_seq = r - seq.first_row;
+    const int n_keys = seq.n_past + (seq.tree ? seq.n_rows : in_seq + 1);
+    const int kv_head = h / (p.n_heads / kv.n_kv_heads);
+    const int32_t *table = pass.blocks + (int64_t)row.lane * pass.blocks_stride;
+    const C *base = (const C *)kv.base + (int64_t)kv_head * kv.head_stride;
+    for (int i = threadIdx.x; i < kv.head_dim_k; i += blockDim.x) {
+        query[i] = to_float(q[(int64_t)r * p.q_stride + (int64_t)h * kv.head_dim_k + i]);
+    }
+    float acc[(PLAIN_MAX_DIM + PLAIN_TILE - 1) / PLAIN_TILE] = {};
+    float top = sinks ? sinks[h] : -INFINITY, sum = sinks ? 1.0f : 0.0f;
+    __syncthreads();
+    /* The window counts positions; a new row of a tree has its position in pass.rows. */
+    int first = p.window > 0 ? row.pos - p.window + 1 : 0;
+    first = first < 0 ? 0 : first > seq.n_past ? seq.n_past : first;
+    for (int tile = first; tile < n_keys; tile += PLAIN_TILE) {
+        const int j = tile + threadIdx.x;
+        float s = -INFINITY;
+        if (j < n_keys) {
+            const int64_t page = table[j / kv.block_tokens];
+            place[threadIdx.x] = page * kv.page_stride;
+            bool visible = true;
+            if (j >= seq.n_past) {
+                const int new_row = j - seq.n_past;
+                visible = sees_new(pass, seq, in_seq, new_row) &&
+                          (p.window <= 0 ||
+                           row.pos - p.window < pass.rows[seq.first_row + new_row].pos);
+            }
+            if (visible) {
+                const C *key = base + place[threadIdx.x] +
+                               (int64_t)(j % kv.block_tokens) * kv.head_dim_k;
+                float dot = 0.0f;
+                for (int i = 0; i < kv.head_dim_k; i++) {
+                    dot += query[i] * to_float(key[i]);
+                }
+                s = dot * p.scale;
+                s = p.softcap > 0.0f ? p.softcap * tanhf(s / p.softcap) : s;
+            }
+        }
+        const float new_top = fmaxf(top, block_max(s, shared));
+        if (new_top == -INFINITY) {
+            continue;
+        }
+        const float decay = expf(top - new_top);
+        const float e = s == -INFINITY ? 0.0f : expf(s - new_top);
+        score[threadIdx.x] = e;
+        sum = sum * decay + block_sum(e, shared);
+        top = new_top;
+        const int n = n_keys - tile < PLAIN_TILE ? n_keys - tile : PLAIN_TILE;
+        for (int c = 0; c * PLAIN_TILE < kv.head_dim_v; c++) {
+            const int i = c * PLAIN_TILE + threadIdx.x;
+            if (i < kv.head_dim_v) {
+                float a = acc[c] * decay;
+                for (int k = 0; k < n; k++) {
+                    if (score[k] != 0.0f) { // what is masked may be NaN
+                        a += score[k] * to_float(base[place[k] + kv.v_offset +
+                                                      (int64_t)((tile + k) % kv.block_tokens) *
+                                                          kv.v_token_stride +
+                                                      i]);
+                    }
+                }
+                acc[c] = a;
+            }
+        }
+        __syncthreads();
+    }
+    for (int c = 0; c * PLAIN_TILE < kv.head_dim_v; c++) {
+        const int i = c * PLAIN_TILE + threadIdx.x;
+        if (i < kv.head_dim_v) {
+            to[i] = from_float<T>(sum > 0.0f ? acc[c] / sum : 0.0f);
+        }
+    }
+}
+
+cudaError_t attention_plain(cudaStream_t stream, const struct attention_launch *a)
+{
+    if (a->kv.head_dim_k > PLAIN_MAX_DIM || a->kv.head_dim_v > PLAIN_MAX_DIM) {
+        return cudaErrorInvalidValue;
+    }
+    const struct plain_params p = {a->q_stride, a->out_stride, a->n_heads,
+                                   a->window,   a->scale,      a->softcap};
+    const dim3 grid(a->n_rows, a->n_heads), block(PLAIN_TILE);
+    BY_DTYPE(a->dtype, T,
+             BY_DTYPE(a->kv.dtype, C,
+                      return launch(attention_plain_kernel<T, C>, grid, block, 0, stream,
+                                    (const T *)a->q, (T *)a->out, p, a->kv, a->pass, a->sinks)));
+    return cudaErrorInvalidValue;
+}

@@ -1,0 +1,199 @@
+/* Hopper's asynchronous machinery in thin wrappers: mbarriers, bulk tensor copies, wgmma fences and
+ * descriptors, register reallocation; and on the host the tensor maps. The device half is empty
+ * below sm_90. Thread: device code; the host half any. */
+#ifndef SLUICE_CUDA_DEVICE_HOPPER_CUH
+#define SLUICE_CUDA_DEVICE_HOPPER_CUH
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HAVE_SM90A 1
+#else
+#define HAVE_SM90A 0
+#endif
+
+/* ---- host: tensor maps --------------------------------------------------------------------- */
+
+/* A row-major matrix of 16-bit elements read in boxes of 64 columns by box_rows, laid down in shared
+ * memory as rows of 128 bytes with the 128-byte swizzle; what lies outside reads as zero. */
+static inline cudaError_t tensor_map_2d(CUtensorMap *map, const void *base, bool is_bf16,
+                                        uint64_t n_cols, uint64_t n_rows, uint64_t row_bytes,
+                                        uint32_t box_rows)
+{
+    typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                                  const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                                  const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+    static const encode_fn encode = [] {
+        void *entry = nullptr;
+        cudaDriverEntryPointQueryResult found;
+        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
+                                             cudaEnableDefault, &found) != cudaSuccess) {
+            return (encode_fn) nullptr;
+        }
+        return (encode_fn)entry;
+    }();
+    if (encode == nullptr) {
+        return cudaErrorNotSupported;
+    }
+    const cuuint64_t dims[2] = {n_cols, n_rows}, strides[1] = {row_bytes};
+    const cuuint32_t box[2] = {64, box_rows}, steps[2] = {1, 1};
+    const CUresult r =
+        encode(map, is_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+               const_cast<void *>(base), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+/* ---- device -------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ uint32_t smem_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+#if HAVE_SM90A
+
+__device__ __forceinline__ void barrier_init(uint64_t *bar, int n_arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(bar)),
+                 "r"(n_arrivals));
+}
+
+/* Makes initialised barriers visible to the copy engine. */
+__device__ __forceinline__ void barrier_init_done()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(uint64_t *bar, uint32_t n_bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(bar)),
+                 "r"(n_bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint64_t *bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(bar)) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(uint64_t *bar, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra.uni finished;\n"
+                 "bra.uni again;\n"
+                 "finished:\n"
+                 "}\n" ::"r"(smem_address(bar)),
+                 "r"(parity)
+                 : "memory");
+}
+
+__device__ __forceinline__ void tensor_map_prefetch(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
+}
+
+/* One box at (column, row) to shared memory; its bytes count on `bar`. */
+__device__ __forceinline__ void tensor_load(void *to, const CUtensorMap *map, uint64_t *bar,
+                                            int column, int row, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(to)),
+                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(column), "r"(row), "l"(policy)
+                 : "memory");
+}
+
+/* The same box to the L2 cache only. */
+__device__ __forceinline__ void tensor_prefetch(const CUtensorMap *map, int column, int row)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(
+                     (uint64_t)map),
+                 "r"(column), "r"(row)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint64_t policy_evict_first()
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ uint64_t policy_evict_last()
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ uint64_t policy_normal()
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* Orders this thread's ordinary writes to shared memory before later reads by wgmma and the copy
+ * engine, once a barrier has joined the threads. */
+__device__ __forceinline__ void fence_async()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* A barrier among n_threads threads of the block; ids 1 to 15. */
+template <int ID_BASE = 0> __device__ __forceinline__ void named_barrier(int id, int n_threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id + ID_BASE), "r"(n_threads) : "memory");
+}
+
+template <int N> __device__ __forceinline__ void registers_more()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N> __device__ __forceinline__ void registers_fewer()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+__device__ __forceinline__ void wgmma_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int N> __device__ __forceinline__ void wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* The descriptor of a 128-byte-swizzled operand. K-major (rows of K, 64 elements wide): `next` is
+ * unused. MN-major: 64 columns of N per row, one row per k; `next` is the distance of the next 64
+ * columns. Rows are 128 bytes apart; `groups` is the distance of groups of 8 rows. */
+__device__ __forceinline__ uint64_t wgmma_operand(uint32_t address, uint32_t next,
+                                                  uint32_t groups = 1024)
+{
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)((next & 0x3ffff) >> 4) << 16 |
+           (uint64_t)(groups >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* Element (row, 16-byte chunk) of a 64-column block in the 128-byte swizzle. */
+__device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk)
+{
+    return row * 128 + ((chunk ^ (row & 7)) << 4);
+}
+
+#endif // HAVE_SM90A
+#endif
