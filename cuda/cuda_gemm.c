@@ -233,6 +233,9 @@ enum status cuda_gemm(struct cuda *be, const struct gemm_args *a)
         return OK;
     }
     cudaError_t e = cudaSuccess;
+    if (!be->options.deterministic && gemm_small_takes(a, be->sm)) {
+        return cuda_check(be, gemm_small(be->stream, a), "gemm_small");
+    }
     if (!be->options.deterministic && on_cublas(be, a, &e)) {
         return cuda_check(be, e, "cublasLtMatmul");
     }

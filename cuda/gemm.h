@@ -29,11 +29,10 @@ struct gemm_args {
     int64_t x_batch, w_batch, y_batch;
 };
 
-/* gemm_small*.cu: whether it takes this product (few rows, aligned, 16-bit), and the launch. The
- * workspace is zeroed once at start and must be left zeroed where it is used as counters. */
+/* gemm_small.cu: whether it takes this product (few rows, aligned, 16-bit), and the launch. It reads
+ * the weight before the kernels ahead are done. */
 bool gemm_small_takes(const struct gemm_args *a, int32_t sm);
-cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a, void *workspace,
-                       size_t workspace_bytes);
+cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a);
 
 /* gemm_tile.cu: any shape, any of the dtypes. */
 cudaError_t gemm_tile(cudaStream_t stream, const struct gemm_args *a);

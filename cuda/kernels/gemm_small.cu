@@ -1,0 +1,310 @@
+/* y = x W^T for 1 to 64 rows, on Hopper: reads each weight once, at the memory's speed.
+ *
+ * A block owns a band of N features and all of K, so no sum crosses a block and a row's bits do not
+ * depend on how many rows there are. N is chosen for the matrix so that the bands come out even over
+ * the multiprocessors: 6144 features are 128 bands of 48. Block: a warpgroup that computes
+ * D[64 rows, N] with wgmma (x is the 64-row operand; rows that are not there cost nothing but the
+ * tensor cores' time, of which there is plenty) and a warp that loads, through a ring of stages in
+ * shared memory: N features and the rows of x, for a run of K.
+ *
+ * x in a stage is groups of 8 rows (1,024 bytes). With up to 8 rows all eight groups of the operand
+ * are the same one; with more, what lies past the last is other data: such rows of D are not used.
+ *
+ * With programmatic dependent launch the ring is filled with weights, which no kernel writes, before
+ * the wait for the kernel before. The next kernel is let in when the last load is issued: then its
+ * first weights follow these without a gap, rather than in their way. */
+#include "cuda/gemm.h"
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/wgmma.cuh"
+
+enum {
+    DEPTH = 64, // of K in a box
+    COMPUTERS = 128,
+    THREADS = 160,
+    STAGE_BYTES = 16 * 1024, // of weights, about: a stage takes several boxes
+    SMEM_BUDGET = 110 * 1024, // two blocks fit a multiprocessor: this kernel's and the next one's
+};
+
+struct small_params {
+    void *y;
+    const float *bias;
+    int32_t n_rows, n_out, n_boxes; // boxes along K
+    int32_t y_stride;
+    int32_t x_rows;   // of a box: 8, 16, 32 or 64
+    int32_t n_stages; // of the ring
+    int32_t n_prefetch; // stages that are called to the L2 cache beyond those
+    bool accumulate;
+};
+
+template <int N> struct stage_of {
+    static constexpr int W_BOX = N * DEPTH * 2;
+    static constexpr int BOXES = STAGE_BYTES / W_BOX < 1 ? 1 : STAGE_BYTES / W_BOX;
+    static __host__ __device__ int bytes(int x_rows)
+    {
+        return BOXES * (W_BOX + x_rows * DEPTH * 2);
+    }
+};
+
+#if HAVE_SM90A
+
+template <int N>
+__device__ __forceinline__ void load_stages(const struct small_params &p, const CUtensorMap *w_map,
+                                            const CUtensorMap *x_map, char *smem, uint64_t *full,
+                                            uint64_t *empty)
+{
+    using S = stage_of<N>;
+    const int bytes = S::bytes(p.x_rows), x_box = p.x_rows * DEPTH * 2;
+    const int per_band = (p.n_boxes + S::BOXES - 1) / S::BOXES;
+    const int n_bands = (p.n_out + N - 1) / N;
+    const int n = (n_bands - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * per_band;
+    const uint64_t once = policy_evict_first(), often = policy_evict_last();
+    auto load_w = [&](int i, int stage) {
+        const int band = blockIdx.x + i / per_band * gridDim.x, k = i % per_band * S::BOXES;
+        barrier_expect(&full[stage], bytes);
+        for (int b = 0; b < S::BOXES; b++) { // past the end of K they read as zero
+            tensor_load(smem + stage * bytes + b * S::W_BOX, w_map, &full[stage], (k + b) * DEPTH,
+                        band * N, once);
+        }
+    };
+    auto load_x = [&](int i, int stage) {
+        const int k = i % per_band * S::BOXES;
+        for (int b = 0; b < S::BOXES; b++) {
+            tensor_load(smem + stage * bytes + S::BOXES * S::W_BOX + b * x_box, x_map, &full[stage],
+                        (k + b) * DEPTH, 0, often);
+        }
+    };
+    const int ahead = min(p.n_stages, n);
+    for (int i = 0; i < ahead; i++) {
+        load_w(i, i);
+    }
+    for (int i = ahead; i < min(ahead + p.n_prefetch, n); i++) {
+        const int band = blockIdx.x + i / per_band * gridDim.x, k = i % per_band * S::BOXES;
+        for (int b = 0; b < S::BOXES; b++) {
+            tensor_prefetch(w_map, (k + b) * DEPTH, band * N);
+        }
+    }
+    pdl_wait();
+    for (int i = 0; i < ahead; i++) {
+        load_x(i, i);
+    }
+    int stage = 0;
+    uint32_t parity = 0;
+    for (int i = ahead; i < n; i++) {
+        barrier_wait(&empty[stage], parity);
+        load_w(i, stage);
+        load_x(i, stage);
+        if (++stage == p.n_stages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+}
+
+template <typename Y, int N>
+__device__ __forceinline__ void store_band(const struct small_params &p, const float (&d)[N / 2],
+                                           int band)
+{
+    const int tid = threadIdx.x, row0 = (tid >> 5) * 16 + (tid >> 2 & 7);
+    const int feature = band * N + (tid & 3) * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int row = row0 + 8 * r;
+        if (row >= p.n_rows) {
+            continue;
+        }
+        Y *to = (Y *)p.y + (int64_t)row * p.y_stride;
+#pragma unroll
+        for (int i = 0; i < N / 4; i++) {
+            const int f = feature + (i >> 1) * 8 + (i & 1);
+            if (f < p.n_out) {
+                float v = d[(i >> 1) * 4 + 2 * r + (i & 1)];
+                v += p.bias != nullptr ? p.bias[f] : 0.0f;
+                v += p.accumulate ? to_float(to[f]) : 0.0f;
+                to[f] = from_float<Y>(v);
+            }
+        }
+    }
+}
+
+#endif // HAVE_SM90A
+
+template <typename T, typename Y, int N>
+__global__ void __launch_bounds__(THREADS, 2)
+    gemm_small_kernel(const __grid_constant__ struct small_params p,
+                      const __grid_constant__ CUtensorMap w_map,
+                      const __grid_constant__ CUtensorMap x_map)
+{
+#if HAVE_SM90A
+    using S = stage_of<N>;
+    const int bytes = S::bytes(p.x_rows), x_box = p.x_rows * DEPTH * 2;
+    extern __shared__ char smem_raw[];
+    char *smem = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
+    uint64_t *full = (uint64_t *)(smem + p.n_stages * bytes), *empty = full + p.n_stages;
+    const int tid = threadIdx.x;
+    if (tid == 0) {
+        for (int i = 0; i < p.n_stages; i++) {
+            barrier_init(&full[i], 1);
+            barrier_init(&empty[i], COMPUTERS / 32);
+        }
+        barrier_init_done();
+    }
+    __syncthreads();
+    if (tid >= COMPUTERS) {
+        if (tid == COMPUTERS) {
+            load_stages<N>(p, &w_map, &x_map, smem, full, empty);
+        }
+        pdl_trigger(); // counts once all threads of the block have come by or left
+        pdl_wait();
+        return;
+    }
+    pdl_trigger();
+    pdl_wait(); // y may be another kernel's until then
+    const uint32_t groups = p.x_rows > 8 ? 1024 : 0;
+    const int n_bands = (p.n_out + N - 1) / N;
+    int stage = 0;
+    uint32_t parity = 0;
+    for (int band = blockIdx.x; band < n_bands; band += gridDim.x) {
+        float d[N / 2];
+        for (int box = 0; box < p.n_boxes; box += S::BOXES) {
+            barrier_wait(&full[stage], parity);
+            const uint32_t w = smem_address(smem + stage * bytes), x = w + S::BOXES * S::W_BOX;
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < S::BOXES * DEPTH / 16; i++) {
+                const uint32_t b = i >> 2, step = (i & 3) * 32;
+                wgmma<T, N>::ss(d, wgmma_operand(x + b * x_box + step, 0, groups),
+                                wgmma_operand(w + b * S::W_BOX + step, 0), box > 0 || i > 0);
+            }
+            wgmma_commit();
+            wgmma_wait<0>(); // short beside the stage's way from memory
+            if ((tid & 31) == 0) {
+                barrier_arrive(&empty[stage]);
+            }
+            if (++stage == p.n_stages) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            asm volatile("" : "+f"(d[i])::"memory");
+        }
+        store_band<Y, N>(p, d, band);
+    }
+#endif
+}
+
+/* ---- host ---------------------------------------------------------------------------------- */
+
+static int n_sms_of_device()
+{
+    static const int n = [] {
+        int device = 0, n_sms = 0;
+        if (cudaGetDevice(&device) != cudaSuccess ||
+            cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+            return 0;
+        }
+        return n_sms;
+    }();
+    return n;
+}
+
+static int x_rows_of(int n_rows)
+{
+    return n_rows <= 8 ? 8 : n_rows <= 16 ? 16 : n_rows <= 32 ? 32 : 64;
+}
+
+/* The band with the shortest schedule: rounds times band; of equals the widest, which reads x least
+ * often. */
+static int band_of(int n_out, int n_sms)
+{
+    static const int bands[] = {128, 112, 96, 64, 48, 32};
+    int best = 0;
+    int64_t best_cost = INT64_MAX;
+    for (int n : bands) {
+        const int64_t n_bands = (n_out + n - 1) / n, rounds = (n_bands + n_sms - 1) / n_sms;
+        const int64_t cost = rounds * (n + 4); // 4: a band's beginning and end
+        if (cost < best_cost) {
+            best = n;
+            best_cost = cost;
+        }
+    }
+    return best;
+}
+
+extern "C" bool gemm_small_takes(const struct gemm_args *a, int32_t sm)
+{
+    /* Every band reads x: where that is as much as the weights, cuBLASLt is faster (measured). */
+    if (a->n_rows > 32 && band_of(a->n_out, n_sms_of_device()) < 96) {
+        return false;
+    }
+    return sm == 90 && a->n_batch <= 1 && a->n_rows >= 1 && a->n_rows <= 64 &&
+           (a->w_dtype == DT_BF16 || a->w_dtype == DT_F16) && a->x_dtype == a->w_dtype &&
+           (a->y_dtype == a->x_dtype || a->y_dtype == DT_F32) && a->n_in % 8 == 0 &&
+           a->x_stride % 8 == 0 && ((uintptr_t)a->x | (uintptr_t)a->weight) % 16 == 0;
+}
+
+template <typename T, typename Y, int N>
+static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a,
+                                struct small_params p)
+{
+    static const cudaError_t ready =
+        cudaFuncSetAttribute(gemm_small_kernel<T, Y, N>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BUDGET);
+    if (ready != cudaSuccess) {
+        return ready;
+    }
+    CUtensorMap w_map, x_map;
+    const bool bf16 = a->w_dtype == DT_BF16;
+    cudaError_t e = tensor_map_2d(&w_map, a->weight, bf16, (uint64_t)a->n_in, (uint64_t)a->n_out,
+                                  (uint64_t)a->n_in * 2, N);
+    if (e == cudaSuccess) {
+        e = tensor_map_2d(&x_map, a->x, bf16, (uint64_t)a->n_in, (uint64_t)a->n_rows,
+                          (uint64_t)a->x_stride * 2, (uint32_t)p.x_rows);
+    }
+    if (e != cudaSuccess) {
+        return e;
+    }
+    /* The operand's 64 rows may reach past a stage's x by 64 rows of 128 bytes. */
+    const int spare = p.x_rows == 16 || p.x_rows == 32 ? 1024 + 8192 : 1024, bytes = stage_of<N>::bytes(p.x_rows);
+    p.n_stages = (SMEM_BUDGET - spare - 256) / (bytes + 16);
+    p.n_prefetch = p.x_rows > 8 ? p.n_stages : 0; // measured: else it only costs
+    const int n_bands = (a->n_out + N - 1) / N, n_sms = n_sms_of_device();
+    return launch(gemm_small_kernel<T, Y, N>, dim3((unsigned)(n_bands < n_sms ? n_bands : n_sms)),
+                  dim3(THREADS), SMEM_BUDGET, stream, p, w_map, x_map);
+}
+
+template <typename T, typename Y>
+static cudaError_t launch_by_band(cudaStream_t stream, const struct gemm_args *a,
+                                  const struct small_params &p)
+{
+    switch (band_of(a->n_out, n_sms_of_device())) {
+    case 32: return launch_small<T, Y, 32>(stream, a, p);
+    case 48: return launch_small<T, Y, 48>(stream, a, p);
+    case 64: return launch_small<T, Y, 64>(stream, a, p);
+    case 96: return launch_small<T, Y, 96>(stream, a, p);
+    case 112: return launch_small<T, Y, 112>(stream, a, p);
+    case 128: return launch_small<T, Y, 128>(stream, a, p);
+    default: return cudaErrorInvalidValue;
+    }
+}
+
+extern "C" cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a)
+{
+    struct small_params p = {};
+    p.y = a->y;
+    p.bias = a->bias;
+    p.n_rows = a->n_rows;
+    p.n_out = a->n_out;
+    p.n_boxes = (a->n_in + DEPTH - 1) / DEPTH;
+    p.y_stride = a->y_stride;
+    p.x_rows = x_rows_of(a->n_rows);
+    p.accumulate = a->accumulate;
+    const bool bf16 = a->w_dtype == DT_BF16;
+    if (a->y_dtype == DT_F32) {
+        return bf16 ? launch_by_band<bf16_t, float>(stream, a, p)
+                    : launch_by_band<f16_t, float>(stream, a, p);
+    }
+    return bf16 ? launch_by_band<bf16_t, bf16_t>(stream, a, p)
+                : launch_by_band<f16_t, f16_t>(stream, a, p);
+}
