@@ -73,6 +73,8 @@ SUPPORT := $(BUILD)/test/sim/fake_backend.o
 PYTESTS := $(wildcard test/*/test_*.py)
 # Programs that Python tests start, and benchmarks.
 SERVERS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/server/*_server.c))
+KERNEL_BENCH := $(BUILD)/test/bench/cuda_kernels_bench
+KERNEL_BENCH_OBJ := $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard test/bench/*.cu))
 BENCHES := $(patsubst %.c,$(BUILD)/%,$(wildcard test/bench/*_bench.c))
 export SLUICE_BUILD := $(BUILD)
 
@@ -114,6 +116,12 @@ test-asan:  ## the C tests and the front end's under ASan and UBSan
 	@$(MAKE) FLAVOUR=asan CUDA=0 test-unit test-http
 test-tsan:  ## the same under TSan
 	@$(MAKE) FLAVOUR=tsan CUDA=0 test-unit test-http
+$(KERNEL_BENCH): $(KERNEL_BENCH_OBJ) $(BUILD)/libsluice.a
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+.PHONY: bench-kernels
+bench-kernels: $(KERNEL_BENCH)  ## the GPU kernels alone: checked, then timed (needs CUDA)
+	$(KERNEL_BENCH) check 200 attention gemm
+
 bench: $(BENCHES)  ## what the server and the ops reach on this machine
 	@for b in $(BENCHES); do echo "== $$b"; $$b || exit 1; done
 

@@ -1,0 +1,162 @@
+/* What the kernel benches share: checked calls, random device data, timing by graph replay.
+ * Thread: one. */
+#ifndef SLUICE_TEST_BENCH_CUH
+#define SLUICE_TEST_BENCH_CUH
+
+#include "cuda/kernels/device/types.cuh"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cuda_runtime.h>
+#include <functional>
+#include <vector>
+
+#define CHECK(call)                                                                                \
+    do {                                                                                           \
+        const cudaError_t check_error = (call);                                                    \
+        if (check_error != cudaSuccess) {                                                          \
+            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(check_error)); \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* A small generator with a state of its own, so that a failing case can be run alone. */
+struct rng {
+    uint64_t state;
+    uint32_t next()
+    {
+        state += 0x9e3779b97f4a7c15ull;
+        uint64_t z = state;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+        return (uint32_t)((z ^ (z >> 31)) >> 32);
+    }
+    int below(int n)
+    {
+        return (int)(next() % (uint32_t)n);
+    }
+    int between(int a, int b)
+    {
+        return a + below(b - a + 1);
+    }
+};
+
+__device__ inline float random_normal(uint64_t seed, uint64_t i)
+{
+    uint64_t z = seed * 0x9e3779b97f4a7c15ull + i * 0xd1342543de82ef95ull + 1;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    z ^= z >> 31;
+    float sum = -6.0f; // of twelve uniform numbers
+    for (int k = 0; k < 4; k++) {
+        sum += (float)(z & 0x1fffff) * (3.0f / 2097152.0f);
+        z >>= 16;
+    }
+    return sum;
+}
+
+template <typename T>
+__global__ void fill_kernel(T *to, int64_t n, uint64_t seed, float scale)
+{
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        to[i] = from_float<T>(random_normal(seed, (uint64_t)i) * scale);
+    }
+}
+
+static inline void fill(void *to, enum dtype dt, int64_t n, uint64_t seed, float scale)
+{
+    if (dt == DT_F32) {
+        fill_kernel<<<1024, 256>>>((float *)to, n, seed, scale);
+    } else if (dt == DT_BF16) {
+        fill_kernel<<<1024, 256>>>((bf16_t *)to, n, seed, scale);
+    } else {
+        fill_kernel<<<1024, 256>>>((f16_t *)to, n, seed, scale);
+    }
+    CHECK(cudaGetLastError());
+}
+
+template <typename T> static T *device_new(size_t n)
+{
+    void *p = nullptr;
+    CHECK(cudaMalloc(&p, n * sizeof(T) + 256));
+    return (T *)p;
+}
+
+template <typename T> static T *device_copy(const std::vector<T> &v)
+{
+    T *p = device_new<T>(v.size() + 1);
+    CHECK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return p;
+}
+
+static inline std::vector<float> to_host(const void *p, enum dtype dt, size_t n)
+{
+    std::vector<float> v(n);
+    std::vector<char> raw(n * dtype_bytes(dt));
+    CHECK(cudaMemcpy(raw.data(), p, raw.size(), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < n; i++) {
+        v[i] = dt == DT_F32    ? ((float *)raw.data())[i]
+               : dt == DT_BF16 ? __bfloat162float(((bf16_t *)raw.data())[i])
+                               : __half2float(((f16_t *)raw.data())[i]);
+    }
+    return v;
+}
+
+/* ||a - b|| / ||b||; NaN and infinity do not pass. */
+static inline double distance(const std::vector<float> &a, const std::vector<float> &b)
+{
+    double diff = 0, norm = 0;
+    for (size_t i = 0; i < a.size(); i++) {
+        diff += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+        norm += (double)b[i] * b[i];
+    }
+    return sqrt(diff) / (sqrt(norm) + 1e-30);
+}
+
+/* Microseconds of one of n launches: they are captured into a graph, which is replayed. */
+static inline double time_us(int n, const std::function<void(cudaStream_t, int)> &issue)
+{
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaEvent_t begin, end;
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < n; i++) {
+        issue(stream, i);
+    }
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    CHECK(cudaEventCreate(&begin));
+    CHECK(cudaEventCreate(&end));
+    std::vector<float> times;
+    double spent = 0;
+    for (int i = 0; i < 3 || (i < 12 && spent < 60); i++) {
+        CHECK(cudaEventRecord(begin, stream));
+        CHECK(cudaGraphLaunch(exec, stream));
+        CHECK(cudaEventRecord(end, stream));
+        CHECK(cudaEventSynchronize(end));
+        float ms;
+        CHECK(cudaEventElapsedTime(&ms, begin, end));
+        if (i > 0) {
+            times.push_back(ms);
+        }
+        spent += ms;
+    }
+    std::sort(times.begin(), times.end());
+    CHECK(cudaGraphExecDestroy(exec));
+    CHECK(cudaGraphDestroy(graph));
+    CHECK(cudaStreamDestroy(stream));
+    return times[times.size() / 2] * 1000.0 / n;
+}
+
+void bench_gemm_check();
+void bench_gemm_time();
+void bench_attention_check(int n_cases);
+void bench_attention_time();
+
+extern int bench_failures;
+
+#endif
