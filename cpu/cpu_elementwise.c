@@ -139,7 +139,7 @@ static void logits_item(void *arg, int32_t row, int32_t thread)
 enum status cpu_logits(struct backend *be, const struct logits_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
-    if (cpu->base.n_ranks > 1) {
+    if (cpu->base.n_ranks > 1 && a->local.mem.p != a->logits.mem.p) {
         ASSERT(a->vocab % cpu->base.n_ranks == 0);
         if (!cpu_comm_gather(cpu, tensor_row(&a->local, 0), a->local.stride,
                              tensor_row(&a->logits, 0), a->logits.stride, a->n_out,
@@ -216,7 +216,7 @@ static void add_expert_bias(const struct cpu_kernels *k, const struct reduce_arg
 enum status cpu_reduce(struct backend *be, const struct reduce_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
-    if (cpu->base.n_ranks > 1 &&
+    if (cpu->base.n_ranks > 1 && !a->whole &&
         !cpu_comm_sum(cpu, tensor_row(&a->y, 0), a->y.stride, a->n_rows, a->width)) {
         cpu->failed = true;
         return ERR_DEVICE;

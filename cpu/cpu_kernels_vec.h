@@ -530,16 +530,26 @@ static float exp_sum(float *x, int64_t n, float max)
     return sum;
 }
 
-static void softcap(float *x, float cap, int64_t n)
+static vf softcap_of(vf x, float cap)
 {
     vf one = vec_set(1.0f), two = vec_set(2.0f);
+    vf e = vec_exp(x / vec_set(cap) * two); // tanh(z) = 1 - 2 / (e^2z + 1)
+    return vec_set(cap) * (one - two / (e + one));
+}
+
+/* The tail goes through the same vector code: which element falls into it depends on how many rows
+ * are computed together, and the bits may not. */
+static void softcap(float *x, float cap, int64_t n)
+{
     int64_t i = 0;
     for (; i + VEC <= n; i += VEC) {
-        vf e = vec_exp(vec_load(x + i) / vec_set(cap) * two); // tanh(z) = 1 - 2 / (e^2z + 1)
-        vec_store(x + i, vec_set(cap) * (one - two / (e + one)));
+        vec_store(x + i, softcap_of(vec_load(x + i), cap));
     }
-    for (; i < n; i++) {
-        x[i] = cap * tanhf(x[i] / cap);
+    if (i < n) {
+        float tail[VEC] = {0.0f};
+        memcpy(tail, x + i, (size_t)(n - i) * sizeof *tail);
+        vec_store(tail, softcap_of(vec_load(tail), cap));
+        memcpy(x + i, tail, (size_t)(n - i) * sizeof *tail);
     }
 }
 

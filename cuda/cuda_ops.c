@@ -288,7 +288,7 @@ static enum status op_reduce(struct backend *base, const struct reduce_args *a)
     if (!fits(a->y, a->width)) {
         return ERR_INVALID;
     }
-    if (be->options.n_ranks > 1) {
+    if (be->options.n_ranks > 1 && !a->whole) {
         TRY(cuda_comm_all_reduce(be, a->y, a->n_rows, a->width));
     }
     if (a->linear && a->linear->bias) {
@@ -321,7 +321,7 @@ static enum status op_logits(struct backend *base, const struct logits_args *a)
         return ERR_INVALID;
     }
     const int32_t n_ranks = be->options.n_ranks;
-    if (n_ranks > 1) {
+    if (n_ranks > 1 && a->local.mem.p != a->logits.mem.p) {
         const int32_t width = a->vocab / n_ranks;
         const size_t n = (size_t)a->n_out * (size_t)width;
         if (a->local.stride != width || a->vocab % n_ranks != 0 ||

@@ -140,7 +140,7 @@ static enum status attention_layer(struct flow *f, int32_t layer, struct tensor 
                             .partial = true};
     TRY(f->ops->linear(f->be, &o));
     struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
-                                 .linear = w->o};
+                                 .whole = m->shard.n_ranks == 1, .linear = w->o};
     return finish_delta(f, &reduce, w->attn_post_norm);
 }
 
@@ -165,7 +165,8 @@ static enum status shared_experts(struct flow *f, const struct layer_weights *w,
 {
     struct model *m = f->m;
     TRY(mlp(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, false));
-    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden};
+    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
+                                 .whole = m->shard.n_ranks == 1};
     if (whole) {
         TRY(f->ops->reduce(f->be, &reduce));
     }
@@ -208,7 +209,8 @@ static enum status moe(struct flow *f, int32_t layer, struct tensor in)
         .n_rows = f->n_rows, .n_experts = c->n_experts, .k = c->experts_per_token,
         .ffn = m->shard.moe_ffn, .kind = c->act, .accumulate = shared && !apart, .partial = true};
     TRY(f->ops->moe_ffn(f->be, &ffn));
-    struct reduce_args reduce = {.y = ffn.y, .n_rows = f->n_rows, .width = c->hidden, .moe = &ffn};
+    struct reduce_args reduce = {.y = ffn.y, .n_rows = f->n_rows, .width = c->hidden,
+                                 .whole = m->shard.n_ranks == 1, .moe = &ffn};
     if (!apart) {
         return finish_delta(f, &reduce, w->ffn_post_norm);
     }
@@ -226,7 +228,7 @@ static enum status ffn_layer(struct flow *f, int32_t layer, struct tensor in)
     }
     TRY(mlp(f, w->gate_up, w->down, m->shard.ffn, in, false));
     struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
-                                 .linear = w->down};
+                                 .whole = m->shard.n_ranks == 1, .linear = w->down};
     return finish_delta(f, &reduce, w->ffn_post_norm);
 }
 

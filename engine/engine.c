@@ -225,7 +225,7 @@ static void expire(struct engine *e, int64_t now_ns)
 static enum status execute_on_rank(struct rank *r, void *arg)
 {
     const struct engine *e = arg;
-    return step_execute(&e->steps[e->next_slot], &r->target, e->n_vocab_used);
+    return step_execute(&e->steps[e->next_slot], &r->target, &r->draft, e->n_vocab_used);
 }
 
 static void fail_all(struct engine *e, enum status st, const char *text)
@@ -260,7 +260,7 @@ static bool submit_step(struct engine *e)
             r->t_scheduled_ns = now;
         }
     }
-    step_build(st, &e->scheduler);
+    step_build(st, &e->scheduler, e->spec.drafts_now);
     enum status status = ranks_run(&e->ranks, execute_on_rank, e);
     e->next_slot = (e->next_slot + 1) % N_STEPS;
     e->n_inflight++;
@@ -330,7 +330,7 @@ static void commit_draws(struct engine *e, const struct step *st, int32_t first,
     struct engine_request *r = seq->request;
     int32_t n_drafts = n - 1, accepted = 0;
     for (int32_t i = 0; i < n; i++) {
-        const struct draw_result *d = &st->results.draws[first + i];
+        const struct draw_result *d = &step_results(st)->draws[first + i];
         bool right = i < n_drafts && d->token == seq->drafts[i];
         accepted += right;
         r->n_accepted += right; // before append, which may end the request
@@ -350,7 +350,7 @@ static void commit_scores(const struct step *st)
         const struct draw_owner *o = &st->owners[i];
         if (o->score && o->seq->state != SEQ_RETIRING && o->seq->request->prompt_logprobs &&
             o->seq->sample == 0) {
-            fill_logprobs(&o->seq->request->prompt_logprobs[o->pos + 1], &st->results.draws[i]);
+            fill_logprobs(&o->seq->request->prompt_logprobs[o->pos + 1], &step_results(st)->draws[i]);
         }
     }
 }
@@ -361,7 +361,7 @@ static void commit_pools(struct engine *e, const struct step *st)
     for (int32_t i = 0; i < st->pass.n_pool; i++) {
         struct sequence *seq = st->pool_owners[i];
         if (seq->state != SEQ_RETIRING && st->pools[i].finish) {
-            memcpy(seq->request->pooled, st->results.pooled + (size_t)i * hidden,
+            memcpy(seq->request->pooled, step_results(st)->pooled + (size_t)i * hidden,
                    hidden * sizeof *seq->request->pooled);
             finish(e, seq, FINISH_STOP);
         }
@@ -396,12 +396,13 @@ static void commit_step(struct engine *e)
     struct backend *be = e->ranks.rank[0].be;
     enum status status = e->failed;
     if (status == OK) {
-        status = be->ops->step_wait(be, slot, &st->results, 1);
+        status = be->ops->step_wait(be, slot, st->results, st->n_draft_passes + 1);
     }
     e->n_inflight--;
     if (status != OK) {
         fail_all(e, status, "the device failed");
     } else {
+        step_commit_draft_ids(st);
         commit_scores(st);
         commit_pools(e, st);
         for (int32_t i = 0; i < st->pass.n_draws;) {
@@ -415,6 +416,9 @@ static void commit_step(struct engine *e)
             }
             i += n;
         }
+    }
+    if (status == OK) {
+        step_commit_draft_kv(st, &e->scheduler);
     }
     for (int32_t i = 0; i < st->plan.n_entries; i++) {
         commit_entry(e, &st->plan.entries[i]);

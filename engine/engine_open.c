@@ -6,6 +6,7 @@
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/tokenizer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,6 +47,16 @@ static enum status load_rank(struct rank *r, void *arg)
     return model_load(&options, r->be, &r->target, &r->err);
 }
 
+/* The draft model is whole on every rank: it is small, and then needs no collectives. */
+static enum status load_draft(struct rank *r, void *arg)
+{
+    struct engine *e = arg;
+    struct model_load_options options = {
+        .config = e->draft_config, .checkpoint = e->draft_checkpoint, .dtype = e->info.dtype,
+        .rank = 0, .n_ranks = 1, .index = 1};
+    return model_load(&options, r->be, &r->draft, &r->err);
+}
+
 /* The first rank that failed speaks for all. */
 static enum status on_ranks(struct engine *e, enum status (*work)(struct rank *r, void *arg),
                             struct err *err)
@@ -83,13 +94,63 @@ static enum status read_config(struct engine *e, struct err *err)
     return OK;
 }
 
+/* Both must mean the same by every id: the same number of them, and the same spelling where both
+ * folders have a tokenizer. */
+static enum status same_vocabulary(const struct engine *e, struct err *err)
+{
+    if (e->draft_config->vocab != e->config.vocab) {
+        return err_set(err, ERR_INVALID, "the draft model's vocabulary has %d ids, the model's %d",
+                       e->draft_config->vocab, e->config.vocab);
+    }
+    struct tokenizer *a = NULL, *b = NULL;
+    enum status st = OK;
+    if (tokenizer_load(e->model_dir, &a, NULL) == OK &&
+        tokenizer_load(e->spec.model, &b, NULL) == OK) {
+        for (int32_t id = 0; id < e->config.vocab && st == OK; id++) {
+            size_t n, m;
+            const char *x = tokenizer_token_text(a, id, &n), *y = tokenizer_token_text(b, id, &m);
+            if ((x == NULL) != (y == NULL) || (x && (n != m || memcmp(x, y, n) != 0))) {
+                st = err_set(err, ERR_INVALID, "the draft model's tokenizer differs at id %d", id);
+            }
+        }
+    }
+    tokenizer_free(a);
+    tokenizer_free(b);
+    return st;
+}
+
+static enum status read_draft(struct engine *e, struct err *err)
+{
+    if (e->spec.method != SPEC_DRAFT) {
+        return OK;
+    }
+    e->draft_config = xcalloc(1, sizeof *e->draft_config);
+    TRY(model_config_load(e->spec.model, 0, e->draft_config, err));
+    TRY(same_vocabulary(e, err));
+    e->spec.draft_max_len = e->draft_config->max_pos;
+    return e->options.dummy_weights ? OK
+                                    : checkpoint_open(e->spec.model, &e->draft_checkpoint, err);
+}
+
+static enum status set_bytes(const struct engine *e, const struct model *m, size_t *out)
+{
+    struct kv_layer layers[MAX_LAYERS];
+    model_kv_layers(m, layers);
+    struct kv_set_desc d = {m->config->n_layers, layers, e->info.dtype};
+    return m->be->ops->kv_bytes(m->be, &d, e->info.block_tokens, out);
+}
+
+/* Of one block, in all KV sets. */
 static enum status block_bytes(struct engine *e, size_t *out)
 {
     struct rank *r = &e->ranks.rank[0];
-    struct kv_layer layers[MAX_LAYERS];
-    model_kv_layers(&r->target, layers);
-    struct kv_set_desc d = {e->config.n_layers, layers, e->info.dtype};
-    return r->be->ops->kv_bytes(r->be, &d, e->info.block_tokens, out);
+    size_t drafts = 0;
+    TRY(set_bytes(e, &r->target, out));
+    if (e->draft_config) {
+        TRY(set_bytes(e, &r->draft, &drafts));
+    }
+    *out += drafts;
+    return OK;
 }
 
 /* How much of the device's memory the KV blocks may take. */
@@ -128,6 +189,9 @@ static enum status size_blocks(struct engine *e, struct err *err)
     size_t logits = (size_t)e->config.vocab * 4 * (size_t)info->max_num_seqs;
     size_t activations =
         model_setup_bytes(&r->target, info->max_rows, info->max_num_seqs) + logits;
+    if (e->draft_config) {
+        activations += model_setup_bytes(&r->draft, info->max_rows, info->max_num_seqs);
+    }
     size_t budget = kv_budget(e, &facts, activations);
     int64_t n = (int64_t)(budget / (per_block ? per_block : 1));
     int64_t most = (int64_t)info->max_num_seqs *
@@ -179,6 +243,14 @@ static void limits_of(const struct engine *e, struct scheduler_limits *out)
     };
 }
 
+static enum status open_set(const struct engine *e, const struct model *m, struct err *err)
+{
+    struct kv_layer layers[MAX_LAYERS];
+    model_kv_layers(m, layers);
+    struct kv_set_desc kv = {m->config->n_layers, layers, e->info.dtype};
+    return m->be->ops->kv_open(m->be, m->kv_set, &kv, err);
+}
+
 static enum status setup_rank(struct rank *r, void *arg)
 {
     struct engine *e = arg;
@@ -188,12 +260,12 @@ static enum status setup_rank(struct rank *r, void *arg)
         .max_rows = l->max_rows, .max_out_rows = l->max_draws, .max_lanes = l->max_lanes,
         .max_len = l->max_len + MAX_DRAFTS + 1, .max_blocks_per_lane = l->max_blocks_per_lane,
         .n_blocks = l->n_blocks, .block_tokens = l->block_tokens, .vocab = e->config.vocab,
-        .hidden = e->config.hidden, .n_steps = N_STEPS, .max_passes = 1};
+        .hidden = e->config.hidden, .n_steps = N_STEPS, .max_passes = e->draft_config ? 1 + e->spec.k : 1};
     TRY(ops->setup(r->be, &limits, &r->err));
-    struct kv_layer layers[MAX_LAYERS];
-    model_kv_layers(&r->target, layers);
-    struct kv_set_desc kv = {e->config.n_layers, layers, e->info.dtype};
-    TRY(ops->kv_open(r->be, 0, &kv, &r->err));
+    TRY(open_set(e, &r->target, &r->err));
+    if (e->draft_config) {
+        TRY(open_set(e, &r->draft, &r->err));
+    }
     struct tensor logits = {.dtype = DT_F32, .stride = e->config.vocab}, local = logits;
     local.stride = r->target.shard.vocab;
     TRY(ops->alloc(r->be, (size_t)l->max_out * (size_t)logits.stride * 4, &logits.mem));
@@ -201,6 +273,9 @@ static enum status setup_rank(struct rank *r, void *arg)
         TRY(ops->alloc(r->be, (size_t)l->max_out * (size_t)local.stride * 4, &local.mem));
     }
     enum status st = model_setup(&r->target, l->max_rows, l->max_out, logits, local);
+    if (st == OK && e->draft_config) {
+        st = model_setup(&r->draft, l->max_rows, l->max_lanes, logits, logits);
+    }
     return st == OK ? OK : err_set(&r->err, st, "no memory for activations");
 }
 
@@ -219,6 +294,7 @@ enum status engine_load(struct engine *e, struct err *err)
     snprintf(e->model_dir, sizeof e->model_dir, "%s", e->options.model_dir);
     TRY(read_config(e, err));
     TRY(spec_init(&e->spec, e->options.speculative_config, err));
+    TRY(read_draft(e, err));
     int32_t n_ranks = pick(e->options.n_ranks, 1);
     if (n_ranks > MAX_RANKS) {
         return err_set(err, ERR_INVALID, "tensor-parallel-size: at most %d", MAX_RANKS);
@@ -231,6 +307,9 @@ enum status engine_load(struct engine *e, struct err *err)
     TRY(ranks_start(&e->ranks, n_ranks, err));
     TRY(on_ranks(e, open_rank, err));
     TRY(on_ranks(e, load_rank, err));
+    if (e->draft_config) {
+        TRY(on_ranks(e, load_draft, err));
+    }
     e->info.n_parameters = e->ranks.rank[0].target.n_parameters;
     e->info.weight_bytes = e->ranks.rank[0].target.weight_bytes * (size_t)n_ranks;
     TRY(size_blocks(e, err));
@@ -239,7 +318,7 @@ enum status engine_load(struct engine *e, struct err *err)
     scheduler_init(&e->scheduler, &limits);
     TRY(on_ranks(e, setup_rank, err));
     for (int32_t i = 0; i < N_STEPS; i++) {
-        step_init(&e->steps[i], i, &limits);
+        step_init(&e->steps[i], i, &limits, e->draft_config ? e->spec.k : 0);
     }
     size_live_table(e);
     e->n_vocab_used = e->config.vocab;
@@ -250,6 +329,7 @@ static enum status close_rank(struct rank *r, void *arg)
 {
     (void)arg;
     model_deinit(&r->target);
+    model_deinit(&r->draft);
     if (r->be) {
         r->be->ops->close(r->be);
         r->be = NULL;
@@ -271,4 +351,6 @@ void engine_unload(struct engine *e)
     }
     free(e->live);
     checkpoint_close(e->checkpoint);
+    checkpoint_close(e->draft_checkpoint);
+    free(e->draft_config);
 }

@@ -23,7 +23,8 @@ struct engine {
     struct engine_options options; // constant after open
     struct engine_info info;
     struct model_config config;
-    struct checkpoint *checkpoint;
+    struct checkpoint *checkpoint, *draft_checkpoint;
+    struct model_config *draft_config; // NULL: no draft model
     char model_dir[4096];
 
     /* The engine thread's. */
@@ -39,7 +40,6 @@ struct engine {
     int64_t next_deadline_ns;
     int64_t generated_tokens, prompt_tokens, n_steps, n_rows;
     int64_t n_finished[5];
-    struct pass_results results;
     enum status failed; // sticky
     pthread_t thread;
     bool thread_runs;

@@ -156,11 +156,12 @@ struct row_gate_args {
     int32_t n_rows, x_width, y_width;
 };
 
-/* Joins the ranks' partial sums of y (nothing to do alone), then adds the bias of the
- * row-sharded product, or of the experts' down products, that made them. */
+/* Joins the ranks' partial sums of y (nothing to do alone, or when each rank's y is `whole`), then
+ * adds the bias of the row-sharded product, or of the experts' down products, that made them. */
 struct reduce_args {
     struct tensor y;
     int32_t n_rows, width;
+    bool whole;
     const struct weight *linear;         // its bias is added; NULL: none
     const struct moe_ffn_args *moe;      // likewise, each row by its picks; NULL: none
 };
@@ -172,8 +173,8 @@ struct gather_args {
 };
 
 /* logits = cap(logits * scale): softcap 0 means none. Ranks hold column shards of the head:
- * `local` [n_out, vocab / n_ranks] is gathered into `logits` [n_out, vocab] (the same memory when
- * alone). */
+ * `local` [n_out, vocab / n_ranks] is gathered into `logits` [n_out, vocab]; when both are the same
+ * memory it is whole already. */
 struct logits_args {
     struct tensor local, logits; // fp32
     int32_t n_out, vocab;

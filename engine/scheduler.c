@@ -29,6 +29,8 @@ void scheduler_init(struct scheduler *s, const struct scheduler_limits *limits)
     s->n_free_lanes = limits->max_lanes;
     s->lane_blocks =
         xcalloc(lanes * (size_t)limits->max_blocks_per_lane, sizeof *s->lane_blocks);
+    s->draft_valid = xcalloc((size_t)limits->n_blocks, sizeof *s->draft_valid);
+    s->draft_producer = xcalloc((size_t)limits->n_blocks, sizeof *s->draft_producer);
     s->pending_copies = xcalloc(lanes, sizeof *s->pending_copies);
     s->pending_for = xcalloc(lanes, sizeof *s->pending_for);
     s->scratch = xcalloc((size_t)limits->n_blocks, sizeof *s->scratch);
@@ -43,6 +45,8 @@ void scheduler_deinit(struct scheduler *s)
     free(s->free_sequences);
     free(s->free_lanes);
     free(s->lane_blocks);
+    free(s->draft_valid);
+    free(s->draft_producer);
     free(s->pending_copies);
     free(s->pending_for);
     free(s->scratch);
@@ -101,7 +105,7 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
         .request = r, .output = r->outputs ? &r->outputs[sample] : NULL, .sample = sample,
         .index = index, .state = SEQ_WAITING, .priority = r->priority,
         .order = (r->order << 8) + (uint64_t)sample, .n_prompt = r->n_prompt,
-        .n_known = r->n_prompt, .lane = -1,
+        .n_known = r->n_prompt, .lane = -1, .spec_doubt = 0.3f,
         .max_tokens = r->params.max_tokens < room ? r->params.max_tokens : room,
         .root = prefix_cache_root(&s->cache, r->cache_salt)};
     if (r->pool != POOL_NONE) {
@@ -118,6 +122,14 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
 static int32_t blocks_for(const struct scheduler *s, int32_t n_tokens)
 {
     return (n_tokens + s->limits.block_tokens - 1) / s->limits.block_tokens;
+}
+
+static int32_t take_block(struct scheduler *s)
+{
+    int32_t block = kv_pool_alloc(&s->pool);
+    s->draft_valid[block] = false;
+    s->draft_producer[block] = -1;
+    return block;
 }
 
 /* The tokens of full block i, gathered where the prompt and the output meet in it. */
@@ -198,6 +210,9 @@ static void drop_blocks(struct scheduler *s, struct sequence *seq)
     for (int32_t i = seq->n_blocks - 1; i >= 0; i--) { // tails first: they are reused first
         if (produces(s, seq, blocks[i])) {
             prefix_cache_remove(&s->cache, blocks[i]);
+        }
+        if (s->draft_producer[blocks[i]] == seq->index) {
+            s->draft_producer[blocks[i]] = -1;
         }
         kv_pool_release(&s->pool, blocks[i]);
     }
@@ -338,7 +353,7 @@ static bool grow(struct scheduler *s, struct plan *p, struct sequence *seq, int3
     }
     int32_t *blocks = scheduler_blocks(s, seq);
     for (; need > 0; need--) {
-        blocks[seq->n_blocks++] = kv_pool_alloc(&s->pool);
+        blocks[seq->n_blocks++] = take_block(s);
     }
     grant(s, p, seq, false);
     return true;
@@ -387,9 +402,11 @@ static enum admission admit(struct scheduler *s, struct plan *p, struct sequence
     seq->n_blocks = n_hit;
     seq->n_granted = 0;
     for (; need > 0; need--) {
-        blocks[seq->n_blocks++] = kv_pool_alloc(&s->pool);
+        blocks[seq->n_blocks++] = take_block(s);
     }
     seq->n_computed = n_hit * s->limits.block_tokens;
+    seq->draft_marked = 0;
+    seq->draft_computed = 0; // scheduler_draft_rows walks over what the blocks have
     seq->chain = chain;
     seq->n_entered = n_hit;
     enter_blocks(s, seq, seq->n_known / s->limits.block_tokens, NODE_PENDING);
@@ -436,7 +453,7 @@ static void fork_siblings(struct scheduler *s, struct plan *p, int32_t entry)
         }
         c->n_blocks = n_full;
         if (partial) {
-            blocks[c->n_blocks++] = kv_pool_alloc(&s->pool);
+            blocks[c->n_blocks++] = take_block(s);
             s->pending_copies[s->n_pending_copies] =
                 (struct block_copy){shared[n_full], blocks[n_full]};
             s->pending_for[s->n_pending_copies++] = c;
@@ -445,6 +462,7 @@ static void fork_siblings(struct scheduler *s, struct plan *p, int32_t entry)
         c->was_admitted = c->forked = true;
         c->n_granted = 0;
         c->n_computed = c->n_prompt;
+        c->draft_computed = c->draft_marked = 0;
         c->n_flight = 1;
         c->n_inflight = 1;
         c->planned_in = s->n_plans;
@@ -707,6 +725,46 @@ bool scheduler_step_over(struct scheduler *s, struct sequence *seq)
     }
     free_sequence(s, seq);
     return true;
+}
+
+/* ---- the draft model's KV ----------------------------------------------------------------- */
+
+int32_t scheduler_draft_rows(struct scheduler *s, struct sequence *seq, int32_t end)
+{
+    const int32_t *blocks = scheduler_blocks(s, seq);
+    int32_t size = s->limits.block_tokens;
+    while (seq->draft_computed % size == 0 && seq->draft_computed + size <= end &&
+           s->draft_valid[blocks[seq->draft_computed / size]]) {
+        seq->draft_computed += size;
+    }
+    int32_t reach = seq->draft_computed;
+    for (int32_t b = reach / size; reach < end; b++) {
+        int32_t *producer = &s->draft_producer[blocks[b]];
+        bool shared = s->pool.refs[blocks[b]] > 1 || s->pool.cached[blocks[b]];
+        if (shared && *producer >= 0 && *producer != seq->index) {
+            break;
+        }
+        *producer = seq->index;
+        reach = (b + 1) * size;
+    }
+    reach = reach < end ? reach : end;
+    return reach - seq->draft_computed;
+}
+
+void scheduler_draft_fed(struct scheduler *s, struct sequence *seq, int32_t end)
+{
+    if (seq->lane < 0) {
+        return;
+    }
+    const int32_t *blocks = scheduler_blocks(s, seq);
+    int32_t size = s->limits.block_tokens;
+    for (int32_t b = seq->draft_marked / size; (b + 1) * size <= end; b++) {
+        s->draft_valid[blocks[b]] = true;
+        if (s->draft_producer[blocks[b]] == seq->index) {
+            s->draft_producer[blocks[b]] = -1;
+        }
+    }
+    seq->draft_marked = end / size * size;
 }
 
 /* ---- the books ---------------------------------------------------------------------------- */

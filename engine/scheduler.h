@@ -60,6 +60,11 @@ struct scheduler {
     int32_t n_running, n_waiting;
     int64_t n_plans, n_preemptions, prefix_queries, prefix_hits, waiting_tokens;
 
+    /* The draft model's KV under the same block ids: whether a block has it whole, and which
+     * sequence is filling a shared block that lacks it (-1: none). */
+    bool *draft_valid;       // [n_blocks]
+    int32_t *draft_producer; // [n_blocks]
+
     struct block_copy *pending_copies; // for the next plan
     struct sequence **pending_for;
     int32_t n_pending_copies;
@@ -93,6 +98,13 @@ bool scheduler_step_over(struct scheduler *s, struct sequence *seq);
 
 /* Gives all its blocks back and waits again. */
 void scheduler_preempt(struct scheduler *s, struct sequence *seq);
+
+/* Rows of the draft model that the sequence may feed now, up to `end`: fewer when a shared block
+ * ahead is being filled by another sequence. Marks those that this one will fill. */
+int32_t scheduler_draft_rows(struct scheduler *s, struct sequence *seq, int32_t end);
+
+/* The draft model has fed known tokens below `end`. */
+void scheduler_draft_fed(struct scheduler *s, struct sequence *seq, int32_t end);
 
 static inline int32_t *scheduler_blocks(struct scheduler *s, const struct sequence *seq)
 {

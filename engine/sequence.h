@@ -41,8 +41,12 @@ struct sequence {
     int32_t n_drafts; // proposed for the next step
     int32_t drafts[MAX_DRAFTS];
     int32_t n_verifying; // drafts in flight: not planned again before they are judged
+    int32_t draft_computed; // rows of the draft model: its KV below this is that of known tokens
+    int32_t draft_marked;   // blocks below it are marked as having draft KV
+    bool drafts_on_device;  // n_drafts is a count only: a draft model draws them in the same step
     bool waits_for_token; // a proposer needs the token in flight before the next step
-    int32_t spec_pause, spec_misses;
+    int32_t spec_pause; // turns without proposals
+    float spec_doubt;   // running share of rejected drafts; 0.3 at first
 
     bool was_admitted;   // hit statistics count the first admission only
     bool forked;

@@ -2,25 +2,16 @@
 
 #include "engine/base/json.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const struct {
     const char *name;
     enum spec_method method;
-} methods[] = {{"ngram", SPEC_NGRAM}};
+} methods[] = {{"ngram", SPEC_NGRAM}, {"draft_model", SPEC_DRAFT}};
 
-static enum status read_config(struct spec *sp, const struct json *j, struct err *err)
+static enum status read_numbers(struct spec *sp, const struct json *j, struct err *err)
 {
-    const char *method = json_get_string(j, "method");
-    for (size_t i = 0; method && i < sizeof methods / sizeof methods[0]; i++) {
-        if (strcmp(methods[i].name, method) == 0) {
-            sp->method = methods[i].method;
-        }
-    }
-    if (sp->method == SPEC_NONE) {
-        return err_set(err, ERR_UNSUPPORTED, "speculative-config: the method '%s' is not known",
-                       method ? method : "(missing)");
-    }
     int64_t k = json_get_int(j, "num_speculative_tokens", 4);
     int64_t max_n = json_get_int(j, "prompt_lookup_max", 5);
     int64_t min_n = json_get_int(j, "prompt_lookup_min", max_n < 2 ? max_n : 2);
@@ -36,7 +27,32 @@ static enum status read_config(struct spec *sp, const struct json *j, struct err
     sp->min_n = (int32_t)min_n;
     sp->max_n = (int32_t)max_n;
     sp->max_batch = (int32_t)json_get_int(j, "disable_by_batch_size", 32);
+    sp->fixed = json_get_bool(j, "fixed", false);
+    sp->draft_max_len = INT32_MAX;
     return OK;
+}
+
+static enum status read_config(struct spec *sp, const struct json *j, struct err *err)
+{
+    const char *method = json_get_string(j, "method"), *model = json_get_string(j, "model");
+    method = method ? method : model ? "draft_model" : NULL;
+    for (size_t i = 0; method && i < sizeof methods / sizeof methods[0]; i++) {
+        if (strcmp(methods[i].name, method) == 0) {
+            sp->method = methods[i].method;
+        }
+    }
+    if (sp->method == SPEC_NONE) {
+        return err_set(err, ERR_UNSUPPORTED, "speculative-config: the method '%s' is not one of "
+                       "ngram, draft_model", method ? method : "(missing)");
+    }
+    if (sp->method == SPEC_DRAFT && (!model || strlen(model) >= sizeof sp->model)) {
+        return err_set(err, ERR_INVALID, "speculative-config: 'model' must name the draft model's "
+                       "folder");
+    }
+    if (sp->method == SPEC_DRAFT) {
+        snprintf(sp->model, sizeof sp->model, "%s", model);
+    }
+    return read_numbers(sp, j, err);
 }
 
 enum status spec_init(struct spec *sp, const char *config, struct err *err)
@@ -54,6 +70,8 @@ enum status spec_init(struct spec *sp, const char *config, struct err *err)
     json_free(j);
     return st;
 }
+
+/* ---- n-gram lookup ------------------------------------------------------------------------ */
 
 int32_t spec_ngram(const int32_t *known, int32_t n, int32_t min_n, int32_t max_n, int32_t k,
                    int32_t *drafts)
@@ -80,26 +98,91 @@ int32_t spec_ngram(const int32_t *known, int32_t n, int32_t min_n, int32_t max_n
     return count;
 }
 
-/* Drafts that the sequence may have in the next step. */
+/* ---- how deep ----------------------------------------------------------------------------- */
+
+/* Seconds of a pass of n rows, between the measured points. */
+static float cost_at(const float *cost, int32_t n)
+{
+    int32_t i = 0;
+    while (i + 1 < SPEC_COST_POINTS && (2 << i) <= n) {
+        i++;
+    }
+    int32_t low = 1 << i;
+    if (i + 1 == SPEC_COST_POINTS) {
+        return cost[i] * (float)n / (float)low;
+    }
+    return cost[i] + (cost[i + 1] - cost[i]) * (float)(n - low) / (float)low;
+}
+
+int32_t spec_best_depth(const struct spec *sp, int32_t n, float acceptance, int32_t most)
+{
+    if (sp->fixed || sp->target_cost[0] <= 0.0f) {
+        return most;
+    }
+    float best_rate = 1.0f / cost_at(sp->target_cost, n), tokens = 1.0f, power = 1.0f;
+    int32_t best = 0;
+    for (int32_t k = 1; k <= most; k++) {
+        power *= acceptance;
+        tokens += power;
+        float time = cost_at(sp->target_cost, n * (k + 1));
+        time += sp->method == SPEC_DRAFT ? (float)k * cost_at(sp->draft_cost, n) : 0.0f;
+        if (tokens / time > best_rate) {
+            best_rate = tokens / time;
+            best = k;
+        }
+    }
+    return best;
+}
+
+/* Drafts that the sequence may have in the next step, whatever they cost. */
 static int32_t allowed(const struct spec *sp, const struct scheduler *s, const struct sequence *seq)
 {
     int32_t k = sp->k, asked = seq->request->params.num_speculative_tokens;
     int32_t left = seq->max_tokens - sequence_generated(seq) - 1;
-    int32_t room = s->limits.max_len - seq->n_known - 1;
+    int32_t longest = s->limits.max_len < sp->draft_max_len ? s->limits.max_len : sp->draft_max_len;
+    int32_t room = longest - seq->n_known - 1;
     k = asked >= 0 && asked < k ? asked : k;
     k = left < k ? left : k;
-    return room < k ? room : k;
+    k = room < k ? room : k;
+    return k > 0 ? k : 0;
 }
 
-/* The prompt and the output as one run of tokens; NULL-free fast path when nothing is generated. */
-static const int32_t *known_tokens(struct spec *sp, struct scheduler *s,
-                                   const struct sequence *seq)
+/* The prompt and the output as one run of tokens, in the scheduler's room for it. */
+static const int32_t *known_tokens(struct scheduler *s, const struct sequence *seq)
 {
-    (void)sp;
-    for (int32_t i = 0; i < seq->n_known; i++) {
-        s->known[i] = sequence_token(seq, i);
-    }
+    memcpy(s->known, seq->request->prompt, (size_t)seq->n_prompt * sizeof *s->known);
+    memcpy(s->known + seq->n_prompt, seq->output->tokens,
+           (size_t)sequence_generated(seq) * sizeof *s->known);
     return s->known;
+}
+
+/* ---- proposals ---------------------------------------------------------------------------- */
+
+enum { PAUSE = 32, LONG_LAG = 64 }; // tokens; chosen: a probe costs 3 % at worst
+
+static void propose_ngram(struct spec *sp, struct scheduler *s, struct sequence *seq, int32_t k)
+{
+    seq->n_drafts = spec_ngram(known_tokens(s, seq), seq->n_known, sp->min_n, sp->max_n, k,
+                               seq->drafts);
+    seq->drafts_on_device = false;
+    if (seq->n_drafts == 0) {
+        seq->spec_pause = 2; // nothing to copy from here: look again soon
+    }
+}
+
+/* Only a draft model that has nearly caught up can draft in the same step; `rows` is what the
+ * step's first draft pass has to feed already. */
+static int32_t propose_model(struct scheduler *s, struct sequence *seq, int32_t k, int32_t rows)
+{
+    int32_t lag = seq->n_known - seq->draft_computed;
+    int32_t can = scheduler_draft_rows(s, seq, seq->n_known);
+    lag = seq->n_known - seq->draft_computed;
+    if (can < lag || lag > LONG_LAG || rows + lag > s->limits.max_rows) {
+        return 0;
+    }
+    seq->n_drafts = k;
+    seq->drafts_on_device = true;
+    return lag;
 }
 
 void spec_propose(struct spec *sp, struct scheduler *s)
@@ -108,23 +191,29 @@ void spec_propose(struct spec *sp, struct scheduler *s)
         return;
     }
     bool busy = s->n_running > sp->max_batch;
+    sp->drafts_now = sp->method == SPEC_DRAFT && !busy;
+    int32_t rows = 0;
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
         if (seq->state != SEQ_RUNNING || seq->n_computed < seq->n_prompt - 1) {
             continue;
         }
-        if (seq->spec_pause > 0 || busy) {
-            seq->spec_pause -= seq->spec_pause > 0;
+        seq->n_drafts = 0;
+        int32_t k = busy || seq->spec_pause > 0 ? 0 : allowed(sp, s, seq);
+        k = k > 0 ? spec_best_depth(sp, s->n_running, 1.0f - seq->spec_doubt, k) : 0;
+        if (k == 0) { // look again after a while, if it was not worth it
+            seq->spec_pause = seq->spec_pause > 0 ? seq->spec_pause - 1 : busy ? 0 : PAUSE;
+            seq->spec_doubt *= seq->spec_pause == 1 ? 0.7f : 1.0f;
             seq->waits_for_token = false;
             continue;
         }
-        seq->waits_for_token = allowed(sp, s, seq) > 0;
-        if (seq->n_inflight == 0 && seq->waits_for_token &&
-            seq->n_computed == seq->n_known - 1) {
-            seq->n_drafts = spec_ngram(known_tokens(sp, s, seq), seq->n_known, sp->min_n,
-                                       sp->max_n, allowed(sp, s, seq), seq->drafts);
-            if (seq->n_drafts == 0) {
-                seq->spec_pause = 2; // nothing to copy from here: look again soon
-            }
+        seq->waits_for_token = true;
+        if (seq->n_inflight > 0 || seq->n_computed != seq->n_known - 1) {
+            continue;
+        }
+        if (sp->method == SPEC_NGRAM) {
+            propose_ngram(sp, s, seq, k);
+        } else {
+            rows += propose_model(s, seq, k, rows);
         }
     }
 }
@@ -137,11 +226,8 @@ void spec_observe(struct spec *sp, struct sequence *seq, int32_t n_drafts, int32
     for (int32_t i = 0; i < n_accepted; i++) {
         sp->accepted_per_pos[i]++;
     }
-    // A run of misses doubles the pause; one good guess ends it.
-    if (n_accepted > 0) {
-        seq->spec_misses = 0;
-    } else {
-        seq->spec_misses += seq->spec_misses < 6;
-        seq->spec_pause = seq->spec_misses > 1 ? 1 << seq->spec_misses : 0;
+    // Each accepted draft, and the first rejected one, is a trial of the acceptance.
+    for (int32_t i = 0; i < n_drafts && i <= n_accepted; i++) {
+        seq->spec_doubt += 0.1f * ((i < n_accepted ? 0.0f : 1.0f) - seq->spec_doubt);
     }
 }

@@ -1,7 +1,8 @@
 /* Speculation: proposers guess the tokens that come next, the ordinary forward pass computes all the
  * guesses' rows at once, and the ordinary sampler draws at each of them. A guess stands while it
  * equals what was drawn, so the text is the same whatever is proposed. A proposer never touches
- * pool, cache or plan: it fills sequence.drafts.
+ * pool, cache or plan: it fills sequence.drafts, or leaves that to the draft model's passes of the
+ * same step.
  *
  * A sequence that speculates is not planned while its last token is still in flight, since the
  * proposer needs it; with speculation paused it runs two steps deep like any other.
@@ -11,13 +12,22 @@
 
 #include "engine/scheduler.h"
 
-enum spec_method { SPEC_NONE, SPEC_NGRAM };
+enum spec_method { SPEC_NONE, SPEC_NGRAM, SPEC_DRAFT };
+
+enum { SPEC_COST_POINTS = 8 }; // times of 1, 2, 4, ... 128 rows
 
 struct spec {
     enum spec_method method;
+    char model[4096];     // folder of the draft model
     int32_t k;            // drafts per step at most
     int32_t min_n, max_n; // lengths of the suffix that n-gram lookup matches
-    int32_t max_batch;    // more decoding sequences than this and nothing is proposed
+    int32_t max_batch;    // more running sequences than this and nothing is proposed
+    int32_t draft_max_len;
+    bool drafts_now;      // the draft model follows the plan that comes: it has to see what it will
+                          // continue; set by spec_propose
+    bool fixed;           // always k: for tests and experiments
+    float target_cost[SPEC_COST_POINTS], draft_cost[SPEC_COST_POINTS]; // seconds; 0: not measured
+
     int64_t n_drafts, n_draft_tokens, n_accepted;
     int64_t accepted_per_pos[MAX_DRAFTS];
 };
@@ -30,6 +40,10 @@ void spec_propose(struct spec *sp, struct scheduler *s);
 
 /* After a verified step. */
 void spec_observe(struct spec *sp, struct sequence *seq, int32_t n_drafts, int32_t n_accepted);
+
+/* The number of drafts with the most tokens per second for one of n sequences whose drafts are
+ * accepted with this probability each; 0: not worth it. */
+int32_t spec_best_depth(const struct spec *sp, int32_t n, float acceptance, int32_t most);
 
 /* The tokens after the latest earlier occurrence of the longest suffix of min_n to max_n tokens;
  * returns how many (0 to k). known: n tokens. Time linear in n. */

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-void step_init(struct step *st, int32_t slot, const struct scheduler_limits *limits)
+void step_init(struct step *st, int32_t slot, const struct scheduler_limits *limits,
+               int32_t max_drafts)
 {
     size_t lanes = (size_t)limits->max_lanes;
     *st = (struct step){.slot = slot};
@@ -22,6 +23,7 @@ void step_init(struct step *st, int32_t slot, const struct scheduler_limits *lim
     st->pool_owners = xcalloc(lanes, sizeof *st->pool_owners);
     st->sorted = xcalloc(lanes, sizeof *st->sorted);
     st->room = xcalloc(lanes, sizeof *st->room);
+    step_init_draft(st, limits, max_drafts);
 }
 
 void step_deinit(struct step *st)
@@ -38,6 +40,7 @@ void step_deinit(struct step *st)
     free(st->pool_owners);
     free(st->sorted);
     free(st->room);
+    step_deinit_draft(st);
     *st = (struct step){0};
 }
 
@@ -211,7 +214,7 @@ static void build_rows(struct step *st, const struct plan_entry *e, int32_t firs
     int32_t n_plain = e->n_rows - e->n_drafts;
     for (int32_t i = 0; i < e->n_rows; i++) {
         int32_t pos = e->first + i;
-        int32_t token = i >= n_plain            ? seq->drafts[i - n_plain]
+        int32_t token = i >= n_plain         ? seq->drafts_on_device ? -1 : seq->drafts[i - n_plain]
                         : pos < seq->n_known ? sequence_token(seq, pos)
                                              : -1; // drawn by a step in flight
         st->rows[first_row + i] = (struct pass_row){seq->lane, token, pos, pos};
@@ -232,7 +235,7 @@ static void build_forks(struct step *st)
     }
 }
 
-void step_build(struct step *st, struct scheduler *s)
+void step_build(struct step *st, struct scheduler *s, bool draft)
 {
     struct plan *p = &st->plan;
     st->pass = (struct pass){.rows = st->rows, .seqs = st->seqs, .groups = st->groups,
@@ -256,6 +259,10 @@ void step_build(struct step *st, struct scheduler *s)
     }
     st->pass.n_seqs = p->n_entries;
     build_forks(st);
+    st->n_draft_passes = st->n_feeds = 0;
+    if (draft) {
+        step_build_draft(st, s);
+    }
     st->want.logits = st->pass.n_draws > 0;
     ASSERT(st->pass.n_rows == p->n_rows && st->pass.n_draws <= p->n_draws);
 }
@@ -276,7 +283,25 @@ static enum status update_lane(struct backend *be, const struct lane_update *u)
                : OK;
 }
 
-enum status step_execute(const struct step *st, struct model *target, int32_t n_vocab_used)
+static enum status run_pass(const struct pass *pass, struct model *m, struct model_outputs want,
+                            int32_t n_vocab_used)
+{
+    const struct backend_ops *ops = m->be->ops;
+    struct pass_shape shape;
+    TRY(ops->pass_begin(m->be, pass, &shape));
+    if (shape.issue) {
+        TRY(model_forward(m, &shape, want));
+        if (want.logits) {
+            struct sample_args sample = {.logits = m->logits, .n_out = shape.n_out,
+                                         .n_draws = shape.n_draws, .n_vocab_used = n_vocab_used};
+            TRY(ops->sample(m->be, &sample));
+        }
+    }
+    return ops->pass_end(m->be);
+}
+
+enum status step_execute(const struct step *st, struct model *target, struct model *draft,
+                         int32_t n_vocab_used)
 {
     struct backend *be = target->be;
     const struct backend_ops *ops = be->ops;
@@ -287,16 +312,11 @@ enum status step_execute(const struct step *st, struct model *target, int32_t n_
     if (st->plan.n_copies > 0) {
         TRY(ops->copy_blocks(be, st->plan.n_copies, st->plan.copies));
     }
-    struct pass_shape shape;
-    TRY(ops->pass_begin(be, &st->pass, &shape));
-    if (shape.issue) {
-        TRY(model_forward(target, &shape, st->want));
-        if (st->want.logits) {
-            struct sample_args sample = {.logits = target->logits, .n_out = shape.n_out,
-                                         .n_draws = shape.n_draws, .n_vocab_used = n_vocab_used};
-            TRY(ops->sample(be, &sample));
-        }
+    for (int32_t i = 0; i < st->n_draft_passes; i++) {
+        const struct pass *pass = &st->draft[i].pass;
+        struct model_outputs want = {.logits = pass->n_draws > 0};
+        TRY(run_pass(pass, draft, want, n_vocab_used));
     }
-    TRY(ops->pass_end(be));
+    TRY(run_pass(&st->pass, target, st->want, n_vocab_used));
     return ops->step_end(be);
 }

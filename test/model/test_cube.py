@@ -1,18 +1,29 @@
 """The cube: whatever the engine does meanwhile (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks), a
 request's tokens and log-probabilities are those of the request alone, to the bit."""
 import itertools
+import os
 import random
 
 import pytest
 
 import golden
 
-FAMILIES = ["llama-3", "mistral", "gemma-3", "qwen2-moe", "gpt-oss", "deepseek-v3"]
+FAMILIES = ["llama-3", "gemma-2", "qwen2-moe", "gpt-oss", "deepseek-v3"]
 NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":1}'
 
 CHUNKS = {"whole": [], "chunked": ["--max-num-batched-tokens", "23", "--max-num-seqs", "9"]}
 CACHE = {"cache": [], "no cache": ["--no-enable-prefix-caching"]}
-DRAFTS = {"plain": [], "ngram": ["--speculative-config", NGRAM]}
+DRAFT = '{"method":"draft_model","model":"%s","num_speculative_tokens":3,"fixed":true}'
+
+
+def drafts(family):
+    """A draft model that knows nothing of the target, and one that is the target."""
+    stranger = os.path.join(golden.GOLDEN, "llama-tied")
+    return {"plain": [], "ngram": ["--speculative-config", NGRAM], "draft": ["--speculative-config", DRAFT % stranger],
+            "own draft": ["--speculative-config", DRAFT % os.path.join(golden.GOLDEN, family)]}
+
+
+DRAFTS = ["plain", "ngram", "draft", "own draft"]
 POOL = {"large pool": [], "tiny pool": ["--num-gpu-blocks-override", "17"]}
 RANKS = {"one rank": [], "two ranks": ["--tensor-parallel-size", "2"]}
 
@@ -56,11 +67,11 @@ CUBE = list(itertools.product(CHUNKS, CACHE, DRAFTS, POOL))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_that_goes_on_changes_a_request(family, alone):
     saw = {"preemptions": 0, "cached_tokens": 0, "accepted_draft_tokens": 0}
-    for chunks, cache, drafts, pool in CUBE:
-        flags = CHUNKS[chunks] + CACHE[cache] + DRAFTS[drafts] + POOL[pool] + ["--max-model-len", "256"]
+    for chunks, cache, how, pool in CUBE:
+        flags = CHUNKS[chunks] + CACHE[cache] + drafts(family)[how] + POOL[pool] + ["--max-model-len", "256"]
         answers = golden.generate(family, requests(), *flags)
         for i, (have, want) in enumerate(zip(answers, alone[family])):
-            assert essence(have) == want, f"{family}, {chunks}, {cache}, {drafts}, {pool}: request {i}"
+            assert essence(have) == want, f"{family}, {chunks}, {cache}, {how}, {pool}: request {i}"
             for k in saw:
                 saw[k] += have["usage"][k]
     # The cube means something only if these happened.
@@ -73,9 +84,19 @@ def test_drafts_were_accepted():
 
 
 @pytest.mark.parametrize("family", golden.families())
+def test_chunks_of_any_size_give_the_same_bits(family):
+    prompt = requests()[4]["prompt_token_ids"]
+    score = [{"prompt_token_ids": prompt, "max_tokens": 0, "prompt_logprobs": True}]
+    want = golden.generate(family, score)[0]["prompt_logprobs"]
+    for rows in ("2", "5", "23"):
+        have = golden.generate(family, score, "--max-num-batched-tokens", rows, "--max-num-seqs", "1")[0]
+        assert have["prompt_logprobs"] == want, f"{family}, {rows} rows a step"
+
+
+@pytest.mark.parametrize("family", golden.families())
 def test_two_ranks_give_the_bits_of_one(family):
     some = requests()[2:6]
     want = [essence(a) for a in golden.generate(family, some)]
-    for drafts in DRAFTS:
-        answers = golden.generate(family, some, *RANKS["two ranks"], *DRAFTS[drafts])
-        assert [essence(a) for a in answers] == want, f"{family}, {drafts}"
+    for how, flags in drafts(family).items():
+        answers = golden.generate(family, some, *RANKS["two ranks"], *flags)
+        assert [essence(a) for a in answers] == want, f"{family}, {how}"

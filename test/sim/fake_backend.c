@@ -11,21 +11,23 @@ struct slot {
     int32_t token, pos; // token -1: poisoned
 };
 
+enum { MAX_PASSES = 17 };
+
 struct fake {
     struct backend base;
     struct fake_control *control;
     struct backend_limits l;
-    struct slot *slots;  // [n_blocks * block_tokens]
+    struct slot *slots[2]; // by KV set: [n_blocks * block_tokens]
     int32_t *history;    // [max_lanes, max_len]
     int32_t *tables;     // [max_lanes, max_blocks_per_lane]
     uint64_t *seeds;     // [max_lanes]
     float *pool_state;   // [max_lanes]
     uint64_t *row_hash;  // [max_rows]
     const struct pass *pass;
-    int32_t slot_now;
-    struct draw_result *results[2];
+    int32_t slot_now, n_passes;
+    struct draw_result *results[2][MAX_PASSES];
     float *pooled[2];
-    int32_t n_draws[2];
+    int32_t n_draws[2][MAX_PASSES];
     int dummy;
 };
 
@@ -119,9 +121,11 @@ static enum status fake_setup(struct backend *be, const struct backend_limits *l
     f->l = *limits;
     size_t n = (size_t)limits->n_blocks * (size_t)limits->block_tokens;
     size_t lanes = (size_t)limits->max_lanes;
-    f->slots = xcalloc(n, sizeof *f->slots);
-    for (size_t i = 0; i < n; i++) {
-        f->slots[i].token = -1;
+    for (int set = 0; set < 2; set++) {
+        f->slots[set] = xcalloc(n, sizeof *f->slots[set]);
+        for (size_t i = 0; i < n; i++) {
+            f->slots[set][i].token = -1;
+        }
     }
     f->history = xcalloc(lanes * (size_t)limits->max_len, sizeof *f->history);
     f->tables = xcalloc(lanes * (size_t)limits->max_blocks_per_lane, sizeof *f->tables);
@@ -129,7 +133,9 @@ static enum status fake_setup(struct backend *be, const struct backend_limits *l
     f->row_hash = xcalloc((size_t)limits->max_rows, sizeof *f->row_hash);
     f->pool_state = xcalloc(lanes, sizeof *f->pool_state);
     for (int i = 0; i < 2; i++) {
-        f->results[i] = xcalloc((size_t)limits->max_out_rows, sizeof *f->results[i]);
+        for (int j = 0; j < limits->max_passes; j++) {
+            f->results[i][j] = xcalloc((size_t)limits->max_out_rows, sizeof *f->results[i][j]);
+        }
         f->pooled[i] = xcalloc(lanes * (size_t)limits->hidden, sizeof *f->pooled[i]);
     }
     return OK;
@@ -148,14 +154,17 @@ static enum status fake_kv_open(struct backend *be, int32_t set, const struct kv
 static void fake_close(struct backend *be)
 {
     struct fake *f = fake_of(be);
-    free(f->slots);
+    free(f->slots[0]);
+    free(f->slots[1]);
     free(f->history);
     free(f->tables);
     free(f->seeds);
     free(f->row_hash);
     free(f->pool_state);
     for (int i = 0; i < 2; i++) {
-        free(f->results[i]);
+        for (int j = 0; j < MAX_PASSES; j++) {
+            free(f->results[i][j]);
+        }
         free(f->pooled[i]);
     }
     free(f);
@@ -165,6 +174,7 @@ static enum status fake_step_begin(struct backend *be, int32_t slot)
 {
     struct fake *f = fake_of(be);
     f->slot_now = slot;
+    f->n_passes = 0;
     f->control->n_steps++;
     return f->control->n_steps == f->control->fail_at_step ? ERR_DEVICE : OK;
 }
@@ -200,9 +210,10 @@ static enum status fake_copy_blocks(struct backend *be, int32_t n, const struct 
 {
     struct fake *f = fake_of(be);
     size_t size = (size_t)f->l.block_tokens;
-    for (int32_t i = 0; i < n; i++) {
-        memcpy(f->slots + (size_t)copies[i].to * size, f->slots + (size_t)copies[i].from * size,
-               size * sizeof *f->slots);
+    for (int32_t i = 0; i < 2 * n; i++) {
+        struct slot *slots = f->slots[i % 2];
+        memcpy(slots + (size_t)copies[i / 2].to * size, slots + (size_t)copies[i / 2].from * size,
+               size * sizeof *slots);
     }
     return OK;
 }
@@ -222,7 +233,8 @@ static enum status fake_poison_blocks(struct backend *be, int32_t n, const int32
     struct fake *f = fake_of(be);
     int32_t size = f->l.block_tokens;
     for (int32_t i = 0; i < n * size; i++) {
-        f->slots[blocks[i / size] * size + i % size].token = -1;
+        f->slots[0][blocks[i / size] * size + i % size].token = -1;
+        f->slots[1][blocks[i / size] * size + i % size].token = -1;
     }
     return OK;
 }
@@ -232,7 +244,7 @@ static struct slot *slot_at(struct fake *f, int32_t lane, int32_t pos)
     int32_t size = f->l.block_tokens;
     int32_t block = f->tables[lane * f->l.max_blocks_per_lane + pos / size];
     ASSERT(block >= 0 && block < f->l.n_blocks);
-    return &f->slots[block * size + pos % size];
+    return &f->slots[f->pass->kv_set][block * size + pos % size];
 }
 
 static int32_t *history_at(struct fake *f, int32_t lane, int32_t pos)
@@ -314,7 +326,7 @@ static enum status fake_sample(struct backend *be, const struct sample_args *a)
     for (int32_t i = 0; i < a->n_draws; i++) {
         const struct pass_draw *d = &f->pass->draws[i];
         uint64_t h = f->row_hash[f->pass->out_rows[d->out_row]];
-        struct draw_result *r = &f->results[f->slot_now][i];
+        struct draw_result *r = &f->results[f->slot_now][f->n_passes][i];
         *r = (struct draw_result){.n_top = 0};
         int32_t *next = history_at(f, d->lane, d->pos + 1);
         if (d->kind == DRAW_SCORE) {
@@ -323,6 +335,9 @@ static enum status fake_sample(struct backend *be, const struct sample_args *a)
             continue;
         }
         r->token = pick(h, f->seeds[d->lane], f->l.vocab);
+        if (d->kind == DRAW_DRAFT && h % 3 == 0) {
+            r->token = (r->token + 1) % f->l.vocab; // a draft model is not always right
+        }
         if (d->keep) {
             *next = r->token;
         }
@@ -349,7 +364,7 @@ static enum status fake_pool(struct backend *be, const struct pool_args *a)
 static enum status fake_pass_end(struct backend *be)
 {
     struct fake *f = fake_of(be);
-    f->n_draws[f->slot_now] = f->pass->n_draws;
+    f->n_draws[f->slot_now][f->n_passes++] = f->pass->n_draws;
     return OK;
 }
 
@@ -363,8 +378,10 @@ static enum status fake_step_wait(struct backend *be, int32_t slot, struct pass_
                                   int32_t max_passes)
 {
     struct fake *f = fake_of(be);
-    ASSERT(max_passes >= 1);
-    results[0] = (struct pass_results){f->n_draws[slot], f->results[slot], f->pooled[slot]};
+    for (int32_t i = 0; i < max_passes; i++) {
+        results[i] = (struct pass_results){f->n_draws[slot][i], f->results[slot][i],
+                                           f->pooled[slot]};
+    }
     return OK;
 }
 

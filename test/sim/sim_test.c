@@ -47,10 +47,13 @@ static struct engine_options options_of(struct sim *s)
     o.max_model_len = MAX_PROMPT + MAX_OUT;
     o.no_prefix_cache = draw(s, 5) == 0;
     o.no_chunked_prefill = draw(s, 5) == 0;
-    if (draw(s, 2)) {
-        o.speculative_config =
-            "{\"method\":\"ngram\",\"num_speculative_tokens\":3,\"prompt_lookup_min\":1}";
-    }
+    static const char *const specs[] = {
+        NULL, "{\"method\":\"ngram\",\"num_speculative_tokens\":3,\"prompt_lookup_min\":1}",
+        "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","
+        "\"num_speculative_tokens\":1,\"fixed\":true}",
+        "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","
+        "\"num_speculative_tokens\":4,\"disable_by_batch_size\":3}"};
+    o.speculative_config = specs[draw(s, 4)];
     return o;
 }
 

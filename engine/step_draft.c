@@ -1,0 +1,138 @@
+/* The draft model's passes of a step. Its KV lies under the same block ids as the target's; one rule
+ * keeps it right: pass 0 feeds known[draft_computed:], whatever the reason it lags (a bonus token, a
+ * pause, a cache hit, a preemption). */
+#include "engine/step.h"
+
+#include "engine/base/assert.h"
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+
+void step_init_draft(struct step *st, const struct scheduler_limits *limits, int32_t max_drafts)
+{
+    size_t lanes = (size_t)limits->max_lanes;
+    for (int32_t i = 0; i < max_drafts; i++) {
+        size_t rows = i == 0 ? (size_t)limits->max_rows : lanes;
+        struct draft_pass *d = &st->draft[i];
+        d->rows = xcalloc(rows, sizeof *d->rows);
+        d->seqs = xcalloc(lanes, sizeof *d->seqs);
+        d->out_rows = xcalloc(lanes, sizeof *d->out_rows);
+        d->draws = xcalloc(lanes, sizeof *d->draws);
+        d->owners = xcalloc(lanes, sizeof *d->owners);
+    }
+    st->feeds = max_drafts > 0 ? xcalloc(lanes, sizeof *st->feeds) : NULL;
+}
+
+void step_deinit_draft(struct step *st)
+{
+    for (int32_t i = 0; i < MAX_DRAFTS; i++) {
+        free(st->draft[i].rows);
+        free(st->draft[i].seqs);
+        free(st->draft[i].out_rows);
+        free(st->draft[i].draws);
+        free(st->draft[i].owners);
+    }
+    free(st->feeds);
+}
+
+static void begin_pass(struct draft_pass *d)
+{
+    d->pass = (struct pass){.model = 1, .kv_set = 1, .rows = d->rows, .seqs = d->seqs,
+                            .out_rows = d->out_rows, .draws = d->draws};
+}
+
+/* Rows first .. first + n of the sequence; a draft is drawn from the last if `draws`. */
+static void add_rows(struct draft_pass *d, struct sequence *seq, int32_t first, int32_t n,
+                     bool draws)
+{
+    struct pass *p = &d->pass;
+    d->seqs[p->n_seqs++] = (struct pass_seq){seq->lane, p->n_rows, n, first, false};
+    for (int32_t pos = first; pos < first + n; pos++) {
+        int32_t token = pos < seq->n_known ? sequence_token(seq, pos) : -1;
+        d->rows[p->n_rows++] = (struct pass_row){seq->lane, token, pos, pos};
+    }
+    if (draws) {
+        d->owners[p->n_draws] = seq;
+        d->out_rows[p->n_out] = p->n_rows - 1;
+        d->draws[p->n_draws++] = (struct pass_draw){
+            .out_row = p->n_out++, .lane = seq->lane, .pos = first + n - 1,
+            .n_prompt = seq->n_prompt, .kind = DRAW_DRAFT, .keep = true,
+            .noise = seq->request->params.temperature > 0.0f, .tree_row = -1};
+    }
+}
+
+/* An entry's known rows, as far as the budget and shared blocks allow. */
+static void feed(struct step *st, struct scheduler *s, const struct plan_entry *e)
+{
+    struct sequence *seq = e->seq;
+    int32_t end = e->first + e->n_rows - e->n_drafts;
+    int32_t room = s->limits.max_rows - st->draft[0].pass.n_rows;
+    int32_t n = scheduler_draft_rows(s, seq, end);
+    n = n < room ? n : room;
+    bool draws = e->n_drafts > 0 && seq->drafts_on_device;
+    ASSERT(!draws || (n > 0 && seq->draft_computed + n == end)); // the proposer saw to it
+    if (n > 0) {
+        add_rows(&st->draft[0], seq, seq->draft_computed, n, draws);
+        st->feeds[st->n_feeds++] = (struct draft_feed){seq, seq->draft_computed, n};
+        seq->draft_computed += n;
+    }
+}
+
+void step_build_draft(struct step *st, struct scheduler *s)
+{
+    int32_t deepest = 0;
+    begin_pass(&st->draft[0]);
+    for (int32_t pass = 0; pass < 2; pass++) { // those that speculate first: they must fit
+        for (int32_t i = 0; i < st->plan.n_entries; i++) {
+            const struct plan_entry *e = &st->plan.entries[i];
+            bool speculates = e->n_drafts > 0 && e->seq->drafts_on_device;
+            if (speculates == (pass == 0) && e->seq->request->pool == POOL_NONE) {
+                feed(st, s, e);
+                deepest = speculates && e->n_drafts > deepest ? e->n_drafts : deepest;
+            }
+        }
+    }
+    if (st->draft[0].pass.n_rows == 0) {
+        return;
+    }
+    st->n_draft_passes = deepest > 1 ? deepest : 1;
+    for (int32_t j = 1; j < st->n_draft_passes; j++) {
+        begin_pass(&st->draft[j]);
+        for (int32_t i = 0; i < st->plan.n_entries; i++) {
+            const struct plan_entry *e = &st->plan.entries[i];
+            if (e->n_drafts > j && e->seq->drafts_on_device) {
+                add_rows(&st->draft[j], e->seq, e->first + e->n_rows - e->n_drafts + j - 1, 1,
+                         true);
+                e->seq->draft_computed++;
+            }
+        }
+    }
+}
+
+void step_commit_draft_ids(struct step *st)
+{
+    for (int32_t j = 0; j < st->n_draft_passes; j++) {
+        const struct draft_pass *d = &st->draft[j];
+        for (int32_t i = 0; i < d->pass.n_draws; i++) {
+            d->owners[i]->drafts[j] = st->results[j].draws[i].token;
+        }
+    }
+}
+
+void step_commit_draft_kv(struct step *st, struct scheduler *s)
+{
+    for (int32_t i = 0; i < st->n_feeds; i++) {
+        struct sequence *seq = st->feeds[i].seq;
+        if (seq->state != SEQ_RUNNING) {
+            continue;
+        }
+        // Rejected drafts were fed too: their rows are overwritten by the next feed.
+        int32_t right = seq->draft_computed < seq->n_known - 1 ? seq->draft_computed
+                                                               : seq->n_known - 1;
+        if (seq->n_inflight <= 1) { // no later step has fed more
+            seq->draft_computed = right;
+        }
+        int32_t sure = st->feeds[i].first + st->feeds[i].n;
+        scheduler_draft_fed(s, seq, right > sure ? right : sure < seq->n_known ? sure : right);
+    }
+}
