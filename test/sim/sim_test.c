@@ -236,7 +236,7 @@ static void run_many(bool faults)
 {
     const char *runs = getenv("SIM_RUNS"), *from = getenv("SIM_SEED");
     uint64_t first = from ? strtoull(from, NULL, 10) : 1;
-    int n = runs ? (int)strtol(runs, NULL, 10) : 2000;
+    int n = runs ? (int)strtol(runs, NULL, 10) : 400;
     for (int i = 0; i < n; i++) {
         run_once(first + (uint64_t)i, faults);
         if (check_failures > 0) {
