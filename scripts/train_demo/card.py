@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Puts the accuracy table of a report (train.py --report) into models/README.md, between its two
-marks.
+"""Puts the accuracy of both models into models/README.md, between its two marks.
 
-scripts/train_demo/card.py report.json models/README.md
+scripts/eval_demo --base-url ... --cases 100 --json > demo.json          (a server of models/demo)
+scripts/eval_demo --base-url ... --cases 100 --json > draft.json         (one of models/demo-draft)
+scripts/train_demo/card.py demo.json draft.json models/README.md
 """
 
 import json
@@ -12,31 +13,25 @@ from pathlib import Path
 BEGIN, END = "<!-- table: scripts/train_demo/card.py -->", "<!-- end of table -->"
 
 
-def table(report):
-    found = report["evaluation"]
-    lines = [
-        (
-            f"{found['cases_per_task']} held-out cases of each task, greedy, bf16, PyTorch"
-            f" {report['torch']} on {report['device']}:"
-        ),
-        "",
-        "| task | demo | demo-draft | tokens of demo's answers that the draft would write |",
-        "|---|---|---|---|",
-    ]
-    for task, share in found["demo"].items():
+def table(demo, draft):
+    lines = ["| task | cases | demo | demo-draft |", "|---|---|---|---|"]
+    for task, row in demo["tasks"].items():
+        other = draft["tasks"][task]
+        if row["cases"] != other["cases"] or row["errors"] or other["errors"]:
+            raise SystemExit(f"card.py: {task}: not the same cases, or failed requests")
         lines.append(
-            f"| {task} | {share:.2f} | {found['demo-draft'][task]:.2f} |"
-            f" {found['agreement'][task]:.3f} |"
+            f"| {task} | {row['cases']} | {row['accuracy']:.2f} | {other['accuracy']:.2f} |"
         )
     return "\n".join(lines)
 
 
 def main():
-    if len(sys.argv) != 3:
+    if len(sys.argv) != 4:
         raise SystemExit(__doc__)
-    report, card = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    demo, draft = (json.loads(Path(name).read_text()) for name in sys.argv[1:3])
+    card = Path(sys.argv[3])
     before, rest = card.read_text().split(BEGIN)
-    card.write_text(f"{before}{BEGIN}\n{table(report)}\n{END}{rest.split(END)[1]}")
+    card.write_text(f"{before}{BEGIN}\n{table(demo, draft)}\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,113 @@
+"""The yardstick: the demo model's accuracy over the API, and the same answers whatever the server
+does for speed."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SLUICE = os.environ.get("SLUICE", os.path.join(ROOT, "build", "sluice"))
+DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
+START_S = 60
+# The two tasks that everything rests on, and a look at the rest.
+LOOKS = [
+    ["--tasks", "arithmetic,lookup", "--cases", "40", "--floor", "0.95"],
+    ["--cases", "6", "--floor", "0.8"],
+]
+
+
+def can_serve():
+    done = subprocess.run([SLUICE, "--help"], capture_output=True, text=True)
+    return re.search(r"^ +serve ", done.stdout + done.stderr, re.M) is not None
+
+
+pytestmark = pytest.mark.skipif(not can_serve(), reason="built without the server")
+
+
+class Server:
+    def __init__(self, log, *flags):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+        self.log = log
+        command = [
+            SLUICE,
+            "serve",
+            os.path.join(ROOT, "models", "demo"),
+            "--device",
+            DEVICE,
+            "--port",
+            str(self.port),
+        ]
+        with open(log, "w") as out:
+            self.process = subprocess.Popen([*command, *flags], stdout=out, stderr=out)
+
+    def __enter__(self):
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            try:
+                with urllib.request.urlopen(
+                    f"http://127.0.0.1:{self.port}/health/ready", timeout=1
+                ):
+                    return self
+            except OSError:
+                assert self.process.poll() is None, open(self.log).read()[-2000:]
+                time.sleep(0.1)
+        self.__exit__()
+        raise AssertionError("not ready: " + open(self.log).read()[-2000:])
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def evaluate(self, *flags):
+        url = f"http://127.0.0.1:{self.port}/v1"
+        command = [
+            sys.executable,
+            os.path.join(ROOT, "scripts", "eval_demo"),
+            "--base-url",
+            url,
+            "--json",
+            *flags,
+        ]
+        return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """(file of the default server's answers, what eval_demo said)."""
+    folder = tmp_path_factory.mktemp("demo")
+    with Server(folder / "log") as server:
+        done = [server.evaluate("--save", str(folder / "answers.json"), *look) for look in LOOKS]
+    return folder / "answers.json", done
+
+
+def test_accuracy_is_above_the_floors(plain):
+    for done in plain[1]:
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# The CPU backend gives the same bits whatever the batch, the chunks and the cache do.
+@pytest.mark.skipif(DEVICE != "cpu", reason="elsewhere near ties may fall either way")
+@pytest.mark.parametrize(
+    "flags",
+    [["--no-enable-prefix-caching"], ["--max-num-batched-tokens", "64"], ["--max-num-seqs", "2"]],
+)
+def test_answers_do_not_depend_on_how_they_are_scheduled(plain, tmp_path, flags):
+    answers, _ = plain
+    with Server(tmp_path / "log", *flags) as server:
+        done = server.evaluate("--cases", "3", "--concurrency", "8", "--compare", str(answers))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(done.stdout)["tasks"]
+    assert {task: row["differ"] for task, row in rows.items() if row["differ"]} == {}
