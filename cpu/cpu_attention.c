@@ -7,8 +7,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Tokens of K or V that are widened to fp32 at a time (whole pages, at least one). */
-enum { RUN_TOKENS = 64 };
+/* Pages that one call of a kernel reads, and tokens of values turned out of K at a time. */
+enum { RUN_PAGES = 32, RUN_TOKENS = 64 };
 
 struct attn_job {
     struct cpu_backend *cpu;
@@ -55,19 +55,26 @@ static bool tree_sees(const struct attn_job *job, const struct attn_tile *t, int
            pass->rows[t->seq->first_row + other].pos >= first_key(job, pass->rows[row].pos);
 }
 
+static void hide(float *s, int32_t from, int32_t to)
+{
+    for (int32_t i = from; i < to; i++) {
+        s[i] = -INFINITY;
+    }
+}
+
 /* Scores of keys that the row does not see become -infinity. s: of keys [begin, end). */
 static void mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                      int32_t begin, int32_t end)
 {
-    int32_t low = first_key(job, job->cpu->pass->rows[row].pos);
-    int32_t n_past = t->seq->n_past;
-    int32_t high = t->seq->tree ? n_past : n_past + row - t->seq->first_row + 1;
-    for (int32_t key = begin; key < end; key++) {
-        bool sees = key >= low && key < high;
-        if (t->seq->tree && key >= n_past) {
-            sees = key < n_past + t->seq->n_rows && tree_sees(job, t, row, key - n_past);
-        }
-        if (!sees) {
+    int32_t low = first_key(job, job->cpu->pass->rows[row].pos), n_past = t->seq->n_past;
+    hide(s, 0, low < end ? low - begin : end - begin);
+    if (!t->seq->tree) {
+        int32_t high = n_past + row - t->seq->first_row + 1;
+        hide(s, high > begin ? high - begin : 0, end - begin);
+        return;
+    }
+    for (int32_t key = n_past > begin ? n_past : begin; key < end; key++) {
+        if (!tree_sees(job, t, row, key - n_past)) {
             s[key - begin] = -INFINITY;
         }
     }
@@ -99,12 +106,17 @@ static const char *page_of(const struct attn_job *job, const struct attn_tile *t
 static void chunk_scores(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                          int32_t first, int32_t end)
 {
+    const char *pages[RUN_PAGES];
     int32_t tokens = job->cpu->limits.block_tokens, dim = job->a->head_dim_k;
-    for (int32_t page = first / tokens * tokens; page < end; page += tokens) {
-        job->cpu->kernels->widen(job->pages->dtype, page_of(job, t, page), t->k,
-                                 (int64_t)dim * tokens);
-        job->cpu->kernels->scores(t->q, dim, t->n_vectors, t->k, dim, tokens,
-                                  t->s + (page - begin), t->s_stride);
+    struct page_run run = {.dtype = job->pages->dtype, .tokens = tokens, .pages = pages};
+    for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {
+        run.n_pages = 0;
+        while (run.n_pages < RUN_PAGES && key + run.n_pages * tokens < end) {
+            pages[run.n_pages] = page_of(job, t, key + run.n_pages * tokens);
+            run.n_pages++;
+        }
+        job->cpu->kernels->scores(t->q, dim, t->n_vectors, &run, dim, t->s + (key - begin),
+                                  t->s_stride);
     }
 }
 
@@ -120,12 +132,8 @@ static void chunk_softmax(const struct attn_job *job, struct attn_tile *t, int32
             k->softcap(s + (first - begin), job->a->softcap, end - first);
         }
         mask_row(job, t, t->row + i / t->n_heads, s + (first - begin), first, end);
-        for (int32_t j = 0; j < first - begin; j++) {
-            s[j] = -INFINITY;
-        }
-        for (int32_t j = end - begin; j < n; j++) {
-            s[j] = -INFINITY;
-        }
+        hide(s, 0, first - begin);
+        hide(s, end - begin, n);
         max[i] = k->max(s, n);
         sum[i] = 0.0f;
         if (max[i] > -INFINITY || max[i] != max[i]) {
@@ -136,25 +144,15 @@ static void chunk_softmax(const struct attn_job *job, struct attn_tile *t, int32
     }
 }
 
-/* Widens the values of keys [key, key + n) into t->v; they lie in one page. */
-static void widen_values(const struct attn_job *job, struct attn_tile *t, int32_t key, int32_t n,
-                         float *to)
+/* The values of a page whose V lies inside K, turned into rows. */
+static void turn_values(const struct attn_job *job, struct attn_tile *t, const char *page, float *to)
 {
     const struct kv_pages *p = job->pages;
-    int32_t tokens = job->cpu->limits.block_tokens, token = key % tokens;
-    const char *page = page_of(job, t, key);
-    if (!p->geometry.v_in_k) {
-        job->cpu->kernels->widen(p->dtype,
-                                 page + p->k_bytes +
-                                     (size_t)token * (size_t)p->v_stride * dtype_bytes(p->dtype),
-                                 to, (int64_t)n * p->v_stride);
-        return;
-    }
-    job->cpu->kernels->widen(p->dtype, page, t->k, (int64_t)p->geometry.head_dim_v * tokens);
-    for (int32_t i = 0; i < n; i++) {
+    int32_t tokens = job->cpu->limits.block_tokens, dim = p->geometry.head_dim_v;
+    job->cpu->kernels->widen(p->dtype, page, t->k, (int64_t)dim * tokens);
+    for (int32_t i = 0; i < tokens; i++) {
         for (int32_t d = 0; d < p->v_stride; d++) {
-            to[(int64_t)i * p->v_stride + d] =
-                d < p->geometry.head_dim_v ? t->k[(int64_t)d * tokens + token + i] : 0.0f;
+            to[(int64_t)i * p->v_stride + d] = d < dim ? t->k[(int64_t)d * tokens + i] : 0.0f;
         }
     }
 }
@@ -163,19 +161,27 @@ static void widen_values(const struct attn_job *job, struct attn_tile *t, int32_
 static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                          int32_t first, int32_t end)
 {
-    int32_t tokens = job->cpu->limits.block_tokens, stride = job->pages->v_stride;
-    for (int32_t key = first; key < end;) {
-        int32_t run = key, n = 0;
-        while (run < end && (n == 0 || n + tokens <= RUN_TOKENS)) {
-            int32_t page_end = (run / tokens + 1) * tokens;
-            int32_t part = (page_end < end ? page_end : end) - run;
-            widen_values(job, t, run, part, t->v + (int64_t)n * stride);
-            n += part;
-            run += part;
+    const char *pages[RUN_PAGES];
+    const struct kv_pages *p = job->pages;
+    int32_t tokens = job->cpu->limits.block_tokens;
+    int32_t most = p->geometry.v_in_k ? (tokens < RUN_TOKENS ? RUN_TOKENS / tokens : 1) : RUN_PAGES;
+    struct page_run run = {.dtype = p->geometry.v_in_k ? DT_F32 : p->dtype,
+                           .tokens = tokens,
+                           .pages = pages};
+    for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {
+        run.n_pages = 0;
+        while (run.n_pages < most && key + run.n_pages * tokens < end) {
+            const char *page = page_of(job, t, key + run.n_pages * tokens);
+            float *turned = t->v + (int64_t)run.n_pages * tokens * p->v_stride;
+            if (p->geometry.v_in_k) {
+                turn_values(job, t, page, turned);
+            }
+            pages[run.n_pages++] = p->geometry.v_in_k ? (const char *)turned : page + p->k_bytes;
         }
-        job->cpu->kernels->weigh(t->s + (key - begin), t->s_stride, t->n_vectors, t->v, stride, n,
-                                 t->chunk);
-        key = run;
+        run.first = first > key ? first - key : 0;
+        run.end = end - key < run.n_pages * tokens ? end - key : run.n_pages * tokens;
+        job->cpu->kernels->weigh(t->s + (key - begin), t->s_stride, t->n_vectors, &run,
+                                 p->v_stride, t->chunk);
     }
 }
 

@@ -19,6 +19,15 @@ typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, 
 
 enum { K_UNIT = 32 };
 
+/* Consecutive pages of one head's K or V, as they are stored. `first` and `end` bound the tokens
+ * that weigh reads, counted from the first page's first. */
+struct page_run {
+    enum dtype dtype;
+    int32_t n_pages, tokens; // of one page
+    int32_t first, end;
+    const char *const *pages;
+};
+
 struct argmax {
     float value;
     int32_t id;
@@ -47,12 +56,13 @@ struct cpu_kernels {
 
     /* Stored numbers to fp32. */
     void (*widen)(enum dtype dtype, const void *from, float *to, int64_t n);
-    /* s[i * s_stride + t] = q[i] . k[.][t]; k: [dim][n_tokens] */
-    void (*scores)(const float *q, int64_t q_stride, int32_t m, const float *k, int32_t dim,
-                   int32_t n_tokens, float *s, int64_t s_stride);
-    /* acc[i][d] += sum over t of p[i][t] * v[t][d]; dim is a multiple of PANEL. */
-    void (*weigh)(const float *p, int64_t p_stride, int32_t m, const float *v, int32_t dim,
-                  int32_t n_tokens, float *acc);
+    /* s[i * s_stride + page * tokens + t] = q[i] . k[.][t], k being [dim][tokens] of each page */
+    void (*scores)(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
+                   int32_t dim, float *s, int64_t s_stride);
+    /* acc[i][d] += sum over t of p[i][t] * v[t][d], v being [tokens][dim] of each page; dim is a
+     * multiple of PANEL. */
+    void (*weigh)(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
+                  int32_t dim, float *acc);
     float (*max)(const float *x, int64_t n);
     /* x = exp(x - max) in place; returns the sum. */
     float (*exp_sum)(float *x, int64_t n, float max);
@@ -64,6 +74,8 @@ struct cpu_kernels {
     struct argmax (*argmax)(const float *x, int32_t n);
     /* Likewise of x[i] + gumbel(seed, position, i); -infinity is never chosen. */
     struct argmax (*argmax_gumbel)(const float *x, int32_t n, uint64_t seed, int32_t position);
+    /* out[i] = exact_exp(x[i] - max) */
+    void (*exp_exact)(const float *x, int32_t n, float max, float *out);
     /* sum of exp(x - max) in double, without changing x */
     double (*exp_total)(const float *x, int32_t n, float max);
 

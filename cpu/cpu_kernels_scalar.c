@@ -130,27 +130,40 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     }
 }
 
-static void scores(const float *q, int64_t q_stride, int32_t m, const float *k, int32_t dim,
-                   int32_t n_tokens, float *s, int64_t s_stride)
+static float stored(const struct page_run *run, int32_t page, int64_t at)
+{
+    const char *p = run->pages[page];
+    switch (run->dtype) {
+    case DT_BF16: return bf16_to_f32(((const uint16_t *)p)[at]);
+    case DT_F16: return f16_to_f32(((const uint16_t *)p)[at]);
+    default: return ((const float *)p)[at];
+    }
+}
+
+static void scores(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
+                   int32_t dim, float *s, int64_t s_stride)
 {
     for (int32_t i = 0; i < m; i++) {
-        for (int32_t t = 0; t < n_tokens; t++) {
+        for (int32_t t = 0; t < k->n_pages * k->tokens; t++) {
             float sum = 0.0f;
             for (int32_t d = 0; d < dim; d++) {
-                sum += q[i * q_stride + d] * k[(int64_t)d * n_tokens + t];
+                sum += q[i * q_stride + d] *
+                       stored(k, t / k->tokens, (int64_t)d * k->tokens + t % k->tokens);
             }
             s[i * s_stride + t] = sum;
         }
     }
 }
 
-static void weigh(const float *p, int64_t p_stride, int32_t m, const float *v, int32_t dim,
-                  int32_t n_tokens, float *acc)
+static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
+                  int32_t dim, float *acc)
 {
     for (int32_t i = 0; i < m; i++) {
-        for (int32_t t = 0; t < n_tokens; t++) {
+        for (int32_t t = v->first; t < v->end; t++) {
             for (int32_t d = 0; d < dim; d++) {
-                acc[(int64_t)i * dim + d] += p[i * p_stride + t] * v[(int64_t)t * dim + d];
+                acc[(int64_t)i * dim + d] +=
+                    p[i * p_stride + t] *
+                    stored(v, t / v->tokens, (int64_t)(t % v->tokens) * dim + d);
             }
         }
     }
@@ -215,6 +228,13 @@ static struct argmax argmax_gumbel(const float *x, int32_t n, uint64_t seed, int
     return best;
 }
 
+static void exp_exact(const float *x, int32_t n, float max, float *out)
+{
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = exact_exp(x[i] - max);
+    }
+}
+
 static double exp_total(const float *x, int32_t n, float max)
 {
     double sum = 0.0;
@@ -268,6 +288,7 @@ const struct cpu_kernels cpu_kernels_scalar = {
     .scale = scale_by,
     .argmax = argmax,
     .argmax_gumbel = argmax_gumbel,
+    .exp_exact = exp_exact,
     .exp_total = exp_total,
     .read_all = read_all,
     .spin_fma = spin,

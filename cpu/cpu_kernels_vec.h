@@ -10,7 +10,7 @@
 
 /* Accumulators of a block: rows x vectors. What the registers hold: 32, 16 or 32 of them. */
 #if defined(__AVX512F__)
-enum { GEMM_ROWS = 6, GEMM_VECS = 4, SCORE_ROWS = 12, SCORE_VECS = 1 };
+enum { GEMM_ROWS = 6, GEMM_VECS = 4, SCORE_ROWS = 6, SCORE_VECS = 4 };
 #elif defined(__AVX2__)
 enum { GEMM_ROWS = 6, GEMM_VECS = 2, SCORE_ROWS = 6, SCORE_VECS = 2 };
 #else
@@ -21,6 +21,9 @@ enum { PANEL_VECS = PANEL / VEC };
 
 /* Bytes ahead of the reading of a weight by one row: about what is in flight from memory. */
 enum { PREFETCH_BYTES = 2048 };
+
+/* Rows from which a product computes longer than its weights take to arrive. */
+enum { MANY_ROWS = 64 };
 
 enum gemm_kind { GEMM_F32, GEMM_F16, GEMM_BF16, GEMM_BF16_DOT };
 
@@ -74,10 +77,11 @@ VEC_INLINE void step_dot(const uint16_t *a, int64_t a_stride, const char *w, vf 
 }
 #endif
 
-/* rows x vecs sums over all of k. w_step: bytes from one k (or pair) to the next. */
+/* rows x vecs sums over all of k. w_step: bytes from one k (or pair) to the next. `ahead`: how far
+ * ahead of its use a weight is asked for; 0: it is in the cache. */
 VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64_t w_step,
-                           int64_t k, float *c, bool first, const int rows, const int vecs,
-                           const enum gemm_kind kind)
+                           int64_t k, float *c, bool first, int64_t ahead, const int rows,
+                           const int vecs, const enum gemm_kind kind)
 {
     vf acc[GEMM_ROWS][MAX_PANELS * PANEL_VECS];
     for (int i = 0; i < rows; i++) {
@@ -87,9 +91,9 @@ VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64
     }
     const int pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
     for (int64_t x = 0; x < k; x += pair, w += w_step) {
-        if (rows == 1) {
-            for (int64_t line = 0; line < w_step; line += 64) {
-                __builtin_prefetch(w + PREFETCH_BYTES + line);
+        if (ahead > 0) {
+            for (int j = 0; j < vecs * VEC_BYTES * (kind == GEMM_F16 ? 1 : 2) / 2; j += 64) {
+                __builtin_prefetch(w + ahead + j);
             }
         }
 #if defined(__AVX512BF16__)
@@ -118,19 +122,22 @@ VEC_INLINE void gemm_rows(const void *a, int64_t a_stride, int32_t m, const char
 {
     const int64_t size = kind == GEMM_BF16_DOT ? 2 : 4;
     const char *row = a;
-    for (; m >= GEMM_ROWS; m -= GEMM_ROWS) {
-        gemm_block(row, a_stride, w, w_step, k, c, first, GEMM_ROWS, vecs, kind);
+    /* The first rows to read a stretch of weights ask for the stretch after it. */
+    const int64_t pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
+    int64_t ahead = m == 1 ? PREFETCH_BYTES : m <= MANY_ROWS ? w_step * (k / pair) : 0;
+    for (; m >= GEMM_ROWS; m -= GEMM_ROWS, ahead = 0) {
+        gemm_block(row, a_stride, w, w_step, k, c, first, ahead, GEMM_ROWS, vecs, kind);
         row += GEMM_ROWS * a_stride * size;
         c += GEMM_ROWS * TILE;
     }
     switch (m) {
 #if defined(__AVX2__)
-    case 5: gemm_block(row, a_stride, w, w_step, k, c, first, 5, vecs, kind); break;
-    case 4: gemm_block(row, a_stride, w, w_step, k, c, first, 4, vecs, kind); break;
+    case 5: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 5, vecs, kind); break;
+    case 4: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 4, vecs, kind); break;
 #endif
-    case 3: gemm_block(row, a_stride, w, w_step, k, c, first, 3, vecs, kind); break;
-    case 2: gemm_block(row, a_stride, w, w_step, k, c, first, 2, vecs, kind); break;
-    case 1: gemm_block(row, a_stride, w, w_step, k, c, first, 1, vecs, kind); break;
+    case 3: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 3, vecs, kind); break;
+    case 2: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 2, vecs, kind); break;
+    case 1: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 1, vecs, kind); break;
     default: break;
     }
 }
@@ -142,9 +149,10 @@ VEC_INLINE void gemm_panels(const void *a, int64_t a_stride, int32_t m, const vo
     const int64_t size = kind == GEMM_F32 ? 4 : kind == GEMM_F16 ? 2 : 4; // of one output's step
     const int64_t w_step = panels * PANEL * size;
     if (m == 1 && panels == MAX_PANELS) {
-        gemm_block(a, a_stride, w, w_step, k, c, first, 1, MAX_PANELS * PANEL_VECS, kind);
+        gemm_block(a, a_stride, w, w_step, k, c, first, PREFETCH_BYTES, 1,
+                   MAX_PANELS * PANEL_VECS, kind);
     } else if (m == 1 && panels == 2) {
-        gemm_block(a, a_stride, w, w_step, k, c, first, 1, 2 * PANEL_VECS, kind);
+        gemm_block(a, a_stride, w, w_step, k, c, first, PREFETCH_BYTES, 1, 2 * PANEL_VECS, kind);
     } else if (GEMM_VECS == MAX_PANELS * PANEL_VECS && panels == MAX_PANELS) {
         gemm_rows(a, a_stride, m, w, w_step, k, c, first, MAX_PANELS * PANEL_VECS, kind);
     } else {
@@ -382,119 +390,166 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     }
 }
 
-VEC_INLINE void score_block(const float *q, int64_t q_stride, const float *k, int32_t dim,
-                            int32_t n_tokens, float *s, int64_t s_stride, const int rows,
-                            const int vecs)
+VEC_INLINE vf load_stored(const enum dtype dtype, const char *p, int64_t at)
+{
+    return dtype == DT_F32    ? vec_load((const float *)p + at)
+           : dtype == DT_BF16 ? vec_from_bf16((const uint16_t *)p + at)
+                              : vec_from_f16((const uint16_t *)p + at);
+}
+
+/* rows x vecs scores: the vectors are consecutive runs of tokens, `per_page` of them in a page. */
+VEC_INLINE void score_block(const float *q, int64_t q_stride, const struct page_run *k,
+                            int32_t first_vec, int32_t per_page, int32_t dim, float *s,
+                            int64_t s_stride, const int rows, const int vecs,
+                            const enum dtype dtype)
 {
     vf acc[SCORE_ROWS][SCORE_VECS];
-    for (int i = 0; i < rows; i++) {
-        for (int j = 0; j < vecs; j++) {
+    const char *from[SCORE_VECS];
+    const int64_t size = dtype == DT_F32 ? 4 : 2;
+    for (int j = 0; j < vecs; j++) {
+        from[j] = k->pages[(first_vec + j) / per_page] + (first_vec + j) % per_page * VEC * size;
+        for (int i = 0; i < rows; i++) {
             acc[i][j] = vec_set(0.0f);
         }
     }
-    for (int32_t d = 0; d < dim; d++, k += n_tokens) {
+    for (int32_t d = 0; d < dim; d++) {
+        vf x[SCORE_VECS];
         for (int j = 0; j < vecs; j++) {
-            vf x = vec_load(k + j * VEC);
-            for (int i = 0; i < rows; i++) {
-                acc[i][j] = vec_fma(vec_set(q[i * q_stride + d]), x, acc[i][j]);
+            x[j] = load_stored(dtype, from[j], (int64_t)d * k->tokens);
+        }
+        for (int i = 0; i < rows; i++) {
+            vf one = vec_set(q[i * q_stride + d]);
+            for (int j = 0; j < vecs; j++) {
+                acc[i][j] = vec_fma(one, x[j], acc[i][j]);
             }
         }
     }
     for (int i = 0; i < rows; i++) {
         for (int j = 0; j < vecs; j++) {
-            vec_store(s + i * s_stride + j * VEC, acc[i][j]);
+            vec_store(s + i * s_stride + (first_vec + j) * VEC, acc[i][j]);
         }
     }
 }
 
-VEC_INLINE void score_rows(const float *q, int64_t q_stride, int32_t m, const float *k, int32_t dim,
-                           int32_t n_tokens, float *s, int64_t s_stride, const int vecs)
+VEC_INLINE void score_rows(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
+                           int32_t vec, int32_t per_page, int32_t dim, float *s, int64_t s_stride,
+                           const int vecs, const enum dtype dtype)
 {
     int32_t i = 0;
     for (; i + SCORE_ROWS <= m; i += SCORE_ROWS) {
-        score_block(q + i * q_stride, q_stride, k, dim, n_tokens, s + i * s_stride, s_stride,
-                    SCORE_ROWS, vecs);
+        score_block(q + i * q_stride, q_stride, k, vec, per_page, dim, s + i * s_stride, s_stride,
+                    SCORE_ROWS, vecs, dtype);
     }
     for (; i + 4 <= m; i += 4) {
-        score_block(q + i * q_stride, q_stride, k, dim, n_tokens, s + i * s_stride, s_stride, 4,
-                    vecs);
+        score_block(q + i * q_stride, q_stride, k, vec, per_page, dim, s + i * s_stride, s_stride,
+                    4, vecs, dtype);
     }
     for (; i < m; i++) {
-        score_block(q + i * q_stride, q_stride, k, dim, n_tokens, s + i * s_stride, s_stride, 1,
-                    vecs);
+        score_block(q + i * q_stride, q_stride, k, vec, per_page, dim, s + i * s_stride, s_stride,
+                    1, vecs, dtype);
     }
 }
 
-static void scores(const float *q, int64_t q_stride, int32_t m, const float *k, int32_t dim,
-                   int32_t n_tokens, float *s, int64_t s_stride)
+VEC_INLINE void score_pages(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
+                            int32_t dim, float *s, int64_t s_stride, const enum dtype dtype)
 {
-    int32_t t = 0;
-    for (; t + SCORE_VECS * VEC <= n_tokens; t += SCORE_VECS * VEC) {
-        score_rows(q, q_stride, m, k + t, dim, n_tokens, s + t, s_stride, SCORE_VECS);
+    int32_t per_page = k->tokens / VEC, n = k->n_pages * per_page, vec = 0;
+    for (; vec + SCORE_VECS <= n; vec += SCORE_VECS) {
+        score_rows(q, q_stride, m, k, vec, per_page, dim, s, s_stride, SCORE_VECS, dtype);
     }
-    for (; t + VEC <= n_tokens; t += VEC) {
-        score_rows(q, q_stride, m, k + t, dim, n_tokens, s + t, s_stride, 1);
-    }
-    for (int32_t i = 0; i < m && t < n_tokens; i++) {
-        for (int32_t u = t; u < n_tokens; u++) {
-            float sum = 0.0f;
-            for (int32_t d = 0; d < dim; d++) {
-                sum = fmaf(q[i * q_stride + d], k[(int64_t)d * n_tokens + u], sum);
-            }
-            s[i * s_stride + u] = sum;
-        }
+    for (; vec < n; vec++) {
+        score_rows(q, q_stride, m, k, vec, per_page, dim, s, s_stride, 1, dtype);
     }
 }
 
-VEC_INLINE void weigh_block(const float *p, int64_t p_stride, const float *v, int32_t dim,
-                            int32_t n_tokens, float *acc, const int rows, const int vecs)
+/* Pages that are no whole number of vectors go the scalar way, whoever reads them. */
+static void scores(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
+                   int32_t dim, float *s, int64_t s_stride)
+{
+    if (k->tokens % VEC != 0) {
+        cpu_kernels_scalar.scores(q, q_stride, m, k, dim, s, s_stride);
+    } else if (k->dtype == DT_F32) {
+        score_pages(q, q_stride, m, k, dim, s, s_stride, DT_F32);
+    } else if (k->dtype == DT_BF16) {
+        score_pages(q, q_stride, m, k, dim, s, s_stride, DT_BF16);
+    } else {
+        score_pages(q, q_stride, m, k, dim, s, s_stride, DT_F16);
+    }
+}
+
+VEC_INLINE void weigh_block(const float *p, int64_t p_stride, const struct page_run *v,
+                            int32_t column, int32_t dim, float *acc, const int rows,
+                            const int vecs, const enum dtype dtype)
 {
     vf sum[GEMM_ROWS][GEMM_VECS];
     for (int i = 0; i < rows; i++) {
         for (int j = 0; j < vecs; j++) {
-            sum[i][j] = vec_load(acc + (int64_t)i * dim + j * VEC);
+            sum[i][j] = vec_load(acc + (int64_t)i * dim + column + j * VEC);
         }
     }
-    for (int32_t t = 0; t < n_tokens; t++, v += dim) {
-        for (int j = 0; j < vecs; j++) {
-            vf x = vec_load(v + j * VEC);
+    for (int32_t t = v->first; t < v->end;) {
+        int32_t page = t / v->tokens, in_page = t % v->tokens;
+        int32_t n = v->tokens - in_page < v->end - t ? v->tokens - in_page : v->end - t;
+        for (int32_t last = t + n; t < last; t++, in_page++) {
+            vf x[GEMM_VECS];
+            for (int j = 0; j < vecs; j++) {
+                x[j] = load_stored(dtype, v->pages[page], (int64_t)in_page * dim + column + j * VEC);
+            }
             for (int i = 0; i < rows; i++) {
-                sum[i][j] = vec_fma(vec_set(p[i * p_stride + t]), x, sum[i][j]);
+                vf one = vec_set(p[i * p_stride + t]);
+                for (int j = 0; j < vecs; j++) {
+                    sum[i][j] = vec_fma(one, x[j], sum[i][j]);
+                }
             }
         }
     }
     for (int i = 0; i < rows; i++) {
         for (int j = 0; j < vecs; j++) {
-            vec_store(acc + (int64_t)i * dim + j * VEC, sum[i][j]);
+            vec_store(acc + (int64_t)i * dim + column + j * VEC, sum[i][j]);
         }
     }
 }
 
-VEC_INLINE void weigh_rows(const float *p, int64_t p_stride, int32_t m, const float *v, int32_t dim,
-                           int32_t n_tokens, float *acc, const int vecs)
+VEC_INLINE void weigh_rows(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
+                           int32_t column, int32_t dim, float *acc, const int vecs,
+                           const enum dtype dtype)
 {
     int32_t i = 0;
     for (; i + GEMM_ROWS <= m; i += GEMM_ROWS) {
-        weigh_block(p + i * p_stride, p_stride, v, dim, n_tokens, acc + (int64_t)i * dim,
-                    GEMM_ROWS, vecs);
+        weigh_block(p + i * p_stride, p_stride, v, column, dim, acc + (int64_t)i * dim, GEMM_ROWS,
+                    vecs, dtype);
     }
-    for (; i + 4 <= m; i += 4) {
-        weigh_block(p + i * p_stride, p_stride, v, dim, n_tokens, acc + (int64_t)i * dim, 4, vecs);
+    for (; GEMM_ROWS > 4 && i + 4 <= m; i += 4) {
+        weigh_block(p + i * p_stride, p_stride, v, column, dim, acc + (int64_t)i * dim, 4, vecs,
+                    dtype);
     }
     for (; i < m; i++) {
-        weigh_block(p + i * p_stride, p_stride, v, dim, n_tokens, acc + (int64_t)i * dim, 1, vecs);
+        weigh_block(p + i * p_stride, p_stride, v, column, dim, acc + (int64_t)i * dim, 1, vecs,
+                    dtype);
     }
 }
 
-static void weigh(const float *p, int64_t p_stride, int32_t m, const float *v, int32_t dim,
-                  int32_t n_tokens, float *acc)
+VEC_INLINE void weigh_pages(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
+                            int32_t dim, float *acc, const enum dtype dtype)
 {
     int32_t d = 0;
     for (; d + GEMM_VECS * VEC <= dim; d += GEMM_VECS * VEC) {
-        weigh_rows(p, p_stride, m, v + d, dim, n_tokens, acc + d, GEMM_VECS);
+        weigh_rows(p, p_stride, m, v, d, dim, acc, GEMM_VECS, dtype);
     }
     for (; d < dim; d += VEC) {
-        weigh_rows(p, p_stride, m, v + d, dim, n_tokens, acc + d, 1);
+        weigh_rows(p, p_stride, m, v, d, dim, acc, 1, dtype);
+    }
+}
+
+static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
+                  int32_t dim, float *acc)
+{
+    if (v->dtype == DT_F32) {
+        weigh_pages(p, p_stride, m, v, dim, acc, DT_F32);
+    } else if (v->dtype == DT_BF16) {
+        weigh_pages(p, p_stride, m, v, dim, acc, DT_BF16);
+    } else {
+        weigh_pages(p, p_stride, m, v, dim, acc, DT_F16);
     }
 }
 
@@ -566,27 +621,94 @@ static struct argmax argmax(const float *x, int32_t n)
     return (struct argmax){-INFINITY, n > 0 ? 0 : -1}; // all NaN
 }
 
-enum { NOISE_RUN = 64 };
+enum { NOISE_RUN = 4 * VEC }; // ids of VEC blocks of the generator
 
-/* The noise of NOISE_RUN ids from `first`, a multiple of 4: the loops are plain so that the
- * compiler makes vectors of them. */
+/* rng_philox of VEC consecutive blocks. */
+VEC_INLINE void philox(uint64_t seed, int32_t position, uint32_t block, vu out[4])
+{
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    vu x0 = (vu){0} + (uint32_t)position, x1 = (vu){0} + (uint32_t)RNG_SAMPLE, x2, x3 = {0};
+    for (int i = 0; i < VEC; i++) {
+        x2[i] = block + (uint32_t)i;
+    }
+    for (int round = 0; round < 10; round++) {
+        vu high0, low0, high1, low1;
+        vec_mul_wide(x0, 0xD2511F53u, &high0, &low0);
+        vec_mul_wide(x2, 0xCD9E8D57u, &high1, &low1);
+        x0 = high1 ^ x1 ^ k0;
+        x2 = high0 ^ x3 ^ k1;
+        x1 = low1;
+        x3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = x0;
+    out[1] = x1;
+    out[2] = x2;
+    out[3] = x3;
+}
+
+/* (float)x, rounded once: both halves are exact. */
+VEC_INLINE vf float_of(vu x)
+{
+    vf high = __builtin_convertvector((vi)(x >> 16), vf);
+    vf low = __builtin_convertvector((vi)(x & 0xFFFFu), vf);
+    return vec_fma(high, vec_set(65536.0f), low);
+}
+
+/* exact_log_parts, exact_log and gumbel_noise of engine/base/exact.h, to the bit. */
+VEC_INLINE vf log_parts(vf f, vf e)
+{
+    vf p = vec_set(-0.07634496688842773f);
+    p = vec_fma(p, f, vec_set(0.1276157647371292f));
+    p = vec_fma(p, f, vec_set(-0.13160182535648346f));
+    p = vec_fma(p, f, vec_set(0.14201757311820984f));
+    p = vec_fma(p, f, vec_set(-0.16623356938362122f));
+    p = vec_fma(p, f, vec_set(0.20001226663589478f));
+    p = vec_fma(p, f, vec_set(-0.2500081956386566f));
+    p = vec_fma(p, f, vec_set(0.3333333134651184f));
+    vf square = f * f;
+    vf tail = vec_fma(p, f, vec_set(-0.5f));
+    vf y = vec_fma(e, vec_set(-2.12194440e-4f), vec_set(0.0f));
+    y = vec_fma(tail, square, y);
+    y = y + f;
+    return vec_fma(e, vec_set(0.693359375f), y);
+}
+
+VEC_INLINE void split(vf x, vf *f, vf *e)
+{
+    vi exponent = ((vi)x - 0x3F3504F3) >> 23;
+    *f = (vf)((vi)x - (vi)((vu)exponent << 23)) - vec_set(1.0f);
+    *e = __builtin_convertvector(exponent, vf);
+}
+
+VEC_INLINE vf noise_of(vu bits)
+{
+    vu rest = ~bits;
+    vf unit = vec_set(2.3283064365386963e-10f), half = vec_set(0.5f), f, e;
+    vf u = (float_of(bits) + half) * unit, t = (float_of(rest) + half) * unit;
+    split(u, &f, &e);
+    vi near_one = (vi)(rest < 0x4AFB0CCCu);
+    f = vec_select(near_one, -t, f);
+    e = vec_select(near_one, vec_set(0.0f), e);
+    vf w = -log_parts(f, e);
+    split(w, &f, &e);
+    return -log_parts(f, e);
+}
+
+/* The noise of NOISE_RUN ids from `first`, a multiple of 4. */
 static void noise_run(uint64_t seed, int32_t position, int32_t first, float *noise)
 {
-    uint32_t bits[4][NOISE_RUN / 4];
-    for (int i = 0; i < NOISE_RUN / 4; i++) {
-        struct rng_block b = rng_philox(seed, (uint32_t)position, RNG_SAMPLE,
-                                        ((uint32_t)first >> 2) + (uint32_t)i, 0);
-        bits[0][i] = b.v[0];
-        bits[1][i] = b.v[1];
-        bits[2][i] = b.v[2];
-        bits[3][i] = b.v[3];
+    vu bits[4];
+    float by_block[4][VEC];
+    philox(seed, position, (uint32_t)first >> 2, bits);
+    for (int i = 0; i < 4; i++) {
+        vec_store(by_block[i], noise_of(bits[i]));
     }
-    uint32_t in_order[NOISE_RUN];
-    for (int i = 0; i < NOISE_RUN; i++) {
-        in_order[i] = bits[i & 3][i >> 2];
-    }
-    for (int i = 0; i < NOISE_RUN; i++) {
-        noise[i] = gumbel_noise(in_order[i]);
+    for (int i = 0; i < VEC; i++) {
+        for (int j = 0; j < 4; j++) {
+            noise[4 * i + j] = by_block[j][i];
+        }
     }
 }
 
@@ -596,22 +718,37 @@ static struct argmax argmax_gumbel(const float *x, int32_t n, uint64_t seed, int
     float noise[NOISE_RUN];
     for (int32_t first = 0; first < n; first += NOISE_RUN) {
         int32_t end = n - first < NOISE_RUN ? n - first : NOISE_RUN;
-        bool any = false;
-        for (int32_t i = 0; i < end; i++) {
-            any |= x[first + i] > -INFINITY;
-        }
-        if (!any) {
+        if (!(max_of(x + first, end) > -INFINITY)) {
             continue;
         }
         noise_run(seed, position, first, noise);
         for (int32_t i = 0; i < end; i++) {
-            float v = x[first + i] + noise[i];
-            if (x[first + i] > -INFINITY && (v > best.value || best.id < 0)) {
-                best = (struct argmax){v, first + i};
+            noise[i] = x[first + i] + noise[i];
+        }
+        if (best.id >= 0 && !(max_of(noise, end) > best.value)) {
+            continue;
+        }
+        for (int32_t i = 0; i < end; i++) {
+            if (x[first + i] > -INFINITY && (noise[i] > best.value || best.id < 0)) {
+                best = (struct argmax){noise[i], first + i};
             }
         }
     }
     return best;
+}
+
+/* exact_exp to the bit: the products that it leaves to the compiler cannot round. */
+static void exp_exact(const float *x, int32_t n, float max, float *out)
+{
+    int32_t i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        vf y = vec_load(x + i) - vec_set(max);
+        vf e = vec_exp(y);
+        vec_store(out + i, vec_select(y > vec_set(-87.0f), e, vec_set(0.0f)));
+    }
+    for (; i < n; i++) {
+        out[i] = exact_exp(x[i] - max);
+    }
 }
 
 static double exp_total(const float *x, int32_t n, float max)
@@ -649,7 +786,7 @@ static float read_all(const void *p, size_t n_bytes)
     return vec_sum((vf)(s[0] ^ s[1] ^ s[2] ^ s[3]));
 }
 
-enum { SPIN_CHAINS = 12 };
+enum { SPIN_CHAINS = VEC_BYTES == 64 ? 24 : 12 }; // covers latency times issue
 
 static float spin_fma(int64_t n)
 {
@@ -658,7 +795,7 @@ static float spin_fma(int64_t n)
         x[j] = vec_set((float)j);
     }
     for (int64_t i = 0; i < n; i++) {
-#pragma GCC unroll 12
+#pragma GCC unroll 24
         for (int j = 0; j < SPIN_CHAINS; j++) {
             x[j] = vec_fma(x[j], a, b);
         }
@@ -678,7 +815,7 @@ static float spin_product(int64_t n)
         x[j] = vec_set((float)j);
     }
     for (int64_t i = 0; i < n; i++) {
-#pragma GCC unroll 12
+#pragma GCC unroll 24
         for (int j = 0; j < SPIN_CHAINS; j++) {
             x[j] = (vf)_mm512_dpbf16_ps((__m512)x[j], a, b);
         }
@@ -714,6 +851,7 @@ const struct cpu_kernels KERNELS_TABLE = {
     .scale = scale_by,
     .argmax = argmax,
     .argmax_gumbel = argmax_gumbel,
+    .exp_exact = exp_exact,
     .exp_total = exp_total,
     .read_all = read_all,
     .spin_fma = spin_fma,

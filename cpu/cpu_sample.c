@@ -28,6 +28,7 @@ struct known {
 
 struct scratchpad {
     float *scores;   // [vocab]
+    float *shares;   // [vocab] exact_exp(score - max)
     uint32_t *count; // [vocab] occurrences; all zero between uses
     uint64_t *mass;  // [SELECT_BINS]
 };
@@ -181,15 +182,15 @@ static uint32_t score_key(float x)
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-static uint64_t mass_of(float score, float max)
+static uint64_t mass_of(float share)
 {
-    return (uint64_t)(exact_exp(score - max) * 1099511627776.0f);
+    return (uint64_t)(int64_t)(share * 1099511627776.0f);
 }
 
 /* Keeps the highest scores, the lower id first among equals, until their weights reach `target`:
  * weights are 1 (top-k) or the probabilities (top-p). A radix search from the top bits of the key
  * finds the score at which the target is reached. What is not kept becomes -infinity. */
-static void keep_top(float *s, int32_t n, uint64_t target, bool by_mass, float max,
+static void keep_top(float *s, int32_t n, uint64_t target, bool by_mass,
                      const struct scratchpad *pad)
 {
     static const int shifts[] = {32 - SELECT_BITS, 32 - 2 * SELECT_BITS, 0};
@@ -201,7 +202,7 @@ static void keep_top(float *s, int32_t n, uint64_t target, bool by_mass, float m
             uint32_t key = score_key(s[i]);
             if (key != 0 && (key & known) == prefix) {
                 uint32_t bin = (key & ~known) >> shifts[step];
-                pad->mass[bin] += by_mass ? mass_of(s[i], max) : 1;
+                pad->mass[bin] += by_mass ? mass_of(pad->shares[i]) : 1;
             }
         }
         int32_t bin = SELECT_BINS - 1;
@@ -214,7 +215,7 @@ static void keep_top(float *s, int32_t n, uint64_t target, bool by_mass, float m
     for (int32_t i = 0; i < n; i++) {
         uint32_t key = score_key(s[i]);
         if (key == prefix && left > 0) {
-            uint64_t w = by_mass ? mass_of(s[i], max) : 1;
+            uint64_t w = by_mass ? mass_of(pad->shares[i]) : 1;
             left = w < left ? left - w : 0;
         } else if (key <= prefix) {
             s[i] = -INFINITY;
@@ -222,22 +223,28 @@ static void keep_top(float *s, int32_t n, uint64_t target, bool by_mass, float m
     }
 }
 
-static void narrow(const struct sampling_params *p, float *s, int32_t n, float max,
-                   const struct scratchpad *pad)
+static void narrow(const struct cpu_backend *cpu, const struct sampling_params *p, float *s,
+                   int32_t n, float max, const struct scratchpad *pad)
 {
+    if (p->top_p < 1.0f || p->min_p > 0.0f) {
+        cpu->kernels->exp_exact(s, n, max, pad->shares);
+    }
     if (p->top_k > 0 && p->top_k < n) {
-        keep_top(s, n, (uint64_t)p->top_k, false, max, pad);
+        keep_top(s, n, (uint64_t)p->top_k, false, pad);
     }
     if (p->top_p < 1.0f) {
         uint64_t total = 0;
         for (int32_t i = 0; i < n; i++) {
-            total += mass_of(s[i], max);
+            if (!(s[i] > -INFINITY)) { // left out by top-k
+                pad->shares[i] = 0.0f;
+            }
+            total += mass_of(pad->shares[i]);
         }
         double target = ceil((double)p->top_p * (double)total);
-        keep_top(s, n, target >= 1.0 ? (uint64_t)target : 1, true, max, pad);
+        keep_top(s, n, target >= 1.0 ? (uint64_t)target : 1, true, pad);
     }
     for (int32_t i = 0; p->min_p > 0.0f && i < n; i++) {
-        if (exact_exp(s[i] - max) < p->min_p) {
+        if (pad->shares[i] < p->min_p) {
             s[i] = -INFINITY;
         }
     }
@@ -266,11 +273,11 @@ static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw 
     if (temperature == 0.0f) {
         return best.id;
     }
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = 0; temperature != 1.0f && i < n; i++) {
         pad->scores[i] = pad->scores[i] / temperature;
     }
     float max = best.value / temperature;
-    narrow(p, pad->scores, n, max, pad);
+    narrow(cpu, p, pad->scores, n, max, pad);
     int32_t id = kernels->argmax_gumbel(pad->scores, n, p->seed, d->pos + 1).id;
     return id >= 0 ? id : best.id;
 }
@@ -316,6 +323,7 @@ static void draw_item(void *arg, int32_t item, int32_t thread)
         .count = (uint32_t *)(scratch + SELECT_BINS * sizeof(uint64_t)),
     };
     pad.scores = (float *)(pad.count + cpu->limits.vocab);
+    pad.shares = pad.scores + cpu->limits.vocab;
     const float *logits = tensor_row(&job->a->logits, d->out_row);
     struct draw_result *r = &job->slot->draws[job->slot->n_draws_used + item];
     r->n_top = 0;

@@ -23,6 +23,8 @@ enum { VEC = 4 };
 
 typedef float vf __attribute__((vector_size(VEC_BYTES)));
 typedef int32_t vi __attribute__((vector_size(VEC_BYTES)));
+typedef uint32_t vu __attribute__((vector_size(VEC_BYTES)));
+typedef uint64_t vl __attribute__((vector_size(VEC_BYTES)));
 typedef float vf_anywhere __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
 
 #define VEC_INLINE static inline __attribute__((always_inline))
@@ -150,6 +152,27 @@ VEC_INLINE void vec_to_f16(uint16_t *p, vf v)
 }
 
 #endif
+
+/* The 64-bit products of the even lanes (the low halves of a's and b's 64-bit lanes). */
+VEC_INLINE vl vec_mul_even(vl a, vl b)
+{
+#if defined(__AVX512F__)
+    return (vl)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (vl)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#else
+    return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu);
+#endif
+}
+
+/* Both halves of the products x * m, lane by lane. */
+VEC_INLINE void vec_mul_wide(vu x, uint32_t m, vu *high, vu *low)
+{
+    vl mm = (vl){0} + (uint64_t)m;
+    vl even = vec_mul_even((vl)x, mm), odd = vec_mul_even((vl)x >> 32, mm);
+    *high = (vu)(even >> 32 | (odd & 0xFFFFFFFF00000000u));
+    *low = (vu)((even & 0xFFFFFFFFu) | odd << 32);
+}
 
 /* Where the mask has ones, a; else b. */
 VEC_INLINE vf vec_select(vi mask, vf a, vf b)

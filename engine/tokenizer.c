@@ -137,6 +137,7 @@ void scratch_give(const struct tokenizer *tok, struct scratch *sc)
     struct tokenizer *shared = (struct tokenizer *)tok;
     sc->out = NULL;
     sc->err = NULL;
+    sc->has_input = false;
     scratch_trim(sc);
     for (size_t i = 0; i < sizeof tok->scratches / sizeof tok->scratches[0]; i++) {
         struct scratch *none = NULL;
@@ -156,7 +157,7 @@ struct job {
     const char *s;
     size_t n;
     struct range *input; // where the user's bytes are
-    size_t n_input, cap_input;
+    size_t n_input, cap_input, next_input;
 };
 
 static void add_input(struct job *job, size_t start, size_t end)
@@ -249,7 +250,7 @@ static void map_input(struct job *job, struct range stretch, size_t n_normalized
         prepended += job->tok->norms[i].kind == NORM_PREPEND ? job->tok->norms[i].text_bytes : 0;
     }
     struct scratch *other = scratch_take(job->tok);
-    for (size_t k = 0; k <= job->n_input; k++) {
+    for (size_t k = job->next_input; at < stretch.end - stretch.start; k++) {
         struct range r = k < job->n_input ? job->input[k] : (struct range){stretch.end, stretch.end};
         size_t cuts[2] = {r.start, r.end};
         for (int half = 0; half < 2; half++) {
@@ -278,14 +279,13 @@ static void map_input(struct job *job, struct range stretch, size_t n_normalized
     }
 }
 
-static bool touches_input(const struct job *job, struct range r)
+/* Stretches come in order, so that one walk over the ranges serves all. */
+static bool touches_input(struct job *job, struct range r)
 {
-    for (size_t k = 0; k < job->n_input; k++) {
-        if (job->input[k].start < r.end && job->input[k].end > r.start) {
-            return true;
-        }
+    while (job->next_input < job->n_input && job->input[job->next_input].end <= r.start) {
+        job->next_input++;
     }
-    return false;
+    return job->next_input < job->n_input && job->input[job->next_input].start < r.end;
 }
 
 /* Normalised text with added tokens that are to be found in it. */
@@ -293,7 +293,7 @@ static enum status encode_normalized(struct job *job, struct range stretch, cons
                                      bool first)
 {
     struct job mapped = {0};
-    if (touches_input(job, stretch)) {
+    if (job->sc->has_input) {
         map_input(job, stretch, n, &mapped);
     }
     struct added_search search = {.tok = job->tok, .trie = &job->tok->normalized_trie,
@@ -323,6 +323,7 @@ static enum status encode_stretch(struct job *job, struct range stretch)
     const char *s = job->s + stretch.start;
     size_t n = stretch.end - stretch.start;
     bool dropped_head = false;
+    job->sc->has_input = touches_input(job, stretch);
     if (!norm_apply(job->tok, job->sc, &s, &n, &dropped_head)) {
         return err_set(job->sc->err, ERR_LIMIT, "the text is too long, or a pattern gave up on it");
     }

@@ -95,6 +95,13 @@ enum status bpe_load(struct tokenizer *tok)
 enum status bpe_finish(struct tokenizer *tok, struct err *err)
 {
     struct bpe *bpe = &tok->bpe;
+    // Merges to a special token can only ever matter where special tokens are not wanted.
+    for (size_t i = 0; i < (size_t)1 << (64 - bpe->merges.shift); i++) {
+        struct merge_slot *m = &bpe->merges.slots[i];
+        if (m->pair != UINT64_MAX && tokenizer_is_special(tok, m->id)) {
+            m->rank = UINT32_MAX;
+        }
+    }
     bpe->cuts = cuts_make(tok);
     if (!tok->byte_level) {
         return OK;
@@ -465,10 +472,12 @@ static enum status merge_piece(const struct tokenizer *tok, struct scratch *sc, 
 enum { CACHE_BITS = 14, KEY_BYTES = 31, VALUE_IDS = 7 };
 
 struct cache_slot {
-    uint64_t key[4]; // the bytes, zero-padded; the last byte is length, and 0x80 for a part
+    uint64_t key[4]; // the bytes, zero-padded; the last byte is length and a tag
     int32_t n;       // 0: empty
     int32_t id[VALUE_IDS];
 };
+/* With ignore_merges one text can come out in three ways. */
+enum { TAG_PART = 0x80, TAG_INPUT = 0x40 };
 struct piece_cache {
     struct cache_slot *slots; // 64-byte aligned
     uint64_t secret[2];
@@ -520,7 +529,7 @@ static inline uint64_t load_tail(const char *s, size_t n)
            (uint64_t)(unsigned char)s[n - 1] << (8 * (n - 1));
 }
 
-static inline void make_key(const char *s, size_t n, bool part, uint64_t key[4])
+static inline void make_key(const char *s, size_t n, unsigned tag, uint64_t key[4])
 {
     size_t i = 0, left = n;
     key[0] = key[1] = key[2] = key[3] = 0;
@@ -528,7 +537,7 @@ static inline void make_key(const char *s, size_t n, bool part, uint64_t key[4])
         key[i] = load64(s);
     }
     key[i] |= load_tail(s, left);
-    key[3] |= (uint64_t)(n | (part ? 0x80 : 0)) << 56;
+    key[3] |= (uint64_t)(n | tag) << 56;
 }
 
 static inline struct cache_slot *slot_for(const struct piece_cache *c, const uint64_t key[4], size_t n)
@@ -576,7 +585,7 @@ static enum status encode_part(const struct tokenizer *tok, struct scratch *sc, 
         return merge_piece(tok, sc, s, n);
     }
     uint64_t key[4];
-    make_key(s, n, tok->bpe.ignore_merges, key);
+    make_key(s, n, tok->bpe.ignore_merges ? TAG_PART : 0, key);
     struct cache_slot *slot = slot_for(sc->cache, key, n);
     if (slot_has(slot, key)) {
         return emit_slot(sc, slot);
@@ -604,7 +613,7 @@ static enum status encode_new(const struct tokenizer *tok, struct scratch *sc, c
     if (tok->bpe.ignore_merges) {
         const struct string_table *t = tok->byte_level ? &tok->by_key : &tok->by_text;
         int32_t id = string_table_find(t, s, n);
-        if (id >= 0) {
+        if (id >= 0 && !is_barred(tok, sc, id)) {
             return emit(sc, id);
         }
     }
@@ -623,7 +632,7 @@ enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const ch
         return encode_new(tok, sc, s, n);
     }
     uint64_t key[4];
-    make_key(s, n, false, key);
+    make_key(s, n, tok->bpe.ignore_merges && sc->has_input ? TAG_INPUT : 0, key);
     struct cache_slot *slot = slot_for(sc->cache, key, n);
     if (slot_has(slot, key)) {
         return emit_slot(sc, slot);

@@ -378,6 +378,7 @@ struct scratch {
     struct buf unmapped; // a piece of byte symbols as bytes
     struct ids *out;
     struct err *err;
+    bool has_input; // the stretch holds bytes of the user: the model may give no special token
     void (*on_piece)(void *arg, const char *s, size_t n); // instead of the model, if set
     void *on_piece_arg;
     void *match_data, *match_context, *jit_stack; // PCRE2's
@@ -393,6 +394,12 @@ void scratch_give(const struct tokenizer *tok, struct scratch *sc);
 void scratch_free(struct scratch *sc);
 
 enum status emit(struct scratch *sc, int32_t id);
+
+/* A special token that the model itself could spell must not come out of the user's text. */
+static inline bool is_barred(const struct tokenizer *tok, const struct scratch *sc, int32_t id)
+{
+    return sc->has_input && tokenizer_is_special(tok, id);
+}
 
 /* JSON text of one section -> tree. */
 enum status section_parse(const char *s, size_t n, struct json **root, struct err *err);

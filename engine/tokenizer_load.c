@@ -738,13 +738,13 @@ static enum status load_all(struct loader *l, const struct json *config, const s
     if (tok->byte_level) {
         TRY(make_keys(tok, l->err));
     }
-    if (tok->model == MODEL_BPE) {
-        TRY(bpe_finish(tok, l->err));
-    }
     TRY(read_section(l, &l->added_tokens, "added_tokens", read_added));
     TRY(read_section(l, &l->post_processor, "post_processor", read_post));
     TRY(read_config(tok, config, map, l->err));
     TRY(place_added(tok, l->err));
+    if (tok->model == MODEL_BPE) {
+        TRY(bpe_finish(tok, l->err));
+    }
     override_ends(tok, config);
     TRY(added_finish(tok, l->err));
     return decoders_make_pieces(tok, l->err);

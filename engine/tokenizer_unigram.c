@@ -20,8 +20,10 @@ static void relax(struct unigram_node *node, double score, size_t start, int32_t
 }
 
 /* False: a character is unknown and the model has no unknown token. */
-static bool forward(const struct unigram *u, struct unigram_node *nodes, const char *s, size_t n)
+static bool forward(const struct tokenizer *tok, const struct scratch *sc, const char *s, size_t n)
 {
+    const struct unigram *u = &tok->unigram;
+    struct unigram_node *nodes = sc->nodes;
     for (size_t at = 0; at < n;) {
         double so_far = nodes[at].score;
         size_t width = unicode_lead_length((unsigned char)s[at]);
@@ -33,7 +35,7 @@ static bool forward(const struct unigram *u, struct unigram_node *nodes, const c
                 break;
             }
             int32_t id = u->trie.value[trie_node];
-            if (id >= 0) {
+            if (id >= 0 && (id == u->unk || !is_barred(tok, sc, id))) {
                 relax(&nodes[i + 1], u->score[id] + so_far, at, id);
                 has_single = has_single || i + 1 - at == width;
             }
@@ -104,7 +106,7 @@ enum status unigram_encode(const struct tokenizer *tok, struct scratch *sc, cons
     for (size_t i = 0; i <= n; i++) {
         nodes[i] = (struct unigram_node){0, UINT32_MAX, -1};
     }
-    if (!forward(u, nodes, s, n)) {
+    if (!forward(tok, sc, s, n)) {
         return err_set(sc->err, ERR_INVALID, "a character is unknown and the model has no unk_id");
     }
     turn_round(nodes, n);
@@ -146,9 +148,10 @@ static enum status wordpiece(const struct tokenizer *tok, struct scratch *sc, co
             buf_puts(b, at > 0 ? wp->prefix : "");
             buf_put(b, s + at, end - at);
             id = string_table_find(&tok->by_text, b->data, b->n_bytes);
-            if (id >= 0) {
+            if (id >= 0 && !is_barred(tok, sc, id)) {
                 break;
             }
+            id = -1;
         }
         known = id >= 0;
         if (known) {
@@ -171,7 +174,7 @@ enum status wordpiece_encode(const struct tokenizer *tok, struct scratch *sc, co
         return wordpiece(tok, sc, s, n);
     }
     int32_t id = string_table_find(&tok->by_text, s, n);
-    id = id >= 0 ? id : tok->wordpiece.unk;
+    id = id >= 0 && !is_barred(tok, sc, id) ? id : tok->wordpiece.unk;
     return id < 0 ? err_set(sc->err, ERR_INVALID, "a word is unknown and there is no unk_token")
                   : emit(sc, id);
 }

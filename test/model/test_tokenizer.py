@@ -83,7 +83,8 @@ def check(directory, pairs, read, *options):
 
 
 def check_vectors(directory, vectors):
-    check(directory, encode_lines(vectors, without_special_ids(directory)), lambda a: a.get("ids"))
+    real_id = {} if vectors.get("real_ids") else without_special_ids(directory)
+    check(directory, encode_lines(vectors, real_id), lambda a: a.get("ids"))
     check(directory, decode_lines(vectors), lambda a: a.get("text"), "--decode")
     check(directory, stream_lines(vectors), lambda a: (a.get("deltas"), a.get("flush")), "--stream")
 
