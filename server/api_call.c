@@ -101,6 +101,24 @@ void api_ended(struct api_call *c)
     release(c);
 }
 
+/* The Responses API names its events; flat for the specification, nested for the SDKs. */
+static void send_error_event(struct http_request *req, const struct reply_error *e)
+{
+    struct buf nested, b;
+    buf_init(&nested, 1 << 16);
+    buf_init(&b, 1 << 16);
+    reply_error_body(&nested, e); // {"error":{...}}
+    buf_puts(&b, "{\"type\":\"error\",\"code\":");
+    buf_put_json(&b, e->code ? e->code : "", e->code ? strlen(e->code) : 0);
+    buf_puts(&b, ",\"message\":");
+    buf_put_json(&b, e->message, strlen(e->message));
+    buf_puts(&b, ",\"param\":null,");
+    buf_put(&b, nested.data + 1, nested.n_bytes - 1);
+    reply_named_event(req, "error", b.data, b.n_bytes);
+    buf_deinit(&nested);
+    buf_deinit(&b);
+}
+
 void api_fail(struct api_call *c, const struct api_error *e)
 {
     struct http_request *req = c->req;
@@ -117,8 +135,11 @@ void api_fail(struct api_call *c, const struct api_error *e)
     };
     http_log(req)->error = e->code;
     http_log(req)->finish = "error";
-    if (c->streaming) { // or in place of the stream, while its head has not gone out
-        reply_stream_end(req, &r, c->request.kind != API_RESPONSES);
+    if (c->streaming && c->request.kind == API_RESPONSES && http_stream_head_sent(req)) {
+        send_error_event(req, &r);
+        reply_stream_end(req, NULL, false);
+    } else if (c->streaming) { // or in place of the stream, while its head has not gone out
+        reply_stream_end(req, &r, true);
     } else {
         reply_error(req, &r);
     }

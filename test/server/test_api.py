@@ -344,6 +344,14 @@ def test_deadlines():
         assert r.status == 200 and json.loads(r.events()[-2])["error"]["code"] == "request_timeout" and r.events()[-1] == "[DONE]"
 
 
+def test_a_responses_stream_that_fails_has_an_error_event():
+    with Server(env={"FAKE_STEP_US": "100000"}) as s:
+        r = s.post("/v1/responses", {"input": "x", "stream": True, "timeout": 0.6, "max_output_tokens": 1000})
+        last = json.loads(r.events()[-1])
+        assert r.body.decode().rstrip().split("\n")[-2] == "event: error"
+        assert last["type"] == "error" and last["code"] == last["error"]["code"] == "request_timeout"
+
+
 def test_overload_is_refused_with_retry_after():
     with Server(max_num_queued_reqs=4, env={"FAKE_STEP_US": "50000", "FAKE_LANES": "1"}) as s:
         clients = [open_stream(s, max_tokens=2000) for _ in range(5)]
