@@ -62,7 +62,7 @@ static struct scratch *scratch_new(void)
     buf_init(&sc->joined, TEXT_MAX);
     buf_init(&sc->norm[0], 2u * TEXT_MAX);
     buf_init(&sc->norm[1], 2u * TEXT_MAX);
-    buf_init(&sc->unmapped, TEXT_MAX);
+    buf_init(&sc->word, TEXT_MAX);
     for (size_t i = 0; i < MAX_STAGES; i++) {
         buf_init(&sc->stage[i], 2u * TEXT_MAX);
     }
@@ -77,7 +77,7 @@ void scratch_free(struct scratch *sc)
     buf_deinit(&sc->joined);
     buf_deinit(&sc->norm[0]);
     buf_deinit(&sc->norm[1]);
-    buf_deinit(&sc->unmapped);
+    buf_deinit(&sc->word);
     for (size_t i = 0; i < MAX_STAGES; i++) {
         buf_deinit(&sc->stage[i]);
     }
@@ -116,7 +116,7 @@ static void scratch_trim(struct scratch *sc)
     trim(&sc->joined);
     trim(&sc->norm[0]);
     trim(&sc->norm[1]);
-    trim(&sc->unmapped);
+    trim(&sc->word);
     for (size_t i = 0; i < MAX_STAGES; i++) {
         trim(&sc->stage[i]);
     }
@@ -386,11 +386,6 @@ enum status tokenizer_encode(const struct tokenizer *tok, const struct text_span
 
 enum status model_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n)
 {
-    if (tok->leaf_mapped) {
-        spelled_as_bytes(s, n, &sc->unmapped);
-        s = sc->unmapped.data;
-        n = sc->unmapped.n_bytes;
-    }
     switch (tok->model) {
     case MODEL_BPE:
         return bpe_encode(tok, sc, s, n);

@@ -50,7 +50,7 @@ static bool merge_table_grow(struct merge_table *t)
 bool merge_table_put(struct merge_table *t, int32_t left, int32_t right, uint32_t rank, int32_t id)
 {
     size_t n_slots = (size_t)1 << (64 - t->shift);
-    if (t->n * 2 >= n_slots) {
+    if (t->n * 3 >= n_slots * 2) {
         if (!merge_table_grow(t)) {
             return false;
         }

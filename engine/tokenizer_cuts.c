@@ -16,35 +16,49 @@
 
 struct cuts {
     uint64_t ascii[128][2]; // [A] bits of B
-    uint64_t *filter;
-    unsigned shift;    // 64 - log2(bits)
-    bool forms[4][4];  // which ways of naming A and B occur: 0 whole, k the last or first k bytes
-    bool partial;      // some form but [0][0] occurs
+    uint64_t filter[1 << 13];
+    // Merges that name a character by a part of it are few; these say where to look for them.
+    uint64_t before_part[64]; // whole characters A before a part of B
+    uint64_t behind_part[64]; // whole characters B behind a part of A
+    uint64_t two_parts[4];    // first bytes of B where both are named by parts
+    bool forms[4][4];         // which forms occur: 0 whole, k the last or first k bytes
 };
 
-static uint64_t pack(const char *s, size_t n)
+/* A whole character is named by its number, a part by its bytes above all numbers. */
+static uint64_t part(const char *s, size_t n)
 {
     uint64_t v = 0;
-    memcpy(&v, s, n);
-    return v;
+    for (size_t i = 0; i < n; i++) {
+        v = v << 8 | (unsigned char)s[i];
+    }
+    return v | (uint64_t)(n + 1) << 32;
 }
 
-static uint64_t bit_of(const struct cuts *c, uint64_t a, uint64_t b)
+static uint64_t whole(const char *s)
 {
-    return (a * 0x9E3779B97F4A7C15ULL ^ b * 0xC2B2AE3D27D4EB4FULL) * 0xD6E8FEB86659FD93ULL >>
-           c->shift;
+    uint32_t cp;
+    unicode_next(s, &cp);
+    return cp;
 }
 
-static void forbid(struct cuts *c, uint64_t a, uint64_t b)
+static uint64_t bit_of(uint64_t a, uint64_t b)
 {
-    uint64_t bit = bit_of(c, a, b);
-    c->filter[bit / 64] |= 1ULL << (bit % 64);
+    return (a * 0x9E3779B97F4A7C15ULL ^ b * 0xC2B2AE3D27D4EB4FULL) * 0xD6E8FEB86659FD93ULL >> 45;
 }
 
-static bool is_forbidden(const struct cuts *c, uint64_t a, uint64_t b)
+static void set_bit(uint64_t *bits, uint64_t bit)
 {
-    uint64_t bit = bit_of(c, a, b);
-    return c->filter[bit / 64] >> (bit % 64) & 1;
+    bits[bit / 64] |= 1ULL << (bit % 64);
+}
+
+static bool has_bit(const uint64_t *bits, uint64_t bit)
+{
+    return bits[bit / 64] >> (bit % 64) & 1;
+}
+
+static uint64_t small_bit(uint64_t cp)
+{
+    return cp * 0x9E3779B97F4A7C15ULL >> 52;
 }
 
 static bool is_tail(char c)
@@ -95,9 +109,17 @@ static void note_merge(struct cuts *c, const char *l, size_t n_l, const char *r,
         c->ascii[(unsigned char)a[0] & 127][b / 64] |= 1ULL << (b % 64);
         return;
     }
+    uint64_t a_name = a_form ? part(a, a_bytes) : whole(a);
+    uint64_t b_name = b_form ? part(r, b_bytes) : whole(r);
     c->forms[a_form][b_form] = true;
-    c->partial = c->partial || a_form > 0 || b_form > 0;
-    forbid(c, pack(a, a_bytes), pack(r, b_bytes));
+    set_bit(c->filter, bit_of(a_name, b_name));
+    if (a_form == 0 && b_form > 0) {
+        set_bit(c->before_part, small_bit(a_name));
+    } else if (a_form > 0 && b_form == 0) {
+        set_bit(c->behind_part, small_bit(b_name));
+    } else if (a_form > 0) {
+        set_bit(c->two_parts, (unsigned char)r[0]);
+    }
 }
 
 /* Cuts are sound only if every character has its symbols: an unknown token may be fused with its
@@ -105,7 +127,7 @@ static void note_merge(struct cuts *c, const char *l, size_t n_l, const char *r,
 static bool may_cut(const struct tokenizer *tok)
 {
     const struct bpe *bpe = &tok->bpe;
-    if (bpe->has_affixes || tok->leaf_mapped || (!tok->byte_level && !bpe->byte_fallback)) {
+    if (bpe->has_affixes || (!tok->byte_level && !bpe->byte_fallback)) {
         return false;
     }
     const int32_t *all = tok->byte_level ? bpe->byte_symbol : bpe->byte_token;
@@ -131,13 +153,7 @@ struct cuts *cuts_make(const struct tokenizer *tok)
     if (!may_cut(tok)) {
         return NULL;
     }
-    unsigned bits = 12;
-    while (((size_t)1 << bits) < 16 * merges->n && bits < 22) {
-        bits++;
-    }
     struct cuts *c = xcalloc(1, sizeof *c);
-    c->shift = 64 - bits;
-    c->filter = xcalloc(((size_t)1 << bits) / 64, sizeof *c->filter);
     for (size_t i = 0; i < (size_t)1 << (64 - merges->shift); i++) {
         if (merges->slots[i].pair == UINT64_MAX) {
             continue;
@@ -159,18 +175,16 @@ struct cuts *cuts_make(const struct tokenizer *tok)
 
 void cuts_free(struct cuts *cuts)
 {
-    if (cuts) {
-        free(cuts->filter);
-        free(cuts);
-    }
+    free(cuts);
 }
 
 static bool joined_by_parts(const struct cuts *c, const char *a, size_t n_a, const char *b, size_t n_b)
 {
     for (size_t i = 0; i < 4 && i < n_a; i++) {
-        uint64_t last = i == 0 ? pack(a, n_a) : pack(a + n_a - i, i);
+        uint64_t last = i == 0 ? whole(a) : part(a + n_a - i, i);
         for (size_t j = 0; j < 4 && j < n_b; j++) {
-            if (c->forms[i][j] && is_forbidden(c, last, pack(b, j == 0 ? n_b : j))) {
+            if (i + j > 0 && c->forms[i][j] &&
+                has_bit(c->filter, bit_of(last, j == 0 ? whole(b) : part(b, j)))) {
                 return true;
             }
         }
@@ -180,23 +194,25 @@ static bool joined_by_parts(const struct cuts *c, const char *a, size_t n_a, con
 
 size_t cuts_next(const struct cuts *cuts, const char *s, size_t n, size_t from)
 {
-    size_t a = from, b = from + unicode_lead_length((unsigned char)s[from]);
-    while (b < n) {
-        unsigned char ca = (unsigned char)s[a], cb = (unsigned char)s[b];
-        size_t n_b = unicode_lead_length(cb);
-        if (ca < 128 && cb < 128) {
-            if (!(cuts->ascii[ca][cb / 64] >> (cb % 64) & 1)) {
-                return b;
+    uint32_t a, b;
+    size_t n_a = unicode_next(s + from, &a), at = from + n_a;
+    while (at < n) {
+        size_t n_b = unicode_next(s + at, &b);
+        if (a < 128 && b < 128) {
+            if (!(cuts->ascii[a][b / 64] >> (b % 64) & 1)) {
+                return at;
             }
-        } else if (cuts->partial) {
-            if (!joined_by_parts(cuts, s + a, b - a, s + b, n_b)) {
-                return b;
+        } else if (!has_bit(cuts->filter, bit_of(a, b))) {
+            bool parts = has_bit(cuts->two_parts, (unsigned char)s[at]) ||
+                         has_bit(cuts->before_part, small_bit(a)) ||
+                         has_bit(cuts->behind_part, small_bit(b));
+            if (!parts || !joined_by_parts(cuts, s + at - n_a, n_a, s + at, n_b)) {
+                return at;
             }
-        } else if (!is_forbidden(cuts, pack(s + a, b - a), pack(s + b, n_b))) {
-            return b;
         }
         a = b;
-        b += n_b;
+        n_a = n_b;
+        at += n_b;
     }
     return n;
 }

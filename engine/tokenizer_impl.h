@@ -38,7 +38,8 @@ void strings_deinit(struct strings *s);
 /* String -> id over a struct strings: open addressing, keyed hash, full comparison. */
 struct string_slot {
     uint32_t tag;
-    int32_t id; // -1: empty
+    int32_t id;     // -1: empty
+    uint32_t at, n; // as in strings: one access less
 };
 struct string_table {
     const struct strings *strings;
@@ -330,8 +331,7 @@ struct tokenizer {
     struct strings pieces; // what a token adds to a stream
     struct string_table by_text; // the model's vocabulary
     struct string_table by_key;  // points into keys if byte level, else unused
-    bool byte_level;  // keys are bytes,
-    bool leaf_mapped; // while pieces still come as byte symbols
+    bool byte_level; // the model takes bytes, and keys are bytes
     int32_t n_model; // entries of the model's vocabulary
 
     struct norm norms[MAX_STAGES];
@@ -375,7 +375,7 @@ struct scratch {
     struct buf joined;   // spans joined, or text repaired
     struct buf norm[2];
     struct buf stage[MAX_STAGES];
-    struct buf unmapped; // a piece of byte symbols as bytes
+    struct buf word; // WordPiece: what is looked up
     struct ids *out;
     struct err *err;
     bool has_input; // the stretch holds bytes of the user: the model may give no special token

@@ -140,8 +140,8 @@ static enum status read_vocab(struct loader *l)
         return broken(l, "two vocabularies");
     }
     l->has_vocab = true;
-    // 1 entry per 16 bytes of what is left is a fair guess; the table grows if it is not.
-    if (!string_table_init(&l->tok->by_text, &l->tok->texts, 1024)) {
+    // Real files have 70 to 130 bytes per entry, merges included; the table grows if need be.
+    if (!string_table_init(&l->tok->by_text, &l->tok->texts, l->scan.n_bytes / 96)) {
         return err_set(l->err, ERR_NOMEM, "out of memory");
     }
     enum json_token t = json_scan_next(&l->scan);
@@ -414,7 +414,6 @@ static enum status finish_unigram(struct loader *l)
 static enum status finish_model(struct loader *l)
 {
     struct tokenizer *tok = l->tok;
-    TRY(model_kind(l));
     tok->bpe.prefix = tok->bpe.prefix ? tok->bpe.prefix : xstrdup("");
     tok->bpe.suffix = tok->bpe.suffix ? tok->bpe.suffix : xstrdup("");
     int32_t unk = -1;
@@ -449,17 +448,13 @@ static enum status read_section(struct loader *l, const struct section *s, const
     return st == OK ? OK : err_prefix(l->err, st, "%s", name);
 }
 
-/* Byte symbols at the very end are never written out: the model takes bytes. */
+/* Byte symbols at the very end are never written out: the model takes bytes. Where a later step
+ * sees them, they are characters like any other. */
 static void settle_byte_level(struct tokenizer *tok)
 {
-    if (tok->n_stages > 0 && tok->stages[tok->n_stages - 1].kind == STAGE_BYTE_MAP) {
-        tok->n_stages--;
-        tok->leaf_mapped = false;
-        return;
-    }
-    for (size_t i = 0; i < tok->n_stages; i++) {
-        tok->leaf_mapped = tok->leaf_mapped || tok->stages[i].kind == STAGE_BYTE_MAP;
-    }
+    tok->byte_level = tok->model == MODEL_BPE && tok->n_stages > 0 &&
+                      tok->stages[tok->n_stages - 1].kind == STAGE_BYTE_MAP;
+    tok->n_stages -= tok->byte_level;
 }
 
 static struct added added_from(const struct json *node)
@@ -730,6 +725,7 @@ static enum status load_all(struct loader *l, const struct json *config, const s
 {
     struct tokenizer *tok = l->tok;
     TRY(read_top(l));
+    TRY(model_kind(l));
     TRY(read_section(l, &l->normalizer, "normalizer", norm_load));
     TRY(read_section(l, &l->pre_tokenizer, "pre_tokenizer", stages_load));
     settle_byte_level(tok);

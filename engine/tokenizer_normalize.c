@@ -83,9 +83,6 @@ enum status norm_load(const struct json *node, struct tokenizer *tok, struct err
     for (size_t i = 0; i < sizeof simple / sizeof simple[0]; i++) {
         if (strcmp(type, simple[i].name) == 0) {
             op->kind = simple[i].kind;
-            if (op->kind == NORM_BYTE_LEVEL) {
-                tok->byte_level = tok->leaf_mapped = true;
-            }
             return OK;
         }
     }

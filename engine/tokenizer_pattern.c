@@ -52,6 +52,12 @@ static void put_range(struct buf *b, uint32_t from, uint32_t to)
     }
 }
 
+static bool block_is_uniform(uint32_t block)
+{
+    const uint8_t *kinds = unicode_kinds + unicode_block_of[block] * 128u;
+    return memcmp(kinds, kinds + 1, 127) == 0;
+}
+
 /* All code points that have one of the `any` bits and all of the `all` bits. */
 static void put_ranges(struct buf *b, uint32_t any, uint32_t all)
 {
@@ -60,6 +66,10 @@ static void put_ranges(struct buf *b, uint32_t any, uint32_t all)
     for (uint32_t cp = 0; cp <= 0x110000; cp++) {
         uint32_t flags = cp < 0x110000 ? unicode_flags(cp) : 0;
         bool member = (flags & any) != 0 && (flags & all) == all;
+        if (member == inside && cp % 128 == 0 && cp < 0x110000 && block_is_uniform(cp >> 7)) {
+            cp += 127;
+            continue;
+        }
         if (member && !inside) {
             start = cp;
         } else if (!member && inside) {

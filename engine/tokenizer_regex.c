@@ -38,8 +38,18 @@ static enum status compile_pcre(struct regex *re, const char *translated, struct
 
 enum status regex_compile(const char *pattern, struct regex **out, struct err *err)
 {
+    splitter_fn *splitter = splitter_of(pattern);
+    if (!splitter) {
+        return regex_compile_pcre(pattern, out, err);
+    }
+    *out = xcalloc(1, sizeof **out);
+    (*out)->splitter = splitter;
+    return OK;
+}
+
+enum status regex_compile_pcre(const char *pattern, struct regex **out, struct err *err)
+{
     struct regex *re = xcalloc(1, sizeof *re);
-    re->splitter = splitter_of(pattern);
     struct buf translated;
     buf_init(&translated, 4 << 20);
     enum status st = pattern_translate(pattern, &translated, err);

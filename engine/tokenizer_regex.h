@@ -27,7 +27,8 @@ const char *splitter_pattern(size_t i); // the i-th well-known pattern; NULL pas
  * expressed is ERR_UNSUPPORTED. */
 enum status pattern_translate(const char *pattern, struct buf *out, struct err *err);
 
-/* The PCRE2 half of regex_find, for tests that compare the two. */
+/* The PCRE2 halves of regex_compile and regex_find, for tests that compare the two. */
+enum status regex_compile_pcre(const char *pattern, struct regex **out, struct err *err);
 int regex_find_pcre(const struct regex *re, struct scratch *sc, const char *s, size_t n, size_t from,
                     size_t *start, size_t *end);
 void regex_scratch_free(struct scratch *sc);

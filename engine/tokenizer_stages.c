@@ -67,7 +67,6 @@ static enum status load_split(struct tokenizer *tok, const struct json *node, st
 
 static enum status load_byte_level(struct tokenizer *tok, const struct json *node, struct err *err)
 {
-    tok->byte_level = true;
     if (json_get_bool(node, "add_prefix_space", true) && !stage_add(tok, STAGE_PREFIX_SPACE)) {
         return too_many(err);
     }
@@ -292,7 +291,7 @@ static enum status run_split(struct cutter *c, const struct stage *st, size_t n)
 {
     const struct tokenizer *tok = c->tok;
     if (st->pattern.regex && st->pattern.regex->splitter && c->behavior == ISOLATED &&
-        c->k == tok->n_stages && tok->model == MODEL_BPE && !tok->leaf_mapped && !c->sc->on_piece) {
+        c->k == tok->n_stages && tok->model == MODEL_BPE && !c->sc->on_piece) {
         return run_fast(c, st->pattern.regex->splitter, n);
     }
     struct pattern_walk w;

@@ -100,8 +100,8 @@ static struct string_slot *slot_of(const struct string_table *t, const char *tex
         if (slot->id < 0) {
             return slot;
         }
-        if (slot->tag == tag && t->strings->n[slot->id] == n &&
-            memcmp(t->strings->bytes.data + t->strings->at[slot->id], text, n) == 0) {
+        if (slot->tag == tag && slot->n == n &&
+            memcmp(t->strings->bytes.data + slot->at, text, n) == 0) {
             return slot;
         }
     }
@@ -134,7 +134,7 @@ bool string_table_put(struct string_table *t, int32_t id)
     uint64_t hash = hash_bytes(text, n, t->key);
     struct string_slot *slot = slot_of(t, text, n, hash);
     t->n += slot->id < 0;
-    *slot = (struct string_slot){.tag = (uint32_t)(hash >> 32), .id = id};
+    *slot = (struct string_slot){(uint32_t)(hash >> 32), id, t->strings->at[id], (uint32_t)n};
     return true;
 }
 

@@ -143,7 +143,7 @@ static enum status wordpiece(const struct tokenizer *tok, struct scratch *sc, co
             if (end < n && ((unsigned char)s[end] & 0xC0) == 0x80) {
                 continue;
             }
-            struct buf *b = &sc->unmapped;
+            struct buf *b = &sc->word;
             buf_clear(b);
             buf_puts(b, at > 0 ? wp->prefix : "");
             buf_put(b, s + at, end - at);
