@@ -568,11 +568,14 @@ static inline enum status emit_slot(struct scratch *sc, const struct cache_slot 
     return emit_many(sc, slot->id, (size_t)slot->n);
 }
 
-static void slot_fill(struct cache_slot *slot, const uint64_t key[4], const int32_t *id, size_t n)
+/* Remembers what came out since `before`. */
+static void slot_fill(struct cache_slot *slot, const uint64_t key[4], const struct ids *out,
+                      size_t before)
 {
+    size_t n = out->n - before;
     if (n > 0 && n <= VALUE_IDS) {
         memcpy(slot->key, key, sizeof slot->key);
-        memcpy(slot->id, id, n * sizeof *id);
+        memcpy(slot->id, out->v + before, n * sizeof *out->v);
         slot->n = (int32_t)n;
     }
 }
@@ -592,7 +595,7 @@ static enum status encode_part(const struct tokenizer *tok, struct scratch *sc, 
     }
     size_t before = sc->out->n;
     TRY(merge_piece(tok, sc, s, n));
-    slot_fill(slot, key, sc->out->v + before, sc->out->n - before);
+    slot_fill(slot, key, sc->out, before);
     return OK;
 }
 
@@ -640,6 +643,6 @@ enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const ch
     size_t before = sc->out->n;
     TRY(encode_new(tok, sc, s, n));
     // The parts may have taken the slot; the whole piece is worth more.
-    slot_fill(slot, key, sc->out->v + before, sc->out->n - before);
+    slot_fill(slot, key, sc->out, before);
     return OK;
 }
