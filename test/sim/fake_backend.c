@@ -1,6 +1,7 @@
 #include "test/sim/fake_backend.h"
 
 #include "engine/base/assert.h"
+#include "engine/base/clock.h"
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
 
@@ -304,6 +305,7 @@ static enum status fake_attention(struct backend *be, const struct attention_arg
     if (a->layer > 0) {
         return OK;
     }
+    int64_t begin = f->control->timed ? clock_now_ns() : 0;
     check_groups(f);
     for (int32_t s = 0; s < f->pass->n_seqs; s++) {
         const struct pass_seq *q = &f->pass->seqs[s];
@@ -317,6 +319,7 @@ static enum status fake_attention(struct backend *be, const struct attention_arg
             }
         }
     }
+    f->control->busy_ns += f->control->timed ? clock_now_ns() - begin : 0;
     return OK;
 }
 

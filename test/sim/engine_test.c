@@ -1,0 +1,366 @@
+/* The engine's promises one by one, on the backend that hashes: each test decides one capability. */
+#include "engine/base/clock.h"
+#include "engine/engine_state.h"
+#include "test/check.h"
+#include "test/sim/fake_backend.h"
+
+enum { VOCAB = 384, MAX_REQUESTS = 80, MAX_PROMPT = 2100, MAX_OUT = 128 };
+
+struct test_request {
+    struct engine_request r;
+    struct engine_output outputs[8];
+    int32_t prompt[MAX_PROMPT], tokens[8][MAX_OUT];
+};
+
+struct bed {
+    struct fake_control control;
+    struct engine *e;
+    int32_t n_done;
+};
+
+static struct test_request requests[MAX_REQUESTS];
+
+static struct engine_options options_of(struct bed *b, int32_t block, int32_t n_blocks)
+{
+    return (struct engine_options){.model_dir = "test/golden/llama-3", .dummy_weights = true,
+                                   .open_backend = fake_open, .open_arg = &b->control,
+                                   .no_thread = true, .block_size = block, .n_blocks = n_blocks};
+}
+
+static bool start(struct bed *b, const struct engine_options *o)
+{
+    struct err err;
+    enum status st = engine_open(o, &b->e, &err);
+    if (st != OK) {
+        CHECK_FAIL("open: %s", err.text);
+    }
+    return st == OK;
+}
+
+static void on_event(struct engine_request *r, void *arg)
+{
+    struct bed *b = arg;
+    b->n_done += r->done;
+}
+
+/* Takes turns until n requests are done, at most max_turns; returns the turns taken. */
+static int32_t run(struct bed *b, int32_t n, int32_t max_turns)
+{
+    int32_t turn = 0;
+    for (; turn < max_turns && b->n_done < n; turn++) {
+        engine_turn(b->e);
+        scheduler_check(&b->e->scheduler);
+        engine_drain(b->e, on_event, b);
+    }
+    CHECK_EQ(b->n_done, n);
+    b->n_done = 0;
+    return turn;
+}
+
+static void stop(struct bed *b)
+{
+    engine_stop_all(b->e);
+    engine_drain(b->e, on_event, b);
+    engine_close(b->e);
+}
+
+/* Prompt tokens first, first + 1, ... (of 300 ids). */
+static struct test_request *make(int32_t i, int32_t first, int32_t n_prompt, int32_t max_tokens)
+{
+    struct test_request *q = &requests[i];
+    memset(q, 0, sizeof *q);
+    for (int32_t k = 0; k < n_prompt; k++) {
+        q->prompt[k] = (first + k) % 300;
+    }
+    q->r.prompt = q->prompt;
+    q->r.n_prompt = n_prompt;
+    q->r.params = sampling_params_default();
+    q->r.params.max_tokens = max_tokens;
+    q->r.n = 1;
+    q->r.outputs = q->outputs;
+    for (int32_t s = 0; s < 8; s++) {
+        q->outputs[s].tokens = q->tokens[s];
+    }
+    return q;
+}
+
+static void submit(struct bed *b, struct test_request *q)
+{
+    struct err err;
+    enum status st = engine_submit(b->e, &q->r, &err);
+    if (st != OK) {
+        CHECK_FAIL("submit: %s", err.text);
+    }
+}
+
+TEST(two_requests_that_do_not_fit_together_both_end)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 10); // 40 tokens; each needs 30
+    o.max_num_batched_tokens = 20;
+    o.max_num_seqs = 4;
+    REQUIRE(start(&b, &o));
+    submit(&b, make(0, 0, 10, 20));
+    submit(&b, make(1, 100, 10, 20));
+    CHECK(run(&b, 2, 200) < 80);
+    CHECK_EQ(requests[0].outputs[0].n_tokens, 20);
+    CHECK_EQ(requests[1].outputs[0].n_tokens, 20);
+    stop(&b);
+}
+
+TEST(a_prompt_that_can_never_fit_is_refused_with_both_lengths)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 10);
+    REQUIRE(start(&b, &o));
+    struct err err;
+    CHECK_EQ(engine_submit(b.e, &make(0, 0, 60, 1)->r, &err), ERR_INVALID);
+    CHECK(strstr(err.text, "60") && strstr(err.text, "40"));
+    stop(&b);
+}
+
+TEST(a_restore_longer_than_the_budget_completes)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 30); // 120 tokens
+    o.max_num_batched_tokens = 8;
+    o.max_num_seqs = 3;
+    REQUIRE(start(&b, &o));
+    for (int32_t i = 0; i < 3; i++) {
+        submit(&b, make(i, 100 * i, 20, 60)); // 80 each: preempted again and again
+    }
+    run(&b, 3, 3000);
+    int32_t known[80];
+    for (int32_t i = 0; i < 3; i++) {
+        CHECK_EQ(requests[i].outputs[0].n_tokens, 60);
+        memcpy(known, requests[i].prompt, 20 * sizeof *known);
+        memcpy(known + 20, requests[i].tokens[0], 60 * sizeof *known);
+        CHECK_EQ(known[79], fake_next(known, 79, 0, VOCAB));
+    }
+    CHECK(b.e->scheduler.n_preemptions > 0);
+    stop(&b);
+}
+
+TEST(many_requests_with_one_unseen_prefix_compute_it_once)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 1000);
+    o.max_model_len = 4096;
+    o.max_num_seqs = 64;
+    REQUIRE(start(&b, &o));
+    for (int32_t i = 0; i < 64; i++) {
+        struct test_request *q = make(i, 0, 2001, 1);
+        q->prompt[2000] = i;
+        submit(&b, q);
+    }
+    run(&b, 64, 200);
+    CHECK(b.control.n_rows <= 2001 + 63 + 16);
+    CHECK(b.e->scheduler.prefix_hits >= 63 * 2000);
+    stop(&b);
+}
+
+TEST(a_second_turn_hits_the_first_ones_prompt_and_answer)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 100);
+    REQUIRE(start(&b, &o));
+    submit(&b, make(0, 0, 21, 30));
+    run(&b, 1, 100);
+    struct test_request *q = make(1, 0, 61, 1);
+    memcpy(q->prompt + 21, requests[0].tokens[0], 30 * sizeof *q->prompt);
+    submit(&b, q);
+    run(&b, 1, 100);
+    CHECK_EQ(q->r.n_cached, (21 + 30 - 1) / 4 * 4);
+    stop(&b);
+}
+
+TEST(a_full_hit_still_computes_one_block)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 100);
+    REQUIRE(start(&b, &o));
+    for (int32_t i = 0; i < 2; i++) {
+        submit(&b, make(i, 0, 20, 3));
+        run(&b, 1, 100);
+    }
+    CHECK_EQ(requests[0].r.n_cached, 0);
+    CHECK_EQ(requests[1].r.n_cached, 16);
+    CHECK_MEM(requests[0].tokens[0], requests[1].tokens[0], 3 * sizeof(int32_t));
+    stop(&b);
+}
+
+TEST(two_salts_never_share)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 100);
+    REQUIRE(start(&b, &o));
+    static const char *const salts[] = {"a", "b", "a", NULL};
+    static const int32_t hits[] = {0, 0, 16, 0};
+    for (int32_t i = 0; i < 4; i++) {
+        struct test_request *q = make(i, 0, 20, 1);
+        q->r.cache_salt = salts[i];
+        submit(&b, q);
+        run(&b, 1, 100);
+        CHECK_EQ(q->r.n_cached, hits[i]);
+    }
+    stop(&b);
+}
+
+TEST(the_head_of_the_queue_is_not_starved_by_sharers)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 12); // 48 tokens
+    o.max_num_seqs = 8;
+    o.max_num_batched_tokens = 64;
+    REQUIRE(start(&b, &o));
+    submit(&b, make(0, 0, 25, 10));
+    engine_turn(b.e);
+    struct test_request *big = make(1, 100, 40, 4); // 11 blocks of 12
+    submit(&b, big);
+    int32_t next = 2, turn = 0;
+    for (; turn < 400 && !big->r.done; turn++) { // an endless stream that shares the first's prompt
+        if (turn % 3 == 0 && next < MAX_REQUESTS) {
+            submit(&b, make(next++, 0, 25, 10));
+        }
+        engine_turn(b.e);
+        engine_drain(b.e, on_event, &b);
+    }
+    CHECK(big->r.done && turn < 60);
+    stop(&b);
+}
+
+TEST(siblings_store_the_prompt_once_and_draw_each_their_own)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 200);
+    REQUIRE(start(&b, &o));
+    struct test_request *q = make(0, 0, 42, 40);
+    q->r.n = 8;
+    submit(&b, q);
+    int32_t most = 0;
+    for (int32_t turn = 0; turn < 200 && b.n_done < 1; turn++) {
+        engine_turn(b.e);
+        int32_t held = 200 - kv_pool_available(&b.e->scheduler.pool);
+        most = held > most ? held : most;
+        engine_drain(b.e, on_event, &b);
+    }
+    CHECK(most <= 11 + 8 * (1 + 40 / 4));
+    CHECK(b.control.n_rows <= 42 + 8 * 41);
+    bool differ = false;
+    for (int32_t s = 0; s < 8; s++) {
+        CHECK_EQ(q->tokens[s][0], fake_next(q->prompt, 42, (uint64_t)s, VOCAB));
+        differ = differ || q->tokens[s][0] != q->tokens[0][0];
+    }
+    CHECK(differ);
+    stop(&b);
+}
+
+TEST(prompt_chunks_and_decodes_share_steps)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 200);
+    o.max_num_seqs = 4;
+    o.max_num_batched_tokens = 16;
+    REQUIRE(start(&b, &o));
+    submit(&b, make(0, 0, 4, 40));
+    for (int32_t i = 0; i < 3; i++) {
+        engine_turn(b.e);
+    }
+    submit(&b, make(1, 50, 100, 2));
+    bool mixed = false;
+    for (int32_t turn = 0; turn < 40; turn++) {
+        engine_turn(b.e);
+        for (int32_t s = 0; s < N_STEPS; s++) {
+            const struct pass *p = &b.e->steps[s].pass;
+            mixed = mixed || (p->n_seqs == 2 && p->n_rows == 16);
+        }
+    }
+    CHECK(mixed);
+    run(&b, 2, 100);
+    stop(&b);
+}
+
+TEST(a_full_accept_gives_the_bonus_token)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 200);
+    o.speculative_config = "{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"fixed\":true,"
+                           "\"prompt_lookup_min\":1}";
+    REQUIRE(start(&b, &o));
+    submit(&b, make(0, 0, 10, 100));
+    run(&b, 1, 400);
+    struct engine_stats s;
+    engine_stats(b.e, &s);
+    int64_t sum = 0;
+    for (int32_t i = 0; i < 16; i++) {
+        sum += s.spec_accepted_per_pos[i];
+    }
+    CHECK_EQ(sum, s.spec_accepted_tokens);
+    CHECK(s.spec_drafts > 0);
+    stop(&b);
+}
+
+/* Counted while the engine thread works; see the wrappers below. */
+static _Thread_local bool counts;
+static int32_t n_allocations;
+
+TEST(nothing_is_allocated_after_the_start)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    SKIP("the sanitizers have their own malloc");
+#endif
+    counts = true; // the wrappers do count
+    free(malloc(1));
+    counts = false;
+    CHECK_EQ(n_allocations, 1);
+    n_allocations = 0;
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 60);
+    o.max_num_seqs = 6;
+    o.max_num_batched_tokens = 32;
+    o.speculative_config = "{\"method\":\"ngram\",\"prompt_lookup_min\":1}";
+    REQUIRE(start(&b, &o));
+    for (int32_t i = 0; i < 20; i++) {
+        struct test_request *q = make(i, 10 * (i % 5), 20 + i, 30);
+        q->r.n = 1 + i % 3;
+        submit(&b, q);
+    }
+    for (int32_t turn = 0; turn < 3000 && b.n_done < 20; turn++) {
+        counts = true;
+        engine_turn(b.e);
+        counts = false;
+        engine_drain(b.e, on_event, &b);
+    }
+    CHECK_EQ(b.n_done, 20);
+    CHECK_EQ(n_allocations, 0);
+    stop(&b);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+void *__libc_malloc(size_t n_bytes);
+void *__libc_calloc(size_t n, size_t size);
+void *__libc_realloc(void *p, size_t n_bytes);
+
+void *malloc(size_t n_bytes)
+{
+    n_allocations += counts;
+    return __libc_malloc(n_bytes);
+}
+
+void *calloc(size_t n, size_t size)
+{
+    n_allocations += counts;
+    return __libc_calloc(n, size);
+}
+
+void *realloc(void *p, size_t n_bytes)
+{
+    n_allocations += counts;
+    return __libc_realloc(p, n_bytes);
+}
+#endif
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
