@@ -86,7 +86,7 @@ def test_what_does_not_end_by_itself_is_cut():
             t = time.monotonic()
             term(f)
             assert f.process.wait(8) == 1
-            assert SLOW or 2 < time.monotonic() - t < 4
+            assert SLOW or 2 < time.monotonic() - t < 6
             assert Reader(s).closed()
 
 
@@ -102,7 +102,7 @@ def test_a_second_signal_stops_at_once():
             start = time.monotonic()
             term(f)
             assert f.process.wait(5) == 1
-            assert SLOW or time.monotonic() - start < 1.5
+            assert SLOW or time.monotonic() - start < 3
 
 
 def test_an_idle_server_ends_at_once():
@@ -111,7 +111,7 @@ def test_an_idle_server_ends_at_once():
             start = time.monotonic()
             term(f)
             assert f.process.wait(5) == 0
-            assert SLOW or time.monotonic() - start < 1
+            assert SLOW or time.monotonic() - start < 3
 
 
 def test_systemd_is_told_and_asked_for_a_sign_of_life():
@@ -125,7 +125,7 @@ def test_systemd_is_told_and_asked_for_a_sign_of_life():
             assert s.recv(100) == b"WATCHDOG=1"
             t = time.monotonic()
             assert s.recv(100) == b"WATCHDOG=1"
-            assert time.monotonic() - t < 0.4 or SLOW
+            assert time.monotonic() - t < 1 or SLOW
             term(f)
             while s.recv(100) != b"STOPPING=1":
                 pass
