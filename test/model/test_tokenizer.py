@@ -104,3 +104,36 @@ def test_own(path):
 def test_vectors(name, tmp_path):
     vectors = json.loads((TOK / f"{name}.vectors.json").read_text())
     check_vectors(unpack(SHARED / vectors["tokenizer_file"], tmp_path), vectors)
+
+
+# Published vectors name real models; these are the vocabularies that we have.
+REAL = {"llama.cpp:deepseek-llm": "deepseek-llm", "llama.cpp:phi-3": "phi-3",
+        "llama.cpp:llama-spm": "llama-2", "llama.cpp:qwen2": "qwen2", "llama.cpp:llama-bpe": "llama-3",
+        "llama.cpp:falcon": "falcon", "llama.cpp:gpt-2": "gpt-2", "Xenova/gpt2": "gpt-2",
+        "openai-community/gpt2": "gpt-2", "distilgpt2": "gpt-2", "tiiuae/falcon-7b": "falcon"}
+FINGERPRINTS = {"meta-llama/Meta-Llama-3-8B": ("llama-3", True), "Qwen/Qwen1.5-7B": ("qwen2", False),
+                "Xenova/gpt-4o": ("gpt-oss", False), "openai-community/gpt2": ("gpt-2", False),
+                "deepseek-ai/deepseek-llm-7b-base": ("deepseek-llm", True),
+                "tiiuae/falcon-7b": ("falcon", False)}
+
+
+@pytest.mark.skipif(not NAMES, reason="no shared data")
+@pytest.mark.parametrize("name", sorted(set(REAL.values())))
+def test_published_vectors(name, tmp_path):
+    rows = [json.loads(line) for line in open(SHARED / "real_model_vectors.jsonl")]
+    pairs = [({"text": r["text"], "add_special_tokens": False}, r["ids"]) for r in rows
+             if REAL.get(r["model"]) == name]
+    assert len(pairs) > 10
+    check(unpack(TOK / f"{name}.json.gz", tmp_path), pairs, lambda a: a.get("ids"))
+
+
+@pytest.mark.skipif(not NAMES, reason="no shared data")
+@pytest.mark.parametrize("model", sorted(FINGERPRINTS))
+def test_fingerprints(model, tmp_path):
+    name, special = FINGERPRINTS[model]
+    data = json.loads((SHARED / "tokenizer_fingerprints.json").read_text())
+    want = {f["sha256"] for f in data["fingerprints"] if f["model"] == model}
+    assert want
+    directory = unpack(TOK / f"{name}.json.gz", tmp_path)
+    ids = run(directory, [{"text": data["text"], "add_special_tokens": special}])[0]["ids"]
+    assert hashlib.sha256(str(ids).encode()).hexdigest() in want
