@@ -209,7 +209,9 @@ static enum status read_generation(const char *dir, struct model_config *c, stru
     TRY(json_parse_file(path, MAX_CONFIG_BYTES, &j, err));
     add_eos(c, json_get(j, "eos_token_id"));
     struct sampling_params *p = &c->defaults;
-    p->temperature = (float)json_get_number(j, "temperature", 1.0);
+    bool greedy = !json_get_bool(j, "do_sample", true); // where it is said, it is meant
+    p->temperature = (float)json_get_number(j, "temperature", greedy ? 0.0 : 1.0);
+    p->temperature = greedy ? 0.0f : p->temperature;
     p->top_k = (int32_t)json_get_int(j, "top_k", 0);
     p->top_p = (float)json_get_number(j, "top_p", 1.0);
     p->min_p = (float)json_get_number(j, "min_p", 0.0);
