@@ -1,6 +1,6 @@
 /* A model's chat template: from messages to the prompt's text, with the provenance of every byte.
  * A template is compiled once per model and renders as Jinja2 does under `transformers`
- * (README, "Chat templates"). It reaches nothing but its inputs, and its time, depth, memory and
+ * (templates.md). It reaches nothing but its inputs, and its time, depth, memory and
  * output are bounded.
  *
  * Provenance: text from the request (contents, names, tool definitions, extra keys) is input; text

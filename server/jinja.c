@@ -39,7 +39,8 @@ enum status jinja_compile(const char *source, size_t n_bytes, struct jinja_templ
     *out = NULL;
     rt_init(&t->rt);
     if (jinja_lex(&t->rt, source, n_bytes, &tokens, &n_tokens) &&
-        make_gist(t, tokens, n_tokens) && jinja_parse(t, tokens, n_tokens) && jinja_check(t)) {
+        make_gist(t, tokens, n_tokens) && jinja_parse(t, tokens, n_tokens) && jinja_check(t) &&
+        jinja_scopes(t)) {
         *out = t;
         return OK;
     }
@@ -94,7 +95,8 @@ bool jinja_run(struct jrt *rt, struct jstr **out)
     jsb_init(&b, rt);
     rt->out = &b;
     rt->frame = NULL;
-    bool ok = jinja_exec(rt, rt->t->body, rt->t->n_body) != FLOW_FAIL;
+    bool ok = jframe_hide(rt, NULL, &rt->t->hidden) &&
+              jinja_exec(rt, rt->t->body, rt->t->n_body) != FLOW_FAIL;
     rt->out = NULL;
     *out = ok && rt->st == OK ? jsb_done(&b) : NULL;
     return *out != NULL;

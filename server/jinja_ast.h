@@ -79,6 +79,13 @@ enum jnode_kind {
 
 enum jcompare { JC_EQ, JC_NE, JC_LT, JC_LE, JC_GT, JC_GE, JC_IN, JC_NOT_IN };
 
+/* Names that a scope assigns before it reads them, and that no scope around it knows: until they
+ * are assigned they are undefined there, even where the render has a variable of that name. */
+struct jhidden {
+    int *syms;
+    int n, cap;
+};
+
 struct jnode {
     uint8_t kind, op;
     bool flag;
@@ -92,6 +99,7 @@ struct jnode {
     const struct jinja_method *methods; // N_ATTR, N_ITEM of a constant: the first row of that name
     struct jcall_node *call;
     struct jsignature *sig;
+    struct jhidden hidden; // of the scope that the node's body is
 };
 
 struct jkeyword_node {
@@ -124,6 +132,7 @@ struct jinja_template {
     struct jrt rt; // owns the tree
     struct jnode **body;
     int n_body;
+    struct jhidden hidden; // of the outermost scope
     struct jname_table names;
     int sym_loop, sym_caller, sym_kwargs, sym_varargs;
     char *gist; // all tokens but comments, for jinja_mentions
@@ -135,6 +144,9 @@ bool jinja_parse(struct jinja_template *t, const struct jtoken *tokens, size_t n
 /* What Jinja2 checks when it generates code: unknown filters and tests, break outside a loop,
  * assignments to `loop`. Also finds out what macros and loops use. */
 bool jinja_check(struct jinja_template *t);
+
+/* Finds out which names are hidden in which scope (jinja_scope.c). */
+bool jinja_scopes(struct jinja_template *t);
 
 int jinja_symbol(struct jinja_template *t, const char *name, size_t n_bytes); // -1 after an error
 int jinja_find_symbol(const struct jinja_template *t, const char *name, size_t n_bytes); // -1: none

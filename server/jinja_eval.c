@@ -51,6 +51,19 @@ bool jframe_set(struct jrt *rt, struct jframe *f, int sym, struct jv v)
     return true;
 }
 
+bool jframe_hide(struct jrt *rt, struct jframe *f, const struct jhidden *hidden)
+{
+    for (int i = 0; i < hidden->n; i++) {
+        struct jv v, name = jv_str(rt->t->names.names[hidden->syms[i]]);
+        bool unbound = f || jv_is_given(rt->vars[hidden->syms[i]]);
+        if (unbound && (!jv_undefined(rt, jv_missing(), name, &v) ||
+                        !jframe_set(rt, f, hidden->syms[i], v))) {
+            return false;
+        }
+    }
+    return true;
+}
+
 struct jv jscope_get(const struct jrt *rt, int sym)
 {
     for (const struct jframe *f = rt->frame; f; f = f->parent) {

@@ -93,6 +93,8 @@ static inline void jinja_leave(struct jrt *rt)
 
 struct jframe *jframe_new(struct jrt *rt, struct jframe *parent);
 bool jframe_set(struct jrt *rt, struct jframe *f, int sym, struct jv v);
+/* Makes the names undefined in the frame until they are assigned. */
+bool jframe_hide(struct jrt *rt, struct jframe *f, const struct jhidden *hidden);
 struct jv jscope_get(const struct jrt *rt, int sym); // MISSING if unbound
 bool jinja_assign(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v);
 bool jinja_eval_args(struct jrt *rt, const struct jcall_node *call, struct jargs *args);
@@ -107,8 +109,8 @@ struct jmacro {
     bool autoescape;
 };
 bool jmacro_call(struct jrt *rt, const struct jmacro *m, const struct jargs *args, struct jv *out);
-/* The body's output as a value, in a scope of its own. */
-enum jflow jinja_capture(struct jrt *rt, struct jnode *const *body, int n, struct jv *out);
+/* The output of a node's body as a value, in a scope of its own. */
+enum jflow jinja_capture(struct jrt *rt, const struct jnode *n, struct jv *out);
 
 bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name, const struct jinja_method *methods,
                 struct jv *out);
@@ -197,7 +199,7 @@ bool jinja_escape(struct jrt *rt, struct jv v, struct jv *out); // HTML; a Marku
 
 /* "%s ..." % args, and str.format; in jinja_format.c. */
 bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *out);
-bool jinja_format(struct jrt *rt, struct jstr *format, const struct jargs *args, struct jv *out);
+bool jinja_format(struct jrt *rt, struct jv format, const struct jargs *args, struct jv *out);
 
 struct jjson_style {
     bool ascii, sort_keys;

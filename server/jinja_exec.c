@@ -264,7 +264,7 @@ static enum jflow run_loop(struct jrt *rt, const struct jnode *n, struct jloop *
         l->before = l->current;
         l->current = item;
         frame->n = 0;
-        if (!jinja_assign(rt, frame, n->a, item) ||
+        if (!jinja_assign(rt, frame, n->a, item) || !jframe_hide(rt, frame, &n->hidden) ||
             (n->op && !jframe_set(rt, frame, rt->t->sym_loop,
                                   (struct jv){.type = JV_LOOP, .u.loop = l}))) {
             return FLOW_FAIL;
@@ -364,18 +364,13 @@ bool jloop_repr(struct jsb *b, struct jv self)
 
 /* ---- macros ---- */
 
-static bool bind_macro(struct jrt *rt, const struct jmacro *m, const struct jargs *args,
-                       struct jframe *frame)
+/* Positional arguments and names of parameters; what is left over of the names goes to `rest`, the
+ * caller to *caller. */
+static bool bind_given(struct jrt *rt, const struct jmacro *m, const struct jargs *args,
+                       struct jframe *frame, bool *given, struct jdict *rest, struct jv *caller)
 {
     const struct jsignature *sig = m->sig;
-    const struct jinja_template *t = m->t;
     size_t n = (size_t)sig->n;
-    struct jv caller = jv_missing();
-    struct jdict *rest = jd_new(rt);
-    bool *given = jrt_alloc(rt, n + 1, sizeof *given);
-    if (!rest || !given) {
-        return false;
-    }
     for (size_t i = 0; i < n; i++) { // in order, so that defaults see what stands before them
         struct jv v = jv_missing();
         given[i] = i < args->n_pos;
@@ -390,8 +385,8 @@ static bool bind_macro(struct jrt *rt, const struct jmacro *m, const struct jarg
     }
     for (size_t k = 0; k < args->n_kw; k++) {
         const struct jkwarg *kw = &args->kw[k];
-        size_t i = 0;
-        while (i < n && !(i >= args->n_pos && sig->names[i]->n_bytes == kw->name->n_bytes &&
+        size_t i = args->n_pos;
+        while (i < n && !(sig->names[i]->n_bytes == kw->name->n_bytes &&
                           memcmp(sig->names[i]->s, kw->name->s, kw->name->n_bytes) == 0)) {
             i++;
         }
@@ -401,23 +396,30 @@ static bool bind_macro(struct jrt *rt, const struct jmacro *m, const struct jarg
                 return false;
             }
         } else if (sig->uses_caller && js_is(kw->name, "caller")) {
-            caller = kw->value;
+            *caller = kw->value;
         } else if (!jd_set(rt, rest, jv_str(kw->name), kw->value)) {
             return false;
         }
     }
+    return true;
+}
+
+/* caller, kwargs and varargs exist in macros that mention them; elsewhere what would go there is an
+ * error. */
+static bool bind_special(struct jrt *rt, const struct jmacro *m, const struct jargs *args,
+                         struct jframe *frame, struct jdict *rest, struct jv caller)
+{
+    const struct jsignature *sig = m->sig;
+    size_t n = (size_t)sig->n;
     if (sig->uses_caller) {
-        if (!jv_is_given(caller) || caller.type == JV_NONE) {
-            if (!jv_undefined_hint(rt, "No caller defined", &caller)) {
-                return false;
-            }
-        }
-        if (!jframe_set(rt, frame, t->sym_caller, caller)) {
+        bool none = !jv_is_given(caller) || caller.type == JV_NONE;
+        if ((none && !jv_undefined_hint(rt, "No caller defined", &caller)) ||
+            !jframe_set(rt, frame, m->t->sym_caller, caller)) {
             return false;
         }
     }
     if (sig->uses_kwargs) {
-        if (!jframe_set(rt, frame, t->sym_kwargs, jv_dict(rest))) {
+        if (!jframe_set(rt, frame, m->t->sym_kwargs, jv_dict(rest))) {
             return false;
         }
     } else if (rest->n > 0) {
@@ -425,26 +427,26 @@ static bool bind_macro(struct jrt *rt, const struct jmacro *m, const struct jarg
         return jrt_fail(rt, "TypeError", "macro takes no keyword argument '%.*s'",
                         name->n_bytes < 100 ? (int)name->n_bytes : 100, name->s);
     }
-    if (sig->uses_varargs) {
-        struct jlist *l = jlist_new(rt, 0);
-        if (!l) {
-            return false;
-        }
-        if (args->n_pos > n) {
-            *l = (struct jlist){.items = (struct jv *)args->pos + n, .n = args->n_pos - n};
-        }
-        if (!jframe_set(rt, frame, t->sym_varargs, jv_tuple(l))) {
-            return false;
-        }
-    } else if (args->n_pos > n) {
-        return jrt_fail(rt, "TypeError", "macro '%.*s' takes not more than %zu argument(s)",
+    if (!sig->uses_varargs) {
+        return args->n_pos <= n ||
+               jrt_fail(rt, "TypeError", "macro '%.*s' takes not more than %zu argument(s)",
                         m->name ? (int)m->name->n_bytes : 6, m->name ? m->name->s : "caller", n);
     }
-    for (size_t i = 0; i < n; i++) {
+    struct jlist *l = jlist_new(rt, 0);
+    if (l && args->n_pos > n) {
+        *l = (struct jlist){.items = (struct jv *)args->pos + n, .n = args->n_pos - n};
+    }
+    return l && jframe_set(rt, frame, m->t->sym_varargs, jv_tuple(l));
+}
+
+static bool bind_defaults(struct jrt *rt, const struct jsignature *sig, struct jframe *frame,
+                          const bool *given)
+{
+    for (int i = 0; i < sig->n; i++) {
+        struct jv v;
         if (given[i]) {
             continue;
         }
-        struct jv v;
         if (sig->defaults[i] ? !jinja_eval(rt, sig->defaults[i], &v)
                              : !jv_undefined(rt, jv_missing(), jv_str(sig->names[i]), &v)) {
             return false;
@@ -454,6 +456,17 @@ static bool bind_macro(struct jrt *rt, const struct jmacro *m, const struct jarg
         }
     }
     return true;
+}
+
+static bool bind_macro(struct jrt *rt, const struct jmacro *m, const struct jargs *args,
+                       struct jframe *frame)
+{
+    struct jv caller = jv_missing();
+    struct jdict *rest = jd_new(rt);
+    bool *given = jrt_alloc(rt, (size_t)m->sig->n + 1, sizeof *given);
+    return rest && given && bind_given(rt, m, args, frame, given, rest, &caller) &&
+           bind_special(rt, m, args, frame, rest, caller) &&
+           bind_defaults(rt, m->sig, frame, given);
 }
 
 bool jmacro_call(struct jrt *rt, const struct jmacro *m, const struct jargs *args, struct jv *out)
@@ -467,7 +480,7 @@ bool jmacro_call(struct jrt *rt, const struct jmacro *m, const struct jargs *arg
     jsb_init(&b, rt);
     rt->out = &b;
     rt->frame = frame;
-    ok = ok && bind_macro(rt, m, args, frame) &&
+    ok = ok && bind_macro(rt, m, args, frame) && jframe_hide(rt, frame, &m->node->hidden) &&
          jinja_exec(rt, m->node->kids, m->node->n_kids) != FLOW_FAIL;
     rt->out = outer;
     rt->frame = outer_frame;
@@ -528,14 +541,21 @@ static enum jflow exec_call_block(struct jrt *rt, const struct jnode *n)
 
 /* ---- blocks ---- */
 
-enum jflow jinja_capture(struct jrt *rt, struct jnode *const *body, int n, struct jv *out)
+/* The body of a node in the frame that was just made for it (NULL if that failed). */
+static enum jflow run_inner(struct jrt *rt, const struct jnode *n)
+{
+    return rt->frame && jframe_hide(rt, rt->frame, &n->hidden)
+               ? jinja_exec(rt, n->kids, n->n_kids) : FLOW_FAIL;
+}
+
+enum jflow jinja_capture(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jsb b, *outer = rt->out;
     struct jframe *outer_frame = rt->frame;
     rt->frame = jframe_new(rt, outer_frame);
     jsb_init(&b, rt);
     rt->out = &b;
-    enum jflow flow = rt->frame ? jinja_exec(rt, body, n) : FLOW_FAIL;
+    enum jflow flow = run_inner(rt, n);
     rt->out = outer;
     rt->frame = outer_frame;
     if (flow != FLOW_NEXT) {
@@ -572,7 +592,7 @@ static bool apply_filters(struct jrt *rt, const struct jnode *filter, struct jv 
 static enum jflow exec_filter_block(struct jrt *rt, const struct jnode *n)
 {
     struct jv v;
-    enum jflow flow = jinja_capture(rt, n->kids, n->n_kids, &v);
+    enum jflow flow = jinja_capture(rt, n, &v);
     if (flow != FLOW_NEXT) {
         return flow;
     }
@@ -582,7 +602,7 @@ static enum jflow exec_filter_block(struct jrt *rt, const struct jnode *n)
 static enum jflow exec_set_block(struct jrt *rt, const struct jnode *n)
 {
     struct jv v;
-    enum jflow flow = jinja_capture(rt, n->kids, n->n_kids, &v);
+    enum jflow flow = jinja_capture(rt, n, &v);
     if (flow != FLOW_NEXT) {
         return flow;
     }
@@ -602,7 +622,7 @@ static enum jflow exec_with(struct jrt *rt, const struct jnode *n)
         }
     }
     rt->frame = frame;
-    enum jflow flow = jinja_exec(rt, n->kids, n->n_kids);
+    enum jflow flow = run_inner(rt, n);
     rt->frame = outer;
     return flow;
 }
@@ -616,7 +636,7 @@ static enum jflow exec_autoescape(struct jrt *rt, const struct jnode *n)
     }
     bool before = rt->autoescape;
     rt->autoescape = jv_truth(v);
-    enum jflow flow = jinja_exec(rt, n->kids, n->n_kids);
+    enum jflow flow = run_inner(rt, n);
     rt->autoescape = before;
     rt->frame = outer;
     return flow;
@@ -627,7 +647,7 @@ static enum jflow exec_block(struct jrt *rt, const struct jnode *n)
 {
     struct jframe *outer = rt->frame;
     rt->frame = jframe_new(rt, n->flag ? outer : NULL);
-    enum jflow flow = rt->frame ? jinja_exec(rt, n->kids, n->n_kids) : FLOW_FAIL;
+    enum jflow flow = run_inner(rt, n);
     rt->frame = outer;
     return flow;
 }
@@ -635,7 +655,7 @@ static enum jflow exec_block(struct jrt *rt, const struct jnode *n)
 static enum jflow exec_generation(struct jrt *rt, const struct jnode *n)
 {
     struct jv v;
-    enum jflow flow = jinja_capture(rt, n->kids, n->n_kids, &v);
+    enum jflow flow = jinja_capture(rt, n, &v);
     return flow == FLOW_NEXT ? next_if(print_value(rt, v)) : flow;
 }
 

@@ -267,6 +267,7 @@ struct formatter {
     const struct jargs *args;
     size_t next;     // automatic numbering
     bool automatic, manual;
+    bool markup; // what is put in is escaped
 };
 
 static bool format_into(struct formatter *fm, struct jsb *b, struct jstr *f, int nest);
@@ -397,7 +398,22 @@ static bool put_field(struct formatter *fm, struct jsb *b, struct jstr *field, i
         }
     }
     struct jstr *spec_text = jsb_done(&text);
-    return spec_text && jspec_parse(rt, spec_text, &spec) && jspec_put(b, v, &spec);
+    if (!spec_text || !jspec_parse(rt, spec_text, &spec)) {
+        return false;
+    }
+    if (!fm->markup || nest > 1) {
+        return jspec_put(b, v, &spec);
+    }
+    struct jsb plain;
+    jsb_init(&plain, rt);
+    struct jstr *s = jspec_put(&plain, v, &spec) ? jsb_done(&plain) : NULL;
+    struct jv escaped = jv_str(s);
+    escaped.flag = v.type == JV_STR ? v.flag : 0;
+    if (!s || !jinja_escape(rt, escaped, &escaped)) {
+        return false;
+    }
+    jsb_put_str(b, escaped.u.s);
+    return !b->failed;
 }
 
 static bool format_into(struct formatter *fm, struct jsb *b, struct jstr *f, int nest)
@@ -444,14 +460,16 @@ static bool format_into(struct formatter *fm, struct jsb *b, struct jstr *f, int
     return !b->failed;
 }
 
-bool jinja_format(struct jrt *rt, struct jstr *format, const struct jargs *args, struct jv *out)
+bool jinja_format(struct jrt *rt, struct jv text, const struct jargs *args, struct jv *out)
 {
-    struct formatter fm = {.rt = rt, .args = args};
+    struct jstr *format = text.u.s;
+    struct formatter fm = {.rt = rt, .args = args, .markup = text.flag & JV_MARKUP};
     struct jsb b;
     jsb_init(&b, rt);
     if (!js_flat(rt, format) || !format_into(&fm, &b, format, 1)) {
         return false;
     }
     *out = jv_str(jsb_done(&b));
+    out->flag = text.flag;
     return out->u.s != NULL;
 }

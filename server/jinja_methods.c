@@ -654,10 +654,7 @@ METHOD(str_istitle)
 METHOD(str_format)
 {
     (void)a;
-    if (self.flag & JV_MARKUP) {
-        return jrt_fail(rt, "TypeError", "format of Markup is not supported");
-    }
-    return jinja_format(rt, self.u.s, args, out);
+    return jinja_format(rt, self, args, out);
 }
 
 METHOD(str_format_map)
@@ -675,7 +672,7 @@ METHOD(str_format_map)
         }
     }
     struct jargs named = {.kw = kw, .n_kw = n};
-    return kw && jinja_format(rt, self.u.s, &named, out);
+    return kw && jinja_format(rt, self, &named, out);
 }
 
 METHOD(str_encode)
