@@ -322,7 +322,8 @@ enum status engine_load(struct engine *e, struct err *err)
     }
     size_live_table(e);
     e->n_vocab_used = e->config.vocab;
-    return OK;
+    enum status st = spec_measure(e);
+    return st == OK ? OK : err_set(err, st, "the device failed in its first steps");
 }
 
 static enum status close_rank(struct rank *r, void *arg)

@@ -60,6 +60,9 @@ struct engine {
 enum status engine_load(struct engine *e, struct err *err);
 void engine_unload(struct engine *e);
 
+/* spec_measure.c: fills the cost curves of the speculation that is configured. */
+enum status spec_measure(struct engine *e);
+
 /* engine.c. One turn: news in, a step out, the oldest step's results when two are under way. With
  * options.no_thread the test calls it. */
 void *engine_main(void *arg);

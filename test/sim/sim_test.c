@@ -203,7 +203,7 @@ static void run_once(uint64_t seed, bool faults)
     static struct sim s;
     s = (struct sim){.seed = seed};
     struct engine_options o = options_of(&s);
-    s.control.fail_at_step = faults ? 1 + (int32_t)draw(&s, 40) : 0;
+    int32_t fail_at_step = faults ? 1 + (int32_t)draw(&s, 40) : 0;
     s.n_requests = 1 + (int32_t)draw(&s, MAX_REQUESTS);
     for (int32_t i = 0; i < s.n_requests; i++) {
         make_request(&s, i);
@@ -213,6 +213,8 @@ static void run_once(uint64_t seed, bool faults)
         CHECK_FAIL("open: %s", err.text);
         return;
     }
+    s.control.fail_at_step = fail_at_step > 0 ? s.control.n_steps + fail_at_step : 0;
+    s.control.n_wrong = s.control.max_rows_seen = 0; // what was measured at the start
     for (int32_t turn = 0; turn < 5000 && s.n_done < s.n_requests; turn++) {
         take_turn(&s, turn);
     }

@@ -1,0 +1,114 @@
+/* What a pass of n rows costs, measured at the start on the real models: speculation pays by this
+ * curve, so it is not guessed. */
+#include "engine/base/clock.h"
+#include "engine/engine_state.h"
+
+enum { MOST_ROWS = 1 << (SPEC_COST_POINTS - 1), MOST_TIMES = 16 };
+
+struct measure {
+    const struct engine *e;
+    bool draft;
+    int32_t n_rows;
+    float seconds; // of rank 0
+};
+
+/* n rows over as many lanes as there are; false when they do not fit. */
+static bool fill_pass(const struct measure *m, struct pass *p, struct pass_row *rows,
+                      struct pass_seq *seqs, struct pass_draw *draws, int32_t *out_rows)
+{
+    const struct scheduler_limits *l = &m->e->scheduler.limits;
+    int32_t lanes = 1;
+    while (lanes * 2 <= l->max_lanes && lanes * 2 <= m->n_rows && lanes * 2 <= l->n_blocks) {
+        lanes *= 2;
+    }
+    int32_t each = m->n_rows / lanes;
+    if (each > l->block_tokens || m->n_rows > l->max_rows || m->n_rows > l->max_out) {
+        return false;
+    }
+    *p = (struct pass){.model = m->draft, .kv_set = m->draft, .n_rows = m->n_rows, .rows = rows,
+                       .n_seqs = lanes, .seqs = seqs, .n_out = m->n_rows, .out_rows = out_rows,
+                       .n_draws = m->n_rows, .draws = draws};
+    for (int32_t i = 0; i < m->n_rows; i++) {
+        rows[i] = (struct pass_row){i / each, i % 7, i % each, i % each};
+        out_rows[i] = i;
+        draws[i] = (struct pass_draw){.out_row = i, .lane = i / each, .pos = i % each,
+                                      .kind = DRAW_SAMPLE, .tree_row = -1};
+    }
+    for (int32_t i = 0; i < lanes; i++) {
+        seqs[i] = (struct pass_seq){i, i * each, each, 0, false};
+    }
+    return true;
+}
+
+static enum status run_once(struct rank *r, const struct measure *m, const struct pass *p)
+{
+    const struct backend_ops *ops = r->be->ops;
+    const struct sampling_params params = sampling_params_default();
+    struct model *model = m->draft ? &r->draft : &r->target;
+    struct pass_results results[1];
+    struct pass_shape shape;
+    TRY(ops->step_begin(r->be, 0));
+    for (int32_t i = 0; i < p->n_seqs; i++) {
+        TRY(ops->lane_params(r->be, i, &params));
+        TRY(ops->lane_blocks(r->be, i, 0, 1, &i));
+    }
+    TRY(ops->pass_begin(r->be, p, &shape));
+    if (shape.issue) {
+        TRY(model_forward(model, &shape, (struct model_outputs){.logits = true}));
+        struct sample_args sample = {.logits = model->logits, .n_out = shape.n_out,
+                                     .n_draws = shape.n_draws,
+                                     .n_vocab_used = m->e->n_vocab_used};
+        TRY(ops->sample(r->be, &sample));
+    }
+    TRY(ops->pass_end(r->be));
+    TRY(ops->step_end(r->be));
+    return ops->step_wait(r->be, 0, results, 1);
+}
+
+static enum status measure_rank(struct rank *r, void *arg)
+{
+    struct measure *m = arg;
+    struct pass_row rows[MOST_ROWS];
+    struct pass_seq seqs[MOST_ROWS];
+    struct pass_draw draws[MOST_ROWS];
+    int32_t out_rows[MOST_ROWS];
+    struct pass p;
+    if (!fill_pass(m, &p, rows, seqs, draws, out_rows)) {
+        return OK;
+    }
+    float best = 0.0f, total = 0.0f;
+    // The first may capture a graph; the least of many is what other programs did not disturb.
+    for (int32_t i = 0; i < 3 || (i < MOST_TIMES && total < 0.01f); i++) {
+        int64_t begin = clock_now_ns();
+        TRY(run_once(r, m, &p));
+        float seconds = (float)(clock_now_ns() - begin) / 1e9f;
+        best = i == 0 || seconds < best ? seconds : best;
+        total += seconds;
+    }
+    if (r->index == 0) {
+        m->seconds = best;
+    }
+    return OK;
+}
+
+static enum status measure_model(struct engine *e, bool draft, float *cost)
+{
+    for (int32_t i = 0; i < SPEC_COST_POINTS; i++) {
+        struct measure m = {.e = e, .draft = draft, .n_rows = 1 << i};
+        TRY(ranks_run(&e->ranks, measure_rank, &m));
+        cost[i] = m.seconds > 0.0f ? m.seconds : i > 0 ? 2.0f * cost[i - 1] : 0.0f;
+        if (i > 0 && cost[i] < cost[i - 1]) {
+            cost[i] = cost[i - 1]; // more rows never cost less: that is noise
+        }
+    }
+    return OK;
+}
+
+enum status spec_measure(struct engine *e)
+{
+    if (e->spec.method == SPEC_NONE || e->spec.fixed) {
+        return OK;
+    }
+    TRY(measure_model(e, false, e->spec.target_cost));
+    return e->draft_config ? measure_model(e, true, e->spec.draft_cost) : OK;
+}
