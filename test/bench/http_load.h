@@ -25,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { N_STAMPS = 4096, N_BUCKETS = 40000, BUCKET_NS = 10000, MAX_EVENT = 512 };
+enum { N_STAMPS = 4096, N_BUCKETS = 40000, BUCKET_NS = 50000, MAX_EVENT = 512 };
 
 enum pace { PACE_STOP, PACE_LOCKSTEP, PACE_TIMED };
 
