@@ -86,8 +86,8 @@ extern "C" cudaError_t attention_launch(cudaStream_t stream, const struct attent
     p.n_rows = a->n_rows;
     p.n_heads = a->n_heads;
     p.group = a->n_heads / a->kv.n_kv_heads;
-    p.scale = a->scale;
     p.softcap = a->softcap;
+    p.cap_scale = a->softcap > 0.0f ? 2.8853900817779268f * a->scale / a->softcap : 0.0f;
     p.scale_log2 = (a->softcap > 0.0f ? 1.0f : a->scale) * 1.4426950408889634f;
     p.window = a->window;
     p.sinks = a->sinks;

@@ -20,7 +20,7 @@ struct attention_params {
     const int32_t *blocks;
     int32_t blocks_stride;
     int32_t n_rows, n_heads, group; // group: query heads of a KV head
-    float scale, softcap;
+    float softcap, cap_scale; // cap_scale: 2 log2(e) scale / softcap
     float scale_log2; // what a score is multiplied by to be a power of two; after a soft cap
     int32_t window;
     const float *sinks;
@@ -140,6 +140,29 @@ __device__ __forceinline__ bool tree_sees(const struct attention_params &p,
            (p.window <= 0 || p.rows[u.item.seq_row + node].pos >= v.first_pos);
 }
 
+/* The same for 128 slots from `first` on, which may lie before the new rows: bit i is slot
+ * first + i. Not beyond 128 slots before them. */
+__device__ __forceinline__ unsigned __int128 tree_keys(const struct attention_params &p,
+                                                       const struct attention_unit &u,
+                                                       const struct attention_row_view &v, int first)
+{
+    const uint64_t *words = p.tree_mask + (int64_t)v.row * TREE_MASK_WORDS;
+    unsigned __int128 seen = (unsigned __int128)words[1] << 64 | words[0];
+    if (p.window > 0) {
+#pragma unroll 1
+        for (int n = 0; n < MAX_TREE_NODES && seen >> n != 0; n++) {
+            if ((seen >> n & 1) != 0 && p.rows[u.item.seq_row + n].pos < v.first_pos) {
+                seen &= ~((unsigned __int128)1 << n);
+            }
+        }
+    }
+    const int node = first - u.item.n_past;
+    return node >= 128   ? 0
+           : node >= 0   ? seen >> node
+           : node > -128 ? seen << -node | (((unsigned __int128)1 << -node) - 1)
+                         : ~(unsigned __int128)0;
+}
+
 __device__ __forceinline__ float exp2_fast(float x)
 {
     float y;
@@ -147,11 +170,11 @@ __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
-/* cap * tanh(x / cap) */
-__device__ __forceinline__ float soft_cap(float x, float cap)
+/* cap * tanh(score * scale / cap) */
+__device__ __forceinline__ float soft_cap(const struct attention_params &p, float score)
 {
-    const float e = exp2_fast(x * (2.8853900817779268f / cap));
-    return cap * (1.0f - __fdividef(2.0f, e + 1.0f));
+    const float e = exp2_fast(score * p.cap_scale);
+    return p.softcap * (1.0f - __fdividef(2.0f, e + 1.0f));
 }
 
 /* Joining (m, l) to (M, L): what both sides' values are then multiplied by. */

@@ -197,7 +197,7 @@ template <typename T, int KEYS, int NP> struct mma_block {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 if (p.softcap > 0.0f) {
-                    scores[f][i] = soft_cap(scores[f][i] * p.scale, p.softcap);
+                    scores[f][i] = soft_cap(p, scores[f][i]);
                 }
                 const int key = start + n * (KEYS / 2) + f * 8 + (lane & 3) * 2 + (i & 1);
                 if (!all && !sees(u, view[i >> 1], key)) {

@@ -188,8 +188,8 @@ template <typename T, int NB> struct computer {
         wgmma_commit();
     }
 
-    /* Issues values (+)= P V. */
-    __device__ __forceinline__ void issue_values(int slot, bool add)
+    /* Issues values += P V. */
+    __device__ __forceinline__ void issue_values(int slot)
     {
         const uint32_t b = smem_address(slots + slot * S::SLOT_BYTES);
         settle(values);
@@ -198,7 +198,7 @@ template <typename T, int NB> struct computer {
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++) {
             wgmma<T, HEAD_DIM>::rs(values, probs[k], wgmma_operand(b + k * 16 * 128, KEYS * 128),
-                                   add || k > 0);
+                                   1);
         }
         wgmma_commit();
     }
@@ -218,12 +218,10 @@ template <typename T, int NB> struct computer {
         if (u.item.mask == ATTENTION_TREE && start + KEYS > u.item.n_past) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const uint64_t *words = p.tree_mask + (int64_t)view[r].row * TREE_MASK_WORDS;
-                const uint64_t w[2] = {words[0], words[1]};
+                const unsigned __int128 seen = tree_keys(p, u, view[r], first);
 #pragma unroll
                 for (int i = 0; i < KEYS / 4; i++) {
-                    const int node = first + (i >> 1) * 8 + (i & 1) - u.item.n_past;
-                    if (node >= 0 && !tree_sees(p, u, view[r], w, node)) {
+                    if (!(uint32_t)(seen >> ((i >> 1) * 8 + (i & 1)) & 1)) {
                         scores[(i >> 1) * 4 + 2 * r + (i & 1)] = -INFINITY;
                     }
                 }
@@ -231,16 +229,18 @@ template <typename T, int NB> struct computer {
         }
     }
 
-    /* scores -> probabilities in place (not yet divided), top, sum, decay. */
+    /* scores -> probabilities in place (not yet divided), top, sum, decay. GENERAL: with a soft cap
+     * or a mask; apart, so that neither takes registers from the plain loop. */
+    template <bool GENERAL>
     __device__ __forceinline__ void softmax(const struct attention_unit &u, int start)
     {
-        if (p.softcap > 0.0f) {
+        if (GENERAL && p.softcap > 0.0f) {
 #pragma unroll
             for (int i = 0; i < KEYS / 2; i++) {
-                scores[i] = soft_cap(scores[i] * p.scale, p.softcap);
+                scores[i] = soft_cap(p, scores[i]);
             }
         }
-        if (start < u.all_lo || start + KEYS > u.all_hi) {
+        if (GENERAL) {
             mask(u, start);
         }
 #pragma unroll
@@ -300,48 +300,69 @@ template <typename T, int NB> struct computer {
         sync();
     }
 
+    /* The scores of the tile at `start` while the values of the one before it are summed. */
+    template <bool GENERAL>
+    __device__ __forceinline__ void step(const struct attention_unit &u, int start)
+    {
+        const int k_slot = at.slot;
+        barrier_wait(&full[k_slot], at.parity);
+        issue_scores(k_slot);
+        at.next();
+        const int v_slot = at.slot;
+        barrier_wait(&full[v_slot], at.parity);
+        at.next();
+        issue_values(v_slot);
+        wgmma_wait<1>();
+        settle(scores);
+        release(k_slot);
+        softmax<GENERAL>(u, start);
+        settle(scores);
+        wgmma_wait<0>();
+        settle(values);
+        settle(probs);
+        release(v_slot);
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++) {
+            values[i] *= decay[i >> 1 & 1];
+        }
+        to_probs();
+    }
+
     /* Keys [lo, end) into values, top, sum. */
     __device__ __forceinline__ void run(const struct attention_unit &u, int lo, int end)
     {
         top[0] = top[1] = -INFINITY;
         sum[0] = sum[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++) {
+            values[i] = 0.0f;
+        }
         barrier_wait(&full[at.slot], at.parity);
         issue_scores(at.slot);
         wgmma_wait<0>();
         settle(scores);
         release(at.slot);
         at.next();
-        softmax(u, lo);
+        const int plain = p.softcap > 0.0f ? INT32_MAX : u.all_lo, plain_end = min(end, u.all_hi);
+        if (lo >= plain && lo + KEYS <= plain_end) {
+            softmax<false>(u, lo);
+        } else {
+            softmax<true>(u, lo);
+        }
         to_probs();
-        bool add = false;
-        for (int start = lo + KEYS; start < end; start += KEYS) {
-            const int k_slot = at.slot;
-            barrier_wait(&full[k_slot], at.parity);
-            issue_scores(k_slot);
-            at.next();
-            const int v_slot = at.slot;
-            barrier_wait(&full[v_slot], at.parity);
-            at.next();
-            issue_values(v_slot, add);
-            add = true;
-            wgmma_wait<1>();
-            settle(scores);
-            release(k_slot);
-            softmax(u, start);
-            settle(scores); // or the compiler moves the exponentials behind the wait
-            wgmma_wait<0>();
-            settle(values);
-            settle(probs);
-            release(v_slot);
-#pragma unroll
-            for (int i = 0; i < HEAD_DIM / 2; i++) {
-                values[i] *= decay[i >> 1 & 1];
-            }
-            to_probs();
+        int start = lo + KEYS;
+        for (; start < end && start < plain; start += KEYS) {
+            step<true>(u, start);
+        }
+        for (; start + KEYS <= plain_end; start += KEYS) {
+            step<false>(u, start);
+        }
+        for (; start < end; start += KEYS) {
+            step<true>(u, start);
         }
         barrier_wait(&full[at.slot], at.parity);
         clean_values(u, at.slot, lo + (end - lo - 1) / KEYS * KEYS, end);
-        issue_values(at.slot, add);
+        issue_values(at.slot);
         wgmma_wait<0>();
         settle(values);
         settle(probs);
