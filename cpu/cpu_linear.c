@@ -7,7 +7,8 @@
 /* Inputs that a many-row product takes at a time: 64 outputs x 256 inputs of bf16 are 32 KiB. */
 enum { K_BLOCK = 256 };
 
-/* Rows of one item when there are too few tiles to feed the threads. */
+/* Rows that a tile is multiplied with at a time: their sums, 24 KiB, stay near. Also the rows of
+ * one item when there are too few tiles to feed the threads. */
 enum { ITEM_ROWS = 96 };
 
 static bool rows_are_bf16(const struct cpu_backend *cpu, const struct weight *w)
@@ -148,20 +149,22 @@ static void linear_item(void *arg, int32_t item, int32_t thread)
     const struct linear_args *a = job->a;
     int32_t tile = item % (int32_t)a->weight->n_tiles;
     int32_t row = item / (int32_t)a->weight->n_tiles * job->rows_per_item;
-    int32_t n_rows = job->n_rows - row < job->rows_per_item ? job->n_rows - row
-                                                            : job->rows_per_item;
-    cpu_gemm_tile(job->cpu, &(struct gemm_tile){
-                                .weight = a->weight,
-                                .tile = tile,
-                                .rows = job->cpu->packed_rows + row * job->row_bytes,
-                                .row_bytes = job->row_bytes,
-                                .n_rows = n_rows,
-                                .y = tensor_row(&a->y, job->first_row + row),
-                                .y_stride = a->y.stride,
-                                .bias = a->partial ? NULL : a->weight->bias,
-                                .accumulate = a->accumulate,
-                                .scratch = (float *)job->cpu->scratch[thread].p,
-                            });
+    int32_t end = row + job->rows_per_item < job->n_rows ? row + job->rows_per_item : job->n_rows;
+    for (int32_t n; row < end; row += n) { // the tile stays in the cache, the sums beside it
+        n = end - row < ITEM_ROWS ? end - row : ITEM_ROWS;
+        cpu_gemm_tile(job->cpu, &(struct gemm_tile){
+                                    .weight = a->weight,
+                                    .tile = tile,
+                                    .rows = job->cpu->packed_rows + row * job->row_bytes,
+                                    .row_bytes = job->row_bytes,
+                                    .n_rows = n,
+                                    .y = tensor_row(&a->y, job->first_row + row),
+                                    .y_stride = a->y.stride,
+                                    .bias = a->partial ? NULL : a->weight->bias,
+                                    .accumulate = a->accumulate,
+                                    .scratch = (float *)job->cpu->scratch[thread].p,
+                                });
+    }
 }
 
 enum status cpu_linear(struct backend *be, const struct linear_args *a)
