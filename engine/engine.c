@@ -361,8 +361,12 @@ static void commit_pools(struct engine *e, const struct step *st)
     for (int32_t i = 0; i < st->pass.n_pool; i++) {
         struct sequence *seq = st->pool_owners[i];
         if (seq->state != SEQ_RETIRING && st->pools[i].finish) {
-            memcpy(seq->request->pooled, step_results(st)->pooled + (size_t)i * hidden,
-                   hidden * sizeof *seq->request->pooled);
+            // The backend adds up; a mean is over the whole prompt, last over one row.
+            float n = seq->request->pool == POOL_MEAN ? (float)seq->n_prompt : 1.0f;
+            const float *sum = step_results(st)->pooled + (size_t)i * hidden;
+            for (size_t k = 0; k < hidden; k++) {
+                seq->request->pooled[k] = sum[k] / n;
+            }
             finish(e, seq, FINISH_STOP);
         }
     }
