@@ -1,3 +1,4 @@
+#include "bench/bench.h"
 #include "server/commands.h"
 
 #include <signal.h>
@@ -12,6 +13,7 @@ static const struct command {
     {"generate", cmd_generate, "continue prompts, without a server"},
 #ifndef SLUICE_NO_HTTP
     {"serve", cmd_serve, "serve a model over the OpenAI API"},
+    {"bench", cmd_bench, "send load to an OpenAI-compatible server and measure"},
 #endif
     {"bench-ops", cmd_bench_ops, "time the ops of a device on dummy weights"},
     {"tokenize", cmd_tokenize, "text to token ids and back, as JSON lines"},

@@ -1,0 +1,223 @@
+"""sluice bench against our own server and against small servers that answer in other ways."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import tempfile
+import threading
+import xml.dom.minidom
+
+import pytest
+from api import BUILD, ROOT, Server
+
+SLUICE = os.path.join(BUILD, "sluice")
+
+
+def bench(port, *args, env=None):
+    """The exit code, what it printed and the JSON it wrote."""
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "out.json")
+        p = subprocess.run([SLUICE, "bench", "--url", "http://127.0.0.1:%d" % port, "--json", path, *map(str, args)],
+                           capture_output=True, text=True, timeout=100, env={**os.environ, **(env or {})})
+        j = None
+        if os.path.exists(path):
+            with open(path) as f:
+                j = json.load(f)
+        return p.returncode, p.stdout + p.stderr, j
+
+
+def percentile(values, p):
+    v = sorted(values)
+    at = p * (len(v) - 1)
+    low = int(at)
+    return v[low] + (at - low) * (v[min(low + 1, len(v) - 1)] - v[low])
+
+
+def adds_up(j, n, output_len):
+    r = j["requests"]
+    assert j["sent"] == j["completed"] == len(r) == n and j["failed"] == 0 and j["errors"] == {}
+    assert all(q["outcome"] == "ok" and q["status"] == 200 and q["output_tokens"] == output_len for q in r)
+    assert j["output_tokens"] == n * output_len and j["prompt_tokens"] == sum(q["prompt_tokens"] for q in r)
+    assert abs(j["output_tokens_per_s"] * j["duration_s"] - n * output_len) < 1e-3
+    for key in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        values = [q[key] for q in r if key in q]
+        s = j[key]
+        assert s["count"] == len(values)
+        assert abs(s["mean"] - sum(values) / len(values)) <= 1e-3 * s["mean"]
+        for name, p in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1)):
+            assert abs(s[name] - percentile(values, p)) <= 1e-3 * s[name], (key, name)
+    assert all(0 < q["ttft_ms"] <= q["e2e_ms"] for q in r)
+    assert max(q["due_ms"] + q["e2e_ms"] for q in r) <= j["duration_s"] * 1000 + 1
+    assert j["itl_ms"]["count"] == sum(q["events"] - 1 for q in r)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server(real=True, max_model_len=2048) as s:
+        yield s
+
+
+def test_random_ids_by_concurrency(server):
+    rc, text, j = bench(server.port, "--requests", 12, "--concurrency", 3, "--input-len", 20, "--output-len", 8)
+    assert rc == 0, text
+    adds_up(j, 12, 8)
+    assert j["max_in_flight"] == 3 and all(q["prompt_tokens"] == 20 for q in j["requests"])
+    assert j["within_limits"] == 12 and "TTFT" in text and "throughput" in text
+
+
+def test_poisson_rate_and_limits(server):
+    rc, text, j = bench(server.port, "--requests", 20, "--rate", 40, "--input-len", 4, "--output-len", 2,
+                        "--ttft-limit", 0.001, "--seed", 5)
+    assert rc == 0, text
+    adds_up(j, 20, 2)
+    assert j["within_limits"] == 0 and j["goodput_per_s"] == 0 and "goodput" in text
+    due = [q["due_ms"] for q in j["requests"]]
+    gaps = [b - a for a, b in zip(due, due[1:])]
+    assert due[0] == 0 and min(gaps) >= 0 and 10 < sum(gaps) / len(gaps) < 60 and max(gaps) > 2 * percentile(gaps, 0.5)
+
+
+def test_shared_prefix_hits_the_prefix_cache(server):
+    rc, text, j = bench(server.port, "--workload", "shared-prefix", "--groups", 2, "--members", 4, "--prefix-len", 128,
+                        "--suffix-len", 9, "--output-len", 2, "--concurrency", 1)
+    assert rc == 0, text
+    adds_up(j, 8, 2)
+    assert [q["prompt_tokens"] for q in j["requests"]] == [137] * 8
+    assert [q["cached_tokens"] >= 64 for q in j["requests"]] == [False] * 2 + [True] * 6
+
+
+def test_multi_turn_grows(server):
+    rc, text, j = bench(server.port, "--workload", "multi-turn", "--requests", 2, "--turns", 3, "--input-len", 6,
+                        "--output-len", 5, "--concurrency", 2)
+    assert rc == 0, text
+    adds_up(j, 6, 5)
+    for c in (0, 1):
+        n = [q["prompt_tokens"] for q in j["requests"][3 * c:3 * c + 3]]
+        assert n[0] + 6 < n[1] and n[1] + 6 < n[2]
+
+
+def test_sharegpt(server, tmp_path):
+    data = tmp_path / "data.json"
+    items = [{"id": str(i), "conversations": [{"from": "human", "value": "Say \"%d\"\n\u00e9" % i},
+                                              {"from": "gpt", "value": "x" * 12}]} for i in range(3)]
+    items += [{"conversations": []}, {"conversations": [{"from": "gpt", "value": "no question"}]}]
+    data.write_text(json.dumps(items))
+    rc, text, j = bench(server.port, "--workload", "sharegpt", "--dataset", data, "--requests", 5, "--chat")
+    assert rc == 0, text
+    adds_up(j, 5, 3)
+    data.write_text("[{]")
+    rc, text, j = bench(server.port, "--workload", "sharegpt", "--dataset", data)
+    assert rc == 1 and str(data) in text and j is None
+
+
+class Canned:
+    """Answers every request with the same bytes; None closes at once."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                c, _ = self.socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.serve, args=(c,), daemon=True).start()
+
+    def serve(self, c):
+        with c:
+            f = c.makefile("rb")
+            while True:
+                n, line = 0, f.readline()
+                if not line:
+                    return
+                while line not in (b"\r\n", b""):
+                    if line.lower().startswith(b"content-length:"):
+                        n = int(line.split(b":")[1])
+                    line = f.readline()
+                json.loads(f.read(n))
+                for piece in self.answer:
+                    c.sendall(piece)
+                if b"keep-alive" not in self.answer[0]:
+                    return
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+
+
+@pytest.mark.parametrize("answer, errors", [
+    ([b"HTTP/1.1 429 Busy\r\nContent-Length: 4\r\n\r\nbusy"], {"http_429": 3}),
+    ([b"HTTP/1.1 500 No\r\n\r\noops"], {"http_500": 3}),
+    ([b"nonsense\r\n\r\n"], {"protocol": 3}),
+    ([HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"], {"protocol": 3}),
+    ([HEAD + b"Content-Length: 1000\r\n\r\ndata: {}\n\n"], {"closed": 3}),
+    ([HEAD + b"\r\ndata: {\"choices\":[{\"text\":\"a\"}]}\n\n"], {"incomplete": 3}),
+    ([HEAD + b"\r\ndata: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n"], {"stream": 3}),
+])
+def test_errors_are_counted_by_kind(answer, errors):
+    rc, text, j = bench(Canned(answer).port, "--model", "m", "--requests", 3)
+    assert rc == 1 and j["errors"] == errors and (j["sent"], j["completed"], j["failed"]) == (3, 0, 3), text
+
+
+def test_no_server_and_a_silent_one():
+    s = socket.create_server(("127.0.0.1", 0))
+    rc, text, j = bench(s.getsockname()[1], "--model", "m", "--requests", 2, "--timeout", 0.3)
+    assert rc == 1 and j["errors"] == {"timeout": 2}
+    port = s.getsockname()[1]
+    s.close()
+    rc, text, j = bench(port, "--model", "m", "--requests", 2)
+    assert rc == 1 and j["errors"] == {"connect": 2}
+    rc, text, j = bench(port)
+    assert rc == 1 and "cannot connect" in text
+
+
+def test_other_forms_of_stream_and_any_cut():
+    """CRLF, no space after the colon, spaces in JSON, chunks that end anywhere, no usage."""
+    events = b": hello\r\n\r\n" + b"".join(b"data:%s\r\n\r\n" % e for e in (
+        b'{"choices": [{"delta": {"role": "assistant", "content": ""}}]}',
+        b'{"choices": [{"delta": {"content": "\\"text\\": \\"x"}}]}',
+        b'{"choices": [{"delta": {"content": "b"}}], "usage": null}',
+        b'{"choices": [{"delta": {}, "finish_reason": "stop"}]}', b"[DONE]"))
+    for cut in (1, 7, 1000):
+        chunks = [events[i:i + cut] for i in range(0, len(events), cut)]
+        body = b"".join(b"%x;ext=1\r\n%s\r\n" % (len(c), c) for c in chunks) + b"0\r\n\r\n"
+        whole = HEAD + b"Connection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n" + body
+        rc, text, j = bench(Canned([whole]).port, "--model", "m", "--chat", "--requests", 4, "--concurrency", 1)
+        assert rc == 0, text
+        assert [(q["events"], q["output_tokens"]) for q in j["requests"]] == [(2, 2)] * 4
+        assert j["events"] == 16 and j["reconnects"] == 0 and "no usage" in text
+
+
+@pytest.mark.parametrize("args, text", [
+    (["--nonsense"], "unknown option '--nonsense'"), (["--rate"], "--rate needs a value"), (["--rate", "x"], "not a number"),
+    (["--rate", "nan"], "not a number"), (["--requests", "1.5"], "whole"), (["--requests", "0"], "within"), (["x"], "not an option"),
+    (["--workload", "x"], "none of random"), (["--workload", "sharegpt"], "needs --dataset"), (["--chat=1"], "takes no value"),
+    (["--url", "https://x"], "TLS"), (["--url", "http://:1"], "HOST:PORT"), (["--url", "http://a:99999"], "HOST:PORT"),
+])
+def test_bad_options(args, text):
+    p = subprocess.run([SLUICE, "bench", *args], capture_output=True, text=True)
+    assert p.returncode == 2 and text in p.stderr and p.stderr.startswith("sluice bench: ")
+
+
+def test_help_names_every_option():
+    p = subprocess.run([SLUICE, "bench", "--help"], capture_output=True, text=True)
+    assert p.returncode == 0 and len(re.findall(r"^  --", p.stdout, re.M)) >= 25 and max(map(len, p.stdout.splitlines())) <= 120
+
+
+def test_plot(server, tmp_path):
+    paths = []
+    for n in (1, 4):
+        _, _, j = bench(server.port, "--requests", 8, "--concurrency", n, "--input-len", 8, "--output-len", 4)
+        paths.append(tmp_path / ("c%d.json" % n))
+        paths[-1].write_text(json.dumps(j))
+    out = tmp_path / "plot.svg"
+    p = subprocess.run([os.path.join(ROOT, "scripts/plot_bench"), "-o", out, *paths], capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
+    svg = xml.dom.minidom.parse(str(out))
+    assert len(svg.getElementsByTagName("polyline")) >= 2 * 3 and "c4" in out.read_text()
+    p = subprocess.run([os.path.join(ROOT, "scripts/plot_bench"), "-o", out, __file__], capture_output=True, text=True)
+    assert p.returncode == 1 and "is not a file of sluice bench" in p.stderr
