@@ -66,10 +66,6 @@ struct store_job {
     const struct cpu_backend *cpu;
     const struct rope_store_args *a;
     const struct kv_pages *pages;
-    int32_t first_row;
-    /* QK_NORM_WIDTH: sums of squares of the heads of q, then of k; of this rank, and of all ranks
-     * one behind the other. One rank has both in one place. */
-    float *own, *all; // [rows, heads], [rows, n_ranks, heads]
 };
 
 /* The norm of one head; its weight is common to all heads or each head's own. */
@@ -84,52 +80,25 @@ static void norm_head(const struct store_job *job, const struct weight *w, float
                             x);
 }
 
-static void square_item(void *arg, int32_t item, int32_t thread)
+static void norm_width(const struct store_job *job, const struct weight *w, float *x, int32_t width)
+{
+    const struct rope_store_args *a = job->a;
+    job->cpu->kernels->norm(a->qk_norm_kind, x, w ? w->vector : NULL, a->norm_offset, NULL, a->eps,
+                            width, x);
+}
+
+static void store_item(void *arg, int32_t row, int32_t thread)
 {
     const struct store_job *job = arg;
     const struct rope_store_args *a = job->a;
-    int32_t heads = a->n_heads + a->n_kv_heads;
-    const float *x = tensor_row(&a->qkv, job->first_row + item);
-    (void)thread;
-    for (int32_t h = 0; h < heads; h++, x += a->head_dim) {
-        job->own[(int64_t)item * heads + h] = job->cpu->kernels->dot(x, x, a->head_dim);
-    }
-}
-
-/* RMS over all heads, which ranks share: squares are summed head by head in the order of heads, so
- * that ranks give the bits of one. `first`: of the heads in `all`. */
-static void norm_width(const struct store_job *job, int32_t item, const struct weight *w, float *x,
-                       int32_t first, int32_t n_heads)
-{
-    const struct rope_store_args *a = job->a;
-    int32_t heads = a->n_heads + a->n_kv_heads, n_ranks = job->cpu->base.n_ranks;
-    const float *squares = job->all + (int64_t)item * n_ranks * heads;
-    float sum = 0.0f;
-    for (int32_t r = 0; r < n_ranks; r++) {
-        for (int32_t h = 0; h < n_heads; h++) {
-            sum += squares[r * heads + first + h];
-        }
-    }
-    int32_t width = n_heads * a->head_dim;
-    float scale = 1.0f / sqrtf(sum / ((float)width * (float)n_ranks) + a->eps);
-    for (int32_t i = 0; i < width; i++) {
-        x[i] = x[i] * scale * ((w ? w->vector[i] : 1.0f) + a->norm_offset);
-    }
-}
-
-static void store_item(void *arg, int32_t item, int32_t thread)
-{
-    const struct store_job *job = arg;
-    const struct rope_store_args *a = job->a;
-    int32_t row = job->first_row + item;
     const struct pass_row *p = &job->cpu->pass->rows[row];
     float *q = tensor_row(&a->qkv, row);
     float *k = q + (int64_t)a->n_heads * a->head_dim;
     float *v = k + (int64_t)a->n_kv_heads * a->head_dim;
     (void)thread;
     if (a->qk_norm == QK_NORM_WIDTH) {
-        norm_width(job, item, a->q_norm, q, 0, a->n_heads);
-        norm_width(job, item, a->k_norm, k, a->n_heads, a->n_kv_heads);
+        norm_width(job, a->q_norm, q, a->n_heads * a->head_dim);
+        norm_width(job, a->k_norm, k, a->n_kv_heads * a->head_dim);
     }
     for (int32_t h = 0; h < a->n_heads + a->n_kv_heads; h++) {
         float *x = q + (int64_t)h * a->head_dim;
@@ -146,44 +115,16 @@ static void store_item(void *arg, int32_t item, int32_t thread)
     }
 }
 
-/* The sums of squares lie where products pack their rows, as many rows as fit. */
-static enum status store_width(struct cpu_backend *cpu, struct store_job *job)
-{
-    const struct rope_store_args *a = job->a;
-    int32_t heads = a->n_heads + a->n_kv_heads, n_ranks = cpu->base.n_ranks;
-    size_t row_bytes = (size_t)heads * (size_t)(1 + n_ranks) * sizeof(float);
-    int32_t step = (int32_t)(cpu->packed_rows_bytes / row_bytes);
-    if (step < 1 || a->qk_norm_kind != NORM_RMS) {
-        return ERR_UNSUPPORTED;
-    }
-    for (int32_t n; job->first_row < a->n_rows; job->first_row += n) {
-        n = a->n_rows - job->first_row < step ? a->n_rows - job->first_row : step;
-        job->own = (float *)cpu->packed_rows;
-        job->all = n_ranks > 1 ? job->own + (int64_t)n * heads : job->own;
-        pool_run(cpu->pool, n, square_item, job);
-        if (n_ranks > 1 && !cpu_comm_gather(cpu, job->own, heads, job->all,
-                                            (int64_t)n_ranks * heads, n, heads)) {
-            cpu->failed = true;
-            return ERR_DEVICE;
-        }
-        pool_run(cpu->pool, n, store_item, job);
-    }
-    return OK;
-}
-
 enum status cpu_rope_store(struct backend *be, const struct rope_store_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
-    struct store_job job = {.cpu = cpu, .a = a, .pages = cpu_kv_layer(cpu, a->layer)};
+    struct store_job job = {cpu, a, cpu_kv_layer(cpu, a->layer)};
     ASSERT(cpu->pass && a->n_rows <= cpu->pass->n_rows);
     ASSERT(job.pages->geometry.n_kv_heads == a->n_kv_heads && !job.pages->geometry.v_in_k);
     ASSERT(job.pages->geometry.head_dim_k == a->head_dim);
     ASSERT(job.pages->geometry.head_dim_v == a->head_dim);
-    if (a->qk_norm != QK_NORM_WIDTH) {
-        pool_run(cpu->pool, a->n_rows, store_item, &job);
-        return OK;
-    }
-    return store_width(cpu, &job);
+    pool_run(cpu->pool, a->n_rows, store_item, &job);
+    return OK;
 }
 
 struct mla_job {

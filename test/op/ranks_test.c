@@ -20,7 +20,7 @@ struct rank {
     const struct common *c;
     int32_t rank;
     pthread_t thread;
-    float *y, *logits, *moe, *q;
+    float *y, *logits, *moe;
 };
 
 static struct weight *open_part(struct op_rig *r, enum weight_kind kind, struct weight_desc d)
@@ -111,44 +111,6 @@ static void experts(struct op_rig *r, struct rank *k)
     k->moe = op_fetch(r, a.y, ROWS, HIDDEN);
 }
 
-/* The norm over all heads of q and k, of which a rank has some. */
-static void normed_width(struct op_rig *r, struct rank *k)
-{
-    const struct common *c = k->c;
-    enum { HEADS = 8, DIM = 16 };
-    int32_t n = HEADS / c->n_ranks, width = 3 * n * DIM;
-    struct err err;
-    struct kv_layer layer = {n, DIM, DIM, false};
-    struct kv_set_desc kv = {1, &layer, c->dtype};
-    CHECK_EQ(r->ops->kv_open(r->be, 0, &kv, &err), OK);
-    float *x = xcalloc((size_t)ROWS * width, sizeof *x);
-    for (int32_t row = 0; row < ROWS; row++) {
-        for (int32_t i = 0; i < width; i++) { // q, k, v of the rank's heads
-            int32_t part = i / (n * DIM), at = k->rank * n * DIM + i % (n * DIM);
-            x[row * width + i] = c->w[(row * 3 + part) * HEADS * DIM + at];
-        }
-    }
-    struct weight *w = op_vector(r, c->bias + k->rank * n * DIM, n * DIM);
-    struct rope_store_args a = {.qkv = op_tensor(r, x, ROWS, width, width), .n_rows = ROWS,
-                                .n_heads = n, .n_kv_heads = n, .head_dim = DIM,
-                                .qk_norm = QK_NORM_WIDTH, .q_norm = w, .k_norm = w, .eps = 1e-6f};
-    struct op_pass *p = xcalloc(1, sizeof *p);
-    op_add_seq(p, 0, 0, ROWS);
-    op_begin(r, p);
-    CHECK_EQ(r->ops->rope_store(r->be, &a), OK);
-    op_end(r);
-    k->q = op_fetch(r, a.qkv, ROWS, width);
-    free(x);
-    free(p);
-}
-
-/* Head `head` of part `part` (q, k, v) of a row, from the rank that has it. */
-static const float *head_of(const struct rank *ranks, int32_t row, int32_t part, int32_t head)
-{
-    int32_t n = 8 / ranks[0].c->n_ranks;
-    return ranks[head / n].q + ((size_t)row * 3 * n + part * n + head % n) * 16;
-}
-
 static struct op_rig open_rank(const struct rank *k)
 {
     struct backend_limits limits = op_limits();
@@ -172,7 +134,6 @@ static void *rank_main(void *p)
     row_sharded(&r, k);
     gathered(&r, k);
     experts(&r, k);
-    normed_width(&r, k);
     op_close(&r);
     return NULL;
 }
@@ -196,7 +157,6 @@ static void free_rank(struct rank *k)
     free(k->y);
     free(k->logits);
     free(k->moe);
-    free(k->q);
 }
 
 static void compare(enum dtype dtype)
@@ -214,14 +174,9 @@ static void compare(enum dtype dtype)
         c.picks[i] = op_uniform();
     }
     struct rank one[1], several[4];
-    struct common single = c;
-    run_ranks(&single, 1, one);
+    run_ranks(&c, 1, one);
     for (int32_t n = 2; n <= 4; n += 2) {
         run_ranks(&c, n, several);
-        for (int32_t i = 0; i < ROWS * 24; i++) {
-            CHECK_MEM(head_of(several, i / 24, i % 24 / 8, i % 8),
-                      head_of(one, i / 24, i % 24 / 8, i % 8), 16 * sizeof(float));
-        }
         for (int32_t i = 0; i < n; i++) {
             CHECK_MEM(several[i].y, one[0].y, ROWS * N_OUT * sizeof(float));
             CHECK_MEM(several[i].logits, one[0].logits, ROWS * 128 * sizeof(float));

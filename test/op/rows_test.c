@@ -187,9 +187,7 @@ static void try_rope(const char *backend, const struct rope_case *c)
     struct rope_table *rope = NULL;
     struct rope_desc desc = {c->n_pairs, inv, 1.5f, c->interleaved, 2000};
     CHECK_EQ(rig.ops->rope_open(rig.be, &desc, &rope), OK);
-    float *x = op_random((size_t)ROWS * width, 1.0f), *any = op_random(64, 1.0f);
-    op_weight(&rig, WEIGHT_LINEAR, DT_F32, any, 1, 1, 64, NULL, 1); // as every model has
-    free(any);
+    float *x = op_random((size_t)ROWS * width, 1.0f);
     float *qw = op_random(q_width, 1.0f), *kw = op_random(k_width, 1.0f);
     bool wide = c->norm == QK_NORM_WIDTH || c->per_head;
     struct tensor qkv = op_tensor(&rig, x, ROWS, width, width + 7);
