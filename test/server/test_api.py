@@ -354,7 +354,10 @@ def test_a_responses_stream_that_fails_has_an_error_event():
 
 def test_overload_is_refused_with_retry_after():
     with Server(max_num_queued_reqs=4, env={"FAKE_STEP_US": "50000", "FAKE_LANES": "1"}) as s:
-        clients = [open_stream(s, max_tokens=2000) for _ in range(5)]
+        clients = [open_stream(s, max_tokens=2000)]
+        assert eventually(lambda: running(s) == 1)
+        time.sleep(0.3)  # the first has the one lane: the queue is empty for the next four
+        clients += [open_stream(s, max_tokens=2000) for _ in range(4)]
         assert eventually(lambda: running(s) == 5)
         r = s.complete("x")
         assert r.status == 503 and r.error["code"] == "server_overloaded" and int(r.headers["retry-after"]) > 0
