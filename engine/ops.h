@@ -67,7 +67,8 @@ struct rope_desc {
 enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WIDTH };
 
 /* In place on q inside qkv; K and V go to the pages of `layer`. Order: qk-norm, then rope on the
- * first 2 * n_pairs of each head, then the store. */
+ * first 2 * n_pairs of each head, then the store. With QK_NORM_WIDTH the engine gives every rank all
+ * heads, so no op has to look beyond its own. */
 struct rope_store_args {
     struct tensor qkv; // [n_rows, (n_heads + 2 n_kv_heads) * head_dim]
     const struct rope_table *rope; // NULL: none (a layer without positions)
