@@ -1,9 +1,10 @@
 /* What a pass of n rows costs, measured at the start on the real models: speculation pays by this
  * curve, so it is not guessed. */
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/engine_state.h"
 
-enum { MOST_ROWS = 1 << (SPEC_COST_POINTS - 1), TIMES = 6 };
+enum { MOST_ROWS = 1 << (SPEC_COST_POINTS - 1), ROUNDS = 12 };
 
 struct measure {
     const struct engine *e;
@@ -76,32 +77,47 @@ static enum status measure_rank(struct rank *r, void *arg)
     if (!fill_pass(m, &p, rows, seqs, draws, out_rows)) {
         return OK;
     }
-    float best = 0.0f;
-    // The first may capture a graph; the least is what other programs did not disturb. Every rank
-    // takes as many turns, or their collectives would not meet.
-    for (int32_t i = 0; i < TIMES; i++) {
-        int64_t begin = clock_now_ns();
-        TRY(run_once(r, m, &p));
-        float seconds = (float)(clock_now_ns() - begin) / 1e9f;
-        best = i == 0 || seconds < best ? seconds : best;
-    }
+    int64_t begin = clock_now_ns();
+    TRY(run_once(r, m, &p));
     if (r->index == 0) {
-        m->seconds = best;
+        m->seconds = (float)(clock_now_ns() - begin) / 1e9f;
     }
     return OK;
 }
 
-static enum status measure_model(struct engine *e, bool draft, float *cost)
+/* Once round all numbers of rows. The first rounds may capture graphs; the least time is what other
+ * programs did not disturb, and a disturbance that lasts falls on all points alike. Every rank takes
+ * as many turns, or their collectives would not meet. */
+static enum status measure_round(struct engine *e, bool draft, float *cost)
 {
     for (int32_t i = 0; i < SPEC_COST_POINTS; i++) {
         struct measure m = {.e = e, .draft = draft, .n_rows = 1 << i};
         TRY(ranks_run(&e->ranks, measure_rank, &m));
-        cost[i] = m.seconds > 0.0f ? m.seconds : i > 0 ? 2.0f * cost[i - 1] : 0.0f;
-        if (i > 0 && cost[i] < cost[i - 1]) {
-            cost[i] = cost[i - 1]; // more rows never cost less: that is noise
+        if (m.seconds > 0.0f && (cost[i] <= 0.0f || m.seconds < cost[i])) {
+            cost[i] = m.seconds;
         }
     }
     return OK;
+}
+
+/* Points that did not fit, and noise: more rows never cost less. */
+static void mend(float *cost)
+{
+    for (int32_t i = SPEC_COST_POINTS - 2; i >= 0; i--) {
+        if (cost[i + 1] > 0.0f && cost[i] > cost[i + 1]) {
+            cost[i] = cost[i + 1];
+        }
+    }
+    for (int32_t i = 1; i < SPEC_COST_POINTS; i++) {
+        cost[i] = cost[i] > 0.0f ? cost[i] : 2.0f * cost[i - 1];
+    }
+}
+
+static void show(const char *what, const float *cost)
+{
+    log_info("speculation: %s, 1 / 2 / 4 / 8 / 16 rows: %.0f / %.0f / %.0f / %.0f / %.0f us", what,
+             (double)cost[0] * 1e6, (double)cost[1] * 1e6, (double)cost[2] * 1e6,
+             (double)cost[3] * 1e6, (double)cost[4] * 1e6);
 }
 
 enum status spec_measure(struct engine *e)
@@ -109,6 +125,18 @@ enum status spec_measure(struct engine *e)
     if (e->spec.method == SPEC_NONE || e->spec.fixed) {
         return OK;
     }
-    TRY(measure_model(e, false, e->spec.target_cost));
-    return e->draft_config ? measure_model(e, true, e->spec.draft_cost) : OK;
+    struct spec *sp = &e->spec;
+    for (int32_t i = 0; i < ROUNDS; i++) {
+        TRY(measure_round(e, false, sp->target_cost));
+        if (e->draft_config) {
+            TRY(measure_round(e, true, sp->draft_cost));
+        }
+    }
+    mend(sp->target_cost);
+    mend(sp->draft_cost);
+    show("a pass of the model", sp->target_cost);
+    if (e->draft_config) {
+        show("a pass of the draft model", sp->draft_cost);
+    }
+    return OK;
 }
