@@ -35,8 +35,12 @@ void api_put_usage(struct buf *b, const struct api_call *c)
     buf_put_int(b, u.cached);
     buf_puts(b, ",\"audio_tokens\":0},\"completion_tokens_details\":{\"reasoning_tokens\":");
     buf_put_int(b, u.reasoning);
-    buf_puts(b, ",\"accepted_prediction_tokens\":0,\"rejected_prediction_tokens\":0,"
-                "\"audio_tokens\":0}}");
+    // Predictions are the drafts of speculative decoding.
+    buf_puts(b, ",\"accepted_prediction_tokens\":");
+    buf_put_int(b, u.accepted);
+    buf_puts(b, ",\"rejected_prediction_tokens\":");
+    buf_put_int(b, u.drafts - u.accepted);
+    buf_puts(b, ",\"audio_tokens\":0}}");
 }
 
 void api_put_logprob(struct buf *b, float logprob)
