@@ -125,8 +125,10 @@ $(KERNEL_BENCH): $(KERNEL_BENCH_OBJ) $(BUILD)/libsluice.a
 bench-kernels: $(KERNEL_BENCH)  ## the GPU kernels alone: checked, then timed (needs CUDA)
 	$(KERNEL_BENCH) check 200 attention gemm
 
-bench: $(BENCHES)  ## what the server and the ops reach on this machine
+bench: all $(BENCHES)  ## what the server, the ops and speculation reach on this machine
 	@for b in $(BENCHES); do echo "== $$b"; $$b || exit 1; done
+	@echo "== scripts/bench_speculation"; scripts/bench_speculation --binary $(BUILD)/sluice \
+	  --floor ngram=1.8 --floor draft=1.4 -- --device cpu
 
 check:  ## who includes whom
 	@scripts/layers.sh
