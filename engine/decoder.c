@@ -293,7 +293,7 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
     const struct model_config *c = m->config;
     struct flow f = {.m = m, .ops = m->be->ops, .be = m->be, .n_rows = shape->n_rows};
     struct embed_args embed = {.table = m->embed, .x = m->x, .n_rows = f.n_rows,
-                               .scale = c->embed_scale};
+                               .scale = m->embed_scale};
     TRY(f.ops->embed(f.be, &embed));
     for (int32_t i = 0; i < c->n_layers; i++) {
         TRY(layer_forward(&f, i));

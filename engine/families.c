@@ -217,15 +217,6 @@ static enum status read_qwen3_moe(const struct json *j, struct model_config *c, 
     return OK;
 }
 
-static float bf16_round(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, 4);
-    u = (u + 0x7FFF + (u >> 16 & 1)) & 0xFFFF0000u;
-    memcpy(&x, &u, 4);
-    return x;
-}
-
 static enum status read_gemma(const struct json *j, struct model_config *c, struct err *err)
 {
     (void)err;
@@ -234,9 +225,7 @@ static enum status read_gemma(const struct json *j, struct model_config *c, stru
     c->tied = true;
     c->norm_place = NORM_SANDWICH;
     c->embed_scale = sqrtf((float)c->hidden);
-    if (c->dtype == DT_BF16) { // transformers keeps the factor in the model's dtype
-        c->embed_scale = bf16_round(c->embed_scale);
-    }
+    c->embed_scale_rounded = true;
     double scalar = json_get_number(j, "query_pre_attn_scalar", c->head_dim);
     c->attn_scale = (float)(1.0 / sqrt(scalar));
     c->attn_softcap = (float)json_get_number(j, "attn_logit_softcapping", 0.0);

@@ -36,6 +36,7 @@ struct model {
     int32_t index, kv_set; // of struct pass
     enum dtype act, residual;
     bool exact_ranks; // see struct backend_facts
+    float embed_scale;
     const struct weight *embed, *head, *final_norm, *final_norm_bias;
     struct rope_table *ropes[2];
     struct layer_weights *layers; // [n_layers]

@@ -45,6 +45,7 @@ struct model_config {
     float attn_scale, attn_softcap;
 
     float embed_scale, residual_scale, logit_scale, final_softcap;
+    bool embed_scale_rounded; // to the dtype that the model runs in
 
     enum activation act;
     bool gated;

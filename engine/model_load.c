@@ -4,6 +4,7 @@
 #include "engine/base/mem.h"
 #include "engine/model.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -296,8 +297,8 @@ static enum status per_head_norms(struct loader *l, const char *pattern, int32_t
             joined[h * hd + i] = weight_part_get(&p, 0, i);
         }
     }
-    struct weight_part all = {.data = joined, .dtype = DT_F32, .n_rows = n, .n_cols = hd,
-                              .row_stride = hd, .col_stride = 1};
+    struct weight_part all = {.data = joined, .dtype = DT_F32, .n_rows = 1, .n_cols = n * hd,
+                              .row_stride = n * hd, .col_stride = 1};
     if (st == OK) {
         st = open_vector(l, what, &all, out);
     }
@@ -740,6 +741,18 @@ enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n
     return OK;
 }
 
+/* Some families keep the factor of their embeddings in the dtype that they run in. */
+static float embed_scale(const struct model_config *c, enum dtype dtype)
+{
+    int bits = dtype == DT_BF16 ? 8 : dtype == DT_F16 ? 11 : 0;
+    if (!c->embed_scale_rounded || bits == 0) {
+        return c->embed_scale;
+    }
+    int exponent;
+    float mantissa = frexpf(c->embed_scale, &exponent);
+    return ldexpf(rintf(ldexpf(mantissa, bits)), exponent - bits);
+}
+
 enum status model_load(const struct model_load_options *options, struct backend *be,
                        struct model *out, struct err *err)
 {
@@ -752,6 +765,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
     out->act = facts.act;
     out->residual = facts.residual;
     out->exact_ranks = facts.exact_ranks;
+    out->embed_scale = embed_scale(c, options->dtype);
     out->layers = xcalloc((size_t)c->n_layers, sizeof *out->layers);
     size_t widest = (size_t)c->ffn * 2 + (size_t)c->hidden + (size_t)c->n_heads * (size_t)c->head_dim * 3;
     struct loader l = {.options = options, .c = c, .m = out, .be = be, .err = err,

@@ -218,4 +218,53 @@ FAMILIES = [
             },
         },
     },
+    {
+        # The first Gemma: norms before each sub-layer only, one key/value head, embeddings scaled by
+        # a square root that bf16 cannot hold.
+        "folder": "gemma",
+        "model_type": "gemma",
+        "config": {
+            "hidden_size": 48,
+            "head_dim": 32,
+            "num_key_value_heads": 1,
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        "legacy": True,
+    },
+    {
+        # Interleaved RoPE on half of each head, biases on q, k and v, no norms after sub-layers.
+        "folder": "glm",
+        "model_type": "glm",
+        "config": {
+            "head_dim": 16,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+        "legacy": True,
+    },
+    {
+        # A LayerNorm of its own for every head of q and k, both sub-layers from one input.
+        "folder": "stablelm-2",
+        "model_type": "stablelm",
+        "config": {
+            "head_dim": 16,
+            "use_qkv_bias": False,
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+            "layer_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.25,
+            },
+        },
+    },
 ]

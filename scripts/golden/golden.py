@@ -65,6 +65,8 @@ def fill_weights(model, generator):
             value = (0.12 if is_gemma else 0.4 if model.config.tie_word_embeddings else 0.8) * noise
         elif ".gate.weight" in name or "shared_expert_gate" in name:
             value = 2.0 / tensor.shape[-1] ** 0.5 * noise
+        elif name.endswith("sinks"):
+            value = noise
         elif tensor.dim() >= 2:
             value = 1.3 / tensor.shape[-1] ** 0.5 * noise
         else:
