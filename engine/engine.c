@@ -448,6 +448,7 @@ static void publish_stats(struct engine *e)
     o->waiting_tokens = s->waiting_tokens;
     o->n_blocks = s->limits.n_blocks;
     o->n_blocks_held = s->limits.n_blocks - kv_pool_available(&s->pool);
+    o->n_blocks_idle = s->pool.n_idle;
     o->n_steps = e->n_steps;
     o->n_rows = e->n_rows;
     o->last_step_ns = clock_now_ns();

@@ -124,7 +124,7 @@ enum engine_state { ENGINE_READY, ENGINE_FAILED, ENGINE_CLOSING };
 struct engine_stats {
     enum engine_state state;
     int32_t n_running, n_waiting;
-    int32_t n_blocks, n_blocks_held; // the rest is free or idle cache
+    int32_t n_blocks, n_blocks_held, n_blocks_idle; // idle: cached, without a holder; rest: free
     int64_t n_steps, n_rows, last_step_ns; // when the last step was committed
     int64_t prompt_tokens, generated_tokens, preemptions;
     int64_t prefix_queries, prefix_hits; // tokens
