@@ -1,4 +1,5 @@
-/* /v1/embeddings: the mean of the decoder's last hidden states over the prompt, of length 1. */
+/* /v1/embeddings: the decoder's last hidden states, as their mean over the prompt or at its last
+ * token (pooler-config), of length 1 unless told otherwise. */
 #include "server/api.h"
 
 #include <math.h>
@@ -56,7 +57,9 @@ static void end(struct api_call *c)
         buf_puts(&body, "{\"object\":\"embedding\",\"index\":");
         buf_put_int(&body, (int64_t)i);
         buf_puts(&body, ",\"embedding\":");
-        normalise(c->requests[i].pooled, n);
+        if (c->request.normalize) {
+            normalise(c->requests[i].pooled, n);
+        }
         if (c->request.base64) {
             put_base64(&body, c->requests[i].pooled, n);
         } else {

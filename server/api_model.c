@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 enum { TEXT_MAX_BYTES = 64 << 20 };
 
@@ -210,6 +211,72 @@ static enum status open_defaults(struct api_model *m, const struct config *confi
     return st == OK ? OK : err_prefix(err, st, "generation-config");
 }
 
+/* ---- embeddings ------------------------------------------------------------------------------- */
+
+static bool pooling_of(const char *word, enum pool_kind *kind)
+{
+    bool mean = strcasecmp(word, "mean") == 0;
+    *kind = mean ? POOL_MEAN : POOL_LAST;
+    return mean || strcasecmp(word, "last") == 0;
+}
+
+static enum status bad_pooling(struct err *err, const char *word)
+{
+    return err_set(err, ERR_INVALID,
+                   "pooler-config: '%.60s' is not a pooling that this server has: MEAN or LAST",
+                   word);
+}
+
+/* vLLM's object. */
+static enum status read_pooler_object(struct api_model *m, const char *text, struct err *err)
+{
+    struct json *root = NULL;
+    enum status st = json_parse(text, strlen(text), NULL, &root, err);
+    if (st != OK) {
+        return err_prefix(err, st, "pooler-config");
+    }
+    static const char *const types[] = {"pooling_type", "seq_pooling_type"};
+    static const char *const switches[] = {"normalize", "use_activation"};
+    for (int i = 0; i < 2; i++) {
+        const char *word = json_get_string(root, types[i]);
+        if (st == OK && word && !pooling_of(word, &m->pooling)) {
+            st = bad_pooling(err, word);
+        }
+        m->normalize = json_get_bool(root, switches[i], m->normalize);
+    }
+    json_free(root);
+    return st;
+}
+
+/* Models made for embeddings say how they are to be pooled (sentence-transformers' folder). */
+static void read_model_pooling(struct api_model *m, const char *dir)
+{
+    size_t n_bytes = 0;
+    char *text = read_in(dir, "1_Pooling/config.json", &n_bytes);
+    struct json *root = NULL;
+    if (text && json_parse(text, n_bytes, NULL, &root, NULL) == OK &&
+        json_get_bool(root, "pooling_mode_lasttoken", false)) {
+        m->pooling = POOL_LAST;
+    }
+    json_free(root);
+    free(text);
+}
+
+static enum status open_pooling(struct api_model *m, const struct config *config, struct err *err)
+{
+    const char *text = config->pooler_config ? config->pooler_config : "auto";
+    m->pooling = POOL_MEAN;
+    m->normalize = true;
+    read_model_pooling(m, config->model);
+    if (text[strspn(text, " \t")] == '{') {
+        return read_pooler_object(m, text, err);
+    }
+    if (strcmp(text, "auto") != 0 && !pooling_of(text, &m->pooling)) {
+        return bad_pooling(err, text);
+    }
+    return OK;
+}
+
 /* ---- what clients may ask about the tokenizer ------------------------------------------------- */
 
 static void make_tokenizer_info(struct api_model *m, const char *dir)
@@ -275,6 +342,7 @@ enum status api_model_open(struct api_model *m, const struct config *config,
     }
     st = st == OK ? open_template(m, config, err) : st;
     st = st == OK ? open_defaults(m, config, err) : st;
+    st = st == OK ? open_pooling(m, config, err) : st;
     if (st != OK) {
         api_model_close(m);
         return st;

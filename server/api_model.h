@@ -21,6 +21,8 @@ struct api_model {
     bool has_default_max_tokens;
     enum reasoning_kind reasoning;
     const struct tool_parser *parser; // NULL: tool calls are text
+    enum pool_kind pooling;           // of embeddings
+    bool normalize;                   // them to length 1, unless a request says otherwise
     char *tokenizer_info;             // body of /tokenizer_info
     int64_t created;
     char fingerprint[24];

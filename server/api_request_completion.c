@@ -29,9 +29,7 @@ bool request_read_prompts(struct api_request *r, const char *key, size_t max_pro
     }
     n = list ? json_count(m->node) : 1;
     if (n == 0) {
-        return api_error_set(&r->error, 400, "empty_array", key,
-                             "Invalid '%s': empty array. Expected an array with minimum length 1.",
-                             key);
+        return api_empty(&r->error, key);
     }
     if (n > max_prompts) {
         return api_error_set(&r->error, 400, "array_above_max_length", key,
@@ -44,10 +42,25 @@ bool request_read_prompts(struct api_request *r, const char *key, size_t max_pro
     }
     for (const struct json *s = list ? json_first(m->node) : m->node; s;
          s = list ? json_next(s) : NULL) {
+        if (json_is(s, JSON_ARRAY) && json_count(s) == 0) {
+            return api_empty(&r->error, key);
+        }
         if (!json_is(s, JSON_STRING)) {
             return body_wrong_type(&r->error, key, "a string", s);
         }
         r->prompts[r->n_prompts++] = (struct api_prompt){.text = json_string(s)};
+    }
+    return true;
+}
+
+static bool refuse_empty(struct api_request *r, const char *key)
+{
+    for (size_t i = 0; i < r->n_prompts; i++) {
+        bool empty = r->prompts[i].text ? r->prompts[i].text[0] == '\0' : r->prompts[i].n == 0;
+        if (empty) {
+            return api_error_set(&r->error, 400, "invalid_value", key,
+                                 "Invalid '%s': it must not be empty.", key);
+        }
     }
     return true;
 }
@@ -90,7 +103,8 @@ bool request_read_completion(struct api_request *r)
     }
     r->add_special = r->has_add_special ? r->add_special : true;
     return r->error.status == 0 &&
-           request_read_prompts(r, "prompt", (size_t)r->model->config->max_prompts);
+           request_read_prompts(r, "prompt", (size_t)r->model->config->max_prompts) &&
+           refuse_empty(r, "prompt");
 }
 
 bool request_read_embeddings(struct api_request *r)
@@ -108,19 +122,13 @@ bool request_read_embeddings(struct api_request *r)
                              "This model does not support other 'dimensions' than %d.",
                              r->model->info->hidden);
     }
+    r->normalize = r->model->normalize;
+    body_bool(&r->body, "normalize", &r->normalize);
+    body_bool(&r->body, "use_activation", &r->normalize); // vLLM's word for the same
     r->add_special = r->has_add_special ? r->add_special : true;
     r->stream = false;
-    if (r->error.status || !request_read_prompts(r, "input", 2048)) {
-        return false;
-    }
-    for (size_t i = 0; i < r->n_prompts; i++) {
-        bool empty = r->prompts[i].text ? r->prompts[i].text[0] == '\0' : r->prompts[i].n == 0;
-        if (empty) {
-            return api_error_set(&r->error, 400, "invalid_value", "input",
-                                 "Invalid 'input': input must not be empty.");
-        }
-    }
-    return true;
+    return r->error.status == 0 && request_read_prompts(r, "input", 2048) &&
+           refuse_empty(r, "input");
 }
 
 bool request_read_tokenize(struct api_request *r)
@@ -175,10 +183,19 @@ bool request_read_detokenize(struct api_request *r)
     }
     if (m->node) {
         lists = &none;
+    } else if (m->start[1 + strspn(m->start + 1, " \t\r\n")] == '[') {
+        return body_wrong_type(&r->error, "tokens", "an array of token ids", NULL);
     } else if (!body_id_lists(&r->body, "tokens", 1, &lists, &n)) {
         return r->error.status == 0
                    ? body_wrong_type(&r->error, "tokens", "an array of token ids", NULL)
                    : false;
+    }
+    for (size_t i = 0; i < lists->n; i++) {
+        if (lists->ids[i] >= r->model->info->vocab) {
+            return api_error_set(&r->error, 400, "invalid_value", "tokens",
+                                 "Invalid 'tokens': token id %d is out of vocabulary.",
+                                 lists->ids[i]);
+        }
     }
     struct buf text;
     buf_init(&text, 256 << 20);

@@ -27,6 +27,7 @@ struct config {
     char *chat_template_kwargs; // JSON object, or NULL
     char *generation_config;    // "auto", "vllm", or a folder
     char *override_generation_config; // JSON object, or NULL
+    char *pooler_config; // "auto", "mean", "last", or vLLM's JSON object
     char *device, *dtype, *quantization, *load_format;
     int64_t max_model_len; // 0: the model's
     int64_t seed;
@@ -37,6 +38,7 @@ struct config {
     char *kv_cache_dtype;
     char *speculative_config; // JSON object, or NULL
     bool enable_prefix_caching, enable_chunked_prefill, deterministic, enforce_eager;
+    int64_t only_one[2]; // options whose only value is 1
     // listening
     char *host, *uds, *root_path;
     int64_t port;
