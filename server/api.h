@@ -96,9 +96,11 @@ struct api_call {
     struct api_choice *choices;
     size_t n_choices, n_finished;
     bool preparing, streaming, gone, dead, first_token, deadline_is_queue;
+    bool has_head_lines;
     struct http_timer deadline;
     struct api_call *next, **link;
-    char id[80]; // "chatcmpl-..."
+    const char *id_prefix;
+    char id[144]; // "chatcmpl-..."
     int64_t created;
     struct buf chunk_head; // what every chunk of a stream begins with
     void *extra;           // the format's own

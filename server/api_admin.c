@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 static const char *const health_names[] = {"ok", "loading", "draining", "stalled", "dead"};
 
@@ -122,6 +123,16 @@ void api_get_metrics(struct http_request *req, void *arg)
     };
     buf_init(&out, 4 << 20);
     metrics_print(&a->metrics, &s, &out);
+    const char *accept = http_header(req, "accept");
+    if (accept && strstr(accept, "application/openmetrics-text")) {
+        struct buf open;
+        buf_init(&open, 4 << 20);
+        metrics_to_openmetrics(&out, &open);
+        buf_deinit(&out);
+        http_reply_buf(req, 200, "application/openmetrics-text; version=1.0.0; charset=utf-8",
+                       &open);
+        return;
+    }
     http_reply_buf(req, 200, "text/plain; version=0.0.4; charset=utf-8", &out);
 }
 
@@ -194,8 +205,23 @@ void api_reset_prefix_cache(struct http_request *req, void *arg)
         reply_errorf(req, 503, "model_loading", NULL, "The model is still loading.");
         return;
     }
+    /* What sequences hold stays with them, so it could be found again: not without leave. */
+    struct engine_stats s;
+    struct buf b;
+    const char *force = http_query(req, "reset_running_requests");
+    bool forced = force && (strcasecmp(force, "true") == 0 || strcmp(force, "1") == 0);
+    engine_stats(a->engine, &s);
+    if (s.n_running > 0 && !forced) {
+        http_reply_header(req, "x-should-retry", "false");
+        reply_errorf(req, 409, "conflict", NULL,
+                     "Running requests hold cached blocks. Try again when they have ended, or with "
+                     "?reset_running_requests=true: then only what nobody holds is forgotten.");
+        return;
+    }
     engine_reset_prefix_cache(a->engine);
-    reply_text(req, 200, "{\"status\":\"ok\"}");
+    buf_init(&b, 256);
+    buf_printf(&b, "{\"freed_blocks\":%d}", s.n_blocks_idle);
+    reply_json(req, 200, &b);
 }
 
 void api_drain(struct http_request *req, void *arg)

@@ -92,7 +92,7 @@ static bool is_ids(const struct body_member *m)
         if (*p == '[' && open < 2) {
             open++;
         } else if (!strchr(" \t\r\n", *p)) {
-            return open > 0 && *p >= '0' && *p <= '9';
+            return open > 0 && ((*p >= '0' && *p <= '9') || *p == '-');
         }
     }
     return false;

@@ -18,16 +18,23 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg);
 static void on_writable(struct http_request *req, void *arg);
 static const struct http_events events = {on_gone, on_writable};
 
-void reply_api_error(struct http_request *req, const struct api_error *e)
+static struct reply_error reply_of(const struct api_error *e)
 {
-    struct reply_error r = {
+    return (struct reply_error){
         .status = e->status,
         .type = e->type,
         .code = e->code,
         .param = e->param[0] ? e->param : NULL,
         .retry_after_s = e->retry_after_s,
         .message = e->message,
+        .n_prompt = e->n_prompt,
+        .n_context = e->n_context,
     };
+}
+
+void reply_api_error(struct http_request *req, const struct api_error *e)
+{
+    struct reply_error r = reply_of(e);
     http_log(req)->error = e->code;
     reply_error(req, &r);
 }
@@ -125,14 +132,7 @@ void api_fail(struct api_call *c, const struct api_error *e)
     if (!req) {
         return;
     }
-    struct reply_error r = {
-        .status = e->status,
-        .type = e->type,
-        .code = e->code,
-        .param = e->param[0] ? e->param : NULL,
-        .retry_after_s = e->retry_after_s,
-        .message = e->message,
-    };
+    struct reply_error r = reply_of(e);
     http_log(req)->error = e->code;
     http_log(req)->finish = "error";
     if (c->streaming && c->request.kind == API_RESPONSES && http_stream_head_sent(req)) {
@@ -328,7 +328,7 @@ static bool make_requests(struct api_call *c, struct api_error *e)
         q->cache_salt = r->cache_salt;
         q->user = c;
         if (r->kind == API_EMBEDDINGS) {
-            q->pool = POOL_MEAN;
+            q->pool = r->model->pooling;
             q->pooled = mem_try_calloc((size_t)r->model->info->hidden, sizeof(float));
             if (!q->pooled) {
                 return no_memory(e);
@@ -434,6 +434,11 @@ static bool reply_directly(struct api_call *c)
     }
 }
 
+static void set_id(struct api_call *c)
+{
+    snprintf(c->id, sizeof c->id, "%s%s", c->id_prefix, http_request_id(c->req));
+}
+
 static void prepared(void *arg)
 {
     struct api_call *c = arg;
@@ -444,6 +449,10 @@ static void prepared(void *arg)
         give_back(c);
         return;
     }
+    if (c->request.request_id) {
+        http_set_request_id(c->req, c->request.request_id);
+    }
+    set_id(c);
     if (e.status == 0) {
         log_prompt(c);
         http_body_free(c->req);
@@ -507,7 +516,8 @@ void api_start(struct api *a, struct http_request *req, enum api_kind kind,
     c->created = clock_wall_sec();
     c->t_start_ns = clock_now_ns();
     buf_init(&c->chunk_head, CHUNK_MAX_BYTES);
-    snprintf(c->id, sizeof c->id, "%s%.60s", id_prefix, http_request_id(req));
+    c->id_prefix = id_prefix;
+    set_id(c);
     c->next = a->calls;
     c->link = &a->calls;
     if (c->next) {
@@ -553,6 +563,19 @@ static void log_end(struct api_call *c)
     log->finish = c->n_choices > 0 ? c->choices[0].finish : "stop";
 }
 
+/* Before the head goes out: what OpenAI's clients log. */
+static void put_head_lines(struct api_call *c, int64_t now_ns)
+{
+    char text[32];
+    if (!c->has_head_lines) {
+        c->has_head_lines = true;
+        snprintf(text, sizeof text, "%lld",
+                 (long long)((now_ns - http_arrived_ns(c->req)) / 1000000));
+        http_reply_header(c->req, "openai-processing-ms", text);
+        http_reply_header(c->req, "openai-version", "2020-10-01");
+    }
+}
+
 static void note_first_token(struct api_call *c, const struct engine_request *r, int64_t now_ns)
 {
     c->first_token = true;
@@ -596,6 +619,7 @@ static void observe_done(struct api_call *c, const struct engine_request *r)
         m->finished[atomic_load(&r->outputs[i].finish)]++;
     }
     metrics_observe(m, HIST_PROMPT_TOKENS, r->n_prompt);
+    metrics_observe(m, HIST_PREFILL_COMPUTED, r->n_prompt - r->n_cached);
     metrics_observe(m, HIST_GENERATION_TOKENS, total);
     metrics_observe(m, HIST_MAX_GENERATION_TOKENS, longest);
     metrics_observe(m, HIST_E2E, (double)(clock_now_ns() - c->t_start_ns) * 1e-9);
@@ -628,6 +652,9 @@ static void on_event(struct engine_request *r, void *arg)
     struct api_call *c = r->user;
     int64_t now_ns = *(const int64_t *)arg;
     bool done = r->done;
+    if (c->req && (done || c->request.stream)) {
+        put_head_lines(c, now_ns);
+    }
     if (c->req && c->request.kind != API_EMBEDDINGS) {
         progress(c, r, now_ns);
     }

@@ -55,6 +55,15 @@ static void close_chunk(struct api_choice *ch, struct buf *b, const char *finish
     }
 }
 
+/* On each choice, and beside the choices, where vLLM has it. */
+static void put_prompt_ids(struct buf *b, const struct api_call *c)
+{
+    if (c->request.return_token_ids) {
+        buf_puts(b, ",\"prompt_token_ids\":");
+        api_put_ids(b, c->requests[0].prompt, c->requests[0].n_prompt);
+    }
+}
+
 static void end_chunk(struct api_choice *ch, struct buf *b)
 {
     buf_puts(b, "}]");
@@ -70,11 +79,10 @@ static void start(struct api_choice *ch)
     struct buf *b = open_chunk(ch);
     buf_puts(b, "\"role\":\"assistant\",\"content\":\"\"");
     close_chunk(ch, b, NULL);
-    if (ch->call->request.return_token_ids) {
-        buf_puts(b, ",\"prompt_token_ids\":");
-        api_put_ids(b, ch->request->prompt, ch->request->n_prompt);
-    }
-    end_chunk(ch, b);
+    put_prompt_ids(b, ch->call);
+    buf_puts(b, "}]");
+    put_prompt_ids(b, ch->call);
+    put_tail(b, ch->call);
 }
 
 static void pending(struct api_choice *ch)
@@ -210,8 +218,7 @@ static void put_choice(struct buf *b, struct api_choice *ch)
     buf_printf(b, ",\"finish_reason\":\"%s\"", ch->finish);
     put_stop_reason(b, ch);
     if (r->return_token_ids) {
-        buf_puts(b, ",\"prompt_token_ids\":");
-        api_put_ids(b, ch->request->prompt, ch->request->n_prompt);
+        put_prompt_ids(b, ch->call);
         buf_puts(b, ",\"token_ids\":[");
         buf_put(b, ch->ids.data, ch->ids.n_bytes);
         buf_putc(b, ']');
@@ -255,6 +262,7 @@ static void end(struct api_call *c)
     buf_putc(&body, ']');
     api_put_usage(&body, c);
     api_put_prompt_logprobs(&body, c, &c->requests[0]);
+    put_prompt_ids(&body, c);
     buf_puts(&body, ",\"service_tier\":\"default\"}");
     reply_json(c->req, 200, &body);
 }

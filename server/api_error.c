@@ -26,6 +26,13 @@ bool api_missing(struct api_error *e, const char *param)
                          "Missing required parameter: '%s'.", param);
 }
 
+bool api_empty(struct api_error *e, const char *param)
+{
+    return api_error_set(e, 400, "empty_array", param,
+                         "Invalid '%s': empty array. Expected an array with minimum length 1.",
+                         param);
+}
+
 bool api_unsupported(struct api_error *e, const char *param)
 {
     return api_error_set(e, 400, "unsupported_parameter", param,
@@ -35,6 +42,10 @@ bool api_unsupported(struct api_error *e, const char *param)
 bool api_context_exceeded(struct api_error *e, const char *param, int64_t context,
                           int64_t n_prompt, int64_t n_completion)
 {
+    if (e->status == 0) {
+        e->n_prompt = n_prompt;
+        e->n_context = context;
+    }
     /* Clients match the opening words. */
     return api_error_set(e, 400, "context_length_exceeded", param,
                          "This model's maximum context length is %" PRId64

@@ -16,12 +16,14 @@ struct api_error {
     char param[96];   // empty: null
     char message[640];
     int retry_after_s;
+    int64_t n_prompt, n_context; // of context_length_exceeded, as members of their own
 };
 
 /* All return false, so that `return api_invalid(...)` reads well. */
 bool api_error_set(struct api_error *e, int status, const char *code, const char *param,
                    const char *fmt, ...) PRINTF_LIKE(5, 6);
 bool api_missing(struct api_error *e, const char *param);
+bool api_empty(struct api_error *e, const char *param); // 400 empty_array
 bool api_unsupported(struct api_error *e, const char *param); // 400 unsupported_parameter
 bool api_context_exceeded(struct api_error *e, const char *param, int64_t context,
                           int64_t n_prompt, int64_t n_completion);

@@ -68,26 +68,32 @@ size_t api_token_characters(const struct api_call *c, int32_t token)
     return n_characters;
 }
 
+/* The bytes that a token stands for; a special token's own name. NULL without a tokenizer. */
+static const char *token_text(const struct api_call *c, int32_t token, size_t *n)
+{
+    const struct tokenizer *tok = c->request.output.tok;
+    const char *piece = tok ? tokenizer_piece(tok, token, n) : NULL;
+    if (tok && (!piece || *n == 0) && tokenizer_is_special(tok, token)) {
+        piece = tokenizer_token_text(tok, token, n);
+    }
+    return piece;
+}
+
 void api_put_token_text(struct buf *b, const struct api_call *c, int32_t token)
 {
     size_t n = 0;
-    const char *piece = NULL;
     if (c->request.tokens_as_ids || !c->request.output.tok) {
         buf_printf(b, "\"token_id:%d\"", token);
         return;
     }
-    piece = tokenizer_piece(c->request.output.tok, token, &n);
-    if ((!piece || n == 0) && tokenizer_is_special(c->request.output.tok, token)) {
-        piece = tokenizer_token_text(c->request.output.tok, token, &n);
-    }
+    const char *piece = token_text(c, token, &n);
     buf_put_json(b, piece ? piece : "", piece ? n : 0);
 }
 
 void api_put_token(struct buf *b, const struct api_call *c, int32_t token, float logprob)
 {
     size_t n = 0;
-    const char *piece =
-        c->request.output.tok ? tokenizer_piece(c->request.output.tok, token, &n) : NULL;
+    const char *piece = token_text(c, token, &n);
     buf_puts(b, "\"token\":");
     api_put_token_text(b, c, token);
     buf_puts(b, ",\"logprob\":");

@@ -1,6 +1,7 @@
 #include "server/api_request.h"
 
 #include "engine/base/json_scan.h"
+#include "server/http.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -146,6 +147,9 @@ static bool read_ids(struct api_request *r, const char *key, size_t extra, int32
         return false;
     }
     size_t count = json_count(array);
+    if (array && count == 0 && strcmp(key, "allowed_token_ids") == 0) {
+        return api_empty(&r->error, key);
+    }
     *ids = arena_alloc(&r->arena, count + extra + 1, sizeof **ids);
     if (!*ids) {
         return request_too_large(r);
@@ -297,6 +301,23 @@ static bool read_limits(struct api_request *r)
 
 /* ---- the rest --------------------------------------------------------------------------------- */
 
+/* A boolean member of an object that is itself a member; absent and null leave *v alone. */
+static bool read_flag(struct api_request *r, const struct json *object, const char *parent,
+                      const char *key, bool *v)
+{
+    const struct json *node = json_get(object, key);
+    char where[96];
+    if (json_type(node) == JSON_NULL) {
+        return true;
+    }
+    if (!json_is(node, JSON_BOOL)) {
+        snprintf(where, sizeof where, "%s.%s", parent, key);
+        return body_wrong_type(&r->error, where, "a boolean", node);
+    }
+    *v = json_bool(node, false);
+    return true;
+}
+
 static bool read_stream(struct api_request *r)
 {
     const struct json *options = NULL;
@@ -308,14 +329,63 @@ static bool read_stream(struct api_request *r)
                                  "The 'stream_options' parameter is only allowed when 'stream' is "
                                  "enabled.");
         }
-        r->include_usage |= json_get_bool(options, "include_usage", false);
-        r->continuous_usage = json_get_bool(options, "continuous_usage_stats", false);
+        bool usage = false;
+        if (!read_flag(r, options, "stream_options", "include_usage", &usage) ||
+            !read_flag(r, options, "stream_options", "continuous_usage_stats",
+                       &r->continuous_usage)) {
+            return false;
+        }
+        r->include_usage |= usage;
     }
     if (r->stream && r->params.prompt_logprobs) {
         return api_error_set(&r->error, 400, "invalid_value", "prompt_logprobs",
                              "'prompt_logprobs' is not available when 'stream' is enabled.");
     }
     return r->error.status == 0;
+}
+
+/* Members that change nothing here; of the wrong type they are refused all the same. */
+static bool check_without_effect(struct api_request *r)
+{
+    static const struct {
+        const char *key;
+        enum json_type type;
+        const char *expected;
+    } members[] = {
+        {"store", JSON_BOOL, "a boolean"},
+        {"metadata", JSON_OBJECT, "an object"},
+        {"service_tier", JSON_STRING, "a string"},
+        {"safety_identifier", JSON_STRING, "a string"},
+        {"prompt_cache_key", JSON_STRING, "a string"},
+        {"prompt_cache_retention", JSON_STRING, "a string"},
+        {"verbosity", JSON_STRING, "a string"},
+        {"prediction", JSON_OBJECT, "an object"},
+        {"session_id", JSON_STRING, "a string"},
+        {"spaces_between_special_tokens", JSON_BOOL, "a boolean"},
+    };
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+        const struct body_member *m = body_get(&r->body, members[i].key);
+        if (m && !json_is(m->node, members[i].type)) {
+            return body_wrong_type(&r->error, members[i].key, members[i].expected, m->node);
+        }
+    }
+    return true;
+}
+
+/* As a header of that name may be: it becomes part of ids, log lines and a header. */
+static bool read_request_id(struct api_request *r)
+{
+    const char *id = NULL;
+    if (!body_string(&r->body, "request_id", &id)) {
+        return r->error.status == 0;
+    }
+    if (!http_request_id_is_good(id, strlen(id))) {
+        return api_error_set(&r->error, 400, "invalid_value", "request_id",
+                             "Invalid 'request_id': expected 1 to 128 letters, digits, '.', '_', "
+                             "':' or '-'.");
+    }
+    r->request_id = id;
+    return true;
 }
 
 static bool read_others(struct api_request *r)
@@ -341,7 +411,7 @@ static bool read_others(struct api_request *r)
     }
     body_string(b, "user", &r->user);
     body_real(b, "timeout", 0.001, 864000, &r->timeout_s);
-    return r->error.status == 0;
+    return r->error.status == 0 && check_without_effect(r) && read_request_id(r);
 }
 
 static const char *const refused[] = {
@@ -384,7 +454,7 @@ static bool only_known(struct api_request *r)
         "safety_identifier|prompt_cache_key|prompt_cache_retention|moderation|documents|"
         "num_speculative_tokens|instructions|max_output_tokens|previous_response_id|reasoning|"
         "text|truncation|include|background|conversation|max_tool_calls|context_management|"
-        "encoding_format|dimensions|tokens|return_token_strs|normalize|";
+        "encoding_format|dimensions|tokens|return_token_strs|normalize|use_activation|";
     for (size_t i = 0; i < r->body.n_members; i++) {
         char word[64];
         int n = snprintf(word, sizeof word, "|%s|", r->body.members[i].key);

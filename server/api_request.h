@@ -52,14 +52,14 @@ struct api_request {
     bool stream, include_usage, continuous_usage;
     bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
     int32_t n_top; // top_logprobs, or completions' logprobs
-    bool base64;         // embeddings
+    bool base64, normalize; // embeddings
     int64_t dimensions;  // 0: all
     bool token_strs;     // tokenize
     bool add_special, has_add_special;
     int64_t truncate;    // prompt tokens to keep; -1: the model's maximum; 0: all
     bool truncate_left;
     int32_t priority;
-    const char *cache_salt, *user;
+    const char *cache_salt, *user, *request_id;
     double timeout_s; // 0: none
     const char *detokenized; // detokenize
 

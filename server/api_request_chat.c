@@ -90,7 +90,11 @@ static bool check_calls(struct api_request *r, const struct json *m, size_t inde
             return api_missing(&r->error,
                                at(where, sizeof where, index, "tool_calls[].function.name"));
         }
-        if (arguments && !json_is(arguments, JSON_STRING) && !json_is(arguments, JSON_OBJECT)) {
+        if (!arguments) {
+            return api_missing(&r->error, at(where, sizeof where, index,
+                                             "tool_calls[].function.arguments"));
+        }
+        if (!json_is(arguments, JSON_STRING) && !json_is(arguments, JSON_OBJECT)) {
             return body_wrong_type(&r->error, at(where, sizeof where, index,
                                                  "tool_calls[].function.arguments"),
                                    "a string", arguments);
@@ -108,9 +112,7 @@ static bool check_messages(struct api_request *r)
     }
     size_t n = json_count(messages), i = 0;
     if (n == 0) {
-        return api_error_set(&r->error, 400, "empty_array", "messages",
-                             "Invalid 'messages': empty array. Expected an array with minimum "
-                             "length 1.");
+        return api_empty(&r->error, "messages");
     }
     if (n > MAX_MESSAGES) {
         return api_error_set(&r->error, 400, "array_above_max_length", "messages",
@@ -139,6 +141,10 @@ static bool check_messages(struct api_request *r)
         if (strcmp(role, "tool") == 0 && !json_get_string(m, "tool_call_id")) {
             return api_missing(&r->error, at(where, sizeof where, i, "tool_call_id"));
         }
+        const struct json *name = json_get(m, "name");
+        if (json_type(name) != JSON_NULL && !json_is(name, JSON_STRING)) {
+            return body_wrong_type(&r->error, at(where, sizeof where, i, "name"), "a string", name);
+        }
         if (!check_content(r, m, role, i) || !check_calls(r, m, i)) {
             return false;
         }
@@ -158,6 +164,10 @@ static bool check_tools(struct api_request *r, const struct json *tools)
     for (const struct json *t = json_first(tools); t; t = json_next(t), i++) {
         const char *type = json_get_string(t, "type");
         const struct json *function = json_get(t, "function");
+        if (!json_is(t, JSON_OBJECT)) {
+            snprintf(where, sizeof where, "tools[%zu]", i);
+            return body_wrong_type(&r->error, where, "an object", t);
+        }
         snprintf(where, sizeof where, "tools[%zu].type", i);
         if (type && strcmp(type, "function") != 0) {
             return api_error_set(&r->error, 400, "unsupported_value", where,
@@ -231,9 +241,7 @@ static bool read_tools(struct api_request *r)
     if (body_array(&r->body, "tools", &tools)) {
         size_t n = json_count(tools);
         if (n == 0) {
-            return api_error_set(&r->error, 400, "empty_array", "tools",
-                                 "Invalid 'tools': empty array. Expected an array with minimum "
-                                 "length 1.");
+            return api_empty(&r->error, "tools");
         }
         if (n > MAX_TOOLS) {
             return api_error_set(&r->error, 400, "array_above_max_length", "tools",
@@ -276,6 +284,12 @@ static bool read_tool_choice(struct api_request *r)
         if (!r->tools_json && !none) {
             return api_error_set(&r->error, 400, "invalid_value", key,
                                  "'%s' is only allowed when 'tools' are specified.", key);
+        }
+        const char *type = json_get_string(m->node, "type");
+        if (type && strcmp(type, "allowed_tools") == 0) {
+            return api_error_set(&r->error, 400, "unsupported_value", key,
+                                 "Unsupported value: '%s' of type 'allowed_tools' is not supported "
+                                 "by this server.", key);
         }
         if (!word && !has_tool(r->tools_json, name)) {
             return api_error_set(&r->error, 400, "invalid_value", key,
@@ -401,8 +415,13 @@ static bool read_modalities(struct api_request *r)
                                  "supported by this server.");
         }
     }
-    static const char *const refused[] = {"audio", "web_search_options", NULL};
-    return r->error.status == 0 && request_refuse(r, refused);
+    static const char *const refused[] = {"audio", "web_search_options"};
+    for (int i = 0; i < 2; i++) { // an empty object asks for them too
+        if (body_has(&r->body, refused[i])) {
+            return api_unsupported(&r->error, refused[i]);
+        }
+    }
+    return r->error.status == 0;
 }
 
 bool request_read_chat(struct api_request *r)

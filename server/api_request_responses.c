@@ -203,9 +203,7 @@ static bool put_input(struct messages *m)
                                input->node);
     }
     if (!json_first(input->node)) {
-        return api_error_set(&m->r->error, 400, "empty_array", "input",
-                             "Invalid 'input': empty array. Expected an array with minimum length "
-                             "1.");
+        return api_empty(&m->r->error, "input");
     }
     for (const struct json *item = json_first(input->node); item; item = json_next(item)) {
         if (!put_item(m, item)) {
@@ -337,6 +335,14 @@ static bool read_choice(struct api_request *r)
     const char *word = m ? json_string(m->node) : "auto";
     body_bool(&r->body, "parallel_tool_calls", &r->parallel_tool_calls);
     bool none = word && strcmp(word, "none") == 0;
+    if (m && !word && !json_is(m->node, JSON_OBJECT)) {
+        return body_wrong_type(&r->error, "tool_choice", "a string or an object", m->node);
+    }
+    if (word && !none && strcmp(word, "auto") != 0 && strcmp(word, "required") != 0) {
+        return api_error_set(&r->error, 400, "invalid_value", "tool_choice",
+                             "Invalid value: '%.40s'. Supported values are: 'none', 'auto' and "
+                             "'required'.", word);
+    }
     if (!none && (!word || strcmp(word, "auto") != 0)) {
         return api_error_set(&r->error, 400, "unsupported_value", "tool_choice",
                              "Unsupported value: this server cannot force a tool call yet; "
@@ -366,7 +372,13 @@ static bool read_text_format(struct api_request *r)
 {
     const struct json *text = NULL;
     body_object(&r->body, "text", &text);
-    const char *type = json_get_string(json_get(text, "format"), "type");
+    const struct json *format = json_get(text, "format");
+    const char *type = json_get_string(format, "type");
+    if (json_type(format) != JSON_NULL && !type) {
+        return json_is(format, JSON_OBJECT)
+                   ? api_missing(&r->error, "text.format.type")
+                   : body_wrong_type(&r->error, "text.format", "an object", format);
+    }
     if (type && strcmp(type, "text") != 0) {
         return api_error_set(&r->error, 400, "unsupported_value", "text.format",
                              "Unsupported value: 'text.format' of type '%.40s' is not supported by "
@@ -397,6 +409,8 @@ static bool read_effort(struct api_request *r)
 static void read_include(struct api_request *r)
 {
     const struct json *include = NULL;
+    int truncation;
+    body_choice(&r->body, "truncation", "auto|disabled", &truncation);
     body_array(&r->body, "include", &include);
     for (const struct json *i = json_first(include); i; i = json_next(i)) {
         r->logprobs |= json_string(i) && strcmp(json_string(i), "message.output_text.logprobs") == 0;
@@ -422,6 +436,8 @@ static bool make_echo(struct api_request *r)
         {"max_tool_calls", "null"},
         {"top_logprobs", "0"},
         {"user", "null"},
+        {"safety_identifier", "null"},
+        {"prompt_cache_key", "null"},
     };
     struct buf out;
     buf_init(&out, MAX_BYTES);

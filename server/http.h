@@ -167,6 +167,10 @@ const char *http_header(const struct http_request *req, const char *name);
 const char *http_query(const struct http_request *req, const char *name);
 const char *http_peer(const struct http_request *req);       // "192.0.2.1:5555", "unix"
 const char *http_request_id(const struct http_request *req); // from x-request-id, or 32 hex digits
+/* 1 to 128 of [A-Za-z0-9._:-]. Thread: any. */
+bool http_request_id_is_good(const char *id, size_t n_bytes);
+/* A body's own id, copied: unless the head brought one, or the reply has one already. */
+void http_set_request_id(struct http_request *req, const char *id);
 int64_t http_arrived_ns(const struct http_request *req);     // clock_now_ns of the head
 const struct http_route *http_route_of(const struct http_request *req);
 

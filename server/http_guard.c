@@ -95,20 +95,40 @@ static bool is(const char *name, size_t n_name, const char *known)
     return strlen(known) == n_name && strncasecmp(name, known, n_name) == 0;
 }
 
-static void keep_id(struct http_request *req, const char *value, size_t n_bytes)
+bool http_request_id_is_good(const char *id, size_t n_bytes)
 {
-    if (n_bytes == 0 || n_bytes > 128) {
-        return;
-    }
     for (size_t i = 0; i < n_bytes; i++) {
-        char c = value[i];
+        char c = id[i];
         bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-        if (!letter && !strchr("._:-", c)) {
-            return;
+        if (!letter && (c == '\0' || !strchr("._:-", c))) {
+            return false;
         }
     }
-    memcpy(req->id, value, n_bytes);
-    req->id[n_bytes] = '\0';
+    return n_bytes > 0 && n_bytes <= 128;
+}
+
+static void keep_id(struct http_request *req, const char *value, size_t n_bytes)
+{
+    if (http_request_id_is_good(value, n_bytes)) {
+        memcpy(req->id, value, n_bytes);
+        req->id[n_bytes] = '\0';
+        req->id_is_given = true;
+    }
+}
+
+/* W3C trace context: "00-" 32 hex "-" 16 hex "-" 2 hex. The trace's id goes to the log. */
+static void keep_trace(struct http_request *req, const char *value, size_t n_bytes)
+{
+    static const char hex[] = "0123456789abcdef";
+    char *id = req->log.trace_id;
+    if (n_bytes < 55 || value[2] != '-' || value[35] != '-' || value[52] != '-') {
+        return;
+    }
+    memcpy(id, value + 3, 32);
+    id[32] = '\0';
+    if (strspn(id, hex) != 32 || strspn(id, "0") == 32) {
+        id[0] = '\0';
+    }
 }
 
 static void keep_agent(struct http_request *req, const char *value, size_t n_bytes)
@@ -193,6 +213,9 @@ static enum MHD_Result on_header(void *arg, enum MHD_ValueKind kind, const char 
     case 't':
         if (is(name, n_name, "transfer-encoding")) {
             return take_coding(g, value, n_value);
+        }
+        if (is(name, n_name, "traceparent")) {
+            keep_trace(req, value, n_value);
         }
         break;
     case 'h':

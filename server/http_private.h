@@ -123,6 +123,7 @@ struct http_request {
     const char *uri_seen; // where libmicrohttpd had it, and its length: for the guard
     size_t n_uri;
     char id[132];
+    bool id_is_given; // by the head
     const char *origin, *content_type, *content_encoding; // borrowed from libmicrohttpd
     uint64_t content_length;
     char *body;

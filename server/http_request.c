@@ -138,13 +138,25 @@ void *http_uri_seen(void *arg, const char *uri, struct MHD_Connection *mhd)
     return req;
 }
 
+/* JSON is UTF-8; a client that names another charset would be misread. */
+static bool has_other_charset(const char *type)
+{
+    const char *value = strcasestr(type, "charset=");
+    if (!value) {
+        return false;
+    }
+    value += strlen("charset=");
+    value += *value == '"';
+    return strncasecmp(value, "utf-8", 5) != 0 && strncasecmp(value, "utf8", 4) != 0 &&
+           strncasecmp(value, "us-ascii", 8) != 0;
+}
+
 static bool is_json_type(const char *type)
 {
     size_t n = strcspn(type, "; \t");
-    if (n == 16 && strncasecmp(type, "application/json", n) == 0) {
-        return true;
-    }
-    return n > 5 && strncasecmp(type + n - 5, "+json", 5) == 0;
+    bool json = n == 16 && strncasecmp(type, "application/json", n) == 0;
+    json = json || (n > 5 && strncasecmp(type + n - 5, "+json", 5) == 0);
+    return json && !has_other_charset(type + n);
 }
 
 /* Content types that say something else than JSON; without one the body's first byte decides. */
@@ -158,7 +170,7 @@ static bool check_type(struct http_request *req)
     if (req->route->flags & HTTP_ROUTE_JSON && req->has_body && req->content_type &&
         *req->content_type && !is_json_type(req->content_type)) {
         http_refuse(req, 415, "unsupported_media_type",
-                    "The Content-Type must be application/json.");
+                    "The Content-Type must be application/json, in UTF-8.");
         return false;
     }
     return true;
@@ -480,6 +492,15 @@ const char *http_peer(const struct http_request *req)
 const char *http_request_id(const struct http_request *req)
 {
     return req->id;
+}
+
+void http_set_request_id(struct http_request *req, const char *id)
+{
+    size_t n_bytes = strlen(id);
+    if (!req->id_is_given && !req->stream.started && !req->terminal &&
+        http_request_id_is_good(id, n_bytes)) {
+        memcpy(req->id, id, n_bytes + 1);
+    }
 }
 
 int64_t http_arrived_ns(const struct http_request *req)

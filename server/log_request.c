@@ -40,6 +40,7 @@ void log_request_format(struct buf *b, const struct request_log *log, int64_t wa
     snprintf(when + n, sizeof when - n, ".%03dZ", (int)(wall_ns / 1000000 % 1000));
     buf_printf(b, "{\"time\":\"%s\"", when);
     put_string(b, "id", log->request_id);
+    put_string(b, "trace", log->trace_id);
     put_string(b, "peer", log->peer);
     put_string(b, "method", log->method);
     put_string(b, "path", log->path);

@@ -14,6 +14,7 @@ struct request_log {
     const char *request_id, *peer, *method, *path;
     const char *route;      // the pattern; NULL if none matched
     const char *user_agent; // NULL if none
+    char trace_id[33];      // of a traceparent header; "" if none
     int status;             // 499: the client left before the head went out
     int gone;               // enum http_gone, 0: served whole
     bool streamed;

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define LATENCY                                                                                    \
@@ -47,6 +48,8 @@ static const struct {
     [HIST_MAX_TOKENS] = {"vllm:request_params_max_tokens", "max_tokens of a request.", NULL,
                          TOKENS},
     [HIST_N] = {"vllm:request_params_n", "n of a request.", NULL, {1, 2, 5, 10, 20}},
+    [HIST_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens",
+                               "Prompt tokens of a request that no cache had.", NULL, TOKENS},
     [HIST_ITERATION_TOKENS] = {"vllm:iteration_tokens_total", "Rows of a step.", NULL,
                                {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}},
     [HIST_HTTP] = {"http_request_duration_seconds", "HTTP requests.", NULL,
@@ -176,6 +179,12 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
            (double)(e->prompt_tokens - e->prefix_hits));
     sample(b, s, "vllm:prompt_tokens_by_source_total", "source=\"local_cache_hit\"",
            (double)e->prefix_hits);
+    static const char *const absent[] = {
+        "vllm:external_prefix_cache_queries_total", "vllm:external_prefix_cache_hits_total",
+        "vllm:mm_cache_queries_total", "vllm:mm_cache_hits_total"};
+    for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++) {
+        one(b, s, absent[i], "counter", "There is no such cache here.", 0);
+    }
     one(b, s, "vllm:spec_decode_num_drafts_total", "counter", "Drafts.", (double)e->spec_drafts);
     one(b, s, "vllm:spec_decode_num_draft_tokens_total", "counter", "Draft tokens.",
         (double)e->spec_draft_tokens);
@@ -268,8 +277,34 @@ static void print_process(struct buf *b)
         }
         fclose(f);
     }
-    buf_printf(b, "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes %ld\n",
-               resident * sysconf(_SC_PAGESIZE));
+    long page = sysconf(_SC_PAGESIZE);
+    struct rusage r;
+    getrusage(RUSAGE_SELF, &r);
+    buf_printf(b, "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes %ld\n"
+                  "# TYPE process_virtual_memory_bytes gauge\nprocess_virtual_memory_bytes %ld\n"
+                  "# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total %.2f\n",
+               resident * page, total * page,
+               (double)(r.ru_utime.tv_sec + r.ru_stime.tv_sec) +
+                   1e-6 * (double)(r.ru_utime.tv_usec + r.ru_stime.tv_usec));
+}
+
+/* "# TYPE name_total counter" and its HELP lose "_total"; a histogram may end so and keeps it. */
+void metrics_to_openmetrics(const struct buf *text, struct buf *out)
+{
+    const char *p = text->data, *end = p + text->n_bytes;
+    while (p < end) {
+        const char *newline = memchr(p, '\n', (size_t)(end - p));
+        const char *next = newline ? newline + 1 : end;
+        const char *total = memmem(p, (size_t)(next - p), "_total ", 7);
+        bool histogram = strncmp(p + 7, "vllm:iteration_tokens_total", 27) == 0;
+        if (p[0] == '#' && total && !histogram) {
+            buf_put(out, p, (size_t)(total - p));
+            p = total + 6;
+        }
+        buf_put(out, p, (size_t)(next - p));
+        p = next;
+    }
+    buf_puts(out, "# EOF\n");
 }
 
 void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out)

@@ -25,6 +25,7 @@ enum metric_histogram {
     HIST_MAX_GENERATION_TOKENS,
     HIST_MAX_TOKENS,
     HIST_N,
+    HIST_PREFILL_COMPUTED,
     HIST_ITERATION_TOKENS,
     HIST_HTTP,
     N_HISTOGRAMS,
@@ -85,5 +86,9 @@ struct metrics_source {
     bool prefix_caching, draining;
 };
 void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out);
+
+/* The same text as OpenMetrics has it: a counter's family is named without _total, and the end is
+ * marked. */
+void metrics_to_openmetrics(const struct buf *text, struct buf *out);
 
 #endif

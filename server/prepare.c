@@ -64,10 +64,6 @@ static bool tokenise(struct api_request *r)
         if (is_hopeless(r, span.n_bytes) || !encode(r, &span, 1)) {
             return false;
         }
-        int32_t bos = tokenizer_bos(r->model->tok);
-        if (r->ids.n == from[i] && bos >= 0) { // an empty prompt: the model's own beginning
-            ids_put(&r->ids, bos);
-        }
         r->prompts[i].n = (int32_t)(r->ids.n - from[i]);
     }
     for (size_t i = 0; i < r->n_prompts; i++) { // only now the list no longer moves

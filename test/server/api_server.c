@@ -225,6 +225,7 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
     e->group = number("FAKE_GROUP", 1);
     e->step_us = (useconds_t)number("FAKE_STEP_US", 2000);
     e->stats.n_blocks = 100;
+    e->stats.n_blocks_idle = 3;
     if (getenv("FAKE_SCRIPTS")) {
         read_scripts(e, getenv("FAKE_SCRIPTS"));
     }
