@@ -194,7 +194,9 @@ TEST(prompts_in_all_four_forms)
     REFUSES(API_COMPLETIONS, "{\"prompt\":[5,\"a\"]}", "invalid_type", "prompt");
     REFUSES(API_COMPLETIONS, "{\"prompt\":[[5],6]}", "invalid_type", "prompt");
     REFUSES(API_COMPLETIONS, "{\"prompt\":[99999999]}", "invalid_value", "prompt");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":[-1]}", "invalid_type", "prompt");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":[-1]}", "invalid_value", "prompt");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":\"\"}", "invalid_value", "prompt");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":[[]]}", "empty_array", "prompt");
     REFUSES(API_COMPLETIONS, "{\"prompt\":[1.5]}", "invalid_type", "prompt");
     REFUSES(API_COMPLETIONS, "{\"prompt\":{}}", "invalid_type", "prompt");
     REFUSES(API_EMBEDDINGS, "{\"input\":\"\"}", "invalid_value", "input");
