@@ -24,9 +24,11 @@ How the function stays the same:
 import argparse
 import json
 import math
+import os
 import shutil
 import struct
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -76,41 +78,22 @@ def read_model(folder):
     return json.loads((folder / "config.json").read_text()), tensors
 
 
-class Writer:
-    """One file after the other, each of whole tensors, with an index."""
-
-    def __init__(self, folder, dtype, file_bytes=4 << 30):
-        self.folder, self.dtype, self.file_bytes = folder, dtype, file_bytes
-        self.pending, self.pending_bytes, self.n_files, self.map, self.total = [], 0, 0, {}, 0
-
-    def add(self, name, x, dtype=None):
-        dtype = dtype or self.dtype
-        data = x if x.dtype == np.uint16 else to_bf16(x) if dtype == "BF16" else x.astype(np.float32)
-        if self.pending and self.pending_bytes + data.nbytes > self.file_bytes:
-            self.flush()
-        self.pending.append((name, dtype, data))
-        self.pending_bytes += data.nbytes
-
-    def flush(self):
-        self.n_files += 1
-        name, header, at = f"model-{self.n_files:05d}.safetensors", {}, 0
-        for key, dtype, data in self.pending:
-            header[key] = {"dtype": dtype, "shape": list(data.shape), "data_offsets": [at, at + data.nbytes]}
-            at += data.nbytes
-            self.map[key] = name
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        with open(self.folder / name, "wb") as f:
-            f.write(struct.pack("<Q", len(text)) + text)
-            for _, _, data in self.pending:
-                f.write(memoryview(np.ascontiguousarray(data)).cast("B"))
-        self.total += at
-        self.pending, self.pending_bytes = [], 0
-
-    def close(self):
-        self.flush()
-        index = {"metadata": {"total_size": self.total}, "weight_map": self.map}
-        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+def write_file(path, tensors, dtype):
+    """Vectors stay float32: their factors are exact then. Returns (names, bytes)."""
+    header, parts, at = {}, [], 0
+    for name, x in tensors:
+        kind = "F32" if x.ndim == 1 else dtype
+        data = to_bf16(x) if kind == "BF16" else np.ascontiguousarray(x, dtype=np.float32)
+        header[name] = {"dtype": kind, "shape": list(x.shape), "data_offsets": [at, at + data.nbytes]}
+        at += data.nbytes
+        parts.append(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for data in parts:
+            f.write(memoryview(data).cast("B"))
+    return list(header), at
 
 
 # ---- widening ----
@@ -233,12 +216,31 @@ class Widener:
         zero = name.startswith(("self_attn.o_proj", "mlp.down_proj"))
         return np.zeros_like(like) if zero else like
 
-    def tensors(self):
-        yield "model.embed_tokens.weight", self.embedding()
-        for i in range(self.new["num_hidden_layers"]):
-            yield from self.layer(i)
-        yield "model.norm.weight", self.norm(self.t["model.norm.weight"], PASS_ON)
-        yield "lm_head.weight", self.head()
+    def tensors(self, part):
+        """Part 0 is the embedding, the last the head, those between are layers."""
+        last = self.new["num_hidden_layers"] + 1
+        if part == 0:
+            yield "model.embed_tokens.weight", self.embedding()
+        elif part < last:
+            self.at = part * 104729 % NOISE
+            yield from self.layer(part - 1)
+        else:
+            yield "model.norm.weight", self.norm(self.t["model.norm.weight"], PASS_ON)
+            yield "lm_head.weight", self.head()
+
+    def write_part(self, folder, part, dtype):
+        name = f"model-{part:05d}.safetensors"
+        names, n_bytes = write_file(folder / name, self.tensors(part), dtype)
+        return name, names, n_bytes
+
+    def write(self, folder, dtype, workers):
+        parts = range(self.new["num_hidden_layers"] + 2)
+        with ProcessPoolExecutor(workers) as pool:
+            done = list(pool.map(self.write_part, [folder] * len(parts), parts, [dtype] * len(parts)))
+        total = sum(n_bytes for _, _, n_bytes in done)
+        index = {"metadata": {"total_size": total}, "weight_map": {n: f for f, names, _ in done for n in names}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+        return total
 
 
 # ---- the proof ----
@@ -310,6 +312,7 @@ def main():
     p.add_argument("--layers", type=int)
     p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16",
                    help="of matrices; norms are always float32, so that their factors are exact")
+    p.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="processes that write")
     p.add_argument("--check", action="store_true", help="compare the logits of both (not for 16 GB)")
     p.add_argument("--tolerance", type=float, default=1e-4)
     args = p.parse_args()
@@ -325,11 +328,8 @@ def main():
             shutil.copy(args.source / name, args.made / name)
     w.new["torch_dtype"] = args.dtype
     (args.made / "config.json").write_text(json.dumps(w.new, indent=2) + "\n")
-    out = Writer(args.made, "BF16" if args.dtype == "bfloat16" else "F32")
-    for name, x in w.tensors():
-        out.add(name, x, "F32" if x.ndim == 1 else None)
-    out.close()
-    print(f"{args.made}: {out.total / 1e9:.2f} GB in {out.n_files} files")
+    total = w.write(args.made, "BF16" if args.dtype == "bfloat16" else "F32", args.workers)
+    print(f"{args.made}: {total / 1e9:.2f} GB")
     if args.check:
         check(args.source, args.made, args.tolerance)
 
