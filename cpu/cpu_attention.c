@@ -35,6 +35,7 @@ struct attn_tile {
     float *v;
     float max[ATTN_TILE], sum[ATTN_TILE]; // of total
     int64_t s_stride;
+    float *path; // [ATTN_CHUNK] of a tree: a row's scores by position
 };
 
 /* ---- who sees what ------------------------------------------------------------------------ */
@@ -46,13 +47,10 @@ static int32_t first_key(const struct attn_job *job, int32_t pos)
     return first > 0 ? first : 0;
 }
 
-static bool tree_sees(const struct attn_job *job, const struct attn_tile *t, int32_t row,
-                      int32_t other)
+static bool tree_sees(const struct attn_job *job, int32_t row, int32_t other)
 {
-    const struct pass *pass = job->cpu->pass;
-    const uint64_t *mask = pass->tree_mask + (int64_t)row * TREE_MASK_WORDS;
-    return (mask[other / 64] >> (other % 64) & 1) != 0 &&
-           pass->rows[t->seq->first_row + other].pos >= first_key(job, pass->rows[row].pos);
+    const uint64_t *mask = job->cpu->pass->tree_mask + (int64_t)row * TREE_MASK_WORDS;
+    return (mask[other / 64] >> (other % 64) & 1) != 0;
 }
 
 static void hide(float *s, int32_t from, int32_t to)
@@ -66,16 +64,35 @@ static void hide(float *s, int32_t from, int32_t to)
 static void mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                      int32_t begin, int32_t end)
 {
-    int32_t low = first_key(job, job->cpu->pass->rows[row].pos), n_past = t->seq->n_past;
+    int32_t low = first_key(job, job->cpu->pass->rows[row].pos);
+    int32_t high = t->seq->n_past + row - t->seq->first_row + 1;
     hide(s, 0, low < end ? low - begin : end - begin);
-    if (!t->seq->tree) {
-        int32_t high = n_past + row - t->seq->first_row + 1;
-        hide(s, high > begin ? high - begin : 0, end - begin);
-        return;
+    hide(s, high > begin ? high - begin : 0, end - begin);
+}
+
+/* The positions [begin, begin + n) that a tree's row sees, at t->path: the past's scores, then its
+ * ancestors', each where a plain run would have it, so that sums are made in the same order. Returns
+ * true for `back`: what stands at t->path goes to the slots instead, and the others become 0. */
+static void tree_row(const struct attn_job *job, struct attn_tile *t, int32_t row, float *s,
+                     int32_t base, int32_t begin, int32_t n, bool back)
+{
+    const struct pass *pass = job->cpu->pass;
+    int32_t low = first_key(job, pass->rows[row].pos), n_past = t->seq->n_past;
+    low = low > begin ? low : begin;
+    if (!back) {
+        hide(t->path, 0, n);
     }
-    for (int32_t key = n_past > begin ? n_past : begin; key < end; key++) {
-        if (!tree_sees(job, t, row, key - n_past)) {
-            s[key - begin] = -INFINITY;
+    for (int32_t key = begin; key < n_past && key < begin + n; key++) {
+        float *slot = &s[key - base], *at = &t->path[key - begin];
+        *(back ? slot : at) = back ? *at : key >= low ? *slot : -INFINITY;
+    }
+    for (int32_t node = 0; node < t->seq->n_rows; node++) {
+        int32_t pos = pass->rows[t->seq->first_row + node].pos;
+        bool seen = pos >= low && pos < begin + n && tree_sees(job, row, node);
+        if (back) {
+            s[n_past + node - base] = seen ? t->path[pos - begin] : 0.0f;
+        } else if (seen) {
+            t->path[pos - begin] = s[n_past + node - base];
         }
     }
 }
@@ -120,27 +137,51 @@ static void chunk_scores(const struct attn_job *job, struct attn_tile *t, int32_
     }
 }
 
+static void soften(const struct attn_job *job, float *s, int32_t n, float *max, float *sum)
+{
+    const struct cpu_kernels *k = job->cpu->kernels;
+    *max = k->max(s, n);
+    *sum = 0.0f;
+    if (*max > -INFINITY || *max != *max) {
+        *sum = k->exp_sum(s, n, *max);
+    } else {
+        memset(s, 0, (size_t)n * sizeof *s);
+    }
+}
+
 /* Softmax of each vector over the chunk; what lies outside of [first, end) becomes 0. */
 static void chunk_softmax(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                           int32_t first, int32_t end, float *max, float *sum)
 {
-    const struct cpu_kernels *k = job->cpu->kernels;
     int32_t n = (int32_t)round_up(end - begin, PANEL);
     for (int32_t i = 0; i < t->n_vectors; i++) {
         float *s = t->s + i * t->s_stride;
         if (job->a->softcap != 0.0f) {
-            k->softcap(s + (first - begin), job->a->softcap, end - first);
+            job->cpu->kernels->softcap(s + (first - begin), job->a->softcap, end - first);
         }
         mask_row(job, t, t->row + i / t->n_heads, s + (first - begin), first, end);
         hide(s, 0, first - begin);
         hide(s, end - begin, n);
-        max[i] = k->max(s, n);
-        sum[i] = 0.0f;
-        if (max[i] > -INFINITY || max[i] != max[i]) {
-            sum[i] = k->exp_sum(s, n, max[i]);
-        } else {
-            memset(s, 0, (size_t)n * sizeof *s);
+        soften(job, s, n, &max[i], &sum[i]);
+    }
+}
+
+/* Likewise of a tree: slots [first, end) at s[slot - base] hold the past's positions from `begin` on
+ * and all nodes. */
+static void tree_softmax(const struct attn_job *job, struct attn_tile *t, int32_t base,
+                         int32_t first, int32_t end, int32_t begin, float *max, float *sum)
+{
+    int32_t n = (int32_t)round_up(t->seq->n_past + t->seq->n_rows - begin, PANEL);
+    n = n < ATTN_CHUNK ? n : ATTN_CHUNK;
+    for (int32_t i = 0; i < t->n_vectors; i++) {
+        float *s = t->s + i * t->s_stride;
+        int32_t row = t->row + i / t->n_heads;
+        if (job->a->softcap != 0.0f) {
+            job->cpu->kernels->softcap(s + (first - base), job->a->softcap, end - first);
         }
+        tree_row(job, t, row, s, base, begin, n, false);
+        soften(job, t->path, n, &max[i], &sum[i]);
+        tree_row(job, t, row, s, base, begin, n, true);
     }
 }
 
@@ -219,9 +260,11 @@ static void carve(const struct attn_job *job, struct attn_tile *t, char *scratch
     float *at = (float *)scratch;
     /* Room on both sides of a chunk's scores for the rest of the first and the last page. */
     int64_t margin = round_up(job->cpu->limits.block_tokens, PANEL);
-    t->s_stride = ATTN_CHUNK + 2 * margin;
+    t->s_stride = ATTN_CHUNK + MAX_TREE_NODES + 2 * margin;
     t->s = at + margin;
     at += t->s_stride * ATTN_TILE;
+    t->path = at;
+    at += ATTN_CHUNK;
     t->q = at;
     at += (int64_t)ATTN_TILE * p->geometry.head_dim_k;
     t->chunk = at;
@@ -262,6 +305,29 @@ static void store_outputs(const struct attn_job *job, struct attn_tile *t)
     }
 }
 
+/* One chunk of a tree: positions [begin, begin + ATTN_CHUNK) of the past, and, from where the past
+ * ends, all nodes, whose slots are not their positions. */
+static void tree_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
+                       float *sum)
+{
+    int32_t n_past = t->seq->n_past, base = begin < n_past ? begin : n_past;
+    int32_t first = base > t->first_key ? base : t->first_key;
+    int32_t end = begin + ATTN_CHUNK <= n_past ? begin + ATTN_CHUNK : n_past + t->seq->n_rows;
+    chunk_scores(job, t, base, first, end);
+    tree_softmax(job, t, base, first, end, begin, max, sum);
+    chunk_values(job, t, base, first, end);
+}
+
+static void plain_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
+                        float *sum)
+{
+    int32_t first = begin > t->first_key ? begin : t->first_key;
+    int32_t end = begin + ATTN_CHUNK < t->end_key ? begin + ATTN_CHUNK : t->end_key;
+    chunk_scores(job, t, begin, first, end);
+    chunk_softmax(job, t, begin, first, end, max, sum);
+    chunk_values(job, t, begin, first, end);
+}
+
 static void attend(const struct attn_job *job, struct attn_tile *t)
 {
     float max[ATTN_TILE], sum[ATTN_TILE];
@@ -274,12 +340,12 @@ static void attend(const struct attn_job *job, struct attn_tile *t)
     load_queries(job, t);
     for (int32_t begin = t->first_key / ATTN_CHUNK * ATTN_CHUNK; begin < t->end_key;
          begin += ATTN_CHUNK) {
-        int32_t first = begin > t->first_key ? begin : t->first_key;
-        int32_t end = begin + ATTN_CHUNK < t->end_key ? begin + ATTN_CHUNK : t->end_key;
-        chunk_scores(job, t, begin, first, end);
-        chunk_softmax(job, t, begin, first, end, max, sum);
         memset(t->chunk, 0, v_bytes);
-        chunk_values(job, t, begin, first, end);
+        if (t->seq->tree) {
+            tree_chunk(job, t, begin, max, sum);
+        } else {
+            plain_chunk(job, t, begin, max, sum);
+        }
         join(job, t, max, sum);
     }
     store_outputs(job, t);

@@ -53,7 +53,8 @@ static size_t attention_scratch(const struct kv_pages *p, int32_t block_tokens)
     size_t k = (size_t)p->geometry.head_dim_k, v = (size_t)p->v_stride;
     size_t tokens = (size_t)round_up(block_tokens, 64);
     return sizeof(float) *
-           (ATTN_TILE * (k + 2 * v + ATTN_CHUNK + 2 * tokens) + tokens * (k + v) + 1024);
+           (ATTN_TILE * (k + 2 * v + ATTN_CHUNK + MAX_TREE_NODES + 2 * tokens) + ATTN_CHUNK +
+            tokens * (k + v) + 1024);
 }
 
 enum status cpu_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,

@@ -300,6 +300,54 @@ OP_TEST(attention_has_the_same_bits_in_every_batch)
     free(w);
 }
 
+/* Each path through a tree gets the bits of a plain run over its tokens, wherever its nodes lie, also
+ * where a chunk of keys ends among them. */
+OP_TEST(a_path_of_a_tree_has_the_bits_of_a_chain)
+{
+    static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16},
+                                            {6, 2, 80, 16, 5, 0.0f, true, DT_BF16},
+                                            {3, 1, 20, 5, 33, 30.0f, false, DT_F32}};
+    for (int32_t round = 0; round < 12; round++) {
+        const struct geometry *g = &cases[round % 3];
+        struct world *w = xcalloc(1, sizeof *w);
+        open_world(w, backend, g);
+        enum { N = 90 };
+        size_t width = (size_t)(g->n_heads + 2 * g->n_kv_heads) * (size_t)g->dim;
+        size_t out_width = (size_t)g->n_heads * (size_t)g->dim;
+        int32_t past = round < 6 ? op_int(430, 512) : op_int(1, 100);
+        op_add_seq(&w->pass, 0, 0, past);
+        float *qkv = make_qkv(w);
+        free(run_pass(w, qkv));
+        free(qkv);
+        memset(&w->pass, 0, sizeof w->pass);
+        op_add_seq(&w->pass, 0, past, N);
+        float *chain = make_qkv(w), *want = run_pass(w, chain), *tree = op_random(N * width, 1.0f);
+        memset(&w->pass, 0, sizeof w->pass);
+        add_tree(w, 0, past, N);
+        const uint64_t *mask = w->pass.mask + (size_t)(N - 1) * TREE_MASK_WORDS; // of the last node
+        for (int32_t i = 0; i < N; i++) {
+            if (mask[i / 64] >> (i % 64) & 1) {
+                memcpy(tree + (size_t)i * width,
+                       chain + (size_t)(w->pass.rows[i].pos - past) * width, width * sizeof *tree);
+            }
+        }
+        float *have = run_pass(w, tree);
+        for (int32_t i = 0; i < N; i++) {
+            if (mask[i / 64] >> (i % 64) & 1) {
+                CHECK_MEM(have + (size_t)i * out_width,
+                          want + (size_t)(w->pass.rows[i].pos - past) * out_width,
+                          out_width * sizeof *have);
+            }
+        }
+        free(chain);
+        free(want);
+        free(tree);
+        free(have);
+        close_world(w);
+        free(w);
+    }
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);
