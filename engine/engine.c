@@ -225,7 +225,7 @@ static void expire(struct engine *e, int64_t now_ns)
 static enum status execute_on_rank(struct rank *r, void *arg)
 {
     const struct engine *e = arg;
-    return step_execute(&e->steps[e->next_slot], &r->target, &r->draft, e->n_vocab_used);
+    return step_execute(&e->steps[e->next_slot], r, e->n_vocab_used);
 }
 
 static void fail_all(struct engine *e, enum status st, const char *text)
@@ -260,8 +260,12 @@ static bool submit_step(struct engine *e)
             r->t_scheduled_ns = now;
         }
     }
-    step_build(st, &e->scheduler, e->spec.drafts_now);
-    enum status status = ranks_run(&e->ranks, execute_on_rank, e);
+    step_build_lanes(st, &e->scheduler);
+    step_build_draft(st, &e->scheduler, &e->spec);
+    enum status status = step_grow_trees(st, &e->scheduler, &e->spec, &e->ranks, e->n_vocab_used);
+    step_build(st, &e->scheduler);
+    status = status == OK ? ranks_run(&e->ranks, execute_on_rank, e) : status;
+    tree_moves_clear(&e->moves);
     e->next_slot = (e->next_slot + 1) % N_STEPS;
     e->n_inflight++;
     if (status != OK) {
@@ -318,6 +322,15 @@ static bool append(struct engine *e, struct sequence *seq, const struct draw_res
     return true;
 }
 
+/* The row whose draft is the token drawn at `row`; -1: no draft was right. */
+static int32_t next_row(const struct sequence *seq, int32_t row, int32_t n_drafts, int32_t token)
+{
+    if (seq->tree) {
+        return tree_next(seq->tree, row, token);
+    }
+    return row < n_drafts && token == seq->drafts[row] ? row + 1 : -1;
+}
+
 /* Draws first .. first + n belong to one sequence: its rows' tokens in order. A row's token stands
  * while the drafts before it were right. */
 static void commit_draws(struct engine *e, const struct step *st, int32_t first, int32_t n)
@@ -328,20 +341,27 @@ static void commit_draws(struct engine *e, const struct step *st, int32_t first,
     }
     seq->n_flight--;
     struct engine_request *r = seq->request;
-    int32_t n_drafts = n - 1, accepted = 0;
-    for (int32_t i = 0; i < n; i++) {
-        const struct draw_result *d = &step_results(st)->draws[first + i];
-        bool right = i < n_drafts && d->token == seq->drafts[i];
-        accepted += right;
-        r->n_accepted += right; // before append, which may end the request
-        r->n_drafts += i < n_drafts;
-        if (!append(e, seq, d) || !right) {
-            break;
-        }
+    struct spec_tree *tree = seq->tree;
+    int32_t n_drafts = n - 1, accepted = 0, path[MAX_DRAFTS];
+    bool goes_on = true;
+    r->n_drafts += n_drafts;
+    for (int32_t row = 0; row >= 0 && goes_on;) {
+        const struct draw_result *d = &step_results(st)->draws[first + row];
+        row = next_row(seq, row, n_drafts, d->token);
+        path[accepted] = row;
+        accepted += row >= 0;
+        r->n_accepted += row >= 0; // before append, which may end the request
+        goes_on = append(e, seq, d);
     }
-    if (n_drafts > 0) {
+    if (tree) {
+        spec_observe_tree(&e->spec, tree, path, accepted);
+    } else if (n_drafts > 0) {
         spec_observe(&e->spec, seq, n_drafts, accepted);
     }
+    if (tree && seq->state == SEQ_RUNNING) {
+        tree_moves_add(&e->moves, st, tree, path, accepted);
+    }
+    seq->tree = NULL;
 }
 
 static void commit_scores(const struct step *st)
@@ -400,7 +420,7 @@ static void commit_step(struct engine *e)
     struct backend *be = e->ranks.rank[0].be;
     enum status status = e->failed;
     if (status == OK) {
-        status = be->ops->step_wait(be, slot, st->results, st->n_draft_passes + 1);
+        status = be->ops->step_wait(be, slot, st->results, step_n_passes(st));
     }
     e->n_inflight--;
     if (status != OK) {

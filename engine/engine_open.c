@@ -48,13 +48,16 @@ static enum status load_rank(struct rank *r, void *arg)
 }
 
 /* The draft model is whole on every rank: it is small, and then needs no collectives. */
-static enum status load_draft(struct rank *r, void *arg)
+static enum status load_drafts(struct rank *r, void *arg)
 {
     struct engine *e = arg;
-    struct model_load_options options = {
-        .config = e->draft_config, .checkpoint = e->draft_checkpoint, .dtype = e->info.dtype,
-        .rank = 0, .n_ranks = 1, .index = 1};
-    return model_load(&options, r->be, &r->draft, &r->err);
+    for (int32_t i = 0; i < e->spec.n_models; i++) {
+        struct model_load_options options = {
+            .config = e->draft_config[i], .checkpoint = e->draft_checkpoint[i],
+            .dtype = e->info.dtype, .rank = 0, .n_ranks = 1, .index = 1 + i};
+        TRY(model_load(&options, r->be, &r->draft[i], &r->err));
+    }
+    return OK;
 }
 
 /* The first rank that failed speaks for all. */
@@ -96,16 +99,16 @@ static enum status read_config(struct engine *e, struct err *err)
 
 /* Both must mean the same by every id: the same number of them, and the same spelling where both
  * folders have a tokenizer. */
-static enum status same_vocabulary(const struct engine *e, struct err *err)
+static enum status same_vocabulary(const struct engine *e, int32_t draft, struct err *err)
 {
-    if (e->draft_config->vocab != e->config.vocab) {
+    if (e->draft_config[draft]->vocab != e->config.vocab) {
         return err_set(err, ERR_INVALID, "the draft model's vocabulary has %d ids, the model's %d",
-                       e->draft_config->vocab, e->config.vocab);
+                       e->draft_config[draft]->vocab, e->config.vocab);
     }
     struct tokenizer *a = NULL, *b = NULL;
     enum status st = OK;
     if (tokenizer_load(e->model_dir, &a, NULL) == OK &&
-        tokenizer_load(e->spec.model, &b, NULL) == OK) {
+        tokenizer_load(e->spec.models[draft], &b, NULL) == OK) {
         for (int32_t id = 0; id < e->config.vocab && st == OK; id++) {
             size_t n, m;
             const char *x = tokenizer_token_text(a, id, &n), *y = tokenizer_token_text(b, id, &m);
@@ -119,17 +122,21 @@ static enum status same_vocabulary(const struct engine *e, struct err *err)
     return st;
 }
 
-static enum status read_draft(struct engine *e, struct err *err)
+static enum status read_drafts(struct engine *e, struct err *err)
 {
-    if (e->spec.method != SPEC_DRAFT) {
-        return OK;
+    for (int32_t i = 0; i < e->spec.n_models; i++) {
+        const char *folder = e->spec.models[i];
+        struct model_config *c = e->draft_config[i] = xcalloc(1, sizeof *c);
+        TRY(model_config_load(folder, 0, c, err));
+        TRY(same_vocabulary(e, i, err));
+        if (c->max_pos < e->spec.draft_max_len) {
+            e->spec.draft_max_len = c->max_pos;
+        }
+        if (!e->options.dummy_weights) {
+            TRY(checkpoint_open(folder, &e->draft_checkpoint[i], err));
+        }
     }
-    e->draft_config = xcalloc(1, sizeof *e->draft_config);
-    TRY(model_config_load(e->spec.model, 0, e->draft_config, err));
-    TRY(same_vocabulary(e, err));
-    e->spec.draft_max_len = e->draft_config->max_pos;
-    return e->options.dummy_weights ? OK
-                                    : checkpoint_open(e->spec.model, &e->draft_checkpoint, err);
+    return OK;
 }
 
 static enum status set_bytes(const struct engine *e, const struct model *m, size_t *out)
@@ -146,10 +153,10 @@ static enum status block_bytes(struct engine *e, size_t *out)
     struct rank *r = &e->ranks.rank[0];
     size_t drafts = 0;
     TRY(set_bytes(e, &r->target, out));
-    if (e->draft_config) {
-        TRY(set_bytes(e, &r->draft, &drafts));
+    for (int32_t i = 0; i < e->spec.n_models; i++) {
+        TRY(set_bytes(e, &r->draft[i], &drafts));
+        *out += drafts;
     }
-    *out += drafts;
     return OK;
 }
 
@@ -189,8 +196,8 @@ static enum status size_blocks(struct engine *e, struct err *err)
     size_t logits = (size_t)e->config.vocab * 4 * (size_t)info->max_num_seqs;
     size_t activations =
         model_setup_bytes(&r->target, info->max_rows, info->max_num_seqs) + logits;
-    if (e->draft_config) {
-        activations += model_setup_bytes(&r->draft, info->max_rows, info->max_num_seqs);
+    for (int32_t i = 0; i < e->spec.n_models; i++) {
+        activations += model_setup_bytes(&r->draft[i], info->max_rows, info->max_num_seqs);
     }
     size_t budget = kv_budget(e, &facts, activations);
     int64_t n = (int64_t)(budget / (per_block ? per_block : 1));
@@ -220,9 +227,9 @@ static enum status size_blocks(struct engine *e, struct err *err)
 static void limits_of(const struct engine *e, struct scheduler_limits *out)
 {
     const struct engine_info *info = &e->info;
+    int32_t nodes = e->spec.method == SPEC_TREE ? MAX_TREE_NODES : 0; // slots behind the last token
     int32_t max_out = info->max_num_seqs > 64 ? info->max_num_seqs : 64;
-    max_out += e->spec.k * (info->max_num_seqs < e->spec.max_batch ? info->max_num_seqs
-                                                                   : e->spec.max_batch);
+    max_out += spec_max_drafts(&e->spec, info->max_num_seqs);
     if (max_out > info->max_rows) {
         max_out = info->max_rows;
     }
@@ -236,7 +243,7 @@ static void limits_of(const struct engine *e, struct scheduler_limits *out)
         .n_blocks = info->n_blocks,
         .block_tokens = info->block_tokens,
         .max_blocks_per_lane =
-            (info->max_model_len + info->block_tokens - 1) / info->block_tokens + 1,
+            (info->max_model_len + nodes + info->block_tokens - 1) / info->block_tokens + 1,
         .prefix_cache = !e->options.no_prefix_cache,
         .chunked = !e->options.no_chunked_prefill,
         .hash_key = hash_process_key() | 1,
@@ -258,13 +265,14 @@ static enum status setup_rank(struct rank *r, void *arg)
     const struct backend_ops *ops = r->be->ops;
     struct backend_limits limits = {
         .max_rows = l->max_rows, .max_out_rows = l->max_draws, .max_lanes = l->max_lanes,
-        .max_len = l->max_len + MAX_DRAFTS + 1, .max_blocks_per_lane = l->max_blocks_per_lane,
+        .max_len = l->max_len + MAX_TREE_NODES, .max_blocks_per_lane = l->max_blocks_per_lane,
         .n_blocks = l->n_blocks, .block_tokens = l->block_tokens, .vocab = e->config.vocab,
-        .hidden = e->config.hidden, .n_steps = N_STEPS, .max_passes = e->draft_config ? 1 + e->spec.k : 1};
+        .hidden = e->config.hidden, .n_steps = N_STEPS,
+        .max_passes = 1 + (e->spec.method == SPEC_DRAFT ? e->spec.k : e->spec.n_models)};
     TRY(ops->setup(r->be, &limits, &r->err));
     TRY(open_set(e, &r->target, &r->err));
-    if (e->draft_config) {
-        TRY(open_set(e, &r->draft, &r->err));
+    for (int32_t i = 0; i < e->spec.n_models; i++) {
+        TRY(open_set(e, &r->draft[i], &r->err));
     }
     struct tensor logits = {.dtype = DT_F32, .stride = e->config.vocab}, local = logits;
     local.stride = r->target.shard.vocab;
@@ -273,8 +281,9 @@ static enum status setup_rank(struct rank *r, void *arg)
         TRY(ops->alloc(r->be, (size_t)l->max_out * (size_t)local.stride * 4, &local.mem));
     }
     enum status st = model_setup(&r->target, l->max_rows, l->max_out, logits, local);
-    if (st == OK && e->draft_config) {
-        st = model_setup(&r->draft, l->max_rows, l->max_lanes, logits, logits);
+    int32_t draft_out = e->spec.method == SPEC_TREE ? l->max_out : l->max_lanes;
+    for (int32_t i = 0; i < e->spec.n_models && st == OK; i++) {
+        st = model_setup(&r->draft[i], l->max_rows, draft_out, logits, logits);
     }
     return st == OK ? OK : err_set(&r->err, st, "no memory for activations");
 }
@@ -294,7 +303,7 @@ enum status engine_load(struct engine *e, struct err *err)
     snprintf(e->model_dir, sizeof e->model_dir, "%s", e->options.model_dir);
     TRY(read_config(e, err));
     TRY(spec_init(&e->spec, e->options.speculative_config, err));
-    TRY(read_draft(e, err));
+    TRY(read_drafts(e, err));
     int32_t n_ranks = pick(e->options.n_ranks, 1);
     if (n_ranks > MAX_RANKS) {
         return err_set(err, ERR_INVALID, "tensor-parallel-size: at most %d", MAX_RANKS);
@@ -307,9 +316,7 @@ enum status engine_load(struct engine *e, struct err *err)
     TRY(ranks_start(&e->ranks, n_ranks, err));
     TRY(on_ranks(e, open_rank, err));
     TRY(on_ranks(e, load_rank, err));
-    if (e->draft_config) {
-        TRY(on_ranks(e, load_draft, err));
-    }
+    TRY(on_ranks(e, load_drafts, err));
     e->info.n_parameters = e->ranks.rank[0].target.n_parameters;
     e->info.weight_bytes = e->ranks.rank[0].target.weight_bytes * (size_t)n_ranks;
     TRY(size_blocks(e, err));
@@ -318,8 +325,10 @@ enum status engine_load(struct engine *e, struct err *err)
     scheduler_init(&e->scheduler, &limits);
     TRY(on_ranks(e, setup_rank, err));
     for (int32_t i = 0; i < N_STEPS; i++) {
-        step_init(&e->steps[i], i, &limits, e->draft_config ? e->spec.k : 0);
+        step_init(&e->steps[i], i, &limits, &e->spec);
+        e->steps[i].moves = &e->moves;
     }
+    tree_moves_init(&e->moves, &limits);
     size_live_table(e);
     e->n_vocab_used = e->config.vocab;
     enum status st = spec_measure(e);
@@ -330,7 +339,9 @@ static enum status close_rank(struct rank *r, void *arg)
 {
     (void)arg;
     model_deinit(&r->target);
-    model_deinit(&r->draft);
+    for (int32_t i = 0; i < MAX_DRAFT_MODELS; i++) {
+        model_deinit(&r->draft[i]);
+    }
     if (r->be) {
         r->be->ops->close(r->be);
         r->be = NULL;
@@ -352,6 +363,9 @@ void engine_unload(struct engine *e)
     }
     free(e->live);
     checkpoint_close(e->checkpoint);
-    checkpoint_close(e->draft_checkpoint);
-    free(e->draft_config);
+    tree_moves_deinit(&e->moves);
+    for (int32_t i = 0; i < MAX_DRAFT_MODELS; i++) {
+        checkpoint_close(e->draft_checkpoint[i]);
+        free(e->draft_config[i]);
+    }
 }

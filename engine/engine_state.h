@@ -23,8 +23,8 @@ struct engine {
     struct engine_options options; // constant after open
     struct engine_info info;
     struct model_config config;
-    struct checkpoint *checkpoint, *draft_checkpoint;
-    struct model_config *draft_config; // NULL: no draft model
+    struct checkpoint *checkpoint, *draft_checkpoint[MAX_DRAFT_MODELS];
+    struct model_config *draft_config[MAX_DRAFT_MODELS]; // spec.n_models of them
     char model_dir[4096];
 
     /* The engine thread's. */
@@ -32,6 +32,7 @@ struct engine {
     struct scheduler scheduler;
     struct spec spec;
     struct step steps[N_STEPS];
+    struct tree_moves moves;
     int32_t n_inflight; // steps submitted and not committed
     int32_t next_slot;  // of the step to plan
     int32_t n_vocab_used;

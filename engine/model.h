@@ -7,6 +7,8 @@
 #include "engine/checkpoint.h"
 #include "engine/model_config.h"
 
+enum { MAX_DRAFT_MODELS = 3 }; // that may feed one token tree
+
 /* Weights of one layer; NULL where the family has none. */
 struct layer_weights {
     const struct weight *attn_norm, *attn_norm_bias, *attn_post_norm;

@@ -13,7 +13,7 @@ enum { MAX_RANKS = 16 };
 struct rank {
     int32_t index;
     struct backend *be;
-    struct model target, draft; // draft.config NULL: none
+    struct model target, draft[MAX_DRAFT_MODELS]; // as many as the engine says
     enum status st; // of its last work
     struct err err;
 };

@@ -671,6 +671,19 @@ bool scheduler_plan(struct scheduler *s, struct plan *p)
     return true;
 }
 
+void scheduler_trim(struct plan *p, struct plan_entry *entry, int32_t n_drafts)
+{
+    int32_t n = entry->n_drafts - n_drafts;
+    ASSERT(n >= 0 && n_drafts >= 0);
+    entry->n_drafts -= n;
+    entry->n_rows -= n;
+    entry->seq->n_computed -= n;
+    entry->seq->n_verifying -= n;
+    p->n_rows -= n;
+    p->n_out -= n;
+    p->n_draws -= n;
+}
+
 /* ---- results ------------------------------------------------------------------------------ */
 
 void scheduler_commit(struct scheduler *s, struct sequence *seq)

@@ -85,6 +85,9 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
  * been submitted, so it must be. */
 bool scheduler_plan(struct scheduler *s, struct plan *p);
 
+/* Fewer drafts for an entry of the plan just made, before it is submitted. */
+void scheduler_trim(struct plan *p, struct plan_entry *entry, int32_t n_drafts);
+
 /* Told after the step's results: the entry's tokens were appended to the output already
  * (n_known has grown). Enters full blocks into the cache, drops rows of rejected drafts. */
 void scheduler_commit(struct scheduler *s, struct sequence *seq);

@@ -44,6 +44,8 @@ struct sequence {
     int32_t draft_computed; // rows of the draft model: its KV below this is that of known tokens
     int32_t draft_marked;   // blocks below it are marked as having draft KV
     bool drafts_on_device;  // n_drafts is a count only: a draft model draws them in the same step
+    int32_t draft_depth;    // of a tree: levels that it may have
+    struct spec_tree *tree; // of the step in flight; NULL: none, or a chain
     bool waits_for_token; // a proposer needs the token in flight before the next step
     int32_t spec_pause; // turns without proposals
     float spec_doubt;   // running share of rejected drafts; 0.3 at first

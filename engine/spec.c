@@ -1,4 +1,4 @@
-#include "engine/spec.h"
+#include "engine/spec_tree.h"
 
 #include "engine/base/json.h"
 
@@ -8,7 +8,7 @@
 static const struct {
     const char *name;
     enum spec_method method;
-} methods[] = {{"ngram", SPEC_NGRAM}, {"draft_model", SPEC_DRAFT}};
+} methods[] = {{"ngram", SPEC_NGRAM}, {"draft_model", SPEC_DRAFT}, {"tree", SPEC_TREE}};
 
 static enum status read_numbers(struct spec *sp, const struct json *j, struct err *err)
 {
@@ -32,6 +32,69 @@ static enum status read_numbers(struct spec *sp, const struct json *j, struct er
     return OK;
 }
 
+/* "model": a folder, or, for a tree, a list of them. */
+static enum status read_models(struct spec *sp, const struct json *j, struct err *err)
+{
+    const struct json *one = json_is(j, JSON_ARRAY) ? json_first(j) : j;
+    int32_t most = sp->method == SPEC_TREE ? MAX_DRAFT_MODELS : 1;
+    for (; one && sp->n_models < most; one = one == j ? NULL : json_next(one)) {
+        const char *folder = json_string(one);
+        if (!folder || strlen(folder) >= sizeof sp->models[0]) {
+            sp->n_models = 0;
+            break;
+        }
+        snprintf(sp->models[sp->n_models++], sizeof sp->models[0], "%s", folder);
+    }
+    if (sp->n_models == 0 || one) {
+        return err_set(err, ERR_INVALID, "speculative-config: 'model' must name the draft model's "
+                       "folder%s", sp->method == SPEC_TREE ? ", or be a list of up to 3" : "");
+    }
+    return OK;
+}
+
+static enum status read_expansion(struct spec *sp, const struct json *j, struct err *err)
+{
+    const struct json *list = json_get(j, "expansion");
+    int64_t nodes = 0, level = 1, k = 0;
+    for (const struct json *c = json_first(list); c; c = json_next(c)) {
+        bool fits = json_int64(c, &k) && k >= 1 && k <= 16 && sp->n_expansion < MAX_DRAFTS - 1;
+        level = fits ? level * k : MAX_TREE_NODES;
+        nodes += level;
+        if (!fits || nodes >= MAX_TREE_NODES) {
+            return err_set(err, ERR_INVALID, "speculative-config: expansion must be up to %d "
+                           "numbers of children from 1 to 16, with at most %d nodes together",
+                           MAX_DRAFTS - 1, MAX_TREE_NODES - 1);
+        }
+        sp->expansion[sp->n_expansion++] = (int32_t)k;
+    }
+    if (sp->n_expansion == 0) {
+        return err_set(err, ERR_INVALID, "speculative-config: expansion must be a list of numbers");
+    }
+    int64_t depth = json_get_int(j, "num_speculative_tokens", sp->n_expansion);
+    sp->k = depth < sp->n_expansion ? (int32_t)depth : sp->n_expansion;
+    sp->budget = (int32_t)nodes * 8; // chosen: eight whole trees a step
+    return OK;
+}
+
+static enum status read_tree(struct spec *sp, const struct json *j, struct err *err)
+{
+    int64_t width = json_get_int(j, "tree_width", 4), nodes = json_get_int(j, "tree_nodes", 32);
+    if (width < 1 || width > 16 || nodes < 1 || nodes > 4096 ||
+        1 + sp->k * width > MAX_TREE_NODES || 1 + sp->k * width * width > MAX_TREE_CANDIDATES) {
+        return err_set(err, ERR_INVALID, "speculative-config: tree_width must be from 1 to 16, with "
+                       "num_speculative_tokens times its square below %d, tree_nodes from 1 to 4096",
+                       MAX_TREE_CANDIDATES);
+    }
+    sp->width = (int32_t)width;
+    sp->budget = (int32_t)nodes;
+    sp->lookup_logp = -0.7f; // one half
+    sp->lookup = json_get(j, "prompt_lookup_max") != NULL;
+    for (int32_t d = 0; d < MAX_DRAFTS; d++) {
+        sp->tree_said[d] = sp->tree_right[d] = 5.0f; // as much as a few dozen steps say
+    }
+    return json_get(j, "expansion") ? read_expansion(sp, j, err) : OK;
+}
+
 static enum status read_config(struct spec *sp, const struct json *j, struct err *err)
 {
     const char *method = json_get_string(j, "method"), *model = json_get_string(j, "model");
@@ -43,16 +106,13 @@ static enum status read_config(struct spec *sp, const struct json *j, struct err
     }
     if (sp->method == SPEC_NONE) {
         return err_set(err, ERR_UNSUPPORTED, "speculative-config: the method '%s' is not one of "
-                       "ngram, draft_model", method ? method : "(missing)");
+                       "ngram, draft_model, tree", method ? method : "(missing)");
     }
-    if (sp->method == SPEC_DRAFT && (!model || strlen(model) >= sizeof sp->model)) {
-        return err_set(err, ERR_INVALID, "speculative-config: 'model' must name the draft model's "
-                       "folder");
+    if (sp->method == SPEC_DRAFT || sp->method == SPEC_TREE) {
+        TRY(read_models(sp, json_get(j, "model"), err));
     }
-    if (sp->method == SPEC_DRAFT) {
-        snprintf(sp->model, sizeof sp->model, "%s", model);
-    }
-    return read_numbers(sp, j, err);
+    TRY(read_numbers(sp, j, err));
+    return sp->method == SPEC_TREE ? read_tree(sp, j, err) : OK;
 }
 
 enum status spec_init(struct spec *sp, const char *config, struct err *err)
@@ -100,8 +160,7 @@ int32_t spec_ngram(const int32_t *known, int32_t n, int32_t min_n, int32_t max_n
 
 /* ---- how deep ----------------------------------------------------------------------------- */
 
-/* Seconds of a pass of n rows, between the measured points. */
-static float cost_at(const float *cost, int32_t n)
+float spec_cost(const float *cost, int32_t n)
 {
     int32_t i = 0;
     while (i + 1 < SPEC_COST_POINTS && (2 << i) <= n) {
@@ -119,13 +178,13 @@ int32_t spec_best_depth(const struct spec *sp, int32_t n, float acceptance, int3
     if (sp->fixed || sp->target_cost[0] <= 0.0f) {
         return most;
     }
-    float best_rate = 1.0f / cost_at(sp->target_cost, n), tokens = 1.0f, power = 1.0f;
+    float best_rate = 1.0f / spec_cost(sp->target_cost, n), tokens = 1.0f, power = 1.0f;
     int32_t best = 0;
     for (int32_t k = 1; k <= most; k++) {
         power *= acceptance;
         tokens += power;
-        float time = cost_at(sp->target_cost, n * (k + 1));
-        time += sp->method == SPEC_DRAFT ? (float)k * cost_at(sp->draft_cost, n) : 0.0f;
+        float time = spec_cost(sp->target_cost, n * (k + 1));
+        time += sp->method == SPEC_NGRAM ? 0.0f : (float)k * spec_cost(sp->draft_cost, n);
         if (tokens / time > best_rate) {
             best_rate = tokens / time;
             best = k;
@@ -147,8 +206,14 @@ static int32_t allowed(const struct spec *sp, const struct scheduler *s, const s
     return k > 0 ? k : 0;
 }
 
-/* The prompt and the output as one run of tokens, in the scheduler's room for it. */
-static const int32_t *known_tokens(struct scheduler *s, const struct sequence *seq)
+int32_t spec_max_drafts(const struct spec *sp, int32_t n_sequences)
+{
+    int32_t n = n_sequences < sp->max_batch ? n_sequences : sp->max_batch;
+    int32_t chains = sp->k * n;
+    return sp->method == SPEC_TREE && 2 * sp->budget > chains ? 2 * sp->budget : chains;
+}
+
+const int32_t *spec_known_tokens(struct scheduler *s, const struct sequence *seq)
 {
     memcpy(s->known, seq->request->prompt, (size_t)seq->n_prompt * sizeof *s->known);
     memcpy(s->known + seq->n_prompt, seq->output->tokens,
@@ -162,7 +227,7 @@ enum { PAUSE = 32, LONG_LAG = 64 }; // tokens; chosen: a probe costs 3 % at wors
 
 static void propose_ngram(struct spec *sp, struct scheduler *s, struct sequence *seq, int32_t k)
 {
-    seq->n_drafts = spec_ngram(known_tokens(s, seq), seq->n_known, sp->min_n, sp->max_n, k,
+    seq->n_drafts = spec_ngram(spec_known_tokens(s, seq), seq->n_known, sp->min_n, sp->max_n, k,
                                seq->drafts);
     seq->drafts_on_device = false;
     if (seq->n_drafts == 0) {
@@ -172,7 +237,8 @@ static void propose_ngram(struct spec *sp, struct scheduler *s, struct sequence 
 
 /* Only a draft model that has nearly caught up can draft in the same step; `rows` is what the
  * step's first draft pass has to feed already. */
-static int32_t propose_model(struct scheduler *s, struct sequence *seq, int32_t k, int32_t rows)
+static int32_t propose_model(const struct spec *sp, struct scheduler *s, struct sequence *seq,
+                             int32_t k, int32_t rows)
 {
     int32_t lag = seq->n_known - seq->draft_computed;
     int32_t can = scheduler_draft_rows(s, seq, seq->n_known);
@@ -180,7 +246,8 @@ static int32_t propose_model(struct scheduler *s, struct sequence *seq, int32_t 
     if (can < lag || lag > LONG_LAG || rows + lag > s->limits.max_rows) {
         return 0;
     }
-    seq->n_drafts = k;
+    seq->n_drafts = sp->method == SPEC_TREE ? spec_tree_most(sp, k, s->n_running) : k;
+    seq->draft_depth = k;
     seq->drafts_on_device = true;
     return lag;
 }
@@ -191,7 +258,7 @@ void spec_propose(struct spec *sp, struct scheduler *s)
         return;
     }
     bool busy = s->n_running > sp->max_batch;
-    sp->drafts_now = sp->method == SPEC_DRAFT && !busy;
+    sp->drafts_now = sp->n_models > 0 && !busy;
     int32_t rows = 0;
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
         if (seq->state != SEQ_RUNNING || seq->n_computed < seq->n_prompt - 1) {
@@ -213,7 +280,7 @@ void spec_propose(struct spec *sp, struct scheduler *s)
         if (sp->method == SPEC_NGRAM) {
             propose_ngram(sp, s, seq, k);
         } else {
-            rows += propose_model(s, seq, k, rows);
+            rows += propose_model(sp, s, seq, k, rows);
         }
     }
 }

@@ -2,7 +2,7 @@
  * guesses' rows at once, and the ordinary sampler draws at each of them. A guess stands while it
  * equals what was drawn, so the text is the same whatever is proposed. A proposer never touches
  * pool, cache or plan: it fills sequence.drafts, or leaves that to the draft model's passes of the
- * same step.
+ * same step. A tree's nodes live in spec_tree.h; sequence.n_drafts then counts nodes.
  *
  * A sequence that speculates is not planned while its last token is still in flight, since the
  * proposer needs it; with speculation paused it runs two steps deep like any other.
@@ -10,16 +10,18 @@
 #ifndef SLUICE_ENGINE_SPEC_H
 #define SLUICE_ENGINE_SPEC_H
 
+#include "engine/model.h"
 #include "engine/scheduler.h"
 
-enum spec_method { SPEC_NONE, SPEC_NGRAM, SPEC_DRAFT };
+enum spec_method { SPEC_NONE, SPEC_NGRAM, SPEC_DRAFT, SPEC_TREE };
 
 enum { SPEC_COST_POINTS = 8 }; // times of 1, 2, 4, ... 128 rows
 
 struct spec {
     enum spec_method method;
-    char model[4096];     // folder of the draft model
-    int32_t k;            // drafts per step at most
+    int32_t n_models;
+    char models[MAX_DRAFT_MODELS][4096]; // folders of the draft models
+    int32_t k;            // drafts per step at most; of a tree: its depth
     int32_t min_n, max_n; // lengths of the suffix that n-gram lookup matches
     int32_t max_batch;    // more running sequences than this and nothing is proposed
     int32_t draft_max_len;
@@ -27,6 +29,14 @@ struct spec {
                           // continue; set by spec_propose
     bool fixed;           // always k: for tests and experiments
     float target_cost[SPEC_COST_POINTS], draft_cost[SPEC_COST_POINTS]; // seconds; 0: not measured
+
+    /* Trees. With n_expansion each node of depth d has expansion[d] children; else the `width` best
+     * nodes of a level have children, and the `budget` best of all nodes of a step are verified. */
+    int32_t n_expansion, expansion[MAX_DRAFTS];
+    int32_t width, budget;
+    bool lookup; // n-gram lookup feeds the tree too
+    float lookup_logp; // log of the share of its first tokens that were right
+    float tree_said[MAX_DRAFTS], tree_right[MAX_DRAFTS]; // by depth: expected and right nodes
 
     int64_t n_drafts, n_draft_tokens, n_accepted;
     int64_t accepted_per_pos[MAX_DRAFTS];
@@ -40,6 +50,15 @@ void spec_propose(struct spec *sp, struct scheduler *s);
 
 /* After a verified step. */
 void spec_observe(struct spec *sp, struct sequence *seq, int32_t n_drafts, int32_t n_accepted);
+
+/* Seconds of a pass of n rows, between the measured points. */
+float spec_cost(const float *cost, int32_t n);
+
+/* Drafts of a plan of n sequences at most: what buffers are sized for. */
+int32_t spec_max_drafts(const struct spec *sp, int32_t n_sequences);
+
+/* The prompt and the output as one run of tokens, in the scheduler's room for it. */
+const int32_t *spec_known_tokens(struct scheduler *s, const struct sequence *seq);
 
 /* The number of drafts with the most tokens per second for one of n sequences whose drafts are
  * accepted with this probability each; 0: not worth it. */

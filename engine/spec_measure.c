@@ -45,7 +45,7 @@ static enum status run_once(struct rank *r, const struct measure *m, const struc
 {
     const struct backend_ops *ops = r->be->ops;
     const struct sampling_params params = sampling_params_default();
-    struct model *model = m->draft ? &r->draft : &r->target;
+    struct model *model = m->draft ? &r->draft[0] : &r->target;
     struct pass_results results[1];
     struct pass_shape shape;
     TRY(ops->step_begin(r->be, 0));
@@ -128,14 +128,17 @@ enum status spec_measure(struct engine *e)
     struct spec *sp = &e->spec;
     for (int32_t i = 0; i < ROUNDS; i++) {
         TRY(measure_round(e, false, sp->target_cost));
-        if (e->draft_config) {
+        if (sp->n_models > 0) {
             TRY(measure_round(e, true, sp->draft_cost));
         }
     }
     mend(sp->target_cost);
     mend(sp->draft_cost);
+    for (int32_t i = 0; i < SPEC_COST_POINTS; i++) { // taken to be equal: they feed the same rows
+        sp->draft_cost[i] *= (float)sp->n_models;
+    }
     show("a pass of the model", sp->target_cost);
-    if (e->draft_config) {
+    if (sp->n_models > 0) {
         show("a pass of the draft model", sp->draft_cost);
     }
     return OK;

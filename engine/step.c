@@ -7,7 +7,7 @@
 #include <string.h>
 
 void step_init(struct step *st, int32_t slot, const struct scheduler_limits *limits,
-               int32_t max_drafts)
+               const struct spec *sp)
 {
     size_t lanes = (size_t)limits->max_lanes;
     *st = (struct step){.slot = slot};
@@ -23,7 +23,8 @@ void step_init(struct step *st, int32_t slot, const struct scheduler_limits *lim
     st->pool_owners = xcalloc(lanes, sizeof *st->pool_owners);
     st->sorted = xcalloc(lanes, sizeof *st->sorted);
     st->room = xcalloc(lanes, sizeof *st->room);
-    step_init_draft(st, limits, max_drafts);
+    step_init_draft(st, limits, sp);
+    step_init_tree(st, limits, sp);
 }
 
 void step_deinit(struct step *st)
@@ -41,11 +42,13 @@ void step_deinit(struct step *st)
     free(st->sorted);
     free(st->room);
     step_deinit_draft(st);
+    step_deinit_tree(st);
     *st = (struct step){0};
 }
 
-static void build_lanes(struct step *st, struct scheduler *s)
+void step_build_lanes(struct step *st, struct scheduler *s)
 {
+    st->begun = false;
     st->n_lanes = st->plan.n_grants;
     for (int32_t i = 0; i < st->plan.n_grants; i++) {
         const struct plan_grant *g = &st->plan.grants[i];
@@ -142,24 +145,23 @@ static void add_draw(struct step *st, int32_t out_row, const struct sequence *se
     draw.lane = seq->lane;
     draw.pos = owner.pos;
     draw.n_prompt = seq->n_prompt;
-    draw.tree_row = -1;
     st->draws[st->pass.n_draws] = draw;
     st->owners[st->pass.n_draws++] = owner;
 }
 
 static void add_sample(struct step *st, int32_t out_row, struct sequence *seq, int32_t pos,
-                       bool verify)
+                       bool verify, int32_t tree_row)
 {
     const struct sampling_params *p = &seq->request->params;
     struct pass_draw d = {.kind = DRAW_SAMPLE, .keep = !verify, .logprobs = p->logprobs,
-                          .top_n = p->logprobs ? p->top_logprobs : 0};
+                          .top_n = p->logprobs ? p->top_logprobs : 0, .tree_row = tree_row};
     add_draw(st, out_row, seq, d, (struct draw_owner){seq, pos, false, verify});
 }
 
 /* Row `pos` scores the prompt token behind it. */
 static void add_score(struct step *st, int32_t out_row, struct sequence *seq, int32_t pos)
 {
-    struct pass_draw d = {.kind = DRAW_SCORE, .logprobs = true,
+    struct pass_draw d = {.kind = DRAW_SCORE, .logprobs = true, .tree_row = -1,
                           .top_n = seq->request->params.prompt_top_logprobs};
     add_draw(st, out_row, seq, d, (struct draw_owner){seq, pos, true, false});
 }
@@ -200,8 +202,10 @@ static void build_draws(struct step *st, const struct plan_entry *e, int32_t fir
             continue;
         }
         int32_t out = add_out(st, first_row + i);
-        if (sample) {
-            add_sample(st, out, seq, pos, e->n_drafts > 0);
+        if (sample && seq->tree) {
+            add_sample(st, out, seq, step_tree_pos(seq->tree, i), true, first_row + i);
+        } else if (sample) {
+            add_sample(st, out, seq, pos, e->n_drafts > 0, -1);
         } else {
             add_score(st, out, seq, pos);
         }
@@ -211,13 +215,16 @@ static void build_draws(struct step *st, const struct plan_entry *e, int32_t fir
 static void build_rows(struct step *st, const struct plan_entry *e, int32_t first_row)
 {
     const struct sequence *seq = e->seq;
-    int32_t n_plain = e->n_rows - e->n_drafts;
-    for (int32_t i = 0; i < e->n_rows; i++) {
+    int32_t n_plain = e->n_rows - e->n_drafts, n = seq->tree ? n_plain : e->n_rows;
+    for (int32_t i = 0; i < n; i++) {
         int32_t pos = e->first + i;
         int32_t token = i >= n_plain         ? seq->drafts_on_device ? -1 : seq->drafts[i - n_plain]
                         : pos < seq->n_known ? sequence_token(seq, pos)
                                              : -1; // drawn by a step in flight
         st->rows[first_row + i] = (struct pass_row){seq->lane, token, pos, pos};
+    }
+    if (seq->tree) {
+        step_tree_rows(st, seq->tree, first_row);
     }
 }
 
@@ -228,20 +235,20 @@ static void build_forks(struct step *st)
         const struct plan_entry *e = &st->plan.entries[f->entry];
         for (int32_t j = 0; j < st->pass.n_draws; j++) {
             if (st->owners[j].seq == e->seq && !st->owners[j].score) {
-                add_sample(st, st->draws[j].out_row, f->seq, e->seq->n_prompt - 1, false);
+                add_sample(st, st->draws[j].out_row, f->seq, e->seq->n_prompt - 1, false, -1);
                 break;
             }
         }
     }
 }
 
-void step_build(struct step *st, struct scheduler *s, bool draft)
+void step_build(struct step *st, struct scheduler *s)
 {
     struct plan *p = &st->plan;
     st->pass = (struct pass){.rows = st->rows, .seqs = st->seqs, .groups = st->groups,
-                             .out_rows = st->out_rows, .draws = st->draws, .pool = st->pools};
+                             .out_rows = st->out_rows, .draws = st->draws, .pool = st->pools,
+                             .tree_mask = st->mask};
     st->want = (struct model_outputs){0};
-    build_lanes(st, s);
     memcpy(st->sorted, p->entries, (size_t)p->n_entries * sizeof *st->sorted);
     sort_entries(st->sorted, st->room, p->n_entries, s);
     build_groups(st, s);
@@ -249,7 +256,8 @@ void step_build(struct step *st, struct scheduler *s, bool draft)
         const struct plan_entry *e = &st->sorted[i];
         int32_t first = st->pass.n_rows;
         build_rows(st, e, first);
-        st->seqs[i] = (struct pass_seq){e->seq->lane, first, e->n_rows, e->first, false};
+        st->seqs[i] = (struct pass_seq){e->seq->lane, first, e->n_rows, e->first,
+                                          e->seq->tree != NULL};
         st->pass.n_rows += e->n_rows;
         if (e->seq->request->pool != POOL_NONE) {
             build_pool(st, e, first);
@@ -259,10 +267,6 @@ void step_build(struct step *st, struct scheduler *s, bool draft)
     }
     st->pass.n_seqs = p->n_entries;
     build_forks(st);
-    st->n_draft_passes = st->n_feeds = 0;
-    if (draft) {
-        step_build_draft(st, s);
-    }
     st->want.logits = st->pass.n_draws > 0;
     ASSERT(st->pass.n_rows == p->n_rows && st->pass.n_draws <= p->n_draws);
 }
@@ -283,8 +287,8 @@ static enum status update_lane(struct backend *be, const struct lane_update *u)
                : OK;
 }
 
-static enum status run_pass(const struct pass *pass, struct model *m, struct model_outputs want,
-                            int32_t n_vocab_used)
+enum status step_run_pass(const struct pass *pass, struct model *m, struct model_outputs want,
+                          int32_t n_vocab_used)
 {
     const struct backend_ops *ops = m->be->ops;
     struct pass_shape shape;
@@ -300,23 +304,46 @@ static enum status run_pass(const struct pass *pass, struct model *m, struct mod
     return ops->pass_end(m->be);
 }
 
-enum status step_execute(const struct step *st, struct model *target, struct model *draft,
-                         int32_t n_vocab_used)
+/* Accepted paths move while the tables are those of the step that computed them. */
+static enum status move_paths(const struct tree_moves *m, struct backend *be)
 {
-    struct backend *be = target->be;
+    for (int32_t set = 0; set <= MAX_DRAFT_MODELS; set++) {
+        if (m->n_moves[set] > 0) {
+            TRY(be->ops->move_slots(be, m->n_moves[set], m->moves[set], set));
+        }
+    }
+    for (int32_t i = 0; i < m->n_paths; i++) {
+        const struct tree_path *p = &m->paths[i];
+        TRY(be->ops->lane_tokens(be, p->lane, p->first, p->n, p->tokens));
+    }
+    return OK;
+}
+
+enum status step_begin_lanes(const struct step *st, struct backend *be)
+{
     const struct backend_ops *ops = be->ops;
-    TRY(ops->step_begin(be, st->slot));
+    TRY(move_paths(st->moves, be));
     for (int32_t i = 0; i < st->n_lanes; i++) {
         TRY(update_lane(be, &st->lanes[i]));
     }
     if (st->plan.n_copies > 0) {
         TRY(ops->copy_blocks(be, st->plan.n_copies, st->plan.copies));
     }
-    for (int32_t i = 0; i < st->n_draft_passes; i++) {
-        const struct pass *pass = &st->draft[i].pass;
-        struct model_outputs want = {.logits = pass->n_draws > 0};
-        TRY(run_pass(pass, draft, want, n_vocab_used));
+    return OK;
+}
+
+enum status step_execute(const struct step *st, struct rank *r, int32_t n_vocab_used)
+{
+    struct backend *be = r->be;
+    TRY(be->ops->step_begin(be, st->slot));
+    if (!st->begun) {
+        TRY(step_begin_lanes(st, be));
     }
-    TRY(run_pass(&st->pass, target, st->want, n_vocab_used));
-    return ops->step_end(be);
+    for (int32_t i = 0; i < st->n_draft_passes; i++) {
+        for (int32_t m = 0; m < st->n_draft_models; m++) {
+            TRY(step_run_draft(&st->draft[i].pass, r, m, n_vocab_used));
+        }
+    }
+    TRY(step_run_pass(&st->pass, &r->target, st->want, n_vocab_used));
+    return be->ops->step_end(be);
 }

@@ -5,7 +5,9 @@
 #define SLUICE_ENGINE_STEP_H
 
 #include "engine/model.h"
+#include "engine/ranks.h"
 #include "engine/scheduler.h"
+#include "engine/spec_tree.h"
 
 /* Whose result a draw is. */
 struct draw_owner {
@@ -36,8 +38,22 @@ struct draft_pass {
     struct sequence **owners; // of draws
 };
 
+/* Accepted paths of trees that the next step moves to their final slots before anything else, with
+ * the lanes' tables as they were: the history of a lane, and the slots in each KV set. */
+struct tree_moves {
+    int32_t n_paths;
+    struct tree_path {
+        int32_t lane, first, n;
+        int32_t tokens[MAX_DRAFTS + 1];
+    } *paths; // [max_lanes]
+    int32_t n_moves[1 + MAX_DRAFT_MODELS];
+    struct slot_move *moves[1 + MAX_DRAFT_MODELS]; // [max_lanes * MAX_DRAFTS]
+};
+
 struct step {
     int32_t slot;
+    bool begun; // lanes, copies and moves were sent already, before the draft passes of a tree
+    int32_t n_draft_models; // each has the draft passes
     int32_t n_draft_passes;
     struct draft_pass draft[MAX_DRAFTS];
     struct draft_feed { // what pass 0 feeds of whom
@@ -45,6 +61,12 @@ struct step {
         int32_t first, n;
     } *feeds; // [max_lanes]
     int32_t n_feeds;
+    struct spec_grove grove;
+    struct draft_pass tree;   // one level of the trees
+    struct tree_pick *drawn;  // [max_out], of `tree`: the node whose children a draw tells
+    uint64_t *draft_mask;     // [max_rows, TREE_MASK_WORDS], of `tree`
+    uint64_t *mask;           // likewise, of the target's pass
+    const struct tree_moves *moves; // of the steps before
     struct plan plan;
     struct pass pass;
     struct model_outputs want;
@@ -61,32 +83,63 @@ struct step {
     struct sequence **pool_owners; // [max_lanes]
     struct plan_entry *sorted;   // [max_lanes], entries with members of a group side by side
     struct plan_entry *room;     // [max_lanes], for sorting
-    struct pass_results results[MAX_DRAFTS + 1]; // the draft's passes, then the target's
+    struct pass_results results[MAX_DRAFTS + 1]; // the drafts' passes, then the target's
 };
+
+/* Those that step_execute runs. */
+static inline int32_t step_n_passes(const struct step *st)
+{
+    return st->n_draft_models * st->n_draft_passes + 1;
+}
 
 static inline const struct pass_results *step_results(const struct step *st)
 {
-    return &st->results[st->n_draft_passes];
+    return &st->results[step_n_passes(st) - 1];
 }
 
-/* max_drafts 0: no draft model. */
 void step_init(struct step *st, int32_t slot, const struct scheduler_limits *limits,
-               int32_t max_drafts);
+               const struct spec *sp);
 void step_deinit(struct step *st);
 
-/* Fills the arrays from st->plan; with `draft`, also the draft model's passes (step_draft.c). */
-void step_build(struct step *st, struct scheduler *s, bool draft);
-void step_build_draft(struct step *st, struct scheduler *s);
-void step_init_draft(struct step *st, const struct scheduler_limits *limits, int32_t max_drafts);
+/* Fills the arrays from st->plan, in this order: lanes; with draft models, their passes
+ * (step_draft.c), and trees, if the plan has any, which are grown at once (step_tree.c); then the
+ * target's pass. */
+void step_build_lanes(struct step *st, struct scheduler *s);
+void step_build_draft(struct step *st, struct scheduler *s, const struct spec *sp);
+enum status step_grow_trees(struct step *st, struct scheduler *s, struct spec *sp,
+                            struct ranks *ranks, int32_t n_vocab_used);
+void step_build(struct step *st, struct scheduler *s);
+
+void step_init_draft(struct step *st, const struct scheduler_limits *limits, const struct spec *sp);
 void step_deinit_draft(struct step *st);
+void step_init_tree(struct step *st, const struct scheduler_limits *limits, const struct spec *sp);
+void step_deinit_tree(struct step *st);
+
+/* A tree for every entry of the plan that is to have one. */
+void step_plant_trees(struct step *st);
+
+/* The rows of a tree behind its root, with their masks; the draw that belongs to row `row`. */
+void step_tree_rows(struct step *st, const struct spec_tree *t, int32_t first_row);
+int32_t step_tree_pos(const struct spec_tree *t, int32_t row);
 
 /* What the results say of the draft model: ids of the drafts, and how far its KV is right. Called
  * after the sequence's tokens were appended. */
 void step_commit_draft_ids(struct step *st);
 void step_commit_draft_kv(struct step *st, struct scheduler *s);
 
-/* Issues the whole step on one rank. */
-enum status step_execute(const struct step *st, struct model *target, struct model *draft,
-                         int32_t n_vocab_used);
+/* The tree's path rows [0 .. n_path) was accepted and the sequence goes on: what is to be moved. */
+void tree_moves_init(struct tree_moves *m, const struct scheduler_limits *limits);
+void tree_moves_deinit(struct tree_moves *m);
+void tree_moves_add(struct tree_moves *m, const struct step *st, struct spec_tree *t,
+                    const int32_t *path, int32_t n_path);
+void tree_moves_clear(struct tree_moves *m);
+
+/* On one rank: the lanes' news, once per step; a pass; the whole step. */
+enum status step_begin_lanes(const struct step *st, struct backend *be);
+enum status step_run_pass(const struct pass *pass, struct model *m, struct model_outputs want,
+                          int32_t n_vocab_used);
+enum status step_run_draft(const struct pass *pass, struct rank *r, int32_t model,
+                           int32_t n_vocab_used);
+enum status step_execute(const struct step *st, struct rank *r, int32_t n_vocab_used);
 
 #endif

@@ -8,9 +8,12 @@
 
 #include <stdlib.h>
 
-void step_init_draft(struct step *st, const struct scheduler_limits *limits, int32_t max_drafts)
+void step_init_draft(struct step *st, const struct scheduler_limits *limits, const struct spec *sp)
 {
     size_t lanes = (size_t)limits->max_lanes;
+    // A tree has only the first, which feeds known tokens: its levels are step_tree.c's.
+    int32_t max_drafts = sp->method == SPEC_DRAFT ? sp->k : sp->method == SPEC_TREE ? 1 : 0;
+    st->n_draft_models = sp->n_models;
     for (int32_t i = 0; i < max_drafts; i++) {
         size_t rows = i == 0 ? (size_t)limits->max_rows : lanes;
         struct draft_pass *d = &st->draft[i];
@@ -37,7 +40,7 @@ void step_deinit_draft(struct step *st)
 
 static void begin_pass(struct draft_pass *d)
 {
-    d->pass = (struct pass){.model = 1, .kv_set = 1, .rows = d->rows, .seqs = d->seqs,
+    d->pass = (struct pass){.rows = d->rows, .seqs = d->seqs,
                             .out_rows = d->out_rows, .draws = d->draws};
 }
 
@@ -58,6 +61,12 @@ static void add_rows(struct draft_pass *d, struct sequence *seq, int32_t first, 
             .out_row = p->n_out++, .lane = seq->lane, .pos = first + n - 1,
             .n_prompt = seq->n_prompt, .kind = DRAW_DRAFT, .keep = true,
             .noise = seq->request->params.temperature > 0.0f, .tree_row = -1};
+        if (seq->tree) { // its children: the host picks them
+            struct pass_draw *draw = &d->draws[p->n_draws - 1];
+            draw->keep = false;
+            draw->logprobs = true;
+            draw->top_n = MAX_TOP_LOGPROBS;
+        }
     }
 }
 
@@ -78,9 +87,16 @@ static void feed(struct step *st, struct scheduler *s, const struct plan_entry *
     }
 }
 
-void step_build_draft(struct step *st, struct scheduler *s)
+void step_build_draft(struct step *st, struct scheduler *s, const struct spec *sp)
 {
     int32_t deepest = 0;
+    st->n_draft_passes = st->n_feeds = 0;
+    if (!sp->drafts_now) {
+        return;
+    }
+    if (sp->method == SPEC_TREE) {
+        step_plant_trees(st);
+    }
     begin_pass(&st->draft[0]);
     for (int32_t pass = 0; pass < 2; pass++) { // those that speculate first: they must fit
         for (int32_t i = 0; i < st->plan.n_entries; i++) {
@@ -95,7 +111,7 @@ void step_build_draft(struct step *st, struct scheduler *s)
     if (st->draft[0].pass.n_rows == 0) {
         return;
     }
-    st->n_draft_passes = deepest > 1 ? deepest : 1;
+    st->n_draft_passes = deepest > 1 && sp->method != SPEC_TREE ? deepest : 1;
     for (int32_t j = 1; j < st->n_draft_passes; j++) {
         begin_pass(&st->draft[j]);
         for (int32_t i = 0; i < st->plan.n_entries; i++) {
@@ -107,6 +123,15 @@ void step_build_draft(struct step *st, struct scheduler *s)
             }
         }
     }
+}
+
+enum status step_run_draft(const struct pass *pass, struct rank *r, int32_t model,
+                           int32_t n_vocab_used)
+{
+    struct pass p = *pass;
+    p.model = p.kv_set = 1 + model;
+    return step_run_pass(&p, &r->draft[model], (struct model_outputs){.logits = p.n_draws > 0},
+                         n_vocab_used);
 }
 
 void step_commit_draft_ids(struct step *st)

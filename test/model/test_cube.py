@@ -1,6 +1,7 @@
 """The cube: whatever the engine does meanwhile (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks), a
 request's tokens and log-probabilities are those of the request alone, to the bit."""
 import itertools
+import json
 import os
 import random
 
@@ -17,13 +18,21 @@ DRAFT = '{"method":"draft_model","model":"%s","num_speculative_tokens":3,"fixed"
 
 
 def drafts(family):
-    """A draft model that knows nothing of the target, and one that is the target."""
-    stranger = os.path.join(golden.GOLDEN, "llama-tied")
-    return {"plain": [], "ngram": ["--speculative-config", NGRAM], "draft": ["--speculative-config", DRAFT % stranger],
-            "own draft": ["--speculative-config", DRAFT % os.path.join(golden.GOLDEN, family)]}
+    """A draft model that knows nothing of the target, and one that is the target; trees of either and of both."""
+    stranger, own = os.path.join(golden.GOLDEN, "llama-tied"), os.path.join(golden.GOLDEN, family)
+
+    def tree(*models, **more):
+        return {"method": "tree", "model": list(models), "fixed": True, **more}
+
+    configs = {"ngram": json.loads(NGRAM), "draft": json.loads(DRAFT % stranger), "own draft": json.loads(DRAFT % own),
+               "static tree": tree(own, expansion=[1, 2, 3, 1]),
+               "dynamic tree": tree(stranger, num_speculative_tokens=4, tree_width=3, tree_nodes=14),
+               "two drafts": tree(stranger, own, num_speculative_tokens=3, tree_nodes=40, prompt_lookup_max=4,
+                                  prompt_lookup_min=1)}
+    return {"plain": [], **{how: ["--speculative-config", json.dumps(c)] for how, c in configs.items()}}
 
 
-DRAFTS = ["plain", "ngram", "draft", "own draft"]
+DRAFTS = ["plain", "ngram", "draft", "own draft", "static tree", "dynamic tree", "two drafts"]
 POOL = {"large pool": [], "tiny pool": ["--num-gpu-blocks-override", "17"]}
 RANKS = {"one rank": [], "two ranks": ["--tensor-parallel-size", "2"]}
 

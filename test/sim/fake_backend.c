@@ -5,6 +5,7 @@
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,13 +13,13 @@ struct slot {
     int32_t token, pos; // token -1: poisoned
 };
 
-enum { MAX_PASSES = 17 };
+enum { MAX_PASSES = 17, SETS = 4 };
 
 struct fake {
     struct backend base;
     struct fake_control *control;
     struct backend_limits l;
-    struct slot *slots[2]; // by KV set: [n_blocks * block_tokens]
+    struct slot *slots[SETS]; // by KV set: [n_blocks * block_tokens]
     int32_t *history;    // [max_lanes, max_len]
     int32_t *tables;     // [max_lanes, max_blocks_per_lane]
     uint64_t *seeds;     // [max_lanes]
@@ -122,7 +123,7 @@ static enum status fake_setup(struct backend *be, const struct backend_limits *l
     f->l = *limits;
     size_t n = (size_t)limits->n_blocks * (size_t)limits->block_tokens;
     size_t lanes = (size_t)limits->max_lanes;
-    for (int set = 0; set < 2; set++) {
+    for (int set = 0; set < SETS; set++) {
         f->slots[set] = xcalloc(n, sizeof *f->slots[set]);
         for (size_t i = 0; i < n; i++) {
             f->slots[set][i].token = -1;
@@ -155,8 +156,9 @@ static enum status fake_kv_open(struct backend *be, int32_t set, const struct kv
 static void fake_close(struct backend *be)
 {
     struct fake *f = fake_of(be);
-    free(f->slots[0]);
-    free(f->slots[1]);
+    for (int set = 0; set < SETS; set++) {
+        free(f->slots[set]);
+    }
     free(f->history);
     free(f->tables);
     free(f->seeds);
@@ -211,21 +213,34 @@ static enum status fake_copy_blocks(struct backend *be, int32_t n, const struct 
 {
     struct fake *f = fake_of(be);
     size_t size = (size_t)f->l.block_tokens;
-    for (int32_t i = 0; i < 2 * n; i++) {
-        struct slot *slots = f->slots[i % 2];
-        memcpy(slots + (size_t)copies[i / 2].to * size, slots + (size_t)copies[i / 2].from * size,
-               size * sizeof *slots);
+    for (int32_t i = 0; i < SETS * n; i++) {
+        struct slot *slots = f->slots[i % SETS];
+        const struct block_copy *c = &copies[i / SETS];
+        memcpy(slots + (size_t)c->to * size, slots + (size_t)c->from * size, size * sizeof *slots);
     }
     return OK;
+}
+
+static struct slot *slot_in(struct fake *f, int32_t set, int32_t lane, int32_t pos)
+{
+    int32_t size = f->l.block_tokens;
+    int32_t block = f->tables[lane * f->l.max_blocks_per_lane + pos / size];
+    ASSERT(block >= 0 && block < f->l.n_blocks);
+    return &f->slots[set][block * size + pos % size];
 }
 
 static enum status fake_move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
                                    int32_t kv_set)
 {
-    (void)be;
-    (void)n;
-    (void)moves;
-    (void)kv_set;
+    struct fake *f = fake_of(be);
+    ASSERT(kv_set < SETS);
+    for (int32_t i = 0; i < n; i++) {
+        ASSERT(moves[i].from > moves[i].to);
+        ASSERT(i == 0 || moves[i].lane != moves[i - 1].lane || moves[i].to > moves[i - 1].to);
+        *slot_in(f, kv_set, moves[i].lane, moves[i].to) =
+            *slot_in(f, kv_set, moves[i].lane, moves[i].from);
+    }
+    f->control->n_moves += n;
     return OK;
 }
 
@@ -234,18 +249,16 @@ static enum status fake_poison_blocks(struct backend *be, int32_t n, const int32
     struct fake *f = fake_of(be);
     int32_t size = f->l.block_tokens;
     for (int32_t i = 0; i < n * size; i++) {
-        f->slots[0][blocks[i / size] * size + i % size].token = -1;
-        f->slots[1][blocks[i / size] * size + i % size].token = -1;
+        for (int set = 0; set < SETS; set++) {
+            f->slots[set][blocks[i / size] * size + i % size].token = -1;
+        }
     }
     return OK;
 }
 
 static struct slot *slot_at(struct fake *f, int32_t lane, int32_t pos)
 {
-    int32_t size = f->l.block_tokens;
-    int32_t block = f->tables[lane * f->l.max_blocks_per_lane + pos / size];
-    ASSERT(block >= 0 && block < f->l.n_blocks);
-    return &f->slots[f->pass->kv_set][block * size + pos % size];
+    return slot_in(f, f->pass->kv_set, lane, pos);
 }
 
 static int32_t *history_at(struct fake *f, int32_t lane, int32_t pos)
@@ -299,6 +312,28 @@ static void check_groups(const struct fake *f)
     }
 }
 
+static bool sees(const struct fake *f, int32_t row, int32_t node)
+{
+    return f->pass->tree_mask[row * TREE_MASK_WORDS + node / 64] >> (node % 64) & 1;
+}
+
+/* A row of a tree reads the past, then its ancestors and itself: a path of consecutive positions. */
+static uint64_t hash_path(struct fake *f, const struct pass_seq *q, int32_t row, uint64_t h)
+{
+    int32_t pos = q->n_past;
+    ASSERT(q->n_rows <= MAX_TREE_NODES && sees(f, row, row - q->first_row));
+    for (int32_t node = 0; node < MAX_TREE_NODES; node++) {
+        if (sees(f, row, node)) {
+            ASSERT(node <= row - q->first_row);
+            const struct slot *slot = slot_at(f, q->lane, q->n_past + node);
+            f->control->n_wrong += slot->token < 0 || slot->pos != pos++;
+            h = step_hash(h, slot->token);
+        }
+    }
+    f->control->n_wrong += pos != f->pass->rows[row].pos + 1;
+    return h;
+}
+
 static enum status fake_attention(struct backend *be, const struct attention_args *a)
 {
     struct fake *f = fake_of(be);
@@ -310,7 +345,7 @@ static enum status fake_attention(struct backend *be, const struct attention_arg
     for (int32_t s = 0; s < f->pass->n_seqs; s++) {
         const struct pass_seq *q = &f->pass->seqs[s];
         uint64_t h = 7;
-        for (int32_t pos = 0; pos < q->n_past + q->n_rows; pos++) {
+        for (int32_t pos = 0; pos < q->n_past + (q->tree ? 0 : q->n_rows); pos++) {
             const struct slot *slot = slot_at(f, q->lane, pos);
             f->control->n_wrong += slot->token < 0 || slot->pos != pos;
             h = step_hash(h, slot->token);
@@ -318,9 +353,43 @@ static enum status fake_attention(struct backend *be, const struct attention_arg
                 f->row_hash[q->first_row + pos - q->n_past] = h;
             }
         }
+        for (int32_t r = q->first_row; q->tree && r < q->first_row + q->n_rows; r++) {
+            f->row_hash[r] = hash_path(f, q, r, h);
+        }
     }
     f->control->busy_ns += f->control->timed ? clock_now_ns() - begin : 0;
     return OK;
+}
+
+/* The history that penalties and bans would read: in a tree, up to the past, then the row's path. */
+static void check_history(struct fake *f, const struct pass_draw *d, uint64_t want)
+{
+    int32_t n_history = d->pos + 1;
+    const struct pass_seq *q = f->pass->seqs;
+    while (d->tree_row >= q->first_row + q->n_rows) {
+        q++;
+    }
+    n_history = d->tree_row >= 0 ? q->n_past : n_history;
+    uint64_t h = prefix_hash(history_at(f, d->lane, 0), n_history);
+    for (int32_t node = 0; d->tree_row >= 0 && node < q->n_rows; node++) {
+        if (sees(f, d->tree_row, node)) {
+            h = step_hash(h, f->pass->rows[q->first_row + node].token);
+        }
+    }
+    f->control->n_wrong += h != want;
+}
+
+/* Ids for the children of a tree's node: right ones, wrong ones, twins, in any order of likelihood. */
+static void fill_top(struct fake *f, struct draw_result *r, int32_t top_n, uint64_t h)
+{
+    r->logprob = f->control->garbage ? score(hash_mix(h)) : -0.2f;
+    r->n_top = top_n < f->l.vocab ? top_n : f->l.vocab;
+    for (int32_t i = 0; i < r->n_top; i++) {
+        uint64_t g = hash_mix(h + (uint64_t)i);
+        r->top_ids[i] = f->control->garbage ? (int32_t)(g % 11) : (r->token + i) % f->l.vocab;
+        r->top_logprobs[i] = f->control->garbage ? score(g) + (g % 97 == 0 ? NAN : 0.0f)
+                                                 : -0.2f - 2.0f * (float)i;
+    }
 }
 
 static enum status fake_sample(struct backend *be, const struct sample_args *a)
@@ -340,6 +409,11 @@ static enum status fake_sample(struct backend *be, const struct sample_args *a)
         r->token = pick(h, f->seeds[d->lane], f->l.vocab);
         if (d->kind == DRAW_DRAFT && h % 3 == 0) {
             r->token = (r->token + 1) % f->l.vocab; // a draft model is not always right
+        }
+        if (d->kind == DRAW_SAMPLE) {
+            check_history(f, d, h);
+        } else if (d->top_n > 0) {
+            fill_top(f, r, d->top_n, h + (uint64_t)f->pass->model);
         }
         if (d->keep) {
             *next = r->token;

@@ -14,6 +14,8 @@ struct fake_control {
     int32_t max_rows_seen;
     bool timed;       // busy_ns gets the time spent in hashing
     int64_t busy_ns;
+    int64_t n_moves; // of slots
+    bool garbage;    // draft models propose children without sense
     int32_t n_wrong; // reads of slots that hold something else
 };
 

@@ -52,8 +52,18 @@ static struct engine_options options_of(struct sim *s)
         "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","
         "\"num_speculative_tokens\":1,\"fixed\":true}",
         "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","
-        "\"num_speculative_tokens\":4,\"disable_by_batch_size\":3}"};
-    o.speculative_config = specs[draw(s, 4)];
+        "\"num_speculative_tokens\":4,\"disable_by_batch_size\":3}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"expansion\":[1,1,3,1,1]}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"expansion\":[3,2,2],"
+        "\"num_speculative_tokens\":2,\"fixed\":true}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"num_speculative_tokens\":4}",
+        "{\"method\":\"tree\",\"model\":[\"test/golden/llama-tied\",\"test/golden/llama-3\"],"
+        "\"num_speculative_tokens\":5,\"tree_width\":3,\"tree_nodes\":12,\"fixed\":true,"
+        "\"prompt_lookup_max\":3,\"prompt_lookup_min\":1}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"num_speculative_tokens\":5,"
+        "\"tree_width\":8,\"tree_nodes\":100,\"fixed\":true}"};
+    o.speculative_config = specs[draw(s, sizeof specs / sizeof specs[0])];
+    s->control.garbage = draw(s, 2) == 0;
     return o;
 }
 
