@@ -10,5 +10,6 @@ int cmd_tokenize(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 int cmd_render(int argc, char **argv);
+int cmd_health(int argc, char **argv);
 
 #endif

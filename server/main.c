@@ -17,6 +17,7 @@ static const struct command {
 #endif
     {"bench-ops", cmd_bench_ops, "time the ops of a device on dummy weights"},
     {"tokenize", cmd_tokenize, "text to token ids and back, as JSON lines"},
+    {"health", cmd_health, "ask a server whether it is well; the exit code says"},
     {"version", cmd_version, "print the version"},
     {"render", cmd_render, "render chat requests with a model folder's template"},
 };
