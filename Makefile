@@ -32,6 +32,7 @@ CFLAGS_cpu_cpu_gemm_amx           := $(AVX512) -mamx-tile -mamx-bf16
 endif
 CFLAGS_cpu_cpu_kernels_neon := -O3
 LDFLAGS += $(filter -fsanitize%,$(OPT)) -rdynamic
+COMMA   := ,
 LIBS    := -lcjson -lpcre2-8 -lutf8proc -lpthread -lm
 
 SRC := $(wildcard engine/*.c engine/base/*.c cpu/*.c)
@@ -58,6 +59,9 @@ NVCCFLAGS := -std=c++17 -O3 -lineinfo -I. --expt-relaxed-constexpr -Xcompiler -f
              $(foreach a,$(CUARCH),-gencode arch=compute_$(a),code=sm_$(a))
 endif
 
+# DIST=1: libraries are looked for beside the binary first, theirs too (scripts/dist).
+LDFLAGS += $(if $(filter 1,$(DIST)),-Wl$(COMMA)--disable-new-dtags '-Wl$(COMMA)-rpath$(COMMA)$$ORIGIN/../lib/sluice')
+
 # What runs is shown in short; V=1 shows whole commands.
 SAY_CC = @echo "  CC    $@";
 SAY_NV = @echo "  NVCC  $@";
@@ -81,7 +85,7 @@ KERNEL_BENCH_OBJ := $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard test/bench/*.cu))
 BENCHES := $(patsubst %.c,$(BUILD)/%,$(wildcard test/bench/*_bench.c))
 export SLUICE_BUILD := $(BUILD)
 
-.PHONY: all test test-unit test-py test-http test-asan test-tsan bench check clean help install
+.PHONY: all test test-unit test-py test-http test-asan test-tsan bench check clean help install dist
 all: $(BUILD)/sluice  ## build the program (build/sluice)
 	@mkdir -p build && ln -sfn $(FLAVOUR)/sluice build/sluice
 
@@ -132,6 +136,25 @@ bench: all $(BENCHES)  ## what the server, the ops and speculation reach on this
 
 check:  ## who includes whom
 	@scripts/layers.sh
+
+# Everything under DESTDIR; the systemd units and the configuration name PREFIX and SYSCONFDIR.
+PREFIX     ?= /usr/local
+SYSCONFDIR ?= /etc
+SHARE := $(DESTDIR)$(PREFIX)/share
+PATHS  = sed -e 's,/usr/local,$(PREFIX),g' -e 's,/etc/sluice,$(SYSCONFDIR)/sluice,g'
+install: $(BUILD)/sluice  ## into DESTDIR/PREFIX (/usr/local): program, demo model, examples, systemd units
+	install -D -m 755 $(BUILD)/sluice $(DESTDIR)$(PREFIX)/bin/sluice
+	for d in $$(find models configs -type d); do install -d $(SHARE)/sluice/$$d; done
+	for f in $$(find models configs -type f); do install -m 644 $$f $(SHARE)/sluice/$$f; done
+	install -D -m 644 -t $(SHARE)/doc/sluice README.md
+	for d in server engine cpu cuda bench; do install -D -m 644 $$d/README.md $(SHARE)/doc/sluice/$$d.md; done
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(SYSCONFDIR)/sluice
+	for u in service socket; do $(PATHS) configs/systemd/sluice.$$u >$(DESTDIR)$(PREFIX)/lib/systemd/system/sluice.$$u; done
+	test -e $(DESTDIR)$(SYSCONFDIR)/sluice/sluice.conf || \
+	    $(PATHS) configs/sluice.conf >$(DESTDIR)$(SYSCONFDIR)/sluice/sluice.conf
+
+dist:  ## dist/*.tar.gz that runs wherever it is unpacked (MHD_SOURCE=: libmicrohttpd's source tree; CUDA=0|1)
+	scripts/dist $(if $(filter 1,$(CUDA)),--cuda) $(MHD_SOURCE)
 
 clean:  ## remove build/
 	rm -rf build
