@@ -1,0 +1,71 @@
+"""The balancers that ship in configs/, started with ports of our own."""
+
+import os
+import re
+import socket
+import subprocess
+import tempfile
+import time
+
+from api import ROOT
+
+FILES = {"nginx": ("nginx.conf", "nginx-affinity.conf"), "haproxy": ("haproxy.cfg", "haproxy-affinity.cfg")}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Balancer:
+    """One of configs/ in front of these ports; as many servers as ports, whatever number the file has."""
+
+    def __init__(self, name, ports, affinity=False):
+        self.dir = tempfile.TemporaryDirectory()
+        self.port = free_port()
+        with open(os.path.join(ROOT, "configs", FILES[name][affinity])) as f:
+            text = f.read()
+        lines = re.findall(r"^ *server .*127\.0\.0\.1:8001.*\n", text, re.M)
+        assert len(lines) == 1
+        text, n = re.subn(r"^ *server .*127\.0\.0\.1:800[2-9].*\n", "", text, flags=re.M)
+        assert n >= 1
+        servers = ""
+        for i, port in enumerate(ports):
+            servers += lines[0].replace(" a ", " s%d " % i).replace("127.0.0.1:8001", "127.0.0.1:%d" % port)
+        text = text.replace(lines[0], servers)
+        text, n = re.subn(r"127\.0\.0\.1:8000\b", "127.0.0.1:%d" % self.port, text)
+        assert n == 1
+        text = text.replace("inter 1s", "inter 200ms").replace("maxconn 20000", "maxconn 2000")
+        path = os.path.join(self.dir.name, "config")
+        if name == "nginx":
+            temporary = "".join(" %s_temp_path %s/%s;" % (k, self.dir.name, k) for k in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+            text = text.replace("access_log off;", "access_log off;" + temporary)
+            text = "daemon off; master_process off; pid %s/pid; error_log stderr crit;\n" % self.dir.name + text
+            args = ["nginx", "-c", path, "-p", self.dir.name]
+        else:
+            args = ["haproxy", "-f", path, "-db", "-q"]
+        with open(path, "w") as f:
+            f.write(text)
+        self.process = subprocess.Popen(args, stderr=subprocess.DEVNULL)
+        end = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 10).close()
+                return
+            except OSError:
+                if time.monotonic() > end or self.process.poll() is not None:
+                    self.close()
+                    raise AssertionError(name + " does not start") from None
+                time.sleep(0.05)
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait(10)
+        self.dir.cleanup()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
