@@ -15,6 +15,7 @@ struct fake_control {
     bool timed;       // busy_ns gets the time spent in hashing
     int64_t busy_ns;
     int64_t n_moves; // of slots
+    bool perfect;    // draft models are never wrong
     bool garbage;    // draft models propose children without sense
     int32_t n_wrong; // reads of slots that hold something else
 };

@@ -1,0 +1,86 @@
+"""Token trees on real arithmetic: every sampling parameter on every path, and a model that drafts for itself."""
+import json
+import os
+
+import pytest
+
+import golden
+
+FAMILY = "llama-3"
+OWN = os.path.join(golden.GOLDEN, FAMILY)
+STRANGER = os.path.join(golden.GOLDEN, "llama-tied")
+
+
+def flags(method="tree", model=OWN, **more):
+    config = {"method": method, "model": model, "fixed": True, **more}
+    return ["--speculative-config", json.dumps(config)]
+
+
+SHAPES = {
+    "chain": flags("draft_model", num_speculative_tokens=3),
+    "static": flags(expansion=[1, 1, 1]),
+    "wide": flags(expansion=[3, 2, 2]),
+    "dynamic": flags(num_speculative_tokens=3, tree_nodes=20),
+    "two drafts": flags(model=[OWN, STRANGER], num_speculative_tokens=3, tree_nodes=20),
+}
+
+
+def prompt(i, n):
+    return [3 + (7 * i + 13 * k * k) % 370 for k in range(n)]
+
+
+@pytest.mark.parametrize("shape", ["chain", "static", "wide"])  # the budget of the others may go into the width
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_model_that_drafts_for_itself_gives_depth_plus_one_tokens_a_step(shape, temperature):
+    request = {"prompt_token_ids": prompt(1, 21), "max_tokens": 25, "temperature": temperature, "seed": 5,
+               "ignore_eos": True}
+    answer = golden.generate(FAMILY, [request], *SHAPES[shape])[0]
+    assert answer["usage"]["accepted_draft_tokens"] == 18  # six steps of 4
+
+
+def requests():
+    """What is judged at each position: bans, penalties, bias, least lengths, and ends."""
+    base = {"max_tokens": 40, "logprobs": 3}
+    kinds = [
+        {"temperature": 0, "repetition_penalty": 1.3},
+        {"temperature": 0, "frequency_penalty": 1.5, "presence_penalty": -0.5},
+        {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.2},
+        {"temperature": 1.3, "top_p": 0.7, "min_p": 0.05},
+        {"temperature": 1.0, "allowed_token_ids": list(range(10, 40)), "n": 3},
+        {"temperature": 0, "logit_bias": {"17": 6.0, "18": 5.0}, "frequency_penalty": 2.0},
+        {"temperature": 1.0, "stop_token_ids": list(range(60)), "min_tokens": 9},
+        {"temperature": 1.0, "stop_token_ids": list(range(20, 40)), "n": 4},
+        {"temperature": 0.9, "bad_words": [[11], [12, 13]], "allowed_token_ids": [11, 12, 13, 14, 15]},
+        {"temperature": 1.0, "num_speculative_tokens": 1},
+        {"temperature": 2.0},
+    ]
+    return [{**base, **kind, "prompt_token_ids": prompt(i, 5 + 4 * i), "seed": 100 + i} for i, kind in enumerate(kinds)]
+
+
+def essence(answer):
+    return [(o["token_ids"], o["logprobs"], o["top_logprobs"], o["finish_reason"]) for o in answer["outputs"]]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return [essence(golden.generate(FAMILY, [r])[0]) for r in requests()]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("how", [[], ["--num-gpu-blocks-override", "20", "--max-model-len", "128"],
+                                 ["--tensor-parallel-size", "2"]])
+def test_parameters_count_along_every_path(shape, how, plain):
+    answers = golden.generate(FAMILY, requests(), *SHAPES[shape], *how)
+    for i, (have, want) in enumerate(zip(answers, plain)):
+        assert essence(have) == want, f"{shape}: request {i}"
+    assert sum(a["usage"]["accepted_draft_tokens"] for a in answers) > 100
+    ends = {o["finish_reason"] for a in answers for o in a["outputs"]}
+    assert ends == {"stop", "length"}
+
+
+def test_a_draft_with_another_vocabulary_is_refused(tmp_path):
+    with open(os.path.join(OWN, "config.json")) as f:
+        config = json.load(f)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 1}))
+    with pytest.raises(AssertionError, match="vocabulary"):
+        golden.generate(FAMILY, requests()[:1], *flags(model=[OWN, str(tmp_path)]))
