@@ -339,8 +339,15 @@ static void activate(enum activation kind, const float *gate, const float *up, f
         vec_store(out + i, activated(kind, vec_load(gate + i),
                                      up ? vec_load(up + i) : vec_set(1.0f)));
     }
-    if (i < n) {
-        cpu_kernels_scalar.activate(kind, gate + i, up ? up + i : NULL, out + i, n - i);
+    if (i < n) { // by the same arithmetic: where a row is cut must not show
+        size_t bytes = (size_t)(n - i) * sizeof *out;
+        float g[VEC] = {0.0f}, u[VEC] = {0.0f}, tail[VEC];
+        memcpy(g, gate + i, bytes);
+        if (up) {
+            memcpy(u, up + i, bytes);
+        }
+        vec_store(tail, activated(kind, vec_load(g), up ? vec_load(u) : vec_set(1.0f)));
+        memcpy(out + i, tail, bytes);
     }
 }
 

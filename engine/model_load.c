@@ -244,11 +244,15 @@ static enum status linear(struct loader *l, const struct stack *s, enum dtype dt
     return st;
 }
 
-/* Segments of K per rank so that all ranks together have TP_SEGMENTS, where that divides. */
-static int32_t segments(const struct loader *l, int64_t unit_count)
+/* K is cut into the largest number of equal segments, up to TP_SEGMENTS, that divides all units of
+ * all ranks: the cuts, and so the sums, are the same however many ranks share them. */
+static int32_t segments(const struct loader *l, int64_t units_of_rank)
 {
-    int32_t per_rank = TP_SEGMENTS / l->m->shard.n_ranks;
-    return per_rank > 1 && unit_count % per_rank == 0 ? per_rank : 1;
+    int32_t n_ranks = l->m->shard.n_ranks, n = TP_SEGMENTS;
+    while (n > 1 && units_of_rank * n_ranks % n) {
+        n /= 2;
+    }
+    return n > n_ranks ? n / n_ranks : 1;
 }
 
 /* ---- attention ---------------------------------------------------------------------------- */
@@ -688,8 +692,8 @@ static enum status load_ends(struct loader *l)
         return OK;
     }
     const char *base = tied ? c->names->embed : c->names->head;
-    struct stack head = {.pieces = {{base, c->vocab, (int64_t)m->shard.rank * m->shard.vocab,
-                                     m->shard.vocab}},
+    int64_t first = m->shard.head_sharded ? (int64_t)m->shard.rank * m->shard.vocab : 0;
+    struct stack head = {.pieces = {{base, c->vocab, first, m->shard.vocab}},
                          .n = 1, .n_in = c->hidden, .n_cols = c->hidden};
     return linear(l, &head, l->options->dtype, &m->head);
 }

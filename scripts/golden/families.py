@@ -251,10 +251,17 @@ FAMILIES = [
         "legacy": True,
     },
     {
-        # A LayerNorm of its own for every head of q and k, both sub-layers from one input.
+        # A LayerNorm of its own for every head of q and k, both sub-layers from one input. Sizes
+        # that no vector width, no segment and no second rank divides well: six heads, an odd
+        # vocabulary, half of the ffn is 36.
         "folder": "stablelm-2",
         "model_type": "stablelm",
         "config": {
+            "hidden_size": 96,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "intermediate_size": 72,
+            "vocab_size": 389,
             "head_dim": 16,
             "use_qkv_bias": False,
             "qk_layernorm": True,

@@ -384,13 +384,11 @@ def expected(folder, prompts, dtype):
     return [prompt_logprobs(logits_of(model, p), p) for p in prompts]
 
 
-def served(folder, prompts, dtype):
-    lines = "".join(
-        json.dumps({"prompt_token_ids": p, "max_tokens": 0, "prompt_logprobs": True}) + "\n"
-        for p in prompts
-    )
+def answers(folder, request, prompts, *flags):
+    """One answer a prompt, without usage; or a sentence."""
+    lines = "".join(json.dumps({"prompt_token_ids": p, **request}) + "\n" for p in prompts)
     done = subprocess.run(
-        [SLUICE, "generate", folder, "--json", "--dtype", dtype, "--log-level", "error"],
+        [SLUICE, "generate", folder, "--json", "--log-level", "error", *flags],
         input=lines,
         capture_output=True,
         text=True,
@@ -398,10 +396,39 @@ def served(folder, prompts, dtype):
     )
     if done.returncode:
         return done.stderr.strip() or f"exit {done.returncode}"
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    if any("error" in a for a in answers):
-        return str(answers)
-    return [a["prompt_logprobs"][1:] for a in answers]
+    result = [json.loads(line) for line in done.stdout.splitlines()]
+    for answer in result:
+        if "error" in answer:
+            return str(answer)
+        del answer["usage"]
+    return result
+
+
+def served(folder, prompts, dtype):
+    request = {"max_tokens": 0, "prompt_logprobs": True}
+    result = answers(folder, request, prompts, "--dtype", dtype)
+    return result if isinstance(result, str) else [a["prompt_logprobs"][1:] for a in result]
+
+
+WAYS = [
+    ("--max-num-batched-tokens", "16"),
+    ("--tensor-parallel-size", "2"),
+    (
+        "--speculative-config",
+        '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_min":1,"fixed":true}',
+    ),
+]
+
+
+def ways_problem(folder, prompts):
+    request = {"max_tokens": 12, "temperature": 0.8, "seed": 5, "prompt_logprobs": True}
+    request.update(logprobs=2, ignore_eos=True)
+    plain = answers(folder, request, prompts)
+    for way in WAYS:
+        other = answers(folder, request, prompts, *way)
+        if other != plain and "does not divide" not in other:
+            return f"{' '.join(way)}: {other if isinstance(other, str) else 'other bits'}"
+    return None
 
 
 def errors(want, have):
@@ -436,6 +463,7 @@ def check(family, seed, folder):
     problem = exact_problem(folder, prompts, want)
     if not problem and theirs:
         problem = rounded_problem(folder, prompts, want, theirs)
+    problem = problem or ways_problem(folder, prompts)
     if problem:
         print(f"{family} {seed} DIFFERS: {problem}\n    {told}", flush=True)
     return not problem

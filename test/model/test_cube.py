@@ -18,8 +18,10 @@ DRAFT = '{"method":"draft_model","model":"%s","num_speculative_tokens":3,"fixed"
 
 
 def drafts(family):
-    """A draft model that knows nothing of the target, and one that is the target; trees of either and of both."""
-    stranger, own = os.path.join(golden.GOLDEN, "llama-tied"), os.path.join(golden.GOLDEN, family)
+    """A draft model that knows nothing of the target (of its vocabulary, so that it may speak), and one that is the
+    target; trees of either and of both."""
+    same_vocab = len(golden.expected(family)["cases"][0]["last_logits"]) == 384
+    stranger, own = (os.path.join(golden.GOLDEN, f) for f in ("llama-tied" if same_vocab else family, family))
 
     def tree(*models, **more):
         return {"method": "tree", "model": list(models), "fixed": True, **more}
