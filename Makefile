@@ -131,6 +131,7 @@ bench-kernels: $(KERNEL_BENCH)  ## the GPU kernels alone: checked, then timed (n
 
 bench: all $(BENCHES)  ## what the server, the ops and speculation reach on this machine
 	@for b in $(BENCHES); do echo "== $$b"; $$b || exit 1; done
+	@echo "== sluice bench-ops --brief 1"; $(BUILD)/sluice bench-ops --brief 1
 	@echo "== scripts/bench_speculation"; scripts/bench_speculation --binary $(BUILD)/sluice \
 	  --floor ngram=1.8 --floor draft=1.4 -- --device cpu
 

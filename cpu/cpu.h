@@ -16,8 +16,12 @@ enum status cpu_open_scalar(const struct backend_options *options, struct backen
  * the opened weights, fp32 multiply-adds in registers, and the instruction of bf16 products. */
 struct cpu_peaks {
     double read_bytes_per_s, fma_flops_per_s, product_flops_per_s;
+    bool has_matrix_unit; // the product's peak is that of AMX
 };
 enum status cpu_peaks(struct backend *be, struct cpu_peaks *out);
+/* Reads all opened weights once, one after the other, and lowers seconds[i] to what weight i took.
+ * Returns how many there are (at most max are read). */
+int32_t cpu_read_weights(struct backend *be, double *seconds, int32_t max);
 
 /* The common ground of n CPU ranks (threads of this process); freed after they are closed. */
 struct comm *cpu_comm_create(int32_t n_ranks);

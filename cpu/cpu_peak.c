@@ -43,20 +43,39 @@ static double best_spin(struct peak_job *job, double flops)
     return best;
 }
 
-static double read_once(struct peak_job *job)
+static double read_weight(const struct cpu_backend *cpu, const struct weight *w)
 {
-    size_t total = 0;
+    struct peak_job job = {.cpu = cpu, .p = w->packed, .n_bytes = w->packed_bytes};
     int64_t start = clock_now_ns();
-    for (const struct weight *w = job->cpu->weights; w; w = w->next) {
+    pool_run(cpu->pool, (int32_t)((w->packed_bytes + READ_BYTES - 1) / READ_BYTES), read_item,
+             &job);
+    return (double)(clock_now_ns() - start) * 1e-9;
+}
+
+int32_t cpu_read_weights(struct backend *be, double *seconds, int32_t max)
+{
+    const struct cpu_backend *cpu = cpu_of(be);
+    int32_t n = 0;
+    for (const struct weight *w = cpu->weights; w && n < max; w = w->next) {
         if (w->packed_bytes > 0) {
-            job->p = w->packed;
-            job->n_bytes = w->packed_bytes;
-            total += w->packed_bytes;
-            pool_run(job->cpu->pool, (int32_t)((w->packed_bytes + READ_BYTES - 1) / READ_BYTES),
-                     read_item, job);
+            double t = read_weight(cpu, w);
+            seconds[n] = t < seconds[n] ? t : seconds[n];
+            n++;
         }
     }
-    return (double)total / (double)(clock_now_ns() - start) * 1e9;
+    return n;
+}
+
+static double read_rate(const struct cpu_backend *cpu)
+{
+    double n_bytes = 0.0, t = 0.0;
+    for (const struct weight *w = cpu->weights; w; w = w->next) {
+        if (w->packed_bytes > 0) {
+            n_bytes += (double)w->packed_bytes;
+            t += read_weight(cpu, w);
+        }
+    }
+    return n_bytes / t;
 }
 
 enum status cpu_peaks(struct backend *be, struct cpu_peaks *out)
@@ -67,9 +86,10 @@ enum status cpu_peaks(struct backend *be, struct cpu_peaks *out)
     out->fma_flops_per_s = best_spin(&job, cpu->kernels->fma_flops);
     job.spin = cpu->kernels->spin_product;
     out->product_flops_per_s = best_spin(&job, cpu->kernels->product_flops);
+    out->has_matrix_unit = cpu->kernels->product_flops > 2.0 * cpu->kernels->fma_flops;
     out->read_bytes_per_s = 0.0;
     for (int i = 0; i < 4; i++) {
-        double rate = read_once(&job);
+        double rate = read_rate(cpu);
         out->read_bytes_per_s = rate > out->read_bytes_per_s ? rate : out->read_bytes_per_s;
     }
     return OK;
