@@ -35,6 +35,14 @@ LDFLAGS += $(filter -fsanitize%,$(OPT)) -rdynamic
 COMMA   := ,
 LIBS    := -lcjson -lpcre2-8 -lutf8proc -lpthread -lm
 
+# ONLY=cpu: the CPU backend and its op tests (but for the one that reads JSON) alone, which need no
+# library: see test-neon.
+ifeq ($(ONLY),cpu)
+HTTP := 0
+SRC  := $(wildcard cpu/*.c) engine/backend.c engine/params.c $(patsubst %,engine/base/%.c,assert clock log mem status)
+LIBS := -lpthread -lm
+LDFLAGS += -static
+else
 SRC := $(wildcard engine/*.c engine/base/*.c cpu/*.c)
 HTTP_SRC := $(filter-out server/main.c,$(wildcard server/*.c)) $(wildcard bench/*.c)
 ifeq ($(HTTP),1)
@@ -48,6 +56,7 @@ SRC    += $(filter-out server/cmd_serve.c,$(wildcard server/cmd_*.c server/jinja
           server/config*.c server/output*.c server/tool_parser*.c)) server/devices.c server/engine_config.c \
           server/generate_job.c
 CFLAGS += -DSLUICE_NO_HTTP
+endif
 endif
 ifeq ($(CUDA),1)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
@@ -74,9 +83,11 @@ endif
 
 OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(CUSRC:%.cu=$(BUILD)/%.cu.o)
 MAIN  := $(BUILD)/server/main.o
-UNIT_SRC  := $(wildcard test/unit/*/*_test.c test/op/*_test.c test/sim/*_test.c test/model/*_test.c test/fuzz/*_test.c)
+OP_SRC    := $(filter-out test/op/cuda%,$(wildcard test/op/*_test.c))
+UNIT_SRC  := $(if $(ONLY),$(filter-out %/route_test.c,$(OP_SRC)),$(wildcard test/unit/*/*_test.c test/op/*_test.c test/sim/*_test.c \
+             test/model/*_test.c test/fuzz/*_test.c))
 UNIT  := $(UNIT_SRC:%.c=$(BUILD)/%)
-SUPPORT := $(BUILD)/test/sim/fake_backend.o
+SUPPORT := $(if $(ONLY),,$(BUILD)/test/sim/fake_backend.o)
 PYTESTS := $(wildcard test/*/test_*.py)
 # Programs that Python tests start, and benchmarks.
 SERVERS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/server/*_server.c))
@@ -84,6 +95,7 @@ KERNEL_BENCH := $(BUILD)/test/bench/cuda_kernels_bench
 KERNEL_BENCH_OBJ := $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard test/bench/*.cu))
 BENCHES := $(patsubst %.c,$(BUILD)/%,$(wildcard test/bench/*_bench.c))
 export SLUICE_BUILD := $(BUILD)
+export TEST_WRAP
 
 .PHONY: all test test-unit test-py test-http test-asan test-tsan bench check clean help install dist
 all: $(BUILD)/sluice  ## build the program (build/sluice)
@@ -112,7 +124,7 @@ $(UNIT) $(SERVERS) $(BENCHES): $(BUILD)/%: %.c $(SUPPORT) $(BUILD)/libsluice.a t
 test: all test-binaries check  ## everything that a plain checkout can prove
 	@test/run $(UNIT) $(PYTESTS)
 .PHONY: test-binaries
-test-binaries: $(UNIT) $(SERVERS)
+test-binaries: $(UNIT) $(if $(ONLY),,$(SERVERS))
 test-unit: test-binaries  ## the C tests alone
 	@test/run $(UNIT)
 test-py: all $(SERVERS)  ## the tests that start the program
@@ -123,6 +135,17 @@ test-asan:  ## the C tests and the front end's under ASan and UBSan
 	@$(MAKE) FLAVOUR=asan CUDA=0 test-unit test-http
 test-tsan:  ## the same under TSan
 	@$(MAKE) FLAVOUR=tsan CUDA=0 test-unit test-http
+# The NEON kernels against the scalar ones, on any machine that has the cross compiler and QEMU.
+NEON_CC  := $(shell command -v aarch64-linux-gnu-gcc)
+NEON_RUN := $(shell command -v qemu-aarch64-static)
+test-neon:  ## the op tests of the CPU backend for 64-bit Arm
+ifeq ($(and $(NEON_CC),$(NEON_RUN)),)
+	@echo "skipped: aarch64-linux-gnu-gcc and qemu-aarch64-static are needed"
+	@echo "0 passed, 0 failed, $(words $(OP_SRC)) skipped"
+else
+	@TEST_TIMEOUT=1800 $(MAKE) ONLY=cpu CUDA=0 BUILD=build/neon CC="$(NEON_CC)" TEST_WRAP="$(NEON_RUN)" test-unit
+endif
+.PHONY: test-neon
 $(KERNEL_BENCH): $(KERNEL_BENCH_OBJ) $(BUILD)/libsluice.a
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 .PHONY: bench-kernels

@@ -103,6 +103,9 @@ static inline const struct cpu_kernels *op_kernels(const char *name)
     if (strcmp(name, "avx512") == 0) {
         return __builtin_cpu_supports("avx512dq") ? &cpu_kernels_avx512 : NULL;
     }
+    if (strcmp(name, "avx512bf16") == 0) { // a machine with AMX has better
+        return __builtin_cpu_supports("avx512bf16") ? &cpu_kernels_avx512bf16 : NULL;
+    }
 #endif
     return strcmp(name, "cpu") == 0 ? cpu_kernels_best() : NULL;
 }
@@ -155,9 +158,12 @@ static inline void op_close(struct op_rig *r)
 static inline void op_each(void (*fn)(const char *name))
 {
     const char *only = getenv("OP_BACKEND");
-    static const char *const names[] = {"scalar", "avx2", "avx512", "cpu"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (op_kernels(names[i]) && (!only || strcmp(only, names[i]) == 0)) {
+    static const char *const names[] = {"scalar", "avx2", "avx512", "avx512bf16", "cpu"};
+    const size_t n = sizeof names / sizeof names[0];
+    for (size_t i = 0; i < n; i++) {
+        const struct cpu_kernels *k = op_kernels(names[i]);
+        bool again = k && i < n - 1 && k == op_kernels("cpu"); // comes last
+        if (only ? strcmp(only, names[i]) == 0 && k : k && !again) {
             op_counter = 0;
             fn(names[i]);
         }
