@@ -1,7 +1,9 @@
 /* Attention over pages. An item is a tile of query vectors (some rows of one sequence times some
  * heads of one KV head) against all keys that they see. Keys are taken in chunks that begin at
  * multiples of ATTN_CHUNK: each chunk has a softmax of its own, and is then joined to the chunks
- * before it. What a row gets is thus a function of the row and its keys alone. */
+ * before it. What a row gets is thus a function of the row and its keys alone.
+ * Where there are fewer items than would feed the threads, chunks are computed in any order by
+ * any thread, kept, and joined afterwards in the same order: the bits are the same. */
 #include "cpu/cpu_internal.h"
 
 #include <math.h>
@@ -9,6 +11,9 @@
 
 /* Pages that one call of a kernel reads, and tokens of values turned out of K at a time. */
 enum { RUN_PAGES = 32, RUN_TOKENS = 64 };
+
+/* Items whose chunks are computed apart, at most. */
+enum { SPLIT_ITEMS = 256 };
 
 struct attn_job {
     struct cpu_backend *cpu;
@@ -18,6 +23,11 @@ struct attn_job {
     int32_t tile_heads; // of one item
     int32_t tile_rows;
     int32_t n_head_tiles;
+    int32_t n_items;
+    /* Chunks apart: chunk c of item i is part part_first[i] + c, whose results lie at
+     * cpu->attn_parts: [n_vectors, v_stride], then maximum and sum of each vector. */
+    int64_t part_floats;
+    int32_t part_first[SPLIT_ITEMS + 1];
 };
 
 /* One item: rows [row, row + n_rows) of the pass, heads [head, head + n_heads). Vector i is row
@@ -328,32 +338,35 @@ static void plain_chunk(const struct attn_job *job, struct attn_tile *t, int32_t
     chunk_values(job, t, begin, first, end);
 }
 
-static void attend(const struct attn_job *job, struct attn_tile *t)
+static void begin_total(const struct attn_job *job, struct attn_tile *t)
 {
-    float max[ATTN_TILE], sum[ATTN_TILE];
-    size_t v_bytes = (size_t)t->n_vectors * (size_t)job->pages->v_stride * sizeof(float);
-    memset(t->total, 0, v_bytes);
+    memset(t->total, 0, (size_t)t->n_vectors * (size_t)job->pages->v_stride * sizeof(float));
     for (int32_t i = 0; i < t->n_vectors; i++) {
         t->max[i] = -INFINITY;
         t->sum[i] = 0.0f;
     }
-    load_queries(job, t);
-    for (int32_t begin = t->first_key / ATTN_CHUNK * ATTN_CHUNK; begin < t->end_key;
-         begin += ATTN_CHUNK) {
-        memset(t->chunk, 0, v_bytes);
-        if (t->seq->tree) {
-            tree_chunk(job, t, begin, max, sum);
-        } else {
-            plain_chunk(job, t, begin, max, sum);
-        }
-        join(job, t, max, sum);
-    }
-    store_outputs(job, t);
 }
 
-static void attn_item(void *arg, int32_t item, int32_t thread)
+static int32_t n_chunks(const struct attn_tile *t)
 {
-    struct attn_job *job = arg;
+    return (t->end_key - 1) / ATTN_CHUNK - t->first_key / ATTN_CHUNK + 1;
+}
+
+/* The c-th chunk of the keys that the tile sees, to t->chunk. */
+static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_t c, float *max,
+                         float *sum)
+{
+    int32_t begin = (t->first_key / ATTN_CHUNK + c) * ATTN_CHUNK;
+    memset(t->chunk, 0, (size_t)t->n_vectors * (size_t)job->pages->v_stride * sizeof(float));
+    if (t->seq->tree) {
+        tree_chunk(job, t, begin, max, sum);
+    } else {
+        plain_chunk(job, t, begin, max, sum);
+    }
+}
+
+static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile *t)
+{
     const struct cpu_backend *cpu = job->cpu;
     int32_t low = 0, high = cpu->pass->n_seqs - 1;
     while (low < high) { // the last sequence whose first item is at or before this one
@@ -369,18 +382,83 @@ static void attn_item(void *arg, int32_t item, int32_t thread)
     int32_t per_row_tile = job->n_head_tiles * job->a->n_kv_heads;
     int32_t row = local / per_row_tile * job->tile_rows, rest = local % per_row_tile;
     int32_t head = rest % job->n_head_tiles * job->tile_heads;
-    struct attn_tile t = {
-        .seq = seq,
-        .row = seq->first_row + row,
-        .n_rows = seq->n_rows - row < job->tile_rows ? seq->n_rows - row : job->tile_rows,
-        .kv_head = rest / job->n_head_tiles,
-        .n_heads = job->group - head < job->tile_heads ? job->group - head : job->tile_heads,
-    };
-    t.head = t.kv_head * job->group + head;
-    t.n_vectors = t.n_rows * t.n_heads;
-    find_keys(job, &t);
-    carve(job, &t, cpu->scratch[thread].p);
-    attend(job, &t);
+    t->seq = seq;
+    t->row = seq->first_row + row;
+    t->n_rows = seq->n_rows - row < job->tile_rows ? seq->n_rows - row : job->tile_rows;
+    t->kv_head = rest / job->n_head_tiles;
+    t->n_heads = job->group - head < job->tile_heads ? job->group - head : job->tile_heads;
+    t->head = t->kv_head * job->group + head;
+    t->n_vectors = t->n_rows * t->n_heads;
+    find_keys(job, t);
+}
+
+static void attn_item(void *arg, int32_t item, int32_t thread)
+{
+    const struct attn_job *job = arg;
+    struct attn_tile t;
+    float max[ATTN_TILE], sum[ATTN_TILE];
+    make_tile(job, item, &t);
+    carve(job, &t, job->cpu->scratch[thread].p);
+    begin_total(job, &t);
+    load_queries(job, &t);
+    for (int32_t c = 0; c < n_chunks(&t); c++) {
+        attend_chunk(job, &t, c, max, sum);
+        join(job, &t, max, sum);
+    }
+    store_outputs(job, &t);
+}
+
+/* ---- chunks apart ------------------------------------------------------------------------- */
+
+static void part_item(void *arg, int32_t part, int32_t thread)
+{
+    const struct attn_job *job = arg;
+    struct attn_tile t;
+    int32_t item = 0;
+    while (job->part_first[item + 1] <= part) {
+        item++;
+    }
+    make_tile(job, item, &t);
+    carve(job, &t, job->cpu->scratch[thread].p);
+    load_queries(job, &t);
+    t.chunk = job->cpu->attn_parts + part * job->part_floats;
+    float *max = t.chunk + (int64_t)t.n_vectors * job->pages->v_stride;
+    attend_chunk(job, &t, part - job->part_first[item], max, max + t.n_vectors);
+}
+
+static void join_item(void *arg, int32_t item, int32_t thread)
+{
+    const struct attn_job *job = arg;
+    struct attn_tile t;
+    make_tile(job, item, &t);
+    carve(job, &t, job->cpu->scratch[thread].p);
+    begin_total(job, &t);
+    for (int32_t part = job->part_first[item]; part < job->part_first[item + 1]; part++) {
+        t.chunk = job->cpu->attn_parts + part * job->part_floats;
+        const float *max = t.chunk + (int64_t)t.n_vectors * job->pages->v_stride;
+        join(job, &t, max, max + t.n_vectors);
+    }
+    store_outputs(job, &t);
+}
+
+/* Whether chunks are worth computing apart, and where they then go. */
+static bool split(struct attn_job *job)
+{
+    if (job->n_items > SPLIT_ITEMS || job->n_items >= 2 * pool_n_threads(job->cpu->pool)) {
+        return false;
+    }
+    int32_t most = 0;
+    job->part_first[0] = 0;
+    for (int32_t i = 0; i < job->n_items; i++) {
+        struct attn_tile t;
+        make_tile(job, i, &t);
+        job->part_first[i + 1] = job->part_first[i] + n_chunks(&t);
+        most = t.n_vectors > most ? t.n_vectors : most;
+    }
+    job->part_floats = round_up(most * ((int64_t)job->pages->v_stride + 2), PANEL);
+    int32_t n_parts = job->part_first[job->n_items];
+    return n_parts > job->n_items &&
+           n_parts * job->part_floats * (int64_t)sizeof(float) <= ATTN_PARTS_BYTES;
 }
 
 enum status cpu_attention(struct backend *be, const struct attention_args *a)
@@ -396,12 +474,16 @@ enum status cpu_attention(struct backend *be, const struct attention_args *a)
     job.tile_heads = job.group < ATTN_TILE ? job.group : ATTN_TILE;
     job.tile_rows = ATTN_TILE / job.tile_heads;
     job.n_head_tiles = (job.group + job.tile_heads - 1) / job.tile_heads;
-    int32_t n_items = 0;
     for (int32_t i = 0; i < cpu->pass->n_seqs; i++) {
-        cpu->seq_items[i] = n_items;
-        n_items += (cpu->pass->seqs[i].n_rows + job.tile_rows - 1) / job.tile_rows *
+        cpu->seq_items[i] = job.n_items;
+        job.n_items += (cpu->pass->seqs[i].n_rows + job.tile_rows - 1) / job.tile_rows *
                    job.n_head_tiles * a->n_kv_heads;
     }
-    pool_run(cpu->pool, n_items, attn_item, &job);
+    if (split(&job)) {
+        pool_run(cpu->pool, job.part_first[job.n_items], part_item, &job);
+        pool_run(cpu->pool, job.n_items, join_item, &job);
+    } else {
+        pool_run(cpu->pool, job.n_items, attn_item, &job);
+    }
     return OK;
 }

@@ -20,6 +20,9 @@ enum { ATTN_CHUNK = 512 };
 /* Query vectors (rows x heads) that one item of attention computes together. */
 enum { ATTN_TILE = 48 };
 
+/* Chunks that are computed apart before they are joined. Not touched before it is needed. */
+enum { ATTN_PARTS_BYTES = 64 << 20 };
+
 struct weight {
     struct weight *next;
     enum weight_kind kind;
@@ -121,6 +124,7 @@ struct cpu_backend {
     int32_t *row_seq;    // [max_rows] index of the row's pass_seq
     int32_t *seq_items;  // [max_rows + 1] attention's first item of each sequence
 
+    float *attn_parts; // see cpu_attention.c
     char *packed_rows; // [PACK_ROWS] activations as a product reads them
     size_t packed_rows_bytes;
     char *moe; // see cpu_moe.c

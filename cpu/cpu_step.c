@@ -69,8 +69,10 @@ enum status cpu_setup(struct backend *be, const struct backend_limits *limits, s
     cpu->limits = *l;
     cpu->history_len = (int32_t)history;
     cpu->max_draws = (int32_t)draws;
+    cpu->attn_parts = cpu_memory(cpu, ATTN_PARTS_BYTES);
+    enum status st = cpu->attn_parts ? OK : ERR_NOMEM;
     /* Sampling: scores, keys of selection and counts of one draw. */
-    enum status st = cpu_need_scratch(cpu, (size_t)l->vocab * 12 + 65536);
+    st = st == OK ? cpu_need_scratch(cpu, (size_t)l->vocab * 12 + 65536) : st;
     st = st == OK ? carve_lanes(cpu) : st;
     st = st == OK ? carve_slots(cpu) : st;
     st = st == OK ? cpu_need_rows(cpu) : st;

@@ -20,7 +20,8 @@ struct world {
     float *sink_values;
     float scale;
     struct op_pass pass;
-    int32_t n_blocks;
+    int32_t n_blocks; // the last three belong to nobody
+    int32_t blocks[LANES][LEN + 1];
 };
 
 static void give_blocks(struct world *w)
@@ -31,14 +32,14 @@ static void give_blocks(struct world *w)
         all[i] = i;
     }
     CHECK_EQ(w->rig.ops->poison_blocks(w->rig.be, n_blocks, all), OK);
-    for (int32_t i = n_blocks - 1; i > 0; i--) {
+    for (int32_t i = n_blocks - 4; i > 0; i--) {
         int32_t j = op_int(0, i), t = all[i];
         all[i] = all[j];
         all[j] = t;
     }
     for (int32_t lane = 0; lane < LANES; lane++) {
         for (int32_t i = 0; i < per_lane; i++) {
-            table[i] = all[n++];
+            w->blocks[lane][i] = table[i] = all[n++];
         }
         CHECK_EQ(w->rig.ops->lane_blocks(w->rig.be, lane, 0, per_lane, table), OK);
     }
@@ -262,13 +263,15 @@ OP_TEST(attention_equals_a_naive_softmax)
     }
 }
 
-/* One prompt in one pass, in chunks, with company, and the last row alone: the same bits. */
-OP_TEST(attention_has_the_same_bits_in_every_batch)
+/* One prompt in one pass, in chunks, with company, and the last row alone (whose keys are then split
+ * over the threads): the same bits. */
+static void check_invariance(const char *backend, const struct geometry *g)
 {
-    struct geometry g = {8, 2, 64, 16, 0, 0.0f, false, DT_BF16};
     struct world *w = xcalloc(1, sizeof *w);
-    open_world(w, backend, &g);
-    enum { N = 1100, W = 12 * 64, OUT = 8 * 64 };
+    open_world(w, backend, g);
+    enum { N = 1100 };
+    const size_t W = (size_t)(g->n_heads + 2 * g->n_kv_heads) * g->dim;
+    const size_t OUT = (size_t)g->n_heads * g->dim;
     op_add_seq(&w->pass, 0, 0, N);
     float *qkv = make_qkv(w), *all = run_pass(w, qkv);
     for (int32_t at = 0, n; at < N; at += n) {
@@ -298,6 +301,12 @@ OP_TEST(attention_has_the_same_bits_in_every_batch)
     free(qkv);
     close_world(w);
     free(w);
+}
+
+OP_TEST(attention_has_the_same_bits_in_every_batch)
+{
+    check_invariance(backend, &(struct geometry){8, 2, 64, 16, 0, 0.0f, false, DT_BF16});
+    check_invariance(backend, &(struct geometry){3, 1, 20, 16, 700, 30.0f, true, DT_F32});
 }
 
 /* Each path through a tree gets the bits of a plain run over its tokens, wherever its nodes lie, also
@@ -343,6 +352,53 @@ OP_TEST(a_path_of_a_tree_has_the_bits_of_a_chain)
         free(want);
         free(tree);
         free(have);
+        close_world(w);
+        free(w);
+    }
+}
+
+/* After copies and moves each lane reads what the world says it should. */
+OP_TEST(copied_blocks_and_moved_slots_read_alike)
+{
+    static const struct geometry cases[] = {{4, 2, 64, 16, 0, 0.0f, false, DT_BF16},
+                                            {3, 1, 20, 5, 0, 0.0f, false, DT_F32},
+                                            {2, 2, 24, 8, 0, 0.0f, false, DT_F16}};
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        const struct geometry *g = &cases[c];
+        struct world *w = xcalloc(1, sizeof *w);
+        open_world(w, backend, g);
+        const struct backend_ops *ops = w->rig.ops;
+        size_t kv = (size_t)g->n_kv_heads * g->dim;
+        op_add_seq(&w->pass, 0, 0, 60);
+        op_add_seq(&w->pass, 1, 0, 40);
+        check_pass(w, 1);
+        /* Slots close up as after a tree, in rising order; one stays, one goes to another block. */
+        const struct slot_move moves[] = {{0, 50, 47}, {0, 52, 48}, {0, 55, 49}, {0, 57, 57},
+                                          {1, 33, 30}, {1, 34, 33}, {1, 39, 1}};
+        CHECK_EQ(ops->move_slots(w->rig.be, sizeof moves / sizeof moves[0], moves, 0), OK);
+        for (size_t i = 0; i < sizeof moves / sizeof moves[0]; i++) {
+            const struct slot_move *m = &moves[i];
+            memmove(w->k[m->lane] + m->to * kv, w->k[m->lane] + m->from * kv, kv * sizeof(float));
+            memmove(w->v[m->lane] + m->to * kv, w->v[m->lane] + m->from * kv, kv * sizeof(float));
+        }
+        op_add_seq(&w->pass, 0, 59, 1);
+        op_add_seq(&w->pass, 1, 39, 1);
+        check_pass(w, 1);
+        /* Lane 2 gets copies of lane 0's first blocks, over one block in between; lane 0's own are
+         * then spoilt, so that a table which only points there would show. */
+        int32_t spare = w->n_blocks - 3, n = 32 / g->block_tokens;
+        for (int32_t i = 0; i < n; i++) {
+            int32_t from = w->blocks[0][i], to = w->blocks[2][i];
+            const struct block_copy there[] = {{from, spare}}, back[] = {{spare, to}};
+            CHECK_EQ(ops->copy_blocks(w->rig.be, 1, there), OK);
+            CHECK_EQ(ops->poison_blocks(w->rig.be, 1, &from), OK);
+            CHECK_EQ(ops->copy_blocks(w->rig.be, 1, back), OK);
+        }
+        int32_t known = n * g->block_tokens;
+        memcpy(w->k[2], w->k[0], known * kv * sizeof(float));
+        memcpy(w->v[2], w->v[0], known * kv * sizeof(float));
+        op_add_seq(&w->pass, 2, known, 3);
+        check_pass(w, 1);
         close_world(w);
         free(w);
     }
