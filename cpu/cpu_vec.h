@@ -21,6 +21,15 @@ enum { VEC = 4 };
 #define VEC_BYTES 16
 #endif
 
+/* Sums that advance together, rows x vectors: what the registers hold (32, 16 or 32 of them). */
+#if defined(__AVX512F__)
+enum { BLOCK_ROWS = 6, BLOCK_VECS = 4 };
+#elif defined(__AVX2__)
+enum { BLOCK_ROWS = 6, BLOCK_VECS = 2 };
+#else
+enum { BLOCK_ROWS = 4, BLOCK_VECS = 4 };
+#endif
+
 typedef float vf __attribute__((vector_size(VEC_BYTES)));
 typedef int32_t vi __attribute__((vector_size(VEC_BYTES)));
 typedef uint32_t vu __attribute__((vector_size(VEC_BYTES)));

@@ -1,0 +1,210 @@
+/* Products with packed weights (gemm_fn), and the rounding of the rows that they read.
+ * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
+#ifndef SLUICE_CPU_VEC_GEMM_H
+#define SLUICE_CPU_VEC_GEMM_H
+
+#include "cpu/cpu_internal.h"
+#include "cpu/cpu_vec.h"
+
+enum { PANEL_VECS = PANEL / VEC };
+
+/* Bytes ahead of the reading of a weight by one row: about what is in flight from memory. */
+enum { PREFETCH_BYTES = 2048 };
+
+/* Rows from which a product computes longer than its weights take to arrive. */
+enum { MANY_ROWS = 64 };
+
+enum gemm_kind { GEMM_F32, GEMM_F16, GEMM_BF16, GEMM_BF16_DOT };
+
+VEC_INLINE void step_single(const float *a, int64_t a_stride, const char *w, vf acc[][MAX_PANELS * PANEL_VECS],
+                            const int rows, const int vecs, const enum gemm_kind kind)
+{
+    for (int j = 0; j < vecs; j++) {
+        vf x = kind == GEMM_F32 ? vec_load((const float *)w + j * VEC)
+                                : vec_from_f16((const uint16_t *)w + j * VEC);
+        for (int i = 0; i < rows; i++) {
+            acc[i][j] = vec_fma(vec_set(a[i * a_stride]), x, acc[i][j]);
+        }
+    }
+}
+
+VEC_INLINE void step_pair(const float *a, int64_t a_stride, const char *w, vf acc[][MAX_PANELS * PANEL_VECS],
+                          const int rows, const int vecs)
+{
+    for (int j = 0; j < vecs; j++) {
+        vf even = vec_even((const uint16_t *)w + j * 2 * VEC);
+        for (int i = 0; i < rows; i++) {
+            acc[i][j] = vec_fma(vec_set(a[i * a_stride]), even, acc[i][j]);
+        }
+    }
+    for (int j = 0; j < vecs; j++) {
+        vf odd = vec_odd((const uint16_t *)w + j * 2 * VEC);
+        for (int i = 0; i < rows; i++) {
+            acc[i][j] = vec_fma(vec_set(a[i * a_stride + 1]), odd, acc[i][j]);
+        }
+    }
+}
+
+#if defined(__AVX512BF16__)
+VEC_INLINE void step_dot(const uint16_t *a, int64_t a_stride, const char *w, vf acc[][MAX_PANELS * PANEL_VECS],
+                         const int rows, const int vecs)
+{
+    __m512bh x[MAX_PANELS];
+    for (int j = 0; j < vecs; j++) {
+        x[j] = (__m512bh)_mm512_loadu_si512((const char *)w + j * 64);
+    }
+    for (int i = 0; i < rows; i++) {
+        int32_t pair;
+        memcpy(&pair, a + i * a_stride, sizeof pair);
+        __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+        for (int j = 0; j < vecs; j++) {
+            acc[i][j] = (vf)_mm512_dpbf16_ps((__m512)acc[i][j], both, x[j]);
+        }
+    }
+}
+#endif
+
+/* rows x vecs sums over all of k. w_step: bytes from one k (or pair) to the next. `ahead`: how far
+ * ahead of its use a weight is asked for; 0: it is in the cache. */
+VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64_t w_step,
+                           int64_t k, float *c, bool first, int64_t ahead, const int rows,
+                           const int vecs, const enum gemm_kind kind)
+{
+    vf acc[BLOCK_ROWS][MAX_PANELS * PANEL_VECS];
+    for (int i = 0; i < rows; i++) {
+        for (int j = 0; j < vecs; j++) {
+            acc[i][j] = first ? vec_set(0.0f) : vec_load(c + i * TILE + j * VEC);
+        }
+    }
+    const int pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
+    for (int64_t x = 0; x < k; x += pair, w += w_step) {
+        if (ahead > 0) {
+            for (int j = 0; j < vecs * VEC_BYTES * (kind == GEMM_F16 ? 1 : 2) / 2; j += 64) {
+                __builtin_prefetch(w + ahead + j);
+            }
+        }
+#if defined(__AVX512BF16__)
+        if (kind == GEMM_BF16_DOT) {
+            step_dot((const uint16_t *)a + x, a_stride, w, acc, rows, vecs);
+            continue;
+        }
+#endif
+        if (kind == GEMM_BF16) {
+            step_pair((const float *)a + x, a_stride, w, acc, rows, vecs);
+        } else {
+            step_single((const float *)a + x, a_stride, w, acc, rows, vecs, kind);
+        }
+    }
+    for (int i = 0; i < rows; i++) {
+        for (int j = 0; j < vecs; j++) {
+            vec_store(c + i * TILE + j * VEC, acc[i][j]);
+        }
+    }
+}
+
+/* All rows against `vecs` vectors of outputs. */
+VEC_INLINE void gemm_rows(const void *a, int64_t a_stride, int32_t m, const char *w,
+                          int64_t w_step, int64_t k, float *c, bool first, const int vecs,
+                          const enum gemm_kind kind)
+{
+    const int64_t size = kind == GEMM_BF16_DOT ? 2 : 4;
+    const char *row = a;
+    /* The first rows to read a stretch of weights ask for the stretch after it. */
+    const int64_t pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
+    int64_t ahead = m == 1 ? PREFETCH_BYTES : m <= MANY_ROWS ? w_step * (k / pair) : 0;
+    for (; m >= BLOCK_ROWS; m -= BLOCK_ROWS, ahead = 0) {
+        gemm_block(row, a_stride, w, w_step, k, c, first, ahead, BLOCK_ROWS, vecs, kind);
+        row += BLOCK_ROWS * a_stride * size;
+        c += BLOCK_ROWS * TILE;
+    }
+    switch (m) {
+#if defined(__AVX2__)
+    case 5: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 5, vecs, kind); break;
+    case 4: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 4, vecs, kind); break;
+#endif
+    case 3: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 3, vecs, kind); break;
+    case 2: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 2, vecs, kind); break;
+    case 1: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 1, vecs, kind); break;
+    default: break;
+    }
+}
+
+VEC_INLINE void gemm_panels(const void *a, int64_t a_stride, int32_t m, const void *w,
+                            int32_t panels, int64_t k, float *c, bool first,
+                            const enum gemm_kind kind)
+{
+    const int64_t size = kind == GEMM_F32 ? 4 : kind == GEMM_F16 ? 2 : 4; // of one output's step
+    const int64_t w_step = panels * PANEL * size;
+    if (m == 1 && panels == MAX_PANELS) {
+        gemm_block(a, a_stride, w, w_step, k, c, first, PREFETCH_BYTES, 1,
+                   MAX_PANELS * PANEL_VECS, kind);
+    } else if (m == 1 && panels == 2) {
+        gemm_block(a, a_stride, w, w_step, k, c, first, PREFETCH_BYTES, 1, 2 * PANEL_VECS, kind);
+    } else if (BLOCK_VECS == MAX_PANELS * PANEL_VECS && panels == MAX_PANELS) {
+        gemm_rows(a, a_stride, m, w, w_step, k, c, first, MAX_PANELS * PANEL_VECS, kind);
+    } else {
+        for (int32_t p = 0; p < panels; p++) {
+            gemm_rows(a, a_stride, m, (const char *)w + p * PANEL * size, w_step, k, c + p * PANEL,
+                      first, PANEL_VECS, kind);
+        }
+    }
+}
+
+static void gemm_f32(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
+                     int64_t k, float *c, bool first)
+{
+    gemm_panels(a, a_stride, m, w, panels, k, c, first, GEMM_F32);
+}
+
+static void gemm_f16(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
+                     int64_t k, float *c, bool first)
+{
+    gemm_panels(a, a_stride, m, w, panels, k, c, first, GEMM_F16);
+}
+
+static void gemm_bf16(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
+                      int64_t k, float *c, bool first)
+{
+#if defined(__AVX512BF16__)
+    gemm_panels(a, a_stride, m, w, panels, k, c, first, GEMM_BF16_DOT);
+#else
+    gemm_panels(a, a_stride, m, w, panels, k, c, first, GEMM_BF16);
+#endif
+}
+
+static void round_bf16(const float *x, void *out, int64_t n)
+{
+    int64_t i = 0;
+#if defined(__AVX512BF16__)
+    for (; i + VEC <= n; i += VEC) {
+        vf rounded = vec_round_bf16(vec_load(x + i));
+        _mm256_storeu_si256((void *)((uint16_t *)out + i),
+                            _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)rounded, 16)));
+    }
+    for (; i < n; i++) {
+        ((uint16_t *)out)[i] = bf16_of(x[i]);
+    }
+#else
+    for (; i + VEC <= n; i += VEC) {
+        vec_store((float *)out + i, vec_round_bf16(vec_load(x + i)));
+    }
+    for (; i < n; i++) {
+        ((float *)out)[i] = bf16_to_f32(bf16_of(x[i]));
+    }
+#endif
+}
+
+static void round_f16(const float *x, float *out, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        uint16_t half[VEC];
+        vec_to_f16(half, vec_load(x + i));
+        vec_store(out + i, vec_from_f16(half));
+    }
+    for (; i < n; i++) {
+        out[i] = f16_to_f32(f16_of(x[i]));
+    }
+}
+
+#endif

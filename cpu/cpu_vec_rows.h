@@ -1,0 +1,183 @@
+/* What is done to rows one by one: sums, norms, activations, rotations.
+ * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
+#ifndef SLUICE_CPU_VEC_ROWS_H
+#define SLUICE_CPU_VEC_ROWS_H
+
+#include "cpu/cpu_internal.h"
+#include "cpu/cpu_vec.h"
+
+#include <math.h>
+
+static void add_scaled(float *x, const float *d, float scale, int64_t n)
+{
+    vf s = vec_set(scale);
+    int64_t i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        vec_store(x + i, vec_fma(s, vec_load(d + i), vec_load(x + i)));
+    }
+    for (; i < n; i++) {
+        x[i] = fmaf(scale, d[i], x[i]);
+    }
+}
+
+/* The sum of a[i] b[i]: four chains of vectors, then the tail. */
+static float dot(const float *a, const float *b, int64_t n)
+{
+    vf s0 = vec_set(0.0f), s1 = s0, s2 = s0, s3 = s0;
+    int64_t i = 0;
+    for (; i + 4 * VEC <= n; i += 4 * VEC) {
+        s0 = vec_fma(vec_load(a + i), vec_load(b + i), s0);
+        s1 = vec_fma(vec_load(a + i + VEC), vec_load(b + i + VEC), s1);
+        s2 = vec_fma(vec_load(a + i + 2 * VEC), vec_load(b + i + 2 * VEC), s2);
+        s3 = vec_fma(vec_load(a + i + 3 * VEC), vec_load(b + i + 3 * VEC), s3);
+    }
+    for (; i + VEC <= n; i += VEC) {
+        s0 = vec_fma(vec_load(a + i), vec_load(b + i), s0);
+    }
+    float sum = vec_sum((s0 + s1) + (s2 + s3));
+    for (; i < n; i++) {
+        sum = fmaf(a[i], b[i], sum);
+    }
+    return sum;
+}
+
+static float max_of(const float *x, int64_t n)
+{
+    vf m = vec_set(-INFINITY);
+    int64_t i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        vf v = vec_load(x + i);
+        m = vec_select(v > m, v, m);
+    }
+    float best = vec_highest(m);
+    for (; i < n; i++) {
+        best = x[i] > best ? x[i] : best;
+    }
+    return best;
+}
+
+static float mean_of(const float *x, int64_t n)
+{
+    vf s = vec_set(0.0f);
+    int64_t i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        s += vec_load(x + i);
+    }
+    float sum = vec_sum(s);
+    for (; i < n; i++) {
+        sum += x[i];
+    }
+    return sum / (float)n;
+}
+
+static float square_about(const float *x, float mean, int64_t n)
+{
+    vf s = vec_set(0.0f), m = vec_set(mean);
+    int64_t i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        vf d = vec_load(x + i) - m;
+        s = vec_fma(d, d, s);
+    }
+    float sum = vec_sum(s);
+    for (; i < n; i++) {
+        sum = fmaf(x[i] - mean, x[i] - mean, sum);
+    }
+    return sum;
+}
+
+static void norm(enum norm_kind kind, const float *x, const float *weight, float offset,
+                 const float *bias, float eps, int64_t n, float *out)
+{
+    float mean = kind == NORM_LAYER ? mean_of(x, n) : 0.0f;
+    float square = kind == NORM_LAYER ? square_about(x, mean, n) : dot(x, x, n);
+    float r = 1.0f / sqrtf(square / (float)n + eps);
+    vf one = vec_set(1.0f), zero = vec_set(0.0f), o = vec_set(offset);
+    int64_t i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        vf w = (weight ? vec_load(weight + i) : one) + o;
+        vf y = (vec_load(x + i) - vec_set(mean)) * vec_set(r);
+        vec_store(out + i, vec_fma(y, w, bias ? vec_load(bias + i) : zero));
+    }
+    for (; i < n; i++) {
+        float w = (weight ? weight[i] : 1.0f) + offset;
+        out[i] = fmaf((x[i] - mean) * r, w, bias ? bias[i] : 0.0f);
+    }
+}
+
+/* x * sigmoid(z) */
+VEC_INLINE vf swish(vf x, vf z)
+{
+    return x / (vec_set(1.0f) + vec_exp(vec_set(0.0f) - z));
+}
+
+VEC_INLINE vf activated(enum activation kind, vf g, vf u)
+{
+    switch (kind) {
+    case ACT_SILU: return swish(g, g) * u;
+    case ACT_GELU_TANH: { // 1 + tanh(z) = 2 sigmoid(2 z)
+        vf z = vec_fma(g * g, vec_set(0.044715f), vec_set(1.0f)) * g * vec_set(1.59576912f);
+        return swish(g, z) * u;
+    }
+    case ACT_RELU: return vec_max(g, vec_set(0.0f)) * u;
+    case ACT_GPT_OSS:
+        g = vec_min(g, vec_set(7.0f));
+        u = vec_max(vec_min(u, vec_set(7.0f)), vec_set(-7.0f));
+        return swish(g, g * vec_set(1.702f)) * (u + vec_set(1.0f));
+    case ACT_GELU: break;
+    }
+    return g;
+}
+
+static void activate(enum activation kind, const float *gate, const float *up, float *out,
+                     int64_t n)
+{
+    int64_t i = 0;
+    if (kind == ACT_GELU) {
+        cpu_kernels_scalar.activate(kind, gate, up, out, n);
+        return;
+    }
+    for (; i + VEC <= n; i += VEC) {
+        vec_store(out + i, activated(kind, vec_load(gate + i),
+                                     up ? vec_load(up + i) : vec_set(1.0f)));
+    }
+    if (i < n) { // by the same arithmetic: where a row is cut must not show
+        size_t bytes = (size_t)(n - i) * sizeof *out;
+        float g[VEC] = {0.0f}, u[VEC] = {0.0f}, tail[VEC];
+        memcpy(g, gate + i, bytes);
+        if (up) {
+            memcpy(u, up + i, bytes);
+        }
+        vec_store(tail, activated(kind, vec_load(g), up ? vec_load(u) : vec_set(1.0f)));
+        memcpy(out + i, tail, bytes);
+    }
+}
+
+static void rotate(float *x, const float *cos, const float *sin, int32_t n, bool interleaved)
+{
+    int32_t i = 0;
+    for (; !interleaved && i + VEC <= n; i += VEC) {
+        vf a = vec_load(x + i), b = vec_load(x + n + i);
+        vf c = vec_load(cos + i), s = vec_load(sin + i);
+        vec_store(x + i, a * c - b * s);
+        vec_store(x + n + i, b * c + a * s);
+    }
+    int32_t step = interleaved ? 2 : 1, other = interleaved ? 1 : n;
+    for (; i < n; i++) {
+        float a = x[i * step], b = x[i * step + other];
+        x[i * step] = a * cos[i] - b * sin[i];
+        x[i * step + other] = b * cos[i] + a * sin[i];
+    }
+}
+
+static void scale_by(float *x, float scale, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        vec_store(x + i, vec_load(x + i) * vec_set(scale));
+    }
+    for (; i < n; i++) {
+        x[i] *= scale;
+    }
+}
+
+#endif
