@@ -104,6 +104,30 @@ static void norm(enum norm_kind kind, const float *x, const float *weight, float
     }
 }
 
+/* x times the normal distribution's share below x, as x / 2 * erfc(-x / sqrt 2): for |x| the
+ * complement is e^-z^2 * t * P(t) with t = 1 / (1 + 0.4 z), P fitted for the least relative error
+ * (6e-9 before rounding) up to z = 9.4, beyond which it is 0. What z^2 loses to rounding is put
+ * back. */
+VEC_INLINE vf gelu(vf x)
+{
+    const vf one = vec_set(1.0f);
+    vf z = vec_max(x, -x) * vec_set(0.70710678f);
+    vf t = one / vec_fma(z, vec_set(0.4f), one);
+    vf p = vec_set(-0.03080226667225361f);
+    p = vec_fma(p, t, vec_set(0.2046084702014923f));
+    p = vec_fma(p, t, vec_set(-0.5144133567810059f));
+    p = vec_fma(p, t, vec_set(0.5683826804161072f));
+    p = vec_fma(p, t, vec_set(-0.30192190408706665f));
+    p = vec_fma(p, t, vec_set(0.28157076239585876f));
+    p = vec_fma(p, t, vec_set(0.12636177241802216f));
+    p = vec_fma(p, t, vec_set(0.2156379222869873f));
+    p = vec_fma(p, t, vec_set(0.2248644381761551f));
+    p = vec_fma(p, t, vec_set(0.22571147978305817f));
+    vf square = z * z, lost = vec_fma(z, z, -square);
+    vf half = vec_set(0.5f) * x * (p * t * vec_exp(-square) * (one - lost));
+    return vec_select(x < vec_set(0.0f), half, x - half);
+}
+
 /* x * sigmoid(z) */
 VEC_INLINE vf swish(vf x, vf z)
 {
@@ -123,7 +147,7 @@ VEC_INLINE vf activated(enum activation kind, vf g, vf u)
         g = vec_min(g, vec_set(7.0f));
         u = vec_max(vec_min(u, vec_set(7.0f)), vec_set(-7.0f));
         return swish(g, g * vec_set(1.702f)) * (u + vec_set(1.0f));
-    case ACT_GELU: break;
+    case ACT_GELU: return gelu(g) * u;
     }
     return g;
 }
@@ -132,10 +156,6 @@ static void activate(enum activation kind, const float *gate, const float *up, f
                      int64_t n)
 {
     int64_t i = 0;
-    if (kind == ACT_GELU) {
-        cpu_kernels_scalar.activate(kind, gate, up, out, n);
-        return;
-    }
     for (; i + VEC <= n; i += VEC) {
         vec_store(out + i, activated(kind, vec_load(gate + i),
                                      up ? vec_load(up + i) : vec_set(1.0f)));
