@@ -115,6 +115,8 @@ struct cpu_backend {
     int32_t *ints; // all lanes' histories and tables
     float *lane_floats;
     struct lane *lanes;
+    float *laws;          // [max_laws, vocab] what drafts were drawn from: exact_exp(score - max)
+    uint64_t *law_totals; // [max_laws] sums of their masses
     struct slot_results *slots;
 
     /* The step and the pass in progress. */

@@ -8,6 +8,7 @@
 #include "cpu/cpu_internal.h"
 #include "engine/base/exact.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -250,6 +251,75 @@ static void narrow(const struct cpu_backend *cpu, const struct sampling_params *
     }
 }
 
+/* ---- the law of a draft, and its judgement ------------------------------------------------- */
+
+/* Shares of what is kept, and the sum of their masses. */
+static uint64_t make_law(const struct cpu_backend *cpu, const float *s, int32_t n, float max,
+                         float *shares)
+{
+    uint64_t total = 0;
+    cpu->kernels->exp_exact(s, n, max, shares);
+    for (int32_t i = 0; i < n; i++) {
+        shares[i] = s[i] > -INFINITY ? shares[i] : 0.0f;
+        total += mass_of(shares[i]);
+    }
+    return total;
+}
+
+/* What is left of p where it is above q (NULL: all of p), as a probability. */
+static float residual(float p_share, double p_total, const float *q_share, double q_total)
+{
+    double p = (double)mass_of(p_share) / p_total;
+    double w = q_share ? p - (double)mass_of(*q_share) / q_total : p;
+    return (float)w;
+}
+
+/* arg-max of log(residual) + noise; -1 if nothing is left. */
+static int32_t draw_residual(const float *p, uint64_t p_total, const float *q, uint64_t q_total,
+                             int32_t n, uint64_t seed, int32_t position)
+{
+    int32_t best = -1;
+    float most = -INFINITY;
+    for (int32_t i = 0; i < n; i++) {
+        if (!(p[i] > 0.0f)) {
+            continue;
+        }
+        float w = residual(p[i], (double)p_total, q ? q + i : NULL, (double)q_total);
+        if (w < FLT_MIN) {
+            continue;
+        }
+        float noise = gumbel_noise(rng_bits(seed, position, RNG_RESIDUAL, (uint32_t)i));
+        float value = exact_log(w) + noise;
+        if (value > most) {
+            most = value;
+            best = i;
+        }
+    }
+    return best;
+}
+
+/* The draft if it is accepted, else another token; scores as after narrow. */
+static int32_t judge_draft(const struct cpu_backend *cpu, const struct pass_draw *d, int32_t n,
+                           float max, const struct scratchpad *pad)
+{
+    const struct lane *lane = &cpu->lanes[d->lane];
+    const uint64_t seed = lane->params.seed;
+    const float *q = cpu->laws + (int64_t)(d->law - 1) * cpu->limits.vocab;
+    uint64_t q_total = cpu->law_totals[d->law - 1];
+    uint64_t p_total = make_law(cpu, pad->scores, n, max, pad->shares);
+    int32_t draft = lane->history[d->pos + 1];
+    if (draft >= 0 && draft < n) {
+        double u = rng_uniform(rng_bits(seed, d->pos + 1, RNG_ACCEPT, 0));
+        double p_side = (double)mass_of(pad->shares[draft]) * (double)q_total;
+        double q_side = u * (double)mass_of(q[draft]) * (double)p_total;
+        if (p_side > q_side) {
+            return draft;
+        }
+    }
+    int32_t id = draw_residual(pad->shares, p_total, q, q_total, n, seed, d->pos + 1);
+    return id >= 0 ? id : draw_residual(pad->shares, p_total, NULL, 1, n, seed, d->pos + 1);
+}
+
 /* ---- one draw ----------------------------------------------------------------------------- */
 
 static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw *d,
@@ -278,6 +348,14 @@ static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw 
     }
     float max = best.value / temperature;
     narrow(cpu, p, pad->scores, n, max, pad);
+    if (d->law > 0 && d->kind == DRAW_SAMPLE) {
+        int32_t judged = judge_draft(cpu, d, n, max, pad);
+        return judged >= 0 ? judged : best.id;
+    }
+    if (d->law > 0) {
+        float *law = cpu->laws + (int64_t)(d->law - 1) * cpu->limits.vocab;
+        cpu->law_totals[d->law - 1] = make_law(cpu, pad->scores, n, max, law);
+    }
     int32_t id = kernels->argmax_gumbel(pad->scores, n, p->seed, d->pos + 1).id;
     return id >= 0 ? id : best.id;
 }
@@ -316,7 +394,8 @@ static void draw_item(void *arg, int32_t item, int32_t thread)
     const struct pass_draw *d = &cpu->pass->draws[item];
     int32_t n = job->a->n_vocab_used;
     ASSERT(d->lane >= 0 && d->lane < cpu->limits.max_lanes && d->out_row >= 0 &&
-           d->out_row < job->a->n_out && d->pos >= 0 && d->pos + 1 < cpu->history_len);
+           d->out_row < job->a->n_out && d->pos >= 0 && d->pos + 1 < cpu->history_len &&
+           d->law >= 0 && d->law <= cpu->limits.max_laws);
     char *scratch = cpu->scratch[thread].p;
     struct scratchpad pad = {
         .mass = (uint64_t *)scratch,

@@ -89,6 +89,8 @@ struct cuda {
     struct lane_params *params;
     uint32_t *allowed;
     float *pooled, *pooled_results;
+    float *laws;                    // [max_laws, vocab]
+    unsigned long long *law_totals; // [max_laws]
     struct draw_result *results;
     char *meta, *staged; // the pass's metadata; the mirror of a slot's pinned memory
     size_t meta_bytes, staged_bytes;

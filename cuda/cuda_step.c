@@ -11,7 +11,7 @@ static enum status check_limits(const struct backend_limits *l, struct err *err)
         l->hidden <= 0 || l->max_len > 1 << 28 || l->max_blocks_per_lane > (1 << 28) / l->block_tokens ||
         l->n_steps <= 0 || l->n_steps > CUDA_MAX_STEPS || l->max_passes <= 0 ||
         l->max_passes > CUDA_MAX_PASSES || l->max_rows > 1 << 20 || l->max_lanes > 1 << 16 ||
-        l->max_out_rows > l->max_rows + l->max_lanes) {
+        l->max_out_rows > l->max_rows + l->max_lanes || l->max_laws < 0) {
         return err_set(err, ERR_INVALID, "the CUDA backend cannot work with these limits");
     }
     return OK;
@@ -55,6 +55,11 @@ static enum status open_lanes(struct cuda *be)
     TRY(cuda_alloc(be, n_lanes * (size_t)l->hidden * 4, (void **)&be->pooled));
     TRY(cuda_alloc(be, n_lanes * (size_t)l->hidden * 4, (void **)&be->pooled_results));
     TRY(cuda_alloc(be, (size_t)l->max_rows * 4, (void **)&be->tokens));
+    if (l->max_laws > 0) {
+        const size_t n_laws = (size_t)l->max_laws;
+        TRY(cuda_alloc(be, n_laws * (size_t)l->vocab * 4, (void **)&be->laws));
+        TRY(cuda_alloc(be, n_laws * sizeof *be->law_totals, (void **)&be->law_totals));
+    }
     /* Every entry of every table is the trash page until it is set. */
     const size_t n_blocks = n_lanes * (size_t)v->blocks_stride;
     int32_t *trash = mem_try_calloc(n_blocks, sizeof *trash);
@@ -73,6 +78,9 @@ static enum status open_lanes(struct cuda *be)
     v->params = be->params;
     v->allowed = be->allowed;
     v->pooled = be->pooled;
+    v->laws = be->laws;
+    v->law_totals = be->law_totals;
+    v->vocab = l->vocab;
     v->tokens = be->tokens;
     return cuda_check(be, e, "block tables");
 }

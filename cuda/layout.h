@@ -64,6 +64,9 @@ struct pass_view {
     const struct lane_params *params; // [max_lanes + 1]
     const uint32_t *allowed;  // [max_lanes + 1, allowed_stride]: bit i: id i may be drawn
     float *pooled;            // [max_lanes + 1, hidden]
+    float *laws;              // [max_laws, vocab]: what drafts were drawn from, exact_exp(score - top)
+    unsigned long long *law_totals; // [max_laws]: sums of their masses
+    int32_t vocab;
     int32_t history_stride, blocks_stride, allowed_stride;
     int32_t max_lanes, n_blocks; // the null lane, the trash page
     int32_t n_rows;              // the bucket's rows

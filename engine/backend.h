@@ -151,6 +151,7 @@ struct backend_limits {
     int32_t hidden;
     int32_t n_steps;       // staging slots (2)
     int32_t max_passes;    // of one step
+    int32_t max_laws;      // laws of drafts that a step keeps (struct pass_draw); 0: none
 };
 
 /* ---- one pass ----------------------------------------------------------------------------- */
@@ -198,6 +199,10 @@ struct pass_draw {
     bool logprobs;      // fill logprob and the top_n most likely
     int32_t top_n;      // 0 to MAX_TOP_LOGPROBS
     int32_t tree_row;   // the row (pass index) whose ancestors follow the history; -1: a chain
+    /* 1 + the place of a draft's law, 0: none. DRAW_DRAFT: the law it was drawn from is kept there.
+     * DRAW_SAMPLE: history[lane][pos + 1] is a draft of that law, to be accepted with probability
+     * min(1, p / q), or else replaced by a draw from what p has above q. */
+    int32_t law;
 };
 
 enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN };

@@ -322,13 +322,19 @@ static bool append(struct engine *e, struct sequence *seq, const struct draw_res
     return true;
 }
 
-/* The row whose draft is the token drawn at `row`; -1: no draft was right. */
-static int32_t next_row(const struct sequence *seq, int32_t row, int32_t n_drafts, int32_t token)
+/* The row whose draft stands given what was drawn at `row`, which then becomes that draft; -1: none
+ * does. */
+static int32_t next_row(const struct spec *sp, const struct sequence *seq, int32_t row,
+                        int32_t n_drafts, struct draw_result *d)
 {
     if (seq->tree) {
-        return tree_next(seq->tree, row, token);
+        return tree_next(seq->tree, row, d->token);
     }
-    return row < n_drafts && token == seq->drafts[row] ? row + 1 : -1;
+    if (row >= n_drafts || !spec_stands(sp, seq, seq->drafts[row], d->token)) {
+        return -1;
+    }
+    d->token = seq->drafts[row];
+    return row + 1;
 }
 
 /* Draws first .. first + n belong to one sequence: its rows' tokens in order. A row's token stands
@@ -346,12 +352,15 @@ static void commit_draws(struct engine *e, const struct step *st, int32_t first,
     bool goes_on = true;
     r->n_drafts += n_drafts;
     for (int32_t row = 0; row >= 0 && goes_on;) {
-        const struct draw_result *d = &step_results(st)->draws[first + row];
-        row = next_row(seq, row, n_drafts, d->token);
+        struct draw_result d = step_results(st)->draws[first + row];
+        if (row == n_drafts && n_drafts > 0 && e->spec.no_bonus) {
+            break;
+        }
+        row = next_row(&e->spec, seq, row, n_drafts, &d);
         path[accepted] = row;
         accepted += row >= 0;
         r->n_accepted += row >= 0; // before append, which may end the request
-        goes_on = append(e, seq, d);
+        goes_on = append(e, seq, &d);
     }
     if (tree) {
         spec_observe_tree(&e->spec, tree, path, accepted);

@@ -94,6 +94,7 @@ struct engine_options {
     bool no_prefix_cache;
     bool no_chunked_prefill;
     const char *speculative_config; // JSON, vLLM's shape; NULL: none
+    bool synthetic; // the caller knows that a synthetic acceptance makes up text
     /* Opens rank `rank`'s backend; called once per rank. */
     enum status (*open_backend)(const struct backend_options *options, struct backend **out,
                                 struct err *err, void *arg);

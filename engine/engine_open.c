@@ -268,7 +268,8 @@ static enum status setup_rank(struct rank *r, void *arg)
         .max_len = l->max_len + MAX_TREE_NODES, .max_blocks_per_lane = l->max_blocks_per_lane,
         .n_blocks = l->n_blocks, .block_tokens = l->block_tokens, .vocab = e->config.vocab,
         .hidden = e->config.hidden, .n_steps = N_STEPS,
-        .max_passes = 1 + (e->spec.method == SPEC_DRAFT ? e->spec.k : e->spec.n_models)};
+        .max_passes = 1 + (e->spec.method == SPEC_DRAFT ? e->spec.k : e->spec.n_models),
+        .max_laws = spec_max_laws(&e->spec, l->max_lanes)};
     TRY(ops->setup(r->be, &limits, &r->err));
     TRY(open_set(e, &r->target, &r->err));
     for (int32_t i = 0; i < e->spec.n_models; i++) {
@@ -303,6 +304,10 @@ enum status engine_load(struct engine *e, struct err *err)
     snprintf(e->model_dir, sizeof e->model_dir, "%s", e->options.model_dir);
     TRY(read_config(e, err));
     TRY(spec_init(&e->spec, e->options.speculative_config, err));
+    if (e->spec.rejection == REJECT_SYNTHETIC && !e->options.synthetic) {
+        return err_set(err, ERR_INVALID, "speculative-config: synthetic acceptance makes up text; it "
+                       "is for measuring speed, with --load-format dummy or `sluice generate`");
+    }
     TRY(read_drafts(e, err));
     int32_t n_ranks = pick(e->options.n_ranks, 1);
     if (n_ranks > MAX_RANKS) {

@@ -194,6 +194,10 @@ struct logits_args {
  *     left, renormalised.
  *  4. token = arg-max over kept ids of score - log(-log(u(seed, pos + 1, RNG_SAMPLE, id))), in
  *     float; ties to the lowest id.
+ * With a law (struct pass_draw) and a temperature above 0, a draft d = history[pos + 1] is judged: p and
+ * q are the masses of steps 3 over their totals; token = d if p(d) > u(seed, pos + 1, RNG_ACCEPT, 0) q(d),
+ * else the arg-max of log(p - q) + noise of stream RNG_RESIDUAL where p > q (of log p where that is
+ * nowhere so).
  * logprob: of the raw log-softmax of the logits (before 1). DRAW_SCORE: of history[pos + 1]. */
 struct sample_args {
     struct tensor logits;

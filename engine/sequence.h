@@ -43,6 +43,7 @@ struct sequence {
     int32_t n_verifying; // drafts in flight: not planned again before they are judged
     int32_t draft_computed; // rows of the draft model: its KV below this is that of known tokens
     int32_t draft_marked;   // blocks below it are marked as having draft KV
+    int32_t law;            // 1 + the first of its drafts' laws on the device; 0: none are kept
     bool drafts_on_device;  // n_drafts is a count only: a draft model draws them in the same step
     int32_t draft_depth;    // of a tree: levels that it may have
     struct spec_tree *tree; // of the step in flight; NULL: none, or a chain

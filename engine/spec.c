@@ -1,6 +1,7 @@
 #include "engine/spec_tree.h"
 
 #include "engine/base/json.h"
+#include "engine/base/rng.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -95,6 +96,54 @@ static enum status read_tree(struct spec *sp, const struct json *j, struct err *
     return json_get(j, "expansion") ? read_expansion(sp, j, err) : OK;
 }
 
+static bool is(const char *s, const char *word)
+{
+    return s && strcmp(s, word) == 0;
+}
+
+/* vLLM's names; "standard" with probabilistic drafts is what older ones call "probabilistic". */
+static enum status read_rejection(struct spec *sp, const struct json *j, struct err *err)
+{
+    const char *how = json_get_string(j, "rejection_sample_method");
+    const char *drafts = json_get_string(j, "draft_sample_method");
+    if (how && !is(how, "standard") && !is(how, "strict") && !is(how, "probabilistic") &&
+        !is(how, "synthetic")) {
+        return err_set(err, ERR_UNSUPPORTED, "speculative-config: rejection_sample_method '%s' is "
+                       "not one of standard, probabilistic, synthetic", how);
+    }
+    if (drafts && !is(drafts, "greedy") && !is(drafts, "probabilistic")) {
+        return err_set(err, ERR_UNSUPPORTED, "speculative-config: draft_sample_method '%s' is not "
+                       "one of greedy, probabilistic", drafts);
+    }
+    double rate = json_get_number(j, "synthetic_acceptance_rate", -1.0);
+    if (is(how, "synthetic")) {
+        if (sp->method == SPEC_TREE) {
+            return err_set(err, ERR_UNSUPPORTED, "speculative-config: synthetic acceptance is for "
+                           "chains, not for trees");
+        }
+        sp->rejection = REJECT_SYNTHETIC;
+        sp->synthetic_rate = (float)rate;
+        sp->no_bonus = !json_get_bool(j, "synthetic_bonus", true);
+        return rate >= 0.0 && rate <= 1.0
+                   ? OK
+                   : err_set(err, ERR_INVALID, "speculative-config: synthetic_acceptance_rate must "
+                             "be from 0 to 1");
+    }
+    if (rate != -1.0) {
+        return err_set(err, ERR_INVALID, "speculative-config: synthetic_acceptance_rate needs "
+                       "rejection_sample_method 'synthetic'");
+    }
+    if (is(how, "probabilistic") || is(drafts, "probabilistic")) {
+        sp->rejection = REJECT_PROBABILISTIC;
+        return sp->method == SPEC_DRAFT
+                   ? OK
+                   : err_set(err, ERR_UNSUPPORTED, "speculative-config: only drafts of a chain from "
+                             "a draft model have a law: probabilistic rejection needs the method "
+                             "draft_model");
+    }
+    return OK;
+}
+
 static enum status read_config(struct spec *sp, const struct json *j, struct err *err)
 {
     const char *method = json_get_string(j, "method"), *model = json_get_string(j, "model");
@@ -112,6 +161,7 @@ static enum status read_config(struct spec *sp, const struct json *j, struct err
         TRY(read_models(sp, json_get(j, "model"), err));
     }
     TRY(read_numbers(sp, j, err));
+    TRY(read_rejection(sp, j, err));
     return sp->method == SPEC_TREE ? read_tree(sp, j, err) : OK;
 }
 
@@ -230,6 +280,11 @@ static void propose_ngram(struct spec *sp, struct scheduler *s, struct sequence 
     seq->n_drafts = spec_ngram(spec_known_tokens(s, seq), seq->n_known, sp->min_n, sp->max_n, k,
                                seq->drafts);
     seq->drafts_on_device = false;
+    if (sp->rejection == REJECT_SYNTHETIC && seq->n_drafts == 0) { // anything will do
+        for (seq->n_drafts = 0; seq->n_drafts < k; seq->n_drafts++) {
+            seq->drafts[seq->n_drafts] = sequence_token(seq, seq->n_known - 1);
+        }
+    }
     if (seq->n_drafts == 0) {
         seq->spec_pause = 2; // nothing to copy from here: look again soon
     }
@@ -237,8 +292,8 @@ static void propose_ngram(struct spec *sp, struct scheduler *s, struct sequence 
 
 /* Only a draft model that has nearly caught up can draft in the same step; `rows` is what the
  * step's first draft pass has to feed already. */
-static int32_t propose_model(const struct spec *sp, struct scheduler *s, struct sequence *seq,
-                             int32_t k, int32_t rows)
+static int32_t propose_model(struct spec *sp, struct scheduler *s, struct sequence *seq, int32_t k,
+                             int32_t rows)
 {
     int32_t lag = seq->n_known - seq->draft_computed;
     int32_t can = scheduler_draft_rows(s, seq, seq->n_known);
@@ -249,6 +304,11 @@ static int32_t propose_model(const struct spec *sp, struct scheduler *s, struct 
     seq->n_drafts = sp->method == SPEC_TREE ? spec_tree_most(sp, k, s->n_running) : k;
     seq->draft_depth = k;
     seq->drafts_on_device = true;
+    seq->law = 0;
+    if (sp->rejection == REJECT_PROBABILISTIC && seq->request->params.temperature > 0.0f) {
+        seq->law = 1 + sp->n_laws;
+        sp->n_laws += k;
+    }
     return lag;
 }
 
@@ -260,6 +320,7 @@ void spec_propose(struct spec *sp, struct scheduler *s)
     bool busy = s->n_running > sp->max_batch;
     sp->drafts_now = sp->n_models > 0 && !busy;
     int32_t rows = 0;
+    sp->n_laws = 0; // steps run in order: one's are done with before the next one's are written
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
         if (seq->state != SEQ_RUNNING || seq->n_computed < seq->n_prompt - 1) {
             continue;
@@ -283,6 +344,15 @@ void spec_propose(struct spec *sp, struct scheduler *s)
             rows += propose_model(sp, s, seq, k, rows);
         }
     }
+}
+
+bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draft, int32_t drawn)
+{
+    if (sp->rejection != REJECT_SYNTHETIC) {
+        return draft == drawn;
+    }
+    uint64_t seed = seq->request->params.seed + (uint64_t)seq->sample;
+    return rng_uniform(rng_bits(seed, seq->n_known, RNG_ACCEPT, 0)) < (double)sp->synthetic_rate;
 }
 
 void spec_observe(struct spec *sp, struct sequence *seq, int32_t n_drafts, int32_t n_accepted)

@@ -15,6 +15,10 @@
 
 enum spec_method { SPEC_NONE, SPEC_NGRAM, SPEC_DRAFT, SPEC_TREE };
 
+/* How drafts are judged. SYNTHETIC accepts by a coin, whatever was drawn: it makes up text, and is
+ * for measuring speed with made-up weights. */
+enum spec_rejection { REJECT_MATCH, REJECT_PROBABILISTIC, REJECT_SYNTHETIC };
+
 enum { SPEC_COST_POINTS = 8 }; // times of 1, 2, 4, ... 128 rows
 
 struct spec {
@@ -28,6 +32,10 @@ struct spec {
     bool drafts_now;      // the draft model follows the plan that comes: it has to see what it will
                           // continue; set by spec_propose
     bool fixed;           // always k: for tests and experiments
+    enum spec_rejection rejection;
+    float synthetic_rate; // probability that a draft is accepted
+    bool no_bonus;        // synthetic runs only: nothing is drawn behind the last draft
+    int32_t n_laws;       // kept by this step's drafts so far; see struct pass_draw
     float target_cost[SPEC_COST_POINTS], draft_cost[SPEC_COST_POINTS]; // seconds; 0: not measured
 
     /* Trees. With n_expansion each node of depth d has expansion[d] children; else the `width` best
@@ -44,6 +52,16 @@ struct spec {
 
 /* config: JSON in vLLM's shape, or NULL for none. */
 enum status spec_init(struct spec *sp, const char *config, struct err *err);
+
+/* Laws that a step may keep at most. */
+static inline int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
+{
+    int32_t n = sp->max_batch < max_lanes ? sp->max_batch : max_lanes;
+    return sp->rejection == REJECT_PROBABILISTIC ? n * sp->k : 0;
+}
+
+/* Whether a draft for the place behind the last known token stands, given what was drawn there. */
+bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draft, int32_t drawn);
 
 /* Before each plan: fills the drafts of the sequences that are ready for it. */
 void spec_propose(struct spec *sp, struct scheduler *s);

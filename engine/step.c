@@ -206,6 +206,9 @@ static void build_draws(struct step *st, const struct plan_entry *e, int32_t fir
             add_sample(st, out, seq, step_tree_pos(seq->tree, i), true, first_row + i);
         } else if (sample) {
             add_sample(st, out, seq, pos, e->n_drafts > 0, -1);
+            bool judged = seq->drafts_on_device && i >= n_plain - 1 && i < e->n_rows - 1;
+            st->draws[st->pass.n_draws - 1].law =
+                judged && seq->law > 0 ? seq->law + i - (n_plain - 1) : 0;
         } else {
             add_score(st, out, seq, pos);
         }

@@ -44,9 +44,9 @@ static void begin_pass(struct draft_pass *d)
                             .out_rows = d->out_rows, .draws = d->draws};
 }
 
-/* Rows first .. first + n of the sequence; a draft is drawn from the last if `draws`. */
+/* Rows first .. first + n of the sequence; draft number `depth` is drawn from the last if `draws`. */
 static void add_rows(struct draft_pass *d, struct sequence *seq, int32_t first, int32_t n,
-                     bool draws)
+                     bool draws, int32_t depth)
 {
     struct pass *p = &d->pass;
     d->seqs[p->n_seqs++] = (struct pass_seq){seq->lane, p->n_rows, n, first, false};
@@ -60,7 +60,8 @@ static void add_rows(struct draft_pass *d, struct sequence *seq, int32_t first, 
         d->draws[p->n_draws++] = (struct pass_draw){
             .out_row = p->n_out++, .lane = seq->lane, .pos = first + n - 1,
             .n_prompt = seq->n_prompt, .kind = DRAW_DRAFT, .keep = true,
-            .noise = seq->request->params.temperature > 0.0f, .tree_row = -1};
+            .noise = seq->request->params.temperature > 0.0f, .tree_row = -1,
+            .law = seq->law > 0 ? seq->law + depth : 0};
         if (seq->tree) { // its children: the host picks them
             struct pass_draw *draw = &d->draws[p->n_draws - 1];
             draw->keep = false;
@@ -68,6 +69,16 @@ static void add_rows(struct draft_pass *d, struct sequence *seq, int32_t first, 
             draw->top_n = MAX_TOP_LOGPROBS;
         }
     }
+}
+
+/* Whether the draft model keeps up with the sequence now. Where speculation is off or paused it costs
+ * nothing; when it comes back, pass 0 feeds what was missed. */
+static bool follows(const struct plan_entry *e)
+{
+    const struct sequence *seq = e->seq;
+    bool decodes = e->first >= seq->n_prompt;
+    return seq->request->pool == POOL_NONE && seq->request->params.num_speculative_tokens != 0 &&
+           (seq->spec_pause == 0 || !decodes || e->n_drafts > 0);
 }
 
 /* An entry's known rows, as far as the budget and shared blocks allow. */
@@ -81,7 +92,7 @@ static void feed(struct step *st, struct scheduler *s, const struct plan_entry *
     bool draws = e->n_drafts > 0 && seq->drafts_on_device;
     ASSERT(!draws || (n > 0 && seq->draft_computed + n == end)); // the proposer saw to it
     if (n > 0) {
-        add_rows(&st->draft[0], seq, seq->draft_computed, n, draws);
+        add_rows(&st->draft[0], seq, seq->draft_computed, n, draws, 0);
         st->feeds[st->n_feeds++] = (struct draft_feed){seq, seq->draft_computed, n};
         seq->draft_computed += n;
     }
@@ -102,7 +113,7 @@ void step_build_draft(struct step *st, struct scheduler *s, const struct spec *s
         for (int32_t i = 0; i < st->plan.n_entries; i++) {
             const struct plan_entry *e = &st->plan.entries[i];
             bool speculates = e->n_drafts > 0 && e->seq->drafts_on_device;
-            if (speculates == (pass == 0) && e->seq->request->pool == POOL_NONE) {
+            if (speculates == (pass == 0) && follows(e)) {
                 feed(st, s, e);
                 deepest = speculates && e->n_drafts > deepest ? e->n_drafts : deepest;
             }
@@ -118,7 +129,7 @@ void step_build_draft(struct step *st, struct scheduler *s, const struct spec *s
             const struct plan_entry *e = &st->plan.entries[i];
             if (e->n_drafts > j && e->seq->drafts_on_device) {
                 add_rows(&st->draft[j], e->seq, e->first + e->n_rows - e->n_drafts + j - 1, 1,
-                         true);
+                         true, j);
                 e->seq->draft_computed++;
             }
         }

@@ -255,6 +255,7 @@ static enum status open_all(struct generate *g, const struct config *c,
                             struct engine_options *options, struct err *err)
 {
     TRY(engine_config(c, options, err));
+    options->synthetic = true; // nobody is served made-up text here
     options->wake = wake;
     options->callback_arg = &g->waker;
     TRY(engine_open(options, &g->engine, err));

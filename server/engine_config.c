@@ -47,6 +47,7 @@ enum status engine_config(const struct config *c, struct engine_options *out, st
         .no_prefix_cache = !c->enable_prefix_caching,
         .no_chunked_prefill = !c->enable_chunked_prefill,
         .speculative_config = c->speculative_config,
+        .synthetic = c->load_format && strcmp(c->load_format, "dummy") == 0,
         .backend = {.deterministic = c->deterministic, .n_threads = (int32_t)c->threads},
         .n_ranks = (int32_t)c->tensor_parallel_size,
     };

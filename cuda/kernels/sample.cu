@@ -101,6 +101,7 @@ struct shared_state {
     uint32_t warp_count[32];
     unsigned long long merged[BINS]; // the bins of all blocks together
     unsigned long long warp_mass[32];
+    unsigned long long part; // this block's part of a team's sum of masses
     double sum;        // this block's part of a team's sum,
     float best_value;  // and of a maximum
     int best_id, n_listed;
@@ -745,6 +746,120 @@ __device__ void most_likely(const float *logits, int n, int n_top, float lse, in
     team_sync();
 }
 
+/* ---- the law of a draft, and its judgement: as in cpu/cpu_sample.c -------------------------- */
+
+/* The team's sum. */
+__device__ unsigned long long team_mass(unsigned long long mine, struct shared_state *s)
+{
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        mine += __shfl_xor_sync(0xffffffffu, mine, mask);
+    }
+    if ((threadIdx.x & 31) == 0) {
+        s->warp_mass[threadIdx.x >> 5] = mine;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        s->part = 0;
+        for (int w = 0; w < THREADS / 32; w++) {
+            s->part += s->warp_mass[w];
+        }
+    }
+    team_sync();
+    unsigned long long sum = 0;
+    for (int r = 0; r < team_size(); r++) {
+        sum += *team_at(&s->part, r);
+    }
+    team_sync();
+    return sum;
+}
+
+__device__ __forceinline__ unsigned long long mass_of_share(float share)
+{
+    return (unsigned long long)(share * 1099511627776.0f);
+}
+
+/* What is kept of a row, and by what; a share is 0 where nothing is. */
+struct law {
+    struct scores x; // without a list: all ids
+    struct cut c;
+    float top, min_p;
+};
+
+__device__ __forceinline__ float share_of(const struct law &l, int id, float v)
+{
+    if (!kept(l.c, key_of(v), id)) {
+        return 0.0f;
+    }
+    const float share = exact_exp(v - l.top);
+    return l.min_p > 0.0f && share < l.min_p ? 0.0f : share;
+}
+
+__device__ void keep_law(const struct law &l, float *shares, unsigned long long *total,
+                         struct shared_state *s)
+{
+    unsigned long long mine = 0;
+    each(l.x, [&](int id, float v) {
+        const float share = share_of(l, id, v);
+        shares[id] = share;
+        mine += mass_of_share(share);
+    });
+    mine = team_mass(mine, s);
+    if (team_thread() == 0) {
+        *total = mine;
+    }
+}
+
+/* arg-max of log(p - q) + noise where p is above q; without q, of log p + noise. */
+__device__ struct best draw_residual(const struct law &p, double p_total, const float *q,
+                                     double q_total, uint64_t seed, int position,
+                                     struct shared_state *s)
+{
+    struct best b = {-INFINITY, INT32_MAX};
+    each(p.x, [&](int id, float v) {
+        const float share = share_of(p, id, v);
+        if (!(share > 0.0f)) {
+            return;
+        }
+        double w = __ddiv_rn((double)mass_of_share(share), p_total);
+        if (q != NULL) {
+            w = __dsub_rn(w, __ddiv_rn((double)mass_of_share(q[id]), q_total));
+        }
+        if ((float)w < 1.17549435e-38f) {
+            return;
+        }
+        const float noise = gumbel_noise(rng_bits(seed, position, RNG_RESIDUAL, (uint32_t)id));
+        const float value = __fadd_rn(exact_log((float)w), noise);
+        if (better(value, id, b)) {
+            b.value = value;
+            b.id = id;
+        }
+    });
+    return team_best(b, s);
+}
+
+/* The draft if it is accepted, else another token. */
+__device__ int judge_draft(const struct law &p, const float *q, unsigned long long q_total,
+                           int draft, uint64_t seed, int position, struct shared_state *s)
+{
+    unsigned long long mine = 0;
+    each(p.x, [&](int id, float v) { mine += mass_of_share(share_of(p, id, v)); });
+    const double p_total = (double)team_mass(mine, s);
+    if (draft >= 0 && draft < p.x.n) {
+        const float share = share_of(p, draft, score_at(p.x, draft));
+        const double u = rng_uniform(rng_bits(seed, position, RNG_ACCEPT, 0));
+        const double p_side = __dmul_rn((double)mass_of_share(share), (double)q_total);
+        const double q_side = __dmul_rn(__dmul_rn(u, (double)mass_of_share(q[draft])), p_total);
+        if (p_side > q_side) {
+            return draft;
+        }
+    }
+    struct best b = draw_residual(p, p_total, q, (double)q_total, seed, position, s);
+    if (b.id == INT32_MAX) {
+        b = draw_residual(p, 1.0, NULL, 1.0, seed, position, s);
+    }
+    return b.id;
+}
+
 /* ---- one draw ------------------------------------------------------------------------------ */
 
 /* A team's scratch memory. */
@@ -769,7 +884,8 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
         row = pad.scores;
     }
     struct cut c = {0, INT32_MAX};
-    const bool needs_top = temperature == 0.0f || p.top_p < 1.0f || p.min_p > 0.0f;
+    const bool needs_top =
+        temperature == 0.0f || p.top_p < 1.0f || p.min_p > 0.0f || d.law > 0;
     const struct best best = needs_top ? team_argmax(row, n, s) : (struct best){0.0f, 0};
     if (temperature == 0.0f) {
         return best.id;
@@ -783,6 +899,19 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
         c = cut_at<true>(x, 0, p.top_p, top, c, s);
     }
     const uint64_t seed = (uint64_t)p.seed_high << 32 | p.seed_low;
+    if (d.law > 0) {
+        const struct law law = {{row, n, temperature, NULL, NULL, -1}, c, top, p.min_p};
+        float *shares = pass.laws + (int64_t)(d.law - 1) * pass.vocab;
+        unsigned long long *total = pass.law_totals + (d.law - 1);
+        if (d.kind == DRAW_DRAFT) {
+            keep_law(law, shares, total, s);
+        } else {
+            const int32_t *history = pass.history + (int64_t)d.lane * pass.history_stride;
+            const int draft = d.pos + 1 < pass.history_stride ? history[d.pos + 1] : -1;
+            const int id = judge_draft(law, shares, *total, draft, seed, d.pos + 1, s);
+            return id == INT32_MAX ? best.id : id;
+        }
+    }
     const struct best drawn = draw_noisy(x, top, p.min_p, c, seed, d.pos + 1, s);
     return drawn.id == INT32_MAX ? team_argmax(row, n, s).id : drawn.id;
 }

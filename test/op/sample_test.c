@@ -19,6 +19,7 @@ static void open_sampler(struct sampler *s, const char *backend, const float *lo
     struct backend_limits limits = op_limits();
     memset(s, 0, sizeof *s);
     limits.vocab = vocab;
+    limits.max_laws = 64;
     s->rig = op_open(backend, DT_BF16, &limits);
     s->logits = op_tensor(&s->rig, logits, 1, vocab, vocab + 3);
     s->vocab = vocab;
@@ -285,6 +286,113 @@ OP_TEST(draws_follow_the_softmax)
         CHECK(chi < (left == KINDS ? 37.4 : 25.7)); // 11 and 5 degrees of freedom
     }
     op_close(&s.rig);
+}
+
+/* ---- drafts judged by p / q ----------------------------------------------------------------- */
+
+enum { KINDS = 12, AT_ONCE = 50 };
+
+/* What the sampler's steps leave of the softmax, in double. */
+static void law_of(const float *logits, const struct sampling_params *p, double *law)
+{
+    double most = -INFINITY, sum = 0.0, kept = 0.0;
+    for (int32_t i = 0; i < KINDS; i++) {
+        most = fmax(most, (double)logits[i]);
+    }
+    for (int32_t i = 0; i < KINDS; i++) {
+        law[i] = exp(((double)logits[i] - most) / (double)p->temperature);
+        sum += law[i];
+    }
+    for (int32_t i = 0; i < KINDS; i++) {
+        int32_t above = 0;
+        double mass_above = 0.0;
+        for (int32_t j = 0; j < KINDS; j++) {
+            above += logits[j] > logits[i];
+            mass_above += logits[j] > logits[i] ? law[j] / sum : 0.0;
+        }
+        bool out = (p->top_k > 0 && above >= p->top_k) || mass_above >= (double)p->top_p;
+        kept += out ? 0.0 : law[i];
+        law[i] = out ? -law[i] : law[i]; // later ones still need the mass
+    }
+    for (int32_t i = 0; i < KINDS; i++) {
+        law[i] = law[i] > 0.0 ? law[i] / kept : 0.0;
+    }
+}
+
+/* AT_ONCE drafts from `q`, then their judgement by `p`; counts what comes out and what stood. */
+static void judge_some(struct sampler *s, struct tensor q, struct tensor p, int32_t *counts,
+                       int32_t *n_accepted)
+{
+    int32_t drafts[AT_ONCE];
+    s->logits = q;
+    for (int32_t j = 0; j < AT_ONCE; j++) {
+        add_draw(s, (struct pass_draw){.pos = j, .n_prompt = 1, .tree_row = -1, .keep = true,
+                                       .kind = DRAW_DRAFT, .noise = true, .law = 1 + j});
+    }
+    const struct draw_result *r = run_draws(s);
+    for (int32_t j = 0; j < AT_ONCE; j++) {
+        drafts[j] = r[j].token;
+    }
+    s->logits = p;
+    for (int32_t j = 0; j < AT_ONCE; j++) {
+        add_draw(s, (struct pass_draw){.pos = j, .n_prompt = 1, .tree_row = -1, .law = 1 + j});
+    }
+    r = run_draws(s);
+    for (int32_t j = 0; j < AT_ONCE; j++) {
+        counts[r[j].token]++;
+        *n_accepted += r[j].token == drafts[j];
+    }
+}
+
+/* Chi-square of what comes out against p, whatever q is, and the share that is accepted against its
+ * optimum, the sum of min(p, q); 0.9999 quantiles. */
+OP_TEST(judged_drafts_follow_the_targets_law)
+{
+    enum { N = 30000 };
+    static const struct {
+        float temperature, top_p, likeness;
+        int32_t top_k;
+    } cases[] = {{1.0f, 1.0f, 0.5f, 0}, {0.7f, 1.0f, 0.0f, 0}, {1.5f, 1.0f, 0.9f, 4},
+                 {1.0f, 0.8f, 0.3f, 0}, {1.0f, 1.0f, 1.0f, 0}};
+    static const double quantile[] = {0.0, 15.2, 18.5, 21.2, 23.6, 25.8, 27.9, 29.9, 31.9, 33.8,
+                                      35.6, 37.4};
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        float logits[KINDS], draft[KINDS];
+        double p_law[KINDS], q_law[KINDS], chi = 0.0, accept = 0.0;
+        int32_t counts[KINDS] = {0}, n_accepted = 0, freedom = -1;
+        for (int32_t i = 0; i < KINDS; i++) {
+            float other = op_normal() * 1.5f;
+            logits[i] = op_normal() * 1.5f;
+            draft[i] = cases[c].likeness * logits[i] + (1.0f - cases[c].likeness) * other;
+        }
+        struct sampler s;
+        open_sampler(&s, backend, logits, KINDS);
+        struct tensor target = s.logits, proposer = op_tensor(&s.rig, draft, 1, KINDS, KINDS + 3);
+        struct sampling_params p = sampling_params_default();
+        p.temperature = cases[c].temperature;
+        p.top_p = cases[c].top_p;
+        p.top_k = cases[c].top_k;
+        law_of(logits, &p, p_law);
+        law_of(draft, &p, q_law);
+        for (int32_t i = 0; i < N; i += AT_ONCE) {
+            p.seed = (uint64_t)i;
+            s.rig.ops->step_begin(s.rig.be, 0);
+            s.rig.in_step = true;
+            s.rig.ops->lane_params(s.rig.be, 0, &p);
+            judge_some(&s, proposer, target, counts, &n_accepted);
+        }
+        for (int32_t i = 0; i < KINDS; i++) {
+            double e = N * p_law[i];
+            chi += e > 0.0 ? (counts[i] - e) * (counts[i] - e) / e : counts[i] * 1e9;
+            freedom += e > 0.0;
+            accept += fmin(p_law[i], q_law[i]);
+        }
+        if (!(chi < quantile[freedom])) {
+            CHECK_FAIL("case %zu: chi-square %g with %d degrees of freedom", c, chi, freedom);
+        }
+        CHECK_NEAR(n_accepted / (double)N, accept, 4.0 * sqrt(accept * (1.0 - accept) / N) + 1e-9);
+        op_close(&s.rig);
+    }
 }
 
 OP_TEST(kept_draws_enter_the_history_and_scores_read_it)

@@ -300,6 +300,113 @@ TEST(a_full_accept_gives_the_bonus_token)
     stop(&b);
 }
 
+/* 40 requests of 120 tokens, one at a time; tokens per step behind the prompts. */
+static double synthetic_rate(const char *config)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 200);
+    o.max_num_seqs = 1;
+    o.speculative_config = config;
+    o.synthetic = true;
+    if (!start(&b, &o)) {
+        return 0.0;
+    }
+    for (int32_t i = 0; i < 40; i++) {
+        struct test_request *q = make(i, 7 * i, 10, 120);
+        q->r.params.seed = (uint64_t)i;
+        submit(&b, q);
+    }
+    run(&b, 40, 10000);
+    struct engine_stats s;
+    engine_stats(b.e, &s);
+    CHECK_EQ(s.generated_tokens, 40 * 120);
+    stop(&b);
+    return (double)(40 * 119) / (double)(s.n_steps - 40);
+}
+
+#define SYNTHETIC                                                                                  \
+    "{\"method\":\"ngram\",\"num_speculative_tokens\":1,\"fixed\":true,"                             \
+    "\"rejection_sample_method\":\"synthetic\",\"synthetic_acceptance_rate\":0.8"
+
+TEST(with_synthetic_acceptance_the_bonus_token_is_all_the_gain)
+{
+    CHECK_NEAR(synthetic_rate(SYNTHETIC "}"), 1.8, 0.04);
+    CHECK_NEAR(synthetic_rate(SYNTHETIC ",\"synthetic_bonus\":false}"), 1.0, 0.0);
+}
+
+TEST(synthetic_acceptance_is_refused_where_text_is_served)
+{
+    struct bed b = {0};
+    struct err err;
+    struct engine_options o = options_of(&b, 4, 200);
+    o.speculative_config = SYNTHETIC "}";
+    CHECK(engine_open(&o, &b.e, &err) == ERR_INVALID && strstr(err.text, "dummy"));
+    o.synthetic = true;
+    o.speculative_config = "{\"method\":\"ngram\",\"rejection_sample_method\":\"synthetic\"}";
+    CHECK(engine_open(&o, &b.e, &err) == ERR_INVALID && strstr(err.text, "from 0 to 1"));
+    o.speculative_config = "{\"method\":\"ngram\",\"rejection_sample_method\":\"probabilistic\"}";
+    CHECK(engine_open(&o, &b.e, &err) == ERR_UNSUPPORTED && strstr(err.text, "draft_model"));
+    o.speculative_config = "{\"method\":\"ngram\",\"rejection_sample_method\":\"typical\"}";
+    CHECK(engine_open(&o, &b.e, &err) == ERR_UNSUPPORTED && strstr(err.text, "typical"));
+    o.speculative_config = "{\"method\":\"ngram\",\"synthetic_acceptance_rate\":0.5}";
+    CHECK(engine_open(&o, &b.e, &err) == ERR_INVALID);
+}
+
+/* What 8 requests cost: turns, steps, rows, and passes of a draft model. */
+struct cost {
+    int32_t turns, draft_passes;
+    int64_t n_steps, n_rows, n_drafts;
+};
+
+static struct cost cost_of(const char *config, int32_t asked)
+{
+    struct bed b = {0};
+    struct cost c = {0};
+    struct engine_options o = options_of(&b, 4, 400);
+    o.max_num_seqs = 4;
+    o.speculative_config = config;
+    if (!start(&b, &o)) {
+        return c;
+    }
+    for (int32_t i = 0; i < 8; i++) {
+        struct test_request *q = make(i, 31 * i, 12 + i, 60);
+        q->r.params.num_speculative_tokens = asked;
+        submit(&b, q);
+    }
+    for (; c.turns < 1000 && b.n_done < 8; c.turns++) {
+        engine_turn(b.e);
+        const struct step *st = &b.e->steps[(b.e->next_slot + N_STEPS - 1) % N_STEPS];
+        c.draft_passes += st->n_draft_passes;
+        engine_drain(b.e, on_event, &b);
+    }
+    struct engine_stats s;
+    engine_stats(b.e, &s);
+    c.n_steps = s.n_steps;
+    c.n_rows = s.n_rows;
+    c.n_drafts = s.spec_draft_tokens;
+    stop(&b);
+    return c;
+}
+
+TEST(speculation_that_a_request_turns_off_costs_nothing)
+{
+    static const char *const configs[] = {
+        "{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"fixed\":true,\"prompt_lookup_min\":1}",
+        "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","
+        "\"num_speculative_tokens\":4,\"fixed\":true}"};
+    struct cost plain = cost_of(NULL, -1);
+    for (int32_t i = 0; i < 2; i++) {
+        struct cost off = cost_of(configs[i], 0), on = cost_of(configs[i], -1);
+        CHECK(off.turns == plain.turns && off.n_steps == plain.n_steps);
+        CHECK(off.n_rows == plain.n_rows && off.n_drafts == 0 && off.draft_passes == 0);
+        CHECK(on.n_rows > plain.n_rows && on.n_drafts > 0); // the measure sees speculation
+        CHECK((on.draft_passes > 0) == (i == 1));
+        struct cost one = cost_of(configs[i], 1), many = cost_of(configs[i], 9);
+        CHECK(one.n_drafts > 0 && one.n_drafts < on.n_drafts); // a request may lower it
+        CHECK_EQ(many.n_drafts, on.n_drafts);                  // and never raise it
+    }
+}
+
 /* Counted while the engine thread works; see the wrappers below. */
 static _Thread_local volatile bool counts; // malloc is a builtin: its callers are not expected to read
 static volatile int32_t n_allocations;

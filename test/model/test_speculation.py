@@ -1,0 +1,112 @@
+"""Speculation through the engine: laws, bonus tokens, what a stop inside an accepted run leaves, and what is refused."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+import golden
+
+TARGET, STRANGER = "llama-3", os.path.join(golden.GOLDEN, "llama-tied")
+OWN = os.path.join(golden.GOLDEN, TARGET)
+
+
+def config(**keys):
+    return "--speculative-config", json.dumps({"num_speculative_tokens": 3, "fixed": True, "disable_by_batch_size": 256,
+                                               **keys})
+
+
+def draft(model, **keys):
+    return config(method="draft_model", model=model, **keys)
+
+
+PROPOSERS = {"ngram": config(method="ngram", prompt_lookup_min=1), "stranger": draft(STRANGER), "own": draft(OWN)}
+
+
+def joint_counts(n, *flags):
+    """How often each pair of second and third tokens comes, of n samples with four choices at each place."""
+    requests = [{"prompt_token_ids": [5, 9, 13, 5, 9], "max_tokens": 3, "temperature": 1.3, "top_p": 0.95, "n": 100,
+                 "allowed_token_ids": [20, 30, 40, 50],
+                 "seed": 1000 * i, "ignore_eos": True} for i in range(n // 100)]
+    counts = {}
+    accepted = 0
+    for answer in golden.generate(TARGET, requests, *flags):
+        accepted += answer["usage"]["accepted_draft_tokens"]
+        for o in answer["outputs"]:
+            key = tuple(o["token_ids"])
+            counts[key] = counts.get(key, 0) + 1
+    return counts, accepted
+
+
+def chi_square(a, b):
+    """Two samples of equal size: the statistic and its degrees of freedom, over cells of at least 8 in both."""
+    cells = [(a.get(k, 0), b.get(k, 0)) for k in set(a) | set(b)]
+    large = [(x, y) for x, y in cells if x + y >= 16]
+    rest = [sum(x for x, y in cells if x + y < 16), sum(y for x, y in cells if x + y < 16)]
+    large += [tuple(rest)] if sum(rest) >= 16 else []
+    return sum((x - y) ** 2 / (x + y) for x, y in large), len(large) - 1
+
+
+@pytest.mark.parametrize("model", [STRANGER, OWN], ids=["stranger", "own"])
+def test_probabilistic_rejection_keeps_the_joint_law(model):
+    n = 6000
+    plain, _ = joint_counts(n)
+    judged, accepted = joint_counts(n, *draft(model, rejection_sample_method="probabilistic", num_speculative_tokens=2))
+    value, freedom = chi_square(plain, judged)
+    assert freedom > 20 and accepted > n / 20
+    # A draft that is the target draws the plain run's tokens, and all of them stand.
+    assert (plain == judged) == (model == OWN)
+    assert value < freedom + 4 * (2 * freedom) ** 0.5, (value, freedom)  # four deviations
+
+
+def test_a_draft_that_is_the_target_gives_k_plus_one_tokens_a_step():
+    request = {"prompt_token_ids": [3, 4, 5], "max_tokens": 1 + 4 * 20, "temperature": 0, "ignore_eos": True}
+    for flags in (draft(OWN), draft(OWN, rejection_sample_method="probabilistic")):
+        for temperature in (0, 1):
+            usage = golden.generate(TARGET, [{**request, "temperature": temperature}], *flags)[0]["usage"]
+            assert usage["draft_tokens"] == usage["accepted_draft_tokens"] == 3 * 20
+
+
+@pytest.mark.parametrize("how", PROPOSERS)
+def test_a_stop_inside_an_accepted_run_cuts_there(how):
+    """An end at each place of a run: nothing behind it is returned or counted, and none is left out."""
+    request = {"prompt_token_ids": [7, 8, 9, 7, 8, 9, 7, 8], "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    whole = golden.generate(TARGET, [request])[0]["outputs"][0]["token_ids"]
+    asks = [{**request, "stop_token_ids": [t]} for t in whole[:16]]
+    asks += [{**request, "max_tokens": n} for n in range(1, 12)]
+    asks += [{**request, "stop_token_ids": [whole[0]], "min_tokens": n} for n in range(2, 9)]
+    want, have = golden.generate(TARGET, asks), golden.generate(TARGET, asks, *PROPOSERS[how])
+    for ask, a, b in zip(asks, want, have):
+        assert b["outputs"] == a["outputs"], ask
+        assert b["usage"]["completion_tokens"] == a["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("how", PROPOSERS)
+def test_a_seed_gives_its_text_alone_and_among_64(how):
+    one = {"prompt_token_ids": [11, 12, 13], "temperature": 0.9, "seed": 77, "max_tokens": 20, "ignore_eos": True}
+    crowd = [{**one, "prompt_token_ids": [11 + i, 12, 13, 14][: 1 + i % 4], "seed": i} for i in range(63)]
+    alone = golden.generate(TARGET, [one])[0]["outputs"]
+    answers = golden.generate(TARGET, crowd[:40] + [one] + crowd[40:], *PROPOSERS[how])
+    assert answers[40]["outputs"] == alone
+
+
+def refused(*flags, model=OWN):
+    command = [golden.SLUICE, "generate", model, "hello", "--device", "cpu", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_a_draft_with_another_vocabulary_is_refused():
+    text = refused(*draft(os.path.join(golden.ROOT, "models/demo-draft")))
+    assert "vocabulary" in text and "4096" in text
+    assert "rejection_sample_method" in refused(*config(method="ngram", rejection_sample_method="typical"))
+    assert "num_speculative_tokens" in refused(*config(method="ngram", num_speculative_tokens=0))
+
+
+def test_a_server_refuses_to_make_up_text():
+    command = [golden.SLUICE, "serve", OWN, "--device", "cpu", "--port", "0", *config(
+        method="ngram", rejection_sample_method="synthetic", synthetic_acceptance_rate=0.8)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "makes up text" in done.stderr
