@@ -177,6 +177,76 @@ TEST(draws_agree)
     }
 }
 
+/* Drafts from laws that are kept, then their judgement under other logits: the CPU's tokens both
+ * times, some of them the drafts. */
+static void law_case(int32_t vocab, int32_t used, float scale, float likeness)
+{
+    enum { EACH = 4, N = N_LANES * EACH };
+    static struct test_pass t;
+    static int32_t ints[N_LANES][MAX_LISTS];
+    static struct logit_bias bias[N_LANES][MAX_LISTS];
+    struct pair p;
+    struct backend_limits limits = pair_limits();
+    limits.vocab = vocab;
+    limits.max_laws = N;
+    REQUIRE(pair_open(&p, DT_F32, false, &limits));
+    struct seq_spec specs[N_LANES];
+    for (int32_t i = 0; i < N_LANES; i++) {
+        specs[i] = (struct seq_spec){50 + i, EACH, false};
+    }
+    pass_of(&t, specs, N_LANES, false, 78);
+    for (int32_t n = 0; n < N; n++) {
+        t.out_rows[n] = n;
+        t.draws[n] = (struct pass_draw){.out_row = n, .lane = n / EACH, .pos = t.rows[n].pos,
+                                        .n_prompt = 30, .kind = DRAW_DRAFT, .keep = true,
+                                        .noise = true, .tree_row = -1, .law = 1 + n};
+    }
+    t.pass.n_out = t.pass.n_draws = N;
+    struct pair_tensor draft = make_logits(&p, N, vocab, scale, false);
+    struct pair_tensor other = make_logits(&p, N, vocab, scale, false);
+    float *a = tensor_get(&p, &draft, CPU), *b = tensor_get(&p, &other, CPU);
+    for (int64_t i = 0; i < (int64_t)N * vocab; i++) {
+        b[i] = likeness * a[i] + (1.0f - likeness) * b[i];
+    }
+    tensor_put(&p, &other, b);
+    free(a);
+    free(b);
+    struct pass_results r[2];
+    int32_t drafts[N], n_accepted = 0;
+    for (int32_t turn = 0; turn < 2; turn++) {
+        step_begin(&p);
+        for (int32_t i = 0; turn == 0 && i < N_LANES; i++) {
+            const struct sampling_params s = params_of(i, ints[i], bias[i]);
+            set_params(&p, i, &s);
+        }
+        for (int32_t n = 0; turn == 1 && n < N; n++) {
+            drafts[n] = r[CPU].draws[n].token;
+            t.draws[n].kind = DRAW_SAMPLE;
+            t.draws[n].keep = false;
+        }
+        pass_begin(&p, &t);
+        struct sample_args args = {.n_out = N, .n_draws = N, .n_vocab_used = used};
+        BOTH(&p, sample, args, args.logits = turn == 0 ? draft.t[b] : other.t[b]);
+        pass_end(&p);
+        step_end(&p, r);
+        compare_draws(r, turn == 0 ? "drafts" : "judged drafts");
+    }
+    for (int32_t n = 0; n < N; n++) {
+        n_accepted += r[CPU].draws[n].token == drafts[n];
+    }
+    CHECK(n_accepted > 0 && n_accepted < N);
+    pair_close(&p);
+}
+
+TEST(laws_and_judgements_agree)
+{
+    NEED_GPU();
+    law_case(1003, 1003, 2.0f, 0.8f);
+    law_case(1003, 997, 4.0f, 0.5f);
+    law_case(32000, 31999, 3.0f, 0.9f);
+    law_case(128256, 128256, 2.0f, 0.95f);
+}
+
 TEST(bans_of_everything_are_dropped_and_nan_is_never_drawn)
 {
     NEED_GPU();
