@@ -80,9 +80,9 @@ static int open_socket(const struct target *t, const char **why)
 static bool exchange(int fd, const struct target *t, char *reply, size_t cap, const char **why)
 {
     char head[1024];
-    const int n_head = snprintf(head, sizeof head,
-                                "GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n",
-                                t->path, t->host);
+    const int n_head =
+        snprintf(head, sizeof head, "GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n",
+                 t->path, t->host);
     if (send(fd, head, (size_t)n_head, MSG_NOSIGNAL) != n_head) {
         *why = strerror(errno);
         return false;
