@@ -17,6 +17,8 @@ SLUICE = os.environ.get("SLUICE", os.path.join(ROOT, "build", "sluice"))
 DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
 START_S = 60
 # The two tasks that everything rests on, and a look at the rest.
+DRAFT = json.dumps({"method": "draft_model", "model": os.path.join(ROOT, "models", "demo-draft"), "num_speculative_tokens": 4})
+NGRAM = json.dumps({"method": "ngram", "num_speculative_tokens": 4})
 LOOKS = [
     ["--tasks", "arithmetic,lookup", "--cases", "40", "--floor", "0.95"],
     ["--cases", "6", "--floor", "0.8"],
@@ -102,7 +104,14 @@ def test_accuracy_is_above_the_floors(plain):
 @pytest.mark.skipif(DEVICE != "cpu", reason="elsewhere near ties may fall either way")
 @pytest.mark.parametrize(
     "flags",
-    [["--no-enable-prefix-caching"], ["--max-num-batched-tokens", "64"], ["--max-num-seqs", "2"]],
+    [
+        ["--no-enable-prefix-caching"],
+        ["--no-enable-chunked-prefill"],
+        ["--max-num-batched-tokens", "64"],
+        ["--max-num-seqs", "2"],
+        ["--speculative-config", NGRAM],
+        ["--speculative-config", DRAFT],
+    ],
 )
 def test_answers_do_not_depend_on_how_they_are_scheduled(plain, tmp_path, flags):
     answers, _ = plain
@@ -111,3 +120,29 @@ def test_answers_do_not_depend_on_how_they_are_scheduled(plain, tmp_path, flags)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(done.stdout)["tasks"]
     assert {task: row["differ"] for task, row in rows.items() if row["differ"]} == {}
+
+
+def test_the_table_has_every_setting(tmp_path):
+    """Two columns of it, one of them a setting that the script does not know."""
+    command = [os.path.join(ROOT, "scripts", "eval_table"), "--cases", "2", "--tasks", "arithmetic,json", "--only", "plain"]
+    done = subprocess.run(
+        [*command, "--add", "one sequence=--max-num-seqs 1", "--markdown"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "SLUICE": SLUICE},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in done.stdout.splitlines()]
+    assert rows[0] == ["task", "plain", "one sequence"]
+    assert [r[0] for r in rows[2:]] == ["arithmetic", "json", "differ", "tokens/s"]
+    assert rows[-2][1:] == ["0", "0"]
+
+
+def test_the_table_says_what_is_under_the_floor():
+    command = [os.path.join(ROOT, "scripts", "eval_table"), "--cases", "1", "--tasks", "arithmetic", "--only", "plain"]
+    env = {**os.environ, "SLUICE": SLUICE}
+    done = subprocess.run([*command, "--floor", "1.1"], capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 1 and "under the floor" in done.stderr
+    done = subprocess.run([*command, "--add", "bad=--nonsense"], capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 2 and "nonsense" in done.stderr
