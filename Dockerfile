@@ -4,7 +4,7 @@
 # one is built from Debian's own sources (scripts/deps) and linked statically.
 FROM debian:12-slim AS build
 # hadolint ignore=DL3008
-RUN apt-get update && apt-get install -y --no-install-recommends gcc make libc6-dev libuv1-dev libcjson-dev \
+RUN apt-get update && apt-get install -y --no-install-recommends gcc make pkg-config libc6-dev libuv1-dev libcjson-dev \
     libpcre2-dev libutf8proc-dev libgnutls28-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY scripts/deps scripts/deps
