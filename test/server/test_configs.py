@@ -268,6 +268,30 @@ def test_notify_and_socket_activation(tmp_path):
         assert p.wait(20) == 0
 
 
+# ---- the quick start ---------------------------------------------------------------------------
+
+
+def test_scripts_add_little_when_all_is_there():
+    script = os.path.join(ROOT, "scripts/install_deps")
+    if not shutil.which("dpkg-query"):
+        pytest.skip("no Debian or Ubuntu")
+    before = os.times()
+    p = subprocess.run([script], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    after = os.times()
+    if "packages are missing" in p.stdout:
+        assert p.returncode == 1 and ("No answer" in p.stderr or "run as root" in p.stderr)
+        pytest.skip("not all is there")
+    assert p.returncode == 0 and p.stdout == "" and p.stderr == ""
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    assert used < 1
+
+
+@pytest.mark.parametrize("name", ["serve", "test", "install_deps", "deps", "dist", "check_distro"])
+def test_scripts_parse(name):
+    rc, text = run("bash", "-n", os.path.join(ROOT, "scripts", name))
+    assert rc == 0, text
+
+
 # ---- images ------------------------------------------------------------------------------------
 
 DOCKERFILES = ["Dockerfile", "Dockerfile.cuda"]
