@@ -6,6 +6,7 @@ find server engine cuda cpu bench -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh
 function bad(why) { printf "%s:%d: %s (%s)\n", FILENAME, FNR, $0, why; n++ }
 function third(file, lib, allowed) {
     if (lib ~ /^uv\.h|^microhttpd/ && file !~ /^server\/(http|prepare|main|serve)|^bench\//) bad("libuv and libmicrohttpd live in server/http*, prepare, serve, main and bench/")
+    if (lib ~ /^(sys\/socket|netinet|netdb)/ && file !~ /^(server\/http|bench\/)|^engine\/base\/wire\.c$/) bad("sockets live in server/http*, bench/ and engine/base/wire.c")
     if (lib ~ /^cjson/ && file != "engine/base/json.c") bad("cJSON lives in engine/base/json.c")
     if (lib ~ /^(pcre2|utf8proc)/ && file !~ /^engine\/tokenizer/) bad("PCRE2 and utf8proc live in the tokenizer")
     if (lib ~ /^(cuda|cublas|nccl)/ && file !~ /^cuda\//) bad("CUDA, cuBLAS and NCCL live in cuda/")
@@ -15,7 +16,7 @@ function third(file, lib, allowed) {
     match($0, /"[^"]*"/); inc = substr($0, RSTART + 1, RLENGTH - 2); f = FILENAME
     if (f ~ /^server\/(main|devices|cmd_bench_ops.*)\.[ch]$/) next
     if (f ~ /^server\//) {
-        if (inc !~ /^server\// && inc !~ /^engine\/base\// && inc !~ /^engine\/(engine|params|tokenizer|detok|options|model_info)\.h$/) bad("server/ sees engine.h, tokenizer, detok and base/ only")
+        if (inc !~ /^server\// && inc !~ /^engine\/base\// && inc !~ /^engine\/(engine|nodes|params|tokenizer|detok|options|model_info)\.h$/) bad("server/ sees engine.h, tokenizer, detok and base/ only")
     } else if (f ~ /^engine\/base\//) {
         if (inc !~ /^engine\/base\//) bad("base/ includes base/ only")
     } else if (f ~ /^engine\//) {

@@ -1,0 +1,218 @@
+#include "engine/base/wire.h"
+
+#include "engine/base/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* True when the fd is ready (or broken: the next call on it says so). */
+static bool wait_for(int fd, short events, int64_t deadline_ns)
+{
+    for (;;) {
+        int64_t left = deadline_ns - clock_now_ns();
+        if (left < 0) {
+            return false;
+        }
+        int64_t ms = left / 1000000 + 1;
+        struct pollfd p = {.fd = fd, .events = events};
+        int n = poll(&p, 1, ms > 1000 ? 1000 : (int)ms);
+        if (n > 0) {
+            return true;
+        }
+        if (n < 0 && errno != EINTR) {
+            return true;
+        }
+    }
+}
+
+static void set_stream(int fd)
+{
+    int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+enum status wire_listen(int32_t port, int *out, int32_t *bound_port, struct err *err)
+{
+    *out = -1;
+    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool six = fd >= 0;
+    if (!six) { // a host without IPv6
+        fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    }
+    struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port),
+                              .sin6_addr = in6addr_any};
+    struct sockaddr_in a4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int on = 1, off = 0;
+    bool good = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0;
+    if (good && six) {
+        good = setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0;
+    }
+    good = good && (six ? bind(fd, (struct sockaddr *)&a6, sizeof a6)
+                        : bind(fd, (struct sockaddr *)&a4, sizeof a4)) == 0;
+    good = good && listen(fd, 128) == 0;
+    struct sockaddr_storage bound;
+    socklen_t n = sizeof bound;
+    good = good && getsockname(fd, (struct sockaddr *)&bound, &n) == 0;
+    if (!good) {
+        int why = errno;
+        wire_close(&fd);
+        return err_set(err, ERR_IO, "cannot listen on port %d: %s", port, strerror(why));
+    }
+    *bound_port = ntohs(six ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                            : ((struct sockaddr_in *)&bound)->sin_port);
+    *out = fd;
+    return OK;
+}
+
+enum status wire_accept(int listener, int64_t deadline_ns, int *fd, char *from, size_t from_bytes)
+{
+    struct sockaddr_storage a;
+    for (;;) {
+        socklen_t n = sizeof a;
+        *fd = accept4(listener, (struct sockaddr *)&a, &n, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (*fd >= 0) {
+            set_stream(*fd);
+            char host[128] = "?";
+            getnameinfo((struct sockaddr *)&a, n, host, sizeof host, NULL, 0, NI_NUMERICHOST);
+            if (from) {
+                snprintf(from, from_bytes, "%s", host);
+            }
+            return OK;
+        }
+        if (errno == EMFILE || errno == ENFILE || errno == EBADF || errno == EINVAL) {
+            return ERR_IO;
+        }
+        if (!wait_for(listener, POLLIN, deadline_ns)) {
+            return ERR_TIMEOUT;
+        }
+    }
+}
+
+static int connect_to(const struct addrinfo *a, int64_t deadline_ns)
+{
+    int fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return -1;
+    }
+    int rc = connect(fd, a->ai_addr, a->ai_addrlen), why = errno;
+    if (rc != 0 && why == EINPROGRESS) {
+        socklen_t n = sizeof why;
+        if (!wait_for(fd, POLLOUT, deadline_ns)) {
+            why = ETIMEDOUT;
+        } else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &n) != 0) {
+            why = errno;
+        }
+    } else if (rc == 0) {
+        why = 0;
+    }
+    if (why != 0) {
+        wire_close(&fd);
+        errno = why;
+        return -1;
+    }
+    set_stream(fd);
+    return fd;
+}
+
+enum status wire_connect(const char *host, int32_t port, int64_t deadline_ns, int *fd,
+                         struct err *err)
+{
+    *fd = -1;
+    char service[16];
+    snprintf(service, sizeof service, "%d", port);
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *list = NULL;
+    int rc = getaddrinfo(host, service, &hints, &list);
+    if (rc != 0) {
+        // A name may appear later: a headless service knows its pods only once they run.
+        return err_set(err, rc == EAI_AGAIN || rc == EAI_NONAME ? ERR_IO : ERR_INVALID, "%s: %s",
+                       host, gai_strerror(rc));
+    }
+    errno = ECONNREFUSED;
+    for (struct addrinfo *a = list; a && *fd < 0; a = a->ai_next) {
+        *fd = connect_to(a, deadline_ns);
+    }
+    int why = errno;
+    freeaddrinfo(list);
+    return *fd >= 0 ? OK : err_set(err, ERR_IO, "%s port %d: %s", host, port, strerror(why));
+}
+
+enum status wire_send(int fd, const void *bytes, size_t n_bytes, int64_t deadline_ns)
+{
+    const char *p = bytes;
+    while (n_bytes > 0) {
+        ssize_t n = send(fd, p, n_bytes, MSG_NOSIGNAL);
+        if (n > 0) {
+            p += n;
+            n_bytes -= (size_t)n;
+        } else if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+            return ERR_IO;
+        } else if (!wait_for(fd, POLLOUT, deadline_ns)) {
+            return ERR_TIMEOUT;
+        }
+    }
+    return OK;
+}
+
+enum status wire_read_some(int fd, void *bytes, size_t n_bytes, size_t *got)
+{
+    *got = 0;
+    ssize_t n = recv(fd, bytes, n_bytes, 0);
+    if (n > 0) {
+        *got = (size_t)n;
+        return OK;
+    }
+    bool later = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+    return later ? OK : ERR_IO;
+}
+
+enum status wire_recv(int fd, void *bytes, size_t n_bytes, int64_t deadline_ns)
+{
+    char *p = bytes;
+    while (n_bytes > 0) {
+        size_t got;
+        TRY(wire_read_some(fd, p, n_bytes, &got));
+        p += got;
+        n_bytes -= got;
+        if (got == 0 && !wait_for(fd, POLLIN, deadline_ns)) {
+            return ERR_TIMEOUT;
+        }
+    }
+    return OK;
+}
+
+void wire_finish(int fd, int64_t deadline_ns)
+{
+    char unread[4096];
+    size_t got;
+    shutdown(fd, SHUT_WR);
+    while (wire_read_some(fd, unread, sizeof unread, &got) == OK) {
+        if (got == 0 && !wait_for(fd, POLLIN, deadline_ns)) {
+            return;
+        }
+    }
+}
+
+void wire_break(int fd)
+{
+    if (fd >= 0) {
+        shutdown(fd, SHUT_RDWR);
+    }
+}
+
+void wire_close(int *fd)
+{
+    if (*fd >= 0) {
+        close(*fd);
+    }
+    *fd = -1;
+}
