@@ -54,7 +54,7 @@ else
 # What the commands need without sockets: cJSON, PCRE2 and utf8proc are all of the libraries.
 SRC    += $(filter-out server/cmd_serve.c,$(wildcard server/cmd_*.c server/jinja*.c server/chat_*.c \
           server/config*.c server/output*.c server/tool_parser*.c)) server/devices.c server/engine_config.c \
-          server/generate_job.c
+          server/nodes_config.c server/generate_job.c
 CFLAGS += -DSLUICE_NO_HTTP
 endif
 endif

@@ -23,8 +23,13 @@ enum status cpu_peaks(struct backend *be, struct cpu_peaks *out);
  * Returns how many there are (at most max are read). */
 int32_t cpu_read_weights(struct backend *be, double *seconds, int32_t max);
 
-/* The common ground of n CPU ranks (threads of this process); freed after they are closed. */
-struct comm *cpu_comm_create(int32_t n_ranks);
+/* The common ground of CPU ranks: threads of this process and, with several nodes, those of other
+ * processes, whose sums travel over TCP by way of node 0. Freed after the ranks are closed. Blocking
+ * with several nodes (at most CPU_COMM_WAIT_S). */
+enum { CPU_COMM_WAIT_S = 120 };
+enum status cpu_comm_open(const struct comm_place *place, struct comm **out, struct err *err);
+struct comm *cpu_comm_create(int32_t n_ranks); // of one process
+void cpu_comm_abort(struct comm *comm);        // any thread: every wait in it ends, now and later
 void cpu_comm_destroy(struct comm *comm);
 
 #endif

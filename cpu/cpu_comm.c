@@ -1,56 +1,104 @@
 /* Ranks of one process: they meet at a barrier, and each does its share of the common work on all
- * ranks' memory. */
-#include "cpu/cpu_internal.h"
+ * ranks' memory. With several processes the first rank of each does it over the streams. */
+#include "cpu/cpu_comm.h"
 
-#include <pthread.h>
+#include "cpu/cpu.h"
+#include "engine/base/clock.h"
+#include "engine/base/wire.h"
+
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-struct comm {
-    int32_t n_ranks;
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    int32_t n_waiting;
-    uint32_t round;
-    bool broken; // a rank has left
-    struct {
-        const float *in;
-        float *out;
-        int64_t in_stride, out_stride;
-    } ranks[]; // what each rank brings to the call in progress
-};
-
-struct comm *cpu_comm_create(int32_t n_ranks)
+static struct comm *create(int32_t n_ranks, int32_t first, int32_t n_local)
 {
     ASSERT(n_ranks >= 1 && n_ranks <= 256);
     struct comm *c = xcalloc(1, sizeof *c + (size_t)n_ranks * sizeof c->ranks[0]);
     c->n_ranks = n_ranks;
+    c->first = first;
+    c->n_local = n_local;
+    c->n_nodes = 1;
+    for (int32_t i = 0; i < 256; i++) {
+        c->streams[i] = -1;
+    }
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&c->mutex, NULL);
-    pthread_cond_init(&c->changed, NULL);
+    pthread_cond_init(&c->changed, &attr);
+    pthread_condattr_destroy(&attr);
     return c;
+}
+
+struct comm *cpu_comm_create(int32_t n_ranks)
+{
+    return create(n_ranks, 0, n_ranks);
+}
+
+enum status cpu_comm_open(const struct comm_place *place, struct comm **out, struct err *err)
+{
+    *out = NULL;
+    if (place->n_nodes < 1 || place->n_ranks < 1 || place->n_ranks > 256 ||
+        place->n_ranks % place->n_nodes != 0 || place->node < 0 ||
+        place->node >= place->n_nodes) {
+        return err_set(err, ERR_INVALID, "%d ranks do not divide among %d nodes", place->n_ranks,
+                       place->n_nodes);
+    }
+    int32_t n_local = place->n_ranks / place->n_nodes;
+    struct comm *c = create(place->n_ranks, place->node * n_local, n_local);
+    c->n_nodes = place->n_nodes;
+    c->node = place->node;
+    enum status st = place->n_nodes > 1 ? cpu_comm_connect(c, place, err) : OK;
+    if (st != OK) {
+        cpu_comm_destroy(c);
+        return st;
+    }
+    *out = c;
+    return OK;
 }
 
 void cpu_comm_destroy(struct comm *comm)
 {
     if (comm) {
+        for (int32_t i = 0; i < 256; i++) {
+            wire_close(&comm->streams[i]);
+        }
         pthread_cond_destroy(&comm->changed);
         pthread_mutex_destroy(&comm->mutex);
+        free(comm->room);
         free(comm);
     }
 }
 
-/* False when a rank is gone, so that the others do not wait for it for ever. */
-static bool meet(struct comm *c)
+void cpu_comm_abort(struct comm *c)
 {
     pthread_mutex_lock(&c->mutex);
+    c->broken = true;
+    for (int32_t i = 0; i < c->n_nodes && c->n_nodes > 1; i++) {
+        wire_break(c->streams[i]);
+    }
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->mutex);
+}
+
+/* False when a rank is gone, or does not come in time, so that the others do not wait for ever. */
+static bool meet(struct comm *c)
+{
+    int64_t end = clock_now_ns() + CPU_COMM_WAIT_S * 1000000000LL;
+    struct timespec deadline = {end / 1000000000, end % 1000000000};
+    pthread_mutex_lock(&c->mutex);
     uint32_t round = c->round;
-    if (++c->n_waiting == c->n_ranks) {
+    if (++c->n_waiting == c->n_local && !c->broken) {
         c->n_waiting = 0;
         c->round++;
         pthread_cond_broadcast(&c->changed);
     }
     while (c->round == round && !c->broken) {
-        pthread_cond_wait(&c->changed, &c->mutex);
+        if (pthread_cond_timedwait(&c->changed, &c->mutex, &deadline) != 0 &&
+            clock_now_ns() >= end) {
+            c->broken = true;
+            pthread_cond_broadcast(&c->changed);
+        }
     }
     bool ok = c->round != round;
     pthread_mutex_unlock(&c->mutex);
@@ -68,13 +116,12 @@ void cpu_comm_leave(struct cpu_backend *cpu)
     }
 }
 
-/* The sum over ranks [first, first + n) of element `at` of their rows: a balanced tree. */
-static float tree_sum(const struct comm *c, int32_t first, int32_t n, int64_t row, int64_t col)
+float cpu_comm_tree_sum(const struct comm *c, int64_t row, int64_t col)
 {
     float open[16];
     int32_t level = 0;
-    for (int32_t i = 0; i < n; i++) {
-        open[level++] = c->ranks[first + i].in[row * c->ranks[first + i].in_stride + col];
+    for (int32_t i = 0; i < c->n_ranks; i++) {
+        open[level++] = c->ranks[i].in[row * c->ranks[i].in_stride + col];
         for (int32_t bits = i + 1; bits % 2 == 0; bits /= 2, level--) {
             open[level - 2] += open[level - 1];
         }
@@ -85,21 +132,33 @@ static float tree_sum(const struct comm *c, int32_t first, int32_t n, int64_t ro
     return open[0];
 }
 
+/* One thread of the process works with the other nodes, when all its ranks have come. */
+static bool with_nodes(struct comm *c, int32_t rank, int64_t n_rows, int64_t width,
+                       bool (*work)(struct comm *c, int64_t n_rows, int64_t width))
+{
+    if (rank == c->first && !work(c, n_rows, width)) {
+        cpu_comm_abort(c);
+        return false;
+    }
+    return meet(c);
+}
+
 bool cpu_comm_sum(struct cpu_backend *cpu, float *y, int64_t stride, int64_t n_rows, int64_t width)
 {
     struct comm *c = cpu->options.comm;
     int32_t rank = cpu->base.rank;
-    c->ranks[rank].in = y;
-    c->ranks[rank].out = y;
-    c->ranks[rank].in_stride = c->ranks[rank].out_stride = stride;
+    c->ranks[rank] = (struct comm_part){y, y, stride, stride};
     if (!meet(c)) {
         return false;
+    }
+    if (c->n_nodes > 1) {
+        return with_nodes(c, rank, n_rows, width, cpu_comm_sum_nodes);
     }
     /* This rank sums its own columns, and writes them to all. */
     int64_t first = width * rank / c->n_ranks, end = width * (rank + 1) / c->n_ranks;
     for (int64_t row = 0; row < n_rows; row++) {
         for (int64_t col = first; col < end; col++) {
-            float sum = tree_sum(c, 0, c->n_ranks, row, col);
+            float sum = cpu_comm_tree_sum(c, row, col);
             for (int32_t r = 0; r < c->n_ranks; r++) {
                 c->ranks[r].out[row * c->ranks[r].out_stride + col] = sum;
             }
@@ -113,10 +172,12 @@ bool cpu_comm_gather(struct cpu_backend *cpu, const float *in, int64_t in_stride
 {
     struct comm *c = cpu->options.comm;
     int32_t rank = cpu->base.rank;
-    c->ranks[rank].in = in;
-    c->ranks[rank].in_stride = in_stride;
+    c->ranks[rank] = (struct comm_part){in, out, in_stride, out_stride};
     if (!meet(c)) {
         return false;
+    }
+    if (c->n_nodes > 1) {
+        return with_nodes(c, rank, n_rows, width, cpu_comm_gather_nodes);
     }
     for (int64_t row = 0; row < n_rows; row++) {
         for (int32_t r = 0; r < c->n_ranks; r++) {

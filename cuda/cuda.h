@@ -12,8 +12,11 @@ int32_t cuda_device_count(void);
 enum status cuda_open(const struct backend_options *options, struct backend **out,
                       struct err *err);
 
-/* The common ground of n ranks, devices 0 .. n - 1 of this process (NCCL). */
-enum status cuda_comm_create(int32_t n_ranks, struct comm **out, struct err *err);
+/* The common ground of the ranks of all nodes (NCCL); this process's are its devices 0, 1, ...
+ * Waits for the other nodes. */
+enum status cuda_comm_open(const struct comm_place *place, struct comm **out, struct err *err);
+/* Any thread: collectives under way end, later ones fail, and no step gives results any more. */
+void cuda_comm_abort(struct comm *comm);
 void cuda_comm_destroy(struct comm *comm);
 
 /* `sluice bench-ops --device cuda`: prints the time of each op at an 8B Llama's shapes and those of

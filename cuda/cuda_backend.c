@@ -114,11 +114,26 @@ static void close_slots(struct cuda *be)
     }
 }
 
+enum status cuda_alive(struct backend *base)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(cuda_enter(be));
+    const cudaError_t e = cudaStreamQuery(be->stream);
+    TRY(cuda_check(be, e == cudaErrorNotReady ? cudaSuccess : e, "asked whether it lives"));
+    if (be->options.n_ranks > 1 && cuda_comm_alive(be) != OK) {
+        be->lost = ERR_DEVICE;
+    }
+    return be->lost;
+}
+
 void cuda_close(struct backend *base)
 {
     struct cuda *be = cuda_of(base);
     if (!be) {
         return;
+    }
+    if (be->options.n_ranks > 1 && cuda_comm_is_aborted(be)) {
+        return; // work may hang on the device, and graphs refer to what was aborted: the process ends
     }
     if (be->stream) {
         cudaSetDevice(be->options.device);
@@ -200,7 +215,7 @@ enum status cuda_open(const struct backend_options *options, struct backend **ou
     be->options = *options;
     be->options.n_ranks = options->n_ranks < 1 ? 1 : options->n_ranks;
     if (be->options.n_ranks > 1) {
-        be->options.device = options->rank; // see cuda_comm_create
+        be->options.device = options->comm ? cuda_comm_device(options->comm, options->rank) : 0;
     }
     be->base.ops = &cuda_ops;
     be->base.rank = options->rank;

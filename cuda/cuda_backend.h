@@ -17,6 +17,7 @@ enum {
     CUDA_MAX_STEPS = 4,   // staging slots
     CUDA_MAX_PASSES = 64, // of a step
     CUDA_MAX_PATCHES = 8192, // between two flushes
+    CUDA_STEP_WAIT_S = 300,  // several ranks: a step that takes longer is a hang
 };
 
 struct weight {
@@ -199,6 +200,9 @@ void cuda_gemm_close(struct cuda *be);
 enum status cuda_gemm(struct cuda *be, const struct gemm_args *a);
 
 /* cuda_comm.c */
+int32_t cuda_comm_device(const struct comm *c, int32_t rank); // of a rank of this process
+bool cuda_comm_is_aborted(const struct cuda *be);
+enum status cuda_comm_alive(struct cuda *be); // several ranks only
 enum status cuda_comm_all_reduce(struct cuda *be, struct tensor y, int32_t n_rows, int32_t width);
 enum status cuda_comm_all_gather(struct cuda *be, const float *from, float *to, size_t n);
 
@@ -207,6 +211,7 @@ enum status cuda_facts(struct backend *be, struct backend_facts *out);
 enum status cuda_alloc_op(struct backend *be, size_t n_bytes, struct dmem *out);
 enum status cuda_write(struct backend *be, struct dmem to, const void *from, size_t n_bytes);
 enum status cuda_read(struct backend *be, void *to, struct dmem from, size_t n_bytes);
+enum status cuda_alive(struct backend *be);
 void cuda_close(struct backend *be);
 
 /* cuda_ops.c */

@@ -1,87 +1,208 @@
 /* Collectives between ranks. NCCL is loaded when there is more than one rank, so that a machine
- * with one GPU need not have it. */
+ * with one GPU need not have it. Ranks of one process are its devices 0, 1, ... in order. */
 #include "cuda/cuda.h"
-#include "cuda/cuda_backend.h"
+#include "cuda/cuda_comm.h"
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 
 #include <dlfcn.h>
-#include <nccl.h>
 #include <stdlib.h>
+#include <string.h>
+#include <time.h>
 
-struct comm {
-    void *library;
-    ncclResult_t (*init_all)(ncclComm_t *, int, const int *);
-    ncclResult_t (*destroy)(ncclComm_t);
-    ncclResult_t (*all_reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t,
-                               ncclComm_t, cudaStream_t);
-    ncclResult_t (*all_gather)(const void *, void *, size_t, ncclDataType_t, ncclComm_t,
-                               cudaStream_t);
-    const char *(*error_string)(ncclResult_t);
-    int32_t n_ranks;
-    ncclComm_t *ranks;
-};
+/* ---- the library ---------------------------------------------------------------------------- */
 
-static bool find_symbol(struct comm *c, const char *name, void *slot)
+static bool find_symbol(struct nccl *n, const char *name, void *slot)
 {
-    void *p = dlsym(c->library, name);
+    void *p = dlsym(n->library, name);
     *(void **)slot = p;
     return p != NULL;
 }
 
-enum status cuda_comm_create(int32_t n_ranks, struct comm **out, struct err *err)
+static enum status load_nccl(struct nccl *n, struct err *err)
+{
+    // Multicast over NVLink can hang whole hosts; who wants it says so.
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    n->library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!n->library) {
+        const char *why = dlerror();
+        return err_set(err, ERR_UNSUPPORTED, "several GPUs need NCCL: %s", why ? why : "");
+    }
+    bool all = find_symbol(n, "ncclGetUniqueId", &n->unique_id) &&
+               find_symbol(n, "ncclCommInitRank", &n->init_rank) &&
+               find_symbol(n, "ncclCommDestroy", &n->destroy) &&
+               find_symbol(n, "ncclCommAbort", &n->abort) &&
+               find_symbol(n, "ncclCommGetAsyncError", &n->async_error) &&
+               find_symbol(n, "ncclAllReduce", &n->all_reduce) &&
+               find_symbol(n, "ncclAllGather", &n->all_gather) &&
+               find_symbol(n, "ncclGetErrorString", &n->error_string);
+    return all ? OK : err_set(err, ERR_UNSUPPORTED, "this libnccl.so.2 lacks a function");
+}
+
+/* ---- opening: a thread per rank, because each waits for all others ---------------------------- */
+
+struct opener {
+    struct comm *comm;
+    int32_t local;
+    ncclUniqueId id;
+    pthread_t thread;
+};
+
+static void *open_rank(void *arg)
+{
+    struct opener *o = arg;
+    struct comm *c = o->comm;
+    ncclResult_t r = cudaSetDevice(o->local) == cudaSuccess
+                         ? c->nccl.init_rank(&c->ranks[o->local], c->n_ranks, o->id,
+                                             c->first + o->local)
+                         : ncclUnhandledCudaError;
+    pthread_mutex_lock(&c->lock);
+    c->opened++;
+    c->open_result = r != ncclSuccess ? r : c->open_result;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    free(o);
+    return NULL;
+}
+
+/* Another node may never come: then the threads stay where they are, and the process ends. */
+static enum status open_ranks(struct comm *c, const ncclUniqueId *id, struct err *err)
+{
+    int64_t end = clock_now_ns() + CUDA_COMM_WAIT_S * 1000000000LL;
+    struct timespec deadline = {end / 1000000000, end % 1000000000};
+    for (int32_t i = 0; i < c->n_local; i++) {
+        struct opener *o = xmalloc(sizeof *o);
+        *o = (struct opener){.comm = c, .local = i, .id = *id};
+        if (pthread_create(&o->thread, NULL, open_rank, o) != 0) {
+            free(o);
+            return err_set(err, ERR_NOMEM, "no thread for NCCL");
+        }
+        pthread_detach(o->thread);
+    }
+    pthread_mutex_lock(&c->lock);
+    int rc = 0;
+    while (c->opened < c->n_local && rc == 0) {
+        rc = pthread_cond_timedwait(&c->changed, &c->lock, &deadline);
+    }
+    bool all = c->opened == c->n_local;
+    ncclResult_t r = c->open_result;
+    pthread_mutex_unlock(&c->lock);
+    if (!all) {
+        c->stuck = true;
+        return err_set(err, ERR_TIMEOUT, "NCCL: not all ranks met within %d s", CUDA_COMM_WAIT_S);
+    }
+    return r == ncclSuccess ? OK : err_set(err, ERR_DEVICE, "NCCL: %s", c->nccl.error_string(r));
+}
+
+static enum status open_nccl(struct comm *c, const struct comm_place *place, struct err *err)
+{
+    ncclUniqueId id;
+    memset(&id, 0, sizeof id);
+    TRY(load_nccl(&c->nccl, err));
+    if (place->node == 0) {
+        const ncclResult_t r = c->nccl.unique_id(&id);
+        if (r != ncclSuccess) {
+            return err_set(err, ERR_DEVICE, "NCCL: %s", c->nccl.error_string(r));
+        }
+    }
+    if (place->n_nodes > 1) {
+        TRY(place->share(&id, sizeof id, place->share_arg, err));
+    }
+    return open_ranks(c, &id, err);
+}
+
+enum status cuda_comm_open(const struct comm_place *place, struct comm **out, struct err *err)
 {
     *out = NULL;
     const int32_t n_devices = cuda_device_count();
-    if (n_ranks < 1 || n_ranks > n_devices) {
-        return err_set(err, ERR_INVALID, "%d ranks need as many GPUs; this machine has %d", n_ranks,
-                       n_devices);
+    const int32_t n_local = place->n_nodes > 0 ? place->n_ranks / place->n_nodes : 0;
+    if (n_local < 1 || n_local * place->n_nodes != place->n_ranks || n_local > n_devices ||
+        n_local > CUDA_MAX_RANKS) {
+        return err_set(err, ERR_INVALID, "%d ranks on %d nodes; this one has %d GPUs",
+                       place->n_ranks, place->n_nodes, n_devices);
     }
     struct comm *c = xcalloc(1, sizeof *c);
-    c->library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    if (!c->library) {
-        const char *why = dlerror();
-        free(c);
-        return err_set(err, ERR_UNSUPPORTED, "several GPUs need NCCL: %s", why ? why : "");
-    }
-    if (!find_symbol(c, "ncclCommInitAll", &c->init_all) ||
-        !find_symbol(c, "ncclCommDestroy", &c->destroy) ||
-        !find_symbol(c, "ncclAllReduce", &c->all_reduce) ||
-        !find_symbol(c, "ncclAllGather", &c->all_gather) ||
-        !find_symbol(c, "ncclGetErrorString", &c->error_string)) {
+    c->n_ranks = place->n_ranks;
+    c->first = place->node * n_local;
+    c->n_local = n_local;
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    const enum status st = open_nccl(c, place, err);
+    if (st != OK) {
         cuda_comm_destroy(c);
-        return err_set(err, ERR_UNSUPPORTED, "this libnccl.so.2 lacks a function");
+        return st;
     }
-    c->ranks = xcalloc((size_t)n_ranks, sizeof *c->ranks);
-    int *devices = xcalloc((size_t)n_ranks, sizeof *devices);
-    for (int32_t i = 0; i < n_ranks; i++) {
-        devices[i] = i;
-    }
-    const ncclResult_t r = c->init_all(c->ranks, n_ranks, devices);
-    free(devices);
-    if (r != ncclSuccess) {
-        err_set(err, ERR_DEVICE, "NCCL: %s", c->error_string(r));
-        cuda_comm_destroy(c);
-        return ERR_DEVICE;
-    }
-    c->n_ranks = n_ranks;
     *out = c;
     return OK;
 }
 
 void cuda_comm_destroy(struct comm *c)
 {
-    if (!c) {
+    if (!c || c->stuck) {
         return;
     }
-    for (int32_t i = 0; i < c->n_ranks; i++) {
-        c->destroy(c->ranks[i]);
+    for (int32_t i = 0; i < c->n_local && !c->aborted; i++) {
+        if (c->ranks[i]) {
+            c->nccl.destroy(c->ranks[i]);
+        }
     }
-    free(c->ranks);
-    if (c->library) {
-        dlclose(c->library);
+    if (c->nccl.library && !c->aborted) {
+        dlclose(c->nccl.library);
     }
+    pthread_cond_destroy(&c->changed);
+    pthread_mutex_destroy(&c->lock);
     free(c);
 }
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+void cuda_comm_abort(struct comm *c)
+{
+    if (atomic_exchange(&c->aborted, true)) {
+        return;
+    }
+    log_warn("the ranks' collectives are aborted");
+    for (int32_t i = 0; i < c->n_local; i++) {
+        if (c->ranks[i]) {
+            c->nccl.abort(c->ranks[i]);
+        }
+    }
+    pthread_mutex_lock(&c->lock);
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+}
+
+bool cuda_comm_is_aborted(const struct cuda *be)
+{
+    return be->options.comm && atomic_load(&be->options.comm->aborted);
+}
+
+int32_t cuda_comm_device(const struct comm *c, int32_t rank)
+{
+    return rank - c->first;
+}
+
+enum status cuda_comm_alive(struct cuda *be)
+{
+    struct comm *c = be->options.comm;
+    ncclResult_t r = ncclSuccess;
+    if (c->aborted || c->nccl.async_error(c->ranks[cuda_comm_device(c, be->options.rank)], &r) !=
+                          ncclSuccess) {
+        return ERR_DEVICE;
+    }
+    if (r != ncclSuccess && r != ncclInProgress) {
+        log_error("rank %d: NCCL: %s", be->options.rank, c->nccl.error_string(r));
+        return ERR_DEVICE;
+    }
+    return OK;
+}
+
+/* ---- collectives ------------------------------------------------------------------------------ */
 
 static ncclDataType_t nccl_type(enum dtype dtype)
 {
@@ -90,24 +211,27 @@ static ncclDataType_t nccl_type(enum dtype dtype)
 
 static enum status nccl_check(struct cuda *be, ncclResult_t r, const char *what)
 {
-    return cuda_check(be, r == ncclSuccess ? cudaSuccess : cudaErrorUnknown, what);
+    if (r != ncclSuccess && be->lost == OK) {
+        log_error("rank %d: %s: %s", be->options.rank, what,
+                  be->options.comm->nccl.error_string(r));
+        be->lost = ERR_DEVICE;
+    }
+    return be->lost;
 }
 
 enum status cuda_comm_all_reduce(struct cuda *be, struct tensor y, int32_t n_rows, int32_t width)
 {
     const struct comm *c = be->options.comm;
-    const ncclComm_t rank = c->ranks[be->options.rank];
-    if (y.stride == width) {
-        return nccl_check(be,
-                          c->all_reduce(y.mem.p, y.mem.p, (size_t)n_rows * (size_t)width,
-                                        nccl_type(y.dtype), ncclSum, rank, be->stream),
-                          "ncclAllReduce");
+    if (c->aborted) {
+        return be->lost = ERR_DEVICE;
     }
-    for (int32_t i = 0; i < n_rows; i++) {
+    const ncclComm_t rank = c->ranks[cuda_comm_device(c, be->options.rank)];
+    const ncclDataType_t type = nccl_type(y.dtype);
+    const bool whole = y.stride == width;
+    for (int32_t i = 0; i < (whole ? 1 : n_rows); i++) {
         char *row = (char *)y.mem.p + (size_t)i * (size_t)y.stride * dtype_bytes(y.dtype);
-        TRY(nccl_check(be,
-                       c->all_reduce(row, row, (size_t)width, nccl_type(y.dtype), ncclSum, rank,
-                                     be->stream),
+        const size_t n = (size_t)width * (whole ? (size_t)n_rows : 1);
+        TRY(nccl_check(be, c->nccl.all_reduce(row, row, n, type, ncclSum, rank, be->stream),
                        "ncclAllReduce"));
     }
     return OK;
@@ -116,8 +240,12 @@ enum status cuda_comm_all_reduce(struct cuda *be, struct tensor y, int32_t n_row
 enum status cuda_comm_all_gather(struct cuda *be, const float *from, float *to, size_t n)
 {
     const struct comm *c = be->options.comm;
+    if (c->aborted) {
+        return be->lost = ERR_DEVICE;
+    }
     return nccl_check(be,
-                      c->all_gather(from, to, n, ncclFloat32, c->ranks[be->options.rank],
-                                    be->stream),
+                      c->nccl.all_gather(from, to, n, ncclFloat32,
+                                         c->ranks[cuda_comm_device(c, be->options.rank)],
+                                         be->stream),
                       "ncclAllGather");
 }

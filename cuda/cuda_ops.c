@@ -399,6 +399,7 @@ const struct backend_ops cuda_ops = {
     .moe_ffn = op_moe_ffn,
     .row_gate = op_row_gate,
     .reduce = op_reduce,
+    .alive = cuda_alive,
     .gather = op_gather,
     .logits = op_logits,
     .sample = op_sample,

@@ -1,4 +1,6 @@
 #include "cuda/cuda_backend.h"
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 
 #include <stdlib.h>
@@ -160,6 +162,38 @@ enum status cuda_setup(struct backend *base, const struct backend_limits *limits
     return OK;
 }
 
+/* Several ranks: a rank that is gone must not make the others wait for ever, and what comes after an
+ * abort is no result. */
+static enum status wait_among_ranks(struct cuda *be, struct slot *s)
+{
+    const int64_t end = clock_now_ns() + CUDA_STEP_WAIT_S * 1000000000LL;
+    cudaError_t e;
+    while ((e = cudaEventQuery(s->done)) == cudaErrorNotReady && !cuda_comm_is_aborted(be) &&
+           clock_now_ns() < end) {
+    }
+    if (e == cudaErrorNotReady || cuda_comm_is_aborted(be)) {
+        log_error("rank %d: its step %s", be->options.rank,
+                  cuda_comm_is_aborted(be) ? "was aborted" : "does not end");
+        be->lost = ERR_DEVICE;
+        return be->lost;
+    }
+    return cuda_check(be, e, "a step");
+}
+
+static enum status wait_slot(struct cuda *be, struct slot *s)
+{
+    if (!s->pending) {
+        return OK;
+    }
+    if (be->options.n_ranks > 1) {
+        TRY(wait_among_ranks(be, s));
+    } else {
+        CUDA_TRY(be, cudaEventSynchronize(s->done));
+    }
+    s->pending = false;
+    return OK;
+}
+
 enum status cuda_step_begin(struct backend *base, int32_t index)
 {
     struct cuda *be = cuda_of(base);
@@ -168,10 +202,7 @@ enum status cuda_step_begin(struct backend *base, int32_t index)
         return ERR_INVALID;
     }
     struct slot *s = &be->slots[index];
-    if (s->pending) { // the engine waits before; a test may not
-        CUDA_TRY(be, cudaEventSynchronize(s->done));
-        s->pending = false;
-    }
+    TRY(wait_slot(be, s)); // of the first rank the engine has waited already
     s->used_bytes = s->flushed_bytes = 0;
     s->n_passes = s->n_pooled = 0;
     be->n_patches = 0;
@@ -202,10 +233,7 @@ enum status cuda_step_wait(struct backend *base, int32_t index, struct pass_resu
         return ERR_INVALID;
     }
     struct slot *s = &be->slots[index];
-    if (s->pending) {
-        CUDA_TRY(be, cudaEventSynchronize(s->done));
-        s->pending = false;
-    }
+    TRY(wait_slot(be, s));
     for (int32_t i = 0; i < s->n_passes && i < max_passes; i++) {
         results[i].n_draws = s->passes[i].n_draws;
         results[i].draws = s->draws + (size_t)i * (size_t)be->max_draws;

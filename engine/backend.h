@@ -263,6 +263,16 @@ struct slot_move {
 
 struct comm;
 
+/* Where a process's ranks are among all: what a backend's common ground is made for. Nodes are the
+ * processes; each has n_ranks / n_nodes ranks, in order. */
+struct comm_place {
+    int32_t n_ranks, n_nodes, node;
+    const char *leader; // address of node 0
+    /* Node 0's bytes go to all nodes (collective); unused with one node. */
+    enum status (*share)(void *bytes, size_t n_bytes, void *arg, struct err *err);
+    void *share_arg;
+};
+
 /* What every backend is opened with: cpu_open (cpu/cpu.h), cuda_open (cuda/cuda.h). */
 struct backend_options {
     int32_t device;       // GPU index; unused by the CPU

@@ -233,12 +233,28 @@ static void fail_all(struct engine *e, enum status st, const char *text)
     if (e->failed == OK) {
         log_error("the engine has failed: %s", text);
         e->failed = st;
-        atomic_store(&e->state, ENGINE_FAILED);
+        int32_t ready = ENGINE_READY;
+        atomic_compare_exchange_strong(&e->state, &ready, ENGINE_FAILED);
+        pthread_mutex_lock(&e->stats_lock);
+        snprintf(e->stats.failure, sizeof e->stats.failure, "%s", text);
+        pthread_mutex_unlock(&e->stats_lock);
+        ranks_abort(&e->ranks);
+        if (e->options.nodes) {
+            nodes_fail(e->options.nodes, text);
+        }
     }
     struct engine_request *r;
     while ((r = live_any(e)) != NULL) {
         fail_request(e, r, st, text);
     }
+}
+
+/* A lost node makes the devices fail too; it is what a person wants to know. */
+static void fail_with_cause(struct engine *e, enum status st, const char *text)
+{
+    struct err why;
+    bool lost = engine_await_cause(e, &why);
+    fail_all(e, lost ? ERR_DEVICE : st, lost ? why.text : text);
 }
 
 /* Plans and submits one step; true if there was one. */
@@ -264,12 +280,13 @@ static bool submit_step(struct engine *e)
     step_build_draft(st, &e->scheduler, &e->spec);
     enum status status = step_grow_trees(st, &e->scheduler, &e->spec, &e->ranks, e->n_vocab_used);
     step_build(st, &e->scheduler);
+    status = status == OK ? engine_send_step(e, st, NULL) : status;
     status = status == OK ? ranks_run(&e->ranks, execute_on_rank, e) : status;
     tree_moves_clear(&e->moves);
     e->next_slot = (e->next_slot + 1) % N_STEPS;
     e->n_inflight++;
     if (status != OK) {
-        fail_all(e, status, "the device failed while a step was submitted");
+        fail_with_cause(e, status, "the device failed while a step was submitted");
     }
     return true;
 }
@@ -433,7 +450,7 @@ static void commit_step(struct engine *e)
     }
     e->n_inflight--;
     if (status != OK) {
-        fail_all(e, status, "the device failed");
+        fail_with_cause(e, status, "the device failed");
     } else {
         step_commit_draft_ids(st);
         commit_scores(st);
@@ -491,6 +508,7 @@ static void publish_stats(struct engine *e)
     o->spec_draft_tokens = e->spec.n_draft_tokens;
     o->spec_accepted_tokens = e->spec.n_accepted;
     memcpy(o->spec_accepted_per_pos, e->spec.accepted_per_pos, sizeof o->spec_accepted_per_pos);
+    o->n_nodes_alive = e->options.nodes ? nodes_alive(e->options.nodes) : 1;
     pthread_mutex_unlock(&e->stats_lock);
 }
 
@@ -507,6 +525,9 @@ void engine_turn(struct engine *e)
     int64_t patience = e->options.no_thread ? 0 : idle_timeout(e);
     take_inbox(e, busy ? 0 : patience);
     expire(e, clock_now_ns());
+    if (e->failed == OK && (engine_set_lost(e, NULL) || atomic_load(&e->ranks.aborted))) {
+        fail_with_cause(e, ERR_DEVICE, "the device failed");
+    }
     spec_propose(&e->spec, &e->scheduler);
     bool submitted = e->failed == OK && submit_step(e);
     if (e->n_inflight == N_STEPS || (e->n_inflight > 0 && !submitted)) {
@@ -622,17 +643,19 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
     struct engine *e = xcalloc(1, sizeof *e);
     e->options = *options;
     e->next_deadline_ns = INT64_MAX;
+    buf_init(&e->wire, (size_t)1 << 30);
     queue_init(&e->inbox);
     queue_init(&e->outbox);
     pthread_mutex_init(&e->message_lock, NULL);
     pthread_mutex_init(&e->stats_lock, NULL);
     enum status st = engine_load(e, err);
+    bool follows = options->nodes && nodes_rank(options->nodes) > 0;
     if (st == OK) {
         publish_stats(e);
         atomic_store(&e->state, ENGINE_READY);
-        e->thread_runs =
-            !options->no_thread && pthread_create(&e->thread, NULL, engine_main, e) == 0;
-        if (!e->thread_runs && !options->no_thread) {
+        bool thread = !options->no_thread && !follows;
+        e->thread_runs = thread && pthread_create(&e->thread, NULL, engine_main, e) == 0;
+        if (thread && !e->thread_runs) {
             st = err_set(err, ERR_NOMEM, "no thread for the engine");
         }
     }
@@ -670,7 +693,9 @@ void engine_close(struct engine *e)
         return;
     }
     engine_stop_all(e);
+    engine_unwatch_nodes(e);
     engine_unload(e);
+    buf_deinit(&e->wire);
     queue_deinit(&e->inbox);
     queue_deinit(&e->outbox);
     pthread_mutex_destroy(&e->message_lock);

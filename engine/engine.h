@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 struct engine;
+struct nodes; // engine/nodes.h
 
 enum finish_reason {
     FINISH_NONE, // not finished
@@ -100,7 +101,12 @@ struct engine_options {
                                 struct err *err, void *arg);
     struct backend_options backend; // device, threads, deterministic; dtype and ranks are set here
     void *open_arg;
-    int32_t n_ranks; // tensor parallel; 0: 1
+    int32_t n_ranks; // tensor parallel, over all nodes; 0: 1
+    struct nodes *nodes; // the processes that share them; NULL: this one alone
+    /* Ends the ranks' collectives (those of backend.comm) with an error, from any thread. NULL: the
+     * ranks share nothing. */
+    void (*abort_ranks)(struct comm *comm);
+    void (*on_lost)(void *arg); // callback_arg; any thread: another node is lost; may be NULL
     void (*on_progress)(double share, const char *what, void *arg); // while loading; may be NULL
     void (*wake)(void *arg); // called by the engine thread when the outbox stops being empty
     void *callback_arg;
@@ -118,6 +124,7 @@ struct engine_info {
     char device[96];
     int64_t n_parameters;
     size_t weight_bytes, kv_bytes;
+    int32_t n_ranks, n_nodes;
 };
 
 enum engine_state { ENGINE_READY, ENGINE_FAILED, ENGINE_CLOSING };
@@ -133,12 +140,18 @@ struct engine_stats {
     int64_t spec_drafts, spec_draft_tokens, spec_accepted_tokens;
     int64_t spec_accepted_per_pos[16];
     int64_t waiting_tokens; // prompt tokens in the queue
+    int32_t n_nodes_alive;
+    char failure[160]; // why the state is ENGINE_FAILED, if that is known
 };
 
 /* Loads the model and starts the thread. Blocking; `err` gets one sentence. */
 enum status engine_open(const struct engine_options *options, struct engine **out,
                         struct err *err);
 const struct engine_info *engine_info(const struct engine *e);
+
+/* On every node but 0, instead of requests: executes node 0's steps until it says goodbye (OK) or
+ * the set or a device is lost. */
+enum status engine_follow(struct engine *e, struct err *err);
 
 /* Takes the request. ERR_BUSY: the queue is full. ERR_INVALID with `err` set: it can never run
  * (too long for the model or the pool, params out of range). On failure it stays the caller's. */

@@ -17,13 +17,21 @@ static bool on_cpu(const struct backend_facts *f)
     return strcmp(f->name, "cpu") == 0;
 }
 
+static void abort_ranks(void *arg)
+{
+    struct engine *e = arg;
+    if (e->options.abort_ranks && e->options.backend.comm) {
+        e->options.abort_ranks(e->options.backend.comm);
+    }
+}
+
 static enum status open_rank(struct rank *r, void *arg)
 {
     struct engine *e = arg;
     struct backend_options options = e->options.backend;
     options.rank = r->index;
-    options.n_ranks = e->ranks.n;
-    options.device += r->index;
+    options.n_ranks = e->info.n_ranks;
+    options.device += r->local;
     options.dtype = e->info.dtype;
     TRY(e->options.open_backend(&options, &r->be, &r->err, e->options.open_arg));
     return backend_check(r->be, &r->err);
@@ -42,8 +50,8 @@ static enum status load_rank(struct rank *r, void *arg)
     struct engine *e = arg;
     struct model_load_options options = {
         .config = &e->config, .checkpoint = e->checkpoint, .dtype = e->info.dtype,
-        .rank = r->index, .n_ranks = e->ranks.n, .index = 0,
-        .on_progress = r->index == 0 ? report : NULL, .progress_arg = e};
+        .rank = r->index, .n_ranks = e->info.n_ranks, .index = 0,
+        .on_progress = r->local == 0 ? report : NULL, .progress_arg = e};
     return model_load(&options, r->be, &r->target, &r->err);
 }
 
@@ -60,11 +68,15 @@ static enum status load_drafts(struct rank *r, void *arg)
     return OK;
 }
 
-/* The first rank that failed speaks for all. */
+/* The first rank that failed speaks for all, and a lost node for the ranks. */
 static enum status on_ranks(struct engine *e, enum status (*work)(struct rank *r, void *arg),
                             struct err *err)
 {
     enum status st = ranks_run(&e->ranks, work, e);
+    struct err why;
+    if (st != OK && engine_set_lost(e, &why)) {
+        return err_set(err, st, "%s", why.text);
+    }
     for (int32_t i = 0; i < e->ranks.n && st != OK; i++) {
         if (e->ranks.rank[i].st != OK) {
             const char *text = e->ranks.rank[i].err.text;
@@ -174,12 +186,27 @@ static size_t kv_budget(const struct engine *e, const struct backend_facts *fact
     return free_bytes > 0.0 ? (size_t)free_bytes : 0;
 }
 
+static enum status ask_free(struct rank *r, void *arg)
+{
+    struct backend_facts facts;
+    (void)arg;
+    TRY(r->be->ops->facts(r->be, &facts));
+    r->free_bytes = facts.free_bytes;
+    return OK;
+}
+
+/* All ranks have the same blocks, so the least room decides, on this node and on all. */
 static enum status size_blocks(struct engine *e, struct err *err)
 {
     struct rank *r = &e->ranks.rank[0];
     struct engine_info *info = &e->info;
     struct backend_facts facts;
     TRY(r->be->ops->facts(r->be, &facts));
+    TRY(on_ranks(e, ask_free, err));
+    for (int32_t i = 0; i < e->ranks.n; i++) {
+        size_t its = e->ranks.rank[i].free_bytes;
+        facts.free_bytes = its < facts.free_bytes ? its : facts.free_bytes;
+    }
     memcpy(info->device, facts.device, sizeof info->device);
     info->block_tokens = pick(e->options.block_size, facts.preferred_block_tokens);
     if (info->block_tokens > 256) {
@@ -206,6 +233,7 @@ static enum status size_blocks(struct engine *e, struct err *err)
     n = n < most ? n : most;
     n = e->options.n_blocks > 0 ? e->options.n_blocks : n;
     n = n < INT32_MAX / info->block_tokens ? n : INT32_MAX / info->block_tokens;
+    TRY(engine_agree(e, &n, err));
     if (n < 2) {
         return err_set(err, ERR_NOMEM, "no memory for KV blocks: %zu MB free after the weights, "
                        "%zu kB a block", facts.free_bytes >> 20, per_block >> 10);
@@ -313,12 +341,23 @@ enum status engine_load(struct engine *e, struct err *err)
     if (n_ranks > MAX_RANKS) {
         return err_set(err, ERR_INVALID, "tensor-parallel-size: at most %d", MAX_RANKS);
     }
+    int32_t n_nodes = e->options.nodes ? nodes_count(e->options.nodes) : 1;
+    int32_t node = e->options.nodes ? nodes_rank(e->options.nodes) : 0;
+    if (n_ranks % n_nodes != 0) {
+        return err_set(err, ERR_INVALID, "tensor-parallel-size: %d ranks do not divide among %d "
+                       "nodes", n_ranks, n_nodes);
+    }
+    e->info.n_ranks = n_ranks;
+    e->info.n_nodes = n_nodes;
     struct model_shard shard;
     TRY(model_shard_of(&e->config, 0, n_ranks, &shard, err));
     if (!e->options.dummy_weights) {
         TRY(checkpoint_open(e->model_dir, &e->checkpoint, err));
     }
-    TRY(ranks_start(&e->ranks, n_ranks, err));
+    int32_t n_local = n_ranks / n_nodes;
+    TRY(ranks_start(&e->ranks, node * n_local, n_local, err));
+    ranks_on_abort(&e->ranks, abort_ranks, e);
+    engine_watch_nodes(e);
     TRY(on_ranks(e, open_rank, err));
     TRY(on_ranks(e, load_rank, err));
     TRY(on_ranks(e, load_drafts, err));
@@ -333,6 +372,7 @@ enum status engine_load(struct engine *e, struct err *err)
         step_init(&e->steps[i], i, &limits, &e->spec);
         e->steps[i].moves = &e->moves;
     }
+    engine_join_steps(e);
     tree_moves_init(&e->moves, &limits);
     size_live_table(e);
     e->n_vocab_used = e->config.vocab;

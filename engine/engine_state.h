@@ -3,7 +3,9 @@
 #ifndef SLUICE_ENGINE_ENGINE_STATE_H
 #define SLUICE_ENGINE_ENGINE_STATE_H
 
+#include "engine/base/buf.h"
 #include "engine/engine.h"
+#include "engine/nodes.h"
 #include "engine/ranks.h"
 #include "engine/spec.h"
 #include "engine/step.h"
@@ -42,6 +44,7 @@ struct engine {
     int64_t generated_tokens, prompt_tokens, n_steps, n_rows;
     int64_t n_finished[5];
     enum status failed; // sticky
+    struct buf wire;    // the step as the other nodes get it
     pthread_t thread;
     bool thread_runs;
 
@@ -63,6 +66,17 @@ void engine_unload(struct engine *e);
 
 /* spec_measure.c: fills the cost curves of the speculation that is configured. */
 enum status spec_measure(struct engine *e);
+
+/* engine_nodes.c. engine_send_step: a whole step, or, of one whose trees still grow, the draft models'
+ * pass `level`; OK at once when there is one node. */
+enum status engine_agree(struct engine *e, int64_t *least, struct err *err);
+enum status engine_send_step(struct engine *e, const struct step *st, const struct pass *level);
+void engine_join_steps(struct engine *e); // after step_init
+bool engine_set_lost(struct engine *e, struct err *why);
+/* As above after a device's failure: tensors' streams can break a moment before the nodes' do. */
+bool engine_await_cause(struct engine *e, struct err *why);
+void engine_watch_nodes(struct engine *e);
+void engine_unwatch_nodes(struct engine *e);
 
 /* engine.c. One turn: news in, a step out, the oldest step's results when two are under way. With
  * options.no_thread the test calls it. */

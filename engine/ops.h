@@ -268,10 +268,14 @@ struct backend_ops {
     enum status (*pool)(struct backend *be, const struct pool_args *a);
 
     /* ---- optional: NULL is composed from basic ops by engine/ops_default.h */
+    /* reduce, then norm with the reduced y as its delta. */
     enum status (*reduce_norm)(struct backend *be, const struct reduce_args *reduce,
                                const struct norm_args *norm);
     enum status (*linear_act)(struct backend *be, const struct linear_args *linear,
                               const struct activation_args *act);
+
+    /* Optional: ERR_DEVICE when the device is found lost; never waits. */
+    enum status (*alive)(struct backend *be);
 
     /* ---- tests: device memory to and from the host, after all work in order */
     enum status (*write)(struct backend *be, struct dmem to, const void *from, size_t n_bytes);

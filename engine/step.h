@@ -67,6 +67,9 @@ struct step {
     uint64_t *draft_mask;     // [max_rows, TREE_MASK_WORDS], of `tree`
     uint64_t *mask;           // likewise, of the target's pass
     const struct tree_moves *moves; // of the steps before
+    /* Other nodes run a level's pass too; NULL: there are none. */
+    enum status (*send_level)(const struct step *st, const struct pass *pass, void *arg);
+    void *send_arg;
     struct plan plan;
     struct pass pass;
     struct model_outputs want;
@@ -133,6 +136,10 @@ void tree_moves_deinit(struct tree_moves *m);
 void tree_moves_add(struct tree_moves *m, const struct step *st, struct spec_tree *t,
                     const int32_t *path, int32_t n_path);
 void tree_moves_clear(struct tree_moves *m);
+
+/* One pass of every draft model on every rank, and its results: they decide the next one. */
+enum status step_run_level(struct step *st, const struct pass *pass, struct ranks *ranks,
+                           int32_t n_vocab_used);
 
 /* On one rank: the lanes' news, once per step; a pass; the whole step. */
 enum status step_begin_lanes(const struct step *st, struct backend *be);

@@ -168,7 +168,6 @@ struct draft_job {
     int32_t n_vocab_used;
 };
 
-/* A pass of every draft model, and its results: they decide the next one. */
 static enum status draft_on_rank(struct rank *r, void *arg)
 {
     const struct draft_job *job = arg;
@@ -182,13 +181,16 @@ static enum status draft_on_rank(struct rank *r, void *arg)
         TRY(step_run_draft(job->pass, r, m, job->n_vocab_used));
     }
     TRY(r->be->ops->step_end(r->be));
-    return r->be->ops->step_wait(r->be, st->slot, r->index == 0 ? st->results : own,
+    return r->be->ops->step_wait(r->be, st->slot, r->local == 0 ? st->results : own,
                                  st->n_draft_models);
 }
 
-static enum status run_level(struct step *st, const struct pass *pass, struct ranks *ranks,
-                             int32_t n_vocab_used)
+enum status step_run_level(struct step *st, const struct pass *pass, struct ranks *ranks,
+                           int32_t n_vocab_used)
 {
+    if (st->send_level) {
+        TRY(st->send_level(st, pass, st->send_arg));
+    }
     struct draft_job job = {st, pass, n_vocab_used};
     TRY(ranks_run(ranks, draft_on_rank, &job));
     st->begun = true;
@@ -227,7 +229,7 @@ enum status step_grow_trees(struct step *st, struct scheduler *s, struct spec *s
         return OK;
     }
     st->n_draft_passes = 0; // they run here
-    enum status status = run_level(st, &st->draft[0].pass, ranks, n_vocab_used);
+    enum status status = step_run_level(st, &st->draft[0].pass, ranks, n_vocab_used);
     for (int32_t i = 0; i < st->draft[0].pass.n_draws && status == OK; i++) {
         if (sp->lookup) {
             look_up(sp, s, st->draft[0].owners[i]->tree);
@@ -243,7 +245,7 @@ enum status step_grow_trees(struct step *st, struct scheduler *s, struct spec *s
         if (st->tree.pass.n_draws == 0) {
             break;
         }
-        status = run_level(st, &st->tree.pass, ranks, n_vocab_used);
+        status = step_run_level(st, &st->tree.pass, ranks, n_vocab_used);
         for (int32_t i = 0; i < st->tree.pass.n_draws && status == OK; i++) {
             expand(st, sp, st->drawn[i].tree, st->drawn[i].node, i);
         }

@@ -224,7 +224,7 @@ static void on_tick(struct http_timer *timer, void *arg)
         api_abort_all(a, &e);
         a->dead_ms += PERIOD_MS;
         if (a->dead_ms == EXIT_DELAY_MS) { // long enough for a probe to see it
-            http_server_drain(a->http);
+            http_server_stop(a->http);
         }
     }
     http_timer_start(a->http, timer, PERIOD_MS, on_tick, a);

@@ -24,6 +24,26 @@ static double kv_usage(const struct engine_stats *s)
     return s->n_blocks > 0 ? (double)s->n_blocks_held / s->n_blocks : 0;
 }
 
+static void put_failure(struct api *a, struct buf *b)
+{
+    struct engine_stats s;
+    put_stats(a, &s);
+    buf_puts(b, ",\"detail\":");
+    const char *why = s.failure[0] ? s.failure : "the engine has failed";
+    buf_put_json(b, why, strlen(why));
+}
+
+/* Who computes, where that is more than one device. */
+static void put_nodes(struct api *a, struct buf *b)
+{
+    struct engine_stats s;
+    put_stats(a, &s);
+    if (a->ready && a->model.info->n_ranks > 1) {
+        buf_printf(b, ",\"ranks\":%d,\"nodes\":%d,\"nodes_alive\":%d", a->model.info->n_ranks,
+                   a->model.info->n_nodes, s.n_nodes_alive);
+    }
+}
+
 static void reply_health(struct api *a, struct http_request *req, bool good,
                          enum api_health health)
 {
@@ -37,8 +57,9 @@ static void reply_health(struct api *a, struct http_request *req, bool good,
         buf_printf(&b, ",\"detail\":\"work waits and no step has ended for %" PRId64 " s\"",
                    (clock_now_ns() - a->seen_step_ns) / 1000000000);
     } else if (health == HEALTH_DEAD) {
-        buf_puts(&b, ",\"detail\":\"the engine has failed\"");
+        put_failure(a, &b);
     }
+    put_nodes(a, &b);
     buf_putc(&b, '}');
     http_reply_header(req, "cache-control", "no-store");
     if (!good && health == HEALTH_LOADING) {

@@ -3,6 +3,7 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/detok.h"
+#include "engine/nodes.h"
 #include "server/commands.h"
 #include "server/devices.h"
 #include "server/engine_config.h"
@@ -256,6 +257,10 @@ static enum status open_all(struct generate *g, const struct config *c,
 {
     TRY(engine_config(c, options, err));
     options->synthetic = true; // nobody is served made-up text here
+    if (options->nodes && nodes_rank(options->nodes) > 0) {
+        return err_set(err, ERR_INVALID, "node-rank: 'sluice generate' is node 0; the other nodes "
+                       "run 'sluice serve'");
+    }
     options->wake = wake;
     options->callback_arg = &g->waker;
     TRY(engine_open(options, &g->engine, err));
@@ -292,9 +297,17 @@ int cmd_generate(int argc, char **argv)
     if (st == OK) {
         st = open_all(&g, &c, &options, &err);
     }
+    if (st != OK && options.nodes) {
+        nodes_fail(options.nodes, err.text);
+    }
     int rc = st == OK ? run(&g, &a) : 1;
     if (st != OK) {
         fprintf(stderr, "sluice: %s\n", err.text);
+    }
+    if (g.engine) {
+        struct engine_stats stats;
+        engine_stats(g.engine, &stats);
+        rc = stats.state == ENGINE_FAILED ? 2 : rc;
     }
     engine_close(g.engine);
     devices_release(&options);

@@ -4,11 +4,14 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/engine.h"
+#include "engine/nodes.h"
 #include "server/api.h"
 #include "server/config.h"
 #include "server/devices.h"
 #include "server/engine_config.h"
 #include "server/keys.h"
+#include "server/nodes_config.h"
+#include "server/serve_node.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +19,8 @@
 #include <unistd.h>
 
 extern char **environ;
+
+enum { LAST_RESORT_S = 4, EXIT_DEAD = 2 };
 
 struct serve {
     struct config config;
@@ -43,12 +48,20 @@ static void wake(void *arg)
     http_wake(((struct serve *)arg)->http);
 }
 
+static void tell_nodes(struct serve *s)
+{
+    if (s->options.nodes) {
+        nodes_fail(s->options.nodes, s->load_error.text);
+    }
+}
+
 static void load(void *arg)
 {
     struct serve *s = arg;
     const struct config *c = &s->config;
     s->load_status = engine_config(c, &s->options, &s->load_error);
     if (s->load_status != OK) {
+        tell_nodes(s);
         return;
     }
     /* Admission refuses earlier; this leaves room for what passes it at once. */
@@ -59,6 +72,9 @@ static void load(void *arg)
     s->load_status = engine_open(&s->options, &s->engine, &s->load_error);
     if (s->load_status == OK) {
         s->load_status = api_model_open(&s->model, c, engine_info(s->engine), &s->load_error);
+    }
+    if (s->load_status != OK) {
+        tell_nodes(s);
     }
 }
 
@@ -207,9 +223,15 @@ static int run(struct serve *s)
         return rc;
     }
     bool dead = s->api.health == HEALTH_DEAD;
+    if (dead) {
+        alarm(LAST_RESORT_S); // a device may never come back
+    }
     if (s->engine) {
         engine_stop_all(s->engine);
         api_on_wake(&s->api); // the terminal events
+        if (dead && s->load_status == OK) {
+            return EXIT_DEAD; // what hangs on the device is left to the system
+        }
         engine_close(s->engine);
     }
     devices_release(&s->options);
@@ -219,7 +241,7 @@ static int run(struct serve *s)
     if (rc != 0) {
         log_warn("some requests were cut");
     }
-    return s->load_status != OK ? 1 : dead ? 2 : 0;
+    return s->load_status != OK ? 1 : dead ? EXIT_DEAD : 0;
 }
 
 int cmd_serve(int argc, char **argv)
@@ -244,7 +266,13 @@ int cmd_serve(int argc, char **argv)
         return 0;
     }
     set_log_level(s.config.log_level);
-    int rc = run(&s);
+    struct nodes_setting nodes;
+    if (nodes_setting_read(&s.config, environ, &nodes, &err) != OK) {
+        fprintf(stderr, "sluice: %s\n", err.text);
+        config_deinit(&s.config);
+        return 2;
+    }
+    int rc = nodes.place.node > 0 ? serve_node(&s.config) : run(&s);
     if (!s.loading) {
         config_deinit(&s.config);
     }

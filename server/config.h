@@ -39,6 +39,10 @@ struct config {
     char *speculative_config; // JSON object, or NULL
     bool enable_prefix_caching, enable_chunked_prefill, deterministic, enforce_eager;
     int64_t only_one[2]; // options whose only value is 1
+    // several processes for one model
+    int64_t nnodes, node_rank, master_port; // nnodes 0, node_rank -1: the launcher's environment
+    char *master_addr, *node_token;
+    double node_timeout;
     // listening
     char *host, *uds, *root_path;
     int64_t port;

@@ -1,11 +1,30 @@
 #include "server/devices.h"
 
 #include "cpu/cpu.h"
+#include "engine/nodes.h"
 #ifdef SLUICE_CUDA
 #include "cuda/cuda.h"
 #endif
 
 #include <string.h>
+
+static enum status share(void *bytes, size_t n_bytes, void *arg, struct err *err)
+{
+    return nodes_share(arg, bytes, n_bytes, err);
+}
+
+/* n_ranks of all nodes, which each have as many. */
+static struct comm_place place_of(const struct engine_options *o)
+{
+    return (struct comm_place){
+        .n_ranks = o->n_ranks > 1 ? o->n_ranks : 1,
+        .n_nodes = o->nodes ? nodes_count(o->nodes) : 1,
+        .node = o->nodes ? nodes_rank(o->nodes) : 0,
+        .leader = o->nodes ? nodes_leader(o->nodes) : NULL,
+        .share = share,
+        .share_arg = o->nodes,
+    };
+}
 
 static enum status open_cpu(const struct backend_options *options, struct backend **out,
                             struct err *err, void *arg)
@@ -14,12 +33,12 @@ static enum status open_cpu(const struct backend_options *options, struct backen
     return cpu_open(options, out, err);
 }
 
-static void choose_cpu(struct engine_options *options)
+static enum status choose_cpu(struct engine_options *options, struct err *err)
 {
+    struct comm_place place = place_of(options);
     options->open_backend = open_cpu;
-    if (options->n_ranks > 1) {
-        options->backend.comm = cpu_comm_create(options->n_ranks);
-    }
+    options->abort_ranks = cpu_comm_abort;
+    return place.n_ranks > 1 ? cpu_comm_open(&place, &options->backend.comm, err) : OK;
 }
 
 #ifdef SLUICE_CUDA
@@ -32,12 +51,14 @@ static enum status open_cuda(const struct backend_options *options, struct backe
 
 static enum status choose_cuda(struct engine_options *options, struct err *err)
 {
-    int32_t n = cuda_device_count(), ranks = options->n_ranks > 1 ? options->n_ranks : 1;
+    struct comm_place place = place_of(options);
+    int32_t n = cuda_device_count(), ranks = place.n_ranks / place.n_nodes;
     if (n < ranks) {
         return err_set(err, ERR_DEVICE, "%d CUDA devices were asked for, %d are there", ranks, n);
     }
     options->open_backend = open_cuda;
-    return ranks > 1 ? cuda_comm_create(ranks, &options->backend.comm, err) : OK;
+    options->abort_ranks = cuda_comm_abort;
+    return place.n_ranks > 1 ? cuda_comm_open(&place, &options->backend.comm, err) : OK;
 }
 
 static bool cuda_is_there(void)
@@ -66,21 +87,20 @@ enum status devices_choose(const char *name, struct engine_options *options, str
     if (!automatic && strcmp(name, "cpu") != 0) {
         return err_set(err, ERR_INVALID, "device: '%s' is not one of auto, cpu, cuda", name);
     }
-    choose_cpu(options);
-    return OK;
+    return choose_cpu(options, err);
 }
 
 void devices_release(struct engine_options *options)
 {
-    if (!options->backend.comm) {
-        return;
-    }
+    struct comm *comm = options->backend.comm;
+    options->backend.comm = NULL;
 #ifdef SLUICE_CUDA
-    if (options->open_backend == open_cuda) {
-        cuda_comm_destroy(options->backend.comm);
-        return;
+    if (comm && options->open_backend == open_cuda) {
+        cuda_comm_destroy(comm);
+        comm = NULL;
     }
 #endif
-    cpu_comm_destroy(options->backend.comm);
-    options->backend.comm = NULL;
+    cpu_comm_destroy(comm);
+    nodes_close(options->nodes);
+    options->nodes = NULL;
 }

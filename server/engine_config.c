@@ -1,8 +1,12 @@
 #include "server/engine_config.h"
 
+#include "engine/base/log.h"
 #include "server/devices.h"
+#include "server/nodes_config.h"
 
 #include <string.h>
+
+extern char **environ;
 
 static enum status read_dtype(const struct config *c, struct engine_options *o, struct err *err)
 {
@@ -26,6 +30,23 @@ static enum status read_dtype(const struct config *c, struct engine_options *o, 
                        c->quantization);
     }
     return OK;
+}
+
+/* Waits until all processes that share the model have met. */
+static enum status meet_nodes(const struct config *c, struct engine_options *o, struct err *err)
+{
+    struct nodes_setting s;
+    TRY(nodes_setting_read(c, environ, &s, err));
+    if (s.place.n_nodes < 2) {
+        return OK;
+    }
+    log_info("node %d of %d, as %s say", s.place.node, s.place.n_nodes, s.from);
+    struct buf identity;
+    buf_init(&identity, 1 << 20);
+    enum status st = nodes_identity(c, &identity, err);
+    st = st == OK ? nodes_open(&s.place, identity.data, &o->nodes, err) : st;
+    buf_deinit(&identity);
+    return st;
 }
 
 enum status engine_config(const struct config *c, struct engine_options *out, struct err *err)
@@ -52,5 +73,6 @@ enum status engine_config(const struct config *c, struct engine_options *out, st
         .n_ranks = (int32_t)c->tensor_parallel_size,
     };
     TRY(read_dtype(c, out, err));
+    TRY(meet_nodes(c, out, err));
     return devices_choose(c->device, out, err);
 }

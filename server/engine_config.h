@@ -7,7 +7,8 @@
 #include "engine/engine.h"
 #include "server/config.h"
 
-/* Strings are borrowed from the config. The device is chosen too: pair with devices_release. */
+/* Strings are borrowed from the config. The device is chosen too, and all nodes have met, which may
+ * take a while: pair with devices_release, also after an error. */
 enum status engine_config(const struct config *c, struct engine_options *out, struct err *err);
 
 #endif

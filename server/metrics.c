@@ -207,6 +207,10 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
 static void print_info(const struct metrics_source *s, struct buf *b)
 {
     char label[256];
+    one(b, s, "sluice_ranks", "gauge", "Devices that share the model.", s->info->n_ranks);
+    one(b, s, "sluice_nodes", "gauge", "Processes that share it.", s->info->n_nodes);
+    one(b, s, "sluice_nodes_alive", "gauge", "Of these, those that are there.",
+        s->stats ? s->stats->n_nodes_alive : 0);
     head(b, "vllm:cache_config_info", "gauge", "Facts of the KV cache.");
     snprintf(label, sizeof label,
              "block_size=\"%d\",num_gpu_blocks=\"%d\",cache_dtype=\"%s\","

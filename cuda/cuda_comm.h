@@ -1,0 +1,41 @@
+/* The inside of the ranks' common ground on GPUs. Not for other folders.
+ * Thread: as said per field. */
+#ifndef SLUICE_CUDA_CUDA_COMM_H
+#define SLUICE_CUDA_CUDA_COMM_H
+
+#include "cuda/cuda_backend.h"
+
+#include <nccl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { CUDA_MAX_RANKS = 16, CUDA_COMM_WAIT_S = 120 };
+
+struct nccl {
+    void *library;
+    ncclResult_t (*unique_id)(ncclUniqueId *);
+    ncclResult_t (*init_rank)(ncclComm_t *, int, ncclUniqueId, int);
+    ncclResult_t (*destroy)(ncclComm_t);
+    ncclResult_t (*abort)(ncclComm_t);
+    ncclResult_t (*async_error)(ncclComm_t, ncclResult_t *);
+    ncclResult_t (*all_reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t,
+                               ncclComm_t, cudaStream_t);
+    ncclResult_t (*all_gather)(const void *, void *, size_t, ncclDataType_t, ncclComm_t,
+                               cudaStream_t);
+    const char *(*error_string)(ncclResult_t);
+};
+
+struct comm {
+    struct nccl nccl;
+    int32_t n_ranks, first, n_local; // this process has ranks first .. first + n_local - 1
+    ncclComm_t ranks[CUDA_MAX_RANKS]; // [n_local]
+    _Atomic bool aborted;             // sticky: what the devices give from now on is no result
+    bool stuck;                       // a thread of the opening never came back
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int32_t opened; // under lock
+    ncclResult_t open_result;
+};
+
+#endif

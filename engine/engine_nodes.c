@@ -1,0 +1,149 @@
+/* The engine among nodes: node 0 sends its steps to the others, which execute them here. Whatever
+ * ends one node ends them all. */
+#include "engine/engine_state.h"
+#include "engine/step_wire.h"
+
+#include "engine/base/log.h"
+
+#include <string.h>
+#include <time.h>
+
+/* On a thread of the nodes': the engine thread may sit in a collective that never ends by itself. */
+static void on_lost(void *arg)
+{
+    struct engine *e = arg;
+    int32_t ready = ENGINE_READY;
+    atomic_compare_exchange_strong(&e->state, &ready, ENGINE_FAILED);
+    ranks_abort(&e->ranks);
+    if (e->options.on_lost) {
+        e->options.on_lost(e->options.callback_arg);
+    }
+    queue_wake(&e->inbox);
+}
+
+void engine_watch_nodes(struct engine *e)
+{
+    if (e->options.nodes) {
+        nodes_watch(e->options.nodes, on_lost, e);
+    }
+}
+
+/* Also lets the others go: no step comes any more. */
+void engine_unwatch_nodes(struct engine *e)
+{
+    if (e->options.nodes) {
+        nodes_goodbye(e->options.nodes);
+        nodes_watch(e->options.nodes, NULL, NULL);
+    }
+}
+
+bool engine_set_lost(struct engine *e, struct err *why)
+{
+    return e->options.nodes && nodes_lost(e->options.nodes, why);
+}
+
+bool engine_await_cause(struct engine *e, struct err *why)
+{
+    bool lost = engine_set_lost(e, why);
+    for (int32_t i = 0; i < 20 && !lost && e->options.nodes; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+        lost = engine_set_lost(e, why);
+    }
+    return lost;
+}
+
+enum status engine_agree(struct engine *e, int64_t *least, struct err *err)
+{
+    return e->options.nodes ? nodes_least(e->options.nodes, least, err) : OK;
+}
+
+enum status engine_send_step(struct engine *e, const struct step *st, const struct pass *level)
+{
+    if (!e->options.nodes) {
+        return OK;
+    }
+    buf_clear(&e->wire);
+    step_encode(st, level, &e->wire);
+    if (e->wire.failed) {
+        return ERR_LIMIT;
+    }
+    return nodes_send_step(e->options.nodes, e->wire.data, e->wire.n_bytes);
+}
+
+static enum status send_level(const struct step *st, const struct pass *pass, void *arg)
+{
+    return engine_send_step(arg, st, pass);
+}
+
+void engine_join_steps(struct engine *e)
+{
+    bool leads = e->options.nodes && nodes_rank(e->options.nodes) == 0;
+    for (int32_t i = 0; i < N_STEPS && leads; i++) {
+        e->steps[i].send_level = send_level;
+        e->steps[i].send_arg = e;
+    }
+}
+
+/* ---- another node -------------------------------------------------------------------------- */
+
+static enum status wait_slot(struct rank *r, void *arg)
+{
+    const struct step *st = arg;
+    struct pass_results unused[MAX_DRAFTS + 1];
+    return r->be->ops->step_wait(r->be, st->slot, unused, MAX_DRAFTS + 1);
+}
+
+struct follow {
+    const struct engine *e;
+    const struct step *step;
+};
+
+static enum status follow_rank(struct rank *r, void *arg)
+{
+    const struct follow *f = arg;
+    return step_execute(f->step, r, f->e->n_vocab_used);
+}
+
+/* One frame: a level of the step's trees, or the step. *number counts steps. */
+static enum status follow_frame(struct engine *e, int64_t *number, const void *bytes,
+                                size_t n_bytes, struct err *err)
+{
+    const struct step_bounds bounds = {&e->scheduler.limits, e->config.vocab, &e->spec};
+    struct step *step = &e->steps[*number % N_STEPS];
+    bool level, first = !step->begun;
+    TRY(step_decode(step, &e->moves, &level, &bounds, bytes, n_bytes, err));
+    enum status st = first && *number >= N_STEPS ? ranks_run(&e->ranks, wait_slot, step) : OK;
+    if (st == OK && level) {
+        st = step_run_level(step, &step->tree.pass, &e->ranks, e->n_vocab_used);
+    } else if (st == OK) {
+        struct follow f = {e, step};
+        st = ranks_run(&e->ranks, follow_rank, &f);
+        step->begun = false;
+        e->n_steps = ++*number;
+    }
+    return st == OK ? OK : err_set(err, st, "a device failed in step %lld", (long long)*number);
+}
+
+static enum status follow_steps(struct engine *e, struct err *err)
+{
+    for (int64_t number = 0;;) {
+        const void *bytes = NULL;
+        size_t n_bytes = 0;
+        enum status st = nodes_next_step(e->options.nodes, &bytes, &n_bytes);
+        if (st != OK) {
+            struct err why = {"a step is missing"};
+            engine_set_lost(e, &why);
+            return st == ERR_CANCELLED ? OK : err_set(err, st, "%s", why.text);
+        }
+        TRY(follow_frame(e, &number, bytes, n_bytes, err));
+    }
+}
+
+enum status engine_follow(struct engine *e, struct err *err)
+{
+    enum status st = follow_steps(e, err);
+    if (st != OK) {
+        nodes_fail(e->options.nodes, err->text);
+    }
+    return st;
+}
