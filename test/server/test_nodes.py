@@ -1,0 +1,340 @@
+"""Several processes that share one model, on this host: the bits are those of one process; a node that dies, is silent,
+never comes, or has another model; strangers on the port; what mpirun, srun and a LeaderWorkerSet set."""
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "model"))
+import golden  # noqa: E402
+import test_cube as cube  # noqa: E402
+
+LLAMA = os.path.join(golden.GOLDEN, "llama-3")
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def flags(port, node, nodes=2, ranks=2):
+    return ["--nnodes", str(nodes), "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port),
+            "--tensor-parallel-size", str(ranks), "--node-timeout", "30"]
+
+
+class Process:
+    """One `sluice serve`; its log is kept for what a test asks of it."""
+
+    def __init__(self, model, *args, env=None):
+        self.log_path = f"/tmp/sluice-node-{os.getpid()}-{id(self)}.log"
+        self.log_file = open(self.log_path, "w")
+        command = [golden.SLUICE, "serve", model, "--device", "cpu", "--threads", "1", *args]
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMI_", "LWS_", "MASTER_"))}
+        self.p = subprocess.Popen(command, stderr=self.log_file, stdout=self.log_file, env={**clean, **(env or {})})
+
+    def log(self):
+        with open(self.log_path) as f:
+            return f.read()
+
+    def wait_log(self, text, timeout=30):
+        end = time.time() + timeout
+        while text not in self.log():
+            assert time.time() < end and self.p.poll() is None, f"no '{text}' in:\n{self.log()}"
+            time.sleep(0.05)
+
+    def wait(self, timeout=30):
+        try:
+            return self.p.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still runs after {timeout} s:\n{self.log()}")
+
+    def close(self):
+        if self.p.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.p.send_signal(signal.SIGCONT)
+            self.p.kill()
+            self.p.wait()
+        self.log_file.close()
+        os.unlink(self.log_path)
+
+
+@pytest.fixture
+def start():
+    running = []
+
+    def go(*args, **kwargs):
+        running.append(Process(*args, **kwargs))
+        return running[-1]
+
+    yield go
+    for p in running:
+        p.close()
+
+
+@contextlib.contextmanager
+def followers(model, port, nodes=2, ranks=2, extra=()):
+    """Nodes 1 and up; they must end well when the block does."""
+    them = [Process(model, *flags(port, i, nodes, ranks), *extra) for i in range(1, nodes)]
+    try:
+        yield
+        for p in them:
+            assert p.wait() == 0, p.log()
+    finally:
+        for p in them:
+            p.close()
+
+
+def get(port, path):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as r:
+            return r.status, r.read().decode()
+    except urllib.error.HTTPError as e:
+        return e.code, e.read().decode()
+
+
+def wait_ready(http, process, timeout=60):
+    end = time.time() + timeout
+    while True:
+        with contextlib.suppress(OSError):
+            if get(http, "/health")[0] == 200:
+                return
+        assert time.time() < end and process.p.poll() is None, process.log()
+        time.sleep(0.1)
+
+
+def leader(start, port, http, *more, **kwargs):
+    return start(LLAMA, *flags(port, 0), "--port", str(http), "--drain-delay", "0", *more, **kwargs)
+
+
+def complete(http, **body):
+    body = {"model": LLAMA, "prompt": [5, 6, 7, 8], "max_tokens": 8, "temperature": 0, "ignore_eos": True, **body}
+    request = urllib.request.Request(f"http://127.0.0.1:{http}/v1/completions", json.dumps(body).encode(),
+                                     {"content-type": "application/json"})
+    return urllib.request.urlopen(request, timeout=60)
+
+
+@pytest.fixture
+def pair(start):
+    """Node 0 with HTTP and node 1, ready."""
+    port, http = free_port(), free_port()
+    zero = leader(start, port, http)
+    one = start(LLAMA, *flags(port, 1))
+    wait_ready(http, zero)
+    return zero, one, http, port
+
+
+# ---- the same bits ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", golden.families())
+def test_two_processes_give_the_stored_answers(family):
+    port = free_port()
+    with followers(os.path.join(golden.GOLDEN, family), port, extra=["--dtype", "float32"]):
+        golden.check_exact(family, 1e-3, *flags(port, 0), "--threads", "1")
+
+
+CASES = {
+    "chunked, tiny pool, two processes": (2, 2, "plain", cube.CHUNKS["chunked"] + cube.POOL["tiny pool"]),
+    "n-grams, two processes of two ranks": (2, 4, "ngram", []),
+    "draft model, two processes": (2, 2, "draft", cube.POOL["tiny pool"]),
+    "own draft, four processes": (4, 4, "own draft", []),
+}
+
+
+@pytest.mark.parametrize("family", ["llama-3", "qwen2-moe"])
+@pytest.mark.parametrize("case", CASES)
+def test_several_processes_give_the_bits_of_one(family, case):
+    nodes, ranks, how, more = CASES[case]
+    more = more + cube.drafts(family)[how] + ["--max-model-len", "256"]
+    want = [cube.essence(a) for a in golden.generate(family, cube.requests())]
+    port = free_port()
+    model = os.path.join(golden.GOLDEN, family)
+    if ranks == 4 and golden_heads(model) % 4 != 0:
+        pytest.skip("its heads do not divide among four")
+    with followers(model, port, nodes, ranks, more):
+        answers = golden.generate(family, cube.requests(), *flags(port, 0, nodes, ranks), *more, "--threads", "1")
+    assert [cube.essence(a) for a in answers] == want
+
+
+def golden_heads(model):
+    with open(os.path.join(model, "config.json")) as f:
+        return json.load(f)["num_attention_heads"]
+
+
+# ---- the ends ---------------------------------------------------------------------------------
+
+
+def test_both_end_in_order_and_the_follower_waits_for_running_requests(pair):
+    zero, one, http, _ = pair
+    health = json.loads(get(http, "/health")[1])
+    assert health["nodes"] == 2 and health["nodes_alive"] == 2 and health["ranks"] == 2
+    metrics = get(http, "/metrics")[1]
+    assert re.search(r"^sluice_nodes_alive(\{.*\})? 2", metrics, re.M), metrics
+    with complete(http, max_tokens=200, stream=True) as r:
+        r.readline()
+        one.p.send_signal(signal.SIGTERM)  # a launcher tells all at once
+        zero.p.send_signal(signal.SIGTERM)
+        rest = r.read().decode()
+    assert "[DONE]" in rest and '"error"' not in rest
+    assert zero.wait() == 0
+    assert one.wait() == 0
+
+
+def lose(zero, http, how, limit):
+    """A stream runs while `how` happens: it ends with an error, health is red, node 0 exits."""
+    start = time.time()
+    events = b""
+    prompts = [[5, 6, 7, i % 300] for i in range(300)]  # seconds of work
+    with complete(http, max_tokens=400, stream=True, prompt=prompts) as r:
+        r.readline()
+        how()
+        with contextlib.suppress(ConnectionError):
+            events = r.read()
+    assert b'"error"' in events, events[-300:]
+    status, body = get(http, "/health")
+    assert status == 503 and json.loads(body)["status"] == "dead" and "node 1" in body, body
+    assert get(http, "/health/live")[0] == 503
+    code = zero.wait(limit)
+    assert code != 0
+    assert time.time() - start < limit
+
+
+def test_a_killed_node_ends_all_requests_with_an_error_and_the_process(pair):
+    zero, one, http, _ = pair
+    lose(zero, http, one.p.kill, 30)
+
+
+def test_a_silent_node_is_a_lost_node(pair):
+    zero, one, http, _ = pair
+    lose(zero, http, lambda: one.p.send_signal(signal.SIGSTOP), 30)
+
+
+def test_an_idle_set_notices_a_killed_node_too(pair):
+    zero, one, http, _ = pair
+    one.p.kill()
+    end = time.time() + 5
+    while get(http, "/health")[0] == 200:
+        assert time.time() < end
+        time.sleep(0.1)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        complete(http)
+    assert refused.value.code == 503
+    assert zero.wait(30) != 0
+
+
+def test_a_killed_leader_ends_the_other_node(pair):
+    zero, one, _, _ = pair
+    zero.p.kill()
+    assert one.wait(15) == 2
+    assert "node 0 has gone" in one.log()
+
+
+# ---- who comes, and who does not ----------------------------------------------------------------
+
+
+def test_a_node_that_never_comes_is_named(start):
+    zero = start(LLAMA, *flags(free_port(), 0)[:-1], "1", "--port", str(free_port()))
+    assert zero.wait() == 1
+    assert "node 1 of 2 did not come within 1 s" in zero.log()
+
+
+def test_a_node_without_a_leader_ends(start):
+    one = start(LLAMA, *flags(free_port(), 1)[:-1], "1")
+    assert one.wait() == 1
+    assert "node 0 did not answer within 1 s" in one.log()
+
+
+def test_a_node_with_another_model_or_option_is_told_so_and_the_right_one_may_still_come(start):
+    port, http = free_port(), free_port()
+    zero = leader(start, port, http)
+    other = start(os.path.join(golden.GOLDEN, "qwen3"), *flags(port, 1))
+    assert other.wait() == 1
+    assert "the model's config" in other.log() and "node 0 refuses this node" in other.log()
+    longer = start(LLAMA, *flags(port, 1), "--block-size", "32")
+    assert longer.wait() == 1
+    assert "'block-size: 32', node 0 has 'block-size: auto'" in longer.log()
+    start(LLAMA, *flags(port, 1))
+    wait_ready(http, zero)
+    assert json.loads(complete(http).read())["usage"]["completion_tokens"] == 8
+
+
+def test_strangers_are_refused_and_harm_nothing(start):
+    port, http = free_port(), free_port()
+    zero = leader(start, port, http, "--node-token", "right")
+    zero.wait_log("waits on port")
+    silent = socket.create_connection(("127.0.0.1", port))
+    for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100000, os.urandom(5000), b"slui", b"slucen\n" + b"\xff" * 300,
+                 b"slicen\n\x01\0\0\0" + b"\xff" * 200, b"sluicen\n\x01\0\0\0\x01\0\0\0\x02\0\0\0\xff\xff\xff\xff" + b"a" * 99,
+                 b"sluicen\n\x01\0\0\0\x01\0\0\0\x02\0\0\0\x10\0\0\0" + b"a" * 48):
+        with socket.create_connection(("127.0.0.1", port)) as s:
+            with contextlib.suppress(OSError):
+                s.sendall(junk)
+                s.shutdown(socket.SHUT_WR)
+                s.settimeout(10)
+                assert len(s.recv(1000)) <= 32  # the greeting, and no more
+    wrong = start(LLAMA, *flags(port, 1)[:-1], "3", "--node-token", "wrong")
+    assert wrong.wait() == 1
+    assert "token" in wrong.log()
+    start(LLAMA, *flags(port, 1), "--node-token", "right")
+    wait_ready(http, zero)
+    silent.close()
+    assert "no sluice node" in zero.log() and "does not know the token" in zero.log()
+    with pytest.raises(OSError):  # all are there: the door is shut
+        socket.create_connection(("127.0.0.1", port), timeout=2).recv(1)
+    assert json.loads(complete(http).read())["usage"]["completion_tokens"] == 8
+
+
+def test_a_node_that_leaves_before_all_have_come_may_come_again(start):
+    port = free_port()
+    three = [start(LLAMA, *flags(port, 0, 3, 3)[:-1], "3", "--port", str(free_port()))]
+    three.append(start(LLAMA, *flags(port, 1, 3, 3)))
+    three[0].wait_log("node 1 of 3 has joined")
+    three[1].p.kill()
+    three[0].wait_log("before all nodes had come")
+    again = start(LLAMA, *flags(port, 1, 3, 3))
+    end = time.time() + 10
+    while three[0].log().count("node 1 of 3 has joined") < 2:
+        assert time.time() < end, three[0].log() + again.log()
+        time.sleep(0.05)
+    assert three[0].wait() == 1 and "node 2 of 3 did not come" in three[0].log()
+
+
+@pytest.mark.parametrize("launcher", [
+    [{"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "%d", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "mpirun"],
+    [{"SLURM_NTASKS": "2", "SLURM_PROCID": "%d", "SLURM_NODELIST": "127.0.0.[1-2]"}, "srun"],
+    [{"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "%d", "LWS_LEADER_ADDRESS": "127.0.0.1"}, "LeaderWorkerSet"],
+])
+def test_launchers_say_who_is_who(start, launcher):
+    names, who = launcher
+    port, http = free_port(), free_port()
+    common = ["--tensor-parallel-size", "2", "--master-port", str(port), "--node-timeout", "30"]
+    both = [start(LLAMA, *common, "--port", str(http), "--drain-delay", "0",
+                  env={k: v % i if "%d" in v else v for k, v in names.items()}) for i in range(2)]
+    wait_ready(http, both[0])
+    assert f"as {who} say" in both[0].log() and f"as {who} say" in both[1].log()
+    assert json.loads(complete(http).read())["usage"]["completion_tokens"] == 8
+    both[0].p.send_signal(signal.SIGTERM)
+    assert both[0].wait() == 0 and both[1].wait() == 0
+
+
+def test_bad_places_are_refused_with_a_reason(start):
+    for args, env, text in [
+        (["--nnodes", "2", "--node-rank", "2", "--tensor-parallel-size", "2"], {}, "node-rank 2"),
+        (["--nnodes", "2", "--node-rank", "1", "--tensor-parallel-size", "2"], {}, "master-addr"),
+        (["--nnodes", "2", "--node-rank", "1", "--tensor-parallel-size", "3"], {}, "do not divide among 2 nodes"),
+        (["--tensor-parallel-size", "2"], {"OMPI_COMM_WORLD_SIZE": "two", "OMPI_COMM_WORLD_RANK": "0"}, "not a number"),
+        (["--tensor-parallel-size", "2"], {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "5"}, "makes no sense"),
+    ]:
+        p = start(LLAMA, *args, env=env)
+        assert p.wait() == 2
+        assert text in p.log(), p.log()
