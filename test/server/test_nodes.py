@@ -148,6 +148,8 @@ CASES = {
     "n-grams, two processes of two ranks": (2, 4, "ngram", []),
     "draft model, two processes": (2, 2, "draft", cube.POOL["tiny pool"]),
     "own draft, four processes": (4, 4, "own draft", []),
+    "trees of two drafts, two processes": (2, 2, "two drafts", []),
+    "a static tree, two processes": (2, 2, "static tree", []),
 }
 
 

@@ -10,7 +10,19 @@ static const struct scheduler_limits limits = {
     .max_rows = ROWS, .max_out = OUT, .max_draws = OUT + LANES, .max_lanes = LANES,
     .max_sequences = 8, .max_len = 64, .n_blocks = BLOCKS, .block_tokens = 4,
     .max_blocks_per_lane = 17};
-static const struct step_bounds bounds = {&limits, VOCAB, DRAFTS};
+static const struct spec chain = {.method = SPEC_DRAFT, .k = DRAFTS, .n_models = 1},
+                         tree = {.method = SPEC_TREE, .k = DRAFTS, .n_models = 1};
+static const struct step_bounds bounds = {&limits, VOCAB, &chain}, tree_bounds = {&limits, VOCAB,
+                                                                                 &tree};
+static struct tree_moves sent_moves, moves;
+
+static enum status decode(struct step *st, const void *bytes, size_t n_bytes)
+{
+    struct err err;
+    bool level;
+    st->begun = false;
+    return step_decode(st, &moves, &level, &bounds, bytes, n_bytes, &err);
+}
 
 static const int32_t blocks[] = {3, 19, 0}, prompt[] = {1, 2, 49}, generated[] = {7};
 static const int32_t stops[] = {4}, allowed[] = {1, 2, 3}, lengths[] = {1, 2}, bad[] = {9, 8, 7};
@@ -19,7 +31,16 @@ static uint64_t mask[ROWS * TREE_MASK_WORDS];
 
 static void fill(struct step *st)
 {
-    step_init(st, 1, &limits, DRAFTS);
+    step_init(st, 1, &limits, &chain);
+    if (!moves.paths) {
+        tree_moves_init(&moves, &limits);
+        tree_moves_init(&sent_moves, &limits);
+    }
+    sent_moves.n_paths = 1;
+    sent_moves.paths[0] = (struct tree_path){.lane = 1, .first = 3, .n = 2, .tokens = {5, 6}};
+    sent_moves.n_moves[1] = 1;
+    sent_moves.moves[1][0] = (struct slot_move){1, 9, 4};
+    st->moves = &sent_moves;
     st->want = (struct model_outputs){.logits = true};
     st->n_lanes = 2;
     st->lanes[0] = (struct lane_update){.lane = 2, .first_block = 1, .n_blocks = 3,
@@ -61,7 +82,7 @@ static void fill(struct step *st)
     mask[5] = 77;
     st->n_draft_passes = 1;
     struct draft_pass *d = &st->draft[0];
-    d->pass = (struct pass){.model = 1, .kv_set = 1, .n_rows = 1, .rows = d->rows, .n_seqs = 1,
+    d->pass = (struct pass){.n_rows = 1, .rows = d->rows, .n_seqs = 1,
                             .seqs = d->seqs, .n_out = 1, .out_rows = d->out_rows, .n_draws = 1,
                             .draws = d->draws};
     d->rows[0] = (struct pass_row){1, 5, 2, 2};
@@ -74,23 +95,24 @@ TEST(a_step_arrives_as_it_was_sent)
 {
     struct step sent, got;
     struct buf first, second;
-    struct err err;
     fill(&sent);
-    step_init(&got, 1, &limits, DRAFTS);
+    step_init(&got, 1, &limits, &chain);
     buf_init(&first, 1 << 20);
     buf_init(&second, 1 << 20);
-    step_encode(&sent, &first);
-    REQUIRE(step_decode(&got, &bounds, first.data, first.n_bytes, &err) == OK);
+    step_encode(&sent, NULL, &first);
+    REQUIRE(decode(&got, first.data, first.n_bytes) == OK);
     CHECK_EQ(got.lanes[0].params.seed, 0x123456789abcdef0u);
     CHECK_EQ(got.lanes[0].params.bad_word_tokens[2], 7);
     CHECK_EQ(got.lanes[0].blocks[1], 19);
     CHECK_EQ(got.rows[0].token, -1);
+    CHECK_EQ(moves.moves[1][0].from, 9);
+    CHECK_EQ(moves.paths[0].tokens[1], 6);
     CHECK_EQ(got.draws[0].kind, DRAW_DRAFT);
     CHECK(got.draws[0].keep && got.draws[0].noise && !got.draws[0].logprobs);
     CHECK_EQ(got.pass.tree_mask[5], 77);
     CHECK(got.seqs[1].tree && !got.seqs[0].tree);
     // Every field that is sent twice is sent equal.
-    step_encode(&got, &second);
+    step_encode(&got, NULL, &second);
     CHECK_EQ(second.n_bytes, first.n_bytes);
     CHECK(memcmp(first.data, second.data, first.n_bytes) == 0);
     buf_deinit(&first);
@@ -99,23 +121,54 @@ TEST(a_step_arrives_as_it_was_sent)
     step_deinit(&got);
 }
 
-TEST(a_step_that_was_cut_or_lengthened_is_refused)
+TEST(a_level_of_a_tree_comes_before_its_step)
 {
     struct step sent, got;
     struct buf b;
     struct err err;
+    bool level;
     fill(&sent);
-    step_init(&got, 1, &limits, DRAFTS);
+    step_init(&got, 1, &limits, &tree);
     buf_init(&b, 1 << 20);
-    step_encode(&sent, &b);
+    step_encode(&sent, &sent.draft[0].pass, &b);
+    // Only an engine that grows trees takes one.
+    got.begun = false;
+    CHECK_EQ(step_decode(&got, &moves, &level, &bounds, b.data, b.n_bytes, &err), ERR_FORMAT);
+    got.begun = false;
+    REQUIRE(step_decode(&got, &moves, &level, &tree_bounds, b.data, b.n_bytes, &err) == OK);
+    CHECK(level && !got.begun);
+    CHECK_EQ(got.tree.pass.n_rows, 1);
+    CHECK_EQ(got.tree.rows[0].token, 5);
+    // The rest of the step brings no lanes again, and is no beginning.
+    buf_clear(&b);
+    sent.begun = true;
+    step_encode(&sent, NULL, &b);
+    got.begun = true;
+    CHECK_EQ(step_decode(&got, &moves, &level, &tree_bounds, b.data, b.n_bytes, &err), OK);
+    CHECK(!level && got.begun);
+    got.begun = false;
+    CHECK_EQ(step_decode(&got, &moves, &level, &tree_bounds, b.data, b.n_bytes, &err), ERR_FORMAT);
+    buf_deinit(&b);
+    step_deinit(&sent);
+    step_deinit(&got);
+}
+
+TEST(a_step_that_was_cut_or_lengthened_is_refused)
+{
+    struct step sent, got;
+    struct buf b;
+    fill(&sent);
+    step_init(&got, 1, &limits, &chain);
+    buf_init(&b, 1 << 20);
+    step_encode(&sent, NULL, &b);
     for (size_t n = 0; n < b.n_bytes; n++) {
         char *exact = xmalloc(n + 1); // so that a sanitizer sees a read past the end
         memcpy(exact, b.data, n);
-        CHECK_EQ(step_decode(&got, &bounds, exact, n, &err), ERR_FORMAT);
+        CHECK_EQ(decode(&got, exact, n), ERR_FORMAT);
         free(exact);
     }
     buf_puts(&b, "more");
-    CHECK_EQ(step_decode(&got, &bounds, b.data, b.n_bytes, &err), ERR_FORMAT);
+    CHECK_EQ(decode(&got, b.data, b.n_bytes), ERR_FORMAT);
     buf_deinit(&b);
     step_deinit(&sent);
     step_deinit(&got);
@@ -145,19 +198,18 @@ TEST(any_word_changed_is_refused_or_within_bounds)
 {
     struct step sent, got;
     struct buf b;
-    struct err err;
     int32_t refused = 0, taken = 0;
     fill(&sent);
-    step_init(&got, 1, &limits, DRAFTS);
+    step_init(&got, 1, &limits, &chain);
     buf_init(&b, 1 << 20);
-    step_encode(&sent, &b);
+    step_encode(&sent, NULL, &b);
     static const int32_t values[] = {0, -1, 1, 2, 7, 1 << 20, INT32_MAX, INT32_MIN};
     for (size_t at = 0; at + 4 <= b.n_bytes; at += 4) {
         for (size_t v = 0; v < sizeof values / sizeof values[0]; v++) {
             char *copy = xmalloc(b.n_bytes);
             memcpy(copy, b.data, b.n_bytes);
             memcpy(copy + at, &values[v], 4);
-            if (step_decode(&got, &bounds, copy, b.n_bytes, &err) == OK) {
+            if (decode(&got, copy, b.n_bytes) == OK) {
                 taken++;
                 check_pass(&got.pass, ROWS, OUT, OUT + LANES);
                 for (int32_t i = 0; i < got.n_draft_passes; i++) {
