@@ -6,7 +6,7 @@ find server engine cuda cpu bench -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh
 function bad(why) { printf "%s:%d: %s (%s)\n", FILENAME, FNR, $0, why; n++ }
 function third(file, lib, allowed) {
     if (lib ~ /^uv\.h|^microhttpd/ && file !~ /^server\/(http|prepare|main|serve)|^bench\//) bad("libuv and libmicrohttpd live in server/http*, prepare, serve, main and bench/")
-    if (lib ~ /^(sys\/socket|netinet|netdb)/ && file !~ /^(server\/http|bench\/)|^engine\/base\/wire\.c$/) bad("sockets live in server/http*, bench/ and engine/base/wire.c")
+    if (lib ~ /^(sys\/socket|netinet|netdb)/ && file !~ /^(server\/(http|cmd_health)|bench\/)|^engine\/base\/wire\.c$/) bad("sockets live in server/http*, cmd_health, bench/ and engine/base/wire.c")
     if (lib ~ /^cjson/ && file != "engine/base/json.c") bad("cJSON lives in engine/base/json.c")
     if (lib ~ /^(pcre2|utf8proc)/ && file !~ /^engine\/tokenizer/) bad("PCRE2 and utf8proc live in the tokenizer")
     if (lib ~ /^(cuda|cublas|nccl)/ && file !~ /^cuda\//) bad("CUDA, cuBLAS and NCCL live in cuda/")
