@@ -186,4 +186,4 @@ clean:  ## remove build/
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
 
--include $(OBJ:.o=.d) $(MAIN:.o=.d) $(UNIT:=.d) $(SERVERS:=.d) $(BENCHES:=.d)
+-include $(OBJ:.o=.d) $(SUPPORT:.o=.d) $(MAIN:.o=.d) $(UNIT:=.d) $(SERVERS:=.d) $(BENCHES:=.d)
