@@ -237,6 +237,9 @@ bool added_search_next(struct added_search *a, struct range *match, int32_t *ind
             end = end < a->covered ? a->covered
                                    : end + unicode_space_prefix(a->s + end, a->n - end);
         }
+        if (start >= end) {
+            continue; // lies wholly in what the match before swallowed
+        }
         a->covered = end;
         *match = (struct range){start, end};
         *index = v;
