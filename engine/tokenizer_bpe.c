@@ -92,40 +92,67 @@ enum status bpe_load(struct tokenizer *tok)
     return OK;
 }
 
-enum status bpe_finish(struct tokenizer *tok, struct err *err)
+static enum status make_byte_pairs(const struct bpe *bpe, struct merge_rules *rules,
+                                   struct err *err)
 {
-    struct bpe *bpe = &tok->bpe;
-    // Merges to a special token can only ever matter where special tokens are not wanted.
-    for (size_t i = 0; i < (size_t)1 << (64 - bpe->merges.shift); i++) {
-        struct merge_slot *m = &bpe->merges.slots[i];
-        if (m->pair != UINT64_MAX && tokenizer_is_special(tok, m->id)) {
-            m->rank = UINT32_MAX;
-        }
-    }
-    bpe->cuts = cuts_make(tok);
-    if (!tok->byte_level) {
-        return OK;
-    }
-    bpe->byte_pairs = malloc(65536 * sizeof *bpe->byte_pairs);
-    if (!bpe->byte_pairs) {
+    rules->byte_pairs = malloc(65536 * sizeof *rules->byte_pairs);
+    if (!rules->byte_pairs) {
         return err_set(err, ERR_NOMEM, "out of memory");
     }
     for (int i = 0; i < 65536; i++) {
         const struct merge_slot *m =
-            merge_table_find(&bpe->merges, bpe->byte_symbol[i >> 8], bpe->byte_symbol[i & 255]);
-        bpe->byte_pairs[i] = m ? (struct byte_pair){m->rank, m->id}
-                               : (struct byte_pair){UINT32_MAX, -1};
+            merge_table_find(&rules->table, bpe->byte_symbol[i >> 8], bpe->byte_symbol[i & 255]);
+        rules->byte_pairs[i] = m ? (struct byte_pair){m->rank, m->id}
+                                 : (struct byte_pair){UINT32_MAX, -1};
     }
     return OK;
 }
 
+/* A second set of rules where a merge makes a special token, which the user's text must not. */
+static enum status make_guarded(struct tokenizer *tok, struct err *err)
+{
+    struct bpe *bpe = &tok->bpe;
+    size_t n_slots = (size_t)1 << (64 - bpe->merges.table.shift);
+    for (size_t i = 0; i < n_slots; i++) {
+        const struct merge_slot *m = &bpe->merges.table.slots[i];
+        if (m->pair == UINT64_MAX || !tokenizer_is_special(tok, m->id)) {
+            continue;
+        }
+        if (!bpe->has_guarded) {
+            bpe->guarded.table = bpe->merges.table;
+            bpe->guarded.table.slots = malloc(n_slots * sizeof *m);
+            if (!bpe->guarded.table.slots) {
+                return err_set(err, ERR_NOMEM, "out of memory");
+            }
+            memcpy(bpe->guarded.table.slots, bpe->merges.table.slots, n_slots * sizeof *m);
+            bpe->has_guarded = true;
+        }
+        bpe->guarded.table.slots[i].rank = UINT32_MAX;
+    }
+    return bpe->has_guarded && tok->byte_level ? make_byte_pairs(bpe, &bpe->guarded, err) : OK;
+}
+
+enum status bpe_finish(struct tokenizer *tok, struct err *err)
+{
+    TRY(make_guarded(tok, err));
+    tok->bpe.cuts = cuts_make(tok);
+    return tok->byte_level ? make_byte_pairs(&tok->bpe, &tok->bpe.merges, err) : OK;
+}
+
 void bpe_deinit(struct bpe *bpe)
 {
-    free(bpe->merges.slots);
-    free(bpe->byte_pairs);
+    free(bpe->merges.table.slots);
+    free(bpe->merges.byte_pairs);
+    free(bpe->guarded.table.slots);
+    free(bpe->guarded.byte_pairs);
     free(bpe->prefix);
     free(bpe->suffix);
     cuts_free(bpe->cuts);
+}
+
+static const struct merge_rules *rules_for(const struct tokenizer *tok, const struct scratch *sc)
+{
+    return sc->has_input && tok->bpe.has_guarded ? &tok->bpe.guarded : &tok->bpe.merges;
 }
 
 /* ---- symbols ---- */
@@ -262,9 +289,9 @@ static enum status word_fill(struct word *w, const char *s, size_t n)
     return w->fails ? err_set(w->sc->err, ERR_INVALID, "the unk_token is not in the vocabulary") : OK;
 }
 
-static void look_up(const struct bpe *bpe, struct symbol *a, const struct symbol *b)
+static void look_up(const struct merge_rules *rules, struct symbol *a, const struct symbol *b)
 {
-    const struct merge_slot *m = merge_table_find(&bpe->merges, a->id, b->id);
+    const struct merge_slot *m = merge_table_find(&rules->table, a->id, b->id);
     a->rank = m ? m->rank : UINT32_MAX;
     a->merged = m ? m->id : -1;
 }
@@ -277,14 +304,14 @@ struct small {
     size_t n;
 };
 
-static inline void small_look_up(const struct bpe *bpe, struct small *w, size_t i)
+static inline void small_look_up(const struct merge_rules *rules, struct small *w, size_t i)
 {
-    const struct merge_slot *m = merge_table_find(&bpe->merges, w->id[i], w->id[i + 1]);
+    const struct merge_slot *m = merge_table_find(&rules->table, w->id[i], w->id[i + 1]);
     w->rank[i] = m ? m->rank : UINT32_MAX;
     w->merged[i] = m ? m->id : -1;
 }
 
-static void small_merge(const struct bpe *bpe, struct small *w)
+static void small_merge(const struct merge_rules *rules, struct small *w)
 {
     while (w->n > 1) {
         uint32_t best = UINT32_MAX;
@@ -306,21 +333,22 @@ static void small_merge(const struct bpe *bpe, struct small *w)
             w->merged[i] = w->merged[i + 1];
         }
         if (at + 1 < w->n) {
-            small_look_up(bpe, w, at);
+            small_look_up(rules, w, at);
         }
         if (at > 0) {
-            small_look_up(bpe, w, at - 1);
+            small_look_up(rules, w, at - 1);
         }
     }
 }
 
 /* A short piece of bytes, all of which are in the vocabulary. */
-static void small_fill_bytes(const struct bpe *bpe, struct small *w, const char *s, size_t n)
+static void small_fill_bytes(const struct bpe *bpe, const struct merge_rules *rules,
+                             struct small *w, const char *s, size_t n)
 {
     const unsigned char *p = (const unsigned char *)s;
     w->n = n;
     for (size_t i = 0; i + 1 < n; i++) {
-        const struct byte_pair *pair = &bpe->byte_pairs[p[i] << 8 | p[i + 1]];
+        const struct byte_pair *pair = &rules->byte_pairs[p[i] << 8 | p[i + 1]];
         w->id[i] = bpe->byte_symbol[p[i]];
         w->rank[i] = pair->rank;
         w->merged[i] = pair->id;
@@ -328,14 +356,15 @@ static void small_fill_bytes(const struct bpe *bpe, struct small *w, const char 
     w->id[n - 1] = bpe->byte_symbol[p[n - 1]];
 }
 
-static void small_fill(const struct bpe *bpe, struct small *w, const struct symbol *symbols, size_t n)
+static void small_fill(const struct merge_rules *rules, struct small *w,
+                       const struct symbol *symbols, size_t n)
 {
     w->n = n;
     for (size_t i = 0; i < n; i++) {
         w->id[i] = symbols[i].id;
     }
     for (size_t i = 0; i + 1 < n; i++) {
-        small_look_up(bpe, w, i);
+        small_look_up(rules, w, i);
     }
 }
 
@@ -384,18 +413,18 @@ static uint64_t heap_pop(struct scratch *sc)
     return top;
 }
 
-static bool offer(const struct bpe *bpe, struct scratch *sc, uint32_t at)
+static bool offer(const struct merge_rules *rules, struct scratch *sc, uint32_t at)
 {
     struct symbol *a = &sc->symbols[at];
     if (a->next == UINT32_MAX) {
         a->rank = UINT32_MAX;
         return true;
     }
-    look_up(bpe, a, &sc->symbols[a->next]);
+    look_up(rules, a, &sc->symbols[a->next]);
     return a->rank == UINT32_MAX || heap_push(sc, (uint64_t)a->rank << 32 | at);
 }
 
-static bool merge_many(const struct bpe *bpe, struct scratch *sc, size_t n)
+static bool merge_many(const struct merge_rules *rules, struct scratch *sc, size_t n)
 {
     struct symbol *sym = sc->symbols;
     for (size_t i = 0; i < n; i++) {
@@ -404,7 +433,7 @@ static bool merge_many(const struct bpe *bpe, struct scratch *sc, size_t n)
     }
     sc->n_heap = 0;
     for (size_t i = 0; i < n; i++) {
-        if (!offer(bpe, sc, (uint32_t)i)) {
+        if (!offer(rules, sc, (uint32_t)i)) {
             return false;
         }
     }
@@ -424,7 +453,7 @@ static bool merge_many(const struct bpe *bpe, struct scratch *sc, size_t n)
         if (a->next != UINT32_MAX) {
             sym[a->next].prev = at;
         }
-        if (!offer(bpe, sc, at) || (a->prev != UINT32_MAX && !offer(bpe, sc, a->prev))) {
+        if (!offer(rules, sc, at) || (a->prev != UINT32_MAX && !offer(rules, sc, a->prev))) {
             return false;
         }
     }
@@ -443,20 +472,21 @@ static enum status emit_many(struct scratch *sc, const int32_t *id, size_t n)
 static enum status merge_piece(const struct tokenizer *tok, struct scratch *sc, const char *s,
                                size_t n)
 {
+    const struct merge_rules *rules = rules_for(tok, sc);
     struct small small;
     if (n <= SMALL && tok->bpe.all_bytes && n > 0) {
-        small_fill_bytes(&tok->bpe, &small, s, n);
-        small_merge(&tok->bpe, &small);
+        small_fill_bytes(&tok->bpe, rules, &small, s, n);
+        small_merge(rules, &small);
         return emit_many(sc, small.id, small.n);
     }
     struct word w = {.tok = tok, .sc = sc};
     TRY(word_fill(&w, s, n));
     if (w.n <= SMALL) {
-        small_fill(&tok->bpe, &small, sc->symbols, w.n);
-        small_merge(&tok->bpe, &small);
+        small_fill(rules, &small, sc->symbols, w.n);
+        small_merge(rules, &small);
         return emit_many(sc, small.id, small.n);
     }
-    if (!merge_many(&tok->bpe, sc, w.n)) {
+    if (!merge_many(rules, sc, w.n)) {
         return err_set(sc->err, ERR_NOMEM, "out of memory");
     }
     for (size_t i = 0; i < w.n; i++) {
@@ -476,7 +506,8 @@ struct cache_slot {
     int32_t n;       // 0: empty
     int32_t id[VALUE_IDS];
 };
-/* With ignore_merges one text can come out in three ways. */
+/* One text can come out in several ways: whole or (with ignore_merges) as a part of a piece, and as
+ * the user's, which makes no special token. */
 enum { TAG_PART = 0x80, TAG_INPUT = 0x40 };
 struct piece_cache {
     struct cache_slot *slots; // 64-byte aligned
@@ -580,6 +611,12 @@ static void slot_fill(struct cache_slot *slot, const uint64_t key[4], const stru
     }
 }
 
+static unsigned input_tag(const struct tokenizer *tok, const struct scratch *sc)
+{
+    bool matters = tok->bpe.ignore_merges || tok->bpe.has_guarded;
+    return matters && sc->has_input ? TAG_INPUT : 0;
+}
+
 /* A part of a piece, between two cuts. */
 static enum status encode_part(const struct tokenizer *tok, struct scratch *sc, const char *s,
                                size_t n)
@@ -588,7 +625,7 @@ static enum status encode_part(const struct tokenizer *tok, struct scratch *sc, 
         return merge_piece(tok, sc, s, n);
     }
     uint64_t key[4];
-    make_key(s, n, tok->bpe.ignore_merges ? TAG_PART : 0, key);
+    make_key(s, n, (tok->bpe.ignore_merges ? TAG_PART : 0) | input_tag(tok, sc), key);
     struct cache_slot *slot = slot_for(sc->cache, key, n);
     if (slot_has(slot, key)) {
         return emit_slot(sc, slot);
@@ -635,7 +672,7 @@ enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const ch
         return encode_new(tok, sc, s, n);
     }
     uint64_t key[4];
-    make_key(s, n, tok->bpe.ignore_merges && sc->has_input ? TAG_INPUT : 0, key);
+    make_key(s, n, input_tag(tok, sc), key);
     struct cache_slot *slot = slot_for(sc->cache, key, n);
     if (slot_has(slot, key)) {
         return emit_slot(sc, slot);

@@ -148,7 +148,7 @@ static bool is_byte_token(const struct tokenizer *tok, int32_t id)
 
 struct cuts *cuts_make(const struct tokenizer *tok)
 {
-    const struct merge_table *merges = &tok->bpe.merges;
+    const struct merge_table *merges = &tok->bpe.merges.table;
     const struct strings *keys = tok->byte_level ? &tok->keys : &tok->texts;
     if (!may_cut(tok)) {
         return NULL;

@@ -221,20 +221,25 @@ static inline const struct merge_slot *merge_table_find(const struct merge_table
     }
 }
 
+struct byte_pair {
+    uint32_t rank; // UINT32_MAX: they do not merge
+    int32_t id;
+};
+struct merge_rules {
+    struct merge_table table;
+    struct byte_pair *byte_pairs; // [first byte][second]: what two byte symbols merge to
+};
 struct bpe {
-    struct merge_table merges;
+    struct merge_rules merges;
+    struct merge_rules guarded; // for input: without merges to special tokens
+    bool has_guarded;           // false: no merge makes one
     bool ignore_merges, fuse_unk, byte_fallback, has_affixes;
     char *prefix, *suffix; // continuing_subword_prefix, end_of_word_suffix
     int32_t unk;           // -1: none
     bool all_bytes; // byte level, every byte is in the vocabulary, no affixes
     int32_t byte_symbol[256]; // by byte (byte level) or ASCII character; -1: not in the vocabulary
     int32_t byte_token[256];  // "<0x..>"; -1: absent
-    struct byte_pair *byte_pairs; // [first byte][second]: what two byte symbols merge to
-    struct cuts *cuts;            // NULL: pieces may not be cut
-};
-struct byte_pair {
-    uint32_t rank; // UINT32_MAX: they do not merge
-    int32_t id;
+    struct cuts *cuts;        // NULL: pieces may not be cut
 };
 struct unigram {
     struct trie trie;

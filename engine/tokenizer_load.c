@@ -177,7 +177,7 @@ static enum status put_merge(struct loader *l, uint32_t rank, const char *a, siz
     if (id < 0) {
         return err_set(l->err, ERR_FORMAT, "merge %u makes a token that the vocabulary lacks", rank);
     }
-    return merge_table_put(&tok->bpe.merges, left, right, rank, id)
+    return merge_table_put(&tok->bpe.merges.table, left, right, rank, id)
                ? OK
                : err_set(l->err, ERR_NOMEM, "out of memory for the merges");
 }
@@ -223,7 +223,7 @@ static enum status read_merges(struct loader *l)
     if (t != JSON_TOKEN_ARRAY) {
         return broken(l, "merges are not a list");
     }
-    if (!merge_table_init(&l->tok->bpe.merges, (size_t)l->tok->n_model)) {
+    if (!merge_table_init(&l->tok->bpe.merges.table, (size_t)l->tok->n_model)) {
         return err_set(l->err, ERR_NOMEM, "out of memory for the merges");
     }
     for (;;) {
