@@ -186,6 +186,19 @@ static bool compare_once(struct jrt *rt, int op, struct jv a, struct jv b, bool 
     }
 }
 
+/* == of most comparisons in templates: a string with a short string, or with what is none. False if
+ * it must be looked at more closely. */
+static bool compare_text(struct jv a, struct jv b, bool *equal)
+{
+    if (a.type != JV_STR || b.type != JV_STR) {
+        *equal = false;
+        return a.type == JV_STR || b.type == JV_STR;
+    }
+    const struct jstr *x = a.u.s, *y = b.u.s;
+    *equal = x->n_bytes == y->n_bytes && x->s && y->s && memcmp(x->s, y->s, x->n_bytes) == 0;
+    return x->n_bytes != y->n_bytes || (x->s && y->s && x->n_bytes < 256);
+}
+
 static bool eval_compare(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jv left, right;
@@ -193,6 +206,12 @@ static bool eval_compare(struct jrt *rt, const struct jnode *n, struct jv *out)
         return false;
     }
     bool ok = true;
+    if (n->n_kids == 1 && n->kids[0]->op <= JC_NE && n->kids[0]->a->kind == N_CONST &&
+        compare_text(left, n->kids[0]->a->value, &ok)) {
+        *out = jv_bool(ok == (n->kids[0]->op == JC_EQ));
+        return jrt_step(rt);
+    }
+    ok = true;
     for (int i = 0; ok && i < n->n_kids; i++) {
         if (!jinja_eval(rt, n->kids[i]->a, &right) ||
             !compare_once(rt, n->kids[i]->op, left, right, &ok)) {

@@ -245,6 +245,17 @@ static bool filter_items(struct jrt *rt, const struct jnode *n, struct jv over, 
     return ok && more >= 0;
 }
 
+/* Assigns the loop's target in its frame, which is empty: mostly one name. */
+static bool set_item(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v)
+{
+    if (target->kind != N_NAME || frame->cap == 0) {
+        return jinja_assign(rt, frame, target, v);
+    }
+    frame->b[0] = (struct jbinding){.sym = target->sym, .value = v};
+    frame->n = 1;
+    return true;
+}
+
 static enum jflow run_loop(struct jrt *rt, const struct jnode *n, struct jloop *l)
 {
     struct jframe *outer = rt->frame;
@@ -264,7 +275,7 @@ static enum jflow run_loop(struct jrt *rt, const struct jnode *n, struct jloop *
         l->before = l->current;
         l->current = item;
         frame->n = 0;
-        if (!jinja_assign(rt, frame, n->a, item) || !jframe_hide(rt, frame, &n->hidden) ||
+        if (!set_item(rt, frame, n->a, item) || !jframe_hide(rt, frame, &n->hidden) ||
             (n->op && !jframe_set(rt, frame, rt->t->sym_loop,
                                   (struct jv){.type = JV_LOOP, .u.loop = l}))) {
             return FLOW_FAIL;

@@ -411,6 +411,11 @@ bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name, const struct j
 bool jinja_item_known(struct jrt *rt, struct jv obj, struct jv index,
                       const struct jinja_method *methods, struct jv *out)
 {
+    // Templates that take strings for lists of parts ask every character for its 'type'.
+    if (obj.type == JV_STR && index.type == JV_STR && !methods && index.u.s->n_bytes > 0 &&
+        index.u.s->s[0] != '_') {
+        return jv_undefined(rt, obj, index, out);
+    }
     bool found;
     if (!subscript(rt, obj, index, &found, out)) {
         return false;
