@@ -107,7 +107,7 @@ static void put_cp(struct buf *out, uint32_t cp)
 
 static int combining_class(int32_t cp)
 {
-    return utf8proc_get_property(cp)->combining_class;
+    return unicode_has_forms((uint32_t)cp) ? utf8proc_get_property(cp)->combining_class : 0;
 }
 
 /* Sorts marks by combining class, keeping the order of equal ones: one counting pass per class
@@ -148,6 +148,41 @@ static void order_all(int32_t *cp, size_t n, int32_t *tmp)
     }
 }
 
+/* Decomposes one character into at most `room` places, which suffice. */
+static size_t decompose(uint32_t c, int options, int32_t *out, size_t room)
+{
+    utf8proc_ssize_t k = 0;
+    if (unicode_has_forms(c)) {
+        k = utf8proc_decompose_char((int32_t)c, out, (utf8proc_ssize_t)room, options, NULL);
+    }
+    if (k <= 0 || (size_t)k > room) {
+        out[0] = (int32_t)c;
+        return 1;
+    }
+    return (size_t)k;
+}
+
+/* Composes in place and returns what is left. What has no forms joins nothing on either side. */
+static size_t compose_all(int32_t *cp, size_t n)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < n;) {
+        size_t start = i;
+        while (i < n && unicode_has_forms((uint32_t)cp[i])) {
+            i++;
+        }
+        if (i == start) {
+            cp[kept++] = cp[i++];
+            continue;
+        }
+        memmove(cp + kept, cp + start, (i - start) * sizeof *cp);
+        utf8proc_ssize_t k = utf8proc_normalize_utf32(cp + kept, (utf8proc_ssize_t)(i - start),
+                                                      UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+        kept += k < 0 ? i - start : (size_t)k;
+    }
+    return kept;
+}
+
 /* Normalises s and appends; false when out of memory. */
 static bool put_form(enum norm_kind form, const char *s, size_t n, struct buf *out)
 {
@@ -165,20 +200,10 @@ static bool put_form(enum norm_kind form, const char *s, size_t n, struct buf *o
     for (size_t i = 0; i < n;) {
         uint32_t c;
         i += unicode_next(s + i, &c);
-        utf8proc_ssize_t k = utf8proc_decompose_char((int32_t)c, cp + n_cp,
-                                                     (utf8proc_ssize_t)(cap - n_cp), options, NULL);
-        if (k < 0 || (size_t)k > cap - n_cp) {
-            cp[n_cp] = (int32_t)c;
-            k = 1;
-        }
-        n_cp += (size_t)k;
+        n_cp += decompose(c, options, cp + n_cp, cap - n_cp);
     }
     order_all(cp, n_cp, cp + cap);
-    if (compose) {
-        utf8proc_ssize_t k = utf8proc_normalize_utf32(cp, (utf8proc_ssize_t)n_cp,
-                                                      UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-        n_cp = k < 0 ? n_cp : (size_t)k;
-    }
+    n_cp = compose ? compose_all(cp, n_cp) : n_cp;
     for (size_t i = 0; i < n_cp; i++) {
         put_cp(out, (uint32_t)cp[i]);
     }

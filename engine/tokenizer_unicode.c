@@ -83,3 +83,21 @@ int unicode_symbol_byte(uint32_t cp)
     }
     return cp == 0x143 ? 0xAD : -1;
 }
+
+bool unicode_has_forms(uint32_t cp)
+{
+    size_t low = 0, high = unicode_n_unformed;
+    if (cp < unicode_unformed[0][0]) {
+        return true;
+    }
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (unicode_unformed[middle][1] < cp) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return (low == unicode_n_unformed || cp < unicode_unformed[low][0]) &&
+           !(unicode_flags(cp) & U_NEW);
+}

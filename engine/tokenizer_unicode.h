@@ -48,6 +48,8 @@ extern const uint16_t unicode_block_of[];
 extern const uint8_t unicode_kinds[];
 extern const uint32_t unicode_lower[][2];
 extern const size_t unicode_n_lower;
+extern const uint32_t unicode_unformed[][2];
+extern const size_t unicode_n_unformed;
 
 static inline uint32_t unicode_flags(uint32_t cp)
 {
@@ -93,6 +95,10 @@ static inline size_t unicode_lead_length(unsigned char lead)
 /* Bytes of white space (\s) at the start and at the end of a valid text. */
 size_t unicode_space_prefix(const char *s, size_t n_bytes);
 size_t unicode_space_suffix(const char *s, size_t n_bytes);
+
+/* False for what the library's normalisation forms do not know: it stays as it is, joins nothing and
+ * orders nothing. */
+bool unicode_has_forms(uint32_t cp);
 
 /* Appends the lower case of cp (one or two code points) and returns how many. */
 size_t unicode_to_lower(uint32_t cp, uint32_t out[2]);

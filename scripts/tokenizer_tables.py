@@ -88,6 +88,31 @@ def nfc_unsafe():
     return unsafe
 
 
+def forms_leave_alone():
+    """What the normalisation forms of the library do not know: it follows an older Unicode than
+    utf8proc. They neither decompose nor reorder nor compose these. (All of NEW are alike.)"""
+    nfd, nfkd = normalizers.NFD(), normalizers.NFKD()
+    unknown = set()
+    for c in POINTS:
+        s = chr(c)
+        # A mark goes before one of a higher class, or behind one of a lower class.
+        if (unicodedata.combining(s) and nfd.normalize_str("\u0345" + s) == "\u0345" + s
+                and nfd.normalize_str(s + "\u0334") == s + "\u0334"
+                and s not in "\u0334\u0345" and unicodedata.combining(s) not in (1, 240)):
+            unknown.add(c)
+        if unicodedata.normalize("NFKD", s) != s and nfkd.normalize_str(s) == s:
+            unknown.add(c)
+            parts = unicodedata.normalize("NFD", s)
+            unknown.update(map(ord, parts[-1] if parts != s else ""))
+    ranges = []
+    for c in sorted(unknown):
+        if ranges and ranges[-1][1] == c - 1:
+            ranges[-1][1] = c
+        else:
+            ranges.append([c, c])
+    return ranges
+
+
 def lowercase():
     """What differs from the simple mapping of this Python's Unicode, which is utf8proc's too."""
     low = normalizers.Lowercase()
@@ -100,6 +125,14 @@ def lowercase():
 def rows(values, per_line):
     for i in range(0, len(values), per_line):
         yield "    " + ", ".join(map(str, values[i:i + per_line])) + ","
+
+
+def print_unformed():
+    ranges = forms_leave_alone()
+    print("/* First and last of what the normalisation forms leave alone. */")
+    print(f"const uint32_t unicode_unformed[{len(ranges)}][2] = {{")
+    print("\n".join(rows(["{" + f"{a:#x}, {b:#x}" + "}" for a, b in ranges], 5)) + "\n};")
+    print(f"const size_t unicode_n_unformed = {len(ranges)};")
 
 
 def main():
@@ -130,7 +163,9 @@ def main():
     print("/* Code point and its lower case, by code point. U+0130 becomes two and is left out. */")
     print(f"const uint32_t unicode_lower[{len(single)}][2] = {{")
     print("\n".join(rows(["{" + f"{a:#x}, {b:#x}" + "}" for a, b in single], 5)) + "\n};")
-    print(f"const size_t unicode_n_lower = {len(single)};")
+    print(f"const size_t unicode_n_lower = {len(single)};\n")
+    print_unformed()
 
 
-main()
+if __name__ == "__main__":
+    main()
