@@ -121,6 +121,10 @@ enum status added_finish(struct tokenizer *tok, struct err *err)
             text = a->normalized_text ? a->normalized_text : text;
             n = a->normalized_text ? a->normalized_bytes : n;
         }
+        if (n == 0 && (a->lstrip || a->rstrip)) {
+            return err_set(err, ERR_UNSUPPORTED, "the added token %d normalises to nothing and "
+                           "swallows space", (int)a->id);
+        }
         if (n == 0) {
             continue;
         }

@@ -15,57 +15,6 @@ enum {
     CUT_BYTES = 12, // a piece above this is worth cutting; anything in 6 to 24 works
 };
 
-bool merge_table_init(struct merge_table *t, size_t expected)
-{
-    unsigned bits = 4;
-    while (((size_t)1 << bits) < 2 * expected) {
-        bits++;
-    }
-    *t = (struct merge_table){.shift = 64 - bits};
-    t->slots = malloc(((size_t)1 << bits) * sizeof *t->slots);
-    if (t->slots) {
-        memset(t->slots, 0xFF, ((size_t)1 << bits) * sizeof *t->slots);
-    }
-    return t->slots != NULL;
-}
-
-static bool merge_table_grow(struct merge_table *t)
-{
-    struct merge_table bigger;
-    size_t n_slots = (size_t)1 << (64 - t->shift);
-    if (!merge_table_init(&bigger, n_slots)) {
-        return false;
-    }
-    for (size_t i = 0; i < n_slots; i++) {
-        const struct merge_slot *m = &t->slots[i];
-        if (m->pair != UINT64_MAX) {
-            merge_table_put(&bigger, (int32_t)(m->pair >> 32), (int32_t)m->pair, m->rank, m->id);
-        }
-    }
-    free(t->slots);
-    *t = bigger;
-    return true;
-}
-
-bool merge_table_put(struct merge_table *t, int32_t left, int32_t right, uint32_t rank, int32_t id)
-{
-    size_t n_slots = (size_t)1 << (64 - t->shift);
-    if (t->n * 3 >= n_slots * 2) {
-        if (!merge_table_grow(t)) {
-            return false;
-        }
-        n_slots *= 2;
-    }
-    uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    size_t i = (size_t)(pair * 0x9E3779B97F4A7C15ULL >> t->shift);
-    while (t->slots[i].pair != UINT64_MAX && t->slots[i].pair != pair) {
-        i = (i + 1) & (n_slots - 1);
-    }
-    t->n += t->slots[i].pair == UINT64_MAX;
-    t->slots[i] = (struct merge_slot){pair, rank, id}; // the later of equal pairs wins
-    return true;
-}
-
 static int32_t find_byte_token(const struct tokenizer *tok, int byte)
 {
     char name[8];

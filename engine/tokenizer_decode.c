@@ -398,11 +398,16 @@ static const char *decode_text(const struct tokenizer *tok, int32_t id, size_t *
     return strings_get(&tok->texts, id, n);
 }
 
-/* Special by its string: a normalised form that is spelled otherwise is not. */
+/* Special by the string that decoding starts from: a normalised form may be spelled otherwise, and
+ * then it is special only if another token is spelled so and special. */
 static bool is_skipped(const struct tokenizer *tok, int32_t id)
 {
     int32_t at = tok->added_of[id];
-    return at >= 0 && tok->added[at].special && !tok->added[at].normalized_text;
+    if (at >= 0 && tok->added[at].normalized_text) {
+        at = string_table_find(&tok->added_table, tok->added[at].normalized_text,
+                               tok->added[at].normalized_bytes);
+    }
+    return at >= 0 && tok->added[at].special;
 }
 
 void tokenizer_decode(const struct tokenizer *tok, const int32_t *ids, size_t n_ids,

@@ -53,6 +53,13 @@ void string_table_deinit(struct string_table *t);
 bool string_table_put(struct string_table *t, int32_t id); // the later of equal strings wins
 int32_t string_table_find(const struct string_table *t, const char *text, size_t n_bytes);
 
+/* The same in steps, for many strings at a time: each asks for the memory that the next reads. */
+uint64_t string_table_hash(const struct string_table *t, const char *text, size_t n_bytes);
+void string_table_prefetch(const struct string_table *t, uint64_t hash);
+void string_table_prefetch_text(const struct string_table *t, uint64_t hash);
+int32_t string_table_find_hashed(const struct string_table *t, const char *text, size_t n_bytes,
+                                 uint64_t hash);
+
 /* A byte trie whose edges are one hash table; node 0 is the root. */
 struct trie_edge {
     uint32_t node_byte; // node << 8 | byte
@@ -206,12 +213,23 @@ struct merge_table {
 };
 bool merge_table_init(struct merge_table *t, size_t expected);
 bool merge_table_put(struct merge_table *t, int32_t left, int32_t right, uint32_t rank, int32_t id);
+struct json_scan;
+/* Reads the list that comes next in the scan, once the vocabulary and the prefix are known. */
+enum status merges_read(struct tokenizer *tok, struct json_scan *scan, struct err *err);
+
+/* Where the search for a pair begins. */
+static inline const struct merge_slot *merge_table_home(const struct merge_table *t, int32_t left,
+                                                        int32_t right)
+{
+    uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    return &t->slots[(size_t)(pair * 0x9E3779B97F4A7C15ULL >> t->shift)];
+}
 static inline const struct merge_slot *merge_table_find(const struct merge_table *t, int32_t left,
                                                         int32_t right)
 {
     uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     size_t mask = ((size_t)1 << (64 - t->shift)) - 1;
-    for (size_t i = (size_t)(pair * 0x9E3779B97F4A7C15ULL >> t->shift);; i = (i + 1) & mask) {
+    for (size_t i = (size_t)(merge_table_home(t, left, right) - t->slots);; i = (i + 1) & mask) {
         if (t->slots[i].pair == pair) {
             return &t->slots[i];
         }
@@ -311,6 +329,7 @@ struct added {
 struct range {
     size_t start, end;
 };
+enum status added_load(const struct json *list, struct tokenizer *tok, struct err *err);
 /* Adds the token, or changes the flags of one that is there. */
 enum status added_put(struct tokenizer *tok, const struct added *token, struct err *err);
 enum status added_finish(struct tokenizer *tok, struct err *err);
@@ -405,6 +424,13 @@ static inline bool is_barred(const struct tokenizer *tok, const struct scratch *
 {
     return sc->has_input && tokenizer_is_special(tok, id);
 }
+
+enum status post_load(const struct json *node, struct tokenizer *tok, struct err *err);
+/* tokenizer_config.json and special_tokens_map.json; either may be NULL. The second call is for once
+ * the post-processor and the ids are known. */
+enum status beside_load(struct tokenizer *tok, const struct json *config, const struct json *map,
+                        struct err *err);
+void beside_override_ends(struct tokenizer *tok, const struct json *config);
 
 /* JSON text of one section -> tree. */
 enum status section_parse(const char *s, size_t n, struct json **root, struct err *err);

@@ -1,5 +1,5 @@
-/* tokenizer.json and the two files beside it. The vocabulary and the merges, which are nearly all of
- * the file, are read token by token; the small sections become trees. */
+/* tokenizer.json. The vocabulary and the merges (tokenizer_merges.c), which are nearly all of the
+ * file, are read token by token; the small sections become trees. */
 #include "engine/tokenizer_impl.h"
 
 #include "engine/base/file.h"
@@ -19,7 +19,7 @@ struct loader {
     struct tokenizer *tok;
     struct err *err;
     struct json_scan scan;
-    struct buf a, b; // unescaped strings
+    struct buf a; // an unescaped string
     struct section added_tokens, normalizer, pre_tokenizer, post_processor, decoder;
     struct json_scan merges; // where they begin, if the vocabulary comes later
     bool has_merges, merges_wait, has_vocab, vocab_is_list;
@@ -159,86 +159,10 @@ static enum status read_vocab(struct loader *l)
     return OK;
 }
 
-static enum status put_merge(struct loader *l, uint32_t rank, const char *a, size_t n_a,
-                             const char *b, size_t n_b)
-{
-    struct tokenizer *tok = l->tok;
-    int32_t left = string_table_find(&tok->by_text, a, n_a);
-    int32_t right = string_table_find(&tok->by_text, b, n_b);
-    const char *prefix = tok->bpe.prefix ? tok->bpe.prefix : "";
-    size_t skip = strlen(prefix);
-    char joined[1024];
-    if (left < 0 || right < 0 || n_b < skip || n_a + n_b - skip > sizeof joined) {
-        return err_set(l->err, ERR_FORMAT, "merge %u has a part that the vocabulary lacks", rank);
-    }
-    memcpy(joined, a, n_a);
-    memcpy(joined + n_a, b + skip, n_b - skip);
-    int32_t id = string_table_find(&tok->by_text, joined, n_a + n_b - skip);
-    if (id < 0) {
-        return err_set(l->err, ERR_FORMAT, "merge %u makes a token that the vocabulary lacks", rank);
-    }
-    return merge_table_put(&tok->bpe.merges.table, left, right, rank, id)
-               ? OK
-               : err_set(l->err, ERR_NOMEM, "out of memory for the merges");
-}
-
-/* "left right" */
-static enum status read_merge_string(struct loader *l, uint32_t *rank)
-{
-    size_t n;
-    const char *s = text_of(&l->scan, &l->a, &n);
-    if (n >= 8 && memcmp(s, "#version", 8) == 0) {
-        return OK;
-    }
-    const char *space = memchr(s, ' ', n);
-    size_t n_a = space ? (size_t)(space - s) : n;
-    if (!space || memchr(space + 1, ' ', n - n_a - 1)) {
-        return err_set(l->err, ERR_FORMAT, "merge %u is not two parts", *rank);
-    }
-    return put_merge(l, (*rank)++, s, n_a, space + 1, n - n_a - 1);
-}
-
-/* ["left", "right"] */
-static enum status read_merge_pair(struct loader *l, uint32_t *rank)
-{
-    size_t n_a, n_b;
-    if (json_scan_next(&l->scan) != JSON_TOKEN_STRING) {
-        return broken(l, "a merge is not two strings");
-    }
-    const char *a = text_of(&l->scan, &l->a, &n_a);
-    if (json_scan_next(&l->scan) != JSON_TOKEN_STRING) {
-        return broken(l, "a merge is not two strings");
-    }
-    const char *b = text_of(&l->scan, &l->b, &n_b);
-    if (json_scan_next(&l->scan) != JSON_TOKEN_ARRAY_END) {
-        return broken(l, "a merge is not two strings");
-    }
-    return put_merge(l, (*rank)++, a, n_a, b, n_b);
-}
-
 static enum status read_merges(struct loader *l)
 {
-    uint32_t rank = 0;
-    enum json_token t = json_scan_next(&l->scan);
-    if (t != JSON_TOKEN_ARRAY) {
-        return broken(l, "merges are not a list");
-    }
-    if (!merge_table_init(&l->tok->bpe.merges.table, (size_t)l->tok->n_model)) {
-        return err_set(l->err, ERR_NOMEM, "out of memory for the merges");
-    }
-    for (;;) {
-        t = json_scan_next(&l->scan);
-        if (t == JSON_TOKEN_ARRAY_END) {
-            return OK;
-        }
-        if (t == JSON_TOKEN_STRING) {
-            TRY(read_merge_string(l, &rank));
-        } else if (t == JSON_TOKEN_ARRAY) {
-            TRY(read_merge_pair(l, &rank));
-        } else {
-            return broken(l, "a merge is neither a string nor a pair");
-        }
-    }
+    enum status st = merges_read(l->tok, &l->scan, l->err);
+    return st == OK || !l->scan.why ? st : json_scan_error(&l->scan, l->err);
 }
 
 /* ---- the model's other fields ---- */
@@ -457,219 +381,6 @@ static void settle_byte_level(struct tokenizer *tok)
     tok->n_stages -= tok->byte_level;
 }
 
-static struct added added_from(const struct json *node)
-{
-    const char *text = json_get_string(node, "content");
-    bool special = json_get_bool(node, "special", false);
-    return (struct added){
-        .text = (char *)text, // only read
-        .n_bytes = text ? strlen(text) : 0,
-        .single_word = json_get_bool(node, "single_word", false),
-        .lstrip = json_get_bool(node, "lstrip", false),
-        .rstrip = json_get_bool(node, "rstrip", false),
-        .normalized = json_get_bool(node, "normalized", !special),
-        .special = special,
-    };
-}
-
-static enum status read_added(const struct json *node, struct tokenizer *tok, struct err *err)
-{
-    for (const struct json *child = json_first(node); child; child = json_next(child)) {
-        struct added token = added_from(child);
-        TRY(added_put(tok, &token, err));
-    }
-    return OK;
-}
-
-/* ---- tokenizer_config.json and special_tokens_map.json ---- */
-
-struct keyed {
-    long id;
-    const struct json *node;
-};
-
-static int compare_keyed(const void *a, const void *b)
-{
-    long x = ((const struct keyed *)a)->id, y = ((const struct keyed *)b)->id;
-    return (x > y) - (x < y);
-}
-
-/* added_tokens_decoder: its flags hold over those of tokenizer.json. */
-static enum status read_added_decoder(const struct json *node, struct tokenizer *tok,
-                                      struct err *err)
-{
-    size_t n = json_count(node), i = 0;
-    struct keyed *list = xcalloc(n + 1, sizeof *list);
-    for (const struct json *child = json_first(node); child; child = json_next(child)) {
-        list[i++] = (struct keyed){strtol(json_key(child), NULL, 10), child};
-    }
-    qsort(list, n, sizeof *list, compare_keyed);
-    enum status st = OK;
-    for (i = 0; i < n && st == OK; i++) {
-        struct added token = added_from(list[i].node);
-        st = added_put(tok, &token, err);
-    }
-    free(list);
-    return st;
-}
-
-static const char *token_string(const struct json *node)
-{
-    const char *s = json_string(node);
-    return s ? s : json_get_string(node, "content");
-}
-
-/* A named token is special even where added_tokens forgot it. */
-static enum status name_is_special(struct tokenizer *tok, const char *text, struct err *err)
-{
-    size_t n = strlen(text);
-    if (string_table_find(&tok->added_table, text, n) >= 0 ||
-        string_table_find(&tok->by_text, text, n) < 0) {
-        return OK;
-    }
-    struct added token = {.text = (char *)text, .n_bytes = n, .special = true};
-    return added_put(tok, &token, err);
-}
-
-static enum status put_named(struct tokenizer *tok, const char *name, const char *text,
-                             struct err *err)
-{
-    size_t at = 0;
-    while (at < tok->n_named && strcmp(tok->named[at].name, name) != 0) {
-        at++;
-    }
-    const char *copy = arena_strndup(&tok->arena, text, strlen(text));
-    if (at == sizeof tok->named / sizeof tok->named[0] || !copy) {
-        return OK;
-    }
-    tok->named[at] = (struct tokenizer_named){name, copy, -1};
-    tok->n_named = at == tok->n_named ? at + 1 : tok->n_named;
-    return name_is_special(tok, text, err);
-}
-
-static enum status read_named(const struct json *node, struct tokenizer *tok, struct err *err)
-{
-    static const char *const names[] = {"bos_token", "eos_token",  "unk_token", "sep_token",
-                                        "pad_token", "cls_token", "mask_token"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        const char *text = token_string(json_get(node, names[i]));
-        if (text) {
-            TRY(put_named(tok, names[i], text, err));
-        }
-    }
-    const struct json *more = json_get(node, "additional_special_tokens");
-    for (const struct json *child = json_first(more); child; child = json_next(child)) {
-        const char *text = token_string(child);
-        if (text) {
-            TRY(name_is_special(tok, text, err));
-        }
-    }
-    return OK;
-}
-
-/* add_bos_token and add_eos_token hold over the post-processor. */
-static void override_ends(struct tokenizer *tok, const struct json *config)
-{
-    const struct json *bos = json_get(config, "add_bos_token");
-    const struct json *eos = json_get(config, "add_eos_token");
-    int32_t bos_id = tokenizer_bos(tok), eos_id = tokenizer_eos(tok);
-    if (json_is(bos, JSON_BOOL) && bos_id >= 0) {
-        bool has = tok->n_prefix > 0 && tok->prefix[0] == bos_id;
-        if (has && !json_bool(bos, false)) {
-            tok->n_prefix--;
-            memmove(tok->prefix, tok->prefix + 1, tok->n_prefix * sizeof tok->prefix[0]);
-        } else if (!has && json_bool(bos, false) && tok->n_prefix < 16) {
-            memmove(tok->prefix + 1, tok->prefix, tok->n_prefix * sizeof tok->prefix[0]);
-            tok->prefix[0] = bos_id;
-            tok->n_prefix++;
-        }
-    }
-    if (json_is(eos, JSON_BOOL) && eos_id >= 0) {
-        bool has = tok->n_suffix > 0 && tok->suffix[tok->n_suffix - 1] == eos_id;
-        if (has && !json_bool(eos, false)) {
-            tok->n_suffix--;
-        } else if (!has && json_bool(eos, false) && tok->n_suffix < 16) {
-            tok->suffix[tok->n_suffix++] = eos_id;
-        }
-    }
-}
-
-/* ---- post-processor ---- */
-
-static enum status put_end(int32_t *ids, size_t *n, int64_t id, struct err *err)
-{
-    if (id < 0 || id > MAX_TOKEN_ID || *n == 16) {
-        return err_set(err, ERR_UNSUPPORTED, "more than 16 tokens around a text, or a broken id");
-    }
-    ids[(*n)++] = (int32_t)id;
-    return OK;
-}
-
-static enum status read_template(const struct json *node, struct tokenizer *tok, struct err *err)
-{
-    const struct json *specials = json_get(node, "special_tokens");
-    bool seen = false;
-    for (const struct json *p = json_first(json_get(node, "single")); p; p = json_next(p)) {
-        const struct json *special = json_get(p, "SpecialToken");
-        const char *name = json_get_string(special, "id");
-        if (!special) {
-            if (!json_get(p, "Sequence") || seen) {
-                return err_set(err, ERR_UNSUPPORTED, "a template that is not tokens, text, tokens");
-            }
-            seen = true;
-            continue;
-        }
-        const struct json *ids = json_get(name ? json_get(specials, name) : NULL, "ids");
-        if (!ids) {
-            return err_set(err, ERR_FORMAT, "the template's token \"%s\" has no ids",
-                           name ? name : "");
-        }
-        for (const struct json *id = json_first(ids); id; id = json_next(id)) {
-            int64_t v = -1;
-            json_int64(id, &v);
-            TRY(put_end(seen ? tok->suffix : tok->prefix, seen ? &tok->n_suffix : &tok->n_prefix, v,
-                        err));
-        }
-    }
-    return seen ? OK : err_set(err, ERR_UNSUPPORTED, "a template without the text");
-}
-
-/* ["[SEP]", 102] */
-static int64_t pair_id(const struct json *pair)
-{
-    const struct json *second = json_first(pair) ? json_next(json_first(pair)) : NULL;
-    int64_t id = -1;
-    json_int64(second, &id);
-    return id;
-}
-
-static enum status read_post(const struct json *node, struct tokenizer *tok, struct err *err)
-{
-    const char *type = json_get_string(node, "type");
-    type = type ? type : "";
-    if (strcmp(type, "Sequence") == 0) {
-        const struct json *list = json_get(node, "processors");
-        for (const struct json *child = json_first(list); child; child = json_next(child)) {
-            TRY(read_post(child, tok, err)); // as deep as the JSON reader allows
-        }
-        return OK;
-    }
-    if (strcmp(type, "ByteLevel") == 0) {
-        return OK; // offsets only
-    }
-    if (tok->n_prefix + tok->n_suffix > 0) {
-        return err_set(err, ERR_UNSUPPORTED, "two post-processors that add tokens");
-    }
-    if (strcmp(type, "TemplateProcessing") == 0) {
-        return read_template(node, tok, err);
-    }
-    if (strcmp(type, "BertProcessing") == 0 || strcmp(type, "RobertaProcessing") == 0) {
-        TRY(put_end(tok->prefix, &tok->n_prefix, pair_id(json_get(node, "cls")), err));
-        return put_end(tok->suffix, &tok->n_suffix, pair_id(json_get(node, "sep")), err);
-    }
-    return err_set(err, ERR_UNSUPPORTED, "the post-processor \"%s\" is not supported", type);
-}
-
 /* ---- after everything is read ---- */
 
 /* Spelling -> bytes for byte-level models. A spelling with a character that is no byte symbol can
@@ -677,12 +388,18 @@ static enum status read_post(const struct json *node, struct tokenizer *tok, str
 static enum status make_keys(struct tokenizer *tok, struct err *err)
 {
     struct buf bytes;
+    size_t n_ids = 0;
+    for (int32_t id = 0; id < tok->texts.n_ids; id++) {
+        n_ids += strings_get(&tok->texts, id, NULL) != NULL;
+    }
+    bool unique = n_ids == tok->by_text.n; // else the later of equal spellings is asked for
     buf_init(&bytes, 1 << 24);
     bool good = string_table_init(&tok->by_key, &tok->keys, (size_t)tok->n_model);
     for (int32_t id = 0; good && id < tok->texts.n_ids; id++) {
         size_t n;
         const char *s = strings_get(&tok->texts, id, &n);
-        if (s && string_table_find(&tok->by_text, s, n) == id && spelled_as_bytes(s, n, &bytes)) {
+        if (s && (unique || string_table_find(&tok->by_text, s, n) == id) &&
+            spelled_as_bytes(s, n, &bytes)) {
             good = strings_set(&tok->keys, id, bytes.data ? bytes.data : "", bytes.n_bytes) &&
                    string_table_put(&tok->by_key, id);
         }
@@ -713,14 +430,6 @@ static enum status place_added(struct tokenizer *tok, struct err *err)
     return OK;
 }
 
-static enum status read_config(struct tokenizer *tok, const struct json *config,
-                               const struct json *map, struct err *err)
-{
-    TRY(read_added_decoder(json_get(config, "added_tokens_decoder"), tok, err));
-    TRY(read_named(map, tok, err));
-    return read_named(config, tok, err);
-}
-
 static enum status load_all(struct loader *l, const struct json *config, const struct json *map)
 {
     struct tokenizer *tok = l->tok;
@@ -734,14 +443,14 @@ static enum status load_all(struct loader *l, const struct json *config, const s
     if (tok->byte_level) {
         TRY(make_keys(tok, l->err));
     }
-    TRY(read_section(l, &l->added_tokens, "added_tokens", read_added));
-    TRY(read_section(l, &l->post_processor, "post_processor", read_post));
-    TRY(read_config(tok, config, map, l->err));
+    TRY(read_section(l, &l->added_tokens, "added_tokens", added_load));
+    TRY(read_section(l, &l->post_processor, "post_processor", post_load));
+    TRY(beside_load(tok, config, map, l->err));
     TRY(place_added(tok, l->err));
     if (tok->model == MODEL_BPE) {
         TRY(bpe_finish(tok, l->err));
     }
-    override_ends(tok, config);
+    beside_override_ends(tok, config);
     TRY(added_finish(tok, l->err));
     return decoders_make_pieces(tok, l->err);
 }
@@ -754,7 +463,6 @@ enum status tokenizer_load_memory(const struct tokenizer_files *files, struct to
     l.tok = xcalloc(1, sizeof *l.tok);
     arena_init(&l.tok->arena, 1 << 20);
     buf_init(&l.a, 1 << 24);
-    buf_init(&l.b, 1 << 24);
     json_scan_init(&l.scan, files->json, files->json_bytes, 128);
     enum status st = OK;
     if (files->config) {
@@ -772,7 +480,6 @@ enum status tokenizer_load_memory(const struct tokenizer_files *files, struct to
     json_free(config);
     json_free(map);
     buf_deinit(&l.a);
-    buf_deinit(&l.b);
     free(l.unk_token);
     if (st != OK) {
         tokenizer_free(l.tok);

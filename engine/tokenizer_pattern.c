@@ -565,6 +565,20 @@ static bool folds_together(uint32_t a, uint32_t b)
     return false;
 }
 
+/* \b and \B by Oniguruma's \w, to which marks belong. */
+static void put_boundary(struct translator *t, bool is_boundary)
+{
+    struct buf word;
+    buf_init(&word, 1 << 20);
+    put_word(&word, false);
+    const char *w = word.data ? word.data : "";
+    begin_atom(t);
+    buf_printf(t->out, "(?:(?<=[%s])(?%c[%s])|(?<![%s])(?%c[%s]))", w, is_boundary ? '!' : '=', w, w,
+               is_boundary ? '=' : '!', w);
+    t->i += 2;
+    buf_deinit(&word);
+}
+
 static enum status read_backslash(struct translator *t)
 {
     struct class_text c = {0};
@@ -587,7 +601,11 @@ static enum status read_backslash(struct translator *t)
         return OK;
     }
     char e = peek(t, 1);
-    if (e == '\0' || !strchr("bBAzZGRXkK0123456789", e)) {
+    if (e == 'b' || e == 'B') {
+        put_boundary(t, e == 'b');
+        return OK;
+    }
+    if (e == '\0' || !strchr("AzZGRXkK0123456789", e)) {
         return refuse(t, "an escape that is not known");
     }
     begin_atom(t);
@@ -635,9 +653,6 @@ static enum status open_group(struct translator *t)
     buf_putc(t->out, '?');
     t->i++;
     char c = peek(t, 0);
-    if (c == '#' || c == '~' || c == '(' || c == 'P') {
-        return refuse(t, "a group that is not known");
-    }
     if (c == 'i' || c == 'm' || c == 'x' || c == '-') {
         TRY(read_flags(t));
         buf_putc(t->out, peek(t, 0));
@@ -646,7 +661,12 @@ static enum status open_group(struct translator *t)
         t->i++;
         return OK;
     }
-    // ":", "=", "!", ">", "<=", "<!", "<name>": the same in both.
+    // The same in both.
+    char next = peek(t, 1);
+    bool named = c == '<' && (next == '=' || next == '!' || next == '_' || isalpha((unsigned char)next));
+    if (c == '\0' || (!strchr(":=!>", c) && !named)) {
+        return refuse(t, "a group that is not known");
+    }
     t->n_groups++;
     return OK;
 }

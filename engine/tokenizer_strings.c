@@ -146,6 +146,30 @@ int32_t string_table_find(const struct string_table *t, const char *text, size_t
     return slot_of(t, text, n_bytes, hash_bytes(text, n_bytes, t->key))->id;
 }
 
+uint64_t string_table_hash(const struct string_table *t, const char *text, size_t n_bytes)
+{
+    return hash_bytes(text, n_bytes, t->key);
+}
+
+void string_table_prefetch(const struct string_table *t, uint64_t hash)
+{
+    __builtin_prefetch(&t->slots[hash & t->mask]);
+}
+
+void string_table_prefetch_text(const struct string_table *t, uint64_t hash)
+{
+    const struct string_slot *slot = &t->slots[hash & t->mask];
+    if (slot->id >= 0) {
+        __builtin_prefetch(t->strings->bytes.data + slot->at);
+    }
+}
+
+int32_t string_table_find_hashed(const struct string_table *t, const char *text, size_t n_bytes,
+                                 uint64_t hash)
+{
+    return slot_of(t, text, n_bytes, hash)->id;
+}
+
 bool trie_init(struct trie *t)
 {
     *t = (struct trie){.mask = 255, .cap_nodes = 64, .n_nodes = 1};
