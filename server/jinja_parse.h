@@ -31,6 +31,7 @@ static inline const struct jtoken *jp_next(struct jparser *p)
     return t;
 }
 
+bool jp_token_is(const struct jtoken *t, const char *name); // a name token
 bool jp_is_op(const struct jparser *p, int op);
 bool jp_is_name(const struct jparser *p, const char *name);
 bool jp_skip_op(struct jparser *p, int op);
@@ -42,7 +43,18 @@ bool jp_unexpected(struct jparser *p, const char *wanted);
 struct jnode *jp_node(struct jparser *p, enum jnode_kind kind);
 bool jp_push(struct jparser *p, struct jnodes *l, struct jnode *n);
 
-/* All return NULL after an error. */
+/* All return NULL after an error; also when a part is NULL. */
+struct jnode *jp_one(struct jparser *p, enum jnode_kind kind, struct jnode *a);
+struct jnode *jp_two(struct jparser *p, enum jnode_kind kind, struct jnode *a, struct jnode *b);
+struct jnode *jp_with_kids(struct jparser *p, enum jnode_kind kind, const struct jnodes *l);
+struct jnode *jp_constant(struct jparser *p, struct jv v);
+struct jstr *jp_settled(struct jstr *s); // with its characters counted: renders share it
+
+/* A literal, a name, a pair of brackets; what stands behind it; filters and tests of it. */
+struct jnode *jp_number(struct jparser *p);
+struct jnode *jp_primary(struct jparser *p, bool with_namespace);
+struct jnode *jp_postfix(struct jparser *p, struct jnode *n);
+struct jnode *jp_filter_expr(struct jparser *p, struct jnode *n);
 struct jnode *jp_expression(struct jparser *p, bool with_cond);
 struct jnode *jp_tuple(struct jparser *p, bool with_cond, bool in_parentheses);
 struct jnode *jp_target(struct jparser *p, bool with_namespace, bool stop_at_in);
