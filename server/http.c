@@ -474,9 +474,8 @@ static void close_connections(struct http_server *s)
     }
 }
 
-int http_server_run(struct http_server *s)
+void http_server_begin(struct http_server *s)
 {
-    http_sched_prefer_short_slices();
     s->now_ns = clock_now_ns();
     s->tick_base_ns = s->now_ns - s->tick_now * TICK_MS * 1000000LL;
     uv_poll_start(&s->watch, UV_READABLE, on_watch);
@@ -484,6 +483,14 @@ int http_server_run(struct http_server *s)
     if (s->state < HTTP_CLOSING) {
         http_listen_start(s);
         http_settle(s);
+    }
+}
+
+int http_server_run(struct http_server *s)
+{
+    http_sched_prefer_short_slices();
+    http_server_begin(s);
+    if (s->state < HTTP_CLOSING) {
         uv_run(&s->loop, UV_RUN_DEFAULT);
     }
     close_connections(s);

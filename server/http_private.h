@@ -195,6 +195,7 @@ struct http_server {
 };
 
 /* http.c */
+void http_server_begin(struct http_server *s); // of http_server_run: then uv_run may be called
 void http_settle(struct http_server *s); // after every callback: runs what it made due
 void http_check_drained(struct http_server *s);
 

@@ -85,6 +85,8 @@ FRAMING = {
     "bad host": (head(b"POST /echo HTTP/1.1", b"Host: a b"), {400}),
     "host with a path": (head(b"POST /echo HTTP/1.1", b"Host: a/b"), {400}),
     "empty name": (post(b": x"), {400, None}),
+    "a colon for the empty line": (b"POST /echo HTTP/1.1\r\nHost: x\r\n:\r\n", {400, None}),
+    "last line ends in bare LF": (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 0\n\r\n", {400, None}),
     "no colon": (post(b"nonsense"), {400, None}),
     "name with a brace": (post(b"a{b}: x"), {400, None}),
     "version 2.0": (head(b"GET /items/a HTTP/2.0", b"Host: x"), {400, 505}),
