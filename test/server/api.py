@@ -100,6 +100,17 @@ class Server:
                 return float(line.rsplit(" ", 1)[1])
         return None
 
+    def metric_plain(self, name):
+        """One without labels."""
+        for line in self.get("/metrics").body.decode().splitlines():
+            if line.startswith(name + " "):
+                return float(line.rsplit(" ", 1)[1])
+        return None
+
+    def rss(self):
+        with open("/proc/%d/statm" % self.process.pid) as f:
+            return int(f.read().split()[1]) * 4096
+
     def __enter__(self):
         return self
 

@@ -2,11 +2,13 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import tempfile
 import time
 
+import pytest
 from api import ROOT
 
 FILES = {"nginx": ("nginx.conf", "nginx-affinity.conf"), "haproxy": ("haproxy.cfg", "haproxy-affinity.cfg")}
@@ -18,10 +20,20 @@ def free_port():
         return s.getsockname()[1]
 
 
-class Balancer:
-    """One of configs/ in front of these ports; as many servers as ports, whatever number the file has."""
+def find(name):
+    """The program, or the test is skipped."""
+    path = shutil.which(name) or "/usr/sbin/" + name
+    if not os.path.exists(path):
+        pytest.skip(name + " is not installed")
+    return path
 
-    def __init__(self, name, ports, affinity=False):
+
+class Balancer:
+    """One of configs/ in front of these ports; as many servers as ports, whatever number the file has. ready: what
+    HAProxy asks, where the servers have no /health/ready."""
+
+    def __init__(self, name, ports, affinity=False, ready=None):
+        program = find(name)
         self.dir = tempfile.TemporaryDirectory()
         self.port = free_port()
         with open(os.path.join(ROOT, "configs", FILES[name][affinity])) as f:
@@ -37,21 +49,22 @@ class Balancer:
         text, n = re.subn(r"127\.0\.0\.1:8000\b", "127.0.0.1:%d" % self.port, text)
         assert n == 1
         text = text.replace("inter 1s", "inter 200ms").replace("maxconn 20000", "maxconn 2000")
+        text = text.replace("/health/ready", ready) if ready else text
         path = os.path.join(self.dir.name, "config")
         if name == "nginx":
             temporary = "".join(" %s_temp_path %s/%s;" % (k, self.dir.name, k) for k in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
             text = text.replace("access_log off;", "access_log off;" + temporary)
             text = "daemon off; master_process off; pid %s/pid; error_log stderr crit;\n" % self.dir.name + text
-            args = ["nginx", "-c", path, "-p", self.dir.name]
+            args = [program, "-c", path, "-p", self.dir.name]
         else:
-            args = ["haproxy", "-f", path, "-db", "-q"]
+            args = [program, "-f", path, "-db", "-q"]
         with open(path, "w") as f:
             f.write(text)
         self.process = subprocess.Popen(args, stderr=subprocess.DEVNULL)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 20
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port), 10).close()
+                self.connect().close()
                 return
             except OSError:
                 if time.monotonic() > end or self.process.poll() is not None:
@@ -59,9 +72,16 @@ class Balancer:
                     raise AssertionError(name + " does not start") from None
                 time.sleep(0.05)
 
+    def connect(self, timeout=30):
+        return socket.create_connection(("127.0.0.1", self.port), timeout)
+
     def close(self):
         self.process.terminate()
-        self.process.wait(10)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self.dir.cleanup()
 
     def __enter__(self):

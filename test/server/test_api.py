@@ -463,6 +463,7 @@ def test_deadlines():
     with Server(env={"FAKE_STEP_US": "100000", "FAKE_LANES": "1"}) as s:
         r = s.complete("x", max_tokens=1000, timeout=0.5)
         assert r.status == 504 and r.error["code"] == "request_timeout"
+        assert eventually(lambda: running(s) == 0)
         c = open_stream(s)  # keeps the only lane
         assert eventually(lambda: running(s) == 1)
         r = s.post("/v1/completions", {"prompt": "x"}, headers={"x-stainless-read-timeout": "0.5"})
