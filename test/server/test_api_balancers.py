@@ -53,9 +53,10 @@ class Load:
 
 
 def wait_until_used(server):
-    """nginx counts its fail_timeout in whole seconds, so that a replica which is back is left alone for up to two."""
+    """nginx counts its fail_timeout in whole seconds, so that a replica which is back is left alone for up to two; the
+    first request is a trial, and only its success makes the replica count again."""
     end = time.time() + 30
-    while server.get("/load").json()["server_load"] == 0:
+    while (server.metric("vllm:request_success_total", finished_reason="length") or 0) < 6:
         assert time.time() < end, "the balancer sends nothing to the replica that came back"
         time.sleep(0.05)
 

@@ -63,7 +63,8 @@ def eventually(check, what, seconds=30):
 
 
 def wait_for_both(proxy, *replicas):
-    """Until each has served something through the proxy, which looks for those that were away every second or two."""
+    """Until each has served some requests through the proxy, which looks for those that were away every second or two: the
+    first is nginx's trial, and only its success makes the replica count again."""
     def all_serve():
         try:
             with proxy.connect() as s:
@@ -71,7 +72,7 @@ def wait_for_both(proxy, *replicas):
                 Reader(s).response()
         except (OSError, EOFError):
             pass
-        return all(r.stats()["handled"] > 0 for r in replicas)
+        return all(r.stats()["handled"] > 5 for r in replicas)
     eventually(all_serve, "the proxy does not use all replicas")
 
 
