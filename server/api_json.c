@@ -19,6 +19,9 @@ struct api_usage api_usage_of(const struct api_call *c)
         u.completion += c->choices[i].n_taken;
         u.reasoning += c->choices[i].output.n_reasoning_tokens;
     }
+    if (u.accepted > u.completion) { // behind a stop string nothing is returned or counted
+        u.accepted = u.completion;
+    }
     return u;
 }
 
