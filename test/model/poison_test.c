@@ -1,0 +1,230 @@
+/* The engine on the CPU with real weights. After every turn, whatever holds nothing that is right -
+ * free blocks, slots of rejected drafts and of nodes off the path, rows not yet computed, in every KV
+ * set - becomes NaN. The answers are those of an engine without drafts and without poison. */
+#include "cpu/cpu.h"
+#include "cpu/cpu_internal.h"
+#include "engine/engine_state.h"
+#include "test/check.h"
+
+#define OWN "test/golden/llama-3"
+#define STRANGER "test/golden/llama-tied"
+
+enum { N = 6, MAX_N = 2, MAX_PROMPT = 80, MAX_OUT = 40, BLOCK = 8, N_BLOCKS = 18 };
+
+struct bed {
+    struct engine *e;
+    struct engine_request r[N];
+    struct engine_output outputs[N][MAX_N];
+    int32_t prompt[N][MAX_PROMPT], tokens[N][MAX_N][MAX_OUT];
+    int32_t n_done;
+    int64_t n_poisoned, n_accepted;
+    bool *keep[MAX_KV_SETS]; // [n_blocks * block_tokens]
+};
+
+static enum status open_cpu(const struct backend_options *options, struct backend **out,
+                            struct err *err, void *arg)
+{
+    struct backend_options o = *options;
+    o.comm = arg;
+    return cpu_open(&o, out, err);
+}
+
+/* ---- what is right ------------------------------------------------------------------------ */
+
+static void keep_slots(struct bed *b, int32_t set, const struct sequence *q, int32_t first,
+                       int32_t end)
+{
+    struct scheduler *s = &b->e->scheduler;
+    int32_t size = s->limits.block_tokens;
+    end = end < q->n_blocks * size ? end : q->n_blocks * size;
+    for (int32_t pos = first; pos < end; pos++) {
+        b->keep[set][scheduler_blocks(s, q)[pos / size] * size + pos % size] = true;
+    }
+}
+
+static void keep_block(struct bed *b, int32_t set, int32_t block)
+{
+    int32_t size = b->e->scheduler.limits.block_tokens;
+    memset(b->keep[set] + block * size, 1, (size_t)size);
+}
+
+static void find_kept(struct bed *b, int32_t n_sets)
+{
+    struct scheduler *s = &b->e->scheduler;
+    const struct tree_moves *m = &b->e->moves;
+    size_t n = (size_t)s->limits.n_blocks * (size_t)s->limits.block_tokens;
+    for (int32_t set = 0; set < n_sets; set++) {
+        memset(b->keep[set], 0, n);
+        for (int32_t i = 0; i < s->limits.n_blocks; i++) {
+            bool valid = s->cache.nodes[i].state == NODE_VALID;
+            if (set == 0 ? valid : s->draft_valid[i]) {
+                keep_block(b, set, i);
+            }
+        }
+        for (int32_t i = 0; i < s->n_pending_copies; i++) { // taken by the next step
+            keep_block(b, set, s->pending_copies[i].from);
+        }
+    }
+    for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {
+        for (int32_t set = 0; set < n_sets && q->lane >= 0; set++) {
+            bool judged = q->n_verifying > 0; // drafts in flight: the step's results will tell
+            keep_slots(b, set, q, 0, set == 0 || judged ? q->n_computed : q->draft_computed);
+        }
+    }
+    for (int32_t set = 0; set < n_sets; set++) {
+        for (int32_t i = 0; i < m->n_moves[set]; i++) {
+            const struct slot_move *move = &m->moves[set][i];
+            for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {
+                if (q->lane == move->lane) {
+                    keep_slots(b, set, q, move->from, move->from + 1);
+                }
+            }
+        }
+    }
+}
+
+static void poison(struct bed *b, int32_t rank, int32_t n_sets)
+{
+    struct cpu_backend *cpu = cpu_of(b->e->ranks.rank[rank].be);
+    int32_t size = cpu->limits.block_tokens;
+    for (int32_t set = 0; set < n_sets; set++) {
+        for (int32_t l = 0; l < cpu->kv_sets[set].n_layers; l++) {
+            const struct kv_pages *p = &cpu->kv_sets[set].layers[l];
+            CHECK_EQ(p->dtype, DT_BF16);
+            for (int32_t at = 0; at < cpu->limits.n_blocks * size; at++) {
+                char *block = p->base + (size_t)(at / size) * p->block_bytes;
+                for (int32_t h = 0; h < p->geometry.n_kv_heads && !b->keep[set][at]; h++) {
+                    uint16_t *k = (uint16_t *)(void *)(block + (size_t)h * p->head_bytes);
+                    uint16_t *v = k + p->k_bytes / 2 + at % size * p->v_stride;
+                    for (int32_t d = 0; d < p->geometry.head_dim_k; d++) {
+                        k[d * size + at % size] = 0x7FC0;
+                    }
+                    for (int32_t d = 0; d < p->geometry.head_dim_v && !p->geometry.v_in_k; d++) {
+                        v[d] = 0x7FC0;
+                    }
+                    b->n_poisoned++;
+                }
+            }
+        }
+    }
+}
+
+/* ---- a run -------------------------------------------------------------------------------- */
+
+static void make_request(struct bed *b, int32_t i)
+{
+    struct engine_request *r = &b->r[i];
+    r->n_prompt = 11 + 13 * i;
+    for (int32_t k = 0; k < r->n_prompt; k++) { // the longer ones share what comes first
+        b->prompt[i][k] = 3 + (k * k * 7 + (k > 20 ? i : 0)) % 300;
+    }
+    r->prompt = b->prompt[i];
+    r->params = sampling_params_default();
+    r->params.temperature = i % 2 ? 1.0f : 0.0f;
+    r->params.repetition_penalty = i % 3 ? 1.0f : 1.2f;
+    r->params.seed = (uint64_t)i;
+    r->params.max_tokens = MAX_OUT;
+    r->n = i % 4 == 3 ? MAX_N : 1;
+    r->outputs = b->outputs[i];
+    for (int32_t s = 0; s < r->n; s++) {
+        b->outputs[i][s].tokens = b->tokens[i][s];
+    }
+}
+
+static void on_event(struct engine_request *r, void *arg)
+{
+    struct bed *b = arg;
+    b->n_done += r->done;
+    b->n_accepted += r->done ? r->n_accepted : 0;
+}
+
+static struct bed *run(const char *config, int32_t n_ranks, bool poisoned)
+{
+    struct bed *b = xcalloc(1, sizeof *b);
+    struct err err;
+    struct comm *comm = n_ranks > 1 ? cpu_comm_create(n_ranks) : NULL;
+    struct engine_options o = {.model_dir = OWN, .open_backend = open_cpu, .open_arg = comm,
+                               .no_thread = true,
+                               .block_size = BLOCK, .n_blocks = N_BLOCKS, .max_num_seqs = 5,
+                               .max_num_batched_tokens = 61, .speculative_config = config,
+                               .n_ranks = n_ranks, .backend.n_threads = 1};
+    if (engine_open(&o, &b->e, &err) != OK) {
+        CHECK_FAIL("open: %s", err.text);
+        return b;
+    }
+    for (int32_t set = 0; set < MAX_KV_SETS; set++) {
+        b->keep[set] = xcalloc(N_BLOCKS * BLOCK, sizeof(bool));
+    }
+    int32_t n_sets = 1 + b->e->spec.n_models;
+    for (int32_t turn = 0; turn < 3000 && b->n_done < N; turn++) {
+        if (turn % 2 == 0 && turn / 2 < N) {
+            make_request(b, turn / 2);
+            CHECK_EQ(engine_submit(b->e, &b->r[turn / 2], &err), OK);
+        }
+        if (poisoned) {
+            find_kept(b, n_sets);
+        }
+        for (int32_t rank = 0; poisoned && rank < n_ranks; rank++) {
+            poison(b, rank, n_sets);
+        }
+        engine_turn(b->e);
+        scheduler_check(&b->e->scheduler);
+        engine_drain(b->e, on_event, b);
+    }
+    CHECK_EQ(b->n_done, N);
+    CHECK(!poisoned || b->e->scheduler.n_preemptions > 0);
+    engine_stop_all(b->e);
+    engine_drain(b->e, on_event, b);
+    engine_close(b->e);
+    if (comm) {
+        cpu_comm_destroy(comm);
+    }
+    return b;
+}
+
+static void finish(struct bed *b)
+{
+    for (int32_t set = 0; set < MAX_KV_SETS; set++) {
+        free(b->keep[set]);
+    }
+    free(b);
+}
+
+TEST(nan_in_every_slot_that_holds_nothing_changes_no_answer)
+{
+    static const char *const configs[] = {
+        NULL,
+        "{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"prompt_lookup_min\":1,\"fixed\":true}",
+        "{\"method\":\"draft_model\",\"model\":\"" OWN "\",\"num_speculative_tokens\":3,\"fixed\":true}",
+        "{\"method\":\"draft_model\",\"model\":\"" STRANGER "\",\"num_speculative_tokens\":2,"
+        "\"fixed\":true}",
+        "{\"method\":\"tree\",\"model\":\"" OWN "\",\"expansion\":[1,3,1],\"fixed\":true}",
+        "{\"method\":\"tree\",\"model\":\"" STRANGER "\",\"expansion\":[4,2],\"fixed\":true}",
+        "{\"method\":\"tree\",\"model\":[\"" STRANGER "\",\"" OWN "\"],\"num_speculative_tokens\":4,"
+        "\"tree_nodes\":30,\"prompt_lookup_max\":3,\"fixed\":true}",
+    };
+    struct bed *plain = run(NULL, 1, false);
+    for (size_t i = 0; i < 2 * sizeof configs / sizeof configs[0]; i++) {
+        const char *config = configs[i / 2];
+        struct bed *b = run(config, 1 + (int32_t)(i % 2), true);
+        CHECK(b->n_poisoned > 10000);
+        CHECK(!config || !strstr(config, "\"" OWN "\"") || b->n_accepted > 50);
+        for (int32_t r = 0; r < N; r++) {
+            for (int32_t s = 0; s < plain->r[r].n; s++) {
+                CHECK_EQ(b->outputs[r][s].n_tokens, MAX_OUT);
+                CHECK_MEM(b->tokens[r][s], plain->tokens[r][s], sizeof plain->tokens[r][s]);
+            }
+        }
+        if (check_failures > 0) {
+            printf("config %zu: %s\n", i, config ? config : "none");
+            return;
+        }
+        finish(b);
+    }
+    finish(plain);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
