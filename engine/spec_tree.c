@@ -12,6 +12,16 @@ int32_t spec_tree_children(const struct spec *sp, int32_t depth)
     return sp->n_expansion == 0 ? sp->width : depth < sp->n_expansion ? sp->expansion[depth] : 0;
 }
 
+int32_t spec_tree_top_n(const struct spec *sp, const struct sequence *seq)
+{
+    int32_t most = 1;
+    for (int32_t d = 0; d < sp->k; d++) {
+        most = spec_tree_children(sp, d) > most ? spec_tree_children(sp, d) : most;
+    }
+    bool noise = seq->request->params.temperature > 0.0f;
+    return noise || most > MAX_TOP_LOGPROBS ? MAX_TOP_LOGPROBS : most;
+}
+
 int32_t spec_tree_most(const struct spec *sp, int32_t depth, int32_t n_sequences)
 {
     int32_t nodes = 0, level = 1;

@@ -28,6 +28,7 @@ struct spec_tree {
     int32_t entry;         // of the step's plan
     int32_t first;         // position of the root, the sequence's last known token
     int32_t depth, most;   // levels it may have, nodes that the plan has room for
+    int32_t top_n;         // ids that a draft model tells of a node
     int32_t n_nodes, n_fed, n_rows; // the root is in each
     int32_t n_seen;        // of the fed ones, those of earlier passes
     int32_t looked_up;     // the first node that n-gram lookup gave; -1: none
@@ -75,7 +76,9 @@ void grove_choose(const struct spec *sp, struct spec_grove *g);
 /* The row behind `row` that has this token; -1: none. */
 int32_t tree_next(const struct spec_tree *t, int32_t row, int32_t token);
 
-/* Children of a node at `depth`, and nodes that a sequence is to have room for. */
+/* Children of a node at `depth`; nodes that a sequence is to have room for; ids that a draft model is
+ * to tell: noise may bring any of the likeliest to the front. */
+int32_t spec_tree_top_n(const struct spec *sp, const struct sequence *seq);
 int32_t spec_tree_children(const struct spec *sp, int32_t depth);
 int32_t spec_tree_most(const struct spec *sp, int32_t depth, int32_t n_sequences);
 

@@ -119,7 +119,7 @@ void step_init_tree(struct step *st, const struct scheduler_limits *limits, cons
 void step_deinit_tree(struct step *st);
 
 /* A tree for every entry of the plan that is to have one. */
-void step_plant_trees(struct step *st);
+void step_plant_trees(struct step *st, const struct spec *sp);
 
 /* The rows of a tree behind its root, with their masks; the draw that belongs to row `row`. */
 void step_tree_rows(struct step *st, const struct spec_tree *t, int32_t first_row);

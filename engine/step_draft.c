@@ -66,7 +66,7 @@ static void add_rows(struct draft_pass *d, struct sequence *seq, int32_t first, 
             struct pass_draw *draw = &d->draws[p->n_draws - 1];
             draw->keep = false;
             draw->logprobs = true;
-            draw->top_n = MAX_TOP_LOGPROBS;
+            draw->top_n = seq->tree->top_n;
         }
     }
 }
@@ -106,7 +106,7 @@ void step_build_draft(struct step *st, struct scheduler *s, const struct spec *s
         return;
     }
     if (sp->method == SPEC_TREE) {
-        step_plant_trees(st);
+        step_plant_trees(st, sp);
     }
     begin_pass(&st->draft[0]);
     for (int32_t pass = 0; pass < 2; pass++) { // those that speculate first: they must fit

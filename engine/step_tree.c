@@ -76,7 +76,7 @@ void step_tree_rows(struct step *st, const struct spec_tree *t, int32_t first_ro
 
 /* ---- growth ------------------------------------------------------------------------------- */
 
-void step_plant_trees(struct step *st)
+void step_plant_trees(struct step *st, const struct spec *sp)
 {
     struct spec_grove *g = &st->grove;
     g->n_trees = 0;
@@ -91,6 +91,7 @@ void step_plant_trees(struct step *st)
             t->first = e->first;
             t->depth = e->seq->draft_depth;
             t->most = e->n_drafts;
+            t->top_n = spec_tree_top_n(sp, e->seq);
             e->seq->tree = t;
             g->base_rows -= e->n_drafts;
         }
@@ -135,7 +136,7 @@ static void add_tree(struct step *st, struct spec_tree *t)
             st->tree.draws[p->n_draws++] = (struct pass_draw){
                 .out_row = p->n_out++, .lane = t->seq->lane, .pos = pos,
                 .n_prompt = t->seq->n_prompt, .kind = DRAW_DRAFT, .logprobs = true,
-                .noise = params->temperature > 0.0f, .top_n = MAX_TOP_LOGPROBS, .tree_row = row};
+                .noise = params->temperature > 0.0f, .top_n = t->top_n, .tree_row = row};
         }
     }
     t->n_seen = t->n_fed;
