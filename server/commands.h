@@ -6,6 +6,7 @@
 
 int cmd_serve(int argc, char **argv);
 int cmd_bench_ops(int argc, char **argv);
+int cmd_bench_engine(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_version(int argc, char **argv);

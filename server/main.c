@@ -16,6 +16,7 @@ static const struct command {
     {"bench", cmd_bench, "send load to an OpenAI-compatible server and measure"},
 #endif
     {"bench-ops", cmd_bench_ops, "time the ops of a device on dummy weights"},
+    {"bench-engine", cmd_bench_engine, "tokens per second of a model, without a server"},
     {"tokenize", cmd_tokenize, "text to token ids and back, as JSON lines"},
     {"health", cmd_health, "ask a server whether it is well; the exit code says"},
     {"version", cmd_version, "print the version"},
@@ -26,7 +27,7 @@ static void usage(FILE *out)
 {
     fprintf(out, "usage: sluice COMMAND [ARGUMENTS]\n\n");
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
-        fprintf(out, "  %-12s %s\n", commands[i].name, commands[i].help);
+        fprintf(out, "  %-13s %s\n", commands[i].name, commands[i].help);
     }
     fprintf(out, "\n'sluice COMMAND --help' tells more.\n");
 }
