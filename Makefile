@@ -151,6 +151,10 @@ $(KERNEL_BENCH): $(KERNEL_BENCH_OBJ) $(BUILD)/libsluice.a
 .PHONY: bench-kernels
 bench-kernels: $(KERNEL_BENCH)  ## the GPU kernels alone: checked, then timed (needs CUDA)
 	$(KERNEL_BENCH) check 200 attention gemm
+.PHONY: cuda-trace
+cuda-trace: $(BUILD)/cuda_trace.so  ## a library that tells where a program's GPU time goes
+$(BUILD)/cuda_trace.so: test/bench/cuda_trace.c
+	$(CC) $(CFLAGS) -shared -fPIC -o $@ $< -L$(CUDA_HOME)/lib -L$(CUDA_HOME)/extras/CUPTI/lib64 -lcupti
 
 bench: all $(BENCHES)  ## what the server, the ops and speculation reach on this machine
 	@for b in $(BENCHES); do echo "== $$b"; $$b || exit 1; done

@@ -1,0 +1,199 @@
+/* Where a GPU's time goes, for any program: a library that the CUDA driver loads into it,
+ *     CUDA_INJECTION64_PATH=build/.../cuda_trace.so program
+ * and that prints, when the program ends, the time by kernel and the gaps between them. Only the
+ * last SLUICE_TRACE_MS milliseconds of work (default 300) are counted, so that loading is left out.
+ * Tracing costs kernels their overlap (programmatic dependent launch): times add up to a little more
+ * than without. Thread: CUPTI's and the program's; records are joined at exit. */
+#include <cupti.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUFFER_BYTES = 8 << 20, MAX_NAMES = 512, GAPS = 6 };
+
+struct record {
+    uint64_t start, end;
+    const char *name; // CUPTI keeps kernels' names
+};
+
+static struct {
+    pthread_mutex_t lock;
+    struct record *all;
+    size_t n, cap;
+} trace = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void CUPTIAPI give_buffer(uint8_t **buffer, size_t *size, size_t *max_records)
+{
+    *size = BUFFER_BYTES;
+    *max_records = 0;
+    *buffer = aligned_alloc(8, BUFFER_BYTES);
+}
+
+static void add(uint64_t start, uint64_t end, const char *name)
+{
+    if (trace.n == trace.cap) {
+        const size_t cap = trace.cap ? 2 * trace.cap : 1 << 16;
+        struct record *all = realloc(trace.all, cap * sizeof *all);
+        if (!all) {
+            return;
+        }
+        trace.all = all;
+        trace.cap = cap;
+    }
+    trace.all[trace.n++] = (struct record){start, end, name};
+}
+
+static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t size,
+                                 size_t valid)
+{
+    (void)context;
+    (void)stream;
+    (void)size;
+    CUpti_Activity *r = NULL;
+    pthread_mutex_lock(&trace.lock);
+    while (cuptiActivityGetNextRecord(buffer, valid, &r) == CUPTI_SUCCESS) {
+        if (r->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
+            const CUpti_ActivityKernel10 *k = (const CUpti_ActivityKernel10 *)r;
+            add(k->start, k->end, k->name);
+        } else if (r->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
+            const CUpti_ActivityMemcpy6 *c = (const CUpti_ActivityMemcpy6 *)r;
+            add(c->start, c->end,
+                c->copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOD   ? "copy to the device"
+                : c->copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOH ? "copy from the device"
+                                                                 : "copy");
+        }
+    }
+    pthread_mutex_unlock(&trace.lock);
+    free(buffer);
+}
+
+/* ---- the summary -------------------------------------------------------------------------- */
+
+struct total {
+    const char *name;
+    uint64_t n, ns, gap_ns; // gap: before it, with nothing running
+};
+
+static int by_start(const void *a, const void *b)
+{
+    const struct record *x = a, *y = b;
+    return (x->start > y->start) - (x->start < y->start);
+}
+
+static int by_time(const void *a, const void *b)
+{
+    const struct total *x = a, *y = b;
+    return (x->ns < y->ns) - (x->ns > y->ns);
+}
+
+static struct total *total_of(struct total *totals, size_t *n, const char *name)
+{
+    for (size_t i = 0; i < *n; i++) {
+        if (strcmp(totals[i].name, name) == 0) {
+            return &totals[i];
+        }
+    }
+    if (*n == MAX_NAMES) {
+        return &totals[MAX_NAMES - 1];
+    }
+    totals[*n] = (struct total){.name = name};
+    return &totals[(*n)++];
+}
+
+static void print_order(const struct record *r, size_t n)
+{
+    const char *path = getenv("SLUICE_TRACE_FILE");
+    FILE *f = path ? fopen(path, "w") : NULL;
+    if (!f) {
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        fprintf(f, "%.2f %.2f %.90s\n", (double)(r[i].start - r[0].start) * 1e-3,
+                (double)(r[i].end - r[i].start) * 1e-3, r[i].name);
+    }
+    fclose(f);
+}
+
+static void print_summary(void)
+{
+    static struct total totals[MAX_NAMES];
+    static const uint64_t gap_edges[GAPS] = {1000, 2000, 5000, 20000, 100000, UINT64_MAX};
+    uint64_t gap_n[GAPS] = {0}, gap_ns[GAPS] = {0};
+    size_t n_totals = 0, first = 0;
+    cuptiActivityFlushAll(1);
+    pthread_mutex_lock(&trace.lock);
+    if (trace.n == 0) {
+        fprintf(stderr, "trace: nothing ran on the GPU\n");
+        return;
+    }
+    qsort(trace.all, trace.n, sizeof *trace.all, by_start);
+    const char *ms = getenv("SLUICE_TRACE_MS"), *skip = getenv("SLUICE_TRACE_SKIP_MS");
+    const uint64_t window = (uint64_t)((ms ? atof(ms) : 300.0) * 1e6);
+    const uint64_t tail = (uint64_t)((skip ? atof(skip) : 0.0) * 1e6);
+    uint64_t last = trace.all[trace.n - 1].end;
+    last = last > tail ? last - tail : last;
+    while (trace.n > 0 && trace.all[trace.n - 1].end > last) {
+        trace.n--;
+    }
+    while (first < trace.n && trace.all[first].start + window < last) {
+        first++;
+    }
+    const struct record *r = trace.all + first;
+    const size_t n = trace.n - first;
+    uint64_t busy = 0, end = r[0].start;
+    for (size_t i = 0; i < n; i++) {
+        struct total *t = total_of(totals, &n_totals, r[i].name);
+        t->n++;
+        t->ns += r[i].end - r[i].start;
+        if (r[i].start > end) {
+            const uint64_t gap = r[i].start - end;
+            int c = 0;
+            while (gap >= gap_edges[c]) {
+                c++;
+            }
+            gap_n[c]++;
+            gap_ns[c] += gap;
+            t->gap_ns += gap;
+        }
+        const uint64_t from = r[i].start > end ? r[i].start : end;
+        if (r[i].end > from) {
+            busy += r[i].end - from;
+            end = r[i].end;
+        }
+    }
+    const double wall = (double)(end - r[0].start);
+    qsort(totals, n_totals, sizeof totals[0], by_time);
+    fprintf(stderr, "trace: %.2f ms, busy %.2f %%, %zu launches\n", wall * 1e-6,
+            100.0 * (double)busy / wall, n);
+    fprintf(stderr, "  gaps:");
+    for (int i = 0; i < GAPS; i++) {
+        fprintf(stderr, " %s%.0f us: %llu, %.2f %%;", i < GAPS - 1 ? "<" : ">",
+                (double)gap_edges[i < GAPS - 1 ? i : GAPS - 2] * 1e-3, (unsigned long long)gap_n[i],
+                100.0 * (double)gap_ns[i] / wall);
+    }
+    fprintf(stderr, "\n");
+    for (size_t i = 0; i < n_totals && i < 40; i++) {
+        const struct total *t = &totals[i];
+        fprintf(stderr, "  %6.2f %% %7llu x %9.2f us, %5.2f us idle before  %.100s\n",
+                100.0 * (double)t->ns / wall, (unsigned long long)t->n,
+                (double)t->ns * 1e-3 / (double)t->n, (double)t->gap_ns * 1e-3 / (double)t->n,
+                t->name);
+    }
+    print_order(r, n);
+    pthread_mutex_unlock(&trace.lock);
+}
+
+int InitializeInjection(void);
+int InitializeInjection(void)
+{
+    if (cuptiActivityRegisterCallbacks(give_buffer, take_buffer) != CUPTI_SUCCESS ||
+        cuptiActivityEnable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) != CUPTI_SUCCESS ||
+        cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMCPY) != CUPTI_SUCCESS) {
+        fprintf(stderr, "trace: CUPTI refused\n");
+        return 0;
+    }
+    atexit(print_summary);
+    return 1;
+}
