@@ -81,11 +81,12 @@ static bool follows(const struct plan_entry *e)
            (seq->spec_pause == 0 || !decodes || e->n_drafts > 0);
 }
 
-/* An entry's known rows, as far as the budget and shared blocks allow. */
-static void feed(struct step *st, struct scheduler *s, const struct plan_entry *e)
+/* An entry's known rows, as far as the draft model's context, the budget and shared blocks allow. */
+static void feed(struct step *st, struct scheduler *s, const struct plan_entry *e, int32_t max_len)
 {
     struct sequence *seq = e->seq;
     int32_t end = e->first + e->n_rows - e->n_drafts;
+    end = end < max_len ? end : max_len;
     int32_t room = s->limits.max_rows - st->draft[0].pass.n_rows;
     int32_t n = scheduler_draft_rows(s, seq, end);
     n = n < room ? n : room;
@@ -114,7 +115,7 @@ void step_build_draft(struct step *st, struct scheduler *s, const struct spec *s
             const struct plan_entry *e = &st->plan.entries[i];
             bool speculates = e->n_drafts > 0 && e->seq->drafts_on_device;
             if (speculates == (pass == 0) && follows(e)) {
-                feed(st, s, e);
+                feed(st, s, e, sp->draft_max_len);
                 deepest = speculates && e->n_drafts > deepest ? e->n_drafts : deepest;
             }
         }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -89,6 +90,19 @@ def test_a_seed_gives_its_text_alone_and_among_64(how):
     alone = golden.generate(TARGET, [one])[0]["outputs"]
     answers = golden.generate(TARGET, crowd[:40] + [one] + crowd[40:], *PROPOSERS[how])
     assert answers[40]["outputs"] == alone
+
+
+@pytest.mark.parametrize("method", ["draft_model", "tree"])
+def test_a_draft_with_a_shorter_context_stops_drafting_there(tmp_path, method):
+    shutil.copytree(OWN, tmp_path / "short")
+    path = tmp_path / "short" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": 40}))
+    ask = {"prompt_token_ids": list(range(20, 40)), "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    late = {**ask, "prompt_token_ids": [20 + k % 50 for k in range(70)]}
+    flags = config(method=method, model=str(tmp_path / "short"))
+    have, want = golden.generate(TARGET, [ask, late], *flags), golden.generate(TARGET, [ask, late])
+    assert [a["outputs"] for a in have] == [a["outputs"] for a in want]
+    assert 10 <= have[0]["usage"]["accepted_draft_tokens"] < 20 and have[1]["usage"]["draft_tokens"] == 0
 
 
 def refused(*flags, model=OWN):
