@@ -13,12 +13,9 @@ struct norm_params {
     bool store; // x has changed
 };
 
-template <typename T>
-__device__ __forceinline__ float normed(float x, int i, const float *weight, const float *bias,
-                                        float offset, float mean, float scale)
+__device__ __forceinline__ float normed(float x, float weight, float bias, float mean, float scale)
 {
-    const float y = (x - mean) * scale * (weight ? weight[i] + offset : 1.0f);
-    return bias ? y + bias[i] : y;
+    return (x - mean) * scale * weight + bias;
 }
 
 /* Each thread keeps NV vectors of the row in registers. */
@@ -28,6 +25,16 @@ __global__ void norm_vec_kernel(T *x, const T *delta, T *out, const float *weigh
 {
     constexpr int N = vec<T>::N;
     __shared__ float shared[32];
+    /* No kernel writes the weights: they are here when the row arrives. */
+    float w[NV][N];
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+        const int i = (j * blockDim.x + threadIdx.x) * N;
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            w[j][e] = weight && i < p.width ? weight[i + e] + p.weight_offset : 1.0f;
+        }
+    }
     pdl_wait();
     pdl_trigger();
     T *row = x + (int64_t)blockIdx.x * p.x_stride;
@@ -82,8 +89,8 @@ __global__ void norm_vec_kernel(T *x, const T *delta, T *out, const float *weigh
             vec<T> y;
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                y.v[e] = from_float<T>(normed<T>(to_float(v[j].v[e]), i + e, weight, bias,
-                                                 p.weight_offset, mean, scale));
+                y.v[e] = from_float<T>(normed(to_float(v[j].v[e]), w[j][e], bias ? bias[i + e] : 0.0f,
+                                              mean, scale));
             }
             y.store(out + (int64_t)blockIdx.x * p.out_stride + i);
         }
@@ -123,8 +130,9 @@ __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *wei
     }
     const float scale = 1.0f / sqrtf(square + p.eps);
     for (int i = threadIdx.x; i < p.width; i += blockDim.x) {
-        out[(int64_t)blockIdx.x * p.out_stride + i] = from_float<T>(
-            normed<T>(to_float(row[i]), i, weight, bias, p.weight_offset, mean, scale));
+        out[(int64_t)blockIdx.x * p.out_stride + i] =
+            from_float<T>(normed(to_float(row[i]), weight ? weight[i] + p.weight_offset : 1.0f,
+                                 bias ? bias[i] : 0.0f, mean, scale));
     }
 }
 

@@ -1,7 +1,10 @@
 /* Launches with programmatic dependent launch: a kernel's blocks may be set up while the kernel
- * before it still runs. So every kernel here calls pdl_wait() before it touches memory, in every
- * block (a grid that ended without waiting would let its successor pass a predecessor that still
- * runs), and pdl_trigger() as early as it likes. Devices before sm_90 ignore both.
+ * before it still runs. So every kernel here calls pdl_wait() before it touches memory that the
+ * kernel before it writes, in every block (a grid that ended without waiting would let its successor
+ * pass a predecessor that still runs). As every kernel waits before it triggers, what the kernel
+ * before last wrote is there. pdl_trigger() comes right after the wait: earlier, a product's blocks
+ * would be placed around those of the product before last, two on some multiprocessors and none on
+ * others, which costs more than it hides. Devices before sm_90 ignore both.
  * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_DEVICE_LAUNCH_CUH
 #define SLUICE_CUDA_DEVICE_LAUNCH_CUH
