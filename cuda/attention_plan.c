@@ -402,6 +402,11 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
     };
     give_slots(&p, split);
     place_items(&p, split);
+    int64_t n_keys = 0;
+    for (int32_t i = 0; i < p.n_tiles; i++) {
+        n_keys += p.tiles[i].kv_end - p.tiles[i].kv_begin;
+    }
+    p.head->mean_keys = (int32_t)(n_keys / at_least_1(p.head->n_items));
     *used = items_offset(n_rows) + (size_t)p.head->n_items * sizeof(struct attention_item);
     return OK;
 }

@@ -54,7 +54,8 @@ struct attention_plan_head {
     int32_t n_items, tile_rows; // tile_rows: rows of the largest item
     int32_t n_slots;            // 0: nothing to join
     int32_t items_offset;       // bytes from the head
-    int32_t reserved[12];
+    int32_t mean_keys;          // of an item
+    int32_t reserved[11];
 };
 
 /* The workspace: scratch of the folding items, then slots. A slot holds, for each head, head_dim_v

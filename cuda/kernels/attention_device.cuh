@@ -27,6 +27,7 @@ struct attention_params {
     float *slots;   // see attention_plan.h
     float *scratch; // per block: the fold of fixed splits
     int32_t page_rows, head_rows, v_rows; // sm_90: strides in rows of head_dim
+    bool may_be_thin; // sm_90: a row's bits may depend on which rows are in the pass with it
 };
 
 __device__ __forceinline__ float *slot_at(const struct attention_params &p, int slot, int head)
@@ -91,11 +92,10 @@ __device__ __forceinline__ struct attention_unit unit_at(const struct attention_
     return u;
 }
 
-/* The block's k-th unit: longest first, to and fro. */
-__device__ __forceinline__ int unit_index(int k)
+/* The k-th unit of one of n workers: longest first, to and fro. */
+__device__ __forceinline__ int unit_index(int k, int n, int worker)
 {
-    const int n = (int)gridDim.x, b = (int)blockIdx.x;
-    return k * n + (k & 1 ? n - 1 - b : b);
+    return k * n + (k & 1 ? n - 1 - worker : worker);
 }
 
 /* The end of the run of keys that begins at lo and is summed in one go. */

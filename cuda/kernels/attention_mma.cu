@@ -472,7 +472,7 @@ __global__ void __launch_bounds__(N_WARPS * 32, NP == 1 ? 2 : 1)
     const int n_units = units_of(p, head, BLOCK_ROWS, &n_sub);
     mma_block<T, KEYS, NP> block(p, mma_smem);
     for (int k = 0; k * (int)gridDim.x < n_units; k++) {
-        const int index = unit_index(k);
+        const int index = unit_index(k, (int)gridDim.x, (int)blockIdx.x);
         if (index < n_units) {
             const struct attention_unit u =
                 unit_at(p, head.items_offset, index, n_sub, BLOCK_ROWS, KEYS);

@@ -1,8 +1,12 @@
 /* Attention for Hopper: wgmma on tiles that the bulk copy engine brings.
  *
  * Grid: one block per multiprocessor, fixed; units (item x KV head) are dealt out longest first, to
- * and fro, so that every block knows its own without asking. Block: three warpgroups. One warp of
- * the first loads; the other two compute, each for 64 of a unit's up to 128 packed rows.
+ * and fro, so that every block knows its own without asking. Block: three warpgroups. A warp of the
+ * first loads; the other two compute, each for 64 of a unit's up to 128 packed rows. A pass of short
+ * units of at most 64 packed rows (decoding) runs *narrow*: each computing warpgroup has units of
+ * its own, a loading warp of its own and half of the ring, so that one's arithmetic hides the
+ * other's wait. The order of a row's sums is the same either way, and so are its bits. With at most
+ * 8 packed rows, and where equal bits are not asked for, a narrow pass is *thin*: attention_thin.cuh.
  *
  * Shared memory: Q (two warpgroups x 64 rows), then a ring of slots, each a tile of K or of V
  * (KEYS rows), as blocks of 64 columns in rows of 128 bytes with the 128-byte swizzle. The loader
@@ -12,35 +16,9 @@
  *
  * A key beyond the last or before the first that any row sees may hold anything, NaN included: its
  * score is replaced, and its V row is set to zero in shared memory before use. */
-#include "cuda/kernels/attention_device.cuh"
-#include "cuda/kernels/device/wgmma.cuh"
-
-enum { WARPGROUP = 128, BLOCK_THREADS = 384, GROUP_ROWS = 64, MAX_SMEM = 232448 };
-
-template <int NB> struct shape {
-    static constexpr int HEAD_DIM = 64 * NB;
-    static constexpr int KEYS = NB <= 2 ? 128 : 64;
-    static constexpr int Q_BYTES = GROUP_ROWS * 128 * NB; // of one warpgroup
-    static constexpr int SLOT_BYTES = KEYS * 128 * NB;
-    static constexpr int FREE_BYTES = MAX_SMEM - 1024 - 512 - 2 * Q_BYTES;
-    static constexpr int SLOTS = FREE_BYTES / SLOT_BYTES < 12 ? FREE_BYTES / SLOT_BYTES : 12;
-    static constexpr int SMEM = 1024 + 2 * Q_BYTES + SLOTS * SLOT_BYTES + 2 * SLOTS * 8;
-};
+#include "cuda/kernels/attention_thin.cuh"
 
 #if HAVE_SM90A
-
-/* A place in the ring and the parity of its current round. */
-template <int SLOTS> struct ring {
-    int slot = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void next()
-    {
-        if (++slot == SLOTS) {
-            slot = 0;
-            parity ^= 1;
-        }
-    }
-};
 
 /* Tells the compiler that the values may have changed here (the tensor cores wrote them). */
 template <int N> __device__ __forceinline__ void settle(float (&d)[N])
@@ -59,18 +37,6 @@ template <int N> __device__ __forceinline__ void settle(uint32_t (&d)[N][4])
     }
 }
 
-template <typename T> __device__ __forceinline__ uint32_t pack(float a, float b);
-template <> __device__ __forceinline__ uint32_t pack<bf16_t>(float a, float b)
-{
-    const __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const uint32_t *>(&v);
-}
-template <> __device__ __forceinline__ uint32_t pack<f16_t>(float a, float b)
-{
-    const __half2 v = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const uint32_t *>(&v);
-}
-
 /* ---- the loader: one warp ------------------------------------------------------------------ */
 
 template <int NB> struct loader {
@@ -78,8 +44,11 @@ template <int NB> struct loader {
     const CUtensorMap *map;
     char *slots;
     uint64_t *full, *empty;
-    ring<shape<NB>::SLOTS> at;
+    struct ring at;
     uint64_t once, again; // cache policies
+    int first_page = 0;   // lane i holds the block of page first_page + i of the unit's table
+    int32_t block = 0;
+    bool has_waited = false; // for the kernel ahead
 
     /* A tile of K (v_rows 0) or V: a box per page and 64 columns. */
     __device__ __forceinline__ void tile(const struct attention_unit &u, const int32_t *table,
@@ -87,26 +56,47 @@ template <int NB> struct loader {
     {
         using S = shape<NB>;
         const int bt = p.kv.block_tokens, n_pages = (min(S::KEYS, end - start) + bt - 1) / bt;
-        const int lane = threadIdx.x & 31;
+        const int lane = threadIdx.x & 31, page0 = start / bt;
+        if (page0 < first_page || page0 + n_pages > first_page + 32) {
+            look_up(u, table, max(page0 - S::KEYS / bt, 0)); // values follow keys, a tile behind
+        }
         barrier_wait(&empty[at.slot], at.parity ^ 1);
+        /* The kernel ahead stores the pass's own keys; older ones are there. */
+        if (!has_waited && u.item.mask != ATTENTION_ALL && start + S::KEYS > u.item.n_past) {
+            pdl_wait();
+            has_waited = true;
+        }
         if (lane == 0) {
             barrier_expect(&full[at.slot], (uint32_t)(n_pages * bt * 128 * NB));
         }
         __syncwarp();
         char *to = slots + at.slot * S::SLOT_BYTES;
-        for (int i = lane; i < n_pages * NB; i += 32) {
-            const int page = i / NB, block = i % NB;
-            const int row = table[start / bt + page] * p.page_rows + u.kv_head * p.head_rows + v_rows;
-            tensor_load(to + block * (S::KEYS * 128) + page * bt * 128, map, &full[at.slot],
-                        block * 64, row, u.n_packed > GROUP_ROWS ? again : once);
+        for (int i = lane; i - lane < n_pages * NB; i += 32) {
+            const int page = i / NB, part = i % NB;
+            const int32_t b = __shfl_sync(0xffffffffu, block, (page0 + page - first_page) & 31);
+            if (page < n_pages) {
+                tensor_load(to + part * (S::KEYS * 128) + page * bt * 128, map, &full[at.slot],
+                            part * 64, b * p.page_rows + u.kv_head * p.head_rows + v_rows,
+                            u.n_packed > GROUP_ROWS ? again : once);
+            }
         }
         at.next();
+    }
+
+    __device__ __forceinline__ void look_up(const struct attention_unit &u, const int32_t *table,
+                                            int page)
+    {
+        first_page = page;
+        block = table[min(page + (int)(threadIdx.x & 31), (u.hi - 1) / p.kv.block_tokens)];
     }
 
     __device__ __forceinline__ void unit(const struct attention_unit &u)
     {
         constexpr int KEYS = shape<NB>::KEYS;
         const int32_t *table = p.blocks + (int64_t)u.item.lane * p.blocks_stride;
+        if (u.lo < u.hi) {
+            look_up(u, table, u.lo / p.kv.block_tokens);
+        }
         for (int lo = u.lo; lo < u.hi;) {
             const int end = run_end(u, lo);
             tile(u, table, lo, end, 0);
@@ -128,9 +118,11 @@ template <typename T, int NB> struct computer {
     const struct attention_params &p;
     char *slots, *q_tile;
     uint64_t *full, *empty;
-    ring<S::SLOTS> at;
-    int group; // 0 or 1: which 64 rows
-    int tid;   // in the warpgroup
+    struct ring at;
+    int group;    // 0 or 1
+    int first;    // packed row of a unit that is this warpgroup's first
+    int releases; // of a slot by one warp: 2 if the other warpgroup does not use it
+    int tid;      // in the warpgroup
 
     float scores[KEYS / 2];
     float values[HEAD_DIM / 2];
@@ -141,7 +133,7 @@ template <typename T, int NB> struct computer {
     __device__ __forceinline__ void release(int slot)
     {
         if ((tid & 31) == 0) {
-            barrier_arrive(&empty[slot]);
+            barrier_arrive(&empty[slot], releases);
         }
     }
 
@@ -157,7 +149,7 @@ template <typename T, int NB> struct computer {
         sync(); // the unit before may still be read
 #pragma unroll 4
         for (int i = tid; i < GROUP_ROWS * CHUNKS; i += WARPGROUP) {
-            const int r = i / CHUNKS, c = i % CHUNKS, packed = group * GROUP_ROWS + r;
+            const int r = i / CHUNKS, c = i % CHUNKS, packed = first + r;
             uint4 v = {0, 0, 0, 0};
             if (packed < u.n_packed && c * 8 < p.kv.head_dim_k) {
                 const int k = u.first_packed + packed;
@@ -419,7 +411,7 @@ template <typename T, int NB> struct computer {
                                            sizeof(struct attention_plan_head));
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const int packed = group * GROUP_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7) + 8 * r;
+            const int packed = first + (tid >> 5) * 16 + (tid >> 2 & 7) + 8 * r;
             if (packed >= u.n_packed) {
                 continue;
             }
@@ -454,14 +446,13 @@ template <typename T, int NB> struct computer {
 
     __device__ __forceinline__ void unit(const struct attention_unit &u)
     {
-        if (group * GROUP_ROWS >= u.n_packed) {
+        if (first >= u.n_packed) {
             skip(u);
             return;
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            view[r] = row_view(p, u,
-                               group * GROUP_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7) + 8 * r);
+            view[r] = row_view(p, u, first + (tid >> 5) * 16 + (tid >> 2 & 7) + 8 * r);
         }
         load_q(u);
         if (u.lo >= u.hi) {
@@ -513,18 +504,32 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         tensor_map_prefetch(&map);
     }
     __syncthreads();
-    pdl_wait();
-    pdl_trigger();
+    /* The plan, the tables and older keys were there before the kernel ahead began, so they are read
+     * before the wait for it: its own are the queries and the pass's new keys. */
     const struct attention_plan_head head = *plan_head(p.plan);
     int n_sub;
     const int n_units = units_of(p, head, ATTENTION_TILE_ROWS, &n_sub);
-    const int group = threadIdx.x / WARPGROUP;
+    /* Units that do not fill the machine come sooner with the whole of a block. */
+    const int packed = head.tile_rows * p.group;
+    const bool busy = n_units > (int)gridDim.x, is_short = head.mean_keys <= NARROW_KEYS;
+    const bool thin = S::SLOTS >= 6 && p.may_be_thin && packed <= THIN_ROWS && busy;
+    const bool narrow = thin || (S::SLOTS >= 6 && packed <= GROUP_ROWS && busy && is_short);
+    /* Which worker this thread belongs to, of how many, and its part of the ring. */
+    const int group = (int)threadIdx.x / WARPGROUP;
+    const int half = !narrow ? 0 : group > 0 ? group - 1 : (int)threadIdx.x / 32;
+    const int n_workers = (int)gridDim.x * (narrow ? 2 : 1);
+    const int worker = half * (int)gridDim.x + (int)blockIdx.x;
+    const struct ring ring = {narrow ? S::SLOTS / 2 : S::SLOTS};
+    slots += half * (S::SLOTS / 2) * S::SLOT_BYTES;
+    full += half * (S::SLOTS / 2);
+    empty += half * (S::SLOTS / 2);
     if (group == 0) {
         registers_fewer<40>();
-        if (threadIdx.x < 32) {
-            loader<NB> l = {p, &map, slots, full, empty, {}, policy_evict_first(), policy_normal()};
-            for (int k = 0; k * (int)gridDim.x < n_units; k++) {
-                const int index = unit_index(k);
+        if (threadIdx.x < (narrow ? 64 : 32)) {
+            loader<NB> l = {p, &map, slots, full, empty, ring, policy_evict_first(),
+                            policy_normal()};
+            for (int k = 0; k * n_workers < n_units; k++) {
+                const int index = unit_index(k, n_workers, worker);
                 if (index < n_units) {
                     const struct attention_unit u =
                         unit_at(p, head.items_offset, index, n_sub, ATTENTION_TILE_ROWS, S::KEYS);
@@ -534,12 +539,32 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
                 }
             }
         }
+        pdl_wait();
+        pdl_trigger();
     } else {
+        pdl_wait();
+        pdl_trigger();
         registers_more<232>();
-        computer<T, NB> c = {p, slots, smem + (group - 1) * S::Q_BYTES, full, empty, {}, group - 1,
+        if (thin) {
+            thin_computer<T, NB> c = {p, slots, smem + (group - 1) * S::Q_BYTES, full, empty, ring,
+                                      group - 1, (int)threadIdx.x % WARPGROUP};
+            for (int k = 0; k * n_workers < n_units; k++) {
+                const int index = unit_index(k, n_workers, worker);
+                if (index < n_units) {
+                    const struct attention_unit u =
+                        unit_at(p, head.items_offset, index, n_sub, ATTENTION_TILE_ROWS, S::KEYS);
+                    if (u.n_packed > 0) {
+                        c.unit(u);
+                    }
+                }
+            }
+            return;
+        }
+        computer<T, NB> c = {p, slots, smem + (group - 1) * S::Q_BYTES, full, empty, ring, group - 1,
+                             narrow ? 0 : (group - 1) * GROUP_ROWS, narrow ? 2 : 1,
                              (int)threadIdx.x % WARPGROUP};
-        for (int k = 0; k * (int)gridDim.x < n_units; k++) {
-            const int index = unit_index(k);
+        for (int k = 0; k * n_workers < n_units; k++) {
+            const int index = unit_index(k, n_workers, worker);
             if (index < n_units) {
                 const struct attention_unit u =
                     unit_at(p, head.items_offset, index, n_sub, ATTENTION_TILE_ROWS, S::KEYS);
@@ -599,6 +624,7 @@ cudaError_t attention_sm90(cudaStream_t stream, const struct attention_launch *a
     p.page_rows = (int32_t)(kv->page_stride / kv->head_dim_k);
     p.head_rows = kv->head_stride / kv->head_dim_k;
     p.v_rows = kv->v_offset / kv->head_dim_k;
+    p.may_be_thin = !a->limits->deterministic;
     CUtensorMap map;
     const cudaError_t e =
         tensor_map_2d(&map, kv->base, kv->dtype == DT_BF16, (uint64_t)kv->head_dim_k,

@@ -77,9 +77,11 @@ __device__ __forceinline__ void barrier_expect(uint64_t *bar, uint32_t n_bytes)
                  : "memory");
 }
 
-__device__ __forceinline__ void barrier_arrive(uint64_t *bar)
+__device__ __forceinline__ void barrier_arrive(uint64_t *bar, int n_arrivals = 1)
 {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(bar)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(bar)),
+                 "r"(n_arrivals)
+                 : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(uint64_t *bar, uint32_t parity)

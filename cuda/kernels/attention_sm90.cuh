@@ -1,0 +1,53 @@
+/* What the Hopper attention's files share: the shared memory of a block, a place in its ring, and
+ * sums rounded in pairs. Thread: device code. */
+#ifndef SLUICE_CUDA_KERNELS_ATTENTION_SM90_CUH
+#define SLUICE_CUDA_KERNELS_ATTENTION_SM90_CUH
+
+#include "cuda/kernels/attention_device.cuh"
+#include "cuda/kernels/device/wgmma.cuh"
+
+enum { WARPGROUP = 128, BLOCK_THREADS = 384, GROUP_ROWS = 64, MAX_SMEM = 232448 };
+
+/* Units of up to this many keys on average are worked off narrow. */
+enum { NARROW_KEYS = 1024 };
+
+template <int NB> struct shape {
+    static constexpr int HEAD_DIM = 64 * NB;
+    static constexpr int KEYS = NB <= 2 ? 128 : 64;
+    static constexpr int Q_BYTES = GROUP_ROWS * 128 * NB; // of one warpgroup
+    static constexpr int SLOT_BYTES = KEYS * 128 * NB;
+    static constexpr int FREE_BYTES = MAX_SMEM - 1024 - 512 - 2 * Q_BYTES;
+    static constexpr int SLOTS = FREE_BYTES / SLOT_BYTES < 12 ? FREE_BYTES / SLOT_BYTES : 12;
+    static constexpr int SMEM = 1024 + 2 * Q_BYTES + SLOTS * SLOT_BYTES + 2 * SLOTS * 8;
+};
+
+#if HAVE_SM90A
+
+/* A place in the ring and the parity of its current round. */
+struct ring {
+    int n_slots;
+    int slot = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void next()
+    {
+        if (++slot == n_slots) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+template <typename T> __device__ __forceinline__ uint32_t pack(float a, float b);
+template <> __device__ __forceinline__ uint32_t pack<bf16_t>(float a, float b)
+{
+    const __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const uint32_t *>(&v);
+}
+template <> __device__ __forceinline__ uint32_t pack<f16_t>(float a, float b)
+{
+    const __half2 v = __floats2half2_rn(a, b);
+    return *reinterpret_cast<const uint32_t *>(&v);
+}
+
+#endif // HAVE_SM90A
+#endif
