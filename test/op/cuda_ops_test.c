@@ -1,4 +1,5 @@
 /* The ops that treat rows by themselves, and the matrix products, against the scalar backend. */
+#include "engine/ops_default.h"
 #include "test/op/cuda_pass.h"
 
 static const int32_t odd_widths[] = {1, 7, 40, 96, 257, 1000, 4096, 5000};
@@ -90,6 +91,64 @@ TEST(linear_agrees_in_deterministic_mode)
 {
     NEED_GPU();
     linear_cases(true);
+}
+
+/* Wide matrices: K is cut over clusters of blocks above 32 rows. */
+TEST(products_of_many_rows_and_features_agree)
+{
+    NEED_GPU();
+    static const int32_t rows[] = {1, 33, 50, 64};
+    for (int32_t d = 1; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        for (int32_t i = 0; i < COUNT(rows); i++) {
+            linear_case(&p, rows[i], 4096, 1096, 0, true, false, false);
+            linear_case(&p, rows[i], 4000, 520, 8, false, true, true);
+            linear_case(&p, rows[i], 6144, 320, 0, false, false, false);
+        }
+        pair_close(&p);
+    }
+}
+
+static void linear_act_case(struct pair *p, int32_t n_rows, int32_t width, int32_t n_in,
+                            enum activation kind, bool gated, bool bias)
+{
+    const int32_t n_out = gated ? 2 * width : width;
+    struct pair_tensor x = tensor_random(p, n_rows, n_in, n_in, 1.0f);
+    struct pair_tensor between = tensor_poisoned(p, n_rows, n_out, p->dtype);
+    struct pair_tensor y = tensor_poisoned(p, n_rows, width + 8, p->dtype);
+    struct pair_weight w = weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, bias,
+                                       2.0f / sqrtf((float)n_in));
+    for (int b = 0; b < 2; b++) {
+        const struct linear_args a = {.weight = w.w[b], .x = x.t[b], .y = between.t[b],
+                                      .n_rows = n_rows};
+        const struct activation_args act = {.x = between.t[b], .out = y.t[b], .n_rows = n_rows,
+                                            .width = width, .kind = kind, .gated = gated};
+        CHECK(ops_linear_act(p->be[b], &a, &act) == OK);
+    }
+    char what[96];
+    snprintf(what, sizeof what, "linear and act %d x %d x %d dtype %d kind %d gated %d bias %d",
+             n_rows, width, n_in, p->dtype, kind, gated, bias);
+    check_tensor(p, what, &y, width, 2 * pair_tolerance(p));
+}
+
+TEST(a_product_with_its_activation_agrees)
+{
+    NEED_GPU();
+    static const int32_t rows[] = {1, 9, 17, 64, 70};
+    static const enum activation kinds[] = {ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_GPT_OSS};
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        for (int32_t i = 0; i < COUNT(rows); i++) {
+            for (int32_t k = 0; k < COUNT(kinds); k++) {
+                linear_act_case(&p, rows[i], 200 + 56 * k, 136, kinds[k], true, k % 2 == 1);
+            }
+            linear_act_case(&p, rows[i], 3000, 264, ACT_SILU, true, false);
+            linear_act_case(&p, rows[i], 120, 64, ACT_GELU, false, true);
+        }
+        pair_close(&p);
+    }
 }
 
 TEST(linear_heads_agrees)
