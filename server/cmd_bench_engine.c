@@ -115,6 +115,17 @@ static enum status load_submit(struct bench *b, struct load *l, int32_t n, int32
     return OK;
 }
 
+/* Tokens of context of all requests together. */
+static int64_t context_of(const struct load *l)
+{
+    int64_t n = 0;
+    for (int32_t i = 0; i < l->n; i++) {
+        n += l->requests[i].n_prompt +
+             atomic_load_explicit(&l->outputs[i].n_tokens, memory_order_acquire);
+    }
+    return n;
+}
+
 static int32_t fewest_tokens(const struct load *l)
 {
     int32_t least = INT32_MAX;
@@ -168,26 +179,34 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The context is that of the step in the middle. */
+/* The first sequences decode while the last are prefilled, and must not end before those have been
+ * measured. The context that is printed is the mean over sequences and steps. */
 static enum status measure_decode(struct bench *b, int32_t batch, int32_t context, struct err *err)
 {
     const int32_t half = REPEATS * b->n_steps / 2 + WARM_STEPS;
     const int32_t n_prompt = context > half ? context - half : 1;
-    const int32_t max_tokens = REPEATS * b->n_steps + 2 * WARM_STEPS;
+    const int64_t prefill_steps = (int64_t)batch * n_prompt / b->info->max_rows + WARM_STEPS;
+    const int64_t max_tokens = REPEATS * b->n_steps + 2 * WARM_STEPS + 2 * prefill_steps;
     struct load l = {0};
     double ms[REPEATS];
-    enum status st = load_submit(b, &l, batch, n_prompt, max_tokens, 1, err);
+    enum status st = load_submit(b, &l, batch, n_prompt, (int32_t)max_tokens, 1, err);
     int64_t before = st == OK ? reach(b, &l, WARM_STEPS) : 0;
+    const int64_t context_before = st == OK ? context_of(&l) : 0;
     for (int32_t r = 0; st == OK && r < REPEATS; r++) {
         const int64_t now = reach(b, &l, WARM_STEPS + (r + 1) * b->n_steps);
         ms[r] = (double)(now - before) * 1e-6 / b->n_steps;
         before = now;
     }
+    const int64_t context_after = st == OK ? context_of(&l) : 0;
+    for (int32_t i = 0; st == OK && i < l.n; i++) {
+        engine_cancel(b->engine, &l.requests[i]);
+    }
     st = st == OK ? finish(b, &l, err) : st;
     if (st == OK) {
         qsort(ms, REPEATS, sizeof ms[0], compare_doubles);
-        printf("decode   batch %4d at %5d: %8.3f ms a step (%.3f to %.3f) %9.1f tok/s\n", batch,
-               context, ms[REPEATS / 2], ms[0], ms[REPEATS - 1], batch / ms[REPEATS / 2] * 1e3);
+        printf("decode   batch %4d at %5.0f: %8.3f ms a step (%.3f to %.3f) %9.1f tok/s\n", batch,
+               (double)(context_before + context_after) / 2.0 / batch, ms[REPEATS / 2], ms[0],
+               ms[REPEATS - 1], batch / ms[REPEATS / 2] * 1e3);
         fflush(stdout);
         load_free(&l);
     }
