@@ -20,14 +20,21 @@ static bool block_is_uniform(uint32_t block)
     return memcmp(kinds, kinds + 1, 127) == 0;
 }
 
-/* All code points that have one of the `any` bits and all of the `all` bits. */
-void class_put_flags(struct buf *b, uint32_t any, uint32_t all)
+/* Inside brackets, Oniguruma's \w lacks the superscripts and fractions of Latin-1 that it has
+ * outside. */
+static bool word_lacks(uint32_t cp)
+{
+    return cp == 0xB2 || cp == 0xB3 || cp == 0xB9 || (cp >= 0xBC && cp <= 0xBE);
+}
+
+static void put_members(struct buf *b, uint32_t any, uint32_t all, bool in_brackets)
 {
     uint32_t start = 0;
     bool inside = false;
     for (uint32_t cp = 0; cp <= 0x110000; cp++) {
         uint32_t flags = cp < 0x110000 ? unicode_flags(cp) : 0;
         bool member = (flags & any) != 0 && (flags & all) == all;
+        member = member && !(in_brackets && word_lacks(cp));
         if (member == inside && cp % 128 == 0 && cp < 0x110000 && block_is_uniform(cp >> 7)) {
             cp += 127;
             continue;
@@ -41,25 +48,14 @@ void class_put_flags(struct buf *b, uint32_t any, uint32_t all)
     }
 }
 
-/* Inside brackets, Oniguruma's \w lacks the superscripts and fractions of Latin-1 that it has
- * outside. */
+void class_put_flags(struct buf *b, uint32_t any, uint32_t all)
+{
+    put_members(b, any, all, false);
+}
+
 void class_put_word(struct buf *b, bool in_class)
 {
-    static const uint32_t lacking[] = {0xB2, 0xB3, 0xB9, 0xBC, 0xBD, 0xBE};
-    uint32_t start = 0;
-    bool inside = false;
-    for (uint32_t cp = 0; cp <= 0x110000; cp++) {
-        bool member = cp < 0x110000 && (unicode_flags(cp) & U_WORD);
-        for (size_t i = 0; in_class && i < sizeof lacking / sizeof lacking[0]; i++) {
-            member = member && cp != lacking[i];
-        }
-        if (member && !inside) {
-            start = cp;
-        } else if (!member && inside) {
-            class_put_range(b, start, cp - 1);
-        }
-        inside = member;
-    }
+    put_members(b, U_WORD, 0, in_class);
 }
 
 /* PCRE2's own property (fast), and what its Unicode may not know yet. */

@@ -30,7 +30,7 @@ enum status pattern_translate(const char *pattern, struct buf *out, struct err *
 /* Appends members of a class, as they stand between brackets. The two with a name return false if it
  * is not known: of \p{..} (lower case, without spaces, '_' and '-'), and of [:..:]. */
 void class_put_range(struct buf *b, uint32_t from, uint32_t to);
-void class_put_flags(struct buf *b, uint32_t any, uint32_t all); // enum unicode_bit
+void class_put_flags(struct buf *b, uint32_t any, uint32_t all); // one of, all of unicode_bit
 void class_put_word(struct buf *b, bool in_class);               // \w
 void class_put_property(struct buf *b, const char *name, uint32_t bit);
 bool class_put_named(struct buf *b, const char *name);

@@ -1,5 +1,5 @@
 /* Templates and their variables from nowhere good. `make test` replays test/corpus/template;
- * with clang this is a fuzzer (scripts/fuzz_template). The input is a template, a NUL byte, and
+ * with clang this is a fuzzer (scripts/fuzz template). The input is a template, a NUL byte, and
  * the variables as a JSON object. */
 #include "engine/base/file.h"
 #include "server/chat_template.h"
