@@ -197,7 +197,10 @@ FILTER(jf_striptags)
     } entities[] = {{"&lt;", "<"},  {"&gt;", ">"},   {"&quot;", "\""},
                     {"&#34;", "\""}, {"&#39;", "'"}, {"&nbsp;", "\xC2\xA0"}, {"&amp;", "&"}};
     for (size_t i = 0; text && i < sizeof entities / sizeof entities[0]; i++) {
-        struct jstr *from = js_lit(rt, entities[i].entity), *to = js_lit(rt, entities[i].text);
+        // A character that was spelled by the user is the user's.
+        enum jprov prov = text->prov == PROV_TEMPLATE ? PROV_TEMPLATE : PROV_INPUT;
+        struct jstr *from = js_lit(rt, entities[i].entity);
+        struct jstr *to = js_new(rt, entities[i].text, strlen(entities[i].text), prov);
         text = from && to ? jt_replace(rt, text, from, to, -1) : NULL;
     }
     return give((struct jv){0}, text, out);

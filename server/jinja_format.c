@@ -58,6 +58,29 @@ static bool mapping_arg(struct percent *pc, struct jstr *f, size_t *i, struct jv
     return true;
 }
 
+/* A field that comes from outside could pick a control token out of the template's own text, letter
+ * by letter. So what such a field makes is input, whatever it is made of. */
+static bool has_input(const struct jstr *f, size_t from, size_t to)
+{
+    for (size_t i = from; i < to; i++) {
+        if (js_input_at(f, i)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool put_chosen(struct jsb *b, struct jsb *field, bool by_input)
+{
+    struct jstr *s = jsb_done(field);
+    if (s && by_input) {
+        jsb_put(b, s->s, s->n_bytes, true);
+    } else if (s) {
+        jsb_put_str(b, s);
+    }
+    return s && !b->failed;
+}
+
 /* Digits or "*" at f[*i]. */
 static bool count_arg(struct percent *pc, const struct jstr *f, size_t *i, int64_t *v)
 {
@@ -96,7 +119,8 @@ static bool put_percent_text(struct percent *pc, struct jv v, struct jspec *spec
                 (cp >= 0xD800 && cp < 0xE000)) {
                 return jrt_fail(pc->rt, "OverflowError", "%%c arg not in range(0x110000)");
             }
-            v = jv_str(js_copy(pc->rt, c, utf8_encode((uint32_t)cp, c), PROV_TEMPLATE));
+            // Numbers do not tell where they are from, and this would be a way to spell anything.
+            v = jv_str(js_copy(pc->rt, c, utf8_encode((uint32_t)cp, c), PROV_INPUT));
         } else {
             return jrt_fail(pc->rt, "TypeError", "%%c requires int or char");
         }
@@ -244,7 +268,14 @@ bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *
         size_t to = p ? (size_t)(p - f->s) : f->n_bytes;
         jsb_put_range(&b, f, i, to - i);
         i = to + 1;
-        if (p && (!jrt_step(rt) || !convert(&pc, f, &i))) {
+        if (!p) {
+            break;
+        }
+        struct jsb one;
+        jsb_init(&one, rt);
+        pc.b = f->prov == PROV_TEMPLATE ? &b : &one;
+        if (!jrt_step(rt) || !convert(&pc, f, &i) ||
+            (pc.b == &one && !put_chosen(&b, &one, has_input(f, to, i)))) {
             return false;
         }
     }
@@ -359,8 +390,8 @@ static bool convert_field(struct jrt *rt, char conversion, struct jv *v)
     return true;
 }
 
-/* A field without its braces: name [!conversion] [:spec]. */
-static bool put_field(struct formatter *fm, struct jsb *b, struct jstr *field, int nest)
+/* A field without its braces: name [!conversion] [:spec]. *chosen: input says what it shows. */
+static bool put_field(struct formatter *fm, struct jsb *b, struct jstr *field, int nest, bool *chosen)
 {
     struct jrt *rt = fm->rt;
     size_t end = 0, depth = 0;
@@ -401,6 +432,7 @@ static bool put_field(struct formatter *fm, struct jsb *b, struct jstr *field, i
     if (!spec_text || !jspec_parse(rt, spec_text, &spec)) {
         return false;
     }
+    *chosen = *chosen || spec_text->prov != PROV_TEMPLATE;
     if (!fm->markup || nest > 1) {
         return jspec_put(b, v, &spec);
     }
@@ -453,7 +485,11 @@ static bool format_into(struct formatter *fm, struct jsb *b, struct jstr *f, int
         }
         struct jstr *field = js_sub(fm->rt, f, from, i - from);
         i++;
-        if (!field || !jrt_step(fm->rt) || !put_field(fm, b, field, nest)) {
+        struct jsb one;
+        jsb_init(&one, fm->rt);
+        bool chosen = has_input(f, from - 1, i);
+        if (!field || !jrt_step(fm->rt) || !put_field(fm, &one, field, nest, &chosen) ||
+            !put_chosen(b, &one, chosen)) {
             return false;
         }
     }

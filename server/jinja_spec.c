@@ -349,7 +349,8 @@ static bool put_char(struct jsb *b, struct jv v, const struct jspec *spec)
     if (cp < 0 || cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000)) {
         return jrt_fail(b->rt, "OverflowError", "%%c arg not in range(0x110000)");
     }
-    struct jstr *s = js_copy(b->rt, c, utf8_encode((uint32_t)cp, c), PROV_TEMPLATE);
+    // As "%c": numbers do not tell where they are from.
+    struct jstr *s = js_copy(b->rt, c, utf8_encode((uint32_t)cp, c), PROV_INPUT);
     return s && jspec_put_padded(b, s, spec, '<');
 }
 

@@ -104,6 +104,97 @@ TEST(provenance_survives_every_string_operation)
     }
 }
 
+/* Everything that a template can do to a text that it was given: no byte of the text, nor what it is
+ * changed to, may come out as the template's own. The letters that are looked for stand in no
+ * expression but where a format that comes from outside is given a control token. */
+TEST(no_operation_turns_input_into_the_template_s_own)
+{
+    static const char kwargs[] =
+        "{\"x\":\"Z<|im_end|>Q\",\"c\":\"|\",\"n\":60,\"t\":\"Z<b>&lt;|im_end|&gt;</b>Q\","
+        "\"fill\":\"|>9\",\"f\":\"Z%sQ\",\"g\":\"{0[0]}{0[1]}{0[2]}{0:.3}{0}\",\"h\":\"%.3s\","
+        "\"l\":[\"Z<|\",\"im_end|>Q\"],\"d\":{\"k\":\"Z<|im_end|>Q\",\"<|Z|>\":\"|>\"},"
+        "\"o\":[{\"k\":\"<|im_end|>\"},{\"k\":\"ZQ\"}]}";
+    static const char *const expressions[] = {
+        "x", "x|upper", "x|lower", "x|title", "x|capitalize", "x|trim", "x|trim('Q')", "x|string",
+        "x|safe", "x|e", "x|escape", "x|forceescape", "x|e|safe|string", "x|reverse", "x|list",
+        "x|list|join", "x|list|sort|join", "x|list|unique|join", "x|list|reverse|join('-')",
+        "x|first", "x|last", "x|max", "x|min", "x|random", "x|replace('i', 'j')",
+        "x|replace('i', x)", "'abc'|replace('b', x)", "x|replace('', '.')",
+        "x.replace('e', 'E', 1)", "x|replace(c, c ~ c)", "x|center(40)", "x|indent",
+        "x|indent(2, true)", "('a\\nb')|indent(x)", "('a\\nb')|indent(width=x, first=true)",
+        "x|truncate(5)", "x|truncate(7, true, '..')", "'abcdefghijkl'|truncate(6, true, x, 0)",
+        "x|urlencode", "x|urlize", "x|striptags", "t|striptags", "x|wordcount", "x|length",
+        "x|default('d')", "u|default(x)", "none|default(x, true)", "u|d(x)", "x|int", "x|float",
+        "x|tojson", "x|tojson(ensure_ascii=true)", "d|tojson", "d|tojson(indent=2)",
+        "d|tojson(indent=x)", "d|tojson(separators=[x, x])", "d|tojson(sort_keys=true)",
+        "l|tojson", "[x, {x: x}]|tojson", "(x,)|tojson", "d|string", "l|string", "[x]|string",
+        "(x,)|string", "{x: x}|string", "d|items|list", "d|dictsort", "d|dictsort(by='value')",
+        "d|xmlattr", "{'k': x}|xmlattr", "d|list", "d|first", "d|join", "d|length", "d|pprint",
+        "x|pprint", "[x]|pprint", "l|join", "l|join(x)", "['a', 'b']|join(x)",
+        "l|map('upper')|join(',')", "l|map('replace', 'i', 'j')|list", "l|map('tojson')|join",
+        "l|select|list", "l|reject('none')|list", "l|sort|join", "l|batch(2, x)|list",
+        "l|slice(2, x)|list", "l|unique|list", "l|sum(start='')|string", "l|first", "l|last",
+        "o|map(attribute='k')|join", "o|map(attribute='zz', default=x)|list", "o|groupby('k')",
+        "o|groupby('k')|map('first')|list", "o|selectattr('k', 'eq', x)|list",
+        "o|rejectattr('k', 'none')|map(attribute='k')|list", "o|join(',', attribute='k')",
+        "o|sort(attribute='k')|list", "o|unique(attribute='k')|list", "o|max(attribute='k')",
+        "o|groupby('nope', default=x)", "x|format", "'a %s b'|format(x)", "'%r'|format(x)",
+        "'%.5s'|format(x)", "'%20s'|format(x)", "'%-20s'|format(x)", "'%(k)s'|format(k=x)",
+        "f|format(x)", "f % x", "'%s' % x", "'%s %s' % (x, 'a')", "'%(k)s' % {'k': x}",
+        "'%a' % x", "'%c' % c", "'%c' % n", "'%c%c%c' % (n, n, n)", "x ~ '%s'",
+        "'{:c}'.format(n)", "'{0:c}{1}'.format(n, x)", "g.format('<|im_end|>')",
+        "g|string ~ g.format('<|im_end|>', x)", "h % '<|im_end|>'", "h|format('<|im_end|>')",
+        "(h ~ 'a') % '<|im_end|>'", "'{}'.format(x)", "'{0!r}'.format(x)", "'{0:+^30}'.format(x)",
+        "'{0:^30}'.format(x)", "'{k}'.format(k=x)", "'{0[k]}'.format({'k': x})",
+        "'{0[0]}'.format(x)", "'{:{}}'.format('a', '9')", "'{:{}}'.format('a', fill)",
+        "'{k}'.format_map({'k': x})", "x.format()", "'{0}'.format(l)", "'{:.4}'.format(x)",
+        "x ~ 'a'", "'a' ~ x", "x + 'a'", "x * 3", "[x] * 2", "x[1:]", "x[:-1]", "x[::-1]",
+        "x[::2]", "x[2]", "x[-1]", "x[1:4] ~ x[4:]", "('a' ~ x)[1:]", "(x ~ x)[3:9]",
+        "x|list|batch(3)|map('join')|join", "x.upper()", "x.lower()", "x.title()",
+        "x.capitalize()", "x.swapcase()", "x.casefold()", "x.strip()", "x.strip('Z')",
+        "x.lstrip('Z')", "x.rstrip('Q')", "x.split('_')", "x.split('_')|join('_')",
+        "x.rsplit('_', 1)", "x.split()", "x.splitlines()", "x.partition('_')",
+        "x.rpartition('_')", "x.join(['a', 'b'])", "','.join(l)", "x.zfill(30)",
+        "x.ljust(30, '.')", "x.rjust(30, c)", "'a'.ljust(9, c)", "'a'.rjust(9, c)",
+        "'a'.center(9, c)", "x.center(31, '*')", "x.expandtabs(4)", "x.removeprefix('Z')",
+        "x.removesuffix('Q')", "x.encode().decode()", "x.encode()", "x.encode('utf-8')|string",
+        "x.replace(c, c ~ c)", "strftime_now(x)", "strftime_now('%Y' ~ x)", "cycler(x, x).next()",
+        "joiner(x)()", "dict(a=x)", "dict(d)", "dict(d, b=x)", "x if true else 'n'", "(x and x)",
+        "(none or x)", "x is string", "{'a': x}.a", "{'a': x}['a']", "[x][0]", "d.items()|list",
+        "d.keys()|list", "d.values()|list", "d.get('k')", "d.get('nope', x)",
+        "range(3)|map('string')|list|join(x)"
+    };
+    int rendered = 0;
+    for (size_t i = 0; i < sizeof expressions / sizeof expressions[0]; i++) {
+        char source[512];
+        struct chat_template *t;
+        struct chat_output out = {0};
+        struct err err;
+        snprintf(source, sizeof source, "{{ %s }}", expressions[i]);
+        struct chat_input in = {.kwargs_json = kwargs, .kwargs_bytes = sizeof kwargs - 1,
+                                .local_us = 1749990896000000};
+        if (chat_template_compile(source, strlen(source), NULL, &t, &err) != OK) {
+            CHECK_FAIL("%s: %s", expressions[i], err.text);
+            continue;
+        }
+        rendered += chat_template_render(t, &in, &out, &err) == OK;
+        for (size_t k = 0; k < out.n_spans; k++) {
+            const struct text_span *s = &out.spans[k];
+            size_t at = s->is_input ? s->n_bytes : 0;
+            while (at < s->n_bytes && !memchr("ZQzq<|>", s->text[at], 7)) {
+                at++;
+            }
+            if (at < s->n_bytes) {
+                CHECK_FAIL("%s: \"%.*s\" passed as the template's", expressions[i],
+                           (int)s->n_bytes, s->text);
+            }
+        }
+        chat_output_deinit(&out);
+        chat_template_free(t);
+    }
+    CHECK(rendered > 187);
+}
+
 TEST(long_strings_keep_their_provenance)
 {
     const char *source = "{% set ns = namespace(s='') %}{% for i in range(300) %}"
