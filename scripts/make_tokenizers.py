@@ -2,10 +2,11 @@
 """Trains the small tokenizers of test/tokenizers/ and writes what Hugging Face's library makes of
 many texts with each (NAME.json and NAME.vectors.json). The corpus is this repository.
 
-    pip install tokenizers && scripts/make_tokenizers.py"""
+    pip install tokenizers && scripts/make_tokenizers.py [NAME...]"""
 import codecs
 import json
 import pathlib
+import sys
 
 from tokenizers import (AddedToken, Regex, Tokenizer, __version__, decoders, models, normalizers,
                         pre_tokenizers, processors, trainers)
@@ -43,6 +44,14 @@ TEXTS = [
     "<s>", "</s>", "<s>Hello</s>", "x<s>y</s>z", " <s> ", "<|im_start|>user\nHi<|im_end|>\n",
     "<|im_start|><|im_end|><|im_start|>", "<|im_sta", "<tool_call>{\"name\": 1}</tool_call>",
     "a<think>\nhm\n</think>\n\nb", "  <|strip|>  x", "x <|strip|>\n\n y", "word wordy sword word", "<|im_end|>word",
+]
+
+# For the tokenizers of odd steps: marks that are newer than the library's normal forms, boundaries beside marks,
+# tokens in space that others swallowed, tokens inside words.
+ODD_TEXTS = TEXTS + [
+    "\u0327\u0898\u0323\u0301", "a\u1df6\u0301", "\U0001e030\U0001fbf1\u32ff", "\U00011935\U00011930", "\u0345\u0334",
+    "\u1e9b\u0323", "か\u3099 が", "é a", "a²b½c", "a.b_c-d", "x    y", "x  <|end|>  y", "<|end|>    <|end|>\n\n z", "swords word",
+    "Word WORD wOrD", "ſwordK", "[unk][UNK]", "\u00a0 \u3000", "AＢＣ ﷺ", "Straße ẞ İi ıI ǅ",
 ]
 
 
@@ -143,6 +152,29 @@ def wordpiece(name):
     return name, t
 
 
+def suffixed(name):
+    """Ends of words are marked; merges make what is also a special token; every flag."""
+    t = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    t.normalizer = normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()])
+    t.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    t.decoder = decoders.BPEDecoder("</w>")
+    t.train_from_iterator(corpus(), trainers.BpeTrainer(
+        vocab_size=600, limit_alphabet=120, end_of_word_suffix="</w>", show_progress=False, special_tokens=["<unk>"]))
+    t.add_special_tokens([AddedToken("str", single_word=True, normalized=False),
+                          AddedToken("  ", lstrip=True, rstrip=True, normalized=False),
+                          AddedToken("<|end|>", rstrip=True, normalized=False), AddedToken("[UNK]", normalized=True)])
+    t.add_tokens([AddedToken("Word", normalized=True, single_word=True, lstrip=True)])
+    return name, t
+
+
+def bounded(name):
+    """Boundaries of words by the library's \\w, and compatibility forms in front of byte level."""
+    pre = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\b"), "merged_with_next"),
+                                   pre_tokenizers.Split(Regex(r"[a-z&&[^aeiou]]+|\B\d"), "isolated", invert=True),
+                                   pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return byte_level(name, pre=pre, normalizer=normalizers.NFKC(), size=500)
+
+
 def all_tokenizers():
     p = pre_tokenizers
     yield byte_level("gpt2")
@@ -164,6 +196,8 @@ def all_tokenizers():
     yield unigram("unigram")
     yield unigram("unigram-bytes", byte_fallback=True)
     yield wordpiece("wordpiece")
+    yield suffixed("suffix")
+    yield bounded("boundaries")
 
 
 def piece_of(t, j, i):
@@ -194,7 +228,7 @@ def stream(t, j, ids):
 def vectors(name, t):
     j = json.loads(t.to_str())
     encode, seen = [], []
-    for text in TEXTS:
+    for text in ODD_TEXTS if name in ("suffix", "boundaries") else TEXTS:
         t.encode_special_tokens = False
         ids = t.encode(text, add_special_tokens=False).ids
         t.encode_special_tokens = True
@@ -221,12 +255,14 @@ def vectors(name, t):
     rows = [stream(t, j, ids) for ids in seen[20:60:2] + torn[:6]]
     return {"made_with": f"tokenizers {__version__}", "tokenizer_file": f"{name}.json", "real_ids": True,
             "add_special": {"prefix": whole[:len(whole) - len(suffix)], "suffix": suffix},
-            "encode": encode, "decode": decode, "stream": [] if name == "wordpiece" else rows}
+            "encode": encode, "decode": decode, "stream": [] if name in ("wordpiece", "suffix") else rows}
 
 
 def main():
     OUT.mkdir(exist_ok=True)
     for name, t in all_tokenizers():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         (OUT / f"{name}.json").write_text(json.dumps(json.loads(t.to_str()), ensure_ascii=False,
                                                      separators=(",", ":")) + "\n")
         (OUT / f"{name}.vectors.json").write_text(
