@@ -142,6 +142,10 @@ void api_abort_all(struct api *a, const struct api_error *e);
 
 void reply_api_error(struct http_request *req, const struct api_error *e);
 
+/* Hands the prepared call to the engine. False: *e says why; what was submitted of it runs on until
+ * api_fail (api_submit.c). */
+bool api_submit(struct api_call *c, struct api_error *e);
+
 /* ---- choices (api_choice.c) ------------------------------------------------------------------- */
 
 void api_choice_init(struct api_choice *ch, struct api_call *c, int32_t index,
@@ -167,6 +171,10 @@ void api_put_token_text(struct buf *b, const struct api_call *c, int32_t token);
 void api_put_logprob(struct buf *b, float logprob); // -9999.0 for minus infinity
 void api_chat_logprob(struct api_choice *ch, int32_t token, const struct token_logprobs *lp,
                       size_t n_chars_before);
+/* ,"stop_reason":"..." or the id or null, of a choice that has ended */
+void api_put_stop_reason(struct buf *b, const struct api_choice *ch);
+/* If it was asked for: the chunk that has usage and no choice. `tail` ends chunk_head's list. */
+void api_send_usage(struct api_call *c, const char *tail);
 void api_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]
 /* ,"prompt_logprobs":[null,{"5":{"logprob":..,"rank":..,"decoded_token":".."}},...] */
 void api_put_prompt_logprobs(struct buf *b, const struct api_call *c,

@@ -151,26 +151,11 @@ static void call_end(struct api_choice *ch)
     }
 }
 
-/* ,"stop_reason":... */
-static void put_stop_reason(struct buf *b, const struct api_choice *ch)
-{
-    const struct output *o = &ch->output;
-    buf_puts(b, ",\"stop_reason\":");
-    if (o->stopped) {
-        const char *stop = o->options->stop[o->stop_index];
-        buf_put_json(b, stop, strlen(stop));
-    } else if (ch->stop_id >= 0) {
-        buf_put_int(b, ch->stop_id);
-    } else {
-        buf_puts(b, "null");
-    }
-}
-
 static void finish(struct api_choice *ch)
 {
     struct buf *b = open_chunk(ch);
     close_chunk(ch, b, ch->finish);
-    put_stop_reason(b, ch);
+    api_put_stop_reason(b, ch);
     end_chunk(ch, b);
 }
 
@@ -216,7 +201,7 @@ static void put_choice(struct buf *b, struct api_choice *ch)
         buf_puts(b, "null");
     }
     buf_printf(b, ",\"finish_reason\":\"%s\"", ch->finish);
-    put_stop_reason(b, ch);
+    api_put_stop_reason(b, ch);
     if (r->return_token_ids) {
         put_prompt_ids(b, ch->call);
         buf_puts(b, ",\"token_ids\":[");
@@ -240,15 +225,7 @@ static void put_head(struct buf *b, const struct api_call *c, const char *object
 static void end(struct api_call *c)
 {
     if (c->request.stream) {
-        if (c->request.include_usage || c->request.continuous_usage) {
-            struct buf *b = &c->api->scratch;
-            buf_clear(b);
-            buf_put(b, c->chunk_head.data, c->chunk_head.n_bytes);
-            buf_puts(b, "[]");
-            api_put_usage(b, c);
-            buf_putc(b, '}');
-            reply_event(c->req, b->data, b->n_bytes);
-        }
+        api_send_usage(c, "[]");
         reply_stream_end(c->req, NULL, true);
         return;
     }

@@ -104,7 +104,6 @@ static void put_echo(struct buf *text, const struct api_choice *ch)
 static void put_choice(struct buf *b, struct api_choice *ch, const char *text, size_t n_bytes)
 {
     const struct api_request *r = &ch->call->request;
-    const struct output *o = &ch->output;
     buf_puts(b, "{\"index\":");
     buf_put_int(b, ch->index);
     buf_puts(b, ",\"text\":");
@@ -113,15 +112,8 @@ static void put_choice(struct buf *b, struct api_choice *ch, const char *text, s
     put_logprobs(b, ch);
     buf_puts(b, ",\"finish_reason\":");
     if (ch->finish) {
-        buf_printf(b, "\"%s\",\"stop_reason\":", ch->finish);
-        if (o->stopped) {
-            const char *stop = o->options->stop[o->stop_index];
-            buf_put_json(b, stop, strlen(stop));
-        } else if (ch->stop_id >= 0) {
-            buf_put_int(b, ch->stop_id);
-        } else {
-            buf_puts(b, "null");
-        }
+        buf_printf(b, "\"%s\"", ch->finish);
+        api_put_stop_reason(b, ch);
     } else {
         buf_puts(b, "null");
     }
@@ -208,16 +200,8 @@ static void finish(struct api_choice *ch)
 
 static void end(struct api_call *c)
 {
-    struct buf *b = &c->api->scratch;
     if (c->request.stream) {
-        if (c->request.include_usage || c->request.continuous_usage) {
-            buf_clear(b);
-            buf_put(b, c->chunk_head.data, c->chunk_head.n_bytes);
-            buf_putc(b, ']');
-            api_put_usage(b, c);
-            buf_putc(b, '}');
-            reply_event(c->req, b->data, b->n_bytes);
-        }
+        api_send_usage(c, "]");
         reply_stream_end(c->req, NULL, true);
         return;
     }
@@ -227,7 +211,7 @@ static void end(struct api_call *c)
     for (size_t i = 0; i < c->n_choices; i++) {
         struct api_choice *ch = &c->choices[i];
         echo_text(ch);
-            buf_puts(&body, i ? "," : "");
+        buf_puts(&body, i ? "," : "");
         put_choice(&body, ch, ch->content.data, ch->content.n_bytes);
     }
     buf_putc(&body, ']');

@@ -137,6 +137,33 @@ void api_put_ids(struct buf *b, const int32_t *ids, int32_t n)
     buf_putc(b, ']');
 }
 
+void api_put_stop_reason(struct buf *b, const struct api_choice *ch)
+{
+    const struct output *o = &ch->output;
+    buf_puts(b, ",\"stop_reason\":");
+    if (o->stopped) {
+        const char *stop = o->options->stop[o->stop_index];
+        buf_put_json(b, stop, strlen(stop));
+    } else if (ch->stop_id >= 0) {
+        buf_put_int(b, ch->stop_id);
+    } else {
+        buf_puts(b, "null");
+    }
+}
+
+void api_send_usage(struct api_call *c, const char *tail)
+{
+    struct buf *b = &c->api->scratch;
+    if (c->request.include_usage || c->request.continuous_usage) {
+        buf_clear(b);
+        buf_put(b, c->chunk_head.data, c->chunk_head.n_bytes);
+        buf_puts(b, tail);
+        api_put_usage(b, c);
+        buf_putc(b, '}');
+        reply_event(c->req, b->data, b->n_bytes);
+    }
+}
+
 static void put_ranked(struct buf *b, const struct api_call *c, int32_t token, float logprob,
                        int32_t rank, bool first)
 {

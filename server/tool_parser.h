@@ -102,6 +102,8 @@ const struct json *tool_function(const struct json *tools, const char *name);
 enum json_call_result { CALL_MORE, CALL_DONE, CALL_BAD };
 void json_call_reset(struct json_call *c, bool needs_both, bool whole);
 void json_call_deinit(struct json_call *c);
+/* A call that turned out bad: content after all, or cut short if it was reported already. */
+void json_call_drop(struct tool_parse *p);
 /* Takes from `scan`; commits once the call has begun. */
 enum json_call_result json_call_step(struct json_call *c, struct tool_parse *p);
 

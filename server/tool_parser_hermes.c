@@ -23,11 +23,7 @@ static bool step(struct tool_parse *p, bool final)
             return false;
         }
         if (r == CALL_BAD) {
-            if (p->in_call) {
-                tool_end(p);
-            } else {
-                tool_give_up(p);
-            }
+            json_call_drop(p);
         }
         p->state = r == CALL_DONE ? BETWEEN : TEXT;
         return true;

@@ -221,6 +221,15 @@ static enum json_call_result take(struct json_call *c, struct tool_parse *p, cha
     }
 }
 
+void json_call_drop(struct tool_parse *p)
+{
+    if (p->in_call) {
+        tool_end(p);
+    } else {
+        tool_give_up(p);
+    }
+}
+
 enum json_call_result json_call_step(struct json_call *c, struct tool_parse *p)
 {
     while (p->scan < p->held.n_bytes) {

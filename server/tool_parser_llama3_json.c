@@ -9,6 +9,19 @@ enum state { START, CALL, BETWEEN, TEXT };
 
 static const char tag[] = "<|python_tag|>";
 
+/* An object may be a call; anything else is text. */
+static bool open_brace(struct tool_parse *p)
+{
+    if (*tool_held(p) != '{') {
+        p->scan = p->at;
+        p->state = TEXT;
+        return true;
+    }
+    json_call_reset(&p->call, true, false);
+    p->state = CALL;
+    return true;
+}
+
 static bool at_start(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -25,14 +38,7 @@ static bool at_start(struct tool_parse *p, bool final)
             return false;
         }
     }
-    if (*tool_held(p) != '{') {
-        p->scan = p->at;
-        p->state = TEXT;
-        return true;
-    }
-    json_call_reset(&p->call, true, false);
-    p->state = CALL;
-    return true;
+    return open_brace(p);
 }
 
 static bool in_call(struct tool_parse *p)
@@ -53,11 +59,7 @@ static bool in_call(struct tool_parse *p)
         return false;
     }
     if (r == CALL_BAD) {
-        if (p->in_call) {
-            tool_end(p);
-        } else {
-            tool_give_up(p);
-        }
+        json_call_drop(p);
     }
     p->state = r == CALL_DONE ? BETWEEN : TEXT;
     return true;
@@ -83,14 +85,7 @@ static bool between(struct tool_parse *p)
             return false;
         }
     }
-    if (*tool_held(p) != '{') {
-        p->scan = p->at;
-        p->state = TEXT;
-        return true;
-    }
-    json_call_reset(&p->call, true, false);
-    p->state = CALL;
-    return true;
+    return open_brace(p);
 }
 
 static bool step(struct tool_parse *p, bool final)
