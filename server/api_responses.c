@@ -50,7 +50,7 @@ static void put_usage(struct buf *b, const struct api_call *c)
     buf_put_int(b, u.prompt);
     buf_puts(b, ",\"input_tokens_details\":{\"cached_tokens\":");
     buf_put_int(b, u.cached);
-    buf_puts(b, "},\"output_tokens\":");
+    buf_puts(b, ",\"cache_write_tokens\":0},\"output_tokens\":"); // the SDK's type wants it
     buf_put_int(b, u.completion);
     buf_puts(b, ",\"output_tokens_details\":{\"reasoning_tokens\":");
     buf_put_int(b, u.reasoning);

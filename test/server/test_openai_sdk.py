@@ -117,6 +117,47 @@ def test_responses_create_and_stream(client):
     assert r.output_text
 
 
+def events_of(reply):
+    return [json.loads(e) for e in reply.events() if e != "[DONE]"]
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": TOOLS}, {"logprobs": True, "top_logprobs": 3}, {"n": 3, "temperature": 1}])
+def test_chat_fits_the_sdks_types(server, more):
+    """The SDK constructs its objects without checking; here each field's type is."""
+    pydantic = pytest.importorskip("pydantic")
+    whole, chunk = (pydantic.TypeAdapter(t) for t in (openai.types.chat.ChatCompletion, openai.types.chat.ChatCompletionChunk))
+    body = {"messages": ASK, "max_tokens": 40, "temperature": 0, **more}
+    whole.validate_python(server.post("/v1/chat/completions", body).json())
+    for e in events_of(server.post("/v1/chat/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})):
+        chunk.validate_python(e)
+
+
+@pytest.mark.parametrize("more", [
+    {}, {"tools": [{"type": "function", "strict": True, **WEATHER}]}, {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    {"max_output_tokens": 16, "input": "Tell me a story."}, {"instructions": "x", "reasoning": {"effort": "low"}, "metadata": {"a": "b"}}])
+def test_responses_fit_the_sdks_types(server, more):
+    pydantic = pytest.importorskip("pydantic")
+    types = openai.types.responses
+    body = {"input": ASK[0]["content"], "temperature": 0, "max_output_tokens": 60, **more}
+    pydantic.TypeAdapter(types.Response).validate_python(server.post("/v1/responses", body).json())
+    events = events_of(server.post("/v1/responses", {**body, "stream": True}))
+    classes = {c.model_fields["type"].annotation.__args__[0]: c for c in vars(types).values()
+               if isinstance(c, type) and c.__name__.endswith("Event") and "type" in getattr(c, "model_fields", {})
+               and hasattr(c.model_fields["type"].annotation, "__args__")}
+    for e in events:
+        pydantic.TypeAdapter(classes[e["type"]]).validate_python(e)
+
+
+def test_the_rest_fits_the_sdks_types(server):
+    pydantic = pytest.importorskip("pydantic")
+    fits = lambda t, v: pydantic.TypeAdapter(t).validate_python(v)
+    for more in ({}, {"logprobs": 2}, {"prompt": ["a", "b"], "n": 2}):
+        fits(openai.types.Completion, server.post("/v1/completions", {"prompt": "Once", "max_tokens": 5, **more}).json())
+    fits(openai.types.CreateEmbeddingResponse, server.post("/v1/embeddings", {"input": ["a", "b"]}).json())
+    for m in server.get("/v1/models").json()["data"]:
+        fits(openai.types.Model, m)
+
+
 def test_models(client):
     assert [m.id for m in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").id == "demo"
