@@ -22,12 +22,12 @@ static bool give_up(struct tool_parse *p)
     return true;
 }
 
-/* A name up to '>'. */
+/* A name up to '>', without control characters: a NUL would cut it. */
 static bool word(struct tool_parse *p, struct buf *into)
 {
     while (tool_n_held(p) > 0) {
         char c = *tool_held(p);
-        if (c == '\n' || c == '<' || into->failed || (c == '>' && into->n_bytes == 0)) {
+        if ((c >= '\0' && c < ' ') || c == '<' || into->failed || (c == '>' && into->n_bytes == 0)) {
             return give_up(p);
         }
         p->scan++;

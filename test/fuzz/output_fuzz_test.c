@@ -99,6 +99,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 #ifndef LIBFUZZER
 int main(void)
 {
+    static const char cut_name[] = "E<tool_call>\n<function=\0\0f>\n<parameter=\0>\n5\n</parameter>\n"
+                                   "</function>\n</tool_call>"; // found by a fuzzer
+    fuzz_one(cut_name, sizeof cut_name - 1);
     static const char *const seeds[] = {
         "A<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": [1, {}]}}\n</tool_call> b END",
         "F{\"name\": \"g\", \"parameters\": {\"x\": \"\\u00e9\\\"\"}}; {\"name\": \"f\", "
