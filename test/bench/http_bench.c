@@ -194,6 +194,7 @@ static void chew(void *arg)
 
 static void chewed(void *arg)
 {
+    bs.steps.side->n_prompts++;
     reply_text(arg, 200, "{}");
 }
 
@@ -222,6 +223,12 @@ static void *watch_main(void *arg)
     return NULL;
 }
 
+/* The pool's threads inherit the cores of the thread that first uses it. */
+static void no_work(void *arg)
+{
+    (void)arg;
+}
+
 static void sluice_main(struct side *side)
 {
     const char *listen[] = {"127.0.0.1:0"};
@@ -244,6 +251,8 @@ static void sluice_main(struct side *side)
     pthread_create(&threads[0], NULL, steps_main, &bs.steps);
     pthread_create(&threads[1], NULL, answer_main, NULL);
     pthread_create(&threads[2], NULL, watch_main, side);
+    http_pool_run(bs.http, no_work, no_work, NULL);
+    nap(20000000);
     pin(0); // after the others were made: they choose for themselves
     http_server_run(bs.http);
     for (int i = 0; i < 3; i++) {
@@ -539,20 +548,34 @@ static void post_megabytes(int port, double seconds)
 
 static void long_prompts(double seconds)
 {
+    enum { N_TURNS = 5 };
     struct side *side = &shared->sluice;
-    struct ages quiet = paced(side, 20, 10000000, seconds);
-    fflush(stdout);
-    pid_t pid = fork();
-    if (pid == 0) {
-        post_megabytes(side->port, seconds + 1);
-        _exit(0);
+    struct ages quiet = {0}, busy = {0};
+    double cpu_ms = 0;
+    for (int i = 0; i < N_TURNS; i++) { // the best of each, as in latency
+        long long cpu = side->cpu_ns, n = side->n_prompts;
+        struct ages q = paced(side, 20, 10000000, seconds);
+        double alone = (double)(side->cpu_ns - cpu);
+        fflush(stdout);
+        pid_t pid = fork();
+        if (pid == 0) {
+            post_megabytes(side->port, seconds + 1);
+            _exit(0);
+        }
+        cpu = side->cpu_ns;
+        struct ages b = paced(side, 20, 10000000, seconds);
+        double with = (double)(side->cpu_ns - cpu);
+        waitpid(pid, NULL, 0);
+        quiet = i == 0 || q.p99_ms < quiet.p99_ms ? q : quiet;
+        busy = i == 0 || b.p99_ms < busy.p99_ms ? b : busy;
+        double each = (with - alone) / 1e6 / (double)(side->n_prompts - n);
+        cpu_ms = i == 0 || each < cpu_ms ? each : cpu_ms;
     }
-    struct ages busy = paced(side, 20, 10000000, seconds);
-    waitpid(pid, NULL, 0);
     double more = busy.p99_ms - quiet.p99_ms;
     printf("1 MB prompts beside 20 streams: token age p99 %.2f ms, %.2f without (adds %.2f, target 2: "
-           "%s); max %.1f and %.1f\n",
-           busy.p99_ms, quiet.p99_ms, more, more <= 2 ? "met" : "MISSED", busy.max_ms, quiet.max_ms);
+           "%s); max %.1f and %.1f; each takes %.2f ms of the loop\n",
+           busy.p99_ms, quiet.p99_ms, more, more <= 2 ? "met" : "MISSED", busy.max_ms, quiet.max_ms,
+           cpu_ms);
     fflush(stdout);
 }
 

@@ -36,7 +36,7 @@ struct side {
     _Atomic int pace;
     _Atomic long long period_ns;
     _Atomic long long n_events, cpu_ns; // sent; of the loop's thread
-    _Atomic long long n_sends;
+    _Atomic long long n_prompts; // of 1 MB, answered
     _Atomic long rss_bytes;
     /* The client's orders and findings. */
     _Atomic int want_streams, have_streams;
