@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-enum state { START, CALLS, NAME, CALL, AFTER, TEXT };
+enum state { START, CALLS, LISTED, NAME, CALL, AFTER, TEXT };
 
 enum { MAX_DEPTH = 64 };
 
@@ -399,8 +399,9 @@ static bool after(struct tool_parse *p, bool final)
 static bool calls(struct tool_parse *p)
 {
     tool_skip_space(p);
-    if (tool_n_held(p) > 0 && *tool_held(p) == '[') {
+    if (p->state == CALLS && tool_n_held(p) > 0 && *tool_held(p) == '[') {
         p->scan++;
+        p->state = LISTED; // only one bracket opens it, however the text was cut
         tool_skip_space(p);
     }
     if (tool_n_held(p) == 0) {
@@ -428,7 +429,7 @@ static bool start(struct tool_parse *p)
 /* The list was cut off behind a call: the rest of it is no content. */
 static bool is_cut(const struct tool_parse *p)
 {
-    return p->n_calls > 0 && (p->state == CALLS || p->state == NAME || p->state == CALL);
+    return p->n_calls > 0 && p->state != START && p->state != AFTER && p->state != TEXT;
 }
 
 static bool step(struct tool_parse *p, bool final)
@@ -442,7 +443,8 @@ static bool step(struct tool_parse *p, bool final)
     }
     switch (p->state) {
     case START: return start(p);
-    case CALLS: return calls(p);
+    case CALLS:
+    case LISTED: return calls(p);
     case NAME: return name(p);
     case CALL: return call(p);
     case AFTER: return after(p, final);

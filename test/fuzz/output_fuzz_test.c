@@ -109,6 +109,7 @@ int main(void)
         "K[TOOL_CALLS]f[CALL_ID]ab12[ARGS]{\"n\": 1}[TOOL_CALLS][{\"name\": \"g\", \"arguments\": "
         "\"{}\", \"id\": \"x\"}]",
         "D[f(n=-1.5e3, s='a\\x41\\'', o={'k': [True, None, (1,)]}), g()]",
+        "\x8a<|tool_call_start|>[[f(n=1)]",
         "E<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=b>\ntrue\n"
         "</parameter>\n</function>\n</tool_call>",
         "<think>\nhm\n</think>\n\n<|tool_call_start|>[f(n=1)]<|tool_call_end|>",
