@@ -204,13 +204,13 @@ static void law_case(int32_t vocab, int32_t used, float scale, float likeness)
     t.pass.n_out = t.pass.n_draws = N;
     struct pair_tensor draft = make_logits(&p, N, vocab, scale, false);
     struct pair_tensor other = make_logits(&p, N, vocab, scale, false);
-    float *a = tensor_get(&p, &draft, CPU), *b = tensor_get(&p, &other, CPU);
+    float *from = tensor_get(&p, &draft, CPU), *to = tensor_get(&p, &other, CPU);
     for (int64_t i = 0; i < (int64_t)N * vocab; i++) {
-        b[i] = likeness * a[i] + (1.0f - likeness) * b[i];
+        to[i] = likeness * from[i] + (1.0f - likeness) * to[i];
     }
-    tensor_put(&p, &other, b);
-    free(a);
-    free(b);
+    tensor_put(&p, &other, to);
+    free(from);
+    free(to);
     struct pass_results r[2];
     int32_t drafts[N], n_accepted = 0;
     for (int32_t turn = 0; turn < 2; turn++) {
