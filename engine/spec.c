@@ -301,7 +301,7 @@ static int32_t propose_model(struct spec *sp, struct scheduler *s, struct sequen
     if (can < lag || lag > LONG_LAG || rows + lag > s->limits.max_rows) {
         return 0;
     }
-    seq->n_drafts = sp->method == SPEC_TREE ? spec_tree_most(sp, k, s->n_running) : k;
+    seq->n_drafts = spec_grows_trees(sp) ? spec_tree_most(sp, k, s->n_running) : k;
     seq->draft_depth = k;
     seq->drafts_on_device = true;
     seq->law = 0;
@@ -312,6 +312,23 @@ static int32_t propose_model(struct spec *sp, struct scheduler *s, struct sequen
     return lag;
 }
 
+/* Where the first guess is nearly always right, others beside it have little to win, and a chain's
+ * levels need not wait for the host. */
+static bool all_are_sure(const struct spec *sp, const struct scheduler *s)
+{
+    const float sure = 0.04f; // of doubt; chosen: about where a level's wait outweighs its siblings
+    if (sp->fixed || sp->n_expansion > 0 || sp->lookup || sp->n_models > 1) {
+        return false;
+    }
+    for (const struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
+        if (seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt - 1 &&
+            seq->spec_doubt > sure) {
+            return false;
+        }
+    }
+    return true;
+}
+
 void spec_propose(struct spec *sp, struct scheduler *s)
 {
     if (sp->method == SPEC_NONE) {
@@ -319,6 +336,7 @@ void spec_propose(struct spec *sp, struct scheduler *s)
     }
     bool busy = s->n_running > sp->max_batch;
     sp->drafts_now = sp->n_models > 0 && !busy;
+    sp->chain_now = sp->method == SPEC_TREE && all_are_sure(sp, s);
     int32_t rows = 0;
     sp->n_laws = 0; // steps run in order: one's are done with before the next one's are written
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {

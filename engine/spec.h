@@ -31,6 +31,7 @@ struct spec {
     int32_t draft_max_len;
     bool drafts_now;      // the draft model follows the plan that comes: it has to see what it will
                           // continue; set by spec_propose
+    bool chain_now;       // trees: this step's drafts are chains, since all of them are nearly sure
     bool fixed;           // always k: for tests and experiments
     enum spec_rejection rejection;
     float synthetic_rate; // probability that a draft is accepted
@@ -52,6 +53,12 @@ struct spec {
 
 /* config: JSON in vLLM's shape, or NULL for none. */
 enum status spec_init(struct spec *sp, const char *config, struct err *err);
+
+/* Whether the step's drafts are token trees. */
+static inline bool spec_grows_trees(const struct spec *sp)
+{
+    return sp->method == SPEC_TREE && !sp->chain_now;
+}
 
 /* Laws that a step may keep at most. */
 static inline int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)

@@ -11,8 +11,8 @@
 void step_init_draft(struct step *st, const struct scheduler_limits *limits, const struct spec *sp)
 {
     size_t lanes = (size_t)limits->max_lanes;
-    // A tree has only the first, which feeds known tokens: its levels are step_tree.c's.
-    int32_t max_drafts = sp->method == SPEC_DRAFT ? sp->k : sp->method == SPEC_TREE ? 1 : 0;
+    // A tree needs only the first, which feeds known tokens: its levels are step_tree.c's.
+    int32_t max_drafts = sp->n_models > 0 ? sp->k : 0;
     st->n_draft_models = sp->n_models;
     for (int32_t i = 0; i < max_drafts; i++) {
         size_t rows = i == 0 ? (size_t)limits->max_rows : lanes;
@@ -102,11 +102,11 @@ static void feed(struct step *st, struct scheduler *s, const struct plan_entry *
 void step_build_draft(struct step *st, struct scheduler *s, const struct spec *sp)
 {
     int32_t deepest = 0;
-    st->n_draft_passes = st->n_feeds = 0;
+    st->n_draft_passes = st->n_feeds = st->grove.n_trees = 0;
     if (!sp->drafts_now) {
         return;
     }
-    if (sp->method == SPEC_TREE) {
+    if (spec_grows_trees(sp)) {
         step_plant_trees(st, sp);
     }
     begin_pass(&st->draft[0]);
@@ -123,7 +123,7 @@ void step_build_draft(struct step *st, struct scheduler *s, const struct spec *s
     if (st->draft[0].pass.n_rows == 0) {
         return;
     }
-    st->n_draft_passes = deepest > 1 && sp->method != SPEC_TREE ? deepest : 1;
+    st->n_draft_passes = deepest > 1 && !spec_grows_trees(sp) ? deepest : 1;
     for (int32_t j = 1; j < st->n_draft_passes; j++) {
         begin_pass(&st->draft[j]);
         for (int32_t i = 0; i < st->plan.n_entries; i++) {

@@ -426,7 +426,7 @@ static void get_passes(struct reader *r, struct step *st)
     const struct spec *sp = r->bounds->spec;
     int32_t want = get(r, 0, 3, "what is wanted");
     st->want = (struct model_outputs){.logits = want & 1, .pooled = want >> 1};
-    int32_t most = sp->method == SPEC_DRAFT ? sp->k : sp->method == SPEC_TREE ? 1 : 0;
+    int32_t most = sp->n_models > 0 ? sp->k : 0;
     st->n_draft_passes = get(r, 0, most, "the number of draft passes");
     for (int32_t i = 0; i < st->n_draft_passes && !r->bad; i++) {
         struct draft_pass *d = &st->draft[i];

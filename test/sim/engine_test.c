@@ -407,6 +407,39 @@ TEST(speculation_that_a_request_turns_off_costs_nothing)
     }
 }
 
+TEST(a_tree_that_is_nearly_sure_is_drafted_as_a_chain)
+{
+    for (int32_t perfect = 0; perfect < 2; perfect++) {
+        struct bed b = {.control = {.perfect = perfect}};
+        struct engine_options o = options_of(&b, 4, 200);
+        o.speculative_config = "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\"}";
+        REQUIRE(start(&b, &o));
+        for (int32_t i = 0; i < SPEC_COST_POINTS; i++) { // rows for nothing: drafts pay at any depth
+            b.e->spec.target_cost[i] = 1.0f;
+            b.e->spec.draft_cost[i] = 0.001f;
+        }
+        struct test_request *q = make(0, 0, 10, 120);
+        submit(&b, q);
+        int32_t n_chains = 0, n_trees = 0;
+        for (int32_t turn = 0; turn < 1000 && b.n_done < 1; turn++) {
+            engine_turn(b.e);
+            const struct step *st = &b.e->steps[(b.e->next_slot + N_STEPS - 1) % N_STEPS];
+            n_chains += b.e->spec.chain_now && st->n_draft_passes > 1;
+            n_trees += st->grove.n_trees > 0;
+            engine_drain(b.e, on_event, &b);
+        }
+        CHECK(n_trees > 0);
+        CHECK((n_chains > 5) == perfect);
+        int32_t known[140];
+        memcpy(known, q->prompt, 10 * sizeof *known);
+        for (int32_t i = 0; i < 120; i++) {
+            known[10 + i] = fake_next(known, 10 + i, 0, VOCAB);
+            CHECK_EQ(q->tokens[0][i], known[10 + i]);
+        }
+        stop(&b);
+    }
+}
+
 /* Counted while the engine thread works; see the wrappers below. */
 static _Thread_local volatile bool counts; // malloc is a builtin: its callers are not expected to read
 static volatile int32_t n_allocations;
