@@ -17,7 +17,7 @@ RUN make -j"$(nproc)" CUDA=0 BUILD=build/image MHD=build/deps install DESTDIR=/i
 FROM debian:12-slim
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends libuv1 libcjson1 libpcre2-8-0 libutf8proc2 libgnutls30 && \
-    rm -rf /var/lib/apt/lists/* && useradd --system --uid 8000 --no-create-home --shell /usr/sbin/nologin sluice
+    rm -rf /var/lib/apt/lists/* && useradd --uid 8000 --no-create-home --shell /usr/sbin/nologin sluice
 COPY --from=build /image /
 USER 8000
 EXPOSE 8000
