@@ -8,8 +8,9 @@
 
 enum { PANEL_VECS = PANEL / VEC };
 
-/* Bytes ahead of the reading of a weight by one row: about what is in flight from memory. */
-enum { PREFETCH_BYTES = 2048 };
+/* Bytes ahead of the reading of a weight by one row: more than what is in flight from memory. Two
+ * threads of a Zen 5 read 48.1 GB/s with 2 KiB, 48.9 with 4, 49.8 with 8 and 50.1 with 16, of 50.4. */
+enum { PREFETCH_BYTES = 8192 };
 
 /* Rows from which a product computes longer than its weights take to arrive. */
 enum { MANY_ROWS = 64 };
