@@ -182,12 +182,67 @@ static void pack_row(const struct weight *w, int64_t tile_row, const float *row,
     }
 }
 
+/* n units of `size` bytes of each row go to columns of the tile. Some at a time, so that what is
+ * written stays in the nearest cache until its lines are full. */
+static inline void turn(const char *const *rows, int32_t n_rows, int64_t width, int64_t n, char *to,
+                        const size_t size)
+{
+    enum { AT_A_TIME = 16 };
+    for (int64_t first = 0; first < n; first += AT_A_TIME) {
+        int64_t end = first + AT_A_TIME < n ? first + AT_A_TIME : n;
+        for (int32_t j = 0; j < n_rows; j++) {
+            for (int64_t u = first; u < end; u++) {
+                memcpy(to + (size_t)(u * width + j) * size, rows[j] + (size_t)u * size, size);
+            }
+        }
+    }
+}
+
+/* The tile whose rows are stored as they will be packed: numbers are moved, not read. False: they
+ * are not. */
+static bool pack_stored(const struct pack_job *job, int64_t matrix, int64_t tile, char *to)
+{
+    const struct weight *w = job->w;
+    const char *rows[TILE];
+    int64_t width = (int64_t)w->panels * PANEL, first = tile * width, local;
+    int32_t n_rows = (int32_t)(w->n_out - first < width ? w->n_out - first : width);
+    size_t size = dtype_bytes(w->dtype);
+    for (int32_t j = 0; j < n_rows; j++) {
+        const struct weight_part *p = find_part(job, matrix * w->n_out + first + j, &local);
+        if (!p->data || p->dtype != w->dtype || p->col_stride != 1) {
+            return false;
+        }
+        rows[j] = (const char *)p->data + (size_t)(local * p->row_stride) * size;
+    }
+    for (int32_t s = 0; s < w->k_segments; s++) {
+        char *at = to + (size_t)(s * w->segment_padded * width) * size;
+        switch (w->dtype) {
+        case DT_BF16: // by pairs; an odd one out is half a pair
+            turn(rows, n_rows, width, w->segment / 2, at, 4);
+            for (int32_t j = 0; w->segment % 2 != 0 && j < n_rows; j++) {
+                int64_t last = w->segment - 1;
+                memcpy(at + (last * width + j * 2) * 2, rows[j] + last * 2, 2);
+            }
+            break;
+        case DT_F16: turn(rows, n_rows, width, w->segment, at, 2); break;
+        default: turn(rows, n_rows, width, w->segment, at, 4); break;
+        }
+        for (int32_t j = 0; j < n_rows; j++) {
+            rows[j] += (size_t)w->segment * size;
+        }
+    }
+    return true;
+}
+
 static void pack_tile(void *arg, int32_t item, int32_t thread)
 {
     const struct pack_job *job = arg;
     struct weight *w = job->w;
     int64_t matrix = item / w->n_tiles, tile = item % w->n_tiles;
     char *to = w->packed + matrix * w->matrix_bytes + tile * w->tile_bytes;
+    if (pack_stored(job, matrix, tile, to)) {
+        return;
+    }
     float *row = (float *)job->cpu->scratch[thread].p;
     for (int64_t j = 0; j < w->panels * PANEL; j++) {
         int64_t out = tile * w->panels * PANEL + j, local;
