@@ -1,0 +1,214 @@
+/* The sampler's teams: one block, or the blocks of a cluster, that work on one row of scores; their
+ * shared state, and the row's best. Thread: device code, a team at once. */
+#ifndef SLUICE_CUDA_KERNELS_SAMPLE_TEAM_CUH
+#define SLUICE_CUDA_KERNELS_SAMPLE_TEAM_CUH
+
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/kernels.h"
+#include "engine/base/exact.h"
+
+#include <cooperative_groups.h>
+
+enum { THREADS = 1024, TEAMS = 264, MAX_TEAM = 8, BINS = 2048, LIST = 8192 };
+
+
+__device__ __forceinline__ int team_size()
+{
+#if __CUDA_ARCH__ >= 900
+    return (int)cooperative_groups::this_cluster().num_blocks();
+#else
+    return 1;
+#endif
+}
+
+__device__ __forceinline__ int team_rank()
+{
+#if __CUDA_ARCH__ >= 900
+    return (int)cooperative_groups::this_cluster().block_rank();
+#else
+    return 0;
+#endif
+}
+
+/* All threads of the team; orders what they wrote, to global memory too. */
+__device__ __forceinline__ void team_sync()
+{
+#if __CUDA_ARCH__ >= 900
+    cooperative_groups::this_cluster().sync();
+#else
+    __syncthreads();
+#endif
+}
+
+/* `p`, in this block's shared memory, as it is in block `rank` of the team. */
+template <typename T> __device__ __forceinline__ T *team_at(T *p, int rank)
+{
+#if __CUDA_ARCH__ >= 900
+    return cooperative_groups::this_cluster().map_shared_rank(p, rank);
+#else
+    return p;
+#endif
+}
+
+__device__ __forceinline__ int team_thread()
+{
+    return team_rank() * THREADS + threadIdx.x;
+}
+
+__device__ __forceinline__ int team_threads()
+{
+    return team_size() * THREADS;
+}
+
+/* Larger floats have larger keys; both zeros have one; NaN and -infinity have 0: never kept. */
+__device__ __forceinline__ uint32_t key_of(float x)
+{
+    if (!(x > -INFINITY)) {
+        return 0;
+    }
+    const uint32_t u = __float_as_uint(x + 0.0f);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+struct shared_state {
+    float reduce[32];
+    int reduce_id[32];
+    union {
+        uint32_t count[BINS];
+        unsigned long long mass[BINS];
+    } bins;
+    uint32_t warp_count[32];
+    unsigned long long merged[BINS]; // the bins of all blocks together
+    unsigned long long warp_mass[32];
+    unsigned long long part; // this block's part of a team's sum of masses
+    double sum;        // this block's part of a team's sum,
+    float best_value;  // and of a maximum
+    int best_id, n_listed;
+    uint32_t found_bin;
+    unsigned long long found_above;
+    int path[MAX_TREE_NODES];
+    int n_path;
+    int n_top;
+    int top_ids[MAX_TOP_LOGPROBS];
+    float top_values[MAX_TOP_LOGPROBS];
+};
+
+struct best {
+    float value;
+    int id;
+};
+
+__device__ __forceinline__ bool better(float value, int id, const struct best &b)
+{
+    return value > b.value || (value == b.value && id < b.id);
+}
+
+__device__ struct best team_best(struct best b, struct shared_state *s)
+{
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        const float value = __shfl_xor_sync(0xffffffffu, b.value, mask);
+        const int id = __shfl_xor_sync(0xffffffffu, b.id, mask);
+        if (better(value, id, b)) {
+            b.value = value;
+            b.id = id;
+        }
+    }
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    if (lane == 0) {
+        s->reduce[warp] = b.value;
+        s->reduce_id[warp] = b.id;
+    }
+    __syncthreads();
+    b.value = s->reduce[lane];
+    b.id = s->reduce_id[lane];
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        const float value = __shfl_xor_sync(0xffffffffu, b.value, mask);
+        const int id = __shfl_xor_sync(0xffffffffu, b.id, mask);
+        if (better(value, id, b)) {
+            b.value = value;
+            b.id = id;
+        }
+    }
+    if (threadIdx.x == 0) {
+        s->best_value = b.value;
+        s->best_id = b.id;
+    }
+    team_sync();
+    for (int r = 0; r < team_size(); r++) {
+        const float value = *team_at(&s->best_value, r);
+        const int id = *team_at(&s->best_id, r);
+        if (better(value, id, b)) {
+            b.value = value;
+            b.id = id;
+        }
+    }
+    team_sync();
+    return b;
+}
+
+/* The scores of a draw: a row, each divided by the temperature (1: not). Once a list is made, it
+ * has all that can still be kept. */
+struct scores {
+    const float *row;
+    int n;
+    float temperature;
+    int *list_ids;
+    float *list;
+    int n_listed; // -1: no list
+};
+
+__device__ __forceinline__ float score_at(const struct scores &x, int id)
+{
+    return x.temperature == 1.0f ? x.row[id] : __fdiv_rn(x.row[id], x.temperature);
+}
+
+/* Calls f(id, score) for this thread's share. */
+template <typename F> __device__ __forceinline__ void each(const struct scores &x, F f)
+{
+    const bool divide = x.temperature != 1.0f;
+    const float t = x.temperature;
+    const int me = team_thread(), all = team_threads();
+    if (x.n_listed >= 0) {
+        for (int i = me; i < x.n_listed; i += all) {
+            f(x.list_ids[i], x.list[i]);
+        }
+        return;
+    }
+    if ((uintptr_t)x.row % 16 == 0) {
+        const int n4 = x.n / 4;
+#pragma unroll 2
+        for (int i = me; i < n4; i += all) {
+            const float4 v = ((const float4 *)x.row)[i];
+            f(4 * i, divide ? __fdiv_rn(v.x, t) : v.x);
+            f(4 * i + 1, divide ? __fdiv_rn(v.y, t) : v.y);
+            f(4 * i + 2, divide ? __fdiv_rn(v.z, t) : v.z);
+            f(4 * i + 3, divide ? __fdiv_rn(v.w, t) : v.w);
+        }
+        if (me < x.n - 4 * n4) {
+            f(4 * n4 + me, score_at(x, 4 * n4 + me));
+        }
+    } else {
+        for (int i = me; i < x.n; i += all) {
+            f(i, score_at(x, i));
+        }
+    }
+}
+
+/* Of the row as it is; id 0 and -infinity when nothing is above that. */
+__device__ struct best team_argmax(const float *row, int n, struct shared_state *s)
+{
+    const struct scores plain = {row, n, 1.0f, NULL, NULL, -1};
+    struct best b = {-INFINITY, INT32_MAX};
+    each(plain, [&](int id, float x) {
+        if (x > b.value || (x == b.value && id < b.id && x > -INFINITY)) {
+            b.value = x;
+            b.id = id;
+        }
+    });
+    b = team_best(b, s);
+    b.id = b.id == INT32_MAX ? 0 : b.id;
+    return b;
+}
+
+#endif
