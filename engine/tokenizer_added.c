@@ -121,12 +121,9 @@ enum status added_finish(struct tokenizer *tok, struct err *err)
             text = a->normalized_text ? a->normalized_text : text;
             n = a->normalized_text ? a->normalized_bytes : n;
         }
-        if (n == 0 && (a->lstrip || a->rstrip)) {
-            return err_set(err, ERR_UNSUPPORTED, "the added token %d normalises to nothing and "
-                           "swallows space", (int)a->id);
-        }
-        if (n == 0) {
-            continue;
+        if (n == 0) { // the library then cuts between all bytes, or fails
+            return err_set(err, ERR_UNSUPPORTED, "the added token %d normalises to nothing",
+                           (int)a->id);
         }
         tok->has_normalized = tok->has_normalized || a->normalized;
         note_first(a->normalized ? tok->normalized_first : tok->raw_first, text);

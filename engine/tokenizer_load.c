@@ -6,6 +6,7 @@
 #include "engine/base/json_scan.h"
 #include "engine/base/mem.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,6 +100,53 @@ static enum status read_vocab_object(struct loader *l)
     return t == JSON_TOKEN_OBJECT_END ? OK : broken(l, "the vocabulary is broken");
 }
 
+static double power_of_ten(long exponent)
+{
+    static const double exact[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                   1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                   1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+    char text[32];
+    if (exponent < (long)(sizeof exact / sizeof exact[0])) {
+        return exact[exponent];
+    }
+    snprintf(text, sizeof text, "1e%ld", exponent < 308 ? exponent : 308);
+    return strtod(text, NULL);
+}
+
+/* A score as the library's JSON reader has it: 19 or 20 digits as an integer, then one division by a
+ * power of ten. That may differ from the nearest double in the last bit, which decides between paths
+ * whose sums are the same but for rounding. */
+static double read_score(const char *s, size_t n)
+{
+    bool negative = n > 0 && s[0] == '-', behind_point = false, full = false;
+    uint64_t digits = 0;
+    long exponent = 0;
+    size_t i = negative;
+    for (; i < n && s[i] != 'e' && s[i] != 'E'; i++) {
+        if (s[i] == '.') {
+            behind_point = true;
+            continue;
+        }
+        unsigned digit = (unsigned)(s[i] - '0');
+        full = full || digits > (UINT64_MAX - digit) / 10;
+        digits = full ? digits : digits * 10 + digit;
+        exponent += full ? !behind_point : -(long)behind_point;
+    }
+    bool down = i + 1 < n && s[i + 1] == '-';
+    long e = 0;
+    for (i++; i < n; i++) {
+        e = s[i] >= '0' && s[i] <= '9' && e < 100000 ? e * 10 + (s[i] - '0') : e;
+    }
+    exponent += down ? -e : e;
+    double v = (double)digits;
+    for (; exponent < -308 && v != 0; exponent += 308) {
+        v /= 1e308;
+    }
+    double scale = power_of_ten(exponent < 0 ? -exponent : exponent);
+    v = exponent >= 0 ? v * scale : v / scale;
+    return negative ? -v : v;
+}
+
 /* Unigram: [["piece", log probability], ...]. */
 static enum status read_vocab_list(struct loader *l)
 {
@@ -125,7 +173,10 @@ static enum status read_vocab_list(struct loader *l)
             cap = cap ? 2 * cap : 1024;
             u->score = xrealloc(u->score, cap * sizeof *u->score);
         }
-        u->score[n_pieces++] = json_scan_double(&l->scan);
+        u->score[n_pieces] = read_score(l->scan.text, l->scan.text_bytes);
+        if (!isfinite(u->score[n_pieces++])) {
+            return broken(l, "a piece's score is out of range");
+        }
         if (json_scan_next(&l->scan) != JSON_TOKEN_ARRAY_END) {
             return broken(l, "a piece has more than a text and a score");
         }

@@ -474,7 +474,9 @@ static bool apply_replace(const struct norm *op, struct scratch *sc, const char 
     while ((rc = pattern_walk_next(&w, sc, &start, &end)) > 0) {
         buf_put(out, s + copied, start - copied);
         buf_put(out, op->text, op->text_bytes);
-        *head = *head || (start == 0 && end > 0 && op->text_bytes == 0);
+        // To the library the new text begins where the last character of the old one stood.
+        *head = *head || (start == 0 && end > 0 &&
+                          (op->text_bytes == 0 || end > unicode_lead_length((unsigned char)s[0])));
         copied = end;
     }
     buf_put(out, s + copied, n - copied);
