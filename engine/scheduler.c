@@ -105,7 +105,7 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
         .request = r, .output = r->outputs ? &r->outputs[sample] : NULL, .sample = sample,
         .index = index, .state = SEQ_WAITING, .priority = r->priority,
         .order = (r->order << 8) + (uint64_t)sample, .n_prompt = r->n_prompt,
-        .n_known = r->n_prompt, .lane = -1, .spec_doubt = 0.3f,
+        .n_known = r->n_prompt, .lane = -1, .spec_doubt = -1.0f,
         .max_tokens = r->params.max_tokens < room ? r->params.max_tokens : room,
         .root = prefix_cache_root(&s->cache, r->cache_salt)};
     if (r->pool != POOL_NONE) {

@@ -49,7 +49,7 @@ struct sequence {
     struct spec_tree *tree; // of the step in flight; NULL: none, or a chain
     bool waits_for_token; // a proposer needs the token in flight before the next step
     int32_t spec_pause; // turns without proposals
-    float spec_doubt;   // running share of rejected drafts; 0.3 at first
+    float spec_doubt;   // running share of rejected drafts; negative: none were judged yet
 
     bool was_admitted;   // hit statistics count the first admission only
     bool forked;

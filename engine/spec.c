@@ -11,6 +11,8 @@ static const struct {
     enum spec_method method;
 } methods[] = {{"ngram", SPEC_NGRAM}, {"draft_model", SPEC_DRAFT}, {"tree", SPEC_TREE}};
 
+#define START_DOUBT 0.3f // chosen: drafts are tried at first
+
 static enum status read_numbers(struct spec *sp, const struct json *j, struct err *err)
 {
     int64_t k = json_get_int(j, "num_speculative_tokens", 4);
@@ -30,6 +32,7 @@ static enum status read_numbers(struct spec *sp, const struct json *j, struct er
     sp->max_batch = (int32_t)json_get_int(j, "disable_by_batch_size", 32);
     sp->fixed = json_get_bool(j, "fixed", false);
     sp->draft_max_len = INT32_MAX;
+    sp->doubt = START_DOUBT;
     return OK;
 }
 
@@ -312,6 +315,13 @@ static int32_t propose_model(struct spec *sp, struct scheduler *s, struct sequen
     return lag;
 }
 
+/* What others' drafts were worth speaks for those of a new sequence, but never against trying. */
+static float doubt_of(const struct spec *sp, const struct sequence *seq)
+{
+    float first = sp->doubt < START_DOUBT ? sp->doubt : START_DOUBT;
+    return seq->spec_doubt < 0.0f ? first : seq->spec_doubt;
+}
+
 /* Where the first guess is nearly always right, others beside it have little to win, and a chain's
  * levels need not wait for the host. */
 static bool all_are_sure(const struct spec *sp, const struct scheduler *s)
@@ -322,7 +332,7 @@ static bool all_are_sure(const struct spec *sp, const struct scheduler *s)
     }
     for (const struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
         if (seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt - 1 &&
-            seq->spec_doubt > sure) {
+            doubt_of(sp, seq) > sure) {
             return false;
         }
     }
@@ -344,6 +354,7 @@ void spec_propose(struct spec *sp, struct scheduler *s)
             continue;
         }
         seq->n_drafts = 0;
+        seq->spec_doubt = doubt_of(sp, seq);
         int32_t k = busy || seq->spec_pause > 0 ? 0 : allowed(sp, s, seq);
         k = k > 0 ? spec_best_depth(sp, s->n_running, 1.0f - seq->spec_doubt, k) : 0;
         if (k == 0) { // look again after a while, if it was not worth it
@@ -383,6 +394,8 @@ void spec_observe(struct spec *sp, struct sequence *seq, int32_t n_drafts, int32
     }
     // Each accepted draft, and the first rejected one, is a trial of the acceptance.
     for (int32_t i = 0; i < n_drafts && i <= n_accepted; i++) {
-        seq->spec_doubt += 0.1f * ((i < n_accepted ? 0.0f : 1.0f) - seq->spec_doubt);
+        float wrong = i < n_accepted ? 0.0f : 1.0f;
+        seq->spec_doubt += 0.1f * (wrong - seq->spec_doubt);
+        sp->doubt += 0.02f * (wrong - sp->doubt);
     }
 }

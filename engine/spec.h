@@ -47,6 +47,7 @@ struct spec {
     float lookup_logp; // log of the share of its first tokens that were right
     float tree_said[MAX_DRAFTS], tree_right[MAX_DRAFTS]; // by depth: expected and right nodes
 
+    float doubt; // running share of rejected drafts, of all sequences: where new ones begin
     int64_t n_drafts, n_draft_tokens, n_accepted;
     int64_t accepted_per_pos[MAX_DRAFTS];
 };
