@@ -78,7 +78,9 @@ cudaError_t k_fill_normal(cudaStream_t stream, void *to, enum dtype dtype, int64
 cudaError_t k_convert(cudaStream_t stream, void *to, enum dtype to_dtype, const void *from,
                       enum dtype from_dtype, int64_t n);
 
-/* ---- moe.cu */
+/* ---- moe_route.cu, moe.cu */
+enum { MOE_MAX_K = 32, MOE_MAX_EXPERTS = 1024 }; // picks of a row, experts of a layer
+
 /* Sized for n_rows * k picks of one call. */
 struct moe_scratch {
     int32_t *sorted;     // [picks]: picks (row * k + j) in order of (expert, pick)
