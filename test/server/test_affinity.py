@@ -43,6 +43,9 @@ class Replica(ThreadingHTTPServer):
 
             def answer(self):
                 n = len(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+                if self.server.dead:
+                    self.close_connection = True
+                    return
                 data = b"%d %d" % (number, n)
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(data)))
@@ -51,6 +54,7 @@ class Replica(ThreadingHTTPServer):
 
             do_GET = do_POST = answer
 
+        self.dead = False  # kept connections, too, then end without an answer
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -131,6 +135,25 @@ def test_what_has_no_key_is_served_too(routed):
     for body in ("", "no json", "[]", "{", '{"messages": []}', '{"messages": [{"role": "system"}]}', '{"prompt": [1, 2]}',
                  '{"messages": [{"role": "user", "content": [{"type": "text", "text": "parts"}]}]}'):
         assert where(routed, body) in range(4)
+
+
+@pytest.mark.parametrize("name", BALANCERS)
+def test_only_a_lost_replicas_keys_move(name):
+    need(name)
+    replicas = [Replica(i) for i in range(4)]
+    bodies = [turns(i, 1) for i in range(32)]
+    with Balancer(name, [r.server_port for r in replicas], affinity=True) as b:
+        before = [where(b.port, body) for body in bodies]
+        lost = replicas[before[0]]
+        lost.dead = True
+        lost.shutdown()
+        lost.server_close()
+        after = [where(b.port, body) for body in bodies]  # each is answered, the lost one's by others
+    for r in replicas:
+        if r is not lost:
+            r.shutdown()
+    moved = [(x, y) for x, y in zip(before, after) if x != y]
+    assert moved and all(x == before[0] for x, _ in moved) and before[0] not in after
 
 
 # ---- what it is worth --------------------------------------------------------------------------
