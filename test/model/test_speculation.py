@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -103,6 +104,42 @@ def test_a_draft_with_a_shorter_context_stops_drafting_there(tmp_path, method):
     have, want = golden.generate(TARGET, [ask, late], *flags), golden.generate(TARGET, [ask, late])
     assert [a["outputs"] for a in have] == [a["outputs"] for a in want]
     assert 10 <= have[0]["usage"]["accepted_draft_tokens"] < 20 and have[1]["usage"]["draft_tokens"] == 0
+
+
+DEMO = os.path.join(golden.ROOT, "models/demo")
+DEMO_DRAFT = os.path.join(golden.ROOT, "models/demo-draft")
+TASKS = ("copy", "json", "steps", "word problem", "reverse", "list", "sluice", "story", "unknown", "copy unicode")
+
+
+def questions(n):
+    """Held-out cases of the demo model, as its template writes them."""
+    sys.path.insert(0, os.path.join(golden.ROOT, "scripts/train_demo"))
+    import corpus
+
+    found = []
+    for i in range(n):
+        messages = corpus.case(TASKS[i % len(TASKS)], i)["messages"]
+        text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
+        found.append({"prompt": text + "<|im_start|>assistant\n", "max_tokens": 20, "temperature": i % 2 * 0.8, "seed": i})
+    return found
+
+
+@pytest.fixture(scope="module")
+def answers_without():
+    return [a["outputs"] for a in golden.generate(DEMO, questions(100), "--dtype", "float32")]
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+@pytest.mark.parametrize("how", ["ngram", "draft", "tree"])
+def test_a_hundred_answers_are_those_without_at_every_depth(how, k, answers_without):
+    keys = {"ngram": {"method": "ngram", "prompt_lookup_min": 1}, "draft": {"method": "draft_model", "model": DEMO_DRAFT},
+            "tree": {"method": "tree", "model": DEMO_DRAFT, "tree_nodes": 64}}[how]
+    odd = ["--max-num-batched-tokens", "97"] if k % 2 else ["--no-enable-prefix-caching"]
+    tight = ["--num-gpu-blocks-override", "60"] if k % 3 == 0 else []
+    answers = golden.generate(DEMO, questions(100), "--dtype", "float32", "--max-num-seqs", "24",
+                              *config(**{**keys, "num_speculative_tokens": k}), *odd, *tight)
+    assert [a["outputs"] for a in answers] == answers_without
+    assert sum(a["usage"]["accepted_draft_tokens"] for a in answers) > 50
 
 
 def refused(*flags, model=OWN):
