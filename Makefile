@@ -131,10 +131,14 @@ test-py: all $(SERVERS)  ## the tests that start the program
 	@test/run $(PYTESTS)
 test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain
 	@test/run $(wildcard test/server/test_http*.py)
-test-asan:  ## the C tests and the front end's under ASan and UBSan
-	@$(MAKE) FLAVOUR=asan CUDA=0 test-unit test-http
+.PHONY: test-server
+test-server: all $(SERVERS)  ## the server whole: API, SDK, raw sockets, drain, balancers
+	@test/run $(wildcard test/server/test_api*.py test/server/test_http*.py) test/server/test_openai_sdk.py \
+	    test/server/test_embeddings.py
+test-asan:  ## the C tests and the server's under ASan and UBSan
+	@$(MAKE) FLAVOUR=asan CUDA=0 test-unit test-server
 test-tsan:  ## the same under TSan
-	@$(MAKE) FLAVOUR=tsan CUDA=0 test-unit test-http
+	@$(MAKE) FLAVOUR=tsan CUDA=0 test-unit test-server
 # The NEON kernels against the scalar ones, on any machine that has the cross compiler and QEMU.
 NEON_CC  := $(shell command -v aarch64-linux-gnu-gcc)
 NEON_RUN := $(shell command -v qemu-aarch64-static)
