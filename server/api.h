@@ -122,6 +122,7 @@ void api_on_wake(void *arg);
 void api_on_drain(void *arg);
 void api_on_drain_deadline(void *arg);
 void api_on_reload(void *arg);
+void api_on_report(void *arg); // the scheduler's state and the table of requests, to the log
 void api_on_done(const struct request_log *log, void *arg);
 
 /* Starts the watchdog's timer. */

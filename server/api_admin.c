@@ -182,6 +182,32 @@ void api_get_server_info(struct http_request *req, void *arg)
     reply_json(req, 200, &b);
 }
 
+static void put_call(struct buf *b, const struct api_call *c, int64_t now_ns)
+{
+    int64_t taken = 0, prompt = 0;
+    for (size_t i = 0; i < c->n_choices; i++) {
+        taken += c->choices[i].n_taken;
+    }
+    for (size_t i = 0; i < c->n_requests; i++) {
+        prompt += c->requests[i].n_prompt;
+    }
+    buf_puts(b, "{\"id\":");
+    buf_put_json(b, c->id, strlen(c->id));
+    buf_printf(b, ",\"phase\":\"%s\",\"age_ms\":%" PRId64 ",\"prompt_tokens\":%" PRId64
+                  ",\"output_tokens\":%" PRId64 ",\"stream\":%s",
+               c->preparing     ? "prepare"
+               : !c->req        ? "ending"
+               : c->first_token ? "decode"
+                                : "waiting",
+               (now_ns - c->t_start_ns) / 1000000, prompt, taken,
+               c->request.stream && !c->preparing ? "true" : "false");
+    if (c->req) {
+        buf_puts(b, ",\"client\":");
+        buf_put_json(b, http_peer(c->req), strlen(http_peer(c->req)));
+    }
+    buf_putc(b, '}');
+}
+
 void api_get_requests(struct http_request *req, void *arg)
 {
     struct api *a = arg;
@@ -189,34 +215,38 @@ void api_get_requests(struct http_request *req, void *arg)
     int64_t now_ns = clock_now_ns();
     buf_init(&b, 64 << 20);
     buf_puts(&b, "{\"object\":\"list\",\"data\":[");
-    int n = 0;
     for (const struct api_call *c = a->calls; c; c = c->next) {
-        int64_t taken = 0, prompt = 0;
-        for (size_t i = 0; i < c->n_choices; i++) {
-            taken += c->choices[i].n_taken;
-        }
-        for (size_t i = 0; i < c->n_requests; i++) {
-            prompt += c->requests[i].n_prompt;
-        }
-        buf_puts(&b, n++ ? "," : "");
-        buf_puts(&b, "{\"id\":");
-        buf_put_json(&b, c->id, strlen(c->id));
-        buf_printf(&b, ",\"phase\":\"%s\",\"age_ms\":%" PRId64 ",\"prompt_tokens\":%" PRId64
-                       ",\"output_tokens\":%" PRId64 ",\"stream\":%s",
-                   c->preparing     ? "prepare"
-                   : !c->req        ? "ending"
-                   : c->first_token ? "decode"
-                                    : "waiting",
-                   (now_ns - c->t_start_ns) / 1000000, prompt, taken,
-                   c->request.stream && !c->preparing ? "true" : "false");
-        if (c->req) {
-            buf_puts(&b, ",\"client\":");
-            buf_put_json(&b, http_peer(c->req), strlen(http_peer(c->req)));
-        }
-        buf_putc(&b, '}');
+        buf_puts(&b, c != a->calls ? "," : "");
+        put_call(&b, c, now_ns);
     }
     buf_puts(&b, "]}");
     reply_json(req, 200, &b);
+}
+
+void api_on_report(void *arg)
+{
+    enum { MOST = 200 }; // lines of requests: a log is no database
+    struct api *a = arg;
+    struct engine_stats s;
+    struct buf b;
+    int64_t now_ns = clock_now_ns();
+    int n = 0;
+    put_stats(a, &s);
+    log_info("report: %s, %lld requests, %d running, %d waiting (%lld prompt tokens), %d of %d KV "
+             "blocks held, %lld steps, %lld preemptions",
+             health_names[api_check_health(a, now_ns)], (long long)a->n_calls, s.n_running,
+             s.n_waiting, (long long)s.waiting_tokens, s.n_blocks_held, s.n_blocks,
+             (long long)s.n_steps, (long long)s.preemptions);
+    buf_init(&b, 1 << 12);
+    for (const struct api_call *c = a->calls; c && n < MOST; c = c->next, n++) {
+        buf_clear(&b);
+        put_call(&b, c, now_ns);
+        log_info("report: %.*s", (int)b.n_bytes, b.data);
+    }
+    if (a->n_calls > n) {
+        log_info("report: and %lld more", (long long)a->n_calls - n);
+    }
+    buf_deinit(&b);
 }
 
 void api_reset_prefix_cache(struct http_request *req, void *arg)

@@ -167,6 +167,7 @@ static enum status listen_now(struct serve *s, struct err *err)
         .on_drain = api_on_drain,
         .on_drain_deadline = api_on_drain_deadline,
         .on_reload = api_on_reload,
+        .on_report = api_on_report,
         .on_done = api_on_done,
     };
     enum status st = http_server_open(&o, &s->http, err);

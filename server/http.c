@@ -278,6 +278,12 @@ static void on_signal(uv_signal_t *signal, int number)
 {
     struct http_server *s = signal->data;
     s->now_ns = clock_now_ns();
+    if (number == SIGUSR1) {
+        if (s->options.on_report) {
+            s->options.on_report(s->options.arg);
+        }
+        return;
+    }
     if (number != SIGHUP) {
         if (s->state == HTTP_RUNNING) {
             http_server_drain(s);
@@ -382,10 +388,11 @@ static void init_handles(struct http_server *s)
     uv_signal_init(&s->loop, &s->sigterm);
     uv_signal_init(&s->loop, &s->sigint);
     uv_signal_init(&s->loop, &s->sighup);
+    uv_signal_init(&s->loop, &s->sigusr1);
     s->watch_fd = epoll_create1(EPOLL_CLOEXEC);
     uv_poll_init(&s->loop, &s->watch, s->watch_fd);
     s->wake.data = s->again.data = s->tick.data = s->watch.data = s;
-    s->sigterm.data = s->sigint.data = s->sighup.data = s;
+    s->sigterm.data = s->sigint.data = s->sighup.data = s->sigusr1.data = s;
 }
 
 static enum status open_listeners(struct http_server *s, const struct http_options *options,
@@ -452,6 +459,7 @@ enum status http_server_open(const struct http_options *options, struct http_ser
         uv_signal_start(&s->sigterm, on_signal, SIGTERM);
         uv_signal_start(&s->sigint, on_signal, SIGINT);
         uv_signal_start(&s->sighup, on_signal, SIGHUP);
+        uv_signal_start(&s->sigusr1, on_signal, SIGUSR1);
     }
     *server = s;
     return OK;

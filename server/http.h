@@ -59,7 +59,8 @@ struct http_options {
     const char *const *listen;
     size_t n_listen;
     bool systemd;          // also take the sockets that systemd passed, and talk to NOTIFY_SOCKET
-    bool signals;          // SIGTERM and SIGINT drain (a second one stops), SIGHUP: on_reload
+    bool signals;          // SIGTERM and SIGINT drain (a second one stops), SIGHUP: on_reload,
+                          // SIGUSR1: on_report
     const char *tls_cert;  // PEM files; both set: TCP listeners speak TLS (Unix sockets do not)
     const char *tls_key;
     const char *cors_origins; // NULL: off; "*" or a list "https://a,https://b"
@@ -96,6 +97,7 @@ struct http_options {
      * cut with HTTP_GONE_SHUTDOWN. */
     void (*on_drain_deadline)(void *arg);
     void (*on_reload)(void *arg); // SIGHUP; certificates have been read again
+    void (*on_report)(void *arg); // SIGUSR1: say in the log what is going on
     /* The response is out or cut: for metrics. Also for requests that no handler saw. */
     void (*on_done)(const struct request_log *log, void *arg);
 };

@@ -147,7 +147,7 @@ struct http_server {
     uv_idle_t again; // another run is due at once (never a 0 ms timer: libuv 1.44 would starve I/O)
     uv_timer_t tick;
     uv_poll_t watch; // the private epoll descriptor
-    uv_signal_t sigterm, sigint, sighup;
+    uv_signal_t sigterm, sigint, sighup, sigusr1;
     int watch_fd, spare_fd;
     int mhd_version; // 0x00097500
 

@@ -538,6 +538,18 @@ def test_keys_and_their_scopes():
     os.unlink(f.name)
 
 
+def test_a_signal_asks_for_a_report():
+    with Server(env={"FAKE_STEP_US": "50000"}) as s:
+        c = open_stream(s)
+        assert eventually(lambda: running(s) == 1)
+        (row,) = s.get("/requests").json()["data"]
+        assert row["id"].startswith("chatcmpl-") and row["stream"] and row["client"].startswith("127.0.0.1:")
+        s.process.send_signal(signal.SIGUSR1)
+        assert eventually(lambda: "report: ok, 1 requests" in s.stderr() and row["id"] in s.stderr())
+        assert s.get("/health").status == 200
+        c.close()
+
+
 def test_loading_is_visible_and_refused():
     with Server(env={"FAKE_LOAD_MS": "800"}, wait=False) as s:
         r = s.get("/health")
