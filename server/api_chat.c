@@ -90,11 +90,13 @@ static void pending(struct api_choice *ch)
     struct buf *from = ch->pending == PENDING_TEXT        ? &ch->content
                        : ch->pending == PENDING_REASONING ? &ch->reasoning
                                                           : &ch->arguments;
-    if (from->n_bytes == 0) {
+    if (from->n_bytes == 0 && ch->ids.n_bytes == 0) {
         return;
     }
     struct buf *b = open_chunk(ch);
-    if (ch->pending == PENDING_TEXT) {
+    if (from->n_bytes == 0) {
+        // ids alone: an empty delta
+    } else if (ch->pending == PENDING_TEXT) {
         buf_puts(b, "\"content\":");
         buf_put_json(b, from->data, from->n_bytes);
     } else if (ch->pending == PENDING_REASONING) {

@@ -220,6 +220,9 @@ bool api_choice_progress(struct api_choice *ch, int64_t now_ns)
         end(ch, finish);
         return true;
     }
+    if (ch->call->request.stream && ch->pending == PENDING_NONE && ch->ids.n_bytes > 0) {
+        ch->pending = PENDING_TEXT; // ids go out with their step, also while they are no text yet
+    }
     if (ch->call->request.stream && ch->pending != PENDING_NONE) {
         ch->call->format->pending(ch);
         ch->pending = PENDING_NONE;

@@ -187,7 +187,7 @@ static void echo_text(struct api_choice *ch)
 static void pending(struct api_choice *ch)
 {
     echo_text(ch);
-    if (ch->content.n_bytes > 0) {
+    if (ch->content.n_bytes > 0 || ch->ids.n_bytes > 0) {
         put_chunk(ch);
     }
 }

@@ -108,6 +108,11 @@ static bool read_stop(struct api_request *r)
                              "Invalid 'stop': array too long. Expected at most %zu items, but got "
                              "%zu instead.", most, n);
     }
+    if (n > 0 && !r->model->tok) {
+        return api_error_set(&r->error, 400, "unsupported_value", "stop",
+                             "This model has no tokenizer: 'stop' strings cannot be found; use "
+                             "'stop_token_ids'.");
+    }
     const char **stops = arena_alloc(&r->arena, n + 1, sizeof stops[0]);
     if (!stops) {
         return request_too_large(r);

@@ -150,6 +150,30 @@ def test_completions_forms_and_echo(server):
     assert r["prompt_logprobs"][0] is None and r["prompt_logprobs"][1]["6"]["rank"] == 1
 
 
+def test_a_model_without_a_tokenizer_takes_and_gives_ids(tmp_path):
+    for name in ("config.json", "generation_config.json"):
+        os.symlink(os.path.join(DEMO, name), tmp_path / name)
+    with Server(model=str(tmp_path), served_model_name="bare", env={"FAKE_STEP_US": "20000"}) as s:
+        body = {"prompt": [5, 6, 7], "max_tokens": 6, "return_token_ids": True}
+        c = s.post("/v1/completions", {**body, "logprobs": 1}).json()["choices"][0]
+        assert (c["token_ids"], c["text"], c["finish_reason"]) == ([5, 6, 7, 5, 6, 7], "", "length")
+        assert c["logprobs"]["tokens"][0] == "token_id:5"
+        chunks = s.post("/v1/completions", {**body, "stream": True}).chunks()
+        assert sum((x["choices"][0]["token_ids"] for x in chunks), []) == c["token_ids"]
+        assert len(chunks) > 3  # as they come, not at the end
+        for wrong, param in (({"prompt": "text"}, "prompt"), ({"prompt": [5], "stop": "x"}, "stop")):
+            r = s.post("/v1/completions", wrong)
+            assert (r.status, r.error["code"], r.error["param"]) == (400, "unsupported_value", param)
+        assert s.chat().error["code"] == "unsupported_model"
+
+
+def test_ids_stream_beside_text(server):
+    chunks = server.chat(seed=0, stream=True, return_token_ids=True).chunks()
+    whole = server.chat(seed=0, return_token_ids=True).json()["choices"][0]
+    assert sum((c["choices"][0]["token_ids"] for c in chunks), []) == whole["token_ids"]
+    assert fold(chunks)[0]["message"]["content"] == whole["message"]["content"]
+
+
 def test_continuous_usage(server):
     chunks = server.chat(seed=0, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}).chunks()
     counts = [c["usage"]["completion_tokens"] for c in chunks]
