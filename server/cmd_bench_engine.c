@@ -272,7 +272,7 @@ static bool read_list(const char *text, struct list *out)
         text = *end == ',' ? end + 1 : end;
     }
     qsort(out->v, (size_t)out->n, sizeof out->v[0], compare_ints);
-    return *text == '\0';
+    return *text == '\0' && out->n > 0;
 }
 
 static int usage(int code)

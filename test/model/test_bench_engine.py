@@ -1,0 +1,45 @@
+"""`sluice bench-engine`: a line per figure, with numbers that fit each other, and errors that say what is wrong."""
+import os
+import re
+import subprocess
+
+from golden import GOLDEN, SLUICE
+
+MODEL = os.path.join(GOLDEN, "llama-3")
+DECODE = re.compile(r"decode +batch +(\d+) at +(\d+): +([\d.]+) ms a step \(([\d.]+) to ([\d.]+)\) +([\d.]+) tok/s")
+
+
+def bench(*arguments):
+    command = [SLUICE, "bench-engine", *arguments, "--device", "cpu", "--max-num-batched-tokens", "128"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_each_batch_and_context_has_a_line():
+    done = bench(MODEL, "--batch", "3,2", "--context", "90,150", "--prompt", "64", "--steps", "20")
+    assert done.returncode == 0, done.stderr
+    lines = [m.groups() for m in map(DECODE.match, done.stdout.splitlines()) if m]
+    assert [int(batch) for batch, *_ in lines] == [3, 2, 3, 2]
+    # Long contexts first: they fill the prefix cache. A tiny model may be ahead of who watches it.
+    assert all(140 <= int(context) < 300 for _, context, *_ in lines[:2])
+    assert all(80 <= int(context) < 240 for _, context, *_ in lines[2:])
+    for _, _, median, least, most, rate in lines:
+        assert float(least) <= float(median) <= float(most)
+        assert float(rate) > 0
+    assert re.search(r"prefill +12 prompts of +64: .* tok/s", done.stdout)
+
+
+def test_dummy_weights_need_no_checkpoint(tmp_path):
+    with open(os.path.join(MODEL, "config.json")) as f:
+        (tmp_path / "config.json").write_text(f.read())
+    done = bench(str(tmp_path), "--load-format", "dummy", "--batch", "1", "--context", "80", "--steps", "4")
+    assert done.returncode == 0, done.stderr
+    assert DECODE.search(done.stdout)
+
+
+def test_bad_arguments_are_refused():
+    for bad in (["--batch", "0"], ["--batch", "1,x"], ["--context", ""], ["--steps", "0"]):
+        assert bench(MODEL, *bad).returncode in (1, 2), bad
+    missing = bench("/nowhere")
+    assert missing.returncode == 1 and "nowhere" in missing.stderr
+    long = bench(MODEL, "--context", "100000", "--batch", "1")
+    assert long.returncode == 1 and "context length" in long.stderr
