@@ -114,7 +114,7 @@ static enum status follow_frame(struct engine *e, int64_t *number, const void *b
     TRY(step_decode(step, &e->moves, &level, &bounds, bytes, n_bytes, err));
     enum status st = first && *number >= N_STEPS ? ranks_run(&e->ranks, wait_slot, step) : OK;
     if (st == OK && level) {
-        st = step_run_level(step, &step->tree.pass, &e->ranks, e->n_vocab_used);
+        st = step_run_level(step, &step->tree, 1, &e->ranks, e->n_vocab_used);
     } else if (st == OK) {
         struct follow f = {e, step};
         st = ranks_run(&e->ranks, follow_rank, &f);

@@ -291,13 +291,12 @@ static enum status setup_rank(struct rank *r, void *arg)
     struct engine *e = arg;
     const struct scheduler_limits *l = &e->scheduler.limits;
     const struct backend_ops *ops = r->be->ops;
-    int32_t chain = e->spec.n_models > 0 ? e->spec.k : 0;
     struct backend_limits limits = {
         .max_rows = l->max_rows, .max_out_rows = l->max_draws, .max_lanes = l->max_lanes,
         .max_len = l->max_len + MAX_TREE_NODES, .max_blocks_per_lane = l->max_blocks_per_lane,
         .n_blocks = l->n_blocks, .block_tokens = l->block_tokens, .vocab = e->config.vocab,
         .hidden = e->config.hidden, .n_steps = N_STEPS,
-        .max_passes = 1 + (chain > e->spec.n_models ? chain : e->spec.n_models),
+        .max_passes = 1 + e->spec.k * e->spec.n_models,
         .max_laws = spec_max_laws(&e->spec, l->max_lanes)};
     TRY(ops->setup(r->be, &limits, &r->err));
     TRY(open_set(e, &r->target, &r->err));

@@ -235,7 +235,8 @@ static int32_t add_level(struct spec_grove *g, int32_t n, struct spec_tree *t, i
 {
     int32_t from = n;
     for (int32_t k = 1; k < t->n_nodes && t->depth > level; k++) {
-        if (t->nodes[k].depth == level && t->nodes[t->nodes[k].parent].fed >= 0) {
+        if (t->nodes[k].depth == level && t->nodes[k].fed < 0 &&
+            t->nodes[t->nodes[k].parent].fed >= 0) {
             g->picks[n++] = (struct tree_pick){t, k};
         }
     }

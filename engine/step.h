@@ -50,6 +50,8 @@ struct tree_moves {
     struct slot_move *moves[1 + MAX_DRAFT_MODELS]; // [max_lanes * MAX_DRAFTS]
 };
 
+enum { MAX_STEP_PASSES = MAX_DRAFTS * MAX_DRAFT_MODELS + 1 };
+
 struct step {
     int32_t slot;
     bool begun; // lanes, copies and moves were sent already, before the draft passes of a tree
@@ -86,7 +88,7 @@ struct step {
     struct sequence **pool_owners; // [max_lanes]
     struct plan_entry *sorted;   // [max_lanes], entries with members of a group side by side
     struct plan_entry *room;     // [max_lanes], for sorting
-    struct pass_results results[MAX_DRAFTS + 1]; // the drafts' passes, then the target's
+    struct pass_results results[MAX_STEP_PASSES]; // the drafts' passes, then the target's
 };
 
 /* Those that step_execute runs. */
@@ -137,9 +139,9 @@ void tree_moves_add(struct tree_moves *m, const struct step *st, struct spec_tre
                     const int32_t *path, int32_t n_path);
 void tree_moves_clear(struct tree_moves *m);
 
-/* One pass of every draft model on every rank, and its results: they decide the next one. */
-enum status step_run_level(struct step *st, const struct pass *pass, struct ranks *ranks,
-                           int32_t n_vocab_used);
+/* Passes of every draft model on every rank, and their results: they decide what comes next. */
+enum status step_run_level(struct step *st, const struct draft_pass *passes, int32_t n_passes,
+                           struct ranks *ranks, int32_t n_vocab_used);
 
 /* On one rank: the lanes' news, once per step; a pass; the whole step. */
 enum status step_begin_lanes(const struct step *st, struct backend *be);

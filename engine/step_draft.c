@@ -11,7 +11,6 @@
 void step_init_draft(struct step *st, const struct scheduler_limits *limits, const struct spec *sp)
 {
     size_t lanes = (size_t)limits->max_lanes;
-    // A tree needs only the first, which feeds known tokens: its levels are step_tree.c's.
     int32_t max_drafts = sp->n_models > 0 ? sp->k : 0;
     st->n_draft_models = sp->n_models;
     for (int32_t i = 0; i < max_drafts; i++) {
@@ -62,9 +61,8 @@ static void add_rows(struct draft_pass *d, struct sequence *seq, int32_t first, 
             .n_prompt = seq->n_prompt, .kind = DRAW_DRAFT, .keep = true,
             .noise = seq->request->params.temperature > 0.0f, .tree_row = -1,
             .law = seq->law > 0 ? seq->law + depth : 0};
-        if (seq->tree) { // its children: the host picks them
+        if (seq->tree) { // the ids beside the spine: the host picks among them
             struct pass_draw *draw = &d->draws[p->n_draws - 1];
-            draw->keep = false;
             draw->logprobs = true;
             draw->top_n = seq->tree->top_n;
         }
@@ -99,6 +97,13 @@ static void feed(struct step *st, struct scheduler *s, const struct plan_entry *
     }
 }
 
+/* Drafts that the device makes one from the other: all of a chain, the spine of a tree. */
+static int32_t chain_of(const struct plan_entry *e)
+{
+    int32_t depth = e->seq->draft_depth;
+    return e->seq->tree && depth < e->n_drafts ? depth : e->n_drafts;
+}
+
 void step_build_draft(struct step *st, struct scheduler *s, const struct spec *sp)
 {
     int32_t deepest = 0;
@@ -116,22 +121,22 @@ void step_build_draft(struct step *st, struct scheduler *s, const struct spec *s
             bool speculates = e->n_drafts > 0 && e->seq->drafts_on_device;
             if (speculates == (pass == 0) && follows(e)) {
                 feed(st, s, e, sp->draft_max_len);
-                deepest = speculates && e->n_drafts > deepest ? e->n_drafts : deepest;
+                deepest = speculates && chain_of(e) > deepest ? chain_of(e) : deepest;
             }
         }
     }
     if (st->draft[0].pass.n_rows == 0) {
         return;
     }
-    st->n_draft_passes = deepest > 1 && !spec_grows_trees(sp) ? deepest : 1;
+    st->n_draft_passes = deepest > 1 ? deepest : 1;
     for (int32_t j = 1; j < st->n_draft_passes; j++) {
         begin_pass(&st->draft[j]);
         for (int32_t i = 0; i < st->plan.n_entries; i++) {
             const struct plan_entry *e = &st->plan.entries[i];
-            if (e->n_drafts > j && e->seq->drafts_on_device) {
+            if (chain_of(e) > j && e->seq->drafts_on_device) {
                 add_rows(&st->draft[j], e->seq, e->first + e->n_rows - e->n_drafts + j - 1, 1,
                          true, j);
-                e->seq->draft_computed++;
+                e->seq->draft_computed += !e->seq->tree; // a tree's path decides
             }
         }
     }

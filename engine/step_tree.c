@@ -1,12 +1,15 @@
-/* The passes of token trees. A tree is grown before the target's pass of the same step, one draft pass
- * a level: the host reads each level's most likely ids and decides what the next one feeds. Slots behind
- * the root hold the fed nodes in the order in which they were fed; a pass feeds everything behind the
- * trunk again, since new rows see only the past and each other. */
+/* The passes of token trees. A tree is grown before the target's pass of the same step. First its spine,
+ * as a chain is drafted: the device feeds each draft to the next pass, and the host reads them all at
+ * once, with the likeliest ids beside each. Then, where it pays, one draft pass a level for nodes off the
+ * spine: the host decides what each one feeds. Slots behind the root hold the fed nodes in the order in
+ * which they were fed; a level's pass feeds everything behind the trunk again, since new rows see only
+ * the past and each other. */
 #include "engine/step.h"
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -165,48 +168,89 @@ static void build_level(struct step *st, const struct scheduler_limits *l)
 
 struct draft_job {
     struct step *st;
-    const struct pass *pass;
-    int32_t n_vocab_used;
+    const struct draft_pass *passes;
+    int32_t n_passes, n_vocab_used;
 };
 
 static enum status draft_on_rank(struct rank *r, void *arg)
 {
     const struct draft_job *job = arg;
     struct step *st = job->st;
-    struct pass_results own[MAX_DRAFT_MODELS];
+    struct pass_results own[MAX_STEP_PASSES];
     TRY(r->be->ops->step_begin(r->be, st->slot));
     if (!st->begun) {
         TRY(step_begin_lanes(st, r->be));
     }
-    for (int32_t m = 0; m < st->n_draft_models; m++) {
-        TRY(step_run_draft(job->pass, r, m, job->n_vocab_used));
+    for (int32_t i = 0; i < job->n_passes * st->n_draft_models; i++) {
+        TRY(step_run_draft(&job->passes[i / st->n_draft_models].pass, r, i % st->n_draft_models,
+                           job->n_vocab_used));
     }
     TRY(r->be->ops->step_end(r->be));
     return r->be->ops->step_wait(r->be, st->slot, r->local == 0 ? st->results : own,
-                                 st->n_draft_models);
+                                 job->n_passes * st->n_draft_models);
 }
 
-enum status step_run_level(struct step *st, const struct pass *pass, struct ranks *ranks,
-                           int32_t n_vocab_used)
+enum status step_run_level(struct step *st, const struct draft_pass *passes, int32_t n_passes,
+                           struct ranks *ranks, int32_t n_vocab_used)
 {
-    if (st->send_level) {
-        TRY(st->send_level(st, pass, st->send_arg));
+    bool begun = st->begun;
+    for (int32_t i = 0; i < n_passes && st->send_level; i++) {
+        TRY(st->send_level(st, &passes[i].pass, st->send_arg));
+        st->begun = true; // the lanes' news go with the first alone
     }
-    struct draft_job job = {st, pass, n_vocab_used};
+    st->begun = begun;
+    struct draft_job job = {st, passes, n_passes, n_vocab_used};
     TRY(ranks_run(ranks, draft_on_rank, &job));
     st->begun = true;
     return OK;
 }
 
+/* Children of a node, by draw number `draw` of pass `pass` of all models. */
 static void expand(struct step *st, const struct spec *sp, struct spec_tree *t, int32_t node,
-                   int32_t draw)
+                   int32_t pass, int32_t draw)
 {
     const struct draw_result *drawn[MAX_DRAFT_MODELS];
     for (int32_t m = 0; m < st->n_draft_models; m++) {
-        drawn[m] = &st->results[m].draws[draw];
+        drawn[m] = &st->results[pass * st->n_draft_models + m].draws[draw];
     }
     tree_expand(t, node, drawn, st->n_draft_models,
                 spec_tree_children(sp, t->nodes[node].depth));
+}
+
+/* Passes of the spine of a tree: as many as it may have levels, of those the step has. */
+static int32_t spine_length(const struct spec_tree *t, int32_t n_passes)
+{
+    int32_t n = t->depth < t->most ? t->depth : t->most;
+    return n < n_passes ? n : n_passes;
+}
+
+/* What the chain of passes gives every tree: its spine, which was fed, and the ids beside it. Where
+ * several models draft, the last one's draws are what the next pass reads. */
+static enum status grow_spines(struct step *st, struct scheduler *s, struct spec *sp,
+                               struct ranks *ranks, int32_t n_passes, int32_t n_vocab_used)
+{
+    for (int32_t i = 0; i < st->grove.n_trees && sp->lookup; i++) {
+        look_up(sp, s, &st->grove.trees[i]);
+    }
+    TRY(step_run_level(st, st->draft, n_passes, ranks, n_vocab_used));
+    int32_t last = st->n_draft_models - 1;
+    for (int32_t j = 0; j < n_passes; j++) {
+        const struct draft_pass *d = &st->draft[j];
+        const struct pass_results *r = &st->results[j * st->n_draft_models + last];
+        for (int32_t i = 0; i < d->pass.n_draws; i++) {
+            struct spec_tree *t = d->owners[i]->tree;
+            int32_t node = t->by_fed[t->n_fed - 1]; // the spine's end
+            expand(st, sp, t, node, j, i);
+            int32_t next = tree_add(t, node, r->draws[i].token, -INFINITY);
+            if (j + 1 < spine_length(t, n_passes) && next >= 0) {
+                t->nodes[next].fed = t->n_fed;
+                t->by_fed[t->n_fed++] = next;
+                t->n_seen = t->n_fed;
+            }
+        }
+        st->grove.spent += spec_cost(sp->draft_cost, d->pass.n_draws);
+    }
+    return OK;
 }
 
 /* What was grown is what the plan now has. */
@@ -229,26 +273,20 @@ enum status step_grow_trees(struct step *st, struct scheduler *s, struct spec *s
     if (st->n_draft_passes == 0 || st->draft[0].pass.n_draws == 0 || g->n_trees == 0) {
         return OK;
     }
+    int32_t n_passes = st->n_draft_passes;
     st->n_draft_passes = 0; // they run here
-    enum status status = step_run_level(st, &st->draft[0].pass, ranks, n_vocab_used);
-    for (int32_t i = 0; i < st->draft[0].pass.n_draws && status == OK; i++) {
-        if (sp->lookup) {
-            look_up(sp, s, st->draft[0].owners[i]->tree);
-        }
-        expand(st, sp, st->draft[0].owners[i]->tree, 0, i);
-    }
-    g->spent = spec_cost(sp->draft_cost, st->draft[0].pass.n_draws);
-    for (int32_t level = 1; level < sp->k && status == OK; level++) {
+    enum status status = grow_spines(st, s, sp, ranks, n_passes, n_vocab_used);
+    for (int32_t level = 1; level < n_passes && status == OK; level++) {
         if (grove_frontier(sp, g, level) == 0) {
-            break;
+            continue;
         }
         build_level(st, &s->limits);
         if (st->tree.pass.n_draws == 0) {
-            break;
+            continue;
         }
-        status = step_run_level(st, &st->tree.pass, ranks, n_vocab_used);
+        status = step_run_level(st, &st->tree, 1, ranks, n_vocab_used);
         for (int32_t i = 0; i < st->tree.pass.n_draws && status == OK; i++) {
-            expand(st, sp, st->drawn[i].tree, st->drawn[i].node, i);
+            expand(st, sp, st->drawn[i].tree, st->drawn[i].node, 0, i);
         }
     }
     settle(st, sp);

@@ -1,6 +1,7 @@
 """Token trees on real arithmetic: every sampling parameter on every path, and a model that drafts for itself."""
 import json
 import os
+import shutil
 
 import pytest
 
@@ -76,6 +77,21 @@ def test_parameters_count_along_every_path(shape, how, plain):
     assert sum(a["usage"]["accepted_draft_tokens"] for a in answers) > 100
     ends = {o["finish_reason"] for a in answers for o in a["outputs"]}
     assert ends == {"stop", "length"}
+
+
+@pytest.mark.parametrize("how", [{"method": "draft_model"}, {"method": "tree"}])
+def test_a_draft_may_be_made_for_shorter_texts(how, tmp_path):
+    short = tmp_path / "short"
+    shutil.copytree(OWN, short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 48}))
+    some = [{"prompt_token_ids": prompt(i, n), "max_tokens": 40, "temperature": i % 2, "seed": i, "logprobs": 1}
+            for i, n in enumerate((10, 30, 47, 48, 100))]
+    want = [essence(a) for a in golden.generate(FAMILY, some)]
+    answers = golden.generate(FAMILY, some, *flags(model=str(short), num_speculative_tokens=3, **how))
+    assert [essence(a) for a in answers] == want
+    drafted = [a["usage"]["draft_tokens"] for a in answers]
+    assert drafted[0] > drafted[1] > 0 and drafted[4] == 0
 
 
 def test_a_draft_with_another_vocabulary_is_refused(tmp_path):

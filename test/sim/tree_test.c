@@ -126,6 +126,7 @@ TEST(emitted_tokens_are_accepted_ones_and_one_a_step)
     struct bed *b = start(TREE("\"num_speculative_tokens\":5,\"tree_nodes\":12,\"fixed\":true"), 100);
     REQUIRE(b);
     b->control.perfect = false;
+    b->control.garbage = true; // so that paths leave the spine
     submit(b, 0, 10, 100);
     run(b, 1);
     const struct spec *sp = &b->e->spec;
@@ -137,7 +138,7 @@ TEST(emitted_tokens_are_accepted_ones_and_one_a_step)
     // The first came from the prompt, and a last one alone needs no drafts.
     CHECK(sp->n_drafts + sp->n_accepted == 99 || sp->n_drafts + sp->n_accepted == 98);
     CHECK(sp->n_draft_tokens > 6 * sp->n_drafts && sp->n_draft_tokens <= 12 * sp->n_drafts);
-    CHECK(sp->n_accepted > sp->n_drafts && b->control.n_moves > 0);
+    CHECK(2 * sp->n_accepted > sp->n_drafts && b->control.n_moves > 0);
     stop(b);
 }
 
