@@ -143,6 +143,7 @@ void cuda_close(struct backend *base)
     cuda_gemm_close(be);
     cuda_upload_close(be);
     close_slots(be);
+    cudaFreeHost(be->aborted);
     for (int32_t i = 0; i < be->n_allocations; i++) {
         cudaFree(be->allocations[i]);
     }

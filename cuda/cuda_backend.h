@@ -111,6 +111,12 @@ struct cuda {
     struct pass_shape shape;
     int32_t pass_n_draws, pass_n_pool;
 
+    /* several ranks, see cuda_peer.c */
+    bool has_peers;
+    struct peer_view peers;
+    int64_t peer_largest; // bytes of a message
+    uint32_t *aborted;    // pinned
+
     struct graphs *graphs;
     struct plans *plans;
     struct upload *upload;
@@ -205,6 +211,13 @@ bool cuda_comm_is_aborted(const struct cuda *be);
 enum status cuda_comm_alive(struct cuda *be); // several ranks only
 enum status cuda_comm_all_reduce(struct cuda *be, struct tensor y, int32_t n_rows, int32_t width);
 enum status cuda_comm_all_gather(struct cuda *be, const float *from, float *to, size_t n);
+
+/* cuda_peer.c: with several ranks, in setup: opens the memory, then measures. cuda_peer_reduce: false
+ * when this sum is NCCL's; n NULL: without a norm. */
+enum status cuda_peer_open(struct cuda *be);
+enum status cuda_peer_measure(struct cuda *be);
+bool cuda_peer_reduce(struct cuda *be, const struct reduce_args *r, const struct norm_args *n,
+                      const float *weight, const float *bias, enum status *st);
 
 /* cuda_backend.c: what the table has of this file */
 enum status cuda_facts(struct backend *be, struct backend_facts *out);

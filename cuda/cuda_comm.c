@@ -168,6 +168,11 @@ void cuda_comm_abort(struct comm *c)
     }
     log_warn("the ranks' collectives are aborted");
     for (int32_t i = 0; i < c->n_local; i++) {
+        if (c->aborted_words[i]) {
+            *(volatile uint32_t *)c->aborted_words[i] = 1;
+        }
+    }
+    for (int32_t i = 0; i < c->n_local; i++) {
         if (c->ranks[i]) {
             c->nccl.abort(c->ranks[i]);
         }

@@ -9,7 +9,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { CUDA_MAX_RANKS = 16, CUDA_COMM_WAIT_S = 120 };
+enum {
+    CUDA_MAX_RANKS = 16,
+    CUDA_COMM_WAIT_S = 120,
+    PEER_CLASSES = 13, // of sizes, doubling: 4 KiB to 16 MiB
+};
 
 struct nccl {
     void *library;
@@ -36,6 +40,14 @@ struct comm {
     pthread_cond_t changed;
     int32_t opened; // under lock
     ncclResult_t open_result;
+
+    /* Peer memory, see cuda_peer.c. Written before a meeting, read behind it. */
+    int32_t n_met;  // under lock
+    uint32_t round; // likewise
+    bool peer_ok[CUDA_MAX_RANKS];
+    char *areas[CUDA_MAX_RANKS];
+    uint32_t *aborted_words[CUDA_MAX_RANKS]; // what the kernels that wait look at
+    uint8_t ways[PEER_CLASSES];              // enum peer_way
 };
 
 #endif

@@ -288,10 +288,14 @@ static enum status op_reduce(struct backend *base, const struct reduce_args *a)
     if (!fits(a->y, a->width)) {
         return ERR_INVALID;
     }
+    enum status st = OK;
+    bool has_bias = false;
     if (be->options.n_ranks > 1 && !a->whole) {
-        TRY(cuda_comm_all_reduce(be, a->y, a->n_rows, a->width));
+        has_bias = cuda_peer_reduce(be, a, NULL, NULL, NULL, &st);
+        st = has_bias ? st : cuda_comm_all_reduce(be, a->y, a->n_rows, a->width);
+        TRY(st);
     }
-    if (a->linear && a->linear->bias) {
+    if (!has_bias && a->linear && a->linear->bias) {
         CUDA_TRY(be, k_add_bias(be->stream, a->y, a->n_rows, a->width, a->linear->bias));
     }
     if (a->moe && a->moe->down->bias) {
@@ -299,6 +303,27 @@ static enum status op_reduce(struct backend *base, const struct reduce_args *a)
                                 a->moe->down->bias));
     }
     return OK;
+}
+
+/* In one kernel where the ranks reach each other's memory. */
+static enum status op_reduce_norm(struct backend *base, const struct reduce_args *r,
+                                  const struct norm_args *n)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    if (!fits(r->y, r->width) || !fits(n->x, n->width) ||
+        (n->weight && vector_length(n->weight) < n->width) ||
+        (n->bias && vector_length(n->bias) < n->width)) {
+        return ERR_INVALID;
+    }
+    enum status st = OK;
+    const bool moe_bias = r->moe && r->moe->down->bias;
+    if (be->options.n_ranks > 1 && !r->whole && !moe_bias &&
+        cuda_peer_reduce(be, r, n, vector(n->weight), vector(n->bias), &st)) {
+        return st;
+    }
+    TRY(op_reduce(base, r));
+    return op_norm(base, n);
 }
 
 static enum status op_gather(struct backend *base, const struct gather_args *a)
@@ -399,6 +424,7 @@ const struct backend_ops cuda_ops = {
     .moe_ffn = op_moe_ffn,
     .row_gate = op_row_gate,
     .reduce = op_reduce,
+    .reduce_norm = op_reduce_norm,
     .alive = cuda_alive,
     .gather = op_gather,
     .logits = op_logits,

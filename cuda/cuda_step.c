@@ -154,6 +154,10 @@ enum status cuda_setup(struct backend *base, const struct backend_limits *limits
     enum status st = open_lanes(be);
     st = st == OK ? open_scratch(be) : st;
     st = st == OK ? open_slots(be) : st;
+    if (be->options.n_ranks > 1) {
+        st = st == OK ? cuda_peer_open(be) : st;
+        st = st == OK ? cuda_peer_measure(be) : st;
+    }
     if (st != OK) {
         return err_set(err, st, "the GPU's working memory could not be had (%s)",
                        status_name(st));

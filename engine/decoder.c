@@ -13,6 +13,9 @@ struct flow {
     struct backend *be;
     int32_t n_rows;
     bool pending; // delta waits to be added to x
+    bool partial; // and, before that, to be reduced
+    struct reduce_args reduce;
+    struct moe_ffn_args moe; // what reduce.moe points to
 };
 
 static const struct tensor none = {{NULL}, DT_F32, 0};
@@ -33,20 +36,33 @@ static enum status join_norm(struct flow *f, const struct weight *weight,
                           .eps = c->norm_eps, .weight_offset = c->norm_offset,
                           .delta_scale = c->residual_scale};
     f->pending = false;
+    if (f->partial) {
+        f->partial = false;
+        return ops_reduce_norm(f->be, &f->reduce, &a);
+    }
     return f->ops->norm(f->be, &a);
 }
 
-/* Ranks' partial sums of delta become whole (unless they are: reduce NULL); a norm of the
- * sub-layer's own follows. */
+/* Ranks' partial sums of delta become whole (unless they are: reduce NULL), and a norm of the
+ * sub-layer's own follows; without one the sum is left to the next norm, which may be one op with it. */
 static enum status finish_delta(struct flow *f, const struct reduce_args *reduce,
                                 const struct weight *post_norm)
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
+    f->pending = true;
+    if (reduce && !post_norm) {
+        f->partial = true;
+        f->reduce = *reduce;
+        if (reduce->moe) {
+            f->moe = *reduce->moe;
+            f->reduce.moe = &f->moe;
+        }
+        return OK;
+    }
     if (reduce) {
         TRY(f->ops->reduce(f->be, reduce));
     }
-    f->pending = true;
     if (!post_norm) {
         return OK;
     }

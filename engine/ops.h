@@ -268,7 +268,7 @@ struct backend_ops {
     enum status (*pool)(struct backend *be, const struct pool_args *a);
 
     /* ---- optional: NULL is composed from basic ops by engine/ops_default.h */
-    /* reduce, then norm with the reduced y as its delta. */
+    /* reduce, then norm with the reduced y as its delta; y need not be left as the sum. */
     enum status (*reduce_norm)(struct backend *be, const struct reduce_args *reduce,
                                const struct norm_args *norm);
     enum status (*linear_act)(struct backend *be, const struct linear_args *linear,

@@ -15,4 +15,14 @@ static inline enum status ops_linear_act(struct backend *be, const struct linear
     return be->ops->activation(be, act);
 }
 
+static inline enum status ops_reduce_norm(struct backend *be, const struct reduce_args *reduce,
+                                          const struct norm_args *norm)
+{
+    if (be->ops->reduce_norm) {
+        return be->ops->reduce_norm(be, reduce, norm);
+    }
+    TRY(be->ops->reduce(be, reduce));
+    return be->ops->norm(be, norm);
+}
+
 #endif

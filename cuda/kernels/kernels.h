@@ -4,6 +4,7 @@
 #ifndef SLUICE_CUDA_KERNELS_H
 #define SLUICE_CUDA_KERNELS_H
 
+#include "cuda/all_reduce.h"
 #include "cuda/layout.h"
 #include "engine/ops.h"
 
@@ -44,6 +45,15 @@ cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a, const void 
                     const struct pass_view *pass);
 cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, const float *weight,
                    const float *bias);
+
+/* ---- all_reduce.cu: rows of at most 64 KiB, all memory in vectors of 16 bytes. `a` NULL: y becomes
+ * the sum (+ sum_bias); else the norm op with the sum as its delta, and y is left as it was. */
+cudaError_t k_peer_clear(cudaStream_t stream, void *areas, uint64_t n_bytes);
+cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way, const struct peer_view *peers,
+                          const struct tensor *y, const float *sum_bias,
+                          const struct norm_args *a, const float *weight, const float *bias,
+                          int32_t n_rows, int32_t width, int32_t max_blocks);
+
 struct rope_view {
     const float *cos_sin; // [max_pos, n_pairs, 2]; NULL: no rotation
     int32_t n_pairs, max_pos;

@@ -1,0 +1,353 @@
+/* Sums over ranks through peer memory, where all ranks are GPUs of this process that can reach each
+ * other; which way is taken for which size is measured at the start, with NCCL among the choices. */
+#include "cuda/cuda_comm.h"
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    LARGEST_BYTES = 16 << 20, // of a message; larger ones are NCCL's, which is as fast there
+    MAX_ROW_BYTES = 64 << 10, // what the kernel holds in registers
+    CALLS = 10,               // of a captured graph
+    ROUNDS = 5,
+};
+
+/* Waits until every rank of this process has called; false after an abort. */
+static bool meet(struct comm *c)
+{
+    const int64_t end = clock_now_ns() + CUDA_COMM_WAIT_S * 1000000000LL;
+    const struct timespec deadline = {end / 1000000000, end % 1000000000};
+    pthread_mutex_lock(&c->lock);
+    const uint32_t round = c->round;
+    if (++c->n_met == c->n_local) {
+        c->n_met = 0;
+        c->round++;
+        pthread_cond_broadcast(&c->changed);
+    }
+    int rc = 0;
+    while (c->round == round && !c->aborted && rc == 0) {
+        rc = pthread_cond_timedwait(&c->changed, &c->lock, &deadline);
+    }
+    const bool ok = c->round != round;
+    pthread_mutex_unlock(&c->lock);
+    return ok;
+}
+
+/* ---- opening ---------------------------------------------------------------------------------- */
+
+static bool reach_others(struct cuda *be, const struct comm *c)
+{
+    const int32_t own = cuda_comm_device(c, be->options.rank);
+    for (int32_t r = 0; r < c->n_local; r++) {
+        int can = 0;
+        if (r == own) {
+            continue;
+        }
+        if (cudaDeviceCanAccessPeer(&can, own, r) != cudaSuccess || !can) {
+            return false;
+        }
+        const cudaError_t e = cudaDeviceEnablePeerAccess(r, 0);
+        (void)cudaGetLastError();
+        if (e != cudaSuccess && e != cudaErrorPeerAccessAlreadyEnabled) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static enum status open_own(struct cuda *be, uint64_t area_bytes)
+{
+    struct comm *c = be->options.comm;
+    const int32_t own = cuda_comm_device(c, be->options.rank);
+    void *state = NULL, *areas = NULL, *aborted = NULL;
+    TRY(cuda_alloc(be, sizeof(struct peer_state), &state));
+    TRY(cuda_alloc(be, PEER_AREAS * area_bytes, &areas));
+    if (!be->aborted) {
+        CUDA_TRY(be, cudaHostAlloc((void **)&be->aborted, sizeof *be->aborted,
+                                   cudaHostAllocMapped));
+        *be->aborted = 0;
+        c->aborted_words[own] = be->aborted;
+    }
+    CUDA_TRY(be, cudaHostGetDevicePointer(&aborted, be->aborted, 0));
+    CUDA_TRY(be, k_peer_clear(be->stream, areas, PEER_AREAS * area_bytes));
+    CUDA_TRY(be, cudaStreamSynchronize(be->stream));
+    be->peers = (struct peer_view){.n_ranks = c->n_ranks, .rank = be->options.rank,
+                                   .area_bytes = area_bytes, .state = state, .aborted = aborted};
+    c->areas[own] = areas;
+    return OK;
+}
+
+/* A row of the model's hidden states, if the kernel can take it: else 0. */
+static int64_t row_bytes_of(const struct cuda *be)
+{
+    const int64_t n = (int64_t)be->limits.hidden * (int64_t)dtype_bytes(be->options.dtype);
+    return n % 16 == 0 && n <= MAX_ROW_BYTES ? n : 0;
+}
+
+enum status cuda_peer_open(struct cuda *be)
+{
+    struct comm *c = be->options.comm;
+    const int64_t row_bytes = row_bytes_of(be);
+    if (c->n_local != c->n_ranks || c->n_ranks > PEER_MAX_RANKS || row_bytes == 0) {
+        return OK;
+    }
+    int64_t largest = (int64_t)be->limits.max_rows * row_bytes;
+    largest = largest < LARGEST_BYTES ? largest : LARGEST_BYTES;
+    const uint64_t area_bytes = 2 * (uint64_t)largest + PEER_MAX_RANKS * MAX_ROW_BYTES;
+    const int32_t own = cuda_comm_device(c, be->options.rank);
+    c->peer_ok[own] = reach_others(be, c) && open_own(be, area_bytes) == OK;
+    if (!meet(c)) {
+        return ERR_DEVICE;
+    }
+    bool all = true;
+    for (int32_t r = 0; r < c->n_local; r++) {
+        all = all && c->peer_ok[r];
+        be->peers.areas[r] = c->areas[r];
+    }
+    be->has_peers = all;
+    be->peer_largest = largest;
+    if (!all && own == 0) {
+        log_info("the GPUs cannot reach each other's memory: all sums over ranks are NCCL's");
+    }
+    return be->lost;
+}
+
+/* ---- one call ----------------------------------------------------------------------------------- */
+
+static bool aligned(struct tensor t, int32_t width)
+{
+    const size_t size = dtype_bytes(t.dtype);
+    return ((uintptr_t)t.mem.p | (size_t)t.stride * size | (size_t)width * size) % 16 == 0;
+}
+
+static bool can_take(const struct cuda *be, enum peer_way way, const struct reduce_args *r,
+                     const struct norm_args *n)
+{
+    const int64_t row_bytes = (int64_t)r->width * (int64_t)dtype_bytes(r->y.dtype);
+    if (!be->has_peers || way == PEER_NONE || r->n_rows < 1 || row_bytes > MAX_ROW_BYTES ||
+        (r->y.dtype != DT_F32 && r->y.dtype != DT_BF16 && r->y.dtype != DT_F16) ||
+        !aligned(r->y, r->width) ||
+        peer_bytes(way, be->peers.n_ranks, r->n_rows, row_bytes) > be->peers.area_bytes) {
+        return false;
+    }
+    return !n || (n->x.dtype == r->y.dtype && aligned(n->x, r->width) && n->width == r->width &&
+                  n->n_rows == r->n_rows && n->delta.mem.p == r->y.mem.p &&
+                  n->delta.stride == r->y.stride &&
+                  (!n->out.mem.p || (n->out.dtype == r->y.dtype && aligned(n->out, r->width))));
+}
+
+/* The class of a message: 0 up to 4 KiB, then doubling. */
+static int32_t class_of(int64_t n_bytes)
+{
+    int32_t k = 0;
+    while (k < PEER_CLASSES - 1 && ((int64_t)4096 << k) < n_bytes) {
+        k++;
+    }
+    return k;
+}
+
+static enum status run_way(struct cuda *be, enum peer_way way, const struct reduce_args *r,
+                           const struct norm_args *n, const float *weight, const float *bias)
+{
+    if (be->options.comm->aborted) {
+        return be->lost = ERR_DEVICE;
+    }
+    CUDA_TRY(be, k_peer_reduce(be->stream, way, &be->peers, &r->y,
+                               r->linear ? r->linear->bias : NULL, n, weight, bias, r->n_rows,
+                               r->width, 2 * be->n_sms));
+    return OK;
+}
+
+/* A part of the rows. */
+static void cut_rows(const struct reduce_args *r, const struct norm_args *n, int32_t first,
+                     int32_t n_rows, struct reduce_args *r_out, struct norm_args *n_out)
+{
+    const size_t size = dtype_bytes(r->y.dtype), rows = (size_t)first;
+    *r_out = *r;
+    r_out->n_rows = n_rows;
+    r_out->y.mem = dmem_at(r->y.mem, rows * (size_t)r->y.stride * size);
+    if (n) {
+        *n_out = *n;
+        n_out->n_rows = n_rows;
+        n_out->delta.mem = r_out->y.mem;
+        n_out->x.mem = dmem_at(n->x.mem, rows * (size_t)n->x.stride * size);
+        if (n->out.mem.p) {
+            n_out->out.mem = dmem_at(n->out.mem, rows * (size_t)n->out.stride * size);
+        }
+    }
+}
+
+bool cuda_peer_reduce(struct cuda *be, const struct reduce_args *r, const struct norm_args *n,
+                      const float *weight, const float *bias, enum status *st)
+{
+    if (!be->has_peers || r->n_rows < 1 || r->width < 1) {
+        return false;
+    }
+    const int64_t row_bytes = (int64_t)r->width * (int64_t)dtype_bytes(r->y.dtype);
+    int32_t most = (int32_t)(be->peer_largest / row_bytes);
+    if (r->n_rows > most && !be->options.deterministic) {
+        return false;
+    }
+    // Deterministic: the same sums whatever the number of rows, so never another's order.
+    most = most < r->n_rows ? most : r->n_rows;
+    const enum peer_way way =
+        most > 0 ? (enum peer_way)be->options.comm->ways[class_of(most * row_bytes)] : PEER_NONE;
+    struct reduce_args part;
+    struct norm_args norm_part;
+    for (int32_t first = 0; first < r->n_rows; first += most) {
+        cut_rows(r, n, first, r->n_rows - first < most ? r->n_rows - first : most, &part,
+                 &norm_part);
+        if (!can_take(be, way, &part, n ? &norm_part : NULL)) {
+            return false; // the first part has refused
+        }
+        *st = run_way(be, way, &part, n ? &norm_part : NULL, weight, bias);
+        if (*st != OK) {
+            break;
+        }
+    }
+    return true;
+}
+
+/* ---- measuring ------------------------------------------------------------------------------------ */
+
+struct trial {
+    struct reduce_args reduce;
+    struct norm_args norm;
+    enum peer_way way; // PEER_NONE: NCCL, then the norm
+};
+
+static enum status run_trial(struct cuda *be, const struct trial *t)
+{
+    if (t->way != PEER_NONE) {
+        return run_way(be, t->way, &t->reduce, &t->norm, NULL, NULL);
+    }
+    TRY(cuda_comm_all_reduce(be, t->reduce.y, t->reduce.n_rows, t->reduce.width));
+    CUDA_TRY(be, k_norm(be->stream, &t->norm, NULL, NULL));
+    return OK;
+}
+
+/* Microseconds of a call in a captured graph, as the engine will run it: the least of some rounds. */
+static enum status time_trial(struct cuda *be, const struct trial *t, float *us)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    cudaEvent_t begin, end;
+    TRY(run_trial(be, t)); // libraries set themselves up
+    CUDA_TRY(be, cudaStreamSynchronize(be->stream));
+    CUDA_TRY(be, cudaEventCreate(&begin));
+    CUDA_TRY(be, cudaEventCreate(&end));
+    CUDA_TRY(be, cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeThreadLocal));
+    for (int32_t i = 0; i < CALLS; i++) {
+        TRY(run_trial(be, t));
+    }
+    CUDA_TRY(be, cudaStreamEndCapture(be->stream, &graph));
+    CUDA_TRY(be, cudaGraphInstantiate(&exec, graph, 0));
+    *us = 0.0f;
+    for (int32_t i = 0; i <= ROUNDS; i++) {
+        float ms = 0.0f;
+        if (!meet(be->options.comm)) {
+            return be->lost = ERR_DEVICE;
+        }
+        CUDA_TRY(be, cudaGraphLaunch(exec, be->stream)); // so that all ranks are there
+        CUDA_TRY(be, cudaEventRecord(begin, be->stream));
+        CUDA_TRY(be, cudaGraphLaunch(exec, be->stream));
+        CUDA_TRY(be, cudaEventRecord(end, be->stream));
+        CUDA_TRY(be, cudaStreamSynchronize(be->stream));
+        CUDA_TRY(be, cudaEventElapsedTime(&ms, begin, end));
+        const float each = ms * 1000.0f / CALLS;
+        *us = i == 1 || (i > 1 && each < *us) ? each : *us;
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    return OK;
+}
+
+/* The first rank's times decide for all: every rank must take the same way. */
+static enum status measure_class(struct cuda *be, int32_t k, struct trial *t, char *line,
+                                 size_t line_bytes)
+{
+    struct comm *c = be->options.comm;
+    const int64_t row_bytes = row_bytes_of(be), n_bytes = (int64_t)4096 << k;
+    t->reduce.n_rows = (int32_t)(n_bytes / row_bytes > 0 ? n_bytes / row_bytes : 1);
+    t->norm.n_rows = t->reduce.n_rows;
+    if (t->reduce.n_rows > be->limits.max_rows || t->reduce.n_rows * row_bytes > be->peer_largest) {
+        return OK;
+    }
+    float us[PEER_WAYS] = {0};
+    for (int32_t way = 0; way < PEER_WAYS; way++) {
+        t->way = (enum peer_way)way;
+        if (way == PEER_NONE || can_take(be, t->way, &t->reduce, &t->norm)) {
+            TRY(time_trial(be, t, &us[way]));
+        }
+    }
+    if (cuda_comm_device(c, be->options.rank) == 0) {
+        int32_t best = PEER_NONE;
+        for (int32_t way = 0; way < PEER_WAYS; way++) {
+            best = us[way] > 0.0f && us[way] < us[best] ? way : best;
+        }
+        c->ways[k] = (uint8_t)best;
+        const size_t n = strlen(line);
+        snprintf(line + n, line_bytes - n, "%s%d KiB: %.1f / %.1f / %.1f", n > 0 ? ", " : "",
+                 (int)(n_bytes >> 10), (double)us[PEER_ONE_SHOT], (double)us[PEER_TWO_SHOT],
+                 (double)us[PEER_NONE]);
+    }
+    return meet(c) ? OK : ERR_DEVICE;
+}
+
+/* Without a measurement: what moves the fewest bytes in time. */
+static void choose_fixed(struct comm *c)
+{
+    for (int32_t k = 0; k < PEER_CLASSES; k++) {
+        c->ways[k] = c->n_ranks == 2 || ((int64_t)4096 << k) <= 256 << 10 ? PEER_ONE_SHOT
+                                                                            : PEER_TWO_SHOT;
+    }
+}
+
+enum status cuda_peer_measure(struct cuda *be)
+{
+    struct comm *c = be->options.comm;
+    const bool first = cuda_comm_device(c, be->options.rank) == 0;
+    if (!be->has_peers) {
+        return OK;
+    }
+    if (first) {
+        choose_fixed(c);
+    }
+    if (!meet(c)) {
+        return ERR_DEVICE;
+    }
+    if (be->options.deterministic) { // the same way in every run
+        return OK;
+    }
+    void *memory[3] = {NULL};
+    for (int32_t i = 0; i < 3; i++) {
+        CUDA_TRY(be, cudaMalloc(&memory[i], (size_t)be->peer_largest));
+        CUDA_TRY(be, cudaMemsetAsync(memory[i], 0, (size_t)be->peer_largest, be->stream));
+    }
+    const struct tensor t[3] = {{{memory[0]}, be->options.dtype, be->limits.hidden},
+                                {{memory[1]}, be->options.dtype, be->limits.hidden},
+                                {{memory[2]}, be->options.dtype, be->limits.hidden}};
+    struct trial trial = {
+        .reduce = {.y = t[0], .width = be->limits.hidden},
+        .norm = {.x = t[1], .delta = t[0], .out = t[2], .width = be->limits.hidden,
+                 .kind = NORM_RMS, .eps = 1e-5f, .delta_scale = 1.0f}};
+    char line[1024] = "";
+    enum status st = OK;
+    for (int32_t k = 0; k < PEER_CLASSES && st == OK; k++) {
+        st = measure_class(be, k, &trial, line, sizeof line);
+    }
+    if (first && st == OK) {
+        log_info("sums over %d ranks with the norm, us, one-shot / two-shot / NCCL: %s",
+                 c->n_ranks, line);
+    }
+    for (int32_t i = 0; i < 3; i++) {
+        cudaFree(memory[i]);
+    }
+    return st;
+}

@@ -1,0 +1,357 @@
+/* Sum over ranks through peer memory, with the residual's addition and the norm behind it: one
+ * kernel instead of a collective and a norm. See cuda/all_reduce.h for the protocol.
+ *
+ * Grid: up to two blocks per multiprocessor, rows blockIdx.x, + gridDim.x, ...; a thread holds NV
+ * vectors of 16 bytes of a row. All rows of a block are sent before the first is waited for. Rows
+ * are the same blocks' on every rank, and a block waits only for rows of earlier or equal blocks of
+ * other ranks, so there is progress however many blocks are resident. */
+#include "cuda/all_reduce.h"
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/device/types.cuh"
+#include "cuda/kernels/kernels.h"
+
+struct reduce_params {
+    int32_t n_rows, width, y_stride, x_stride, out_stride;
+    float eps, weight_offset, delta_scale;
+    bool layer; // subtract the mean
+};
+
+__device__ __forceinline__ uint4 load_arriving(const char *p)
+{
+    uint4 v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void send(char *p, uint4 v)
+{
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x),
+                 "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+__device__ __forceinline__ bool has_come(uint4 v)
+{
+    return v.x != PEER_ABSENT && v.y != PEER_ABSENT && v.z != PEER_ABSENT && v.w != PEER_ABSENT;
+}
+
+__device__ __forceinline__ uint4 sendable(uint4 v)
+{
+    v.x = v.x == PEER_ABSENT ? 0 : v.x;
+    v.y = v.y == PEER_ABSENT ? 0 : v.y;
+    v.z = v.z == PEER_ABSENT ? 0 : v.z;
+    v.w = v.w == PEER_ABSENT ? 0 : v.w;
+    return v;
+}
+
+/* Waits for 16 bytes. After an abort whatever is there: nobody reads the result. */
+__device__ __forceinline__ uint4 receive(const char *p, const volatile uint32_t *aborted)
+{
+    uint4 v = load_arriving(p);
+    for (uint32_t spins = 1; !has_come(v); spins++) {
+        if ((spins & 0x3fff) == 0 && *aborted != 0) {
+            break;
+        }
+        v = load_arriving(p);
+    }
+    return v;
+}
+
+template <typename T> __device__ __forceinline__ vec<T> as_vec(uint4 v)
+{
+    vec<T> r;
+    *reinterpret_cast<uint4 *>(r.v) = v;
+    return r;
+}
+
+template <typename T> __device__ __forceinline__ uint4 load16(const T *p)
+{
+    return *reinterpret_cast<const uint4 *>(p);
+}
+
+/* Where a source's row lies in a receiver's area. */
+struct area_map {
+    int32_t n_ranks, rank, n_vecs;
+    int64_t n_rows, owned; // owned: rows that one rank sums, at most
+
+    __device__ __forceinline__ int64_t slot(int source, int receiver) const
+    {
+        return source < receiver ? source : source - 1;
+    }
+    __device__ __forceinline__ int64_t whole(int source, int receiver, int row, int i) const
+    {
+        return ((slot(source, receiver) * n_rows + row) * n_vecs + i) * 16;
+    }
+    __device__ __forceinline__ int64_t part(int source, int receiver, int row, int i) const
+    {
+        return ((slot(source, receiver) * owned + row / n_ranks) * n_vecs + i) * 16;
+    }
+    __device__ __forceinline__ int64_t sum(int row, int i) const
+    {
+        return (((n_ranks - 1) * owned + row) * n_vecs + i) * 16;
+    }
+};
+
+/* Sends the block's rows: one-shot to all, two-shot to their owners. */
+template <typename T, bool TWO_SHOT>
+__device__ __forceinline__ void send_rows(const struct peer_view &peers, const struct area_map &map,
+                                          int64_t area, const T *y, const struct reduce_params &p)
+{
+    for (int row = blockIdx.x; row < p.n_rows; row += gridDim.x) {
+        const int owner = row % map.n_ranks;
+        if (TWO_SHOT && owner == map.rank) {
+            continue;
+        }
+        for (int i = threadIdx.x; i < map.n_vecs; i += blockDim.x) {
+            const uint4 v =
+                sendable(load16(y + (int64_t)row * p.y_stride + (int64_t)i * vec<T>::N));
+            if constexpr (TWO_SHOT) {
+                send(peers.areas[owner] + area + map.part(map.rank, owner, row, i), v);
+            } else {
+                for (int r = 0; r < map.n_ranks; r++) {
+                    if (r != map.rank) {
+                        send(peers.areas[r] + area + map.whole(map.rank, r, row, i), v);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* The area of the call before is made ready for the call after the next. */
+__device__ __forceinline__ void clear_area(char *area, uint64_t n_bytes)
+{
+    const uint4 absent = make_uint4(PEER_ABSENT, PEER_ABSENT, PEER_ABSENT, PEER_ABSENT);
+    uint4 *to = reinterpret_cast<uint4 *>(area);
+    const uint64_t n = n_bytes / 16, step = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        to[i] = absent;
+    }
+}
+
+/* The sum of vector i of a row, rounded to T: in order of rank on every rank. */
+template <typename T, bool TWO_SHOT>
+__device__ __forceinline__ vec<T> sum_of(const struct peer_view &peers, const struct area_map &map,
+                                         int64_t area, uint4 own, int row, int i)
+{
+    const char *mine = peers.areas[map.rank] + area;
+    if (TWO_SHOT && row % map.n_ranks != map.rank) {
+        return as_vec<T>(receive(mine + map.sum(row, i), peers.aborted));
+    }
+    float sum[vec<T>::N];
+#pragma unroll
+    for (int e = 0; e < vec<T>::N; e++) {
+        sum[e] = 0.0f;
+    }
+    for (int r = 0; r < map.n_ranks; r++) {
+        uint4 v = own;
+        if (r != map.rank) {
+            v = receive(mine + (TWO_SHOT ? map.part(r, map.rank, row, i)
+                                         : map.whole(r, map.rank, row, i)),
+                        peers.aborted);
+        }
+        const vec<T> add = as_vec<T>(v);
+#pragma unroll
+        for (int e = 0; e < vec<T>::N; e++) {
+            sum[e] = r == 0 ? to_float(add.v[e]) : sum[e] + to_float(add.v[e]);
+        }
+    }
+    vec<T> out;
+#pragma unroll
+    for (int e = 0; e < vec<T>::N; e++) {
+        out.v[e] = from_float<T>(sum[e]);
+    }
+    if constexpr (TWO_SHOT) {
+        const uint4 whole = sendable(*reinterpret_cast<const uint4 *>(out.v));
+        for (int r = 0; r < map.n_ranks; r++) {
+            if (r != map.rank) {
+                send(peers.areas[r] + area + map.sum(row, i), whole);
+            }
+        }
+        out = as_vec<T>(whole); // a zero has the sign that the others get
+    }
+    return out;
+}
+
+template <typename T, int NV>
+__device__ __forceinline__ void norm_row(const vec<T> *v, T *out, const float *weight,
+                                         const float *bias, float sum, float *shared,
+                                         const struct reduce_params &p)
+{
+    constexpr int N = vec<T>::N;
+    float mean = 0.0f, square = block_sum(sum, shared) / (float)p.width;
+    if (p.layer) {
+        mean = square;
+        sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < NV; j++) {
+            if ((j * blockDim.x + threadIdx.x) * N < p.width) {
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    const float f = to_float(v[j].v[e]) - mean;
+                    sum += f * f;
+                }
+            }
+        }
+        square = block_sum(sum, shared) / (float)p.width;
+    }
+    const float scale = 1.0f / sqrtf(square + p.eps);
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+        const int i = (j * blockDim.x + threadIdx.x) * N;
+        if (i < p.width) {
+            vec<T> y;
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                const float f = (to_float(v[j].v[e]) - mean) * scale *
+                                (weight ? weight[i + e] + p.weight_offset : 1.0f);
+                y.v[e] = from_float<T>(bias ? f + bias[i + e] : f);
+            }
+            y.store(out + i);
+        }
+    }
+}
+
+/* x NULL: the sums go back to y. Otherwise x += delta_scale * (sum + sum_bias), and with `out`
+ * out = norm(x): rounded wherever the separate ops would have stored. */
+template <typename T, int NV, bool TWO_SHOT>
+__global__ void __launch_bounds__(1024)
+    reduce_norm_kernel(const __grid_constant__ struct peer_view peers, T *y, const float *sum_bias, T *x, T *out,
+                       const float *weight, const float *bias, struct reduce_params p)
+{
+    constexpr int N = vec<T>::N;
+    __shared__ float shared[32];
+    pdl_wait();
+    pdl_trigger();
+    const uint32_t call = *(const volatile uint32_t *)&peers.state->call;
+    const uint32_t now = call % PEER_AREAS, before = (call + PEER_AREAS - 1) % PEER_AREAS;
+    const int64_t area = (int64_t)now * (int64_t)peers.area_bytes;
+    const struct area_map map = {peers.n_ranks, peers.rank, p.width / N, p.n_rows,
+                                 (p.n_rows + peers.n_ranks - 1) / peers.n_ranks};
+    send_rows<T, TWO_SHOT>(peers, map, area, y, p);
+    clear_area(peers.areas[peers.rank] + (uint64_t)before * peers.area_bytes,
+               *(const volatile uint64_t *)&peers.state->used[before]);
+    for (int row = blockIdx.x; row < p.n_rows; row += gridDim.x) {
+        vec<T> v[NV];
+        uint4 own[NV];
+        T *x_row = x + (int64_t)row * p.x_stride, *y_row = y + (int64_t)row * p.y_stride;
+#pragma unroll
+        for (int j = 0; j < NV; j++) { // what does not depend on others comes meanwhile
+            const int i = j * blockDim.x + threadIdx.x;
+            if (i < map.n_vecs) {
+                own[j] = sendable(load16(y_row + i * N));
+                if (x) {
+                    v[j].load(x_row + i * N);
+                }
+            }
+        }
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < NV; j++) {
+            const int i = j * blockDim.x + threadIdx.x;
+            if (i < map.n_vecs) {
+                vec<T> s = sum_of<T, TWO_SHOT>(peers, map, area, own[j], row, i);
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    if (sum_bias) {
+                        s.v[e] = from_float<T>(to_float(s.v[e]) + sum_bias[i * N + e]);
+                    }
+                    if (x) {
+                        s.v[e] =
+                            from_float<T>(to_float(v[j].v[e]) + p.delta_scale * to_float(s.v[e]));
+                    }
+                    const float f = to_float(s.v[e]);
+                    sum += p.layer ? f : f * f;
+                }
+                v[j] = s;
+                s.store((x ? x_row : y_row) + i * N);
+            }
+        }
+        if (out) {
+            norm_row<T, NV>(v, out + (int64_t)row * p.out_stride, weight, bias, sum, shared, p);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        if (atomicAdd(&peers.state->ended, 1u) == gridDim.x - 1) {
+            peers.state->used[now] =
+                peer_bytes(TWO_SHOT ? PEER_TWO_SHOT : PEER_ONE_SHOT, peers.n_ranks, p.n_rows,
+                           (int64_t)map.n_vecs * 16);
+            peers.state->ended = 0;
+            peers.state->call = call + 1;
+            __threadfence();
+        }
+    }
+}
+
+__global__ void absent_kernel(uint4 *p, uint64_t n)
+{
+    pdl_wait();
+    const uint64_t step = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        p[i] = make_uint4(PEER_ABSENT, PEER_ABSENT, PEER_ABSENT, PEER_ABSENT);
+    }
+}
+
+extern "C" cudaError_t k_peer_clear(cudaStream_t stream, void *areas, uint64_t n_bytes)
+{
+    return launch(absent_kernel, dim3(1024), dim3(256), 0, stream, (uint4 *)areas, n_bytes / 16);
+}
+
+template <typename T, int NV>
+static cudaError_t launch_way(cudaStream_t stream, enum peer_way way, dim3 grid, dim3 block,
+                              const struct peer_view &peers, T *y, const float *sum_bias, T *x,
+                              T *out, const float *weight, const float *bias,
+                              const struct reduce_params &p)
+{
+    return way == PEER_ONE_SHOT ? launch(reduce_norm_kernel<T, NV, false>, grid, block, 0, stream,
+                                         peers, y, sum_bias, x, out, weight, bias, p)
+                                : launch(reduce_norm_kernel<T, NV, true>, grid, block, 0, stream,
+                                         peers, y, sum_bias, x, out, weight, bias, p);
+}
+
+extern "C" cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way,
+                                     const struct peer_view *peers, const struct tensor *y,
+                                     const float *sum_bias, const struct norm_args *a,
+                                     const float *weight, const float *bias, int32_t n_rows,
+                                     int32_t width, int32_t max_blocks)
+{
+    struct reduce_params p = {};
+    p.n_rows = n_rows;
+    p.width = width;
+    p.y_stride = y->stride;
+    if (a) {
+        p.x_stride = a->x.stride;
+        p.out_stride = a->out.stride;
+        p.eps = a->eps;
+        p.weight_offset = a->weight_offset;
+        p.delta_scale = a->delta_scale;
+        p.layer = a->kind == NORM_LAYER;
+    }
+    BY_DTYPE(y->dtype, T, {
+        T *y_mem = (T *)y->mem.p, *x = a ? (T *)a->x.mem.p : NULL;
+        T *out = a ? (T *)a->out.mem.p : NULL;
+        const int n_vecs = width / vec<T>::N;
+        const int threads = n_vecs >= 1024 ? 1024 : (n_vecs + 31) / 32 * 32;
+        const dim3 grid(n_rows < max_blocks ? n_rows : max_blocks), block(threads);
+        switch ((n_vecs + threads - 1) / threads) {
+        case 1:
+            return launch_way<T, 1>(stream, way, grid, block, *peers, y_mem, sum_bias, x, out,
+                                    weight, bias, p);
+        case 2:
+            return launch_way<T, 2>(stream, way, grid, block, *peers, y_mem, sum_bias, x, out,
+                                    weight, bias, p);
+        case 3:
+        case 4:
+            return launch_way<T, 4>(stream, way, grid, block, *peers, y_mem, sum_bias, x, out,
+                                    weight, bias, p);
+        default: return cudaErrorInvalidValue;
+        }
+    });
+    return cudaErrorInvalidValue;
+}
