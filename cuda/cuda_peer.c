@@ -328,7 +328,7 @@ enum status cuda_peer_measure(struct cuda *be)
     void *memory[3] = {NULL};
     for (int32_t i = 0; i < 3; i++) {
         CUDA_TRY(be, cudaMalloc(&memory[i], (size_t)be->peer_largest));
-        CUDA_TRY(be, cudaMemsetAsync(memory[i], 0, (size_t)be->peer_largest, be->stream));
+        CUDA_TRY(be, cudaMemsetAsync(memory[i], 0x3c, (size_t)be->peer_largest, be->stream));
     }
     const struct tensor t[3] = {{{memory[0]}, be->options.dtype, be->limits.hidden},
                                 {{memory[1]}, be->options.dtype, be->limits.hidden},

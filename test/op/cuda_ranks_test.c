@@ -1,0 +1,214 @@
+/* Ranks on several GPUs: a sum with its norm in one op gives the bits of the separate ops, whatever
+ * sizes come one behind the other; an abort ends what waits. Needs two GPUs that reach each other. */
+#include "test/op/cuda_pair.h"
+
+#include <pthread.h>
+#include <time.h>
+
+#ifdef SLUICE_CUDA
+
+enum { RANKS = 2, WIDTH = 1024, ROWS = 300, CALLS = 120 };
+
+struct rank {
+    struct comm *comm;
+    int32_t index;
+    enum dtype dtype;
+    bool alone; // the other never comes: to be aborted
+    pthread_t thread;
+    struct backend *be;
+    struct tensor y, x, out;
+    float *sums;  // [CALLS]: a digest of each call's x and out
+    enum status st;
+};
+
+static struct tensor tensor_of(struct rank *r, int32_t width)
+{
+    struct tensor t = {.dtype = r->dtype, .stride = width};
+    CHECK_EQ(r->be->ops->alloc(r->be, (size_t)ROWS * (size_t)width * dtype_bytes(r->dtype), &t.mem),
+             OK);
+    return t;
+}
+
+static void put(struct rank *r, struct tensor t, uint64_t seed, int32_t n_rows, void *host)
+{
+    const int64_t n = (int64_t)n_rows * t.stride;
+    for (int64_t i = 0; i < n; i++) {
+        // Some zeros of both signs: they share bits with what "not yet here" looks like.
+        float f = i % 11 == 3 ? -0.0f : i % 11 == 4 ? 0.0f : random_float(seed, i, 1.0f, r->dtype);
+        uint32_t u;
+        memcpy(&u, &f, sizeof u);
+        if (r->dtype == DT_F32) {
+            memcpy((char *)host + i * 4, &u, 4);
+        } else {
+            uint16_t h = (uint16_t)(u >> 16); // bf16
+            memcpy((char *)host + i * 2, &h, 2);
+        }
+    }
+    CHECK_EQ(r->be->ops->write(r->be, t.mem, host, (size_t)n * dtype_bytes(r->dtype)), OK);
+}
+
+static uint64_t digest(struct rank *r, struct tensor t, int32_t n_rows, void *host)
+{
+    const size_t n = (size_t)n_rows * (size_t)t.stride * dtype_bytes(r->dtype);
+    uint64_t h = 1469598103934665603u;
+    CHECK_EQ(r->be->ops->read(r->be, host, t.mem, n), OK);
+    for (size_t i = 0; i < n; i++) {
+        h = (h ^ ((unsigned char *)host)[i]) * 1099511628211u;
+    }
+    return h;
+}
+
+/* Rows of call i: small and large ones mixed. */
+static int32_t rows_of(int32_t i)
+{
+    static const int32_t rows[] = {1, 300, 2, 1, 7, 64, 1, 133, 3, 299};
+    return rows[i % 10];
+}
+
+/* Twice the same calls: once fused, once apart; equal digests of residual and output. */
+static void *compare(void *arg)
+{
+    struct rank *r = arg;
+    void *host = xmalloc((size_t)ROWS * WIDTH * 4);
+    uint64_t seen[2][CALLS][2];
+    for (int32_t fused = 0; fused < 2; fused++) {
+        for (int32_t i = 0; i < CALLS; i++) {
+            const int32_t n = rows_of(i);
+            put(r, r->y, (uint64_t)(1000 * i + r->index), n, host);
+            put(r, r->x, (uint64_t)(7000 + i), n, host);
+            struct reduce_args reduce = {.y = r->y, .n_rows = n, .width = WIDTH};
+            struct norm_args norm = {.x = r->x, .delta = r->y, .out = r->out, .n_rows = n,
+                                     .width = WIDTH, .kind = i % 3 == 0 ? NORM_LAYER : NORM_RMS,
+                                     .eps = 1e-5f, .delta_scale = i % 2 ? 1.0f : 0.5f};
+            if (fused) {
+                r->st = r->be->ops->reduce_norm(r->be, &reduce, &norm);
+            } else {
+                r->st = r->be->ops->reduce(r->be, &reduce);
+                r->st = r->st == OK ? r->be->ops->norm(r->be, &norm) : r->st;
+            }
+            CHECK_EQ(r->st, OK);
+            seen[fused][i][0] = digest(r, r->x, n, host);
+            seen[fused][i][1] = digest(r, r->out, n, host);
+        }
+    }
+    for (int32_t i = 0; i < CALLS; i++) {
+        CHECK_EQ(seen[0][i][0], seen[1][i][0]);
+        CHECK_EQ(seen[0][i][1], seen[1][i][1]);
+        r->sums[i] = (float)(seen[1][i][1] >> 40);
+    }
+    free(host);
+    return NULL;
+}
+
+static void *open_rank(void *arg)
+{
+    struct rank *r = arg;
+    struct err err = {""};
+    struct backend_options o = {.rank = r->index, .n_ranks = RANKS, .comm = r->comm,
+                                .dtype = r->dtype};
+    struct backend_limits limits = pair_limits();
+    limits.hidden = WIDTH;
+    r->st = cuda_open(&o, &r->be, &err);
+    r->st = r->st == OK ? r->be->ops->setup(r->be, &limits, &err) : r->st;
+    if (r->st != OK) {
+        printf("rank %d: %s\n", r->index, err.text);
+        return NULL;
+    }
+    r->y = tensor_of(r, WIDTH);
+    r->x = tensor_of(r, WIDTH);
+    r->out = tensor_of(r, WIDTH);
+    return NULL;
+}
+
+static void on_all(struct rank *ranks, void *(*work)(void *arg))
+{
+    for (int32_t i = 0; i < RANKS; i++) {
+        pthread_create(&ranks[i].thread, NULL, work, &ranks[i]);
+    }
+    for (int32_t i = 0; i < RANKS; i++) {
+        pthread_join(ranks[i].thread, NULL);
+    }
+}
+
+static bool open_all(struct rank *ranks, enum dtype dtype)
+{
+    struct err err = {""};
+    struct comm_place place = {.n_ranks = RANKS, .n_nodes = 1};
+    struct comm *comm = NULL;
+    if (cuda_comm_open(&place, &comm, &err) != OK) {
+        CHECK_FAIL("%s", err.text);
+        return false;
+    }
+    for (int32_t i = 0; i < RANKS; i++) {
+        ranks[i] = (struct rank){.comm = comm, .index = i, .dtype = dtype,
+                                 .sums = xcalloc(CALLS, sizeof(float))};
+    }
+    on_all(ranks, open_rank);
+    return ranks[0].st == OK && ranks[1].st == OK;
+}
+
+static void close_all(struct rank *ranks)
+{
+    for (int32_t i = 0; i < RANKS; i++) {
+        ranks[i].be->ops->close(ranks[i].be);
+        free(ranks[i].sums);
+    }
+    cuda_comm_destroy(ranks[0].comm);
+}
+
+TEST(a_sum_with_its_norm_has_the_bits_of_both_apart_and_on_all_ranks)
+{
+    static const enum dtype dtypes[] = {DT_F32, DT_BF16};
+    if (cuda_device_count() < RANKS) {
+        SKIP("fewer than two CUDA devices");
+    }
+    for (size_t d = 0; d < 2; d++) {
+        struct rank ranks[RANKS];
+        REQUIRE(open_all(ranks, dtypes[d]));
+        on_all(ranks, compare);
+        CHECK(memcmp(ranks[0].sums, ranks[1].sums, CALLS * sizeof(float)) == 0);
+        close_all(ranks);
+    }
+}
+
+/* One rank launches a sum; the other never does. */
+static void *wait_alone(void *arg)
+{
+    struct rank *r = arg;
+    struct reduce_args reduce = {.y = r->y, .n_rows = 4, .width = WIDTH};
+    struct pass_results results[1];
+    r->st = r->be->ops->step_begin(r->be, 0);
+    r->st = r->st == OK ? r->be->ops->reduce(r->be, &reduce) : r->st;
+    r->st = r->st == OK ? r->be->ops->step_end(r->be) : r->st;
+    r->st = r->st == OK ? r->be->ops->step_wait(r->be, 0, results, 1) : r->st;
+    return NULL;
+}
+
+TEST(an_abort_ends_a_wait_for_a_rank_that_never_comes)
+{
+    struct rank ranks[RANKS];
+    if (cuda_device_count() < RANKS) {
+        SKIP("fewer than two CUDA devices");
+    }
+    REQUIRE(open_all(ranks, DT_BF16));
+    pthread_create(&ranks[0].thread, NULL, wait_alone, &ranks[0]);
+    nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+    cuda_comm_abort(ranks[0].comm);
+    pthread_join(ranks[0].thread, NULL);
+    CHECK_EQ(ranks[0].st, ERR_DEVICE);
+    // What was aborted is left to the end of the process.
+}
+
+#else
+
+TEST(ranks_on_several_gpus)
+{
+    SKIP("built without CUDA");
+}
+
+#endif
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
