@@ -581,7 +581,7 @@ template <typename T, int NB>
 static cudaError_t launch_sm90(cudaStream_t stream, const struct attention_params &p,
                                const CUtensorMap &map, int n_sms)
 {
-    static const cudaError_t ready =
+    const cudaError_t ready = // of this device: ranks have one each
         cudaFuncSetAttribute(attention_sm90_kernel<T, NB>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, shape<NB>::SMEM);
     if (ready != cudaSuccess) {

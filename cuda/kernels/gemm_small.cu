@@ -248,7 +248,7 @@ template <typename T, typename Y, int N>
 static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a,
                                 struct small_params p)
 {
-    static const cudaError_t ready =
+    const cudaError_t ready = // of this device: ranks have one each
         cudaFuncSetAttribute(gemm_small_kernel<T, Y, N>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BUDGET);
     if (ready != cudaSuccess) {

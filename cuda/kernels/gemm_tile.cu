@@ -48,7 +48,8 @@ static cudaError_t gemm_mma(cudaStream_t stream, const struct gemm_args *a)
 {
     typedef mma_tile<T, BM, BN, BK, WM, WN, STAGES, ALIGNED> tile;
     auto kernel = gemm_mma_kernel<T, Y, BM, BN, BK, WM, WN, STAGES, ALIGNED>;
-    static const cudaError_t allowed = cudaFuncSetAttribute(
+    // Of this device: ranks have one each.
+    const cudaError_t allowed = cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile::SMEM);
     if (allowed != cudaSuccess) {
         return allowed;

@@ -279,7 +279,7 @@ static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
     typedef mma_tile<T, BM, BN, BK, WM, WN, STAGES, true> tile;
     auto gate_up = moe_gate_up_kernel<T, KIND, BM, BN, BK, WM, WN, STAGES>;
     auto down = moe_down_kernel<T, BM, BN, BK, WM, WN, STAGES>;
-    static const cudaError_t allowed[] = {
+    const cudaError_t allowed[] = { // of this device: ranks have one each
         cudaFuncSetAttribute(gate_up, cudaFuncAttributeMaxDynamicSharedMemorySize, tile::SMEM),
         cudaFuncSetAttribute(down, cudaFuncAttributeMaxDynamicSharedMemorySize, tile::SMEM)};
     if (allowed[0] != cudaSuccess || allowed[1] != cudaSuccess) {
