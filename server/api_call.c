@@ -3,6 +3,7 @@
 
 #include "engine/base/assert.h"
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "server/log_request.h"
 #include "server/prepare.h"
@@ -280,6 +281,11 @@ static void prepared(void *arg)
     if (c->gone) {
         give_back(c);
         return;
+    }
+    if (c->request.n_unknown > 0) {
+        c->api->metrics.n_unknown_keys += (uint64_t)c->request.n_unknown;
+        log_debug("%d unknown parameters are ignored, such as '%.60s'", c->request.n_unknown,
+                  c->request.unknown);
     }
     if (c->request.request_id) {
         http_set_request_id(c->req, c->request.request_id);

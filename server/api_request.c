@@ -443,7 +443,8 @@ static bool read_format(struct api_request *r)
     return true;
 }
 
-static bool only_known(struct api_request *r)
+/* What no endpoint knows is ignored and counted, or refused if the operator wants that. */
+static bool check_names(struct api_request *r)
 {
     static const char known[] =
         "|model|messages|prompt|input|suffix|best_of|echo|frequency_penalty|presence_penalty|"
@@ -459,11 +460,19 @@ static bool only_known(struct api_request *r)
         "safety_identifier|prompt_cache_key|prompt_cache_retention|moderation|documents|"
         "num_speculative_tokens|instructions|max_output_tokens|previous_response_id|reasoning|"
         "text|truncation|include|background|conversation|max_tool_calls|context_management|"
-        "encoding_format|dimensions|tokens|return_token_strs|normalize|use_activation|";
+        "encoding_format|dimensions|tokens|return_token_strs|normalize|use_activation|content|"
+        "add_special|with_pieces|use_beam_search|structured_outputs|guided_json|guided_regex|"
+        "guided_choice|guided_grammar|prompt_embeds|kv_transfer_params|logits_processors|"
+        "watermark|repetition_detection|";
     for (size_t i = 0; i < r->body.n_members; i++) {
         char word[64];
         int n = snprintf(word, sizeof word, "|%s|", r->body.members[i].key);
-        if (n >= (int)sizeof word || !strstr(known, word)) {
+        if (n < (int)sizeof word && strstr(known, word)) {
+            continue;
+        }
+        r->unknown = r->unknown ? r->unknown : r->body.members[i].key;
+        r->n_unknown++;
+        if (r->model->config->strict_parameters) {
             return api_error_set(&r->error, 400, "unknown_parameter", r->body.members[i].key,
                                  "Unknown parameter: '%.60s'.", r->body.members[i].key);
         }
@@ -483,7 +492,7 @@ bool request_read_common(struct api_request *r)
     r->output.tok = r->model->tok;
     r->include_reasoning = r->parallel_tool_calls = true;
     r->truncate_left = true;
-    if (!read_model(r) || (r->model->config->strict_parameters && !only_known(r))) {
+    if (!read_model(r) || !check_names(r)) {
         return false;
     }
     read_scalars(r);

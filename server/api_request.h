@@ -60,6 +60,8 @@ struct api_request {
     bool truncate_left;
     int32_t priority;
     const char *cache_salt, *user, *request_id;
+    const char *unknown; // the first member that no endpoint knows, and how many there are
+    int n_unknown;
     double timeout_s; // 0: none
     const char *detokenized; // detokenize
 

@@ -344,6 +344,8 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
         "Time since a step ended while work waits.", s->heartbeat_age_s);
     one(out, s, "sluice_client_retries_total", "counter", "Requests that an SDK repeated.",
         (double)m->client_retries);
+    one(out, s, "sluice_unknown_parameters_total", "counter",
+        "Members of bodies that no endpoint knows.", (double)m->n_unknown_keys);
     one(out, s, "sluice_load_seconds", "gauge", "Time from start to ready.", s->load_seconds);
     head(out, "sluice_build_info", "gauge", "The version.");
     buf_printf(out, "sluice_build_info{version=\"%s\"} 1\n", s->version);

@@ -66,10 +66,10 @@ struct metrics {
     struct metric_series hist[N_HISTOGRAMS];
     uint64_t finished[5]; // by enum finish_reason
     uint64_t rejected[N_REJECTS], aborted[N_ABORTS], client_retries;
-    uint64_t n_chat_tools, n_unknown_keys;
+    uint64_t n_unknown_keys;
     struct metric_http http[METRIC_MAX_HTTP];
     size_t n_http;
-    int64_t last_rows, last_steps; // for tokens per step
+    int64_t last_rows; // for tokens per step
 };
 
 void metrics_observe(struct metrics *m, enum metric_histogram h, double v);

@@ -337,6 +337,16 @@ def test_harmless_members_are_taken(server, more):
     assert server.chat(**{**ONE, **more}).status == 200
 
 
+def test_unknown_members_are_counted(server):
+    before = server.metric("sluice_unknown_parameters_total")
+    assert server.chat(**ONE, foo=1, bar=None).status == 200
+    assert server.metric("sluice_unknown_parameters_total") == before + 2
+    with Server(strict_parameters=True) as s:
+        r = s.chat(**ONE, foo=1)
+        assert (r.status, r.error["code"], r.error["param"]) == (400, "unknown_parameter", "foo")
+        assert s.chat(**ONE).status == 200
+
+
 def test_charset_must_be_utf8(server):
     for charset, status in (("utf-8", 200), ('"UTF-8"', 200), ("iso-8859-1", 415)):
         r = server.request("POST", "/v1/completions", '{"prompt":"x"}', {"content-type": "application/json; charset=" + charset})
