@@ -198,6 +198,10 @@ static void put_replaced(const struct decoder *d, struct scratch *sc, const char
     struct pattern_walk w;
     pattern_walk_init(&w, &d->pattern, s, n);
     size_t start, end, copied = 0;
+    if (d->pattern.regex && utf8_check(s, n) != n) { // half a character of a stream
+        buf_put(out, s, n);
+        return;
+    }
     // The library leaves an empty string alone whatever the pattern.
     while (n > 0 && pattern_walk_next(&w, sc, &start, &end) > 0) {
         buf_put(out, s + copied, start - copied);

@@ -292,7 +292,11 @@ def main():
             n, bad = compare(t, j, folder, texts, maker.r)
             compared += n
             if isinstance(bad, str):
-                refused[bad.split(": ", 1)[-1][:120]] += 1
+                refused[bad[:200] if bad.startswith("CRASH") else bad.split(": ", 1)[-1][:120]] += 1
+                if bad.startswith("CRASH"):
+                    print(f"{i} {name}: {bad}")
+                    pathlib.Path(tempfile.gettempdir(), "crash.json").write_text(json.dumps(j))
+                    pathlib.Path(tempfile.gettempdir(), "crash.texts").write_text(json.dumps(texts))
             elif bad:
                 differ += 1
                 model = {k: v if k not in ("vocab", "merges") else len(v) for k, v in j["model"].items()}
