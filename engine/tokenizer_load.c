@@ -142,6 +142,9 @@ static double read_score(const char *s, size_t n)
     for (; exponent < -308 && v != 0; exponent += 308) {
         v /= 1e308;
     }
+    if (exponent > 308) {
+        return digits > 0 ? (double)INFINITY : 0;
+    }
     double scale = power_of_ten(exponent < 0 ? -exponent : exponent);
     v = exponent >= 0 ? v * scale : v / scale;
     return negative ? -v : v;

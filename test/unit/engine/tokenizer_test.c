@@ -272,6 +272,12 @@ TEST(what_is_not_supported_is_refused_at_load)
          "\"Isolated\"},\"model\":{\"vocab\":{},\"merges\":[]}}", "fold"},
         {"{\"decoder\":{\"type\":\"CTC\"},\"model\":{\"vocab\":{},\"merges\":[]}}", "CTC"},
         {"{\"post_processor\":{\"type\":\"X\"},\"model\":{\"vocab\":{},\"merges\":[]}}", "post"},
+        {"{\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"(?s).\"},\"content\":\"\"},"
+         "\"model\":{\"vocab\":{},\"merges\":[]}}", "group"},
+        {"{\"normalizer\":{\"type\":\"Strip\",\"strip_left\":true},\"added_tokens\":[{\"id\":1,"
+         "\"content\":\" \",\"normalized\":true}],\"model\":{\"vocab\":{\"a\":0},\"merges\":[]}}",
+         "normalises to nothing"},
+        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",1e999]]}}", "out of range"},
         {"{\"model\":{\"type\":\"Unigram\",\"unk_id\":5,\"vocab\":[[\"a\",0]]}}", "unk_id"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -280,6 +286,54 @@ TEST(what_is_not_supported_is_refused_at_load)
         if (tok || !strstr(err.text, rows[i].why)) {
             CHECK_FAIL("%s: \"%s\", expected \"%s\"", rows[i].json, err.text, rows[i].why);
         }
+        tokenizer_free(tok);
+    }
+}
+
+/* Both ways to cut "baaaaa" have the same score but for rounding; ids from the library. */
+TEST(scores_are_read_as_the_library_reads_them)
+{
+    struct err err = {0};
+    struct tokenizer *tok = load_text(
+        "{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"<unk>\",0.0],"
+        "[\"a\",-4.779886128794810],[\"aa\",-7.8881984132117707],[\"aaa\",-1.53735997309919],"
+        "[\"b\",-1.69113092110597887]]}}", NULL, &err);
+    REQUIRE(tok);
+    struct ids ids;
+    ids_init(&ids, 100);
+    const struct text_span span = TEMPLATE("baaaaa");
+    encode(tok, &span, 1, &ids);
+    CHECK_EQ(ids.n, 3);
+    CHECK(ids.v[0] == 4 && ids.v[1] == 2 && ids.v[2] == 3);
+    ids_deinit(&ids);
+    tokenizer_free(tok);
+}
+
+/* "word" is a special token that merges make, too: the user cannot merge to it, others can. */
+TEST(the_user_s_text_has_no_merges_to_special_tokens)
+{
+    static const char *const kinds[] = {"", "\"pre_tokenizer\":{\"type\":\"ByteLevel\","
+                                            "\"add_prefix_space\":false,\"use_regex\":false},"};
+    for (size_t i = 0; i < 2; i++) {
+        char json[600];
+        struct err err = {0};
+        struct ids ids;
+        snprintf(json, sizeof json,
+                 "{%s\"added_tokens\":[{\"id\":6,\"content\":\"word\",\"special\":true,"
+                 "\"single_word\":true,\"normalized\":false}],\"model\":{\"type\":\"BPE\",\"vocab\":{"
+                 "\"w\":0,\"o\":1,\"r\":2,\"d\":3,\"wo\":4,\"rd\":5,\"word\":6},\"merges\":[\"w o\","
+                 "\"r d\",\"wo rd\"]}}", kinds[i]);
+        struct tokenizer *tok = load_text(json, NULL, &err);
+        REQUIRE(tok);
+        ids_init(&ids, 100);
+        const struct text_span plain = TEMPLATE("wordwo"), input = INPUT("wordwo");
+        for (int pass = 0; pass < 2; pass++) { // the second time from the cache
+            encode(tok, &plain, 1, &ids);
+            CHECK(ids.n == 2 && ids.v[0] == 6 && ids.v[1] == 4);
+            encode(tok, &input, 1, &ids);
+            CHECK(ids.n == 3 && ids.v[0] == 4 && ids.v[1] == 5 && ids.v[2] == 4);
+        }
+        ids_deinit(&ids);
         tokenizer_free(tok);
     }
 }
