@@ -402,6 +402,7 @@ static bool read_others(struct api_request *r)
     body_bool(b, "return_tokens_as_token_ids", &r->tokens_as_ids);
     body_bool(b, "skip_special_tokens", &r->output.skip_special);
     r->has_add_special = body_bool(b, "add_special_tokens", &r->add_special);
+    body_bool(b, "parse_special", &r->parse_special);
     body_int(b, "truncate_prompt_tokens", -1, INT32_MAX, &r->truncate);
     if (body_choice(b, "truncation_side", "left|right", &side)) {
         r->truncate_left = side == 0;
@@ -461,7 +462,7 @@ static bool check_names(struct api_request *r)
         "num_speculative_tokens|instructions|max_output_tokens|previous_response_id|reasoning|"
         "text|truncation|include|background|conversation|max_tool_calls|context_management|"
         "encoding_format|dimensions|tokens|return_token_strs|normalize|use_activation|content|"
-        "add_special|with_pieces|use_beam_search|structured_outputs|guided_json|guided_regex|"
+        "add_special|parse_special|with_pieces|use_beam_search|structured_outputs|guided_json|guided_regex|"
         "guided_choice|guided_grammar|prompt_embeds|kv_transfer_params|logits_processors|"
         "watermark|repetition_detection|";
     for (size_t i = 0; i < r->body.n_members; i++) {
@@ -491,7 +492,7 @@ bool request_read_common(struct api_request *r)
     r->output.skip_special = true;
     r->output.tok = r->model->tok;
     r->include_reasoning = r->parallel_tool_calls = true;
-    r->truncate_left = true;
+    r->truncate_left = r->parse_special = true;
     if (!read_model(r) || !check_names(r)) {
         return false;
     }

@@ -56,6 +56,7 @@ struct api_request {
     int64_t dimensions;  // 0: all
     bool token_strs;     // tokenize
     bool add_special, has_add_special;
+    bool parse_special; // recognise special tokens in a prompt that is text (in messages: never)
     int64_t truncate;    // prompt tokens to keep; -1: the model's maximum; 0: all
     bool truncate_left;
     int32_t priority;

@@ -26,10 +26,11 @@ static bool is_hopeless(struct api_request *r, size_t n_bytes)
     return true;
 }
 
-static bool encode(struct api_request *r, const struct text_span *spans, size_t n_spans)
+static bool encode(struct api_request *r, const struct text_span *spans, size_t n_spans,
+                   bool parse_special)
 {
     struct err err = {""};
-    struct tokenizer_flags flags = {.add_special = r->add_special, .parse_special = true};
+    struct tokenizer_flags flags = {.add_special = r->add_special, .parse_special = parse_special};
     enum status st = tokenizer_encode(r->model->tok, spans, n_spans, flags, &r->ids, &err);
     if (st == ERR_LIMIT || st == ERR_NOMEM) {
         return request_too_large(r);
@@ -61,7 +62,7 @@ static bool tokenise(struct api_request *r)
             return no_tokenizer(r);
         }
         struct text_span span = {text, strlen(text), false};
-        if (is_hopeless(r, span.n_bytes) || !encode(r, &span, 1)) {
+        if (is_hopeless(r, span.n_bytes) || !encode(r, &span, 1, r->parse_special)) {
             return false;
         }
         r->prompts[i].n = (int32_t)(r->ids.n - from[i]);
@@ -117,7 +118,7 @@ static bool render(struct api_request *r)
     if (st != OK) {
         return template_failed(r, st, &err);
     }
-    bool good = !is_hopeless(r, out.n_bytes) && encode(r, out.spans, out.n_spans);
+    bool good = !is_hopeless(r, out.n_bytes) && encode(r, out.spans, out.n_spans, true);
     r->output.starts_in_reasoning = reasoning_is_open(r->output.reasoning, out.text, out.n_bytes);
     r->prompts = arena_alloc(&r->arena, 1, sizeof r->prompts[0]);
     char *text = arena_strndup(&r->arena, out.text, out.n_bytes);

@@ -203,6 +203,13 @@ def test_tokenize_and_back(server):
     assert server.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
     chat = server.post("/tokenize", {"messages": [{"role": "user", "content": "Hi"}]}).json()
     assert chat["count"] > 4
+    eos = {"prompt": server.get("/tokenizer_info").json()["eos_token"], "add_special_tokens": False}
+    assert server.post("/tokenize", eos).json()["count"] == 1
+    spelled = server.post("/tokenize", dict(eos, parse_special=False)).json()["tokens"]
+    assert len(spelled) > 1 and server.post("/detokenize", {"tokens": spelled}).json() == {"prompt": eos["prompt"]}
+    counts = [server.post("/v1/completions", dict(eos, max_tokens=1, parse_special=p)).json()["usage"]["prompt_tokens"]
+              for p in (True, False)]
+    assert counts == [1, len(spelled)]
     info = server.get("/tokenizer_info").json()
     assert "chat_template" in info and info["eos_token"]
 
