@@ -17,6 +17,7 @@ enum status cpu_open_scalar(const struct backend_options *options, struct backen
 struct cpu_peaks {
     double read_bytes_per_s, fma_flops_per_s, product_flops_per_s;
     bool has_matrix_unit; // the product's peak is that of AMX
+    int32_t n_threads;
 };
 enum status cpu_peaks(struct backend *be, struct cpu_peaks *out);
 /* Reads all opened weights once, one after the other, and lowers seconds[i] to what weight i took.

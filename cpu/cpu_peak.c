@@ -86,6 +86,7 @@ enum status cpu_peaks(struct backend *be, struct cpu_peaks *out)
     out->fma_flops_per_s = best_spin(&job, cpu->kernels->fma_flops);
     job.spin = cpu->kernels->spin_product;
     out->product_flops_per_s = best_spin(&job, cpu->kernels->product_flops);
+    out->n_threads = pool_n_threads(cpu->pool);
     out->has_matrix_unit = cpu->kernels->product_flops > 2.0 * cpu->kernels->fma_flops;
     out->read_bytes_per_s = 0.0;
     for (int i = 0; i < 4; i++) {
