@@ -27,6 +27,8 @@ static void find_amx(void)
     amx_table = cpu_kernels_avx512bf16;
     amx_table.name = "AMX";
     amx_table.gemm_bf16 = cpu_gemm_bf16_amx;
+    amx_table.pass_rows = 16;
+    amx_table.few_k = 256;
     amx_table.spin_product = cpu_spin_amx;
     amx_table.product_flops = 4 * 2.0 * 16 * 16 * 32;
     has_amx = true;

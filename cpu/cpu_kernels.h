@@ -38,6 +38,9 @@ struct cpu_kernels {
 
     gemm_fn *gemm_bf16, *gemm_f16, *gemm_f32;
     bool bf16_rows; // gemm_bf16 reads a as bf16; else as fp32 that holds rounded values
+    /* Up to pass_rows rows a product reads each weight once; inputs that it is best given at a time
+     * for some tens of rows. */
+    int32_t pass_rows, few_k;
     /* One row of activations in the form that the product reads. */
     void (*round_bf16)(const float *x, void *out, int64_t n);
     void (*round_f16)(const float *x, float *out, int64_t n);

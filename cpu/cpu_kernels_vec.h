@@ -16,6 +16,8 @@ const struct cpu_kernels KERNELS_TABLE = {
 #if defined(__AVX512BF16__)
     .bf16_rows = true,
 #endif
+    .pass_rows = BLOCK_ROWS,
+    .few_k = 128,
     .round_bf16 = round_bf16,
     .round_f16 = round_f16,
     .add_scaled = add_scaled,

@@ -4,8 +4,16 @@
 
 #include <string.h>
 
-/* Inputs that a many-row product takes at a time: 64 outputs x 256 inputs of bf16 are 32 KiB. */
-enum { K_BLOCK = 256 };
+/* Inputs that a product takes at a time when its rows pass over the weights more than once. 64
+ * outputs x 256 inputs of bf16 are 32 KiB; with few rows the nearest cache holds what is used and
+ * what is on its way (cpu_kernels.h, few_k). */
+enum { K_BLOCK = 256, FEW_ROWS = 64 };
+
+static int64_t k_block(const struct cpu_backend *cpu, const struct weight *w, int32_t n_rows)
+{
+    const struct cpu_kernels *k = cpu->kernels;
+    return n_rows <= k->pass_rows ? w->segment_padded : n_rows <= FEW_ROWS ? k->few_k : K_BLOCK;
+}
 
 /* Rows that a tile is multiplied with at a time: their sums, 24 KiB, stay near. Also the rows of
  * one item when there are too few tiles to feed the threads. */
@@ -78,7 +86,7 @@ static void segment_sums(const struct cpu_backend *cpu, const struct gemm_tile *
     int64_t size = element_bytes(cpu, w), width = (int64_t)w->panels * PANEL;
     const char *tile = w->packed + (size_t)t->matrix * w->matrix_bytes +
                        (size_t)t->tile * w->tile_bytes;
-    int64_t block = t->n_rows <= 8 ? w->segment_padded : K_BLOCK;
+    int64_t block = k_block(cpu, w, t->n_rows);
     for (int64_t k = 0; k < w->segment_padded; k += block) {
         int64_t n = w->segment_padded - k < block ? w->segment_padded - k : block;
         int64_t at = s * w->segment_padded + k;

@@ -65,11 +65,16 @@ VEC_INLINE void step_dot(const uint16_t *a, int64_t a_stride, const char *w, vf 
 }
 #endif
 
-/* rows x vecs sums over all of k. w_step: bytes from one k (or pair) to the next. `ahead`: how far
- * ahead of its use a weight is asked for; 0: it is in the cache. */
+/* What a block of rows asks for ahead of its use: of each step's weights the bytes [from, to), at
+ * `ahead` bytes from those that it reads. 0: they are in the cache. */
+struct gemm_ahead {
+    int64_t ahead, from, to;
+};
+
+/* rows x vecs sums over all of k. w_step: bytes from one k (or pair) to the next. */
 VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64_t w_step,
-                           int64_t k, float *c, bool first, int64_t ahead, const int rows,
-                           const int vecs, const enum gemm_kind kind)
+                           int64_t k, float *c, bool first, struct gemm_ahead next,
+                           const int rows, const int vecs, const enum gemm_kind kind)
 {
     vf acc[BLOCK_ROWS][MAX_PANELS * PANEL_VECS];
     for (int i = 0; i < rows; i++) {
@@ -79,10 +84,8 @@ VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64
     }
     const int pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
     for (int64_t x = 0; x < k; x += pair, w += w_step) {
-        if (ahead > 0) {
-            for (int j = 0; j < vecs * VEC_BYTES * (kind == GEMM_F16 ? 1 : 2) / 2; j += 64) {
-                __builtin_prefetch(w + ahead + j);
-            }
+        for (int64_t j = next.from; j < next.to; j += 64) {
+            __builtin_prefetch(w + next.ahead + j);
         }
 #if defined(__AVX512BF16__)
         if (kind == GEMM_BF16_DOT) {
@@ -103,30 +106,50 @@ VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64
     }
 }
 
-/* All rows against `vecs` vectors of outputs. */
+/* Bytes of one step's weights. */
+VEC_INLINE int64_t step_bytes(const int vecs, const enum gemm_kind kind)
+{
+    return vecs * VEC_BYTES * (kind == GEMM_F16 ? 1 : 2) / 2;
+}
+
+VEC_INLINE void gemm_some(const void *a, int64_t a_stride, int32_t rows, const char *w,
+                          int64_t w_step, int64_t k, float *c, bool first, struct gemm_ahead next,
+                          const int vecs, const enum gemm_kind kind)
+{
+    switch (rows) {
+#if defined(__AVX2__)
+    case 6: gemm_block(a, a_stride, w, w_step, k, c, first, next, 6, vecs, kind); break;
+    case 5: gemm_block(a, a_stride, w, w_step, k, c, first, next, 5, vecs, kind); break;
+#endif
+    case 4: gemm_block(a, a_stride, w, w_step, k, c, first, next, 4, vecs, kind); break;
+    case 3: gemm_block(a, a_stride, w, w_step, k, c, first, next, 3, vecs, kind); break;
+    case 2: gemm_block(a, a_stride, w, w_step, k, c, first, next, 2, vecs, kind); break;
+    case 1: gemm_block(a, a_stride, w, w_step, k, c, first, next, 1, vecs, kind); break;
+    default: break;
+    }
+}
+
+/* All rows against `vecs` vectors of outputs. While a stretch of weights is used, by one block of
+ * rows after the other, the stretch after it is asked for, by each block an equal part: so memory
+ * has as long to deliver as the products take. */
 VEC_INLINE void gemm_rows(const void *a, int64_t a_stride, int32_t m, const char *w,
                           int64_t w_step, int64_t k, float *c, bool first, const int vecs,
                           const enum gemm_kind kind)
 {
     const int64_t size = kind == GEMM_BF16_DOT ? 2 : 4;
-    const char *row = a;
-    /* The first rows to read a stretch of weights ask for the stretch after it. */
     const int64_t pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
-    int64_t ahead = m == 1 ? PREFETCH_BYTES : m <= MANY_ROWS ? w_step * (k / pair) : 0;
-    for (; m >= BLOCK_ROWS; m -= BLOCK_ROWS, ahead = 0) {
-        gemm_block(row, a_stride, w, w_step, k, c, first, ahead, BLOCK_ROWS, vecs, kind);
-        row += BLOCK_ROWS * a_stride * size;
-        c += BLOCK_ROWS * TILE;
-    }
-    switch (m) {
-#if defined(__AVX2__)
-    case 5: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 5, vecs, kind); break;
-    case 4: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 4, vecs, kind); break;
-#endif
-    case 3: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 3, vecs, kind); break;
-    case 2: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 2, vecs, kind); break;
-    case 1: gemm_block(row, a_stride, w, w_step, k, c, first, ahead, 1, vecs, kind); break;
-    default: break;
+    const int64_t lines = (step_bytes(vecs, kind) + 63) / 64;
+    const int64_t n = (m + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    struct gemm_ahead next = {n == 1 ? PREFETCH_BYTES : w_step * (k / pair), 0, 0};
+    for (int64_t i = 0; i < n; i++) {
+        if (m <= MANY_ROWS) {
+            next.from = (lines * i + n - 1) / n * 64;
+            next.to = (lines * (i + 1) + n - 1) / n * 64;
+        }
+        int32_t row = (int32_t)i * BLOCK_ROWS;
+        gemm_some((const char *)a + row * a_stride * size, a_stride,
+                  m - row < BLOCK_ROWS ? m - row : BLOCK_ROWS, w, w_step, k, c + (int64_t)row * TILE,
+                  first, next, vecs, kind);
     }
 }
 
@@ -137,10 +160,11 @@ VEC_INLINE void gemm_panels(const void *a, int64_t a_stride, int32_t m, const vo
     const int64_t size = kind == GEMM_F32 ? 4 : kind == GEMM_F16 ? 2 : 4; // of one output's step
     const int64_t w_step = panels * PANEL * size;
     if (m == 1 && panels == MAX_PANELS) {
-        gemm_block(a, a_stride, w, w_step, k, c, first, PREFETCH_BYTES, 1,
-                   MAX_PANELS * PANEL_VECS, kind);
+        const struct gemm_ahead next = {PREFETCH_BYTES, 0, step_bytes(MAX_PANELS * PANEL_VECS, kind)};
+        gemm_block(a, a_stride, w, w_step, k, c, first, next, 1, MAX_PANELS * PANEL_VECS, kind);
     } else if (m == 1 && panels == 2) {
-        gemm_block(a, a_stride, w, w_step, k, c, first, PREFETCH_BYTES, 1, 2 * PANEL_VECS, kind);
+        const struct gemm_ahead next = {PREFETCH_BYTES, 0, step_bytes(2 * PANEL_VECS, kind)};
+        gemm_block(a, a_stride, w, w_step, k, c, first, next, 1, 2 * PANEL_VECS, kind);
     } else if (BLOCK_VECS == MAX_PANELS * PANEL_VECS && panels == MAX_PANELS) {
         gemm_rows(a, a_stride, m, w, w_step, k, c, first, MAX_PANELS * PANEL_VECS, kind);
     } else {
