@@ -43,8 +43,8 @@ SRC  := $(wildcard cpu/*.c) engine/backend.c engine/params.c $(patsubst %,engine
 LIBS := -lpthread -lm
 LDFLAGS += -static
 else
-SRC := $(wildcard engine/*.c engine/base/*.c cpu/*.c)
-HTTP_SRC := $(filter-out server/main.c,$(wildcard server/*.c)) $(wildcard bench/*.c)
+SRC := $(wildcard engine/*.c engine/base/*.c engine/tokenizer/*.c cpu/*.c)
+HTTP_SRC := $(filter-out server/main.c,$(wildcard server/*.c server/jinja/*.c)) $(wildcard bench/*.c)
 ifeq ($(HTTP),1)
 SRC  += $(HTTP_SRC)
 # MHD=DIR: a static libmicrohttpd from scripts/deps; without, the system's.
@@ -52,7 +52,7 @@ LIBS += -luv $(if $(MHD),$(MHD)/lib/libmicrohttpd.a,-lmicrohttpd) -lgnutls
 CFLAGS += $(if $(MHD),-isystem $(MHD)/include)
 else
 # What the commands need without sockets: cJSON, PCRE2 and utf8proc are all of the libraries.
-SRC    += $(filter-out server/cmd_serve.c,$(wildcard server/cmd_*.c server/jinja*.c server/chat_*.c \
+SRC    += $(filter-out server/cmd_serve.c,$(wildcard server/cmd_*.c server/jinja/*.c server/chat_*.c \
           server/config*.c server/output*.c server/tool_parser*.c)) server/devices.c server/engine_config.c \
           server/nodes_config.c server/generate_job.c
 CFLAGS += -DSLUICE_NO_HTTP
@@ -116,7 +116,7 @@ $(BUILD)/server/status_page.o: server/status_page.html
 
 # Tests link everything but main; a wildcard finds them.
 $(BUILD)/libsluice.a: $(OBJ)
-	@rm -f $@ && ar rcs $@ $^
+	@rm -f $@ && ar qcs $@ $^
 $(UNIT) $(SERVERS) $(BENCHES): $(BUILD)/%: %.c $(SUPPORT) $(BUILD)/libsluice.a test/check.h
 	@mkdir -p $(@D)
 	$(SAY_LD) $(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP -o $@ $< $(SUPPORT) $(BUILD)/libsluice.a $(LIBS)

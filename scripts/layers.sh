@@ -15,7 +15,11 @@ function third(file, lib, allowed) {
 /^[ \t]*#[ \t]*include[ \t]*"/ {
     match($0, /"[^"]*"/); inc = substr($0, RSTART + 1, RLENGTH - 2); f = FILENAME
     if (f ~ /^server\/(main|devices|cmd_bench_ops.*)\.[ch]$/) next
-    if (f ~ /^server\//) {
+    if (f ~ /^server\/jinja\//) {
+        if (inc !~ /^(server\/jinja|engine\/base)\//) bad("the template interpreter includes itself and base/ only")
+    } else if (f ~ /^engine\/tokenizer\//) {
+        if (inc !~ /^engine\/(tokenizer\/|base\/|tokenizer\.h|detok\.h)/) bad("the tokenizer includes itself and base/ only")
+    } else if (f ~ /^server\//) {
         if (inc !~ /^server\// && inc !~ /^engine\/base\// && inc !~ /^engine\/(engine|nodes|params|tokenizer|detok|options|model_info)\.h$/) bad("server/ sees engine.h, tokenizer, detok and base/ only")
     } else if (f ~ /^engine\/base\//) {
         if (inc !~ /^engine\/base\//) bad("base/ includes base/ only")

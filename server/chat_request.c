@@ -1,6 +1,6 @@
 #include "server/chat_request.h"
 
-#include "server/jinja_json.h"
+#include "server/jinja/json.h"
 
 #include <string.h>
 

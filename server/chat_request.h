@@ -6,7 +6,7 @@
 #ifndef SLUICE_SERVER_CHAT_REQUEST_H
 #define SLUICE_SERVER_CHAT_REQUEST_H
 
-#include "server/jinja.h"
+#include "server/jinja/jinja.h"
 
 struct chat_traits {
     bool flatten_parts;    // text parts are joined (with a newline) into a string

@@ -4,7 +4,7 @@
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
 #include "server/chat_request.h"
-#include "server/jinja_json.h"
+#include "server/jinja/json.h"
 
 #include <stdio.h>
 #include <stdlib.h>

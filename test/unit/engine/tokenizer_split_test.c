@@ -1,4 +1,4 @@
-#include "engine/tokenizer_regex.h"
+#include "engine/tokenizer/regex.h"
 
 #include "engine/base/file.h"
 #include "engine/base/json_scan.h"

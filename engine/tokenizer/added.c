@@ -1,0 +1,249 @@
+/* Added tokens: strings that are cut out of the text before anything else looks at it. */
+#include "engine/tokenizer/impl.h"
+
+#include "engine/base/mem.h"
+#include "engine/tokenizer/unicode.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Tags that occur in harmless text. Gemma has them among its added tokens. */
+static bool is_html_name(const char *s, size_t n)
+{
+    static const char *const names[] = {
+        "table", "caption", "thead", "tbody", "tfoot", "tr",  "th",  "td",   "h1",
+        "h2",    "h3",      "h4",    "h5",    "h6",    "blockquote", "strong", "em", "b",
+        "i",     "u",       "s",     "sub",   "sup",   "code", "p",  "br",   "hr",
+        "ul",    "ol",      "li",    "div",   "span",  "a",   "img", "pre",  "html",
+        "head",  "body",    "q",     "del",   "ins",   "mark", "small"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strlen(names[i]) == n && memcmp(names[i], s, n) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool added_looks_like_markup(const char *s, size_t n)
+{
+    bool angle = n > 2 && s[0] == '<' && s[n - 1] == '>';
+    bool square = n > 2 && s[0] == '[' && s[n - 1] == ']';
+    if (!angle && !square) {
+        return false;
+    }
+    size_t slash = s[1] == '/';
+    return !(angle && is_html_name(s + 1 + slash, n - 2 - slash));
+}
+
+/* The id that the library gives to a new token: what the model calls it, else the next free one
+ * above the model's entries and all ids given so far. */
+static int32_t new_id(const struct tokenizer *tok, const char *text, size_t n)
+{
+    int32_t id = string_table_find(&tok->by_text, text, n);
+    return id >= 0 ? id : tok->next_added_id > tok->n_model ? tok->next_added_id : tok->n_model;
+}
+
+static int32_t append(struct tokenizer *tok, const struct added *token)
+{
+    if (tok->n_added == tok->cap_added) {
+        tok->cap_added = tok->cap_added ? 2 * tok->cap_added : 64;
+        tok->added = xrealloc(tok->added, tok->cap_added * sizeof *tok->added);
+    }
+    int32_t at = (int32_t)tok->n_added++;
+    tok->added[at] = (struct added){.id = new_id(tok, token->text, token->n_bytes),
+                                    .text = xstrndup(token->text, token->n_bytes),
+                                    .n_bytes = token->n_bytes};
+    int32_t after = tok->added[at].id + 1;
+    tok->next_added_id = after > tok->next_added_id ? after : tok->next_added_id;
+    return at;
+}
+
+enum status added_put(struct tokenizer *tok, const struct added *token, struct err *err)
+{
+    if (token->n_bytes == 0) {
+        return OK;
+    }
+    if (!tok->added_table.slots && !string_table_init(&tok->added_table, &tok->added_texts, 64)) {
+        return err_set(err, ERR_NOMEM, "out of memory");
+    }
+    int32_t at = string_table_find(&tok->added_table, token->text, token->n_bytes);
+    if (at < 0) {
+        at = append(tok, token);
+        if (!strings_set(&tok->added_texts, at, token->text, token->n_bytes) ||
+            !string_table_put(&tok->added_table, at) || tok->added[at].id > MAX_TOKEN_ID) {
+            return err_set(err, ERR_LIMIT, "too many added tokens");
+        }
+    }
+    struct added *a = &tok->added[at];
+    a->single_word = token->single_word;
+    a->lstrip = token->lstrip;
+    a->rstrip = token->rstrip;
+    a->normalized = token->normalized;
+    a->special = token->special;
+    a->control = a->special || added_looks_like_markup(a->text, a->n_bytes);
+    return OK;
+}
+
+static void note_first(uint64_t bits[4], const char *s)
+{
+    unsigned char c = (unsigned char)s[0];
+    bits[c / 64] |= 1ULL << (c % 64);
+}
+
+static enum status normalize_text(struct tokenizer *tok, struct added *a, struct err *err)
+{
+    struct scratch *sc = scratch_take(tok);
+    const char *s = a->text;
+    size_t n = a->n_bytes;
+    bool head, good = norm_apply(tok, sc, &s, &n, &head);
+    if (good && (n != a->n_bytes || memcmp(s, a->text, n) != 0)) {
+        free(a->normalized_text);
+        a->normalized_text = xstrndup(s, n);
+        a->normalized_bytes = n;
+    }
+    scratch_give(tok, sc);
+    return good ? OK : err_set(err, ERR_LIMIT, "an added token cannot be normalised");
+}
+
+/* Once all are known: normalised forms, the two tries, and the way back from ids. */
+enum status added_finish(struct tokenizer *tok, struct err *err)
+{
+    if (!trie_init(&tok->raw_trie) || !trie_init(&tok->normalized_trie)) {
+        return err_set(err, ERR_NOMEM, "out of memory");
+    }
+    for (size_t i = 0; i < tok->n_added; i++) {
+        struct added *a = &tok->added[i];
+        const char *text = a->text;
+        size_t n = a->n_bytes;
+        if (a->normalized) {
+            TRY(normalize_text(tok, a, err));
+            text = a->normalized_text ? a->normalized_text : text;
+            n = a->normalized_text ? a->normalized_bytes : n;
+        }
+        if (n == 0) { // the library then cuts between all bytes, or fails
+            return err_set(err, ERR_UNSUPPORTED, "the added token %d normalises to nothing",
+                           (int)a->id);
+        }
+        tok->has_normalized = tok->has_normalized || a->normalized;
+        note_first(a->normalized ? tok->normalized_first : tok->raw_first, text);
+        struct trie *t = a->normalized ? &tok->normalized_trie : &tok->raw_trie;
+        if (!trie_put(t, text, n, (int32_t)i)) {
+            return err_set(err, ERR_LIMIT, "too many added tokens");
+        }
+    }
+    return OK;
+}
+
+static bool is_word(uint32_t cp)
+{
+    return (unicode_flags(cp) & U_RUST_WORD) != 0;
+}
+
+/* single_word tokens must not touch a word character on either side. */
+static bool stands_alone(const struct added_search *a, size_t start, size_t end)
+{
+    uint32_t cp;
+    if (start > 0) {
+        unicode_previous(a->s, start, &cp);
+        if (is_word(cp)) {
+            return false;
+        }
+    }
+    if (end < a->n) {
+        unicode_next(a->s + end, &cp);
+        if (is_word(cp)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Where the next input byte at or after `at` lies. */
+static size_t next_input(struct added_search *a, size_t at)
+{
+    while (a->next_input < a->n_input && a->input[a->next_input].end <= at) {
+        a->next_input++;
+    }
+    if (a->next_input == a->n_input) {
+        return SIZE_MAX;
+    }
+    size_t start = a->input[a->next_input].start;
+    return start > at ? start : at;
+}
+
+static bool is_allowed(const struct added_search *a, int32_t index, bool has_input)
+{
+    const struct added *token = &a->tok->added[index];
+    return (a->parse_special || !token->special) && !(has_input && token->control);
+}
+
+/* The longest token at `at`, among those that are allowed there: what is not allowed does not
+ * exist, so it hides nothing. */
+static int32_t longest(struct added_search *a, size_t at, size_t *end)
+{
+    uint32_t node = 0;
+    int32_t best = -1;
+    size_t limit = a->n_input > 0 ? next_input(a, at) : SIZE_MAX;
+    for (size_t i = at; i < a->n; i++) {
+        node = trie_step(a->trie, node, (unsigned char)a->s[i]);
+        if (node == 0) {
+            break;
+        }
+        int32_t v = a->trie->value[node];
+        if (v >= 0 && is_allowed(a, v, i + 1 > limit)) {
+            best = v;
+            *end = i + 1;
+        }
+    }
+    return best;
+}
+
+static size_t skip_to_candidate(const struct added_search *a, size_t at)
+{
+    while (at < a->n) {
+        unsigned char c = (unsigned char)a->s[at];
+        if (a->first_bytes[c / 64] >> (c % 64) & 1) {
+            break;
+        }
+        at++;
+    }
+    return at;
+}
+
+bool added_search_next(struct added_search *a, struct range *match, int32_t *index)
+{
+    for (;;) {
+        size_t start = skip_to_candidate(a, a->from), end = 0;
+        if (start >= a->n) {
+            a->from = a->n;
+            return false;
+        }
+        int32_t v = longest(a, start, &end);
+        if (v < 0) {
+            a->from = start + 1;
+            continue;
+        }
+        const struct added *token = &a->tok->added[v];
+        a->from = end;
+        if (token->single_word && !stands_alone(a, start, end)) {
+            continue; // as the library: what it covers is not searched again
+        }
+        if (token->lstrip) {
+            size_t low = a->covered;
+            start = start > low ? start - unicode_space_suffix(a->s + low, start - low) : low;
+        }
+        if (token->rstrip) {
+            // Inside what the match before swallowed, that is where the space ends.
+            end = end < a->covered ? a->covered
+                                   : end + unicode_space_prefix(a->s + end, a->n - end);
+        }
+        if (start >= end) {
+            continue; // lies wholly in what the match before swallowed
+        }
+        a->covered = end;
+        *match = (struct range){start, end};
+        *index = v;
+        return true;
+    }
+}

@@ -1,0 +1,592 @@
+/* tokenizer.json. The vocabulary and the merges (tokenizer_merges.c), which are nearly all of the
+ * file, are read token by token; the small sections become trees. */
+#include "engine/tokenizer/impl.h"
+
+#include "engine/base/file.h"
+#include "engine/base/json_scan.h"
+#include "engine/base/mem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct section {
+    const char *text; // NULL: absent
+    size_t n_bytes;
+};
+
+struct loader {
+    struct tokenizer *tok;
+    struct err *err;
+    struct json_scan scan;
+    struct buf a; // an unescaped string
+    struct section added_tokens, normalizer, pre_tokenizer, post_processor, decoder;
+    struct json_scan merges; // where they begin, if the vocabulary comes later
+    bool has_merges, merges_wait, has_vocab, vocab_is_list;
+    char type[32];
+    char *unk_token;
+    double dropout;
+    int64_t unk_id, max_chars;
+};
+
+static enum status broken(struct loader *l, const char *what)
+{
+    if (l->scan.why) {
+        return json_scan_error(&l->scan, l->err);
+    }
+    return err_set(l->err, ERR_FORMAT, "%s (near byte %zu)", what, l->scan.at);
+}
+
+/* The last key or string: in place if it can be, else unescaped into b. */
+static const char *text_of(const struct json_scan *sc, struct buf *b, size_t *n)
+{
+    if (!sc->escaped) {
+        *n = sc->text_bytes;
+        return sc->text;
+    }
+    buf_clear(b);
+    json_scan_unescape(sc, b);
+    *n = b->n_bytes;
+    return b->data ? b->data : "";
+}
+
+static bool take_section(struct loader *l, struct section *s)
+{
+    size_t start = l->scan.at;
+    if (!json_scan_skip(&l->scan)) {
+        return false;
+    }
+    *s = (struct section){l->scan.s + start, l->scan.at - start};
+    return true;
+}
+
+enum status section_parse(const char *s, size_t n, struct json **root, struct err *err)
+{
+    struct json_limits limits = {.max_depth = 64, .max_values = 20u << 20};
+    return json_parse(s, n, &limits, root, err);
+}
+
+/* ---- the model's vocabulary and merges ---- */
+
+static enum status put_entry(struct loader *l, const char *text, size_t n, int64_t id)
+{
+    struct tokenizer *tok = l->tok;
+    if (id < 0 || id > MAX_TOKEN_ID) {
+        return err_set(l->err, ERR_LIMIT, "a token id below 0 or above %d", MAX_TOKEN_ID);
+    }
+    if (strings_get(&tok->texts, (int32_t)id, NULL)) {
+        return err_set(l->err, ERR_UNSUPPORTED, "two tokens have the id %d", (int)id);
+    }
+    if (!strings_set(&tok->texts, (int32_t)id, text, n) ||
+        !string_table_put(&tok->by_text, (int32_t)id)) {
+        return err_set(l->err, ERR_NOMEM, "out of memory for the vocabulary");
+    }
+    return OK;
+}
+
+static enum status read_vocab_object(struct loader *l)
+{
+    enum json_token t;
+    while ((t = json_scan_next(&l->scan)) == JSON_TOKEN_KEY) {
+        size_t n;
+        const char *text = text_of(&l->scan, &l->a, &n);
+        int64_t id;
+        if (json_scan_next(&l->scan) != JSON_TOKEN_NUMBER || !json_scan_int64(&l->scan, &id)) {
+            return broken(l, "a token's id is not an integer");
+        }
+        TRY(put_entry(l, text, n, id));
+    }
+    return t == JSON_TOKEN_OBJECT_END ? OK : broken(l, "the vocabulary is broken");
+}
+
+static double power_of_ten(long exponent)
+{
+    static const double exact[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                   1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                   1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+    char text[32];
+    if (exponent < (long)(sizeof exact / sizeof exact[0])) {
+        return exact[exponent];
+    }
+    snprintf(text, sizeof text, "1e%ld", exponent < 308 ? exponent : 308);
+    return strtod(text, NULL);
+}
+
+/* A score as the library's JSON reader has it: 19 or 20 digits as an integer, then one division by a
+ * power of ten. That may differ from the nearest double in the last bit, which decides between paths
+ * whose sums are the same but for rounding. */
+static double read_score(const char *s, size_t n)
+{
+    bool negative = n > 0 && s[0] == '-', behind_point = false, full = false;
+    uint64_t digits = 0;
+    long exponent = 0;
+    size_t i = negative;
+    for (; i < n && s[i] != 'e' && s[i] != 'E'; i++) {
+        if (s[i] == '.') {
+            behind_point = true;
+            continue;
+        }
+        unsigned digit = (unsigned)(s[i] - '0');
+        full = full || digits > (UINT64_MAX - digit) / 10;
+        digits = full ? digits : digits * 10 + digit;
+        exponent += full ? !behind_point : -(long)behind_point;
+    }
+    bool down = i + 1 < n && s[i + 1] == '-';
+    long e = 0;
+    for (i++; i < n; i++) {
+        e = s[i] >= '0' && s[i] <= '9' && e < 100000 ? e * 10 + (s[i] - '0') : e;
+    }
+    exponent += down ? -e : e;
+    double v = (double)digits;
+    for (; exponent < -308 && v != 0; exponent += 308) {
+        v /= 1e308;
+    }
+    if (exponent > 308) {
+        return digits > 0 ? (double)INFINITY : 0;
+    }
+    double scale = power_of_ten(exponent < 0 ? -exponent : exponent);
+    v = exponent >= 0 ? v * scale : v / scale;
+    return negative ? -v : v;
+}
+
+/* Unigram: [["piece", log probability], ...]. */
+static enum status read_vocab_list(struct loader *l)
+{
+    struct unigram *u = &l->tok->unigram;
+    size_t cap = 0, n_pieces = 0;
+    enum json_token t;
+    if (!trie_init(&u->trie)) {
+        return err_set(l->err, ERR_NOMEM, "out of memory");
+    }
+    while ((t = json_scan_next(&l->scan)) == JSON_TOKEN_ARRAY) {
+        if (json_scan_next(&l->scan) != JSON_TOKEN_STRING) {
+            return broken(l, "a piece of the vocabulary is not a string");
+        }
+        size_t n;
+        const char *text = text_of(&l->scan, &l->a, &n);
+        TRY(put_entry(l, text, n, (int64_t)n_pieces));
+        if (!trie_put(&u->trie, text, n, (int32_t)n_pieces)) {
+            return err_set(l->err, ERR_LIMIT, "the vocabulary is too large");
+        }
+        if (json_scan_next(&l->scan) != JSON_TOKEN_NUMBER) {
+            return broken(l, "a piece's score is not a number");
+        }
+        if (n_pieces == cap) {
+            cap = cap ? 2 * cap : 1024;
+            u->score = xrealloc(u->score, cap * sizeof *u->score);
+        }
+        u->score[n_pieces] = read_score(l->scan.text, l->scan.text_bytes);
+        if (!isfinite(u->score[n_pieces++])) {
+            return broken(l, "a piece's score is out of range");
+        }
+        if (json_scan_next(&l->scan) != JSON_TOKEN_ARRAY_END) {
+            return broken(l, "a piece has more than a text and a score");
+        }
+    }
+    l->vocab_is_list = true;
+    return t == JSON_TOKEN_ARRAY_END ? OK : broken(l, "the vocabulary is broken");
+}
+
+static enum status read_vocab(struct loader *l)
+{
+    if (l->has_vocab) {
+        return broken(l, "two vocabularies");
+    }
+    l->has_vocab = true;
+    // Real files have 70 to 130 bytes per entry, merges included; the table grows if need be.
+    if (!string_table_init(&l->tok->by_text, &l->tok->texts, l->scan.n_bytes / 96)) {
+        return err_set(l->err, ERR_NOMEM, "out of memory");
+    }
+    enum json_token t = json_scan_next(&l->scan);
+    if (t == JSON_TOKEN_OBJECT) {
+        TRY(read_vocab_object(l));
+    } else if (t == JSON_TOKEN_ARRAY) {
+        TRY(read_vocab_list(l));
+    } else {
+        return broken(l, "the vocabulary is neither an object nor a list");
+    }
+    l->tok->n_model = (int32_t)l->tok->by_text.n;
+    if (l->vocab_is_list) {
+        l->tok->n_model = l->tok->texts.n_ids;
+    }
+    return OK;
+}
+
+static enum status read_merges(struct loader *l)
+{
+    enum status st = merges_read(l->tok, &l->scan, l->err);
+    return st == OK || !l->scan.why ? st : json_scan_error(&l->scan, l->err);
+}
+
+/* ---- the model's other fields ---- */
+
+static char *string_or_empty(struct loader *l, enum json_token t)
+{
+    size_t n = 0;
+    const char *s = t == JSON_TOKEN_STRING ? text_of(&l->scan, &l->a, &n) : "";
+    return xstrndup(s, n);
+}
+
+static enum status read_scalar(struct loader *l)
+{
+    struct json_scan key = l->scan;
+    enum json_token t = json_scan_next(&l->scan);
+    struct bpe *bpe = &l->tok->bpe;
+    if (t == JSON_TOKEN_OBJECT || t == JSON_TOKEN_ARRAY) {
+        return json_scan_skip(&l->scan) ? OK : broken(l, "the model is broken");
+    }
+    if (t == JSON_TOKEN_ERROR) {
+        return broken(l, "the model is broken");
+    }
+    if (json_scan_is(&key, "type")) {
+        size_t n = t == JSON_TOKEN_STRING ? l->scan.text_bytes : 0;
+        snprintf(l->type, sizeof l->type, "%.*s", n < sizeof l->type ? (int)n : 0, l->scan.text);
+    } else if (json_scan_is(&key, "unk_token")) {
+        free(l->unk_token);
+        l->unk_token = t == JSON_TOKEN_STRING ? string_or_empty(l, t) : NULL;
+    } else if (json_scan_is(&key, "continuing_subword_prefix")) {
+        free(bpe->prefix);
+        bpe->prefix = string_or_empty(l, t);
+    } else if (json_scan_is(&key, "end_of_word_suffix")) {
+        free(bpe->suffix);
+        bpe->suffix = string_or_empty(l, t);
+    } else if (json_scan_is(&key, "dropout")) {
+        l->dropout = t == JSON_TOKEN_NUMBER ? json_scan_double(&l->scan) : 0;
+    } else if (json_scan_is(&key, "fuse_unk")) {
+        bpe->fuse_unk = t == JSON_TOKEN_TRUE;
+    } else if (json_scan_is(&key, "byte_fallback")) {
+        bpe->byte_fallback = l->tok->unigram.byte_fallback = t == JSON_TOKEN_TRUE;
+    } else if (json_scan_is(&key, "ignore_merges")) {
+        bpe->ignore_merges = t == JSON_TOKEN_TRUE;
+    } else if (json_scan_is(&key, "unk_id")) {
+        if (t == JSON_TOKEN_NUMBER && !json_scan_int64(&l->scan, &l->unk_id)) {
+            return broken(l, "unk_id is not an integer");
+        }
+    } else if (json_scan_is(&key, "max_input_chars_per_word")) {
+        if (t != JSON_TOKEN_NUMBER || !json_scan_int64(&l->scan, &l->max_chars)) {
+            return broken(l, "max_input_chars_per_word is not an integer");
+        }
+    }
+    return OK;
+}
+
+/* A field that changes what the merges mean may come after them, so merges that come before the end
+ * are remembered and read last. The usual order (merges last) costs nothing. */
+static enum status read_model(struct loader *l)
+{
+    enum json_token t = json_scan_next(&l->scan);
+    if (t != JSON_TOKEN_OBJECT) {
+        return broken(l, "the model is not an object");
+    }
+    while ((t = json_scan_next(&l->scan)) == JSON_TOKEN_KEY) {
+        if (json_scan_is(&l->scan, "vocab")) {
+            TRY(read_vocab(l));
+        } else if (json_scan_is(&l->scan, "merges")) {
+            l->has_merges = true;
+            l->merges_wait = !l->has_vocab;
+            l->merges = l->scan;
+            if (!l->merges_wait) {
+                TRY(read_merges(l));
+            } else if (!json_scan_skip(&l->scan)) {
+                return broken(l, "the merges are broken");
+            }
+        } else {
+            TRY(read_scalar(l));
+        }
+    }
+    if (t != JSON_TOKEN_OBJECT_END || !l->has_vocab) {
+        return broken(l, "the model has no vocabulary or does not end");
+    }
+    if (l->merges_wait) {
+        struct json_scan after = l->scan;
+        l->scan = l->merges;
+        TRY(read_merges(l));
+        l->scan = after;
+    }
+    return OK;
+}
+
+static enum status read_top(struct loader *l)
+{
+    static const struct {
+        const char *key;
+        size_t offset;
+    } sections[] = {
+        {"added_tokens", offsetof(struct loader, added_tokens)},
+        {"normalizer", offsetof(struct loader, normalizer)},
+        {"pre_tokenizer", offsetof(struct loader, pre_tokenizer)},
+        {"post_processor", offsetof(struct loader, post_processor)},
+        {"decoder", offsetof(struct loader, decoder)},
+    };
+    if (json_scan_next(&l->scan) != JSON_TOKEN_OBJECT) {
+        return broken(l, "not a JSON object");
+    }
+    enum json_token t;
+    bool has_model = false;
+    while ((t = json_scan_next(&l->scan)) == JSON_TOKEN_KEY) {
+        if (json_scan_is(&l->scan, "model")) {
+            if (has_model) {
+                return broken(l, "two models");
+            }
+            has_model = true;
+            TRY(read_model(l));
+            continue;
+        }
+        struct section ignored, *where = &ignored;
+        for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++) {
+            if (json_scan_is(&l->scan, sections[i].key)) {
+                where = (struct section *)((char *)l + sections[i].offset);
+            }
+        }
+        if (!take_section(l, where)) {
+            return broken(l, "a section is broken");
+        }
+    }
+    if (t != JSON_TOKEN_OBJECT_END || json_scan_next(&l->scan) != JSON_TOKEN_END) {
+        return broken(l, "the file is broken");
+    }
+    return has_model ? OK : err_set(l->err, ERR_FORMAT, "there is no model");
+}
+
+/* ---- putting it together ---- */
+
+static enum status model_kind(struct loader *l)
+{
+    static const char *const names[] = {"BPE", "Unigram", "WordPiece", "WordLevel"};
+    if (l->type[0] == '\0') { // old files: known by their shape
+        strcpy(l->type, l->has_merges ? "BPE" : l->vocab_is_list ? "Unigram" : "WordPiece");
+    }
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(l->type, names[i]) == 0) {
+            l->tok->model = (enum model_kind)i;
+            bool is_list = l->tok->model == MODEL_UNIGRAM;
+            if (is_list != l->vocab_is_list || (i == MODEL_BPE && !l->has_merges)) {
+                return err_set(l->err, ERR_FORMAT, "the vocabulary does not fit the model %s",
+                               l->type);
+            }
+            return OK;
+        }
+    }
+    return err_set(l->err, ERR_UNSUPPORTED, "the model \"%s\" is not supported", l->type);
+}
+
+static enum status finish_unigram(struct loader *l)
+{
+    struct unigram *u = &l->tok->unigram;
+    double least = 0;
+    for (int32_t i = 0; i < l->tok->texts.n_ids; i++) {
+        least = i == 0 || u->score[i] < least ? u->score[i] : least;
+    }
+    u->unk_score = least - 10; // the library's penalty
+    if (l->unk_id >= l->tok->texts.n_ids || l->unk_id < -1) {
+        return err_set(l->err, ERR_FORMAT, "unk_id is not in the vocabulary");
+    }
+    u->unk = (int32_t)l->unk_id;
+    for (int b = 0; b < 256; b++) {
+        u->byte_token[b] = l->tok->bpe.byte_token[b];
+    }
+    return OK;
+}
+
+static enum status finish_model(struct loader *l)
+{
+    struct tokenizer *tok = l->tok;
+    tok->bpe.prefix = tok->bpe.prefix ? tok->bpe.prefix : xstrdup("");
+    tok->bpe.suffix = tok->bpe.suffix ? tok->bpe.suffix : xstrdup("");
+    int32_t unk = -1;
+    if (l->unk_token) {
+        unk = string_table_find(&tok->by_text, l->unk_token, strlen(l->unk_token));
+        unk = unk < 0 ? UNK_MISSING : unk;
+    }
+    tok->bpe.unk = tok->wordpiece.unk = unk;
+    tok->wordpiece.prefix = tok->bpe.prefix;
+    tok->wordpiece.max_chars = l->max_chars > 0 ? (size_t)l->max_chars : 100;
+    if (tok->model == MODEL_BPE && l->dropout != 0) {
+        return err_set(l->err, ERR_UNSUPPORTED, "a BPE model with dropout gives random ids");
+    }
+    TRY(bpe_load(tok));
+    return tok->model == MODEL_UNIGRAM ? finish_unigram(l) : OK;
+}
+
+typedef enum status section_reader(const struct json *node, struct tokenizer *tok, struct err *err);
+
+static enum status read_section(struct loader *l, const struct section *s, const char *name,
+                                section_reader *read)
+{
+    struct json *root;
+    if (!s->text) {
+        return OK;
+    }
+    enum status st = section_parse(s->text, s->n_bytes, &root, l->err);
+    if (st == OK) {
+        st = json_is(root, JSON_NULL) ? OK : read(root, l->tok, l->err);
+        json_free(root);
+    }
+    return st == OK ? OK : err_prefix(l->err, st, "%s", name);
+}
+
+/* Byte symbols at the very end are never written out: the model takes bytes. Where a later step
+ * sees them, they are characters like any other. */
+static void settle_byte_level(struct tokenizer *tok)
+{
+    tok->byte_level = tok->model == MODEL_BPE && tok->n_stages > 0 &&
+                      tok->stages[tok->n_stages - 1].kind == STAGE_BYTE_MAP;
+    tok->n_stages -= tok->byte_level;
+}
+
+/* ---- after everything is read ---- */
+
+/* Spelling -> bytes for byte-level models. A spelling with a character that is no byte symbol can
+ * never be asked for. */
+static enum status make_keys(struct tokenizer *tok, struct err *err)
+{
+    struct buf bytes;
+    size_t n_ids = 0;
+    for (int32_t id = 0; id < tok->texts.n_ids; id++) {
+        n_ids += strings_get(&tok->texts, id, NULL) != NULL;
+    }
+    bool unique = n_ids == tok->by_text.n; // else the later of equal spellings is asked for
+    buf_init(&bytes, 1 << 24);
+    bool good = string_table_init(&tok->by_key, &tok->keys, (size_t)tok->n_model);
+    for (int32_t id = 0; good && id < tok->texts.n_ids; id++) {
+        size_t n;
+        const char *s = strings_get(&tok->texts, id, &n);
+        if (s && (unique || string_table_find(&tok->by_text, s, n) == id) &&
+            spelled_as_bytes(s, n, &bytes)) {
+            good = strings_set(&tok->keys, id, bytes.data ? bytes.data : "", bytes.n_bytes) &&
+                   string_table_put(&tok->by_key, id);
+        }
+    }
+    buf_deinit(&bytes);
+    return good ? OK : err_set(err, ERR_NOMEM, "out of memory for the vocabulary");
+}
+
+/* Added tokens that the model does not have get their spelling, too. */
+static enum status place_added(struct tokenizer *tok, struct err *err)
+{
+    for (size_t i = 0; i < tok->n_added; i++) {
+        const struct added *a = &tok->added[i];
+        if (!strings_get(&tok->texts, a->id, NULL) &&
+            !strings_set(&tok->texts, a->id, a->text, a->n_bytes)) {
+            return err_set(err, ERR_NOMEM, "out of memory for the vocabulary");
+        }
+    }
+    tok->added_of = xmalloc(((size_t)tok->texts.n_ids + 1) * sizeof *tok->added_of);
+    memset(tok->added_of, 0xFF, ((size_t)tok->texts.n_ids + 1) * sizeof *tok->added_of);
+    for (size_t i = 0; i < tok->n_added; i++) {
+        tok->added_of[tok->added[i].id] = (int32_t)i;
+    }
+    for (size_t i = 0; i < tok->n_named; i++) {
+        struct tokenizer_named *named = &tok->named[i];
+        named->id = tokenizer_find(tok, named->text, strlen(named->text));
+    }
+    return OK;
+}
+
+static enum status load_all(struct loader *l, const struct json *config, const struct json *map)
+{
+    struct tokenizer *tok = l->tok;
+    TRY(read_top(l));
+    TRY(model_kind(l));
+    TRY(read_section(l, &l->normalizer, "normalizer", norm_load));
+    TRY(read_section(l, &l->pre_tokenizer, "pre_tokenizer", stages_load));
+    settle_byte_level(tok);
+    TRY(read_section(l, &l->decoder, "decoder", decoders_load));
+    TRY(finish_model(l));
+    if (tok->byte_level) {
+        TRY(make_keys(tok, l->err));
+    }
+    TRY(read_section(l, &l->added_tokens, "added_tokens", added_load));
+    TRY(read_section(l, &l->post_processor, "post_processor", post_load));
+    TRY(beside_load(tok, config, map, l->err));
+    TRY(place_added(tok, l->err));
+    if (tok->model == MODEL_BPE) {
+        TRY(bpe_finish(tok, l->err));
+    }
+    beside_override_ends(tok, config);
+    TRY(added_finish(tok, l->err));
+    return decoders_make_pieces(tok, l->err);
+}
+
+enum status tokenizer_load_memory(const struct tokenizer_files *files, struct tokenizer **out,
+                                  struct err *err)
+{
+    struct json *config = NULL, *map = NULL;
+    struct loader l = {.err = err, .unk_id = -1, .max_chars = 100};
+    l.tok = xcalloc(1, sizeof *l.tok);
+    arena_init(&l.tok->arena, 1 << 20);
+    buf_init(&l.a, 1 << 24);
+    json_scan_init(&l.scan, files->json, files->json_bytes, 128);
+    enum status st = OK;
+    if (files->config) {
+        st = section_parse(files->config, files->config_bytes, &config, err);
+        st = st == OK ? OK : err_prefix(err, st, "tokenizer_config.json");
+    }
+    if (st == OK && files->map) {
+        st = section_parse(files->map, files->map_bytes, &map, err);
+        st = st == OK ? OK : err_prefix(err, st, "special_tokens_map.json");
+    }
+    if (st == OK) {
+        st = load_all(&l, config, map);
+        st = st == OK ? OK : err_prefix(err, st, "tokenizer.json");
+    }
+    json_free(config);
+    json_free(map);
+    buf_deinit(&l.a);
+    free(l.unk_token);
+    if (st != OK) {
+        tokenizer_free(l.tok);
+        return st;
+    }
+    *out = l.tok;
+    return OK;
+}
+
+static enum status read_beside(const char *dir, const char *name, char **data, size_t *n,
+                               struct err *err)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return file_exists(path) ? file_read(path, 64 << 20, data, n, err) : OK;
+}
+
+static bool ends_in_json(const char *path)
+{
+    size_t n = strlen(path);
+    return n > 5 && strcmp(path + n - 5, ".json") == 0;
+}
+
+enum status tokenizer_load(const char *dir_or_file, struct tokenizer **out, struct err *err)
+{
+    char path[4096];
+    bool is_file = ends_in_json(dir_or_file);
+    if (strlen(dir_or_file) > 4000) {
+        return err_set(err, ERR_INVALID, "the path is too long");
+    }
+    snprintf(path, sizeof path, is_file ? "%s" : "%s/tokenizer.json", dir_or_file);
+    struct file_map map;
+    TRY(file_map_open(path, &map, err));
+    char *config = NULL, *specials = NULL;
+    struct tokenizer_files files = {.json = (const char *)map.data, .json_bytes = map.n_bytes};
+    enum status st = map.n_bytes > MAX_FILE_BYTES
+                         ? err_set(err, ERR_LIMIT, "%s: larger than %d MB", path,
+                                   MAX_FILE_BYTES >> 20)
+                         : OK;
+    if (st == OK && !is_file) {
+        st = read_beside(dir_or_file, "tokenizer_config.json", &config, &files.config_bytes, err);
+    }
+    if (st == OK && !is_file) {
+        st = read_beside(dir_or_file, "special_tokens_map.json", &specials, &files.map_bytes, err);
+    }
+    files.config = config;
+    files.map = specials;
+    if (st == OK) {
+        st = tokenizer_load_memory(&files, out, err);
+        st = st == OK ? OK : err_prefix(err, st, "%s", dir_or_file);
+    }
+    file_unmap(&map);
+    free(config);
+    free(specials);
+    return st;
+}

@@ -1,0 +1,253 @@
+/* The merges of a BPE model: read from tokenizer.json, and the table that holds them.
+ *
+ * Each merge looks up three strings in a vocabulary that is larger than the caches, in no order. So
+ * merges are gathered, and each step over a batch asks for the memory that the next one reads. */
+#include "engine/tokenizer/impl.h"
+
+#include "engine/base/json_scan.h"
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the table ---- */
+
+bool merge_table_init(struct merge_table *t, size_t expected)
+{
+    unsigned bits = 4;
+    while (((size_t)1 << bits) < 2 * expected) {
+        bits++;
+    }
+    *t = (struct merge_table){.shift = 64 - bits};
+    t->slots = malloc(((size_t)1 << bits) * sizeof *t->slots);
+    if (t->slots) {
+        memset(t->slots, 0xFF, ((size_t)1 << bits) * sizeof *t->slots);
+    }
+    return t->slots != NULL;
+}
+
+static bool merge_table_grow(struct merge_table *t)
+{
+    struct merge_table bigger;
+    size_t n_slots = (size_t)1 << (64 - t->shift);
+    if (!merge_table_init(&bigger, n_slots)) {
+        return false;
+    }
+    for (size_t i = 0; i < n_slots; i++) {
+        const struct merge_slot *m = &t->slots[i];
+        if (m->pair != UINT64_MAX) {
+            merge_table_put(&bigger, (int32_t)(m->pair >> 32), (int32_t)m->pair, m->rank, m->id);
+        }
+    }
+    free(t->slots);
+    *t = bigger;
+    return true;
+}
+
+bool merge_table_put(struct merge_table *t, int32_t left, int32_t right, uint32_t rank, int32_t id)
+{
+    size_t n_slots = (size_t)1 << (64 - t->shift);
+    if (t->n * 3 >= n_slots * 2) {
+        if (!merge_table_grow(t)) {
+            return false;
+        }
+        n_slots *= 2;
+    }
+    uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    size_t i = (size_t)(merge_table_home(t, left, right) - t->slots);
+    while (t->slots[i].pair != UINT64_MAX && t->slots[i].pair != pair) {
+        i = (i + 1) & (n_slots - 1);
+    }
+    t->n += t->slots[i].pair == UINT64_MAX;
+    t->slots[i] = (struct merge_slot){pair, rank, id}; // the later of equal pairs wins
+    return true;
+}
+
+/* ---- reading ---- */
+
+enum { BATCH = 64, LEFT = 0, RIGHT = 1, JOINED = 2 };
+
+struct merge_text {
+    size_t at[3], n[3]; // left, right, and what they make: in the reader's bytes
+    uint64_t hash[3];
+    int32_t id[3];
+};
+
+struct reader {
+    struct tokenizer *tok;
+    struct json_scan *scan;
+    struct err *err;
+    struct buf bytes, one; // of the batch; of a string that must be unescaped
+    struct merge_text batch[BATCH];
+    size_t n;
+    uint32_t rank; // of the first merge of the batch
+    size_t prefix_bytes;
+};
+
+static enum status broken(struct reader *r, const char *what)
+{
+    return err_set(r->err, ERR_FORMAT, "%s (near byte %zu)", what, r->scan->at);
+}
+
+static enum status check_parts(struct reader *r, size_t k)
+{
+    const struct merge_text *m = &r->batch[k];
+    uint32_t rank = r->rank + (uint32_t)k;
+    if (m->id[LEFT] < 0 || m->id[RIGHT] < 0 || m->n[RIGHT] < r->prefix_bytes) {
+        return err_set(r->err, ERR_FORMAT, "merge %u has a part that the vocabulary lacks", rank);
+    }
+    if (m->id[JOINED] < 0) {
+        return err_set(r->err, ERR_FORMAT, "merge %u makes a token that the vocabulary lacks", rank);
+    }
+    return OK;
+}
+
+/* Looks the batch up and enters it. */
+static enum status flush(struct reader *r)
+{
+    const struct string_table *t = &r->tok->by_text;
+    struct merge_table *merges = &r->tok->bpe.merges.table;
+    if (r->bytes.failed) {
+        return err_set(r->err, ERR_LIMIT, "the merges are too long");
+    }
+    for (size_t k = 0; k < 3 * r->n; k++) {
+        struct merge_text *m = &r->batch[k / 3];
+        m->hash[k % 3] = string_table_hash(t, r->bytes.data + m->at[k % 3], m->n[k % 3]);
+        string_table_prefetch(t, m->hash[k % 3]);
+    }
+    for (size_t k = 0; k < 3 * r->n; k++) {
+        string_table_prefetch_text(t, r->batch[k / 3].hash[k % 3]);
+    }
+    for (size_t k = 0; k < 3 * r->n; k++) {
+        struct merge_text *m = &r->batch[k / 3];
+        m->id[k % 3] = string_table_find_hashed(t, r->bytes.data + m->at[k % 3], m->n[k % 3],
+                                                m->hash[k % 3]);
+    }
+    for (size_t k = 0; k < r->n; k++) {
+        TRY(check_parts(r, k));
+        __builtin_prefetch(merge_table_home(merges, r->batch[k].id[LEFT], r->batch[k].id[RIGHT]));
+    }
+    for (size_t k = 0; k < r->n; k++) {
+        const struct merge_text *m = &r->batch[k];
+        if (!merge_table_put(merges, m->id[LEFT], m->id[RIGHT], r->rank + (uint32_t)k,
+                             m->id[JOINED])) {
+            return err_set(r->err, ERR_NOMEM, "out of memory for the merges");
+        }
+    }
+    r->rank += (uint32_t)r->n;
+    r->n = 0;
+    buf_clear(&r->bytes);
+    return OK;
+}
+
+/* Appends the last string. */
+static void put_string(struct reader *r)
+{
+    if (r->scan->escaped) {
+        json_scan_unescape(r->scan, &r->bytes);
+    } else {
+        buf_put(&r->bytes, r->scan->text, r->scan->text_bytes);
+    }
+}
+
+/* The two parts stand at `at`, one behind the other. */
+static enum status put_merge(struct reader *r, size_t at, size_t n_left)
+{
+    size_t n_right = r->bytes.n_bytes - at - n_left, skip = r->prefix_bytes;
+    struct merge_text *m = &r->batch[r->n++];
+    *m = (struct merge_text){.at = {at, at + n_left, at}, .n = {n_left, n_right, n_left + n_right}};
+    if (skip > 0 && n_right >= skip) { // what continues a word loses its prefix
+        m->at[JOINED] = r->bytes.n_bytes;
+        m->n[JOINED] -= skip;
+        if (!buf_reserve(&r->bytes, n_left + n_right)) { // it is copied from itself
+            return err_set(r->err, ERR_LIMIT, "the merges are too long");
+        }
+        buf_put(&r->bytes, r->bytes.data + at, n_left);
+        buf_put(&r->bytes, r->bytes.data + at + n_left + skip, n_right - skip);
+    }
+    return r->n == BATCH ? flush(r) : OK;
+}
+
+/* "left right" */
+static enum status read_string(struct reader *r)
+{
+    const char *s = r->scan->text;
+    size_t n = r->scan->text_bytes;
+    if (r->scan->escaped) {
+        buf_clear(&r->one);
+        json_scan_unescape(r->scan, &r->one);
+        s = r->one.data;
+        n = r->one.n_bytes;
+    }
+    if (n >= 8 && memcmp(s, "#version", 8) == 0) {
+        return OK;
+    }
+    const char *space = n > 0 ? memchr(s, ' ', n) : NULL;
+    size_t n_left = space ? (size_t)(space - s) : n;
+    if (!space || memchr(space + 1, ' ', n - n_left - 1)) {
+        return err_set(r->err, ERR_FORMAT, "merge %u is not two parts", r->rank + (uint32_t)r->n);
+    }
+    size_t at = r->bytes.n_bytes;
+    buf_put(&r->bytes, s, n_left);
+    buf_put(&r->bytes, space + 1, n - n_left - 1);
+    return put_merge(r, at, n_left);
+}
+
+/* ["left", "right"] */
+static enum status read_pair(struct reader *r)
+{
+    size_t at = r->bytes.n_bytes;
+    if (json_scan_next(r->scan) != JSON_TOKEN_STRING) {
+        return broken(r, "a merge is not two strings");
+    }
+    put_string(r);
+    size_t n_left = r->bytes.n_bytes - at;
+    if (json_scan_next(r->scan) != JSON_TOKEN_STRING) {
+        return broken(r, "a merge is not two strings");
+    }
+    put_string(r);
+    if (json_scan_next(r->scan) != JSON_TOKEN_ARRAY_END) {
+        return broken(r, "a merge is not two strings");
+    }
+    return put_merge(r, at, n_left);
+}
+
+static enum status read_all(struct reader *r)
+{
+    for (;;) {
+        enum json_token t = json_scan_next(r->scan);
+        if (t == JSON_TOKEN_ARRAY_END) {
+            return flush(r);
+        }
+        if (t == JSON_TOKEN_STRING) {
+            TRY(read_string(r));
+        } else if (t == JSON_TOKEN_ARRAY) {
+            TRY(read_pair(r));
+        } else {
+            return broken(r, "a merge is neither a string nor a pair");
+        }
+    }
+}
+
+enum status merges_read(struct tokenizer *tok, struct json_scan *scan, struct err *err)
+{
+    if (json_scan_next(scan) != JSON_TOKEN_ARRAY) {
+        return err_set(err, ERR_FORMAT, "merges are not a list");
+    }
+    free(tok->bpe.merges.table.slots); // of an earlier key of the same name
+    if (!merge_table_init(&tok->bpe.merges.table, (size_t)tok->n_model)) {
+        return err_set(err, ERR_NOMEM, "out of memory for the merges");
+    }
+    struct reader *r = xcalloc(1, sizeof *r);
+    r->tok = tok;
+    r->scan = scan;
+    r->err = err;
+    r->prefix_bytes = tok->bpe.prefix ? strlen(tok->bpe.prefix) : 0;
+    buf_init(&r->bytes, MAX_FILE_BYTES);
+    buf_init(&r->one, MAX_FILE_BYTES);
+    enum status st = read_all(r);
+    buf_deinit(&r->bytes);
+    buf_deinit(&r->one);
+    free(r);
+    return st;
+}

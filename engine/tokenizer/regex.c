@@ -1,0 +1,213 @@
+/* Runs compiled patterns: PCRE2 with JIT, or a splitter written by hand. The translation from
+ * Oniguruma's syntax is in tokenizer_pattern.c, the splitters are in tokenizer_split.c. */
+#include "engine/tokenizer/regex.h"
+
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MATCH_LIMIT = 50 * 1000 * 1000, // chosen: far above what any real pattern needs per match
+    JIT_STACK_START = 64 << 10,
+    JIT_STACK_MAX = 64 << 20, // chosen: a backtracking pattern over a megabyte of text fits
+};
+
+static enum status compile_pcre(struct regex *re, const char *translated, struct err *err)
+{
+    pcre2_compile_context *context = pcre2_compile_context_create(NULL);
+    if (!context) {
+        return err_set(err, ERR_NOMEM, "out of memory");
+    }
+    pcre2_set_newline(context, PCRE2_NEWLINE_LF);
+    int code;
+    PCRE2_SIZE at;
+    re->code = pcre2_compile((PCRE2_SPTR)translated, PCRE2_ZERO_TERMINATED,
+                             PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &code, &at, context);
+    pcre2_compile_context_free(context);
+    if (!re->code) {
+        PCRE2_UCHAR text[200];
+        pcre2_get_error_message(code, text, sizeof text);
+        return err_set(err, ERR_UNSUPPORTED, "the pattern \"%.200s\" does not compile: %s",
+                       translated, (const char *)text);
+    }
+    // Without JIT the interpreter does the same, slower.
+    re->has_jit = pcre2_jit_compile(re->code, PCRE2_JIT_COMPLETE) == 0;
+    return OK;
+}
+
+enum status regex_compile(const char *pattern, struct regex **out, struct err *err)
+{
+    splitter_fn *splitter = splitter_of(pattern);
+    if (!splitter) {
+        return regex_compile_pcre(pattern, out, err);
+    }
+    *out = xcalloc(1, sizeof **out);
+    (*out)->splitter = splitter;
+    return OK;
+}
+
+enum status regex_compile_pcre(const char *pattern, struct regex **out, struct err *err)
+{
+    struct regex *re = xcalloc(1, sizeof *re);
+    struct buf translated;
+    buf_init(&translated, 4 << 20);
+    enum status st = pattern_translate(pattern, &translated, err);
+    if (st == OK) {
+        st = compile_pcre(re, translated.data ? translated.data : "", err);
+    }
+    buf_deinit(&translated);
+    if (st != OK) {
+        regex_free(re);
+        return st;
+    }
+    *out = re;
+    return OK;
+}
+
+void regex_free(struct regex *re)
+{
+    if (re) {
+        pcre2_code_free(re->code);
+        free(re);
+    }
+}
+
+static bool prepare_match(struct scratch *sc)
+{
+    if (sc->match_data) {
+        return true;
+    }
+    sc->match_data = pcre2_match_data_create(1, NULL);
+    sc->match_context = pcre2_match_context_create(NULL);
+    sc->jit_stack = pcre2_jit_stack_create(JIT_STACK_START, JIT_STACK_MAX, NULL);
+    if (!sc->match_data || !sc->match_context) {
+        return false;
+    }
+    if (sc->jit_stack) {
+        pcre2_jit_stack_assign(sc->match_context, NULL, sc->jit_stack);
+    }
+    pcre2_set_match_limit(sc->match_context, MATCH_LIMIT);
+    pcre2_set_heap_limit(sc->match_context, 512 << 10); // KiB
+    return true;
+}
+
+void regex_scratch_free(struct scratch *sc)
+{
+    pcre2_match_data_free(sc->match_data);
+    pcre2_match_context_free(sc->match_context);
+    pcre2_jit_stack_free(sc->jit_stack);
+}
+
+int regex_find_pcre(const struct regex *re, struct scratch *sc, const char *s, size_t n, size_t from,
+                    size_t *start, size_t *end)
+{
+    if (!prepare_match(sc)) {
+        return -1;
+    }
+    int rc = PCRE2_ERROR_JIT_STACKLIMIT;
+    if (re->has_jit) {
+        rc = pcre2_jit_match(re->code, (PCRE2_SPTR)s, n, from, 0, sc->match_data,
+                             sc->match_context);
+    }
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {
+        rc = pcre2_match(re->code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                         sc->match_data, sc->match_context);
+    }
+    if (rc == PCRE2_ERROR_NOMATCH) {
+        return 0;
+    }
+    if (rc < 0) {
+        return -1;
+    }
+    const PCRE2_SIZE *v = pcre2_get_ovector_pointer(sc->match_data);
+    *start = v[0];
+    *end = v[1];
+    // \K in a lookahead may turn them round; nobody writes that, but a size must not wrap.
+    return v[0] <= v[1] && v[1] <= n ? 1 : -1;
+}
+
+int regex_find(const struct regex *re, struct scratch *sc, const char *s, size_t n, size_t from,
+               size_t *start, size_t *end)
+{
+    if (re->splitter) {
+        return re->splitter(s, n, from, start, end);
+    }
+    return regex_find_pcre(re, sc, s, n, from, start, end);
+}
+
+int regex_walk_next(struct regex_walk *w, struct scratch *sc, size_t *start, size_t *end)
+{
+    while (w->from <= w->n) {
+        int rc = regex_find(w->re, sc, w->s, w->n, w->from, start, end);
+        if (rc <= 0) {
+            w->from = w->n + 1;
+            return rc;
+        }
+        if (*start == *end && w->has_last && w->last_end == *end) {
+            w->from += w->from < w->n ? unicode_lead_length((unsigned char)w->s[w->from]) : 1;
+            continue;
+        }
+        w->from = w->last_end = *end;
+        w->has_last = true;
+        return 1;
+    }
+    return 0;
+}
+
+enum status pattern_load(const struct json *object, struct pattern *p, struct err *err)
+{
+    const char *regex = json_get_string(object, "Regex");
+    const char *literal = json_get_string(object, "String");
+    if (regex) {
+        return regex_compile(regex, &p->regex, err);
+    }
+    if (!literal) {
+        return err_set(err, ERR_FORMAT, "a pattern must be {\"Regex\": ...} or {\"String\": ...}");
+    }
+    p->literal = xstrdup(literal);
+    p->literal_bytes = strlen(literal);
+    return OK;
+}
+
+void pattern_deinit(struct pattern *p)
+{
+    regex_free(p->regex);
+    free(p->literal);
+    *p = (struct pattern){0};
+}
+
+void pattern_walk_init(struct pattern_walk *w, const struct pattern *p, const char *s, size_t n)
+{
+    *w = (struct pattern_walk){.pattern = p, .s = s, .n = n};
+    w->regex = (struct regex_walk){.re = p->regex, .s = s, .n = n};
+}
+
+int pattern_walk_next(struct pattern_walk *w, struct scratch *sc, size_t *start, size_t *end)
+{
+    const struct pattern *p = w->pattern;
+    if (p->regex) {
+        return regex_walk_next(&w->regex, sc, start, end);
+    }
+    if (p->literal_bytes == 0) {
+        // The empty pattern matches before each character and at the end.
+        if (w->from > w->n) {
+            return 0;
+        }
+        *start = *end = w->from;
+        w->from += w->from < w->n ? unicode_lead_length((unsigned char)w->s[w->from]) : 1;
+        return 1;
+    }
+    if (w->from >= w->n) {
+        return 0;
+    }
+    const char *hit = memmem(w->s + w->from, w->n - w->from, p->literal, p->literal_bytes);
+    if (!hit) {
+        w->from = w->n;
+        return 0;
+    }
+    *start = (size_t)(hit - w->s);
+    *end = *start + p->literal_bytes;
+    w->from = *end;
+    return 1;
+}

@@ -1,0 +1,526 @@
+#include "engine/tokenizer/regex.h"
+
+#include "engine/base/mem.h"
+#include "engine/base/utf8.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- lists of ids ---- */
+
+void ids_init(struct ids *ids, size_t max)
+{
+    *ids = (struct ids){.max = max};
+}
+
+void ids_deinit(struct ids *ids)
+{
+    free(ids->v);
+    *ids = (struct ids){0};
+}
+
+static bool ids_grow(struct ids *ids)
+{
+    size_t cap = ids->cap ? 2 * ids->cap : 256;
+    cap = cap > ids->max ? ids->max : cap;
+    if (cap == ids->cap || cap > SIZE_MAX / sizeof *ids->v) {
+        return false;
+    }
+    int32_t *v = realloc(ids->v, cap * sizeof *v);
+    if (!v) {
+        return false;
+    }
+    ids->v = v;
+    ids->cap = cap;
+    return true;
+}
+
+bool ids_put(struct ids *ids, int32_t id)
+{
+    if (ids->n == ids->cap && !ids_grow(ids)) {
+        return false;
+    }
+    ids->v[ids->n++] = id;
+    return true;
+}
+
+enum status emit(struct scratch *sc, int32_t id)
+{
+    if (!ids_put(sc->out, id)) {
+        return err_set(sc->err, ERR_LIMIT, "the text has more than %zu tokens", sc->out->max);
+    }
+    return OK;
+}
+
+/* ---- scratch memory ---- */
+
+enum { TEXT_MAX = 1 << 30, KEEP_BYTES = 4 << 20 };
+
+static struct scratch *scratch_new(void)
+{
+    struct scratch *sc = xcalloc(1, sizeof *sc);
+    buf_init(&sc->joined, TEXT_MAX);
+    buf_init(&sc->norm[0], 2u * TEXT_MAX);
+    buf_init(&sc->norm[1], 2u * TEXT_MAX);
+    buf_init(&sc->word, TEXT_MAX);
+    for (size_t i = 0; i < MAX_STAGES; i++) {
+        buf_init(&sc->stage[i], 2u * TEXT_MAX);
+    }
+    return sc;
+}
+
+void scratch_free(struct scratch *sc)
+{
+    if (!sc) {
+        return;
+    }
+    buf_deinit(&sc->joined);
+    buf_deinit(&sc->norm[0]);
+    buf_deinit(&sc->norm[1]);
+    buf_deinit(&sc->word);
+    for (size_t i = 0; i < MAX_STAGES; i++) {
+        buf_deinit(&sc->stage[i]);
+    }
+    regex_scratch_free(sc);
+    free(sc->symbols);
+    free(sc->heap);
+    free(sc->nodes);
+    piece_cache_free(sc->cache);
+    free(sc);
+}
+
+struct scratch *scratch_take(const struct tokenizer *tok)
+{
+    struct tokenizer *shared = (struct tokenizer *)tok; // the parking places alone change
+    for (size_t i = 0; i < sizeof tok->scratches / sizeof tok->scratches[0]; i++) {
+        struct scratch *sc = atomic_exchange(&shared->scratches[i], NULL);
+        if (sc) {
+            return sc;
+        }
+    }
+    return scratch_new();
+}
+
+static void trim(struct buf *b)
+{
+    if (b->cap > KEEP_BYTES) {
+        size_t max = b->max_bytes;
+        buf_deinit(b);
+        buf_init(b, max);
+    }
+}
+
+/* One huge text must not cost its memory for ever. */
+static void scratch_trim(struct scratch *sc)
+{
+    trim(&sc->joined);
+    trim(&sc->norm[0]);
+    trim(&sc->norm[1]);
+    trim(&sc->word);
+    for (size_t i = 0; i < MAX_STAGES; i++) {
+        trim(&sc->stage[i]);
+    }
+    if (sc->cap_symbols * 20 > KEEP_BYTES || sc->cap_heap * 8 > KEEP_BYTES ||
+        sc->cap_nodes * 16 > KEEP_BYTES) {
+        free(sc->symbols);
+        free(sc->heap);
+        free(sc->nodes);
+        sc->symbols = NULL;
+        sc->heap = NULL;
+        sc->nodes = NULL;
+        sc->cap_symbols = sc->cap_heap = sc->cap_nodes = 0;
+    }
+}
+
+void scratch_give(const struct tokenizer *tok, struct scratch *sc)
+{
+    struct tokenizer *shared = (struct tokenizer *)tok;
+    sc->out = NULL;
+    sc->err = NULL;
+    sc->has_input = false;
+    scratch_trim(sc);
+    for (size_t i = 0; i < sizeof tok->scratches / sizeof tok->scratches[0]; i++) {
+        struct scratch *none = NULL;
+        if (atomic_compare_exchange_strong(&shared->scratches[i], &none, sc)) {
+            return;
+        }
+    }
+    scratch_free(sc);
+}
+
+/* ---- the joined text ---- */
+
+struct job {
+    const struct tokenizer *tok;
+    struct scratch *sc;
+    struct tokenizer_flags flags;
+    const char *s;
+    size_t n;
+    struct range *input; // where the user's bytes are
+    size_t n_input, cap_input, next_input;
+};
+
+static void add_input(struct job *job, size_t start, size_t end)
+{
+    if (start == end) {
+        return;
+    }
+    if (job->n_input > 0 && job->input[job->n_input - 1].end == start) {
+        job->input[job->n_input - 1].end = end;
+        return;
+    }
+    if (job->n_input == job->cap_input) {
+        job->cap_input = job->cap_input ? 2 * job->cap_input : 16;
+        job->input = xrealloc(job->input, job->cap_input * sizeof *job->input);
+    }
+    job->input[job->n_input++] = (struct range){start, end};
+}
+
+/* Puts U+FFFD where bytes are malformed. A character cut in two by a span's end counts as both
+ * spans', so that no byte of the user's escapes notice. */
+static bool repair(struct job *job)
+{
+    struct buf fixed;
+    buf_init(&fixed, TEXT_MAX);
+    struct range *old = job->input;
+    size_t n_old = job->n_input, k = 0;
+    job->input = NULL;
+    job->n_input = job->cap_input = 0;
+    for (size_t i = 0; i < job->n;) {
+        size_t good = utf8_valid_length(job->s + i, job->n - i);
+        size_t width = good ? good : utf8_maximal_subpart(job->s + i, job->n - i);
+        size_t start = fixed.n_bytes;
+        buf_put(&fixed, good ? job->s + i : "\xEF\xBF\xBD", good ? good : 3);
+        while (k < n_old && old[k].end <= i) {
+            k++;
+        }
+        if (k < n_old && old[k].start < i + width) {
+            add_input(job, start, fixed.n_bytes);
+        }
+        i += width;
+    }
+    free(old);
+    buf_deinit(&job->sc->joined);
+    job->sc->joined = fixed;
+    job->s = fixed.data ? fixed.data : "";
+    job->n = fixed.n_bytes;
+    return !fixed.failed;
+}
+
+static enum status join(struct job *job, const struct text_span *spans, size_t n_spans)
+{
+    struct buf *joined = &job->sc->joined;
+    job->s = "";
+    if (n_spans == 1) {
+        job->s = spans[0].n_bytes ? spans[0].text : "";
+        job->n = spans[0].n_bytes;
+        if (spans[0].is_input) {
+            add_input(job, 0, job->n);
+        }
+    } else {
+        buf_clear(joined);
+        for (size_t i = 0; i < n_spans; i++) {
+            size_t start = joined->n_bytes;
+            if (spans[i].n_bytes > 0) {
+                buf_put(joined, spans[i].text, spans[i].n_bytes);
+            }
+            if (spans[i].is_input) {
+                add_input(job, start, joined->n_bytes);
+            }
+        }
+        job->s = joined->data ? joined->data : "";
+        job->n = joined->n_bytes;
+    }
+    bool good = job->n < TEXT_MAX && (n_spans == 1 || !joined->failed);
+    if (good && utf8_check(job->s, job->n) != job->n) {
+        good = repair(job);
+    }
+    return good ? OK : err_set(job->sc->err, ERR_LIMIT, "the text is too long");
+}
+
+/* ---- stretches ---- */
+
+/* The user's ranges as they lie in the normalised text of a stretch. Each part is normalised alone
+ * and its length counted; if the lengths do not add up, the whole stretch counts as the user's. */
+static void map_input(struct job *job, struct range stretch, size_t n_normalized,
+                      struct job *mapped)
+{
+    size_t prepended = 0, at = 0, out = 0;
+    for (size_t i = 0; i < job->tok->n_norms; i++) {
+        prepended += job->tok->norms[i].kind == NORM_PREPEND ? job->tok->norms[i].text_bytes : 0;
+    }
+    struct scratch *other = scratch_take(job->tok);
+    for (size_t k = job->next_input; at < stretch.end - stretch.start; k++) {
+        struct range r = k < job->n_input ? job->input[k] : (struct range){stretch.end, stretch.end};
+        size_t cuts[2] = {r.start, r.end};
+        for (int half = 0; half < 2; half++) {
+            size_t cut = cuts[half] < stretch.start ? stretch.start : cuts[half];
+            cut = cut > stretch.end ? stretch.end : cut;
+            const char *s = job->s + stretch.start + at;
+            size_t n = cut - stretch.start - at, start = out;
+            bool head, first = at == 0;
+            if (n == 0) {
+                continue;
+            }
+            if (!norm_apply(job->tok, other, &s, &n, &head)) {
+                out = SIZE_MAX / 2;
+            }
+            out += n - (first || n < prepended ? 0 : prepended);
+            at = cut - stretch.start;
+            if (half == 1) {
+                add_input(mapped, start, out);
+            }
+        }
+    }
+    scratch_give(job->tok, other);
+    if (out != n_normalized) {
+        mapped->n_input = 0;
+        add_input(mapped, 0, n_normalized);
+    }
+}
+
+/* Stretches come in order, so that one walk over the ranges serves all. */
+static bool touches_input(struct job *job, struct range r)
+{
+    while (job->next_input < job->n_input && job->input[job->next_input].end <= r.start) {
+        job->next_input++;
+    }
+    return job->next_input < job->n_input && job->input[job->next_input].start < r.end;
+}
+
+/* Normalised text with added tokens that are to be found in it. */
+static enum status encode_normalized(struct job *job, struct range stretch, const char *s, size_t n,
+                                     bool first)
+{
+    struct job mapped = {0};
+    if (job->sc->has_input) {
+        map_input(job, stretch, n, &mapped);
+    }
+    struct added_search search = {.tok = job->tok, .trie = &job->tok->normalized_trie,
+                                  .first_bytes = job->tok->normalized_first, .s = s, .n = n,
+                                  .input = mapped.input, .n_input = mapped.n_input,
+                                  .parse_special = job->flags.parse_special};
+    struct range match;
+    int32_t index;
+    size_t at = 0;
+    enum status st = OK;
+    while (st == OK && added_search_next(&search, &match, &index)) {
+        if (at < match.start) {
+            st = stages_run(job->tok, job->sc, s + at, match.start - at, first && at == 0);
+        }
+        st = st == OK ? emit(job->sc, job->tok->added[index].id) : st;
+        at = match.end;
+    }
+    if (st == OK && at < n) {
+        st = stages_run(job->tok, job->sc, s + at, n - at, first && at == 0);
+    }
+    free(mapped.input);
+    return st;
+}
+
+static enum status encode_stretch(struct job *job, struct range stretch)
+{
+    const char *s = job->s + stretch.start;
+    size_t n = stretch.end - stretch.start;
+    bool dropped_head = false;
+    job->sc->has_input = touches_input(job, stretch);
+    if (!norm_apply(job->tok, job->sc, &s, &n, &dropped_head)) {
+        return err_set(job->sc->err, ERR_LIMIT, "the text is too long, or a pattern gave up on it");
+    }
+    bool first = stretch.start == 0 && !dropped_head;
+    if (job->tok->has_normalized) {
+        return encode_normalized(job, stretch, s, n, first);
+    }
+    return stages_run(job->tok, job->sc, s, n, first);
+}
+
+static enum status encode_text(struct job *job)
+{
+    struct added_search search = {.tok = job->tok, .trie = &job->tok->raw_trie,
+                                  .first_bytes = job->tok->raw_first, .s = job->s, .n = job->n,
+                                  .input = job->input, .n_input = job->n_input,
+                                  .parse_special = job->flags.parse_special};
+    struct range match;
+    int32_t index;
+    size_t at = 0;
+    while (added_search_next(&search, &match, &index)) {
+        if (at < match.start) {
+            TRY(encode_stretch(job, (struct range){at, match.start}));
+        }
+        TRY(emit(job->sc, job->tok->added[index].id));
+        at = match.end;
+    }
+    return at < job->n ? encode_stretch(job, (struct range){at, job->n}) : OK;
+}
+
+static enum status emit_all(struct scratch *sc, const int32_t *ids, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        TRY(emit(sc, ids[i]));
+    }
+    return OK;
+}
+
+static enum status encode_job(struct job *job, const struct text_span *spans, size_t n_spans)
+{
+    TRY(join(job, spans, n_spans));
+    if (job->flags.add_special) {
+        TRY(emit_all(job->sc, job->tok->prefix, job->tok->n_prefix));
+    }
+    TRY(encode_text(job));
+    return job->flags.add_special ? emit_all(job->sc, job->tok->suffix, job->tok->n_suffix) : OK;
+}
+
+enum status tokenizer_encode(const struct tokenizer *tok, const struct text_span *spans,
+                             size_t n_spans, struct tokenizer_flags flags, struct ids *out,
+                             struct err *err)
+{
+    struct job job = {.tok = tok, .sc = scratch_take(tok), .flags = flags};
+    job.sc->out = out;
+    job.sc->err = err;
+    enum status st = encode_job(&job, spans, n_spans);
+    free(job.input);
+    scratch_give(tok, job.sc);
+    return st;
+}
+
+enum status model_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n)
+{
+    switch (tok->model) {
+    case MODEL_BPE:
+        return bpe_encode(tok, sc, s, n);
+    case MODEL_UNIGRAM:
+        return unigram_encode(tok, sc, s, n);
+    case MODEL_WORDPIECE:
+    case MODEL_WORDLEVEL:
+        break;
+    }
+    return wordpiece_encode(tok, sc, s, n);
+}
+
+/* ---- questions ---- */
+
+int32_t tokenizer_vocab_size(const struct tokenizer *tok)
+{
+    return tok->texts.n_ids;
+}
+
+const char *tokenizer_piece(const struct tokenizer *tok, int32_t id, size_t *n_bytes)
+{
+    return strings_get(&tok->pieces, id, n_bytes);
+}
+
+const char *tokenizer_token_text(const struct tokenizer *tok, int32_t id, size_t *n_bytes)
+{
+    return strings_get(&tok->texts, id, n_bytes);
+}
+
+int32_t tokenizer_find(const struct tokenizer *tok, const char *text, size_t n_bytes)
+{
+    int32_t at = string_table_find(&tok->added_table, text, n_bytes);
+    return at >= 0 ? tok->added[at].id : string_table_find(&tok->by_text, text, n_bytes);
+}
+
+bool tokenizer_is_added(const struct tokenizer *tok, int32_t id)
+{
+    return id >= 0 && id < tok->texts.n_ids && tok->added_of[id] >= 0;
+}
+
+bool tokenizer_is_special(const struct tokenizer *tok, int32_t id)
+{
+    return tokenizer_is_added(tok, id) && tok->added[tok->added_of[id]].special;
+}
+
+size_t tokenizer_n_added(const struct tokenizer *tok)
+{
+    return tok->n_added;
+}
+
+struct tokenizer_added tokenizer_added_at(const struct tokenizer *tok, size_t i)
+{
+    if (i >= tok->n_added) {
+        return (struct tokenizer_added){.id = -1};
+    }
+    const struct added *a = &tok->added[i];
+    return (struct tokenizer_added){a->text, a->n_bytes, a->id, a->special};
+}
+
+size_t tokenizer_n_named(const struct tokenizer *tok)
+{
+    return tok->n_named;
+}
+
+struct tokenizer_named tokenizer_named_at(const struct tokenizer *tok, size_t i)
+{
+    return i < tok->n_named ? tok->named[i] : (struct tokenizer_named){.id = -1};
+}
+
+static int32_t named_id(const struct tokenizer *tok, const char *name)
+{
+    for (size_t i = 0; i < tok->n_named; i++) {
+        if (strcmp(tok->named[i].name, name) == 0) {
+            return tok->named[i].id;
+        }
+    }
+    return -1;
+}
+
+int32_t tokenizer_bos(const struct tokenizer *tok)
+{
+    return named_id(tok, "bos_token");
+}
+
+int32_t tokenizer_eos(const struct tokenizer *tok)
+{
+    return named_id(tok, "eos_token");
+}
+
+int32_t tokenizer_pad(const struct tokenizer *tok)
+{
+    return named_id(tok, "pad_token");
+}
+
+int32_t tokenizer_unk(const struct tokenizer *tok)
+{
+    return named_id(tok, "unk_token");
+}
+
+size_t tokenizer_longest_piece(const struct tokenizer *tok)
+{
+    return tok->longest_piece;
+}
+
+void tokenizer_free(struct tokenizer *tok)
+{
+    if (!tok) {
+        return;
+    }
+    for (size_t i = 0; i < sizeof tok->scratches / sizeof tok->scratches[0]; i++) {
+        scratch_free(tok->scratches[i]);
+    }
+    for (size_t i = 0; i < MAX_STAGES; i++) {
+        norm_deinit(&tok->norms[i]);
+        stage_deinit(&tok->stages[i]);
+        decoder_deinit(&tok->decoders[i]);
+    }
+    for (size_t i = 0; i < tok->n_added; i++) {
+        free(tok->added[i].text);
+        free(tok->added[i].normalized_text);
+    }
+    free(tok->added);
+    free(tok->added_of);
+    string_table_deinit(&tok->by_text);
+    string_table_deinit(&tok->by_key);
+    string_table_deinit(&tok->added_table);
+    strings_deinit(&tok->texts);
+    strings_deinit(&tok->keys);
+    strings_deinit(&tok->pieces);
+    strings_deinit(&tok->added_texts);
+    trie_deinit(&tok->raw_trie);
+    trie_deinit(&tok->normalized_trie);
+    trie_deinit(&tok->unigram.trie);
+    free(tok->unigram.score);
+    bpe_deinit(&tok->bpe);
+    arena_deinit(&tok->arena);
+    free(tok);
+}
