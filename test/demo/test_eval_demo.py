@@ -35,6 +35,10 @@ def right_message(case):
     return {"role": "assistant", "content": case["answer"]}
 
 
+class Crowded(ThreadingHTTPServer):
+    request_queue_size = 64  # of 5, a busy machine resets some of 16 connections at once
+
+
 class Knowing(BaseHTTPRequestHandler):
     """mode: 'right', 'wrong sums', 'raw calls', 'broken' (status 500 for lookups) or 'cut'
     (finish_reason length)."""
@@ -100,7 +104,7 @@ def server():
     Knowing.answers = {
         key_of(c["messages"]): c for task in corpus.TASKS for c in corpus.cases(task, N)
     }
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Knowing)
+    server = Crowded(("127.0.0.1", 0), Knowing)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
