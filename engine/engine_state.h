@@ -64,6 +64,19 @@ struct engine {
 enum status engine_load(struct engine *e, struct err *err);
 void engine_unload(struct engine *e);
 
+/* engine_requests.c, for the engine thread. */
+struct engine_request *requests_any(const struct engine *e); // one that lives; NULL: none
+void requests_take(struct engine *e, int64_t timeout_ns); // new ones, and messages about old ones
+void requests_expire(struct engine *e, int64_t now_ns);
+/* Puts the request on the list of those with news. With `ended`, it must not be touched after. */
+void requests_announce(struct engine *e, struct engine_request *r, bool ended);
+void requests_finish(struct engine *e, struct sequence *seq, enum finish_reason reason);
+/* Ends what still lives of a request; sample -1: all of it. */
+void requests_end(struct engine *e, struct engine_request *r, int32_t sample,
+                  enum finish_reason reason);
+void requests_fail(struct engine *e, struct engine_request *r, enum status st, const char *text);
+void requests_freed(struct engine *e); // a sequence's place may be given to another
+
 /* spec_measure.c: fills the cost curves of the speculation that is configured. */
 enum status spec_measure(struct engine *e);
 

@@ -1,0 +1,304 @@
+/* The requests' side of the engine: what callers do (any thread), the inbox, live requests by their
+ * order number, their ends, and the outbox. */
+#include "engine/engine_state.h"
+
+#include "engine/base/assert.h"
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- live requests by their order number --------------------------------------------------- */
+
+static uint32_t live_slot(const struct engine *e, uint64_t order)
+{
+    uint32_t i = (uint32_t)order & e->live_mask;
+    while (e->live[i] && e->live[i]->order != order) {
+        i = (i + 1) & e->live_mask;
+    }
+    return i;
+}
+
+static void live_remove(struct engine *e, uint64_t order)
+{
+    uint32_t hole = live_slot(e, order);
+    e->live[hole] = NULL;
+    for (uint32_t i = (hole + 1) & e->live_mask; e->live[i]; i = (i + 1) & e->live_mask) {
+        uint32_t home = (uint32_t)e->live[i]->order & e->live_mask;
+        if (((i - home) & e->live_mask) >= ((i - hole) & e->live_mask)) {
+            e->live[hole] = e->live[i]; // its probe sequence passes the hole
+            e->live[i] = NULL;
+            hole = i;
+        }
+    }
+}
+
+struct engine_request *requests_any(const struct engine *e)
+{
+    for (uint32_t i = 0; i <= e->live_mask; i++) {
+        if (e->live[i]) {
+            return e->live[i];
+        }
+    }
+    return NULL;
+}
+
+/* ---- the outbox --------------------------------------------------------------------------- */
+
+/* Puts the request on the list of those with news. With `ended`, it must not be touched after. */
+void requests_announce(struct engine *e, struct engine_request *r, bool ended)
+{
+    pthread_mutex_lock(&e->outbox.lock);
+    r->ended = r->ended || ended;
+    bool push = !r->listed, was_empty = e->outbox.head == NULL;
+    if (push) {
+        r->listed = true;
+        r->link.next = NULL;
+        *e->outbox.tail = &r->link;
+        e->outbox.tail = &r->link.next;
+    }
+    pthread_mutex_unlock(&e->outbox.lock);
+    if (push && was_empty && e->options.wake) {
+        e->options.wake(e->options.callback_arg);
+    }
+}
+
+void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, void *arg),
+                  void *arg)
+{
+    struct engine_request *first = NULL, **end = &first;
+    pthread_mutex_lock(&e->outbox.lock);
+    /* Once `listed` is false the engine may link the request again: the drained list needs links
+     * of its own. */
+    for (struct queue_link *l = e->outbox.head; l; l = l->next) {
+        struct engine_request *r = (struct engine_request *)l; // link is the first member
+        r->listed = false;
+        r->done = r->ended;
+        *end = r;
+        end = &r->next_event;
+    }
+    *end = NULL;
+    e->outbox.head = NULL;
+    e->outbox.tail = &e->outbox.head;
+    pthread_mutex_unlock(&e->outbox.lock);
+    while (first) {
+        struct engine_request *r = first;
+        first = r->next_event;
+        on_event(r, arg);
+    }
+}
+
+/* ---- ends --------------------------------------------------------------------------------- */
+
+void requests_freed(struct engine *e)
+{
+    atomic_fetch_sub_explicit(&e->n_reserved, 1, memory_order_relaxed);
+}
+
+void requests_finish(struct engine *e, struct sequence *seq, enum finish_reason reason)
+{
+    struct engine_request *r = seq->request;
+    e->n_finished[reason]++;
+    if (seq->output) {
+        atomic_store_explicit(&seq->output->finish, (int32_t)reason, memory_order_release);
+    }
+    if (scheduler_retire(&e->scheduler, seq)) {
+        requests_freed(e);
+    }
+    if (--r->n_live == 0) {
+        r->t_done_ns = clock_now_ns();
+        live_remove(e, r->order);
+        requests_announce(e, r, true);
+    } else {
+        requests_announce(e, r, false);
+    }
+}
+
+/* Ends what still lives of a request; sample -1: all of it. */
+void requests_end(struct engine *e, struct engine_request *r, int32_t sample,
+                  enum finish_reason reason)
+{
+    int32_t left = sample < 0 ? r->n_live : 1;
+    struct sequence *next;
+    for (struct sequence *s = e->scheduler.order.next; s != &e->scheduler.order && left > 0;
+         s = next) {
+        next = s->next;
+        bool live = s->state == SEQ_WAITING || s->state == SEQ_RUNNING;
+        if (live && s->request == r && (sample < 0 || s->sample == sample)) {
+            left--;
+            requests_finish(e, s, reason);
+        }
+    }
+}
+
+void requests_fail(struct engine *e, struct engine_request *r, enum status st, const char *text)
+{
+    r->error = st;
+    snprintf(r->error_text, sizeof r->error_text, "%s", text);
+    requests_end(e, r, -1, FINISH_ERROR);
+}
+
+/* ---- the inbox ---------------------------------------------------------------------------- */
+
+static void accept_request(struct engine *e, struct engine_request *r)
+{
+    e->live[live_slot(e, r->order)] = r;
+    r->n_live = r->n;
+    e->prompt_tokens += r->n_prompt;
+    for (int32_t i = 0; i < r->n; i++) {
+        struct sequence *seq = scheduler_add(&e->scheduler, r, i);
+        ASSERT(seq); // submit reserved it
+    }
+    if (r->deadline_ns > 0 && r->deadline_ns < e->next_deadline_ns) {
+        e->next_deadline_ns = r->deadline_ns;
+    }
+    if (e->failed != OK) {
+        requests_fail(e, r, e->failed, "the device was lost");
+    }
+}
+
+static void take_messages(struct engine *e)
+{
+    pthread_mutex_lock(&e->message_lock);
+    struct message *list = e->messages;
+    size_t n = e->n_messages, cap = e->message_cap;
+    e->messages = e->taking;
+    e->message_cap = e->taking_cap;
+    e->n_messages = 0;
+    e->taking = list;
+    e->taking_cap = cap;
+    pthread_mutex_unlock(&e->message_lock);
+    for (size_t i = 0; i < n; i++) {
+        if (list[i].kind == MESSAGE_RESET_CACHE) {
+            prefix_cache_reset(&e->scheduler.cache);
+            continue;
+        }
+        struct engine_request *r = e->live[live_slot(e, list[i].order)];
+        if (r) {
+            requests_end(e, r, list[i].sample,
+                         list[i].kind == MESSAGE_STOP ? FINISH_STOP : FINISH_CANCELLED);
+        }
+    }
+}
+
+void requests_take(struct engine *e, int64_t timeout_ns)
+{
+    struct queue_link *list =
+        timeout_ns == 0 ? queue_take_all(&e->inbox) : queue_wait_all(&e->inbox, timeout_ns);
+    while (list) {
+        struct engine_request *r = (struct engine_request *)list;
+        list = list->next;
+        accept_request(e, r);
+    }
+    take_messages(e);
+}
+
+void requests_expire(struct engine *e, int64_t now_ns)
+{
+    if (now_ns < e->next_deadline_ns) {
+        return;
+    }
+    struct engine_request *late;
+    do {
+        late = NULL;
+        e->next_deadline_ns = INT64_MAX;
+        for (uint32_t i = 0; i <= e->live_mask; i++) {
+            struct engine_request *r = e->live[i];
+            if (r && r->deadline_ns > 0 && r->deadline_ns <= now_ns) {
+                late = r;
+            } else if (r && r->deadline_ns > 0 && r->deadline_ns < e->next_deadline_ns) {
+                e->next_deadline_ns = r->deadline_ns;
+            }
+        }
+        if (late) {
+            requests_fail(e, late, ERR_TIMEOUT, "the deadline has passed");
+        }
+    } while (late);
+}
+
+/* ---- callers' side ------------------------------------------------------------------------ */
+
+const struct engine_info *engine_info(const struct engine *e)
+{
+    return &e->info;
+}
+
+enum status engine_submit(struct engine *e, struct engine_request *r, struct err *err)
+{
+    if (atomic_load(&e->state) != ENGINE_READY) {
+        return err_set(err, ERR_DEVICE, "the engine is not running");
+    }
+    bool draws = r->pool == POOL_NONE && r->params.max_tokens > 0;
+    if (r->n_prompt < 1 || r->n < 1 || r->n > 128) {
+        return err_set(err, ERR_INVALID,
+                       r->n_prompt < 1 ? "the prompt is empty" : "n must be from 1 to 128");
+    }
+    if (r->n_prompt + draws > e->info.max_model_len) {
+        return err_set(err, ERR_INVALID,
+                       "the prompt has %d tokens; this model's maximum context "
+                       "length is %d tokens",
+                       r->n_prompt, e->info.max_model_len);
+    }
+    for (int32_t i = 0; i < r->n_prompt; i++) {
+        if (r->prompt[i] < 0 || r->prompt[i] >= e->info.vocab) {
+            return err_set(err, ERR_INVALID, "prompt: %d is not a token id of this model",
+                           r->prompt[i]);
+        }
+    }
+    TRY(sampling_params_check(&r->params, e->info.vocab, err));
+    int64_t most = e->scheduler.limits.max_sequences;
+    if (atomic_fetch_add(&e->n_reserved, r->n) + r->n > most) {
+        atomic_fetch_sub(&e->n_reserved, r->n);
+        return err_set(err, ERR_BUSY, "the queue is full");
+    }
+    r->order = atomic_fetch_add(&e->next_order, 1) + 1;
+    r->t_submit_ns = clock_now_ns();
+    r->t_scheduled_ns = r->t_first_token_ns = r->t_done_ns = 0;
+    r->n_cached = r->n_preemptions = r->n_drafts = r->n_accepted = 0;
+    r->error = OK;
+    r->done = r->listed = r->ended = false;
+    for (int32_t i = 0; r->outputs && i < r->n; i++) {
+        atomic_store(&r->outputs[i].n_tokens, 0);
+        atomic_store(&r->outputs[i].finish, FINISH_NONE);
+        r->outputs[i].stop_id = -1;
+    }
+    queue_push(&e->inbox, &r->link);
+    return OK;
+}
+
+static void send(struct engine *e, struct message m)
+{
+    pthread_mutex_lock(&e->message_lock);
+    if (e->n_messages == e->message_cap) {
+        e->message_cap = e->message_cap ? e->message_cap * 2 : 64;
+        e->messages = xrealloc(e->messages, e->message_cap * sizeof *e->messages);
+    }
+    e->messages[e->n_messages++] = m;
+    pthread_mutex_unlock(&e->message_lock);
+    queue_wake(&e->inbox);
+}
+
+void engine_cancel(struct engine *e, struct engine_request *r)
+{
+    send(e, (struct message){MESSAGE_CANCEL, r->order, -1});
+}
+
+void engine_stop(struct engine *e, struct engine_request *r, int32_t sample)
+{
+    send(e, (struct message){MESSAGE_STOP, r->order, sample});
+}
+
+void engine_reset_prefix_cache(struct engine *e)
+{
+    send(e, (struct message){MESSAGE_RESET_CACHE, 0, -1});
+}
+
+void engine_stats(struct engine *e, struct engine_stats *out)
+{
+    pthread_mutex_lock(&e->stats_lock);
+    *out = e->stats;
+    pthread_mutex_unlock(&e->stats_lock);
+    out->state = (enum engine_state)atomic_load(&e->state);
+}
