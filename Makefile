@@ -104,11 +104,18 @@ all: $(BUILD)/sluice  ## build the program (build/sluice)
 $(BUILD)/sluice: $(OBJ) $(MAIN)
 	$(SAY_LD) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
-$(BUILD)/%.o: %.c
+# What a tree was built for: objects made for something else are made again.
+BUILT_FOR := CUDA=$(CUDA) HTTP=$(HTTP) ONLY=$(ONLY) MHD=$(MHD) CUARCH=$(CUARCH) $(OPT)
+.PHONY: always
+$(BUILD)/built-for: always
+	@mkdir -p $(@D)
+	@echo '$(BUILT_FOR)' | cmp -s - $@ || echo '$(BUILT_FOR)' > $@
+
+$(BUILD)/%.o: %.c $(BUILD)/built-for
 	@mkdir -p $(@D)
 	$(SAY_CC) $(CC) $(CFLAGS) $(CFLAGS_$(subst /,_,$*)) -MMD -MP -c -o $@ $<
 
-$(BUILD)/%.cu.o: %.cu
+$(BUILD)/%.cu.o: %.cu $(BUILD)/built-for
 	@mkdir -p $(@D)
 	$(SAY_NV) $(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $<
 
