@@ -84,6 +84,9 @@ bool http_split_uri(struct http_request *req, const char *raw)
             return false;
         }
     }
+    if (raw[0] == '\0') { // "GET  HTTP/1.1", as libmicrohttpd 1.0.1 reads it
+        return false;
+    }
     raw = skip_authority(raw);
     size_t n = strlen(raw);
     req->text = xcalloc(1, 2 * n + 8); // the parts decoded, and room for {id} once more

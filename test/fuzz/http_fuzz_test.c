@@ -448,6 +448,8 @@ int main(void)
         "0\x01POST /pool HTTP/1.1\r\nHost: x\r\nContent-Length: 3000\r\n\r\nabc",
         "1\x50POST /echo HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n"
         "abcDELETE /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        "0\x01POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/jsn\r\nContent-Length: 9\r\n"
+        "\r\n{\"a\": 1}\nGET  HTTP/1.1\r\nHost: x\r\n\r\n",
         "0\x01PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "0\x01GET / HTTP/1.1\nHost: x\n\nGET / HTTP/1.1\r\nHost: x\r\n\r\n",
         "0\x01\r\nGET / HTTP/1.1\r\nHost: x\r\nX-Request-Id: a.b\r\ntraceparent: "
