@@ -7,8 +7,7 @@
  * other ranks, so there is progress however many blocks are resident. */
 #include "cuda/all_reduce.h"
 #include "cuda/kernels/device/launch.cuh"
-#include "cuda/kernels/device/reduce.cuh"
-#include "cuda/kernels/device/types.cuh"
+#include "cuda/kernels/device/norm.cuh"
 #include "cuda/kernels/kernels.h"
 
 struct reduce_params {
@@ -183,23 +182,8 @@ __device__ __forceinline__ void norm_row(const vec<T> *v, T *out, const float *w
                                          const struct reduce_params &p)
 {
     constexpr int N = vec<T>::N;
-    float mean = 0.0f, square = block_sum(sum, shared) / (float)p.width;
-    if (p.layer) {
-        mean = square;
-        sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < NV; j++) {
-            if ((j * blockDim.x + threadIdx.x) * N < p.width) {
-#pragma unroll
-                for (int e = 0; e < N; e++) {
-                    const float f = to_float(v[j].v[e]) - mean;
-                    sum += f * f;
-                }
-            }
-        }
-        square = block_sum(sum, shared) / (float)p.width;
-    }
-    const float scale = 1.0f / sqrtf(square + p.eps);
+    const struct row_moments m =
+        row_moments_of<T, NV>(v, sum, p.layer, p.width, p.eps, shared);
 #pragma unroll
     for (int j = 0; j < NV; j++) {
         const int i = (j * blockDim.x + threadIdx.x) * N;
@@ -207,9 +191,9 @@ __device__ __forceinline__ void norm_row(const vec<T> *v, T *out, const float *w
             vec<T> y;
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                const float f = (to_float(v[j].v[e]) - mean) * scale *
-                                (weight ? weight[i + e] + p.weight_offset : 1.0f);
-                y.v[e] = from_float<T>(bias ? f + bias[i + e] : f);
+                y.v[e] = from_float<T>(normed(to_float(v[j].v[e]),
+                                              weight ? weight[i + e] + p.weight_offset : 1.0f,
+                                              bias ? bias[i + e] : 0.0f, m.mean, m.scale));
             }
             y.store(out + i);
         }

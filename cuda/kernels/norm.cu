@@ -2,8 +2,7 @@
  * The sum of squares goes over the row as it is stored, so that a norm of a stored residual gives
  * the same bits as a norm fused with the addition. */
 #include "cuda/kernels/device/launch.cuh"
-#include "cuda/kernels/device/reduce.cuh"
-#include "cuda/kernels/device/types.cuh"
+#include "cuda/kernels/device/norm.cuh"
 #include "cuda/kernels/kernels.h"
 
 struct norm_params {
@@ -12,11 +11,6 @@ struct norm_params {
     bool layer; // subtract the mean
     bool store; // x has changed
 };
-
-__device__ __forceinline__ float normed(float x, float weight, float bias, float mean, float scale)
-{
-    return (x - mean) * scale * weight + bias;
-}
 
 /* Each thread keeps NV vectors of the row in registers. */
 template <typename T, int NV>
@@ -65,23 +59,8 @@ __global__ void norm_vec_kernel(T *x, const T *delta, T *out, const float *weigh
     if (!out) {
         return;
     }
-    float mean = 0.0f, square = block_sum(sum, shared) / (float)p.width;
-    if (p.layer) {
-        mean = square;
-        sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < NV; j++) {
-            if ((j * blockDim.x + threadIdx.x) * N < p.width) {
-#pragma unroll
-                for (int e = 0; e < N; e++) {
-                    const float f = to_float(v[j].v[e]) - mean;
-                    sum += f * f;
-                }
-            }
-        }
-        square = block_sum(sum, shared) / (float)p.width;
-    }
-    const float scale = 1.0f / sqrtf(square + p.eps);
+    const struct row_moments m =
+        row_moments_of<T, NV>(v, sum, p.layer, p.width, p.eps, shared);
 #pragma unroll
     for (int j = 0; j < NV; j++) {
         const int i = (j * blockDim.x + threadIdx.x) * N;
@@ -90,7 +69,7 @@ __global__ void norm_vec_kernel(T *x, const T *delta, T *out, const float *weigh
 #pragma unroll
             for (int e = 0; e < N; e++) {
                 y.v[e] = from_float<T>(normed(to_float(v[j].v[e]), w[j][e], bias ? bias[i + e] : 0.0f,
-                                              mean, scale));
+                                              m.mean, m.scale));
             }
             y.store(out + (int64_t)blockIdx.x * p.out_stride + i);
         }
