@@ -2,6 +2,7 @@
 #include "engine/base/clock.h"
 #include "engine/engine_state.h"
 #include "test/check.h"
+#include "test/sim/count_malloc.h"
 #include "test/sim/fake_backend.h"
 
 enum { VOCAB = 384, MAX_REQUESTS = 80, MAX_PROMPT = 2100, MAX_OUT = 128 };
@@ -440,15 +441,11 @@ TEST(a_tree_that_is_nearly_sure_is_drafted_as_a_chain)
     }
 }
 
-/* Counted while the engine thread works; see the wrappers below. */
-static _Thread_local volatile bool counts; // malloc is a builtin: its callers are not expected to read
-static volatile int32_t n_allocations;
-
 TEST(nothing_is_allocated_after_the_start)
 {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    SKIP("the sanitizers have their own malloc");
-#endif
+    if (!counts_allocations) {
+        SKIP("the sanitizers have their own malloc");
+    }
     counts = true; // the wrappers do count
     void *volatile p = malloc(1);
     free(p);
@@ -476,30 +473,6 @@ TEST(nothing_is_allocated_after_the_start)
     CHECK_EQ(n_allocations, 0);
     stop(&b);
 }
-
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-void *__libc_malloc(size_t n_bytes);
-void *__libc_calloc(size_t n, size_t size);
-void *__libc_realloc(void *p, size_t n_bytes);
-
-void *malloc(size_t n_bytes)
-{
-    n_allocations += counts;
-    return __libc_malloc(n_bytes);
-}
-
-void *calloc(size_t n, size_t size)
-{
-    n_allocations += counts;
-    return __libc_calloc(n, size);
-}
-
-void *realloc(void *p, size_t n_bytes)
-{
-    n_allocations += counts;
-    return __libc_realloc(p, n_bytes);
-}
-#endif
 
 int main(int argc, char **argv)
 {

@@ -1,6 +1,7 @@
 /* What token trees promise, on the backend that hashes: each test decides one capability. */
 #include "engine/engine_state.h"
 #include "test/check.h"
+#include "test/sim/count_malloc.h"
 #include "test/sim/fake_backend.h"
 
 enum { VOCAB = 384, MAX_PROMPT = 200, MAX_OUT = 128, N_REQUESTS = 8 };
@@ -326,15 +327,11 @@ TEST(near_the_longest_text_there_is_room_for_a_trees_slots)
     stop(b);
 }
 
-/* Counted while the engine thread works; see the wrappers below. */
-static _Thread_local volatile bool counts;
-static volatile int32_t n_allocations;
-
 TEST(growing_trees_allocates_nothing)
 {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    SKIP("the sanitizers have their own malloc");
-#endif
+    if (!counts_allocations) {
+        SKIP("the sanitizers have their own malloc");
+    }
     struct bed *b = start(TWO("\"num_speculative_tokens\":5,\"tree_width\":8,\"tree_nodes\":120,"
                               "\"fixed\":true,\"prompt_lookup_max\":3"), 300);
     REQUIRE(b);
@@ -352,30 +349,6 @@ TEST(growing_trees_allocates_nothing)
     run(b, N_REQUESTS);
     stop(b);
 }
-
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-void *__libc_malloc(size_t n_bytes);
-void *__libc_calloc(size_t n, size_t size);
-void *__libc_realloc(void *p, size_t n_bytes);
-
-void *malloc(size_t n_bytes)
-{
-    n_allocations += counts;
-    return __libc_malloc(n_bytes);
-}
-
-void *calloc(size_t n, size_t size)
-{
-    n_allocations += counts;
-    return __libc_calloc(n, size);
-}
-
-void *realloc(void *p, size_t n_bytes)
-{
-    n_allocations += counts;
-    return __libc_realloc(p, n_bytes);
-}
-#endif
 
 int main(int argc, char **argv)
 {

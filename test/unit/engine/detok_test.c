@@ -1,18 +1,6 @@
 #include "engine/detok.h"
 
-#include "test/check.h"
-
-static struct tokenizer *load(const char *name)
-{
-    struct tokenizer *tok = NULL;
-    struct err err = {0};
-    char path[256];
-    snprintf(path, sizeof path, "test/tokenizers/%s.json", name);
-    if (tokenizer_load(path, &tok, &err) != OK) {
-        CHECK_FAIL("%s", err.text);
-    }
-    return tok;
-}
+#include "test/unit/engine/own_tokenizer.h"
 
 static void push_bytes(struct detok *d, const char *bytes, struct buf *out)
 {

@@ -1,22 +1,10 @@
 #include "engine/tokenizer.h"
 
 #include "engine/base/mem.h"
-#include "test/check.h"
+#include "test/unit/engine/own_tokenizer.h"
 
 #include <pthread.h>
 #include <time.h>
-
-static struct tokenizer *load(const char *name)
-{
-    struct tokenizer *tok = NULL;
-    struct err err = {0};
-    char path[256];
-    snprintf(path, sizeof path, "test/tokenizers/%s.json", name);
-    if (tokenizer_load(path, &tok, &err) != OK) {
-        CHECK_FAIL("%s", err.text);
-    }
-    return tok;
-}
 
 static struct tokenizer *load_text(const char *json, const char *config, struct err *err)
 {
