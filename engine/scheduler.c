@@ -1,5 +1,7 @@
 #include "engine/scheduler.h"
 
+#include "engine/holdings.h"
+
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
 
@@ -117,248 +119,6 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
     return seq;
 }
 
-/* ---- blocks ------------------------------------------------------------------------------- */
-
-static int32_t blocks_for(const struct scheduler *s, int32_t n_tokens)
-{
-    return (n_tokens + s->limits.block_tokens - 1) / s->limits.block_tokens;
-}
-
-static int32_t take_block(struct scheduler *s)
-{
-    int32_t block = kv_pool_alloc(&s->pool);
-    s->draft_valid[block] = false;
-    s->draft_producer[block] = -1;
-    return block;
-}
-
-/* The tokens of full block i, gathered where the prompt and the output meet in it. */
-static const int32_t *block_tokens(const struct scheduler *s, const struct sequence *seq,
-                                   int32_t i, int32_t *room)
-{
-    int32_t n = s->limits.block_tokens, first = i * n;
-    if (first + n <= seq->n_prompt) {
-        return seq->request->prompt + first;
-    }
-    if (first >= seq->n_prompt) {
-        return seq->output->tokens + (first - seq->n_prompt);
-    }
-    for (int32_t j = 0; j < n; j++) {
-        room[j] = sequence_token(seq, first + j);
-    }
-    return room;
-}
-
-enum { MAX_BLOCK_TOKENS = 256 };
-
-static bool cache_readable(const struct scheduler *s, const struct sequence *seq)
-{
-    return s->limits.prefix_cache && !seq->request->params.prompt_logprobs &&
-           seq->request->pool == POOL_NONE;
-}
-
-/* Blocks at the front of what the sequence knows that are in the cache; *hit gets their ids.
- * *pending: the next one is being computed by another sequence. At least one token is left. */
-static int32_t look_up(const struct scheduler *s, const struct sequence *seq, int32_t *hit,
-                       uint64_t *chain, bool *pending)
-{
-    int32_t room[MAX_BLOCK_TOKENS];
-    int32_t limit = (seq->n_known - 1) / s->limits.block_tokens;
-    *chain = seq->root;
-    *pending = false;
-    for (int32_t i = 0; i < limit; i++) {
-        int32_t b = prefix_cache_find(&s->cache, *chain, block_tokens(s, seq, i, room));
-        if (b < 0) {
-            return i;
-        }
-        const struct prefix_node *node = &s->cache.nodes[b];
-        if (node->state == NODE_PENDING) {
-            *pending = true;
-            return i;
-        }
-        *chain = node->uid;
-        hit[i] = b;
-    }
-    return limit;
-}
-
-/* Enters blocks [seq->n_entered, end) with the given state, where no equal node is. */
-static void enter_blocks(struct scheduler *s, struct sequence *seq, int32_t end,
-                         enum node_state state)
-{
-    int32_t room[MAX_BLOCK_TOKENS];
-    const int32_t *blocks = scheduler_blocks(s, seq);
-    for (int32_t i = seq->n_entered; i < end && s->limits.prefix_cache; i++) {
-        const int32_t *tokens = block_tokens(s, seq, i, room);
-        int32_t equal = prefix_cache_find(&s->cache, seq->chain, tokens);
-        seq->chain = equal >= 0 ? s->cache.nodes[equal].uid
-                                : prefix_cache_insert(&s->cache, blocks[i], seq->chain, tokens,
-                                                      state, seq->index);
-        seq->n_entered = i + 1;
-    }
-}
-
-static bool produces(const struct scheduler *s, const struct sequence *seq, int32_t block)
-{
-    const struct prefix_node *n = &s->cache.nodes[block];
-    return n->state == NODE_PENDING && n->producer == seq->index;
-}
-
-static void drop_blocks(struct scheduler *s, struct sequence *seq)
-{
-    const int32_t *blocks = scheduler_blocks(s, seq);
-    for (int32_t i = seq->n_blocks - 1; i >= 0; i--) { // tails first: they are reused first
-        if (produces(s, seq, blocks[i])) {
-            prefix_cache_remove(&s->cache, blocks[i]);
-        }
-        if (s->draft_producer[blocks[i]] == seq->index) {
-            s->draft_producer[blocks[i]] = -1;
-        }
-        kv_pool_release(&s->pool, blocks[i]);
-    }
-    seq->n_blocks = 0;
-}
-
-/* Removes copies [first, first + n). */
-static void cut_copies(struct scheduler *s, int32_t first, int32_t n)
-{
-    size_t rest = (size_t)(s->n_pending_copies - first - n);
-    memmove(s->pending_copies + first, s->pending_copies + first + n,
-            rest * sizeof *s->pending_copies);
-    memmove(s->pending_for + first, s->pending_for + first + n, rest * sizeof *s->pending_for);
-    s->n_pending_copies -= n;
-}
-
-static void drop_copies(struct scheduler *s, const struct sequence *seq)
-{
-    for (int32_t i = 0; i < s->n_pending_copies; i++) {
-        if (s->pending_for[i] == seq) {
-            cut_copies(s, i, 1);
-            return; // a sequence is forked once
-        }
-    }
-}
-
-static void leave_lane(struct scheduler *s, struct sequence *seq)
-{
-    drop_copies(s, seq);
-    drop_blocks(s, seq);
-    s->free_lanes[s->n_free_lanes++] = seq->lane;
-    seq->lane = -1;
-    s->n_running--;
-}
-
-void scheduler_preempt(struct scheduler *s, struct sequence *seq)
-{
-    ASSERT(seq->state == SEQ_RUNNING);
-    leave_lane(s, seq);
-    seq->state = SEQ_WAITING;
-    seq->n_computed = 0;
-    seq->n_drafts = 0;
-    seq->request->n_preemptions++;
-    s->n_waiting++;
-    s->waiting_tokens += seq->n_known;
-    s->n_preemptions++;
-}
-
-/* Whether a sequence can be taken back to waiting: not what this very plan counts on. */
-static bool can_preempt(const struct scheduler *s, const struct sequence *seq)
-{
-    return seq->state == SEQ_RUNNING && seq->planned_in != s->n_plans;
-}
-
-/* Blocks that preempting the sequences after `seq` would make available. A shared block counts
- * when its last holder is among them. */
-static int32_t reclaimable(struct scheduler *s, const struct sequence *seq)
-{
-    int32_t n = 0;
-    for (struct sequence *v = s->order.prev; v != seq; v = v->prev) {
-        const int32_t *blocks = can_preempt(s, v) ? scheduler_blocks(s, v) : NULL;
-        for (int32_t i = 0; blocks && i < v->n_blocks; i++) {
-            n += ++s->scratch[blocks[i]] == s->pool.refs[blocks[i]];
-        }
-    }
-    for (struct sequence *v = s->order.prev; v != seq; v = v->prev) {
-        const int32_t *blocks = can_preempt(s, v) ? scheduler_blocks(s, v) : NULL;
-        for (int32_t i = 0; blocks && i < v->n_blocks; i++) {
-            s->scratch[blocks[i]] = 0;
-        }
-    }
-    return n;
-}
-
-/* Drops what the plan so far has of a sequence that is preempted while planning. */
-static void unplan(struct plan *p, const struct sequence *seq)
-{
-    int32_t n = 0;
-    for (int32_t i = 0; i < p->n_grants; i++) {
-        if (p->grants[i].seq != seq) {
-            p->grants[n++] = p->grants[i];
-        }
-    }
-    p->n_grants = n;
-}
-
-/* Makes n blocks available to seq, at the cost of later sequences if it must be. Nothing is taken
- * when it would not suffice. */
-static bool make_room(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n)
-{
-    int32_t available = kv_pool_available(&s->pool);
-    if (available >= n) {
-        return true;
-    }
-    if (available + reclaimable(s, seq) < n) {
-        return false;
-    }
-    for (struct sequence *v = s->order.prev; v != seq && kv_pool_available(&s->pool) < n;) {
-        struct sequence *before = v->prev;
-        if (can_preempt(s, v)) {
-            unplan(p, v);
-            scheduler_preempt(s, v);
-        }
-        v = before;
-    }
-    return kv_pool_available(&s->pool) >= n;
-}
-
-/* A free lane for seq, taken from the last sequence that comes after it if it must be. */
-static bool find_lane(struct scheduler *s, struct plan *p, const struct sequence *seq)
-{
-    for (struct sequence *v = s->order.prev; v != seq && s->n_free_lanes == 0; v = v->prev) {
-        if (can_preempt(s, v)) {
-            unplan(p, v);
-            scheduler_preempt(s, v);
-            return true;
-        }
-    }
-    return s->n_free_lanes > 0;
-}
-
-static void grant(struct scheduler *s, struct plan *p, struct sequence *seq, bool fresh)
-{
-    if (seq->n_granted < seq->n_blocks || fresh) {
-        ASSERT(p->n_grants < 2 * s->limits.max_lanes);
-        p->grants[p->n_grants++] =
-            (struct plan_grant){seq, seq->n_granted, seq->n_blocks - seq->n_granted, fresh};
-        seq->n_granted = seq->n_blocks;
-    }
-}
-
-/* Blocks for the first n_tokens tokens of a running sequence. */
-static bool grow(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_tokens)
-{
-    int32_t need = blocks_for(s, n_tokens) - seq->n_blocks;
-    if (need > 0 && !make_room(s, p, seq, need)) {
-        return false;
-    }
-    int32_t *blocks = scheduler_blocks(s, seq);
-    for (; need > 0; need--) {
-        blocks[seq->n_blocks++] = take_block(s);
-    }
-    grant(s, p, seq, false);
-    return true;
-}
-
 /* ---- admission ---------------------------------------------------------------------------- */
 
 enum admission { ADMITTED, DEFERRED, NO_ROOM };
@@ -374,15 +134,18 @@ static enum admission admit(struct scheduler *s, struct plan *p, struct sequence
     int32_t *blocks = s->lane_blocks + (size_t)lane * (size_t)s->limits.max_blocks_per_lane;
     uint64_t chain = seq->root;
     bool pending = false;
-    int32_t n_hit = cache_readable(s, seq) ? look_up(s, seq, blocks, &chain, &pending) : 0;
+    int32_t n_hit = 0;
+    if (holdings_reads_cache(s, seq)) {
+        n_hit = holdings_look_up(s, seq, blocks, &chain, &pending);
+    }
     if (pending) {
         return DEFERRED;
     }
     for (int32_t i = 0; i < n_hit; i++) {
         kv_pool_retain(&s->pool, blocks[i]); // before any allocation could take them
     }
-    int32_t need = blocks_for(s, seq->n_known) - n_hit;
-    if (!make_room(s, p, seq, need)) {
+    int32_t need = holdings_blocks_for(s, seq->n_known) - n_hit;
+    if (!holdings_make_room(s, p, seq, need)) {
         for (int32_t i = n_hit - 1; i >= 0; i--) {
             kv_pool_release(&s->pool, blocks[i]);
         }
@@ -402,14 +165,14 @@ static enum admission admit(struct scheduler *s, struct plan *p, struct sequence
     seq->n_blocks = n_hit;
     seq->n_granted = 0;
     for (; need > 0; need--) {
-        blocks[seq->n_blocks++] = take_block(s);
+        blocks[seq->n_blocks++] = holdings_take_block(s);
     }
     seq->n_computed = n_hit * s->limits.block_tokens;
     seq->draft_marked = 0;
     seq->draft_computed = 0; // scheduler_draft_rows walks over what the blocks have
     seq->chain = chain;
     seq->n_entered = n_hit;
-    enter_blocks(s, seq, seq->n_known / s->limits.block_tokens, NODE_PENDING);
+    holdings_enter(s, seq, seq->n_known / s->limits.block_tokens, NODE_PENDING);
     s->n_running++;
     s->n_waiting--;
     s->waiting_tokens -= seq->n_known;
@@ -421,7 +184,7 @@ static enum admission admit(struct scheduler *s, struct plan *p, struct sequence
             seq->request->n_cached = seq->n_computed;
         }
     }
-    grant(s, p, seq, true);
+    holdings_grant(s, p, seq, true);
     return ADMITTED;
 }
 
@@ -453,7 +216,7 @@ static void fork_siblings(struct scheduler *s, struct plan *p, int32_t entry)
         }
         c->n_blocks = n_full;
         if (partial) {
-            blocks[c->n_blocks++] = take_block(s);
+            blocks[c->n_blocks++] = holdings_take_block(s);
             s->pending_copies[s->n_pending_copies] =
                 (struct block_copy){shared[n_full], blocks[n_full]};
             s->pending_for[s->n_pending_copies++] = c;
@@ -473,7 +236,7 @@ static void fork_siblings(struct scheduler *s, struct plan *p, int32_t entry)
         s->waiting_tokens -= c->n_known;
         s->prefix_queries += c->n_prompt;
         s->prefix_hits += c->n_prompt;
-        grant(s, p, c, true);
+        holdings_grant(s, p, c, true);
         p->forks[p->n_forks++] = (struct plan_fork){c, entry};
         p->n_draws++;
     }
@@ -541,10 +304,10 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
         drafts = drafts < out_room ? drafts : out_room;
         int32_t end = sequence_future(seq);
         if (drafts > 0 && (kv_pool_available(&s->pool) <
-                           blocks_for(s, end + drafts) - seq->n_blocks)) {
+                           holdings_blocks_for(s, end + drafts) - seq->n_blocks)) {
             drafts = 0; // drafts are the first thing given back when blocks are short
         }
-        if (grow(s, p, seq, end + drafts)) {
+        if (holdings_grow(s, p, seq, end + drafts)) {
             add_entry(s, p, seq, 1 + drafts, drafts);
         }
         seq->n_drafts = 0;
@@ -583,7 +346,7 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
         }
         bool waited = seq->state == SEQ_WAITING;
         if (waited) {
-            bool fits = chunk_of(s, p, seq, seq->n_known) > 0 && find_lane(s, p, seq);
+            bool fits = chunk_of(s, p, seq, seq->n_known) > 0 && holdings_find_lane(s, p, seq);
             enum admission a = fits ? admit(s, p, seq) : NO_ROOM;
             n_refused += a == NO_ROOM;
             if (a != ADMITTED) {
@@ -613,7 +376,7 @@ static void publish(struct scheduler *s, const struct plan *p)
         const int32_t *blocks = scheduler_blocks(s, entry->seq);
         int32_t size = s->limits.block_tokens, end = entry->first + entry->n_rows;
         for (int32_t i = entry->first / size; (i + 1) * size <= end; i++) {
-            if (produces(s, entry->seq, blocks[i])) {
+            if (holdings_produces(s, entry->seq, blocks[i])) {
                 prefix_cache_validate(&s->cache, blocks[i]);
             }
         }
@@ -652,7 +415,7 @@ static void take_copies(struct scheduler *s, struct plan *p)
     while (n < s->n_pending_copies && !is_forked_now(p, s->pending_for[n])) {
         p->copies[p->n_copies++] = s->pending_copies[n++];
     }
-    cut_copies(s, 0, n);
+    holdings_cut_copies(s, 0, n);
 }
 
 bool scheduler_plan(struct scheduler *s, struct plan *p)
@@ -698,13 +461,13 @@ void scheduler_commit(struct scheduler *s, struct sequence *seq)
     }
     // A block may be entered once all its tokens are known and their rows submitted.
     int32_t sure = seq->n_computed < seq->n_known ? seq->n_computed : seq->n_known;
-    enter_blocks(s, seq, sure / s->limits.block_tokens, NODE_VALID);
+    holdings_enter(s, seq, sure / s->limits.block_tokens, NODE_VALID);
 }
 
 static void free_sequence(struct scheduler *s, struct sequence *seq)
 {
     if (seq->lane >= 0) {
-        leave_lane(s, seq);
+        holdings_leave(s, seq);
     }
     seq->prev->next = seq->next;
     seq->next->prev = seq->prev;

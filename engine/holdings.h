@@ -1,0 +1,36 @@
+/* What sequences hold: blocks, shared or their own, and lanes; and how the later ones in the order
+ * give them up to the earlier ones. The scheduler decides who gets what; this file keeps it right.
+ * Thread: the engine's. */
+#ifndef SLUICE_ENGINE_HOLDINGS_H
+#define SLUICE_ENGINE_HOLDINGS_H
+
+#include "engine/scheduler.h"
+
+int32_t holdings_blocks_for(const struct scheduler *s, int32_t n_tokens);
+/* There must be one: see holdings_make_room. */
+int32_t holdings_take_block(struct scheduler *s);
+/* Whether the sequence may read what others computed: not where every row's result is asked for. */
+bool holdings_reads_cache(const struct scheduler *s, const struct sequence *seq);
+/* Blocks at the front of what the sequence knows that are in the cache; *hit gets their ids.
+ * *pending: the next one is being computed by another sequence. At least one token is left. */
+int32_t holdings_look_up(const struct scheduler *s, const struct sequence *seq, int32_t *hit,
+                         uint64_t *chain, bool *pending);
+/* Enters blocks [seq->n_entered, end) with the given state, where no equal node is. */
+void holdings_enter(struct scheduler *s, struct sequence *seq, int32_t end, enum node_state state);
+/* Whether the cache's pending block is being computed by this sequence. */
+bool holdings_produces(const struct scheduler *s, const struct sequence *seq, int32_t block);
+/* Removes pending copies of forked blocks [first, first + n). */
+void holdings_cut_copies(struct scheduler *s, int32_t first, int32_t n);
+/* Gives back the lane, and all blocks with what was to be copied into them. */
+void holdings_leave(struct scheduler *s, struct sequence *seq);
+/* Makes n blocks available to seq, at the cost of later sequences if it must be. Nothing is taken
+ * when it would not suffice. */
+bool holdings_make_room(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n);
+/* A free lane for seq, taken from the last sequence that comes after it if it must be. */
+bool holdings_find_lane(struct scheduler *s, struct plan *p, const struct sequence *seq);
+/* Tells the plan of blocks that the lane's table does not have yet; fresh: of the whole table. */
+void holdings_grant(struct scheduler *s, struct plan *p, struct sequence *seq, bool fresh);
+/* Blocks for the first n_tokens tokens of a running sequence. */
+bool holdings_grow(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_tokens);
+
+#endif
