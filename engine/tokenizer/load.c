@@ -1,4 +1,4 @@
-/* tokenizer.json. The vocabulary and the merges (tokenizer_merges.c), which are nearly all of the
+/* tokenizer.json. The vocabulary and the merges (merges.c), which are nearly all of the
  * file, are read token by token; the small sections become trees. */
 #include "engine/tokenizer/impl.h"
 

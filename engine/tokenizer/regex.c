@@ -1,5 +1,5 @@
 /* Runs compiled patterns: PCRE2 with JIT, or a splitter written by hand. The translation from
- * Oniguruma's syntax is in tokenizer_pattern.c, the splitters are in tokenizer_split.c. */
+ * Oniguruma's syntax is in pattern.c, the splitters are in split.c. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"

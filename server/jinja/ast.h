@@ -145,7 +145,7 @@ bool jinja_parse(struct jinja_template *t, const struct jtoken *tokens, size_t n
  * assignments to `loop`. Also finds out what macros and loops use. */
 bool jinja_check(struct jinja_template *t);
 
-/* Finds out which names are hidden in which scope (jinja_scope.c). */
+/* Finds out which names are hidden in which scope (scope.c). */
 bool jinja_scopes(struct jinja_template *t);
 
 int jinja_symbol(struct jinja_template *t, const char *name, size_t n_bytes); // -1 after an error

@@ -108,7 +108,12 @@ struct jmacro {
     struct jframe *closure;
     bool autoescape;
 };
+
+/* A macro of node n, closed over the frame as it is; name NULL: a caller. */
+bool jmacro_make(struct jrt *rt, const struct jnode *n, struct jstr *name, struct jv *out);
 bool jmacro_call(struct jrt *rt, const struct jmacro *m, const struct jargs *args, struct jv *out);
+bool jcall_enter(struct jrt *rt); // one call deeper; false: too deep
+
 /* The output of a node's body as a value, in a scope of its own. */
 enum jflow jinja_capture(struct jrt *rt, const struct jnode *n, struct jv *out);
 
@@ -179,7 +184,7 @@ struct jiter {
 };
 bool jiter_new(struct jrt *rt, enum jiter_kind kind, struct jv over, struct jv *out);
 int jiter_next(struct jrt *rt, struct jiter *it, struct jv *out);
-/* The rest of a pass of |map, |select or |unique, in jinja_filters_seq.c. */
+/* The rest of a pass of |map, |select or |unique, in filters_seq.c. */
 int jiter_filter_next(struct jrt *rt, struct jiter *it, struct jv *out);
 
 bool jpath_make(struct jrt *rt, struct jv attribute, struct jpath *path);
@@ -197,7 +202,7 @@ bool jv_soft_str(struct jrt *rt, struct jv v, struct jv *out);
 void jsb_put_repr(struct jsb *b, struct jstr *s); // of a str
 bool jinja_escape(struct jrt *rt, struct jv v, struct jv *out); // HTML; a Markup
 
-/* "%s ..." % args, and str.format; in jinja_format.c. */
+/* "%s ..." % args, and str.format; in format.c. */
 bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *out);
 bool jinja_format(struct jrt *rt, struct jv format, const struct jargs *args, struct jv *out);
 
@@ -208,7 +213,7 @@ struct jjson_style {
 };
 bool jinja_tojson(struct jrt *rt, struct jv v, const struct jjson_style *style, struct jstr **out);
 
-/* String helpers that methods and filters share, in jinja_text.c. All strings are flat. */
+/* String helpers that methods and filters share, in text.c. All strings are flat. */
 struct jstr *jt_map_case(struct jrt *rt, struct jstr *s, int how); // enum uni_case
 struct jstr *jt_capitalize(struct jrt *rt, struct jstr *s);
 struct jstr *jt_title(struct jrt *rt, struct jstr *s);
@@ -227,7 +232,7 @@ size_t jt_rfind(const struct jstr *s, const struct jstr *part, size_t from, size
 struct jstr *jt_reverse(struct jrt *rt, struct jstr *s);
 struct jstr *jt_chars(struct jrt *rt, struct jstr *s, size_t from, size_t to); // s[from:to]
 
-/* Sorts by keys (stable); in jinja_filters_seq.c. */
+/* Sorts by keys (stable); in filters_seq.c. */
 bool jinja_sort(struct jrt *rt, struct jv *items, const struct jv *keys, size_t n, bool reverse);
 
 #endif

@@ -324,14 +324,6 @@ static enum jflow exec_for(struct jrt *rt, const struct jnode *n)
     return run_loop(rt, n, l);
 }
 
-static bool enter_call(struct jrt *rt)
-{
-    if (++rt->calls > JINJA_MAX_CALLS) {
-        return jrt_limit(rt, "it recurses too deeply");
-    }
-    return true;
-}
-
 /* loop(items) in a recursive loop: the body again, its output as a string. */
 bool jinja_loop_call(struct jrt *rt, struct jloop *loop, const struct jargs *args, struct jv *out)
 {
@@ -341,7 +333,7 @@ bool jinja_loop_call(struct jrt *rt, struct jloop *loop, const struct jargs *arg
     }
     struct jv over;
     struct jloop *inner;
-    if (!jargs_bind(rt, "loop", args, "iterable", 1, &over) || !enter_call(rt)) {
+    if (!jargs_bind(rt, "loop", args, "iterable", 1, &over) || !jcall_enter(rt)) {
         return false;
     }
     struct jframe *frame = rt->frame;
@@ -373,152 +365,12 @@ bool jloop_repr(struct jsb *b, struct jv self)
     return !b->failed;
 }
 
-/* ---- macros ---- */
-
-/* Positional arguments and names of parameters; what is left over of the names goes to `rest`, the
- * caller to *caller. */
-static bool bind_given(struct jrt *rt, const struct jmacro *m, const struct jargs *args,
-                       struct jframe *frame, bool *given, struct jdict *rest, struct jv *caller)
-{
-    const struct jsignature *sig = m->sig;
-    size_t n = (size_t)sig->n;
-    for (size_t i = 0; i < n; i++) { // in order, so that defaults see what stands before them
-        struct jv v = jv_missing();
-        given[i] = i < args->n_pos;
-        if (given[i]) {
-            v = args->pos[i];
-        } else if (!jv_undefined_hint(rt, "a parameter was not provided", &v)) {
-            return false;
-        }
-        if (!jframe_set(rt, frame, sig->syms[i], v)) {
-            return false;
-        }
-    }
-    for (size_t k = 0; k < args->n_kw; k++) {
-        const struct jkwarg *kw = &args->kw[k];
-        size_t i = args->n_pos;
-        while (i < n && !(sig->names[i]->n_bytes == kw->name->n_bytes &&
-                          memcmp(sig->names[i]->s, kw->name->s, kw->name->n_bytes) == 0)) {
-            i++;
-        }
-        if (i < n) {
-            given[i] = true;
-            if (!jframe_set(rt, frame, sig->syms[i], kw->value)) {
-                return false;
-            }
-        } else if (sig->uses_caller && js_is(kw->name, "caller")) {
-            *caller = kw->value;
-        } else if (!jd_set(rt, rest, jv_str(kw->name), kw->value)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* caller, kwargs and varargs exist in macros that mention them; elsewhere what would go there is an
- * error. */
-static bool bind_special(struct jrt *rt, const struct jmacro *m, const struct jargs *args,
-                         struct jframe *frame, struct jdict *rest, struct jv caller)
-{
-    const struct jsignature *sig = m->sig;
-    size_t n = (size_t)sig->n;
-    if (sig->uses_caller) {
-        bool none = !jv_is_given(caller) || caller.type == JV_NONE;
-        if ((none && !jv_undefined_hint(rt, "No caller defined", &caller)) ||
-            !jframe_set(rt, frame, m->t->sym_caller, caller)) {
-            return false;
-        }
-    }
-    if (sig->uses_kwargs) {
-        if (!jframe_set(rt, frame, m->t->sym_kwargs, jv_dict(rest))) {
-            return false;
-        }
-    } else if (rest->n > 0) {
-        const struct jstr *name = rest->e[0].key.u.s;
-        return jrt_fail(rt, "TypeError", "macro takes no keyword argument '%.*s'",
-                        name->n_bytes < 100 ? (int)name->n_bytes : 100, name->s);
-    }
-    if (!sig->uses_varargs) {
-        return args->n_pos <= n ||
-               jrt_fail(rt, "TypeError", "macro '%.*s' takes not more than %zu argument(s)",
-                        m->name ? (int)m->name->n_bytes : 6, m->name ? m->name->s : "caller", n);
-    }
-    struct jlist *l = jlist_new(rt, 0);
-    if (l && args->n_pos > n) {
-        *l = (struct jlist){.items = (struct jv *)args->pos + n, .n = args->n_pos - n};
-    }
-    return l && jframe_set(rt, frame, m->t->sym_varargs, jv_tuple(l));
-}
-
-static bool bind_defaults(struct jrt *rt, const struct jsignature *sig, struct jframe *frame,
-                          const bool *given)
-{
-    for (int i = 0; i < sig->n; i++) {
-        struct jv v;
-        if (given[i]) {
-            continue;
-        }
-        if (sig->defaults[i] ? !jinja_eval(rt, sig->defaults[i], &v)
-                             : !jv_undefined(rt, jv_missing(), jv_str(sig->names[i]), &v)) {
-            return false;
-        }
-        if (!jframe_set(rt, frame, sig->syms[i], v)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool bind_macro(struct jrt *rt, const struct jmacro *m, const struct jargs *args,
-                       struct jframe *frame)
-{
-    struct jv caller = jv_missing();
-    struct jdict *rest = jd_new(rt);
-    bool *given = jrt_alloc(rt, (size_t)m->sig->n + 1, sizeof *given);
-    return rest && given && bind_given(rt, m, args, frame, given, rest, &caller) &&
-           bind_special(rt, m, args, frame, rest, caller) &&
-           bind_defaults(rt, m->sig, frame, given);
-}
-
-bool jmacro_call(struct jrt *rt, const struct jmacro *m, const struct jargs *args, struct jv *out)
-{
-    struct jframe *frame = jframe_new(rt, m->closure), *outer_frame = rt->frame;
-    if (!frame || !jinja_enter(rt)) {
-        return false;
-    }
-    struct jsb b, *outer = rt->out;
-    bool ok = enter_call(rt);
-    jsb_init(&b, rt);
-    rt->out = &b;
-    rt->frame = frame;
-    ok = ok && bind_macro(rt, m, args, frame) && jframe_hide(rt, frame, &m->node->hidden) &&
-         jinja_exec(rt, m->node->kids, m->node->n_kids) != FLOW_FAIL;
-    rt->out = outer;
-    rt->frame = outer_frame;
-    rt->calls--;
-    jinja_leave(rt);
-    struct jstr *s = ok ? jsb_done(&b) : NULL;
-    *out = jv_str(s);
-    out->flag = rt->autoescape ? JV_MARKUP : 0;
-    return s != NULL;
-}
-
-static bool make_macro(struct jrt *rt, const struct jnode *n, struct jstr *name, struct jv *out)
-{
-    struct jmacro *m = jrt_alloc(rt, 1, sizeof *m);
-    if (m) {
-        *m = (struct jmacro){.t = rt->t,
-                             .node = n, .sig = n->sig, .name = name, .closure = rt->frame,
-                             .autoescape = rt->autoescape};
-    }
-    *out = (struct jv){.type = JV_MACRO, .u.macro = m};
-    return m != NULL;
-}
+/* ---- macros (macro.c) and what is printed ---- */
 
 static enum jflow exec_macro(struct jrt *rt, const struct jnode *n)
 {
     struct jv m;
-    return next_if(make_macro(rt, n, n->value.u.s, &m) && jframe_set(rt, rt->frame, n->sym, m));
+    return next_if(jmacro_make(rt, n, n->value.u.s, &m) && jframe_set(rt, rt->frame, n->sym, m));
 }
 
 static bool print_value(struct jrt *rt, struct jv v)
@@ -534,7 +386,7 @@ static enum jflow exec_call_block(struct jrt *rt, const struct jnode *n)
     struct jv caller, callee, result;
     struct jargs args;
     if (!jinja_eval(rt, n->a->a, &callee) || !jinja_eval_args(rt, n->a->call, &args) ||
-        !make_macro(rt, n, NULL, &caller)) {
+        !jmacro_make(rt, n, NULL, &caller)) {
         return FLOW_FAIL;
     }
     struct jkwarg *kw = jrt_alloc(rt, args.n_kw + 1, sizeof *kw);

@@ -1,4 +1,4 @@
-/* The filters that the table in jinja_filters.c names.
+/* The filters that the table in filters.c names.
  * Thread: one owner (of the runtime). */
 #ifndef SLUICE_SERVER_JINJA_FILTERS_H
 #define SLUICE_SERVER_JINJA_FILTERS_H
@@ -8,6 +8,26 @@
 #define FILTER(name)                                                                               \
     bool name(struct jrt *rt, struct jv v, const struct jv *a, const struct jargs *args,           \
               struct jv *out)
+
+/* The string as the result; of the kind that `like` is (markup or not). False if there is none. */
+static inline bool jf_give(struct jv like, struct jstr *s, struct jv *out)
+{
+    *out = jv_str(s);
+    out->flag = like.flag;
+    return s != NULL;
+}
+
+/* Arguments that may be absent. */
+static inline bool jf_int_or(struct jrt *rt, struct jv v, int64_t otherwise, int64_t *out)
+{
+    *out = otherwise;
+    return !jv_is_given(v) || jv_as_index(rt, v, out);
+}
+
+static inline bool jf_truth_or(struct jv v, bool otherwise)
+{
+    return jv_is_given(v) ? jv_truth(v) : otherwise;
+}
 
 FILTER(jf_upper);
 FILTER(jf_lower);

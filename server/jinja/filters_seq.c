@@ -123,11 +123,6 @@ bool jinja_sort(struct jrt *rt, struct jv *items, const struct jv *keys, size_t 
     return true;
 }
 
-static bool truth_or(struct jv v, bool otherwise)
-{
-    return jv_is_given(v) ? jv_truth(v) : otherwise;
-}
-
 /* The keys of items by one attribute; case folded unless told otherwise. */
 static bool keys_of(struct jrt *rt, const struct jlist *l, struct jv attribute, struct jv fallback,
                     bool case_sensitive, struct jv **out)
@@ -188,8 +183,8 @@ FILTER(jf_sort)
     struct jlist *l;
     struct jv *keys;
     (void)args;
-    if (!jv_collect(rt, v, &l) || !multi_keys_of(rt, l, a[2], truth_or(a[1], false), &keys) ||
-        !jinja_sort(rt, l->items, keys, l->n, truth_or(a[0], false))) {
+    if (!jv_collect(rt, v, &l) || !multi_keys_of(rt, l, a[2], jf_truth_or(a[1], false), &keys) ||
+        !jinja_sort(rt, l->items, keys, l->n, jf_truth_or(a[0], false))) {
         return false;
     }
     *out = jv_list(l);
@@ -226,12 +221,12 @@ FILTER(jf_dictsort)
     for (size_t i = 0; i < d->n; i++) {
         keys[i] = by == 0 ? d->e[i].key : d->e[i].value;
         if (!jv_pair(rt, d->e[i].key, d->e[i].value, &l->items[i]) ||
-            (!truth_or(a[0], false) && !fold(rt, keys[i], &keys[i]))) {
+            (!jf_truth_or(a[0], false) && !fold(rt, keys[i], &keys[i]))) {
             return false;
         }
     }
     *out = jv_list(l);
-    return jinja_sort(rt, l->items, keys, d->n, truth_or(a[2], false));
+    return jinja_sort(rt, l->items, keys, d->n, jf_truth_or(a[2], false));
 }
 
 FILTER(jf_groupby)
@@ -239,7 +234,7 @@ FILTER(jf_groupby)
     struct jlist *l, *groups = jlist_new(rt, 0);
     struct jv *keys;
     struct jpath path;
-    bool case_sensitive = truth_or(a[2], false);
+    bool case_sensitive = jf_truth_or(a[2], false);
     (void)args;
     if (!groups || !jv_collect(rt, v, &l) || !jpath_make(rt, a[0], &path) ||
         !keys_of(rt, l, a[0], a[1], case_sensitive, &keys) ||
@@ -284,7 +279,7 @@ static bool extreme(struct jrt *rt, struct jv v, const struct jv *a, enum jv_ord
     struct jlist *l;
     struct jv *keys;
     if (!jv_collect(rt, v, &l) ||
-        !keys_of(rt, l, a[1], jv_missing(), truth_or(a[0], false), &keys)) {
+        !keys_of(rt, l, a[1], jv_missing(), jf_truth_or(a[0], false), &keys)) {
         return false;
     }
     if (l->n == 0) {
@@ -502,7 +497,7 @@ FILTER(jf_unique)
         return false;
     }
     struct jiter *it = out->u.iter;
-    it->fold_case = !truth_or(a[0], false);
+    it->fold_case = !jf_truth_or(a[0], false);
     it->seen = jd_new(rt);
     return it->seen && jpath_make(rt, a[1], &it->path);
 }

@@ -1,5 +1,5 @@
 /* Jinja2 as `transformers` sets it up for chat templates: compile once, render many times. What it
- * knows and where it differs is in templates.md. Values and limits: jinja_value.h, jinja_rt.h.
+ * knows and where it differs is in templates.md. Values and limits: value.h, rt.h.
  * Thread: a compiled template is immutable; each render has a runtime of its own. */
 #ifndef SLUICE_SERVER_JINJA_JINJA_H
 #define SLUICE_SERVER_JINJA_JINJA_H

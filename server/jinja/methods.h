@@ -1,5 +1,5 @@
 /* The methods that templates can call, by kind of object: each is a function in one of the
- * jinja_methods_*.c and a row of the table in jinja_methods.c. Internal to those files.
+ * methods_*.c and a row of the table in methods.c. Internal to those files.
  * Thread: as the runtime. */
 #ifndef SLUICE_SERVER_JINJA_METHODS_H
 #define SLUICE_SERVER_JINJA_METHODS_H

@@ -42,7 +42,7 @@ void jnum_float_text(double f, char out[40]);
 /* Python's str of an int; ValueError beyond 4,300 digits. */
 bool jnum_int_text(struct jrt *rt, struct jv v, const char **s, size_t *n_bytes);
 
-/* Parts of jinja_big.c; operands may be JV_BOOL, JV_INT or JV_BIG. */
+/* Parts of big.c; operands may be JV_BOOL, JV_INT or JV_BIG. */
 bool jbig_add(struct jrt *rt, struct jv a, struct jv b, bool subtract, struct jv *out);
 bool jbig_mul(struct jrt *rt, struct jv a, struct jv b, struct jv *out);
 bool jbig_divmod(struct jrt *rt, struct jv a, struct jv b, struct jv *quotient, struct jv *rest);

@@ -1,4 +1,4 @@
-/* The generated tables behind jinja_unicode.c.
+/* The generated tables behind unicode.c.
  * Thread: any; constant data. */
 #ifndef SLUICE_SERVER_JINJA_UNICODE_TABLE_H
 #define SLUICE_SERVER_JINJA_UNICODE_TABLE_H
