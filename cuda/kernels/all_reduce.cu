@@ -248,8 +248,7 @@ __global__ void __launch_bounds__(1024)
                         s.v[e] =
                             from_float<T>(to_float(v[j].v[e]) + p.delta_scale * to_float(s.v[e]));
                     }
-                    const float f = to_float(s.v[e]);
-                    sum += p.layer ? f : f * f;
+                    sum = moment_add(sum, to_float(s.v[e]), p.layer);
                 }
                 v[j] = s;
                 s.store((x ? x_row : y_row) + i * N);

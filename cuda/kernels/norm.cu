@@ -51,8 +51,7 @@ __global__ void norm_vec_kernel(T *x, const T *delta, T *out, const float *weigh
             }
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                const float f = to_float(v[j].v[e]);
-                sum += p.layer ? f : f * f;
+                sum = moment_add(sum, to_float(v[j].v[e]), p.layer);
             }
         }
     }
@@ -92,7 +91,7 @@ __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *wei
             row[i] = from_float<X>(f);
             f = to_float(row[i]);
         }
-        sum += p.layer ? f : f * f;
+        sum = moment_add(sum, f, p.layer);
     }
     if (!out) {
         return;
@@ -103,7 +102,7 @@ __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *wei
         sum = 0.0f;
         for (int i = threadIdx.x; i < p.width; i += blockDim.x) {
             const float f = to_float(row[i]) - mean;
-            sum += f * f;
+            sum = fmaf(f, f, sum);
         }
         square = block_sum(sum, shared) / (float)p.width;
     }

@@ -12,6 +12,13 @@ __device__ __forceinline__ float normed(float x, float weight, float bias, float
     return fmaf((x - mean) * scale, weight, bias);
 }
 
+/* A value's share of the first sum: of the values for a layer norm, of their squares otherwise. Written
+ * out, because a compiler may or may not fuse `sum += layer ? f : f * f`. */
+__device__ __forceinline__ float moment_add(float sum, float f, bool layer)
+{
+    return layer ? sum + f : fmaf(f, f, sum);
+}
+
 struct row_moments {
     float mean, scale;
 };
@@ -33,7 +40,7 @@ __device__ __forceinline__ struct row_moments row_moments_of(const vec<T> *v, fl
 #pragma unroll
                 for (int e = 0; e < N; e++) {
                     const float f = to_float(v[j].v[e]) - mean;
-                    sum += f * f;
+                    sum = fmaf(f, f, sum);
                 }
             }
         }
