@@ -36,6 +36,7 @@ static void fill(struct http_request *req)
     if (log->head_ns == 0 && log->status == 0) {
         log->status = req->head_done ? 499 : 400;
     }
+    log->sent_bytes = req->stream.n_sent;
     if (req->queued && !log->streamed && !req->is_head) {
         log->sent_bytes = req->n_reply;
     }

@@ -78,21 +78,31 @@ struct reply_header {
     char *name, *value; // in one allocation with the node
 };
 
-/* A stream's unsent bytes: framed for the direct writer, raw for libmicrohttpd's. */
+/* A stream's unsent bytes: framed for the direct writer, raw for libmicrohttpd's. The members up to
+ * out's are what each token touches. */
 struct stream {
     bool begun, started; // started: the head is due or out
     bool direct;         // decided at the beginning: hand-framed chunks on the socket
     bool open;           // direct, and the head is out: the socket is ours
     bool ended, full;
+    int fd;          // the connection's, while open
+    uint64_t n_sent; // bytes, for the log line
+    int64_t last_write_ns;
     struct buf out;
     size_t sent; // of out
     const char *content_type;
-    int64_t last_write_ns;
     struct http_timer timer; // the head's delay, then keep-alive comments
 };
 
 struct http_request {
+    /* What a token touches comes first, in 64 bytes: with thousands of streams each further cache
+     * line is a miss. http_stream.c asserts it. */
     struct http_server *server;
+    enum http_gone gone;
+    bool completed; // libmicrohttpd has let go
+    bool terminal;
+    struct stream stream;
+
     struct http_conn *conn;
     const struct http_route *route;
     void *data;
@@ -103,12 +113,10 @@ struct http_request {
     bool head_done;    // the first call for it is over
     bool in_callback;  // libmicrohttpd is calling us for it right now
     bool handed;       // the handler's side has it
-    bool deferred, terminal;
+    bool deferred;
     bool suspended;    // in libmicrohttpd
     bool queued;       // the response is libmicrohttpd's
-    bool completed;    // libmicrohttpd has let go
     bool must_close, refused, is_bad;
-    enum http_gone gone;
     bool gone_told;
 
     /* Lists of the server; a request is in each at most once. */
@@ -134,7 +142,6 @@ struct http_request {
     int status;
     size_t n_reply;
     struct reply_header *headers;
-    struct stream stream;
     struct request_log log;
     char user_agent[64];
 };

@@ -445,6 +445,7 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
         http_request_gone(req, HTTP_GONE_CLOSED);
     }
     req->completed = true;
+    req->stream.fd = -1;
     if (req->must_close || s->state >= HTTP_CLOSING) {
         /* The head said close, or was sent before the drain began. libmicrohttpd may still have
          * the last bytes to send when the head said so; else only we can end it. */

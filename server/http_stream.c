@@ -9,10 +9,14 @@
 #include "server/http_private.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const char comment[] = ": keep-alive\n\n";
+
+_Static_assert(offsetof(struct http_request, stream.out.n_bytes) + sizeof(size_t) <= 64,
+               "what a token touches is one cache line");
 
 static size_t unsent(const struct http_request *req)
 {
@@ -226,7 +230,7 @@ size_t http_stream_unsent_bytes(const struct http_request *req)
 /* Bytes that the socket took, or -1 with the request gone. */
 static ssize_t send_some(struct http_request *req, const char *bytes, size_t n_bytes)
 {
-    ssize_t n = send(req->conn->fd, bytes, n_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t n = send(req->stream.fd, bytes, n_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
         n = 0;
     }
@@ -235,7 +239,7 @@ static ssize_t send_some(struct http_request *req, const char *bytes, size_t n_b
         return -1;
     }
     req->server->stats.sent_bytes += (uint64_t)n;
-    req->log.sent_bytes += (uint64_t)n;
+    req->stream.n_sent += (uint64_t)n;
     return n;
 }
 
@@ -323,6 +327,7 @@ static ssize_t read_direct(struct http_request *req)
 {
     struct stream *st = &req->stream;
     st->open = true;
+    st->fd = req->conn->fd;
     if (st->ended && unsent(req) == 0) {
         return MHD_CONTENT_READER_END_OF_STREAM;
     }
@@ -358,7 +363,7 @@ ssize_t http_stream_read(void *arg, uint64_t pos, char *bytes, size_t max_bytes)
         st->sent += n;
         s->stats.held_stream_bytes -= n;
         s->stats.sent_bytes += n;
-        req->log.sent_bytes += n;
+        st->n_sent += n;
         http_conn_deadline(req->conn, s->options.stall_timeout_ms);
         if (st->full && unsent(req) <= s->options.stream_soft_bytes / 2) {
             push_flush(req); // tells that it is writable, outside of this call
