@@ -176,8 +176,37 @@ __device__ __forceinline__ vec<T> sum_of(const struct peer_view &peers, const st
     return out;
 }
 
+/* The norm's weights for this thread's vectors: in registers from the beginning, where they fit. */
+template <typename T, int NV> struct norm_weights {
+    static constexpr int N = vec<T>::N;
+    static constexpr bool EARLY = NV < 4;
+    const float *from;
+    float offset, w[EARLY ? NV : 1][N];
+
+    __device__ __forceinline__ float fetch(int i) const { return from ? from[i] + offset : 1.0f; }
+    __device__ __forceinline__ norm_weights(const float *weight, float added, int32_t width)
+        : from(weight), offset(added)
+    {
+        if constexpr (EARLY) {
+#pragma unroll
+            for (int j = 0; j < NV; j++) {
+                const int i = (j * blockDim.x + threadIdx.x) * N;
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    w[j][e] = i < width ? fetch(i + e) : 1.0f;
+                }
+            }
+        }
+    }
+    __device__ __forceinline__ float at(int j, int e, int i) const
+    {
+        return EARLY ? w[EARLY ? j : 0][e] : fetch(i + e);
+    }
+};
+
 template <typename T, int NV>
-__device__ __forceinline__ void norm_row(const vec<T> *v, T *out, const float *weight,
+__device__ __forceinline__ void norm_row(const vec<T> *v, T *out,
+                                         const struct norm_weights<T, NV> &weights,
                                          const float *bias, float sum, float *shared,
                                          const struct reduce_params &p)
 {
@@ -191,12 +220,24 @@ __device__ __forceinline__ void norm_row(const vec<T> *v, T *out, const float *w
             vec<T> y;
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                y.v[e] = from_float<T>(normed(to_float(v[j].v[e]),
-                                              weight ? weight[i + e] + p.weight_offset : 1.0f,
+                y.v[e] = from_float<T>(normed(to_float(v[j].v[e]), weights.at(j, e, i),
                                               bias ? bias[i + e] : 0.0f, m.mean, m.scale));
             }
             y.store(out + i);
         }
+    }
+}
+
+/* Once per block, after all its threads have read the state: the last block to have done so moves it on
+ * to the next call. Early, so that the way to memory and back is not the kernel's end; the next kernel
+ * sees it because it waits for this one. */
+__device__ __forceinline__ void next_call(struct peer_state *state, uint32_t call, uint64_t n_bytes)
+{
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(&state->ended, 1u) == gridDim.x - 1) {
+        state->used[call % PEER_AREAS] = n_bytes;
+        state->ended = 0;
+        state->call = call + 1;
     }
 }
 
@@ -209,6 +250,8 @@ __global__ void __launch_bounds__(1024)
 {
     constexpr int N = vec<T>::N;
     __shared__ float shared[32];
+    /* No kernel writes the weights: they are here when the rows come. */
+    const struct norm_weights<T, NV> weights(weight, p.weight_offset, out ? p.width : 0);
     pdl_wait();
     pdl_trigger();
     const uint32_t call = *(const volatile uint32_t *)&peers.state->call;
@@ -219,6 +262,9 @@ __global__ void __launch_bounds__(1024)
     send_rows<T, TWO_SHOT>(peers, map, area, y, p);
     clear_area(peers.areas[peers.rank] + (uint64_t)before * peers.area_bytes,
                *(const volatile uint64_t *)&peers.state->used[before]);
+    next_call(peers.state, call,
+              peer_bytes(TWO_SHOT ? PEER_TWO_SHOT : PEER_ONE_SHOT, peers.n_ranks, p.n_rows,
+                         (int64_t)map.n_vecs * 16));
     for (int row = blockIdx.x; row < p.n_rows; row += gridDim.x) {
         vec<T> v[NV];
         uint4 own[NV];
@@ -255,19 +301,7 @@ __global__ void __launch_bounds__(1024)
             }
         }
         if (out) {
-            norm_row<T, NV>(v, out + (int64_t)row * p.out_stride, weight, bias, sum, shared, p);
-        }
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        if (atomicAdd(&peers.state->ended, 1u) == gridDim.x - 1) {
-            peers.state->used[now] =
-                peer_bytes(TWO_SHOT ? PEER_TWO_SHOT : PEER_ONE_SHOT, peers.n_ranks, p.n_rows,
-                           (int64_t)map.n_vecs * 16);
-            peers.state->ended = 0;
-            peers.state->call = call + 1;
-            __threadfence();
+            norm_row<T, NV>(v, out + (int64_t)row * p.out_stride, weights, bias, sum, shared, p);
         }
     }
 }
