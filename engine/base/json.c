@@ -13,21 +13,35 @@ static const cJSON *item(const struct json *node)
     return (const cJSON *)node;
 }
 
-/* cJSON ends strings at a NUL, so text that would hide one is refused here. */
-static bool hides_nul(const struct json_scan *sc)
+static bool is_hex4(const char *p, size_t n_bytes, const char *first, const char *second)
 {
-    if (!sc->escaped) {
-        return false;
-    }
-    for (size_t i = 0; i + 1 < sc->text_bytes; i++) {
-        if (sc->text[i] == '\\') {
-            if (sc->text_bytes - i >= 6 && memcmp(sc->text + i, "\\u0000", 6) == 0) {
-                return true;
-            }
-            i++;
+    return n_bytes >= 6 && p[0] == '\\' && p[1] == 'u' && strchr(first, p[2]) &&
+           strchr(second, p[3]);
+}
+
+/* What cJSON would cut or refuse without a word: a NUL ends its strings, and half a pair of
+ * surrogates is no character. NULL, or what is wrong, and where. */
+static const char *bad_escape(const struct json_scan *sc, size_t *at)
+{
+    static const char any[] = "0123456789abcdefABCDEF";
+    const char *p = sc->text;
+    for (size_t i = 0; sc->escaped && i + 1 < sc->text_bytes; i++) {
+        size_t n = sc->text_bytes - i;
+        *at = (size_t)(p + i - sc->s);
+        if (p[i] != '\\') {
+            continue;
         }
+        if (n >= 6 && memcmp(p + i, "\\u0000", 6) == 0) {
+            return "a NUL character in a string";
+        }
+        bool high = is_hex4(p + i, n, "dD", "89abAB");
+        if (is_hex4(p + i, n, "dD", "cdefCDEF") ||
+            (high && !is_hex4(p + i + 6, n - 6, "dD", "cdefCDEF"))) {
+            return "half a pair of surrogates in a string";
+        }
+        i += high ? 11 : is_hex4(p + i, n, any, any) ? 5 : 1;
     }
-    return false;
+    return NULL;
 }
 
 static enum status pre_scan(const char *text, size_t n_bytes, const struct json_limits *limits,
@@ -45,8 +59,11 @@ static enum status pre_scan(const char *text, size_t n_bytes, const struct json_
         if (t == JSON_TOKEN_ERROR) {
             return json_scan_error(&sc, err);
         }
-        if ((t == JSON_TOKEN_KEY || t == JSON_TOKEN_STRING) && hides_nul(&sc)) {
-            return err_set(err, ERR_FORMAT, "a NUL character in a string at byte %zu", sc.at);
+        size_t at = 0;
+        const char *why =
+            t == JSON_TOKEN_KEY || t == JSON_TOKEN_STRING ? bad_escape(&sc, &at) : NULL;
+        if (why) {
+            return err_set(err, ERR_FORMAT, "%s at byte %zu", why, at);
         }
         if (n >= max_values) {
             return err_set(err, ERR_LIMIT, "more than %zu values", max_values);

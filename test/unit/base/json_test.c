@@ -1,0 +1,43 @@
+#include "engine/base/json.h"
+
+#include "test/check.h"
+
+#include <string.h>
+
+static const char *refusal(const char *text)
+{
+    static struct err err;
+    struct json *root;
+    err.text[0] = '\0';
+    if (json_parse(text, strlen(text), NULL, &root, &err) == OK) {
+        json_free(root);
+        return "";
+    }
+    return err.text;
+}
+
+TEST(what_strings_cannot_hold_is_refused_with_its_place)
+{
+    CHECK_STR(refusal("{\"a\":\"b\\u0000\"}"), "a NUL character in a string at byte 7");
+    CHECK_STR(refusal("{\"\\u0000\":1}"), "a NUL character in a string at byte 2");
+    CHECK_STR(refusal("[\"x\\ud800\"]"), "half a pair of surrogates in a string at byte 3");
+    CHECK_STR(refusal("[\"\\uD83Dx12345\"]"), "half a pair of surrogates in a string at byte 2");
+    CHECK_STR(refusal("[\"\\ud83d\\u0041\"]"), "half a pair of surrogates in a string at byte 2");
+    CHECK_STR(refusal("[\"\\ud83d\\ud83d\\ude00\"]"),
+              "half a pair of surrogates in a string at byte 2");
+    CHECK_STR(refusal("[\"\\ud83d\\ude00\\udE00\"]"),
+              "half a pair of surrogates in a string at byte 14");
+}
+
+TEST(escaped_backslashes_and_whole_pairs_are_let_through)
+{
+    CHECK_STR(refusal("[\"\\\\u0000\\\\ud800\"]"), "");
+    CHECK_STR(refusal("[\"\\ud83d\\ude00 \\uD83D\\uDE00 \\u00e9\\u0001\"]"), "");
+    CHECK_STR(refusal("[\"\\\\\\ud83d\\ude00\"]"), "");
+    CHECK_STR(refusal("[\"ud800\"]"), "");
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
