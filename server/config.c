@@ -21,6 +21,7 @@ struct loading {
     struct config *config;
     char *file;
     unsigned char *source;
+    bool *in_file; // rows that the file has named
 };
 
 static bool is_default(const struct config *c, const struct option_row *row)
@@ -246,7 +247,8 @@ static enum status read_env(struct loading *l, char **env, struct err *err)
     return OK;
 }
 
-/* Cuts a trailing comment and white space, and takes the quotes off. */
+/* Cuts a trailing comment and white space, and takes the quotes off. NULL if a quoted text does
+ * not end, or is not all there is. */
 static char *scalar(char *s)
 {
     while (*s == ' ' || *s == '\t') {
@@ -254,10 +256,12 @@ static char *scalar(char *s)
     }
     if (*s == '"' || *s == '\'') {
         char *end = strchr(s + 1, *s);
-        if (end) {
-            *end = '\0';
-            return s + 1;
+        const char *rest = end ? end + 1 + strspn(end + 1, " \t\r") : NULL;
+        if (!rest || (*rest != '\0' && *rest != '#')) {
+            return NULL;
         }
+        *end = '\0';
+        return s + 1;
     }
     char *end = s;
     for (char *p = s; *p; p++) {
@@ -268,6 +272,12 @@ static char *scalar(char *s)
     }
     *end = '\0';
     return s;
+}
+
+static enum status bad_quotes(const struct option_row *row, struct err *err)
+{
+    return err_set(err, ERR_FORMAT, "option %s: a quote does not end, or text follows it",
+                   row->name);
 }
 
 static enum status set_line(struct loading *l, const struct option_row *row, char *value,
@@ -282,6 +292,9 @@ static enum status set_line(struct loading *l, const struct option_row *row, cha
                 *comma = '\0';
             }
             char *text = scalar(item);
+            if (!text) {
+                return bad_quotes(row, err);
+            }
             if (*text) {
                 TRY(set(l, row, text, SOURCE_FILE, err));
             }
@@ -304,7 +317,8 @@ static enum status read_line(struct loading *l, char *line, const struct option_
         return OK;
     }
     if (indented && *line == '-' && *list) {
-        return set(l, *list, scalar(line + 1), SOURCE_FILE, err);
+        char *item = scalar(line + 1);
+        return item ? set(l, *list, item, SOURCE_FILE, err) : bad_quotes(*list, err);
     }
     char *colon = strchr(line, ':');
     if (!colon || indented) {
@@ -319,7 +333,14 @@ static enum status read_line(struct loading *l, char *line, const struct option_
         return unknown("", line, n_bytes, err);
     }
     char *value = scalar(colon + 1);
+    if (!value) {
+        return bad_quotes(row, err);
+    }
     *list = row->type == OPTION_LIST ? row : NULL;
+    if (l->in_file[row - option_rows]) {
+        return err_set(err, ERR_FORMAT, "option %s is in this file already", row->name);
+    }
+    l->in_file[row - option_rows] = true;
     if (*value == '\0' || strcmp(value, "null") == 0 || strcmp(value, "~") == 0) {
         return OK;
     }
@@ -334,7 +355,8 @@ static enum status read_file(struct loading *l, struct err *err)
     const struct option_row *list = NULL;
     enum status st = OK;
     int number = 1;
-    for (char *line = text; st == OK && line && *line; number++) {
+    bool has_mark = n_bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0; // of byte order
+    for (char *line = text + (has_mark ? 3 : 0); st == OK && line && *line; number++) {
         char *end = strchr(line, '\n');
         if (end) {
             *end = '\0';
@@ -346,8 +368,24 @@ static enum status read_file(struct loading *l, struct err *err)
     return st == OK ? OK : err_prefix(err, st, "%s:%d", l->file, number - 1);
 }
 
+/* As browsers send it: scheme://host[:port], nothing behind. */
+static bool is_origin(const char *text)
+{
+    const char *host = strstr(text, "://");
+    bool plain = host && host > text && host[3] && !strpbrk(host + 3, "/ ,");
+    return plain || strcmp(text, "*") == 0 || strcmp(text, "null") == 0;
+}
+
 static enum status check(const struct config *c, struct err *err)
 {
+    for (size_t i = 0; i < c->allowed_origins.n; i++) {
+        const char *origin = c->allowed_origins.items[i];
+        if (!is_origin(origin)) {
+            return err_set(err, ERR_INVALID,
+                           "allowed-origins: '%.100s' is not an origin such as https://a.example",
+                           origin);
+        }
+    }
     if ((c->ssl_certfile == NULL) != (c->ssl_keyfile == NULL)) {
         return err_set(err, ERR_INVALID, "ssl-certfile and ssl-keyfile go together");
     }
@@ -366,7 +404,8 @@ static enum status check(const struct config *c, struct err *err)
 enum status config_load(struct config *c, int argc, char **argv, char **env, struct err *err)
 {
     *c = (struct config){0};
-    struct loading l = {.config = c, .source = xcalloc(n_option_rows, 1)};
+    struct loading l = {.config = c, .source = xcalloc(n_option_rows, 1),
+                        .in_file = xcalloc(n_option_rows, sizeof(bool))};
     enum status st = OK;
     for (size_t i = 0; st == OK && i < n_option_rows; i++) {
         if (option_rows[i].initial) {
@@ -378,6 +417,7 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
     st = st == OK && l.file ? read_file(&l, err) : st;
     st = st == OK ? check(c, err) : st;
     free(l.source);
+    free(l.in_file);
     free(l.file);
     if (st != OK) {
         config_deinit(c);

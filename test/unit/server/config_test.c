@@ -105,6 +105,8 @@ TEST(bad_flags_are_refused_with_words)
     REFUSED("a second model", "m", "n");
     REFUSED("which model", "--port", "1");
     REFUSED("go together", "m", "--ssl-keyfile", "x");
+    REFUSED("'a.example' is not an origin", "m", "--allowed-origins", "https://b", "a.example");
+    REFUSED("is not an origin", "m", "--allowed-origins", "https://b/");
     REFUSED("429 or 503", "m", "--overload-status", "500");
     REFUSED("/nonexistent", "m", "--config", "/nonexistent");
 }
@@ -117,6 +119,30 @@ TEST(bad_lines_are_refused_with_their_number)
     REFUSED(":3: expected", "--config", path);
     write_file("port: many\n");
     REFUSED(":1: option port", "--config", path);
+    write_file("model: x\nport: 5\ntensor-parallel-size: 1\ntp: 2\n");
+    REFUSED(":4: option tensor-parallel-size is in this file already", "--config", path);
+    write_file("model: x\nserved-model-name: [a]\nserved_model_name: [b]\n");
+    REFUSED(":3: option served-model-name is in this file already", "--config", path);
+    write_file("model: 'x\n");
+    REFUSED(":1: option model: a quote does not end", "--config", path);
+    write_file("model: \"x\" y\n");
+    REFUSED("or text follows it", "--config", path);
+    write_file("served-model-name: ['a,b']\n");
+    REFUSED(":1: option served-model-name: a quote", "--config", path);
+    write_file("served-model-name:\n- \"a\n");
+    REFUSED(":2: option served-model-name: a quote", "--config", path);
+    unlink(path);
+}
+
+TEST(a_byte_order_mark_and_line_ends_of_windows_are_no_text)
+{
+    char *path = write_file("\xEF\xBB\xBFmodel: 'x' # why\r\nport: 5\r\n");
+    LOAD("--config", path);
+    CHECK_STR(err.text, "");
+    REQUIRE(st == OK);
+    CHECK_STR(c.model, "x");
+    CHECK_EQ(c.port, 5);
+    config_deinit(&c);
     unlink(path);
 }
 
