@@ -106,6 +106,10 @@ static enum status read_config(struct engine *e, struct err *err)
     memcpy(info->eos, c->eos, sizeof info->eos);
     info->defaults = c->defaults;
     info->max_model_len = pick(e->options.max_model_len, c->max_pos);
+    if (info->max_model_len > c->max_pos) {
+        log_warn("max-model-len %d is more than the %d positions that this model was made for: "
+                 "longer texts may turn into nonsense", info->max_model_len, c->max_pos);
+    }
     return OK;
 }
 
@@ -234,6 +238,10 @@ static enum status size_blocks(struct engine *e, struct err *err)
     n = e->options.n_blocks > 0 ? e->options.n_blocks : n;
     n = n < INT32_MAX / info->block_tokens ? n : INT32_MAX / info->block_tokens;
     TRY(engine_agree(e, &n, err));
+    if (n < 2 && e->options.kv_bytes > 0 && e->options.n_blocks <= 0) {
+        return err_set(err, ERR_NOMEM, "kv-cache-memory-bytes is %zu: two KV blocks, the least, "
+                       "take %zu", e->options.kv_bytes, 2 * per_block);
+    }
     if (n < 2) {
         return err_set(err, ERR_NOMEM, "no memory for KV blocks: %zu MB free after the weights, "
                        "%zu kB a block", facts.free_bytes >> 20, per_block >> 10);

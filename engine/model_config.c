@@ -212,7 +212,8 @@ static enum status read_generation(const char *dir, struct model_config *c, stru
     bool greedy = !json_get_bool(j, "do_sample", true); // where it is said, it is meant
     p->temperature = (float)json_get_number(j, "temperature", greedy ? 0.0 : 1.0);
     p->temperature = greedy ? 0.0f : p->temperature;
-    p->top_k = (int32_t)json_get_int(j, "top_k", 0);
+    int64_t top_k = json_get_int(j, "top_k", 0); // -1: off, as some write it
+    p->top_k = top_k > INT32_MAX ? INT32_MAX : top_k == -1 ? 0 : (int32_t)top_k;
     p->top_p = (float)json_get_number(j, "top_p", 1.0);
     p->min_p = (float)json_get_number(j, "min_p", 0.0);
     p->repetition_penalty = (float)json_get_number(j, "repetition_penalty", 1.0);
