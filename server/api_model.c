@@ -9,6 +9,7 @@
 #include "engine/base/mem.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -122,6 +123,7 @@ static enum status open_template(struct api_model *m, const struct config *confi
     }
     if (st == OK && config->chat_template) {
         st = chat_template_compile(text.data, text.n_bytes, config->model, &m->template, err);
+        st = st == OK ? OK : err_prefix(err, st, "chat-template");
     } else if (st == OK) {
         st = chat_template_load(config->model, &m->template, err);
         template_text(config->model, &text);
@@ -142,32 +144,91 @@ static enum status open_template(struct api_model *m, const struct config *confi
 
 /* ---- sampling defaults ------------------------------------------------------------------------ */
 
-static void set_float(const struct json *o, const char *key, float *v)
+static const struct {
+    const char *key;
+    size_t offset;
+} reals[] = {
+    {"temperature", offsetof(struct sampling_params, temperature)},
+    {"top_p", offsetof(struct sampling_params, top_p)},
+    {"min_p", offsetof(struct sampling_params, min_p)},
+    {"repetition_penalty", offsetof(struct sampling_params, repetition_penalty)},
+    {"frequency_penalty", offsetof(struct sampling_params, frequency_penalty)},
+    {"presence_penalty", offsetof(struct sampling_params, presence_penalty)},
+};
+
+static enum status bad_default(struct err *err, const char *key, const char *expected)
 {
-    const struct json *n = json_get(o, key);
-    if (json_is(n, JSON_NUMBER)) {
-        *v = (float)json_number(n, 0);
-    }
+    return err_set(err, ERR_INVALID, "'%.60s' should be %s", key, expected);
 }
 
-static void set_defaults(struct api_model *m, const struct json *o)
+/* A count that the object may have; -1, where others write it for "off", is 0. */
+static enum status set_count(const struct json *o, const char *key, int32_t *v, struct err *err)
+{
+    const struct json *n = json_get(o, key);
+    int64_t count;
+    if (json_type(n) == JSON_NULL) {
+        return OK;
+    }
+    if (!json_int64(n, &count) || count < -1 || count > INT32_MAX) {
+        return bad_default(err, key, "a count");
+    }
+    *v = count < 0 ? 0 : (int32_t)count;
+    return OK;
+}
+
+static enum status set_defaults(struct api_model *m, const struct json *o, struct err *err)
 {
     struct sampling_params *p = &m->defaults;
-    set_float(o, "temperature", &p->temperature);
-    set_float(o, "top_p", &p->top_p);
-    set_float(o, "min_p", &p->min_p);
-    set_float(o, "repetition_penalty", &p->repetition_penalty);
-    set_float(o, "frequency_penalty", &p->frequency_penalty);
-    set_float(o, "presence_penalty", &p->presence_penalty);
-    p->top_k = (int32_t)json_get_int(o, "top_k", p->top_k);
-    if (json_is(json_get(o, "do_sample"), JSON_BOOL) && !json_get_bool(o, "do_sample", true)) {
+    for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
+        const struct json *n = json_get(o, reals[i].key);
+        if (json_is(n, JSON_NUMBER)) {
+            *(float *)((char *)p + reals[i].offset) = (float)json_number(n, 0);
+        } else if (json_type(n) != JSON_NULL) {
+            return bad_default(err, reals[i].key, "a number");
+        }
+    }
+    const struct json *sample = json_get(o, "do_sample");
+    if (json_type(sample) != JSON_NULL && !json_is(sample, JSON_BOOL)) {
+        return bad_default(err, "do_sample", "true or false");
+    }
+    if (!json_bool(sample, true)) {
         p->temperature = 0; // greedy
     }
-    int64_t max = json_get_int(o, "max_new_tokens", 0);
-    if (max > 0 && max < INT32_MAX) {
+    int32_t max = 0;
+    TRY(set_count(o, "top_k", &p->top_k, err));
+    TRY(set_count(o, "max_new_tokens", &max, err));
+    if (max > 0) {
         m->has_default_max_tokens = true;
-        p->max_tokens = (int32_t)max;
+        p->max_tokens = max;
     }
+    return sampling_params_check(p, m->info->vocab, err);
+}
+
+/* The operator's own object: a key that does nothing is a mistake. */
+static enum status check_keys(const struct json *o, struct err *err)
+{
+    static const char known[] = "temperature, top_p, top_k, min_p, repetition_penalty, "
+                                "frequency_penalty, presence_penalty, do_sample, max_new_tokens";
+    for (const struct json *c = json_first(o); c; c = json_next(c)) {
+        const char *key = json_key(c), *at = strstr(known, key);
+        size_t n = strlen(key);
+        bool whole = n > 0 && !strchr(key, ',') && at && (at == known || at[-1] == ' ') &&
+                     (at[n] == ',' || at[n] == '\0');
+        if (!whole) {
+            return err_set(err, ERR_INVALID, "unknown key '%.60s'; there are %s", key, known);
+        }
+    }
+    return OK;
+}
+
+static enum status override_defaults(struct api_model *m, const char *text, struct err *err)
+{
+    struct json *root = NULL;
+    enum status st = json_parse(text, strlen(text), NULL, &root, err);
+    st = st == OK ? check_keys(root, err) : st;
+    st = st == OK ? set_defaults(m, root, err) : st;
+    json_free(root);
+    return st == OK ? OK : err_prefix(err, st, "override-generation-config");
 }
 
 static enum status open_defaults(struct api_model *m, const struct config *config, struct err *err)
@@ -194,21 +255,18 @@ static enum status open_defaults(struct api_model *m, const struct config *confi
     if (st == OK && root) {
         int64_t max = json_get_int(root, "max_new_tokens", 0);
         if (strcmp(from, "auto") != 0) {
-            set_defaults(m, root);
+            st = set_defaults(m, root, err);
         } else if (max > 0 && max < INT32_MAX) { // the engine has read the rest
             m->has_default_max_tokens = true;
             m->defaults.max_tokens = (int32_t)max;
         }
     }
     json_free(root);
-    root = NULL;
-    if (st == OK && config->override_generation_config) {
-        const char *own = config->override_generation_config;
-        st = json_parse(own, strlen(own), NULL, &root, err);
-        set_defaults(m, root);
-        json_free(root);
+    if (st != OK) {
+        return err_prefix(err, st, "generation-config");
     }
-    return st == OK ? OK : err_prefix(err, st, "generation-config");
+    const char *own = config->override_generation_config;
+    return own ? override_defaults(m, own, err) : OK;
 }
 
 /* ---- embeddings ------------------------------------------------------------------------------- */

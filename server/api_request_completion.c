@@ -179,15 +179,15 @@ bool request_read_detokenize(struct api_request *r)
     }
     struct id_list none = {NULL, 0};
     if (m->node && (!json_is(m->node, JSON_ARRAY) || json_count(m->node) > 0)) {
-        return body_wrong_type(&r->error, "tokens", "an array of token ids", m->node);
+        return body_wrong_type(&r->error, "tokens", "an array of integers", m->node);
     }
     if (m->node) {
         lists = &none;
     } else if (m->start[1 + strspn(m->start + 1, " \t\r\n")] == '[') {
-        return body_wrong_type(&r->error, "tokens", "an array of token ids", NULL);
+        return body_wrong_type(&r->error, "tokens", "an array of integers", NULL);
     } else if (!body_id_lists(&r->body, "tokens", 1, &lists, &n)) {
         return r->error.status == 0
-                   ? body_wrong_type(&r->error, "tokens", "an array of token ids", NULL)
+                   ? body_wrong_type(&r->error, "tokens", "an array of integers", NULL)
                    : false;
     }
     for (size_t i = 0; i < lists->n; i++) {

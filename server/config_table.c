@@ -93,7 +93,7 @@ const struct option_row option_rows[] = {
     {ROW("root-path", OPTION_STRING, root_path, NULL, "prefix that a proxy left on paths")},
     {ROW("api-key", OPTION_LIST, api_key, NULL, "key with all scopes"), .secret = true},
     {ROW("api-key-file", OPTION_STRING, api_key_file, NULL,
-         "lines of 'KEY [scope,...]'; read again on SIGHUP")},
+         "lines of 'KEY [inference,admin,metrics]', of which inference is the default; read again on SIGHUP")},
     {ROW("open-metrics", OPTION_BOOL, open_metrics, "false", "/metrics needs no key")},
     {ROW("allowed-origins", OPTION_LIST, allowed_origins, NULL, "CORS origins, or *")},
     {ROW("ssl-certfile", OPTION_STRING, ssl_certfile, NULL, "PEM certificate chain")},

@@ -1,9 +1,11 @@
 #include "server/engine_config.h"
 
+#include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "server/devices.h"
 #include "server/nodes_config.h"
 
+#include <stdio.h>
 #include <string.h>
 
 extern char **environ;
@@ -49,11 +51,24 @@ static enum status meet_nodes(const struct config *c, struct engine_options *o, 
     return st;
 }
 
+/* Names of models on a hub are what a newcomer tries first. */
+static enum status check_folder(const char *model, struct err *err)
+{
+    char path[4096];
+    int n = snprintf(path, sizeof path, "%s/config.json", model);
+    if (n < 0 || (size_t)n >= sizeof path || !file_exists(path)) {
+        return err_set(err, ERR_IO, "model '%.200s': no config.json there; it is to be a folder on "
+                       "this machine, nothing is downloaded", model);
+    }
+    return OK;
+}
+
 enum status engine_config(const struct config *c, struct engine_options *out, struct err *err)
 {
     if (!c->model) {
         return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
     }
+    TRY(check_folder(c->model, err));
     *out = (struct engine_options){
         .model_dir = c->model,
         .dummy_weights = c->load_format && strcmp(c->load_format, "dummy") == 0,

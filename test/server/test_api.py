@@ -674,7 +674,35 @@ def test_bad_configuration_ends_with_a_sentence():
     assert r.returncode == 2 and "did you mean" in r.stderr
     r = run("/nonexistent", "--port", "0")
     assert r.returncode == 1 and "/nonexistent" in r.stderr
+    assert "nothing is downloaded" in r.stderr
     r = run("--help")
     assert r.returncode == 0 and "--max-model-len" in r.stdout
     r = run(DEMO, "--print-config", "--port", "7")
     assert r.returncode == 0 and "port: 7" in r.stdout
+
+
+@pytest.mark.parametrize("options,sentence", [
+    (["--override-generation-config", '{"temperatur": 1}'], "override-generation-config: unknown key 'temperatur'; there are temperature,"),
+    (["--override-generation-config", '{"temperature": "hot"}'], "override-generation-config: 'temperature' should be a number"),
+    (["--override-generation-config", '{"temperature": -3}'], "override-generation-config: temperature: -3 is not between 0 and 100"),
+    (["--override-generation-config", '{"top_k": 99999999999}'], "override-generation-config: 'top_k' should be a count"),
+    (["--override-generation-config", '{"do_sample": 1}'], "override-generation-config: 'do_sample' should be true or false"),
+    (["--chat-template", "{% for m in messages %}"], "chat-template: line 1: "),
+    (["--kv-cache-memory-bytes", "1k"], "kv-cache-memory-bytes is 1000: two KV blocks, the least, take "),
+])
+def test_what_no_request_could_use_stops_the_start(options, sentence):
+    import subprocess
+
+    from api import BUILD
+    r = subprocess.run([BUILD + "/sluice", "serve", DEMO, "--port", "0", *options], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 1 and sentence in r.stderr, r.stderr
+
+
+def test_sampling_defaults_may_be_switched_off_and_overridden():
+    with Server(override_generation_config='{"top_k": -1, "temperature": 0, "top_p": null, "max_new_tokens": 2}') as s:
+        assert s.chat("a b c d e").json()["usage"]["completion_tokens"] == 2
+
+
+def test_a_context_beyond_the_models_own_is_warned_of():
+    with Server(real=True, max_model_len=5000) as s:
+        assert "max-model-len 5000 is more than the 4096 positions" in s.stderr()
