@@ -112,14 +112,16 @@ def make(row, folder, tokenizer_from):
     write_expected(folder, expected(models, prompts))
 
 
+def draw_ids(seed, n, vocab_size):
+    generator = torch.Generator().manual_seed(seed_of(seed))
+    return torch.randint(FIRST_ORDINARY_ID, vocab_size, (n,), generator=generator).tolist()
+
+
 def draw_prompt(name, n, model):
     """A prompt of n ids whose greedy continuation has no near tie, so that equal tokens can be
     demanded."""
     for attempt in range(200):
-        generator = torch.Generator().manual_seed(seed_of(f"{name} {n} {attempt}"))
-        prompt = torch.randint(
-            FIRST_ORDINARY_ID, COMMON["vocab_size"], (n,), generator=generator
-        ).tolist()
+        prompt = draw_ids(f"{name} {n} {attempt}", n, COMMON["vocab_size"])
         steps = greedy(model, prompt)
         if min(s["top"][0][1] - s["top"][1][1] for s in steps) >= MIN_GREEDY_MARGIN:
             return prompt
