@@ -5,11 +5,13 @@
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Streams of random numbers; a shared prefix must not repeat a suffix. */
-enum { STREAM_OWN = 10, STREAM_PREFIX = 11, STREAM_SHUFFLE = 12 };
+enum { STREAM_OWN = 10, STREAM_PREFIX, STREAM_SHUFFLE, STREAM_INPUT_LEN, STREAM_OUTPUT_LEN };
+enum { MAX_SPREAD = 4 }; // times the mean
 enum { FIRST_ID = 100 }; // below are special and byte tokens in most vocabularies
 enum { MAX_DATASET_BYTES = 1 << 30, MAX_DATASET_VALUES = 1 << 26 };
 
@@ -18,6 +20,21 @@ double bench_load_uniform(int64_t seed, uint32_t stream, int64_t n)
     const struct rng_block b =
         rng_philox((uint64_t)seed, (uint32_t)n, stream, (uint32_t)((uint64_t)n >> 32), 1);
     return rng_uniform(b.v[0]);
+}
+
+/* Log-normal around the mean, but for the few that would be longer than MAX_SPREAD times it. */
+static int64_t varied(const struct bench_load *load, uint32_t stream, int64_t unit, int64_t mean)
+{
+    const double sigma = load->o->spread;
+    if (sigma <= 0.0) {
+        return mean;
+    }
+    const double u = bench_load_uniform(load->o->seed, stream, 2 * unit);
+    const double v = bench_load_uniform(load->o->seed, stream, 2 * unit + 1);
+    const double normal = sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
+    const double n = (double)mean * exp(sigma * normal - sigma * sigma / 2.0);
+    const double most = (double)(MAX_SPREAD * mean);
+    return n < 1.0 ? 1 : (int64_t)(n < most ? n : most);
 }
 
 static void put_tokens(const struct bench_load *load, uint32_t stream, int64_t which, int64_t n,
@@ -50,7 +67,8 @@ static void put_prompt(const struct bench_load *load, int64_t unit, int64_t turn
         put_tokens(load, STREAM_PREFIX, unit % o->groups, o->prefix_len, out);
         put_tokens(load, STREAM_OWN, unit, o->suffix_len, out);
     } else {
-        put_tokens(load, STREAM_OWN, unit * 1000 + turn, o->input_len, out);
+        put_tokens(load, STREAM_OWN, unit * 1000 + turn,
+                   varied(load, STREAM_INPUT_LEN, unit, o->input_len), out);
     }
     out->data[--out->n_bytes] = '\0'; // the last comma or space
 }
@@ -101,7 +119,11 @@ void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn,
     if (o->workload == WORKLOAD_SHAREGPT && o->output_len == 0) {
         output_len = load->items[(size_t)unit % load->n_items].output_len;
     }
+    output_len = varied(load, STREAM_OUTPUT_LEN, unit, output_len);
     buf_printf(body, ",\"max_tokens\":%lld", (long long)output_len);
+    if (o->temperature >= 0.0) {
+        buf_printf(body, ",\"temperature\":%g", o->temperature);
+    }
     buf_puts(body, o->no_ignore_eos ? "" : ",\"ignore_eos\":true");
     buf_puts(body, ",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
 }

@@ -34,6 +34,8 @@ static const struct option {
     {"input-len", INTEGER, AT(input_len), 1, 1e7, "N  prompt tokens, or words (128)"},
     {"output-len", INTEGER, AT(output_len), 1, 1e7,
      "N  tokens to generate (64; for sharegpt the recorded answer's estimate)"},
+    {"spread", REAL, AT(spread), 0, 3,
+     "S  random: lengths vary around these means, log-normal, to four times as long (0)"},
     {"groups", INTEGER, AT(groups), 1, 1e6, "N  shared-prefix: how many prefixes (8)"},
     {"members", INTEGER, AT(members), 1, 1e6, "N  shared-prefix: requests of each (8)"},
     {"prefix-len", INTEGER, AT(prefix_len), 1, 1e7, "N  shared-prefix: tokens in common (512)"},
@@ -43,6 +45,7 @@ static const struct option {
     {"text", FLAG, AT(text), 0, 0, "prompts of words instead of token ids"},
     {"chat", FLAG, AT(chat), 0, 0, "use /v1/chat/completions (implies --text)"},
     {"no-ignore-eos", FLAG, AT(no_ignore_eos), 0, 0, "let the model end early"},
+    {"temperature", REAL, AT(temperature), 0, 100, "T  of every request (the server's own)"},
     {"vocab-size", INTEGER, AT(vocab), 200, 1e7,
      "N  random ids are drawn from 100 to N - 1 (1000)"},
     {"seed", INTEGER, AT(seed), 0, 9e15, "N  of prompts and arrivals (0)"},
@@ -166,6 +169,9 @@ static enum status settle(struct bench_options *o, struct err *err)
                                              ? "--dataset goes with --workload sharegpt"
                                              : "--workload sharegpt needs --dataset FILE");
     }
+    if (o->spread > 0 && o->workload != WORKLOAD_RANDOM) {
+        return err_set(err, ERR_INVALID, "--spread goes with --workload random");
+    }
     if (o->workload == WORKLOAD_SHARED_PREFIX && o->n_requests == 0) {
         o->n_requests = o->groups * o->members;
         if (o->n_requests > 10000000) {
@@ -196,7 +202,7 @@ enum status bench_options_parse(int argc, char **argv, struct bench_options *o, 
     *o = (struct bench_options){
         .url = "http://127.0.0.1:8000", .input_len = 128, .groups = 8, .members = 8,
         .prefix_len = 512, .suffix_len = 32, .turns = 4, .concurrency = -1, .vocab = 1000,
-        .timeout = 600,
+        .timeout = 600, .temperature = -1.0,
     };
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];

@@ -24,6 +24,8 @@ struct bench_options {
     double rate;      // requests (conversations) a second; 0: as fast as concurrency allows
     double duration;  // s; no request starts later; 0: none
     double timeout;   // s for one request
+    double spread;    // random: sigma of the lengths' logarithm; 0: all are equal
+    double temperature; // below 0: the server's own
     double ttft_limit_ms, tpot_limit_ms; // 0: none
 };
 

@@ -67,6 +67,20 @@ def test_random_ids_by_concurrency(server):
     assert j["within_limits"] == 12 and "TTFT" in text and "throughput" in text
 
 
+def test_lengths_that_vary(server):
+    flags = ("--requests", 60, "--concurrency", 30, "--input-len", 40, "--output-len", 6, "--spread", 0.8)
+    rc, text, j = bench(server.port, *flags, "--temperature", 0)
+    assert rc == 0, text
+    lengths = [q["prompt_tokens"] for q in j["requests"]]
+    outputs = [q["output_tokens"] for q in j["requests"]]
+    assert len(set(lengths)) > 20 and 25 < sum(lengths) / 60 < 55 and 1 <= min(lengths) and max(lengths) <= 160
+    assert len(set(outputs)) > 4 and max(outputs) <= 24
+    _, _, again = bench(server.port, *flags)
+    assert [q["prompt_tokens"] for q in again["requests"]] == lengths
+    rc, text, _ = bench(server.port, "--spread", 1, "--workload", "shared-prefix")
+    assert rc != 0 and "--spread goes with --workload random" in text
+
+
 def test_poisson_rate_and_limits(server):
     rc, text, j = bench(server.port, "--requests", 20, "--rate", 40, "--input-len", 4, "--output-len", 2,
                         "--ttft-limit", 0.001, "--seed", 5)
