@@ -64,9 +64,11 @@ struct engine_request {
     /* Filled by the engine, readable when done (prompt_logprobs: when n_tokens > 0 or done). */
     struct token_logprobs *prompt_logprobs; // [n_prompt], entry 0 unused; NULL when not asked for
     float *pooled;                          // [hidden]
-    int32_t n_cached;                       // prompt tokens found in the prefix cache
     int32_t n_preemptions;
-    int32_t n_drafts, n_accepted; // speculation, all samples together
+    /* These three may be read at any time. Accepted drafts are counted after the
+     * drafts: who reads n_accepted first finds no more of them. */
+    _Atomic int32_t n_cached;             // prompt tokens found in the prefix cache
+    _Atomic int32_t n_drafts, n_accepted; // speculation, all samples together
     int64_t t_submit_ns, t_scheduled_ns, t_first_token_ns, t_done_ns;
     enum status error;
     char error_text[160];

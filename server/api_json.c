@@ -12,8 +12,8 @@ struct api_usage api_usage_of(const struct api_call *c)
         const struct engine_request *r = &c->requests[i];
         u.prompt += r->n_prompt;
         u.cached += r->n_cached;
+        u.accepted += r->n_accepted; // before the drafts: see engine.h
         u.drafts += r->n_drafts;
-        u.accepted += r->n_accepted;
     }
     for (size_t i = 0; i < c->n_choices; i++) {
         u.completion += c->choices[i].n_taken;
