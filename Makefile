@@ -139,9 +139,8 @@ test-py: all $(SERVERS)  ## the tests that start the program
 test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain
 	@test/run $(wildcard test/server/test_http*.py)
 .PHONY: test-server
-test-server: all $(SERVERS)  ## the server whole: API, SDK, raw sockets, drain, balancers
-	@test/run $(wildcard test/server/test_api*.py test/server/test_http*.py) test/server/test_openai_sdk.py \
-	    test/server/test_embeddings.py
+test-server: all $(SERVERS)  ## the server whole: API, SDK, raw sockets, drain, balancers, nodes
+	@test/run $(filter-out test/server/test_configs.py,$(wildcard test/server/test_*.py))
 test-asan:  ## the C tests and the server's under ASan and UBSan
 	@$(MAKE) FLAVOUR=asan CUDA=0 test-unit test-server
 test-tsan:  ## the same under TSan
