@@ -15,16 +15,26 @@ static const char *at(char *text, size_t n_bytes, size_t message, const char *fi
     return text;
 }
 
-static bool check_part(struct api_request *r, const struct json *part, size_t index)
+/* A field that has to be a string; json_get_string says that it is not. */
+static bool no_string(struct api_request *r, const struct json *object, const char *field,
+                      const char *where)
 {
-    char where[64];
+    const struct json *v = json_get(object, field);
+    return json_type(v) == JSON_NULL ? api_missing(&r->error, where)
+                                     : body_wrong_type(&r->error, where, "a string", v);
+}
+
+static bool check_part(struct api_request *r, const struct json *part, size_t index, size_t k)
+{
+    char where[80];
     const char *type = json_get_string(part, "type");
+    int n = snprintf(where, sizeof where, "messages[%zu].content[%zu]", index, k);
     if (!json_is(part, JSON_OBJECT)) {
-        return body_wrong_type(&r->error, at(where, sizeof where, index, "content"),
-                               "an array of content parts", part);
+        return body_wrong_type(&r->error, where, "an object", part);
     }
     if (!type) {
-        return api_missing(&r->error, at(where, sizeof where, index, "content[].type"));
+        snprintf(where + n, sizeof where - (size_t)n, ".type");
+        return no_string(r, part, "type", where);
     }
     bool text = strcmp(type, "text") == 0 || strcmp(type, "input_text") == 0 ||
                 strcmp(type, "output_text") == 0;
@@ -36,8 +46,8 @@ static bool check_part(struct api_request *r, const struct json *part, size_t in
     }
     const char *field = text ? "text" : "refusal";
     if (!json_get_string(part, field)) {
-        snprintf(where, sizeof where, "messages[%zu].content[].%s", index, field);
-        return body_wrong_type(&r->error, where, "a string", json_get(part, field));
+        snprintf(where + n, sizeof where - (size_t)n, ".%s", field);
+        return no_string(r, part, field, where);
     }
     return true;
 }
@@ -64,10 +74,34 @@ static bool check_content(struct api_request *r, const struct json *m, const cha
         return body_wrong_type(&r->error, at(where, sizeof where, index, "content"),
                                "a string or an array of content parts", content);
     }
+    size_t k = 0;
     for (const struct json *part = json_first(content); part; part = json_next(part)) {
-        if (!check_part(r, part, index)) {
+        if (!check_part(r, part, index, k++)) {
             return false;
         }
+    }
+    return true;
+}
+
+static bool check_call(struct api_request *r, const struct json *call, size_t index, size_t k)
+{
+    char where[80];
+    const struct json *function = json_get(call, "function");
+    const struct json *arguments = json_get(function, "arguments");
+    int n = snprintf(where, sizeof where, "messages[%zu].tool_calls[%zu]", index, k);
+    if (!json_is(call, JSON_OBJECT)) {
+        return body_wrong_type(&r->error, where, "an object", call);
+    }
+    if (!json_get_string(function, "name")) {
+        snprintf(where + n, sizeof where - (size_t)n, ".function.name");
+        return no_string(r, function, "name", where);
+    }
+    snprintf(where + n, sizeof where - (size_t)n, ".function.arguments");
+    if (!arguments) {
+        return api_missing(&r->error, where);
+    }
+    if (!json_is(arguments, JSON_STRING) && !json_is(arguments, JSON_OBJECT)) {
+        return body_wrong_type(&r->error, where, "a string", arguments);
     }
     return true;
 }
@@ -83,21 +117,10 @@ static bool check_calls(struct api_request *r, const struct json *m, size_t inde
         return body_wrong_type(&r->error, at(where, sizeof where, index, "tool_calls"), "an array",
                                calls);
     }
-    for (const struct json *c = json_first(calls); c; c = json_next(c)) {
-        const struct json *function = json_get(c, "function");
-        const struct json *arguments = json_get(function, "arguments");
-        if (!json_get_string(function, "name")) {
-            return api_missing(&r->error,
-                               at(where, sizeof where, index, "tool_calls[].function.name"));
-        }
-        if (!arguments) {
-            return api_missing(&r->error, at(where, sizeof where, index,
-                                             "tool_calls[].function.arguments"));
-        }
-        if (!json_is(arguments, JSON_STRING) && !json_is(arguments, JSON_OBJECT)) {
-            return body_wrong_type(&r->error, at(where, sizeof where, index,
-                                                 "tool_calls[].function.arguments"),
-                                   "a string", arguments);
+    size_t k = 0;
+    for (const struct json *c = json_first(calls); c; c = json_next(c), k++) {
+        if (!check_call(r, c, index, k)) {
+            return false;
         }
     }
     return true;

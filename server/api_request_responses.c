@@ -63,6 +63,9 @@ static bool put_content(struct messages *m, const struct json *content, const ch
         put_text(&m->out, json_string(content));
         return true;
     }
+    if (!content) {
+        return api_missing(e, where(m, field));
+    }
     if (!json_is(content, JSON_ARRAY)) {
         return body_wrong_type(e, where(m, field), "a string or an array", content);
     }
@@ -80,7 +83,9 @@ static bool put_content(struct messages *m, const struct json *content, const ch
                                  "supported by this model.", type ? type : "(none)");
         }
         if (!text) {
-            return api_missing(e, where(m, "content[].text"));
+            char place[64];
+            snprintf(place, sizeof place, "%s[%d].text", field, n);
+            return api_missing(e, where(m, place));
         }
         buf_puts(&m->out, n++ ? ",{\"type\":\"text\",\"text\":" : "{\"type\":\"text\",\"text\":");
         put_text(&m->out, text);

@@ -305,7 +305,7 @@ TOOL = {"tools": [WEATHER]}
     ("chat", {"messages": [{"role": "user", "name": 5, "content": "a"}]}, "invalid_type", "messages[0].name"),
     ("chat", {"messages": [{"role": "tool", "content": "a"}]}, "missing_required_parameter", "messages[0].tool_call_id"),
     ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}]},
-     "missing_required_parameter", "messages[0].tool_calls[].function.arguments"),
+     "missing_required_parameter", "messages[0].tool_calls[0].function.arguments"),
     ("completions", {"prompt": ""}, "invalid_value", "prompt"),
     ("completions", {"prompt": ["a", ""]}, "invalid_value", "prompt"),
     ("completions", {"prompt": [[]]}, "empty_array", "prompt"),

@@ -142,6 +142,26 @@ TEST(messages_and_tools_are_checked)
             "messages[0].role");
     REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}",
             "missing_required_parameter", "messages[0].tool_call_id");
+#define PARTS(parts) "{\"messages\":[{\"role\":\"user\",\"content\":[" parts "]}]}"
+    REFUSES(API_CHAT, PARTS("{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\"}"),
+            "missing_required_parameter", "messages[0].content[1].text");
+    REFUSES(API_CHAT, PARTS("{\"type\":\"text\",\"text\":5}"), "invalid_type",
+            "messages[0].content[0].text");
+    REFUSES(API_CHAT, PARTS("{}"), "missing_required_parameter", "messages[0].content[0].type");
+    REFUSES(API_CHAT, PARTS("\"hi\""), "invalid_type", "messages[0].content[0]");
+#define CALLS(calls) "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[" calls "]}]}"
+    REFUSES(API_CHAT, CALLS("{\"function\":{\"name\":\"f\",\"arguments\":\"\"}},{}"),
+            "missing_required_parameter", "messages[0].tool_calls[1].function.name");
+    REFUSES(API_CHAT, CALLS("{\"function\":{\"name\":5}}"), "invalid_type",
+            "messages[0].tool_calls[0].function.name");
+    REFUSES(API_CHAT, CALLS("{\"function\":{\"name\":\"f\",\"arguments\":[]}}"), "invalid_type",
+            "messages[0].tool_calls[0].function.arguments");
+    REFUSES(API_CHAT, CALLS("5"), "invalid_type", "messages[0].tool_calls[0]");
+    REFUSES(API_RESPONSES, "{\"input\":[{\"role\":\"user\"}]}", "missing_required_parameter",
+            "input[0].content");
+    REFUSES(API_RESPONSES,
+            "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\"}]}]}",
+            "missing_required_parameter", "input[0].content[0].text");
     REFUSES(API_CHAT, "{" HI ",\"tools\":[]}", "empty_array", "tools");
     REFUSES(API_CHAT, "{" HI ",\"tools\":[{\"type\":\"custom\"}]}", "unsupported_value",
             "tools[0].type");
