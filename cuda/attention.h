@@ -27,6 +27,7 @@ struct attention_limits {
     int32_t n_sms;
     int32_t sm; // compute capability, 80, 90...
     bool deterministic; // KV is cut at fixed places counted from 0, whatever else is in the batch
+    int32_t max_paths;  // of trees of KV set 0, laid out anew (attention_plan.h); 0: never
     /* What attention_learn has seen of each KV set's layers. A plan for a set of which nothing is
      * known neither splits nor shares: right, and slow. */
     struct attention_shape shapes[ATTENTION_MAX_SETS];
@@ -61,6 +62,9 @@ size_t attention_workspace_bytes(const struct attention_limits *limits);
 /* To be called before each launch: later plans for the set will suit this layer. */
 void attention_learn(struct attention_limits *limits, int32_t kv_set, int32_t n_heads,
                      const struct kv_view *kv);
+
+/* Lays the plan's paths out; before the launch of each layer, where limits->max_paths is not 0. */
+cudaError_t attention_paths(cudaStream_t stream, const struct attention_launch *a);
 
 /* Rows that belong to no sequence may be left as they are. */
 cudaError_t attention_launch(cudaStream_t stream, const struct attention_launch *a);

@@ -22,6 +22,8 @@ struct planner {
      * begins at the prefix's end, or is the prefix itself. */
     struct attention_item *tiles;
     int32_t n_tiles, most_rows; // most_rows: of a tile
+    struct attention_path *paths;
+    int32_t n_paths;
 };
 
 static int32_t min_i32(int32_t a, int32_t b)
@@ -56,16 +58,23 @@ static int32_t max_items_of(const struct attention_limits *limits, int32_t n_row
     return max_tiles_of(n_rows) + EXTRA_ITEMS_PER_SM * at_least_1(limits->n_sms);
 }
 
-static size_t items_offset(int32_t n_rows)
+static size_t paths_offset(int32_t n_rows)
 {
     return align16(sizeof(struct attention_plan_head) +
                    (size_t)n_rows * sizeof(struct attention_row));
 }
 
+static size_t items_offset(const struct attention_limits *limits, int32_t n_rows)
+{
+    return align16(paths_offset(n_rows) +
+                   (size_t)limits->max_paths * sizeof(struct attention_path));
+}
+
 size_t attention_plan_bytes(const struct attention_limits *limits, int32_t n_rows)
 {
-    return items_offset(n_rows) + (size_t)(max_items_of(limits, n_rows) + max_tiles_of(n_rows)) *
-                                      sizeof(struct attention_item);
+    return items_offset(limits, n_rows) +
+           (size_t)(max_items_of(limits, n_rows) + max_tiles_of(n_rows)) *
+               sizeof(struct attention_item);
 }
 
 size_t attention_scratch_bytes(const struct attention_limits *limits)
@@ -155,8 +164,13 @@ static int32_t shared_keys(const struct planner *p, const struct pass_group *g)
     return saved > 2 * SLOT_COST * (int64_t)n_rows ? (int32_t)keys : 0;
 }
 
+static bool tile_tree(struct planner *p, const struct pass_seq *s, int32_t shared);
+
 static void tile_seq(struct planner *p, const struct pass_seq *s, int32_t shared)
 {
+    if (s->tree && tile_tree(p, s, shared)) {
+        return;
+    }
     const struct attention_item tile = {
         .mask = s->tree ? ATTENTION_TREE : ATTENTION_CAUSAL,
         .fold = shared > 0,
@@ -169,11 +183,87 @@ static void tile_seq(struct planner *p, const struct pass_seq *s, int32_t shared
     add_tiles(p, tile, s->first_row, s->n_rows);
 }
 
+/* ---- trees, laid out anew ------------------------------------------------------------------- */
+
+static bool has_bit(const uint64_t *mask, int32_t i)
+{
+    return mask[i / 64] >> (i % 64) & 1;
+}
+
+/* Of one tree's rows: how many ancestors, and which path has it; -1: it is in place as it is. */
+struct tree_rows {
+    int32_t n_in_place;
+    int32_t depth[MAX_TREE_NODES], path[MAX_TREE_NODES];
+};
+
+/* Gives paths to the rows that need one; false if there are not enough of them. */
+static bool find_paths(struct planner *p, const struct pass_seq *s, struct tree_rows *t)
+{
+    const uint64_t *masks = p->pass->tree_mask + (int64_t)s->first_row * TREE_MASK_WORDS;
+    t->n_in_place = 0;
+    for (int32_t r = 0; r < s->n_rows; r++) {
+        t->depth[r] = -1;
+        t->path[r] = -1;
+        for (int32_t i = 0; i <= r; i++) {
+            t->depth[r] += has_bit(masks + r * TREE_MASK_WORDS, i);
+        }
+        t->n_in_place += t->n_in_place == r && t->depth[r] == r;
+    }
+    for (int32_t r = s->n_rows - 1; r >= t->n_in_place; r--) { // from the leaves
+        if (t->path[r] >= 0) {
+            continue;
+        }
+        if (p->n_paths == p->limits->max_paths || t->depth[r] >= MAX_TREE_PATH) {
+            return false;
+        }
+        for (int32_t i = t->n_in_place; i <= r; i++) {
+            if (t->path[i] < 0 && has_bit(masks + r * TREE_MASK_WORDS, i)) {
+                t->path[i] = p->n_paths;
+            }
+        }
+        p->paths[p->n_paths++] =
+            (struct attention_path){s->first_row + r, s->first_row, s->lane, s->n_past};
+    }
+    return true;
+}
+
+/* False: the tree is left as it is. */
+static bool tile_tree(struct planner *p, const struct pass_seq *s, int32_t shared)
+{
+    struct tree_rows t;
+    const int32_t n_paths = p->n_paths;
+    if (p->limits->max_paths == 0 || p->pass->kv_set != 0 || s->n_rows > MAX_TREE_NODES) {
+        return false;
+    }
+    if (!find_paths(p, s, &t)) {
+        p->n_paths = n_paths;
+        return false;
+    }
+    struct attention_item tile = {
+        .mask = ATTENTION_CAUSAL,
+        .fold = shared > 0,
+        .lane = s->lane,
+        .kv_begin = shared,
+        .n_past = s->n_past,
+        .seq_row = s->first_row,
+    };
+    add_tiles(p, tile, s->first_row, t.n_in_place);
+    for (int32_t r = t.n_in_place, n; r < s->n_rows; r += n) {
+        for (n = 1; r + n < s->n_rows && t.path[r + n] == t.path[r] &&
+                    t.depth[r + n] == t.depth[r] + n; n++) {
+        }
+        tile.lane = p->limits->max_lanes + 1 + t.path[r];
+        tile.seq_row = s->first_row + r - t.depth[r];
+        add_tiles(p, tile, s->first_row + r, n);
+    }
+    return true;
+}
+
 static void make_tiles(struct planner *p, bool with_groups)
 {
     const struct pass *pass = p->pass;
     int32_t s = 0;
-    p->n_tiles = 0;
+    p->n_tiles = p->n_paths = 0;
     for (int32_t g = 0; with_groups && g < pass->n_groups; g++) {
         const struct pass_group *group = &pass->groups[g];
         const int32_t shared = group->first_seq >= s ? shared_keys(p, group) : 0;
@@ -385,7 +475,8 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
         .head = out,
     };
     p.rows = (struct attention_row *)(p.head + 1);
-    p.items = (struct attention_item *)((char *)out + items_offset(n_rows));
+    p.paths = (struct attention_path *)((char *)out + paths_offset(n_rows));
+    p.items = (struct attention_item *)((char *)out + items_offset(limits, n_rows));
     p.tiles = p.items + p.max_items;
     make_tiles(&p, true);
     int32_t split = choose_split(&p);
@@ -398,7 +489,9 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
     }
     *p.head = (struct attention_plan_head){
         .tile_rows = p.most_rows,
-        .items_offset = (int32_t)items_offset(n_rows),
+        .items_offset = (int32_t)items_offset(limits, n_rows),
+        .n_paths = p.n_paths,
+        .paths_offset = (int32_t)paths_offset(n_rows),
     };
     give_slots(&p, split);
     place_items(&p, split);
@@ -407,6 +500,6 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
         n_keys += p.tiles[i].kv_end - p.tiles[i].kv_begin;
     }
     p.head->mean_keys = (int32_t)(n_keys / at_least_1(p.head->n_items));
-    *used = items_offset(n_rows) + (size_t)p.head->n_items * sizeof(struct attention_item);
+    *used = items_offset(limits, n_rows) + (size_t)p.head->n_items * sizeof(struct attention_item);
     return OK;
 }

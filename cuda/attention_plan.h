@@ -1,13 +1,20 @@
 /* The plan of one pass's attention, as the device reads it: a list of items, each a tile of query
  * rows against a run of one lane's keys, and for each row the places of its partial results.
  *
- *   struct attention_plan_head | struct attention_row [bucket's rows] | struct attention_item [n]
+ *   struct attention_plan_head | struct attention_row [bucket's rows]
+ *       | struct attention_path [max_paths] | struct attention_item [n]
  *
  * An item is worked off once per KV head, its rows times the heads of the group packed into one
  * tile. A row whose keys are one item is written to the output by that item; otherwise each item
  * leaves (unnormalised output, maximum, sum) in the row's slot `split`, and a second kernel joins
  * slots 0, 1, ... in that order. A prefix that several sequences share is items whose rows belong
  * to several sequences and whose keys are read through the first one's block table.
+ *
+ * Deterministic, a row of a tree must get the bits of a plain run over its ancestors, so its keys must
+ * lie where they would lie then. The rows whose ancestors do (those of the first path) are causal
+ * items. The others' paths are laid out anew before every layer's attention: in pages of their own
+ * behind the trash page, through block tables of their own behind the null lane's, and their rows are
+ * causal items of those lanes. The kernels that compute need not know.
  * Compiles as C11 and C++17. Thread: plain data. */
 #ifndef SLUICE_CUDA_ATTENTION_PLAN_H
 #define SLUICE_CUDA_ATTENTION_PLAN_H
@@ -50,12 +57,20 @@ struct attention_row {
     int32_t first_slot, n_slots; // n_slots 0: nothing to join
 };
 
+/* Path i of the plan has lane max_lanes + 1 + i: the lane's past from its last page on, and the
+ * ancestors of pass row `row` and itself, in order. */
+struct attention_path {
+    int32_t row, seq_row; // seq_row: the sequence's first row
+    int32_t lane, n_past;
+};
+
 struct attention_plan_head {
     int32_t n_items, tile_rows; // tile_rows: rows of the largest item
     int32_t n_slots;            // 0: nothing to join
     int32_t items_offset;       // bytes from the head
     int32_t mean_keys;          // of an item
-    int32_t reserved[11];
+    int32_t n_paths, paths_offset;
+    int32_t reserved[9];
 };
 
 /* The workspace: scratch of the folding items, then slots. A slot holds, for each head, head_dim_v

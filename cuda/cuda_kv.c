@@ -38,7 +38,7 @@ enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc, 
 }
 
 static struct kv_view layer_view(const struct kv_layer *l, enum dtype dtype, int32_t block_tokens,
-                                 void *base)
+                                 int32_t n_pages, void *base)
 {
     const int32_t dims = l->head_dim_k + (l->v_in_k ? 0 : l->head_dim_v);
     const struct kv_view v = {
@@ -48,6 +48,7 @@ static struct kv_view layer_view(const struct kv_layer *l, enum dtype dtype, int
         .head_dim_k = l->head_dim_k,
         .head_dim_v = l->head_dim_v,
         .block_tokens = block_tokens,
+        .n_pages = n_pages,
         .head_stride = dims * block_tokens,
         .v_offset = l->v_in_k ? 0 : l->head_dim_k * block_tokens,
         .v_token_stride = l->v_in_k ? l->head_dim_k : l->head_dim_v,
@@ -67,9 +68,12 @@ enum status cuda_kv_open(struct backend *base, int32_t index, const struct kv_se
     }
     const size_t element = dtype_bytes(desc->dtype);
     const int32_t block_tokens = be->limits.block_tokens;
-    const size_t n_pages = (size_t)be->limits.n_blocks + 1; // and the trash page
+    size_t n_pages = (size_t)be->limits.n_blocks + 1; // and the trash page
+    if (index == 0) {
+        n_pages += (size_t)be->attention.max_paths * (size_t)tree_path_blocks(block_tokens);
+    }
     size_t block_bytes = 0, total = 0;
-    if (cuda_kv_bytes(base, desc, block_tokens, &block_bytes) != OK ||
+    if (n_pages > INT32_MAX || cuda_kv_bytes(base, desc, block_tokens, &block_bytes) != OK ||
         !mem_mul(block_bytes, n_pages, &total)) {
         return err_set(err, ERR_INVALID, "KV set %d has a layer of an impossible shape", index);
     }
@@ -83,7 +87,8 @@ enum status cuda_kv_open(struct backend *base, int32_t index, const struct kv_se
     struct kv_region *regions = xcalloc((size_t)desc->n_layers, sizeof *regions);
     char *at = set->memory;
     for (int32_t i = 0; i < desc->n_layers; i++) {
-        set->layers[i] = layer_view(&desc->layers[i], desc->dtype, block_tokens, at);
+        set->layers[i] = layer_view(&desc->layers[i], desc->dtype, block_tokens, (int32_t)n_pages,
+                                    at);
         regions[i].base = at;
         regions[i].page_bytes = set->layers[i].page_stride * (int64_t)element;
         regions[i].view = set->layers[i];

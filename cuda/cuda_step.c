@@ -13,7 +13,7 @@ static enum status check_limits(const struct backend_limits *l, struct err *err)
         l->hidden <= 0 || l->max_len > 1 << 28 || l->max_blocks_per_lane > (1 << 28) / l->block_tokens ||
         l->n_steps <= 0 || l->n_steps > CUDA_MAX_STEPS || l->max_passes <= 0 ||
         l->max_passes > CUDA_MAX_PASSES || l->max_rows > 1 << 20 || l->max_lanes > 1 << 16 ||
-        l->max_out_rows > l->max_rows + l->max_lanes || l->max_laws < 0) {
+        l->max_out_rows > l->max_rows + l->max_lanes || l->max_laws < 0 || l->max_tree_nodes < 0) {
         return err_set(err, ERR_INVALID, "the CUDA backend cannot work with these limits");
     }
     return OK;
@@ -43,6 +43,7 @@ static enum status open_lanes(struct cuda *be)
 {
     const struct backend_limits *l = &be->limits;
     const size_t n_lanes = (size_t)l->max_lanes + 1;
+    const size_t n_tables = n_lanes + (size_t)be->attention.max_paths;
     struct pass_view *v = &be->view;
     const int32_t slots = l->max_blocks_per_lane * l->block_tokens;
     v->history_stride = (slots > l->max_len ? slots : l->max_len) + 1 + MAX_TREE_NODES;
@@ -51,7 +52,7 @@ static enum status open_lanes(struct cuda *be)
     v->max_lanes = l->max_lanes;
     v->n_blocks = l->n_blocks;
     TRY(cuda_alloc(be, n_lanes * (size_t)v->history_stride * 4, (void **)&be->history));
-    TRY(cuda_alloc(be, n_lanes * (size_t)v->blocks_stride * 4, (void **)&be->blocks));
+    TRY(cuda_alloc(be, n_tables * (size_t)v->blocks_stride * 4, (void **)&be->blocks));
     TRY(cuda_alloc(be, n_lanes * sizeof(struct lane_params), (void **)&be->params));
     TRY(cuda_alloc(be, n_lanes * (size_t)v->allowed_stride * 4, (void **)&be->allowed));
     TRY(cuda_alloc(be, n_lanes * (size_t)l->hidden * 4, (void **)&be->pooled));
@@ -63,7 +64,7 @@ static enum status open_lanes(struct cuda *be)
         TRY(cuda_alloc(be, n_laws * sizeof *be->law_totals, (void **)&be->law_totals));
     }
     /* Every entry of every table is the trash page until it is set. */
-    const size_t n_blocks = n_lanes * (size_t)v->blocks_stride;
+    const size_t n_blocks = n_tables * (size_t)v->blocks_stride;
     int32_t *trash = mem_try_calloc(n_blocks, sizeof *trash);
     if (!trash) {
         return ERR_NOMEM;
@@ -150,6 +151,7 @@ enum status cuda_setup(struct backend *base, const struct backend_limits *limits
         .n_sms = be->n_sms,
         .sm = be->sm,
         .deterministic = be->options.deterministic,
+        .max_paths = be->options.deterministic ? limits->max_tree_nodes : 0,
     };
     enum status st = open_lanes(be);
     st = st == OK ? open_scratch(be) : st;

@@ -6,6 +6,7 @@
  * is a block of `block_tokens` tokens (16, 32 or 64; other sizes work in the plain kernels). With
  * v_in_k (MLA) there is no V: the value is the first head_dim_v of the key. Page `n_blocks` is the
  * trash page: rows that pad a bucket write there, and unset entries of a block table point to it.
+ * Pages behind it belong to paths of trees (attention_plan.h), as do the lanes behind the null lane.
  *
  * Lane `max_lanes` is the null lane: its table is all trash. Padding rows are rows of it with token
  * 0 at position 0; they belong to no sequence (row_seq -1), and ops need only not be harmed by them.
@@ -22,6 +23,7 @@ struct kv_view {
     void *base;
     enum dtype dtype;
     int32_t n_kv_heads, head_dim_k, head_dim_v, block_tokens;
+    int32_t n_pages;                               // with the trash page, and those of tree paths
     int32_t head_stride, v_offset, v_token_stride; // in elements
     int64_t page_stride;                           // in elements
 };
@@ -60,7 +62,7 @@ struct pass_view {
 
     int32_t *tokens;          // [rows]: each row's token, resolved when the pass begins
     int32_t *history;         // [max_lanes + 1, history_stride]
-    const int32_t *blocks;    // [max_lanes + 1, blocks_stride]: block tables
+    int32_t *blocks;          // [max_lanes + 1 + max_paths, blocks_stride]: block tables
     const struct lane_params *params; // [max_lanes + 1]
     const uint32_t *allowed;  // [max_lanes + 1, allowed_stride]: bit i: id i may be drawn
     float *pooled;            // [max_lanes + 1, hidden]

@@ -152,6 +152,7 @@ struct backend_limits {
     int32_t n_steps;       // staging slots (2)
     int32_t max_passes;    // of one step
     int32_t max_laws;      // laws of drafts that a step keeps (struct pass_draw); 0: none
+    int32_t max_tree_nodes; // nodes of a pass's trees in KV set 0, roots aside; 0: no trees
 };
 
 /* ---- one pass ----------------------------------------------------------------------------- */
@@ -172,7 +173,14 @@ struct pass_seq {
     bool tree;
 };
 
-enum { MAX_TREE_NODES = 128, TREE_MASK_WORDS = MAX_TREE_NODES / 64 };
+enum { MAX_TREE_NODES = 128, TREE_MASK_WORDS = MAX_TREE_NODES / 64, MAX_TREE_PATH = 16 };
+
+/* Blocks that a path of up to MAX_TREE_PATH new rows may lie in, wherever it begins: what a backend
+ * that has to lay paths out anew takes for each node (backend_limits.max_tree_nodes). */
+static inline int32_t tree_path_blocks(int32_t block_tokens)
+{
+    return (MAX_TREE_PATH + block_tokens - 2) / block_tokens + 1;
+}
 
 /* Sequences first_seq .. +n_seqs have their first n_blocks blocks in common: a hint that lets
  * attention read them once. Groups do not overlap. */

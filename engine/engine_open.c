@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MAX_EXACT_NODES = 64 }; // chosen: with pages of 32 tokens 512 MiB of an 8B's KV
+
 static bool on_cpu(const struct backend_facts *f)
 {
     return strcmp(f->name, "cpu") == 0;
@@ -176,6 +178,17 @@ static enum status block_bytes(struct engine *e, size_t *out)
     return OK;
 }
 
+/* Backends that lay the paths of trees out anew to get equal bits take blocks for them, so there may
+ * not be any number of nodes. */
+static int32_t path_blocks(struct engine *e, const struct backend_facts *facts)
+{
+    if (e->spec.method != SPEC_TREE || !e->options.backend.deterministic || on_cpu(facts)) {
+        return 0;
+    }
+    e->spec.budget = e->spec.budget < MAX_EXACT_NODES ? e->spec.budget : MAX_EXACT_NODES;
+    return e->spec.budget * tree_path_blocks(e->info.block_tokens);
+}
+
 /* How much of the device's memory the KV blocks may take. */
 static size_t kv_budget(const struct engine *e, const struct backend_facts *facts,
                         size_t activations)
@@ -230,6 +243,9 @@ static enum status size_blocks(struct engine *e, struct err *err)
     for (int32_t i = 0; i < e->spec.n_models; i++) {
         activations += model_setup_bytes(&r->draft[i], info->max_rows, info->max_num_seqs);
     }
+    size_t target_block;
+    TRY(set_bytes(e, &r->target, &target_block));
+    activations += (size_t)path_blocks(e, &facts) * target_block;
     size_t budget = kv_budget(e, &facts, activations);
     int64_t n = (int64_t)(budget / (per_block ? per_block : 1));
     int64_t most = (int64_t)info->max_num_seqs *
@@ -305,7 +321,8 @@ static enum status setup_rank(struct rank *r, void *arg)
         .n_blocks = l->n_blocks, .block_tokens = l->block_tokens, .vocab = e->config.vocab,
         .hidden = e->config.hidden, .n_steps = N_STEPS,
         .max_passes = 1 + e->spec.k * e->spec.n_models,
-        .max_laws = spec_max_laws(&e->spec, l->max_lanes)};
+        .max_laws = spec_max_laws(&e->spec, l->max_lanes),
+        .max_tree_nodes = e->spec.method == SPEC_TREE ? e->spec.budget : 0};
     TRY(ops->setup(r->be, &limits, &r->err));
     TRY(open_set(e, &r->target, &r->err));
     for (int32_t i = 0; i < e->spec.n_models; i++) {

@@ -1,5 +1,6 @@
 /* Attention, plain: a block per (row, head), every key in turn. Right for every shape, fast for
- * none. */
+ * none. A tree's row takes its ancestors in order of their positions, so its bits are those of a plain
+ * run over them. */
 #include "cuda/kernels/attention_device.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/types.cuh"
@@ -11,15 +12,17 @@ struct plain_params {
 
 enum { PLAIN_TILE = 128, PLAIN_MAX_DIM = 576 };
 
-/* Whether row r (index `in_seq` of its sequence) may see new row j of the sequence. */
-__device__ __forceinline__ bool sees_new(const struct pass_view &pass, const struct pass_seq &seq,
-                                         int in_seq, int j)
+/* The new rows that a tree's row sees, in order: their indices; all threads of the block. */
+__device__ __forceinline__ int path_of(const struct pass_view &pass, int row, int n_rows, int *path)
 {
-    if (!seq.tree) {
-        return j <= in_seq;
+    const uint64_t *words = pass.tree_mask + (int64_t)row * TREE_MASK_WORDS;
+    const uint64_t w[2] = {words[0], words[1]};
+    const int i = threadIdx.x; // as many threads as there may be nodes
+    if (i < n_rows && (w[i >> 6] >> (i & 63) & 1)) {
+        const uint64_t below = w[i >> 6] & ((1ull << (i & 63)) - 1);
+        path[__popcll(below) + (i >> 6 ? __popcll(w[0]) : 0)] = i;
     }
-    const uint64_t *mask = pass.tree_mask + (int64_t)(seq.first_row + in_seq) * TREE_MASK_WORDS;
-    return mask[j >> 6] >> (j & 63) & 1;
+    return __popcll(w[0]) + __popcll(w[1]);
 }
 
 /* A tile's keys are scored by a thread each; then a thread sums each element of the value. */
@@ -27,8 +30,10 @@ template <typename T, typename C>
 __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p, struct kv_view kv,
                                        struct pass_view pass, const float *sinks)
 {
+    static_assert(PLAIN_TILE >= MAX_TREE_NODES, "a thread for each node");
     __shared__ float query[PLAIN_MAX_DIM], score[PLAIN_TILE], shared[32];
     __shared__ int64_t place[PLAIN_TILE];
+    __shared__ int token[PLAIN_TILE], path[MAX_TREE_NODES];
     pdl_wait();
     const int r = blockIdx.x, h = blockIdx.y;
     const int seq_index = pass.row_seq[r];
@@ -42,7 +47,8 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
     const struct pass_seq seq = pass.seqs[seq_index];
     const struct pass_row row = pass.rows[r];
     const int in_seq = r - seq.first_row;
-    const int n_keys = seq.n_past + (seq.tree ? seq.n_rows : in_seq + 1);
+    const int n_keys =
+        seq.n_past + (seq.tree ? path_of(pass, r, seq.n_rows, path) : in_seq + 1);
     const int kv_head = h / (p.n_heads / kv.n_kv_heads);
     const int32_t *table = pass.blocks + (int64_t)row.lane * pass.blocks_stride;
     const C *base = (const C *)kv.base + (int64_t)kv_head * kv.head_stride;
@@ -52,32 +58,21 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
     float acc[(PLAIN_MAX_DIM + PLAIN_TILE - 1) / PLAIN_TILE] = {};
     float top = sinks ? sinks[h] : -INFINITY, sum = sinks ? 1.0f : 0.0f;
     __syncthreads();
-    /* The window counts positions; a new row of a tree has its position in pass.rows. */
-    int first = p.window > 0 ? row.pos - p.window + 1 : 0;
-    first = first < 0 ? 0 : first > seq.n_past ? seq.n_past : first;
+    const int first = p.window > 0 && row.pos >= p.window ? row.pos - p.window + 1 : 0;
     for (int tile = first; tile < n_keys; tile += PLAIN_TILE) {
         const int j = tile + threadIdx.x;
         float s = -INFINITY;
         if (j < n_keys) {
-            const int64_t page = table[j / kv.block_tokens];
-            place[threadIdx.x] = page * kv.page_stride;
-            bool visible = true;
-            if (j >= seq.n_past) {
-                const int new_row = j - seq.n_past;
-                visible = sees_new(pass, seq, in_seq, new_row) &&
-                          (p.window <= 0 ||
-                           row.pos - p.window < pass.rows[seq.first_row + new_row].pos);
+            const int slot = seq.tree && j >= seq.n_past ? seq.n_past + path[j - seq.n_past] : j;
+            place[threadIdx.x] = table[slot / kv.block_tokens] * kv.page_stride;
+            token[threadIdx.x] = slot % kv.block_tokens;
+            const C *key = base + place[threadIdx.x] + (int64_t)token[threadIdx.x] * kv.head_dim_k;
+            float dot = 0.0f;
+            for (int i = 0; i < kv.head_dim_k; i++) {
+                dot += query[i] * to_float(key[i]);
             }
-            if (visible) {
-                const C *key = base + place[threadIdx.x] +
-                               (int64_t)(j % kv.block_tokens) * kv.head_dim_k;
-                float dot = 0.0f;
-                for (int i = 0; i < kv.head_dim_k; i++) {
-                    dot += query[i] * to_float(key[i]);
-                }
-                s = dot * p.scale;
-                s = p.softcap > 0.0f ? p.softcap * tanhf(s / p.softcap) : s;
-            }
+            s = dot * p.scale;
+            s = p.softcap > 0.0f ? p.softcap * tanhf(s / p.softcap) : s;
         }
         const float new_top = fmaxf(top, block_max(s, shared));
         if (new_top == -INFINITY) {
@@ -94,12 +89,9 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
             if (i < kv.head_dim_v) {
                 float a = acc[c] * decay;
                 for (int k = 0; k < n; k++) {
-                    if (score[k] != 0.0f) { // what is masked may be NaN
-                        a += score[k] * to_float(base[place[k] + kv.v_offset +
-                                                      (int64_t)((tile + k) % kv.block_tokens) *
-                                                          kv.v_token_stride +
-                                                      i]);
-                    }
+                    const int64_t at = place[k] + kv.v_offset +
+                                       (int64_t)token[k] * kv.v_token_stride + i;
+                    a += score[k] * to_float(base[at]);
                 }
                 acc[c] = a;
             }

@@ -628,7 +628,7 @@ cudaError_t attention_sm90(cudaStream_t stream, const struct attention_launch *a
     CUtensorMap map;
     const cudaError_t e =
         tensor_map_2d(&map, kv->base, kv->dtype == DT_BF16, (uint64_t)kv->head_dim_k,
-                      (uint64_t)(a->pass.n_blocks + 1) * (uint64_t)p.page_rows,
+                      (uint64_t)kv->n_pages * (uint64_t)p.page_rows,
                       (uint64_t)kv->head_dim_k * 2, (uint32_t)kv->block_tokens);
     if (e != cudaSuccess) {
         return e;

@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import struct
 
 import pytest
 
@@ -77,6 +78,39 @@ def test_parameters_count_along_every_path(shape, how, plain):
     assert sum(a["usage"]["accepted_draft_tokens"] for a in answers) > 100
     ends = {o["finish_reason"] for a in answers for o in a["outputs"]}
     assert ends == {"stop", "length"}
+
+
+def spoiled(family, folder, noise=0.08):
+    """The family's own model with noise in its weights: right now and then, and so is its second guess."""
+    np = pytest.importorskip("numpy")
+    shutil.copytree(os.path.join(golden.GOLDEN, family), folder)
+    rng = np.random.default_rng(5)
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)
+        data = np.fromfile(path, dtype=np.uint8)
+        start = 8 + struct.unpack("<Q", data[:8].tobytes())[0]
+        for name, t in json.loads(data[8:start].tobytes()).items():
+            if name != "__metadata__" and len(t["shape"]) > 1 and t["dtype"] == "BF16":
+                a, b = (start + x for x in t["data_offsets"])
+                x = (data[a:b].copy().view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+                x = x + rng.standard_normal(x.shape, dtype=np.float32) * (noise * x.std())
+                data[a:b] = (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        data.tofile(path)
+    return str(folder)
+
+
+@pytest.mark.parametrize("family", golden.families())
+def test_paths_off_the_spine_have_the_bits_of_a_plain_run(family, tmp_path):
+    """Every family, on the device under test; a draft that is half right, so that siblings are accepted."""
+    model = spoiled(family, tmp_path / "spoiled")
+    how = ["--deterministic", "--max-model-len", "256", "--num-gpu-blocks-override", "300"]
+    some = [{"prompt_token_ids": prompt(i, 5 + 9 * i), "max_tokens": 24, "logprobs": 2, "ignore_eos": True, "seed": i,
+             "temperature": i % 2, "n": 1 + i % 3} for i in range(6)]
+    want = [essence(a) for a in golden.generate(family, some, *how)]
+    for shape in ({"expansion": [1, 2, 3, 1]}, {"num_speculative_tokens": 4, "tree_nodes": 40}):
+        answers = golden.generate(family, some, *how, *flags(model=model, **shape))
+        assert [essence(a) for a in answers] == want, f"{family}, {shape}"
+        assert sum(a["usage"]["accepted_draft_tokens"] for a in answers) > 40
 
 
 @pytest.mark.parametrize("how", [{"method": "draft_model"}, {"method": "tree"}])

@@ -24,11 +24,12 @@ struct setup {
     int32_t width;
 };
 
-static bool open_setup(struct setup *u, enum dtype dtype, const struct shape *s)
+static bool open_setup(struct setup *u, enum dtype dtype, bool deterministic, const struct shape *s)
 {
     struct backend_limits limits = pair_limits();
     limits.block_tokens = s->block_tokens;
-    if (!pair_open(&u->p, dtype, false, &limits)) {
+    limits.max_tree_nodes = deterministic ? 64 : 0;
+    if (!pair_open(&u->p, dtype, deterministic, &limits)) {
         return false;
     }
     struct pair *p = &u->p;
@@ -114,7 +115,7 @@ static void attention_case(enum dtype dtype, const struct shape *s)
     };
     static struct test_pass t;
     struct setup u = {0};
-    REQUIRE(open_setup(&u, dtype, s));
+    REQUIRE(open_setup(&u, dtype, false, s));
     struct pair *p = &u.p;
     step_begin(p);
     give_blocks(p, COUNT(specs), 16);
@@ -217,6 +218,109 @@ TEST(mla_agrees)
     }
 }
 
+/* The GPU's outputs of a pass whose rows of layer 1 are `qkv`, which stays as it is; to be freed. */
+static float *outputs_of(struct setup *u, const struct test_pass *t, const float *qkv)
+{
+    struct pair *p = &u->p;
+    struct pair_tensor x = tensor_make(p, t->pass.n_rows, u->width, p->dtype);
+    struct pair_tensor out =
+        tensor_poisoned(p, t->pass.n_rows, u->s.n_heads * u->s.head_dim, p->dtype);
+    tensor_put(p, &x, qkv);
+    step_begin(p);
+    pass_begin(p, t);
+    struct rope_store_args store = {.n_rows = x.n_rows, .layer = 1, .n_heads = u->s.n_heads,
+                                    .n_kv_heads = u->s.n_kv_heads, .head_dim = u->s.head_dim};
+    BOTH(p, rope_store, store, store.qkv = x.t[b];
+         store.rope = u->s.n_pairs > 0 ? u->rope[b] : NULL);
+    struct attention_args a = {.n_rows = x.n_rows, .layer = 1, .n_heads = u->s.n_heads,
+                               .n_kv_heads = u->s.n_kv_heads, .head_dim_k = u->s.head_dim,
+                               .head_dim_v = u->s.head_dim, .window = u->s.window,
+                               .softcap = u->s.softcap, .scale = 0.2f};
+    BOTH(p, attention, a, a.q = x.t[b]; a.out = out.t[b];
+         a.sinks = u->s.sinks ? u->sinks.w[b] : NULL);
+    pass_end(p);
+    step_end(p, NULL);
+    return tensor_get(p, &out, GPU);
+}
+
+/* Each row of a tree against a plain run over its ancestors: bit by bit. */
+static void path_case(enum dtype dtype, const struct shape *s)
+{
+    static const struct seq_spec specs[] = {{60, 25, true}, {505, 19, true}};
+    static struct test_pass t, chain, past;
+    struct setup u = {0};
+    REQUIRE(open_setup(&u, dtype, true, s));
+    struct pair *p = &u.p;
+    const int32_t width = u.width, out_width = s->n_heads * s->head_dim;
+    step_begin(p);
+    give_blocks(p, COUNT(specs), 600 / s->block_tokens);
+    for (int32_t lane = 0; lane < 2; lane++) {
+        const struct seq_spec one[] = {{lane == 0 ? specs[0].n_past : 0, 0, false},
+                                       {lane == 1 ? specs[1].n_past : 0, 0, false}};
+        pass_of(&past, one, 2, true, 11);
+        pass_begin(p, &past);
+        store_rows(&u, past.pass.n_rows);
+        pass_end(p);
+    }
+    step_end(p, NULL);
+    pass_of(&t, specs, 2, false, 12);
+    float *qkv = xmalloc((size_t)t.pass.n_rows * (size_t)width * sizeof *qkv);
+    for (int64_t i = 0; i < (int64_t)t.pass.n_rows * width; i++) {
+        qkv[i] = random_float(99, i, 1.0f, dtype);
+    }
+    float *have = outputs_of(&u, &t, qkv);
+    int32_t n_out_of_place = 0;
+    for (int32_t lane = 0; lane < 2; lane++) {
+        const struct pass_seq seq = t.seqs[lane];
+        for (int32_t r = 0; r < seq.n_rows; r += 1 + r % 3) {
+            const uint64_t mask = t.tree_mask[(seq.first_row + r) * TREE_MASK_WORDS];
+            float *rows = xmalloc((size_t)seq.n_rows * (size_t)width * sizeof *rows);
+            int32_t n = 0;
+            for (int32_t i = 0; i <= r; i++) {
+                if (mask >> i & 1) {
+                    memcpy(rows + (size_t)n++ * (size_t)width,
+                           qkv + (size_t)(seq.first_row + i) * (size_t)width,
+                           (size_t)width * sizeof *rows);
+                }
+            }
+            n_out_of_place += n <= r;
+            const struct seq_spec plain[] = {{seq.n_past, lane == 0 ? n : 0, false},
+                                             {seq.n_past, lane == 1 ? n : 0, false}};
+            pass_of(&chain, plain, 2, false, 12);
+            float *want = outputs_of(&u, &chain, rows);
+            if (memcmp(have + (size_t)(seq.first_row + r) * (size_t)out_width,
+                       want + (size_t)(n - 1) * (size_t)out_width,
+                       (size_t)out_width * sizeof *want) != 0) {
+                CHECK_FAIL("dtype %d, head of %d, window %d, blocks of %d: row %d of the tree of lane "
+                           "%d", dtype, s->head_dim, s->window, s->block_tokens, r, lane);
+            }
+            free(want);
+            free(rows);
+        }
+    }
+    CHECK(n_out_of_place > 10);
+    free(have);
+    free(qkv);
+    pair_close(p);
+}
+
+TEST(deterministic_trees_have_the_bits_of_plain_runs)
+{
+    NEED_GPU();
+    static const struct shape shapes[] = {
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 32},
+        {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16},
+        {4, 4, 16, 8, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, true, 64},
+        {12, 2, 64, 0, false, QK_NORM_NONE, NORM_RMS, 7, 0.0f, false, 16},
+    };
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(shapes); i++) {
+            path_case(pair_dtypes[d], &shapes[i]);
+        }
+    }
+}
+
 TEST(copied_blocks_and_moved_slots_read_alike)
 {
     NEED_GPU();
@@ -224,7 +328,7 @@ TEST(copied_blocks_and_moved_slots_read_alike)
     static struct test_pass t;
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         struct setup u = {0};
-        REQUIRE(open_setup(&u, pair_dtypes[d], &s));
+        REQUIRE(open_setup(&u, pair_dtypes[d], false, &s));
         struct pair *p = &u.p;
         const struct seq_spec specs[] = {{60, 1, false}, {40, 1, false}};
         step_begin(p);
