@@ -266,30 +266,71 @@ static uint64_t make_law(const struct cpu_backend *cpu, const float *s, int32_t 
     return total;
 }
 
-/* What is left of p where it is above q (NULL: all of p), as a probability. */
-static float residual(float p_share, double p_total, const float *q_share, double q_total)
+/* The trial of drafts: p and q at each stage. Stage s + 1 is what the refusal of draft s left. */
+struct trial {
+    const float *p, *q; // shares of stage 0
+    int32_t n;          // drafts refused so far: the stage in hand
+    double p_total[MAX_SIBLINGS + 1], q_total[MAX_SIBLINGS + 1];
+    int32_t refused[MAX_SIBLINGS];
+};
+
+static double q_mass(const struct trial *t, int32_t stage, int32_t id)
 {
-    double p = (double)mass_of(p_share) / p_total;
-    double w = q_share ? p - (double)mass_of(*q_share) / q_total : p;
-    return (float)w;
+    for (int32_t s = 0; s < stage; s++) {
+        if (t->refused[s] == id) {
+            return 0.0;
+        }
+    }
+    return (double)mass_of(t->q[id]);
 }
 
-/* arg-max of log(residual) + noise; -1 if nothing is left. */
-static int32_t draw_residual(const float *p, uint64_t p_total, const float *q, uint64_t q_total,
-                             int32_t n, uint64_t seed, int32_t position)
+/* What p has above q after stage s, when p has this mass there. */
+static double above(const struct trial *t, int32_t s, double p, int32_t id)
+{
+    return p / t->p_total[s] - q_mass(t, s, id) / t->q_total[s];
+}
+
+static double p_mass(const struct trial *t, int32_t id)
+{
+    double m = (double)mass_of(t->p[id]);
+    for (int32_t s = 0; s < t->n && m > 0.0; s++) {
+        double w = above(t, s, m, id);
+        m = w > 0.0 ? (double)(uint64_t)(w * 4503599627370496.0) : 0.0;
+    }
+    return m;
+}
+
+/* To the next stage; false if p is nowhere above q, and nothing changes. */
+static bool refuse(struct trial *t, int32_t draft, int32_t n_vocab)
+{
+    uint64_t total = 0;
+    t->refused[t->n++] = draft;
+    for (int32_t i = 0; i < n_vocab; i++) {
+        total += t->p[i] > 0.0f ? (uint64_t)p_mass(t, i) : 0;
+    }
+    if (total == 0) {
+        t->n--;
+        return false;
+    }
+    t->p_total[t->n] = (double)total;
+    t->q_total[t->n] = t->q_total[t->n - 1] - q_mass(t, t->n - 1, draft);
+    return true;
+}
+
+/* arg-max of log p + noise, or of log(p - q) + noise; -1 if nothing is there. */
+static int32_t draw_left(const struct trial *t, bool above_q, int32_t n, uint64_t seed,
+                         int32_t position)
 {
     int32_t best = -1;
     float most = -INFINITY;
     for (int32_t i = 0; i < n; i++) {
-        if (!(p[i] > 0.0f)) {
-            continue;
-        }
-        float w = residual(p[i], (double)p_total, q ? q + i : NULL, (double)q_total);
+        double m = t->p[i] > 0.0f ? p_mass(t, i) : 0.0;
+        float w = (float)(m > 0.0 && above_q ? above(t, t->n, m, i) : m);
         if (w < FLT_MIN) {
             continue;
         }
-        float noise = gumbel_noise(rng_bits(seed, position, RNG_RESIDUAL, (uint32_t)i));
-        float value = exact_log(w) + noise;
+        float value = exact_log(w) +
+                      gumbel_noise(rng_bits(seed, position, RNG_RESIDUAL, (uint32_t)i));
         if (value > most) {
             most = value;
             best = i;
@@ -298,30 +339,78 @@ static int32_t draw_residual(const float *p, uint64_t p_total, const float *q, u
     return best;
 }
 
-/* The draft if it is accepted, else another token; scores as after narrow. */
-static int32_t judge_draft(const struct cpu_backend *cpu, const struct pass_draw *d, int32_t n,
-                           float max, const struct scratchpad *pad)
+/* The drafts behind the draw's row: a chain's is in the history, a tree's are the row's children. */
+static int32_t find_drafts(const struct cpu_backend *cpu, const struct pass_draw *d,
+                           int32_t *drafts)
 {
-    const struct lane *lane = &cpu->lanes[d->lane];
-    const uint64_t seed = lane->params.seed;
-    const float *q = cpu->laws + (int64_t)(d->law - 1) * cpu->limits.vocab;
-    uint64_t q_total = cpu->law_totals[d->law - 1];
-    uint64_t p_total = make_law(cpu, pad->scores, n, max, pad->shares);
-    int32_t draft = lane->history[d->pos + 1];
-    if (draft >= 0 && draft < n) {
-        double u = rng_uniform(rng_bits(seed, d->pos + 1, RNG_ACCEPT, 0));
-        double p_side = (double)mass_of(pad->shares[draft]) * (double)q_total;
-        double q_side = u * (double)mass_of(q[draft]) * (double)p_total;
-        if (p_side > q_side) {
-            return draft;
+    if (d->tree_row < 0) {
+        drafts[0] = cpu->lanes[d->lane].history[d->pos + 1];
+        return 1;
+    }
+    const struct pass *pass = cpu->pass;
+    const struct pass_seq *seq = &pass->seqs[cpu->row_seq[d->tree_row]];
+    const uint64_t *own = pass->tree_mask + (int64_t)d->tree_row * TREE_MASK_WORDS;
+    int32_t n = 0;
+    for (int32_t i = d->tree_row - seq->first_row + 1; i < seq->n_rows && n < MAX_SIBLINGS; i++) {
+        uint64_t mask[TREE_MASK_WORDS];
+        memcpy(mask, pass->tree_mask + (int64_t)(seq->first_row + i) * TREE_MASK_WORDS, sizeof mask);
+        mask[i / 64] &= ~((uint64_t)1 << (i % 64));
+        if (memcmp(mask, own, sizeof mask) == 0) {
+            drafts[n++] = cpu->row_tokens[seq->first_row + i];
         }
     }
-    int32_t id = draw_residual(pad->shares, p_total, q, q_total, n, seed, d->pos + 1);
-    return id >= 0 ? id : draw_residual(pad->shares, p_total, NULL, 1, n, seed, d->pos + 1);
+    return n;
+}
+
+/* The draft that is accepted, else another token; scores as after narrow. */
+static int32_t judge_drafts(const struct cpu_backend *cpu, const struct pass_draw *d, int32_t n,
+                            float max, const struct scratchpad *pad)
+{
+    const uint64_t seed = cpu->lanes[d->lane].params.seed;
+    int32_t drafts[MAX_SIBLINGS], n_drafts = find_drafts(cpu, d, drafts), last = -1;
+    struct trial t = {.p = pad->shares, .q = cpu->laws + (int64_t)(d->law - 1) * cpu->limits.vocab};
+    t.p_total[0] = (double)make_law(cpu, pad->scores, n, max, pad->shares);
+    t.q_total[0] = (double)cpu->law_totals[d->law - 1];
+    for (int32_t i = 0; i < n_drafts; i++) {
+        int32_t draft = drafts[i];
+        double q = draft >= 0 && draft < n ? q_mass(&t, t.n, draft) : 0.0;
+        if (last == draft || q == 0.0) {
+            continue;
+        }
+        if (last >= 0 && !refuse(&t, last, n)) {
+            last = -1;
+            break;
+        }
+        q = q_mass(&t, t.n, draft);
+        double u = rng_uniform(rng_bits(seed, d->pos + 1, RNG_ACCEPT, (uint32_t)i));
+        if (p_mass(&t, draft) * t.q_total[t.n] > u * q * t.p_total[t.n]) {
+            return draft;
+        }
+        last = draft;
+    }
+    int32_t id = last >= 0 ? draw_left(&t, true, n, seed, d->pos + 1) : -1;
+    return id >= 0 ? id : draw_left(&t, false, n, seed, d->pos + 1);
 }
 
 /* ---- one draw ----------------------------------------------------------------------------- */
 
+/* Further ids, each as if those before were not there. */
+static void draw_more(const struct cpu_backend *cpu, const struct pass_draw *d, bool noise, int32_t n,
+                      struct draw_result *r, const struct scratchpad *pad)
+{
+    const uint64_t seed = cpu->lanes[d->lane].params.seed;
+    int32_t last = r->token;
+    for (r->n_top = 0; r->n_top < d->more && r->n_top < MAX_SIBLINGS; r->n_top++) {
+        pad->scores[last] = -INFINITY;
+        struct argmax best = noise ? cpu->kernels->argmax_gumbel(pad->scores, n, seed, d->pos + 1)
+                                   : cpu->kernels->argmax(pad->scores, n);
+        last = best.id >= 0 && best.value > -INFINITY ? best.id : r->token;
+        r->top_ids[r->n_top] = last;
+    }
+}
+
+/* The draw; scores are left as it was made from, unless it is plain and greedy and nothing more is
+ * asked for. */
 static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw *d,
                           const float *logits, int32_t n, const struct scratchpad *pad)
 {
@@ -329,7 +418,7 @@ static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw 
     const struct sampling_params *p = &cpu->lanes[d->lane].params;
     float temperature = d->kind == DRAW_DRAFT && !d->noise ? 0.0f : p->temperature;
     bool plain = is_plain(p, d);
-    if (plain && temperature == 0.0f) {
+    if (plain && temperature == 0.0f && d->more == 0) {
         return kernels->argmax(logits, n).id;
     }
     struct known known;
@@ -349,7 +438,7 @@ static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw 
     float max = best.value / temperature;
     narrow(cpu, p, pad->scores, n, max, pad);
     if (d->law > 0 && d->kind == DRAW_SAMPLE) {
-        int32_t judged = judge_draft(cpu, d, n, max, pad);
+        int32_t judged = judge_drafts(cpu, d, n, max, pad);
         return judged >= 0 ? judged : best.id;
     }
     if (d->law > 0) {
@@ -395,7 +484,8 @@ static void draw_item(void *arg, int32_t item, int32_t thread)
     int32_t n = job->a->n_vocab_used;
     ASSERT(d->lane >= 0 && d->lane < cpu->limits.max_lanes && d->out_row >= 0 &&
            d->out_row < job->a->n_out && d->pos >= 0 && d->pos + 1 < cpu->history_len &&
-           d->law >= 0 && d->law <= cpu->limits.max_laws);
+           d->law >= 0 && d->law <= cpu->limits.max_laws && d->more >= 0 && d->more < MAX_SIBLINGS &&
+           d->more_slot >= 0 && d->more_slot + d->more <= cpu->history_len);
     char *scratch = cpu->scratch[thread].p;
     struct scratchpad pad = {
         .mass = (uint64_t *)scratch,
@@ -412,6 +502,9 @@ static void draw_item(void *arg, int32_t item, int32_t thread)
     } else {
         memset(pad.count, 0, (size_t)n * sizeof *pad.count);
         r->token = draw_token(cpu, d, logits, n, &pad);
+        if (d->kind == DRAW_DRAFT && d->more > 0) {
+            draw_more(cpu, d, d->noise && cpu->lanes[d->lane].params.temperature > 0.0f, n, r, &pad);
+        }
     }
     if (d->logprobs || d->kind == DRAW_SCORE) {
         fill_logprobs(cpu->kernels, d, logits, n, r);
@@ -428,8 +521,12 @@ enum status cpu_sample(struct backend *be, const struct sample_args *a)
     for (int32_t i = 0; i < a->n_draws; i++) { // after all: a draw may read what another keeps
         const struct pass_draw *d = &cpu->pass->draws[i];
         if (d->keep && d->kind != DRAW_SCORE) {
-            cpu->lanes[d->lane].history[d->pos + 1] =
-                job.slot->draws[job.slot->n_draws_used + i].token;
+            const struct draw_result *r = &job.slot->draws[job.slot->n_draws_used + i];
+            int32_t *history = cpu->lanes[d->lane].history;
+            history[d->pos + 1] = r->token;
+            for (int32_t k = 0; d->kind == DRAW_DRAFT && d->more_slot > 0 && k < d->more; k++) {
+                history[d->more_slot + k] = r->top_ids[k];
+            }
         }
     }
     return OK;

@@ -174,7 +174,7 @@ enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct p
         if (p->token >= 0) {
             l->history[p->slot_pos] = p->token;
         }
-        cpu->row_tokens[i] = p->token >= 0 ? p->token : l->history[p->pos];
+        cpu->row_tokens[i] = p->token >= 0 ? p->token : l->history[p->slot_pos];
     }
     cpu->pass = pass;
     s->passes[s->n_passes] = (struct pass_results){

@@ -66,7 +66,9 @@ static bool pass_ok(const struct cuda *be, const struct pass *p)
         const struct pass_draw *d = &p->draws[i];
         if (d->out_row < 0 || d->out_row >= p->n_out || d->lane < 0 || d->lane >= l->max_lanes ||
             d->pos < 0 || d->pos >= be->view.history_stride || d->n_prompt < 0 || d->top_n < 0 ||
-            d->top_n > MAX_TOP_LOGPROBS || d->tree_row >= p->n_rows) {
+            d->top_n > MAX_TOP_LOGPROBS || d->tree_row >= p->n_rows || d->more < 0 ||
+            d->more >= MAX_SIBLINGS || d->more_slot < 0 || d->law < 0 || d->law > l->max_laws ||
+            d->more_slot > be->view.history_stride - d->more) {
             return false;
         }
     }

@@ -158,7 +158,7 @@ struct backend_limits {
 /* ---- one pass ----------------------------------------------------------------------------- */
 
 /* A new row: token `token` of the sequence in `lane` at position `pos`; token -1 means "what the
- * lane's history has at pos", which is how a decode row reads what the step before drew. A given
+ * lane's history has at slot_pos", which is how a decode row reads what the step before drew. A given
  * token is written to the history at slot_pos. KV goes to the slot of `slot_pos`, which differs
  * from pos only in a token tree (position by depth, slot by node). */
 struct pass_row {
@@ -207,11 +207,19 @@ struct pass_draw {
     bool logprobs;      // fill logprob and the top_n most likely
     int32_t top_n;      // 0 to MAX_TOP_LOGPROBS
     int32_t tree_row;   // the row (pass index) whose ancestors follow the history; -1: a chain
+    /* DRAW_DRAFT: so many further ids, each drawn as if those before it were not there. They are
+     * top_ids[0 .. more) of the result, the first draw again where nothing is left; with `keep` they
+     * go to history[lane][more_slot ..], if that is not 0. Not together with logprobs. */
+    int32_t more, more_slot;
     /* 1 + the place of a draft's law, 0: none. DRAW_DRAFT: the law it was drawn from is kept there.
-     * DRAW_SAMPLE: history[lane][pos + 1] is a draft of that law, to be accepted with probability
-     * min(1, p / q), or else replaced by a draw from what p has above q. */
+     * DRAW_SAMPLE: the row's children in the tree, or history[lane][pos + 1] in a chain, are drafts of
+     * that law, drawn without replacement. They are tried in order of their rows: one is accepted with
+     * probability min(1, p / q), else p becomes what it has above q, and q loses the draft. Where none
+     * is accepted, the token is drawn from the p that is left. */
     int32_t law;
 };
+
+enum { MAX_SIBLINGS = 16 }; // drafts of one law
 
 enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN };
 

@@ -55,7 +55,7 @@ static void put_draw(struct buf *b, const struct pass_draw *d)
 {
     const int32_t v[] = {d->out_row, d->lane, d->pos, d->n_prompt,
                          d->kind | d->keep << 8 | d->noise << 9 | d->logprobs << 10, d->top_n,
-                         d->tree_row};
+                         d->tree_row, d->more, d->more_slot};
     buf_put(b, v, sizeof v);
 }
 
@@ -303,6 +303,8 @@ static void get_draws(struct reader *r, struct pass *p, struct pass_draw *draws)
         d->logprobs = flags >> 10 & 1;
         d->top_n = get(r, 0, MAX_TOP_LOGPROBS, "a draw");
         d->tree_row = get(r, -1, p->n_rows - 1, "a draw's tree");
+        d->more = get(r, 0, MAX_SIBLINGS - 1, "a draw's further ids");
+        d->more_slot = get(r, 0, last_pos(r) + 1 - d->more, "a draw's further ids");
     }
 }
 

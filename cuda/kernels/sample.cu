@@ -113,9 +113,29 @@ struct scratchpad {
     int *counts;
 };
 
+/* Further ids, each as if those before were not there; `token` where nothing is left. */
+template <typename F>
+__device__ void draw_more(const struct pass_draw &d, int token, struct draw_result *out,
+                          struct shared_state *s, F draw)
+{
+    for (int i = 0; i < d.more && i < MAX_SIBLINGS - 1; i++) {
+        take(i == 0 ? token : out->top_ids[i - 1], s);
+        const int id = draw().id;
+        if (team_thread() == 0) {
+            out->top_ids[i] = id == INT32_MAX ? token : id;
+        }
+        team_sync();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        s->n_taken = 0;
+    }
+    __syncthreads();
+}
+
 __device__ int draw_token(const float *logits, const struct scratchpad &pad, int n,
                           const struct pass_draw &d, const struct pass_view &pass,
-                          struct shared_state *s)
+                          struct draw_result *out, struct shared_state *s)
 {
     const struct lane_params &p = pass.params[d.lane];
     const float temperature = d.kind == DRAW_DRAFT && !d.noise ? 0.0f : p.temperature;
@@ -130,7 +150,11 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
     const bool needs_top =
         temperature == 0.0f || p.top_p < 1.0f || p.min_p > 0.0f || d.law > 0;
     const struct best best = needs_top ? team_argmax(row, n, s) : (struct best){0.0f, 0};
+    const bool more = d.kind == DRAW_DRAFT && d.more > 0;
     if (temperature == 0.0f) {
+        if (more) {
+            draw_more(d, best.id, out, s, [&] { return team_argmax_left(row, n, s); });
+        }
         return best.id;
     }
     struct scores x = {row, n, temperature, pad.list_ids, pad.list, -1};
@@ -149,14 +173,17 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
         if (d.kind == DRAW_DRAFT) {
             keep_law(law, shares, total, s);
         } else {
-            const int32_t *history = pass.history + (int64_t)d.lane * pass.history_stride;
-            const int draft = d.pos + 1 < pass.history_stride ? history[d.pos + 1] : -1;
-            const int id = judge_draft(law, shares, *total, draft, seed, d.pos + 1, s);
+            const int id = judge_drafts(pass, d, law, shares, *total, seed, s);
             return id == INT32_MAX ? best.id : id;
         }
     }
     const struct best drawn = draw_noisy(x, top, p.min_p, c, seed, d.pos + 1, s);
-    return drawn.id == INT32_MAX ? team_argmax(row, n, s).id : drawn.id;
+    const int token = drawn.id == INT32_MAX ? team_argmax(row, n, s).id : drawn.id;
+    if (more) {
+        draw_more(d, token, out, s,
+                  [&] { return draw_noisy(x, top, p.min_p, c, seed, d.pos + 1, s); });
+    }
+    return token;
 }
 
 /* The last block to finish writes what is kept to the histories: until then a draw may read them. */
@@ -179,6 +206,10 @@ __device__ void keep_draws(const struct pass_view &pass, int n_draws,
         if (d.keep && d.kind != DRAW_SCORE && d.pos + 1 < pass.history_stride) {
             pass.history[(int64_t)d.lane * pass.history_stride + d.pos + 1] =
                 ((const volatile struct draw_result *)results)[i].token;
+            for (int k = 0; d.kind == DRAW_DRAFT && d.more_slot > 0 && k < d.more; k++) {
+                pass.history[(int64_t)d.lane * pass.history_stride + d.more_slot + k] =
+                    ((const volatile struct draw_result *)results)[i].top_ids[k];
+            }
         }
     }
     if (threadIdx.x == 0) {
@@ -194,6 +225,10 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ struct shared_state s;
     pdl_wait();
     pdl_trigger();
+    if (threadIdx.x == 0) {
+        s.n_taken = 0;
+    }
+    __syncthreads();
     const int team = blockIdx.x / team_size(), n_teams = gridDim.x / team_size();
     struct scratchpad pad;
     pad.list_ids = (int *)(scratch + team * scratch_stride);
@@ -210,7 +245,7 @@ __global__ void __launch_bounds__(THREADS)
             const int32_t *history = pass.history + (int64_t)d.lane * pass.history_stride;
             token = d.pos + 1 < pass.history_stride ? history[d.pos + 1] : 0;
         } else {
-            token = draw_token(row, pad, n, d, pass, &s);
+            token = draw_token(row, pad, n, d, pass, out, &s);
         }
         float lse = 0.0f;
         if (d.logprobs || d.kind == DRAW_SCORE) {
@@ -221,7 +256,7 @@ __global__ void __launch_bounds__(THREADS)
             out->logprob = d.logprobs || d.kind == DRAW_SCORE
                                ? (token >= 0 && token < n ? row[token] - lse : -INFINITY)
                                : 0.0f;
-            out->n_top = 0;
+            out->n_top = d.kind == DRAW_DRAFT ? d.more : 0;
         }
         if ((d.logprobs || d.kind == DRAW_SCORE) && d.top_n > 0) {
             most_likely(row, n, d.top_n, lse, pad.list_ids, pad.list, out, &s);

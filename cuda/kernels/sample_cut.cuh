@@ -225,7 +225,8 @@ __device__ struct cut cut_at(struct scores &x, unsigned long long target, float 
     return c;
 }
 
-/* arg-max of score + noise over what is kept and has at least min_p of the top's probability. */
+/* arg-max of score + noise over what is kept, has at least min_p of the top's probability and was
+ * not taken. */
 __device__ struct best draw_noisy(const struct scores &x, float top, float min_p,
                                   const struct cut &c, uint64_t seed, int position,
                                   struct shared_state *s)
@@ -236,7 +237,7 @@ __device__ struct best draw_noisy(const struct scores &x, float top, float min_p
             if (kept(c, key_of(v), id) && !(min_p > 0.0f && exact_exp(v - top) < min_p)) {
                 const float value = __fadd_rn(
                     v, gumbel_noise(rng_bits(seed, position, RNG_SAMPLE, (uint32_t)id)));
-                if (better(value, id, b)) {
+                if (better(value, id, b) && !is_taken(id, s)) {
                     b.value = value;
                     b.id = id;
                 }
@@ -264,7 +265,7 @@ __device__ struct best draw_noisy(const struct scores &x, float top, float min_p
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float value = __fadd_rn(v[e], gumbel_noise(r.v[e]));
-            if (v[e] > -INFINITY && better(value, block * 4 + e, b)) {
+            if (v[e] > -INFINITY && better(value, block * 4 + e, b) && !is_taken(block * 4 + e, s)) {
                 b.value = value;
                 b.id = block * 4 + e;
             }

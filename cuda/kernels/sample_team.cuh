@@ -89,6 +89,8 @@ struct shared_state {
     unsigned long long found_above;
     int path[MAX_TREE_NODES];
     int n_path;
+    int taken[MAX_SIBLINGS]; // ids that are not drawn again
+    int n_taken;
     int n_top;
     int top_ids[MAX_TOP_LOGPROBS];
     float top_values[MAX_TOP_LOGPROBS];
@@ -193,6 +195,39 @@ template <typename F> __device__ __forceinline__ void each(const struct scores &
             f(i, score_at(x, i));
         }
     }
+}
+
+__device__ __forceinline__ bool is_taken(int id, const struct shared_state *s)
+{
+    bool found = false;
+    for (int i = 0; i < s->n_taken; i++) {
+        found = found || s->taken[i] == id;
+    }
+    return found;
+}
+
+/* All threads of the team. */
+__device__ void take(int id, struct shared_state *s)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        s->taken[s->n_taken++] = id;
+    }
+    __syncthreads();
+}
+
+/* Of the row as it is, but for what was taken; id INT32_MAX when nothing is above -infinity. */
+__device__ struct best team_argmax_left(const float *row, int n, struct shared_state *s)
+{
+    const struct scores plain = {row, n, 1.0f, NULL, NULL, -1};
+    struct best b = {-INFINITY, INT32_MAX};
+    each(plain, [&](int id, float x) {
+        if (x > -INFINITY && better(x, id, b) && !is_taken(id, s)) {
+            b.value = x;
+            b.id = id;
+        }
+    });
+    return team_best(b, s);
 }
 
 /* Of the row as it is; id 0 and -infinity when nothing is above that. */

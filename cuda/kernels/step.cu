@@ -32,7 +32,7 @@ __global__ void pass_begin_kernel(struct pass_view pass)
     int32_t *history = pass.history + (int64_t)row.lane * pass.history_stride;
     int32_t token = row.token;
     if (token < 0) {
-        token = row.pos < pass.history_stride ? history[row.pos] : 0;
+        token = row.slot_pos < pass.history_stride ? history[row.slot_pos] : 0;
     } else if (row.slot_pos < pass.history_stride && row.lane < pass.max_lanes) {
         history[row.slot_pos] = token;
     }

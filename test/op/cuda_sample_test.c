@@ -238,6 +238,97 @@ static void law_case(int32_t vocab, int32_t used, float scale, float likeness)
     pair_close(&p);
 }
 
+/* A root with KIDS children in each lane, and a grandchild: the children are drawn without replacement,
+ * then tried in turn under other logits. */
+static void sibling_case(int32_t vocab, int32_t used, float scale, float likeness)
+{
+    enum { KIDS = 4, ROWS = KIDS + 2 };
+    static struct test_pass t;
+    static int32_t ints[N_LANES][MAX_LISTS];
+    static struct logit_bias bias[N_LANES][MAX_LISTS];
+    struct pair p;
+    struct backend_limits limits = pair_limits();
+    limits.vocab = vocab;
+    limits.max_laws = N_LANES;
+    REQUIRE(pair_open(&p, DT_F32, false, &limits));
+    struct seq_spec specs[N_LANES];
+    for (int32_t i = 0; i < N_LANES; i++) {
+        specs[i] = (struct seq_spec){50 + i, ROWS, true};
+    }
+    pass_of(&t, specs, N_LANES, false, 79);
+    for (int32_t i = 0; i < N_LANES; i++) {
+        for (int32_t r = 0; r < ROWS; r++) { // the grandchild, row 2, is the first child's
+            uint64_t *mask = t.tree_mask + (size_t)(i * ROWS + r) * TREE_MASK_WORDS;
+            mask[0] = 1u | 1u << r | (r == 2 ? 2u : 0u);
+            mask[1] = 0;
+            t.rows[i * ROWS + r].pos = 50 + i + (r == 0 ? 0 : r == 2 ? 2 : 1);
+            t.rows[i * ROWS + r].token %= 90;
+        }
+        t.out_rows[i] = i * ROWS;
+        t.draws[i] = (struct pass_draw){.out_row = i, .lane = i, .pos = 50 + i, .n_prompt = 30,
+                                        .kind = DRAW_DRAFT, .noise = true, .tree_row = i * ROWS,
+                                        .law = 1 + i, .more = KIDS - 1};
+    }
+    t.pass.n_out = t.pass.n_draws = N_LANES;
+    struct pair_tensor draft = make_logits(&p, N_LANES, vocab, scale, false);
+    struct pair_tensor other = make_logits(&p, N_LANES, vocab, scale, false);
+    float *from = tensor_get(&p, &draft, CPU), *to = tensor_get(&p, &other, CPU);
+    for (int64_t i = 0; i < (int64_t)N_LANES * vocab; i++) {
+        to[i] = likeness * from[i] + (1.0f - likeness) * to[i];
+    }
+    tensor_put(&p, &other, to);
+    free(from);
+    free(to);
+    struct pass_results r[2];
+    int32_t kids[N_LANES][KIDS], n_first = 0, n_later = 0;
+    for (int32_t turn = 0; turn < 2; turn++) {
+        step_begin(&p);
+        for (int32_t i = 0; turn == 0 && i < N_LANES; i++) {
+            const struct sampling_params s = params_of(i, ints[i], bias[i]);
+            set_params(&p, i, &s);
+        }
+        for (int32_t i = 0; turn == 1 && i < N_LANES; i++) {
+            const struct draw_result *d = &r[CPU].draws[i];
+            static const int32_t rows[KIDS] = {1, 3, 4, 5};
+            for (int32_t k = 0; k < KIDS; k++) {
+                kids[i][k] = k == 0 ? d->token : d->top_ids[k - 1];
+                t.rows[i * ROWS + rows[k]].token = kids[i][k];
+            }
+            t.draws[i].kind = DRAW_SAMPLE;
+            t.draws[i].more = 0;
+        }
+        pass_begin(&p, &t);
+        struct sample_args args = {.n_out = N_LANES, .n_draws = N_LANES, .n_vocab_used = used};
+        BOTH(&p, sample, args, args.logits = turn == 0 ? draft.t[b] : other.t[b]);
+        pass_end(&p);
+        step_end(&p, r);
+        for (int32_t i = 0; i < N_LANES; i++) {
+            const struct draw_result *a = &r[CPU].draws[i], *g = &r[GPU].draws[i];
+            CHECK_EQ(a->token, g->token);
+            CHECK_EQ(a->n_top, g->n_top);
+            CHECK_EQ(a->n_top, turn == 0 ? KIDS - 1 : 0);
+            CHECK_MEM(a->top_ids, g->top_ids, (size_t)a->n_top * sizeof *a->top_ids);
+        }
+    }
+    for (int32_t i = 0; i < N_LANES; i++) {
+        n_first += r[CPU].draws[i].token == kids[i][0];
+        for (int32_t k = 1; k < KIDS; k++) {
+            n_later += r[CPU].draws[i].token == kids[i][k] && kids[i][k] != kids[i][0];
+        }
+    }
+    CHECK(n_first > 0 && n_later > 0 && n_first + n_later < N_LANES);
+    pair_close(&p);
+}
+
+TEST(laws_of_siblings_and_their_trials_agree)
+{
+    NEED_GPU();
+    sibling_case(1003, 1003, 2.0f, 0.6f);
+    sibling_case(1003, 997, 3.0f, 0.3f);
+    sibling_case(32000, 31999, 3.0f, 0.7f);
+    sibling_case(128256, 128256, 3.0f, 0.7f);
+}
+
 TEST(laws_and_judgements_agree)
 {
     NEED_GPU();

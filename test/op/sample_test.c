@@ -395,6 +395,144 @@ OP_TEST(judged_drafts_follow_the_targets_law)
     }
 }
 
+/* A draw without replacement gives each ordered pair as often as it should come. */
+OP_TEST(further_draws_are_without_replacement)
+{
+    enum { N = 40000, FEW = 5 };
+    const float logits[FEW] = {1.0f, 0.3f, -0.5f, 0.8f, -2.0f};
+    struct sampler s;
+    double share[FEW], sum = 0.0, chi = 0.0;
+    int32_t counts[FEW][FEW] = {{0}};
+    open_sampler(&s, backend, logits, FEW);
+    struct sampling_params p = sampling_params_default();
+    for (int32_t i = 0; i < FEW; i++) {
+        sum += share[i] = exp((double)logits[i]);
+    }
+    for (int32_t i = 0; i < N; i += AT_ONCE) {
+        p.seed = 77u + (uint64_t)i;
+        s.rig.ops->step_begin(s.rig.be, 0);
+        s.rig.in_step = true;
+        s.rig.ops->lane_params(s.rig.be, 0, &p);
+        for (int32_t j = 0; j < AT_ONCE; j++) {
+            add_draw(&s, (struct pass_draw){.pos = j, .n_prompt = 1, .tree_row = -1, .noise = true,
+                                            .kind = DRAW_DRAFT, .more = FEW});
+        }
+        const struct draw_result *r = run_draws(&s);
+        for (int32_t j = 0; j < AT_ONCE; j++) {
+            int32_t seen = 1 << r[j].token;
+            CHECK_EQ(r[j].n_top, FEW);
+            for (int32_t k = 0; k < FEW - 1; k++) {
+                seen |= 1 << r[j].top_ids[k];
+            }
+            CHECK_EQ(seen, (1 << FEW) - 1);
+            CHECK_EQ(r[j].top_ids[FEW - 1], r[j].token); // nothing was left
+            counts[r[j].token][r[j].top_ids[0]]++;
+        }
+    }
+    for (int32_t a = 0; a < FEW; a++) {
+        for (int32_t b = 0; b < FEW; b++) {
+            double e = N * share[a] / sum * share[b] / (sum - share[a]);
+            chi += a == b ? counts[a][b] * 1e9 : (counts[a][b] - e) * (counts[a][b] - e) / e;
+        }
+    }
+    CHECK(chi < 50.8); // 19 degrees of freedom, 0.9999
+    op_close(&s.rig);
+}
+
+/* AT_ONCE roots of one tree each: its children are drawn from q, then tried under p. */
+static void try_siblings(struct sampler *s, struct tensor q, struct tensor p, int32_t n_kids,
+                         int32_t *counts, int32_t *n_accepted)
+{
+    enum { TREES = 10 };
+    int32_t kids[TREES][MAX_SIBLINGS];
+    s->logits = q;
+    for (int32_t j = 0; j < TREES; j++) {
+        add_draw(s, (struct pass_draw){.pos = j, .n_prompt = 1, .tree_row = -1, .kind = DRAW_DRAFT,
+                                       .noise = true, .law = 1 + j, .more = n_kids - 1});
+    }
+    const struct draw_result *r = run_draws(s);
+    for (int32_t j = 0; j < TREES; j++) {
+        kids[j][0] = r[j].token;
+        memcpy(kids[j] + 1, r[j].top_ids, (size_t)(n_kids - 1) * sizeof **kids);
+    }
+    s->logits = p;
+    struct op_pass plain = s->pass;
+    for (int32_t j = 0; j < TREES; j++) { // a tree a pass: a root at position j, and its children
+        memset(&s->pass, 0, sizeof s->pass);
+        op_add_seq(&s->pass, 0, j, 1 + n_kids);
+        s->pass.pass.seqs = s->pass.seqs;
+        s->pass.seqs[0].tree = true;
+        s->pass.pass.tree_mask = s->pass.mask;
+        for (int32_t i = 0; i <= n_kids; i++) {
+            s->pass.rows[i].pos = j + (i > 0);
+            s->pass.rows[i].token = i > 0 ? kids[j][i - 1] : 0;
+            s->pass.mask[i * TREE_MASK_WORDS] = 1u | 1u << i;
+            s->pass.mask[i * TREE_MASK_WORDS + 1] = 0;
+        }
+        add_draw(s, (struct pass_draw){.pos = j, .n_prompt = 1, .tree_row = 0, .law = 1 + j});
+        int32_t token = run_draws(s)[0].token, accepted = 0;
+        for (int32_t i = 0; i < n_kids; i++) {
+            accepted = accepted || token == kids[j][i];
+        }
+        counts[token]++;
+        *n_accepted += accepted;
+    }
+    s->pass = plain;
+}
+
+/* Whatever q is and however many are tried, what comes out has p's law; and the more are tried, the
+ * more are accepted. */
+OP_TEST(tried_siblings_leave_the_targets_law)
+{
+    enum { N = 20000 };
+    static const struct {
+        float temperature, top_p, likeness;
+        int32_t top_k, n_kids;
+    } cases[] = {{1.0f, 1.0f, 0.5f, 0, 2}, {0.7f, 1.0f, 0.0f, 0, 4}, {1.5f, 1.0f, 0.8f, 4, 6},
+                 {1.0f, 0.8f, 0.3f, 0, 3}, {1.0f, 1.0f, 1.0f, 0, 2}, {1.0f, 1.0f, 0.0f, 0, 12}};
+    static const double quantile[] = {0.0, 15.2, 18.5, 21.2, 23.6, 25.8, 27.9, 29.9, 31.9, 33.8,
+                                      35.6, 37.4};
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        float logits[KINDS], draft[KINDS];
+        double p_law[KINDS], q_law[KINDS], chi = 0.0, one = 0.0;
+        int32_t counts[KINDS] = {0}, n_accepted = 0, freedom = -1;
+        for (int32_t i = 0; i < KINDS; i++) {
+            float other = op_normal() * 1.5f;
+            logits[i] = op_normal() * 1.5f;
+            draft[i] = cases[c].likeness * logits[i] + (1.0f - cases[c].likeness) * other;
+        }
+        struct sampler s;
+        open_sampler(&s, backend, logits, KINDS);
+        struct tensor target = s.logits, proposer = op_tensor(&s.rig, draft, 1, KINDS, KINDS + 3);
+        struct sampling_params p = sampling_params_default();
+        p.temperature = cases[c].temperature;
+        p.top_p = cases[c].top_p;
+        p.top_k = cases[c].top_k;
+        law_of(logits, &p, p_law);
+        law_of(draft, &p, q_law);
+        for (int32_t i = 0; i < N; i += 10) {
+            p.seed = 5u + (uint64_t)i;
+            s.rig.ops->step_begin(s.rig.be, 0);
+            s.rig.in_step = true;
+            s.rig.ops->lane_params(s.rig.be, 0, &p);
+            try_siblings(&s, proposer, target, cases[c].n_kids, counts, &n_accepted);
+        }
+        for (int32_t i = 0; i < KINDS; i++) {
+            double e = N * p_law[i];
+            chi += e > 0.0 ? (counts[i] - e) * (counts[i] - e) / e : counts[i] * 1e9;
+            freedom += e > 0.0;
+            one += fmin(p_law[i], q_law[i]);
+        }
+        if (!(chi < quantile[freedom])) {
+            CHECK_FAIL("case %zu: chi-square %g with %d degrees of freedom", c, chi, freedom);
+        }
+        CHECK(n_accepted >= N * (one - 0.02)); // what a single draft gives
+        CHECK(cases[c].likeness < 1.0f || n_accepted == N);
+        CHECK(cases[c].likeness == 1.0f || cases[c].top_k > 0 || n_accepted > N * (one + 0.1));
+        op_close(&s.rig);
+    }
+}
+
 OP_TEST(kept_draws_enter_the_history_and_scores_read_it)
 {
     float logits[VOCAB];

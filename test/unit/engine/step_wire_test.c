@@ -88,7 +88,8 @@ static void fill(struct step *st)
     d->rows[0] = (struct pass_row){1, 5, 2, 2};
     d->seqs[0] = (struct pass_seq){1, 0, 1, 2, false};
     d->out_rows[0] = 0;
-    d->draws[0] = (struct pass_draw){.lane = 1, .pos = 2, .kind = DRAW_DRAFT, .tree_row = -1};
+    d->draws[0] = (struct pass_draw){.lane = 1, .pos = 2, .kind = DRAW_DRAFT, .tree_row = -1,
+                                        .more = 3, .more_slot = 5};
 }
 
 TEST(a_step_arrives_as_it_was_sent)
@@ -110,6 +111,8 @@ TEST(a_step_arrives_as_it_was_sent)
     CHECK_EQ(got.draws[0].kind, DRAW_DRAFT);
     CHECK(got.draws[0].keep && got.draws[0].noise && !got.draws[0].logprobs);
     CHECK_EQ(got.pass.tree_mask[5], 77);
+    CHECK_EQ(got.draft[0].draws[0].more, 3);
+    CHECK_EQ(got.draft[0].draws[0].more_slot, 5);
     CHECK(got.seqs[1].tree && !got.seqs[0].tree);
     // Every field that is sent twice is sent equal.
     step_encode(&got, NULL, &second);
