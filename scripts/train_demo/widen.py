@@ -18,6 +18,9 @@ How the function stays the same:
              constant for every token; the final norm passes it on and lm_head's new rows weigh it
              with a large negative number. The norms' epsilon makes up for the constant's square.
 
+--noise X spoils the model first: every matrix of its layers gets noise of X times its own standard
+deviation. A draft that knows less of its target shows what speculation gains with such a pair.
+
 --check runs both models in numpy on a prompt and compares all logits. Needs numpy alone.
 """
 
@@ -94,6 +97,15 @@ def write_file(path, tensors, dtype):
         for data in parts:
             f.write(memoryview(data).cast("B"))
     return list(header), at
+
+
+def spoil(tensors, noise):
+    """Noise on every matrix of the layers, the same in every run."""
+    rng = np.random.default_rng(3)
+    for name in sorted(tensors):
+        x = tensors[name]
+        if noise and x.ndim == 2 and name.startswith("model.layers."):
+            tensors[name] = x + rng.standard_normal(x.shape, dtype=np.float32) * (noise * x.std())
 
 
 # ---- widening ----
@@ -310,6 +322,7 @@ def main():
     p.add_argument("--shape", choices=SHAPES, default="8b")
     p.add_argument("--vocab", type=int, help="another vocabulary size, to match a target's")
     p.add_argument("--layers", type=int)
+    p.add_argument("--noise", type=float, default=0.0, help="of standard deviations, added to the weights first")
     p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16",
                    help="of matrices; norms are always float32, so that their factors are exact")
     p.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="processes that write")
@@ -321,7 +334,9 @@ def main():
         new["vocab_size"] = args.vocab
     if args.layers:
         new["num_hidden_layers"] = args.layers
-    w = Widener(*read_model(args.source), new)
+    config, tensors = read_model(args.source)
+    spoil(tensors, args.noise)
+    w = Widener(config, tensors, new)
     args.made.mkdir(parents=True, exist_ok=True)
     for name in COPIED:
         if (args.source / name).exists():
