@@ -159,7 +159,8 @@ static void commit_draws(struct engine *e, const struct step *st, int32_t first,
     int32_t n_drafts = n - 1, accepted = 0, path[MAX_DRAFTS];
     bool goes_on = true;
     r->n_drafts += n_drafts;
-    for (int32_t row = 0; row >= 0 && goes_on;) {
+    int32_t row = 0;
+    while (row >= 0 && goes_on) {
         struct draw_result d = step_results(st)->draws[first + row];
         if (row == n_drafts && n_drafts > 0 && e->spec.no_bonus) {
             break;
@@ -170,10 +171,12 @@ static void commit_draws(struct engine *e, const struct step *st, int32_t first,
         r->n_accepted += row >= 0; // before append, which may end the request
         goes_on = append(e, seq, &d);
     }
+    spec_count(&e->spec, n_drafts, accepted);
+    bool cut = row >= 0 && !goes_on; // what lies behind an end was never judged
     if (tree) {
-        spec_observe_tree(&e->spec, tree, path, accepted);
-    } else if (n_drafts > 0) {
-        spec_observe(&e->spec, seq, n_drafts, accepted);
+        spec_observe_tree(&e->spec, tree, path, accepted, cut);
+    } else {
+        spec_learn(&e->spec, seq, cut ? accepted : n_drafts, accepted);
     }
     if (tree && seq->state == SEQ_RUNNING) {
         tree_moves_add(&e->moves, st, tree, path, accepted);

@@ -246,6 +246,8 @@ static enum status size_blocks(struct engine *e, struct err *err)
     size_t target_block;
     TRY(set_bytes(e, &r->target, &target_block));
     activations += (size_t)path_blocks(e, &facts) * target_block;
+    e->spec.max_laws = spec_max_laws(&e->spec, info->max_num_seqs);
+    activations += (size_t)e->spec.max_laws * (size_t)e->config.vocab * 4;
     size_t budget = kv_budget(e, &facts, activations);
     int64_t n = (int64_t)(budget / (per_block ? per_block : 1));
     int64_t most = (int64_t)info->max_num_seqs *
@@ -321,7 +323,7 @@ static enum status setup_rank(struct rank *r, void *arg)
         .n_blocks = l->n_blocks, .block_tokens = l->block_tokens, .vocab = e->config.vocab,
         .hidden = e->config.hidden, .n_steps = N_STEPS,
         .max_passes = 1 + e->spec.k * e->spec.n_models,
-        .max_laws = spec_max_laws(&e->spec, l->max_lanes),
+        .max_laws = e->spec.max_laws,
         .max_tree_nodes = e->spec.method == SPEC_TREE ? e->spec.budget : 0};
     TRY(ops->setup(r->be, &limits, &r->err));
     TRY(open_set(e, &r->target, &r->err));

@@ -46,6 +46,7 @@ struct sequence {
     int32_t law;            // 1 + the first of its drafts' laws on the device; 0: none are kept
     bool drafts_on_device;  // n_drafts is a count only: a draft model draws them in the same step
     int32_t draft_depth;    // of a tree: levels that it may have
+    int32_t n_beside;       // of them, n_drafts has so many beside the spine, if it is a comb
     struct spec_tree *tree; // of the step in flight; NULL: none, or a chain
     bool waits_for_token; // a proposer needs the token in flight before the next step
     int32_t spec_pause; // turns without proposals

@@ -93,6 +93,7 @@ static enum status read_tree(struct spec *sp, const struct json *j, struct err *
     sp->budget = (int32_t)nodes;
     sp->lookup_logp = -0.7f; // one half
     sp->lookup = json_get(j, "prompt_lookup_max") != NULL;
+    spec_shape_init(sp);
     for (int32_t d = 0; d < MAX_DRAFTS; d++) {
         sp->tree_said[d] = sp->tree_right[d] = 5.0f; // as much as a few dozen steps say
     }
@@ -138,11 +139,12 @@ static enum status read_rejection(struct spec *sp, const struct json *j, struct 
     }
     if (is(how, "probabilistic") || is(drafts, "probabilistic")) {
         sp->rejection = REJECT_PROBABILISTIC;
-        return sp->method == SPEC_DRAFT
-                   ? OK
-                   : err_set(err, ERR_UNSUPPORTED, "speculative-config: only drafts of a chain from "
-                             "a draft model have a law: probabilistic rejection needs the method "
-                             "draft_model");
+        bool one_law = sp->n_models == 1 &&
+                       (sp->method == SPEC_DRAFT || !json_get(j, "prompt_lookup_max"));
+        return one_law ? OK
+                       : err_set(err, ERR_UNSUPPORTED, "speculative-config: only what one draft "
+                                 "model draws has a law: probabilistic rejection needs the method "
+                                 "draft_model or tree, with one model and no lookup");
     }
     return OK;
 }
@@ -246,6 +248,29 @@ int32_t spec_best_depth(const struct spec *sp, int32_t n, float acceptance, int3
     return best;
 }
 
+int32_t spec_laws_of(const struct spec *sp, int32_t depth)
+{
+    int32_t nodes = 1, level = 1; // those that have children
+    for (int32_t d = 0; sp->n_expansion > 0 && d + 1 < depth; d++) {
+        level *= sp->expansion[d];
+        level = level < MAX_TREE_NODES ? level : MAX_TREE_NODES;
+        nodes += level;
+    }
+    nodes = sp->n_expansion > 0 ? nodes : depth;
+    return nodes < MAX_TREE_NODES ? nodes : MAX_TREE_NODES;
+}
+
+int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
+{
+    const int32_t most = 256; // of trees; chosen: 130 MB with a large vocabulary
+    int32_t n = sp->max_batch < max_lanes ? sp->max_batch : max_lanes;
+    int32_t each = spec_laws_of(sp, sp->k), all = n > 0 ? n * each : 0;
+    if (sp->rejection != REJECT_PROBABILISTIC) {
+        return 0;
+    }
+    return sp->n_expansion == 0 || all <= most ? all : most > each ? most : each;
+}
+
 /* Drafts that the sequence may have in the next step, whatever they cost. */
 static int32_t allowed(const struct spec *sp, const struct scheduler *s, const struct sequence *seq)
 {
@@ -304,14 +329,17 @@ static int32_t propose_model(struct spec *sp, struct scheduler *s, struct sequen
     if (can < lag || lag > LONG_LAG || rows + lag > s->limits.max_rows) {
         return 0;
     }
-    seq->n_drafts = spec_grows_trees(sp) ? spec_tree_most(sp, k, s->n_running) : k;
+    bool judged = sp->rejection == REJECT_PROBABILISTIC && seq->request->params.temperature > 0.0f;
+    int32_t n_laws = judged ? spec_laws_of(sp, k) : 0;
+    if (sp->n_laws + n_laws > sp->max_laws) {
+        return 0;
+    }
+    seq->n_drafts = sp->method == SPEC_TREE && sp->grows_now ? spec_tree_most(sp, k, s->n_running)
+                                                             : k + seq->n_beside;
     seq->draft_depth = k;
     seq->drafts_on_device = true;
-    seq->law = 0;
-    if (sp->rejection == REJECT_PROBABILISTIC && seq->request->params.temperature > 0.0f) {
-        seq->law = 1 + sp->n_laws;
-        sp->n_laws += k;
-    }
+    seq->law = judged ? 1 + sp->n_laws : 0;
+    sp->n_laws += n_laws;
     return lag;
 }
 
@@ -322,21 +350,65 @@ static float doubt_of(const struct spec *sp, const struct sequence *seq)
     return seq->spec_doubt < 0.0f ? first : seq->spec_doubt;
 }
 
-/* Where the first guess is nearly always right, others beside it have little to win, and a chain's
- * levels need not wait for the host. */
-static bool all_are_sure(const struct spec *sp, const struct scheduler *s)
+static bool decodes(const struct sequence *seq)
 {
-    const float sure = 0.04f; // of doubt; chosen: about where a level's wait outweighs its siblings
-    if (sp->fixed || sp->n_expansion > 0 || sp->lookup || sp->n_models > 1) {
-        return false;
+    return seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt - 1;
+}
+
+static int32_t depth_of(const struct spec *sp, const struct scheduler *s, const struct sequence *seq)
+{
+    int32_t k = seq->spec_pause > 0 ? 0 : allowed(sp, s, seq);
+    return k > 0 ? spec_best_depth(sp, s->n_running, 1.0f - doubt_of(sp, seq), k) : 0;
+}
+
+/* What the user has said of the shape: 1: the host grows trees, 0: it does not. -1: it is measured. */
+static int32_t told_to_grow(const struct spec *sp)
+{
+    bool chain = sp->n_expansion > 0 && sp->n_models == 1 && !sp->lookup;
+    for (int32_t d = 0; d < sp->n_expansion; d++) {
+        chain = chain && sp->expansion[d] == 1;
     }
-    for (const struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
-        if (seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt - 1 &&
-            doubt_of(sp, seq) > sure) {
-            return false;
+    if (chain) {
+        return 0;
+    }
+    if (sp->n_expansion > 0 || sp->lookup || sp->n_models > 1) {
+        return 1;
+    }
+    // What is judged must not have been chosen by what it is: then the tree is laid out before.
+    bool judged = sp->rejection == REJECT_PROBABILISTIC;
+    return judged ? 0 : sp->fixed || sp->target_cost[0] <= 0.0f ? 1 : -1;
+}
+
+/* A comb for every sequence that decodes, within the budget; and whether grown trees are better. */
+static void plan_trees(struct spec *sp, struct scheduler *s)
+{
+    struct spec_plan all = {0};
+    int32_t nodes = 0, rows = 0, deepest = 0, told = told_to_grow(sp);
+    for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
+        int32_t k = decodes(seq) ? depth_of(sp, s, seq) : 0;
+        seq->n_beside = 0;
+        if (k == 0) {
+            rows += decodes(seq);
+            all.tokens += (float)decodes(seq);
+            continue;
         }
+        int32_t share = sp->budget / (s->n_running > 0 ? s->n_running : 1);
+        int32_t left = sp->budget - nodes < share ? sp->budget - nodes : share;
+        int32_t most = sp->n_expansion > 0 || left < k ? 0 : left - k;
+        struct spec_plan p = spec_plan_comb(sp, s->n_running, 1.0f - doubt_of(sp, seq), k, most);
+        seq->n_beside = p.beside;
+        nodes += p.beside > 0 ? k + p.beside : 0;
+        rows += 1 + k + p.beside;
+        deepest = k > deepest ? k : deepest;
+        all.tokens += p.tokens;
+        all.ends += p.ends;
     }
-    return true;
+    sp->plan_seconds = all.seconds = (float)deepest * spec_cost(sp->draft_cost, s->n_running) +
+                                     spec_cost(sp->target_cost, rows > 0 ? rows : 1);
+    sp->grows_now = told >= 0 ? told : deepest > 0 && spec_worth_growing(sp, &all);
+    if (told < 0 && deepest > 0 && !sp->grows_now) {
+        spec_forget(sp);
+    }
 }
 
 void spec_propose(struct spec *sp, struct scheduler *s)
@@ -346,17 +418,18 @@ void spec_propose(struct spec *sp, struct scheduler *s)
     }
     bool busy = s->n_running > sp->max_batch;
     sp->drafts_now = sp->n_models > 0 && !busy;
-    sp->chain_now = sp->method == SPEC_TREE && all_are_sure(sp, s);
+    if (sp->method == SPEC_TREE && !busy) {
+        plan_trees(sp, s);
+    }
     int32_t rows = 0;
     sp->n_laws = 0; // steps run in order: one's are done with before the next one's are written
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
-        if (seq->state != SEQ_RUNNING || seq->n_computed < seq->n_prompt - 1) {
+        if (!decodes(seq)) {
             continue;
         }
         seq->n_drafts = 0;
+        int32_t k = busy ? 0 : depth_of(sp, s, seq);
         seq->spec_doubt = doubt_of(sp, seq);
-        int32_t k = busy || seq->spec_pause > 0 ? 0 : allowed(sp, s, seq);
-        k = k > 0 ? spec_best_depth(sp, s->n_running, 1.0f - seq->spec_doubt, k) : 0;
         if (k == 0) { // look again after a while, if it was not worth it
             seq->spec_pause = seq->spec_pause > 0 ? seq->spec_pause - 1 : busy ? 0 : PAUSE;
             seq->spec_doubt *= seq->spec_pause == 1 ? 0.7f : 1.0f;
@@ -384,17 +457,21 @@ bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draf
     return rng_uniform(rng_bits(seed, seq->n_known, RNG_ACCEPT, 0)) < (double)sp->synthetic_rate;
 }
 
-void spec_observe(struct spec *sp, struct sequence *seq, int32_t n_drafts, int32_t n_accepted)
+void spec_count(struct spec *sp, int32_t n_drafts, int32_t n_accepted)
 {
-    sp->n_drafts++;
+    sp->n_drafts += n_drafts > 0;
     sp->n_draft_tokens += n_drafts;
     sp->n_accepted += n_accepted;
     for (int32_t i = 0; i < n_accepted; i++) {
         sp->accepted_per_pos[i]++;
     }
-    // Each accepted draft, and the first rejected one, is a trial of the acceptance.
-    for (int32_t i = 0; i < n_drafts && i <= n_accepted; i++) {
-        float wrong = i < n_accepted ? 0.0f : 1.0f;
+}
+
+void spec_learn(struct spec *sp, struct sequence *seq, int32_t n, int32_t right)
+{
+    // Each right draft, and the first wrong one, is a trial of the acceptance.
+    for (int32_t i = 0; i < n && i <= right; i++) {
+        float wrong = i < right ? 0.0f : 1.0f;
         seq->spec_doubt += 0.1f * (wrong - seq->spec_doubt);
         sp->doubt += 0.02f * (wrong - sp->doubt);
     }

@@ -31,13 +31,16 @@ struct spec {
     int32_t draft_max_len;
     bool drafts_now;      // the draft model follows the plan that comes: it has to see what it will
                           // continue; set by spec_propose
-    bool chain_now;       // trees: this step's drafts are chains, since all of them are nearly sure
+    bool grows_now;       // trees: the host grows this step's level by level; else they are laid out
+                          // before they are drafted: combs, and chains, which are bare combs
     bool fixed;           // always k: for tests and experiments
     enum spec_rejection rejection;
     float synthetic_rate; // probability that a draft is accepted
     bool no_bonus;        // synthetic runs only: nothing is drawn behind the last draft
-    int32_t n_laws;       // kept by this step's drafts so far; see struct pass_draw
+    int32_t n_laws, max_laws; // kept by this step's drafts so far, at most; see struct pass_draw
     float target_cost[SPEC_COST_POINTS], draft_cost[SPEC_COST_POINTS]; // seconds; 0: not measured
+    float look_cost; // of the host's reading a pass's draws before the next is submitted
+    float tell_cost; // of a pass whose draws tell the likeliest ids too
 
     /* Trees. With n_expansion each node of depth d has expansion[d] children; else the `width` best
      * nodes of a level have children, and the `budget` best of all nodes of a step are verified. */
@@ -46,6 +49,10 @@ struct spec {
     bool lookup; // n-gram lookup feeds the tree too
     float lookup_logp; // log of the share of its first tokens that were right
     float tree_said[MAX_DRAFTS], tree_right[MAX_DRAFTS]; // by depth: expected and right nodes
+    float rescue[MAX_SIBLINGS]; // where a spine ends: how often the sibling of this rank is right
+    float grow_gain;    // there: tokens of a grown tree beyond a comb's
+    float grow_seconds; // of a step with grown trees beyond one with combs
+    float plan_seconds; // this step's with combs, or what it would have been
 
     float doubt; // running share of rejected drafts, of all sequences: where new ones begin
     int64_t n_drafts, n_draft_tokens, n_accepted;
@@ -55,18 +62,9 @@ struct spec {
 /* config: JSON in vLLM's shape, or NULL for none. */
 enum status spec_init(struct spec *sp, const char *config, struct err *err);
 
-/* Whether the step's drafts are token trees. */
-static inline bool spec_grows_trees(const struct spec *sp)
-{
-    return sp->method == SPEC_TREE && !sp->chain_now;
-}
-
-/* Laws that a step may keep at most. */
-static inline int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
-{
-    int32_t n = sp->max_batch < max_lanes ? sp->max_batch : max_lanes;
-    return sp->rejection == REJECT_PROBABILISTIC ? n * sp->k : 0;
-}
+/* Laws that a step may keep at most; those of one sequence's drafts. */
+int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes);
+int32_t spec_laws_of(const struct spec *sp, int32_t depth);
 
 /* Whether a draft for the place behind the last known token stands, given what was drawn there. */
 bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draft, int32_t drawn);
@@ -74,8 +72,10 @@ bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draf
 /* Before each plan: fills the drafts of the sequences that are ready for it. */
 void spec_propose(struct spec *sp, struct scheduler *s);
 
-/* After a verified step. */
-void spec_observe(struct spec *sp, struct sequence *seq, int32_t n_drafts, int32_t n_accepted);
+/* After a verified step: what is counted, and what is learnt of the next ones, from the first n drafts
+ * of a chain or a spine of which so many were right. */
+void spec_count(struct spec *sp, int32_t n_drafts, int32_t n_accepted);
+void spec_learn(struct spec *sp, struct sequence *seq, int32_t n, int32_t right);
 
 /* Seconds of a pass of n rows, between the measured points. */
 float spec_cost(const float *cost, int32_t n);

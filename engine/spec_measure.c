@@ -4,12 +4,13 @@
 #include "engine/base/log.h"
 #include "engine/engine_state.h"
 
-enum { MOST_ROWS = 1 << (SPEC_COST_POINTS - 1), ROUNDS = 12 };
+enum { MOST_ROWS = 1 << (SPEC_COST_POINTS - 1), ROUNDS = 12, EXTRA_PASSES = 4 };
 
 struct measure {
     const struct engine *e;
     bool draft;
-    int32_t n_rows;
+    bool tells; // its draws tell the likeliest ids
+    int32_t n_rows, n_passes;
     float seconds; // of rank 0
 };
 
@@ -33,7 +34,8 @@ static bool fill_pass(const struct measure *m, struct pass *p, struct pass_row *
         rows[i] = (struct pass_row){i / each, i % 7, i % each, i % each};
         out_rows[i] = i;
         draws[i] = (struct pass_draw){.out_row = i, .lane = i / each, .pos = i % each,
-                                      .kind = DRAW_SAMPLE, .tree_row = -1};
+                                      .kind = DRAW_SAMPLE, .tree_row = -1, .logprobs = m->tells,
+                                      .top_n = m->tells ? m->e->spec.width : 0};
     }
     for (int32_t i = 0; i < lanes; i++) {
         seqs[i] = (struct pass_seq){i, i * each, each, 0, false};
@@ -46,24 +48,17 @@ static enum status run_once(struct rank *r, const struct measure *m, const struc
     const struct backend_ops *ops = r->be->ops;
     const struct sampling_params params = sampling_params_default();
     struct model *model = m->draft ? &r->draft[0] : &r->target;
-    struct pass_results results[1];
-    struct pass_shape shape;
+    struct pass_results results[1 + EXTRA_PASSES];
     TRY(ops->step_begin(r->be, 0));
     for (int32_t i = 0; i < p->n_seqs; i++) {
         TRY(ops->lane_params(r->be, i, &params));
         TRY(ops->lane_blocks(r->be, i, 0, 1, &i));
     }
-    TRY(ops->pass_begin(r->be, p, &shape));
-    if (shape.issue) {
-        TRY(model_forward(model, &shape, (struct model_outputs){.logits = true}));
-        struct sample_args sample = {.logits = model->logits, .n_out = shape.n_out,
-                                     .n_draws = shape.n_draws,
-                                     .n_vocab_used = m->e->n_vocab_used};
-        TRY(ops->sample(r->be, &sample));
+    for (int32_t i = 0; i < m->n_passes; i++) {
+        TRY(step_run_pass(p, model, (struct model_outputs){.logits = true}, m->e->n_vocab_used));
     }
-    TRY(ops->pass_end(r->be));
     TRY(ops->step_end(r->be));
-    return ops->step_wait(r->be, 0, results, 1);
+    return ops->step_wait(r->be, 0, results, m->n_passes);
 }
 
 static enum status measure_rank(struct rank *r, void *arg)
@@ -85,19 +80,47 @@ static enum status measure_rank(struct rank *r, void *arg)
     return OK;
 }
 
+/* Every rank takes as many turns, or their collectives would not meet. */
+static enum status measure_once(struct engine *e, struct measure m, float *least)
+{
+    m.e = e;
+    TRY(ranks_run(&e->ranks, measure_rank, &m));
+    if (m.seconds > 0.0f && (*least <= 0.0f || m.seconds < *least)) {
+        *least = m.seconds;
+    }
+    return OK;
+}
+
 /* Once round all numbers of rows. The first rounds may capture graphs; the least time is what other
- * programs did not disturb, and a disturbance that lasts falls on all points alike. Every rank takes
- * as many turns, or their collectives would not meet. */
+ * programs did not disturb, and a disturbance that lasts falls on all points alike. */
 static enum status measure_round(struct engine *e, bool draft, float *cost)
 {
     for (int32_t i = 0; i < SPEC_COST_POINTS; i++) {
-        struct measure m = {.e = e, .draft = draft, .n_rows = 1 << i};
-        TRY(ranks_run(&e->ranks, measure_rank, &m));
-        if (m.seconds > 0.0f && (cost[i] <= 0.0f || m.seconds < cost[i])) {
-            cost[i] = m.seconds;
-        }
+        TRY(measure_once(e, (struct measure){.draft = draft, .n_rows = 1 << i, .n_passes = 1},
+                         &cost[i]));
     }
     return OK;
+}
+
+/* Several draft passes of one step, and one that tells more. */
+static enum status measure_looks(struct engine *e, float *chain, float *telling, int32_t n_passes)
+{
+    TRY(measure_once(e, (struct measure){.draft = true, .n_rows = 1, .n_passes = n_passes}, chain));
+    return measure_once(e, (struct measure){.draft = true, .n_rows = 1, .n_passes = 1,
+                                            .tells = true}, telling);
+}
+
+/* What a step costs beyond its passes is the price of the host's looking at a pass's results before
+ * the next; the draft's passes run one behind the other without. */
+static void set_looks(struct spec *sp, float chain, float telling, int32_t n_passes)
+{
+    float one = sp->draft_cost[0], each = (chain - one) / (float)(n_passes - 1);
+    each = each > 0.0f && each < one ? each : one;
+    sp->look_cost = one - each;
+    sp->tell_cost = telling > one ? telling - one : 0.0f;
+    for (int32_t i = 0; i < SPEC_COST_POINTS; i++) {
+        sp->draft_cost[i] -= sp->look_cost;
+    }
 }
 
 /* Points that did not fit, and noise: more rows never cost less. */
@@ -126,20 +149,29 @@ enum status spec_measure(struct engine *e)
         return OK;
     }
     struct spec *sp = &e->spec;
+    float chain = 0.0f, telling = 0.0f;
+    int32_t n_passes = 1 + (sp->k < EXTRA_PASSES ? sp->k : EXTRA_PASSES);
     for (int32_t i = 0; i < ROUNDS; i++) {
         TRY(measure_round(e, false, sp->target_cost));
         if (sp->n_models > 0) {
             TRY(measure_round(e, true, sp->draft_cost));
+            TRY(measure_looks(e, &chain, &telling, n_passes));
         }
     }
     mend(sp->target_cost);
     mend(sp->draft_cost);
+    if (sp->n_models > 0) {
+        set_looks(sp, chain, telling, n_passes);
+        sp->grow_seconds = sp->look_cost + (float)sp->k * sp->tell_cost + sp->draft_cost[2];
+    }
     for (int32_t i = 0; i < SPEC_COST_POINTS; i++) { // taken to be equal: they feed the same rows
         sp->draft_cost[i] *= (float)sp->n_models;
     }
     show("a pass of the model", sp->target_cost);
     if (sp->n_models > 0) {
         show("a pass of the draft model", sp->draft_cost);
+        log_info("speculation: the host's look at a pass's draws: %.0f us; the likeliest ids told: %.0f "
+                 "us", (double)sp->look_cost * 1e6, (double)sp->tell_cost * 1e6);
     }
     return OK;
 }

@@ -44,6 +44,7 @@ void tree_begin(struct spec_tree *t, struct sequence *seq, int32_t token)
     t->n_nodes = t->n_fed = t->n_rows = t->n_seen = 1;
     t->looked_up = -1;
     t->levels = 0;
+    t->planned = false;
     t->nodes[0] = (struct tree_node){.token = token, .parent = -1};
     t->by_fed[0] = t->by_row[0] = 0;
 }
@@ -148,6 +149,54 @@ void tree_expand(struct spec_tree *t, int32_t node, const struct draw_result *co
         float p = g.p[best] < 1.0f ? g.p[best] : 1.0f;
         tree_add(t, node, g.token[best], t->nodes[node].logp + logf(p));
         g.p[best] = 0.0f;
+    }
+}
+
+void tree_expand_drawn(struct spec_tree *t, int32_t node, const struct draw_result *drawn)
+{
+    float logp = t->nodes[node].logp; // not by what was drawn: that must not decide what is tried
+    tree_add(t, node, drawn->token, logp - 0.5f);
+    for (int32_t i = 0; i < drawn->n_top; i++) {
+        tree_add(t, node, drawn->top_ids[i], logp - 1.5f - (float)i);
+    }
+}
+
+/* ---- combs -------------------------------------------------------------------------------- */
+
+static int32_t lay_node(struct spec_tree *t, int32_t parent, bool spine)
+{
+    int32_t k = t->n_nodes++;
+    t->nodes[k] = (struct tree_node){.token = -1, .parent = parent, .fed = -1, .row = t->n_rows,
+                                     .depth = t->nodes[parent].depth + 1, .spine = spine};
+    t->by_row[t->n_rows++] = k;
+    return k;
+}
+
+void tree_lay_comb(struct spec_tree *t, int32_t depth)
+{
+    t->planned = true;
+    t->depth = t->levels = depth;
+    for (int32_t d = 0; d < depth; d++) {
+        int32_t k = lay_node(t, d, true); // the spine's node of depth d is node d
+        if (d + 1 < depth) {
+            t->nodes[k].fed = t->n_fed;
+            t->by_fed[t->n_fed++] = k;
+        }
+    }
+    t->n_seen = t->n_fed;
+    for (int32_t d = 0; d < depth; d++) {
+        t->beside_row[d] = t->n_rows;
+        for (int32_t i = 0; i < t->beside[d]; i++) {
+            lay_node(t, d, false);
+        }
+    }
+}
+
+void tree_name_comb(struct spec_tree *t, int32_t d, const struct draw_result *drawn)
+{
+    t->nodes[d + 1].token = drawn->token;
+    for (int32_t i = 0; i < t->beside[d]; i++) {
+        t->nodes[t->by_row[t->beside_row[d] + i]].token = drawn->top_ids[i];
     }
 }
 
@@ -256,7 +305,8 @@ static int32_t worth_feeding(const struct spec *sp, const struct spec_grove *g, 
         sum += gain_of(sp, node_of(p)) * (1.0f - p->tree->seq->spec_doubt);
         float row = spec_cost(sp->target_cost, g->base_rows + i + 1) -
                     spec_cost(sp->target_cost, g->base_rows);
-        float time = seconds + row + spec_cost(sp->draft_cost, refed + i + 1);
+        float time = seconds + row + spec_cost(sp->draft_cost, refed + i + 1) + sp->tell_cost +
+                     sp->look_cost;
         if (sum / time > rate) {
             rate = sum / time;
             best = i + 1;
@@ -294,7 +344,7 @@ int32_t grove_frontier(const struct spec *sp, struct spec_grove *g, int32_t leve
     if (counts_cost(sp)) {
         sort_picks(g->picks, n);
         n = worth_feeding(sp, g, n, refed, tokens, seconds);
-        g->spent += n > 0 ? spec_cost(sp->draft_cost, refed + n) : 0.0f;
+        g->spent += n > 0 ? spec_cost(sp->draft_cost, refed + n) + sp->tell_cost + sp->look_cost : 0.0f;
     }
     for (int32_t i = 0; i < n; i++) {
         struct spec_tree *t = g->picks[i].tree;
@@ -365,14 +415,14 @@ int32_t tree_next(const struct spec_tree *t, int32_t row, int32_t token)
 }
 
 void spec_observe_tree(struct spec *sp, const struct spec_tree *t, const int32_t *path,
-                       int32_t n_path)
+                       int32_t n_path, bool cut)
 {
     float said[MAX_DRAFTS] = {0};
     for (int32_t r = 1; r < t->n_rows; r++) {
         const struct tree_node *n = &t->nodes[t->by_row[r]];
         said[n->depth] += expf(n->logp);
     }
-    for (int32_t d = 1; d <= t->levels; d++) { // about the last hundred steps
+    for (int32_t d = 1; d <= (cut ? n_path : t->levels) && !t->planned; d++) { // the last hundred steps
         sp->tree_said[d] = 0.99f * sp->tree_said[d] + said[d];
         sp->tree_right[d] = 0.99f * sp->tree_right[d] + (d <= n_path ? 1.0f : 0.0f);
     }
@@ -380,6 +430,5 @@ void spec_observe_tree(struct spec *sp, const struct spec_tree *t, const int32_t
         bool right = n_path > 0 && t->by_row[path[0]] == t->looked_up;
         sp->lookup_logp = logf(0.95f * expf(sp->lookup_logp) + (right ? 0.05f : 0.001f));
     }
-    spec_observe(sp, t->seq, t->levels, n_path);
-    sp->n_draft_tokens += t->n_rows - 1 - t->levels; // beyond one a level
+    spec_learn_tree(sp, t, path, n_path, cut);
 }

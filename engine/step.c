@@ -204,6 +204,7 @@ static void build_draws(struct step *st, const struct plan_entry *e, int32_t fir
         int32_t out = add_out(st, first_row + i);
         if (sample && seq->tree) {
             add_sample(st, out, seq, step_tree_pos(seq->tree, i), true, first_row + i);
+            st->draws[st->pass.n_draws - 1].law = step_tree_law(seq->tree, i);
         } else if (sample) {
             add_sample(st, out, seq, pos, e->n_drafts > 0, -1);
             bool judged = seq->drafts_on_device && i >= n_plain - 1 && i < e->n_rows - 1;

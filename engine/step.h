@@ -126,6 +126,7 @@ void step_plant_trees(struct step *st, const struct spec *sp);
 /* The rows of a tree behind its root, with their masks; the draw that belongs to row `row`. */
 void step_tree_rows(struct step *st, const struct spec_tree *t, int32_t first_row);
 int32_t step_tree_pos(const struct spec_tree *t, int32_t row);
+int32_t step_tree_law(const struct spec_tree *t, int32_t row);
 
 /* What the results say of the draft model: ids of the drafts, and how far its KV is right. Called
  * after the sequence's tokens were appended. */

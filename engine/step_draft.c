@@ -43,6 +43,20 @@ static void begin_pass(struct draft_pass *d)
                             .out_rows = d->out_rows, .draws = d->draws};
 }
 
+/* The ids beside a spine's: a comb's are drafts at once, among others the host picks. */
+static void add_beside(struct pass_draw *draw, const struct spec_tree *t, int32_t depth)
+{
+    if (t->planned) {
+        draw->more = t->beside[depth];
+        draw->more_slot = t->first + t->beside_row[depth];
+    } else if (t->seq->law > 0) {
+        draw->more = t->children[depth] - 1;
+    } else {
+        draw->logprobs = true;
+        draw->top_n = t->top_n;
+    }
+}
+
 /* Rows first .. first + n of the sequence; draft number `depth` is drawn from the last if `draws`. */
 static void add_rows(struct draft_pass *d, struct sequence *seq, int32_t first, int32_t n,
                      bool draws, int32_t depth)
@@ -61,10 +75,8 @@ static void add_rows(struct draft_pass *d, struct sequence *seq, int32_t first, 
             .n_prompt = seq->n_prompt, .kind = DRAW_DRAFT, .keep = true,
             .noise = seq->request->params.temperature > 0.0f, .tree_row = -1,
             .law = seq->law > 0 ? seq->law + depth : 0};
-        if (seq->tree) { // the ids beside the spine: the host picks among them
-            struct pass_draw *draw = &d->draws[p->n_draws - 1];
-            draw->logprobs = true;
-            draw->top_n = seq->tree->top_n;
+        if (seq->tree) {
+            add_beside(&d->draws[p->n_draws - 1], seq->tree, depth);
         }
     }
 }
@@ -111,7 +123,7 @@ void step_build_draft(struct step *st, struct scheduler *s, const struct spec *s
     if (!sp->drafts_now) {
         return;
     }
-    if (spec_grows_trees(sp)) {
+    if (sp->method == SPEC_TREE) {
         step_plant_trees(st, sp);
     }
     begin_pass(&st->draft[0]);
@@ -156,7 +168,11 @@ void step_commit_draft_ids(struct step *st)
     for (int32_t j = 0; j < st->n_draft_passes; j++) {
         const struct draft_pass *d = &st->draft[j];
         for (int32_t i = 0; i < d->pass.n_draws; i++) {
+            struct spec_tree *t = d->owners[i]->tree;
             d->owners[i]->drafts[j] = st->results[j].draws[i].token;
+            if (t) {
+                tree_name_comb(t, j, &st->results[j].draws[i]);
+            }
         }
     }
 }

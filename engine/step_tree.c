@@ -66,6 +66,17 @@ int32_t step_tree_pos(const struct spec_tree *t, int32_t row)
     return t->first + t->nodes[t->by_row[row]].depth;
 }
 
+int32_t step_tree_law(const struct spec_tree *t, int32_t row)
+{
+    int32_t fed = t->nodes[t->by_row[row]].fed;
+    for (int32_t r = row + 1; r < t->n_rows && fed >= 0 && t->seq->law > 0; r++) {
+        if (t->nodes[t->by_row[r]].parent == t->by_row[row]) {
+            return t->seq->law + fed;
+        }
+    }
+    return 0;
+}
+
 void step_tree_rows(struct step *st, const struct spec_tree *t, int32_t first_row)
 {
     mask_of(st->mask, first_row, 0, -1);
@@ -79,24 +90,41 @@ void step_tree_rows(struct step *st, const struct spec_tree *t, int32_t first_ro
 
 /* ---- growth ------------------------------------------------------------------------------- */
 
+/* The shape of a comb as far as the plan has room, the siblings going first. */
+static void plan_comb(struct spec_tree *t, const struct spec *sp)
+{
+    int32_t depth = t->depth < t->most ? t->depth : t->most;
+    spec_lay_beside(sp, 1.0f - t->seq->spec_doubt, depth, t->most - depth, t->beside);
+    tree_lay_comb(t, depth);
+    ASSERT(t->n_rows == t->most + 1);
+}
+
 void step_plant_trees(struct step *st, const struct spec *sp)
 {
     struct spec_grove *g = &st->grove;
     g->n_trees = 0;
-    g->spent = 0.0f;
+    g->spent = sp->look_cost;
     g->base_rows = st->plan.n_rows;
+    g->grows = sp->grows_now;
     for (int32_t i = 0; i < st->plan.n_entries; i++) {
         const struct plan_entry *e = &st->plan.entries[i];
-        if (e->n_drafts > 0) {
-            struct spec_tree *t = &g->trees[g->n_trees++];
-            tree_begin(t, e->seq, sequence_token(e->seq, e->seq->n_known - 1));
-            t->entry = i;
-            t->first = e->first;
-            t->depth = e->seq->draft_depth;
-            t->most = e->n_drafts;
-            t->top_n = spec_tree_top_n(sp, e->seq);
-            e->seq->tree = t;
-            g->base_rows -= e->n_drafts;
+        if (e->n_drafts == 0 || (!g->grows && e->n_drafts <= e->seq->draft_depth)) {
+            continue; // an ordinary row, or a chain
+        }
+        struct spec_tree *t = &g->trees[g->n_trees++];
+        tree_begin(t, e->seq, sequence_token(e->seq, e->seq->n_known - 1));
+        t->entry = i;
+        t->first = e->first;
+        t->depth = e->seq->draft_depth;
+        t->most = e->n_drafts;
+        t->top_n = spec_tree_top_n(sp, e->seq);
+        for (int32_t d = 0; d < t->depth; d++) {
+            t->children[d] = (uint8_t)spec_tree_children(sp, d);
+        }
+        e->seq->tree = t;
+        g->base_rows -= e->n_drafts;
+        if (!g->grows) {
+            plan_comb(t, sp);
         }
     }
 }
@@ -136,10 +164,13 @@ static void add_tree(struct step *st, struct spec_tree *t)
         if (f >= t->n_seen) {
             st->drawn[p->n_draws] = (struct tree_pick){t, t->by_fed[f]};
             st->tree.out_rows[p->n_out] = row;
+            bool judged = t->seq->law > 0;
             st->tree.draws[p->n_draws++] = (struct pass_draw){
                 .out_row = p->n_out++, .lane = t->seq->lane, .pos = pos,
-                .n_prompt = t->seq->n_prompt, .kind = DRAW_DRAFT, .logprobs = true,
-                .noise = params->temperature > 0.0f, .top_n = t->top_n, .tree_row = row};
+                .n_prompt = t->seq->n_prompt, .kind = DRAW_DRAFT, .logprobs = !judged,
+                .noise = params->temperature > 0.0f, .top_n = judged ? 0 : t->top_n,
+                .tree_row = row, .law = judged ? t->seq->law + f : 0,
+                .more = judged ? t->children[n->depth] - 1 : 0};
         }
     }
     t->n_seen = t->n_fed;
@@ -210,6 +241,10 @@ static void expand(struct step *st, const struct spec *sp, struct spec_tree *t, 
                    int32_t pass, int32_t draw)
 {
     const struct draw_result *drawn[MAX_DRAFT_MODELS];
+    if (t->seq->law > 0) {
+        tree_expand_drawn(t, node, &st->results[pass].draws[draw]); // of the one model
+        return;
+    }
     for (int32_t m = 0; m < st->n_draft_models; m++) {
         drawn[m] = &st->results[pass * st->n_draft_models + m].draws[draw];
     }
@@ -242,13 +277,16 @@ static enum status grow_spines(struct step *st, struct scheduler *s, struct spec
             int32_t node = t->by_fed[t->n_fed - 1]; // the spine's end
             expand(st, sp, t, node, j, i);
             int32_t next = tree_add(t, node, r->draws[i].token, -INFINITY);
+            if (next >= 0) {
+                t->nodes[next].spine = true;
+            }
             if (j + 1 < spine_length(t, n_passes) && next >= 0) {
                 t->nodes[next].fed = t->n_fed;
                 t->by_fed[t->n_fed++] = next;
                 t->n_seen = t->n_fed;
             }
         }
-        st->grove.spent += spec_cost(sp->draft_cost, d->pass.n_draws);
+        st->grove.spent += spec_cost(sp->draft_cost, d->pass.n_draws) + sp->tell_cost;
     }
     return OK;
 }
@@ -256,21 +294,24 @@ static enum status grow_spines(struct step *st, struct scheduler *s, struct spec
 /* What was grown is what the plan now has. */
 static void settle(struct step *st, struct spec *sp)
 {
+    int32_t rows = st->grove.base_rows;
     grove_choose(sp, &st->grove);
     for (int32_t i = 0; i < st->grove.n_trees; i++) {
         struct spec_tree *t = &st->grove.trees[i];
         scheduler_trim(&st->plan, &st->plan.entries[t->entry], t->n_rows - 1);
+        rows += t->n_rows - 1;
         if (t->n_rows == 1) {
             t->seq->tree = NULL; // an ordinary decode row
         }
     }
+    spec_learn_seconds(sp, st->grove.spent + spec_cost(sp->target_cost, rows), sp->plan_seconds);
 }
 
 enum status step_grow_trees(struct step *st, struct scheduler *s, struct spec *sp,
                             struct ranks *ranks, int32_t n_vocab_used)
 {
     struct spec_grove *g = &st->grove;
-    if (st->n_draft_passes == 0 || st->draft[0].pass.n_draws == 0 || g->n_trees == 0) {
+    if (st->n_draft_passes == 0 || st->draft[0].pass.n_draws == 0 || g->n_trees == 0 || !g->grows) {
         return OK;
     }
     int32_t n_passes = st->n_draft_passes;

@@ -26,11 +26,11 @@ def draft(model, **keys):
 PROPOSERS = {"ngram": config(method="ngram", prompt_lookup_min=1), "stranger": draft(STRANGER), "own": draft(OWN)}
 
 
-def joint_counts(n, *flags):
-    """How often each pair of second and third tokens comes, of n samples with four choices at each place."""
+def joint_counts(n, *flags, **more):
+    """How often each run of tokens comes, of n samples with four choices at each place."""
     requests = [{"prompt_token_ids": [5, 9, 13, 5, 9], "max_tokens": 3, "temperature": 1.3, "top_p": 0.95, "n": 100,
                  "allowed_token_ids": [20, 30, 40, 50],
-                 "seed": 1000 * i, "ignore_eos": True} for i in range(n // 100)]
+                 "seed": 1000 * i, "ignore_eos": True, **more} for i in range(n // 100)]
     counts = {}
     accepted = 0
     for answer in golden.generate(TARGET, requests, *flags):
@@ -60,6 +60,25 @@ def test_probabilistic_rejection_keeps_the_joint_law(model):
     # A draft that is the target draws the plain run's tokens, and all of them stand.
     assert (plain == judged) == (model == OWN)
     assert value < freedom + 4 * (2 * freedom) ** 0.5, (value, freedom)  # four deviations
+
+
+TREES = {"comb": {"num_speculative_tokens": 2, "tree_width": 4, "tree_nodes": 4096},
+         "pairs": {"expansion": [2, 2]}, "wide": {"expansion": [4, 1]}}
+
+
+@pytest.mark.parametrize("shape", TREES)
+@pytest.mark.parametrize("model", [STRANGER, OWN], ids=["stranger", "own"])
+def test_probabilistic_rejection_of_trees_keeps_the_joint_law(model, shape):
+    n, flat = 6000, {"max_tokens": 4, "temperature": 3.0, "top_p": 1.0}
+    plain, _ = joint_counts(n, **flat)
+    judge = {"model": model, "rejection_sample_method": "probabilistic"}
+    _, one = joint_counts(n, *config(method="draft_model", num_speculative_tokens=2, **judge), **flat)
+    few = ("--max-num-seqs", "8")  # so that each has its whole tree
+    judged, accepted = joint_counts(n, *config(method="tree", **judge, **TREES[shape]), *few, **flat)
+    value, freedom = chi_square(plain, judged)
+    assert freedom > 20 and value < freedom + 4 * (2 * freedom) ** 0.5, (value, freedom)  # four deviations
+    # Where siblings are tried too, more is accepted than of a chain; a draft that is the target is never wrong.
+    assert accepted == one if model == OWN else accepted > 1.2 * one, (accepted, one)
 
 
 def test_a_draft_that_is_the_target_gives_k_plus_one_tokens_a_step():
@@ -154,6 +173,8 @@ def test_a_draft_with_another_vocabulary_is_refused():
     assert "vocabulary" in text and "4096" in text
     assert "rejection_sample_method" in refused(*config(method="ngram", rejection_sample_method="typical"))
     assert "num_speculative_tokens" in refused(*config(method="ngram", num_speculative_tokens=0))
+    for more in ({"model": [OWN, STRANGER]}, {"model": OWN, "prompt_lookup_max": 3}):
+        assert "one draft model" in refused(*config(method="tree", rejection_sample_method="probabilistic", **more))
 
 
 def test_a_server_refuses_to_make_up_text():

@@ -408,37 +408,59 @@ TEST(speculation_that_a_request_turns_off_costs_nothing)
     }
 }
 
-TEST(a_tree_that_is_nearly_sure_is_drafted_as_a_chain)
+/* What a step with a tree configured was: a chain, a comb, or grown by the host. */
+struct shapes {
+    int32_t chains, combs, grown;
+};
+
+static struct shapes shapes_of(bool perfect, float grow_seconds)
 {
-    for (int32_t perfect = 0; perfect < 2; perfect++) {
-        struct bed b = {.control = {.perfect = perfect}};
-        struct engine_options o = options_of(&b, 4, 200);
-        o.speculative_config = "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\"}";
-        REQUIRE(start(&b, &o));
-        for (int32_t i = 0; i < SPEC_COST_POINTS; i++) { // rows for nothing: drafts pay at any depth
-            b.e->spec.target_cost[i] = 1.0f;
-            b.e->spec.draft_cost[i] = 0.001f;
-        }
-        struct test_request *q = make(0, 0, 10, 120);
-        submit(&b, q);
-        int32_t n_chains = 0, n_trees = 0;
-        for (int32_t turn = 0; turn < 1000 && b.n_done < 1; turn++) {
-            engine_turn(b.e);
-            const struct step *st = &b.e->steps[(b.e->next_slot + N_STEPS - 1) % N_STEPS];
-            n_chains += b.e->spec.chain_now && st->n_draft_passes > 1;
-            n_trees += st->grove.n_trees > 0;
-            engine_drain(b.e, on_event, &b);
-        }
-        CHECK(n_trees > 0);
-        CHECK((n_chains > 5) == perfect);
-        int32_t known[140];
-        memcpy(known, q->prompt, 10 * sizeof *known);
-        for (int32_t i = 0; i < 120; i++) {
-            known[10 + i] = fake_next(known, 10 + i, 0, VOCAB);
-            CHECK_EQ(q->tokens[0][i], known[10 + i]);
-        }
-        stop(&b);
+    struct bed b = {.control = {.perfect = perfect}};
+    struct engine_options o = options_of(&b, 4, 200);
+    struct shapes n = {0};
+    o.speculative_config = "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\"}";
+    if (!start(&b, &o)) {
+        CHECK_FAIL("no engine");
+        return n;
     }
+    for (int32_t i = 0; i < SPEC_COST_POINTS; i++) { // 32 rows cost twice as much as one
+        b.e->spec.target_cost[i] = 1.0f + (float)((1 << i) - 1) / 31.0f;
+        b.e->spec.draft_cost[i] = 0.001f;
+    }
+    struct test_request *q = make(0, 0, 10, 120);
+    submit(&b, q);
+    for (int32_t turn = 0; turn < 1000 && b.n_done < 1; turn++) {
+        b.e->spec.grow_seconds = grow_seconds;
+        int32_t steps = b.control.n_steps;
+        engine_turn(b.e);
+        const struct step *st = &b.e->steps[(b.e->next_slot + N_STEPS - 1) % N_STEPS];
+        if (b.control.n_steps > steps && st->n_draft_passes > 1) {
+            n.chains += st->grove.n_trees == 0;
+            n.combs += st->grove.n_trees > 0;
+            CHECK_EQ(b.control.n_steps, steps + 1); // no look in between
+        } else {
+            n.grown += st->grove.n_trees > 0 && b.control.n_steps > steps + 1;
+        }
+        engine_drain(b.e, on_event, &b);
+    }
+    int32_t known[140];
+    memcpy(known, q->prompt, 10 * sizeof *known);
+    for (int32_t i = 0; i < 120; i++) {
+        known[10 + i] = fake_next(known, 10 + i, 0, VOCAB);
+        CHECK_EQ(q->tokens[0][i], known[10 + i]);
+    }
+    stop(&b);
+    return n;
+}
+
+TEST(a_tree_is_a_chain_a_comb_or_grown_by_what_is_measured)
+{
+    struct shapes sure = shapes_of(true, 0.1f); // nothing is to be won beside the first guess
+    CHECK(sure.chains > 12 && sure.combs + sure.grown < 10);
+    struct shapes dear = shapes_of(false, 10.0f); // the host's look costs ten steps
+    CHECK(dear.combs > 20 && dear.grown == 0);
+    struct shapes cheap = shapes_of(false, 0.0f);
+    CHECK(cheap.grown > 20 && cheap.combs + cheap.chains < 10);
 }
 
 TEST(nothing_is_allocated_after_the_start)

@@ -287,7 +287,7 @@ static enum status fake_rope_store(struct backend *be, const struct rope_store_a
     struct fake *f = fake_of(be);
     for (int32_t i = 0; i < a->n_rows && a->layer == 0; i++) {
         const struct pass_row *r = &f->pass->rows[i];
-        int32_t token = r->token >= 0 ? r->token : *history_at(f, r->lane, r->pos);
+        int32_t token = r->token >= 0 ? r->token : *history_at(f, r->lane, r->slot_pos);
         if (r->token >= 0) {
             *history_at(f, r->lane, r->slot_pos) = token;
         }
@@ -373,7 +373,7 @@ static void check_history(struct fake *f, const struct pass_draw *d, uint64_t wa
     uint64_t h = prefix_hash(history_at(f, d->lane, 0), n_history);
     for (int32_t node = 0; d->tree_row >= 0 && node < q->n_rows; node++) {
         if (sees(f, d->tree_row, node)) {
-            h = step_hash(h, f->pass->rows[q->first_row + node].token);
+            h = step_hash(h, slot_at(f, d->lane, q->n_past + node)->token);
         }
     }
     f->control->n_wrong += h != want;
@@ -389,6 +389,20 @@ static void fill_top(struct fake *f, struct draw_result *r, int32_t top_n, uint6
         r->top_ids[i] = f->control->garbage ? (int32_t)(g % 11) : (r->token + i) % f->l.vocab;
         r->top_logprobs[i] = f->control->garbage ? score(g) + (g % 97 == 0 ? NAN : 0.0f)
                                                  : -0.2f - 2.0f * (float)i;
+    }
+}
+
+/* Further drafts: the first of them is what the target draws, if the draft itself is not. */
+static void fill_more(struct fake *f, struct draw_result *r, const struct pass_draw *d, uint64_t h)
+{
+    int32_t right = pick(h, f->seeds[d->lane], f->l.vocab);
+    for (r->n_top = 0; r->n_top < d->more; r->n_top++) {
+        uint64_t g = hash_mix(h + (uint64_t)r->n_top);
+        int32_t id = f->control->garbage ? (int32_t)(g % 11) : (right + r->n_top) % f->l.vocab;
+        r->top_ids[r->n_top] = id;
+        if (d->keep && d->more_slot > 0) {
+            *history_at(f, d->lane, d->more_slot + r->n_top) = id;
+        }
     }
 }
 
@@ -417,6 +431,9 @@ static enum status fake_sample(struct backend *be, const struct sample_args *a)
         }
         if (d->keep) {
             *next = r->token;
+        }
+        if (d->kind == DRAW_DRAFT && d->more > 0) {
+            fill_more(f, r, d, h);
         }
     }
     return OK;

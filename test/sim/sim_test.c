@@ -61,7 +61,11 @@ static struct engine_options options_of(struct sim *s)
         "\"num_speculative_tokens\":5,\"tree_width\":3,\"tree_nodes\":12,\"fixed\":true,"
         "\"prompt_lookup_max\":3,\"prompt_lookup_min\":1}",
         "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"num_speculative_tokens\":5,"
-        "\"tree_width\":8,\"tree_nodes\":100,\"fixed\":true}"};
+        "\"tree_width\":8,\"tree_nodes\":100,\"fixed\":true}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"num_speculative_tokens\":4,"
+        "\"rejection_sample_method\":\"probabilistic\",\"fixed\":true}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"expansion\":[2,1,2],"
+        "\"rejection_sample_method\":\"probabilistic\"}"};
     o.speculative_config = specs[draw(s, sizeof specs / sizeof specs[0])];
     s->control.garbage = draw(s, 2) == 0;
     return o;

@@ -122,6 +122,39 @@ TEST(a_draft_that_equals_the_target_gives_depth_plus_one_tokens_a_step)
     }
 }
 
+/* What is laid out before it is drafted: the siblings are right where the spine is not. */
+TEST(a_comb_is_drafted_without_a_look_at_it)
+{
+    for (int32_t perfect = 0; perfect < 2; perfect++) {
+        struct bed *b = start(TREE("\"num_speculative_tokens\":4,\"tree_width\":3,\"tree_nodes\":9,"
+                                   "\"rejection_sample_method\":\"probabilistic\",\"fixed\":true"),
+                              100);
+        REQUIRE(b);
+        b->control.perfect = perfect;
+        submit(b, 0, 10, 1 + 5 * 20);
+        int32_t n_combs = 0;
+        for (int32_t i = 0; i < 2000 && b->n_done < 1; i++) {
+            turn(b);
+            const struct step *st = &b->e->steps[(b->e->next_slot + N_STEPS - 1) % N_STEPS];
+            for (int32_t k = 0; k < st->grove.n_trees; k++) {
+                const struct spec_tree *t = &st->grove.trees[k];
+                n_combs += t->planned && t->n_rows == 10 && st->n_draft_passes == 4;
+            }
+        }
+        run(b, 1);
+        const struct spec *sp = &b->e->spec;
+        CHECK(n_combs > 15 && b->control.n_steps == b->e->n_steps); // one submission a step
+        CHECK_EQ(sp->n_accepted + sp->n_drafts >= 99, true);
+        if (perfect) {
+            CHECK_EQ(sp->n_drafts, 20);
+            CHECK_EQ(sp->n_accepted, 80);
+        } else { // every spine's end has a sibling that is right
+            CHECK(sp->n_accepted > sp->n_drafts && b->control.n_moves > 0);
+        }
+        stop(b);
+    }
+}
+
 TEST(emitted_tokens_are_accepted_ones_and_one_a_step)
 {
     struct bed *b = start(TREE("\"num_speculative_tokens\":5,\"tree_nodes\":12,\"fixed\":true"), 100);
