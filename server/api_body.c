@@ -28,6 +28,22 @@ static char *key_text(struct api_body *b, const struct json_scan *sc)
     return key;
 }
 
+/* The arena keeps the lists that were too short: as much again at most. */
+static bool grow_members(struct api_body *b)
+{
+    size_t cap = b->cap > 0 ? 2 * b->cap : 16;
+    struct body_member *more = arena_alloc(b->arena, cap, sizeof *more);
+    if (!more) {
+        return not_json(b->error, "keys too long");
+    }
+    if (b->n_members > 0) {
+        memcpy(more, b->members, b->n_members * sizeof *more);
+    }
+    b->members = more;
+    b->cap = cap;
+    return true;
+}
+
 static bool add_member(struct api_body *b, char *key, const char *start, size_t n_bytes)
 {
     size_t i = 0;
@@ -36,6 +52,9 @@ static bool add_member(struct api_body *b, char *key, const char *start, size_t 
     }
     if (i == BODY_MAX_MEMBERS) {
         return not_json(b->error, "more than 256 keys");
+    }
+    if (i == b->cap && !grow_members(b)) {
+        return false;
     }
     b->n_members += i == b->n_members;
     b->members[i] = (struct body_member){.key = key, .start = start, .n_bytes = n_bytes};

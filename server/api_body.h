@@ -24,8 +24,8 @@ struct body_member {
 struct api_body {
     struct arena *arena;
     struct json *root;
-    size_t n_members;
-    struct body_member members[BODY_MAX_MEMBERS];
+    size_t n_members, cap;
+    struct body_member *members; // [cap], in the arena
     struct api_error *error;
 };
 

@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNK_BYTES = 16384, ALIGN = 16 };
+/* A chunk is twice the one before: a small request costs a small chunk, which thousands of streams
+ * multiply, and a large one few calls. */
+enum { MIN_CHUNK_BYTES = 1024, MAX_CHUNK_BYTES = 16384, ALIGN = 16 };
 
 struct arena_chunk {
     struct arena_chunk *next;
@@ -41,7 +43,9 @@ void *arena_alloc(struct arena *a, size_t n, size_t size)
     }
     struct arena_chunk *c = a->head;
     if (!c || c->cap - c->used < bytes) {
-        size_t cap = bytes > CHUNK_BYTES ? bytes : CHUNK_BYTES;
+        size_t twice = c ? 2 * c->cap : MIN_CHUNK_BYTES;
+        size_t cap = twice < MAX_CHUNK_BYTES ? twice : MAX_CHUNK_BYTES;
+        cap = bytes > cap ? bytes : cap;
         c = mem_try_calloc(1, sizeof *c + cap);
         if (!c) {
             return NULL;

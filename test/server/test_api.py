@@ -665,6 +665,29 @@ def test_many_at_once(server):
         assert all(pool.map(one, range(150)))
 
 
+@pytest.mark.skipif(SLOW, reason="a sanitizer's memory")
+def test_a_stream_costs_about_25_kilobytes():
+    """All of it, from the socket to the engine's door; the kernel's buffers aside."""
+    n = 1500
+    body = json.dumps({"messages": [{"role": "user", "content": "a b c"}], "stream": True, "max_tokens": 64}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with Server(env={"FAKE_LANES": "4000", "FAKE_STEP_US": "500000"}) as s:
+        def rss():
+            with open("/proc/%d/status" % s.process.pid) as f:
+                return next(int(l.split()[1]) * 1024 for l in f if l.startswith("VmRSS"))
+        s.chat(max_tokens=1)
+        before = rss()
+        sockets = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(n)]
+        for c in sockets:
+            c.sendall(head + body)
+        for c in sockets:
+            assert c.recv(12) == b"HTTP/1.1 200"
+        each = (rss() - before) / n
+        for c in sockets:
+            c.close()
+    assert each < 27000, each  # 24,400 on Debian 12; other libraries may want a little more
+
+
 def test_bad_configuration_ends_with_a_sentence():
     import subprocess
 

@@ -72,6 +72,30 @@ TEST(bodies_that_are_not_objects)
                       "[[[[[[[[[[[[", "json_parse_error", "");
 }
 
+/* {"k0":0,"k1":0,...,"temperature":3}, with `n` keys in all. */
+static void many_keys(struct buf *b, int n)
+{
+    buf_puts(b, "{");
+    for (int i = 1; i < n; i++) {
+        buf_printf(b, "\"k%d\":0,", i);
+    }
+    buf_puts(b, "\"temperature\":3}");
+}
+
+TEST(the_last_of_many_keys_is_read_and_too_many_are_refused)
+{
+    static const int counts[] = {16, 17, 33, 255, 256, 257, 1000};
+    for (int i = 0; i < 7; i++) {
+        struct buf b;
+        buf_init(&b, 1 << 20);
+        many_keys(&b, counts[i]);
+        bool fits = counts[i] <= 256;
+        REFUSES(API_CHAT, b.data, fits ? "decimal_above_max_value" : "json_parse_error",
+                fits ? "temperature" : "");
+        buf_deinit(&b);
+    }
+}
+
 TEST(scalars_out_of_range_name_their_parameter)
 {
     REFUSES(API_CHAT, "{" HI ",\"temperature\":2.5}", "decimal_above_max_value", "temperature");
