@@ -297,8 +297,9 @@ void engine_reset_prefix_cache(struct engine *e)
 
 void engine_stats(struct engine *e, struct engine_stats *out)
 {
-    pthread_mutex_lock(&e->stats_lock);
+    enum engine_state state = (enum engine_state)atomic_load(&e->state);
+    pthread_mutex_lock(&e->stats_lock); // after the state: a failed one has left its cause by then
     *out = e->stats;
     pthread_mutex_unlock(&e->stats_lock);
-    out->state = (enum engine_state)atomic_load(&e->state);
+    out->state = state;
 }
