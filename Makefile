@@ -160,7 +160,7 @@ $(KERNEL_BENCH): $(KERNEL_BENCH_OBJ) $(BUILD)/libsluice.a
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 .PHONY: bench-kernels
 bench-kernels: $(KERNEL_BENCH)  ## the GPU kernels alone: checked, then timed (needs CUDA)
-	$(KERNEL_BENCH) check 200 attention gemm
+	$(KERNEL_BENCH) check 200 attention gemm step
 .PHONY: cuda-trace
 cuda-trace: $(BUILD)/cuda_trace.so  ## a library that tells where a program's GPU time goes
 $(BUILD)/cuda_trace.so: test/bench/cuda_trace.c

@@ -2,6 +2,8 @@
  * that nobody owns holds NaN. */
 #include "cuda/attention.h"
 #include "cuda/attention_plan.h"
+#include "cuda/gemm.h"
+#include "cuda/kernels/kernels.h"
 #include "test/bench/bench.cuh"
 
 #include <cmath>
@@ -617,6 +619,123 @@ static void time_shared(int n_groups, int n_each, int n_shared, int n_own)
                                          n_shared + n_own, 1);
     printf("  -> %.2f of the time without sharing (%.2f of the same pages unshared)\n",
            with.us / own.us, with.us / without.us);
+}
+
+/* ---- in a step ----------------------------------------------------------------------------- */
+
+/* What a layer of an 8B has around its attention. */
+struct layer_chain {
+    static constexpr int HIDDEN = 4096, QKV = 6144;
+    static constexpr int64_t WEIGHTS = (int64_t)HIDDEN * (QKV + HIDDEN);
+    bf16_t *weights, *x, *qkv;
+    float *cos_sin, *inv_freq;
+    struct rope_view rope;
+
+    void open(int n_layers, int n_rows)
+    {
+        weights = device_new<bf16_t>((size_t)n_layers * WEIGHTS);
+        x = device_new<bf16_t>((size_t)n_rows * HIDDEN);
+        qkv = device_new<bf16_t>((size_t)n_rows * QKV);
+        cos_sin = device_new<float>(2 * 64 * 4096);
+        inv_freq = device_new<float>(64);
+        fill(weights, DT_BF16, n_layers * WEIGHTS, 1, 0.02f);
+        fill(x, DT_BF16, (int64_t)n_rows * HIDDEN, 2, 1.0f);
+        fill(qkv, DT_BF16, (int64_t)n_rows * QKV, 3, 1.0f);
+        fill(inv_freq, DT_F32, 64, 4, 0.01f);
+        rope = {cos_sin, 64, 4096, false};
+        CHECK(k_rope_table(0, cos_sin, inv_freq, &rope, 1.0f));
+        CHECK(cudaDeviceSynchronize());
+    }
+
+    /* The small product's kernel stands for every product: of many rows it takes 64. */
+    void product(cudaStream_t stream, const void *from, const bf16_t *weight, bf16_t *to, int n_out,
+                 int n_rows)
+    {
+        struct gemm_args g = {};
+        g.x = from;
+        g.weight = weight;
+        g.y = to;
+        g.x_dtype = g.w_dtype = g.y_dtype = DT_BF16;
+        g.n_rows = std::min(n_rows, 64);
+        g.n_out = g.y_stride = n_out;
+        g.n_in = g.x_stride = HIDDEN;
+        g.n_batch = 1;
+        CHECK(gemm_small(stream, &g));
+    }
+
+    void issue(cudaStream_t stream, const struct attention_launch &a, int layer,
+               bool with_attention)
+    {
+        const bf16_t *w = weights + layer * WEIGHTS;
+        product(stream, x, w, qkv, QKV, a.n_rows);
+        struct rope_store_args r = {};
+        r.qkv.mem.p = qkv;
+        r.qkv.stride = QKV;
+        r.qkv.dtype = DT_BF16;
+        r.n_rows = a.n_rows;
+        r.n_heads = a.n_heads;
+        r.n_kv_heads = a.kv.n_kv_heads;
+        r.head_dim = a.kv.head_dim_k;
+        CHECK(k_rope_store(stream, &r, &rope, nullptr, 0, nullptr, 0, &a.kv, &a.pass));
+        if (with_attention) {
+            CHECK(attention_launch(stream, &a));
+        }
+        product(stream, a.out, w + (int64_t)HIDDEN * QKV, x, HIDDEN, a.n_rows);
+    }
+
+    void close()
+    {
+        for (void *m : {(void *)weights, (void *)x, (void *)qkv, (void *)cos_sin,
+                        (void *)inv_freq}) {
+            CHECK(cudaFree(m));
+        }
+    }
+};
+
+/* Decoding between products, whose weights drive all else out of the L2 cache, and after rope: the
+ * attention's time is what the chain takes longer with it. */
+static void time_in_step(int n_seqs, int n_past)
+{
+    struct scene s = llama_8b(64);
+    for (int i = 0; i < n_seqs; i++) {
+        add_seq(s, n_past, 1, false);
+    }
+    const double bytes = (double)n_seqs * (n_past + 1) * 4096;
+    const int n_layers = std::max(4, std::min(12, (int)(800e6 / bytes)));
+    build(s, n_layers, 7);
+    struct prepared p;
+    prepare(p, s, 0, s.seqs, s.groups, 0, false);
+    struct layer_chain chain;
+    chain.open(n_layers, n_seqs);
+    p.launch.q = chain.qkv;
+    p.launch.q_stride = layer_chain::QKV;
+    double us[2];
+    for (int with = 0; with < 2; with++) {
+        us[with] = time_us(n_layers, [&](cudaStream_t stream, int i) {
+            struct attention_launch a = p.launch;
+            a.kv.base = s.kv + (size_t)i * s.layer_bytes;
+            chain.issue(stream, a, i, with != 0);
+        });
+    }
+    printf("%3d x %5d: %6.1f us (the rest of the chain %5.1f; memory at 4.5 TB/s %5.1f)\n", n_seqs,
+           n_past + 1, us[1] - us[0], us[0], bytes / 4.5e6);
+    chain.close();
+    finish(p);
+    destroy(s);
+}
+
+void bench_attention_step()
+{
+    printf("attention in a step: what a chain of qkv, rope, attention, o takes longer with it\n");
+    for (int n : {1, 4, 8, 16, 32, 64, 128, 256}) {
+        time_in_step(n, 299);
+    }
+    for (int n : {1, 64, 256}) {
+        time_in_step(n, 256);
+    }
+    for (int n : {1, 8, 64}) {
+        time_in_step(n, 2047);
+    }
 }
 
 void bench_attention_time()

@@ -156,6 +156,7 @@ void bench_gemm_check();
 void bench_gemm_time();
 void bench_attention_check(int n_cases);
 void bench_attention_time();
+void bench_attention_step();
 
 extern int bench_failures;
 

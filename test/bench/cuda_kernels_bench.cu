@@ -1,5 +1,5 @@
 /* Checks and times the attention and small-product kernels without the engine.
- * usage: cuda_kernels_bench [check N] [time] */
+ * usage: cuda_kernels_bench [check N] [gemm] [attention] [step] */
 #include "test/bench/bench.cuh"
 
 #include <cstring>
@@ -52,6 +52,8 @@ int main(int argc, char **argv)
             bench_gemm_time();
         } else if (strcmp(argv[i], "attention") == 0) {
             bench_attention_time();
+        } else if (strcmp(argv[i], "step") == 0) {
+            bench_attention_step();
         }
     }
     return bench_failures != 0;
