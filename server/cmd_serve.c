@@ -218,10 +218,11 @@ static int run(struct serve *s)
     s->loading = true;
     api_watch(&s->api);
     http_set_watchdog(s->http, is_healthy, &s->api);
-    http_pool_run(s->http, load, loaded, s);
+    http_pool_run_unawaited(s->http, load, loaded, s);
     int rc = http_server_run(s->http);
-    if (s->loading) { // the loader still holds what would be freed here
-        return rc;
+    if (s->loading) { // it may go on for minutes, and exit() would wait for its thread
+        log_info("stopped while the model was loading");
+        _exit(0);
     }
     bool dead = s->api.health == HEALTH_DEAD;
     if (dead) {
@@ -274,8 +275,6 @@ int cmd_serve(int argc, char **argv)
         return 2;
     }
     int rc = nodes.place.node > 0 ? serve_node(&s.config) : run(&s);
-    if (!s.loading) {
-        config_deinit(&s.config);
-    }
+    config_deinit(&s.config);
     return rc;
 }

@@ -151,6 +151,7 @@ struct pool_job {
     void (*run)(void *arg);
     void (*done)(void *arg);
     void *arg;
+    bool is_awaited; // by http_server_run
 };
 
 static void on_pool_work(uv_work_t *work)
@@ -165,21 +166,33 @@ static void on_pool_done(uv_work_t *work, int status)
     struct http_server *s = job->server;
     (void)status; // jobs are never cancelled
     s->now_ns = clock_now_ns();
-    s->n_pool_jobs--;
+    s->n_pool_jobs -= job->is_awaited;
     job->done(job->arg);
     free(job);
     http_settle(s);
 }
 
+static void queue_job(const struct pool_job *template)
+{
+    struct pool_job *job = xcalloc(1, sizeof *job);
+    *job = *template;
+    job->work.data = job;
+    job->server->n_pool_jobs += job->is_awaited;
+    int rc = uv_queue_work(&job->server->loop, &job->work, on_pool_work, on_pool_done);
+    ASSERT(rc == 0); // fails for want of a callback only
+}
+
 void http_pool_run(struct http_server *s, void (*work)(void *arg), void (*done)(void *arg),
                    void *arg)
 {
-    struct pool_job *job = xcalloc(1, sizeof *job);
-    *job = (struct pool_job){.server = s, .run = work, .done = done, .arg = arg};
-    job->work.data = job;
-    s->n_pool_jobs++;
-    int rc = uv_queue_work(&s->loop, &job->work, on_pool_work, on_pool_done);
-    ASSERT(rc == 0); // fails for want of a callback only
+    queue_job(&(struct pool_job){
+        .server = s, .run = work, .done = done, .arg = arg, .is_awaited = true});
+}
+
+void http_pool_run_unawaited(struct http_server *s, void (*work)(void *arg),
+                             void (*done)(void *arg), void *arg)
+{
+    queue_job(&(struct pool_job){.server = s, .run = work, .done = done, .arg = arg});
 }
 
 /* --- Drain and stop --- */
@@ -505,6 +518,7 @@ int http_server_run(struct http_server *s)
     while (s->n_pool_jobs > 0) {
         uv_run(&s->loop, UV_RUN_ONCE);
     }
+    http_log_flush(s);
     s->state = HTTP_STOPPED;
     return s->was_cut ? 1 : 0;
 }

@@ -142,6 +142,10 @@ void http_wake(struct http_server *server);
 /* Runs work(arg) on the thread pool, then done(arg) on the loop. done always comes. */
 void http_pool_run(struct http_server *server, void (*work)(void *arg), void (*done)(void *arg),
                    void *arg);
+/* The same for work of minutes, which http_server_run does not wait for: when it returns before
+ * done came, all that is left is to end the process, without http_server_close. */
+void http_pool_run_unawaited(struct http_server *server, void (*work)(void *arg),
+                             void (*done)(void *arg), void *arg);
 
 /* --- Timers: embedded in the caller's struct, zeroed at first; 100 ms resolution, never early --- */
 

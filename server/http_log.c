@@ -116,11 +116,17 @@ void http_log_tick(struct http_server *s)
     http_pool_run(s, on_pool, on_written, job);
 }
 
-/* After the loop; the pool is idle by now. */
-void http_log_close(struct http_server *s)
+/* After the loop; the pool writes no lines by now. */
+void http_log_flush(struct http_server *s)
 {
     if (s->log_lines.n_bytes > 0) {
         write_all(s->options.log_fd, s->log_lines.data, s->log_lines.n_bytes, 200);
+        buf_clear(&s->log_lines);
     }
+}
+
+void http_log_close(struct http_server *s)
+{
+    http_log_flush(s);
     buf_deinit(&s->log_lines);
 }

@@ -277,6 +277,7 @@ void http_systemd_tick(struct http_server *s);
 /* http_log.c */
 void http_log_request(struct http_request *req);
 void http_log_tick(struct http_server *s);
+void http_log_flush(struct http_server *s);
 void http_log_close(struct http_server *s);
 
 #endif

@@ -603,6 +603,15 @@ def test_loading_is_visible_and_refused():
         assert s.complete("x").status == 200
 
 
+def test_a_stop_while_loading_waits_for_nobody():
+    with Server(env={"FAKE_LOAD_MS": "60000"}, wait=False) as s:
+        assert s.complete("x").error["code"] == "model_loading"
+        s.process.send_signal(signal.SIGTERM)
+        assert s.process.wait(20) == 0
+        assert "stopped while the model was loading" in s.stderr()
+        assert [l["status"] for l in s.log_lines() if l["path"] == "/v1/completions"] == [503]
+
+
 def test_a_hung_engine_is_told():
     s = Server(stall_timeout=1, dead_timeout=1.5)
     c = open_stream(s, seed=1001)
