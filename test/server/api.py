@@ -50,7 +50,7 @@ class Server:
         self.err = tempfile.TemporaryFile()
         self.process = subprocess.Popen(args, stdout=self.log, stderr=self.err, env={**os.environ, **(env or {})})
         self.port = None
-        end = time.time() + 60
+        end = time.time() + (300 if SLOW else 60)
         while self.port is None or (wait and not self.is_ready()):
             if self.process.poll() is not None or time.time() > end:
                 raise RuntimeError("the server did not start: " + self.stderr())
