@@ -217,6 +217,7 @@ static void build(struct scene &s, int n_layers, uint64_t seed)
     v.v_token_stride = s.v_in_k ? s.dim_k : s.dim_v;
     v.head_stride = bt * s.dim_k + (s.v_in_k ? 0 : bt * s.dim_v);
     v.page_stride = (int64_t)v.head_stride * s.n_kv_heads;
+    v.n_pages = s.n_blocks + 1;
     s.n_layers = n_layers;
     s.layer_bytes = (size_t)(s.n_blocks + 1) * v.page_stride * dtype_bytes(s.dtype);
     s.layer_bytes = (s.layer_bytes + 255) / 256 * 256;
