@@ -3,7 +3,8 @@
  * of paced tokens at the client, memory per stream, small requests per second, and what a long
  * prompt does to another stream. Servers and clients are processes of their own; the two servers
  * take turns, and ratios are medians over the turns, because the machine is shared.
- *     http_bench [quick] [PART...]     parts: see main; all without one.
+ *     http_bench [quick] [asleep] [PART...]     parts: see main; all without one.
+ * asleep: the clients wait in epoll_wait, so that sends pay for waking them (http_load.h).
  * 10,000 streams need about 10,300 descriptors per process. */
 #include "server/http.h"
 #include "server/log_request.h"
@@ -587,9 +588,10 @@ static void long_prompts(double seconds)
     fflush(stdout);
 }
 
-static void start(struct side *side, void (*run)(struct side *side, int max))
+static void start(struct side *side, void (*run)(struct side *side, int max), bool sleeps)
 {
     memset(side, 0, sizeof *side);
+    side->sleeps = sleeps;
     become(run, side);
     while (side->port == 0) {
         nap(1000000);
@@ -605,22 +607,26 @@ static void stop(struct side *side)
     nap(1500000000);
 }
 
-/* Named on the command line, or nothing is. */
-static bool wanted(int argc, char **argv, const char *part)
+static bool named(int argc, char **argv, const char *word)
 {
-    bool any = false;
     for (int i = 1; i < argc; i++) {
-        any = any || strcmp(argv[i], "quick") != 0;
-        if (strcmp(argv[i], part) == 0) {
+        if (strcmp(argv[i], word) == 0) {
             return true;
         }
     }
-    return !any;
+    return false;
+}
+
+/* Named on the command line, or no part is. */
+static bool wanted(int argc, char **argv, const char *part)
+{
+    int n_modes = named(argc, argv, "quick") + named(argc, argv, "asleep");
+    return argc - 1 == n_modes || named(argc, argv, part);
 }
 
 int main(int argc, char **argv)
 {
-    bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    bool quick = named(argc, argv, "quick"), asleep = named(argc, argv, "asleep");
     struct rlimit limit = {MAX_STREAMS * 2, MAX_STREAMS * 2};
     getrlimit(RLIMIT_NOFILE, &limit);
     limit.rlim_cur = limit.rlim_max;
@@ -630,8 +636,8 @@ int main(int argc, char **argv)
         return 0;
     }
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    start(&shared->bare, bare_main);
-    start(&shared->sluice, run_sluice);
+    start(&shared->bare, bare_main, asleep);
+    start(&shared->sluice, run_sluice, asleep);
     double seconds = quick ? 1 : 3;
     int n_turns = quick ? 4 : 10;
     if (wanted(argc, argv, "memory")) {

@@ -42,6 +42,7 @@ struct side {
     /* The client's orders and findings. */
     _Atomic int want_streams, have_streams;
     _Atomic int epoch; // a change clears the histogram
+    _Atomic int sleeps; // in epoll_wait, whenever there is nothing
     _Atomic long long n_seen, lag_sum_ns, lag_max_ns;
     _Atomic unsigned histogram[N_BUCKETS + 1];
     _Atomic int quit;
@@ -345,7 +346,7 @@ static inline void bare_main(struct side *side, int max)
  * time (on a virtual machine more than half of what a send costs); a server whose clients are
  * elsewhere never pays it. So after a round that emptied its set, this one looks again only after
  * LOOK_NS, as a network card gathers packets before it interrupts. Ages are taken at each read:
- * they come out too long by up to this, never too short. */
+ * they come out too long by up to this, never too short. `sleeps` turns this off. */
 enum { LOOK_NS = 100000 };
 
 static inline int client_connect(int port)
@@ -430,7 +431,7 @@ static inline void client_main(struct side *side, int max)
                 epoll_ctl(ep, EPOLL_CTL_DEL, events[i].data.fd, NULL);
             }
         }
-        if (n > 0 && n < N_EVENTS) {
+        if (n > 0 && n < N_EVENTS && !side->sleeps) {
             nap(LOOK_NS);
         }
     }
