@@ -3,8 +3,8 @@
 
     scripts/random_gguf.py 8b /dev/shm/8b.gguf       16 GB, some 10 s
 
-Shapes: 1b (tied, as Llama-3.2-1B), 8b (Llama-3.1-8B), tiny. The vocabulary is made up: ids 3 to 258 are bytes, the
-others words such as "t1000". Weights are one run of normal numbers again and again: speed does not depend on them.
+Shapes: 1b (tied, as Llama-3.2-1B), 8b (Llama-3.1-8B), tiny. The vocabulary is made up: words
+such as "t1000". Weights are one run of normal numbers again and again: speed does not depend on them.
 numpy is needed.
 """
 import os
@@ -45,8 +45,8 @@ def entries(key, kind, values):
 
 
 def metadata(s):
-    tokens = ["<unk>", "<s>", "</s>"] + ["<0x%02X>" % i for i in range(256)]
-    kinds = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256
+    tokens = ["<unk>", "<s>", "</s>", "<0x0A>"]  # of bytes, whose text may be no UTF-8, the one that must be
+    kinds = [UNKNOWN, CONTROL, CONTROL, BYTE]
     more = s["vocab"] - len(tokens)
     tokens += ["t%d" % (i + len(kinds)) for i in range(more)]
     kinds += [NORMAL] * more
