@@ -39,7 +39,7 @@ LIBS    := -lcjson -lpcre2-8 -lutf8proc -lpthread -lm
 # library: see test-neon.
 ifeq ($(ONLY),cpu)
 HTTP := 0
-SRC  := $(wildcard cpu/*.c) engine/backend.c engine/params.c $(patsubst %,engine/base/%.c,assert clock log mem status)
+SRC  := $(wildcard cpu/*.c) engine/backend.c engine/params.c $(patsubst %,engine/base/%.c,assert clock log mem status wire)
 LIBS := -lpthread -lm
 LDFLAGS += -static
 else
