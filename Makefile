@@ -29,8 +29,10 @@ CFLAGS_cpu_cpu_kernels_avx2       := $(AVX2)
 CFLAGS_cpu_cpu_kernels_avx512     := $(AVX512)
 CFLAGS_cpu_cpu_kernels_avx512bf16 := $(AVX512) -mavx512bf16
 CFLAGS_cpu_cpu_gemm_amx           := $(AVX512) -mamx-tile -mamx-bf16
+CFLAGS_cpu_cpu_attention_amx      := $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
 endif
 CFLAGS_cpu_cpu_kernels_neon := -O3
+CFLAGS_cpu_cpu_attention    := -O3
 LDFLAGS += $(filter -fsanitize%,$(OPT)) -rdynamic
 COMMA   := ,
 LIBS    := -lcjson -lpcre2-8 -lutf8proc -lpthread -lm

@@ -4,7 +4,7 @@
  * before it. What a row gets is thus a function of the row and its keys alone.
  * Where there are fewer items than would feed the threads, chunks are computed in any order by
  * any thread, kept, and joined afterwards in the same order: the bits are the same. */
-#include "cpu/cpu_internal.h"
+#include "cpu/cpu_attention.h"
 
 #include <math.h>
 #include <string.h>
@@ -12,55 +12,12 @@
 /* Pages that one call of a kernel reads, and tokens of values turned out of K at a time. */
 enum { RUN_PAGES = 32, RUN_TOKENS = 64 };
 
-/* Items whose chunks are computed apart, at most. */
-enum { SPLIT_ITEMS = 256 };
-
-struct attn_job {
-    struct cpu_backend *cpu;
-    const struct attention_args *a;
-    const struct kv_pages *pages;
-    int32_t group;      // query heads of one KV head
-    int32_t tile_heads; // of one item
-    int32_t tile_rows;
-    int32_t n_head_tiles;
-    int32_t n_items;
-    /* Chunks apart: chunk c of item i is part part_first[i] + c, whose results lie at
-     * cpu->attn_parts: [n_vectors, v_stride], then maximum and sum of each vector. */
-    int64_t part_floats;
-    int32_t part_first[SPLIT_ITEMS + 1];
-};
-
-/* One item: rows [row, row + n_rows) of the pass, heads [head, head + n_heads). Vector i is row
- * i / n_heads, head i % n_heads. */
-struct attn_tile {
-    const struct pass_seq *seq;
-    int32_t row, n_rows, head, n_heads, kv_head;
-    int32_t n_vectors;
-    int32_t first_key, end_key; // that any row sees
-    float *q;      // [n_vectors, head_dim_k], scaled
-    float *s;      // [n_vectors, s_stride] scores, then probabilities, of one chunk
-    float *chunk;  // [n_vectors, v_stride]
-    float *total;  // [n_vectors, v_stride]
-    float *k;      // widened pages
-    float *v;
-    float max[ATTN_TILE], sum[ATTN_TILE]; // of total
-    int64_t s_stride;
-    float *path; // [ATTN_CHUNK] of a tree: a row's scores by position
-};
-
 /* ---- who sees what ------------------------------------------------------------------------ */
 
-/* The first key that the row's window leaves. */
-static int32_t first_key(const struct attn_job *job, int32_t pos)
-{
-    int32_t first = job->a->window > 0 ? pos - job->a->window + 1 : 0;
-    return first > 0 ? first : 0;
-}
-
-static bool tree_sees(const struct attn_job *job, int32_t row, int32_t other)
+bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node)
 {
     const uint64_t *mask = job->cpu->pass->tree_mask + (int64_t)row * TREE_MASK_WORDS;
-    return (mask[other / 64] >> (other % 64) & 1) != 0;
+    return (mask[node / 64] >> (node % 64) & 1) != 0;
 }
 
 static void hide(float *s, int32_t from, int32_t to)
@@ -70,40 +27,47 @@ static void hide(float *s, int32_t from, int32_t to)
     }
 }
 
-/* Scores of keys that the row does not see become -infinity. s: of keys [begin, end). */
-static void mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
-                     int32_t begin, int32_t end)
+void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
+                   int32_t begin, int32_t end)
 {
-    int32_t low = first_key(job, job->cpu->pass->rows[row].pos);
+    int32_t low = attn_first_key(job, job->cpu->pass->rows[row].pos);
     int32_t high = t->seq->n_past + row - t->seq->first_row + 1;
     hide(s, 0, low < end ? low - begin : end - begin);
     hide(s, high > begin ? high - begin : 0, end - begin);
 }
 
-/* The positions [begin, begin + n) that a tree's row sees, at t->path: the past's scores, then its
- * ancestors', each where a plain run would have it, so that sums are made in the same order. Returns
- * true for `back`: what stands at t->path goes to the slots instead, and the others become 0. */
-static void tree_row(const struct attn_job *job, struct attn_tile *t, int32_t row, float *s,
-                     int32_t base, int32_t begin, int32_t n, bool back)
+void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row, const float *s,
+                    int32_t base, int32_t begin, int32_t n)
 {
     const struct pass *pass = job->cpu->pass;
-    int32_t low = first_key(job, pass->rows[row].pos), n_past = t->seq->n_past;
+    int32_t low = attn_first_key(job, pass->rows[row].pos), n_past = t->seq->n_past;
     low = low > begin ? low : begin;
-    if (!back) {
-        hide(t->path, 0, n);
-    }
-    for (int32_t key = begin; key < n_past && key < begin + n; key++) {
-        float *slot = &s[key - base], *at = &t->path[key - begin];
-        *(back ? slot : at) = back ? *at : key >= low ? *slot : -INFINITY;
+    hide(t->path, 0, n);
+    for (int32_t key = low; key < n_past && key < begin + n; key++) {
+        t->path[key - begin] = s[key - base];
     }
     for (int32_t node = 0; node < t->seq->n_rows; node++) {
         int32_t pos = pass->rows[t->seq->first_row + node].pos;
-        bool seen = pos >= low && pos < begin + n && tree_sees(job, row, node);
-        if (back) {
-            s[n_past + node - base] = seen ? t->path[pos - begin] : 0.0f;
-        } else if (seen) {
+        if (pos >= low && pos < begin + n && attn_tree_sees(job, row, node)) {
             t->path[pos - begin] = s[n_past + node - base];
         }
+    }
+}
+
+/* The way back: what stands at t->path goes to the slots of s, and the others become 0. */
+static void leave_path(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
+                       int32_t base, int32_t begin, int32_t n)
+{
+    const struct pass *pass = job->cpu->pass;
+    int32_t low = attn_first_key(job, pass->rows[row].pos), n_past = t->seq->n_past;
+    low = low > begin ? low : begin;
+    for (int32_t key = begin; key < n_past && key < begin + n; key++) {
+        s[key - base] = t->path[key - begin];
+    }
+    for (int32_t node = 0; node < t->seq->n_rows; node++) {
+        int32_t pos = pass->rows[t->seq->first_row + node].pos;
+        bool seen = pos >= low && pos < begin + n && attn_tree_sees(job, row, node);
+        s[n_past + node - base] = seen ? t->path[pos - begin] : 0.0f;
     }
 }
 
@@ -111,7 +75,7 @@ static void find_keys(const struct attn_job *job, struct attn_tile *t)
 {
     t->first_key = INT32_MAX;
     for (int32_t r = t->row; r < t->row + t->n_rows; r++) {
-        int32_t low = first_key(job, job->cpu->pass->rows[r].pos);
+        int32_t low = attn_first_key(job, job->cpu->pass->rows[r].pos);
         /* A tree's rows see nodes by their own positions, which lie at or after n_past. */
         low = low < t->seq->n_past || !t->seq->tree ? low : t->seq->n_past;
         t->first_key = low < t->first_key ? low : t->first_key;
@@ -121,12 +85,6 @@ static void find_keys(const struct attn_job *job, struct attn_tile *t)
 }
 
 /* ---- one chunk ---------------------------------------------------------------------------- */
-
-static const char *page_of(const struct attn_job *job, const struct attn_tile *t, int32_t key)
-{
-    return cpu_kv_slot(job->cpu, job->pages, t->seq->lane, key).block +
-           (size_t)t->kv_head * job->pages->head_bytes;
-}
 
 /* Scores of the keys of the chunk that begins at `begin`, for all vectors, at s[key - begin]. A
  * page that reaches over the chunk's end or begin writes beyond; s has room for that. */
@@ -139,7 +97,7 @@ static void chunk_scores(const struct attn_job *job, struct attn_tile *t, int32_
     for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {
         run.n_pages = 0;
         while (run.n_pages < RUN_PAGES && key + run.n_pages * tokens < end) {
-            pages[run.n_pages] = page_of(job, t, key + run.n_pages * tokens);
+            pages[run.n_pages] = attn_page(job, t, key + run.n_pages * tokens);
             run.n_pages++;
         }
         job->cpu->kernels->scores(t->q, dim, t->n_vectors, &run, dim, t->s + (key - begin),
@@ -169,15 +127,15 @@ static void chunk_softmax(const struct attn_job *job, struct attn_tile *t, int32
         if (job->a->softcap != 0.0f) {
             job->cpu->kernels->softcap(s + (first - begin), job->a->softcap, end - first);
         }
-        mask_row(job, t, t->row + i / t->n_heads, s + (first - begin), first, end);
+        attn_mask_row(job, t, t->row + i / t->n_heads, s + (first - begin), first, end);
         hide(s, 0, first - begin);
         hide(s, end - begin, n);
         soften(job, s, n, &max[i], &sum[i]);
     }
 }
 
-/* Likewise of a tree: slots [first, end) at s[slot - base] hold the past's positions from `begin` on
- * and all nodes. */
+/* Likewise of a tree: slots [first, end) at s[slot - base] hold the past's positions from `begin`
+ * on and all nodes. */
 static void tree_softmax(const struct attn_job *job, struct attn_tile *t, int32_t base,
                          int32_t first, int32_t end, int32_t begin, float *max, float *sum)
 {
@@ -189,14 +147,15 @@ static void tree_softmax(const struct attn_job *job, struct attn_tile *t, int32_
         if (job->a->softcap != 0.0f) {
             job->cpu->kernels->softcap(s + (first - base), job->a->softcap, end - first);
         }
-        tree_row(job, t, row, s, base, begin, n, false);
+        attn_tree_path(job, t, row, s, base, begin, n);
         soften(job, t->path, n, &max[i], &sum[i]);
-        tree_row(job, t, row, s, base, begin, n, true);
+        leave_path(job, t, row, s, base, begin, n);
     }
 }
 
 /* The values of a page whose V lies inside K, turned into rows. */
-static void turn_values(const struct attn_job *job, struct attn_tile *t, const char *page, float *to)
+static void turn_values(const struct attn_job *job, struct attn_tile *t, const char *page,
+                        float *to)
 {
     const struct kv_pages *p = job->pages;
     int32_t tokens = job->cpu->limits.block_tokens, dim = p->geometry.head_dim_v;
@@ -216,13 +175,12 @@ static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_
     const struct kv_pages *p = job->pages;
     int32_t tokens = job->cpu->limits.block_tokens;
     int32_t most = p->geometry.v_in_k ? (tokens < RUN_TOKENS ? RUN_TOKENS / tokens : 1) : RUN_PAGES;
-    struct page_run run = {.dtype = p->geometry.v_in_k ? DT_F32 : p->dtype,
-                           .tokens = tokens,
-                           .pages = pages};
+    struct page_run run = {
+        .dtype = p->geometry.v_in_k ? DT_F32 : p->dtype, .tokens = tokens, .pages = pages};
     for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {
         run.n_pages = 0;
         while (run.n_pages < most && key + run.n_pages * tokens < end) {
-            const char *page = page_of(job, t, key + run.n_pages * tokens);
+            const char *page = attn_page(job, t, key + run.n_pages * tokens);
             float *turned = t->v + (int64_t)run.n_pages * tokens * p->v_stride;
             if (p->geometry.v_in_k) {
                 turn_values(job, t, page, turned);
@@ -231,8 +189,8 @@ static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_
         }
         run.first = first > key ? first - key : 0;
         run.end = end - key < run.n_pages * tokens ? end - key : run.n_pages * tokens;
-        job->cpu->kernels->weigh(t->s + (key - begin), t->s_stride, t->n_vectors, &run,
-                                 p->v_stride, t->chunk);
+        job->cpu->kernels->weigh(t->s + (key - begin), t->s_stride, t->n_vectors, &run, p->v_stride,
+                                 t->chunk);
     }
 }
 
@@ -241,6 +199,10 @@ static void join(const struct attn_job *job, struct attn_tile *t, const float *m
                  const float *sum)
 {
     int32_t stride = job->pages->v_stride;
+    if (job->unit) {
+        attn_unit_join(job, t, max, sum);
+        return;
+    }
     for (int32_t i = 0; i < t->n_vectors; i++) {
         float *total = t->total + (int64_t)i * stride, *chunk = t->chunk + (int64_t)i * stride;
         if (sum[i] == 0.0f) {
@@ -265,6 +227,10 @@ static void join(const struct attn_job *job, struct attn_tile *t, const float *m
 
 static void carve(const struct attn_job *job, struct attn_tile *t, char *scratch)
 {
+    if (job->unit) {
+        attn_unit_carve(job, t, scratch);
+        return;
+    }
     const struct kv_pages *p = job->pages;
     int64_t tokens = round_up(job->cpu->limits.block_tokens, RUN_TOKENS), stride = p->v_stride;
     float *at = (float *)scratch;
@@ -289,6 +255,10 @@ static void carve(const struct attn_job *job, struct attn_tile *t, char *scratch
 static void load_queries(const struct attn_job *job, struct attn_tile *t)
 {
     int32_t dim = job->a->head_dim_k;
+    if (job->unit) {
+        attn_unit_queries(job, t);
+        return;
+    }
     for (int32_t i = 0; i < t->n_vectors; i++) {
         float *q = t->q + (int64_t)i * dim;
         int32_t head = t->head + i % t->n_heads;
@@ -357,6 +327,10 @@ static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_
                          float *sum)
 {
     int32_t begin = (t->first_key / ATTN_CHUNK + c) * ATTN_CHUNK;
+    if (job->unit) {
+        attn_unit_chunk(job, t, begin, max, sum);
+        return;
+    }
     memset(t->chunk, 0, (size_t)t->n_vectors * (size_t)job->pages->v_stride * sizeof(float));
     if (t->seq->tree) {
         tree_chunk(job, t, begin, max, sum);
@@ -378,9 +352,12 @@ static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile
         }
     }
     const struct pass_seq *seq = &cpu->pass->seqs[low];
+    /* Head by head, the last rows first: those see the most keys, and the thread that ends last
+     * should end with a short item. */
     int32_t local = item - cpu->seq_items[low];
-    int32_t per_row_tile = job->n_head_tiles * job->a->n_kv_heads;
-    int32_t row = local / per_row_tile * job->tile_rows, rest = local % per_row_tile;
+    int32_t n_row_tiles = (seq->n_rows + job->tile_rows - 1) / job->tile_rows;
+    int32_t row = (n_row_tiles - 1 - local % n_row_tiles) * job->tile_rows,
+            rest = local / n_row_tiles;
     int32_t head = rest % job->n_head_tiles * job->tile_heads;
     t->seq = seq;
     t->row = seq->first_row + row;
@@ -396,7 +373,7 @@ static void attn_item(void *arg, int32_t item, int32_t thread)
 {
     const struct attn_job *job = arg;
     struct attn_tile t;
-    float max[ATTN_TILE], sum[ATTN_TILE];
+    float max[ATTN_MAX_TILE], sum[ATTN_MAX_TILE];
     make_tile(job, item, &t);
     carve(job, &t, job->cpu->scratch[thread].p);
     begin_total(job, &t);
@@ -461,6 +438,21 @@ static bool split(struct attn_job *job)
            n_parts * job->part_floats * (int64_t)sizeof(float) <= ATTN_PARTS_BYTES;
 }
 
+/* Items of up to `tile` vectors. */
+static void deal(struct attn_job *job, int32_t tile)
+{
+    struct cpu_backend *cpu = job->cpu;
+    job->tile_heads = job->group < tile ? job->group : tile;
+    job->tile_rows = tile / job->tile_heads;
+    job->n_head_tiles = (job->group + job->tile_heads - 1) / job->tile_heads;
+    job->n_items = 0;
+    for (int32_t i = 0; i < cpu->pass->n_seqs; i++) {
+        cpu->seq_items[i] = job->n_items;
+        job->n_items += (cpu->pass->seqs[i].n_rows + job->tile_rows - 1) / job->tile_rows *
+                        job->n_head_tiles * job->a->n_kv_heads;
+    }
+}
+
 enum status cpu_attention(struct backend *be, const struct attention_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -471,14 +463,12 @@ enum status cpu_attention(struct backend *be, const struct attention_args *a)
     ASSERT(job.pages->geometry.head_dim_v == a->head_dim_v);
     ASSERT(job.pages->geometry.n_kv_heads == a->n_kv_heads);
     job.group = a->n_heads / a->n_kv_heads;
-    job.tile_heads = job.group < ATTN_TILE ? job.group : ATTN_TILE;
-    job.tile_rows = ATTN_TILE / job.tile_heads;
-    job.n_head_tiles = (job.group + job.tile_heads - 1) / job.tile_heads;
-    for (int32_t i = 0; i < cpu->pass->n_seqs; i++) {
-        cpu->seq_items[i] = job.n_items;
-        job.n_items += (cpu->pass->seqs[i].n_rows + job.tile_rows - 1) / job.tile_rows *
-                   job.n_head_tiles * a->n_kv_heads;
-    }
+    job.unit = attn_unit(cpu, job.pages);
+    int32_t tile = job.unit ? attn_unit_tile(job.pages) : ATTN_TILE;
+    do {
+        deal(&job, tile);
+        tile /= 2;
+    } while (job.unit && tile >= UNIT_ROWS && job.n_items < 4 * pool_n_threads(cpu->pool));
     if (split(&job)) {
         pool_run(cpu->pool, job.part_first[job.n_items], part_item, &job);
         pool_run(cpu->pool, job.n_items, join_item, &job);

@@ -5,6 +5,7 @@
 #ifndef SLUICE_CPU_KERNELS_H
 #define SLUICE_CPU_KERNELS_H
 
+#include "cpu/cpu_attention_amx.h"
 #include "engine/ops.h"
 
 /* A packed product covers PANEL outputs at a time; a tile is 1 to MAX_PANELS panels. */
@@ -38,6 +39,7 @@ struct cpu_kernels {
 
     gemm_fn *gemm_bf16, *gemm_f16, *gemm_f32;
     bool bf16_rows; // gemm_bf16 reads a as bf16; else as fp32 that holds rounded values
+    const struct matrix_unit *unit; // attention over bf16 pages goes through it; NULL: none
     /* Up to pass_rows rows a product reads each weight once; inputs that it is best given at a time
      * for some tens of rows. */
     int32_t pass_rows, few_k;

@@ -1,6 +1,6 @@
 /* KV pages. A page of a layer holds for each kv head first K, transposed to [head_dim][tokens] so
  * that a score of many tokens is one stream, then V as [token][head_dim], padded to whole panels. */
-#include "cpu/cpu_internal.h"
+#include "cpu/cpu_attention.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -48,8 +48,11 @@ enum status cpu_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int
 }
 
 /* Scratch of one attention item: see cpu_attention.c. */
-static size_t attention_scratch(const struct kv_pages *p, int32_t block_tokens)
+static size_t attention_scratch(const struct kv_pages *p, int32_t block_tokens, bool on_unit)
 {
+    if (on_unit) {
+        return attn_unit_scratch(p);
+    }
     size_t k = (size_t)p->geometry.head_dim_k, v = (size_t)p->v_stride;
     size_t tokens = (size_t)round_up(block_tokens, 64);
     return sizeof(float) *
@@ -76,7 +79,8 @@ enum status cpu_kv_open(struct backend *be, int32_t set, const struct kv_set_des
             p->base = cpu_memory(cpu, n_bytes);
         }
         if (!p->base ||
-            cpu_need_scratch(cpu, attention_scratch(p, cpu->limits.block_tokens)) != OK) {
+            cpu_need_scratch(cpu, attention_scratch(p, cpu->limits.block_tokens,
+                                                    attn_unit(cpu, p) != NULL)) != OK) {
             return err_set(err, ERR_NOMEM, "not enough memory for a KV cache of %d blocks",
                            cpu->limits.n_blocks);
         }

@@ -1,0 +1,109 @@
+/* Attention's items, between the file that deals them out (cpu_attention.c) and the one that
+ * computes their chunks on a matrix unit (cpu_attention_unit.c).
+ *
+ * Thread: an item is one thread's; a job is only read while its items run. */
+#ifndef SLUICE_CPU_ATTENTION_H
+#define SLUICE_CPU_ATTENTION_H
+
+#include "cpu/cpu_internal.h"
+
+/* Items whose chunks are computed apart, at most. */
+enum { SPLIT_ITEMS = 256 };
+
+struct attn_job {
+    struct cpu_backend *cpu;
+    const struct attention_args *a;
+    const struct kv_pages *pages;
+    const struct matrix_unit *unit; // that computes this layer's chunks, or NULL
+    int32_t group;                  // query heads of one KV head
+    int32_t tile_heads;             // of one item
+    int32_t tile_rows;
+    int32_t n_head_tiles;
+    int32_t n_items;
+    /* Chunks apart: chunk c of item i is part part_first[i] + c, whose results lie at
+     * cpu->attn_parts: [n_vectors, v_stride], then maximum and sum of each vector. */
+    int64_t part_floats;
+    int32_t part_first[SPLIT_ITEMS + 1];
+};
+
+/* One item: rows [row, row + n_rows) of the pass, heads [head, head + n_heads). Vector i is row
+ * i / n_heads, head i % n_heads. */
+struct attn_tile {
+    const struct pass_seq *seq;
+    int32_t row, n_rows, head, n_heads, kv_head;
+    int32_t n_vectors;
+    int32_t first_key, end_key; // that any row sees
+    float *q;                   // [n_vectors, head_dim_k], scaled
+    float *s;                   // [n_vectors, s_stride] scores, then probabilities, of one chunk
+    float *chunk;               // [n_vectors, v_stride]
+    float *total;               // [n_vectors, v_stride]
+    float *k;                   // widened pages
+    float *v;
+    float max[ATTN_MAX_TILE], sum[ATTN_MAX_TILE]; // of total
+    int64_t s_stride;
+    float *path; // [ATTN_CHUNK] of a tree: a row's scores by position
+    /* With a matrix unit (s is [UNIT_ROWS, s_stride] then): */
+    char *operands;      // [n_vectors] of q
+    char *keys, *values; // packed
+    int64_t operand_bytes;
+};
+
+/* The unit that computes a layer's attention, of decoding rows as of prompts': it depends on the
+ * machine and the layer alone. NULL: the vectors do. */
+static inline const struct matrix_unit *attn_unit(const struct cpu_backend *cpu,
+                                                  const struct kv_pages *p)
+{
+    bool fits = p->dtype == DT_BF16 && cpu->limits.block_tokens % PANEL == 0;
+    return fits ? cpu->kernels->unit : NULL;
+}
+
+/* The first key that a row at `pos` sees of its window. */
+static inline int32_t attn_first_key(const struct attn_job *job, int32_t pos)
+{
+    int32_t first = job->a->window > 0 ? pos - job->a->window + 1 : 0;
+    return first > 0 ? first : 0;
+}
+
+/* The page of `key`, where the item's KV head begins. */
+static inline const char *attn_page(const struct attn_job *job, const struct attn_tile *t,
+                                    int32_t key)
+{
+    return cpu_kv_slot(job->cpu, job->pages, t->seq->lane, key).block +
+           (size_t)t->kv_head * job->pages->head_bytes;
+}
+
+/* Whether a tree's row sees the node. */
+bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node);
+/* Scores of keys [begin, end), at s, that the row does not see become -infinity. */
+void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
+                   int32_t begin, int32_t end);
+/* The positions [begin, begin + n) that a tree's row sees, at t->path: the past's scores, then its
+ * ancestors', each where a plain run would have it, so that sums are made in the same order. Slots
+ * stand at s[slot - base]. */
+void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row, const float *s,
+                    int32_t base, int32_t begin, int32_t n);
+
+/* ---- on a matrix unit (cpu_attention_unit.c) */
+
+/* Vectors of an item at most: fewer where values are wide, so that their sums stay in a cache. */
+static inline int32_t attn_unit_tile(const struct kv_pages *p)
+{
+    int32_t tile = UNIT_TILE;
+    while (tile > UNIT_ROWS && tile * p->v_stride > UNIT_TILE * 256) {
+        tile /= 2;
+    }
+    return tile;
+}
+
+/* Bytes of scratch of one item. */
+size_t attn_unit_scratch(const struct kv_pages *p);
+void attn_unit_carve(const struct attn_job *job, struct attn_tile *t, char *scratch);
+void attn_unit_queries(const struct attn_job *job, struct attn_tile *t);
+/* The chunk that begins at `begin`: t->chunk, and each vector's maximum and sum. */
+void attn_unit_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
+                     float *sum);
+/* The chunk joins t->total. */
+void attn_unit_join(const struct attn_job *job, struct attn_tile *t, const float *max,
+                    const float *sum);
+
+#endif

@@ -1,0 +1,375 @@
+/* Attention's inner loops by AMX and AVX-512: see cpu_attention_amx.h. */
+#if defined(__AMX_BF16__)
+
+#include "cpu/cpu_attention_amx.h"
+
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- products ----------------------------------------------------------------------------- */
+
+enum { TILE_ROWS = 16, TILE_BYTES = 64 };
+
+/* As the LDTILECFG instruction reads it. */
+struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+
+/* Registers 0 to 3 are sums, 4 and 5 operands of rows, 6 and 7 of columns. With more than 16 rows
+ * 2, 3 and 5 are of those beyond. */
+static void configure(int32_t m)
+{
+    struct tile_config c;
+    bool high = m > TILE_ROWS;
+    int32_t low_rows = high ? TILE_ROWS : m, high_rows = high ? m - TILE_ROWS : m;
+    memset(&c, 0, sizeof c);
+    c.palette = 1;
+    for (int i = 0; i < 8; i++) {
+        c.row_bytes[i] = TILE_BYTES;
+        c.rows[i] = TILE_ROWS;
+    }
+    c.rows[0] = c.rows[1] = c.rows[4] = (uint8_t)low_rows;
+    c.rows[2] = c.rows[3] = c.rows[5] = (uint8_t)high_rows;
+    /* GCC's intrinsic says that it reads 8 bytes: the others would be left out. */
+    __asm__ volatile("" : : "m"(c));
+    _tile_loadconfig(&c);
+}
+
+/* 17 to 32 rows against one or two panels. */
+INLINE void high_block(const struct unit_product *p, const char *b, float *c, const int panels)
+{
+    const char *a = p->a, *a2 = p->a + TILE_ROWS * p->a_bytes;
+    int64_t c_bytes = p->c_stride * (int64_t)sizeof *c;
+    float *c2 = c + TILE_ROWS * p->c_stride;
+    if (p->first) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, c, c_bytes);
+        _tile_loadd(2, c2, c_bytes);
+        if (panels > 1) {
+            _tile_loadd(1, c + 16, c_bytes);
+            _tile_loadd(3, c2 + 16, c_bytes);
+        }
+    }
+    for (int32_t step = 0; step < p->n_steps; step++, b += p->b_step) {
+        _tile_loadd(6, b, TILE_BYTES);
+        if (panels > 1) {
+            _tile_loadd(7, b + p->b_panel, TILE_BYTES);
+        }
+        for (int term = 0; term < UNIT_TERMS; term++, a += TILE_BYTES, a2 += TILE_BYTES) {
+            _tile_loadd(4, a, p->a_bytes);
+            _tile_loadd(5, a2, p->a_bytes);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(2, 5, 6);
+            if (panels > 1) {
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+    }
+    _tile_stored(0, c, c_bytes);
+    _tile_stored(2, c2, c_bytes);
+    if (panels > 1) {
+        _tile_stored(1, c + 16, c_bytes);
+        _tile_stored(3, c2 + 16, c_bytes);
+    }
+}
+
+/* Up to 16 rows against one or four panels. */
+INLINE void low_block(const struct unit_product *p, const char *b, float *c, const int panels)
+{
+    const char *a = p->a;
+    int64_t c_bytes = p->c_stride * (int64_t)sizeof *c;
+    if (p->first) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, c, c_bytes);
+        if (panels > 1) {
+            _tile_loadd(1, c + 16, c_bytes);
+            _tile_loadd(2, c + 32, c_bytes);
+            _tile_loadd(3, c + 48, c_bytes);
+        }
+    }
+    for (int32_t step = 0; step < p->n_steps; step++, b += p->b_step) {
+        for (int term = 0; term < UNIT_TERMS; term++, a += TILE_BYTES) {
+            _tile_loadd(4, a, p->a_bytes);
+            _tile_loadd(6, b, TILE_BYTES);
+            _tile_dpbf16ps(0, 4, 6);
+            if (panels > 1) {
+                _tile_loadd(7, b + p->b_panel, TILE_BYTES);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_loadd(6, b + 2 * p->b_panel, TILE_BYTES);
+                _tile_dpbf16ps(2, 4, 6);
+                _tile_loadd(7, b + 3 * p->b_panel, TILE_BYTES);
+                _tile_dpbf16ps(3, 4, 7);
+            }
+        }
+    }
+    _tile_stored(0, c, c_bytes);
+    if (panels > 1) {
+        _tile_stored(1, c + 16, c_bytes);
+        _tile_stored(2, c + 32, c_bytes);
+        _tile_stored(3, c + 48, c_bytes);
+    }
+}
+
+static void product(const struct unit_product *p)
+{
+    const bool high = p->m > TILE_ROWS;
+    const int32_t at_once = high ? 2 : 4;
+    const char *b = p->b;
+    float *c = p->c;
+    int32_t i = 0;
+    configure(p->m);
+    for (; i + at_once <= p->n_panels; i += at_once) {
+        if (high) {
+            high_block(p, b, c, 2);
+        } else {
+            low_block(p, b, c, 4);
+        }
+        b += at_once * p->b_panel;
+        c += at_once * 16;
+    }
+    for (; i < p->n_panels; i++, b += p->b_panel, c += 16) {
+        if (high) {
+            high_block(p, b, c, 1);
+        } else {
+            low_block(p, b, c, 1);
+        }
+    }
+    _tile_release();
+}
+
+/* ---- operands ----------------------------------------------------------------------------- */
+
+/* One step: x[0..32) as bf16, and what that leaves as bf16 again. The first term is cut off, not
+ * rounded, so that the rest is exact. */
+INLINE void store_step(__m512 low, __m512 high, char *out)
+{
+#if UNIT_TERMS == 1
+    _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+#else
+    const __m512i top = _mm512_set1_epi32((int32_t)0xFFFF0000);
+    __m512 low_top = (__m512)_mm512_and_si512((__m512i)low, top);
+    __m512 high_top = (__m512)_mm512_and_si512((__m512i)high, top);
+    _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(high_top, low_top));
+    _mm512_storeu_si512(
+        out + TILE_BYTES,
+        (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(high, high_top), _mm512_sub_ps(low, low_top)));
+#endif
+}
+
+static __mmask16 first_lanes(int32_t n)
+{
+    return (__mmask16)(n >= 16 ? 0xFFFF : n <= 0 ? 0 : (1 << n) - 1);
+}
+
+static void split(const float *x, float scale, int32_t dim, char *out)
+{
+    const __m512 factor = _mm512_set1_ps(scale);
+    for (int32_t d = 0; d < dim; d += UNIT_K, out += UNIT_STEP) {
+        __m512 low = _mm512_maskz_loadu_ps(first_lanes(dim - d), x + d);
+        __m512 high = _mm512_maskz_loadu_ps(first_lanes(dim - d - 16), x + d + 16);
+        store_step(_mm512_mul_ps(low, factor), _mm512_mul_ps(high, factor), out);
+    }
+}
+
+/* ---- packing ------------------------------------------------------------------------------ */
+
+/* The words of the two halves by turns: (0, 16), (1, 17) ... */
+INLINE __m512i by_turns(void)
+{
+    const __m512i pairs = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_or_si512(pairs,
+                           _mm512_slli_epi32(_mm512_add_epi32(pairs, _mm512_set1_epi32(16)), 16));
+}
+
+INLINE __m512i load_two(const uint16_t *a, const uint16_t *b)
+{
+    __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const void *)a));
+    return _mm512_inserti64x4(low, _mm256_loadu_si256((const void *)b), 1);
+}
+
+static void pack_keys(const uint16_t *page, int32_t tokens, int32_t dim, char *out)
+{
+    const __m512i turns = by_turns();
+    static const uint16_t zeros[16];
+    int32_t d = 0;
+    for (; d + 2 <= dim && tokens == 16; d += 2, page += 32, out += TILE_BYTES) {
+        __m512i both = _mm512_loadu_si512(page);
+        _mm512_storeu_si512(out, _mm512_permutexvar_epi16(turns, both));
+    }
+    for (; d < dim; d += 2, page += 2 * tokens, out += TILE_BYTES) {
+        __m512i both = load_two(page, d + 1 < dim ? page + tokens : zeros);
+        _mm512_storeu_si512(out, _mm512_permutexvar_epi16(turns, both));
+    }
+    for (; d % UNIT_K != 0; d += 2, out += TILE_BYTES) {
+        _mm512_storeu_si512(out, _mm512_setzero_si512());
+    }
+}
+
+/* The halves of a pair of keys that lie in [first, end), as a mask of their words. */
+INLINE __m512i kept(int32_t key, int32_t first, int32_t end)
+{
+    uint32_t words = (key >= first && key < end ? 0xFFFFu : 0u) |
+                     (key + 1 >= first && key + 1 < end ? 0xFFFF0000u : 0u);
+    return _mm512_set1_epi32((int32_t)words);
+}
+
+static void pack_values(const uint16_t *page, int32_t first, int32_t end, int32_t n_panels,
+                        char *out)
+{
+    const __m512i turns = by_turns();
+    const int64_t stride = n_panels * 16;
+    for (int32_t key = 0; key < 16; key += 2, out += TILE_BYTES) {
+        const uint16_t *a = page + key * stride;
+        const __m512i keep = kept(key, first, end);
+        for (int32_t i = 0; i < n_panels; i++, a += 16) {
+            __m512i x = _mm512_permutexvar_epi16(turns, load_two(a, a + stride));
+            _mm512_storeu_si512(out + (int64_t)i * UNIT_BLOCK, _mm512_and_si512(x, keep));
+        }
+    }
+}
+
+static void turn_values(const uint16_t *page, int32_t tokens, int32_t first, int32_t end,
+                        int32_t dim, int32_t n_panels, char *out)
+{
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i rows = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(tokens * 2));
+    for (int32_t key = 0; key < 16; key += 2, out += TILE_BYTES) {
+        const __m512i keep = kept(key, first, end);
+        for (int32_t i = 0; i < n_panels; i++) {
+            const uint16_t *from = page + (int64_t)i * 16 * tokens + key;
+            __m512i x = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(),
+                                                    first_lanes(dim - i * 16), rows, from, 1);
+            _mm512_storeu_si512(out + (int64_t)i * UNIT_BLOCK, _mm512_and_si512(x, keep));
+        }
+    }
+}
+
+/* ---- softmax ------------------------------------------------------------------------------ */
+
+/* 2^y within 2 units in the last place, for y <= 0; 0 below -125; NaN stays NaN. */
+INLINE __m512 exp2_of(__m512 y)
+{
+    const __m512 magic = _mm512_set1_ps(12582912.0f);
+    __mmask16 large = _mm512_cmp_ps_mask(y, _mm512_set1_ps(-125.0f), _CMP_NLT_UQ);
+    __m512 shifted = _mm512_add_ps(y, magic);
+    __m512 f = _mm512_sub_ps(y, _mm512_sub_ps(shifted, magic));
+    __m512 p = _mm512_set1_ps(0.001326472731307149f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.009671512991189957f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.05550733581185341f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24022242426872253f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6931470036506653f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return (__m512)_mm512_maskz_add_epi32(large, (__m512i)p,
+                                          _mm512_slli_epi32((__m512i)shifted, 23));
+}
+
+static float highest(const float *s, int32_t n)
+{
+    __m512 a = _mm512_loadu_ps(s), b = _mm512_loadu_ps(s + 16);
+    for (int32_t i = 32; i < n; i += 32) {
+        a = _mm512_max_ps(_mm512_loadu_ps(s + i), a);
+        b = _mm512_max_ps(_mm512_loadu_ps(s + i + 16), b);
+    }
+    return _mm512_reduce_max_ps(_mm512_max_ps(a, b));
+}
+
+static void soften(float *s, int32_t n, float *max, float *sum)
+{
+    float m = n > 0 ? highest(s, n) : -INFINITY;
+    char *out = (char *)s; // never ahead of what is read
+    *max = m;
+    *sum = 0.0f;
+    if (m == -INFINITY) {
+        memset(out, 0, (size_t)(n / UNIT_K) * UNIT_STEP);
+        return;
+    }
+    const __m512 log2_e = _mm512_set1_ps(1.44269504f);
+    const __m512 offset = _mm512_mul_ps(_mm512_set1_ps(m), log2_e);
+    __m512 even = _mm512_setzero_ps(), odd = even;
+    for (int32_t i = 0; i < n; i += UNIT_K, out += UNIT_STEP) {
+        __m512 low = exp2_of(_mm512_fmsub_ps(_mm512_loadu_ps(s + i), log2_e, offset));
+        __m512 high = exp2_of(_mm512_fmsub_ps(_mm512_loadu_ps(s + i + 16), log2_e, offset));
+        even = _mm512_add_ps(even, low);
+        odd = _mm512_add_ps(odd, high);
+        store_step(low, high, out);
+    }
+    *sum = _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
+}
+
+/* ---- joining ------------------------------------------------------------------------------ */
+
+/* Where a product turned what is too small into nothing, its zeros have either sign, and how many
+ * steps follow decides which: + 0 makes them positive. */
+INLINE __m512 settled(const float *x)
+{
+    return _mm512_add_ps(_mm512_loadu_ps(x), _mm512_setzero_ps());
+}
+
+/* total = total * old + chunk * new */
+INLINE void join_row(float *total, const float *chunk, float old, float new, int32_t n)
+{
+    const __m512 o = _mm512_set1_ps(old), w = _mm512_set1_ps(new);
+    for (int32_t d = 0; d < n; d += 16) {
+        __m512 t = _mm512_mul_ps(_mm512_loadu_ps(total + d), o);
+        _mm512_storeu_ps(total + d, _mm512_fmadd_ps(settled(chunk + d), w, t));
+    }
+}
+
+static void join(const struct unit_join *j)
+{
+    const __m512 log2_e = _mm512_set1_ps(1.44269504f), none = _mm512_setzero_ps();
+    for (int32_t i = 0; i < j->n; i += 16) {
+        const __mmask16 lanes = first_lanes(j->n - i);
+        __m512 max = _mm512_maskz_loadu_ps(lanes, j->max + i);
+        __m512 sum = _mm512_maskz_loadu_ps(lanes, j->sum + i);
+        __m512 chunk_max = _mm512_maskz_loadu_ps(lanes, j->chunk_max + i);
+        __m512 chunk_sum = _mm512_maskz_loadu_ps(lanes, j->chunk_sum + i);
+        __mmask16 is_first = _mm512_cmp_ps_mask(sum, none, _CMP_EQ_OQ);
+        __mmask16 adds = _mm512_cmp_ps_mask(chunk_sum, none, _CMP_NEQ_UQ) & lanes;
+        __m512 m = _mm512_max_ps(max, chunk_max);
+        __m512 old = exp2_of(_mm512_mul_ps(_mm512_sub_ps(max, m), log2_e));
+        __m512 new = exp2_of(_mm512_mul_ps(_mm512_sub_ps(chunk_max, m), log2_e));
+        float olds[16], news[16];
+        old = _mm512_mask_mov_ps(old, is_first, none);
+        new = _mm512_mask_mov_ps(new, is_first, _mm512_set1_ps(1.0f));
+        sum = _mm512_fmadd_ps(sum, old, _mm512_mul_ps(chunk_sum, new));
+        _mm512_storeu_ps(olds, old);
+        _mm512_storeu_ps(news, new);
+        _mm512_mask_storeu_ps(j->max + i, adds, _mm512_mask_mov_ps(m, is_first, chunk_max));
+        _mm512_mask_storeu_ps(j->sum + i, adds, sum);
+        for (int32_t v = 0; v < 16; v++) {
+            if (adds >> v & 1) {
+                int64_t at = (int64_t)(i + v) * j->stride;
+                join_row(j->total + at, j->chunk + at, olds[v], news[v], j->stride);
+            }
+        }
+    }
+}
+
+const struct matrix_unit cpu_amx_unit = {
+    .product = product,
+    .split = split,
+    .pack_keys = pack_keys,
+    .pack_values = pack_values,
+    .turn_values = turn_values,
+    .soften = soften,
+    .join = join,
+};
+
+#else
+typedef int cpu_attention_amx_unused; // another machine's
+#endif

@@ -1,0 +1,388 @@
+/* One chunk of keys on a matrix unit. K and V of the chunk are packed once for the item's vectors,
+ * which are then taken UNIT_ROWS at a time: scores of all keys, softmax in place, values.
+ * Values are summed in steps of 32 positions that begin where the chunk does, so a row's bits do
+ * not depend on what else the item holds: keys that it does not see weigh 0, which changes no sum.
+ */
+#include "cpu/cpu_attention.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Room for slots that a tree's chunk reads beyond its positions, and for whole panels. */
+enum { CHUNK_SLOTS = ATTN_CHUNK + MAX_TREE_NODES + 2 * UNIT_K, S_STRIDE = CHUNK_SLOTS + PANEL };
+
+/* Packed keys, or values, that few vectors take at a time. */
+enum { FEW_BYTES = 32 << 10 };
+
+static int32_t down(int32_t n, int32_t unit)
+{
+    return n / unit * unit;
+}
+
+static int32_t up(int32_t n, int32_t unit)
+{
+    return down(n + unit - 1, unit);
+}
+
+static int32_t lower(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+static int32_t higher(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* ---- memory ------------------------------------------------------------------------------- */
+
+static int64_t padded_dim(const struct kv_pages *p)
+{
+    return round_up(p->geometry.head_dim_k, UNIT_K);
+}
+
+size_t attn_unit_scratch(const struct kv_pages *p)
+{
+    int64_t k = padded_dim(p), v = p->v_stride;
+    int64_t tile = attn_unit_tile(p);
+    int64_t floats = UNIT_ROWS * (int64_t)S_STRIDE + ATTN_CHUNK + 2 * tile * v;
+    return (size_t)(floats * (int64_t)sizeof(float) + tile * (k / UNIT_K) * UNIT_STEP +
+                    CHUNK_SLOTS * k * 2 + ATTN_CHUNK * v * 2);
+}
+
+void attn_unit_carve(const struct attn_job *job, struct attn_tile *t, char *scratch)
+{
+    int64_t k = padded_dim(job->pages), v = job->pages->v_stride, tile = attn_unit_tile(job->pages);
+    t->s = (float *)scratch;
+    t->s_stride = S_STRIDE;
+    t->path = t->s + UNIT_ROWS * t->s_stride;
+    t->chunk = t->path + ATTN_CHUNK;
+    t->total = t->chunk + tile * v;
+    t->operands = (char *)(t->total + tile * v);
+    t->operand_bytes = k / UNIT_K * UNIT_STEP;
+    t->keys = t->operands + tile * t->operand_bytes;
+    t->values = t->keys + CHUNK_SLOTS * k * 2;
+}
+
+void attn_unit_queries(const struct attn_job *job, struct attn_tile *t)
+{
+    int32_t dim = job->a->head_dim_k;
+    for (int32_t i = 0; i < t->n_vectors; i++) {
+        int32_t head = t->head + i % t->n_heads;
+        job->unit->split(tensor_row(&job->a->q, t->row + i / t->n_heads) + (int64_t)head * dim,
+                         job->a->scale, dim, t->operands + i * t->operand_bytes);
+    }
+}
+
+/* ---- packing ------------------------------------------------------------------------------ */
+
+static const uint16_t *key_page(const struct attn_job *job, const struct attn_tile *t, int32_t key)
+{
+    int32_t tokens = job->cpu->limits.block_tokens;
+    return (const uint16_t *)(const void *)attn_page(job, t, key) + key % tokens;
+}
+
+/* Panels of the keys [from, end), from a multiple of PANEL. Those below `first` are left as they
+ * are, since nobody sees them and their pages may be gone. */
+static void pack_keys(const struct attn_job *job, const struct attn_tile *t, int32_t from,
+                      int32_t first, int32_t end)
+{
+    int64_t panel_bytes = padded_dim(job->pages) / UNIT_K * UNIT_BLOCK;
+    char *out = t->keys;
+    for (int32_t key = from; key < end; key += PANEL, out += panel_bytes) {
+        if (key + PANEL <= first) {
+            continue;
+        }
+        job->unit->pack_keys(key_page(job, t, key), job->cpu->limits.block_tokens,
+                             job->a->head_dim_k, out);
+    }
+}
+
+static const uint16_t *value_row(const struct attn_job *job, const struct attn_tile *t, int32_t key)
+{
+    const struct kv_pages *p = job->pages;
+    const char *v = attn_page(job, t, key) + p->k_bytes;
+    return (const uint16_t *)(const void *)v + key % job->cpu->limits.block_tokens * p->v_stride;
+}
+
+/* Steps of the positions [from, to), multiples of UNIT_K that count from the chunk's begin; what
+ * lies outside of the keys [first, end) is zeros: nobody may have written it. */
+static void pack_values(const struct attn_job *job, const struct attn_tile *t, int32_t begin,
+                        int32_t from, int32_t to, int32_t first, int32_t end)
+{
+    const struct kv_pages *p = job->pages;
+    int32_t n_panels = p->v_stride / PANEL;
+    for (int32_t i = from; i < to; i += PANEL) {
+        int32_t key = begin + i, half = (i - from) / PANEL;
+        char *out = t->values + (int64_t)(half / 2 * n_panels * 2 + half % 2) * (UNIT_BLOCK / 2);
+        if (key >= end || key + PANEL <= first) {
+            for (int32_t panel = 0; panel < n_panels; panel++) {
+                memset(out + (int64_t)panel * UNIT_BLOCK, 0, UNIT_BLOCK / 2);
+            }
+        } else if (p->geometry.v_in_k) {
+            job->unit->turn_values(key_page(job, t, key), job->cpu->limits.block_tokens,
+                                   first - key, end - key, p->geometry.head_dim_v, n_panels, out);
+        } else {
+            job->unit->pack_values(value_row(job, t, key), first - key, end - key, n_panels, out);
+        }
+    }
+}
+
+/* The value of slot `key` as the i-th of the packed ones. */
+static void place_value(const struct attn_job *job, const struct attn_tile *t, int32_t i,
+                        int32_t key)
+{
+    const struct kv_pages *p = job->pages;
+    bool turned = p->geometry.v_in_k;
+    const uint16_t *v = turned ? key_page(job, t, key) : value_row(job, t, key);
+    int64_t step = turned ? job->cpu->limits.block_tokens : 1;
+    int64_t block = (int64_t)(i / UNIT_K) * (p->v_stride / PANEL);
+    for (int32_t d = 0; d < p->geometry.head_dim_v; d++) {
+        char *line = t->values + (block + d / PANEL) * UNIT_BLOCK + i % UNIT_K / 2 * 64;
+        memcpy(line + (d % PANEL * 2 + i % 2) * 2, v + d * step, sizeof *v);
+    }
+}
+
+/* Steps [from, to) of the positions that a tree's row sees, from wherever they lie. */
+static void pack_path(const struct attn_job *job, const struct attn_tile *t, int32_t row,
+                      int32_t begin, int32_t from, int32_t to)
+{
+    const struct pass *pass = job->cpu->pass;
+    int64_t step_bytes = (int64_t)(job->pages->v_stride / PANEL) * UNIT_BLOCK;
+    int32_t n_past = t->seq->n_past, low = attn_first_key(job, pass->rows[row].pos);
+    memset(t->values, 0, (size_t)((to - from) / UNIT_K * step_bytes));
+    for (int32_t key = higher(begin + from, low); key < lower(begin + to, n_past); key++) {
+        place_value(job, t, key - begin - from, key);
+    }
+    for (int32_t node = 0; node < t->seq->n_rows; node++) {
+        int32_t pos = pass->rows[t->seq->first_row + node].pos;
+        if (pos >= higher(begin + from, low) && pos < begin + to &&
+            attn_tree_sees(job, row, node)) {
+            place_value(job, t, pos - begin - from, n_past + node);
+        }
+    }
+}
+
+/* ---- products ----------------------------------------------------------------------------- */
+
+static void run(const struct attn_job *job, struct unit_product p)
+{
+    job->unit->product(&p);
+}
+
+/* Vectors [i, i + m) and the positions [from, to) of the chunk that any of them sees; their scores,
+ * then probabilities, of position `from` on stand at s. */
+struct share {
+    int32_t i, m, from, to;
+    float *s;
+};
+
+static struct unit_product score(const struct attn_job *job, const struct attn_tile *t,
+                                 const struct share *v, int32_t panel)
+{
+    int64_t panel_bytes = padded_dim(job->pages) / UNIT_K * UNIT_BLOCK;
+    return (struct unit_product){
+        .a = t->operands + v->i * t->operand_bytes,
+        .a_bytes = t->operand_bytes,
+        .b = t->keys + panel * panel_bytes,
+        .b_step = UNIT_BLOCK,
+        .b_panel = panel_bytes,
+        .m = v->m,
+        .n_steps = (int32_t)padded_dim(job->pages) / UNIT_K,
+        .n_panels = (v->to - v->from) / PANEL,
+        .c = v->s,
+        .c_stride = t->s_stride,
+        .first = true,
+    };
+}
+
+/* The vectors weigh the values of the positions [from, to), some of their own. Those of position
+ * `packed` stand first. */
+static struct unit_product weigh(const struct attn_job *job, const struct attn_tile *t,
+                                 const struct share *v, int32_t packed, int32_t from, int32_t to,
+                                 bool first)
+{
+    int32_t stride = job->pages->v_stride, n_panels = stride / PANEL;
+    return (struct unit_product){
+        .a = (const char *)v->s + (from - v->from) / UNIT_K * UNIT_STEP,
+        .a_bytes = t->s_stride * (int64_t)sizeof(float),
+        .b = t->values + (int64_t)((from - packed) / UNIT_K) * n_panels * UNIT_BLOCK,
+        .b_step = (int64_t)n_panels * UNIT_BLOCK,
+        .b_panel = UNIT_BLOCK,
+        .m = v->m,
+        .n_steps = (to - from) / UNIT_K,
+        .n_panels = n_panels,
+        .c = t->chunk + (int64_t)v->i * stride,
+        .c_stride = stride,
+        .first = first,
+    };
+}
+
+/* ---- chunks ------------------------------------------------------------------------------- */
+
+static void cap(const struct attn_job *job, float *s, int32_t n)
+{
+    if (job->a->softcap != 0.0f) {
+        job->cpu->kernels->softcap(s, job->a->softcap, n);
+    }
+}
+
+static void soften(const struct attn_job *job, const struct attn_tile *t, const struct share *v,
+                   float *max, float *sum)
+{
+    for (int32_t j = 0; j < v->m; j++) {
+        job->unit->soften(v->s + j * t->s_stride, v->to - v->from, &max[v->i + j], &sum[v->i + j]);
+    }
+}
+
+/* The share's part of a chunk that begins at `begin`, whose scores are there. */
+static void mask_and_soften(const struct attn_job *job, const struct attn_tile *t, int32_t begin,
+                            const struct share *v, float *max, float *sum)
+{
+    for (int32_t j = 0; j < v->m; j++) {
+        float *s = v->s + j * t->s_stride;
+        cap(job, s, v->to - v->from);
+        attn_mask_row(job, t, t->row + (v->i + j) / t->n_heads, s, begin + v->from, begin + v->to);
+    }
+    soften(job, t, v, max, sum);
+}
+
+/* Keys [first, end) of a chunk, packed once for all vectors, share by share of UNIT_ROWS of them.
+ */
+static void many_vectors(const struct attn_job *job, struct attn_tile *t, int32_t begin,
+                         int32_t first, int32_t end, float *max, float *sum)
+{
+    int32_t packed = down(first - begin, UNIT_K), n_past = t->seq->n_past;
+    pack_keys(job, t, begin + packed, first, end);
+    pack_values(job, t, begin, packed, up(end - begin, UNIT_K), first, end);
+    for (int32_t i = 0; i < t->n_vectors; i += UNIT_ROWS) {
+        struct share v = {.i = i, .m = lower(UNIT_ROWS, t->n_vectors - i), .s = t->s};
+        int32_t row = t->row + i / t->n_heads, last = t->row + (i + v.m - 1) / t->n_heads;
+        int32_t low = attn_first_key(job, job->cpu->pass->rows[row].pos);
+        int32_t high = lower(end, n_past + last - t->seq->first_row + 1);
+        v.from = higher(packed, down(higher(low - begin, 0), UNIT_K));
+        v.to = up(high - begin, UNIT_K);
+        if (v.to > v.from) {
+            run(job, score(job, t, &v, (v.from - packed) / PANEL));
+            mask_and_soften(job, t, begin, &v, max, sum);
+            run(job, weigh(job, t, &v, packed, v.from, v.to, true));
+            continue;
+        }
+        for (int32_t j = i; j < i + v.m; j++) { // none of them sees any
+            max[j] = -INFINITY;
+            sum[j] = 0.0f;
+        }
+    }
+}
+
+/* The same for so few vectors that one product takes them: keys are packed some at a time, so that
+ * these do not leave the nearest cache. */
+static void few_vectors(const struct attn_job *job, struct attn_tile *t, int32_t begin,
+                        int32_t first, int32_t end, float *max, float *sum)
+{
+    int32_t some = higher(UNIT_K, down(FEW_BYTES / 2 / (int32_t)padded_dim(job->pages), UNIT_K));
+    struct share all = {.m = t->n_vectors, .s = t->s};
+    all.from = down(first - begin, UNIT_K);
+    all.to = up(end - begin, UNIT_K);
+    for (int32_t i = all.from; i < all.to; i += some) {
+        struct share v = all;
+        v.from = i;
+        v.to = lower(i + some, all.to);
+        v.s = all.s + (i - all.from);
+        pack_keys(job, t, begin + v.from, first, lower(begin + v.to, end));
+        run(job, score(job, t, &v, 0));
+    }
+    mask_and_soften(job, t, begin, &all, max, sum);
+    for (int32_t i = all.from; i < all.to; i += some) {
+        int32_t to = lower(i + some, all.to);
+        pack_values(job, t, begin, i, to, first, end);
+        run(job, weigh(job, t, &all, i, i, to, i == all.from));
+    }
+}
+
+static void plain_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
+                        float *sum)
+{
+    int32_t first = higher(begin, t->first_key), end = lower(begin + ATTN_CHUNK, t->end_key);
+    if (t->n_vectors <= UNIT_FEW) {
+        few_vectors(job, t, begin, first, end, max, sum);
+    } else {
+        many_vectors(job, t, begin, first, end, max, sum);
+    }
+}
+
+/* Of a tree: positions [from, mid) are the past's, whose values all vectors share; in [mid, to)
+ * each row has its own. `first`: the first slot that any row sees; `base`: that of the first
+ * packed key. */
+struct tree_cut {
+    int32_t begin, base, first, n_slots, from, mid, to;
+};
+
+static void tree_share(const struct attn_job *job, struct attn_tile *t, const struct tree_cut *cut,
+                       const struct share *v, float *max, float *sum)
+{
+    run(job, score(job, t, v, 0));
+    for (int32_t j = 0; j < v->m; j++) {
+        float *s = v->s + j * t->s_stride;
+        cap(job, s, cut->n_slots);
+        attn_tree_path(job, t, t->row + (v->i + j) / t->n_heads, s, cut->base, cut->begin, cut->to);
+        memcpy(s, t->path, (size_t)cut->to * sizeof *s);
+    }
+    struct share path = *v;
+    path.to = cut->to;
+    soften(job, t, &path, max, sum);
+    if (cut->mid > cut->from) {
+        pack_values(job, t, cut->begin, cut->from, cut->mid, cut->first, t->seq->n_past);
+        run(job, weigh(job, t, v, cut->from, cut->from, cut->mid, true));
+    }
+    for (int32_t j = v->i; j < v->i + v->m && cut->to > cut->mid;) {
+        int32_t row = j / t->n_heads, end = lower((row + 1) * t->n_heads, v->i + v->m);
+        struct share own = {.i = j, .m = end - j, .s = v->s + (j - v->i) * t->s_stride};
+        pack_path(job, t, t->row + row, cut->begin, cut->mid, cut->to);
+        run(job, weigh(job, t, &own, cut->mid, cut->mid, cut->to, cut->mid <= cut->from));
+        j = end;
+    }
+}
+
+/* One chunk of a tree: positions [begin, begin + ATTN_CHUNK) of the past, and, from where the past
+ * ends, all nodes, whose slots are not their positions. */
+static void tree_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
+                       float *sum)
+{
+    int32_t n_past = t->seq->n_past, first = higher(lower(begin, n_past), t->first_key);
+    int32_t end = begin + ATTN_CHUNK <= n_past ? begin + ATTN_CHUNK : n_past + t->seq->n_rows;
+    struct tree_cut cut = {.begin = begin, .base = down(first, PANEL), .first = first};
+    cut.n_slots = up(end - cut.base, PANEL);
+    cut.to = lower(ATTN_CHUNK, up(n_past + t->seq->n_rows - begin, UNIT_K));
+    cut.from = lower(cut.to, down(higher(first - begin, 0), UNIT_K));
+    cut.mid = higher(cut.from, lower(cut.to, down(higher(n_past - begin, 0), UNIT_K)));
+    pack_keys(job, t, cut.base, first, end);
+    for (int32_t i = 0; i < t->n_vectors; i += UNIT_ROWS) {
+        struct share v = {.i = i, .m = lower(UNIT_ROWS, t->n_vectors - i), .s = t->s};
+        v.to = cut.n_slots;
+        tree_share(job, t, &cut, &v, max, sum);
+    }
+}
+
+void attn_unit_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
+                     float *sum)
+{
+    if (t->seq->tree) {
+        tree_chunk(job, t, begin, max, sum);
+    } else {
+        plain_chunk(job, t, begin, max, sum);
+    }
+}
+
+void attn_unit_join(const struct attn_job *job, struct attn_tile *t, const float *max,
+                    const float *sum)
+{
+    job->unit->join(&(struct unit_join){.total = t->total,
+                                        .max = t->max,
+                                        .sum = t->sum,
+                                        .chunk = t->chunk,
+                                        .chunk_max = max,
+                                        .chunk_sum = sum,
+                                        .n = t->n_vectors,
+                                        .stride = job->pages->v_stride});
+}
