@@ -30,6 +30,7 @@ CFLAGS_cpu_cpu_kernels_avx512     := $(AVX512)
 CFLAGS_cpu_cpu_kernels_avx512bf16 := $(AVX512) -mavx512bf16
 CFLAGS_cpu_cpu_gemm_amx           := $(AVX512) -mamx-tile -mamx-bf16
 CFLAGS_cpu_cpu_attention_amx      := $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
+CFLAGS_test_op_amx_emulated       := $(AVX512) -mavx512bf16
 endif
 CFLAGS_cpu_cpu_kernels_neon := -O3
 CFLAGS_cpu_cpu_attention    := -O3
@@ -89,7 +90,7 @@ OP_SRC    := $(filter-out test/op/cuda%,$(wildcard test/op/*_test.c))
 UNIT_SRC  := $(if $(ONLY),$(filter-out %/route_test.c,$(OP_SRC)),$(wildcard test/unit/*/*_test.c test/op/*_test.c test/sim/*_test.c \
              test/model/*_test.c test/fuzz/*_test.c))
 UNIT  := $(UNIT_SRC:%.c=$(BUILD)/%)
-SUPPORT := $(if $(ONLY),,$(BUILD)/test/sim/fake_backend.o)
+SUPPORT := $(BUILD)/test/op/amx_emulated.o $(if $(ONLY),,$(BUILD)/test/sim/fake_backend.o)
 PYTESTS := $(wildcard test/*/test_*.py)
 # Programs that Python tests start, and benchmarks.
 SERVERS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/server/*_server.c))

@@ -9,6 +9,7 @@ struct geometry {
     float softcap;
     bool sinks;
     enum dtype dtype;
+    int32_t dim_v; // 0: dim; else a value is the first dim_v numbers of its key, as in MLA
 };
 
 /* What the test knows of each lane: all q, k and v by position. */
@@ -23,6 +24,11 @@ struct world {
     int32_t n_blocks; // the last three belong to nobody
     int32_t blocks[LANES][LEN + 1];
 };
+
+static int32_t value_dim(const struct geometry *g)
+{
+    return g->dim_v > 0 ? g->dim_v : g->dim;
+}
 
 static void give_blocks(struct world *w)
 {
@@ -57,7 +63,8 @@ static void open_world(struct world *w, const char *backend, const struct geomet
     limits.max_blocks_per_lane = LEN / g->block_tokens + 2;
     limits.n_blocks = w->n_blocks = LANES * (LEN / g->block_tokens + 1) + 3;
     w->rig = op_open(backend, g->dtype, &limits);
-    struct kv_layer layers[2] = {{1, 8, 8, false}, {g->n_kv_heads, g->dim, g->dim, false}};
+    struct kv_layer layers[2] = {{1, 8, 8, false},
+                                 {g->n_kv_heads, g->dim, value_dim(g), g->dim_v > 0}};
     struct kv_set_desc desc = {2, layers, g->dtype};
     CHECK_EQ(w->rig.ops->kv_open(w->rig.be, 0, &desc, &err), OK);
     for (int32_t i = 0; i < LANES; i++) {
@@ -125,7 +132,7 @@ static void naive_row(const struct world *w, const struct pass_seq *s, int32_t r
         sum += p[key];
     }
     sum += g->sinks ? exp((double)w->sink_values[head] - max) : 0.0;
-    for (int32_t d = 0; d < g->dim; d++) {
+    for (int32_t d = 0; d < value_dim(g); d++) {
         out[d] = 0.0;
         for (int32_t key = 0; key < n; key++) {
             size_t at = ((size_t)key * g->n_kv_heads + kv) * g->dim + d;
@@ -146,10 +153,26 @@ static float *make_qkv(struct world *w)
         const float *k = qkv + r * width + (size_t)g->n_heads * g->dim;
         for (size_t i = 0; i < kv; i++) {
             w->k[p->lane][(size_t)p->slot_pos * kv + i] = op_rounded(g->dtype, k[i]);
-            w->v[p->lane][(size_t)p->slot_pos * kv + i] = op_rounded(g->dtype, k[kv + i]);
+            w->v[p->lane][(size_t)p->slot_pos * kv + i] =
+                op_rounded(g->dtype, k[g->dim_v > 0 ? i : kv + i]);
         }
     }
     return qkv;
+}
+
+/* mla_store's part: the new rows' keys go to their pages. */
+static void store_keys(struct world *w, struct tensor qkv)
+{
+    const struct geometry *g = &w->g;
+    struct cpu_backend *cpu = (struct cpu_backend *)w->rig.be;
+    const struct kv_pages *pages = cpu_kv_layer(cpu, 1);
+    for (int32_t r = 0; r < w->pass.pass.n_rows; r++) {
+        struct kv_slot slot =
+            cpu_kv_slot(cpu, pages, w->pass.rows[r].lane, w->pass.rows[r].slot_pos);
+        for (int32_t h = 0; h < g->n_kv_heads; h++) {
+            cpu_kv_store_k(cpu, pages, slot, h, tensor_row(&qkv, r) + (g->n_heads + h) * g->dim);
+        }
+    }
 }
 
 /* Runs the pass; returns the outputs [n_rows, n_heads * dim] and, if asked, the queries. */
@@ -158,30 +181,35 @@ static float *run_pass(struct world *w, const float *qkv)
     const struct geometry *g = &w->g;
     int32_t n = w->pass.pass.n_rows, width = (g->n_heads + 2 * g->n_kv_heads) * g->dim;
     struct tensor t = op_tensor(&w->rig, qkv, n, width, width + 4);
-    struct tensor out = op_tensor(&w->rig, NULL, n, g->n_heads * g->dim, g->n_heads * g->dim + 2);
+    int32_t out_width = g->n_heads * value_dim(g);
+    struct tensor out = op_tensor(&w->rig, NULL, n, out_width, out_width + 2);
+    struct rope_store_args store = {.qkv = t,
+                                    .n_rows = n,
+                                    .layer = 1,
+                                    .n_heads = g->n_heads,
+                                    .n_kv_heads = g->n_kv_heads,
+                                    .head_dim = g->dim};
+    struct attention_args attend = {.q = t,
+                                    .out = out,
+                                    .n_rows = n,
+                                    .layer = 1,
+                                    .n_heads = g->n_heads,
+                                    .n_kv_heads = g->n_kv_heads,
+                                    .head_dim_k = g->dim,
+                                    .head_dim_v = value_dim(g),
+                                    .scale = w->scale,
+                                    .window = g->window,
+                                    .softcap = g->softcap,
+                                    .sinks = w->sinks};
     op_begin(&w->rig, &w->pass);
-    CHECK_EQ(w->rig.ops->rope_store(w->rig.be, &(struct rope_store_args){.qkv = t,
-                                                                        .n_rows = n,
-                                                                        .layer = 1,
-                                                                        .n_heads = g->n_heads,
-                                                                        .n_kv_heads = g->n_kv_heads,
-                                                                        .head_dim = g->dim}),
-             OK);
-    CHECK_EQ(w->rig.ops->attention(w->rig.be, &(struct attention_args){.q = t,
-                                                                      .out = out,
-                                                                      .n_rows = n,
-                                                                      .layer = 1,
-                                                                      .n_heads = g->n_heads,
-                                                                      .n_kv_heads = g->n_kv_heads,
-                                                                      .head_dim_k = g->dim,
-                                                                      .head_dim_v = g->dim,
-                                                                      .scale = w->scale,
-                                                                      .window = g->window,
-                                                                      .softcap = g->softcap,
-                                                                      .sinks = w->sinks}),
-             OK);
+    if (g->dim_v > 0) {
+        store_keys(w, t);
+    } else {
+        CHECK_EQ(w->rig.ops->rope_store(w->rig.be, &store), OK);
+    }
+    CHECK_EQ(w->rig.ops->attention(w->rig.be, &attend), OK);
     op_end(&w->rig);
-    return op_fetch(&w->rig, out, n, g->n_heads * g->dim);
+    return op_fetch(&w->rig, out, n, out_width);
 }
 
 static void check_pass(struct world *w, int32_t every)
@@ -189,21 +217,22 @@ static void check_pass(struct world *w, int32_t every)
     const struct geometry *g = &w->g;
     size_t width = (size_t)(g->n_heads + 2 * g->n_kv_heads) * g->dim;
     float *qkv = make_qkv(w), *out = run_pass(w, qkv);
-    double *wanted = xcalloc(g->dim, sizeof *wanted), worst = 0.0;
+    int32_t dim = value_dim(g);
+    double *wanted = xcalloc(dim, sizeof *wanted), worst = 0.0;
     for (int32_t i = 0; i < w->pass.pass.n_seqs; i++) {
         const struct pass_seq *s = &w->pass.seqs[i];
         for (int32_t r = s->first_row; r < s->first_row + s->n_rows; r++) {
             for (int32_t h = 0; h < g->n_heads && (r % every == 0 || s->n_rows < 8); h++) {
                 naive_row(w, s, r, h, qkv + r * width + (size_t)h * g->dim, wanted);
-                double d = op_distance(out + ((size_t)r * g->n_heads + h) * g->dim, wanted, g->dim);
+                double d = op_distance(out + ((size_t)r * g->n_heads + h) * dim, wanted, dim);
                 worst = d <= worst ? worst : d;
             }
         }
     }
     if (!(worst < 2e-5)) {
-        CHECK_FAIL("heads %d/%d dim %d block %d window %d cap %g type %d: off by %g", g->n_heads,
-                   g->n_kv_heads, g->dim, g->block_tokens, g->window, (double)g->softcap, g->dtype,
-                   worst);
+        CHECK_FAIL("heads %d/%d dim %d/%d block %d window %d cap %g type %d: off by %g", g->n_heads,
+                   g->n_kv_heads, g->dim, dim, g->block_tokens, g->window, (double)g->softcap,
+                   g->dtype, worst);
     }
     free(wanted);
     free(qkv);
@@ -253,25 +282,27 @@ static void try_geometry(const char *backend, const struct geometry *g)
 OP_TEST(attention_equals_a_naive_softmax)
 {
     static const struct geometry cases[] = {
-        {8, 2, 64, 16, 0, 0.0f, false, DT_BF16},  {4, 4, 32, 16, 0, 0.0f, false, DT_F32},
-        {6, 2, 80, 16, 100, 0.0f, true, DT_BF16}, {3, 1, 20, 5, 33, 30.0f, false, DT_F32},
-        {4, 2, 128, 32, 0, 50.0f, true, DT_F16},  {2, 1, 96, 48, 700, 0.0f, true, DT_BF16},
-        {1, 1, 7, 1, 3, 0.0f, false, DT_F32},
+        {8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0},    {4, 4, 32, 16, 0, 0.0f, false, DT_F32, 0},
+        {6, 2, 80, 16, 100, 0.0f, true, DT_BF16, 0},   {3, 1, 20, 5, 33, 30.0f, false, DT_F32, 0},
+        {4, 2, 128, 32, 0, 50.0f, true, DT_F16, 0},    {2, 1, 96, 48, 700, 0.0f, true, DT_BF16, 0},
+        {3, 3, 40, 16, 600, 20.0f, false, DT_BF16, 0}, {1, 1, 7, 1, 3, 0.0f, false, DT_F32, 0},
+        {18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 56},  {5, 1, 40, 8, 70, 0.0f, true, DT_BF16, 20},
+        {3, 1, 72, 16, 40, 0.0f, false, DT_F32, 56},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         try_geometry(backend, &cases[i]);
     }
 }
 
-/* One prompt in one pass, in chunks, with company, and the last row alone (whose keys are then split
- * over the threads): the same bits. */
+/* One prompt in one pass, in chunks, with company, and the last row alone (whose keys are then
+ * split over the threads): the same bits. */
 static void check_invariance(const char *backend, const struct geometry *g)
 {
     struct world *w = xcalloc(1, sizeof *w);
     open_world(w, backend, g);
     enum { N = 1100 };
     const size_t W = (size_t)(g->n_heads + 2 * g->n_kv_heads) * g->dim;
-    const size_t OUT = (size_t)g->n_heads * g->dim;
+    const size_t OUT = (size_t)g->n_heads * value_dim(g);
     op_add_seq(&w->pass, 0, 0, N);
     float *qkv = make_qkv(w), *all = run_pass(w, qkv);
     for (int32_t at = 0, n; at < N; at += n) {
@@ -305,25 +336,28 @@ static void check_invariance(const char *backend, const struct geometry *g)
 
 OP_TEST(attention_has_the_same_bits_in_every_batch)
 {
-    check_invariance(backend, &(struct geometry){8, 2, 64, 16, 0, 0.0f, false, DT_BF16});
-    check_invariance(backend, &(struct geometry){3, 1, 20, 16, 700, 30.0f, true, DT_F32});
+    check_invariance(backend, &(struct geometry){8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0});
+    check_invariance(backend, &(struct geometry){3, 1, 20, 16, 700, 30.0f, true, DT_F32, 0});
+    check_invariance(backend, &(struct geometry){5, 1, 72, 32, 300, 30.0f, true, DT_BF16, 0});
+    check_invariance(backend, &(struct geometry){7, 1, 72, 16, 300, 0.0f, false, DT_BF16, 44});
 }
 
-/* Each path through a tree gets the bits of a plain run over its tokens, wherever its nodes lie, also
- * where a chunk of keys ends among them. */
+/* Each path through a tree gets the bits of a plain run over its tokens, wherever its nodes lie,
+ * also where a chunk of keys ends among them. */
 OP_TEST(a_path_of_a_tree_has_the_bits_of_a_chain)
 {
-    static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16},
-                                            {6, 2, 80, 16, 5, 0.0f, true, DT_BF16},
-                                            {3, 1, 20, 5, 33, 30.0f, false, DT_F32}};
-    for (int32_t round = 0; round < 12; round++) {
-        const struct geometry *g = &cases[round % 3];
+    static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0},
+                                            {6, 2, 80, 16, 5, 0.0f, true, DT_BF16, 0},
+                                            {3, 1, 20, 5, 33, 30.0f, false, DT_F32, 0},
+                                            {7, 1, 72, 16, 60, 0.0f, false, DT_BF16, 44}};
+    for (int32_t round = 0; round < 16; round++) {
+        const struct geometry *g = &cases[round % 4];
         struct world *w = xcalloc(1, sizeof *w);
         open_world(w, backend, g);
         enum { N = 90 };
         size_t width = (size_t)(g->n_heads + 2 * g->n_kv_heads) * (size_t)g->dim;
-        size_t out_width = (size_t)g->n_heads * (size_t)g->dim;
-        int32_t past = round < 6 ? op_int(430, 512) : op_int(1, 100);
+        size_t out_width = (size_t)g->n_heads * (size_t)value_dim(g);
+        int32_t past = round < 8 ? op_int(430, 512) : op_int(1, 100);
         op_add_seq(&w->pass, 0, 0, past);
         float *qkv = make_qkv(w);
         free(run_pass(w, qkv));
@@ -357,12 +391,42 @@ OP_TEST(a_path_of_a_tree_has_the_bits_of_a_chain)
     }
 }
 
+/* The emulation that other machines test with sums as the processor does: to the bit. */
+TEST(amx_has_the_bits_of_its_emulation)
+{
+    static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0},
+                                            {6, 2, 80, 32, 100, 30.0f, true, DT_BF16, 0},
+                                            {7, 1, 72, 16, 0, 0.0f, false, DT_BF16, 44}};
+    if (!op_amx_emulated() || !cpu_kernels_best()->unit) {
+        SKIP("this machine has no AMX");
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        float *out[2];
+        const struct geometry *g = &cases[i];
+        for (int emulated = 0; emulated < 2; emulated++) {
+            struct world *w = xcalloc(1, sizeof *w);
+            op_counter = 0;
+            open_world(w, emulated ? "amx-emulated" : "cpu", g);
+            op_add_seq(&w->pass, 0, 0, 700);
+            op_add_seq(&w->pass, 1, 0, 3);
+            float *qkv = make_qkv(w);
+            out[emulated] = run_pass(w, qkv);
+            free(qkv);
+            close_world(w);
+            free(w);
+        }
+        CHECK_MEM(out[0], out[1], (size_t)703 * g->n_heads * value_dim(g) * sizeof *out[0]);
+        free(out[0]);
+        free(out[1]);
+    }
+}
+
 /* After copies and moves each lane reads what the world says it should. */
 OP_TEST(copied_blocks_and_moved_slots_read_alike)
 {
-    static const struct geometry cases[] = {{4, 2, 64, 16, 0, 0.0f, false, DT_BF16},
-                                            {3, 1, 20, 5, 0, 0.0f, false, DT_F32},
-                                            {2, 2, 24, 8, 0, 0.0f, false, DT_F16}};
+    static const struct geometry cases[] = {{4, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0},
+                                            {3, 1, 20, 5, 0, 0.0f, false, DT_F32, 0},
+                                            {2, 2, 24, 8, 0, 0.0f, false, DT_F16, 0}};
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         const struct geometry *g = &cases[c];
         struct world *w = xcalloc(1, sizeof *w);

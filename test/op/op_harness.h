@@ -10,6 +10,7 @@
 #include "engine/base/rng.h"
 #include "engine/ops.h"
 #include "test/check.h"
+#include "test/op/amx_emulated.h"
 
 /* ---- random numbers ----------------------------------------------------------------------- */
 
@@ -106,6 +107,9 @@ static inline const struct cpu_kernels *op_kernels(const char *name)
     if (strcmp(name, "avx512bf16") == 0) { // a machine with AMX has better
         return __builtin_cpu_supports("avx512bf16") ? &cpu_kernels_avx512bf16 : NULL;
     }
+    if (strcmp(name, "amx-emulated") == 0) {
+        return op_amx_emulated();
+    }
 #endif
     return strcmp(name, "cpu") == 0 ? cpu_kernels_best() : NULL;
 }
@@ -158,7 +162,8 @@ static inline void op_close(struct op_rig *r)
 static inline void op_each(void (*fn)(const char *name))
 {
     const char *only = getenv("OP_BACKEND");
-    static const char *const names[] = {"scalar", "avx2", "avx512", "avx512bf16", "cpu"};
+    static const char *const names[] = {"scalar", "avx2", "avx512", "avx512bf16",
+                                        "amx-emulated", "cpu"};
     const size_t n = sizeof names / sizeof names[0];
     for (size_t i = 0; i < n; i++) {
         const struct cpu_kernels *k = op_kernels(names[i]);
