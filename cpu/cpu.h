@@ -29,7 +29,7 @@ int32_t cpu_read_weights(struct backend *be, double *seconds, int32_t max);
  * with several nodes (at most CPU_COMM_WAIT_S). */
 enum { CPU_COMM_WAIT_S = 120 };
 enum status cpu_comm_open(const struct comm_place *place, struct comm **out, struct err *err);
-struct comm *cpu_comm_create(int32_t n_ranks); // of one process
+struct comm *cpu_comm_create(int32_t n_ranks); // of one process, for tests
 void cpu_comm_abort(struct comm *comm);        // any thread: every wait in it ends, now and later
 void cpu_comm_destroy(struct comm *comm);
 

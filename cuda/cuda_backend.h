@@ -106,7 +106,7 @@ struct cuda {
     struct patch *patches;
     int32_t n_patches;
     const struct pass *pass; // NULL between passes; its arrays are the engine's until pass_end
-    int32_t pass_model, pass_set;
+    int32_t pass_set;
     struct pass_view view; // of the pass in hand
     struct pass_shape shape;
     int32_t pass_n_draws, pass_n_pool;

@@ -40,7 +40,6 @@ struct bench {
     FILE *out;
     int32_t next_model; // a pass's graph is keyed by it: each line has its own
     double copy_peak, product_peak; // bytes and operations per second
-    double empty_us[2]; // of a pass without ops, by whether it is captured
 
     struct tensor x, h, qkv, attn, wide, narrow, logits;
     struct dmem ids, weights;

@@ -26,7 +26,6 @@ struct checkpoint {
     size_t n_tensors, cap;
     int32_t *table; // open addressing over names; -1: empty
     size_t table_size;
-    size_t n_bytes;
 };
 
 /* ---- the folder's files ------------------------------------------------------------------- */
@@ -285,7 +284,6 @@ static enum status read_tensors(struct checkpoint *ck, const struct shard *s, co
             ck->tensors = xrealloc(ck->tensors, ck->cap * sizeof *ck->tensors);
         }
         ck->tensors[ck->n_tensors++] = tensor;
-        ck->n_bytes += tensor.n_bytes;
     }
     return check_overlap(ck, first, s, err);
 }
@@ -380,9 +378,4 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, con
 {
     int32_t i = ck->table[slot_of(ck, name)];
     return i >= 0 ? &ck->tensors[i] : NULL;
-}
-
-size_t checkpoint_bytes(const struct checkpoint *ck)
-{
-    return ck->n_bytes;
 }

@@ -28,6 +28,5 @@ void checkpoint_close(struct checkpoint *ck); // accepts NULL
 
 /* NULL if there is none. */
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, const char *name);
-size_t checkpoint_bytes(const struct checkpoint *ck);
 
 #endif

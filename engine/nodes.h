@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MAX_NODES = 16, NODE_BEAT_MS = 1000, NODE_SILENCE_S = 8, NODE_DEFAULT_PORT = 29500 };
+enum { MAX_NODES = 16, NODE_BEAT_MS = 1000, NODE_SILENCE_S = 8 };
 
 struct node_place {
     int32_t n_nodes, node;

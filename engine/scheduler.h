@@ -111,7 +111,7 @@ static inline int32_t *scheduler_blocks(struct scheduler *s, const struct sequen
     return s->lane_blocks + (size_t)seq->lane * (size_t)s->limits.max_blocks_per_lane;
 }
 
-/* Proves the books: pool, holders, order, lanes. Aborts if not. For tests and the idle loop. */
+/* Proves the books: pool, holders, order, lanes. Aborts if not. For tests. */
 void scheduler_check(const struct scheduler *s);
 
 #endif

@@ -91,20 +91,9 @@ struct tokenizer_added {
 size_t tokenizer_n_added(const struct tokenizer *tok);
 struct tokenizer_added tokenizer_added_at(const struct tokenizer *tok, size_t i);
 
-/* Named tokens of tokenizer_config.json and special_tokens_map.json ("bos_token", "eos_token",
- * "pad_token", ...): the chat template gets them as variables. */
-struct tokenizer_named {
-    const char *name, *text;
-    int32_t id; // -1 if the vocabulary lacks it
-};
-size_t tokenizer_n_named(const struct tokenizer *tok);
-struct tokenizer_named tokenizer_named_at(const struct tokenizer *tok, size_t i);
-
 /* -1 where the folder names none. */
 int32_t tokenizer_bos(const struct tokenizer *tok);
 int32_t tokenizer_eos(const struct tokenizer *tok);
-int32_t tokenizer_pad(const struct tokenizer *tok);
-int32_t tokenizer_unk(const struct tokenizer *tok);
 
 /* The longest token's piece: a text of n bytes has at least n / this many tokens, so that hopeless
  * prompts can be refused before any work. At least 1. */

@@ -211,12 +211,6 @@ void chat_template_free(struct chat_template *t)
     free(t);
 }
 
-bool chat_template_mentions(const struct chat_template *t, const char *word)
-{
-    return jinja_mentions(t->plain.jinja, word) ||
-           (t->tool_use.jinja && jinja_mentions(t->tool_use.jinja, word));
-}
-
 int64_t chat_clock_us(void)
 {
     struct timespec ts;

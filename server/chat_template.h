@@ -35,10 +35,6 @@ enum status chat_template_compile(const char *text, size_t n_bytes, const char *
                                   struct chat_template **out, struct err *err);
 void chat_template_free(struct chat_template *t); // accepts NULL
 
-/* True if the template mentions `word` (as a name, an attribute or within a string literal): how
- * the server learns of "enable_thinking", "tools" or "<think>". */
-bool chat_template_mentions(const struct chat_template *t, const char *word);
-
 /* All JSON is borrowed for the call. */
 struct chat_input {
     const char *messages_json; // an array

@@ -162,9 +162,6 @@ void http_timer_stop(struct http_server *server, struct http_timer *timer); // a
 
 /* --- A request: borrowed text, valid until the terminal call --- */
 
-struct http_server *http_request_server(const struct http_request *req);
-const char *http_method(const struct http_request *req);   // "HEAD" shows as "HEAD"
-const char *http_path(const struct http_request *req);     // decoded, without root path and query
 const char *http_param(const struct http_request *req);    // what {id} took, decoded; or NULL
 /* NULL if absent. Only in the authorize hook and the handler, until it returns: copy what is needed
  * later. */
@@ -178,16 +175,12 @@ bool http_request_id_is_good(const char *id, size_t n_bytes);
 /* A body's own id, copied: unless the head brought one, or the reply has one already. */
 void http_set_request_id(struct http_request *req, const char *id);
 int64_t http_arrived_ns(const struct http_request *req);     // clock_now_ns of the head
-const struct http_route *http_route_of(const struct http_request *req);
 
 /* NUL-terminated behind n_bytes. Writable: an in-place parser may eat it. */
 char *http_body(struct http_request *req, size_t *n_bytes);
 /* Gives the memory back early (a stream needs its body no longer). http_body then says NULL. */
 void http_body_free(struct http_request *req);
 
-/* A word for the handler's own struct, and for the authorize hook before it. */
-void http_set_data(struct http_request *req, void *data);
-void *http_data(const struct http_request *req);
 /* What the log line and on_done will say beyond HTTP; fill in what is known. */
 struct request_log *http_log(struct http_request *req);
 
@@ -231,7 +224,6 @@ void http_stream_write(struct http_request *req, const void *bytes, size_t n_byt
 char *http_stream_reserve(struct http_request *req, size_t n_bytes);
 void http_stream_commit(struct http_request *req, size_t n_bytes);
 bool http_stream_is_full(const struct http_request *req);
-size_t http_stream_unsent_bytes(const struct http_request *req);
 
 /* Terminal. What was written is still sent, then the connection is kept alive. */
 void http_stream_end(struct http_request *req);

@@ -105,7 +105,6 @@ struct http_request {
 
     struct http_conn *conn;
     const struct http_route *route;
-    void *data;
     const struct http_events *events;
     void *events_arg;
 

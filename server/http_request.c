@@ -458,21 +458,6 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
 
 /* --- What handlers may ask --- */
 
-struct http_server *http_request_server(const struct http_request *req)
-{
-    return req->server;
-}
-
-const char *http_method(const struct http_request *req)
-{
-    return req->method;
-}
-
-const char *http_path(const struct http_request *req)
-{
-    return req->path;
-}
-
 const char *http_param(const struct http_request *req)
 {
     return req->param;
@@ -509,11 +494,6 @@ int64_t http_arrived_ns(const struct http_request *req)
     return req->log.arrived_ns;
 }
 
-const struct http_route *http_route_of(const struct http_request *req)
-{
-    return req->route;
-}
-
 char *http_body(struct http_request *req, size_t *n_bytes)
 {
     *n_bytes = req->n_body;
@@ -526,16 +506,6 @@ void http_body_free(struct http_request *req)
     free(req->body);
     req->body = NULL;
     req->n_body = req->body_cap = 0;
-}
-
-void http_set_data(struct http_request *req, void *data)
-{
-    req->data = data;
-}
-
-void *http_data(const struct http_request *req)
-{
-    return req->data;
 }
 
 struct request_log *http_log(struct http_request *req)

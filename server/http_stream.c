@@ -222,11 +222,6 @@ bool http_stream_is_full(const struct http_request *req)
     return req->stream.full;
 }
 
-size_t http_stream_unsent_bytes(const struct http_request *req)
-{
-    return unsent(req);
-}
-
 /* Bytes that the socket took, or -1 with the request gone. */
 static ssize_t send_some(struct http_request *req, const char *bytes, size_t n_bytes)
 {

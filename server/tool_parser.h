@@ -42,7 +42,6 @@ struct tool_parse {
     struct buf held; // text from `at` on is not reported yet
     size_t at, scan; // [at, scan) was looked at, and is kept in case it is content after all
     int state, n_calls, n_parameters;
-    bool trimmed; // white space in front of a call is being held
     bool in_call; // begun and not ended
     int depth;    // of brackets, where a parser counts them
     char quote;

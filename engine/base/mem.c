@@ -55,13 +55,3 @@ bool mem_mul(size_t a, size_t b, size_t *out)
     *out = r;
     return true;
 }
-
-bool mem_add(size_t a, size_t b, size_t *out)
-{
-    size_t r;
-    if (__builtin_add_overflow(a, b, &r)) {
-        return false;
-    }
-    *out = r;
-    return true;
-}

@@ -18,6 +18,5 @@ void *mem_try_calloc(size_t n, size_t size);
 
 /* False on overflow; *out is then unchanged. */
 bool mem_mul(size_t a, size_t b, size_t *out);
-bool mem_add(size_t a, size_t b, size_t *out);
 
 #endif

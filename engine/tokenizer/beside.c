@@ -94,7 +94,7 @@ static enum status put_named(struct tokenizer *tok, const char *name, const char
     if (at == sizeof tok->named / sizeof tok->named[0] || !copy) {
         return OK;
     }
-    tok->named[at] = (struct tokenizer_named){name, copy, -1};
+    tok->named[at] = (struct named_token){name, copy, -1};
     tok->n_named = at == tok->n_named ? at + 1 : tok->n_named;
     return name_is_special(tok, text, err);
 }

@@ -348,6 +348,12 @@ struct added_search {
 };
 bool added_search_next(struct added_search *a, struct range *match, int32_t *index);
 
+/* "bos_token", "pad_token", ... of tokenizer_config.json and special_tokens_map.json. */
+struct named_token {
+    const char *name, *text;
+    int32_t id; // -1 if the vocabulary lacks it
+};
+
 /* ---- the whole ---- */
 struct tokenizer {
     struct strings texts;  // spelling, model's and added tokens
@@ -384,7 +390,7 @@ struct tokenizer {
     int32_t prefix[16], suffix[16]; // what the post-processor puts around
     size_t n_prefix, n_suffix;
 
-    struct tokenizer_named named[16];
+    struct named_token named[16];
     size_t n_named;
     struct arena arena; // names and other small strings
     size_t longest_piece;

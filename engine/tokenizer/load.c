@@ -478,7 +478,7 @@ static enum status place_added(struct tokenizer *tok, struct err *err)
         tok->added_of[tok->added[i].id] = (int32_t)i;
     }
     for (size_t i = 0; i < tok->n_named; i++) {
-        struct tokenizer_named *named = &tok->named[i];
+        struct named_token *named = &tok->named[i];
         named->id = tokenizer_find(tok, named->text, strlen(named->text));
     }
     return OK;

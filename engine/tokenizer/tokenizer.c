@@ -445,16 +445,6 @@ struct tokenizer_added tokenizer_added_at(const struct tokenizer *tok, size_t i)
     return (struct tokenizer_added){a->text, a->n_bytes, a->id, a->special};
 }
 
-size_t tokenizer_n_named(const struct tokenizer *tok)
-{
-    return tok->n_named;
-}
-
-struct tokenizer_named tokenizer_named_at(const struct tokenizer *tok, size_t i)
-{
-    return i < tok->n_named ? tok->named[i] : (struct tokenizer_named){.id = -1};
-}
-
 static int32_t named_id(const struct tokenizer *tok, const char *name)
 {
     for (size_t i = 0; i < tok->n_named; i++) {
@@ -473,16 +463,6 @@ int32_t tokenizer_bos(const struct tokenizer *tok)
 int32_t tokenizer_eos(const struct tokenizer *tok)
 {
     return named_id(tok, "eos_token");
-}
-
-int32_t tokenizer_pad(const struct tokenizer *tok)
-{
-    return named_id(tok, "pad_token");
-}
-
-int32_t tokenizer_unk(const struct tokenizer *tok)
-{
-    return named_id(tok, "unk_token");
 }
 
 size_t tokenizer_longest_piece(const struct tokenizer *tok)

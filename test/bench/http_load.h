@@ -43,7 +43,7 @@ struct side {
     _Atomic int want_streams, have_streams;
     _Atomic int epoch; // a change clears the histogram
     _Atomic int sleeps; // in epoll_wait, whenever there is nothing
-    _Atomic long long n_seen, lag_sum_ns, lag_max_ns;
+    _Atomic long long n_seen, lag_max_ns;
     _Atomic unsigned histogram[N_BUCKETS + 1];
     _Atomic int quit;
 };

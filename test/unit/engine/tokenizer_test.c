@@ -352,10 +352,7 @@ TEST(the_config_names_tokens_and_overrides_what_goes_around)
     REQUIRE(tok);
     CHECK_EQ(tokenizer_bos(tok), 2);
     CHECK_EQ(tokenizer_eos(tok), 3);
-    CHECK_EQ(tokenizer_pad(tok), -1);
     CHECK(tokenizer_is_special(tok, 3)); // named, although added_tokens lacks it
-    CHECK_EQ(tokenizer_n_named(tok), 2);
-    CHECK_STR(tokenizer_named_at(tok, 0).name, "bos_token");
     CHECK_EQ(n_around(tok, &ids), 2);
     CHECK_EQ(ids.v[1], 3);
     tokenizer_free(tok);

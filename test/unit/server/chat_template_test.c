@@ -1,6 +1,7 @@
 #include "server/chat_template.h"
 
 #include "engine/base/file.h"
+#include "server/jinja/jinja.h"
 #include "test/check.h"
 
 #include <dirent.h>
@@ -447,13 +448,13 @@ TEST(numbers_keep_their_text)
 
 TEST(words_of_a_template_are_found_outside_comments)
 {
-    struct chat_template *t;
+    struct jinja_template *t;
     struct err err;
     const char *source = "{# hidden #}<think>{{ enable_thinking }}{{ 'quoted' }}";
-    REQUIRE(chat_template_compile(source, strlen(source), NULL, &t, &err) == OK);
-    CHECK(chat_template_mentions(t, "<think>") && chat_template_mentions(t, "enable_thinking"));
-    CHECK(chat_template_mentions(t, "quoted") && !chat_template_mentions(t, "hidden"));
-    chat_template_free(t);
+    REQUIRE(jinja_compile(source, strlen(source), &t, &err) == OK);
+    CHECK(jinja_mentions(t, "<think>") && jinja_mentions(t, "enable_thinking"));
+    CHECK(jinja_mentions(t, "quoted") && !jinja_mentions(t, "hidden"));
+    jinja_free(t);
 }
 
 int main(int argc, char **argv)
