@@ -96,7 +96,6 @@ bool jframe_set(struct jrt *rt, struct jframe *f, int sym, struct jv v);
 /* Makes the names undefined in the frame until they are assigned. */
 bool jframe_hide(struct jrt *rt, struct jframe *f, const struct jhidden *hidden);
 struct jv jscope_get(const struct jrt *rt, int sym); // MISSING if unbound
-bool jinja_assign(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v);
 bool jinja_eval_args(struct jrt *rt, const struct jcall_node *call, struct jargs *args);
 
 /* A macro, or the body of a call block. */
@@ -113,9 +112,6 @@ struct jmacro {
 bool jmacro_make(struct jrt *rt, const struct jnode *n, struct jstr *name, struct jv *out);
 bool jmacro_call(struct jrt *rt, const struct jmacro *m, const struct jargs *args, struct jv *out);
 bool jcall_enter(struct jrt *rt); // one call deeper; false: too deep
-
-/* The output of a node's body as a value, in a scope of its own. */
-enum jflow jinja_capture(struct jrt *rt, const struct jnode *n, struct jv *out);
 
 bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name, const struct jinja_method *methods,
                 struct jv *out);
@@ -184,12 +180,14 @@ struct jiter {
 };
 bool jiter_new(struct jrt *rt, enum jiter_kind kind, struct jv over, struct jv *out);
 int jiter_next(struct jrt *rt, struct jiter *it, struct jv *out);
-/* The rest of a pass of |map, |select or |unique, in filters_seq.c. */
+/* The rest of a pass of |map, |select or |unique, in filters_lazy.c. */
 int jiter_filter_next(struct jrt *rt, struct jiter *it, struct jv *out);
 
+/* An attribute that is not given, or None, is the empty path: the item itself. */
 bool jpath_make(struct jrt *rt, struct jv attribute, struct jpath *path);
 bool jpath_get(struct jrt *rt, const struct jpath *path, struct jv item, struct jv fallback,
                struct jv *out);
+bool jv_fold(struct jrt *rt, struct jv v, struct jv *out); // a string in lower case; else v itself
 
 /* ---- text ---- */
 
@@ -199,7 +197,6 @@ bool jv_repr(struct jrt *rt, struct jv v, struct jstr **out);
 bool jv_put_repr(struct jsb *b, struct jv v, int nest);
 /* soft_str: strings stay as they are (Markup too). */
 bool jv_soft_str(struct jrt *rt, struct jv v, struct jv *out);
-void jsb_put_repr(struct jsb *b, struct jstr *s); // of a str
 bool jinja_escape(struct jrt *rt, struct jv v, struct jv *out); // HTML; a Markup
 
 /* "%s ..." % args, and str.format; in format.c. */
@@ -232,7 +229,7 @@ size_t jt_rfind(const struct jstr *s, const struct jstr *part, size_t from, size
 struct jstr *jt_reverse(struct jrt *rt, struct jstr *s);
 struct jstr *jt_chars(struct jrt *rt, struct jstr *s, size_t from, size_t to); // s[from:to]
 
-/* Sorts by keys (stable); in filters_seq.c. */
+/* Sorts by keys (stable); in filters_order.c. */
 bool jinja_sort(struct jrt *rt, struct jv *items, const struct jv *keys, size_t n, bool reverse);
 
 #endif

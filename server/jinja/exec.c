@@ -36,6 +36,8 @@ static enum jflow next_if(bool ok)
 
 /* ---- assignment ---- */
 
+static bool assign(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v);
+
 static bool assign_tuple(struct jrt *rt, struct jframe *frame, const struct jnode *target,
                          struct jv v)
 {
@@ -57,14 +59,14 @@ static bool assign_tuple(struct jrt *rt, struct jframe *frame, const struct jnod
                               l->n);
     }
     for (int i = 0; i < target->n_kids; i++) {
-        if (!jinja_assign(rt, frame, target->kids[i], l->items[i])) {
+        if (!assign(rt, frame, target->kids[i], l->items[i])) {
             return false;
         }
     }
     return true;
 }
 
-bool jinja_assign(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v)
+static bool assign(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v)
 {
     if (target->kind == N_NAME) {
         return jframe_set(rt, frame, target->sym, v);
@@ -236,7 +238,7 @@ static bool filter_items(struct jrt *rt, const struct jnode *n, struct jv over, 
     bool ok = true;
     while (ok && (more = jwalk_next(rt, &w, &item)) > 0) {
         frame->n = 0;
-        ok = jinja_assign(rt, frame, n->a, item);
+        ok = assign(rt, frame, n->a, item);
         rt->frame = frame;
         ok = ok && jinja_eval(rt, n->c, &yes) && (!jv_truth(yes) || jlist_push(rt, kept, item));
         rt->frame = outer;
@@ -249,7 +251,7 @@ static bool filter_items(struct jrt *rt, const struct jnode *n, struct jv over, 
 static bool set_item(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v)
 {
     if (target->kind != N_NAME || frame->cap == 0) {
-        return jinja_assign(rt, frame, target, v);
+        return assign(rt, frame, target, v);
     }
     frame->b[0] = (struct jbinding){.sym = target->sym, .value = v};
     frame->n = 1;
@@ -411,7 +413,8 @@ static enum jflow run_inner(struct jrt *rt, const struct jnode *n)
                ? jinja_exec(rt, n->kids, n->n_kids) : FLOW_FAIL;
 }
 
-enum jflow jinja_capture(struct jrt *rt, const struct jnode *n, struct jv *out)
+/* The output of a node's body as a value, in a scope of its own. */
+static enum jflow capture(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jsb b, *outer = rt->out;
     struct jframe *outer_frame = rt->frame;
@@ -455,7 +458,7 @@ static bool apply_filters(struct jrt *rt, const struct jnode *filter, struct jv 
 static enum jflow exec_filter_block(struct jrt *rt, const struct jnode *n)
 {
     struct jv v;
-    enum jflow flow = jinja_capture(rt, n, &v);
+    enum jflow flow = capture(rt, n, &v);
     if (flow != FLOW_NEXT) {
         return flow;
     }
@@ -465,11 +468,11 @@ static enum jflow exec_filter_block(struct jrt *rt, const struct jnode *n)
 static enum jflow exec_set_block(struct jrt *rt, const struct jnode *n)
 {
     struct jv v;
-    enum jflow flow = jinja_capture(rt, n, &v);
+    enum jflow flow = capture(rt, n, &v);
     if (flow != FLOW_NEXT) {
         return flow;
     }
-    return next_if((!n->b || apply_filters(rt, n->b, v, &v)) && jinja_assign(rt, rt->frame, n->a, v));
+    return next_if((!n->b || apply_filters(rt, n->b, v, &v)) && assign(rt, rt->frame, n->a, v));
 }
 
 static enum jflow exec_with(struct jrt *rt, const struct jnode *n)
@@ -480,7 +483,7 @@ static enum jflow exec_with(struct jrt *rt, const struct jnode *n)
     }
     for (int i = 0; i + 1 < n->n_more; i += 2) { // values are evaluated outside
         struct jv v;
-        if (!jinja_eval(rt, n->more[i + 1], &v) || !jinja_assign(rt, frame, n->more[i], v)) {
+        if (!jinja_eval(rt, n->more[i + 1], &v) || !assign(rt, frame, n->more[i], v)) {
             return FLOW_FAIL;
         }
     }
@@ -518,7 +521,7 @@ static enum jflow exec_block(struct jrt *rt, const struct jnode *n)
 static enum jflow exec_generation(struct jrt *rt, const struct jnode *n)
 {
     struct jv v;
-    enum jflow flow = jinja_capture(rt, n, &v);
+    enum jflow flow = capture(rt, n, &v);
     return flow == FLOW_NEXT ? next_if(print_value(rt, v)) : flow;
 }
 
@@ -550,7 +553,7 @@ static enum jflow exec_inner(struct jrt *rt, const struct jnode *n)
     case N_PRINT: return next_if(jinja_eval(rt, n->a, &v) && print_value(rt, v));
     case N_IF: return exec_if(rt, n);
     case N_FOR: return exec_for(rt, n);
-    case N_SET: return next_if(jinja_eval(rt, n->b, &v) && jinja_assign(rt, rt->frame, n->a, v));
+    case N_SET: return next_if(jinja_eval(rt, n->b, &v) && assign(rt, rt->frame, n->a, v));
     case N_SET_BLOCK: return exec_set_block(rt, n);
     case N_MACRO: return exec_macro(rt, n);
     case N_CALL_BLOCK: return exec_call_block(rt, n);

@@ -17,13 +17,7 @@ static inline bool jf_give(struct jv like, struct jstr *s, struct jv *out)
     return s != NULL;
 }
 
-/* Arguments that may be absent. */
-static inline bool jf_int_or(struct jrt *rt, struct jv v, int64_t otherwise, int64_t *out)
-{
-    *out = otherwise;
-    return !jv_is_given(v) || jv_as_index(rt, v, out);
-}
-
+/* An argument that may be absent; jv_int_or for numbers. */
 static inline bool jf_truth_or(struct jv v, bool otherwise)
 {
     return jv_is_given(v) ? jv_truth(v) : otherwise;

@@ -187,7 +187,7 @@ FILTER(jf_center)
     int64_t width;
     struct jstr *space = js_lit(rt, " ");
     (void)args;
-    if (!space || !soft(rt, v, &v) || !jf_int_or(rt, a[0], 80, &width)) {
+    if (!space || !soft(rt, v, &v) || !jv_int_or(rt, a[0], 80, &width)) {
         return false;
     }
     int64_t pad = width - (int64_t)js_chars(v.u.s);
@@ -218,7 +218,7 @@ FILTER(jf_indent)
     } else {
         struct jv spaces;
         struct jstr *space = js_lit(rt, " ");
-        if (!space || !jf_int_or(rt, a[0], 4, &width) ||
+        if (!space || !jv_int_or(rt, a[0], 4, &width) ||
             !jinja_repeat(rt, jv_str(space), jv_int(width), &spaces)) {
             return false;
         }
@@ -257,9 +257,9 @@ FILTER(jf_truncate)
         *out = v;
         return n <= 260 || jrt_fail(rt, "TypeError", "only strings can be truncated");
     }
-    if (!end || !js_flat(rt, v.u.s) || !jf_int_or(rt, a[0], 255, &length) ||
+    if (!end || !js_flat(rt, v.u.s) || !jv_int_or(rt, a[0], 255, &length) ||
         (jv_is_given(a[2]) && !jv_to_str(rt, a[2], &end)) ||
-        !jf_int_or(rt, a[3].type == JV_NONE ? jv_missing() : a[3], 5, &leeway)) {
+        !jv_int_or(rt, a[3].type == JV_NONE ? jv_missing() : a[3], 5, &leeway)) {
         return false;
     }
     int64_t n_end = (int64_t)js_chars(end);

@@ -35,7 +35,7 @@ FILTER(jf_int)
     if (v.type == JV_UNDEFINED) {
         return jv_fail_undefined(rt, v);
     }
-    if (!jf_int_or(rt, a[1], 10, &base) || !int_from(rt, v, base, out, &ok)) {
+    if (!jv_int_or(rt, a[1], 10, &base) || !int_from(rt, v, base, out, &ok)) {
         return false;
     }
     double f;
@@ -138,7 +138,7 @@ FILTER(jf_round)
             return jrt_fail(rt, "FilterArgumentError", "method must be common, ceil or floor");
         }
     }
-    if (!jf_int_or(rt, a[0], 0, &digits)) {
+    if (!jv_int_or(rt, a[0], 0, &digits)) {
         return false;
     }
     if (!jv_is_integer(v) && v.type != JV_FLOAT) {

@@ -13,9 +13,6 @@
 
 /* The result of a str method: Markup stays Markup. */
 bool jm_give(struct jv self, struct jstr *s, struct jv *out);
-/* A parameter that must be a str; Markup escapes what it is given. */
-bool jm_want_str(struct jrt *rt, struct jv self, struct jv v, struct jstr **out);
-bool jm_int_or(struct jrt *rt, struct jv v, int64_t otherwise, int64_t *out);
 
 METHOD(str_upper); METHOD(str_lower); METHOD(str_casefold); METHOD(str_capitalize);
 METHOD(str_title); METHOD(str_swapcase); METHOD(str_strip); METHOD(str_lstrip);

@@ -76,7 +76,7 @@ METHOD(str_expandtabs)
     int64_t size;
     struct jstr *s = self.u.s, *space = js_lit(rt, " ");
     (void)args;
-    if (!space || !js_flat(rt, s) || !jm_int_or(rt, a[0], 8, &size)) {
+    if (!space || !js_flat(rt, s) || !jv_int_or(rt, a[0], 8, &size)) {
         return false;
     }
     struct jsb b;

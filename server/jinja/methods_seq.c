@@ -37,7 +37,7 @@ METHOD(list_index)
 {
     int64_t from, to, n = (int64_t)self.u.list->n;
     (void)args;
-    if (!jm_int_or(rt, a[1], 0, &from) || !jm_int_or(rt, a[2], n, &to)) {
+    if (!jv_int_or(rt, a[1], 0, &from) || !jv_int_or(rt, a[2], n, &to)) {
         return false;
     }
     from = from < 0 ? from + n : from;

@@ -16,7 +16,7 @@ bool jm_give(struct jv self, struct jstr *s, struct jv *out)
 }
 
 /* A parameter that must be a str; Markup escapes what it is given. */
-bool jm_want_str(struct jrt *rt, struct jv self, struct jv v, struct jstr **out)
+static bool want_str(struct jrt *rt, struct jv self, struct jv v, struct jstr **out)
 {
     if (v.type != JV_STR) {
         return jrt_fail(rt, "TypeError", "must be str, not %s", jv_type_name(v));
@@ -26,12 +26,6 @@ bool jm_want_str(struct jrt *rt, struct jv self, struct jv v, struct jstr **out)
     }
     *out = v.u.s;
     return js_flat(rt, v.u.s);
-}
-
-bool jm_int_or(struct jrt *rt, struct jv v, int64_t otherwise, int64_t *out)
-{
-    *out = otherwise;
-    return !jv_is_given(v) || jv_as_index(rt, v, out);
 }
 
 /* start and end of find, count, startswith: characters, negative from the end, clamped. */
@@ -136,7 +130,7 @@ static bool split(struct jrt *rt, struct jv self, const struct jv *a, bool from_
     struct jstr *sep = NULL;
     int64_t max;
     struct jlist *l;
-    if (!js_flat(rt, self.u.s) || !jm_int_or(rt, a[1], -1, &max)) {
+    if (!js_flat(rt, self.u.s) || !jv_int_or(rt, a[1], -1, &max)) {
         return false;
     }
     if (jv_is_given(a[0]) && a[0].type != JV_NONE) {
@@ -192,7 +186,7 @@ static bool partition(struct jrt *rt, struct jv self, struct jv sep, bool last, 
 {
     struct jstr *s = self.u.s, *by;
     struct jlist *l = jlist_new(rt, 3);
-    if (!l || !js_flat(rt, s) || !jm_want_str(rt, self, sep, &by)) {
+    if (!l || !js_flat(rt, s) || !want_str(rt, self, sep, &by)) {
         return false;
     }
     if (by->n_bytes == 0) {
@@ -248,8 +242,8 @@ METHOD(str_replace)
     struct jstr *old, *new_;
     int64_t max;
     (void)args;
-    return js_flat(rt, self.u.s) && jm_want_str(rt, self, a[0], &old) &&
-           jm_want_str(rt, self, a[1], &new_) && jm_int_or(rt, a[2], -1, &max) &&
+    return js_flat(rt, self.u.s) && want_str(rt, self, a[0], &old) &&
+           want_str(rt, self, a[1], &new_) && jv_int_or(rt, a[2], -1, &max) &&
            jm_give(self, jt_replace(rt, self.u.s, old, new_, max), out);
 }
 
@@ -257,7 +251,7 @@ METHOD(str_removeprefix)
 {
     struct jstr *s = self.u.s, *p;
     (void)args;
-    if (!js_flat(rt, s) || !jm_want_str(rt, self, a[0], &p)) {
+    if (!js_flat(rt, s) || !want_str(rt, self, a[0], &p)) {
         return false;
     }
     bool has = p->n_bytes <= s->n_bytes && memcmp(s->s, p->s, p->n_bytes) == 0;
@@ -268,7 +262,7 @@ METHOD(str_removesuffix)
 {
     struct jstr *s = self.u.s, *p;
     (void)args;
-    if (!js_flat(rt, s) || !jm_want_str(rt, self, a[0], &p)) {
+    if (!js_flat(rt, s) || !want_str(rt, self, a[0], &p)) {
         return false;
     }
     bool has = p->n_bytes > 0 && p->n_bytes <= s->n_bytes &&

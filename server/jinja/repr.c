@@ -38,7 +38,7 @@ static bool is_plain(uint32_t cp, char quote)
     return uni_class(cp) & UNI_PRINTABLE;
 }
 
-void jsb_put_repr(struct jsb *b, struct jstr *s)
+static void put_str_repr(struct jsb *b, struct jstr *s)
 {
     if (!js_flat(b->rt, s)) {
         b->failed = true;
@@ -166,7 +166,7 @@ static bool put_macro(struct jsb *b, const struct jmacro *m)
 {
     jsb_puts(b, "<Macro ");
     if (m->name) {
-        jsb_put_repr(b, m->name);
+        put_str_repr(b, m->name);
     } else {
         jsb_puts(b, "'caller'");
     }
@@ -203,7 +203,7 @@ static bool put_repr_inner(struct jsb *b, struct jv v, int nest)
         if (v.flag & JV_MARKUP) {
             jsb_puts(b, "Markup(");
         }
-        jsb_put_repr(b, v.u.s);
+        put_str_repr(b, v.u.s);
         if (v.flag & JV_MARKUP) {
             jsb_puts(b, ")");
         }

@@ -249,5 +249,11 @@ bool jv_is_integer(struct jv v); // bool, int or big
 
 /* An index: bool or int (big integers are clamped). A TypeError otherwise. */
 bool jv_as_index(struct jrt *rt, struct jv v, int64_t *i);
+/* The same of an argument that may be absent. */
+static inline bool jv_int_or(struct jrt *rt, struct jv v, int64_t otherwise, int64_t *i)
+{
+    *i = otherwise;
+    return !jv_is_given(v) || jv_as_index(rt, v, i);
+}
 
 #endif
