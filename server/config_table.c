@@ -100,7 +100,8 @@ const struct option_row option_rows[] = {
     {ROW("ssl-keyfile", OPTION_STRING, ssl_keyfile, NULL, "PEM private key")},
 
     {.section = "Limits",
-     ROW("max-connections", OPTION_INT, max_connections, "10500", "open connections"), .min = 1,
+     ROW("max-connections", OPTION_INT, max_connections, "auto",
+         "open connections; auto: 10500, or what the limit of descriptors allows"), .min = 0,
      .max = 1000000},
     {ROW("max-body-bytes", OPTION_BYTES, max_body_bytes, "16MiB", "size of a request's body"),
      .min = 1024, .max = 1 << 30},

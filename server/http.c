@@ -329,7 +329,7 @@ static void fill_defaults(struct http_options *o)
     DEFAULT(max_body_bytes, 16u << 20);
     DEFAULT(max_body_total_bytes, 1u << 30);
     DEFAULT(max_header_bytes, 16u << 10);
-    DEFAULT(max_connections, 10000);
+    DEFAULT(max_connections, 10500);
     DEFAULT(stream_soft_bytes, 64u << 10);
     DEFAULT(stream_hard_bytes, 1u << 20);
     DEFAULT(header_timeout_ms, 10000);

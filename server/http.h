@@ -70,7 +70,7 @@ struct http_options {
     size_t max_body_bytes;         // [16 MiB] then 413
     size_t max_body_total_bytes;   // [1 GiB] all bodies that are held; then 503
     size_t max_header_bytes;       // [16 KiB] libmicrohttpd's pool for a connection; then 431
-    unsigned max_connections;      // [10000] then 503; a few more are kept for HTTP_ROUTE_ALWAYS
+    unsigned max_connections;      // [10500] then 503; a few more are kept for HTTP_ROUTE_ALWAYS
     size_t stream_soft_bytes;      // [64 KiB] unsent bytes from which http_stream_is_full
     size_t stream_hard_bytes;      // [1 MiB] unsent bytes over which the stream is cut
     unsigned header_timeout_ms;    // [10 s] for a request's head, then 408

@@ -730,6 +730,23 @@ def test_what_no_request_could_use_stops_the_start(options, sentence):
     assert r.returncode == 1 and sentence in r.stderr, r.stderr
 
 
+def test_few_descriptors_bend_the_default_but_not_an_operators_number():
+    import subprocess
+
+    from api import BUILD
+    serve = "ulimit -n 512; exec '%s/sluice' serve '%s' --port 0 --drain-delay 0 --max-connections " % (BUILD, DEMO)
+    r = subprocess.run(["bash", "-c", serve + "400"], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 1 and "400 connections need 676 descriptors, but the hard limit is 512" in r.stderr
+    with subprocess.Popen(["bash", "-c", serve + "auto"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as p:
+        lines = []
+        while not any("ready after" in l for l in lines):
+            lines.append(p.stderr.readline())
+            assert lines[-1], lines
+        p.send_signal(signal.SIGTERM)
+        assert p.wait(60) == 0
+    assert any("connections are limited to 243: the hard limit of descriptors is 512" in l for l in lines)
+
+
 def test_sampling_defaults_may_be_switched_off_and_overridden():
     with Server(override_generation_config='{"top_k": -1, "temperature": 0, "top_p": null, "max_new_tokens": 2}') as s:
         assert s.chat("a b c d e").json()["usage"]["completion_tokens"] == 2
