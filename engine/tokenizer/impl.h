@@ -1,4 +1,4 @@
-/* The inside of struct tokenizer, shared by the engine/tokenizer_*.c files alone.
+/* The inside of struct tokenizer, shared by the files of engine/tokenizer/ alone.
  *
  * A text goes through: added tokens that want raw text -> normalizer -> added tokens that want
  * normalised text -> pre-tokenizer stages -> model. A stretch is what lies between two added
@@ -285,6 +285,9 @@ void cuts_free(struct cuts *cuts);
 size_t cuts_next(const struct cuts *cuts, const char *s, size_t n, size_t from);
 enum status model_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
 enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
+/* One piece, or a part of one, by its merges alone; nothing is remembered. */
+enum status bpe_merge_piece(const struct tokenizer *tok, struct scratch *sc, const char *s,
+                            size_t n);
 void piece_cache_free(struct piece_cache *cache);
 enum status unigram_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
 enum status wordpiece_encode(const struct tokenizer *tok, struct scratch *sc, const char *s,
@@ -424,6 +427,13 @@ void scratch_give(const struct tokenizer *tok, struct scratch *sc);
 void scratch_free(struct scratch *sc);
 
 enum status emit(struct scratch *sc, int32_t id);
+static inline enum status emit_many(struct scratch *sc, const int32_t *id, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        TRY(emit(sc, id[i]));
+    }
+    return OK;
+}
 
 /* A special token that the model itself could spell must not come out of the user's text. */
 static inline bool is_barred(const struct tokenizer *tok, const struct scratch *sc, int32_t id)
