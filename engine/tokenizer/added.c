@@ -96,7 +96,7 @@ static enum status normalize_text(struct tokenizer *tok, struct added *a, struct
     struct scratch *sc = scratch_take(tok);
     const char *s = a->text;
     size_t n = a->n_bytes;
-    bool head, good = norm_apply(tok, sc, &s, &n, &head);
+    bool head, good = normalizer_apply(tok, sc, &s, &n, &head);
     if (good && (n != a->n_bytes || memcmp(s, a->text, n) != 0)) {
         free(a->normalized_text);
         a->normalized_text = xstrndup(s, n);

@@ -512,8 +512,8 @@ enum status decoders_make_pieces(struct tokenizer *tok, struct err *err)
     struct buf piece;
     buf_init(&piece, 1 << 24);
     bool good = true, by_bytes = false;
-    for (size_t i = 0; i < tok->n_norms; i++) {
-        by_bytes = by_bytes || tok->norms[i].kind == NORM_BYTE_LEVEL;
+    for (size_t i = 0; i < tok->n_normalizers; i++) {
+        by_bytes = by_bytes || tok->normalizers[i].kind == NORMALIZE_BYTE_LEVEL;
     }
     tok->longest_piece = 1;
     for (int32_t id = 0; good && id < tok->texts.n_ids; id++) {

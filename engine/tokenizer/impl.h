@@ -132,24 +132,24 @@ void pattern_walk_init(struct pattern_walk *w, const struct pattern *p, const ch
 int pattern_walk_next(struct pattern_walk *w, struct scratch *sc, size_t *start, size_t *end);
 
 /* ---- normalizers ---- */
-enum norm_kind {
-    NORM_NFC,
-    NORM_NFD,
-    NORM_NFKC,
-    NORM_NFKD,
-    NORM_LOWERCASE,
-    NORM_STRIP,
-    NORM_STRIP_ACCENTS,
-    NORM_PREPEND,
-    NORM_REPLACE,
-    NORM_BERT,
-    NORM_NMT,
-    NORM_BYTE_LEVEL,
-    NORM_PRECOMPILED,
+enum normalizer_kind {
+    NORMALIZE_NFC,
+    NORMALIZE_NFD,
+    NORMALIZE_NFKC,
+    NORMALIZE_NFKD,
+    NORMALIZE_LOWERCASE,
+    NORMALIZE_STRIP,
+    NORMALIZE_STRIP_ACCENTS,
+    NORMALIZE_PREPEND,
+    NORMALIZE_REPLACE,
+    NORMALIZE_BERT,
+    NORMALIZE_NMT,
+    NORMALIZE_BYTE_LEVEL,
+    NORMALIZE_PRECOMPILED,
 };
 struct charsmap;
-struct norm {
-    enum norm_kind kind;
+struct normalizer {
+    enum normalizer_kind kind;
     bool left, right;                                    // Strip
     bool clean_text, chinese_chars, strip_accents, lower; // Bert
     struct pattern pattern;                              // Replace
@@ -157,11 +157,11 @@ struct norm {
     size_t text_bytes;
     struct charsmap *map; // Precompiled
 };
-enum status norm_load(const struct json *node, struct tokenizer *tok, struct err *err);
-void norm_deinit(struct norm *op);
+enum status normalizer_load(const struct json *node, struct tokenizer *tok, struct err *err);
+void normalizer_deinit(struct normalizer *op);
 /* The normalised text, valid until the next call with this scratch; may be s itself. `dropped_head`
  * is set when characters at the very start went away. False: a limit of the matcher was passed. */
-bool norm_apply(const struct tokenizer *tok, struct scratch *sc, const char **s, size_t *n,
+bool normalizer_apply(const struct tokenizer *tok, struct scratch *sc, const char **s, size_t *n,
                 bool *dropped_head);
 
 struct charsmap *charsmap_load(const char *base64, size_t n_bytes);
@@ -367,8 +367,8 @@ struct tokenizer {
     bool byte_level; // the model takes bytes, and keys are bytes
     int32_t n_model; // entries of the model's vocabulary
 
-    struct norm norms[MAX_STAGES];
-    size_t n_norms;
+    struct normalizer normalizers[MAX_STAGES];
+    size_t n_normalizers;
     struct stage stages[MAX_STAGES];
     size_t n_stages;
     struct decoder decoders[MAX_STAGES];

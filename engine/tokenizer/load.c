@@ -489,7 +489,7 @@ static enum status load_all(struct loader *l, const struct json *config, const s
     struct tokenizer *tok = l->tok;
     TRY(read_top(l));
     TRY(model_kind(l));
-    TRY(read_section(l, &l->normalizer, "normalizer", norm_load));
+    TRY(read_section(l, &l->normalizer, "normalizer", normalizer_load));
     TRY(read_section(l, &l->pre_tokenizer, "pre_tokenizer", stages_load));
     settle_byte_level(tok);
     TRY(read_section(l, &l->decoder, "decoder", decoders_load));

@@ -12,44 +12,44 @@
 
 static const struct {
     const char *name;
-    enum norm_kind kind;
+    enum normalizer_kind kind;
 } simple[] = {
-    {"NFC", NORM_NFC},
-    {"NFD", NORM_NFD},
-    {"NFKC", NORM_NFKC},
-    {"NFKD", NORM_NFKD},
-    {"Lowercase", NORM_LOWERCASE},
-    {"StripAccents", NORM_STRIP_ACCENTS},
-    {"Nmt", NORM_NMT},
-    {"ByteLevel", NORM_BYTE_LEVEL},
+    {"NFC", NORMALIZE_NFC},
+    {"NFD", NORMALIZE_NFD},
+    {"NFKC", NORMALIZE_NFKC},
+    {"NFKD", NORMALIZE_NFKD},
+    {"Lowercase", NORMALIZE_LOWERCASE},
+    {"StripAccents", NORMALIZE_STRIP_ACCENTS},
+    {"Nmt", NORMALIZE_NMT},
+    {"ByteLevel", NORMALIZE_BYTE_LEVEL},
 };
 
-static enum status load_details(struct norm *op, const char *type, const struct json *node,
+static enum status load_details(struct normalizer *op, const char *type, const struct json *node,
                                 struct err *err)
 {
     if (strcmp(type, "Strip") == 0 || strcmp(type, "StripNormalizer") == 0) {
-        op->kind = NORM_STRIP;
+        op->kind = NORMALIZE_STRIP;
         op->left = json_get_bool(node, "strip_left", false);
         op->right = json_get_bool(node, "strip_right", false);
         return OK;
     }
     if (strcmp(type, "Prepend") == 0) {
         const char *text = json_get_string(node, "prepend");
-        op->kind = NORM_PREPEND;
+        op->kind = NORMALIZE_PREPEND;
         op->text = xstrdup(text ? text : "");
         op->text_bytes = strlen(op->text);
         return text ? OK : err_set(err, ERR_FORMAT, "Prepend needs a text");
     }
     if (strcmp(type, "Replace") == 0) {
         const char *text = json_get_string(node, "content");
-        op->kind = NORM_REPLACE;
+        op->kind = NORMALIZE_REPLACE;
         op->text = xstrdup(text ? text : "");
         op->text_bytes = strlen(op->text);
         TRY(pattern_load(json_get(node, "pattern"), &op->pattern, err));
         return text ? OK : err_set(err, ERR_FORMAT, "Replace needs its content");
     }
     if (strcmp(type, "BertNormalizer") == 0) {
-        op->kind = NORM_BERT;
+        op->kind = NORMALIZE_BERT;
         op->clean_text = json_get_bool(node, "clean_text", true);
         op->chinese_chars = json_get_bool(node, "handle_chinese_chars", true);
         op->lower = json_get_bool(node, "lowercase", true);
@@ -58,28 +58,28 @@ static enum status load_details(struct norm *op, const char *type, const struct 
     }
     if (strcmp(type, "Precompiled") == 0) {
         const char *map = json_get_string(node, "precompiled_charsmap");
-        op->kind = NORM_PRECOMPILED;
+        op->kind = NORMALIZE_PRECOMPILED;
         op->map = map ? charsmap_load(map, strlen(map)) : NULL;
         return op->map ? OK : err_set(err, ERR_FORMAT, "precompiled_charsmap cannot be read");
     }
     return err_set(err, ERR_UNSUPPORTED, "the normalizer \"%s\" is not supported", type);
 }
 
-enum status norm_load(const struct json *node, struct tokenizer *tok, struct err *err)
+enum status normalizer_load(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const char *type = json_get_string(node, "type");
     type = type ? type : "";
     if (strcmp(type, "Sequence") == 0) {
         const struct json *list = json_get(node, "normalizers");
         for (const struct json *child = json_first(list); child; child = json_next(child)) {
-            TRY(norm_load(child, tok, err)); // as deep as the JSON reader allows
+            TRY(normalizer_load(child, tok, err)); // as deep as the JSON reader allows
         }
         return OK;
     }
-    if (tok->n_norms == MAX_STAGES) {
+    if (tok->n_normalizers == MAX_STAGES) {
         return err_set(err, ERR_LIMIT, "more than %d normalizers", MAX_STAGES);
     }
-    struct norm *op = &tok->norms[tok->n_norms++];
+    struct normalizer *op = &tok->normalizers[tok->n_normalizers++];
     for (size_t i = 0; i < sizeof simple / sizeof simple[0]; i++) {
         if (strcmp(type, simple[i].name) == 0) {
             op->kind = simple[i].kind;
@@ -89,12 +89,12 @@ enum status norm_load(const struct json *node, struct tokenizer *tok, struct err
     return load_details(op, type, node, err);
 }
 
-void norm_deinit(struct norm *op)
+void normalizer_deinit(struct normalizer *op)
 {
     pattern_deinit(&op->pattern);
     charsmap_free(op->map);
     free(op->text);
-    *op = (struct norm){0};
+    *op = (struct normalizer){0};
 }
 
 /* ---- Unicode normalisation forms ---- */
@@ -184,10 +184,10 @@ static size_t compose_all(int32_t *cp, size_t n)
 }
 
 /* Normalises s and appends; false when out of memory. */
-static bool put_form(enum norm_kind form, const char *s, size_t n, struct buf *out)
+static bool put_form(enum normalizer_kind form, const char *s, size_t n, struct buf *out)
 {
-    bool compat = form == NORM_NFKC || form == NORM_NFKD;
-    bool compose = form == NORM_NFC || form == NORM_NFKC;
+    bool compat = form == NORMALIZE_NFKC || form == NORMALIZE_NFKD;
+    bool compose = form == NORMALIZE_NFC || form == NORMALIZE_NFKC;
     int options = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (compat ? UTF8PROC_COMPAT : 0);
     // A code point decomposes to 18 at most (U+FDFA).
     size_t cap = 18 * n + 1;
@@ -271,7 +271,7 @@ static bool apply_nfc(const char *s, size_t n, struct buf *out, bool *changed)
             end += width;
         }
         buf_put(out, s + copied, start - copied);
-        if (!put_form(NORM_NFC, s + start, end - start, out)) {
+        if (!put_form(NORMALIZE_NFC, s + start, end - start, out)) {
             return false;
         }
         copied = end;
@@ -294,9 +294,10 @@ static bool begins_afresh(const char *s)
     return k > 0 && k <= 18 && !(unicode_flags((uint32_t)first[0]) & U_NFC_UNSAFE);
 }
 
-static bool apply_form(enum norm_kind form, const char *s, size_t n, struct buf *out, bool *changed)
+static bool apply_form(enum normalizer_kind form, const char *s, size_t n, struct buf *out,
+                       bool *changed)
 {
-    if (form == NORM_NFC) {
+    if (form == NORMALIZE_NFC) {
         return apply_nfc(s, n, out, changed);
     }
     *changed = ascii_run(s, n, 0) < n;
@@ -388,7 +389,8 @@ static bool is_cjk(uint32_t c)
 }
 
 /* Cleaning and the spaces around ideographs. */
-static void bert_clean(const struct norm *op, const char *s, size_t n, struct buf *out, bool *head)
+static void bert_clean(const struct normalizer *op, const char *s, size_t n, struct buf *out,
+                       bool *head)
 {
     for (size_t i = 0; i < n;) {
         uint32_t cp;
@@ -409,7 +411,8 @@ static void bert_clean(const struct norm *op, const char *s, size_t n, struct bu
     }
 }
 
-static bool apply_bert(const struct norm *op, const char *s, size_t n, struct buf *out, bool *head)
+static bool apply_bert(const struct normalizer *op, const char *s, size_t n, struct buf *out,
+                       bool *head)
 {
     struct buf a, b;
     buf_init(&a, out->max_bytes);
@@ -418,7 +421,7 @@ static bool apply_bert(const struct norm *op, const char *s, size_t n, struct bu
     bool good = true;
     if (op->strip_accents && a.n_bytes > 0) {
         bool changed;
-        good = apply_form(NORM_NFD, a.data, a.n_bytes, &b, &changed);
+        good = apply_form(NORMALIZE_NFD, a.data, a.n_bytes, &b, &changed);
         if (changed) {
             buf_clear(&a);
             apply_filter(U_BERT_ACCENT, b.data, b.n_bytes, &a, head);
@@ -460,7 +463,7 @@ static void replace_spaces(const char *s, size_t n, const char *by, size_t by_by
     *p = '\0';
 }
 
-static bool apply_replace(const struct norm *op, struct scratch *sc, const char *s, size_t n,
+static bool apply_replace(const struct normalizer *op, struct scratch *sc, const char *s, size_t n,
                           struct buf *out, bool *head)
 {
     if (op->pattern.literal_bytes == 1 && op->pattern.literal[0] == ' ') {
@@ -491,7 +494,7 @@ static void byte_level(const char *s, size_t n, struct buf *out)
 }
 
 /* Strip only narrows the view. */
-static void apply_strip(const struct norm *op, const char **s, size_t *n, bool *head)
+static void apply_strip(const struct normalizer *op, const char **s, size_t *n, bool *head)
 {
     if (op->left) {
         size_t k = unicode_space_prefix(*s, *n);
@@ -505,54 +508,40 @@ static void apply_strip(const struct norm *op, const char **s, size_t *n, bool *
 }
 
 /* One step into out; *changed false: out was not used. */
-static bool apply_one(const struct norm *op, struct scratch *sc, const char *s, size_t n,
+static bool apply_one(const struct normalizer *op, struct scratch *sc, const char *s, size_t n,
                       struct buf *out, bool *changed, bool *head)
 {
     *changed = true;
     switch (op->kind) {
-    case NORM_NFC:
-    case NORM_NFD:
-    case NORM_NFKC:
-    case NORM_NFKD:
-        return apply_form(op->kind, s, n, out, changed);
-    case NORM_LOWERCASE:
-        apply_lowercase(s, n, out);
-        return true;
-    case NORM_STRIP_ACCENTS:
-        apply_filter(U_MARK, s, n, out, head);
-        return true;
-    case NORM_PREPEND:
+    case NORMALIZE_NFC:
+    case NORMALIZE_NFD:
+    case NORMALIZE_NFKC:
+    case NORMALIZE_NFKD: return apply_form(op->kind, s, n, out, changed);
+    case NORMALIZE_LOWERCASE: apply_lowercase(s, n, out); return true;
+    case NORMALIZE_STRIP_ACCENTS: apply_filter(U_MARK, s, n, out, head); return true;
+    case NORMALIZE_PREPEND:
         buf_put(out, op->text, op->text_bytes);
         buf_put(out, s, n);
         return true;
-    case NORM_REPLACE:
-        return apply_replace(op, sc, s, n, out, head);
-    case NORM_BERT:
-        return apply_bert(op, s, n, out, head);
-    case NORM_NMT:
-        apply_nmt(s, n, out, head);
-        return true;
-    case NORM_BYTE_LEVEL:
-        byte_level(s, n, out);
-        return true;
-    case NORM_PRECOMPILED:
-        charsmap_apply(op->map, s, n, out);
-        return true;
-    case NORM_STRIP:
-        break;
+    case NORMALIZE_REPLACE: return apply_replace(op, sc, s, n, out, head);
+    case NORMALIZE_BERT: return apply_bert(op, s, n, out, head);
+    case NORMALIZE_NMT: apply_nmt(s, n, out, head); return true;
+    case NORMALIZE_BYTE_LEVEL: byte_level(s, n, out); return true;
+    case NORMALIZE_PRECOMPILED: charsmap_apply(op->map, s, n, out); return true;
+    case NORMALIZE_STRIP: break;
     }
     *changed = false;
     return true;
 }
 
-bool norm_apply(const struct tokenizer *tok, struct scratch *sc, const char **s, size_t *n,
-                bool *dropped_head)
+bool normalizer_apply(const struct tokenizer *tok, struct scratch *sc, const char **s, size_t *n,
+                      bool *dropped_head)
 {
     *dropped_head = false;
     int next = 0;
-    for (size_t i = 0; i < tok->n_norms && *n > 0; i++) {
-        const struct norm *op = &tok->norms[i];
-        if (op->kind == NORM_STRIP) {
+    for (size_t i = 0; i < tok->n_normalizers && *n > 0; i++) {
+        const struct normalizer *op = &tok->normalizers[i];
+        if (op->kind == NORMALIZE_STRIP) {
             apply_strip(op, s, n, dropped_head);
             continue;
         }

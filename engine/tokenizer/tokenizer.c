@@ -246,8 +246,10 @@ static void map_input(struct job *job, struct range stretch, size_t n_normalized
                       struct job *mapped)
 {
     size_t prepended = 0, at = 0, out = 0;
-    for (size_t i = 0; i < job->tok->n_norms; i++) {
-        prepended += job->tok->norms[i].kind == NORM_PREPEND ? job->tok->norms[i].text_bytes : 0;
+    for (size_t i = 0; i < job->tok->n_normalizers; i++) {
+        prepended += job->tok->normalizers[i].kind == NORMALIZE_PREPEND
+                         ? job->tok->normalizers[i].text_bytes
+                         : 0;
     }
     struct scratch *other = scratch_take(job->tok);
     for (size_t k = job->next_input; at < stretch.end - stretch.start; k++) {
@@ -262,7 +264,7 @@ static void map_input(struct job *job, struct range stretch, size_t n_normalized
             if (n == 0) {
                 continue;
             }
-            if (!norm_apply(job->tok, other, &s, &n, &head)) {
+            if (!normalizer_apply(job->tok, other, &s, &n, &head)) {
                 out = SIZE_MAX / 2;
             }
             out += n - (first || n < prepended ? 0 : prepended);
@@ -324,7 +326,7 @@ static enum status encode_stretch(struct job *job, struct range stretch)
     size_t n = stretch.end - stretch.start;
     bool dropped_head = false;
     job->sc->has_input = touches_input(job, stretch);
-    if (!norm_apply(job->tok, job->sc, &s, &n, &dropped_head)) {
+    if (!normalizer_apply(job->tok, job->sc, &s, &n, &dropped_head)) {
         return err_set(job->sc->err, ERR_LIMIT, "the text is too long, or a pattern gave up on it");
     }
     bool first = stretch.start == 0 && !dropped_head;
@@ -479,7 +481,7 @@ void tokenizer_free(struct tokenizer *tok)
         scratch_free(tok->scratches[i]);
     }
     for (size_t i = 0; i < MAX_STAGES; i++) {
-        norm_deinit(&tok->norms[i]);
+        normalizer_deinit(&tok->normalizers[i]);
         stage_deinit(&tok->stages[i]);
         decoder_deinit(&tok->decoders[i]);
     }
