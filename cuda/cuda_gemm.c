@@ -233,6 +233,10 @@ enum status cuda_gemm(struct cuda *be, const struct gemm_args *a)
         return OK;
     }
     cudaError_t e = cudaSuccess;
+    struct wide_plan plan;
+    if (!be->options.deterministic && gemm_wide_takes(a, be->sm, be->n_sms, &plan)) {
+        return cuda_check(be, gemm_wide(be->stream, a, &plan, NULL), "gemm_wide");
+    }
     if (!be->options.deterministic && gemm_small_takes(a, be->sm)) {
         return cuda_check(be, gemm_small(be->stream, a), "gemm_small");
     }

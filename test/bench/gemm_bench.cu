@@ -87,9 +87,78 @@ static void check_one(struct rng &r)
     }
 }
 
+/* Any plan, also such as no product is made by. */
+static void check_wide(struct rng &r)
+{
+    struct gemm_args a = {};
+    a.x_dtype = a.w_dtype = r.below(2) ? DT_BF16 : DT_F16;
+    a.y_dtype = r.below(2) ? a.x_dtype : DT_F32;
+    a.n_rows = r.between(1, 64);
+    a.n_out = r.between(1, r.below(4) ? 3000 : 20000);
+    a.n_in = 8 * r.between(1, r.below(4) ? 300 : 1800);
+    a.x_stride = a.n_in + 8 * r.below(3);
+    a.y_stride = a.n_out + r.below(9);
+    a.n_batch = 1;
+    struct wide_plan plan = {};
+    plan.band = r.below(2) ? 112 : 128;
+    plan.n_splits = r.below(2) ? 1 : std::min(r.between(2, 6), (a.n_in + 63) / 64);
+    plan.cluster = 1 << r.below(3);
+    plan.n_blocks = r.below(3) ? 132 : r.between(4, 132);
+    const bool split = plan.n_splits > 1;
+    a.accumulate = !split && r.below(2);
+    const size_t n_y = (size_t)a.n_rows * a.y_stride, n_sum = (size_t)a.n_rows * a.n_out;
+    void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
+    void *w = device_new<float>((size_t)a.n_out * a.n_in / 2 + 64);
+    void *y = device_new<float>(n_y);
+    float *sums = device_new<float>(n_sum * plan.n_splits), *expected = device_new<float>(n_sum);
+    float *bias = device_new<float>(a.n_out);
+    fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
+    fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(), 0.05f);
+    fill(bias, DT_F32, a.n_out, r.next(), 1.0f);
+    CHECK(cudaMemset(sums, 0xff, n_sum * plan.n_splits * 4));
+    if (a.accumulate) {
+        fill(y, a.y_dtype, (int64_t)n_y, r.next(), 1.0f);
+    } else {
+        CHECK(cudaMemset(y, 0xff, n_y * dtype_bytes(a.y_dtype)));
+    }
+    a.x = x;
+    a.weight = w;
+    a.y = y;
+    a.bias = !split && r.below(2) ? bias : nullptr;
+    naive(a, expected);
+    CHECK(cudaDeviceSynchronize());
+    CHECK(gemm_wide(0, &a, &plan, sums));
+    CHECK(cudaDeviceSynchronize());
+    const std::vector<float> all = split ? to_host(sums, DT_F32, n_sum * plan.n_splits)
+                                         : to_host(y, a.y_dtype, n_y);
+    const std::vector<float> want = to_host(expected, DT_F32, n_sum);
+    std::vector<float> got(n_sum);
+    for (size_t i = 0; i < n_sum; i++) {
+        got[i] = all[split ? i : i / a.n_out * a.y_stride + i % a.n_out];
+        for (int k = 1; k < plan.n_splits; k++) {
+            got[i] += all[k * n_sum + i];
+        }
+    }
+    const double d = distance(got, want);
+    if (!(d < (split || a.y_dtype == DT_F32 ? 1e-4 : a.y_dtype == DT_F16 ? 1e-3 : 5e-3))) {
+        printf("gemm_wide FAILED: %d x %d x %d dtype %d -> %d acc %d bias %d, band %d runs %d "
+               "cluster %d blocks %d: distance %g\n",
+               a.n_rows, a.n_out, a.n_in, a.x_dtype, a.y_dtype, a.accumulate, a.bias != nullptr,
+               plan.band, plan.n_splits, plan.cluster, plan.n_blocks, d);
+        bench_failures++;
+    }
+    for (void *p : {x, w, y, (void *)bias, (void *)expected, (void *)sums}) {
+        CHECK(cudaFree(p));
+    }
+}
+
 void bench_gemm_check()
 {
-    struct rng r = {1};
+    struct rng r = {1}, of_wide = {2};
+    for (int i = 0; i < 100; i++) {
+        check_wide(of_wide);
+    }
+    printf("gemm_wide: 100 products checked\n");
     for (int i = 0; i < 60; i++) {
         check_one(r);
     }
@@ -174,7 +243,9 @@ void bench_gemm_time()
                 a.n_out = a.y_stride = s.n;
                 a.n_in = a.x_stride = s.k;
                 a.n_batch = 1;
-                CHECK(gemm_small(stream, &a));
+                struct wide_plan plan;
+                CHECK(gemm_wide_takes(&a, 90, 132, &plan) ? gemm_wide(stream, &a, &plan, nullptr)
+                                                          : gemm_small(stream, &a));
             });
             const bool taken = m <= 32 || s.n > 10000;
             const struct lt_product p = lt_open(m, s.n, s.k);

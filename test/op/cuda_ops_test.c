@@ -93,7 +93,7 @@ TEST(linear_agrees_in_deterministic_mode)
     linear_cases(true);
 }
 
-/* Wide matrices: K is cut over clusters of blocks above 32 rows. */
+/* Above 32 rows those of many features have a kernel of their own. */
 TEST(products_of_many_rows_and_features_agree)
 {
     NEED_GPU();
@@ -105,6 +105,8 @@ TEST(products_of_many_rows_and_features_agree)
             linear_case(&p, rows[i], 4096, 1096, 0, true, false, false);
             linear_case(&p, rows[i], 4000, 520, 8, false, true, true);
             linear_case(&p, rows[i], 6144, 320, 0, false, false, false);
+            linear_case(&p, rows[i], 28672, 72, 0, i == 1, i == 2, false);
+            linear_case(&p, rows[i], 29001, 136, 8, i == 2, false, i != 3);
         }
         pair_close(&p);
     }

@@ -84,6 +84,28 @@ __device__ __forceinline__ void barrier_arrive(uint64_t *bar, int n_arrivals = 1
                  : "memory");
 }
 
+/* At the same barrier of another block of the cluster. */
+__device__ __forceinline__ void barrier_arrive_at(uint64_t *bar, uint32_t rank)
+{
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+                 "}\n" ::"r"(smem_address(bar)),
+                 "r"(rank)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cluster_arrive()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 __device__ __forceinline__ void barrier_wait(uint64_t *bar, uint32_t parity)
 {
     asm volatile("{\n"
@@ -110,6 +132,20 @@ __device__ __forceinline__ void tensor_load(void *to, const CUtensorMap *map, ui
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(to)),
                  "l"((uint64_t)map), "r"(smem_address(bar)), "r"(column), "r"(row), "l"(policy)
+                 : "memory");
+}
+
+/* The same to the blocks of the cluster that `mask` names, at the same place in each; its bytes count
+ * on the barrier at the same place there. */
+__device__ __forceinline__ void tensor_load_multicast(void *to, const CUtensorMap *map, uint64_t *bar,
+                                                      int column, int row, uint16_t mask,
+                                                      uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(
+                     smem_address(to)),
+                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(column), "r"(row), "h"(mask),
+                 "l"(policy)
                  : "memory");
 }
 
