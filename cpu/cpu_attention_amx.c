@@ -3,41 +3,23 @@
 
 #include "cpu/cpu_attention_amx.h"
 
-#include <immintrin.h>
+#include "cpu/cpu_amx.h"
+
 #include <math.h>
-#include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
 
 /* ---- products ----------------------------------------------------------------------------- */
 
-enum { TILE_ROWS = 16, TILE_BYTES = 64 };
-
-/* As the LDTILECFG instruction reads it. */
-struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-};
-
 /* Registers 0 to 3 are sums, 4 and 5 operands of rows, 6 and 7 of columns. With more than 16 rows
  * 2, 3 and 5 are of those beyond. */
 static void configure(int32_t m)
 {
-    struct tile_config c;
-    bool high = m > TILE_ROWS;
-    int32_t low_rows = high ? TILE_ROWS : m, high_rows = high ? m - TILE_ROWS : m;
-    memset(&c, 0, sizeof c);
-    c.palette = 1;
-    for (int i = 0; i < 8; i++) {
-        c.row_bytes[i] = TILE_BYTES;
-        c.rows[i] = TILE_ROWS;
-    }
-    c.rows[0] = c.rows[1] = c.rows[4] = (uint8_t)low_rows;
-    c.rows[2] = c.rows[3] = c.rows[5] = (uint8_t)high_rows;
-    /* GCC's intrinsic says that it reads 8 bytes: the others would be left out. */
-    __asm__ volatile("" : : "m"(c));
-    _tile_loadconfig(&c);
+    const bool high = m > TILE_ROWS;
+    const uint8_t low_rows = (uint8_t)(high ? TILE_ROWS : m);
+    const uint8_t high_rows = (uint8_t)(high ? m - TILE_ROWS : m);
+    tiles_configure((uint8_t[]){low_rows, low_rows, high_rows, high_rows, low_rows, high_rows,
+                                TILE_ROWS, TILE_ROWS});
 }
 
 /* 17 to 32 rows against one or two panels. */

@@ -4,33 +4,17 @@
 
 #include "cpu/cpu_gemm_amx.h"
 
-#include <immintrin.h>
-#include <string.h>
+#include "cpu/cpu_amx.h"
 
-/* As the LDTILECFG instruction reads it. */
-struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-};
-
-enum { ROWS = 16, ROW_BYTES = 64, PAIRS_BYTES = 64 };
+enum { PAIRS_BYTES = 64 }; // 16 pairs of inputs for an output
 
 /* Registers 0 to 3 are sums, 4 and 5 activations (and 5 a weight when there are few rows), 6 and
  * 7 weights. */
 static void configure(int32_t rows_a, int32_t rows_b, bool few)
 {
-    struct tile_config c;
-    memset(&c, 0, sizeof c);
-    c.palette = 1;
-    for (int i = 0; i < 8; i++) {
-        c.row_bytes[i] = ROW_BYTES;
-        c.rows[i] = ROWS;
-    }
-    c.rows[0] = c.rows[1] = c.rows[4] = (uint8_t)rows_a;
-    c.rows[2] = c.rows[3] = (uint8_t)(few ? rows_a : rows_b);
-    c.rows[5] = (uint8_t)(few ? ROWS : rows_b);
-    _tile_loadconfig(&c);
+    const uint8_t a = (uint8_t)rows_a, b = (uint8_t)rows_b;
+    const uint8_t sums = few ? a : b, more = few ? TILE_ROWS : b;
+    tiles_configure((uint8_t[]){a, a, sums, sums, a, more, TILE_ROWS, TILE_ROWS});
 }
 
 /* Up to 16 rows against four panels: each weight is read once. */
@@ -124,11 +108,11 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
     int64_t a_bytes = a_stride * 2, w_step = (int64_t)panels * PAIRS_BYTES;
     int32_t configured = 0; // rows that the configuration is for
     while (m > 0) {
-        int32_t n = m < 2 * ROWS ? m : 2 * ROWS;
-        bool few = n <= ROWS || panels == 1;
-        n = few && n > ROWS ? ROWS : n;
+        int32_t n = m < 2 * TILE_ROWS ? m : 2 * TILE_ROWS;
+        bool few = n <= TILE_ROWS || panels == 1;
+        n = few && n > TILE_ROWS ? TILE_ROWS : n;
         if (configured != n) {
-            configure(n < ROWS ? n : ROWS, n - ROWS, few);
+            configure(n < TILE_ROWS ? n : TILE_ROWS, n - TILE_ROWS, few);
             configured = n;
         }
         if (few && panels == MAX_PANELS) {
@@ -139,8 +123,8 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
             }
         } else {
             for (int32_t p = 0; p < panels; p += 2) {
-                two_by_two(row, row + ROWS * a_stride, a_bytes, weights + p * PAIRS_BYTES, w_step,
-                           k, c + p * PANEL, c + ROWS * TILE + p * PANEL, first);
+                two_by_two(row, row + TILE_ROWS * a_stride, a_bytes, weights + p * PAIRS_BYTES,
+                           w_step, k, c + p * PANEL, c + TILE_ROWS * TILE + p * PANEL, first);
             }
         }
         row += n * a_stride;
@@ -152,8 +136,8 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
 
 float cpu_spin_amx(int64_t n)
 {
-    float c[ROWS * PANEL];
-    configure(ROWS, ROWS, false);
+    float c[TILE_ROWS * PANEL];
+    configure(TILE_ROWS, TILE_ROWS, false);
     for (int64_t i = 0; i < n; i++) {
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);

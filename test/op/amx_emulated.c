@@ -104,10 +104,8 @@ static inline void emulated_release(void)
 #define cpu_spin_amx emulated_spin
 #define cpu_amx_unit emulated_unit
 #define configure configure_gemm
-#define tile_config gemm_tile_config
 #include "cpu/cpu_gemm_amx.c"
 #undef configure
-#undef tile_config
 #include "cpu/cpu_attention_amx.c"
 
 const struct cpu_kernels *op_amx_emulated(void)

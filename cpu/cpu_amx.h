@@ -1,0 +1,35 @@
+/* What the AMX kernels share: how the tile registers are set up. Registers are 64 bytes wide; only
+ * their numbers of rows differ. Compiled only where AMX is.
+ * Thread: any; the registers are the thread's own. */
+#ifndef SLUICE_CPU_AMX_H
+#define SLUICE_CPU_AMX_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { TILE_REGISTERS = 8, TILE_ROWS = 16, TILE_BYTES = 64 };
+
+/* As the LDTILECFG instruction reads it. */
+struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+
+/* rows: of each register, 1 to 16. */
+static inline void tiles_configure(const uint8_t rows[TILE_REGISTERS])
+{
+    struct tile_config c;
+    memset(&c, 0, sizeof c);
+    c.palette = 1;
+    for (int i = 0; i < TILE_REGISTERS; i++) {
+        c.row_bytes[i] = TILE_BYTES;
+        c.rows[i] = rows[i];
+    }
+    /* GCC's intrinsic says that it reads 8 bytes: the other stores could be left out. */
+    __asm__ volatile("" : : "m"(c));
+    _tile_loadconfig(&c);
+}
+
+#endif
