@@ -140,8 +140,9 @@ enum status http_daemon_open(struct http_server *s, bool tls, struct http_daemon
     free(key);
     if (!d->mhd) {
         free(d);
-        return tls ? err_set(err, ERR_INVALID, "TLS cannot start with %s and %s", s->tls_cert,
-                             s->tls_key)
+        return tls ? err_set(err, ERR_INVALID, "TLS cannot start with %s and %s: they are to be a "
+                             "PEM certificate chain and the private key of its first certificate",
+                             s->tls_cert, s->tls_key)
                    : err_set(err, ERR_IO, "libmicrohttpd %s does not start", MHD_get_version());
     }
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(d->mhd, MHD_DAEMON_INFO_EPOLL_FD);

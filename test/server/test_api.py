@@ -747,6 +747,18 @@ def test_few_descriptors_bend_the_default_but_not_an_operators_number():
     assert any("connections are limited to 243: the hard limit of descriptors is 512" in l for l in lines)
 
 
+def test_a_key_of_another_certificate_is_told(tmp_path):
+    import subprocess
+
+    from api import BUILD
+    for name in ("a", "b"):
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-keyout",
+                        tmp_path / (name + ".key"), "-out", tmp_path / (name + ".pem"), "-subj", "/CN=x"], check=True, capture_output=True)
+    r = subprocess.run([BUILD + "/sluice", "serve", DEMO, "--port", "0", "--ssl-certfile", tmp_path / "a.pem", "--ssl-keyfile", tmp_path / "b.key"],
+                       capture_output=True, text=True, timeout=60)
+    assert r.returncode == 1 and "b.key: they are to be a PEM certificate chain and the private key" in r.stderr, r.stderr
+
+
 def test_sampling_defaults_may_be_switched_off_and_overridden():
     with Server(override_generation_config='{"top_k": -1, "temperature": 0, "top_p": null, "max_new_tokens": 2}') as s:
         assert s.chat("a b c d e").json()["usage"]["completion_tokens"] == 2
