@@ -53,6 +53,7 @@ class Server:
         end = time.time() + (300 if SLOW else 60)
         while self.port is None or (wait and not self.is_ready()):
             if self.process.poll() is not None or time.time() > end:
+                self.process.kill()
                 raise RuntimeError("the server did not start: " + self.stderr())
             for line in self.stderr().splitlines():
                 if "listening on" in line:
