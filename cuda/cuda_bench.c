@@ -49,11 +49,16 @@ static enum status make_weights(struct bench *b, struct err *err)
     TRY(make_weight(b, WEIGHT_LINEAR, t, 1, 8192, 8192, &b->w_square, err));
     TRY(make_weight(b, WEIGHT_EMBED, t, 1, VOCAB, HIDDEN, &b->w_embed, err));
     TRY(make_weight(b, WEIGHT_VECTOR, DT_F32, 1, 1, HIDDEN, &b->w_norm, err));
-    TRY(make_weight(b, WEIGHT_LINEAR, DT_F32, 1, MOE_EXPERTS, MOE_HIDDEN, &b->w_router, err));
-    TRY(make_weight(b, WEIGHT_EXPERTS, t, MOE_EXPERTS, 2 * MOE_FFN, MOE_HIDDEN, &b->w_experts_up,
-                    err));
-    TRY(make_weight(b, WEIGHT_EXPERTS, t, MOE_EXPERTS, MOE_HIDDEN, MOE_FFN, &b->w_experts_down,
-                    err));
+    b->moe[0] = (struct bench_moe){.route = "moe route", .experts = "moe experts", .hidden = 2048,
+                                   .ffn = 768, .n_experts = 128, .k = 8};
+    b->moe[1] = (struct bench_moe){.route = "moe route of 8", .experts = "moe experts of 14336",
+                                   .hidden = 4096, .ffn = 14336, .n_experts = 8, .k = 2};
+    for (int32_t i = 0; i < MOE_SHAPES; i++) {
+        struct bench_moe *m = &b->moe[i];
+        TRY(make_weight(b, WEIGHT_LINEAR, DT_F32, 1, m->n_experts, m->hidden, &m->w_router, err));
+        TRY(make_weight(b, WEIGHT_EXPERTS, t, m->n_experts, 2 * m->ffn, m->hidden, &m->w_up, err));
+        TRY(make_weight(b, WEIGHT_EXPERTS, t, m->n_experts, m->hidden, m->ffn, &m->w_down, err));
+    }
     float inv_freq[HEAD_DIM / 2];
     for (int32_t i = 0; i < HEAD_DIM / 2; i++) {
         inv_freq[i] = powf(500000.0f, -(float)i / (HEAD_DIM / 2));
@@ -99,8 +104,8 @@ static enum status set_up(struct bench *b, struct err *err)
     TRY(make_tensor(b, ROWS, 2 * FFN, act, &b->wide));
     TRY(make_tensor(b, ROWS, FFN, act, &b->narrow));
     TRY(make_tensor(b, OUT_ROWS, VOCAB, DT_F32, &b->logits));
-    TRY(b->ops->alloc(b->be, (size_t)ROWS * MOE_K * 4, &b->ids));
-    TRY(b->ops->alloc(b->be, (size_t)ROWS * MOE_K * 4, &b->weights));
+    TRY(b->ops->alloc(b->be, (size_t)ROWS * MOE_MOST_K * 4, &b->ids));
+    TRY(b->ops->alloc(b->be, (size_t)ROWS * MOE_MOST_K * 4, &b->weights));
     b->rows = xcalloc(ROWS, sizeof *b->rows);
     b->seqs = xcalloc(ROWS, sizeof *b->seqs);
     b->groups = xcalloc(ROWS, sizeof *b->groups);

@@ -7,7 +7,7 @@
 
 #include <stdio.h>
 
-/* Llama-3.1-8B, and the experts of Qwen3-30B-A3B. */
+/* Llama-3.1-8B, and the experts of Qwen3-30B-A3B and Mixtral-8x7B. */
 enum {
     HIDDEN = 4096,
     HEADS = 32,
@@ -16,10 +16,8 @@ enum {
     FFN = 14336,
     VOCAB = 128256,
     QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM,
-    MOE_HIDDEN = 2048,
-    MOE_FFN = 768,
-    MOE_EXPERTS = 128,
-    MOE_K = 8,
+    MOE_SHAPES = 2,
+    MOE_MOST_K = 8,
     ROWS = 8192,
     OUT_ROWS = 256,
     LANES = 256,
@@ -29,6 +27,13 @@ enum {
     LAYERS = 2,
     COPIES = 4, // of each weight, so that a cache does not hold them
     REPEATS = 7,
+};
+
+/* A mixture's layer. */
+struct bench_moe {
+    const char *route, *experts; // names of its lines
+    int32_t hidden, ffn, n_experts, k;
+    const struct weight *w_router, *w_up, *w_down;
 };
 
 struct bench {
@@ -44,8 +49,8 @@ struct bench {
     struct tensor x, h, qkv, attn, wide, narrow, logits;
     struct dmem ids, weights;
     const struct weight *w_qkv[COPIES], *w_o[COPIES], *w_gate_up[COPIES], *w_down[COPIES];
-    const struct weight *w_head, *w_embed, *w_norm, *w_router, *w_experts_up, *w_experts_down;
-    const struct weight *w_square;
+    const struct weight *w_head, *w_embed, *w_norm, *w_square;
+    struct bench_moe moe[MOE_SHAPES];
     struct rope_table *rope;
 
     struct pass pass;
@@ -65,6 +70,7 @@ struct line {
     const struct weight *const *weight;
     struct tensor from, to;
     int32_t n_out, n_in;
+    const struct bench_moe *moe;
     enum { DECODE, PREFILL, SHARED } shape;
 };
 

@@ -87,21 +87,22 @@ static enum status issue_sample(struct bench *b, const struct line *l, int32_t i
 
 static struct moe_ffn_args moe_args(struct bench *b, const struct line *l)
 {
+    const struct bench_moe *m = l->moe;
     struct tensor x = b->h, y = b->attn;
-    x.stride = y.stride = MOE_HIDDEN;
-    return (struct moe_ffn_args){.gate_up = b->w_experts_up, .down = b->w_experts_down, .x = x,
-                                 .y = y, .ids = b->ids, .weights = b->weights,
-                                 .n_rows = l->n_rows, .n_experts = MOE_EXPERTS, .k = MOE_K,
-                                 .ffn = MOE_FFN, .kind = ACT_SILU};
+    x.stride = y.stride = m->hidden;
+    return (struct moe_ffn_args){.gate_up = m->w_up, .down = m->w_down, .x = x, .y = y,
+                                 .ids = b->ids, .weights = b->weights, .n_rows = l->n_rows,
+                                 .n_experts = m->n_experts, .k = m->k, .ffn = m->ffn,
+                                 .kind = ACT_SILU};
 }
 
 static enum status issue_route(struct bench *b, const struct line *l, int32_t i)
 {
     (void)i;
     const struct moe_ffn_args m = moe_args(b, l);
-    const struct moe_route_args a = {.router = b->w_router, .x = m.x, .ids = b->ids,
+    const struct moe_route_args a = {.router = l->moe->w_router, .x = m.x, .ids = b->ids,
                                      .weights = b->weights, .n_rows = l->n_rows,
-                                     .n_experts = MOE_EXPERTS, .k = MOE_K, .renormalise = true,
+                                     .n_experts = m.n_experts, .k = m.k, .renormalise = true,
                                      .scale = 1.0f};
     return b->ops->moe_route(b->be, &a);
 }
@@ -270,22 +271,38 @@ static enum status sample_lines(struct bench *b)
     return OK;
 }
 
-static enum status moe_lines(struct bench *b, double element)
+/* The picks that the experts' lines work with, whatever lines are asked for. */
+static enum status route_all(struct bench *b, const struct bench_moe *m)
 {
-    static const int32_t rows[] = {1, 8, 64, 256, 2048, 8192};
+    const struct line l = {.n_rows = ROWS, .shape = PREFILL, .moe = m};
+    struct pass_shape shape;
+    struct pass_results results[4];
+    TRY(b->ops->step_begin(b->be, 0));
+    bench_make_pass(b, &l);
+    TRY(b->ops->pass_begin(b->be, &b->pass, &shape));
+    TRY(issue_route(b, &l, 0));
+    TRY(b->ops->pass_end(b->be));
+    TRY(b->ops->step_end(b->be));
+    return b->ops->step_wait(b->be, 0, results, 4);
+}
+
+static enum status moe_lines(struct bench *b, const struct bench_moe *m, double element)
+{
+    static const int32_t rows[] = {1, 8, 64, 256, 512, 1024, 2048, 4096, 8192};
+    TRY(route_all(b, m));
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
         const double n = rows[r];
         /* Experts that at least one row picks, if picks are even. */
-        const double active = MOE_EXPERTS * (1 - pow(1 - (double)MOE_K / MOE_EXPERTS, n));
-        struct line l = {.name = "moe route", .issue = issue_route, .n_rows = rows[r],
-                         .bytes = 4.0 * MOE_EXPERTS * MOE_HIDDEN + element * n * MOE_HIDDEN,
-                         .operations = 2.0 * n * MOE_EXPERTS * MOE_HIDDEN,
+        const double active = m->n_experts * (1 - pow(1 - (double)m->k / m->n_experts, n));
+        struct line l = {.name = m->route, .issue = issue_route, .n_rows = rows[r], .moe = m,
+                         .bytes = 4.0 * m->n_experts * m->hidden + element * n * m->hidden,
+                         .operations = 2.0 * n * m->n_experts * m->hidden,
                          .shape = rows[r] > LANES ? PREFILL : DECODE};
         TRY(print_line(b, &l));
-        l.name = "moe experts";
+        l.name = m->experts;
         l.issue = issue_moe;
-        l.bytes = element * 3 * active * MOE_FFN * MOE_HIDDEN;
-        l.operations = 6.0 * n * MOE_K * MOE_FFN * MOE_HIDDEN;
+        l.bytes = element * 3 * active * m->ffn * m->hidden;
+        l.operations = 6.0 * n * m->k * m->ffn * m->hidden;
         TRY(print_line(b, &l));
     }
     return OK;
@@ -346,7 +363,9 @@ enum status bench_lines(struct bench *b)
     TRY(measure_product(b));
     TRY(row_lines(b, element));
     TRY(linear_lines(b, element));
-    TRY(moe_lines(b, element));
+    for (int32_t i = 0; i < MOE_SHAPES; i++) {
+        TRY(moe_lines(b, &b->moe[i], element));
+    }
     TRY(sample_lines(b));
     return attention_lines(b, element);
 }
