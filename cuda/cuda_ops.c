@@ -234,6 +234,14 @@ static size_t moe_layout(char *base, int64_t picks, const struct moe_ffn_args *a
     return at;
 }
 
+static size_t moe_bytes(struct cuda *be, const struct moe_ffn_args *a, bool many, int32_t n_rows,
+                        struct moe_scratch *s)
+{
+    const int64_t hidden = a->down->n_out;
+    return many ? k_moe_sm90_scratch(a, (int32_t)hidden, n_rows)
+                : moe_layout(be->scratch, (int64_t)n_rows * a->k, a, hidden, s);
+}
+
 /* As many rows at a time as the scratch memory holds. */
 static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
 {
@@ -249,13 +257,14 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
     }
     const struct moe_weights w = {up->data, down->data, up->bias, down->bias, up->dtype,
                                   (int32_t)up->n_in};
+    /* Of the two only k_moe_ffn gives a row the same bits whatever the number of rows. */
+    const bool many = !be->options.deterministic && k_moe_sm90_takes(a, &w, be->sm);
     struct moe_scratch s;
     int32_t slice = a->n_rows;
-    while (slice > 1 && moe_layout(be->scratch, (int64_t)slice * a->k, a, up->n_in, &s) >
-                            be->scratch_bytes) {
+    while (slice > 1 && moe_bytes(be, a, many, slice, &s) > be->scratch_bytes) {
         slice = (slice + 1) / 2;
     }
-    if (moe_layout(be->scratch, (int64_t)slice * a->k, a, up->n_in, &s) > be->scratch_bytes) {
+    if (moe_bytes(be, a, many, slice, &s) > be->scratch_bytes) {
         return ERR_LIMIT;
     }
     const struct pass_counts *counts =
@@ -268,7 +277,8 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
         part.y.mem = dmem_at(a->y.mem, (size_t)first * (size_t)a->y.stride * element);
         part.ids = dmem_at(a->ids, picks * sizeof(int32_t));
         part.weights = dmem_at(a->weights, picks * sizeof(float));
-        CUDA_TRY(be, k_moe_ffn(be->stream, &part, &w, &s, counts, first));
+        CUDA_TRY(be, many ? k_moe_ffn_sm90(be->stream, &part, &w, be->scratch, counts, first)
+                          : k_moe_ffn(be->stream, &part, &w, &s, counts, first));
     }
     return OK;
 }

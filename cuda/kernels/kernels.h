@@ -88,7 +88,7 @@ cudaError_t k_fill_normal(cudaStream_t stream, void *to, enum dtype dtype, int64
 cudaError_t k_convert(cudaStream_t stream, void *to, enum dtype to_dtype, const void *from,
                       enum dtype from_dtype, int64_t n);
 
-/* ---- moe_route.cu, moe.cu */
+/* ---- moe_route.cu, moe.cu, moe_sm90.cu */
 enum { MOE_MAX_K = 32, MOE_MAX_EXPERTS = 1024 }; // picks of a row, experts of a layer
 
 /* Sized for n_rows * k picks of one call. */
@@ -115,6 +115,13 @@ cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, con
 cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                       const struct moe_weights *w, const struct moe_scratch *scratch,
                       const struct pass_counts *counts, int32_t row_offset);
+/* moe_sm90.cu: the same on Hopper where an expert has many rows; `sm` is the device's. A row's bits
+ * are not those of k_moe_ffn. The scratch is for n_rows of the call's rows. */
+bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm);
+size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t n_rows);
+cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
+                           const struct moe_weights *w, void *scratch,
+                           const struct pass_counts *counts, int32_t row_offset);
 cudaError_t k_moe_bias(cudaStream_t stream, struct tensor y, int32_t n_rows, int32_t width,
                        const struct moe_ffn_args *moe, const float *down_bias);
 

@@ -106,6 +106,20 @@ __device__ __forceinline__ void cluster_wait()
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+/* Both, for warps whose threads have gone different ways. */
+__device__ __forceinline__ void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.release;\n"
+                 "barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+__device__ __forceinline__ uint32_t cluster_rank()
+{
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
 __device__ __forceinline__ void barrier_wait(uint64_t *bar, uint32_t parity)
 {
     asm volatile("{\n"
@@ -123,6 +137,25 @@ __device__ __forceinline__ void barrier_wait(uint64_t *bar, uint32_t parity)
 __device__ __forceinline__ void tensor_map_prefetch(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
+}
+
+/* 16 bytes copied by this thread, or zeros if n_bytes is 0; wgmma sees them after fence_async(). */
+__device__ __forceinline__ void copy_async(void *to, const void *from, int n_bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(to)), "l"(from),
+                 "r"(n_bytes)
+                 : "memory");
+}
+
+/* Groups of this thread's copies: closes one; waits until all but the last N are there. */
+__device__ __forceinline__ void copies_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int N> __device__ __forceinline__ void copies_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 /* One box at (column, row) to shared memory; its bytes count on `bar`. */

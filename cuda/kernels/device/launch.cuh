@@ -43,9 +43,10 @@ static inline int launch_sm()
     return sm;
 }
 
+/* In clusters of `cluster` blocks along x; more than one: sm_90 or later, and it divides grid.x. */
 template <typename... P, typename... A>
-static inline cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem,
-                                 cudaStream_t stream, A &&...args)
+static inline cudaError_t launch_clusters(unsigned cluster, void (*kernel)(P...), dim3 grid,
+                                          dim3 block, size_t smem, cudaStream_t stream, A &&...args)
 {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
         return cudaSuccess;
@@ -55,12 +56,22 @@ static inline cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, si
     config.blockDim = block;
     config.dynamicSmemBytes = smem;
     config.stream = stream;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = launch_sm() >= 90 ? 1 : 0;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = cluster;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    config.attrs = attributes;
+    config.numAttrs = launch_sm() < 90 ? 0 : cluster > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, P(std::forward<A>(args))...);
+}
+
+template <typename... P, typename... A>
+static inline cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem,
+                                 cudaStream_t stream, A &&...args)
+{
+    return launch_clusters(1, kernel, grid, block, smem, stream, std::forward<A>(args)...);
 }
 
 #endif

@@ -1,0 +1,35 @@
+/* What moe_sm90.cu's products and the sort of their picks share: the tiles, and the memory of a
+ * call. Thread: the rank's owner. */
+#ifndef SLUICE_CUDA_KERNELS_MOE_SM90_CUH
+#define SLUICE_CUDA_KERNELS_MOE_SM90_CUH
+
+#include "cuda/kernels/kernels.h"
+
+enum {
+    TILE_ROWS = 128,
+    HALF_ROWS = TILE_ROWS / 2,
+    GROUP = 16,        // tiles of an expert that share bands of weights
+    SORT_CHUNK = 1024, // picks of a block of the sort
+};
+
+/* The rows [first, first + n_rows) of the sorted picks, of one expert. It shares bands with the
+ * group_n tiles from group_first on, of which the first n_paired go by twos. */
+struct moe_tile {
+    int32_t expert, first, group_first;
+    uint8_t n_rows, group_n, n_paired, unused;
+};
+
+/* The memory of a call. */
+struct moe_work {
+    int32_t *counts;        // [chunks, n_experts]
+    int32_t *sorted, *rows; // [picks] by place: the pick, and its row
+    struct moe_tile *tiles;
+    int32_t *n_tiles;
+    void *act, *out; // [picks, ffn] by place; [picks, hidden] by pick
+};
+
+/* moe_sort.cu: writes all of `w` but act and out. */
+cudaError_t moe_sort(cudaStream_t stream, const struct moe_ffn_args *a, const struct moe_work &w,
+                     const struct pass_counts *counts, int32_t row_offset);
+
+#endif
