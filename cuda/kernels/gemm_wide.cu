@@ -312,20 +312,8 @@ static cudaError_t launch_wide(cudaStream_t stream, const struct gemm_args *a,
     if (e != cudaSuccess) {
         return e;
     }
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = (unsigned)p.cluster;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)n_blocks);
-    config.blockDim = dim3(128 + 32);
-    config.dynamicSmemBytes = smem;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = p.cluster > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, kernel, p, w_map, x_map);
+    return launch_clusters((unsigned)p.cluster, kernel, dim3((unsigned)n_blocks), dim3(128 + 32),
+                           smem, stream, p, w_map, x_map);
 }
 
 template <typename T, typename Y>
