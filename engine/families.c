@@ -497,9 +497,11 @@ const struct family *family_find(const char *model_type)
     return NULL;
 }
 
-const char *family_list(void)
+void family_list(char *out, size_t n_bytes)
 {
-    return "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, gemma2, gemma3, "
-           "phi3, olmo2, granite, gpt_oss, deepseek_v2, deepseek_v3, smollm3, starcoder2, "
-           "stablelm, glm, glm4";
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof families / sizeof families[0] && n < n_bytes; i++) {
+        n += (size_t)snprintf(out + n, n_bytes - n, "%s%s", i > 0 ? ", " : "",
+                              families[i].model_type);
+    }
 }

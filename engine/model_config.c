@@ -236,8 +236,10 @@ static enum status read_config(const struct json *root, int32_t max_len, struct 
     const char *type = json_get_string(j, "model_type");
     const struct family *family = type ? family_find(type) : NULL;
     if (!family) {
+        char known[512];
+        family_list(known, sizeof known);
         return err_set(err, ERR_UNSUPPORTED, "config.json: the model_type '%s' is not one of %s",
-                       type ? type : "(missing)", family_list());
+                       type ? type : "(missing)", known);
     }
     if (json_is(json_get(root, "quantization_config"), JSON_OBJECT)) {
         return err_set(err, ERR_UNSUPPORTED, "config.json: quantised checkpoints are not supported");

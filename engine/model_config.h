@@ -78,11 +78,14 @@ enum status model_config_load(const char *dir, int32_t max_len, struct model_con
 struct family {
     const char *model_type;
     const struct tensor_names *names;
-    /* Sets what differs from plain Llama. `j` is the (text) config. */
+    /* Sets what differs from plain Llama. `j` is the (text) config. Read before it: the dimensions
+     * (hidden to max_pos), dtype, rms_norm_eps, the activation; Llama's scales and one rope are set,
+     * all else is 0. Read after it: layer_types (over layers[].window), tie_word_embeddings (over
+     * tied), and the ropes, from n_ropes, partial_rotary, rope_dim and rope[0].desc.interleaved. */
     enum status (*read)(const struct json *j, struct model_config *c, struct err *err);
 };
 const struct family *family_find(const char *model_type);
-const char *family_list(void); // for messages
+void family_list(char *out, size_t n_bytes); // their model_types, for messages
 
 /* A name without ".weight"; NULL: the family has no such tensor. "%d" in expert names is the
  * expert; layer names go behind "model.layers.N.". */
