@@ -313,11 +313,17 @@ static void publish_stats(struct engine *e)
     pthread_mutex_unlock(&e->stats_lock);
 }
 
+enum {
+    NAP_NS = 1000000,     // where nothing can run until something changes: short against a step
+    IDLE_NS = 1000000000, // chosen: a lost node or device is noticed within it
+};
+
+/* How long the thread may sleep for news: to the next deadline, if that is nearer. */
 static int64_t idle_timeout(const struct engine *e)
 {
-    int64_t left = e->next_deadline_ns == INT64_MAX ? 1000000000
-                                                    : e->next_deadline_ns - clock_now_ns();
-    return left < 1000000 ? 1000000 : left < 1000000000 ? left : 1000000000;
+    int64_t left =
+        e->next_deadline_ns == INT64_MAX ? IDLE_NS : e->next_deadline_ns - clock_now_ns();
+    return left < NAP_NS ? NAP_NS : left < IDLE_NS ? left : IDLE_NS;
 }
 
 void engine_turn(struct engine *e)
@@ -335,7 +341,7 @@ void engine_turn(struct engine *e)
         commit_step(e);
     } else if (!submitted && busy) {
         // Nothing fits until something ends: never spin.
-        requests_take(e, patience < 1000000 ? patience : 1000000);
+        requests_take(e, patience < NAP_NS ? patience : NAP_NS);
     }
     publish_stats(e);
 }

@@ -226,8 +226,8 @@ static enum status size_blocks(struct engine *e, struct err *err)
     }
     memcpy(info->device, facts.device, sizeof info->device);
     info->block_tokens = pick(e->options.block_size, facts.preferred_block_tokens);
-    if (info->block_tokens > 256) {
-        return err_set(err, ERR_INVALID, "block-size: at most 256 tokens");
+    if (info->block_tokens > MAX_BLOCK_TOKENS) {
+        return err_set(err, ERR_INVALID, "block-size: at most %d tokens", MAX_BLOCK_TOKENS);
     }
     bool cpu = on_cpu(&facts);
     info->max_num_seqs = pick(e->options.max_num_seqs, cpu ? 64 : 256);

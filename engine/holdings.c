@@ -34,8 +34,6 @@ static const int32_t *block_tokens(const struct scheduler *s, const struct seque
     return room;
 }
 
-enum { MAX_BLOCK_TOKENS = 256 };
-
 bool holdings_reads_cache(const struct scheduler *s, const struct sequence *seq)
 {
     return s->limits.prefix_cache && !seq->request->params.prompt_logprobs &&

@@ -11,6 +11,8 @@
 #include "engine/prefix_cache.h"
 #include "engine/sequence.h"
 
+enum { MAX_BLOCK_TOKENS = 256 }; // chosen: 4 times the largest preferred; a stack array's length
+
 struct scheduler_limits {
     int32_t max_rows, max_out, max_draws, max_lanes, max_sequences;
     int32_t max_len, n_blocks, block_tokens, max_blocks_per_lane;
