@@ -71,8 +71,10 @@ struct api_choice {
     int64_t t_last_ns;
 };
 
-/* How an endpoint writes. Only chat, completions and responses stream. */
+/* How an endpoint writes. Only chat, completions and responses stream. One that needs no engine has
+ * `reply` alone; the others do not have it. */
 struct api_format {
+    void (*reply)(struct api_call *c);          // prompts are prepared: the terminal call
     void (*begin)(struct api_call *c);          // a stream: makes chunk_head; may be NULL
     void (*start)(struct api_choice *ch);       // before the first token; may be NULL
     void (*pending)(struct api_choice *ch);     // writes what is pending in a stream
@@ -82,6 +84,9 @@ struct api_format {
                     size_t n_chars_before);
     void (*finish)(struct api_choice *ch);      // the last chunk of a choice in a stream
     void (*end)(struct api_call *c);            // all choices ended: the terminal call
+    /* An error in a stream whose head is out, where the API has an event of its own for it; may be
+     * NULL. */
+    void (*error)(struct http_request *req, const struct reply_error *e);
     void (*forget)(struct api_call *c);         // frees what `extra` owns; may be NULL
 };
 
@@ -135,16 +140,12 @@ enum api_health api_check_health(struct api *a, int64_t now_ns);
 void api_start(struct api *a, struct http_request *req, enum api_kind kind,
                const struct api_format *format, const char *id_prefix);
 
-/* Terminal: the error, in a stream or as the whole reply. Engine work is cancelled. */
-void api_fail(struct api_call *c, const struct api_error *e);
-/* Terminal: the reply was made; lets the HTTP side go. */
-void api_ended(struct api_call *c);
 void api_abort_all(struct api *a, const struct api_error *e);
 
 void reply_api_error(struct http_request *req, const struct api_error *e);
 
 /* Hands the prepared call to the engine. False: *e says why; what was submitted of it runs on until
- * api_fail (api_submit.c). */
+ * the call fails (api_submit.c). */
 bool api_submit(struct api_call *c, struct api_error *e);
 
 /* ---- choices (api_choice.c) ------------------------------------------------------------------- */
@@ -163,8 +164,6 @@ struct api_usage {
 struct api_usage api_usage_of(const struct api_call *c);
 /* ,"usage":{...} */
 void api_put_usage(struct buf *b, const struct api_call *c);
-/* "token","logprob","bytes" of a chat entry, without its braces. */
-void api_put_token(struct buf *b, const struct api_call *c, int32_t token, float logprob);
 /* How many characters a token adds to the text that the client sees. */
 size_t api_token_characters(const struct api_call *c, int32_t token);
 /* The text of a token as completions show it. */
@@ -208,10 +207,5 @@ void api_reset_prefix_cache(struct http_request *req, void *arg);
 void api_drain(struct http_request *req, void *arg);
 void api_status_page(struct http_request *req, void *arg);
 void api_status_data(struct http_request *req, void *arg);
-
-/* Endpoints whose reply needs no engine work: called on the loop with a prepared request. */
-void api_reply_tokenize(struct api_call *c);
-void api_reply_detokenize(struct api_call *c);
-void api_reply_input_tokens(struct api_call *c);
 
 #endif

@@ -101,7 +101,8 @@ static void cancel(struct api_call *c)
     }
 }
 
-void api_ended(struct api_call *c)
+/* The reply was made: lets the HTTP side go. */
+static void let_go(struct api_call *c)
 {
     c->req = NULL;
     http_timer_stop(c->api->http, &c->deadline);
@@ -109,25 +110,8 @@ void api_ended(struct api_call *c)
     release(c);
 }
 
-/* The Responses API names its events; flat for the specification, nested for the SDKs. */
-static void send_error_event(struct http_request *req, const struct reply_error *e)
-{
-    struct buf nested, b;
-    buf_init(&nested, 1 << 16);
-    buf_init(&b, 1 << 16);
-    reply_error_body(&nested, e); // {"error":{...}}
-    buf_puts(&b, "{\"type\":\"error\",\"code\":");
-    buf_put_json(&b, e->code ? e->code : "", e->code ? strlen(e->code) : 0);
-    buf_puts(&b, ",\"message\":");
-    buf_put_json(&b, e->message, strlen(e->message));
-    buf_puts(&b, ",\"param\":null,");
-    buf_put(&b, nested.data + 1, nested.n_bytes - 1);
-    reply_named_event(req, "error", b.data, b.n_bytes);
-    buf_deinit(&nested);
-    buf_deinit(&b);
-}
-
-void api_fail(struct api_call *c, const struct api_error *e)
+/* Terminal: the error, in a stream or as the whole reply. Engine work is cancelled. */
+static void fail(struct api_call *c, const struct api_error *e)
 {
     struct http_request *req = c->req;
     if (!req) {
@@ -136,15 +120,15 @@ void api_fail(struct api_call *c, const struct api_error *e)
     struct reply_error r = reply_of(e);
     http_log(req)->error = e->code;
     http_log(req)->finish = "error";
-    if (c->streaming && c->request.kind == API_RESPONSES && http_stream_head_sent(req)) {
-        send_error_event(req, &r);
+    if (c->streaming && c->format->error && http_stream_head_sent(req)) {
+        c->format->error(req, &r);
         reply_stream_end(req, NULL, false);
     } else if (c->streaming) { // or in place of the stream, while its head has not gone out
         reply_stream_end(req, &r, true);
     } else {
         reply_error(req, &r);
     }
-    api_ended(c);
+    let_go(c);
 }
 
 void api_abort_all(struct api *a, const struct api_error *e)
@@ -152,7 +136,7 @@ void api_abort_all(struct api *a, const struct api_error *e)
     for (struct api_call *c = a->calls, *next; c; c = next) {
         next = c->next;
         if (c->req && !c->preparing) {
-            api_fail(c, e);
+            fail(c, e);
         }
     }
 }
@@ -166,7 +150,7 @@ static void give_back(struct api_call *c)
     } else {
         http_reply(c->req, 499, "text/plain", "", 0);
     }
-    api_ended(c);
+    let_go(c);
 }
 
 static void on_gone(struct http_request *req, enum http_gone why, void *arg)
@@ -204,7 +188,7 @@ static void on_deadline(struct http_timer *timer, void *arg)
         c->api->metrics.aborted[ABORT_DEADLINE]++;
     }
     e.type = "server_error";
-    api_fail(c, &e);
+    fail(c, &e);
 }
 
 static double positive_header(const struct http_request *req, const char *name)
@@ -256,17 +240,6 @@ static void log_prompt(struct api_call *c)
     snprintf(log->model, sizeof log->model, "%s", c->request.model_name);
 }
 
-/* Endpoints that need no engine answer here. */
-static bool reply_directly(struct api_call *c)
-{
-    switch (c->request.kind) {
-    case API_TOKENIZE: api_reply_tokenize(c); return true;
-    case API_DETOKENIZE: api_reply_detokenize(c); return true;
-    case API_RESPONSES_INPUT_TOKENS: api_reply_input_tokens(c); return true;
-    default: return false;
-    }
-}
-
 static void set_id(struct api_call *c)
 {
     snprintf(c->id, sizeof c->id, "%s%s", c->id_prefix, http_request_id(c->req));
@@ -294,8 +267,9 @@ static void prepared(void *arg)
     if (e.status == 0) {
         log_prompt(c);
         http_body_free(c->req);
-        if (reply_directly(c)) {
-            api_ended(c);
+        if (c->format->reply) {
+            c->format->reply(c);
+            let_go(c);
             return;
         }
         if (api_submit(c, &e)) {
@@ -308,7 +282,7 @@ static void prepared(void *arg)
             return;
         }
     }
-    api_fail(c, &e);
+    fail(c, &e);
 }
 
 static void work(void *arg)
@@ -350,6 +324,7 @@ void api_start(struct api *a, struct http_request *req, enum api_kind kind,
     c->request.kind = kind;
     c->request.model = &a->model;
     c->request.text = http_body(req, &c->request.n_bytes);
+    // Knuth's generator: of period 2^64, so that no request meets another's seed.
     c->request.seed = a->next_seed = a->next_seed * 6364136223846793005ULL + 1442695040888963407ULL;
     c->created = clock_wall_sec();
     c->t_start_ns = clock_now_ns();
@@ -389,7 +364,7 @@ static void fail_with_engine(struct api_call *c, const struct engine_request *r)
         e.type = "server_error";
         api_error_set(&e, 500, "internal_error", NULL, "The engine failed: %s", r->error_text);
     }
-    api_fail(c, &e);
+    fail(c, &e);
 }
 
 static void log_end(struct api_call *c)
@@ -481,7 +456,7 @@ static void finish_if_complete(struct api_call *c)
     if (c->req && (pools ? c->n_done == c->n_requests : c->n_finished == c->n_choices)) {
         log_end(c);
         c->format->end(c);
-        api_ended(c);
+        let_go(c);
     }
 }
 

@@ -93,7 +93,8 @@ void api_put_token_text(struct buf *b, const struct api_call *c, int32_t token)
     buf_put_json(b, piece ? piece : "", piece ? n : 0);
 }
 
-void api_put_token(struct buf *b, const struct api_call *c, int32_t token, float logprob)
+/* "token","logprob","bytes" of a chat entry, without its braces. */
+static void put_token(struct buf *b, const struct api_call *c, int32_t token, float logprob)
 {
     size_t n = 0;
     const char *piece = token_text(c, token, &n);
@@ -115,11 +116,11 @@ void api_chat_logprob(struct api_choice *ch, int32_t token, const struct token_l
     (void)n_chars_before;
     struct buf *b = &ch->logprobs;
     buf_puts(b, b->n_bytes ? ",{" : "{");
-    api_put_token(b, ch->call, token, lp->logprob);
+    put_token(b, ch->call, token, lp->logprob);
     buf_puts(b, ",\"top_logprobs\":[");
     for (int32_t i = 0; i < lp->n_top && i < ch->call->request.n_top; i++) {
         buf_puts(b, i ? ",{" : "{");
-        api_put_token(b, ch->call, lp->top_ids[i], lp->top_logprobs[i]);
+        put_token(b, ch->call, lp->top_ids[i], lp->top_logprobs[i]);
         buf_putc(b, '}');
     }
     buf_puts(b, "]}");

@@ -87,9 +87,6 @@ bool request_read_responses(struct api_request *r);
 bool request_read_tokenize(struct api_request *r);
 bool request_read_detokenize(struct api_request *r);
 
-/* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
-bool request_read_prompts(struct api_request *r, const char *key, size_t max_prompts);
-
 /* The template's variables: defaults, reasoning effort, the request's own. */
 bool request_read_kwargs(struct api_request *r, const char *effort);
 

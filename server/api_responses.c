@@ -357,6 +357,24 @@ static void end(struct api_call *c)
     }
 }
 
+/* The Responses API names its events; flat for the specification, nested for the SDKs. */
+static void send_error_event(struct http_request *req, const struct reply_error *e)
+{
+    struct buf nested, b;
+    buf_init(&nested, 1 << 16);
+    buf_init(&b, 1 << 16);
+    reply_error_body(&nested, e); // {"error":{...}}
+    buf_puts(&b, "{\"type\":\"error\",\"code\":");
+    buf_put_json(&b, e->code ? e->code : "", e->code ? strlen(e->code) : 0);
+    buf_puts(&b, ",\"message\":");
+    buf_put_json(&b, e->message, strlen(e->message));
+    buf_puts(&b, ",\"param\":null,");
+    buf_put(&b, nested.data + 1, nested.n_bytes - 1);
+    reply_named_event(req, "error", b.data, b.n_bytes);
+    buf_deinit(&nested);
+    buf_deinit(&b);
+}
+
 static const struct api_format format = {
     .start = start,
     .pending = pending,
@@ -365,6 +383,7 @@ static const struct api_format format = {
     .logprob = api_chat_logprob,
     .finish = finish,
     .end = end,
+    .error = send_error_event,
     .forget = forget,
 };
 
@@ -373,18 +392,19 @@ void api_responses(struct http_request *req, void *arg)
     api_start(arg, req, API_RESPONSES, &format, "resp_");
 }
 
-void api_responses_input_tokens(struct http_request *req, void *arg)
-{
-    api_start(arg, req, API_RESPONSES_INPUT_TOKENS, NULL, "resp_");
-}
-
-void api_reply_input_tokens(struct api_call *c)
+static void reply_input_tokens(struct api_call *c)
 {
     struct buf body;
     buf_init(&body, 1 << 10);
     buf_printf(&body, "{\"object\":\"response.input_tokens\",\"input_tokens\":%d}",
                c->request.prompts[0].n);
     reply_json(c->req, 200, &body);
+}
+
+void api_responses_input_tokens(struct http_request *req, void *arg)
+{
+    static const struct api_format count = {.reply = reply_input_tokens};
+    api_start(arg, req, API_RESPONSES_INPUT_TOKENS, &count, "resp_");
 }
 
 void api_responses_get(struct http_request *req, void *arg)

@@ -3,17 +3,7 @@
 
 #include <string.h>
 
-void api_tokenize(struct http_request *req, void *arg)
-{
-    api_start(arg, req, API_TOKENIZE, NULL, "tok-");
-}
-
-void api_detokenize(struct http_request *req, void *arg)
-{
-    api_start(arg, req, API_DETOKENIZE, NULL, "tok-");
-}
-
-void api_reply_tokenize(struct api_call *c)
+static void reply_tokens(struct api_call *c)
 {
     const struct api_prompt *p = &c->request.prompts[0];
     struct buf body;
@@ -41,7 +31,7 @@ void api_reply_tokenize(struct api_call *c)
     reply_json(c->req, 200, &body);
 }
 
-void api_reply_detokenize(struct api_call *c)
+static void reply_text_of(struct api_call *c)
 {
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
@@ -49,6 +39,18 @@ void api_reply_detokenize(struct api_call *c)
     buf_put_json(&body, c->request.detokenized, strlen(c->request.detokenized));
     buf_putc(&body, '}');
     reply_json(c->req, 200, &body);
+}
+
+void api_tokenize(struct http_request *req, void *arg)
+{
+    static const struct api_format format = {.reply = reply_tokens};
+    api_start(arg, req, API_TOKENIZE, &format, "tok-");
+}
+
+void api_detokenize(struct http_request *req, void *arg)
+{
+    static const struct api_format format = {.reply = reply_text_of};
+    api_start(arg, req, API_DETOKENIZE, &format, "tok-");
 }
 
 void api_tokenizer_info(struct http_request *req, void *arg)
