@@ -59,7 +59,7 @@ static size_t read_number(const char *path, const char *key)
 }
 
 /* What the machine says is available, within the control group's limit. */
-size_t cpu_free_bytes(void)
+static size_t free_bytes(void)
 {
     size_t n_bytes = read_number("/proc/meminfo", "MemAvailable:") * 1024;
     size_t limit = read_number("/sys/fs/cgroup/memory.max", "");
@@ -77,7 +77,7 @@ static enum status cpu_facts(struct backend *be, struct backend_facts *out)
         .name = "cpu",
         .act = DT_F32,
         .residual = DT_F32,
-        .free_bytes = cpu_free_bytes(),
+        .free_bytes = free_bytes(),
         .preferred_block_tokens = 16,
         .async = false, .exact_ranks = true,
     };

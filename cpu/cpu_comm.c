@@ -12,13 +12,13 @@
 
 static struct comm *create(int32_t n_ranks, int32_t first, int32_t n_local)
 {
-    ASSERT(n_ranks >= 1 && n_ranks <= 256);
+    ASSERT(n_ranks >= 1 && n_ranks <= CPU_MAX_RANKS);
     struct comm *c = xcalloc(1, sizeof *c + (size_t)n_ranks * sizeof c->ranks[0]);
     c->n_ranks = n_ranks;
     c->first = first;
     c->n_local = n_local;
     c->n_nodes = 1;
-    for (int32_t i = 0; i < 256; i++) {
+    for (int32_t i = 0; i < CPU_MAX_RANKS; i++) {
         c->streams[i] = -1;
     }
     pthread_condattr_t attr;
@@ -38,9 +38,8 @@ struct comm *cpu_comm_create(int32_t n_ranks)
 enum status cpu_comm_open(const struct comm_place *place, struct comm **out, struct err *err)
 {
     *out = NULL;
-    if (place->n_nodes < 1 || place->n_ranks < 1 || place->n_ranks > 256 ||
-        place->n_ranks % place->n_nodes != 0 || place->node < 0 ||
-        place->node >= place->n_nodes) {
+    if (place->n_nodes < 1 || place->n_ranks < 1 || place->n_ranks > CPU_MAX_RANKS ||
+        place->n_ranks % place->n_nodes != 0 || place->node < 0 || place->node >= place->n_nodes) {
         return err_set(err, ERR_INVALID, "%d ranks do not divide among %d nodes", place->n_ranks,
                        place->n_nodes);
     }
@@ -60,7 +59,7 @@ enum status cpu_comm_open(const struct comm_place *place, struct comm **out, str
 void cpu_comm_destroy(struct comm *comm)
 {
     if (comm) {
-        for (int32_t i = 0; i < 256; i++) {
+        for (int32_t i = 0; i < CPU_MAX_RANKS; i++) {
             wire_close(&comm->streams[i]);
         }
         pthread_cond_destroy(&comm->changed);

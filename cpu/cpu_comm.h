@@ -15,6 +15,8 @@ struct comm_part { // what a rank brings to the call in progress
     int64_t in_stride, out_stride;
 };
 
+enum { CPU_MAX_RANKS = 256 }; // chosen: 16 times what the engine takes (MAX_RANKS)
+
 struct comm {
     int32_t n_ranks, first, n_local; // this process has ranks first .. first + n_local - 1
     int32_t n_nodes, node;
@@ -24,7 +26,7 @@ struct comm {
     uint32_t round;
     bool broken; // a rank has left, or the set was aborted
 
-    int streams[256]; // node 0: by node; others: [0]; -1: none
+    int streams[CPU_MAX_RANKS]; // node 0: by node; others: [0]; -1: none
     uint64_t n_calls; // over the streams
     float *room;      // what came from other nodes, and goes to them
     size_t room_floats;

@@ -64,8 +64,6 @@ struct kv_set {
     struct kv_pages *layers;
 };
 
-enum { MAX_KV_SETS = 4 };
-
 struct lane {
     int32_t *history; // [history_len]
     int32_t *blocks;  // [max_blocks_per_lane]
@@ -186,7 +184,6 @@ enum status cpu_open_with(const struct backend_options *options,
  * cannot be had. */
 void *cpu_memory(struct cpu_backend *cpu, size_t n_bytes);
 void cpu_memory_free(struct cpu_backend *cpu, void *p);
-size_t cpu_free_bytes(void);
 
 /* At start: makes each thread's scratch at least this large. */
 enum status cpu_need_scratch(struct cpu_backend *cpu, size_t n_bytes);

@@ -13,7 +13,7 @@
 #include <cuda_runtime_api.h>
 
 enum {
-    CUDA_MAX_SETS = 4,    // KV sets
+    CUDA_MAX_SETS = MAX_KV_SETS,
     CUDA_MAX_STEPS = 4,   // staging slots
     CUDA_MAX_PASSES = 64, // of a step
     CUDA_MAX_PATCHES = 8192, // between two flushes

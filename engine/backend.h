@@ -119,6 +119,8 @@ struct kv_layer {
     bool v_in_k;
 };
 
+enum { MAX_KV_SETS = 4 }; // the target's, and one for each draft model that may feed a tree
+
 /* KV of one model under the common block ids: set 0 is the target's, further sets are drafts'. */
 struct kv_set_desc {
     int32_t n_layers;

@@ -7,7 +7,7 @@
 #include "engine/checkpoint.h"
 #include "engine/model_config.h"
 
-enum { MAX_DRAFT_MODELS = 3 }; // that may feed one token tree
+enum { MAX_DRAFT_MODELS = MAX_KV_SETS - 1 }; // that may feed one token tree
 
 /* Weights of one layer; NULL where the family has none. */
 struct layer_weights {
