@@ -49,8 +49,8 @@ void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd)
     pthread_mutex_unlock(&n->lock);
 }
 
-enum status nodes_send(struct peer *p, enum frame_kind kind, const void *bytes, size_t n_bytes,
-                       int64_t deadline_ns)
+static enum status send_frame(struct peer *p, enum frame_kind kind, const void *bytes,
+                              size_t n_bytes, int64_t deadline_ns)
 {
     if (n_bytes > MAX_FRAME_BYTES) {
         return ERR_LIMIT;
@@ -341,7 +341,7 @@ void nodes_goodbye(struct nodes *n)
     }
     for (int32_t i = 1; i < MAX_NODES; i++) {
         if (n->peers[i].fd >= 0) {
-            nodes_send(&n->peers[i], FRAME_BYE, NULL, 0, seconds_from_now(1));
+            send_frame(&n->peers[i], FRAME_BYE, NULL, 0, seconds_from_now(1));
         }
     }
 }
@@ -436,7 +436,7 @@ static enum status send_all(struct nodes *n, enum frame_kind kind, const void *b
                             size_t n_bytes)
 {
     for (int32_t i = 1; i < n->place.n_nodes; i++) {
-        if (n->lost || nodes_send(&n->peers[i], kind, bytes, n_bytes,
+        if (n->lost || send_frame(&n->peers[i], kind, bytes, n_bytes,
                                   seconds_from_now(NODE_SILENCE_S)) != OK) {
             lose(n, "does not listen", "", i);
             return ERR_IO;
@@ -456,7 +456,7 @@ enum status nodes_share(struct nodes *n, void *bytes, size_t n_bytes, struct err
 enum status nodes_least(struct nodes *n, int64_t *value, struct err *err)
 {
     if (n->place.node > 0) {
-        if (nodes_send(&n->peers[0], FRAME_VALUE, value, sizeof *value,
+        if (send_frame(&n->peers[0], FRAME_VALUE, value, sizeof *value,
                        seconds_from_now(NODE_SILENCE_S)) != OK) {
             lose(n, "does not listen", "", 0);
             return lost_status(n, err);
@@ -501,7 +501,7 @@ void nodes_fail(struct nodes *n, const char *why)
     int32_t first = n->place.node == 0, end = n->place.node == 0 ? n->place.n_nodes : 1;
     for (int32_t i = first; i < end && !was_lost; i++) {
         if (n->peers[i].fd >= 0) {
-            nodes_send(&n->peers[i], FRAME_FAIL, why, strlen(why), seconds_from_now(1));
+            send_frame(&n->peers[i], FRAME_FAIL, why, strlen(why), seconds_from_now(1));
         }
     }
 }

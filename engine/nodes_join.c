@@ -38,7 +38,7 @@ static void sip_round(uint64_t v[4])
 }
 
 /* SipHash-2-4 (Aumasson and Bernstein, 2012). */
-uint64_t node_siphash(const void *bytes, size_t n_bytes, const uint64_t key[2])
+static uint64_t siphash(const void *bytes, size_t n_bytes, const uint64_t key[2])
 {
     const unsigned char *p = bytes;
     uint64_t v[4] = {key[0] ^ 0x736f6d6570736575ULL, key[1] ^ 0x646f72616e646f6dULL,
@@ -74,11 +74,11 @@ static void prove(const struct nodes *n, const void *bytes, size_t n_bytes, uint
 {
     static const uint64_t first[2] = {0x1f3a, 0x77c1}, second[2] = {0x90b2, 0x2e5d};
     size_t token_bytes = strlen(n->token);
-    const uint64_t key[2] = {node_siphash(n->token, token_bytes, first),
-                             node_siphash(n->token, token_bytes, second)};
+    const uint64_t key[2] = {siphash(n->token, token_bytes, first),
+                             siphash(n->token, token_bytes, second)};
     const uint64_t other[2] = {~key[1], key[0]};
-    proof[0] = node_siphash(bytes, n_bytes, key);
-    proof[1] = node_siphash(bytes, n_bytes, other);
+    proof[0] = siphash(bytes, n_bytes, key);
+    proof[1] = siphash(bytes, n_bytes, other);
 }
 
 static void draw_nonce(uint64_t nonce[2])
@@ -99,7 +99,7 @@ static void prove_hello(const struct nodes *n, const uint64_t nonce[2], const st
     struct hello bare = *h;
     bare.proof[0] = bare.proof[1] = 0;
     const uint64_t zero[2] = {0, 0};
-    uint64_t digest = node_siphash(identity, h->identity_bytes, zero);
+    uint64_t digest = siphash(identity, h->identity_bytes, zero);
     memcpy(text, nonce, 2 * sizeof *nonce);
     memcpy(text + 2 * sizeof *nonce, &bare, sizeof bare);
     memcpy(text + 2 * sizeof *nonce + sizeof bare, &digest, sizeof digest);

@@ -108,7 +108,6 @@ struct nodes {
 };
 
 /* nodes_join.c */
-uint64_t node_siphash(const void *bytes, size_t n_bytes, const uint64_t key[2]);
 /* Node 0, watcher thread: takes connections, reads what strangers say, lets nodes in. */
 void nodes_admit(struct nodes *n);
 void nodes_drop_pending(struct nodes *n);
@@ -117,7 +116,5 @@ enum status nodes_join(struct nodes *n, struct err *err);
 
 /* nodes.c */
 void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd);
-enum status nodes_send(struct peer *p, enum frame_kind kind, const void *bytes, size_t n_bytes,
-                       int64_t deadline_ns);
 
 #endif

@@ -79,7 +79,6 @@ const char *tokenizer_token_text(const struct tokenizer *tok, int32_t id, size_t
 int32_t tokenizer_find(const struct tokenizer *tok, const char *text, size_t n_bytes);
 
 bool tokenizer_is_special(const struct tokenizer *tok, int32_t id); // decode may skip it
-bool tokenizer_is_added(const struct tokenizer *tok, int32_t id);   // special or not
 
 /* Added tokens in file order: what a client may want to list, ban or search for. */
 struct tokenizer_added {

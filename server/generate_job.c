@@ -335,7 +335,7 @@ void generate_job_deinit(struct generate_job *job)
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-const char *finish_reason_name(enum finish_reason reason)
+static const char *finish_name(enum finish_reason reason)
 {
     static const char *const names[] = {"none", "stop", "length", "cancelled", "error"};
     return names[reason];
@@ -420,7 +420,7 @@ static void put_output(struct buf *out, const struct generate_context *cx,
         put_text(out, cx, o);
     }
     buf_printf(out, "\"finish_reason\": \"%s\"}",
-               finish_reason_name((enum finish_reason)o->finish));
+               finish_name((enum finish_reason)o->finish));
 }
 
 static void put_error(struct buf *out, const char *text)

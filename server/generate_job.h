@@ -29,6 +29,5 @@ void generate_job_deinit(struct generate_job *job);
 void generate_job_print(const struct generate_job *job, const struct generate_context *cx,
                         struct buf *out);
 
-const char *finish_reason_name(enum finish_reason reason); // "stop", "length", ...
 
 #endif

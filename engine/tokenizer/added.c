@@ -25,7 +25,7 @@ static bool is_html_name(const char *s, size_t n)
     return false;
 }
 
-bool added_looks_like_markup(const char *s, size_t n)
+static bool looks_like_markup(const char *s, size_t n)
 {
     bool angle = n > 2 && s[0] == '<' && s[n - 1] == '>';
     bool square = n > 2 && s[0] == '[' && s[n - 1] == ']';
@@ -81,7 +81,7 @@ enum status added_put(struct tokenizer *tok, const struct added *token, struct e
     a->rstrip = token->rstrip;
     a->normalized = token->normalized;
     a->special = token->special;
-    a->control = a->special || added_looks_like_markup(a->text, a->n_bytes);
+    a->control = a->special || looks_like_markup(a->text, a->n_bytes);
     return OK;
 }
 

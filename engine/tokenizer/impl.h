@@ -105,14 +105,13 @@ void regex_free(struct regex *re);
 int regex_find(const struct regex *re, struct scratch *sc, const char *s, size_t n, size_t from,
                size_t *start, size_t *end);
 
-/* Goes over all matches: empty ones right behind a match are passed over. */
+/* Where a walk over all matches is: empty ones right behind a match are passed over. */
 struct regex_walk {
     const struct regex *re;
     const char *s;
     size_t n, from, last_end;
     bool has_last;
 };
-int regex_walk_next(struct regex_walk *w, struct scratch *sc, size_t *start, size_t *end);
 
 struct pattern { // a regex, or a literal string
     struct regex *regex;
@@ -211,8 +210,6 @@ struct merge_table {
     size_t n;
     unsigned shift; // 64 - log2(slots)
 };
-bool merge_table_init(struct merge_table *t, size_t expected);
-bool merge_table_put(struct merge_table *t, int32_t left, int32_t right, uint32_t rank, int32_t id);
 struct json_scan;
 /* Reads the list that comes next in the scan, once the vocabulary and the prefix are known. */
 enum status merges_read(struct tokenizer *tok, struct json_scan *scan, struct err *err);
@@ -336,7 +333,6 @@ enum status added_load(const struct json *list, struct tokenizer *tok, struct er
 /* Adds the token, or changes the flags of one that is there. */
 enum status added_put(struct tokenizer *tok, const struct added *token, struct err *err);
 enum status added_finish(struct tokenizer *tok, struct err *err);
-bool added_looks_like_markup(const char *s, size_t n);
 
 /* One search over a text: the next match at or after *from, with its stripping applied. */
 struct added_search {
@@ -448,7 +444,5 @@ enum status beside_load(struct tokenizer *tok, const struct json *config, const 
                         struct err *err);
 void beside_override_ends(struct tokenizer *tok, const struct json *config);
 
-/* JSON text of one section -> tree. */
-enum status section_parse(const char *s, size_t n, struct json **root, struct err *err);
 
 #endif

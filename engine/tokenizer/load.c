@@ -61,7 +61,8 @@ static bool take_section(struct loader *l, struct section *s)
     return true;
 }
 
-enum status section_parse(const char *s, size_t n, struct json **root, struct err *err)
+/* JSON text of one section -> tree. */
+static enum status parse_section(const char *s, size_t n, struct json **root, struct err *err)
 {
     struct json_limits limits = {.max_depth = 64, .max_values = 20u << 20};
     return json_parse(s, n, &limits, root, err);
@@ -418,7 +419,7 @@ static enum status read_section(struct loader *l, const struct section *s, const
     if (!s->text) {
         return OK;
     }
-    enum status st = section_parse(s->text, s->n_bytes, &root, l->err);
+    enum status st = parse_section(s->text, s->n_bytes, &root, l->err);
     if (st == OK) {
         st = json_is(root, JSON_NULL) ? OK : read(root, l->tok, l->err);
         json_free(root);
@@ -520,11 +521,11 @@ enum status tokenizer_load_memory(const struct tokenizer_files *files, struct to
     json_scan_init(&l.scan, files->json, files->json_bytes, 128);
     enum status st = OK;
     if (files->config) {
-        st = section_parse(files->config, files->config_bytes, &config, err);
+        st = parse_section(files->config, files->config_bytes, &config, err);
         st = st == OK ? OK : err_prefix(err, st, "tokenizer_config.json");
     }
     if (st == OK && files->map) {
-        st = section_parse(files->map, files->map_bytes, &map, err);
+        st = parse_section(files->map, files->map_bytes, &map, err);
         st = st == OK ? OK : err_prefix(err, st, "special_tokens_map.json");
     }
     if (st == OK) {

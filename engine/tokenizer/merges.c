@@ -12,7 +12,7 @@
 
 /* ---- the table ---- */
 
-bool merge_table_init(struct merge_table *t, size_t expected)
+static bool table_init(struct merge_table *t, size_t expected)
 {
     unsigned bits = 4;
     while (((size_t)1 << bits) < 2 * expected) {
@@ -26,17 +26,20 @@ bool merge_table_init(struct merge_table *t, size_t expected)
     return t->slots != NULL;
 }
 
-static bool merge_table_grow(struct merge_table *t)
+static bool table_put(struct merge_table *t, int32_t left, int32_t right, uint32_t rank,
+                      int32_t id);
+
+static bool table_grow(struct merge_table *t)
 {
     struct merge_table bigger;
     size_t n_slots = (size_t)1 << (64 - t->shift);
-    if (!merge_table_init(&bigger, n_slots)) {
+    if (!table_init(&bigger, n_slots)) {
         return false;
     }
     for (size_t i = 0; i < n_slots; i++) {
         const struct merge_slot *m = &t->slots[i];
         if (m->pair != UINT64_MAX) {
-            merge_table_put(&bigger, (int32_t)(m->pair >> 32), (int32_t)m->pair, m->rank, m->id);
+            table_put(&bigger, (int32_t)(m->pair >> 32), (int32_t)m->pair, m->rank, m->id);
         }
     }
     free(t->slots);
@@ -44,11 +47,11 @@ static bool merge_table_grow(struct merge_table *t)
     return true;
 }
 
-bool merge_table_put(struct merge_table *t, int32_t left, int32_t right, uint32_t rank, int32_t id)
+static bool table_put(struct merge_table *t, int32_t left, int32_t right, uint32_t rank, int32_t id)
 {
     size_t n_slots = (size_t)1 << (64 - t->shift);
     if (t->n * 3 >= n_slots * 2) {
-        if (!merge_table_grow(t)) {
+        if (!table_grow(t)) {
             return false;
         }
         n_slots *= 2;
@@ -129,8 +132,7 @@ static enum status flush(struct reader *r)
     }
     for (size_t k = 0; k < r->n; k++) {
         const struct merge_text *m = &r->batch[k];
-        if (!merge_table_put(merges, m->id[LEFT], m->id[RIGHT], r->rank + (uint32_t)k,
-                             m->id[JOINED])) {
+        if (!table_put(merges, m->id[LEFT], m->id[RIGHT], r->rank + (uint32_t)k, m->id[JOINED])) {
             return err_set(r->err, ERR_NOMEM, "out of memory for the merges");
         }
     }
@@ -235,7 +237,7 @@ enum status merges_read(struct tokenizer *tok, struct json_scan *scan, struct er
         return err_set(err, ERR_FORMAT, "merges are not a list");
     }
     free(tok->bpe.merges.table.slots); // of an earlier key of the same name
-    if (!merge_table_init(&tok->bpe.merges.table, (size_t)tok->n_model)) {
+    if (!table_init(&tok->bpe.merges.table, (size_t)tok->n_model)) {
         return err_set(err, ERR_NOMEM, "out of memory for the merges");
     }
     struct reader *r = xcalloc(1, sizeof *r);

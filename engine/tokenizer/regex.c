@@ -136,7 +136,7 @@ int regex_find(const struct regex *re, struct scratch *sc, const char *s, size_t
     return regex_find_pcre(re, sc, s, n, from, start, end);
 }
 
-int regex_walk_next(struct regex_walk *w, struct scratch *sc, size_t *start, size_t *end)
+static int walk_next(struct regex_walk *w, struct scratch *sc, size_t *start, size_t *end)
 {
     while (w->from <= w->n) {
         int rc = regex_find(w->re, sc, w->s, w->n, w->from, start, end);
@@ -187,7 +187,7 @@ int pattern_walk_next(struct pattern_walk *w, struct scratch *sc, size_t *start,
 {
     const struct pattern *p = w->pattern;
     if (p->regex) {
-        return regex_walk_next(&w->regex, sc, start, end);
+        return walk_next(&w->regex, sc, start, end);
     }
     if (p->literal_bytes == 0) {
         // The empty pattern matches before each character and at the end.

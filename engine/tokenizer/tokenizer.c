@@ -423,14 +423,14 @@ int32_t tokenizer_find(const struct tokenizer *tok, const char *text, size_t n_b
     return at >= 0 ? tok->added[at].id : string_table_find(&tok->by_text, text, n_bytes);
 }
 
-bool tokenizer_is_added(const struct tokenizer *tok, int32_t id)
+static bool is_added(const struct tokenizer *tok, int32_t id)
 {
     return id >= 0 && id < tok->texts.n_ids && tok->added_of[id] >= 0;
 }
 
 bool tokenizer_is_special(const struct tokenizer *tok, int32_t id)
 {
-    return tokenizer_is_added(tok, id) && tok->added[tok->added_of[id]].special;
+    return is_added(tok, id) && tok->added[tok->added_of[id]].special;
 }
 
 size_t tokenizer_n_added(const struct tokenizer *tok)
