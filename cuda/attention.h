@@ -28,7 +28,7 @@ struct attention_limits {
     int32_t sm; // compute capability, 80, 90...
     bool deterministic; // KV is cut at fixed places counted from 0, whatever else is in the batch
     int32_t max_paths;  // of trees of KV set 0, laid out anew (attention_plan.h); 0: never
-    /* What attention_learn has seen of each KV set's layers. A plan for a set of which nothing is
+    /* What attention_learn was told of each KV set's layers. A plan for a set of which nothing is
      * known neither splits nor shares: right, and slow. */
     struct attention_shape shapes[ATTENTION_MAX_SETS];
 };
@@ -59,7 +59,7 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
 
 size_t attention_workspace_bytes(const struct attention_limits *limits);
 
-/* To be called before each launch: later plans for the set will suit this layer. */
+/* To be called for each layer of a KV set before the first plan for it: plans suit its layers. */
 void attention_learn(struct attention_limits *limits, int32_t kv_set, int32_t n_heads,
                      const struct kv_view *kv);
 

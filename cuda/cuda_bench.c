@@ -92,7 +92,7 @@ static enum status set_up(struct bench *b, struct err *err)
     TRY(b->ops->setup(b->be, &limits, err));
     struct kv_layer layers[LAYERS];
     for (int32_t i = 0; i < LAYERS; i++) {
-        layers[i] = (struct kv_layer){KV_HEADS, HEAD_DIM, HEAD_DIM, false};
+        layers[i] = (struct kv_layer){HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM, false};
     }
     const struct kv_set_desc set = {LAYERS, layers, b->dtype};
     TRY(b->ops->kv_open(b->be, 0, &set, err));

@@ -92,6 +92,7 @@ enum status cuda_kv_open(struct backend *base, int32_t index, const struct kv_se
         regions[i].base = at;
         regions[i].page_bytes = set->layers[i].page_stride * (int64_t)element;
         regions[i].view = set->layers[i];
+        attention_learn(&be->attention, index, desc->layers[i].n_heads, &set->layers[i]);
         at += (size_t)regions[i].page_bytes * n_pages;
     }
     set->n_layers = desc->n_layers;

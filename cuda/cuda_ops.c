@@ -172,9 +172,7 @@ static enum status op_attention(struct backend *base, const struct attention_arg
         .workspace_bytes = attention_workspace_bytes(&be->attention),
         .limits = &be->attention,
     };
-    const int32_t set = be->pass ? be->pass->kv_set : 0;
-    attention_learn(&be->attention, set, a->n_heads, kv);
-    if (be->attention.max_paths > 0 && set == 0) {
+    if (be->attention.max_paths > 0 && (!be->pass || be->pass->kv_set == 0)) {
         CUDA_TRY(be, attention_paths(be->stream, &l));
     }
     CUDA_TRY(be, attention_launch(be->stream, &l));

@@ -112,10 +112,10 @@ struct weight; // the backend's
 
 /* ---- the KV cache ------------------------------------------------------------------------- */
 
-/* One layer's geometry. With v_in_k (MLA) the value is the first head_dim_v of the key and
+/* One layer's geometry; n_heads query heads read it. With v_in_k (MLA) the value is the first head_dim_v of the key and
  * no V is stored. */
 struct kv_layer {
-    int32_t n_kv_heads, head_dim_k, head_dim_v;
+    int32_t n_heads, n_kv_heads, head_dim_k, head_dim_v;
     bool v_in_k;
 };
 

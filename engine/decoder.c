@@ -402,8 +402,9 @@ void model_kv_layers(const struct model *m, struct kv_layer *layers)
 {
     const struct model_config *c = m->config;
     for (int32_t i = 0; i < c->n_layers; i++) {
-        layers[i] = c->kv_lora ? (struct kv_layer){1, c->kv_lora + c->rope_dim, c->kv_lora, true}
-                               : (struct kv_layer){m->shard.n_kv_heads, c->head_dim, c->head_dim,
-                                                   false};
+        layers[i] = c->kv_lora ? (struct kv_layer){m->shard.n_heads, 1, c->kv_lora + c->rope_dim,
+                                                   c->kv_lora, true}
+                               : (struct kv_layer){m->shard.n_heads, m->shard.n_kv_heads,
+                                                   c->head_dim, c->head_dim, false};
     }
 }

@@ -105,7 +105,8 @@ static enum status open_memory(struct bench *b, struct err *err)
     TRY(b->ops->setup(b->be, &limits, err));
     struct kv_layer *layers = xcalloc((size_t)s->n_layers, sizeof *layers);
     for (int32_t i = 0; i < s->n_layers; i++) {
-        layers[i] = (struct kv_layer){s->n_kv_heads, s->head_dim, s->head_dim, false};
+        layers[i] = (struct kv_layer){s->n_heads, s->n_kv_heads, s->head_dim, s->head_dim,
+                                        false};
     }
     struct kv_set_desc kv = {s->n_layers, layers, b->dtype};
     enum status st = b->ops->kv_open(b->be, 0, &kv, err);

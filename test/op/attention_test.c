@@ -63,8 +63,8 @@ static void open_world(struct world *w, const char *backend, const struct geomet
     limits.max_blocks_per_lane = LEN / g->block_tokens + 2;
     limits.n_blocks = w->n_blocks = LANES * (LEN / g->block_tokens + 1) + 3;
     w->rig = op_open(backend, g->dtype, &limits);
-    struct kv_layer layers[2] = {{1, 8, 8, false},
-                                 {g->n_kv_heads, g->dim, value_dim(g), g->dim_v > 0}};
+    struct kv_layer layers[2] = {
+        {1, 1, 8, 8, false}, {g->n_heads, g->n_kv_heads, g->dim, value_dim(g), g->dim_v > 0}};
     struct kv_set_desc desc = {2, layers, g->dtype};
     CHECK_EQ(w->rig.ops->kv_open(w->rig.be, 0, &desc, &err), OK);
     for (int32_t i = 0; i < LANES; i++) {

@@ -48,8 +48,8 @@ static bool open_setup(struct setup *u, enum dtype dtype, bool deterministic, co
         inv_freq[i] = powf(10000.0f, -(float)i / (float)s->n_pairs);
     }
     const struct rope_desc rope = {s->n_pairs, inv_freq, 1.1f, s->interleaved, 1100};
-    const struct kv_layer layers[] = {{s->n_kv_heads, s->head_dim, s->head_dim, false},
-                                      {s->n_kv_heads, s->head_dim, s->head_dim, false}};
+    const struct kv_layer layer = {s->n_heads, s->n_kv_heads, s->head_dim, s->head_dim, false};
+    const struct kv_layer layers[] = {layer, layer};
     const struct kv_set_desc set = {2, layers, dtype};
     for (int b = 0; b < 2; b++) {
         struct err err = {""};
@@ -179,7 +179,7 @@ TEST(mla_agrees)
             inv_freq[i] = powf(10000.0f, -(float)i / 8.0f);
         }
         const struct rope_desc rope_desc = {8, inv_freq, 1.0f, true, 1024};
-        const struct kv_layer layer = {1, q_head, lora, true};
+        const struct kv_layer layer = {heads, 1, q_head, lora, true};
         const struct kv_set_desc set = {1, &layer, p.dtype};
         struct rope_table *rope[2];
         for (int b = 0; b < 2; b++) {
