@@ -15,7 +15,10 @@
 extern "C" {
 #endif
 
-enum { ATTENTION_MAX_SETS = 8 };
+enum {
+    ATTENTION_MAX_SETS = 8,
+    ATTENTION_CAPTURED_ROWS = 512, // launches of up to so many rows may be captured
+};
 
 /* The largest of a KV set's layers. */
 struct attention_shape {
@@ -41,6 +44,7 @@ struct attention_launch {
     struct kv_view kv;
     struct pass_view pass;
     int32_t n_rows, n_heads; // rows of the bucket
+    int32_t n_seqs;          // of this pass; 0: not known. Unused with up to ATTENTION_CAPTURED_ROWS
     float scale;
     int32_t window;
     float softcap;

@@ -164,6 +164,7 @@ static enum status op_attention(struct backend *base, const struct attention_arg
         .pass = be->view,
         .n_rows = a->n_rows,
         .n_heads = a->n_heads,
+        .n_seqs = be->pass ? be->pass->n_seqs : 0,
         .scale = a->scale,
         .window = a->window,
         .softcap = a->softcap,

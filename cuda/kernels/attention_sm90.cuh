@@ -1,5 +1,6 @@
-/* What the Hopper attention's files share: the shared memory of a block, a place in its ring, and
- * sums rounded in pairs. Thread: device code. */
+/* What the Hopper attention's files share: the shared memory of a block and its launch, a place in
+ * its ring, and what stands between wgmma and ordinary arithmetic. Thread: device code; launches:
+ * the rank's owner. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_SM90_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_SM90_CUH
 
@@ -18,8 +19,25 @@ template <int NB> struct shape {
     static constexpr int SLOT_BYTES = KEYS * 128 * NB;
     static constexpr int FREE_BYTES = MAX_SMEM - 1024 - 512 - 2 * Q_BYTES;
     static constexpr int SLOTS = FREE_BYTES / SLOT_BYTES < 12 ? FREE_BYTES / SLOT_BYTES : 12;
-    static constexpr int SMEM = 1024 + 2 * Q_BYTES + SLOTS * SLOT_BYTES + 2 * SLOTS * 8;
+    static constexpr int SMEM = 1024 + 2 * Q_BYTES + SLOTS * SLOT_BYTES + (2 * SLOTS + 4) * 8;
 };
+
+/* One block per multiprocessor, with the shared memory of shape<NB>. */
+template <int NB, typename K>
+static cudaError_t launch_block(cudaStream_t stream, K kernel, const struct attention_params &p,
+                                const CUtensorMap &map, int n_sms)
+{
+    const cudaError_t ready = // of this device: ranks have one each
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape<NB>::SMEM);
+    return ready != cudaSuccess
+               ? ready
+               : launch(kernel, dim3(n_sms), dim3(BLOCK_THREADS), shape<NB>::SMEM, stream, p, map);
+}
+
+/* attention_woven.cu: keys of 65 to 128 elements, for passes in which some tile has more than
+ * GROUP_ROWS packed rows. */
+cudaError_t attention_woven(cudaStream_t stream, enum dtype dtype, const struct attention_params &p,
+                            const CUtensorMap &map, int n_sms);
 
 #if HAVE_SM90A
 
@@ -36,6 +54,23 @@ struct ring {
         }
     }
 };
+
+/* Tells the compiler that the values may have changed here (the tensor cores wrote them). */
+template <int N> __device__ __forceinline__ void settle(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        asm volatile("" : "+f"(d[i])::"memory");
+    }
+}
+
+template <int N> __device__ __forceinline__ void settle(uint32_t (&d)[N][4])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        asm volatile("" : "+r"(d[i][0]), "+r"(d[i][1]), "+r"(d[i][2]), "+r"(d[i][3])::"memory");
+    }
+}
 
 template <typename T> __device__ __forceinline__ uint32_t pack(float a, float b);
 template <> __device__ __forceinline__ uint32_t pack<bf16_t>(float a, float b)

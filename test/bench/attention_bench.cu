@@ -347,6 +347,7 @@ static void prepare(struct prepared &p, const struct scene &s, int first_row,
     a.pass.n_blocks = s.n_blocks;
     a.pass.n_rows = a.n_rows = n_rows + padding;
     a.n_heads = s.n_heads;
+    a.n_seqs = (int)seqs.size();
     a.scale = 1.0f / sqrtf((float)s.dim_k);
     a.window = s.window;
     a.softcap = s.softcap;
@@ -469,6 +470,12 @@ static struct scene random_scene(struct rng &r)
     s.window = r.below(4) == 0 ? r.between(1, 700) : 0;
     s.softcap = r.below(4) == 0 ? 5.0f : 0.0f;
     s.sinks = r.below(4) == 0;
+    if (r.below(5) == 0) { // decoding: enough units for the narrow and the thin ways
+        for (int n = r.between(40, 160); n > 0; n--) {
+            add_seq(s, r.below(900), r.below(8) ? 1 : 2, false);
+        }
+        return s;
+    }
     const int n_seqs = r.between(1, 10), longest = r.below(3) ? 700 : 4000;
     while ((int)s.seqs.size() < n_seqs) {
         const int group = r.below(3) == 0 ? r.between(2, 9) : 1;
@@ -486,6 +493,9 @@ static struct scene random_scene(struct rng &r)
                 plant_tree(s, s.seqs.back(), r);
             }
         }
+    }
+    if (r.below(4) == 0) { // a prompt of more rows than a captured pass may have
+        add_seq(s, r.below(longest), r.between(520, 1100), false);
     }
     return s;
 }
@@ -742,6 +752,12 @@ void bench_attention_step()
 void bench_attention_time()
 {
     if (getenv("SHORT")) {
+        for (int n : {1024, 4096}) {
+            time_equal("prefill", 1, 0, n);
+        }
+        for (int q : {256, 2048}) {
+            time_equal("chunk", 1, 8192 - q, q);
+        }
         time_equal("decode", 1, 2047, 1);
         time_equal("decode", 32, 2047, 1);
         time_equal("decode", 128, 2047, 1, 16);

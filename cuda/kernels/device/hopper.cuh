@@ -240,6 +240,13 @@ __device__ __forceinline__ void wgmma_fence()
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
+/* The same where only registers that no wgmma uses were written since the last one: ptxas asks for
+ * it, and puts it there itself if it is missing. */
+__device__ __forceinline__ void wgmma_order()
+{
+    asm volatile("wgmma.fence.sync.aligned;");
+}
+
 __device__ __forceinline__ void wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -258,6 +265,25 @@ __device__ __forceinline__ uint64_t wgmma_operand(uint32_t address, uint32_t nex
 {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)((next & 0x3ffff) >> 4) << 16 |
            (uint64_t)(groups >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* The operand n_bytes further on (shared memory is small: nothing is carried). */
+__device__ __forceinline__ uint64_t wgmma_advance(uint64_t operand, uint32_t n_bytes)
+{
+    return (operand & 0xffffffff00000000ull) | (uint32_t)((uint32_t)operand + n_bytes / 16);
+}
+
+/* 16 bytes to shared memory, or zeros: done when copies_wait returns. */
+__device__ __forceinline__ void copy_16(void *to, const void *from, bool is_real)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(to)), "l"(from),
+                 "r"(is_real ? 16 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copies_wait()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 /* Element (row, 16-byte chunk) of a 64-column block in the 128-byte swizzle. */

@@ -1,0 +1,128 @@
+/* What brings K, V and Q into shared memory: a warp for K and V, which runs ahead over the borders of
+ * units, and for attention_woven.cu a warp for each computing warpgroup's Q, which comes for the next
+ * unit as soon as the last scores of this one are there.
+ * Thread: device code, a warp at once. */
+#ifndef SLUICE_CUDA_KERNELS_ATTENTION_LOAD_CUH
+#define SLUICE_CUDA_KERNELS_ATTENTION_LOAD_CUH
+
+#include "cuda/kernels/attention_sm90.cuh"
+
+#if HAVE_SM90A
+
+template <int NB> struct kv_loader {
+    const struct attention_params &p;
+    const CUtensorMap *map;
+    char *slots;
+    uint64_t *full, *empty;
+    struct ring at;
+    uint64_t once, again; // cache policies
+    int first_page = 0;   // lane i holds the block of page first_page + i of the unit's table
+    int32_t block = 0;
+    bool has_waited = false; // for the kernel ahead
+
+    /* A tile of K (v_rows 0) or V: a box per page and 64 columns. */
+    __device__ __forceinline__ void tile(const struct attention_unit &u, const int32_t *table,
+                                         int start, int end, int v_rows)
+    {
+        using S = shape<NB>;
+        const int bt = p.kv.block_tokens, n_pages = (min(S::KEYS, end - start) + bt - 1) / bt;
+        const int lane = threadIdx.x & 31, page0 = start / bt;
+        if (page0 < first_page || page0 + n_pages > first_page + 32) {
+            look_up(u, table, max(page0 - S::KEYS / bt, 0)); // values follow keys, a tile behind
+        }
+        barrier_wait(&empty[at.slot], at.parity ^ 1);
+        /* The kernel ahead stores the pass's own keys; older ones are there. */
+        if (!has_waited && u.item.mask != ATTENTION_ALL && start + S::KEYS > u.item.n_past) {
+            pdl_wait();
+            has_waited = true;
+        }
+        if (lane == 0) {
+            barrier_expect(&full[at.slot], (uint32_t)(n_pages * bt * 128 * NB));
+        }
+        __syncwarp();
+        char *to = slots + at.slot * S::SLOT_BYTES;
+        for (int i = lane; i - lane < n_pages * NB; i += 32) {
+            const int page = i / NB, part = i % NB;
+            const int32_t b = __shfl_sync(0xffffffffu, block, (page0 + page - first_page) & 31);
+            if (page < n_pages) {
+                tensor_load(to + part * (S::KEYS * 128) + page * bt * 128, map, &full[at.slot],
+                            part * 64, b * p.page_rows + u.kv_head * p.head_rows + v_rows,
+                            u.n_packed > GROUP_ROWS ? again : once);
+            }
+        }
+        at.next();
+    }
+
+    __device__ __forceinline__ void look_up(const struct attention_unit &u, const int32_t *table,
+                                            int page)
+    {
+        first_page = page;
+        block = table[min(page + (int)(threadIdx.x & 31), (u.hi - 1) / p.kv.block_tokens)];
+    }
+
+    __device__ __forceinline__ void unit(const struct attention_unit &u)
+    {
+        constexpr int KEYS = shape<NB>::KEYS;
+        const int32_t *table = p.blocks + (int64_t)u.item.lane * p.blocks_stride;
+        if (u.lo < u.hi) {
+            look_up(u, table, u.lo / p.kv.block_tokens);
+        }
+        for (int lo = u.lo; lo < u.hi;) {
+            const int end = run_end(u, lo);
+            tile(u, table, lo, end, 0);
+            for (int start = lo + KEYS; start < end; start += KEYS) {
+                tile(u, table, start, end, 0);
+                tile(u, table, start - KEYS, end, p.v_rows);
+            }
+            tile(u, table, lo + (end - lo - 1) / KEYS * KEYS, end, p.v_rows);
+            lo = end;
+        }
+    }
+};
+
+/* The 64 packed rows of a unit from `first` on; zero where there is no row or no column. */
+template <typename T, int NB> struct q_loader {
+    const struct attention_params &p;
+    char *q_tile;
+    uint64_t *full, *empty;
+    int first;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void unit(const struct attention_unit &u)
+    {
+        if (first >= u.n_packed) {
+            return;
+        }
+        const int lane = threadIdx.x & 31, d = p.kv.head_dim_k;
+        int packed = first + (lane >> 3);
+        int i = (u.first_packed + packed) / p.group, head = (u.first_packed + packed) % p.group;
+        barrier_wait(empty, parity ^ 1);
+#pragma unroll 1
+        for (int r = lane >> 3; r < GROUP_ROWS; r += 4, packed += 4) {
+            const bool is_row = packed < u.n_packed;
+            const T *from = (const T *)p.q +
+                            (int64_t)(is_row ? u.item.first_row + i : 0) * p.q_stride +
+                            (int64_t)(u.kv_head * p.group + head) * d;
+#pragma unroll
+            for (int b = 0; b < NB; b++) {
+                const int column = b * 64 + (lane & 7) * 8;
+                const bool is_real = is_row && column < d;
+                copy_16(q_tile + b * (GROUP_ROWS * 128) + swizzled(r, lane & 7),
+                        is_real ? from + column : (const T *)p.q, is_real);
+            }
+            for (head += 4; head >= p.group; head -= p.group) {
+                i++;
+            }
+        }
+        copies_wait();
+        fence_async();
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(full);
+        }
+        parity ^= 1;
+    }
+};
+
+#endif // HAVE_SM90A
+#endif
