@@ -100,40 +100,34 @@ struct jstr *jt_map_case(struct jrt *rt, struct jstr *s, int how)
     return jsb_done(&b);
 }
 
-struct jstr *jt_capitalize(struct jrt *rt, struct jstr *s)
+/* Small letters but for the first, or for the first behind each that has no case. */
+static struct jstr *raise_first(struct jrt *rt, struct jstr *s, bool each_word)
 {
     struct jsb b;
     jsb_init(&b, rt);
     size_t n;
+    bool first = true;
     for (size_t i = 0; i < s->n_bytes && !b.failed; i += n) {
         uint32_t cp = char_at(s, i, &n);
         bool input = js_input_at(s, i);
-        if (i == 0) {
+        if (first) {
             put_mapped(&b, cp, cp < 0x80 ? UNI_TO_UPPER : UNI_TO_TITLE, input);
         } else {
             put_lower(&b, s, i, cp, input);
         }
+        first = each_word && !(uni_class(cp) & (UNI_LOWER | UNI_UPPER | UNI_TITLE));
     }
     return jsb_done(&b);
 }
 
+struct jstr *jt_capitalize(struct jrt *rt, struct jstr *s)
+{
+    return raise_first(rt, s, false);
+}
+
 struct jstr *jt_title(struct jrt *rt, struct jstr *s)
 {
-    struct jsb b;
-    jsb_init(&b, rt);
-    size_t n;
-    bool after_cased = false;
-    for (size_t i = 0; i < s->n_bytes && !b.failed; i += n) {
-        uint32_t cp = char_at(s, i, &n);
-        bool input = js_input_at(s, i);
-        if (after_cased) {
-            put_lower(&b, s, i, cp, input);
-        } else {
-            put_mapped(&b, cp, cp < 0x80 ? UNI_TO_UPPER : UNI_TO_TITLE, input);
-        }
-        after_cased = uni_class(cp) & (UNI_LOWER | UNI_UPPER | UNI_TITLE);
-    }
-    return jsb_done(&b);
+    return raise_first(rt, s, true);
 }
 
 struct jstr *jt_swapcase(struct jrt *rt, struct jstr *s)
