@@ -173,6 +173,13 @@ void api_chat_logprob(struct api_choice *ch, int32_t token, const struct token_l
                       size_t n_chars_before);
 /* ,"stop_reason":"..." or the id or null, of a choice that has ended */
 void api_put_stop_reason(struct buf *b, const struct api_choice *ch);
+/* What objects and chunks with choices begin with, up to and with "choices": */
+void api_put_head(struct buf *b, const struct api_call *c, const char *object);
+/* ,"token_ids":[...] of what is new and ,"prompt_token_ids":[...], where they were asked for. */
+void api_put_token_ids(struct buf *b, struct api_choice *ch);
+void api_put_prompt_ids(struct buf *b, const struct api_call *c, const struct engine_request *r);
+/* Ends a chunk behind its choices, with the usage that the client wants in each, and sends it. */
+void api_send_chunk(struct api_call *c, struct buf *b);
 /* If it was asked for: the chunk that has usage and no choice. `tail` ends chunk_head's list. */
 void api_send_usage(struct api_call *c, const char *tail);
 void api_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]

@@ -18,20 +18,8 @@ static struct buf *open_chunk(struct api_choice *ch)
     return b;
 }
 
-static void put_tail(struct buf *b, struct api_call *c)
-{
-    if (c->request.continuous_usage) {
-        api_put_usage(b, c);
-    } else if (c->request.include_usage) {
-        buf_puts(b, ",\"usage\":null");
-    }
-    buf_putc(b, '}');
-    reply_event(c->req, b->data, b->n_bytes);
-}
-
 static void close_chunk(struct api_choice *ch, struct buf *b, const char *finish)
 {
-    struct api_call *c = ch->call;
     buf_puts(b, "},\"logprobs\":");
     if (ch->logprobs.n_bytes > 0) {
         buf_puts(b, "{\"content\":[");
@@ -41,12 +29,7 @@ static void close_chunk(struct api_choice *ch, struct buf *b, const char *finish
     } else {
         buf_puts(b, "null");
     }
-    if (c->request.return_token_ids) {
-        buf_puts(b, ",\"token_ids\":[");
-        buf_put(b, ch->ids.data, ch->ids.n_bytes);
-        buf_putc(b, ']');
-        buf_clear(&ch->ids);
-    }
+    api_put_token_ids(b, ch);
     buf_puts(b, ",\"finish_reason\":");
     if (finish) {
         buf_printf(b, "\"%s\"", finish);
@@ -55,19 +38,10 @@ static void close_chunk(struct api_choice *ch, struct buf *b, const char *finish
     }
 }
 
-/* On each choice, and beside the choices, where vLLM has it. */
-static void put_prompt_ids(struct buf *b, const struct api_call *c)
-{
-    if (c->request.return_token_ids) {
-        buf_puts(b, ",\"prompt_token_ids\":");
-        api_put_ids(b, c->requests[0].prompt, c->requests[0].n_prompt);
-    }
-}
-
 static void end_chunk(struct api_choice *ch, struct buf *b)
 {
     buf_puts(b, "}]");
-    put_tail(b, ch->call);
+    api_send_chunk(ch->call, b);
 }
 
 /* With the first token, so that a late refusal keeps its status. */
@@ -79,10 +53,10 @@ static void start(struct api_choice *ch)
     struct buf *b = open_chunk(ch);
     buf_puts(b, "\"role\":\"assistant\",\"content\":\"\"");
     close_chunk(ch, b, NULL);
-    put_prompt_ids(b, ch->call);
+    api_put_prompt_ids(b, ch->call, ch->request);
     buf_puts(b, "}]");
-    put_prompt_ids(b, ch->call);
-    put_tail(b, ch->call);
+    api_put_prompt_ids(b, ch->call, ch->request); // also beside the choices, where vLLM has it
+    api_send_chunk(ch->call, b);
 }
 
 static void pending(struct api_choice *ch)
@@ -204,24 +178,9 @@ static void put_choice(struct buf *b, struct api_choice *ch)
     }
     buf_printf(b, ",\"finish_reason\":\"%s\"", ch->finish);
     api_put_stop_reason(b, ch);
-    if (r->return_token_ids) {
-        put_prompt_ids(b, ch->call);
-        buf_puts(b, ",\"token_ids\":[");
-        buf_put(b, ch->ids.data, ch->ids.n_bytes);
-        buf_putc(b, ']');
-    }
+    api_put_prompt_ids(b, ch->call, ch->request);
+    api_put_token_ids(b, ch);
     buf_putc(b, '}');
-}
-
-static void put_head(struct buf *b, const struct api_call *c, const char *object)
-{
-    buf_puts(b, "{\"id\":");
-    buf_put_json(b, c->id, strlen(c->id));
-    buf_printf(b, ",\"object\":\"%s\",\"created\":", object);
-    buf_put_int(b, c->created);
-    buf_puts(b, ",\"model\":");
-    buf_put_json(b, c->request.model_name, strlen(c->request.model_name));
-    buf_printf(b, ",\"system_fingerprint\":\"%s\",\"choices\":", c->request.model->fingerprint);
 }
 
 static void end(struct api_call *c)
@@ -233,7 +192,7 @@ static void end(struct api_call *c)
     }
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
-    put_head(&body, c, "chat.completion");
+    api_put_head(&body, c, "chat.completion");
     for (size_t i = 0; i < c->n_choices; i++) {
         buf_putc(&body, i ? ',' : '[');
         put_choice(&body, &c->choices[i]);
@@ -241,14 +200,14 @@ static void end(struct api_call *c)
     buf_putc(&body, ']');
     api_put_usage(&body, c);
     api_put_prompt_logprobs(&body, c, &c->requests[0]);
-    put_prompt_ids(&body, c);
+    api_put_prompt_ids(&body, c, &c->requests[0]);
     buf_puts(&body, ",\"service_tier\":\"default\"}");
     reply_json(c->req, 200, &body);
 }
 
 static void begin(struct api_call *c)
 {
-    put_head(&c->chunk_head, c, "chat.completion.chunk");
+    api_put_head(&c->chunk_head, c, "chat.completion.chunk");
 }
 
 static const struct api_format format = {

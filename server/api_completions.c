@@ -117,16 +117,10 @@ static void put_choice(struct buf *b, struct api_choice *ch, const char *text, s
     } else {
         buf_puts(b, "null");
     }
-    if (r->return_token_ids) {
-        buf_puts(b, ",\"token_ids\":[");
-        buf_put(b, ch->ids.data, ch->ids.n_bytes);
-        buf_putc(b, ']');
-        buf_clear(&ch->ids);
-        if (!ch->sent_prompt_ids) {
-            ch->sent_prompt_ids = true;
-            buf_puts(b, ",\"prompt_token_ids\":");
-            api_put_ids(b, ch->request->prompt, ch->request->n_prompt);
-        }
+    api_put_token_ids(b, ch);
+    if (!ch->sent_prompt_ids) {
+        ch->sent_prompt_ids = true;
+        api_put_prompt_ids(b, ch->call, ch->request);
     }
     if (!r->stream) {
         api_put_prompt_logprobs(b, ch->call, ch->request);
@@ -134,22 +128,12 @@ static void put_choice(struct buf *b, struct api_choice *ch, const char *text, s
     buf_putc(b, '}');
 }
 
-static void put_head(struct buf *b, const struct api_call *c)
-{
-    buf_puts(b, "{\"id\":");
-    buf_put_json(b, c->id, strlen(c->id));
-    buf_puts(b, ",\"object\":\"text_completion\",\"created\":");
-    buf_put_int(b, c->created);
-    buf_puts(b, ",\"model\":");
-    buf_put_json(b, c->request.model_name, strlen(c->request.model_name));
-    buf_printf(b, ",\"system_fingerprint\":\"%s\",\"choices\":[", c->request.model->fingerprint);
-}
-
 /* ---- stream ----------------------------------------------------------------------------------- */
 
 static void begin(struct api_call *c)
 {
-    put_head(&c->chunk_head, c);
+    api_put_head(&c->chunk_head, c, "text_completion");
+    buf_putc(&c->chunk_head, '[');
 }
 
 static void put_chunk(struct api_choice *ch)
@@ -161,13 +145,7 @@ static void put_chunk(struct api_choice *ch)
     put_choice(b, ch, ch->content.data, ch->content.n_bytes);
     buf_clear(&ch->content);
     buf_putc(b, ']');
-    if (c->request.continuous_usage) {
-        api_put_usage(b, c);
-    } else if (c->request.include_usage) {
-        buf_puts(b, ",\"usage\":null");
-    }
-    buf_putc(b, '}');
-    reply_event(c->req, b->data, b->n_bytes);
+    api_send_chunk(c, b);
 }
 
 /* The prompt's text goes in front of a stream's first text. */
@@ -207,11 +185,11 @@ static void end(struct api_call *c)
     }
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
-    put_head(&body, c);
+    api_put_head(&body, c, "text_completion");
     for (size_t i = 0; i < c->n_choices; i++) {
         struct api_choice *ch = &c->choices[i];
         echo_text(ch);
-        buf_puts(&body, i ? "," : "");
+        buf_putc(&body, i ? ',' : '[');
         put_choice(&body, ch, ch->content.data, ch->content.n_bytes);
     }
     buf_putc(&body, ']');

@@ -152,6 +152,46 @@ void api_put_stop_reason(struct buf *b, const struct api_choice *ch)
     }
 }
 
+void api_put_head(struct buf *b, const struct api_call *c, const char *object)
+{
+    buf_puts(b, "{\"id\":");
+    buf_put_json(b, c->id, strlen(c->id));
+    buf_printf(b, ",\"object\":\"%s\",\"created\":", object);
+    buf_put_int(b, c->created);
+    buf_puts(b, ",\"model\":");
+    buf_put_json(b, c->request.model_name, strlen(c->request.model_name));
+    buf_printf(b, ",\"system_fingerprint\":\"%s\",\"choices\":", c->request.model->fingerprint);
+}
+
+void api_put_token_ids(struct buf *b, struct api_choice *ch)
+{
+    if (ch->call->request.return_token_ids) {
+        buf_puts(b, ",\"token_ids\":[");
+        buf_put(b, ch->ids.data, ch->ids.n_bytes);
+        buf_putc(b, ']');
+        buf_clear(&ch->ids);
+    }
+}
+
+void api_put_prompt_ids(struct buf *b, const struct api_call *c, const struct engine_request *r)
+{
+    if (c->request.return_token_ids) {
+        buf_puts(b, ",\"prompt_token_ids\":");
+        api_put_ids(b, r->prompt, r->n_prompt);
+    }
+}
+
+void api_send_chunk(struct api_call *c, struct buf *b)
+{
+    if (c->request.continuous_usage) {
+        api_put_usage(b, c);
+    } else if (c->request.include_usage) {
+        buf_puts(b, ",\"usage\":null");
+    }
+    buf_putc(b, '}');
+    reply_event(c->req, b->data, b->n_bytes);
+}
+
 void api_send_usage(struct api_call *c, const char *tail)
 {
     struct buf *b = &c->api->scratch;
