@@ -175,9 +175,9 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
         !pass_ok(be, pass) || be->slot->n_pooled + pass->n_pool > be->limits.max_lanes) {
         return ERR_INVALID;
     }
-    /* A negative model is a test's: its ops differ from pass to pass. */
     _Static_assert((int)GRAPH_MAX_ROWS <= (int)ATTENTION_CAPTURED_ROWS,
                    "attention looks at the pass itself where nothing is captured");
+    /* A negative model is a test's: its ops differ from pass to pass. */
     const int32_t padded = cuda_bucket(pass->n_rows);
     const bool may_capture = pass->model >= 0 && pass->n_rows > 0 && pass->n_pool == 0 &&
                              pass->n_rows <= GRAPH_MAX_ROWS && padded <= be->limits.max_rows &&
