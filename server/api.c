@@ -166,6 +166,10 @@ void api_on_done(const struct request_log *log, void *arg)
     if (log->status == 413) {
         a->metrics.rejected[REJECT_TOO_LARGE]++;
     }
+    // The front end refuses these before a handler is asked; a call that is ended has a `finish`.
+    if (log->status == 503 && !log->finish && http_server_state(a->http) >= HTTP_CLOSING) {
+        a->metrics.rejected[REJECT_DRAINING]++;
+    }
 }
 
 /* ---- the watchdog ----------------------------------------------------------------------------- */

@@ -651,6 +651,33 @@ def test_sigterm_lets_streams_finish():
     os.unlink(s.script_path)
 
 
+def test_what_comes_too_late_is_refused_and_counted():
+    with Server(env={"FAKE_STEP_US": "50000"}, shutdown_timeout="1.5") as s:
+        late, scrape = (socket.create_connection(("127.0.0.1", s.port)) for _ in range(2))
+        body = b'{"prompt":"x"}'
+        late.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
+        scrape.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n")
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            stream = pool.submit(s.chat, stream=True)
+            assert eventually(lambda: running(s) == 1)
+            s.process.send_signal(signal.SIGTERM)
+
+            def is_closed():
+                try:
+                    socket.create_connection(("127.0.0.1", s.port)).close()
+                except ConnectionRefusedError:
+                    return True
+
+            assert eventually(is_closed)
+            late.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            assert b"server_draining" in late.makefile("rb").read()
+            scrape.sendall(b"\r\n")
+            lines = scrape.makefile("rb").read().splitlines()
+            assert [v for v in lines if v.startswith(b"sluice_rejected_total") and b'"draining"' in v][0].endswith(b" 1")
+            assert stream.result().events()[-1] == "[DONE]"
+        s.process.wait(10)
+
+
 def test_streams_over_the_drain_time_get_an_event():
     with Server(env={"FAKE_STEP_US": "50000"}, shutdown_timeout="0.3") as s:
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
