@@ -190,7 +190,7 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
     }
     TRY(cuda_flush(be));
     TRY(send_meta(be, pass, shape));
-    if (may_capture) {
+    if (may_capture && !be->options.no_graphs) {
         const struct graph_key key = {pass->model,  pass->kv_set,   shape->n_rows,
                                       shape->n_out, shape->n_draws, 0};
         enum graph_use use = GRAPH_NONE;

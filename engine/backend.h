@@ -299,6 +299,7 @@ struct backend_options {
     enum dtype dtype;     // of weights and KV: DT_BF16 (or F16), or DT_F32 for exact work, where
                           // activations are fp32 and nothing is rounded on the way
     bool deterministic;   // R8; the CPU always is
+    bool no_graphs;       // every pass is issued, none captured and replayed; the CPU has none
     int32_t n_threads;    // CPU: 0 means all
 };
 

@@ -66,7 +66,8 @@ const struct option_row option_rows[] = {
          "JSON object: method, model, num_speculative_tokens, ...")},
     {ROW("deterministic", OPTION_BOOL, deterministic, "false",
          "bitwise equal logits whatever the batch")},
-    {ROW("enforce-eager", OPTION_BOOL, enforce_eager, "false", "no captured graphs")},
+    {ROW("enforce-eager", OPTION_BOOL, enforce_eager, "false",
+         "GPU: every pass is launched anew, none from a captured graph")},
     {ROW("threads", OPTION_INT, threads, "auto", "of the CPU backend"), .min = 0, .max = 4096},
 
     {.section = "Several hosts",

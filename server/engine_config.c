@@ -84,7 +84,8 @@ enum status engine_config(const struct config *c, struct engine_options *out, st
         .no_chunked_prefill = !c->enable_chunked_prefill,
         .speculative_config = c->speculative_config,
         .synthetic = c->load_format && strcmp(c->load_format, "dummy") == 0,
-        .backend = {.deterministic = c->deterministic, .n_threads = (int32_t)c->threads},
+        .backend = {.deterministic = c->deterministic, .no_graphs = c->enforce_eager,
+                    .n_threads = (int32_t)c->threads},
         .n_ranks = (int32_t)c->tensor_parallel_size,
     };
     TRY(read_dtype(c, out, err));
