@@ -298,7 +298,6 @@ static void publish_stats(struct engine *e)
     o->n_blocks_idle = s->pool.n_idle;
     o->n_steps = e->n_steps;
     o->n_rows = e->n_rows;
-    o->last_step_ns = clock_now_ns();
     o->prompt_tokens = e->prompt_tokens;
     o->generated_tokens = e->generated_tokens;
     o->preemptions = s->n_preemptions;

@@ -135,7 +135,7 @@ struct engine_stats {
     enum engine_state state;
     int32_t n_running, n_waiting;
     int32_t n_blocks, n_blocks_held, n_blocks_idle; // idle: cached, without a holder; rest: free
-    int64_t n_steps, n_rows, last_step_ns; // when the last step was committed
+    int64_t n_steps, n_rows;
     int64_t prompt_tokens, generated_tokens, preemptions;
     int64_t prefix_queries, prefix_hits; // tokens
     int64_t n_finished[5];               // by enum finish_reason

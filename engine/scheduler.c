@@ -222,7 +222,7 @@ static void fork_siblings(struct scheduler *s, struct plan *p, int32_t entry)
             s->pending_for[s->n_pending_copies++] = c;
         }
         c->state = SEQ_RUNNING;
-        c->was_admitted = c->forked = true;
+        c->was_admitted = true;
         c->n_granted = 0;
         c->n_computed = c->n_prompt;
         c->draft_computed = c->draft_marked = 0;

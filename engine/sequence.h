@@ -53,7 +53,6 @@ struct sequence {
     float spec_doubt;   // running share of rejected drafts; negative: none were judged yet
 
     bool was_admitted;   // hit statistics count the first admission only
-    bool forked;
 };
 
 static inline int32_t sequence_token(const struct sequence *s, int32_t i)

@@ -109,7 +109,7 @@ struct api_call {
     int64_t created;
     struct buf chunk_head; // what every chunk of a stream begins with
     void *extra;           // the format's own
-    int64_t t_start_ns, t_prepared_ns;
+    int64_t t_start_ns;
     uint64_t next_id; // of tool calls
 };
 

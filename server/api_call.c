@@ -250,7 +250,6 @@ static void prepared(void *arg)
     struct api_call *c = arg;
     struct api_error e = c->request.error;
     c->preparing = false;
-    c->t_prepared_ns = clock_now_ns();
     if (c->gone) {
         give_back(c);
         return;
