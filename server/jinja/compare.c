@@ -4,11 +4,6 @@
 
 #include <string.h>
 
-static bool is_number(struct jv v)
-{
-    return jv_is_integer(v) || v.type == JV_FLOAT;
-}
-
 bool jv_same(struct jv a, struct jv b)
 {
     if (a.type != b.type) {
@@ -87,7 +82,7 @@ static bool equal_nested(struct jrt *rt, struct jv a, struct jv b, int nest, boo
     if (!jrt_step(rt)) {
         return false;
     }
-    if (is_number(a) && is_number(b)) {
+    if (jv_is_number(a) && jv_is_number(b)) {
         *equal = jnum_compare(a, b) == 0 || (nest > 0 && jv_same(a, b) && a.type == JV_FLOAT);
         return true;
     }
@@ -179,7 +174,7 @@ static bool compare_nested(struct jrt *rt, struct jv a, struct jv b, enum jv_ord
     if (!jrt_step(rt)) {
         return false;
     }
-    if (is_number(a) && is_number(b)) {
+    if (jv_is_number(a) && jv_is_number(b)) {
         *out = apply_order(jnum_compare(a, b), op);
         return true;
     }

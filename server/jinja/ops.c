@@ -1,12 +1,9 @@
+/* Operators, and what stands behind a dot or in brackets: attributes, items, slices. Python's rules for
+ * which types go together, and its messages where they do not. */
 #include "server/jinja/eval.h"
 #include "server/jinja/num.h"
 
 #include <string.h>
-
-static bool is_number(struct jv v)
-{
-    return jv_is_integer(v) || v.type == JV_FLOAT;
-}
 
 static bool is_sequence(struct jv v)
 {
@@ -96,7 +93,7 @@ static bool multiply(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
 
 bool jinja_binary(struct jrt *rt, int op, struct jv a, struct jv b, struct jv *out)
 {
-    if (is_number(a) && is_number(b)) {
+    if (jv_is_number(a) && jv_is_number(b)) {
         return jnum_binary(rt, (enum jop)op, a, b, out);
     }
     if (op == JOP_MOD && a.type == JV_STR) {

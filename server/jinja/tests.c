@@ -1,3 +1,4 @@
+/* The tests behind `is`: a function and a row each. */
 #include "server/jinja/eval.h"
 #include "server/jinja/num.h"
 #include "server/jinja/unicode.h"
@@ -49,7 +50,7 @@ TYPE_TEST(is_true, v.type == JV_BOOL && v.u.b)
 TYPE_TEST(is_false, v.type == JV_BOOL && !v.u.b)
 TYPE_TEST(is_integer, v.type == JV_INT || v.type == JV_BIG)
 TYPE_TEST(is_float, v.type == JV_FLOAT)
-TYPE_TEST(is_number, jv_is_integer(v) || v.type == JV_FLOAT)
+TYPE_TEST(is_number, jv_is_number(v))
 TYPE_TEST(is_string, v.type == JV_STR)
 TYPE_TEST(is_mapping, v.type == JV_DICT)
 TYPE_TEST(is_sequence, v.type == JV_UNDEFINED || v.type == JV_STR || v.type == JV_LIST ||

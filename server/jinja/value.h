@@ -246,6 +246,10 @@ bool jv_is_callable(struct jv v);
 /* True if v is a bool, int or float; *f is its value. Big integers are not included. */
 bool jv_small_number(struct jv v, double *f);
 bool jv_is_integer(struct jv v); // bool, int or big
+static inline bool jv_is_number(struct jv v)
+{
+    return jv_is_integer(v) || v.type == JV_FLOAT;
+}
 
 /* An index: bool or int (big integers are clamped). A TypeError otherwise. */
 bool jv_as_index(struct jrt *rt, struct jv v, int64_t *i);
