@@ -1,3 +1,4 @@
+/* Opening, closing, memory and the table of ops of a CPU rank. */
 #include "cpu/cpu_internal.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* KV sets: where pages lie, block copies, slot moves. */
 #include "cuda/cuda_backend.h"
 #include "engine/base/mem.h"
 

@@ -1,3 +1,4 @@
+/* Staging slots: host memory of the steps under way, and a step's beginning, end and results. */
 #include "cuda/cuda_backend.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"

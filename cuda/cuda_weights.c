@@ -1,3 +1,4 @@
+/* Opening a weight: its checks, its layout on the device, dummy values. */
 #include "cuda/cuda_backend.h"
 #include "engine/base/mem.h"
 

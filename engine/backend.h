@@ -298,7 +298,8 @@ struct backend_options {
     struct comm *comm;    // the ranks' common ground, made by the backend's folder; NULL alone
     enum dtype dtype;     // of weights and KV: DT_BF16 (or F16), or DT_F32 for exact work, where
                           // activations are fp32 and nothing is rounded on the way
-    bool deterministic;   // R8; the CPU always is
+    bool deterministic;   // a row has the same bits whatever is in its batch, and whatever drafts,
+                          // chunks and the cache do; the CPU always has that
     bool no_graphs;       // every pass is issued, none captured and replayed; the CPU has none
     int32_t n_threads;    // CPU: 0 means all
 };

@@ -1,3 +1,4 @@
+/* `sluice render`: chat templates from the command line, for comparing them with Jinja2. */
 #include "engine/base/buf.h"
 #include "engine/base/file.h"
 #include "engine/base/json_scan.h"

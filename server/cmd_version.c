@@ -1,3 +1,4 @@
+/* `sluice version`. */
 #include "server/commands.h"
 
 #include <stdio.h>

@@ -1,7 +1,6 @@
-#include "server/http_private.h"
-
 /* A hashed wheel: O(1) to start and stop, which every request does. A slot holds all timers whose
  * tick is congruent to it; one turn later they are looked at again. */
+#include "server/http_private.h"
 
 static void unlink_timer(struct http_server *s, struct http_timer *t)
 {

@@ -1,3 +1,4 @@
+/* The commands: a row each. The only file that is not in the tests. */
 #include "bench/bench.h"
 #include "server/commands.h"
 

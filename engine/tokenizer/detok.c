@@ -1,3 +1,4 @@
+/* A stream's ids to text: bytes are held back until they are whole characters. */
 #include "engine/detok.h"
 
 #include "engine/base/utf8.h"

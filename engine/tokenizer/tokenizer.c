@@ -1,3 +1,5 @@
+/* A text's way to ids: spans are joined, added tokens cut out, and each stretch between them goes to
+ * the stages; with the scratch memory that a call borrows for it. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"

@@ -1,3 +1,4 @@
+/* Python's integers beyond 64 bits, and the way back when a result fits. */
 #include "server/jinja/num.h"
 
 #include <math.h>

@@ -1,3 +1,4 @@
+/* What Jinja2 refuses while it generates code, although it has parsed: a pass over the tree. */
 #include "server/jinja/eval.h"
 
 #include <string.h>

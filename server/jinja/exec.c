@@ -1,3 +1,4 @@
+/* Statements: assignment, loops, what is printed, blocks. Expressions: eval.c; macros: macro.c. */
 #include "server/jinja/eval.h"
 
 #include <stdio.h>

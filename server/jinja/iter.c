@@ -1,3 +1,5 @@
+/* Going over anything that Python could: one walk for loops, filters and methods, and the passes that
+ * give their items once. */
 #include "engine/base/utf8.h"
 #include "server/jinja/eval.h"
 

@@ -1,3 +1,5 @@
+/* Source to tokens, by Jinja2's rules: trim_blocks, lstrip_blocks, the minus signs of tags, brackets
+ * that balance. */
 #include "engine/base/utf8.h"
 #include "server/jinja/ast.h"
 #include "server/jinja/unicode.h"

@@ -1,3 +1,4 @@
+/* str() and repr() of values, letter by letter as Python's. */
 #include "engine/base/utf8.h"
 #include "server/jinja/eval.h"
 #include "server/jinja/num.h"

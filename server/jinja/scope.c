@@ -1,12 +1,11 @@
-#include "server/jinja/ast.h"
-
-#include <string.h>
-
 /* Jinja2 decides at compile time where a name comes from. Look-ups at run time (jscope_get) give the
  * same, but for one rule that this pass finds: a name whose first appearance in a scope is an
  * assignment, and that no outer scope mentions, is undefined before that assignment, even within
  * loops and macros that come first, and even if the render has a variable of that name. A name that
  * is assigned in a branch of an `if` only is not hidden: there Jinja2 looks it up. */
+#include "server/jinja/ast.h"
+
+#include <string.h>
 
 enum { KNOWN = 1, STORED = 2 };
 

@@ -1,3 +1,4 @@
+/* Python's format specifications, what stands behind the colon in "{:>8.3f}". */
 #include "engine/base/utf8.h"
 #include "server/jinja/format.h"
 #include "server/jinja/num.h"

@@ -1,3 +1,4 @@
+/* Strings and their builder: text with, for each byte, whether it came from the request. */
 #include "engine/base/utf8.h"
 #include "server/jinja/rt.h"
 

@@ -1,3 +1,5 @@
+/* What str methods and filters share: cases, stripping, splitting, finding. Provenance goes with each
+ * character. */
 #include "engine/base/hash.h"
 #include "engine/base/utf8.h"
 #include "server/jinja/eval.h"
