@@ -12,7 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_HEADER_BYTES = 100 << 20, MAX_INDEX_BYTES = 64 << 20, MAX_SHARDS = 10000 };
+enum {
+    MAX_HEADER_BYTES = 100 << 20, // safetensors' own bound
+    MAX_INDEX_BYTES = 64 << 20,   // chosen: far above the largest index seen
+    MAX_SHARDS = 10000,           // chosen: likewise
+};
 
 struct shard {
     char *path, *name;

@@ -363,7 +363,7 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     return n;
 }
 
-enum { MAX_BUFFERS = 16 };
+enum { MAX_BUFFERS = 16 }; // rows that plan_buffers may write
 
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out)
 {

@@ -29,6 +29,10 @@ enum finish_reason {
     FINISH_CANCELLED,
     FINISH_ERROR, // see engine_request.error
 };
+enum {
+    N_FINISH_REASONS = FINISH_ERROR + 1,
+    MAX_DRAFTS = 16, // chosen: of a sequence in a step; of a tree, its depth
+};
 
 struct token_logprobs {
     float logprob; // of the token itself
@@ -121,7 +125,7 @@ struct engine_info {
     enum dtype dtype;
     int32_t vocab, hidden, max_model_len, block_tokens, n_blocks, max_num_seqs, max_rows;
     int32_t n_eos;
-    int32_t eos[16]; // generation_config.json and config.json together
+    int32_t eos[MAX_EOS]; // generation_config.json and config.json together
     struct sampling_params defaults; // of generation_config.json
     char device[96];
     int64_t n_parameters;
@@ -138,9 +142,9 @@ struct engine_stats {
     int64_t n_steps, n_rows;
     int64_t prompt_tokens, generated_tokens, preemptions;
     int64_t prefix_queries, prefix_hits; // tokens
-    int64_t n_finished[5];               // by enum finish_reason
+    int64_t n_finished[N_FINISH_REASONS];
     int64_t spec_drafts, spec_draft_tokens, spec_accepted_tokens;
-    int64_t spec_accepted_per_pos[16];
+    int64_t spec_accepted_per_pos[MAX_DRAFTS];
     int64_t waiting_tokens; // prompt tokens in the queue
     int32_t n_nodes_alive;
     char failure[160]; // why the state is ENGINE_FAILED, if that is known

@@ -42,7 +42,7 @@ struct engine {
     uint32_t live_mask;
     int64_t next_deadline_ns;
     int64_t generated_tokens, prompt_tokens, n_steps, n_rows;
-    int64_t n_finished[5];
+    int64_t n_finished[N_FINISH_REASONS];
     enum status failed; // sticky
     struct buf wire;    // the step as the other nodes get it
     pthread_t thread;

@@ -6,7 +6,10 @@
 
 #include "engine/ops.h"
 
-enum { MAX_LAYERS = 512, MAX_ROPE_PAIRS = 256, MAX_EOS = 16 };
+enum {
+    MAX_LAYERS = 512,     // chosen: four times the deepest checkpoint known
+    MAX_ROPE_PAIRS = 256, // chosen: heads of 512
+};
 
 struct json;
 struct tensor_names;

@@ -20,7 +20,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MAX_NODES = 16, NODE_BEAT_MS = 1000, NODE_SILENCE_S = 8 };
+enum {
+    MAX_NODES = 16,      // chosen; MAX_RANKS is as much
+    NODE_BEAT_MS = 1000, // between heartbeats
+    NODE_SILENCE_S = 8,  // without any and the node is lost; chosen: a busy host may miss a few
+};
 
 struct node_place {
     int32_t n_nodes, node;

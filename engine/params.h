@@ -15,10 +15,11 @@ extern "C" {
 
 enum {
     MAX_TOP_LOGPROBS = 20, // OpenAI's bound
-    MAX_STOP_IDS = 64,
+    MAX_STOP_IDS = 64,     // chosen: the model's own and a request's
+    MAX_EOS = 16,          // chosen: ids that end a text; further ones of a config are passed over
     MAX_BIAS = 1024,      // entries of logit_bias
     MAX_BAD_TOKENS = 1024, // ids in all bad words together
-    MAX_BAD_WORDS = 256,
+    MAX_BAD_WORDS = 256,   // chosen
 };
 
 struct logit_bias {

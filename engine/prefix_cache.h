@@ -21,7 +21,7 @@ struct prefix_node {
     uint8_t state;    // enum node_state
 };
 
-enum { PREFIX_MAX_SALTS = 256, PREFIX_SALT_BYTES = 128 };
+enum { PREFIX_MAX_SALTS = 256, PREFIX_SALT_BYTES = 128 }; // chosen; beyond: prefix_cache_root
 
 struct prefix_cache {
     struct kv_pool *pool;

@@ -6,7 +6,7 @@
 
 #include <time.h>
 
-enum { POLL_MS = 200 };
+enum { POLL_MS = 200 }; // between looks at whether a device or the set is lost, while all wait
 
 /* Waits for `changed` a moment; the lock is held. */
 static bool wait_moment(struct ranks *rs)

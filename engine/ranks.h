@@ -10,7 +10,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { MAX_RANKS = 16, RANK_PATIENCE_S = 10 };
+enum {
+    MAX_RANKS = 16,       // chosen: two hosts of eight devices
+    RANK_PATIENCE_S = 10, // for a thread that hangs in its device; then ranks_run goes on without it
+};
 
 /* What one rank holds; touched only by its own thread while it works. */
 struct rank {

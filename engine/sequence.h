@@ -13,8 +13,6 @@
 
 #include "engine/engine.h"
 
-enum { MAX_DRAFTS = 16 };
-
 enum sequence_state { SEQ_FREE, SEQ_WAITING, SEQ_RUNNING, SEQ_RETIRING };
 
 struct sequence {

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_MESSAGES = 4096, MAX_TOOLS = 128 };
+enum { MAX_MESSAGES = 4096 /* chosen */, MAX_TOOLS = 128 /* OpenAI's bound */ };
 
 static const char *at(char *text, size_t n_bytes, size_t message, const char *field)
 {

@@ -20,7 +20,7 @@
 
 extern char **environ;
 
-enum { LAST_RESORT_S = 4, EXIT_DEAD = 2 };
+enum { LAST_RESORT_S = 4 /* for a device that hangs in the driver */, EXIT_DEAD = 2 };
 
 struct serve {
     struct config config;

@@ -20,14 +20,14 @@
 #include <uv.h>
 
 enum {
-    TICK_MS = 100,
+    TICK_MS = 100,                  // of the timer wheel
     N_WHEEL = 256,                  // slots of the timer wheel: 25.6 s a turn
     N_LINGER = 64,                  // refused sockets that wait for their last bytes to be read
     SCRATCH_BYTES = 64 << 10,       // one direct write; also the largest chunk (4 hex digits)
     CHUNK_HEAD = 6,                 // "00be\r\n"
-    MAX_CHUNK = 60000,
+    MAX_CHUNK = 60000,              // chosen: four hex digits, and a scratch buffer with its head
     DISCARD_BYTES = 32 << 20,       // of a refused body that are swallowed for the reply's sake
-    MAX_LISTENERS = 16,
+    MAX_LISTENERS = 16,             // chosen
     NEVER = -1,
 };
 

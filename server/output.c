@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { HELD_MAX_BYTES = 16 << 20 };
+enum { HELD_MAX_BYTES = 16 << 20 }; // chosen: text that may still become a stop string or a call
 
 void output_init(struct output *o, const struct output_options *options,
                  const struct output_sink *sink)

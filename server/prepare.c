@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ARENA_MAX_BYTES = 256 << 20 };
+enum { ARENA_MAX_BYTES = 256 << 20 }; // chosen: 16 times the default --max-body-bytes
 
 static const char *prompt_key(const struct api_request *r)
 {

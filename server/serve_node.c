@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { LAST_RESORT_S = 15 };
+enum { LAST_RESORT_S = 15 }; // above what ranks_run gives a thread that hangs (RANK_PATIENCE_S)
 
 static volatile sig_atomic_t follows;
 

@@ -56,7 +56,10 @@ enum status emit(struct scratch *sc, int32_t id)
 
 /* ---- scratch memory ---- */
 
-enum { TEXT_MAX = 1 << 30, KEEP_BYTES = 4 << 20 };
+enum {
+    TEXT_MAX = 1 << 30,   // chosen: offsets fit 32 bits also where normalising doubles a text
+    KEEP_BYTES = 4 << 20, // chosen: what a parked scratch keeps of each buffer
+};
 
 static struct scratch *scratch_new(void)
 {
@@ -122,6 +125,7 @@ static void scratch_trim(struct scratch *sc)
     for (size_t i = 0; i < MAX_STAGES; i++) {
         trim(&sc->stage[i]);
     }
+    // A symbol, a heap key and a node take 20, 8 and 16 bytes (bpe_merge.c, unigram.c).
     if (sc->cap_symbols * 20 > KEEP_BYTES || sc->cap_heap * 8 > KEEP_BYTES ||
         sc->cap_nodes * 16 > KEEP_BYTES) {
         free(sc->symbols);
