@@ -20,7 +20,7 @@ enum frame_kind {
 enum {
     NODE_PROTOCOL = 1, // changes with anything below, or with what a step looks like
     MAX_FRAME_BYTES = 1 << 30, // chosen: what one frame can make the other side take
-    MAX_FRAMES_WAITING = 64,   // chosen: steps come two at a time; more means that nobody takes them
+    MAX_FRAMES_WAITING = 64,   // chosen: steps come two at a time; then nobody takes them
     NODE_TALK_S = 5, // for a stranger to say who it is
     MAX_PENDING = 32, // strangers at a time
 };

@@ -12,7 +12,7 @@
 
 enum {
     MAX_RANKS = 16,       // chosen: two hosts of eight devices
-    RANK_PATIENCE_S = 10, // for a thread that hangs in its device; then ranks_run goes on without it
+    RANK_PATIENCE_S = 10, // with a thread that hangs in its device; then ranks_run leaves it
 };
 
 /* What one rank holds; touched only by its own thread while it works. */
