@@ -48,6 +48,8 @@ const struct http_route api_routes[] = {
     {NULL, NULL, NULL, 0, 0, 0},
 };
 
+const char *const api_health_names[] = {"ok", "loading", "draining", "stalled", "dead"};
+
 void api_init(struct api *a, const struct config *config)
 {
     *a = (struct api){.config = config, .health = HEALTH_LOADING};

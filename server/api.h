@@ -23,6 +23,7 @@ struct keys;
 enum { SCOPE_INFERENCE = 1, SCOPE_ADMIN = 2, SCOPE_METRICS = 4 };
 
 enum api_health { HEALTH_OK, HEALTH_LOADING, HEALTH_DRAINING, HEALTH_STALLED, HEALTH_DEAD };
+extern const char *const api_health_names[]; // "ok", "loading", ...
 
 struct api {
     const struct config *config;

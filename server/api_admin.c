@@ -9,8 +9,6 @@
 #include <string.h>
 #include <strings.h>
 
-static const char *const health_names[] = {"ok", "loading", "draining", "stalled", "dead"};
-
 static void put_stats(struct api *a, struct engine_stats *s)
 {
     *s = (struct engine_stats){.state = ENGINE_READY};
@@ -49,7 +47,7 @@ static void reply_health(struct api *a, struct http_request *req, bool good,
 {
     struct buf b;
     buf_init(&b, 1 << 12);
-    buf_printf(&b, "{\"status\":\"%s\"", good ? "ok" : health_names[health]);
+    buf_printf(&b, "{\"status\":\"%s\"", good ? "ok" : api_health_names[health]);
     if (health == HEALTH_LOADING) {
         int done = atomic_load(&a->load_permille);
         buf_printf(&b, ",\"phase\":\"weights\",\"progress\":%d.%03d", done / 1000, done % 1000);
@@ -136,7 +134,7 @@ void api_get_metrics(struct http_request *req, void *arg)
         .stats = a->ready ? &stats : NULL,
         .info = a->ready ? a->model.info : NULL,
         .http = &http,
-        .health = health_names[h],
+        .health = api_health_names[h],
         .heartbeat_age_s = waits ? (double)(now_ns - a->seen_step_ns) * 1e-9 : 0,
         .load_seconds = a->ready ? (double)(a->ready_ns - a->started_ns) * 1e-9 : 0,
         .memory_utilization = a->config->gpu_memory_utilization,
@@ -234,7 +232,7 @@ void api_on_report(void *arg)
     put_stats(a, &s);
     log_info("report: %s, %lld requests, %d running, %d waiting (%lld prompt tokens), %d of %d KV "
              "blocks held, %lld steps, %lld preemptions",
-             health_names[api_check_health(a, now_ns)], (long long)a->n_calls, s.n_running,
+             api_health_names[api_check_health(a, now_ns)], (long long)a->n_calls, s.n_running,
              s.n_waiting, (long long)s.waiting_tokens, s.n_blocks_held, s.n_blocks,
              (long long)s.n_steps, (long long)s.preemptions);
     buf_init(&b, 1 << 12);
@@ -302,7 +300,7 @@ void api_status_data(struct http_request *req, void *arg)
     }
     buf_init(&b, 1 << 14);
     buf_printf(&b, "{\"state\":\"%s\",\"version\":\"%s\",\"uptime\":",
-               health_names[api_check_health(a, clock_now_ns())], SLUICE_VERSION);
+               api_health_names[api_check_health(a, clock_now_ns())], SLUICE_VERSION);
     buf_put_double(&b, (double)(clock_now_ns() - a->started_ns) * 1e-9);
     const char *name = a->ready ? a->model.names[0] : "";
     buf_puts(&b, ",\"model\":");

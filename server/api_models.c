@@ -18,8 +18,7 @@ static void put_model(struct buf *b, const struct api *a, const char *name)
 
 static bool refuse(const struct api *a, struct http_request *req)
 {
-    static const char *const names[] = {"ok", "loading", "draining", "stalled", "dead"};
-    http_reply_header(req, "x-engine-state", names[a->health]);
+    http_reply_header(req, "x-engine-state", api_health_names[a->health]);
     if (a->ready && a->health != HEALTH_DEAD) {
         return false;
     }
