@@ -19,23 +19,12 @@ static enum status execute_on_rank(struct rank *r, void *arg)
     return step_execute(&e->steps[e->next_slot], r, e->n_vocab_used);
 }
 
-static int32_t nodes_that_live(const struct engine *e)
-{
-    return e->options.nodes ? nodes_alive(e->options.nodes) : 1;
-}
-
 static void fail_all(struct engine *e, enum status st, const char *text)
 {
     if (e->failed == OK) {
         log_error("the engine has failed: %s", text);
         e->failed = st;
-        int32_t alive = nodes_that_live(e);
-        pthread_mutex_lock(&e->stats_lock);
-        snprintf(e->stats.failure, sizeof e->stats.failure, "%s", text);
-        e->stats.n_nodes_alive = alive;
-        pthread_mutex_unlock(&e->stats_lock);
-        int32_t ready = ENGINE_READY; // only now: who sees the state finds the cause
-        atomic_compare_exchange_strong(&e->state, &ready, ENGINE_FAILED);
+        engine_note_failure(e, text);
         ranks_abort(&e->ranks);
         if (e->options.nodes) {
             nodes_fail(e->options.nodes, text);
@@ -308,7 +297,7 @@ static void publish_stats(struct engine *e)
     o->spec_draft_tokens = e->spec.n_draft_tokens;
     o->spec_accepted_tokens = e->spec.n_accepted;
     memcpy(o->spec_accepted_per_pos, e->spec.accepted_per_pos, sizeof o->spec_accepted_per_pos);
-    o->n_nodes_alive = nodes_that_live(e);
+    o->n_nodes_alive = engine_nodes_alive(e);
     pthread_mutex_unlock(&e->stats_lock);
 }
 

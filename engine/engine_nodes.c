@@ -5,15 +5,34 @@
 
 #include "engine/base/log.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
+
+int32_t engine_nodes_alive(const struct engine *e)
+{
+    return e->options.nodes ? nodes_alive(e->options.nodes) : 1;
+}
+
+void engine_note_failure(struct engine *e, const char *why)
+{
+    int32_t alive = engine_nodes_alive(e);
+    pthread_mutex_lock(&e->stats_lock);
+    if (e->stats.failure[0] == '\0') {
+        snprintf(e->stats.failure, sizeof e->stats.failure, "%s", why);
+    }
+    e->stats.n_nodes_alive = alive;
+    pthread_mutex_unlock(&e->stats_lock);
+    int32_t ready = ENGINE_READY;
+    atomic_compare_exchange_strong(&e->state, &ready, ENGINE_FAILED);
+}
 
 /* On a thread of the nodes': the engine thread may sit in a collective that never ends by itself. */
 static void on_lost(void *arg)
 {
     struct engine *e = arg;
-    int32_t ready = ENGINE_READY;
-    atomic_compare_exchange_strong(&e->state, &ready, ENGINE_FAILED);
+    struct err why;
+    engine_note_failure(e, engine_set_lost(e, &why) ? why.text : "a node is lost");
     ranks_abort(&e->ranks);
     if (e->options.on_lost) {
         e->options.on_lost(e->options.callback_arg);

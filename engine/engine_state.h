@@ -86,6 +86,9 @@ enum status engine_agree(struct engine *e, int64_t *least, struct err *err);
 enum status engine_send_step(struct engine *e, const struct step *st, const struct pass *level);
 void engine_join_steps(struct engine *e); // after step_init
 bool engine_set_lost(struct engine *e, struct err *why);
+/* The state is ENGINE_FAILED and who sees that finds the cause; the first one stays. Any thread. */
+void engine_note_failure(struct engine *e, const char *why);
+int32_t engine_nodes_alive(const struct engine *e); // this one counts; any thread
 /* As above after a device's failure: tensors' streams can break a moment before the nodes' do. */
 bool engine_await_cause(struct engine *e, struct err *why);
 void engine_watch_nodes(struct engine *e);
