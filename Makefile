@@ -203,4 +203,4 @@ clean:  ## remove build/
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
 
--include $(OBJ:.o=.d) $(SUPPORT:.o=.d) $(MAIN:.o=.d) $(UNIT:=.d) $(SERVERS:=.d) $(BENCHES:=.d)
+-include $(OBJ:.o=.d) $(SUPPORT:.o=.d) $(MAIN:.o=.d) $(UNIT:=.d) $(SERVERS:=.d) $(BENCHES:=.d) $(KERNEL_BENCH_OBJ:.o=.d)
