@@ -15,10 +15,7 @@
 extern "C" {
 #endif
 
-enum {
-    ATTENTION_MAX_SETS = 8,
-    ATTENTION_CAPTURED_ROWS = 512, // launches of up to so many rows may be captured
-};
+enum { ATTENTION_CAPTURED_ROWS = 512 }; // launches of up to so many rows may be captured
 
 /* The largest of a KV set's layers. */
 struct attention_shape {
@@ -33,7 +30,7 @@ struct attention_limits {
     int32_t max_paths;  // of trees of KV set 0, laid out anew (attention_plan.h); 0: never
     /* What attention_learn was told of each KV set's layers. A plan for a set of which nothing is
      * known neither splits nor shares: right, and slow. */
-    struct attention_shape shapes[ATTENTION_MAX_SETS];
+    struct attention_shape shapes[MAX_KV_SETS];
 };
 
 struct attention_launch {

@@ -110,7 +110,7 @@ static int32_t max_slots_of(const struct attention_limits *limits,
 void attention_learn(struct attention_limits *limits, int32_t kv_set, int32_t n_heads,
                      const struct kv_view *kv)
 {
-    if (kv_set < 0 || kv_set >= ATTENTION_MAX_SETS) {
+    if (kv_set < 0 || kv_set >= MAX_KV_SETS) {
         return;
     }
     struct attention_shape *s = &limits->shapes[kv_set];
@@ -162,25 +162,6 @@ static int32_t shared_keys(const struct planner *p, const struct pass_group *g)
     keys = keys / unit * unit;
     const int64_t saved = (int64_t)(alone - ceil_div(n_rows, p->tile_rows)) * keys;
     return saved > 2 * SLOT_COST * (int64_t)n_rows ? (int32_t)keys : 0;
-}
-
-static bool tile_tree(struct planner *p, const struct pass_seq *s, int32_t shared);
-
-static void tile_seq(struct planner *p, const struct pass_seq *s, int32_t shared)
-{
-    if (s->tree && tile_tree(p, s, shared)) {
-        return;
-    }
-    const struct attention_item tile = {
-        .mask = s->tree ? ATTENTION_TREE : ATTENTION_CAUSAL,
-        .fold = shared > 0,
-        .lane = s->lane,
-        .kv_begin = shared,
-        .kv_end = s->n_past + s->n_rows,
-        .n_past = s->n_past,
-        .seq_row = s->first_row,
-    };
-    add_tiles(p, tile, s->first_row, s->n_rows);
 }
 
 /* ---- trees, laid out anew ------------------------------------------------------------------- */
@@ -257,6 +238,25 @@ static bool tile_tree(struct planner *p, const struct pass_seq *s, int32_t share
         add_tiles(p, tile, s->first_row + r, n);
     }
     return true;
+}
+
+/* ---- tiles of a pass ------------------------------------------------------------------------- */
+
+static void tile_seq(struct planner *p, const struct pass_seq *s, int32_t shared)
+{
+    if (s->tree && tile_tree(p, s, shared)) {
+        return;
+    }
+    const struct attention_item tile = {
+        .mask = s->tree ? ATTENTION_TREE : ATTENTION_CAUSAL,
+        .fold = shared > 0,
+        .lane = s->lane,
+        .kv_begin = shared,
+        .kv_end = s->n_past + s->n_rows,
+        .n_past = s->n_past,
+        .seq_row = s->first_row,
+    };
+    add_tiles(p, tile, s->first_row, s->n_rows);
 }
 
 static void make_tiles(struct planner *p, bool with_groups)
@@ -460,7 +460,7 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
         return ERR_LIMIT;
     }
     const struct attention_shape shape =
-        pass->kv_set >= 0 && pass->kv_set < ATTENTION_MAX_SETS ? limits->shapes[pass->kv_set]
+        pass->kv_set >= 0 && pass->kv_set < MAX_KV_SETS ? limits->shapes[pass->kv_set]
                                                                : (struct attention_shape){0};
     const int32_t group = at_least_1(shape.n_heads) / at_least_1(shape.n_kv_heads);
     struct planner p = {

@@ -84,5 +84,46 @@ template <> __device__ __forceinline__ uint32_t pack<f16_t>(float a, float b)
     return *reinterpret_cast<const uint32_t *>(&v);
 }
 
+/* Joins a run of a folding item to those before it, of which `keep` has this thread's values and
+ * all_top and all_sum the rest (all_sum -1: there are none). */
+template <int N>
+__device__ __forceinline__ void fold_run(float *keep, bool last, float (&values)[N],
+                                         const float (&top)[2], const float (&sum)[2],
+                                         float (&all_top)[2], float (&all_sum)[2])
+{
+    struct join_weights w[2];
+    const bool first = all_sum[0] == -1.0f;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        all_sum[r] = first ? 0.0f : all_sum[r];
+        w[r] = join(all_top[r], all_sum[r], top[r], sum[r]);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float old_value = first ? 0.0f : keep[i * WARPGROUP];
+        values[i] = join_value(w[i >> 1 & 1], old_value, values[i]);
+        if (!last) {
+            keep[i * WARPGROUP] = values[i];
+        }
+    }
+}
+
+/* What lane `quad` of the four of row r holds of it, unnormalised, with the row's maximum and sum. */
+template <int N>
+__device__ __forceinline__ void store_slot(float *to, int d, int quad, int r,
+                                           const float (&values)[N], float top, float sum)
+{
+#pragma unroll
+    for (int j = 0; j < N / 4; j++) {
+        if (j * 8 < d) {
+            *reinterpret_cast<float2 *>(to + j * 8 + quad * 2) =
+                make_float2(values[4 * j + 2 * r], values[4 * j + 2 * r + 1]);
+        }
+    }
+    if (quad == 0) {
+        *reinterpret_cast<float2 *>(to + d) = make_float2(top, sum);
+    }
+}
+
 #endif // HAVE_SM90A
 #endif

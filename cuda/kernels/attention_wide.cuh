@@ -285,21 +285,7 @@ template <typename T, int NB> struct wide_computer {
     {
         float *keep =
             p.scratch + ((int64_t)(blockIdx.x * 2 + group) * (HEAD_DIM / 2)) * WARPGROUP + tid;
-        struct join_weights w[2];
-        const bool first = all_sum[0] == -1.0f;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            all_sum[r] = first ? 0.0f : all_sum[r];
-            w[r] = join(all_top[r], all_sum[r], top[r], sum[r]);
-        }
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; i++) {
-            const float old_value = first ? 0.0f : keep[i * WARPGROUP];
-            values[i] = join_value(w[i >> 1 & 1], old_value, values[i]);
-            if (!last) {
-                keep[i * WARPGROUP] = values[i];
-            }
-        }
+        fold_run(keep, last, values, top, sum, all_top, all_sum);
     }
 
     __device__ __forceinline__ void store(const struct attention_unit &u)
@@ -328,16 +314,7 @@ template <typename T, int NB> struct wide_computer {
                 }
             } else {
                 float *to = slot_at(p, slot_rows[v.row].first_slot + u.item.split, v.head);
-#pragma unroll
-                for (int j = 0; j < HEAD_DIM / 8; j++) {
-                    if (j * 8 < d) {
-                        *reinterpret_cast<float2 *>(to + j * 8 + c0) =
-                            make_float2(values[4 * j + 2 * r], values[4 * j + 2 * r + 1]);
-                    }
-                }
-                if ((tid & 3) == 0) {
-                    *reinterpret_cast<float2 *>(to + d) = make_float2(top[r], sum[r]);
-                }
+                store_slot(to, d, tid & 3, r, values, top[r], sum[r]);
             }
         }
     }
