@@ -207,15 +207,20 @@ static enum status set_defaults(struct api_model *m, const struct json *o, struc
 /* The operator's own object: a key that does nothing is a mistake. */
 static enum status check_keys(const struct json *o, struct err *err)
 {
-    static const char known[] = "temperature, top_p, top_k, min_p, repetition_penalty, "
-                                "frequency_penalty, presence_penalty, do_sample, max_new_tokens";
+    static const char *const others[] = {"top_k", "do_sample", "max_new_tokens"};
+    enum { N_REALS = sizeof reals / sizeof reals[0], N_OTHERS = sizeof others / sizeof others[0] };
     for (const struct json *c = json_first(o); c; c = json_next(c)) {
-        const char *key = json_key(c), *at = strstr(known, key);
-        size_t n = strlen(key);
-        bool whole = n > 0 && !strchr(key, ',') && at && (at == known || at[-1] == ' ') &&
-                     (at[n] == ',' || at[n] == '\0');
-        if (!whole) {
-            return err_set(err, ERR_INVALID, "unknown key '%.60s'; there are %s", key, known);
+        char names[256] = "";
+        bool known = false;
+        for (int i = 0; i < N_REALS + N_OTHERS && !known; i++) {
+            const char *name = i < N_REALS ? reals[i].key : others[i - N_REALS];
+            size_t n = strlen(names);
+            known = strcmp(json_key(c), name) == 0;
+            snprintf(names + n, sizeof names - n, "%s%s", i > 0 ? ", " : "", name);
+        }
+        if (!known) {
+            return err_set(err, ERR_INVALID, "unknown key '%.60s'; there are %s", json_key(c),
+                           names);
         }
     }
     return OK;
