@@ -228,7 +228,9 @@ float spec_cost(const float *cost, int32_t n)
     return cost[i] + (cost[i + 1] - cost[i]) * (float)(n - low) / (float)low;
 }
 
-int32_t spec_best_depth(const struct spec *sp, int32_t n, float acceptance, int32_t most)
+/* The number of drafts with the most tokens per second for one of n sequences whose drafts are
+ * accepted with this probability each; 0: not worth it. */
+static int32_t best_depth(const struct spec *sp, int32_t n, float acceptance, int32_t most)
 {
     if (sp->fixed || sp->target_cost[0] <= 0.0f) {
         return most;
@@ -248,7 +250,8 @@ int32_t spec_best_depth(const struct spec *sp, int32_t n, float acceptance, int3
     return best;
 }
 
-int32_t spec_laws_of(const struct spec *sp, int32_t depth)
+/* Laws that one sequence's drafts keep. */
+static int32_t laws_of(const struct spec *sp, int32_t depth)
 {
     int32_t nodes = 1, level = 1; // those that have children
     for (int32_t d = 0; sp->n_expansion > 0 && d + 1 < depth; d++) {
@@ -264,7 +267,7 @@ int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
 {
     const int32_t most = 256; // of trees; chosen: 130 MB with a large vocabulary
     int32_t n = sp->max_batch < max_lanes ? sp->max_batch : max_lanes;
-    int32_t each = spec_laws_of(sp, sp->k), all = n > 0 ? n * each : 0;
+    int32_t each = laws_of(sp, sp->k), all = n > 0 ? n * each : 0;
     if (sp->rejection != REJECT_PROBABILISTIC) {
         return 0;
     }
@@ -330,7 +333,7 @@ static int32_t propose_model(struct spec *sp, struct scheduler *s, struct sequen
         return 0;
     }
     bool judged = sp->rejection == REJECT_PROBABILISTIC && seq->request->params.temperature > 0.0f;
-    int32_t n_laws = judged ? spec_laws_of(sp, k) : 0;
+    int32_t n_laws = judged ? laws_of(sp, k) : 0;
     if (sp->n_laws + n_laws > sp->max_laws) {
         return 0;
     }
@@ -358,7 +361,7 @@ static bool decodes(const struct sequence *seq)
 static int32_t depth_of(const struct spec *sp, const struct scheduler *s, const struct sequence *seq)
 {
     int32_t k = seq->spec_pause > 0 ? 0 : allowed(sp, s, seq);
-    return k > 0 ? spec_best_depth(sp, s->n_running, 1.0f - doubt_of(sp, seq), k) : 0;
+    return k > 0 ? best_depth(sp, s->n_running, 1.0f - doubt_of(sp, seq), k) : 0;
 }
 
 /* What the user has said of the shape: 1: the host grows trees, 0: it does not. -1: it is measured. */

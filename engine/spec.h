@@ -62,9 +62,8 @@ struct spec {
 /* config: JSON in vLLM's shape, or NULL for none. */
 enum status spec_init(struct spec *sp, const char *config, struct err *err);
 
-/* Laws that a step may keep at most; those of one sequence's drafts. */
+/* Laws that a step may keep at most. */
 int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes);
-int32_t spec_laws_of(const struct spec *sp, int32_t depth);
 
 /* Whether a draft for the place behind the last known token stands, given what was drawn there. */
 bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draft, int32_t drawn);
@@ -85,10 +84,6 @@ int32_t spec_max_drafts(const struct spec *sp, int32_t n_sequences);
 
 /* The prompt and the output as one run of tokens, in the scheduler's room for it. */
 const int32_t *spec_known_tokens(struct scheduler *s, const struct sequence *seq);
-
-/* The number of drafts with the most tokens per second for one of n sequences whose drafts are
- * accepted with this probability each; 0: not worth it. */
-int32_t spec_best_depth(const struct spec *sp, int32_t n, float acceptance, int32_t most);
 
 /* The tokens after the latest earlier occurrence of the longest suffix of min_n to max_n tokens;
  * returns how many (0 to k). known: n tokens. Time linear in n. */
