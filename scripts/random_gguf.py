@@ -44,12 +44,14 @@ def entries(key, kind, values):
     return head + b"".join(value(kind, x) for x in values)
 
 
+def words(s):
+    first = ["<unk>", "<s>", "</s>", "<0x0A>"]  # of bytes, whose text may be no UTF-8, the one that must be
+    return first + ["t%d" % i for i in range(len(first), s["vocab"])]
+
+
 def metadata(s):
-    tokens = ["<unk>", "<s>", "</s>", "<0x0A>"]  # of bytes, whose text may be no UTF-8, the one that must be
-    kinds = [UNKNOWN, CONTROL, CONTROL, BYTE]
-    more = s["vocab"] - len(tokens)
-    tokens += ["t%d" % (i + len(kinds)) for i in range(more)]
-    kinds += [NORMAL] * more
+    tokens = words(s)
+    kinds = [UNKNOWN, CONTROL, CONTROL, BYTE] + [NORMAL] * (len(tokens) - 4)
     return [
         entry("general.architecture", STRING, "llama"),
         entry("llama.vocab_size", UINT32, s["vocab"]),
