@@ -20,6 +20,7 @@ enum spec_method { SPEC_NONE, SPEC_NGRAM, SPEC_DRAFT, SPEC_TREE };
 enum spec_rejection { REJECT_MATCH, REJECT_PROBABILISTIC, REJECT_SYNTHETIC };
 
 enum { SPEC_COST_POINTS = 8 }; // times of 1, 2, 4, ... 128 rows
+#define SPEC_START_DOUBT 0.3f  // chosen: drafts are tried at first
 
 struct spec {
     enum spec_method method;
@@ -29,6 +30,7 @@ struct spec {
     int32_t min_n, max_n; // lengths of the suffix that n-gram lookup matches
     int32_t max_batch;    // more running sequences than this and nothing is proposed
     int32_t draft_max_len;
+    int32_t draft_ranks;  // 1: every rank has the whole draft models; else all share them
     bool drafts_now;      // the draft model follows the plan that comes: it has to see what it will
                           // continue; set by spec_propose
     bool grows_now;       // trees: the host grows this step's level by level; else they are laid out
@@ -59,7 +61,7 @@ struct spec {
     int64_t accepted_per_pos[MAX_DRAFTS];
 };
 
-/* config: JSON in vLLM's shape, or NULL for none. */
+/* config: JSON in vLLM's shape, or NULL for none (spec_config.c). */
 enum status spec_init(struct spec *sp, const char *config, struct err *err);
 
 /* Laws that a step may keep at most. */
