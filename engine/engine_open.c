@@ -57,14 +57,16 @@ static enum status load_rank(struct rank *r, void *arg)
     return model_load(&options, r->be, &r->target, &r->err);
 }
 
-/* The draft model is whole on every rank: it is small, and then needs no collectives. */
+/* A draft model is whole on every rank, unless the ranks are to share it: it is small, and then needs no
+ * collectives. */
 static enum status load_drafts(struct rank *r, void *arg)
 {
     struct engine *e = arg;
     for (int32_t i = 0; i < e->spec.n_models; i++) {
         struct model_load_options options = {
             .config = e->draft_config[i], .checkpoint = e->draft_checkpoint[i],
-            .dtype = e->info.dtype, .rank = 0, .n_ranks = 1, .index = 1 + i};
+            .dtype = e->info.dtype, .rank = e->spec.draft_ranks > 1 ? r->index : 0,
+            .n_ranks = e->spec.draft_ranks, .index = 1 + i};
         TRY(model_load(&options, r->be, &r->draft[i], &r->err));
     }
     return OK;
@@ -339,7 +341,7 @@ static enum status setup_rank(struct rank *r, void *arg)
     enum status st = model_setup(&r->target, l->max_rows, l->max_out, logits, local);
     int32_t draft_out = e->spec.method == SPEC_TREE ? l->max_out : l->max_lanes;
     for (int32_t i = 0; i < e->spec.n_models && st == OK; i++) {
-        st = model_setup(&r->draft[i], l->max_rows, draft_out, logits, logits);
+        st = model_setup(&r->draft[i], l->max_rows, draft_out, logits, local);
     }
     return st == OK ? OK : err_set(&r->err, st, "no memory for activations");
 }
@@ -378,6 +380,13 @@ enum status engine_load(struct engine *e, struct err *err)
     e->info.n_nodes = n_nodes;
     struct model_shard shard;
     TRY(model_shard_of(&e->config, 0, n_ranks, &shard, err));
+    if (e->spec.n_models > 0 && e->spec.draft_ranks != 1 && e->spec.draft_ranks != n_ranks) {
+        return err_set(err, ERR_INVALID, "speculative-config: draft_tensor_parallel_size must be 1 or "
+                       "the tensor-parallel-size, which is %d", n_ranks);
+    }
+    for (int32_t i = 0; i < e->spec.n_models; i++) {
+        TRY(model_shard_of(e->draft_config[i], 0, e->spec.draft_ranks, &shard, err));
+    }
     if (!e->options.dummy_weights) {
         TRY(checkpoint_open(e->model_dir, &e->checkpoint, err));
     }

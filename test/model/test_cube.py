@@ -111,3 +111,23 @@ def test_two_ranks_give_the_bits_of_one(family):
     for how, flags in drafts(family).items():
         answers = golden.generate(family, some, *RANKS["two ranks"], *flags)
         assert [essence(a) for a in answers] == want, f"{family}, {how}"
+
+
+def sharded(flags):
+    config = json.loads(flags[1])
+    return ["--speculative-config", json.dumps({**config, "draft_tensor_parallel_size": 2})]
+
+
+@pytest.mark.parametrize("family", golden.families())
+def test_ranks_may_share_the_draft_model_too(family):
+    """With the same bits: a model that drafts for itself is right wherever the answer goes on."""
+    some = requests()[2:6]
+    want = [essence(a) for a in golden.generate(family, some)]
+    for how in ("own draft", "dynamic tree"):
+        flags = sharded(drafts(family)[how])
+        answers = golden.generate(family, some, *RANKS["two ranks"], *flags)
+        assert [essence(a) for a in answers] == want, f"{family}, {how}"
+        drafted, right = (sum(a["usage"][k] for a in answers) for k in ("draft_tokens", "accepted_draft_tokens"))
+        assert how != "own draft" or right > 0.8 * drafted, f"{family}: {right} of {drafted}"
+    with pytest.raises(AssertionError, match="draft_tensor_parallel_size must be 1 or"):
+        golden.generate(family, some, *sharded(drafts(family)["own draft"]))
