@@ -378,6 +378,12 @@ void checkpoint_close(struct checkpoint *ck)
     free(ck);
 }
 
+const struct checkpoint_tensor *checkpoint_tensors(const struct checkpoint *ck, size_t *n)
+{
+    *n = ck->n_tensors;
+    return ck->tensors;
+}
+
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, const char *name)
 {
     int32_t i = ck->table[slot_of(ck, name)];

@@ -26,6 +26,8 @@ struct checkpoint;
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err);
 void checkpoint_close(struct checkpoint *ck); // accepts NULL
 
+const struct checkpoint_tensor *checkpoint_tensors(const struct checkpoint *ck, size_t *n); // all
+
 /* NULL if there is none. */
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, const char *name);
 

@@ -92,6 +92,14 @@ static void window_on_all(const struct json *j, struct model_config *c)
     }
 }
 
+static void window_on_even(const struct json *j, struct model_config *c)
+{
+    window_on_all(j, c);
+    for (int32_t i = 1; i < c->n_layers; i += 2) {
+        c->layers[i].window = 0;
+    }
+}
+
 static enum status positive(const char *key, int64_t v, int64_t max, struct err *err)
 {
     if (v < 1 || v > max) {
@@ -139,15 +147,22 @@ static void qwen_dense_layers(const struct json *j, struct model_config *c)
     }
 }
 
+/* Takes the windows back unless they are asked for. */
+static void windows_if_used(const struct json *j, struct model_config *c)
+{
+    for (int32_t i = 0; i < c->n_layers && !json_get_bool(j, "use_sliding_window", false); i++) {
+        c->layers[i].window = 0;
+    }
+}
+
+/* Layers from max_window_layers on see the window. */
 static void qwen_windows(const struct json *j, struct model_config *c)
 {
-    if (!json_get_bool(j, "use_sliding_window", false)) {
-        return;
-    }
-    int32_t window = (int32_t)json_get_int(j, "sliding_window", 0);
-    int64_t full = json_get_int(j, "max_window_layers", c->n_layers);
-    for (int32_t i = 0; i < c->n_layers; i++) {
-        c->layers[i].window = i >= full && window > 0 ? window : 0;
+    window_on_all(j, c);
+    windows_if_used(j, c);
+    int64_t full = json_get_int(j, "max_window_layers", 28);
+    for (int32_t i = 0; i < c->n_layers && i < full; i++) {
+        c->layers[i].window = 0;
     }
 }
 
@@ -195,7 +210,12 @@ static enum status read_qwen2_moe(const struct json *j, struct model_config *c, 
     c->q_bias = json_get_bool(j, "qkv_bias", true);
     c->renormalise = json_get_bool(j, "norm_topk_prob", false);
     qwen_dense_layers(j, c);
-    qwen_windows(j, c);
+    window_on_all(j, c);
+    windows_if_used(j, c);
+    int64_t windows = json_get_int(j, "max_window_layers", 28); // here every other one before it
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].window = i % 2 == 0 && i < windows ? c->layers[i].window : 0;
+    }
     return OK;
 }
 
@@ -211,6 +231,8 @@ static enum status read_qwen3(const struct json *j, struct model_config *c, stru
 static enum status read_qwen3_moe(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_qwen3(j, c, err));
+    window_on_all(j, c);
+    windows_if_used(j, c);
     TRY(experts(j, "num_experts", "moe_intermediate_size", c, err));
     c->renormalise = json_get_bool(j, "norm_topk_prob", false);
     qwen_dense_layers(j, c);
@@ -219,13 +241,16 @@ static enum status read_qwen3_moe(const struct json *j, struct model_config *c, 
 
 static enum status read_gemma(const struct json *j, struct model_config *c, struct err *err)
 {
-    (void)err;
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
     c->norm_offset = 1.0f;
     c->tied = true;
     c->norm_place = NORM_SANDWICH;
     c->embed_scale = sqrtf((float)c->hidden);
     c->embed_scale_rounded = true;
+    if (json_get_bool(j, "use_bidirectional_attention", false)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: use_bidirectional_attention: this model does not generate");
+    }
     double scalar = json_get_number(j, "query_pre_attn_scalar", c->head_dim);
     c->attn_scale = (float)(1.0 / sqrt(scalar));
     c->attn_softcap = (float)json_get_number(j, "attn_logit_softcapping", 0.0);
@@ -239,8 +264,8 @@ static enum status read_gemma1(const struct json *j, struct model_config *c, str
     c->norm_place = NORM_PRE;
     c->attn_scale = 1.0f / sqrtf((float)c->head_dim);
     c->attn_softcap = c->final_softcap = 0.0f;
-    if (json_get_string(j, "hidden_activation") == NULL) {
-        c->act = ACT_GELU_TANH; // "gelu" in the first files meant this one
+    if (c->act == ACT_GELU) {
+        c->act = ACT_GELU_TANH; // what "gelu" meant in the first files
     }
     return OK;
 }
@@ -248,10 +273,7 @@ static enum status read_gemma1(const struct json *j, struct model_config *c, str
 static enum status read_gemma2(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_gemma(j, c, err));
-    int32_t window = (int32_t)json_get_int(j, "sliding_window", 4096);
-    for (int32_t i = 0; i < c->n_layers; i++) {
-        c->layers[i].window = i % 2 == 0 ? window : 0;
-    }
+    window_on_even(j, c);
     return OK;
 }
 
@@ -262,10 +284,9 @@ static enum status read_gemma3(const struct json *j, struct model_config *c, str
     c->n_ropes = 2;
     int64_t pattern = json_get_int(j, "sliding_window_pattern", 6);
     pattern = json_get_int(j, "_sliding_window_pattern", pattern);
-    TRY(positive("sliding_window_pattern", pattern, MAX_LAYERS, err));
-    int32_t window = (int32_t)json_get_int(j, "sliding_window", 1024);
+    window_on_all(j, c);
     for (int32_t i = 0; i < c->n_layers; i++) {
-        c->layers[i].window = (i + 1) % pattern ? window : 0;
+        c->layers[i].window = (i + 1) % pattern ? c->layers[i].window : 0;
     }
     return OK;
 }
@@ -307,10 +328,7 @@ static enum status read_gpt_oss(const struct json *j, struct model_config *c, st
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", true);
     c->router_bias = c->experts_biased = c->sinks = true;
     c->act = ACT_GPT_OSS;
-    int32_t window = (int32_t)json_get_int(j, "sliding_window", 128);
-    for (int32_t i = 0; i < c->n_layers; i++) {
-        c->layers[i].window = i % 2 == 0 ? window : 0;
-    }
+    window_on_even(j, c);
     return OK;
 }
 
@@ -400,10 +418,13 @@ static enum status read_deepseek_v3(const struct json *j, struct model_config *c
 static enum status read_smollm3(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_llama(j, c, err));
-    if (json_get_bool(j, "use_sliding_window", false)) {
-        window_on_all(j, c);
-    }
+    c->tied = true;
+    window_on_all(j, c);
+    windows_if_used(j, c);
     const struct json *list = json_get(j, "no_rope_layers");
+    if (json_is(list, JSON_ARRAY) && json_count(list) < (size_t)c->n_layers) {
+        return err_set(err, ERR_FORMAT, "config.json: no_rope_layers has fewer entries than layers");
+    }
     int64_t every = json_get_int(j, "no_rope_layer_interval", 4);
     const struct json *item = json_first(list);
     for (int32_t i = 0; i < c->n_layers; i++) {
@@ -413,6 +434,7 @@ static enum status read_smollm3(const struct json *j, struct model_config *c, st
             item = json_next(item);
         }
         c->layers[i].rope = has_rope ? 0 : -1;
+        c->layers[i].window = has_rope ? 0 : c->layers[i].window;
     }
     return OK;
 }
@@ -462,29 +484,70 @@ static enum status read_glm4(const struct json *j, struct model_config *c, struc
     return OK;
 }
 
+/* Gemma 3's wrappers leave out nearly everything. */
+#define GEMMA_DEFAULTS "\"head_dim\":256,\"hidden_activation\":\"gelu_pytorch_tanh\""
+#define GEMMA3_DEFAULTS                                                                            \
+    "{\"num_attention_heads\":8,\"num_key_value_heads\":4,\"vocab_size\":262208,"                  \
+    "\"max_position_embeddings\":131072,\"rope_theta\":1000000,\"query_pre_attn_scalar\":256,"     \
+    "\"sliding_window\":4096," GEMMA_DEFAULTS "}"
+#define GLM_DEFAULTS                                                                               \
+    "{\"num_key_value_heads\":2,\"head_dim\":128,\"max_position_embeddings\":131072,"              \
+    "\"rms_norm_eps\":1.5625e-7,\"attention_bias\":true}"
+
 static const struct family families[] = {
-    {"llama", &llama_names, read_llama},
-    {"mistral", &llama_names, read_mistral},
-    {"mixtral", &mixtral_names, read_mixtral},
-    {"qwen2", &llama_names, read_qwen2},
-    {"qwen2_moe", &qwen2_moe_names, read_qwen2_moe},
-    {"qwen3", &qwen3_names, read_qwen3},
-    {"qwen3_moe", &qwen3_moe_names, read_qwen3_moe},
-    {"gemma", &llama_names, read_gemma1},
-    {"gemma2", &gemma2_names, read_gemma2},
-    {"gemma3_text", &gemma3_names, read_gemma3},
-    {"gemma3", &gemma3_names, read_gemma3},
-    {"phi3", &phi3_names, read_phi3},
-    {"olmo2", &olmo2_names, read_olmo2},
-    {"granite", &llama_names, read_granite},
-    {"gpt_oss", &gpt_oss_names, read_gpt_oss},
-    {"deepseek_v2", &deepseek_names, read_deepseek_v2},
-    {"deepseek_v3", &deepseek_names, read_deepseek_v3},
-    {"smollm3", &llama_names, read_smollm3},
-    {"starcoder2", &starcoder2_names, read_starcoder2},
-    {"stablelm", &stablelm_names, read_stablelm},
-    {"glm", &glm_names, read_glm},
-    {"glm4", &glm4_names, read_glm4},
+    {"llama", &llama_names, "{}", read_llama},
+    {"mistral", &llama_names,
+     "{\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"sliding_window\":4096}",
+     read_mistral},
+    {"mixtral", &mixtral_names,
+     "{\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,"
+     "\"rope_theta\":1000000,\"num_local_experts\":8,\"num_experts_per_tok\":2}",
+     read_mixtral},
+    {"qwen2", &llama_names, "{\"max_position_embeddings\":32768,\"sliding_window\":4096}",
+     read_qwen2},
+    {"qwen2_moe", &qwen2_moe_names,
+     "{\"max_position_embeddings\":32768,\"sliding_window\":4096,\"num_experts_per_tok\":4}",
+     read_qwen2_moe},
+    {"qwen3", &qwen3_names,
+     "{\"head_dim\":128,\"max_position_embeddings\":32768,\"sliding_window\":4096}", read_qwen3},
+    {"qwen3_moe", &qwen3_moe_names,
+     "{\"num_key_value_heads\":4,\"max_position_embeddings\":32768,\"sliding_window\":4096,"
+     "\"num_experts_per_tok\":8}",
+     read_qwen3_moe},
+    {"gemma", &llama_names,
+     "{\"max_position_embeddings\":8192,\"hidden_act\":\"gelu_pytorch_tanh\",\"head_dim\":256}",
+     read_gemma1},
+    {"gemma2", &gemma2_names,
+     "{\"num_key_value_heads\":4,\"max_position_embeddings\":8192,\"query_pre_attn_scalar\":256,"
+     "\"attn_logit_softcapping\":50,\"final_logit_softcapping\":30,\"sliding_window\":4096,"
+     GEMMA_DEFAULTS "}",
+     read_gemma2},
+    {"gemma3_text", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},
+    {"gemma3", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},
+    {"phi3", &phi3_names, "{\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5}", read_phi3},
+    {"olmo2", &olmo2_names, "{\"rms_norm_eps\":1e-5}", read_olmo2},
+    {"granite", &llama_names, "{\"attention_multiplier\":1}", read_granite},
+    {"gpt_oss", &gpt_oss_names,
+     "{\"num_key_value_heads\":8,\"head_dim\":64,\"max_position_embeddings\":131072,"
+     "\"rms_norm_eps\":1e-5,\"rope_theta\":150000,\"sliding_window\":128,\"num_experts_per_tok\":4,"
+     "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32,\"truncate\":false,"
+     "\"original_max_position_embeddings\":4096}}",
+     read_gpt_oss},
+    {"deepseek_v2", &deepseek_names, "{\"n_shared_experts\":2}", read_deepseek_v2},
+    {"deepseek_v3", &deepseek_names,
+     "{\"n_shared_experts\":1,\"first_k_dense_replace\":3,\"n_group\":8,\"topk_group\":4,"
+     "\"num_experts_per_tok\":8,\"routed_scaling_factor\":2.5,\"max_position_embeddings\":4096}",
+     read_deepseek_v3},
+    {"smollm3", &llama_names,
+     "{\"num_key_value_heads\":4,\"max_position_embeddings\":32768,\"rope_theta\":2000000}",
+     read_smollm3},
+    {"starcoder2", &starcoder2_names,
+     "{\"num_key_value_heads\":2,\"max_position_embeddings\":4096,"
+     "\"hidden_act\":\"gelu_pytorch_tanh\"}",
+     read_starcoder2},
+    {"stablelm", &stablelm_names, "{\"max_position_embeddings\":4096}", read_stablelm},
+    {"glm", &glm_names, GLM_DEFAULTS, read_glm},
+    {"glm4", &glm4_names, GLM_DEFAULTS, read_glm4},
 };
 
 const struct family *family_find(const char *model_type)

@@ -46,7 +46,7 @@ static enum status read_dims(const struct json *j, struct model_config *c, struc
     TRY(option_int(j, "intermediate_size", 1 << 22, c->hidden * 4, &c->ffn, err));
     TRY(option_int(j, "num_key_value_heads", c->n_heads, c->n_heads, &c->n_kv_heads, err));
     TRY(option_int(j, "head_dim", 4096, c->hidden / c->n_heads, &c->head_dim, err));
-    TRY(option_int(j, "max_position_embeddings", INT32_MAX, 2048, &c->max_pos, err));
+    TRY(option_int(j, "max_position_embeddings", MAX_POSITIONS, 2048, &c->max_pos, err));
     if (c->n_heads % c->n_kv_heads) {
         return err_set(err, ERR_FORMAT, "config.json: %d heads cannot share %d key/value heads",
                        c->n_heads, c->n_kv_heads);
@@ -137,7 +137,7 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     double factor = json_get_number(rope, "factor", 1.0);
     if (type && strcmp(type, "dynamic") == 0 && factor > 1.0 && factor < 1e6) {
         double longest = (double)max_pos * factor;
-        return longest < INT32_MAX ? (int32_t)longest : INT32_MAX;
+        return longest < MAX_POSITIONS ? (int32_t)longest : MAX_POSITIONS;
     }
     return max_pos;
 }
@@ -148,22 +148,16 @@ static enum status read_ropes(const struct json *j, int32_t max_len, struct mode
                               struct err *err)
 {
     double theta = json_get_number(j, "rope_theta", 10000.0);
-    const struct json *params = json_get(j, "rope_parameters");
-    const struct json *full = params, *sliding = NULL;
-    if (!json_is(params, JSON_OBJECT)) {
-        full = json_get(j, "rope_scaling");
-        if (c->n_ropes == 2) { // the sliding layers' own, never scaled
-            TRY(rope_read(NULL, json_get_number(j, "rope_local_base_freq", 10000.0), c->head_dim,
-                          max_len, j, &c->rope[1], err));
-        }
-    } else if (json_is(json_get(params, "full_attention"), JSON_OBJECT)) {
-        full = json_get(params, "full_attention");
-        sliding = json_get(params, "sliding_attention");
+    double local = c->n_ropes == 2 ? json_get_number(j, "rope_local_base_freq", 10000.0) : theta;
+    const struct json *full = json_get(j, "rope_parameters"), *sliding = NULL;
+    full = json_is(full, JSON_OBJECT) ? full : json_get(j, "rope_scaling");
+    if (json_is(json_get(full, "full_attention"), JSON_OBJECT)) {
+        sliding = json_get(full, "sliding_attention");
+        full = json_get(full, "full_attention");
         c->n_ropes = 2;
-        TRY(rope_read(sliding, theta, c->head_dim, max_len, j, &c->rope[1], err));
-    } else if (c->n_ropes == 2) {
-        TRY(rope_read(NULL, json_get_number(j, "rope_local_base_freq", 10000.0), c->head_dim,
-                      max_len, j, &c->rope[1], err));
+    }
+    if (c->n_ropes == 2) { // the sliding layers' own; in the older form never scaled
+        TRY(rope_read(sliding, local, c->head_dim, max_len, j, &c->rope[1], err));
     }
     double partial = json_get_number(j, "partial_rotary_factor", (double)c->partial_rotary);
     partial = json_get_number(full, "partial_rotary_factor", partial);
@@ -207,6 +201,11 @@ static enum status read_generation(const char *dir, struct model_config *c, stru
     }
     struct json *j;
     TRY(json_parse_file(path, MAX_CONFIG_BYTES, &j, err));
+    enum status st = model_keys_check_generation(j, err);
+    if (st != OK) {
+        json_free(j);
+        return err_prefix(err, st, "%s", path);
+    }
     add_eos(c, json_get(j, "eos_token_id"));
     struct sampling_params *p = &c->defaults;
     bool greedy = !json_get_bool(j, "do_sample", true); // where it is said, it is meant
@@ -218,22 +217,32 @@ static enum status read_generation(const char *dir, struct model_config *c, stru
     p->min_p = (float)json_get_number(j, "min_p", 0.0);
     p->repetition_penalty = (float)json_get_number(j, "repetition_penalty", 1.0);
     json_free(j);
-    enum status st = sampling_params_check(p, c->vocab, err);
+    st = sampling_params_check(p, c->vocab, err);
     return st == OK ? OK : err_prefix(err, st, "%s", path);
 }
 
 /* Multimodal wrappers nest the language part. */
-static const struct json *text_part(const struct json *root)
+static struct json *text_part(struct json *root)
 {
     const struct json *text = json_get(root, "text_config");
-    return json_is(text, JSON_OBJECT) && !json_get(root, "hidden_size") ? text : root;
+    bool nested = json_is(text, JSON_OBJECT) && !json_get(root, "hidden_size");
+    return nested ? (struct json *)text : root;
 }
 
-static enum status read_config(const struct json *root, int32_t max_len, struct model_config *c,
-                               struct err *err)
+/* Keys that the file leaves out mean what transformers takes for them in this family. */
+static enum status add_defaults(const struct family *family, struct json *config, struct err *err)
 {
-    const struct json *j = text_part(root);
-    const char *type = json_get_string(j, "model_type");
+    struct json *defaults;
+    TRY(json_parse(family->defaults, strlen(family->defaults), NULL, &defaults, err));
+    json_add_missing(config, defaults);
+    json_free(defaults);
+    return OK;
+}
+
+static enum status open_family(const struct json *root, struct json *config,
+                               const struct family **out, struct err *err)
+{
+    const char *type = json_get_string(config, "model_type");
     const struct family *family = type ? family_find(type) : NULL;
     if (!family) {
         char known[512];
@@ -244,7 +253,19 @@ static enum status read_config(const struct json *root, int32_t max_len, struct 
     if (json_is(json_get(root, "quantization_config"), JSON_OBJECT)) {
         return err_set(err, ERR_UNSUPPORTED, "config.json: quantised checkpoints are not supported");
     }
-    snprintf(c->model_type, sizeof c->model_type, "%s", type);
+    TRY(model_keys_check(root, err));
+    TRY(model_keys_check(config, err));
+    *out = family;
+    return add_defaults(family, config, err);
+}
+
+static enum status read_config(struct json *root, int32_t max_len, struct model_config *c,
+                               struct err *err)
+{
+    struct json *j = text_part(root);
+    const struct family *family;
+    TRY(open_family(root, j, &family, err));
+    snprintf(c->model_type, sizeof c->model_type, "%s", family->model_type);
     c->names = family->names;
     TRY(read_dims(j, c, err));
     TRY(read_dtype(json_get(j, "dtype") || json_get(j, "torch_dtype") ? j : root, c, err));

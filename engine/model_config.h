@@ -9,6 +9,7 @@
 enum {
     MAX_LAYERS = 512,     // chosen: four times the deepest checkpoint known
     MAX_ROPE_PAIRS = 256, // chosen: heads of 512
+    MAX_POSITIONS = 1 << 30, // chosen: so that sums of a few lengths are an int32_t
 };
 
 struct json;
@@ -81,6 +82,9 @@ enum status model_config_load(const char *dir, int32_t max_len, struct model_con
 struct family {
     const char *model_type;
     const struct tensor_names *names;
+    /* A JSON object: what transformers takes for keys that config.json leaves out, where that is
+     * not what the readers take anyway. */
+    const char *defaults;
     /* Sets what differs from plain Llama. `j` is the (text) config. Read before it: the dimensions
      * (hidden to max_pos), dtype, rms_norm_eps, the activation; Llama's scales and one rope are set,
      * all else is 0. Read after it: layer_types (over layers[].window), tie_word_embeddings (over
@@ -105,6 +109,10 @@ struct tensor_names {
     const char *shared_gate, *shared_up, *shared_down, *shared_router;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
 };
+
+/* model_keys.c: every key that is read holds what it may, or the sentence says which does not. */
+enum status model_keys_check(const struct json *config, struct err *err);
+enum status model_keys_check_generation(const struct json *generation, struct err *err);
 
 /* rope.c: fills c->rope[index] from rope_parameters, or rope_theta and rope_scaling. */
 enum status rope_read(const struct json *params, double theta, int32_t dim, int32_t max_len,

@@ -56,7 +56,7 @@ static enum status load_ends(struct loader *l)
     if (c->norm_bias) {
         TRY(part_vector(l, c->names->final_norm, ".bias", c->hidden, &m->final_norm_bias));
     }
-    bool tied = c->tied || (l->options->checkpoint && !part_exists(l, c->names->head));
+    bool tied = part_head_is_tied(l);
     if (tied && !m->shard.head_sharded) {
         m->head = m->embed;
         return OK;
@@ -159,6 +159,11 @@ enum status model_load(const struct model_load_options *options, struct backend 
     for (size_t i = 0; i < widest; i++) {
         l.ones[i] = 1.0f;
     }
+    if (options->checkpoint && options->rank == 0) {
+        size_t n;
+        checkpoint_tensors(options->checkpoint, &n);
+        l.taken = xcalloc(n, sizeof *l.taken);
+    }
     part_find_prefix(&l);
     enum status st = load_ends(&l);
     for (int32_t i = 0; i < c->n_layers && st == OK; i++) {
@@ -170,8 +175,12 @@ enum status model_load(const struct model_load_options *options, struct backend 
     if (st == OK) {
         st = load_ropes(&l);
     }
+    if (st == OK && l.taken) {
+        part_report_unused(&l);
+    }
     free(l.ones);
     free(l.zeros);
+    free(l.taken);
     return st;
 }
 

@@ -2,6 +2,7 @@
 #include "engine/model_part.h"
 
 #include "engine/base/hash.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 
 #include <stdio.h>
@@ -30,9 +31,57 @@ static void full_name(const struct loader *l, const char *name, char out[NAME_BY
 
 static const struct checkpoint_tensor *part_find(const struct loader *l, const char *name)
 {
+    const struct checkpoint *ck = l->options->checkpoint;
+    if (!ck) {
+        return NULL;
+    }
     char full[NAME_BYTES];
     full_name(l, name, full);
-    return l->options->checkpoint ? checkpoint_find(l->options->checkpoint, full) : NULL;
+    size_t n;
+    const struct checkpoint_tensor *t = checkpoint_find(ck, full);
+    if (t && l->taken) {
+        l->taken[t - checkpoint_tensors(ck, &n)] = true;
+    }
+    return t;
+}
+
+bool part_head_is_tied(struct loader *l)
+{
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "%s.weight", l->c->names->embed);
+    const struct checkpoint_tensor *embed = part_find(l, name);
+    snprintf(name, sizeof name, "%s.weight", l->c->names->head);
+    const struct checkpoint_tensor *head = part_find(l, name);
+    if (!embed || !head || !l->c->tied) {
+        return l->c->tied || (embed && !head);
+    }
+    if (head->dtype == embed->dtype && head->n_bytes == embed->n_bytes &&
+        memcmp(head->data, embed->data, head->n_bytes) == 0) {
+        return true;
+    }
+    if (l->options->rank == 0) {
+        log_warn("%s: tensor %s is not the embedding, so it is the head, although config.json says "
+                 "tie_word_embeddings", head->file, head->name);
+    }
+    return false;
+}
+
+void part_report_unused(const struct loader *l)
+{
+    size_t n, n_unused = 0;
+    const struct checkpoint_tensor *all = checkpoint_tensors(l->options->checkpoint, &n);
+    const struct checkpoint_tensor *first = NULL;
+    for (size_t i = 0; i < n; i++) {
+        bool derived = strstr(all[i].name, "rotary_emb.inv_freq") != NULL; // old files store it
+        if (!l->taken[i] && !derived) {
+            first = first ? first : &all[i];
+            n_unused++;
+        }
+    }
+    if (n_unused > 0) {
+        log_warn("%zu tensors of the checkpoint are no part of the model that config.json tells "
+                 "of, such as %s in %s", n_unused, first->name, first->file);
+    }
 }
 
 bool part_exists(const struct loader *l, const char *base)

@@ -17,6 +17,7 @@ struct loader {
     const char *prefix; // what stands before "model." in this checkpoint, or in its place
     float *ones, *zeros;
     size_t n_const;
+    bool *taken; // by place in checkpoint_tensors: what the model has asked for
     uint64_t seed;
 };
 
@@ -39,6 +40,10 @@ struct stack {
 /* Names are a family's, without the checkpoint's prefix and, but for part_of, without ".weight". */
 bool part_exists(const struct loader *l, const char *base);
 void part_find_prefix(struct loader *l);
+/* Whether one matrix is the embedding and the head. */
+bool part_head_is_tied(struct loader *l);
+/* Warns of tensors that nobody asked for: config.json may tell of another model than the files. */
+void part_report_unused(const struct loader *l);
 void part_layer_name(const char *base, int32_t layer, char out[NAME_BYTES]);
 void part_numbered_name(const char *pattern, int32_t e, char out[NAME_BYTES]);
 /* A whole tensor, its shape checked; of dummy weights a part without data. */

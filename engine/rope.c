@@ -15,6 +15,14 @@ struct rope_input {
     int32_t dim, max_len, max_pos;
 };
 
+/* The length that the model was trained at before it was stretched: the key at the top decides. */
+static double original_length(const struct rope_input *in)
+{
+    double original =
+        json_get_number(in->params, "original_max_position_embeddings", in->max_pos);
+    return json_get_number(in->config, "original_max_position_embeddings", original);
+}
+
 static void base_frequencies(const struct rope_input *in, double theta, struct rope_config *out)
 {
     for (int32_t i = 0; i < in->dim / 2; i++) {
@@ -59,7 +67,7 @@ static enum status read_llama3(const struct rope_input *in, struct rope_config *
 {
     double low = json_get_number(in->params, "low_freq_factor", 1.0);
     double high = json_get_number(in->params, "high_freq_factor", 4.0);
-    double original = json_get_number(in->params, "original_max_position_embeddings", 8192.0);
+    double original = original_length(in);
     if (!(high > low) || !(low > 0.0) || !(original > 0.0)) {
         return err_set(err, ERR_FORMAT, "rope: llama3 scaling with impossible factors");
     }
@@ -87,8 +95,8 @@ static enum status read_yarn(const struct rope_input *in, struct rope_config *ou
 {
     double fast = json_get_number(in->params, "beta_fast", 32.0);
     double slow = json_get_number(in->params, "beta_slow", 1.0);
-    double original =
-        json_get_number(in->params, "original_max_position_embeddings", in->max_pos);
+    double original = original_length(in);
+    double factor = json_get_number(in->params, "factor", in->max_pos / original);
     bool truncate = json_get_bool(in->params, "truncate", true);
     double mscale = json_get_number(in->params, "mscale", 0.0);
     double mscale_all = json_get_number(in->params, "mscale_all_dim", 0.0);
@@ -111,11 +119,11 @@ static enum status read_yarn(const struct rope_input *in, struct rope_config *ou
     for (int32_t i = 0; i < in->dim / 2; i++) {
         double ramp = fmin(fmax((i - low) / (high - low), 0.0), 1.0);
         double inv = (double)out->inv_freq[i];
-        out->inv_freq[i] = (float)(inv / in->factor * ramp + inv * (1.0 - ramp));
+        out->inv_freq[i] = (float)(inv / factor * ramp + inv * (1.0 - ramp));
     }
     double attention = mscale != 0.0 && mscale_all != 0.0
-                           ? yarn_mscale(mscale, in->factor) / yarn_mscale(mscale_all, in->factor)
-                           : yarn_mscale(1.0, in->factor);
+                           ? yarn_mscale(mscale, factor) / yarn_mscale(mscale_all, factor)
+                           : yarn_mscale(1.0, factor);
     attention = json_get_number(in->params, "attention_factor", attention);
     out->desc.attention_factor = (float)attention;
     return OK;
@@ -124,16 +132,15 @@ static enum status read_yarn(const struct rope_input *in, struct rope_config *ou
 static enum status read_longrope(const struct rope_input *in, struct rope_config *out,
                                  struct err *err)
 {
-    double original = json_get_number(in->config, "original_max_position_embeddings", 0.0);
-    original = json_get_number(in->params, "original_max_position_embeddings", original);
-    if (!(original > 0.0)) {
-        original = in->max_pos;
-    }
+    double original = original_length(in);
     bool is_long = in->max_len > original;
     const char *key = is_long ? "long_factor" : "short_factor";
     const struct json *factors = json_get(in->params, key);
     if (!json_is(factors, JSON_ARRAY) || json_count(factors) != (size_t)in->dim / 2) {
         return err_set(err, ERR_FORMAT, "rope: longrope's %s needs %d entries", key, in->dim / 2);
+    }
+    if (!(original > 1.0)) {
+        return err_set(err, ERR_FORMAT, "rope: longrope for an original length of 1");
     }
     base_frequencies(in, in->theta, out);
     int32_t i = 0;
@@ -154,23 +161,45 @@ static enum status read_longrope(const struct rope_input *in, struct rope_config
     return OK;
 }
 
-static const struct {
+static const struct rope_row {
     const char *name;
     enum status (*read)(const struct rope_input *in, struct rope_config *out, struct err *err);
+    bool needs_factor;
 } rope_rows[] = {
-    {"default", read_default}, {"linear", read_linear}, {"dynamic", read_dynamic},
-    {"llama3", read_llama3},   {"yarn", read_yarn},     {"longrope", read_longrope},
-    {"su", read_longrope},
+    {"default", read_default, false},  {"linear", read_linear, true},
+    {"dynamic", read_dynamic, true},   {"llama3", read_llama3, true},
+    {"yarn", read_yarn, false},        {"longrope", read_longrope, false},
+    {"su", read_longrope, false},
 };
+
+static const struct rope_row *find_row(const struct json *params)
+{
+    const char *type = json_get_string(params, "rope_type");
+    type = type ? type : json_get_string(params, "type");
+    type = type ? type : "default";
+    if (strcmp(type, "yarn") == 0 && json_is(json_get(params, "long_factor"), JSON_ARRAY)) {
+        type = "longrope"; // the name that it had in the first Phi
+    }
+    for (size_t i = 0; i < sizeof rope_rows / sizeof rope_rows[0]; i++) {
+        if (strcmp(rope_rows[i].name, type) == 0) {
+            return &rope_rows[i];
+        }
+    }
+    return NULL;
+}
 
 enum status rope_read(const struct json *params, double theta, int32_t dim, int32_t max_len,
                       const struct json *config, struct rope_config *out, struct err *err)
 {
-    const char *type = json_get_string(params, "rope_type");
-    if (!type) {
-        type = json_get_string(params, "type");
+    const struct rope_row *row = find_row(params);
+    if (!row) {
+        const char *type = json_get_string(params, "rope_type");
+        return err_set(err, ERR_UNSUPPORTED, "rope: the scaling '%s' is not known",
+                       type ? type : json_get_string(params, "type"));
     }
-    type = type ? type : "default";
+    if (row->needs_factor && json_type(json_get(params, "factor")) == JSON_NULL) {
+        return err_set(err, ERR_FORMAT, "rope: %s scaling without a factor", row->name);
+    }
     int32_t max_pos = (int32_t)json_get_int(config, "max_position_embeddings", 2048);
     struct rope_input in = {
         .params = params,
@@ -189,10 +218,5 @@ enum status rope_read(const struct json *params, double theta, int32_t dim, int3
     }
     out->desc = (struct rope_desc){.n_pairs = dim / 2, .attention_factor = 1.0f,
                                    .max_pos = max_len};
-    for (size_t i = 0; i < sizeof rope_rows / sizeof rope_rows[0]; i++) {
-        if (strcmp(rope_rows[i].name, type) == 0) {
-            return rope_rows[i].read(&in, out, err);
-        }
-    }
-    return err_set(err, ERR_UNSUPPORTED, "rope: the scaling '%s' is not known", type);
+    return row->read(&in, out, err);
 }

@@ -137,6 +137,16 @@ const struct json *json_get(const struct json *object, const char *key)
     return found;
 }
 
+void json_add_missing(struct json *object, const struct json *from)
+{
+    for (const struct json *c = json_first(from); c; c = json_next(c)) {
+        cJSON *copy = json_get(object, json_key(c)) ? NULL : cJSON_Duplicate(item(c), true);
+        if (copy && !cJSON_AddItemToObject((cJSON *)object, json_key(c), copy)) {
+            cJSON_Delete(copy);
+        }
+    }
+}
+
 size_t json_count(const struct json *array_or_object)
 {
     size_t n = 0;

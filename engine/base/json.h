@@ -1,7 +1,7 @@
 /* A bounded tree of JSON values, for requests and small files: cJSON behind a pre-scan (UTF-8, no
  * NUL, depth, number of values). Nodes live as long as the document. For large files and for
  * number text see json_scan.h.
- * Thread: one owner; reading a finished document is safe from any thread. */
+ * Thread: one owner; reading a document that no longer changes is safe from any thread. */
 #ifndef SLUICE_BASE_JSON_H
 #define SLUICE_BASE_JSON_H
 
@@ -34,6 +34,10 @@ bool json_is(const struct json *node, enum json_type type);
 
 /* Of an object; NULL if absent. Keys are compared exactly; the last of equal keys wins. */
 const struct json *json_get(const struct json *object, const char *key);
+
+/* Copies into `object` each member of `from` whose key it does not have at all (a null counts as
+ * there). Before the document is shared. */
+void json_add_missing(struct json *object, const struct json *from);
 
 size_t json_count(const struct json *array_or_object); // O(n)
 const struct json *json_first(const struct json *array_or_object);

@@ -140,6 +140,23 @@ FAMILIES = [
         "legacy": True,
     },
     {
+        # Where the other Qwens have windows on some layers, this family has them on all.
+        "folder": "qwen3-moe-window",
+        "model_type": "qwen3_moe",
+        "config": {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+    },
+    {
         "folder": "llama-yarn",
         "model_type": "llama",
         "config": {"head_dim": 16, "rope_parameters": dict(YARN, rope_theta=10000.0)},

@@ -5,7 +5,8 @@
 
 A golden folder tests one configuration of its family; checkpoints in the wild mix the same keys in
 other ways. Each seed draws a configuration from the choices below, makes the model with random
-weights, and stores it in a random manner (dtype, shards, older or newer config.json). Both sides
+weights, and stores it in a random manner (dtype, shards, older or newer config.json, without keys
+that say what a family takes anyway). Both sides
 then compute in fp32; their prompt log-probabilities must agree within 1e-3. Needs what golden.py
 needs, and a built program (SLUICE, or build/sluice). Exit 1 if any variant differs.
 """
@@ -76,6 +77,34 @@ def heads(rng):
         "tie_word_embeddings": rng.random() < 0.5,
         "vocab_size": rng.choice([384, 389, 512]),
     }
+
+
+# Keys that a checkpoint may leave out: the family's class then decides.
+OPTIONAL = (
+    "rms_norm_eps norm_epsilon layer_norm_eps rope_parameters hidden_act hidden_activation head_dim "
+    "sliding_window tie_word_embeddings attention_bias mlp_bias qkv_bias use_bias use_qkv_bias "
+    "attention_multiplier query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping "
+    "no_rope_layers layer_types max_window_layers routed_scaling_factor norm_topk_prob"
+).split()
+
+
+def leave_to_the_class(rng, values):
+    """Some of the values are the class's own."""
+    return {k: v for k, v in values.items() if k not in OPTIONAL or rng.random() < 0.6}
+
+
+def leave_out(rng, folder, values, family):
+    """Drops from config.json what the class would take anyway."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    usual = AutoConfig.for_model(family).to_dict()
+    for key in list(config):
+        derived = key in ("layer_types", "no_rope_layers") and key not in values
+        same = key in usual and config[key] == usual[key] and key != "vocab_size"
+        if key in OPTIONAL + ["max_position_embeddings", "num_key_value_heads"]:
+            if (same or derived) and rng.random() < 0.8:
+                del config[key]
+    path.write_text(json.dumps(config))
 
 
 def layer_types(rng, n):
@@ -157,6 +186,8 @@ def qwen3_moe(rng):
     c = heads(rng)
     c.update(attention_bias=rng.random() < 0.3)
     qwen_experts(rng, c)
+    if rng.random() < 0.5:  # here on all layers
+        c.update(use_sliding_window=True, sliding_window=WINDOW)
     c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "yarn"))
     return c
 
@@ -288,7 +319,8 @@ def smollm3(rng):
     c["no_rope_layers"] = [rng.randint(0, 1) for _ in range(c["num_hidden_layers"])]
     if rng.random() < 0.4:
         c.update(use_sliding_window=True, sliding_window=WINDOW)
-        c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
+        if rng.random() < 0.5:
+            c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
     c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "yarn"))
     return c
 
@@ -361,6 +393,9 @@ def make(family, seed, folder):
     rng = random.Random(f"{family} {seed}")
     values = {**COMMON, **FAMILIES[family](rng)}
     values = {k: v for k, v in values.items() if k != "head_dim" or v is not None}
+    sparse = rng.random() < 0.4
+    if sparse:
+        values = leave_to_the_class(rng, values)
     torch.manual_seed(seed_of(f"{family} {seed}"))
     config = AutoConfig.for_model(family, **values)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -368,11 +403,13 @@ def make(family, seed, folder):
         fill_weights(model, torch.Generator().manual_seed(seed_of(f"{family} {seed}")))
     dtype = rng.choice([torch.bfloat16, torch.float16, torch.float32])
     model.to(dtype).save_pretrained(folder, max_shard_size=rng.choice(["50KB", "1GB"]))
-    per_layer = "full_attention" in (values.get("rope_parameters") or {})
+    per_layer = "full_attention" in (config.rope_parameters or {})
     # Phi keeps the original length elsewhere; GPT-OSS takes an absent scaling for its own yarn.
     legacy = not per_layer and family not in ("phi3", "gpt_oss") and rng.random() < 0.5
     write_config(folder, legacy)
-    return f"{str(dtype)[6:]} legacy={legacy} {json.dumps(values)}", dtype
+    if sparse:
+        leave_out(rng, folder, values, family)
+    return f"{str(dtype)[6:]} legacy={legacy} sparse={sparse} {json.dumps(values)}", dtype
 
 
 def expected(folder, prompts, dtype):

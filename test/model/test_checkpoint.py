@@ -181,6 +181,13 @@ def config_value(**values):
     return change
 
 
+def generation_value(**values):
+    def change(c):
+        with open(c.path("generation_config.json"), "w") as f:
+            json.dump(values, f)
+    return change
+
+
 def rope(**values):
     def change(c):
         c.config.pop("rope_scaling", None)
@@ -226,6 +233,21 @@ BROKEN = {  # what is wrong: what the sentence must name
     rope(rope_type="linear", factor=0.0): ["factor"],
     rope(rope_type="longrope", short_factor=[1.0], long_factor=[1.0]): ["longrope"],
     rope(rope_type="llama3", factor=8.0, low_freq_factor=4.0, high_freq_factor=1.0): ["llama3"],
+    rope(rope_type="linear"): ["linear", "factor"],
+    rope(rope_type="yarn", factor="8"): ["config.json", "rope_parameters.factor", "a number"],
+    config_value(rope_parameters="yarn"): ["config.json", "rope_parameters", "an object"],
+    config_value(rms_norm_eps="1e-5"): ["config.json", "rms_norm_eps", "a number"],
+    config_value(rms_norm_eps=-1.0): ["config.json", "rms_norm_eps", "from 0 to 1"],
+    config_value(tie_word_embeddings="no"): ["config.json", "tie_word_embeddings", "true or false"],
+    config_value(layer_types="full_attention"): ["config.json", "layer_types", "a list"],
+    config_value(eos_token_id="</s>"): ["config.json", "eos_token_id", "an integer or a list"],
+    config_value(model_type="mistral", sliding_window=(1 << 32) + 5): ["config.json", "sliding_window"],
+    config_value(max_position_embeddings=1 << 40): ["config.json", "max_position_embeddings"],
+    config_value(model_type="smollm3", no_rope_layers=[1]): ["config.json", "no_rope_layers"],
+    config_value(model_type="gemma3_text", use_bidirectional_attention=True): ["config.json", "use_bidirectional_attention"],
+    generation_value(temperature="hot"): ["generation_config.json", "temperature", "a number"],
+    generation_value(eos_token_id={"id": 2}): ["generation_config.json", "eos_token_id"],
+    generation_value(top_p=1.5): ["generation_config.json", "top_p"],
 }
 
 
@@ -245,6 +267,16 @@ def test_a_folder_that_is_none(tmp_path):
     for folder in (tmp_path / "absent", tmp_path, os.path.join(SOURCE, "config.json")):
         done = run(folder)
         assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_more_than_any_machine_has(tmp_path):
+    """Memory that the system promises and does not have would be the end of the process, later."""
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 384}
+    for values, sentence in [({"max_position_embeddings": 1 << 30, "head_dim": 512}, "rope tables do not fit"),
+                             ({"vocab_size": 1 << 24, "hidden_size": 1 << 18, "head_dim": 64}, "embed_tokens: not enough memory")]:
+        (tmp_path / "config.json").write_text(json.dumps({**config, **values}))
+        done = run(tmp_path, "--load-format", "dummy")
+        assert done.returncode == 1 and sentence in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("index", [True, False], ids=["index", "no index"])
@@ -288,6 +320,133 @@ def test_several_eos_ids_end_a_text(tmp_path):
                           capture_output=True, text=True, timeout=60)
     out = json.loads(done.stdout)["outputs"][0]
     assert out["token_ids"] == want[:2] and out["finish_reason"] == "stop"
+
+
+def scores(folder, *flags):
+    """Log-probabilities of a prompt that is longer than any window here."""
+    request = json.dumps({"prompt_token_ids": [7 * i % 380 for i in range(40)], "max_tokens": 0, "prompt_logprobs": True})
+    done = subprocess.run([golden.SLUICE, "generate", str(folder), "--json", "--log-level", "error", "--dtype", "float32",
+                           *flags], input=request, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["prompt_logprobs"]
+
+
+EXPERTS = {"num_experts": 16, "moe_intermediate_size": 16}
+MLA = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+       "n_routed_experts": 16, "moe_intermediate_size": 16}
+YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "rope_theta": 150000.0,
+        "original_max_position_embeddings": 4096}
+USUAL = {  # what must be said, and what transformers' class takes for what is not
+    "mistral": ({}, {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072}),
+    "mixtral": ({}, {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None,
+                     "num_local_experts": 8, "num_experts_per_tok": 2}),
+    "qwen2_moe": (dict(EXPERTS, shared_expert_intermediate_size=16), {"num_experts_per_tok": 4, "qkv_bias": True}),
+    "qwen3": ({}, {"head_dim": 128, "attention_bias": False}),
+    "qwen3_moe": (EXPERTS, {"num_key_value_heads": 4, "num_experts_per_tok": 8}),
+    "gemma": ({}, {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
+    "gemma2": ({}, {"num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096,
+                    "query_pre_attn_scalar": 256, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}),
+    "gemma3_text": ({"num_attention_heads": None}, {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6, "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6}}}),
+    "phi3": ({}, {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096}),
+    "olmo2": ({}, {"rms_norm_eps": 1e-5}),
+    "granite": ({}, {"attention_multiplier": 1.0}),
+    "gpt_oss": ({"num_local_experts": 4}, {"num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5, "sliding_window": 128,
+                                           "num_experts_per_tok": 4, "rope_parameters": YARN}),
+    "deepseek_v2": (dict(MLA, num_experts_per_tok=2), {"n_shared_experts": 2, "routed_scaling_factor": 1.0}),
+    "deepseek_v3": (MLA, {"n_shared_experts": 1, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4,
+                          "num_experts_per_tok": 8, "routed_scaling_factor": 2.5}),
+    "smollm3": ({}, {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True}),
+    "starcoder2": ({}, {"num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
+    "glm": ({}, {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True}),
+    "glm4": ({}, {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True}),
+}
+
+
+def dummy_scores(folder, config):
+    folder.mkdir()
+    config = {k: v for k, v in config.items() if k != "num_attention_heads" or v}
+    (folder / "config.json").write_text(json.dumps(config))
+    return scores(folder, "--load-format", "dummy", "--max-model-len", "256")
+
+
+@pytest.mark.parametrize("family", USUAL)
+def test_what_a_config_leaves_out_is_what_the_class_takes(family, tmp_path):
+    must, usual = USUAL[family]
+    bare = {"model_type": family, "hidden_size": 64, "num_hidden_layers": 7, "num_attention_heads": 8, "vocab_size": 384,
+            "intermediate_size": 32, "eos_token_id": 2, **must}
+    assert dummy_scores(tmp_path / "bare", bare) == dummy_scores(tmp_path / "full", {**bare, **usual})
+
+
+def test_a_wrapper_of_several_modalities_may_say_next_to_nothing(tmp_path):
+    """As the first Gemma 3 that sees does."""
+    text = {"model_type": "gemma3_text", "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 24}
+    full = {**text, **USUAL["gemma3_text"][1]}
+    full.update(vocab_size=262208, sliding_window=24, rope_parameters={
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}})
+    del full["rope_scaling"]
+    nested = {"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106], "torch_dtype": "bfloat16"}
+    assert dummy_scores(tmp_path / "nested", nested) == dummy_scores(tmp_path / "full", full)
+
+
+@pytest.mark.parametrize("source, values, types", [
+    ("smollm-3", {"use_sliding_window": True, "sliding_window": 8, "no_rope_layers": [1, 0, 1, 0]}, "fsfs"),
+    ("qwen2-moe", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}, "sff"),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}, "ffss"),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "fsss"),
+    ("gpt-oss", {"sliding_window": 8}, "sfsf"),
+])
+def test_layers_with_windows_where_no_list_says_which(source, values, types, tmp_path):
+    """The lists are those that transformers derives from the same values."""
+    kinds = {"f": "full_attention", "s": "sliding_attention"}
+    results = []
+    for name in ("derived", "listed"):
+        c = Checkpoint(tmp_path / name, os.path.join(golden.GOLDEN, source))
+        c.config.pop("layer_types", None)
+        assert len(types) == c.config["num_hidden_layers"]
+        c.config.update(values)
+        if name == "listed":
+            c.config["layer_types"] = [kinds[t] for t in types]
+        c.write_config()
+        results.append(scores(c.folder))
+    assert results[0] == results[1]
+
+
+def warnings(folder):
+    done = run(folder, "--log-level", "warn")
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stderr.splitlines() if "tensor" in line]
+
+
+def test_a_head_of_its_own_is_the_head_whatever_config_says(tmp_path):
+    c = Checkpoint(tmp_path / "model")
+    c.config["tie_word_embeddings"] = True
+    c.write_config()
+    assert tokens(c.folder) == tokens(SOURCE) and not warnings(SOURCE)
+    assert ["lm_head.weight" in w and "tie_word_embeddings" in w for w in warnings(c.folder)] == [True]
+
+
+def test_a_head_that_repeats_the_embedding_is_tied(tmp_path):
+    source = os.path.join(golden.GOLDEN, "llama-tied")
+    c = Checkpoint(tmp_path / "model", source)
+    begin, end = c.header["model.embed_tokens.weight"]["data_offsets"]
+    at = len(c.data)
+    c.header["lm_head.weight"] = dict(c.header["model.embed_tokens.weight"], data_offsets=[at, at + end - begin])
+    c.write(data=c.data + c.data[begin:end])
+    assert tokens(c.folder) == tokens(source) and not warnings(c.folder)
+
+
+def test_tensors_that_nobody_asks_for_are_told(tmp_path):
+    c = Checkpoint(tmp_path / "model")
+    c.config["num_hidden_layers"] -= 1
+    c.write_config()
+    last = f"model.layers.{c.config['num_hidden_layers']}."
+    assert [last in w and WEIGHTS in w for w in warnings(c.folder)] == [True]
 
 
 def mutate_json(rng, value):
