@@ -6,14 +6,53 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { HUGE_PAGE = 2 << 20 };
+enum {
+    HUGE_PAGE = 2 << 20,
+    SURELY_THERE = 64 << 20, // chosen: allocations below it are not worth the question
+};
 
 /* ---- memory ------------------------------------------------------------------------------- */
+
+static size_t read_number(const char *path, const char *key)
+{
+    char line[256];
+    size_t value = 0, key_bytes = strlen(key);
+    FILE *f = fopen(path, "r");
+    while (f && value == 0 && fgets(line, sizeof line, f)) {
+        if (strncmp(line, key, key_bytes) == 0) {
+            value = (size_t)strtoull(line + key_bytes, NULL, 10);
+        }
+    }
+    if (f) {
+        fclose(f);
+    }
+    return value;
+}
+
+/* What the machine says is available, within the control group's limit. Cached files, such as the
+ * checkpoint, give way. */
+static size_t free_bytes(void)
+{
+    size_t n_bytes = read_number("/proc/meminfo", "MemAvailable:") * 1024;
+    size_t limit = read_number("/sys/fs/cgroup/memory.max", "");
+    size_t used = read_number("/sys/fs/cgroup/memory.current", "");
+    size_t cached = read_number("/sys/fs/cgroup/memory.stat", "active_file ") +
+                    read_number("/sys/fs/cgroup/memory.stat", "inactive_file ");
+    used = used > cached ? used - cached : 0;
+    size_t left = limit > used ? limit - used : 0;
+    return limit > 0 && left < n_bytes ? left : n_bytes;
+}
+
+/* The system would promise any amount, and kill the process that uses it. */
+static bool is_there(size_t n_bytes)
+{
+    return n_bytes < SURELY_THERE || n_bytes <= free_bytes();
+}
 
 void *cpu_memory(struct cpu_backend *cpu, size_t n_bytes)
 {
     size_t size = n_bytes > HUGE_PAGE ? n_bytes + HUGE_PAGE : n_bytes + 4096;
-    if (size < n_bytes) {
+    if (size < n_bytes || !is_there(n_bytes)) {
         return NULL;
     }
     void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
@@ -41,34 +80,6 @@ void cpu_memory_free(struct cpu_backend *cpu, void *p)
             return;
         }
     }
-}
-
-static size_t read_number(const char *path, const char *key)
-{
-    char line[256];
-    size_t value = 0, key_bytes = strlen(key);
-    FILE *f = fopen(path, "r");
-    while (f && value == 0 && fgets(line, sizeof line, f)) {
-        if (strncmp(line, key, key_bytes) == 0) {
-            value = (size_t)strtoull(line + key_bytes, NULL, 10);
-        }
-    }
-    if (f) {
-        fclose(f);
-    }
-    return value;
-}
-
-/* What the machine says is available, within the control group's limit. */
-static size_t free_bytes(void)
-{
-    size_t n_bytes = read_number("/proc/meminfo", "MemAvailable:") * 1024;
-    size_t limit = read_number("/sys/fs/cgroup/memory.max", "");
-    size_t used = read_number("/sys/fs/cgroup/memory.current", "");
-    if (limit > used && limit - used < n_bytes) {
-        n_bytes = limit - used;
-    }
-    return n_bytes;
 }
 
 static enum status cpu_facts(struct backend *be, struct backend_facts *out)

@@ -21,6 +21,7 @@ enum { SPIN_TURNS = 1500, CACHE_LINE = 64 };
  * comes late to a job cannot take an item of the job after it. */
 enum { ITEM_BITS = 20 };
 #define ITEM_MASK ((1u << ITEM_BITS) - 1)
+enum { MAX_ITEMS = (1 << ITEM_BITS) - 1 }; // of one job
 
 struct run {
     _Alignas(CACHE_LINE) _Atomic uint64_t word; // job << 40 | end << 20 | next
@@ -42,7 +43,7 @@ struct pool {
     _Atomic uint32_t n_asleep;
     _Atomic bool stop;
     _Atomic uintptr_t fn, arg; // of the job; atomic since a late thread may read the next job's
-    int32_t n_items;
+    _Atomic int32_t first;     // its items are numbered from here
 
     _Alignas(CACHE_LINE) _Atomic uint32_t n_done;
     _Atomic uint32_t owner_waits_for; // the n_done that must wake the owner; 0: it is awake
@@ -111,11 +112,12 @@ static void work(struct pool *pool, uint32_t job, int32_t thread)
 {
     item_fn *fn = (item_fn *)atomic_load_explicit(&pool->fn, memory_order_relaxed);
     void *arg = (void *)atomic_load_explicit(&pool->arg, memory_order_relaxed);
+    int32_t first = atomic_load_explicit(&pool->first, memory_order_relaxed);
     uint32_t n = 0;
     for (int32_t i = 0; i < pool->n_threads; i++) {
         int32_t owner = thread + i < pool->n_threads ? thread + i : thread + i - pool->n_threads;
         for (int32_t item; (item = take(&pool->runs[owner], job)) >= 0; n++) {
-            fn(arg, item, thread);
+            fn(arg, first + item, thread);
         }
     }
     if (n > 0) {
@@ -212,19 +214,13 @@ static void wait_done(struct pool *pool, uint32_t n_items)
     atomic_store(&pool->owner_waits_for, 0);
 }
 
-void pool_run(struct pool *pool, int32_t n_items, void (*fn)(void *arg, int32_t item, int32_t thread),
-              void *arg)
+/* Items [first, first + n_items), as one job. */
+static void run_job(struct pool *pool, int32_t first, int32_t n_items, item_fn *fn, void *arg)
 {
-    if (pool->n_threads == 1 || n_items <= 1) {
-        for (int32_t i = 0; i < n_items; i++) {
-            fn(arg, i, 0);
-        }
-        return;
-    }
-    ASSERT(n_items < (int32_t)ITEM_MASK);
     uint32_t job = atomic_load_explicit(&pool->job, memory_order_relaxed) + 1;
     atomic_store_explicit(&pool->fn, (uintptr_t)fn, memory_order_relaxed);
     atomic_store_explicit(&pool->arg, (uintptr_t)arg, memory_order_relaxed);
+    atomic_store_explicit(&pool->first, first, memory_order_relaxed);
     atomic_store(&pool->n_done, 0);
     for (int32_t i = 0; i < pool->n_threads; i++) {
         uint64_t begin = (uint64_t)n_items * i / pool->n_threads;
@@ -239,4 +235,19 @@ void pool_run(struct pool *pool, int32_t n_items, void (*fn)(void *arg, int32_t 
     }
     work(pool, job, 0);
     wait_done(pool, (uint32_t)n_items);
+}
+
+void pool_run(struct pool *pool, int32_t n_items, void (*fn)(void *arg, int32_t item, int32_t thread),
+              void *arg)
+{
+    if (pool->n_threads == 1 || n_items <= 1) {
+        for (int32_t i = 0; i < n_items; i++) {
+            fn(arg, i, 0);
+        }
+        return;
+    }
+    for (int32_t first = 0; first < n_items; first += MAX_ITEMS) { // nearly always once
+        int32_t rest = n_items - first;
+        run_job(pool, first, rest < MAX_ITEMS ? rest : MAX_ITEMS, fn, arg);
+    }
 }

@@ -41,12 +41,12 @@ enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc,
     r->n_pairs = desc->n_pairs;
     r->max_pos = desc->max_pos;
     r->interleaved = desc->interleaved;
-    size_t n_bytes = (size_t)desc->n_pairs * (size_t)desc->max_pos * sizeof(float);
-    r->cos = cpu_memory(cpu, n_bytes);
-    r->sin = cpu_memory(cpu, n_bytes);
-    if (!r->cos || !r->sin) {
+    size_t n = (size_t)desc->n_pairs * (size_t)desc->max_pos;
+    r->cos = cpu_memory(cpu, 2 * n * sizeof(float)); // at once: whether there is so much is asked once
+    if (!r->cos) {
         return ERR_NOMEM;
     }
+    r->sin = r->cos + n;
     struct rope_job job = {r, desc->inv_freq, desc->attention_factor};
     pool_run(cpu->pool, (desc->max_pos + ROPE_RUN - 1) / ROPE_RUN, rope_item, &job);
     *out = r;
