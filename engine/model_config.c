@@ -263,7 +263,7 @@ static enum status read_config(struct json *root, int32_t max_len, struct model_
                                struct err *err)
 {
     struct json *j = text_part(root);
-    const struct family *family;
+    const struct family *family = NULL;
     TRY(open_family(root, j, &family, err));
     snprintf(c->model_type, sizeof c->model_type, "%s", family->model_type);
     c->names = family->names;
