@@ -11,6 +11,7 @@
 
 struct slot {
     int32_t token, pos; // token -1: poisoned
+    int64_t pass;       // that stored it
 };
 
 enum { MAX_PASSES = 50, SETS = 4 };
@@ -27,6 +28,7 @@ struct fake {
     uint64_t *row_hash;  // [max_rows]
     const struct pass *pass;
     int32_t slot_now, n_passes;
+    int64_t pass_number; // of all
     struct draw_result *results[2][MAX_PASSES];
     float *pooled[2];
     int32_t n_draws[2][MAX_PASSES];
@@ -273,6 +275,7 @@ static enum status fake_pass_begin(struct backend *be, const struct pass *pass,
     struct fake *f = fake_of(be);
     ASSERT(pass->n_rows <= f->l.max_rows && pass->n_draws <= f->l.max_out_rows);
     f->pass = pass;
+    f->pass_number++;
     f->control->n_rows += pass->n_rows;
     if (pass->n_rows > f->control->max_rows_seen) {
         f->control->max_rows_seen = pass->n_rows;
@@ -291,7 +294,9 @@ static enum status fake_rope_store(struct backend *be, const struct rope_store_a
         if (r->token >= 0) {
             *history_at(f, r->lane, r->slot_pos) = token;
         }
-        *slot_at(f, r->lane, r->slot_pos) = (struct slot){token, r->pos};
+        struct slot *slot = slot_at(f, r->lane, r->slot_pos);
+        f->control->n_wrong += slot->pass == f->pass_number; // two rows of a pass in one slot
+        *slot = (struct slot){token, r->pos, f->pass_number};
     }
     return OK;
 }
@@ -348,6 +353,8 @@ static enum status fake_attention(struct backend *be, const struct attention_arg
         for (int32_t pos = 0; pos < q->n_past + (q->tree ? 0 : q->n_rows); pos++) {
             const struct slot *slot = slot_at(f, q->lane, pos);
             f->control->n_wrong += slot->token < 0 || slot->pos != pos;
+            // A draft model that reads what was rejected drafts badly, and nothing else would tell.
+            f->control->n_wrong += pos < q->n_past && slot->token != *history_at(f, q->lane, pos);
             h = step_hash(h, slot->token);
             if (pos >= q->n_past) {
                 f->row_hash[q->first_row + pos - q->n_past] = h;
