@@ -147,7 +147,10 @@ static enum status read_drafts(struct engine *e, struct err *err)
     for (int32_t i = 0; i < e->spec.n_models; i++) {
         const char *folder = e->spec.models[i];
         struct model_config *c = e->draft_config[i] = xcalloc(1, sizeof *c);
-        TRY(model_config_load(folder, 0, c, err));
+        enum status st = model_config_load(folder, 0, c, err);
+        if (st != OK) {
+            return err_prefix(err, st, "the draft model");
+        }
         TRY(same_vocabulary(e, i, err));
         if (c->max_pos < e->spec.draft_max_len) {
             e->spec.draft_max_len = c->max_pos;
@@ -363,7 +366,7 @@ enum status engine_load(struct engine *e, struct err *err)
     TRY(spec_init(&e->spec, e->options.speculative_config, err));
     if (e->spec.rejection == REJECT_SYNTHETIC && !e->options.synthetic) {
         return err_set(err, ERR_INVALID, "speculative-config: synthetic acceptance makes up text; it "
-                       "is for measuring speed, with --load-format dummy or `sluice generate`");
+                       "is for measuring speed, with --load-format dummy or `sluice bench-engine`");
     }
     TRY(read_drafts(e, err));
     int32_t n_ranks = pick(e->options.n_ranks, 1);

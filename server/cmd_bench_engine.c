@@ -340,6 +340,7 @@ int cmd_bench_engine(int argc, char **argv)
     enum status st = config_load(&c, n_rest, rest, environ, &err);
     st = st == OK ? engine_config(&c, &options, &err) : st;
     if (st == OK) {
+        options.synthetic = true; // nobody reads what is drawn
         options.wake = wake;
         options.callback_arg = &b;
         st = engine_open(&options, &b.engine, &err);

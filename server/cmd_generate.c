@@ -256,7 +256,6 @@ static enum status open_all(struct generate *g, const struct config *c,
                             struct engine_options *options, struct err *err)
 {
     TRY(engine_config(c, options, err));
-    options->synthetic = true; // nobody is served made-up text here
     if (options->nodes && nodes_rank(options->nodes) > 0) {
         return err_set(err, ERR_INVALID, "node-rank: 'sluice generate' is node 0; the other nodes "
                        "run 'sluice serve'");

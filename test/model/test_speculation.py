@@ -177,8 +177,17 @@ def test_a_draft_with_another_vocabulary_is_refused():
         assert "one draft model" in refused(*config(method="tree", rejection_sample_method="probabilistic", **more))
 
 
-def test_a_server_refuses_to_make_up_text():
-    command = [golden.SLUICE, "serve", OWN, "--device", "cpu", "--port", "0", *config(
-        method="ngram", rejection_sample_method="synthetic", synthetic_acceptance_rate=0.8)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode != 0 and "makes up text" in done.stderr
+def test_only_what_measures_speed_makes_up_text(tmp_path):
+    half = config(method="draft_model", model=OWN, rejection_sample_method="synthetic", synthetic_acceptance_rate=0.5,
+                  num_speculative_tokens=1)
+    for command in (["serve", OWN, "--port", "0"], ["generate", OWN, "hello"]):
+        done = subprocess.run([golden.SLUICE, *command, "--device", "cpu", *half], capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0 and "makes up text" in done.stderr
+    bench = ["bench-engine", OWN, "--device", "cpu", "--batch", "1", "--context", "32", "--steps", "8", *half]
+    done = subprocess.run([golden.SLUICE, *bench], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "tok/s" in done.stdout, done.stderr
+    answer = golden.generate(TARGET, [{"prompt_token_ids": [5, 6, 7], "max_tokens": 200, "ignore_eos": True}], *half,
+                             "--load-format", "dummy")[0]["usage"]
+    assert 0.3 < answer["accepted_draft_tokens"] / answer["draft_tokens"] < 0.7, answer
+    with pytest.raises(AssertionError, match="the draft model: .*No such file"):
+        golden.generate(TARGET, [], *draft("/nowhere"))
