@@ -131,6 +131,7 @@ struct engine_info {
     int64_t n_parameters;
     size_t weight_bytes, kv_bytes;
     int32_t n_ranks, n_nodes;
+    int32_t n_spec_tokens; // drafts at a sequence's positions per step at most; 0: no speculation
 };
 
 enum engine_state { ENGINE_READY, ENGINE_FAILED, ENGINE_CLOSING };

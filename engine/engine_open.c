@@ -364,6 +364,7 @@ enum status engine_load(struct engine *e, struct err *err)
     snprintf(e->model_dir, sizeof e->model_dir, "%s", e->options.model_dir);
     TRY(read_config(e, err));
     TRY(spec_init(&e->spec, e->options.speculative_config, err));
+    e->info.n_spec_tokens = e->spec.k;
     if (e->spec.rejection == REJECT_SYNTHETIC && !e->options.synthetic) {
         return err_set(err, ERR_INVALID, "speculative-config: synthetic acceptance makes up text; it "
                        "is for measuring speed, with --load-format dummy or `sluice bench-engine`");

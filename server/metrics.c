@@ -192,7 +192,7 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
         (double)e->spec_accepted_tokens);
     head(b, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
          "Accepted draft tokens by position.");
-    for (int i = 0; i < 16 && (i == 0 || e->spec_accepted_per_pos[i] > 0); i++) {
+    for (int i = 0; i < s->info->n_spec_tokens || i == 0; i++) { // from the start: rates need zeros
         char label[32];
         snprintf(label, sizeof label, "position=\"%d\"", i);
         sample(b, s, "vllm:spec_decode_num_accepted_tokens_per_pos_total", label,

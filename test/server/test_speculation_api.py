@@ -27,6 +27,7 @@ def plain():
 @pytest.fixture(scope="module", params=[DRAFT, NGRAM], ids=["draft", "ngram"])
 def speculating(request):
     with serve(request.param) as s:
+        s.n_drafts = request.param["num_speculative_tokens"]
         yield s
 
 
@@ -51,6 +52,7 @@ def test_counters_add_up(speculating):
     assert right + drafts - 1 <= tokens <= right + s.metric("sluice_engine_steps_total") - steps
     at = [s.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=i) for i in range(8)]
     at = [a for a in at if a is not None]
+    assert len(at) == s.n_drafts  # all of them are there, also where nothing was accepted
     assert sum(at) == counters(s)[2] and at == sorted(at, reverse=True)  # each needs the one before it
     data = s.get("/status.json").json()
     assert [data["draft_tokens"], data["accepted_tokens"]] == counters(s)[1:]
