@@ -74,18 +74,6 @@ static void dummy_row(uint64_t seed, float scale, int64_t row, float *out, int64
     }
 }
 
-static float element(const struct weight_part *p, int64_t at)
-{
-    switch (p->dtype) {
-    case DT_F32: return ((const float *)p->data)[at];
-    case DT_BF16: return bf16_to_f32(((const uint16_t *)p->data)[at]);
-    case DT_F16: return f16_to_f32(((const uint16_t *)p->data)[at]);
-    case DT_I32:
-    case DT_U8: break;
-    }
-    return 0.0f;
-}
-
 /* Row `row` of the part as fp32; `global_row` names it among all rows for the dummy numbers. */
 static void part_row(const struct weight_part *p, const struct weight_desc *desc, int64_t row,
                      int64_t global_row, float *out)
@@ -95,7 +83,7 @@ static void part_row(const struct weight_part *p, const struct weight_desc *desc
         return;
     }
     for (int64_t c = 0; c < p->n_cols; c++) {
-        out[c] = element(p, row * p->row_stride + c * p->col_stride);
+        out[c] = weight_part_get(p, row, c);
     }
 }
 

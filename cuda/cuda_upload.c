@@ -33,25 +33,6 @@ struct upload {
     bool stop;
 };
 
-static float half_to_float(uint16_t h)
-{
-    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, mantissa = h & 0x3ffu;
-    const uint32_t exponent = h >> 10 & 31u;
-    uint32_t bits;
-    if (exponent == 31) {
-        bits = sign | 0x7f800000u | mantissa << 13;
-    } else if (exponent > 0) {
-        bits = sign | (exponent + 112) << 23 | mantissa << 13;
-    } else {
-        const float f = (float)mantissa * (1.0f / 16777216.0f);
-        memcpy(&bits, &f, sizeof bits);
-        bits |= sign;
-    }
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
 static uint16_t float_to_half(float f)
 {
     uint32_t x;
@@ -83,21 +64,6 @@ static uint16_t float_to_bf16(float f)
         return (uint16_t)(x >> 16 | 0x40u);
     }
     return (uint16_t)((x + 0x7fffu + (x >> 16 & 1u)) >> 16);
-}
-
-static float load_element(const void *data, enum dtype dtype, int64_t i)
-{
-    if (dtype == DT_F32) {
-        return ((const float *)data)[i];
-    }
-    const uint16_t h = ((const uint16_t *)data)[i];
-    if (dtype == DT_F16) {
-        return half_to_float(h);
-    }
-    const uint32_t bits = (uint32_t)h << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
 }
 
 static void store_element(void *to, enum dtype dtype, int64_t i, float f)
@@ -132,9 +98,7 @@ static void do_share(const struct job *job, int32_t index, int32_t count)
     for (int64_t r = begin; r < end; r++) {
         char *to = job->to + (size_t)r * row_bytes;
         for (int64_t c = 0; c < p->n_cols; c++) {
-            store_element(to, job->dtype, c,
-                          load_element(p->data, p->dtype, (job->first + r) * p->row_stride +
-                                                              c * p->col_stride));
+            store_element(to, job->dtype, c, weight_part_get(p, job->first + r, c));
         }
     }
 }

@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,7 +28,8 @@ static inline size_t dtype_bytes(enum dtype t)
     return t == DT_F32 || t == DT_I32 ? 4 : t == DT_U8 ? 1 : 2;
 }
 
-/* Element i of an array of dtype F32, BF16 or F16, as float. */
+/* Element i of an array of dtype F32, BF16 or F16, as float. The array may begin anywhere, as in
+ * checkpoints whose headers have an odd length. */
 static inline float dtype_load(const void *data, enum dtype t, size_t i)
 {
     union {
@@ -35,9 +37,12 @@ static inline float dtype_load(const void *data, enum dtype t, size_t i)
         float f;
     } bits;
     if (t == DT_F32) {
-        return ((const float *)data)[i];
+        memcpy(&bits.f, (const char *)data + i * sizeof bits.f, sizeof bits.f);
+        return bits.f;
     }
-    uint32_t v = ((const uint16_t *)data)[i];
+    uint16_t half;
+    memcpy(&half, (const char *)data + i * sizeof half, sizeof half);
+    uint32_t v = half;
     if (t == DT_BF16) {
         bits.u = v << 16;
         return bits.f;

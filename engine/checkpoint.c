@@ -24,6 +24,7 @@ struct shard {
 };
 
 struct checkpoint {
+    char *where; // see checkpoint_where
     struct shard *shards;
     size_t n_shards;
     struct checkpoint_tensor *tensors;
@@ -350,6 +351,9 @@ enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err
     }
     if (st == OK) {
         st = index_names(ck, err);
+        ck->where = xstrdup(file_exists(index)    ? index
+                            : ck->n_shards == 1 ? ck->shards[0].path
+                                                : dir);
     }
     if (st != OK) {
         checkpoint_close(ck);
@@ -372,10 +376,16 @@ void checkpoint_close(struct checkpoint *ck)
         free(ck->shards[i].path);
         free(ck->shards[i].name);
     }
+    free(ck->where);
     free(ck->tensors);
     free(ck->shards);
     free(ck->table);
     free(ck);
+}
+
+const char *checkpoint_where(const struct checkpoint *ck)
+{
+    return ck->where;
 }
 
 const struct checkpoint_tensor *checkpoint_tensors(const struct checkpoint *ck, size_t *n)

@@ -155,7 +155,8 @@ enum status part_of(struct loader *l, const char *name, const int64_t *dims, int
     char full[NAME_BYTES];
     full_name(l, name, full);
     if (!t) {
-        return err_set(l->err, ERR_FORMAT, "the checkpoint has no tensor %s", full);
+        return err_set(l->err, ERR_FORMAT, "%s: there is no tensor %s",
+                       checkpoint_where(l->options->checkpoint), full);
     }
     if (!t->dtype_known || (t->dtype != DT_F32 && t->dtype != DT_BF16 && t->dtype != DT_F16)) {
         return err_set(l->err, ERR_UNSUPPORTED, "%s: tensor %s is %s, which is not supported",

@@ -78,6 +78,11 @@ def missing_tensor(c):
     c.write()
 
 
+def missing_of_shards(c):
+    del c.header[NORM]
+    c.shards(3, index=True)
+
+
 def wrong_shape(c):
     c.header[DOWN]["shape"].reverse()
     c.write()
@@ -197,7 +202,8 @@ def rope(**values):
 
 
 BROKEN = {  # what is wrong: what the sentence must name
-    missing_tensor: [NORM],
+    missing_tensor: [WEIGHTS, NORM],
+    missing_of_shards: ["model.safetensors.index.json", NORM],
     wrong_shape: [WEIGHTS, DOWN],
     shape_beyond_data: [WEIGHTS, DOWN],
     negative_shape: [WEIGHTS, DOWN],
@@ -283,6 +289,14 @@ def test_more_than_any_machine_has(tmp_path):
 def test_shards(index, tmp_path):
     c = Checkpoint(tmp_path / "model")
     c.shards(3, index)
+    assert tokens(c.folder) == tokens(SOURCE)
+
+
+def test_a_header_of_odd_length(tmp_path):
+    """Then no number of the data lies where its size divides."""
+    c = Checkpoint(tmp_path / "model")
+    text = json.dumps(c.header)
+    c.write(text + " " * (len(text) % 2 + 1))
     assert tokens(c.folder) == tokens(SOURCE)
 
 

@@ -126,6 +126,51 @@ OP_TEST(a_row_has_the_same_bits_in_every_batch)
     check_invariance(backend, DT_F16, 2);
 }
 
+/* A checkpoint whose header has an odd length: its numbers may lie at any address, and be of another
+ * type than the weight. */
+static void check_stored_anywhere(const char *backend, enum dtype from)
+{
+    enum { N_OUT = 9, N_IN = 21 };
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_F32, &limits);
+    float *x = op_random(N_IN, 1.0f), *w = op_random((size_t)N_OUT * N_IN, 0.5f);
+    size_t n_bytes = (size_t)N_OUT * N_IN * dtype_bytes(from);
+    char *odd = xmalloc(n_bytes + 1);
+    void *stored = op_stored(from, w, (size_t)N_OUT * N_IN);
+    memcpy(odd + 1, stored, n_bytes);
+    struct weight_part part = {odd + 1, from, N_OUT, N_IN, N_IN, 1};
+    struct weight_desc d = {.name = "odd", .kind = WEIGHT_LINEAR, .dtype = DT_F32, .n_out = N_OUT,
+                            .n_in = N_IN, .n_experts = 1, .n_parts = 1, .parts = &part,
+                            .k_segments = 1};
+    struct weight *weight;
+    struct err err;
+    CHECK_EQ(rig.ops->weight_open(rig.be, &d, &weight, &err), OK);
+    struct linear_args a = {.weight = weight, .x = op_tensor(&rig, x, 1, N_IN, N_IN),
+                            .y = op_tensor(&rig, NULL, 1, N_OUT, N_OUT), .n_rows = 1};
+    CHECK_EQ(rig.ops->linear(rig.be, &a), OK);
+    float *y = op_fetch(&rig, a.y, 1, N_OUT);
+    for (int32_t o = 0; o < N_OUT; o++) {
+        double sum = 0.0;
+        for (int32_t k = 0; k < N_IN; k++) {
+            sum += (double)x[k] * (double)op_rounded(from, w[o * N_IN + k]);
+        }
+        CHECK_NEAR(y[o], sum, 1e-5);
+    }
+    free(x);
+    free(w);
+    free(odd);
+    free(stored);
+    free(y);
+    op_close(&rig);
+}
+
+OP_TEST(numbers_of_a_file_may_lie_anywhere)
+{
+    check_stored_anywhere(backend, DT_F32);
+    check_stored_anywhere(backend, DT_BF16);
+    check_stored_anywhere(backend, DT_F16);
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);
