@@ -28,6 +28,7 @@ struct generate {
     struct waker waker;
     struct generate_job **jobs; // in input order
     size_t n_jobs, cap, n_printed;
+    bool told_unknown; // once is enough
     /* A person's one prompt: printed as it grows. */
     bool streams;
     struct detok detok;
@@ -123,6 +124,10 @@ static void add_line(struct generate *g, const char *line, size_t n_bytes)
 {
     struct generate_job *job = xcalloc(1, sizeof *job);
     generate_job_init(job, &g->cx, line, n_bytes);
+    if (job->unknown[0] && !g->told_unknown) {
+        g->told_unknown = true;
+        log_warn("the key '%s' is not known here, and ignored", job->unknown);
+    }
     if (g->n_jobs == g->cap) {
         g->cap = g->cap ? g->cap * 2 : 256;
         g->jobs = xrealloc(g->jobs, g->cap * sizeof *g->jobs);
@@ -137,10 +142,7 @@ static void run_lines(struct generate *g)
     size_t cap = 0;
     ssize_t n;
     while ((n = getline(&line, &cap, stdin)) >= 0) {
-        while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) {
-            n--;
-        }
-        if (n > 0) {
+        if (strspn(line, " \t\r\n") < (size_t)n) { // not a blank line
             add_line(g, line, (size_t)n);
         }
     }
@@ -151,13 +153,13 @@ static void run_lines(struct generate *g)
     }
 }
 
-static int run_prompt(struct generate *g, const char *prompt, long max_tokens)
+static int run_prompt(struct generate *g, const char *prompt, const char *max_tokens)
 {
     struct buf line;
     buf_init(&line, 1 << 26);
     buf_puts(&line, "{\"prompt\": ");
     buf_put_json(&line, prompt, strlen(prompt));
-    buf_printf(&line, ", \"max_tokens\": %ld}", max_tokens);
+    buf_printf(&line, ", \"max_tokens\": %s}", max_tokens);
     struct generate_job job;
     generate_job_init(&job, &g->cx, line.data, line.n_bytes);
     buf_deinit(&line);
@@ -182,8 +184,7 @@ static int run_prompt(struct generate *g, const char *prompt, long max_tokens)
 
 struct arguments {
     bool json, help;
-    const char *prompt;
-    long max_tokens;
+    const char *prompt, *max_tokens;
     char **rest; // for the option table
     int n_rest;
 };
@@ -218,14 +219,27 @@ static void split_arguments(int argc, char **argv, struct arguments *a)
             a->json = true;
         } else if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             a->help = true;
-        } else if (strcmp(argv[i], "--max-tokens") == 0 && i + 1 < argc) {
-            a->max_tokens = strtol(argv[++i], NULL, 10);
+        } else if (strcmp(argv[i], "--max-tokens") == 0) {
+            a->max_tokens = i + 1 < argc ? argv[++i] : "";
+        } else if (strncmp(argv[i], "--max-tokens=", 13) == 0) {
+            a->max_tokens = argv[i] + 13;
         } else if (plain && !is_value && n_plain++ == 1) {
             a->prompt = argv[i];
         } else {
             a->rest[a->n_rest++] = argv[i];
         }
     }
+}
+
+static enum status bad_number(const struct arguments *a, struct err *err)
+{
+    char *end;
+    long n = strtol(a->max_tokens, &end, 10);
+    if (end == a->max_tokens || *end || n < 0 || n > INT32_MAX) {
+        return err_set(err, ERR_INVALID, "max-tokens: '%s' is not a number of tokens",
+                       a->max_tokens);
+    }
+    return OK;
 }
 
 static char *read_stdin(void)
@@ -276,7 +290,7 @@ static enum status open_all(struct generate *g, const struct config *c,
 
 int cmd_generate(int argc, char **argv)
 {
-    struct arguments a = {.max_tokens = 256};
+    struct arguments a = {.max_tokens = "256"};
     a.rest = xcalloc((size_t)argc + 1, sizeof *a.rest);
     a.rest[a.n_rest++] = argv[0];
     split_arguments(argc, argv, &a);
@@ -292,14 +306,22 @@ int cmd_generate(int argc, char **argv)
     struct generate g = {0};
     pthread_mutex_init(&g.waker.lock, NULL);
     pthread_cond_init(&g.waker.changed, NULL);
-    enum status st = config_load(&c, a.n_rest, a.rest, environ, &err);
+    enum status st = bad_number(&a, &err);
     if (st == OK) {
+        st = config_load(&c, a.n_rest, a.rest, environ, &err);
+    }
+    if (st == OK) {
+        config_set_log_level(&c, true);
         st = open_all(&g, &c, &options, &err);
     }
     if (st != OK && options.nodes) {
         nodes_fail(options.nodes, err.text);
     }
     int rc = st == OK ? run(&g, &a) : 1;
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "sluice: the output could not be written\n");
+        rc = 1;
+    }
     if (st != OK) {
         fprintf(stderr, "sluice: %s\n", err.text);
     }

@@ -176,16 +176,6 @@ static enum status listen_now(struct serve *s, struct err *err)
     return st;
 }
 
-static void set_log_level(const char *name)
-{
-    static const char *const names[] = {"debug", "info", "warn", "error"};
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(names[i], name) == 0) {
-            log_set_level((enum log_level)i);
-        }
-    }
-}
-
 static void announce(const struct serve *s)
 {
     struct buf text;
@@ -267,7 +257,7 @@ int cmd_serve(int argc, char **argv)
         config_deinit(&s.config);
         return 0;
     }
-    set_log_level(s.config.log_level);
+    config_set_log_level(&s.config, false);
     struct nodes_setting nodes;
     if (nodes_setting_read(&s.config, environ, &nodes, &err) != OK) {
         fprintf(stderr, "sluice: %s\n", err.text);

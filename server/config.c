@@ -455,6 +455,16 @@ void config_help(struct buf *out)
     }
 }
 
+void config_set_log_level(const struct config *c, bool quiet)
+{
+    static const char *const names[] = {"debug", "info", "warn", "error"};
+    for (int i = 0; i < 4; i++) {
+        if (strcmp(names[i], c->log_level) == 0) {
+            log_set_level(quiet && i == LOG_INFO ? LOG_WARN : (enum log_level)i);
+        }
+    }
+}
+
 void config_print(const struct config *c, bool only_set, struct buf *out)
 {
     for (size_t i = 0; i < n_option_rows; i++) {

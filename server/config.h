@@ -69,6 +69,9 @@ struct config {
 enum status config_load(struct config *c, int argc, char **argv, char **env, struct err *err);
 void config_deinit(struct config *c); // accepts a zeroed struct
 
+/* Sets what is logged. quiet: a command whose output is something else, where "info" is "warn". */
+void config_set_log_level(const struct config *c, bool quiet);
+
 /* The flags, one per line, with defaults. */
 void config_help(struct buf *out);
 

@@ -3,6 +3,7 @@
 #include "engine/base/json.h"
 #include "engine/detok.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,12 +71,20 @@ static enum status read_prompt(struct generate_job *job, const struct generate_c
                                const struct json *j, struct err *err)
 {
     struct engine_request *r = &job->request;
-    const char *text = json_get_string(j, "prompt");
-    if (text) {
-        return encode(&job->arena, cx, text, true, &r->prompt, &r->n_prompt, err);
+    bool ids = json_type(json_get(j, "prompt_token_ids")) != JSON_NULL;
+    enum json_type prompt = json_type(json_get(j, "prompt"));
+    if (ids && prompt != JSON_NULL) {
+        return err_set(err, ERR_INVALID, "prompt and prompt_token_ids are both there");
     }
-    const char *key = json_get(j, "prompt_token_ids") ? "prompt_token_ids" : "prompt";
-    TRY(read_ids(&job->arena, j, key, &r->prompt, &r->n_prompt, err));
+    if (prompt == JSON_STRING) {
+        return encode(&job->arena, cx, json_get_string(j, "prompt"), true, &r->prompt, &r->n_prompt,
+                      err);
+    }
+    if (prompt != JSON_NULL && prompt != JSON_ARRAY) {
+        return err_set(err, ERR_INVALID, "prompt must be a string or an array of token ids");
+    }
+    TRY(read_ids(&job->arena, j, ids ? "prompt_token_ids" : "prompt", &r->prompt, &r->n_prompt,
+                 err));
     if (r->n_prompt == 0) {
         return err_set(err, ERR_INVALID, "prompt or prompt_token_ids is missing or empty");
     }
@@ -111,6 +120,28 @@ static enum status read_float(const struct json *j, const char *key, float *out,
     return OK;
 }
 
+static enum status read_bool(const struct json *j, const char *key, bool *out, struct err *err)
+{
+    const struct json *node = json_get(j, key);
+    if (json_type(node) != JSON_NULL && !json_is(node, JSON_BOOL)) {
+        return err_set(err, ERR_INVALID, "%s must be true or false", key);
+    }
+    *out = json_bool(node, false);
+    return OK;
+}
+
+/* Any whole number that a double holds; it only has to be the same one again. */
+static enum status read_seed(const struct json *j, uint64_t *out, struct err *err)
+{
+    const struct json *node = json_get(j, "seed");
+    int64_t v = 0;
+    if (json_type(node) != JSON_NULL && !json_int64(node, &v)) {
+        return err_set(err, ERR_INVALID, "seed must be an integer from -2^53 to 2^53");
+    }
+    *out = (uint64_t)v;
+    return OK;
+}
+
 /* true, false, or how many others beside the token itself. */
 static enum status read_count(const struct json *j, const char *key, bool *on, int32_t *n,
                               struct err *err)
@@ -127,11 +158,11 @@ static enum status read_count(const struct json *j, const char *key, bool *on, i
 static enum status read_bias(struct generate_job *job, const struct json *j, struct err *err)
 {
     const struct json *map = json_get(j, "logit_bias");
-    size_t n = json_count(map);
-    struct logit_bias *v = n ? arena_alloc(&job->arena, n, sizeof *v) : NULL;
-    if (n == 0) {
+    if (json_type(map) == JSON_NULL) {
         return OK;
     }
+    size_t n = json_count(map);
+    struct logit_bias *v = arena_alloc(&job->arena, n ? n : 1, sizeof *v);
     if (!json_is(map, JSON_OBJECT) || !v) {
         return err_set(err, ERR_INVALID, "logit_bias must be an object of token id: bias");
     }
@@ -139,7 +170,7 @@ static enum status read_bias(struct generate_job *job, const struct json *j, str
     for (const struct json *item = json_first(map); item; item = json_next(item), i++) {
         char *end;
         long id = strtol(json_key(item), &end, 10);
-        if (*end != '\0' || id < 0 || id > INT32_MAX || !json_is(item, JSON_NUMBER)) {
+        if (end == json_key(item) || *end != '\0' || id < 0 || id > INT32_MAX || !json_is(item, JSON_NUMBER)) {
             return err_set(err, ERR_INVALID, "logit_bias[\"%s\"] is not a bias of a token id",
                            json_key(item));
         }
@@ -156,6 +187,9 @@ static enum status read_bad_words(struct generate_job *job, const struct generat
 {
     const struct json *list = json_get(j, "bad_words");
     size_t n = json_count(list), n_tokens = 0;
+    if (json_type(list) != JSON_NULL && !json_is(list, JSON_ARRAY)) {
+        return err_set(err, ERR_INVALID, "bad_words must be an array of strings or arrays of ids");
+    }
     if (n == 0) {
         return OK;
     }
@@ -170,6 +204,8 @@ static enum status read_bad_words(struct generate_job *job, const struct generat
         int32_t n_ids = 0;
         if (json_string(item)) {
             TRY(encode(&job->arena, cx, json_string(item), false, &ids, &n_ids, err));
+        } else if (!json_is(item, JSON_ARRAY)) {
+            return err_set(err, ERR_INVALID, "bad_words[%zu] is no string and no list of ids", i);
         }
         for (const struct json *id = json_first(item); id; id = json_next(id)) {
             int64_t v;
@@ -179,10 +215,12 @@ static enum status read_bad_words(struct generate_job *job, const struct generat
             tokens[n_tokens++] = (int32_t)v;
             lengths[i]++;
         }
-        for (int32_t k = 0; k < n_ids && n_tokens < MAX_BAD_TOKENS; k++) {
-            tokens[n_tokens++] = ids[k];
-            lengths[i]++;
+        if ((size_t)n_ids > MAX_BAD_TOKENS - n_tokens) {
+            return err_set(err, ERR_INVALID, "bad_words: over %d tokens together", MAX_BAD_TOKENS);
         }
+        memcpy(tokens + n_tokens, ids ? ids : tokens, (size_t)n_ids * sizeof *tokens);
+        n_tokens += (size_t)n_ids;
+        lengths[i] += n_ids;
     }
     job->request.params.n_bad_words = (int32_t)n;
     job->request.params.bad_word_lengths = lengths;
@@ -196,7 +234,7 @@ static enum status read_stops(struct generate_job *job, const struct generate_co
 {
     struct sampling_params *p = &job->request.params;
     TRY(read_ids(&job->arena, j, "stop_token_ids", &p->stop_ids, &p->n_stop_ids, err));
-    p->ignore_eos = json_get_bool(j, "ignore_eos", false);
+    TRY(read_bool(j, "ignore_eos", &p->ignore_eos, err));
     if (p->ignore_eos) {
         return OK;
     }
@@ -231,10 +269,16 @@ static enum status read_params(struct generate_job *job, const struct generate_c
     TRY(read_float(j, "repetition_penalty", &p->repetition_penalty, err));
     TRY(read_float(j, "frequency_penalty", &p->frequency_penalty, err));
     TRY(read_float(j, "presence_penalty", &p->presence_penalty, err));
-    p->seed = (uint64_t)json_get_int(j, "seed", 0);
+    TRY(read_seed(j, &p->seed, err));
     TRY(read_count(j, "logprobs", &p->logprobs, &p->top_logprobs, err));
     TRY(read_count(j, "prompt_logprobs", &p->prompt_logprobs, &p->prompt_top_logprobs, err));
     TRY(read_ids(&job->arena, j, "allowed_token_ids", &p->allowed, &p->n_allowed, err));
+    if (p->allowed && p->n_allowed == 0) {
+        return err_set(err, ERR_INVALID, "allowed_token_ids is empty");
+    }
+    if (p->min_tokens > p->max_tokens) {
+        return err_set(err, ERR_INVALID, "min_tokens is more than max_tokens");
+    }
     TRY(read_bias(job, j, err));
     TRY(read_bad_words(job, cx, j, err));
     return read_stops(job, cx, j, err);
@@ -286,12 +330,13 @@ static enum status alloc_outputs(struct generate_job *job, const struct generate
 static enum status read_pool(struct generate_job *job, const struct generate_context *cx,
                              const struct json *j, struct err *err)
 {
-    const char *name = json_get_string(j, "pool");
-    if (!name) {
+    const struct json *node = json_get(j, "pool");
+    if (json_type(node) == JSON_NULL) {
         return OK;
     }
-    bool mean = strcmp(name, "mean") == 0;
-    if (!mean && strcmp(name, "last") != 0) {
+    const char *name = json_string(node);
+    bool mean = name && strcmp(name, "mean") == 0;
+    if (!name || (!mean && strcmp(name, "last") != 0)) {
         return err_set(err, ERR_INVALID, "pool must be \"mean\" or \"last\"");
     }
     job->request.pool = mean ? POOL_MEAN : POOL_LAST;
@@ -301,6 +346,26 @@ static enum status read_pool(struct generate_job *job, const struct generate_con
     return job->request.pooled ? OK : out_of_room(err);
 }
 
+/* Other keys are no error, since requests for servers have more of them, but may be misspelt. */
+static void note_unknown(struct generate_job *job, const struct json *j)
+{
+    static const char *const known[] = {
+        "prompt", "prompt_token_ids", "max_tokens", "min_tokens", "temperature", "top_k", "top_p",
+        "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed", "n",
+        "logprobs", "prompt_logprobs", "allowed_token_ids", "logit_bias", "bad_words",
+        "stop_token_ids", "ignore_eos", "priority", "num_speculative_tokens", "pool",
+    };
+    for (const struct json *item = json_first(j); item; item = json_next(item)) {
+        size_t i = 0, n = sizeof known / sizeof known[0];
+        while (i < n && strcmp(known[i], json_key(item)) != 0) {
+            i++;
+        }
+        if (i == n && !job->unknown[0]) {
+            snprintf(job->unknown, sizeof job->unknown, "%s", json_key(item));
+        }
+    }
+}
+
 static enum status read_job(struct generate_job *job, const struct generate_context *cx,
                             const struct json *j, struct err *err)
 {
@@ -308,6 +373,7 @@ static enum status read_job(struct generate_job *job, const struct generate_cont
         return err_set(err, ERR_INVALID, "a line must be a JSON object");
     }
     job->request.n = 1;
+    note_unknown(job, j);
     TRY(read_prompt(job, cx, j, err));
     TRY(read_params(job, cx, j, err));
     TRY(read_pool(job, cx, j, err));

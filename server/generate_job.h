@@ -13,6 +13,7 @@ struct generate_job {
     struct arena arena;
     struct err error; // text set: the line was refused
     bool failed, submitted;
+    char unknown[64]; // a key that nobody reads, if there is one
 };
 
 struct generate_context {
@@ -28,6 +29,5 @@ void generate_job_deinit(struct generate_job *job);
 /* One JSON object and a newline: the answer of a done job, or {"error":...}. */
 void generate_job_print(const struct generate_job *job, const struct generate_context *cx,
                         struct buf *out);
-
 
 #endif

@@ -1,0 +1,114 @@
+"""`sluice generate` with input that is not what it should be: an {"error": ...} in its line's place, and the others answered."""
+import json
+import os
+import subprocess
+
+import pytest
+
+import golden
+
+MODEL = os.path.join(golden.GOLDEN, "llama-3")
+GOOD = {"prompt_token_ids": [5, 6, 7], "max_tokens": 2, "temperature": 0}
+
+
+def run(text, *flags, timeout=60):
+    data = text if isinstance(text, bytes) else text.encode()
+    return subprocess.run([golden.SLUICE, "generate", MODEL, "--max-model-len", "256", "--device", golden.DEVICE, *flags],
+                          input=data, capture_output=True, timeout=timeout)
+
+
+def answers(lines, *flags):
+    done = run("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines), "--json", *flags)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+WRONG = {"a string": "x", "true": True, "a list": [], "an object": {}, "a list of lists": [["a"]], "half": 0.5, "huge": 1e300,
+         "negative": -(1 << 40)}
+TAKES = {  # what of it each key takes; null is as good as absent
+    "max_tokens": [], "min_tokens": [], "top_k": [], "n": [], "priority": [], "num_speculative_tokens": [],
+    "temperature": ["half"], "top_p": ["half"], "min_p": ["half"], "repetition_penalty": ["half"],
+    "frequency_penalty": ["half"], "presence_penalty": ["half"], "seed": ["negative"],
+    "logprobs": ["true"], "prompt_logprobs": ["true"], "ignore_eos": ["true"], "logit_bias": ["an object"],
+    "bad_words": ["a list"], "stop_token_ids": ["a list"], "allowed_token_ids": [], "pool": [], "prompt_token_ids": [],
+}
+
+
+def test_each_key_takes_its_own_type_alone():
+    cases = [(key, name) for key in TAKES for name in WRONG]
+    got = answers([{**GOOD, key: WRONG[name]} for key, name in cases], "--log-level", "error")
+    assert len(got) == len(cases)
+    for (key, name), answer in zip(cases, got):
+        assert ("error" not in answer) == (name in TAKES[key]), (key, name, answer)
+        assert "error" not in answer or key in answer["error"] or key == "prompt_token_ids", (key, name, answer)
+    plain = answers([GOOD])[0]["outputs"]
+    free = [key for key in TAKES if key not in GOOD]
+    assert [a["outputs"] for a in answers([{**GOOD, key: None} for key in free])] == [plain] * len(free)
+
+
+REFUSED = [
+    ({}, "missing"), ([], "object"), (None, "object"), ("{", "byte"), ("5", "object"),
+    ({"prompt": "a", "prompt_token_ids": [5]}, "both"), ({"prompt": 5}, "prompt must be"), ({"prompt_token_ids": []}, "empty"),
+    ({"prompt_token_ids": [384]}, "384"), ({"prompt_token_ids": [-1]}, "[0]"), ({"prompt_token_ids": [5, 5.5]}, "[1]"),
+    ({**GOOD, "prompt_token_ids": [5] * 100000}, "100000 tokens"), ({**GOOD, "n": 1000}, "n must be"),
+    ({**GOOD, "logprobs": 100}, "logprobs"), ({**GOOD, "min_tokens": 3}, "min_tokens"),
+    ({**GOOD, "stop_token_ids": [999]}, "999"), ({**GOOD, "allowed_token_ids": [999]}, "999"),
+    ({**GOOD, "bad_words": [[]]}, "bad_words"), ({**GOOD, "bad_words": [""]}, "bad_words"),
+    ({**GOOD, "bad_words": ["a" * 9000]}, "bad_words"), ({**GOOD, "bad_words": [7]}, "bad_words[0]"),
+    ({**GOOD, "logit_bias": {"5": 1e300}}, "logit_bias"), ({**GOOD, "logit_bias": {"": 1}}, "logit_bias"),
+    ({**GOOD, "logit_bias": {"9999": 1}}, "9999"), ({**GOOD, "pool": "max"}, "pool"),
+    ('{"prompt": "\\ud800"}', "surrogates"),
+]
+
+
+def test_a_bad_line_is_answered_in_its_place_and_harms_no_other():
+    lines = [line for pair in REFUSED for line in (pair[0], GOOD)]
+    got = answers([line if isinstance(line, str) else json.dumps(line) for line in lines])
+    good = answers([GOOD])[0]["outputs"]
+    assert len(got) == len(lines)
+    for (line, word), bad, other in zip(REFUSED, got[::2], got[1::2]):
+        assert list(bad) == ["error"] and word in bad["error"], (str(line)[:80], bad)
+        assert other["outputs"] == good
+
+
+def test_bytes_that_are_no_text_and_blank_lines():
+    line = json.dumps(GOOD).encode()
+    done = run(b"\n" + line + b"\r\n  \t \n{\"prompt\": \"\xff\xfe\"}\n\0\n\xff\n" + line, "--json")
+    got = [json.loads(out) for out in done.stdout.splitlines()]
+    assert done.returncode == 0 and ["error" in a for a in got] == [False, True, True, True, False], got
+
+
+def test_a_giant_line():
+    got = answers([json.dumps(dict(GOOD, note="x" * (20 << 20))), GOOD, "[" * 1000000])
+    assert got[0]["outputs"] == got[1]["outputs"] and "error" in got[2]
+
+
+def test_answers_that_cannot_be_written_are_no_success():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([golden.SLUICE, "generate", MODEL, "--json", "--device", golden.DEVICE], input=json.dumps(GOOD),
+                              stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and "written" in done.stderr, done
+
+
+def test_nothing_in_nothing_out():
+    assert run(b"", "--json").stdout == b""
+
+
+def test_a_key_that_nobody_reads_is_told_once():
+    def told(lines, *flags):
+        return run("\n".join(map(json.dumps, lines)), "--json", *flags).stderr.decode()
+    assert told([GOOD, dict(GOOD, max_token=5), dict(GOOD, max_token=5)]).count("'max_token'") == 1
+    assert told([dict(GOOD, max_token=5)], "--log-level", "error") == ""
+    assert told([GOOD]) == ""
+
+
+@pytest.mark.parametrize("flags", [("--max-tokens", "many"), ("--max-tokens=-1",), ("--max-tokens",), ("--max-tokens", "99999999999999999999")])
+def test_a_number_of_tokens_that_is_none(flags):
+    done = run(b"", "hello", *flags)
+    assert done.returncode == 1 and b"max-tokens" in done.stderr and not done.stdout, done
+
+
+def test_a_prompt_of_a_person():
+    done = run(b"", "hello", "--max-tokens=3")
+    assert done.returncode == 0 and done.stdout == run(b"hello", "--max-tokens", "3").stdout, done
+    assert run(b"", b"\xff\xfe", "--max-tokens", "3").returncode in (0, 1)
