@@ -167,6 +167,13 @@ static enum status send_meta(struct cuda *be, const struct pass *p, const struct
     return OK;
 }
 
+/* The engine's buffers end at the limit: the last bucket does too. */
+static int32_t bucket_within(int32_t n, int32_t limit)
+{
+    const int32_t padded = cuda_bucket(n);
+    return padded < limit ? padded : limit;
+}
+
 enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struct pass_shape *shape)
 {
     struct cuda *be = cuda_of(base);
@@ -178,15 +185,13 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
     _Static_assert((int)GRAPH_MAX_ROWS <= (int)ATTENTION_CAPTURED_ROWS,
                    "attention looks at the pass itself where nothing is captured");
     /* A negative model is a test's: its ops differ from pass to pass. */
-    const int32_t padded = cuda_bucket(pass->n_rows);
     const bool may_capture = pass->model >= 0 && pass->n_rows > 0 && pass->n_pool == 0 &&
-                             pass->n_rows <= GRAPH_MAX_ROWS && padded <= be->limits.max_rows &&
-                             cuda_bucket(pass->n_out) <= be->limits.max_out_rows &&
-                             cuda_bucket(pass->n_draws) <= be->max_draws;
+                             pass->n_rows <= GRAPH_MAX_ROWS;
     *shape = (struct pass_shape){pass->n_rows, pass->n_out, pass->n_draws, true};
     if (may_capture) {
-        *shape = (struct pass_shape){padded, cuda_bucket(pass->n_out), cuda_bucket(pass->n_draws),
-                                     true};
+        *shape = (struct pass_shape){bucket_within(pass->n_rows, be->limits.max_rows),
+                                     bucket_within(pass->n_out, be->limits.max_out_rows),
+                                     bucket_within(pass->n_draws, be->max_draws), true};
     }
     TRY(cuda_flush(be));
     TRY(send_meta(be, pass, shape));

@@ -255,7 +255,8 @@ struct pass_pool {
     bool start, finish;
 };
 
-/* What the forward pass must be issued with. Counts may be padded up to a bucket. */
+/* What the forward pass must be issued with. Counts may be padded up to a bucket, never beyond the
+ * limits. */
 struct pass_shape {
     int32_t n_rows, n_out, n_draws;
     bool issue; // false: a captured graph is replayed; do not issue the ops

@@ -308,6 +308,7 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
 {
     const struct model_config *c = m->config;
     struct flow f = {.m = m, .ops = m->be->ops, .be = m->be, .n_rows = shape->n_rows};
+    ASSERT(shape->n_rows <= m->max_rows && shape->n_out <= m->max_out);
     struct embed_args embed = {.table = m->embed, .x = m->x, .n_rows = f.n_rows,
                                .scale = m->embed_scale};
     TRY(f.ops->embed(f.be, &embed));
@@ -393,6 +394,8 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
             *p[i].raw = mem;
         }
     }
+    m->max_rows = max_rows;
+    m->max_out = max_out;
     m->logits = logits;
     m->logits_local = logits_local;
     return OK;

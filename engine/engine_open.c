@@ -217,6 +217,15 @@ static enum status ask_free(struct rank *r, void *arg)
     return OK;
 }
 
+/* Rows with logits of a pass, at most: of every sequence one, and one behind each draft. */
+static int32_t max_out_of(const struct engine *e)
+{
+    const struct engine_info *info = &e->info;
+    int32_t n = info->max_num_seqs > 64 ? info->max_num_seqs : 64;
+    n += spec_max_drafts(&e->spec, info->max_num_seqs);
+    return n < info->max_rows ? n : info->max_rows;
+}
+
 /* All ranks have the same blocks, so the least room decides, on this node and on all. */
 static enum status size_blocks(struct engine *e, struct err *err)
 {
@@ -242,11 +251,11 @@ static enum status size_blocks(struct engine *e, struct err *err)
     }
     size_t per_block;
     TRY(block_bytes(e, &per_block));
-    size_t logits = (size_t)e->config.vocab * 4 * (size_t)info->max_num_seqs;
-    size_t activations =
-        model_setup_bytes(&r->target, info->max_rows, info->max_num_seqs) + logits;
+    int32_t max_out = max_out_of(e);
+    size_t logits = (size_t)e->config.vocab * 4 * (size_t)max_out;
+    size_t activations = model_setup_bytes(&r->target, info->max_rows, max_out) + logits;
     for (int32_t i = 0; i < e->spec.n_models; i++) {
-        activations += model_setup_bytes(&r->draft[i], info->max_rows, info->max_num_seqs);
+        activations += model_setup_bytes(&r->draft[i], info->max_rows, max_out);
     }
     size_t target_block;
     TRY(set_bytes(e, &r->target, &target_block));
@@ -287,11 +296,7 @@ static void limits_of(const struct engine *e, struct scheduler_limits *out)
 {
     const struct engine_info *info = &e->info;
     int32_t nodes = e->spec.method == SPEC_TREE ? MAX_TREE_NODES : 0; // slots behind the last token
-    int32_t max_out = info->max_num_seqs > 64 ? info->max_num_seqs : 64;
-    max_out += spec_max_drafts(&e->spec, info->max_num_seqs);
-    if (max_out > info->max_rows) {
-        max_out = info->max_rows;
-    }
+    int32_t max_out = max_out_of(e);
     *out = (struct scheduler_limits){
         .max_rows = info->max_rows,
         .max_out = max_out,
@@ -323,7 +328,7 @@ static enum status setup_rank(struct rank *r, void *arg)
     const struct scheduler_limits *l = &e->scheduler.limits;
     const struct backend_ops *ops = r->be->ops;
     struct backend_limits limits = {
-        .max_rows = l->max_rows, .max_out_rows = l->max_draws, .max_lanes = l->max_lanes,
+        .max_rows = l->max_rows, .max_out_rows = l->max_out, .max_lanes = l->max_lanes,
         .max_len = l->max_len + MAX_TREE_NODES, .max_blocks_per_lane = l->max_blocks_per_lane,
         .n_blocks = l->n_blocks, .block_tokens = l->block_tokens, .vocab = e->config.vocab,
         .hidden = e->config.hidden, .n_steps = N_STEPS,
@@ -342,9 +347,8 @@ static enum status setup_rank(struct rank *r, void *arg)
         TRY(ops->alloc(r->be, (size_t)l->max_out * (size_t)local.stride * 4, &local.mem));
     }
     enum status st = model_setup(&r->target, l->max_rows, l->max_out, logits, local);
-    int32_t draft_out = e->spec.method == SPEC_TREE ? l->max_out : l->max_lanes;
     for (int32_t i = 0; i < e->spec.n_models && st == OK; i++) {
-        st = model_setup(&r->draft[i], l->max_rows, draft_out, logits, local);
+        st = model_setup(&r->draft[i], l->max_rows, l->max_out, logits, local);
     }
     return st == OK ? OK : err_set(&r->err, st, "no memory for activations");
 }

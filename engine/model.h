@@ -45,7 +45,8 @@ struct model {
     size_t weight_bytes;
     int64_t n_parameters;
 
-    /* Activations, sized by model_setup. */
+    /* Activations, sized by model_setup for passes of so many rows, padding included. */
+    int32_t max_rows, max_out;
     struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, ff_in, ff, low, out_x, out_h;
     struct tensor logits, logits_local; // logits are shared by all models of a rank
     struct dmem route_ids, route_weights;

@@ -138,7 +138,8 @@ static enum status fake_setup(struct backend *be, const struct backend_limits *l
     f->pool_state = xcalloc(lanes, sizeof *f->pool_state);
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < limits->max_passes; j++) {
-            f->results[i][j] = xcalloc((size_t)limits->max_out_rows, sizeof *f->results[i][j]);
+            f->results[i][j] = xcalloc((size_t)limits->max_out_rows + (size_t)limits->max_lanes,
+                                       sizeof *f->results[i][j]);
         }
         f->pooled[i] = xcalloc(lanes * (size_t)limits->hidden, sizeof *f->pooled[i]);
     }
@@ -269,18 +270,26 @@ static int32_t *history_at(struct fake *f, int32_t lane, int32_t pos)
     return f->history + (size_t)lane * (size_t)f->l.max_len + pos;
 }
 
+/* As far as a backend may. */
+static int32_t padded(int32_t n, int32_t limit)
+{
+    return n == 0 ? 0 : n + 7 < limit ? n + 7 : limit;
+}
+
 static enum status fake_pass_begin(struct backend *be, const struct pass *pass,
                                    struct pass_shape *shape)
 {
     struct fake *f = fake_of(be);
-    ASSERT(pass->n_rows <= f->l.max_rows && pass->n_draws <= f->l.max_out_rows);
+    ASSERT(pass->n_rows <= f->l.max_rows && pass->n_out <= f->l.max_out_rows);
+    ASSERT(pass->n_draws <= f->l.max_out_rows + f->l.max_lanes);
     f->pass = pass;
     f->pass_number++;
     f->control->n_rows += pass->n_rows;
     if (pass->n_rows > f->control->max_rows_seen) {
         f->control->max_rows_seen = pass->n_rows;
     }
-    *shape = (struct pass_shape){pass->n_rows, pass->n_out, pass->n_draws, true};
+    *shape = (struct pass_shape){padded(pass->n_rows, f->l.max_rows),
+                                 padded(pass->n_out, f->l.max_out_rows), pass->n_draws, true};
     return OK;
 }
 
@@ -288,7 +297,7 @@ static enum status fake_pass_begin(struct backend *be, const struct pass *pass,
 static enum status fake_rope_store(struct backend *be, const struct rope_store_args *a)
 {
     struct fake *f = fake_of(be);
-    for (int32_t i = 0; i < a->n_rows && a->layer == 0; i++) {
+    for (int32_t i = 0; i < f->pass->n_rows && a->layer == 0; i++) {
         const struct pass_row *r = &f->pass->rows[i];
         int32_t token = r->token >= 0 ? r->token : *history_at(f, r->lane, r->slot_pos);
         if (r->token >= 0) {
