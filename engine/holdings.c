@@ -198,16 +198,26 @@ bool holdings_make_room(struct scheduler *s, struct plan *p, struct sequence *se
     return kv_pool_available(&s->pool) >= n;
 }
 
-bool holdings_find_lane(struct scheduler *s, struct plan *p, const struct sequence *seq)
+bool holdings_has_lane(const struct scheduler *s, const struct sequence *seq)
+{
+    const struct sequence *v = s->order.prev;
+    while (v != seq && s->n_free_lanes == 0 && !can_preempt(s, v)) {
+        v = v->prev;
+    }
+    return v != seq || s->n_free_lanes > 0;
+}
+
+int32_t holdings_take_lane(struct scheduler *s, struct plan *p, const struct sequence *seq)
 {
     for (struct sequence *v = s->order.prev; v != seq && s->n_free_lanes == 0; v = v->prev) {
         if (can_preempt(s, v)) {
             unplan(p, v);
             preempt(s, v);
-            return true;
+            break;
         }
     }
-    return s->n_free_lanes > 0;
+    ASSERT(s->n_free_lanes > 0);
+    return s->free_lanes[--s->n_free_lanes];
 }
 
 void holdings_grant(struct scheduler *s, struct plan *p, struct sequence *seq, bool fresh)

@@ -26,8 +26,10 @@ void holdings_leave(struct scheduler *s, struct sequence *seq);
 /* Makes n blocks available to seq, at the cost of later sequences if it must be. Nothing is taken
  * when it would not suffice. */
 bool holdings_make_room(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n);
-/* A free lane for seq, taken from the last sequence that comes after it if it must be. */
-bool holdings_find_lane(struct scheduler *s, struct plan *p, const struct sequence *seq);
+/* A lane for seq, taken from the last sequence that comes after it if it must be: whether there is
+ * one, and it. */
+bool holdings_has_lane(const struct scheduler *s, const struct sequence *seq);
+int32_t holdings_take_lane(struct scheduler *s, struct plan *p, const struct sequence *seq);
 /* Tells the plan of blocks that the lane's table does not have yet; fresh: of the whole table. */
 void holdings_grant(struct scheduler *s, struct plan *p, struct sequence *seq, bool fresh);
 /* Blocks for the first n_tokens tokens of a running sequence. */

@@ -36,6 +36,7 @@ void scheduler_init(struct scheduler *s, const struct scheduler_limits *limits)
     s->pending_copies = xcalloc(lanes, sizeof *s->pending_copies);
     s->pending_for = xcalloc(lanes, sizeof *s->pending_for);
     s->scratch = xcalloc((size_t)limits->n_blocks, sizeof *s->scratch);
+    s->hits = xcalloc((size_t)limits->max_blocks_per_lane, sizeof *s->hits);
     s->known = xcalloc((size_t)limits->max_len, sizeof *s->known);
 }
 
@@ -52,6 +53,7 @@ void scheduler_deinit(struct scheduler *s)
     free(s->pending_copies);
     free(s->pending_for);
     free(s->scratch);
+    free(s->hits);
     free(s->known);
     *s = (struct scheduler){0};
 }
@@ -130,37 +132,28 @@ static enum admission admit(struct scheduler *s, struct plan *p, struct sequence
     if (seq->n_inflight > 0) {
         return DEFERRED; // a token of it is still on its way
     }
-    int32_t lane = s->free_lanes[s->n_free_lanes - 1];
-    int32_t *blocks = s->lane_blocks + (size_t)lane * (size_t)s->limits.max_blocks_per_lane;
     uint64_t chain = seq->root;
     bool pending = false;
     int32_t n_hit = 0;
     if (holdings_reads_cache(s, seq)) {
-        n_hit = holdings_look_up(s, seq, blocks, &chain, &pending);
+        n_hit = holdings_look_up(s, seq, s->hits, &chain, &pending);
     }
     if (pending) {
         return DEFERRED;
     }
     for (int32_t i = 0; i < n_hit; i++) {
-        kv_pool_retain(&s->pool, blocks[i]); // before any allocation could take them
+        kv_pool_retain(&s->pool, s->hits[i]); // before any allocation could take them
     }
     int32_t need = holdings_blocks_for(s, seq->n_known) - n_hit;
-    if (!holdings_make_room(s, p, seq, need)) {
+    if (!holdings_has_lane(s, seq) || !holdings_make_room(s, p, seq, need)) {
         for (int32_t i = n_hit - 1; i >= 0; i--) {
-            kv_pool_release(&s->pool, blocks[i]);
+            kv_pool_release(&s->pool, s->hits[i]);
         }
         return NO_ROOM;
     }
-    s->n_free_lanes--;
-    if (s->free_lanes[s->n_free_lanes] != lane) { // a preempted lane came on top meanwhile
-        for (int32_t i = 0; i < s->n_free_lanes; i++) {
-            if (s->free_lanes[i] == lane) {
-                s->free_lanes[i] = s->free_lanes[s->n_free_lanes];
-                break;
-            }
-        }
-    }
-    seq->lane = lane;
+    seq->lane = holdings_take_lane(s, p, seq);
+    int32_t *blocks = scheduler_blocks(s, seq);
+    memcpy(blocks, s->hits, (size_t)n_hit * sizeof *blocks);
     seq->state = SEQ_RUNNING;
     seq->n_blocks = n_hit;
     seq->n_granted = 0;
@@ -346,9 +339,12 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
         }
         bool waited = seq->state == SEQ_WAITING;
         if (waited) {
-            bool fits = chunk_of(s, p, seq, seq->n_known) > 0 && holdings_find_lane(s, p, seq);
+            bool fits = chunk_of(s, p, seq, seq->n_known) > 0;
             enum admission a = fits ? admit(s, p, seq) : NO_ROOM;
             n_refused += a == NO_ROOM;
+            if (!fits && !s->limits.chunked) {
+                return; // later ones would fill each step, and it would wait for ever
+            }
             if (a != ADMITTED) {
                 continue;
             }
@@ -364,6 +360,34 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
         int32_t n = chunk_of(s, p, seq, need);
         if (n > 0) {
             add_entry(s, p, seq, n, 0);
+        } else if (!s->limits.chunked) {
+            return;
+        }
+    }
+}
+
+/* Sequences that wait while later ones run. What decodes is planned first, and what is planned is
+ * not taken: so they must get their room before, or a stream of small requests would keep a large one
+ * out for ever. */
+static void admit_overtaken(struct scheduler *s, struct plan *p)
+{
+    int32_t n_behind = s->n_running, rows = s->limits.max_rows - s->n_running;
+    for (struct sequence *seq = s->order.next; seq != &s->order && n_behind > 0 && rows > 0;
+         seq = seq->next) {
+        if (seq->lane >= 0) {
+            n_behind--;
+        }
+        if (seq->state != SEQ_WAITING) {
+            continue;
+        }
+        int32_t n_running = s->n_running;
+        enum admission a = admit(s, p, seq);
+        if (a == NO_ROOM) {
+            return;
+        }
+        if (a == ADMITTED) {
+            n_behind -= n_running + 1 - s->n_running; // who was preempted for it
+            rows -= sequence_future(seq) - seq->n_computed;
         }
     }
 }
@@ -423,6 +447,7 @@ bool scheduler_plan(struct scheduler *s, struct plan *p)
     p->n_rows = p->n_out = p->n_draws = 0;
     p->n_entries = p->n_forks = p->n_grants = p->n_copies = p->n_failed = 0;
     s->n_plans++;
+    admit_overtaken(s, p);
     plan_decodes(s, p);
     plan_chunks(s, p);
     if (p->n_entries == 0) {

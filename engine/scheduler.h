@@ -71,6 +71,7 @@ struct scheduler {
     struct sequence **pending_for;
     int32_t n_pending_copies;
     int32_t *scratch; // [n_blocks], all zero between calls
+    int32_t *hits;    // [max_blocks_per_lane] what a waiting sequence found in the cache
     int32_t *known;   // [max_len], a proposer's room
 };
 

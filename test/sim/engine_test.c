@@ -207,6 +207,123 @@ TEST(two_salts_never_share)
     stop(&b);
 }
 
+/* Takes turns until request i has n tokens. */
+static void run_until(struct bed *b, int32_t i, int32_t n)
+{
+    for (int32_t turn = 0; turn < 200 && requests[i].outputs[0].n_tokens < n; turn++) {
+        engine_turn(b->e);
+        engine_drain(b->e, on_event, b);
+    }
+    CHECK(requests[i].outputs[0].n_tokens >= n);
+}
+
+static void check_answer(int32_t i)
+{
+    const struct test_request *q = &requests[i];
+    int32_t known[MAX_PROMPT + MAX_OUT], n = q->r.n_prompt;
+    memcpy(known, q->prompt, sizeof q->prompt);
+    CHECK_EQ(q->outputs[0].n_tokens, q->r.params.max_tokens);
+    for (int32_t k = 0; k < q->outputs[0].n_tokens; k++, n++) {
+        CHECK_EQ(q->tokens[0][k], fake_next(known, n, 0, VOCAB));
+        known[n] = q->tokens[0][k];
+    }
+}
+
+/* What a preempted sequence leaves stays findable until somebody needs its room. */
+TEST(a_restore_finds_what_was_not_needed_by_others)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 20); // 80 tokens
+    REQUIRE(start(&b, &o));
+    struct test_request *first = make(0, 0, 40, 30);
+    submit(&b, first);
+    run_until(&b, 0, 12); // 13 or 14 blocks
+    struct test_request *urgent = make(1, 100, 38, 4); // 11 blocks: four more than are free
+    urgent->r.priority = -1;
+    submit(&b, urgent);
+    run(&b, 2, 200);
+    CHECK_EQ(first->r.n_preemptions, 1);
+    check_answer(0);
+    check_answer(1);
+    // 69 rows of the first, 41 of the other, and what was computed twice: a few blocks, not all.
+    int64_t twice = b.control.n_rows - 69 - 41;
+    CHECK(twice > 0 && twice <= 5 * 4);
+    // The restore is no look-up of a request, and its finds are no hits.
+    CHECK_EQ(b.e->scheduler.prefix_queries, 40 + 38);
+    CHECK_EQ(b.e->scheduler.prefix_hits, 0);
+    CHECK_EQ(first->r.n_cached, 0);
+    stop(&b);
+}
+
+/* It need not be a new prompt that brings an evicted prefix back. */
+TEST(an_evicted_prefix_comes_back_with_the_sequence_that_is_restored)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 16); // 64 tokens
+    REQUIRE(start(&b, &o));
+    submit(&b, make(0, 0, 20, 30));
+    run_until(&b, 0, 8);
+    struct test_request *urgent = make(1, 100, 58, 6); // all 16 blocks
+    urgent->r.priority = -1;
+    submit(&b, urgent);
+    run_until(&b, 1, 6);
+    CHECK_EQ(requests[0].r.n_preemptions, 1);
+    run_until(&b, 0, 14); // restored: nothing of it was left
+    CHECK(b.control.n_rows >= 20 + 8 + 58 + 5 + 20 + 8);
+    struct test_request *late = make(2, 0, 24, 4); // begins with the first's prompt
+    late->prompt[20] = 299;
+    submit(&b, late);
+    run(&b, 3, 200);
+    CHECK_EQ(late->r.n_cached, 20);
+    check_answer(0);
+    check_answer(2);
+    stop(&b);
+}
+
+/* Logits of all its rows are wanted, so it reads nothing from the cache; others may read from it. */
+TEST(a_scored_prompt_is_computed_whole_and_found_by_others)
+{
+    struct bed b = {0};
+    static struct token_logprobs scores[40];
+    struct engine_options o = options_of(&b, 4, 100);
+    REQUIRE(start(&b, &o));
+    for (int32_t i = 0; i < 3; i++) {
+        struct test_request *q = make(i, 0, 20, 2);
+        q->r.params.prompt_logprobs = i < 2;
+        q->r.prompt_logprobs = scores;
+        submit(&b, q);
+        int64_t before = b.control.n_rows;
+        run(&b, 1, 100);
+        CHECK_EQ(q->r.n_cached, i < 2 ? 0 : 16);
+        CHECK_EQ(b.control.n_rows - before, i < 2 ? 21 : 5);
+        check_answer(i);
+    }
+    stop(&b);
+}
+
+/* A request that is cancelled between its plan and its results leaves nothing half-written. */
+TEST(what_a_cancelled_request_was_computing_is_right_or_not_found)
+{
+    for (int32_t turns = 0; turns < 8; turns++) {
+        struct bed b = {0};
+        struct engine_options o = options_of(&b, 4, 100);
+        o.max_num_seqs = 4;
+        o.max_num_batched_tokens = 10;
+        REQUIRE(start(&b, &o));
+        submit(&b, make(0, 0, 41, 4));
+        for (int32_t i = 0; i < turns; i++) {
+            engine_turn(b.e);
+        }
+        engine_cancel(b.e, &requests[0].r);
+        submit(&b, make(1, 0, 41, 4));
+        run(&b, 2, 200);
+        check_answer(1);
+        CHECK(requests[1].r.n_cached <= 10 * turns);
+        CHECK_EQ(b.control.n_wrong, 0);
+        stop(&b);
+    }
+}
+
 TEST(the_head_of_the_queue_is_not_starved_by_sharers)
 {
     struct bed b = {0};
@@ -227,6 +344,86 @@ TEST(the_head_of_the_queue_is_not_starved_by_sharers)
         engine_drain(b.e, on_event, &b);
     }
     CHECK(big->r.done && turn < 60);
+    stop(&b);
+}
+
+/* Small requests that came later take turns, so that one of them always decodes. */
+TEST(a_large_request_is_not_starved_by_small_ones_that_came_later)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 12); // 48 tokens
+    o.max_num_seqs = 8;
+    o.max_num_batched_tokens = 64;
+    REQUIRE(start(&b, &o));
+    submit(&b, make(0, 0, 12, 12));
+    run_until(&b, 0, 3);
+    struct test_request *big = make(1, 100, 40, 4); // 11 blocks of 12
+    submit(&b, big);
+    int32_t next = 2, turn = 0;
+    for (; turn < 400 && !big->r.done; turn++) {
+        if (turn % 8 == 0 && next < MAX_REQUESTS) {
+            submit(&b, make(next, 11 * next, 12, 12));
+            next++;
+        }
+        engine_turn(b.e);
+        scheduler_check(&b.e->scheduler);
+        engine_drain(b.e, on_event, &b);
+    }
+    CHECK(big->r.done && turn < 30);
+    check_answer(1);
+    run(&b, next, 400);
+    for (int32_t i = 2; i < next; i++) {
+        check_answer(i);
+    }
+    stop(&b);
+}
+
+TEST(an_urgent_request_takes_blocks_or_a_lane_at_once)
+{
+    for (int32_t lanes = 1; lanes < 3; lanes++) { // one: the lane is short, two: the blocks are
+        struct bed b = {0};
+        struct engine_options o = options_of(&b, 4, lanes == 1 ? 100 : 14);
+        o.max_num_seqs = lanes;
+        REQUIRE(start(&b, &o));
+        submit(&b, make(0, 0, 20, 25));
+        run_until(&b, 0, 5);
+        struct test_request *urgent = make(1, 100, 30, 4);
+        urgent->r.priority = -1;
+        submit(&b, urgent);
+        run_until(&b, 1, 4);
+        CHECK_EQ(requests[0].r.n_preemptions, 1);
+        CHECK(requests[0].outputs[0].n_tokens < 12);
+        run(&b, 2, 200);
+        check_answer(0);
+        check_answer(1);
+        stop(&b);
+    }
+}
+
+TEST(without_chunks_a_long_prompt_is_not_starved_by_short_ones)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 400);
+    o.no_chunked_prefill = true;
+    o.max_num_seqs = 8;
+    o.max_num_batched_tokens = 40;
+    o.max_model_len = 100;
+    REQUIRE(start(&b, &o));
+    submit(&b, make(0, 0, 5, 10));
+    submit(&b, make(2, 50, 5, 14));
+    run_until(&b, 2, 2);
+    submit(&b, make(1, 100, 39, 4)); // with two decoding it does not fit a step
+    int32_t next = 3, turn = 0;
+    for (; turn < 300 && !requests[1].r.done; turn++) {
+        if (turn % 3 == 0 && next < MAX_REQUESTS) {
+            submit(&b, make(next, 7 * next, 5, 12));
+            next++;
+        }
+        engine_turn(b.e);
+        engine_drain(b.e, on_event, &b);
+    }
+    CHECK(requests[1].r.done && turn < 40);
+    run(&b, next, 400);
     stop(&b);
 }
 

@@ -425,6 +425,7 @@ static void fill_more(struct fake *f, struct draw_result *r, const struct pass_d
 static enum status fake_sample(struct backend *be, const struct sample_args *a)
 {
     struct fake *f = fake_of(be);
+    int64_t begin = f->control->timed ? clock_now_ns() : 0;
     for (int32_t i = 0; i < a->n_draws; i++) {
         const struct pass_draw *d = &f->pass->draws[i];
         uint64_t h = f->row_hash[f->pass->out_rows[d->out_row]];
@@ -452,6 +453,7 @@ static enum status fake_sample(struct backend *be, const struct sample_args *a)
             fill_more(f, r, d, h);
         }
     }
+    f->control->busy_ns += f->control->timed ? clock_now_ns() - begin : 0;
     return OK;
 }
 
