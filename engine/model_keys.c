@@ -76,6 +76,8 @@ static const struct key config_keys[] = {
     FACTOR("attention_multiplier", -MOST),
     FACTOR("logits_scaling", LEAST),
     FACTOR("routed_scaling_factor", 0),
+    FACTOR("swiglu_alpha", 0),
+    FACTOR("swiglu_limit", 0),
     SWITCH("tie_word_embeddings"),
     SWITCH("attention_bias"),
     SWITCH("mlp_bias"),
