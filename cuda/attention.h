@@ -41,7 +41,9 @@ struct attention_launch {
     struct kv_view kv;
     struct pass_view pass;
     int32_t n_rows, n_heads; // rows of the bucket
-    int32_t n_seqs;          // of this pass; 0: not known. Unused with up to ATTENTION_CAPTURED_ROWS
+    /* Of this pass, and so unused with up to ATTENTION_CAPTURED_ROWS. */
+    int32_t n_seqs;    // 0: not known
+    bool has_no_slots; // attention_plan_slots said 0
     float scale;
     int32_t window;
     float softcap;
@@ -57,6 +59,9 @@ size_t attention_plan_bytes(const struct attention_limits *limits, int32_t n_row
 /* Writes the plan of `pass` to host memory of that size and sets *used, at most that size. */
 enum status attention_plan(const struct attention_limits *limits, const struct pass *pass,
                            int32_t n_rows, void *out, size_t *used);
+
+/* Of a plan just made, in host memory: the partial results that a launch will have to join. */
+int32_t attention_plan_slots(const void *plan);
 
 size_t attention_workspace_bytes(const struct attention_limits *limits);
 

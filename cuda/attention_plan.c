@@ -6,8 +6,9 @@
 enum { EXTRA_ITEMS_PER_SM = 8, MAX_FRACTION = 64, N_CLASSES = 1024 };
 
 /* In units of keys: what an item costs beyond its keys (its queries, its result), and what joining
- * a further slot costs. Chosen; the splits change little within a factor of two. */
-enum { ITEM_COST = 48, SLOT_COST = 16 };
+ * a further slot costs. Chosen; the splits change little within a factor of two, but with slots at
+ * 32 or less one group of 16 sequences is cut so small that it takes a quarter longer. */
+enum { ITEM_COST = 48, SLOT_COST = 48 };
 
 struct planner {
     const struct attention_limits *limits;
@@ -399,10 +400,14 @@ static int32_t choose_split(const struct planner *p)
 
 /* ---- the plan ------------------------------------------------------------------------------ */
 
+/* Longest first: the class of so many keys. By quarters of a tile, so that the units of a prompt's
+ * rows, which grow by as much, pair up to equal sums; the very long ones by twice a tile. */
 static int32_t class_of(int32_t n_keys)
 {
-    const int32_t c = n_keys / ATTENTION_KV_TILE;
-    return N_CLASSES - 1 - min_i32(c, N_CLASSES - 1); // longest first
+    const int32_t fine = ATTENTION_KV_TILE / 4, coarse = 2 * ATTENTION_KV_TILE;
+    const int32_t half = N_CLASSES / 2, more = n_keys - half * fine;
+    const int32_t c = more < 0 ? n_keys / fine : half + min_i32(more / coarse, half - 1);
+    return N_CLASSES - 1 - c;
 }
 
 static void give_slots(struct planner *p, int32_t split)
@@ -502,4 +507,9 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
     p.head->mean_keys = (int32_t)(n_keys / at_least_1(p.head->n_items));
     *used = items_offset(limits, n_rows) + (size_t)p.head->n_items * sizeof(struct attention_item);
     return OK;
+}
+
+int32_t attention_plan_slots(const void *plan)
+{
+    return ((const struct attention_plan_head *)plan)->n_slots;
 }
