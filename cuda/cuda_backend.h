@@ -108,6 +108,7 @@ struct cuda {
     const struct pass *pass; // NULL between passes; its arrays are the engine's until pass_end
     int32_t pass_set;
     struct pass_view view; // of the pass in hand
+    int32_t attention_slots; // of its plan
     struct pass_shape shape;
     int32_t pass_n_draws, pass_n_pool;
 

@@ -165,6 +165,7 @@ static enum status op_attention(struct backend *base, const struct attention_arg
         .n_rows = a->n_rows,
         .n_heads = a->n_heads,
         .n_seqs = be->pass ? be->pass->n_seqs : 0,
+        .has_no_slots = be->pass && be->attention_slots == 0,
         .scale = a->scale,
         .window = a->window,
         .softcap = a->softcap,

@@ -142,6 +142,7 @@ static enum status send_meta(struct cuda *be, const struct pass *p, const struct
     size_t plan_used = 0;
     if (m.plan_bytes > 0) {
         TRY(attention_plan(&be->attention, p, shape->n_rows, image + m.plan, &plan_used));
+        be->attention_slots = attention_plan_slots(image + m.plan);
     }
     size_t n_bytes = m.plan + plan_used;
     if (has_trees) {

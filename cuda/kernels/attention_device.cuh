@@ -27,7 +27,7 @@ struct attention_params {
     float *slots;   // see attention_plan.h
     float *scratch; // per block: the fold of fixed splits
     int32_t page_rows, head_rows, v_rows; // sm_90: strides in rows of head_dim
-    uint32_t zero; // sm_90: is 0, which the compiler does not know
+    int32_t q_rows; // sm_90: that GROUP_ROWS packed rows are; 0: not a whole number
     bool may_be_thin; // sm_90: a row's bits may depend on which rows are in the pass with it
 };
 

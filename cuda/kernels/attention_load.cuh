@@ -1,7 +1,7 @@
-/* What brings K, V and Q into shared memory: a warp for K and V, which runs ahead over the borders of
- * units, and for attention_woven.cu a warp for each computing warpgroup's Q, which comes for the next
- * unit as soon as the last scores of this one are there.
- * Thread: device code, a warp at once. */
+/* What brings K, V and Q into shared memory: a warp for K and V, which runs ahead over the borders
+ * of units, and for attention_prompt.cu a warp for each computing warpgroup's Q, which comes for
+ * the next unit as soon as the last scores of this one are there. Thread: device code, a warp at
+ * once. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_LOAD_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_LOAD_CUH
 
@@ -11,7 +11,7 @@
 
 template <int NB> struct kv_loader {
     const struct attention_params &p;
-    const CUtensorMap *map;
+    const struct attention_maps *map;
     char *slots;
     uint64_t *full, *empty;
     struct ring at;
@@ -25,8 +25,11 @@ template <int NB> struct kv_loader {
                                          int start, int end, int v_rows)
     {
         using S = shape<NB>;
-        const int bt = p.kv.block_tokens, n_pages = (min(S::KEYS, end - start) + bt - 1) / bt;
-        const int lane = threadIdx.x & 31, page0 = start / bt;
+        const int log_bt = 31 - __clz(p.kv.block_tokens), bt = 1 << log_bt;
+        const int n_keys = min(S::KEYS, end - start), n_pages = (n_keys + bt - 1) >> log_bt;
+        const int n_whole = (n_keys + PART_ROWS - 1) >> log_bt; // of which little would be in vain
+        const int n_parts = (max(n_keys - (n_whole << log_bt), 0) + PART_ROWS - 1) / PART_ROWS;
+        const int lane = threadIdx.x & 31, page0 = start >> log_bt;
         if (page0 < first_page || page0 + n_pages > first_page + 32) {
             look_up(u, table, max(page0 - S::KEYS / bt, 0)); // values follow keys, a tile behind
         }
@@ -37,18 +40,22 @@ template <int NB> struct kv_loader {
             has_waited = true;
         }
         if (lane == 0) {
-            barrier_expect(&full[at.slot], (uint32_t)(n_pages * bt * 128 * NB));
+            barrier_expect(&full[at.slot],
+                           (uint32_t)(((n_whole << log_bt) + n_parts * PART_ROWS) * 128 * NB));
         }
         __syncwarp();
         char *to = slots + at.slot * S::SLOT_BYTES;
-        for (int i = lane; i - lane < n_pages * NB; i += 32) {
-            const int page = i / NB, part = i % NB;
-            const int32_t b = __shfl_sync(0xffffffffu, block, (page0 + page - first_page) & 31);
-            if (page < n_pages) {
-                tensor_load(to + part * (S::KEYS * 128) + page * bt * 128, map, &full[at.slot],
-                            part * 64, b * p.page_rows + u.kv_head * p.head_rows + v_rows,
-                            u.n_packed > GROUP_ROWS ? again : once);
-            }
+        static_assert(S::KEYS / PART_ROWS * NB <= 32, "a lane for each copy");
+        const int box = lane / NB, columns = lane % NB;
+        const int row =
+            box < n_whole ? box << log_bt : (n_whole << log_bt) + (box - n_whole) * PART_ROWS;
+        const int32_t b =
+            __shfl_sync(0xffffffffu, block, (page0 + (row >> log_bt) - first_page) & 31);
+        if (box < n_whole + n_parts) {
+            tensor_load(to + columns * (S::KEYS * 128) + row * 128,
+                        box < n_whole ? &map->page : &map->part, &full[at.slot], columns * 64,
+                        b * p.page_rows + u.kv_head * p.head_rows + v_rows + (row & (bt - 1)),
+                        u.n_packed > GROUP_ROWS ? again : once);
         }
         at.next();
     }
@@ -80,23 +87,41 @@ template <int NB> struct kv_loader {
     }
 };
 
-/* The 64 packed rows of a unit from `first` on; zero where there is no row or no column. */
+/* The unit's description and its GROUP_ROWS packed rows from `first` on, for a warpgroup that
+ * computes them: on `full` both are there, on `empty` it has read the one and done with the other.
+ */
 template <typename T, int NB> struct q_loader {
     const struct attention_params &p;
+    const struct attention_maps *maps;
     char *q_tile;
     uint64_t *full, *empty;
+    struct attention_unit *note;
     int first;
     uint32_t parity = 0;
 
-    __device__ __forceinline__ void unit(const struct attention_unit &u)
+    __device__ __forceinline__ void describe(const struct attention_unit &u)
     {
-        if (first >= u.n_packed) {
-            return;
+        barrier_wait(empty, parity ^ 1);
+        parity ^= 1;
+        if ((threadIdx.x & 31) == 0) {
+            *note = u;
         }
+    }
+
+    __device__ __forceinline__ void is_there()
+    {
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0) {
+            barrier_arrive(full);
+        }
+    }
+
+    /* Zero where there is no row or no column. */
+    __device__ __forceinline__ void copy_rows(const struct attention_unit &u)
+    {
         const int lane = threadIdx.x & 31, d = p.kv.head_dim_k;
         int packed = first + (lane >> 3);
         int i = (u.first_packed + packed) / p.group, head = (u.first_packed + packed) % p.group;
-        barrier_wait(empty, parity ^ 1);
 #pragma unroll 1
         for (int r = lane >> 3; r < GROUP_ROWS; r += 4, packed += 4) {
             const bool is_row = packed < u.n_packed;
@@ -116,11 +141,30 @@ template <typename T, int NB> struct q_loader {
         }
         copies_wait();
         fence_async();
-        __syncwarp();
-        if (lane == 0) {
-            barrier_arrive(full);
+    }
+
+    __device__ __forceinline__ void unit(const struct attention_unit &u)
+    {
+        describe(u);
+        if (first >= u.n_packed) {
+            is_there();
+            return;
         }
-        parity ^= 1;
+        pdl_wait();
+        if (p.q_rows == 0) {
+            copy_rows(u);
+            is_there();
+        } else if ((threadIdx.x & 31) == 0) {
+            load_queries<NB>(p, maps, u, first, q_tile, full);
+        }
+    }
+
+    /* No more units. */
+    __device__ __forceinline__ void end()
+    {
+        struct attention_unit none = {};
+        describe(none);
+        is_there();
     }
 };
 

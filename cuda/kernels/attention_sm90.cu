@@ -24,7 +24,7 @@
 template <typename T, int NB>
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     attention_sm90_kernel(const __grid_constant__ struct attention_params p,
-                          const __grid_constant__ CUtensorMap map)
+                          const __grid_constant__ struct attention_maps map)
 {
 #if HAVE_SM90A
     using S = shape<NB>;
@@ -32,13 +32,18 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     char *smem = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
     char *slots = smem + 2 * S::Q_BYTES;
     uint64_t *full = (uint64_t *)(slots + S::SLOTS * S::SLOT_BYTES), *empty = full + S::SLOTS;
+    uint64_t *q_full = empty + S::SLOTS;
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::SLOTS; i++) {
             barrier_init(&full[i], 1);
             barrier_init(&empty[i], 8); // the computers' warps
         }
+        barrier_init(&q_full[0], 1);
+        barrier_init(&q_full[1], 1);
         barrier_init_done();
-        tensor_map_prefetch(&map);
+        tensor_map_prefetch(&map.page);
+        tensor_map_prefetch(&map.part);
+        tensor_map_prefetch(&map.queries);
     }
     __syncthreads();
     /* The plan, the tables and older keys were there before the kernel ahead began, so they are
@@ -102,6 +107,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
                                   smem + (group - 1) * S::Q_BYTES,
                                   full,
                                   empty,
+                                  &map,
+                                  q_full + group - 1,
                                   ring,
                                   group - 1,
                                   narrow ? 0 : (group - 1) * GROUP_ROWS,
@@ -136,7 +143,7 @@ bool attention_sm90_takes(const struct attention_launch *a)
 
 template <typename T>
 static cudaError_t launch_by_dim(cudaStream_t stream, const struct attention_params &p,
-                                 const CUtensorMap &map, int n_sms)
+                                 const struct attention_maps &map, int n_sms)
 {
     switch ((p.kv.head_dim_k + 63) / 64) {
     case 1: return launch_block<1>(stream, attention_sm90_kernel<T, 1>, p, map, n_sms);
@@ -147,14 +154,32 @@ static cudaError_t launch_by_dim(cudaStream_t stream, const struct attention_par
     }
 }
 
-/* Whether the pass is one of prompts for the woven kernel: so many rows to a sequence that some
+/* Whether the pass is one of prompts for attention_prompt.cu: so many rows to a sequence that some
  * tile has more than GROUP_ROWS packed ones. Not in deterministic mode, whose bits come from one
  * kernel; not where a captured launch may serve another pass. */
-static bool is_for_woven(const struct attention_launch *a, const struct attention_params &p)
+static bool is_for_prompts(const struct attention_launch *a, const struct attention_params &p)
 {
     return !a->limits->deterministic && p.kv.head_dim_k > 64 && p.kv.head_dim_k <= 128 &&
            a->out_stride % 8 == 0 && a->n_rows > ATTENTION_CAPTURED_ROWS && a->n_seqs > 0 &&
            (int64_t)a->n_rows * p.group > (int64_t)GROUP_ROWS * a->n_seqs;
+}
+
+static cudaError_t map_queries(CUtensorMap *map, const struct attention_launch *a,
+                               const struct attention_params &p)
+{
+    const cuuint64_t d = (cuuint64_t)a->kv.head_dim_k;
+    const cuuint64_t dims[3] = {d, (cuuint64_t)a->n_heads, (cuuint64_t)a->n_rows};
+    const cuuint64_t strides[2] = {d * 2, (cuuint64_t)a->q_stride * 2};
+    const cuuint32_t box[3] = {64, (cuuint32_t)p.group, (cuuint32_t)p.q_rows};
+    return tensor_map(map, a->q, a->dtype == DT_BF16, 3, dims, strides, box);
+}
+
+static cudaError_t map_kv(CUtensorMap *map, const struct kv_view *kv, int32_t page_rows,
+                          int32_t box_rows)
+{
+    return tensor_map_2d(map, kv->base, kv->dtype == DT_BF16, (uint64_t)kv->head_dim_k,
+                         (uint64_t)kv->n_pages * (uint64_t)page_rows,
+                         (uint64_t)kv->head_dim_k * 2, (uint32_t)box_rows);
 }
 
 cudaError_t attention_sm90(cudaStream_t stream, const struct attention_launch *a,
@@ -166,16 +191,16 @@ cudaError_t attention_sm90(cudaStream_t stream, const struct attention_launch *a
     p.head_rows = kv->head_stride / kv->head_dim_k;
     p.v_rows = kv->v_offset / kv->head_dim_k;
     p.may_be_thin = !a->limits->deterministic;
-    CUtensorMap map;
-    const cudaError_t e =
-        tensor_map_2d(&map, kv->base, kv->dtype == DT_BF16, (uint64_t)kv->head_dim_k,
-                      (uint64_t)kv->n_pages * (uint64_t)p.page_rows,
-                      (uint64_t)kv->head_dim_k * 2, (uint32_t)kv->block_tokens);
+    p.q_rows = GROUP_ROWS % p.group == 0 ? GROUP_ROWS / p.group : 0;
+    struct attention_maps map;
+    cudaError_t e = map_kv(&map.page, kv, p.page_rows, kv->block_tokens);
+    e = e == cudaSuccess ? map_kv(&map.part, kv, p.page_rows, PART_ROWS) : e;
+    e = e == cudaSuccess && p.q_rows > 0 ? map_queries(&map.queries, a, p) : e;
     if (e != cudaSuccess) {
         return e;
     }
-    if (is_for_woven(a, p)) {
-        return attention_woven(stream, a->dtype, p, map, n_sms);
+    if (is_for_prompts(a, p)) {
+        return attention_prompt(stream, a->dtype, p, map, n_sms);
     }
     return a->dtype == DT_BF16 ? launch_by_dim<bf16_t>(stream, p, map, n_sms)
                                : launch_by_dim<f16_t>(stream, p, map, n_sms);

@@ -18,14 +18,25 @@ template <int NB> struct shape {
     static constexpr int Q_BYTES = GROUP_ROWS * 128 * NB; // of one warpgroup
     static constexpr int SLOT_BYTES = KEYS * 128 * NB;
     static constexpr int FREE_BYTES = MAX_SMEM - 1024 - 512 - 2 * Q_BYTES;
+    static constexpr int NOTE_BYTES = sizeof(struct attention_unit);
     static constexpr int SLOTS = FREE_BYTES / SLOT_BYTES < 12 ? FREE_BYTES / SLOT_BYTES : 12;
-    static constexpr int SMEM = 1024 + 2 * Q_BYTES + SLOTS * SLOT_BYTES + (2 * SLOTS + 4) * 8;
+    static constexpr int SMEM =
+        1024 + 2 * Q_BYTES + SLOTS * SLOT_BYTES + (2 * SLOTS + 4) * 8 + 2 * NOTE_BYTES;
 };
+
+/* Pages of keys and values in whole, and 16 rows of one at a time: for the last page, of which the
+ * rest would be fetched in vain. Queries: the heads of a group of so many rows that they are
+ * GROUP_ROWS packed ones (p.q_rows; 0: the group does not divide that, and there is no such map).
+ */
+struct attention_maps {
+    CUtensorMap page, part, queries;
+};
+enum { PART_ROWS = 16 };
 
 /* One block per multiprocessor, with the shared memory of shape<NB>. */
 template <int NB, typename K>
 static cudaError_t launch_block(cudaStream_t stream, K kernel, const struct attention_params &p,
-                                const CUtensorMap &map, int n_sms)
+                                const struct attention_maps &map, int n_sms)
 {
     const cudaError_t ready = // of this device: ranks have one each
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape<NB>::SMEM);
@@ -34,10 +45,11 @@ static cudaError_t launch_block(cudaStream_t stream, K kernel, const struct atte
                : launch(kernel, dim3(n_sms), dim3(BLOCK_THREADS), shape<NB>::SMEM, stream, p, map);
 }
 
-/* attention_woven.cu: keys of 65 to 128 elements, for passes in which some tile has more than
+/* attention_prompt.cu: keys of 65 to 128 elements, for passes in which some tile has more than
  * GROUP_ROWS packed rows. */
-cudaError_t attention_woven(cudaStream_t stream, enum dtype dtype, const struct attention_params &p,
-                            const CUtensorMap &map, int n_sms);
+cudaError_t attention_prompt(cudaStream_t stream, enum dtype dtype,
+                             const struct attention_params &p, const struct attention_maps &map,
+                             int n_sms);
 
 #if HAVE_SM90A
 
@@ -54,6 +66,22 @@ struct ring {
         }
     }
 };
+
+/* By one thread: the GROUP_ROWS packed rows of a unit from `first` on to q_tile, in blocks of 64
+ * columns; it counts on `bar`. Rows beyond the unit's hold anything. */
+template <int NB>
+__device__ __forceinline__ void
+load_queries(const struct attention_params &p, const struct attention_maps *maps,
+             const struct attention_unit &u, int first, char *q_tile, uint64_t *bar)
+{
+    const int row = u.item.first_row + (u.first_packed + first) / GROUP_ROWS * p.q_rows;
+    barrier_expect(bar, shape<NB>::Q_BYTES);
+#pragma unroll
+    for (int b = 0; b < NB; b++) {
+        tensor_load_3d(q_tile + b * (GROUP_ROWS * 128), &maps->queries, bar, b * 64,
+                       u.kv_head * p.group, row, policy_normal());
+    }
+}
 
 /* Tells the compiler that the values may have changed here (the tensor cores wrote them). */
 template <int N> __device__ __forceinline__ void settle(float (&d)[N])
@@ -108,7 +136,8 @@ __device__ __forceinline__ void fold_run(float *keep, bool last, float (&values)
     }
 }
 
-/* What lane `quad` of the four of row r holds of it, unnormalised, with the row's maximum and sum. */
+/* What lane `quad` of the four of row r holds of it, unnormalised, with the row's maximum and sum.
+ */
 template <int N>
 __device__ __forceinline__ void store_slot(float *to, int d, int quad, int r,
                                            const float (&values)[N], float top, float sum)

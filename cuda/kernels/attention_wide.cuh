@@ -16,11 +16,15 @@ template <typename T, int NB> struct wide_computer {
     const struct attention_params &p;
     char *slots, *q_tile;
     uint64_t *full, *empty;
+    const struct attention_maps *maps;
+    uint64_t *q_full;
     struct ring at;
     int group;    // 0 or 1
     int first;    // packed row of a unit that is this warpgroup's first
     int releases; // of a slot by one warp: 2 if the other warpgroup does not use it
     int tid;      // in the warpgroup
+
+    uint32_t q_parity = 0;
 
     float scores[KEYS / 2];
     float values[HEAD_DIM / 2];
@@ -45,6 +49,14 @@ template <typename T, int NB> struct wide_computer {
     {
         constexpr int CHUNKS = HEAD_DIM / 8;
         sync(); // the unit before may still be read
+        if (p.q_rows > 0) {
+            if (tid == 0) {
+                load_queries<NB>(p, maps, u, first, q_tile, q_full);
+            }
+            barrier_wait(q_full, q_parity);
+            q_parity ^= 1;
+            return;
+        }
 #pragma unroll 4
         for (int i = tid; i < GROUP_ROWS * CHUNKS; i += WARPGROUP) {
             const int r = i / CHUNKS, c = i % CHUNKS, packed = first + r;

@@ -268,6 +268,7 @@ static inline void prepare(struct prepared &p, const struct scene &s, int first_
     a.pass.n_rows = a.n_rows = n_rows + padding;
     a.n_heads = s.n_heads;
     a.n_seqs = (int)seqs.size();
+    a.has_no_slots = p.n_slots == 0;
     a.scale = 1.0f / sqrtf((float)s.dim_k);
     a.window = s.window;
     a.softcap = s.softcap;

@@ -16,11 +16,12 @@
 
 /* ---- host: tensor maps --------------------------------------------------------------------- */
 
-/* A row-major matrix of 16-bit elements read in boxes of 64 columns by box_rows, laid down in shared
- * memory as rows of 128 bytes with the 128-byte swizzle; what lies outside reads as zero. */
-static inline cudaError_t tensor_map_2d(CUtensorMap *map, const void *base, bool is_bf16,
-                                        uint64_t n_cols, uint64_t n_rows, uint64_t row_bytes,
-                                        uint32_t box_rows)
+/* An array of up to 3 dimensions of 16-bit elements, the first of them contiguous, read in boxes and
+ * laid down in shared memory as rows of 128 bytes with the 128-byte swizzle, so box[0] is 64; what lies
+ * outside reads as zero. row_bytes: from one index of dimension 1 (and 2) to the next. */
+static inline cudaError_t tensor_map(CUtensorMap *map, const void *base, bool is_bf16, uint32_t n_dims,
+                                     const cuuint64_t *dims, const cuuint64_t *row_bytes,
+                                     const cuuint32_t *box)
 {
     typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
                                   const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
@@ -38,14 +39,23 @@ static inline cudaError_t tensor_map_2d(CUtensorMap *map, const void *base, bool
     if (encode == nullptr) {
         return cudaErrorNotSupported;
     }
-    const cuuint64_t dims[2] = {n_cols, n_rows}, strides[1] = {row_bytes};
-    const cuuint32_t box[2] = {64, box_rows}, steps[2] = {1, 1};
+    const cuuint32_t steps[3] = {1, 1, 1};
     const CUresult r =
-        encode(map, is_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-               const_cast<void *>(base), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        encode(map, is_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+               n_dims, const_cast<void *>(base), dims, row_bytes, box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_64B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+/* A row-major matrix, in boxes of 64 columns by box_rows. */
+static inline cudaError_t tensor_map_2d(CUtensorMap *map, const void *base, bool is_bf16,
+                                        uint64_t n_cols, uint64_t n_rows, uint64_t row_bytes,
+                                        uint32_t box_rows)
+{
+    const cuuint64_t dims[2] = {n_cols, n_rows}, strides[1] = {row_bytes};
+    const cuuint32_t box[2] = {64, box_rows};
+    return tensor_map(map, base, is_bf16, 2, dims, strides, box);
 }
 
 /* ---- device -------------------------------------------------------------------------------- */
@@ -168,6 +178,17 @@ __device__ __forceinline__ void tensor_load(void *to, const CUtensorMap *map, ui
                  : "memory");
 }
 
+/* The same of three dimensions. */
+__device__ __forceinline__ void tensor_load_3d(void *to, const CUtensorMap *map, uint64_t *bar,
+                                               int column, int row, int plane, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(smem_address(to)),
+                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(column), "r"(row), "r"(plane),
+                 "l"(policy)
+                 : "memory");
+}
+
 /* The same to the blocks of the cluster that `mask` names, at the same place in each; its bytes count
  * on the barrier at the same place there. */
 __device__ __forceinline__ void tensor_load_multicast(void *to, const CUtensorMap *map, uint64_t *bar,
@@ -225,6 +246,12 @@ template <int ID_BASE = 0> __device__ __forceinline__ void named_barrier(int id,
     asm volatile("bar.sync %0, %1;" ::"r"(id + ID_BASE), "r"(n_threads) : "memory");
 }
 
+/* The same without waiting for the others. */
+__device__ __forceinline__ void named_barrier_arrive(int id, int n_threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
 template <int N> __device__ __forceinline__ void registers_more()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -238,13 +265,6 @@ template <int N> __device__ __forceinline__ void registers_fewer()
 __device__ __forceinline__ void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-/* The same where only registers that no wgmma uses were written since the last one: ptxas asks for
- * it, and puts it there itself if it is missing. */
-__device__ __forceinline__ void wgmma_order()
-{
-    asm volatile("wgmma.fence.sync.aligned;");
 }
 
 __device__ __forceinline__ void wgmma_commit()

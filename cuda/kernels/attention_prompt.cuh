@@ -1,42 +1,52 @@
-/* Attention of prompts: a warpgroup's 64 packed rows on wgmma, with P V woven into the softmax.
+/* Attention of prompts: the computing half of attention_prompt.cu, 64 packed rows to a warpgroup on
+ * wgmma.
  *
- * Issuing wgmma holds a warp up for about as long as the tensor cores take, so what is to run beside
- * it must stand between the instructions. A tile of keys goes: its scores, and between them the sums
- * so far are scaled; what is not seen is hidden; maxima; exponentials, and between them the products
- * with the values of the tile before. Nothing is in flight across a branch: ptxas would serialise
- * it. A row's sums are made in the order of attention_wide.cuh.
+ * A tile of keys goes: its scores and the products with the values of the tile before are issued
+ * one behind the other; when the scores are there, what is not seen is hidden and the exponentials
+ * are taken. The warpgroups take turns at the issuing, so that one's softmax falls into the other's
+ * products. Nothing else is in flight across a branch: ptxas would serialise it.
+ *
+ * Exponentials are taken relative to a reference of the row, which is moved to its maximum only
+ * when a score rises above it by more than 2^KEEP: a sum cannot overflow by that, and while no
+ * reference moves, nothing need be scaled.
  *
  * Thread: device code, a warpgroup at once. */
-#ifndef SLUICE_CUDA_KERNELS_ATTENTION_WOVEN_CUH
-#define SLUICE_CUDA_KERNELS_ATTENTION_WOVEN_CUH
+#ifndef SLUICE_CUDA_KERNELS_ATTENTION_PROMPT_CUH
+#define SLUICE_CUDA_KERNELS_ATTENTION_PROMPT_CUH
 
 #include "cuda/kernels/attention_sm90.cuh"
 
 #if HAVE_SM90A
 
-template <typename T, int NB> struct woven_computer {
+template <typename T, int NB> struct prompt_computer {
     using S = shape<NB>;
     static constexpr int KEYS = S::KEYS, HEAD_DIM = S::HEAD_DIM;
+    static constexpr float KEEP = 8.0f;
     const struct attention_params &p;
     char *slots, *q_tile;
-    uint64_t *full, *empty, *q_full, *q_empty;
+    uint64_t *full, *empty, *q_empty;
     struct ring at;
-    int group;    // 0 or 1
-    int first;    // packed row of a unit that is this warpgroup's first
-    int releases; // of a slot by one warp: 2 if the other warpgroup does not use it
-    int tid;      // in the warpgroup
-    uint32_t q_parity = 0;
+    int group; // 0 or 1
+    int tid;   // in the warpgroup
+    bool takes_turns = false;
 
     float scores[KEYS / 2];
     float values[HEAD_DIM / 2];
     uint32_t probs[KEYS / 16][4];
-    float top[2], sum[2], decay[2]; // of rows g and g + 8; top in units of scores
+    float top[2], sum[2], decay[2]; // of rows g and g + 8; top: the reference, in units of scores
     struct attention_row_view view[2];
 
     __device__ __forceinline__ void release(int slot)
     {
         if ((tid & 31) == 0) {
-            barrier_arrive(&empty[slot], releases);
+            barrier_arrive(&empty[slot]);
+        }
+    }
+
+    __device__ __forceinline__ void release_q()
+    {
+        if ((tid & 31) == 0) {
+            barrier_arrive(q_empty);
         }
     }
 
@@ -45,39 +55,57 @@ template <typename T, int NB> struct woven_computer {
         named_barrier(1 + group, WARPGROUP);
     }
 
-    /* scores = Q K^T of the tile in hand. SCALING: while they are made, the values are scaled for
-     * the maximum that the tile before brought. */
-    template <bool SCALING> __device__ __forceinline__ void score()
+    /* Turns are barriers 3 and 4; to be called once, by the second: the first begins. */
+    __device__ __forceinline__ void pass_turn_first()
+    {
+        named_barrier_arrive(3, 2 * WARPGROUP);
+    }
+
+    __device__ __forceinline__ void wait_turn()
+    {
+        if (takes_turns) {
+            named_barrier(3 + group, 2 * WARPGROUP);
+        }
+    }
+
+    __device__ __forceinline__ void pass_turn()
+    {
+        if (takes_turns) {
+            named_barrier_arrive(3 + (group ^ 1), 2 * WARPGROUP);
+        }
+    }
+
+    /* Issues scores = Q K^T of the tile in hand. */
+    __device__ __forceinline__ void issue_scores()
     {
         const uint64_t a = wgmma_operand(smem_address(q_tile), 0);
         const uint64_t b = wgmma_operand(smem_address(slots + at.slot * S::SLOT_BYTES), 0);
-        barrier_wait(&full[at.slot], at.parity);
         settle(scores);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < HEAD_DIM / 16; k++) {
-            if (SCALING && k > 0) {
-                wgmma_order();
-            }
             wgmma<T, KEYS>::ss(scores,
                                wgmma_advance(a, (k >> 2) * (GROUP_ROWS * 128) + (k & 3) * 32),
                                wgmma_advance(b, (k >> 2) * (KEYS * 128) + (k & 3) * 32), k > 0);
-#pragma unroll
-            for (int i = 0; SCALING && i < 8; i++) {
-                values[8 * k + i] *= decay[i >> 1 & 1];
-            }
-        }
-        if (SCALING) {
-            wgmma_order();
         }
         wgmma_commit();
-        wgmma_wait<0>();
-        settle(scores);
-        release(at.slot);
-        at.next();
     }
 
-    /* Hides from each row what it does not see. */
+    /* Issues values += P V of the tile in hand. */
+    __device__ __forceinline__ void issue_values()
+    {
+        const uint64_t b = wgmma_operand(smem_address(slots + at.slot * S::SLOT_BYTES), KEYS * 128);
+        settle(values);
+        settle(probs);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++) {
+            wgmma<T, HEAD_DIM>::rs(values, probs[k], wgmma_advance(b, k * 16 * 128), 1);
+        }
+        wgmma_commit();
+    }
+
+    /* Hides from each row what it does not see of the tile at `start`. */
     __device__ __forceinline__ void hide(const struct attention_unit &u, int start)
     {
         if (p.softcap > 0.0f) {
@@ -120,19 +148,9 @@ template <typename T, int NB> struct woven_computer {
         }
     }
 
-    /* scores -> probabilities in place (not yet divided), top, sum, decay. WITH_VALUES: between the
-     * exponentials, values += P V of the tile before, whose V is the tile in hand. */
-    template <bool WITH_VALUES> __device__ __forceinline__ void softmax()
+    /* scores -> probabilities in place (not yet divided), top, sum, decay. */
+    __device__ __forceinline__ void softmax()
     {
-        const uint64_t b = wgmma_operand(smem_address(slots + at.slot * S::SLOT_BYTES), KEYS * 128);
-        constexpr int STEPS = KEYS / 16;
-        if (WITH_VALUES) {
-            barrier_wait(&full[at.slot], at.parity);
-            settle(values);
-            settle(probs);
-            wgmma_fence();
-            wgmma<T, HEAD_DIM>::rs(values, probs[0], b, 1);
-        }
         float high[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
 #pragma unroll
         for (int j = 0; j < KEYS / 8; j++) {
@@ -149,42 +167,27 @@ template <typename T, int NB> struct woven_computer {
             h = fmaxf(h, __shfl_xor_sync(0xffffffffu, h, 1));
             h = fmaxf(h, __shfl_xor_sync(0xffffffffu, h, 2));
             h = fmaxf(h, top[r]);
+            h = (h - top[r]) * p.scale_log2 <= KEEP ? top[r] : h; // not so where both are -inf
             safe[r] = h == -INFINITY ? 0.0f : __fmul_rn(h, p.scale_log2);
-            /* Not fused: a tile that brings no new maximum must leave 1 exactly. */
+            /* Not fused: a reference that stays must leave 1 exactly. */
             decay[r] = exp2_fast(__fsub_rn(__fmul_rn(top[r], p.scale_log2), safe[r]));
             top[r] = h;
         }
 #pragma unroll
-        for (int k = 0; k < STEPS; k++) {
-            if (WITH_VALUES && k > 0) {
-                /* Zero, but not before those exponentials: else ptxas issues all at once. */
-                const uint32_t tie =
-                    (__float_as_uint(scores[8 * k - 1]) ^ __float_as_uint(scores[8 * k - 3])) &
-                    p.zero;
-                wgmma_order();
-                wgmma<T, HEAD_DIM>::rs(values, probs[k], wgmma_advance(b, k * 16 * 128 + tie), 1);
-            }
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                float &s = scores[8 * k + i];
-                s = exp2_fast(__fmaf_rn(s, p.scale_log2, -safe[i >> 1 & 1]));
-                add[i >> 1 & 1] += s;
-            }
+        for (int n = 0; n < KEYS / 2; n++) {
+            const int r = n & 1, i = n >> 1;
+            float &s = scores[(i >> 1) * 4 + 2 * r + (i & 1)];
+            s = exp2_fast(__fmaf_rn(s, p.scale_log2, -safe[r]));
+            add[r] += s;
         }
         sum[0] = __fmaf_rn(sum[0], decay[0], add[0]);
         sum[1] = __fmaf_rn(sum[1], decay[1], add[1]);
-        settle(scores);
-        if (WITH_VALUES) {
-            wgmma_order();
-            wgmma_commit();
-            wgmma_wait<0>();
-            settle(values);
-            settle(probs);
-            release(at.slot);
-            at.next();
-        }
+    }
+
+    __device__ __forceinline__ void to_probs()
+    {
 #pragma unroll
-        for (int k = 0; k < STEPS; k++) {
+        for (int k = 0; k < KEYS / 16; k++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 probs[k][i] = pack<T>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
@@ -192,42 +195,80 @@ template <typename T, int NB> struct woven_computer {
         }
     }
 
-    /* Sets V rows of keys that no row sees to zero: what they hold is nobody's. */
-    __device__ __forceinline__ void clean_values(int slot, int n)
+    __device__ __forceinline__ void scale_values()
     {
-        constexpr int CHUNKS = HEAD_DIM / 8;
-        if (n >= KEYS) {
+        if (!__any_sync(0xffffffffu, decay[0] != 1.0f || decay[1] != 1.0f)) {
             return;
         }
-        char *v = slots + slot * S::SLOT_BYTES;
-#pragma unroll 1
-        for (int i = tid + n * CHUNKS; i < KEYS * CHUNKS; i += WARPGROUP) {
-            const int r = i / CHUNKS, c = i % CHUNKS;
-            *reinterpret_cast<uint4 *>(v + (c >> 3) * (KEYS * 128) + swizzled(r, c & 7)) =
-                make_uint4(0, 0, 0, 0);
-        }
-        fence_async();
-        sync();
-    }
-
-    /* values += P V of the last tile, of which n keys are real. */
-    __device__ __forceinline__ void last_values(int n)
-    {
-        barrier_wait(&full[at.slot], at.parity);
-        clean_values(at.slot, n);
-        const uint64_t b = wgmma_operand(smem_address(slots + at.slot * S::SLOT_BYTES), KEYS * 128);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; i++) {
             values[i] *= decay[i >> 1 & 1];
         }
+    }
+
+    /* The scores of a unit's first tile. */
+    __device__ __forceinline__ void first_step(const struct attention_unit &u, bool hidden)
+    {
+        barrier_wait(&full[at.slot], at.parity);
+        issue_scores();
+        wgmma_wait<0>();
+        settle(scores);
+        release(at.slot);
+        at.next();
+        if (hidden) {
+            hide(u, u.lo);
+        }
+        softmax();
+        to_probs();
+    }
+
+    /* The scores of the tile at `start` while the values of the one before it are summed. */
+    template <bool HIDE>
+    __device__ __forceinline__ void step(const struct attention_unit &u, int start)
+    {
+        const int k_slot = at.slot;
+        barrier_wait(&full[k_slot], at.parity);
+        wait_turn();
+        issue_scores();
+        at.next();
+        barrier_wait(&full[at.slot], at.parity);
+        issue_values();
+        pass_turn();
+        wgmma_wait<1>();
+        settle(scores);
+        if (HIDE) {
+            hide(u, start);
+        }
+        softmax();
+        settle(scores);
+        release(k_slot);
+        wgmma_wait<0>();
         settle(values);
         settle(probs);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < KEYS / 16; k++) {
-            wgmma<T, HEAD_DIM>::rs(values, probs[k], wgmma_advance(b, k * 16 * 128), 1);
+        release(at.slot);
+        at.next();
+        to_probs();
+        scale_values();
+    }
+
+    /* values += P V of the last tile, of which n keys are real. What V holds of others is nobody's:
+     * it is set to zero. */
+    __device__ __forceinline__ void last_values(int n)
+    {
+        constexpr int CHUNKS = HEAD_DIM / 8;
+        barrier_wait(&full[at.slot], at.parity);
+        if (n < KEYS) {
+            char *v = slots + at.slot * S::SLOT_BYTES;
+#pragma unroll 1
+            for (int i = tid + n * CHUNKS; i < KEYS * CHUNKS; i += WARPGROUP) {
+                const int r = i / CHUNKS, c = i % CHUNKS;
+                *reinterpret_cast<uint4 *>(v + (c >> 3) * (KEYS * 128) + swizzled(r, c & 7)) =
+                    make_uint4(0, 0, 0, 0);
+            }
+            fence_async();
+            sync();
         }
-        wgmma_commit();
+        issue_values();
         wgmma_wait<0>();
         settle(values);
         settle(probs);
@@ -235,29 +276,22 @@ template <typename T, int NB> struct woven_computer {
         at.next();
     }
 
-    /* Keys [lo, end) into values, top, sum. */
-    __device__ __forceinline__ void run(const struct attention_unit &u, int lo, int end)
+    /* The unit's keys into values, top, sum. */
+    __device__ __forceinline__ void run(const struct attention_unit &u)
     {
-        const int plain = p.softcap > 0.0f ? INT32_MAX : u.all_lo, plain_end = min(end, u.all_hi);
-        clear();
-        score<false>();
-        if (lo < plain || lo + KEYS > plain_end) {
-            hide(u, lo);
-        }
-        softmax<false>();
-        int start = lo + KEYS;
+        const int plain = p.softcap > 0.0f ? INT32_MAX : u.all_lo, plain_end = min(u.hi, u.all_hi);
+        first_step(u, u.lo < plain || u.lo + KEYS > plain_end);
+        int start = u.lo + KEYS;
 #pragma unroll 1
-        for (; start < end; start += KEYS) {
-            score<true>();
-            if (start < plain || start + KEYS > plain_end) {
-                hide(u, start);
+        for (; start < u.hi; start += KEYS) {
+            if (start >= plain && start + KEYS <= plain_end) {
+                step<false>(u, start);
+            } else {
+                step<true>(u, start);
             }
-            softmax<true>();
         }
-        if (end == u.hi) {
-            release_q();
-        }
-        last_values(end - (start - KEYS));
+        release_q();
+        last_values(u.hi - (start - KEYS));
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
@@ -266,46 +300,17 @@ template <typename T, int NB> struct woven_computer {
         }
     }
 
-    __device__ __forceinline__ void release_q()
-    {
-        if ((tid & 31) == 0) {
-            barrier_arrive(q_empty);
-        }
-    }
-
-    __device__ __forceinline__ void clear()
-    {
-        top[0] = top[1] = -INFINITY;
-        sum[0] = sum[1] = 0.0f;
-        decay[0] = decay[1] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; i++) {
-            values[i] = 0.0f;
-        }
-    }
-
-    /* This warpgroup has no rows: lets the loader go on. */
+    /* This warpgroup has no rows: lets the loaders go on. */
     __device__ __forceinline__ void skip(const struct attention_unit &u)
     {
+        const int n = u.lo < u.hi ? 2 * ((u.hi - u.lo + KEYS - 1) / KEYS) : 0;
 #pragma unroll 1
-        for (int lo = u.lo; lo < u.hi;) {
-            const int end = run_end(u, lo), n = 2 * ((end - lo + KEYS - 1) / KEYS);
-#pragma unroll 1
-            for (int i = 0; i < n; i++) {
-                barrier_wait(&full[at.slot], at.parity);
-                release(at.slot);
-                at.next();
-            }
-            lo = end;
+        for (int i = 0; i < n; i++) {
+            barrier_wait(&full[at.slot], at.parity);
+            release(at.slot);
+            at.next();
         }
-    }
-
-    /* Joins the runs of a folding item; what came before waits in this thread's scratch. */
-    __device__ __forceinline__ void fold(float (&all_top)[2], float (&all_sum)[2], bool last)
-    {
-        float *keep =
-            p.scratch + ((int64_t)(blockIdx.x * 2 + group) * (HEAD_DIM / 2)) * WARPGROUP + tid;
-        fold_run(keep, last, values, top, sum, all_top, all_sum);
+        release_q();
     }
 
     /* Row r's values as 16-bit pairs, so exchanged among the four lanes that hold the row that each
@@ -348,7 +353,7 @@ template <typename T, int NB> struct woven_computer {
         const int d = p.kv.head_dim_v, quad = tid & 3;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const int packed = first + (tid >> 5) * 16 + (tid >> 2 & 7) + 8 * r;
+            const int packed = group * GROUP_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7) + 8 * r;
             const struct attention_row_view &v = view[r];
             if (u.item.split < 0) {
                 const float w = final_weight(top[r], sum[r], p.sinks, v.head);
@@ -372,35 +377,25 @@ template <typename T, int NB> struct woven_computer {
 
     __device__ __forceinline__ void unit(const struct attention_unit &u)
     {
-        if (first >= u.n_packed) {
+        if (group * GROUP_ROWS >= u.n_packed) {
             skip(u);
             return;
         }
+        takes_turns = u.n_packed > GROUP_ROWS;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            view[r] = row_view(p, u, first + (tid >> 5) * 16 + (tid >> 2 & 7) + 8 * r);
+            view[r] = row_view(p, u, group * GROUP_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7) + 8 * r);
         }
-        barrier_wait(q_full, q_parity);
-        q_parity ^= 1;
-        if (u.lo >= u.hi) {
-            clear();
+        top[0] = top[1] = -INFINITY;
+        sum[0] = sum[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++) {
+            values[i] = 0.0f;
+        }
+        if (u.lo < u.hi) {
+            run(u);
+        } else {
             release_q();
-        }
-        float all_top[2] = {-INFINITY, -INFINITY}, all_sum[2] = {-1.0f, -1.0f};
-#pragma unroll 1
-        for (int lo = u.lo; lo < u.hi;) {
-            const int end = run_end(u, lo);
-            run(u, lo, end);
-            if (u.item.fold) {
-                fold(all_top, all_sum, end == u.hi);
-            }
-            lo = end;
-        }
-        if (u.item.fold && u.lo < u.hi) {
-            top[0] = all_top[0];
-            top[1] = all_top[1];
-            sum[0] = all_sum[0];
-            sum[1] = all_sum[1];
         }
         store(u);
     }
