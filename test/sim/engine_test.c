@@ -324,6 +324,28 @@ TEST(what_a_cancelled_request_was_computing_is_right_or_not_found)
     }
 }
 
+/* Another request every so many turns, whose prompt begins `step` further each time. */
+struct stream {
+    int32_t every, step, n_prompt, n_out;
+};
+
+/* Takes turns until q is done while a stream of requests from *next on comes in; the turns taken. */
+static int32_t run_in_stream(struct bed *b, const struct test_request *q, int32_t *next,
+                             struct stream s)
+{
+    int32_t turn = 0;
+    for (; turn < 400 && !q->r.done; turn++) {
+        if (turn % s.every == 0 && *next < MAX_REQUESTS) {
+            submit(b, make(*next, s.step * *next, s.n_prompt, s.n_out));
+            ++*next;
+        }
+        engine_turn(b->e);
+        scheduler_check(&b->e->scheduler);
+        engine_drain(b->e, on_event, b);
+    }
+    return turn;
+}
+
 TEST(the_head_of_the_queue_is_not_starved_by_sharers)
 {
     struct bed b = {0};
@@ -335,15 +357,8 @@ TEST(the_head_of_the_queue_is_not_starved_by_sharers)
     engine_turn(b.e);
     struct test_request *big = make(1, 100, 40, 4); // 11 blocks of 12
     submit(&b, big);
-    int32_t next = 2, turn = 0;
-    for (; turn < 400 && !big->r.done; turn++) { // an endless stream that shares the first's prompt
-        if (turn % 3 == 0 && next < MAX_REQUESTS) {
-            submit(&b, make(next++, 0, 25, 10));
-        }
-        engine_turn(b.e);
-        engine_drain(b.e, on_event, &b);
-    }
-    CHECK(big->r.done && turn < 60);
+    int32_t next = 2; // an endless stream that shares the first's prompt
+    CHECK(run_in_stream(&b, big, &next, (struct stream){3, 0, 25, 10}) < 60);
     stop(&b);
 }
 
@@ -359,17 +374,8 @@ TEST(a_large_request_is_not_starved_by_small_ones_that_came_later)
     run_until(&b, 0, 3);
     struct test_request *big = make(1, 100, 40, 4); // 11 blocks of 12
     submit(&b, big);
-    int32_t next = 2, turn = 0;
-    for (; turn < 400 && !big->r.done; turn++) {
-        if (turn % 8 == 0 && next < MAX_REQUESTS) {
-            submit(&b, make(next, 11 * next, 12, 12));
-            next++;
-        }
-        engine_turn(b.e);
-        scheduler_check(&b.e->scheduler);
-        engine_drain(b.e, on_event, &b);
-    }
-    CHECK(big->r.done && turn < 30);
+    int32_t next = 2;
+    CHECK(run_in_stream(&b, big, &next, (struct stream){8, 11, 12, 12}) < 30);
     check_answer(1);
     run(&b, next, 400);
     for (int32_t i = 2; i < next; i++) {
@@ -413,16 +419,8 @@ TEST(without_chunks_a_long_prompt_is_not_starved_by_short_ones)
     submit(&b, make(2, 50, 5, 14));
     run_until(&b, 2, 2);
     submit(&b, make(1, 100, 39, 4)); // with two decoding it does not fit a step
-    int32_t next = 3, turn = 0;
-    for (; turn < 300 && !requests[1].r.done; turn++) {
-        if (turn % 3 == 0 && next < MAX_REQUESTS) {
-            submit(&b, make(next, 7 * next, 5, 12));
-            next++;
-        }
-        engine_turn(b.e);
-        engine_drain(b.e, on_event, &b);
-    }
-    CHECK(requests[1].r.done && turn < 40);
+    int32_t next = 3;
+    CHECK(run_in_stream(&b, &requests[1], &next, (struct stream){3, 7, 5, 12}) < 40);
     run(&b, next, 400);
     stop(&b);
 }
