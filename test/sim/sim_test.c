@@ -27,6 +27,8 @@ struct sim {
     struct engine *e;
     struct sim_request requests[MAX_REQUESTS];
     int32_t n_requests, n_done;
+    const struct sequence *head; // the first in order, and for how long it has not moved
+    int32_t head_known, head_computed, head_turns;
 };
 
 static uint32_t draw(struct sim *s, uint32_t below)
@@ -201,6 +203,24 @@ static void submit_or_message(struct sim *s, struct sim_request *q, int32_t turn
     }
 }
 
+/* Who is first in the total order moves on, whatever else there is: at the latest when the steps under
+ * way have ended, or who computes its prefix right now has done so. */
+static void watch_head(struct sim *s)
+{
+    enum { PATIENCE = MAX_PROMPT + 4 }; // a prefix may come at a row a turn; seen: 39
+    const struct sequence *head = s->e->scheduler.order.next;
+    if (head == &s->e->scheduler.order || head->state == SEQ_RETIRING || head != s->head ||
+        head->n_known != s->head_known || head->n_computed != s->head_computed) {
+        s->head = head;
+        s->head_known = head->n_known;
+        s->head_computed = head->n_computed;
+        s->head_turns = 0;
+        return;
+    }
+    s->head_turns++;
+    CHECK(s->head_turns < PATIENCE);
+}
+
 static void take_turn(struct sim *s, int32_t turn)
 {
     for (int32_t i = 0; i < s->n_requests; i++) {
@@ -208,6 +228,7 @@ static void take_turn(struct sim *s, int32_t turn)
     }
     engine_turn(s->e);
     scheduler_check(&s->e->scheduler);
+    watch_head(s);
     engine_drain(s->e, on_event, s);
 }
 
