@@ -194,6 +194,13 @@ static int32_t path_blocks(struct engine *e, const struct backend_facts *facts)
     return e->spec.budget * tree_path_blocks(e->info.block_tokens);
 }
 
+static double share_of_memory(const struct engine *e, const struct backend_facts *facts)
+{
+    return e->options.memory_fraction > 0.0 ? e->options.memory_fraction
+           : on_cpu(facts)                  ? 0.4
+                                            : 0.9;
+}
+
 /* How much of the device's memory the KV blocks may take. */
 static size_t kv_budget(const struct engine *e, const struct backend_facts *facts,
                         size_t activations)
@@ -201,11 +208,8 @@ static size_t kv_budget(const struct engine *e, const struct backend_facts *fact
     if (e->options.kv_bytes > 0) {
         return e->options.kv_bytes;
     }
-    double fraction = e->options.memory_fraction > 0.0 ? e->options.memory_fraction
-                      : on_cpu(facts)                  ? 0.4
-                                                       : 0.9;
-    double free_bytes = (double)facts->free_bytes * fraction - (double)activations;
-    return free_bytes > 0.0 ? (size_t)free_bytes : 0;
+    double bytes = (double)facts->free_bytes * share_of_memory(e, facts) - (double)activations;
+    return bytes > 0.0 ? (size_t)bytes : 0;
 }
 
 static enum status ask_free(struct rank *r, void *arg)
@@ -275,8 +279,13 @@ static enum status size_blocks(struct engine *e, struct err *err)
                        "take %zu", e->options.kv_bytes, 2 * per_block);
     }
     if (n < 2) {
-        return err_set(err, ERR_NOMEM, "no memory for KV blocks: %zu MB free after the weights, "
-                       "%zu kB a block", facts.free_bytes >> 20, per_block >> 10);
+        return e->options.n_blocks > 0
+                   ? err_set(err, ERR_INVALID, "num-gpu-blocks-override is %d: two KV blocks are "
+                             "the least", e->options.n_blocks)
+                   : err_set(err, ERR_NOMEM, "no memory for KV blocks of %zu kB: %zu MB free after "
+                             "the weights, %g of it to use (gpu-memory-utilization), %zu MB for "
+                             "activations", per_block >> 10, facts.free_bytes >> 20,
+                             share_of_memory(e, &facts), activations >> 20);
     }
     info->n_blocks = (int32_t)n;
     info->kv_bytes = (size_t)n * per_block;

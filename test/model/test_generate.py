@@ -102,6 +102,16 @@ def test_a_key_that_nobody_reads_is_told_once():
     assert told([GOOD]) == ""
 
 
+@pytest.mark.parametrize("flags, words", [
+    (("--num-gpu-blocks-override", "1"), ["num-gpu-blocks-override", "two"]),
+    (("--kv-cache-memory-bytes", "1k"), ["kv-cache-memory-bytes", "two"]),
+    (("--gpu-memory-utilization", "0.000001"), ["gpu-memory-utilization", "activations"]),
+])
+def test_too_little_room_is_told_by_the_option_that_gives_it(flags, words):
+    done = run(json.dumps(GOOD), "--json", *flags)
+    assert done.returncode == 1 and all(word in done.stderr.decode() for word in words), done
+
+
 @pytest.mark.parametrize("flags", [("--max-tokens", "many"), ("--max-tokens=-1",), ("--max-tokens",), ("--max-tokens", "99999999999999999999")])
 def test_a_number_of_tokens_that_is_none(flags):
     done = run(b"", "hello", *flags)
