@@ -132,6 +132,9 @@ static enum admission admit(struct scheduler *s, struct plan *p, struct sequence
     if (seq->n_inflight > 0) {
         return DEFERRED; // a token of it is still on its way
     }
+    if (!holdings_has_lane(s, seq)) {
+        return NO_ROOM;
+    }
     uint64_t chain = seq->root;
     bool pending = false;
     int32_t n_hit = 0;
@@ -145,7 +148,7 @@ static enum admission admit(struct scheduler *s, struct plan *p, struct sequence
         kv_pool_retain(&s->pool, s->hits[i]); // before any allocation could take them
     }
     int32_t need = holdings_blocks_for(s, seq->n_known) - n_hit;
-    if (!holdings_has_lane(s, seq) || !holdings_make_room(s, p, seq, need)) {
+    if (!holdings_make_room(s, p, seq, need)) {
         for (int32_t i = n_hit - 1; i >= 0; i--) {
             kv_pool_release(&s->pool, s->hits[i]);
         }
