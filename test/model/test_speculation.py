@@ -161,6 +161,16 @@ def test_a_hundred_answers_are_those_without_at_every_depth(how, k, answers_with
     assert sum(a["usage"]["accepted_draft_tokens"] for a in answers) > 50
 
 
+@pytest.mark.parametrize("method", ["draft_model", "tree"])
+def test_measuring_what_passes_cost_leaves_the_draft_model_as_it_was(method):
+    """Without `fixed`: passes of up to 128 rows have run before, whatever the number of sequences."""
+    keys = {"method": method, "model": DEMO_DRAFT, "num_speculative_tokens": 4}
+    asks = [{**q, "temperature": 0} for q in questions(40)]
+    answers = golden.generate(DEMO, asks, "--max-num-seqs", "2", "--speculative-config", json.dumps(keys))
+    drafted, right = (sum(a["usage"][k] for a in answers) for k in ("draft_tokens", "accepted_draft_tokens"))
+    assert drafted > 100 and right > 0.6 * drafted, (right, drafted)
+
+
 def refused(*flags, model=OWN):
     command = [golden.SLUICE, "generate", model, "hello", "--device", "cpu", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
