@@ -24,6 +24,7 @@ struct waker {
 struct generate {
     struct engine *engine;
     struct tokenizer *tokenizer;
+    struct err no_tokenizer;
     struct generate_context cx;
     struct waker waker;
     struct generate_job **jobs; // in input order
@@ -278,13 +279,13 @@ static enum status open_all(struct generate *g, const struct config *c,
     options->callback_arg = &g->waker;
     TRY(engine_open(options, &g->engine, err));
     g->cx.info = engine_info(g->engine);
-    struct err no_tokenizer;
     const char *from = c->tokenizer ? c->tokenizer : c->model;
-    if (tokenizer_load(from, &g->tokenizer, &no_tokenizer) != OK) {
-        log_warn("no text in or out: %s", no_tokenizer.text);
+    if (tokenizer_load(from, &g->tokenizer, &g->no_tokenizer) != OK) {
+        log_warn("no text in or out: %s", g->no_tokenizer.text);
         g->tokenizer = NULL;
     }
     g->cx.tokenizer = g->tokenizer;
+    g->cx.no_tokenizer = g->no_tokenizer.text;
     return OK;
 }
 

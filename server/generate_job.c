@@ -46,8 +46,8 @@ static enum status encode(struct arena *a, const struct generate_context *cx, co
                           bool add_special, const int32_t **ids, int32_t *n, struct err *err)
 {
     if (!cx->tokenizer) {
-        return err_set(err, ERR_INVALID, "the model folder has no tokenizer.json: give "
-                       "prompt_token_ids");
+        return err_set(err, ERR_INVALID, "no text without a tokenizer, only prompt_token_ids: %s",
+                       cx->no_tokenizer);
     }
     struct ids list;
     ids_init(&list, MAX_STRING_TOKENS);

@@ -19,6 +19,7 @@ struct generate_job {
 struct generate_context {
     const struct engine_info *info;
     const struct tokenizer *tokenizer; // NULL: ids only
+    const char *no_tokenizer;          // why it is NULL
 };
 
 /* Fills the job from a JSON object. On error `failed` and `error` are set. */

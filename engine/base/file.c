@@ -10,7 +10,7 @@
 
 static enum status open_regular(const char *path, int *fd, size_t *n_bytes, struct err *err)
 {
-    *fd = open(path, O_RDONLY | O_CLOEXEC);
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe would be waited for
     if (*fd < 0) {
         return err_set(err, ERR_IO, "%s: %s", path, strerror(errno));
     }

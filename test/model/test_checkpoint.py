@@ -167,6 +167,13 @@ def index_outside(c):
     json.dump(index, open(path, "w"))
 
 
+def a_pipe(name):
+    def change(c):
+        os.unlink(c.path(name))
+        os.mkfifo(c.path(name))
+    return change
+
+
 def no_config(c):
     os.unlink(c.path("config.json"))
 
@@ -222,6 +229,8 @@ BROKEN = {  # what is wrong: what the sentence must name
     index_without_file: ["model-00002-of-00003.safetensors"],
     index_outside: ["outside", "../../etc/passwd"],
     no_config: ["config.json"],
+    a_pipe("config.json"): ["config.json", "regular"],
+    a_pipe(WEIGHTS): [WEIGHTS, "regular"],
     broken_config: ["config.json"],
     config_is_a_list: ["config.json"],
     config_value(model_type="gpt_neox"): ["config.json", "gpt_neox", "llama"],

@@ -118,6 +118,19 @@ def test_a_number_of_tokens_that_is_none(flags):
     assert done.returncode == 1 and b"max-tokens" in done.stderr and not done.stdout, done
 
 
+@pytest.mark.parametrize("text, why", [(None, "No such file"), ("{", "byte 1")], ids=["absent", "broken"])
+def test_without_a_tokenizer_ids_go_in_and_out(text, why, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        os.symlink(os.path.join(MODEL, name), tmp_path / name)
+    if text is not None:
+        (tmp_path / "tokenizer.json").write_text(text)
+    done = subprocess.run([golden.SLUICE, "generate", str(tmp_path), "--json", "--log-level", "error", "--device", golden.DEVICE],
+                          input=json.dumps(GOOD) + "\n" + json.dumps({"prompt": "a"}), capture_output=True, text=True, timeout=60)
+    ids, words = [json.loads(line) for line in done.stdout.splitlines()]
+    assert ids["outputs"][0]["token_ids"] == answers([GOOD])[0]["outputs"][0]["token_ids"] and "text" not in ids["outputs"][0]
+    assert "tokenizer.json" in words["error"] and why in words["error"] and "prompt_token_ids" in words["error"]
+
+
 def test_a_prompt_of_a_person():
     done = run(b"", "hello", "--max-tokens=3")
     assert done.returncode == 0 and done.stdout == run(b"hello", "--max-tokens", "3").stdout, done
