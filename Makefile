@@ -145,9 +145,9 @@ test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain
 test-server: all $(SERVERS)  ## the server whole: API, SDK, raw sockets, drain, balancers, nodes
 	@test/run $(filter-out test/server/test_configs.py,$(wildcard test/server/test_*.py))
 test-asan:  ## the C tests and the server's under ASan and UBSan
-	@$(MAKE) FLAVOUR=asan CUDA=0 test-unit test-server
+	@TEST_TIMEOUT=$${TEST_TIMEOUT:-1200} $(MAKE) FLAVOUR=asan CUDA=0 test-unit test-server
 test-tsan:  ## the same under TSan
-	@$(MAKE) FLAVOUR=tsan CUDA=0 test-unit test-server
+	@TEST_TIMEOUT=$${TEST_TIMEOUT:-1200} $(MAKE) FLAVOUR=tsan CUDA=0 test-unit test-server
 # The NEON kernels against the scalar ones, on any machine that has the cross compiler and QEMU.
 NEON_CC  := $(shell command -v aarch64-linux-gnu-gcc)
 NEON_RUN := $(shell command -v qemu-aarch64-static)
