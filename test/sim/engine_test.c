@@ -94,6 +94,18 @@ static void submit(struct bed *b, struct test_request *q)
     }
 }
 
+static void check_answer(int32_t i)
+{
+    const struct test_request *q = &requests[i];
+    int32_t known[MAX_PROMPT + MAX_OUT], n = q->r.n_prompt;
+    memcpy(known, q->prompt, sizeof q->prompt);
+    CHECK_EQ(q->outputs[0].n_tokens, q->r.params.max_tokens);
+    for (int32_t k = 0; k < q->outputs[0].n_tokens; k++, n++) {
+        CHECK_EQ(q->tokens[0][k], fake_next(known, n, 0, VOCAB));
+        known[n] = q->tokens[0][k];
+    }
+}
+
 TEST(two_requests_that_do_not_fit_together_both_end)
 {
     struct bed b = {0};
@@ -175,6 +187,24 @@ TEST(a_second_turn_hits_the_first_ones_prompt_and_answer)
     stop(&b);
 }
 
+/* The last token of an answer was never fed, so a block that ends with it is not there. */
+TEST(a_block_whose_last_token_was_not_computed_is_not_found)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 100);
+    REQUIRE(start(&b, &o));
+    submit(&b, make(0, 0, 21, 31)); // 52 tokens: 13 blocks
+    run(&b, 1, 100);
+    struct test_request *q = make(1, 0, 61, 3);
+    memcpy(q->prompt + 21, requests[0].tokens[0], 31 * sizeof *q->prompt);
+    submit(&b, q);
+    run(&b, 1, 100);
+    CHECK_EQ(q->r.n_cached, 48);
+    CHECK_EQ(b.control.n_wrong, 0);
+    check_answer(1);
+    stop(&b);
+}
+
 TEST(a_full_hit_still_computes_one_block)
 {
     struct bed b = {0};
@@ -215,18 +245,6 @@ static void run_until(struct bed *b, int32_t i, int32_t n)
         engine_drain(b->e, on_event, b);
     }
     CHECK(requests[i].outputs[0].n_tokens >= n);
-}
-
-static void check_answer(int32_t i)
-{
-    const struct test_request *q = &requests[i];
-    int32_t known[MAX_PROMPT + MAX_OUT], n = q->r.n_prompt;
-    memcpy(known, q->prompt, sizeof q->prompt);
-    CHECK_EQ(q->outputs[0].n_tokens, q->r.params.max_tokens);
-    for (int32_t k = 0; k < q->outputs[0].n_tokens; k++, n++) {
-        CHECK_EQ(q->tokens[0][k], fake_next(known, n, 0, VOCAB));
-        known[n] = q->tokens[0][k];
-    }
 }
 
 /* What a preempted sequence leaves stays findable until somebody needs its room. */
@@ -344,6 +362,29 @@ static int32_t run_in_stream(struct bed *b, const struct test_request *q, int32_
         engine_drain(b->e, on_event, b);
     }
     return turn;
+}
+
+/* What the later one shares with the earlier one would not become free with it. */
+TEST(nobody_is_preempted_for_blocks_that_others_hold_too)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 16);
+    REQUIRE(start(&b, &o));
+    struct test_request *first = make(0, 0, 32, 12); // 11 blocks in the end
+    first->r.priority = -2;
+    submit(&b, first);
+    run_until(&b, 0, 1);
+    submit(&b, make(2, 0, 33, 6)); // shares 8 of them, and has 2 of its own
+    run_until(&b, 2, 1);
+    struct test_request *between = make(1, 100, 40, 2); // 11: 3 free and 2 are too few
+    between->r.priority = -1;
+    submit(&b, between);
+    run(&b, 3, 200);
+    CHECK_EQ(requests[2].r.n_preemptions, 0);
+    for (int32_t i = 0; i < 3; i++) {
+        check_answer(i);
+    }
+    stop(&b);
 }
 
 TEST(the_head_of_the_queue_is_not_starved_by_sharers)

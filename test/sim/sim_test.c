@@ -98,9 +98,12 @@ static void make_request(struct sim *s, int32_t index)
     // Half of the prompts begin like an earlier one.
     int32_t shared = index > 0 && draw(s, 2) ? (int32_t)draw(s, (uint32_t)r->n_prompt + 1) : 0;
     const struct sim_request *like = &s->requests[index > 0 ? draw(s, (uint32_t)index) : 0];
+    bool goes_on = index > 0 && draw(s, 3) == 0; // a conversation: the answer, then more
     for (int32_t i = 0; i < r->n_prompt; i++) {
-        q->prompt[i] = i < shared && i < like->r.n_prompt ? like->prompt[i]
-                                                          : (int32_t)draw(s, 6);
+        bool answer = goes_on && i >= like->r.n_prompt && i - like->r.n_prompt < like->r.params.max_tokens;
+        q->prompt[i] = answer ? fake_next(q->prompt, i, like->r.params.seed, VOCAB)
+                       : (goes_on || i < shared) && i < like->r.n_prompt ? like->prompt[i]
+                                                                         : (int32_t)draw(s, 6);
     }
     r->prompt = q->prompt;
     r->params = sampling_params_default();
