@@ -118,19 +118,36 @@ template <typename T, int NB> struct thin_computer {
         return tree_sees(p, u, view, w, key - u.item.n_past);
     }
 
+    /* Bit 2 f + e: whether key first + 8 f + e is seen. */
+    __device__ __forceinline__ uint32_t seen_keys(const struct attention_unit &u, int first)
+    {
+        uint32_t seen = 0;
+#pragma unroll 1
+        for (int i = 0; i < 2 * NF; i++) {
+            seen |= (uint32_t)sees(u, first + (i >> 1) * 8 + (i & 1)) << i;
+        }
+        return seen;
+    }
+
     /* scores -> probs (not yet divided), top, sum, decay. */
     __device__ __forceinline__ void softmax(const struct attention_unit &u, int start)
     {
-        const int first = start + warp() * OWN + (lane() & 3) * 2;
         const bool all = start >= u.all_lo && start + KEYS <= u.all_hi;
+        const uint32_t seen = all ? ~0u : seen_keys(u, start + warp() * OWN + (lane() & 3) * 2);
+        if (p.softcap > 0.0f) {
+#pragma unroll
+            for (int f = 0; f < NF; f++) {
+                scores[f][0] = soft_cap(p, scores[f][0]);
+                scores[f][1] = soft_cap(p, scores[f][1]);
+            }
+        }
         float high = top;
 #pragma unroll
         for (int f = 0; f < NF; f++) {
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 float &s = scores[f][e];
-                s = p.softcap > 0.0f ? soft_cap(p, s) : s;
-                s = all || sees(u, first + f * 8 + e) ? s : -INFINITY;
+                s = seen >> (2 * f + e) & 1 ? s : -INFINITY;
                 high = fmaxf(high, s);
             }
         }
@@ -180,21 +197,29 @@ template <typename T, int NB> struct thin_computer {
         }
     }
 
-    /* Keys [lo, hi) of the unit, in the ring's order: K0 K1 V0 K2 V1 ... */
+    /* Keys [lo, hi) of the unit, in the ring's order: K0 K1 V0 K2 V1 ... Each part stands here once:
+     * the code is fetched anew by every launch, which took longer than to run it. */
     __device__ __forceinline__ void run(const struct attention_unit &u)
     {
-        barrier_wait(&full[at.slot], at.parity);
-        score();
-        release();
-        softmax(u, u.lo);
-        int start = u.lo + KEYS;
-        for (; start < u.hi; start += KEYS) {
-            barrier_wait(&full[at.slot], at.parity);
-            score();
-            release();
-            barrier_wait(&full[at.slot], at.parity);
-            add_values();
-            release();
+#pragma unroll 1
+        for (int start = u.lo;; start += KEYS) {
+            const bool is_last = start >= u.hi;
+            if (!is_last) {
+                barrier_wait(&full[at.slot], at.parity);
+                score();
+                release();
+            }
+            if (start > u.lo) {
+                barrier_wait(&full[at.slot], at.parity);
+                if (is_last) {
+                    clean_values(u.hi - (start - KEYS));
+                }
+                add_values();
+                release();
+            }
+            if (is_last) {
+                break;
+            }
             softmax(u, start);
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / 8; i++) {
@@ -202,10 +227,6 @@ template <typename T, int NB> struct thin_computer {
                 values[i][1] *= decay;
             }
         }
-        barrier_wait(&full[at.slot], at.parity);
-        clean_values(u.hi - (start - KEYS));
-        add_values();
-        release();
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         top = __fmul_rn(top, p.scale_log2);
@@ -230,6 +251,7 @@ template <typename T, int NB> struct thin_computer {
         }
         sync();
         if (warp() == 0 && row < u.n_packed) {
+#pragma unroll 1
             for (int w = 0; w < 3; w++) {
                 const float *from = room + (w * THIN_ROWS + row) * PITCH;
                 const float2 other = *reinterpret_cast<const float2 *>(from + HEAD_DIM);
