@@ -3,6 +3,7 @@
 #include "engine/base/json.h"
 #include "engine/detok.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -407,9 +408,10 @@ static const char *finish_name(enum finish_reason reason)
     return names[reason];
 }
 
+/* JSON has neither infinities nor NaN, which broken weights give: as the server, the API's least. */
 static void put_logprob(struct buf *out, float v)
 {
-    buf_printf(out, "%.9g", (double)v);
+    buf_printf(out, "%.9g", v > -9999.0f ? (double)v : -9999.0);
 }
 
 static void put_top(struct buf *out, const struct token_logprobs *l)
@@ -513,7 +515,8 @@ void generate_job_print(const struct generate_job *job, const struct generate_co
     if (r->pool != POOL_NONE) {
         buf_puts(out, "\"embedding\": [");
         for (int32_t i = 0; i < cx->info->hidden; i++) {
-            buf_printf(out, "%s%.9g", i ? ", " : "", (double)r->pooled[i]);
+            double v = isfinite(r->pooled[i]) ? (double)r->pooled[i] : 0.0;
+            buf_printf(out, "%s%.9g", i ? ", " : "", v);
         }
         buf_puts(out, "], ");
     } else {

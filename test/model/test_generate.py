@@ -1,6 +1,8 @@
 """`sluice generate` with input that is not what it should be: an {"error": ...} in its line's place, and the others answered."""
 import json
 import os
+import shutil
+import struct
 import subprocess
 
 import pytest
@@ -129,6 +131,25 @@ def test_without_a_tokenizer_ids_go_in_and_out(text, why, tmp_path):
     ids, words = [json.loads(line) for line in done.stdout.splitlines()]
     assert ids["outputs"][0]["token_ids"] == answers([GOOD])[0]["outputs"][0]["token_ids"] and "text" not in ids["outputs"][0]
     assert "tokenizer.json" in words["error"] and why in words["error"] and "prompt_token_ids" in words["error"]
+
+
+def test_weights_that_are_no_numbers_give_json_all_the_same(tmp_path):
+    for name in os.listdir(MODEL):
+        shutil.copy(os.path.join(MODEL, name), tmp_path)
+    path = tmp_path / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    n = struct.unpack("<Q", raw[:8])[0]
+    at = 8 + n + json.loads(raw[8:8 + n])["model.norm.weight"]["data_offsets"][0]
+    raw[at:at + 2] = b"\xc0\x7f"  # NaN
+    path.write_bytes(raw)
+
+    def no_constant(name):
+        raise AssertionError(name)
+    lines = [dict(GOOD, logprobs=2, prompt_logprobs=2), {"prompt_token_ids": [5, 6], "pool": "mean"}]
+    done = subprocess.run([golden.SLUICE, "generate", str(tmp_path), "--json", "--device", golden.DEVICE],
+                          input="\n".join(map(json.dumps, lines)), capture_output=True, text=True, timeout=60)
+    scored, pooled = [json.loads(line, parse_constant=no_constant) for line in done.stdout.splitlines()]
+    assert scored["outputs"][0]["logprobs"] == [-9999.0, -9999.0] and 0.0 in pooled["embedding"]
 
 
 def test_a_prompt_of_a_person():
