@@ -1,6 +1,6 @@
-/* The plan of deterministic trees, which is the host's work: every row of a tree is in one tile that
- * shows it the keys of a plain run, through a lane where they lie in order. Needs CUDA's headers, and no
- * device. */
+/* The plan, which is the host's work. Of deterministic trees: every row of a tree is in one tile that
+ * shows it the keys of a plain run, through a lane where they lie in order. Of a prompt: its units
+ * even out. Needs CUDA's headers, and no device. */
 #include "test/op/cuda_pass.h"
 
 #ifdef SLUICE_CUDA
@@ -21,10 +21,10 @@ struct plan {
 
 static struct plan make_plan(const struct attention_limits *l, const struct pass *pass)
 {
-    const size_t n_bytes = attention_plan_bytes(l, N_ROWS);
+    const size_t n_bytes = attention_plan_bytes(l, l->max_rows);
     size_t used = 0;
     struct plan p = {.head = xcalloc(1, n_bytes)};
-    CHECK_EQ(attention_plan(l, pass, N_ROWS, p.head, &used), OK);
+    CHECK_EQ(attention_plan(l, pass, l->max_rows, p.head, &used), OK);
     CHECK(used <= n_bytes);
     p.paths = (const void *)((const char *)p.head + p.head->paths_offset);
     p.items = (const void *)((const char *)p.head + p.head->items_offset);
@@ -125,6 +125,60 @@ TEST(trees_without_paths_are_trees)
         }
         free(p.head);
     }
+}
+
+/* Tiles of keys of the busiest block, when units are dealt as the kernels do: to and fro. */
+static int32_t most_tiles(const struct plan *p, int32_t n_blocks, int32_t n_kv_heads)
+{
+    int32_t most = 0;
+    for (int32_t b = 0; b < n_blocks; b++) {
+        int32_t n = 0;
+        for (int32_t k = 0; k * n_blocks < p->head->n_items * n_kv_heads; k++) {
+            const int32_t unit = k * n_blocks + (k % 2 ? n_blocks - 1 - b : b);
+            if (unit < p->head->n_items * n_kv_heads) {
+                const struct attention_item *i = &p->items[unit / n_kv_heads];
+                n += (i->kv_end - i->kv_begin + ATTENTION_KV_TILE - 1) / ATTENTION_KV_TILE;
+            }
+        }
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+TEST(the_units_of_a_prompt_even_out)
+{
+    struct attention_limits l = {.max_rows = 1024, .max_lanes = 1, .max_len = 65536,
+                                 .block_tokens = 32, .n_sms = 132, .sm = 90,
+                                 .shapes = {{32, 8, 128}}};
+    struct pass_seq seq = {.lane = 0, .first_row = 0, .n_rows = 1024, .n_past = 0};
+    const struct pass pass = {.n_rows = 1024, .n_seqs = 1, .seqs = &seq};
+    struct plan p = make_plan(&l, &pass);
+    CHECK_EQ(attention_plan_slots(p.head), 0);
+    CHECK_EQ(most_tiles(&p, l.n_sms, 8), 9); // of 1,152 on 132 blocks
+    free(p.head);
+    /* Longest first at any length, the longest included. */
+    for (int32_t n_past = 0; n_past < 60000; n_past += 2500) {
+        seq.n_past = n_past;
+        p = make_plan(&l, &pass);
+        for (int32_t i = 1; i < p.head->n_items; i++) {
+            const int32_t keys = p.items[i].kv_end - p.items[i].kv_begin;
+            CHECK(keys < p.items[i - 1].kv_end - p.items[i - 1].kv_begin + 2 * ATTENTION_KV_TILE);
+        }
+        free(p.head);
+    }
+}
+
+TEST(a_row_in_pieces_has_slots_to_join)
+{
+    const struct attention_limits l = {.max_rows = 1, .max_lanes = 1, .max_len = 65536,
+                                       .block_tokens = 32, .n_sms = 132, .sm = 90,
+                                       .shapes = {{32, 8, 128}}};
+    const struct pass_seq seq = {.lane = 0, .first_row = 0, .n_rows = 1, .n_past = 2047};
+    const struct pass pass = {.n_rows = 1, .n_seqs = 1, .seqs = &seq};
+    struct plan p = make_plan(&l, &pass);
+    CHECK_EQ(attention_plan_slots(p.head), p.head->n_items);
+    CHECK(p.head->n_items > 1);
+    free(p.head);
 }
 #else
 TEST(every_row_of_a_tree_finds_the_keys_of_a_plain_run)
