@@ -230,18 +230,51 @@ __device__ struct best team_argmax_left(const float *row, int n, struct shared_s
     return team_best(b, s);
 }
 
-/* Of the row as it is; id 0 and -infinity when nothing is above that. */
-__device__ struct best team_argmax(const float *row, int n, struct shared_state *s)
+/* This thread's share of a row, many loads under way at a time. A function of its own, so that its
+ * registers are not those of whoever draws. */
+__device__ __noinline__ struct best thread_best(const float *row, int n)
 {
-    const struct scores plain = {row, n, 1.0f, NULL, NULL, -1};
+    enum { AT_ONCE = 8 };
     struct best b = {-INFINITY, INT32_MAX};
-    each(plain, [&](int id, float x) {
+    auto look = [&](int id, float x) {
         if (x > b.value || (x == b.value && id < b.id && x > -INFINITY)) {
             b.value = x;
             b.id = id;
         }
-    });
-    b = team_best(b, s);
+    };
+    const int me = team_thread(), all = team_threads();
+    int done = 0;
+    if ((uintptr_t)row % 16 == 0) {
+        const float4 *row4 = (const float4 *)row;
+        const int n4 = n / 4;
+        for (int i = me; i < n4; i += AT_ONCE * all) {
+            float4 v[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                const float none = -INFINITY;
+                v[k] = i + k * all < n4 ? row4[i + k * all] : make_float4(none, none, none, none);
+            }
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                const int id = 4 * (i + k * all);
+                look(id, v[k].x);
+                look(id + 1, v[k].y);
+                look(id + 2, v[k].z);
+                look(id + 3, v[k].w);
+            }
+        }
+        done = 4 * n4;
+    }
+    for (int i = done + me; i < n; i += all) {
+        look(i, row[i]);
+    }
+    return b;
+}
+
+/* Of the row as it is; id 0 and -infinity when nothing is above that. */
+__device__ struct best team_argmax(const float *row, int n, struct shared_state *s)
+{
+    struct best b = team_best(thread_best(row, n), s);
     b.id = b.id == INT32_MAX ? 0 : b.id;
     return b;
 }
