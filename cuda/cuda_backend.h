@@ -28,6 +28,7 @@ struct weight {
     void *data;     // [n_experts, n_out, n_in]
     float *bias;    // [n_experts, n_out] or NULL
     void *bias_act; // LINEAR: the same in the weight's dtype, if that is 16-bit
+    bool joined;    // LINEAR: its product was left as sums in vain: it no longer is
     struct weight *next;
 };
 
@@ -95,7 +96,7 @@ struct cuda {
     struct draw_result *results;
     char *meta, *staged; // the pass's metadata; the mirror of a slot's pinned memory
     size_t meta_bytes, staged_bytes;
-    void *scratch, *attention_workspace, *gemm_workspace;
+    void *scratch, *attention_workspace, *gemm_workspace, *sums;
     size_t scratch_bytes, gemm_workspace_bytes;
     struct sample_scratch sample;
     float *shards; // ranks' logits
@@ -118,6 +119,10 @@ struct cuda {
     int64_t peer_largest; // bytes of a message
     uint32_t *aborted;    // pinned
 
+    struct {
+        struct gemm_args product;
+        struct sum_parts sums; // n 0: none
+    } unsettled; // the last product, where it was left as sums
     struct graphs *graphs;
     struct plans *plans;
     struct upload *upload;
@@ -205,6 +210,14 @@ void cuda_graph_abort(struct cuda *be);
 enum status cuda_gemm_open(struct cuda *be);
 void cuda_gemm_close(struct cuda *be);
 enum status cuda_gemm(struct cuda *be, const struct gemm_args *a);
+/* A product may be left as sums over runs of K (may_split of gemm_args). Whoever reads its y
+ * otherwise than through cuda_take_sums settles it before: every op but those that take sums. */
+enum status cuda_settle(struct cuda *be);
+/* Takes the sums of the product that is all of y, if it was left so; then y never holds it. */
+bool cuda_take_sums(struct cuda *be, const void *y, int32_t n_rows, int32_t width,
+                    struct sum_parts *sums);
+/* A product with its activation in one kernel; false where there is none for it. */
+bool cuda_gemm_gated(struct cuda *be, const struct gemm_args *a, enum status *st);
 
 /* cuda_comm.c */
 int32_t cuda_comm_device(const struct comm *c, int32_t rank); // of a rank of this process

@@ -7,11 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_PLANS = 4096, PROBES = 8, WORKSPACE_BYTES = 64 << 20 };
+enum { N_PLANS = 4096, PROBES = 8, WORKSPACE_BYTES = 64 << 20, SUMS_BYTES = 32 << 20 };
 
 /* All that a plan depends on; compared as bytes, so it is zeroed before it is filled. */
 struct plan_key {
-    int32_t n_rows, n_out, n_in, x_stride, y_stride, n_batch;
+    int32_t n_rows, n_out, n_in, x_stride, y_stride, w_stride, n_batch;
     int32_t x_dtype, w_dtype, y_dtype, flags; // 1: bias, 2: accumulate, 4: unaligned
     int64_t x_batch, w_batch, y_batch;
 };
@@ -36,6 +36,7 @@ enum status cuda_gemm_open(struct cuda *be)
         return cuda_check(be, cudaErrorUnknown, "cublasLtCreate");
     }
     be->gemm_workspace_bytes = WORKSPACE_BYTES;
+    TRY(cuda_alloc(be, SUMS_BYTES, &be->sums));
     return cuda_alloc(be, WORKSPACE_BYTES, &be->gemm_workspace);
 }
 
@@ -161,7 +162,7 @@ static struct plan *find_plan(struct cuda *be, const struct plan_key *key)
         p->used = true;
         p->key = *key;
         p->none = !(op_init(p, key) &&
-                    layout_init(&p->a, key->w_dtype, key->n_out, key->n_in, key->n_in,
+                    layout_init(&p->a, key->w_dtype, key->n_out, key->n_in, key->w_stride,
                                 key->n_batch, key->w_batch) &&
                     layout_init(&p->b, key->x_dtype, key->n_rows, key->n_in, key->x_stride,
                                 key->n_batch, key->x_batch) &&
@@ -172,12 +173,17 @@ static struct plan *find_plan(struct cuda *be, const struct plan_key *key)
     return p;
 }
 
+static int32_t weight_stride(const struct gemm_args *a)
+{
+    return a->w_stride ? a->w_stride : a->n_in;
+}
+
 static bool is_aligned(const struct gemm_args *a)
 {
     const size_t x = dtype_bytes(a->x_dtype), w = dtype_bytes(a->w_dtype);
     const size_t y = dtype_bytes(a->y_dtype);
     return ((uintptr_t)a->x | (uintptr_t)a->weight | (uintptr_t)a->y | (size_t)a->x_stride * x |
-            (size_t)a->n_in * w | (size_t)a->y_stride * y | (size_t)a->x_batch * x |
+            (size_t)weight_stride(a) * w | (size_t)a->y_stride * y | (size_t)a->x_batch * x |
             (size_t)a->w_batch * w | (size_t)a->y_batch * y) %
                16 ==
            0;
@@ -202,6 +208,7 @@ static bool on_cublas(struct cuda *be, const struct gemm_args *a, cudaError_t *e
     key.n_in = a->n_in;
     key.x_stride = a->x_stride;
     key.y_stride = a->y_stride;
+    key.w_stride = weight_stride(a);
     key.n_batch = a->n_batch;
     key.x_dtype = (int32_t)a->x_dtype;
     key.w_dtype = (int32_t)a->w_dtype;
@@ -227,6 +234,94 @@ static bool on_cublas(struct cuda *be, const struct gemm_args *a, cudaError_t *e
     return true;
 }
 
+/* ---- products left as sums ------------------------------------------------------------------- */
+
+enum status cuda_settle(struct cuda *be)
+{
+    if (be->unsettled.sums.n == 0) {
+        return OK;
+    }
+    const struct sum_parts sums = be->unsettled.sums;
+    be->unsettled.sums.n = 0;
+    if (be->unsettled.product.joined) {
+        *be->unsettled.product.joined = true;
+    }
+    return cuda_check(be, gemm_join(be->stream, &be->unsettled.product, &sums), "gemm_join");
+}
+
+bool cuda_take_sums(struct cuda *be, const void *y, int32_t n_rows, int32_t width,
+                    struct sum_parts *sums)
+{
+    const struct gemm_args *a = &be->unsettled.product;
+    if (be->unsettled.sums.n == 0 || a->y != y || a->n_rows != n_rows || a->n_out != width) {
+        return false;
+    }
+    *sums = be->unsettled.sums;
+    be->unsettled.sums.n = 0;
+    return true;
+}
+
+static struct sum_parts sums_of(const struct cuda *be, const struct gemm_args *a, int32_t n)
+{
+    return (struct sum_parts){.first = be->sums,
+                              .bias = a->bias,
+                              .stride = (int64_t)a->n_rows * a->n_out,
+                              .width = a->n_out,
+                              .n = n};
+}
+
+static enum status on_wide(struct cuda *be, const struct gemm_args *a,
+                           const struct wide_plan *plan)
+{
+    const struct sum_parts sums = sums_of(be, a, plan->n_splits);
+    TRY(cuda_check(be, gemm_wide(be->stream, a, be->n_sms, plan, &sums), "gemm_wide"));
+    if (plan->n_splits > 1) {
+        be->unsettled.product = *a;
+        be->unsettled.sums = sums;
+    }
+    return OK;
+}
+
+/* A product of more rows that is no wider than it is deep, as a batch of two with half of K each:
+ * cuBLASLt would cut K itself, and add the sums in a kernel of its own. */
+static bool in_halves(struct cuda *be, const struct gemm_args *a, cudaError_t *e)
+{
+    enum { MIN_ROWS = 65, MAX_ROWS = 256, HALVES = 2 };
+    const struct sum_parts sums = sums_of(be, a, HALVES);
+    if (!a->may_split || a->accumulate || a->n_batch > 1 || a->n_rows < MIN_ROWS ||
+        a->n_rows > MAX_ROWS || a->n_out > a->n_in || a->n_in % (8 * HALVES) != 0 ||
+        a->y_dtype == DT_F32 || (size_t)sums.stride * HALVES * sizeof(float) > SUMS_BYTES) {
+        return false;
+    }
+    struct gemm_args b = *a;
+    b.n_batch = HALVES;
+    b.n_in = a->n_in / HALVES;
+    b.w_stride = a->n_in;
+    b.x_batch = b.w_batch = b.n_in;
+    b.y = be->sums;
+    b.y_batch = sums.stride;
+    b.y_stride = a->n_out;
+    b.y_dtype = DT_F32;
+    b.bias = NULL;
+    if (!on_cublas(be, &b, e)) {
+        return false;
+    }
+    be->unsettled.product = *a;
+    be->unsettled.sums = sums;
+    return true;
+}
+
+bool cuda_gemm_gated(struct cuda *be, const struct gemm_args *a, enum status *st)
+{
+    struct wide_plan plan;
+    if (be->options.deterministic || !a->gated || a->n_rows <= 0 ||
+        !gemm_wide_takes(a, be->sm, be->n_sms, 0, &plan)) {
+        return false;
+    }
+    *st = on_wide(be, a, &plan);
+    return true;
+}
+
 enum status cuda_gemm(struct cuda *be, const struct gemm_args *a)
 {
     if (a->n_rows <= 0 || a->n_out <= 0) {
@@ -234,13 +329,16 @@ enum status cuda_gemm(struct cuda *be, const struct gemm_args *a)
     }
     cudaError_t e = cudaSuccess;
     struct wide_plan plan;
-    if (!be->options.deterministic && gemm_wide_takes(a, be->sm, be->n_sms, &plan)) {
-        return cuda_check(be, gemm_wide(be->stream, a, &plan, NULL), "gemm_wide");
+    if (be->options.deterministic) {
+        return cuda_check(be, gemm_tile(be->stream, a), "gemm_tile");
     }
-    if (!be->options.deterministic && gemm_small_takes(a, be->sm)) {
+    if (gemm_wide_takes(a, be->sm, be->n_sms, SUMS_BYTES, &plan)) {
+        return on_wide(be, a, &plan);
+    }
+    if (gemm_small_takes(a, be->sm)) {
         return cuda_check(be, gemm_small(be->stream, a), "gemm_small");
     }
-    if (!be->options.deterministic && on_cublas(be, a, &e)) {
+    if (in_halves(be, a, &e) || on_cublas(be, a, &e)) {
         return cuda_check(be, e, "cublasLtMatmul");
     }
     return cuda_check(be, gemm_tile(be->stream, a), "gemm_tile");

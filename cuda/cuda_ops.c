@@ -27,10 +27,17 @@ static int32_t vector_length(const struct weight *w)
     return w ? (int32_t)(w->n_out * w->n_in) : 0;
 }
 
+/* Before an op: the product before it is whole. Ops that take one as sums look for it first. */
+static enum status ready(struct cuda *be)
+{
+    TRY(be->lost);
+    return cuda_settle(be);
+}
+
 static enum status op_embed(struct backend *base, const struct embed_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     const struct weight *w = a->table;
     if (!be->pass || !w || a->n_rows > be->view.n_rows || !fits(a->x, (int32_t)w->n_in)) {
         return ERR_INVALID;
@@ -42,19 +49,19 @@ static enum status op_embed(struct backend *base, const struct embed_args *a)
 static enum status op_norm(struct backend *base, const struct norm_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     if (!fits(a->x, a->width) || (a->weight && vector_length(a->weight) < a->width) ||
         (a->bias && vector_length(a->bias) < a->width)) {
         return ERR_INVALID;
     }
-    CUDA_TRY(be, k_norm(be->stream, a, vector(a->weight), vector(a->bias)));
+    CUDA_TRY(be, k_norm(be->stream, a, vector(a->weight), vector(a->bias), NULL));
     return OK;
 }
 
 static enum status op_linear(struct backend *base, const struct linear_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     const struct weight *w = a->weight;
     if (!w || !fits(a->x, (int32_t)w->n_in) || !fits(a->y, (int32_t)w->n_out)) {
         return ERR_INVALID;
@@ -74,6 +81,8 @@ static enum status op_linear(struct backend *base, const struct linear_args *a)
         .x_stride = a->x.stride,
         .y_stride = a->y.stride,
         .accumulate = a->accumulate,
+        .may_split = !w->joined && (be->options.n_ranks == 1 || !a->partial),
+        .joined = (bool *)&w->joined, // what is learnt of a weight, which is constant otherwise
         .n_batch = 1,
     };
     return cuda_gemm(be, &g);
@@ -82,7 +91,7 @@ static enum status op_linear(struct backend *base, const struct linear_args *a)
 static enum status op_linear_heads(struct backend *base, const struct linear_heads_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     const struct weight *w = a->weight;
     if (!w || w->kind != WEIGHT_HEADS || a->x_head < w->n_in || a->y_head < w->n_out ||
         !a->x.mem.p || !a->y.mem.p) {
@@ -119,16 +128,23 @@ static enum status op_rope_store(struct backend *base, const struct rope_store_a
         (a->rope && 2 * a->rope->view.n_pairs > a->head_dim)) {
         return ERR_INVALID;
     }
-    CUDA_TRY(be, k_rope_store(be->stream, a, a->rope ? &a->rope->view : &no_rope, vector(a->q_norm),
-                              vector_length(a->q_norm), vector(a->k_norm),
-                              vector_length(a->k_norm), kv, &be->view));
+    const struct rope_view *rope = a->rope ? &a->rope->view : &no_rope;
+    const int32_t n_q = vector_length(a->q_norm), n_k = vector_length(a->k_norm);
+    struct sum_parts sums = {0};
+    if (k_rope_takes_sums(a, rope, n_q, n_k, kv)) {
+        const int32_t width = (a->n_heads + 2 * a->n_kv_heads) * a->head_dim;
+        cuda_take_sums(be, a->qkv.mem.p, a->n_rows, width, &sums);
+    }
+    TRY(cuda_settle(be));
+    CUDA_TRY(be, k_rope_store(be->stream, a, rope, vector(a->q_norm), n_q, vector(a->k_norm), n_k,
+                              kv, &be->view, &sums));
     return OK;
 }
 
 static enum status op_mla_store(struct backend *base, const struct mla_store_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     const struct kv_view *kv = layer_kv(be, a->layer);
     if (!kv || a->n_rows > be->view.n_rows || kv->n_kv_heads != 1 ||
         kv->head_dim_k != a->kv_lora + a->rope_dim || !fits(a->kv, a->kv_lora + a->rope_dim) ||
@@ -146,7 +162,7 @@ static enum status op_mla_store(struct backend *base, const struct mla_store_arg
 static enum status op_attention(struct backend *base, const struct attention_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     const struct kv_view *kv = layer_kv(be, a->layer);
     if (!kv || a->n_rows > be->view.n_rows || kv->n_kv_heads != a->n_kv_heads ||
         kv->head_dim_k != a->head_dim_k || kv->head_dim_v != a->head_dim_v ||
@@ -184,7 +200,7 @@ static enum status op_attention(struct backend *base, const struct attention_arg
 static enum status op_activation(struct backend *base, const struct activation_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     const bool gated = a->gated || a->kind == ACT_GPT_OSS;
     if (!fits(a->x, gated ? 2 * a->width : a->width) || !fits(a->out, a->width) ||
         a->x.dtype != a->out.dtype) {
@@ -194,10 +210,51 @@ static enum status op_activation(struct backend *base, const struct activation_a
     return OK;
 }
 
+static bool may_be_gated(const struct linear_args *l, const struct activation_args *a)
+{
+    const struct weight *w = l->weight;
+    return w && a->gated && a->kind == ACT_SILU && w->n_out == 2 * (int64_t)a->width &&
+           fits(l->x, (int32_t)w->n_in) && fits(a->out, a->width) && l->y.mem.p == a->x.mem.p &&
+           l->n_rows == a->n_rows && a->out.dtype == l->x.dtype && !l->partial && !l->accumulate;
+}
+
+/* In one kernel where there is one for the shape; then the product's own y is left as it was. */
+static enum status op_linear_act(struct backend *base, const struct linear_args *l,
+                                 const struct activation_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(ready(be));
+    if (may_be_gated(l, a)) {
+        const struct weight *w = l->weight;
+        const struct gemm_args g = {
+            .x = l->x.mem.p,
+            .weight = w->data,
+            .y = a->out.mem.p,
+            .bias = w->bias,
+            .x_dtype = l->x.dtype,
+            .w_dtype = w->dtype,
+            .y_dtype = a->out.dtype,
+            .n_rows = l->n_rows,
+            .n_out = (int32_t)w->n_out,
+            .n_in = (int32_t)w->n_in,
+            .x_stride = l->x.stride,
+            .y_stride = a->out.stride,
+            .n_batch = 1,
+            .gated = true,
+        };
+        enum status st = OK;
+        if (cuda_gemm_gated(be, &g, &st)) {
+            return st;
+        }
+    }
+    TRY(op_linear(base, l));
+    return op_activation(base, a);
+}
+
 static enum status op_moe_route(struct backend *base, const struct moe_route_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     const struct weight *w = a->router;
     if (!w || w->n_out != a->n_experts || !fits(a->x, (int32_t)w->n_in) || a->k < 1 ||
         (a->n_group > 1 && (a->n_experts % a->n_group != 0 || a->topk_group < 1)) ||
@@ -246,7 +303,7 @@ static size_t moe_bytes(struct cuda *be, const struct moe_ffn_args *a, bool many
 static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     const struct weight *up = a->gate_up, *down = a->down;
     if (!up || !down || up->kind != WEIGHT_EXPERTS || down->kind != WEIGHT_EXPERTS ||
         up->n_experts != a->n_experts || down->n_experts != a->n_experts ||
@@ -286,7 +343,7 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
 static enum status op_row_gate(struct backend *base, const struct row_gate_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     if (!fits(a->x, a->x_width) || !fits(a->y, a->y_width) || a->x.dtype != a->y.dtype ||
         vector_length(a->weight) < a->x_width) {
         return ERR_INVALID;
@@ -298,7 +355,7 @@ static enum status op_row_gate(struct backend *base, const struct row_gate_args 
 static enum status op_reduce(struct backend *base, const struct reduce_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     if (!fits(a->y, a->width)) {
         return ERR_INVALID;
     }
@@ -330,8 +387,17 @@ static enum status op_reduce_norm(struct backend *base, const struct reduce_args
         (n->bias && vector_length(n->bias) < n->width)) {
         return ERR_INVALID;
     }
-    enum status st = OK;
+    struct sum_parts sums;
     const bool moe_bias = r->moe && r->moe->down->bias;
+    const bool alone = be->options.n_ranks == 1 || r->whole;
+    if (alone && !moe_bias && !(r->linear && r->linear->bias) && n->delta.mem.p == r->y.mem.p &&
+        k_norm_takes_sums(n) &&
+        cuda_take_sums(be, r->y.mem.p, n->n_rows, n->width, &sums)) {
+        CUDA_TRY(be, k_norm(be->stream, n, vector(n->weight), vector(n->bias), &sums));
+        return OK;
+    }
+    TRY(cuda_settle(be));
+    enum status st = OK;
     if (be->options.n_ranks > 1 && !r->whole && !moe_bias &&
         cuda_peer_reduce(be, r, n, vector(n->weight), vector(n->bias), &st)) {
         return st;
@@ -343,7 +409,7 @@ static enum status op_reduce_norm(struct backend *base, const struct reduce_args
 static enum status op_gather(struct backend *base, const struct gather_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     if (!be->pass || a->n_out > be->shape.n_out || !fits(a->x, a->width) ||
         !fits(a->out, a->width) || a->x.dtype != a->out.dtype) {
         return ERR_INVALID;
@@ -355,7 +421,7 @@ static enum status op_gather(struct backend *base, const struct gather_args *a)
 static enum status op_logits(struct backend *base, const struct logits_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     if (!fits(a->logits, a->vocab) || a->logits.dtype != DT_F32) {
         return ERR_INVALID;
     }
@@ -385,7 +451,7 @@ static enum status op_logits(struct backend *base, const struct logits_args *a)
 static enum status op_sample(struct backend *base, const struct sample_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     if (!be->pass || a->logits.dtype != DT_F32 || !fits(a->logits, a->n_vocab_used) ||
         a->n_vocab_used > be->limits.vocab || a->n_draws > be->max_draws) {
         return ERR_INVALID;
@@ -397,7 +463,7 @@ static enum status op_sample(struct backend *base, const struct sample_args *a)
 static enum status op_pool(struct backend *base, const struct pool_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    TRY(ready(be));
     if (!be->pass || !fits(a->hidden, a->width) || a->width != be->limits.hidden) {
         return ERR_INVALID;
     }
@@ -439,6 +505,7 @@ const struct backend_ops cuda_ops = {
     .row_gate = op_row_gate,
     .reduce = op_reduce,
     .reduce_norm = op_reduce_norm,
+    .linear_act = op_linear_act,
     .alive = cuda_alive,
     .gather = op_gather,
     .logits = op_logits,

@@ -221,7 +221,7 @@ enum status cuda_pass_end(struct backend *base)
         return be->lost != OK ? be->lost : ERR_INVALID;
     }
     be->pass = NULL;
-    if (be->lost != OK) {
+    if (be->lost != OK || cuda_settle(be) != OK) {
         cuda_graph_abort(be);
         return be->lost;
     }

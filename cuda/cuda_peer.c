@@ -226,7 +226,7 @@ static enum status run_trial(struct cuda *be, const struct trial *t)
         return run_way(be, t->way, &t->reduce, &t->norm, NULL, NULL);
     }
     TRY(cuda_comm_all_reduce(be, t->reduce.y, t->reduce.n_rows, t->reduce.width));
-    CUDA_TRY(be, k_norm(be->stream, &t->norm, NULL, NULL));
+    CUDA_TRY(be, k_norm(be->stream, &t->norm, NULL, NULL, NULL));
     return OK;
 }
 

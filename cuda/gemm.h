@@ -6,7 +6,7 @@
 #ifndef SLUICE_CUDA_GEMM_H
 #define SLUICE_CUDA_GEMM_H
 
-#include "engine/backend.h"
+#include "engine/ops.h"
 
 #include <cuda_runtime_api.h>
 
@@ -14,16 +14,28 @@
 extern "C" {
 #endif
 
+/* A product left as sums over n runs of K, [n_rows, width] each, stride elements apart; plus
+ * bias, which may be NULL, it is the product. n 0: there is none. */
+struct sum_parts {
+    const float *first, *bias;
+    int64_t stride;
+    int32_t width, n;
+};
+
 struct gemm_args {
     const void *x;      // [n_rows, n_in], rows x_stride apart
-    const void *weight; // [n_out, n_in], dense
+    const void *weight; // [n_out, n_in]
     void *y;            // [n_rows, n_out], rows y_stride apart
     const float *bias;  // [n_out], or NULL
     const void *bias_act; // the same in the dtype of x, or NULL
     enum dtype x_dtype, w_dtype, y_dtype; // y: that of x, or DT_F32
     int32_t n_rows, n_out, n_in;
     int32_t x_stride, y_stride; // in elements
+    int32_t w_stride;           // the same of the weight; 0: dense
     bool accumulate;            // y += instead of y =
+    bool may_split;             // it may be left as sums: see cuda_settle
+    bool *joined;               // becomes true where the sums were not taken; may be NULL
+    bool gated; // y = silu(gate) * up, half as wide, of n_out's two halves: gemm_wide alone has it
     /* A batch of n_batch equal products: strides of one to the next, in elements. 1: plain. */
     int32_t n_batch;
     int64_t x_batch, w_batch, y_batch;
@@ -34,18 +46,21 @@ struct gemm_args {
 bool gemm_small_takes(const struct gemm_args *a, int32_t sm);
 cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a);
 
-/* gemm_wide.cu: 33 to 64 rows of matrices with many features. */
+/* gemm_wide.cu: 33 to 128 rows of aligned 16-bit products. With n_splits of 1, which more than 64
+ * rows have only where gated, it makes y; else it leaves that many sums at sums->first (rows dense,
+ * sums->stride from one to the next), and gemm_join makes y of them where no other kernel takes them
+ * as they are. */
 struct wide_plan {
-    int32_t band;     // features of a block: 112 or 128
-    int32_t n_splits; // runs of K. With more than one their sums, [n_splits, n_rows, n_out], are made
-                      // instead of y
-    int32_t cluster;  // blocks that share x: 1, 2 or 4
-    int32_t n_blocks; // at most
+    int32_t band;     // features of a block: 128, or 192 of fp32 and sums, 112 of others; gated
+                      // above 64 rows 224
+    int32_t n_splits; // of K
 };
-/* Whether it takes this product, and how: then with one run of K and no clusters. */
-bool gemm_wide_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms, struct wide_plan *plan);
-cudaError_t gemm_wide(cudaStream_t stream, const struct gemm_args *a, const struct wide_plan *plan,
-                      float *sums);
+/* Whether it takes this product, and how; sums_bytes: the room for sums. */
+bool gemm_wide_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms, size_t sums_bytes,
+                     struct wide_plan *plan);
+cudaError_t gemm_wide(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
+                      const struct wide_plan *plan, const struct sum_parts *sums);
+cudaError_t gemm_join(cudaStream_t stream, const struct gemm_args *a, const struct sum_parts *sums);
 
 /* gemm_tile.cu: any shape, any of the dtypes. */
 cudaError_t gemm_tile(cudaStream_t stream, const struct gemm_args *a);

@@ -56,6 +56,11 @@ __global__ void __launch_bounds__(JOIN_WARPS * 32)
     const bool is_any = head->n_slots > 0;
     struct attention_row row = rows[blockIdx.x];
     const int h = blockIdx.y * JOIN_WARPS + (int)(threadIdx.x >> 5);
+    /* A product of this many rows fills its block's memory with weights as soon as a multiprocessor
+     * is free of attention (gemm_wide.cu); those of fewer rows would crowd (device/launch.cuh). */
+    if (p.n_rows > 32) {
+        pdl_trigger();
+    }
     pdl_wait();
     pdl_trigger();
     if (!is_any || h >= p.n_heads) {

@@ -1,129 +1,121 @@
-/* y = x W^T for 33 to 64 rows, on Hopper, where W has many features: gate_up and the head.
+/* y = x W^T for 33 to 128 rows, on Hopper: reads each weight once, at nearly the memory's speed.
  *
- * A block has a multiprocessor to itself: a warp loads boxes of W and x through a ring of stages that
- * fills the shared memory, and a warpgroup computes D[64 rows, N features] with wgmma, x and W from
- * shared memory. Beside gemm_small.cu: a ring of twice the size, and nothing that a second block on
- * the multiprocessor could take.
+ * A block has a multiprocessor to itself, a band of N features and a run of K: two warps load boxes
+ * of W and of x through a ring of stages that fills the shared memory, and a warpgroup for each 64
+ * rows computes D[64, N] with wgmma. Where there are fewer bands than multiprocessors K is cut into
+ * equal runs, and the runs' sums are left in fp32 for the kernel that reads the product to add, in
+ * order: that costs less than a kernel of its own. With an activation (SiLU) a band is N / 2
+ * features of the gate and their partners, and it is taken on the way out.
  *
- * With programmatic dependent launch the ring is filled with weights, which no kernel writes, before
- * the wait for the kernel before.
- *
- * A plan may also cut K into equal runs, whose sums are then written as they are, in fp32, one after
- * the other; and put blocks into clusters, each of which loads its share of x and sends it to all.
- * No product is made so today: RESULTS.md has what both gave. */
+ * With programmatic dependent launch the ring is filled with weights, which no kernel writes,
+ * before the wait for the kernel before: some 20 MB, while a norm runs or attention ends. The
+ * end of a block is not hidden by anything: what is stored there is stored without a branch
+ * (store_plain). */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/wgmma.cuh"
 
 enum {
     DEPTH = 64, // of K in a stage
-    SMEM_BUDGET = 223 * 1024,
+    RING_BYTES = 221 * 1024, // what is left lets small kernels in beside it
     MAX_STAGES = 12,
+    MIN_ROWS = 33,
+    MAX_ROWS = 128,
+    MANY_BAND = 224, // with an activation, of more than 64 rows
+    MAX_SPLITS = 8,
 };
 
 struct wide_params {
     void *y;
     const float *bias;
-    int32_t n_rows, n_out, n_boxes; // boxes of DEPTH along K
-    int32_t y_stride, n_splits;
+    int32_t n_rows, n_out, n_boxes; // of y; boxes of DEPTH along K
+    int32_t y_stride, n_splits, n_bands, n_stages;
     int64_t part_stride; // of y, in elements, from one run of K to the next
-    int32_t cluster, n_stages;
     bool accumulate;
+    bool plain; // no bias, not added to, stored in pairs
 };
 
-/* The work of a cluster: item after item, an item's run of K box after box. */
+/* A block's place in its work: item after item (a band and a run of K), box after box. */
 struct wide_cursor {
-    int32_t item, n_items, step, n_groups, box, end;
+    int32_t item, box, end;
 
-    __device__ __forceinline__ void enter(const struct wide_params &p)
+    __device__ __forceinline__ void enter(const struct wide_params &p, int32_t which)
     {
-        const int32_t split = item / n_groups;
+        const int32_t split = which / p.n_bands;
+        item = which;
         box = (int32_t)((int64_t)split * p.n_boxes / p.n_splits);
         end = (int32_t)((int64_t)(split + 1) * p.n_boxes / p.n_splits);
     }
-    __device__ __forceinline__ bool done() const
+    __device__ __forceinline__ bool is_done(const struct wide_params &p) const
     {
-        return item >= n_items;
+        return item >= p.n_bands * p.n_splits;
     }
-    __device__ __forceinline__ void next(const struct wide_params &p)
+    __device__ __forceinline__ void advance(const struct wide_params &p)
     {
         if (++box == end) {
-            item += step;
-            enter(p);
+            enter(p, item + (int32_t)gridDim.x);
         }
     }
 };
 
-template <int N>
-__device__ __forceinline__ struct wide_cursor wide_begin(const struct wide_params &p)
-{
-    struct wide_cursor c;
-    const int32_t n_bands = (p.n_out + N - 1) / N;
-    c.n_groups = (n_bands + p.cluster - 1) / p.cluster;
-    c.n_items = c.n_groups * p.n_splits;
-    c.item = (int32_t)blockIdx.x / p.cluster;
-    c.step = (int32_t)gridDim.x / p.cluster;
-    c.enter(p);
-    return c;
-}
-
 #if HAVE_SM90A
 
-/* The loads of a block, by one thread. */
-template <int N, int G> struct wide_loader {
-    static constexpr int W_BYTES = N * DEPTH * 2, BYTES = W_BYTES + G * 64 * DEPTH * 2;
+/* A block's barriers. A stage is full when its W and its x are there. */
+struct wide_ring {
+    uint64_t full_w[MAX_STAGES], full_x[MAX_STAGES], empty[MAX_STAGES];
+};
+
+/* The loads of W or of x, by one thread each: what waits for the kernel before, x, then does not
+ * queue behind a whole ring of W. */
+template <int N, int G, bool GATED> struct wide_loader {
+    static constexpr int W_BYTES = N * DEPTH * 2, X_BYTES = G * 64 * DEPTH * 2;
+    static constexpr int BYTES = W_BYTES + X_BYTES;
     const struct wide_params &p;
-    const CUtensorMap *w_map, *x_map;
+    const CUtensorMap *map;
     char *smem;
-    uint64_t *full, *empty;
-    int32_t rank;
-    uint64_t once, often;
-    struct wide_cursor w;
+    struct wide_ring *ring;
 
-    __device__ __forceinline__ void load_w(const struct wide_cursor &c, int stage)
+    __device__ __forceinline__ void load_w(const struct wide_cursor &c, int stage, uint64_t policy)
     {
-        const int32_t band = c.item % c.n_groups * p.cluster + rank;
-        barrier_expect(&full[stage], BYTES);
-        tensor_load(smem + stage * BYTES, w_map, &full[stage], c.box * DEPTH, band * N, once);
-    }
-
-    __device__ __forceinline__ void load_x(const struct wide_cursor &c, int stage)
-    {
-        const int32_t share = G * 64 / p.cluster;
-        char *to = smem + stage * BYTES + W_BYTES + rank * share * DEPTH * 2;
-        if (p.cluster > 1) {
-            tensor_load_multicast(to, x_map, &full[stage], c.box * DEPTH, rank * share,
-                                  (uint16_t)((1 << p.cluster) - 1), often);
-        } else {
-            tensor_load(to, x_map, &full[stage], c.box * DEPTH, 0, often);
+        constexpr int ROWS = GATED ? N / 2 : N;
+        const int32_t feature = c.item % p.n_bands * ROWS;
+        char *to = smem + stage * BYTES;
+        barrier_expect(&ring->full_w[stage], W_BYTES);
+        tensor_load(to, map, &ring->full_w[stage], c.box * DEPTH, feature, policy);
+        if (GATED) {
+            tensor_load(to + W_BYTES / 2, map, &ring->full_w[stage], c.box * DEPTH,
+                        p.n_out + feature, policy);
         }
     }
 
-    /* The ring full of weights. */
-    __device__ __forceinline__ void begin()
+    __device__ __forceinline__ void load_x(const struct wide_cursor &c, int stage, uint64_t policy)
     {
-        rank = (int32_t)blockIdx.x % p.cluster;
-        once = policy_evict_first();
-        often = policy_evict_last();
-        w = wide_begin<N>(p);
-        for (int i = 0; i < p.n_stages && !w.done(); i++, w.next(p)) {
-            load_w(w, i);
-        }
+        barrier_expect(&ring->full_x[stage], X_BYTES);
+        tensor_load(smem + stage * BYTES + W_BYTES, map, &ring->full_x[stage], c.box * DEPTH, 0,
+                    policy);
     }
 
-    /* Once x is there, and every block of the cluster. */
-    __device__ __forceinline__ void go_on()
+    template <bool IS_X> __device__ __forceinline__ void run()
     {
-        struct wide_cursor x = wide_begin<N>(p);
-        for (int i = 0; i < p.n_stages && !x.done(); i++, x.next(p)) {
-            load_x(x, i);
+        const uint64_t policy = IS_X ? policy_evict_last() : policy_evict_first();
+        struct wide_cursor c;
+        c.enter(p, (int32_t)blockIdx.x);
+        for (int i = 0; i < p.n_stages && !c.is_done(p); i++, c.advance(p)) {
+            if (IS_X) {
+                load_x(c, i, policy);
+            } else {
+                load_w(c, i, policy);
+            }
         }
         int stage = 0;
         uint32_t parity = 0;
-        for (; !w.done(); w.next(p)) {
-            barrier_wait(&empty[stage], parity);
-            load_w(w, stage);
-            load_x(w, stage);
+        for (; !c.is_done(p); c.advance(p)) {
+            barrier_wait(&ring->empty[stage], parity);
+            if (IS_X) {
+                load_x(c, stage, policy);
+            } else {
+                load_w(c, stage, policy);
+            }
             if (++stage == p.n_stages) {
                 stage = 0;
                 parity ^= 1;
@@ -131,6 +123,8 @@ template <int N, int G> struct wide_loader {
         }
     }
 };
+
+/* ---- the way out: the accumulators' layout is in device/wgmma.cuh ---------------------------- */
 
 template <typename Y> struct pair_of;
 template <> struct pair_of<float> {
@@ -143,39 +137,82 @@ template <> struct pair_of<f16_t> {
     typedef __half2 type;
 };
 
-template <typename Y, int N>
-__device__ __forceinline__ void wide_store(const struct wide_params &p, const float (&d)[N / 2],
-                                           int32_t band, int32_t split)
+template <typename Y> __device__ __forceinline__ typename pair_of<Y>::type pair(const float (&v)[2])
 {
-    const int tid = threadIdx.x, row0 = (tid >> 5) * 16 + (tid >> 2 & 7);
-    const int feature = band * N + (tid & 3) * 2;
-    const bool pairs = (p.y_stride & 1) == 0 && !p.accumulate;
+    typename pair_of<Y>::type both;
+    both.x = from_float<Y>(v[0]);
+    both.y = from_float<Y>(v[1]);
+    return both;
+}
+
+/* Rounded afterwards to 16 bits, of which this is exact enough; very negative ones become -0. */
+__device__ __forceinline__ float silu_gated(float gate, float up)
+{
+    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+}
+
+/* D of one item, made what is stored: the first N, or with an activation N / 2, features of it. */
+template <typename T, int N, bool GATED> struct wide_output {
+    static constexpr int BLOCKS = GATED ? N / 16 : N / 8;
+
+    /* Features j * 8 + 2 t and the next of the accumulator's row r. Product and activation are two
+     * ops: the first one's result is rounded. */
+    static __device__ __forceinline__ void get(const float (&d)[N / 2], int j, int r, float (&v)[2])
+    {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            v[e] = d[j * 4 + 2 * r + e];
+            if (GATED) {
+                const float up = d[(j + BLOCKS) * 4 + 2 * r + e];
+                v[e] = silu_gated(to_float(from_float<T>(v[e])), to_float(from_float<T>(up)));
+            }
+        }
+    }
+};
+
+/* The whole band without a bias: nothing to ask between the stores. */
+template <typename T, typename Y, int N, bool GATED>
+__device__ __forceinline__ void store_plain(const struct wide_params &p, const float (&d)[N / 2],
+                                            int row0, int64_t first)
+{
+    using out = wide_output<T, N, GATED>;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int row = row0 + 8 * r;
+        typename pair_of<Y>::type *to =
+            (typename pair_of<Y>::type *)((Y *)p.y + first + (int64_t)row * p.y_stride);
+        if (row < p.n_rows) {
+#pragma unroll
+            for (int j = 0; j < out::BLOCKS; j++) {
+                float v[2];
+                out::get(d, j, r, v);
+                to[j * 4] = pair<Y>(v);
+            }
+        }
+    }
+}
+
+template <typename T, typename Y, int N, bool GATED>
+__device__ __forceinline__ void store_any(const struct wide_params &p, const float (&d)[N / 2],
+                                          int row0, int32_t first_f, int64_t part)
+{
+    using out = wide_output<T, N, GATED>;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int row = row0 + 8 * r;
         if (row >= p.n_rows) {
             continue;
         }
-        Y *to = (Y *)p.y + split * p.part_stride + (int64_t)row * p.y_stride;
+        Y *to = (Y *)p.y + part + (int64_t)row * p.y_stride;
 #pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-            const int f = feature + j * 8;
+        for (int j = 0; j < out::BLOCKS; j++) {
             float v[2];
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                v[e] = d[j * 4 + 2 * r + e];
-                v[e] += p.bias != nullptr && f + e < p.n_out ? p.bias[f + e] : 0.0f;
-            }
-            if (pairs && f + 1 < p.n_out) {
-                typename pair_of<Y>::type both;
-                both.x = from_float<Y>(v[0]);
-                both.y = from_float<Y>(v[1]);
-                *(typename pair_of<Y>::type *)(to + f) = both;
-                continue;
-            }
+            const int32_t f = first_f + j * 8;
+            out::get(d, j, r, v);
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 if (f + e < p.n_out) {
+                    v[e] += p.bias ? p.bias[f + e] : 0.0f;
                     v[e] += p.accumulate ? to_float(to[f + e]) : 0.0f;
                     to[f + e] = from_float<Y>(v[e]);
                 }
@@ -184,197 +221,273 @@ __device__ __forceinline__ void wide_store(const struct wide_params &p, const fl
     }
 }
 
+template <typename T, typename Y, int N, bool GATED>
+__device__ __forceinline__ void wide_store(const struct wide_params &p, const float (&d)[N / 2],
+                                           int32_t item)
+{
+    constexpr int WIDTH = wide_output<T, N, GATED>::BLOCKS * 8;
+    const int tid = threadIdx.x, row0 = (tid >> 5) * 16 + (tid >> 2 & 7);
+    const int32_t band = item % p.n_bands * WIDTH, f = band + (tid & 3) * 2;
+    const int64_t part = item / p.n_bands * p.part_stride;
+    if (p.plain && band + WIDTH <= p.n_out) {
+        store_plain<T, Y, N, GATED>(p, d, row0, part + f);
+    } else {
+        store_any<T, Y, N, GATED>(p, d, row0, f, part);
+    }
+}
+
 #endif // HAVE_SM90A
 
-template <typename T, typename Y, int N, int G>
-__global__ void __launch_bounds__(G * 128 + 32, 1)
+template <typename T, typename Y, int N, int G, bool GATED>
+__global__ void __launch_bounds__(G * 128 + 64, 1)
     gemm_wide_kernel(const __grid_constant__ struct wide_params p,
                      const __grid_constant__ CUtensorMap w_map,
                      const __grid_constant__ CUtensorMap x_map)
 {
 #if HAVE_SM90A
-    constexpr int W_BYTES = N * DEPTH * 2, BYTES = W_BYTES + G * 64 * DEPTH * 2;
+    using loader = wide_loader<N, G, GATED>;
     extern __shared__ char smem_raw[];
-    __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
+    __shared__ struct wide_ring ring;
     char *smem = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
     const int tid = threadIdx.x;
     if (tid == 0) {
         for (int i = 0; i < p.n_stages; i++) {
-            barrier_init(&full[i], 1);
-            barrier_init(&empty[i], G * 4 * p.cluster);
+            barrier_init(&ring.full_w[i], 1);
+            barrier_init(&ring.full_x[i], 1);
+            barrier_init(&ring.empty[i], G * 4);
         }
         barrier_init_done();
     }
     __syncthreads();
-    if (p.cluster > 1) {
-        cluster_arrive(); // its barriers are there: x may be sent
-    }
     if (tid >= G * 128) {
-        struct wide_loader<N, G> loader = {p, &w_map, &x_map, smem, full, empty};
         if (tid == G * 128) {
-            loader.begin();
-        }
-        __syncwarp();
-        if (p.cluster > 1) {
-            cluster_wait();
-        }
-        if (tid == G * 128) {
+            loader l = {p, &w_map, smem, &ring};
+            l.template run<false>();
+        } else if (tid == G * 128 + 32) {
             pdl_wait();
-            loader.go_on();
+            loader l = {p, &x_map, smem, &ring};
+            l.template run<true>();
         }
-        __syncwarp();
         pdl_trigger(); // counts once all threads of the block have come by or left
         pdl_wait();
-    } else {
-        if (p.cluster > 1) {
-            cluster_wait();
-        }
-        pdl_trigger();
-        pdl_wait(); // y may be another kernel's until then
-        const uint32_t group = tid / 128, lane = tid & 31;
-        auto release = [&](int stage) {
-            if (lane < (uint32_t)p.cluster) {
-                barrier_arrive_at(&empty[stage], lane);
-            }
-        };
-        int stage = 0, before = -1;
-        uint32_t parity = 0;
-        const int32_t rank = (int32_t)blockIdx.x % p.cluster;
-        for (struct wide_cursor c = wide_begin<N>(p); !c.done();) {
-            float d[N / 2];
-            const int32_t band = c.item % c.n_groups * p.cluster + rank, split = c.item / c.n_groups;
-            const int32_t first = c.box;
-            for (; c.box < c.end; c.box++) {
-                barrier_wait(&full[stage], parity);
-                const uint32_t w = smem_address(smem + stage * BYTES);
-                const uint32_t x = w + W_BYTES + group * 64 * DEPTH * 2;
-                wgmma_fence();
-#pragma unroll
-                for (int i = 0; i < DEPTH / 16; i++) {
-                    wgmma<T, N>::ss(d, wgmma_operand(x + i * 32, 0), wgmma_operand(w + i * 32, 0),
-                                    c.box > first || i > 0);
-                }
-                wgmma_commit();
-                wgmma_wait<1>();
-                if (before >= 0) {
-                    release(before);
-                }
-                before = stage;
-                if (++stage == p.n_stages) {
-                    stage = 0;
-                    parity ^= 1;
-                }
-            }
-            wgmma_wait<0>();
-            release(before);
-            before = -1;
-#pragma unroll
-            for (int i = 0; i < N / 2; i++) {
-                asm volatile("" : "+f"(d[i])::"memory");
-            }
-            wide_store<Y, N>(p, d, band, split);
-            c.item += c.step;
-            c.enter(p);
-        }
+        return;
     }
-    if (p.cluster > 1) { // nor leave while the others arrive at its barriers
-        __syncwarp();
-        cluster_arrive();
-        cluster_wait();
+    pdl_trigger();
+    pdl_wait(); // y may be another kernel's until then
+    int stage = 0;
+    uint32_t parity = 0;
+    struct wide_cursor c;
+    c.enter(p, (int32_t)blockIdx.x);
+    for (; !c.is_done(p); c.enter(p, c.item + (int32_t)gridDim.x)) {
+        float d[N / 2];
+        const int32_t first = c.box;
+        int before = 0;
+        for (; c.box < c.end; c.box++) {
+            barrier_wait(&ring.full_x[stage], parity);
+            barrier_wait(&ring.full_w[stage], parity);
+            const uint32_t w = smem_address(smem + stage * loader::BYTES);
+            const uint32_t x = w + loader::W_BYTES + tid / 128 * 64 * DEPTH * 2;
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < DEPTH / 16; i++) {
+                wgmma<T, N>::ss(d, wgmma_operand(x + i * 32, 0), wgmma_operand(w + i * 32, 0),
+                                c.box > first || i > 0);
+            }
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (c.box > first && (tid & 31) == 0) {
+                barrier_arrive(&ring.empty[before]);
+            }
+            before = stage;
+            if (++stage == p.n_stages) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+        wgmma_wait<0>();
+        if ((tid & 31) == 0) {
+            barrier_arrive(&ring.empty[before]);
+        }
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            asm volatile("" : "+f"(d[i])::"memory");
+        }
+        wide_store<T, Y, N, GATED>(p, d, c.item);
     }
 #endif
 }
 
-/* ---- host ---------------------------------------------------------------------------------- */
-
-template <typename T, typename Y, int N>
-static cudaError_t launch_wide(cudaStream_t stream, const struct gemm_args *a,
-                               struct wide_params p, int n_blocks)
+/* y = the runs' sums (+ bias): where no kernel takes them as they are. */
+template <typename Y>
+__global__ void join_sums_kernel(struct sum_parts sums, Y *y, int64_t y_stride)
 {
-    constexpr int BYTES = N * DEPTH * 2 + 64 * DEPTH * 2;
-    p.n_stages = (SMEM_BUDGET - 2048) / BYTES;
-    p.n_stages = p.n_stages < MAX_STAGES ? p.n_stages : MAX_STAGES;
-    const size_t smem = (size_t)p.n_stages * BYTES + 1024;
-    const auto kernel = gemm_wide_kernel<T, Y, N, 1>;
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)smem); // of this device: ranks have one each
-    if (e != cudaSuccess) {
-        return e;
+    pdl_wait();
+    pdl_trigger();
+    const int32_t row = blockIdx.x, i = blockIdx.y * blockDim.x + threadIdx.x;
+    if (i >= sums.width) {
+        return;
     }
-    CUtensorMap w_map, x_map;
-    const bool bf16 = a->w_dtype == DT_BF16;
-    e = tensor_map_2d(&w_map, a->weight, bf16, (uint64_t)a->n_in, (uint64_t)a->n_out,
-                      (uint64_t)a->n_in * 2, N);
-    if (e == cudaSuccess) {
-        e = tensor_map_2d(&x_map, a->x, bf16, (uint64_t)a->n_in, (uint64_t)a->n_rows,
-                          (uint64_t)a->x_stride * 2, (uint32_t)(64 / p.cluster));
+    float sum = sums.bias ? sums.bias[i] : 0.0f;
+#pragma unroll 4
+    for (int32_t k = 0; k < sums.n; k++) {
+        sum += sums.first[k * sums.stride + (int64_t)row * sums.width + i];
     }
-    if (e != cudaSuccess) {
-        return e;
-    }
-    return launch_clusters((unsigned)p.cluster, kernel, dim3((unsigned)n_blocks), dim3(128 + 32),
-                           smem, stream, p, w_map, x_map);
+    y[row * y_stride + i] = from_float<Y>(sum);
 }
 
-template <typename T, typename Y>
-static cudaError_t wide_by_band(cudaStream_t stream, const struct gemm_args *a,
-                                const struct wide_params &p, int band, int n_blocks)
+/* ---- host ---------------------------------------------------------------------------------- */
+
+/* There are bands of 128 features and of this many. */
+static constexpr int other_band(size_t y_bytes)
 {
-    switch (band) {
-    case 112: return launch_wide<T, Y, 112>(stream, a, p, n_blocks);
-    case 128: return launch_wide<T, Y, 128>(stream, a, p, n_blocks);
-    default: return cudaErrorInvalidValue;
+    return y_bytes == sizeof(float) ? 192 : 112;
+}
+
+template <typename T, typename Y, int N, int G, bool GATED>
+static cudaError_t launch_wide(cudaStream_t stream, const struct gemm_args *a,
+                               struct wide_params p, int32_t n_sms)
+{
+    constexpr int BYTES = (N + G * 64) * DEPTH * 2, FIT = RING_BYTES / BYTES;
+    p.n_stages = FIT < MAX_STAGES ? FIT : MAX_STAGES;
+    const size_t smem = (size_t)p.n_stages * BYTES + 1024;
+    const auto kernel = gemm_wide_kernel<T, Y, N, G, GATED>;
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         (int)smem); // of this device: ranks have one each
+    CUtensorMap w_map, x_map;
+    const bool bf16 = a->w_dtype == DT_BF16;
+    if (e == cudaSuccess) {
+        e = tensor_map_2d(&w_map, a->weight, bf16, (uint64_t)a->n_in, (uint64_t)a->n_out,
+                          (uint64_t)a->n_in * 2, GATED ? N / 2 : N);
     }
+    if (e == cudaSuccess) {
+        e = tensor_map_2d(&x_map, a->x, bf16, (uint64_t)a->n_in, (uint64_t)a->n_rows,
+                          (uint64_t)a->x_stride * 2, G * 64);
+    }
+    if (e != cudaSuccess) {
+        return e;
+    }
+    const int32_t n_items = p.n_bands * p.n_splits;
+    return launch(kernel, dim3((unsigned)(n_items < n_sms ? n_items : n_sms)), dim3(G * 128 + 64),
+                  smem, stream, p, w_map, x_map);
+}
+
+template <typename T, typename Y, bool GATED>
+static cudaError_t by_band(cudaStream_t stream, const struct gemm_args *a,
+                           const struct wide_params &p, int32_t band, int32_t n_sms)
+{
+    constexpr int OTHER = other_band(sizeof(Y));
+    const bool many = a->n_rows > 64;
+    if constexpr (GATED) {
+        if (many) {
+            return band == MANY_BAND ? launch_wide<T, Y, MANY_BAND, 2, true>(stream, a, p, n_sms)
+                                     : cudaErrorInvalidValue;
+        }
+    } else if constexpr (sizeof(Y) == sizeof(float)) {
+        if (many) {
+            return band == 128     ? launch_wide<T, Y, 128, 2, false>(stream, a, p, n_sms)
+                   : band == OTHER ? launch_wide<T, Y, OTHER, 2, false>(stream, a, p, n_sms)
+                                   : cudaErrorInvalidValue;
+        }
+    }
+    return many            ? cudaErrorInvalidValue
+           : band == 128   ? launch_wide<T, Y, 128, 1, GATED>(stream, a, p, n_sms)
+           : band == OTHER ? launch_wide<T, Y, OTHER, 1, GATED>(stream, a, p, n_sms)
+                           : cudaErrorInvalidValue;
+}
+
+/* What a plan costs, in bytes that the busiest multiprocessor reads, times all of them: its
+ * weights, and x, which comes from the L2 cache at a quarter of the price; and the sums, written
+ * and read. */
+static int64_t cost_of(const struct gemm_args *a, const struct wide_plan *p, int32_t n_sms)
+{
+    const int64_t n_bands = (a->n_out + p->band - 1) / p->band;
+    const int64_t n_boxes = (a->n_in + DEPTH - 1) / DEPTH;
+    const int64_t rounds = (n_bands * p->n_splits + n_sms - 1) / n_sms;
+    const int64_t boxes = (n_boxes + p->n_splits - 1) / p->n_splits;
+    const int64_t sums = p->n_splits > 1 ? (int64_t)p->n_splits * a->n_rows * a->n_out * 8 : 0;
+    return n_sms * rounds * boxes * DEPTH * 2 * (p->band + (a->n_rows + 63) / 64 * 16) + sums;
+}
+
+/* The bands that a product in n_splits runs of K can have: two, which may be the same, or none. */
+static bool bands_of(const struct gemm_args *a, int32_t n_splits, int32_t (&bands)[2])
+{
+    const bool many = a->n_rows > 64;
+    const bool cut = n_splits > 1;
+    bands[0] = many && a->gated ? MANY_BAND : 128;
+    bands[1] = many && a->gated ? MANY_BAND
+                                : other_band(cut ? sizeof(float) : dtype_bytes(a->y_dtype));
+    return cut ? a->may_split && !a->gated && !a->accumulate : !many || a->gated;
 }
 
 extern "C" bool gemm_wide_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms,
-                                struct wide_plan *plan)
+                                size_t sums_bytes, struct wide_plan *plan)
 {
-    if (sm != 90 || a->n_batch > 1 || a->n_rows < 33 || a->n_rows > 64 ||
+    if (sm != 90 || a->n_batch > 1 || a->n_rows < MIN_ROWS || a->n_rows > MAX_ROWS ||
         (a->w_dtype != DT_BF16 && a->w_dtype != DT_F16) || a->x_dtype != a->w_dtype ||
-        (a->y_dtype != a->x_dtype && a->y_dtype != DT_F32) || a->n_in % 8 != 0 ||
+        (a->y_dtype != a->x_dtype && (a->y_dtype != DT_F32 || a->gated)) || a->n_in % 8 != 0 ||
         a->x_stride % 8 != 0 ||
-        ((uintptr_t)a->x | (uintptr_t)a->weight | (uintptr_t)a->y) % 16 != 0) {
+        ((uintptr_t)a->x | (uintptr_t)a->weight | (uintptr_t)a->y) % 16 != 0 ||
+        (a->gated && (a->n_out % 2 != 0 || a->accumulate || a->bias))) {
         return false;
     }
-    int64_t best = INT64_MAX, width = 0;
-    for (int32_t band : {112, 128}) { // of equals the wider, which reads x less often
-        const int64_t n_bands = (a->n_out + band - 1) / band;
-        const int64_t rounds = (n_bands + n_sms - 1) / n_sms;
-        const int64_t cost = rounds * (band + 16); // 16: a band's beginning and end
-        if (cost <= best) {
-            best = cost;
-            width = rounds * band * n_sms;
-            *plan = {band, 1, 1, n_sms};
+    const int64_t one = (int64_t)a->n_rows * a->n_out * (int64_t)sizeof(float);
+    const int64_t weight = (int64_t)a->n_out * a->n_in * 2;
+    int64_t best = INT64_MAX / 2;
+    for (int32_t n = 1; n <= MAX_SPLITS && (n == 1 || n * DEPTH <= a->n_in); n++) {
+        int32_t bands[2];
+        if (!bands_of(a, n, bands) || (n > 1 && n * one > (int64_t)sums_bytes)) {
+            continue;
+        }
+        for (int32_t band : bands) {
+            const struct wide_plan p = {band, n};
+            const int64_t cost = cost_of(a, &p, n_sms);
+            if (cost < best) {
+                best = cost;
+                *plan = p;
+            }
         }
     }
-    return a->n_out * 10ll >= width * 9; // else too many multiprocessors are idle at the end
+    /* Where no plan keeps the multiprocessors busy, cuBLASLt has finer ones. It, too, reads x more
+     * often for more rows. */
+    return a->n_rows > 64 && !a->gated ? best < 2 * weight : 2 * best < 3 * weight;
 }
 
-extern "C" cudaError_t gemm_wide(cudaStream_t stream, const struct gemm_args *a,
-                                 const struct wide_plan *plan, float *sums)
+extern "C" cudaError_t gemm_wide(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
+                                 const struct wide_plan *plan, const struct sum_parts *sums)
 {
     struct wide_params p = {};
     const bool split = plan->n_splits > 1;
-    p.y = split ? sums : a->y;
+    const int32_t step = a->gated ? plan->band / 2 : plan->band;
+    p.y = split ? (void *)sums->first : a->y;
     p.bias = split ? nullptr : a->bias;
     p.n_rows = a->n_rows;
-    p.n_out = a->n_out;
+    p.n_out = a->gated ? a->n_out / 2 : a->n_out;
     p.n_boxes = (a->n_in + DEPTH - 1) / DEPTH;
     p.y_stride = split ? a->n_out : a->y_stride;
-    p.part_stride = split ? (int64_t)a->n_rows * a->n_out : 0;
     p.n_splits = plan->n_splits;
-    p.cluster = plan->cluster;
+    p.n_bands = (p.n_out + step - 1) / step;
+    p.part_stride = split ? sums->stride : 0;
     p.accumulate = !split && a->accumulate;
-    const int n_bands = (a->n_out + plan->band - 1) / plan->band;
-    const int n_items = (n_bands + p.cluster - 1) / p.cluster * p.n_splits;
-    const int most = plan->n_blocks / p.cluster;
-    const int n_blocks = (n_items < most ? n_items : most) * p.cluster;
+    p.plain = !p.accumulate && !p.bias && p.y_stride % 2 == 0 && (uintptr_t)p.y % 8 == 0;
     const bool bf16 = a->w_dtype == DT_BF16;
-    if (split || a->y_dtype == DT_F32) {
-        return bf16 ? wide_by_band<bf16_t, float>(stream, a, p, plan->band, n_blocks)
-                    : wide_by_band<f16_t, float>(stream, a, p, plan->band, n_blocks);
+    if (a->gated) {
+        return bf16 ? by_band<bf16_t, bf16_t, true>(stream, a, p, plan->band, n_sms)
+                    : by_band<f16_t, f16_t, true>(stream, a, p, plan->band, n_sms);
     }
-    return bf16 ? wide_by_band<bf16_t, bf16_t>(stream, a, p, plan->band, n_blocks)
-                : wide_by_band<f16_t, f16_t>(stream, a, p, plan->band, n_blocks);
+    if (split || a->y_dtype == DT_F32) {
+        return bf16 ? by_band<bf16_t, float, false>(stream, a, p, plan->band, n_sms)
+                    : by_band<f16_t, float, false>(stream, a, p, plan->band, n_sms);
+    }
+    return bf16 ? by_band<bf16_t, bf16_t, false>(stream, a, p, plan->band, n_sms)
+                : by_band<f16_t, f16_t, false>(stream, a, p, plan->band, n_sms);
+}
+
+extern "C" cudaError_t gemm_join(cudaStream_t stream, const struct gemm_args *a,
+                                 const struct sum_parts *sums)
+{
+    const dim3 grid((unsigned)a->n_rows, (unsigned)((sums->width + 255) / 256)), block(256);
+    BY_DTYPE(a->y_dtype, Y,
+             return launch(join_sums_kernel<Y>, grid, block, 0, stream, *sums, (Y *)a->y,
+                           (int64_t)a->y_stride));
+    return cudaErrorInvalidValue;
 }

@@ -5,6 +5,7 @@
 #define SLUICE_CUDA_KERNELS_H
 
 #include "cuda/all_reduce.h"
+#include "cuda/gemm.h"
 #include "cuda/layout.h"
 #include "engine/ops.h"
 
@@ -43,8 +44,10 @@ cudaError_t k_poison_blocks(cudaStream_t stream, const struct kv_region *regions
 cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a, const void *table,
                     enum dtype dtype, int64_t n_vocab, int32_t hidden,
                     const struct pass_view *pass);
+/* sums: what the delta is the sum of, instead of its memory, or NULL. */
+bool k_norm_takes_sums(const struct norm_args *a);
 cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, const float *weight,
-                   const float *bias);
+                   const float *bias, const struct sum_parts *sums);
 
 /* ---- all_reduce.cu: rows of at most 64 KiB, all memory in vectors of 16 bytes. `a` NULL: y becomes
  * the sum (+ sum_bias); else the norm op with the sum as its delta, and y is left as it was. */
@@ -61,10 +64,13 @@ struct rope_view {
 };
 cudaError_t k_rope_table(cudaStream_t stream, float *cos_sin, const float *inv_freq,
                          const struct rope_view *rope, float attention_factor);
+/* sums: what qkv is the sum of, instead of its memory, or NULL. */
+bool k_rope_takes_sums(const struct rope_store_args *a, const struct rope_view *rope,
+                       int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv);
 cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store_args *a,
                          const struct rope_view *rope, const float *q_norm, int32_t q_norm_n,
                          const float *k_norm, int32_t k_norm_n, const struct kv_view *kv,
-                         const struct pass_view *pass);
+                         const struct pass_view *pass, const struct sum_parts *sums);
 cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_args *a,
                         const struct rope_view *rope, const float *kv_norm,
                         const struct kv_view *kv, const struct pass_view *pass);

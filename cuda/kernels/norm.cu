@@ -3,19 +3,23 @@
  * the same bits as a norm fused with the addition. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/norm.cuh"
+#include "cuda/kernels/device/sums.cuh"
 #include "cuda/kernels/kernels.h"
 
 struct norm_params {
     int32_t x_stride, delta_stride, out_stride, width;
     float eps, weight_offset, delta_scale;
     bool layer; // subtract the mean
+    struct sum_parts sums; // what delta is the sum of; n 0: delta is read
     bool store; // x has changed
+    bool early; // the next kernel is let in before the wait: see device/launch.cuh
 };
 
 /* Each thread keeps NV vectors of the row in registers. */
 template <typename T, int NV>
-__global__ void norm_vec_kernel(T *x, const T *delta, T *out, const float *weight,
-                                const float *bias, struct norm_params p)
+__global__ void __launch_bounds__(1024)
+    norm_vec_kernel(T *x, const T *delta, T *out, const float *weight, const float *bias,
+                    struct norm_params p)
 {
     constexpr int N = vec<T>::N;
     __shared__ float shared[32];
@@ -29,19 +33,39 @@ __global__ void norm_vec_kernel(T *x, const T *delta, T *out, const float *weigh
             w[j][e] = weight && i < p.width ? weight[i + e] + p.weight_offset : 1.0f;
         }
     }
-    pdl_wait();
-    pdl_trigger();
+    if (p.early) {
+        pdl_trigger();
+    }
     T *row = x + (int64_t)blockIdx.x * p.x_stride;
     vec<T> v[NV];
+    /* Sums come from a kernel that lets this one in when those before it have ended: the
+     * residual, which does not come from it, can be read before the wait. */
+    if (NV <= 2 && p.sums.n > 0) {
+#pragma unroll
+        for (int j = 0; j < NV; j++) {
+            const int i = (j * blockDim.x + threadIdx.x) * N;
+            if (i < p.width) {
+                v[j].load(row + i);
+            }
+        }
+    }
+    pdl_wait();
+    pdl_trigger();
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < NV; j++) {
         const int i = (j * blockDim.x + threadIdx.x) * N;
         if (i < p.width) {
-            v[j].load(row + i);
+            if (NV > 2 || p.sums.n == 0) {
+                v[j].load(row + i);
+            }
             if (delta) {
                 vec<T> d;
-                d.load(delta + (int64_t)blockIdx.x * p.delta_stride + i);
+                if (NV <= 2 && p.sums.n > 0) {
+                    load_sum(&d, p.sums, blockIdx.x, i);
+                } else {
+                    d.load(delta + (int64_t)blockIdx.x * p.delta_stride + i);
+                }
 #pragma unroll
                 for (int e = 0; e < N; e++) {
                     v[j].v[e] =
@@ -138,10 +162,32 @@ static cudaError_t norm_vec(cudaStream_t stream, const struct norm_args *a, cons
     }
 }
 
+/* Whether rows are read in vectors and fit a block's registers. */
+static bool has_vectors(const struct norm_args *a, enum dtype act)
+{
+    const size_t size = dtype_bytes(act);
+    return a->x.dtype == act && vec_ok(a->x.mem.p, a->x.stride, a->width, size) &&
+           (!a->delta.mem.p || vec_ok(a->delta.mem.p, a->delta.stride, a->width, size)) &&
+           (!a->out.mem.p || vec_ok(a->out.mem.p, a->out.stride, a->width, size)) &&
+           (size_t)a->width * size <= 4 * 1024 * 16;
+}
+
+static enum dtype act_dtype(const struct norm_args *a)
+{
+    return a->out.mem.p ? a->out.dtype : a->delta.mem.p ? a->delta.dtype : a->x.dtype;
+}
+
+extern "C" bool k_norm_takes_sums(const struct norm_args *a)
+{
+    return has_vectors(a, act_dtype(a)) &&
+           (size_t)a->width * dtype_bytes(act_dtype(a)) <= 2 * 1024 * 16;
+}
+
 extern "C" cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, const float *weight,
-                              const float *bias)
+                              const float *bias, const struct sum_parts *sums)
 {
     struct norm_params p = {};
+    p.early = a->n_rows > 32;
     p.x_stride = a->x.stride;
     p.delta_stride = a->delta.stride;
     p.out_stride = a->out.stride;
@@ -150,16 +196,11 @@ extern "C" cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, co
     p.weight_offset = a->weight_offset;
     p.delta_scale = a->delta_scale;
     p.layer = a->kind == NORM_LAYER;
-    const enum dtype act = a->out.mem.p     ? a->out.dtype
-                           : a->delta.mem.p ? a->delta.dtype
-                                            : a->x.dtype;
-    const size_t size = dtype_bytes(act);
-    const bool vectors =
-        a->x.dtype == act && vec_ok(a->x.mem.p, a->x.stride, a->width, size) &&
-        (!a->delta.mem.p || vec_ok(a->delta.mem.p, a->delta.stride, a->width, size)) &&
-        (!a->out.mem.p || vec_ok(a->out.mem.p, a->out.stride, a->width, size)) &&
-        (size_t)a->width * size <= 4 * 1024 * 16;
-    if (vectors) {
+    const enum dtype act = act_dtype(a);
+    if (sums) {
+        p.sums = *sums;
+    }
+    if (has_vectors(a, act)) {
         BY_DTYPE(act, T, return norm_vec<T>(stream, a, weight, bias, p));
     }
     const dim3 grid(a->n_rows), block(256);

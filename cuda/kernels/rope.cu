@@ -2,6 +2,7 @@
  * A warp has one head in its registers. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/device/sums.cuh"
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"
 
@@ -156,15 +157,19 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
 template <typename T, bool NORM>
 __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_view rope,
                                       const float *q_norm, const float *k_norm, struct kv_view kv,
-                                      struct pass_view pass, int32_t n_rows, int32_t group_shift)
+                                      struct pass_view pass, int32_t n_rows, int32_t group_shift,
+                                      struct sum_parts sums)
 {
     constexpr int N = vec<T>::N;
-    pdl_wait();
-    pdl_trigger();
     const int32_t group = 1 << group_shift; // threads of a head
     const int32_t n_all = p.n_heads + 2 * p.n_kv_heads, per_row = n_all << group_shift;
     const int32_t item = blockIdx.x * blockDim.x + threadIdx.x;
     const int32_t r = item / per_row, h = (item - r * per_row) >> group_shift;
+    /* Sums come from a kernel that lets this one in when those before it have ended: what does not
+     * come from it can be read before the wait. */
+    if (sums.n == 0 || r >= n_rows) {
+        pdl_wait();
+    }
     if (r >= n_rows) {
         return; // whole groups: rows are multiples of a group
     }
@@ -172,9 +177,36 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
     const struct pass_row row = pass.rows[r];
     T *head = qkv + (int64_t)r * p.stride + (int64_t)h * p.head_dim;
     const bool is_q = h < p.n_heads, is_v = h >= p.n_heads + p.n_kv_heads;
+    float4 cos_sin[N / 2];
+    if (rope.n_pairs > 0 && !is_v) {
+        const int32_t pos = row.pos < rope.max_pos ? row.pos : rope.max_pos - 1;
+        const float4 *table =
+            (const float4 *)(rope.cos_sin + ((int64_t)pos * rope.n_pairs + d) * 2);
+#pragma unroll
+        for (int e = 0; e < N; e += 2) {
+            cos_sin[e / 2] = table[e / 2];
+        }
+    }
+    T *to = head;
+    if (!is_q) {
+        int64_t page;
+        int32_t token;
+        slot_of(pass, row, kv.block_tokens, &page, &token);
+        const int32_t kv_head = h - p.n_heads - (is_v ? p.n_kv_heads : 0);
+        to = (T *)kv.base + page * kv.page_stride + (int64_t)kv_head * kv.head_stride +
+             (is_v ? kv.v_offset + token * kv.v_token_stride : token * kv.head_dim_k);
+    }
     vec<T> low, high;
-    low.load(head + d);
-    high.load(head + half + d);
+    if (sums.n > 0) {
+        pdl_wait();
+        pdl_trigger();
+        load_sum(&low, sums, r, h * p.head_dim + d);
+        load_sum(&high, sums, r, h * p.head_dim + half + d);
+    } else {
+        pdl_trigger();
+        low.load(head + d);
+        high.load(head + half + d);
+    }
     if (!is_v) {
         float a[N], b[N];
 #pragma unroll
@@ -201,12 +233,9 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
             }
         }
         if (rope.n_pairs > 0) {
-            const int32_t pos = row.pos < rope.max_pos ? row.pos : rope.max_pos - 1;
-            const float4 *table =
-                (const float4 *)(rope.cos_sin + ((int64_t)pos * rope.n_pairs + d) * 2);
 #pragma unroll
             for (int e = 0; e < N; e += 2) {
-                const float4 cs = table[e / 2];
+                const float4 cs = cos_sin[e / 2];
                 const float a0 = a[e], b0 = b[e], a1 = a[e + 1], b1 = b[e + 1];
                 a[e] = a0 * cs.x - b0 * cs.y;
                 b[e] = b0 * cs.x + a0 * cs.y;
@@ -219,15 +248,6 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
             low.v[e] = from_float<T>(a[e]);
             high.v[e] = from_float<T>(b[e]);
         }
-    }
-    T *to = head;
-    if (!is_q) {
-        int64_t page;
-        int32_t token;
-        slot_of(pass, row, kv.block_tokens, &page, &token);
-        const int32_t kv_head = h - p.n_heads - (is_v ? p.n_kv_heads : 0);
-        to = (T *)kv.base + page * kv.page_stride + (int64_t)kv_head * kv.head_stride +
-             (is_v ? kv.v_offset + token * kv.v_token_stride : token * kv.head_dim_k);
     }
     low.store(to + d);
     high.store(to + half + d);
@@ -290,24 +310,24 @@ static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_a
                                   const struct rope_params &p, const struct rope_view *rope,
                                   const float *q_norm, const float *k_norm,
                                   const struct kv_view *kv, const struct pass_view *pass,
-                                  int32_t shift)
+                                  int32_t shift, const struct sum_parts &sums)
 {
     const int64_t items = (int64_t)a->n_rows * ((a->n_heads + 2 * a->n_kv_heads) << shift);
     const dim3 block(128), grid((unsigned)((items + 127) / 128));
     T *qkv = (T *)a->qkv.mem.p;
     if (p.qk_norm == QK_NORM_HEAD) {
         return launch(rope_store_vec_kernel<T, true>, grid, block, 0, stream, qkv, p, *rope,
-                      q_norm, k_norm, *kv, *pass, a->n_rows, shift);
+                      q_norm, k_norm, *kv, *pass, a->n_rows, shift, sums);
     }
     return launch(rope_store_vec_kernel<T, false>, grid, block, 0, stream, qkv, p, *rope, q_norm,
-                  k_norm, *kv, *pass, a->n_rows, shift);
+                  k_norm, *kv, *pass, a->n_rows, shift, sums);
 }
 
 template <typename T>
 static cudaError_t rope_store(cudaStream_t stream, const struct rope_store_args *a,
                               struct rope_params p, const struct rope_view *rope,
                               const float *q_norm, const float *k_norm, const struct kv_view *kv,
-                              const struct pass_view *pass)
+                              const struct pass_view *pass, const struct sum_parts &sums)
 {
     T *qkv = (T *)a->qkv.mem.p;
     if (p.qk_norm == QK_NORM_WIDTH) {
@@ -320,7 +340,7 @@ static cudaError_t rope_store(cudaStream_t stream, const struct rope_store_args 
     }
     const int32_t shift = kv->dtype == a->qkv.dtype ? vec_group_shift<T>(p, rope, kv, qkv) : -1;
     if (shift >= 0) {
-        return rope_store_vec<T>(stream, a, p, rope, q_norm, k_norm, kv, pass, shift);
+        return rope_store_vec<T>(stream, a, p, rope, q_norm, k_norm, kv, pass, shift, sums);
     }
     const int n_all = a->n_heads + 2 * a->n_kv_heads;
     const dim3 grid(a->n_rows, (n_all + ROPE_WARPS - 1) / ROPE_WARPS), block(32 * ROPE_WARPS);
@@ -330,19 +350,43 @@ static cudaError_t rope_store(cudaStream_t stream, const struct rope_store_args 
     return cudaErrorInvalidValue;
 }
 
+static struct rope_params params_of(const struct rope_store_args *a, int32_t q_norm_n,
+                                    int32_t k_norm_n)
+{
+    return {a->qkv.stride, a->n_heads, a->n_kv_heads, a->head_dim, a->qk_norm,
+            a->qk_norm_kind == NORM_LAYER, a->eps, a->norm_offset, q_norm_n, k_norm_n};
+}
+
+template <typename T>
+static bool takes_sums(const struct rope_store_args *a, const struct rope_params &p,
+                       const struct rope_view *rope, const struct kv_view *kv)
+{
+    return kv->dtype == a->qkv.dtype && a->qk_norm != QK_NORM_WIDTH &&
+           vec_group_shift<T>(p, rope, kv, (const T *)a->qkv.mem.p) >= 0;
+}
+
+extern "C" bool k_rope_takes_sums(const struct rope_store_args *a, const struct rope_view *rope,
+                                  int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv)
+{
+    const struct rope_params p = params_of(a, q_norm_n, k_norm_n);
+    return a->qkv.dtype == DT_BF16   ? takes_sums<bf16_t>(a, p, rope, kv)
+           : a->qkv.dtype == DT_F16 ? takes_sums<f16_t>(a, p, rope, kv)
+                                    : false;
+}
+
 extern "C" cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store_args *a,
                                     const struct rope_view *rope, const float *q_norm,
                                     int32_t q_norm_n, const float *k_norm, int32_t k_norm_n,
-                                    const struct kv_view *kv, const struct pass_view *pass)
+                                    const struct kv_view *kv, const struct pass_view *pass,
+                                    const struct sum_parts *given)
 {
     if (a->head_dim > ROPE_MAX_HEAD) {
         return cudaErrorInvalidValue;
     }
-    struct rope_params p = {a->qkv.stride, a->n_heads, a->n_kv_heads, a->head_dim, a->qk_norm,
-                            a->qk_norm_kind == NORM_LAYER, a->eps, a->norm_offset, q_norm_n,
-                            k_norm_n};
+    const struct rope_params p = params_of(a, q_norm_n, k_norm_n);
+    const struct sum_parts sums = given ? *given : sum_parts{};
     BY_DTYPE(a->qkv.dtype, T,
-             return rope_store<T>(stream, a, p, rope, q_norm, k_norm, kv, pass));
+             return rope_store<T>(stream, a, p, rope, q_norm, k_norm, kv, pass, sums));
     return cudaErrorInvalidValue;
 }
 

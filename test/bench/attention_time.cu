@@ -146,7 +146,7 @@ struct layer_chain {
         r.n_heads = a.n_heads;
         r.n_kv_heads = a.kv.n_kv_heads;
         r.head_dim = a.kv.head_dim_k;
-        CHECK(k_rope_store(stream, &r, &rope, nullptr, 0, nullptr, 0, &a.kv, &a.pass));
+        CHECK(k_rope_store(stream, &r, &rope, nullptr, 0, nullptr, 0, &a.kv, &a.pass, nullptr));
         if (with_attention) {
             CHECK(attention_launch(stream, &a));
         }

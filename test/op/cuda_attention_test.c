@@ -166,6 +166,47 @@ TEST(attention_agrees)
     }
 }
 
+/* Queries, keys and values straight from a product, which the backend may have left as sums. */
+TEST(a_product_is_read_right_by_the_rope_after_it)
+{
+    NEED_GPU();
+    static const struct shape shapes[] = {
+        {32, 8, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {32, 8, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16},
+        {32, 8, 128, 64, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+    };
+    static struct test_pass t;
+    for (int32_t i = 0; i < COUNT(shapes); i++) {
+        struct setup u = {0};
+        REQUIRE(open_setup(&u, i == 1 ? DT_F16 : DT_BF16, false, &shapes[i]));
+        struct pair *p = &u.p;
+        const struct seq_spec specs[] = {{0, 30, false}, {0, 17, false}};
+        step_begin(p);
+        give_blocks(p, 2, 8);
+        pass_of(&t, specs, 2, false, 41);
+        pass_begin(p, &t);
+        const int32_t n = t.pass.n_rows, n_in = 2048;
+        struct pair_tensor x = tensor_random(p, n, n_in, n_in, 1.0f);
+        struct pair_tensor qkv = tensor_poisoned(p, n, u.width, p->dtype);
+        struct pair_weight w = weight_make(p, WEIGHT_LINEAR, p->dtype, 1, u.width, n_in, i == 0,
+                                           1.0f / sqrtf((float)n_in));
+        for (int32_t layer = 0; layer < 2; layer++) {
+            struct linear_args l = {.n_rows = n};
+            BOTH(p, linear, l, l.x = x.t[b]; l.y = qkv.t[b]; l.weight = w.w[b]);
+            struct rope_store_args a = {.n_rows = n, .layer = layer, .n_heads = 32,
+                                        .n_kv_heads = 8, .head_dim = 128,
+                                        .qk_norm = shapes[i].qk_norm, .eps = 1e-6f};
+            BOTH(p, rope_store, a, a.qkv = qkv.t[b]; a.rope = u.rope[b];
+                 a.q_norm = u.q_norm.w[b]; a.k_norm = u.k_norm.w[b]);
+        }
+        check_rows(p, "queries of a product", &qkv, 32 * 128, 2 * pair_tolerance(p));
+        attend(&u, &qkv, "attention over keys of a product");
+        pass_end(p);
+        step_end(p, NULL);
+        pair_close(p);
+    }
+}
+
 TEST(mla_agrees)
 {
     NEED_GPU();

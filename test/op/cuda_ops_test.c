@@ -93,7 +93,6 @@ TEST(linear_agrees_in_deterministic_mode)
     linear_cases(true);
 }
 
-/* Above 32 rows those of many features have a kernel of their own. */
 TEST(products_of_many_rows_and_features_agree)
 {
     NEED_GPU();
@@ -110,6 +109,79 @@ TEST(products_of_many_rows_and_features_agree)
         }
         pair_close(&p);
     }
+}
+
+/* A product that the backend may leave as sums over runs of K, read by the op after it: reduce with
+ * the norm, which adds them itself, or with a bias, for which it is made whole first. */
+static void linear_norm_case(struct pair *p, int32_t n_rows, int32_t n_out, int32_t n_in,
+                             enum norm_kind kind, bool bias)
+{
+    struct pair_tensor x = tensor_random(p, n_rows, n_in, n_in + 8, 1.0f);
+    struct pair_tensor residual = tensor_random(p, n_rows, n_out, n_out, 1.0f);
+    struct pair_tensor delta = tensor_poisoned(p, n_rows, n_out, p->dtype);
+    struct pair_tensor out = tensor_poisoned(p, n_rows, n_out + 8, p->dtype);
+    struct pair_weight w = weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, bias,
+                                       1.0f / sqrtf((float)n_in));
+    struct pair_weight scale = vector_make(p, n_out, 1.0f);
+    for (int b = 0; b < 2; b++) {
+        const struct linear_args a = {.weight = w.w[b], .x = x.t[b], .y = delta.t[b],
+                                      .n_rows = n_rows, .partial = true};
+        const struct reduce_args r = {.y = delta.t[b], .n_rows = n_rows, .width = n_out,
+                                      .whole = true, .linear = w.w[b]};
+        const struct norm_args n = {.x = residual.t[b], .delta = delta.t[b], .out = out.t[b],
+                                    .weight = scale.w[b], .n_rows = n_rows, .width = n_out,
+                                    .kind = kind, .eps = 1e-5f, .delta_scale = 0.7f};
+        CHECK_EQ(p->be[b]->ops->linear(p->be[b], &a), OK);
+        CHECK_EQ(ops_reduce_norm(p->be[b], &r, &n), OK);
+    }
+    char what[96];
+    snprintf(what, sizeof what, "linear, reduce and norm %d x %d x %d dtype %d kind %d bias %d",
+             n_rows, n_out, n_in, p->dtype, kind, bias);
+    check_tensor(p, what, &residual, n_out, pair_tolerance(p));
+    check_tensor(p, what, &out, n_out, 2 * pair_tolerance(p));
+}
+
+TEST(a_product_is_read_right_by_the_norm_after_it)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        if (p.dtype != DT_F32) { // cut over K where one GPU has 132 multiprocessors
+            linear_norm_case(&p, 64, 4096, 3904, NORM_RMS, false);
+            linear_norm_case(&p, 37, 2048, 4104, NORM_LAYER, false);
+            linear_norm_case(&p, 33, 2048, 4096, NORM_RMS, true);
+        }
+        linear_norm_case(&p, 50, 1000, 320, NORM_RMS, false);
+        linear_norm_case(&p, 65, 512, 1024, NORM_RMS, false); // in two halves of K
+        linear_norm_case(&p, 143, 1000, 1040, NORM_LAYER, false);
+        linear_norm_case(&p, 256, 128, 480, NORM_RMS, true);
+        linear_norm_case(&p, 100, 104, 64, NORM_RMS, true);
+        pair_close(&p);
+    }
+}
+
+/* An op that knows nothing of sums finds the product whole, and so does one that reads it twice. */
+TEST(a_product_is_read_right_by_any_op)
+{
+    NEED_GPU();
+    struct pair p;
+    REQUIRE(pair_open(&p, DT_BF16, false, NULL));
+    const int32_t n_rows = 40, n_out = 4096, n_in = 4096;
+    struct pair_tensor x = tensor_random(&p, n_rows, n_in, n_in, 1.0f);
+    struct pair_tensor y = tensor_poisoned(&p, n_rows, n_out, p.dtype);
+    struct pair_tensor act = tensor_poisoned(&p, n_rows, n_out, p.dtype);
+    struct pair_tensor again = tensor_poisoned(&p, n_rows, n_out, p.dtype);
+    struct pair_weight w = weight_make(&p, WEIGHT_LINEAR, p.dtype, 1, n_out, n_in, false, 0.02f);
+    struct linear_args a = {.n_rows = n_rows};
+    BOTH(&p, linear, a, a.x = x.t[b]; a.y = y.t[b]; a.weight = w.w[b]);
+    struct activation_args c = {.n_rows = n_rows, .width = n_out, .kind = ACT_GELU};
+    BOTH(&p, activation, c, c.x = y.t[b]; c.out = act.t[b]);
+    BOTH(&p, linear, a, a.x = y.t[b]; a.y = again.t[b]; a.weight = w.w[b]);
+    check_tensor(&p, "a product", &y, n_out, pair_tolerance(&p));
+    check_tensor(&p, "its activation", &act, n_out, 2 * pair_tolerance(&p));
+    check_tensor(&p, "a product of it", &again, n_out, 2 * pair_tolerance(&p));
+    pair_close(&p);
 }
 
 static void linear_act_case(struct pair *p, int32_t n_rows, int32_t width, int32_t n_in,
@@ -137,7 +209,7 @@ static void linear_act_case(struct pair *p, int32_t n_rows, int32_t width, int32
 TEST(a_product_with_its_activation_agrees)
 {
     NEED_GPU();
-    static const int32_t rows[] = {1, 9, 17, 64, 70};
+    static const int32_t rows[] = {1, 9, 17, 64, 70, 33, 128};
     static const enum activation kinds[] = {ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_GPT_OSS};
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         struct pair p;
@@ -147,6 +219,7 @@ TEST(a_product_with_its_activation_agrees)
                 linear_act_case(&p, rows[i], 200 + 56 * k, 136, kinds[k], true, k % 2 == 1);
             }
             linear_act_case(&p, rows[i], 3000, 264, ACT_SILU, true, false);
+            linear_act_case(&p, rows[i], 14336 - 8 * (i % 2), 72, ACT_SILU, true, i == 2);
             linear_act_case(&p, rows[i], 120, 64, ACT_GELU, false, true);
         }
         pair_close(&p);
