@@ -144,9 +144,13 @@ test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain
 .PHONY: test-server
 test-server: all $(SERVERS)  ## the server whole: API, SDK, raw sockets, drain, balancers, nodes
 	@test/run $(filter-out test/server/test_configs.py,$(wildcard test/server/test_*.py))
-test-asan:  ## the C tests and the server's under ASan and UBSan
-	@TEST_TIMEOUT=$${TEST_TIMEOUT:-1200} $(MAKE) FLAVOUR=asan CUDA=0 test-unit test-server
-test-tsan:  ## the same under TSan
+.PHONY: test-model
+test-model: all  ## what is read from a model's folder, and what generate makes of it
+	@SLUICE=$(abspath $(BUILD)/sluice) test/run test/model/test_checkpoint.py test/model/test_generate.py \
+	  test/model/test_golden.py test/model/test_sampling.py
+test-asan:  ## the C tests, the server's and those of model folders under ASan and UBSan
+	@TEST_TIMEOUT=$${TEST_TIMEOUT:-1200} $(MAKE) FLAVOUR=asan CUDA=0 test-unit test-server test-model
+test-tsan:  ## the C tests and the server's under TSan
 	@TEST_TIMEOUT=$${TEST_TIMEOUT:-1200} $(MAKE) FLAVOUR=tsan CUDA=0 test-unit test-server
 # The NEON kernels against the scalar ones, on any machine that has the cross compiler and QEMU.
 NEON_CC  := $(shell command -v aarch64-linux-gnu-gcc)

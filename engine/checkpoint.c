@@ -100,7 +100,9 @@ static enum status shards_of_folder(struct checkpoint *ck, const char *dir, stru
     if (st == OK && ck->n_shards == 0) {
         st = err_set(err, ERR_IO, "%s: no *.safetensors file", dir);
     }
-    qsort(ck->shards, ck->n_shards, sizeof *ck->shards, by_name);
+    if (st == OK) {
+        qsort(ck->shards, ck->n_shards, sizeof *ck->shards, by_name);
+    }
     return st;
 }
 
@@ -231,6 +233,9 @@ static int by_data(const void *a, const void *b)
 static enum status check_overlap(const struct checkpoint *ck, size_t first, const struct shard *s,
                                  struct err *err)
 {
+    if (ck->n_tensors == first) {
+        return OK;
+    }
     qsort(ck->tensors + first, ck->n_tensors - first, sizeof *ck->tensors, by_data);
     for (size_t i = first + 1; i < ck->n_tensors; i++) {
         const struct checkpoint_tensor *before = &ck->tensors[i - 1], *t = &ck->tensors[i];

@@ -154,6 +154,10 @@ def no_weights(c):
     os.unlink(c.path(WEIGHTS))
 
 
+def no_tensors(c):
+    c.write("{}")
+
+
 def index_without_file(c):
     c.shards(3, index=True)
     os.unlink(c.path("model-00002-of-00003.safetensors"))
@@ -226,6 +230,7 @@ BROKEN = {  # what is wrong: what the sentence must name
     broken_header: [WEIGHTS],
     header_of_numbers: [WEIGHTS],
     no_weights: ["safetensors"],
+    no_tensors: ["safetensors", "embed_tokens"],
     index_without_file: ["model-00002-of-00003.safetensors"],
     index_outside: ["outside", "../../etc/passwd"],
     no_config: ["config.json"],
