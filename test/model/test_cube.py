@@ -48,7 +48,8 @@ def requests():
         prompt = shared[: 16 * (i % 5)] + [rng.randrange(3, 378) for _ in range(1 + 7 * i)]
         if i % 3 == 0:
             prompt += [5, 6, 7, 8] * 6
-        r = {"prompt_token_ids": prompt, "max_tokens": 24, "logprobs": 2, "ignore_eos": True, "seed": i}
+        r = {"prompt_token_ids": prompt, "max_tokens": 24, "logprobs": 2, "ignore_eos": True, "seed": i,
+             "priority": -(i % 3)}  # later ones take lanes and blocks from what decodes
         r["temperature"] = 0 if i % 2 == 0 else 1.0
         if i % 4 == 1:
             r.update(frequency_penalty=0.7, presence_penalty=0.2, repetition_penalty=1.1, top_k=40, top_p=0.9)
