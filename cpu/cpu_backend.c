@@ -139,7 +139,7 @@ enum status cpu_need_scratch(struct cpu_backend *cpu, size_t n_bytes)
 
 enum status cpu_need_rows(struct cpu_backend *cpu)
 {
-    size_t n_bytes = (size_t)cpu->max_k_bytes * PACK_ROWS;
+    size_t n_bytes = (size_t)cpu->max_k_bytes * (size_t)cpu_pack_rows(cpu);
     if (cpu->packed_rows_bytes >= n_bytes) {
         return OK;
     }
@@ -221,6 +221,7 @@ static const struct backend_ops cpu_ops = {
     .logits = cpu_logits,
     .sample = cpu_sample,
     .pool = cpu_pool_rows,
+    .linear_act = cpu_linear_act,
     .write = cpu_write,
     .read = cpu_read,
 };

@@ -134,6 +134,159 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
     _tile_release();
 }
 
+/* ---- blocks ------------------------------------------------------------------------------- */
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* One step of a block of 3 tiles. Registers 0 to 2 are sums of the first panel, 3 to 5 of the second;
+ * 6 holds rows and 7 weights. Two tiles leave 2 and 5 to rows, too, one tile 1, 2, 4, 5 alone. */
+INLINE void step_3(const char *a, int64_t tile, const char *w, int64_t line)
+{
+    _tile_loadd(7, w, line);
+    _tile_loadd(6, a, TILE_BYTES);
+    _tile_dpbf16ps(0, 6, 7);
+    _tile_loadd(6, a + tile, TILE_BYTES);
+    _tile_dpbf16ps(1, 6, 7);
+    _tile_loadd(6, a + 2 * tile, TILE_BYTES);
+    _tile_dpbf16ps(2, 6, 7);
+    _tile_loadd(7, w + PAIRS_BYTES, line);
+    _tile_dpbf16ps(5, 6, 7);
+    _tile_loadd(6, a + tile, TILE_BYTES);
+    _tile_dpbf16ps(4, 6, 7);
+    _tile_loadd(6, a, TILE_BYTES);
+    _tile_dpbf16ps(3, 6, 7);
+}
+
+INLINE void step_2(const char *a, int64_t tile, const char *w, int64_t line)
+{
+    _tile_loadd(2, a, TILE_BYTES);
+    _tile_loadd(6, w, line);
+    _tile_dpbf16ps(0, 2, 6);
+    _tile_loadd(7, w + PAIRS_BYTES, line);
+    _tile_dpbf16ps(3, 2, 7);
+    _tile_loadd(5, a + tile, TILE_BYTES);
+    _tile_dpbf16ps(1, 5, 6);
+    _tile_dpbf16ps(4, 5, 7);
+}
+
+INLINE void step_1(const char *a, const char *w, int64_t line)
+{
+    _tile_loadd(2, a, TILE_BYTES);
+    _tile_loadd(6, w, line);
+    _tile_dpbf16ps(0, 2, 6);
+    _tile_loadd(7, w + PAIRS_BYTES, line);
+    _tile_dpbf16ps(3, 2, 7);
+}
+
+INLINE void begin_sums(const float *c, bool first, const int tiles)
+{
+    enum { FLOATS = TILE_ROWS * PANEL };
+    if (first) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        _tile_zero(4);
+        _tile_zero(5);
+        return;
+    }
+    _tile_loadd(0, c, TILE_BYTES);
+    _tile_loadd(3, c + tiles * FLOATS, TILE_BYTES);
+    if (tiles > 1) {
+        _tile_loadd(1, c + FLOATS, TILE_BYTES);
+        _tile_loadd(4, c + (tiles + 1) * FLOATS, TILE_BYTES);
+    }
+    if (tiles > 2) {
+        _tile_loadd(2, c + 2 * FLOATS, TILE_BYTES);
+        _tile_loadd(5, c + (tiles + 2) * FLOATS, TILE_BYTES);
+    }
+}
+
+INLINE void end_sums(float *c, const int tiles)
+{
+    enum { FLOATS = TILE_ROWS * PANEL };
+    _tile_stored(0, c, TILE_BYTES);
+    _tile_stored(3, c + tiles * FLOATS, TILE_BYTES);
+    if (tiles > 1) {
+        _tile_stored(1, c + FLOATS, TILE_BYTES);
+        _tile_stored(4, c + (tiles + 1) * FLOATS, TILE_BYTES);
+    }
+    if (tiles > 2) {
+        _tile_stored(2, c + 2 * FLOATS, TILE_BYTES);
+        _tile_stored(5, c + (tiles + 2) * FLOATS, TILE_BYTES);
+    }
+}
+
+/* What is done on the side is dealt evenly to the steps: loads and stores that take long then
+ * hinder the loads of tiles least. */
+INLINE void block(const struct block_product *p, const int tiles)
+{
+    const int64_t steps = p->k / K_UNIT;
+    const int64_t lines = (p->next_bytes + 64 * steps - 1) / (64 * steps) * 64;
+    const int32_t calls = (int32_t)((p->n_aside + steps - 1) / steps);
+    const char *a = p->a, *w = p->w, *next = p->next, *next_end = p->next + p->next_bytes;
+    /* The sums that the next block begins with follow these. */
+    const char *sums = (const char *)(p->c + tiles * TILE_ROWS * BLOCK_N), *sums_end = sums;
+    const int64_t sum_lines = (tiles * TILE_ROWS * BLOCK_N / 16 + steps - 1) / steps * 64;
+    if (!p->first) {
+        sums_end += tiles * TILE_ROWS * BLOCK_N * sizeof *p->c;
+    }
+    int32_t called = 0;
+    begin_sums(p->c, p->first, tiles);
+    for (int64_t s = 0; s < steps; s++, a += TILE_ROWS * TILE_BYTES, w += p->w_line * K_UNIT / 2) {
+        if (tiles == 3) {
+            step_3(a, p->a_tile, w, p->w_line);
+        } else if (tiles == 2) {
+            step_2(a, p->a_tile, w, p->w_line);
+        } else {
+            step_1(a, w, p->w_line);
+        }
+        for (const char *end = next + lines; next < end && next < next_end; next += 64) {
+            _mm_prefetch(next, _MM_HINT_T1);
+        }
+        for (const char *end = sums + sum_lines; sums < end && sums < sums_end; sums += 64) {
+            _mm_prefetch(sums, _MM_HINT_T0);
+        }
+        for (int32_t i = 0; i < calls && called < p->n_aside; i++) {
+            p->aside(p->arg, called++);
+        }
+    }
+    end_sums(p->c, tiles);
+}
+
+static void blocks_begin(void)
+{
+    configure(TILE_ROWS, TILE_ROWS, false);
+}
+
+static void blocks_product(const struct block_product *p)
+{
+    switch (p->n_tiles) {
+    case 1: block(p, 1); break;
+    case 2: block(p, 2); break;
+    default: block(p, 3); break;
+    }
+}
+
+static void blocks_end(void)
+{
+    _tile_release();
+    _mm_sfence();
+}
+
+static void blocks_put(const float *c, float *y, int32_t n)
+{
+    if (n % 16 == 0 && (uintptr_t)y % 64 == 0) {
+        for (int32_t i = 0; i < n; i += 16) {
+            _mm512_stream_ps(y + i, _mm512_loadu_ps(c + i));
+        }
+        return;
+    }
+    memcpy(y, c, (size_t)n * sizeof *y);
+}
+
+const struct block_unit cpu_amx_blocks = {blocks_begin, blocks_product, blocks_end, blocks_put};
+
 float cpu_spin_amx(int64_t n)
 {
     float c[TILE_ROWS * PANEL];

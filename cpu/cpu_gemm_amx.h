@@ -9,6 +9,8 @@
 void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
                        int64_t k, float *c, bool first);
 
+extern const struct block_unit cpu_amx_blocks;
+
 /* n rounds of four products of 16 x 16 x 32 in registers (cpu_peaks). */
 float cpu_spin_amx(int64_t n);
 

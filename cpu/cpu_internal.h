@@ -10,8 +10,9 @@
 #include "engine/base/mem.h"
 #include "engine/ops.h"
 
-/* Rows of activations that a product rounds and packs at a time: what fits a cache. */
-enum { PACK_ROWS = 512 };
+/* Rows of activations that a product rounds and packs at a time: what fits a cache; in blocks, so
+ * many that weights need not come from memory again soon. */
+enum { PACK_ROWS = 512, BLOCKS_PACK_ROWS = 2048 };
 
 /* Keys of one attention chunk. A chunk's softmax is computed on its own and joined to those before
  * it, so chunks begin at fixed positions, whatever the batch. */
@@ -139,6 +140,11 @@ static inline struct cpu_backend *cpu_of(struct backend *be)
     return (struct cpu_backend *)be;
 }
 
+static inline int32_t cpu_pack_rows(const struct cpu_backend *cpu)
+{
+    return cpu->kernels->blocks ? BLOCKS_PACK_ROWS : PACK_ROWS;
+}
+
 static inline int64_t round_up(int64_t n, int64_t unit)
 {
     return (n + unit - 1) / unit * unit;
@@ -216,6 +222,15 @@ struct gemm_tile {
 void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t);
 /* Bytes of scratch for tiles of up to n_rows rows. */
 size_t cpu_gemm_scratch(const struct weight *w, int32_t n_rows);
+/* Buffers that the tree over a weight's segments has open at a time. */
+int32_t cpu_tree_levels(const struct weight *w);
+/* Products of many rows by the table's blocks (cpu_linear_blocks.c): whether that many are made so,
+ * and up to cpu_pack_rows of them from `first` on. With `act`, act->out is written instead of y,
+ * which is left undefined. */
+bool cpu_in_blocks(const struct cpu_backend *cpu, const struct weight *w, int32_t n_rows);
+void cpu_linear_blocks(struct cpu_backend *cpu, const struct linear_args *a,
+                       const struct activation_args *act, int32_t first, int32_t n_rows);
+size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w);
 /* Bytes of one packed row, and the packing of n_in floats. */
 int64_t cpu_row_bytes(const struct cpu_backend *cpu, const struct weight *w);
 void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, const float *x,
@@ -263,6 +278,8 @@ bool cpu_step_done(struct backend *be, int32_t slot);
 enum status cpu_embed(struct backend *be, const struct embed_args *a);
 enum status cpu_norm(struct backend *be, const struct norm_args *a);
 enum status cpu_linear(struct backend *be, const struct linear_args *a);
+enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
+                           const struct activation_args *act);
 enum status cpu_linear_heads(struct backend *be, const struct linear_heads_args *a);
 enum status cpu_rope_store(struct backend *be, const struct rope_store_args *a);
 enum status cpu_mla_store(struct backend *be, const struct mla_store_args *a);

@@ -20,6 +20,35 @@ typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, 
 
 enum { K_UNIT = 32 };
 
+/* The same sums for products of many rows, by blocks of 1 to BLOCK_TILES tiles of ROW_TILE rows and
+ * BLOCK_N outputs. Rows lie as [k / 32][ROW_TILE][32], tiles a_tile bytes apart; weights as gemm_fn's,
+ * w_line bytes from a pair of inputs to the next. Sums lie as [panel][tile][ROW_TILE][PANEL]. */
+enum { ROW_TILE = 16, BLOCK_TILES = 3, BLOCK_N = 2 * PANEL };
+enum { BLOCK_FLOATS = BLOCK_TILES * ROW_TILE * BLOCK_N };
+struct block_product {
+    const char *a, *w;
+    int64_t a_tile, w_line, k;
+    int32_t n_tiles;
+    float *c;
+    bool first;
+    /* What is done on the side, while products run: bytes that will be read soon are asked for, and
+     * aside(arg, i) is called for i in [0, n_aside). */
+    const char *next;
+    int64_t next_bytes;
+    void (*aside)(void *arg, int32_t i);
+    void *arg;
+    int32_t n_aside;
+};
+
+/* begin and end enclose a thread's products. */
+struct block_unit {
+    void (*begin)(void);
+    void (*product)(const struct block_product *p);
+    void (*end)(void);
+    /* n sums to y, past the caches where that can be: seen by other threads after end. */
+    void (*put)(const float *c, float *y, int32_t n);
+};
+
 /* Consecutive pages of one head's K or V, as they are stored. `first` and `end` bound the tokens
  * that weigh reads, counted from the first page's first. */
 struct page_run {
@@ -38,6 +67,7 @@ struct cpu_kernels {
     const char *name;
 
     gemm_fn *gemm_bf16, *gemm_f16, *gemm_f32;
+    const struct block_unit *blocks; // of bf16; NULL: none
     bool bf16_rows; // gemm_bf16 reads a as bf16; else as fp32 that holds rounded values
     const struct matrix_unit *unit; // attention over bf16 pages goes through it; NULL: none
     /* Up to pass_rows rows a product reads each weight once; inputs that it is best given at a time

@@ -54,7 +54,7 @@ void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, const f
     }
 }
 
-static int32_t tree_levels(const struct weight *w)
+int32_t cpu_tree_levels(const struct weight *w)
 {
     int32_t levels = 1;
     for (int32_t n = w->k_segments; n > 1; n /= 2) {
@@ -65,7 +65,7 @@ static int32_t tree_levels(const struct weight *w)
 
 size_t cpu_gemm_scratch(const struct weight *w, int32_t n_rows)
 {
-    return (size_t)tree_levels(w) * (size_t)n_rows * TILE * sizeof(float);
+    return (size_t)cpu_tree_levels(w) * (size_t)n_rows * TILE * sizeof(float);
 }
 
 static gemm_fn *gemm_of(const struct cpu_backend *cpu, const struct weight *w)
@@ -175,13 +175,21 @@ static void linear_item(void *arg, int32_t item, int32_t thread)
     }
 }
 
-enum status cpu_linear(struct backend *be, const struct linear_args *a)
+/* act: for products in blocks alone. */
+static enum status linear(struct backend *be, const struct linear_args *a,
+                          const struct activation_args *act)
 {
     struct cpu_backend *cpu = cpu_of(be);
     const struct weight *w = a->weight;
     ASSERT(w->packed && w->n_matrices == 1);
     struct linear_job job = {.cpu = cpu, .a = a, .row_bytes = cpu_row_bytes(cpu, w)};
     for (int32_t row = 0; row < a->n_rows; row += PACK_ROWS) {
+        if (cpu_in_blocks(cpu, w, a->n_rows - row)) {
+            int32_t left = a->n_rows - row, n = left < BLOCKS_PACK_ROWS ? left : BLOCKS_PACK_ROWS;
+            cpu_linear_blocks(cpu, a, act, row, n);
+            row += n - PACK_ROWS;
+            continue;
+        }
         job.first_row = row;
         job.n_rows = a->n_rows - row < PACK_ROWS ? a->n_rows - row : PACK_ROWS;
         bool few = w->n_tiles < 4 * (int64_t)pool_n_threads(cpu->pool);
@@ -189,6 +197,43 @@ enum status cpu_linear(struct backend *be, const struct linear_args *a)
         int32_t parts = (job.n_rows + job.rows_per_item - 1) / job.rows_per_item;
         pool_run(cpu->pool, job.n_rows, pack_item, &job);
         pool_run(cpu->pool, (int32_t)w->n_tiles * parts, linear_item, &job);
+    }
+    return OK;
+}
+
+enum status cpu_linear(struct backend *be, const struct linear_args *a)
+{
+    return linear(be, a, NULL);
+}
+
+static struct tensor from_row(struct tensor t, int32_t row)
+{
+    t.mem = dmem_at(t.mem, (size_t)row * (size_t)t.stride * sizeof(float));
+    return t;
+}
+
+/* In blocks the activation is made of sums that have not left the cache; the rows that do not fill
+ * blocks, and what does not fit them, go the plain way. */
+enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
+                           const struct activation_args *act)
+{
+    const struct weight *w = a->weight;
+    struct linear_args part = *a;
+    struct activation_args after = *act;
+    bool fits = !w->bias && !a->accumulate && (!act->gated || act->width % (w->panels * PANEL) == 0);
+    for (int32_t row = 0; row < a->n_rows; row += part.n_rows) {
+        int32_t left = a->n_rows - row, most = cpu_pack_rows(cpu_of(be));
+        part.n_rows = after.n_rows = left < most ? left : most;
+        part.x = from_row(a->x, row);
+        part.y = from_row(a->y, row);
+        after.x = from_row(act->x, row);
+        after.out = from_row(act->out, row);
+        if (fits && cpu_in_blocks(cpu_of(be), w, part.n_rows)) {
+            TRY(linear(be, &part, &after));
+            continue;
+        }
+        TRY(linear(be, &part, NULL));
+        TRY(cpu_activation(be, &after));
     }
     return OK;
 }

@@ -276,6 +276,7 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
     size_t row_bytes = (size_t)cpu_row_bytes(cpu, w);
     TRY(cpu_need_scratch(cpu, (size_t)desc->n_in * sizeof(float)));
     TRY(cpu_need_scratch(cpu, cpu_gemm_scratch(w, PACK_ROWS) + row_bytes * 64));
+    TRY(cpu_need_scratch(cpu, cpu_blocks_scratch(cpu, w)));
     if ((int64_t)row_bytes > cpu->max_k_bytes) {
         cpu->max_k_bytes = (int64_t)row_bytes;
         TRY(cpu_need_rows(cpu));

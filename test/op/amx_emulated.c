@@ -102,10 +102,12 @@ static inline void emulated_release(void)
 #define __AMX_BF16__ 1
 #define cpu_gemm_bf16_amx emulated_gemm
 #define cpu_spin_amx emulated_spin
+#define cpu_amx_blocks emulated_blocks
 #define cpu_amx_unit emulated_unit
 #define configure configure_gemm
 #include "cpu/cpu_gemm_amx.c"
 #undef configure
+#undef INLINE
 #include "cpu/cpu_attention_amx.c"
 
 const struct cpu_kernels *op_amx_emulated(void)
@@ -117,6 +119,7 @@ const struct cpu_kernels *op_amx_emulated(void)
     table = cpu_kernels_avx512bf16;
     table.name = "AMX, emulated";
     table.gemm_bf16 = emulated_gemm;
+    table.blocks = &emulated_blocks;
     table.pass_rows = 16;
     table.few_k = 256;
     table.unit = &emulated_unit;

@@ -1,4 +1,5 @@
 /* Products: values, odd shapes, padding, segments of K, and equal bits for any number of rows. */
+#include "engine/ops_default.h"
 #include "test/op/op_harness.h"
 
 struct shape {
@@ -73,20 +74,22 @@ OP_TEST(products_equal_a_naive_sum)
     }
     try_shape(backend, &(struct shape){530, 70, 600, 2, DT_BF16, true, false});
     try_shape(backend, &(struct shape){530, 70, 600, 1, DT_F32, true, false});
+    try_shape(backend, &(struct shape){130, 200, 4200, 4, DT_BF16, true, true});
+    try_shape(backend, &(struct shape){200, 130, 2100, 1, DT_BF16, false, false});
 }
 
 /* The rows' bits are the same whatever number of rows is computed with them. */
-static void check_invariance(const char *backend, enum dtype dtype, int32_t segments)
+static void check_invariance(const char *backend, enum dtype dtype, int32_t n_in, int32_t segments)
 {
-    enum { N_OUT = 150, N_IN = 1088 };
+    enum { N_OUT = 150 };
     static const int32_t counts[] = {1, 2, 7, 16, 256, 2048};
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, dtype, &limits);
-    float *x = op_random((size_t)2048 * N_IN, 1.0f);
-    float *w = op_random((size_t)N_OUT * N_IN, 0.05f);
+    float *x = op_random((size_t)2048 * n_in, 1.0f);
+    float *w = op_random((size_t)N_OUT * n_in, 0.05f);
     struct linear_args a = {
-        .weight = op_weight(&rig, WEIGHT_LINEAR, dtype, w, 1, N_OUT, N_IN, NULL, segments),
-        .x = op_tensor(&rig, x, 2048, N_IN, N_IN),
+        .weight = op_weight(&rig, WEIGHT_LINEAR, dtype, w, 1, N_OUT, n_in, NULL, segments),
+        .x = op_tensor(&rig, x, 2048, n_in, n_in),
         .y = op_tensor(&rig, NULL, 2048, N_OUT, N_OUT),
     };
     float *all = NULL;
@@ -106,7 +109,7 @@ static void check_invariance(const char *backend, enum dtype dtype, int32_t segm
     for (int32_t row = 1; row < counts[last]; row = row * 3 + 1) {
         struct linear_args one = a;
         one.n_rows = 1;
-        one.x.mem = dmem_at(a.x.mem, (size_t)row * N_IN * sizeof(float));
+        one.x.mem = dmem_at(a.x.mem, (size_t)row * n_in * sizeof(float));
         CHECK_EQ(rig.ops->linear(rig.be, &one), OK);
         float *y = op_fetch(&rig, one.y, 1, N_OUT);
         CHECK_MEM(y, all + (size_t)row * N_OUT, N_OUT * sizeof *y);
@@ -120,10 +123,52 @@ static void check_invariance(const char *backend, enum dtype dtype, int32_t segm
 
 OP_TEST(a_row_has_the_same_bits_in_every_batch)
 {
-    check_invariance(backend, DT_F32, 1);
-    check_invariance(backend, DT_BF16, 1);
-    check_invariance(backend, DT_BF16, 8);
-    check_invariance(backend, DT_F16, 2);
+    check_invariance(backend, DT_F32, 1088, 1);
+    check_invariance(backend, DT_BF16, 1088, 1);
+    check_invariance(backend, DT_BF16, 1088, 8);
+    check_invariance(backend, DT_BF16, 4200, 1); // more than blocks take at a time
+    check_invariance(backend, DT_BF16, 4200, 2);
+    check_invariance(backend, DT_F16, 1088, 2);
+}
+
+/* Fused or not, the activation has the same bits. */
+static void try_activation(const char *backend, int32_t rows, int32_t width, bool is_gated)
+{
+    enum { N_IN = 160 };
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_BF16, &limits);
+    int32_t n_out = is_gated ? 2 * width : width;
+    float *x = op_random((size_t)rows * N_IN, 1.0f), *w = op_random((size_t)n_out * N_IN, 0.1f);
+    struct linear_args a = {
+        .weight = op_weight(&rig, WEIGHT_LINEAR, DT_BF16, w, 1, n_out, N_IN, NULL, 2),
+        .x = op_tensor(&rig, x, rows, N_IN, N_IN + 3),
+        .y = op_tensor(&rig, NULL, rows, n_out, n_out + 1),
+        .n_rows = rows,
+    };
+    struct activation_args act = {a.y, op_tensor(&rig, NULL, rows, width, width + 5), rows, width,
+                                  ACT_SILU, is_gated};
+    CHECK_EQ(ops_linear_act(rig.be, &a, &act), OK);
+    float *fused = op_fetch(&rig, act.out, rows, width);
+    CHECK_EQ(rig.ops->linear(rig.be, &a), OK);
+    CHECK_EQ(rig.ops->activation(rig.be, &act), OK);
+    float *apart = op_fetch(&rig, act.out, rows, width);
+    CHECK_MEM(fused, apart, (size_t)rows * width * sizeof *fused);
+    free(fused);
+    free(apart);
+    free(x);
+    free(w);
+    op_close(&rig);
+}
+
+OP_TEST(an_activation_has_the_same_bits_fused_with_its_product)
+{
+    static const int32_t rows[] = {1, 127, 128, 211, 1100};
+    for (int32_t i = 0; i < 5; i++) {
+        try_activation(backend, rows[i], 320, true);
+        try_activation(backend, rows[i], 288, true);
+        try_activation(backend, rows[i], 40, true);
+        try_activation(backend, rows[i], 72, false);
+    }
 }
 
 /* A checkpoint whose header has an odd length: its numbers may lie at any address, and be of another
