@@ -86,10 +86,12 @@ void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row
 /* ---- on a matrix unit (cpu_attention_unit.c) */
 
 /* Vectors of an item at most: fewer where values are wide, so that their sums stay in a cache. */
+enum { UNIT_SUMS = 128 * 256 };
+
 static inline int32_t attn_unit_tile(const struct kv_pages *p)
 {
     int32_t tile = UNIT_TILE;
-    while (tile > UNIT_ROWS && tile * p->v_stride > UNIT_TILE * 256) {
+    while (tile > UNIT_ROWS && tile * p->v_stride > UNIT_SUMS) {
         tile /= 2;
     }
     return tile;
