@@ -66,9 +66,9 @@ struct rope_desc {
 
 enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WIDTH };
 
-/* In place on q inside qkv; K and V go to the pages of `layer`. Order: qk-norm, then rope on the
- * first 2 * n_pairs of each head, then the store. With QK_NORM_WIDTH the engine gives every rank all
- * heads, so no op has to look beyond its own. */
+/* In place on q inside qkv, the rest of which need not be left; K and V go to the pages of `layer`.
+ * Order: qk-norm, then rope on the first 2 * n_pairs of each head, then the store. With
+ * QK_NORM_WIDTH the engine gives every rank all heads, so no op has to look beyond its own. */
 struct rope_store_args {
     struct tensor qkv; // [n_rows, (n_heads + 2 n_kv_heads) * head_dim]
     const struct rope_table *rope; // NULL: none (a layer without positions)
@@ -272,6 +272,7 @@ struct backend_ops {
     /* reduce, then norm with the reduced y as its delta; y need not be left as the sum. */
     enum status (*reduce_norm)(struct backend *be, const struct reduce_args *reduce,
                                const struct norm_args *norm);
+    /* linear, then the activation of its y, which need not be left as the product. */
     enum status (*linear_act)(struct backend *be, const struct linear_args *linear,
                               const struct activation_args *act);
 
