@@ -18,7 +18,7 @@ enum { PEER_MAX_RANKS = 8, PEER_AREAS = 3 };
 
 /* In a rank's own device memory; the kernels' alone. */
 struct peer_state {
-    uint32_t call;  // number of the next
+    uint32_t area;  // of the call that comes next: calls use the areas in turn
     uint32_t ended; // blocks of the call under way that have read this
     uint64_t used[PEER_AREAS]; // bytes that were written into an area
 };

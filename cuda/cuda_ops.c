@@ -433,9 +433,13 @@ static enum status op_logits(struct backend *base, const struct logits_args *a)
             n * (size_t)n_ranks > (size_t)be->limits.max_out_rows * (size_t)be->limits.vocab) {
             return ERR_INVALID;
         }
-        TRY(cuda_comm_all_gather(be, a->local.mem.p, be->shards, n));
-        CUDA_TRY(be, k_join_shards(be->stream, be->shards, a->logits.mem.p, a->logits.stride,
-                                   n_ranks, a->n_out, width));
+        enum status st = OK;
+        if (!cuda_peer_join(be, a, width, &st)) {
+            TRY(cuda_comm_all_gather(be, a->local.mem.p, be->shards, n));
+            CUDA_TRY(be, k_join_shards(be->stream, be->shards, a->logits.mem.p, a->logits.stride,
+                                       n_ranks, a->n_out, width));
+        }
+        TRY(st);
     } else if (a->local.mem.p != a->logits.mem.p) {
         CUDA_TRY(be, cudaMemcpy2DAsync(a->logits.mem.p, (size_t)a->logits.stride * 4,
                                        a->local.mem.p, (size_t)a->local.stride * 4,

@@ -212,6 +212,26 @@ bool cuda_peer_reduce(struct cuda *be, const struct reduce_args *r, const struct
     return true;
 }
 
+/* Many rows do not fit an area. */
+bool cuda_peer_join(struct cuda *be, const struct logits_args *a, int32_t width, enum status *st)
+{
+    if (!be->has_peers || a->n_out < 1 || width % 4 != 0 ||
+        (((uintptr_t)a->local.mem.p | (uintptr_t)a->logits.mem.p) & 15) != 0 ||
+        a->logits.stride % 4 != 0 ||
+        peer_bytes(PEER_ONE_SHOT, be->peers.n_ranks, a->n_out, (int64_t)width * 4) >
+            be->peers.area_bytes) {
+        return false;
+    }
+    if (be->options.comm->aborted) {
+        *st = be->lost = ERR_DEVICE;
+        return true;
+    }
+    *st = cuda_check(be, k_join_peers(be->stream, &be->peers, a->local.mem.p, a->logits.mem.p,
+                                      a->logits.stride, a->n_out, width, 2 * be->n_sms),
+                     "join_peers");
+    return true;
+}
+
 /* ---- measuring ------------------------------------------------------------------------------------ */
 
 struct trial {

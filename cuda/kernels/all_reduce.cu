@@ -1,13 +1,14 @@
 /* Sum over ranks through peer memory, with the residual's addition and the norm behind it: one
- * kernel instead of a collective and a norm. See cuda/all_reduce.h for the protocol.
+ * kernel instead of a collective and a norm; and the ranks' logits, brought together. See
+ * cuda/all_reduce.h for the protocol.
  *
  * Grid: up to two blocks per multiprocessor, rows blockIdx.x, + gridDim.x, ...; a thread holds NV
  * vectors of 16 bytes of a row. All rows of a block are sent before the first is waited for. Rows
  * are the same blocks' on every rank, and a block waits only for rows of earlier or equal blocks of
  * other ranks, so there is progress however many blocks are resident. */
-#include "cuda/all_reduce.h"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/norm.cuh"
+#include "cuda/kernels/device/peer.cuh"
 #include "cuda/kernels/kernels.h"
 
 struct reduce_params {
@@ -15,50 +16,6 @@ struct reduce_params {
     float eps, weight_offset, delta_scale;
     bool layer; // subtract the mean
 };
-
-__device__ __forceinline__ uint4 load_arriving(const char *p)
-{
-    uint4 v;
-    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p)
-                 : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void send(char *p, uint4 v)
-{
-    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x),
-                 "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
-}
-
-__device__ __forceinline__ bool has_come(uint4 v)
-{
-    return v.x != PEER_ABSENT && v.y != PEER_ABSENT && v.z != PEER_ABSENT && v.w != PEER_ABSENT;
-}
-
-__device__ __forceinline__ uint4 sendable(uint4 v)
-{
-    v.x = v.x == PEER_ABSENT ? 0 : v.x;
-    v.y = v.y == PEER_ABSENT ? 0 : v.y;
-    v.z = v.z == PEER_ABSENT ? 0 : v.z;
-    v.w = v.w == PEER_ABSENT ? 0 : v.w;
-    return v;
-}
-
-/* Waits for 16 bytes. After an abort whatever is there: nobody reads the result. */
-__device__ __forceinline__ uint4 receive(const char *p, const volatile uint32_t *aborted)
-{
-    uint4 v = load_arriving(p);
-    for (uint32_t spins = 1; !has_come(v); spins++) {
-        if ((spins & 0x3fff) == 0 && *aborted != 0) {
-            break;
-        }
-        v = load_arriving(p);
-    }
-    return v;
-}
 
 template <typename T> __device__ __forceinline__ vec<T> as_vec(uint4 v)
 {
@@ -118,17 +75,6 @@ __device__ __forceinline__ void send_rows(const struct peer_view &peers, const s
                 }
             }
         }
-    }
-}
-
-/* The area of the call before is made ready for the call after the next. */
-__device__ __forceinline__ void clear_area(char *area, uint64_t n_bytes)
-{
-    const uint4 absent = make_uint4(PEER_ABSENT, PEER_ABSENT, PEER_ABSENT, PEER_ABSENT);
-    uint4 *to = reinterpret_cast<uint4 *>(area);
-    const uint64_t n = n_bytes / 16, step = (uint64_t)gridDim.x * blockDim.x;
-    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
-        to[i] = absent;
     }
 }
 
@@ -228,19 +174,6 @@ __device__ __forceinline__ void norm_row(const vec<T> *v, T *out,
     }
 }
 
-/* Once per block, after all its threads have read the state: the last block to have done so moves it on
- * to the next call. Early, so that the way to memory and back is not the kernel's end; the next kernel
- * sees it because it waits for this one. */
-__device__ __forceinline__ void next_call(struct peer_state *state, uint32_t call, uint64_t n_bytes)
-{
-    __syncthreads();
-    if (threadIdx.x == 0 && atomicAdd(&state->ended, 1u) == gridDim.x - 1) {
-        state->used[call % PEER_AREAS] = n_bytes;
-        state->ended = 0;
-        state->call = call + 1;
-    }
-}
-
 /* x NULL: the sums go back to y. Otherwise x += delta_scale * (sum + sum_bias), and with `out`
  * out = norm(x): rounded wherever the separate ops would have stored. */
 template <typename T, int NV, bool TWO_SHOT>
@@ -254,15 +187,13 @@ __global__ void __launch_bounds__(1024)
     const struct norm_weights<T, NV> weights(weight, p.weight_offset, out ? p.width : 0);
     pdl_wait();
     pdl_trigger();
-    const uint32_t call = *(const volatile uint32_t *)&peers.state->call;
-    const uint32_t now = call % PEER_AREAS, before = (call + PEER_AREAS - 1) % PEER_AREAS;
+    const uint32_t now = area_of_call(peers.state);
     const int64_t area = (int64_t)now * (int64_t)peers.area_bytes;
     const struct area_map map = {peers.n_ranks, peers.rank, p.width / N, p.n_rows,
                                  (p.n_rows + peers.n_ranks - 1) / peers.n_ranks};
     send_rows<T, TWO_SHOT>(peers, map, area, y, p);
-    clear_area(peers.areas[peers.rank] + (uint64_t)before * peers.area_bytes,
-               *(const volatile uint64_t *)&peers.state->used[before]);
-    next_call(peers.state, call,
+    clear_before(peers, now);
+    next_call(peers.state, now,
               peer_bytes(TWO_SHOT ? PEER_TWO_SHOT : PEER_ONE_SHOT, peers.n_ranks, p.n_rows,
                          (int64_t)map.n_vecs * 16));
     for (int row = blockIdx.x; row < p.n_rows; row += gridDim.x) {
@@ -371,4 +302,50 @@ extern "C" cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way,
         }
     });
     return cudaErrorInvalidValue;
+}
+
+/* Ranks' columns of the logits, [n_out, width] each, side by side: a call like a one-shot sum.
+ * Every rank stores what it sends, so that all have the same bits. */
+__global__ void join_peers_kernel(const __grid_constant__ struct peer_view peers,
+                                  const float *local, float *out, int64_t out_stride,
+                                  int32_t n_out, int32_t width)
+{
+    pdl_wait();
+    pdl_trigger();
+    const uint32_t now = area_of_call(peers.state);
+    const int64_t area = (int64_t)now * (int64_t)peers.area_bytes;
+    const int32_t n_vecs = width / 4, first = blockIdx.x * blockDim.x + threadIdx.x;
+    const struct area_map map = {peers.n_ranks, peers.rank, n_vecs, n_out, 0};
+    const int32_t n = n_out * n_vecs, step = gridDim.x * blockDim.x;
+    float *own = out + (int64_t)peers.rank * width;
+    for (int32_t i = first; i < n; i += step) {
+        const int32_t row = i / n_vecs, at = i % n_vecs;
+        const uint4 v = sendable(load16(local + (int64_t)i * 4));
+        for (int r = 0; r < peers.n_ranks; r++) {
+            if (r != peers.rank) {
+                send(peers.areas[r] + area + map.whole(peers.rank, r, row, at), v);
+            }
+        }
+        *reinterpret_cast<uint4 *>(own + row * out_stride + at * 4) = v;
+    }
+    clear_before(peers, now);
+    next_call(peers.state, now,
+              peer_bytes(PEER_ONE_SHOT, peers.n_ranks, n_out, (int64_t)n_vecs * 16));
+    const char *mine = peers.areas[peers.rank] + area;
+    for (int r = 0; r < peers.n_ranks; r++) {
+        for (int32_t i = first; i < n && r != peers.rank; i += step) {
+            const int32_t row = i / n_vecs, at = i % n_vecs;
+            *reinterpret_cast<uint4 *>(out + row * out_stride + (int64_t)r * width + at * 4) =
+                receive(mine + map.whole(r, peers.rank, row, at), peers.aborted);
+        }
+    }
+}
+
+extern "C" cudaError_t k_join_peers(cudaStream_t stream, const struct peer_view *peers,
+                                    const float *local, float *out, int32_t out_stride,
+                                    int32_t n_out, int32_t width, int32_t max_blocks)
+{
+    const int64_t blocks = ((int64_t)n_out * (width / 4) + 255) / 256;
+    return launch(join_peers_kernel, dim3((unsigned)(blocks < max_blocks ? blocks : max_blocks)),
+                  dim3(256), 0, stream, *peers, local, out, (int64_t)out_stride, n_out, width);
 }

@@ -56,6 +56,10 @@ cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way, const struct p
                           const struct tensor *y, const float *sum_bias,
                           const struct norm_args *a, const float *weight, const float *bias,
                           int32_t n_rows, int32_t width, int32_t max_blocks);
+/* Ranks' shards [n_out, width] side by side in every rank's out: [n_out, n_ranks * width]. */
+cudaError_t k_join_peers(cudaStream_t stream, const struct peer_view *peers, const float *local,
+                         float *out, int32_t out_stride, int32_t n_out, int32_t width,
+                         int32_t max_blocks);
 
 struct rope_view {
     const float *cos_sin; // [max_pos, n_pairs, 2]; NULL: no rotation

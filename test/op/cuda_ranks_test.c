@@ -1,5 +1,5 @@
 /* Ranks on several GPUs: a sum with its norm in one op gives the bits of the separate ops, whatever
- * sizes come one behind the other; an abort ends what waits. Needs two GPUs that reach each other. */
+ * sizes come one behind the other; logits come together; an abort ends what waits. Needs two GPUs that reach each other. */
 #include "test/op/cuda_pair.h"
 
 #include <pthread.h>
@@ -7,7 +7,7 @@
 
 #ifdef SLUICE_CUDA
 
-enum { RANKS = 2, WIDTH = 1024, ROWS = 300, CALLS = 120 };
+enum { RANKS = 2, WIDTH = 1024, ROWS = 300, CALLS = 120, VOCAB = 16384 };
 
 struct rank {
     struct comm *comm;
@@ -16,17 +16,22 @@ struct rank {
     bool alone; // the other never comes: to be aborted
     pthread_t thread;
     struct backend *be;
-    struct tensor y, x, out;
+    struct tensor y, x, out, local, logits;
     float *sums;  // [CALLS]: a digest of each call's x and out
     enum status st;
 };
 
-static struct tensor tensor_of(struct rank *r, int32_t width)
+static struct tensor tensor_in(struct rank *r, int32_t n_rows, int32_t width, enum dtype dtype)
 {
-    struct tensor t = {.dtype = r->dtype, .stride = width};
-    CHECK_EQ(r->be->ops->alloc(r->be, (size_t)ROWS * (size_t)width * dtype_bytes(r->dtype), &t.mem),
+    struct tensor t = {.dtype = dtype, .stride = width};
+    CHECK_EQ(r->be->ops->alloc(r->be, (size_t)n_rows * (size_t)width * dtype_bytes(dtype), &t.mem),
              OK);
     return t;
+}
+
+static struct tensor tensor_of(struct rank *r, int32_t width)
+{
+    return tensor_in(r, ROWS, width, r->dtype);
 }
 
 static void put(struct rank *r, struct tensor t, uint64_t seed, int32_t n_rows, void *host)
@@ -129,6 +134,37 @@ static void *compare(void *arg)
     return NULL;
 }
 
+static float logit(int32_t rank, int32_t i)
+{
+    return i % 17 == 5 ? -0.0f : random_float((uint64_t)(40 + rank), i, 3.0f, DT_F32);
+}
+
+/* Every rank has all ranks' columns, for as many rows as the own way takes and for more. */
+static void *join_logits(void *arg)
+{
+    struct rank *r = arg;
+    const int32_t width = VOCAB / RANKS;
+    float *host = xmalloc((size_t)ROWS * VOCAB * 4);
+    for (int32_t n = 1; n <= ROWS && r->st == OK; n = n * 3 + 1) {
+        for (int32_t i = 0; i < n * width; i++) {
+            host[i] = logit(r->index, i);
+        }
+        CHECK_EQ(r->be->ops->write(r->be, r->local.mem, host, (size_t)n * (size_t)width * 4), OK);
+        struct logits_args a = {.local = r->local, .logits = r->logits, .n_out = n, .vocab = VOCAB,
+                                .scale = 1.0f};
+        r->st = r->be->ops->logits(r->be, &a);
+        CHECK_EQ(r->be->ops->read(r->be, host, r->logits.mem, (size_t)n * VOCAB * 4), OK);
+        int32_t wrong = 0;
+        for (int32_t i = 0; i < n * VOCAB; i++) {
+            const int32_t row = i / VOCAB, from = i % VOCAB / width, at = i % VOCAB % width;
+            wrong += host[i] != logit(from, row * width + at);
+        }
+        CHECK_EQ(wrong, 0);
+    }
+    free(host);
+    return NULL;
+}
+
 static void *open_rank(void *arg)
 {
     struct rank *r = arg;
@@ -137,6 +173,7 @@ static void *open_rank(void *arg)
                                 .dtype = r->dtype};
     struct backend_limits limits = pair_limits();
     limits.hidden = WIDTH;
+    limits.vocab = VOCAB;
     r->st = cuda_open(&o, &r->be, &err);
     r->st = r->st == OK ? r->be->ops->setup(r->be, &limits, &err) : r->st;
     if (r->st != OK) {
@@ -146,6 +183,8 @@ static void *open_rank(void *arg)
     r->y = tensor_of(r, WIDTH);
     r->x = tensor_of(r, WIDTH);
     r->out = tensor_of(r, WIDTH);
+    r->local = tensor_in(r, ROWS, VOCAB / RANKS, DT_F32);
+    r->logits = tensor_in(r, ROWS, VOCAB, DT_F32);
     return NULL;
 }
 
@@ -198,6 +237,18 @@ TEST(a_sum_with_its_norm_has_the_bits_of_both_apart_and_on_all_ranks)
         CHECK(memcmp(ranks[0].sums, ranks[1].sums, CALLS * sizeof(float)) == 0);
         close_all(ranks);
     }
+}
+
+TEST(ranks_logits_come_together_on_all)
+{
+    struct rank ranks[RANKS];
+    if (cuda_device_count() < RANKS) {
+        SKIP("fewer than two CUDA devices");
+    }
+    REQUIRE(open_all(ranks, DT_BF16));
+    on_all(ranks, join_logits);
+    CHECK(ranks[0].st == OK && ranks[1].st == OK);
+    close_all(ranks);
 }
 
 /* One rank launches a sum; the other never does. */

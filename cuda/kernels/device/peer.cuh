@@ -1,0 +1,88 @@
+/* Words that come from other ranks' GPUs, or go there: see cuda/all_reduce.h for the protocol.
+ * Thread: device code. */
+#ifndef SLUICE_CUDA_DEVICE_PEER_CUH
+#define SLUICE_CUDA_DEVICE_PEER_CUH
+
+#include "cuda/all_reduce.h"
+
+#include <cuda_runtime.h>
+
+__device__ __forceinline__ uint32_t sendable(uint32_t w)
+{
+    return w == PEER_ABSENT ? 0 : w;
+}
+
+__device__ __forceinline__ uint4 sendable(uint4 v)
+{
+    return make_uint4(sendable(v.x), sendable(v.y), sendable(v.z), sendable(v.w));
+}
+
+__device__ __forceinline__ void send(char *p, uint4 v)
+{
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x),
+                 "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint4 load_arriving(const char *p)
+{
+    uint4 v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ bool has_come(uint4 v)
+{
+    return v.x != PEER_ABSENT && v.y != PEER_ABSENT && v.z != PEER_ABSENT && v.w != PEER_ABSENT;
+}
+
+/* Waits for 16 bytes. After an abort whatever is there: nobody reads the result. */
+__device__ __forceinline__ uint4 receive(const char *p, const volatile uint32_t *aborted)
+{
+    uint4 v = load_arriving(p);
+    for (uint32_t spins = 1; !has_come(v); spins++) {
+        if ((spins & 0x3fff) == 0 && *aborted != 0) {
+            break;
+        }
+        v = load_arriving(p);
+    }
+    return v;
+}
+
+/* The area of the call that is made next. */
+__device__ __forceinline__ uint32_t area_of_call(const struct peer_state *state)
+{
+    return *(const volatile uint32_t *)&state->area;
+}
+
+/* The area of the call before, `now` being this one's, is made ready for the call after the next. */
+__device__ __forceinline__ void clear_before(const struct peer_view &peers, uint32_t now)
+{
+    const uint32_t before = (now + PEER_AREAS - 1) % PEER_AREAS;
+    const uint4 absent = make_uint4(PEER_ABSENT, PEER_ABSENT, PEER_ABSENT, PEER_ABSENT);
+    uint4 *to = reinterpret_cast<uint4 *>(peers.areas[peers.rank] +
+                                          (uint64_t)before * peers.area_bytes);
+    const uint64_t n = *(const volatile uint64_t *)&peers.state->used[before] / 16;
+    const uint64_t step = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        to[i] = absent;
+    }
+}
+
+/* Once per block, after all its threads have read the state: the last block to have done so moves
+ * it on to the next call. Early, so that the way to memory and back is not the kernel's end; the
+ * next kernel sees it because it waits for this one. */
+__device__ __forceinline__ void next_call(struct peer_state *state, uint32_t now, uint64_t n_bytes)
+{
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(&state->ended, 1u) == gridDim.x - 1) {
+        state->used[now] = n_bytes;
+        state->ended = 0;
+        state->area = (now + 1) % PEER_AREAS;
+    }
+}
+
+#endif
