@@ -117,6 +117,18 @@ static void put_escaped(struct buf *b, unsigned char c)
     }
 }
 
+/* Characters that are no ASCII but end a line for some readers of lines (Python's splitlines, and so
+ * HTTP clients on it): an answer of one line, or an event, would fall apart there. 0: it is none. */
+static int other_line_end(const char *s, size_t n_bytes)
+{
+    if (n_bytes == 2) {
+        return memcmp(s, "\xC2\x85", 2) == 0 ? 0x85 : 0;
+    }
+    return n_bytes == 3 && memcmp(s, "\xE2\x80", 2) == 0 && (s[2] & 0xFE) == 0xA8
+               ? 0x2000 | (s[2] & 0x3F)
+               : 0;
+}
+
 void buf_put_json(struct buf *b, const char *s, size_t n_bytes)
 {
     buf_putc(b, '"');
@@ -128,12 +140,16 @@ void buf_put_json(struct buf *b, const char *s, size_t n_bytes)
             continue;
         }
         size_t n = c < 0x80 ? 0 : utf8_valid_length(s + i, n_bytes - i);
-        if (n > 0) {
+        int line_end = n > 0 ? other_line_end(s + i, n) : 0;
+        if (n > 0 && !line_end) {
             i += n;
             continue;
         }
         buf_put(b, s + start, i - start);
-        if (c < 0x80) {
+        if (line_end) {
+            buf_printf(b, "\\u%04x", line_end);
+            i += n;
+        } else if (c < 0x80) {
             put_escaped(b, c);
             i++;
         } else {

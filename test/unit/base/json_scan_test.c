@@ -106,6 +106,16 @@ TEST(json_strings_are_written_escaped_and_mended)
     buf_deinit(&b);
 }
 
+TEST(a_json_string_is_one_line_for_every_reader)
+{
+    struct buf b;
+    buf_init(&b, 100);
+    const char *text = "\xC2\x85\xC2\x86\xE2\x80\xA7\xE2\x80\xA8\xE2\x80\xA9\xE2\x80\xAA\v\f";
+    buf_put_json(&b, text, strlen(text));
+    CHECK_STR(b.data, "\"\\u0085\xC2\x86\xE2\x80\xA7\\u2028\\u2029\xE2\x80\xAA\\u000b\\u000c\"");
+    buf_deinit(&b);
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);
