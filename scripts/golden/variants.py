@@ -65,11 +65,11 @@ def rope(rng, dim, kinds=("default", "linear", "dynamic", "llama3", "yarn", "lon
 
 
 def heads(rng):
-    n = rng.choice([2, 4, 6])
+    n = rng.choice([1, 2, 4, 6, 7])
     return {
         "num_attention_heads": n,
         "num_key_value_heads": rng.choice([k for k in (1, 2, 3, n) if n % k == 0]),
-        "head_dim": rng.choice([8, 16, 32]),
+        "head_dim": rng.choice([8, 16, 32, 40, 72, 128, 192]),
         "hidden_size": n * rng.choice([8, 16, 24]),
         "intermediate_size": rng.choice([48, 80, 128]),
         "num_hidden_layers": rng.choice([1, 2, 3, 5]),
@@ -100,7 +100,9 @@ def leave_out(rng, folder, values, family):
     """Drops from config.json what the class would take anyway."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    usual = AutoConfig.for_model(family).to_dict()
+    made = AutoConfig.for_model(family)
+    usual = made.to_dict()
+    usual["head_dim"] = getattr(type(made), "head_dim", None)  # else derived from other values
     for key in list(config):
         derived = key in ("layer_types", "no_rope_layers") and key not in values
         same = key in usual and config[key] == usual[key] and key != "vocab_size"
