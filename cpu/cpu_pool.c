@@ -237,8 +237,7 @@ static void run_job(struct pool *pool, int32_t first, int32_t n_items, item_fn *
     wait_done(pool, (uint32_t)n_items);
 }
 
-void pool_run(struct pool *pool, int32_t n_items, void (*fn)(void *arg, int32_t item, int32_t thread),
-              void *arg)
+void pool_run(struct pool *pool, int32_t n_items, item_fn *fn, void *arg)
 {
     if (pool->n_threads == 1 || n_items <= 1) {
         for (int32_t i = 0; i < n_items; i++) {

@@ -42,7 +42,7 @@ enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc,
     r->max_pos = desc->max_pos;
     r->interleaved = desc->interleaved;
     size_t n = (size_t)desc->n_pairs * (size_t)desc->max_pos;
-    r->cos = cpu_memory(cpu, 2 * n * sizeof(float)); // at once: whether there is so much is asked once
+    r->cos = cpu_memory(cpu, 2 * n * sizeof(float)); // at once, so that all of it is asked for
     if (!r->cos) {
         return ERR_NOMEM;
     }

@@ -331,8 +331,8 @@ static enum status read_gpt_oss(const struct json *j, struct model_config *c, st
     double alpha = json_get_number(j, "swiglu_alpha", 1.702);
     double limit = json_get_number(j, "swiglu_limit", 7.0);
     if (alpha != 1.702 || limit != 7.0) {
-        return err_set(err, ERR_UNSUPPORTED, "config.json: swiglu_alpha %g and swiglu_limit %g: only "
-                       "1.702 and 7 are supported", alpha, limit);
+        return err_set(err, ERR_UNSUPPORTED, "config.json: swiglu_alpha %g and swiglu_limit %g: "
+                       "only 1.702 and 7 are supported", alpha, limit);
     }
     window_on_even(j, c);
     return OK;
@@ -429,7 +429,8 @@ static enum status read_smollm3(const struct json *j, struct model_config *c, st
     windows_if_used(j, c);
     const struct json *list = json_get(j, "no_rope_layers");
     if (json_is(list, JSON_ARRAY) && json_count(list) < (size_t)c->n_layers) {
-        return err_set(err, ERR_FORMAT, "config.json: no_rope_layers has fewer entries than layers");
+        return err_set(err, ERR_FORMAT,
+                       "config.json: no_rope_layers has fewer entries than layers");
     }
     int64_t every = json_get_int(j, "no_rope_layer_interval", 4);
     const struct json *item = json_first(list);

@@ -370,8 +370,8 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
 }
 
 /* Sequences that wait while later ones run. What decodes is planned first, and what is planned is
- * not taken: so they must get their room before, or a stream of small requests would keep a large one
- * out for ever. */
+ * not taken: so they must get their room before, or a stream of small requests would keep a large
+ * one out for ever. */
 static void admit_overtaken(struct scheduler *s, struct plan *p)
 {
     int32_t n_behind = s->n_running, rows = s->limits.max_rows - s->n_running;

@@ -171,7 +171,8 @@ static enum status read_bias(struct generate_job *job, const struct json *j, str
     for (const struct json *item = json_first(map); item; item = json_next(item), i++) {
         char *end;
         long id = strtol(json_key(item), &end, 10);
-        if (end == json_key(item) || *end != '\0' || id < 0 || id > INT32_MAX || !json_is(item, JSON_NUMBER)) {
+        bool is_id = end != json_key(item) && *end == '\0' && id >= 0 && id <= INT32_MAX;
+        if (!is_id || !json_is(item, JSON_NUMBER)) {
             return err_set(err, ERR_INVALID, "logit_bias[\"%s\"] is not a bias of a token id",
                            json_key(item));
         }
@@ -408,7 +409,7 @@ static const char *finish_name(enum finish_reason reason)
     return names[reason];
 }
 
-/* JSON has neither infinities nor NaN, which broken weights give: as the server, the API's least. */
+/* JSON has neither infinities nor NaN, which broken weights give: then the API's least. */
 static void put_logprob(struct buf *out, float v)
 {
     buf_printf(out, "%.9g", v > -9999.0f ? (double)v : -9999.0);

@@ -117,8 +117,8 @@ static void put_escaped(struct buf *b, unsigned char c)
     }
 }
 
-/* Characters that are no ASCII but end a line for some readers of lines (Python's splitlines, and so
- * HTTP clients on it): an answer of one line, or an event, would fall apart there. 0: it is none. */
+/* Characters that are no ASCII but end a line for some readers (Python's splitlines, and so HTTP
+ * clients on it): an answer of one line, or an event, would fall apart there. 0: it is none. */
 static int other_line_end(const char *s, size_t n_bytes)
 {
     if (n_bytes == 2) {

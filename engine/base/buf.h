@@ -29,8 +29,8 @@ void buf_printf(struct buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
 void buf_put_int(struct buf *b, int64_t v);
 
 /* A JSON string with its quotes. Invalid UTF-8 becomes U+FFFD; control characters are escaped,
- * and so is what some readers of lines take for an end of a line (U+0085, U+2028, U+2029). Other text
- * goes through as it is. */
+ * and so is what some readers take for the end of a line (U+0085, U+2028, U+2029). Other text goes
+ * through as it is. */
 void buf_put_json(struct buf *b, const char *s, size_t n_bytes);
 
 /* A JSON number that reads back to the same double (shortest of %.15g to %.17g); null for

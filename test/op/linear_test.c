@@ -171,8 +171,8 @@ OP_TEST(an_activation_has_the_same_bits_fused_with_its_product)
     }
 }
 
-/* A checkpoint whose header has an odd length: its numbers may lie at any address, and be of another
- * type than the weight. */
+/* A checkpoint whose header has an odd length: its numbers may lie at any address, and be of
+ * another type than the weight. */
 static void check_stored_anywhere(const char *backend, enum dtype from)
 {
     enum { N_OUT = 9, N_IN = 21 };

@@ -298,7 +298,7 @@ TEST(an_evicted_prefix_comes_back_with_the_sequence_that_is_restored)
     stop(&b);
 }
 
-/* Logits of all its rows are wanted, so it reads nothing from the cache; others may read from it. */
+/* Logits of all its rows are wanted, so it reads nothing from the cache; others may read its. */
 TEST(a_scored_prompt_is_computed_whole_and_found_by_others)
 {
     struct bed b = {0};
@@ -347,7 +347,7 @@ struct stream {
     int32_t every, step, n_prompt, n_out;
 };
 
-/* Takes turns until q is done while a stream of requests from *next on comes in; the turns taken. */
+/* Takes turns until q is done while a stream of requests from *next on comes in; returns them. */
 static int32_t run_in_stream(struct bed *b, const struct test_request *q, int32_t *next,
                              struct stream s)
 {

@@ -100,7 +100,8 @@ static void make_request(struct sim *s, int32_t index)
     const struct sim_request *like = &s->requests[index > 0 ? draw(s, (uint32_t)index) : 0];
     bool goes_on = index > 0 && draw(s, 3) == 0; // a conversation: the answer, then more
     for (int32_t i = 0; i < r->n_prompt; i++) {
-        bool answer = goes_on && i >= like->r.n_prompt && i - like->r.n_prompt < like->r.params.max_tokens;
+        int32_t at = i - like->r.n_prompt;
+        bool answer = goes_on && at >= 0 && at < like->r.params.max_tokens;
         q->prompt[i] = answer ? fake_next(q->prompt, i, like->r.params.seed, VOCAB)
                        : (goes_on || i < shared) && i < like->r.n_prompt ? like->prompt[i]
                                                                          : (int32_t)draw(s, 6);
@@ -206,8 +207,8 @@ static void submit_or_message(struct sim *s, struct sim_request *q, int32_t turn
     }
 }
 
-/* Who is first in the total order moves on, whatever else there is: at the latest when the steps under
- * way have ended, or who computes its prefix right now has done so. */
+/* Who is first in the total order moves on, whatever else there is: at the latest when the steps
+ * under way have ended, or who computes its prefix right now has done so. */
 static void watch_head(struct sim *s)
 {
     enum { PATIENCE = MAX_PROMPT + 4 }; // a prefix may come at a row a turn; seen: 39
