@@ -232,8 +232,12 @@ static void split_arguments(int argc, char **argv, struct arguments *a)
     }
 }
 
-static enum status bad_number(const struct arguments *a, struct err *err)
+static enum status check_arguments(const struct arguments *a, struct err *err)
 {
+    if (a->json && a->prompt) {
+        return err_set(err, ERR_INVALID, "with --json prompts come from standard input, not from "
+                       "'%.100s'", a->prompt);
+    }
     char *end;
     long n = strtol(a->max_tokens, &end, 10);
     if (end == a->max_tokens || *end || n < 0 || n > INT32_MAX) {
@@ -307,7 +311,7 @@ int cmd_generate(int argc, char **argv)
     struct generate g = {0};
     pthread_mutex_init(&g.waker.lock, NULL);
     pthread_cond_init(&g.waker.changed, NULL);
-    enum status st = bad_number(&a, &err);
+    enum status st = check_arguments(&a, &err);
     if (st == OK) {
         st = config_load(&c, a.n_rest, a.rest, environ, &err);
     }

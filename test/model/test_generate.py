@@ -114,6 +114,11 @@ def test_too_little_room_is_told_by_the_option_that_gives_it(flags, words):
     assert done.returncode == 1 and all(word in done.stderr.decode() for word in words), done
 
 
+def test_a_prompt_beside_json_lines():
+    done = run(json.dumps(GOOD), "--json", "hello")
+    assert done.returncode == 1 and b"hello" in done.stderr and not done.stdout, done
+
+
 @pytest.mark.parametrize("flags", [("--max-tokens", "many"), ("--max-tokens=-1",), ("--max-tokens",), ("--max-tokens", "99999999999999999999")])
 def test_a_number_of_tokens_that_is_none(flags):
     done = run(b"", "hello", *flags)
