@@ -5,30 +5,39 @@
 
 enum { KINDS = 12, AT_ONCE = 50, TREES = 10 };
 
+/* Whether top-k or top-p leaves kind i out; law is the whole softmax. */
+static bool is_out(const float *logits, const struct sampling_params *p, const double *law, int32_t i)
+{
+    int32_t n_above = 0;
+    double mass_above = 0.0;
+    for (int32_t j = 0; j < KINDS; j++) {
+        bool above = logits[j] > logits[i];
+        n_above += above;
+        mass_above += above ? law[j] : 0.0;
+    }
+    return (p->top_k > 0 && n_above >= p->top_k) || mass_above >= (double)p->top_p;
+}
+
 /* What the sampler's steps leave of the softmax, in double. */
 static void law_of(const float *logits, const struct sampling_params *p, double *law)
 {
-    double most = -INFINITY, sum = 0.0, kept = 0.0;
+    double whole[KINDS], most = -INFINITY, sum = 0.0, kept = 0.0;
     for (int32_t i = 0; i < KINDS; i++) {
-        most = fmax(most, (double)logits[i]);
+        most = (double)logits[i] > most ? (double)logits[i] : most; // fmax breaks gcc 12 for Arm
     }
     for (int32_t i = 0; i < KINDS; i++) {
-        law[i] = exp(((double)logits[i] - most) / (double)p->temperature);
-        sum += law[i];
+        whole[i] = exp(((double)logits[i] - most) / (double)p->temperature);
+        sum += whole[i];
     }
     for (int32_t i = 0; i < KINDS; i++) {
-        int32_t above = 0;
-        double mass_above = 0.0;
-        for (int32_t j = 0; j < KINDS; j++) {
-            above += logits[j] > logits[i];
-            mass_above += logits[j] > logits[i] ? law[j] / sum : 0.0;
-        }
-        bool out = (p->top_k > 0 && above >= p->top_k) || mass_above >= (double)p->top_p;
-        kept += out ? 0.0 : law[i];
-        law[i] = out ? -law[i] : law[i]; // later ones still need the mass
+        whole[i] /= sum;
     }
     for (int32_t i = 0; i < KINDS; i++) {
-        law[i] = law[i] > 0.0 ? law[i] / kept : 0.0;
+        law[i] = is_out(logits, p, whole, i) ? 0.0 : whole[i];
+        kept += law[i];
+    }
+    for (int32_t i = 0; i < KINDS; i++) {
+        law[i] /= kept;
     }
 }
 
