@@ -41,12 +41,12 @@ bool holdings_reads_cache(const struct scheduler *s, const struct sequence *seq)
 }
 
 int32_t holdings_look_up(const struct scheduler *s, const struct sequence *seq, int32_t *hit,
-                         uint64_t *chain, bool *pending)
+                         uint64_t *chain, struct sequence **producer)
 {
     int32_t room[MAX_BLOCK_TOKENS];
     int32_t limit = (seq->n_known - 1) / s->limits.block_tokens;
     *chain = seq->root;
-    *pending = false;
+    *producer = NULL;
     for (int32_t i = 0; i < limit; i++) {
         int32_t b = prefix_cache_find(&s->cache, *chain, block_tokens(s, seq, i, room));
         if (b < 0) {
@@ -54,7 +54,7 @@ int32_t holdings_look_up(const struct scheduler *s, const struct sequence *seq, 
         }
         const struct prefix_node *node = &s->cache.nodes[b];
         if (node->state == NODE_PENDING) {
-            *pending = true;
+            *producer = &s->sequences[node->producer];
             return i;
         }
         *chain = node->uid;
@@ -126,24 +126,42 @@ void holdings_leave(struct scheduler *s, struct sequence *seq)
     s->n_running--;
 }
 
-/* Gives all its blocks back and waits again. */
-static void preempt(struct scheduler *s, struct sequence *seq)
-{
-    ASSERT(seq->state == SEQ_RUNNING);
-    holdings_leave(s, seq);
-    seq->state = SEQ_WAITING;
-    seq->n_computed = 0;
-    seq->n_drafts = 0;
-    seq->request->n_preemptions++;
-    s->n_waiting++;
-    s->waiting_tokens += seq->n_known;
-    s->n_preemptions++;
-}
-
 /* Whether a sequence can be taken back to waiting: not what this very plan counts on. */
 static bool can_preempt(const struct scheduler *s, const struct sequence *seq)
 {
     return seq->state == SEQ_RUNNING && seq->planned_in != s->n_plans;
+}
+
+bool holdings_may_preempt(const struct scheduler *s, const struct sequence *seq,
+                          const struct sequence *other)
+{
+    return sequence_comes_before(seq, other) && can_preempt(s, other);
+}
+
+/* Drops what the plan so far has of a sequence that is preempted while planning. */
+static void unplan(struct plan *p, const struct sequence *seq)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < p->n_grants; i++) {
+        if (p->grants[i].seq != seq) {
+            p->grants[n++] = p->grants[i];
+        }
+    }
+    p->n_grants = n;
+}
+
+void holdings_preempt(struct scheduler *s, struct plan *p, struct sequence *other)
+{
+    ASSERT(other->state == SEQ_RUNNING);
+    unplan(p, other);
+    holdings_leave(s, other);
+    other->state = SEQ_WAITING;
+    other->n_computed = 0;
+    other->n_drafts = 0;
+    other->request->n_preemptions++;
+    s->n_waiting++;
+    s->waiting_tokens += other->n_known;
+    s->n_preemptions++;
 }
 
 /* Blocks that preempting the sequences after `seq` would make available. A shared block counts
@@ -166,18 +184,6 @@ static int32_t reclaimable(struct scheduler *s, const struct sequence *seq)
     return n;
 }
 
-/* Drops what the plan so far has of a sequence that is preempted while planning. */
-static void unplan(struct plan *p, const struct sequence *seq)
-{
-    int32_t n = 0;
-    for (int32_t i = 0; i < p->n_grants; i++) {
-        if (p->grants[i].seq != seq) {
-            p->grants[n++] = p->grants[i];
-        }
-    }
-    p->n_grants = n;
-}
-
 bool holdings_make_room(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n)
 {
     int32_t available = kv_pool_available(&s->pool);
@@ -190,8 +196,7 @@ bool holdings_make_room(struct scheduler *s, struct plan *p, struct sequence *se
     for (struct sequence *v = s->order.prev; v != seq && kv_pool_available(&s->pool) < n;) {
         struct sequence *before = v->prev;
         if (can_preempt(s, v)) {
-            unplan(p, v);
-            preempt(s, v);
+            holdings_preempt(s, p, v);
         }
         v = before;
     }
@@ -211,8 +216,7 @@ int32_t holdings_take_lane(struct scheduler *s, struct plan *p, const struct seq
 {
     for (struct sequence *v = s->order.prev; v != seq && s->n_free_lanes == 0; v = v->prev) {
         if (can_preempt(s, v)) {
-            unplan(p, v);
-            preempt(s, v);
+            holdings_preempt(s, p, v);
             break;
         }
     }

@@ -12,9 +12,14 @@ int32_t holdings_take_block(struct scheduler *s);
 /* Whether the sequence may read what others computed: not where every row's result is asked for. */
 bool holdings_reads_cache(const struct scheduler *s, const struct sequence *seq);
 /* Blocks at the front of what the sequence knows that are in the cache; *hit gets their ids.
- * *pending: the next one is being computed by another sequence. At least one token is left. */
+ * *producer: who computes the next one right now, or NULL. At least one token is left. */
 int32_t holdings_look_up(const struct scheduler *s, const struct sequence *seq, int32_t *hit,
-                         uint64_t *chain, bool *pending);
+                         uint64_t *chain, struct sequence **producer);
+/* Whether seq may take from the other, which must come later, and the plan not count on it; and
+ * taking it all: it waits again. */
+bool holdings_may_preempt(const struct scheduler *s, const struct sequence *seq,
+                          const struct sequence *other);
+void holdings_preempt(struct scheduler *s, struct plan *p, struct sequence *other);
 /* Enters blocks [seq->n_entered, end) with the given state, where no equal node is. */
 void holdings_enter(struct scheduler *s, struct sequence *seq, int32_t end, enum node_state state);
 /* Whether the cache's pending block is being computed by this sequence. */

@@ -79,17 +79,12 @@ void plan_deinit(struct plan *p)
     *p = (struct plan){0};
 }
 
-/* ---- the total order ---------------------------------------------------------------------- */
-
-static bool comes_before(const struct sequence *a, const struct sequence *b)
-{
-    return a->priority != b->priority ? a->priority < b->priority : a->order < b->order;
-}
+/* ---- requests come ------------------------------------------------------------------------ */
 
 static void order_insert(struct scheduler *s, struct sequence *seq)
 {
     struct sequence *at = s->order.prev; // new ones mostly belong at the end
-    while (at != &s->order && comes_before(seq, at)) {
+    while (at != &s->order && sequence_comes_before(seq, at)) {
         at = at->prev;
     }
     seq->prev = at;
@@ -136,12 +131,12 @@ static enum admission admit(struct scheduler *s, struct plan *p, struct sequence
         return NO_ROOM;
     }
     uint64_t chain = seq->root;
-    bool pending = false;
+    struct sequence *producer = NULL;
     int32_t n_hit = 0;
     if (holdings_reads_cache(s, seq)) {
-        n_hit = holdings_look_up(s, seq, s->hits, &chain, &pending);
+        n_hit = holdings_look_up(s, seq, s->hits, &chain, &producer);
     }
-    if (pending) {
+    if (producer && !holdings_may_preempt(s, seq, producer)) {
         return DEFERRED;
     }
     for (int32_t i = 0; i < n_hit; i++) {
@@ -153,6 +148,9 @@ static enum admission admit(struct scheduler *s, struct plan *p, struct sequence
             kv_pool_release(&s->pool, s->hits[i]);
         }
         return NO_ROOM;
+    }
+    if (producer && producer->state == SEQ_RUNNING) {
+        holdings_preempt(s, p, producer); // its turn may be far off: this one computes, it waits
     }
     seq->lane = holdings_take_lane(s, p, seq);
     int32_t *blocks = scheduler_blocks(s, seq);
@@ -580,7 +578,7 @@ void scheduler_check(const struct scheduler *s)
     int32_t n_lanes = 0, n_running = 0, n_waiting = 0, n_live = 0;
     for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {
         ASSERT(q->next->prev == q);
-        ASSERT(q->next == &s->order || comes_before(q, q->next));
+        ASSERT(q->next == &s->order || sequence_comes_before(q, q->next));
         n_live++;
         n_running += q->state == SEQ_RUNNING || (q->state == SEQ_RETIRING && q->lane >= 0);
         n_waiting += q->state == SEQ_WAITING;

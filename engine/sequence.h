@@ -63,6 +63,12 @@ static inline int32_t sequence_generated(const struct sequence *s)
     return s->n_known - s->n_prompt;
 }
 
+/* The total order. */
+static inline bool sequence_comes_before(const struct sequence *a, const struct sequence *b)
+{
+    return a->priority != b->priority ? a->priority < b->priority : a->order < b->order;
+}
+
 /* Tokens there will be when the steps in flight are done. */
 static inline int32_t sequence_future(const struct sequence *s)
 {

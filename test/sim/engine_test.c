@@ -255,7 +255,7 @@ TEST(a_restore_finds_what_was_not_needed_by_others)
     REQUIRE(start(&b, &o));
     struct test_request *first = make(0, 0, 40, 30);
     submit(&b, first);
-    run_until(&b, 0, 12); // 13 or 14 blocks
+    run_until(&b, 0, 12);                              // 13 or 14 blocks
     struct test_request *urgent = make(1, 100, 38, 4); // 11 blocks: four more than are free
     urgent->r.priority = -1;
     submit(&b, urgent);
@@ -445,6 +445,34 @@ TEST(an_urgent_request_takes_blocks_or_a_lane_at_once)
         check_answer(1);
         stop(&b);
     }
+}
+
+/* The later one computes the prefix of both, and gets no rows. */
+TEST(an_urgent_request_does_not_wait_for_the_rows_of_a_late_one)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 400);
+    o.max_num_seqs = 8;
+    o.max_num_batched_tokens = 16;
+    REQUIRE(start(&b, &o));
+    struct test_request *late = make(0, 0, 150, 4);
+    late->r.priority = 5;
+    submit(&b, late);
+    engine_turn(b.e);
+    int32_t next = 3;
+    for (int32_t i = 1; i < 3; i++) {
+        submit(&b, make(next, 70 + 11 * next, 40, 1));
+        next++;
+    }
+    engine_turn(b.e);
+    struct test_request *urgent = make(1, 0, 150, 4); // the same prompt
+    urgent->r.priority = -1;
+    submit(&b, urgent);
+    CHECK(run_in_stream(&b, urgent, &next, (struct stream){2, 11, 40, 1}) < 30);
+    run(&b, next - 1, 600);
+    check_answer(0);
+    check_answer(1);
+    stop(&b);
 }
 
 TEST(without_chunks_a_long_prompt_is_not_starved_by_short_ones)
