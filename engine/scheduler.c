@@ -281,19 +281,31 @@ static bool is_decoding(const struct sequence *seq)
            !(seq->waits_for_token && seq->n_flight > 0);
 }
 
-/* Decode rows (and drafts to verify) of everything that runs. */
+/* Rows of a prompt, or of what was preempted, that are still to be computed. */
+static int32_t rows_owed(const struct sequence *seq)
+{
+    int32_t need = sequence_future(seq) - seq->n_computed;
+    bool ready = seq->state == SEQ_RUNNING && seq->n_verifying == 0;
+    return ready && (need > 1 || seq->n_computed < seq->n_prompt) ? need : 0;
+}
+
+/* Decode rows of everything that runs. Drafts take no row that an earlier prompt needs. */
 static void plan_decodes(struct scheduler *s, struct plan *p)
 {
+    int32_t n_owed = 0;
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
         if (!is_decoding(seq)) {
+            int32_t owed = rows_owed(seq), left = s->limits.max_rows - n_owed;
+            n_owed += owed < left ? owed : left;
             continue;
         }
         if (!sequence_wants_token(seq) || p->n_rows >= s->limits.max_rows ||
             p->n_out >= s->limits.max_out || p->n_draws >= s->limits.max_draws) {
             continue;
         }
-        int32_t room = s->limits.max_rows - p->n_rows - 1, drafts = seq->n_drafts;
+        int32_t room = s->limits.max_rows - p->n_rows - 1 - n_owed, drafts = seq->n_drafts;
         int32_t out_room = s->limits.max_out - p->n_out - 1;
+        room = room > 0 ? room : 0;
         drafts = drafts < room ? drafts : room;
         drafts = drafts < out_room ? drafts : out_room;
         int32_t end = sequence_future(seq);

@@ -475,6 +475,35 @@ TEST(an_urgent_request_does_not_wait_for_the_rows_of_a_late_one)
     stop(&b);
 }
 
+/* Three that decode could fill every step with what they guess. */
+TEST(drafts_leave_rows_to_an_urgent_prompt)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 400);
+    o.max_num_seqs = 8;
+    o.max_num_batched_tokens = 9;
+    o.speculative_config = "{\"method\":\"ngram\",\"num_speculative_tokens\":8,\"fixed\":true,"
+                           "\"prompt_lookup_min\":1}";
+    REQUIRE(start(&b, &o));
+    for (int32_t i = 0; i < 3; i++) {
+        struct test_request *q = make(i, 0, 10, 100);
+        q->r.params.seed = (uint64_t)i;
+        submit(&b, q);
+    }
+    run_until(&b, 2, 3);
+    struct test_request *urgent = make(3, 50, 40, 4);
+    urgent->r.priority = -1;
+    submit(&b, urgent);
+    int32_t turn = 0;
+    for (; turn < 400 && !urgent->r.done; turn++) {
+        engine_turn(b.e);
+        engine_drain(b.e, on_event, &b);
+    }
+    CHECK(turn < 20);
+    run(&b, 4, 600);
+    stop(&b);
+}
+
 TEST(without_chunks_a_long_prompt_is_not_starved_by_short_ones)
 {
     struct bed b = {0};
