@@ -120,6 +120,37 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
 
 enum admission { ADMITTED, DEFERRED, NO_ROOM };
 
+/* Starts a sequence that has its lane, with the cached blocks found (s->hits) and `need` new ones. */
+static void begin(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_hit,
+                  int32_t need)
+{
+    int32_t *blocks = scheduler_blocks(s, seq);
+    memcpy(blocks, s->hits, (size_t)n_hit * sizeof *blocks);
+    seq->state = SEQ_RUNNING;
+    seq->n_blocks = n_hit;
+    seq->n_granted = 0;
+    for (; need > 0; need--) {
+        blocks[seq->n_blocks++] = holdings_take_block(s);
+    }
+    seq->n_computed = n_hit * s->limits.block_tokens;
+    seq->draft_marked = 0;
+    seq->draft_computed = 0; // scheduler_draft_rows walks over what the blocks have
+    seq->n_entered = n_hit;
+    holdings_enter(s, seq, seq->n_known / s->limits.block_tokens, NODE_PENDING);
+    s->n_running++;
+    s->n_waiting--;
+    s->waiting_tokens -= seq->n_known;
+    if (!seq->was_admitted) {
+        seq->was_admitted = true;
+        s->prefix_queries += seq->n_prompt;
+        s->prefix_hits += seq->n_computed;
+        if (seq->sample == 0) {
+            seq->request->n_cached = seq->n_computed;
+        }
+    }
+    holdings_grant(s, p, seq, true);
+}
+
 /* Gives a waiting sequence a lane, the cached front of its tokens, and blocks for all the rest, so
  * that a chunked prompt never stops half-way for want of blocks. */
 static enum admission admit(struct scheduler *s, struct plan *p, struct sequence *seq)
@@ -153,32 +184,8 @@ static enum admission admit(struct scheduler *s, struct plan *p, struct sequence
         holdings_preempt(s, p, producer); // its turn may be far off: this one computes, it waits
     }
     seq->lane = holdings_take_lane(s, p, seq);
-    int32_t *blocks = scheduler_blocks(s, seq);
-    memcpy(blocks, s->hits, (size_t)n_hit * sizeof *blocks);
-    seq->state = SEQ_RUNNING;
-    seq->n_blocks = n_hit;
-    seq->n_granted = 0;
-    for (; need > 0; need--) {
-        blocks[seq->n_blocks++] = holdings_take_block(s);
-    }
-    seq->n_computed = n_hit * s->limits.block_tokens;
-    seq->draft_marked = 0;
-    seq->draft_computed = 0; // scheduler_draft_rows walks over what the blocks have
     seq->chain = chain;
-    seq->n_entered = n_hit;
-    holdings_enter(s, seq, seq->n_known / s->limits.block_tokens, NODE_PENDING);
-    s->n_running++;
-    s->n_waiting--;
-    s->waiting_tokens -= seq->n_known;
-    if (!seq->was_admitted) {
-        seq->was_admitted = true;
-        s->prefix_queries += seq->n_prompt;
-        s->prefix_hits += seq->n_computed;
-        if (seq->sample == 0) {
-            seq->request->n_cached = seq->n_computed;
-        }
-    }
-    holdings_grant(s, p, seq, true);
+    begin(s, p, seq, n_hit, need);
     return ADMITTED;
 }
 
