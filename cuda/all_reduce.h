@@ -1,11 +1,11 @@
-/* Sums over the ranks of one process through peer memory: what the kernel is told. A rank pushes its
- * rows into the others' areas and waits until theirs have come into its own; a word that has not come
- * yet holds a bit pattern that no sender sends, so there are no flags and no barriers.
+/* Sums over the ranks of one process through peer memory: what the kernel is told. A rank pushes
+ * its rows into the others' areas and waits until theirs have come into its own; a word that has
+ * not come yet holds a bit pattern that no sender sends, so there are no flags and no barriers.
  *
  * Areas are used in turn, three of them: call number e writes and reads area e % 3, and clears the
  * one that call e - 1 used, which call e + 2 will use. A rank can begin call e + 2 only when it has
- * all rows of call e + 1 of all ranks, that is when their calls e have ended: so what it then writes
- * has been cleared. Every rank makes the same calls in the same order.
+ * all rows of call e + 1 of all ranks, that is when their calls e have ended: so what it then
+ * writes has been cleared. Every rank makes the same calls in the same order.
  * Thread: plain data. Compiles as C11 and C++17. */
 #ifndef SLUICE_CUDA_ALL_REDUCE_H
 #define SLUICE_CUDA_ALL_REDUCE_H
@@ -32,7 +32,8 @@ struct peer_view {
 };
 
 /* ONE_SHOT: each rank sends all its rows to all, and all do all sums. TWO_SHOT: rows have owners in
- * turn; a rank sends each row to its owner, who sends the sum to all. The sums have the same bits. */
+ * turn; a rank sends each row to its owner, who sends the sum to all. The sums have the same
+ * bits. */
 enum peer_way { PEER_NONE, PEER_ONE_SHOT, PEER_TWO_SHOT, PEER_WAYS };
 
 #ifdef __CUDACC__
@@ -42,8 +43,8 @@ enum peer_way { PEER_NONE, PEER_ONE_SHOT, PEER_TWO_SHOT, PEER_WAYS };
 #endif
 
 /* Bytes of an area that a call uses; row_bytes is a multiple of 16. */
-PEER_BOTH_SIDES static inline uint64_t peer_bytes(enum peer_way way, int32_t n_ranks, int64_t n_rows,
-                                  int64_t row_bytes)
+PEER_BOTH_SIDES static inline uint64_t peer_bytes(enum peer_way way, int32_t n_ranks,
+                                                  int64_t n_rows, int64_t row_bytes)
 {
     int64_t owned = (n_rows + n_ranks - 1) / n_ranks;
     return (uint64_t)((way == PEER_ONE_SHOT ? (n_ranks - 1) * n_rows

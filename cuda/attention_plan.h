@@ -10,11 +10,11 @@
  * slots 0, 1, ... in that order. A prefix that several sequences share is items whose rows belong
  * to several sequences and whose keys are read through the first one's block table.
  *
- * Deterministic, a row of a tree must get the bits of a plain run over its ancestors, so its keys must
- * lie where they would lie then. The rows whose ancestors do (those of the first path) are causal
- * items. The others' paths are laid out anew before every layer's attention: in pages of their own
- * behind the trash page, through block tables of their own behind the null lane's, and their rows are
- * causal items of those lanes. The kernels that compute need not know.
+ * Deterministic, a row of a tree must get the bits of a plain run over its ancestors, so its keys
+ * must lie where they would lie then. The rows whose ancestors do (those of the first path) are
+ * causal items. The others' paths are laid out anew before every layer's attention: in pages of
+ * their own behind the trash page, through block tables of their own behind the null lane's, and
+ * their rows are causal items of those lanes. The kernels that compute need not know.
  * Compiles as C11 and C++17. Thread: plain data. */
 #ifndef SLUICE_CUDA_ATTENTION_PLAN_H
 #define SLUICE_CUDA_ATTENTION_PLAN_H

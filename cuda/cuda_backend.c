@@ -135,7 +135,7 @@ void cuda_close(struct backend *base)
         return;
     }
     if (be->options.n_ranks > 1 && cuda_comm_is_aborted(be)) {
-        return; // work may hang on the device, and graphs refer to what was aborted: the process ends
+        return; // work may hang on the device, graphs refer to what was aborted: the process ends
     }
     if (be->stream) {
         cudaSetDevice(be->options.device);

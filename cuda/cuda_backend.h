@@ -227,8 +227,8 @@ enum status cuda_comm_all_reduce(struct cuda *be, struct tensor y, int32_t n_row
 enum status cuda_comm_all_gather(struct cuda *be, const float *from, float *to, size_t n);
 
 /* cuda_peer.c: with several ranks, in setup: opens the memory, then measures. cuda_peer_reduce:
- * false when this sum is NCCL's; n NULL: without a norm. cuda_peer_join: false when NCCL is to bring
- * the logits together. */
+ * false when this sum is NCCL's; n NULL: without a norm. cuda_peer_join: false when NCCL is to
+ * bring the logits together. */
 enum status cuda_peer_open(struct cuda *be);
 enum status cuda_peer_measure(struct cuda *be);
 bool cuda_peer_join(struct cuda *be, const struct logits_args *a, int32_t width, enum status *st);

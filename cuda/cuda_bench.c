@@ -1,5 +1,5 @@
-/* Times the ops through the seam: a pass that has an op many times is captured and replayed, and the
- * time of an empty pass is taken off. */
+/* Times the ops through the seam: a pass that has an op many times is captured and replayed, and
+ * the time of an empty pass is taken off. */
 #include "cuda/cuda.h"
 #include "cuda/cuda_bench.h"
 #include "engine/base/clock.h"

@@ -74,8 +74,8 @@ struct line {
     enum { DECODE, PREFILL, SHARED } shape;
 };
 
-/* cuda_bench.c. The lanes' tables: lane l's block i; with `shared` groups of 16 have all but the last
- * in common. */
+/* cuda_bench.c. The lanes' tables: lane l's block i; with `shared` groups of 16 have all but the
+ * last in common. */
 enum status bench_give_blocks(struct bench *b, int32_t n_lanes, int32_t n_blocks, bool shared);
 /* The pass that the line's op runs in, into b->pass. */
 void bench_make_pass(struct bench *b, const struct line *l);

@@ -40,7 +40,7 @@ static enum status load_nccl(struct nccl *n, struct err *err)
     return all ? OK : err_set(err, ERR_UNSUPPORTED, "this libnccl.so.2 lacks a function");
 }
 
-/* ---- opening: a thread per rank, because each waits for all others ---------------------------- */
+/* ---- opening: a thread per rank, because each waits for all others --------------------------- */
 
 struct opener {
     struct comm *comm;
@@ -207,7 +207,7 @@ enum status cuda_comm_alive(struct cuda *be)
     return OK;
 }
 
-/* ---- collectives ------------------------------------------------------------------------------ */
+/* ---- collectives ----------------------------------------------------------------------------- */
 
 static ncclDataType_t nccl_type(enum dtype dtype)
 {

@@ -23,8 +23,8 @@ static int64_t page_stride(const struct kv_layer *l, int32_t block_tokens)
     return (page_elements(l, block_tokens) + 7) / 8 * 8;
 }
 
-enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc, int32_t block_tokens,
-                          size_t *out)
+enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
+                          int32_t block_tokens, size_t *out)
 {
     (void)base;
     size_t sum = 0;

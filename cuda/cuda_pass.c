@@ -42,9 +42,9 @@ static bool pass_ok(const struct cuda *be, const struct pass *p)
     }
     for (int32_t i = 0; i < p->n_rows; i++) {
         const struct pass_row *r = &p->rows[i];
-        if (r->lane < 0 || r->lane >= l->max_lanes || r->pos < 0 || r->pos >= be->view.history_stride ||
-            r->slot_pos < 0 || r->slot_pos >= l->max_blocks_per_lane * l->block_tokens ||
-            r->token >= l->vocab) {
+        if (r->lane < 0 || r->lane >= l->max_lanes || r->pos < 0 ||
+            r->pos >= be->view.history_stride || r->slot_pos < 0 ||
+            r->slot_pos >= l->max_blocks_per_lane * l->block_tokens || r->token >= l->vocab) {
             return false;
         }
     }

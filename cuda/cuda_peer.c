@@ -1,5 +1,6 @@
 /* Sums over ranks through peer memory, where all ranks are GPUs of this process that can reach each
- * other; which way is taken for which size is measured at the start, with NCCL among the choices. */
+ * other; which way is taken for which size is measured at the start, with NCCL among the
+ * choices. */
 #include "cuda/cuda_comm.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
@@ -37,7 +38,7 @@ static bool meet(struct comm *c)
     return ok;
 }
 
-/* ---- opening ---------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static bool reach_others(struct cuda *be, const struct comm *c)
 {
@@ -116,7 +117,7 @@ enum status cuda_peer_open(struct cuda *be)
     return be->lost;
 }
 
-/* ---- one call ----------------------------------------------------------------------------------- */
+/* ---- one call -------------------------------------------------------------------------------- */
 
 static bool aligned(struct tensor t, int32_t width)
 {
@@ -232,7 +233,7 @@ bool cuda_peer_join(struct cuda *be, const struct logits_args *a, int32_t width,
     return true;
 }
 
-/* ---- measuring ------------------------------------------------------------------------------------ */
+/* ---- measuring ------------------------------------------------------------------------------- */
 
 struct trial {
     struct reduce_args reduce;
@@ -250,7 +251,8 @@ static enum status run_trial(struct cuda *be, const struct trial *t)
     return OK;
 }
 
-/* Microseconds of a call in a captured graph, as the engine will run it: the least of some rounds. */
+/* Microseconds of a call in a captured graph, as the engine will run it: the least of some
+ * rounds. */
 static enum status time_trial(struct cuda *be, const struct trial *t, float *us)
 {
     cudaGraph_t graph = NULL;

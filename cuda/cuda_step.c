@@ -11,9 +11,10 @@ static enum status check_limits(const struct backend_limits *l, struct err *err)
 {
     if (l->max_rows <= 0 || l->max_out_rows <= 0 || l->max_lanes <= 0 || l->max_len <= 0 ||
         l->max_blocks_per_lane <= 0 || l->n_blocks <= 0 || l->block_tokens <= 0 || l->vocab <= 0 ||
-        l->hidden <= 0 || l->max_len > 1 << 28 || l->max_blocks_per_lane > (1 << 28) / l->block_tokens ||
-        l->n_steps <= 0 || l->n_steps > CUDA_MAX_STEPS || l->max_passes <= 0 ||
-        l->max_passes > CUDA_MAX_PASSES || l->max_rows > 1 << 20 || l->max_lanes > 1 << 16 ||
+        l->hidden <= 0 || l->max_len > 1 << 28 ||
+        l->max_blocks_per_lane > (1 << 28) / l->block_tokens || l->n_steps <= 0 ||
+        l->n_steps > CUDA_MAX_STEPS || l->max_passes <= 0 || l->max_passes > CUDA_MAX_PASSES ||
+        l->max_rows > 1 << 20 || l->max_lanes > 1 << 16 ||
         l->max_out_rows > l->max_rows + l->max_lanes || l->max_laws < 0 || l->max_tree_nodes < 0) {
         return err_set(err, ERR_INVALID, "the CUDA backend cannot work with these limits");
     }
@@ -169,8 +170,8 @@ enum status cuda_setup(struct backend *base, const struct backend_limits *limits
     return OK;
 }
 
-/* Several ranks: a rank that is gone must not make the others wait for ever, and what comes after an
- * abort is no result. */
+/* Several ranks: a rank that is gone must not make the others wait for ever, and what comes after
+ * an abort is no result. */
 static enum status wait_among_ranks(struct cuda *be, struct slot *s)
 {
     const int64_t end = clock_now_ns() + CUDA_STEP_WAIT_S * 1000000000LL;

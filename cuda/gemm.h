@@ -1,7 +1,7 @@
 /* Matrix products: y = x W^T (+ bias) (+ y). Makers: cuBLASLt (plans cached by shape), own kernels
- * that stream the weights for few rows (gemm_small.cu, gemm_wide.cu), and one family of tiled kernels
- * whose result for a row does not depend on the number of rows (gemm_tile.cu), which deterministic
- * mode, odd shapes and the experts use.
+ * that stream the weights for few rows (gemm_small.cu, gemm_wide.cu), and one family of tiled
+ * kernels whose result for a row does not depend on the number of rows (gemm_tile.cu), which
+ * deterministic mode, odd shapes and the experts use.
  * Compiles as C11 and C++17. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_GEMM_H
 #define SLUICE_CUDA_GEMM_H
@@ -41,15 +41,15 @@ struct gemm_args {
     int64_t x_batch, w_batch, y_batch;
 };
 
-/* gemm_small.cu: whether it takes this product (few rows, aligned, 16-bit), and the launch. It reads
- * the weight before the kernels ahead are done. */
+/* gemm_small.cu: whether it takes this product (few rows, aligned, 16-bit), and the launch. It
+ * reads the weight before the kernels ahead are done. */
 bool gemm_small_takes(const struct gemm_args *a, int32_t sm);
 cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a);
 
 /* gemm_wide.cu: 33 to 128 rows of aligned 16-bit products. With n_splits of 1, which more than 64
  * rows have only where gated, it makes y; else it leaves that many sums at sums->first (rows dense,
- * sums->stride from one to the next), and gemm_join makes y of them where no other kernel takes them
- * as they are. */
+ * sums->stride from one to the next), and gemm_join makes y of them where no other kernel takes
+ * them as they are. */
 struct wide_plan {
     int32_t band;     // features of a block: 128, or 192 of fp32 and sums, 112 of others; gated
                       // above 64 rows 224

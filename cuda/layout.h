@@ -6,10 +6,12 @@
  * is a block of `block_tokens` tokens (16, 32 or 64; other sizes work in the plain kernels). With
  * v_in_k (MLA) there is no V: the value is the first head_dim_v of the key. Page `n_blocks` is the
  * trash page: rows that pad a bucket write there, and unset entries of a block table point to it.
- * Pages behind it belong to paths of trees (attention_plan.h), as do the lanes behind the null lane.
+ * Pages behind it belong to paths of trees (attention_plan.h), as do the lanes behind the null
+ * lane.
  *
  * Lane `max_lanes` is the null lane: its table is all trash. Padding rows are rows of it with token
- * 0 at position 0; they belong to no sequence (row_seq -1), and ops need only not be harmed by them.
+ * 0 at position 0; they belong to no sequence (row_seq -1), and ops need only not be harmed by
+ * them.
  * Compiles as C11 and C++17. Thread: plain data. */
 #ifndef SLUICE_CUDA_LAYOUT_H
 #define SLUICE_CUDA_LAYOUT_H
@@ -66,7 +68,7 @@ struct pass_view {
     const struct lane_params *params; // [max_lanes + 1]
     const uint32_t *allowed;  // [max_lanes + 1, allowed_stride]: bit i: id i may be drawn
     float *pooled;            // [max_lanes + 1, hidden]
-    float *laws;              // [max_laws, vocab]: what drafts were drawn from, exact_exp(score - top)
+    float *laws; // [max_laws, vocab]: what drafts were drawn from, exact_exp(score - top)
     unsigned long long *law_totals; // [max_laws]: sums of their masses
     int32_t vocab;
     int32_t history_stride, blocks_stride, allowed_stride;

@@ -178,8 +178,8 @@ __device__ __forceinline__ void norm_row(const vec<T> *v, T *out,
  * out = norm(x): rounded wherever the separate ops would have stored. */
 template <typename T, int NV, bool TWO_SHOT>
 __global__ void __launch_bounds__(1024)
-    reduce_norm_kernel(const __grid_constant__ struct peer_view peers, T *y, const float *sum_bias, T *x, T *out,
-                       const float *weight, const float *bias, struct reduce_params p)
+    reduce_norm_kernel(const __grid_constant__ struct peer_view peers, T *y, const float *sum_bias,
+                       T *x, T *out, const float *weight, const float *bias, struct reduce_params p)
 {
     constexpr int N = vec<T>::N;
     __shared__ float shared[32];

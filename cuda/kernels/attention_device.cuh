@@ -133,8 +133,8 @@ __device__ __forceinline__ struct attention_row_view row_view(const struct atten
  * position that counts, which is its depth. */
 __device__ __forceinline__ bool tree_sees(const struct attention_params &p,
                                           const struct attention_unit &u,
-                                          const struct attention_row_view &v, const uint64_t (&w)[2],
-                                          int node)
+                                          const struct attention_row_view &v,
+                                          const uint64_t (&w)[2], int node)
 {
     const uint64_t word = node < 64 ? w[0] : w[1];
     return node < MAX_TREE_NODES && (word >> (node & 63) & 1) != 0 &&
@@ -145,7 +145,8 @@ __device__ __forceinline__ bool tree_sees(const struct attention_params &p,
  * first + i. Not beyond 128 slots before them. */
 __device__ __forceinline__ unsigned __int128 tree_keys(const struct attention_params &p,
                                                        const struct attention_unit &u,
-                                                       const struct attention_row_view &v, int first)
+                                                       const struct attention_row_view &v,
+                                                       int first)
 {
     const uint64_t *words = p.tree_mask + (int64_t)v.row * TREE_MASK_WORDS;
     unsigned __int128 seen = (unsigned __int128)words[1] << 64 | words[0];

@@ -88,8 +88,8 @@ template <int NB> struct kv_loader {
 };
 
 /* The unit's description and its GROUP_ROWS packed rows from `first` on, for a warpgroup that
- * computes them: on `full` both are there, on `empty` it has read the one and done with the other.
- */
+ * computes them: on `full` both are there, on `empty` it has read the one and done with the
+ * other. */
 template <typename T, int NB> struct q_loader {
     const struct attention_params &p;
     const struct attention_maps *maps;

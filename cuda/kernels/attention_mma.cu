@@ -1,11 +1,12 @@
-/* Attention with mma.sync, for sm_80 and for what attention_sm90 does not take: MLA, where the value
- * is a part of the key, and unequal or odd head sizes up to 576 and 512.
+/* Attention with mma.sync, for sm_80 and for what attention_sm90 does not take: MLA, where the
+ * value is a part of the key, and unequal or odd head sizes up to 576 and 512.
  *
  * Grid: fixed, units dealt out as in attention_sm90. Block: 8 warps, 64 packed rows. Per tile of
  * KEYS keys: warp (m, n) of 4 x 2 scores 16 rows against half of the keys; the row's maximum is
  * joined through shared memory; probabilities go there too, rounded; then each warp sums 16 columns
- * of the value (or 2 or 4 times 16) for all rows. K and V tiles are brought by cp.async, two stages;
- * rows of keys that nobody sees are zero. One order of summation for every number of rows. */
+ * of the value (or 2 or 4 times 16) for all rows. K and V tiles are brought by cp.async, two
+ * stages; rows of keys that nobody sees are zero. One order of summation for every number of
+ * rows. */
 #include "cuda/kernels/attention_device.cuh"
 
 enum { N_WARPS = 8, BLOCK_ROWS = 64, N_STAGES = 2, MAX_DIM_K = 576 };
@@ -74,7 +75,8 @@ __device__ __forceinline__ void load4_transposed(uint32_t (&r)[4], const void *p
 
 /* d[16, 8] += a[16, 16] b[16, 8] */
 template <typename T>
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1);
 template <>
 __device__ __forceinline__ void mma<bf16_t>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                             uint32_t b1)
@@ -101,7 +103,8 @@ template <typename T, int KEYS, int NP> struct mma_block {
     const struct mma_layout l;
     char *smem;
     int tid, warp, lane, m, n; // m, n: the warp's place in the scores
-    /* Per row in shared memory: the halves' maxima, sums; decay; final maximum and sum; the fold's. */
+    /* Per row in shared memory: the halves' maxima, sums; decay; final maximum and sum; the
+     * fold's. */
     float *high, *part, *decay, *top_of, *sum_of, *fold_old, *fold_new;
 
     float scores[NF][4];
@@ -156,7 +159,8 @@ template <typename T, int KEYS, int NP> struct mma_block {
             char *to = smem + l.k + (stage * KEYS + r) * l.k_pitch * 2;
             for (int c = tid & 7; c < (l.k_pitch - 8) / 8; c += 8) {
                 const bool inside = c * 8 < kv.head_dim_k;
-                copy16(to + c * 16, base + t * kv.head_dim_k + (inside ? c * 8 : 0), real && inside);
+                copy16(to + c * 16, base + t * kv.head_dim_k + (inside ? c * 8 : 0),
+                       real && inside);
             }
             if (kv.v_offset != 0) {
                 to = smem + l.v + (stage * KEYS + r) * l.v_pitch * 2;
@@ -511,9 +515,11 @@ static cudaError_t launch_mma(cudaStream_t stream, const struct attention_params
 template <typename T>
 static cudaError_t launch_by_dims(cudaStream_t stream, const struct attention_params &p, int n_sms)
 {
-    return p.kv.head_dim_k <= 128 && p.kv.head_dim_v <= 128 ? launch_mma<T, 64, 1>(stream, p, n_sms)
-           : p.kv.head_dim_v <= 256                         ? launch_mma<T, 32, 2>(stream, p, n_sms)
-                                                            : launch_mma<T, 32, 4>(stream, p, n_sms);
+    if (p.kv.head_dim_k <= 128 && p.kv.head_dim_v <= 128) {
+        return launch_mma<T, 64, 1>(stream, p, n_sms);
+    }
+    return p.kv.head_dim_v <= 256 ? launch_mma<T, 32, 2>(stream, p, n_sms)
+                                  : launch_mma<T, 32, 4>(stream, p, n_sms);
 }
 
 cudaError_t attention_mma(cudaStream_t stream, const struct attention_launch *a,

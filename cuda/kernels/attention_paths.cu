@@ -1,4 +1,5 @@
-/* Deterministic trees: copies of the paths that are out of place (attention_plan.h), one layer's. */
+/* Deterministic trees: copies of the paths that are out of place (attention_plan.h), one
+ * layer's. */
 #include "cuda/kernels/attention_device.cuh"
 
 enum { PATH_THREADS = 256, PATH_SPLITS = 8 };

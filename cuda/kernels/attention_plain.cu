@@ -1,6 +1,6 @@
 /* Attention, plain: a block per (row, head), every key in turn. Right for every shape, fast for
- * none. A tree's row takes its ancestors in order of their positions, so its bits are those of a plain
- * run over them. */
+ * none. A tree's row takes its ancestors in order of their positions, so its bits are those of a
+ * plain run over them. */
 #include "cuda/kernels/attention_device.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/types.cuh"

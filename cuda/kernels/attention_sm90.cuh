@@ -26,8 +26,8 @@ template <int NB> struct shape {
 
 /* Pages of keys and values in whole, and 16 rows of one at a time: for the last page, of which the
  * rest would be fetched in vain. Queries: the heads of a group of so many rows that they are
- * GROUP_ROWS packed ones (p.q_rows; 0: the group does not divide that, and there is no such map).
- */
+ * GROUP_ROWS packed ones (p.q_rows; 0: the group does not divide that, and there is no such
+ * map). */
 struct attention_maps {
     CUtensorMap page, part, queries;
 };
@@ -136,8 +136,8 @@ __device__ __forceinline__ void fold_run(float *keep, bool last, float (&values)
     }
 }
 
-/* What lane `quad` of the four of row r holds of it, unnormalised, with the row's maximum and sum.
- */
+/* What lane `quad` of the four of row r holds of it, unnormalised, with the row's maximum and
+ * sum. */
 template <int N>
 __device__ __forceinline__ void store_slot(float *to, int d, int quad, int r,
                                            const float (&values)[N], float top, float sum)

@@ -1,7 +1,7 @@
-/* Attention of a few rows (decoding): the computing half of attention_sm90.cu for units of at most 8
- * packed rows. wgmma would compute 64 rows, and the softmax of 64; here the four warps of a
- * warpgroup share a tile's keys, each with mma.sync on 16 rows of which 8 are real, and go on alone,
- * with a maximum and sums of their own, until the unit's end joins them.
+/* Attention of a few rows (decoding): the computing half of attention_sm90.cu for units of at most
+ * 8 packed rows. wgmma would compute 64 rows, and the softmax of 64; here the four warps of a
+ * warpgroup share a tile's keys, each with mma.sync on 16 rows of which 8 are real, and go on
+ * alone, with a maximum and sums of their own, until the unit's end joins them.
  * Thread: device code, a warpgroup at once. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_THIN_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_THIN_CUH
@@ -197,8 +197,8 @@ template <typename T, int NB> struct thin_computer {
         }
     }
 
-    /* Keys [lo, hi) of the unit, in the ring's order: K0 K1 V0 K2 V1 ... Each part stands here once:
-     * the code is fetched anew by every launch, which took longer than to run it. */
+    /* Keys [lo, hi) of the unit, in the ring's order: K0 K1 V0 K2 V1 ... Each part stands here
+     * once: the code is fetched anew by every launch, which took longer than to run it. */
     __device__ __forceinline__ void run(const struct attention_unit &u)
     {
 #pragma unroll 1

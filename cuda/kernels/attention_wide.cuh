@@ -1,6 +1,6 @@
-/* Attention on wgmma for passes of any kind, 64 packed rows to a warpgroup: the scores of a tile are
- * issued, then the products with the values of the tile before, then the softmax. Each warpgroup's
- * softmax hides behind the other's products.
+/* Attention on wgmma for passes of any kind, 64 packed rows to a warpgroup: the scores of a tile
+ * are issued, then the products with the values of the tile before, then the softmax. Each
+ * warpgroup's softmax hides behind the other's products.
  *
  * Thread: device code, a warpgroup at once. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_WIDE_CUH

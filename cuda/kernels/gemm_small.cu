@@ -1,8 +1,8 @@
 /* y = x W^T for 1 to 64 rows, on Hopper: reads each weight once, at the memory's speed.
  *
  * A block owns a band of N features and all of K, so no sum crosses a block and a row's bits do not
- * depend on how many rows there are. N is chosen for the matrix so that the bands come out even over
- * the multiprocessors: 6144 features are 128 bands of 48. Block: a warpgroup that computes
+ * depend on how many rows there are. N is chosen for the matrix so that the bands come out even
+ * over the multiprocessors: 6144 features are 128 bands of 48. Block: a warpgroup that computes
  * D[64 rows, N] with wgmma (x is the 64-row operand; rows that are not there cost nothing but the
  * tensor cores' time, of which there is plenty) and a warp that loads, through a ring of stages in
  * shared memory: N features and the rows of x, for a run of K.
@@ -10,9 +10,9 @@
  * x in a stage is groups of 8 rows (1,024 bytes). With up to 8 rows all eight groups of the operand
  * are the same one; with more, what lies past the last is other data: such rows of D are not used.
  *
- * With programmatic dependent launch the ring is filled with weights, which no kernel writes, before
- * the wait for the kernel before. The next kernel is let in when the last load is issued: then its
- * first weights follow these without a gap, rather than in their way. */
+ * With programmatic dependent launch the ring is filled with weights, which no kernel writes,
+ * before the wait for the kernel before. The next kernel is let in when the last load is issued:
+ * then its first weights follow these without a gap, rather than in their way. */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/wgmma.cuh"
@@ -266,7 +266,8 @@ static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a,
         return e;
     }
     /* The operand's 64 rows may reach past a stage's x by 64 rows of 128 bytes. */
-    const int spare = p.x_rows == 16 || p.x_rows == 32 ? 1024 + 8192 : 1024, bytes = stage_of<N>::bytes(p.x_rows);
+    const int spare = p.x_rows == 16 || p.x_rows == 32 ? 1024 + 8192 : 1024,
+              bytes = stage_of<N>::bytes(p.x_rows);
     p.n_stages = (SMEM_BUDGET - spare - 256) / (bytes + 16);
     p.n_prefetch = p.x_rows > 8 ? p.n_stages : 0; // measured: else it only costs
     const int n_bands = (a->n_out + N - 1) / N, n_sms = n_sms_of_device();

@@ -49,8 +49,9 @@ bool k_norm_takes_sums(const struct norm_args *a);
 cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, const float *weight,
                    const float *bias, const struct sum_parts *sums);
 
-/* ---- all_reduce.cu: rows of at most 64 KiB, all memory in vectors of 16 bytes. `a` NULL: y becomes
- * the sum (+ sum_bias); else the norm op with the sum as its delta, and y is left as it was. */
+/* ---- all_reduce.cu: rows of at most 64 KiB, all memory in vectors of 16 bytes. `a` NULL: y
+ * becomes the sum (+ sum_bias); else the norm op with the sum as its delta, and y is left as it
+ * was. */
 cudaError_t k_peer_clear(cudaStream_t stream, void *areas, uint64_t n_bytes);
 cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way, const struct peer_view *peers,
                           const struct tensor *y, const float *sum_bias,

@@ -111,7 +111,8 @@ __global__ void __launch_bounds__(WM *WN * 32)
     };
     tile.run((T *)smem, p.hidden,
              [&](int i) {
-                 return first + i < last ? x + s.sorted[first + i] / p.k * p.x_stride : (const T *)0;
+                 return first + i < last ? x + s.sorted[first + i] / p.k * p.x_stride
+                                         : (const T *)0;
              },
              [&](int j) {
                  const int row = weight_row(j);

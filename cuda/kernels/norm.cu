@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(1024)
             vec<T> y;
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                y.v[e] = from_float<T>(normed(to_float(v[j].v[e]), w[j][e], bias ? bias[i + e] : 0.0f,
-                                              m.mean, m.scale));
+                y.v[e] = from_float<T>(normed(to_float(v[j].v[e]), w[j][e],
+                                              bias ? bias[i + e] : 0.0f, m.mean, m.scale));
             }
             y.store(out + (int64_t)blockIdx.x * p.out_stride + i);
         }

@@ -399,8 +399,9 @@ struct mla_params {
 
 /* Block (row, y): y == 0 stores the row's key, the others rotate four query heads each. */
 template <typename T, typename C>
-__global__ void mla_store_kernel(const T *q, T *q_out, const T *kv_in, struct mla_params p, struct rope_view rope,
-                                 const float *kv_norm, struct kv_view kv, struct pass_view pass)
+__global__ void mla_store_kernel(const T *q, T *q_out, const T *kv_in, struct mla_params p,
+                                 struct rope_view rope, const float *kv_norm, struct kv_view kv,
+                                 struct pass_view pass)
 {
     __shared__ float heads[ROPE_WARPS][256];
     __shared__ float shared[32];

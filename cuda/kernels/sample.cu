@@ -31,7 +31,8 @@ extern "C" size_t sample_scratch_bytes(int32_t max_draws, int32_t vocab)
 
 /* ---- log-probabilities --------------------------------------------------------------------- */
 
-/* log of the sum of exp over the raw logits, summed in double: the number of threads does not show. */
+/* log of the sum of exp over the raw logits, summed in double: the number of threads does not
+ * show. */
 __device__ float log_sum(const float *logits, int n, float top, struct shared_state *s)
 {
     const struct scores raw = {logits, n, 1.0f, NULL, NULL, -1};
@@ -186,7 +187,8 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
     return token;
 }
 
-/* The last block to finish writes what is kept to the histories: until then a draw may read them. */
+/* The last block to finish writes what is kept to the histories: until then a draw may read
+ * them. */
 __device__ void keep_draws(const struct pass_view &pass, int n_draws,
                            const struct draw_result *results, unsigned *arrived,
                            struct shared_state *s)

@@ -265,7 +265,8 @@ __device__ struct best draw_noisy(const struct scores &x, float top, float min_p
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float value = __fadd_rn(v[e], gumbel_noise(r.v[e]));
-            if (v[e] > -INFINITY && better(value, block * 4 + e, b) && !is_taken(block * 4 + e, s)) {
+            if (v[e] > -INFINITY && better(value, block * 4 + e, b) &&
+                !is_taken(block * 4 + e, s)) {
                 b.value = value;
                 b.id = block * 4 + e;
             }

@@ -143,8 +143,8 @@ __device__ struct best draw_left(const struct trial &t, bool above_q, uint64_t s
     return team_best(b, s);
 }
 
-/* The drafts behind the draw's row, into s->path: a chain's is in the history, a tree's are the row's
- * children. */
+/* The drafts behind the draw's row, into s->path: a chain's is in the history, a tree's are the
+ * row's children. */
 __device__ void find_drafts(const struct pass_view &pass, const struct pass_draw &d,
                             struct shared_state *s)
 {

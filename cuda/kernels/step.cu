@@ -71,7 +71,8 @@ extern "C" cudaError_t k_copy_blocks(cudaStream_t stream, const struct kv_region
 }
 
 /* Elements e of a token's K and V heads are independent; moves of one lane are in order, so a
- * thread does all moves of a lane for its elements. The block of a run's first move does the run. */
+ * thread does all moves of a lane for its elements. The block of a run's first move does the
+ * run. */
 template <typename W>
 __device__ void move_run(const struct kv_view &kv, const struct slot_move *moves, int32_t first,
                          int32_t n, const struct pass_view &pass)

@@ -130,7 +130,8 @@ static std::vector<float> run_naive(const struct scene &s)
     a.window = s.window;
     a.scale = p.launch.scale;
     a.softcap = s.softcap;
-    CHECK(cudaFuncSetAttribute(naive_attention, cudaFuncAttributeMaxDynamicSharedMemorySize, 200000));
+    CHECK(
+        cudaFuncSetAttribute(naive_attention, cudaFuncAttributeMaxDynamicSharedMemorySize, 200000));
     naive_attention<<<dim3(s.n_rows(), s.n_heads), 128, longest * sizeof(float)>>>(a);
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
@@ -166,7 +167,8 @@ static bool same_alone(const struct scene &s, const std::vector<float> &all, str
 static struct scene random_scene(struct rng &r)
 {
     static const int dims[] = {16, 32, 64, 80, 96, 128, 128, 192, 256, 40, 112, 72};
-    static const int heads[][2] = {{32, 8}, {8, 8}, {4, 1}, {6, 2}, {16, 1}, {12, 4}, {40, 1}, {5, 5}};
+    static const int heads[][2] = {{32, 8}, {8, 8},  {4, 1},  {6, 2},
+                                   {16, 1}, {12, 4}, {40, 1}, {5, 5}};
     static const int sizes[] = {16, 32, 64};
     struct scene s = {};
     const int h = r.below(8);

@@ -1,5 +1,5 @@
-/* Attention's benches: a pass over one layer or several, made in device memory, and one made ready to
- * launch. Every slot that nobody owns holds NaN. Thread: one. */
+/* Attention's benches: a pass over one layer or several, made in device memory, and one made ready
+ * to launch. Every slot that nobody owns holds NaN. Thread: one. */
 #ifndef SLUICE_TEST_ATTENTION_SCENE_CUH
 #define SLUICE_TEST_ATTENTION_SCENE_CUH
 
@@ -42,7 +42,8 @@ struct scene {
     }
 };
 
-static __global__ void own_kernel(struct kv_view v, const int32_t *table, int n_slots, uint64_t seed)
+static __global__ void own_kernel(struct kv_view v, const int32_t *table, int n_slots,
+                                  uint64_t seed)
 {
     const int slot = blockIdx.x, h = blockIdx.y;
     if (slot >= n_slots) {
@@ -53,9 +54,9 @@ static __global__ void own_kernel(struct kv_view v, const int32_t *table, int n_
     const int t = slot % v.block_tokens;
     for (int i = threadIdx.x; i < v.head_dim_k + (v.v_offset > 0 ? v.head_dim_v : 0);
          i += blockDim.x) {
-        const int64_t at = i < v.head_dim_k
-                               ? base + (int64_t)t * v.head_dim_k + i
-                               : base + v.v_offset + (int64_t)t * v.v_token_stride + i - v.head_dim_k;
+        const int64_t at =
+            i < v.head_dim_k ? base + (int64_t)t * v.head_dim_k + i
+                             : base + v.v_offset + (int64_t)t * v.v_token_stride + i - v.head_dim_k;
         const float x = random_normal(seed, (uint64_t)at);
         if (v.dtype == DT_F32) {
             ((float *)v.base)[at] = x;
@@ -212,7 +213,8 @@ static inline void prepare(struct prepared &p, const struct scene &s, int first_
         n_rows += seqs[i].n_rows;
         row_seq.insert(row_seq.end(), seqs[i].n_rows, (int)i);
     }
-    std::vector<struct pass_row> rows(s.rows.begin() + first_row, s.rows.begin() + first_row + n_rows);
+    std::vector<struct pass_row> rows(s.rows.begin() + first_row,
+                                      s.rows.begin() + first_row + n_rows);
     std::vector<uint64_t> masks(s.masks.begin() + (size_t)first_row * TREE_MASK_WORDS,
                                 s.masks.begin() + (size_t)(first_row + n_rows) * TREE_MASK_WORDS);
     rows.resize(n_rows + padding, {(int)s.seqs.size(), 0, 0, 0});

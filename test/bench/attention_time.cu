@@ -31,7 +31,8 @@ static struct timing time_scene(struct scene &s, const char *name, bool grouped 
     const int n_layers = std::max(2, std::min(32, (int)(600e6 / bytes)));
     build(s, n_layers, 7);
     struct prepared p;
-    prepare(p, s, 0, s.seqs, grouped ? s.groups : std::vector<struct pass_group>{}, 0, deterministic);
+    prepare(p, s, 0, s.seqs, grouped ? s.groups : std::vector<struct pass_group>{}, 0,
+            deterministic);
     const double us = time_us(std::max(n_layers, 4), [&](cudaStream_t stream, int i) {
         struct attention_launch a = p.launch;
         a.kv.base = s.kv + (size_t)(i % n_layers) * s.layer_bytes;
@@ -39,15 +40,16 @@ static struct timing time_scene(struct scene &s, const char *name, bool grouped 
     });
     const struct timing t = {us, bytes / us * 1e-6,
                              pairs * s.n_heads * 2.0 * (s.dim_k + s.dim_v) / us * 1e-6};
-    printf("%-44s %9.1f %7.2f %5.0f%% %8.0f %6d %6d %7.0f\n", name, t.us, t.tb_s, t.tb_s / 4.8 * 100,
-           t.tflop_s, p.n_items, p.n_slots, p.plan_us);
+    printf("%-44s %9.1f %7.2f %5.0f%% %8.0f %6d %6d %7.0f\n", name, t.us, t.tb_s,
+           t.tb_s / 4.8 * 100, t.tflop_s, p.n_items, p.n_slots, p.plan_us);
     finish(p);
     destroy(s);
     return t;
 }
 
 static struct timing time_equal(const char *what, int n_seqs, int n_past, int n_rows,
-                                int block_tokens = 32, bool deterministic = false, bool tree = false)
+                                int block_tokens = 32, bool deterministic = false,
+                                bool tree = false)
 {
     struct scene s = llama_8b(block_tokens);
     struct rng r = {3};
@@ -58,8 +60,8 @@ static struct timing time_equal(const char *what, int n_seqs, int n_past, int n_
         }
     }
     char name[128];
-    snprintf(name, sizeof name, "%s: %d x %d rows after %d, page %d%s", what, n_seqs, n_rows, n_past,
-             block_tokens, deterministic ? ", det." : "");
+    snprintf(name, sizeof name, "%s: %d x %d rows after %d, page %d%s", what, n_seqs, n_rows,
+             n_past, block_tokens, deterministic ? ", det." : "");
     return time_scene(s, name, true, deterministic);
 }
 
@@ -78,7 +80,8 @@ static struct scene shared_scene(int n_groups, int n_each, int n_shared, int n_o
 static void time_shared(int n_groups, int n_each, int n_shared, int n_own)
 {
     char name[128];
-    snprintf(name, sizeof name, "shared: %d prefixes x %d, %d + %d", n_groups, n_each, n_shared, n_own);
+    snprintf(name, sizeof name, "shared: %d prefixes x %d, %d + %d", n_groups, n_each, n_shared,
+             n_own);
     struct scene a = shared_scene(n_groups, n_each, n_shared, n_own);
     const struct timing with = time_scene(a, name);
     struct scene b = shared_scene(n_groups, n_each, n_shared, n_own);
@@ -228,8 +231,8 @@ void bench_attention_time()
         return;
     }
     printf("attention, 32 query heads, 8 KV heads, dim 128, bf16; in a graph, rotating layers\n");
-    printf("%-44s %9s %7s %6s %8s %6s %6s %7s\n", "pass", "us", "TB/s", "of 4.8", "TFLOP/s", "items",
-           "slots", "plan us");
+    printf("%-44s %9s %7s %6s %8s %6s %6s %7s\n", "pass", "us", "TB/s", "of 4.8", "TFLOP/s",
+           "items", "slots", "plan us");
     for (int n : {1, 2, 8, 32, 64, 128, 256}) {
         time_equal("decode", n, 256, 1);
     }

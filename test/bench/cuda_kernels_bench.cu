@@ -27,8 +27,9 @@ static void time_read()
     const int64_t n = (int64_t)4 << 30;
     char *p = device_new<char>((size_t)n);
     fill(p, DT_BF16, n / 2, 1, 1.0f);
-    const double us = time_us(
-        4, [&](cudaStream_t s, int) { read_kernel<<<132 * 8, 512, 0, s>>>((uint4 *)p, n / 16, (uint4 *)p); });
+    const double us = time_us(4, [&](cudaStream_t s, int) {
+        read_kernel<<<132 * 8, 512, 0, s>>>((uint4 *)p, n / 16, (uint4 *)p);
+    });
     printf("plain read of %lld MiB: %.2f TB/s\n", (long long)(n >> 20), n / us * 1e-6);
     CHECK(cudaFree(p));
 }

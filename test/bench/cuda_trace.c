@@ -2,8 +2,8 @@
  *     CUDA_INJECTION64_PATH=build/.../cuda_trace.so program
  * and that prints, when the program ends, the time by kernel and the gaps between them. Only the
  * last SLUICE_TRACE_MS milliseconds of work (default 300) are counted, so that loading is left out.
- * Tracing costs kernels their overlap (programmatic dependent launch): times add up to a little more
- * than without. Thread: CUPTI's and the program's; records are joined at exit. */
+ * Tracing costs kernels their overlap (programmatic dependent launch): times add up to a little
+ * more than without. Thread: CUPTI's and the program's; records are joined at exit. */
 #include <cupti.h>
 
 #include <pthread.h>

@@ -50,7 +50,8 @@ static void check_one(struct rng &r)
     void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
     void *w = device_new<float>((size_t)a.n_out * a.n_in / 2 + 64);
     void *y = device_new<float>(n_y);
-    float *bias = device_new<float>(a.n_out), *expected = device_new<float>((size_t)a.n_rows * a.n_out);
+    float *bias = device_new<float>(a.n_out),
+          *expected = device_new<float>((size_t)a.n_rows * a.n_out);
     fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
     fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(), 0.05f);
     fill(bias, DT_F32, a.n_out, r.next(), 1.0f);
@@ -89,7 +90,8 @@ static void check_one(struct rng &r)
 }
 
 /* What a gated product is of the plain one, on the host: exact enough to compare with. */
-static std::vector<float> silu_gated(const std::vector<float> &v, int n_rows, int width, enum dtype dt)
+static std::vector<float> silu_gated(const std::vector<float> &v, int n_rows, int width,
+                                     enum dtype dt)
 {
     std::vector<float> out((size_t)n_rows * width);
     auto rounded = [dt](float x) {
@@ -139,7 +141,8 @@ static void check_wide(struct rng &r)
     float *parts = device_new<float>(n_part * plan.n_splits);
     float *bias = device_new<float>(a.n_out), *expected = device_new<float>(n_part);
     fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
-    fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(), a.gated ? 0.005f : 0.05f); // 16 bits hold gate * up
+    fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(),
+         a.gated ? 0.005f : 0.05f); // 16 bits hold gate * up
     fill(bias, DT_F32, a.n_out, r.next(), 1.0f);
     CHECK(cudaMemset(parts, 0xff, n_part * plan.n_splits * 4));
     if (a.accumulate) {
@@ -175,7 +178,8 @@ static void check_wide(struct rng &r)
     }
     const double d = distance(got, want);
     if (!padding_kept || !(d < (a.y_dtype == DT_F32 ? 1e-4 : a.y_dtype == DT_F16 ? 2e-3 : 1e-2))) {
-        printf("gemm_wide FAILED: %d x %d x %d dtype %d -> %d acc %d bias %d gated %d, band %d splits %d "
+        printf("gemm_wide FAILED: %d x %d x %d dtype %d -> %d acc %d bias %d gated %d, band %d "
+               "splits %d "
                "blocks %d: distance %g, padding kept %d\n",
                a.n_rows, a.n_out, a.n_in, a.x_dtype, a.y_dtype, a.accumulate, a.bias != nullptr,
                a.gated, plan.band, plan.n_splits, n_blocks, d, padding_kept);
@@ -235,7 +239,8 @@ static struct lt_product lt_open(int m, int n, int k)
     LT(cublasLtMatmulPreferenceCreate(&preference));
     LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                             &workspace, sizeof workspace));
-    LT(cublasLtMatmulAlgoGetHeuristic(lt, p.desc, p.w, p.x, p.y, p.y, preference, 1, &p.plan, &found));
+    LT(cublasLtMatmulAlgoGetHeuristic(lt, p.desc, p.w, p.x, p.y, p.y, preference, 1, &p.plan,
+                                      &found));
     LT(cublasLtMatmulPreferenceDestroy(preference));
     return p;
 }
@@ -286,13 +291,14 @@ void bench_gemm_time()
             const double own = !wide && !small ? NAN : time_us(n, [&](cudaStream_t stream, int i) {
                 struct gemm_args one = a;
                 one.weight = weights + bytes * (size_t)(i % n_copies);
-                CHECK(wide ? gemm_wide(stream, &one, 132, &plan, &parts) : gemm_small(stream, &one));
+                CHECK(wide ? gemm_wide(stream, &one, 132, &plan, &parts)
+                           : gemm_small(stream, &one));
             });
             const struct lt_product p = lt_open(m, s.n, s.k);
             const float one = 1.0f, zero = 0.0f;
             const double theirs = time_us(n, [&](cudaStream_t stream, int i) {
-                LT(cublasLtMatmul(lt, p.desc, &one, weights + bytes * (size_t)(i % n_copies), p.w, x,
-                                  p.x, &zero, y, p.y, y, p.y, &p.plan.algo, lt_workspace,
+                LT(cublasLtMatmul(lt, p.desc, &one, weights + bytes * (size_t)(i % n_copies), p.w,
+                                  x, p.x, &zero, y, p.y, y, p.y, &p.plan.algo, lt_workspace,
                                   LT_WORKSPACE, stream));
             });
             printf("%-8s %4d %9.2f %7.2f %6.0f%%   %9.2f %7.2f   %.2f%s\n", s.name, m, own,

@@ -134,8 +134,9 @@ static void attention_case(enum dtype dtype, const struct shape *s)
     pass_begin(p, &t);
     struct pair_tensor qkv = store_rows(&u, t.pass.n_rows);
     char what[128];
-    snprintf(what, sizeof what, "dtype %d heads %d/%d of %d pairs %d norm %d window %d blocks of %d",
-             dtype, s->n_heads, s->n_kv_heads, s->head_dim, s->n_pairs, s->qk_norm, s->window,
+    snprintf(what, sizeof what,
+             "dtype %d heads %d/%d of %d pairs %d norm %d window %d blocks of %d", dtype,
+             s->n_heads, s->n_kv_heads, s->head_dim, s->n_pairs, s->qk_norm, s->window,
              s->block_tokens);
     check_rows(p, what, &qkv, s->n_heads * s->head_dim, pair_tolerance(p)); // rotated queries
     attend(&u, &qkv, what);
@@ -259,7 +260,8 @@ TEST(mla_agrees)
     }
 }
 
-/* The GPU's outputs of a pass whose rows of layer 1 are `qkv`, which stays as it is; to be freed. */
+/* The GPU's outputs of a pass whose rows of layer 1 are `qkv`, which stays as it is; to be
+ * freed. */
 static float *outputs_of(struct setup *u, const struct test_pass *t, const float *qkv)
 {
     struct pair *p = &u->p;
@@ -332,8 +334,10 @@ static void path_case(enum dtype dtype, const struct shape *s)
             if (memcmp(have + (size_t)(seq.first_row + r) * (size_t)out_width,
                        want + (size_t)(n - 1) * (size_t)out_width,
                        (size_t)out_width * sizeof *want) != 0) {
-                CHECK_FAIL("dtype %d, head of %d, window %d, blocks of %d: row %d of the tree of lane "
-                           "%d", dtype, s->head_dim, s->window, s->block_tokens, r, lane);
+                CHECK_FAIL(
+                    "dtype %d, head of %d, window %d, blocks of %d: row %d of the tree of lane "
+                    "%d",
+                    dtype, s->head_dim, s->window, s->block_tokens, r, lane);
             }
             free(want);
             free(rows);
@@ -378,7 +382,8 @@ TEST(copied_blocks_and_moved_slots_read_alike)
         pass_begin(p, &t);
         store_rows(&u, t.pass.n_rows);
         pass_end(p);
-        /* Slots close up as after a tree; then lane 1's table points at copies of lane 0's pages. */
+        /* Slots close up as after a tree; then lane 1's table points at copies of lane 0's
+         * pages. */
         const struct slot_move moves[] = {{0, 50, 47}, {0, 52, 48}, {0, 55, 50}, {1, 33, 30},
                                           {1, 34, 33}};
         const struct block_copy copies[] = {{300, 301}, {301, 302}};

@@ -266,7 +266,8 @@ TEST(a_row_of_a_product_does_not_depend_on_the_others_in_deterministic_mode)
     struct pair_weight w = weight_make(&p, WEIGHT_LINEAR, p.dtype, 1, n_out, n_in, true, 0.05f);
     float *first = NULL;
     for (int32_t i = COUNT(rows) - 1; i >= 0; i--) {
-        struct linear_args a = {.n_rows = rows[i], .x = x.t[GPU], .y = y.t[GPU], .weight = w.w[GPU]};
+        struct linear_args a = {
+            .n_rows = rows[i], .x = x.t[GPU], .y = y.t[GPU], .weight = w.w[GPU]};
         CHECK_EQ(p.be[GPU]->ops->linear(p.be[GPU], &a), OK);
         float *got = tensor_get(&p, &y, GPU);
         if (!first) {

@@ -255,9 +255,10 @@ static inline void check_near(const char *what, const float *cpu, const float *g
             largest = fabs(a) > largest ? fabs(a) : largest;
         }
     }
-    if (!(sqrt(error) <= tolerance * sqrt(norm) + 1e-12) || !(worst <= 12 * tolerance * largest + 1e-9)) {
-        CHECK_FAIL("%s: relative error %.3g (allowed %.3g), worst element off by %.3g of %.3g", what,
-                   sqrt(error / (norm + 1e-30)), tolerance, worst, largest);
+    if (!(sqrt(error) <= tolerance * sqrt(norm) + 1e-12) ||
+        !(worst <= 12 * tolerance * largest + 1e-9)) {
+        CHECK_FAIL("%s: relative error %.3g (allowed %.3g), worst element off by %.3g of %.3g",
+                   what, sqrt(error / (norm + 1e-30)), tolerance, worst, largest);
     }
 }
 

@@ -1,6 +1,6 @@
-/* The plan, which is the host's work. Of deterministic trees: every row of a tree is in one tile that
- * shows it the keys of a plain run, through a lane where they lie in order. Of a prompt: its units
- * even out. Needs CUDA's headers, and no device. */
+/* The plan, which is the host's work. Of deterministic trees: every row of a tree is in one tile
+ * that shows it the keys of a plain run, through a lane where they lie in order. Of a prompt: its
+ * units even out. Needs CUDA's headers, and no device. */
 #include "test/op/cuda_pass.h"
 
 #ifdef SLUICE_CUDA
@@ -8,10 +8,15 @@
 
 enum { N_ROWS = 512 };
 
-static const struct attention_limits limits = {
-    .max_rows = N_ROWS, .max_lanes = 24, .max_len = 1024, .block_tokens = 16, .n_sms = 132, .sm = 90,
-    .deterministic = true, .max_paths = 64,
-    .shapes = {{8, 2, 128}, {8, 2, 128}}};
+static const struct attention_limits limits = {.max_rows = N_ROWS,
+                                               .max_lanes = 24,
+                                               .max_len = 1024,
+                                               .block_tokens = 16,
+                                               .n_sms = 132,
+                                               .sm = 90,
+                                               .deterministic = true,
+                                               .max_paths = 64,
+                                               .shapes = {{8, 2, 128}, {8, 2, 128}}};
 
 struct plan {
     struct attention_plan_head *head;

@@ -1,5 +1,6 @@
 /* Ranks on several GPUs: a sum with its norm in one op gives the bits of the separate ops, whatever
- * sizes come one behind the other; logits come together; an abort ends what waits. Needs two GPUs that reach each other. */
+ * sizes come one behind the other; logits come together; an abort ends what waits. Needs two GPUs
+ * that reach each other. */
 #include "test/op/cuda_pair.h"
 
 #include <pthread.h>
@@ -123,7 +124,8 @@ static void *compare(void *arg)
             sum += b * (float)(k % 13);
         }
         if (worst > 0.0f) {
-            printf("call %d, %zu bytes a number: off by %g\n", i, dtype_bytes(r->dtype), (double)worst);
+            printf("call %d, %zu bytes a number: off by %g\n", i, dtype_bytes(r->dtype),
+                   (double)worst);
         }
         CHECK(worst == 0.0f);
         r->sums[i] = sum;

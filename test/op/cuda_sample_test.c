@@ -238,8 +238,8 @@ static void law_case(int32_t vocab, int32_t used, float scale, float likeness)
     pair_close(&p);
 }
 
-/* A root with KIDS children in each lane, and a grandchild: the children are drawn without replacement,
- * then tried in turn under other logits. */
+/* A root with KIDS children in each lane, and a grandchild: the children are drawn without
+ * replacement, then tried in turn under other logits. */
 static void sibling_case(int32_t vocab, int32_t used, float scale, float likeness)
 {
     enum { KIDS = 4, ROWS = KIDS + 2 };

@@ -16,12 +16,12 @@
 
 /* ---- host: tensor maps --------------------------------------------------------------------- */
 
-/* An array of up to 3 dimensions of 16-bit elements, the first of them contiguous, read in boxes and
- * laid down in shared memory as rows of 128 bytes with the 128-byte swizzle, so box[0] is 64; what lies
- * outside reads as zero. row_bytes: from one index of dimension 1 (and 2) to the next. */
-static inline cudaError_t tensor_map(CUtensorMap *map, const void *base, bool is_bf16, uint32_t n_dims,
-                                     const cuuint64_t *dims, const cuuint64_t *row_bytes,
-                                     const cuuint32_t *box)
+/* An array of up to 3 dimensions of 16-bit elements, the first of them contiguous, read in boxes
+ * and laid down in shared memory as rows of 128 bytes with the 128-byte swizzle, so box[0] is 64;
+ * what lies outside reads as zero. row_bytes: from one index of dimension 1 (and 2) to the next. */
+static inline cudaError_t tensor_map(CUtensorMap *map, const void *base, bool is_bf16,
+                                     uint32_t n_dims, const cuuint64_t *dims,
+                                     const cuuint64_t *row_bytes, const cuuint32_t *box)
 {
     typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
                                   const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
@@ -189,11 +189,11 @@ __device__ __forceinline__ void tensor_load_3d(void *to, const CUtensorMap *map,
                  : "memory");
 }
 
-/* The same to the blocks of the cluster that `mask` names, at the same place in each; its bytes count
- * on the barrier at the same place there. */
-__device__ __forceinline__ void tensor_load_multicast(void *to, const CUtensorMap *map, uint64_t *bar,
-                                                      int column, int row, uint16_t mask,
-                                                      uint64_t policy)
+/* The same to the blocks of the cluster that `mask` names, at the same place in each; its bytes
+ * count on the barrier at the same place there. */
+__device__ __forceinline__ void tensor_load_multicast(void *to, const CUtensorMap *map,
+                                                      uint64_t *bar, int column, int row,
+                                                      uint16_t mask, uint64_t policy)
 {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                  ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(

@@ -58,7 +58,8 @@ __device__ __forceinline__ uint32_t area_of_call(const struct peer_state *state)
     return *(const volatile uint32_t *)&state->area;
 }
 
-/* The area of the call before, `now` being this one's, is made ready for the call after the next. */
+/* The area of the call before, `now` being this one's, is made ready for the call after the
+ * next. */
 __device__ __forceinline__ void clear_before(const struct peer_view &peers, uint32_t now)
 {
     const uint32_t before = (now + PEER_AREAS - 1) % PEER_AREAS;
