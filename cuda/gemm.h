@@ -31,7 +31,7 @@ struct gemm_args {
     enum dtype x_dtype, w_dtype, y_dtype; // y: that of x, or DT_F32
     int32_t n_rows, n_out, n_in;
     int32_t x_stride, y_stride; // in elements
-    int32_t w_stride;           // the same of the weight; 0: dense
+    int32_t w_stride;           // the same of the weight; 0: dense. Others: cuBLASLt alone
     bool accumulate;            // y += instead of y =
     bool may_split;             // it may be left as sums: see cuda_settle
     bool *joined;               // becomes true where the sums were not taken; may be NULL

@@ -192,7 +192,7 @@ cudaError_t attention_sm90(cudaStream_t stream, const struct attention_launch *a
     p.v_rows = kv->v_offset / kv->head_dim_k;
     p.may_be_thin = !a->limits->deterministic;
     p.q_rows = GROUP_ROWS % p.group == 0 ? GROUP_ROWS / p.group : 0;
-    struct attention_maps map;
+    struct attention_maps map = {}; // no queries' map is no descriptor, rather than any bits
     cudaError_t e = map_kv(&map.page, kv, p.page_rows, kv->block_tokens);
     e = e == cudaSuccess ? map_kv(&map.part, kv, p.page_rows, PART_ROWS) : e;
     e = e == cudaSuccess && p.q_rows > 0 ? map_queries(&map.queries, a, p) : e;

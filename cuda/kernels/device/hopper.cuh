@@ -106,17 +106,7 @@ __device__ __forceinline__ void barrier_arrive_at(uint64_t *bar, uint32_t rank)
                  : "memory");
 }
 
-__device__ __forceinline__ void cluster_arrive()
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_wait()
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/* Both, for warps whose threads have gone different ways. */
+/* Arrives and waits, for warps whose threads have gone different ways. */
 __device__ __forceinline__ void cluster_sync()
 {
     asm volatile("barrier.cluster.arrive.release;\n"
