@@ -288,25 +288,34 @@ static bool is_decoding(const struct sequence *seq)
            !(seq->waits_for_token && seq->n_flight > 0);
 }
 
-/* Rows of a prompt, or of what was preempted, that are still to be computed. */
-static int32_t rows_owed(const struct sequence *seq)
+/* Rows of a step for a prompt, or for what was preempted; without chunks all of them for what no
+ * step holds whole. */
+static int32_t rows_owed(const struct scheduler *s, const struct sequence *seq)
 {
-    int32_t need = sequence_future(seq) - seq->n_computed;
+    int32_t need = sequence_future(seq) - seq->n_computed, most = s->limits.max_rows;
     bool ready = seq->state == SEQ_RUNNING && seq->n_verifying == 0;
-    return ready && (need > 1 || seq->n_computed < seq->n_prompt) ? need : 0;
+    if (!ready || need < 1 || (need == 1 && seq->n_computed >= seq->n_prompt)) {
+        return 0;
+    }
+    if (out_rows(seq, need, 0, false) > 0) {
+        most = s->limits.max_out < most ? s->limits.max_out : most;
+    }
+    return need <= most ? need : s->limits.chunked ? most : s->limits.max_rows;
 }
 
-/* Decode rows of everything that runs. Drafts take no row that an earlier prompt needs. */
+/* Decode rows of everything that runs. Drafts take no row that an earlier prompt needs; nor does a
+ * decode without chunks, where the prompt would get none. */
 static void plan_decodes(struct scheduler *s, struct plan *p)
 {
     int32_t n_owed = 0;
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
         if (!is_decoding(seq)) {
-            int32_t owed = rows_owed(seq), left = s->limits.max_rows - n_owed;
-            n_owed += owed < left ? owed : left;
+            int32_t owed = rows_owed(s, seq), left = s->limits.max_rows - p->n_rows - n_owed;
+            n_owed += owed <= left ? owed : s->limits.chunked && left > 0 ? left : 0;
             continue;
         }
-        if (!sequence_wants_token(seq) || p->n_rows >= s->limits.max_rows ||
+        bool yields = !s->limits.chunked && p->n_rows + n_owed >= s->limits.max_rows;
+        if (!sequence_wants_token(seq) || yields || p->n_rows >= s->limits.max_rows ||
             p->n_out >= s->limits.max_out || p->n_draws >= s->limits.max_draws) {
             continue;
         }

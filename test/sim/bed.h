@@ -73,7 +73,8 @@ static inline void stop(struct bed *b)
 }
 
 /* Prompt tokens first, first + 1, ... (of 300 ids). */
-static inline struct test_request *make(int32_t i, int32_t first, int32_t n_prompt, int32_t max_tokens)
+static inline struct test_request *make(int32_t i, int32_t first, int32_t n_prompt,
+                                        int32_t max_tokens)
 {
     struct test_request *q = &requests[i];
     memset(q, 0, sizeof *q);

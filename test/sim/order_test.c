@@ -280,6 +280,33 @@ TEST(without_chunks_a_long_prompt_is_not_starved_by_short_ones)
     stop(&b);
 }
 
+/* What no step holds whole is computed in steps of its own, which later ones cannot put off. */
+TEST(without_chunks_an_urgent_prompt_longer_than_a_step_waits_for_nobody)
+{
+    for (int32_t scored = 0; scored < 2; scored++) { // 150 rows with logits are too many, too
+        struct bed b = {0};
+        static struct token_logprobs scores[160];
+        struct engine_options o = options_of(&b, 4, 400);
+        o.no_chunked_prefill = true;
+        o.max_num_seqs = 6;
+        o.max_num_batched_tokens = scored ? 200 : 23;
+        REQUIRE(start(&b, &o));
+        submit(&b, make(0, 0, 10, 120));
+        run_until(&b, 0, 3);
+        struct test_request *urgent = make(1, 100, 150, 4);
+        urgent->r.priority = -1;
+        urgent->r.params.prompt_logprobs = scored;
+        urgent->r.prompt_logprobs = scores;
+        submit(&b, urgent);
+        run_until(&b, 1, 4);
+        CHECK(requests[0].outputs[0].n_tokens < 12);
+        run(&b, 2, 400);
+        check_answer(0);
+        check_answer(1);
+        stop(&b);
+    }
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);

@@ -208,10 +208,10 @@ static void submit_or_message(struct sim *s, struct sim_request *q, int32_t turn
 }
 
 /* Who is first in the total order moves on, whatever else there is: at the latest when the steps
- * under way have ended, or who computes its prefix right now has done so. */
+ * under way have ended. */
 static void watch_head(struct sim *s)
 {
-    enum { PATIENCE = MAX_PROMPT + 4 }; // a prefix may come at a row a turn; seen: 39
+    enum { PATIENCE = 2 * N_STEPS }; // seen: 1
     const struct sequence *head = s->e->scheduler.order.next;
     if (head == &s->e->scheduler.order || head->state == SEQ_RETIRING || head != s->head ||
         head->n_known != s->head_known || head->n_computed != s->head_computed) {
