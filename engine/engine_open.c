@@ -230,18 +230,78 @@ static int32_t max_out_of(const struct engine *e)
     return n < info->max_rows ? n : info->max_rows;
 }
 
-/* All ranks have the same blocks, so the least room decides, on this node and on all. */
-static enum status size_blocks(struct engine *e, struct err *err)
+/* Rank 0's facts, with the free memory of the rank that has the least. */
+static enum status common_facts(struct engine *e, struct backend_facts *out, struct err *err)
 {
     struct rank *r = &e->ranks.rank[0];
-    struct engine_info *info = &e->info;
-    struct backend_facts facts;
-    TRY(r->be->ops->facts(r->be, &facts));
+    TRY(r->be->ops->facts(r->be, out));
     TRY(on_ranks(e, ask_free, err));
     for (int32_t i = 0; i < e->ranks.n; i++) {
         size_t its = e->ranks.rank[i].free_bytes;
-        facts.free_bytes = its < facts.free_bytes ? its : facts.free_bytes;
+        out->free_bytes = its < out->free_bytes ? its : out->free_bytes;
     }
+    return OK;
+}
+
+/* What a rank allocates beside weights and the pool of blocks. */
+static enum status activation_bytes(struct engine *e, const struct backend_facts *facts,
+                                    size_t *out)
+{
+    struct rank *r = &e->ranks.rank[0];
+    const struct engine_info *info = &e->info;
+    int32_t max_out = max_out_of(e);
+    size_t logits = (size_t)e->config.vocab * 4, target_block;
+    TRY(set_bytes(e, &r->target, &target_block));
+    *out = model_setup_bytes(&r->target, info->max_rows, max_out) + logits * (size_t)max_out;
+    for (int32_t i = 0; i < e->spec.n_models; i++) {
+        *out += model_setup_bytes(&r->draft[i], info->max_rows, max_out);
+    }
+    *out += (size_t)path_blocks(e, facts) * target_block;
+    e->spec.max_laws = spec_max_laws(&e->spec, info->max_num_seqs);
+    *out += (size_t)e->spec.max_laws * logits;
+    return OK;
+}
+
+/* All ranks have the same blocks, so the least room decides, on this node and on all. */
+static enum status count_blocks(struct engine *e, const struct backend_facts *facts,
+                                struct err *err)
+{
+    struct engine_info *info = &e->info;
+    size_t per_block, activations;
+    TRY(block_bytes(e, &per_block));
+    TRY(activation_bytes(e, facts, &activations));
+    size_t budget = kv_budget(e, facts, activations);
+    int64_t n = (int64_t)(budget / (per_block ? per_block : 1));
+    int64_t most = (int64_t)info->max_num_seqs *
+                   ((info->max_model_len + info->block_tokens - 1) / info->block_tokens);
+    n = n < most ? n : most;
+    n = e->options.n_blocks > 0 ? e->options.n_blocks : n;
+    n = n < INT32_MAX / info->block_tokens ? n : INT32_MAX / info->block_tokens;
+    TRY(engine_agree(e, &n, err));
+    info->n_blocks = (int32_t)n;
+    info->kv_bytes = (size_t)n * per_block;
+    if (n >= 2) {
+        return OK;
+    }
+    if (e->options.n_blocks > 0) {
+        return err_set(err, ERR_INVALID, "num-gpu-blocks-override is %d: two KV blocks are the "
+                       "least", e->options.n_blocks);
+    }
+    if (e->options.kv_bytes > 0) {
+        return err_set(err, ERR_NOMEM, "kv-cache-memory-bytes is %zu: two KV blocks, the least, "
+                       "take %zu", e->options.kv_bytes, 2 * per_block);
+    }
+    return err_set(err, ERR_NOMEM, "no memory for KV blocks of %zu kB: %zu MB free after the "
+                   "weights, %g of it to use (gpu-memory-utilization), %zu MB for activations",
+                   per_block >> 10, facts->free_bytes >> 20, share_of_memory(e, facts),
+                   activations >> 20);
+}
+
+static enum status size_blocks(struct engine *e, struct err *err)
+{
+    struct engine_info *info = &e->info;
+    struct backend_facts facts;
+    TRY(common_facts(e, &facts, err));
     memcpy(info->device, facts.device, sizeof info->device);
     info->block_tokens = pick(e->options.block_size, facts.preferred_block_tokens);
     if (info->block_tokens > MAX_BLOCK_TOKENS) {
@@ -253,42 +313,7 @@ static enum status size_blocks(struct engine *e, struct err *err)
     if (info->max_rows <= info->max_num_seqs) {
         info->max_rows = info->max_num_seqs + 1; // the first in order always gets a row
     }
-    size_t per_block;
-    TRY(block_bytes(e, &per_block));
-    int32_t max_out = max_out_of(e);
-    size_t logits = (size_t)e->config.vocab * 4 * (size_t)max_out;
-    size_t activations = model_setup_bytes(&r->target, info->max_rows, max_out) + logits;
-    for (int32_t i = 0; i < e->spec.n_models; i++) {
-        activations += model_setup_bytes(&r->draft[i], info->max_rows, max_out);
-    }
-    size_t target_block;
-    TRY(set_bytes(e, &r->target, &target_block));
-    activations += (size_t)path_blocks(e, &facts) * target_block;
-    e->spec.max_laws = spec_max_laws(&e->spec, info->max_num_seqs);
-    activations += (size_t)e->spec.max_laws * (size_t)e->config.vocab * 4;
-    size_t budget = kv_budget(e, &facts, activations);
-    int64_t n = (int64_t)(budget / (per_block ? per_block : 1));
-    int64_t most = (int64_t)info->max_num_seqs *
-                   ((info->max_model_len + info->block_tokens - 1) / info->block_tokens);
-    n = n < most ? n : most;
-    n = e->options.n_blocks > 0 ? e->options.n_blocks : n;
-    n = n < INT32_MAX / info->block_tokens ? n : INT32_MAX / info->block_tokens;
-    TRY(engine_agree(e, &n, err));
-    if (n < 2 && e->options.kv_bytes > 0 && e->options.n_blocks <= 0) {
-        return err_set(err, ERR_NOMEM, "kv-cache-memory-bytes is %zu: two KV blocks, the least, "
-                       "take %zu", e->options.kv_bytes, 2 * per_block);
-    }
-    if (n < 2) {
-        return e->options.n_blocks > 0
-                   ? err_set(err, ERR_INVALID, "num-gpu-blocks-override is %d: two KV blocks are "
-                             "the least", e->options.n_blocks)
-                   : err_set(err, ERR_NOMEM, "no memory for KV blocks of %zu kB: %zu MB free after "
-                             "the weights, %g of it to use (gpu-memory-utilization), %zu MB for "
-                             "activations", per_block >> 10, facts.free_bytes >> 20,
-                             share_of_memory(e, &facts), activations >> 20);
-    }
-    info->n_blocks = (int32_t)n;
-    info->kv_bytes = (size_t)n * per_block;
+    TRY(count_blocks(e, &facts, err));
     int32_t fits = info->n_blocks * info->block_tokens;
     if (info->max_model_len > fits) {
         if (e->options.max_model_len > 0 && e->options.n_blocks <= 0) {
@@ -372,23 +397,14 @@ static void size_live_table(struct engine *e)
     e->live_mask = n - 1;
 }
 
-enum status engine_load(struct engine *e, struct err *err)
+/* The number of ranks and nodes, which must divide the models. */
+static enum status read_ranks(struct engine *e, struct err *err)
 {
-    snprintf(e->model_dir, sizeof e->model_dir, "%s", e->options.model_dir);
-    TRY(read_config(e, err));
-    TRY(spec_init(&e->spec, e->options.speculative_config, err));
-    e->info.n_spec_tokens = e->spec.k;
-    if (e->spec.rejection == REJECT_SYNTHETIC && !e->options.synthetic) {
-        return err_set(err, ERR_INVALID, "speculative-config: synthetic acceptance makes up text; it "
-                       "is for measuring speed, with --load-format dummy or `sluice bench-engine`");
-    }
-    TRY(read_drafts(e, err));
     int32_t n_ranks = pick(e->options.n_ranks, 1);
     if (n_ranks > MAX_RANKS) {
         return err_set(err, ERR_INVALID, "tensor-parallel-size: at most %d", MAX_RANKS);
     }
     int32_t n_nodes = e->options.nodes ? nodes_count(e->options.nodes) : 1;
-    int32_t node = e->options.nodes ? nodes_rank(e->options.nodes) : 0;
     if (n_ranks % n_nodes != 0) {
         return err_set(err, ERR_INVALID, "tensor-parallel-size: %d ranks do not divide among %d "
                        "nodes", n_ranks, n_nodes);
@@ -404,10 +420,26 @@ enum status engine_load(struct engine *e, struct err *err)
     for (int32_t i = 0; i < e->spec.n_models; i++) {
         TRY(model_shard_of(e->draft_config[i], 0, e->spec.draft_ranks, &shard, err));
     }
+    return OK;
+}
+
+enum status engine_load(struct engine *e, struct err *err)
+{
+    snprintf(e->model_dir, sizeof e->model_dir, "%s", e->options.model_dir);
+    TRY(read_config(e, err));
+    TRY(spec_init(&e->spec, e->options.speculative_config, err));
+    e->info.n_spec_tokens = e->spec.k;
+    if (e->spec.rejection == REJECT_SYNTHETIC && !e->options.synthetic) {
+        return err_set(err, ERR_INVALID, "speculative-config: synthetic acceptance makes up text; it "
+                       "is for measuring speed, with --load-format dummy or `sluice bench-engine`");
+    }
+    TRY(read_drafts(e, err));
+    TRY(read_ranks(e, err));
     if (!e->options.dummy_weights) {
         TRY(checkpoint_open(e->model_dir, &e->checkpoint, err));
     }
-    int32_t n_local = n_ranks / n_nodes;
+    int32_t n_local = e->info.n_ranks / e->info.n_nodes;
+    int32_t node = e->options.nodes ? nodes_rank(e->options.nodes) : 0;
     TRY(ranks_start(&e->ranks, node * n_local, n_local, err));
     ranks_on_abort(&e->ranks, abort_ranks, e);
     engine_watch_nodes(e);
@@ -415,7 +447,7 @@ enum status engine_load(struct engine *e, struct err *err)
     TRY(on_ranks(e, load_rank, err));
     TRY(on_ranks(e, load_drafts, err));
     e->info.n_parameters = e->ranks.rank[0].target.n_parameters;
-    e->info.weight_bytes = e->ranks.rank[0].target.weight_bytes * (size_t)n_ranks;
+    e->info.weight_bytes = e->ranks.rank[0].target.weight_bytes * (size_t)e->info.n_ranks;
     TRY(size_blocks(e, err));
     struct scheduler_limits limits;
     limits_of(e, &limits);

@@ -120,7 +120,7 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
 
 enum admission { ADMITTED, DEFERRED, NO_ROOM };
 
-/* Starts a sequence that has its lane, with the cached blocks found (s->hits) and `need` new ones. */
+/* Starts a sequence that has its lane: the cached blocks found (s->hits), and `need` new ones. */
 static void begin(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_hit,
                   int32_t need)
 {
