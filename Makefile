@@ -63,7 +63,7 @@ endif
 endif
 ifeq ($(CUDA),1)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
-CFLAGS    += -DSLUICE_CUDA -isystem $(CUDA_HOME)/include
+CFLAGS    += -DSLUICE_CUDA -DSLUICE_CUARCH='"$(strip $(CUARCH))"' -isystem $(CUDA_HOME)/include
 SRC       += $(wildcard cuda/*.c)
 CUSRC     := $(wildcard cuda/kernels/*.cu)
 LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -lrt -ldl -lstdc++

@@ -8,6 +8,9 @@
 
 /* Number of usable devices; 0 when there is no driver. */
 int32_t cuda_device_count(void);
+/* Whether a build for these architectures, as in "80 90a", has code for devices of this compute
+ * capability, as in 89: of its own major number, and no higher minor one. 9.0 takes 90a alone. */
+bool cuda_arch_runs(const char *archs, int32_t sm);
 
 enum status cuda_open(const struct backend_options *options, struct backend **out,
                       struct err *err);

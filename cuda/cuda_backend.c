@@ -82,8 +82,7 @@ enum status cuda_alloc_op(struct backend *base, size_t n_bytes, struct dmem *out
     return cuda_alloc(cuda_of(base), n_bytes, &out->p);
 }
 
-enum status cuda_write(struct backend *base, struct dmem to, const void *from,
-                                size_t n_bytes)
+enum status cuda_write(struct backend *base, struct dmem to, const void *from, size_t n_bytes)
 {
     struct cuda *be = cuda_of(base);
     TRY(cuda_enter(be));
@@ -171,14 +170,33 @@ void cuda_close(struct backend *base)
     free(be);
 }
 
+bool cuda_arch_runs(const char *archs, int32_t sm)
+{
+    for (const char *p = archs; *p;) {
+        char *end = NULL;
+        const int32_t arch = (int32_t)strtol(p, &end, 10);
+        const bool special = *end == 'a'; // for this very device
+        if (end == p) {
+            return false;
+        }
+        if (special || sm == 90 ? special && arch == sm : arch / 10 == sm / 10 && arch <= sm) {
+            return true;
+        }
+        end += special;
+        p = end + strspn(end, " ");
+    }
+    return false;
+}
+
 static enum status open_device(struct cuda *be, struct err *err)
 {
     const int32_t n = cuda_device_count();
     if (n == 0) {
         int driver = 0;
         if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
-            return err_set(err, ERR_DEVICE, "no NVIDIA driver was found: use --device cpu, or "
-                                            "install the driver");
+            return err_set(err, ERR_DEVICE,
+                           "no NVIDIA driver was found: use --device cpu, or "
+                           "install the driver");
         }
         return err_set(err, ERR_DEVICE, "no NVIDIA GPU was found (the driver is there)");
     }
@@ -196,9 +214,16 @@ static enum status open_device(struct cuda *be, struct err *err)
     be->n_sms = prop.multiProcessorCount;
     snprintf(be->device_name, sizeof be->device_name, "%.60s", prop.name);
     if (be->sm < 80) {
-        return err_set(err, ERR_UNSUPPORTED, "GPU %d (%s) has compute capability %d.%d; 8.0 is "
-                                             "the least that works",
+        return err_set(err, ERR_UNSUPPORTED,
+                       "GPU %d (%s) has compute capability %d.%d; 8.0 is "
+                       "the least that works",
                        be->options.device, prop.name, prop.major, prop.minor);
+    }
+    if (!cuda_arch_runs(SLUICE_CUARCH, be->sm)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "GPU %d (%s) has compute capability %d.%d, for which this build has no "
+                       "code: it was made with CUARCH=\"%s\"",
+                       be->options.device, prop.name, prop.major, prop.minor, SLUICE_CUARCH);
     }
     e = cudaStreamCreateWithFlags(&be->stream, cudaStreamNonBlocking);
     if (e != cudaSuccess) {

@@ -17,6 +17,21 @@ TEST(without_a_device_opening_says_why)
     CHECK(strlen(err.text) > 10);
 }
 
+TEST(a_build_runs_on_the_devices_it_has_code_for)
+{
+    CHECK(cuda_arch_runs("80 90a", 80));
+    CHECK(cuda_arch_runs("80 90a", 86));
+    CHECK(cuda_arch_runs("80  90a ", 90));
+    CHECK(cuda_arch_runs("86 89", 89));
+    CHECK(!cuda_arch_runs("80", 90));
+    CHECK(!cuda_arch_runs("80 90", 90)); // Hopper's kernels are empty without the "a"
+    CHECK(!cuda_arch_runs("86", 80));
+    CHECK(!cuda_arch_runs("80 90a", 100));
+    CHECK(!cuda_arch_runs("100", 80));
+    CHECK(!cuda_arch_runs("", 80));
+    CHECK(!cuda_arch_runs("native", 80));
+}
+
 TEST(a_device_that_is_not_there_is_refused)
 {
     NEED_GPU();
@@ -78,8 +93,8 @@ TEST(large_updates_arrive_whole)
     const struct seq_spec specs[] = {{0, 1, false}};
     pass_of(&t, specs, 1, false, 1);
     for (int32_t i = 0; i < 8; i++) {
-        t.draws[i] = (struct pass_draw){.lane = i, .pos = 130000 * (i + 1) - 2, .kind = DRAW_SCORE,
-                                        .tree_row = -1};
+        t.draws[i] = (struct pass_draw){
+            .lane = i, .pos = 130000 * (i + 1) - 2, .kind = DRAW_SCORE, .tree_row = -1};
     }
     t.pass.n_out = 1;
     t.pass.n_draws = 8;
@@ -121,8 +136,8 @@ static void toy_pass(struct toy *m, int b, const struct pass *pass)
         CHECK_EQ(be->ops->embed(be, &e), OK);
         const struct gather_args g = {m->x.t[b], m->out.t[b], shape.n_out, m->p.limits.hidden};
         CHECK_EQ(be->ops->gather(be, &g), OK);
-        const struct linear_args l = {m->head.w[b], m->out.t[b], m->logits.t[b], shape.n_out,
-                                      false, false, true};
+        const struct linear_args l = {m->head.w[b], m->out.t[b], m->logits.t[b], shape.n_out, false,
+                                      false,        true};
         CHECK_EQ(be->ops->linear(be, &l), OK);
         const struct sample_args s = {m->logits.t[b], shape.n_out, shape.n_draws,
                                       m->p.limits.vocab};
@@ -157,8 +172,8 @@ static void toy_decode(struct toy *m, int b, int32_t n_steps, int32_t *tokens)
                 t.rows[i] = (struct pass_row){i, -1, step, step};
                 t.seqs[i] = (struct pass_seq){i, i, 1, step, false};
                 t.out_rows[i] = i;
-                t.draws[i] = (struct pass_draw){.out_row = i, .lane = i, .pos = step, .keep = true,
-                                                .tree_row = -1};
+                t.draws[i] = (struct pass_draw){
+                    .out_row = i, .lane = i, .pos = step, .keep = true, .tree_row = -1};
             }
             t.pass.n_rows = t.pass.n_seqs = t.pass.n_out = t.pass.n_draws = n;
             t.pass.rows = t.rows;
