@@ -34,6 +34,9 @@ static size_t read_number(const char *path, const char *key)
 static size_t free_bytes(void)
 {
     size_t n_bytes = read_number("/proc/meminfo", "MemAvailable:") * 1024;
+    if (n_bytes == 0) { // no /proc here: nobody knows
+        n_bytes = SIZE_MAX;
+    }
     size_t limit = read_number("/sys/fs/cgroup/memory.max", "");
     size_t used = read_number("/sys/fs/cgroup/memory.current", "");
     size_t cached = read_number("/sys/fs/cgroup/memory.stat", "active_file ") +
