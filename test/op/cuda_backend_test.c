@@ -19,6 +19,7 @@ TEST(without_a_device_opening_says_why)
 
 TEST(a_build_runs_on_the_devices_it_has_code_for)
 {
+#ifdef SLUICE_CUDA
     CHECK(cuda_arch_runs("80 90a", 80));
     CHECK(cuda_arch_runs("80 90a", 86));
     CHECK(cuda_arch_runs("80  90a ", 90));
@@ -30,6 +31,9 @@ TEST(a_build_runs_on_the_devices_it_has_code_for)
     CHECK(!cuda_arch_runs("100", 80));
     CHECK(!cuda_arch_runs("", 80));
     CHECK(!cuda_arch_runs("native", 80));
+#else
+    SKIP("built without CUDA");
+#endif
 }
 
 TEST(a_device_that_is_not_there_is_refused)
