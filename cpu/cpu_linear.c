@@ -183,19 +183,20 @@ static enum status linear(struct backend *be, const struct linear_args *a,
     const struct weight *w = a->weight;
     ASSERT(w->packed && w->n_matrices == 1);
     struct linear_job job = {.cpu = cpu, .a = a, .row_bytes = cpu_row_bytes(cpu, w)};
-    for (int32_t row = 0; row < a->n_rows; row += PACK_ROWS) {
-        if (cpu_in_blocks(cpu, w, a->n_rows - row)) {
-            int32_t left = a->n_rows - row, n = left < BLOCKS_PACK_ROWS ? left : BLOCKS_PACK_ROWS;
+    for (int32_t row = 0, n; row < a->n_rows; row += n) {
+        int32_t left = a->n_rows - row;
+        if (cpu_in_blocks(cpu, w, left)) {
+            n = left < BLOCKS_PACK_ROWS ? left : BLOCKS_PACK_ROWS;
             cpu_linear_blocks(cpu, a, act, row, n);
-            row += n - PACK_ROWS;
             continue;
         }
+        n = left < PACK_ROWS ? left : PACK_ROWS;
         job.first_row = row;
-        job.n_rows = a->n_rows - row < PACK_ROWS ? a->n_rows - row : PACK_ROWS;
+        job.n_rows = n;
         bool few = w->n_tiles < 4 * (int64_t)pool_n_threads(cpu->pool);
-        job.rows_per_item = few && job.n_rows > ITEM_ROWS ? ITEM_ROWS : job.n_rows;
-        int32_t parts = (job.n_rows + job.rows_per_item - 1) / job.rows_per_item;
-        pool_run(cpu->pool, job.n_rows, pack_item, &job);
+        job.rows_per_item = few && n > ITEM_ROWS ? ITEM_ROWS : n;
+        int32_t parts = (n + job.rows_per_item - 1) / job.rows_per_item;
+        pool_run(cpu->pool, n, pack_item, &job);
         pool_run(cpu->pool, (int32_t)w->n_tiles * parts, linear_item, &job);
     }
     return OK;
