@@ -179,7 +179,7 @@ bool cuda_arch_runs(const char *archs, int32_t sm)
         if (end == p) {
             return false;
         }
-        if (special || sm == 90 ? special && arch == sm : arch / 10 == sm / 10 && arch <= sm) {
+        if (special ? arch == sm : sm != 90 && arch / 10 == sm / 10 && arch <= sm) {
             return true;
         }
         end += special;
