@@ -58,6 +58,23 @@ static enum status op_norm(struct backend *base, const struct norm_args *a)
     return OK;
 }
 
+/* What a product reads, and its size. */
+static struct gemm_args product_of(const struct linear_args *a)
+{
+    const struct weight *w = a->weight;
+    return (struct gemm_args){
+        .x = a->x.mem.p,
+        .weight = w->data,
+        .x_dtype = a->x.dtype,
+        .w_dtype = w->dtype,
+        .n_rows = a->n_rows,
+        .n_out = (int32_t)w->n_out,
+        .n_in = (int32_t)w->n_in,
+        .x_stride = a->x.stride,
+        .n_batch = 1,
+    };
+}
+
 static enum status op_linear(struct backend *base, const struct linear_args *a)
 {
     struct cuda *be = cuda_of(base);
@@ -66,25 +83,15 @@ static enum status op_linear(struct backend *base, const struct linear_args *a)
     if (!w || !fits(a->x, (int32_t)w->n_in) || !fits(a->y, (int32_t)w->n_out)) {
         return ERR_INVALID;
     }
-    const struct gemm_args g = {
-        .x = a->x.mem.p,
-        .weight = w->data,
-        .y = a->y.mem.p,
-        .bias = a->partial ? NULL : w->bias,
-        .bias_act = a->partial ? NULL : w->bias_act,
-        .x_dtype = a->x.dtype,
-        .w_dtype = w->dtype,
-        .y_dtype = a->y.dtype,
-        .n_rows = a->n_rows,
-        .n_out = (int32_t)w->n_out,
-        .n_in = (int32_t)w->n_in,
-        .x_stride = a->x.stride,
-        .y_stride = a->y.stride,
-        .accumulate = a->accumulate,
-        .may_split = !w->joined && (be->options.n_ranks == 1 || !a->partial),
-        .joined = (bool *)&w->joined, // what is learnt of a weight, which is constant otherwise
-        .n_batch = 1,
-    };
+    struct gemm_args g = product_of(a);
+    g.y = a->y.mem.p;
+    g.y_dtype = a->y.dtype;
+    g.y_stride = a->y.stride;
+    g.bias = a->partial ? NULL : w->bias;
+    g.bias_act = a->partial ? NULL : w->bias_act;
+    g.accumulate = a->accumulate;
+    g.may_split = !w->joined && (be->options.n_ranks == 1 || !a->partial);
+    g.joined = (bool *)&w->joined; // what is learnt of a weight, which is constant otherwise
     return cuda_gemm(be, &g);
 }
 
@@ -225,23 +232,12 @@ static enum status op_linear_act(struct backend *base, const struct linear_args 
     struct cuda *be = cuda_of(base);
     TRY(ready(be));
     if (may_be_gated(l, a)) {
-        const struct weight *w = l->weight;
-        const struct gemm_args g = {
-            .x = l->x.mem.p,
-            .weight = w->data,
-            .y = a->out.mem.p,
-            .bias = w->bias,
-            .x_dtype = l->x.dtype,
-            .w_dtype = w->dtype,
-            .y_dtype = a->out.dtype,
-            .n_rows = l->n_rows,
-            .n_out = (int32_t)w->n_out,
-            .n_in = (int32_t)w->n_in,
-            .x_stride = l->x.stride,
-            .y_stride = a->out.stride,
-            .n_batch = 1,
-            .gated = true,
-        };
+        struct gemm_args g = product_of(l);
+        g.y = a->out.mem.p;
+        g.y_dtype = a->out.dtype;
+        g.y_stride = a->out.stride;
+        g.bias = l->weight->bias;
+        g.gated = true;
         enum status st = OK;
         if (cuda_gemm_gated(be, &g, &st)) {
             return st;
