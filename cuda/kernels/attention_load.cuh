@@ -9,6 +9,23 @@
 
 #if HAVE_SM90A
 
+/* By one thread, before others wait: each slot of the ring is filled by one and freed by the
+ * computers' warps. */
+template <typename S> __device__ __forceinline__ void ring_init(uint64_t *full, uint64_t *empty)
+{
+    for (int i = 0; i < S::SLOTS; i++) {
+        barrier_init(&full[i], 1);
+        barrier_init(&empty[i], 8);
+    }
+}
+
+__device__ __forceinline__ void maps_prefetch(const struct attention_maps &map)
+{
+    tensor_map_prefetch(&map.page);
+    tensor_map_prefetch(&map.part);
+    tensor_map_prefetch(&map.queries);
+}
+
 template <int NB> struct kv_loader {
     const struct attention_params &p;
     const struct attention_maps *map;

@@ -46,18 +46,13 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     uint64_t *q_full = empty + S::SLOTS, *q_empty = q_full + 2;
     struct attention_unit *note = (struct attention_unit *)(q_empty + 2);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < S::SLOTS; i++) {
-            barrier_init(&full[i], 1);
-            barrier_init(&empty[i], 8); // the computers' warps
-        }
+        ring_init<S>(full, empty);
         for (int i = 0; i < 2; i++) {
             barrier_init(&q_full[i], 1);
             barrier_init(&q_empty[i], 4); // a computer's warps
         }
         barrier_init_done();
-        tensor_map_prefetch(&map.page);
-        tensor_map_prefetch(&map.part);
-        tensor_map_prefetch(&map.queries);
+        maps_prefetch(map);
     }
     __syncthreads();
     /* The plan, the tables and older keys were there before the kernel ahead began, so they are

@@ -34,16 +34,11 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     uint64_t *full = (uint64_t *)(slots + S::SLOTS * S::SLOT_BYTES), *empty = full + S::SLOTS;
     uint64_t *q_full = empty + S::SLOTS;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < S::SLOTS; i++) {
-            barrier_init(&full[i], 1);
-            barrier_init(&empty[i], 8); // the computers' warps
-        }
+        ring_init<S>(full, empty);
         barrier_init(&q_full[0], 1);
         barrier_init(&q_full[1], 1);
         barrier_init_done();
-        tensor_map_prefetch(&map.page);
-        tensor_map_prefetch(&map.part);
-        tensor_map_prefetch(&map.queries);
+        maps_prefetch(map);
     }
     __syncthreads();
     /* The plan, the tables and older keys were there before the kernel ahead began, so they are
