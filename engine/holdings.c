@@ -160,7 +160,7 @@ void holdings_preempt(struct scheduler *s, struct plan *p, struct sequence *othe
     other->n_drafts = 0;
     other->request->n_preemptions++;
     s->n_waiting++;
-    s->waiting_tokens += other->n_known;
+    s->waiting_tokens += other->n_prompt;
     s->n_preemptions++;
 }
 

@@ -139,7 +139,7 @@ static void begin(struct scheduler *s, struct plan *p, struct sequence *seq, int
     holdings_enter(s, seq, seq->n_known / s->limits.block_tokens, NODE_PENDING);
     s->n_running++;
     s->n_waiting--;
-    s->waiting_tokens -= seq->n_known;
+    s->waiting_tokens -= seq->n_prompt;
     if (!seq->was_admitted) {
         seq->was_admitted = true;
         s->prefix_queries += seq->n_prompt;
@@ -234,7 +234,7 @@ static void fork_siblings(struct scheduler *s, struct plan *p, int32_t entry)
         c->n_entered = n_full < leader->n_entered ? n_full : leader->n_entered;
         s->n_running++;
         s->n_waiting--;
-        s->waiting_tokens -= c->n_known;
+        s->waiting_tokens -= c->n_prompt;
         s->prefix_queries += c->n_prompt;
         s->prefix_hits += c->n_prompt;
         holdings_grant(s, p, c, true);
@@ -536,7 +536,7 @@ bool scheduler_retire(struct scheduler *s, struct sequence *seq)
     ASSERT(seq->state == SEQ_WAITING || seq->state == SEQ_RUNNING);
     if (seq->state == SEQ_WAITING) {
         s->n_waiting--;
-        s->waiting_tokens -= seq->n_known;
+        s->waiting_tokens -= seq->n_prompt;
     }
     seq->state = SEQ_RETIRING;
     if (seq->n_inflight > 0) {
@@ -604,12 +604,14 @@ void scheduler_check(const struct scheduler *s)
     kv_pool_check(&s->pool);
     int32_t *held = xcalloc((size_t)s->limits.n_blocks, sizeof *held);
     int32_t n_lanes = 0, n_running = 0, n_waiting = 0, n_live = 0;
+    int64_t waiting_tokens = 0;
     for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {
         ASSERT(q->next->prev == q);
         ASSERT(q->next == &s->order || sequence_comes_before(q, q->next));
         n_live++;
         n_running += q->state == SEQ_RUNNING || (q->state == SEQ_RETIRING && q->lane >= 0);
         n_waiting += q->state == SEQ_WAITING;
+        waiting_tokens += q->state == SEQ_WAITING ? q->n_prompt : 0;
         n_lanes += q->lane >= 0;
         ASSERT(q->n_computed <= sequence_future(q) + q->n_verifying);
         const int32_t *blocks =
@@ -627,6 +629,7 @@ void scheduler_check(const struct scheduler *s)
     }
     ASSERT(n_lanes + s->n_free_lanes == s->limits.max_lanes);
     ASSERT(n_running == s->n_running && n_waiting == s->n_waiting);
+    ASSERT(waiting_tokens == s->waiting_tokens);
     ASSERT(n_live + s->n_free_sequences == s->limits.max_sequences);
     free(held);
 }
