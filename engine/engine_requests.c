@@ -159,7 +159,17 @@ static void accept_request(struct engine *e, struct engine_request *r)
     }
 }
 
-static void take_messages(struct engine *e)
+static void accept_all(struct engine *e, struct queue_link *list)
+{
+    while (list) {
+        struct engine_request *r = (struct engine_request *)list;
+        list = list->next;
+        accept_request(e, r);
+    }
+}
+
+/* The messages so far, which are e->taking then. */
+static size_t take_messages(struct engine *e)
 {
     pthread_mutex_lock(&e->message_lock);
     struct message *list = e->messages;
@@ -170,29 +180,33 @@ static void take_messages(struct engine *e)
     e->taking = list;
     e->taking_cap = cap;
     pthread_mutex_unlock(&e->message_lock);
-    for (size_t i = 0; i < n; i++) {
-        if (list[i].kind == MESSAGE_RESET_CACHE) {
-            prefix_cache_reset(&e->scheduler.cache);
-            continue;
-        }
-        struct engine_request *r = e->live[live_slot(e, list[i].order)];
-        if (r) {
-            requests_end(e, r, list[i].sample,
-                         list[i].kind == MESSAGE_STOP ? FINISH_STOP : FINISH_CANCELLED);
-        }
+    return n;
+}
+
+static void obey(struct engine *e, const struct message *m)
+{
+    if (m->kind == MESSAGE_RESET_CACHE) {
+        prefix_cache_reset(&e->scheduler.cache);
+        return;
+    }
+    struct engine_request *r = e->live[live_slot(e, m->order)];
+    if (r) { // else it has ended meanwhile
+        requests_end(e, r, m->sample,
+                     m->kind == MESSAGE_STOP ? FINISH_STOP : FINISH_CANCELLED);
     }
 }
 
 void requests_take(struct engine *e, int64_t timeout_ns)
 {
-    struct queue_link *list =
-        timeout_ns == 0 ? queue_take_all(&e->inbox) : queue_wait_all(&e->inbox, timeout_ns);
-    while (list) {
-        struct engine_request *r = (struct engine_request *)list;
-        list = list->next;
-        accept_request(e, r);
+    accept_all(e, timeout_ns == 0 ? queue_take_all(&e->inbox)
+                                  : queue_wait_all(&e->inbox, timeout_ns));
+    size_t n = take_messages(e);
+    if (n > 0) { // one may be about a request that came since
+        accept_all(e, queue_take_all(&e->inbox));
     }
-    take_messages(e);
+    for (size_t i = 0; i < n; i++) {
+        obey(e, &e->taking[i]);
+    }
 }
 
 void requests_expire(struct engine *e, int64_t now_ns)

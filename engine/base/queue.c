@@ -39,7 +39,6 @@ static struct queue_link *take_locked(struct queue *q)
     struct queue_link *list = q->head;
     q->head = NULL;
     q->tail = &q->head;
-    q->woken = false;
     return list;
 }
 
@@ -70,6 +69,7 @@ struct queue_link *queue_wait_all(struct queue *q, int64_t timeout_ns)
                             : pthread_cond_timedwait(&q->not_empty, &q->lock, &until);
     }
     struct queue_link *list = take_locked(q);
+    q->woken = false;
     pthread_mutex_unlock(&q->lock);
     return list;
 }

@@ -16,7 +16,7 @@ struct queue {
     pthread_mutex_t lock;
     pthread_cond_t not_empty;
     struct queue_link *head, **tail;
-    bool woken; // queue_wake was called since the last take
+    bool woken; // queue_wake was called since the last wait
 };
 
 void queue_init(struct queue *q);
@@ -31,7 +31,7 @@ struct queue_link *queue_take_all(struct queue *q);
 /* As above, but waits up to timeout_ns for an item or a wake (negative: for ever). */
 struct queue_link *queue_wait_all(struct queue *q, int64_t timeout_ns);
 
-/* Ends a wait without an item. */
+/* Ends the wait under way, or the next one, without an item. */
 void queue_wake(struct queue *q);
 
 #endif

@@ -3,6 +3,8 @@
 #include "test/sim/bed.h"
 #include "test/sim/count_malloc.h"
 
+#include <pthread.h>
+
 TEST(a_prompt_that_can_never_fit_is_refused_with_both_lengths)
 {
     struct bed b = {0};
@@ -139,6 +141,48 @@ TEST(what_a_cancelled_request_was_computing_is_right_or_not_found)
         CHECK_EQ(b.control.n_wrong, 0);
         stop(&b);
     }
+}
+
+/* Another thread's requests, each cancelled as soon as it was submitted. */
+struct hasty {
+    struct bed *b;
+    int32_t n;
+    _Atomic bool sent;
+};
+
+static void *submit_and_cancel(void *arg)
+{
+    struct hasty *h = arg;
+    for (int32_t i = 0; i < h->n; i++) {
+        submit(h->b, &requests[i]);
+        engine_cancel(h->b->e, &requests[i].r);
+    }
+    atomic_store(&h->sent, true);
+    return NULL;
+}
+
+TEST(a_cancel_right_behind_its_submit_is_never_lost)
+{
+    enum { ROUNDS = 300, N = 16 };
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 2000);
+    REQUIRE(start(&b, &o));
+    for (int32_t round = 0; round < ROUNDS && check_failures == 0; round++) {
+        struct hasty h = {.b = &b, .n = N};
+        pthread_t thread;
+        for (int32_t i = 0; i < N; i++) {
+            make(i, 0, 20, MAX_OUT)->r.n = 8;
+        }
+        REQUIRE(pthread_create(&thread, NULL, submit_and_cancel, &h) == 0);
+        for (int32_t rest = 4; rest > 0; rest -= atomic_load(&h.sent)) { // steps in flight end, too
+            engine_turn(b.e);
+            engine_drain(b.e, on_event, &b);
+        }
+        pthread_join(thread, NULL);
+        CHECK_EQ(b.n_done, N);
+        b.n_done = 0;
+    }
+    stop(&b);
 }
 
 TEST(siblings_store_the_prompt_once_and_draw_each_their_own)
