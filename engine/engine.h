@@ -57,7 +57,7 @@ struct engine_request {
     const int32_t *prompt; // [n_prompt], at least 1
     int32_t n_prompt;
     struct sampling_params params;
-    int32_t n;                     // samples; seeds are params.seed + index
+    int32_t n;                     // samples, at most MAX_SAMPLES; seeds are params.seed + index
     struct engine_output *outputs; // [n]
     int32_t priority;              // lower comes first
     const char *cache_salt;        // requests share cached blocks only under equal salts; NULL: none
@@ -124,6 +124,7 @@ struct engine_info {
     char model_type[32];
     enum dtype dtype;
     int32_t vocab, hidden, max_model_len, block_tokens, n_blocks, max_num_seqs, max_rows;
+    int32_t max_sequences; // samples that wait or run at once, of all requests together
     int32_t n_eos;
     int32_t eos[MAX_EOS]; // generation_config.json and config.json together
     struct sampling_params defaults; // of generation_config.json
@@ -161,7 +162,8 @@ const struct engine_info *engine_info(const struct engine *e);
 enum status engine_follow(struct engine *e, struct err *err);
 
 /* Takes the request. ERR_BUSY: the queue is full. ERR_INVALID with `err` set: it can never run
- * (too long for the model or the pool, params out of range). On failure it stays the caller's. */
+ * (too long for the model or the pool, more samples than the engine holds, params out of range).
+ * On failure it stays the caller's. */
 enum status engine_submit(struct engine *e, struct engine_request *r, struct err *err);
 
 /* Messages; harmless when the request or sample has ended meanwhile, but not after its terminal

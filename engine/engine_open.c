@@ -309,6 +309,7 @@ static enum status size_blocks(struct engine *e, struct err *err)
     }
     bool cpu = on_cpu(&facts);
     info->max_num_seqs = pick(e->options.max_num_seqs, cpu ? 64 : 256);
+    info->max_sequences = pick(e->options.max_waiting, 4096) + info->max_num_seqs;
     info->max_rows = pick(e->options.max_num_batched_tokens, cpu ? 2048 : 8192);
     if (info->max_rows <= info->max_num_seqs) {
         info->max_rows = info->max_num_seqs + 1; // the first in order always gets a row
@@ -336,7 +337,7 @@ static void limits_of(const struct engine *e, struct scheduler_limits *out)
         .max_out = max_out,
         .max_draws = max_out + info->max_num_seqs,
         .max_lanes = info->max_num_seqs,
-        .max_sequences = pick(e->options.max_waiting, 4096) + info->max_num_seqs,
+        .max_sequences = info->max_sequences,
         .max_len = info->max_model_len,
         .n_blocks = info->n_blocks,
         .block_tokens = info->block_tokens,

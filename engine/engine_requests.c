@@ -245,9 +245,13 @@ enum status engine_submit(struct engine *e, struct engine_request *r, struct err
         return err_set(err, ERR_DEVICE, "the engine is not running");
     }
     bool draws = r->pool == POOL_NONE && r->params.max_tokens > 0;
-    if (r->n_prompt < 1 || r->n < 1 || r->n > 128) {
-        return err_set(err, ERR_INVALID,
-                       r->n_prompt < 1 ? "the prompt is empty" : "n must be from 1 to 128");
+    if (r->n_prompt < 1) {
+        return err_set(err, ERR_INVALID, "the prompt is empty");
+    }
+    int32_t most = e->info.max_sequences;
+    most = most < MAX_SAMPLES ? most : MAX_SAMPLES;
+    if (r->n < 1 || r->n > most) {
+        return err_set(err, ERR_INVALID, "n is %d; it must be from 1 to %d", r->n, most);
     }
     if (r->n_prompt + draws > e->info.max_model_len) {
         return err_set(err, ERR_INVALID,
@@ -262,8 +266,7 @@ enum status engine_submit(struct engine *e, struct engine_request *r, struct err
         }
     }
     TRY(sampling_params_check(&r->params, e->info.vocab, err));
-    int64_t most = e->scheduler.limits.max_sequences;
-    if (atomic_fetch_add(&e->n_reserved, r->n) + r->n > most) {
+    if (atomic_fetch_add(&e->n_reserved, r->n) + r->n > e->info.max_sequences) {
         atomic_fetch_sub(&e->n_reserved, r->n);
         return err_set(err, ERR_BUSY, "the queue is full");
     }

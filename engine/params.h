@@ -15,6 +15,7 @@ extern "C" {
 
 enum {
     MAX_TOP_LOGPROBS = 20, // OpenAI's bound
+    MAX_SAMPLES = 128,     // OpenAI's bound of n
     MAX_STOP_IDS = 64,     // chosen: the model's own and a request's
     MAX_EOS = 16,          // chosen: ids that end a text; further ones of a config are passed over
     MAX_BIAS = 1024,      // entries of logit_bias

@@ -136,6 +136,12 @@ static bool admit(struct api_call *c, struct api_error *e)
     for (size_t i = 0; i < c->request.n_prompts; i++) {
         tokens += c->request.prompts[i].n;
     }
+    int32_t most = c->request.model->info->max_sequences;
+    if (sequences > most) {
+        return api_error_set(e, 400, "invalid_value", NULL,
+                             "This request asks for %lld samples, of all prompts together; at most "
+                             "%d may wait and run at once here.", (long long)sequences, most);
+    }
     bool waits = s.n_waiting > 0; // a single large request must not be refused for ever
     bool full = s.n_waiting + sequences > config->max_num_queued_reqs && waits;
     bool heavy = s.waiting_tokens + tokens > config->max_num_queued_tokens && waits;

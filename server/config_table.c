@@ -1,5 +1,7 @@
 #include "server/config_table.h"
 
+#include "engine/params.h"
+
 #define AT(field) offsetof(struct config, field)
 #define ROW(option, kind, field, first, text)                                                      \
     .name = option, .type = kind, .offset = AT(field), .initial = first, .help = text
@@ -115,8 +117,9 @@ const struct option_row option_rows[] = {
     {ROW("overload-status", OPTION_INT, overload_status, "503", "status of such a refusal"),
      .min = 429, .max = 503},
     {ROW("max-logprobs", OPTION_INT, max_logprobs, "20", "logprobs and top_logprobs"), .min = 0,
-     .max = 20},
-    {ROW("max-n", OPTION_INT, max_n, "128", "samples of one prompt"), .min = 1, .max = 1024},
+     .max = MAX_TOP_LOGPROBS},
+    {ROW("max-n", OPTION_INT, max_n, "128", "samples of one prompt"), .min = 1,
+     .max = MAX_SAMPLES},
     {ROW("max-stop", OPTION_INT, max_stop, "16", "stop strings of one request"), .min = 0,
      .max = 64},
     {ROW("max-prompts", OPTION_INT, max_prompts, "1024", "prompts of one request"), .min = 1,

@@ -217,7 +217,7 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
     e->options = *options;
     e->info = (struct engine_info){
         .model_type = "fake", .vocab = 4096, .hidden = 8, .max_model_len = 2048,
-        .block_tokens = 16, .n_blocks = 100, .max_num_seqs = 64, .n_eos = 1, .eos = {2},
+        .block_tokens = 16, .n_blocks = 100, .max_num_seqs = 64, .max_sequences = MAX_REQUESTS, .n_eos = 1, .eos = {2},
         .device = "fake", .defaults = sampling_params_default(),
     };
     e->lanes = number("FAKE_LANES", 64);

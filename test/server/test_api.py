@@ -543,6 +543,17 @@ def test_overload_is_refused_with_retry_after():
             c.close()
 
 
+def test_more_samples_than_the_engine_ever_holds_are_no_overload():
+    """Whoever is told to come back later would come for ever."""
+    with Server(real=True, max_num_queued_reqs=2, max_num_seqs=2, max_n=4) as s:  # room for 2 * 2 + 4, and for 2 that run
+        assert s.complete(["x"] * 10, max_tokens=2).status == 200
+        for prompts, n in ((11, 1), (4, 3)):
+            r = s.complete(["x"] * prompts, n=n, max_tokens=2)
+            assert r.status == 400 and "at most 10" in r.error["message"] and "retry-after" not in r.headers
+        r = s.post("/v1/embeddings", {"input": ["x"] * 11})
+        assert r.status == 400 and "at most 10" in r.error["message"]
+
+
 def test_keys_and_their_scopes():
     with tempfile.NamedTemporaryFile("w", delete=False) as f:
         f.write("# keys\nuser-key\nops-key admin,metrics ops\n")

@@ -16,6 +16,26 @@ TEST(a_prompt_that_can_never_fit_is_refused_with_both_lengths)
     stop(&b);
 }
 
+/* It would be told for ever that the queue is full. */
+TEST(more_samples_than_there_is_room_for_are_refused)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 100);
+    o.max_num_seqs = 2;
+    o.max_waiting = 3;
+    REQUIRE(start(&b, &o));
+    struct err err;
+    struct test_request *q = make(0, 0, 20, 1);
+    q->r.n = 6;
+    CHECK_EQ(engine_submit(b.e, &q->r, &err), ERR_INVALID);
+    CHECK(strstr(err.text, "6") && strstr(err.text, "5"));
+    q->r.n = 5;
+    submit(&b, q);
+    CHECK_EQ(engine_submit(b.e, &make(1, 0, 20, 1)->r, &err), ERR_BUSY);
+    run(&b, 1, 100);
+    stop(&b);
+}
+
 TEST(many_requests_with_one_unseen_prefix_compute_it_once)
 {
     struct bed b = {0};
