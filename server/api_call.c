@@ -451,8 +451,7 @@ static void observe_done(struct api_call *c, const struct engine_request *r)
 
 static void finish_if_complete(struct api_call *c)
 {
-    bool pools = c->request.kind == API_EMBEDDINGS;
-    if (c->req && (pools ? c->n_done == c->n_requests : c->n_finished == c->n_choices)) {
+    if (c->req && (c->request.pools ? c->n_done == c->n_requests : c->n_finished == c->n_choices)) {
         log_end(c);
         c->format->end(c);
         let_go(c);
@@ -467,7 +466,7 @@ static void on_event(struct engine_request *r, void *arg)
     if (c->req && (done || c->request.stream)) {
         put_head_lines(c, now_ns);
     }
-    if (c->req && c->request.kind != API_EMBEDDINGS) {
+    if (c->req && c->request.generates) {
         progress(c, r, now_ns);
     }
     if (done) {

@@ -19,6 +19,7 @@ enum api_kind {
     API_RESPONSES_INPUT_TOKENS,
     API_TOKENIZE,
     API_DETOKENIZE,
+    N_API_KINDS,
 };
 
 struct api_prompt {
@@ -38,6 +39,7 @@ struct api_request {
 
     /* Result. */
     struct api_error error; // status 0: all is well
+    bool generates, pools;  // by kind, see prepare.c; neither: only the prompts' ids are wanted
     struct arena arena;     // holds what follows
     struct api_body body;
     const char *model_name;

@@ -100,7 +100,7 @@ static bool make_requests(struct api_call *c, struct api_error *e)
         q->priority = r->priority;
         q->cache_salt = r->cache_salt;
         q->user = c;
-        if (r->kind == API_EMBEDDINGS) {
+        if (r->pools) {
             q->pool = r->model->pooling;
             q->pooled = mem_try_calloc((size_t)r->model->info->hidden, sizeof(float));
             if (!q->pooled) {

@@ -5,13 +5,25 @@
 
 enum { ARENA_MAX_BYTES = 256 << 20 }; // chosen: 16 times the default --max-body-bytes
 
+/* What an endpoint asks for: who reads its body, the members that text and messages come from, and
+ * what its prompts are for. Those that neither generate nor pool only want their token ids. */
+static const struct kind {
+    bool (*read)(struct api_request *r);
+    const char *text, *messages; // both NULL: it has no prompts
+    bool generates, pools;
+} kinds[] = {
+    [API_CHAT] = {request_read_chat, NULL, "messages", .generates = true},
+    [API_COMPLETIONS] = {request_read_completion, "prompt", NULL, .generates = true},
+    [API_EMBEDDINGS] = {request_read_embeddings, "input", NULL, .pools = true},
+    [API_RESPONSES] = {request_read_responses, NULL, "input", .generates = true},
+    [API_RESPONSES_INPUT_TOKENS] = {request_read_responses, NULL, "input"},
+    [API_TOKENIZE] = {request_read_tokenize, "prompt", "messages"},
+    [API_DETOKENIZE] = {request_read_detokenize, NULL, NULL},
+};
+
 static const char *prompt_key(const struct api_request *r)
 {
-    return r->messages ? (r->kind == API_RESPONSES || r->kind == API_RESPONSES_INPUT_TOKENS
-                              ? "input"
-                              : "messages")
-           : r->kind == API_EMBEDDINGS ? "input"
-                                       : "prompt";
+    return r->messages ? kinds[r->kind].messages : kinds[r->kind].text;
 }
 
 /* Fewer tokens than bytes / longest are impossible: such a prompt is refused before the work. */
@@ -78,8 +90,7 @@ static bool tokenise(struct api_request *r)
 static bool template_failed(struct api_request *r, enum status st, const struct err *err)
 {
     if (st == ERR_INVALID || st == ERR_LIMIT || st == ERR_FORMAT || st == ERR_UNSUPPORTED) {
-        return api_error_set(&r->error, 400, "invalid_messages",
-                             r->kind == API_RESPONSES ? "input" : "messages", "%s", err->text);
+        return api_error_set(&r->error, 400, "invalid_messages", prompt_key(r), "%s", err->text);
     }
     return api_error_set(&r->error, 500, "internal_error", NULL, "The chat template failed.");
 }
@@ -149,7 +160,7 @@ static bool check_ids(struct api_request *r, const struct api_prompt *p)
 static void truncate_prompt(const struct api_request *r, struct api_prompt *p, int64_t context)
 {
     int64_t keep = r->truncate < 0 ? context - (r->max_is_asked ? r->max_tokens : 1) : r->truncate;
-    if (r->kind == API_EMBEDDINGS && r->truncate < 0) {
+    if (r->pools && r->truncate < 0) {
         keep = context;
     }
     if (r->truncate != 0 && keep > 0 && p->n > keep) {
@@ -162,7 +173,6 @@ static void truncate_prompt(const struct api_request *r, struct api_prompt *p, i
 static bool fit(struct api_request *r, struct api_prompt *p)
 {
     int64_t context = r->model->info->max_model_len;
-    bool generates = r->kind == API_CHAT || r->kind == API_COMPLETIONS || r->kind == API_RESPONSES;
     truncate_prompt(r, p, context);
     if (p->n == 0) {
         return api_error_set(&r->error, 400, "invalid_value", prompt_key(r),
@@ -170,10 +180,10 @@ static bool fit(struct api_request *r, struct api_prompt *p)
     }
     int64_t wanted = r->has_max_tokens ? r->max_tokens : 1;
     int64_t room = context - p->n;
-    if (r->kind == API_TOKENIZE || r->kind == API_RESPONSES_INPUT_TOKENS) {
+    if (!r->generates && !r->pools) {
         return true;
     }
-    if (!generates) {
+    if (r->pools) {
         return room >= 0 ? true
                          : api_context_exceeded(&r->error, prompt_key(r), context, p->n, 0);
     }
@@ -191,26 +201,15 @@ static bool fit(struct api_request *r, struct api_prompt *p)
     return true;
 }
 
-static bool read_body(struct api_request *r)
-{
-    switch (r->kind) {
-    case API_CHAT: return request_read_chat(r);
-    case API_COMPLETIONS: return request_read_completion(r);
-    case API_EMBEDDINGS: return request_read_embeddings(r);
-    case API_RESPONSES:
-    case API_RESPONSES_INPUT_TOKENS: return request_read_responses(r);
-    case API_TOKENIZE: return request_read_tokenize(r);
-    case API_DETOKENIZE: return request_read_detokenize(r);
-    }
-    return false;
-}
-
 void prepare_request(struct api_request *r)
 {
+    const struct kind *kind = &kinds[r->kind];
+    r->generates = kind->generates;
+    r->pools = kind->pools;
     arena_init(&r->arena, ARENA_MAX_BYTES);
     ids_init(&r->ids, 16 << 20);
-    if (!body_open(&r->body, r->text, r->n_bytes, &r->arena, &r->error) || !read_body(r) ||
-        r->kind == API_DETOKENIZE) {
+    if (!body_open(&r->body, r->text, r->n_bytes, &r->arena, &r->error) || !kind->read(r) ||
+        (!kind->text && !kind->messages)) {
         return;
     }
     if (!(r->messages ? render(r) : tokenise(r))) {

@@ -30,8 +30,8 @@ static void check_runs(const struct api_request *r)
         p.max_tokens = r->prompts[i].max_tokens;
         ASSERT(r->prompts[i].n > 0);
         ASSERT(sampling_params_check(&p, info.vocab, NULL) == OK);
-        bool generates = r->kind < API_RESPONSES_INPUT_TOKENS;
-        ASSERT(!generates || r->prompts[i].n + p.max_tokens <= info.max_model_len);
+        bool runs = r->generates || r->pools;
+        ASSERT(!runs || r->prompts[i].n + p.max_tokens <= info.max_model_len);
     }
 }
 
@@ -46,7 +46,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     char *text = malloc(size);
     memcpy(text, data + 1, size - 1);
     text[size - 1] = '\0'; // as http_body has it
-    struct api_request r = {.kind = (enum api_kind)(data[0] % 7), .model = &model, .text = text,
+    struct api_request r = {.kind = (enum api_kind)(data[0] % N_API_KINDS), .model = &model, .text = text,
                             .n_bytes = size - 1, .seed = 1};
     prepare_request(&r);
     if (r.error.status) {

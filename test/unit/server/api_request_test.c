@@ -329,6 +329,22 @@ TEST(template_variables_are_joined)
     DONE();
 }
 
+/* Where the template is the one to refuse, the endpoint's own member is named. */
+TEST(messages_that_the_template_refuses)
+{
+    static const char strict[] = "{{ raise_exception('no') }}";
+    struct err err;
+    open_model();
+    struct chat_template *own = model.template;
+    REQUIRE(chat_template_compile(strict, strlen(strict), "strict", &model.template, &err) == OK);
+    REFUSES(API_CHAT, "{" HI "}", "invalid_messages", "messages");
+    REFUSES(API_TOKENIZE, "{" HI "}", "invalid_messages", "messages");
+    REFUSES(API_RESPONSES, "{\"input\":\"a\"}", "invalid_messages", "input");
+    REFUSES(API_RESPONSES_INPUT_TOKENS, "{\"input\":\"a\"}", "invalid_messages", "input");
+    chat_template_free(model.template);
+    model.template = own;
+}
+
 /* Broken and mixed bodies: nothing may crash, and each refusal has its words. */
 TEST(mutated_bodies_never_crash)
 {
