@@ -97,7 +97,7 @@ static void put_echo(struct buf *text, const struct api_choice *ch)
     if (p->text) {
         buf_puts(text, p->text);
     } else if (r->output.tok) {
-        tokenizer_decode(r->output.tok, p->ids, (size_t)p->n, false, text);
+        tokenizer_decode(r->output.tok, p->ids, (size_t)p->n, r->output.skip_special, text);
     }
 }
 

@@ -25,7 +25,7 @@ enum api_kind {
 struct api_prompt {
     const int32_t *ids;
     int32_t n;
-    const char *text; // as given or rendered, NUL behind it; NULL if ids were given
+    const char *text; // as given or rendered, NUL behind it; NULL if ids were given, or it was cut
     int32_t max_tokens;
 };
 

@@ -166,6 +166,7 @@ static void truncate_prompt(const struct api_request *r, struct api_prompt *p, i
     if (r->truncate != 0 && keep > 0 && p->n > keep) {
         p->ids += r->truncate_left ? p->n - keep : 0;
         p->n = (int32_t)keep;
+        p->text = NULL; // it has more than is computed now
     }
 }
 

@@ -136,6 +136,11 @@ def test_completions_forms_and_echo(server):
         assert all(t in top for t, top in list(zip(l["tokens"], l["top_logprobs"]))[1:])
         assert "".join(l["tokens"]) == c["text"]
         assert [c["text"][o:o + len(t)] for o, t in zip(l["text_offset"], l["tokens"])] == l["tokens"]
+    # What is echoed is what was computed, and offsets count its characters: no special tokens, nothing that was cut.
+    for prompt, more, text in (([4083, 5, 6], {}, "&'"), ("a b c d", {"truncate_prompt_tokens": 2}, " c d")):
+        c = server.complete(prompt, max_tokens=1, echo=True, logprobs=0, **more).json()["choices"][0]
+        shown = [(o, t) for o, t in zip(c["logprobs"]["text_offset"], c["logprobs"]["tokens"]) if t != "<|begin_of_text|>"]
+        assert c["text"].startswith(text) and [c["text"][o:o + len(t)] for o, t in shown] == [t for _, t in shown]
     r = server.complete("hello", max_tokens=0, echo=True).json()["choices"][0]
     assert r["text"] == "hello" and r["finish_reason"] == "length"
     r = server.complete([5, 6], max_tokens=3, return_token_ids=True).json()["choices"][0]
