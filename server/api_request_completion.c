@@ -127,7 +127,9 @@ bool request_read_embeddings(struct api_request *r)
     body_bool(&r->body, "normalize", &r->normalize);
     body_bool(&r->body, "use_activation", &r->normalize); // vLLM's word for the same
     r->add_special = r->has_add_special ? r->add_special : true;
-    r->stream = false;
+    r->stream = r->params.prompt_logprobs = false; // nothing is drawn
+    r->params.min_tokens = 0;
+    r->n = 1;
     return r->error.status == 0 && read_prompts(r, "input", 2048) &&
            refuse_empty(r, "input");
 }

@@ -329,6 +329,16 @@ TEST(template_variables_are_joined)
     DONE();
 }
 
+/* Members that other endpoints know cost nothing where they mean nothing. */
+TEST(an_embedding_has_one_sample)
+{
+    ACCEPTS(API_EMBEDDINGS, "{\"input\":[\"a\",\"b\"],\"n\":7,\"prompt_logprobs\":3,\"min_tokens\":5}");
+    CHECK_EQ(r.n, 1);
+    CHECK(!r.params.prompt_logprobs);
+    CHECK(r.pools && r.n_prompts == 2);
+    DONE();
+}
+
 /* Where the template is the one to refuse, the endpoint's own member is named. */
 TEST(messages_that_the_template_refuses)
 {
