@@ -221,6 +221,9 @@ void prepare_request(struct api_request *r)
             return;
         }
     }
+    if (!r->generates && !r->pools) {
+        return;
+    }
     struct sampling_params p = r->params;
     struct err err = {""};
     p.max_tokens = r->n_prompts > 0 ? r->prompts[0].max_tokens : 1;

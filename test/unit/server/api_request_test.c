@@ -339,6 +339,13 @@ TEST(an_embedding_has_one_sample)
     DONE();
 }
 
+TEST(what_would_be_sampled_is_nothing_to_a_count)
+{
+    ACCEPTS(API_TOKENIZE, "{" HI ",\"min_tokens\":5,\"max_tokens\":9}");
+    CHECK(!r.generates && !r.pools && r.prompts[0].n > 0);
+    DONE();
+}
+
 /* Where the template is the one to refuse, the endpoint's own member is named. */
 TEST(messages_that_the_template_refuses)
 {
