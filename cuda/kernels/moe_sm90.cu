@@ -244,6 +244,7 @@ template <typename T, int KIND> struct computer {
         for (int i = blockIdx.x / 2; i < n; i += gridDim.x / 2) {
             barrier_wait(&s->full[at.slot], at.parity);
             const struct piece u = s->piece[at.slot];
+            __syncwarp(); // two lanes release the slot for all
             if (group * HALF_ROWS >= u.n_rows) {
                 skip();
                 continue;
