@@ -46,14 +46,19 @@ static enum status op_embed(struct backend *base, const struct embed_args *a)
     return OK;
 }
 
+static enum status norm_ok(const struct norm_args *a)
+{
+    const bool short_vector = (a->weight && vector_length(a->weight) < a->width) ||
+                              (a->bias && vector_length(a->bias) < a->width);
+    const bool mixed = a->delta.mem.p && a->out.mem.p && a->delta.dtype != a->out.dtype;
+    return !fits(a->x, a->width) || short_vector || mixed ? ERR_INVALID : OK;
+}
+
 static enum status op_norm(struct backend *base, const struct norm_args *a)
 {
     struct cuda *be = cuda_of(base);
     TRY(ready(be));
-    if (!fits(a->x, a->width) || (a->weight && vector_length(a->weight) < a->width) ||
-        (a->bias && vector_length(a->bias) < a->width)) {
-        return ERR_INVALID;
-    }
+    TRY(norm_ok(a));
     CUDA_TRY(be, k_norm(be->stream, a, vector(a->weight), vector(a->bias), NULL));
     return OK;
 }
@@ -378,9 +383,8 @@ static enum status op_reduce_norm(struct backend *base, const struct reduce_args
 {
     struct cuda *be = cuda_of(base);
     TRY(be->lost);
-    if (!fits(r->y, r->width) || !fits(n->x, n->width) ||
-        (n->weight && vector_length(n->weight) < n->width) ||
-        (n->bias && vector_length(n->bias) < n->width)) {
+    TRY(norm_ok(n));
+    if (!fits(r->y, r->width)) {
         return ERR_INVALID;
     }
     struct sum_parts sums;

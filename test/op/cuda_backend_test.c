@@ -229,6 +229,38 @@ TEST(graphs_replay_what_was_issued)
     pair_close(&m.p);
 }
 
+/* Captured passes are padded to buckets; buffers are as long as the limits say, not as a bucket. */
+TEST(no_bucket_is_longer_than_the_limit)
+{
+    NEED_GPU();
+    struct pair p;
+    struct backend_limits limits = pair_limits();
+    limits.max_rows = limits.max_out_rows = 100;
+    REQUIRE(pair_open(&p, DT_F32, true, &limits));
+    struct pair_weight embed =
+        weight_make(&p, WEIGHT_EMBED, DT_F32, 1, limits.vocab, limits.hidden, false, 1.0f);
+    struct pair_tensor x = tensor_poisoned(&p, limits.max_rows, limits.hidden, DT_F32);
+    struct backend *be = p.be[GPU];
+    CHECK_EQ(be->ops->step_begin(be, 0), OK);
+    static struct test_pass t;
+    for (int32_t n = 95; n <= 98; n++) { // 96 is a bucket, and the next one is beyond
+        pass_of(&t, &(struct seq_spec){.n_new = n}, 1, false, 1);
+        t.pass.model = n % 2;
+        struct pass_shape shape;
+        CHECK_EQ(be->ops->pass_begin(be, &t.pass, &shape), OK);
+        CHECK_EQ(shape.n_rows, n <= 96 ? 96 : 100);
+        if (shape.issue) {
+            const struct embed_args e = {embed.w[GPU], x.t[GPU], shape.n_rows, 1.0f};
+            CHECK_EQ(be->ops->embed(be, &e), OK);
+        }
+        CHECK_EQ(be->ops->pass_end(be), OK);
+    }
+    CHECK_EQ(be->ops->step_end(be), OK);
+    struct pass_results r;
+    CHECK_EQ(be->ops->step_wait(be, 0, &r, 1), OK);
+    pair_close(&p);
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);
