@@ -8,6 +8,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 GOLDEN = os.path.join(ROOT, "test", "golden")
 SLUICE = os.environ.get("SLUICE", os.path.join(ROOT, "build", "sluice"))
 DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
+RUN = [SLUICE, "generate", "--device", DEVICE, *os.environ.get("SLUICE_TEST_FLAGS", "").split()]
 
 
 def families():
@@ -22,8 +23,8 @@ def expected(family):
 def generate(family, requests, *flags):
     """One answer per request; all of them in the engine together."""
     lines = "".join(json.dumps(r) + "\n" for r in requests)
-    command = [SLUICE, "generate", os.path.join(GOLDEN, family), "--json", "--device", DEVICE, "--log-level", "error"]
-    done = subprocess.run(command + list(flags), input=lines, capture_output=True, text=True, timeout=120)
+    command = [*RUN, os.path.join(GOLDEN, family), "--json", "--log-level", "error", *flags]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(answers) == len(requests), done.stderr

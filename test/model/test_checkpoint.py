@@ -20,8 +20,8 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 def run(folder, *flags, timeout=60):
-    return subprocess.run([golden.SLUICE, "generate", str(folder), "--json", "--log-level", "error", "--device",
-                           golden.DEVICE, *flags], input=REQUEST, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run([*golden.RUN, str(folder), "--json", "--log-level", "error", *flags],
+                          input=REQUEST, capture_output=True, text=True, timeout=timeout)
 
 
 def tokens(folder, *flags):

@@ -15,7 +15,7 @@ GOOD = {"prompt_token_ids": [5, 6, 7], "max_tokens": 2, "temperature": 0}
 
 def run(text, *flags, timeout=60):
     data = text if isinstance(text, bytes) else text.encode()
-    return subprocess.run([golden.SLUICE, "generate", MODEL, "--max-model-len", "256", "--device", golden.DEVICE, *flags],
+    return subprocess.run([*golden.RUN, MODEL, "--max-model-len", "256", *flags],
                           input=data, capture_output=True, timeout=timeout)
 
 
@@ -87,7 +87,7 @@ def test_a_giant_line():
 
 def test_answers_that_cannot_be_written_are_no_success():
     with open("/dev/full", "w") as full:
-        done = subprocess.run([golden.SLUICE, "generate", MODEL, "--json", "--device", golden.DEVICE], input=json.dumps(GOOD),
+        done = subprocess.run([*golden.RUN, MODEL, "--json"], input=json.dumps(GOOD),
                               stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1 and "written" in done.stderr, done
 
@@ -131,7 +131,7 @@ def test_without_a_tokenizer_ids_go_in_and_out(text, why, tmp_path):
         os.symlink(os.path.join(MODEL, name), tmp_path / name)
     if text is not None:
         (tmp_path / "tokenizer.json").write_text(text)
-    done = subprocess.run([golden.SLUICE, "generate", str(tmp_path), "--json", "--log-level", "error", "--device", golden.DEVICE],
+    done = subprocess.run([*golden.RUN, str(tmp_path), "--json", "--log-level", "error"],
                           input=json.dumps(GOOD) + "\n" + json.dumps({"prompt": "a"}), capture_output=True, text=True, timeout=60)
     ids, words = [json.loads(line) for line in done.stdout.splitlines()]
     assert ids["outputs"][0]["token_ids"] == answers([GOOD])[0]["outputs"][0]["token_ids"] and "text" not in ids["outputs"][0]
@@ -151,7 +151,7 @@ def test_weights_that_are_no_numbers_give_json_all_the_same(tmp_path):
     def no_constant(name):
         raise AssertionError(name)
     lines = [dict(GOOD, logprobs=2, prompt_logprobs=2), {"prompt_token_ids": [5, 6], "pool": "mean"}]
-    done = subprocess.run([golden.SLUICE, "generate", str(tmp_path), "--json", "--device", golden.DEVICE],
+    done = subprocess.run([*golden.RUN, str(tmp_path), "--json"],
                           input="\n".join(map(json.dumps, lines)), capture_output=True, text=True, timeout=60)
     scored, pooled = [json.loads(line, parse_constant=no_constant) for line in done.stdout.splitlines()]
     assert scored["outputs"][0]["logprobs"] == [-9999.0, -9999.0] and 0.0 in pooled["embedding"]

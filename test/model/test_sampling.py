@@ -19,8 +19,7 @@ DRAWS, SAMPLES = 24, 128  # requests, samples of each; sample i has seed + i, so
 
 def run(requests, *flags):
     text = "".join(json.dumps(r) + "\n" for r in requests)
-    done = subprocess.run([golden.SLUICE, "generate", MODEL, "--json", "--dtype", "float32", "--max-model-len", "64", "--device",
-                           golden.DEVICE, *flags], input=text, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*golden.RUN, MODEL, "--json", "--dtype", "float32", "--max-model-len", "64", *flags], input=text, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
