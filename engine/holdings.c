@@ -247,3 +247,43 @@ bool holdings_grow(struct scheduler *s, struct plan *p, struct sequence *seq, in
     holdings_grant(s, p, seq, false);
     return true;
 }
+
+/* ---- the draft model's KV ----------------------------------------------------------------- */
+
+int32_t holdings_draft_rows(struct scheduler *s, struct sequence *seq, int32_t end)
+{
+    const int32_t *blocks = scheduler_blocks(s, seq);
+    int32_t size = s->limits.block_tokens;
+    while (seq->draft_computed % size == 0 && seq->draft_computed + size <= end &&
+           s->draft_valid[blocks[seq->draft_computed / size]]) {
+        seq->draft_computed += size;
+    }
+    int32_t reach = seq->draft_computed;
+    for (int32_t b = reach / size; reach < end; b++) {
+        int32_t *producer = &s->draft_producer[blocks[b]];
+        bool shared = s->pool.refs[blocks[b]] > 1 || s->pool.cached[blocks[b]];
+        if (shared && *producer >= 0 && *producer != seq->index) {
+            break;
+        }
+        *producer = seq->index;
+        reach = (b + 1) * size;
+    }
+    reach = reach < end ? reach : end;
+    return reach - seq->draft_computed;
+}
+
+void holdings_draft_fed(struct scheduler *s, struct sequence *seq, int32_t end)
+{
+    if (seq->lane < 0) {
+        return;
+    }
+    const int32_t *blocks = scheduler_blocks(s, seq);
+    int32_t size = s->limits.block_tokens;
+    for (int32_t b = seq->draft_marked / size; (b + 1) * size <= end; b++) {
+        s->draft_valid[blocks[b]] = true;
+        if (s->draft_producer[blocks[b]] == seq->index) {
+            s->draft_producer[blocks[b]] = -1;
+        }
+    }
+    seq->draft_marked = end / size * size;
+}

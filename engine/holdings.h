@@ -1,5 +1,6 @@
-/* What sequences hold: blocks, shared or their own, and lanes; and how the later ones in the order
- * give them up to the earlier ones. The scheduler decides who gets what; this file keeps it right.
+/* What sequences hold: blocks, shared or their own, and lanes; what the draft model's KV has of
+ * those blocks; and how the later sequences in the order give theirs up to the earlier ones. The
+ * scheduler decides who gets what; this file keeps it right.
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_HOLDINGS_H
 #define SLUICE_ENGINE_HOLDINGS_H
@@ -39,5 +40,10 @@ int32_t holdings_take_lane(struct scheduler *s, struct plan *p, const struct seq
 void holdings_grant(struct scheduler *s, struct plan *p, struct sequence *seq, bool fresh);
 /* Blocks for the first n_tokens tokens of a running sequence. */
 bool holdings_grow(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_tokens);
+/* Rows of the draft model that the sequence may feed now, up to `end`: fewer when a shared block
+ * ahead is being filled by another sequence. Marks those that this one will fill. */
+int32_t holdings_draft_rows(struct scheduler *s, struct sequence *seq, int32_t end);
+/* The draft model has fed known tokens below `end`. */
+void holdings_draft_fed(struct scheduler *s, struct sequence *seq, int32_t end);
 
 #endif

@@ -104,13 +104,6 @@ bool scheduler_retire(struct scheduler *s, struct sequence *seq);
 /* A step that had this sequence is over. True if the sequence was freed by it. */
 bool scheduler_step_over(struct scheduler *s, struct sequence *seq);
 
-/* Rows of the draft model that the sequence may feed now, up to `end`: fewer when a shared block
- * ahead is being filled by another sequence. Marks those that this one will fill. */
-int32_t scheduler_draft_rows(struct scheduler *s, struct sequence *seq, int32_t end);
-
-/* The draft model has fed known tokens below `end`. */
-void scheduler_draft_fed(struct scheduler *s, struct sequence *seq, int32_t end);
-
 static inline int32_t *scheduler_blocks(struct scheduler *s, const struct sequence *seq)
 {
     return s->lane_blocks + (size_t)seq->lane * (size_t)s->limits.max_blocks_per_lane;
