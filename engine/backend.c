@@ -18,7 +18,12 @@ enum status backend_check(const struct backend *be, struct err *err)
         OP(pool), OP(write), OP(read),
     };
 #undef OP
-    for (size_t i = 0; i < sizeof basic / sizeof basic[0]; i++) {
+    enum {
+        N_BASIC = sizeof basic / sizeof basic[0],
+        N_OPTIONAL = 3, // reduce_norm, linear_act, alive
+    };
+    _Static_assert(N_BASIC + N_OPTIONAL == sizeof *o / sizeof o->facts, "an op has no row above");
+    for (size_t i = 0; i < N_BASIC; i++) {
         if (!basic[i].present) {
             return err_set(err, ERR_UNSUPPORTED, "the backend lacks the op '%s'", basic[i].name);
         }

@@ -3,8 +3,8 @@
  * a weight is packed, how metadata reaches the device and when a graph is replayed are the
  * backend's secrets. cpu/ and cuda/ implement this table; so does the simulation's fake.
  *
- * Nothing here allocates or synchronises after backend_ops.setup, except step_wait. Every call
- * returns a status; ERR_DEVICE is sticky.
+ * Memory is taken at the start (the order is in ops.h); from the first step on nothing here
+ * allocates, and only step_wait waits. What can fail returns a status; ERR_DEVICE is sticky.
  * Thread: the thread that owns the rank. Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_BACKEND_H
 #define SLUICE_ENGINE_BACKEND_H
@@ -117,8 +117,8 @@ struct weight; // the backend's
 
 /* ---- the KV cache ------------------------------------------------------------------------- */
 
-/* One layer's geometry; n_heads query heads read it. With v_in_k (MLA) the value is the first head_dim_v of the key and
- * no V is stored. */
+/* One layer's geometry; n_heads query heads read it. With v_in_k (MLA) the value is the first
+ * head_dim_v of the key and no V is stored. */
 struct kv_layer {
     int32_t n_heads, n_kv_heads, head_dim_k, head_dim_v;
     bool v_in_k;
@@ -165,9 +165,9 @@ struct backend_limits {
 /* ---- one pass ----------------------------------------------------------------------------- */
 
 /* A new row: token `token` of the sequence in `lane` at position `pos`; token -1 means "what the
- * lane's history has at slot_pos", which is how a decode row reads what the step before drew. A given
- * token is written to the history at slot_pos. KV goes to the slot of `slot_pos`, which differs
- * from pos only in a token tree (position by depth, slot by node). */
+ * lane's history has at slot_pos", which is how a decode row reads what the step before drew. A
+ * given token is written to the history at slot_pos. KV goes to the slot of `slot_pos`, which
+ * differs from pos only in a token tree (position by depth, slot by node). */
 struct pass_row {
     int32_t lane, token, pos, slot_pos;
 };
@@ -215,14 +215,14 @@ struct pass_draw {
     int32_t top_n;      // 0 to MAX_TOP_LOGPROBS
     int32_t tree_row;   // the row (pass index) whose ancestors follow the history; -1: a chain
     /* DRAW_DRAFT: so many further ids, each drawn as if those before it were not there. They are
-     * top_ids[0 .. more) of the result, the first draw again where nothing is left; with `keep` they
-     * go to history[lane][more_slot ..], if that is not 0. Not together with logprobs. */
+     * top_ids[0 .. more) of the result, the first draw again where nothing is left; with `keep`
+     * they go to history[lane][more_slot ..], if that is not 0. Not together with logprobs. */
     int32_t more, more_slot;
     /* 1 + the place of a draft's law, 0: none. DRAW_DRAFT: the law it was drawn from is kept there.
-     * DRAW_SAMPLE: the row's children in the tree, or history[lane][pos + 1] in a chain, are drafts of
-     * that law, drawn without replacement. They are tried in order of their rows: one is accepted with
-     * probability min(1, p / q), else p becomes what it has above q, and q loses the draft. Where none
-     * is accepted, the token is drawn from the p that is left. */
+     * DRAW_SAMPLE: the row's children in the tree, or history[lane][pos + 1] in a chain, are drafts
+     * of that law, drawn without replacement. They are tried in order of their rows: one is
+     * accepted with probability min(1, p / q), else p becomes what it has above q, and q loses the
+     * draft. Where none is accepted, the token is drawn from the p that is left. */
     int32_t law;
 };
 

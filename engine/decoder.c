@@ -43,7 +43,8 @@ static enum status join_norm(struct flow *f, const struct weight *weight,
 }
 
 /* Ranks' partial sums of delta become whole (unless they are: reduce NULL), and a norm of the
- * sub-layer's own follows; without one the sum is left to the next norm, which may be one op with it. */
+ * sub-layer's own follows; without one the sum is left to the next norm, which may be one op with
+ * it. */
 static enum status finish_delta(struct flow *f, const struct reduce_args *reduce,
                                 const struct weight *post_norm)
 {

@@ -1,12 +1,14 @@
 /* The engine: token ids in, token ids out. One thread of its own runs the scheduler and rank 0's
  * backend; it never sees text, JSON of a request, or a socket.
  *
- * A request is made by the caller, owned by the engine from engine_submit until its terminal
- * event has been drained, and freed by the caller afterwards. Output arrays are the caller's memory,
+ * A request is made by the caller, owned by the engine from engine_submit until its terminal event
+ * has been drained, and freed by the caller afterwards. Output arrays are the caller's memory,
  * sized for max_tokens when the request is made; the engine appends and publishes a length, so a
  * slow reader never holds the engine up.
- * Thread: engine_submit, engine_cancel, engine_stop, engine_stats from any thread, but for one
- * request always the same one, or ordered by the caller; engine_drain on one thread (the loop). */
+ * Thread: engine_submit, engine_cancel, engine_stop, engine_stats, engine_reset_prefix_cache from
+ * any thread, but for one request always the same one, or ordered by the caller; engine_drain on
+ * one thread (the loop); engine_open, engine_follow, engine_stop_all and engine_close with no other
+ * call beside them. */
 #ifndef SLUICE_ENGINE_ENGINE_H
 #define SLUICE_ENGINE_ENGINE_H
 
@@ -37,7 +39,7 @@ enum {
 struct token_logprobs {
     float logprob; // of the token itself
     int32_t n_top;
-    int32_t *top_ids;    // [n_top], most likely first; room for top_logprobs of the params
+    int32_t *top_ids;    // [n_top], most likely first; room for what the params ask for
     float *top_logprobs; // [n_top]
 };
 
@@ -58,16 +60,17 @@ struct engine_request {
     int32_t n_prompt;
     struct sampling_params params;
     int32_t n;                     // samples, at most MAX_SAMPLES; seeds are params.seed + index
-    struct engine_output *outputs; // [n]
+    struct engine_output *outputs; // [n]; may be NULL where nothing is drawn (pool)
     int32_t priority;              // lower comes first
-    const char *cache_salt;        // requests share cached blocks only under equal salts; NULL: none
+    const char *cache_salt;        // cached blocks are shared under equal salts only; NULL: none
     enum pool_kind pool;           // not POOL_NONE: no tokens are drawn; `pooled` is filled
     int64_t deadline_ns;           // on the monotonic clock; 0: none
     void *user;                    // the caller's
 
-    /* Filled by the engine, readable when done (prompt_logprobs: when n_tokens > 0 or done). */
+    /* Filled by the engine in the caller's memory, readable when done (prompt_logprobs: when
+     * n_tokens > 0 or done). */
     struct token_logprobs *prompt_logprobs; // [n_prompt], entry 0 unused; NULL when not asked for
-    float *pooled;                          // [hidden]
+    float *pooled;                          // [hidden], with pool
     int32_t n_preemptions;
     /* These three may be read at any time. Accepted drafts are counted after the
      * drafts: who reads n_accepted first finds no more of them. */

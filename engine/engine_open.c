@@ -57,8 +57,8 @@ static enum status load_rank(struct rank *r, void *arg)
     return model_load(&options, r->be, &r->target, &r->err);
 }
 
-/* A draft model is whole on every rank, unless the ranks are to share it: it is small, and then needs no
- * collectives. */
+/* A draft model is whole on every rank, unless the ranks are to share it: it is small, and then
+ * needs no collectives. */
 static enum status load_drafts(struct rank *r, void *arg)
 {
     struct engine *e = arg;
@@ -183,8 +183,8 @@ static enum status block_bytes(struct engine *e, size_t *out)
     return OK;
 }
 
-/* Backends that lay the paths of trees out anew to get equal bits take blocks for them, so there may
- * not be any number of nodes. */
+/* Backends that lay the paths of trees out anew to get equal bits take blocks for them, so there
+ * may not be any number of nodes. */
 static int32_t path_blocks(struct engine *e, const struct backend_facts *facts)
 {
     if (e->spec.method != SPEC_TREE || !e->options.backend.deterministic || on_cpu(facts)) {

@@ -80,8 +80,8 @@ void requests_freed(struct engine *e); // a sequence's place may be given to ano
 /* spec_measure.c: fills the cost curves of the speculation that is configured. */
 enum status spec_measure(struct engine *e);
 
-/* engine_nodes.c. engine_send_step: a whole step, or, of one whose trees still grow, the draft models'
- * pass `level`; OK at once when there is one node. */
+/* engine_nodes.c. engine_send_step: a whole step, or, of one whose trees still grow, the draft
+ * models' pass `level`; OK at once when there is one node. */
 enum status engine_agree(struct engine *e, int64_t *least, struct err *err);
 enum status engine_send_step(struct engine *e, const struct step *st, const struct pass *level);
 void engine_join_steps(struct engine *e); // after step_init

@@ -86,16 +86,17 @@ struct family {
      * not what the readers take anyway. */
     const char *defaults;
     /* Sets what differs from plain Llama. `j` is the (text) config. Read before it: the dimensions
-     * (hidden to max_pos), dtype, rms_norm_eps, the activation; Llama's scales and one rope are set,
-     * all else is 0. Read after it: layer_types (over layers[].window), tie_word_embeddings (over
-     * tied), and the ropes, from n_ropes, partial_rotary, rope_dim and rope[0].desc.interleaved. */
+     * (hidden to max_pos), dtype, rms_norm_eps, the activation; Llama's scales and one rope are
+     * set, all else is 0. Read after it: layer_types (over layers[].window), tie_word_embeddings
+     * (over tied), and the ropes, from n_ropes, partial_rotary, rope_dim and
+     * rope[0].desc.interleaved. */
     enum status (*read)(const struct json *j, struct model_config *c, struct err *err);
 };
 const struct family *family_find(const char *model_type);
 void family_list(char *out, size_t n_bytes); // their model_types, for messages
 
-/* A name without ".weight"; NULL: the family has no such tensor. "%d" in expert names is the
- * expert; layer names go behind "model.layers.N.". */
+/* A name without ".weight"; NULL: the family has no such tensor. "%d" is the expert, or in
+ * q_norm and k_norm the head; layer names go behind "model.layers.N.". */
 struct tensor_names {
     const char *embed, *final_norm, *head;
     const char *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm;

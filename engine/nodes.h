@@ -1,15 +1,16 @@
-/* The set of processes ("nodes") that serve one model together: node 0 plans and serves, every other
- * one executes the steps it is sent. One TCP stream leads from each node to node 0. It carries the
- * admission (who may join, and that both mean the same model), small common values, numbered steps,
- * and heartbeats both ways. Tensors travel elsewhere: that is the backend's business.
+/* The set of processes ("nodes") that serve one model together: node 0 plans and serves, every
+ * other one executes the steps it is sent. One TCP stream leads from each node to node 0. It
+ * carries the admission (who may join, and that both mean the same model), small common values,
+ * numbered steps, and heartbeats both ways. Tensors travel elsewhere: that is the backend's
+ * business.
  *
  * A node that goes, is silent for NODE_SILENCE_S, or says that it failed ends the whole set: the
  * state "lost" is sticky, every wait returns, and `on_lost` is called once. Nothing is mended: a
  * supervisor starts the set again.
  *
- * A stranger is refused: both sides prove that they know the token (SipHash over the other's
- * random bytes), and neither reads more than a fixed number of bytes before that. The stream itself
- * is not encrypted: it belongs on a private network.
+ * A stranger is refused: both sides prove that they know the token (SipHash over the other's random
+ * bytes), and neither reads more than a fixed number of bytes before that. The stream itself is not
+ * encrypted: it belongs on a private network.
  * Thread: nodes_open and the collective calls (share, least) from one thread; the rest as said. */
 #ifndef SLUICE_ENGINE_NODES_H
 #define SLUICE_ENGINE_NODES_H
@@ -71,8 +72,8 @@ void nodes_fail(struct nodes *n, const char *why);
 bool nodes_lost(struct nodes *n, struct err *why);
 int32_t nodes_alive(struct nodes *n);
 
-/* `on_lost` is called once, on a thread of nodes' own, also when the set is lost already. NULL: stop
- * calling; when that returns, no call is under way. */
+/* `on_lost` is called once, on a thread of nodes' own, also when the set is lost already. NULL:
+ * stop calling; when that returns, no call is under way. */
 void nodes_watch(struct nodes *n, void (*on_lost)(void *arg), void *arg);
 
 #endif

@@ -194,11 +194,12 @@ struct logits_args {
  *     left, renormalised.
  *  4. token = arg-max over kept ids of score - log(-log(u(seed, pos + 1, RNG_SAMPLE, id))), in
  *     float; ties to the lowest id.
- * With a law (struct pass_draw) and a temperature above 0, drafts are judged: p and q are the masses of
- * step 3 over their totals; token = draft d number i if p(d) > u(seed, pos + 1, RNG_ACCEPT, i) q(d). Else
- * p becomes p - q where that is above 0, in units of 2^-52, over its total, q(d) becomes 0, and the next
- * draft is tried; after the last the token is the arg-max of log(p - q) + noise of stream RNG_RESIDUAL
- * where p > q (of log p where that is nowhere so). A draft without mass is passed over.
+ * With a law (struct pass_draw) and a temperature above 0, drafts are judged: p and q are the
+ * masses of step 3 over their totals; token = draft d number i if p(d) > u(seed, pos + 1,
+ * RNG_ACCEPT, i) q(d). Else p becomes p - q where that is above 0, in units of 2^-52, over its
+ * total, q(d) becomes 0, and the next draft is tried; after the last the token is the arg-max of
+ * log(p - q) + noise of stream RNG_RESIDUAL where p > q (of log p where that is nowhere so). A draft
+ * without mass is passed over.
  * logprob: of the raw log-softmax of the logits (before 1). DRAW_SCORE: of history[pos + 1]. */
 struct sample_args {
     struct tensor logits;

@@ -1,7 +1,7 @@
 /* Token blocks by content. A node is one KV block's identity: its parent node, its exact tokens,
- * and at the first block the salt. A hash only finds candidates. Nodes are entered when a sequence is
- * admitted, before its rows are computed ("pending", with a producer), so that late-comers with the
- * same prefix wait for it instead of computing it again; they turn valid when the step that
+ * and at the first block the salt. A hash only finds candidates. Nodes are entered when a sequence
+ * is admitted, before its rows are computed ("pending", with a producer), so that late-comers with
+ * the same prefix wait for it instead of computing it again; they turn valid when the step that
  * computes them has been submitted.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_PREFIX_CACHE_H

@@ -1,6 +1,6 @@
-/* Frequencies of rotary positions, as transformers computes them for each rope_type: default, linear,
- * dynamic, yarn, longrope, llama3. What would change with a longer input is fixed by the served length,
- * because keys in the cache have been rotated already. */
+/* Frequencies of rotary positions, as transformers computes them for each rope_type: default,
+ * linear, dynamic, yarn, longrope, llama3. What would change with a longer input is fixed by the
+ * served length, because keys in the cache have been rotated already. */
 #include "engine/base/json.h"
 #include "engine/model_config.h"
 

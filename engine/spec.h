@@ -1,6 +1,6 @@
-/* Speculation: proposers guess the tokens that come next, the ordinary forward pass computes all the
- * guesses' rows at once, and the ordinary sampler draws at each of them. A guess stands while it
- * equals what was drawn, so the text is the same whatever is proposed. A proposer never touches
+/* Speculation: proposers guess the tokens that come next, the ordinary forward pass computes all
+ * the guesses' rows at once, and the ordinary sampler draws at each of them. A guess stands while
+ * it equals what was drawn, so the text is the same whatever is proposed. A proposer never touches
  * pool, cache or plan: it fills sequence.drafts, or leaves that to the draft model's passes of the
  * same step. A tree's nodes live in spec_tree.h; sequence.n_drafts then counts nodes.
  *
@@ -73,8 +73,8 @@ bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draf
 /* Before each plan: fills the drafts of the sequences that are ready for it. */
 void spec_propose(struct spec *sp, struct scheduler *s);
 
-/* After a verified step: what is counted, and what is learnt of the next ones, from the first n drafts
- * of a chain or a spine of which so many were right. */
+/* After a verified step: what is counted, and what is learnt of the next ones, from the first n
+ * drafts of a chain or a spine of which so many were right. */
 void spec_count(struct spec *sp, int32_t n_drafts, int32_t n_accepted);
 void spec_learn(struct spec *sp, struct sequence *seq, int32_t n, int32_t right);
 

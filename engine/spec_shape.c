@@ -1,7 +1,8 @@
-/* Trees that are laid out before they are drafted: a spine, and beside each of its nodes some siblings
- * without children. All of it is drafted in the chain of passes that a chain has, each draw giving its
- * siblings too, so the host need not look in between; without siblings it is a chain. How many pay, and
- * whether the host had better grow a deeper tree level by level, is told by what was measured. */
+/* Trees that are laid out before they are drafted: a spine, and beside each of its nodes some
+ * siblings without children. All of it is drafted in the chain of passes that a chain has, each
+ * draw giving its siblings too, so the host need not look in between; without siblings it is a
+ * chain. How many pay, and whether the host had better grow a deeper tree level by level, is told
+ * by what was measured. */
 #include "engine/spec_tree.h"
 
 #include <string.h>
@@ -23,8 +24,8 @@ void spec_shape_init(struct spec *sp)
 
 /* ---- combs -------------------------------------------------------------------------------- */
 
-/* The next sibling to lay out: where the spine ends most often, and the best left there. -1: no room.
- * value: the share of steps that it saves. */
+/* The next sibling to lay out: where the spine ends most often, and the best left there. -1: no
+ * room. value: the share of steps that it saves. */
 static int32_t next_beside(const struct spec *sp, float acceptance, int32_t depth,
                            const uint8_t *beside, float *value)
 {

@@ -91,8 +91,8 @@ static void guess(struct guesses *g, int32_t token, float p)
 }
 
 /* What one draft model says of the position `pos`. The target draws with the noise of (seed, pos),
- * so the same noise on the draft's log-probabilities tells which of them it will be; the model's own
- * draw, for which all parameters count, comes first. */
+ * so the same noise on the draft's log-probabilities tells which of them it will be; the model's
+ * own draw, for which all parameters count, comes first. */
 static void guess_from(struct guesses *g, const struct draw_result *r,
                        const struct sequence *seq, int32_t pos, float share)
 {
@@ -293,8 +293,8 @@ static int32_t add_level(struct spec_grove *g, int32_t n, struct spec_tree *t, i
     return n - from < most ? n : from + most;
 }
 
-/* How many of the level's nodes to feed: each costs a row in a draft pass, and in the target's for the
- * child that it will have. */
+/* How many of the level's nodes to feed: each costs a row in a draft pass, and in the target's for
+ * the child that it will have. */
 static int32_t worth_feeding(const struct spec *sp, const struct spec_grove *g, int32_t n,
                              int32_t refed, float tokens, float seconds)
 {

@@ -1,10 +1,10 @@
 /* Token trees: several guesses at each position, judged by one forward pass. A tree grows level by
- * level from the draft models' most likely ids (and n-gram lookup, if asked); equal tokens under one
- * parent are one node. Then nodes are chosen over all the trees of the step, best first, and the
- * accepted path is the walk from the root along what the target drew.
+ * level from the draft models' most likely ids (and n-gram lookup, if asked); equal tokens under
+ * one parent are one node. Then nodes are chosen over all the trees of the step, best first, and
+ * the accepted path is the walk from the root along what the target drew.
  *
- * A node has two places: `fed`, its slot behind the root in the draft models' KV, and `row`, its slot in
- * the target's. Committing a path moves both to where a plain run would have put them.
+ * A node has two places: `fed`, its slot behind the root in the draft models' KV, and `row`, its
+ * slot in the target's. Committing a path moves both to where a plain run would have put them.
  *
  * A comb is laid out at once, its tokens unknown until the step's results tell them (spec_shape.c).
  *
@@ -75,11 +75,12 @@ void tree_expand_drawn(struct spec_tree *t, int32_t node, const struct draw_resu
 /* A comb of this depth, with t->beside set; its nodes have rows, the spine's first. */
 void tree_lay_comb(struct spec_tree *t, int32_t depth);
 
-/* Draw number d of the comb's passes: the token of the spine's node of depth d + 1, and its siblings'. */
+/* Draw number d of the comb's passes: the token of the spine's node of depth d + 1, and its
+ * siblings'. */
 void tree_name_comb(struct spec_tree *t, int32_t d, const struct draw_result *drawn);
 
-/* Fed nodes, the root included, through which every other fed one goes: the past of a draft pass, not
- * more than what earlier passes fed. */
+/* Fed nodes, the root included, through which every other fed one goes: the past of a draft pass,
+ * not more than what earlier passes fed. */
 int32_t tree_trunk(const struct spec_tree *t);
 
 /* Chooses which nodes of depth `level` are fed next and gives them places; returns how many. 0: no
@@ -93,8 +94,8 @@ void grove_choose(const struct spec *sp, struct spec_grove *g);
 /* The row behind `row` that has this token; -1: none. */
 int32_t tree_next(const struct spec_tree *t, int32_t row, int32_t token);
 
-/* Children of a node at `depth`; nodes that a sequence is to have room for; ids that a draft model is
- * to tell: noise may bring any of the likeliest to the front. */
+/* Children of a node at `depth`; nodes that a sequence is to have room for; ids that a draft model
+ * is to tell: noise may bring any of the likeliest to the front. */
 int32_t spec_tree_top_n(const struct spec *sp, const struct sequence *seq);
 int32_t spec_tree_children(const struct spec *sp, int32_t depth);
 int32_t spec_tree_most(const struct spec *sp, int32_t depth, int32_t n_sequences);
@@ -105,8 +106,8 @@ void spec_observe_tree(struct spec *sp, const struct spec_tree *t, const int32_t
 
 /* ---- spec_shape.c */
 
-/* Of one of n sequences, or summed over them: siblings beside the spine, expected tokens, seconds of the
- * step, and how often the spine ends early. */
+/* Of one of n sequences, or summed over them: siblings beside the spine, expected tokens, seconds
+ * of the step, and how often the spine ends early. */
 struct spec_plan {
     int32_t beside;
     float tokens, seconds, ends;
@@ -114,8 +115,8 @@ struct spec_plan {
 
 void spec_shape_init(struct spec *sp);
 
-/* A comb of `depth` for one of n such sequences, whose drafts are accepted with this probability each,
- * with the number of siblings, at most `most`, that gives the most tokens per second. */
+/* A comb of `depth` for one of n such sequences, whose drafts are accepted with this probability
+ * each, with the number of siblings, at most `most`, that gives the most tokens per second. */
 struct spec_plan spec_plan_comb(const struct spec *sp, int32_t n, float acceptance, int32_t depth,
                                 int32_t most);
 

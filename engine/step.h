@@ -1,5 +1,5 @@
-/* A plan as flat arrays: what every rank executes, the same on all of them. Two steps exist, used in
- * turn, because one is planned while the other runs.
+/* A plan as flat arrays: what every rank executes, the same on all of them. Two steps exist, used
+ * in turn, because one is planned while the other runs.
  * Thread: engine fills it; ranks read it. */
 #ifndef SLUICE_ENGINE_STEP_H
 #define SLUICE_ENGINE_STEP_H

@@ -1,6 +1,6 @@
-/* The draft model's passes of a step. Its KV lies under the same block ids as the target's; one rule
- * keeps it right: pass 0 feeds known[draft_computed:], whatever the reason it lags (a bonus token, a
- * pause, a cache hit, a preemption). */
+/* The draft model's passes of a step. Its KV lies under the same block ids as the target's; one
+ * rule keeps it right: pass 0 feeds known[draft_computed:], whatever the reason it lags (a bonus
+ * token, a pause, a cache hit, a preemption). */
 #include "engine/step.h"
 
 #include "engine/holdings.h"
@@ -83,8 +83,8 @@ static void add_rows(struct draft_pass *d, struct sequence *seq, int32_t first, 
     }
 }
 
-/* Whether the draft model keeps up with the sequence now. Where speculation is off or paused it costs
- * nothing; when it comes back, pass 0 feeds what was missed. */
+/* Whether the draft model keeps up with the sequence now. Where speculation is off or paused it
+ * costs nothing; when it comes back, pass 0 feeds what was missed. */
 static bool follows(const struct plan_entry *e)
 {
     const struct sequence *seq = e->seq;

@@ -1,9 +1,9 @@
-/* The passes of token trees. A tree is grown before the target's pass of the same step. First its spine,
- * as a chain is drafted: the device feeds each draft to the next pass, and the host reads them all at
- * once, with the likeliest ids beside each. Then, where it pays, one draft pass a level for nodes off the
- * spine: the host decides what each one feeds. Slots behind the root hold the fed nodes in the order in
- * which they were fed; a level's pass feeds everything behind the trunk again, since new rows see only
- * the past and each other. */
+/* The passes of token trees. A tree is grown before the target's pass of the same step. First its
+ * spine, as a chain is drafted: the device feeds each draft to the next pass, and the host reads
+ * them all at once, with the likeliest ids beside each. Then, where it pays, one draft pass a level
+ * for nodes off the spine: the host decides what each one feeds. Slots behind the root hold the fed
+ * nodes in the order in which they were fed; a level's pass feeds everything behind the trunk
+ * again, since new rows see only the past and each other. */
 #include "engine/step.h"
 
 #include "engine/base/assert.h"

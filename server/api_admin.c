@@ -295,7 +295,7 @@ void api_status_data(struct http_request *req, void *arg)
     for (int i = 0; i <= METRIC_MAX_BUCKETS; i++) {
         n_ttft += ttft->n[i];
     }
-    for (int i = 1; i < 5; i++) {
+    for (int i = FINISH_NONE + 1; i < N_FINISH_REASONS; i++) {
         n_finished += a->metrics.finished[i];
     }
     buf_init(&b, 1 << 14);

@@ -19,9 +19,9 @@ static void set_option(int fd, int level, int name, int value)
     setsockopt(fd, level, name, &value, sizeof value); // none of them is vital
 }
 
-/* A peer that vanished without a word is found by probes (after half of dead_peer_ms, 5 s, then
- * 2 s apart, three of them), or by unacknowledged bytes that grow older than dead_peer_ms. The
- * small send buffer bounds what the kernel swallows for a reader that stalls (4.2 MB by default). */
+/* A peer that vanished without a word is found by probes (after half of dead_peer_ms, 5 s, then 2 s
+ * apart, three of them), or by unacknowledged bytes that grow older than dead_peer_ms. The small
+ * send buffer bounds what the kernel swallows for a reader that stalls (4.2 MB by default). */
 static void set_socket_options(struct http_conn *c)
 {
     set_option(c->fd, SOL_SOCKET, SO_SNDBUF, 64 << 10);

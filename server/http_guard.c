@@ -254,8 +254,8 @@ static enum MHD_Result on_header(void *arg, enum MHD_ValueKind kind, const char 
     return MHD_YES;
 }
 
-/* The empty line is where the row of lines leads to, and there the head ends: a last line that ended
- * with a bare LF is one byte shorter than it seems. */
+/* The empty line is where the row of lines leads to, and there the head ends: a last line that
+ * ended with a bare LF is one byte shorter than it seems. */
 static bool ends_head(const struct guard *g, const char *method)
 {
     const union MHD_ConnectionInfo *info =

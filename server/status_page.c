@@ -1,5 +1,5 @@
-/* The status page: one file, no outside requests; live plots from /status.json and a chat box. It is
- * status_page.html, taken in by the assembler. */
+/* The status page: one file, no outside requests; live plots from /status.json and a chat box. It
+ * is status_page.html, taken in by the assembler. */
 #include "server/api.h"
 
 __asm__(".pushsection .rodata\n"
