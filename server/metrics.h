@@ -64,7 +64,7 @@ struct metric_http {
 
 struct metrics {
     struct metric_series hist[N_HISTOGRAMS];
-    uint64_t finished[5]; // by enum finish_reason
+    uint64_t finished[N_FINISH_REASONS]; // by enum finish_reason
     uint64_t rejected[N_REJECTS], aborted[N_ABORTS], client_retries;
     uint64_t n_unknown_keys;
     struct metric_http http[METRIC_MAX_HTTP];
