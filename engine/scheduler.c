@@ -303,27 +303,31 @@ static int32_t rows_owed(const struct scheduler *s, const struct sequence *seq)
     return need <= most ? need : s->limits.chunked ? most : s->limits.max_rows;
 }
 
-/* Decode rows of everything that runs. Drafts take no row that an earlier prompt needs; nor does a
- * decode without chunks, where the prompt would get none. */
+/* Decode rows of everything that runs. Drafts take no row that a later one's decode or an earlier
+ * prompt needs; nor does a decode without chunks, where the prompt would get none. */
 static void plan_decodes(struct scheduler *s, struct plan *p)
 {
-    int32_t n_owed = 0;
+    int32_t n_owed = 0, n_behind = 0;
+    for (const struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
+        n_behind += is_decoding(seq);
+    }
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
         if (!is_decoding(seq)) {
             int32_t owed = rows_owed(s, seq), left = s->limits.max_rows - p->n_rows - n_owed;
             n_owed += owed <= left ? owed : s->limits.chunked && left > 0 ? left : 0;
             continue;
         }
+        n_behind--;
         bool yields = !s->limits.chunked && p->n_rows + n_owed >= s->limits.max_rows;
         if (!sequence_wants_token(seq) || yields || p->n_rows >= s->limits.max_rows ||
             p->n_out >= s->limits.max_out || p->n_draws >= s->limits.max_draws) {
             continue;
         }
-        int32_t room = s->limits.max_rows - p->n_rows - 1 - n_owed, drafts = seq->n_drafts;
-        int32_t out_room = s->limits.max_out - p->n_out - 1;
+        int32_t room = s->limits.max_rows - p->n_rows - 1 - n_owed - n_behind;
+        int32_t out_room = s->limits.max_out - p->n_out - 1 - n_behind, drafts = seq->n_drafts;
+        room = room < out_room ? room : out_room;
         room = room > 0 ? room : 0;
         drafts = drafts < room ? drafts : room;
-        drafts = drafts < out_room ? drafts : out_room;
         int32_t end = sequence_future(seq);
         if (drafts > 0 && (kv_pool_available(&s->pool) <
                            holdings_blocks_for(s, end + drafts) - seq->n_blocks)) {
