@@ -1,6 +1,7 @@
 /* The engine with the fake backend: thousands of seeded runs of random requests, cancels, stops,
- * tiny pools, small steps and faults. Every right answer is known in advance; the books are checked
- * after each turn. SIM_RUNS and SIM_SEED choose how many and where to begin. */
+ * deadlines, forgotten caches, tiny pools, small steps and faults. Every right answer is known in
+ * advance; the books are checked after each turn. SIM_RUNS and SIM_SEED choose how many and where to
+ * begin. */
 #include "engine/base/rng.h"
 #include "engine/engine_state.h"
 #include "test/check.h"
@@ -16,7 +17,7 @@ struct sim_request {
     struct token_logprobs prompt_logprobs[MAX_PROMPT];
     float pooled[HIDDEN];
     int32_t stop_ids[1];
-    int32_t submit_turn, cancel_turn, stop_turn; // -1: never
+    int32_t submit_turn, cancel_turn, stop_turn, late_turn; // -1: never
     bool submitted, refused, cancelled, stopped, done;
 };
 
@@ -26,7 +27,7 @@ struct sim {
     struct fake_control control;
     struct engine *e;
     struct sim_request requests[MAX_REQUESTS];
-    int32_t n_requests, n_done;
+    int32_t n_requests, n_done, reset_turn;
     const struct sequence *head; // the first in order, and for how long it has not moved
     int32_t head_known, head_computed, head_turns;
 };
@@ -93,7 +94,7 @@ static void make_request(struct sim *s, int32_t index)
 {
     struct sim_request *q = &s->requests[index];
     struct engine_request *r = &q->r;
-    *q = (struct sim_request){.cancel_turn = -1, .stop_turn = -1};
+    *q = (struct sim_request){.cancel_turn = -1, .stop_turn = -1, .late_turn = -1};
     r->n_prompt = 1 + (int32_t)draw(s, MAX_PROMPT - 1);
     // Half of the prompts begin like an earlier one.
     int32_t shared = index > 0 && draw(s, 2) ? (int32_t)draw(s, (uint32_t)r->n_prompt + 1) : 0;
@@ -123,6 +124,10 @@ static void make_request(struct sim *s, int32_t index)
     if (draw(s, 10) == 0) {
         r->pool = draw(s, 2) ? POOL_MEAN : POOL_LAST;
         r->n = 1;
+    }
+    if (draw(s, 12) == 0) {
+        q->late_turn = q->submit_turn + (int32_t)draw(s, 20);
+        r->deadline_ns = INT64_MAX;
     }
     r->pooled = q->pooled;
     r->outputs = q->outputs;
@@ -205,6 +210,9 @@ static void submit_or_message(struct sim *s, struct sim_request *q, int32_t turn
         q->stopped = true;
         engine_stop(s->e, &q->r, 0);
     }
+    if (q->submitted && !q->done && turn == q->late_turn) { // the clock is not the test's to move
+        q->r.deadline_ns = s->e->next_deadline_ns = 1;
+    }
 }
 
 /* Who is first in the total order moves on, whatever else there is: at the latest when the steps
@@ -230,6 +238,9 @@ static void take_turn(struct sim *s, int32_t turn)
     for (int32_t i = 0; i < s->n_requests; i++) {
         submit_or_message(s, &s->requests[i], turn);
     }
+    if (turn == s->reset_turn) {
+        engine_reset_prefix_cache(s->e);
+    }
     engine_turn(s->e);
     scheduler_check(&s->e->scheduler);
     watch_head(s);
@@ -246,6 +257,7 @@ static void run_once(uint64_t seed, bool faults)
     for (int32_t i = 0; i < s.n_requests; i++) {
         make_request(&s, i);
     }
+    s.reset_turn = (int32_t)draw(&s, 100);
     struct err err;
     if (engine_open(&o, &s.e, &err) != OK) {
         CHECK_FAIL("open: %s", err.text);
@@ -264,7 +276,9 @@ static void run_once(uint64_t seed, bool faults)
     CHECK_EQ(s.control.n_wrong, 0);
     CHECK(s.control.max_rows_seen <= o.max_num_batched_tokens);
     for (int32_t i = 0; i < s.n_requests && s.n_done == s.n_requests; i++) {
-        check_request(&s.requests[i], failed);
+        bool late = s.requests[i].r.error == ERR_TIMEOUT;
+        CHECK(!late || s.requests[i].late_turn >= 0);
+        check_request(&s.requests[i], failed || late);
     }
     CHECK(failed || s.e->scheduler.n_running + s.e->scheduler.n_waiting == 0);
     engine_stop_all(s.e);
