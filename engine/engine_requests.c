@@ -239,36 +239,46 @@ const struct engine_info *engine_info(const struct engine *e)
     return &e->info;
 }
 
+/* Whether it could ever run. */
+static enum status check_request(const struct engine *e, const struct engine_request *r,
+                                 struct err *err)
+{
+    const struct engine_info *info = &e->info;
+    bool draws = r->pool == POOL_NONE && r->params.max_tokens > 0;
+    int32_t most = info->max_sequences < MAX_SAMPLES ? info->max_sequences : MAX_SAMPLES;
+    if (r->n_prompt < 1) {
+        return err_set(err, ERR_INVALID, "the prompt is empty");
+    }
+    if (r->n < 1 || r->n > most) {
+        return err_set(err, ERR_INVALID, "n is %d; it must be from 1 to %d", r->n, most);
+    }
+    if (r->n_prompt + draws > info->max_model_len) {
+        return err_set(err, ERR_INVALID,
+                       "the prompt has %d tokens; this model's maximum context "
+                       "length is %d tokens",
+                       r->n_prompt, info->max_model_len);
+    }
+    for (int32_t i = 0; i < r->n_prompt; i++) {
+        if (r->prompt[i] < 0 || r->prompt[i] >= info->vocab) {
+            return err_set(err, ERR_INVALID, "prompt: %d is not a token id of this model",
+                           r->prompt[i]);
+        }
+    }
+    return sampling_params_check(&r->params, info->vocab, err);
+}
+
 enum status engine_submit(struct engine *e, struct engine_request *r, struct err *err)
 {
     if (atomic_load(&e->state) != ENGINE_READY) {
         return err_set(err, ERR_DEVICE, "the engine is not running");
     }
-    bool draws = r->pool == POOL_NONE && r->params.max_tokens > 0;
-    if (r->n_prompt < 1) {
-        return err_set(err, ERR_INVALID, "the prompt is empty");
-    }
-    int32_t most = e->info.max_sequences;
-    most = most < MAX_SAMPLES ? most : MAX_SAMPLES;
-    if (r->n < 1 || r->n > most) {
-        return err_set(err, ERR_INVALID, "n is %d; it must be from 1 to %d", r->n, most);
-    }
-    if (r->n_prompt + draws > e->info.max_model_len) {
-        return err_set(err, ERR_INVALID,
-                       "the prompt has %d tokens; this model's maximum context "
-                       "length is %d tokens",
-                       r->n_prompt, e->info.max_model_len);
-    }
-    for (int32_t i = 0; i < r->n_prompt; i++) {
-        if (r->prompt[i] < 0 || r->prompt[i] >= e->info.vocab) {
-            return err_set(err, ERR_INVALID, "prompt: %d is not a token id of this model",
-                           r->prompt[i]);
-        }
-    }
-    TRY(sampling_params_check(&r->params, e->info.vocab, err));
+    TRY(check_request(e, r, err));
     if (atomic_fetch_add(&e->n_reserved, r->n) + r->n > e->info.max_sequences) {
         atomic_fetch_sub(&e->n_reserved, r->n);
         return err_set(err, ERR_BUSY, "the queue is full");
+    }
+    if (r->params.temperature < MIN_TEMPERATURE) {
+        r->params.temperature = 0.0f; // from here on that alone is greedy
     }
     r->order = atomic_fetch_add(&e->next_order, 1) + 1;
     r->t_submit_ns = clock_now_ns();

@@ -187,7 +187,8 @@ struct logits_args {
  *  1. scores = logits; bias added; repetition penalty over history[0 .. pos], then frequency and
  *     presence over history[n_prompt .. pos]; bans (not allowed, bad words, stop ids before
  *     min_tokens) are -infinity. If everything is banned, the bans are dropped.
- *  2. temperature 0: arg-max, ties to the lowest id.
+ *  2. temperature 0: arg-max, ties to the lowest id (of less than MIN_TEMPERATURE engine_submit
+ *     makes 0).
  *  3. else scores / temperature; top-k keeps the k highest (ties at the threshold: lowest ids
  *     first); top-p keeps the smallest set of highest probability whose sum reaches top_p (same
  *     order); min-p keeps p >= min_p * p_max. The three are taken in that order, each on what is

@@ -23,13 +23,16 @@ enum {
     MAX_BAD_WORDS = 256,   // chosen
 };
 
+/* Chosen, as others have it: scores divided by much less are more than a float holds. */
+#define MIN_TEMPERATURE 1e-5f
+
 struct logit_bias {
     int32_t token;
     float bias; // -100 to 100
 };
 
 struct sampling_params {
-    float temperature;        // 0: greedy
+    float temperature;        // below MIN_TEMPERATURE: greedy
     int32_t top_k;            // 0: off
     float top_p;              // (0, 1]; 1: off
     float min_p;              // [0, 1]; 0: off

@@ -167,3 +167,12 @@ def test_a_seed_says_the_same_whatever_goes_on(way):
                  "repetition_penalty": 1.2, **random_params(i)} for i in range(12)]
     got = [run(requests, *flags) for flags in (["--deterministic"], ["--deterministic", *way])]
     assert [a["outputs"] for a in got[0]] == [a["outputs"] for a in got[1]]
+
+
+def test_a_temperature_of_nearly_nothing_is_greedy():
+    """Divided by it, scores must not pass what a float holds: then every token would be as likely."""
+    asked = {"prompt_token_ids": PROMPT, "max_tokens": 12, "seed": 3}
+    ways = [{}, {"top_p": 0.9}, {"min_p": 0.1, "top_k": 7}, {"repetition_penalty": 1.2}]
+    for way in ways:
+        greedy, *others = run([{**asked, **way, "temperature": t} for t in (0, 1e-6, 1e-20, 1e-37, 1e-38, 1e-40, 1e-45)])
+        assert all(o["outputs"][0]["token_ids"] == greedy["outputs"][0]["token_ids"] for o in others), way
