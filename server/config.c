@@ -401,6 +401,14 @@ static enum status check(const struct config *c, struct err *err)
     return OK;
 }
 
+/* "models/demo/" is how a shell completes it: the slash is no part of a name. */
+static void trim_slashes(char *folder)
+{
+    for (size_t n = folder ? strlen(folder) : 0; n > 1 && folder[n - 1] == '/'; n--) {
+        folder[n - 1] = '\0';
+    }
+}
+
 enum status config_load(struct config *c, int argc, char **argv, char **env, struct err *err)
 {
     *c = (struct config){0};
@@ -416,6 +424,7 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
     st = st == OK ? read_env(&l, env, err) : st;
     st = st == OK && l.file ? read_file(&l, err) : st;
     st = st == OK ? check(c, err) : st;
+    trim_slashes(c->model);
     free(l.source);
     free(l.in_file);
     free(l.file);

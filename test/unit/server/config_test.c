@@ -47,6 +47,19 @@ TEST(flags_set_fields_and_the_rest_keeps_its_default)
     config_deinit(&c);
 }
 
+/* As a shell completes it: the folder's last part is one of the model's names. */
+TEST(a_slash_behind_the_model_is_no_part_of_its_name)
+{
+    LOAD("models/demo//");
+    REQUIRE(st == OK);
+    CHECK_STR(c.model, "models/demo");
+    config_deinit(&c);
+    const char *root[] = {"serve", "/"};
+    REQUIRE(config_load(&c, 2, (char **)root, env, &err) == OK);
+    CHECK_STR(c.model, "/");
+    config_deinit(&c);
+}
+
 TEST(capital_units_are_binary)
 {
     LOAD("m", "--max-model-len", "8K", "--max-num-seqs", "auto");
