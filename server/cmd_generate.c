@@ -1,5 +1,6 @@
 /* `sluice generate MODEL`: the engine without a server. A prompt on the command line streams its
- * continuation; with --json, JSON lines in and out, all of them in the engine together. */
+ * continuation; with --json, JSON lines in and out, all of them in the engine together, each answered
+ * as soon as it and those before it are done. */
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/detok.h"
@@ -9,16 +10,20 @@
 #include "server/engine_config.h"
 #include "server/generate_job.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 extern char **environ;
 
+/* A pipe, so that news of the engine and lines can be waited for together. */
 struct waker {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    bool awake;
+    int out, in;
+    atomic_bool awake; // a byte is in it
 };
 
 struct generate {
@@ -39,20 +44,18 @@ struct generate {
 static void wake(void *arg)
 {
     struct waker *w = arg;
-    pthread_mutex_lock(&w->lock);
-    w->awake = true;
-    pthread_cond_signal(&w->changed);
-    pthread_mutex_unlock(&w->lock);
+    if (!atomic_exchange(&w->awake, true)) {
+        ssize_t n = write(w->in, "", 1);
+        (void)n; // one byte at a time always fits
+    }
 }
 
 static void wait_for_news(struct waker *w)
 {
-    pthread_mutex_lock(&w->lock);
-    while (!w->awake) {
-        pthread_cond_wait(&w->changed, &w->lock);
+    char byte;
+    while (read(w->out, &byte, 1) < 0 && errno == EINTR) {
     }
-    w->awake = false;
-    pthread_mutex_unlock(&w->lock);
+    atomic_store(&w->awake, false); // what is announced from here on wakes again
 }
 
 static void show_new_text(struct generate *g, const struct engine_request *r)
@@ -137,21 +140,66 @@ static void add_line(struct generate *g, const char *line, size_t n_bytes)
     submit(g, job);
 }
 
+/* What was read and is not used yet: less than a line. */
+struct input {
+    char *bytes;
+    size_t n_bytes, cap;
+    bool ended;
+};
+
+static void read_more(struct input *in)
+{
+    enum { LEAST = 1 << 16 };
+    if (in->cap - in->n_bytes < LEAST) {
+        in->cap = in->cap ? 2 * in->cap : 2 * LEAST;
+        in->bytes = xrealloc(in->bytes, in->cap);
+    }
+    ssize_t n = read(STDIN_FILENO, in->bytes + in->n_bytes, in->cap - in->n_bytes);
+    in->n_bytes += n > 0 ? (size_t)n : 0;
+    in->ended = n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN);
+}
+
+static void take_lines(struct generate *g, struct input *in, size_t n_old)
+{
+    size_t from = 0, look = n_old;
+    while (from < in->n_bytes) {
+        char *end = memchr(in->bytes + look, '\n', in->n_bytes - look);
+        if (!end && !in->ended) {
+            break;
+        }
+        size_t n = (end ? (size_t)(end - in->bytes) + 1 : in->n_bytes) - from;
+        const char *line = in->bytes + from;
+        size_t blank = 0;
+        while (blank < n && strchr(" \t\r\n", line[blank]) && line[blank]) {
+            blank++;
+        }
+        if (blank < n) {
+            add_line(g, line, n);
+        }
+        from = look = from + n;
+    }
+    in->n_bytes -= from;
+    memmove(in->bytes, in->bytes + from, in->n_bytes);
+}
+
 static void run_lines(struct generate *g)
 {
-    char *line = NULL;
-    size_t cap = 0;
-    ssize_t n;
-    while ((n = getline(&line, &cap, stdin)) >= 0) {
-        if (strspn(line, " \t\r\n") < (size_t)n) { // not a blank line
-            add_line(g, line, (size_t)n);
+    struct input in = {0};
+    while (!in.ended || g->n_printed < g->n_jobs) {
+        struct pollfd fds[] = {{.fd = g->waker.out, .events = POLLIN},
+                               {.fd = in.ended ? -1 : STDIN_FILENO, .events = POLLIN}};
+        poll(fds, 2, -1);
+        if (fds[1].revents) {
+            size_t n_old = in.n_bytes;
+            read_more(&in);
+            take_lines(g, &in, n_old);
+            print_done(g); // what is refused makes no news
+        }
+        if (fds[0].revents) {
+            turn(g);
         }
     }
-    free(line);
-    print_done(g);
-    while (g->n_printed < g->n_jobs) {
-        turn(g);
-    }
+    free(in.bytes);
 }
 
 static int run_prompt(struct generate *g, const char *prompt, const char *max_tokens)
@@ -309,9 +357,13 @@ int cmd_generate(int argc, char **argv)
     struct engine_options options = {0};
     struct err err = {""};
     struct generate g = {0};
-    pthread_mutex_init(&g.waker.lock, NULL);
-    pthread_cond_init(&g.waker.changed, NULL);
+    int ends[2] = {-1, -1};
     enum status st = check_arguments(&a, &err);
+    if (st == OK && pipe2(ends, O_CLOEXEC) != 0) {
+        st = err_set(&err, ERR_IO, "no pipe: %s", strerror(errno));
+    }
+    g.waker.out = ends[0];
+    g.waker.in = ends[1];
     if (st == OK) {
         st = config_load(&c, a.n_rest, a.rest, environ, &err);
     }
@@ -341,7 +393,7 @@ int cmd_generate(int argc, char **argv)
     config_deinit(&c);
     free(g.jobs);
     free(a.rest);
-    pthread_cond_destroy(&g.waker.changed);
-    pthread_mutex_destroy(&g.waker.lock);
+    close(ends[0]);
+    close(ends[1]);
     return rc;
 }

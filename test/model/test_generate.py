@@ -4,6 +4,7 @@ import os
 import shutil
 import struct
 import subprocess
+import threading
 
 import pytest
 
@@ -172,3 +173,20 @@ def test_a_prompt_of_a_person():
     done = run(b"", "hello", "--max-tokens=3")
     assert done.returncode == 0 and done.stdout == run(b"hello", "--max-tokens", "3").stdout, done
     assert run(b"", b"\xff\xfe", "--max-tokens", "3").returncode in (0, 1)
+
+
+def test_an_answer_does_not_wait_for_the_end_of_the_input():
+    """A program at the other end of both pipes may ask for the next thing only when it has read the last."""
+    command = [*golden.RUN, MODEL, "--max-model-len", "256", "--json"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as p:
+        stuck = threading.Timer(60, p.kill)
+        stuck.start()
+        for line in [json.dumps(GOOD) + "\n", "\n{\n", json.dumps(GOOD) + "\n" + json.dumps({**GOOD, "n": 2})[:20]]:
+            p.stdin.write(line.encode())
+            p.stdin.flush()
+            assert ("outputs" in json.loads(p.stdout.readline())) == ("max_tokens" in line)
+        p.stdin.write(json.dumps({**GOOD, "n": 2})[20:].encode())  # the last line may do without its end
+        p.stdin.close()
+        assert len(json.loads(p.stdout.readline())["outputs"]) == 2 and p.stdout.readline() == b""
+        stuck.cancel()
+    assert p.returncode == 0
