@@ -313,13 +313,19 @@ static bool in_halves(struct cuda *be, const struct gemm_args *a, cudaError_t *e
 
 bool cuda_gemm_gated(struct cuda *be, const struct gemm_args *a, enum status *st)
 {
-    struct wide_plan plan;
-    if (be->options.deterministic || !a->gated || a->n_rows <= 0 ||
-        !gemm_wide_takes(a, be->sm, be->n_sms, 0, &plan)) {
+    struct wide_plan wide;
+    if (be->options.deterministic || !a->gated || a->n_rows <= 0) {
         return false;
     }
-    *st = on_wide(be, a, &plan);
-    return true;
+    if (gemm_wide_takes(a, be->sm, be->n_sms, 0, &wide)) {
+        *st = on_wide(be, a, &wide);
+        return true;
+    }
+    if (gemm_batch_takes(a, be->sm, be->n_sms)) {
+        *st = cuda_check(be, gemm_batch(be->stream, a, be->n_sms), "gemm_batch");
+        return true;
+    }
+    return false;
 }
 
 enum status cuda_gemm(struct cuda *be, const struct gemm_args *a)

@@ -1,7 +1,7 @@
 /* Matrix products: y = x W^T (+ bias) (+ y). Makers: cuBLASLt (plans cached by shape), own kernels
- * that stream the weights for few rows (gemm_small.cu, gemm_wide.cu), and one family of tiled
- * kernels whose result for a row does not depend on the number of rows (gemm_tile.cu), which
- * deterministic mode, odd shapes and the experts use.
+ * for few rows (gemm_small.cu, gemm_wide.cu, gemm_batch.cu), and one family of tiled kernels whose
+ * result for a row does not depend on the number of rows (gemm_tile.cu), which deterministic mode,
+ * odd shapes and the experts use.
  * Compiles as C11 and C++17. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_GEMM_H
 #define SLUICE_CUDA_GEMM_H
@@ -35,7 +35,7 @@ struct gemm_args {
     bool accumulate;            // y += instead of y =
     bool may_split;             // it may be left as sums: see cuda_settle
     bool *joined;               // becomes true where the sums were not taken; may be NULL
-    bool gated; // y = silu(gate) * up, half as wide, of n_out's two halves: gemm_wide alone has it
+    bool gated; // y = silu(gate) * up, half as wide, of n_out's two halves: gemm_wide and _batch
     /* A batch of n_batch equal products: strides of one to the next, in elements. 1: plain. */
     int32_t n_batch;
     int64_t x_batch, w_batch, y_batch;
@@ -61,6 +61,10 @@ bool gemm_wide_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms, size_
 cudaError_t gemm_wide(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
                       const struct wide_plan *plan, const struct sum_parts *sums);
 cudaError_t gemm_join(cudaStream_t stream, const struct gemm_args *a, const struct sum_parts *sums);
+
+/* gemm_batch.cu: gated products of 241 to 256 rows, aligned and of 16 bits. */
+bool gemm_batch_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
+cudaError_t gemm_batch(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
 
 /* gemm_tile.cu: any shape, any of the dtypes. */
 cudaError_t gemm_tile(cudaStream_t stream, const struct gemm_args *a);

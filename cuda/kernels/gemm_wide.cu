@@ -13,6 +13,7 @@
  * (store_plain). */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/device/wgmma.cuh"
 
 enum {
@@ -143,12 +144,6 @@ template <typename Y> __device__ __forceinline__ typename pair_of<Y>::type pair(
     both.x = from_float<Y>(v[0]);
     both.y = from_float<Y>(v[1]);
     return both;
-}
-
-/* Rounded afterwards to 16 bits, of which this is exact enough; very negative ones become -0. */
-__device__ __forceinline__ float silu_gated(float gate, float up)
-{
-    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }
 
 /* D of one item, made what is stored: the first N, or with an activation N / 2, features of it. */

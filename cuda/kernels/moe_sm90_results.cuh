@@ -4,6 +4,7 @@
 #define SLUICE_CUDA_KERNELS_MOE_SM90_RESULTS_CUH
 
 #include "cuda/kernels/device/activation.cuh"
+#include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/device/wgmma.cuh"
 #include "cuda/kernels/moe_sm90.cuh"
 
@@ -38,7 +39,7 @@ struct piece {
 template <int KIND> __device__ __forceinline__ float gated(float g, float u)
 {
     if (KIND == ACT_SILU) {
-        return __fdividef(g, 1.0f + __expf(-g)) * u;
+        return silu_gated(g, u);
     }
     if (KIND == ACT_GELU_TANH) { // 1 + tanh(z) = 2 / (1 + exp(-2 z))
         return __fdividef(g, 1.0f + __expf(-1.5957691216057308f * (g + 0.044715f * g * g * g))) * u;
@@ -49,19 +50,6 @@ template <int KIND> __device__ __forceinline__ float gated(float g, float u)
         return __fdividef(g, 1.0f + __expf(-1.702f * g)) * (u + 1.0f);
     }
     return act_gated<KIND>(g, u);
-}
-
-template <typename T> __device__ __forceinline__ uint32_t pack(float a, float b)
-{
-    alignas(4) const T v[2] = {from_float<T>(a), from_float<T>(b)};
-    return *(const uint32_t *)v;
-}
-
-template <typename T> __device__ __forceinline__ float2 unpack(uint32_t pair)
-{
-    T v[2];
-    memcpy(v, &pair, sizeof v);
-    return make_float2(to_float(v[0]), to_float(v[1]));
 }
 
 /* Lane t of each four has pair t of blocks 0 to 3; afterwards all pairs of block t. */
@@ -103,7 +91,7 @@ template <typename T, int KIND> struct results { // KIND < 0: of the down produc
         columns = p.n_out - column;
 #pragma unroll
         for (int i = 0; i < HALF_COLUMNS / 2; i++) {
-            pair[i] = pack<T>(d[2 * i], d[2 * i + 1]);
+            pair[i] = pack_pair<T>(d[2 * i], d[2 * i + 1]);
         }
     }
 
@@ -129,12 +117,12 @@ template <typename T, int KIND> struct results { // KIND < 0: of the down produc
                 const int i = 2 * (CHUNK * 4 + j) + r;
                 v[j] = pair[i];
                 if constexpr (UP) {
-                    const float2 g = unpack<T>(v[j]), up = unpack<T>(pair[i + 32]);
-                    v[j] = pack<T>(gated<KIND>(g.x + b[j].x, up.x + b_up[j].x),
+                    const float2 g = unpack_pair<T>(v[j]), up = unpack_pair<T>(pair[i + 32]);
+                    v[j] = pack_pair<T>(gated<KIND>(g.x + b[j].x, up.x + b_up[j].x),
                                    gated<KIND>(g.y + b[j].y, up.y + b_up[j].y));
                 } else if (bias) {
-                    const float2 y = unpack<T>(v[j]);
-                    v[j] = pack<T>(y.x + b[j].x, y.y + b[j].y);
+                    const float2 y = unpack_pair<T>(v[j]);
+                    v[j] = pack_pair<T>(y.x + b[j].x, y.y + b[j].y);
                 }
             }
             transpose_4(v);

@@ -1,12 +1,12 @@
-/* Small products: against a naive product over odd shapes, then timed against cuBLASLt. */
+/* Products of few rows: against a naive product over odd shapes, then timed against cuBLASLt. */
 #include "cuda/gemm.h"
+#include "cuda/kernels/kernels.h"
 #include "test/bench/bench.cuh"
 
 #include <cmath>
 #include <cublasLt.h>
 
-template <typename T, typename Y>
-__global__ void naive_kernel(struct gemm_args a, float *out)
+template <typename T, typename Y> __global__ void naive_kernel(struct gemm_args a, float *out)
 {
     const int f = blockIdx.x * blockDim.x + threadIdx.x, r = blockIdx.y;
     if (f < a.n_out) {
@@ -190,9 +190,65 @@ static void check_wide(struct rng &r)
     }
 }
 
+/* Gated products of many rows: one or several bands a block, the last of them short. */
+static void check_batch(struct rng &r)
+{
+    struct gemm_args a = {};
+    a.x_dtype = a.w_dtype = a.y_dtype = r.below(2) ? DT_BF16 : DT_F16;
+    a.n_rows = r.between(129, 256); // the fewer are taken by others, and right all the same
+    a.n_in = 8 * r.between(16, r.below(4) ? 150 : 520);
+    const int width = 8 * r.between(1, r.below(4) ? 900 : 1900);
+    a.n_out = 2 * width;
+    a.x_stride = a.n_in + 8 * r.below(3);
+    a.y_stride = width + 2 * r.below(5);
+    a.gated = true;
+    a.n_batch = 1;
+    const int n_sms = r.below(3) ? 132 : r.between(2, 132);
+    const size_t n_y = (size_t)a.n_rows * a.y_stride, n_product = (size_t)a.n_rows * a.n_out;
+    void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
+    void *w = device_new<float>((size_t)a.n_out * a.n_in / 2 + 64);
+    void *y = device_new<float>(n_y);
+    float *expected = device_new<float>(n_product);
+    fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
+    fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(), 0.02f);
+    CHECK(cudaMemset(y, 0xff, n_y * 2));
+    a.x = x;
+    a.weight = w;
+    a.y = y;
+    naive(a, expected);
+    CHECK(cudaDeviceSynchronize());
+    CHECK(gemm_batch(0, &a, n_sms));
+    CHECK(cudaDeviceSynchronize());
+    const std::vector<float> all = to_host(y, a.y_dtype, n_y);
+    const std::vector<float> want =
+        silu_gated(to_host(expected, DT_F32, n_product), a.n_rows, width, a.x_dtype);
+    std::vector<float> got;
+    bool padding_kept = true;
+    for (int i = 0; i < a.n_rows; i++) {
+        const size_t row = (size_t)i * a.y_stride;
+        got.insert(got.end(), all.begin() + row, all.begin() + row + width);
+        for (int c = width; c < a.y_stride; c++) {
+            padding_kept = padding_kept && std::isnan(all[row + c]);
+        }
+    }
+    const double d = distance(got, want);
+    if (!padding_kept || !(d < (a.y_dtype == DT_F16 ? 2e-3 : 1e-2))) {
+        printf("gemm_batch FAILED: %d x %d x %d dtype %d on %d: distance %g, padding kept %d\n",
+               a.n_rows, a.n_out, a.n_in, a.x_dtype, n_sms, d, padding_kept);
+        bench_failures++;
+    }
+    for (void *p : {x, w, y, (void *)expected}) {
+        CHECK(cudaFree(p));
+    }
+}
+
 void bench_gemm_check()
 {
-    struct rng r = {1}, of_wide = {2};
+    struct rng r = {1}, of_wide = {2}, of_batch = {3};
+    for (int i = 0; i < 60; i++) {
+        check_batch(of_batch);
+    }
+    printf("gemm_batch: 60 products checked\n");
     for (int i = 0; i < 120; i++) {
         check_wide(of_wide);
     }
@@ -245,6 +301,55 @@ static struct lt_product lt_open(int m, int n, int k)
     return p;
 }
 
+/* gate_up with its activation: in one kernel, or cuBLASLt's product and the op. */
+static void time_gated(const char *weights, size_t pool, char *x, char *y, char *act,
+                       void *workspace)
+{
+    const int n = 28672, k = 4096;
+    const size_t bytes = (size_t)n * k * 2;
+    const int n_copies = (int)(pool / bytes);
+    printf("gate_up and SiLU, rows: own us, cublas and the op us\n");
+    for (int m : {64, 128, 192, 224, 240, 256}) {
+        struct gemm_args a = {};
+        a.x = x;
+        a.y = act;
+        a.x_dtype = a.w_dtype = a.y_dtype = DT_BF16;
+        a.n_rows = m;
+        a.n_out = n;
+        a.n_in = a.x_stride = k;
+        a.y_stride = n / 2;
+        a.n_batch = 1;
+        a.gated = true;
+        a.weight = weights;
+        struct wide_plan plan = {};
+        const bool wide = gemm_wide_takes(&a, 90, 132, 0, &plan);
+        const double own = time_us(12, [&](cudaStream_t stream, int i) {
+            struct gemm_args one = a;
+            one.weight = weights + bytes * (size_t)(i % n_copies);
+            CHECK(wide ? gemm_wide(stream, &one, 132, &plan, nullptr)
+                       : gemm_batch(stream, &one, 132));
+        });
+        struct activation_args silu = {};
+        silu.x.mem.p = y;
+        silu.x.dtype = silu.out.dtype = DT_BF16;
+        silu.x.stride = n;
+        silu.out.mem.p = act;
+        silu.out.stride = silu.width = n / 2;
+        silu.n_rows = m;
+        silu.kind = ACT_SILU;
+        silu.gated = true;
+        const struct lt_product p = lt_open(m, n, k);
+        const float one = 1.0f, zero = 0.0f;
+        const double theirs = time_us(12, [&](cudaStream_t stream, int i) {
+            LT(cublasLtMatmul(lt, p.desc, &one, weights + bytes * (size_t)(i % n_copies), p.w, x,
+                              p.x, &zero, y, p.y, y, p.y, &p.plan.algo, workspace, LT_WORKSPACE,
+                              stream));
+            CHECK(k_activation(stream, &silu));
+        });
+        printf("%4d  %7.2f (%s)  %7.2f\n", m, own, wide ? "wide" : "batch", theirs);
+    }
+}
+
 void bench_gemm_time()
 {
     static const struct {
@@ -257,10 +362,11 @@ void bench_gemm_time()
                   {"head", 128256, 4096}};
     LT(cublasLtCreate(&lt));
     const size_t pool = (size_t)3 << 30;
-    char *weights = device_new<char>(pool), *x = device_new<char>(128 * 14336 * 2);
-    char *y = device_new<char>(128 * 128256 * 2), *lt_workspace = device_new<char>(LT_WORKSPACE);
+    char *weights = device_new<char>(pool), *x = device_new<char>(256 * 14336 * 2);
+    char *y = device_new<char>(128 * 128256 * 2), *act = device_new<char>(256 * 14336 * 2);
+    char *lt_workspace = device_new<char>(LT_WORKSPACE);
     fill(weights, DT_BF16, (int64_t)pool / 2, 3, 0.03f);
-    fill(x, DT_BF16, 128 * 14336, 4, 1.0f);
+    fill(x, DT_BF16, 256 * 14336, 4, 1.0f);
     float *sums = device_new<float>((size_t)8 * 128 * 28672);
     printf("products of few rows, bf16, in a graph of dependent launches over rotating weights\n");
     printf("%-8s %4s %9s %7s %7s   %9s %7s   %s\n", "shape", "rows", "own us", "TB/s", "of 4.3",
@@ -307,7 +413,9 @@ void bench_gemm_time()
                    wide ? plan.n_splits > 1 ? " wide, left as sums" : " wide" : "");
         }
     }
-    for (void *p : {(void *)weights, (void *)x, (void *)y, (void *)lt_workspace, (void *)sums}) {
+    time_gated(weights, pool, x, y, act, lt_workspace);
+    for (void *p :
+         {(void *)weights, (void *)x, (void *)y, (void *)act, (void *)lt_workspace, (void *)sums}) {
         CHECK(cudaFree(p));
     }
 }

@@ -227,6 +227,23 @@ TEST(a_product_with_its_activation_agrees)
     }
 }
 
+TEST(a_product_of_256_rows_with_its_activation_agrees)
+{
+    NEED_GPU();
+    for (int32_t d = 1; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        /* A band a block of those that have it in a kernel of its own, the last of them short. */
+        linear_act_case(&p, 241, 6000, 136, ACT_SILU, true, false);
+        linear_act_case(&p, 256, 5992, 264, ACT_SILU, true, false);
+        linear_act_case(&p, 255, 14328, 128, ACT_SILU, true, false); // two bands
+        linear_act_case(&p, 250, 6000, 136, ACT_SILU, true, true);   // not there: a bias
+        linear_act_case(&p, 256, 6000, 72, ACT_SILU, true, false);   // nor K that short
+        linear_act_case(&p, 200, 6000, 136, ACT_SILU, true, false);  // nor so few rows
+        pair_close(&p);
+    }
+}
+
 TEST(linear_heads_agrees)
 {
     NEED_GPU();

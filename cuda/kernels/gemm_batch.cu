@@ -1,0 +1,340 @@
+/* y = silu(x W_gate^T) * (x W_up^T) for 241 to 256 rows, on Hopper, where arithmetic takes longer
+ * than reading the weights, and power for it limits the clock.
+ *
+ * Two neighbouring blocks, a cluster, take a band of BAND / 2 features of the gate and their
+ * partners for 128 rows each, a warpgroup for 64. One block loads the gate's weights and the other
+ * the partners', each for both, because the L2 cache does not feed so many tiles of this size, and
+ * costs power. Two threads load, W and x apart, through a ring of stages that fills the shared
+ * memory, W before the kernel before has ended.
+ *
+ * A band's results are rounded and kept; the activation is taken, and they are stored, while the
+ * tensor cores work on the cluster's next band. */
+#include "cuda/gemm.h"
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/pairs.cuh"
+#include "cuda/kernels/device/wgmma.cuh"
+
+enum {
+    DEPTH = 64,         // of K in a stage
+    BAND = 224,         // features of the gate and their partners
+    BLOCKS = BAND / 16, // of 8 features of the gate
+    CHUNK = 7,          // of those stored at a time
+    STEPS = BLOCKS / CHUNK,
+    CLUSTER = 2,     // blocks
+    TILE_ROWS = 128, // of a block
+    GROUP_ROWS = 64, // of a warpgroup
+    GROUPS = TILE_ROWS / GROUP_ROWS,
+    THREADS = (GROUPS + 1) * 128,
+    W_BYTES = BAND * DEPTH * 2,
+    X_BYTES = TILE_ROWS * DEPTH * 2,
+    BYTES = W_BYTES + X_BYTES, // of a stage
+    STAGES = 5,                // 220 KiB: what is left lets small kernels in beside it
+    SMEM_BYTES = STAGES * BYTES + 1024,
+    MIN_ROWS = 241, // with fewer cuBLASLt's tiles are as high as need be, and it as fast
+    MAX_ROWS = CLUSTER * TILE_ROWS,
+};
+static_assert(BLOCKS % CHUNK == 0, "whole chunks");
+
+struct batch_params {
+    void *y;
+    int32_t n_rows, n_out, n_boxes; // of y; boxes of DEPTH along K
+    int32_t y_stride, n_bands;
+};
+
+#if HAVE_SM90A
+
+struct batch_ring {
+    uint64_t full_w[STAGES], full_x[STAGES], empty[STAGES];
+};
+
+/* A cluster's way through its bands, which are as far apart as there are clusters, box after box,
+ * and through the ring. */
+struct batch_walk {
+    int32_t band = (int32_t)blockIdx.x / CLUSTER, box = 0;
+    int slot = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void next_band()
+    {
+        band += (int32_t)gridDim.x / CLUSTER;
+        box = 0;
+    }
+    __device__ __forceinline__ void next_box()
+    {
+        box++;
+        if (++slot == STAGES) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+struct batch_loader {
+    const struct batch_params &p;
+    const CUtensorMap *map;
+    char *smem;
+    struct batch_ring *ring;
+    int32_t rank; // of the block in its cluster
+
+    template <bool IS_X>
+    __device__ __forceinline__ void load(const struct batch_walk &at, uint64_t policy)
+    {
+        char *to = smem + at.slot * BYTES;
+        const int32_t column = at.box * DEPTH;
+        if (IS_X) {
+            barrier_expect(&ring->full_x[at.slot], X_BYTES);
+            tensor_load(to + W_BYTES, map, &ring->full_x[at.slot], column, rank * TILE_ROWS,
+                        policy);
+        } else {
+            barrier_expect(&ring->full_w[at.slot], W_BYTES);
+            tensor_load_multicast(to + rank * (W_BYTES / 2), map, &ring->full_w[at.slot], column,
+                                  at.band * (BAND / 2) + rank * p.n_out, (1 << CLUSTER) - 1,
+                                  policy);
+        }
+    }
+
+    template <bool IS_X> __device__ __forceinline__ void run()
+    {
+        const uint64_t policy = IS_X ? policy_evict_last() : policy_evict_first();
+        int fresh = STAGES; // stages that nobody has filled yet
+        struct batch_walk at;
+#pragma unroll 1
+        for (; at.band < p.n_bands; at.next_band()) {
+#pragma unroll 1
+            for (; at.box < p.n_boxes; at.next_box()) {
+                if (fresh > 0) {
+                    fresh--;
+                } else {
+                    barrier_wait(&ring->empty[at.slot], at.parity ^ 1);
+                }
+                load<IS_X>(at, policy);
+            }
+        }
+    }
+};
+
+/* A band's results, rounded as the product would have stored them; the accumulators' layout is in
+ * device/wgmma.cuh. They are made what is stored CHUNK blocks of 8 features at a time, always the
+ * first ones, and the rest moves up: code that runs once a launch is fetched for it, so it is kept
+ * short. */
+template <typename T> struct batch_kept {
+    uint32_t gate[BLOCKS * 2], up[BLOCKS * 2]; // [2 j + r]: features 8 j + 2 t, + 1; row g + 8 r
+    int left = 0;                              // steps
+    int32_t feature;                           // of the first pair
+
+    __device__ __forceinline__ void take(const float (&d)[BAND / 2], int32_t first)
+    {
+#pragma unroll
+        for (int i = 0; i < BLOCKS * 2; i++) {
+            gate[i] = pack_pair<T>(d[2 * i], d[2 * i + 1]);
+            up[i] = pack_pair<T>(d[BAND / 4 + 2 * i], d[BAND / 4 + 2 * i + 1]);
+        }
+        left = STEPS;
+        feature = first;
+    }
+
+    __device__ __forceinline__ void store_some(const struct batch_params &p, int row0)
+    {
+        T *to = (T *)p.y + (int64_t)row0 * p.y_stride + feature;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+#pragma unroll
+            for (int j = 0; j < CHUNK; j++) {
+                const float2 g = unpack_pair<T>(gate[2 * j + r]), u = unpack_pair<T>(up[2 * j + r]);
+                const uint32_t v = pack_pair<T>(silu_gated(g.x, u.x), silu_gated(g.y, u.y));
+                if (row0 + 8 * r < p.n_rows && feature + 8 * j < p.n_out) {
+                    *(uint32_t *)(to + 8 * r * (int64_t)p.y_stride + 8 * j) = v;
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < (BLOCKS - CHUNK) * 2; i++) {
+            gate[i] = gate[i + 2 * CHUNK];
+            up[i] = up[i + 2 * CHUNK];
+        }
+        feature += 8 * CHUNK;
+        left--;
+    }
+};
+
+/* A computing warpgroup. */
+template <typename T> struct batch_computer {
+    const struct batch_params &p;
+    char *smem;
+    struct batch_ring *ring;
+    int row0; // of this thread's two
+    struct batch_walk at;
+    int last;           // the slot of the box before, which the tensor cores may still read
+    int32_t to_release; // boxes whose stage will be filled again
+    float d[BAND / 2];
+    struct batch_kept<T> kept;
+
+    /* Tells both blocks' loaders that a stage is free; not where nobody will fill it, so that
+     * nothing arrives at a block that has ended. */
+    __device__ __forceinline__ void release()
+    {
+        if (to_release-- > 0 && (threadIdx.x & 31) < CLUSTER) {
+            barrier_arrive_at(&ring->empty[last], threadIdx.x & 31);
+        }
+    }
+
+    __device__ __forceinline__ void issue()
+    {
+        barrier_wait(&ring->full_x[at.slot], at.parity);
+        barrier_wait(&ring->full_w[at.slot], at.parity);
+        const uint32_t w = smem_address(smem + at.slot * BYTES);
+        const uint32_t x = w + W_BYTES + threadIdx.x / 128 * (GROUP_ROWS * DEPTH * 2);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < DEPTH / 16; i++) {
+            wgmma<T, BAND>::ss(d, wgmma_operand(x + i * 32, 0), wgmma_operand(w + i * 32, 0),
+                               at.box > 0 || i > 0);
+        }
+        wgmma_commit();
+    }
+
+    /* After a box is given to the tensor cores: the one before is done. */
+    __device__ __forceinline__ void finish()
+    {
+        if (at.box > 0) {
+            wgmma_wait<1>();
+            release();
+        }
+        last = at.slot;
+        at.next_box();
+    }
+
+    __device__ __forceinline__ void run()
+    {
+        const int32_t step = (int32_t)gridDim.x / CLUSTER;
+        to_release = (p.n_bands - at.band + step - 1) / step * p.n_boxes - STAGES;
+#pragma unroll 1
+        for (; at.band < p.n_bands; at.next_band()) {
+#pragma unroll 1
+            while (kept.left > 0) { // a band has at least as many boxes
+                issue();
+                kept.store_some(p, row0);
+                finish();
+            }
+#pragma unroll 1
+            while (at.box < p.n_boxes) {
+                issue();
+                finish();
+            }
+            wgmma_wait<0>();
+            release();
+#pragma unroll
+            for (int i = 0; i < BAND / 2; i++) {
+                asm volatile("" : "+f"(d[i])::"memory");
+            }
+            kept.take(d, at.band * (BAND / 2) + (threadIdx.x & 3) * 2);
+        }
+#pragma unroll 1
+        while (kept.left > 0) {
+            kept.store_some(p, row0);
+        }
+    }
+};
+
+#endif // HAVE_SM90A
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS, 1)
+    gemm_batch_kernel(const __grid_constant__ struct batch_params p,
+                      const __grid_constant__ CUtensorMap w_map,
+                      const __grid_constant__ CUtensorMap x_map)
+{
+#if HAVE_SM90A
+    extern __shared__ char smem_raw[];
+    __shared__ struct batch_ring ring;
+    char *smem = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
+    const int tid = threadIdx.x, rank = (int)cluster_rank();
+    if (tid == 0) {
+#pragma unroll 1
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&ring.full_w[i], 1);
+            barrier_init(&ring.full_x[i], 1);
+            barrier_init(&ring.empty[i], CLUSTER * GROUPS * 4);
+        }
+        barrier_init_done();
+    }
+    cluster_sync();
+    if (tid >= GROUPS * 128) {
+        registers_fewer<40>();
+        if (tid == GROUPS * 128) {
+            struct batch_loader l = {p, &w_map, smem, &ring, rank};
+            l.run<false>();
+        } else if (tid == GROUPS * 128 + 32) {
+            tensor_map_prefetch(&x_map);
+            pdl_wait();
+            struct batch_loader l = {p, &x_map, smem, &ring, rank};
+            l.run<true>();
+        }
+        pdl_wait();
+    } else {
+        registers_more<232>();
+        pdl_wait(); // y may be another kernel's until then
+        pdl_trigger();
+        const int row0 = rank * TILE_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7);
+        struct batch_computer<T> c = {p, smem, &ring, row0};
+        c.run();
+    }
+#endif
+}
+
+/* ---- host ---------------------------------------------------------------------------------- */
+
+extern "C" bool gemm_batch_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms)
+{
+    if (sm != 90 || n_sms < CLUSTER || !a->gated || a->accumulate || a->bias || a->n_batch > 1 ||
+        a->n_rows < MIN_ROWS || a->n_rows > MAX_ROWS || a->n_in < STEPS * DEPTH ||
+        a->n_in % 8 != 0 || (a->w_dtype != DT_BF16 && a->w_dtype != DT_F16) ||
+        a->x_dtype != a->w_dtype || a->y_dtype != a->x_dtype || a->n_out % 16 != 0 ||
+        a->x_stride % 8 != 0 || a->y_stride % 2 != 0 ||
+        ((uintptr_t)a->x | (uintptr_t)a->weight | (uintptr_t)a->y) % 16 != 0) {
+        return false;
+    }
+    /* Where the last round leaves many multiprocessors idle, cuBLASLt has finer tiles. */
+    const int64_t at_once = n_sms / CLUSTER, bands = (a->n_out + BAND - 1) / BAND;
+    const int64_t rounds = (bands + at_once - 1) / at_once;
+    return rounds * at_once * BAND * 4 <= (int64_t)a->n_out * 5;
+}
+
+template <typename T>
+static cudaError_t launch_batch(cudaStream_t stream, const struct gemm_args *a,
+                                const struct batch_params &p, int32_t n_sms)
+{
+    const auto kernel = gemm_batch_kernel<T>;
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         SMEM_BYTES); // of this device: ranks have one each
+    CUtensorMap w_map, x_map;
+    const bool bf16 = a->w_dtype == DT_BF16;
+    if (e == cudaSuccess) {
+        e = tensor_map_2d(&w_map, a->weight, bf16, (uint64_t)a->n_in, (uint64_t)a->n_out,
+                          (uint64_t)a->n_in * 2, BAND / 2);
+    }
+    if (e == cudaSuccess) {
+        e = tensor_map_2d(&x_map, a->x, bf16, (uint64_t)a->n_in, (uint64_t)a->n_rows,
+                          (uint64_t)a->x_stride * 2, TILE_ROWS);
+    }
+    if (e != cudaSuccess) {
+        return e;
+    }
+    const int32_t at_once = n_sms / CLUSTER, rounds = (p.n_bands + at_once - 1) / at_once;
+    const int32_t n_clusters = (p.n_bands + rounds - 1) / rounds;
+    return launch_clusters(CLUSTER, kernel, dim3((unsigned)(n_clusters * CLUSTER)), dim3(THREADS),
+                           SMEM_BYTES, stream, p, w_map, x_map);
+}
+
+extern "C" cudaError_t gemm_batch(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms)
+{
+    struct batch_params p = {};
+    p.y = a->y;
+    p.n_rows = a->n_rows;
+    p.n_out = a->n_out / 2;
+    p.n_boxes = (a->n_in + DEPTH - 1) / DEPTH;
+    p.y_stride = a->y_stride;
+    p.n_bands = (p.n_out + BAND / 2 - 1) / (BAND / 2);
+    return a->w_dtype == DT_BF16 ? launch_batch<bf16_t>(stream, a, p, n_sms)
+                                 : launch_batch<f16_t>(stream, a, p, n_sms);
+}
