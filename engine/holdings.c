@@ -253,23 +253,24 @@ bool holdings_grow(struct scheduler *s, struct plan *p, struct sequence *seq, in
 int32_t holdings_draft_rows(struct scheduler *s, struct sequence *seq, int32_t end)
 {
     const int32_t *blocks = scheduler_blocks(s, seq);
-    int32_t size = s->limits.block_tokens;
-    while (seq->draft_computed % size == 0 && seq->draft_computed + size <= end &&
+    int32_t size = s->limits.block_tokens, held = seq->n_blocks * size;
+    held = held < end ? held : end; // what comes behind it will be this sequence's own
+    while (seq->draft_computed % size == 0 && seq->draft_computed + size <= held &&
            s->draft_valid[blocks[seq->draft_computed / size]]) {
         seq->draft_computed += size;
     }
     int32_t reach = seq->draft_computed;
-    for (int32_t b = reach / size; reach < end; b++) {
+    for (int32_t b = reach / size; reach < held; b++) {
         int32_t *producer = &s->draft_producer[blocks[b]];
         bool shared = s->pool.refs[blocks[b]] > 1 || s->pool.cached[blocks[b]];
         if (shared && *producer >= 0 && *producer != seq->index) {
+            end = reach;
             break;
         }
         *producer = seq->index;
         reach = (b + 1) * size;
     }
-    reach = reach < end ? reach : end;
-    return reach - seq->draft_computed;
+    return end - seq->draft_computed;
 }
 
 void holdings_draft_fed(struct scheduler *s, struct sequence *seq, int32_t end)

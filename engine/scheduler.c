@@ -567,6 +567,7 @@ void scheduler_check(const struct scheduler *s)
 {
     kv_pool_check(&s->pool);
     int32_t *held = xcalloc((size_t)s->limits.n_blocks, sizeof *held);
+    bool *filled = xcalloc((size_t)s->limits.n_blocks, sizeof *filled);
     int32_t n_lanes = 0, n_running = 0, n_waiting = 0, n_live = 0;
     int64_t waiting_tokens = 0;
     for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {
@@ -583,6 +584,7 @@ void scheduler_check(const struct scheduler *s)
                          : NULL;
         for (int32_t i = 0; blocks && i < q->n_blocks; i++) {
             held[blocks[i]]++;
+            filled[blocks[i]] |= s->draft_producer[blocks[i]] == q->index;
         }
         ASSERT(q->state != SEQ_RUNNING || q->n_blocks * s->limits.block_tokens >= q->n_computed);
     }
@@ -590,10 +592,12 @@ void scheduler_check(const struct scheduler *s)
         ASSERT(held[b] == s->pool.refs[b]);
         ASSERT(s->pool.cached[b] == (s->cache.nodes[b].state != NODE_NONE));
         ASSERT(s->cache.nodes[b].state != NODE_PENDING || held[b] > 0);
+        ASSERT(held[b] == 0 || s->draft_producer[b] < 0 || filled[b]); // by one who holds it
     }
     ASSERT(n_lanes + s->n_free_lanes == s->limits.max_lanes);
     ASSERT(n_running == s->n_running && n_waiting == s->n_waiting);
     ASSERT(waiting_tokens == s->waiting_tokens);
     ASSERT(n_live + s->n_free_sequences == s->limits.max_sequences);
     free(held);
+    free(filled);
 }

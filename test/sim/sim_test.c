@@ -43,7 +43,7 @@ static struct engine_options options_of(struct sim *s)
     struct engine_options o = {.model_dir = "test/golden/llama-3", .dummy_weights = true,
                                .open_backend = fake_open, .open_arg = &s->control,
                                .no_thread = true};
-    o.block_size = 2 << draw(s, 3);
+    o.block_size = 1 << draw(s, 4);
     o.n_blocks = tokens[draw(s, 4)] / o.block_size;
     o.max_num_seqs = 1 + (int32_t)draw(s, 6);
     o.max_num_batched_tokens = o.max_num_seqs + 1 + (int32_t)draw(s, 30);
