@@ -12,7 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_EXACT_NODES = 64 }; // chosen: with pages of 32 tokens 512 MiB of an 8B's KV
+enum {
+    MAX_EXACT_NODES = 64, // chosen: with pages of 32 tokens 512 MiB of an 8B's KV
+    LEAST_BLOCKS = 2,
+};
 
 static bool on_cpu(const struct backend_facts *f)
 {
@@ -274,13 +277,14 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
     int64_t n = (int64_t)(budget / (per_block ? per_block : 1));
     int64_t most = (int64_t)info->max_num_seqs *
                    ((info->max_model_len + info->block_tokens - 1) / info->block_tokens);
+    most = most > LEAST_BLOCKS ? most : LEAST_BLOCKS;
     n = n < most ? n : most;
     n = e->options.n_blocks > 0 ? e->options.n_blocks : n;
     n = n < INT32_MAX / info->block_tokens ? n : INT32_MAX / info->block_tokens;
     TRY(engine_agree(e, &n, err));
     info->n_blocks = (int32_t)n;
     info->kv_bytes = (size_t)n * per_block;
-    if (n >= 2) {
+    if (n >= LEAST_BLOCKS) {
         return OK;
     }
     if (e->options.n_blocks > 0) {

@@ -16,6 +16,21 @@ TEST(a_prompt_that_can_never_fit_is_refused_with_both_lengths)
     stop(&b);
 }
 
+/* Where one block would hold all that runs at once, there are two: the least that works. */
+TEST(one_sequence_of_one_block_has_room)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 256, 0);
+    o.max_num_seqs = 1;
+    o.max_model_len = 200;
+    REQUIRE(start(&b, &o));
+    CHECK_EQ(engine_info(b.e)->n_blocks, 2);
+    submit(&b, make(0, 0, 100, 100));
+    run(&b, 1, 300);
+    check_answer(0);
+    stop(&b);
+}
+
 /* It would be told for ever that the queue is full. */
 TEST(more_samples_than_there_is_room_for_are_refused)
 {
