@@ -1,4 +1,4 @@
-/* y = silu(x W_gate^T) * (x W_up^T) for 241 to 256 rows, on Hopper, where arithmetic takes longer
+/* y = silu(x W_gate^T) * (x W_up^T) for 209 to 256 rows, on Hopper, where arithmetic takes longer
  * than reading the weights, and power for it limits the clock.
  *
  * Two neighbouring blocks, a cluster, take a band of BAND / 2 features of the gate and their
@@ -30,7 +30,7 @@ enum {
     BYTES = W_BYTES + X_BYTES, // of a stage
     STAGES = 5,                // 220 KiB: what is left lets small kernels in beside it
     SMEM_BYTES = STAGES * BYTES + 1024,
-    MIN_ROWS = 241, // with fewer cuBLASLt's tiles are as high as need be, and it as fast
+    MIN_ROWS = 209, // with fewer cuBLASLt is as fast
     MAX_ROWS = CLUSTER * TILE_ROWS,
 };
 static_assert(BLOCKS % CHUNK == 0, "whole chunks");
