@@ -6,8 +6,6 @@
 #include <math.h>
 #include <string.h>
 
-enum { MAX_EXPERTS = 1024, MAX_PICKS = 64 };
-
 /* Picks (rows x k) whose intermediate values are in memory at a time. */
 enum { CHUNK_PICKS = 2048 };
 

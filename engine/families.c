@@ -118,8 +118,8 @@ static enum status experts(const struct json *j, const char *count_key, const ch
         n = json_get_int(j, "num_local_experts", 0);
     }
     int64_t ffn = json_get_int(j, ffn_key, 0);
-    TRY(positive(count_key, n, 4096, err));
-    TRY(positive("num_experts_per_tok", k, n < 64 ? n : 64, err));
+    TRY(positive(count_key, n, MAX_EXPERTS, err));
+    TRY(positive("num_experts_per_tok", k, n < MAX_PICKS ? n : MAX_PICKS, err));
     TRY(positive(ffn_key, ffn, 1 << 22, err));
     c->n_experts = (int32_t)n;
     c->experts_per_token = (int32_t)k;

@@ -116,6 +116,8 @@ struct activation_args {
     bool gated;
 };
 
+enum { MAX_EXPERTS = 1024, MAX_PICKS = 32 }; // of a layer; of a row: what every backend takes
+
 enum moe_scoring {
     MOE_SOFTMAX_TOPK, // softmax over all, then top-k; `renormalise` divides by their sum
     MOE_TOPK_SOFTMAX, // top-k on the logits, softmax over them

@@ -100,7 +100,7 @@ cudaError_t k_convert(cudaStream_t stream, void *to, enum dtype to_dtype, const 
                       enum dtype from_dtype, int64_t n);
 
 /* ---- moe_route.cu, moe.cu, moe_sm90.cu */
-enum { MOE_MAX_K = 32, MOE_MAX_EXPERTS = 1024 }; // picks of a row, experts of a layer
+enum { MOE_MAX_K = MAX_PICKS, MOE_MAX_EXPERTS = MAX_EXPERTS };
 
 /* Sized for n_rows * k picks of one call. */
 struct moe_scratch {
