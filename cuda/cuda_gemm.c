@@ -325,6 +325,10 @@ bool cuda_gemm_gated(struct cuda *be, const struct gemm_args *a, enum status *st
         *st = cuda_check(be, gemm_batch(be->stream, a, be->n_sms), "gemm_batch");
         return true;
     }
+    if (gemm_small_takes(a, be->sm)) {
+        *st = cuda_check(be, gemm_small(be->stream, a), "gemm_small");
+        return true;
+    }
     return false;
 }
 

@@ -35,7 +35,7 @@ struct gemm_args {
     bool accumulate;            // y += instead of y =
     bool may_split;             // it may be left as sums: see cuda_settle
     bool *joined;               // becomes true where the sums were not taken; may be NULL
-    bool gated; // y = silu(gate) * up, half as wide, of n_out's two halves: gemm_wide and _batch
+    bool gated; // y = silu(gate) * up, half as wide, of n_out's two halves: own kernels alone
     /* A batch of n_batch equal products: strides of one to the next, in elements. 1: plain. */
     int32_t n_batch;
     int64_t x_batch, w_batch, y_batch;

@@ -7,6 +7,9 @@
  * tensor cores' time, of which there is plenty) and a warp that loads, through a ring of stages in
  * shared memory: N features and the rows of x, for a run of K.
  *
+ * Gated, a band is N / 2 features of each half of the weight, so that a thread has a feature's gate
+ * and its other factor, and what is stored is their product.
+ *
  * x in a stage is groups of 8 rows (1,024 bytes). With up to 8 rows all eight groups of the operand
  * are the same one; with more, what lies past the last is other data: such rows of D are not used.
  *
@@ -15,6 +18,7 @@
  * then its first weights follow these without a gap, rather than in their way. */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/device/wgmma.cuh"
 
 enum {
@@ -28,12 +32,14 @@ enum {
 struct small_params {
     void *y;
     const float *bias;
-    int32_t n_rows, n_out, n_boxes; // boxes along K
+    int32_t n_rows, n_boxes; // boxes along K
+    int32_t n_out, up_row; // of y; where the weight's second half begins, if gated
     int32_t y_stride;
     int32_t x_rows;   // of a box: 8, 16, 32 or 64
     int32_t n_stages; // of the ring
     int32_t n_prefetch; // stages that are called to the L2 cache beyond those
     bool accumulate;
+    bool plain; // no bias, nothing to add to, and pairs of features are aligned
 };
 
 template <int N> struct stage_of {
@@ -47,7 +53,7 @@ template <int N> struct stage_of {
 
 #if HAVE_SM90A
 
-template <int N>
+template <int N, bool GATED>
 __device__ __forceinline__ void load_stages(const struct small_params &p, const CUtensorMap *w_map,
                                             const CUtensorMap *x_map, char *smem, uint64_t *full,
                                             uint64_t *empty)
@@ -55,15 +61,20 @@ __device__ __forceinline__ void load_stages(const struct small_params &p, const 
     using S = stage_of<N>;
     const int bytes = S::bytes(p.x_rows), x_box = p.x_rows * DEPTH * 2;
     const int per_band = (p.n_boxes + S::BOXES - 1) / S::BOXES;
-    const int n_bands = (p.n_out + N - 1) / N;
+    constexpr int STEP = GATED ? N / 2 : N;
+    const int n_bands = (p.n_out + STEP - 1) / STEP;
     const int n = (n_bands - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * per_band;
     const uint64_t once = policy_evict_first(), often = policy_evict_last();
     auto load_w = [&](int i, int stage) {
         const int band = blockIdx.x + i / per_band * gridDim.x, k = i % per_band * S::BOXES;
         barrier_expect(&full[stage], bytes);
         for (int b = 0; b < S::BOXES; b++) { // past the end of K they read as zero
-            tensor_load(smem + stage * bytes + b * S::W_BOX, w_map, &full[stage], (k + b) * DEPTH,
-                        band * N, once);
+            char *to = smem + stage * bytes + b * S::W_BOX;
+            tensor_load(to, w_map, &full[stage], (k + b) * DEPTH, band * STEP, once);
+            if (GATED) {
+                tensor_load(to + S::W_BOX / 2, w_map, &full[stage], (k + b) * DEPTH,
+                            p.up_row + band * STEP, once);
+            }
         }
     };
     auto load_x = [&](int i, int stage) {
@@ -80,7 +91,10 @@ __device__ __forceinline__ void load_stages(const struct small_params &p, const 
     for (int i = ahead; i < min(ahead + p.n_prefetch, n); i++) {
         const int band = blockIdx.x + i / per_band * gridDim.x, k = i % per_band * S::BOXES;
         for (int b = 0; b < S::BOXES; b++) {
-            tensor_prefetch(w_map, (k + b) * DEPTH, band * N);
+            tensor_prefetch(w_map, (k + b) * DEPTH, band * STEP);
+            if (GATED) {
+                tensor_prefetch(w_map, (k + b) * DEPTH, p.up_row + band * STEP);
+            }
         }
     }
     pdl_wait();
@@ -100,16 +114,49 @@ __device__ __forceinline__ void load_stages(const struct small_params &p, const 
     }
 }
 
-template <typename Y, int N>
+template <typename Y> struct alignas(2 * sizeof(Y)) two_of {
+    Y v[2];
+};
+
+/* A row of the band in pairs, with nothing to ask between the stores. Product and activation are
+ * two ops: the first one's result is rounded. */
+template <typename Y, int N, bool GATED>
+__device__ __forceinline__ void store_plain(const struct small_params &p, const float (&d)[N / 2],
+                                            int r, Y *to, int feature)
+{
+    constexpr int TILES = (GATED ? N / 2 : N) / 8;
+#pragma unroll
+    for (int j = 0; j < TILES; j++) {
+        struct two_of<Y> two;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float v = d[j * 4 + 2 * r + e];
+            if constexpr (GATED) {
+                const float up = d[(j + TILES) * 4 + 2 * r + e];
+                v = silu_gated(to_float(from_float<Y>(v)), to_float(from_float<Y>(up)));
+            }
+            two.v[e] = from_float<Y>(v);
+        }
+        if (feature + j * 8 < p.n_out) {
+            *(struct two_of<Y> *)(to + feature + j * 8) = two;
+        }
+    }
+}
+
+template <typename Y, int N, bool GATED>
 __device__ __forceinline__ void store_band(const struct small_params &p, const float (&d)[N / 2],
                                            int band)
 {
     const int tid = threadIdx.x, row0 = (tid >> 5) * 16 + (tid >> 2 & 7);
-    const int feature = band * N + (tid & 3) * 2;
+    const int feature = band * (GATED ? N / 2 : N) + (tid & 3) * 2;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int row = row0 + 8 * r;
         if (row >= p.n_rows) {
+            continue;
+        }
+        if (GATED || p.plain) {
+            store_plain<Y, N, GATED>(p, d, r, (Y *)p.y + (int64_t)row * p.y_stride, feature);
             continue;
         }
         Y *to = (Y *)p.y + (int64_t)row * p.y_stride;
@@ -128,7 +175,7 @@ __device__ __forceinline__ void store_band(const struct small_params &p, const f
 
 #endif // HAVE_SM90A
 
-template <typename T, typename Y, int N>
+template <typename T, typename Y, int N, bool GATED>
 __global__ void __launch_bounds__(THREADS, 2)
     gemm_small_kernel(const __grid_constant__ struct small_params p,
                       const __grid_constant__ CUtensorMap w_map,
@@ -151,16 +198,17 @@ __global__ void __launch_bounds__(THREADS, 2)
     __syncthreads();
     if (tid >= COMPUTERS) {
         if (tid == COMPUTERS) {
-            load_stages<N>(p, &w_map, &x_map, smem, full, empty);
+            load_stages<N, GATED>(p, &w_map, &x_map, smem, full, empty);
         }
-        pdl_trigger(); // counts once all threads of the block have come by or left
+        pdl_trigger();
         pdl_wait();
         return;
     }
     pdl_trigger();
     pdl_wait(); // y may be another kernel's until then
     const uint32_t groups = p.x_rows > 8 ? 1024 : 0;
-    const int n_bands = (p.n_out + N - 1) / N;
+    constexpr int STEP = GATED ? N / 2 : N;
+    const int n_bands = (p.n_out + STEP - 1) / STEP;
     int stage = 0;
     uint32_t parity = 0;
     for (int band = blockIdx.x; band < n_bands; band += gridDim.x) {
@@ -189,7 +237,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         for (int i = 0; i < N / 2; i++) {
             asm volatile("" : "+f"(d[i])::"memory");
         }
-        store_band<Y, N>(p, d, band);
+        store_band<Y, N, GATED>(p, d, band);
     }
 #endif
 }
@@ -238,26 +286,32 @@ extern "C" bool gemm_small_takes(const struct gemm_args *a, int32_t sm)
     if (a->n_rows > 32 && band_of(a->n_out, n_sms_of_device()) < 96) {
         return false;
     }
+    if (a->gated &&
+        (a->n_rows > 32 || a->n_out % 16 != 0 || a->accumulate || a->bias ||
+         a->y_dtype != a->x_dtype || a->y_stride % 2 != 0 || (uintptr_t)a->y % 4 != 0)) {
+        return false;
+    }
     return sm == 90 && a->n_batch <= 1 && a->n_rows >= 1 && a->n_rows <= 64 &&
            (a->w_dtype == DT_BF16 || a->w_dtype == DT_F16) && a->x_dtype == a->w_dtype &&
            (a->y_dtype == a->x_dtype || a->y_dtype == DT_F32) && a->n_in % 8 == 0 &&
            a->x_stride % 8 == 0 && ((uintptr_t)a->x | (uintptr_t)a->weight) % 16 == 0;
 }
 
-template <typename T, typename Y, int N>
+template <typename T, typename Y, int N, bool GATED>
 static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a,
                                 struct small_params p)
 {
     const cudaError_t ready = // of this device: ranks have one each
-        cudaFuncSetAttribute(gemm_small_kernel<T, Y, N>,
+        cudaFuncSetAttribute(gemm_small_kernel<T, Y, N, GATED>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BUDGET);
     if (ready != cudaSuccess) {
         return ready;
     }
+    constexpr int STEP = GATED ? N / 2 : N;
     CUtensorMap w_map, x_map;
     const bool bf16 = a->w_dtype == DT_BF16;
     cudaError_t e = tensor_map_2d(&w_map, a->weight, bf16, (uint64_t)a->n_in, (uint64_t)a->n_out,
-                                  (uint64_t)a->n_in * 2, N);
+                                  (uint64_t)a->n_in * 2, STEP);
     if (e == cudaSuccess) {
         e = tensor_map_2d(&x_map, a->x, bf16, (uint64_t)a->n_in, (uint64_t)a->n_rows,
                           (uint64_t)a->x_stride * 2, (uint32_t)p.x_rows);
@@ -270,22 +324,22 @@ static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a,
               bytes = stage_of<N>::bytes(p.x_rows);
     p.n_stages = (SMEM_BUDGET - spare - 256) / (bytes + 16);
     p.n_prefetch = p.x_rows > 8 ? p.n_stages : 0; // measured: else it only costs
-    const int n_bands = (a->n_out + N - 1) / N, n_sms = n_sms_of_device();
-    return launch(gemm_small_kernel<T, Y, N>, dim3((unsigned)(n_bands < n_sms ? n_bands : n_sms)),
+    const int n_bands = (p.n_out + STEP - 1) / STEP, n_sms = n_sms_of_device();
+    return launch(gemm_small_kernel<T, Y, N, GATED>, dim3((unsigned)(n_bands < n_sms ? n_bands : n_sms)),
                   dim3(THREADS), SMEM_BUDGET, stream, p, w_map, x_map);
 }
 
-template <typename T, typename Y>
+template <typename T, typename Y, bool GATED>
 static cudaError_t launch_by_band(cudaStream_t stream, const struct gemm_args *a,
                                   const struct small_params &p)
 {
     switch (band_of(a->n_out, n_sms_of_device())) {
-    case 32: return launch_small<T, Y, 32>(stream, a, p);
-    case 48: return launch_small<T, Y, 48>(stream, a, p);
-    case 64: return launch_small<T, Y, 64>(stream, a, p);
-    case 96: return launch_small<T, Y, 96>(stream, a, p);
-    case 112: return launch_small<T, Y, 112>(stream, a, p);
-    case 128: return launch_small<T, Y, 128>(stream, a, p);
+    case 32: return launch_small<T, Y, 32, GATED>(stream, a, p);
+    case 48: return launch_small<T, Y, 48, GATED>(stream, a, p);
+    case 64: return launch_small<T, Y, 64, GATED>(stream, a, p);
+    case 96: return launch_small<T, Y, 96, GATED>(stream, a, p);
+    case 112: return launch_small<T, Y, 112, GATED>(stream, a, p);
+    case 128: return launch_small<T, Y, 128, GATED>(stream, a, p);
     default: return cudaErrorInvalidValue;
     }
 }
@@ -296,16 +350,22 @@ extern "C" cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a
     p.y = a->y;
     p.bias = a->bias;
     p.n_rows = a->n_rows;
-    p.n_out = a->n_out;
+    p.n_out = p.up_row = a->gated ? a->n_out / 2 : a->n_out;
     p.n_boxes = (a->n_in + DEPTH - 1) / DEPTH;
     p.y_stride = a->y_stride;
     p.x_rows = x_rows_of(a->n_rows);
     p.accumulate = a->accumulate;
+    p.plain = !p.bias && !p.accumulate && p.n_out % 2 == 0 && p.y_stride % 2 == 0 &&
+              (uintptr_t)p.y % 8 == 0;
     const bool bf16 = a->w_dtype == DT_BF16;
-    if (a->y_dtype == DT_F32) {
-        return bf16 ? launch_by_band<bf16_t, float>(stream, a, p)
-                    : launch_by_band<f16_t, float>(stream, a, p);
+    if (a->gated) {
+        return bf16 ? launch_by_band<bf16_t, bf16_t, true>(stream, a, p)
+                    : launch_by_band<f16_t, f16_t, true>(stream, a, p);
     }
-    return bf16 ? launch_by_band<bf16_t, bf16_t>(stream, a, p)
-                : launch_by_band<f16_t, f16_t>(stream, a, p);
+    if (a->y_dtype == DT_F32) {
+        return bf16 ? launch_by_band<bf16_t, float, false>(stream, a, p)
+                    : launch_by_band<f16_t, float, false>(stream, a, p);
+    }
+    return bf16 ? launch_by_band<bf16_t, bf16_t, false>(stream, a, p)
+                : launch_by_band<f16_t, f16_t, false>(stream, a, p);
 }

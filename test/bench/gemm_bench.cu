@@ -34,61 +34,6 @@ static void naive(const struct gemm_args &a, float *out)
     CHECK(cudaGetLastError());
 }
 
-static void check_one(struct rng &r)
-{
-    struct gemm_args a = {};
-    a.x_dtype = a.w_dtype = r.below(2) ? DT_BF16 : DT_F16;
-    a.y_dtype = r.below(2) ? a.x_dtype : DT_F32;
-    a.n_rows = r.below(3) == 0 ? 1 : r.between(1, 64);
-    a.n_out = r.between(1, r.below(4) ? 3000 : 20000);
-    a.n_in = 8 * r.between(1, r.below(4) ? 300 : 1800);
-    a.x_stride = a.n_in + 8 * r.below(3);
-    a.y_stride = a.n_out + r.below(9);
-    a.accumulate = r.below(2);
-    a.n_batch = 1;
-    const size_t n_y = (size_t)a.n_rows * a.y_stride;
-    void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
-    void *w = device_new<float>((size_t)a.n_out * a.n_in / 2 + 64);
-    void *y = device_new<float>(n_y);
-    float *bias = device_new<float>(a.n_out),
-          *expected = device_new<float>((size_t)a.n_rows * a.n_out);
-    fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
-    fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(), 0.05f);
-    fill(bias, DT_F32, a.n_out, r.next(), 1.0f);
-    if (a.accumulate) {
-        fill(y, a.y_dtype, (int64_t)n_y, r.next(), 1.0f);
-    } else {
-        CHECK(cudaMemset(y, 0xff, n_y * dtype_bytes(a.y_dtype)));
-    }
-    if (!gemm_small_takes(&a, 90)) {
-        a.n_rows = a.n_rows % 32 + 1;
-    }
-    a.x = x;
-    a.weight = w;
-    a.y = y;
-    a.bias = r.below(2) ? bias : nullptr;
-    naive(a, expected);
-    CHECK(cudaDeviceSynchronize());
-    CHECK(gemm_small(0, &a));
-    CHECK(cudaDeviceSynchronize());
-    const std::vector<float> all = to_host(y, a.y_dtype, n_y);
-    const std::vector<float> want = to_host(expected, DT_F32, (size_t)a.n_rows * a.n_out);
-    std::vector<float> got;
-    for (int i = 0; i < a.n_rows; i++) {
-        got.insert(got.end(), all.begin() + (size_t)i * a.y_stride,
-                   all.begin() + (size_t)i * a.y_stride + a.n_out);
-    }
-    const double d = distance(got, want);
-    if (!(d < (a.y_dtype == DT_F32 ? 1e-4 : a.y_dtype == DT_F16 ? 1e-3 : 5e-3))) {
-        printf("gemm_small FAILED: %d x %d x %d dtype %d -> %d acc %d bias %d: distance %g\n",
-               a.n_rows, a.n_out, a.n_in, a.x_dtype, a.y_dtype, a.accumulate, a.bias != nullptr, d);
-        bench_failures++;
-    }
-    for (void *p : {x, w, y, (void *)bias, (void *)expected}) {
-        CHECK(cudaFree(p));
-    }
-}
-
 /* What a gated product is of the plain one, on the host: exact enough to compare with. */
 static std::vector<float> silu_gated(const std::vector<float> &v, int n_rows, int width,
                                      enum dtype dt)
@@ -106,6 +51,79 @@ static std::vector<float> silu_gated(const std::vector<float> &v, int n_rows, in
         }
     }
     return out;
+}
+
+static void check_one(struct rng &r)
+{
+    struct gemm_args a = {};
+    a.x_dtype = a.w_dtype = r.below(2) ? DT_BF16 : DT_F16;
+    a.y_dtype = r.below(2) ? a.x_dtype : DT_F32;
+    a.n_rows = r.below(3) == 0 ? 1 : r.between(1, 64);
+    a.n_out = r.between(1, r.below(4) ? 3000 : 20000);
+    a.n_in = 8 * r.between(1, r.below(4) ? 300 : 1800);
+    a.x_stride = a.n_in + 8 * r.below(3);
+    a.gated = r.below(3) == 0;
+    if (a.gated) {
+        a.y_dtype = a.x_dtype;
+        a.n_rows = r.below(3) == 0 ? 1 : r.between(1, 32);
+        a.n_out = (a.n_out + 15) / 16 * 16;
+    }
+    const int n_y_out = a.gated ? a.n_out / 2 : a.n_out;
+    a.y_stride = a.gated ? n_y_out + 8 * r.below(3) : a.n_out + r.below(9);
+    a.accumulate = !a.gated && r.below(2);
+    a.n_batch = 1;
+    const size_t n_y = (size_t)a.n_rows * a.y_stride;
+    void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
+    void *w = device_new<float>((size_t)a.n_out * a.n_in / 2 + 64);
+    void *y = device_new<float>(n_y);
+    float *bias = device_new<float>(a.n_out),
+          *expected = device_new<float>((size_t)a.n_rows * a.n_out);
+    fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
+    fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(),
+         a.gated ? 0.005f : 0.05f); // 16 bits hold gate * up
+    fill(bias, DT_F32, a.n_out, r.next(), 1.0f);
+    if (a.accumulate) {
+        fill(y, a.y_dtype, (int64_t)n_y, r.next(), 1.0f);
+    } else {
+        CHECK(cudaMemset(y, 0xff, n_y * dtype_bytes(a.y_dtype)));
+    }
+    if (!gemm_small_takes(&a, 90)) {
+        a.n_rows = a.n_rows % 32 + 1;
+    }
+    a.x = x;
+    a.weight = w;
+    a.y = y;
+    a.bias = !a.gated && r.below(2) ? bias : nullptr;
+    naive(a, expected);
+    CHECK(cudaDeviceSynchronize());
+    CHECK(gemm_small(0, &a));
+    CHECK(cudaDeviceSynchronize());
+    const std::vector<float> all = to_host(y, a.y_dtype, n_y);
+    std::vector<float> want = to_host(expected, DT_F32, (size_t)a.n_rows * a.n_out);
+    if (a.gated) {
+        want = silu_gated(want, a.n_rows, n_y_out, a.x_dtype);
+    }
+    std::vector<float> got;
+    bool padding_kept = true;
+    for (int i = 0; i < a.n_rows; i++) {
+        const size_t row = (size_t)i * a.y_stride;
+        got.insert(got.end(), all.begin() + row, all.begin() + row + n_y_out);
+        for (int c = n_y_out; c < a.y_stride && !a.accumulate; c++) {
+            padding_kept = padding_kept && std::isnan(all[row + c]);
+        }
+    }
+    const double d = distance(got, want), most = a.gated ? 2 : 1;
+    if (!padding_kept ||
+        !(d < (a.y_dtype == DT_F32 ? 1e-4 : a.y_dtype == DT_F16 ? 1e-3 : 5e-3) * most)) {
+        printf("gemm_small FAILED: %d x %d x %d dtype %d -> %d acc %d bias %d gated %d: distance "
+               "%g, padding kept %d\n",
+               a.n_rows, a.n_out, a.n_in, a.x_dtype, a.y_dtype, a.accumulate, a.bias != nullptr,
+               a.gated, d, padding_kept);
+        bench_failures++;
+    }
+    for (void *p : {x, w, y, (void *)bias, (void *)expected}) {
+        CHECK(cudaFree(p));
+    }
 }
 
 static void check_wide(struct rng &r)
@@ -253,10 +271,10 @@ void bench_gemm_check()
         check_wide(of_wide);
     }
     printf("gemm_wide: 120 products checked\n");
-    for (int i = 0; i < 60; i++) {
+    for (int i = 0; i < 90; i++) {
         check_one(r);
     }
-    printf("gemm_small: 60 products checked\n");
+    printf("gemm_small: 90 products checked\n");
 }
 
 /* ---- timing -------------------------------------------------------------------------------- */
