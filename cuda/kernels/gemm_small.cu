@@ -14,8 +14,9 @@
  * are the same one; with more, what lies past the last is other data: such rows of D are not used.
  *
  * With programmatic dependent launch the ring is filled with weights, which no kernel writes,
- * before the wait for the kernel before. The next kernel is let in when the last load is issued:
- * then its first weights follow these without a gap, rather than in their way. */
+ * before the wait for the kernel before. A block takes more than half of a multiprocessor's shared
+ * memory, so that no two land on one: a product's blocks move in where those of the product before
+ * have left, one each, and begin to load at once, if the norm between the two has let them in. */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/pairs.cuh"
@@ -26,7 +27,8 @@ enum {
     COMPUTERS = 128,
     THREADS = 160,
     STAGE_BYTES = 16 * 1024, // of weights, about: a stage takes several boxes
-    SMEM_BUDGET = 110 * 1024, // two blocks fit a multiprocessor: this kernel's and the next one's
+    SMEM_FEW = 220 * 1024,   // of a block, for up to 8 rows,
+    SMEM_MORE = 150 * 1024,  // and for more: measured
 };
 
 struct small_params {
@@ -301,9 +303,13 @@ template <typename T, typename Y, int N, bool GATED>
 static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a,
                                 struct small_params p)
 {
-    const cudaError_t ready = // of this device: ranks have one each
-        cudaFuncSetAttribute(gemm_small_kernel<T, Y, N, GATED>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BUDGET);
+    const auto kernel = gemm_small_kernel<T, Y, N, GATED>;
+    cudaError_t ready = // of this device: ranks have one each
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_FEW);
+    if (ready == cudaSuccess) { // small kernels find room beside a block, whatever its size
+        ready = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
+    }
     if (ready != cudaSuccess) {
         return ready;
     }
@@ -322,11 +328,12 @@ static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a,
     /* The operand's 64 rows may reach past a stage's x by 64 rows of 128 bytes. */
     const int spare = p.x_rows == 16 || p.x_rows == 32 ? 1024 + 8192 : 1024,
               bytes = stage_of<N>::bytes(p.x_rows);
-    p.n_stages = (SMEM_BUDGET - spare - 256) / (bytes + 16);
+    const int smem = p.x_rows > 8 ? SMEM_MORE : SMEM_FEW;
+    p.n_stages = (smem - spare - 256) / (bytes + 16);
     p.n_prefetch = p.x_rows > 8 ? p.n_stages : 0; // measured: else it only costs
     const int n_bands = (p.n_out + STEP - 1) / STEP, n_sms = n_sms_of_device();
-    return launch(gemm_small_kernel<T, Y, N, GATED>, dim3((unsigned)(n_bands < n_sms ? n_bands : n_sms)),
-                  dim3(THREADS), SMEM_BUDGET, stream, p, w_map, x_map);
+    const dim3 grid((unsigned)(n_bands < n_sms ? n_bands : n_sms)), block(THREADS);
+    return launch(kernel, grid, block, (size_t)smem, stream, p, w_map, x_map);
 }
 
 template <typename T, typename Y, bool GATED>

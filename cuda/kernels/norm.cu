@@ -12,7 +12,6 @@ struct norm_params {
     bool layer; // subtract the mean
     struct sum_parts sums; // what delta is the sum of; n 0: delta is read
     bool store; // x has changed
-    bool early; // the next kernel is let in before the wait: see device/launch.cuh
 };
 
 /* Each thread keeps NV vectors of the row in registers. */
@@ -33,9 +32,7 @@ __global__ void __launch_bounds__(1024)
             w[j][e] = weight && i < p.width ? weight[i + e] + p.weight_offset : 1.0f;
         }
     }
-    if (p.early) {
-        pdl_trigger();
-    }
+    pdl_trigger(); // before the wait: see device/launch.cuh
     T *row = x + (int64_t)blockIdx.x * p.x_stride;
     vec<T> v[NV];
     /* Sums come from a kernel that lets this one in when those before it have ended: the
@@ -50,7 +47,6 @@ __global__ void __launch_bounds__(1024)
         }
     }
     pdl_wait();
-    pdl_trigger();
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < NV; j++) {
@@ -187,7 +183,6 @@ extern "C" cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, co
                               const float *bias, const struct sum_parts *sums)
 {
     struct norm_params p = {};
-    p.early = a->n_rows > 32;
     p.x_stride = a->x.stride;
     p.delta_stride = a->delta.stride;
     p.out_stride = a->out.stride;

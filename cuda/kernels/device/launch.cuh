@@ -1,12 +1,11 @@
 /* Launches with programmatic dependent launch: a kernel's blocks may be set up while the kernel
  * before it still runs. So every kernel here calls pdl_wait() before it touches memory that the
  * kernel before it writes, in every block (a grid that ended without waiting would let its
- * successor pass a predecessor that still runs). pdl_trigger() comes right after the wait:
- * earlier, a product's blocks would be placed around those of the product before last, two on
- * some multiprocessors and none on others, which costs more than it hides. Norms and attention's
- * join of more than 32 rows trigger before: then the product after them is one of gemm_wide.cu,
- * whose blocks each need a multiprocessor to themselves. So what the kernel before last wrote is
- * there only after a kernel that waits before it triggers, as products do. Devices before sm_90
+ * successor pass a predecessor that still runs). pdl_trigger() comes right after the wait. Norms,
+ * sums over ranks of up to 32 rows and attention's join of more trigger before: the product after
+ * them is one of gemm_small.cu or gemm_wide.cu, whose blocks each need a multiprocessor to
+ * themselves, so that they move in as the last product's blocks leave. What the kernel before last
+ * wrote is therefore there only after a kernel that waits before it triggers. Devices before sm_90
  * ignore both. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_DEVICE_LAUNCH_CUH
 #define SLUICE_CUDA_DEVICE_LAUNCH_CUH
