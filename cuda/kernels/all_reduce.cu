@@ -15,6 +15,7 @@ struct reduce_params {
     int32_t n_rows, width, y_stride, x_stride, out_stride;
     float eps, weight_offset, delta_scale;
     bool layer; // subtract the mean
+    bool early; // the next kernel is let in before the wait: see device/launch.cuh
 };
 
 template <typename T> __device__ __forceinline__ vec<T> as_vec(uint4 v)
@@ -174,6 +175,39 @@ __device__ __forceinline__ void norm_row(const vec<T> *v, T *out,
     }
 }
 
+/* Adds the ranks' rows, the bias and the residual, which is in v, and stores the result, which v
+ * then is, to `to`. Returns this thread's share of the norm's first sum. */
+template <typename T, int NV, bool TWO_SHOT>
+__device__ __forceinline__ float add_row(const struct peer_view &peers, const struct area_map &map,
+                                         int64_t area, const uint4 (&own)[NV], vec<T> (&v)[NV],
+                                         int row, const float *sum_bias, bool residual, T *to,
+                                         const struct reduce_params &p)
+{
+    constexpr int N = vec<T>::N;
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+        const int i = j * blockDim.x + threadIdx.x;
+        if (i < map.n_vecs) {
+            vec<T> s = sum_of<T, TWO_SHOT>(peers, map, area, own[j], row, i);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                if (sum_bias) {
+                    s.v[e] = from_float<T>(to_float(s.v[e]) + sum_bias[i * N + e]);
+                }
+                if (residual) {
+                    s.v[e] =
+                        from_float<T>(to_float(v[j].v[e]) + p.delta_scale * to_float(s.v[e]));
+                }
+                sum = moment_add(sum, to_float(s.v[e]), p.layer);
+            }
+            v[j] = s;
+            s.store(to + i * N);
+        }
+    }
+    return sum;
+}
+
 /* x NULL: the sums go back to y. Otherwise x += delta_scale * (sum + sum_bias), and with `out`
  * out = norm(x): rounded wherever the separate ops would have stored. */
 template <typename T, int NV, bool TWO_SHOT>
@@ -210,30 +244,75 @@ __global__ void __launch_bounds__(1024)
                 }
             }
         }
-        float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < NV; j++) {
-            const int i = j * blockDim.x + threadIdx.x;
-            if (i < map.n_vecs) {
-                vec<T> s = sum_of<T, TWO_SHOT>(peers, map, area, own[j], row, i);
-#pragma unroll
-                for (int e = 0; e < N; e++) {
-                    if (sum_bias) {
-                        s.v[e] = from_float<T>(to_float(s.v[e]) + sum_bias[i * N + e]);
-                    }
-                    if (x) {
-                        s.v[e] =
-                            from_float<T>(to_float(v[j].v[e]) + p.delta_scale * to_float(s.v[e]));
-                    }
-                    sum = moment_add(sum, to_float(s.v[e]), p.layer);
-                }
-                v[j] = s;
-                s.store((x ? x_row : y_row) + i * N);
-            }
-        }
+        const float sum = add_row<T, NV, TWO_SHOT>(peers, map, area, own, v, row, sum_bias,
+                                                   x != nullptr, x ? x_row : y_row, p);
         if (out) {
             norm_row<T, NV>(v, out + (int64_t)row * p.out_stride, weights, bias, sum, shared, p);
         }
+    }
+}
+
+/* The same, one-shot, for as many blocks as rows. All that a row needs is asked for at once, in one
+ * trip to memory before the wait for the other ranks, and the state moves on behind that wait. */
+template <typename T, int NV>
+__global__ void __launch_bounds__(1024)
+    reduce_norm_row_kernel(const __grid_constant__ struct peer_view peers, T *y,
+                           const float *sum_bias, T *x, T *out, const float *weight,
+                           const float *bias, struct reduce_params p)
+{
+    constexpr int N = vec<T>::N;
+    __shared__ float shared[32];
+    const struct norm_weights<T, NV> weights(weight, p.weight_offset, out ? p.width : 0);
+    const int row = blockIdx.x;
+    const struct area_map map = {peers.n_ranks, peers.rank, p.width / N, p.n_rows, 0};
+    T *x_row = x + (int64_t)row * p.x_stride, *y_row = y + (int64_t)row * p.y_stride;
+    vec<T> v[NV];
+    uint4 own[NV];
+    if (p.early) {
+        pdl_trigger();
+    }
+    pdl_wait();
+    pdl_trigger();
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+        const int i = j * blockDim.x + threadIdx.x;
+        if (i < map.n_vecs) {
+            own[j] = load16(y_row + i * N);
+            if (x) {
+                v[j].load(x_row + i * N);
+            }
+        }
+    }
+    uint64_t used[PEER_AREAS];
+    const uint32_t now = state_of_call(peers.state, used);
+    const int64_t area = (int64_t)now * (int64_t)peers.area_bytes;
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+        const int i = j * blockDim.x + threadIdx.x;
+        if (i < map.n_vecs) {
+            own[j] = sendable(own[j]);
+            for (int r = 0; r < map.n_ranks; r++) {
+                if (r != map.rank) {
+                    send(peers.areas[r] + area + map.whole(map.rank, r, row, i), own[j]);
+                }
+            }
+        }
+    }
+    const uint32_t before = now == 0 ? PEER_AREAS - 1 : now - 1;
+    clear_area(peers, before, before == 0 ? used[0] : before == 1 ? used[1] : used[2]);
+    __syncthreads(); // all threads have read the state
+    uint32_t n_ended = 0;
+    if (threadIdx.x == 0 && gridDim.x > 1) {
+        n_ended = atomicAdd(&peers.state->ended, 1u); // on its way while the others' rows come
+    }
+    const float sum = add_row<T, NV, false>(peers, map, area, own, v, row, sum_bias, x != nullptr,
+                                            x ? x_row : y_row, p);
+    if (threadIdx.x == 0 && n_ended == gridDim.x - 1) {
+        move_on(peers.state, now,
+                peer_bytes(PEER_ONE_SHOT, peers.n_ranks, p.n_rows, (int64_t)map.n_vecs * 16));
+    }
+    if (out) {
+        norm_row<T, NV>(v, out + (int64_t)row * p.out_stride, weights, bias, sum, shared, p);
     }
 }
 
@@ -257,6 +336,10 @@ static cudaError_t launch_way(cudaStream_t stream, enum peer_way way, dim3 grid,
                               T *out, const float *weight, const float *bias,
                               const struct reduce_params &p)
 {
+    if (way == PEER_ONE_SHOT && grid.x == (unsigned)p.n_rows) {
+        return launch(reduce_norm_row_kernel<T, NV>, grid, block, 0, stream, peers, y, sum_bias, x,
+                      out, weight, bias, p);
+    }
     return way == PEER_ONE_SHOT ? launch(reduce_norm_kernel<T, NV, false>, grid, block, 0, stream,
                                          peers, y, sum_bias, x, out, weight, bias, p)
                                 : launch(reduce_norm_kernel<T, NV, true>, grid, block, 0, stream,
@@ -270,6 +353,7 @@ extern "C" cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way,
                                      int32_t width, int32_t max_blocks)
 {
     struct reduce_params p = {};
+    p.early = n_rows <= 32; // of more it wins nothing
     p.n_rows = n_rows;
     p.width = width;
     p.y_stride = y->stride;

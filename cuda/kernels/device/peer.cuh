@@ -58,19 +58,45 @@ __device__ __forceinline__ uint32_t area_of_call(const struct peer_state *state)
     return *(const volatile uint32_t *)&state->area;
 }
 
-/* The area of the call before, `now` being this one's, is made ready for the call after the
- * next. */
-__device__ __forceinline__ void clear_before(const struct peer_view &peers, uint32_t now)
+/* The same with the bytes that were written into each area: the whole state in one trip to
+ * memory. */
+__device__ __forceinline__ uint32_t state_of_call(const struct peer_state *state,
+                                                  uint64_t (&used)[PEER_AREAS])
 {
-    const uint32_t before = (now + PEER_AREAS - 1) % PEER_AREAS;
+    const volatile struct peer_state *from = state;
+    const uint32_t now = from->area;
+#pragma unroll
+    for (int i = 0; i < PEER_AREAS; i++) {
+        used[i] = from->used[i];
+    }
+    return now;
+}
+
+/* n_bytes of area `before`, which the call before this one used, are made ready for the call after
+ * the next. */
+__device__ __forceinline__ void clear_area(const struct peer_view &peers, uint32_t before,
+                                           uint64_t n_bytes)
+{
     const uint4 absent = make_uint4(PEER_ABSENT, PEER_ABSENT, PEER_ABSENT, PEER_ABSENT);
     uint4 *to = reinterpret_cast<uint4 *>(peers.areas[peers.rank] +
                                           (uint64_t)before * peers.area_bytes);
-    const uint64_t n = *(const volatile uint64_t *)&peers.state->used[before] / 16;
-    const uint64_t step = (uint64_t)gridDim.x * blockDim.x;
+    const uint64_t n = n_bytes / 16, step = (uint64_t)gridDim.x * blockDim.x;
     for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         to[i] = absent;
     }
+}
+
+__device__ __forceinline__ void clear_before(const struct peer_view &peers, uint32_t now)
+{
+    const uint32_t before = (now + PEER_AREAS - 1) % PEER_AREAS;
+    clear_area(peers, before, *(const volatile uint64_t *)&peers.state->used[before]);
+}
+
+__device__ __forceinline__ void move_on(struct peer_state *state, uint32_t now, uint64_t n_bytes)
+{
+    state->used[now] = n_bytes;
+    state->ended = 0;
+    state->area = (now + 1) % PEER_AREAS;
 }
 
 /* Once per block, after all its threads have read the state: the last block to have done so moves
@@ -80,9 +106,7 @@ __device__ __forceinline__ void next_call(struct peer_state *state, uint32_t now
 {
     __syncthreads();
     if (threadIdx.x == 0 && atomicAdd(&state->ended, 1u) == gridDim.x - 1) {
-        state->used[now] = n_bytes;
-        state->ended = 0;
-        state->area = (now + 1) % PEER_AREAS;
+        move_on(state, now, n_bytes);
     }
 }
 
