@@ -23,8 +23,11 @@ static bool fill_pass(const struct measure *m, struct pass *p, struct pass_row *
     while (lanes * 2 <= l->max_lanes && lanes * 2 <= m->n_rows && lanes * 2 <= l->n_blocks) {
         lanes *= 2;
     }
-    int32_t each = m->n_rows / lanes;
-    if (each > l->block_tokens || m->n_rows > l->max_rows || m->n_rows > l->max_out) {
+    int32_t each = m->n_rows / lanes, longest = l->max_len;
+    if (m->draft && m->e->spec.draft_max_len < longest) {
+        longest = m->e->spec.draft_max_len;
+    }
+    if (each > l->block_tokens || each > longest || m->n_rows > l->max_rows || m->n_rows > l->max_out) {
         return false;
     }
     *p = (struct pass){.model = m->draft, .kv_set = m->draft, .n_rows = m->n_rows, .rows = rows,

@@ -112,6 +112,16 @@ def test_a_seed_gives_its_text_alone_and_among_64(how):
     assert answers[40]["outputs"] == alone
 
 
+@pytest.mark.parametrize("length, lanes", [(1, 64), (2, 32), (9, 8), (15, 8)])
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "tree"])
+def test_what_passes_cost_is_measured_within_the_shortest_context(method, length, lanes):
+    """Many rows over few lanes would lie behind its end."""
+    keys = {"method": method, **({} if method == "ngram" else {"model": OWN})}
+    done = subprocess.run([*golden.RUN, OWN, "--json", "--max-model-len", str(length), "--max-num-seqs", str(lanes),
+                           "--speculative-config", json.dumps(keys)], input='{"prompt_token_ids": [5], "max_tokens": 0}\n', capture_output=True, text=True)
+    assert done.returncode == 0 and "outputs" in json.loads(done.stdout), done.stderr
+
+
 @pytest.mark.parametrize("method", ["draft_model", "tree"])
 def test_a_draft_with_a_shorter_context_stops_drafting_there(tmp_path, method):
     shutil.copytree(OWN, tmp_path / "short")
