@@ -280,6 +280,11 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
     most = most > LEAST_BLOCKS ? most : LEAST_BLOCKS;
     n = n < most ? n : most;
     n = e->options.n_blocks > 0 ? e->options.n_blocks : n;
+    if ((size_t)n > facts->free_bytes / (per_block ? per_block : 1) && e->options.n_blocks > 0) {
+        return err_set(err, ERR_NOMEM, "num-gpu-blocks-override: %d KV blocks of %zu kB do not fit "
+                       "the %zu MB that are free", e->options.n_blocks, per_block >> 10,
+                       facts->free_bytes >> 20);
+    }
     n = n < INT32_MAX / info->block_tokens ? n : INT32_MAX / info->block_tokens;
     TRY(engine_agree(e, &n, err));
     info->n_blocks = (int32_t)n;

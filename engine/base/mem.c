@@ -1,5 +1,6 @@
 #include "engine/base/mem.h"
 
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,8 @@ void *xmalloc(size_t n_bytes)
 
 void *xcalloc(size_t n, size_t size)
 {
-    return must(calloc(n, size), n && size ? 1 : 0);
+    size_t n_bytes;
+    return must(calloc(n, size), mem_mul(n, size, &n_bytes) ? n_bytes : SIZE_MAX);
 }
 
 void *xrealloc(void *p, size_t n_bytes)

@@ -109,6 +109,7 @@ def test_a_key_that_nobody_reads_is_told_once():
     (("--num-gpu-blocks-override", "1"), ["num-gpu-blocks-override", "two"]),
     (("--kv-cache-memory-bytes", "1k"), ["kv-cache-memory-bytes", "two"]),
     (("--gpu-memory-utilization", "0.000001"), ["gpu-memory-utilization", "activations"]),
+    (("--num-gpu-blocks-override", str(1 << 30)), ["num-gpu-blocks-override", "free"]),
 ])
 def test_too_little_room_is_told_by_the_option_that_gives_it(flags, words):
     done = run(json.dumps(GOOD), "--json", *flags)
