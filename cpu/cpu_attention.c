@@ -174,7 +174,8 @@ static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_
     const char *pages[RUN_PAGES];
     const struct kv_pages *p = job->pages;
     int32_t tokens = job->cpu->limits.block_tokens;
-    int32_t most = p->geometry.v_in_k ? (tokens < RUN_TOKENS ? RUN_TOKENS / tokens : 1) : RUN_PAGES;
+    int32_t room = p->geometry.v_in_k ? RUN_TOKENS / tokens : RUN_PAGES; // of t->v, in pages
+    int32_t most = room < 1 ? 1 : room < RUN_PAGES ? room : RUN_PAGES;
     struct page_run run = {
         .dtype = p->geometry.v_in_k ? DT_F32 : p->dtype, .tokens = tokens, .pages = pages};
     for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {

@@ -287,7 +287,7 @@ OP_TEST(attention_equals_a_naive_softmax)
         {4, 2, 128, 32, 0, 50.0f, true, DT_F16, 0},    {2, 1, 96, 48, 700, 0.0f, true, DT_BF16, 0},
         {3, 3, 40, 16, 600, 20.0f, false, DT_BF16, 0}, {1, 1, 7, 1, 3, 0.0f, false, DT_F32, 0},
         {18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 56},  {5, 1, 40, 8, 70, 0.0f, true, DT_BF16, 20},
-        {3, 1, 72, 16, 40, 0.0f, false, DT_F32, 56},
+        {3, 1, 72, 16, 40, 0.0f, false, DT_F32, 56},   {4, 1, 24, 1, 0, 0.0f, false, DT_F32, 16},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         try_geometry(backend, &cases[i]);
