@@ -11,15 +11,32 @@
 
 /* ---- products ----------------------------------------------------------------------------- */
 
+/* Setting the registers up takes as long as 20 products: it is done when m changes. */
+static _Thread_local int32_t configured; // the m that they are set up for; 0: none
+
 /* Registers 0 to 3 are sums, 4 and 5 operands of rows, 6 and 7 of columns. With more than 16 rows
  * 2, 3 and 5 are of those beyond. */
 static void configure(int32_t m)
 {
+    if (m == configured) {
+        return;
+    }
+    configured = m;
     const bool high = m > TILE_ROWS;
     const uint8_t low_rows = (uint8_t)(high ? TILE_ROWS : m);
     const uint8_t high_rows = (uint8_t)(high ? m - TILE_ROWS : m);
     tiles_configure((uint8_t[]){low_rows, low_rows, high_rows, high_rows, low_rows, high_rows,
                                 TILE_ROWS, TILE_ROWS});
+}
+
+static void begin(void)
+{
+    configured = 0;
+}
+
+static void end(void)
+{
+    _tile_release();
 }
 
 /* 17 to 32 rows against one or two panels. */
@@ -130,7 +147,6 @@ static void product(const struct unit_product *p)
             low_block(p, b, c, 1);
         }
     }
-    _tile_release();
 }
 
 /* ---- operands ----------------------------------------------------------------------------- */
@@ -143,9 +159,12 @@ INLINE void store_step(__m512 low, __m512 high, char *out)
     _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(high, low));
 #else
     const __m512i top = _mm512_set1_epi32((int32_t)0xFFFF0000);
+    const __m512i upper = _mm512_setr_epi32( // halves of each number, as words
+        0x30001, 0x70005, 0xB0009, 0xF000D, 0x130011, 0x170015, 0x1B0019, 0x1F001D, 0x230021,
+        0x270025, 0x2B0029, 0x2F002D, 0x330031, 0x370035, 0x3B0039, 0x3F003D);
     __m512 low_top = (__m512)_mm512_and_si512((__m512i)low, top);
     __m512 high_top = (__m512)_mm512_and_si512((__m512i)high, top);
-    _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(high_top, low_top));
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi16((__m512i)low, upper, (__m512i)high));
     _mm512_storeu_si512(
         out + TILE_BYTES,
         (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(high, high_top), _mm512_sub_ps(low, low_top)));
@@ -242,21 +261,19 @@ static void turn_values(const uint16_t *page, int32_t tokens, int32_t first, int
 
 /* ---- softmax ------------------------------------------------------------------------------ */
 
-/* 2^y within 2 units in the last place, for y <= 0; 0 below -125; NaN stays NaN. */
+/* 2^y within 2 units in the last place, for y <= 0; 0 below -125; NaN stays NaN. The polynomial is
+ * that of 2^f for f in [0, 1), with least relative error and 1 at 0. */
 INLINE __m512 exp2_of(__m512 y)
 {
-    const __m512 magic = _mm512_set1_ps(12582912.0f);
     __mmask16 large = _mm512_cmp_ps_mask(y, _mm512_set1_ps(-125.0f), _CMP_NLT_UQ);
-    __m512 shifted = _mm512_add_ps(y, magic);
-    __m512 f = _mm512_sub_ps(y, _mm512_sub_ps(shifted, magic));
-    __m512 p = _mm512_set1_ps(0.001326472731307149f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.009671512991189957f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.05550733581185341f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24022242426872253f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6931470036506653f));
+    __m512 f = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); // y - floor(y)
+    __m512 p = _mm512_set1_ps(0.0018671300495043397f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.009017030708491802f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.05579991266131401f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24016444385051727f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6931512951850891f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return (__m512)_mm512_maskz_add_epi32(large, (__m512i)p,
-                                          _mm512_slli_epi32((__m512i)shifted, 23));
+    return _mm512_maskz_scalef_ps(large, p, y); // p * 2^floor(y)
 }
 
 static float highest(const float *s, int32_t n)
@@ -343,6 +360,8 @@ static void join(const struct unit_join *j)
 }
 
 const struct matrix_unit cpu_amx_unit = {
+    .begin = begin,
+    .end = end,
     .product = product,
     .split = split,
     .pack_keys = pack_keys,

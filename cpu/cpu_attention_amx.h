@@ -5,7 +5,7 @@
  * An fp32 operand (queries, probabilities) becomes UNIT_TERMS numbers of bf16 whose sum, of two,
  * keeps its first 16 bits.
  *
- * Thread: any; product configures the tile registers of its thread and releases them. */
+ * Thread: any; products use the tile registers of their thread. */
 #ifndef SLUICE_CPU_ATTENTION_AMX_H
 #define SLUICE_CPU_ATTENTION_AMX_H
 
@@ -41,6 +41,9 @@ struct unit_join {
 };
 
 struct matrix_unit {
+    /* begin and end enclose a thread's products. */
+    void (*begin)(void);
+    void (*end)(void);
     void (*product)(const struct unit_product *p);
     /* n scores (a multiple of 32) become probabilities exp(s - max), a row of operands in their
      * place. All -infinity: zeros, and a sum of 0. */

@@ -367,11 +367,13 @@ static void tree_chunk(const struct attn_job *job, struct attn_tile *t, int32_t 
 void attn_unit_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
                      float *sum)
 {
+    job->unit->begin();
     if (t->seq->tree) {
         tree_chunk(job, t, begin, max, sum);
     } else {
         plain_chunk(job, t, begin, max, sum);
     }
+    job->unit->end();
 }
 
 void attn_unit_join(const struct attn_job *job, struct attn_tile *t, const float *max,
