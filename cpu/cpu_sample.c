@@ -423,6 +423,7 @@ static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw 
     }
     struct known known;
     find_known(cpu, d, &known);
+    memset(pad->count, 0, (size_t)n * sizeof *pad->count);
     make_scores(p, d, &known, logits, n, true, pad);
     struct argmax best = kernels->argmax(pad->scores, n);
     if (!plain && !(best.value > -INFINITY)) { // all banned
@@ -500,7 +501,6 @@ static void draw_item(void *arg, int32_t item, int32_t thread)
     if (d->kind == DRAW_SCORE) {
         r->token = cpu->lanes[d->lane].history[d->pos + 1];
     } else {
-        memset(pad.count, 0, (size_t)n * sizeof *pad.count);
         r->token = draw_token(cpu, d, logits, n, &pad);
         if (d->kind == DRAW_DRAFT && d->more > 0) {
             draw_more(cpu, d, d->noise && cpu->lanes[d->lane].params.temperature > 0.0f, n, r, &pad);

@@ -6,10 +6,16 @@
 #include "cpu/cpu_vec_rows.h"
 #include "engine/base/exact.h"
 
+enum { ARGMAX_RUN = 16 * VEC }; // numbers that are looked through together
+
 static struct argmax argmax(const float *x, int32_t n)
 {
     float best = max_of(x, n);
-    for (int32_t i = 0; i < n; i++) {
+    int32_t i = 0;
+    while (i + ARGMAX_RUN <= n && max_of(x + i, ARGMAX_RUN) != best) {
+        i += ARGMAX_RUN;
+    }
+    for (; i < n; i++) {
         if (x[i] == best) {
             return (struct argmax){best, i};
         }
