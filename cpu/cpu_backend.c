@@ -143,6 +143,7 @@ enum status cpu_need_scratch(struct cpu_backend *cpu, size_t n_bytes)
 enum status cpu_need_rows(struct cpu_backend *cpu)
 {
     size_t n_bytes = (size_t)cpu->max_k_bytes * (size_t)cpu_pack_rows(cpu);
+    n_bytes *= cpu->kernels->blocks ? 2 : 1; // what mlp makes lies behind what it is made of
     if (cpu->packed_rows_bytes >= n_bytes) {
         return OK;
     }
@@ -225,6 +226,7 @@ static const struct backend_ops cpu_ops = {
     .sample = cpu_sample,
     .pool = cpu_pool_rows,
     .linear_act = cpu_linear_act,
+    .mlp = cpu_mlp,
     .write = cpu_write,
     .read = cpu_read,
 };

@@ -127,7 +127,7 @@ struct cpu_backend {
     int32_t *seq_items;  // [max_rows + 1] attention's first item of each sequence
 
     float *attn_parts; // see cpu_attention.c
-    char *packed_rows; // [PACK_ROWS] activations as a product reads them
+    char *packed_rows; // [cpu_pack_rows] activations as a product reads them; twice for cpu_mlp
     size_t packed_rows_bytes;
     char *moe; // see cpu_moe.c
     size_t moe_bytes;
@@ -226,10 +226,11 @@ size_t cpu_gemm_scratch(const struct weight *w, int32_t n_rows);
 int32_t cpu_tree_levels(const struct weight *w);
 /* Products of many rows by the table's blocks (cpu_linear_blocks.c): whether that many are made so,
  * and up to cpu_pack_rows of them from `first` on. With `act`, act->out is written instead of y,
- * which is left undefined. */
+ * which is left undefined; or, with `down`, that product of it is made: neither is left. */
 bool cpu_in_blocks(const struct cpu_backend *cpu, const struct weight *w, int32_t n_rows);
 void cpu_linear_blocks(struct cpu_backend *cpu, const struct linear_args *a,
-                       const struct activation_args *act, int32_t first, int32_t n_rows);
+                       const struct activation_args *act, const struct linear_args *down,
+                       int32_t first, int32_t n_rows);
 size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w);
 /* Bytes of one packed row, and the packing of n_in floats. */
 int64_t cpu_row_bytes(const struct cpu_backend *cpu, const struct weight *w);
@@ -280,6 +281,8 @@ enum status cpu_norm(struct backend *be, const struct norm_args *a);
 enum status cpu_linear(struct backend *be, const struct linear_args *a);
 enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
                            const struct activation_args *act);
+enum status cpu_mlp(struct backend *be, const struct linear_args *up,
+                    const struct activation_args *act, const struct linear_args *down);
 enum status cpu_linear_heads(struct backend *be, const struct linear_heads_args *a);
 enum status cpu_rope_store(struct backend *be, const struct rope_store_args *a);
 enum status cpu_mla_store(struct backend *be, const struct mla_store_args *a);

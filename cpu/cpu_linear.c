@@ -187,7 +187,7 @@ static enum status linear(struct backend *be, const struct linear_args *a,
         int32_t left = a->n_rows - row;
         if (cpu_in_blocks(cpu, w, left)) {
             n = left < BLOCKS_PACK_ROWS ? left : BLOCKS_PACK_ROWS;
-            cpu_linear_blocks(cpu, a, act, row, n);
+            cpu_linear_blocks(cpu, a, act, NULL, row, n);
             continue;
         }
         n = left < PACK_ROWS ? left : PACK_ROWS;
@@ -213,15 +213,20 @@ static struct tensor from_row(struct tensor t, int32_t row)
     return t;
 }
 
+/* Whether the activation can be made of a block's sums. */
+static bool act_fits(const struct linear_args *a, const struct activation_args *act)
+{
+    const struct weight *w = a->weight;
+    return !w->bias && !a->accumulate && (!act->gated || act->width % (w->panels * PANEL) == 0);
+}
+
 /* In blocks the activation is made of sums that have not left the cache; the rows that do not fill
  * blocks, and what does not fit them, go the plain way. */
 enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
                            const struct activation_args *act)
 {
-    const struct weight *w = a->weight;
     struct linear_args part = *a;
     struct activation_args after = *act;
-    bool fits = !w->bias && !a->accumulate && (!act->gated || act->width % (w->panels * PANEL) == 0);
     for (int32_t row = 0; row < a->n_rows; row += part.n_rows) {
         int32_t left = a->n_rows - row, most = cpu_pack_rows(cpu_of(be));
         part.n_rows = after.n_rows = left < most ? left : most;
@@ -229,7 +234,7 @@ enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
         part.y = from_row(a->y, row);
         after.x = from_row(act->x, row);
         after.out = from_row(act->out, row);
-        if (fits && cpu_in_blocks(cpu_of(be), w, part.n_rows)) {
+        if (act_fits(a, act) && cpu_in_blocks(cpu_of(be), a->weight, part.n_rows)) {
             TRY(linear(be, &part, &after));
             continue;
         }
@@ -237,6 +242,33 @@ enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
         TRY(cpu_activation(be, &after));
     }
     return OK;
+}
+
+/* In blocks what lies between the products goes from one to the other as the second one reads it. */
+enum status cpu_mlp(struct backend *be, const struct linear_args *up,
+                    const struct activation_args *act, const struct linear_args *down)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    const struct weight *w = down->weight;
+    bool fits = act_fits(up, act) && act->width % BLOCK_N == 0 && w->segment == w->segment_padded;
+    int32_t row = 0, left = up->n_rows;
+    while (fits && cpu_in_blocks(cpu, up->weight, left) && cpu_in_blocks(cpu, w, left)) {
+        int32_t n = left < BLOCKS_PACK_ROWS ? left : BLOCKS_PACK_ROWS;
+        cpu_linear_blocks(cpu, up, act, down, row, n);
+        row += n;
+        left -= n;
+    }
+    struct linear_args a = *up, b = *down;
+    struct activation_args after = *act;
+    a.n_rows = b.n_rows = after.n_rows = left;
+    a.x = from_row(a.x, row);
+    a.y = from_row(a.y, row);
+    after.x = from_row(after.x, row);
+    after.out = from_row(after.out, row);
+    b.x = from_row(b.x, row);
+    b.y = from_row(b.y, row);
+    TRY(cpu_linear_act(be, &a, &after));
+    return cpu_linear(be, &b);
 }
 
 /* ---- one small matrix per head ------------------------------------------------------------ */

@@ -1,16 +1,22 @@
 /* Products of many rows with bf16 weights, by blocks (struct block_unit). An item is a panel of
- * rows times some tiles of the weight. The panel's part of K stays in the second cache while the
- * tiles pass; a block's sums stay in registers through the whole of the part. Rows are packed in
- * the order in which they are read. What is made of a block's sums (bias, activation, the way to
- * memory) is done while the next block's products run. Sums are those of cpu_gemm_tile to the bit:
- * one chain over K per segment, and the same tree over segments. */
+ * rows times some tiles of the weight. What one of both has of a part of K stays in the second
+ * cache while the other passes: the rows if they are so few that no weight is read twice, else the
+ * weights, since all threads read the same rows, which are small enough for the last cache. A
+ * block's sums stay in registers through the whole of the part. Rows are packed in the order in
+ * which they are read. What is made of a block's sums (bias, activation, the way to memory) is done
+ * while the next block's products run. Sums are those of cpu_gemm_tile to the bit: one chain over K
+ * per segment, and the same tree over segments. */
 #include "cpu/cpu_internal.h"
 
 #include <string.h>
 
-/* Inputs of one part, and tiles of rows of one panel: 768 KiB of the second cache, beside 256 KiB
- * of a tile of weights and what comes of the next. Weight tiles of one item at most. */
-enum { PART_K = 2048, PANEL_TILES = 12, ITEM_TILES = 4 };
+/* Inputs of one part. Tiles of rows that stay, at most: 768 KiB of the second cache, beside 256 KiB
+ * of a tile of weights and what comes of the next. Weight tiles of one item at most: 1 MiB when
+ * they stay. Tiles of rows of one item that pass, at most: their sums wait for the next part. */
+enum { PART_K = 2048, STAY_TILES = 12, ITEM_TILES = 4, PASS_TILES = 64 };
+
+/* Items that each thread has, if there are rows enough: then all end at about the same time. */
+enum { THREAD_ITEMS = 8 };
 
 /* With fewer rows 16 threads were quicker by cpu_gemm_tile. */
 enum { LEAST_ROWS = 128 };
@@ -19,11 +25,14 @@ struct blocks_job {
     const struct cpu_backend *cpu;
     const struct linear_args *a;
     const struct activation_args *act; // NULL: y is stored; else what this makes of it
+    char *rows;                        // packed: see rows_at
+    const struct blocks_job *next;     // the product whose rows this one makes, or NULL
     bool gated;
     int64_t n_out; // outputs that are stored
     int64_t k;     // of all segments
     int32_t first_row, n_rows, row_tiles;
-    int32_t panel_tiles;           // row tiles of one panel
+    bool rows_pass;
+    int32_t n_panels, panel_tiles; // of rows
     int32_t units, units_per_item; // weight tiles; with a gated activation pairs of them
 };
 
@@ -44,10 +53,11 @@ struct blocks_item {
     struct results pending; // n_rows 0: none
 };
 
-/* Blocks of tiles of rows times tiles of weights, at most. */
-static int64_t slots(int32_t row_tiles, int32_t tiles, int32_t pairs)
+/* Places for the sums of blocks: tiles of rows times tiles of weights. With a single part of K sums
+ * last only until they are stored: a block's and its counterpart's, while those before are. */
+static int64_t slots(int64_t k, int32_t row_tiles, int32_t tiles, int32_t pairs)
 {
-    return (row_tiles / BLOCK_TILES + 2) * (int64_t)tiles * pairs;
+    return k <= PART_K ? 4 : (row_tiles / BLOCK_TILES + 2) * (int64_t)tiles * pairs;
 }
 
 bool cpu_in_blocks(const struct cpu_backend *cpu, const struct weight *w, int32_t n_rows)
@@ -57,9 +67,9 @@ bool cpu_in_blocks(const struct cpu_backend *cpu, const struct weight *w, int32_
 
 size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w)
 {
-    size_t one =
-        (size_t)slots(PANEL_TILES, ITEM_TILES, MAX_PANELS / 2) * BLOCK_FLOATS * sizeof(float);
-    return cpu_in_blocks(cpu, w, LEAST_ROWS) ? (size_t)cpu_tree_levels(w) * one : 0;
+    int64_t k = w->segment_padded * w->k_segments;
+    size_t one = (size_t)slots(k, PASS_TILES, ITEM_TILES, MAX_PANELS / 2) * BLOCK_FLOATS;
+    return cpu_in_blocks(cpu, w, LEAST_ROWS) ? (size_t)cpu_tree_levels(w) * one * sizeof(float) : 0;
 }
 
 static int32_t lower(int32_t a, int32_t b)
@@ -79,7 +89,7 @@ static int64_t part_inputs(const struct blocks_job *job, int64_t base)
 static char *rows_at(const struct blocks_job *job, int32_t i, int64_t base, int64_t k)
 {
     int64_t n = part_inputs(job, base);
-    return job->cpu->packed_rows + (base * job->row_tiles + i * n + k - base) * ROW_TILE * 2;
+    return job->rows + (base * job->row_tiles + i * n + k - base) * ROW_TILE * 2;
 }
 
 /* Packs the item-th tile of rows: [part][tile][k / 32][ROW_TILE][32]. The last one's rows that are
@@ -119,24 +129,37 @@ static void put(const struct blocks_job *job, const float *c, int64_t out, float
     }
 }
 
+/* BLOCK_N sums of a row, from `out` on, as inputs of the next product. */
+static void put_inputs(const struct blocks_job *next, const float *c, int64_t out, int32_t row)
+{
+    float line[K_UNIT / 2]; // of bf16
+    char *to = rows_at(next, row / ROW_TILE, out / PART_K * PART_K, out) +
+               row % ROW_TILE * K_UNIT * 2;
+    next->cpu->kernels->round_bf16(c, line, BLOCK_N);
+    next->cpu->kernels->blocks->put(line, (float *)(void *)to, K_UNIT / 2);
+}
+
 /* Row i of a block. */
 static void put_row(void *arg, int32_t i)
 {
     const struct results *r = arg;
     const struct blocks_job *job = r->job;
     const struct activation_args *act = job->act;
-    float *y = tensor_row(act ? &act->out : &job->a->y, r->row + i) + r->out;
+    float *y = tensor_row(act ? &act->out : &job->a->y, r->row + i) + r->out, made[BLOCK_N];
     for (int32_t p = 0; p < 2; p++) {
         int64_t at = (int64_t)(p * r->n_tiles * ROW_TILE + i) * PANEL, left = job->n_out - r->out;
         const float *c = r->c + at;
-        float made[PANEL];
         if (act) {
-            job->cpu->kernels->activate(act->kind, c, r->up ? r->up + at : NULL, made, PANEL);
-            c = made;
+            float *to = made + p * PANEL;
+            job->cpu->kernels->activate(act->kind, c, r->up ? r->up + at : NULL, to, PANEL);
+            c = to;
         }
-        if (left > p * PANEL) {
+        if (left > p * PANEL && !job->next) {
             put(job, c, r->out + p * PANEL, y + p * PANEL, left - p * PANEL);
         }
+    }
+    if (job->next) {
+        put_inputs(job->next, made, r->out, r->row - job->first_row + i);
     }
 }
 
@@ -221,68 +244,145 @@ static int32_t next_tiles(int32_t left)
     return left == 2 || left == 4 ? 2 : lower(left, BLOCK_TILES);
 }
 
-/* One unit's part of K for all rows of the item. Slots: with a single part sums need not last
- * longer than until they are stored. */
-static void unit_part(struct blocks_item *item, int32_t u, int64_t base, int64_t *slot)
+/* What is asked for while blocks run, beside each an equal share. */
+struct ahead {
+    const char *p;
+    int64_t left, share;
+};
+
+static struct ahead ahead_of(const char *p, int64_t n_bytes, int32_t n_blocks)
+{
+    return (struct ahead){p, n_bytes, n_bytes / n_blocks + 64};
+}
+
+static void ask(struct ahead *a, struct block *b)
+{
+    b->next = a->p;
+    b->next_bytes = a->left < a->share ? a->left : a->share;
+    a->p += b->next_bytes;
+    a->left -= b->next_bytes;
+}
+
+/* Row tiles [tile, tile + n_tiles) of the job, a pair of the unit's panels, and the part of K that
+ * begins at `base`. */
+struct place {
+    int32_t tile, n_tiles, unit, pair;
+    int64_t base;
+};
+
+/* The block's part, and that of its counterpart if it is a gate's; `ahead` of each. */
+static void block_part(struct blocks_item *item, const struct place *at, int64_t *slot,
+                       struct ahead *ahead[2])
 {
     const struct blocks_job *job = item->job;
-    const struct weight *w = job->a->weight;
-    int32_t pairs = w->panels / 2, both = job->gated ? 2 : 1;
-    int64_t inputs = part_inputs(job, base), tile_bytes = inputs * w->panels * PANEL * 2;
-    int64_t share = tile_bytes * BLOCK_TILES / item->n_tiles / pairs + 64, asked = 0;
-    for (int32_t i = 0, n; i < item->n_tiles; i += n) {
-        n = next_tiles(item->n_tiles - i);
-        for (int32_t pair = 0; pair < pairs; pair++) {
-            const float *gate = NULL;
-            for (int32_t up = 0; up < both; up++, ++*slot) {
-                int64_t at = inputs < job->k ? *slot : *slot % (2 * both);
-                struct block b = {
-                    .w = weights_at(job, u, up, base) + pair * 4 * PANEL * 2,
-                    .tile = item->first_tile + i,
-                    .n_tiles = n,
-                    .c = item->c + at * BLOCK_FLOATS,
-                };
-                if (u + 1 < job->units && asked < tile_bytes) {
-                    b.next = weights_at(job, u + 1, up, base) + asked;
-                    b.next_bytes = tile_bytes - asked < share ? tile_bytes - asked : share;
-                }
-                part_sums(item, &b, base);
-                gate = up ? gate : b.c;
-                if (base + inputs == job->k && up == both - 1) {
-                    int32_t row = (item->first_tile + i) * ROW_TILE;
-                    item->pending = (struct results){
-                        .job = job,
-                        .c = gate,
-                        .up = up ? b.c : NULL,
-                        .row = job->first_row + row,
-                        .n_rows = lower(n * ROW_TILE, job->n_rows - row),
-                        .n_tiles = n,
-                        .out = ((int64_t)u * pairs + pair) * BLOCK_N,
-                    };
-                }
-            }
-            asked += share;
+    int64_t inputs = part_inputs(job, at->base);
+    int32_t both = job->gated ? 2 : 1, pairs = job->a->weight->panels / 2;
+    float *gate = NULL;
+    for (int32_t up = 0; up < both; up++, ++*slot) {
+        int64_t s = inputs < job->k ? *slot : *slot % (2 * both);
+        struct block b = {
+            .w = weights_at(job, at->unit, up, at->base) + at->pair * 4 * PANEL * 2,
+            .tile = at->tile,
+            .n_tiles = at->n_tiles,
+            .c = item->c + s * BLOCK_FLOATS,
+        };
+        ask(ahead[up], &b);
+        part_sums(item, &b, at->base);
+        gate = up ? gate : b.c;
+        if (at->base + inputs == job->k && up == both - 1) {
+            int32_t row = at->tile * ROW_TILE;
+            item->pending = (struct results){
+                .job = job,
+                .c = gate,
+                .up = up ? b.c : NULL,
+                .row = job->first_row + row,
+                .n_rows = lower(at->n_tiles * ROW_TILE, job->n_rows - row),
+                .n_tiles = at->n_tiles,
+                .out = ((int64_t)at->unit * pairs + at->pair) * BLOCK_N,
+            };
         }
     }
 }
 
-/* A thread's items follow each other by weights, so that their rows stay near. */
+/* One unit's part of K for all rows of the item, which stay; the next unit's weights are on their
+ * way. */
+static void unit_part(struct blocks_item *item, int32_t u, int64_t base, int64_t *slot)
+{
+    const struct blocks_job *job = item->job;
+    const struct weight *w = job->a->weight;
+    int32_t pairs = w->panels / 2;
+    int32_t n_blocks = (item->n_tiles + BLOCK_TILES - 1) / BLOCK_TILES * pairs;
+    int64_t n_bytes = part_inputs(job, base) * w->panels * PANEL * 2;
+    struct ahead next[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
+    for (int32_t up = 0; up < 2 && u + 1 < job->units; up++) {
+        next[up] = ahead_of(weights_at(job, u + 1, up && job->gated, base), n_bytes, n_blocks);
+    }
+    struct place at = {.unit = u, .base = base, .tile = item->first_tile};
+    for (int32_t left = item->n_tiles; left > 0; left -= at.n_tiles, at.tile += at.n_tiles) {
+        at.n_tiles = next_tiles(left);
+        for (at.pair = 0; at.pair < pairs; at.pair++) {
+            block_part(item, &at, slot, (struct ahead *[]){&next[0], &next[1]});
+        }
+    }
+}
+
+/* The rows that follow the item's first `done` tiles of a part: of the same part, of the next one,
+ * of the next item. */
+static struct ahead rows_ahead(const struct blocks_item *item, int32_t done, int64_t base,
+                               int32_t n_blocks)
+{
+    const struct blocks_job *job = item->job;
+    int32_t tile = item->first_tile + done, end = item->first_tile + item->n_tiles;
+    if (tile == end) {
+        base += PART_K;
+        tile = base < job->k ? item->first_tile : end % job->row_tiles;
+        end = base < job->k ? end : job->row_tiles;
+        base = base < job->k ? base : 0;
+    }
+    int64_t n_bytes = next_tiles(end - tile) * part_inputs(job, base) * ROW_TILE * 2;
+    return ahead_of(rows_at(job, tile, base, base), n_bytes, n_blocks);
+}
+
+/* A part of K of the item's weights, which stay while its rows pass. */
+static void rows_part(struct blocks_item *item, int64_t base, int64_t *slot)
+{
+    const struct blocks_job *job = item->job;
+    int32_t pairs = job->a->weight->panels / 2, end = item->first_unit + item->n_units;
+    int32_t n_blocks = item->n_units * pairs * (job->gated ? 2 : 1);
+    struct place at = {.base = base};
+    for (int32_t i = 0; i < item->n_tiles; i += at.n_tiles) {
+        at.tile = item->first_tile + i;
+        at.n_tiles = next_tiles(item->n_tiles - i);
+        struct ahead next = rows_ahead(item, i + at.n_tiles, base, n_blocks);
+        for (at.unit = item->first_unit; at.unit < end; at.unit++) {
+            for (at.pair = 0; at.pair < pairs; at.pair++) {
+                block_part(item, &at, slot, (struct ahead *[]){&next, &next});
+            }
+        }
+    }
+}
+
+/* A thread's items follow each other by rows, so that their weights stay near. */
 static void blocks_run(void *arg, int32_t index, int32_t thread)
 {
     const struct blocks_job *job = arg;
     const struct block_unit *unit = job->cpu->kernels->blocks;
-    int32_t n_groups = (job->units + job->units_per_item - 1) / job->units_per_item;
     struct blocks_item item = {.job = job,
-                               .first_unit = index % n_groups * job->units_per_item,
-                               .first_tile = index / n_groups * job->panel_tiles,
+                               .first_unit = index / job->n_panels * job->units_per_item,
+                               .first_tile = index % job->n_panels * job->panel_tiles,
                                .c = (float *)job->cpu->scratch[thread].p};
     item.n_units = lower(job->units_per_item, job->units - item.first_unit);
     item.n_tiles = lower(job->panel_tiles, job->row_tiles - item.first_tile);
-    item.level_floats = BLOCK_FLOATS * slots(item.n_tiles, item.n_units * (job->gated ? 2 : 1),
+    item.level_floats = BLOCK_FLOATS * slots(job->k, item.n_tiles,
+                                             item.n_units * (job->gated ? 2 : 1),
                                              job->a->weight->panels / 2);
     unit->begin();
     for (int64_t base = 0; base < job->k; base += PART_K) {
         int64_t slot = 0;
+        if (job->rows_pass) {
+            rows_part(&item, base, &slot);
+            continue;
+        }
         for (int32_t u = item.first_unit; u < item.first_unit + item.n_units; u++) {
             unit_part(&item, u, base, &slot);
         }
@@ -291,29 +391,64 @@ static void blocks_run(void *arg, int32_t index, int32_t thread)
     unit->end();
 }
 
-void cpu_linear_blocks(struct cpu_backend *cpu, const struct linear_args *a,
-                       const struct activation_args *act, int32_t first, int32_t n_rows)
+/* ---- products ----------------------------------------------------------------------------- */
+
+static int32_t n_items(const struct blocks_job *job)
+{
+    return (job->units + job->units_per_item - 1) / job->units_per_item * job->n_panels;
+}
+
+/* Cuts a product into items. */
+static void cut(struct blocks_job *job)
+{
+    int32_t n_threads = job->cpu->n_scratch;
+    job->rows_pass = job->row_tiles > STAY_TILES;
+    job->n_panels = (job->row_tiles + PASS_TILES - 1) / PASS_TILES;
+    job->units_per_item = job->gated ? ITEM_TILES / 2 : ITEM_TILES;
+    while (n_items(job) < THREAD_ITEMS * n_threads &&
+           job->row_tiles / (job->n_panels + 1) >= STAY_TILES) {
+        job->n_panels++;
+    }
+    while (n_items(job) < 4 * n_threads && job->units_per_item > 1) {
+        job->units_per_item /= 2;
+    }
+    job->panel_tiles = (job->row_tiles + job->n_panels - 1) / job->n_panels;
+    job->n_panels = (job->row_tiles + job->panel_tiles - 1) / job->panel_tiles;
+}
+
+static struct blocks_job make_job(const struct cpu_backend *cpu, const struct linear_args *a,
+                                  const struct activation_args *act, int32_t first, int32_t n_rows)
 {
     const struct weight *w = a->weight;
+    bool gated = act && act->gated;
     struct blocks_job job = {.cpu = cpu,
                              .a = a,
                              .act = act,
-                             .gated = act && act->gated,
+                             .rows = cpu->packed_rows,
+                             .gated = gated,
                              .n_out = act ? act->width : w->n_out,
                              .k = w->segment_padded * w->k_segments,
                              .first_row = first,
                              .n_rows = n_rows,
-                             .row_tiles = (n_rows + ROW_TILE - 1) / ROW_TILE};
-    int32_t n_panels = (job.row_tiles + PANEL_TILES - 1) / PANEL_TILES;
-    job.panel_tiles = (job.row_tiles + n_panels - 1) / n_panels; // about as many in each
-    n_panels = (job.row_tiles + job.panel_tiles - 1) / job.panel_tiles;
-    job.units = (int32_t)(job.gated ? w->n_tiles / 2 : w->n_tiles);
-    job.units_per_item = job.gated ? ITEM_TILES / 2 : ITEM_TILES;
-    while (job.units_per_item > 1 &&
-           n_panels * (job.units / job.units_per_item) < 4 * cpu->n_scratch) {
-        job.units_per_item /= 2;
+                             .row_tiles = (n_rows + ROW_TILE - 1) / ROW_TILE,
+                             .units = (int32_t)(gated ? w->n_tiles / 2 : w->n_tiles)};
+    cut(&job);
+    return job;
+}
+
+void cpu_linear_blocks(struct cpu_backend *cpu, const struct linear_args *a,
+                       const struct activation_args *act, const struct linear_args *down,
+                       int32_t first, int32_t n_rows)
+{
+    struct blocks_job job = make_job(cpu, a, act, first, n_rows), second;
+    if (down) {
+        second = make_job(cpu, down, NULL, first, n_rows);
+        second.rows = cpu->packed_rows + cpu->packed_rows_bytes / 2;
+        job.next = &second;
     }
-    int32_t n_groups = (job.units + job.units_per_item - 1) / job.units_per_item;
     pool_run(cpu->pool, job.row_tiles, pack_tile_rows, &job);
-    pool_run(cpu->pool, n_groups * n_panels, blocks_run, &job);
+    pool_run(cpu->pool, n_items(&job), blocks_run, &job);
+    if (down) {
+        pool_run(cpu->pool, n_items(&second), blocks_run, &second);
+    }
 }

@@ -169,10 +169,9 @@ static enum status mlp(struct flow *f, const struct weight *gate_up, const struc
     struct activation_args act = {.x = m->ff_in, .out = m->ff, .n_rows = f->n_rows,
                                   .width = width, .kind = m->config->act,
                                   .gated = m->config->gated};
-    TRY(ops_linear_act(f->be, &up, &act));
     struct linear_args a = {.weight = down, .x = m->ff, .y = m->delta, .n_rows = f->n_rows,
                             .partial = true, .accumulate = accumulate};
-    return f->ops->linear(f->be, &a);
+    return ops_mlp(f->be, &up, &act, &a);
 }
 
 /* The shared experts, into delta: as this rank's partial sum, or whole. */

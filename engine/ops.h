@@ -279,6 +279,9 @@ struct backend_ops {
     /* linear, then the activation of its y, which need not be left as the product. */
     enum status (*linear_act)(struct backend *be, const struct linear_args *linear,
                               const struct activation_args *act);
+    /* linear_act, then the product with what it made, of which nothing else need be left. */
+    enum status (*mlp)(struct backend *be, const struct linear_args *up,
+                       const struct activation_args *act, const struct linear_args *down);
 
     /* Optional: ERR_DEVICE when the device is found lost; never waits. */
     enum status (*alive)(struct backend *be);

@@ -15,6 +15,17 @@ static inline enum status ops_linear_act(struct backend *be, const struct linear
     return be->ops->activation(be, act);
 }
 
+static inline enum status ops_mlp(struct backend *be, const struct linear_args *up,
+                                  const struct activation_args *act,
+                                  const struct linear_args *down)
+{
+    if (be->ops->mlp) {
+        return be->ops->mlp(be, up, act, down);
+    }
+    TRY(ops_linear_act(be, up, act));
+    return be->ops->linear(be, down);
+}
+
 static inline enum status ops_reduce_norm(struct backend *be, const struct reduce_args *reduce,
                                           const struct norm_args *norm)
 {

@@ -176,12 +176,15 @@ enum status bench_begin(struct bench *b, int32_t n_seqs, int32_t rows, int32_t p
     int32_t next = 0, blocks = (past + rows) / BLOCK + 1;
     int32_t *table = xcalloc((size_t)blocks, sizeof *table);
     struct pass_shape shape;
+    struct sampling_params params = sampling_params_default();
+    params.temperature = 0.0f;
     TRY(b->ops->step_begin(b->be, 0));
     for (int32_t i = 0; i < n_seqs; i++) {
         for (int32_t j = 0; j < blocks; j++) {
             table[j] = next++;
         }
         TRY(b->ops->lane_blocks(b->be, i, 0, blocks, table));
+        TRY(b->ops->lane_params(b->be, i, &params));
         b->seqs[i] = (struct pass_seq){i, i * rows, rows, past, false};
         for (int32_t r = 0; r < rows; r++) {
             b->rows[i * rows + r] =
@@ -264,12 +267,12 @@ enum status bench_sample(struct bench *b)
     return b->ops->sample(b->be, &a);
 }
 
-/* Product and activation, as the engine asks for them. */
-static enum status gated(struct bench *b, const struct layer *l, int32_t n)
+enum status bench_mlp(struct bench *b, const struct layer *l, int32_t n)
 {
-    struct linear_args a = {.weight = l->gate_up, .x = b->h, .y = b->mid, .n_rows = n};
+    struct linear_args up = {.weight = l->gate_up, .x = b->h, .y = b->mid, .n_rows = n};
     struct activation_args act = {b->mid, b->act, n, b->shape.ffn, ACT_SILU, true};
-    return ops_linear_act(b->be, &a, &act);
+    struct linear_args down = {.weight = l->down, .x = b->act, .y = b->delta, .n_rows = n};
+    return ops_mlp(b->be, &up, &act, &down);
 }
 
 /* The end of an op, and the begin of the next. */
@@ -284,7 +287,7 @@ static void lap(struct bench *b)
     }
 }
 
-enum { LAYER_LAPS = 8, OTHER_LAPS = 6 };
+enum { LAYER_LAPS = 7, OTHER_LAPS = 6 };
 
 int32_t bench_n_laps(const struct bench *b)
 {
@@ -313,8 +316,7 @@ enum status bench_forward(struct bench *b)
         OP(bench_attention(b, i, n));
         OP(bench_linear(b, l->o, b->attn, b->delta, n));
         OP(bench_norm(b, l->norm_2, b->delta, b->x, b->h, n));
-        OP(gated(b, l, n));
-        OP(bench_linear(b, l->down, b->act, b->delta, n));
+        OP(bench_mlp(b, l, n));
     }
     OP(bench_norm(b, b->norm, b->delta, b->x, b->h, n));
     struct gather_args gather = {b->h, b->out, n_out, b->shape.hidden};

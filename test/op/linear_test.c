@@ -171,6 +171,57 @@ OP_TEST(an_activation_has_the_same_bits_fused_with_its_product)
     }
 }
 
+/* As one op or three, what an MLP makes has the same bits. */
+static void try_mlp(const char *backend, int32_t rows, int32_t width, bool is_gated, int32_t segments)
+{
+    enum { N_IN = 160, N_DOWN = 200 };
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_BF16, &limits);
+    int32_t n_up = is_gated ? 2 * width : width;
+    float *x = op_random((size_t)rows * N_IN, 1.0f), *w_up = op_random((size_t)n_up * N_IN, 0.1f);
+    float *w_down = op_random((size_t)N_DOWN * width, 0.1f);
+    struct linear_args up = {
+        .weight = op_weight(&rig, WEIGHT_LINEAR, DT_BF16, w_up, 1, n_up, N_IN, NULL, 1),
+        .x = op_tensor(&rig, x, rows, N_IN, N_IN + 3),
+        .y = op_tensor(&rig, NULL, rows, n_up, n_up + 1),
+        .n_rows = rows,
+    };
+    struct activation_args act = {up.y, op_tensor(&rig, NULL, rows, width, width + 5), rows, width,
+                                  ACT_SILU, is_gated};
+    struct linear_args down = {
+        .weight = op_weight(&rig, WEIGHT_LINEAR, DT_BF16, w_down, 1, N_DOWN, width, NULL, segments),
+        .x = act.out,
+        .y = op_tensor(&rig, NULL, rows, N_DOWN, N_DOWN + 1),
+        .n_rows = rows,
+    };
+    CHECK_EQ(ops_mlp(rig.be, &up, &act, &down), OK);
+    float *fused = op_fetch(&rig, down.y, rows, N_DOWN);
+    CHECK_EQ(rig.ops->linear(rig.be, &up), OK);
+    CHECK_EQ(rig.ops->activation(rig.be, &act), OK);
+    CHECK_EQ(rig.ops->linear(rig.be, &down), OK);
+    float *apart = op_fetch(&rig, down.y, rows, N_DOWN);
+    CHECK_MEM(fused, apart, (size_t)rows * N_DOWN * sizeof *fused);
+    free(fused);
+    free(apart);
+    free(x);
+    free(w_up);
+    free(w_down);
+    op_close(&rig);
+}
+
+OP_TEST(an_mlp_has_the_same_bits_as_its_three_ops)
+{
+    static const int32_t rows[] = {1, 127, 128, 211, 2200};
+    for (int32_t i = 0; i < 5; i++) {
+        try_mlp(backend, rows[i], 320, true, 1);
+        try_mlp(backend, rows[i], 320, true, 2);
+        try_mlp(backend, rows[i], 320, true, 4); // segments that are padded
+        try_mlp(backend, rows[i], 40, true, 1);
+        try_mlp(backend, rows[i], 96, false, 1);
+    }
+    try_mlp(backend, 131, 4224, true, 1); // several parts of K
+}
+
 /* A checkpoint whose header has an odd length: its numbers may lie at any address, and be of
  * another type than the weight. */
 static void check_stored_anywhere(const char *backend, enum dtype from)
