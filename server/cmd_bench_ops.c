@@ -340,8 +340,13 @@ static enum status run(struct bench *b, struct err *err)
         TRY(measure(b, 16, 1, b->context));
         TRY(measure(b, 1, b->max_rows, 0));
     }
-    TRY(decode_ratios(b));
-    return prefill_ratio(b);
+    bool decode = !b->only || strcmp(b->only, "decode") == 0;
+    bool prefill = !b->only || strcmp(b->only, "prefill") == 0;
+    if (!decode && !prefill) {
+        return err_set(err, ERR_INVALID, "--only %s: neither decode nor prefill", b->only);
+    }
+    TRY(decode ? decode_ratios(b) : OK);
+    return prefill ? prefill_ratio(b) : OK;
 }
 
 /* A GPU's ops are timed by the hundred in a captured pass: see cuda/cuda_bench.c. */
@@ -370,7 +375,7 @@ static int usage(int code)
             "    [--seconds S] [--brief 1]\n"
             "Times each op and the forward pass of dummy weights: one sequence, sixteen, and a\n"
             "prompt of --rows tokens (2048); then the ratios that are aimed at, which are all that\n"
-            "--brief prints.\n"
+            "--brief prints, and of which [--only decode|prefill] leaves one.\n"
             "On CUDA: each op at an 8B model's shapes; [--only NAME] [--deterministic 1].\n");
     return code;
 }
