@@ -110,6 +110,8 @@ struct cuda {
     int32_t pass_set;
     struct pass_view view; // of the pass in hand
     int32_t attention_slots; // of its plan
+    bool is_few;             // attention_few.cu may take its rows
+    struct rope_store_args rope; // put off, for attention to take it along; n_rows 0: none
     struct pass_shape shape;
     int32_t pass_n_draws, pass_n_pool;
 
@@ -196,7 +198,7 @@ enum status cuda_pass_end(struct backend *be);
 /* cuda_graph.c: whether the pass is to be issued, captured or replayed. */
 enum graph_use { GRAPH_NONE, GRAPH_CAPTURE, GRAPH_REPLAY };
 struct graph_key {
-    int32_t model, set, n_rows, n_out, n_draws, flags;
+    int32_t model, set, n_rows, n_out, n_draws, is_few;
 };
 enum { GRAPH_MAX_ROWS = 512 };
 int32_t cuda_bucket(int32_t n); // the count that n is padded to
@@ -244,6 +246,8 @@ enum status cuda_alive(struct backend *be);
 void cuda_close(struct backend *be);
 
 /* cuda_ops.c */
+/* Issues the rope that was put off, if there is one: before anything else that reads or writes. */
+enum status cuda_rope_now(struct cuda *be);
 extern const struct backend_ops cuda_ops;
 
 #endif

@@ -27,10 +27,12 @@ static int32_t vector_length(const struct weight *w)
     return w ? (int32_t)(w->n_out * w->n_in) : 0;
 }
 
-/* Before an op: the product before it is whole. Ops that take one as sums look for it first. */
+/* Before an op: the product before it is whole, and no rope put off. Ops that take either as it is
+ * look for it first. */
 static enum status ready(struct cuda *be)
 {
     TRY(be->lost);
+    TRY(cuda_rope_now(be));
     return cuda_settle(be);
 }
 
@@ -129,10 +131,35 @@ static enum status op_linear_heads(struct backend *base, const struct linear_hea
     return cuda_gemm(be, &g);
 }
 
+static const struct rope_view *rope_of(const struct rope_store_args *a)
+{
+    return a->rope ? &a->rope->view : &no_rope;
+}
+
+static enum status issue_rope(struct cuda *be, const struct rope_store_args *a,
+                              const struct kv_view *kv, const struct sum_parts *sums)
+{
+    CUDA_TRY(be, k_rope_store(be->stream, a, rope_of(a), vector(a->q_norm),
+                              vector_length(a->q_norm), vector(a->k_norm),
+                              vector_length(a->k_norm), kv, &be->view, sums));
+    return OK;
+}
+
+enum status cuda_rope_now(struct cuda *be)
+{
+    if (be->rope.n_rows == 0) {
+        return OK;
+    }
+    const struct rope_store_args a = be->rope;
+    be->rope.n_rows = 0;
+    return issue_rope(be, &a, layer_kv(be, a.layer), NULL);
+}
+
 static enum status op_rope_store(struct backend *base, const struct rope_store_args *a)
 {
     struct cuda *be = cuda_of(base);
     TRY(be->lost);
+    TRY(cuda_rope_now(be));
     const struct kv_view *kv = layer_kv(be, a->layer);
     if (!kv || a->n_rows > be->view.n_rows || kv->n_kv_heads != a->n_kv_heads ||
         kv->head_dim_k != a->head_dim || kv->head_dim_v != a->head_dim ||
@@ -140,17 +167,19 @@ static enum status op_rope_store(struct backend *base, const struct rope_store_a
         (a->rope && 2 * a->rope->view.n_pairs > a->head_dim)) {
         return ERR_INVALID;
     }
-    const struct rope_view *rope = a->rope ? &a->rope->view : &no_rope;
     const int32_t n_q = vector_length(a->q_norm), n_k = vector_length(a->k_norm);
+    const int32_t width = (a->n_heads + 2 * a->n_kv_heads) * a->head_dim;
     struct sum_parts sums = {0};
-    if (k_rope_takes_sums(a, rope, n_q, n_k, kv)) {
-        const int32_t width = (a->n_heads + 2 * a->n_kv_heads) * a->head_dim;
+    if (k_rope_takes_sums(a, rope_of(a), n_q, n_k, kv)) {
         cuda_take_sums(be, a->qkv.mem.p, a->n_rows, width, &sums);
     }
     TRY(cuda_settle(be));
-    CUDA_TRY(be, k_rope_store(be->stream, a, rope, vector(a->q_norm), n_q, vector(a->k_norm), n_k,
-                              kv, &be->view, &sums));
-    return OK;
+    if (be->is_few && sums.n == 0 &&
+        k_attention_few_takes(a, rope_of(a), n_q, n_k, kv, &be->attention)) {
+        be->rope = *a;
+        return OK;
+    }
+    return issue_rope(be, a, kv, &sums);
 }
 
 static enum status op_mla_store(struct backend *base, const struct mla_store_args *a)
@@ -171,9 +200,23 @@ static enum status op_mla_store(struct backend *base, const struct mla_store_arg
     return OK;
 }
 
+/* Whether it takes the rope along that was put off. */
+static bool takes_rope(const struct rope_store_args *r, const struct attention_args *a)
+{
+    return r->n_rows > 0 && r->n_rows == a->n_rows && r->layer == a->layer &&
+           r->n_heads == a->n_heads && r->qkv.mem.p == a->q.mem.p && r->qkv.dtype == a->q.dtype &&
+           r->qkv.stride == a->q.stride && a->scale > 0.0f && a->window <= 0 && a->softcap <= 0.0f && !a->sinks;
+}
+
 static enum status op_attention(struct backend *base, const struct attention_args *a)
 {
     struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    struct rope_store_args rope = {.n_rows = 0};
+    if (takes_rope(&be->rope, a)) {
+        rope = be->rope;
+        be->rope.n_rows = 0;
+    }
     TRY(ready(be));
     const struct kv_view *kv = layer_kv(be, a->layer);
     if (!kv || a->n_rows > be->view.n_rows || kv->n_kv_heads != a->n_kv_heads ||
@@ -202,6 +245,11 @@ static enum status op_attention(struct backend *base, const struct attention_arg
         .workspace_bytes = attention_workspace_bytes(&be->attention),
         .limits = &be->attention,
     };
+    if (rope.n_rows > 0) {
+        CUDA_TRY(be, k_attention_few(be->stream, &rope, rope_of(&rope), vector(rope.q_norm),
+                                     vector(rope.k_norm), &l));
+        return OK;
+    }
     if (be->attention.max_paths > 0 && (!be->pass || be->pass->kv_set == 0)) {
         CUDA_TRY(be, attention_paths(be->stream, &l));
     }
@@ -387,6 +435,7 @@ static enum status op_reduce_norm(struct backend *base, const struct reduce_args
     if (!fits(r->y, r->width)) {
         return ERR_INVALID;
     }
+    TRY(cuda_rope_now(be));
     struct sum_parts sums;
     const bool moe_bias = r->moe && r->moe->down->bias;
     const bool alone = be->options.n_ranks == 1 || r->whole;

@@ -168,6 +168,17 @@ static enum status send_meta(struct cuda *be, const struct pass *p, const struct
     return OK;
 }
 
+/* Whether attention_few.cu may take its rows. */
+static bool is_few(const struct pass *p, int32_t n_rows)
+{
+    const int32_t most = attention_few_keys(n_rows);
+    bool few = most > 0 && p->n_seqs == p->n_rows;
+    for (int32_t i = 0; few && i < p->n_seqs; i++) {
+        few = !p->seqs[i].tree && p->seqs[i].n_past < most;
+    }
+    return few;
+}
+
 /* The engine's buffers end at the limit: the last bucket does too. */
 static int32_t bucket_within(int32_t n, int32_t limit)
 {
@@ -196,9 +207,11 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
     }
     TRY(cuda_flush(be));
     TRY(send_meta(be, pass, shape));
+    be->is_few = is_few(pass, shape->n_rows);
+    be->rope.n_rows = 0;
     if (may_capture && !be->options.no_graphs) {
         const struct graph_key key = {pass->model,  pass->kv_set,   shape->n_rows,
-                                      shape->n_out, shape->n_draws, 0};
+                                      shape->n_out, shape->n_draws, be->is_few};
         enum graph_use use = GRAPH_NONE;
         TRY(cuda_graph_begin(be, &key, &use));
         shape->issue = use != GRAPH_REPLAY;
@@ -220,8 +233,9 @@ enum status cuda_pass_end(struct backend *base)
     if (!be->pass) {
         return be->lost != OK ? be->lost : ERR_INVALID;
     }
+    const enum status late = be->lost == OK ? cuda_rope_now(be) : be->lost;
     be->pass = NULL;
-    if (be->lost != OK || cuda_settle(be) != OK) {
+    if (late != OK || cuda_settle(be) != OK) {
         cuda_graph_abort(be);
         return be->lost;
     }

@@ -13,14 +13,6 @@ enum { THIN_ROWS = 8 };
 
 #if HAVE_SM90A
 
-__device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t (&r)[4], const void *shared)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(smem_address(shared))
-                 : "memory");
-}
-
 template <typename T, int NB> struct thin_computer {
     using S = shape<NB>;
     static constexpr int KEYS = S::KEYS, HEAD_DIM = S::HEAD_DIM;

@@ -218,6 +218,149 @@ static struct scene random_scene(struct rng &r)
     return s;
 }
 
+/* ---- decoding rows of few sequences -------------------------------------------------------- */
+
+/* Rope, store and attention in one kernel against the three: the output, and every slot. */
+struct few_case {
+    struct scene s;
+    struct prepared p;
+    struct rope_store_args rope_args;
+    struct rope_view rope;
+    void *qkv, *old_qkv, *old_kv;
+    float *cos_sin, *inv_freq, *norms;
+    size_t qkv_bytes;
+
+    void open(struct rng &r)
+    {
+        static const int heads[][2] = {{32, 8}, {8, 8}, {32, 4}, {6, 2}, {14, 2}, {12, 4}, {7, 1}};
+        static const int sizes[] = {16, 32, 64};
+        s = {};
+        const int h = r.below(7);
+        s.n_heads = heads[h][0];
+        s.n_kv_heads = heads[h][1];
+        s.dim_k = s.dim_v = r.below(3) ? 128 : 64;
+        s.dtype = r.below(3) == 0 ? DT_F16 : DT_BF16;
+        s.block_tokens = sizes[r.below(3)];
+        const int longest = r.below(3) ? 700 : r.below(2) ? 2000 : 9000;
+        for (int n = r.between(1, longest > 700 || r.below(2) ? 8 : 200); n > 0; n--) {
+            add_seq(s, r.below(longest), 1, false);
+        }
+        build(s, 1, r.next());
+        prepare(p, s, 0, s.seqs, s.groups, r.below(3), false);
+        const int n_rows = p.launch.n_rows, width = (s.n_heads + 2 * s.n_kv_heads) * s.dim_k;
+        qkv_bytes = (size_t)n_rows * width * 2;
+        qkv = device_new<char>(qkv_bytes);
+        old_qkv = device_new<char>(qkv_bytes);
+        old_kv = device_new<char>(s.layer_bytes);
+        fill(old_qkv, s.dtype, (int64_t)n_rows * width, r.next(), 1.5f);
+        CHECK(cudaDeviceSynchronize());
+        CHECK(cudaMemcpy(old_kv, s.kv, s.layer_bytes, cudaMemcpyDeviceToDevice));
+        const int n_pairs = s.dim_k / 2, max_pos = 9000;
+        cos_sin = device_new<float>((size_t)2 * n_pairs * max_pos);
+        inv_freq = device_new<float>(n_pairs);
+        norms = device_new<float>(2 * s.dim_k);
+        fill(inv_freq, DT_F32, n_pairs, 4, 0.1f);
+        fill(norms, DT_F32, 2 * s.dim_k, 5, 1.0f);
+        rope = {cos_sin, n_pairs, max_pos, false};
+        CHECK(k_rope_table(0, cos_sin, inv_freq, &rope, 1.1f));
+        rope_args = {};
+        rope_args.qkv.mem.p = qkv;
+        rope_args.qkv.stride = width;
+        rope_args.qkv.dtype = s.dtype;
+        rope_args.n_rows = n_rows;
+        rope_args.n_heads = s.n_heads;
+        rope_args.n_kv_heads = s.n_kv_heads;
+        rope_args.head_dim = s.dim_k;
+        rope_args.qk_norm = r.below(2) ? QK_NORM_HEAD : QK_NORM_NONE;
+        rope_args.eps = 1e-5f;
+        rope_args.norm_offset = 0.25f;
+        p.launch.q = qkv;
+        p.launch.q_stride = width;
+    }
+
+    /* The output, then all pages. */
+    std::vector<float> run(bool few)
+    {
+        CHECK(cudaMemcpy(qkv, old_qkv, qkv_bytes, cudaMemcpyDeviceToDevice));
+        CHECK(cudaMemcpy(s.kv, old_kv, s.layer_bytes, cudaMemcpyDeviceToDevice));
+        for (size_t i = 0; i < s.seqs.size(); i++) { // what is to be stored is not there yet
+            const int slot = s.seqs[i].n_past, bt = s.block_tokens;
+            const int32_t page = s.tables[i * s.table_stride + slot / bt];
+            for (int h = 0; h < 2 * s.n_kv_heads; h++) {
+                CHECK(cudaMemset((char *)s.kv + 2 * (page * s.view.page_stride +
+                                                     h / 2 * s.view.head_stride +
+                                                     h % 2 * s.view.v_offset + slot % bt * s.dim_k),
+                                 0xff, s.dim_k * 2));
+            }
+        }
+        const size_t n = s.seqs.size() * (size_t)s.n_heads * s.dim_v;
+        CHECK(cudaMemset(p.launch.out, 0xff, n * 2));
+        const int32_t d = s.dim_k;
+        if (few) {
+            CHECK(k_attention_few(0, &rope_args, &rope, norms, norms + d, &p.launch));
+        } else {
+            CHECK(k_rope_store(0, &rope_args, &rope, norms, d, norms + d, d, &s.view,
+                               &p.launch.pass, nullptr));
+            CHECK(attention_launch(0, &p.launch));
+        }
+        CHECK(cudaDeviceSynchronize());
+        std::vector<float> out = to_host(p.launch.out, s.dtype, n);
+        const std::vector<float> pages =
+            to_host(s.kv, s.dtype, (size_t)s.n_blocks * s.view.page_stride); // without the trash
+        out.insert(out.end(), pages.begin(), pages.end());
+        return out;
+    }
+
+    void close()
+    {
+        for (void *m : {qkv, old_qkv, old_kv, (void *)cos_sin, (void *)inv_freq, (void *)norms}) {
+            CHECK(cudaFree(m));
+        }
+        finish(p);
+        destroy(s);
+    }
+};
+
+static bool few_is_right(int seed, double *worst)
+{
+    struct rng r = {(uint64_t)seed + 5000};
+    struct few_case c;
+    c.open(r);
+    const struct scene &s = c.s;
+    bool good = k_attention_few_takes(&c.rope_args, &c.rope, s.dim_k, s.dim_k, &s.view,
+                                      &c.p.limits);
+    double far = 0;
+    if (good) {
+        const std::vector<float> want = c.run(false), got = c.run(true);
+        for (size_t i = 0; i < want.size(); i++) {
+            good = good && std::isnan(want[i]) == std::isnan(got[i]);
+            far = std::isnan(want[i])
+                      ? far
+                      : std::max(far, (double)fabsf(got[i] - want[i]) / (1.0 + fabsf(want[i])));
+        }
+        *worst = std::max(*worst, far);
+        good = good && far < 0.03;
+    }
+    if (!good) {
+        printf("few case %d FAILED: heads %d/%d dim %d %s page %d rows %d of %zu: farthest %g\n",
+               seed, s.n_heads, s.n_kv_heads, s.dim_k, s.dtype == DT_BF16 ? "bf16" : "f16",
+               s.block_tokens, c.p.launch.n_rows, s.seqs.size(), far);
+    }
+    c.close();
+    return good;
+}
+
+static void check_few(int n_cases)
+{
+    double worst = 0;
+    int n_failed = 0;
+    for (int i = 0; i < n_cases; i++) {
+        n_failed += !few_is_right(i, &worst);
+    }
+    bench_failures += n_failed;
+    printf("few: %d passes checked, %d failed, worst relative difference %.2g\n", n_cases, n_failed, worst);
+}
+
 static const char *name_of(enum dtype t)
 {
     return t == DT_F32 ? "f32" : t == DT_BF16 ? "bf16" : "f16";
@@ -256,4 +399,5 @@ void bench_attention_check(int n_cases)
     bench_failures += n_failed;
     printf("attention: %d passes checked (%d for equal bits), %d failed, worst distance %.2g\n",
            n_cases, n_bits, n_failed, worst);
+    check_few(n_cases);
 }

@@ -109,13 +109,13 @@ struct layer_chain {
         weights = device_new<bf16_t>((size_t)n_layers * WEIGHTS);
         x = device_new<bf16_t>((size_t)n_rows * HIDDEN);
         qkv = device_new<bf16_t>((size_t)n_rows * QKV);
-        cos_sin = device_new<float>(2 * 64 * 4096);
+        cos_sin = device_new<float>(2 * 64 * 8192);
         inv_freq = device_new<float>(64);
         fill(weights, DT_BF16, n_layers * WEIGHTS, 1, 0.02f);
         fill(x, DT_BF16, (int64_t)n_rows * HIDDEN, 2, 1.0f);
         fill(qkv, DT_BF16, (int64_t)n_rows * QKV, 3, 1.0f);
         fill(inv_freq, DT_F32, 64, 4, 0.01f);
-        rope = {cos_sin, 64, 4096, false};
+        rope = {cos_sin, 64, 8192, false};
         CHECK(k_rope_table(0, cos_sin, inv_freq, &rope, 1.0f));
         CHECK(cudaDeviceSynchronize());
     }
@@ -136,8 +136,9 @@ struct layer_chain {
         CHECK(gemm_small(stream, &g));
     }
 
-    void issue(cudaStream_t stream, const struct attention_launch &a, int layer,
-               bool with_attention)
+    enum way { NONE, APART, FEW };
+
+    void issue(cudaStream_t stream, const struct attention_launch &a, int layer, enum way way)
     {
         const bf16_t *w = weights + layer * WEIGHTS;
         product(stream, x, w, qkv, QKV, a.n_rows);
@@ -149,8 +150,12 @@ struct layer_chain {
         r.n_heads = a.n_heads;
         r.n_kv_heads = a.kv.n_kv_heads;
         r.head_dim = a.kv.head_dim_k;
-        CHECK(k_rope_store(stream, &r, &rope, nullptr, 0, nullptr, 0, &a.kv, &a.pass, nullptr));
-        if (with_attention) {
+        if (way == FEW) {
+            CHECK(k_attention_few(stream, &r, &rope, nullptr, nullptr, &a));
+        } else {
+            CHECK(k_rope_store(stream, &r, &rope, nullptr, 0, nullptr, 0, &a.kv, &a.pass, nullptr));
+        }
+        if (way == APART) {
             CHECK(attention_launch(stream, &a));
         }
         product(stream, a.out, w + (int64_t)HIDDEN * QKV, x, HIDDEN, a.n_rows);
@@ -182,16 +187,18 @@ static void time_in_step(int n_seqs, int n_past)
     chain.open(n_layers, n_seqs);
     p.launch.q = chain.qkv;
     p.launch.q_stride = layer_chain::QKV;
-    double us[2];
-    for (int with = 0; with < 2; with++) {
-        us[with] = time_us(n_layers, [&](cudaStream_t stream, int i) {
+    double us[3] = {};
+    for (int way = 0; way < 3; way++) {
+        us[way] = time_us(n_layers, [&](cudaStream_t stream, int i) {
             struct attention_launch a = p.launch;
             a.kv.base = s.kv + (size_t)i * s.layer_bytes;
-            chain.issue(stream, a, i, with != 0);
+            chain.issue(stream, a, i, (enum layer_chain::way)way);
         });
     }
-    printf("%3d x %5d: %6.1f us (the rest of the chain %5.1f; memory at 4.5 TB/s %5.1f)\n", n_seqs,
-           n_past + 1, us[1] - us[0], us[0], bytes / 4.5e6);
+    printf("%3d x %5d: %6.1f us (the rest of the chain %5.1f; memory at 4.5 TB/s %5.1f); with "
+           "rope in one %6.1f%s\n",
+           n_seqs, n_past + 1, us[1] - us[0], us[0], bytes / 4.5e6, us[2] - us[0],
+           attention_few_keys(n_seqs) > n_past ? ", used" : "");
     chain.close();
     finish(p);
     destroy(s);
@@ -209,6 +216,7 @@ void bench_attention_step()
     for (int n : {1, 8, 64}) {
         time_in_step(n, 2047);
     }
+    time_in_step(1, 8191);
 }
 
 void bench_attention_time()

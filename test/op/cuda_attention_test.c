@@ -167,6 +167,72 @@ TEST(attention_agrees)
     }
 }
 
+/* Steps of decoding rows, each of which reads what the ones before stored: rope, store and attention
+ * are one kernel where that takes the shape. */
+static void few_case(enum dtype dtype, const struct shape *s)
+{
+    struct seq_spec specs[] = {{100, 1, false}, {0, 1, false}, {14, 1, false},
+                               {64, 1, false},  {47, 1, false}, {150, 1, false}};
+    static struct test_pass t;
+    struct setup u = {0};
+    REQUIRE(open_setup(&u, dtype, false, s));
+    struct pair *p = &u.p;
+    step_begin(p);
+    give_blocks(p, COUNT(specs), 16);
+    for (int b = 0; b < 2; b++) { // what nobody wrote is NaN
+        int32_t all[400];
+        for (int32_t i = 0; i < 400; i++) {
+            all[i] = i;
+        }
+        CHECK_EQ(p->be[b]->ops->poison_blocks(p->be[b], 400, all), OK);
+    }
+    pass_of(&t, specs, COUNT(specs), true, 11);
+    pass_begin(p, &t);
+    store_rows(&u, t.pass.n_rows);
+    pass_end(p);
+    for (int32_t step = 0; step < 4; step++) {
+        pass_of(&t, specs, COUNT(specs), false, 12 + (uint64_t)step);
+        pass_begin(p, &t);
+        struct pair_tensor qkv = store_rows(&u, t.pass.n_rows);
+        char what[128];
+        snprintf(what, sizeof what, "few: dtype %d heads %d/%d of %d norm %d window %d, step %d",
+                 dtype, s->n_heads, s->n_kv_heads, s->head_dim, s->qk_norm, s->window, step);
+        attend(&u, &qkv, what);
+        pass_end(p);
+        step_end(p, NULL);
+        step_begin(p);
+        for (int32_t i = 0; i < COUNT(specs); i++) {
+            specs[i].n_past++;
+        }
+    }
+    step_end(p, NULL);
+    pair_close(p);
+}
+
+TEST(few_decoding_rows_agree)
+{
+    NEED_GPU();
+    static const struct shape shapes[] = {
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 64},
+        {7, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 32},
+        {3, 3, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 64},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 20, 0.0f, false, 16}, // not in one
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, false, 16},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, true, 16},
+        {8, 1, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {24, 12, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 32}, // blocks alone
+        {13, 1, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {4, 2, 64, 16, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {4, 2, 64, 32, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+    };
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(shapes); i++) {
+            few_case(pair_dtypes[d], &shapes[i]);
+        }
+    }
+}
+
 /* Queries, keys and values straight from a product, which the backend may have left as sums. */
 TEST(a_product_is_read_right_by_the_rope_after_it)
 {

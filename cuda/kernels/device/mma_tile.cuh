@@ -35,6 +35,15 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void *shared
                  : "r"(from));
 }
 
+__device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t (&r)[4], const void *shared)
+{
+    const unsigned from = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+
 __device__ __forceinline__ void ldmatrix_x2(uint32_t &r0, uint32_t &r1, const void *shared)
 {
     const unsigned from = (unsigned)__cvta_generic_to_shared(shared);
