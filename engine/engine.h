@@ -34,6 +34,7 @@ enum finish_reason {
 enum {
     N_FINISH_REASONS = FINISH_ERROR + 1,
     MAX_DRAFTS = 16, // chosen: of a sequence in a step; of a tree, its depth
+    MAX_SALT_BYTES = 1024, // chosen: of a longer cache_salt no two are taken for equal
 };
 
 struct token_logprobs {

@@ -57,7 +57,7 @@ uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt)
         return c->roots[0].uid;
     }
     size_t n = strlen(salt);
-    if (n >= PREFIX_SALT_BYTES) {
+    if (n > MAX_SALT_BYTES) {
         return ++c->next_uid;
     }
     int32_t oldest = 1;

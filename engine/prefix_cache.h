@@ -7,6 +7,7 @@
 #ifndef SLUICE_ENGINE_PREFIX_CACHE_H
 #define SLUICE_ENGINE_PREFIX_CACHE_H
 
+#include "engine/engine.h"
 #include "engine/kv_pool.h"
 
 #include <stddef.h>
@@ -21,7 +22,7 @@ struct prefix_node {
     uint8_t state;    // enum node_state
 };
 
-enum { PREFIX_MAX_SALTS = 256, PREFIX_SALT_BYTES = 128 }; // chosen; beyond: prefix_cache_root
+enum { PREFIX_MAX_SALTS = 256 }; // chosen; beyond: prefix_cache_root
 
 struct prefix_cache {
     struct kv_pool *pool;
@@ -32,7 +33,7 @@ struct prefix_cache {
     uint32_t n_buckets;
     uint64_t next_uid, key;
     struct {
-        char salt[PREFIX_SALT_BYTES];
+        char salt[MAX_SALT_BYTES + 1];
         uint64_t uid, last_use;
     } roots[PREFIX_MAX_SALTS];
     uint64_t clock;
@@ -43,8 +44,8 @@ void prefix_cache_init(struct prefix_cache *c, struct kv_pool *pool, int32_t blo
                        uint64_t hash_key);
 void prefix_cache_deinit(struct prefix_cache *c);
 
-/* The root for a salt (NULL: the common one). A salt longer than PREFIX_SALT_BYTES - 1, or one too
- * many, gets a root of its own each time: no sharing, never wrong sharing. */
+/* The root for a salt (NULL: the common one). A salt longer than MAX_SALT_BYTES gets a root of
+ * its own each time: no sharing, never wrong sharing. The longest unused of too many makes room. */
 uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt);
 
 /* The block with these tokens under this parent, or -1. Changes nothing. */

@@ -411,9 +411,9 @@ static bool read_others(struct api_request *r)
         r->priority = (int32_t)v;
     }
     if (body_string(b, "cache_salt", &r->cache_salt) &&
-        (r->cache_salt[0] == '\0' || strlen(r->cache_salt) > 1024)) {
+        (r->cache_salt[0] == '\0' || strlen(r->cache_salt) > MAX_SALT_BYTES)) {
         return api_error_set(&r->error, 400, "invalid_value", "cache_salt",
-                             "Invalid 'cache_salt': expected 1 to 1024 bytes.");
+                             "Invalid 'cache_salt': expected 1 to %d bytes.", MAX_SALT_BYTES);
     }
     body_string(b, "user", &r->user);
     body_real(b, "timeout", 0.001, 864000, &r->timeout_s);

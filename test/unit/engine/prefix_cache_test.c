@@ -37,6 +37,23 @@ static void check_identity(uint64_t key)
     close_all();
 }
 
+TEST(a_salt_is_itself_up_to_its_last_byte)
+{
+    open_with(1);
+    static char a[MAX_SALT_BYTES + 2], b[MAX_SALT_BYTES + 2];
+    memset(a, 'x', MAX_SALT_BYTES);
+    memcpy(b, a, sizeof b);
+    uint64_t root = prefix_cache_root(&cache, a);
+    CHECK_EQ(prefix_cache_root(&cache, b), root);
+    b[MAX_SALT_BYTES - 1] = 'y';
+    CHECK(prefix_cache_root(&cache, b) != root);
+    b[MAX_SALT_BYTES - 1] = b[MAX_SALT_BYTES] = 'x'; // too long: nobody's but its own
+    uint64_t longer = prefix_cache_root(&cache, b);
+    CHECK(longer != root && prefix_cache_root(&cache, b) != longer);
+    CHECK_EQ(prefix_cache_root(&cache, a), root);
+    close_all();
+}
+
 TEST(identity_is_parent_and_exact_tokens)
 {
     check_identity(77);
