@@ -107,6 +107,25 @@ static void attend(struct setup *u, const struct pair_tensor *qkv, const char *w
     check_tensor(p, what, &out, out_width, 2 * pair_tolerance(p));
 }
 
+/* Blocks for the sequences, NaN where nobody writes, and the keys and values of their past. */
+static void store_past(struct setup *u, struct test_pass *t, const struct seq_spec *specs,
+                       int32_t n_specs)
+{
+    struct pair *p = &u->p;
+    give_blocks(p, n_specs, 16);
+    for (int b = 0; b < 2; b++) {
+        int32_t all[400];
+        for (int32_t i = 0; i < 400; i++) {
+            all[i] = i;
+        }
+        CHECK_EQ(p->be[b]->ops->poison_blocks(p->be[b], 400, all), OK);
+    }
+    pass_of(t, specs, n_specs, true, 11);
+    pass_begin(p, t);
+    store_rows(u, t->pass.n_rows);
+    pass_end(p);
+}
+
 static void attention_case(enum dtype dtype, const struct shape *s)
 {
     static const struct seq_spec specs[] = {
@@ -118,18 +137,7 @@ static void attention_case(enum dtype dtype, const struct shape *s)
     REQUIRE(open_setup(&u, dtype, false, s));
     struct pair *p = &u.p;
     step_begin(p);
-    give_blocks(p, COUNT(specs), 16);
-    for (int b = 0; b < 2; b++) { // what nobody wrote is NaN
-        int32_t all[400];
-        for (int32_t i = 0; i < 400; i++) {
-            all[i] = i;
-        }
-        CHECK_EQ(p->be[b]->ops->poison_blocks(p->be[b], 400, all), OK);
-    }
-    pass_of(&t, specs, COUNT(specs), true, 11);
-    pass_begin(p, &t);
-    store_rows(&u, t.pass.n_rows);
-    pass_end(p);
+    store_past(&u, &t, specs, COUNT(specs));
     pass_of(&t, specs, COUNT(specs), false, 12);
     pass_begin(p, &t);
     struct pair_tensor qkv = store_rows(&u, t.pass.n_rows);
@@ -178,18 +186,7 @@ static void few_case(enum dtype dtype, const struct shape *s)
     REQUIRE(open_setup(&u, dtype, false, s));
     struct pair *p = &u.p;
     step_begin(p);
-    give_blocks(p, COUNT(specs), 16);
-    for (int b = 0; b < 2; b++) { // what nobody wrote is NaN
-        int32_t all[400];
-        for (int32_t i = 0; i < 400; i++) {
-            all[i] = i;
-        }
-        CHECK_EQ(p->be[b]->ops->poison_blocks(p->be[b], 400, all), OK);
-    }
-    pass_of(&t, specs, COUNT(specs), true, 11);
-    pass_begin(p, &t);
-    store_rows(&u, t.pass.n_rows);
-    pass_end(p);
+    store_past(&u, &t, specs, COUNT(specs));
     for (int32_t step = 0; step < 4; step++) {
         pass_of(&t, specs, COUNT(specs), false, 12 + (uint64_t)step);
         pass_begin(p, &t);
