@@ -1,5 +1,6 @@
 """The cube: whatever the engine does meanwhile (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks), a
 request's tokens and log-probabilities are those of the request alone, to the bit."""
+import functools
 import itertools
 import json
 import os
@@ -63,13 +64,10 @@ def essence(answer):
     return [(o["token_ids"], o["logprobs"], o["top_logprobs"], o["finish_reason"]) for o in answer["outputs"]]
 
 
-@pytest.fixture(scope="module")
-def alone():
+@functools.cache
+def alone(family):
     """Each request in an engine with nothing else, one after the other."""
-    answers = {}
-    for family in FAMILIES:
-        answers[family] = [essence(golden.generate(family, [r], "--no-enable-prefix-caching")[0]) for r in requests()]
-    return answers
+    return [essence(golden.generate(family, [r], "--no-enable-prefix-caching")[0]) for r in requests()]
 
 
 accepted = []  # draft tokens per family: a random model may never repeat itself, all of them do
@@ -77,12 +75,13 @@ CUBE = list(itertools.product(CHUNKS, CACHE, DRAFTS, POOL))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_that_goes_on_changes_a_request(family, alone):
+def test_nothing_that_goes_on_changes_a_request(family):
     saw = {"preemptions": 0, "cached_tokens": 0, "accepted_draft_tokens": 0}
+    base = ["--max-model-len", "256", "--block-size", "16"]
     for chunks, cache, how, pool in CUBE:
-        flags = CHUNKS[chunks] + CACHE[cache] + drafts(family)[how] + POOL[pool] + ["--max-model-len", "256"]
+        flags = CHUNKS[chunks] + CACHE[cache] + drafts(family)[how] + POOL[pool] + base
         answers = golden.generate(family, requests(), *flags)
-        for i, (have, want) in enumerate(zip(answers, alone[family])):
+        for i, (have, want) in enumerate(zip(answers, alone(family))):
             assert essence(have) == want, f"{family}, {chunks}, {cache}, {how}, {pool}: request {i}"
             for k in saw:
                 saw[k] += have["usage"][k]
