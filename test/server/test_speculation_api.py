@@ -32,8 +32,13 @@ def speculating(request):
 
 
 def counters(s):
+    """Of one page, on which the answer's last step is counted: the answer itself may be here before."""
     names = ("drafts", "draft_tokens", "accepted_tokens")
-    return [s.metric(f"vllm:spec_decode_num_{n}_total") for n in names]
+    while True:
+        page = dict(line.rsplit(" ", 1) for line in s.get("/metrics").body.decode().splitlines() if line[:1] != "#")
+        page = {name.split("{")[0]: float(value) for name, value in page.items()}
+        if page["vllm:num_requests_running"] == 0:
+            return [page[f"vllm:spec_decode_num_{n}_total"] for n in names]
 
 
 def details(reply):
