@@ -281,7 +281,12 @@ static void store_outputs(const struct attn_job *job, struct attn_tile *t)
             float old = expf(t->max[i] - m);
             factor = old / fmaf(t->sum[i], old, expf(sink - m));
         }
-        memcpy(out, t->total + (int64_t)i * job->pages->v_stride, (size_t)dim * sizeof *out);
+        const float *total = t->total + (int64_t)i * job->pages->v_stride;
+        if (job->unit) {
+            job->unit->put(total, factor, dim, out);
+            continue;
+        }
+        memcpy(out, total, (size_t)dim * sizeof *out);
         job->cpu->kernels->scale(out, factor, dim);
     }
 }
@@ -370,6 +375,35 @@ static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile
     find_keys(job, t);
 }
 
+/* The queries of the item that most likely follows on the same thread. */
+static void look_ahead(const struct attn_job *job, int32_t item, struct attn_tile *t)
+{
+    struct attn_tile next;
+    t->ahead = (struct attn_ahead){0};
+    if (job->unit && item + 1 < job->n_items) {
+        int32_t dim = job->a->head_dim_k;
+        make_tile(job, item + 1, &next);
+        t->ahead = (struct attn_ahead){.row = next.row,
+                                       .end = next.row + next.n_rows,
+                                       .first = (int64_t)next.head * dim * 4,
+                                       .n_bytes = (int64_t)next.n_heads * dim * 4};
+    }
+}
+
+void attn_ask(const struct attn_job *job, struct attn_tile *t, int32_t n)
+{
+    struct attn_ahead *a = &t->ahead;
+    for (int32_t i = 0; i < n && a->row < a->end; i++) {
+        const char *row = (const char *)tensor_row(&job->a->q, a->row);
+        __builtin_prefetch(row + a->first + a->at, 0, 2);
+        a->at += 64;
+        if (a->at >= a->n_bytes) {
+            a->at = 0;
+            a->row++;
+        }
+    }
+}
+
 static void attn_item(void *arg, int32_t item, int32_t thread)
 {
     const struct attn_job *job = arg;
@@ -379,6 +413,7 @@ static void attn_item(void *arg, int32_t item, int32_t thread)
     carve(job, &t, job->cpu->scratch[thread].p);
     begin_total(job, &t);
     load_queries(job, &t);
+    look_ahead(job, item, &t);
     for (int32_t c = 0; c < n_chunks(&t); c++) {
         attend_chunk(job, &t, c, max, sum);
         join(job, &t, max, sum);
@@ -399,6 +434,7 @@ static void part_item(void *arg, int32_t part, int32_t thread)
     make_tile(job, item, &t);
     carve(job, &t, job->cpu->scratch[thread].p);
     load_queries(job, &t);
+    t.ahead = (struct attn_ahead){0};
     t.chunk = job->cpu->attn_parts + part * job->part_floats;
     float *max = t.chunk + (int64_t)t.n_vectors * job->pages->v_stride;
     attend_chunk(job, &t, part - job->part_first[item], max, max + t.n_vectors);

@@ -26,6 +26,13 @@ struct attn_job {
     int32_t part_first[SPLIT_ITEMS + 1];
 };
 
+/* Queries that the thread will read next, some of which are asked for at a time: bytes from `at` on
+ * of the rows [row, end). */
+struct attn_ahead {
+    int32_t row, end;
+    int64_t first, n_bytes, at;
+};
+
 /* One item: rows [row, row + n_rows) of the pass, heads [head, head + n_heads). Vector i is row
  * i / n_heads, head i % n_heads. */
 struct attn_tile {
@@ -43,9 +50,10 @@ struct attn_tile {
     int64_t s_stride;
     float *path; // [ATTN_CHUNK] of a tree: a row's scores by position
     /* With a matrix unit (s is [UNIT_ROWS, s_stride] then): */
-    char *operands;      // [n_vectors] of q
+    char *operands;      // of q, UNIT_ROWS vectors after the other
+    char *probabilities; // of UNIT_ROWS vectors: operands
     char *keys, *values; // packed
-    int64_t operand_bytes;
+    struct attn_ahead ahead;
 };
 
 /* The unit that computes a layer's attention, of decoding rows as of prompts': it depends on the
@@ -72,6 +80,8 @@ static inline const char *attn_page(const struct attn_job *job, const struct att
            (size_t)t->kv_head * job->pages->head_bytes;
 }
 
+/* Asks for up to n lines of what is ahead. */
+void attn_ask(const struct attn_job *job, struct attn_tile *t, int32_t n);
 /* Whether a tree's row sees the node. */
 bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node);
 /* Scores of keys [begin, end), at s, that the row does not see become -infinity. */
@@ -86,7 +96,7 @@ void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row
 /* ---- on a matrix unit (cpu_attention_unit.c) */
 
 /* Vectors of an item at most: fewer where values are wide, so that their sums stay in a cache. */
-enum { UNIT_SUMS = 128 * 256 };
+enum { UNIT_SUMS = 256 * 256 };
 
 static inline int32_t attn_unit_tile(const struct kv_pages *p)
 {

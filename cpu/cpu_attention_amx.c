@@ -29,56 +29,100 @@ static void configure(int32_t m)
                                 TILE_ROWS, TILE_ROWS});
 }
 
+/* What is too small for a float counts as 0, as the products have it, and costs no more time. */
+static _Thread_local unsigned mode;
+
 static void begin(void)
 {
     configured = 0;
+    mode = _mm_getcsr();
+    _mm_setcsr(mode | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
 }
 
 static void end(void)
 {
     _tile_release();
+    _mm_setcsr(mode);
 }
 
-/* 17 to 32 rows against one or two panels. */
-INLINE void high_block(const struct unit_product *p, const char *b, float *c, const int panels)
+INLINE void high_loads(const struct unit_product *p, const char *a, const char *b, const int panels)
 {
-    const char *a = p->a, *a2 = p->a + TILE_ROWS * p->a_bytes;
-    int64_t c_bytes = p->c_stride * (int64_t)sizeof *c;
-    float *c2 = c + TILE_ROWS * p->c_stride;
-    if (p->first) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    } else {
-        _tile_loadd(0, c, c_bytes);
-        _tile_loadd(2, c2, c_bytes);
+    _tile_loadd(6, b, TILE_BYTES);
+    if (panels > 1) {
+        _tile_loadd(7, b + p->b_panel, TILE_BYTES);
+    }
+    _tile_loadd(4, a, UNIT_LINE);
+    _tile_loadd(5, a + TILE_ROWS * UNIT_LINE, UNIT_LINE);
+}
+
+/* The sum t is stored where `last` says, if anywhere, begins anew for the place at `c`, and takes
+ * its first product. */
+#define NEXT_SUM(t, rows, columns, last, c)                                                        \
+    do {                                                                                           \
+        if (last) {                                                                                \
+            _tile_stored(t, last, c_bytes);                                                        \
+        }                                                                                          \
+        if (p->first) {                                                                            \
+            _tile_zero(t);                                                                         \
+        } else {                                                                                   \
+            _tile_loadd(t, c, c_bytes);                                                            \
+        }                                                                                          \
+        _tile_dpbf16ps(t, rows, columns);                                                          \
+    } while (0)
+
+/* 17 to 32 rows against one or two panels, whose sums are left in the registers; those of the block
+ * before go to `last`, after this one's first loads. */
+INLINE void high_block(const struct unit_product *p, const char *b, const float *c, float *last,
+                       const int panels)
+{
+    const int64_t c_bytes = p->c_stride * (int64_t)sizeof *c, below = TILE_ROWS * p->c_stride;
+    const char *a = p->a;
+    high_loads(p, a, b, panels);
+    NEXT_SUM(0, 4, 6, last, c);
+    NEXT_SUM(2, 5, 6, last ? last + below : NULL, c + below);
+    if (panels > 1) {
+        NEXT_SUM(1, 4, 7, last ? last + 16 : NULL, c + 16);
+        NEXT_SUM(3, 5, 7, last ? last + below + 16 : NULL, c + below + 16);
+    }
+    for (int32_t step = 1; step < p->n_steps; step++) {
+        a += UNIT_STEP;
+        b += p->b_step;
+        high_loads(p, a, b, panels);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(2, 5, 6);
         if (panels > 1) {
-            _tile_loadd(1, c + 16, c_bytes);
-            _tile_loadd(3, c2 + 16, c_bytes);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
         }
     }
-    for (int32_t step = 0; step < p->n_steps; step++, b += p->b_step) {
-        _tile_loadd(6, b, TILE_BYTES);
-        if (panels > 1) {
-            _tile_loadd(7, b + p->b_panel, TILE_BYTES);
-        }
-        for (int term = 0; term < UNIT_TERMS; term++, a += TILE_BYTES, a2 += TILE_BYTES) {
-            _tile_loadd(4, a, p->a_bytes);
-            _tile_loadd(5, a2, p->a_bytes);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(2, 5, 6);
-            if (panels > 1) {
-                _tile_dpbf16ps(1, 4, 7);
-                _tile_dpbf16ps(3, 5, 7);
-            }
-        }
-    }
+}
+
+INLINE void high_store(const struct unit_product *p, float *c, const int panels)
+{
+    const int64_t c_bytes = p->c_stride * (int64_t)sizeof *c, below = TILE_ROWS * p->c_stride;
     _tile_stored(0, c, c_bytes);
-    _tile_stored(2, c2, c_bytes);
+    _tile_stored(2, c + below, c_bytes);
     if (panels > 1) {
         _tile_stored(1, c + 16, c_bytes);
-        _tile_stored(3, c2 + 16, c_bytes);
+        _tile_stored(3, c + below + 16, c_bytes);
+    }
+}
+
+static void high_product(const struct unit_product *p)
+{
+    const char *b = p->b;
+    float *c = p->c, *last = NULL;
+    int32_t i = 0;
+    for (; i + 2 <= p->n_panels; i += 2, b += 2 * p->b_panel, c += 32) {
+        high_block(p, b, c, last, 2);
+        last = c;
+    }
+    if (last) {
+        high_store(p, last, 2);
+    }
+    if (i < p->n_panels) {
+        high_block(p, b, c, NULL, 1);
+        high_store(p, c, 1);
     }
 }
 
@@ -100,19 +144,17 @@ INLINE void low_block(const struct unit_product *p, const char *b, float *c, con
             _tile_loadd(3, c + 48, c_bytes);
         }
     }
-    for (int32_t step = 0; step < p->n_steps; step++, b += p->b_step) {
-        for (int term = 0; term < UNIT_TERMS; term++, a += TILE_BYTES) {
-            _tile_loadd(4, a, p->a_bytes);
-            _tile_loadd(6, b, TILE_BYTES);
-            _tile_dpbf16ps(0, 4, 6);
-            if (panels > 1) {
-                _tile_loadd(7, b + p->b_panel, TILE_BYTES);
-                _tile_dpbf16ps(1, 4, 7);
-                _tile_loadd(6, b + 2 * p->b_panel, TILE_BYTES);
-                _tile_dpbf16ps(2, 4, 6);
-                _tile_loadd(7, b + 3 * p->b_panel, TILE_BYTES);
-                _tile_dpbf16ps(3, 4, 7);
-            }
+    for (int32_t step = 0; step < p->n_steps; step++, a += UNIT_STEP, b += p->b_step) {
+        _tile_loadd(4, a, UNIT_LINE);
+        _tile_loadd(6, b, TILE_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        if (panels > 1) {
+            _tile_loadd(7, b + p->b_panel, TILE_BYTES);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(6, b + 2 * p->b_panel, TILE_BYTES);
+            _tile_dpbf16ps(2, 4, 6);
+            _tile_loadd(7, b + 3 * p->b_panel, TILE_BYTES);
+            _tile_dpbf16ps(3, 4, 7);
         }
     }
     _tile_stored(0, c, c_bytes);
@@ -125,51 +167,23 @@ INLINE void low_block(const struct unit_product *p, const char *b, float *c, con
 
 static void product(const struct unit_product *p)
 {
-    const bool high = p->m > TILE_ROWS;
-    const int32_t at_once = high ? 2 : 4;
     const char *b = p->b;
     float *c = p->c;
     int32_t i = 0;
     configure(p->m);
-    for (; i + at_once <= p->n_panels; i += at_once) {
-        if (high) {
-            high_block(p, b, c, 2);
-        } else {
-            low_block(p, b, c, 4);
-        }
-        b += at_once * p->b_panel;
-        c += at_once * 16;
+    if (p->m > TILE_ROWS) {
+        high_product(p);
+        return;
+    }
+    for (; i + 4 <= p->n_panels; i += 4, b += 4 * p->b_panel, c += 64) {
+        low_block(p, b, c, 4);
     }
     for (; i < p->n_panels; i++, b += p->b_panel, c += 16) {
-        if (high) {
-            high_block(p, b, c, 1);
-        } else {
-            low_block(p, b, c, 1);
-        }
+        low_block(p, b, c, 1);
     }
 }
 
 /* ---- operands ----------------------------------------------------------------------------- */
-
-/* One step: x[0..32) as bf16, and what that leaves as bf16 again. The first term is cut off, not
- * rounded, so that the rest is exact. */
-INLINE void store_step(__m512 low, __m512 high, char *out)
-{
-#if UNIT_TERMS == 1
-    _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-#else
-    const __m512i top = _mm512_set1_epi32((int32_t)0xFFFF0000);
-    const __m512i upper = _mm512_setr_epi32( // halves of each number, as words
-        0x30001, 0x70005, 0xB0009, 0xF000D, 0x130011, 0x170015, 0x1B0019, 0x1F001D, 0x230021,
-        0x270025, 0x2B0029, 0x2F002D, 0x330031, 0x370035, 0x3B0039, 0x3F003D);
-    __m512 low_top = (__m512)_mm512_and_si512((__m512i)low, top);
-    __m512 high_top = (__m512)_mm512_and_si512((__m512i)high, top);
-    _mm512_storeu_si512(out, _mm512_permutex2var_epi16((__m512i)low, upper, (__m512i)high));
-    _mm512_storeu_si512(
-        out + TILE_BYTES,
-        (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(high, high_top), _mm512_sub_ps(low, low_top)));
-#endif
-}
 
 static __mmask16 first_lanes(int32_t n)
 {
@@ -182,7 +196,9 @@ static void split(const float *x, float scale, int32_t dim, char *out)
     for (int32_t d = 0; d < dim; d += UNIT_K, out += UNIT_STEP) {
         __m512 low = _mm512_maskz_loadu_ps(first_lanes(dim - d), x + d);
         __m512 high = _mm512_maskz_loadu_ps(first_lanes(dim - d - 16), x + d + 16);
-        store_step(_mm512_mul_ps(low, factor), _mm512_mul_ps(high, factor), out);
+        __m512bh both =
+            _mm512_cvtne2ps_pbh(_mm512_mul_ps(high, factor), _mm512_mul_ps(low, factor));
+        _mm512_storeu_si512(out, (__m512i)both);
     }
 }
 
@@ -278,35 +294,68 @@ INLINE __m512 exp2_of(__m512 y)
 
 static float highest(const float *s, int32_t n)
 {
-    __m512 a = _mm512_loadu_ps(s), b = _mm512_loadu_ps(s + 16);
-    for (int32_t i = 32; i < n; i += 32) {
+    __m512 a = _mm512_loadu_ps(s), b = _mm512_loadu_ps(s + 16), c = a, d = b;
+    int32_t i = 32;
+    for (; i + 64 <= n; i += 64) {
+        a = _mm512_max_ps(_mm512_loadu_ps(s + i), a);
+        b = _mm512_max_ps(_mm512_loadu_ps(s + i + 16), b);
+        c = _mm512_max_ps(_mm512_loadu_ps(s + i + 32), c);
+        d = _mm512_max_ps(_mm512_loadu_ps(s + i + 48), d);
+    }
+    if (i < n) {
         a = _mm512_max_ps(_mm512_loadu_ps(s + i), a);
         b = _mm512_max_ps(_mm512_loadu_ps(s + i + 16), b);
     }
-    return _mm512_reduce_max_ps(_mm512_max_ps(a, b));
+    return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
 }
 
-static void soften(float *s, int32_t n, float *max, float *sum)
+/* 2^y to be rounded to bf16: within 1e-4 of itself, 1 at 0. */
+INLINE __m512 rough_exp2(__m512 y)
 {
-    float m = n > 0 ? highest(s, n) : -INFINITY;
-    char *out = (char *)s; // never ahead of what is read
-    *max = m;
-    *sum = 0.0f;
-    if (m == -INFINITY) {
-        memset(out, 0, (size_t)(n / UNIT_K) * UNIT_STEP);
-        return;
-    }
+    __m512 f = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); // y - floor(y)
+    __m512 p = _mm512_set1_ps(0.0770672f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.22764482f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69511682f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, y); // p * 2^floor(y)
+}
+
+INLINE __m512 soften_row(const float *s, int32_t n, char *p, float max, __m512 total)
+{
+    const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3F803F80);
     const __m512 log2_e = _mm512_set1_ps(1.44269504f);
-    const __m512 offset = _mm512_mul_ps(_mm512_set1_ps(m), log2_e);
-    __m512 even = _mm512_setzero_ps(), odd = even;
-    for (int32_t i = 0; i < n; i += UNIT_K, out += UNIT_STEP) {
-        __m512 low = exp2_of(_mm512_fmsub_ps(_mm512_loadu_ps(s + i), log2_e, offset));
-        __m512 high = exp2_of(_mm512_fmsub_ps(_mm512_loadu_ps(s + i + 16), log2_e, offset));
-        even = _mm512_add_ps(even, low);
-        odd = _mm512_add_ps(odd, high);
-        store_step(low, high, out);
+    const __m512 offset = _mm512_mul_ps(_mm512_set1_ps(max), log2_e);
+    for (int32_t i = 0; i < n; i += UNIT_K, p += UNIT_STEP) {
+        __m512 low = rough_exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + i), log2_e, offset));
+        __m512 high = rough_exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + i + 16), log2_e, offset));
+        __m512bh both = _mm512_cvtne2ps_pbh(high, low);
+        total = _mm512_dpbf16_ps(total, both, ones);
+        _mm512_storeu_si512(p, (__m512i)both);
     }
-    *sum = _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
+    return total;
+}
+
+static void soften(const struct unit_scores *a)
+{
+    const float *s = a->s;
+    char *p = a->p;
+    for (int32_t i = 0; i < a->m; i++, s += a->s_stride, p += UNIT_LINE) {
+        __m512 total = _mm512_loadu_ps(a->sums[i]);
+        if (a->max[i] == -INFINITY && a->n > 0) {
+            a->max[i] = highest(s, a->n);
+        }
+        if (a->max[i] == -INFINITY) {
+            for (int32_t k = 0; k < a->n / UNIT_K; k++) {
+                _mm512_storeu_si512(p + k * UNIT_STEP, _mm512_setzero_si512());
+            }
+        } else {
+            total = soften_row(s, a->n, p, a->max[i], total);
+            _mm512_storeu_ps(a->sums[i], total);
+        }
+        if (a->sum) {
+            a->sum[i] = _mm512_reduce_add_ps(total);
+        }
+    }
 }
 
 /* ---- joining ------------------------------------------------------------------------------ */
@@ -359,6 +408,16 @@ static void join(const struct unit_join *j)
     }
 }
 
+static void put(const float *x, float factor, int32_t n, float *out)
+{
+    const __m512 f = _mm512_set1_ps(factor);
+    for (int32_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = first_lanes(n - i);
+        __m512 y = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x + i), f);
+        _mm512_mask_storeu_ps(out + i, lanes, y);
+    }
+}
+
 const struct matrix_unit cpu_amx_unit = {
     .begin = begin,
     .end = end,
@@ -369,6 +428,7 @@ const struct matrix_unit cpu_amx_unit = {
     .turn_values = turn_values,
     .soften = soften,
     .join = join,
+    .put = put,
 };
 
 #else

@@ -11,6 +11,21 @@
 /* Room for slots that a tree's chunk reads beyond its positions, and for whole panels. */
 enum { CHUNK_SLOTS = ATTN_CHUNK + MAX_TREE_NODES + 2 * UNIT_K, S_STRIDE = CHUNK_SLOTS + PANEL };
 
+/* Positions of a chunk, from multiples on, that are softened together. A row's probabilities are
+ * relative to the highest of the first run of which it sees any: what is higher later does no harm
+ * unless it is so by far, which their sum shows. */
+enum { RUN_KEYS = 128, RUN_STRIDE = RUN_KEYS + PANEL };
+#define LARGE_SUM 1e18f
+
+/* Lines of the queries to come that are asked for beside a run, which reads the nearest cache. */
+enum { ASK_LINES = 32 };
+
+/* A share's softmax. */
+struct softened {
+    float max[UNIT_ROWS], sum[UNIT_ROWS];
+    float sums[UNIT_ROWS][16];
+};
+
 /* Packed keys, or values, that few vectors take at a time. */
 enum { FEW_BYTES = 32 << 10 };
 
@@ -46,8 +61,8 @@ size_t attn_unit_scratch(const struct kv_pages *p)
     int64_t k = padded_dim(p), v = p->v_stride;
     int64_t tile = attn_unit_tile(p);
     int64_t floats = UNIT_ROWS * (int64_t)S_STRIDE + ATTN_CHUNK + 2 * tile * v;
-    return (size_t)(floats * (int64_t)sizeof(float) + tile * (k / UNIT_K) * UNIT_STEP +
-                    CHUNK_SLOTS * k * 2 + ATTN_CHUNK * v * 2);
+    return (size_t)(floats * (int64_t)sizeof(float) + ATTN_CHUNK / UNIT_K * UNIT_STEP +
+                    tile * k * 2 + CHUNK_SLOTS * k * 2 + ATTN_CHUNK * v * 2);
 }
 
 void attn_unit_carve(const struct attn_job *job, struct attn_tile *t, char *scratch)
@@ -58,10 +73,16 @@ void attn_unit_carve(const struct attn_job *job, struct attn_tile *t, char *scra
     t->path = t->s + UNIT_ROWS * t->s_stride;
     t->chunk = t->path + ATTN_CHUNK;
     t->total = t->chunk + tile * v;
-    t->operands = (char *)(t->total + tile * v);
-    t->operand_bytes = k / UNIT_K * UNIT_STEP;
-    t->keys = t->operands + tile * t->operand_bytes;
+    t->probabilities = (char *)(t->total + tile * v);
+    t->operands = t->probabilities + ATTN_CHUNK / UNIT_K * UNIT_STEP;
+    t->keys = t->operands + tile * k * 2;
     t->values = t->keys + CHUNK_SLOTS * k * 2;
+}
+
+/* Queries from a multiple of UNIT_ROWS on, as operands. */
+static char *queries_at(const struct attn_job *job, const struct attn_tile *t, int32_t i)
+{
+    return t->operands + i * padded_dim(job->pages) * 2;
 }
 
 void attn_unit_queries(const struct attn_job *job, struct attn_tile *t)
@@ -70,7 +91,8 @@ void attn_unit_queries(const struct attn_job *job, struct attn_tile *t)
     for (int32_t i = 0; i < t->n_vectors; i++) {
         int32_t head = t->head + i % t->n_heads;
         job->unit->split(tensor_row(&job->a->q, t->row + i / t->n_heads) + (int64_t)head * dim,
-                         job->a->scale, dim, t->operands + i * t->operand_bytes);
+                         job->a->scale, dim,
+                         queries_at(job, t, down(i, UNIT_ROWS)) + i % UNIT_ROWS * UNIT_LINE);
     }
 }
 
@@ -165,25 +187,32 @@ static void pack_path(const struct attn_job *job, const struct attn_tile *t, int
 
 /* ---- products ----------------------------------------------------------------------------- */
 
-static void run(const struct attn_job *job, struct unit_product p)
+static void run_product(const struct attn_job *job, struct unit_product p)
 {
     job->unit->product(&p);
 }
 
-/* Vectors [i, i + m) and the positions [from, to) of the chunk that any of them sees; their scores,
- * then probabilities, of position `from` on stand at s. */
+/* Vectors [i, i + m) and the positions [from, to) of the chunk that any of them sees; their scores
+ * of position `from` on stand at s, their probabilities at p. */
 struct share {
     int32_t i, m, from, to;
     float *s;
+    int64_t s_stride;
+    char *p;
 };
+
+static struct share share_of(const struct attn_tile *t, int32_t i, int32_t m)
+{
+    return (struct share){
+        .i = i, .m = m, .s = t->s, .s_stride = t->s_stride, .p = t->probabilities};
+}
 
 static struct unit_product score(const struct attn_job *job, const struct attn_tile *t,
                                  const struct share *v, int32_t panel)
 {
     int64_t panel_bytes = padded_dim(job->pages) / UNIT_K * UNIT_BLOCK;
     return (struct unit_product){
-        .a = t->operands + v->i * t->operand_bytes,
-        .a_bytes = t->operand_bytes,
+        .a = queries_at(job, t, v->i),
         .b = t->keys + panel * panel_bytes,
         .b_step = UNIT_BLOCK,
         .b_panel = panel_bytes,
@@ -191,7 +220,7 @@ static struct unit_product score(const struct attn_job *job, const struct attn_t
         .n_steps = (int32_t)padded_dim(job->pages) / UNIT_K,
         .n_panels = (v->to - v->from) / PANEL,
         .c = v->s,
-        .c_stride = t->s_stride,
+        .c_stride = v->s_stride,
         .first = true,
     };
 }
@@ -204,8 +233,7 @@ static struct unit_product weigh(const struct attn_job *job, const struct attn_t
 {
     int32_t stride = job->pages->v_stride, n_panels = stride / PANEL;
     return (struct unit_product){
-        .a = (const char *)v->s + (from - v->from) / UNIT_K * UNIT_STEP,
-        .a_bytes = t->s_stride * (int64_t)sizeof(float),
+        .a = v->p + (from - v->from) / UNIT_K * UNIT_STEP,
         .b = t->values + (int64_t)((from - packed) / UNIT_K) * n_panels * UNIT_BLOCK,
         .b_step = (int64_t)n_panels * UNIT_BLOCK,
         .b_panel = UNIT_BLOCK,
@@ -220,6 +248,15 @@ static struct unit_product weigh(const struct attn_job *job, const struct attn_t
 
 /* ---- chunks ------------------------------------------------------------------------------- */
 
+/* Whether every vector of the share sees all of its positions. */
+static bool all_seen(const struct attn_job *job, const struct attn_tile *t, int32_t begin,
+                     const struct share *v)
+{
+    int32_t first = t->row + v->i / t->n_heads, last = t->row + (v->i + v->m - 1) / t->n_heads;
+    return attn_first_key(job, job->cpu->pass->rows[last].pos) <= begin + v->from &&
+           t->seq->n_past + first - t->seq->first_row + 1 >= begin + v->to;
+}
+
 static void cap(const struct attn_job *job, float *s, int32_t n)
 {
     if (job->a->softcap != 0.0f) {
@@ -227,24 +264,116 @@ static void cap(const struct attn_job *job, float *s, int32_t n)
     }
 }
 
-static void soften(const struct attn_job *job, const struct attn_tile *t, const struct share *v,
-                   float *max, float *sum)
+/* What the vectors do not see of their scores, in a chunk that begins at `begin`. */
+static void mask(const struct attn_job *job, const struct attn_tile *t, int32_t begin,
+                 const struct share *v)
 {
-    for (int32_t j = 0; j < v->m; j++) {
-        job->unit->soften(v->s + j * t->s_stride, v->to - v->from, &max[v->i + j], &sum[v->i + j]);
+    if (all_seen(job, t, begin, v) && job->a->softcap == 0.0f) {
+        return;
     }
-}
-
-/* The share's part of a chunk that begins at `begin`, whose scores are there. */
-static void mask_and_soften(const struct attn_job *job, const struct attn_tile *t, int32_t begin,
-                            const struct share *v, float *max, float *sum)
-{
     for (int32_t j = 0; j < v->m; j++) {
-        float *s = v->s + j * t->s_stride;
+        float *s = v->s + j * v->s_stride;
         cap(job, s, v->to - v->from);
         attn_mask_row(job, t, t->row + (v->i + j) / t->n_heads, s, begin + v->from, begin + v->to);
     }
-    soften(job, t, v, max, sum);
+}
+
+/* The positions from `from` on of v that are softened together. */
+static struct share run_of(const struct share *v, int32_t from)
+{
+    struct share run = *v;
+    run.from = from;
+    run.to = lower(v->to, up(from + 1, RUN_KEYS));
+    run.p = v->p + (from - v->from) / UNIT_K * UNIT_STEP;
+    return run;
+}
+
+/* Probabilities of a run of the share v, whose scores are there. */
+static void soften_run(const struct attn_job *job, const struct share *v, const struct share *run,
+                       struct softened *soft)
+{
+    job->unit->soften(&(struct unit_scores){.s = run->s,
+                                            .s_stride = run->s_stride,
+                                            .m = run->m,
+                                            .n = run->to - run->from,
+                                            .p = run->p,
+                                            .max = soft->max,
+                                            .sums = soft->sums,
+                                            .sum = run->to == v->to ? soft->sum : NULL});
+}
+
+/* Of all scores of v, with those maxima as far as they are known. */
+static void soften_runs(const struct attn_job *job, const struct share *v, struct softened *soft)
+{
+    struct share run;
+    memset(soft->sums, 0, sizeof soft->sums);
+    for (int32_t from = v->from; from < v->to; from = run.to) {
+        run = run_of(v, from);
+        run.s = v->s + (from - v->from);
+        soften_run(job, v, &run, soft);
+    }
+}
+
+static void begin_softening(struct softened *soft)
+{
+    memset(soft->sums, 0, sizeof soft->sums);
+    for (int32_t j = 0; j < UNIT_ROWS; j++) {
+        soft->max[j] = -INFINITY;
+        soft->sum[j] = 0.0f;
+    }
+}
+
+static bool fits(const struct softened *soft, int32_t j)
+{
+    return soft->sum[j] < LARGE_SUM;
+}
+
+/* The results of a share; where what was taken as a row's maximum was far too low, all of its
+ * scores, at v->s, are softened again. */
+static void end_softening(const struct attn_job *job, const struct share *v, struct softened *soft,
+                          float *max, float *sum)
+{
+    for (int32_t j = 0; j < v->m; j++) {
+        struct softened one;
+        struct share row = *v;
+        max[v->i + j] = soft->max[j];
+        sum[v->i + j] = soft->sum[j];
+        if (fits(soft, j)) {
+            continue;
+        }
+        row.m = 1;
+        row.s = v->s + j * v->s_stride;
+        row.p = v->p + j * UNIT_LINE;
+        max[v->i + j] = one.max[0] = job->cpu->kernels->max(row.s, v->to - v->from);
+        soften_runs(job, &row, &one);
+        sum[v->i + j] = one.sum[0];
+    }
+}
+
+/* Scores are made by runs, which are near when they are softened. */
+static void score_and_soften(const struct attn_job *job, struct attn_tile *t, int32_t begin,
+                             int32_t packed, const struct share *v, float *max, float *sum)
+{
+    struct softened soft;
+    struct share run, all = *v;
+    bool fine = true;
+    begin_softening(&soft);
+    for (int32_t from = v->from; from < v->to; from = run.to) {
+        run = run_of(v, from);
+        run.s_stride = RUN_STRIDE;
+        run_product(job, score(job, t, &run, (from - packed) / PANEL));
+        mask(job, t, begin, &run);
+        attn_ask(job, t, ASK_LINES);
+        soften_run(job, v, &run, &soft);
+    }
+    for (int32_t j = 0; j < v->m; j++) {
+        fine = fine && fits(&soft, j);
+    }
+    if (!fine) {
+        run_product(job, score(job, t, &all, (v->from - packed) / PANEL));
+        mask(job, t, begin, &all);
+    }
+    end_softening(job, &all, &soft, max, sum);
 }
 
 /* Keys [first, end) of a chunk, packed once for all vectors, share by share of UNIT_ROWS of them.
@@ -256,16 +385,15 @@ static void many_vectors(const struct attn_job *job, struct attn_tile *t, int32_
     pack_keys(job, t, begin + packed, first, end);
     pack_values(job, t, begin, packed, up(end - begin, UNIT_K), first, end);
     for (int32_t i = 0; i < t->n_vectors; i += UNIT_ROWS) {
-        struct share v = {.i = i, .m = lower(UNIT_ROWS, t->n_vectors - i), .s = t->s};
+        struct share v = share_of(t, i, lower(UNIT_ROWS, t->n_vectors - i));
         int32_t row = t->row + i / t->n_heads, last = t->row + (i + v.m - 1) / t->n_heads;
         int32_t low = attn_first_key(job, job->cpu->pass->rows[row].pos);
         int32_t high = lower(end, n_past + last - t->seq->first_row + 1);
         v.from = higher(packed, down(higher(low - begin, 0), UNIT_K));
         v.to = up(high - begin, UNIT_K);
         if (v.to > v.from) {
-            run(job, score(job, t, &v, (v.from - packed) / PANEL));
-            mask_and_soften(job, t, begin, &v, max, sum);
-            run(job, weigh(job, t, &v, packed, v.from, v.to, true));
+            score_and_soften(job, t, begin, packed, &v, max, sum);
+            run_product(job, weigh(job, t, &v, packed, v.from, v.to, true));
             continue;
         }
         for (int32_t j = i; j < i + v.m; j++) { // none of them sees any
@@ -281,7 +409,8 @@ static void few_vectors(const struct attn_job *job, struct attn_tile *t, int32_t
                         int32_t first, int32_t end, float *max, float *sum)
 {
     int32_t some = higher(UNIT_K, down(FEW_BYTES / 2 / (int32_t)padded_dim(job->pages), UNIT_K));
-    struct share all = {.m = t->n_vectors, .s = t->s};
+    struct share all = share_of(t, 0, t->n_vectors);
+    struct softened soft;
     all.from = down(first - begin, UNIT_K);
     all.to = up(end - begin, UNIT_K);
     for (int32_t i = all.from; i < all.to; i += some) {
@@ -290,13 +419,16 @@ static void few_vectors(const struct attn_job *job, struct attn_tile *t, int32_t
         v.to = lower(i + some, all.to);
         v.s = all.s + (i - all.from);
         pack_keys(job, t, begin + v.from, first, lower(begin + v.to, end));
-        run(job, score(job, t, &v, 0));
+        run_product(job, score(job, t, &v, 0));
     }
-    mask_and_soften(job, t, begin, &all, max, sum);
+    mask(job, t, begin, &all);
+    begin_softening(&soft);
+    soften_runs(job, &all, &soft);
+    end_softening(job, &all, &soft, max, sum);
     for (int32_t i = all.from; i < all.to; i += some) {
         int32_t to = lower(i + some, all.to);
         pack_values(job, t, begin, i, to, first, end);
-        run(job, weigh(job, t, &all, i, i, to, i == all.from));
+        run_product(job, weigh(job, t, &all, i, i, to, i == all.from));
     }
 }
 
@@ -321,7 +453,7 @@ struct tree_cut {
 static void tree_share(const struct attn_job *job, struct attn_tile *t, const struct tree_cut *cut,
                        const struct share *v, float *max, float *sum)
 {
-    run(job, score(job, t, v, 0));
+    run_product(job, score(job, t, v, 0));
     for (int32_t j = 0; j < v->m; j++) {
         float *s = v->s + j * t->s_stride;
         cap(job, s, cut->n_slots);
@@ -329,17 +461,20 @@ static void tree_share(const struct attn_job *job, struct attn_tile *t, const st
         memcpy(s, t->path, (size_t)cut->to * sizeof *s);
     }
     struct share path = *v;
+    struct softened soft;
     path.to = cut->to;
-    soften(job, t, &path, max, sum);
+    begin_softening(&soft);
+    soften_runs(job, &path, &soft);
+    end_softening(job, &path, &soft, max, sum);
     if (cut->mid > cut->from) {
         pack_values(job, t, cut->begin, cut->from, cut->mid, cut->first, t->seq->n_past);
-        run(job, weigh(job, t, v, cut->from, cut->from, cut->mid, true));
+        run_product(job, weigh(job, t, v, cut->from, cut->from, cut->mid, true));
     }
     for (int32_t j = v->i; j < v->i + v->m && cut->to > cut->mid;) {
         int32_t row = j / t->n_heads, end = lower((row + 1) * t->n_heads, v->i + v->m);
-        struct share own = {.i = j, .m = end - j, .s = v->s + (j - v->i) * t->s_stride};
+        struct share own = {.i = j, .m = end - j, .p = v->p + (j - v->i) * UNIT_LINE};
         pack_path(job, t, t->row + row, cut->begin, cut->mid, cut->to);
-        run(job, weigh(job, t, &own, cut->mid, cut->mid, cut->to, cut->mid <= cut->from));
+        run_product(job, weigh(job, t, &own, cut->mid, cut->mid, cut->to, cut->mid <= cut->from));
         j = end;
     }
 }
@@ -358,7 +493,7 @@ static void tree_chunk(const struct attn_job *job, struct attn_tile *t, int32_t 
     cut.mid = higher(cut.from, lower(cut.to, down(higher(n_past - begin, 0), UNIT_K)));
     pack_keys(job, t, cut.base, first, end);
     for (int32_t i = 0; i < t->n_vectors; i += UNIT_ROWS) {
-        struct share v = {.i = i, .m = lower(UNIT_ROWS, t->n_vectors - i), .s = t->s};
+        struct share v = share_of(t, i, lower(UNIT_ROWS, t->n_vectors - i));
         v.to = cut.n_slots;
         tree_share(job, t, &cut, &v, max, sum);
     }

@@ -20,7 +20,7 @@ enum { ATTN_CHUNK = 512 };
 
 /* Query vectors (rows x heads) that one item of attention computes together; on a matrix unit at
  * most. */
-enum { ATTN_TILE = 48, UNIT_TILE = 256, ATTN_MAX_TILE = UNIT_TILE };
+enum { ATTN_TILE = 48, UNIT_TILE = 512, ATTN_MAX_TILE = UNIT_TILE };
 
 /* Chunks that are computed apart before they are joined. Not touched before it is needed. */
 enum { ATTN_PARTS_BYTES = 64 << 20 };
