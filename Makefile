@@ -28,7 +28,7 @@ AVX512 := -O3 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-v
 CFLAGS_cpu_cpu_kernels_avx2       := $(AVX2)
 CFLAGS_cpu_cpu_kernels_avx512     := $(AVX512)
 CFLAGS_cpu_cpu_kernels_avx512bf16 := $(AVX512) -mavx512bf16
-CFLAGS_cpu_cpu_gemm_amx           := $(AVX512) -mamx-tile -mamx-bf16
+CFLAGS_cpu_cpu_gemm_amx           := $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
 CFLAGS_cpu_cpu_attention_amx      := $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
 CFLAGS_test_op_amx_emulated       := $(AVX512) -mavx512bf16
 endif

@@ -138,8 +138,9 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* One step of a block of 3 tiles. Registers 0 to 2 are sums of the first panel, 3 to 5 of the second;
- * 6 holds rows and 7 weights. Two tiles leave 2 and 5 to rows, too, one tile 1, 2, 4, 5 alone. */
+/* One step of a block of 3 tiles. Registers 0 to 2 are sums of the first panel, 3 to 5 of the
+ * second; 6 holds rows and 7 weights. Two tiles leave 2 and 5 to rows, too, one tile 1, 2, 4, 5
+ * alone. */
 INLINE void step_3(const char *a, int64_t tile, const char *w, int64_t line)
 {
     _tile_loadd(7, w, line);
@@ -274,18 +275,26 @@ static void blocks_end(void)
     _mm_sfence();
 }
 
-static void blocks_put(const float *c, float *y, int32_t n)
+static void blocks_put(const float *a, const float *b, float *y)
 {
-    if (n % 16 == 0 && (uintptr_t)y % 64 == 0) {
-        for (int32_t i = 0; i < n; i += 16) {
-            _mm512_stream_ps(y + i, _mm512_loadu_ps(c + i));
-        }
+    __m512 low = _mm512_loadu_ps(a), high = _mm512_loadu_ps(b);
+    if ((uintptr_t)y % 64 == 0) {
+        _mm512_stream_ps(y, low);
+        _mm512_stream_ps(y + PANEL, high);
         return;
     }
-    memcpy(y, c, (size_t)n * sizeof *y);
+    _mm512_storeu_ps(y, low);
+    _mm512_storeu_ps(y + PANEL, high);
 }
 
-const struct block_unit cpu_amx_blocks = {blocks_begin, blocks_product, blocks_end, blocks_put};
+static void blocks_put_rounded(const float *a, const float *b, char *to)
+{
+    __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(b), _mm512_loadu_ps(a));
+    _mm512_stream_si512((void *)to, (__m512i)both);
+}
+
+const struct block_unit cpu_amx_blocks = {blocks_begin, blocks_product, blocks_end, blocks_put,
+                                          blocks_put_rounded};
 
 float cpu_spin_amx(int64_t n)
 {

@@ -21,8 +21,9 @@ typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, 
 enum { K_UNIT = 32 };
 
 /* The same sums for products of many rows, by blocks of 1 to BLOCK_TILES tiles of ROW_TILE rows and
- * BLOCK_N outputs. Rows lie as [k / 32][ROW_TILE][32], tiles a_tile bytes apart; weights as gemm_fn's,
- * w_line bytes from a pair of inputs to the next. Sums lie as [panel][tile][ROW_TILE][PANEL]. */
+ * BLOCK_N outputs. Rows lie as [k / 32][ROW_TILE][32], tiles a_tile bytes apart; weights as
+ * gemm_fn's, w_line bytes from a pair of inputs to the next. Sums lie as
+ * [panel][tile][ROW_TILE][PANEL]. */
 enum { ROW_TILE = 16, BLOCK_TILES = 3, BLOCK_N = 2 * PANEL };
 enum { BLOCK_FLOATS = BLOCK_TILES * ROW_TILE * BLOCK_N };
 struct block_product {
@@ -45,8 +46,10 @@ struct block_unit {
     void (*begin)(void);
     void (*product)(const struct block_product *p);
     void (*end)(void);
-    /* n sums to y, past the caches where that can be: seen by other threads after end. */
-    void (*put)(const float *c, float *y, int32_t n);
+    /* PANEL numbers at a and as many at b, of one row, past the caches where that can be (others
+     * see them after end): as they are to y, or rounded to bf16 to a line at `to`. */
+    void (*put)(const float *a, const float *b, float *y);
+    void (*put_rounded)(const float *a, const float *b, char *to);
 };
 
 /* Consecutive pages of one head's K or V, as they are stored. `first` and `end` bound the tokens

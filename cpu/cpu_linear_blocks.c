@@ -18,6 +18,9 @@ enum { PART_K = 2048, STAY_TILES = 12, ITEM_TILES = 4, PASS_TILES = 64 };
 /* Items that each thread has, if there are rows enough: then all end at about the same time. */
 enum { THREAD_ITEMS = 8 };
 
+/* Rows of a block whose results are made at a time. */
+enum { ROWS_ASIDE = 4 };
+
 /* With fewer rows 16 threads were quicker by cpu_gemm_tile. */
 enum { LEAST_ROWS = 128 };
 
@@ -115,58 +118,69 @@ static void pack_tile_rows(void *arg, int32_t item, int32_t thread)
 /* ---- results ------------------------------------------------------------------------------ */
 
 /* PANEL sums of a row, with what belongs to them, to y; n of them are outputs. */
-static void put(const struct blocks_job *job, const float *c, int64_t out, float *y, int64_t n)
+static void put_some(const struct blocks_job *job, const float *c, int64_t out, float *y, int64_t n)
 {
     const struct linear_args *a = job->a;
     const float *bias = a->partial || !a->weight->bias ? NULL : a->weight->bias + out;
-    if (n >= PANEL && !bias && !a->accumulate) {
-        job->cpu->kernels->blocks->put(c, y, PANEL);
-        return;
-    }
     for (int64_t j = 0; j < PANEL && j < n; j++) {
         float v = bias ? c[j] + bias[j] : c[j];
         y[j] = a->accumulate ? y[j] + v : v;
     }
 }
 
-/* BLOCK_N sums of a row, from `out` on, as inputs of the next product. */
-static void put_inputs(const struct blocks_job *next, const float *c, int64_t out, int32_t row)
+/* What was made of the i-th row of a block: PANEL numbers at a, the others at b. */
+static void put_row(const struct results *r, int32_t i, const float *a, const float *b)
 {
-    float line[K_UNIT / 2]; // of bf16
-    char *to = rows_at(next, row / ROW_TILE, out / PART_K * PART_K, out) +
-               row % ROW_TILE * K_UNIT * 2;
-    next->cpu->kernels->round_bf16(c, line, BLOCK_N);
-    next->cpu->kernels->blocks->put(line, (float *)(void *)to, K_UNIT / 2);
+    const struct blocks_job *job = r->job;
+    const struct block_unit *unit = job->cpu->kernels->blocks;
+    if (job->next) { // inputs of the next product
+        int32_t row = r->row - job->first_row + i;
+        char *to = rows_at(job->next, row / ROW_TILE, r->out / PART_K * PART_K, r->out);
+        unit->put_rounded(a, b, to + row % ROW_TILE * K_UNIT * 2);
+        return;
+    }
+    float *y = tensor_row(job->act ? &job->act->out : &job->a->y, r->row + i) + r->out;
+    int64_t left = job->n_out - r->out;
+    if (left >= BLOCK_N && !job->a->weight->bias && !job->a->accumulate) {
+        unit->put(a, b, y);
+        return;
+    }
+    put_some(job, a, r->out, y, left);
+    put_some(job, b, r->out + PANEL, y + PANEL, left - PANEL);
 }
 
-/* Row i of a block. */
-static void put_row(void *arg, int32_t i)
+/* The i-th ROWS_ASIDE rows of a block. */
+static void put_rows(void *arg, int32_t i)
 {
     const struct results *r = arg;
     const struct blocks_job *job = r->job;
-    const struct activation_args *act = job->act;
-    float *y = tensor_row(act ? &act->out : &job->a->y, r->row + i) + r->out, made[BLOCK_N];
+    int32_t first = i * ROWS_ASIDE, n = lower(ROWS_ASIDE, r->n_rows - first);
+    float made[2][ROWS_ASIDE * PANEL];
+    const float *c[2];
     for (int32_t p = 0; p < 2; p++) {
-        int64_t at = (int64_t)(p * r->n_tiles * ROW_TILE + i) * PANEL, left = job->n_out - r->out;
-        const float *c = r->c + at;
-        if (act) {
-            float *to = made + p * PANEL;
-            job->cpu->kernels->activate(act->kind, c, r->up ? r->up + at : NULL, to, PANEL);
-            c = to;
-        }
-        if (left > p * PANEL && !job->next) {
-            put(job, c, r->out + p * PANEL, y + p * PANEL, left - p * PANEL);
+        int64_t at = (int64_t)(p * r->n_tiles * ROW_TILE + first) * PANEL;
+        c[p] = r->c + at;
+        if (job->act) {
+            job->cpu->kernels->activate(job->act->kind, c[p], r->up ? r->up + at : NULL, made[p],
+                                        n * PANEL);
+            c[p] = made[p];
         }
     }
-    if (job->next) {
-        put_inputs(job->next, made, r->out, r->row - job->first_row + i);
+    for (int32_t j = 0; j < n; j++) {
+        put_row(r, first + j, c[0] + j * PANEL, c[1] + j * PANEL);
     }
+}
+
+/* Calls of put_rows that the rows take. */
+static int32_t n_puts(const struct results *r)
+{
+    return (r->n_rows + ROWS_ASIDE - 1) / ROWS_ASIDE;
 }
 
 static void finish(struct results *r)
 {
-    for (int32_t i = 0; i < r->n_rows; i++) {
-        put_row(r, i);
+    for (int32_t i = 0; i < n_puts(r); i++) {
+        put_rows(r, i);
     }
     r->n_rows = 0;
 }
@@ -223,9 +237,9 @@ static void part_sums(struct blocks_item *item, const struct block *b, int64_t b
             .first = k % w->segment_padded == 0,
             .next = b->next + (k - base) * b->next_bytes / (end - base),
             .next_bytes = n * b->next_bytes / (end - base),
-            .aside = put_row,
+            .aside = put_rows,
             .arg = r,
-            .n_aside = r->n_rows,
+            .n_aside = n_puts(r),
         };
         job->cpu->kernels->blocks->product(&p);
         r->n_rows = 0;
@@ -373,9 +387,9 @@ static void blocks_run(void *arg, int32_t index, int32_t thread)
                                .c = (float *)job->cpu->scratch[thread].p};
     item.n_units = lower(job->units_per_item, job->units - item.first_unit);
     item.n_tiles = lower(job->panel_tiles, job->row_tiles - item.first_tile);
-    item.level_floats = BLOCK_FLOATS * slots(job->k, item.n_tiles,
-                                             item.n_units * (job->gated ? 2 : 1),
-                                             job->a->weight->panels / 2);
+    item.level_floats =
+        BLOCK_FLOATS * slots(job->k, item.n_tiles, item.n_units * (job->gated ? 2 : 1),
+                             job->a->weight->panels / 2);
     unit->begin();
     for (int64_t base = 0; base < job->k; base += PART_K) {
         int64_t slot = 0;

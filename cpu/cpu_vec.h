@@ -235,13 +235,28 @@ VEC_INLINE float vec_highest(vf v)
     return m;
 }
 
+/* a / b within 2 units in the last place, for b from 1 on; where 1 / b is no normal float, perhaps 0. */
+VEC_INLINE vf vec_quotient(vf a, vf b)
+{
+#if defined(__AVX512F__)
+    __m512 r = _mm512_rcp14_ps((__m512)b), one = _mm512_set1_ps(1.0f);
+    r = _mm512_fmadd_ps(_mm512_fnmadd_ps((__m512)b, r, one), r, r);
+    return a * (vf)r;
+#else
+    return a / b;
+#endif
+}
+
 /* e^x within 2 units in the last place; 0 below -87; x above 88 counts as 88. NaN stays NaN. */
 VEC_INLINE vf vec_exp(vf x)
 {
     const vf magic = vec_set(12582912.0f);
+#if defined(__AVX512F__)
+    vf y = vec_min(vec_set(88.0f), x); // the second if either is NaN
+#else
     vf y = vec_min(vec_max(x, vec_set(-87.0f)), vec_set(88.0f));
+#endif
     vf shifted = vec_fma(y, vec_set(1.44269504f), magic);
-    vi exponent = (vi)shifted - 0x4B400000;
     vf n = shifted - magic;
     vf r = vec_fma(n, vec_set(-0.693359375f), y);
     r = vec_fma(n, vec_set(2.12194440e-4f), r);
@@ -252,9 +267,16 @@ VEC_INLINE vf vec_exp(vf x)
     p = vec_fma(p, r, vec_set(0.4999999403953552f));
     p = vec_fma(p, r, vec_set(1.0f));
     p = vec_fma(p, r, vec_set(1.0f));
+#if defined(__AVX512F__)
+    __mmask16 large = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    __m512i exponent = _mm512_slli_epi32((__m512i)shifted, 23); // p is near 1: no carry is lost
+    return (vf)_mm512_maskz_add_epi32(large, (__m512i)p, exponent);
+#else
+    vi exponent = (vi)shifted - 0x4B400000;
     p = p * (vf)((exponent + 127) << 23);
     p = vec_select(x < vec_set(-87.0f), vec_set(0.0f), p);
     return vec_select(x == x, p, x);
+#endif
 }
 
 #endif

@@ -202,12 +202,15 @@ static void round_bf16(const float *x, void *out, int64_t n)
     int64_t i = 0;
 #if defined(__AVX512BF16__)
     for (; i + VEC <= n; i += VEC) {
-        vf rounded = vec_round_bf16(vec_load(x + i));
-        _mm256_storeu_si256((void *)((uint16_t *)out + i),
-                            _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)rounded, 16)));
+        __m256bh rounded = _mm512_cvtneps_pbh((__m512)vec_load(x + i));
+        _mm256_storeu_si256((void *)((uint16_t *)out + i), (__m256i)rounded);
     }
-    for (; i < n; i++) {
-        ((uint16_t *)out)[i] = bf16_of(x[i]);
+    if (i < n) { // by the same instruction, to which what is too small for a float is 0
+        float tail[VEC] = {0.0f};
+        uint16_t half[VEC];
+        memcpy(tail, x + i, (size_t)(n - i) * sizeof *tail);
+        _mm256_storeu_si256((void *)half, (__m256i)_mm512_cvtneps_pbh((__m512)vec_load(tail)));
+        memcpy((uint16_t *)out + i, half, (size_t)(n - i) * sizeof *half);
     }
 #else
     for (; i + VEC <= n; i += VEC) {

@@ -131,7 +131,7 @@ VEC_INLINE vf gelu(vf x)
 /* x * sigmoid(z) */
 VEC_INLINE vf swish(vf x, vf z)
 {
-    return x / (vec_set(1.0f) + vec_exp(vec_set(0.0f) - z));
+    return vec_quotient(x, vec_set(1.0f) + vec_exp(vec_set(0.0f) - z));
 }
 
 VEC_INLINE vf activated(enum activation kind, vf g, vf u)
@@ -157,8 +157,8 @@ static void activate(enum activation kind, const float *gate, const float *up, f
 {
     int64_t i = 0;
     for (; i + VEC <= n; i += VEC) {
-        vec_store(out + i, activated(kind, vec_load(gate + i),
-                                     up ? vec_load(up + i) : vec_set(1.0f)));
+        vec_store(out + i,
+                  activated(kind, vec_load(gate + i), up ? vec_load(up + i) : vec_set(1.0f)));
     }
     if (i < n) { // by the same arithmetic: where a row is cut must not show
         size_t bytes = (size_t)(n - i) * sizeof *out;
