@@ -227,6 +227,7 @@ static const struct backend_ops cpu_ops = {
     .pool = cpu_pool_rows,
     .linear_act = cpu_linear_act,
     .mlp = cpu_mlp,
+    .norm_linear = cpu_norm_linear,
     .write = cpu_write,
     .read = cpu_read,
 };

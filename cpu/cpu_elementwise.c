@@ -37,6 +37,19 @@ enum status cpu_embed(struct backend *be, const struct embed_args *a)
 
 /* ---- norm --------------------------------------------------------------------------------- */
 
+void cpu_norm_row(const struct cpu_kernels *kernels, const struct norm_args *a, int32_t row,
+                  float *out)
+{
+    float *x = tensor_row(&a->x, row);
+    if (a->delta.mem.p) {
+        kernels->add_scaled(x, tensor_row(&a->delta, row), a->delta_scale, a->width);
+    }
+    if (out) {
+        kernels->norm(a->kind, x, a->weight ? a->weight->vector : NULL, a->weight_offset,
+                      a->bias ? a->bias->vector : NULL, a->eps, a->width, out);
+    }
+}
+
 struct norm_job {
     const struct cpu_kernels *kernels;
     const struct norm_args *a;
@@ -45,17 +58,9 @@ struct norm_job {
 static void norm_item(void *arg, int32_t row, int32_t thread)
 {
     const struct norm_job *job = arg;
-    const struct norm_args *a = job->a;
-    float *x = tensor_row(&a->x, row);
     (void)thread;
-    if (a->delta.mem.p) {
-        job->kernels->add_scaled(x, tensor_row(&a->delta, row), a->delta_scale, a->width);
-    }
-    if (a->out.mem.p) {
-        job->kernels->norm(a->kind, x, a->weight ? a->weight->vector : NULL, a->weight_offset,
-                           a->bias ? a->bias->vector : NULL, a->eps, a->width,
-                           tensor_row(&a->out, row));
-    }
+    cpu_norm_row(job->kernels, job->a, row,
+                 job->a->out.mem.p ? tensor_row(&job->a->out, row) : NULL);
 }
 
 enum status cpu_norm(struct backend *be, const struct norm_args *a)

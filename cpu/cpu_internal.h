@@ -225,13 +225,22 @@ size_t cpu_gemm_scratch(const struct weight *w, int32_t n_rows);
 /* Buffers that the tree over a weight's segments has open at a time. */
 int32_t cpu_tree_levels(const struct weight *w);
 /* Products of many rows by the table's blocks (cpu_linear_blocks.c): whether that many are made so,
- * and up to cpu_pack_rows of them from `first` on. With `act`, act->out is written instead of y,
- * which is left undefined; or, with `down`, that product of it is made: neither is left. */
+ * and up to cpu_pack_rows of them from `first` on. With `norm` (or NULL) its out is what is
+ * multiplied, and not left. With `act`, act->out is written instead of y, which is left undefined;
+ * or, with `down`, that product of it is made: neither is left. */
+struct blocks_args {
+    const struct norm_args *norm;
+    const struct linear_args *linear;
+    const struct activation_args *act;
+    const struct linear_args *down;
+};
 bool cpu_in_blocks(const struct cpu_backend *cpu, const struct weight *w, int32_t n_rows);
-void cpu_linear_blocks(struct cpu_backend *cpu, const struct linear_args *a,
-                       const struct activation_args *act, const struct linear_args *down,
-                       int32_t first, int32_t n_rows);
+void cpu_linear_blocks(struct cpu_backend *cpu, const struct blocks_args *a, int32_t first,
+                       int32_t n_rows);
 size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w);
+/* x of a row += delta; its norm to out, or NULL. */
+void cpu_norm_row(const struct cpu_kernels *kernels, const struct norm_args *a, int32_t row,
+                  float *out);
 /* Bytes of one packed row, and the packing of n_in floats. */
 int64_t cpu_row_bytes(const struct cpu_backend *cpu, const struct weight *w);
 void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, const float *x,
@@ -283,6 +292,9 @@ enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
                            const struct activation_args *act);
 enum status cpu_mlp(struct backend *be, const struct linear_args *up,
                     const struct activation_args *act, const struct linear_args *down);
+enum status cpu_norm_linear(struct backend *be, const struct norm_args *norm,
+                            const struct linear_args *linear, const struct activation_args *act,
+                            const struct linear_args *down);
 enum status cpu_linear_heads(struct backend *be, const struct linear_heads_args *a);
 enum status cpu_rope_store(struct backend *be, const struct rope_store_args *a);
 enum status cpu_mla_store(struct backend *be, const struct mla_store_args *a);

@@ -84,8 +84,8 @@ static void segment_sums(const struct cpu_backend *cpu, const struct gemm_tile *
     const struct weight *w = t->weight;
     gemm_fn *gemm = gemm_of(cpu, w);
     int64_t size = element_bytes(cpu, w), width = (int64_t)w->panels * PANEL;
-    const char *tile = w->packed + (size_t)t->matrix * w->matrix_bytes +
-                       (size_t)t->tile * w->tile_bytes;
+    const char *tile =
+        w->packed + (size_t)t->matrix * w->matrix_bytes + (size_t)t->tile * w->tile_bytes;
     int64_t block = k_block(cpu, w, t->n_rows);
     for (int64_t k = 0; k < w->segment_padded; k += block) {
         int64_t n = w->segment_padded - k < block ? w->segment_padded - k : block;
@@ -187,7 +187,7 @@ static enum status linear(struct backend *be, const struct linear_args *a,
         int32_t left = a->n_rows - row;
         if (cpu_in_blocks(cpu, w, left)) {
             n = left < BLOCKS_PACK_ROWS ? left : BLOCKS_PACK_ROWS;
-            cpu_linear_blocks(cpu, a, act, NULL, row, n);
+            cpu_linear_blocks(cpu, &(struct blocks_args){.linear = a, .act = act}, row, n);
             continue;
         }
         n = left < PACK_ROWS ? left : PACK_ROWS;
@@ -244,31 +244,72 @@ enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
     return OK;
 }
 
-/* In blocks what lies between the products goes from one to the other as the second one reads it. */
-enum status cpu_mlp(struct backend *be, const struct linear_args *up,
-                    const struct activation_args *act, const struct linear_args *down)
+/* Makes the first rows of an op in blocks, and returns how many. */
+static int32_t first_rows(struct cpu_backend *cpu, const struct blocks_args *a)
 {
-    struct cpu_backend *cpu = cpu_of(be);
-    const struct weight *w = down->weight;
-    bool fits = act_fits(up, act) && act->width % BLOCK_N == 0 && w->segment == w->segment_padded;
-    int32_t row = 0, left = up->n_rows;
-    while (fits && cpu_in_blocks(cpu, up->weight, left) && cpu_in_blocks(cpu, w, left)) {
+    const struct weight *w = a->linear->weight, *last = a->down ? a->down->weight : w;
+    bool fits = !a->down || (act_fits(a->linear, a->act) && a->act->width % BLOCK_N == 0 &&
+                             last->segment == last->segment_padded);
+    int32_t row = 0, left = a->linear->n_rows;
+    while (fits && cpu_in_blocks(cpu, w, left) && cpu_in_blocks(cpu, last, left)) {
         int32_t n = left < BLOCKS_PACK_ROWS ? left : BLOCKS_PACK_ROWS;
-        cpu_linear_blocks(cpu, up, act, down, row, n);
+        cpu_linear_blocks(cpu, a, row, n);
         row += n;
         left -= n;
     }
-    struct linear_args a = *up, b = *down;
+    return row;
+}
+
+static struct linear_args linear_from(const struct linear_args *a, int32_t row)
+{
+    struct linear_args rest = *a;
+    rest.n_rows -= row;
+    rest.x = from_row(a->x, row);
+    rest.y = from_row(a->y, row);
+    return rest;
+}
+
+/* In blocks what lies between the products goes from one to the other as the second one reads it.
+ */
+enum status cpu_mlp(struct backend *be, const struct linear_args *up,
+                    const struct activation_args *act, const struct linear_args *down)
+{
+    int32_t row = first_rows(cpu_of(be), &(struct blocks_args){NULL, up, act, down});
+    struct linear_args a = linear_from(up, row), b = linear_from(down, row);
     struct activation_args after = *act;
-    a.n_rows = b.n_rows = after.n_rows = left;
-    a.x = from_row(a.x, row);
-    a.y = from_row(a.y, row);
-    after.x = from_row(after.x, row);
-    after.out = from_row(after.out, row);
-    b.x = from_row(b.x, row);
-    b.y = from_row(b.y, row);
+    after.n_rows -= row;
+    after.x = from_row(act->x, row);
+    after.out = from_row(act->out, row);
     TRY(cpu_linear_act(be, &a, &after));
     return cpu_linear(be, &b);
+}
+
+/* In blocks normed rows are packed at once. */
+enum status cpu_norm_linear(struct backend *be, const struct norm_args *norm,
+                            const struct linear_args *linear, const struct activation_args *act,
+                            const struct linear_args *down)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    int32_t row = first_rows(cpu, &(struct blocks_args){norm, linear, act, down});
+    if (row == linear->n_rows) {
+        return OK;
+    }
+    struct norm_args rest = *norm;
+    struct linear_args a = linear_from(linear, row);
+    rest.n_rows -= row;
+    rest.x = from_row(norm->x, row);
+    rest.delta = norm->delta.mem.p ? from_row(norm->delta, row) : norm->delta;
+    rest.out = from_row(norm->out, row);
+    TRY(cpu_norm(be, &rest));
+    if (!down) {
+        return cpu_linear(be, &a);
+    }
+    struct linear_args b = linear_from(down, row);
+    struct activation_args after = *act;
+    after.n_rows -= row;
+    after.x = from_row(act->x, row);
+    after.out = from_row(act->out, row);
+    return cpu_mlp(be, &a, &after, &b);
 }
 
 /* ---- one small matrix per head ------------------------------------------------------------ */
@@ -294,18 +335,17 @@ static void heads_item(void *arg, int32_t item, int32_t thread)
                      packed + i * job->row_bytes);
     }
     for (int64_t tile = 0; tile < w->n_tiles; tile++) {
-        cpu_gemm_tile(job->cpu,
-                      &(struct gemm_tile){
-                          .weight = w,
-                          .matrix = head,
-                          .tile = tile,
-                          .rows = packed,
-                          .row_bytes = job->row_bytes,
-                          .n_rows = n_rows,
-                          .y = tensor_row(&a->y, row) + (int64_t)head * a->y_head,
-                          .y_stride = a->y.stride,
-                          .scratch = (float *)(packed + HEAD_ROWS * job->row_bytes),
-                      });
+        cpu_gemm_tile(job->cpu, &(struct gemm_tile){
+                                    .weight = w,
+                                    .matrix = head,
+                                    .tile = tile,
+                                    .rows = packed,
+                                    .row_bytes = job->row_bytes,
+                                    .n_rows = n_rows,
+                                    .y = tensor_row(&a->y, row) + (int64_t)head * a->y_head,
+                                    .y_stride = a->y.stride,
+                                    .scratch = (float *)(packed + HEAD_ROWS * job->row_bytes),
+                                });
     }
 }
 

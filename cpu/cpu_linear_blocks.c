@@ -27,6 +27,7 @@ enum { LEAST_ROWS = 128 };
 struct blocks_job {
     const struct cpu_backend *cpu;
     const struct linear_args *a;
+    const struct norm_args *norm;      // NULL: a->x is there; else this makes it
     const struct activation_args *act; // NULL: y is stored; else what this makes of it
     char *rows;                        // packed: see rows_at
     const struct blocks_job *next;     // the product whose rows this one makes, or NULL
@@ -72,7 +73,9 @@ size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w)
 {
     int64_t k = w->segment_padded * w->k_segments;
     size_t one = (size_t)slots(k, PASS_TILES, ITEM_TILES, MAX_PANELS / 2) * BLOCK_FLOATS;
-    return cpu_in_blocks(cpu, w, LEAST_ROWS) ? (size_t)cpu_tree_levels(w) * one * sizeof(float) : 0;
+    size_t sums = (size_t)cpu_tree_levels(w) * one * sizeof(float);
+    size_t row = (size_t)cpu_row_bytes(cpu, w) + (size_t)w->n_in * sizeof(float);
+    return !cpu_in_blocks(cpu, w, LEAST_ROWS) ? 0 : row < sums ? sums : row;
 }
 
 static int32_t lower(int32_t a, int32_t b)
@@ -102,10 +105,15 @@ static void pack_tile_rows(void *arg, int32_t item, int32_t thread)
     const struct blocks_job *job = arg;
     int32_t first = item * ROW_TILE, n_rows = lower(ROW_TILE, job->n_rows - first);
     char *packed = job->cpu->scratch[thread].p;
+    float *normed = (float *)(packed + cpu_row_bytes(job->cpu, job->a->weight));
     for (int32_t i = 0; i < n_rows; i++) {
         const char *from = packed;
-        cpu_pack_row(job->cpu, job->a->weight, tensor_row(&job->a->x, job->first_row + first + i),
-                     packed);
+        const float *x = tensor_row(&job->a->x, job->first_row + first + i);
+        if (job->norm) {
+            cpu_norm_row(job->cpu->kernels, job->norm, job->first_row + first + i, normed);
+            x = normed;
+        }
+        cpu_pack_row(job->cpu, job->a->weight, x, packed);
         for (int64_t base = 0; base < job->k; base += PART_K) {
             char *to = rows_at(job, item, base, base) + i * K_UNIT * 2;
             for (int64_t k = 0; k < part_inputs(job, base); k += K_UNIT, from += K_UNIT * 2) {
@@ -450,19 +458,19 @@ static struct blocks_job make_job(const struct cpu_backend *cpu, const struct li
     return job;
 }
 
-void cpu_linear_blocks(struct cpu_backend *cpu, const struct linear_args *a,
-                       const struct activation_args *act, const struct linear_args *down,
-                       int32_t first, int32_t n_rows)
+void cpu_linear_blocks(struct cpu_backend *cpu, const struct blocks_args *a, int32_t first,
+                       int32_t n_rows)
 {
-    struct blocks_job job = make_job(cpu, a, act, first, n_rows), second;
-    if (down) {
-        second = make_job(cpu, down, NULL, first, n_rows);
+    struct blocks_job job = make_job(cpu, a->linear, a->act, first, n_rows), second;
+    job.norm = a->norm;
+    if (a->down) {
+        second = make_job(cpu, a->down, NULL, first, n_rows);
         second.rows = cpu->packed_rows + cpu->packed_rows_bytes / 2;
         job.next = &second;
     }
     pool_run(cpu->pool, job.row_tiles, pack_tile_rows, &job);
     pool_run(cpu->pool, n_items(&job), blocks_run, &job);
-    if (down) {
+    if (a->down) {
         pool_run(cpu->pool, n_items(&second), blocks_run, &second);
     }
 }

@@ -15,13 +15,16 @@ struct flow {
     bool partial; // and, before that, to be reduced
     struct reduce_args reduce;
     struct moe_ffn_args moe; // what reduce.moe points to
+    bool norm_waits;         // the next op, which alone reads what it makes, takes it along
+    struct norm_args norm;
 };
 
 static const struct tensor none = {{NULL}, DT_F32, 0};
 
-/* x += pending delta; out = norm(x). Without weights only the addition, and the input is x. */
+/* x += pending delta; out = norm(x). Without weights only the addition, and the input is x. `once`:
+ * one product alone reads the input, so that both may be one op. */
 static enum status join_norm(struct flow *f, const struct weight *weight,
-                             const struct weight *bias, struct tensor *input)
+                             const struct weight *bias, bool once, struct tensor *input)
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
@@ -34,12 +37,14 @@ static enum status join_norm(struct flow *f, const struct weight *weight,
                           .n_rows = f->n_rows, .width = c->hidden, .kind = c->norm_kind,
                           .eps = c->norm_eps, .weight_offset = c->norm_offset,
                           .delta_scale = c->residual_scale};
-    f->pending = false;
-    if (f->partial) {
-        f->partial = false;
-        return ops_reduce_norm(f->be, &f->reduce, &a);
+    bool partial = f->partial, waits = once && weight && f->ops->norm_linear;
+    f->pending = f->partial = false;
+    if (!waits || (partial && f->ops->reduce_norm)) {
+        return partial ? ops_reduce_norm(f->be, &f->reduce, &a) : f->ops->norm(f->be, &a);
     }
-    return f->ops->norm(f->be, &a);
+    f->norm_waits = true;
+    f->norm = a;
+    return partial ? f->ops->reduce(f->be, &f->reduce) : OK;
 }
 
 /* Ranks' partial sums of delta become whole (unless they are: reduce NULL), and a norm of the
@@ -75,6 +80,10 @@ static enum status finish_delta(struct flow *f, const struct reduce_args *reduce
 static enum status linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y)
 {
     struct linear_args a = {.weight = w, .x = x, .y = y, .n_rows = f->n_rows};
+    if (f->norm_waits) {
+        f->norm_waits = false;
+        return ops_norm_linear(f->be, &f->norm, &a, NULL, NULL);
+    }
     return f->ops->linear(f->be, &a);
 }
 
@@ -171,6 +180,10 @@ static enum status mlp(struct flow *f, const struct weight *gate_up, const struc
                                   .gated = m->config->gated};
     struct linear_args a = {.weight = down, .x = m->ff, .y = m->delta, .n_rows = f->n_rows,
                             .partial = true, .accumulate = accumulate};
+    if (f->norm_waits) {
+        f->norm_waits = false;
+        return ops_norm_linear(f->be, &f->norm, &up, &act, &a);
+    }
     return ops_mlp(f->be, &up, &act, &a);
 }
 
@@ -252,9 +265,9 @@ static enum status parallel_layer(struct flow *f, int32_t layer)
 {
     struct tensor in, unused;
     const struct layer_weights *w = &f->m->layers[layer];
-    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, &in));
+    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, false, &in));
     TRY(attention_layer(f, layer, in));
-    TRY(join_norm(f, NULL, NULL, &unused));
+    TRY(join_norm(f, NULL, NULL, false, &unused));
     return ffn_layer(f, layer, in);
 }
 
@@ -265,9 +278,9 @@ static enum status layer_forward(struct flow *f, int32_t layer)
         return parallel_layer(f, layer);
     }
     struct tensor in;
-    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, &in));
+    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, f->m->config->kv_lora == 0, &in));
     TRY(attention_layer(f, layer, in));
-    TRY(join_norm(f, w->ffn_norm, w->ffn_norm_bias, &in));
+    TRY(join_norm(f, w->ffn_norm, w->ffn_norm_bias, !f->m->config->layers[layer].moe, &in));
     return ffn_layer(f, layer, in);
 }
 
@@ -277,7 +290,7 @@ static enum status ends(struct flow *f, int32_t n_out, struct model_outputs want
     struct model *m = f->m;
     const struct model_config *c = m->config;
     struct tensor unused;
-    TRY(join_norm(f, NULL, NULL, &unused));
+    TRY(join_norm(f, NULL, NULL, false, &unused));
     struct gather_args gather = {.x = m->x, .out = m->out_x, .n_out = n_out, .width = c->hidden};
     TRY(f->ops->gather(f->be, &gather));
     struct norm_args norm = {.x = m->out_x, .delta = none, .out = m->out_h,

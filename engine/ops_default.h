@@ -16,14 +16,26 @@ static inline enum status ops_linear_act(struct backend *be, const struct linear
 }
 
 static inline enum status ops_mlp(struct backend *be, const struct linear_args *up,
-                                  const struct activation_args *act,
-                                  const struct linear_args *down)
+                                  const struct activation_args *act, const struct linear_args *down)
 {
     if (be->ops->mlp) {
         return be->ops->mlp(be, up, act, down);
     }
     TRY(ops_linear_act(be, up, act));
     return be->ops->linear(be, down);
+}
+
+/* act and down: both or neither. */
+static inline enum status ops_norm_linear(struct backend *be, const struct norm_args *norm,
+                                          const struct linear_args *linear,
+                                          const struct activation_args *act,
+                                          const struct linear_args *down)
+{
+    if (be->ops->norm_linear) {
+        return be->ops->norm_linear(be, norm, linear, act, down);
+    }
+    TRY(be->ops->norm(be, norm));
+    return down ? ops_mlp(be, linear, act, down) : be->ops->linear(be, linear);
 }
 
 static inline enum status ops_reduce_norm(struct backend *be, const struct reduce_args *reduce,

@@ -68,7 +68,7 @@ static enum status run_activation(struct bench *b, int32_t i)
 
 static enum status run_mlp(struct bench *b, int32_t i)
 {
-    return bench_mlp(b, &b->layers[i % b->shape.n_layers], b->pass.n_rows);
+    return bench_mlp(b, &b->layers[i % b->shape.n_layers], NULL, b->pass.n_rows);
 }
 
 static enum status run_head(struct bench *b, int32_t i)

@@ -62,7 +62,9 @@ enum status bench_store(struct bench *b, int32_t layer, int32_t n);
 enum status bench_attention(struct bench *b, int32_t layer, int32_t n);
 enum status bench_activate(struct bench *b, int32_t n);
 /* gate+up, activation and down, as the engine asks for them. */
-enum status bench_mlp(struct bench *b, const struct layer *l, int32_t n);
+/* norm: of what it reads, made first; or NULL. */
+enum status bench_mlp(struct bench *b, const struct layer *l, const struct norm_args *norm,
+                      int32_t n);
 enum status bench_head(struct bench *b);
 enum status bench_sample(struct bench *b);
 /* A plain Llama's whole forward pass, sampling included. */

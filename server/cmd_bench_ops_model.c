@@ -221,11 +221,17 @@ enum status bench_linear(struct bench *b, struct weight *w, struct tensor x, str
     return b->ops->linear(b->be, &a);
 }
 
+static struct norm_args norm_args(const struct bench *b, struct weight *w, struct tensor delta,
+                                  struct tensor x, struct tensor out, int32_t n)
+{
+    return (struct norm_args){.x = x, .delta = delta, .out = out, .weight = w, .n_rows = n,
+                              .width = b->shape.hidden, .eps = 1e-5f, .delta_scale = 1.0f};
+}
+
 enum status bench_norm(struct bench *b, struct weight *w, struct tensor delta, struct tensor x,
                         struct tensor out, int32_t n)
 {
-    struct norm_args a = {.x = x, .delta = delta, .out = out, .weight = w, .n_rows = n,
-                          .width = b->shape.hidden, .eps = 1e-5f, .delta_scale = 1.0f};
+    struct norm_args a = norm_args(b, w, delta, x, out, n);
     return b->ops->norm(b->be, &a);
 }
 
@@ -267,12 +273,14 @@ enum status bench_sample(struct bench *b)
     return b->ops->sample(b->be, &a);
 }
 
-enum status bench_mlp(struct bench *b, const struct layer *l, int32_t n)
+enum status bench_mlp(struct bench *b, const struct layer *l, const struct norm_args *norm,
+                      int32_t n)
 {
     struct linear_args up = {.weight = l->gate_up, .x = b->h, .y = b->mid, .n_rows = n};
     struct activation_args act = {b->mid, b->act, n, b->shape.ffn, ACT_SILU, true};
     struct linear_args down = {.weight = l->down, .x = b->act, .y = b->delta, .n_rows = n};
-    return ops_mlp(b->be, &up, &act, &down);
+    return norm ? ops_norm_linear(b->be, norm, &up, &act, &down)
+                : ops_mlp(b->be, &up, &act, &down);
 }
 
 /* The end of an op, and the begin of the next. */
@@ -287,7 +295,7 @@ static void lap(struct bench *b)
     }
 }
 
-enum { LAYER_LAPS = 7, OTHER_LAPS = 6 };
+enum { LAYER_LAPS = 5, OTHER_LAPS = 6 };
 
 int32_t bench_n_laps(const struct bench *b)
 {
@@ -310,13 +318,14 @@ enum status bench_forward(struct bench *b)
     OP(b->ops->embed(b->be, &embed));
     for (int32_t i = 0; i < b->shape.n_layers; i++) {
         struct layer *l = &b->layers[i];
-        OP(bench_norm(b, l->norm_1, i > 0 ? b->delta : none, b->x, b->h, n));
-        OP(bench_linear(b, l->qkv, b->h, b->qkv, n));
+        struct norm_args norm = norm_args(b, l->norm_1, i > 0 ? b->delta : none, b->x, b->h, n);
+        struct linear_args qkv = {.weight = l->qkv, .x = b->h, .y = b->qkv, .n_rows = n};
+        OP(ops_norm_linear(b->be, &norm, &qkv, NULL, NULL));
         OP(bench_store(b, i, n));
         OP(bench_attention(b, i, n));
         OP(bench_linear(b, l->o, b->attn, b->delta, n));
-        OP(bench_norm(b, l->norm_2, b->delta, b->x, b->h, n));
-        OP(bench_mlp(b, l, n));
+        norm = norm_args(b, l->norm_2, b->delta, b->x, b->h, n);
+        OP(bench_mlp(b, l, &norm, n));
     }
     OP(bench_norm(b, b->norm, b->delta, b->x, b->h, n));
     struct gather_args gather = {b->h, b->out, n_out, b->shape.hidden};

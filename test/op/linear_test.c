@@ -18,7 +18,8 @@ static void naive(const struct shape *s, const float *x, const float *w, const f
                 sum += (double)op_rounded(s->dtype, x[(size_t)r * s->n_in + k]) *
                        (double)w[(size_t)o * s->n_in + k];
             }
-            y[(size_t)r * s->n_out + o] = sum + (before ? (double)before[(size_t)r * s->n_out + o] : 0.0);
+            y[(size_t)r * s->n_out + o] =
+                sum + (before ? (double)before[(size_t)r * s->n_out + o] : 0.0);
         }
     }
 }
@@ -145,8 +146,8 @@ static void try_activation(const char *backend, int32_t rows, int32_t width, boo
         .y = op_tensor(&rig, NULL, rows, n_out, n_out + 1),
         .n_rows = rows,
     };
-    struct activation_args act = {a.y, op_tensor(&rig, NULL, rows, width, width + 5), rows, width,
-                                  ACT_SILU, is_gated};
+    struct activation_args act = {
+        a.y, op_tensor(&rig, NULL, rows, width, width + 5), rows, width, ACT_SILU, is_gated};
     CHECK_EQ(ops_linear_act(rig.be, &a, &act), OK);
     float *fused = op_fetch(&rig, act.out, rows, width);
     CHECK_EQ(rig.ops->linear(rig.be, &a), OK);
@@ -172,7 +173,8 @@ OP_TEST(an_activation_has_the_same_bits_fused_with_its_product)
 }
 
 /* As one op or three, what an MLP makes has the same bits. */
-static void try_mlp(const char *backend, int32_t rows, int32_t width, bool is_gated, int32_t segments)
+static void try_mlp(const char *backend, int32_t rows, int32_t width, bool is_gated,
+                    int32_t segments)
 {
     enum { N_IN = 160, N_DOWN = 200 };
     struct backend_limits limits = op_limits();
@@ -186,8 +188,8 @@ static void try_mlp(const char *backend, int32_t rows, int32_t width, bool is_ga
         .y = op_tensor(&rig, NULL, rows, n_up, n_up + 1),
         .n_rows = rows,
     };
-    struct activation_args act = {up.y, op_tensor(&rig, NULL, rows, width, width + 5), rows, width,
-                                  ACT_SILU, is_gated};
+    struct activation_args act = {
+        up.y, op_tensor(&rig, NULL, rows, width, width + 5), rows, width, ACT_SILU, is_gated};
     struct linear_args down = {
         .weight = op_weight(&rig, WEIGHT_LINEAR, DT_BF16, w_down, 1, N_DOWN, width, NULL, segments),
         .x = act.out,
@@ -222,6 +224,74 @@ OP_TEST(an_mlp_has_the_same_bits_as_its_three_ops)
     try_mlp(backend, 131, 4224, true, 1); // several parts of K
 }
 
+/* A norm and the product or the MLP of its out, as one op or apart: the same bits, also of the
+ * residual that the norm adds to. */
+static void try_norm_linear(const char *backend, int32_t rows, bool is_mlp)
+{
+    enum { N_IN = 168, WIDTH = 320, N_UP = 2 * WIDTH, N_DOWN = 200 };
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_BF16, &limits);
+    float *x = op_random((size_t)rows * N_IN, 1.0f), *delta = op_random((size_t)rows * N_IN, 1.0f);
+    float *w_norm = op_random(N_IN, 1.0f), *w_up = op_random((size_t)N_UP * N_IN, 0.1f);
+    float *w_down = op_random((size_t)N_DOWN * WIDTH, 0.1f), *y[2], *sum[2];
+    struct tensor h = op_tensor(&rig, NULL, rows, N_IN, N_IN + 2);
+    struct norm_args norm = {.delta = op_tensor(&rig, delta, rows, N_IN, N_IN + 4),
+                             .out = h,
+                             .weight = op_vector(&rig, w_norm, N_IN),
+                             .n_rows = rows,
+                             .width = N_IN,
+                             .eps = 1e-5f,
+                             .delta_scale = 0.5f};
+    struct linear_args up = {
+        .weight = op_weight(&rig, WEIGHT_LINEAR, DT_BF16, w_up, 1, N_UP, N_IN, NULL, 1),
+        .x = h,
+        .y = op_tensor(&rig, NULL, rows, N_UP, N_UP + 1),
+        .n_rows = rows,
+    };
+    struct activation_args act = {
+        up.y, op_tensor(&rig, NULL, rows, WIDTH, WIDTH), rows, WIDTH, ACT_SILU, true};
+    struct linear_args down = {
+        .weight = op_weight(&rig, WEIGHT_LINEAR, DT_BF16, w_down, 1, N_DOWN, WIDTH, NULL, 1),
+        .x = act.out,
+        .y = op_tensor(&rig, NULL, rows, N_DOWN, N_DOWN),
+        .n_rows = rows,
+    };
+    for (int fused = 0; fused < 2; fused++) {
+        norm.x = op_tensor(&rig, x, rows, N_IN, N_IN + 1);
+        if (fused) {
+            CHECK_EQ(
+                ops_norm_linear(rig.be, &norm, &up, is_mlp ? &act : NULL, is_mlp ? &down : NULL),
+                OK);
+        } else {
+            CHECK_EQ(rig.ops->norm(rig.be, &norm), OK);
+            CHECK_EQ(is_mlp ? ops_mlp(rig.be, &up, &act, &down) : rig.ops->linear(rig.be, &up), OK);
+        }
+        y[fused] = is_mlp ? op_fetch(&rig, down.y, rows, N_DOWN) : op_fetch(&rig, up.y, rows, N_UP);
+        sum[fused] = op_fetch(&rig, norm.x, rows, N_IN);
+    }
+    CHECK_MEM(y[0], y[1], (size_t)rows * (is_mlp ? N_DOWN : N_UP) * sizeof *y[0]);
+    CHECK_MEM(sum[0], sum[1], (size_t)rows * N_IN * sizeof *sum[0]);
+    for (int fused = 0; fused < 2; fused++) {
+        free(y[fused]);
+        free(sum[fused]);
+    }
+    free(x);
+    free(delta);
+    free(w_norm);
+    free(w_up);
+    free(w_down);
+    op_close(&rig);
+}
+
+OP_TEST(a_norm_joined_to_products_has_their_bits)
+{
+    static const int32_t rows[] = {1, 127, 128, 211, 2100};
+    for (int32_t i = 0; i < 5; i++) {
+        try_norm_linear(backend, rows[i], false);
+        try_norm_linear(backend, rows[i], true);
+    }
+}
+
 /* A checkpoint whose header has an odd length: its numbers may lie at any address, and be of
  * another type than the weight. */
 static void check_stored_anywhere(const char *backend, enum dtype from)
@@ -235,14 +305,22 @@ static void check_stored_anywhere(const char *backend, enum dtype from)
     void *stored = op_stored(from, w, (size_t)N_OUT * N_IN);
     memcpy(odd + 1, stored, n_bytes);
     struct weight_part part = {odd + 1, from, N_OUT, N_IN, N_IN, 1};
-    struct weight_desc d = {.name = "odd", .kind = WEIGHT_LINEAR, .dtype = DT_F32, .n_out = N_OUT,
-                            .n_in = N_IN, .n_experts = 1, .n_parts = 1, .parts = &part,
+    struct weight_desc d = {.name = "odd",
+                            .kind = WEIGHT_LINEAR,
+                            .dtype = DT_F32,
+                            .n_out = N_OUT,
+                            .n_in = N_IN,
+                            .n_experts = 1,
+                            .n_parts = 1,
+                            .parts = &part,
                             .k_segments = 1};
     struct weight *weight;
     struct err err;
     CHECK_EQ(rig.ops->weight_open(rig.be, &d, &weight, &err), OK);
-    struct linear_args a = {.weight = weight, .x = op_tensor(&rig, x, 1, N_IN, N_IN),
-                            .y = op_tensor(&rig, NULL, 1, N_OUT, N_OUT), .n_rows = 1};
+    struct linear_args a = {.weight = weight,
+                            .x = op_tensor(&rig, x, 1, N_IN, N_IN),
+                            .y = op_tensor(&rig, NULL, 1, N_OUT, N_OUT),
+                            .n_rows = 1};
     CHECK_EQ(rig.ops->linear(rig.be, &a), OK);
     float *y = op_fetch(&rig, a.y, 1, N_OUT);
     for (int32_t o = 0; o < N_OUT; o++) {
