@@ -27,6 +27,7 @@ static void find_amx(void)
     amx_table = cpu_kernels_avx512bf16;
     amx_table.name = "AMX";
     amx_table.gemm_bf16 = cpu_gemm_bf16_amx;
+    amx_table.tiled = true;
     amx_table.blocks = &cpu_amx_blocks;
     amx_table.unit = &cpu_amx_unit;
     amx_table.pass_rows = 16;

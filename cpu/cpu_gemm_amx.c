@@ -6,8 +6,6 @@
 
 #include "cpu/cpu_amx.h"
 
-enum { PAIRS_BYTES = 64 }; // 16 pairs of inputs for an output
-
 /* Registers 0 to 3 are sums, 4 and 5 activations (and 5 a weight when there are few rows), 6 and
  * 7 weights. */
 static void configure(int32_t rows_a, int32_t rows_b, bool few)
@@ -32,18 +30,18 @@ static void four_panels(const uint16_t *a, int64_t a_bytes, const char *w, int64
         _tile_loadd(2, c + 2 * PANEL, TILE * sizeof *c);
         _tile_loadd(3, c + 3 * PANEL, TILE * sizeof *c);
     }
-    for (int64_t x = 0; x < k; x += K_UNIT, w += w_step * K_UNIT / 2) {
-        for (int64_t line = 0; line < w_step * K_UNIT / 2; line += 64) {
+    for (int64_t x = 0; x < k; x += K_UNIT, w += w_step) {
+        for (int64_t line = 0; line < w_step; line += 64) {
             __builtin_prefetch(w + 8192 + line);
         }
         _tile_loadd(4, a + x, a_bytes);
-        _tile_loadd(5, w, w_step);
+        _tile_loadd(5, w, PAIR_BYTES);
         _tile_dpbf16ps(0, 4, 5);
-        _tile_loadd(6, w + PAIRS_BYTES, w_step);
+        _tile_loadd(6, w + PANEL_BYTES, PAIR_BYTES);
         _tile_dpbf16ps(1, 4, 6);
-        _tile_loadd(7, w + 2 * PAIRS_BYTES, w_step);
+        _tile_loadd(7, w + 2 * PANEL_BYTES, PAIR_BYTES);
         _tile_dpbf16ps(2, 4, 7);
-        _tile_loadd(6, w + 3 * PAIRS_BYTES, w_step);
+        _tile_loadd(6, w + 3 * PANEL_BYTES, PAIR_BYTES);
         _tile_dpbf16ps(3, 4, 6);
     }
     _tile_stored(0, c, TILE * sizeof *c);
@@ -61,9 +59,9 @@ static void one_panel(const uint16_t *a, int64_t a_bytes, const char *w, int64_t
     } else {
         _tile_loadd(0, c, TILE * sizeof *c);
     }
-    for (int64_t x = 0; x < k; x += K_UNIT, w += w_step * K_UNIT / 2) {
+    for (int64_t x = 0; x < k; x += K_UNIT, w += w_step) {
         _tile_loadd(4, a + x, a_bytes);
-        _tile_loadd(6, w, w_step);
+        _tile_loadd(6, w, PAIR_BYTES);
         _tile_dpbf16ps(0, 4, 6);
     }
     _tile_stored(0, c, TILE * sizeof *c);
@@ -84,11 +82,11 @@ static void two_by_two(const uint16_t *a, const uint16_t *a2, int64_t a_bytes, c
         _tile_loadd(2, c2, TILE * sizeof *c);
         _tile_loadd(3, c2 + PANEL, TILE * sizeof *c);
     }
-    for (int64_t x = 0; x < k; x += K_UNIT, w += w_step * K_UNIT / 2) {
+    for (int64_t x = 0; x < k; x += K_UNIT, w += w_step) {
         _tile_loadd(4, a + x, a_bytes);
-        _tile_loadd(6, w, w_step);
+        _tile_loadd(6, w, PAIR_BYTES);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, w + PAIRS_BYTES, w_step);
+        _tile_loadd(7, w + PANEL_BYTES, PAIR_BYTES);
         _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, a2 + x, a_bytes);
         _tile_dpbf16ps(2, 5, 6);
@@ -105,7 +103,7 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
 {
     const uint16_t *row = a;
     const char *weights = w;
-    int64_t a_bytes = a_stride * 2, w_step = (int64_t)panels * PAIRS_BYTES;
+    int64_t a_bytes = a_stride * 2, w_step = (int64_t)panels * PANEL_BYTES;
     int32_t configured = 0; // rows that the configuration is for
     while (m > 0) {
         int32_t n = m < 2 * TILE_ROWS ? m : 2 * TILE_ROWS;
@@ -119,11 +117,11 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
             four_panels(row, a_bytes, weights, w_step, k, c, first);
         } else if (few) {
             for (int32_t p = 0; p < panels; p++) {
-                one_panel(row, a_bytes, weights + p * PAIRS_BYTES, w_step, k, c + p * PANEL, first);
+                one_panel(row, a_bytes, weights + p * PANEL_BYTES, w_step, k, c + p * PANEL, first);
             }
         } else {
             for (int32_t p = 0; p < panels; p += 2) {
-                two_by_two(row, row + TILE_ROWS * a_stride, a_bytes, weights + p * PAIRS_BYTES,
+                two_by_two(row, row + TILE_ROWS * a_stride, a_bytes, weights + p * PANEL_BYTES,
                            w_step, k, c + p * PANEL, c + TILE_ROWS * TILE + p * PANEL, first);
             }
         }
@@ -141,16 +139,16 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
 /* One step of a block of 3 tiles. Registers 0 to 2 are sums of the first panel, 3 to 5 of the
  * second; 6 holds rows and 7 weights. Two tiles leave 2 and 5 to rows, too, one tile 1, 2, 4, 5
  * alone. */
-INLINE void step_3(const char *a, int64_t tile, const char *w, int64_t line)
+INLINE void step_3(const char *a, int64_t tile, const char *w)
 {
-    _tile_loadd(7, w, line);
+    _tile_loadd(7, w, PAIR_BYTES);
     _tile_loadd(6, a, TILE_BYTES);
     _tile_dpbf16ps(0, 6, 7);
     _tile_loadd(6, a + tile, TILE_BYTES);
     _tile_dpbf16ps(1, 6, 7);
     _tile_loadd(6, a + 2 * tile, TILE_BYTES);
     _tile_dpbf16ps(2, 6, 7);
-    _tile_loadd(7, w + PAIRS_BYTES, line);
+    _tile_loadd(7, w + PANEL_BYTES, PAIR_BYTES);
     _tile_dpbf16ps(5, 6, 7);
     _tile_loadd(6, a + tile, TILE_BYTES);
     _tile_dpbf16ps(4, 6, 7);
@@ -158,24 +156,24 @@ INLINE void step_3(const char *a, int64_t tile, const char *w, int64_t line)
     _tile_dpbf16ps(3, 6, 7);
 }
 
-INLINE void step_2(const char *a, int64_t tile, const char *w, int64_t line)
+INLINE void step_2(const char *a, int64_t tile, const char *w)
 {
     _tile_loadd(2, a, TILE_BYTES);
-    _tile_loadd(6, w, line);
+    _tile_loadd(6, w, PAIR_BYTES);
     _tile_dpbf16ps(0, 2, 6);
-    _tile_loadd(7, w + PAIRS_BYTES, line);
+    _tile_loadd(7, w + PANEL_BYTES, PAIR_BYTES);
     _tile_dpbf16ps(3, 2, 7);
     _tile_loadd(5, a + tile, TILE_BYTES);
     _tile_dpbf16ps(1, 5, 6);
     _tile_dpbf16ps(4, 5, 7);
 }
 
-INLINE void step_1(const char *a, const char *w, int64_t line)
+INLINE void step_1(const char *a, const char *w)
 {
     _tile_loadd(2, a, TILE_BYTES);
-    _tile_loadd(6, w, line);
+    _tile_loadd(6, w, PAIR_BYTES);
     _tile_dpbf16ps(0, 2, 6);
-    _tile_loadd(7, w + PAIRS_BYTES, line);
+    _tile_loadd(7, w + PANEL_BYTES, PAIR_BYTES);
     _tile_dpbf16ps(3, 2, 7);
 }
 
@@ -234,13 +232,13 @@ INLINE void block(const struct block_product *p, const int tiles)
     }
     int32_t called = 0;
     begin_sums(p->c, p->first, tiles);
-    for (int64_t s = 0; s < steps; s++, a += TILE_ROWS * TILE_BYTES, w += p->w_line * K_UNIT / 2) {
+    for (int64_t s = 0; s < steps; s++, a += TILE_ROWS * TILE_BYTES, w += p->w_step) {
         if (tiles == 3) {
-            step_3(a, p->a_tile, w, p->w_line);
+            step_3(a, p->a_tile, w);
         } else if (tiles == 2) {
-            step_2(a, p->a_tile, w, p->w_line);
+            step_2(a, p->a_tile, w);
         } else {
-            step_1(a, w, p->w_line);
+            step_1(a, w);
         }
         for (const char *end = next + lines; next < end && next < next_end; next += 64) {
             _mm_prefetch(next, _MM_HINT_T1);

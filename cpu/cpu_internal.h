@@ -33,11 +33,12 @@ struct weight {
     int32_t n_matrices;
     int32_t k_segments;
     int32_t panels;         // per tile
+    bool tiled;             // see gemm_fn
     int64_t segment;        // inputs of one segment of K
     int64_t segment_padded; // as packed
     int64_t n_tiles;
     size_t tile_bytes, matrix_bytes;
-    char *packed; // [n_matrices][n_tiles][k][panels][PANEL]
+    char *packed; // [n_matrices][n_tiles], each tile as gemm_fn reads it
     size_t packed_bytes;
     float *vector; // VECTOR: [n_in]
     float *bias;   // [n_matrices, n_out] or NULL
@@ -148,6 +149,18 @@ static inline int32_t cpu_pack_rows(const struct cpu_backend *cpu)
 static inline int64_t round_up(int64_t n, int64_t unit)
 {
     return (n + unit - 1) / unit * unit;
+}
+
+/* Where in a tile the weight of input k (as padded) and the tile's output j lies, in elements. */
+static inline int64_t packed_at(const struct weight *w, int64_t k, int64_t j)
+{
+    int64_t panels = w->panels;
+    if (w->tiled) {
+        int64_t pair = (k / K_UNIT * panels + j / PANEL) * (K_UNIT / 2) + k % K_UNIT / 2;
+        return (pair * PANEL + j % PANEL) * 2 + k % 2;
+    }
+    int64_t pair = w->dtype == DT_BF16 ? 2 : 1;
+    return k / pair * pair * panels * PANEL + j * pair + k % pair;
 }
 
 /* A tensor's row; activations are fp32 here. */

@@ -13,22 +13,24 @@ enum { PANEL = 16, MAX_PANELS = 4, TILE = PANEL * MAX_PANELS };
 
 /* c[i * TILE + j] = (first ? 0 : c) + sum over k of a[i][k] * w[k][j], for m rows of a, `a_stride`
  * elements apart, and panels * PANEL outputs. k runs upward, one chain of sums per (i, j).
- * w: [k / 2][panels][PANEL][2] for bf16, [k][panels][PANEL] for f16 and f32. k is a multiple of
- * K_UNIT for bf16 (the packing pads with zeros). */
+ * w: [k / 2][panels][PANEL][2] for bf16, or, where the table says `tiled`, as [k / K_UNIT][panels]
+ * [K_UNIT / 2][PANEL][2]; [k][panels][PANEL] for f16 and f32. k is a multiple of K_UNIT for bf16 (the
+ * packing pads with zeros). */
 typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
                      int64_t k, float *c, bool first);
 
-enum { K_UNIT = 32 };
+/* Bytes of a panel's K_UNIT inputs in bf16, and of its pair of inputs. */
+enum { K_UNIT = 32, PAIR_BYTES = PANEL * 4, PANEL_BYTES = K_UNIT / 2 * PAIR_BYTES };
 
 /* The same sums for products of many rows, by blocks of 1 to BLOCK_TILES tiles of ROW_TILE rows and
  * BLOCK_N outputs. Rows lie as [k / 32][ROW_TILE][32], tiles a_tile bytes apart; weights as
- * gemm_fn's, w_line bytes from a pair of inputs to the next. Sums lie as
+ * gemm_fn's, w_step bytes from 32 inputs to the next. Sums lie as
  * [panel][tile][ROW_TILE][PANEL]. */
 enum { ROW_TILE = 16, BLOCK_TILES = 3, BLOCK_N = 2 * PANEL };
 enum { BLOCK_FLOATS = BLOCK_TILES * ROW_TILE * BLOCK_N };
 struct block_product {
     const char *a, *w;
-    int64_t a_tile, w_line, k;
+    int64_t a_tile, w_step, k;
     int32_t n_tiles;
     float *c;
     bool first;
@@ -71,6 +73,7 @@ struct cpu_kernels {
 
     gemm_fn *gemm_bf16, *gemm_f16, *gemm_f32;
     const struct block_unit *blocks; // of bf16; NULL: none
+    bool tiled;     // how gemm_bf16 reads weights; `blocks` reads them tiled
     bool bf16_rows; // gemm_bf16 reads a as bf16; else as fp32 that holds rounded values
     const struct matrix_unit *unit; // attention over bf16 pages goes through it; NULL: none
     /* Up to pass_rows rows a product reads each weight once; inputs that it is best given at a time

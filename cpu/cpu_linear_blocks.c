@@ -238,7 +238,7 @@ static void part_sums(struct blocks_item *item, const struct block *b, int64_t b
             .a = rows_at(job, b->tile, base, k),
             .w = b->w + (size_t)((k - base) * w->panels * PANEL) * 2,
             .a_tile = (end - base) * ROW_TILE * 2,
-            .w_line = w->panels * PANEL * 4,
+            .w_step = w->panels * PANEL_BYTES,
             .k = n,
             .n_tiles = b->n_tiles,
             .c = b->c + level * item->level_floats,
@@ -303,7 +303,7 @@ static void block_part(struct blocks_item *item, const struct place *at, int64_t
     for (int32_t up = 0; up < both; up++, ++*slot) {
         int64_t s = inputs < job->k ? *slot : *slot % (2 * both);
         struct block b = {
-            .w = weights_at(job, at->unit, up, at->base) + at->pair * 4 * PANEL * 2,
+            .w = weights_at(job, at->unit, up, at->base) + at->pair * 2 * PANEL_BYTES,
             .tile = at->tile,
             .n_tiles = at->n_tiles,
             .c = item->c + s * BLOCK_FLOATS,

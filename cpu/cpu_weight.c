@@ -151,15 +151,11 @@ static uint32_t stored_bits(enum dtype dtype, float x)
     return dtype == DT_BF16 ? bf16_of(x) : f16_of(x);
 }
 
-/* Where output `row`, segment s begins, and the step from one input pair (bf16) or input to the
- * next, in elements. */
 static void pack_row(const struct weight *w, int64_t tile_row, const float *row, char *tile)
 {
-    int64_t pair = w->dtype == DT_BF16 ? 2 : 1, width = (int64_t)w->panels * PANEL;
     for (int32_t s = 0; s < w->k_segments; s++) {
         for (int64_t k = 0; k < w->segment; k++) {
-            int64_t at = (s * w->segment_padded + k) / pair * pair * width + tile_row * pair +
-                         k % pair;
+            int64_t at = packed_at(w, s * w->segment_padded + k, tile_row);
             float x = row[s * w->segment + k];
             if (w->dtype == DT_F32) {
                 ((float *)tile)[at] = x;
@@ -170,7 +166,7 @@ static void pack_row(const struct weight *w, int64_t tile_row, const float *row,
     }
 }
 
-/* n units of `size` bytes of each row go to columns of the tile. Some at a time, so that what is
+/* Numbers of `size` bytes of each row go to columns of the tile. Some at a time, so that what is
  * written stays in the nearest cache until its lines are full. */
 static inline void turn(const char *const *rows, int32_t n_rows, int64_t width, int64_t n, char *to,
                         const size_t size)
@@ -182,6 +178,25 @@ static inline void turn(const char *const *rows, int32_t n_rows, int64_t width, 
             for (int64_t u = first; u < end; u++) {
                 memcpy(to + (size_t)(u * width + j) * size, rows[j] + (size_t)u * size, size);
             }
+        }
+    }
+}
+
+/* The same of bf16: pairs of inputs; an odd one out is half a pair. */
+static void turn_pairs(const struct weight *w, const char *const *rows, int32_t n_rows, char *to)
+{
+    const int64_t n = w->segment, step = w->tiled ? PAIR_BYTES : w->panels * PAIR_BYTES;
+    const int64_t panel = w->tiled ? PANEL_BYTES : PAIR_BYTES;
+    for (int64_t k = 0; k < n; k += K_UNIT, to += w->panels * PANEL_BYTES) {
+        int64_t n_bytes = (n - k < K_UNIT ? n - k : K_UNIT) * 2;
+        for (int32_t j = 0; j < n_rows; j++) {
+            const char *from = rows[j] + k * 2;
+            char *column = to + j / PANEL * panel + j % PANEL * 4;
+            int64_t i = 0;
+            for (; i + 4 <= n_bytes; i += 4, column += step) {
+                memcpy(column, from + i, 4);
+            }
+            memcpy(column, from + i, (size_t)(n_bytes - i));
         }
     }
 }
@@ -205,13 +220,7 @@ static bool pack_stored(const struct pack_job *job, int64_t matrix, int64_t tile
     for (int32_t s = 0; s < w->k_segments; s++) {
         char *at = to + (size_t)(s * w->segment_padded * width) * size;
         switch (w->dtype) {
-        case DT_BF16: // by pairs; an odd one out is half a pair
-            turn(rows, n_rows, width, w->segment / 2, at, 4);
-            for (int32_t j = 0; w->segment % 2 != 0 && j < n_rows; j++) {
-                int64_t last = w->segment - 1;
-                memcpy(at + (last * width + j * 2) * 2, rows[j] + last * 2, 2);
-            }
-            break;
+        case DT_BF16: turn_pairs(w, rows, n_rows, at); break;
         case DT_F16: turn(rows, n_rows, width, w->segment, at, 2); break;
         default: turn(rows, n_rows, width, w->segment, at, 4); break;
         }
@@ -261,6 +270,7 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
     w->segment = desc->n_in / w->k_segments;
     w->segment_padded = round_up(w->segment, desc->dtype == DT_BF16 ? K_UNIT : 1);
     w->panels = choose_panels(cpu, desc->n_out);
+    w->tiled = desc->dtype == DT_BF16 && cpu->kernels->tiled;
     w->n_tiles = (desc->n_out + w->panels * PANEL - 1) / (w->panels * PANEL);
     int64_t k = w->segment_padded * w->k_segments;
     w->tile_bytes = (size_t)(k * w->panels * PANEL) * dtype_bytes(w->dtype);
@@ -376,12 +386,11 @@ void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64
                     float *out)
 {
     (void)cpu;
-    int64_t pair = w->dtype == DT_BF16 ? 2 : 1, width = (int64_t)w->panels * PANEL;
+    int64_t width = (int64_t)w->panels * PANEL;
     const char *tile = w->packed + row / width * w->tile_bytes;
     for (int32_t s = 0; s < w->k_segments; s++) {
         for (int64_t k = 0; k < w->segment; k++) {
-            int64_t at = (s * w->segment_padded + k) / pair * pair * width + row % width * pair +
-                         k % pair;
+            int64_t at = packed_at(w, s * w->segment_padded + k, row % width);
             float *to = &out[s * w->segment + k];
             switch (w->dtype) {
             case DT_BF16: *to = bf16_to_f32(((const uint16_t *)tile)[at]); break;

@@ -119,6 +119,7 @@ const struct cpu_kernels *op_amx_emulated(void)
     table = cpu_kernels_avx512bf16;
     table.name = "AMX, emulated";
     table.gemm_bf16 = emulated_gemm;
+    table.tiled = true;
     table.blocks = &emulated_blocks;
     table.pass_rows = 16;
     table.few_k = 256;
