@@ -125,6 +125,11 @@ struct cuda {
         struct gemm_args product;
         struct sum_parts sums; // n 0: none
     } unsettled; // the last product, where it was left as sums
+    struct {
+        struct row_bests rows; // n_bands 0: none
+        const void *logits;    // of which they are
+        int32_t n_rows, n_drawn; // rows, of the first ids
+    } bests;
     struct graphs *graphs;
     struct plans *plans;
     struct upload *upload;
@@ -220,6 +225,10 @@ bool cuda_take_sums(struct cuda *be, const void *y, int32_t n_rows, int32_t widt
                     struct sum_parts *sums);
 /* A product with its activation in one kernel; false where there is none for it. */
 bool cuda_gemm_gated(struct cuda *be, const struct gemm_args *a, enum status *st);
+/* The output head, of whose logits draws among the first n_drawn ids are made and no more, with the
+ * bests that greedy ones read (be->bests); rows that these alone read are left as they were. False
+ * where cuda_gemm is to make all logits. */
+bool cuda_gemm_head(struct cuda *be, const struct gemm_args *a, int32_t n_drawn, enum status *st);
 
 /* cuda_comm.c */
 int32_t cuda_comm_device(const struct comm *c, int32_t rank); // of a rank of this process

@@ -332,6 +332,23 @@ bool cuda_gemm_gated(struct cuda *be, const struct gemm_args *a, enum status *st
     return false;
 }
 
+bool cuda_gemm_head(struct cuda *be, const struct gemm_args *a, int32_t n_drawn, enum status *st)
+{
+    be->bests.rows.n_bands = 0;
+    if (be->options.deterministic || !be->pass || n_drawn <= 0 || n_drawn != a->n_out ||
+        !gemm_head_takes(a, be->sm, be->n_sms) ||
+        gemm_head_bands(a) > be->bests.rows.stride) {
+        return false;
+    }
+    be->bests.rows.n_bands = gemm_head_bands(a);
+    be->bests.logits = a->y;
+    be->bests.n_rows = a->n_rows;
+    be->bests.n_drawn = n_drawn;
+    *st = cuda_check(be, gemm_head(be->stream, a, be->n_sms, &be->bests.rows, &be->view),
+                     "gemm_head");
+    return true;
+}
+
 enum status cuda_gemm(struct cuda *be, const struct gemm_args *a)
 {
     if (a->n_rows <= 0 || a->n_out <= 0) {

@@ -99,7 +99,8 @@ static enum status op_linear(struct backend *base, const struct linear_args *a)
     g.accumulate = a->accumulate;
     g.may_split = !w->joined && (be->options.n_ranks == 1 || !a->partial);
     g.joined = (bool *)&w->joined; // what is learnt of a weight, which is constant otherwise
-    return cuda_gemm(be, &g);
+    enum status st = OK;
+    return a->head && cuda_gemm_head(be, &g, a->n_drawn, &st) ? st : cuda_gemm(be, &g);
 }
 
 static enum status op_linear_heads(struct backend *base, const struct linear_heads_args *a)
@@ -471,7 +472,9 @@ static enum status op_logits(struct backend *base, const struct logits_args *a)
 {
     struct cuda *be = cuda_of(base);
     TRY(ready(be));
-    if (!fits(a->logits, a->vocab) || a->logits.dtype != DT_F32) {
+    const bool as_is = a->scale == 1.0f && a->softcap <= 0.0f;
+    if (!fits(a->logits, a->vocab) || a->logits.dtype != DT_F32 ||
+        (be->bests.rows.n_bands > 0 && (!as_is || a->local.mem.p != a->logits.mem.p))) {
         return ERR_INVALID;
     }
     const int32_t n_ranks = be->options.n_ranks;
@@ -495,7 +498,7 @@ static enum status op_logits(struct backend *base, const struct logits_args *a)
                                        (size_t)a->vocab * 4, (size_t)a->n_out,
                                        cudaMemcpyDeviceToDevice, be->stream));
     }
-    if (a->scale != 1.0f || a->softcap > 0.0f) {
+    if (!as_is) {
         CUDA_TRY(be, k_scale_logits(be->stream, a));
     }
     return OK;
@@ -509,7 +512,14 @@ static enum status op_sample(struct backend *base, const struct sample_args *a)
         a->n_vocab_used > be->limits.vocab || a->n_draws > be->max_draws) {
         return ERR_INVALID;
     }
-    CUDA_TRY(be, k_sample(be->stream, a, &be->view, &be->sample, be->results));
+    struct row_bests bests = {0};
+    if (be->bests.rows.n_bands > 0 && be->bests.logits == a->logits.mem.p) {
+        if (be->bests.n_drawn != a->n_vocab_used || be->bests.n_rows < a->n_out) {
+            return ERR_INVALID; // rows may have been left out
+        }
+        bests = be->bests.rows;
+    }
+    CUDA_TRY(be, k_sample(be->stream, a, &be->view, &be->sample, &bests, be->results));
     return OK;
 }
 

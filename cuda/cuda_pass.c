@@ -217,6 +217,7 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
         shape->issue = use != GRAPH_REPLAY;
     }
     be->pass = pass;
+    be->bests.rows.n_bands = 0;
     be->pass_set = pass->kv_set;
     be->pass_n_draws = pass->n_draws;
     be->pass_n_pool = pass->n_pool;

@@ -1,11 +1,12 @@
 /* Matrix products: y = x W^T (+ bias) (+ y). Makers: cuBLASLt (plans cached by shape), own kernels
- * for few rows (gemm_small.cu, gemm_wide.cu, gemm_batch.cu), and one family of tiled kernels whose
- * result for a row does not depend on the number of rows (gemm_tile.cu), which deterministic mode,
- * odd shapes and the experts use.
+ * for few rows (gemm_small.cu, gemm_wide.cu, gemm_batch.cu; gemm_head.cu: the output head), and one
+ * family of tiled kernels whose result for a row does not depend on the number of rows
+ * (gemm_tile.cu), which deterministic mode, odd shapes and the experts use.
  * Compiles as C11 and C++17. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_GEMM_H
 #define SLUICE_CUDA_GEMM_H
 
+#include "cuda/layout.h"
 #include "engine/ops.h"
 
 #include <cuda_runtime_api.h>
@@ -20,6 +21,18 @@ struct sum_parts {
     const float *first, *bias;
     int64_t stride;
     int32_t width, n;
+};
+
+/* The best of each row of logits in each band of columns: what a greedy draw reads instead of the
+ * row. id INT32_MAX: the band has nothing above -infinity. */
+struct best_pair {
+    float value;
+    int32_t id;
+};
+enum { MAX_BEST_ROWS = 256, MIN_BEST_BAND = 216 }; // of gemm_head.cu
+struct row_bests {
+    struct best_pair *pairs; // [rows, stride], of which a row has n_bands
+    int32_t stride, n_bands; // n_bands 0: there are none
 };
 
 struct gemm_args {
@@ -65,6 +78,14 @@ cudaError_t gemm_join(cudaStream_t stream, const struct gemm_args *a, const stru
 /* gemm_batch.cu: gated products of 209 to 256 rows, aligned and of 16 bits. */
 bool gemm_batch_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 cudaError_t gemm_batch(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
+
+/* gemm_head.cu: the output head's logits, fp32, of up to 256 rows, and the bests of each row. With
+ * `pass`, rows that its greedy draws alone read, or none, are left as they were. It reads the
+ * weight, and the pass's draws, before the kernels ahead are done. */
+bool gemm_head_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
+int32_t gemm_head_bands(const struct gemm_args *a);
+cudaError_t gemm_head(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
+                      const struct row_bests *bests, const struct pass_view *pass);
 
 /* gemm_tile.cu: any shape, any of the dtypes. */
 cudaError_t gemm_tile(cudaStream_t stream, const struct gemm_args *a);

@@ -306,8 +306,9 @@ static enum status ends(struct flow *f, int32_t n_out, struct model_outputs want
         return OK;
     }
     struct tensor y = m->shard.head_sharded ? m->logits_local : m->logits;
+    const bool as_is = !m->shard.head_sharded && c->logit_scale == 1.0f && c->final_softcap <= 0.0f;
     struct linear_args head = {.weight = m->head, .x = m->out_h, .y = y, .n_rows = n_out,
-                               .head = true};
+                               .head = true, .n_drawn = as_is ? c->vocab : 0};
     TRY(f->ops->linear(f->be, &head));
     struct logits_args logits = {.local = y, .logits = m->logits, .n_out = n_out,
                                  .vocab = c->vocab, .scale = c->logit_scale,

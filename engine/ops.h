@@ -44,6 +44,9 @@ struct linear_args {
     bool partial;    // the bias, if any, is left to reduce
     bool accumulate; // y += instead of y =
     bool head;       // this is the output head: n_rows are out rows
+    /* Of the head: no more is made of y than draws among its first n_drawn ids, so that nothing
+     * need be left of a row but what its draws read. 0: y is left. */
+    int32_t n_drawn;
 };
 
 /* y[row, h] = x[row, h] W_h^T for each head h: MLA's absorbed products. x: [n_rows, heads, x_head]

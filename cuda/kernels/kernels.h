@@ -152,7 +152,8 @@ struct sample_scratch {
 };
 size_t sample_scratch_bytes(int32_t max_draws, int32_t vocab);
 cudaError_t k_sample(cudaStream_t stream, const struct sample_args *a, const struct pass_view *pass,
-                     const struct sample_scratch *scratch, struct draw_result *results);
+                     const struct sample_scratch *scratch, const struct row_bests *bests,
+                     struct draw_result *results);
 
 #ifdef __cplusplus
 }

@@ -3,7 +3,8 @@
  * Thresholds of top-k and top-p are found by radix selection over the scores' bits: counts for
  * top-k, fixed-point masses for top-p, so that sums do not depend on the order of the threads. The
  * first digit goes over the whole row; what can still be kept then is usually short, and is listed
- * for the steps that follow.
+ * for the steps that follow. A greedy draw behind gemm_head.cu reads what that has left of its row
+ * instead of the row, which need not be there.
  *
  * sample_team.cuh: teams and a row's best; sample_scores.cuh: the scores; sample_cut.cuh: what is
  * kept; sample_law.cuh: drafts; here: log-probabilities, and one draw from end to end. */
@@ -139,7 +140,7 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
                           struct draw_result *out, struct shared_state *s)
 {
     const struct lane_params &p = pass.params[d.lane];
-    const float temperature = d.kind == DRAW_DRAFT && !d.noise ? 0.0f : p.temperature;
+    const float temperature = temperature_of(p, d);
     const float *row = logits;
     if (is_modified(p, d)) {
         const struct context c = make_context(pass, d, s);
@@ -219,10 +220,26 @@ __device__ void keep_draws(const struct pass_view &pass, int n_draws,
     }
 }
 
+/* A greedy draw from what the head left besides the logits. */
+__device__ int best_of(const struct row_bests &bests, int row, struct shared_state *s)
+{
+    const struct best_pair *pairs = bests.pairs + (int64_t)row * bests.stride;
+    struct best b = {-INFINITY, INT32_MAX};
+    for (int i = team_thread(); i < bests.n_bands; i += team_threads()) {
+        const struct best_pair pair = pairs[i];
+        if (better(pair.value, pair.id, b)) {
+            b.value = pair.value;
+            b.id = pair.id;
+        }
+    }
+    b = team_best(b, s);
+    return b.id == INT32_MAX ? 0 : b.id;
+}
+
 __global__ void __launch_bounds__(THREADS)
     sample_kernel(const float *logits, int64_t stride, int n_draws, int n, struct pass_view pass,
                   char *scratch, size_t scratch_stride, int vocab, unsigned *arrived,
-                  struct draw_result *results)
+                  struct row_bests bests, struct draw_result *results)
 {
     __shared__ struct shared_state s;
     pdl_wait();
@@ -246,6 +263,8 @@ __global__ void __launch_bounds__(THREADS)
         if (d.kind == DRAW_SCORE) {
             const int32_t *history = pass.history + (int64_t)d.lane * pass.history_stride;
             token = d.pos + 1 < pass.history_stride ? history[d.pos + 1] : 0;
+        } else if (bests.n_bands > 0 && is_greedy(pass.params[d.lane], d)) {
+            token = best_of(bests, d.out_row, &s);
         } else {
             token = draw_token(row, pad, n, d, pass, out, &s);
         }
@@ -270,7 +289,7 @@ __global__ void __launch_bounds__(THREADS)
 
 extern "C" cudaError_t k_sample(cudaStream_t stream, const struct sample_args *a,
                                 const struct pass_view *pass, const struct sample_scratch *scratch,
-                                struct draw_result *results)
+                                const struct row_bests *bests, struct draw_result *results)
 {
     if (a->n_draws <= 0) {
         return cudaSuccess;
@@ -296,5 +315,5 @@ extern "C" cudaError_t k_sample(cudaStream_t stream, const struct sample_args *a
         &config, sample_kernel, (const float *)a->logits.mem.p, (int64_t)a->logits.stride,
         (int)a->n_draws, (int)a->n_vocab_used, *pass, (char *)scratch->memory,
         team_bytes(scratch->vocab), (int)scratch->vocab,
-        (unsigned *)((char *)scratch->memory + scratch_rows(scratch)), results);
+        (unsigned *)((char *)scratch->memory + scratch_rows(scratch)), *bests, results);
 }

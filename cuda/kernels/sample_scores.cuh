@@ -3,6 +3,7 @@
 #ifndef SLUICE_CUDA_KERNELS_SAMPLE_SCORES_CUH
 #define SLUICE_CUDA_KERNELS_SAMPLE_SCORES_CUH
 
+#include "cuda/kernels/device/greedy.cuh"
 #include "cuda/kernels/sample_team.cuh"
 
 /* ---- the context of a draw: history, and in a tree the row's ancestors ---------------------- */
@@ -48,13 +49,6 @@ __device__ struct context make_context(const struct pass_view &pass, const struc
 }
 
 /* ---- step 1: the scores ------------------------------------------------------------------- */
-
-__device__ __forceinline__ bool is_modified(const struct lane_params &p, const struct pass_draw &d)
-{
-    return p.n_bias > 0 || p.n_allowed > 0 || p.n_bad_words > 0 || p.repetition_penalty != 1.0f ||
-           p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f ||
-           (p.n_stop_ids > 0 && d.pos + 1 - d.n_prompt < p.min_tokens);
-}
 
 __device__ void add_bias(float *scores, int n, const struct lane_params &p)
 {

@@ -260,9 +260,126 @@ static void check_batch(struct rng &r)
     }
 }
 
+/* Weights of features whose logits are to be equal, infinite or NaN: rows of another feature, or
+ * one element that overflows or is none. */
+static void spoil_features(struct rng &r, void *w, const struct gemm_args &a)
+{
+    const size_t bytes = (size_t)a.n_in * 2;
+    const uint16_t nan = 0x7fff, infinity = a.w_dtype == DT_BF16 ? 0x7f80 : 0x7c00;
+    for (int i = 0; i < a.n_out / 16; i++) {
+        char *to = (char *)w + bytes * r.below(a.n_out);
+        const int kind = r.below(40);
+        if (kind < 30) { // ties, also over bands
+            CHECK(cudaMemcpy(to, (char *)w + bytes * r.below(a.n_out), bytes,
+                             cudaMemcpyDeviceToDevice));
+        } else if (kind == 30) {
+            CHECK(cudaMemcpy(to, &nan, 2, cudaMemcpyHostToDevice));
+        } else if (kind == 31 && r.below(8) == 0) { // of the sign of x's element
+            CHECK(cudaMemcpy(to, &infinity, 2, cudaMemcpyHostToDevice));
+        }
+    }
+}
+
+static bool same_bests(const struct gemm_args &a, const std::vector<float> &logits, int bands,
+                       int stride, const std::vector<struct best_pair> &pairs)
+{
+    const int band = a.n_rows <= 128 ? 248 : 216;
+    for (int row = 0; row < a.n_rows; row++) {
+        for (int b = 0; b < stride; b++) {
+            struct best_pair want = {-INFINITY, INT32_MAX};
+            for (int f = b * band; f < std::min(a.n_out, (b + 1) * band); f++) {
+                const float v = logits[(size_t)row * a.y_stride + f];
+                if (v > want.value) {
+                    want.value = v;
+                    want.id = f;
+                }
+            }
+            const struct best_pair &got = pairs[(size_t)row * stride + b];
+            const bool same = got.value == want.value && got.id == want.id;
+            if (b < bands ? !same : got.id != -1) {
+                printf("row %d band %d: %d (%g), not %d (%g)\n", row, b, got.id, got.value,
+                       want.id, want.value);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* The head: logits, and of each row and band the first of the greatest. */
+static void check_head(struct rng &r)
+{
+    struct gemm_args a = {};
+    a.x_dtype = a.w_dtype = r.below(2) ? DT_BF16 : DT_F16;
+    a.y_dtype = DT_F32;
+    a.n_rows = r.below(4) == 0 ? 128 * r.between(1, 2) : r.between(1, 256);
+    a.n_in = 8 * r.between(1, r.below(4) ? 100 : 520);
+    a.n_out = r.between(1, r.below(4) ? 4000 : 40000);
+    a.x_stride = a.n_in + 8 * r.below(3);
+    a.y_stride = a.n_out + r.below(9);
+    a.n_batch = 1;
+    const int n_sms = r.below(3) ? 132 : r.between(2, 132);
+    const size_t n_y = (size_t)a.n_rows * a.y_stride;
+    void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
+    void *w = device_new<float>((size_t)a.n_out * a.n_in / 2 + 64);
+    float *y = device_new<float>(n_y), *bias = device_new<float>(a.n_out);
+    float *expected = device_new<float>((size_t)a.n_rows * a.n_out);
+    fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
+    fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(), 0.05f);
+    fill(bias, DT_F32, a.n_out, r.next(), 1.0f);
+    if (r.below(2)) {
+        spoil_features(r, w, a);
+    }
+    CHECK(cudaMemset(y, 0xff, n_y * 4));
+    a.x = x;
+    a.weight = w;
+    a.y = y;
+    a.bias = r.below(2) ? bias : nullptr;
+    naive(a, expected);
+    const int bands = gemm_head_bands(&a), stride = bands + r.below(3);
+    struct best_pair *pairs = device_new<struct best_pair>((size_t)a.n_rows * stride);
+    CHECK(cudaMemset(pairs, 0xff, (size_t)a.n_rows * stride * sizeof *pairs));
+    const struct row_bests bests = {pairs, stride, bands};
+    CHECK(cudaDeviceSynchronize());
+    CHECK(gemm_head(0, &a, n_sms, &bests, nullptr));
+    CHECK(cudaDeviceSynchronize());
+    const std::vector<float> all = to_host(y, DT_F32, n_y);
+    const std::vector<float> naively = to_host(expected, DT_F32, (size_t)a.n_rows * a.n_out);
+    std::vector<struct best_pair> got_pairs((size_t)a.n_rows * stride);
+    CHECK(cudaMemcpy(got_pairs.data(), pairs, got_pairs.size() * sizeof *pairs,
+                     cudaMemcpyDeviceToHost));
+    std::vector<float> got, want;
+    bool kept = true; // padding, and what is infinite or NaN
+    for (int i = 0; i < a.n_rows; i++) {
+        for (int c = 0; c < a.y_stride; c++) {
+            const float v = all[(size_t)i * a.y_stride + c];
+            const float e = c < a.n_out ? naively[(size_t)i * a.n_out + c] : NAN;
+            if (std::isfinite(e)) {
+                got.push_back(v);
+                want.push_back(e);
+            } else {
+                kept = kept && (std::isnan(e) ? std::isnan(v) : v == e);
+            }
+        }
+    }
+    const double d = distance(got, want);
+    if (!kept || !(d < 1e-4) || !same_bests(a, all, bands, stride, got_pairs)) {
+        printf("gemm_head FAILED: %d x %d x %d dtype %d bias %d on %d: distance %g, kept %d\n",
+               a.n_rows, a.n_out, a.n_in, a.x_dtype, a.bias != nullptr, n_sms, d, kept);
+        bench_failures++;
+    }
+    for (void *p : {x, w, (void *)y, (void *)bias, (void *)expected, (void *)pairs}) {
+        CHECK(cudaFree(p));
+    }
+}
+
 void bench_gemm_check()
 {
-    struct rng r = {1}, of_wide = {2}, of_batch = {3};
+    struct rng r = {1}, of_wide = {2}, of_batch = {3}, of_head = {4};
+    for (int i = 0; i < 60; i++) {
+        check_head(of_head);
+    }
+    printf("gemm_head: 60 products checked\n");
     for (int i = 0; i < 60; i++) {
         check_batch(of_batch);
     }

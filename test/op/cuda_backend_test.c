@@ -141,7 +141,7 @@ static void toy_pass(struct toy *m, int b, const struct pass *pass)
         const struct gather_args g = {m->x.t[b], m->out.t[b], shape.n_out, m->p.limits.hidden};
         CHECK_EQ(be->ops->gather(be, &g), OK);
         const struct linear_args l = {m->head.w[b], m->out.t[b], m->logits.t[b], shape.n_out, false,
-                                      false,        true};
+                                      false,        true, 0};
         CHECK_EQ(be->ops->linear(be, &l), OK);
         const struct sample_args s = {m->logits.t[b], shape.n_out, shape.n_draws,
                                       m->p.limits.vocab};
