@@ -225,14 +225,106 @@ __device__ struct cut cut_at(struct scores &x, unsigned long long target, float 
     return c;
 }
 
+/* No less than gumbel_noise(bits), with which it agrees to 1 in 10,000 where there is much of it:
+ * -log(-log(1 - t)) <= -log(t), here by the device's own approximate logarithm. */
+__device__ __forceinline__ float noise_bound(uint32_t bits)
+{
+    return fmaf(__log2f((float)~bits + 0.5f), -0.69314718f, 32.0f * 0.69314718f + 1e-3f);
+}
+
+/* The greatest that any warp of the block has told of so far, this one's included. A warp at once;
+ * none is NaN. */
+__device__ __forceinline__ float most_so_far(float mine, struct shared_state *s)
+{
+    const uint32_t own = __reduce_max_sync(0xffffffffu, key_of(mine));
+    uint32_t key = 0;
+    if ((threadIdx.x & 31) == 0) {
+        key = max(own, atomicMax(&s->most_key, own));
+    }
+    key = __shfl_sync(0xffffffffu, key, 0);
+    return key == 0 ? -INFINITY : __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+/* The scores of ids 4 * block and on; -infinity past the end. */
+__device__ __forceinline__ float4 four_scores(const struct scores &x, int block, bool aligned)
+{
+    const int id = 4 * block;
+    float4 v = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+    if (aligned && id + 3 < x.n) {
+        v = *(const float4 *)(x.row + id);
+    } else {
+        v.x = id < x.n ? x.row[id] : v.x;
+        v.y = id + 1 < x.n ? x.row[id + 1] : v.y;
+        v.z = id + 2 < x.n ? x.row[id + 2] : v.z;
+        v.w = id + 3 < x.n ? x.row[id + 3] : v.w;
+    }
+    return v;
+}
+
+/* No less than the score plus noise; NaN where that cannot be told. */
+__device__ __forceinline__ float noisy_bound(float logit, float inverse, uint32_t bits)
+{
+    const float score = logit * inverse;
+    return fmaf(fabsf(score), 1e-6f, score) + noise_bound(bits);
+}
+
+/* A row's arg-max of score + noise without a list. What cannot reach the best that the block has
+ * found is passed over: quotients and logarithms cost most of a draw. */
+__device__ __noinline__ struct best best_noisy(const struct scores &x, float top, float min_p,
+                                               const struct cut &c, uint64_t seed, int position,
+                                               struct shared_state *s)
+{
+    struct best b = {-INFINITY, INT32_MAX};
+    float least = -INFINITY;
+    const bool aligned = (uintptr_t)x.row % 16 == 0;
+    const float inverse = 1.0f / x.temperature; // infinite: then nothing is passed over
+    const int step = team_threads();
+    int block = team_thread();
+    float4 next = four_scores(x, block, aligned);
+    if (threadIdx.x == 0) {
+        s->most_key = 0;
+    }
+    __syncthreads();
+    for (int left = (x.n + 3) / 4 - (block & ~31); left > 0; left -= step, block += step) {
+        const float v[4] = {next.x, next.y, next.z, next.w};
+        next = four_scores(x, block + step, aligned);
+        const struct rng_block r =
+            rng_philox(seed, (uint32_t)position, RNG_SAMPLE, (uint32_t)block, 0);
+        const float most = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
+        const uint32_t bits = max(max(r.v[0], r.v[1]), max(r.v[2], r.v[3]));
+        if (!(noisy_bound(most, inverse, bits) < least)) {
+#pragma unroll 1
+            for (int e = 0; e < 4; e++) {
+                const float from = e == 0 ? v[0] : e == 1 ? v[1] : e == 2 ? v[2] : v[3];
+                const uint32_t own = e == 0 ? r.v[0] : e == 1 ? r.v[1] : e == 2 ? r.v[2] : r.v[3];
+                if (noisy_bound(from, inverse, own) < least) {
+                    continue;
+                }
+                const float score = x.temperature == 1.0f ? from : __fdiv_rn(from, x.temperature);
+                const float value = __fadd_rn(score, gumbel_noise(own));
+                const int id = block * 4 + e;
+                if (better(value, id, b) && kept(c, key_of(score), id) &&
+                    !(min_p > 0.0f && exact_exp(score - top) < min_p) && !is_taken(id, s)) {
+                    b.value = value;
+                    b.id = id;
+                }
+            }
+        }
+        __syncwarp();
+        least = most_so_far(b.value, s);
+    }
+    __syncthreads(); // most_key is free again
+    return b;
+}
+
 /* arg-max of score + noise over what is kept, has at least min_p of the top's probability and was
  * not taken. */
 __device__ struct best draw_noisy(const struct scores &x, float top, float min_p,
                                   const struct cut &c, uint64_t seed, int position,
                                   struct shared_state *s)
 {
-    struct best b = {-INFINITY, INT32_MAX};
     if (x.n_listed >= 0) {
+        struct best b = {-INFINITY, INT32_MAX};
         each(x, [&](int id, float v) {
             if (kept(c, key_of(v), id) && !(min_p > 0.0f && exact_exp(v - top) < min_p)) {
                 const float value = __fadd_rn(
@@ -245,34 +337,7 @@ __device__ struct best draw_noisy(const struct scores &x, float top, float min_p
         });
         return team_best(b, s);
     }
-    for (int block = team_thread(); block * 4 < x.n; block += team_threads()) {
-        bool any = false;
-        float v[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int id = block * 4 + e;
-            v[e] = id < x.n ? score_at(x, id) : -INFINITY;
-            if (!kept(c, key_of(v[e]), id) || (min_p > 0.0f && exact_exp(v[e] - top) < min_p)) {
-                v[e] = -INFINITY;
-            }
-            any = any || v[e] > -INFINITY;
-        }
-        if (!any) {
-            continue;
-        }
-        const struct rng_block r =
-            rng_philox(seed, (uint32_t)position, RNG_SAMPLE, (uint32_t)block, 0);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float value = __fadd_rn(v[e], gumbel_noise(r.v[e]));
-            if (v[e] > -INFINITY && better(value, block * 4 + e, b) &&
-                !is_taken(block * 4 + e, s)) {
-                b.value = value;
-                b.id = block * 4 + e;
-            }
-        }
-    }
-    return team_best(b, s);
+    return team_best(best_noisy(x, top, min_p, c, seed, position, s), s);
 }
 
 #endif

@@ -91,6 +91,7 @@ struct shared_state {
     int n_path;
     int taken[MAX_SIBLINGS]; // ids that are not drawn again
     int n_taken;
+    uint32_t most_key; // of what a draw has found
     int n_top;
     int top_ids[MAX_TOP_LOGPROBS];
     float top_values[MAX_TOP_LOGPROBS];

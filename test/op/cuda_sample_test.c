@@ -540,6 +540,46 @@ TEST(greedy_draws_take_the_bests_that_the_head_leaves)
     }
 }
 
+/* Quotients that overflow, vanish or lose digits: nothing is passed over that could win. */
+TEST(draws_at_extreme_temperatures_agree)
+{
+    NEED_GPU();
+    static const float temperatures[] = {1.2e-38f, 1e-30f, 1e-3f, 0.1f, 1.0f, 9.0f, 1e3f, 1e30f,
+                                         3.3e38f};
+    enum { N = sizeof temperatures / sizeof temperatures[0] };
+    static struct test_pass t;
+    struct pair p;
+    struct backend_limits limits = pair_limits();
+    limits.vocab = 32001;
+    REQUIRE(pair_open(&p, DT_F32, false, &limits));
+    struct seq_spec specs[N];
+    for (int32_t i = 0; i < N; i++) {
+        specs[i] = (struct seq_spec){3, 1, false};
+        t.out_rows[i] = i;
+        t.draws[i] = (struct pass_draw){.out_row = i, .lane = i, .pos = 3, .tree_row = -1};
+    }
+    pass_of(&t, specs, N, false, 6);
+    t.pass.n_out = t.pass.n_draws = N;
+    struct pair_tensor logits = make_logits(&p, N, limits.vocab, 3.0f, false);
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        step_begin(&p);
+        for (int32_t i = 0; i < N; i++) {
+            struct sampling_params s = sampling_params_default();
+            s.temperature = temperatures[i];
+            s.seed = 1000 * seed + (uint64_t)i;
+            set_params(&p, i, &s);
+        }
+        pass_begin(&p, &t);
+        struct sample_args a = {.n_out = N, .n_draws = N, .n_vocab_used = limits.vocab};
+        BOTH(&p, sample, a, a.logits = logits.t[b]);
+        pass_end(&p);
+        struct pass_results r[2];
+        step_end(&p, r);
+        compare_draws(r, "extreme temperatures");
+    }
+    pair_close(&p);
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);
