@@ -17,15 +17,15 @@ extern "C" {
 
 enum { ATTENTION_CAPTURED_ROWS = 512 }; // launches of up to so many rows may be captured
 
-/* Passes of rows that are sequences of their own, for attention_few.cu: the keys a row may have, the
- * new one with them, in one of so many rows; 0 where the general way is as fast. From 17 to 128 rows
- * the products before and behind it are slower beside its blocks. */
+/* Passes of rows that are sequences of their own, for attention_few.cu: the keys a row may have,
+ * the new one with them, in one of so many rows; 0 where the general way is as fast. */
 static inline int32_t attention_few_keys(int32_t n_rows)
 {
-    if (n_rows > 128 && n_rows <= 256) {
-        return 512;
-    }
-    return n_rows < 1 || n_rows > 16 ? 0 : n_rows <= 4 ? 8192 / n_rows : 2048;
+    return n_rows < 1 || n_rows > 256 ? 0
+           : n_rows <= 4              ? 8192 / n_rows
+           : n_rows <= 16             ? 2048
+           : n_rows <= 32             ? 512
+                                      : 2304;
 }
 
 /* The largest of a KV set's layers. */

@@ -153,7 +153,7 @@ enum status cuda_rope_now(struct cuda *be)
     }
     const struct rope_store_args a = be->rope;
     be->rope.n_rows = 0;
-    return issue_rope(be, &a, layer_kv(be, a.layer), NULL);
+    return issue_rope(be, &a, layer_kv(be, a.layer), &be->rope_sums);
 }
 
 static enum status op_rope_store(struct backend *base, const struct rope_store_args *a)
@@ -175,9 +175,10 @@ static enum status op_rope_store(struct backend *base, const struct rope_store_a
         cuda_take_sums(be, a->qkv.mem.p, a->n_rows, width, &sums);
     }
     TRY(cuda_settle(be));
-    if (be->is_few && sums.n == 0 &&
+    if (be->is_few &&
         k_attention_few_takes(a, rope_of(a), n_q, n_k, kv, &be->attention)) {
         be->rope = *a;
+        be->rope_sums = sums;
         return OK;
     }
     return issue_rope(be, a, kv, &sums);
@@ -248,7 +249,7 @@ static enum status op_attention(struct backend *base, const struct attention_arg
     };
     if (rope.n_rows > 0) {
         CUDA_TRY(be, k_attention_few(be->stream, &rope, rope_of(&rope), vector(rope.q_norm),
-                                     vector(rope.k_norm), &l));
+                                     vector(rope.k_norm), &l, &be->rope_sums));
         return OK;
     }
     if (be->attention.max_paths > 0 && (!be->pass || be->pass->kv_set == 0)) {

@@ -168,15 +168,25 @@ static enum status send_meta(struct cuda *be, const struct pass *p, const struct
     return OK;
 }
 
-/* Whether attention_few.cu may take its rows. */
+/* Whether attention_few.cu may take its rows. It reads each row's keys for itself, and of more than
+ * 32 rows it does not cut them: the general way is for prefixes that more of them share, and for
+ * long rows among short ones, each of which would keep a block busy when all others have ended. */
 static bool is_few(const struct pass *p, int32_t n_rows)
 {
+    enum { NO_GROUPS_FROM = 17, WHOLE_FROM = 33, SHORT = 512, LONGEST_SHARE = 24 };
     const int32_t most = attention_few_keys(n_rows);
-    bool few = most > 0 && p->n_seqs == p->n_rows;
+    int32_t longest = 0;
+    int64_t sum = 0;
+    bool few = most > 0 && p->n_seqs == p->n_rows &&
+               (n_rows < NO_GROUPS_FROM || p->n_groups == 0);
     for (int32_t i = 0; few && i < p->n_seqs; i++) {
-        few = !p->seqs[i].tree && p->seqs[i].n_past < most;
+        const int32_t n_past = p->seqs[i].n_past;
+        few = !p->seqs[i].tree && n_past < most;
+        longest = n_past > longest ? n_past : longest;
+        sum += n_past;
     }
-    return few;
+    return few && (n_rows < WHOLE_FROM || longest < SHORT ||
+                   (int64_t)longest * LONGEST_SHARE <= sum);
 }
 
 /* The engine's buffers end at the limit: the last bucket does too. */

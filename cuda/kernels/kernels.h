@@ -78,13 +78,14 @@ cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store_args *a,
                          const float *k_norm, int32_t k_norm_n, const struct kv_view *kv,
                          const struct pass_view *pass, const struct sum_parts *sums);
 /* attention_few.cu: rope_store and attention in one, for passes whose rows are sequences of their
- * own, without window, soft cap or sinks. */
+ * own, without window, soft cap or sinks. sums: what qkv is the sum of, instead of its memory; n 0
+ * or NULL: nothing. */
 bool k_attention_few_takes(const struct rope_store_args *a, const struct rope_view *rope,
                            int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv,
                            const struct attention_limits *limits);
 cudaError_t k_attention_few(cudaStream_t stream, const struct rope_store_args *r,
                             const struct rope_view *rope, const float *q_norm, const float *k_norm,
-                            const struct attention_launch *a);
+                            const struct attention_launch *a, const struct sum_parts *sums);
 cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_args *a,
                         const struct rope_view *rope, const float *kv_norm,
                         const struct kv_view *kv, const struct pass_view *pass);
