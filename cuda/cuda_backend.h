@@ -112,7 +112,7 @@ struct cuda {
     int32_t attention_slots; // of its plan
     bool is_few;             // attention_few.cu may take its rows
     struct rope_store_args rope; // put off, for attention to take it along; n_rows 0: none
-    struct sum_parts rope_sums;   // what its qkv is the sum of; n 0: it is whole
+    struct sum_parts rope_sums;  // what its qkv is the sum of; n 0: it is whole
     struct pass_shape shape;
     int32_t pass_n_draws, pass_n_pool;
 

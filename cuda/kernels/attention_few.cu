@@ -80,7 +80,7 @@ __device__ __forceinline__ void join_units(F &f, float *room, char *rows)
 
 #endif // HAVE_SM90A
 
-template <typename T, int DIM, bool NORM, enum few_way WAY>
+template <typename T, int DIM, bool NORM, few_way WAY>
 __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM, WAY>::BLOCKS)
     attention_few_kernel(const __grid_constant__ struct few_params p,
                          const __grid_constant__ CUtensorMap map)
@@ -203,7 +203,7 @@ extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const str
              k_norm_n == d));
 }
 
-template <typename T, int DIM, bool NORM, enum few_way WAY>
+template <typename T, int DIM, bool NORM, few_way WAY>
 static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p, int n_sms)
 {
     using S = few_shape<DIM, WAY>;
