@@ -269,8 +269,7 @@ VEC_INLINE vf vec_exp(vf x)
     p = vec_fma(p, r, vec_set(1.0f));
 #if defined(__AVX512F__)
     __mmask16 large = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
-    __m512i exponent = _mm512_slli_epi32((__m512i)shifted, 23); // p is near 1: no carry is lost
-    return (vf)_mm512_maskz_add_epi32(large, (__m512i)p, exponent);
+    return (vf)_mm512_maskz_scalef_ps(large, (__m512)p, (__m512)n);
 #else
     vi exponent = (vi)shifted - 0x4B400000;
     p = p * (vf)((exponent + 127) << 23);

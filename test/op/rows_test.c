@@ -434,6 +434,31 @@ OP_TEST(embed_gather_gate_logits_and_pool)
     op_close(&rig);
 }
 
+/* Whatever its bits: those of a NaN must not be taken for an exponent. */
+OP_TEST(the_exponential_of_every_nan_is_nan)
+{
+    static const uint32_t nans[] = {0x7FC00000, 0x7FC00001, 0x7FFF0000, 0x7FFFFFFF, 0xFFFFFFFF};
+    enum { N = 35, N_NANS = sizeof nans / sizeof nans[0] };
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_BF16, &limits);
+    const struct cpu_kernels *k = cpu_of(rig.be)->kernels;
+    for (int32_t i = 0; i < N_NANS * N; i++) {
+        float x[N], capped[N];
+        for (int32_t j = 0; j < N; j++) {
+            x[j] = -0.25f * (float)j;
+        }
+        memcpy(&x[i % N], &nans[i / N], sizeof *x);
+        memcpy(capped, x, sizeof x);
+        CHECK(isnan(k->exp_sum(x, N, 0.0f)));
+        k->softcap(capped, 30.0f, N);
+        for (int32_t j = 0; j < N; j++) {
+            CHECK_EQ(isnan(x[j]) != 0, j == i % N);
+            CHECK_EQ(isnan(capped[j]) != 0, j == i % N);
+        }
+    }
+    op_close(&rig);
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);
