@@ -14,8 +14,8 @@ enum { PANEL = 16, MAX_PANELS = 4, TILE = PANEL * MAX_PANELS };
 /* c[i * TILE + j] = (first ? 0 : c) + sum over k of a[i][k] * w[k][j], for m rows of a, `a_stride`
  * elements apart, and panels * PANEL outputs. k runs upward, one chain of sums per (i, j).
  * w: [k / 2][panels][PANEL][2] for bf16, or, where the table says `tiled`, as [k / K_UNIT][panels]
- * [K_UNIT / 2][PANEL][2]; [k][panels][PANEL] for f16 and f32. k is a multiple of K_UNIT for bf16 (the
- * packing pads with zeros). */
+ * [K_UNIT / 2][PANEL][2]; [k][panels][PANEL] for f16 and f32. k is a multiple of K_UNIT for bf16
+ * (the packing pads with zeros). */
 typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
                      int64_t k, float *c, bool first);
 

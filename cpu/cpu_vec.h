@@ -235,7 +235,8 @@ VEC_INLINE float vec_highest(vf v)
     return m;
 }
 
-/* a / b within 2 units in the last place, for b from 1 on; where 1 / b is no normal float, perhaps 0. */
+/* a / b within 2 units in the last place, for b from 1 on; where 1 / b is no normal float, perhaps
+ * 0. */
 VEC_INLINE vf vec_quotient(vf a, vf b)
 {
 #if defined(__AVX512F__)

@@ -207,7 +207,8 @@ static bool takes_rope(const struct rope_store_args *r, const struct attention_a
 {
     return r->n_rows > 0 && r->n_rows == a->n_rows && r->layer == a->layer &&
            r->n_heads == a->n_heads && r->qkv.mem.p == a->q.mem.p && r->qkv.dtype == a->q.dtype &&
-           r->qkv.stride == a->q.stride && a->scale > 0.0f && a->window <= 0 && a->softcap <= 0.0f && !a->sinks;
+           r->qkv.stride == a->q.stride && a->scale > 0.0f && a->window <= 0 &&
+           a->softcap <= 0.0f && !a->sinks;
 }
 
 static enum status op_attention(struct backend *base, const struct attention_args *a)

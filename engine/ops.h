@@ -285,9 +285,8 @@ struct backend_ops {
     /* linear_act, then the product with what it made, of which nothing else need be left. */
     enum status (*mlp)(struct backend *be, const struct linear_args *up,
                        const struct activation_args *act, const struct linear_args *down);
-
-    /* norm, then linear of its out, or with act and down (else both are NULL) the mlp of it; out need
-     * not be left. */
+    /* norm, then linear of its out, or with act and down (else both are NULL) the mlp of it; out
+     * need not be left. */
     enum status (*norm_linear)(struct backend *be, const struct norm_args *norm,
                                const struct linear_args *linear,
                                const struct activation_args *act, const struct linear_args *down);
