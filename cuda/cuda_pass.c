@@ -170,7 +170,7 @@ static enum status send_meta(struct cuda *be, const struct pass *p, const struct
 
 /* Whether attention_few.cu may take its rows. It reads each row's keys for itself, so prefixes that
  * 17 rows and more share are the general way's; and of more than 32 rows it does not cut them, so
- * long ones among short ones are, each of which would keep a block busy when all others have ended. */
+ * long ones among short ones are, too: each would keep a block busy when all others have ended. */
 static bool is_few(const struct pass *p, int32_t n_rows)
 {
     enum { NO_GROUPS_FROM = 17, WHOLE_FROM = 33, SHORT = 512, LONGEST_SHARE = 24 };
