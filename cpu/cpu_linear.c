@@ -269,47 +269,46 @@ static struct linear_args linear_from(const struct linear_args *a, int32_t row)
     return rest;
 }
 
-/* In blocks what lies between the products goes from one to the other as the second one reads it.
- */
+/* In blocks normed rows are packed at once, and what lies between two products goes from one to the
+ * other as the second one reads it; the rows that do not fill blocks go op by op. */
+static enum status joined(struct backend *be, const struct blocks_args *a)
+{
+    int32_t row = first_rows(cpu_of(be), a);
+    if (row == a->linear->n_rows) {
+        return OK;
+    }
+    struct linear_args first = linear_from(a->linear, row);
+    if (a->norm) {
+        struct norm_args norm = *a->norm;
+        norm.n_rows -= row;
+        norm.x = from_row(norm.x, row);
+        norm.delta = norm.delta.mem.p ? from_row(norm.delta, row) : norm.delta;
+        norm.out = from_row(norm.out, row);
+        TRY(cpu_norm(be, &norm));
+    }
+    if (!a->down) {
+        return cpu_linear(be, &first);
+    }
+    struct linear_args second = linear_from(a->down, row);
+    struct activation_args act = *a->act;
+    act.n_rows -= row;
+    act.x = from_row(act.x, row);
+    act.out = from_row(act.out, row);
+    TRY(cpu_linear_act(be, &first, &act));
+    return cpu_linear(be, &second);
+}
+
 enum status cpu_mlp(struct backend *be, const struct linear_args *up,
                     const struct activation_args *act, const struct linear_args *down)
 {
-    int32_t row = first_rows(cpu_of(be), &(struct blocks_args){NULL, up, act, down});
-    struct linear_args a = linear_from(up, row), b = linear_from(down, row);
-    struct activation_args after = *act;
-    after.n_rows -= row;
-    after.x = from_row(act->x, row);
-    after.out = from_row(act->out, row);
-    TRY(cpu_linear_act(be, &a, &after));
-    return cpu_linear(be, &b);
+    return joined(be, &(struct blocks_args){NULL, up, act, down});
 }
 
-/* In blocks normed rows are packed at once. */
 enum status cpu_norm_linear(struct backend *be, const struct norm_args *norm,
                             const struct linear_args *linear, const struct activation_args *act,
                             const struct linear_args *down)
 {
-    struct cpu_backend *cpu = cpu_of(be);
-    int32_t row = first_rows(cpu, &(struct blocks_args){norm, linear, act, down});
-    if (row == linear->n_rows) {
-        return OK;
-    }
-    struct norm_args rest = *norm;
-    struct linear_args a = linear_from(linear, row);
-    rest.n_rows -= row;
-    rest.x = from_row(norm->x, row);
-    rest.delta = norm->delta.mem.p ? from_row(norm->delta, row) : norm->delta;
-    rest.out = from_row(norm->out, row);
-    TRY(cpu_norm(be, &rest));
-    if (!down) {
-        return cpu_linear(be, &a);
-    }
-    struct linear_args b = linear_from(down, row);
-    struct activation_args after = *act;
-    after.n_rows -= row;
-    after.x = from_row(act->x, row);
-    after.out = from_row(act->out, row);
-    return cpu_mlp(be, &a, &after, &b);
+    return joined(be, &(struct blocks_args){norm, linear, act, down});
 }
 
 /* ---- one small matrix per head ------------------------------------------------------------ */
