@@ -1,6 +1,6 @@
-/* Decoding rows of few sequences: rope, the store of the new key and value, and attention in one
- * launch, for Hopper. Other ways need three (rope, attention, the join of its pieces), each of
- * which takes longer than the keys.
+/* Decoding rows, each a sequence of its own: rope, the store of the new key and value, and
+ * attention in one launch, for Hopper. Other ways need three (rope, attention, the join of its
+ * pieces), each of which takes longer than the keys of few rows do.
  *
  * A unit is a row and KV head (or a part of its group of query heads). The warps that share its
  * keys take a chunk of 16 at a time, each with a maximum and sums of its own; in the end all warps'
