@@ -10,6 +10,7 @@
  * A band's results are rounded and kept; the activation is taken, and they are stored, while the
  * tensor cores work on the cluster's next band. */
 #include "cuda/gemm.h"
+#include "cuda/kernels/device/bands.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/device/wgmma.cuh"
@@ -43,41 +44,18 @@ struct batch_params {
 
 #if HAVE_SM90A
 
-struct batch_ring {
-    uint64_t full_w[STAGES], full_x[STAGES], empty[STAGES];
-};
-
-/* A cluster's way through its bands, which are as far apart as there are clusters, box after box,
- * and through the ring. */
-struct batch_walk {
-    int32_t band = (int32_t)blockIdx.x / CLUSTER, box = 0;
-    int slot = 0;
-    uint32_t parity = 0;
-
-    __device__ __forceinline__ void next_band()
-    {
-        band += (int32_t)gridDim.x / CLUSTER;
-        box = 0;
-    }
-    __device__ __forceinline__ void next_box()
-    {
-        box++;
-        if (++slot == STAGES) {
-            slot = 0;
-            parity ^= 1;
-        }
-    }
-};
+using batch_ring = band_ring<STAGES>;
+using batch_walk = band_walk<CLUSTER, STAGES>;
 
 struct batch_loader {
     const struct batch_params &p;
     const CUtensorMap *map;
     char *smem;
-    struct batch_ring *ring;
+    batch_ring *ring;
     int32_t rank; // of the block in its cluster
 
     template <bool IS_X>
-    __device__ __forceinline__ void load(const struct batch_walk &at, uint64_t policy)
+    __device__ __forceinline__ void load(const batch_walk &at, uint64_t policy)
     {
         char *to = smem + at.slot * BYTES;
         const int32_t column = at.box * DEPTH;
@@ -96,20 +74,8 @@ struct batch_loader {
     template <bool IS_X> __device__ __forceinline__ void run()
     {
         const uint64_t policy = IS_X ? policy_evict_last() : policy_evict_first();
-        int fresh = STAGES; // stages that nobody has filled yet
-        struct batch_walk at;
-#pragma unroll 1
-        for (; at.band < p.n_bands; at.next_band()) {
-#pragma unroll 1
-            for (; at.box < p.n_boxes; at.next_box()) {
-                if (fresh > 0) {
-                    fresh--;
-                } else {
-                    barrier_wait(&ring->empty[at.slot], at.parity ^ 1);
-                }
-                load<IS_X>(at, policy);
-            }
-        }
+        load_bands<CLUSTER>(ring, p.n_bands, p.n_boxes,
+                            [&](const batch_walk &at) { load<IS_X>(at, policy); });
     }
 };
 
@@ -161,9 +127,9 @@ template <typename T> struct batch_kept {
 template <typename T> struct batch_computer {
     const struct batch_params &p;
     char *smem;
-    struct batch_ring *ring;
+    batch_ring *ring;
     int row0; // of this thread's two
-    struct batch_walk at;
+    batch_walk at;
     int last;           // the slot of the box before, which the tensor cores may still read
     int32_t to_release; // boxes whose stage will be filled again
     float d[BAND / 2];
@@ -246,7 +212,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 {
 #if HAVE_SM90A
     extern __shared__ char smem_raw[];
-    __shared__ struct batch_ring ring;
+    __shared__ batch_ring ring;
     char *smem = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
     const int tid = threadIdx.x, rank = (int)cluster_rank();
     if (tid == 0) {

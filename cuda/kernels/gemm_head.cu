@@ -8,6 +8,7 @@
  * size, and costs power. Two threads load, W and x apart, through a ring of stages that fills the
  * shared memory, W before the kernel before has ended. */
 #include "cuda/gemm.h"
+#include "cuda/kernels/device/bands.cuh"
 #include "cuda/kernels/device/greedy.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/wgmma.cuh"
@@ -49,37 +50,13 @@ template <int CLUSTER_, int GROUPS_> struct head_shape {
 
 #if HAVE_SM90A
 
-template <int STAGES> struct head_ring {
-    uint64_t full_w[STAGES], full_x[STAGES], empty[STAGES];
-};
-
-/* A cluster's way through its bands, which are as far apart as there are clusters, box after box,
- * and through the ring. */
-template <typename S> struct head_walk {
-    int32_t band = (int32_t)blockIdx.x / S::CLUSTER, box = 0;
-    int slot = 0;
-    uint32_t parity = 0;
-
-    __device__ __forceinline__ void next_band()
-    {
-        band += (int32_t)gridDim.x / S::CLUSTER;
-        box = 0;
-    }
-    __device__ __forceinline__ void next_box()
-    {
-        box++;
-        if (++slot == S::STAGES) {
-            slot = 0;
-            parity ^= 1;
-        }
-    }
-};
+template <typename S> using head_walk = band_walk<S::CLUSTER, S::STAGES>;
 
 template <typename S> struct head_loader {
     const struct head_params &p;
     const CUtensorMap *map;
     char *smem;
-    head_ring<S::STAGES> *ring;
+    band_ring<S::STAGES> *ring;
     int32_t rank; // of the block in its cluster
 
     template <bool IS_X>
@@ -107,20 +84,8 @@ template <typename S> struct head_loader {
     template <bool IS_X> __device__ __forceinline__ void run()
     {
         const uint64_t policy = IS_X ? policy_evict_last() : policy_evict_first();
-        int fresh = S::STAGES; // stages that nobody has filled yet
-        head_walk<S> at;
-#pragma unroll 1
-        for (; at.band < p.n_bands; at.next_band()) {
-#pragma unroll 1
-            for (; at.box < p.n_boxes; at.next_box()) {
-                if (fresh > 0) {
-                    fresh--;
-                } else {
-                    barrier_wait(&ring->empty[at.slot], at.parity ^ 1);
-                }
-                load<IS_X>(at, policy);
-            }
-        }
+        load_bands<S::CLUSTER>(ring, p.n_bands, p.n_boxes,
+                               [&](const head_walk<S> &at) { load<IS_X>(at, policy); });
     }
 };
 
@@ -147,7 +112,7 @@ template <typename T, typename S> struct head_computer {
     static constexpr int BLOCKS = S::BAND / 8;
     const struct head_params &p;
     char *smem;
-    head_ring<S::STAGES> *ring;
+    band_ring<S::STAGES> *ring;
     int row0;     // of this thread's two
     bool want[2]; // whether their logits are to be left
     head_walk<S> at;
@@ -293,7 +258,7 @@ __global__ void __launch_bounds__(S::THREADS, S::GROUPS == 1 ? 2 : 1)
 {
 #if HAVE_SM90A
     extern __shared__ char smem_raw[];
-    __shared__ head_ring<S::STAGES> ring;
+    __shared__ band_ring<S::STAGES> ring;
     __shared__ uint32_t wanted[S::TILE_ROWS / 32];
     char *smem = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
     const int tid = threadIdx.x, rank = S::CLUSTER == 1 ? 0 : (int)cluster_rank();

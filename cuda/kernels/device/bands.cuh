@@ -1,0 +1,60 @@
+/* How the blocks of a product go through bands of its weight, one after the other, with their
+ * operands in a ring of stages: the walk, and its loading side. Hopper.
+ * Thread: device code. */
+#ifndef SLUICE_CUDA_DEVICE_BANDS_CUH
+#define SLUICE_CUDA_DEVICE_BANDS_CUH
+
+#include "cuda/kernels/device/hopper.cuh"
+
+#if HAVE_SM90A
+
+template <int STAGES> struct band_ring {
+    uint64_t full_w[STAGES], full_x[STAGES], empty[STAGES];
+};
+
+/* A cluster's way through its bands, which are as far apart as there are clusters, box of K after
+ * box, and through the ring. */
+template <int CLUSTER, int STAGES> struct band_walk {
+    int32_t band = (int32_t)blockIdx.x / CLUSTER, box = 0;
+    int slot = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void next_band()
+    {
+        band += (int32_t)gridDim.x / CLUSTER;
+        box = 0;
+    }
+    __device__ __forceinline__ void next_box()
+    {
+        box++;
+        if (++slot == STAGES) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+/* A loading thread: load(walk) of every box, as its stage is free. */
+template <int CLUSTER, int STAGES, typename F>
+__device__ __forceinline__ void load_bands(band_ring<STAGES> *ring, int32_t n_bands,
+                                           int32_t n_boxes, F load)
+{
+    int fresh = STAGES; // stages that nobody has filled yet
+    band_walk<CLUSTER, STAGES> at;
+#pragma unroll 1
+    for (; at.band < n_bands; at.next_band()) {
+#pragma unroll 1
+        for (; at.box < n_boxes; at.next_box()) {
+            if (fresh > 0) {
+                fresh--;
+            } else {
+                barrier_wait(&ring->empty[at.slot], at.parity ^ 1);
+            }
+            load(at);
+        }
+    }
+}
+
+#endif // HAVE_SM90A
+
+#endif
