@@ -343,6 +343,15 @@ static size_t moe_layout(char *base, int64_t picks, const struct moe_ffn_args *a
     return at;
 }
 
+/* How many of a pass's padded rows, or out rows, are real: on the device, as graphs are replayed. */
+static const int32_t *real_rows(const struct cuda *be, int32_t n_rows)
+{
+    if (!be->pass || (n_rows != be->shape.n_rows && n_rows != be->shape.n_out)) {
+        return NULL;
+    }
+    return n_rows == be->shape.n_rows ? &be->view.counts->n_rows : &be->view.counts->n_out;
+}
+
 static size_t moe_bytes(struct cuda *be, const struct moe_ffn_args *a, bool many, int32_t n_rows,
                         struct moe_scratch *s)
 {
@@ -376,8 +385,7 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
     if (moe_bytes(be, a, many, slice, &s) > be->scratch_bytes) {
         return ERR_LIMIT;
     }
-    const struct pass_counts *counts =
-        be->pass && a->n_rows == be->shape.n_rows ? be->view.counts : NULL;
+    const int32_t *real = real_rows(be, a->n_rows);
     for (int32_t first = 0; first < a->n_rows; first += slice) {
         struct moe_ffn_args part = *a;
         part.n_rows = a->n_rows - first < slice ? a->n_rows - first : slice;
@@ -386,8 +394,8 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
         part.y.mem = dmem_at(a->y.mem, (size_t)first * (size_t)a->y.stride * element);
         part.ids = dmem_at(a->ids, picks * sizeof(int32_t));
         part.weights = dmem_at(a->weights, picks * sizeof(float));
-        CUDA_TRY(be, many ? k_moe_ffn_sm90(be->stream, &part, &w, be->scratch, counts, first)
-                          : k_moe_ffn(be->stream, &part, &w, &s, counts, first));
+        CUDA_TRY(be, many ? k_moe_ffn_sm90(be->stream, &part, &w, be->scratch, real, first)
+                          : k_moe_ffn(be->stream, &part, &w, &s, real, first));
     }
     return OK;
 }

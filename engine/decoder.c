@@ -10,7 +10,8 @@ struct flow {
     struct model *m;
     const struct backend_ops *ops;
     struct backend *be;
-    int32_t n_rows;
+    int32_t n_rows, n_out;
+    struct tensor x, h, attn; // the model's, or from `narrow` on those of the out rows
     bool pending; // delta waits to be added to x
     bool partial; // and, before that, to be reduced
     struct reduce_args reduce;
@@ -28,12 +29,12 @@ static enum status join_norm(struct flow *f, const struct weight *weight,
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
-    *input = weight ? m->h : m->x;
+    *input = weight ? f->h : f->x;
     if (!weight && !f->pending) {
         return OK;
     }
-    struct norm_args a = {.x = m->x, .delta = f->pending ? m->delta : none,
-                          .out = weight ? m->h : none, .weight = weight, .bias = bias,
+    struct norm_args a = {.x = f->x, .delta = f->pending ? m->delta : none,
+                          .out = weight ? f->h : none, .weight = weight, .bias = bias,
                           .n_rows = f->n_rows, .width = c->hidden, .kind = c->norm_kind,
                           .eps = c->norm_eps, .weight_offset = c->norm_offset,
                           .delta_scale = c->residual_scale};
@@ -87,6 +88,12 @@ static enum status linear(struct flow *f, const struct weight *w, struct tensor 
     return f->ops->linear(f->be, &a);
 }
 
+/* The pass ends with this layer's keys and values: no row is asked of. */
+static bool stores_only(const struct flow *f, int32_t layer)
+{
+    return f->n_out == 0 && layer == f->m->config->n_layers - 1;
+}
+
 /* x[T, D] -> qkv[T, (H + 2K) d] -> attn[T, H d] */
 static enum status attention(struct flow *f, int32_t layer, struct tensor in)
 {
@@ -102,6 +109,9 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
         .q_norm = w->q_norm, .k_norm = w->k_norm, .eps = c->norm_eps,
         .norm_offset = c->norm_offset};
     TRY(f->ops->rope_store(f->be, &store));
+    if (stores_only(f, layer)) {
+        return OK;
+    }
     struct attention_args a = {
         .q = m->qkv, .out = m->attn, .n_rows = f->n_rows, .layer = layer,
         .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
@@ -137,6 +147,9 @@ static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in
         .q_out_head = key, .q_out_offset = c->kv_lora, .kv_norm = w->kv_a_norm,
         .eps = c->norm_eps};
     TRY(f->ops->mla_store(f->be, &store));
+    if (stores_only(f, layer)) {
+        return OK;
+    }
     struct linear_heads_args absorb = {.weight = w->w_uk, .x = m->qkv, .y = m->q_abs,
                                        .n_rows = f->n_rows, .x_head = q_head, .y_head = key};
     TRY(f->ops->linear_heads(f->be, &absorb)); // [T, H, nope] -> [T, H, kv_lora]
@@ -152,12 +165,38 @@ static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in
     return f->ops->linear_heads(f->be, &expand); // [T, H, kv_lora] -> [T, H, v]
 }
 
-static enum status attention_layer(struct flow *f, int32_t layer, struct tensor in)
+static enum status gather(struct flow *f, struct tensor *x, struct tensor out, int32_t width)
+{
+    struct gather_args a = {.x = *x, .out = out, .n_out = f->n_out, .width = width};
+    *x = out;
+    return f->ops->gather(f->be, &a);
+}
+
+/* Other rows than the out rows are read no more once the last layer's attention has seen their keys
+ * and values: they end here. `in`: the layer's input, NULL if it is not read again. x comes first: the
+ * next norm may read it before all that stands in front of it has ended (cuda/README.md). */
+static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
+{
+    struct model *m = f->m;
+    const int32_t hidden = m->config->hidden;
+    if (layer < m->config->n_layers - 1 || f->n_out == f->n_rows) {
+        return OK;
+    }
+    TRY(gather(f, &f->x, m->out_x, hidden));
+    if (in) {
+        TRY(gather(f, in, m->out_h, hidden));
+    }
+    f->h = m->out_h;
+    f->n_rows = f->n_out;
+    return gather(f, &f->attn, m->out_attn, m->attn.stride);
+}
+
+/* The heads' outputs through this rank's part of the output product, into delta. */
+static enum status attention_output(struct flow *f, int32_t layer)
 {
     struct model *m = f->m;
     const struct layer_weights *w = &m->layers[layer];
-    TRY(m->config->kv_lora ? mla_attention(f, layer, in) : attention(f, layer, in));
-    struct tensor heads = m->attn; // those that this rank's output product takes
+    struct tensor heads = f->attn; // those that this rank's output product takes
     size_t skipped = (size_t)(m->shard.first_o_head - m->shard.first_head) *
                      (size_t)m->config->head_dim;
     heads.mem = dmem_at(heads.mem, skipped * dtype_bytes(heads.dtype));
@@ -260,39 +299,38 @@ static enum status ffn_layer(struct flow *f, int32_t layer, struct tensor in)
     return finish_delta(f, &reduce, w->ffn_post_norm);
 }
 
-/* Both sub-layers read the same normed input, so it is kept while attention's output joins x. */
-static enum status parallel_layer(struct flow *f, int32_t layer)
-{
-    struct tensor in, unused;
-    const struct layer_weights *w = &f->m->layers[layer];
-    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, false, &in));
-    TRY(attention_layer(f, layer, in));
-    TRY(join_norm(f, NULL, NULL, false, &unused));
-    return ffn_layer(f, layer, in);
-}
-
 static enum status layer_forward(struct flow *f, int32_t layer)
 {
+    const struct model_config *c = f->m->config;
     const struct layer_weights *w = &f->m->layers[layer];
-    if (f->m->config->parallel_residual) {
-        return parallel_layer(f, layer);
+    const bool parallel = c->parallel_residual; // both sub-layers read the same normed input
+    struct tensor in, unused;
+    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, !parallel && c->kv_lora == 0, &in));
+    TRY(c->kv_lora ? mla_attention(f, layer, in) : attention(f, layer, in));
+    if (stores_only(f, layer)) {
+        return OK;
     }
-    struct tensor in;
-    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, f->m->config->kv_lora == 0, &in));
-    TRY(attention_layer(f, layer, in));
-    TRY(join_norm(f, w->ffn_norm, w->ffn_norm_bias, !f->m->config->layers[layer].moe, &in));
+    TRY(narrow(f, layer, parallel ? &in : NULL));
+    TRY(attention_output(f, layer));
+    if (parallel) { // it is kept while attention's output joins x
+        TRY(join_norm(f, NULL, NULL, false, &unused));
+    } else {
+        TRY(join_norm(f, w->ffn_norm, w->ffn_norm_bias, !c->layers[layer].moe, &in));
+    }
     return ffn_layer(f, layer, in);
 }
 
 /* The final norm of the out rows, and the head over them. */
-static enum status ends(struct flow *f, int32_t n_out, struct model_outputs want)
+static enum status ends(struct flow *f, struct model_outputs want)
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
+    const int32_t n_out = f->n_out;
     struct tensor unused;
     TRY(join_norm(f, NULL, NULL, false, &unused));
-    struct gather_args gather = {.x = m->x, .out = m->out_x, .n_out = n_out, .width = c->hidden};
-    TRY(f->ops->gather(f->be, &gather));
+    if (f->x.mem.p != m->out_x.mem.p) { // all rows came here, in an order of their own
+        TRY(gather(f, &f->x, m->out_x, c->hidden));
+    }
     struct norm_args norm = {.x = m->out_x, .delta = none, .out = m->out_h,
                              .weight = m->final_norm, .bias = m->final_norm_bias,
                              .n_rows = n_out, .width = c->hidden, .kind = c->norm_kind,
@@ -320,7 +358,8 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
                           struct model_outputs want)
 {
     const struct model_config *c = m->config;
-    struct flow f = {.m = m, .ops = m->be->ops, .be = m->be, .n_rows = shape->n_rows};
+    struct flow f = {.m = m, .ops = m->be->ops, .be = m->be, .n_rows = shape->n_rows,
+                     .n_out = shape->n_out, .x = m->x, .h = m->h, .attn = m->attn};
     ASSERT(shape->n_rows <= m->max_rows && shape->n_out <= m->max_out);
     struct embed_args embed = {.table = m->embed, .x = m->x, .n_rows = f.n_rows,
                                .scale = m->embed_scale};
@@ -328,5 +367,5 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
     for (int32_t i = 0; i < c->n_layers; i++) {
         TRY(layer_forward(&f, i));
     }
-    return shape->n_out > 0 ? ends(&f, shape->n_out, want) : OK;
+    return f.n_out > 0 ? ends(&f, want) : OK;
 }

@@ -47,7 +47,8 @@ struct model {
 
     /* Activations, sized by model_setup for passes of so many rows, padding included. */
     int32_t max_rows, max_out;
-    struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, ff_in, ff, low, out_x, out_h;
+    struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, ff_in, ff, low, out_x, out_h,
+        out_attn;
     struct tensor logits, logits_local; // logits are shared by all models of a rank
     struct dmem route_ids, route_weights;
 };

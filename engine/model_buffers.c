@@ -32,6 +32,7 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     p[n++] = (struct buffer_plan){&m->ff, NULL, m->act, ffn, max_rows};
     p[n++] = (struct buffer_plan){&m->out_x, NULL, m->residual, c->hidden, max_out};
     p[n++] = (struct buffer_plan){&m->out_h, NULL, m->act, c->hidden, max_out};
+    p[n++] = (struct buffer_plan){&m->out_attn, NULL, m->act, attn, max_out};
     if (mla) {
         int64_t low = kv_low > c->q_lora ? kv_low : c->q_lora;
         p[n++] = (struct buffer_plan){&m->low, NULL, m->act, low, max_rows};

@@ -34,7 +34,7 @@ struct bench {
     struct layer *layers;
     struct weight *embed, *norm;
     struct rope_table *rope;
-    struct tensor x, h, qkv, attn, mid, act, delta, out, logits;
+    struct tensor x, h, qkv, attn, mid, act, delta, out_x, out_attn, out, logits;
     double read_rate, fma_rate, product_rate; // 0: not known
     struct pass_row *rows;
     struct pass_seq *seqs;

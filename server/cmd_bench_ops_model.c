@@ -123,6 +123,8 @@ static enum status open_memory(struct bench *b, struct err *err)
     TRY(matrix(b, b->max_rows, 2 * s->ffn, facts.act, &b->mid));
     TRY(matrix(b, b->max_rows, s->ffn, facts.act, &b->act));
     TRY(matrix(b, b->max_rows, s->hidden, facts.act, &b->delta));
+    TRY(matrix(b, BENCH_LANES, s->hidden, facts.residual, &b->out_x));
+    TRY(matrix(b, BENCH_LANES, q, facts.act, &b->out_attn));
     TRY(matrix(b, BENCH_LANES, s->hidden, facts.act, &b->out));
     return matrix(b, BENCH_LANES, s->vocab, DT_F32, &b->logits);
 }
@@ -308,30 +310,47 @@ int32_t bench_n_laps(const struct bench *b)
         lap(b);                                                                                    \
     } while (0)
 
+/* As the decoder does: only the out rows go on. */
+static enum status narrow(struct bench *b, struct tensor *x, struct tensor *attn, int32_t *n)
+{
+    const struct shape *s = &b->shape;
+    if (*n == b->pass.n_out) {
+        return OK;
+    }
+    *n = b->pass.n_out;
+    struct gather_args rows = {*x, b->out_x, *n, s->hidden};
+    struct gather_args heads = {*attn, b->out_attn, *n, s->n_heads * s->head_dim};
+    *x = b->out_x;
+    *attn = b->out_attn;
+    TRY(b->ops->gather(b->be, &rows));
+    return b->ops->gather(b->be, &heads);
+}
+
 enum status bench_forward(struct bench *b)
 {
-    int32_t n = b->pass.n_rows, n_out = b->pass.n_out;
-    struct tensor none = {{NULL}, DT_F32, 0};
+    int32_t n = b->pass.n_rows;
+    struct tensor none = {{NULL}, DT_F32, 0}, x = b->x, attn = b->attn;
     struct embed_args embed = {b->embed, b->x, n, 1.0f};
     b->lap = 0;
     b->lap_start = b->laps ? clock_now_ns() : 0;
     OP(b->ops->embed(b->be, &embed));
     for (int32_t i = 0; i < b->shape.n_layers; i++) {
         struct layer *l = &b->layers[i];
-        struct norm_args norm = norm_args(b, l->norm_1, i > 0 ? b->delta : none, b->x, b->h, n);
+        struct norm_args norm = norm_args(b, l->norm_1, i > 0 ? b->delta : none, x, b->h, n);
         struct linear_args qkv = {.weight = l->qkv, .x = b->h, .y = b->qkv, .n_rows = n};
         OP(ops_norm_linear(b->be, &norm, &qkv, NULL, NULL));
         OP(bench_store(b, i, n));
         OP(bench_attention(b, i, n));
-        OP(bench_linear(b, l->o, b->attn, b->delta, n));
-        norm = norm_args(b, l->norm_2, b->delta, b->x, b->h, n);
+        if (i == b->shape.n_layers - 1) {
+            OP(narrow(b, &x, &attn, &n));
+        }
+        OP(bench_linear(b, l->o, attn, b->delta, n));
+        norm = norm_args(b, l->norm_2, b->delta, x, b->h, n);
         OP(bench_mlp(b, l, &norm, n));
     }
-    OP(bench_norm(b, b->norm, b->delta, b->x, b->h, n));
-    struct gather_args gather = {b->h, b->out, n_out, b->shape.hidden};
-    OP(b->ops->gather(b->be, &gather));
+    OP(bench_norm(b, b->norm, b->delta, x, b->out, n));
     OP(bench_head(b));
-    struct logits_args logits = {b->logits, b->logits, n_out, b->shape.vocab, 1.0f, 0.0f};
+    struct logits_args logits = {b->logits, b->logits, n, b->shape.vocab, 1.0f, 0.0f};
     OP(b->ops->logits(b->be, &logits));
     OP(bench_sample(b));
     return OK;

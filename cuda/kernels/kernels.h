@@ -131,18 +131,18 @@ struct moe_weights {
 cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, const void *router,
                         enum dtype router_dtype, const float *bias, const float *correction,
                         int32_t hidden, float *logits);
-/* `counts` (may be NULL) tells the real rows of the pass, of which this call's are those from
+/* `real` (on the device; NULL: all) is the number of real rows, of which this call's are those from
  * row_offset on: padding rows are not routed. */
 cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                       const struct moe_weights *w, const struct moe_scratch *scratch,
-                      const struct pass_counts *counts, int32_t row_offset);
+                      const int32_t *real, int32_t row_offset);
 /* moe_sm90.cu: the same on Hopper where an expert has many rows; `sm` is the device's. A row's bits
  * are not those of k_moe_ffn. The scratch is for n_rows of the call's rows. */
 bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm);
 size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t n_rows);
 cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, void *scratch,
-                           const struct pass_counts *counts, int32_t row_offset);
+                           const int32_t *real, int32_t row_offset);
 cudaError_t k_moe_bias(cudaStream_t stream, struct tensor y, int32_t n_rows, int32_t width,
                        const struct moe_ffn_args *moe, const float *down_bias);
 

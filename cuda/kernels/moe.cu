@@ -16,16 +16,15 @@ struct plan_params {
 
 /* Rows past the pass's real rows are not routed anywhere. */
 __global__ void moe_plan_kernel(const int32_t *ids, struct plan_params p, struct moe_scratch s,
-                                const struct pass_counts *counts, int32_t row_offset)
+                                const int32_t *real, int32_t row_offset)
 {
     __shared__ int32_t histogram[MOE_MAX_EXPERTS], warp_count[32], base;
     pdl_wait();
     pdl_trigger();
     const int me = blockIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     int32_t n_rows = p.n_rows;
-    if (counts) {
-        const int32_t real = counts->n_rows - row_offset;
-        n_rows = real < n_rows ? (real < 0 ? 0 : real) : n_rows;
+    if (real) {
+        n_rows = min(n_rows, max(*real - row_offset, 0));
     }
     const int32_t n = n_rows * p.k;
     for (int i = threadIdx.x; i < p.n_experts; i += blockDim.x) {
@@ -240,7 +239,7 @@ __global__ void moe_down_plain_kernel(const T *act, const W *down, const float *
 template <typename T>
 __global__ void moe_combine_kernel(T *y, int64_t y_stride, const float *out, const int32_t *ids,
                                    const float *weights, int32_t k, int32_t hidden,
-                                   bool accumulate, const struct pass_counts *counts,
+                                   bool accumulate, const int32_t *real,
                                    int32_t row_offset)
 {
     __shared__ int32_t order[MOE_MAX_K];
@@ -248,7 +247,7 @@ __global__ void moe_combine_kernel(T *y, int64_t y_stride, const float *out, con
     pdl_wait();
     pdl_trigger();
     const int64_t row = blockIdx.x;
-    if (counts && row + row_offset >= counts->n_rows) {
+    if (real && row + row_offset >= *real) {
         return;
     }
     if ((int)threadIdx.x < k) {
@@ -339,7 +338,7 @@ static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
 template <typename T>
 static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, const struct moe_scratch *s,
-                           const struct pass_counts *counts, int32_t row_offset)
+                           const int32_t *real, int32_t row_offset)
 {
     const struct group_params p = {a->k, a->ffn, w->hidden, a->x.stride};
     const bool on_tensor_cores = sizeof(T) == 2 && w->dtype == a->x.dtype && w->hidden % 8 == 0 &&
@@ -351,7 +350,7 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
         const struct plan_params plan = {a->n_rows, a->n_experts, a->k,
                                          small ? SMALL_TILE : LARGE_TILE};
         e = launch(moe_plan_kernel, dim3(a->n_experts), dim3(a->n_rows * a->k > 512 ? 512 : 128), 0,
-                   stream, (const int32_t *)a->ids.p, plan, *s, counts, row_offset);
+                   stream, (const int32_t *)a->ids.p, plan, *s, real, row_offset);
     }
     if (e == cudaSuccess) {
         e = cudaErrorInvalidValue;
@@ -365,17 +364,17 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                                                                          : 1),
                   dim3(256), 0, stream, (T *)a->y.mem.p, (int64_t)a->y.stride,
                   (const float *)s->out, (const int32_t *)a->ids.p, (const float *)a->weights.p,
-                  a->k, w->hidden, a->accumulate, counts, row_offset);
+                  a->k, w->hidden, a->accumulate, real, row_offset);
 }
 
 extern "C" cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                                  const struct moe_weights *w, const struct moe_scratch *scratch,
-                                 const struct pass_counts *counts, int32_t row_offset)
+                                 const int32_t *real, int32_t row_offset)
 {
     if (a->k > MOE_MAX_K || a->n_experts > MOE_MAX_EXPERTS) {
         return cudaErrorInvalidValue;
     }
-    BY_DTYPE(a->x.dtype, T, return moe_ffn<T>(stream, a, w, scratch, counts, row_offset));
+    BY_DTYPE(a->x.dtype, T, return moe_ffn<T>(stream, a, w, scratch, real, row_offset));
     return cudaErrorInvalidValue;
 }
 

@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 struct sum_params {
     const int32_t *ids;
     const float *weights;
-    const struct pass_counts *counts;
+    const int32_t *real;
     int32_t row_offset, k, hidden;
     int64_t y_stride;
     bool accumulate;
@@ -327,7 +327,7 @@ template <typename T> __global__ void moe_sum_kernel(T *y, const T *out, struct 
     pdl_wait();
     pdl_trigger();
     const int64_t row = blockIdx.x;
-    if (p.counts && row + p.row_offset >= p.counts->n_rows) {
+    if (p.real && row + p.row_offset >= *p.real) {
         return;
     }
     if ((int)threadIdx.x < p.k) {
@@ -485,9 +485,9 @@ static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
 template <typename T>
 static cudaError_t moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
                                 const struct moe_weights *w, const struct moe_work &s,
-                                const struct pass_counts *counts, int32_t row_offset)
+                                const int32_t *real, int32_t row_offset)
 {
-    cudaError_t e = moe_sort(stream, a, s, counts, row_offset);
+    cudaError_t e = moe_sort(stream, a, s, real, row_offset);
     if (e == cudaSuccess) {
         BY_ACTIVATION(a->kind, KIND, e = products<T, KIND>(stream, a, w, s));
     }
@@ -496,7 +496,7 @@ static cudaError_t moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *
     }
     const struct sum_params sum = {(const int32_t *)a->ids.p,
                                    (const float *)a->weights.p,
-                                   counts,
+                                   real,
                                    row_offset,
                                    a->k,
                                    w->hidden,
@@ -508,10 +508,10 @@ static cudaError_t moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *
 
 extern "C" cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
                                       const struct moe_weights *w, void *scratch,
-                                      const struct pass_counts *counts, int32_t row_offset)
+                                      const int32_t *real, int32_t row_offset)
 {
     struct moe_work s;
     lay_out((char *)scratch, (int64_t)a->n_rows * a->k, a, w->hidden, &s);
-    return w->dtype == DT_BF16 ? moe_ffn_sm90<bf16_t>(stream, a, w, s, counts, row_offset)
-                               : moe_ffn_sm90<f16_t>(stream, a, w, s, counts, row_offset);
+    return w->dtype == DT_BF16 ? moe_ffn_sm90<bf16_t>(stream, a, w, s, real, row_offset)
+                               : moe_ffn_sm90<f16_t>(stream, a, w, s, real, row_offset);
 }

@@ -30,6 +30,6 @@ struct moe_work {
 
 /* moe_sort.cu: writes all of `w` but act and out. */
 cudaError_t moe_sort(cudaStream_t stream, const struct moe_ffn_args *a, const struct moe_work &w,
-                     const struct pass_counts *counts, int32_t row_offset);
+                     const int32_t *real, int32_t row_offset);
 
 #endif

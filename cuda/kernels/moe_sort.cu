@@ -8,7 +8,7 @@ enum { SORT_THREADS = 256, SORT_WARPS = SORT_THREADS / 32 };
 
 struct sort_params {
     const int32_t *ids;
-    const struct pass_counts *counts; // NULL: all rows are real
+    const int32_t *real; // rows; NULL: all
     int32_t n_rows, row_offset, n_experts, k;
 };
 
@@ -16,8 +16,8 @@ struct sort_params {
 __device__ __forceinline__ int n_real(const struct sort_params &p)
 {
     int n = p.n_rows;
-    if (p.counts) {
-        n = min(n, max(p.counts->n_rows - p.row_offset, 0));
+    if (p.real) {
+        n = min(n, max(*p.real - p.row_offset, 0));
     }
     return n * p.k;
 }
@@ -197,10 +197,10 @@ __global__ void __launch_bounds__(SORT_THREADS)
 }
 
 cudaError_t moe_sort(cudaStream_t stream, const struct moe_ffn_args *a, const struct moe_work &w,
-                     const struct pass_counts *counts, int32_t row_offset)
+                     const int32_t *real, int32_t row_offset)
 {
     const struct sort_params p = {
-        (const int32_t *)a->ids.p, counts, a->n_rows, row_offset, a->n_experts, a->k};
+        (const int32_t *)a->ids.p, real, a->n_rows, row_offset, a->n_experts, a->k};
     const dim3 chunks((unsigned)((a->n_rows * a->k + SORT_CHUNK - 1) / SORT_CHUNK));
     const cudaError_t e = launch(moe_count_kernel, chunks, dim3(SORT_THREADS), 0, stream, p, w);
     return e != cudaSuccess ? e

@@ -155,6 +155,35 @@ TEST(a_scored_prompt_is_computed_whole_and_found_by_others)
     stop(&b);
 }
 
+/* In the last of 4 layers only qkv takes the rows that nobody asks of; its other products and the head
+ * take the rest. All of them with the backend's padding. */
+TEST(rows_that_nobody_asks_of_end_in_the_last_layer)
+{
+    enum { PROMPT = 50, ALL = 4 * 3 + 1, REST = 3 + 1 };
+    static struct token_logprobs scores[PROMPT];
+    for (int32_t i = 0; i < 4; i++) {
+        bool scored = i % 2, chunked = i / 2;
+        struct bed b = {0};
+        struct engine_options o = options_of(&b, 4, 100);
+        o.max_num_seqs = 4;
+        o.max_num_batched_tokens = chunked ? 23 : 64;
+        REQUIRE(start(&b, &o));
+        struct test_request *q = make(0, 0, PROMPT, 1);
+        q->r.params.prompt_logprobs = scored;
+        q->r.prompt_logprobs = scores;
+        submit(&b, q);
+        const struct fake_control before = b.control;
+        run(&b, 1, 100);
+        const int64_t rows = b.control.n_padded_rows - before.n_padded_rows;
+        const int64_t out = b.control.n_padded_out - before.n_padded_out;
+        CHECK_EQ(b.control.n_steps - before.n_steps, chunked ? 3 : 1);
+        CHECK(scored ? out == rows : out < 10);
+        CHECK_EQ(b.control.n_multiplied - before.n_multiplied, rows * ALL + out * REST);
+        check_answer(0);
+        stop(&b);
+    }
+}
+
 /* A request that is cancelled between its plan and its results leaves nothing half-written. */
 TEST(what_a_cancelled_request_was_computing_is_right_or_not_found)
 {

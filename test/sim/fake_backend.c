@@ -290,6 +290,8 @@ static enum status fake_pass_begin(struct backend *be, const struct pass *pass,
     }
     *shape = (struct pass_shape){padded(pass->n_rows, f->l.max_rows),
                                  padded(pass->n_out, f->l.max_out_rows), pass->n_draws, true};
+    f->control->n_padded_rows += shape->n_rows;
+    f->control->n_padded_out += shape->n_out;
     return OK;
 }
 
@@ -511,9 +513,15 @@ static bool fake_step_done(struct backend *be, int32_t slot)
         (void)a;                                                                                   \
         return OK;                                                                                 \
     }
+
+static enum status fake_linear(struct backend *be, const struct linear_args *a)
+{
+    fake_of(be)->control->n_multiplied += a->n_rows;
+    return OK;
+}
+
 NOTHING(embed)
 NOTHING(norm)
-NOTHING(linear)
 NOTHING(linear_heads)
 NOTHING(mla_store)
 NOTHING(activation)

@@ -11,6 +11,8 @@ struct fake_control {
     int32_t fail_at_step; // step_begin number that fails; 0: none
     int32_t n_steps;      // begun
     int64_t n_rows;
+    int64_t n_padded_rows, n_padded_out; // as passes were begun
+    int64_t n_multiplied;                // rows, by every product that took them
     int32_t max_rows_seen;
     bool timed;       // busy_ns gets the time spent in hashing
     int64_t busy_ns;
