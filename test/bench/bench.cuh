@@ -152,7 +152,7 @@ static inline double time_us(int n, const std::function<void(cudaStream_t, int)>
     return times[times.size() / 2] * 1000.0 / n;
 }
 
-void bench_gemm_check();
+bool bench_gemm_check(const char *only); // NULL: all kinds of products; false: none of that name
 void bench_gemm_time();
 void bench_attention_check(int n_cases);
 void bench_attention_time();

@@ -1,5 +1,6 @@
 /* Checks and times the attention and small-product kernels without the engine.
- * usage: cuda_kernels_bench [check N] [gemm] [attention] [step] */
+ * usage: cuda_kernels_bench [check N] [check PRODUCT] [gemm] [attention] [step]
+ * N: passes of attention, besides all products; PRODUCT: gemm_head, gemm_batch, ... alone */
 #include "test/bench/bench.cuh"
 
 #include <cstring>
@@ -44,9 +45,14 @@ int main(int argc, char **argv)
     setvbuf(stdout, nullptr, _IOLBF, 0);
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "check") == 0) {
-            const int n = i + 1 < argc ? atoi(argv[++i]) : 100;
-            bench_gemm_check();
-            bench_attention_check(n);
+            const char *what = i + 1 < argc ? argv[++i] : "100";
+            if (!bench_gemm_check(atoi(what) > 0 ? nullptr : what)) {
+                printf("no such product: %s\n", what);
+                return 1;
+            }
+            if (atoi(what) > 0) {
+                bench_attention_check(atoi(what));
+            }
             printf("%s: %d failures\n", bench_failures == 0 ? "ok" : "FAILED", bench_failures);
         } else if (strcmp(argv[i], "gemm") == 0) {
             time_read();

@@ -4,6 +4,7 @@
 #include "test/bench/bench.cuh"
 
 #include <cmath>
+#include <cstring>
 #include <cublasLt.h>
 
 template <typename T, typename Y> __global__ void naive_kernel(struct gemm_args a, float *out)
@@ -373,25 +374,30 @@ static void check_head(struct rng &r)
     }
 }
 
-void bench_gemm_check()
+bool bench_gemm_check(const char *only)
 {
-    struct rng r = {1}, of_wide = {2}, of_batch = {3}, of_head = {4};
-    for (int i = 0; i < 60; i++) {
-        check_head(of_head);
+    static const struct {
+        const char *name;
+        int n;
+        uint64_t seed;
+        void (*check)(struct rng &r);
+    } kinds[] = {{"gemm_head", 60, 4, check_head},
+                 {"gemm_batch", 60, 3, check_batch},
+                 {"gemm_wide", 120, 2, check_wide},
+                 {"gemm_small", 90, 1, check_one}};
+    bool any = false;
+    for (const auto &kind : kinds) {
+        if (only && strcmp(only, kind.name) != 0) {
+            continue;
+        }
+        struct rng r = {kind.seed};
+        for (int i = 0; i < kind.n; i++) {
+            kind.check(r);
+        }
+        printf("%s: %d products checked\n", kind.name, kind.n);
+        any = true;
     }
-    printf("gemm_head: 60 products checked\n");
-    for (int i = 0; i < 60; i++) {
-        check_batch(of_batch);
-    }
-    printf("gemm_batch: 60 products checked\n");
-    for (int i = 0; i < 120; i++) {
-        check_wide(of_wide);
-    }
-    printf("gemm_wide: 120 products checked\n");
-    for (int i = 0; i < 90; i++) {
-        check_one(r);
-    }
-    printf("gemm_small: 90 products checked\n");
+    return any;
 }
 
 /* ---- timing -------------------------------------------------------------------------------- */
