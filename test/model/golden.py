@@ -8,6 +8,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 GOLDEN = os.path.join(ROOT, "test", "golden")
 SLUICE = os.environ.get("SLUICE", os.path.join(ROOT, "build", "sluice"))
 DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
+EXACT_RANKS = DEVICE == "cpu"  # several ranks give the bits of one
 RUN = [SLUICE, "generate", "--device", DEVICE, *os.environ.get("SLUICE_TEST_FLAGS", "").split()]
 
 

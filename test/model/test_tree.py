@@ -72,6 +72,8 @@ def plain():
 @pytest.mark.parametrize("how", [[], ["--num-gpu-blocks-override", "20", "--max-model-len", "128"],
                                  ["--tensor-parallel-size", "2"]])
 def test_parameters_count_along_every_path(shape, how, plain):
+    if "--tensor-parallel-size" in how and not golden.EXACT_RANKS:
+        pytest.skip("sums of GPUs have bits of their own")
     answers = golden.generate(FAMILY, requests(), *SHAPES[shape], *how)
     for i, (have, want) in enumerate(zip(answers, plain)):
         assert essence(have) == want, f"{shape}: request {i}"
