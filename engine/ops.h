@@ -1,7 +1,7 @@
 /* The table of a backend: memory, order, maths, collectives. One args struct per op, copied at the
  * call. cpu/ has every basic op in scalar C: that is the definition the others are tested against.
- * Rows are those of the current pass, or its "out rows" (gathered: those that something is asked of)
- * from the last layer's output product on.
+ * Rows are those of the current pass, or, from the last layer's output product on, its "out rows": those
+ * that something is asked of, gathered by then if they are fewer.
  * Thread: the rank's owner. Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_OPS_H
 #define SLUICE_ENGINE_OPS_H
