@@ -19,6 +19,22 @@ static int64_t k_block(const struct cpu_backend *cpu, const struct weight *w, in
  * one item when there are too few tiles to feed the threads. */
 enum { ITEM_ROWS = 96 };
 
+/* Many rows of floats are long: those of an item stay in the second cache while the tiles pass, items
+ * being dealt tile by tile. So they are fewer where K is large, but enough for the weights to come in
+ * time. */
+enum { STAY_BYTES = 1600 << 10, STAY_LEAST = 24 };
+
+static int32_t lower(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+static int32_t stay_rows(int64_t row_bytes)
+{
+    int64_t n = STAY_BYTES / row_bytes / STAY_LEAST * STAY_LEAST;
+    return n < STAY_LEAST ? STAY_LEAST : lower(ITEM_ROWS, (int32_t)n);
+}
+
 static bool rows_are_bf16(const struct cpu_backend *cpu, const struct weight *w)
 {
     return w->dtype == DT_BF16 && cpu->kernels->bf16_rows;
@@ -195,6 +211,9 @@ static enum status linear(struct backend *be, const struct linear_args *a,
         job.n_rows = n;
         bool few = w->n_tiles < 4 * (int64_t)pool_n_threads(cpu->pool);
         job.rows_per_item = few && n > ITEM_ROWS ? ITEM_ROWS : n;
+        if (n > FEW_ROWS && !rows_are_bf16(cpu, w)) {
+            job.rows_per_item = lower(n, stay_rows(job.row_bytes));
+        }
         int32_t parts = (n + job.rows_per_item - 1) / job.rows_per_item;
         pool_run(cpu->pool, n, pack_item, &job);
         pool_run(cpu->pool, (int32_t)w->n_tiles * parts, linear_item, &job);

@@ -15,6 +15,11 @@ enum { PREFETCH_BYTES = 8192 };
 /* Rows from which a product computes longer than its weights take to arrive. */
 enum { MANY_ROWS = 64 };
 
+/* From WIDE_ROWS rows on weights of 16 bits are first made floats, WIDE_K inputs at a time, or half as
+ * many for up to WIDE_FEW rows: each block of rows would do it anew, and what it has made stays in
+ * the nearest cache. */
+enum { WIDE_ROWS = 2 * BLOCK_ROWS, WIDE_K = 64, WIDE_FEW = 24 };
+
 enum gemm_kind { GEMM_F32, GEMM_F16, GEMM_BF16, GEMM_BF16_DOT };
 
 VEC_INLINE void step_single(const float *a, int64_t a_stride, const char *w, vf acc[][MAX_PANELS * PANEL_VECS],
@@ -65,10 +70,17 @@ VEC_INLINE void step_dot(const uint16_t *a, int64_t a_stride, const char *w, vf 
 }
 #endif
 
-/* What a block of rows asks for ahead of its use: of each step's weights the bytes [from, to), at
- * `ahead` bytes from those that it reads. 0: they are in the cache. */
+/* What a block of rows asks for ahead of its use: at each step n bytes, `stride` behind the last
+ * ones. */
 struct gemm_ahead {
-    int64_t ahead, from, to;
+    const char *p;
+    int64_t stride, n;
+};
+
+/* What all blocks of a product ask for; p NULL: what lies behind its weights, up to MANY_ROWS rows. */
+struct gemm_follows {
+    const char *p;
+    int64_t n_bytes;
 };
 
 /* rows x vecs sums over all of k. w_step: bytes from one k (or pair) to the next. */
@@ -83,9 +95,9 @@ VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64
         }
     }
     const int pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
-    for (int64_t x = 0; x < k; x += pair, w += w_step) {
-        for (int64_t j = next.from; j < next.to; j += 64) {
-            __builtin_prefetch(w + next.ahead + j);
+    for (int64_t x = 0; x < k; x += pair, w += w_step, next.p += next.stride) {
+        for (int64_t j = 0; j < next.n; j += 64) {
+            __builtin_prefetch(next.p + j);
         }
 #if defined(__AVX512BF16__)
         if (kind == GEMM_BF16_DOT) {
@@ -129,71 +141,128 @@ VEC_INLINE void gemm_some(const void *a, int64_t a_stride, int32_t rows, const c
     }
 }
 
-/* All rows against `vecs` vectors of outputs. While a stretch of weights is used, by one block of
- * rows after the other, the stretch after it is asked for, by each block an equal part: so memory
- * has as long to deliver as the products take. */
+/* The part of the i-th of n blocks: an equal one, so that memory has as long to deliver as the products
+ * take. `lines` of each step's weights are these outputs'. */
+VEC_INLINE struct gemm_ahead part_of(const struct gemm_follows *f, const char *w, int64_t w_step,
+                                     int64_t steps, int64_t lines, int64_t i, int64_t n, int32_t m)
+{
+    if (f->p) {
+        int64_t share = (f->n_bytes + n - 1) / n, each = (share + steps - 1) / steps;
+        return (struct gemm_ahead){f->p + i * share, each, each};
+    }
+    int64_t from = (lines * i + n - 1) / n * 64, to = (lines * (i + 1) + n - 1) / n * 64;
+    int64_t ahead = n == 1 ? PREFETCH_BYTES : w_step * steps;
+    return (struct gemm_ahead){w + ahead + from, w_step, m <= MANY_ROWS ? to - from : 0};
+}
+
+/* All rows against `vecs` vectors of outputs. */
 VEC_INLINE void gemm_rows(const void *a, int64_t a_stride, int32_t m, const char *w,
-                          int64_t w_step, int64_t k, float *c, bool first, const int vecs,
-                          const enum gemm_kind kind)
+                          int64_t w_step, int64_t k, float *c, bool first, struct gemm_follows f,
+                          const int vecs, const enum gemm_kind kind)
 {
     const int64_t size = kind == GEMM_BF16_DOT ? 2 : 4;
     const int64_t pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
     const int64_t lines = (step_bytes(vecs, kind) + 63) / 64;
     const int64_t n = (m + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    struct gemm_ahead next = {n == 1 ? PREFETCH_BYTES : w_step * (k / pair), 0, 0};
     for (int64_t i = 0; i < n; i++) {
-        if (m <= MANY_ROWS) {
-            next.from = (lines * i + n - 1) / n * 64;
-            next.to = (lines * (i + 1) + n - 1) / n * 64;
-        }
         int32_t row = (int32_t)i * BLOCK_ROWS;
         gemm_some((const char *)a + row * a_stride * size, a_stride,
                   m - row < BLOCK_ROWS ? m - row : BLOCK_ROWS, w, w_step, k, c + (int64_t)row * TILE,
-                  first, next, vecs, kind);
+                  first, part_of(&f, w, w_step, k / pair, lines, i, n, m), vecs, kind);
     }
 }
 
 VEC_INLINE void gemm_panels(const void *a, int64_t a_stride, int32_t m, const void *w,
-                            int32_t panels, int64_t k, float *c, bool first,
+                            int32_t panels, int64_t k, float *c, bool first, struct gemm_follows f,
                             const enum gemm_kind kind)
 {
     const int64_t size = kind == GEMM_F32 ? 4 : kind == GEMM_F16 ? 2 : 4; // of one output's step
     const int64_t w_step = panels * PANEL * size;
-    if (m == 1 && panels == MAX_PANELS) {
-        const struct gemm_ahead next = {PREFETCH_BYTES, 0, step_bytes(MAX_PANELS * PANEL_VECS, kind)};
-        gemm_block(a, a_stride, w, w_step, k, c, first, next, 1, MAX_PANELS * PANEL_VECS, kind);
-    } else if (m == 1 && panels == 2) {
-        const struct gemm_ahead next = {PREFETCH_BYTES, 0, step_bytes(2 * PANEL_VECS, kind)};
-        gemm_block(a, a_stride, w, w_step, k, c, first, next, 1, 2 * PANEL_VECS, kind);
-    } else if (BLOCK_VECS == MAX_PANELS * PANEL_VECS && panels == MAX_PANELS) {
-        gemm_rows(a, a_stride, m, w, w_step, k, c, first, MAX_PANELS * PANEL_VECS, kind);
-    } else {
-        for (int32_t p = 0; p < panels; p++) {
-            gemm_rows(a, a_stride, m, (const char *)w + p * PANEL * size, w_step, k, c + p * PANEL,
-                      first, PANEL_VECS, kind);
+    if (BLOCK_VECS == MAX_PANELS * PANEL_VECS && panels == MAX_PANELS) {
+        gemm_rows(a, a_stride, m, w, w_step, k, c, first, f, MAX_PANELS * PANEL_VECS, kind);
+        return;
+    }
+    f.n_bytes /= panels;
+    for (int32_t p = 0; p < panels; p++, f.p = f.p ? f.p + f.n_bytes : NULL) {
+        gemm_rows(a, a_stride, m, (const char *)w + p * PANEL * size, w_step, k, c + p * PANEL,
+                  first, f, PANEL_VECS, kind);
+    }
+}
+
+/* One row against all outputs of a tile. */
+VEC_INLINE void gemm_one(const void *a, const void *w, int64_t k, float *c, bool first,
+                         const int panels, const enum gemm_kind kind)
+{
+    const int64_t size = kind == GEMM_F32 ? 4 : kind == GEMM_F16 ? 2 : 4;
+    const int64_t w_step = panels * PANEL * size;
+    const struct gemm_ahead next = {(const char *)w + PREFETCH_BYTES, w_step, w_step};
+    gemm_block(a, 0, w, w_step, k, c, first, next, 1, panels * PANEL_VECS, kind);
+}
+
+/* Weights of n inputs as floats: [n][panels * PANEL]. */
+VEC_INLINE void widen_weights(const uint16_t *w, int64_t n, int32_t panels, float *out,
+                              const enum gemm_kind kind)
+{
+    const int64_t width = panels * PANEL;
+    for (int64_t i = 0; kind == GEMM_F16 && i < n * width; i += VEC) {
+        vec_store(out + i, vec_from_f16(w + i));
+    }
+    for (int64_t x = 0; kind == GEMM_BF16 && x < n; x += 2, w += 2 * width, out += 2 * width) {
+        for (int64_t j = 0; j < width; j += VEC) {
+            vec_store(out + j, vec_even(w + 2 * j));
+            vec_store(out + width + j, vec_odd(w + 2 * j));
         }
+    }
+}
+
+VEC_INLINE void gemm_widened(const float *a, int64_t a_stride, int32_t m, const uint16_t *w,
+                             int32_t panels, int64_t k, float *c, bool first,
+                             const enum gemm_kind kind)
+{
+    _Alignas(VEC_BYTES) float wide[WIDE_K * TILE];
+    const int64_t width = panels * PANEL, most = m > WIDE_FEW ? WIDE_K : WIDE_K / 2;
+    for (int64_t x = 0, n; x < k; x += n, w += n * width) {
+        n = k - x < most ? k - x : most;
+        const struct gemm_follows f = {(const char *)(w + WIDE_K * width), n * width * 2};
+        widen_weights(w, n, panels, wide, kind);
+        gemm_panels(a + x, a_stride, m, wide, panels, n, c, first && x == 0, f, GEMM_F32);
+    }
+}
+
+VEC_INLINE void gemm(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
+                     int64_t k, float *c, bool first, const enum gemm_kind kind)
+{
+    const struct gemm_follows f = {NULL, 0};
+    if (m == 1 && panels == MAX_PANELS) {
+        gemm_one(a, w, k, c, first, MAX_PANELS, kind);
+    } else if (m == 1 && panels == 2) {
+        gemm_one(a, w, k, c, first, 2, kind);
+    } else if (m >= WIDE_ROWS && (kind == GEMM_F16 || kind == GEMM_BF16)) {
+        gemm_widened(a, a_stride, m, w, panels, k, c, first, kind);
+    } else {
+        gemm_panels(a, a_stride, m, w, panels, k, c, first, f, kind);
     }
 }
 
 static void gemm_f32(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
                      int64_t k, float *c, bool first)
 {
-    gemm_panels(a, a_stride, m, w, panels, k, c, first, GEMM_F32);
+    gemm(a, a_stride, m, w, panels, k, c, first, GEMM_F32);
 }
 
 static void gemm_f16(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
                      int64_t k, float *c, bool first)
 {
-    gemm_panels(a, a_stride, m, w, panels, k, c, first, GEMM_F16);
+    gemm(a, a_stride, m, w, panels, k, c, first, GEMM_F16);
 }
 
 static void gemm_bf16(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
                       int64_t k, float *c, bool first)
 {
 #if defined(__AVX512BF16__)
-    gemm_panels(a, a_stride, m, w, panels, k, c, first, GEMM_BF16_DOT);
+    gemm(a, a_stride, m, w, panels, k, c, first, GEMM_BF16_DOT);
 #else
-    gemm_panels(a, a_stride, m, w, panels, k, c, first, GEMM_BF16);
+    gemm(a, a_stride, m, w, panels, k, c, first, GEMM_BF16);
 #endif
 }
 
