@@ -49,6 +49,10 @@ static enum status make_weights(struct bench *b, struct err *err)
     TRY(make_weight(b, WEIGHT_LINEAR, t, 1, 8192, 8192, &b->w_square, err));
     TRY(make_weight(b, WEIGHT_EMBED, t, 1, VOCAB, HIDDEN, &b->w_embed, err));
     TRY(make_weight(b, WEIGHT_VECTOR, DT_F32, 1, 1, HIDDEN, &b->w_norm, err));
+    TRY(make_weight(b, WEIGHT_VECTOR, DT_F32, 1, 1, HEADS, &b->w_sinks, err));
+    TRY(make_weight(b, WEIGHT_VECTOR, DT_F32, 1, 1, MLA_LORA, &b->w_kv_norm, err));
+    TRY(make_weight(b, WEIGHT_HEADS, t, MLA_HEADS, MLA_LORA, MLA_NOPE, &b->w_uk, err));
+    TRY(make_weight(b, WEIGHT_HEADS, t, MLA_HEADS, MLA_NOPE, MLA_LORA, &b->w_uv, err));
     b->moe[0] = (struct bench_moe){.route = "moe route", .experts = "moe experts", .hidden = 2048,
                                    .ffn = 768, .n_experts = 128, .k = 8};
     b->moe[1] = (struct bench_moe){.route = "moe route of 8", .experts = "moe experts of 14336",
@@ -64,6 +68,8 @@ static enum status make_weights(struct bench *b, struct err *err)
         inv_freq[i] = powf(500000.0f, -(float)i / (HEAD_DIM / 2));
     }
     const struct rope_desc rope = {HEAD_DIM / 2, inv_freq, 1.0f, false, LANE_BLOCKS * BLOCK};
+    const struct rope_desc mla = {MLA_ROPE / 2, inv_freq, 1.0f, true, LANE_BLOCKS * BLOCK};
+    TRY(b->ops->rope_open(b->be, &mla, &b->mla_rope));
     return b->ops->rope_open(b->be, &rope, &b->rope);
 }
 
@@ -96,6 +102,12 @@ static enum status set_up(struct bench *b, struct err *err)
     }
     const struct kv_set_desc set = {LAYERS, layers, b->dtype};
     TRY(b->ops->kv_open(b->be, 0, &set, err));
+    struct kv_layer mla[LAYERS];
+    for (int32_t i = 0; i < LAYERS; i++) {
+        mla[i] = (struct kv_layer){MLA_HEADS, 1, MLA_KEY, MLA_LORA, true};
+    }
+    const struct kv_set_desc mla_set = {LAYERS, mla, b->dtype};
+    TRY(b->ops->kv_open(b->be, 1, &mla_set, err));
     const enum dtype act = b->facts.act;
     TRY(make_tensor(b, ROWS, HIDDEN, b->facts.residual, &b->x));
     TRY(make_tensor(b, ROWS, HIDDEN, act, &b->h));
@@ -111,6 +123,7 @@ static enum status set_up(struct bench *b, struct err *err)
     b->groups = xcalloc(ROWS, sizeof *b->groups);
     b->out_rows = xcalloc(OUT_ROWS, sizeof *b->out_rows);
     b->draws = xcalloc(OUT_ROWS, sizeof *b->draws);
+    b->pool = xcalloc(OUT_ROWS, sizeof *b->pool);
     return OK;
 }
 
@@ -135,6 +148,7 @@ void bench_make_pass(struct bench *b, const struct line *l)
     struct pass *p = &b->pass;
     memset(p, 0, sizeof *p);
     p->model = b->next_model++;
+    p->kv_set = l->kv_set;
     p->n_rows = l->n_rows;
     p->n_seqs = l->shape == PREFILL ? 1 : l->n_rows;
     for (int32_t i = 0; i < l->n_rows; i++) {
@@ -162,6 +176,12 @@ void bench_make_pass(struct bench *b, const struct line *l)
     p->groups = b->groups;
     p->out_rows = b->out_rows;
     p->draws = b->draws;
+    p->n_pool = l->pools ? p->n_out : 0;
+    for (int32_t i = 0; i < p->n_pool; i++) {
+        b->pool[i] = (struct pass_pool){.lane = i, .first_out = i, .n_out = 1, .start = true,
+                                        .finish = true};
+    }
+    p->pool = b->pool;
 }
 
 static int compare_doubles(const void *a, const void *b)
@@ -246,5 +266,6 @@ enum status cuda_bench(const struct backend_options *options, const char *only, 
     free(b.groups);
     free(b.out_rows);
     free(b.draws);
+    free(b.pool);
     return st;
 }

@@ -16,6 +16,13 @@ enum {
     FFN = 14336,
     VOCAB = 128256,
     QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM,
+    /* MLA as DeepSeek-V2-Lite has it. */
+    MLA_HEADS = 16,
+    MLA_LORA = 512,
+    MLA_ROPE = 64,
+    MLA_NOPE = 128,
+    MLA_KEY = MLA_LORA + MLA_ROPE,
+    MLA_Q = MLA_NOPE + MLA_ROPE, // of a head, before its key product is absorbed
     MOE_SHAPES = 2,
     MOE_MOST_K = 8,
     ROWS = 8192,
@@ -49,9 +56,9 @@ struct bench {
     struct tensor x, h, qkv, attn, wide, narrow, logits;
     struct dmem ids, weights;
     const struct weight *w_qkv[COPIES], *w_o[COPIES], *w_gate_up[COPIES], *w_down[COPIES];
-    const struct weight *w_head, *w_embed, *w_norm, *w_square;
+    const struct weight *w_head, *w_embed, *w_norm, *w_square, *w_sinks, *w_kv_norm, *w_uk, *w_uv;
     struct bench_moe moe[MOE_SHAPES];
-    struct rope_table *rope;
+    struct rope_table *rope, *mla_rope;
 
     struct pass pass;
     struct pass_row *rows;
@@ -59,6 +66,7 @@ struct bench {
     struct pass_group *groups;
     int32_t *out_rows;
     struct pass_draw *draws;
+    struct pass_pool *pool;
 };
 
 /* What a line measures: `issue` launches the op once, i counts the launches. */
@@ -72,6 +80,9 @@ struct line {
     int32_t n_out, n_in;
     const struct bench_moe *moe;
     enum { DECODE, PREFILL, SHARED } shape;
+    int32_t kv_set, window;
+    float softcap;
+    bool sinks, pools;
 };
 
 /* cuda_bench.c. The lanes' tables: lane l's block i; with `shared` groups of 16 have all but the
@@ -81,6 +92,12 @@ enum status bench_give_blocks(struct bench *b, int32_t n_lanes, int32_t n_blocks
 void bench_make_pass(struct bench *b, const struct line *l);
 /* Microseconds of one launch of the op. */
 enum status bench_run_line(struct bench *b, const struct line *l, double *us);
+
+/* Times the op and prints its line, if the filter has it. */
+enum status bench_print_line(struct bench *b, const struct line *l);
+
+/* cuda_bench_more.c. element: bytes of one. */
+enum status bench_more_lines(struct bench *b, double element);
 
 /* cuda_bench_lines.c: fills the activations with something random, then prints the whole table. */
 enum status bench_warm_up(struct bench *b);

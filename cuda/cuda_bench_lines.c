@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-static enum status print_line(struct bench *b, const struct line *l)
+enum status bench_print_line(struct bench *b, const struct line *l)
 {
     char what[80];
     snprintf(what, sizeof what, "%s %d", l->name, l->n_rows);
@@ -193,7 +193,7 @@ static enum status linear_lines(struct bench *b, double element)
             l.bytes = element * ((double)l.n_out * l.n_in + (double)l.n_rows * l.n_in) +
                       (double)l.n_rows * l.n_out * (l.n_out == VOCAB ? 4 : element);
             l.shape = rows[r] > LANES ? PREFILL : DECODE;
-            TRY(print_line(b, &l));
+            TRY(bench_print_line(b, &l));
         }
     }
     return OK;
@@ -213,7 +213,7 @@ static enum status row_lines(struct bench *b, double element)
             l.n_rows = rows[r];
             l.bytes = element * row_bytes[o] * l.n_rows;
             l.shape = rows[r] > LANES ? PREFILL : DECODE;
-            TRY(print_line(b, &l));
+            TRY(bench_print_line(b, &l));
         }
     }
     return OK;
@@ -240,7 +240,7 @@ static enum status attention_lines(struct bench *b, double element)
         const double keys = prefill ? c + n : l.shape == SHARED ? n / 16 * c : n * (c + 1);
         l.operations = 4.0 * pairs * HEADS * HEAD_DIM;
         l.bytes = element * 2 * keys * KV_HEADS * HEAD_DIM;
-        TRY(print_line(b, &l));
+        TRY(bench_print_line(b, &l));
     }
     return OK;
 }
@@ -265,7 +265,7 @@ static enum status sample_lines(struct bench *b)
         for (size_t r = 0; r < 4; r++) {
             const struct line l = {.name = names[kind], .issue = issue_sample, .n_rows = rows[r],
                                    .bytes = 4.0 * VOCAB * rows[r]};
-            TRY(print_line(b, &l));
+            TRY(bench_print_line(b, &l));
         }
     }
     return OK;
@@ -298,12 +298,12 @@ static enum status moe_lines(struct bench *b, const struct bench_moe *m, double 
                          .bytes = 4.0 * m->n_experts * m->hidden + element * n * m->hidden,
                          .operations = 2.0 * n * m->n_experts * m->hidden,
                          .shape = rows[r] > LANES ? PREFILL : DECODE};
-        TRY(print_line(b, &l));
+        TRY(bench_print_line(b, &l));
         l.name = m->experts;
         l.issue = issue_moe;
         l.bytes = element * 3 * active * m->ffn * m->hidden;
         l.operations = 6.0 * n * m->k * m->ffn * m->hidden;
-        TRY(print_line(b, &l));
+        TRY(bench_print_line(b, &l));
     }
     return OK;
 }
@@ -367,5 +367,6 @@ enum status bench_lines(struct bench *b)
         TRY(moe_lines(b, &b->moe[i], element));
     }
     TRY(sample_lines(b));
-    return attention_lines(b, element);
+    TRY(attention_lines(b, element));
+    return bench_more_lines(b, element);
 }
