@@ -174,6 +174,16 @@ static enum status read_ropes(const struct json *j, int32_t max_len, struct mode
     return OK;
 }
 
+/* The text part's word, else the wrapper's, else the family's. A head must be there only where the
+ * file says so, and no other part of it the contrary: some published folders have neither. */
+static void read_tied(const struct json *root, const struct json *j, struct model_config *c)
+{
+    static const char key[] = "tie_word_embeddings";
+    c->tied = json_get_bool(j, key, json_get_bool(root, key, c->tied));
+    c->untied =
+        !json_get_bool(j, key, json_get_bool(root, key, true)) && !json_get_bool(root, key, false);
+}
+
 static void add_eos(struct model_config *c, const struct json *node)
 {
     int64_t v;
@@ -279,8 +289,7 @@ static enum status read_config(struct json *root, int32_t max_len, struct model_
     TRY(read_activation(j, c, err));
     TRY(family->read(j, c, err));
     TRY(read_layer_types(j, c, err));
-    c->tied = json_get_bool(j, "tie_word_embeddings",
-                            json_get_bool(root, "tie_word_embeddings", c->tied));
+    read_tied(root, j, c);
     int32_t longest = natural_length(j, c->max_pos);
     TRY(read_ropes(j, max_len > 0 ? max_len : longest, c, err));
     c->max_pos = longest;

@@ -36,7 +36,7 @@ struct model_config {
 
     int32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, max_pos;
     struct layer_config layers[MAX_LAYERS];
-    bool tied;
+    bool tied, untied; // untied: config.json says that the head is a matrix of its own
 
     enum norm_kind norm_kind;
     enum norm_place norm_place;

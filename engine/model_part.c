@@ -53,7 +53,7 @@ bool part_head_is_tied(struct loader *l)
     snprintf(name, sizeof name, "%s.weight", l->c->names->head);
     const struct checkpoint_tensor *head = part_find(l, name);
     if (!embed || !head || !l->c->tied) {
-        return l->c->tied || (embed && !head);
+        return l->c->tied || (embed && !head && !l->c->untied);
     }
     if (head->dtype == embed->dtype && head->n_bytes == embed->n_bytes &&
         memcmp(head->data, embed->data, head->n_bytes) == 0) {

@@ -17,6 +17,7 @@ REQUEST = json.dumps({"prompt_token_ids": [5, 6, 7], "max_tokens": 4, "temperatu
 WEIGHTS = "model.safetensors"
 NORM = "model.layers.1.input_layernorm.weight"
 DOWN = "model.layers.1.mlp.down_proj.weight"
+HEAD = "lm_head.weight"
 
 
 def run(folder, *flags, timeout=60):
@@ -81,6 +82,12 @@ def missing_tensor(c):
 def missing_of_shards(c):
     del c.header[NORM]
     c.shards(3, index=True)
+
+
+def missing_head(c):
+    assert c.config["tie_word_embeddings"] is False
+    del c.header[HEAD]
+    c.write()
 
 
 def wrong_shape(c):
@@ -215,6 +222,7 @@ def rope(**values):
 BROKEN = {  # what is wrong: what the sentence must name
     missing_tensor: [WEIGHTS, NORM],
     missing_of_shards: ["model.safetensors.index.json", NORM],
+    missing_head: [WEIGHTS, HEAD],
     wrong_shape: [WEIGHTS, DOWN],
     shape_beyond_data: [WEIGHTS, DOWN],
     negative_shape: [WEIGHTS, DOWN],
@@ -471,6 +479,18 @@ def test_a_head_that_repeats_the_embedding_is_tied(tmp_path):
     c.header["lm_head.weight"] = dict(c.header["model.embed_tokens.weight"], data_offsets=[at, at + end - begin])
     c.write(data=c.data + c.data[begin:end])
     assert tokens(c.folder) == tokens(source) and not warnings(c.folder)
+
+
+def test_without_a_head_and_a_word_of_it_the_embedding_is_the_head(tmp_path):
+    c = Checkpoint(tmp_path / "model")
+    del c.header[HEAD]
+    c.write()
+    del c.config["tie_word_embeddings"]
+    results = []
+    for said in ({"tie_word_embeddings": True}, {"tie_word_embeddings": None}, {}):
+        c.write_config(json.dumps({**c.config, **said}))
+        results.append(tokens(c.folder))
+    assert results[1:] == results[:1] * 2
 
 
 def test_tensors_that_nobody_asks_for_are_told(tmp_path):
