@@ -233,7 +233,7 @@ static enum status shared_experts(struct flow *f, const struct layer_weights *w,
     struct model *m = f->m;
     TRY(mlp(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, false));
     struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
-                                 .whole = m->shard.n_ranks == 1};
+                                 .whole = m->shard.n_ranks == 1, .linear = w->shared_down};
     if (whole) {
         TRY(f->ops->reduce(f->be, &reduce));
     }
@@ -279,6 +279,7 @@ static enum status moe(struct flow *f, int32_t layer, struct tensor in)
     struct reduce_args reduce = {.y = ffn.y, .n_rows = f->n_rows, .width = c->hidden,
                                  .whole = m->shard.n_ranks == 1, .moe = &ffn};
     if (!apart) {
+        reduce.linear = w->shared_down; // in y too; where it is gated it has no bias
         return finish_delta(f, &reduce, w->ffn_post_norm);
     }
     TRY(f->ops->reduce(f->be, &reduce));

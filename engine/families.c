@@ -402,6 +402,7 @@ static enum status read_deepseek(const struct json *j, struct model_config *c, s
 static enum status read_deepseek_v2(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_deepseek(j, c, err));
+    c->mlp_bias = json_get_bool(j, "mlp_bias", false);
     const char *method = json_get_string(j, "topk_method");
     if (!method || strcmp(method, "greedy") == 0) {
         c->n_group = c->topk_group = 1;

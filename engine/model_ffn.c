@@ -217,7 +217,7 @@ static enum status load_moe(struct loader *l, int32_t layer, struct layer_weight
     TRY(load_experts(l, layer, w));
     if (c->shared_ffn > 0) {
         TRY(load_mlp(l, names->shared_gate, names->shared_up, NULL, names->shared_down, layer,
-                     c->shared_ffn, l->m->shard.shared_ffn, false, &w->shared_gate_up,
+                     c->shared_ffn, l->m->shard.shared_ffn, c->mlp_bias, &w->shared_gate_up,
                      &w->shared_down));
     }
     if (c->shared_gate) {

@@ -145,8 +145,8 @@ enum status model_load(const struct model_load_options *options, struct backend 
     out->exact_ranks = facts.exact_ranks;
     out->embed_scale = embed_scale(c, options->dtype);
     out->layers = xcalloc((size_t)c->n_layers, sizeof *out->layers);
-    size_t widest =
-        (size_t)c->ffn * 2 + (size_t)c->hidden + (size_t)c->n_heads * (size_t)c->head_dim * 3;
+    size_t widest = (size_t)c->ffn * 2 + (size_t)c->shared_ffn * 2 + (size_t)c->hidden +
+                    (size_t)c->n_heads * (size_t)c->head_dim * 3;
     struct loader l = {.options = options,
                        .c = c,
                        .m = out,

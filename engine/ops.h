@@ -164,7 +164,7 @@ struct row_gate_args {
 };
 
 /* Joins the ranks' partial sums of y (nothing to do alone, or when each rank's y is `whole`), then
- * adds the bias of the row-sharded product, or of the experts' down products, that made them. */
+ * adds the biases of the row-sharded product and of the experts' down products that made them. */
 struct reduce_args {
     struct tensor y;
     int32_t n_rows, width;

@@ -308,6 +308,7 @@ def deepseek(rng):
 
 def deepseek_v2(rng):
     c = deepseek(rng)
+    c["mlp_bias"] = rng.random() < 0.4
     c["topk_method"] = "group_limited_greedy" if c["n_group"] > 1 else "greedy"
     return c
 
