@@ -106,7 +106,6 @@ static enum status read_config(struct engine *e, struct err *err)
     const struct model_config *c = &e->config;
     struct engine_info *info = &e->info;
     memcpy(info->model_type, c->model_type, sizeof info->model_type);
-    info->dtype = e->options.dtype_is_set ? e->options.dtype : c->dtype;
     info->vocab = c->vocab;
     info->hidden = c->hidden;
     info->n_eos = c->n_eos;
@@ -118,6 +117,16 @@ static enum status read_config(struct engine *e, struct err *err)
                  "longer texts may turn into nonsense", info->max_model_len, c->max_pos);
     }
     return OK;
+}
+
+/* The operator's word, else config.json's, else that of the weights themselves. */
+static enum dtype choose_dtype(const struct engine *e)
+{
+    const struct model_config *c = &e->config;
+    if (e->options.dtype_is_set) {
+        return e->options.dtype;
+    }
+    return c->dtype_is_set || !e->checkpoint ? c->dtype : model_stored_dtype(c, e->checkpoint);
 }
 
 /* Both must mean the same by every id: the same number of them, and the same spelling where both
@@ -448,6 +457,7 @@ enum status engine_load(struct engine *e, struct err *err)
     if (!e->options.dummy_weights) {
         TRY(checkpoint_open(e->model_dir, &e->checkpoint, err));
     }
+    e->info.dtype = choose_dtype(e);
     int32_t n_local = e->info.n_ranks / e->info.n_nodes;
     int32_t node = e->options.nodes ? nodes_rank(e->options.nodes) : 0;
     TRY(ranks_start(&e->ranks, node * n_local, n_local, err));

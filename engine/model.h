@@ -66,6 +66,9 @@ struct model_load_options {
 enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
                            struct model_shard *out, struct err *err);
 
+/* The dtype of a checkpoint whose config.json says none: its embedding's. */
+enum dtype model_stored_dtype(const struct model_config *c, const struct checkpoint *checkpoint);
+
 /* Hands every weight to the backend. `err` names file and tensor. */
 enum status model_load(const struct model_load_options *options, struct backend *be,
                        struct model *out, struct err *err);

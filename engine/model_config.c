@@ -57,10 +57,18 @@ static enum status read_dims(const struct json *j, struct model_config *c, struc
     return OK;
 }
 
-static enum status read_dtype(const struct json *j, struct model_config *c, struct err *err)
+static const char *dtype_name(const struct json *j)
 {
     const char *name = json_get_string(j, "dtype");
-    name = name ? name : json_get_string(j, "torch_dtype");
+    return name ? name : json_get_string(j, "torch_dtype");
+}
+
+static enum status read_dtype(const struct json *root, const struct json *j, struct model_config *c,
+                              struct err *err)
+{
+    const char *name = dtype_name(j);
+    name = name ? name : dtype_name(root);
+    c->dtype_is_set = name != NULL;
     name = name ? name : "bfloat16";
     static const struct {
         const char *name;
@@ -278,7 +286,7 @@ static enum status read_config(struct json *root, int32_t max_len, struct model_
     snprintf(c->model_type, sizeof c->model_type, "%s", family->model_type);
     c->names = family->names;
     TRY(read_dims(j, c, err));
-    TRY(read_dtype(json_get(j, "dtype") || json_get(j, "torch_dtype") ? j : root, c, err));
+    TRY(read_dtype(root, j, c, err));
     c->norm_eps = (float)json_get_number(j, "rms_norm_eps", 1e-6);
     c->attn_scale = 1.0f / sqrtf((float)c->head_dim);
     c->embed_scale = c->residual_scale = c->logit_scale = c->routed_scale = 1.0f;

@@ -32,7 +32,8 @@ enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
 struct model_config {
     char model_type[32];
     const struct tensor_names *names;
-    enum dtype dtype; // the checkpoint's
+    enum dtype dtype;  // the checkpoint's
+    bool dtype_is_set; // else config.json does not say it, and model_stored_dtype does
 
     int32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, max_pos;
     struct layer_config layers[MAX_LAYERS];

@@ -120,6 +120,14 @@ enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n
     return OK;
 }
 
+enum dtype model_stored_dtype(const struct model_config *c, const struct checkpoint *checkpoint)
+{
+    struct model_load_options options = {.config = c, .checkpoint = checkpoint};
+    struct loader l = {.options = &options, .c = c};
+    part_find_prefix(&l);
+    return part_embed_dtype(&l, c->dtype);
+}
+
 /* Some families keep the factor of their embeddings in the dtype that they run in. */
 static float embed_scale(const struct model_config *c, enum dtype dtype)
 {

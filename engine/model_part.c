@@ -45,6 +45,19 @@ static const struct checkpoint_tensor *part_find(const struct loader *l, const c
     return t;
 }
 
+static bool is_computed_in(const struct checkpoint_tensor *t)
+{
+    return t->dtype_known && (t->dtype == DT_F32 || t->dtype == DT_BF16 || t->dtype == DT_F16);
+}
+
+enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise)
+{
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "%s.weight", l->c->names->embed);
+    const struct checkpoint_tensor *embed = part_find(l, name);
+    return embed && is_computed_in(embed) ? embed->dtype : otherwise;
+}
+
 bool part_head_is_tied(struct loader *l)
 {
     char name[NAME_BYTES];
@@ -158,7 +171,7 @@ enum status part_of(struct loader *l, const char *name, const int64_t *dims, int
         return err_set(l->err, ERR_FORMAT, "%s: there is no tensor %s",
                        checkpoint_where(l->options->checkpoint), full);
     }
-    if (!t->dtype_known || (t->dtype != DT_F32 && t->dtype != DT_BF16 && t->dtype != DT_F16)) {
+    if (!is_computed_in(t)) {
         return err_set(l->err, ERR_UNSUPPORTED, "%s: tensor %s is %s, which is not supported",
                        t->file, t->name, t->dtype_name);
     }

@@ -40,6 +40,8 @@ struct stack {
 /* Names are a family's, without the checkpoint's prefix and, but for part_of, without ".weight". */
 bool part_exists(const struct loader *l, const char *base);
 void part_find_prefix(struct loader *l);
+/* What the embedding is stored in; `otherwise` if that is nothing that we compute in. */
+enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise);
 /* Whether one matrix is the embedding and the head. */
 bool part_head_is_tied(struct loader *l);
 /* Warns of tensors that nobody asked for: config.json may tell of another model than the files. */

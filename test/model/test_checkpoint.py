@@ -501,6 +501,34 @@ def test_tensors_that_nobody_asks_for_are_told(tmp_path):
     assert [last in w and WEIGHTS in w for w in warnings(c.folder)] == [True]
 
 
+def stored_as(c, dtype):
+    """The weights, which are bf16, become fp32: their bits, and 16 zeros behind them."""
+    if dtype == "F32":
+        values = struct.unpack(f"<{len(c.data) // 2}H", c.data)
+        c.data = struct.pack(f"<{len(values)}I", *(v << 16 for v in values))
+    for name, tensor in c.header.items():
+        if name != "__metadata__":
+            assert tensor["dtype"] == "BF16"
+            begin, end = tensor["data_offsets"]
+            scale = 2 if dtype == "F32" else 1
+            tensor.update(dtype=dtype, data_offsets=[begin * scale, end * scale])
+    c.write()
+
+
+@pytest.mark.parametrize("stored, dtype", [("BF16", "bfloat16"), ("F32", "float32")])
+@pytest.mark.parametrize("said", [{}, {"dtype": None, "torch_dtype": None}], ids=["absent", "null"])
+def test_without_a_dtype_in_config_it_is_that_of_the_weights(stored, dtype, said, tmp_path):
+    c = Checkpoint(tmp_path / "model")
+    stored_as(c, stored)
+    for key in ("dtype", "torch_dtype"):
+        c.config.pop(key, None)
+    c.config.update(said)
+    c.write_config()
+    results = [scores(c.folder, "--dtype", d) for d in ("auto", "bfloat16", "float32")]
+    assert results[1] != results[2]
+    assert results[0] == results[1 if dtype == "bfloat16" else 2]
+
+
 def mutate_json(rng, value):
     """One place of a JSON value becomes something else."""
     if isinstance(value, dict) and value:
