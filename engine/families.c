@@ -280,6 +280,7 @@ static enum status read_gemma2(const struct json *j, struct model_config *c, str
 static enum status read_gemma3(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_gemma(j, c, err));
+    c->attn_softcap = 0.0f; // the key is there, and transformers does not use it
     c->qk_norm = QK_NORM_HEAD;
     c->n_ropes = 2;
     int64_t pattern = json_get_int(j, "sliding_window_pattern", 6);

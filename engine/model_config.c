@@ -95,7 +95,8 @@ static enum status read_activation(const struct json *j, struct model_config *c,
         enum activation act;
     } rows[] = {{"silu", ACT_SILU},           {"swish", ACT_SILU},
                 {"gelu", ACT_GELU},           {"gelu_pytorch_tanh", ACT_GELU_TANH},
-                {"gelu_new", ACT_GELU_TANH},  {"relu", ACT_RELU}};
+                {"gelu_new", ACT_GELU_TANH},  {"gelu_fast", ACT_GELU_TANH},
+                {"relu", ACT_RELU}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (strcmp(rows[i].name, name) == 0) {
             c->act = rows[i].act;

@@ -120,7 +120,7 @@ def llama(rng):
     c = heads(rng)
     c.update(attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
     c["rope_parameters"] = rope(rng, c["head_dim"])
-    c["hidden_act"] = rng.choice(["silu", "silu", "gelu", "gelu_pytorch_tanh", "relu"])
+    c["hidden_act"] = rng.choice(["silu", "silu", "gelu", "gelu_pytorch_tanh", "gelu_fast", "relu"])
     return c
 
 
@@ -220,7 +220,6 @@ def gemma2(rng):
 
 def gemma3_text(rng):
     c = gemma2(rng)
-    c.update(attn_logit_softcapping=None, final_logit_softcapping=None)
     c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
     c["rope_parameters"] = {
         "full_attention": rope(rng, c["head_dim"], ("default", "linear")),

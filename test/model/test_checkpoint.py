@@ -529,6 +529,21 @@ def test_without_a_dtype_in_config_it_is_that_of_the_weights(stored, dtype, said
     assert results[0] == results[1 if dtype == "bfloat16" else 2]
 
 
+@pytest.mark.parametrize("source, values, same", [
+    ("gemma-3", {"attn_logit_softcapping": 2.0}, {"attn_logit_softcapping": None}),
+    ("llama-3", {"hidden_act": "gelu_fast"}, {"hidden_act": "gelu_new"}),
+])
+def test_two_configs_of_one_model(source, values, same, tmp_path):
+    """transformers reads the first key there, and uses it nowhere; it has two names for the other's formula."""
+    results = []
+    for name, changes in (("one", values), ("other", same)):
+        c = Checkpoint(tmp_path / name, os.path.join(golden.GOLDEN, source))
+        c.config.update(changes)
+        c.write_config()
+        results.append(scores(c.folder))
+    assert results[0] == results[1]
+
+
 def mutate_json(rng, value):
     """One place of a JSON value becomes something else."""
     if isinstance(value, dict) and value:
