@@ -49,13 +49,14 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     return n;
 }
 
-enum { MAX_BUFFERS = 16 }; // rows that plan_buffers may write
+enum { MAX_BUFFERS = 17 }; // rows that plan_buffers may write; it fills 16 at most
 
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out)
 {
     struct model copy = *m;
     struct buffer_plan p[MAX_BUFFERS];
     int32_t n = plan_buffers(&copy, max_rows, max_out, p);
+    ASSERT(n <= MAX_BUFFERS);
     size_t total = 0;
     for (int32_t i = 0; i < n; i++) {
         total += (size_t)(p[i].width * p[i].rows) * dtype_bytes(p[i].dtype) + 256;
@@ -69,6 +70,7 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
     ASSERT(m->act == m->residual || m->config->norm_place != NORM_POST);
     struct buffer_plan p[MAX_BUFFERS];
     int32_t n = plan_buffers(m, max_rows, max_out, p);
+    ASSERT(n <= MAX_BUFFERS);
     for (int32_t i = 0; i < n; i++) {
         struct dmem mem;
         TRY(m->be->ops->alloc(m->be, (size_t)(p[i].width * p[i].rows) * dtype_bytes(p[i].dtype),
