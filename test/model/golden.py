@@ -75,3 +75,34 @@ def check_rounded(family, *flags):
         ours += sum(errors)
         theirs += case["bf16_mean_error"] * len(errors)
     return ours / theirs
+
+
+CHUNKS = ["--max-num-batched-tokens", "23", "--max-num-seqs", "9"]  # prompts come in pieces, beside others' tokens
+
+
+def check_exact_unscored(family, tolerance=1e-3, *flags):
+    """As check_exact, of prompts whose last rows alone are asked of: the others end in the last layer."""
+    cases = expected(family)["cases"]
+    requests = [{"prompt_token_ids": c["prompt"], "max_tokens": len(c["greedy"]), "temperature": 0, "logprobs": 20,
+                 "ignore_eos": True} for c in cases]
+    worst = 0.0
+    for case, answer in zip(cases, generate(family, requests, "--dtype", "float32", *flags)):
+        out = answer["outputs"][0]
+        last = log_softmax(case["last_logits"])
+        worst = max([worst] + [abs(last[token] - logprob) for token, logprob in out["top_logprobs"][0]])
+        assert len(out["top_logprobs"][0]) == 20
+        assert out["token_ids"] == [g["id"] for g in case["greedy"]], family
+    assert worst <= tolerance, f"{family}: off by {worst}"
+
+
+def check_rounded_unscored(family, *flags):
+    """As check_rounded, but each prompt's token is drawn behind those before it, which are the request's prompt; nothing else
+    may be drawn, and its log-probability is the model's own."""
+    ours = theirs = 0.0
+    asked = [(case, i) for case in expected(family)["cases"] for i in range(1, len(case["prompt"]))]
+    requests = [{"prompt_token_ids": case["prompt"][:i], "max_tokens": 1, "logprobs": 0, "ignore_eos": True,
+                 "allowed_token_ids": [case["prompt"][i]]} for case, i in asked]
+    for (case, i), answer in zip(asked, generate(family, requests, *flags)):
+        ours += abs(case["prompt_logprobs"][i] - answer["outputs"][0]["logprobs"][0])
+        theirs += case["bf16_mean_error"]
+    return ours / theirs
