@@ -73,6 +73,25 @@ class Checkpoint:
             with open(self.path(WEIGHTS + ".index.json"), "w") as f:
                 json.dump({"metadata": {}, "weight_map": where}, f)
 
+    def retype(self, dtype_of):
+        """Each tensor as dtype_of(its number, whether f16 holds it) says, from bf16; returns the dtypes there are."""
+        header, data = {}, b""
+        for i, name in enumerate(k for k in self.header if k != "__metadata__"):
+            tensor = self.header[name]
+            raw = self.data[slice(*tensor["data_offsets"])]
+            words = struct.unpack(f"<{len(raw) // 2}H", raw)
+            assert tensor["dtype"] == "BF16"
+            wide = struct.pack(f"<{len(words)}I", *(w << 16 for w in words))
+            values = struct.unpack(f"<{len(words)}f", wide)
+            half = struct.pack(f"<{len(words)}e", *values)
+            dtype = dtype_of(i, values == struct.unpack(f"<{len(words)}e", half))
+            raw = {"BF16": raw, "F32": wide, "F16": half}[dtype]
+            header[name] = {"dtype": dtype, "shape": tensor["shape"], "data_offsets": [len(data), len(data) + len(raw)]}
+            data += raw
+        self.header, self.data = header, data
+        self.write()
+        return {t["dtype"] for t in header.values()}
+
 
 def missing_tensor(c):
     del c.header[NORM]
@@ -362,13 +381,42 @@ def test_several_eos_ids_end_a_text(tmp_path):
     assert out["token_ids"] == want[:2] and out["finish_reason"] == "stop"
 
 
-def scores(folder, *flags):
+def scores(folder, *flags, dtype="float32"):
     """Log-probabilities of a prompt that is longer than any window here."""
     request = json.dumps({"prompt_token_ids": [7 * i % 380 for i in range(40)], "max_tokens": 0, "prompt_logprobs": True})
-    done = subprocess.run([golden.SLUICE, "generate", str(folder), "--json", "--log-level", "error", "--dtype", "float32",
-                           *flags], input=request, capture_output=True, text=True, timeout=60)
+    flags = [*flags, "--dtype", dtype] if dtype else flags
+    done = subprocess.run([golden.SLUICE, "generate", str(folder), "--json", "--log-level", "error", *flags],
+                          input=request, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["prompt_logprobs"]
+
+
+def off(a, b):
+    return max(abs(x - y) for x, y in zip(a[1:], b[1:]))
+
+
+@pytest.mark.parametrize("family", ["llama-3", "gemma-2", "qwen3-moe", "gpt-oss", "deepseek-v3"])
+def test_weights_of_every_dtype(family, tmp_path):
+    """What all of them hold gives the same bits; a config's dtype is what runs where nothing else is said."""
+    source = os.path.join(golden.GOLDEN, family)
+    want, rounded = scores(source), scores(source, dtype="bfloat16")
+    assert scores(source, dtype=None) == rounded != want
+    wide = Checkpoint(tmp_path / "wide", source)
+    assert wide.retype(lambda i, fits: "F32") == {"F32"}
+    assert scores(wide.folder) == want and scores(wide.folder, dtype="bfloat16") == rounded
+    wide.config["dtype"] = wide.config["torch_dtype"] = "float32"
+    wide.write_config()
+    assert scores(wide.folder, dtype=None) == want
+    mixed = Checkpoint(tmp_path / "mixed", source)
+    assert mixed.retype(lambda i, fits: ["F32", "BF16", "F16" if fits else "F32"][i % 3]) == {"F32", "BF16", "F16"}
+    assert scores(mixed.folder) == want and scores(mixed.folder, dtype="bfloat16") == rounded
+    half = Checkpoint(tmp_path / "half", source)
+    half.config["dtype"] = half.config["torch_dtype"] = "float16"
+    half.write_config()
+    assert half.retype(lambda i, fits: "F16") == {"F16"}
+    assert off(scores(half.folder), want) < 1e-4
+    own = scores(half.folder, dtype=None)
+    assert own == scores(half.folder, dtype="float16") and 0 < off(own, want) < off(rounded, want) / 2
 
 
 EXPERTS = {"num_experts": 16, "moe_intermediate_size": 16}
