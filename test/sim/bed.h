@@ -102,16 +102,23 @@ static inline void submit(struct bed *b, struct test_request *q)
     }
 }
 
-static inline void check_answer(int32_t i)
+/* Sample s of request i has n_tokens, and the right ones. */
+static inline void check_sample(int32_t i, int32_t s, int32_t n_tokens)
 {
     const struct test_request *q = &requests[i];
+    uint64_t seed = q->r.params.seed + (uint64_t)s;
     int32_t known[MAX_PROMPT + MAX_OUT], n = q->r.n_prompt;
     memcpy(known, q->prompt, sizeof q->prompt);
-    CHECK_EQ(q->outputs[0].n_tokens, q->r.params.max_tokens);
-    for (int32_t k = 0; k < q->outputs[0].n_tokens; k++, n++) {
-        CHECK_EQ(q->tokens[0][k], fake_next(known, n, 0, VOCAB));
-        known[n] = q->tokens[0][k];
+    CHECK_EQ(q->outputs[s].n_tokens, n_tokens);
+    for (int32_t k = 0; k < q->outputs[s].n_tokens; k++, n++) {
+        CHECK_EQ(q->tokens[s][k], fake_next(known, n, seed, VOCAB));
+        known[n] = q->tokens[s][k];
     }
+}
+
+static inline void check_answer(int32_t i)
+{
+    check_sample(i, 0, requests[i].r.params.max_tokens);
 }
 
 #endif

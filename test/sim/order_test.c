@@ -16,7 +16,7 @@ TEST(two_requests_that_do_not_fit_together_both_end)
     stop(&b);
 }
 
-TEST(a_restore_longer_than_the_budget_completes)
+TEST(requests_that_preempt_each_other_again_and_again_all_end)
 {
     struct bed b = {0};
     struct engine_options o = options_of(&b, 4, 30); // 120 tokens
@@ -27,12 +27,8 @@ TEST(a_restore_longer_than_the_budget_completes)
         submit(&b, make(i, 100 * i, 20, 60)); // 80 each: preempted again and again
     }
     run(&b, 3, 3000);
-    int32_t known[80];
     for (int32_t i = 0; i < 3; i++) {
-        CHECK_EQ(requests[i].outputs[0].n_tokens, 60);
-        memcpy(known, requests[i].prompt, 20 * sizeof *known);
-        memcpy(known + 20, requests[i].tokens[0], 60 * sizeof *known);
-        CHECK_EQ(known[79], fake_next(known, 79, 0, VOCAB));
+        check_answer(i);
     }
     CHECK(b.e->scheduler.n_preemptions > 0);
     stop(&b);
@@ -46,6 +42,90 @@ static void run_until(struct bed *b, int32_t i, int32_t n)
         engine_drain(b->e, on_event, b);
     }
     CHECK(requests[i].outputs[0].n_tokens >= n);
+}
+
+/* Request 0 loses all that it has to an urgent one, which ends. */
+static void preempt_all(struct bed *b, int32_t i, int32_t n_prompt)
+{
+    struct test_request *urgent = make(i, 100 * i, n_prompt, 4);
+    urgent->r.priority = -1;
+    submit(b, urgent);
+    run(b, 1, 200);
+    check_answer(i);
+}
+
+TEST(a_restore_longer_than_the_budget_completes)
+{
+    enum { BUDGET = 8, PROMPT = 20, OUT = 60 };
+    for (int32_t n = 1; n <= 3; n += 2) {
+        struct bed b = {0};
+        struct engine_options o = options_of(&b, 4, 60); // 240 tokens; three samples need 200
+        o.max_num_batched_tokens = BUDGET;
+        o.max_num_seqs = 4;
+        REQUIRE(start(&b, &o));
+        struct test_request *q = make(0, 0, PROMPT, OUT);
+        q->r.n = n;
+        submit(&b, q);
+        for (int32_t times = 1; times <= 2; times++) {
+            run_until(&b, 0, 20 * times);
+            CHECK(PROMPT + q->outputs[0].n_tokens > 4 * BUDGET);
+            preempt_all(&b, times, 230);
+            CHECK_EQ(q->r.n_preemptions, n * times);
+        }
+        run(&b, 1, 400);
+        CHECK_EQ(q->r.n_preemptions, 2 * n);
+        for (int32_t s = 0; s < n; s++) {
+            check_sample(0, s, OUT);
+        }
+        CHECK_EQ(b.control.n_wrong, 0);
+        stop(&b);
+    }
+}
+
+/* The rows of four samples, two of which were stopped early, with or without a preemption of the
+ * other two; *again: those that the restore is to cost. */
+static int64_t rows_of_siblings(bool preempted, int64_t *again)
+{
+    enum { PROMPT = 22, OUT = 30, SIZE = 4 };
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, SIZE, 40);
+    o.max_num_seqs = 6;
+    if (!start(&b, &o)) {
+        return 0;
+    }
+    struct test_request *q = make(0, 0, PROMPT, OUT);
+    q->r.n = 4;
+    submit(&b, q);
+    run_until(&b, 0, 15);
+    engine_stop(b.e, &q->r, 1);
+    engine_stop(b.e, &q->r, 2);
+    run_until(&b, 0, 18);
+    int32_t n_stopped[4], rows_of_urgent = 155 + 3;
+    for (int32_t s = 1; s < 3; s++) {
+        n_stopped[s] = q->outputs[s].n_tokens;
+        CHECK(q->outputs[s].finish == FINISH_STOP && n_stopped[s] >= 15);
+    }
+    if (preempted) {
+        preempt_all(&b, 1, 155); // all blocks
+        // The prompt once, of its last block each its own, and what the two had been fed.
+        *again = PROMPT + PROMPT % SIZE + q->outputs[0].n_tokens - 1 + q->outputs[3].n_tokens - 1;
+    }
+    run(&b, 1, 200);
+    CHECK_EQ(q->r.n_preemptions, preempted ? 2 : 0);
+    for (int32_t s = 0; s < 4; s++) {
+        check_sample(0, s, s % 3 == 0 ? OUT : n_stopped[s]);
+    }
+    CHECK_EQ(b.control.n_wrong, 0);
+    int64_t n_rows = b.control.n_rows - (preempted ? rows_of_urgent : 0);
+    stop(&b);
+    return n_rows;
+}
+
+TEST(siblings_that_have_finished_are_not_restored)
+{
+    int64_t again = 0, rows = rows_of_siblings(false, &again);
+    int64_t extra = rows_of_siblings(true, &again) - rows;
+    CHECK_EQ(extra, again);
 }
 
 /* What a preempted sequence leaves stays findable until somebody needs its room. */
