@@ -159,14 +159,25 @@ def test_repetition_divides_what_is_above_zero(penalty):
     assert greedy == score.index(top)
 
 
-@pytest.mark.parametrize("way", [["--max-num-batched-tokens", "65", "--max-num-seqs", "3"], ["--num-gpu-blocks-override", "24"],
-                                 ["--speculative-config", '{"method":"ngram","num_speculative_tokens":2,"fixed":true}']],
-                         ids=["few lanes", "few blocks", "drafts"])
-def test_a_seed_says_the_same_whatever_goes_on(way):
+NGRAM = '{"method":"ngram","num_speculative_tokens":2,"prompt_lookup_min":1,"fixed":true,"disable_by_batch_size":64}'
+DRAFT = json.dumps({"method": "draft_model", "model": MODEL, "num_speculative_tokens": 3, "fixed": True,
+                    "disable_by_batch_size": 64})
+COUNTED = ("preemptions", "draft_tokens", "accepted_draft_tokens")
+
+
+@pytest.mark.parametrize("way, happens", [(["--max-num-batched-tokens", "65", "--max-num-seqs", "3"], ()),
+                                          (["--num-gpu-blocks-override", "24"], COUNTED[:1]),
+                                          (["--speculative-config", NGRAM], COUNTED[1:]),
+                                          (["--speculative-config", DRAFT], COUNTED[1:])],
+                         ids=["few lanes", "few blocks", "n-grams", "draft model"])
+def test_a_seed_says_the_same_whatever_goes_on(way, happens):
+    few = {"allowed_token_ids": list(range(8))}  # so that there is something to copy
     requests = [{"prompt_token_ids": PROMPT + [i], "max_tokens": 20, "seed": i, "n": 4, "logprobs": 2, "ignore_eos": True,
-                 "repetition_penalty": 1.2, **random_params(i)} for i in range(12)]
+                 "repetition_penalty": 1.2, **(few if i % 4 == 0 else {}), **random_params(i)} for i in range(12)]
     got = [run(requests, *flags) for flags in (["--deterministic"], ["--deterministic", *way])]
     assert [a["outputs"] for a in got[0]] == [a["outputs"] for a in got[1]]
+    for what in COUNTED:
+        assert [sum(a["usage"][what] for a in answers) > 0 for answers in got] == [False, what in happens], what
 
 
 def test_a_temperature_of_nearly_nothing_is_greedy():
