@@ -1,5 +1,5 @@
-/* Counts what this program's threads allocate while they say so. Include it in one file of a test: it
- * defines malloc, calloc and realloc. The sanitizers have their own; counts_allocations says if it works.
+/* Counts what this program's threads allocate while they say so. Include it in one file of a test:
+ * it defines malloc and its kin. The sanitizers have their own: then counts_allocations is false.
  * Thread: `counts` is each thread's, the count is for the one that counts. */
 #ifndef SLUICE_TEST_SIM_COUNT_MALLOC_H
 #define SLUICE_TEST_SIM_COUNT_MALLOC_H
@@ -22,6 +22,7 @@ static volatile int32_t n_allocations;
 void *__libc_malloc(size_t n_bytes);
 void *__libc_calloc(size_t n, size_t size);
 void *__libc_realloc(void *p, size_t n_bytes);
+void *__libc_memalign(size_t alignment, size_t n_bytes);
 
 void *malloc(size_t n_bytes)
 {
@@ -39,6 +40,12 @@ void *realloc(void *p, size_t n_bytes)
 {
     n_allocations += counts;
     return __libc_realloc(p, n_bytes);
+}
+
+void *aligned_alloc(size_t alignment, size_t n_bytes)
+{
+    n_allocations += counts;
+    return __libc_memalign(alignment, n_bytes);
 }
 #endif
 

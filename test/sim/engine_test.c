@@ -1,4 +1,6 @@
-/* The engine's promises one by one, on the backend that hashes: each test decides one capability. */
+/* The engine's promises one by one, on the backend that hashes unless a test says otherwise: each
+ * test decides one capability. */
+#include "cpu/cpu.h"
 #include "engine/base/clock.h"
 #include "test/sim/bed.h"
 #include "test/sim/count_malloc.h"
@@ -482,6 +484,34 @@ TEST(a_tree_is_a_chain_a_comb_or_grown_by_what_is_measured)
     CHECK(cheap.grown > 20 && cheap.combs + cheap.chains < 10);
 }
 
+/* 20 requests of one to three samples each, every turn counted. */
+static void check_allocations(const struct engine_options *o, struct bed *b)
+{
+    REQUIRE(start(b, o));
+    for (int32_t i = 0; i < 20; i++) {
+        struct test_request *q = make(i, 10 * (i % 5), 20 + i, 30);
+        q->r.n = 1 + i % 3;
+        q->r.params.temperature = i % 2 ? 0.8f : 0.0f;
+        q->r.params.top_p = i % 4 == 1 ? 0.9f : 1.0f;
+        q->r.params.repetition_penalty = i % 4 == 3 ? 1.1f : 1.0f;
+        submit(b, q);
+    }
+    n_allocations = 0;
+    for (int32_t turn = 0; turn < 3000 && b->n_done < 20; turn++) {
+        counts = true;
+        engine_turn(b->e);
+        counts = false;
+        engine_drain(b->e, on_event, b);
+    }
+    CHECK_EQ(b->n_done, 20);
+    CHECK_EQ(n_allocations, 0);
+    CHECK(b->e->scheduler.n_preemptions > 0);
+    struct engine_stats s;
+    engine_stats(b->e, &s);
+    CHECK(!o->speculative_config || s.spec_draft_tokens > 0);
+    stop(b);
+}
+
 TEST(nothing_is_allocated_after_the_start)
 {
     if (!counts_allocations) {
@@ -492,27 +522,53 @@ TEST(nothing_is_allocated_after_the_start)
     free(p);
     counts = false;
     CHECK_EQ(n_allocations, 1);
-    n_allocations = 0;
     struct bed b = {0};
     struct engine_options o = options_of(&b, 4, 60);
     o.max_num_seqs = 6;
     o.max_num_batched_tokens = 32;
     o.speculative_config = "{\"method\":\"ngram\",\"prompt_lookup_min\":1}";
-    REQUIRE(start(&b, &o));
-    for (int32_t i = 0; i < 20; i++) {
-        struct test_request *q = make(i, 10 * (i % 5), 20 + i, 30);
-        q->r.n = 1 + i % 3;
-        submit(&b, q);
+    check_allocations(&o, &b);
+}
+
+static enum status open_cpu(const struct backend_options *options, struct backend **out,
+                            struct err *err, void *arg)
+{
+    (void)arg;
+    return cpu_open(options, out, err);
+}
+
+/* One thread: it is the one that counts. */
+TEST(nothing_is_allocated_after_the_start_on_the_cpu)
+{
+    if (!counts_allocations) {
+        SKIP("the sanitizers have their own malloc");
     }
-    for (int32_t turn = 0; turn < 3000 && b.n_done < 20; turn++) {
-        counts = true;
-        engine_turn(b.e);
-        counts = false;
-        engine_drain(b.e, on_event, &b);
+    static const struct {
+        const char *model, *config;
+    } rows[] = {
+        {"llama-3", NULL},
+        {"qwen3-moe", "{\"method\":\"ngram\",\"prompt_lookup_min\":1,\"fixed\":true}"},
+        {"qwen3-moe",
+         "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-3\",\"fixed\":true}"},
+        {"deepseek-v3", "{\"method\":\"tree\",\"model\":\"test/golden/llama-3\",\"fixed\":true}"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct bed b = {0};
+        struct engine_options o = options_of(&b, 16, 14);
+        char folder[64];
+        snprintf(folder, sizeof folder, "test/golden/%s", rows[i].model);
+        o.model_dir = folder;
+        o.dummy_weights = false;
+        o.open_backend = open_cpu;
+        o.backend.n_threads = 1;
+        o.max_num_seqs = 6;
+        o.max_num_batched_tokens = 32;
+        o.speculative_config = rows[i].config;
+        check_allocations(&o, &b);
+        if (check_failures > 0) {
+            printf("%s, %s\n", rows[i].model, rows[i].config ? rows[i].config : "no drafts");
+        }
     }
-    CHECK_EQ(b.n_done, 20);
-    CHECK_EQ(n_allocations, 0);
-    stop(&b);
 }
 
 int main(int argc, char **argv)
