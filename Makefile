@@ -148,6 +148,9 @@ test-server: all $(SERVERS)  ## the server whole: API, SDK, raw sockets, drain, 
 test-model: all  ## what is read from a model's folder, and what generate makes of it
 	@SLUICE=$(abspath $(BUILD)/sluice) test/run test/model/test_checkpoint.py test/model/test_generate.py \
 	  test/model/test_golden.py test/model/test_sampling.py
+.PHONY: test-sim
+test-sim: $(BUILD)/test/sim/sim_test  ## the simulation at length (SIM_RUNS=20000, SIM_SEED=1)
+	@SIM_RUNS=$${SIM_RUNS:-20000} TEST_TIMEOUT=$${TEST_TIMEOUT:-3600} test/run $<
 test-asan:  ## the C tests, the server's and those of model folders under ASan and UBSan
 	@TEST_TIMEOUT=$${TEST_TIMEOUT:-1200} $(MAKE) FLAVOUR=asan CUDA=0 test-unit test-server test-model
 test-tsan:  ## the C tests and the server's under TSan
