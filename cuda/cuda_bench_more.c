@@ -1,7 +1,6 @@
 /* More lines of `sluice bench-ops --device cuda`: ops that few families have, and those that run once a
  * pass. */
 #include "cuda/cuda_bench.h"
-#include "engine/ops_default.h"
 
 static enum status issue_attention(struct bench *b, const struct line *l, int32_t i)
 {
@@ -18,7 +17,7 @@ static enum status issue_linear_act(struct bench *b, const struct line *l, int32
     const struct linear_args a = {.weight = b->w_gate_up[i % COPIES], .x = b->h, .y = b->wide,
                                   .n_rows = l->n_rows};
     const struct activation_args act = {b->wide, b->narrow, l->n_rows, FFN, ACT_SILU, true};
-    return ops_linear_act(b->be, &a, &act);
+    return b->ops->linear_act(b->be, &a, &act);
 }
 
 /* As a greedy pass has it, the draws behind it. */
