@@ -143,12 +143,16 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     rope = json_is(rope, JSON_OBJECT) ? rope : json_get(j, "rope_scaling");
     const char *type = json_get_string(rope, "rope_type");
     type = type ? type : json_get_string(rope, "type");
-    double factor = json_get_number(rope, "factor", 1.0);
-    if (type && strcmp(type, "dynamic") == 0 && factor > 1.0 && factor < 1e6) {
-        double longest = (double)max_pos * factor;
-        return longest < MAX_POSITIONS ? (int32_t)longest : MAX_POSITIONS;
+    double factor = json_get_number(rope, "factor", 1.0), longest = max_pos;
+    if (!type || factor <= 1.0 || factor >= 1e6) {
+        return max_pos;
     }
-    return max_pos;
+    if (strcmp(type, "dynamic") == 0) {
+        longest = (double)max_pos * factor;
+    } else if (strcmp(type, "yarn") == 0) { // who adds it to a config leaves the old length there
+        longest = json_get_number(rope, "original_max_position_embeddings", 0.0) * factor;
+    }
+    return longest < max_pos ? max_pos : longest < MAX_POSITIONS ? (int32_t)longest : MAX_POSITIONS;
 }
 
 /* Both forms: transformers 5's rope_parameters (also one per layer type), and rope_theta with

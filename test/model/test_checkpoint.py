@@ -574,7 +574,7 @@ def test_without_a_dtype_in_config_it_is_that_of_the_weights(stored, dtype, said
         c.config.pop(key, None)
     c.config.update(said)
     c.write_config()
-    results = [scores(c.folder, "--dtype", d) for d in ("auto", "bfloat16", "float32")]
+    results = [scores(c.folder, dtype=d) for d in ("auto", "bfloat16", "float32")]
     assert results[1] != results[2]
     assert results[0] == results[1 if dtype == "bfloat16" else 2]
 
@@ -633,3 +633,15 @@ def test_random_damage_never_crashes(source, tmp_path):
         assert done.returncode in (0, 1), (i, kind, done.returncode, done.stderr)
         assert done.returncode == 0 or done.stderr.strip(), (i, kind)
         shutil.rmtree(folder)
+
+
+def test_yarn_says_how_long_a_text_may_be(tmp_path):
+    """Who adds it to a config.json leaves the length of before there."""
+    source = os.path.join(golden.GOLDEN, "llama-yarn")
+    folder = tmp_path / "model"
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    ask = {"prompt_token_ids": [3 + i * 7 % 370 for i in range(150)], "max_tokens": 8, "temperature": 0, "logprobs": 1}
+    have, want = (golden.generate(where, [ask])[0]["outputs"] for where in (str(folder), "llama-yarn"))
+    assert have == want
