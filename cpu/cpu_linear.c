@@ -24,15 +24,10 @@ enum { ITEM_ROWS = 96 };
  * time. */
 enum { STAY_BYTES = 1600 << 10, STAY_LEAST = 24 };
 
-static int32_t lower(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
 static int32_t stay_rows(int64_t row_bytes)
 {
     int64_t n = STAY_BYTES / row_bytes / STAY_LEAST * STAY_LEAST;
-    return n < STAY_LEAST ? STAY_LEAST : lower(ITEM_ROWS, (int32_t)n);
+    return n < STAY_LEAST ? STAY_LEAST : n < ITEM_ROWS ? (int32_t)n : ITEM_ROWS;
 }
 
 static bool rows_are_bf16(const struct cpu_backend *cpu, const struct weight *w)
@@ -212,7 +207,8 @@ static enum status linear(struct backend *be, const struct linear_args *a,
         bool few = w->n_tiles < 4 * (int64_t)pool_n_threads(cpu->pool);
         job.rows_per_item = few && n > ITEM_ROWS ? ITEM_ROWS : n;
         if (n > FEW_ROWS && !rows_are_bf16(cpu, w)) {
-            job.rows_per_item = lower(n, stay_rows(job.row_bytes));
+            int32_t stay = stay_rows(job.row_bytes);
+            job.rows_per_item = n < stay ? n : stay;
         }
         int32_t parts = (n + job.rows_per_item - 1) / job.rows_per_item;
         pool_run(cpu->pool, n, pack_item, &job);

@@ -551,25 +551,11 @@ def test_tensors_that_nobody_asks_for_are_told(tmp_path):
     assert [last in w and WEIGHTS in w for w in warnings(c.folder)] == [True]
 
 
-def stored_as(c, dtype):
-    """The weights, which are bf16, become fp32: their bits, and 16 zeros behind them."""
-    if dtype == "F32":
-        values = struct.unpack(f"<{len(c.data) // 2}H", c.data)
-        c.data = struct.pack(f"<{len(values)}I", *(v << 16 for v in values))
-    for name, tensor in c.header.items():
-        if name != "__metadata__":
-            assert tensor["dtype"] == "BF16"
-            begin, end = tensor["data_offsets"]
-            scale = 2 if dtype == "F32" else 1
-            tensor.update(dtype=dtype, data_offsets=[begin * scale, end * scale])
-    c.write()
-
-
 @pytest.mark.parametrize("stored, dtype", [("BF16", "bfloat16"), ("F32", "float32")])
 @pytest.mark.parametrize("said", [{}, {"dtype": None, "torch_dtype": None}], ids=["absent", "null"])
 def test_without_a_dtype_in_config_it_is_that_of_the_weights(stored, dtype, said, tmp_path):
     c = Checkpoint(tmp_path / "model")
-    stored_as(c, stored)
+    c.retype(lambda i, fits: stored)
     for key in ("dtype", "torch_dtype"):
         c.config.pop(key, None)
     c.config.update(said)
@@ -637,11 +623,9 @@ def test_random_damage_never_crashes(source, tmp_path):
 
 def test_yarn_says_how_long_a_text_may_be(tmp_path):
     """Who adds it to a config.json leaves the length of before there."""
-    source = os.path.join(golden.GOLDEN, "llama-yarn")
-    folder = tmp_path / "model"
-    shutil.copytree(source, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    c = Checkpoint(tmp_path / "model", os.path.join(golden.GOLDEN, "llama-yarn"))
+    c.config["max_position_embeddings"] = 64
+    c.write_config()
     ask = {"prompt_token_ids": [3 + i * 7 % 370 for i in range(150)], "max_tokens": 8, "temperature": 0, "logprobs": 1}
-    have, want = (golden.generate(where, [ask])[0]["outputs"] for where in (str(folder), "llama-yarn"))
+    have, want = (golden.generate(where, [ask])[0]["outputs"] for where in (str(c.folder), "llama-yarn"))
     assert have == want

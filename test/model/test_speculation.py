@@ -178,8 +178,6 @@ def test_measuring_what_passes_cost_leaves_the_draft_model_as_it_was(method):
     asks = [{**q, "temperature": 0} for q in questions(40)]
     answers = golden.generate(DEMO, asks, "--max-num-seqs", "2", "--speculative-config", json.dumps(keys))
     drafted, right = (sum(a["usage"][k] for a in answers) for k in ("draft_tokens", "accepted_draft_tokens"))
-    if golden.DEVICE != "cpu" and drafted < 10:
-        pytest.skip("so small a model is not worth a draft here")
     assert drafted > 100 and right > 0.6 * drafted, (right, drafted)
 
 
