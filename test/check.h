@@ -6,7 +6,8 @@
  *
  * A test registers itself. `SKIP("why")` ends a test and counts it as skipped. The binary prints
  * one line per failure and "N passed, N failed, N skipped" at the end; with an argument it runs
- * only the tests whose names contain it. Thread: the main thread. */
+ * the test of that name or, if there is none, those whose names contain it; with `--list` it
+ * prints the names. Thread: the main thread. */
 #ifndef SLUICE_TEST_CHECK_H
 #define SLUICE_TEST_CHECK_H
 
@@ -125,8 +126,16 @@ static inline int check_main(int argc, char **argv)
 {
     int passed = 0, failed = 0, skipped = 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    for (struct check_test *t = check_tests; t; t = t->next) {
-        if (argc > 1 && !strstr(t->name, argv[1])) {
+    const bool list = argc > 1 && strcmp(argv[1], "--list") == 0;
+    bool exact = false;
+    for (struct check_test *t = check_tests; argc > 1 && t; t = t->next) {
+        exact |= strcmp(t->name, argv[1]) == 0;
+        if (list) {
+            puts(t->name);
+        }
+    }
+    for (struct check_test *t = list ? NULL : check_tests; t; t = t->next) {
+        if (argc > 1 && (exact ? strcmp(t->name, argv[1]) != 0 : !strstr(t->name, argv[1]))) {
             continue;
         }
         check_failures = 0;
@@ -142,7 +151,9 @@ static inline int check_main(int argc, char **argv)
             passed++;
         }
     }
-    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+    if (!list) {
+        printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+    }
     return failed > 0;
 }
 
