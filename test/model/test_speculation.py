@@ -171,14 +171,31 @@ def test_a_hundred_answers_are_those_without_at_every_depth(how, k, answers_with
     assert sum(a["usage"]["accepted_draft_tokens"] for a in answers) > 50
 
 
+def costs(text, what):
+    """Microseconds of passes of 1, 2, 4, 8 and 16 rows, as the engine measured them at its start."""
+    line = next(line for line in text.splitlines() if f"speculation: a pass of the {what}," in line)
+    return [float(n) for n in line.rpartition("rows: ")[2].removesuffix(" us").split(" / ")]
+
+
+def gain(text):
+    """How much faster two sequences are with a draft of one token that is always right."""
+    model, draft = costs(text, "model"), costs(text, "draft model")
+    return 2 * model[1] / (model[2] + draft[1])
+
+
 @pytest.mark.parametrize("method", ["draft_model", "tree"])
 def test_measuring_what_passes_cost_leaves_the_draft_model_as_it_was(method):
-    """Without `fixed`: passes of up to 128 rows have run before, whatever the number of sequences."""
+    """Without `fixed`: passes of up to 128 rows have run before, whatever the number of sequences. Where even a draft
+    that is always right hardly pays, as on a GPU for a model this small, nothing need be drafted."""
     keys = {"method": method, "model": DEMO_DRAFT, "num_speculative_tokens": 4}
-    asks = [{**q, "temperature": 0} for q in questions(40)]
-    answers = golden.generate(DEMO, asks, "--max-num-seqs", "2", "--speculative-config", json.dumps(keys))
+    asks = "".join(json.dumps({**q, "temperature": 0}) + "\n" for q in questions(40))
+    done = subprocess.run([*golden.RUN, DEMO, "--json", "--log-level", "debug", "--max-num-seqs", "2",
+                           "--speculative-config", json.dumps(keys)], input=asks, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
     drafted, right = (sum(a["usage"][k] for a in answers) for k in ("draft_tokens", "accepted_draft_tokens"))
-    assert drafted > 100 and right > 0.6 * drafted, (right, drafted)
+    assert len(answers) == 40 and right >= 0.6 * drafted, (right, drafted)
+    assert drafted > 100 or (golden.DEVICE != "cpu" and gain(done.stderr) < 1.3), (drafted, done.stderr)
 
 
 def refused(*flags, model=OWN):
