@@ -176,7 +176,8 @@ TEST(attention_agrees)
 }
 
 /* Steps of decoding rows, each of which reads what the ones before stored: rope, store and attention
- * are one kernel where that takes the shape. */
+ * are one kernel where that takes the shape. The second pass of each step attends to nothing, as
+ * where a pass ends with its last layer's keys: they must be there all the same. */
 static void few_case(enum dtype dtype, const struct shape *s)
 {
     struct seq_spec specs[] = {{100, 1, false}, {0, 1, false}, {14, 1, false},
@@ -195,6 +196,13 @@ static void few_case(enum dtype dtype, const struct shape *s)
         snprintf(what, sizeof what, "few: dtype %d heads %d/%d of %d norm %d window %d, step %d",
                  dtype, s->n_heads, s->n_kv_heads, s->head_dim, s->qk_norm, s->window, step);
         attend(&u, &qkv, what);
+        pass_end(p);
+        for (int32_t i = 0; i < COUNT(specs); i++) {
+            specs[i].n_past++;
+        }
+        pass_of(&t, specs, COUNT(specs), false, 32 + (uint64_t)step);
+        pass_begin(p, &t);
+        store_rows(&u, t.pass.n_rows);
         pass_end(p);
         step_end(p, NULL);
         step_begin(p);

@@ -140,8 +140,8 @@ static void toy_pass(struct toy *m, int b, const struct pass *pass)
         CHECK_EQ(be->ops->embed(be, &e), OK);
         const struct gather_args g = {m->x.t[b], m->out.t[b], shape.n_out, m->p.limits.hidden};
         CHECK_EQ(be->ops->gather(be, &g), OK);
-        const struct linear_args l = {m->head.w[b], m->out.t[b], m->logits.t[b], shape.n_out, false,
-                                      false,        true, 0};
+        const struct linear_args l = {m->head.w[b], m->out.t[b], m->logits.t[b], shape.n_out,
+                                      false,        false,       true,           0};
         CHECK_EQ(be->ops->linear(be, &l), OK);
         const struct sample_args s = {m->logits.t[b], shape.n_out, shape.n_draws,
                                       m->p.limits.vocab};
@@ -150,8 +150,31 @@ static void toy_pass(struct toy *m, int b, const struct pass *pass)
     CHECK_EQ(be->ops->pass_end(be), OK);
 }
 
+/* A step's pass: each sequence's token, behind rows of it that nobody asks of, draws the next. */
+static void toy_rows(struct test_pass *t, int32_t n, int32_t step, int32_t n_each)
+{
+    const int32_t last = step + n_each - 1; // position
+    memset(&t->pass, 0, sizeof t->pass);
+    for (int32_t i = 0; i < n; i++) {
+        for (int32_t r = 0; r < n_each; r++) {
+            const int32_t pos = step + r, token = pos < last ? 100 * r + i : -1;
+            t->rows[i * n_each + r] = (struct pass_row){i, token, pos, pos};
+        }
+        t->seqs[i] = (struct pass_seq){i, i * n_each, n_each, step, false};
+        t->out_rows[i] = (i + 1) * n_each - 1;
+        t->draws[i] =
+            (struct pass_draw){.out_row = i, .lane = i, .pos = last, .keep = true, .tree_row = -1};
+    }
+    t->pass.n_rows = n * n_each;
+    t->pass.n_seqs = t->pass.n_out = t->pass.n_draws = n;
+    t->pass.rows = t->rows;
+    t->pass.seqs = t->seqs;
+    t->pass.out_rows = t->out_rows;
+    t->pass.draws = t->draws;
+}
+
 /* Decodes with two steps in flight and a changing batch; returns the tokens of the backend. */
-static void toy_decode(struct toy *m, int b, int32_t n_steps, int32_t *tokens)
+static void toy_decode(struct toy *m, int b, int32_t n_steps, int32_t n_each, int32_t *tokens)
 {
     struct backend *be = m->p.be[b];
     const int32_t n_lanes = m->p.limits.max_lanes;
@@ -167,23 +190,12 @@ static void toy_decode(struct toy *m, int b, int32_t n_steps, int32_t *tokens)
                     s.seed = (uint64_t)i;
                     s.temperature = i % 2 ? 0.8f : 0.0f;
                     CHECK_EQ(be->ops->lane_params(be, i, &s), OK);
-                    const int32_t start[64] = {i};
+                    int32_t start[64] = {0};
+                    start[n_each - 1] = i;
                     CHECK_EQ(be->ops->lane_tokens(be, i, 0, 64, start), OK);
                 }
             }
-            memset(&t.pass, 0, sizeof t.pass);
-            for (int32_t i = 0; i < n; i++) {
-                t.rows[i] = (struct pass_row){i, -1, step, step};
-                t.seqs[i] = (struct pass_seq){i, i, 1, step, false};
-                t.out_rows[i] = i;
-                t.draws[i] = (struct pass_draw){
-                    .out_row = i, .lane = i, .pos = step, .keep = true, .tree_row = -1};
-            }
-            t.pass.n_rows = t.pass.n_seqs = t.pass.n_out = t.pass.n_draws = n;
-            t.pass.rows = t.rows;
-            t.pass.seqs = t.seqs;
-            t.pass.out_rows = t.out_rows;
-            t.pass.draws = t.draws;
+            toy_rows(&t, n, step, n_each);
             toy_pass(m, b, &t.pass);
             CHECK_EQ(be->ops->step_end(be), OK);
         }
@@ -199,9 +211,8 @@ static void toy_decode(struct toy *m, int b, int32_t n_steps, int32_t *tokens)
     }
 }
 
-TEST(graphs_replay_what_was_issued)
+static void replay_case(int32_t n_each)
 {
-    NEED_GPU();
     enum { STEPS = 40 };
     struct toy m;
     memset(&m, 0, sizeof m);
@@ -215,18 +226,25 @@ TEST(graphs_replay_what_was_issued)
     int32_t *tokens[2];
     for (int b = 0; b < 2; b++) {
         tokens[b] = xcalloc(STEPS * (size_t)limits.max_lanes, sizeof(int32_t));
-        toy_decode(&m, b, STEPS, tokens[b]);
+        toy_decode(&m, b, STEPS, n_each, tokens[b]);
     }
     CHECK(m.n_issued <= 6); // twice for each bucket
     for (int32_t i = 0; i < STEPS * limits.max_lanes; i++) {
         if (tokens[CPU][i] != tokens[GPU][i]) {
-            CHECK_FAIL("step %d lane %d: %d, not %d", i / limits.max_lanes, i % limits.max_lanes,
-                       tokens[GPU][i], tokens[CPU][i]);
+            CHECK_FAIL("%d rows each: step %d lane %d: %d, not %d", n_each, i / limits.max_lanes,
+                       i % limits.max_lanes, tokens[GPU][i], tokens[CPU][i]);
         }
     }
     free(tokens[CPU]);
     free(tokens[GPU]);
     pair_close(&m.p);
+}
+
+TEST(graphs_replay_what_was_issued)
+{
+    NEED_GPU();
+    replay_case(1);
+    replay_case(3); // three times as many rows as are asked of, in other buckets
 }
 
 /* Captured passes are padded to buckets; buffers are as long as the limits say, not as a bucket. */
