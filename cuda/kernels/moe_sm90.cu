@@ -36,10 +36,37 @@ enum {
 
 #if HAVE_SM90A
 
+enum { PIECE_WORDS = sizeof(struct piece) / 4 };
+
 struct shared {
     uint64_t full[STAGES], empty[STAGES];
-    struct piece piece[STAGES]; // whose first box is in the stage
+    uint32_t piece[STAGES][PIECE_WORDS]; // whose first box is in the stage
 };
+
+/* A piece goes from the loading thread to the computing warps by atomic words. The stage's barriers
+ * order them, as they do the boxes; but racecheck, which follows no mbarrier, reports plain ones. */
+__device__ __forceinline__ void hand_over(uint32_t (&words)[PIECE_WORDS], const struct piece &u)
+{
+    uint32_t v[PIECE_WORDS];
+    memcpy(v, &u, sizeof v);
+#pragma unroll
+    for (int i = 0; i < PIECE_WORDS; i++) {
+        atomicExch(&words[i], v[i]);
+    }
+}
+
+__device__ __forceinline__ struct piece take_over(uint32_t (&words)[PIECE_WORDS], int lane)
+{
+    const uint32_t mine = lane < PIECE_WORDS ? atomicOr(&words[lane], 0) : 0;
+    uint32_t v[PIECE_WORDS];
+#pragma unroll
+    for (int i = 0; i < PIECE_WORDS; i++) {
+        v[i] = __shfl_sync(0xffffffffu, mine, i); // after which two lanes release the slot for all
+    }
+    struct piece u;
+    memcpy(&u, v, sizeof u);
+    return u;
+}
 
 /* The units of work of a cluster: for each two bands, as many as the group has tiles. */
 __device__ __forceinline__ int n_units(const struct product_params &p)
@@ -140,7 +167,7 @@ __device__ __forceinline__ void load_all(const struct product_params &p, const C
             barrier_wait(&s->empty[at.slot], at.parity ^ 1);
             if (tid == 0) {
                 if (box == 0) {
-                    s->piece[at.slot] = u;
+                    hand_over(s->piece[at.slot], u);
                 }
                 load_box<UP>(p, w_map, x_map, u, box, rank, to, bar);
             }
@@ -243,8 +270,7 @@ template <typename T, int KIND> struct computer {
         const int n = n_units(p), row0 = group * HALF_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7);
         for (int i = blockIdx.x / 2; i < n; i += gridDim.x / 2) {
             barrier_wait(&s->full[at.slot], at.parity);
-            const struct piece u = s->piece[at.slot];
-            __syncwarp(); // two lanes release the slot for all
+            const struct piece u = take_over(s->piece[at.slot], tid & 31);
             if (group * HALF_ROWS >= u.n_rows) {
                 skip();
                 continue;
