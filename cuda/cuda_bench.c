@@ -141,6 +141,17 @@ enum status bench_give_blocks(struct bench *b, int32_t n_lanes, int32_t n_blocks
     return OK;
 }
 
+enum status bench_draw_by(struct bench *b, const struct sampling_params *params)
+{
+    struct pass_results results[4];
+    TRY(b->ops->step_begin(b->be, 0));
+    for (int32_t i = 0; i < LANES; i++) {
+        TRY(b->ops->lane_params(b->be, i, params));
+    }
+    TRY(b->ops->step_end(b->be));
+    return b->ops->step_wait(b->be, 0, results, 4);
+}
+
 /* ---- a line ------------------------------------------------------------------------------- */
 
 void bench_make_pass(struct bench *b, const struct line *l)

@@ -88,6 +88,8 @@ struct line {
 /* cuda_bench.c. The lanes' tables: lane l's block i; with `shared` groups of 16 have all but the
  * last in common. */
 enum status bench_give_blocks(struct bench *b, int32_t n_lanes, int32_t n_blocks, bool shared);
+/* What all lanes' draws go by from here on. */
+enum status bench_draw_by(struct bench *b, const struct sampling_params *params);
 /* The pass that the line's op runs in, into b->pass. */
 void bench_make_pass(struct bench *b, const struct line *l);
 /* Microseconds of one launch of the op. */

@@ -255,13 +255,7 @@ static enum status sample_lines(struct bench *b)
         p.temperature = kind == 0 ? 0.0f : 0.8f;
         p.top_p = kind == 2 ? 0.95f : 1.0f;
         p.top_k = kind == 2 ? 50 : 0;
-        struct pass_results results[4];
-        TRY(b->ops->step_begin(b->be, 0));
-        for (int32_t i = 0; i < LANES; i++) {
-            TRY(b->ops->lane_params(b->be, i, &p));
-        }
-        TRY(b->ops->step_end(b->be));
-        TRY(b->ops->step_wait(b->be, 0, results, 4));
+        TRY(bench_draw_by(b, &p));
         for (size_t r = 0; r < 4; r++) {
             const struct line l = {.name = names[kind], .issue = issue_sample, .n_rows = rows[r],
                                    .bytes = 4.0 * VOCAB * rows[r]};

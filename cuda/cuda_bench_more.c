@@ -172,6 +172,9 @@ static enum status other_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 64, 256};
     const double head = (double)VOCAB * HIDDEN;
+    struct sampling_params greedy = sampling_params_default();
+    greedy.temperature = 0.0f;
+    TRY(bench_draw_by(b, &greedy));
     const struct line ops[] = {
         {.name = "gate_up with silu", .issue = issue_linear_act, .bytes = 2.0 * FFN * HIDDEN,
          .operations = 4.0 * FFN * HIDDEN},
