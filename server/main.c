@@ -1,5 +1,6 @@
 /* The commands: a row each. The only file that is not in the tests. */
 #include "bench/bench.h"
+#include "engine/base/file.h"
 #include "server/commands.h"
 
 #include <signal.h>
@@ -36,6 +37,7 @@ static void usage(FILE *out)
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN);
+    file_maps_explain();
     if (argc < 2) {
         usage(stderr);
         return 2;

@@ -2,6 +2,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -64,6 +67,71 @@ bool file_exists(const char *path)
     return access(path, R_OK) == 0;
 }
 
+/* ---- maps --------------------------------------------------------------------------------- */
+
+/* What is mapped, for the signal that comes when a file is cut under its map: a handler takes no
+ * lock, so names stay where they are, and a slot is free when its length is 0. */
+enum { MAX_NAMED_MAPS = 1024, MAX_MAP_NAME = 256 };
+
+static struct named_map {
+    _Atomic uintptr_t data;
+    _Atomic size_t n_bytes;
+    char path[MAX_MAP_NAME];
+} named_maps[MAX_NAMED_MAPS];
+
+static void name_map(const char *path, const struct file_map *map)
+{
+    for (int i = 0; i < MAX_NAMED_MAPS; i++) {
+        struct named_map *m = &named_maps[i];
+        uintptr_t nobody = 0;
+        if (atomic_compare_exchange_strong(&m->data, &nobody, (uintptr_t)map->data)) {
+            const size_t n = strlen(path), most = sizeof m->path - 1;
+            memcpy(m->path, path + (n > most ? n - most : 0), (n > most ? most : n) + 1);
+            atomic_store(&m->n_bytes, map->n_bytes);
+            return;
+        }
+    }
+}
+
+static void forget_map(const struct file_map *map)
+{
+    for (int i = 0; i < MAX_NAMED_MAPS; i++) {
+        if (atomic_load(&named_maps[i].data) == (uintptr_t)map->data) {
+            atomic_store(&named_maps[i].n_bytes, 0);
+            atomic_store(&named_maps[i].data, 0);
+            return;
+        }
+    }
+}
+
+static void say(const char *text)
+{
+    const ssize_t n = write(STDERR_FILENO, text, strlen(text));
+    (void)n; // there is nobody else to tell
+}
+
+static void on_bus_error(int signal_number, siginfo_t *info, void *context)
+{
+    (void)context;
+    const uintptr_t at = (uintptr_t)info->si_addr;
+    for (int i = 0; i < MAX_NAMED_MAPS; i++) {
+        const struct named_map *m = &named_maps[i];
+        if (at - atomic_load(&m->data) < atomic_load(&m->n_bytes)) {
+            say("sluice: ");
+            say(m->path);
+            say(": cannot be read any more: it was cut, or its disk fails\n");
+            _exit(1);
+        }
+    }
+    signal(signal_number, SIG_DFL); // not ours: it comes again
+}
+
+void file_maps_explain(void)
+{
+    struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
+    sigaction(SIGBUS, &action, NULL);
+}
+
 enum status file_map_open(const char *path, struct file_map *map, struct err *err)
 {
     int fd;
@@ -76,12 +144,16 @@ enum status file_map_open(const char *path, struct file_map *map, struct err *er
         return err_set(err, ERR_IO, "%s: cannot be mapped: %s", path, strerror(why));
     }
     *map = (struct file_map){.data = p, .n_bytes = size};
+    if (p) {
+        name_map(path, map);
+    }
     return OK;
 }
 
 void file_unmap(struct file_map *map)
 {
     if (map->data) {
+        forget_map(map);
         munmap((void *)map->data, map->n_bytes);
     }
     *map = (struct file_map){0};

@@ -23,4 +23,8 @@ struct file_map {
 enum status file_map_open(const char *path, struct file_map *map, struct err *err);
 void file_unmap(struct file_map *map); // accepts a zeroed struct
 
+/* From here on a program whose mapped file is cut under it ends with a sentence that names the
+ * file, and 1, instead of with a signal. By a program's main, before any map. */
+void file_maps_explain(void);
+
 #endif
