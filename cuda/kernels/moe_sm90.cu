@@ -44,7 +44,7 @@ struct shared {
 };
 
 /* A piece goes from the loading thread to the computing warps by atomic words. The stage's barriers
- * order them, as they do the boxes; but racecheck, which follows no mbarrier, reports plain ones. */
+ * order them, as they do the boxes; but racecheck, which follows no mbarrier, reports others. */
 __device__ __forceinline__ void hand_over(uint32_t (&words)[PIECE_WORDS], const struct piece &u)
 {
     uint32_t v[PIECE_WORDS];
