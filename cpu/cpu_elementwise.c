@@ -84,8 +84,8 @@ static void activation_item(void *arg, int32_t row, int32_t thread)
     const struct activation_args *a = job->a;
     const float *x = tensor_row(&a->x, row);
     (void)thread;
-    job->kernels->activate(a->kind, x, a->gated ? x + a->width : NULL, tensor_row(&a->out, row),
-                           a->width);
+    job->kernels->activate(a->kind, a->shape, x, a->gated ? x + a->width : NULL,
+                           tensor_row(&a->out, row), a->width);
 }
 
 enum status cpu_activation(struct backend *be, const struct activation_args *a)

@@ -90,8 +90,8 @@ struct cpu_kernels {
                  const float *bias, float eps, int64_t n, float *out);
     float (*dot)(const float *a, const float *b, int64_t n);
     /* up NULL: not gated */
-    void (*activate)(enum activation kind, const float *gate, const float *up, float *out,
-                     int64_t n);
+    void (*activate)(enum activation kind, struct act_shape shape, const float *gate,
+                     const float *up, float *out, int64_t n);
     /* Pairs (x[i], x[i + n]), or (x[2i], x[2i + 1]) when interleaved. */
     void (*rotate)(float *x, const float *cos, const float *sin, int32_t n, bool interleaved);
 

@@ -83,7 +83,7 @@ static float dot(const float *a, const float *b, int64_t n)
     return sum;
 }
 
-static float activated(enum activation kind, float g, float u)
+static float activated(enum activation kind, struct act_shape shape, float g, float u)
 {
     switch (kind) {
     case ACT_SILU: return g / (1.0f + expf(-g)) * u;
@@ -92,19 +92,19 @@ static float activated(enum activation kind, float g, float u)
         return g / (1.0f + expf(-1.59576912f * (g + 0.044715f * g * g * g))) * u;
     case ACT_RELU: return (g > 0.0f ? g : 0.0f) * u;
     case ACT_GPT_OSS:
-        g = g < 7.0f ? g : 7.0f;
-        u = u < 7.0f ? u : 7.0f;
-        u = u > -7.0f ? u : -7.0f;
-        return g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
+        g = g < shape.limit ? g : shape.limit;
+        u = u < shape.limit ? u : shape.limit;
+        u = u > -shape.limit ? u : -shape.limit;
+        return g / (1.0f + expf(-shape.alpha * g)) * (u + 1.0f);
     }
     return 0.0f;
 }
 
-static void activate(enum activation kind, const float *gate, const float *up, float *out,
-                     int64_t n)
+static void activate(enum activation kind, struct act_shape shape, const float *gate,
+                     const float *up, float *out, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        out[i] = activated(kind, gate[i], up ? up[i] : 1.0f);
+        out[i] = activated(kind, shape, gate[i], up ? up[i] : 1.0f);
     }
 }
 

@@ -169,8 +169,8 @@ static void put_rows(void *arg, int32_t i)
         int64_t at = (int64_t)(p * r->n_tiles * ROW_TILE + first) * PANEL;
         c[p] = r->c + at;
         if (job->act) {
-            job->cpu->kernels->activate(job->act->kind, c[p], r->up ? r->up + at : NULL, made[p],
-                                        n * PANEL);
+            job->cpu->kernels->activate(job->act->kind, job->act->shape, c[p],
+                                        r->up ? r->up + at : NULL, made[p], n * PANEL);
             c[p] = made[p];
         }
     }

@@ -274,7 +274,7 @@ static void pack_down(void *arg, int32_t pick_index, int32_t thread)
     int32_t ffn = job->a->ffn;
     float *h = job->hidden + (int64_t)pick_index * 2 * ffn;
     (void)thread;
-    job->cpu->kernels->activate(job->a->kind, h, h + ffn, h, ffn);
+    job->cpu->kernels->activate(job->a->kind, job->a->shape, h, h + ffn, h, ffn);
     cpu_pack_row(job->cpu, job->a->down, h, job->rows + pick_index * job->row_bytes_2);
 }
 

@@ -134,7 +134,7 @@ VEC_INLINE vf swish(vf x, vf z)
     return vec_quotient(x, vec_set(1.0f) + vec_exp(vec_set(0.0f) - z));
 }
 
-VEC_INLINE vf activated(enum activation kind, vf g, vf u)
+VEC_INLINE vf activated(enum activation kind, struct act_shape shape, vf g, vf u)
 {
     switch (kind) {
     case ACT_SILU: return swish(g, g) * u;
@@ -144,21 +144,21 @@ VEC_INLINE vf activated(enum activation kind, vf g, vf u)
     }
     case ACT_RELU: return vec_max(g, vec_set(0.0f)) * u;
     case ACT_GPT_OSS:
-        g = vec_min(g, vec_set(7.0f));
-        u = vec_max(vec_min(u, vec_set(7.0f)), vec_set(-7.0f));
-        return swish(g, g * vec_set(1.702f)) * (u + vec_set(1.0f));
+        g = vec_min(g, vec_set(shape.limit));
+        u = vec_max(vec_min(u, vec_set(shape.limit)), vec_set(-shape.limit));
+        return swish(g, g * vec_set(shape.alpha)) * (u + vec_set(1.0f));
     case ACT_GELU: return gelu(g) * u;
     }
     return g;
 }
 
-static void activate(enum activation kind, const float *gate, const float *up, float *out,
-                     int64_t n)
+static void activate(enum activation kind, struct act_shape shape, const float *gate,
+                     const float *up, float *out, int64_t n)
 {
     int64_t i = 0;
     for (; i + VEC <= n; i += VEC) {
-        vec_store(out + i,
-                  activated(kind, vec_load(gate + i), up ? vec_load(up + i) : vec_set(1.0f)));
+        vf u = up ? vec_load(up + i) : vec_set(1.0f);
+        vec_store(out + i, activated(kind, shape, vec_load(gate + i), u));
     }
     if (i < n) { // by the same arithmetic: where a row is cut must not show
         size_t bytes = (size_t)(n - i) * sizeof *out;
@@ -167,7 +167,7 @@ static void activate(enum activation kind, const float *gate, const float *up, f
         if (up) {
             memcpy(u, up + i, bytes);
         }
-        vec_store(tail, activated(kind, vec_load(g), up ? vec_load(u) : vec_set(1.0f)));
+        vec_store(tail, activated(kind, shape, vec_load(g), up ? vec_load(u) : vec_set(1.0f)));
         memcpy(out + i, tail, bytes);
     }
 }

@@ -74,7 +74,8 @@ static enum status issue_attention(struct bench *b, const struct line *l, int32_
 static enum status issue_activation(struct bench *b, const struct line *l, int32_t i)
 {
     (void)i;
-    const struct activation_args a = {b->wide, b->narrow, l->n_rows, FFN, ACT_SILU, true};
+    const struct activation_args a = {.x = b->wide, .out = b->narrow, .n_rows = l->n_rows,
+                                      .width = FFN, .kind = ACT_SILU, .gated = true};
     return b->ops->activation(b->be, &a);
 }
 

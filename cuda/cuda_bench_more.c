@@ -16,7 +16,8 @@ static enum status issue_linear_act(struct bench *b, const struct line *l, int32
 {
     const struct linear_args a = {.weight = b->w_gate_up[i % COPIES], .x = b->h, .y = b->wide,
                                   .n_rows = l->n_rows};
-    const struct activation_args act = {b->wide, b->narrow, l->n_rows, FFN, ACT_SILU, true};
+    const struct activation_args act = {.x = b->wide, .out = b->narrow, .n_rows = l->n_rows,
+                                        .width = FFN, .kind = ACT_SILU, .gated = true};
     return b->ops->linear_act(b->be, &a, &act);
 }
 

@@ -216,7 +216,7 @@ static enum status mlp(struct flow *f, const struct weight *gate_up, const struc
     struct linear_args up = {.weight = gate_up, .x = in, .y = m->ff_in, .n_rows = f->n_rows};
     struct activation_args act = {.x = m->ff_in, .out = m->ff, .n_rows = f->n_rows,
                                   .width = width, .kind = m->config->act,
-                                  .gated = m->config->gated};
+                                  .gated = m->config->gated, .shape = m->config->act_shape};
     struct linear_args a = {.weight = down, .x = m->ff, .y = m->delta, .n_rows = f->n_rows,
                             .partial = true, .accumulate = accumulate};
     if (f->norm_waits) {
@@ -274,7 +274,8 @@ static enum status moe(struct flow *f, int32_t layer, struct tensor in)
         .gate_up = w->experts_gate_up, .down = w->experts_down, .x = in,
         .y = apart ? m->routed : m->delta, .ids = m->route_ids, .weights = m->route_weights,
         .n_rows = f->n_rows, .n_experts = c->n_experts, .k = c->experts_per_token,
-        .ffn = m->shard.moe_ffn, .kind = c->act, .accumulate = shared && !apart, .partial = true};
+        .ffn = m->shard.moe_ffn, .kind = c->act, .accumulate = shared && !apart, .partial = true,
+        .shape = c->act_shape};
     TRY(f->ops->moe_ffn(f->be, &ffn));
     struct reduce_args reduce = {.y = ffn.y, .n_rows = f->n_rows, .width = c->hidden,
                                  .whole = m->shard.n_ranks == 1, .moe = &ffn};

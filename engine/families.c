@@ -329,12 +329,9 @@ static enum status read_gpt_oss(const struct json *j, struct model_config *c, st
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", true);
     c->router_bias = c->experts_biased = c->sinks = true;
     c->act = ACT_GPT_OSS;
-    double alpha = json_get_number(j, "swiglu_alpha", 1.702);
-    double limit = json_get_number(j, "swiglu_limit", 7.0);
-    if (alpha != 1.702 || limit != 7.0) {
-        return err_set(err, ERR_UNSUPPORTED, "config.json: swiglu_alpha %g and swiglu_limit %g: "
-                       "only 1.702 and 7 are supported", alpha, limit);
-    }
+    c->act_shape = (struct act_shape){
+        .limit = (float)json_get_number(j, "swiglu_limit", (double)ACT_SHAPE_PUBLISHED.limit),
+        .alpha = (float)json_get_number(j, "swiglu_alpha", (double)ACT_SHAPE_PUBLISHED.alpha)};
     window_on_even(j, c);
     return OK;
 }

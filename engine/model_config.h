@@ -53,6 +53,7 @@ struct model_config {
     bool embed_scale_rounded; // to the dtype that the model runs in
 
     enum activation act;
+    struct act_shape act_shape;
     bool gated;
 
     int32_t n_ropes;

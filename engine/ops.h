@@ -111,13 +111,20 @@ struct attention_args {
 
 enum activation { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_GPT_OSS };
 
+/* What ACT_GPT_OSS is told; others do not read it. */
+struct act_shape {
+    float limit, alpha;
+};
+#define ACT_SHAPE_PUBLISHED ((struct act_shape){7.0f, 1.702f})
+
 /* gated: out = act(x[:, :width]) * x[:, width:2 width]; else out = act(x). ACT_GPT_OSS is gated:
- * g = min(gate, 7), u = clamp(up, -7, 7): g * sigmoid(1.702 g) * (u + 1). */
+ * g = min(gate, limit), u = clamp(up, -limit, limit): g * sigmoid(alpha g) * (u + 1). */
 struct activation_args {
     struct tensor x, out; // out [n_rows, width]
     int32_t n_rows, width;
     enum activation kind;
     bool gated;
+    struct act_shape shape;
 };
 
 enum { MAX_EXPERTS = 1024, MAX_PICKS = 32 }; // of a layer; of a row: what every backend takes
@@ -154,6 +161,7 @@ struct moe_ffn_args {
     int32_t n_rows, n_experts, k, ffn;
     enum activation kind;
     bool accumulate, partial;
+    struct act_shape shape;
 };
 
 /* y[row] *= sigmoid(x[row] . weight): the gate of a shared expert. */

@@ -258,7 +258,8 @@ enum status bench_attention(struct bench *b, int32_t layer, int32_t n)
 
 enum status bench_activate(struct bench *b, int32_t n)
 {
-    struct activation_args a = {b->mid, b->act, n, b->shape.ffn, ACT_SILU, true};
+    struct activation_args a = {.x = b->mid, .out = b->act, .n_rows = n, .width = b->shape.ffn,
+                                .kind = ACT_SILU, .gated = true};
     return b->ops->activation(b->be, &a);
 }
 
@@ -279,7 +280,8 @@ enum status bench_mlp(struct bench *b, const struct layer *l, const struct norm_
                       int32_t n)
 {
     struct linear_args up = {.weight = l->gate_up, .x = b->h, .y = b->mid, .n_rows = n};
-    struct activation_args act = {b->mid, b->act, n, b->shape.ffn, ACT_SILU, true};
+    struct activation_args act = {.x = b->mid, .out = b->act, .n_rows = n, .width = b->shape.ffn,
+                                  .kind = ACT_SILU, .gated = true};
     struct linear_args down = {.weight = l->down, .x = b->act, .y = b->delta, .n_rows = n};
     return norm ? ops_norm_linear(b->be, norm, &up, &act, &down)
                 : ops_mlp(b->be, &up, &act, &down);

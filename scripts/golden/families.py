@@ -151,6 +151,21 @@ FAMILIES = [
         },
     },
     {
+        # Experts clamped where it shows, by another slope than the published models'.
+        "folder": "gpt-oss-clamp",
+        "model_type": "gpt_oss",
+        "config": {
+            "num_hidden_layers": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "swiglu_limit": 0.4,
+            "swiglu_alpha": 2.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+        },
+    },
+    {
         # Layers from max_window_layers on see 24 positions, the earlier ones see all.
         "folder": "qwen2-window",
         "model_type": "qwen2",

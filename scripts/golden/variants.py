@@ -273,6 +273,8 @@ def gpt_oss(rng):
         sliding_window=WINDOW,
         attention_bias=rng.random() < 0.7,
         tie_word_embeddings=False,
+        swiglu_limit=rng.choice([7.0, 0.5]),
+        swiglu_alpha=rng.choice([1.702, 2.5]),
     )
     c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
     c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "yarn"))

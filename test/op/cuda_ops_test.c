@@ -198,7 +198,8 @@ static void linear_act_case(struct pair *p, int32_t n_rows, int32_t width, int32
         const struct linear_args a = {.weight = w.w[b], .x = x.t[b], .y = between.t[b],
                                       .n_rows = n_rows};
         const struct activation_args act = {.x = between.t[b], .out = y.t[b], .n_rows = n_rows,
-                                            .width = width, .kind = kind, .gated = gated};
+                                            .width = width, .kind = kind, .gated = gated,
+                                            .shape = ACT_SHAPE_PUBLISHED};
         CHECK(ops_linear_act(p->be[b], &a, &act) == OK);
     }
     char what[96];
@@ -311,7 +312,8 @@ TEST(activations_agree)
                     struct pair_tensor x = tensor_random(&p, 3, in, in + 5, 4.0f);
                     struct pair_tensor y = tensor_poisoned(&p, 3, width + 3, p.dtype);
                     struct activation_args a = {.n_rows = 3, .width = width,
-                                                .kind = (enum activation)kind, .gated = gated};
+                                                .kind = (enum activation)kind,
+                                                .gated = gated, .shape = {2.5f, 0.9f}};
                     BOTH(&p, activation, a, a.x = x.t[b]; a.out = y.t[b]);
                     check_tensor(&p, "activation", &y, width, pair_tolerance(&p));
                 }

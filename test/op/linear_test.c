@@ -146,8 +146,9 @@ static void try_activation(const char *backend, int32_t rows, int32_t width, boo
         .y = op_tensor(&rig, NULL, rows, n_out, n_out + 1),
         .n_rows = rows,
     };
-    struct activation_args act = {
-        a.y, op_tensor(&rig, NULL, rows, width, width + 5), rows, width, ACT_SILU, is_gated};
+    struct activation_args act = {.x = a.y,
+                                  .out = op_tensor(&rig, NULL, rows, width, width + 5),
+                                  .n_rows = rows, .width = width, .kind = ACT_SILU, .gated = is_gated};
     CHECK_EQ(ops_linear_act(rig.be, &a, &act), OK);
     float *fused = op_fetch(&rig, act.out, rows, width);
     CHECK_EQ(rig.ops->linear(rig.be, &a), OK);
@@ -188,8 +189,9 @@ static void try_mlp(const char *backend, int32_t rows, int32_t width, bool is_ga
         .y = op_tensor(&rig, NULL, rows, n_up, n_up + 1),
         .n_rows = rows,
     };
-    struct activation_args act = {
-        up.y, op_tensor(&rig, NULL, rows, width, width + 5), rows, width, ACT_SILU, is_gated};
+    struct activation_args act = {.x = up.y,
+                                  .out = op_tensor(&rig, NULL, rows, width, width + 5),
+                                  .n_rows = rows, .width = width, .kind = ACT_SILU, .gated = is_gated};
     struct linear_args down = {
         .weight = op_weight(&rig, WEIGHT_LINEAR, DT_BF16, w_down, 1, N_DOWN, width, NULL, segments),
         .x = act.out,
@@ -248,8 +250,9 @@ static void try_norm_linear(const char *backend, int32_t rows, bool is_mlp)
         .y = op_tensor(&rig, NULL, rows, N_UP, N_UP + 1),
         .n_rows = rows,
     };
-    struct activation_args act = {
-        up.y, op_tensor(&rig, NULL, rows, WIDTH, WIDTH), rows, WIDTH, ACT_SILU, true};
+    struct activation_args act = {.x = up.y,
+                                  .out = op_tensor(&rig, NULL, rows, WIDTH, WIDTH),
+                                  .n_rows = rows, .width = WIDTH, .kind = ACT_SILU, .gated = true};
     struct linear_args down = {
         .weight = op_weight(&rig, WEIGHT_LINEAR, DT_BF16, w_down, 1, N_DOWN, WIDTH, NULL, 1),
         .x = act.out,

@@ -8,16 +8,17 @@ struct ffn {
     enum dtype dtype;
     enum activation kind;
     bool bias, accumulate;
+    struct act_shape shape;
 };
 
-static double swish(double g, double u, enum activation kind)
+static double swish(double g, double u, const struct ffn *f)
 {
-    if (kind == ACT_SILU) {
+    if (f->kind == ACT_SILU) {
         return g / (1.0 + exp(-g)) * u;
     }
-    g = fmin(g, 7.0);
-    u = fmax(fmin(u, 7.0), -7.0);
-    return g / (1.0 + exp(-1.702 * g)) * (u + 1.0);
+    g = fmin(g, (double)f->shape.limit);
+    u = fmax(fmin(u, (double)f->shape.limit), -(double)f->shape.limit);
+    return g / (1.0 + exp(-(double)f->shape.alpha * g)) * (u + 1.0);
 }
 
 /* out += weight * expert(x), in double, with the products' input roundings. */
@@ -32,7 +33,7 @@ static void expert_ref(const struct ffn *f, const float *x, const float *gu, con
         }
     }
     for (int32_t i = 0; i < f->ffn; i++) {
-        h[i] = (double)op_rounded(f->dtype, (float)swish(h[i], h[f->ffn + i], f->kind));
+        h[i] = (double)op_rounded(f->dtype, (float)swish(h[i], h[f->ffn + i], f));
     }
     for (int32_t o = 0; o < f->hidden; o++) {
         double sum = down_bias ? (double)down_bias[o] : 0.0;
@@ -72,6 +73,7 @@ static void try_ffn(const char *backend, const struct ffn *f)
         .k = f->k,
         .ffn = f->ffn,
         .kind = f->kind,
+        .shape = f->shape,
         .accumulate = f->accumulate,
     };
     rig.ops->alloc(rig.be, 4 * (size_t)f->rows * f->k, &a.ids);
@@ -135,11 +137,12 @@ static void try_ffn(const char *backend, const struct ffn *f)
 OP_TEST(experts_sum_in_order_of_their_ids)
 {
     static const struct ffn cases[] = {
-        {1, 4, 2, 32, 24, 1, DT_F32, ACT_SILU, false, false},
-        {37, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false},
-        {9, 5, 5, 64, 48, 2, DT_BF16, ACT_SILU, false, true},
-        {70, 16, 4, 50, 40, 8, DT_BF16, ACT_GPT_OSS, true, false},
-        {1100, 4, 2, 16, 16, 1, DT_F32, ACT_SILU, false, false}, // more than a chunk
+        {1, 4, 2, 32, 24, 1, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}},
+        {37, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false, {7.0f, 1.702f}},
+        {9, 5, 5, 64, 48, 2, DT_BF16, ACT_SILU, false, true, {0.0f, 0.0f}},
+        {70, 16, 4, 50, 40, 8, DT_BF16, ACT_GPT_OSS, true, false, {7.0f, 1.702f}},
+        {19, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false, {0.8f, 3.0f}},
+        {1100, 4, 2, 16, 16, 1, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}}, // more than a chunk
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         try_ffn(backend, &cases[i]);

@@ -77,7 +77,7 @@ OP_TEST(norm_adds_scales_and_normalises)
     }
 }
 
-static double act_ref(enum activation kind, double g, double u)
+static double act_ref(enum activation kind, struct act_shape s, double g, double u)
 {
     switch (kind) {
     case ACT_SILU: return g / (1.0 + exp(-g)) * u;
@@ -86,9 +86,9 @@ static double act_ref(enum activation kind, double g, double u)
         return 0.5 * g * (1.0 + tanh(sqrt(2.0 / 3.14159265358979) * (g + 0.044715 * g * g * g))) * u;
     case ACT_RELU: return fmax(g, 0.0) * u;
     case ACT_GPT_OSS:
-        g = fmin(g, 7.0);
-        u = fmax(fmin(u, 7.0), -7.0);
-        return g / (1.0 + exp(-1.702 * g)) * (u + 1.0);
+        g = fmin(g, (double)s.limit);
+        u = fmax(fmin(u, (double)s.limit), -(double)s.limit);
+        return g / (1.0 + exp(-(double)s.alpha * g)) * (u + 1.0);
     }
     return NAN;
 }
@@ -99,6 +99,7 @@ OP_TEST(activations_follow_their_formulas)
     struct op_rig rig = op_open(backend, DT_BF16, &limits);
     for (int32_t i = 0; i < 30; i++) {
         struct activation_args a = {.n_rows = op_int(1, 5), .width = op_int(1, 150), .kind = i % 5};
+        a.shape = i % 10 < 5 ? ACT_SHAPE_PUBLISHED : (struct act_shape){2.5f, 0.9f};
         a.gated = a.kind == ACT_GPT_OSS || i % 2 == 0;
         int32_t in = a.gated ? 2 * a.width : a.width;
         float *x = op_random((size_t)a.n_rows * in, i % 4 == 0 ? 40.0f : 3.0f);
@@ -106,7 +107,7 @@ OP_TEST(activations_follow_their_formulas)
         for (int32_t j = 0; j < a.n_rows * a.width; j++) {
             const float *row = x + (size_t)(j / a.width) * in;
             double u = a.gated ? (double)row[a.width + j % a.width] : 1.0;
-            wanted[j] = act_ref(a.kind, (double)row[j % a.width], u);
+            wanted[j] = act_ref(a.kind, a.shape, (double)row[j % a.width], u);
         }
         a.x = op_tensor(&rig, x, a.n_rows, in, in + 3);
         a.out = op_tensor(&rig, NULL, a.n_rows, a.width, a.width + 1);
