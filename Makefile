@@ -152,9 +152,9 @@ test-model: all  ## what is read from a model's folder, and what generate makes 
 test-sim: $(BUILD)/test/sim/sim_test  ## the simulation at length (SIM_RUNS=20000, SIM_SEED=1)
 	@SIM_RUNS=$${SIM_RUNS:-20000} TEST_TIMEOUT=$${TEST_TIMEOUT:-3600} test/run $<
 test-asan:  ## the C tests, the server's and those of model folders under ASan and UBSan
-	@TEST_TIMEOUT=$${TEST_TIMEOUT:-1200} $(MAKE) FLAVOUR=asan CUDA=0 test-unit test-server test-model
+	@TEST_TIMEOUT=$${TEST_TIMEOUT:-1200} SLUICE_THREADS=$${SLUICE_THREADS:-2} $(MAKE) FLAVOUR=asan CUDA=0 test-unit test-server test-model
 test-tsan:  ## the C tests and the server's under TSan
-	@TEST_TIMEOUT=$${TEST_TIMEOUT:-1200} $(MAKE) FLAVOUR=tsan CUDA=0 test-unit test-server
+	@TEST_TIMEOUT=$${TEST_TIMEOUT:-1200} SLUICE_THREADS=$${SLUICE_THREADS:-2} $(MAKE) FLAVOUR=tsan CUDA=0 test-unit test-server
 # The NEON kernels against the scalar ones, on any machine that has the cross compiler and QEMU.
 NEON_CC  := $(shell command -v aarch64-linux-gnu-gcc)
 NEON_RUN := $(shell command -v qemu-aarch64-static)

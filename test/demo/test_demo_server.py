@@ -107,7 +107,7 @@ def test_accuracy_is_above_the_floors(plain):
     [
         ["--no-enable-prefix-caching"],
         ["--no-enable-chunked-prefill"],
-        ["--max-num-batched-tokens", "64"],
+        ["--max-num-batched-tokens", "64", "--threads", "2"],
         ["--max-num-seqs", "2"],
         ["--speculative-config", NGRAM],
         ["--speculative-config", DRAFT],

@@ -1,5 +1,5 @@
-"""The cube: whatever the engine does meanwhile (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks), a
-request's tokens and log-probabilities are those of the request alone, to the bit."""
+"""The cube: whatever the engine does meanwhile (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks,
+threads), a request's tokens and log-probabilities are those of the request alone, to the bit."""
 import functools
 import itertools
 import json
@@ -37,6 +37,7 @@ def drafts(family):
 
 DRAFTS = ["plain", "ngram", "draft", "own draft", "static tree", "dynamic tree", "two drafts"]
 POOL = {"large pool": [], "tiny pool": ["--num-gpu-blocks-override", "17"]}
+THREADS = ["2", "1", "1"]  # in turn: every value of every axis meets both
 RANKS = {"one rank": [], "two ranks": ["--tensor-parallel-size", "2"]}
 
 
@@ -78,11 +79,11 @@ CUBE = list(itertools.product(CHUNKS, CACHE, DRAFTS, POOL))
 def test_nothing_that_goes_on_changes_a_request(family):
     saw = {"preemptions": 0, "cached_tokens": 0, "accepted_draft_tokens": 0}
     base = ["--max-model-len", "256", "--block-size", "16"]
-    for chunks, cache, how, pool in CUBE:
-        flags = CHUNKS[chunks] + CACHE[cache] + drafts(family)[how] + POOL[pool] + base
+    for (chunks, cache, how, pool), threads in zip(CUBE, itertools.cycle(THREADS)):
+        flags = CHUNKS[chunks] + CACHE[cache] + drafts(family)[how] + POOL[pool] + base + ["--threads", threads]
         answers = golden.generate(family, requests(), *flags)
         for i, (have, want) in enumerate(zip(answers, alone(family))):
-            assert essence(have) == want, f"{family}, {chunks}, {cache}, {how}, {pool}: request {i}"
+            assert essence(have) == want, f"{family}, {chunks}, {cache}, {how}, {pool}, {threads} threads: request {i}"
             for k in saw:
                 saw[k] += have["usage"][k]
     # The cube means something only if these happened.
@@ -101,8 +102,9 @@ def test_chunks_of_any_size_give_the_same_bits(family):
     prompt = requests()[4]["prompt_token_ids"]
     score = [{"prompt_token_ids": prompt, "max_tokens": 0, "prompt_logprobs": True}]
     want = golden.generate(family, score)[0]["prompt_logprobs"]
-    for rows in ("2", "5", "23"):
-        have = golden.generate(family, score, "--max-num-batched-tokens", rows, "--max-num-seqs", "1")[0]
+    for rows, threads in (("2", "1"), ("5", "2"), ("23", "1")):
+        flags = ["--max-num-batched-tokens", rows, "--max-num-seqs", "1", "--threads", threads]
+        have = golden.generate(family, score, *flags)[0]
         assert have["prompt_logprobs"] == want, f"{family}, {rows} rows a step"
 
 
@@ -112,7 +114,8 @@ def test_two_ranks_give_the_bits_of_one(family):
     some = requests()[2:6]
     want = [essence(a) for a in golden.generate(family, some)]
     for how, flags in drafts(family).items():
-        answers = golden.generate(family, some, *RANKS["two ranks"], *flags)
+        threads = golden.TWO_THREADS if how == "ngram" else []
+        answers = golden.generate(family, some, *RANKS["two ranks"], *flags, *threads)
         assert [essence(a) for a in answers] == want, f"{family}, {how}"
 
 

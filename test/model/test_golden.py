@@ -17,7 +17,7 @@ def test_rounded_is_as_good_as_transformers_own(family):
 @pytest.mark.parametrize("family", golden.families())
 def test_float32_without_the_prompts_scores(family):
     golden.check_exact_unscored(family)
-    golden.check_exact_unscored(family, 1e-3, *golden.CHUNKS)
+    golden.check_exact_unscored(family, 1e-3, *golden.CHUNKS, *golden.TWO_THREADS)
 
 
 @pytest.mark.parametrize("family", golden.families())

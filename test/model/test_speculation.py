@@ -165,8 +165,9 @@ def test_a_hundred_answers_are_those_without_at_every_depth(how, k, answers_with
             "tree": {"method": "tree", "model": DEMO_DRAFT, "tree_nodes": 64}}[how]
     odd = ["--max-num-batched-tokens", "97"] if k % 2 else ["--no-enable-prefix-caching"]
     tight = ["--num-gpu-blocks-override", "60"] if k % 3 == 0 else []
+    threads = golden.TWO_THREADS if k % 4 == 2 else []
     answers = golden.generate(DEMO, questions(100), "--dtype", "float32", "--max-num-seqs", "24",
-                              *config(**{**keys, "num_speculative_tokens": k}), *odd, *tight)
+                              *config(**{**keys, "num_speculative_tokens": k}), *odd, *tight, *threads)
     assert [a["outputs"] for a in answers] == answers_without
     assert sum(a["usage"]["accepted_draft_tokens"] for a in answers) > 50
 

@@ -69,7 +69,7 @@ def plain():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("how", [[], ["--num-gpu-blocks-override", "20", "--max-model-len", "128"],
+@pytest.mark.parametrize("how", [golden.TWO_THREADS, ["--num-gpu-blocks-override", "20", "--max-model-len", "128"],
                                  ["--tensor-parallel-size", "2"]])
 def test_parameters_count_along_every_path(shape, how, plain):
     if "--tensor-parallel-size" in how and not golden.EXACT_RANKS:
@@ -109,8 +109,9 @@ def test_paths_off_the_spine_have_the_bits_of_a_plain_run(family, tmp_path):
     some = [{"prompt_token_ids": prompt(i, 5 + 9 * i), "max_tokens": 24, "logprobs": 2, "ignore_eos": True, "seed": i,
              "temperature": i % 2, "n": 1 + i % 3} for i in range(6)]
     want = [essence(a) for a in golden.generate(family, some, *how)]
-    for shape in ({"expansion": [1, 2, 3, 1]}, {"num_speculative_tokens": 4, "tree_nodes": 40}):
-        answers = golden.generate(family, some, *how, *flags(model=model, **shape))
+    for shape, threads in (({"expansion": [1, 2, 3, 1]}, []),
+                           ({"num_speculative_tokens": 4, "tree_nodes": 40}, golden.TWO_THREADS)):
+        answers = golden.generate(family, some, *how, *flags(model=model, **shape), *threads)
         assert [essence(a) for a in answers] == want, f"{family}, {shape}"
         assert sum(a["usage"]["accepted_draft_tokens"] for a in answers) > 40
 
