@@ -17,9 +17,18 @@
 static uint64_t op_seed = 1;
 static uint32_t op_counter;
 
+/* rng_bits(op_seed, 0, RNG_TEST, op_counter++); one block serves four, for tests draw millions. */
 static inline uint32_t op_bits(void)
 {
-    return rng_bits(op_seed, 0, RNG_TEST, op_counter++);
+    static struct rng_block block;
+    static uint64_t seed;
+    static uint32_t place = UINT32_MAX; // of the block
+    if (place != op_counter >> 2 || seed != op_seed) {
+        place = op_counter >> 2;
+        seed = op_seed;
+        block = rng_philox(seed, 0, RNG_TEST, place, 0);
+    }
+    return block.v[op_counter++ & 3];
 }
 
 static inline int32_t op_int(int32_t low, int32_t high)
