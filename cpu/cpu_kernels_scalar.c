@@ -145,10 +145,10 @@ static void scores(const float *q, int64_t q_stride, int32_t m, const struct pag
 {
     for (int32_t i = 0; i < m; i++) {
         for (int32_t t = 0; t < k->n_pages * k->tokens; t++) {
+            int32_t page = t / k->tokens, place = t % k->tokens;
             float sum = 0.0f;
             for (int32_t d = 0; d < dim; d++) {
-                sum += q[i * q_stride + d] *
-                       stored(k, t / k->tokens, (int64_t)d * k->tokens + t % k->tokens);
+                sum += q[i * q_stride + d] * stored(k, page, (int64_t)d * k->tokens + place);
             }
             s[i * s_stride + t] = sum;
         }
@@ -160,10 +160,10 @@ static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page
 {
     for (int32_t i = 0; i < m; i++) {
         for (int32_t t = v->first; t < v->end; t++) {
+            int32_t page = t / v->tokens;
+            int64_t first = (int64_t)(t % v->tokens) * dim;
             for (int32_t d = 0; d < dim; d++) {
-                acc[(int64_t)i * dim + d] +=
-                    p[i * p_stride + t] *
-                    stored(v, t / v->tokens, (int64_t)(t % v->tokens) * dim + d);
+                acc[(int64_t)i * dim + d] += p[i * p_stride + t] * stored(v, page, first + d);
             }
         }
     }
