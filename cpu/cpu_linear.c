@@ -106,18 +106,23 @@ static void segment_sums(const struct cpu_backend *cpu, const struct gemm_tile *
     }
 }
 
-static void store(const struct gemm_tile *t, const float *c, float *y)
+/* c is left with the bias added. */
+static void store(const struct cpu_backend *cpu, const struct gemm_tile *t, float *c, float *y)
 {
+    const struct cpu_kernels *k = cpu->kernels;
     const struct weight *w = t->weight;
     int64_t width = (int64_t)w->panels * PANEL, first = t->tile * width;
     int64_t n = w->n_out - first < width ? w->n_out - first : width;
     const float *bias = t->bias ? t->bias + first : NULL;
     for (int32_t i = 0; i < t->n_rows; i++) {
-        const float *from = c + (int64_t)i * TILE;
-        float *to = y + i * t->y_stride + first;
-        for (int64_t j = 0; j < n; j++) {
-            float v = bias ? from[j] + bias[j] : from[j];
-            to[j] = t->accumulate ? to[j] + v : v;
+        float *from = c + (int64_t)i * TILE, *to = y + i * t->y_stride + first;
+        if (bias) {
+            k->add_scaled(from, bias, 1.0f, n);
+        }
+        if (t->accumulate) {
+            k->add_scaled(to, from, 1.0f, n);
+        } else {
+            memcpy(to, from, (size_t)n * sizeof *to);
         }
     }
 }
@@ -132,7 +137,7 @@ void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t)
         float *c = t->scratch + level * n;
         segment_sums(cpu, t, s, c);
         if (t->split_stride != 0) {
-            store(t, c, t->y + s * t->split_stride);
+            store(cpu, t, c, t->y + s * t->split_stride);
             continue;
         }
         level++;
@@ -142,7 +147,7 @@ void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t)
         }
     }
     if (t->split_stride == 0) {
-        store(t, t->scratch, t->y);
+        store(cpu, t, t->scratch, t->y);
     }
 }
 
