@@ -71,6 +71,13 @@ def alone(family):
     return [essence(golden.generate(family, [r], "--no-enable-prefix-caching")[0]) for r in requests()]
 
 
+@functools.cache
+def some_of(family):
+    """A few requests and what one rank says to them."""
+    some = requests()[2:6]
+    return some, [essence(a) for a in golden.generate(family, some)]
+
+
 accepted = []  # draft tokens per family: a random model may never repeat itself, all of them do
 CUBE = list(itertools.product(CHUNKS, CACHE, DRAFTS, POOL))
 
@@ -111,8 +118,7 @@ def test_chunks_of_any_size_give_the_same_bits(family):
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
 @pytest.mark.parametrize("family", golden.families())
 def test_two_ranks_give_the_bits_of_one(family):
-    some = requests()[2:6]
-    want = [essence(a) for a in golden.generate(family, some)]
+    some, want = some_of(family)
     for how, flags in drafts(family).items():
         threads = golden.TWO_THREADS if how == "ngram" else []
         answers = golden.generate(family, some, *RANKS["two ranks"], *flags, *threads)
@@ -128,8 +134,7 @@ def sharded(flags):
 @pytest.mark.parametrize("family", golden.families())
 def test_ranks_may_share_the_draft_model_too(family):
     """With the same bits: a model that drafts for itself is right wherever the answer goes on."""
-    some = requests()[2:6]
-    want = [essence(a) for a in golden.generate(family, some)]
+    some, want = some_of(family)
     for how in ("own draft", "dynamic tree"):
         flags = sharded(drafts(family)[how])
         answers = golden.generate(family, some, *RANKS["two ranks"], *flags)

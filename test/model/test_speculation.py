@@ -1,5 +1,6 @@
 """Speculation through the engine: laws, bonus tokens, what a stop inside an accepted run leaves, and what is refused."""
 
+import functools
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ def draft(model, **keys):
 PROPOSERS = {"ngram": config(method="ngram", prompt_lookup_min=1), "stranger": draft(STRANGER), "own": draft(OWN)}
 
 
+@functools.cache  # the runs without a draft, and those of one alone, are what several tests compare with
 def joint_counts(n, *flags, **more):
     """How often each run of tokens comes, of n samples with four choices at each place."""
     requests = [{"prompt_token_ids": [5, 9, 13, 5, 9], "max_tokens": 3, "temperature": 1.3, "top_p": 0.95, "n": 100,
