@@ -111,7 +111,8 @@ struct attention_args {
 
 enum activation { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_GPT_OSS };
 
-/* What ACT_GPT_OSS is told; others do not read it. */
+/* What ACT_GPT_OSS is told; others do not read it. A backend may take the published one alone
+ * (facts.shapes_act). */
 struct act_shape {
     float limit, alpha;
 };

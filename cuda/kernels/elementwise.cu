@@ -7,7 +7,7 @@
 
 template <typename T, int KIND, bool GATED>
 __global__ void activation_vec_kernel(const T *x, int64_t x_stride, T *out, int64_t out_stride,
-                                      int32_t width, struct act_shape shape)
+                                      int32_t width)
 {
     constexpr int N = vec<T>::N;
     pdl_wait();
@@ -24,15 +24,14 @@ __global__ void activation_vec_kernel(const T *x, int64_t x_stride, T *out, int6
 #pragma unroll
     for (int e = 0; e < N; e++) {
         const float f = to_float(g.v[e]);
-        y.v[e] = from_float<T>(GATED ? act_gated<KIND>(f, to_float(u.v[e]), shape)
-                                     : act_plain<KIND>(f));
+        y.v[e] = from_float<T>(GATED ? act_gated<KIND>(f, to_float(u.v[e])) : act_plain<KIND>(f));
     }
     y.store(out + blockIdx.x * out_stride + i);
 }
 
 template <typename T, int KIND, bool GATED>
 __global__ void activation_plain_kernel(const T *x, int64_t x_stride, T *out, int64_t out_stride,
-                                        int32_t width, struct act_shape shape)
+                                        int32_t width)
 {
     pdl_wait();
     pdl_trigger();
@@ -42,7 +41,7 @@ __global__ void activation_plain_kernel(const T *x, int64_t x_stride, T *out, in
     }
     const float f = to_float(x[blockIdx.x * x_stride + i]);
     out[blockIdx.x * out_stride + i] = from_float<T>(
-        GATED ? act_gated<KIND>(f, to_float(x[blockIdx.x * x_stride + width + i]), shape)
+        GATED ? act_gated<KIND>(f, to_float(x[blockIdx.x * x_stride + width + i]))
               : act_plain<KIND>(f));
 }
 
@@ -56,11 +55,11 @@ static cudaError_t activation(cudaStream_t stream, const struct activation_args 
         const int per_block = 256 * vec<T>::N;
         return launch(activation_vec_kernel<T, KIND, GATED>,
                       dim3(a->n_rows, (a->width + per_block - 1) / per_block), dim3(256), 0, stream,
-                      x, x_stride, out, out_stride, a->width, a->shape);
+                      x, x_stride, out, out_stride, a->width);
     }
     return launch(activation_plain_kernel<T, KIND, GATED>,
                   dim3(a->n_rows, (a->width + 255) / 256), dim3(256), 0, stream, x, x_stride, out,
-                  out_stride, a->width, a->shape);
+                  out_stride, a->width);
 }
 
 template <typename T>

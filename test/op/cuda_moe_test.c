@@ -93,8 +93,7 @@ static void moe_case(enum dtype dtype, const struct moe_case *c, bool partial)
                              .kind = c->kind,
                              .accumulate = c->accumulate,
                              .partial = partial,
-                             .shape = c->n_rows % 2 ? ACT_SHAPE_PUBLISHED
-                                                    : (struct act_shape){0.8f, 3.0f}};
+                             .shape = ACT_SHAPE_PUBLISHED};
     BOTH(&p, moe_ffn, a, a.gate_up = up.w[b]; a.down = down.w[b]; a.x = x.t[b]; a.y = y.t[b];
          a.ids = ids[b]; a.weights = weights[b]);
     char what[128];
