@@ -70,7 +70,8 @@ bool file_exists(const char *path)
 /* ---- maps --------------------------------------------------------------------------------- */
 
 /* What is mapped, for the signal that comes when a file is cut under its map: a handler takes no
- * lock, so names stay where they are, and a slot is free when its length is 0. */
+ * lock, so names stay where they are. A slot whose data is 0 is free, one whose length is 0 is not
+ * to be read: it is written behind the name, and taken back before the slot is free. */
 enum { MAX_NAMED_MAPS = 1024, MAX_MAP_NAME = 256 };
 
 static struct named_map {
@@ -114,16 +115,17 @@ static void on_bus_error(int signal_number, siginfo_t *info, void *context)
 {
     (void)context;
     const uintptr_t at = (uintptr_t)info->si_addr;
-    for (int i = 0; i < MAX_NAMED_MAPS; i++) {
+    for (int i = 0; info->si_code == BUS_ADRERR && i < MAX_NAMED_MAPS; i++) {
         const struct named_map *m = &named_maps[i];
         if (at - atomic_load(&m->data) < atomic_load(&m->n_bytes)) {
             say("sluice: ");
             say(m->path);
             say(": cannot be read any more: it was cut, or its disk fails\n");
-            _exit(1);
+            _exit(1); // the thread cannot go on, nor be unwound
         }
     }
-    signal(signal_number, SIG_DFL); // not ours: it comes again
+    signal(signal_number, SIG_DFL); // not ours: comes again when this returns
+    raise(signal_number);
 }
 
 void file_maps_explain(void)

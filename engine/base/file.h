@@ -24,7 +24,8 @@ enum status file_map_open(const char *path, struct file_map *map, struct err *er
 void file_unmap(struct file_map *map); // accepts a zeroed struct
 
 /* From here on a program whose mapped file is cut under it ends with a sentence that names the
- * file, and 1, instead of with a signal. By a program's main, before any map. */
+ * file, and 1, instead of with a signal: nothing below main may exit but this handler, which has no
+ * caller. By a program's main, before any map. */
 void file_maps_explain(void);
 
 #endif
