@@ -37,6 +37,7 @@ enum {
 #if HAVE_SM90A
 
 enum { PIECE_WORDS = sizeof(struct piece) / 4 };
+static_assert(sizeof(struct piece) == PIECE_WORDS * 4 && PIECE_WORDS <= 32, "a lane each");
 
 struct shared {
     uint64_t full[STAGES], empty[STAGES];
