@@ -193,9 +193,10 @@ def test_measuring_what_passes_cost_leaves_the_draft_model_as_it_was(method):
     keys = {"method": method, "model": DEMO_DRAFT, "num_speculative_tokens": 4}
     asks = "".join(json.dumps({**q, "temperature": 0}) + "\n" for q in questions(40))
     done = subprocess.run([*golden.RUN, DEMO, "--json", "--log-level", "debug", "--max-num-seqs", "2",
-                           "--speculative-config", json.dumps(keys)], input=asks, capture_output=True, text=True)
+                           "--speculative-config", json.dumps(keys)], input=asks, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not [a for a in answers if "error" in a]
     drafted, right = (sum(a["usage"][k] for a in answers) for k in ("draft_tokens", "accepted_draft_tokens"))
     assert len(answers) == 40 and right >= 0.6 * drafted, (right, drafted)
     assert drafted > 100 or (golden.DEVICE != "cpu" and gain(done.stderr) < 1.3), (drafted, done.stderr)
