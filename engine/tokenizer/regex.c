@@ -136,6 +136,21 @@ int regex_find(const struct regex *re, struct scratch *sc, const char *s, size_t
     return regex_find_pcre(re, sc, s, n, from, start, end);
 }
 
+/* A stretch of the text at a time: a memmem that looks at all that it is given, as that of a thread
+ * sanitizer does, would make many matches take quadratic time. */
+static const char *find_literal(const struct pattern *p, const char *s, size_t n)
+{
+    enum { STRETCH = 4096 };
+    for (size_t at = 0; at < n; at += STRETCH) {
+        const size_t left = n - at, most = STRETCH + p->literal_bytes - 1;
+        const char *hit = memmem(s + at, left < most ? left : most, p->literal, p->literal_bytes);
+        if (hit) {
+            return hit;
+        }
+    }
+    return NULL;
+}
+
 static int walk_next(struct regex_walk *w, struct scratch *sc, size_t *start, size_t *end)
 {
     while (w->from <= w->n) {
@@ -201,7 +216,7 @@ int pattern_walk_next(struct pattern_walk *w, struct scratch *sc, size_t *start,
     if (w->from >= w->n) {
         return 0;
     }
-    const char *hit = memmem(w->s + w->from, w->n - w->from, p->literal, p->literal_bytes);
+    const char *hit = find_literal(p, w->s + w->from, w->n - w->from);
     if (!hit) {
         w->from = w->n;
         return 0;

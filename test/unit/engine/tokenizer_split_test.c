@@ -332,6 +332,26 @@ TEST(classes_hold_what_the_library_has_in_them)
     json_free(root);
 }
 
+/* The literal is looked for a stretch of the text at a time: it may lie across any border. */
+TEST(a_literal_is_found_wherever_it_lies)
+{
+    enum { FIRST = 4070, LAST = 8210, REST = 100 };
+    static char text[LAST + REST];
+    char literal[] = "\xE2\x96\x81";
+    struct pattern p = {.literal = literal, .literal_bytes = 3};
+    for (size_t at = FIRST; at < LAST; at += at == 4110 ? 4060 : 1) {
+        memset(text, '\x96', sizeof text);
+        memcpy(text + at, p.literal, p.literal_bytes);
+        struct pattern_walk w;
+        pattern_walk_init(&w, &p, text, sizeof text);
+        size_t start = 0, end = 0;
+        CHECK_EQ(pattern_walk_next(&w, NULL, &start, &end), 1);
+        CHECK_EQ(start, at);
+        CHECK_EQ(end, at + 3);
+        CHECK_EQ(pattern_walk_next(&w, NULL, &start, &end), 0);
+    }
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);
