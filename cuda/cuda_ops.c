@@ -260,19 +260,12 @@ static enum status op_attention(struct backend *base, const struct attention_arg
     return OK;
 }
 
-/* ACT_GPT_OSS's clamp is in the kernels. */
-static bool takes_shape(enum activation kind, const struct act_shape *s)
-{
-    const struct act_shape published = ACT_SHAPE_PUBLISHED;
-    return kind != ACT_GPT_OSS || (s->limit == published.limit && s->alpha == published.alpha);
-}
-
 static enum status op_activation(struct backend *base, const struct activation_args *a)
 {
     struct cuda *be = cuda_of(base);
     TRY(ready(be));
     const bool gated = a->gated || a->kind == ACT_GPT_OSS;
-    if (!takes_shape(a->kind, &a->shape)) {
+    if (!act_is_published(a->kind, a->shape)) {
         return ERR_UNSUPPORTED;
     }
     if (!fits(a->x, gated ? 2 * a->width : a->width) || !fits(a->out, a->width) ||
@@ -376,7 +369,7 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
     struct cuda *be = cuda_of(base);
     TRY(ready(be));
     const struct weight *up = a->gate_up, *down = a->down;
-    if (!takes_shape(a->kind, &a->shape)) {
+    if (!act_is_published(a->kind, a->shape)) { // the clamp is in the kernels
         return ERR_UNSUPPORTED;
     }
     if (!up || !down || up->kind != WEIGHT_EXPERTS || down->kind != WEIGHT_EXPERTS ||

@@ -148,12 +148,12 @@ enum status model_load(const struct model_load_options *options, struct backend 
     TRY(model_shard_of(c, options->rank, options->n_ranks, &out->shard, err));
     struct backend_facts facts;
     TRY(be->ops->facts(be, &facts));
-    const struct act_shape *shape = &c->act_shape, published = ACT_SHAPE_PUBLISHED;
-    if (c->act == ACT_GPT_OSS && !facts.shapes_act &&
-        (shape->limit != published.limit || shape->alpha != published.alpha)) {
+    if (!facts.shapes_act && !act_is_published(c->act, c->act_shape)) {
+        const struct act_shape takes = ACT_SHAPE_PUBLISHED;
         return err_set(err, ERR_UNSUPPORTED, "config.json: swiglu_limit %g and swiglu_alpha %g: "
-                       "%s takes %g and %g alone", (double)shape->limit, (double)shape->alpha,
-                       facts.name, (double)published.limit, (double)published.alpha);
+                       "%s takes %g and %g alone", (double)c->act_shape.limit,
+                       (double)c->act_shape.alpha, facts.name, (double)takes.limit,
+                       (double)takes.alpha);
     }
     out->act = facts.act;
     out->residual = facts.residual;

@@ -118,6 +118,12 @@ struct act_shape {
 };
 #define ACT_SHAPE_PUBLISHED ((struct act_shape){7.0f, 1.702f})
 
+static inline bool act_is_published(enum activation kind, struct act_shape s)
+{
+    const struct act_shape p = ACT_SHAPE_PUBLISHED;
+    return kind != ACT_GPT_OSS || (s.limit == p.limit && s.alpha == p.alpha);
+}
+
 /* gated: out = act(x[:, :width]) * x[:, width:2 width]; else out = act(x). ACT_GPT_OSS is gated:
  * g = min(gate, limit), u = clamp(up, -limit, limit): g * sigmoid(alpha g) * (u + 1). */
 struct activation_args {
