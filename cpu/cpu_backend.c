@@ -94,7 +94,7 @@ static enum status cpu_facts(struct backend *be, struct backend_facts *out)
         .residual = DT_F32,
         .free_bytes = free_bytes(),
         .preferred_block_tokens = 16,
-        .async = false, .shapes_act = true, .exact_ranks = true,
+        .async = false, .exact_ranks = true,
     };
     snprintf(out->device, sizeof out->device, "%d threads, %s", pool_n_threads(cpu->pool),
              cpu->kernels->name);

@@ -265,9 +265,6 @@ static enum status op_activation(struct backend *base, const struct activation_a
     struct cuda *be = cuda_of(base);
     TRY(ready(be));
     const bool gated = a->gated || a->kind == ACT_GPT_OSS;
-    if (!act_is_published(a->kind, a->shape)) {
-        return ERR_UNSUPPORTED;
-    }
     if (!fits(a->x, gated ? 2 * a->width : a->width) || !fits(a->out, a->width) ||
         a->x.dtype != a->out.dtype) {
         return ERR_INVALID;
@@ -369,9 +366,6 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
     struct cuda *be = cuda_of(base);
     TRY(ready(be));
     const struct weight *up = a->gate_up, *down = a->down;
-    if (!act_is_published(a->kind, a->shape)) { // the clamp is in the kernels
-        return ERR_UNSUPPORTED;
-    }
     if (!up || !down || up->kind != WEIGHT_EXPERTS || down->kind != WEIGHT_EXPERTS ||
         up->n_experts != a->n_experts || down->n_experts != a->n_experts ||
         up->n_out != 2 * (int64_t)a->ffn || down->n_in != a->ffn || up->n_in != down->n_out ||

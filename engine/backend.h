@@ -143,7 +143,6 @@ struct backend_facts {
     size_t free_bytes;      // of device memory now
     int32_t preferred_block_tokens;
     bool async;             // step_end returns before the work is done
-    bool shapes_act;        // ACT_GPT_OSS by any act_shape, not by the published one alone
     bool exact_ranks;       // several ranks give the bits of one: each sum over ranks is reduced
                             // on its own, before it meets another
 };

@@ -148,13 +148,6 @@ enum status model_load(const struct model_load_options *options, struct backend 
     TRY(model_shard_of(c, options->rank, options->n_ranks, &out->shard, err));
     struct backend_facts facts;
     TRY(be->ops->facts(be, &facts));
-    if (!facts.shapes_act && !act_is_published(c->act, c->act_shape)) {
-        const struct act_shape takes = ACT_SHAPE_PUBLISHED;
-        return err_set(err, ERR_UNSUPPORTED, "config.json: swiglu_limit %g and swiglu_alpha %g: "
-                       "%s takes %g and %g alone", (double)c->act_shape.limit,
-                       (double)c->act_shape.alpha, facts.name, (double)takes.limit,
-                       (double)takes.alpha);
-    }
     out->act = facts.act;
     out->residual = facts.residual;
     out->exact_ranks = facts.exact_ranks;

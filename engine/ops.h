@@ -111,18 +111,11 @@ struct attention_args {
 
 enum activation { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_GPT_OSS };
 
-/* What ACT_GPT_OSS is told; others do not read it. A backend may take the published one alone
- * (facts.shapes_act). */
+/* What ACT_GPT_OSS is told; others do not read it. */
 struct act_shape {
     float limit, alpha;
 };
 #define ACT_SHAPE_PUBLISHED ((struct act_shape){7.0f, 1.702f})
-
-static inline bool act_is_published(enum activation kind, struct act_shape s)
-{
-    const struct act_shape p = ACT_SHAPE_PUBLISHED;
-    return kind != ACT_GPT_OSS || (s.limit == p.limit && s.alpha == p.alpha);
-}
 
 /* gated: out = act(x[:, :width]) * x[:, width:2 width]; else out = act(x). ACT_GPT_OSS is gated:
  * g = min(gate, limit), u = clamp(up, -limit, limit): g * sigmoid(alpha g) * (u + 1). */

@@ -7,7 +7,7 @@
 
 template <typename T, int KIND, bool GATED>
 __global__ void activation_vec_kernel(const T *x, int64_t x_stride, T *out, int64_t out_stride,
-                                      int32_t width)
+                                      int32_t width, struct act_shape shape)
 {
     constexpr int N = vec<T>::N;
     pdl_wait();
@@ -24,14 +24,15 @@ __global__ void activation_vec_kernel(const T *x, int64_t x_stride, T *out, int6
 #pragma unroll
     for (int e = 0; e < N; e++) {
         const float f = to_float(g.v[e]);
-        y.v[e] = from_float<T>(GATED ? act_gated<KIND>(f, to_float(u.v[e])) : act_plain<KIND>(f));
+        y.v[e] = from_float<T>(GATED ? act_gated<KIND>(f, to_float(u.v[e]), shape)
+                                     : act_plain<KIND>(f));
     }
     y.store(out + blockIdx.x * out_stride + i);
 }
 
 template <typename T, int KIND, bool GATED>
 __global__ void activation_plain_kernel(const T *x, int64_t x_stride, T *out, int64_t out_stride,
-                                        int32_t width)
+                                        int32_t width, struct act_shape shape)
 {
     pdl_wait();
     pdl_trigger();
@@ -41,7 +42,7 @@ __global__ void activation_plain_kernel(const T *x, int64_t x_stride, T *out, in
     }
     const float f = to_float(x[blockIdx.x * x_stride + i]);
     out[blockIdx.x * out_stride + i] = from_float<T>(
-        GATED ? act_gated<KIND>(f, to_float(x[blockIdx.x * x_stride + width + i]))
+        GATED ? act_gated<KIND>(f, to_float(x[blockIdx.x * x_stride + width + i]), shape)
               : act_plain<KIND>(f));
 }
 
@@ -55,11 +56,11 @@ static cudaError_t activation(cudaStream_t stream, const struct activation_args 
         const int per_block = 256 * vec<T>::N;
         return launch(activation_vec_kernel<T, KIND, GATED>,
                       dim3(a->n_rows, (a->width + per_block - 1) / per_block), dim3(256), 0, stream,
-                      x, x_stride, out, out_stride, a->width);
+                      x, x_stride, out, out_stride, a->width, a->shape);
     }
     return launch(activation_plain_kernel<T, KIND, GATED>,
                   dim3(a->n_rows, (a->width + 255) / 256), dim3(256), 0, stream, x, x_stride, out,
-                  out_stride, a->width);
+                  out_stride, a->width, a->shape);
 }
 
 template <typename T>

@@ -85,6 +85,7 @@ __global__ void moe_plan_kernel(const int32_t *ids, struct plan_params p, struct
 struct group_params {
     int32_t k, ffn, hidden;
     int64_t x_stride;
+    struct act_shape shape;
 };
 
 /* act[place] = act(x[row of place] gate_up^T): fragments of gate and up rows alternate, so that a
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(WM *WN * 32)
                         g += bias[(int64_t)expert * 2 * p.ffn + row];
                         u += bias[(int64_t)expert * 2 * p.ffn + p.ffn + row];
                     }
-                    act[(int64_t)place * p.ffn + row] = from_float<T>(act_gated<KIND>(g, u));
+                    act[(int64_t)place * p.ffn + row] = from_float<T>(act_gated<KIND>(g, u, p.shape));
                 }
             }
         }
@@ -213,7 +214,7 @@ __global__ void moe_gate_up_plain_kernel(const T *x, const W *gate_up, const flo
         u += bias[(int64_t)expert * 2 * p.ffn + p.ffn + j];
     }
     if ((threadIdx.x & 31) == 0) {
-        act[pick * p.ffn + j] = from_float<T>(act_gated<KIND>(g, u));
+        act[pick * p.ffn + j] = from_float<T>(act_gated<KIND>(g, u, p.shape));
     }
 }
 
@@ -340,7 +341,7 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, const struct moe_scratch *s,
                            const int32_t *real, int32_t row_offset)
 {
-    const struct group_params p = {a->k, a->ffn, w->hidden, a->x.stride};
+    const struct group_params p = {a->k, a->ffn, w->hidden, a->x.stride, a->shape};
     const bool on_tensor_cores = sizeof(T) == 2 && w->dtype == a->x.dtype && w->hidden % 8 == 0 &&
                                  a->ffn % 8 == 0 &&
                                  vec_ok(a->x.mem.p, a->x.stride, w->hidden, sizeof(T));

@@ -493,6 +493,7 @@ static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
     up.n_in = w->hidden;
     up.n_out = a->ffn;
     up.w_rows = 2 * a->ffn;
+    up.shape = a->shape;
     up.band_rows = HALF_COLUMNS;
     up.second = a->ffn;
     up.n_bands = (a->ffn + HALF_COLUMNS - 1) / HALF_COLUMNS;

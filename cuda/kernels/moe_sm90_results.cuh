@@ -24,6 +24,7 @@ struct product_params {
     int32_t w_rows;            // weight rows of an expert
     int32_t band_rows, second; // the bands' distance, and that of a band's second half
     int32_t n_bands;
+    struct act_shape shape;
 };
 
 /* What a block does at a time: n_rows is 0 if only its neighbour has something to do. */
@@ -36,7 +37,8 @@ struct piece {
 #if HAVE_SM90A
 
 /* act_gated with the fast exp and division: the result is rounded to 16 bits. */
-template <int KIND> __device__ __forceinline__ float gated(float g, float u)
+template <int KIND>
+__device__ __forceinline__ float gated(float g, float u, const struct act_shape &s)
 {
     if (KIND == ACT_SILU) {
         return silu_gated(g, u);
@@ -45,11 +47,11 @@ template <int KIND> __device__ __forceinline__ float gated(float g, float u)
         return __fdividef(g, 1.0f + __expf(-1.5957691216057308f * (g + 0.044715f * g * g * g))) * u;
     }
     if (KIND == ACT_GPT_OSS) {
-        g = fminf(g, 7.0f);
-        u = fminf(fmaxf(u, -7.0f), 7.0f);
-        return __fdividef(g, 1.0f + __expf(-1.702f * g)) * (u + 1.0f);
+        g = fminf(g, s.limit);
+        u = fminf(fmaxf(u, -s.limit), s.limit);
+        return __fdividef(g, 1.0f + __expf(-s.alpha * g)) * (u + 1.0f);
     }
-    return act_gated<KIND>(g, u);
+    return act_gated<KIND>(g, u, s);
 }
 
 /* Lane t of each four has pair t of blocks 0 to 3; afterwards all pairs of block t. */
@@ -118,8 +120,8 @@ template <typename T, int KIND> struct results { // KIND < 0: of the down produc
                 v[j] = pair[i];
                 if constexpr (UP) {
                     const float2 g = unpack_pair<T>(v[j]), up = unpack_pair<T>(pair[i + 32]);
-                    v[j] = pack_pair<T>(gated<KIND>(g.x + b[j].x, up.x + b_up[j].x),
-                                   gated<KIND>(g.y + b[j].y, up.y + b_up[j].y));
+                    v[j] = pack_pair<T>(gated<KIND>(g.x + b[j].x, up.x + b_up[j].x, p.shape),
+                                   gated<KIND>(g.y + b[j].y, up.y + b_up[j].y, p.shape));
                 } else if (bias) {
                     const float2 y = unpack_pair<T>(v[j]);
                     v[j] = pack_pair<T>(y.x + b[j].x, y.y + b[j].y);

@@ -13,12 +13,8 @@ TWO_THREADS = ["--threads", "2"]  # test/run may give a program but one
 RUN = [SLUICE, "generate", "--device", DEVICE, *os.environ.get("SLUICE_TEST_FLAGS", "").split()]
 
 
-CPU_ALONE = {"gpt-oss-clamp"}  # CUDA takes the published clamp alone, and says so
-
-
 def families():
-    found = sorted(d for d in os.listdir(GOLDEN) if os.path.exists(os.path.join(GOLDEN, d, "expected.json")))
-    return [d for d in found if DEVICE == "cpu" or d not in CPU_ALONE]
+    return sorted(d for d in os.listdir(GOLDEN) if os.path.exists(os.path.join(GOLDEN, d, "expected.json")))
 
 
 def expected(family):

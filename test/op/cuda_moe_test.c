@@ -93,7 +93,8 @@ static void moe_case(enum dtype dtype, const struct moe_case *c, bool partial)
                              .kind = c->kind,
                              .accumulate = c->accumulate,
                              .partial = partial,
-                             .shape = ACT_SHAPE_PUBLISHED};
+                             .shape = c->n_rows % 2 ? ACT_SHAPE_PUBLISHED
+                                                    : (struct act_shape){0.8f, 3.0f}};
     BOTH(&p, moe_ffn, a, a.gate_up = up.w[b]; a.down = down.w[b]; a.x = x.t[b]; a.y = y.t[b];
          a.ids = ids[b]; a.weights = weights[b]);
     char what[128];

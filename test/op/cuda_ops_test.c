@@ -313,7 +313,7 @@ TEST(activations_agree)
                     struct pair_tensor y = tensor_poisoned(&p, 3, width + 3, p.dtype);
                     struct activation_args a = {.n_rows = 3, .width = width,
                                                 .kind = (enum activation)kind,
-                                                .gated = gated, .shape = ACT_SHAPE_PUBLISHED};
+                                                .gated = gated, .shape = {2.5f, 0.9f}};
                     BOTH(&p, activation, a, a.x = x.t[b]; a.out = y.t[b]);
                     check_tensor(&p, "activation", &y, width, pair_tolerance(&p));
                 }

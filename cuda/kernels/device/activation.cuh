@@ -18,11 +18,12 @@ template <int KIND> __device__ __forceinline__ float act_plain(float x)
     return fmaxf(x, 0.0f);
 }
 
-template <int KIND> __device__ __forceinline__ float act_gated(float gate, float up)
+template <int KIND>
+__device__ __forceinline__ float act_gated(float gate, float up, const struct act_shape &s)
 {
     if (KIND == ACT_GPT_OSS) {
-        const float g = fminf(gate, 7.0f), u = fminf(fmaxf(up, -7.0f), 7.0f);
-        return g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
+        const float g = fminf(gate, s.limit), u = fminf(fmaxf(up, -s.limit), s.limit);
+        return g / (1.0f + expf(-s.alpha * g)) * (u + 1.0f);
     }
     return act_plain<KIND>(gate) * up;
 }
