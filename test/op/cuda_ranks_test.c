@@ -14,11 +14,11 @@ struct rank {
     struct comm *comm;
     int32_t index;
     enum dtype dtype;
-    bool alone; // the other never comes: to be aborted
+    bool deterministic;
     pthread_t thread;
     struct backend *be;
     struct tensor y, x, out, local, logits;
-    float *sums;  // [CALLS]: a digest of each call's x and out
+    float *sums; // [CALLS]: a digest of each call's x and out
     enum status st;
 };
 
@@ -172,7 +172,7 @@ static void *open_rank(void *arg)
     struct rank *r = arg;
     struct err err = {""};
     struct backend_options o = {.rank = r->index, .n_ranks = RANKS, .comm = r->comm,
-                                .dtype = r->dtype};
+                                .dtype = r->dtype, .deterministic = r->deterministic};
     struct backend_limits limits = pair_limits();
     limits.hidden = WIDTH;
     limits.vocab = VOCAB;
@@ -200,7 +200,7 @@ static void on_all(struct rank *ranks, void *(*work)(void *arg))
     }
 }
 
-static bool open_all(struct rank *ranks, enum dtype dtype)
+static bool open_all(struct rank *ranks, enum dtype dtype, bool deterministic)
 {
     struct err err = {""};
     struct comm_place place = {.n_ranks = RANKS, .n_nodes = 1};
@@ -211,6 +211,7 @@ static bool open_all(struct rank *ranks, enum dtype dtype)
     }
     for (int32_t i = 0; i < RANKS; i++) {
         ranks[i] = (struct rank){.comm = comm, .index = i, .dtype = dtype,
+                                 .deterministic = deterministic,
                                  .sums = xcalloc(CALLS, sizeof(float))};
     }
     on_all(ranks, open_rank);
@@ -226,19 +227,31 @@ static void close_all(struct rank *ranks)
     cuda_comm_destroy(ranks[0].comm);
 }
 
+static void compare_sums(enum dtype dtype, bool deterministic)
+{
+    struct rank ranks[RANKS];
+    REQUIRE(open_all(ranks, dtype, deterministic));
+    on_all(ranks, compare);
+    CHECK(memcmp(ranks[0].sums, ranks[1].sums, CALLS * sizeof(float)) == 0);
+    close_all(ranks);
+}
+
 TEST(a_sum_with_its_norm_has_the_bits_of_both_apart_and_on_all_ranks)
 {
-    static const enum dtype dtypes[] = {DT_F32, DT_BF16};
     if (cuda_device_count() < RANKS) {
         SKIP("fewer than two CUDA devices");
     }
-    for (size_t d = 0; d < 2; d++) {
-        struct rank ranks[RANKS];
-        REQUIRE(open_all(ranks, dtypes[d]));
-        on_all(ranks, compare);
-        CHECK(memcmp(ranks[0].sums, ranks[1].sums, CALLS * sizeof(float)) == 0);
-        close_all(ranks);
+    compare_sums(DT_F32, false);
+    compare_sums(DT_BF16, false);
+}
+
+/* Deterministic, the way is fixed, and none is measured at the start. */
+TEST(so_has_a_sum_by_the_fixed_way)
+{
+    if (cuda_device_count() < RANKS) {
+        SKIP("fewer than two CUDA devices");
     }
+    compare_sums(DT_BF16, true);
 }
 
 TEST(ranks_logits_come_together_on_all)
@@ -247,7 +260,7 @@ TEST(ranks_logits_come_together_on_all)
     if (cuda_device_count() < RANKS) {
         SKIP("fewer than two CUDA devices");
     }
-    REQUIRE(open_all(ranks, DT_BF16));
+    REQUIRE(open_all(ranks, DT_BF16, false));
     on_all(ranks, join_logits);
     CHECK(ranks[0].st == OK && ranks[1].st == OK);
     close_all(ranks);
@@ -272,7 +285,7 @@ TEST(an_abort_ends_a_wait_for_a_rank_that_never_comes)
     if (cuda_device_count() < RANKS) {
         SKIP("fewer than two CUDA devices");
     }
-    REQUIRE(open_all(ranks, DT_BF16));
+    REQUIRE(open_all(ranks, DT_BF16, false));
     pthread_create(&ranks[0].thread, NULL, wait_alone, &ranks[0]);
     nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
     cuda_comm_abort(ranks[0].comm);

@@ -527,17 +527,52 @@ static void head_case(int32_t n_out, int32_t vocab, enum dtype dtype, bool may_s
     pair_close(&p);
 }
 
+/* Rows, and whether the head may leave bests alone, as gemm_head_takes says. */
+static const struct {
+    int32_t rows;
+    bool may_skip;
+} head_cases[] = {{1, false},  {15, false},  {16, true},   {64, true},  {65, true},  {100, true},
+                  {128, true}, {129, false}, {208, false}, {209, true}, {256, true}, {257, false}};
+
+/* In tests of their own, since a race checker takes minutes for each. */
+static void head_cases_of(int32_t first_row, int32_t last_row)
+{
+    for (int32_t i = 0; i < COUNT(head_cases); i++) {
+        if (head_cases[i].rows >= first_row && head_cases[i].rows <= last_row) {
+            head_case(head_cases[i].rows, 40000 + 2 * i, i % 3 == 0 ? DT_F16 : DT_BF16,
+                      head_cases[i].may_skip);
+        }
+    }
+}
+
 TEST(greedy_draws_take_the_bests_that_the_head_leaves)
 {
     NEED_GPU();
-    static const struct {
-        int32_t rows;
-        bool may_skip; // as gemm_head_takes says
-    } cases[] = {{1, false},  {15, false},  {16, true},   {64, true},  {65, true},  {100, true},
-                 {128, true}, {129, false}, {208, false}, {209, true}, {256, true}, {257, false}};
-    for (int32_t i = 0; i < COUNT(cases); i++) {
-        head_case(cases[i].rows, 40000 + 2 * i, i % 3 == 0 ? DT_F16 : DT_BF16, cases[i].may_skip);
-    }
+    head_cases_of(1, 64);
+}
+
+TEST(greedy_draws_of_half_a_block_of_rows)
+{
+    NEED_GPU();
+    head_cases_of(65, 100);
+}
+
+TEST(greedy_draws_of_a_block_of_rows)
+{
+    NEED_GPU();
+    head_cases_of(101, 129);
+}
+
+TEST(greedy_draws_of_many_rows)
+{
+    NEED_GPU();
+    head_cases_of(208, 209);
+}
+
+TEST(greedy_draws_of_the_most_rows)
+{
+    NEED_GPU();
+    head_cases_of(256, 257);
 }
 
 /* Quotients that overflow, vanish or lose digits: nothing is passed over that could win. */
