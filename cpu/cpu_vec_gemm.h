@@ -97,7 +97,11 @@ VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64
     const int pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
     for (int64_t x = 0; x < k; x += pair, w += w_step, next.p += next.stride) {
         for (int64_t j = 0; j < next.n; j += 64) {
-            __builtin_prefetch(next.p + j);
+            if (rows == 1) {
+                __builtin_prefetch(next.p + j);
+            } else { // to the second cache: the nearest one waits for few lines at a time
+                __builtin_prefetch(next.p + j, 0, 2);
+            }
         }
 #if defined(__AVX512BF16__)
         if (kind == GEMM_BF16_DOT) {
