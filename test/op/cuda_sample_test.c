@@ -527,52 +527,52 @@ static void head_case(int32_t n_out, int32_t vocab, enum dtype dtype, bool may_s
     pair_close(&p);
 }
 
-/* Rows, and whether the head may leave bests alone, as gemm_head_takes says. */
-static const struct {
+struct head_rows {
     int32_t rows;
-    bool may_skip;
-} head_cases[] = {{1, false},  {15, false},  {16, true},   {64, true},  {65, true},  {100, true},
-                  {128, true}, {129, false}, {208, false}, {209, true}, {256, true}, {257, false}};
+    bool may_skip; // as gemm_head_takes says
+};
 
 /* In tests of their own, since a race checker takes minutes for each. */
-static void head_cases_of(int32_t first_row, int32_t last_row)
+static void head_cases(const struct head_rows *cases, int32_t n)
 {
-    for (int32_t i = 0; i < COUNT(head_cases); i++) {
-        if (head_cases[i].rows >= first_row && head_cases[i].rows <= last_row) {
-            head_case(head_cases[i].rows, 40000 + 2 * i, i % 3 == 0 ? DT_F16 : DT_BF16,
-                      head_cases[i].may_skip);
-        }
+    for (int32_t i = 0; i < n; i++) {
+        head_case(cases[i].rows, 40000 + 2 * i, i % 2 == 0 ? DT_F16 : DT_BF16, cases[i].may_skip);
     }
 }
 
-TEST(greedy_draws_take_the_bests_that_the_head_leaves)
+TEST(greedy_draws_of_few_rows_take_what_the_head_leaves)
 {
     NEED_GPU();
-    head_cases_of(1, 64);
+    static const struct head_rows cases[] = {{1, false}, {15, false}, {16, true}};
+    head_cases(cases, COUNT(cases));
 }
 
-TEST(greedy_draws_of_half_a_block_of_rows)
+TEST(greedy_draws_of_64_rows_take_what_the_head_leaves)
 {
     NEED_GPU();
-    head_cases_of(65, 100);
+    static const struct head_rows cases[] = {{64, true}, {65, true}};
+    head_cases(cases, COUNT(cases));
 }
 
-TEST(greedy_draws_of_a_block_of_rows)
+TEST(greedy_draws_of_128_rows_take_what_the_head_leaves)
 {
     NEED_GPU();
-    head_cases_of(101, 129);
+    static const struct head_rows cases[] = {{100, true}, {128, true}, {129, false}};
+    head_cases(cases, COUNT(cases));
 }
 
-TEST(greedy_draws_of_many_rows)
+TEST(greedy_draws_of_208_rows_take_what_the_head_leaves)
 {
     NEED_GPU();
-    head_cases_of(208, 209);
+    static const struct head_rows cases[] = {{208, false}, {209, true}};
+    head_cases(cases, COUNT(cases));
 }
 
-TEST(greedy_draws_of_the_most_rows)
+TEST(greedy_draws_of_256_rows_take_what_the_head_leaves)
 {
     NEED_GPU();
-    head_cases_of(256, 257);
+    static const struct head_rows cases[] = {{256, true}, {257, false}};
+    head_cases(cases, COUNT(cases));
 }
 
 /* Quotients that overflow, vanish or lose digits: nothing is passed over that could win. */
