@@ -288,7 +288,7 @@ static enum status decode_ratios(struct bench *b)
     return OK;
 }
 
-/* So that there is a best of each piece, of those that neighbours left alone. */
+/* Passes at least: of one or two, a piece may never have run undisturbed. */
 enum { LEAST_PREFILLS = 3 };
 
 static enum status prefill_ratio(struct bench *b)
@@ -382,7 +382,8 @@ static int usage(int code)
             "    [--seconds S] [--brief 1]\n"
             "Times each op and the forward pass of dummy weights: one sequence, sixteen, and a\n"
             "prompt of --rows tokens (2048); then the ratios that are aimed at, which are all that\n"
-            "--brief prints, and of which [--only decode|prefill] leaves one.\n"
+            "--brief prints, and of which [--only decode|prefill] leaves one. A prefill's ratio is\n"
+            "of three passes at least, and of 4 S seconds; on a busy machine --seconds 5 is better.\n"
             "On CUDA: each op at an 8B model's shapes; [--only NAME] [--deterministic 1].\n");
     return code;
 }
