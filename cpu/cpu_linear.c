@@ -5,8 +5,8 @@
 #include <string.h>
 
 /* Inputs that a product takes at a time when its rows pass over the weights more than once. 64
- * outputs x 256 inputs of bf16 are 32 KiB; with few rows the nearest cache holds what is used and
- * what is on its way (cpu_kernels.h, few_k). */
+ * outputs x 256 inputs of bf16 are 32 KiB; with few rows the nearest cache holds what is used and,
+ * but for dot products, what is on its way (cpu_kernels.h, few_k). */
 enum { K_BLOCK = 256, FEW_ROWS = 64 };
 
 static int64_t k_block(const struct cpu_backend *cpu, const struct weight *w, int32_t n_rows)

@@ -96,7 +96,7 @@ VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64
     }
     const int pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
     /* Dot products take weights so fast that the nearest cache has too few places for lines on their
-     * way; the second one has more. One row's weights are used too soon for the detour. */
+     * way; the second one has more. One row gains nothing by it. */
     const bool to_second = kind == GEMM_BF16_DOT && rows > 1;
     for (int64_t x = 0; x < k; x += pair, w += w_step, next.p += next.stride) {
         for (int64_t j = 0; j < next.n; j += 64) {

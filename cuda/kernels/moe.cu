@@ -133,7 +133,8 @@ __global__ void __launch_bounds__(WM *WN * 32)
                         g += bias[(int64_t)expert * 2 * p.ffn + row];
                         u += bias[(int64_t)expert * 2 * p.ffn + p.ffn + row];
                     }
-                    act[(int64_t)place * p.ffn + row] = from_float<T>(act_gated<KIND>(g, u, p.shape));
+                    act[(int64_t)place * p.ffn + row] =
+                        from_float<T>(act_gated<KIND>(g, u, p.shape));
                 }
             }
         }
