@@ -98,8 +98,9 @@ def turns(i, n, system=True):
 def stays(port, bodies_of):
     """bodies_of(i): requests that belong together. Each i has one replica, and all replicas have some."""
     used = collections.Counter()
-    for i in range(24):
-        places = {where(port, *request) for request in bodies_of(i)}
+    for i in range(100):  # 24 would leave a replica without any in every two hundredth run or so
+        requests = bodies_of(i)
+        places = {where(port, *request) for request in (requests if i < 24 else requests[:1])}
         assert len(places) == 1, (i, places)
         used.update(places)
     assert len(used) == 4, used
