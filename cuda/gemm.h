@@ -75,7 +75,7 @@ cudaError_t gemm_wide(cudaStream_t stream, const struct gemm_args *a, int32_t n_
                       const struct wide_plan *plan, const struct sum_parts *sums);
 cudaError_t gemm_join(cudaStream_t stream, const struct gemm_args *a, const struct sum_parts *sums);
 
-/* gemm_batch.cu: gated products of 209 to 256 rows, aligned and of 16 bits. */
+/* gemm_batch.cu: gated products of 209 rows and more, aligned and of 16 bits, that fill its tiles. */
 bool gemm_batch_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 cudaError_t gemm_batch(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
 

@@ -1,14 +1,15 @@
-/* y = silu(x W_gate^T) * (x W_up^T) for 209 to 256 rows, on Hopper, where arithmetic takes longer
+/* y = silu(x W_gate^T) * (x W_up^T) for 209 rows and more, on Hopper, where arithmetic takes longer
  * than reading the weights, and power for it limits the clock.
  *
- * Two neighbouring blocks, a cluster, take a band of BAND / 2 features of the gate and their
- * partners for 128 rows each, a warpgroup for 64. One block loads the gate's weights and the other
- * the partners', each for both, because the L2 cache does not feed so many tiles of this size, and
- * costs power. Two threads load, W and x apart, through a ring of stages that fills the shared
- * memory, W before the kernel before has ended.
+ * An item is a tile of 256 rows and a band of BAND / 2 features of the gate and their partners. Two
+ * neighbouring blocks, a cluster, take it, each for 128 of its rows, a warpgroup for 64. One block
+ * loads the gate's weights and the other the partners', each for both, because the L2 cache does
+ * not feed so many tiles of this size, and costs power. Two threads load, W and x apart, through a
+ * ring of stages that fills the shared memory, W before the kernel before has ended. Items come in
+ * groups of a few tiles, band after band, so that what is read again is in the L2 cache.
  *
- * A band's results are rounded and kept; the activation is taken, and they are stored, while the
- * tensor cores work on the cluster's next band. */
+ * An item's results are rounded and kept; the activation is taken, and they are stored, while the
+ * tensor cores work on the cluster's next item. */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/bands.cuh"
 #include "cuda/kernels/device/launch.cuh"
@@ -25,70 +26,93 @@ enum {
     TILE_ROWS = 128, // of a block
     GROUP_ROWS = 64, // of a warpgroup
     GROUPS = TILE_ROWS / GROUP_ROWS,
+    CLUSTER_ROWS = CLUSTER * TILE_ROWS,
     THREADS = (GROUPS + 1) * 128,
     W_BYTES = BAND * DEPTH * 2,
     X_BYTES = TILE_ROWS * DEPTH * 2,
     BYTES = W_BYTES + X_BYTES, // of a stage
     STAGES = 5,                // 220 KiB: what is left lets small kernels in beside it
     SMEM_BYTES = STAGES * BYTES + 1024,
-    MIN_ROWS = 209, // with fewer cuBLASLt is as fast
-    MAX_ROWS = CLUSTER * TILE_ROWS,
+    TOGETHER = 8, // tiles of a group
 };
 static_assert(BLOCKS % CHUNK == 0, "whole chunks");
 
 struct batch_params {
     void *y;
-    int32_t n_rows, n_out, n_boxes; // of y; boxes of DEPTH along K
-    int32_t y_stride, n_bands;
+    int32_t n_rows, n_out, y_stride; // of y
+    int32_t n_boxes;                 // of DEPTH along K
+    int32_t n_bands, n_tiles, n_items;
+};
+
+struct batch_item {
+    int32_t row, band; // the first row of its tile
 };
 
 #if HAVE_SM90A
 
 using batch_ring = band_ring<STAGES>;
-using batch_walk = band_walk<CLUSTER, STAGES>;
+using batch_walk = band_walk<CLUSTER, STAGES>; // whose bands are items
 
-struct batch_loader {
+template <bool TILED>
+__device__ __forceinline__ struct batch_item item_at(const struct batch_params &p, int32_t i)
+{
+    if (!TILED) {
+        return {0, i};
+    }
+    const int32_t per_group = p.n_bands * TOGETHER, first = i / per_group * TOGETHER;
+    const int32_t n = min(TOGETHER, p.n_tiles - first);
+    i %= per_group;
+    return {(first + i % n) * CLUSTER_ROWS, i / n};
+}
+
+template <bool TILED> struct batch_loader {
     const struct batch_params &p;
     const CUtensorMap *map;
     char *smem;
     batch_ring *ring;
     int32_t rank; // of the block in its cluster
+    int32_t row;  // of x or W
 
     template <bool IS_X>
     __device__ __forceinline__ void load(const batch_walk &at, uint64_t policy)
     {
+        if (at.box == 0) {
+            const struct batch_item item = item_at<TILED>(p, at.band);
+            row = IS_X ? item.row + rank * TILE_ROWS : item.band * (BAND / 2) + rank * p.n_out;
+        }
         char *to = smem + at.slot * BYTES;
         const int32_t column = at.box * DEPTH;
         if (IS_X) {
             barrier_expect(&ring->full_x[at.slot], X_BYTES);
-            tensor_load(to + W_BYTES, map, &ring->full_x[at.slot], column, rank * TILE_ROWS,
-                        policy);
+            tensor_load(to + W_BYTES, map, &ring->full_x[at.slot], column, row, policy);
         } else {
             barrier_expect(&ring->full_w[at.slot], W_BYTES);
             tensor_load_multicast(to + rank * (W_BYTES / 2), map, &ring->full_w[at.slot], column,
-                                  at.band * (BAND / 2) + rank * p.n_out, (1 << CLUSTER) - 1,
-                                  policy);
+                                  row, (1 << CLUSTER) - 1, policy);
         }
     }
 
     template <bool IS_X> __device__ __forceinline__ void run()
     {
-        const uint64_t policy = IS_X ? policy_evict_last() : policy_evict_first();
-        load_bands<CLUSTER>(ring, p.n_bands, p.n_boxes,
+        const uint64_t policy = IS_X    ? policy_evict_last()
+                                : TILED ? policy_normal()
+                                        : policy_evict_first();
+        load_bands<CLUSTER>(ring, p.n_items, p.n_boxes,
                             [&](const batch_walk &at) { load<IS_X>(at, policy); });
     }
 };
 
-/* A band's results, rounded as the product would have stored them; the accumulators' layout is in
+/* An item's results, rounded as the product would have stored them; the accumulators' layout is in
  * device/wgmma.cuh. They are made what is stored CHUNK blocks of 8 features at a time, always the
  * first ones, and the rest moves up: code that runs once a launch is fetched for it, so it is kept
  * short. */
 template <typename T> struct batch_kept {
     uint32_t gate[BLOCKS * 2], up[BLOCKS * 2]; // [2 j + r]: features 8 j + 2 t, + 1; row g + 8 r
     int left = 0;                              // steps
-    int32_t feature;                           // of the first pair
+    int32_t row, feature;                      // of the first pair
 
-    __device__ __forceinline__ void take(const float (&d)[BAND / 2], int32_t first)
+    __device__ __forceinline__ void take(const float (&d)[BAND / 2], int32_t first_row,
+                                         int32_t first)
     {
 #pragma unroll
         for (int i = 0; i < BLOCKS * 2; i++) {
@@ -96,19 +120,20 @@ template <typename T> struct batch_kept {
             up[i] = pack_pair<T>(d[BAND / 4 + 2 * i], d[BAND / 4 + 2 * i + 1]);
         }
         left = STEPS;
+        row = first_row;
         feature = first;
     }
 
-    __device__ __forceinline__ void store_some(const struct batch_params &p, int row0)
+    __device__ __forceinline__ void store_some(const struct batch_params &p)
     {
-        T *to = (T *)p.y + (int64_t)row0 * p.y_stride + feature;
+        T *to = (T *)p.y + (int64_t)row * p.y_stride + feature;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
 #pragma unroll
             for (int j = 0; j < CHUNK; j++) {
                 const float2 g = unpack_pair<T>(gate[2 * j + r]), u = unpack_pair<T>(up[2 * j + r]);
                 const uint32_t v = pack_pair<T>(silu_gated(g.x, u.x), silu_gated(g.y, u.y));
-                if (row0 + 8 * r < p.n_rows && feature + 8 * j < p.n_out) {
+                if (row + 8 * r < p.n_rows && feature + 8 * j < p.n_out) {
                     *(uint32_t *)(to + 8 * r * (int64_t)p.y_stride + 8 * j) = v;
                 }
             }
@@ -124,11 +149,11 @@ template <typename T> struct batch_kept {
 };
 
 /* A computing warpgroup. */
-template <typename T> struct batch_computer {
+template <typename T, bool TILED> struct batch_computer {
     const struct batch_params &p;
     char *smem;
     batch_ring *ring;
-    int row0; // of this thread's two
+    int row0; // of this thread's two, in the tile
     batch_walk at;
     int last;           // the slot of the box before, which the tensor cores may still read
     int32_t to_release; // boxes whose stage will be filled again
@@ -173,13 +198,13 @@ template <typename T> struct batch_computer {
     __device__ __forceinline__ void run()
     {
         const int32_t step = (int32_t)gridDim.x / CLUSTER;
-        to_release = (p.n_bands - at.band + step - 1) / step * p.n_boxes - STAGES;
+        to_release = (p.n_items - at.band + step - 1) / step * p.n_boxes - STAGES;
 #pragma unroll 1
-        for (; at.band < p.n_bands; at.next_band()) {
+        for (; at.band < p.n_items; at.next_band()) {
 #pragma unroll 1
-            while (kept.left > 0) { // a band has at least as many boxes
+            while (kept.left > 0) { // an item has at least as many boxes
                 issue();
-                kept.store_some(p, row0);
+                kept.store_some(p);
                 finish();
             }
 #pragma unroll 1
@@ -193,18 +218,20 @@ template <typename T> struct batch_computer {
             for (int i = 0; i < BAND / 2; i++) {
                 asm volatile("" : "+f"(d[i])::"memory");
             }
-            kept.take(d, at.band * (BAND / 2) + (threadIdx.x & 3) * 2);
+            const struct batch_item item = item_at<TILED>(p, at.band);
+            kept.take(d, item.row + row0, item.band * (BAND / 2) + (threadIdx.x & 3) * 2);
         }
 #pragma unroll 1
         while (kept.left > 0) {
-            kept.store_some(p, row0);
+            kept.store_some(p);
         }
     }
 };
 
 #endif // HAVE_SM90A
 
-template <typename T>
+/* TILED: of more than one tile. */
+template <typename T, bool TILED>
 __global__ void __launch_bounds__(THREADS, 1)
     gemm_batch_kernel(const __grid_constant__ struct batch_params p,
                       const __grid_constant__ CUtensorMap w_map,
@@ -228,13 +255,13 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (tid >= GROUPS * 128) {
         registers_fewer<40>();
         if (tid == GROUPS * 128) {
-            struct batch_loader l = {p, &w_map, smem, &ring, rank};
-            l.run<false>();
+            struct batch_loader<TILED> l = {p, &w_map, smem, &ring, rank};
+            l.template run<false>();
         } else if (tid == GROUPS * 128 + 32) {
             tensor_map_prefetch(&x_map);
             pdl_wait();
-            struct batch_loader l = {p, &x_map, smem, &ring, rank};
-            l.run<true>();
+            struct batch_loader<TILED> l = {p, &x_map, smem, &ring, rank};
+            l.template run<true>();
         }
         pdl_wait();
     } else {
@@ -242,7 +269,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         pdl_wait(); // y may be another kernel's until then
         pdl_trigger();
         const int row0 = rank * TILE_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7);
-        struct batch_computer<T> c = {p, smem, &ring, row0};
+        struct batch_computer<T, TILED> c = {p, smem, &ring, row0};
         c.run();
     }
 #endif
@@ -250,27 +277,37 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-extern "C" bool gemm_batch_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms)
+static int32_t up(int64_t a, int64_t b)
 {
-    if (sm != 90 || n_sms < CLUSTER || !a->gated || a->accumulate || a->bias || a->n_batch > 1 ||
-        a->n_rows < MIN_ROWS || a->n_rows > MAX_ROWS || a->n_in < STEPS * DEPTH ||
-        a->n_in % 8 != 0 || (a->w_dtype != DT_BF16 && a->w_dtype != DT_F16) ||
-        a->x_dtype != a->w_dtype || a->y_dtype != a->x_dtype || a->n_out % 16 != 0 ||
-        a->x_stride % 8 != 0 || a->y_stride % 2 != 0 ||
-        ((uintptr_t)a->x | (uintptr_t)a->weight | (uintptr_t)a->y) % 16 != 0) {
-        return false;
-    }
-    /* Where the last round leaves many multiprocessors idle, cuBLASLt has finer tiles. */
-    const int64_t at_once = n_sms / CLUSTER, bands = (a->n_out + BAND - 1) / BAND;
-    const int64_t rounds = (bands + at_once - 1) / at_once;
-    return rounds * at_once * BAND * 4 <= (int64_t)a->n_out * 5;
+    return (int32_t)((a + b - 1) / b);
 }
 
-template <typename T>
+/* Where many multiprocessors would be idle in the last round, or multiply rows that are none,
+ * cuBLASLt has finer tiles; and for more rows than a tile's the activation costs it less. */
+static bool is_full(const struct gemm_args *a, int32_t n_sms)
+{
+    const int32_t at_once = n_sms / CLUSTER, n_tiles = up(a->n_rows, CLUSTER_ROWS);
+    const int64_t rounds = up((int64_t)n_tiles * up(a->n_out, BAND), at_once);
+    const int64_t made = rounds * at_once * CLUSTER_ROWS * BAND;
+    return made * (n_tiles == 1 ? 79 : 92) <= (int64_t)a->n_rows * a->n_out * 100;
+}
+
+extern "C" bool gemm_batch_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms)
+{
+    return sm == 90 && n_sms >= CLUSTER && a->gated && !a->accumulate && !a->bias &&
+           a->n_batch <= 1 && a->n_rows > TILE_ROWS && a->n_in >= STEPS * DEPTH &&
+           a->n_in % 8 == 0 && (a->w_dtype == DT_BF16 || a->w_dtype == DT_F16) &&
+           a->x_dtype == a->w_dtype && a->y_dtype == a->x_dtype && a->n_out % 16 == 0 &&
+           a->x_stride % 8 == 0 && a->y_stride % 2 == 0 &&
+           ((uintptr_t)a->x | (uintptr_t)a->weight | (uintptr_t)a->y) % 16 == 0 &&
+           is_full(a, n_sms);
+}
+
+template <typename T, bool TILED>
 static cudaError_t launch_batch(cudaStream_t stream, const struct gemm_args *a,
                                 const struct batch_params &p, int32_t n_sms)
 {
-    const auto kernel = gemm_batch_kernel<T>;
+    const auto kernel = gemm_batch_kernel<T, TILED>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          SMEM_BYTES); // of this device: ranks have one each
     CUtensorMap w_map, x_map;
@@ -286,8 +323,7 @@ static cudaError_t launch_batch(cudaStream_t stream, const struct gemm_args *a,
     if (e != cudaSuccess) {
         return e;
     }
-    const int32_t at_once = n_sms / CLUSTER, rounds = (p.n_bands + at_once - 1) / at_once;
-    const int32_t n_clusters = (p.n_bands + rounds - 1) / rounds;
+    const int32_t n_clusters = up(p.n_items, up(p.n_items, n_sms / CLUSTER));
     return launch_clusters(CLUSTER, kernel, dim3((unsigned)(n_clusters * CLUSTER)), dim3(THREADS),
                            SMEM_BYTES, stream, p, w_map, x_map);
 }
@@ -298,9 +334,16 @@ extern "C" cudaError_t gemm_batch(cudaStream_t stream, const struct gemm_args *a
     p.y = a->y;
     p.n_rows = a->n_rows;
     p.n_out = a->n_out / 2;
-    p.n_boxes = (a->n_in + DEPTH - 1) / DEPTH;
     p.y_stride = a->y_stride;
-    p.n_bands = (p.n_out + BAND / 2 - 1) / (BAND / 2);
-    return a->w_dtype == DT_BF16 ? launch_batch<bf16_t>(stream, a, p, n_sms)
-                                 : launch_batch<f16_t>(stream, a, p, n_sms);
+    p.n_boxes = up(a->n_in, DEPTH);
+    p.n_bands = up(p.n_out, BAND / 2);
+    p.n_tiles = up(a->n_rows, CLUSTER_ROWS);
+    p.n_items = p.n_bands * p.n_tiles;
+    const bool bf16 = a->w_dtype == DT_BF16;
+    if (p.n_tiles > 1) {
+        return bf16 ? launch_batch<bf16_t, true>(stream, a, p, n_sms)
+                    : launch_batch<f16_t, true>(stream, a, p, n_sms);
+    }
+    return bf16 ? launch_batch<bf16_t, false>(stream, a, p, n_sms)
+                : launch_batch<f16_t, false>(stream, a, p, n_sms);
 }

@@ -209,14 +209,16 @@ static void check_wide(struct rng &r)
     }
 }
 
-/* Gated products of many rows: one or several bands a block, the last of them short. */
+/* Gated products of many rows: one or several items a cluster, tiles in one or several groups, the
+ * last tile and band short. */
 static void check_batch(struct rng &r)
 {
     struct gemm_args a = {};
     a.x_dtype = a.w_dtype = a.y_dtype = r.below(2) ? DT_BF16 : DT_F16;
-    a.n_rows = r.between(129, 256); // the fewer are taken by others, and right all the same
+    const bool is_long = r.below(4) == 0;
+    a.n_rows = is_long ? r.between(257, 4500) : r.between(129, 256); // whoever takes them
     a.n_in = 8 * r.between(16, r.below(4) ? 150 : 520);
-    const int width = 8 * r.between(1, r.below(4) ? 900 : 1900);
+    const int width = 8 * r.between(1, is_long ? 120 : r.below(4) ? 900 : 1900);
     a.n_out = 2 * width;
     a.x_stride = a.n_in + 8 * r.below(3);
     a.y_stride = width + 2 * r.below(5);
@@ -446,25 +448,26 @@ static struct lt_product lt_open(int m, int n, int k)
 static void time_gated(const char *weights, size_t pool, char *x, char *y, char *act,
                        void *workspace)
 {
-    const int n = 28672, k = 4096;
-    const size_t bytes = (size_t)n * k * 2;
+    const int n_out = 28672, k = 4096;
+    const size_t bytes = (size_t)n_out * k * 2;
     const int n_copies = (int)(pool / bytes);
     printf("gate_up and SiLU, rows: own us, cublas and the op us\n");
-    for (int m : {64, 128, 192, 224, 240, 256}) {
+    for (int m : {64, 128, 192, 224, 240, 256, 512, 768, 1024, 1920, 2048, 8192}) {
         struct gemm_args a = {};
         a.x = x;
         a.y = act;
         a.x_dtype = a.w_dtype = a.y_dtype = DT_BF16;
         a.n_rows = m;
-        a.n_out = n;
+        a.n_out = n_out;
         a.n_in = a.x_stride = k;
-        a.y_stride = n / 2;
+        a.y_stride = n_out / 2;
         a.n_batch = 1;
         a.gated = true;
         a.weight = weights;
         struct wide_plan plan = {};
         const bool wide = gemm_wide_takes(&a, 90, 132, 0, &plan);
-        const double own = time_us(12, [&](cudaStream_t stream, int i) {
+        const int n = m > 256 ? 4 : 12;
+        const double own = time_us(n, [&](cudaStream_t stream, int i) {
             struct gemm_args one = a;
             one.weight = weights + bytes * (size_t)(i % n_copies);
             CHECK(wide ? gemm_wide(stream, &one, 132, &plan, nullptr)
@@ -473,21 +476,22 @@ static void time_gated(const char *weights, size_t pool, char *x, char *y, char 
         struct activation_args silu = {};
         silu.x.mem.p = y;
         silu.x.dtype = silu.out.dtype = DT_BF16;
-        silu.x.stride = n;
+        silu.x.stride = n_out;
         silu.out.mem.p = act;
-        silu.out.stride = silu.width = n / 2;
+        silu.out.stride = silu.width = n_out / 2;
         silu.n_rows = m;
         silu.kind = ACT_SILU;
         silu.gated = true;
-        const struct lt_product p = lt_open(m, n, k);
+        const struct lt_product p = lt_open(m, n_out, k);
         const float one = 1.0f, zero = 0.0f;
-        const double theirs = time_us(12, [&](cudaStream_t stream, int i) {
+        const double theirs = time_us(n, [&](cudaStream_t stream, int i) {
             LT(cublasLtMatmul(lt, p.desc, &one, weights + bytes * (size_t)(i % n_copies), p.w, x,
                               p.x, &zero, y, p.y, y, p.y, &p.plan.algo, workspace, LT_WORKSPACE,
                               stream));
             CHECK(k_activation(stream, &silu));
         });
-        printf("%4d  %7.2f (%s)  %7.2f\n", m, own, wide ? "wide" : "batch", theirs);
+        printf("%4d  %7.2f (%s%s)  %7.2f\n", m, own, wide ? "wide" : "batch",
+               wide || gemm_batch_takes(&a, 90, 132) ? "" : ", not taken", theirs);
     }
 }
 
@@ -503,11 +507,13 @@ void bench_gemm_time()
                   {"head", 128256, 4096}};
     LT(cublasLtCreate(&lt));
     const size_t pool = (size_t)3 << 30;
-    char *weights = device_new<char>(pool), *x = device_new<char>(256 * 14336 * 2);
-    char *y = device_new<char>(128 * 128256 * 2), *act = device_new<char>(256 * 14336 * 2);
+    enum { MOST = 8192 }; // rows of gate_up
+    char *weights = device_new<char>(pool), *x = device_new<char>((size_t)MOST * 4096 * 2);
+    char *y = device_new<char>((size_t)MOST * 28672 * 2);
+    char *act = device_new<char>((size_t)MOST * 14336 * 2);
     char *lt_workspace = device_new<char>(LT_WORKSPACE);
     fill(weights, DT_BF16, (int64_t)pool / 2, 3, 0.03f);
-    fill(x, DT_BF16, 256 * 14336, 4, 1.0f);
+    fill(x, DT_BF16, (int64_t)MOST * 4096, 4, 1.0f);
     float *sums = device_new<float>((size_t)8 * 128 * 28672);
     printf("products of few rows, bf16, in a graph of dependent launches over rotating weights\n");
     printf("%-8s %4s %9s %7s %7s   %9s %7s   %s\n", "shape", "rows", "own us", "TB/s", "of 4.3",
