@@ -33,7 +33,8 @@ enum {
     BYTES = W_BYTES + X_BYTES, // of a stage
     STAGES = 5,                // 220 KiB: what is left lets small kernels in beside it
     SMEM_BYTES = STAGES * BYTES + 1024,
-    TOGETHER = 8, // tiles of a group
+    TOGETHER = 8,   // tiles of a group
+    MIN_ROWS = 209, // with fewer cuBLASLt is as fast
 };
 static_assert(BLOCKS % CHUNK == 0, "whole chunks");
 
@@ -283,19 +284,20 @@ static int32_t up(int64_t a, int64_t b)
 }
 
 /* Where many multiprocessors would be idle in the last round, or multiply rows that are none,
- * cuBLASLt has finer tiles; and for more rows than a tile's the activation costs it less. */
+ * cuBLASLt has finer tiles. Of one tile reading the weights is the larger part. */
 static bool is_full(const struct gemm_args *a, int32_t n_sms)
 {
     const int32_t at_once = n_sms / CLUSTER, n_tiles = up(a->n_rows, CLUSTER_ROWS);
-    const int64_t rounds = up((int64_t)n_tiles * up(a->n_out, BAND), at_once);
-    const int64_t made = rounds * at_once * CLUSTER_ROWS * BAND;
-    return made * (n_tiles == 1 ? 79 : 92) <= (int64_t)a->n_rows * a->n_out * 100;
+    const int32_t rounds = up((int64_t)n_tiles * up(a->n_out, BAND), at_once);
+    const int64_t made = (int64_t)rounds * at_once * BAND;
+    return n_tiles == 1 ? a->n_rows >= MIN_ROWS && made * 4 <= (int64_t)a->n_out * 5
+                        : made * CLUSTER_ROWS * 23 <= (int64_t)a->n_rows * a->n_out * 25;
 }
 
 extern "C" bool gemm_batch_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms)
 {
     return sm == 90 && n_sms >= CLUSTER && a->gated && !a->accumulate && !a->bias &&
-           a->n_batch <= 1 && a->n_rows > TILE_ROWS && a->n_in >= STEPS * DEPTH &&
+           a->n_batch <= 1 && a->n_rows > 0 && a->n_in >= STEPS * DEPTH &&
            a->n_in % 8 == 0 && (a->w_dtype == DT_BF16 || a->w_dtype == DT_F16) &&
            a->x_dtype == a->w_dtype && a->y_dtype == a->x_dtype && a->n_out % 16 == 0 &&
            a->x_stride % 8 == 0 && a->y_stride % 2 == 0 &&
