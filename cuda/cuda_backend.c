@@ -169,6 +169,7 @@ void cuda_close(struct backend *base)
     (void)cudaGetLastError();
     free(be->allocations);
     free(be->patches);
+    free(be->told);
     free(be);
 }
 

@@ -106,6 +106,7 @@ struct cuda {
     struct slot *slot; // NULL between steps
     struct patch *patches;
     int32_t n_patches;
+    int32_t *told; // [max_lanes]: where the history ends that patches bring to a lane
     const struct pass *pass; // NULL between passes; its arrays are the engine's until pass_end
     int32_t pass_set;
     struct pass_view view; // of the pass in hand

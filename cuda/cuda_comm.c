@@ -76,20 +76,21 @@ static enum status open_ranks(struct comm *c, const ncclUniqueId *id, struct err
         *o = (struct opener){.comm = c, .local = i, .id = *id};
         if (pthread_create(&o->thread, NULL, open_rank, o) != 0) {
             free(o);
+            c->stuck = true; // those before it are waiting
             return err_set(err, ERR_NOMEM, "no thread for NCCL");
         }
         pthread_detach(o->thread);
     }
     pthread_mutex_lock(&c->lock);
     int rc = 0;
-    while (c->opened < c->n_local && rc == 0) {
+    while (c->opened < c->n_local && c->open_result == ncclSuccess && rc == 0) {
         rc = pthread_cond_timedwait(&c->changed, &c->lock, &deadline);
     }
     bool all = c->opened == c->n_local;
     ncclResult_t r = c->open_result;
     pthread_mutex_unlock(&c->lock);
-    if (!all) {
-        c->stuck = true;
+    c->stuck = !all;
+    if (!all && r == ncclSuccess) {
         return err_set(err, ERR_TIMEOUT, "NCCL: not all ranks met within %d s", CUDA_COMM_WAIT_S);
     }
     return r == ncclSuccess ? OK : err_set(err, ERR_DEVICE, "NCCL: %s", c->nccl.error_string(r));
@@ -172,12 +173,12 @@ void cuda_comm_abort(struct comm *c)
             *(volatile uint32_t *)c->aborted_words[i] = 1;
         }
     }
+    pthread_mutex_lock(&c->lock); // cuda_comm_alive asks of ranks that are still there
     for (int32_t i = 0; i < c->n_local; i++) {
         if (c->ranks[i]) {
             c->nccl.abort(c->ranks[i]);
         }
     }
-    pthread_mutex_lock(&c->lock);
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
 }
@@ -196,8 +197,12 @@ enum status cuda_comm_alive(struct cuda *be)
 {
     struct comm *c = be->options.comm;
     ncclResult_t r = ncclSuccess;
-    if (c->aborted || c->nccl.async_error(c->ranks[cuda_comm_device(c, be->options.rank)], &r) !=
-                          ncclSuccess) {
+    pthread_mutex_lock(&c->lock);
+    const bool is_there =
+        !c->aborted && c->nccl.async_error(c->ranks[cuda_comm_device(c, be->options.rank)], &r) ==
+                           ncclSuccess;
+    pthread_mutex_unlock(&c->lock);
+    if (!is_there) {
         return ERR_DEVICE;
     }
     if (r != ncclSuccess && r != ncclInProgress) {

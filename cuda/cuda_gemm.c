@@ -12,7 +12,7 @@ enum { N_PLANS = 4096, PROBES = 8, WORKSPACE_BYTES = 64 << 20, SUMS_BYTES = 32 <
 /* All that a plan depends on; compared as bytes, so it is zeroed before it is filled. */
 struct plan_key {
     int32_t n_rows, n_out, n_in, x_stride, y_stride, w_stride, n_batch;
-    int32_t x_dtype, w_dtype, y_dtype, flags; // 1: bias, 2: accumulate, 4: unaligned
+    int32_t x_dtype, w_dtype, y_dtype, flags; // 1: bias, 2: accumulate
     int64_t x_batch, w_batch, y_batch;
 };
 
@@ -115,14 +115,14 @@ static bool op_init(struct plan *p, const struct plan_key *k)
     return true;
 }
 
-static bool choose(struct cuda *be, struct plan *p, const struct plan_key *k)
+static bool choose(struct cuda *be, struct plan *p)
 {
     cublasLtMatmulPreference_t preference = NULL;
     if (cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) {
         return false;
     }
     const size_t workspace = WORKSPACE_BYTES;
-    const uint32_t alignment = k->flags & 4 ? (uint32_t)dtype_bytes((enum dtype)k->x_dtype) : 16;
+    const uint32_t alignment = 16; // on_cublas refuses others
     cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                          &workspace, sizeof workspace);
     const cublasLtMatmulPreferenceAttributes_t which[] = {
@@ -168,7 +168,7 @@ static struct plan *find_plan(struct cuda *be, const struct plan_key *key)
                                 key->n_batch, key->x_batch) &&
                     layout_init(&p->d, key->y_dtype, key->n_rows, key->n_out, key->y_stride,
                                 key->n_batch, key->y_batch) &&
-                    choose(be, p, key));
+                    choose(be, p));
     }
     return p;
 }

@@ -47,7 +47,7 @@ enum status cuda_flush(struct cuda *be)
     if (be->n_patches == 0) {
         return OK;
     }
-    /* The list itself has room: patch() leaves it. */
+    /* The list itself has room: reserve() leaves it. */
     const size_t n_bytes = (size_t)be->n_patches * sizeof *be->patches;
     const size_t at = s->used_bytes;
     memcpy(s->pinned + at, be->patches, n_bytes);
@@ -55,6 +55,7 @@ enum status cuda_flush(struct cuda *be)
     TRY(send_staged(be));
     const int32_t n = be->n_patches;
     be->n_patches = 0;
+    memset(be->told, 0, (size_t)be->limits.max_lanes * sizeof *be->told);
     CUDA_TRY(be, k_patch(be->stream, (const struct patch *)(be->staged + at),
                          (const uint32_t *)be->staged, n));
     return OK;
@@ -74,20 +75,27 @@ enum status cuda_send(struct cuda *be, const void *from, size_t n_bytes, void **
     return OK;
 }
 
+/* Room for n words to be written, and behind them for the list of writes. */
+static enum status reserve(struct cuda *be, int32_t n, size_t *at)
+{
+    const size_t list_bytes = (CUDA_MAX_PATCHES + 1) * sizeof(struct patch);
+    if (be->n_patches == CUDA_MAX_PATCHES ||
+        be->slot->used_bytes + aligned((size_t)n * 4 + list_bytes) > be->staged_bytes) {
+        TRY(cuda_flush(be));
+    }
+    TRY(stage(be, (size_t)n * 4 + list_bytes, at));
+    be->slot->used_bytes = *at + aligned((size_t)n * 4);
+    return OK;
+}
+
 /* Stages a write of n words to `to`. */
 static enum status patch(struct cuda *be, void *to, const void *from, int32_t n)
 {
     enum { PIECE = 1 << 16 }; // words
     while (n > 0) {
         const int32_t piece = n < PIECE ? n : PIECE;
-        const size_t list_bytes = (CUDA_MAX_PATCHES + 1) * sizeof(struct patch);
-        if (be->n_patches == CUDA_MAX_PATCHES ||
-            be->slot->used_bytes + (size_t)piece * 4 + 16 + list_bytes > be->staged_bytes) {
-            TRY(cuda_flush(be));
-        }
         size_t at = 0;
-        TRY(stage(be, (size_t)piece * 4 + list_bytes, &at));
-        be->slot->used_bytes = at + aligned((size_t)piece * 4);
+        TRY(reserve(be, piece, &at));
         memcpy(be->slot->pinned + at, from, (size_t)piece * 4);
         be->patches[be->n_patches++] = (struct patch){to, (int32_t)(at / 4), piece};
         to = (uint32_t *)to + piece;
@@ -111,6 +119,12 @@ enum status cuda_lane_tokens(struct backend *base, int32_t lane, int32_t first_p
         n > be->view.history_stride - first_pos) {
         return ERR_INVALID;
     }
+    /* The writes of a flush are in no order: what a lane's last request still brought comes before
+     * what its next one has. */
+    if (first_pos < be->told[lane]) {
+        TRY(cuda_flush(be));
+    }
+    be->told[lane] = first_pos + n;
     return patch(be, be->history + (int64_t)lane * be->view.history_stride + first_pos, tokens, n);
 }
 
@@ -135,7 +149,7 @@ static enum status patch_allowed(struct cuda *be, int32_t lane, const struct sam
 {
     const int32_t n_words = be->view.allowed_stride;
     size_t at = 0;
-    TRY(stage(be, (size_t)n_words * 4, &at));
+    TRY(reserve(be, n_words, &at));
     uint32_t *words = (uint32_t *)(be->slot->pinned + at);
     memset(words, 0, (size_t)n_words * 4);
     for (int32_t i = 0; i < p->n_allowed; i++) {
@@ -144,7 +158,9 @@ static enum status patch_allowed(struct cuda *be, int32_t lane, const struct sam
             words[id >> 5] |= 1u << (id & 31);
         }
     }
-    return patch(be, be->allowed + (int64_t)lane * n_words, words, n_words);
+    be->patches[be->n_patches++] = (struct patch){be->allowed + (int64_t)lane * n_words,
+                                                  (int32_t)(at / 4), n_words};
+    return OK;
 }
 
 enum status cuda_lane_params(struct backend *base, int32_t lane,

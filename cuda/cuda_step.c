@@ -122,6 +122,7 @@ static enum status open_slots(struct cuda *be)
     be->meta_bytes =
         cuda_meta_layout(be, l->max_rows, l->max_out_rows, be->max_draws, l->max_lanes).end;
     be->staged_bytes = 2 * be->meta_bytes + ((size_t)8 << 20);
+    be->told = xcalloc((size_t)l->max_lanes, sizeof *be->told);
     TRY(cuda_alloc(be, be->meta_bytes, (void **)&be->meta));
     TRY(cuda_alloc(be, be->staged_bytes, (void **)&be->staged));
     TRY(cuda_alloc(be, (size_t)be->max_draws * sizeof *be->results, (void **)&be->results));

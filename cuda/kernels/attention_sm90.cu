@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     }
     __syncthreads();
     /* The plan, the tables and older keys were there before the kernel ahead began, so they are
-     * read before the wait for it: its own are the queries and the pass's new keys. */
+     * read before the wait for it: its own are the queries and the pass's new keys. But where trees
+     * have paths laid out, that kernel writes the paths' tables. */
     const struct attention_plan_head head = *plan_head(p.plan);
     int n_sub;
     const int n_units = units_of(p, head, ATTENTION_TILE_ROWS, &n_sub);
@@ -65,6 +66,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         if (threadIdx.x < (narrow ? 64 : 32)) {
             kv_loader<NB> l = {
                 p, &map, slots, full, empty, ring, policy_evict_first(), policy_normal()};
+            if (head.n_paths > 0) {
+                pdl_wait();
+            }
             for (int k = 0; k * n_workers < n_units; k++) {
                 const int index = unit_index(k, n_workers, worker);
                 if (index < n_units) {

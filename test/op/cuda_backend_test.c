@@ -75,6 +75,39 @@ TEST(bad_calls_are_refused)
     pair_close(&p);
 }
 
+enum { N_SCORED = 8 }; // lanes
+
+/* Ends the step with scores of the first lanes' tokens at pos: a score reads the history, so its
+ * token is what was written there. */
+static void score_history(struct pair *p, int32_t vocab, const int32_t *pos, int32_t *tokens)
+{
+    struct backend *be = p->be[GPU];
+    static struct test_pass t;
+    const struct seq_spec specs[] = {{0, 1, false}};
+    pass_of(&t, specs, 1, false, 1);
+    for (int32_t i = 0; i < N_SCORED; i++) {
+        t.draws[i] = (struct pass_draw){
+            .lane = i, .pos = pos[i] - 1, .kind = DRAW_SCORE, .tree_row = -1};
+    }
+    t.pass.n_out = 1;
+    t.pass.n_draws = N_SCORED;
+    t.out_rows[0] = 0;
+    struct pair_tensor logits = tensor_random(p, 1, vocab, vocab, 1.0f);
+    logits.t[GPU].dtype = DT_F32;
+    CHECK_EQ(be->ops->alloc(be, (size_t)vocab * 4, &logits.t[GPU].mem), OK);
+    struct pass_shape shape;
+    CHECK_EQ(be->ops->pass_begin(be, &t.pass, &shape), OK);
+    const struct sample_args a = {logits.t[GPU], 1, N_SCORED, vocab};
+    CHECK_EQ(be->ops->sample(be, &a), OK);
+    CHECK_EQ(be->ops->pass_end(be), OK);
+    CHECK_EQ(be->ops->step_end(be), OK);
+    struct pass_results r;
+    CHECK_EQ(be->ops->step_wait(be, 0, &r, 1), OK);
+    for (int32_t i = 0; i < N_SCORED; i++) {
+        tokens[i] = r.draws[i].token;
+    }
+}
+
 /* More than the staging memory holds, in one step. */
 TEST(large_updates_arrive_whole)
 {
@@ -85,37 +118,49 @@ TEST(large_updates_arrive_whole)
     REQUIRE(pair_open(&p, DT_BF16, false, &limits));
     struct backend *be = p.be[GPU];
     int32_t *tokens = xmalloc((size_t)limits.max_len * sizeof *tokens);
+    int32_t pos[N_SCORED], got[N_SCORED];
     CHECK_EQ(be->ops->step_begin(be, 0), OK);
-    for (int32_t lane = 0; lane < 8; lane++) {
+    for (int32_t lane = 0; lane < N_SCORED; lane++) {
         for (int32_t i = 0; i < limits.max_len; i++) {
             tokens[i] = (i * 7 + lane) % limits.vocab;
         }
         CHECK_EQ(be->ops->lane_tokens(be, lane, 0, limits.max_len, tokens), OK);
+        pos[lane] = 130000 * (lane + 1) - 1;
     }
-    /* Scores read the history: the token of a draw is what was written. */
-    static struct test_pass t;
-    const struct seq_spec specs[] = {{0, 1, false}};
-    pass_of(&t, specs, 1, false, 1);
-    for (int32_t i = 0; i < 8; i++) {
-        t.draws[i] = (struct pass_draw){
-            .lane = i, .pos = 130000 * (i + 1) - 2, .kind = DRAW_SCORE, .tree_row = -1};
+    score_history(&p, limits.vocab, pos, got);
+    for (int32_t i = 0; i < N_SCORED; i++) {
+        CHECK_EQ(got[i], (pos[i] * 7 + i) % limits.vocab);
     }
-    t.pass.n_out = 1;
-    t.pass.n_draws = 8;
-    t.out_rows[0] = 0;
-    struct pair_tensor logits = tensor_random(&p, 1, limits.vocab, limits.vocab, 1.0f);
-    logits.t[GPU].dtype = DT_F32;
-    CHECK_EQ(be->ops->alloc(be, (size_t)limits.vocab * 4, &logits.t[GPU].mem), OK);
-    struct pass_shape shape;
-    CHECK_EQ(be->ops->pass_begin(be, &t.pass, &shape), OK);
-    const struct sample_args a = {logits.t[GPU], 1, 8, limits.vocab};
-    CHECK_EQ(be->ops->sample(be, &a), OK);
-    CHECK_EQ(be->ops->pass_end(be), OK);
-    CHECK_EQ(be->ops->step_end(be), OK);
-    struct pass_results r;
-    CHECK_EQ(be->ops->step_wait(be, 0, &r, 1), OK);
-    for (int32_t i = 0; i < 8; i++) {
-        CHECK_EQ(r.draws[i].token, ((130000 * (i + 1) - 1) * 7 + i) % limits.vocab);
+    free(tokens);
+    pair_close(&p);
+}
+
+/* As when a lane's request ends with tokens on their way, and the next one has it in that step. */
+TEST(of_two_updates_the_later_one_stays)
+{
+    NEED_GPU();
+    enum { LONG = 60000, SHORT = 10 };
+    struct backend_limits limits = pair_limits();
+    limits.max_len = LONG;
+    struct pair p;
+    REQUIRE(pair_open(&p, DT_BF16, false, &limits));
+    struct backend *be = p.be[GPU];
+    int32_t *tokens = xmalloc(LONG * sizeof *tokens);
+    int32_t pos[N_SCORED], got[N_SCORED];
+    CHECK_EQ(be->ops->step_begin(be, 0), OK);
+    for (int32_t later = 0; later < 2; later++) {
+        for (int32_t i = 0; i < LONG; i++) {
+            tokens[i] = 1 + later;
+        }
+        for (int32_t lane = 0; lane < N_SCORED; lane++) {
+            pos[lane] = LONG - SHORT - 1000 * lane;
+            CHECK_EQ(be->ops->lane_tokens(be, lane, later ? pos[lane] : 0, later ? SHORT : LONG,
+                                          tokens), OK);
+        }
+    }
+    score_history(&p, limits.vocab, pos, got);
+    for (int32_t i = 0; i < N_SCORED; i++) {
+        CHECK_EQ(got[i], 2);
     }
     free(tokens);
     pair_close(&p);
