@@ -123,14 +123,14 @@ struct engine_options {
     bool no_thread; // tests: the caller takes the turns itself (engine_state.h)
 };
 
-/* What the loaded model is: constant after engine_open. */
+/* What the loaded model is: constant after engine_open, but for engine_add_eos. */
 struct engine_info {
     char model_type[32];
     enum dtype dtype;
     int32_t vocab, hidden, max_model_len, block_tokens, n_blocks, max_num_seqs, max_rows;
     int32_t max_sequences; // samples that wait or run at once, of all requests together
     int32_t n_eos;
-    int32_t eos[MAX_EOS]; // generation_config.json and config.json together
+    int32_t eos[MAX_EOS]; // of generation_config.json, config.json and the tokenizer together
     struct sampling_params defaults; // of generation_config.json
     char device[96];
     int64_t n_parameters;
@@ -160,6 +160,10 @@ struct engine_stats {
 enum status engine_open(const struct engine_options *options, struct engine **out,
                         struct err *err);
 const struct engine_info *engine_info(const struct engine *e);
+
+/* One more id that ends a text, before the first request: the tokenizer's, which the config of many
+ * a fine-tuned model does not name. -1, and what is known or too much, is passed over. */
+void engine_add_eos(struct engine *e, int32_t id);
 
 /* On every node but 0, instead of requests: executes node 0's steps until it says goodbye (OK) or
  * the set or a device is lost. */

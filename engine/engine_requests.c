@@ -239,6 +239,19 @@ const struct engine_info *engine_info(const struct engine *e)
     return &e->info;
 }
 
+void engine_add_eos(struct engine *e, int32_t id)
+{
+    struct engine_info *info = &e->info;
+    for (int32_t i = 0; i < info->n_eos; i++) {
+        if (info->eos[i] == id) {
+            return;
+        }
+    }
+    if (id >= 0 && id < info->vocab && info->n_eos < MAX_EOS) {
+        info->eos[info->n_eos++] = id;
+    }
+}
+
 /* Whether it could ever run. */
 static enum status check_request(const struct engine *e, const struct engine_request *r,
                                  struct err *err)

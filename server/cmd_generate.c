@@ -335,6 +335,8 @@ static enum status open_all(struct generate *g, const struct config *c,
     if (tokenizer_load(from, &g->tokenizer, &g->no_tokenizer) != OK) {
         log_warn("no text in or out: %s", g->no_tokenizer.text);
         g->tokenizer = NULL;
+    } else {
+        engine_add_eos(g->engine, tokenizer_eos(g->tokenizer));
     }
     g->cx.tokenizer = g->tokenizer;
     g->cx.no_tokenizer = g->no_tokenizer.text;

@@ -73,6 +73,9 @@ static void load(void *arg)
     if (s->load_status == OK) {
         s->load_status = api_model_open(&s->model, c, engine_info(s->engine), &s->load_error);
     }
+    if (s->load_status == OK && s->model.tok) {
+        engine_add_eos(s->engine, tokenizer_eos(s->model.tok));
+    }
     if (s->load_status != OK) {
         tell_nodes(s);
     }

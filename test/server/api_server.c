@@ -245,6 +245,11 @@ const struct engine_info *engine_info(const struct engine *e)
     return &e->info;
 }
 
+void engine_add_eos(struct engine *e, int32_t id)
+{
+    (void)e, (void)id; // answers go on behind the tokenizer's
+}
+
 enum status engine_submit(struct engine *e, struct engine_request *r, struct err *err)
 {
     (void)err;
