@@ -69,37 +69,13 @@ const char *api_model_name(const struct api_model *m, const char *name)
 
 /* ---- the chat template ------------------------------------------------------------------------ */
 
-/* All the template text there is, to look for the signs of tools and reasoning in. */
-static void collect(const struct json *node, struct buf *out)
+/* The tokenizer's folder comes first, where it is one of its own. */
+static enum status load_template(struct api_model *m, const struct config *config, struct err *err)
 {
-    if (json_string(node)) {
-        buf_puts(out, json_string(node));
-        buf_putc(out, '\n');
+    if (config->tokenizer) {
+        TRY(chat_template_load(config->tokenizer, &m->template, err));
     }
-    for (const struct json *c = json_first(node); c && json_is(node, JSON_ARRAY);
-         c = json_next(c)) {
-        const char *text = json_get_string(c, "template");
-        buf_puts(out, text ? text : "");
-        buf_putc(out, '\n');
-    }
-}
-
-static void template_text(const char *dir, struct buf *out)
-{
-    size_t n_bytes = 0;
-    char *text = read_in(dir, "chat_template.jinja", &n_bytes);
-    if (text) {
-        buf_put(out, text, n_bytes);
-        free(text);
-        return;
-    }
-    text = read_in(dir, "tokenizer_config.json", &n_bytes);
-    struct json *root = NULL;
-    if (text && json_parse(text, n_bytes, NULL, &root, NULL) == OK) {
-        collect(json_get(root, "chat_template"), out);
-    }
-    json_free(root);
-    free(text);
+    return m->template ? OK : chat_template_load(config->model, &m->template, err);
 }
 
 static enum status open_template(struct api_model *m, const struct config *config, struct err *err)
@@ -122,13 +98,14 @@ static enum status open_template(struct api_model *m, const struct config *confi
         }
     }
     if (st == OK && config->chat_template) {
-        st = chat_template_compile(text.data, text.n_bytes, config->model, &m->template, err);
+        st = chat_template_compile(text.data, text.n_bytes,
+                                   config->tokenizer ? config->tokenizer : config->model,
+                                   &m->template, err);
         st = st == OK ? OK : err_prefix(err, st, "chat-template");
     } else if (st == OK) {
-        st = chat_template_load(config->model, &m->template, err);
-        template_text(config->model, &text);
+        st = load_template(m, config, err);
     }
-    const char *all = text.data ? text.data : "";
+    const char *all = m->template ? chat_template_text(m->template) : "";
     m->reasoning = strcmp(config->reasoning_parser, "think") == 0     ? REASONING_THINK
                    : strcmp(config->reasoning_parser, "mistral") == 0 ? REASONING_MISTRAL
                    : strcmp(config->reasoning_parser, "none") == 0    ? REASONING_NONE
@@ -350,9 +327,8 @@ static void make_tokenizer_info(struct api_model *m, const char *dir)
         return;
     }
     struct json *root = NULL;
-    struct buf out, template;
+    struct buf out;
     buf_init(&out, TEXT_MAX_BYTES);
-    buf_init(&template, TEXT_MAX_BYTES);
     if (json_parse(text, n_bytes, NULL, &root, NULL) == OK && json_is(root, JSON_OBJECT)) {
         size_t end = n_bytes;
         while (end > 0 && text[end - 1] != '}') {
@@ -360,20 +336,20 @@ static void make_tokenizer_info(struct api_model *m, const char *dir)
         }
         buf_put(&out, text, end - 1);
         if (!json_get(root, "chat_template")) {
-            template_text(dir, &template);
+            char *template = read_in(dir, "chat_template.jinja", &n_bytes);
             buf_puts(&out, json_first(root) ? ",\"chat_template\":" : "\"chat_template\":");
-            if (template.n_bytes > 0) {
-                buf_put_json(&out, template.data, template.n_bytes);
+            if (template) {
+                buf_put_json(&out, template, n_bytes);
             } else {
                 buf_puts(&out, "null");
             }
+            free(template);
         }
         buf_putc(&out, '}');
         m->tokenizer_info = xstrndup(out.data, out.n_bytes);
     }
     json_free(root);
     buf_deinit(&out);
-    buf_deinit(&template);
     free(text);
 }
 

@@ -1,5 +1,6 @@
 #include "server/chat_template.h"
 
+#include "engine/base/buf.h"
 #include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
@@ -26,6 +27,7 @@ struct chat_template {
     struct compiled plain, tool_use; // tool_use takes requests with tools, if there is one
     struct chat_token tokens[MAX_TOKENS];
     size_t n_tokens;
+    struct buf text; // of both
 };
 
 /* ---- loading ---- */
@@ -70,17 +72,19 @@ static void take_tokens(struct chat_template *t, const struct json *config)
     }
 }
 
-static enum status compile_into(struct compiled *c, const char *text, size_t n_bytes,
-                                const char *where, struct err *err)
+static enum status compile_into(struct chat_template *t, struct compiled *c, const char *text,
+                                size_t n_bytes, const char *where, struct err *err)
 {
     if (c->jinja) {
         return OK; // the first source has it
     }
     enum status st = jinja_compile(text, n_bytes, &c->jinja, err);
+    buf_put(&t->text, text, n_bytes);
     return st == OK ? OK : err_prefix(err, st, "chat template %s", where);
 }
 
-static enum status load_file(struct compiled *c, const char *path, struct err *err)
+static enum status load_file(struct chat_template *t, struct compiled *c, const char *path,
+                             struct err *err)
 {
     char *text;
     size_t n;
@@ -88,7 +92,7 @@ static enum status load_file(struct compiled *c, const char *path, struct err *e
         return OK;
     }
     TRY(file_read(path, MAX_TEMPLATE_BYTES, &text, &n, err));
-    enum status st = compile_into(c, text, n, path, err);
+    enum status st = compile_into(t, c, text, n, path, err);
     free(text);
     return st;
 }
@@ -99,16 +103,16 @@ static enum status take_templates(struct chat_template *t, const struct json *no
 {
     const char *text = json_string(node);
     if (text) {
-        return compile_into(&t->plain, text, strlen(text), path, err);
+        return compile_into(t, &t->plain, text, strlen(text), path, err);
     }
     const struct json *c = json_is(node, JSON_ARRAY) ? json_first(node) : NULL;
     for (; c; c = json_next(c)) {
         const char *name = json_get_string(c, "name");
         text = json_get_string(c, "template");
         if (name && text && strcmp(name, "default") == 0) {
-            TRY(compile_into(&t->plain, text, strlen(text), path, err));
+            TRY(compile_into(t, &t->plain, text, strlen(text), path, err));
         } else if (name && text && strcmp(name, "tool_use") == 0) {
-            TRY(compile_into(&t->tool_use, text, strlen(text), path, err));
+            TRY(compile_into(t, &t->tool_use, text, strlen(text), path, err));
         }
     }
     return OK;
@@ -142,9 +146,9 @@ static enum status load_all(struct chat_template *t, const char *dir, bool with_
     char path[4096];
     if (with_templates) {
         snprintf(path, sizeof path, "%s/chat_template.jinja", dir);
-        TRY(load_file(&t->plain, path, err));
+        TRY(load_file(t, &t->plain, path, err));
         snprintf(path, sizeof path, "%s/additional_chat_templates/tool_use.jinja", dir);
-        TRY(load_file(&t->tool_use, path, err));
+        TRY(load_file(t, &t->tool_use, path, err));
         TRY(load_config(t, dir, "chat_template.json", true, err));
     }
     TRY(load_config(t, dir, "special_tokens_map.json", false, err));
@@ -161,9 +165,16 @@ static void probe(struct chat_template *t)
     }
 }
 
-enum status chat_template_load(const char *model_dir, struct chat_template **out, struct err *err)
+static struct chat_template *new_template(void)
 {
     struct chat_template *t = xcalloc(1, sizeof *t);
+    buf_init(&t->text, 2 * MAX_TEMPLATE_BYTES);
+    return t;
+}
+
+enum status chat_template_load(const char *model_dir, struct chat_template **out, struct err *err)
+{
+    struct chat_template *t = new_template();
     *out = NULL;
     enum status st = load_all(t, model_dir, true, err);
     if (st != OK || (!t->plain.jinja && !t->tool_use.jinja)) {
@@ -182,9 +193,10 @@ enum status chat_template_load(const char *model_dir, struct chat_template **out
 enum status chat_template_compile(const char *text, size_t n_bytes, const char *model_dir,
                                   struct chat_template **out, struct err *err)
 {
-    struct chat_template *t = xcalloc(1, sizeof *t);
+    struct chat_template *t = new_template();
     *out = NULL;
     enum status st = jinja_compile(text, n_bytes, &t->plain.jinja, err);
+    buf_put(&t->text, text, n_bytes);
     if (st == OK && model_dir) {
         st = load_all(t, model_dir, false, err);
     }
@@ -208,7 +220,13 @@ void chat_template_free(struct chat_template *t)
         free(t->tokens[i].name);
         free(t->tokens[i].text);
     }
+    buf_deinit(&t->text);
     free(t);
+}
+
+const char *chat_template_text(const struct chat_template *t)
+{
+    return t->text.data ? t->text.data : "";
 }
 
 int64_t chat_clock_us(void)
@@ -218,6 +236,82 @@ int64_t chat_clock_us(void)
     clock_gettime(CLOCK_REALTIME, &ts);
     localtime_r(&ts.tv_sec, &tm);
     return (int64_t)timegm(&tm) * 1000000 + ts.tv_nsec / 1000;
+}
+
+/* ---- continuing the last message ---- */
+
+/* The text of the last message, as shaped: a string, or its last text part. */
+static struct jv *final_text(struct jrt *rt, struct jv messages)
+{
+    if (messages.type != JV_LIST || messages.u.list->n == 0) {
+        return NULL;
+    }
+    struct jv last = messages.u.list->items[messages.u.list->n - 1];
+    struct jentry *e = last.type == JV_DICT ? jd_find_text(rt, last.u.dict, "content", 7) : NULL;
+    if (e && e->value.type == JV_STR) {
+        return &e->value;
+    }
+    for (size_t i = e && e->value.type == JV_LIST ? e->value.u.list->n : 0; i-- > 0;) {
+        struct jv part = e->value.u.list->items[i];
+        struct jentry *text =
+            part.type == JV_DICT ? jd_find_text(rt, part.u.dict, "text", 4) : NULL;
+        if (text && text->value.type == JV_STR) {
+            return &text->value;
+        }
+    }
+    return NULL;
+}
+
+/* Written behind the last message's text, so that the prompt can be cut there. Its space tells
+ * whether the template has trimmed that text. */
+static const char final_mark[] = "[END OF WHAT IS CONTINUED] ";
+
+/* *final: the text as it was, or NULL. */
+static bool mark_final(struct jrt *rt, struct jv messages, struct jstr **final)
+{
+    struct jv *text = final_text(rt, messages);
+    struct jstr *mark = js_new(rt, final_mark, sizeof final_mark - 1, PROV_INPUT);
+    if (!text || !mark || !js_flat(rt, text->u.s)) {
+        return rt->st == OK;
+    }
+    *final = text->u.s;
+    text->u.s = js_concat(rt, *final, mark);
+    return text->u.s != NULL;
+}
+
+static bool is_space(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+/* Cuts the prompt behind the last message's text, so that the model goes on with it. Where the
+ * template trims it, white space at its end is not part of it. */
+static bool cut_behind_final(struct jrt *rt, const struct jstr *final, struct jstr **out)
+{
+    const size_t n_mark = sizeof final_mark - 1;
+    struct jstr *s = *out, *trimmed = js_new(rt, final_mark, n_mark - 1, PROV_INPUT);
+    size_t at = final && trimmed ? jt_rfind(s, trimmed, 0, s->n_bytes) : SIZE_MAX;
+    if (rt->st != OK) {
+        return false;
+    }
+    if (at == SIZE_MAX) {
+        rt->st = err_set(&rt->err, ERR_INVALID, "continue_final_message: the template does not "
+                         "write the last message's content, so there is nothing to continue");
+        return false;
+    }
+    const bool is_whole = s->n_bytes - at >= n_mark && s->s[at + n_mark - 1] == ' ';
+    size_t n_space = 0;
+    while (n_space < final->n_bytes && is_space(final->s[final->n_bytes - 1 - n_space])) {
+        n_space++;
+    }
+    if (is_whole || n_space == final->n_bytes) { // of nothing but white space nothing is there
+        n_space = 0;
+    }
+    for (; n_space > 0 && at > 0 && is_space(s->s[at - 1]); n_space--) {
+        at--;
+    }
+    *out = js_sub(rt, s, 0, at);
+    return *out != NULL;
 }
 
 /* ---- rendering ---- */
@@ -260,15 +354,15 @@ static bool set_kwargs(struct jrt *rt, const struct chat_input *in)
 
 static bool set_variables(struct jrt *rt, const struct chat_template *t,
                           const struct chat_input *in, const struct chat_traits *traits,
-                          struct jv *messages)
+                          struct jstr **final)
 {
-    struct jv tools = jv_none();
-    *messages = jv_missing();
+    struct jv tools = jv_none(), messages = jv_missing();
     if (in->messages_json) {
         if (!jinja_from_json(rt, in->messages_json, in->messages_bytes, PROV_INPUT, "messages",
-                             messages) ||
-            !(in->raw ? chat_trust_roles(rt, *messages, in->trust_assistant)
-                      : chat_shape(rt, *messages, traits, in->trust_assistant))) {
+                             &messages) ||
+            !(in->raw ? chat_trust_roles(rt, messages, in->trust_assistant)
+                      : chat_shape(rt, messages, traits, in->trust_assistant)) ||
+            (in->continue_final_message && !in->raw && !mark_final(rt, messages, final))) {
             return false;
         }
     }
@@ -283,58 +377,10 @@ static bool set_variables(struct jrt *rt, const struct chat_template *t,
         jinja_set(rt, "add_generation_prompt", 21,
                   jv_bool(in->add_generation_prompt && !in->continue_final_message));
     }
-    jinja_set(rt, "messages", 8, *messages);
+    jinja_set(rt, "messages", 8, messages);
     jinja_set(rt, "tools", 5, tools);
     jinja_set(rt, "documents", 9, jv_none());
     return set_kwargs(rt, in);
-}
-
-/* The text of the last message, as shaped: a string, or its last text part. */
-static struct jstr *final_text(struct jrt *rt, struct jv messages)
-{
-    if (messages.type != JV_LIST || messages.u.list->n == 0) {
-        return NULL;
-    }
-    struct jv last = messages.u.list->items[messages.u.list->n - 1];
-    const struct jentry *e =
-        last.type == JV_DICT ? jd_find_text(rt, last.u.dict, "content", 7) : NULL;
-    if (e && e->value.type == JV_STR) {
-        return e->value.u.s;
-    }
-    for (size_t i = e && e->value.type == JV_LIST ? e->value.u.list->n : 0; i-- > 0;) {
-        struct jv part = e->value.u.list->items[i];
-        const struct jentry *text =
-            part.type == JV_DICT ? jd_find_text(rt, part.u.dict, "text", 4) : NULL;
-        if (text && text->value.type == JV_STR) {
-            return text->value.u.s;
-        }
-    }
-    return NULL;
-}
-
-/* Cuts the prompt behind the last message's text, so that the model goes on with it. Templates may
- * have trimmed that text. */
-static bool cut_behind_final(struct jrt *rt, struct jv messages, struct jstr **out)
-{
-    struct jstr *text = final_text(rt, messages), *s = *out;
-    struct jstr *core = text && js_flat(rt, text) ? jt_strip(rt, text, NULL, 3) : NULL;
-    size_t at = core ? jt_rfind(s, core, 0, s->n_bytes) : SIZE_MAX;
-    if (rt->st != OK) {
-        return false;
-    }
-    if (at == SIZE_MAX) {
-        rt->st = err_set(&rt->err, ERR_INVALID, "continue_final_message: the template does not "
-                         "write the last message's content, so there is nothing to continue");
-        return false;
-    }
-    struct jstr *right = jt_strip(rt, text, NULL, 1); // with its white space at the end
-    size_t end = at + core->n_bytes;
-    if (right && right->n_bytes <= s->n_bytes - at &&
-        memcmp(s->s + at, right->s, right->n_bytes) == 0) {
-        end = at + right->n_bytes;
-    }
-    *out = js_sub(rt, s, 0, end);
-    return *out != NULL;
 }
 
 static void copy_out(const struct jstr *s, struct chat_output *out)
@@ -362,11 +408,10 @@ static enum status render_once(const struct chat_template *t, const struct compi
                                struct chat_output *out, struct err *err)
 {
     struct jrt rt;
-    struct jv messages;
-    struct jstr *s;
+    struct jstr *s, *final = NULL;
     bool ok = jinja_begin(&rt, c->jinja, in->local_us) &&
-              set_variables(&rt, t, in, traits, &messages) && jinja_run(&rt, &s) &&
-              (!in->continue_final_message || in->raw || cut_behind_final(&rt, messages, &s));
+              set_variables(&rt, t, in, traits, &final) && jinja_run(&rt, &s) &&
+              (!in->continue_final_message || in->raw || cut_behind_final(&rt, final, &s));
     enum status st = ok ? OK : rt.st;
     if (ok) {
         copy_out(s, out);

@@ -25,7 +25,7 @@
 struct chat_template;
 
 /* Reads the folder's templates (chat_template.jinja and additional_chat_templates, else
- * chat_template in tokenizer_config.json, alone or as a named list) and its special tokens.
+ * chat_template in chat_template.json or tokenizer_config.json, alone or as a named list) and its special tokens.
  * *out is NULL, with OK, when the folder has none. ERR_FORMAT with the line for a template that
  * does not compile. */
 enum status chat_template_load(const char *model_dir, struct chat_template **out, struct err *err);
@@ -34,6 +34,9 @@ enum status chat_template_load(const char *model_dir, struct chat_template **out
 enum status chat_template_compile(const char *text, size_t n_bytes, const char *model_dir,
                                   struct chat_template **out, struct err *err);
 void chat_template_free(struct chat_template *t); // accepts NULL
+
+/* The text that was compiled, of all of them: to look for the signs of tools and reasoning in. */
+const char *chat_template_text(const struct chat_template *t);
 
 /* All JSON is borrowed for the call. */
 struct chat_input {

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(not can_serve(), reason="built without the serve
 
 
 class Server:
-    def __init__(self, log, *flags):
+    def __init__(self, log, *flags, model=os.path.join(ROOT, "models", "demo")):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
@@ -42,7 +42,7 @@ class Server:
         command = [
             SLUICE,
             "serve",
-            os.path.join(ROOT, "models", "demo"),
+            str(model),
             "--device",
             DEVICE,
             "--port",
