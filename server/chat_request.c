@@ -82,6 +82,32 @@ bool chat_trust_roles(struct jrt *rt, struct jv messages, bool trust_assistant)
 
 /* ---- content ---- */
 
+/* A part under the name that templates know: input_text, output_text and refusal are text, too. */
+static bool name_part(struct jrt *rt, struct jv part)
+{
+    const struct jv *refusal = NULL;
+    if (field_is(rt, part, "type", "refusal")) {
+        refusal = field(rt, part, "refusal");
+    }
+    if (!refusal && !field_is(rt, part, "type", "input_text") &&
+        !field_is(rt, part, "type", "output_text")) {
+        return true;
+    }
+    struct jstr *kind = js_lit(rt, "text");
+    return kind && (!refusal || jd_set_lit(rt, part.u.dict, "text", *refusal)) &&
+           jd_set_lit(rt, part.u.dict, "type", jv_str(kind));
+}
+
+static bool name_parts(struct jrt *rt, struct jv content)
+{
+    for (size_t i = 0; i < content.u.list->n; i++) {
+        if (!name_part(rt, content.u.list->items[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool all_text_parts(struct jrt *rt, struct jv content)
 {
     for (size_t i = 0; i < content.u.list->n; i++) {
@@ -135,8 +161,8 @@ static bool shape_content(struct jrt *rt, struct jv message, const struct chat_t
         struct jstr *empty = js_lit(rt, "");
         return empty && jd_set_lit(rt, message.u.dict, "content", jv_str(empty));
     }
-    if (content->type == JV_LIST && traits->flatten_parts) {
-        return flatten(rt, content);
+    if (content->type == JV_LIST) {
+        return name_parts(rt, *content) && (!traits->flatten_parts || flatten(rt, content));
     }
     if (content->type == JV_STR && traits->wrap_strings) {
         return wrap(rt, content);
@@ -146,8 +172,25 @@ static bool shape_content(struct jrt *rt, struct jv message, const struct chat_t
 
 /* ---- tool calls ---- */
 
+static bool is_blank(const struct jstr *s)
+{
+    for (size_t i = 0; i < s->n_bytes; i++) {
+        if (!strchr(" \t\r\n", s->s[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool shape_arguments(struct jrt *rt, struct jv *arguments, const struct chat_traits *traits)
 {
+    if (arguments->type == JV_STR && is_blank(arguments->u.s)) { // of a call without parameters
+        struct jdict *none = jd_new(rt);
+        if (!none) {
+            return false;
+        }
+        *arguments = jv_dict(none);
+    }
     if (arguments->type == JV_STR && !traits->string_arguments) {
         struct jrt probe = *rt; // text that is no JSON stays text: its error must not stick
         struct jv object;

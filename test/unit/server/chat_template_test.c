@@ -409,6 +409,23 @@ TEST(null_content_is_empty_where_it_would_fail_or_print_none)
               "FalseTrue");
 }
 
+TEST(parts_of_the_other_apis_are_text)
+{
+    const char *each = "{% for p in messages[0].content %}{{ p.type ~ p.text }}{% endfor %}";
+    const char *parts = "[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"a\"},"
+                        "{\"type\":\"refusal\",\"refusal\":\"b\"},{\"type\":\"output_text\","
+                        "\"text\":\"c\"}]}]";
+    CHECK_STR(render("{% for m in messages %}{{ 'x' + m.content }}{% endfor %}", parts),
+              "x[a\nb\nc]");
+    CHECK_STR(render(each, parts), "text[a]text[b]text[c]");
+}
+
+TEST(a_call_without_arguments_has_none)
+{
+    CHECK_STR(render(WITH_CALLS("{% for k, v in c.function.arguments.items() %}!{% endfor %}"),
+                     CALL("\"\"", "\"\"")), "[q]");
+}
+
 TEST(developer_becomes_system_where_the_template_drops_it)
 {
     const char *messages = "[{\"role\":\"developer\",\"content\":\"d\"}]";
@@ -428,6 +445,21 @@ TEST(the_last_message_can_be_continued)
     CHECK_STR(render_in("{% for m in messages %}{{ m.content | trim }}</e>{% endfor %}", in),
               "[q]</e>[The answer]");
     CHECK(render_in("{{ messages[0].content }}", in)[0] == '!');
+    /* What the template writes behind it may hold the same text, and it may be empty. */
+    static const char *const texts[] = {"e", ">", "\\n", "", "  "};
+    static const char *const seen[] = {"[e]", "[>]", "[\n]", "", "[  ]"};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        char messages[200], whole[64];
+        snprintf(messages, sizeof messages, "[{\"role\":\"assistant\",\"content\":\"%s\"}]",
+                 texts[i]);
+        snprintf(whole, sizeof whole, "<assistant>\n%s", seen[i]);
+        in.messages_json = messages;
+        CHECK_STR(render_in("{% for m in messages %}<{{ m.role }}>{{ '\n' ~ m.content ~ '</e>\n' }}"
+                            "{% endfor %}", in), whole);
+        CHECK_STR(render_in("{% for m in messages %}<{{ m.role }}>{{ '\n' ~ m.content | trim ~ "
+                            "'</e>\n' }}{% endfor %}", in),
+                  strspn(texts[i], " \\n") == strlen(texts[i]) ? "<assistant>\n" : whole);
+    }
 }
 
 TEST(broken_json_is_the_clients_mistake)
