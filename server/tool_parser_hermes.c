@@ -22,10 +22,11 @@ static bool step(struct tool_parse *p, bool final)
         if (r == CALL_MORE) {
             return false;
         }
+        const bool begun = p->in_call;
         if (r == CALL_BAD) {
             json_call_drop(p);
         }
-        p->state = r == CALL_DONE ? BETWEEN : TEXT;
+        p->state = r == CALL_DONE || begun ? BETWEEN : TEXT; // a brace may be missing at its end
         return true;
     }
     tool_skip_space(p);

@@ -3,6 +3,7 @@
  * literals. A call is reported when it is complete. */
 #include "server/tool_parser.h"
 
+#include <ctype.h>
 #include <string.h>
 
 enum state { START, CALLS, LISTED, NAME, CALL, AFTER, TEXT };
@@ -50,12 +51,13 @@ static bool take(struct reader *r, char c)
     return false;
 }
 
-static int hex_digits(struct reader *r, int n)
+static int64_t hex_digits(struct reader *r, int n)
 {
-    int v = 0;
+    int64_t v = 0;
     for (int i = 0; i < n; i++, r->s++) {
         static const char digits[] = "0123456789abcdef";
-        const char *d = r->s < r->end && *r->s ? strchr(digits, *r->s | 0x20) : NULL;
+        const char *d =
+            r->s < r->end && isxdigit((unsigned char)*r->s) ? strchr(digits, *r->s | 0x20) : NULL;
         if (!d) {
             return -1;
         }
@@ -101,16 +103,16 @@ static bool escape(struct reader *r, struct buf *text)
         buf_putc(text, c);
         return true;
     }
-    int cp = hex_digits(r, n);
+    int64_t cp = hex_digits(r, n);
     if (cp >= 0xD800 && cp < 0xDC00 && r->end - r->s >= 6 && r->s[0] == '\\' && r->s[1] == 'u') {
         r->s += 2; // JSON's pairs
-        int low = hex_digits(r, 4);
+        const int64_t low = hex_digits(r, 4);
         cp = low >= 0xDC00 && low < 0xE000 ? 0x10000 + ((cp - 0xD800) << 10) + (low - 0xDC00) : -1;
     }
     if (cp < 0 || cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000)) {
         return false;
     }
-    put_utf8(text, cp);
+    put_utf8(text, (int)cp);
     return true;
 }
 

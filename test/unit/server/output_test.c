@@ -144,6 +144,8 @@ TEST(hermes_calls)
                      "</tool_call>\n<tool_call>{\"arguments\":{},\"name\":\"g\"}</tool_call> b",
            "a b", "|f#:{\"s\": \"}\\\"<\"}|g#:{}");
     PARSES("hermes", "<tool_call>{\"name\": \"f\"}</tool_call>", "", "|f#:{}");
+    PARSES("hermes", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call> b",
+           " b", "|f#:{\"a\": 1}"); // its last brace is missing
     PARSES("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": null}</tool_call>", "", "|f#:{}");
     PARSES("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"n\\\": 1}\"}</tool_call>",
            "", "|f#:{\"n\": 1}");
@@ -203,6 +205,8 @@ TEST(pythonic_calls)
     PARSES("pythonic", "[f(s=\"\\u00e9\\x41\\U0001F600\")]", "", "|f#:{\"s\": \"\xC3\xA9"
                                                                  "A\xF0\x9F\x98\x80\"}");
     PARSES("pythonic", "[f(n=1), g(", "", "|f#:{\"n\": 1}");
+    PARSES("pythonic", "[f(s=\"\\UFFFFFFFF\")]", "[f(s=\"\\UFFFFFFFF\")]", "");
+    PARSES("pythonic", "[f(s=\"\\x\x14\x11\")]", "[f(s=\"\\x\x14\x11\")]", "");
 }
 
 TEST(qwen3_coder_calls)
