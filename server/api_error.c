@@ -39,6 +39,19 @@ bool api_unsupported(struct api_error *e, const char *param)
                          "Unsupported parameter: '%s' is not supported by this server.", param);
 }
 
+/* Clients match the opening words. */
+static bool context_exceeded(struct api_error *e, const char *param, int64_t context,
+                             const char *bound, int64_t n_prompt, int64_t n_completion)
+{
+    return api_error_set(e, 400, "context_length_exceeded", param,
+                         "This model's maximum context length is %" PRId64
+                         " tokens. However, you requested %s%" PRId64 " tokens (%s%" PRId64
+                         " in the %s, %" PRId64 " in the completion). Please reduce the length of "
+                         "the %s or completion.",
+                         context, bound, n_prompt + n_completion, bound, n_prompt, param,
+                         n_completion, param);
+}
+
 bool api_context_exceeded(struct api_error *e, const char *param, int64_t context,
                           int64_t n_prompt, int64_t n_completion)
 {
@@ -46,11 +59,14 @@ bool api_context_exceeded(struct api_error *e, const char *param, int64_t contex
         e->n_prompt = n_prompt;
         e->n_context = context;
     }
-    /* Clients match the opening words. */
-    return api_error_set(e, 400, "context_length_exceeded", param,
-                         "This model's maximum context length is %" PRId64
-                         " tokens. However, you requested %" PRId64 " tokens (%" PRId64
-                         " in the %s, %" PRId64 " in the completion). Please reduce the length of "
-                         "the %s or completion.",
-                         context, n_prompt + n_completion, n_prompt, param, n_completion, param);
+    return context_exceeded(e, param, context, "", n_prompt, n_completion);
+}
+
+bool api_context_hopeless(struct api_error *e, const char *param, int64_t context,
+                          int64_t n_prompt, int64_t n_completion)
+{
+    if (e->status == 0) {
+        e->n_context = context;
+    }
+    return context_exceeded(e, param, context, "at least ", n_prompt, n_completion);
 }

@@ -16,7 +16,7 @@ struct api_error {
     char param[96];   // empty: null
     char message[640];
     int retry_after_s;
-    int64_t n_prompt, n_context; // of context_length_exceeded, as members of their own
+    int64_t n_prompt, n_context; // of context_length_exceeded, as members; 0: not known
 };
 
 /* All return false, so that `return api_invalid(...)` reads well. */
@@ -26,6 +26,9 @@ bool api_missing(struct api_error *e, const char *param);
 bool api_empty(struct api_error *e, const char *param); // 400 empty_array
 bool api_unsupported(struct api_error *e, const char *param); // 400 unsupported_parameter
 bool api_context_exceeded(struct api_error *e, const char *param, int64_t context,
+                          int64_t n_prompt, int64_t n_completion);
+/* The same where the prompt is known to have at least n_prompt tokens, and was not counted. */
+bool api_context_hopeless(struct api_error *e, const char *param, int64_t context,
                           int64_t n_prompt, int64_t n_completion);
 
 #endif

@@ -26,14 +26,16 @@ static const char *prompt_key(const struct api_request *r)
     return r->messages ? kinds[r->kind].messages : kinds[r->kind].text;
 }
 
-/* Fewer tokens than bytes / longest are impossible: such a prompt is refused before the work. */
+/* Fewer tokens than bytes / longest are impossible: such a prompt is refused before the work. Where
+ * tokens are only counted, none are too many. */
 static bool is_hopeless(struct api_request *r, size_t n_bytes)
 {
     size_t least = n_bytes / tokenizer_longest_piece(r->model->tok);
-    if (r->truncate != 0 || least <= (size_t)r->model->info->max_model_len) {
+    bool any_fits = r->truncate != 0 || (!r->generates && !r->pools);
+    if (any_fits || least <= (size_t)r->model->info->max_model_len) {
         return false;
     }
-    api_context_exceeded(&r->error, prompt_key(r), r->model->info->max_model_len, (int64_t)least,
+    api_context_hopeless(&r->error, prompt_key(r), r->model->info->max_model_len, (int64_t)least,
                          r->max_is_asked ? r->max_tokens : 0);
     return true;
 }

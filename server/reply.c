@@ -70,9 +70,11 @@ void reply_error_body(struct buf *b, const struct reply_error *e)
     put_string_or_null(b, e->param);
     buf_puts(b, ",\"code\":");
     put_string_or_null(b, e->code);
+    if (e->n_prompt > 0) {
+        buf_printf(b, ",\"n_prompt_tokens\":%" PRId64, e->n_prompt);
+    }
     if (e->n_context > 0) {
-        buf_printf(b, ",\"n_prompt_tokens\":%" PRId64 ",\"n_ctx\":%" PRId64, e->n_prompt,
-                   e->n_context);
+        buf_printf(b, ",\"n_ctx\":%" PRId64, e->n_context);
     }
     buf_puts(b, "}}");
 }

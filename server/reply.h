@@ -14,7 +14,7 @@ struct reply_error {
     const char *param;   // NULL: null
     int retry_after_s;   // > 0: retry-after and retry-after-ms are sent
     const char *message; // UTF-8; NULL: the status' own words
-    int64_t n_prompt, n_context; // > 0: "n_prompt_tokens" and "n_ctx" are added
+    int64_t n_prompt, n_context; // "n_prompt_tokens" and "n_ctx", each if > 0
 };
 
 /* {"error":{"message","type","param","code"}}, all four keys, appended to b. */

@@ -219,6 +219,15 @@ def test_tokenize_and_back(server):
     assert "chat_template" in info and info["eos_token"]
 
 
+def test_a_text_beyond_the_context_is_counted_and_not_guessed_at(server):
+    long = {"prompt": "word " * 500000}
+    t = server.post("/tokenize", long).json()
+    assert t["count"] == len(t["tokens"]) >= 500000
+    e = server.post("/v1/completions", long).error
+    assert e["code"] == "context_length_exceeded" and e["n_ctx"] == 2048 and "n_prompt_tokens" not in e
+    assert re.search(r"you requested at least \d+ tokens \(at least \d+ in the prompt", e["message"])
+
+
 def test_models(server):
     j = server.get("/v1/models").json()
     assert j["data"][0]["max_model_len"] == 2048 and j["data"][0]["owned_by"] == "sluice"

@@ -346,6 +346,32 @@ TEST(what_would_be_sampled_is_nothing_to_a_count)
     DONE();
 }
 
+/* More text than any context holds is counted all the same, and refused with what is known of it
+ * where the context matters. */
+TEST(a_text_beyond_every_context)
+{
+    struct buf b;
+    buf_init(&b, 1 << 20);
+    buf_puts(&b, "{\"prompt\":\"");
+    for (int i = 0; i < 20000; i++) {
+        buf_puts(&b, "word ");
+    }
+    buf_puts(&b, "\"}");
+    {
+        ACCEPTS(API_TOKENIZE, b.data);
+        CHECK(r.prompts[0].n >= 20000);
+        DONE();
+    }
+    char *text;
+    struct api_request r = prepared(API_COMPLETIONS, b.data, &text);
+    CHECK_STR(r.error.code, "context_length_exceeded");
+    CHECK(strstr(r.error.message, "you requested at least ") != NULL);
+    CHECK_EQ(r.error.n_prompt, 0);
+    CHECK_EQ(r.error.n_context, 64);
+    DONE();
+    buf_deinit(&b);
+}
+
 /* Where the template is the one to refuse, the endpoint's own member is named. */
 TEST(messages_that_the_template_refuses)
 {
