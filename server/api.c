@@ -91,6 +91,22 @@ static bool unauthorized(struct http_request *req, bool missing)
     return false;
 }
 
+/* Without keys whoever reaches the port may do all, but the pages that a browser shows on the same
+ * machine are not meant by that: they can send a POST anywhere. */
+static bool check_origin(struct http_request *req, const struct http_route *route)
+{
+    if (route->scope != SCOPE_ADMIN || strcmp(route->method, "POST") != 0 ||
+        http_origin_is_good(req)) {
+        return true;
+    }
+    struct api_error e = {0};
+    api_error_set(&e, 403, "origin_not_allowed", NULL,
+                  "A web page may not do this on a server without API keys, unless its origin is "
+                  "one of --allowed-origins.");
+    reply_api_error(req, &e);
+    return false;
+}
+
 bool api_authorize(struct http_request *req, const struct http_route *route, void *arg)
 {
     struct api *a = arg;
@@ -98,7 +114,10 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
     if (needed == SCOPE_METRICS && a->config->open_metrics) {
         needed = 0;
     }
-    if (needed == 0 || !a->keys) {
+    if (!a->keys) {
+        return check_origin(req, route);
+    }
+    if (needed == 0) {
         return true;
     }
     const char *key = http_header(req, "authorization"), *name = NULL;

@@ -166,6 +166,8 @@ const char *http_param(const struct http_request *req);    // what {id} took, de
 /* NULL if absent. Only in the authorize hook and the handler, until it returns: copy what is needed
  * later. */
 const char *http_header(const struct http_request *req, const char *name);
+/* False: a browser sends it for a page that cors_origins does not allow to. Likewise. */
+bool http_origin_is_good(const struct http_request *req);
 /* A query parameter, decoded; NULL if absent, "" if it has no value. */
 const char *http_query(const struct http_request *req, const char *name);
 const char *http_peer(const struct http_request *req);       // "192.0.2.1:5555", "unix"

@@ -35,6 +35,12 @@ static const char *allowed_origin(const struct http_request *req)
     return NULL;
 }
 
+bool http_origin_is_good(const struct http_request *req)
+{
+    const char *site = http_header(req, "sec-fetch-site");
+    return req->origin ? allowed_origin(req) != NULL : !site || strcasecmp(site, "cross-site") != 0;
+}
+
 static void add_common(struct http_request *req, struct MHD_Response *r)
 {
     struct http_server *s = req->server;

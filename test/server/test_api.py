@@ -604,6 +604,26 @@ def test_keys_and_their_scopes():
     os.unlink(f.name)
 
 
+def test_web_pages_are_no_operators():
+    """Without keys: a browser sends a page's POST to any address."""
+    page = lambda origin: {"origin": origin, "content-type": "text/plain", "sec-fetch-site": "cross-site"}
+    with Server(allowed_origins="https://ops.example") as s:
+        for path in ("/drain", "/reset_prefix_cache"):
+            for headers in (page("http://evil.example"), page("null"), {"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}):
+                r = s.post(path, "x", headers=headers)
+                assert (r.status, r.error["code"]) == (403, "origin_not_allowed") and "API keys" in r.error["message"]
+        assert s.get("/health/ready").status == 200
+        assert s.post("/reset_prefix_cache", "").status == 200
+        assert s.post("/reset_prefix_cache", "", headers={"sec-fetch-site": "same-origin"}).status == 200
+        assert s.post("/reset_prefix_cache", "", headers=page("https://ops.example")).status == 200
+        assert s.post("/v1/completions", {"prompt": "x"}, headers={"origin": "http://evil.example"}).status == 200
+        assert s.post("/drain", "").status == 200
+    with Server(api_key="s3cret") as s:
+        headers = {"origin": "http://evil.example"}
+        assert s.post("/reset_prefix_cache", "", headers=headers).status == 401
+        assert s.post("/reset_prefix_cache", "", headers={**headers, "authorization": "Bearer s3cret"}).status == 200
+
+
 def test_a_signal_asks_for_a_report():
     with Server(env={"FAKE_STEP_US": "50000"}) as s:
         c = open_stream(s)
