@@ -107,6 +107,16 @@ static bool check_origin(struct http_request *req, const struct http_route *rout
     return false;
 }
 
+/* An Authorization header of another scheme is a proxy's or a browser's own. */
+static const char *given_key(const struct http_request *req)
+{
+    const char *key = http_header(req, "authorization");
+    if (!key || strncasecmp(key, "bearer ", 7) != 0) {
+        return http_header(req, "x-api-key");
+    }
+    return key + 7 + strspn(key + 7, " ");
+}
+
 bool api_authorize(struct http_request *req, const struct http_route *route, void *arg)
 {
     struct api *a = arg;
@@ -120,13 +130,7 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
     if (needed == 0) {
         return true;
     }
-    const char *key = http_header(req, "authorization"), *name = NULL;
-    if (key) {
-        key = strncasecmp(key, "bearer ", 7) == 0 ? key + 7 : "";
-        key += strspn(key, " ");
-    } else {
-        key = http_header(req, "x-api-key");
-    }
+    const char *key = given_key(req), *name = NULL;
     if (!key || !*key) {
         return unauthorized(req, true);
     }

@@ -580,6 +580,10 @@ def test_keys_and_their_scopes():
         assert s.post("/v1/completions", body, headers=auth("nope")).error["code"] == "invalid_api_key"
         assert s.post("/v1/completions", body, headers=auth("user-key")).status == 200
         assert s.post("/v1/completions", body, headers={"x-api-key": "user-key"}).status == 200
+        assert s.post("/v1/completions", body, headers={"x-api-key": "user-key", "authorization": "Basic abc"}).status == 200
+        r = s.post("/v1/completions", body, headers={"x-api-key": "user-key", **auth("nope")})
+        assert r.error["code"] == "invalid_api_key"
+        assert s.post("/v1/completions", body, headers={"authorization": "Basic abc"}).error["code"] == "missing_api_key"
         assert s.post("/v1/completions", body, headers=auth("s3cret")).status == 200
         r = s.post("/v1/completions", body, headers=auth("ops-key"))
         assert r.status == 403 and r.error["code"] == "insufficient_permissions"
