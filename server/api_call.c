@@ -110,6 +110,15 @@ static void let_go(struct api_call *c)
     release(c);
 }
 
+/* What the log line says of tokens, however the call ends. */
+static void log_tokens(struct api_call *c)
+{
+    struct request_log *log = http_log(c->req);
+    struct api_usage u = api_usage_of(c);
+    log->n_output_tokens = u.completion;
+    log->n_cached_tokens = u.cached;
+}
+
 /* Terminal: the error, in a stream or as the whole reply. Engine work is cancelled. */
 static void fail(struct api_call *c, const struct api_error *e)
 {
@@ -120,6 +129,7 @@ static void fail(struct api_call *c, const struct api_error *e)
     struct reply_error r = reply_of(e);
     http_log(req)->error = e->code;
     http_log(req)->finish = "error";
+    log_tokens(c);
     if (c->streaming && c->format->error && http_stream_head_sent(req)) {
         c->format->error(req, &r);
         reply_stream_end(req, NULL, false);
@@ -145,6 +155,7 @@ void api_abort_all(struct api *a, const struct api_error *e)
 static void give_back(struct api_call *c)
 {
     http_log(c->req)->finish = "cancelled";
+    log_tokens(c);
     if (c->streaming) {
         http_stream_end(c->req);
     } else {
@@ -366,15 +377,6 @@ static void fail_with_engine(struct api_call *c, const struct engine_request *r)
     fail(c, &e);
 }
 
-static void log_end(struct api_call *c)
-{
-    struct request_log *log = http_log(c->req);
-    struct api_usage u = api_usage_of(c);
-    log->n_output_tokens = u.completion;
-    log->n_cached_tokens = u.cached;
-    log->finish = c->n_choices > 0 ? c->choices[0].finish : "stop";
-}
-
 /* Before the head goes out: what OpenAI's clients log. */
 static void put_head_lines(struct api_call *c, int64_t now_ns)
 {
@@ -452,7 +454,8 @@ static void observe_done(struct api_call *c, const struct engine_request *r)
 static void finish_if_complete(struct api_call *c)
 {
     if (c->req && (c->request.pools ? c->n_done == c->n_requests : c->n_finished == c->n_choices)) {
-        log_end(c);
+        log_tokens(c);
+        http_log(c->req)->finish = c->n_choices > 0 ? c->choices[0].finish : "stop";
         c->format->end(c);
         let_go(c);
     }

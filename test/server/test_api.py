@@ -528,6 +528,25 @@ def test_deadlines():
         assert r.status == 200 and json.loads(r.events()[-2])["error"]["code"] == "request_timeout" and r.events()[-1] == "[DONE]"
 
 
+def test_log_lines_of_what_did_not_end_well_have_their_tokens():
+    def line(s, id):
+        assert eventually(lambda: any(l["id"] == id for l in s.log_lines()))
+        return next(l for l in s.log_lines() if l["id"] == id)
+    with Server(env={"FAKE_STEP_US": "50000"}) as s:
+        c = open_stream(s, request_id="left")
+        c.getresponse().read(200)
+        c.close()
+        left = line(s, "left")
+        assert (left["finish"], left["gone"]) == ("cancelled", "closed") and left["output_tokens"] > 0 and left["cached_tokens"] > 0
+        s.complete("a b c d", max_tokens=1000, timeout=0.5, request_id="late")
+        late = line(s, "late")
+        assert (late["finish"], late["error"]) == ("error", "request_timeout") and late["output_tokens"] > 0
+        assert late["prompt_tokens"] > late["cached_tokens"] > 0
+        s.post("/v1/completions", {"prompt": "x", "temperature": 9}, headers={"x-request-id": "wrong"})
+        wrong = line(s, "wrong")
+        assert (wrong["status"], wrong["output_tokens"], wrong["cached_tokens"]) == (400, 0, 0)
+
+
 def test_a_responses_stream_that_fails_has_an_error_event():
     with Server(env={"FAKE_STEP_US": "100000"}) as s:
         r = s.post("/v1/responses", {"input": "x", "stream": True, "timeout": 0.6, "max_output_tokens": 1000})
