@@ -30,6 +30,32 @@ bool request_refuse(struct api_request *r, const char *const *keys)
     return true;
 }
 
+bool request_check_n_tools(struct api_request *r, size_t n)
+{
+    enum { MAX_TOOLS = 128 }; // OpenAI's bound
+    return n <= MAX_TOOLS
+               ? true
+               : api_error_set(&r->error, 400, "array_above_max_length", "tools",
+                               "Invalid 'tools': array too long. Expected at most %d items, but "
+                               "got %zu instead.", MAX_TOOLS, n);
+}
+
+bool request_check_function(struct api_request *r, const struct json *function, const char *where)
+{
+    char place[80];
+    const char *name = json_get_string(function, "name");
+    if (!name || !*name) {
+        snprintf(place, sizeof place, "%s.name", where);
+        return api_missing(&r->error, place);
+    }
+    const struct json *parameters = json_get(function, "parameters");
+    if (json_type(parameters) != JSON_NULL && !json_is(parameters, JSON_OBJECT)) {
+        snprintf(place, sizeof place, "%s.parameters", where);
+        return body_wrong_type(&r->error, place, "an object", parameters);
+    }
+    return true;
+}
+
 static bool read_model(struct api_request *r)
 {
     const char *name = NULL;

@@ -95,6 +95,11 @@ bool request_read_kwargs(struct api_request *r, const char *effort);
 /* Refuses members of this list ("a|b|c") when they are there and not false, null or empty. */
 bool request_refuse(struct api_request *r, const char *const *keys);
 
+/* Tools, and what each has in common wherever it lies: name and parameters of the object at
+ * `where`, such as "tools[0].function". */
+bool request_check_n_tools(struct api_request *r, size_t n);
+bool request_check_function(struct api_request *r, const struct json *function, const char *where);
+
 /* Out of memory for the request's own data: 413. */
 bool request_too_large(struct api_request *r);
 

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_MESSAGES = 4096 /* chosen */, MAX_TOOLS = 128 /* OpenAI's bound */ };
+enum { MAX_MESSAGES = 4096 /* chosen */ };
 
 static const char *at(char *text, size_t n_bytes, size_t message, const char *field)
 {
@@ -202,15 +202,8 @@ static bool check_tools(struct api_request *r, const struct json *tools)
             return function ? body_wrong_type(&r->error, where, "an object", function)
                             : api_missing(&r->error, where);
         }
-        const char *name = json_get_string(function, "name");
-        snprintf(where, sizeof where, "tools[%zu].function.name", i);
-        if (!name || !*name) {
-            return api_missing(&r->error, where);
-        }
-        const struct json *parameters = json_get(function, "parameters");
-        snprintf(where, sizeof where, "tools[%zu].function.parameters", i);
-        if (json_type(parameters) != JSON_NULL && !json_is(parameters, JSON_OBJECT)) {
-            return body_wrong_type(&r->error, where, "an object", parameters);
+        if (!request_check_function(r, function, where)) {
+            return false;
         }
     }
     return true;
@@ -266,10 +259,8 @@ static bool read_tools(struct api_request *r)
         if (n == 0) {
             return api_empty(&r->error, "tools");
         }
-        if (n > MAX_TOOLS) {
-            return api_error_set(&r->error, 400, "array_above_max_length", "tools",
-                                 "Invalid 'tools': array too long. Expected at most %d items, but "
-                                 "got %zu instead.", MAX_TOOLS, n);
+        if (!request_check_n_tools(r, n)) {
+            return false;
         }
         const struct body_member *m = body_get(&r->body, "tools");
         r->tools = m->start;

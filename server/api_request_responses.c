@@ -277,21 +277,26 @@ static void put_node(struct buf *b, const struct json *node) // depth is bounded
     }
 }
 
-static bool put_tool(struct api_request *r, struct buf *out, const struct json *tool, size_t index)
+static bool check_tool(struct api_request *r, const struct json *tool, size_t index)
 {
-    static const char *const fields[] = {"name", "description", "parameters"};
     const char *type = json_get_string(tool, "type");
-    char place[40];
-    snprintf(place, sizeof place, "tools[%zu].type", index);
+    char where[32], place[40];
+    snprintf(where, sizeof where, "tools[%zu]", index);
+    snprintf(place, sizeof place, "%s.type", where);
+    if (!json_is(tool, JSON_OBJECT)) {
+        return body_wrong_type(&r->error, where, "an object", tool);
+    }
     if (!type || strcmp(type, "function") != 0) {
         return api_error_set(&r->error, 400, "unsupported_parameter", place,
                              "Unsupported value: tools of type '%.40s' are not supported by this "
                              "server; only 'function' is.", type ? type : "(none)");
     }
-    snprintf(place, sizeof place, "tools[%zu].name", index);
-    if (!json_get_string(tool, "name")) {
-        return api_missing(&r->error, place);
-    }
+    return request_check_function(r, tool, where);
+}
+
+static void put_tool(struct buf *out, const struct json *tool, size_t index)
+{
+    static const char *const fields[] = {"name", "description", "parameters"};
     buf_puts(out, index ? ",{\"type\":\"function\",\"function\":{"
                         : "{\"type\":\"function\",\"function\":{");
     bool first = true;
@@ -304,7 +309,6 @@ static bool put_tool(struct api_request *r, struct buf *out, const struct json *
         }
     }
     buf_puts(out, "}}");
-    return true;
 }
 
 static bool read_tools(struct api_request *r)
@@ -317,9 +321,12 @@ static bool read_tools(struct api_request *r)
     buf_init(&out, MAX_BYTES);
     buf_putc(&out, '[');
     size_t i = 0;
-    bool good = true;
-    for (const struct json *t = json_first(tools); good && t; t = json_next(t)) {
-        good = put_tool(r, &out, t, i++);
+    bool good = request_check_n_tools(r, json_count(tools));
+    for (const struct json *t = json_first(tools); good && t; t = json_next(t), i++) {
+        good = check_tool(r, t, i);
+        if (good) {
+            put_tool(&out, t, i);
+        }
     }
     buf_putc(&out, ']');
     if (good) {
@@ -478,6 +485,7 @@ bool request_read_responses(struct api_request *r)
     if (body_int(&r->body, "top_logprobs", 0, r->model->config->max_logprobs, &v)) {
         r->n_top = (int32_t)v;
     }
+    body_int(&r->body, "max_tool_calls", 1, INT64_MAX, &v); // of tools that run here: none
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->logprobs ? r->n_top : 0;
     r->has_max_tokens = r->model->has_default_max_tokens;
