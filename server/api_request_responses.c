@@ -418,11 +418,21 @@ static bool read_effort(struct api_request *r)
     return r->error.status == 0 && request_read_kwargs(r, NULL);
 }
 
+static bool read_truncation(struct api_request *r)
+{
+    int choice = 1;
+    body_choice(&r->body, "truncation", "auto|disabled", &choice);
+    if (choice == 0) {
+        return api_error_set(&r->error, 400, "unsupported_value", "truncation",
+                             "Unsupported value: this server drops no items of an input that is "
+                             "too long; 'truncation' may only be 'disabled'.");
+    }
+    return r->error.status == 0;
+}
+
 static void read_include(struct api_request *r)
 {
     const struct json *include = NULL;
-    int truncation;
-    body_choice(&r->body, "truncation", "auto|disabled", &truncation);
     body_array(&r->body, "include", &include);
     for (const struct json *i = json_first(include); i; i = json_next(i)) {
         r->logprobs |= json_string(i) && strcmp(json_string(i), "message.output_text.logprobs") == 0;
@@ -477,7 +487,7 @@ bool request_read_responses(struct api_request *r)
 {
     int64_t v;
     if (!request_read_common(r) || !read_stored(r) || !read_messages(r) || !read_tools(r) ||
-        !read_choice(r) || !read_text_format(r) || !read_effort(r)) {
+        !read_choice(r) || !read_text_format(r) || !read_effort(r) || !read_truncation(r)) {
         return false;
     }
     r->n = 1;

@@ -258,6 +258,9 @@ def test_responses(server):
     assert strip(events[-1]["response"]["output"]) == strip(j["output"])
     j = server.post("/v1/responses", {"input": "hi", "seed": 0, "max_output_tokens": 2}).json()
     assert j["status"] == "incomplete" and j["incomplete_details"] == {"reason": "max_output_tokens"}
+    for word in ("disabled", None):
+        j = server.post("/v1/responses", {"input": "hi", "seed": 0, "truncation": word}).json()
+        assert (j["status"], j["truncation"]) == ("completed", "disabled")
     assert server.post("/v1/responses/input_tokens", {"input": "hi"}).json()["input_tokens"] > 3
     assert server.get("/v1/responses/resp_1").error["code"] == "not_found"
 
@@ -346,6 +349,7 @@ TOOL = {"tools": [WEATHER]}
     ("responses", {"max_tool_calls": "x"}, "invalid_type", "max_tool_calls"),
     ("responses", {"max_tool_calls": 0}, "integer_below_min_value", "max_tool_calls"),
     ("responses", {"truncation": "foo"}, "invalid_value", "truncation"),
+    ("responses", {"truncation": "auto"}, "unsupported_value", "truncation"),
     ("responses", {"text": {"format": {"type": "json_object"}}}, "unsupported_value", "text.format"),
     ("responses", {"background": True}, "unsupported_parameter", "background"),
     ("responses", {"input": []}, "empty_array", "input"),
