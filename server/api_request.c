@@ -319,8 +319,14 @@ static bool read_limits(struct api_request *r)
                              "'best_of' is only supported when it equals 'n'.");
     }
     if (body_int(&r->body, "prompt_logprobs", -1, r->model->config->max_logprobs, &v)) {
+        if (v < 0) { // vLLM's word for the whole vocabulary
+            return api_error_set(&r->error, 400, "integer_below_min_value", "prompt_logprobs",
+                                 "Invalid 'prompt_logprobs': -1 (the whole vocabulary) is not "
+                                 "supported by this server. Expected 0 to %lld.",
+                                 (long long)r->model->config->max_logprobs);
+        }
         r->params.prompt_logprobs = true;
-        r->params.prompt_top_logprobs = v < 0 ? MAX_TOP_LOGPROBS : (int32_t)v;
+        r->params.prompt_top_logprobs = (int32_t)v;
     }
     int32_t *ids;
     if (!read_ids(r, "allowed_token_ids", 0, &ids, &r->params.n_allowed)) {

@@ -335,6 +335,7 @@ TOOL = {"tools": [WEATHER]}
     ("completions", {"best_of": 2}, "unsupported_value", "best_of"),
     ("completions", {"logprobs": 21}, "integer_above_max_value", "logprobs"),
     ("completions", {"max_tokens": 0}, "integer_below_min_value", "max_tokens"),
+    ("completions", {"prompt_logprobs": -1}, "integer_below_min_value", "prompt_logprobs"),
     ("completions", {"stream": True, "prompt_logprobs": 1}, "invalid_value", "prompt_logprobs"),
     ("embeddings", {"input": ""}, "invalid_value", "input"),
     ("embeddings", {"encoding_format": "hex"}, "invalid_value", "encoding_format"),
