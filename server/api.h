@@ -167,7 +167,8 @@ struct api_usage api_usage_of(const struct api_call *c);
 void api_put_usage(struct buf *b, const struct api_call *c);
 /* How many characters a token adds to the text that the client sees. */
 size_t api_token_characters(const struct api_call *c, int32_t token);
-/* The text of a token as completions show it. */
+/* The text of a token as completions show it; one that is a part of a character, as OpenAI does, by
+ * its bytes: bytes:\xe6\x97. Two tokens are then two keys of top_logprobs. */
 void api_put_token_text(struct buf *b, const struct api_call *c, int32_t token);
 void api_put_logprob(struct buf *b, float logprob); // -9999.0 for minus infinity
 void api_chat_logprob(struct api_choice *ch, int32_t token, const struct token_logprobs *lp,

@@ -1,6 +1,8 @@
 /* Pieces of JSON that several endpoints share. */
 #include "server/api.h"
 
+#include "engine/base/utf8.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -82,7 +84,8 @@ static const char *token_text(const struct api_call *c, int32_t token, size_t *n
     return piece;
 }
 
-void api_put_token_text(struct buf *b, const struct api_call *c, int32_t token)
+/* A part of a character is U+FFFD, or where `spelled` its bytes. */
+static void put_token_text(struct buf *b, const struct api_call *c, int32_t token, bool spelled)
 {
     size_t n = 0;
     if (c->request.tokens_as_ids || !c->request.output.tok) {
@@ -90,7 +93,20 @@ void api_put_token_text(struct buf *b, const struct api_call *c, int32_t token)
         return;
     }
     const char *piece = token_text(c, token, &n);
-    buf_put_json(b, piece ? piece : "", piece ? n : 0);
+    if (!piece || !spelled || utf8_check(piece, n) == n) {
+        buf_put_json(b, piece ? piece : "", piece ? n : 0);
+        return;
+    }
+    buf_puts(b, "\"bytes:");
+    for (size_t i = 0; i < n; i++) {
+        buf_printf(b, "\\\\x%02x", (unsigned char)piece[i]);
+    }
+    buf_putc(b, '"');
+}
+
+void api_put_token_text(struct buf *b, const struct api_call *c, int32_t token)
+{
+    put_token_text(b, c, token, true);
 }
 
 /* "token","logprob","bytes" of a chat entry, without its braces. */
@@ -99,7 +115,7 @@ static void put_token(struct buf *b, const struct api_call *c, int32_t token, fl
     size_t n = 0;
     const char *piece = token_text(c, token, &n);
     buf_puts(b, "\"token\":");
-    api_put_token_text(b, c, token);
+    put_token_text(b, c, token, false);
     buf_puts(b, ",\"logprob\":");
     api_put_logprob(b, logprob);
     buf_puts(b, ",\"bytes\":[");
@@ -214,7 +230,7 @@ static void put_ranked(struct buf *b, const struct api_call *c, int32_t token, f
         buf_printf(b, ",\"rank\":%d", rank);
     }
     buf_puts(b, ",\"decoded_token\":");
-    api_put_token_text(b, c, token);
+    put_token_text(b, c, token, false);
     buf_putc(b, '}');
 }
 

@@ -172,6 +172,25 @@ def test_a_model_without_a_tokenizer_takes_and_gives_ids(tmp_path):
         assert s.chat().error["code"] == "unsupported_model"
 
 
+def test_parts_of_characters_are_told_apart_in_logprobs():
+    """A key of top_logprobs for each token, whatever it is a part of; chat has its bytes beside U+FFFD."""
+    def pairs(list):
+        assert len({k for k, _ in list}) == len(list), list
+        return dict(list)
+
+    with Server(real=True) as s:
+        r = s.complete("日本🙂é ok", echo=True, logprobs=20, max_tokens=1)
+        l = json.loads(r.body, object_pairs_hook=pairs)["choices"][0]["logprobs"]
+        assert all(len(top) >= 20 for top in l["top_logprobs"][1:])
+        parts = [t for t in l["tokens"] if t.startswith("bytes:")]
+        raw = b"".join(bytes.fromhex(t[6:].replace("\\x", "")) for t in parts)
+        assert parts and raw.decode() and not any("\ufffd" in t for t in l["tokens"])
+        assert all(re.fullmatch(r"bytes:(\\x[0-9a-f]{2})+", t) for t in parts)
+        assert all(t in top for t, top in list(zip(l["tokens"], l["top_logprobs"]))[1:])
+        top = s.chat("日本", max_tokens=2, logprobs=True, top_logprobs=20).json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        assert len(top) == 20 and not any(t["token"].startswith("bytes:") for t in top)
+
+
 def test_ids_stream_beside_text(server):
     chunks = server.chat(seed=0, stream=True, return_token_ids=True).chunks()
     whole = server.chat(seed=0, return_token_ids=True).json()["choices"][0]
