@@ -299,6 +299,9 @@ static void on_signal(uv_signal_t *signal, int number)
     }
     if (number != SIGHUP) {
         if (s->state == HTTP_RUNNING) {
+            if (number == SIGINT) { // a person waits, and no balancer has to look
+                s->options.drain_delay_ms = 0;
+            }
             http_server_drain(s);
         } else {
             http_server_stop(s);

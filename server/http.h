@@ -59,8 +59,8 @@ struct http_options {
     const char *const *listen;
     size_t n_listen;
     bool systemd;          // also take the sockets that systemd passed, and talk to NOTIFY_SOCKET
-    bool signals;          // SIGTERM and SIGINT drain (a second one stops), SIGHUP: on_reload,
-                          // SIGUSR1: on_report
+    bool signals;          // SIGTERM and SIGINT drain, SIGINT without delay (a second one stops);
+                          // SIGHUP: on_reload, SIGUSR1: on_report
     const char *tls_cert;  // PEM files; both set: TCP listeners speak TLS (Unix sockets do not)
     const char *tls_key;
     const char *cors_origins; // NULL: off; "*" or a list "https://a,https://b"

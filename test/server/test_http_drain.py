@@ -114,6 +114,23 @@ def test_an_idle_server_ends_at_once():
             assert SLOW or time.monotonic() - start < 3
 
 
+def test_ctrl_c_waits_for_requests_but_not_for_balancers():
+    with Front(drain_delay_ms=20000) as f:
+        with f.connect() as idle, f.connect() as busy:
+            busy.sendall(request("GET", "/stream?n=40&rate=40"))
+            r = Reader(busy)
+            assert r.head()[0] == 200
+            start = time.monotonic()
+            f.process.send_signal(signal.SIGINT)
+            assert Reader(idle).closed()
+            assert SLOW or time.monotonic() - start < 1
+            n = 0
+            while chunk := r.chunk():
+                n += chunk.count(b"data: ")
+            assert n == 41
+        assert f.process.wait(5) == 0
+
+
 def test_systemd_is_told_and_asked_for_a_sign_of_life():
     with tempfile.TemporaryDirectory() as d:
         path = os.path.join(d, "notify")
