@@ -155,6 +155,10 @@ bool body_open(struct api_body *b, char *text, size_t n_bytes, struct arena *are
     }
     struct json_limits limits = {MAX_DEPTH, MAX_VALUES};
     enum status st = json_parse(text, n_bytes, &limits, &b->root, &err);
+    if (st == ERR_UNSUPPORTED) {
+        return api_error_set(error, 400, "invalid_value", NULL,
+                             "Invalid request body: %s.", err.text);
+    }
     if (st != OK) {
         return not_json(error, err.text);
     }

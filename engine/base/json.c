@@ -20,28 +20,30 @@ static bool is_hex4(const char *p, size_t n_bytes, const char *first, const char
 }
 
 /* What cJSON would cut or refuse without a word: a NUL ends its strings, and half a pair of
- * surrogates is no character. NULL, or what is wrong, and where. */
-static const char *bad_escape(const struct json_scan *sc, size_t *at)
+ * surrogates is no character. OK, or what is wrong, and where. */
+static enum status check_escapes(const struct json_scan *sc, struct err *err)
 {
     static const char any[] = "0123456789abcdefABCDEF";
     const char *p = sc->text;
     for (size_t i = 0; sc->escaped && i + 1 < sc->text_bytes; i++) {
-        size_t n = sc->text_bytes - i;
-        *at = (size_t)(p + i - sc->s);
+        size_t n = sc->text_bytes - i, at = (size_t)(p + i - sc->s);
         if (p[i] != '\\') {
             continue;
         }
         if (n >= 6 && memcmp(p + i, "\\u0000", 6) == 0) {
-            return "a NUL character in a string";
+            return err_set(err, ERR_UNSUPPORTED,
+                           "a string contains the character U+0000, which is not supported, at "
+                           "byte %zu", at);
         }
         bool high = is_hex4(p + i, n, "dD", "89abAB");
         if (is_hex4(p + i, n, "dD", "cdefCDEF") ||
             (high && !is_hex4(p + i + 6, n - 6, "dD", "cdefCDEF"))) {
-            return "half a pair of surrogates in a string";
+            return err_set(err, ERR_FORMAT, "half a pair of surrogates in a string at byte %zu",
+                           at);
         }
         i += high ? 11 : is_hex4(p + i, n, any, any) ? 5 : 1;
     }
-    return NULL;
+    return OK;
 }
 
 static enum status pre_scan(const char *text, size_t n_bytes, const struct json_limits *limits,
@@ -59,11 +61,8 @@ static enum status pre_scan(const char *text, size_t n_bytes, const struct json_
         if (t == JSON_TOKEN_ERROR) {
             return json_scan_error(&sc, err);
         }
-        size_t at = 0;
-        const char *why =
-            t == JSON_TOKEN_KEY || t == JSON_TOKEN_STRING ? bad_escape(&sc, &at) : NULL;
-        if (why) {
-            return err_set(err, ERR_FORMAT, "%s at byte %zu", why, at);
+        if (t == JSON_TOKEN_KEY || t == JSON_TOKEN_STRING) {
+            TRY(check_escapes(&sc, err));
         }
         if (n >= max_values) {
             return err_set(err, ERR_LIMIT, "more than %zu values", max_values);

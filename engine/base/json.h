@@ -20,7 +20,8 @@ struct json_limits {
     size_t max_values;  // 0: 1,000,000
 };
 
-/* The caller frees *root with json_free. `limits` may be NULL. */
+/* The caller frees *root with json_free. `limits` may be NULL. ERR_UNSUPPORTED: JSON, but with a
+ * U+0000 in a string. */
 enum status json_parse(const char *text, size_t n_bytes, const struct json_limits *limits,
                        struct json **root, struct err *err);
 enum status json_parse_file(const char *path, size_t max_bytes, struct json **root,

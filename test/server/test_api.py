@@ -400,6 +400,12 @@ def test_unknown_members_are_counted(server):
         assert s.chat(**ONE).status == 200
 
 
+def test_a_nul_is_refused_with_its_place(server):
+    r = server.complete("a\0b")
+    assert (r.status, r.error["code"]) == (400, "invalid_value")
+    assert "contains the character U+0000, which is not supported, at byte 13" in r.error["message"]
+
+
 def test_charset_must_be_utf8(server):
     for charset, status in (("utf-8", 200), ('"UTF-8"', 200), ("iso-8859-1", 415)):
         r = server.request("POST", "/v1/completions", '{"prompt":"x"}', {"content-type": "application/json; charset=" + charset})

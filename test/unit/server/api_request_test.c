@@ -72,6 +72,17 @@ TEST(bodies_that_are_not_objects)
                       "[[[[[[[[[[[[", "json_parse_error", "");
 }
 
+TEST(a_nul_in_a_string_is_told_from_what_is_no_json)
+{
+    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\\u0000\"}]}",
+            "invalid_value", "");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"\\u0000\":1}", "invalid_value", "");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\\ud800\"}", "json_parse_error", "");
+    ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\\\\u0000\"}");
+    CHECK_STR(r.prompts[0].text, "a\\u0000");
+    DONE();
+}
+
 /* {"k0":0,"k1":0,...,"temperature":3}, with `n` keys in all. */
 static void many_keys(struct buf *b, int n)
 {
