@@ -1,6 +1,7 @@
 #include "server/api_body.h"
 
 #include "engine/base/json_scan.h"
+#include "engine/base/words.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -337,19 +338,14 @@ bool body_choice(struct api_body *b, const char *key, const char *choices, int *
     if (!body_string(b, key, &text)) {
         return false;
     }
-    size_t n = strlen(text);
-    const char *p = choices;
-    for (int i = 0; *p; i++) {
-        size_t len = strcspn(p, "|");
-        if (len == n && memcmp(p, text, n) == 0) {
-            *index = i;
-            return true;
-        }
-        p += len + (p[len] == '|');
+    int i = words_find(choices, text);
+    if (i >= 0) {
+        *index = i;
+        return true;
     }
     char list[200];
     size_t at = 0;
-    for (p = choices; *p && at + 40 < sizeof list;) {
+    for (const char *p = choices; *p && at + 40 < sizeof list;) {
         size_t len = strcspn(p, "|");
         bool last = p[len] == '\0';
         at += (size_t)snprintf(list + at, sizeof list - at, "%s'%.*s'",

@@ -1,6 +1,7 @@
 #include "server/api_request.h"
 
 #include "engine/base/json_scan.h"
+#include "engine/base/words.h"
 #include "server/http.h"
 
 #include <inttypes.h>
@@ -480,7 +481,7 @@ static bool read_format(struct api_request *r)
 static bool check_names(struct api_request *r)
 {
     static const char known[] =
-        "|model|messages|prompt|input|suffix|best_of|echo|frequency_penalty|presence_penalty|"
+        "model|messages|prompt|input|suffix|best_of|echo|frequency_penalty|presence_penalty|"
         "logit_bias|logprobs|top_logprobs|max_tokens|max_completion_tokens|n|seed|stop|stream|"
         "stream_options|temperature|top_p|user|top_k|min_p|repetition_penalty|repeat_penalty|"
         "min_tokens|ignore_eos|stop_token_ids|include_stop_str_in_output|skip_special_tokens|"
@@ -496,11 +497,9 @@ static bool check_names(struct api_request *r)
         "encoding_format|dimensions|tokens|return_token_strs|normalize|use_activation|content|"
         "add_special|parse_special|with_pieces|use_beam_search|structured_outputs|guided_json|guided_regex|"
         "guided_choice|guided_grammar|prompt_embeds|kv_transfer_params|logits_processors|"
-        "watermark|repetition_detection|";
+        "watermark|repetition_detection";
     for (size_t i = 0; i < r->body.n_members; i++) {
-        char word[64];
-        int n = snprintf(word, sizeof word, "|%s|", r->body.members[i].key);
-        if (n < (int)sizeof word && strstr(known, word)) {
+        if (words_find(known, r->body.members[i].key) >= 0) {
             continue;
         }
         r->unknown = r->unknown ? r->unknown : r->body.members[i].key;

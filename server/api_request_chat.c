@@ -3,6 +3,7 @@
 #include "server/api_request.h"
 
 #include "engine/base/json_scan.h"
+#include "engine/base/words.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -128,7 +129,7 @@ static bool check_calls(struct api_request *r, const struct json *m, size_t inde
 
 static bool check_messages(struct api_request *r)
 {
-    static const char roles[] = "|developer|system|user|assistant|tool|function|";
+    static const char roles[] = "developer|system|user|assistant|tool|function";
     const struct json *messages = NULL;
     if (!body_array(&r->body, "messages", &messages)) {
         return r->error.status == 0 ? api_missing(&r->error, "messages") : false;
@@ -143,7 +144,7 @@ static bool check_messages(struct api_request *r)
                              MAX_MESSAGES);
     }
     for (const struct json *m = json_first(messages); m; m = json_next(m), i++) {
-        char where[64], word[40];
+        char where[64];
         if (!json_is(m, JSON_OBJECT)) {
             return body_wrong_type(&r->error, at(where, sizeof where, i, ""), "an object", m);
         }
@@ -154,8 +155,7 @@ static bool check_messages(struct api_request *r)
                                          json_get(m, "role"))
                        : api_missing(&r->error, at(where, sizeof where, i, "role"));
         }
-        snprintf(word, sizeof word, "|%s|", role);
-        if (strlen(role) > 32 || !strstr(roles, word)) {
+        if (words_find(roles, role) < 0) {
             return api_error_set(&r->error, 400, "invalid_value",
                                  at(where, sizeof where, i, "role"),
                                  "Invalid value: '%.40s'. Supported values are: 'developer', "

@@ -1,6 +1,8 @@
 /* The body of /v1/responses: its items become the messages of a chat, its flat tools nested ones. */
 #include "server/api_request.h"
 
+#include "engine/base/words.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -97,14 +99,11 @@ static bool put_content(struct messages *m, const struct json *content, const ch
 
 static bool put_message(struct messages *m, const struct json *item)
 {
-    static const char roles[] = "|user|assistant|system|developer|";
     const char *role = json_get_string(item, "role");
-    char word[40];
-    snprintf(word, sizeof word, "|%s|", role ? role : "");
     if (!role) {
         return api_missing(&m->r->error, where(m, "role"));
     }
-    if (strlen(role) > 32 || !strstr(roles, word)) {
+    if (words_find("user|assistant|system|developer", role) < 0) {
         return api_error_set(&m->r->error, 400, "invalid_value", where(m, "role"),
                              "Invalid value: '%.40s'. Supported values are: 'user', 'assistant', "
                              "'system' and 'developer'.", role);

@@ -2,6 +2,7 @@
 
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
+#include "engine/base/words.h"
 
 #include <errno.h>
 #include <math.h>
@@ -109,18 +110,6 @@ static enum status read_number(const struct option_row *row, const char *text, d
     return OK;
 }
 
-static bool is_choice(const char *choices, const char *text)
-{
-    size_t n = strlen(text);
-    for (const char *p = choices; n > 0 && (p = strstr(p, text)); p++) {
-        bool starts = p == choices || p[-1] == '|';
-        if (starts && (p[n] == '|' || p[n] == '\0')) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static enum status check_json(const struct option_row *row, const char *text, struct err *err)
 {
     struct json *root;
@@ -147,7 +136,7 @@ static void list_add(struct string_list *list, const char *text)
 static enum status set_text(struct config *c, const struct option_row *row, const char *text,
                             struct err *err)
 {
-    if (row->type == OPTION_CHOICE && !is_choice(row->choices, text)) {
+    if (row->type == OPTION_CHOICE && words_find(row->choices, text) < 0) {
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is none of %s", row->name, text,
                        row->choices);
     }

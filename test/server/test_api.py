@@ -340,6 +340,8 @@ TOOL = {"tools": [WEATHER]}
     ("chat", {"response_format": {"type": "json_object"}}, "unsupported_value", "response_format"),
     ("chat", {"use_beam_search": True}, "unsupported_parameter", "use_beam_search"),
     ("chat", {"chat_template": "x"}, "unsupported_parameter", "chat_template"),
+    ("chat", {"messages": [{"role": "system|user", "content": "a"}]}, "invalid_value", "messages[0].role"),
+    ("chat", {"reasoning_effort": "low|high"}, "invalid_value", "reasoning_effort"),
     ("chat", {"messages": [{"role": "user", "name": 5, "content": "a"}]}, "invalid_type", "messages[0].name"),
     ("chat", {"messages": [{"role": "tool", "content": "a"}]}, "missing_required_parameter", "messages[0].tool_call_id"),
     ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}]},
@@ -372,6 +374,7 @@ TOOL = {"tools": [WEATHER]}
     ("responses", {"truncation": "auto"}, "unsupported_value", "truncation"),
     ("responses", {"text": {"format": {"type": "json_object"}}}, "unsupported_value", "text.format"),
     ("responses", {"background": True}, "unsupported_parameter", "background"),
+    ("responses", {"input": [{"role": "user|assistant", "content": "a"}]}, "invalid_value", "input[0].role"),
     ("responses", {"input": []}, "empty_array", "input"),
 ])
 def test_wrong_members_are_named(server, path, more, code, param):
@@ -397,6 +400,8 @@ def test_unknown_members_are_counted(server):
     with Server(strict_parameters=True) as s:
         r = s.chat(**ONE, foo=1)
         assert (r.status, r.error["code"], r.error["param"]) == (400, "unknown_parameter", "foo")
+        r = s.chat(**ONE, **{"model|messages": 1})
+        assert (r.status, r.error["code"], r.error["param"]) == (400, "unknown_parameter", "model|messages")
         assert s.chat(**ONE).status == 200
 
 

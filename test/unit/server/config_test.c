@@ -112,6 +112,7 @@ TEST(bad_flags_are_refused_with_words)
     REFUSED("not whole", "m", "--port", "1.5");
     REFUSED("none of auto|cuda|cpu", "m", "--device", "tpu");
     REFUSED("none of", "m", "--device", "cud");
+    REFUSED("none of", "m", "--device", "auto|cuda");
     REFUSED("neither true", "m", "--deterministic=maybe");
     REFUSED("option speculative-config", "m", "--speculative-config", "{");
     REFUSED("not an object", "m", "--speculative-config", "[]");
