@@ -71,13 +71,13 @@ static void on_arguments(void *arg, const char *text, size_t n_bytes)
     buf_put(&ch->arguments, text, n_bytes);
 }
 
-static const struct output_sink SINK = {{on_text, on_call, on_arguments, NULL}, on_reasoning};
+static const struct tool_sink SINK = {on_text, on_reasoning, on_call, on_arguments, NULL};
 
 void api_choice_init(struct api_choice *ch, struct api_call *c, int32_t index,
                      struct engine_request *r, int32_t sample)
 {
-    struct output_sink sink = SINK;
-    sink.tool.arg = ch;
+    struct tool_sink sink = SINK;
+    sink.arg = ch;
     ch->call = c;
     ch->index = index;
     ch->request = r;

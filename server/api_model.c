@@ -106,10 +106,9 @@ static enum status open_template(struct api_model *m, const struct config *confi
         st = load_template(m, config, err);
     }
     const char *all = m->template ? chat_template_text(m->template) : "";
-    m->reasoning = strcmp(config->reasoning_parser, "think") == 0     ? REASONING_THINK
-                   : strcmp(config->reasoning_parser, "mistral") == 0 ? REASONING_MISTRAL
-                   : strcmp(config->reasoning_parser, "none") == 0    ? REASONING_NONE
-                                                                      : reasoning_for_template(all);
+    if (!reasoning_find(config->reasoning_parser, &m->reasoning)) {
+        m->reasoning = reasoning_for_template(all);
+    }
     bool none = strcmp(config->tool_call_parser, "none") == 0;
     bool chosen = strcmp(config->tool_call_parser, "auto") != 0;
     m->parser = none     ? NULL

@@ -155,9 +155,9 @@ const struct option_row option_rows[] = {
 
     {.section = "Answers",
      ROW("tool-call-parser", OPTION_CHOICE, tool_call_parser, "auto", "form of tool calls"),
-     .choices = "auto|none|hermes|llama3_json|mistral|pythonic|qwen3_coder"},
+     .choices = "auto|none|harmony|hermes|llama3_json|mistral|pythonic|qwen3_coder"},
     {ROW("reasoning-parser", OPTION_CHOICE, reasoning_parser, "auto", "form of reasoning"),
-     .choices = "auto|none|think|mistral"},
+     .choices = "auto|none|harmony|think|mistral"},
     {ROW("clamp-max-tokens", OPTION_BOOL, clamp_max_tokens, "false",
          "cut max_tokens to what fits, instead of an error")},
     {ROW("strict-parameters", OPTION_BOOL, strict_parameters, "false",

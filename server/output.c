@@ -7,7 +7,7 @@
 enum { HELD_MAX_BYTES = 16 << 20 }; // chosen: text that may still become a stop string or a call
 
 void output_init(struct output *o, const struct output_options *options,
-                 const struct output_sink *sink)
+                 const struct tool_sink *sink)
 {
     *o = (struct output){.options = options, .sink = *sink, .stop_index = -1};
     buf_init(&o->text, HELD_MAX_BYTES);
@@ -15,8 +15,15 @@ void output_init(struct output *o, const struct output_options *options,
     if (options->tok) {
         detok_init(&o->detok, options->tok, options->skip_special);
     }
-    if (options->parser) {
-        tool_parse_init(&o->parse, options->parser, options->tools, o->sink.tool);
+    const struct tool_parser *own = output_reasoning_parser(options->reasoning);
+    o->parser = own ? own : options->parser;
+    if (o->parser) {
+        struct tool_sink to = o->sink;
+        to.on_reasoning = own ? to.on_reasoning : to.on_text; // not told apart
+        tool_parse_init(&o->parse, o->parser, options->parser ? options->tools : NULL, to);
+        if (own && options->starts_in_reasoning) { // as if the model had opened it
+            tool_parse_text(&o->parse, own->reasoning, strlen(own->reasoning));
+        }
     }
     output_split_init(o);
 }
@@ -33,10 +40,10 @@ void output_content(struct output *o, const char *text, size_t n_bytes)
     if (n_bytes == 0) {
         return;
     }
-    if (o->options->parser) {
+    if (o->parser) {
         tool_parse_text(&o->parse, text, n_bytes);
     } else {
-        o->sink.tool.on_text(o->sink.tool.arg, text, n_bytes);
+        o->sink.on_text(o->sink.arg, text, n_bytes);
     }
 }
 
@@ -109,14 +116,22 @@ bool output_text(struct output *o, const char *text, size_t n_bytes)
     return search(o, false);
 }
 
+/* Which of the parser's markers the token is; -1: none. */
+static int find_marker(const struct output *o, const char *text)
+{
+    for (int i = 0; o->parser && o->parser->markers[i]; i++) {
+        if (strcmp(o->parser->markers[i], text) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
 /* Markers that the parsers look for are shown to them even where special tokens are skipped. */
 static bool is_marker(const struct output *o, const char *text)
 {
-    const struct tool_parser *parser = o->options->parser;
-    for (int i = 0; parser && parser->markers[i]; i++) {
-        if (strcmp(parser->markers[i], text) == 0) {
-            return true;
-        }
+    if (find_marker(o, text) >= 0) {
+        return true;
     }
     static const char *const think[] = {"<think>", "</think>", "[THINK]", "[/THINK]"};
     for (size_t i = 0; o->options->reasoning != REASONING_NONE && i < 4; i++) {
@@ -132,10 +147,13 @@ bool output_token(struct output *o, int32_t id)
     if (o->stopped) {
         return false;
     }
-    size_t before = o->text.n_bytes;
-    if (o->options->skip_special && tokenizer_is_special(o->options->tok, id)) {
-        size_t n;
-        const char *text = tokenizer_token_text(o->options->tok, id, &n);
+    size_t before = o->text.n_bytes, n;
+    const char *text = tokenizer_token_text(o->options->tok, id, &n);
+    int mark = text && o->parser && o->parser->exact ? find_marker(o, text) : -1;
+    if (mark >= 0) {
+        detok_flush(&o->detok, &o->text);
+        buf_putc(&o->text, (char)(TOOL_MARK + mark));
+    } else if (o->options->skip_special && tokenizer_is_special(o->options->tok, id)) {
         if (text && is_marker(o, text)) {
             detok_flush(&o->detok, &o->text);
             buf_put(&o->text, text, n);
@@ -144,9 +162,9 @@ bool output_token(struct output *o, int32_t id)
         detok_push(&o->detok, id, &o->text);
     }
     o->n_bytes += o->text.n_bytes - before;
-    bool was_inside = o->in_reasoning;
+    bool was_inside = o->in_reasoning || o->parse.in_reasoning;
     bool go_on = search(o, false);
-    o->n_reasoning_tokens += was_inside || o->in_reasoning;
+    o->n_reasoning_tokens += was_inside || o->in_reasoning || o->parse.in_reasoning;
     return go_on;
 }
 
@@ -162,7 +180,7 @@ void output_finish(struct output *o)
         search(o, true);
     }
     output_split(o, "", 0, true);
-    if (o->options->parser) {
+    if (o->parser) {
         tool_parse_finish(&o->parse);
     }
 }

@@ -5,6 +5,9 @@
  *
  *     ids -> detok -> stop strings -> reasoning -> tool parser -> sink
  *
+ * Where reasoning is a part of the parser's form (harmony), the parser finds it, and is there also
+ * when no calls are wanted.
+ *
  * Thread: the loop; one owner per sample. */
 #ifndef SLUICE_SERVER_OUTPUT_H
 #define SLUICE_SERVER_OUTPUT_H
@@ -17,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum reasoning_kind { REASONING_NONE, REASONING_THINK, REASONING_MISTRAL };
+enum reasoning_kind { REASONING_NONE, REASONING_HARMONY, REASONING_THINK, REASONING_MISTRAL };
 
 /* What all samples of a request share. Borrowed by each output. */
 struct output_options {
@@ -32,14 +35,10 @@ struct output_options {
     const struct json *tools;
 };
 
-struct output_sink {
-    struct tool_sink tool; // on_text is the content
-    void (*on_reasoning)(void *arg, const char *text, size_t n_bytes); // same arg
-};
-
 struct output {
     const struct output_options *options;
-    struct output_sink sink;
+    const struct tool_parser *parser; // the options', or the one that finds the reasoning; or NULL
+    struct tool_sink sink;
     struct detok detok;
     struct buf text;  // of the last ids, not yet searched for stop strings
     struct buf split; // not yet known to be reasoning or not
@@ -53,7 +52,7 @@ struct output {
 };
 
 void output_init(struct output *o, const struct output_options *options,
-                 const struct output_sink *sink);
+                 const struct tool_sink *sink);
 void output_deinit(struct output *o); // accepts a zeroed struct
 
 /* False once a stop string was found: what follows is not wanted. */
@@ -62,6 +61,9 @@ bool output_text(struct output *o, const char *text, size_t n_bytes);
 
 /* The end: reports all that is held back. */
 void output_finish(struct output *o);
+
+/* By its name in the configuration; false if there is none. */
+bool reasoning_find(const char *name, enum reasoning_kind *kind);
 
 /* Which reasoning a model with this chat template has; `template` may be NULL. */
 enum reasoning_kind reasoning_for_template(const char *chat_template);

@@ -10,11 +10,17 @@ enum state {
     REST,
 };
 
+/* In the order in which a template is searched for them. */
 static const struct {
-    const char *open, *close;
-} marks[] = {
-    [REASONING_THINK] = {"<think>", "</think>"},
-    [REASONING_MISTRAL] = {"[THINK]", "[/THINK]"},
+    const char *name, *open, *close;
+    const struct tool_parser *parser; // finds it, as it is a part of that form
+} kinds[] = {
+    [REASONING_NONE] = {.name = "none"},
+    [REASONING_HARMONY] = {.name = "harmony",
+                           .open = "<|channel|>analysis<|message|>",
+                           .parser = &tool_parser_harmony},
+    [REASONING_THINK] = {.name = "think", .open = "<think>", .close = "</think>"},
+    [REASONING_MISTRAL] = {.name = "mistral", .open = "[THINK]", .close = "[/THINK]"},
 };
 
 static bool is_space(char c)
@@ -22,10 +28,22 @@ static bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
+bool reasoning_find(const char *name, enum reasoning_kind *kind)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (strcmp(kinds[i].name, name) == 0) {
+            *kind = (enum reasoning_kind)i;
+            return true;
+        }
+    }
+    return false;
+}
+
 enum reasoning_kind reasoning_for_template(const char *chat_template)
 {
-    for (int k = REASONING_THINK; chat_template && k <= REASONING_MISTRAL; k++) {
-        if (strstr(chat_template, marks[k].open) || strstr(chat_template, marks[k].close)) {
+    for (int k = REASONING_NONE + 1; chat_template && k <= REASONING_MISTRAL; k++) {
+        if (strstr(chat_template, kinds[k].open) ||
+            (kinds[k].close && strstr(chat_template, kinds[k].close))) {
             return (enum reasoning_kind)k;
         }
     }
@@ -40,16 +58,20 @@ bool reasoning_is_open(enum reasoning_kind kind, const char *prompt, size_t n_by
     while (n_bytes > 0 && is_space(prompt[n_bytes - 1])) {
         n_bytes--;
     }
-    size_t n = strlen(marks[kind].open);
-    return n_bytes >= n && memcmp(prompt + n_bytes - n, marks[kind].open, n) == 0;
+    size_t n = strlen(kinds[kind].open);
+    return n_bytes >= n && memcmp(prompt + n_bytes - n, kinds[kind].open, n) == 0;
+}
+
+const struct tool_parser *output_reasoning_parser(enum reasoning_kind kind)
+{
+    return kinds[kind].parser;
 }
 
 void output_split_init(struct output *o)
 {
     const struct output_options *opt = o->options;
-    o->reasoning_state = opt->reasoning == REASONING_NONE ? REST
-                         : opt->starts_in_reasoning       ? OPENED
-                                                          : BEFORE;
+    bool is_ours = opt->reasoning != REASONING_NONE && !kinds[opt->reasoning].parser;
+    o->reasoning_state = !is_ours ? REST : opt->starts_in_reasoning ? OPENED : BEFORE;
     o->in_reasoning = o->reasoning_state == OPENED;
 }
 
@@ -79,7 +101,7 @@ static bool at_open(struct output *o, bool final)
     if (skip == o->split.n_bytes && !final) {
         return false;
     }
-    const char *open = marks[o->options->reasoning].open;
+    const char *open = kinds[o->options->reasoning].open;
     int m = begins(o, skip, open, final);
     if (m == 0) {
         return false;
@@ -100,12 +122,12 @@ static bool at_open(struct output *o, bool final)
 /* Reports reasoning up to the close marker; white space in front of that is dropped. */
 static bool inside(struct output *o, bool final)
 {
-    const char *close = marks[o->options->reasoning].close;
+    const char *close = kinds[o->options->reasoning].close;
     size_t end = 0;
     for (size_t i = 0; i < o->split.n_bytes; i++) {
         int m = begins(o, i, close, final);
         if (m == 1) {
-            o->sink.on_reasoning(o->sink.tool.arg, o->split.data, end);
+            o->sink.on_reasoning(o->sink.arg, o->split.data, end);
             buf_consume(&o->split, i + strlen(close));
             o->reasoning_state = CLOSED;
             o->in_reasoning = false;
@@ -117,7 +139,7 @@ static bool inside(struct output *o, bool final)
         end = is_space(o->split.data[i]) ? end : i + 1;
     }
     if (end > 0) {
-        o->sink.on_reasoning(o->sink.tool.arg, o->split.data, end);
+        o->sink.on_reasoning(o->sink.arg, o->split.data, end);
         buf_consume(&o->split, end);
     }
     return false;

@@ -5,6 +5,9 @@
 
 #include "server/output.h"
 
+/* The parser that finds this reasoning, because it is a part of its form; NULL: output_split does. */
+const struct tool_parser *output_reasoning_parser(enum reasoning_kind kind);
+
 void output_split_init(struct output *o);
 void output_split(struct output *o, const char *text, size_t n_bytes, bool final);
 

@@ -5,8 +5,8 @@
 enum { HELD_MAX_BYTES = 64 << 20 }; // far above what max_tokens allows
 
 static const struct tool_parser *const parsers[] = {
-    &tool_parser_hermes,   &tool_parser_llama3_json, &tool_parser_mistral,
-    &tool_parser_pythonic, &tool_parser_qwen3_coder,
+    &tool_parser_harmony, &tool_parser_hermes,   &tool_parser_llama3_json,
+    &tool_parser_mistral, &tool_parser_pythonic, &tool_parser_qwen3_coder,
 };
 
 const struct tool_parser *tool_parser_find(const char *name)
@@ -26,6 +26,7 @@ const struct tool_parser *tool_parser_for_template(const char *chat_template)
         const struct tool_parser *parser;
     } signs[] = {
         // the first that a template contains decides, so the more special come first
+        {"<|channel|>analysis<|message|>", &tool_parser_harmony},
         {"<parameter=", &tool_parser_qwen3_coder},
         {"[TOOL_CALLS]", &tool_parser_mistral},
         {"<tool_call>", &tool_parser_hermes},
@@ -207,6 +208,22 @@ void tool_end(struct tool_parse *p)
         p->sink.on_arguments(p->sink.arg, "{}", 2);
     }
     p->in_call = false;
+}
+
+bool tool_closes(struct tool_parse *p, char c)
+{
+    if (p->quote) {
+        bool ends = !p->escape && c == '"';
+        p->escape = !p->escape && c == '\\';
+        p->quote = ends ? 0 : p->quote;
+    } else if (c == '"') {
+        p->quote = c;
+    } else if (c == '{' || c == '[') {
+        p->depth++;
+    } else if (c == '}' || c == ']') {
+        p->depth--;
+    }
+    return p->depth == 0;
 }
 
 const struct json *tool_function(const struct json *tools, const char *name)

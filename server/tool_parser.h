@@ -1,7 +1,7 @@
 /* Finds tool calls in a model's text. One file per form (tool_parser_*.c) and a table of them. A
  * parser is fed text in pieces of any size and reports content, calls and argument text through a
  * sink; what it reports, joined, does not depend on how the text was cut. Text that only looks like
- * a call comes out as content.
+ * a call comes out as content. Where reasoning is a part of the form, the parser reports it, too.
  * Thread: one owner per parse; the table is constant. */
 #ifndef SLUICE_SERVER_TOOL_PARSER_H
 #define SLUICE_SERVER_TOOL_PARSER_H
@@ -13,7 +13,8 @@
 #include <stddef.h>
 
 struct tool_sink {
-    void (*on_text)(void *arg, const char *text, size_t n_bytes);
+    void (*on_text)(void *arg, const char *text, size_t n_bytes); // the content
+    void (*on_reasoning)(void *arg, const char *text, size_t n_bytes);
     /* A call begins; id is empty unless the model gave one. */
     void (*on_call)(void *arg, const char *name, const char *id);
     /* More of the arguments' JSON text. */
@@ -22,6 +23,9 @@ struct tool_sink {
 };
 
 enum { TOOL_NAME_MAX_BYTES = 256 };
+
+/* The byte that stands for an exact parser's first marker; the others follow. No UTF-8 has it. */
+enum { TOOL_MARK = 0xf8 };
 
 /* Reads one object {"name": ..., "arguments": ...} byte by byte. */
 struct json_call {
@@ -37,7 +41,7 @@ struct tool_parser;
 
 struct tool_parse {
     const struct tool_parser *parser;
-    const struct json *tools; // array of {"function": {...}}; borrowed; may be NULL
+    const struct json *tools; // array of {"function": {...}}; borrowed; NULL: none are wanted
     struct tool_sink sink;
     struct buf held; // text from `at` on is not reported yet
     size_t at, scan; // [at, scan) was looked at, and is kept in case it is content after all
@@ -46,6 +50,8 @@ struct tool_parse {
     int depth;    // of brackets, where a parser counts them
     char quote;
     bool escape;
+    bool in_reasoning, fresh, has_text, has_reasoning; // harmony: fresh is a message without text
+    int otherwise; // harmony: the state of a text if it is no call
     struct json_call call;
     struct buf name, id;
 };
@@ -56,6 +62,10 @@ struct tool_parser {
     bool (*step)(struct tool_parse *p, bool final);
     /* Tokens that must reach the parser although they are special; NULL-terminated. */
     const char *const *markers;
+    /* Each comes as one byte, TOOL_MARK and its index: the same letters in other tokens are text,
+     * which a model may well write about its own form, or repeat after its user. 8 at most. */
+    bool exact;
+    const char *reasoning; // what opens it, in that form; NULL: it is no part of the form
 };
 
 /* By name; NULL if there is none. */
@@ -72,8 +82,8 @@ void tool_parse_finish(struct tool_parse *p); // reports all that is held
 
 /* ---- for the parsers -------------------------------------------------------------------------- */
 
-extern const struct tool_parser tool_parser_hermes, tool_parser_llama3_json, tool_parser_mistral,
-    tool_parser_pythonic, tool_parser_qwen3_coder;
+extern const struct tool_parser tool_parser_harmony, tool_parser_hermes, tool_parser_llama3_json,
+    tool_parser_mistral, tool_parser_pythonic, tool_parser_qwen3_coder;
 
 const char *tool_held(const struct tool_parse *p); // text from `scan` on
 size_t tool_n_held(const struct tool_parse *p);
@@ -94,6 +104,9 @@ void tool_give_up(struct tool_parse *p);    // [at, scan) was content
 void tool_begin(struct tool_parse *p, const char *name, const char *id);
 void tool_arguments(struct tool_parse *p, const char *text, size_t n_bytes);
 void tool_end(struct tool_parse *p);
+
+/* Takes one more byte of a JSON object into depth, quote and escape; true if that closes it. */
+bool tool_closes(struct tool_parse *p, char c);
 
 /* The function object of a tool of this name, NULL if the request has none. */
 const struct json *tool_function(const struct json *tools, const char *name);

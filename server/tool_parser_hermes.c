@@ -50,4 +50,8 @@ static bool step(struct tool_parse *p, bool final)
 }
 
 static const char *const markers[] = {"<tool_call>", "</tool_call>", NULL};
-const struct tool_parser tool_parser_hermes = {"hermes", step, markers};
+const struct tool_parser tool_parser_hermes = {
+    .name = "hermes",
+    .step = step,
+    .markers = markers,
+};

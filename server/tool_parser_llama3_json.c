@@ -116,4 +116,8 @@ static bool step(struct tool_parse *p, bool final)
 }
 
 static const char *const markers[] = {tag, NULL};
-const struct tool_parser tool_parser_llama3_json = {"llama3_json", step, markers};
+const struct tool_parser tool_parser_llama3_json = {
+    .name = "llama3_json",
+    .step = step,
+    .markers = markers,
+};

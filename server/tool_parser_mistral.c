@@ -106,18 +106,7 @@ static bool arguments(struct tool_parse *p)
     while (tool_n_held(p) > 0) {
         char c = *tool_held(p);
         p->scan++;
-        if (p->quote) {
-            bool ends = !p->escape && c == '"';
-            p->escape = !p->escape && c == '\\';
-            p->quote = ends ? 0 : p->quote;
-        } else if (c == '"') {
-            p->quote = c;
-        } else if (c == '{' || c == '[') {
-            p->depth++;
-        } else if (c == '}' || c == ']') {
-            p->depth--;
-        }
-        if (p->depth == 0) {
+        if (tool_closes(p, c)) {
             break;
         }
     }
@@ -182,4 +171,8 @@ static bool step(struct tool_parse *p, bool final)
 }
 
 static const char *const markers[] = {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", NULL};
-const struct tool_parser tool_parser_mistral = {"mistral", step, markers};
+const struct tool_parser tool_parser_mistral = {
+    .name = "mistral",
+    .step = step,
+    .markers = markers,
+};

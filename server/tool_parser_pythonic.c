@@ -461,4 +461,8 @@ static bool step(struct tool_parse *p, bool final)
 
 static const char *const markers[] = {"<|tool_call_start|>", "<|tool_call_end|>",
                                       "<|python_start|>", "<|python_end|>", NULL};
-const struct tool_parser tool_parser_pythonic = {"pythonic", step, markers};
+const struct tool_parser tool_parser_pythonic = {
+    .name = "pythonic",
+    .step = step,
+    .markers = markers,
+};

@@ -228,4 +228,8 @@ static bool step(struct tool_parse *p, bool final)
 }
 
 static const char *const markers[] = {"<tool_call>", "</tool_call>", NULL};
-const struct tool_parser tool_parser_qwen3_coder = {"qwen3_coder", step, markers};
+const struct tool_parser tool_parser_qwen3_coder = {
+    .name = "qwen3_coder",
+    .step = step,
+    .markers = markers,
+};

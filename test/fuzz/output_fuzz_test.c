@@ -52,7 +52,7 @@ static void on_arguments(void *arg, const char *s, size_t n)
 static void parse(const struct output_options *opt, const char *s, size_t n, size_t piece,
                   struct result *r)
 {
-    struct output_sink sink = {{on_text, on_call, on_arguments, r}, on_reasoning};
+    struct tool_sink sink = {on_text, on_reasoning, on_call, on_arguments, r};
     struct output o;
     *r = (struct result){.in_call = false};
     buf_init(&r->text, 1 << 20);
@@ -67,16 +67,16 @@ static void parse(const struct output_options *opt, const char *s, size_t n, siz
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const names[] = {"hermes", "llama3_json", "mistral", "pythonic",
-                                        "qwen3_coder"};
+                                        "qwen3_coder", "harmony"};
     static const char *const stop[] = {"</s>", "END"};
     struct json *tools;
     if (size < 1 || json_parse(tools_text, sizeof tools_text - 1, NULL, &tools, NULL) != OK) {
         return 0;
     }
     struct output_options opt = {
-        .parser = tool_parser_find(names[data[0] % 5]),
+        .parser = tool_parser_find(names[data[0] % 6]),
         .tools = tools,
-        .reasoning = (enum reasoning_kind)(data[0] / 5 % 3),
+        .reasoning = (enum reasoning_kind)(data[0] / 6 % 4),
         .starts_in_reasoning = (data[0] & 64) != 0,
         .stop = stop,
         .n_stop = data[0] & 128 ? 2 : 0,
@@ -99,21 +99,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 #ifndef LIBFUZZER
 int main(void)
 {
-    static const char cut_name[] = "E<tool_call>\n<function=\0\0f>\n<parameter=\0>\n5\n</parameter>\n"
+    static const char cut_name[] = "X<tool_call>\n<function=\0\0f>\n<parameter=\0>\n5\n</parameter>\n"
                                    "</function>\n</tool_call>"; // found by a fuzzer
     fuzz_one(cut_name, sizeof cut_name - 1);
     static const char *const seeds[] = {
-        "A<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": [1, {}]}}\n</tool_call> b END",
-        "F{\"name\": \"g\", \"parameters\": {\"x\": \"\\u00e9\\\"\"}}; {\"name\": \"f\", "
+        "0<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": [1, {}]}}\n</tool_call> b END",
+        "1{\"name\": \"g\", \"parameters\": {\"x\": \"\\u00e9\\\"\"}}; {\"name\": \"f\", "
         "\"parameters\": {}}",
-        "K[TOOL_CALLS]f[CALL_ID]ab12[ARGS]{\"n\": 1}[TOOL_CALLS][{\"name\": \"g\", \"arguments\": "
+        "2[TOOL_CALLS]f[CALL_ID]ab12[ARGS]{\"n\": 1}[TOOL_CALLS][{\"name\": \"g\", \"arguments\": "
         "\"{}\", \"id\": \"x\"}]",
-        "D[f(n=-1.5e3, s='a\\x41\\'', o={'k': [True, None, (1,)]}), g()]",
-        "\x8a<|tool_call_start|>[[f(n=1)]",
-        "E<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=b>\ntrue\n"
+        "3[f(n=-1.5e3, s='a\\x41\\'', o={'k': [True, None, (1,)]}), g()]",
+        "\x87<|tool_call_start|>[[f(n=1)]",
+        "4<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=b>\ntrue\n"
         "</parameter>\n</function>\n</tool_call>",
-        "<think>\nhm\n</think>\n\n<|tool_call_start|>[f(n=1)]<|tool_call_end|>",
-        "\x8aThe [THINK]end[/THINK]</s>\n<|python_tag|>{\"name\"",
+        "?<think>\nhm\n</think>\n\n<|tool_call_start|>[f(n=1)]<|tool_call_end|>",
+        "\x8bThe [THINK]end[/THINK]</s>\n<|python_tag|>{\"name\"",
+        ";\xf9" "analysis\xfahm\xfc\xf8" "assistant\xf9" "commentary to=functions.f \xfb" "json\xfa{\"n\": "
+        "[1, \"}\"]}\xfe\xf8" "assistant\xf9" "final\xfayes\xfd",
+        "5 to=functions.g\xf9" "commentary\xfa{}\xfe stray \xf9" "commentary\xfaI look.\xfc",
+        "Shm\xfc\xf8" "assistant to=python\xf9" "analysis code\xfaprint(1)\xfe",
     };
     return fuzz_main(seeds, sizeof seeds / sizeof seeds[0], 60000);
 }

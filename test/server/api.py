@@ -133,7 +133,7 @@ class Server:
 
 def scripted(texts, **options):
     """A server whose request with seed N is answered with texts[N]."""
-    with Server() as s:
+    with Server(**({"model": options["model"]} if "model" in options else {})) as s:
         ids = [s.post("/tokenize", {"prompt": t, "add_special_tokens": False}).json()["tokens"] for t in texts]
     with tempfile.NamedTemporaryFile("w", suffix=".ids", delete=False) as f:
         f.write("".join(" ".join(map(str, i)) + "\n" for i in ids))

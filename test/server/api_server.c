@@ -4,7 +4,7 @@
  *     FAKE_SCRIPTS  a file; line N holds the ids that a request with seed N gets, then eos
  *     FAKE_STEP_US  time of a step (2000)      FAKE_GROUP  tokens of a step (1)
  *     FAKE_LANES    samples at once (64)       FAKE_QUEUE  requests in all (4096)
- *     FAKE_LOAD_MS  time that loading takes (0)
+ *     FAKE_LOAD_MS  time that loading takes (0)         FAKE_EOS   another id that ends a sample
  *
  * Without a script a sample repeats its prompt. Seeds 1001 to 1003: the engine hangs, dies, or
  * fails that request. */
@@ -220,6 +220,9 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
         .block_tokens = 16, .n_blocks = 100, .max_num_seqs = 64, .max_sequences = MAX_REQUESTS, .n_eos = 1, .eos = {2},
         .device = "fake", .defaults = sampling_params_default(),
     };
+    if (number("FAKE_EOS", 0) > 0) {
+        e->info.eos[e->info.n_eos++] = number("FAKE_EOS", 0);
+    }
     e->lanes = number("FAKE_LANES", 64);
     e->queue = number("FAKE_QUEUE", 4096);
     e->group = number("FAKE_GROUP", 1);

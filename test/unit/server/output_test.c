@@ -34,7 +34,7 @@ static void on_arguments(void *arg, const char *s, size_t n)
     buf_put(&((struct fold *)arg)->calls, s, n);
 }
 
-static const struct output_sink SINK = {{on_text, on_call, on_arguments, NULL}, on_reasoning};
+static const struct tool_sink SINK = {on_text, on_reasoning, on_call, on_arguments, NULL};
 
 static void fold_init(struct fold *f)
 {
@@ -63,13 +63,29 @@ static size_t below(size_t n)
     return n ? (size_t)(rng % n) : 0;
 }
 
+/* Text as an exact parser gets it: each of its markers is one byte. */
+static char *with_marks(const struct tool_parser *parser, const char *text)
+{
+    char *out = malloc(strlen(text) + 1), *to = out;
+    while (*text) {
+        int found = -1;
+        for (int i = 0; parser->exact && parser->markers[i]; i++) {
+            found = strncmp(text, parser->markers[i], strlen(parser->markers[i])) == 0 ? i : found;
+        }
+        *to++ = found >= 0 ? (char)(TOOL_MARK + found) : *text;
+        text += found >= 0 ? strlen(parser->markers[found]) : 1;
+    }
+    *to = '\0';
+    return out;
+}
+
 /* Feeds the text in pieces: whole, one byte each, cut at `cut`, or random. */
 static void run(const struct output_options *opt, const char *text, size_t n, size_t most,
                 size_t cut, struct fold *f)
 {
     fold_init(f);
-    struct output_sink sink = SINK;
-    sink.tool.arg = f;
+    struct tool_sink sink = SINK;
+    sink.arg = f;
     struct output o;
     output_init(&o, opt, &sink);
     for (size_t i = 0; i < n;) {
@@ -226,6 +242,117 @@ TEST(qwen3_coder_calls)
     PARSES("qwen3_coder", "a < b and a <function b", "a < b and a <function b", "");
 }
 
+/* Calls are wanted, and not; what they come to then. */
+static void check_harmony(const char *spelled, const char *content, const char *reasoning,
+                          const char *calls, const char *content_alone)
+{
+    struct json *tools = tools_of(TOOLS);
+    char *text = with_marks(tool_parser_find("harmony"), spelled);
+    struct output_options opt = {.reasoning = REASONING_HARMONY, .tools = tools};
+    struct fold f;
+    for (int wanted = 0; wanted < 2; wanted++) {
+        opt.parser = wanted ? tool_parser_find("harmony") : NULL;
+        check_cuts(&opt, text, &f);
+        CHECK_STR(f.content.data, wanted ? content : content_alone);
+        CHECK_STR(f.reasoning.data, reasoning);
+        CHECK_STR(f.calls.data, wanted ? calls : "");
+        fold_deinit(&f);
+    }
+    free(text);
+    json_free(tools);
+}
+
+#define HARMONY(text, content, reasoning) check_harmony(text, content, reasoning, "", content)
+#define ANALYSIS "<|channel|>analysis<|message|>"
+#define FINAL "<|channel|>final<|message|>"
+#define NEXT "<|end|><|start|>assistant"
+#define CALL_F "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+
+TEST(harmony_channels)
+{
+    HARMONY(ANALYSIS "hm\n" NEXT FINAL "Yes.\nNo.<|return|>", "Yes.\nNo.", "hm\n");
+    HARMONY(FINAL "Yes", "Yes", "");
+    HARMONY(ANALYSIS "one" NEXT "<|channel|>commentary<|message|>I look." NEXT ANALYSIS "two" NEXT
+            FINAL "three", "I look.\nthree", "one\ntwo");
+    HARMONY("<|channel|>final <|constrain|>json<|message|>{\"a\": 1}<|return|>", "{\"a\": 1}", "");
+    HARMONY("<|start|>assistant" FINAL "Yes" NEXT FINAL, "Yes", "");
+    HARMONY("<|channel|>commentary to=assistant" ANALYSIS "hm", "", "hm");
+    HARMONY(ANALYSIS "", "", "");
+    HARMONY("", "", "");
+    HARMONY(" \n", " \n", "");
+    HARMONY("ld, goes on<|end|>", "ld, goes on", "");
+    // the markers' letters in other tokens are the model's own words
+    struct output_options opt = {.reasoning = REASONING_HARMONY,
+                                 .parser = tool_parser_find("harmony"), .tools = NULL};
+    struct fold f;
+    check_cuts(&opt, "\xf9" "final\xfaWrite <|end|><|start|>assistant" CALL_F "{}", &f);
+    CHECK_STR(f.content.data, "Write <|end|><|start|>assistant" CALL_F "{}");
+    fold_deinit(&f);
+    opt.starts_in_reasoning = true;
+    check_cuts(&opt, "hm\xfc\xf8" "assistant\xf9" "final\xfayes", &f);
+    CHECK_STR(f.reasoning.data, "hm");
+    CHECK_STR(f.content.data, "yes");
+    fold_deinit(&f);
+    opt = (struct output_options){.parser = tool_parser_find("harmony")}; // of a form without it
+    check_cuts(&opt, "\xf9" "analysis\xfahm\xfc\xf8" "assistant\xf9" "final\xfayes", &f);
+    CHECK_STR(f.content.data, "hm\nyes");
+    fold_deinit(&f);
+}
+
+TEST(harmony_calls)
+{
+    check_harmony(ANALYSIS "hm" NEXT CALL_F "{\"s\": \"}\\\"<\"}<|call|>", "", "hm",
+                  "|f#:{\"s\": \"}\\\"<\"}", "{\"s\": \"}\\\"<\"}");
+    check_harmony(" to=functions.f<|channel|>commentary json<|message|>{\"n\": 1}", "", "",
+                  "|f#:{\"n\": 1}", "{\"n\": 1}");
+    check_harmony("<|channel|>commentary<|message|>I look." NEXT " to=functions.f<|channel|>"
+                  "commentary <|constrain|>json<|message|> {}\n<|call|>\n<|start|>assistant" CALL_F
+                  "{\"o\": [{}]}<|call|>", "I look.", "", "|f#:{}|f#:{\"o\": [{}]}",
+                  "I look.\n {}\n\n{\"o\": [{}]}");
+    // the channel does not matter, nor does a name that the request has not
+    PARSES("harmony", "\xf9" "analysis to=functions.other\xfa{}", "", "|other#:{}");
+    check_harmony("<|channel|>commentary to=g code<|message|>{}", "", "", "|g#:{}", "{}");
+    // cut off, and without arguments
+    check_harmony(CALL_F "{\"n\": 1", "", "", "|f#:{\"n\": 1", "{\"n\": 1");
+    check_harmony(CALL_F "{\"n\": \"a" NEXT FINAL "x", "x", "", "|f#:{\"n\": \"a",
+                  "{\"n\": \"a\nx");
+    check_harmony(CALL_F, "", "", "|f#:{}", "");
+    check_harmony(CALL_F "<|call|>", "", "", "|f#:{}", "");
+    // what is no call is text
+    check_harmony(CALL_F "oops<|call|>", "oops", "", "", "oops");
+    check_harmony(CALL_F "{} and <|call|> more", " and more", "", "|f#:{}", "{} and  more");
+    HARMONY("<|channel|>commentary to=python code<|message|>print(1)<|call|>", "print(1)", "");
+    HARMONY("<|channel|>analysis to=python code<|message|>print(1)<|call|>", "", "print(1)");
+}
+
+TEST(harmony_that_is_malformed_is_content)
+{
+    HARMONY("Just text", "Just text", "");
+    HARMONY("to=be or not", "to=be or not", "");
+    HARMONY("<|message|>a<|message|>b<|constrain|>c", "abc", "");
+    HARMONY("<|end|><|end|>\n<|return|>", "", "");
+    HARMONY(ANALYSIS "hm" FINAL "yes", "yes", "hm");
+    HARMONY(ANALYSIS "hm<|start|>assistant" FINAL "yes", "yes", "hm");
+    HARMONY(ANALYSIS "hm<|end|>\n stray \n<|start|>assistant" FINAL "yes", "\n strayyes", "hm");
+    // heads without a message: their own words are dropped, others are not
+    HARMONY(FINAL "a<|end|><|start|>assist", "a", "");
+    HARMONY(FINAL "a<|end|><|start|>assistant<|channel|>commentary to=func", "a", "");
+    HARMONY("<|start|>assistant<|start|>assistant<|channel|>final<|end|>x", "x", "");
+    HARMONY("<|channel|>final Hello there<|end|>", "final Hello there", "");
+    HARMONY("<|channel|>caf\xc3\xa9<|message|>x", "caf\xc3\xa9\nx", "");
+    HARMONY("<|start|>user<|message|>x<|end|>", "x", "");
+    char name[601], text[700], content[700];
+    memset(name, 'x', 300); // longer than names are
+    name[300] = '\0';
+    snprintf(text, sizeof text, "<|channel|>commentary to=functions.%s<|message|>{}", name);
+    HARMONY(text, "{}", "");
+    memset(name, 'x', 600); // and than heads
+    name[600] = '\0';
+    snprintf(text, sizeof text, "<|channel|>commentary to=functions.%s<|message|>{}", name);
+    snprintf(content, sizeof content, "commentary to=functions.%s\n{}", name);
+    HARMONY(text, content, "");
+}
+
 TEST(reasoning_is_split_off)
 {
     static const struct {
@@ -286,20 +413,25 @@ TEST(random_mixtures_do_not_depend_on_cuts)
         "f(n=1", ")", "]", "[", ",", " ", "\n", "<think>", "</think>", "abc", "<", "\"", "\\",
         "<|python_tag|>", "{\"name\": \"f\", \"parameters\": {}}", ";", "<|tool_call_start|>",
         "<|tool_call_end|>", "g()", "'", "STOP", "ST", "null", "[CALL_ID]", "<tool_",
+        "\xf8", "\xf8" "assistant", "\xf9" "analysis", "\xf9" "final", "\xf9" "commentary", "\xfa",
+        " to=functions.f", "to=", "\xfb" "json", "\xfc", "\xfd", "\xfe", "\xff", "\xfa" "{}",
     };
     static const char *const kinds[] = {"hermes", "llama3_json", "mistral", "pythonic",
-                                        "qwen3_coder"};
+                                        "qwen3_coder", "harmony"};
     const char *stop[] = {"STOP"};
     struct json *tools = tools_of(TOOLS);
-    for (int round = 0; round < 4000; round++) {
+    for (int round = 0; round < 6000; round++) {
         char text[512] = "";
+        size_t n_words = sizeof words / sizeof words[0], kind = below(7);
+        size_t from = kind == 5 && below(2) ? n_words - 14 : 0; // harmony's own
         for (size_t i = 0, n = 1 + below(10); i < n; i++) {
-            strcat(text, words[below(sizeof words / sizeof words[0])]);
+            strcat(text, words[from + below(n_words - from)]);
         }
+        enum reasoning_kind reasoning = kind > 4 && below(2) ? REASONING_HARMONY : REASONING_THINK;
         struct output_options opt = {
-            .parser = tool_parser_find(kinds[below(5)]),
+            .parser = kind < 6 ? tool_parser_find(kinds[kind]) : NULL,
             .tools = tools,
-            .reasoning = below(2) ? REASONING_THINK : REASONING_NONE,
+            .reasoning = below(2) ? reasoning : REASONING_NONE,
             .starts_in_reasoning = below(2) != 0,
             .stop = stop,
             .n_stop = below(2),
@@ -311,7 +443,7 @@ TEST(random_mixtures_do_not_depend_on_cuts)
             run(&opt, text, n, k == 0 ? 1 : 1 + below(9), k == 1 ? 1 + below(n - 1) : 0, &f);
             if (!same(&f, &whole)) {
                 CHECK_FAIL("%s: \"%s\": [%s] [%s] [%s] instead of [%s] [%s] [%s]",
-                           opt.parser->name, text, f.content.data, f.reasoning.data, f.calls.data,
+                           opt.parser ? opt.parser->name : "none", text, f.content.data, f.reasoning.data, f.calls.data,
                            whole.content.data, whole.reasoning.data, whole.calls.data);
             }
             fold_deinit(&f);
@@ -332,6 +464,7 @@ static const char *parser_of(const char *template, const char *input)
         {"StepFun", "qwen3_coder"},   {"Hermes", "hermes"},           {"granite-4.1", "hermes"},
         {"Reka", "hermes"},           {"QwQ", "hermes"},              {"Distill-Qwen", "hermes"},
         {"istral", "mistral"},        {"Llama-3", "llama3_json"},     {"LFM2", "pythonic"},
+        {"gpt-oss", "harmony"},
     };
     for (size_t i = 0; template && i < sizeof rows / sizeof rows[0]; i++) {
         if (strstr(template, rows[i].template)) {
@@ -418,6 +551,7 @@ static int replay(const struct json *line)
     }
     bool think = parser && format;
     bool mistral = parser && strcmp(parser, "mistral") == 0;
+    bool harmony = parser && strcmp(parser, "harmony") == 0;
     bool open = think && !mistral && strstr(input, "</think>") &&
                 strncmp(input, "<think>", 7) != 0;
     if (parser && strcmp(parser, "pythonic") == 0 && strncmp(input, "<think>", 7) == 0) {
@@ -426,14 +560,23 @@ static int replay(const struct json *line)
     struct output_options options = {
         .parser = parser ? tool_parser_find(parser) : NULL,
         .tools = json_get(opt, "tools"),
-        .reasoning = !think ? REASONING_NONE : mistral ? REASONING_MISTRAL : REASONING_THINK,
+        .reasoning = !think    ? REASONING_NONE
+                     : harmony ? REASONING_HARMONY
+                     : mistral ? REASONING_MISTRAL
+                               : REASONING_THINK,
         .starts_in_reasoning = open,
     };
     struct fold f;
-    check_cuts(&options, input, &f);
+    char *text = parser ? with_marks(options.parser, input) : strdup(input);
+    check_cuts(&options, text, &f);
+    free(text);
     int good = matches(&f, json_get(line, "expected"));
     if (!good && strcmp(json_get_string(line, "id"), "chat029") == 0) {
         good = 1; // there the marker stays in the reasoning: a quirk we do not share
+    }
+    if (!good && harmony && json_count(json_get(opt, "tools")) == 0 &&
+        strcmp(f.reasoning.data, "I will execute python to say hello") == 0) {
+        good = 1; // there what is sent to built-in tools is lost; here it is content
     }
     if (!good) {
         CHECK_FAIL("%s: [%s] [%s] [%s]", json_get_string(line, "id"), f.content.data,
