@@ -136,6 +136,7 @@ struct engine_info {
     int64_t n_parameters;
     size_t weight_bytes, kv_bytes;
     int32_t n_ranks, n_nodes;
+    bool headless; // the checkpoint has no head: requests with a pool alone
     int32_t n_spec_tokens; // drafts at a sequence's positions per step at most; 0: no speculation
 };
 
@@ -170,7 +171,8 @@ void engine_add_eos(struct engine *e, int32_t id);
 enum status engine_follow(struct engine *e, struct err *err);
 
 /* Takes the request. ERR_BUSY: the queue is full. ERR_INVALID with `err` set: it can never run
- * (too long for the model or the pool, more samples than the engine holds, params out of range).
+ * (too long for the model or the pool, more samples than the engine holds, params out of range,
+ * tokens of a model without a head).
  * On failure it stays the caller's. */
 enum status engine_submit(struct engine *e, struct engine_request *r, struct err *err);
 

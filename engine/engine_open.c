@@ -416,6 +416,25 @@ static void size_live_table(struct engine *e)
     e->live_mask = n - 1;
 }
 
+/* Embedding models are published without a head; drafts are for tokens. */
+static enum status check_heads(struct engine *e, struct err *err)
+{
+    const struct rank *r = &e->ranks.rank[0];
+    e->info.headless = !r->target.head;
+    bool complete = r->target.head != NULL;
+    for (int32_t i = 0; i < e->spec.n_models; i++) {
+        complete = complete && r->draft[i].head;
+    }
+    if (e->spec.method != SPEC_NONE && !complete) {
+        return err_set(err, ERR_INVALID, "speculative-config: %s has no lm_head.weight",
+                       e->info.headless ? "the model" : "a draft model");
+    }
+    if (e->info.headless) {
+        log_warn("there is no lm_head.weight: embeddings are served, and requests for tokens refused");
+    }
+    return OK;
+}
+
 /* The number of ranks and nodes, which must divide the models. */
 static enum status read_ranks(struct engine *e, struct err *err)
 {
@@ -466,6 +485,7 @@ enum status engine_load(struct engine *e, struct err *err)
     TRY(on_ranks(e, open_rank, err));
     TRY(on_ranks(e, load_rank, err));
     TRY(on_ranks(e, load_drafts, err));
+    TRY(check_heads(e, err));
     e->info.n_parameters = e->ranks.rank[0].target.n_parameters;
     e->info.weight_bytes = e->ranks.rank[0].target.weight_bytes * (size_t)e->info.n_ranks;
     TRY(size_blocks(e, err));

@@ -259,6 +259,10 @@ static enum status check_request(const struct engine *e, const struct engine_req
     const struct engine_info *info = &e->info;
     bool draws = r->pool == POOL_NONE && r->params.max_tokens > 0;
     int32_t most = info->max_sequences < MAX_SAMPLES ? info->max_sequences : MAX_SAMPLES;
+    if (info->headless && r->pool == POOL_NONE) {
+        return err_set(err, ERR_INVALID, "this model has no lm_head.weight: it gives embeddings, "
+                       "but neither tokens nor their log-probabilities");
+    }
     if (r->n_prompt < 1) {
         return err_set(err, ERR_INVALID, "the prompt is empty");
     }

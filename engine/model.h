@@ -39,7 +39,8 @@ struct model {
     enum dtype act, residual;
     bool exact_ranks; // see struct backend_facts
     float embed_scale;
-    const struct weight *embed, *head, *final_norm, *final_norm_bias;
+    const struct weight *embed, *final_norm, *final_norm_bias;
+    const struct weight *head; // NULL: the checkpoint has none, and no logits may be asked for
     struct rope_table *ropes[2];
     struct layer_weights *layers; // [n_layers]
     size_t weight_bytes;

@@ -56,6 +56,9 @@ static enum status load_ends(struct loader *l)
     if (c->norm_bias) {
         TRY(part_vector(l, c->names->final_norm, ".bias", c->hidden, &m->final_norm_bias));
     }
+    if (part_is_headless(l)) {
+        return OK;
+    }
     bool tied = part_head_is_tied(l);
     if (tied && !m->shard.head_sharded) {
         m->head = m->embed;
@@ -124,7 +127,7 @@ enum dtype model_stored_dtype(const struct model_config *c, const struct checkpo
 {
     struct model_load_options options = {.config = c, .checkpoint = checkpoint};
     struct loader l = {.options = &options, .c = c};
-    part_find_prefix(&l);
+    part_find_form(&l);
     return part_embed_dtype(&l, c->dtype);
 }
 
@@ -172,7 +175,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
         checkpoint_tensors(options->checkpoint, &n);
         l.taken = xcalloc(n, sizeof *l.taken);
     }
-    part_find_prefix(&l);
+    part_find_form(&l);
     enum status st = load_ends(&l);
     for (int32_t i = 0; i < c->n_layers && st == OK; i++) {
         st = load_layer(&l, i, &out->layers[i]);

@@ -14,19 +14,23 @@ enum { TP_SEGMENTS = 4 };
 
 /* ---- names -------------------------------------------------------------------------------- */
 
-/* Wrappers of several modalities keep the language part under a prefix. */
-static const char *const prefixes[] = {"", "language_model.", "model.language_model."};
+/* Wrappers of several modalities keep the language part under a prefix, and who saves a model
+ * without a head (transformers' AutoModel) leaves "model." out. */
+enum { BARE = 3 };
+static const struct name_form forms[] = {
+    {"model.", ""},
+    {"language_model.model.", "language_model."},
+    {"model.language_model.", ""},
+    [BARE] = {"", ""},
+};
 
 static void full_name(const struct loader *l, const char *name, char out[NAME_BYTES])
 {
-    const char *rest = name;
-    if (strcmp(l->prefix, "model.language_model.") == 0 && strncmp(name, "model.", 6) == 0) {
-        rest = name + 6;
-    } else if (strcmp(l->prefix, "model.language_model.") == 0) {
-        snprintf(out, NAME_BYTES, "%s", name); // lm_head stays at the top
-        return;
+    if (strncmp(name, "model.", 6) == 0) {
+        snprintf(out, NAME_BYTES, "%s%s", l->form->model, name + 6);
+    } else {
+        snprintf(out, NAME_BYTES, "%s%s", l->form->top, name);
     }
-    snprintf(out, NAME_BYTES, "%s%s", l->prefix, rest);
 }
 
 static const struct checkpoint_tensor *part_find(const struct loader *l, const char *name)
@@ -79,6 +83,11 @@ bool part_head_is_tied(struct loader *l)
     return false;
 }
 
+bool part_is_headless(const struct loader *l)
+{
+    return l->form == &forms[BARE] && l->c->untied && !part_exists(l, l->c->names->head);
+}
+
 void part_report_unused(const struct loader *l)
 {
     size_t n, n_unused = 0;
@@ -104,16 +113,15 @@ bool part_exists(const struct loader *l, const char *base)
     return part_find(l, name) != NULL;
 }
 
-void part_find_prefix(struct loader *l)
+void part_find_form(struct loader *l)
 {
-    l->prefix = "";
-    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++) {
-        l->prefix = prefixes[i];
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        l->form = &forms[i];
         if (part_exists(l, l->c->names->embed)) {
             return;
         }
     }
-    l->prefix = "";
+    l->form = &forms[0]; // for messages
 }
 
 void part_layer_name(const char *base, int32_t layer, char out[NAME_BYTES])

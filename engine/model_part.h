@@ -8,13 +8,18 @@
 
 enum { NAME_BYTES = 256 };
 
+/* What a checkpoint writes for the "model." that begins a family's name, and before other names. */
+struct name_form {
+    const char *model, *top;
+};
+
 struct loader {
     const struct model_load_options *options;
     const struct model_config *c;
     struct model *m;
     struct backend *be;
     struct err *err;
-    const char *prefix; // what stands before "model." in this checkpoint, or in its place
+    const struct name_form *form; // this checkpoint's
     float *ones, *zeros;
     size_t n_const;
     bool *taken; // by place in checkpoint_tensors: what the model has asked for
@@ -37,13 +42,15 @@ struct stack {
     int32_t k_segments;
 };
 
-/* Names are a family's, without the checkpoint's prefix and, but for part_of, without ".weight". */
+/* Names are a family's, whatever the checkpoint's form, and, but for part_of, without ".weight". */
 bool part_exists(const struct loader *l, const char *base);
-void part_find_prefix(struct loader *l);
+void part_find_form(struct loader *l);
 /* What the embedding is stored in; `otherwise` if that is nothing that we compute in. */
 enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise);
 /* Whether one matrix is the embedding and the head. */
 bool part_head_is_tied(struct loader *l);
+/* A model that was saved without its head, which is not the embedding: it has hidden states alone. */
+bool part_is_headless(const struct loader *l);
 /* Warns of tensors that nobody asked for: config.json may tell of another model than the files. */
 void part_report_unused(const struct loader *l);
 void part_layer_name(const char *base, int32_t layer, char out[NAME_BYTES]);

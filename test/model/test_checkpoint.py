@@ -551,6 +551,40 @@ def test_tensors_that_nobody_asks_for_are_told(tmp_path):
     assert [last in w and WEIGHTS in w for w in warnings(c.folder)] == [True]
 
 
+def rename(c, model, top=""):
+    """`model` in the place of the "model." of the tensors' names, and `top` before the others."""
+    c.header = {k if k == "__metadata__" else model + k[6:] if k.startswith("model.") else top + k: v for k, v in c.header.items()}
+    c.write()
+
+
+@pytest.mark.parametrize("model, top", [("", ""), ("language_model.model.", "language_model."), ("model.language_model.", "")])
+def test_names_of_wrappers_and_of_models_saved_without_a_head(model, top, tmp_path):
+    for source in (SOURCE, os.path.join(golden.GOLDEN, "llama-tied")):
+        c = Checkpoint(tmp_path / os.path.basename(source), source)
+        rename(c, model, top)
+        assert tokens(c.folder) == tokens(source) and not warnings(c.folder)
+
+
+def test_a_model_saved_without_its_head_gives_embeddings(tmp_path):
+    """As transformers' AutoModel saves it: names without "model.", and no head although nothing is tied."""
+    c = Checkpoint(tmp_path / "model")
+    assert c.config["tie_word_embeddings"] is False
+    del c.header[HEAD]
+    rename(c, "")
+    lines = [{"prompt_token_ids": [5, 6, 7], "pool": "last"}, json.loads(REQUEST), {"prompt_token_ids": [5, 6, 7], "pool": "mean"},
+             {"prompt_token_ids": [5, 6, 7], "max_tokens": 0, "prompt_logprobs": True}]
+
+    def ask(folder, *flags):
+        return subprocess.run([*golden.RUN, str(folder), "--json", "--log-level", "warn", *flags], capture_output=True, text=True,
+                              input="\n".join(map(json.dumps, lines)), timeout=60)
+    done, whole = ask(c.folder), ask(SOURCE)
+    have, want = ([json.loads(line) for line in d.stdout.splitlines()] for d in (done, whole))
+    assert have[::2] == want[::2] and [HEAD in a["error"] for a in have[1::2]] == [True, True], done
+    assert done.stderr.count(HEAD) == 1 and HEAD not in whole.stderr
+    drafts = ask(c.folder, "--speculative-config", '{"method":"ngram","num_speculative_tokens":2}')
+    assert drafts.returncode == 1 and HEAD in drafts.stderr and "speculative-config" in drafts.stderr, drafts
+
+
 @pytest.mark.parametrize("stored, dtype", [("BF16", "bfloat16"), ("F32", "float32")])
 @pytest.mark.parametrize("said", [{}, {"dtype": None, "torch_dtype": None}], ids=["absent", "null"])
 def test_without_a_dtype_in_config_it_is_that_of_the_weights(stored, dtype, said, tmp_path):
