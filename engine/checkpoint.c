@@ -83,8 +83,14 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct shard *)a)->name, ((const struct shard *)b)->name);
 }
 
+/* Without an index model.safetensors is the whole model, whatever lies beside it. */
 static enum status shards_of_folder(struct checkpoint *ck, const char *dir, struct err *err)
 {
+    char whole[PATH_MAX];
+    snprintf(whole, sizeof whole, "%s/model.safetensors", dir);
+    if (file_exists(whole)) {
+        return add_shard(ck, dir, "model.safetensors", err);
+    }
     DIR *d = opendir(dir);
     if (!d) {
         return err_set(err, ERR_IO, "%s: cannot be opened as a folder", dir);

@@ -22,7 +22,8 @@ struct checkpoint_tensor {
 
 struct checkpoint;
 
-/* Opens model.safetensors.index.json's shards, or without an index every *.safetensors. */
+/* Opens model.safetensors.index.json's shards, or without an index model.safetensors, or without
+ * that every *.safetensors. */
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err);
 void checkpoint_close(struct checkpoint *ck); // accepts NULL
 

@@ -338,6 +338,19 @@ def test_shards(index, tmp_path):
     assert tokens(c.folder) == tokens(SOURCE)
 
 
+@pytest.mark.parametrize("name", ["consolidated.safetensors", "adapter_model.safetensors"])
+def test_other_weights_beside_those_of_the_model(name, tmp_path):
+    """Published folders hold the same tensors again, or an adapter's; transformers does not look."""
+    c = Checkpoint(tmp_path / "model")
+    shutil.copy(c.path(WEIGHTS), c.path(name))
+    assert tokens(c.folder) == tokens(SOURCE)
+    open(c.path(name), "w").close()
+    assert tokens(c.folder) == tokens(SOURCE)
+    os.unlink(c.path(name))
+    os.rename(c.path(WEIGHTS), c.path(name))
+    assert tokens(c.folder) == tokens(SOURCE)
+
+
 def test_a_header_of_odd_length(tmp_path):
     """Then no number of the data lies where its size divides."""
     c = Checkpoint(tmp_path / "model")
