@@ -70,12 +70,13 @@ static enum status read_dtype(const struct json *root, const struct json *j, str
     name = name ? name : dtype_name(root);
     c->dtype_is_set = name != NULL;
     name = name ? name : "bfloat16";
+    const char *bare = strncmp(name, "torch.", 6) == 0 ? name + 6 : name;
     static const struct {
         const char *name;
         enum dtype dtype;
     } rows[] = {{"bfloat16", DT_BF16}, {"float16", DT_F16}, {"float32", DT_F32}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (strcmp(rows[i].name, name) == 0) {
+        if (strcmp(rows[i].name, bare) == 0) {
             c->dtype = rows[i].dtype;
             return OK;
         }

@@ -277,6 +277,7 @@ BROKEN = {  # what is wrong: what the sentence must name
     config_value(hidden_act="tanhshrink"): ["config.json", "tanhshrink"],
     config_value(quantization_config={"quant_method": "awq"}): ["config.json", "quantised"],
     config_value(torch_dtype="int8", dtype="int8"): ["config.json", "int8"],
+    config_value(torch_dtype="torch.int8", dtype="torch.int8"): ["config.json", "'torch.int8'"],
     rope(rope_type="spiral"): ["spiral"],
     rope(rope_type="linear", factor=0.0): ["factor"],
     rope(rope_type="longrope", short_factor=[1.0], long_factor=[1.0]): ["longrope"],
@@ -431,6 +432,9 @@ def test_weights_of_every_dtype(family, tmp_path):
     assert off(scores(half.folder), want) < 1e-4
     own = scores(half.folder, dtype=None)
     assert own == scores(half.folder, dtype="float16")
+    half.config["dtype"] = half.config["torch_dtype"] = "torch.float16"
+    half.write_config()
+    assert scores(half.folder, dtype=None) == own
     assert 0 < off(own, want, median) < off(rounded, want, median) / 2  # one token may get another expert
 
 
