@@ -2,6 +2,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/json.h"
+#include "engine/base/log.h"
 
 #include <limits.h>
 #include <math.h>
@@ -215,6 +216,43 @@ static void add_eos(struct model_config *c, const struct json *node)
     }
 }
 
+/* Published files hold values that no sampler takes, such as a top_p of 0: what does not pass alone
+ * is left as it was. */
+static void take_default(struct model_config *c, struct sampling_params with, const char *path)
+{
+    struct err why = {0};
+    if (sampling_params_check(&with, c->vocab, &why) == OK) {
+        c->defaults = with;
+    } else {
+        log_warn("%s: %s: ignored", path, why.text);
+    }
+}
+
+static void read_defaults(const struct json *j, const char *path, struct model_config *c)
+{
+    const struct sampling_params *p = &c->defaults;
+    struct sampling_params with = *p;
+    bool greedy = !json_get_bool(j, "do_sample", true); // where it is said, it is meant
+    with.temperature = greedy ? 0.0f : (float)json_get_number(j, "temperature", 1.0);
+    take_default(c, with, path);
+    int64_t top_k = json_get_int(j, "top_k", 0); // -1: off, as some write it
+    with = *p;
+    with.top_k = top_k > INT32_MAX   ? INT32_MAX
+                 : top_k < INT32_MIN ? INT32_MIN
+                 : top_k == -1       ? 0
+                                     : (int32_t)top_k;
+    take_default(c, with, path);
+    with = *p;
+    with.top_p = (float)json_get_number(j, "top_p", 1.0);
+    take_default(c, with, path);
+    with = *p;
+    with.min_p = (float)json_get_number(j, "min_p", 0.0);
+    take_default(c, with, path);
+    with = *p;
+    with.repetition_penalty = (float)json_get_number(j, "repetition_penalty", 1.0);
+    take_default(c, with, path);
+}
+
 static enum status read_generation(const char *dir, struct model_config *c, struct err *err)
 {
     c->defaults = sampling_params_default();
@@ -231,18 +269,9 @@ static enum status read_generation(const char *dir, struct model_config *c, stru
         return err_prefix(err, st, "%s", path);
     }
     add_eos(c, json_get(j, "eos_token_id"));
-    struct sampling_params *p = &c->defaults;
-    bool greedy = !json_get_bool(j, "do_sample", true); // where it is said, it is meant
-    p->temperature = (float)json_get_number(j, "temperature", greedy ? 0.0 : 1.0);
-    p->temperature = greedy ? 0.0f : p->temperature;
-    int64_t top_k = json_get_int(j, "top_k", 0); // -1: off, as some write it
-    p->top_k = top_k > INT32_MAX ? INT32_MAX : top_k == -1 ? 0 : (int32_t)top_k;
-    p->top_p = (float)json_get_number(j, "top_p", 1.0);
-    p->min_p = (float)json_get_number(j, "min_p", 0.0);
-    p->repetition_penalty = (float)json_get_number(j, "repetition_penalty", 1.0);
+    read_defaults(j, path, c);
     json_free(j);
-    st = sampling_params_check(p, c->vocab, err);
-    return st == OK ? OK : err_prefix(err, st, "%s", path);
+    return OK;
 }
 
 /* Multimodal wrappers nest the language part. */

@@ -72,7 +72,7 @@ struct model_config {
 
     int32_t n_eos;
     int32_t eos[MAX_EOS];
-    struct sampling_params defaults; // of generation_config.json
+    struct sampling_params defaults; // of generation_config.json, as far as they are in range
 };
 
 /* max_len 0: the model's own (then in max_pos). Scalings that depend on the served length

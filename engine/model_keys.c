@@ -113,12 +113,12 @@ static const struct key rope_keys[] = {
     {"sliding_attention", OBJECT, 0, 0},
 };
 
-/* Their ranges are those of requests, and are checked like them. */
+/* Their ranges are those of requests: what is out of them is told and ignored (model_config.c). */
 static const struct key generation_keys[] = {
     {"eos_token_id", INTEGER_OR_LIST, INT32_MIN, INT32_MAX},
     SWITCH("do_sample"),
     FACTOR("temperature", -MOST),
-    {"top_k", INTEGER, -1, MOST *MOST},
+    {"top_k", INTEGER, -MOST *MOST, MOST *MOST},
     FACTOR("top_p", -MOST),
     FACTOR("min_p", -MOST),
     FACTOR("repetition_penalty", -MOST),

@@ -299,7 +299,6 @@ BROKEN = {  # what is wrong: what the sentence must name
     config_value(model_type="mixtral", num_local_experts=64, num_experts_per_tok=33): ["num_experts_per_tok", "from 1 to 32"],
     generation_value(temperature="hot"): ["generation_config.json", "temperature", "a number"],
     generation_value(eos_token_id={"id": 2}): ["generation_config.json", "eos_token_id"],
-    generation_value(top_p=1.5): ["generation_config.json", "top_p"],
 }
 
 
@@ -394,6 +393,24 @@ def test_several_eos_ids_end_a_text(tmp_path):
                           capture_output=True, text=True, timeout=60)
     out = json.loads(done.stdout)["outputs"][0]
     assert out["token_ids"] == want[:2] and out["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("key, value", [("top_p", 0), ("top_p", 1.5), ("repetition_penalty", 0), ("repetition_penalty", -1),
+                                        ("temperature", -0.5), ("top_k", -2), ("top_k", -(1 << 40)), ("min_p", 7)])
+def test_a_default_that_no_sampler_takes_is_told_and_ignored(key, value, tmp_path):
+    c = Checkpoint(tmp_path / "model")
+    request = json.dumps({"prompt_token_ids": [5, 6, 7], "max_tokens": 8, "seed": 3, "ignore_eos": True})
+    results = []
+    for values in ({"top_k": 50, "top_p": 0.9}, {"top_k": 50, "top_p": 0.9, key: value}, {key: value}, {}):
+        generation_value(**values)(c)
+        done = subprocess.run([*golden.RUN, c.folder, "--json", "--log-level", "warn"], input=request, capture_output=True,
+                              text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        results.append(json.loads(done.stdout)["outputs"])
+        told = [line for line in done.stderr.splitlines() if "generation_config.json" in line]
+        assert [key in line and "ignored" in line for line in told] == [True] * (key in values and values[key] == value), done.stderr
+    assert results[2] == results[3]
+    assert key in ("top_k", "top_p") or results[1] == results[0]
 
 
 def scores(folder, *flags, dtype="float32"):
