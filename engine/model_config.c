@@ -307,7 +307,9 @@ static enum status open_family(const struct json *root, struct json *config,
         return err_set(err, ERR_UNSUPPORTED, "config.json: quantised checkpoints are not supported");
     }
     TRY(model_keys_check(root, err));
-    TRY(model_keys_check(config, err));
+    if (config != root) {
+        TRY(model_keys_check(config, err));
+    }
     *out = family;
     return add_defaults(family, config, err);
 }

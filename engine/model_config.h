@@ -113,7 +113,8 @@ struct tensor_names {
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
 };
 
-/* model_keys.c: every key that is read holds what it may, or the sentence says which does not. */
+/* model_keys.c: every key that is read holds what it may, or the sentence says which does not. A
+ * key of a scaling of positions that is not read is told. */
 enum status model_keys_check(const struct json *config, struct err *err);
 enum status model_keys_check_generation(const struct json *generation, struct err *err);
 

@@ -1,6 +1,7 @@
 /* What each key of config.json and generation_config.json may hold. The readers take a value of the
  * wrong type for an absent one: unchecked, a mistyped key would quietly make another model. */
 #include "engine/base/json.h"
+#include "engine/base/log.h"
 #include "engine/model_config.h"
 
 #include <stdio.h>
@@ -189,15 +190,39 @@ static enum status check(const struct json *object, const char *where, const str
 #define CHECK(object, where, keys, err)                                                            \
     check(object, where, keys, sizeof keys / sizeof keys[0], err)
 
+/* Scalings have had keys that transformers never read, such as attn_factor: nor do we, but not in
+ * silence. */
+static void warn_of_others(const struct json *rope, const char *where)
+{
+    for (const struct json *v = json_first(rope); v; v = json_next(v)) {
+        size_t i = 0, n = sizeof rope_keys / sizeof rope_keys[0];
+        while (i < n && strcmp(rope_keys[i].name, json_key(v)) != 0) {
+            i++;
+        }
+        if (i == n) {
+            log_warn("%s%s is ignored: no scaling of positions has such a key", where, json_key(v));
+        }
+    }
+}
+
+static enum status check_scaling(const struct json *rope, const char *where, struct err *err)
+{
+    if (json_is(rope, JSON_OBJECT)) {
+        TRY(CHECK(rope, where, rope_keys, err));
+        warn_of_others(rope, where);
+    }
+    return OK;
+}
+
 static enum status check_rope(const struct json *rope, const char *name, struct err *err)
 {
     char where[64];
     snprintf(where, sizeof where, "config.json: %s.", name);
-    TRY(CHECK(rope, where, rope_keys, err));
+    TRY(check_scaling(rope, where, err));
     snprintf(where, sizeof where, "config.json: %s.full_attention.", name);
-    TRY(CHECK(json_get(rope, "full_attention"), where, rope_keys, err));
+    TRY(check_scaling(json_get(rope, "full_attention"), where, err));
     snprintf(where, sizeof where, "config.json: %s.sliding_attention.", name);
-    return CHECK(json_get(rope, "sliding_attention"), where, rope_keys, err);
+    return check_scaling(json_get(rope, "sliding_attention"), where, err);
 }
 
 enum status model_keys_check(const struct json *config, struct err *err)

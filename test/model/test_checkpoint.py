@@ -648,6 +648,25 @@ def test_two_configs_of_one_model(source, values, same, tmp_path):
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_a_key_of_a_scaling_that_transformers_does_not_read_is_told_once(key, nested, tmp_path):
+    """DeepSeek-R1-0528-Qwen3-8B has attn_factor; what is read is attention_factor."""
+    results = []
+    for more in ({"attn_factor": 0.5}, {"attention_factor": 0.5}, {}):
+        c = Checkpoint(tmp_path / "_".join(["model", *more]), os.path.join(golden.GOLDEN, "llama-yarn"))
+        scaling = {**(c.config.pop("rope_scaling", None) or c.config.pop("rope_parameters")), **more}
+        c.config[key] = scaling
+        if nested:
+            text = {k: c.config.pop(k) for k in list(c.config) if k not in ("architectures", "eos_token_id")}
+            c.config["text_config"] = text
+        c.write_config()
+        told = [line for line in run(c.folder, "--log-level", "warn").stderr.splitlines() if "ignored" in line]
+        assert [f"{key}.attn_factor" in line for line in told] == [True] * ("attn_factor" in more), told
+        results.append(scores(c.folder))
+    assert results[0] == results[2] != results[1]
+
+
 def mutate_json(rng, value):
     """One place of a JSON value becomes something else."""
     if isinstance(value, dict) and value:
