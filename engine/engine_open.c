@@ -102,7 +102,7 @@ static int32_t pick(int32_t asked, int32_t otherwise)
 
 static enum status read_config(struct engine *e, struct err *err)
 {
-    TRY(model_config_load(e->model_dir, e->options.max_model_len, &e->config, err));
+    TRY(model_config_load(e->model_dir, &e->config, err));
     const struct model_config *c = &e->config;
     struct engine_info *info = &e->info;
     memcpy(info->model_type, c->model_type, sizeof info->model_type);
@@ -116,7 +116,16 @@ static enum status read_config(struct engine *e, struct err *err)
         log_warn("max-model-len %d is more than the %d positions that this model was made for: "
                  "longer texts may turn into nonsense", info->max_model_len, c->max_pos);
     }
+    model_config_fit(&e->config, info->max_model_len);
     return OK;
+}
+
+/* Drafts are never longer than the text, nor than what their model was made for. */
+static bool fit_draft(struct engine *e, int32_t draft)
+{
+    struct model_config *c = e->draft_config[draft];
+    int32_t served = e->info.max_model_len;
+    return model_config_fit(c, c->max_pos < served ? c->max_pos : served);
 }
 
 /* The operator's word, else config.json's, else that of the weights themselves. */
@@ -159,10 +168,11 @@ static enum status read_drafts(struct engine *e, struct err *err)
     for (int32_t i = 0; i < e->spec.n_models; i++) {
         const char *folder = e->spec.models[i];
         struct model_config *c = e->draft_config[i] = xcalloc(1, sizeof *c);
-        enum status st = model_config_load(folder, 0, c, err);
+        enum status st = model_config_load(folder, c, err);
         if (st != OK) {
             return err_prefix(err, st, "the draft model");
         }
+        fit_draft(e, i);
         TRY(same_vocabulary(e, i, err));
         if (c->max_pos < e->spec.draft_max_len) {
             e->spec.draft_max_len = c->max_pos;
@@ -315,6 +325,28 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
                    activations >> 20);
 }
 
+static enum status reopen_ropes(struct rank *r, void *arg)
+{
+    struct engine *e = arg;
+    TRY(model_open_ropes(&r->target, &r->err));
+    for (int32_t i = 0; i < e->spec.n_models; i++) {
+        TRY(model_open_ropes(&r->draft[i], &r->err));
+    }
+    return OK;
+}
+
+/* The ropes are those of the length that is served in the end. */
+static enum status shorten(struct engine *e, int32_t max_model_len, struct err *err)
+{
+    log_info("max-model-len is %d: that is what the KV blocks hold", max_model_len);
+    e->info.max_model_len = max_model_len;
+    bool changed = model_config_fit(&e->config, max_model_len);
+    for (int32_t i = 0; i < e->spec.n_models; i++) {
+        changed = fit_draft(e, i) || changed;
+    }
+    return changed ? on_ranks(e, reopen_ropes, err) : OK;
+}
+
 static enum status size_blocks(struct engine *e, struct err *err)
 {
     struct engine_info *info = &e->info;
@@ -339,8 +371,7 @@ static enum status size_blocks(struct engine *e, struct err *err)
             return err_set(err, ERR_NOMEM, "max-model-len %d needs more KV blocks than fit: %d "
                            "tokens", info->max_model_len, fits);
         }
-        log_info("max-model-len is %d: that is what the KV blocks hold", fits);
-        info->max_model_len = fits;
+        return shorten(e, fits, err);
     }
     return OK;
 }

@@ -70,9 +70,11 @@ enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n
 /* The dtype of a checkpoint whose config.json says none: its embedding's. */
 enum dtype model_stored_dtype(const struct model_config *c, const struct checkpoint *checkpoint);
 
-/* Hands every weight to the backend. `err` names file and tensor. */
+/* Hands every weight to the backend, and the ropes. `err` names file and tensor. */
 enum status model_load(const struct model_load_options *options, struct backend *be,
                        struct model *out, struct err *err);
+/* The ropes again, of a config that has been fitted to another length: until model_setup. */
+enum status model_open_ropes(struct model *m, struct err *err);
 void model_deinit(struct model *m); // host memory; the backend frees its own
 
 /* The KV geometry of this rank's shard; *layers [n_layers] is the caller's to fill. */

@@ -159,8 +159,7 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
 
 /* Both forms: transformers 5's rope_parameters (also one per layer type), and rope_theta with
  * rope_scaling. */
-static enum status read_ropes(const struct json *j, int32_t max_len, struct model_config *c,
-                              struct err *err)
+static enum status read_ropes(const struct json *j, struct model_config *c, struct err *err)
 {
     double theta = json_get_number(j, "rope_theta", 10000.0);
     double local = c->n_ropes == 2 ? json_get_number(j, "rope_local_base_freq", 10000.0) : theta;
@@ -172,13 +171,13 @@ static enum status read_ropes(const struct json *j, int32_t max_len, struct mode
         c->n_ropes = 2;
     }
     if (c->n_ropes == 2) { // the sliding layers' own; in the older form never scaled
-        TRY(rope_read(sliding, local, c->head_dim, max_len, j, &c->rope[1], err));
+        TRY(rope_read(sliding, local, c->head_dim, j, &c->rope[1], err));
     }
     double partial = json_get_number(j, "partial_rotary_factor", (double)c->partial_rotary);
     partial = json_get_number(full, "partial_rotary_factor", partial);
     int32_t dim = c->kv_lora ? c->rope_dim : (int32_t)(c->head_dim * partial);
     bool interleaved = c->rope[0].desc.interleaved;
-    TRY(rope_read(full, theta, dim, max_len, j, &c->rope[0], err));
+    TRY(rope_read(full, theta, dim, j, &c->rope[0], err));
     c->rope[0].desc.interleaved = interleaved;
     c->rope[1].desc.interleaved = interleaved;
     for (int32_t i = 0; i < c->n_layers; i++) {
@@ -314,8 +313,7 @@ static enum status open_family(const struct json *root, struct json *config,
     return add_defaults(family, config, err);
 }
 
-static enum status read_config(struct json *root, int32_t max_len, struct model_config *c,
-                               struct err *err)
+static enum status read_config(struct json *root, struct model_config *c, struct err *err)
 {
     struct json *j = text_part(root);
     const struct family *family = NULL;
@@ -335,16 +333,23 @@ static enum status read_config(struct json *root, int32_t max_len, struct model_
     TRY(family->read(j, c, err));
     TRY(read_layer_types(j, c, err));
     read_tied(root, j, c);
-    int32_t longest = natural_length(j, c->max_pos);
-    TRY(read_ropes(j, max_len > 0 ? max_len : longest, c, err));
-    c->max_pos = longest;
+    TRY(read_ropes(j, c, err));
+    c->max_pos = natural_length(j, c->max_pos);
     add_eos(c, json_get(j, "eos_token_id"));
     add_eos(c, json_get(root, "eos_token_id"));
     return OK;
 }
 
-enum status model_config_load(const char *dir, int32_t max_len, struct model_config *c,
-                              struct err *err)
+bool model_config_fit(struct model_config *c, int32_t max_len)
+{
+    bool changed = false;
+    for (int32_t i = 0; i < c->n_ropes; i++) {
+        changed = rope_fit(&c->rope[i], max_len) || changed;
+    }
+    return changed;
+}
+
+enum status model_config_load(const char *dir, struct model_config *c, struct err *err)
 {
     *c = (struct model_config){0};
     char path[PATH_MAX];
@@ -352,7 +357,7 @@ enum status model_config_load(const char *dir, int32_t max_len, struct model_con
     struct json *root;
     TRY(json_parse_file(path, MAX_CONFIG_BYTES, &root, err));
     enum status st = json_is(root, JSON_OBJECT)
-                         ? read_config(root, max_len, c, err)
+                         ? read_config(root, c, err)
                          : err_set(err, ERR_FORMAT, "config.json: not a JSON object");
     json_free(root);
     if (st != OK) {

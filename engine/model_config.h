@@ -15,9 +15,16 @@ enum {
 struct json;
 struct tensor_names;
 
+enum rope_growth { ROPE_FIXED, ROPE_DYNAMIC, ROPE_LONG };
+
 struct rope_config {
-    struct rope_desc desc; // inv_freq points at the array below
+    struct rope_desc desc; // inv_freq points at the array below; max_pos is rope_fit's
     float inv_freq[MAX_ROPE_PAIRS];
+    /* What rope_fit makes the frequencies of, unless they are the same for every length. */
+    enum rope_growth growth;
+    double theta, factor; // dynamic
+    double trained_len;   // beyond it they are others
+    float short_freq[MAX_ROPE_PAIRS], long_freq[MAX_ROPE_PAIRS]; // longrope
 };
 
 struct layer_config {
@@ -75,10 +82,11 @@ struct model_config {
     struct sampling_params defaults; // of generation_config.json, as far as they are in range
 };
 
-/* max_len 0: the model's own (then in max_pos). Scalings that depend on the served length
- * (dynamic, longrope) are fixed by it. */
-enum status model_config_load(const char *dir, int32_t max_len, struct model_config *c,
-                              struct err *err);
+/* model_config_fit comes next, before a model is loaded. */
+enum status model_config_load(const char *dir, struct model_config *c, struct err *err);
+/* Fixes the ropes for texts of at most max_len: scalings that depend on the served length (dynamic,
+ * longrope) have other frequencies for another. True if that changed any. */
+bool model_config_fit(struct model_config *c, int32_t max_len);
 
 /* One row per family: see families.c. */
 struct family {
@@ -118,8 +126,10 @@ struct tensor_names {
 enum status model_keys_check(const struct json *config, struct err *err);
 enum status model_keys_check_generation(const struct json *generation, struct err *err);
 
-/* rope.c: fills c->rope[index] from rope_parameters, or rope_theta and rope_scaling. */
-enum status rope_read(const struct json *params, double theta, int32_t dim, int32_t max_len,
+/* rope.c: fills c->rope[index] from rope_parameters, or rope_theta and rope_scaling; rope_fit is
+ * model_config_fit for one of them. */
+enum status rope_read(const struct json *params, double theta, int32_t dim,
                       const struct json *config, struct rope_config *out, struct err *err);
+bool rope_fit(struct rope_config *rope, int32_t max_len);
 
 #endif

@@ -73,14 +73,15 @@ static enum status load_ends(struct loader *l)
     return part_linear(l, &head, l->options->dtype, &m->head);
 }
 
-static enum status load_ropes(struct loader *l)
+enum status model_open_ropes(struct model *m, struct err *err)
 {
-    for (int32_t i = 0; i < l->c->n_ropes; i++) {
-        struct rope_desc d = l->c->rope[i].desc;
-        d.inv_freq = l->c->rope[i].inv_freq;
-        enum status st = l->be->ops->rope_open(l->be, &d, &l->m->ropes[i]);
+    const struct model_config *c = m->config;
+    for (int32_t i = 0; i < c->n_ropes; i++) {
+        struct rope_desc d = c->rope[i].desc;
+        d.inv_freq = c->rope[i].inv_freq;
+        enum status st = m->be->ops->rope_open(m->be, &d, &m->ropes[i]);
         if (st != OK) {
-            return err_set(l->err, st, "the rope tables do not fit the device");
+            return err_set(err, st, "the rope tables do not fit the device");
         }
     }
     return OK;
@@ -184,7 +185,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
         }
     }
     if (st == OK) {
-        st = load_ropes(&l);
+        st = model_open_ropes(out, err);
     }
     if (st == OK && l.taken) {
         part_report_unused(&l);

@@ -228,8 +228,8 @@ struct pool_args {
 };
 
 struct backend_ops {
-    /* ---- facts, memory: at start only. The order is: weights and ropes, kv_bytes, setup, kv_open,
-     * alloc; or weights after setup where a test wants it. */
+    /* ---- facts, memory: at start only. The order is: weights and ropes, kv_bytes, ropes
+     * again if need be, setup, kv_open, alloc; or weights after setup where a test wants it. */
     enum status (*facts)(struct backend *be, struct backend_facts *out);
     enum status (*alloc)(struct backend *be, size_t n_bytes, struct dmem *out); // zeroed
     enum status (*weight_open)(struct backend *be, const struct weight_desc *desc,

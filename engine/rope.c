@@ -1,6 +1,6 @@
 /* Frequencies of rotary positions, as transformers computes them for each rope_type: default,
  * linear, dynamic, yarn, longrope, llama3. What would change with a longer input is fixed by the
- * served length, because keys in the cache have been rotated already. */
+ * served length (rope_fit), because keys in the cache have been rotated already. */
 #include "engine/base/json.h"
 #include "engine/model_config.h"
 
@@ -12,7 +12,7 @@ static const double PI = 3.14159265358979323846;
 struct rope_input {
     const struct json *params, *config;
     double theta, factor;
-    int32_t dim, max_len, max_pos;
+    int32_t dim, max_pos;
 };
 
 /* The length that the model was trained at before it was stretched: the key at the top decides. */
@@ -23,11 +23,16 @@ static double original_length(const struct rope_input *in)
     return json_get_number(in->config, "original_max_position_embeddings", original);
 }
 
+static void frequencies(int32_t n_pairs, double theta, float *inv_freq)
+{
+    for (int32_t i = 0; i < n_pairs; i++) {
+        inv_freq[i] = (float)pow(theta, -2.0 * i / (2.0 * n_pairs));
+    }
+}
+
 static void base_frequencies(const struct rope_input *in, double theta, struct rope_config *out)
 {
-    for (int32_t i = 0; i < in->dim / 2; i++) {
-        out->inv_freq[i] = (float)pow(theta, -2.0 * i / in->dim);
-    }
+    frequencies(in->dim / 2, theta, out->inv_freq);
 }
 
 static enum status read_default(const struct rope_input *in, struct rope_config *out,
@@ -53,12 +58,11 @@ static enum status read_dynamic(const struct rope_input *in, struct rope_config 
                                 struct err *err)
 {
     (void)err;
-    double theta = in->theta;
-    if (in->max_len > in->max_pos && in->dim > 2) {
-        double grown = in->factor * in->max_len / in->max_pos - (in->factor - 1.0);
-        theta *= pow(grown, (double)in->dim / (in->dim - 2));
-    }
-    base_frequencies(in, theta, out);
+    out->growth = ROPE_DYNAMIC;
+    out->theta = in->theta;
+    out->factor = in->factor;
+    out->trained_len = in->max_pos;
+    base_frequencies(in, in->theta, out);
     return OK;
 }
 
@@ -129,28 +133,37 @@ static enum status read_yarn(const struct rope_input *in, struct rope_config *ou
     return OK;
 }
 
-static enum status read_longrope(const struct rope_input *in, struct rope_config *out,
-                                 struct err *err)
+static enum status read_factors(const struct rope_input *in, const char *key, float *inv_freq,
+                                struct err *err)
 {
-    double original = original_length(in);
-    bool is_long = in->max_len > original;
-    const char *key = is_long ? "long_factor" : "short_factor";
     const struct json *factors = json_get(in->params, key);
     if (!json_is(factors, JSON_ARRAY) || json_count(factors) != (size_t)in->dim / 2) {
         return err_set(err, ERR_FORMAT, "rope: longrope's %s needs %d entries", key, in->dim / 2);
     }
-    if (!(original > 1.0)) {
-        return err_set(err, ERR_FORMAT, "rope: longrope for an original length of 1");
-    }
-    base_frequencies(in, in->theta, out);
+    frequencies(in->dim / 2, in->theta, inv_freq);
     int32_t i = 0;
     for (const struct json *f = json_first(factors); f; f = json_next(f), i++) {
         double by = json_number(f, 0.0);
         if (!(by > 0.0)) {
             return err_set(err, ERR_FORMAT, "rope: longrope's %s has an impossible entry", key);
         }
-        out->inv_freq[i] = (float)((double)out->inv_freq[i] / by);
+        inv_freq[i] = (float)((double)inv_freq[i] / by);
     }
+    return OK;
+}
+
+static enum status read_longrope(const struct rope_input *in, struct rope_config *out,
+                                 struct err *err)
+{
+    double original = original_length(in);
+    TRY(read_factors(in, "short_factor", out->inv_freq, err));
+    TRY(read_factors(in, "long_factor", out->long_freq, err));
+    if (!(original > 1.0)) {
+        return err_set(err, ERR_FORMAT, "rope: longrope for an original length of 1");
+    }
+    memcpy(out->short_freq, out->inv_freq, sizeof out->short_freq);
+    out->growth = ROPE_LONG;
+    out->trained_len = original;
     double grown = json_get_number(in->params, "factor", in->max_pos / original);
     if (json_get(in->config, "original_max_position_embeddings")) {
         grown = in->max_pos / original; // Phi's own: the key at the top decides
@@ -188,7 +201,7 @@ static const struct rope_row *find_row(const struct json *params)
     return NULL;
 }
 
-enum status rope_read(const struct json *params, double theta, int32_t dim, int32_t max_len,
+enum status rope_read(const struct json *params, double theta, int32_t dim,
                       const struct json *config, struct rope_config *out, struct err *err)
 {
     const struct rope_row *row = find_row(params);
@@ -207,7 +220,6 @@ enum status rope_read(const struct json *params, double theta, int32_t dim, int3
         .theta = json_get_number(params, "rope_theta", theta),
         .factor = json_get_number(params, "factor", 1.0),
         .dim = dim,
-        .max_len = max_len,
         .max_pos = max_pos,
     };
     if (dim < 2 || dim % 2 || dim / 2 > MAX_ROPE_PAIRS) {
@@ -216,7 +228,27 @@ enum status rope_read(const struct json *params, double theta, int32_t dim, int3
     if (!(in.theta > 0.0) || !(in.factor > 0.0)) {
         return err_set(err, ERR_FORMAT, "rope: theta and factor must be above 0");
     }
-    out->desc = (struct rope_desc){.n_pairs = dim / 2, .attention_factor = 1.0f,
-                                   .max_pos = max_len};
+    out->desc = (struct rope_desc){.n_pairs = dim / 2, .attention_factor = 1.0f};
+    out->growth = ROPE_FIXED;
     return row->read(&in, out, err);
+}
+
+bool rope_fit(struct rope_config *rope, int32_t max_len)
+{
+    float before[MAX_ROPE_PAIRS];
+    memcpy(before, rope->inv_freq, sizeof before);
+    int32_t dim = 2 * rope->desc.n_pairs;
+    rope->desc.max_pos = max_len;
+    if (rope->growth == ROPE_LONG) {
+        bool is_long = max_len > rope->trained_len;
+        memcpy(rope->inv_freq, is_long ? rope->long_freq : rope->short_freq, sizeof rope->inv_freq);
+    } else if (rope->growth == ROPE_DYNAMIC) {
+        double theta = rope->theta;
+        if (max_len > rope->trained_len && dim > 2) {
+            double grown = rope->factor * max_len / rope->trained_len - (rope->factor - 1.0);
+            theta *= pow(grown, (double)dim / (dim - 2));
+        }
+        frequencies(rope->desc.n_pairs, theta, rope->inv_freq);
+    }
+    return memcmp(before, rope->inv_freq, sizeof before) != 0;
 }

@@ -667,6 +667,24 @@ def test_a_key_of_a_scaling_that_transformers_does_not_read_is_told_once(key, ne
     assert results[0] == results[2] != results[1]
 
 
+@pytest.mark.parametrize("family, length", [("phi-3-long", 64), ("phi-3-long", 80), ("llama-dynamic", 64), ("llama-dynamic", 128)])
+def test_a_scaling_by_length_is_that_of_the_length_that_is_served(family, length):
+    """Whether the operator says it or the KV blocks hold no more; a draft model's, too."""
+    folder = os.path.join(golden.GOLDEN, family)
+    flags = ["--block-size", "16", "--dtype", "float32"]
+    asked = {"prompt_token_ids": [7 * i % 380 for i in range(40)], "max_tokens": 20, "temperature": 0, "logprobs": 0,
+             "prompt_logprobs": True, "ignore_eos": True}
+    own = json.dumps({"method": "draft_model", "model": folder, "num_speculative_tokens": 3, "fixed": True})
+    said, held, whole = (golden.generate(family, [asked], *flags, *more)[0] for more in (
+        ["--max-model-len", str(length)], ["--num-gpu-blocks-override", str(length // 16)], []))
+    assert said == held
+    assert (said["prompt_logprobs"] == whole["prompt_logprobs"]) == ((family, length) == ("phi-3-long", 80))
+    for more in (["--max-model-len", str(length)], ["--num-gpu-blocks-override", str(length // 16)]):
+        drafted = golden.generate(family, [asked], *flags, *more, "--speculative-config", own)[0]
+        assert drafted["outputs"] == said["outputs"]
+        assert drafted["usage"]["draft_tokens"] == drafted["usage"]["accepted_draft_tokens"] > 0
+
+
 def mutate_json(rng, value):
     """One place of a JSON value becomes something else."""
     if isinstance(value, dict) and value:
