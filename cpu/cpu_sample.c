@@ -141,9 +141,12 @@ static void keep_allowed(const struct sampling_params *p, int32_t n_vocab,
     }
 }
 
+/* Where they leave nothing to draw, those of min_tokens are dropped first, and then all. */
+enum bans { NO_BANS, LASTING_BANS, ALL_BANS };
+
 static void make_scores(const struct sampling_params *p, const struct pass_draw *d,
-                        const struct known *k, const float *logits, int32_t n_vocab, bool bans,
-                        const struct scratchpad *pad)
+                        const struct known *k, const float *logits, int32_t n_vocab,
+                        enum bans bans, const struct scratchpad *pad)
 {
     memcpy(pad->scores, logits, (size_t)n_vocab * sizeof *logits);
     for (int32_t i = 0; i < p->n_bias; i++) {
@@ -152,14 +155,15 @@ static void make_scores(const struct sampling_params *p, const struct pass_draw 
         }
     }
     penalise(p, k, d->n_prompt, n_vocab, pad);
-    if (!bans) {
+    if (bans == NO_BANS) {
         return;
     }
     if (p->n_allowed > 0) {
         keep_allowed(p, n_vocab, pad);
     }
     ban_words(p, k, pad->scores, n_vocab);
-    for (int32_t i = 0; d->pos + 1 - d->n_prompt < p->min_tokens && i < p->n_stop_ids; i++) {
+    bool too_soon = bans == ALL_BANS && d->pos + 1 - d->n_prompt < p->min_tokens;
+    for (int32_t i = 0; too_soon && i < p->n_stop_ids; i++) {
         ban(pad->scores, p->stop_ids[i], n_vocab);
     }
 }
@@ -424,10 +428,10 @@ static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw 
     struct known known;
     find_known(cpu, d, &known);
     memset(pad->count, 0, (size_t)n * sizeof *pad->count);
-    make_scores(p, d, &known, logits, n, true, pad);
+    make_scores(p, d, &known, logits, n, ALL_BANS, pad);
     struct argmax best = kernels->argmax(pad->scores, n);
-    if (!plain && !(best.value > -INFINITY)) { // all banned
-        make_scores(p, d, &known, logits, n, false, pad);
+    for (int bans = LASTING_BANS; !plain && !(best.value > -INFINITY) && bans >= NO_BANS; bans--) {
+        make_scores(p, d, &known, logits, n, (enum bans)bans, pad);
         best = kernels->argmax(pad->scores, n);
     }
     if (temperature == 0.0f) {

@@ -116,7 +116,7 @@ __device__ void penalise(float *scores, int *counts, int n, const struct lane_pa
 }
 
 __device__ void ban(float *scores, int n, const struct lane_params &p, const struct pass_draw &d,
-                    const struct context &c, const uint32_t *allowed)
+                    const struct context &c, const uint32_t *allowed, bool stop_ids)
 {
     if (p.n_allowed > 0) {
         for (int i = team_thread(); i < n; i += team_threads()) {
@@ -125,7 +125,7 @@ __device__ void ban(float *scores, int n, const struct lane_params &p, const str
             }
         }
     }
-    if (d.pos + 1 - d.n_prompt < p.min_tokens) {
+    if (stop_ids && d.pos + 1 - d.n_prompt < p.min_tokens) {
         for (int i = team_thread(); i < p.n_stop_ids; i += team_threads()) {
             if (p.stop_ids[i] >= 0 && p.stop_ids[i] < n) {
                 scores[p.stop_ids[i]] = -INFINITY;
@@ -155,17 +155,17 @@ __device__ void make_scores(const float *logits, float *scores, int *counts, int
                             const struct context &c, const uint32_t *allowed,
                             struct shared_state *s)
 {
-    for (int with_bans = 1; with_bans >= 0; with_bans--) {
+    for (int bans = 2; bans >= 0; bans--) { // all, those but min_tokens', none
         for (int i = team_thread(); i < n; i += team_threads()) {
             scores[i] = logits[i];
         }
         team_sync();
         add_bias(scores, n, p);
         penalise(scores, counts, n, p, d, c);
-        if (!with_bans) {
+        if (bans == 0) {
             return;
         }
-        ban(scores, n, p, d, c, allowed);
+        ban(scores, n, p, d, c, allowed, bans == 2);
         if (team_argmax(scores, n, s).value > -INFINITY) {
             return;
         }

@@ -159,6 +159,16 @@ def test_repetition_divides_what_is_above_zero(penalty):
     assert greedy == score.index(top)
 
 
+def test_min_tokens_gives_way_to_what_is_allowed():
+    """Where only stop ids are allowed, they are drawn before their time, and end the text at it; never another id."""
+    eos = json.load(open(os.path.join(MODEL, "config.json")))["eos_token_id"]
+    for temperature in (0, 1):
+        asked = {"prompt_token_ids": PROMPT, "max_tokens": 4, "min_tokens": 2, "temperature": temperature, "n": 8}
+        for more, ids in (({"allowed_token_ids": [eos]}, {eos}), ({"allowed_token_ids": [9, 11], "stop_token_ids": [9, 11]}, {9, 11})):
+            for out in run([{**asked, **more}])[0]["outputs"]:
+                assert len(out["token_ids"]) == 2 and set(out["token_ids"]) <= ids and out["finish_reason"] == "stop", out
+
+
 NGRAM = '{"method":"ngram","num_speculative_tokens":2,"prompt_lookup_min":1,"fixed":true,"disable_by_batch_size":64}'
 DRAFT = json.dumps({"method": "draft_model", "model": MODEL, "num_speculative_tokens": 3, "fixed": True,
                     "disable_by_batch_size": 64})

@@ -40,6 +40,11 @@ static struct sampling_params params_of(int32_t i, int32_t *ints, struct logit_b
             ints[16 + j] = 500 + j;
         }
     }
+    if (i % 12 == 11) { // of what is allowed all are stop ids
+        p.n_stop_ids = p.n_allowed;
+        p.stop_ids = p.allowed;
+        p.min_tokens = 40;
+    }
     if (i % 8 == 6) {
         p.n_bad_words = 3;
         p.bad_word_lengths = ints + 32;

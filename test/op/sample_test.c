@@ -109,6 +109,37 @@ OP_TEST(penalties_bias_and_bans_in_their_order)
     op_close(&s.rig);
 }
 
+OP_TEST(of_bans_that_leave_nothing_that_of_stop_ids_goes_first)
+{
+    float logits[VOCAB] = {[1] = 4.0f, [2] = 3.9f, [3] = 3.5f, [5] = 3.0f};
+    struct sampler s;
+    open_sampler(&s, backend, logits, VOCAB);
+    struct sampling_params p = sampling_params_default();
+    p.temperature = 0.0f;
+    p.min_tokens = 40;
+    int32_t stops[] = {5, 3, 60}, allowed[] = {5, 3};
+    p.n_stop_ids = 3;
+    p.stop_ids = stops;
+    p.n_allowed = 2;
+    p.allowed = allowed;
+    CHECK_EQ(draw_once(&s, &p, 5, 1).token, 3);
+    int32_t one[] = {1}, word[] = {3}; // bad words hold like what is allowed
+    p.n_bad_words = 1;
+    p.bad_word_lengths = one;
+    p.bad_word_tokens = word;
+    CHECK_EQ(draw_once(&s, &p, 5, 1).token, 5);
+    p.n_allowed = 1;
+    allowed[0] = 3; // which is banned for good: as if nothing were
+    CHECK_EQ(draw_once(&s, &p, 5, 1).token, 1);
+    p.n_bad_words = 0;
+    p.temperature = 1.0f;
+    for (uint64_t seed = 1; seed < 20; seed++) {
+        p.seed = seed;
+        CHECK_EQ(draw_once(&s, &p, 5, 1).token, 3);
+    }
+    op_close(&s.rig);
+}
+
 OP_TEST(a_tree_rows_path_counts_as_history)
 {
     float logits[VOCAB] = {[1] = 4.0f, [2] = 3.9f, [3] = 3.5f};
