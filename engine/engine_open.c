@@ -461,7 +461,7 @@ static enum status check_heads(struct engine *e, struct err *err)
                        e->info.headless ? "the model" : "a draft model");
     }
     if (e->info.headless) {
-        log_warn("there is no lm_head.weight: embeddings are served, and requests for tokens refused");
+        log_warn("there is no lm_head.weight: embeddings are served, requests for tokens refused");
     }
     return OK;
 }

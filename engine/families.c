@@ -493,20 +493,24 @@ static enum status read_glm4(const struct json *j, struct model_config *c, struc
 /* Gemma 3's wrappers leave out nearly everything. */
 #define GEMMA_DEFAULTS "\"head_dim\":256,\"hidden_activation\":\"gelu_pytorch_tanh\""
 #define GEMMA3_DEFAULTS                                                                            \
-    "{\"num_attention_heads\":8,\"num_key_value_heads\":4,\"vocab_size\":262208,"                  \
+    "{\"eos_token_id\":1,"                                                                         \
+    "\"num_attention_heads\":8,\"num_key_value_heads\":4,\"vocab_size\":262208,"                   \
     "\"max_position_embeddings\":131072,\"rope_theta\":1000000,\"query_pre_attn_scalar\":256,"     \
     "\"sliding_window\":4096," GEMMA_DEFAULTS "}"
 #define GLM_DEFAULTS                                                                               \
-    "{\"num_key_value_heads\":2,\"head_dim\":128,\"max_position_embeddings\":131072,"              \
+    "{\"eos_token_id\":[151329,151336,151338],"                                                    \
+    "\"num_key_value_heads\":2,\"head_dim\":128,\"max_position_embeddings\":131072,"               \
     "\"rms_norm_eps\":1.5625e-7,\"attention_bias\":true}"
 
 static const struct family families[] = {
-    {"llama", &llama_names, "{}", read_llama},
+    {"llama", &llama_names, "{\"eos_token_id\":2}", read_llama},
     {"mistral", &llama_names,
-     "{\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"sliding_window\":4096}",
+     "{\"eos_token_id\":2,"
+     "\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"sliding_window\":4096}",
      read_mistral},
     {"mixtral", &mixtral_names,
-     "{\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,"
+     "{\"eos_token_id\":2,"
+     "\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,"
      "\"rope_theta\":1000000,\"num_local_experts\":8,\"num_experts_per_tok\":2}",
      read_mixtral},
     {"qwen2", &llama_names, "{\"max_position_embeddings\":32768,\"sliding_window\":4096}",
@@ -521,37 +525,44 @@ static const struct family families[] = {
      "\"num_experts_per_tok\":8}",
      read_qwen3_moe},
     {"gemma", &llama_names,
-     "{\"max_position_embeddings\":8192,\"hidden_act\":\"gelu_pytorch_tanh\",\"head_dim\":256}",
+     "{\"eos_token_id\":1,"
+     "\"max_position_embeddings\":8192,\"hidden_act\":\"gelu_pytorch_tanh\",\"head_dim\":256}",
      read_gemma1},
     {"gemma2", &gemma2_names,
-     "{\"num_key_value_heads\":4,\"max_position_embeddings\":8192,\"query_pre_attn_scalar\":256,"
+     "{\"eos_token_id\":1,"
+     "\"num_key_value_heads\":4,\"max_position_embeddings\":8192,\"query_pre_attn_scalar\":256,"
      "\"attn_logit_softcapping\":50,\"final_logit_softcapping\":30,\"sliding_window\":4096,"
      GEMMA_DEFAULTS "}",
      read_gemma2},
     {"gemma3_text", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},
     {"gemma3", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},
-    {"phi3", &phi3_names, "{\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5}", read_phi3},
-    {"olmo2", &olmo2_names, "{\"rms_norm_eps\":1e-5}", read_olmo2},
-    {"granite", &llama_names, "{\"attention_multiplier\":1}", read_granite},
+    {"phi3", &phi3_names,
+     "{\"eos_token_id\":32000,\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5}", read_phi3},
+    {"olmo2", &olmo2_names, "{\"eos_token_id\":50279,\"rms_norm_eps\":1e-5}", read_olmo2},
+    {"granite", &llama_names, "{\"eos_token_id\":2,\"attention_multiplier\":1}", read_granite},
     {"gpt_oss", &gpt_oss_names,
      "{\"num_key_value_heads\":8,\"head_dim\":64,\"max_position_embeddings\":131072,"
      "\"rms_norm_eps\":1e-5,\"rope_theta\":150000,\"sliding_window\":128,\"num_experts_per_tok\":4,"
      "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32,\"truncate\":false,"
      "\"original_max_position_embeddings\":4096}}",
      read_gpt_oss},
-    {"deepseek_v2", &deepseek_names, "{\"n_shared_experts\":2}", read_deepseek_v2},
+    {"deepseek_v2", &deepseek_names,
+     "{\"eos_token_id\":2,\"n_shared_experts\":2}", read_deepseek_v2},
     {"deepseek_v3", &deepseek_names,
-     "{\"n_shared_experts\":1,\"first_k_dense_replace\":3,\"n_group\":8,\"topk_group\":4,"
+     "{\"eos_token_id\":1,"
+     "\"n_shared_experts\":1,\"first_k_dense_replace\":3,\"n_group\":8,\"topk_group\":4,"
      "\"num_experts_per_tok\":8,\"routed_scaling_factor\":2.5,\"max_position_embeddings\":4096}",
      read_deepseek_v3},
     {"smollm3", &llama_names,
-     "{\"num_key_value_heads\":4,\"max_position_embeddings\":32768,\"rope_theta\":2000000}",
+     "{\"eos_token_id\":128001,"
+     "\"num_key_value_heads\":4,\"max_position_embeddings\":32768,\"rope_theta\":2000000}",
      read_smollm3},
     {"starcoder2", &starcoder2_names,
-     "{\"num_key_value_heads\":2,\"max_position_embeddings\":4096,"
+     "{\"eos_token_id\":50256,\"num_key_value_heads\":2,\"max_position_embeddings\":4096,"
      "\"hidden_act\":\"gelu_pytorch_tanh\"}",
      read_starcoder2},
-    {"stablelm", &stablelm_names, "{\"max_position_embeddings\":4096}", read_stablelm},
+    {"stablelm", &stablelm_names,
+     "{\"eos_token_id\":0,\"max_position_embeddings\":4096}", read_stablelm},
     {"glm", &glm_names, GLM_DEFAULTS, read_glm},
     {"glm4", &glm4_names, GLM_DEFAULTS, read_glm4},
 };

@@ -252,6 +252,15 @@ static void read_defaults(const struct json *j, const char *path, struct model_c
     take_default(c, with, path);
 }
 
+/* What the text part and its wrapper say; else the family's, which the defaults have put into j. */
+static void read_eos(const struct json *said, const struct json *wrapper, const struct json *j,
+                     struct model_config *c)
+{
+    c->eos_is_usual = !said && !wrapper;
+    add_eos(c, c->eos_is_usual ? json_get(j, "eos_token_id") : said);
+    add_eos(c, wrapper);
+}
+
 static enum status read_generation(const char *dir, struct model_config *c, struct err *err)
 {
     c->defaults = sampling_params_default();
@@ -267,7 +276,11 @@ static enum status read_generation(const char *dir, struct model_config *c, stru
         json_free(j);
         return err_prefix(err, st, "%s", path);
     }
-    add_eos(c, json_get(j, "eos_token_id"));
+    const struct json *eos = json_get(j, "eos_token_id");
+    if (c->eos_is_usual && json_type(eos) != JSON_NULL) {
+        c->n_eos = 0;
+    }
+    add_eos(c, eos);
     read_defaults(j, path, c);
     json_free(j);
     return OK;
@@ -316,6 +329,8 @@ static enum status open_family(const struct json *root, struct json *config,
 static enum status read_config(struct json *root, struct model_config *c, struct err *err)
 {
     struct json *j = text_part(root);
+    const struct json *eos = json_get(j, "eos_token_id"); // before the family's joins them
+    const struct json *wrapper_eos = json_get(root, "eos_token_id");
     const struct family *family = NULL;
     TRY(open_family(root, j, &family, err));
     snprintf(c->model_type, sizeof c->model_type, "%s", family->model_type);
@@ -335,8 +350,7 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     read_tied(root, j, c);
     TRY(read_ropes(j, c, err));
     c->max_pos = natural_length(j, c->max_pos);
-    add_eos(c, json_get(j, "eos_token_id"));
-    add_eos(c, json_get(root, "eos_token_id"));
+    read_eos(eos, wrapper_eos, j, c);
     return OK;
 }
 

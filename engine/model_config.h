@@ -79,6 +79,7 @@ struct model_config {
 
     int32_t n_eos;
     int32_t eos[MAX_EOS];
+    bool eos_is_usual; // config.json says none: those of its class, if generation_config.json agrees
     struct sampling_params defaults; // of generation_config.json, as far as they are in range
 };
 

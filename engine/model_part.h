@@ -49,7 +49,7 @@ void part_find_form(struct loader *l);
 enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise);
 /* Whether one matrix is the embedding and the head. */
 bool part_head_is_tied(struct loader *l);
-/* A model that was saved without its head, which is not the embedding: it has hidden states alone. */
+/* A model that was saved without its head, and whose head is not the embedding. */
 bool part_is_headless(const struct loader *l);
 /* Warns of tensors that nobody asked for: config.json may tell of another model than the files. */
 void part_report_unused(const struct loader *l);

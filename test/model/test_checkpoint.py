@@ -395,6 +395,45 @@ def test_several_eos_ids_end_a_text(tmp_path):
     assert out["token_ids"] == want[:2] and out["finish_reason"] == "stop"
 
 
+ENDS = {  # what transformers' class takes where a config says nothing of the end of a text
+    "llama": [2], "mistral": [2], "mixtral": [2], "gemma": [1], "gemma2": [1], "gemma3_text": [1], "phi3": [32000],
+    "olmo2": [50279], "granite": [2], "deepseek_v2": [2], "deepseek_v3": [1], "smollm3": [128001], "starcoder2": [50256],
+    "stablelm": [0], "glm": [151329, 151336, 151338], "glm4": [151329, 151336, 151338], "qwen2": [], "qwen3": [],
+}
+
+
+def ends(folder, ids):
+    """Which of the ids end a text where nothing else may be drawn."""
+    lines = [json.dumps({"prompt_token_ids": [5], "max_tokens": 2, "allowed_token_ids": [i]}) for i in ids]
+    done = subprocess.run([*golden.RUN, str(folder), "--json", "--log-level", "error", "--load-format", "dummy",
+                           "--max-model-len", "16"], input="\n".join(lines), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    outs = [json.loads(line)["outputs"][0] for line in done.stdout.splitlines()]
+    return [i for i, o in zip(ids, outs) if o["finish_reason"] == "stop"]
+
+
+@pytest.mark.parametrize("family", ENDS)
+def test_without_a_word_of_eos_it_is_that_of_the_class(family, tmp_path):
+    must = USUAL[family][0] if family in USUAL else {}
+    config = {"model_type": family, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 8, "vocab_size": 151552,
+              "intermediate_size": 16, "num_key_value_heads": 8, "head_dim": 8, **must}
+    ids = sorted({7, *sum(ENDS.values(), [])})
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None or k != "num_attention_heads"}))
+    assert ends(tmp_path, ids) == ENDS[family]
+
+
+def test_a_class_says_what_ends_a_text_only_where_no_file_does(tmp_path):
+    config = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64}
+    wrapped = {"model_type": "some_vlm", "text_config": config}
+    for values, generation, want in [(config, None, [2]), ({**config, "eos_token_id": 7}, None, [7]),
+                                     ({**config, "eos_token_id": None}, None, []), (config, {"eos_token_id": [5, 9]}, [5, 9]),
+                                     (config, {"top_k": 5}, [2]), ({**config, "eos_token_id": 7}, {"eos_token_id": 9}, [7, 9]),
+                                     (wrapped, None, [2]), ({**wrapped, "eos_token_id": 9}, None, [9])]:
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation or {}))
+        assert ends(tmp_path, [2, 5, 7, 9]) == want, (values, generation)
+
+
 @pytest.mark.parametrize("key, value", [("top_p", 0), ("top_p", 1.5), ("repetition_penalty", 0), ("repetition_penalty", -1),
                                         ("temperature", -0.5), ("top_k", -2), ("top_k", -(1 << 40)), ("min_p", 7)])
 def test_a_default_that_no_sampler_takes_is_told_and_ignored(key, value, tmp_path):
