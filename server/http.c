@@ -35,16 +35,17 @@ static void tell_gone(struct http_server *s)
     }
 }
 
+/* Of those in the list by now: on_writable may write, which puts a request into it again. */
 static void flush_streams(struct http_server *s)
 {
-    while (s->flush) {
-        struct http_request *req = s->flush;
-        s->flush = req->next_flush;
-        if (!s->flush) {
-            s->flush_tail = &s->flush;
-        }
+    struct http_request *list = s->flush;
+    s->flush = NULL;
+    s->flush_tail = &s->flush;
+    while (list) {
+        struct http_request *req = list;
+        list = req->next_flush;
+        req->in_flush = false; // one that has completed does nothing here, so it outlasts the call
         http_stream_opened(req);
-        req->in_flush = false;
         http_request_release(req);
     }
     http_flush_scratch(s);

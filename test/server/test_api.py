@@ -284,6 +284,11 @@ def test_responses(server):
     assert server.get("/v1/responses/resp_1").error["code"] == "not_found"
 
 
+def test_events_written_when_a_stream_has_room_again_go_out(server):
+    r = server.complete([[5] * 400] * 8, max_tokens=1, echo=True, logprobs=20, stream=True)  # 80 kB each
+    assert sum(len(c["choices"][0]["logprobs"]["tokens"]) for c in r.chunks() if c["choices"][0]["logprobs"]) == 8 * 401
+
+
 # ---- errors ----
 
 @pytest.mark.parametrize("path,body,status,code,param", [
