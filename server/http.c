@@ -335,7 +335,7 @@ static void fill_defaults(struct http_options *o)
     DEFAULT(max_header_bytes, 16u << 10);
     DEFAULT(max_connections, 10500);
     DEFAULT(stream_soft_bytes, 64u << 10);
-    DEFAULT(stream_hard_bytes, 1u << 20);
+    DEFAULT(stream_hard_bytes, 16u << 20);
     DEFAULT(header_timeout_ms, 10000);
     DEFAULT(body_timeout_ms, 30000);
     DEFAULT(idle_timeout_ms, 75000);

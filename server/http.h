@@ -72,7 +72,7 @@ struct http_options {
     size_t max_header_bytes;       // [16 KiB] libmicrohttpd's pool for a connection; then 431
     unsigned max_connections;      // [10500] then 503; a few more are kept for HTTP_ROUTE_ALWAYS
     size_t stream_soft_bytes;      // [64 KiB] unsent bytes from which http_stream_is_full
-    size_t stream_hard_bytes;      // [1 MiB] unsent bytes over which the stream is cut
+    size_t stream_hard_bytes;      // [16 MiB] unsent bytes of earlier turns: over it a write cuts
     unsigned header_timeout_ms;    // [10 s] for a request's head, then 408
     unsigned body_timeout_ms;      // [30 s] for its body, plus 1 s per 64 KiB; then 408
     unsigned idle_timeout_ms;      // [75 s] keep-alive: above the 60 s of balancers
@@ -219,7 +219,8 @@ bool http_stream_head_sent(const struct http_request *req); // too late for anot
 /* Adds whole events; the caller frames them ("data: ...\n\n", server/reply.h). Sent when another
  * stream is written, or at the end of the callback: writes in a row become one packet. Past
  * stream_soft_bytes the bytes are still taken (see http_stream_is_full: stop feeding it until
- * on_writable); past stream_hard_bytes the client is cut. Does nothing once the client is gone. */
+ * on_writable). A write while earlier turns of the loop have left more than stream_hard_bytes cuts
+ * the client; what one turn writes does not count against it. Does nothing once the client is gone. */
 void http_stream_write(struct http_request *req, const void *bytes, size_t n_bytes);
 /* The same without a copy: room for n_bytes, to be filled before any other call here, then
  * commit with what was used. Never NULL. */

@@ -90,6 +90,8 @@ struct stream {
     int64_t last_write_ns;
     struct buf out;
     size_t sent; // of out
+    int64_t turn_ns;    // of the loop's turn that last kept bytes, and what was unsent before it
+    size_t n_left_over;
     const char *content_type;
     struct http_timer timer; // the head's delay, then keep-alive comments
 };

@@ -43,7 +43,7 @@ void http_stream_begin(struct http_request *req, const char *content_type)
     st->content_type = content_type;
     st->direct = !req->conn->daemon->tls && !req->http10 && !req->is_head;
     st->last_write_ns = s->now_ns;
-    buf_init(&st->out, SIZE_MAX / 4); // its bound is stream_hard_bytes, see keep
+    buf_init(&st->out, SIZE_MAX / 4); // its bound is stream_hard_bytes, see is_behind
     if (!is_dead(req)) {
         http_timer_start(s, &st->timer, s->options.head_delay_ms, http_stream_timer, req);
     }
@@ -110,15 +110,24 @@ static void blocked(struct http_request *req)
     http_conn_deadline(req->conn, s->options.stall_timeout_ms);
 }
 
-/* Puts framed or raw bytes behind what is unsent already, and judges the reader. */
+/* Judges the reader by what earlier turns of the loop have left: what this one writes, it has had no
+ * time to read. */
+static bool is_behind(struct http_request *req)
+{
+    struct http_server *s = req->server;
+    struct stream *st = &req->stream;
+    if (st->turn_ns != s->now_ns) {
+        st->turn_ns = s->now_ns;
+        st->n_left_over = unsent(req);
+    }
+    return st->n_left_over > s->options.stream_hard_bytes;
+}
+
+/* Puts framed or raw bytes behind what is unsent already. */
 static void keep(struct http_request *req, const char *bytes, size_t n_bytes)
 {
     struct http_server *s = req->server;
     struct stream *st = &req->stream;
-    if (unsent(req) + n_bytes > s->options.stream_hard_bytes) {
-        http_conn_cut(req->conn);
-        return;
-    }
     if (st->sent > 0 && st->sent >= st->out.n_bytes / 2) {
         buf_consume(&st->out, st->sent);
         st->sent = 0;
@@ -146,6 +155,10 @@ static void push_flush(struct http_request *req)
 static void keep_event(struct http_request *req, const char *bytes, size_t n_bytes)
 {
     struct stream *st = &req->stream;
+    if (is_behind(req)) {
+        http_conn_cut(req->conn);
+        return;
+    }
     if (!st->direct) {
         bool was_empty = unsent(req) == 0;
         keep(req, bytes, n_bytes);

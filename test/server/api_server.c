@@ -5,6 +5,7 @@
  *     FAKE_STEP_US  time of a step (2000)      FAKE_GROUP  tokens of a step (1)
  *     FAKE_LANES    samples at once (64)       FAKE_QUEUE  requests in all (4096)
  *     FAKE_LOAD_MS  time that loading takes (0)         FAKE_EOS   another id that ends a sample
+ *     FAKE_CONTEXT  the model's (2048)
  *
  * Without a script a sample repeats its prompt. Seeds 1001 to 1003: the engine hangs, dies, or
  * fails that request. */
@@ -216,7 +217,7 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
     (void)err;
     e->options = *options;
     e->info = (struct engine_info){
-        .model_type = "fake", .vocab = 4096, .hidden = 8, .max_model_len = 2048,
+        .model_type = "fake", .vocab = 4096, .hidden = 8, .max_model_len = number("FAKE_CONTEXT", 2048),
         .block_tokens = 16, .n_blocks = 100, .max_num_seqs = 64, .max_sequences = MAX_REQUESTS, .n_eos = 1, .eos = {2},
         .device = "fake", .defaults = sampling_params_default(),
     };

@@ -289,6 +289,20 @@ def test_events_written_when_a_stream_has_room_again_go_out(server):
     assert sum(len(c["choices"][0]["logprobs"]["tokens"]) for c in r.chunks() if c["choices"][0]["logprobs"]) == 8 * 401
 
 
+def test_bursts_larger_than_any_socket_reach_a_reader():
+    """The prompt's log probabilities are one event, and the end of a response repeats all of its text's."""
+    with Server(env={"FAKE_GROUP": "500", "FAKE_CONTEXT": "16384"}) as s:
+        r = s.complete([5] * 16000, max_tokens=1, echo=True, logprobs=20, stream=True)
+        assert r.status == 200 and len(r.body) > 2 << 20
+        assert sum(len(c["choices"][0]["logprobs"]["tokens"]) for c in r.chunks()[:1]) == 16001
+        r = s.post("/v1/responses", {"input": "a b c d", "max_output_tokens": 1500, "stream": True, "top_logprobs": 20,
+                                     "include": ["message.output_text.logprobs"]})
+        last = json.loads(r.events()[-1])
+        assert last["type"] == "response.incomplete" and len(r.body) > 4 << 20
+        assert len(last["response"]["output"][0]["content"][0]["logprobs"]) > 1000
+        assert not s.metric("sluice_aborted_total", cause="slow_reader")
+
+
 # ---- errors ----
 
 @pytest.mark.parametrize("path,body,status,code,param", [

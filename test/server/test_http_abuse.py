@@ -477,6 +477,16 @@ def test_a_stalled_reader_costs_bounded_memory_and_is_cut():
         f.wait_for(held_stream=0, connections=1)
 
 
+@pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/1.0"])
+def test_what_one_turn_writes_is_not_the_readers_fault(version):
+    with Front(stream_hard_bytes=300000, stream_soft_bytes=100000) as f:
+        with f.connect() as s:
+            s.sendall(request("GET", "/stream?n=3&bytes=3000000&rate=2", version=version))
+            e = events(Reader(s).response().body)
+            assert [len(json.loads(x)["x"]) for x in e[:-1]] == [3000000] * 3 and e[-1] == "[DONE]"
+        assert f.wait_for(held_stream=0)["slow"] == 0
+
+
 def test_a_reader_that_stalls_below_the_bound_is_cut_in_time():
     with Front(stall_timeout_ms=500) as f:
         with f.connect() as s:
