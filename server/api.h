@@ -154,7 +154,8 @@ bool api_submit(struct api_call *c, struct api_error *e);
 void api_choice_init(struct api_choice *ch, struct api_call *c, int32_t index,
                      struct engine_request *r, int32_t sample);
 void api_choice_deinit(struct api_choice *ch);
-/* Takes new tokens. True if the choice has ended (now or before). */
+/* Takes new tokens; in a stream as many as it has room for, and the rest in a later call. True if the
+ * choice has ended. */
 bool api_choice_progress(struct api_choice *ch, int64_t now_ns);
 
 /* ---- shared pieces of JSON (api_json.c) ------------------------------------------------------- */

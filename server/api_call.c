@@ -402,14 +402,14 @@ static void note_first_token(struct api_call *c, const struct engine_request *r,
     }
 }
 
-/* Takes what the engine has made of one request. */
+/* Takes what the engine has made of one request. A stream that is full gets nothing more:
+ * on_writable comes back for it, also when the engine is done with the request. */
 static void progress(struct api_call *c, struct engine_request *r, int64_t now_ns)
 {
-    bool slow = c->request.stream && http_stream_is_full(c->req);
     size_t first = (size_t)(r - c->requests) * (size_t)c->request.n;
-    for (size_t i = first; !slow && i < first + (size_t)c->request.n; i++) {
+    for (size_t i = first; i < first + (size_t)c->request.n; i++) {
         struct api_choice *ch = &c->choices[i];
-        if (ch->finish) {
+        if (ch->finish || (c->request.stream && http_stream_is_full(c->req))) {
             continue;
         }
         int32_t before = ch->n_taken;

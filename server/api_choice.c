@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TEXT_MAX_BYTES = 256 << 20 };
+enum {
+    TEXT_MAX_BYTES = 256 << 20,
+    EVENT_BYTES = 32 << 10, // chosen: what waits goes out then, so that a full stream is noticed
+};
 
 static void become(struct api_choice *ch, enum api_pending kind)
 {
@@ -188,6 +191,49 @@ static void observe(struct api_choice *ch, int32_t n_new, int64_t now_ns)
     }
 }
 
+/* Writes what is pending in a stream. */
+static void flush(struct api_choice *ch)
+{
+    if (ch->pending == PENDING_NONE && ch->ids.n_bytes > 0) {
+        ch->pending = PENDING_TEXT; // ids go out with their step, also while they are no text yet
+    }
+    if (ch->pending != PENDING_NONE) {
+        ch->call->format->pending(ch);
+        ch->pending = PENDING_NONE;
+    }
+}
+
+/* Whether one more token may be taken: in a stream that is full the rest waits for on_writable. */
+static bool has_room(struct api_choice *ch)
+{
+    if (!ch->call->request.stream) {
+        return true;
+    }
+    size_t n = ch->content.n_bytes + ch->reasoning.n_bytes + ch->arguments.n_bytes +
+               ch->logprobs.n_bytes + ch->ids.n_bytes;
+    for (int i = 0; i < 3; i++) {
+        n += ch->lists[i].n_bytes;
+    }
+    if (n >= EVENT_BYTES) {
+        flush(ch);
+    }
+    return !http_stream_is_full(ch->call->req);
+}
+
+/* Takes what is there, at least one token, and as much as there is room for. True if a stop string
+ * was found. */
+static bool take_some(struct api_choice *ch, int32_t n)
+{
+    bool stopped = false;
+    for (int32_t first = ch->n_taken; !stopped && ch->n_taken < n; ch->n_taken++) {
+        if (ch->n_taken > first && !has_room(ch)) {
+            break;
+        }
+        stopped = take(ch, ch->n_taken);
+    }
+    return stopped;
+}
+
 bool api_choice_progress(struct api_choice *ch, int64_t now_ns)
 {
     struct engine_output *out = &ch->request->outputs[ch->sample];
@@ -201,18 +247,14 @@ bool api_choice_progress(struct api_choice *ch, int64_t now_ns)
         }
     }
     observe(ch, n - ch->n_taken, now_ns);
-    while (ch->n_taken < n) {
-        bool stopped = take(ch, ch->n_taken);
-        ch->n_taken++;
-        if (stopped) {
-            if (finish == FINISH_NONE) {
-                engine_stop(ch->call->api->engine, ch->request, ch->sample);
-            }
-            end(ch, FINISH_STOP);
-            return true;
+    if (take_some(ch, n)) {
+        if (finish == FINISH_NONE) {
+            engine_stop(ch->call->api->engine, ch->request, ch->sample);
         }
+        end(ch, FINISH_STOP);
+        return true;
     }
-    if (over) {
+    if (over && ch->n_taken == n) {
         if (finish == FINISH_STOP && n > 0 && is_stop_id(ch, out->tokens[n - 1]) &&
             !is_eos(ch, out->tokens[n - 1])) {
             ch->stop_id = out->tokens[n - 1];
@@ -220,12 +262,8 @@ bool api_choice_progress(struct api_choice *ch, int64_t now_ns)
         end(ch, finish);
         return true;
     }
-    if (ch->call->request.stream && ch->pending == PENDING_NONE && ch->ids.n_bytes > 0) {
-        ch->pending = PENDING_TEXT; // ids go out with their step, also while they are no text yet
-    }
-    if (ch->call->request.stream && ch->pending != PENDING_NONE) {
-        ch->call->format->pending(ch);
-        ch->pending = PENDING_NONE;
+    if (ch->call->request.stream) {
+        flush(ch);
     }
     return false;
 }

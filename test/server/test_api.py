@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from api import DEMO, SLOW, Server, fold, scripted
+from api import DEMO, SLOW, Reply, Server, fold, scripted
 
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
@@ -301,6 +301,30 @@ def test_bursts_larger_than_any_socket_reach_a_reader():
         assert last["type"] == "response.incomplete" and len(r.body) > 4 << 20
         assert len(last["response"]["output"][0]["content"][0]["logprobs"]) > 1000
         assert not s.metric("sluice_aborted_total", cause="slow_reader")
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])  # the two writers
+@pytest.mark.parametrize("path,more", [("chat/completions", {"logprobs": True, "top_logprobs": 20}),
+                                       ("completions", {"logprobs": 20})])
+def test_the_tokens_of_a_reader_that_pauses_wait_in_the_engine(path, more, version):
+    with Server(env={"FAKE_GROUP": "1000", "FAKE_CONTEXT": "4096"}) as s, socket.socket() as c:
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
+        c.settimeout(10)
+        c.connect(("127.0.0.1", s.port))
+        body = json.dumps({"messages": [{"role": "user", "content": "x"}], "prompt": "a b c", "n": 2, "max_tokens": 2500,
+                           "stream": True, **more})
+        c.sendall(("POST /v1/%s HTTP/%s\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+                   % (path, version, len(body), body)).encode())
+        r = http.client.HTTPResponse(c)
+        r.begin()
+        assert eventually(lambda: running(s) == 0)  # all is drawn
+        assert 0 < s.metric_plain("sluice_http_held_stream_bytes") < 300 << 10
+        r = Reply(r, r.read())
+        chunks = r.chunks()
+        assert len(r.body) > 1 << 20
+        logprobs = [x["choices"][0]["logprobs"] for x in chunks if x["choices"][0]["logprobs"]]
+        assert sum(len(l.get("content", l.get("tokens"))) for l in logprobs) == 2 * 2500
+        assert [x["choices"][0]["finish_reason"] for x in chunks].count("length") == 2
 
 
 # ---- errors ----
