@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Chosen: a loop that serves all looks for every stop string with each token. */
+enum { MAX_STOP_BYTES = 4 << 10 };
+
 bool request_too_large(struct api_request *r)
 {
     return api_error_set(&r->error, 413, "request_too_large", NULL, "Request too large.");
@@ -111,12 +114,19 @@ static void read_scalars(struct api_request *r)
     body_bool(b, "ignore_eos", &p->ignore_eos);
 }
 
-static bool put_stop(struct api_request *r, const char **stops, const char *text)
+static bool put_stop(struct api_request *r, const char **stops, size_t *lengths, const char *text)
 {
+    size_t n = strlen(text);
     if (text[0] == '\0') {
         return api_error_set(&r->error, 400, "invalid_value", "stop",
                              "Invalid 'stop': a stop string must not be empty.");
     }
+    if (n > MAX_STOP_BYTES) {
+        return api_error_set(&r->error, 400, "string_above_max_length", "stop",
+                             "Invalid 'stop': string too long. Expected a stop string of at most %d "
+                             "bytes, but got one of %zu bytes instead.", MAX_STOP_BYTES, n);
+    }
+    lengths[r->output.n_stop] = n;
     stops[r->output.n_stop++] = text;
     return true;
 }
@@ -141,12 +151,14 @@ static bool read_stop(struct api_request *r)
                              "'stop_token_ids'.");
     }
     const char **stops = arena_alloc(&r->arena, n + 1, sizeof stops[0]);
-    if (!stops) {
+    size_t *lengths = arena_alloc(&r->arena, n + 1, sizeof lengths[0]);
+    if (!stops || !lengths) {
         return request_too_large(r);
     }
     r->output.stop = stops;
+    r->output.stop_bytes = lengths;
     if (json_is(m->node, JSON_STRING)) {
-        return put_stop(r, stops, json_string(m->node));
+        return put_stop(r, stops, lengths, json_string(m->node));
     }
     if (!json_is(m->node, JSON_ARRAY)) {
         return body_wrong_type(&r->error, "stop", "a string or an array of strings", m->node);
@@ -155,7 +167,7 @@ static bool read_stop(struct api_request *r)
         if (!json_is(s, JSON_STRING)) {
             return body_wrong_type(&r->error, "stop", "a string", s);
         }
-        if (!put_stop(r, stops, json_string(s))) {
+        if (!put_stop(r, stops, lengths, json_string(s))) {
             return false;
         }
     }

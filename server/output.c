@@ -47,23 +47,31 @@ void output_content(struct output *o, const char *text, size_t n_bytes)
     }
 }
 
-/* The stop string that is complete first; of those that end together, the longest. Returns its
- * index or -1; *end is behind it. */
+/* The longest stop string that ends at `end`; its index or -1. */
+static int stop_at(const struct output *o, size_t end)
+{
+    int found = -1;
+    size_t longest = 0;
+    for (size_t i = 0; i < o->options->n_stop; i++) {
+        const char *stop = o->options->stop[i];
+        size_t n = o->options->stop_bytes[i];
+        if (n > longest && n <= end && o->text.data[end - 1] == stop[n - 1] &&
+            memcmp(o->text.data + end - n, stop, n) == 0) {
+            found = (int)i;
+            longest = n;
+        }
+    }
+    return found;
+}
+
+/* The stop string that is complete first. Returns its index or -1; *end is behind it. What was
+ * searched before is not searched again: a token costs what it adds. */
 static int find_stop(const struct output *o, size_t *end)
 {
     int found = -1;
-    for (size_t i = 0; i < o->options->n_stop; i++) {
-        const char *stop = o->options->stop[i];
-        size_t n = strlen(stop);
-        const char *at = memmem(o->text.data, o->text.n_bytes, stop, n);
-        if (at) {
-            size_t e = (size_t)(at - o->text.data) + n;
-            bool longer = found >= 0 && e == *end && n > strlen(o->options->stop[found]);
-            if (found < 0 || e < *end || longer) {
-                found = (int)i;
-                *end = e;
-            }
-        }
+    for (size_t e = o->n_searched + 1; found < 0 && e <= o->text.n_bytes; e++) {
+        found = stop_at(o, e);
+        *end = e;
     }
     return found;
 }
@@ -74,7 +82,7 @@ static size_t undecided(const struct output *o)
     size_t most = 0;
     for (size_t i = 0; i < o->options->n_stop; i++) {
         const char *stop = o->options->stop[i];
-        size_t n = strlen(stop) - 1;
+        size_t n = o->options->stop_bytes[i] - 1;
         n = n < o->text.n_bytes ? n : o->text.n_bytes;
         while (n > most && memcmp(o->text.data + o->text.n_bytes - n, stop, n) != 0) {
             n--;
@@ -93,9 +101,10 @@ static bool search(struct output *o, bool final)
     size_t end = 0;
     int found = o->options->n_stop > 0 ? find_stop(o, &end) : -1;
     if (found >= 0) {
-        size_t keep = o->options->include_stop ? end : end - strlen(o->options->stop[found]);
+        size_t keep = o->options->include_stop ? end : end - o->options->stop_bytes[found];
         output_split(o, o->text.data, keep, false);
         buf_clear(&o->text);
+        o->n_searched = 0;
         o->stopped = true;
         o->stop_index = found;
         return false;
@@ -103,6 +112,7 @@ static bool search(struct output *o, bool final)
     size_t ready = o->text.n_bytes - (final ? 0 : undecided(o));
     output_split(o, o->text.data, ready, false);
     buf_consume(&o->text, ready);
+    o->n_searched = o->text.n_bytes;
     return true;
 }
 

@@ -27,6 +27,7 @@ struct output_options {
     const struct tokenizer *tok; // NULL: text is fed directly
     bool skip_special;
     const char *const *stop; // stop strings, none empty
+    const size_t *stop_bytes;
     size_t n_stop;
     bool include_stop;
     enum reasoning_kind reasoning;
@@ -40,7 +41,8 @@ struct output {
     const struct tool_parser *parser; // the options', or the one that finds the reasoning; or NULL
     struct tool_sink sink;
     struct detok detok;
-    struct buf text;  // of the last ids, not yet searched for stop strings
+    struct buf text;   // of the last ids, that may still become a stop string
+    size_t n_searched; // bytes of it within which none ends
     struct buf split; // not yet known to be reasoning or not
     int reasoning_state;
     struct tool_parse parse;

@@ -69,6 +69,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static const char *const names[] = {"hermes", "llama3_json", "mistral", "pythonic",
                                         "qwen3_coder", "harmony"};
     static const char *const stop[] = {"</s>", "END"};
+    static const size_t stop_bytes[] = {4, 3};
     struct json *tools;
     if (size < 1 || json_parse(tools_text, sizeof tools_text - 1, NULL, &tools, NULL) != OK) {
         return 0;
@@ -79,6 +80,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         .reasoning = (enum reasoning_kind)(data[0] / 6 % 4),
         .starts_in_reasoning = (data[0] & 64) != 0,
         .stop = stop,
+        .stop_bytes = stop_bytes,
         .n_stop = data[0] & 128 ? 2 : 0,
     };
     struct result whole, cut;

@@ -288,6 +288,7 @@ TEST(numbers_keep_their_bits_and_null_is_absent)
         CHECK_EQ(r.params.n_stop_ids, 1);
         CHECK_EQ(r.params.stop_ids[0], 7);
         CHECK_EQ(r.output.n_stop, 2);
+        CHECK_EQ(r.output.stop_bytes[1], 1);
         CHECK_EQ(r.n, 3); // the last of equal keys
         DONE();
     }

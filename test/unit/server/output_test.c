@@ -387,7 +387,8 @@ TEST(reasoning_is_split_off)
 TEST(stop_strings_cut_and_never_leak)
 {
     const char *stop[] = {"END", "\n\n", "NDX"};
-    struct output_options opt = {.stop = stop, .n_stop = 3};
+    const size_t stop_bytes[] = {3, 2, 3};
+    struct output_options opt = {.stop = stop, .stop_bytes = stop_bytes, .n_stop = 3};
     struct fold f;
     check_cuts(&opt, "abcENDXdef\n\n", &f);
     CHECK_STR(f.content.data, "abc");
@@ -419,6 +420,7 @@ TEST(random_mixtures_do_not_depend_on_cuts)
     static const char *const kinds[] = {"hermes", "llama3_json", "mistral", "pythonic",
                                         "qwen3_coder", "harmony"};
     const char *stop[] = {"STOP"};
+    const size_t stop_bytes[] = {4};
     struct json *tools = tools_of(TOOLS);
     for (int round = 0; round < 6000; round++) {
         char text[512] = "";
@@ -434,6 +436,7 @@ TEST(random_mixtures_do_not_depend_on_cuts)
             .reasoning = below(2) ? reasoning : REASONING_NONE,
             .starts_in_reasoning = below(2) != 0,
             .stop = stop,
+            .stop_bytes = stop_bytes,
             .n_stop = below(2),
         };
         struct fold whole, f;
