@@ -540,6 +540,7 @@ bool request_read_common(struct api_request *r)
         return false;
     }
     read_scalars(r);
+    r->output.min_tokens = r->params.min_tokens;
     return r->error.status == 0 && read_stop(r) && read_stop_ids(r) && read_bias(r) &&
            read_limits(r) && read_stream(r) && read_others(r) && read_format(r) &&
            request_refuse(r, refused) && read_bad_words(r);

@@ -137,6 +137,14 @@ static int find_marker(const struct output *o, const char *text)
     return -1;
 }
 
+/* The text of the first min_tokens may begin a stop string, but not end it. */
+static void skip_early(struct output *o)
+{
+    if (o->options->min_tokens > 0 && o->n_tokens <= o->options->min_tokens) {
+        o->n_searched = o->text.n_bytes;
+    }
+}
+
 /* Markers that the parsers look for are shown to them even where special tokens are skipped. */
 static bool is_marker(const struct output *o, const char *text)
 {
@@ -172,6 +180,8 @@ bool output_token(struct output *o, int32_t id)
         detok_push(&o->detok, id, &o->text);
     }
     o->n_bytes += o->text.n_bytes - before;
+    o->n_tokens++;
+    skip_early(o);
     bool was_inside = o->in_reasoning || o->parse.in_reasoning;
     bool go_on = search(o, false);
     o->n_reasoning_tokens += was_inside || o->in_reasoning || o->parse.in_reasoning;
@@ -184,6 +194,7 @@ void output_finish(struct output *o)
         size_t before = o->text.n_bytes;
         detok_flush(&o->detok, &o->text);
         o->n_bytes += o->text.n_bytes - before;
+        skip_early(o);
         search(o, false);
     }
     if (!o->stopped) {

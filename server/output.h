@@ -30,6 +30,7 @@ struct output_options {
     const size_t *stop_bytes;
     size_t n_stop;
     bool include_stop;
+    int32_t min_tokens; // no stop string ends within the text of so many
     enum reasoning_kind reasoning;
     bool starts_in_reasoning;         // the prompt has opened it
     const struct tool_parser *parser; // NULL: calls are text
@@ -43,6 +44,7 @@ struct output {
     struct detok detok;
     struct buf text;   // of the last ids, that may still become a stop string
     size_t n_searched; // bytes of it within which none ends
+    int32_t n_tokens;
     struct buf split; // not yet known to be reasoning or not
     int reasoning_state;
     struct tool_parse parse;

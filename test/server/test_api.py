@@ -125,6 +125,20 @@ def test_stop_strings(server):
     assert text == "one "
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_wait_for_min_tokens(server, stream):
+    def ends(**more):
+        r = server.complete(seed=7, max_tokens=50, stream=stream, return_token_ids=True, **more)
+        choices = [c["choices"][0] for c in r.chunks()] if stream else [r.json()["choices"][0]]
+        return "".join(c["text"] for c in choices), sum(len(c["token_ids"]) for c in choices), choices[-1]["stop_reason"]
+
+    assert ends() == ("a" * 30, 31, None) and ends(stop="a") == ("", 1, "a")
+    assert ends(stop="a", min_tokens=5) == ("aaaaa", 6, "a")  # the token behind them is the first that may end one
+    assert ends(stop="a" * 6, min_tokens=5) == ("", 6, "a" * 6)  # and one may begin in theirs
+    assert ends(stop=["aaa", "b"], min_tokens=5) == ("aaa", 6, "aaa")
+    assert ends(stop="a", min_tokens=5, include_stop_str_in_output=True) == ("aaaaaa", 6, "a")
+
+
 def test_completions_forms_and_echo(server):
     r = server.complete(["alpha beta", "gamma"], n=2, max_tokens=2).json()
     assert r["object"] == "text_completion" and [c["index"] for c in r["choices"]] == [0, 1, 2, 3]
