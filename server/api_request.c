@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* Chosen: a loop that serves all looks for every stop string with each token. */
-enum { MAX_STOP_BYTES = 4 << 10 };
+enum { MAX_STOP_BYTES = 1 << 10 };
 
 bool request_too_large(struct api_request *r)
 {

@@ -382,7 +382,7 @@ TOOL = {"tools": [WEATHER]}
     ("chat", {"n": 2.5}, "invalid_type", "n"),
     ("chat", {"seed": 1 << 63}, "invalid_value", "seed"),
     ("chat", {"stop": ["a"] * 17}, "array_above_max_length", "stop"),
-    ("chat", {"stop": "a" * 4097}, "string_above_max_length", "stop"),
+    ("chat", {"stop": "a" * 1025}, "string_above_max_length", "stop"),
     ("chat", {"stop": ["b", "\u00e4" * 2049]}, "string_above_max_length", "stop"),
     ("chat", {"logit_bias": {"99999": 1}}, "invalid_value", "logit_bias"),
     ("chat", {"allowed_token_ids": []}, "empty_array", "allowed_token_ids"),
@@ -443,7 +443,7 @@ def test_wrong_members_are_named(server, path, more, code, param):
 
 
 @pytest.mark.parametrize("more", [
-    {"stream_options": None}, {"temperature": None}, {"top_p": 0}, {"n": 1.0}, {"stop": []}, {"stop": None}, {"stop": "a" * 4096}, {"seed": -1}, {"top_k": -1},
+    {"stream_options": None}, {"temperature": None}, {"top_p": 0}, {"n": 1.0}, {"stop": []}, {"stop": None}, {"stop": "a" * 1024}, {"seed": -1}, {"top_k": -1},
     {"user": "u", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "prediction": None, "verbosity": "low"}, {"foo": 1},
     {"tool_choice": "none"}, {"modalities": ["text"]}, {"guided_json": None, "use_beam_search": False}, {"response_format": {"type": "text"}},
     {"max_tokens": 5000, "max_completion_tokens": 1}, {"logprobs": False}, {"parallel_tool_calls": True}, {"reasoning_effort": "low"},
