@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 enum { N_EVENTS = 256 };
@@ -97,10 +98,12 @@ void http_conn_deadline(struct http_conn *c, int64_t deadline_ms)
     }
 }
 
+/* After a FIN nothing more comes: what is whole by then is whole in a moment. libmicrohttpd may not
+ * see it: 0.9.75 reads no further when the last bytes and the FIN arrive together. */
 void http_conn_phase(struct http_conn *c, enum conn_phase phase, int64_t deadline_ms)
 {
     c->phase = phase;
-    http_conn_deadline(c, deadline_ms);
+    http_conn_deadline(c, c->half_closed && phase <= CONN_BODY ? REST_MS : deadline_ms);
 }
 
 /* libmicrohttpd sees the end of file and cleans up; so do we, on the private epoll descriptor. */
@@ -146,6 +149,21 @@ static int64_t reply_time_left(struct http_conn *c)
     return acked > before ? (int64_t)c->server->options.stall_timeout_ms : 0;
 }
 
+/* libmicrohttpd reads, or waits for something to read. */
+static bool ends_with_fin(const struct http_conn *c)
+{
+    return c->half_closed && c->phase != CONN_HANDLER && c->phase != CONN_REPLY;
+}
+
+/* Bytes that came before the FIN and that libmicrohttpd has not got round to. */
+static int64_t fin_time_left(const struct http_conn *c)
+{
+    const struct http_server *s = c->server;
+    int n_unread = 0;
+    bool late = s->now_ns - c->left_ns > s->options.header_timeout_ms * 1000000LL;
+    return !late && ioctl(c->fd, FIONREAD, &n_unread) == 0 && n_unread > 0 ? REST_MS : 0;
+}
+
 static void on_deadline(struct http_timer *timer, void *arg)
 {
     struct http_conn *c = arg;
@@ -155,7 +173,9 @@ static void on_deadline(struct http_timer *timer, void *arg)
         return;
     }
     int64_t left_ms = (c->deadline_ns - s->now_ns + 999999) / 1000000;
-    if (left_ms <= 0 && c->phase == CONN_BODY) {
+    if (left_ms <= 0 && ends_with_fin(c)) {
+        left_ms = fin_time_left(c);
+    } else if (left_ms <= 0 && c->phase == CONN_BODY) {
         left_ms = body_time_left(c);
     } else if (left_ms <= 0 && (c->phase == CONN_REPLY || c->phase == CONN_HANDLER)) {
         left_ms = reply_time_left(c);
@@ -164,8 +184,8 @@ static void on_deadline(struct http_timer *timer, void *arg)
         http_conn_deadline(c, left_ms);
         return;
     }
-    if (c->phase == CONN_HEAD || c->phase == CONN_BODY ||
-        (c->phase == CONN_NEW && http_tcp_has_received(c->fd))) {
+    if (!c->half_closed && (c->phase == CONN_HEAD || c->phase == CONN_BODY ||
+                            (c->phase == CONN_NEW && http_tcp_has_received(c->fd)))) {
         answer_late(c);
     }
     http_conn_cut(c);
@@ -187,7 +207,11 @@ void http_conn_want_out(struct http_conn *c, bool on)
 static void on_left(struct http_conn *c, uint32_t events)
 {
     struct http_request *req = c->req;
+    c->left_ns = c->half_closed ? c->left_ns : c->server->now_ns;
     c->half_closed = true;
+    if (ends_with_fin(c)) {
+        http_conn_deadline(c, REST_MS);
+    }
     c->broken = c->broken || (events & (EPOLLHUP | EPOLLERR));
     if (!c->broken && c->server->options.tolerate_half_close) {
         return;

@@ -28,6 +28,7 @@ enum {
     MAX_CHUNK = 60000,              // chosen: four hex digits, and a scratch buffer with its head
     DISCARD_BYTES = 32 << 20,       // of a refused body that are swallowed for the reply's sake
     MAX_LISTENERS = 16,             // chosen
+    REST_MS = 100,                  // chosen: for what came before a FIN to be read
     NEVER = -1,
 };
 
@@ -52,6 +53,7 @@ struct http_daemon {
     unsigned n_connections;
 };
 
+/* In the order of a request; up to CONN_BODY it is still being read. */
 enum conn_phase { CONN_NEW, CONN_HEAD, CONN_BODY, CONN_HANDLER, CONN_REPLY, CONN_IDLE };
 
 struct http_conn {
@@ -67,6 +69,7 @@ struct http_conn {
     bool half_closed;  // the peer has shut its writing side (or all)
     bool broken;       // reset, timed out or cut by us
     bool wants_out;    // EPOLLOUT is asked for
+    int64_t left_ns;   // when half_closed was set
     int64_t deadline_ns;
     int64_t acked_bytes;     // when a reply's stall was last judged
     struct http_timer timer; // lazily follows deadline_ns

@@ -451,7 +451,7 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
          * the last bytes to send when the head said so; else only we can end it. */
         http_conn_phase(c, CONN_IDLE, req->must_close ? 2000 : 0);
     } else {
-        http_conn_phase(c, CONN_IDLE, s->options.idle_timeout_ms);
+        http_conn_phase(c, CONN_IDLE, c->half_closed ? REST_MS : s->options.idle_timeout_ms);
     }
     http_request_release(req);
 }

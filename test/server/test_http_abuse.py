@@ -364,6 +364,45 @@ def test_leaving_before_the_request_is_read_counts_too(front):
         assert Reader(s).response().status == 200
 
 
+HALF_REQUESTS = [
+    b"GET /hel",
+    b"GET /hello HTTP/1.1\r\nHost: x\r\nX: ",
+    b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc",
+    b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\nab",
+]
+
+
+@pytest.mark.parametrize("how", ["close", "half"])
+def test_bytes_that_come_with_the_end_hold_no_connection(how):
+    with Front(header_timeout_ms=60000, body_timeout_ms=60000, idle_timeout_ms=60000) as f:
+        socks = []
+        for data in (HALF_REQUESTS + [request("GET", "/hello")]) * 10:
+            socks.append(f.connect())
+            socks[-1].sendall(data)
+            socks[-1].shutdown(socket.SHUT_WR) if how == "half" else socks[-1].close()
+        f.wait_for(seconds=30 if SLOW else 3, connections=1, active=1)
+        for i, s in enumerate(socks if how == "half" else []):
+            if i % 5 < 4:
+                assert s.recv(1) == b""
+            else:
+                r = Reader(s)
+                assert r.response().status == 200 and r.closed()
+            s.close()
+
+
+@pytest.mark.parametrize("tolerate", [0, 1])
+def test_a_whole_request_that_ends_with_a_half_close_is_answered(tolerate):
+    body = bytes(range(256)) * (8 << 12)  # 8 MiB: not all of it is read when the end is seen
+    with Front(**({"tolerate_half_close": 1} if tolerate else {})) as f:
+        for data, want in ((request("POST", "/echo", body), [body]), (request("POST", "/echo", b"a") * 20, [b"a"] * 20)):
+            with f.connect() as s:
+                s.sendall(data)
+                s.shutdown(socket.SHUT_WR)
+                r = Reader(s)
+                assert [r.response().body for _ in want] == want and r.closed()
+        f.wait_for(connections=1, active=1)
+
+
 CLIENT = """
 import socket, sys, time
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
