@@ -94,6 +94,9 @@ struct tokenizer_added tokenizer_added_at(const struct tokenizer *tok, size_t i)
 int32_t tokenizer_bos(const struct tokenizer *tok);
 int32_t tokenizer_eos(const struct tokenizer *tok);
 
+/* How many ids add_special puts before a text and behind it. */
+void tokenizer_n_around(const struct tokenizer *tok, size_t *n_before, size_t *n_behind);
+
 /* The longest token's piece: a text of n bytes has at least n / this many tokens, so that hopeless
  * prompts can be refused before any work. At least 1. */
 size_t tokenizer_longest_piece(const struct tokenizer *tok);

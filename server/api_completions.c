@@ -56,6 +56,35 @@ static void add_logprob(struct api_choice *ch, int32_t token, const struct token
     buf_put_int(&ch->lists[2], (int64_t)offset);
 }
 
+static const struct api_prompt *prompt_of(const struct api_choice *ch)
+{
+    return &ch->call->request.prompts[ch->request - ch->call->requests];
+}
+
+/* Characters of the echoed prompt that its token i stands for. A text comes back as it was given:
+ * with its special tokens, and without those that were put around it. */
+static size_t prompt_characters(const struct api_choice *ch, int32_t i)
+{
+    const struct api_request *r = &ch->call->request;
+    const struct api_prompt *p = prompt_of(ch);
+    size_t n_before, n_behind, n = 0, n_characters = 0;
+    if (!p->text) {
+        return api_token_characters(ch->call, p->ids[i]);
+    }
+    tokenizer_n_around(r->output.tok, &n_before, &n_behind);
+    if (r->add_special && (i < (int32_t)n_before || i >= p->n - (int32_t)n_behind)) {
+        return 0;
+    }
+    if (!tokenizer_is_special(r->output.tok, p->ids[i])) {
+        return api_token_characters(ch->call, p->ids[i]);
+    }
+    const char *name = tokenizer_token_text(r->output.tok, p->ids[i], &n);
+    for (size_t k = 0; name && k < n; k++) {
+        n_characters += ((unsigned char)name[k] & 0xC0) != 0x80;
+    }
+    return n_characters;
+}
+
 /* With echo the prompt's tokens come first. */
 static void start(struct api_choice *ch)
 {
@@ -65,7 +94,7 @@ static void start(struct api_choice *ch)
     }
     for (int32_t i = 0; i < r->n_prompt; i++) {
         add_logprob(ch, r->prompt[i], i > 0 ? &r->prompt_logprobs[i] : NULL, ch->n_chars);
-        ch->n_chars += api_token_characters(ch->call, r->prompt[i]);
+        ch->n_chars += prompt_characters(ch, i);
     }
 }
 
@@ -93,7 +122,7 @@ static void put_logprobs(struct buf *b, struct api_choice *ch)
 static void put_echo(struct buf *text, const struct api_choice *ch)
 {
     const struct api_request *r = &ch->call->request;
-    const struct api_prompt *p = &r->prompts[ch->request - ch->call->requests];
+    const struct api_prompt *p = prompt_of(ch);
     if (p->text) {
         buf_puts(text, p->text);
     } else if (r->output.tok) {

@@ -155,6 +155,14 @@ def test_completions_forms_and_echo(server):
         c = server.complete(prompt, max_tokens=1, echo=True, logprobs=0, **more).json()["choices"][0]
         shown = [(o, t) for o, t in zip(c["logprobs"]["text_offset"], c["logprobs"]["tokens"]) if t != "<|begin_of_text|>"]
         assert c["text"].startswith(text) and [c["text"][o:o + len(t)] for o, t in shown] == [t for _, t in shown]
+    # Special tokens that a text has are in what is echoed; the one that is put before it is not.
+    for prompt, added in (("<|im_start|>user\nhi<|im_end|>", True), ("<|begin_of_text|>h\u00e4", True), ("<|im_end|>", False)):
+        for skip in (True, False):
+            c = server.complete(prompt, seed=0, max_tokens=2, echo=True, logprobs=0, add_special_tokens=added,
+                                skip_special_tokens=skip).json()["choices"][0]
+            shown = list(zip(c["logprobs"]["text_offset"], c["logprobs"]["tokens"]))
+            assert c["text"].startswith(prompt) and shown[0][0] == 0
+            assert all(c["text"][o:].startswith(t) for o, t in shown[added:] if "\ufffd" not in t)
     r = server.complete("hello", max_tokens=0, echo=True).json()["choices"][0]
     assert r["text"] == "hello" and r["finish_reason"] == "length"
     r = server.complete([5, 6], max_tokens=3, return_token_ids=True).json()["choices"][0]
