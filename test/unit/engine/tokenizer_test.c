@@ -355,6 +355,10 @@ TEST(the_config_names_tokens_and_overrides_what_goes_around)
     CHECK(tokenizer_is_special(tok, 3)); // named, although added_tokens lacks it
     CHECK_EQ(n_around(tok, &ids), 2);
     CHECK_EQ(ids.v[1], 3);
+    size_t n_before, n_behind;
+    tokenizer_n_around(tok, &n_before, &n_behind);
+    CHECK_EQ(n_before, 0);
+    CHECK_EQ(n_behind, 1);
     tokenizer_free(tok);
     tok = load_text(small_json, "{\"added_tokens_decoder\":{\"2\":{\"content\":\"<s>\",\"special\":"
                     "false},\"4\":{\"content\":\"<x>\",\"special\":true}}}", &err);
