@@ -2,6 +2,7 @@
 
 #include "server/jinja/json.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static struct jv *field(struct jrt *rt, struct jv object, const char *key)
@@ -232,6 +233,33 @@ static bool shape_calls(struct jrt *rt, struct jv message, const struct chat_tra
     return rt->st == OK;
 }
 
+/* The names by which clients send, and templates look for, what an assistant thought. */
+static const char *const REASONING_KEYS[] = {"reasoning_content", "reasoning", "thinking"};
+enum { N_REASONING_KEYS = sizeof REASONING_KEYS / sizeof REASONING_KEYS[0] };
+
+static bool has_text(const struct jv *content)
+{
+    return content && ((content->type == JV_STR && content->u.s->n_bytes > 0) ||
+                       (content->type == JV_LIST && content->u.list->n > 0));
+}
+
+/* Sets it under the template's name beside the client's. */
+static bool shape_reasoning(struct jrt *rt, struct jv message, const struct chat_traits *traits)
+{
+    if (!traits->reasoning_key || field(rt, message, traits->reasoning_key) ||
+        (traits->thought_or_text && has_text(field(rt, message, "content")) &&
+         field(rt, message, "tool_calls"))) {
+        return true;
+    }
+    for (size_t i = 0; i < N_REASONING_KEYS; i++) {
+        const struct jv *reasoning = field(rt, message, REASONING_KEYS[i]);
+        if (reasoning && reasoning->type == JV_STR) {
+            return jd_set_lit(rt, message.u.dict, traits->reasoning_key, *reasoning);
+        }
+    }
+    return true;
+}
+
 static bool shape_message(struct jrt *rt, struct jv message, const struct chat_traits *traits)
 {
     if (message.type != JV_DICT) {
@@ -243,13 +271,8 @@ static bool shape_message(struct jrt *rt, struct jv message, const struct chat_t
             return false;
         }
     }
-    const struct jv *reasoning = field(rt, message, "reasoning");
-    if (traits->rename_reasoning && reasoning && reasoning->type == JV_STR &&
-        !field(rt, message, "reasoning_content") &&
-        !jd_set_lit(rt, message.u.dict, "reasoning_content", *reasoning)) {
-        return false;
-    }
-    return shape_content(rt, message, traits) && shape_calls(rt, message, traits);
+    return shape_reasoning(rt, message, traits) && shape_content(rt, message, traits) &&
+           shape_calls(rt, message, traits);
 }
 
 bool chat_shape(struct jrt *rt, struct jv messages, const struct chat_traits *traits,
@@ -376,6 +399,31 @@ static void probe_developer(const struct probe *p, struct chat_traits *traits)
     traits->developer_is_system = !(developer & HAS_WORD) && (system & HAS_WORD);
 }
 
+static int look_for_thought(const struct probe *p, const struct chat_traits *traits,
+                            const char *key, const char *content)
+{
+    char messages[512];
+    snprintf(messages, sizeof messages, CALL("\"%s\":\"" WORD "\",\"content\":\"%s\",", "%s"),
+             key, content, traits->string_arguments ? "\"{}\"" : "{}");
+    return look(p, messages, NULL);
+}
+
+/* What the template prints decides; one that prints it only if asked to think names its key. */
+static void probe_reasoning(const struct probe *p, struct chat_traits *traits)
+{
+    for (size_t i = 0; i < N_REASONING_KEYS; i++) {
+        const char *key = REASONING_KEYS[i];
+        if (look_for_thought(p, traits, key, "") & HAS_WORD) {
+            traits->reasoning_key = key;
+            traits->thought_or_text = !(look_for_thought(p, traits, key, "c") & RENDERED);
+            return;
+        }
+    }
+    if (jinja_mentions(p->t, REASONING_KEYS[0])) {
+        traits->reasoning_key = REASONING_KEYS[0];
+    }
+}
+
 void chat_traits_probe(const struct jinja_template *t, const struct chat_token *tokens,
                        size_t n_tokens, struct chat_traits *traits)
 {
@@ -385,5 +433,5 @@ void chat_traits_probe(const struct jinja_template *t, const struct chat_token *
     probe_arguments(&p, traits);
     probe_null(&p, traits);
     probe_developer(&p, traits);
-    traits->rename_reasoning = jinja_mentions(t, "reasoning_content");
+    probe_reasoning(&p, traits);
 }

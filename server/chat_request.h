@@ -14,7 +14,8 @@ struct chat_traits {
     bool string_arguments; // arguments stay JSON text; otherwise they become an object
     bool null_is_empty;    // null or absent content becomes ""
     bool developer_is_system;
-    bool rename_reasoning; // the template knows reasoning_content and the message has reasoning
+    bool thought_or_text; // beside a call it takes reasoning or content, not both: content stays
+    const char *reasoning_key; // where it looks for an assistant's reasoning; NULL: nowhere
 };
 
 /* A special token of the model, as the template names it ("bos_token"). */

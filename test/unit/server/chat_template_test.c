@@ -426,6 +426,28 @@ TEST(a_call_without_arguments_has_none)
                      CALL("\"\"", "\"\"")), "[q]");
 }
 
+TEST(reasoning_goes_by_the_name_that_the_template_knows)
+{
+#define THOUGHT(key, content)                                                                      \
+    "[{\"role\":\"assistant\",\"" key "\":\"t\",\"content\":" content ",\"tool_calls\":[{\"type\":" \
+    "\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}]"
+    const char *thinking = "{% for m in messages %}{% if m.thinking %}{% if m.content %}{{ "
+                           "raise_exception('both') }}{% endif %}T{{ m.thinking }}{% endif %}"
+                           "{{ m.content }}{% endfor %}";
+    CHECK_STR(render(thinking, THOUGHT("reasoning", "\"\"")), "T[t]");
+    CHECK_STR(render(thinking, THOUGHT("reasoning_content", "null")), "T[t]");
+    CHECK_STR(render(thinking, THOUGHT("thinking", "\"\"")), "T[t]");
+    CHECK_STR(render(thinking, THOUGHT("reasoning", "\"c\"")), "[c]"); // it takes one of them
+    CHECK_STR(render("{% for m in messages %}{{ m.reasoning }}{{ m.content }}{% endfor %}",
+                     THOUGHT("reasoning_content", "\"c\"")), "[tc]");
+    CHECK_STR(render("{% for m in messages %}{% if think %}{{ m.reasoning_content }}{% else %}{{ "
+                     "'reasoning_content' in m }}{% endif %}{% endfor %}",
+                     THOUGHT("reasoning", "\"\"")), "True");
+    CHECK_STR(render("{% for m in messages %}{{ m.keys() | list | length }}{% endfor %}",
+                     THOUGHT("reasoning", "\"\"")), "4");
+#undef THOUGHT
+}
+
 TEST(developer_becomes_system_where_the_template_drops_it)
 {
     const char *messages = "[{\"role\":\"developer\",\"content\":\"d\"}]";
