@@ -124,8 +124,9 @@ enum status cuda_lane_tokens(struct backend *base, int32_t lane, int32_t first_p
     if (first_pos < be->told[lane]) {
         TRY(cuda_flush(be));
     }
-    be->told[lane] = first_pos + n;
-    return patch(be, be->history + (int64_t)lane * be->view.history_stride + first_pos, tokens, n);
+    TRY(patch(be, be->history + (int64_t)lane * be->view.history_stride + first_pos, tokens, n));
+    be->told[lane] = first_pos + n; // behind a flush that patch() needed, which forgets it
+    return OK;
 }
 
 enum status cuda_lane_blocks(struct backend *base, int32_t lane, int32_t first, int32_t n,
