@@ -251,23 +251,28 @@ static enum status run_trial(struct cuda *be, const struct trial *t)
     return OK;
 }
 
-/* Microseconds of a call in a captured graph, as the engine will run it: the least of some
- * rounds. */
-static enum status time_trial(struct cuda *be, const struct trial *t, float *us)
+static enum status capture_trial(struct cuda *be, const struct trial *t, cudaGraphExec_t *exec)
 {
     cudaGraph_t graph = NULL;
-    cudaGraphExec_t exec = NULL;
-    cudaEvent_t begin, end;
-    TRY(run_trial(be, t)); // libraries set themselves up
-    CUDA_TRY(be, cudaStreamSynchronize(be->stream));
-    CUDA_TRY(be, cudaEventCreate(&begin));
-    CUDA_TRY(be, cudaEventCreate(&end));
+    enum status st = OK;
     CUDA_TRY(be, cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeThreadLocal));
-    for (int32_t i = 0; i < CALLS; i++) {
-        TRY(run_trial(be, t));
+    for (int32_t i = 0; i < CALLS && st == OK; i++) {
+        st = run_trial(be, t);
     }
-    CUDA_TRY(be, cudaStreamEndCapture(be->stream, &graph));
-    CUDA_TRY(be, cudaGraphInstantiate(&exec, graph, 0));
+    cudaError_t e = cudaStreamEndCapture(be->stream, &graph); // whatever became of the calls
+    if (st == OK) {
+        e = e == cudaSuccess ? cudaGraphInstantiate(exec, graph, 0) : e;
+        st = cuda_check(be, e, "capture of a sum over ranks");
+    }
+    if (graph) {
+        cudaGraphDestroy(graph);
+    }
+    return st;
+}
+
+static enum status time_rounds(struct cuda *be, cudaGraphExec_t exec, cudaEvent_t begin,
+                               cudaEvent_t end, float *us)
+{
     *us = 0.0f;
     for (int32_t i = 0; i <= ROUNDS; i++) {
         float ms = 0.0f;
@@ -283,11 +288,31 @@ static enum status time_trial(struct cuda *be, const struct trial *t, float *us)
         const float each = ms * 1000.0f / CALLS;
         *us = i == 1 || (i > 1 && each < *us) ? each : *us;
     }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
     return OK;
+}
+
+/* Microseconds of a call in a captured graph, as the engine will run it: the least of some
+ * rounds. */
+static enum status time_trial(struct cuda *be, const struct trial *t, float *us)
+{
+    cudaGraphExec_t exec = NULL;
+    cudaEvent_t begin = NULL, end = NULL;
+    TRY(run_trial(be, t)); // libraries set themselves up
+    CUDA_TRY(be, cudaStreamSynchronize(be->stream));
+    enum status st = cuda_check(be, cudaEventCreate(&begin), "an event");
+    st = st == OK ? cuda_check(be, cudaEventCreate(&end), "an event") : st;
+    st = st == OK ? capture_trial(be, t, &exec) : st;
+    st = st == OK ? time_rounds(be, exec, begin, end, us) : st;
+    if (begin) {
+        cudaEventDestroy(begin);
+    }
+    if (end) {
+        cudaEventDestroy(end);
+    }
+    if (exec) {
+        cudaGraphExecDestroy(exec);
+    }
+    return st;
 }
 
 /* The first rank's times decide for all: every rank must take the same way. */
@@ -348,9 +373,13 @@ enum status cuda_peer_measure(struct cuda *be)
         return OK;
     }
     void *memory[3] = {NULL};
-    for (int32_t i = 0; i < 3; i++) {
-        CUDA_TRY(be, cudaMalloc(&memory[i], (size_t)be->peer_largest));
-        CUDA_TRY(be, cudaMemsetAsync(memory[i], 0x3c, (size_t)be->peer_largest, be->stream));
+    enum status st = OK;
+    for (int32_t i = 0; i < 3 && st == OK; i++) {
+        const size_t n_bytes = (size_t)be->peer_largest;
+        st = cuda_check(be, cudaMalloc(&memory[i], n_bytes), "memory to measure sums with");
+        st = st == OK ? cuda_check(be, cudaMemsetAsync(memory[i], 0x3c, n_bytes, be->stream),
+                                   "memory to measure sums with")
+                      : st;
     }
     const struct tensor t[3] = {{{memory[0]}, be->options.dtype, be->limits.hidden},
                                 {{memory[1]}, be->options.dtype, be->limits.hidden},
@@ -360,7 +389,6 @@ enum status cuda_peer_measure(struct cuda *be)
         .norm = {.x = t[1], .delta = t[0], .out = t[2], .width = be->limits.hidden,
                  .kind = NORM_RMS, .eps = 1e-5f, .delta_scale = 1.0f}};
     char line[1024] = "";
-    enum status st = OK;
     for (int32_t k = 0; k < PEER_CLASSES && st == OK; k++) {
         st = measure_class(be, k, &trial, line, sizeof line);
     }
