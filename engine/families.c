@@ -357,8 +357,7 @@ static enum status read_mla(const struct json *j, struct model_config *c, struct
     c->o_bias = json_get_bool(j, "attention_bias", false);
     c->rope[0].desc.interleaved = json_get_bool(j, "rope_interleave", true);
     c->attn_scale = (float)(1.0 / sqrt((double)(nope + rope)));
-    const struct json *scaling = json_get(j, "rope_parameters");
-    scaling = json_is(scaling, JSON_OBJECT) ? scaling : json_get(j, "rope_scaling");
+    const struct json *scaling = rope_params(j);
     double all = json_get_number(scaling, "mscale_all_dim", 0.0);
     double factor = json_get_number(scaling, "factor", 1.0);
     if (all != 0.0 && factor > 1.0) {
@@ -543,7 +542,7 @@ static const struct family families[] = {
     {"gpt_oss", &gpt_oss_names,
      "{\"num_key_value_heads\":8,\"head_dim\":64,\"max_position_embeddings\":131072,"
      "\"rms_norm_eps\":1e-5,\"rope_theta\":150000,\"sliding_window\":128,\"num_experts_per_tok\":4,"
-     "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32,\"truncate\":false,"
+     "\"rope_of_class\":{\"rope_type\":\"yarn\",\"factor\":32,\"truncate\":false,"
      "\"original_max_position_embeddings\":4096}}",
      read_gpt_oss},
     {"deepseek_v2", &deepseek_names,

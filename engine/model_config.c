@@ -141,12 +141,10 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
 /* Longest text that the model was made for, before any choice of the operator's. */
 static int32_t natural_length(const struct json *j, int32_t max_pos)
 {
-    const struct json *rope = json_get(j, "rope_parameters");
-    rope = json_is(rope, JSON_OBJECT) ? rope : json_get(j, "rope_scaling");
-    const char *type = json_get_string(rope, "rope_type");
-    type = type ? type : json_get_string(rope, "type");
+    const struct json *rope = rope_params(j);
+    const char *type = rope_type(rope);
     double factor = json_get_number(rope, "factor", 1.0), longest = max_pos;
-    if (!type || factor <= 1.0 || factor >= 1e6) {
+    if (factor <= 1.0 || factor >= 1e6) {
         return max_pos;
     }
     if (strcmp(type, "dynamic") == 0) {
@@ -163,8 +161,7 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
 {
     double theta = json_get_number(j, "rope_theta", 10000.0);
     double local = c->n_ropes == 2 ? json_get_number(j, "rope_local_base_freq", 10000.0) : theta;
-    const struct json *full = json_get(j, "rope_parameters"), *sliding = NULL;
-    full = json_is(full, JSON_OBJECT) ? full : json_get(j, "rope_scaling");
+    const struct json *full = rope_params(j), *sliding = NULL;
     if (json_is(json_get(full, "full_attention"), JSON_OBJECT)) {
         sliding = json_get(full, "sliding_attention");
         full = json_get(full, "full_attention");

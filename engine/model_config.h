@@ -127,8 +127,12 @@ struct tensor_names {
 enum status model_keys_check(const struct json *config, struct err *err);
 enum status model_keys_check_generation(const struct json *generation, struct err *err);
 
-/* rope.c: fills c->rope[index] from rope_parameters, or rope_theta and rope_scaling; rope_fit is
- * model_config_fit for one of them. */
+/* rope.c: what a config says of positions, as transformers takes it: rope_scaling unless that is
+ * empty, else rope_parameters, else what the family's class has ("rope_of_class" of the defaults).
+ * rope_read makes a rope of it, or of its part for one kind of layers; rope_fit is model_config_fit
+ * for one rope. */
+const struct json *rope_params(const struct json *config);
+const char *rope_type(const struct json *params);
 enum status rope_read(const struct json *params, double theta, int32_t dim,
                       const struct json *config, struct rope_config *out, struct err *err);
 bool rope_fit(struct rope_config *rope, int32_t max_len);

@@ -228,8 +228,13 @@ static enum status check_rope(const struct json *rope, const char *name, struct 
 enum status model_keys_check(const struct json *config, struct err *err)
 {
     TRY(CHECK(config, "config.json: ", config_keys, err));
-    TRY(check_rope(json_get(config, "rope_parameters"), "rope_parameters", err));
-    return check_rope(json_get(config, "rope_scaling"), "rope_scaling", err);
+    const struct json *newer = json_get(config, "rope_parameters");
+    TRY(check_rope(newer, "rope_parameters", err));
+    TRY(check_rope(json_get(config, "rope_scaling"), "rope_scaling", err));
+    if (json_is(newer, JSON_OBJECT) && rope_params(config) != newer) {
+        log_warn("config.json: rope_parameters is ignored: there is rope_scaling, too");
+    }
+    return OK;
 }
 
 enum status model_keys_check_generation(const struct json *generation, struct err *err)

@@ -185,11 +185,26 @@ static const struct rope_row {
     {"su", read_longrope, false},
 };
 
-static const struct rope_row *find_row(const struct json *params)
+const struct json *rope_params(const struct json *config)
+{
+    const struct json *older = json_get(config, "rope_scaling");
+    const struct json *newer = json_get(config, "rope_parameters");
+    if (json_is(older, JSON_OBJECT) && json_count(older) > 0) {
+        return older;
+    }
+    return json_is(newer, JSON_OBJECT) ? newer : json_get(config, "rope_of_class");
+}
+
+const char *rope_type(const struct json *params)
 {
     const char *type = json_get_string(params, "rope_type");
     type = type ? type : json_get_string(params, "type");
-    type = type ? type : "default";
+    return type ? type : "default";
+}
+
+static const struct rope_row *find_row(const struct json *params)
+{
+    const char *type = rope_type(params);
     if (strcmp(type, "yarn") == 0 && json_is(json_get(params, "long_factor"), JSON_ARRAY)) {
         type = "longrope"; // the name that it had in the first Phi
     }
@@ -206,9 +221,8 @@ enum status rope_read(const struct json *params, double theta, int32_t dim,
 {
     const struct rope_row *row = find_row(params);
     if (!row) {
-        const char *type = json_get_string(params, "rope_type");
         return err_set(err, ERR_UNSUPPORTED, "rope: the scaling '%s' is not known",
-                       type ? type : json_get_string(params, "type"));
+                       rope_type(params));
     }
     if (row->needs_factor && json_type(json_get(params, "factor")) == JSON_NULL) {
         return err_set(err, ERR_FORMAT, "rope: %s scaling without a factor", row->name);

@@ -672,12 +672,19 @@ def test_without_a_dtype_in_config_it_is_that_of_the_weights(stored, dtype, said
     assert results[0] == results[1 if dtype == "bfloat16" else 2]
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
 @pytest.mark.parametrize("source, values, same", [
     ("gemma-3", {"attn_logit_softcapping": 2.0}, {"attn_logit_softcapping": None}),
     ("llama-3", {"hidden_act": "gelu_fast"}, {"hidden_act": "gelu_new"}),
+    ("llama-3", {"rope_scaling": YARN, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {"rope_scaling": YARN}),
+    ("llama-3", {"rope_scaling": {}, "rope_parameters": {**YARN, "rope_theta": 1e4}}, {"rope_scaling": YARN, "rope_theta": 1e4}),
+    ("gpt-oss", {"rope_scaling": None, "rope_parameters": None}, {}),
 ])
 def test_two_configs_of_one_model(source, values, same, tmp_path):
-    """transformers reads the first key there, and uses it nowhere; it has two names for the other's formula."""
+    """transformers reads the first key there, and uses it nowhere; it has two names for the other's formula; of two
+    scalings it takes rope_scaling, which a reader of a model card adds; and GPT-OSS has its own without any."""
     results = []
     for name, changes in (("one", values), ("other", same)):
         c = Checkpoint(tmp_path / name, os.path.join(golden.GOLDEN, source))
@@ -685,6 +692,15 @@ def test_two_configs_of_one_model(source, values, same, tmp_path):
         c.write_config()
         results.append(scores(c.folder))
     assert results[0] == results[1]
+
+
+def test_of_two_scalings_the_ignored_one_is_told(tmp_path):
+    for other, words in [(None, []), ({}, []), (YARN, ["rope_parameters", "ignored", "rope_scaling"])]:
+        c = Checkpoint(tmp_path / f"model{len(words)}{other is None}")
+        c.config.update(rope_scaling=other, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+        c.write_config()
+        told = run(c.folder, "--log-level", "warn").stderr.splitlines()
+        assert len(told) == bool(words) and all(word in line for word in words for line in told), told
 
 
 @pytest.mark.parametrize("nested", [False, True])
