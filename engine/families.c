@@ -360,7 +360,7 @@ static enum status read_mla(const struct json *j, struct model_config *c, struct
     const struct json *scaling = rope_params(j);
     double all = json_get_number(scaling, "mscale_all_dim", 0.0);
     double factor = json_get_number(scaling, "factor", 1.0);
-    if (all != 0.0 && factor > 1.0) {
+    if (all != 0.0 && factor > 1.0 && strcmp(rope_type(scaling), "default") != 0) {
         double m = 0.1 * all * log(factor) + 1.0;
         c->attn_scale *= (float)(m * m);
     }

@@ -681,10 +681,12 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ("llama-3", {"rope_scaling": YARN, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {"rope_scaling": YARN}),
     ("llama-3", {"rope_scaling": {}, "rope_parameters": {**YARN, "rope_theta": 1e4}}, {"rope_scaling": YARN, "rope_theta": 1e4}),
     ("gpt-oss", {"rope_scaling": None, "rope_parameters": None}, {}),
+    ("deepseek-v2", {"rope_scaling": {"rope_type": "default", "factor": 40.0, "mscale_all_dim": 1.0}}, {"rope_scaling": None}),
+    ("deepseek-v3", {"rope_scaling": {"rope_type": "default", "factor": 40.0, "mscale_all_dim": 1.0}}, {"rope_scaling": None}),
 ])
 def test_two_configs_of_one_model(source, values, same, tmp_path):
     """transformers reads the first key there, and uses it nowhere; it has two names for the other's formula; of two
-    scalings it takes rope_scaling, which a reader of a model card adds; and GPT-OSS has its own without any."""
+    scalings it takes rope_scaling, which a reader of a model card adds; GPT-OSS has its own without any; and what is not scaled has no factor."""
     results = []
     for name, changes in (("one", values), ("other", same)):
         c = Checkpoint(tmp_path / name, os.path.join(golden.GOLDEN, source))
