@@ -536,7 +536,9 @@ static const struct family families[] = {
     {"gemma3_text", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},
     {"gemma3", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},
     {"phi3", &phi3_names,
-     "{\"eos_token_id\":32000,\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5}", read_phi3},
+     "{\"eos_token_id\":32000,\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5,"
+     "\"original_max_position_embeddings\":4096}",
+     read_phi3},
     {"olmo2", &olmo2_names, "{\"eos_token_id\":50279,\"rms_norm_eps\":1e-5}", read_olmo2},
     {"granite", &llama_names, "{\"eos_token_id\":2,\"attention_multiplier\":1}", read_granite},
     {"gpt_oss", &gpt_oss_names,

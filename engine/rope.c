@@ -165,9 +165,6 @@ static enum status read_longrope(const struct rope_input *in, struct rope_config
     out->growth = ROPE_LONG;
     out->trained_len = original;
     double grown = json_get_number(in->params, "factor", in->max_pos / original);
-    if (json_get(in->config, "original_max_position_embeddings")) {
-        grown = in->max_pos / original; // Phi's own: the key at the top decides
-    }
     double attention = grown <= 1.0 ? 1.0 : sqrt(1.0 + log(grown) / log(original));
     attention = json_get_number(in->params, "attention_factor", attention);
     out->desc.attention_factor = (float)attention;

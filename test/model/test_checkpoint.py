@@ -1,6 +1,7 @@
 """Folders that are not what they should be: one sentence that names the file and the tensor, exit 1, never a crash; and
 folders that are unusual but right."""
 import json
+import math
 import os
 import random
 import shutil
@@ -673,6 +674,8 @@ def test_without_a_dtype_in_config_it_is_that_of_the_weights(stored, dtype, said
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
+ABSENT = object()
 
 
 @pytest.mark.parametrize("source, values, same", [
@@ -683,14 +686,21 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ("gpt-oss", {"rope_scaling": None, "rope_parameters": None}, {}),
     ("deepseek-v2", {"rope_scaling": {"rope_type": "default", "factor": 40.0, "mscale_all_dim": 1.0}}, {"rope_scaling": None}),
     ("deepseek-v3", {"rope_scaling": {"rope_type": "default", "factor": 40.0, "mscale_all_dim": 1.0}}, {"rope_scaling": None}),
+    ("phi-3-long", {"rope_scaling": {**LONG, "factor": 4.0}},
+     {"rope_scaling": {**LONG, "attention_factor": (1 + math.log(4) / math.log(64)) ** 0.5}}),
+    ("phi-3-long", {"max_position_embeddings": 8192, "original_max_position_embeddings": ABSENT,
+                    "rope_scaling": {**LONG, "original_max_position_embeddings": 64}},
+     {"max_position_embeddings": 8192, "original_max_position_embeddings": 4096, "rope_scaling": LONG}),
 ])
 def test_two_configs_of_one_model(source, values, same, tmp_path):
     """transformers reads the first key there, and uses it nowhere; it has two names for the other's formula; of two
-    scalings it takes rope_scaling, which a reader of a model card adds; GPT-OSS has its own without any; and what is not scaled has no factor."""
+    scalings it takes rope_scaling, which a reader of a model card adds; GPT-OSS has its own without any; what is not scaled has no factor; and Phi-3 was made
+    for 4096 positions where nothing at the top says otherwise."""
     results = []
     for name, changes in (("one", values), ("other", same)):
         c = Checkpoint(tmp_path / name, os.path.join(golden.GOLDEN, source))
         c.config.update(changes)
+        c.config = {k: v for k, v in c.config.items() if v is not ABSENT}
         c.write_config()
         results.append(scores(c.folder))
     assert results[0] == results[1]
