@@ -319,6 +319,10 @@ static enum status open_family(const struct json *root, struct json *config,
     if (config != root) {
         TRY(model_keys_check(config, err));
     }
+    if (!json_get_bool(config, "is_causal", true)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: is_causal is false: attention to later tokens is not supported");
+    }
     *out = family;
     return add_defaults(family, config, err);
 }

@@ -88,6 +88,7 @@ static const struct key config_keys[] = {
     SWITCH("use_sliding_window"),
     SWITCH("use_parallel_residual"),
     SWITCH("use_bidirectional_attention"),
+    SWITCH("is_causal"),
     SWITCH("qk_layernorm"),
     SWITCH("norm_topk_prob"),
     SWITCH("rope_interleave"),
