@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum kind { INTEGER, NUMBER, FLAG, TEXT, LIST, INTEGERS, INTEGER_OR_LIST, OBJECT };
+enum kind { INTEGER, NUMBER, FLAG, TEXT, LIST, INTEGERS, NUMBERS, INTEGER_OR_LIST, OBJECT };
 
 /* Null is as good as absent. min and max are of numbers, and of those in a list. */
 struct key {
@@ -109,8 +109,8 @@ static const struct key rope_keys[] = {
     FACTOR("mscale", 0),
     FACTOR("mscale_all_dim", 0),
     SWITCH("truncate"),
-    {"short_factor", LIST, 0, 0},
-    {"long_factor", LIST, 0, 0},
+    {"short_factor", NUMBERS, LEAST, MOST},
+    {"long_factor", NUMBERS, LEAST, MOST},
     {"full_attention", OBJECT, 0, 0},
     {"sliding_attention", OBJECT, 0, 0},
 };
@@ -132,10 +132,17 @@ static bool is_integer(const struct key *k, const struct json *v)
     return json_int64(v, &i) && (double)i >= k->min && (double)i <= k->max;
 }
 
-static bool are_integers(const struct key *k, const struct json *list)
+static bool is_number(const struct key *k, const struct json *v)
+{
+    double d = json_number(v, 0.0);
+    return json_is(v, JSON_NUMBER) && d >= k->min && d <= k->max;
+}
+
+static bool is_list(const struct key *k, const struct json *list,
+                    bool (*of)(const struct key *k, const struct json *v))
 {
     for (const struct json *v = json_first(list); v; v = json_next(v)) {
-        if (!is_integer(k, v)) {
+        if (!of(k, v)) {
             return false;
         }
     }
@@ -144,15 +151,15 @@ static bool are_integers(const struct key *k, const struct json *list)
 
 static bool holds(const struct key *k, const struct json *v)
 {
-    double d = json_number(v, 0.0);
     switch (k->kind) {
     case INTEGER: return is_integer(k, v);
-    case NUMBER: return json_is(v, JSON_NUMBER) && d >= k->min && d <= k->max;
+    case NUMBER: return is_number(k, v);
     case FLAG: return json_is(v, JSON_BOOL);
     case TEXT: return json_is(v, JSON_STRING);
     case LIST: return json_is(v, JSON_ARRAY);
-    case INTEGERS: return are_integers(k, v);
-    case INTEGER_OR_LIST: return is_integer(k, v) || are_integers(k, v);
+    case INTEGERS: return is_list(k, v, is_integer);
+    case NUMBERS: return is_list(k, v, is_number);
+    case INTEGER_OR_LIST: return is_integer(k, v) || is_list(k, v, is_integer);
     case OBJECT: return json_is(v, JSON_OBJECT);
     }
     return false;
@@ -166,9 +173,11 @@ static enum status refuse(const char *where, const struct key *k, struct err *er
                                         "a string",
                                         "a list",
                                         "a list of integers",
+                                        "a list of numbers",
                                         "an integer or a list of integers",
                                         "an object"};
-    bool ranged = k->kind == NUMBER || k->kind == INTEGER || k->kind == INTEGERS;
+    bool ranged = k->kind == NUMBER || k->kind == INTEGER || k->kind == INTEGERS ||
+                  k->kind == NUMBERS;
     char range[64] = "";
     if (ranged) {
         snprintf(range, sizeof range, " from %.10g to %.10g", k->min, k->max);

@@ -143,11 +143,7 @@ static enum status read_factors(const struct rope_input *in, const char *key, fl
     frequencies(in->dim / 2, in->theta, inv_freq);
     int32_t i = 0;
     for (const struct json *f = json_first(factors); f; f = json_next(f), i++) {
-        double by = json_number(f, 0.0);
-        if (!(by > 0.0)) {
-            return err_set(err, ERR_FORMAT, "rope: longrope's %s has an impossible entry", key);
-        }
-        inv_freq[i] = (float)((double)inv_freq[i] / by);
+        inv_freq[i] = (float)((double)inv_freq[i] / json_number(f, 1.0));
     }
     return OK;
 }

@@ -282,6 +282,8 @@ BROKEN = {  # what is wrong: what the sentence must name
     rope(rope_type="spiral"): ["spiral"],
     rope(rope_type="linear", factor=0.0): ["factor"],
     rope(rope_type="longrope", short_factor=[1.0], long_factor=[1.0]): ["longrope"],
+    rope(rope_type="longrope", short_factor=[1e-300] * 8, long_factor=[1.0] * 8): ["short_factor", "a list of numbers from"],
+    rope(rope_type="longrope", short_factor=[1.0] * 8, long_factor=["1"] * 8): ["long_factor", "a list of numbers from"],
     rope(rope_type="llama3", factor=8.0, low_freq_factor=4.0, high_freq_factor=1.0): ["llama3"],
     rope(rope_type="linear"): ["linear", "factor"],
     rope(rope_type="yarn", factor="8"): ["config.json", "rope_parameters.factor", "a number"],
