@@ -83,14 +83,8 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct shard *)a)->name, ((const struct shard *)b)->name);
 }
 
-/* Without an index model.safetensors is the whole model, whatever lies beside it. */
 static enum status shards_of_folder(struct checkpoint *ck, const char *dir, struct err *err)
 {
-    char whole[PATH_MAX];
-    snprintf(whole, sizeof whole, "%s/model.safetensors", dir);
-    if (file_exists(whole)) {
-        return add_shard(ck, dir, "model.safetensors", err);
-    }
     DIR *d = opendir(dir);
     if (!d) {
         return err_set(err, ERR_IO, "%s: cannot be opened as a folder", dir);
@@ -353,16 +347,19 @@ static enum status index_names(struct checkpoint *ck, struct err *err)
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err)
 {
     struct checkpoint *ck = xcalloc(1, sizeof *ck);
-    char index[PATH_MAX];
+    char whole[PATH_MAX], index[PATH_MAX];
+    snprintf(whole, sizeof whole, "%s/model.safetensors", dir);
     snprintf(index, sizeof index, "%s/model.safetensors.index.json", dir);
-    enum status st = file_exists(index) ? shards_of_index(ck, dir, index, err)
+    bool indexed = !file_exists(whole) && file_exists(index);
+    enum status st = file_exists(whole) ? add_shard(ck, dir, "model.safetensors", err)
+                     : indexed          ? shards_of_index(ck, dir, index, err)
                                         : shards_of_folder(ck, dir, err);
     for (size_t i = 0; i < ck->n_shards && st == OK; i++) {
         st = open_shard(ck, &ck->shards[i], err);
     }
     if (st == OK) {
         st = index_names(ck, err);
-        ck->where = xstrdup(file_exists(index)    ? index
+        ck->where = xstrdup(indexed             ? index
                             : ck->n_shards == 1 ? ck->shards[0].path
                                                 : dir);
     }

@@ -22,8 +22,8 @@ struct checkpoint_tensor {
 
 struct checkpoint;
 
-/* Opens model.safetensors.index.json's shards, or without an index model.safetensors, or without
- * that every *.safetensors. */
+/* Opens model.safetensors, whatever lies beside it; without that model.safetensors.index.json's
+ * shards; without an index every *.safetensors. */
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err);
 void checkpoint_close(struct checkpoint *ck); // accepts NULL
 

@@ -342,6 +342,16 @@ def test_shards(index, tmp_path):
     assert tokens(c.folder) == tokens(SOURCE)
 
 
+def test_an_index_beside_the_whole_model_is_a_left_over(tmp_path):
+    """Of a copy in shards that are gone, or that were of other weights: transformers does not look, either."""
+    c = Checkpoint(tmp_path / "model")
+    shutil.copy(c.path(WEIGHTS), c.path("kept"))
+    c.shards(3, index=True)
+    os.rename(c.path("kept"), c.path(WEIGHTS))
+    os.unlink(c.path("model-00002-of-00003.safetensors"))
+    assert tokens(c.folder) == tokens(SOURCE)
+
+
 @pytest.mark.parametrize("name", ["consolidated.safetensors", "adapter_model.safetensors"])
 def test_other_weights_beside_those_of_the_model(name, tmp_path):
     """Published folders hold the same tensors again, or an adapter's; transformers does not look."""
