@@ -93,6 +93,8 @@ def leave_to_the_class(rng, values):
     kept = {k: v for k, v in values.items() if k not in OPTIONAL or rng.random() < 0.6}
     if "head_dim" in values and "rope_parameters" in kept:  # Mixtral's scalings ask for it
         kept["head_dim"] = values["head_dim"]
+    if "sliding_attention" in kept.get("layer_types", []):  # SmolLM3's class has no window
+        kept["sliding_window"] = values["sliding_window"]
     return kept
 
 
