@@ -46,6 +46,7 @@ struct output {
     size_t n_searched; // bytes of it within which none ends
     int32_t n_tokens;
     struct buf split; // not yet known to be reasoning or not
+    size_t n_blank;   // of it, from its begin: white space that was looked at
     int reasoning_state;
     struct tool_parse parse;
     size_t n_bytes;     // of text so far, before anything was cut

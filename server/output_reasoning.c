@@ -85,13 +85,18 @@ static int begins(const struct output *o, size_t at, const char *word, bool fina
     return !final && memcmp(o->split.data + at, word, held) == 0 ? 0 : -1;
 }
 
-static size_t spaces(const struct output *o)
+static size_t spaces(struct output *o)
 {
-    size_t i = 0;
-    while (i < o->split.n_bytes && is_space(o->split.data[i])) {
-        i++;
+    while (o->n_blank < o->split.n_bytes && is_space(o->split.data[o->n_blank])) {
+        o->n_blank++;
     }
-    return i;
+    return o->n_blank;
+}
+
+static void consume(struct output *o, size_t n_bytes)
+{
+    buf_consume(&o->split, n_bytes);
+    o->n_blank = 0;
 }
 
 /* BEFORE and OPENED: white space, then perhaps the open marker. True: go on in a new state. */
@@ -107,12 +112,12 @@ static bool at_open(struct output *o, bool final)
         return false;
     }
     if (o->reasoning_state == OPENED) { // some models repeat the marker that the prompt has
-        buf_consume(&o->split, skip + (m == 1 ? strlen(open) : 0));
+        consume(o, skip + (m == 1 ? strlen(open) : 0));
         o->reasoning_state = m == 1 ? OPENED : INSIDE;
         return m != 1 || o->split.n_bytes > 0;
     }
     if (m == 1) {
-        buf_consume(&o->split, skip + strlen(open));
+        consume(o, skip + strlen(open));
         o->in_reasoning = true;
     }
     o->reasoning_state = m == 1 ? OPENED : REST;
@@ -123,12 +128,12 @@ static bool at_open(struct output *o, bool final)
 static bool inside(struct output *o, bool final)
 {
     const char *close = kinds[o->options->reasoning].close;
-    size_t end = 0;
-    for (size_t i = 0; i < o->split.n_bytes; i++) {
+    size_t end = 0, i = o->n_blank;
+    for (; i < o->split.n_bytes; i++) {
         int m = begins(o, i, close, final);
         if (m == 1) {
             o->sink.on_reasoning(o->sink.arg, o->split.data, end);
-            buf_consume(&o->split, i + strlen(close));
+            consume(o, i + strlen(close));
             o->reasoning_state = CLOSED;
             o->in_reasoning = false;
             return true;
@@ -140,8 +145,9 @@ static bool inside(struct output *o, bool final)
     }
     if (end > 0) {
         o->sink.on_reasoning(o->sink.arg, o->split.data, end);
-        buf_consume(&o->split, end);
+        consume(o, end);
     }
+    o->n_blank = i - end;
     return false;
 }
 

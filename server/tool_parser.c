@@ -116,6 +116,7 @@ void tool_skip_space(struct tool_parse *p)
 void tool_commit(struct tool_parse *p)
 {
     p->at = p->scan;
+    p->n_blank = 0;
 }
 
 void tool_give_up(struct tool_parse *p)
@@ -123,18 +124,18 @@ void tool_give_up(struct tool_parse *p)
     if (p->scan > p->at) {
         p->sink.on_text(p->sink.arg, p->held.data + p->at, p->scan - p->at);
     }
-    p->at = p->scan;
+    tool_commit(p);
 }
 
 /* Reports [at, end) as content; what follows a call counts only if it is more than space. */
 static void report(struct tool_parse *p, size_t end)
 {
     if (p->n_calls > 0) {
-        size_t i = p->at;
+        size_t i = p->at + p->n_blank;
         while (i < end && is_space(p->held.data[i])) {
             i++;
         }
-        if (i == end) {
+        if (i >= end) {
             return;
         }
         p->n_calls = 0;
@@ -158,8 +159,8 @@ void tool_parse_finish(struct tool_parse *p)
 bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool final, int *which)
 {
     const char *s = p->held.data ? p->held.data : "";
-    size_t n = p->held.n_bytes, i = p->at;
-    size_t end = i; // of text that is surely content
+    size_t n = p->held.n_bytes, i = p->at + p->n_blank;
+    size_t end = trim ? p->at : i; // of text that is surely content
     for (; i < n; i++) {
         bool maybe = false;
         for (int w = 0; words[w]; w++) {
@@ -169,8 +170,9 @@ bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool f
             }
             if (left >= len) {
                 report(p, end);
-                p->at = i;
-                p->scan = i + len;
+                p->scan = i;
+                tool_commit(p);
+                p->scan += len;
                 *which = w;
                 return true;
             }
@@ -183,6 +185,7 @@ bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool f
     }
     report(p, final ? n : end);
     p->scan = p->at;
+    p->n_blank = i - p->at;
     return false;
 }
 

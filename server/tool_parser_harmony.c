@@ -178,7 +178,6 @@ static bool begin(struct tool_parse *p, bool final)
     tool_skip_space(p);
     enum tool_match m = tool_match(p, "to=", final);
     if (tool_n_held(p) == 0 || m == MATCH_MAYBE) {
-        p->scan = p->at;
         return false;
     }
     p->state = m == MATCH_YES ? HEAD : marker(*tool_held(p)) >= 0 ? OUTSIDE : CONTENT;

@@ -27,8 +27,7 @@ static bool at_start(struct tool_parse *p, bool final)
     tool_skip_space(p);
     enum tool_match m = tool_match(p, tag, final);
     if (m == MATCH_MAYBE || (tool_n_held(p) == 0 && !final)) {
-        p->scan = p->at; // white space may yet be content
-        return false;
+        return false; // white space may yet be content
     }
     if (m == MATCH_YES) {
         p->scan += sizeof tag - 1;

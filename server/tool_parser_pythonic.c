@@ -418,7 +418,6 @@ static bool start(struct tool_parse *p)
 {
     tool_skip_space(p);
     if (tool_n_held(p) == 0) {
-        p->scan = p->at;
         return false;
     }
     p->state = *tool_held(p) == '[' ? CALLS : TEXT;

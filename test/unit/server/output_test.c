@@ -4,6 +4,7 @@
 #include "test/check.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 /* ---- a sample folded into one string ---------------------------------------------------------- */
 
@@ -406,6 +407,38 @@ TEST(stop_strings_cut_and_never_leak)
 }
 
 /* Random text made of marker pieces: whatever comes out must not depend on the cuts. */
+/* What is held because nothing but a marker may follow must not be looked at with every token. */
+TEST(long_white_space_costs_each_token_the_same)
+{
+    enum { N = 100000 };
+    static const char *const kinds[] = {"hermes", "llama3_json", "mistral", "pythonic",
+                                        "qwen3_coder", "harmony", NULL};
+    struct json *tools = tools_of(TOOLS);
+    char *text = malloc(N + 16);
+    struct fold f;
+    clock_t start = clock();
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        struct output_options opt = {.parser = kinds[i] ? tool_parser_find(kinds[i]) : NULL,
+                                     .tools = tools};
+        for (size_t n_word = 0; n_word < 2; n_word++) { // alone, and behind a word
+            for (int k = 0; k < 2; k++) {
+                opt.reasoning = k ? REASONING_THINK : REASONING_NONE;
+                opt.starts_in_reasoning = k;
+                memcpy(text, "x", n_word);
+                memset(text + n_word, '\n', N);
+                strcpy(text + n_word + N, k ? "</think>y" : "y");
+                run(&opt, text, strlen(text), 1, 0, &f);
+                CHECK_EQ(f.content.n_bytes, k ? 1 : n_word + N + 1);
+                CHECK_EQ(f.reasoning.n_bytes, k ? n_word : 0);
+                fold_deinit(&f);
+            }
+        }
+    }
+    CHECK((double)(clock() - start) / CLOCKS_PER_SEC < 5); // it was minutes
+    free(text);
+    json_free(tools);
+}
+
 TEST(random_mixtures_do_not_depend_on_cuts)
 {
     static const char *const words[] = {
