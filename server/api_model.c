@@ -72,10 +72,9 @@ const char *api_model_name(const struct api_model *m, const char *name)
 /* The tokenizer's folder comes first, where it is one of its own. */
 static enum status load_template(struct api_model *m, const struct config *config, struct err *err)
 {
-    if (config->tokenizer) {
-        TRY(chat_template_load(config->tokenizer, &m->template, err));
-    }
-    return m->template ? OK : chat_template_load(config->model, &m->template, err);
+    TRY(chat_template_load(m->text_dir, &m->template, err));
+    bool other = strcmp(m->text_dir, config->model) != 0;
+    return m->template || !other ? OK : chat_template_load(config->model, &m->template, err);
 }
 
 static enum status open_template(struct api_model *m, const struct config *config, struct err *err)
@@ -98,9 +97,7 @@ static enum status open_template(struct api_model *m, const struct config *confi
         }
     }
     if (st == OK && config->chat_template) {
-        st = chat_template_compile(text.data, text.n_bytes,
-                                   config->tokenizer ? config->tokenizer : config->model,
-                                   &m->template, err);
+        st = chat_template_compile(text.data, text.n_bytes, m->text_dir, &m->template, err);
         st = st == OK ? OK : err_prefix(err, st, "chat-template");
     } else if (st == OK) {
         st = load_template(m, config, err);
@@ -352,12 +349,17 @@ static void make_tokenizer_info(struct api_model *m, const char *dir)
     free(text);
 }
 
-static bool has_tokenizer(const char *path)
+static bool is_folder(const char *path)
 {
     char *file = path_in(path, "tokenizer.json");
-    bool there = (file && file_exists(file)) || (strstr(path, ".json") && file_exists(path));
+    bool there = file && file_exists(file);
     free(file);
     return there;
+}
+
+static bool has_tokenizer(const char *path)
+{
+    return is_folder(path) || (strstr(path, ".json") && file_exists(path));
 }
 
 enum status api_model_open(struct api_model *m, const struct config *config,
@@ -366,6 +368,7 @@ enum status api_model_open(struct api_model *m, const struct config *config,
     *m = (struct api_model){.config = config, .info = info, .created = clock_wall_sec()};
     const char *from = config->tokenizer ? config->tokenizer : config->model;
     make_names(m, config);
+    m->text_dir = is_folder(from) ? from : config->model; // beside a single file nothing is read
     uint64_t h = hash_bytes(config->model, strlen(config->model), (uint64_t)info->n_parameters);
     h ^= hash_bytes(SLUICE_VERSION, strlen(SLUICE_VERSION), (uint64_t)info->dtype);
     snprintf(m->fingerprint, sizeof m->fingerprint, "fp_%010" PRIx64,
@@ -385,7 +388,7 @@ enum status api_model_open(struct api_model *m, const struct config *config,
         api_model_close(m);
         return st;
     }
-    make_tokenizer_info(m, config->model);
+    make_tokenizer_info(m, m->text_dir);
     return OK;
 }
 

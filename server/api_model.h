@@ -14,6 +14,7 @@ struct api_model {
     const struct config *config;
     const char *const *names; // as clients may call it; the first is the default
     size_t n_names;
+    const char *text_dir;            // of the tokenizer's configuration: its folder or the model's
     struct tokenizer *tok;           // NULL: ids only
     struct chat_template *template;  // NULL: none
     const struct engine_info *info;

@@ -103,7 +103,7 @@ static bool render(struct api_request *r)
     struct chat_template *own = NULL;
     if (r->request_template) {
         enum status st = chat_template_compile(r->request_template, strlen(r->request_template),
-                                               r->model->config->model, &own, &err);
+                                               r->model->text_dir, &own, &err);
         if (st != OK) {
             return api_error_set(&r->error, 400, "invalid_value", "chat_template", "%s", err.text);
         }

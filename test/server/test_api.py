@@ -269,6 +269,25 @@ def test_a_text_beyond_the_context_is_counted_and_not_guessed_at(server):
     assert re.search(r"you requested at least \d+ tokens \(at least \d+ in the prompt", e["message"])
 
 
+def test_another_tokenizers_folder_has_the_special_tokens(tmp_path):
+    """Of a template that a request brings as of the server's; a single file has nothing beside it."""
+    with open(DEMO + "/tokenizer_config.json") as f:
+        config = json.load(f)
+    for name, bos in (("model", "<|im_start|>"), ("text", "<|im_end|>")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": bos}))
+    (tmp_path / "text" / "tokenizer.json").symlink_to(DEMO + "/tokenizer.json")
+    (tmp_path / "model" / "config.json").write_text("{}")
+    body = {"messages": [{"role": "user", "content": "x"}], "return_token_strs": True}
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    for path, bos in (("text", "<|im_end|>"), ("text/tokenizer.json", "<|im_start|>")):
+        with Server(model=str(tmp_path / "model"), tokenizer=str(tmp_path / path), chat_template=template,
+                    trust_request_chat_template=True) as s:
+            for more in ({}, {"chat_template": template}):
+                assert s.post("/tokenize", {**body, **more}).json()["token_strs"] == [bos, "x"]
+            assert s.get("/tokenizer_info").json()["bos_token"] == bos
+
+
 def test_models(server):
     j = server.get("/v1/models").json()
     assert j["data"][0]["max_model_len"] == 2048 and j["data"][0]["owned_by"] == "sluice"
