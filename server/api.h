@@ -78,7 +78,10 @@ struct api_format {
     void (*reply)(struct api_call *c);          // prompts are prepared: the terminal call
     void (*begin)(struct api_call *c);          // a stream: makes chunk_head; may be NULL
     void (*start)(struct api_choice *ch);       // before the first token; may be NULL
-    void (*pending)(struct api_choice *ch);     // writes what is pending in a stream
+    void (*pending)(struct api_choice *ch);     // takes what is pending: in a stream, or `in_order`
+    /* It has an item for each run of one kind, also without a stream. Log probabilities then come
+     * with the text of their token, so that they go to its item. */
+    bool in_order;
     void (*call)(struct api_choice *ch, const char *name, const char *id); // a tool call begins
     void (*call_end)(struct api_choice *ch);    // may be NULL
     void (*logprob)(struct api_choice *ch, int32_t token, const struct token_logprobs *lp,

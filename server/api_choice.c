@@ -11,8 +11,12 @@ enum {
     EVENT_BYTES = 32 << 10, // chosen: what waits goes out then, so that a full stream is noticed
 };
 
+/* What comes of one kind goes to the format before what comes of another. */
 static void become(struct api_choice *ch, enum api_pending kind)
 {
+    if (!ch->call->request.stream && !ch->call->format->in_order) {
+        return;
+    }
     if (ch->pending != kind && ch->pending != PENDING_NONE) {
         ch->call->format->pending(ch);
     }
@@ -22,9 +26,7 @@ static void become(struct api_choice *ch, enum api_pending kind)
 static void on_text(void *arg, const char *text, size_t n_bytes)
 {
     struct api_choice *ch = arg;
-    if (ch->call->request.stream) {
-        become(ch, PENDING_TEXT);
-    }
+    become(ch, PENDING_TEXT);
     ch->has_content = true;
     buf_put(&ch->content, text, n_bytes);
 }
@@ -35,9 +37,7 @@ static void on_reasoning(void *arg, const char *text, size_t n_bytes)
     if (!ch->call->request.include_reasoning) {
         return;
     }
-    if (ch->call->request.stream) {
-        become(ch, PENDING_REASONING);
-    }
+    become(ch, PENDING_REASONING);
     ch->has_reasoning = true;
     buf_put(&ch->reasoning, text, n_bytes);
 }
@@ -68,9 +68,7 @@ static void on_arguments(void *arg, const char *text, size_t n_bytes)
     if (ch->skip_call) {
         return;
     }
-    if (ch->call->request.stream) {
-        become(ch, PENDING_ARGUMENTS);
-    }
+    become(ch, PENDING_ARGUMENTS);
     buf_put(&ch->arguments, text, n_bytes);
 }
 
@@ -224,12 +222,16 @@ static bool has_room(struct api_choice *ch)
  * was found. */
 static bool take_some(struct api_choice *ch, int32_t n)
 {
+    const bool one_by_one = ch->call->format->in_order && ch->call->request.logprobs;
     bool stopped = false;
     for (int32_t first = ch->n_taken; !stopped && ch->n_taken < n; ch->n_taken++) {
         if (ch->n_taken > first && !has_room(ch)) {
             break;
         }
         stopped = take(ch, ch->n_taken);
+        if (one_by_one) {
+            flush(ch);
+        }
     }
     return stopped;
 }

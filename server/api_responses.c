@@ -315,10 +315,6 @@ static void call(struct api_choice *ch, const char *name, const char *id)
 {
     struct api_call *c = ch->call;
     struct responses *s = state(c);
-    if (!c->request.stream) { // what came before, in order
-        add(ch, ITEM_REASONING, &ch->reasoning);
-        add(ch, ITEM_MESSAGE, &ch->content);
-    }
     close_item(c, "completed");
     snprintf(s->name, sizeof s->name, "%s", name);
     snprintf(s->call_id, sizeof s->call_id, "%s", id);
@@ -340,8 +336,6 @@ static void end(struct api_call *c)
     struct api_choice *ch = &c->choices[0];
     bool cut = strcmp(ch->finish, "length") == 0;
     const char *status = cut ? "incomplete" : "completed";
-    add(ch, ITEM_REASONING, &ch->reasoning);
-    add(ch, ITEM_MESSAGE, &ch->content);
     if (state(c)->n_items == 0) {
         open_item(c, ITEM_MESSAGE); // an empty answer is a message all the same
     }
@@ -378,6 +372,7 @@ static void send_error_event(struct http_request *req, const struct reply_error 
 static const struct api_format format = {
     .start = start,
     .pending = pending,
+    .in_order = true,
     .call = call,
     .call_end = call_end,
     .logprob = api_chat_logprob,

@@ -302,6 +302,8 @@ def test_responses(server):
     j = server.post("/v1/responses", {"input": "hi", "seed": 3, "metadata": {"a": "b"}, "store": False}).json()
     assert j["object"] == "response" and j["status"] == "completed" and j["metadata"] == {"a": "b"} and j["store"] is False
     assert [o["type"] for o in j["output"]] == ["reasoning", "message"]
+    probs = server.post("/v1/responses", {"input": "hi", "seed": 3, "include": ["message.output_text.logprobs"]}).json()["output"][1]
+    assert "".join(l["token"] for l in probs["content"][0]["logprobs"]).endswith("The answer is 42.")
     assert j["output"][1]["content"][0]["text"] == "The answer is 42." and j["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
     tool = {"type": "function", **WEATHER["function"]}
     body = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "q"}]}], "seed": 1, "tools": [tool]}
