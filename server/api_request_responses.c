@@ -490,6 +490,7 @@ bool request_read_responses(struct api_request *r)
         return false;
     }
     r->n = 1;
+    r->output.in_items = true;
     read_include(r);
     if (body_int(&r->body, "top_logprobs", 0, r->model->config->max_logprobs, &v)) {
         r->n_top = (int32_t)v;

@@ -21,6 +21,7 @@ void output_init(struct output *o, const struct output_options *options,
         struct tool_sink to = o->sink;
         to.on_reasoning = own ? to.on_reasoning : to.on_text; // not told apart
         tool_parse_init(&o->parse, o->parser, options->parser ? options->tools : NULL, to);
+        o->parse.in_items = options->in_items;
         if (own && options->starts_in_reasoning) { // as if the model had opened it
             tool_parse_text(&o->parse, own->reasoning, strlen(own->reasoning));
         }

@@ -35,6 +35,7 @@ struct output_options {
     bool starts_in_reasoning;         // the prompt has opened it
     const struct tool_parser *parser; // NULL: calls are text
     const struct json *tools;
+    bool in_items; // a run of one kind is shown alone: no line is begun for what another kind parts
 };
 
 struct output {

@@ -53,6 +53,7 @@ struct tool_parse {
     bool escape;
     bool in_reasoning, fresh, has_text, has_reasoning; // harmony: fresh is a message without text
     int otherwise; // harmony: the state of a text if it is no call
+    bool in_items; // harmony: has_text and has_reasoning are of the last run of one kind
     struct json_call call;
     struct buf name, id;
 };

@@ -41,6 +41,9 @@ static void put(struct tool_parse *p, const char *text, size_t n_bytes)
     if (*said && p->fresh) {
         report(p->sink.arg, "\n", 1);
     }
+    if (p->in_items) {
+        p->has_text = p->has_reasoning = false;
+    }
     *said = true;
     p->fresh = false;
     report(p->sink.arg, text, n_bytes);
@@ -251,6 +254,9 @@ static bool call(struct tool_parse *p, bool final)
         return true;
     }
     tool_begin(p, p->name.data, "");
+    if (p->in_items) {
+        p->has_text = p->has_reasoning = false;
+    }
     p->depth = 0;
     p->quote = 0;
     p->escape = false;

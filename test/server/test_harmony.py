@@ -28,6 +28,9 @@ TEXTS = [
     "No markers at all.",
     THINKS + "<|channel|>final<|end|><|message|><|channel|>\u00e9<|start|><|start|>",
     "<|channel|>final <|constrain|>json<|message|>" + ARGUMENTS + "<|return|>",
+    "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    "<|channel|>analysis<|message|>Two.<|end|><|start|>assistant<|channel|>analysis<|message|>Three.<|end|><|start|>assistant"
+    "<|channel|>final<|message|>Four.<|return|>",
 ]
 MESSAGES = [  # reasoning, content, calls if they are wanted
     ("I wonder \U0001F600.", "The answer\nis 42.", 0),
@@ -37,6 +40,7 @@ MESSAGES = [  # reasoning, content, calls if they are wanted
     (None, "No markers at all.", 0),
     ("I wonder \U0001F600.", "\u00e9", 0),
     (None, ARGUMENTS, 0),
+    ("One.\nTwo.\nThree.", "I look.\nFour.", 0),
 ]
 
 
@@ -131,6 +135,25 @@ def test_responses(server):
     r = server.post("/v1/responses", {"input": "q", "seed": 3, "tools": [tool], "stream": True})
     done = [json.loads(e) for e in r.events()][-1]["response"]
     assert [o["type"] for o in done["output"]] == [o["type"] for o in j["output"]]
+
+
+def test_the_items_of_a_response_are_the_same_in_a_stream(server):
+    """In the order of the channels, each with its own text and the log probabilities of that alone."""
+    def items(response):
+        shown = [(o, o.get("content", [{}])[0]) for o in response["output"]]
+        return [(o["type"], c.get("text", o.get("arguments")), "".join(l["token"] for l in c.get("logprobs", []))) for o, c in shown]
+
+    for seed, expected in ((3, [("reasoning", "I wonder \U0001F600."), ("message", "Let me see."), ("function_call", ARGUMENTS)]),
+                           (7, [("reasoning", "One."), ("message", "I look."), ("reasoning", "Two.\nThree."), ("message", "Four.")])):
+        body = {"input": "q", "seed": seed, "tools": [{"type": "function", **WEATHER["function"]}],
+                "include": ["message.output_text.logprobs"]}
+        whole = items(server.post("/v1/responses", body).json())
+        assert [i[:2] for i in whole] == expected
+        assert all(probs.endswith(text) if kind == "message" else not probs for kind, text, probs in whole)
+        events = [json.loads(e) for e in server.post("/v1/responses", {**body, "stream": True}).events()]
+        assert items(events[-1]["response"]) == whole
+        deltas = [e for e in events if e["type"] == "response.output_text.delta"]
+        assert "".join(l["token"] for e in deltas for l in e["logprobs"]) == "".join(probs for _, _, probs in whole)
 
 
 @pytest.mark.parametrize("options, expected", [
