@@ -46,7 +46,6 @@ struct opener {
     struct comm *comm;
     int32_t local;
     ncclUniqueId id;
-    pthread_t thread;
 };
 
 static void *open_rank(void *arg)
@@ -74,12 +73,13 @@ static enum status open_ranks(struct comm *c, const ncclUniqueId *id, struct err
     for (int32_t i = 0; i < c->n_local; i++) {
         struct opener *o = xmalloc(sizeof *o);
         *o = (struct opener){.comm = c, .local = i, .id = *id};
-        if (pthread_create(&o->thread, NULL, open_rank, o) != 0) {
+        pthread_t thread; // o is the thread's, and may be gone already
+        if (pthread_create(&thread, NULL, open_rank, o) != 0) {
             free(o);
             c->stuck = true; // those before it are waiting
             return err_set(err, ERR_NOMEM, "no thread for NCCL");
         }
-        pthread_detach(o->thread);
+        pthread_detach(thread);
     }
     pthread_mutex_lock(&c->lock);
     int rc = 0;
