@@ -140,6 +140,7 @@ void cuda_close(struct backend *base)
     }
     if (be->stream) {
         cudaSetDevice(be->options.device);
+        cuda_graph_abort(be); // a stream that still records cannot be waited for
         cudaStreamSynchronize(be->stream);
     }
     cuda_graphs_close(be);

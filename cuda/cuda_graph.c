@@ -120,6 +120,9 @@ enum status cuda_graph_end(struct cuda *be)
 void cuda_graph_abort(struct cuda *be)
 {
     struct graphs *g = be->graphs;
+    if (!g) {
+        return;
+    }
     if (g->use == GRAPH_CAPTURE) {
         cudaGraph_t graph = NULL;
         (void)cudaStreamEndCapture(be->stream, &graph);
