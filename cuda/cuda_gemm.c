@@ -325,8 +325,8 @@ bool cuda_gemm_gated(struct cuda *be, const struct gemm_args *a, enum status *st
         *st = cuda_check(be, gemm_batch(be->stream, a, be->n_sms), "gemm_batch");
         return true;
     }
-    if (gemm_small_takes(a, be->sm)) {
-        *st = cuda_check(be, gemm_small(be->stream, a), "gemm_small");
+    if (gemm_small_takes(a, be->sm, be->n_sms)) {
+        *st = cuda_check(be, gemm_small(be->stream, a, be->n_sms), "gemm_small");
         return true;
     }
     return false;
@@ -362,8 +362,8 @@ enum status cuda_gemm(struct cuda *be, const struct gemm_args *a)
     if (gemm_wide_takes(a, be->sm, be->n_sms, SUMS_BYTES, &plan)) {
         return on_wide(be, a, &plan);
     }
-    if (gemm_small_takes(a, be->sm)) {
-        return cuda_check(be, gemm_small(be->stream, a), "gemm_small");
+    if (gemm_small_takes(a, be->sm, be->n_sms)) {
+        return cuda_check(be, gemm_small(be->stream, a, be->n_sms), "gemm_small");
     }
     if (in_halves(be, a, &e) || on_cublas(be, a, &e)) {
         return cuda_check(be, e, "cublasLtMatmul");

@@ -376,7 +376,7 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
     const struct moe_weights w = {up->data, down->data, up->bias, down->bias, up->dtype,
                                   (int32_t)up->n_in};
     /* Of the two only k_moe_ffn gives a row the same bits whatever the number of rows. */
-    const bool many = !be->options.deterministic && k_moe_sm90_takes(a, &w, be->sm);
+    const bool many = !be->options.deterministic && k_moe_sm90_takes(a, &w, be->sm, be->n_sms);
     struct moe_scratch s;
     int32_t slice = a->n_rows;
     while (slice > 1 && moe_bytes(be, a, many, slice, &s) > be->scratch_bytes) {
@@ -394,7 +394,8 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
         part.y.mem = dmem_at(a->y.mem, (size_t)first * (size_t)a->y.stride * element);
         part.ids = dmem_at(a->ids, picks * sizeof(int32_t));
         part.weights = dmem_at(a->weights, picks * sizeof(float));
-        CUDA_TRY(be, many ? k_moe_ffn_sm90(be->stream, &part, &w, be->scratch, real, first)
+        CUDA_TRY(be, many ? k_moe_ffn_sm90(be->stream, &part, &w, be->scratch, real, first,
+                                           be->n_sms)
                           : k_moe_ffn(be->stream, &part, &w, &s, real, first));
     }
     return OK;

@@ -56,8 +56,8 @@ struct gemm_args {
 
 /* gemm_small.cu: whether it takes this product (few rows, aligned, 16-bit), and the launch. It
  * reads the weight before the kernels ahead are done. */
-bool gemm_small_takes(const struct gemm_args *a, int32_t sm);
-cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a);
+bool gemm_small_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
+cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
 
 /* gemm_wide.cu: 33 to 128 rows of aligned 16-bit products. With n_splits of 1, which more than 64
  * rows have only where gated, it makes y; else it leaves that many sums at sums->first (rows dense,

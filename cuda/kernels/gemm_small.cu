@@ -246,19 +246,6 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-static int n_sms_of_device()
-{
-    static const int n = [] {
-        int device = 0, n_sms = 0;
-        if (cudaGetDevice(&device) != cudaSuccess ||
-            cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-            return 0;
-        }
-        return n_sms;
-    }();
-    return n;
-}
-
 static int x_rows_of(int n_rows)
 {
     return n_rows <= 8 ? 8 : n_rows <= 16 ? 16 : n_rows <= 32 ? 32 : 64;
@@ -282,10 +269,10 @@ static int band_of(int n_out, int n_sms)
     return best;
 }
 
-extern "C" bool gemm_small_takes(const struct gemm_args *a, int32_t sm)
+extern "C" bool gemm_small_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms)
 {
     /* Every band reads x: where that is as much as the weights, cuBLASLt is faster (measured). */
-    if (a->n_rows > 32 && band_of(a->n_out, n_sms_of_device()) < 96) {
+    if (a->n_rows > 32 && band_of(a->n_out, n_sms) < 96) {
         return false;
     }
     if (a->gated &&
@@ -301,7 +288,7 @@ extern "C" bool gemm_small_takes(const struct gemm_args *a, int32_t sm)
 
 template <typename T, typename Y, int N, bool GATED>
 static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a,
-                                struct small_params p)
+                                int n_sms, struct small_params p)
 {
     const auto kernel = gemm_small_kernel<T, Y, N, GATED>;
     cudaError_t ready = // of this device: ranks have one each
@@ -331,27 +318,27 @@ static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a,
     const int smem = p.x_rows > 8 ? SMEM_MORE : SMEM_FEW;
     p.n_stages = (smem - spare - 256) / (bytes + 16);
     p.n_prefetch = p.x_rows > 8 ? p.n_stages : 0; // measured: else it only costs
-    const int n_bands = (p.n_out + STEP - 1) / STEP, n_sms = n_sms_of_device();
+    const int n_bands = (p.n_out + STEP - 1) / STEP;
     const dim3 grid((unsigned)(n_bands < n_sms ? n_bands : n_sms)), block(THREADS);
     return launch(kernel, grid, block, (size_t)smem, stream, p, w_map, x_map);
 }
 
 template <typename T, typename Y, bool GATED>
 static cudaError_t launch_by_band(cudaStream_t stream, const struct gemm_args *a,
-                                  const struct small_params &p)
+                                  int n_sms, const struct small_params &p)
 {
-    switch (band_of(a->n_out, n_sms_of_device())) {
-    case 32: return launch_small<T, Y, 32, GATED>(stream, a, p);
-    case 48: return launch_small<T, Y, 48, GATED>(stream, a, p);
-    case 64: return launch_small<T, Y, 64, GATED>(stream, a, p);
-    case 96: return launch_small<T, Y, 96, GATED>(stream, a, p);
-    case 112: return launch_small<T, Y, 112, GATED>(stream, a, p);
-    case 128: return launch_small<T, Y, 128, GATED>(stream, a, p);
+    switch (band_of(a->n_out, n_sms)) {
+    case 32: return launch_small<T, Y, 32, GATED>(stream, a, n_sms, p);
+    case 48: return launch_small<T, Y, 48, GATED>(stream, a, n_sms, p);
+    case 64: return launch_small<T, Y, 64, GATED>(stream, a, n_sms, p);
+    case 96: return launch_small<T, Y, 96, GATED>(stream, a, n_sms, p);
+    case 112: return launch_small<T, Y, 112, GATED>(stream, a, n_sms, p);
+    case 128: return launch_small<T, Y, 128, GATED>(stream, a, n_sms, p);
     default: return cudaErrorInvalidValue;
     }
 }
 
-extern "C" cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a)
+extern "C" cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms)
 {
     struct small_params p = {};
     p.y = a->y;
@@ -366,13 +353,13 @@ extern "C" cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a
               (uintptr_t)p.y % 8 == 0;
     const bool bf16 = a->w_dtype == DT_BF16;
     if (a->gated) {
-        return bf16 ? launch_by_band<bf16_t, bf16_t, true>(stream, a, p)
-                    : launch_by_band<f16_t, f16_t, true>(stream, a, p);
+        return bf16 ? launch_by_band<bf16_t, bf16_t, true>(stream, a, n_sms, p)
+                    : launch_by_band<f16_t, f16_t, true>(stream, a, n_sms, p);
     }
     if (a->y_dtype == DT_F32) {
-        return bf16 ? launch_by_band<bf16_t, float, false>(stream, a, p)
-                    : launch_by_band<f16_t, float, false>(stream, a, p);
+        return bf16 ? launch_by_band<bf16_t, float, false>(stream, a, n_sms, p)
+                    : launch_by_band<f16_t, float, false>(stream, a, n_sms, p);
     }
-    return bf16 ? launch_by_band<bf16_t, bf16_t, false>(stream, a, p)
-                : launch_by_band<f16_t, f16_t, false>(stream, a, p);
+    return bf16 ? launch_by_band<bf16_t, bf16_t, false>(stream, a, n_sms, p)
+                : launch_by_band<f16_t, f16_t, false>(stream, a, n_sms, p);
 }

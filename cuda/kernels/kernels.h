@@ -136,13 +136,14 @@ cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, con
 cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                       const struct moe_weights *w, const struct moe_scratch *scratch,
                       const int32_t *real, int32_t row_offset);
-/* moe_sm90.cu: the same on Hopper where an expert has many rows; `sm` is the device's. A row's bits
- * are not those of k_moe_ffn. The scratch is for n_rows of the call's rows. */
-bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm);
+/* moe_sm90.cu: the same on Hopper where an expert has many rows; `sm` and `n_sms` are the device's.
+ * A row's bits are not those of k_moe_ffn. The scratch is for n_rows of the call's rows. */
+bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm,
+                      int32_t n_sms);
 size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t n_rows);
 cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, void *scratch,
-                           const int32_t *real, int32_t row_offset);
+                           const int32_t *real, int32_t row_offset, int32_t n_sms);
 cudaError_t k_moe_bias(cudaStream_t stream, struct tensor y, int32_t n_rows, int32_t width,
                        const struct moe_ffn_args *moe, const float *down_bias);
 

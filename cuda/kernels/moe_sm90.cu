@@ -393,19 +393,6 @@ template <typename T> __global__ void moe_sum_kernel(T *y, const T *out, struct 
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-static int n_sms_of_device()
-{
-    static const int n = [] {
-        int device = 0, n_sms = 0;
-        if (cudaGetDevice(&device) != cudaSuccess ||
-            cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-            return 0;
-        }
-        return n_sms;
-    }();
-    return n;
-}
-
 static int64_t max_tiles(int64_t picks, int64_t n_experts)
 {
     return picks / TILE_ROWS + (n_experts < picks ? n_experts : picks);
@@ -438,9 +425,9 @@ extern "C" size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidde
 }
 
 extern "C" bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w,
-                                 int32_t sm)
+                                 int32_t sm, int32_t n_sms)
 {
-    return sm == 90 && n_sms_of_device() >= 2 && (w->dtype == DT_BF16 || w->dtype == DT_F16) &&
+    return sm == 90 && n_sms >= 2 && (w->dtype == DT_BF16 || w->dtype == DT_F16) &&
            a->x.dtype == w->dtype &&
            (int64_t)a->n_rows * a->k >= (int64_t)a->n_experts * MIN_ROWS_PER_EXPERT &&
            w->hidden % 8 == 0 && a->ffn % 8 == 0 && a->k <= MOE_MAX_K &&
@@ -453,7 +440,8 @@ extern "C" bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_
 
 template <typename T, int KIND>
 static cudaError_t product(cudaStream_t stream, struct product_params p, const void *weights,
-                           int64_t n_experts, int64_t x_rows, int64_t tiles)
+                           int64_t n_experts, int64_t x_rows, int64_t tiles,
+                           int32_t n_sms)
 {
     auto kernel = moe_product_kernel<T, KIND>;
     const bool bf16 = std::is_same<T, bf16_t>::value;
@@ -470,14 +458,14 @@ static cudaError_t product(cudaStream_t stream, struct product_params p, const v
     if (e != cudaSuccess) {
         return e;
     }
-    const int64_t units = tiles * ((p.n_bands + 1) / 2), clusters = n_sms_of_device() / 2;
+    const int64_t units = tiles * ((p.n_bands + 1) / 2), clusters = n_sms / 2;
     return launch_clusters(2, kernel, dim3(2 * (unsigned)(units < clusters ? units : clusters)),
                            dim3(THREADS), SMEM_BYTES, stream, p, w_map, x_map);
 }
 
 template <typename T, int KIND>
 static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
-                            const struct moe_weights *w, const struct moe_work &s)
+                            const struct moe_weights *w, const struct moe_work &s, int32_t n_sms)
 {
     const int64_t picks = (int64_t)a->n_rows * a->k, tiles = max_tiles(picks, a->n_experts);
     struct product_params up = {};
@@ -506,18 +494,20 @@ static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
     down.band_rows = COLUMNS;
     down.second = HALF_COLUMNS;
     down.n_bands = (w->hidden + COLUMNS - 1) / COLUMNS;
-    const cudaError_t e = product<T, KIND>(stream, up, w->gate_up, a->n_experts, a->n_rows, tiles);
-    return e != cudaSuccess ? e : product<T, -1>(stream, down, w->down, a->n_experts, picks, tiles);
+    const cudaError_t e =
+        product<T, KIND>(stream, up, w->gate_up, a->n_experts, a->n_rows, tiles, n_sms);
+    return e != cudaSuccess
+               ? e : product<T, -1>(stream, down, w->down, a->n_experts, picks, tiles, n_sms);
 }
 
 template <typename T>
 static cudaError_t moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
                                 const struct moe_weights *w, const struct moe_work &s,
-                                const int32_t *real, int32_t row_offset)
+                                const int32_t *real, int32_t row_offset, int32_t n_sms)
 {
     cudaError_t e = moe_sort(stream, a, s, real, row_offset);
     if (e == cudaSuccess) {
-        BY_ACTIVATION(a->kind, KIND, e = products<T, KIND>(stream, a, w, s));
+        BY_ACTIVATION(a->kind, KIND, e = products<T, KIND>(stream, a, w, s, n_sms));
     }
     if (e != cudaSuccess) {
         return e;
@@ -536,10 +526,10 @@ static cudaError_t moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *
 
 extern "C" cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
                                       const struct moe_weights *w, void *scratch,
-                                      const int32_t *real, int32_t row_offset)
+                                      const int32_t *real, int32_t row_offset, int32_t n_sms)
 {
     struct moe_work s;
     lay_out((char *)scratch, (int64_t)a->n_rows * a->k, a, w->hidden, &s);
-    return w->dtype == DT_BF16 ? moe_ffn_sm90<bf16_t>(stream, a, w, s, real, row_offset)
-                               : moe_ffn_sm90<f16_t>(stream, a, w, s, real, row_offset);
+    return w->dtype == DT_BF16 ? moe_ffn_sm90<bf16_t>(stream, a, w, s, real, row_offset, n_sms)
+                               : moe_ffn_sm90<f16_t>(stream, a, w, s, real, row_offset, n_sms);
 }

@@ -133,7 +133,7 @@ struct layer_chain {
         g.n_out = g.y_stride = n_out;
         g.n_in = g.x_stride = HIDDEN;
         g.n_batch = 1;
-        CHECK(gemm_small(stream, &g));
+        CHECK(gemm_small(stream, &g, 132));
     }
 
     enum way { NONE, APART, FEW };

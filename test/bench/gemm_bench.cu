@@ -88,7 +88,7 @@ static void check_one(struct rng &r)
     } else {
         CHECK(cudaMemset(y, 0xff, n_y * dtype_bytes(a.y_dtype)));
     }
-    if (!gemm_small_takes(&a, 90)) {
+    if (!gemm_small_takes(&a, 90, 132)) {
         a.n_rows = a.n_rows % 32 + 1;
     }
     a.x = x;
@@ -97,7 +97,7 @@ static void check_one(struct rng &r)
     a.bias = !a.gated && r.below(2) ? bias : nullptr;
     naive(a, expected);
     CHECK(cudaDeviceSynchronize());
-    CHECK(gemm_small(0, &a));
+    CHECK(gemm_small(0, &a, 132));
     CHECK(cudaDeviceSynchronize());
     const std::vector<float> all = to_host(y, a.y_dtype, n_y);
     std::vector<float> want = to_host(expected, DT_F32, (size_t)a.n_rows * a.n_out);
@@ -539,13 +539,13 @@ void bench_gemm_time()
             struct wide_plan plan = {};
             const size_t sums_bytes = (size_t)8 * 128 * 28672 * 4;
             const bool wide = gemm_wide_takes(&a, 90, 132, sums_bytes, &plan);
-            const bool small = !wide && gemm_small_takes(&a, 90);
+            const bool small = !wide && gemm_small_takes(&a, 90, 132);
             const struct sum_parts parts = {sums, nullptr, (int64_t)m * s.n, s.n, plan.n_splits};
             const double own = !wide && !small ? NAN : time_us(n, [&](cudaStream_t stream, int i) {
                 struct gemm_args one = a;
                 one.weight = weights + bytes * (size_t)(i % n_copies);
                 CHECK(wide ? gemm_wide(stream, &one, 132, &plan, &parts)
-                           : gemm_small(stream, &one));
+                           : gemm_small(stream, &one, 132));
             });
             const struct lt_product p = lt_open(m, s.n, s.k);
             const float one = 1.0f, zero = 0.0f;
