@@ -256,7 +256,11 @@ static int32_t max_out_of(const struct engine *e)
 static enum status common_facts(struct engine *e, struct backend_facts *out, struct err *err)
 {
     struct rank *r = &e->ranks.rank[0];
-    TRY(r->be->ops->facts(r->be, out));
+    enum status st = r->be->ops->facts(r->be, out);
+    if (st != OK) {
+        return err_set(err, st, "the device does not tell how much memory is free (%s)",
+                       status_name(st));
+    }
     TRY(on_ranks(e, ask_free, err));
     for (int32_t i = 0; i < e->ranks.n; i++) {
         size_t its = e->ranks.rank[i].free_bytes;
