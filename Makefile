@@ -88,10 +88,13 @@ OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(CUSRC:%.cu=$(BUILD)/%.cu.o)
 MAIN  := $(BUILD)/server/main.o
 OP_SRC    := $(filter-out test/op/cuda%,$(wildcard test/op/*_test.c))
 UNIT_SRC  := $(if $(ONLY),$(filter-out %/route_test.c,$(OP_SRC)),$(wildcard test/unit/*/*_test.c test/op/*_test.c test/sim/*_test.c \
-             test/model/*_test.c test/fuzz/*_test.c))
+             test/model/*_test.c test/fuzz/*_test.c test/fake/*_test.c))
 UNIT  := $(UNIT_SRC:%.c=$(BUILD)/%)
 SUPPORT := $(BUILD)/test/op/amx_emulated.o $(if $(ONLY),,$(BUILD)/test/sim/fake_backend.o)
 PYTESTS := $(wildcard test/*/test_*.py)
+# A device that is none, for tests of the CUDA backend's host half.
+FAKE := $(if $(filter 1,$(CUDA)),$(patsubst %,$(BUILD)/test/fake/fake_%.o,cuda memory stream cublas))
+FAKE_NCCL := $(if $(filter 1,$(CUDA)),$(BUILD)/test/fake/libnccl.so.2)
 # Programs that Python tests start, and benchmarks.
 SERVERS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/server/*_server.c))
 KERNEL_BENCH := $(BUILD)/test/bench/cuda_kernels_bench
@@ -127,9 +130,18 @@ $(BUILD)/server/status_page.o: server/status_page.html
 # Tests link everything but main; a wildcard finds them.
 $(BUILD)/libsluice.a: $(OBJ)
 	@rm -f $@ && ar qcs $@ $^
-$(UNIT) $(SERVERS) $(BENCHES): $(BUILD)/%: %.c $(SUPPORT) $(BUILD)/libsluice.a test/check.h
+$(filter-out $(BUILD)/test/fake/%,$(UNIT)) $(SERVERS) $(BENCHES): $(BUILD)/%: %.c $(SUPPORT) $(BUILD)/libsluice.a test/check.h
 	@mkdir -p $(@D)
 	$(SAY_LD) $(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP -o $@ $< $(SUPPORT) $(BUILD)/libsluice.a $(LIBS)
+
+$(filter $(BUILD)/test/fake/%,$(UNIT)): $(BUILD)/%: %.c $(FAKE) $(BUILD)/libsluice.a test/check.h | $(FAKE_NCCL)
+	@mkdir -p $(@D)
+	$(SAY_LD) $(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP -o $@ $< $(FAKE) $(BUILD)/libsluice.a \
+	  $(filter-out -lcublasLt -lcudart_static,$(LIBS))
+
+$(BUILD)/test/fake/libnccl.so.2: test/fake/fake_nccl.c $(BUILD)/built-for
+	@mkdir -p $(@D)
+	$(SAY_LD) $(CC) $(CFLAGS) -shared -fPIC -Wl,-soname,libnccl.so.2 -o $@ $<
 
 test: all test-binaries check  ## everything that a plain checkout can prove
 	@test/run $(UNIT) $(PYTESTS)
@@ -210,4 +222,4 @@ clean:  ## remove build/
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
 
--include $(OBJ:.o=.d) $(SUPPORT:.o=.d) $(MAIN:.o=.d) $(UNIT:=.d) $(SERVERS:=.d) $(BENCHES:=.d) $(KERNEL_BENCH_OBJ:.o=.d)
+-include $(OBJ:.o=.d) $(SUPPORT:.o=.d) $(FAKE:.o=.d) $(MAIN:.o=.d) $(UNIT:=.d) $(SERVERS:=.d) $(BENCHES:=.d) $(KERNEL_BENCH_OBJ:.o=.d)
