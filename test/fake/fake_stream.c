@@ -98,6 +98,9 @@ static void run(struct fake_op *op)
 static void run_some(struct CUstream_st *s, int32_t n)
 {
     n = n < s->ops.n ? n : s->ops.n;
+    if (n == 0) {
+        return;
+    }
     for (int32_t i = 0; i < n; i++) {
         run(&s->ops.v[i]);
     }
