@@ -320,6 +320,9 @@ void engine_turn(struct engine *e)
     int64_t patience = e->options.no_thread ? 0 : idle_timeout(e);
     requests_take(e, busy ? 0 : patience);
     requests_expire(e, clock_now_ns());
+    if (!busy) { // no step would tell
+        ranks_check(&e->ranks);
+    }
     if (e->failed == OK && (engine_set_lost(e, NULL) || atomic_load(&e->ranks.aborted))) {
         fail_with_cause(e, ERR_DEVICE, "the device failed");
     }

@@ -34,6 +34,11 @@ static void check_device(struct ranks *rs, struct rank *r)
     }
 }
 
+void ranks_check(struct ranks *rs)
+{
+    check_device(rs, &rs->rank[0]);
+}
+
 static enum status run_work(struct ranks *rs, struct rank *r,
                             enum status (*work)(struct rank *r, void *arg), void *arg)
 {

@@ -58,6 +58,9 @@ void ranks_abort(struct ranks *rs);
  * threads ask their backends now and then whether the devices live. */
 enum status ranks_run(struct ranks *rs, enum status (*work)(struct rank *r, void *arg), void *arg);
 
+/* Asks the same of the caller's own device; one that is lost aborts. */
+void ranks_check(struct ranks *rs);
+
 /* Joins the threads, unless one is stuck. Accepts a zeroed struct. */
 void ranks_stop(struct ranks *rs);
 
