@@ -94,6 +94,7 @@ SUPPORT := $(BUILD)/test/op/amx_emulated.o $(if $(ONLY),,$(BUILD)/test/sim/fake_
 PYTESTS := $(wildcard test/*/test_*.py)
 # A device that is none, for tests of the CUDA backend's host half.
 FAKE := $(if $(filter 1,$(CUDA)),$(patsubst %,$(BUILD)/test/fake/fake_%.o,cuda memory stream cublas))
+FAKE_SLUICE := $(if $(filter 11,$(CUDA)$(HTTP)),$(BUILD)/test/fake/sluice)
 FAKE_NCCL := $(if $(filter 1,$(CUDA)),$(BUILD)/test/fake/libnccl.so.2)
 # Programs that Python tests start, and benchmarks.
 SERVERS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/server/*_server.c))
@@ -139,6 +140,9 @@ $(filter $(BUILD)/test/fake/%,$(UNIT)): $(BUILD)/%: %.c $(FAKE) $(BUILD)/libslui
 	$(SAY_LD) $(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP -o $@ $< $(FAKE) $(BUILD)/libsluice.a \
 	  $(filter-out -lcublasLt -lcudart_static,$(LIBS))
 
+$(BUILD)/test/fake/sluice: $(MAIN) $(FAKE) $(BUILD)/libsluice.a | $(FAKE_NCCL)
+	$(SAY_LD) $(CC) $(LDFLAGS) -o $@ $^ $(filter-out -lcublasLt -lcudart_static,$(LIBS))
+
 $(BUILD)/test/fake/libnccl.so.2: test/fake/fake_nccl.c $(BUILD)/built-for
 	@mkdir -p $(@D)
 	$(SAY_LD) $(CC) $(CFLAGS) -shared -fPIC -Wl,-soname,libnccl.so.2 -o $@ $<
@@ -146,10 +150,10 @@ $(BUILD)/test/fake/libnccl.so.2: test/fake/fake_nccl.c $(BUILD)/built-for
 test: all test-binaries check  ## everything that a plain checkout can prove
 	@test/run $(UNIT) $(PYTESTS)
 .PHONY: test-binaries
-test-binaries: $(UNIT) $(if $(ONLY),,$(SERVERS))
+test-binaries: $(UNIT) $(if $(ONLY),,$(SERVERS)) $(FAKE_SLUICE)
 test-unit: test-binaries  ## the C tests alone
 	@test/run $(UNIT)
-test-py: all $(SERVERS)  ## the tests that start the program
+test-py: all $(SERVERS) $(FAKE_SLUICE)  ## the tests that start the program
 	@test/run $(PYTESTS)
 test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain
 	@test/run $(wildcard test/server/test_http*.py)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_FUNCTIONS = 4096, MAX_DEVICES = 16 };
 
@@ -29,7 +30,7 @@ static struct {
     char complaint[256];
     struct fake_cuda_counts counts;
     size_t memory_bytes;
-} g = {.lock = PTHREAD_MUTEX_INITIALIZER, .n_devices = 1, .sm = 90, .fail_at = -1,
+} g = {.lock = PTHREAD_MUTEX_INITIALIZER, .n_devices = 2, .sm = 90, .fail_at = -1,
        .memory_bytes = (size_t)1 << 34};
 
 static _Thread_local int32_t device;
@@ -119,8 +120,19 @@ struct fake_cuda_counts fake_cuda_counts(void)
     return c;
 }
 
+/* Of a program that knows nothing of this: its device is lost when the file is there. */
+static bool is_told_to_fail(void)
+{
+    const char *path = getenv("FAKE_CUDA_LOST");
+    return path && !g.failed && access(path, F_OK) == 0;
+}
+
 cudaError_t fake_call(void)
 {
+    if (is_told_to_fail()) {
+        g.fail_at = g.counts.calls;
+        g.fail_with = cudaErrorIllegalAddress;
+    }
     cudaError_t e = g.lost[device];
     if (e == cudaSuccess && g.counts.calls == g.fail_at) {
         e = g.fail_with;

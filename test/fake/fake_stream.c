@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct ops {
     struct fake_op *v;
@@ -333,6 +334,10 @@ static cudaError_t look_at_event(cudaEvent_t event, bool all)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
+    const char *us = getenv("FAKE_CUDA_WAIT_US");
+    if (us) {
+        usleep((useconds_t)atoi(us));
+    }
     return look_at_event(event, true);
 }
 
