@@ -4,15 +4,8 @@
 #include "test/check.h"
 
 #ifdef SLUICE_CUDA
-#include "cuda/cuda.h"
 #include "engine/base/mem.h"
-#include "engine/engine_state.h"
-#include "test/fake/fake_cuda.h"
-
-#include <dlfcn.h>
-#include <limits.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include "test/fake/host_bed.h"
 
 #define OWN "test/golden/llama-3"
 #define STRANGER "test/golden/llama-tied"
@@ -28,13 +21,6 @@ struct bed {
     float top_logprobs[MAX_TOP_LOGPROBS], pooled[1 << 13];
     int32_t n_done, n_failed;
 };
-
-static enum status open_cuda(const struct backend_options *options, struct backend **out,
-                             struct err *err, void *arg)
-{
-    (void)arg;
-    return cuda_open(options, out, err);
-}
 
 /* Greedy, drawn, several samples, log probabilities, everything that the sampler takes, embeddings;
  * some share a prefix. The model's vocabulary has more than 300 ids. */
@@ -120,38 +106,17 @@ static void serve(struct bed *b, int32_t longest, int32_t n_samples)
     CHECK(b->n_failed == 0 || stats.state == ENGINE_FAILED);
 }
 
-/* Ranks that were aborted keep what the device may still use: the process ends. */
-static void check_device(const char *what, int32_t n_ranks)
-{
-    if (fake_cuda_complaint()) {
-        CHECK_FAIL("%s: %s", what, fake_cuda_complaint());
-    }
-    if (fake_cuda_counts().left != 0 && (n_ranks <= 1 || !fake_cuda_failed())) {
-        CHECK_FAIL("%s: %" PRId64 " objects are left", what, fake_cuda_counts().left);
-    }
-}
-
-static void open_ranks(struct engine_options *o)
-{
-    struct err err = {0};
-    const struct comm_place place = {.n_ranks = o->n_ranks, .n_nodes = 1};
-    o->abort_ranks = cuda_comm_abort;
-    if (o->n_ranks > 1 && cuda_comm_open(&place, &o->backend.comm, &err) != OK) {
-        CHECK(fake_cuda_failed() && err.text[0]);
-    }
-}
-
 /* One life of an engine: true if it could be opened. */
 static bool live(struct engine_options *o, int32_t longest, int32_t n_samples, const char *what)
 {
     struct bed *b = xcalloc(1, sizeof *b);
     struct err err = {0};
-    o->open_backend = open_cuda;
+    o->open_backend = host_open;
     o->no_thread = true;
     for (int32_t i = 0; i < MAX_PROMPT; i++) {
         b->prompt[i] = 3 + i * i * 7 % 290;
     }
-    open_ranks(o);
+    host_open_ranks(o);
     const bool there = o->n_ranks <= 1 || o->backend.comm;
     const bool opened = there && engine_open(o, &b->e, &err) == OK;
     if (opened) {
@@ -167,44 +132,9 @@ static bool live(struct engine_options *o, int32_t longest, int32_t n_samples, c
     if (there && !opened && !err.text[0]) {
         CHECK_FAIL("%s: an error without words", what);
     }
-    check_device(what, o->n_ranks);
+    host_check(what, o->n_ranks);
     free(b);
     return opened;
-}
-
-/* The architectures that this build has code for, 0 at the end. */
-static const int32_t *archs(void)
-{
-    static int32_t found[3];
-    int32_t n = 0;
-    for (int32_t sm = 80; sm <= 90; sm += 10) {
-        if (cuda_arch_runs(SLUICE_CUARCH, sm)) {
-            found[n++] = sm;
-        }
-    }
-    return found;
-}
-
-/* What it returns: less than 100. In a process of its own: launches ask once per process what the
- * device is. */
-static int in_child(int (*body)(const void *arg), const void *arg)
-{
-    enum { FAILED = 100 };
-    int status = 0;
-    fflush(stdout);
-    const pid_t child = fork();
-    if (child == 0) {
-        check_failures = 0;
-        alarm(30);
-        const int result = body(arg);
-        exit(check_failures > 0 ? FAILED : result);
-    }
-    if (waitpid(child, &status, 0) != child || !WIFEXITED(status)) {
-        CHECK_FAIL("a child ended by signal %d", WTERMSIG(status));
-        return FAILED;
-    }
-    CHECK(WEXITSTATUS(status) != FAILED);
-    return WEXITSTATUS(status);
 }
 
 static int all_families(const void *arg)
@@ -230,8 +160,8 @@ static int all_families(const void *arg)
 
 TEST(all_families_ask_a_device_for_what_it_can_do)
 {
-    for (const int32_t *sm = archs(); *sm; sm++) {
-        in_child(all_families, sm);
+    for (const int32_t *sm = host_archs(); *sm; sm++) {
+        host_in_child(all_families, sm);
     }
 }
 
@@ -320,8 +250,8 @@ static int real_shapes(const void *arg)
 
 TEST(real_shapes_ask_a_device_for_what_it_can_do)
 {
-    for (const int32_t *sm = archs(); *sm; sm++) {
-        in_child(real_shapes, sm);
+    for (const int32_t *sm = host_archs(); *sm; sm++) {
+        host_in_child(real_shapes, sm);
     }
 }
 
@@ -348,7 +278,7 @@ static int live_until_lost(const void *arg)
     char what[64];
     snprintf(what, sizeof what, "%s at call %" PRId64,
              l->e == cudaErrorMemoryAllocation ? "out of memory" : "lost", l->n);
-    fake_cuda_reset(l->n_ranks, archs()[0], (size_t)1 << 32);
+    fake_cuda_reset(l->n_ranks, host_archs()[0], (size_t)1 << 32);
     fake_cuda_fail(l->n, l->e);
     struct engine_options o = {.model_dir = OWN, .block_size = 16, .n_blocks = 60,
                                .max_num_seqs = 5, .max_num_batched_tokens = 61,
@@ -368,7 +298,7 @@ static void lose_at_every_call(cudaError_t e)
         struct loss l = {.n_ranks = 1, .config = configs[i], .e = e};
         int64_t n_opened = 0;
         for (int how = OPENED; how != NOT_REACHED && l.n < MAX_CALLS; l.n += stride()) {
-            how = in_child(live_until_lost, &l);
+            how = host_in_child(live_until_lost, &l);
             n_opened += how == OPENED;
         }
         CHECK(l.n > 1000 && n_opened * stride() > 900);
@@ -394,8 +324,8 @@ static int ranks(const void *arg)
 
 TEST(ranks_keep_to_their_devices)
 {
-    for (const int32_t *sm = archs(); *sm; sm++) {
-        in_child(ranks, sm);
+    for (const int32_t *sm = host_archs(); *sm; sm++) {
+        host_in_child(ranks, sm);
     }
 }
 
@@ -403,7 +333,7 @@ TEST(a_rank_that_is_lost_ends_every_request)
 {
     struct loss l = {.n_ranks = 2, .e = cudaErrorIllegalAddress};
     for (int how = OPENED; how != NOT_REACHED && l.n < MAX_CALLS; l.n += stride()) {
-        how = in_child(live_until_lost, &l);
+        how = host_in_child(live_until_lost, &l);
     }
     CHECK(l.n > 3000);
 }
@@ -418,24 +348,9 @@ TEST(a_call_without_memory_is_an_error_or_a_loss)
     lose_at_every_call(cudaErrorMemoryAllocation);
 }
 
-/* What cuda_comm.c will find by its name. */
-static void load_nccl(void)
-{
-    char path[PATH_MAX];
-    const ssize_t n = readlink("/proc/self/exe", path, sizeof path - 20);
-    char *end = n > 0 ? memrchr(path, '/', (size_t)n) : NULL;
-    if (end) {
-        memcpy(end + 1, "libnccl.so.2", sizeof "libnccl.so.2");
-    }
-    if (!end || !dlopen(path, RTLD_NOW | RTLD_GLOBAL)) {
-        printf("%s cannot be loaded: %s\n", path, dlerror());
-        exit(1);
-    }
-}
-
 int main(int argc, char **argv)
 {
-    load_nccl();
+    host_load_nccl();
     return check_main(argc, argv);
 }
 

@@ -30,6 +30,11 @@ static struct {
     char complaint[256];
     struct fake_cuda_counts counts;
     size_t memory_bytes;
+    struct {
+        const char *word; // NULL: none
+        size_t n_args, arg_bytes[4];
+        void (*run)(dim3 grid, const void *const *args);
+    } emulated;
 } g = {.lock = PTHREAD_MUTEX_INITIALIZER, .n_devices = 2, .sm = 90, .fail_at = -1,
        .memory_bytes = (size_t)1 << 34};
 
@@ -77,6 +82,7 @@ void fake_cuda_reset(int32_t n_devices, int32_t sm, size_t memory_bytes)
     g.fail_at = -1;
     memset(g.lost, 0, sizeof g.lost); // cudaSuccess
     g.failed = g.no_products = g.complained = false;
+    g.emulated.word = NULL;
     last_error = cudaSuccess;
     device = 0;
     fake_stream_end();
@@ -442,15 +448,50 @@ static cudaError_t check_launch(struct function *f, dim3 grid, dim3 block, dim3 
     return cudaSuccess;
 }
 
-static cudaError_t launch(const void *host, dim3 grid, dim3 block, dim3 cluster, size_t shared,
-                          cudaStream_t stream)
+void fake_cuda_emulate(const char *word, size_t n_args, const size_t *arg_bytes,
+                       void (*run)(dim3 grid, const void *const *args))
 {
+    g.emulated.word = word;
+    g.emulated.n_args = n_args;
+    g.emulated.run = run;
+    memcpy(g.emulated.arg_bytes, arg_bytes, n_args * sizeof *arg_bytes);
+}
+
+static void keep_args(struct fake_op *op, const struct function *f, dim3 grid, void **args)
+{
+    op->is_emulated = g.emulated.word && strstr(f->name, g.emulated.word);
+    op->grid = grid;
+    char *to = op->args;
+    for (size_t i = 0; op->is_emulated && i < g.emulated.n_args; i++) {
+        memcpy(to, args[i], g.emulated.arg_bytes[i]);
+        to += g.emulated.arg_bytes[i];
+    }
+}
+
+void fake_emulate(const struct fake_op *op)
+{
+    const void *args[4];
+    const char *from = op->args;
+    for (size_t i = 0; i < g.emulated.n_args; i++) {
+        args[i] = from;
+        from += g.emulated.arg_bytes[i];
+    }
+    g.emulated.run(op->grid, args);
+}
+
+static cudaError_t launch(const void *host, dim3 grid, dim3 block, dim3 cluster, size_t shared,
+                          cudaStream_t stream, void **args)
+{
+    struct fake_op op = {.kind = FAKE_WORK};
     fake_lock();
     cudaError_t e = fake_call();
     struct function *f = find_function(host);
     e = e == cudaSuccess && !f ? cudaErrorInvalidDeviceFunction : e;
     e = e == cudaSuccess ? check_launch(f, grid, block, cluster, shared) : e;
-    e = e == cudaSuccess ? fake_enqueue(stream, &(struct fake_op){.kind = FAKE_WORK}) : e;
+    if (e == cudaSuccess) {
+        keep_args(&op, f, grid, args);
+        e = fake_enqueue(stream, &op);
+    }
     if (e == cudaSuccess) {
         g.counts.launches++;
         g.counts.kernels += !f->is_launched;
@@ -469,13 +510,11 @@ cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host)
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **args,
                                size_t shared, cudaStream_t stream)
 {
-    (void)args;
-    return launch((const void *)kernel, grid, block, (dim3){1, 1, 1}, shared, stream);
+    return launch((const void *)kernel, grid, block, (dim3){1, 1, 1}, shared, stream, args);
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *host, void **args)
 {
-    (void)args;
     dim3 cluster = {1, 1, 1};
     for (unsigned i = 0; i < config->numAttrs; i++) {
         if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) {
@@ -485,5 +524,5 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ho
         }
     }
     return launch(host, config->gridDim, config->blockDim, cluster, config->dynamicSmemBytes,
-                  config->stream);
+                  config->stream, args);
 }

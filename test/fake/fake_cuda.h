@@ -24,6 +24,13 @@ bool fake_cuda_failed(void); // it has
 /* cuBLASLt finds kernels, or (false) none for any product. */
 void fake_cuda_has_products(bool yes);
 
+/* What kernels whose name in the object file contains the word do, on the host, in the stream's
+ * order; args points to copies of the launch's first arguments. One such word at a time; NULL: none.
+ */
+enum { FAKE_ARGS_BYTES = 32 };
+void fake_cuda_emulate(const char *word, size_t n_args, const size_t *arg_bytes,
+                       void (*run)(dim3 grid, const void *const *args));
+
 struct fake_cuda_counts {
     int64_t calls;    // that can fail
     int64_t launches, products, replays; // kernels, cuBLASLt's, graphs: in all

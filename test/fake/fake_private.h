@@ -44,7 +44,11 @@ struct fake_op {
     uint64_t hash;    // of what `from` has, if it is pinned
     char *snapshot;   // of `from`, if it is the host's own memory; freed when the copy has run
     cudaEvent_t event;
+    bool is_emulated;
+    dim3 grid;
+    char args[FAKE_ARGS_BYTES];
 };
+void fake_emulate(const struct fake_op *op);
 /* Checks the stream, and puts the op behind the others or into the graph that is being captured. */
 cudaError_t fake_enqueue(cudaStream_t stream, const struct fake_op *op);
 void fake_run_all(void); // of all streams

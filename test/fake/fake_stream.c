@@ -90,7 +90,11 @@ static void run(struct fake_op *op)
         break;
     case FAKE_FILL: fake_write(op->to, NULL, op->value, op->n_bytes); break;
     case FAKE_EVENT: op->event->n_waited--; break;
-    case FAKE_WORK: break;
+    case FAKE_WORK:
+        if (op->is_emulated) {
+            fake_emulate(op);
+        }
+        break;
     }
     free(op->snapshot);
     op->snapshot = NULL;
