@@ -34,14 +34,14 @@ bool request_refuse(struct api_request *r, const char *const *keys)
     return true;
 }
 
-bool request_check_n_tools(struct api_request *r, size_t n)
+bool request_check_n_tools(struct api_request *r, const char *key, size_t n)
 {
     enum { MAX_TOOLS = 128 }; // OpenAI's bound
     return n <= MAX_TOOLS
                ? true
-               : api_error_set(&r->error, 400, "array_above_max_length", "tools",
-                               "Invalid 'tools': array too long. Expected at most %d items, but "
-                               "got %zu instead.", MAX_TOOLS, n);
+               : api_error_set(&r->error, 400, "array_above_max_length", key,
+                               "Invalid '%s': array too long. Expected at most %d items, but got "
+                               "%zu instead.", key, MAX_TOOLS, n);
 }
 
 bool request_check_function(struct api_request *r, const struct json *function, const char *where)

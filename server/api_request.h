@@ -97,7 +97,7 @@ bool request_refuse(struct api_request *r, const char *const *keys);
 
 /* Tools, and what each has in common wherever it lies: name and parameters of the object at
  * `where`, such as "tools[0].function". */
-bool request_check_n_tools(struct api_request *r, size_t n);
+bool request_check_n_tools(struct api_request *r, const char *key, size_t n);
 bool request_check_function(struct api_request *r, const struct json *function, const char *where);
 
 /* Out of memory for the request's own data: 413. */

@@ -217,6 +217,10 @@ static bool read_functions(struct api_request *r)
         json_count(functions) == 0) {
         return r->error.status == 0;
     }
+    size_t n = json_count(functions);
+    if (!request_check_n_tools(r, "functions", n)) {
+        return false;
+    }
     const struct body_member *m = body_get(&r->body, "functions");
     struct json_scan sc;
     struct buf text;
@@ -224,7 +228,6 @@ static bool read_functions(struct api_request *r)
     json_scan_init(&sc, m->start, m->n_bytes, 64);
     json_scan_next(&sc);
     size_t at_byte = sc.at;
-    size_t n = json_count(functions);
     for (size_t i = 0; i < n; i++) {
         while (strchr(" \t\r\n,", m->start[at_byte])) {
             at_byte++;
@@ -259,7 +262,7 @@ static bool read_tools(struct api_request *r)
         if (n == 0) {
             return api_empty(&r->error, "tools");
         }
-        if (!request_check_n_tools(r, n)) {
+        if (!request_check_n_tools(r, "tools", n)) {
             return false;
         }
         const struct body_member *m = body_get(&r->body, "tools");

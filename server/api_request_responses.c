@@ -320,7 +320,7 @@ static bool read_tools(struct api_request *r)
     buf_init(&out, MAX_BYTES);
     buf_putc(&out, '[');
     size_t i = 0;
-    bool good = request_check_n_tools(r, json_count(tools));
+    bool good = request_check_n_tools(r, "tools", json_count(tools));
     for (const struct json *t = json_first(tools); good && t; t = json_next(t), i++) {
         good = check_tool(r, t, i);
         if (good) {

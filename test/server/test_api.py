@@ -418,6 +418,7 @@ TOOL = {"tools": [WEATHER]}
     ("chat", {"tools": []}, "empty_array", "tools"),
     ("chat", {"tools": [5]}, "invalid_type", "tools[0]"),
     ("chat", {"tools": [WEATHER] * 129}, "array_above_max_length", "tools"),
+    ("chat", {"functions": [WEATHER["function"]] * 129}, "array_above_max_length", "functions"),
     ("chat", {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}, "invalid_type", "tools[0].function.parameters"),
     ("chat", {"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "unsupported_value", "tools[0].type"),
     ("chat", {"tool_choice": "auto"}, "invalid_value", "tool_choice"),
