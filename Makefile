@@ -94,7 +94,9 @@ SUPPORT := $(BUILD)/test/op/amx_emulated.o $(if $(ONLY),,$(BUILD)/test/sim/fake_
 PYTESTS := $(wildcard test/*/test_*.py)
 # A device that is none, for tests of the CUDA backend's host half.
 FAKE := $(if $(filter 1,$(CUDA)),$(patsubst %,$(BUILD)/test/fake/fake_%.o,cuda memory stream cublas))
+FAKE_OPS := $(if $(filter 1,$(CUDA)),$(patsubst test/op/%_test.c,$(BUILD)/test/fake/%_on_fake,$(wildcard test/op/cuda_*_test.c)))
 FAKE_SLUICE := $(if $(filter 11,$(CUDA)$(HTTP)),$(BUILD)/test/fake/sluice)
+FAKE_LIBS = $(filter-out -lcublasLt -lcudart_static,$(LIBS))
 FAKE_NCCL := $(if $(filter 1,$(CUDA)),$(BUILD)/test/fake/libnccl.so.2)
 # Programs that Python tests start, and benchmarks.
 SERVERS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/server/*_server.c))
@@ -138,10 +140,14 @@ $(filter-out $(BUILD)/test/fake/%,$(UNIT)) $(SERVERS) $(BENCHES): $(BUILD)/%: %.
 $(filter $(BUILD)/test/fake/%,$(UNIT)): $(BUILD)/%: %.c $(FAKE) $(BUILD)/libsluice.a test/check.h | $(FAKE_NCCL)
 	@mkdir -p $(@D)
 	$(SAY_LD) $(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP -o $@ $< $(FAKE) $(BUILD)/libsluice.a \
-	  $(filter-out -lcublasLt -lcudart_static,$(LIBS))
+	  $(FAKE_LIBS)
+
+# What the CPU makes beside it is not looked at there: its fast kernels will do.
+$(FAKE_OPS): $(BUILD)/test/fake/%_on_fake: test/op/%_test.c test/fake/contract.c $(FAKE) $(SUPPORT) $(BUILD)/libsluice.a | $(FAKE_NCCL)
+	$(SAY_LD) $(CC) $(CFLAGS) -Wno-missing-prototypes -Dcpu_open_scalar=cpu_open $(LDFLAGS) -o $@ $^ $(FAKE_LIBS)
 
 $(BUILD)/test/fake/sluice: $(MAIN) $(FAKE) $(BUILD)/libsluice.a | $(FAKE_NCCL)
-	$(SAY_LD) $(CC) $(LDFLAGS) -o $@ $^ $(filter-out -lcublasLt -lcudart_static,$(LIBS))
+	$(SAY_LD) $(CC) $(LDFLAGS) -o $@ $^ $(FAKE_LIBS)
 
 $(BUILD)/test/fake/libnccl.so.2: test/fake/fake_nccl.c $(BUILD)/built-for
 	@mkdir -p $(@D)
@@ -150,10 +156,10 @@ $(BUILD)/test/fake/libnccl.so.2: test/fake/fake_nccl.c $(BUILD)/built-for
 test: all test-binaries check  ## everything that a plain checkout can prove
 	@test/run $(UNIT) $(PYTESTS)
 .PHONY: test-binaries
-test-binaries: $(UNIT) $(if $(ONLY),,$(SERVERS)) $(FAKE_SLUICE)
+test-binaries: $(UNIT) $(if $(ONLY),,$(SERVERS)) $(FAKE_SLUICE) $(FAKE_OPS)
 test-unit: test-binaries  ## the C tests alone
 	@test/run $(UNIT)
-test-py: all $(SERVERS) $(FAKE_SLUICE)  ## the tests that start the program
+test-py: all $(SERVERS) $(FAKE_SLUICE) $(FAKE_OPS)  ## the tests that start the program
 	@test/run $(PYTESTS)
 test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain
 	@test/run $(wildcard test/server/test_http*.py)
