@@ -143,6 +143,17 @@ static enum status follow_frame(struct engine *e, int64_t *number, const void *b
     return st == OK ? OK : err_set(err, st, "a device failed in step %lld", (long long)*number);
 }
 
+/* No step came, which would tell of a device. What was aborted because the set is lost is told by
+ * the next call for a step. */
+static enum status follow_silence(struct engine *e, struct err *err)
+{
+    ranks_check(&e->ranks);
+    if (atomic_load(&e->ranks.aborted) && !engine_set_lost(e, NULL)) {
+        return err_set(err, ERR_DEVICE, "a device is lost");
+    }
+    return OK;
+}
+
 static enum status follow_steps(struct engine *e, struct err *err)
 {
     for (int64_t number = 0;;) {
@@ -154,7 +165,7 @@ static enum status follow_steps(struct engine *e, struct err *err)
             engine_set_lost(e, &why);
             return st == ERR_CANCELLED ? OK : err_set(err, st, "%s", why.text);
         }
-        TRY(follow_frame(e, &number, bytes, n_bytes, err));
+        TRY(bytes ? follow_frame(e, &number, bytes, n_bytes, err) : follow_silence(e, err));
     }
 }
 

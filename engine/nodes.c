@@ -388,21 +388,26 @@ void nodes_close(struct nodes *n)
 
 /* ---- collective calls and steps ------------------------------------------------------------- */
 
-/* The next frame from the peer, the caller's to free; NULL: the set is lost, or goodbye. */
-static struct frame *next_frame(struct nodes *n, struct peer *p)
+/* The next frame from the peer, the caller's to free; NULL: none within a second. ERR_IO: the set
+ * is lost. ERR_CANCELLED: goodbye. */
+static enum status next_frame(struct nodes *n, struct peer *p, struct frame **out)
 {
+    const int64_t end = seconds_from_now(1);
     pthread_mutex_lock(&n->lock);
-    while (!p->first && !p->said_bye && !n->lost) {
-        wait_changed(n, seconds_from_now(1)); // the watcher keeps the deadline: silence
+    bool in_time = true;
+    while (!p->first && !p->said_bye && !n->lost && in_time) {
+        in_time = wait_changed(n, end);
     }
     struct frame *f = n->lost ? NULL : p->first;
+    const enum status st = n->lost ? ERR_IO : !f && p->said_bye ? ERR_CANCELLED : OK;
     if (f) {
         p->first = f->next;
         p->end = p->first ? p->end : &p->first;
         p->n_waiting--;
     }
     pthread_mutex_unlock(&n->lock);
-    return f;
+    *out = f;
+    return st;
 }
 
 static enum status lost_status(struct nodes *n, struct err *err)
@@ -416,9 +421,11 @@ static enum status lost_status(struct nodes *n, struct err *err)
 static enum status expect(struct nodes *n, struct peer *p, enum frame_kind kind, void *bytes,
                           size_t n_bytes, struct err *err)
 {
-    struct frame *f = next_frame(n, p);
-    if (!f) {
-        return lost_status(n, err);
+    struct frame *f = NULL;
+    while (!f) { // the watcher keeps the deadline: silence
+        if (next_frame(n, p, &f) != OK) {
+            return lost_status(n, err);
+        }
     }
     bool good = f->head.kind == (uint32_t)kind && f->head.n_bytes == n_bytes;
     if (good) {
@@ -480,9 +487,11 @@ enum status nodes_next_step(struct nodes *n, const void **bytes, size_t *n_bytes
 {
     ASSERT(n->place.node > 0);
     free(n->current);
-    n->current = next_frame(n, &n->peers[0]);
+    n->current = NULL;
+    *bytes = NULL;
+    TRY(next_frame(n, &n->peers[0], &n->current));
     if (!n->current) {
-        return nodes_lost(n, NULL) ? ERR_IO : ERR_CANCELLED;
+        return OK;
     }
     if (n->current->head.kind != FRAME_STEP) {
         return ERR_FORMAT;

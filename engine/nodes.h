@@ -61,8 +61,9 @@ enum status nodes_least(struct nodes *n, int64_t *value, struct err *err);
 /* Node 0's engine thread: hands a step to every other node. */
 enum status nodes_send_step(struct nodes *n, const void *bytes, size_t n_bytes);
 
-/* The others' engine thread: waits for the next step; *bytes is valid until the next call.
- * ERR_CANCELLED: node 0 said goodbye. ERR_IO: the set is lost. ERR_FORMAT: a number is missing. */
+/* The others' engine thread: waits for the next step; *bytes is valid until the next call, and NULL
+ * if none came within a second. ERR_CANCELLED: node 0 said goodbye. ERR_IO: the set is lost.
+ * ERR_FORMAT: a number is missing. */
 enum status nodes_next_step(struct nodes *n, const void **bytes, size_t *n_bytes);
 
 /* Any thread. Tells the others why this node ends, and ends the set here. */

@@ -2,6 +2,7 @@
 health turns red, the process ends. Every answer is token 0."""
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,17 +21,19 @@ pytestmark = pytest.mark.skipif(not os.path.exists(SLUICE), reason="built withou
 
 class Server:
     def __init__(self, folder, *args, env=None):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
         self.lost = os.path.join(folder, "lost")
         self.log = open(os.path.join(folder, "log"), "w+")
         env = {**os.environ, "LD_LIBRARY_PATH": os.path.dirname(SLUICE), "FAKE_CUDA_LOST": self.lost, **(env or {})}
-        self.p = subprocess.Popen([SLUICE, "serve", os.path.join(ROOT, "models", "demo"), "--device", "cuda", "--port",
-                                   str(self.port), *args], stderr=self.log, stdout=self.log, env=env)
+        self.p = subprocess.Popen([SLUICE, "serve", os.path.join(ROOT, "models", "demo"), "--device", "cuda", "--port", "0",
+                                   *args], stderr=self.log, stdout=self.log, env=env)
+        self.port = None
+
+    def wait_ready(self):
         end = time.time() + 30
-        while self.status("/health/ready") != 200:
+        while self.port is None or self.status("/health/ready") != 200:
             assert time.time() < end and self.p.poll() is None, self.text()
+            told = re.search(r"listening on \S+:(\d+)\n", self.text())
+            self.port = told and told[1]
             time.sleep(0.02)
 
     def text(self):
@@ -60,8 +63,12 @@ class Server:
 def start(tmp_path):
     servers = []
 
-    def make(*args, **kw):
-        servers.append(Server(str(tmp_path), *args, **kw))
+    def make(*args, follows=False, **kw):  # a node that follows has no port; node 0 waits for it
+        folder = tmp_path / str(len(servers))
+        folder.mkdir()
+        servers.append(Server(str(folder), *args, **kw))
+        if not follows:
+            servers[-1].wait_ready()
         return servers[-1]
 
     yield make
@@ -108,14 +115,31 @@ def test_a_lost_device_ends_every_stream_with_an_error(start, args):
     assert s.status("/health") == 503 and s.status("/health/live") == 503
     assert s.status("/v1/completions", {**BODY, "stream": False}) == 503
     assert "is lost" in s.text()
-    assert args or s.p.wait(30) != 0  # after the probes have seen it
+    assert args or s.p.wait(30) != 0  # after 10 s, in which probes see it: once is enough
+
+
+def wait_until_lost(s):
+    end = time.time() + 10
+    while s.status("/health/live") == 200:
+        assert time.time() < end
+        time.sleep(0.05)
+    assert "is lost" in s.text() and s.p.poll() is None
 
 
 @pytest.mark.parametrize("args", RANKS)
 def test_a_device_that_is_lost_while_idle_is_noticed(start, args):
     s = start(*args)
     s.lose()
-    end = time.time() + 10
-    while s.status("/health/live") == 200:
-        assert time.time() < end
-        time.sleep(0.05)
+    wait_until_lost(s)
+
+
+def test_a_device_of_another_node_that_is_lost_while_idle_is_noticed(start):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = str(s.getsockname()[1])
+    args = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--tensor-parallel-size", "2"]
+    other = start(*args, "--node-rank", "1", follows=True)
+    s = start(*args, "--node-rank", "0")
+    other.lose()
+    wait_until_lost(s)
+    assert other.p.wait(20) == 2 and "rank 1: its device is lost" in other.text()
