@@ -113,6 +113,11 @@ void fake_cuda_has_products(bool yes)
     g.no_products = !yes;
 }
 
+size_t fake_memory_bytes(void)
+{
+    return g.memory_bytes;
+}
+
 bool fake_has_products(void)
 {
     return !g.no_products;
@@ -160,11 +165,6 @@ void fake_died(void)
     g.counts.left--;
 }
 
-void fake_count_product(void)
-{
-    g.counts.products++;
-}
-
 void fake_count_replay(void)
 {
     g.counts.replays++;
@@ -182,6 +182,17 @@ bool fake_chance(int32_t one_in)
 }
 
 /* ---- devices ------------------------------------------------------------------------------- */
+
+/* H100's and A100's. */
+static int32_t n_sms(void)
+{
+    return g.sm == 90 ? 132 : 108;
+}
+
+static int32_t most_shared_bytes(void)
+{
+    return (g.sm == 90 ? 227 : 163) << 10;
+}
 
 static cudaError_t call(void)
 {
@@ -238,7 +249,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int of)
     snprintf(p->name, sizeof p->name, "a fake");
     p->major = g.sm / 10;
     p->minor = g.sm % 10;
-    p->multiProcessorCount = 132;
+    p->multiProcessorCount = n_sms();
     p->totalGlobalMem = g.memory_bytes;
     return call();
 }
@@ -247,7 +258,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr which, int of
 {
     (void)of;
     switch (which) {
-    case cudaDevAttrMultiProcessorCount: *value = 132; break;
+    case cudaDevAttrMultiProcessorCount: *value = n_sms(); break;
     case cudaDevAttrComputeCapabilityMajor: *value = g.sm / 10; break;
     case cudaDevAttrComputeCapabilityMinor: *value = g.sm % 10; break;
     default: fake_complain("the fake has no attribute %d of a device", (int)which);
@@ -270,7 +281,9 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
     *total_bytes = g.memory_bytes;
-    *free_bytes = g.memory_bytes / 10 * 9;
+    fake_lock();
+    *free_bytes = fake_free_bytes(device);
+    fake_unlock();
     return call();
 }
 
@@ -412,12 +425,11 @@ bool fake_cuda_launched(const char *word)
 
 cudaError_t cudaFuncSetAttribute(const void *host, enum cudaFuncAttribute which, int value)
 {
-    enum { MOST = 227 << 10 };
     fake_lock();
     cudaError_t e = fake_call();
     struct function *f = find_function(host);
     if (e == cudaSuccess && f && which == cudaFuncAttributeMaxDynamicSharedMemorySize) {
-        if (value > MOST) {
+        if (value > most_shared_bytes()) {
             fake_complain("%s: %d bytes of shared memory", f->name, value);
             e = cudaErrorInvalidValue;
         }
@@ -493,7 +505,6 @@ static cudaError_t launch(const void *host, dim3 grid, dim3 block, dim3 cluster,
         e = fake_enqueue(stream, &op);
     }
     if (e == cudaSuccess) {
-        g.counts.launches++;
         g.counts.kernels += !f->is_launched;
         f->is_launched = true;
     }

@@ -13,8 +13,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* From now on: up to 16 devices of a capability (90) and memory each, no failures, no counts; what
- * was left of before is gone. */
+/* From now on: up to 16 devices of a capability (80, 90) and memory each, of which nine tenths are
+ * free, no failures, no counts; what was left of before is gone. */
 void fake_cuda_reset(int32_t n_devices, int32_t sm, size_t memory_bytes);
 
 /* The nth call from now (0: the next) that can fail does, with e; unless e is that memory is short,
@@ -33,8 +33,8 @@ void fake_cuda_emulate(const char *word, size_t n_args, const size_t *arg_bytes,
 
 struct fake_cuda_counts {
     int64_t calls;    // that can fail
-    int64_t launches, products, replays; // kernels, cuBLASLt's, graphs: in all
-    int64_t kernels;  // different ones
+    int64_t replays;  // launches of graphs
+    int64_t kernels;  // different ones that were launched
     int64_t left;     // allocations, streams, events, graphs and handles that live
 };
 struct fake_cuda_counts fake_cuda_counts(void);

@@ -37,6 +37,15 @@ struct fake_memory *fake_on_device(const void *p, size_t n_bytes, const char *wh
     return m;
 }
 
+size_t fake_free_bytes(int32_t device)
+{
+    size_t left = fake_memory_bytes() / 10 * 9;
+    for (const struct fake_memory *m = all; m; m = m->next) {
+        left -= m->device == device ? m->n_bytes : 0;
+    }
+    return left;
+}
+
 /* Device memory is pages that cost nothing until they are written; pinned memory is the heap's,
  * where a sanitizer sees the program overrun it. */
 static void give(struct fake_memory *m)
@@ -63,8 +72,9 @@ static cudaError_t allocate(void **out, size_t n_bytes, int32_t device)
 {
     fake_lock();
     cudaError_t e = fake_call();
-    if (e == cudaSuccess && fake_is_capturing()) {
-        fake_complain("memory is allocated while a graph is captured");
+    fake_ends_capture("memory is allocated");
+    if (device >= 0 && n_bytes > fake_free_bytes(device)) {
+        e = e == cudaSuccess ? cudaErrorMemoryAllocation : e;
     }
     if (e == cudaSuccess && n_bytes > 0) {
         struct fake_memory *m = calloc(1, sizeof *m);
@@ -86,6 +96,9 @@ static cudaError_t release(void *p, bool pinned)
 {
     fake_lock();
     const cudaError_t e = fake_call();
+    if (p) {
+        fake_ends_capture("memory is freed");
+    }
     fake_run_all();
     struct fake_memory **at = &all;
     while (*at && (*at)->at != p) {
@@ -245,6 +258,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t n_bytes, enum cudaMemc
 {
     fake_lock();
     cudaError_t e = fake_call();
+    fake_ends_capture("a copy outside of the stream is made");
     if (e == cudaSuccess && n_bytes > 0) {
         if (fake_is_awaited(to, n_bytes) || fake_is_awaited(from, n_bytes)) {
             fake_complain("a copy outside of the stream meets one that waits in it");

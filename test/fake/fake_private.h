@@ -14,6 +14,7 @@ __attribute__((format(printf, 1, 2))) void fake_complain(const char *format, ...
 void fake_born(void);
 void fake_died(void);
 
+size_t fake_memory_bytes(void); // of each device
 bool fake_has_products(void);
 int32_t fake_device(void); // of the calling thread
 bool fake_chance(int32_t one_in);
@@ -29,6 +30,7 @@ struct fake_memory {
 struct fake_memory *fake_find(const void *p);
 /* Complains unless [p, p + n_bytes) lies in one allocation of the device. */
 struct fake_memory *fake_on_device(const void *p, size_t n_bytes, const char *what);
+size_t fake_free_bytes(int32_t device);
 void fake_memory_end(void);
 /* from NULL: fills with the value. What is all zeroes is not made so again: its pages stay
  * untouched. */
@@ -54,11 +56,11 @@ cudaError_t fake_enqueue(cudaStream_t stream, const struct fake_op *op);
 void fake_run_all(void); // of all streams
 /* Whether something that has not run reads or writes it. */
 bool fake_is_awaited(const void *p, size_t n_bytes);
-bool fake_is_capturing(void); // a stream of the thread's device
+/* Complains of a call that is not allowed while a stream of the thread's device records a graph. */
+void fake_ends_capture(const char *call);
 void fake_stream_end(void);
 /* cuBLASLt's: takes the lock. Its operands must be in the device's memory. */
 cudaError_t fake_product(cudaStream_t stream, const void *const *operands, int32_t n);
-void fake_count_product(void);
 void fake_count_replay(void);
 
 #endif

@@ -140,14 +140,13 @@ bool fake_is_awaited(const void *p, size_t n_bytes)
     return false;
 }
 
-bool fake_is_capturing(void)
+void fake_ends_capture(const char *call)
 {
     for (struct CUstream_st *s = streams; s; s = s->next) {
         if (s->graph && s->device == fake_device()) {
-            return true;
+            fake_complain("%s while a graph is captured", call);
         }
     }
-    return false;
 }
 
 void fake_stream_end(void)
@@ -249,7 +248,6 @@ cudaError_t fake_product(cudaStream_t stream, const void *const *operands, int32
         e = fake_on_device(operands[i], 1, "a product") ? cudaSuccess : cudaErrorInvalidValue;
     }
     e = e == cudaSuccess ? fake_enqueue(stream, &(struct fake_op){.kind = FAKE_WORK}) : e;
-    fake_count_product();
     fake_unlock();
     return e;
 }
@@ -306,14 +304,14 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     return e;
 }
 
-static bool is_behind(const struct CUstream_st *s, const struct CUevent_st *event)
+/* How much of the stream is there up to the event's last record. */
+static int32_t n_before(const struct CUstream_st *s, const struct CUevent_st *event)
 {
-    for (int32_t i = 0; i < s->ops.n; i++) {
-        if (s->ops.v[i].event == event) {
-            return true;
-        }
+    int32_t n = s->ops.n;
+    while (n > 0 && s->ops.v[n - 1].event != event) {
+        n--;
     }
-    return false;
+    return n;
 }
 
 /* One that was never recorded counts as done. */
@@ -321,15 +319,10 @@ static cudaError_t look_at_event(cudaEvent_t event, bool all)
 {
     fake_lock();
     cudaError_t e = fake_call();
-    for (struct CUstream_st *s = streams; e == cudaSuccess && s && event->n_waited > 0;
-         s = s->next) {
-        const bool is_asked = is_behind(s, event);
-        if (is_asked && s->graph) {
-            fake_complain("an event is asked after while a graph is captured");
-        }
-        while (is_asked && event->n_waited > 0 && (all || !fake_chance(8))) {
-            run_some(s, 1);
-        }
+    fake_ends_capture("an event is waited for or asked after");
+    for (struct CUstream_st *s = streams; e == cudaSuccess && s; s = s->next) {
+        const int32_t n = n_before(s, event);
+        run_some(s, all || fake_chance(8) ? n : n / 2);
     }
     e = e == cudaSuccess && event->n_waited > 0 ? cudaErrorNotReady : e;
     fake_unlock();
