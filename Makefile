@@ -149,7 +149,7 @@ $(FAKE_OPS): $(BUILD)/test/fake/%_on_fake: test/op/%_test.c test/fake/contract.c
 $(BUILD)/test/fake/sluice: $(MAIN) $(FAKE) $(BUILD)/libsluice.a | $(FAKE_NCCL)
 	$(SAY_LD) $(CC) $(LDFLAGS) -o $@ $^ $(FAKE_LIBS)
 
-$(BUILD)/test/fake/libnccl.so.2: test/fake/fake_nccl.c $(BUILD)/built-for
+$(BUILD)/test/fake/libnccl.so.2: test/fake/fake_nccl.c test/fake/fake_private.h test/fake/fake_cuda.h $(BUILD)/built-for
 	@mkdir -p $(@D)
 	$(SAY_LD) $(CC) $(CFLAGS) -shared -fPIC -Wl,-soname,libnccl.so.2 -o $@ $<
 

@@ -524,6 +524,13 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
     return launch((const void *)kernel, grid, block, (dim3){1, 1, 1}, shared, stream, args);
 }
 
+/* What code of nvcc 12 calls instead. */
+cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared,
+                             cudaStream_t stream)
+{
+    return launch(host, grid, block, (dim3){1, 1, 1}, shared, stream, args);
+}
+
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *host, void **args)
 {
     dim3 cluster = {1, 1, 1};
