@@ -243,10 +243,13 @@ static bool has_text(const struct jv *content)
                        (content->type == JV_LIST && content->u.list->n > 0));
 }
 
-/* Sets it under the template's name beside the client's. */
+/* Sets it under the template's name beside the client's. A client that sends replies back as it has
+ * them may have null there. */
 static bool shape_reasoning(struct jrt *rt, struct jv message, const struct chat_traits *traits)
 {
-    if (!traits->reasoning_key || field(rt, message, traits->reasoning_key) ||
+    const char *key = traits->reasoning_key;
+    const struct jv *there = key ? field(rt, message, key) : NULL;
+    if (!key || (there && there->type != JV_NONE) ||
         (traits->thought_or_text && has_text(field(rt, message, "content")) &&
          field(rt, message, "tool_calls"))) {
         return true;
@@ -254,7 +257,7 @@ static bool shape_reasoning(struct jrt *rt, struct jv message, const struct chat
     for (size_t i = 0; i < N_REASONING_KEYS; i++) {
         const struct jv *reasoning = field(rt, message, REASONING_KEYS[i]);
         if (reasoning && reasoning->type == JV_STR) {
-            return jd_set_lit(rt, message.u.dict, traits->reasoning_key, *reasoning);
+            return jd_set_lit(rt, message.u.dict, key, *reasoning);
         }
     }
     return true;

@@ -437,6 +437,7 @@ TEST(reasoning_goes_by_the_name_that_the_template_knows)
     CHECK_STR(render(thinking, THOUGHT("reasoning", "\"\"")), "T[t]");
     CHECK_STR(render(thinking, THOUGHT("reasoning_content", "null")), "T[t]");
     CHECK_STR(render(thinking, THOUGHT("thinking", "\"\"")), "T[t]");
+    CHECK_STR(render(thinking, THOUGHT("thinking\":null,\"reasoning", "\"\"")), "T[t]");
     CHECK_STR(render(thinking, THOUGHT("reasoning", "\"c\"")), "[c]"); // it takes one of them
     CHECK_STR(render("{% for m in messages %}{{ m.reasoning }}{{ m.content }}{% endfor %}",
                      THOUGHT("reasoning_content", "\"c\"")), "[tc]");
