@@ -189,7 +189,7 @@ static void observe(struct api_choice *ch, int32_t n_new, int64_t now_ns)
     }
 }
 
-/* Writes what is pending in a stream. */
+/* Hands what is pending to the format. */
 static void flush(struct api_choice *ch)
 {
     if (ch->pending == PENDING_NONE && ch->ids.n_bytes > 0) {

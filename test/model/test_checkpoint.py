@@ -706,9 +706,9 @@ ABSENT = object()
      {"max_position_embeddings": 8192, "original_max_position_embeddings": 4096, "rope_scaling": LONG}),
 ])
 def test_two_configs_of_one_model(source, values, same, tmp_path):
-    """transformers reads the first key there, and uses it nowhere; it has two names for the other's formula; of two
-    scalings it takes rope_scaling, which a reader of a model card adds; GPT-OSS has its own without any; what is not scaled has no factor; and Phi-3 was made
-    for 4096 positions where nothing at the top says otherwise."""
+    """As transformers takes them: it uses Gemma 3's soft cap nowhere, and has two names for one GELU; of two scalings it
+    takes rope_scaling, unless that is empty; GPT-OSS has its own without any; what is not scaled has no mscale; longrope's
+    factor goes before the ratio of the lengths, and Phi-3 was made for 4096 positions unless the top level says otherwise."""
     results = []
     for name, changes in (("one", values), ("other", same)):
         c = Checkpoint(tmp_path / name, os.path.join(golden.GOLDEN, source))

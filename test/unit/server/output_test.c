@@ -406,7 +406,6 @@ TEST(stop_strings_cut_and_never_leak)
     fold_deinit(&f);
 }
 
-/* Random text made of marker pieces: whatever comes out must not depend on the cuts. */
 /* What is held because nothing but a marker may follow must not be looked at with every token. */
 TEST(long_white_space_costs_each_token_the_same)
 {
@@ -439,6 +438,7 @@ TEST(long_white_space_costs_each_token_the_same)
     json_free(tools);
 }
 
+/* Random text made of marker pieces: whatever comes out must not depend on the cuts. */
 TEST(random_mixtures_do_not_depend_on_cuts)
 {
     static const char *const words[] = {
