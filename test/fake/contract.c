@@ -11,8 +11,8 @@ static void tell(void)
 {
     const struct fake_cuda_counts c = fake_cuda_counts();
     const char *complaint = fake_cuda_complaint();
-    printf("%" PRId64 " launches of %" PRId64 " kernels, %" PRId64 " products: %s\n", c.launches,
-           c.kernels, c.products, complaint ? complaint : "in order");
+    printf("%" PRId64 " calls, %" PRId64 " kernels: %s\n", c.calls, c.kernels,
+           complaint ? complaint : "in order");
 }
 
 __attribute__((constructor)) static void begin(void)
