@@ -4,7 +4,7 @@
  * after, never at once; pinned memory must then be as it was when the copy was asked for; a launch
  * must be one that a device takes; an address must lie in what was allocated, on that device.
  * test/fake/sluice is the program on such a device: it is lost once the file $FAKE_CUDA_LOST is
- * there, and each wait for it takes $FAKE_CUDA_WAIT_US more.
+ * there, and each wait for an event, or question after one, takes $FAKE_CUDA_WAIT_US more.
  * Thread: any; one lock. */
 #ifndef SLUICE_TEST_FAKE_CUDA_H
 #define SLUICE_TEST_FAKE_CUDA_H

@@ -317,6 +317,10 @@ static int32_t n_before(const struct CUstream_st *s, const struct CUevent_st *ev
 /* One that was never recorded counts as done. */
 static cudaError_t look_at_event(cudaEvent_t event, bool all)
 {
+    const char *us = getenv("FAKE_CUDA_WAIT_US");
+    if (us) {
+        usleep((useconds_t)atoi(us));
+    }
     fake_lock();
     cudaError_t e = fake_call();
     fake_ends_capture("an event is waited for or asked after");
@@ -331,10 +335,6 @@ static cudaError_t look_at_event(cudaEvent_t event, bool all)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    const char *us = getenv("FAKE_CUDA_WAIT_US");
-    if (us) {
-        usleep((useconds_t)atoi(us));
-    }
     return look_at_event(event, true);
 }
 
