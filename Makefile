@@ -93,7 +93,7 @@ UNIT  := $(UNIT_SRC:%.c=$(BUILD)/%)
 SUPPORT := $(BUILD)/test/op/amx_emulated.o $(if $(ONLY),,$(BUILD)/test/sim/fake_backend.o)
 PYTESTS := $(wildcard test/*/test_*.py)
 # A device that is none, for tests of the CUDA backend's host half.
-FAKE := $(if $(filter 1,$(CUDA)),$(patsubst %,$(BUILD)/test/fake/fake_%.o,cuda memory stream cublas))
+FAKE := $(if $(filter 1,$(CUDA)),$(patsubst %,$(BUILD)/test/fake/fake_%.o,cuda kernels memory stream cublas))
 FAKE_OPS := $(if $(filter 1,$(CUDA)),$(patsubst test/op/%_test.c,$(BUILD)/test/fake/%_on_fake,$(wildcard test/op/cuda_*_test.c)))
 FAKE_SLUICE := $(if $(filter 11,$(CUDA)$(HTTP)),$(BUILD)/test/fake/sluice)
 FAKE_LIBS = $(filter-out -lcublasLt -lcudart_static,$(LIBS))
@@ -143,8 +143,9 @@ $(filter $(BUILD)/test/fake/%,$(UNIT)): $(BUILD)/%: %.c $(FAKE) $(BUILD)/libslui
 	  $(FAKE_LIBS)
 
 # What the CPU makes beside it is not looked at there: its fast kernels will do.
-$(FAKE_OPS): $(BUILD)/test/fake/%_on_fake: test/op/%_test.c test/fake/contract.c $(FAKE) $(SUPPORT) $(BUILD)/libsluice.a | $(FAKE_NCCL)
-	$(SAY_LD) $(CC) $(CFLAGS) -Wno-missing-prototypes -Dcpu_open_scalar=cpu_open $(LDFLAGS) -o $@ $^ $(FAKE_LIBS)
+$(FAKE_OPS): $(BUILD)/test/fake/%_on_fake: test/op/%_test.c $(BUILD)/test/fake/contract.o $(FAKE) $(BUILD)/libsluice.a | $(FAKE_NCCL)
+	$(SAY_LD) $(CC) $(CFLAGS) -Wno-missing-prototypes -Dcpu_open_scalar=cpu_open $(LDFLAGS) -MMD -MP -o $@ $< \
+	  $(BUILD)/test/fake/contract.o $(FAKE) $(BUILD)/libsluice.a $(FAKE_LIBS)
 
 $(BUILD)/test/fake/sluice: $(MAIN) $(FAKE) $(BUILD)/libsluice.a | $(FAKE_NCCL)
 	$(SAY_LD) $(CC) $(LDFLAGS) -o $@ $^ $(FAKE_LIBS)
@@ -232,4 +233,4 @@ clean:  ## remove build/
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
 
--include $(OBJ:.o=.d) $(SUPPORT:.o=.d) $(FAKE:.o=.d) $(MAIN:.o=.d) $(UNIT:=.d) $(SERVERS:=.d) $(BENCHES:=.d) $(KERNEL_BENCH_OBJ:.o=.d)
+-include $(OBJ:.o=.d) $(SUPPORT:.o=.d) $(FAKE:.o=.d) $(BUILD)/test/fake/contract.d $(FAKE_OPS:=.d) $(MAIN:.o=.d) $(UNIT:=.d) $(SERVERS:=.d) $(BENCHES:=.d) $(KERNEL_BENCH_OBJ:.o=.d)

@@ -1,5 +1,5 @@
-/* Linked with an op test of the GPU, which then runs on the fake device: its results are zeroes, and
- * wrong, but what it asks for must be in order. Says so at the end. */
+/* Linked with an op test of the GPU, which then runs on the fake device: its results are zeroes,
+ * and wrong, but what it asks for must be in order. Says so at the end. */
 #include "cuda/cuda.h"
 #include "test/fake/fake_cuda.h"
 

@@ -1,11 +1,10 @@
 /* The host's half of the CUDA backend, behind the whole engine, on a device that does nothing
  * (fake_cuda.h): what it asks of a device is in order, every failure of it ends every request and
  * leaves nothing behind. Answers are zeroes; the op tests and goldens look at those, on a GPU. */
-#include "test/check.h"
+#include "test/fake/host_bed.h"
 
 #ifdef SLUICE_CUDA
 #include "engine/base/mem.h"
-#include "test/fake/host_bed.h"
 
 #define OWN "test/golden/llama-3"
 #define STRANGER "test/golden/llama-tied"
@@ -351,18 +350,6 @@ TEST(a_call_without_memory_is_an_error_or_a_loss)
 int main(int argc, char **argv)
 {
     host_load_nccl();
-    return check_main(argc, argv);
-}
-
-#else
-
-TEST(the_host_half_of_cuda)
-{
-    SKIP("built without CUDA");
-}
-
-int main(int argc, char **argv)
-{
     return check_main(argc, argv);
 }
 

@@ -1,12 +1,11 @@
-/* Updates of lanes as the device sees them: random ones, also larger than the staging memory, arrive
- * whole, and of two in a place the later one stays. The kernel that applies a flush's writes is the
- * one kernel that runs here; it takes them in random order, as a device may. */
-#include "test/check.h"
+/* Updates of lanes as the device sees them: random ones, also larger than the staging memory,
+ * arrive whole, and of two in a place the later one stays. The kernel that applies a flush's writes
+ * is the one kernel that runs here; it takes them in random order, as a device may. */
+#include "test/fake/host_bed.h"
 
 #ifdef SLUICE_CUDA
 #include "cuda/cuda_backend.h"
 #include "engine/base/mem.h"
-#include "test/fake/host_bed.h"
 
 enum { LANES = 5, LEN = 1 << 19, STEPS = 12, UPDATES = 60 };
 
@@ -99,18 +98,6 @@ TEST(updates_arrive_whole_and_the_later_one_stays)
     for (uint64_t seed = 1; seed <= 8; seed++) {
         host_in_child(run, &seed);
     }
-}
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv);
-}
-
-#else
-
-TEST(updates_on_the_fake_device)
-{
-    SKIP("built without CUDA");
 }
 
 int main(int argc, char **argv)

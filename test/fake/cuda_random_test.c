@@ -1,10 +1,9 @@
 /* Random engines and loads on the fake device: bucket edges, odd budgets, few blocks, trees, ranks,
  * cancelled requests. FAKE_RUNS random lives (40) from FAKE_SEED (1); a failure names its seed. */
-#include "test/check.h"
+#include "test/fake/host_bed.h"
 
 #ifdef SLUICE_CUDA
 #include "engine/base/mem.h"
-#include "test/fake/host_bed.h"
 
 enum { MAX_REQUESTS = 40, MAX_SAMPLES_HERE = 6, MAX_PROMPT = 700, MAX_OUT = 40, MAX_TURNS = 20000 };
 
@@ -97,7 +96,8 @@ static struct engine_options random_options(struct life *l, char *dir, size_t n_
     static const char *const configs[] = {
         NULL,
         NULL,
-        "{\"method\":\"ngram\",\"num_speculative_tokens\":5,\"prompt_lookup_min\":1,\"fixed\":true}",
+        "{\"method\":\"ngram\",\"num_speculative_tokens\":5,\"prompt_lookup_min\":1,"
+        "\"fixed\":true}",
         "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","
         "\"num_speculative_tokens\":3,\"fixed\":true}",
         "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"expansion\":[4,2,2],"
@@ -202,18 +202,6 @@ TEST(random_loads_ask_a_device_for_what_it_can_do)
 int main(int argc, char **argv)
 {
     host_load_nccl();
-    return check_main(argc, argv);
-}
-
-#else
-
-TEST(random_loads_on_the_fake_device)
-{
-    SKIP("built without CUDA");
-}
-
-int main(int argc, char **argv)
-{
     return check_main(argc, argv);
 }
 

@@ -8,43 +8,21 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_FUNCTIONS = 4096, MAX_DEVICES = 16 };
-
-/* A kernel, as programs made by nvcc register it. */
-struct function {
-    const void *host;
-    const char *name;
-    int32_t dynamic_bytes[MAX_DEVICES]; // allowed
-    bool is_launched;
-};
-
 static struct {
     pthread_mutex_t lock;
     int32_t n_devices, sm;
     uint64_t random;
-    struct function functions[MAX_FUNCTIONS];
-    int32_t n_functions;
     int64_t fail_at;
-    cudaError_t fail_with, lost[MAX_DEVICES]; // lost: sticky
+    cudaError_t fail_with, lost[FAKE_MAX_DEVICES]; // lost: sticky
     bool failed, no_products, complained;
     char complaint[256];
     struct fake_cuda_counts counts;
     size_t memory_bytes;
-    struct {
-        const char *word; // NULL: none
-        size_t n_args, arg_bytes[4];
-        void (*run)(dim3 grid, const void *const *args);
-    } emulated;
 } g = {.lock = PTHREAD_MUTEX_INITIALIZER, .n_devices = 2, .sm = 90, .fail_at = -1,
        .memory_bytes = (size_t)1 << 34};
 
 static _Thread_local int32_t device;
 static _Thread_local cudaError_t last_error;
-static _Thread_local struct {
-    dim3 grid, block;
-    size_t shared;
-    cudaStream_t stream;
-} pushed;
 
 void fake_lock(void)
 {
@@ -82,16 +60,12 @@ void fake_cuda_reset(int32_t n_devices, int32_t sm, size_t memory_bytes)
     g.fail_at = -1;
     memset(g.lost, 0, sizeof g.lost); // cudaSuccess
     g.failed = g.no_products = g.complained = false;
-    g.emulated.word = NULL;
     last_error = cudaSuccess;
     device = 0;
     fake_stream_end();
     fake_memory_end();
+    fake_kernels_end();
     g.counts = (struct fake_cuda_counts){0};
-    for (int32_t i = 0; i < g.n_functions; i++) {
-        memset(g.functions[i].dynamic_bytes, 0, sizeof g.functions[i].dynamic_bytes);
-        g.functions[i].is_launched = false;
-    }
     fake_unlock();
 }
 
@@ -170,6 +144,11 @@ void fake_count_replay(void)
     g.counts.replays++;
 }
 
+void fake_count_kernel(void)
+{
+    g.counts.kernels++;
+}
+
 int32_t fake_device(void)
 {
     return device;
@@ -189,7 +168,7 @@ static int32_t n_sms(void)
     return g.sm == 90 ? 132 : 108;
 }
 
-static int32_t most_shared_bytes(void)
+int32_t fake_most_shared_bytes(void)
 {
     return (g.sm == 90 ? 227 : 163) << 10;
 }
@@ -326,221 +305,4 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **entry, uns
     memcpy(entry, &encode, sizeof *entry);
     *found = cudaDriverEntryPointSuccess;
     return cudaSuccess;
-}
-
-/* ---- kernels ------------------------------------------------------------------------------- */
-
-/* What nvcc's code calls: no header for C has them. */
-void **__cudaRegisterFatBinary(void *binary);
-void __cudaRegisterFatBinaryEnd(void **handle);
-void __cudaUnregisterFatBinary(void **handle);
-void __cudaRegisterFunction(void **handle, const char *host, char *of_device, const char *name,
-                            int thread_limit, void *tid, void *bid, void *block, void *grid,
-                            int *warp);
-void __cudaRegisterVar(void **handle, char *host, char *address, const char *name, int ext,
-                       size_t size, int constant, int global);
-unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
-                                     struct CUstream_st *stream);
-cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream);
-cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host);
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **args,
-                               size_t shared, cudaStream_t stream);
-
-void **__cudaRegisterFatBinary(void *binary)
-{
-    static void *handle;
-    (void)binary;
-    return &handle;
-}
-
-void __cudaRegisterFatBinaryEnd(void **handle)
-{
-    (void)handle;
-}
-
-void __cudaUnregisterFatBinary(void **handle)
-{
-    (void)handle;
-}
-
-void __cudaRegisterFunction(void **handle, const char *host, char *of_device, const char *name,
-                            int thread_limit, void *tid, void *bid, void *block, void *grid,
-                            int *warp)
-{
-    (void)handle, (void)of_device, (void)thread_limit, (void)tid, (void)bid, (void)block;
-    (void)grid, (void)warp;
-    if (g.n_functions == MAX_FUNCTIONS) {
-        fprintf(stderr, "fake_cuda: more than %d kernels\n", MAX_FUNCTIONS);
-        abort();
-    }
-    g.functions[g.n_functions++] = (struct function){.host = host, .name = name};
-}
-
-void __cudaRegisterVar(void **handle, char *host, char *address, const char *name, int ext,
-                       size_t size, int constant, int global)
-{
-    (void)handle, (void)host, (void)address, (void)name, (void)ext, (void)size, (void)constant;
-    (void)global;
-}
-
-unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
-                                     struct CUstream_st *stream)
-{
-    pushed.grid = grid;
-    pushed.block = block;
-    pushed.shared = shared;
-    pushed.stream = stream;
-    return 0;
-}
-
-cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream)
-{
-    *grid = pushed.grid;
-    *block = pushed.block;
-    *shared = pushed.shared;
-    *(cudaStream_t *)stream = pushed.stream;
-    return cudaSuccess;
-}
-
-static struct function *find_function(const void *host)
-{
-    for (int32_t i = 0; i < g.n_functions; i++) {
-        if (g.functions[i].host == host) {
-            return &g.functions[i];
-        }
-    }
-    fake_complain("a kernel that is not registered");
-    return NULL;
-}
-
-bool fake_cuda_launched(const char *word)
-{
-    for (int32_t i = 0; i < g.n_functions; i++) {
-        if (g.functions[i].is_launched && strstr(g.functions[i].name, word)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-cudaError_t cudaFuncSetAttribute(const void *host, enum cudaFuncAttribute which, int value)
-{
-    fake_lock();
-    cudaError_t e = fake_call();
-    struct function *f = find_function(host);
-    if (e == cudaSuccess && f && which == cudaFuncAttributeMaxDynamicSharedMemorySize) {
-        if (value > most_shared_bytes()) {
-            fake_complain("%s: %d bytes of shared memory", f->name, value);
-            e = cudaErrorInvalidValue;
-        }
-        f->dynamic_bytes[device] = value;
-    }
-    fake_unlock();
-    return e;
-}
-
-static cudaError_t check_launch(struct function *f, dim3 grid, dim3 block, dim3 cluster,
-                                size_t shared)
-{
-    enum { PLAIN_BYTES = 48 << 10, MAX_THREADS = 1024, MAX_YZ = 65535, MAX_CLUSTER = 8 };
-    const uint64_t threads = (uint64_t)block.x * block.y * block.z;
-    const uint64_t clustered = (uint64_t)cluster.x * cluster.y * cluster.z;
-    const bool ok = grid.x > 0 && grid.x <= INT32_MAX && grid.y > 0 && grid.y <= MAX_YZ &&
-                    grid.z > 0 && grid.z <= MAX_YZ && threads > 0 && threads <= MAX_THREADS &&
-                    block.z <= 64 && clustered > 0 && clustered <= MAX_CLUSTER &&
-                    grid.x % cluster.x == 0 && grid.y % cluster.y == 0 && grid.z % cluster.z == 0;
-    const size_t allowed = f->dynamic_bytes[device] > PLAIN_BYTES
-                               ? (size_t)f->dynamic_bytes[device] : (size_t)PLAIN_BYTES;
-    if (!ok || shared > allowed) {
-        fake_complain("%s: a launch of (%u, %u, %u) blocks of %llu threads in clusters of %llu "
-                      "with %zu bytes of %zu", f->name, grid.x, grid.y, grid.z,
-                      (unsigned long long)threads, (unsigned long long)clustered, shared, allowed);
-        return cudaErrorInvalidConfiguration;
-    }
-    return cudaSuccess;
-}
-
-void fake_cuda_emulate(const char *word, size_t n_args, const size_t *arg_bytes,
-                       void (*run)(dim3 grid, const void *const *args))
-{
-    g.emulated.word = word;
-    g.emulated.n_args = n_args;
-    g.emulated.run = run;
-    memcpy(g.emulated.arg_bytes, arg_bytes, n_args * sizeof *arg_bytes);
-}
-
-static void keep_args(struct fake_op *op, const struct function *f, dim3 grid, void **args)
-{
-    op->is_emulated = g.emulated.word && strstr(f->name, g.emulated.word);
-    op->grid = grid;
-    char *to = op->args;
-    for (size_t i = 0; op->is_emulated && i < g.emulated.n_args; i++) {
-        memcpy(to, args[i], g.emulated.arg_bytes[i]);
-        to += g.emulated.arg_bytes[i];
-    }
-}
-
-void fake_emulate(const struct fake_op *op)
-{
-    const void *args[4];
-    const char *from = op->args;
-    for (size_t i = 0; i < g.emulated.n_args; i++) {
-        args[i] = from;
-        from += g.emulated.arg_bytes[i];
-    }
-    g.emulated.run(op->grid, args);
-}
-
-static cudaError_t launch(const void *host, dim3 grid, dim3 block, dim3 cluster, size_t shared,
-                          cudaStream_t stream, void **args)
-{
-    struct fake_op op = {.kind = FAKE_WORK};
-    fake_lock();
-    cudaError_t e = fake_call();
-    struct function *f = find_function(host);
-    e = e == cudaSuccess && !f ? cudaErrorInvalidDeviceFunction : e;
-    e = e == cudaSuccess ? check_launch(f, grid, block, cluster, shared) : e;
-    if (e == cudaSuccess) {
-        keep_args(&op, f, grid, args);
-        e = fake_enqueue(stream, &op);
-    }
-    if (e == cudaSuccess) {
-        g.counts.kernels += !f->is_launched;
-        f->is_launched = true;
-    }
-    fake_unlock();
-    return e;
-}
-
-cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host)
-{
-    memcpy(kernel, &host, sizeof *kernel);
-    return cudaSuccess;
-}
-
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **args,
-                               size_t shared, cudaStream_t stream)
-{
-    return launch((const void *)kernel, grid, block, (dim3){1, 1, 1}, shared, stream, args);
-}
-
-/* What code of nvcc 12 calls instead. */
-cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared,
-                             cudaStream_t stream)
-{
-    return launch(host, grid, block, (dim3){1, 1, 1}, shared, stream, args);
-}
-
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *host, void **args)
-{
-    dim3 cluster = {1, 1, 1};
-    for (unsigned i = 0; i < config->numAttrs; i++) {
-        if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) {
-            cluster.x = config->attrs[i].val.clusterDim.x;
-            cluster.y = config->attrs[i].val.clusterDim.y;
-            cluster.z = config->attrs[i].val.clusterDim.z;
-        }
-    }
-    return launch(host, config->gridDim, config->blockDim, cluster, config->dynamicSmemBytes,
-                  config->stream, args);
 }

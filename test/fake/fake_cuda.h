@@ -1,7 +1,7 @@
 /* A CUDA runtime, cuBLASLt and NCCL without a device, to test the host's half of cuda/ where there
  * is no GPU. Memory is the host's, streams are late, kernels do nothing: every result is zero. What
- * is taken seriously is the contract: a copy runs when its stream is waited for or, by chance, asked
- * after, never at once; pinned memory must then be as it was when the copy was asked for; a launch
+ * is taken seriously is the contract: a copy runs when its stream is waited for or, by chance,
+ * asked after, never at once; pinned memory must then be as it was when the copy was asked for; a launch
  * must be one that a device takes; an address must lie in what was allocated, on that device.
  * test/fake/sluice is the program on such a device: it is lost once the file $FAKE_CUDA_LOST is
  * there, and each wait for an event, or question after one, takes $FAKE_CUDA_WAIT_US more.
@@ -25,8 +25,8 @@ bool fake_cuda_failed(void); // it has
 void fake_cuda_has_products(bool yes);
 
 /* What kernels whose name in the object file contains the word do, on the host, in the stream's
- * order; args points to copies of the launch's first arguments. One such word at a time; NULL: none.
- */
+ * order; args points to copies of the launch's first arguments. One such word at a time; NULL:
+ * none. */
 enum { FAKE_ARGS_BYTES = 32 };
 void fake_cuda_emulate(const char *word, size_t n_args, const size_t *arg_bytes,
                        void (*run)(dim3 grid, const void *const *args));

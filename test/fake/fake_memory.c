@@ -179,17 +179,14 @@ void fake_write(char *to, const char *from, int value, size_t n_bytes)
 
 static bool check_copy(const void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind)
 {
-    struct fake_memory *m = NULL;
-    if (kind != cudaMemcpyDeviceToHost) {
-        if (!fake_on_device(to, n_bytes, "a copy's destination")) {
-            return false;
-        }
+    if (kind != cudaMemcpyDeviceToHost && !fake_on_device(to, n_bytes, "a copy's destination")) {
+        return false;
     }
     if (kind != cudaMemcpyHostToDevice && !fake_on_device(from, n_bytes, "a copy's source")) {
         return false;
     }
     const void *host = kind == cudaMemcpyHostToDevice ? from : to;
-    m = kind == cudaMemcpyDeviceToDevice ? NULL : fake_find(host);
+    const struct fake_memory *m = kind == cudaMemcpyDeviceToDevice ? NULL : fake_find(host);
     if (m && (m->device >= 0 || !reaches(m, host, n_bytes))) {
         fake_complain("a copy's host memory is none, or goes past the end of %zu bytes",
                       m->n_bytes);

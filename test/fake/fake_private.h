@@ -4,6 +4,8 @@
 
 #include "test/fake/fake_cuda.h"
 
+enum { FAKE_MAX_DEVICES = 16 };
+
 /* Every entry point takes the lock, and asks fake_call whether it is this call that fails. */
 void fake_lock(void);
 void fake_unlock(void);
@@ -15,6 +17,7 @@ void fake_born(void);
 void fake_died(void);
 
 size_t fake_memory_bytes(void); // of each device
+int32_t fake_most_shared_bytes(void); // of a block
 bool fake_has_products(void);
 int32_t fake_device(void); // of the calling thread
 bool fake_chance(int32_t one_in);
@@ -50,7 +53,6 @@ struct fake_op {
     dim3 grid;
     char args[FAKE_ARGS_BYTES];
 };
-void fake_emulate(const struct fake_op *op);
 /* Checks the stream, and puts the op behind the others or into the graph that is being captured. */
 cudaError_t fake_enqueue(cudaStream_t stream, const struct fake_op *op);
 void fake_run_all(void); // of all streams
@@ -62,5 +64,10 @@ void fake_stream_end(void);
 /* cuBLASLt's: takes the lock. Its operands must be in the device's memory. */
 cudaError_t fake_product(cudaStream_t stream, const void *const *operands, int32_t n);
 void fake_count_replay(void);
+
+/* fake_kernels.c */
+void fake_emulate(const struct fake_op *op);
+void fake_kernels_end(void);
+void fake_count_kernel(void);
 
 #endif

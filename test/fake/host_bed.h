@@ -1,11 +1,14 @@
-/* What tests on the fake device share: engines on it, a process for each life. Launches ask once per
- * process what the device is, so lives on unlike devices, and with calls that fail, need their own. */
+/* What tests on the fake device share: engines on it, a process for each life. Launches ask once
+ * per process what the device is, so lives on unlike devices, and with calls that fail, need their own.
+ * Where CUDA is not built such a test is one that says so; its own part is under SLUICE_CUDA. */
 #ifndef SLUICE_TEST_HOST_BED_H
 #define SLUICE_TEST_HOST_BED_H
 
+#include "test/check.h"
+
+#ifdef SLUICE_CUDA
 #include "cuda/cuda.h"
 #include "engine/engine_state.h"
-#include "test/check.h"
 #include "test/fake/fake_cuda.h"
 
 #include <dlfcn.h>
@@ -91,4 +94,17 @@ static inline void host_load_nccl(void)
     }
 }
 
+#else
+
+TEST(the_fake_device)
+{
+    SKIP("built without CUDA");
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
+
+#endif
 #endif
