@@ -30,7 +30,7 @@ CFLAGS_cpu_cpu_kernels_avx512     := $(AVX512)
 CFLAGS_cpu_cpu_kernels_avx512bf16 := $(AVX512) -mavx512bf16
 CFLAGS_cpu_cpu_gemm_amx           := $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
 CFLAGS_cpu_cpu_attention_amx      := $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
-CFLAGS_test_op_amx_emulated       := $(AVX512) -mavx512bf16
+CFLAGS_test_cpu_amx_emulated      := $(AVX512) -mavx512bf16
 endif
 CFLAGS_cpu_cpu_kernels_neon := -O3
 CFLAGS_cpu_cpu_attention    := -O3
@@ -42,30 +42,31 @@ LIBS    := -lcjson -lpcre2-8 -lutf8proc -lpthread -lm
 # library: see test-neon.
 ifeq ($(ONLY),cpu)
 HTTP := 0
-SRC  := $(wildcard cpu/*.c) engine/backend.c engine/params.c $(patsubst %,engine/base/%.c,assert clock log mem status wire)
+SRC  := $(wildcard cpu/*.c) engine/device/backend.c engine/device/params.c $(patsubst %,engine/base/%.c,assert clock log mem status wire)
 LIBS := -lpthread -lm
 LDFLAGS += -static
 else
-SRC := $(wildcard engine/*.c engine/base/*.c engine/tokenizer/*.c cpu/*.c)
-HTTP_SRC := $(filter-out server/main.c,$(wildcard server/*.c server/jinja/*.c)) $(wildcard bench/*.c)
+# A folder's sources are found by themselves; a *_test.c or *_bench.c is a program of its own.
+SRC := $(shell find engine cpu -name '*.c')
+SERVER_SRC := $(filter-out server/cli/main.c,$(shell find server -name '*.c'))
+BENCH_SRC  := $(filter-out %_bench.c bench/ops/cuda%,$(wildcard bench/load/*.c bench/ops/*.c bench/engine/*.c))
 ifeq ($(HTTP),1)
-SRC  += $(HTTP_SRC)
+SRC  += $(SERVER_SRC) $(BENCH_SRC)
 # MHD=DIR: a static libmicrohttpd from scripts/deps; without, the system's.
 LIBS += -luv $(if $(MHD),$(MHD)/lib/libmicrohttpd.a,-lmicrohttpd) -lgnutls
 CFLAGS += $(if $(MHD),-isystem $(MHD)/include)
 else
 # What the commands need without sockets: cJSON, PCRE2 and utf8proc are all of the libraries.
-SRC    += $(filter-out server/cmd_serve.c,$(wildcard server/cmd_*.c server/jinja/*.c server/chat_*.c \
-          server/config*.c server/output*.c server/tool_parser*.c)) server/devices.c server/engine_config.c \
-          server/nodes_config.c server/generate_job.c
+SRC    += $(filter-out server/cli/serve%,$(filter server/cli/% server/chat/%,$(SERVER_SRC))) \
+          $(filter-out bench/load/%,$(BENCH_SRC))
 CFLAGS += -DSLUICE_NO_HTTP
 endif
 endif
 ifeq ($(CUDA),1)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
 CFLAGS    += -DSLUICE_CUDA -DSLUICE_CUARCH='"$(strip $(CUARCH))"' -isystem $(CUDA_HOME)/include
-SRC       += $(wildcard cuda/*.c)
-CUSRC     := $(wildcard cuda/kernels/*.cu)
+SRC       += $(wildcard cuda/*.c) $(filter-out %_trace.c,$(wildcard bench/ops/cuda*.c))
+CUSRC     := $(shell find cuda -name '*.cu')
 LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -lrt -ldl -lstdc++
 NVCCFLAGS := -std=c++17 -O3 -lineinfo -I. --expt-relaxed-constexpr -Xcompiler -fPIC -Xcompiler -Wall \
              $(foreach a,$(CUARCH),-gencode arch=compute_$(a),code=sm_$(a))
@@ -85,24 +86,23 @@ SAY_LD :=
 endif
 
 OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(CUSRC:%.cu=$(BUILD)/%.cu.o)
-MAIN  := $(BUILD)/server/main.o
-OP_SRC    := $(filter-out test/op/cuda%,$(wildcard test/op/*_test.c))
-UNIT_SRC  := $(if $(ONLY),$(filter-out %/route_test.c,$(OP_SRC)),$(wildcard test/unit/*/*_test.c test/op/*_test.c test/sim/*_test.c \
-             test/model/*_test.c test/fuzz/*_test.c test/fake/*_test.c))
-UNIT  := $(UNIT_SRC:%.c=$(BUILD)/%)
-SUPPORT := $(BUILD)/test/op/amx_emulated.o $(if $(ONLY),,$(BUILD)/test/sim/fake_backend.o)
-PYTESTS := $(wildcard test/*/test_*.py)
+MAIN  := $(BUILD)/server/cli/main.o
+OP_SRC  := $(wildcard test/cpu/*_test.c)
+UNIT_SRC := $(if $(ONLY),$(filter-out %/route_test.c,$(OP_SRC)),$(shell find test -name '*_test.c'))
+UNIT    := $(UNIT_SRC:%.c=$(BUILD)/%)
+SUPPORT := $(BUILD)/test/cpu/amx_emulated.o $(if $(ONLY),,$(BUILD)/test/engine/fake_backend.o)
+PYTESTS := $(shell find test -name 'test_*.py')
 # A device that is none, for tests of the CUDA backend's host half.
-FAKE := $(if $(filter 1,$(CUDA)),$(patsubst %,$(BUILD)/test/fake/fake_%.o,cuda kernels memory stream cublas))
-FAKE_OPS := $(if $(filter 1,$(CUDA)),$(patsubst test/op/%_test.c,$(BUILD)/test/fake/%_on_fake,$(wildcard test/op/cuda_*_test.c)))
-FAKE_SLUICE := $(if $(filter 11,$(CUDA)$(HTTP)),$(BUILD)/test/fake/sluice)
+FAKE := $(if $(filter 1,$(CUDA)),$(patsubst %,$(BUILD)/test/cuda/fake/fake_%.o,cuda kernels memory stream cublas))
+FAKE_OPS := $(if $(filter 1,$(CUDA)),$(patsubst test/cuda/%_test.c,$(BUILD)/test/cuda/fake/%_on_fake,$(wildcard test/cuda/cuda_*_test.c)))
+FAKE_SLUICE := $(if $(filter 11,$(CUDA)$(HTTP)),$(BUILD)/test/cuda/fake/sluice)
 FAKE_LIBS = $(filter-out -lcublasLt -lcudart_static,$(LIBS))
-FAKE_NCCL := $(if $(filter 1,$(CUDA)),$(BUILD)/test/fake/libnccl.so.2)
+FAKE_NCCL := $(if $(filter 1,$(CUDA)),$(BUILD)/test/cuda/fake/libnccl.so.2)
 # Programs that Python tests start, and benchmarks.
 SERVERS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/server/*_server.c))
-KERNEL_BENCH := $(BUILD)/test/bench/cuda_kernels_bench
-KERNEL_BENCH_OBJ := $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard test/bench/*.cu))
-BENCHES := $(patsubst %.c,$(BUILD)/%,$(wildcard test/bench/*_bench.c))
+KERNEL_BENCH := $(BUILD)/bench/ops/cuda_kernels_bench
+KERNEL_BENCH_OBJ := $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard bench/ops/*.cu))
+BENCHES := $(patsubst %.c,$(BUILD)/%,$(shell find bench -name '*_bench.c'))
 export SLUICE_BUILD := $(BUILD)
 export TEST_WRAP
 
@@ -128,29 +128,29 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/built-for
 	@mkdir -p $(@D)
 	$(SAY_NV) $(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $<
 
-$(BUILD)/server/status_page.o: server/status_page.html
+$(BUILD)/server/api/status_page.o: server/api/status_page.html
 
 # Tests link everything but main; a wildcard finds them.
 $(BUILD)/libsluice.a: $(OBJ)
 	@rm -f $@ && ar qcs $@ $^
-$(filter-out $(BUILD)/test/fake/%,$(UNIT)) $(SERVERS) $(BENCHES): $(BUILD)/%: %.c $(SUPPORT) $(BUILD)/libsluice.a test/check.h
+$(filter-out $(BUILD)/test/cuda/fake/%,$(UNIT)) $(SERVERS) $(BENCHES): $(BUILD)/%: %.c $(SUPPORT) $(BUILD)/libsluice.a test/check.h
 	@mkdir -p $(@D)
 	$(SAY_LD) $(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP -o $@ $< $(SUPPORT) $(BUILD)/libsluice.a $(LIBS)
 
-$(filter $(BUILD)/test/fake/%,$(UNIT)): $(BUILD)/%: %.c $(FAKE) $(BUILD)/libsluice.a test/check.h | $(FAKE_NCCL)
+$(filter $(BUILD)/test/cuda/fake/%,$(UNIT)): $(BUILD)/%: %.c $(FAKE) $(BUILD)/libsluice.a test/check.h | $(FAKE_NCCL)
 	@mkdir -p $(@D)
 	$(SAY_LD) $(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP -o $@ $< $(FAKE) $(BUILD)/libsluice.a \
 	  $(FAKE_LIBS)
 
 # What the CPU makes beside it is not looked at there: its fast kernels will do.
-$(FAKE_OPS): $(BUILD)/test/fake/%_on_fake: test/op/%_test.c $(BUILD)/test/fake/contract.o $(FAKE) $(BUILD)/libsluice.a | $(FAKE_NCCL)
+$(FAKE_OPS): $(BUILD)/test/cuda/fake/%_on_fake: test/cuda/%_test.c $(BUILD)/test/cuda/fake/contract.o $(FAKE) $(BUILD)/libsluice.a | $(FAKE_NCCL)
 	$(SAY_LD) $(CC) $(CFLAGS) -Wno-missing-prototypes -Dcpu_open_scalar=cpu_open $(LDFLAGS) -MMD -MP -o $@ $< \
-	  $(BUILD)/test/fake/contract.o $(FAKE) $(BUILD)/libsluice.a $(FAKE_LIBS)
+	  $(BUILD)/test/cuda/fake/contract.o $(FAKE) $(BUILD)/libsluice.a $(FAKE_LIBS)
 
-$(BUILD)/test/fake/sluice: $(MAIN) $(FAKE) $(BUILD)/libsluice.a | $(FAKE_NCCL)
+$(BUILD)/test/cuda/fake/sluice: $(MAIN) $(FAKE) $(BUILD)/libsluice.a | $(FAKE_NCCL)
 	$(SAY_LD) $(CC) $(LDFLAGS) -o $@ $^ $(FAKE_LIBS)
 
-$(BUILD)/test/fake/libnccl.so.2: test/fake/fake_nccl.c test/fake/fake_private.h test/fake/fake_cuda.h $(BUILD)/built-for
+$(BUILD)/test/cuda/fake/libnccl.so.2: test/cuda/fake/fake_nccl.c test/cuda/fake/fake_private.h test/cuda/fake/fake_cuda.h $(BUILD)/built-for
 	@mkdir -p $(@D)
 	$(SAY_LD) $(CC) $(CFLAGS) -shared -fPIC -Wl,-soname,libnccl.so.2 -o $@ $<
 
@@ -172,7 +172,7 @@ test-model: all  ## what is read from a model's folder, and what generate makes 
 	@SLUICE=$(abspath $(BUILD)/sluice) test/run test/model/test_checkpoint.py test/model/test_generate.py \
 	  test/model/test_golden.py test/model/test_sampling.py
 .PHONY: test-sim
-test-sim: $(BUILD)/test/sim/sim_test  ## the simulation at length (SIM_RUNS=20000, SIM_SEED=1)
+test-sim: $(BUILD)/test/engine/sim_test  ## the simulation at length (SIM_RUNS=20000, SIM_SEED=1)
 	@SIM_RUNS=$${SIM_RUNS:-20000} TEST_TIMEOUT=$${TEST_TIMEOUT:-3600} test/run $<
 test-asan:  ## the C tests, the server's and those of model folders under ASan and UBSan
 	@TEST_TIMEOUT=$${TEST_TIMEOUT:-1200} SLUICE_THREADS=$${SLUICE_THREADS:-2} $(MAKE) FLAVOUR=asan CUDA=0 test-unit test-server test-model
@@ -196,7 +196,7 @@ bench-kernels: $(KERNEL_BENCH)  ## the GPU kernels alone: checked, then timed (n
 	$(KERNEL_BENCH) check 200 attention gemm step
 .PHONY: cuda-trace
 cuda-trace: $(BUILD)/cuda_trace.so  ## a library that tells where a program's GPU time goes
-$(BUILD)/cuda_trace.so: test/bench/cuda_trace.c
+$(BUILD)/cuda_trace.so: bench/ops/cuda_trace.c
 	$(CC) $(CFLAGS) -shared -fPIC -o $@ $< -L$(CUDA_HOME)/lib -L$(CUDA_HOME)/extras/CUPTI/lib64 -lcupti
 
 bench: all $(BENCHES)  ## what the server, the ops and speculation reach on this machine
@@ -205,8 +205,8 @@ bench: all $(BENCHES)  ## what the server, the ops and speculation reach on this
 	@echo "== scripts/bench_speculation"; scripts/bench_speculation --binary $(BUILD)/sluice \
 	  --floor ngram=1.8 --floor draft=1.4 -- --device cpu
 
-check:  ## who includes whom
-	@scripts/layers.sh
+check: all  ## who includes and calls whom
+	@scripts/layers.sh $(BUILD)
 
 # Everything under DESTDIR; the systemd units and the configuration name PREFIX and SYSCONFDIR.
 PREFIX     ?= /usr/local
@@ -233,4 +233,4 @@ clean:  ## remove build/
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  \1\t/' | expand -t 16
 
--include $(OBJ:.o=.d) $(SUPPORT:.o=.d) $(FAKE:.o=.d) $(BUILD)/test/fake/contract.d $(FAKE_OPS:=.d) $(MAIN:.o=.d) $(UNIT:=.d) $(SERVERS:=.d) $(BENCHES:=.d) $(KERNEL_BENCH_OBJ:.o=.d)
+-include $(OBJ:.o=.d) $(SUPPORT:.o=.d) $(FAKE:.o=.d) $(BUILD)/test/cuda/fake/contract.d $(FAKE_OPS:=.d) $(MAIN:.o=.d) $(UNIT:=.d) $(SERVERS:=.d) $(BENCHES:=.d) $(KERNEL_BENCH_OBJ:.o=.d)

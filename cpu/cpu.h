@@ -1,9 +1,9 @@
 /* The CPU backend: the scalar oracle of every op, and fast paths chosen at run time.
- * Thread: see engine/backend.h. */
+ * Thread: see engine/device/backend.h. */
 #ifndef SLUICE_CPU_CPU_H
 #define SLUICE_CPU_CPU_H
 
-#include "engine/backend.h"
+#include "engine/device/backend.h"
 
 /* The caller closes it with ops->close. */
 enum status cpu_open(const struct backend_options *options, struct backend **out, struct err *err);

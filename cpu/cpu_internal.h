@@ -8,7 +8,7 @@
 #include "cpu/cpu_pool.h"
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
-#include "engine/ops.h"
+#include "engine/device/ops.h"
 
 /* Rows of activations that a product rounds and packs at a time: what fits a cache; in blocks, so
  * many that weights need not come from memory again soon. */

@@ -6,7 +6,7 @@
 #define SLUICE_CPU_KERNELS_H
 
 #include "cpu/cpu_attention_amx.h"
-#include "engine/ops.h"
+#include "engine/device/ops.h"
 
 /* A packed product covers PANEL outputs at a time; a tile is 1 to MAX_PANELS panels. */
 enum { PANEL = 16, MAX_PANELS = 4, TILE = PANEL * MAX_PANELS };

@@ -1,10 +1,10 @@
 /* The CUDA backend. Present in the build when nvcc was found; whether a device is there is known
  * only at run time.
- * Thread: see engine/backend.h. */
+ * Thread: see engine/device/backend.h. */
 #ifndef SLUICE_CUDA_CUDA_H
 #define SLUICE_CUDA_CUDA_H
 
-#include "engine/backend.h"
+#include "engine/device/backend.h"
 
 /* Number of usable devices; 0 when there is no driver. */
 int32_t cuda_device_count(void);

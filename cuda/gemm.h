@@ -7,7 +7,7 @@
 #define SLUICE_CUDA_GEMM_H
 
 #include "cuda/layout.h"
-#include "engine/ops.h"
+#include "engine/device/ops.h"
 
 #include <cuda_runtime_api.h>
 

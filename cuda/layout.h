@@ -16,7 +16,7 @@
 #ifndef SLUICE_CUDA_LAYOUT_H
 #define SLUICE_CUDA_LAYOUT_H
 
-#include "engine/backend.h"
+#include "engine/device/backend.h"
 
 /* One layer of a KV set. Element d of token t of kv head h in page p:
  *   K: base[p * page_stride + h * head_stride + t * head_dim_k + d]

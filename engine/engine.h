@@ -12,17 +12,17 @@
 #ifndef SLUICE_ENGINE_ENGINE_H
 #define SLUICE_ENGINE_ENGINE_H
 
-#include "engine/backend.h"
+#include "engine/device/backend.h"
 #include "engine/base/queue.h"
 #include "engine/base/status.h"
-#include "engine/params.h"
+#include "engine/device/params.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 struct engine;
-struct nodes; // engine/nodes.h
+struct nodes; // engine/cluster/nodes.h
 
 enum finish_reason {
     FINISH_NONE, // not finished

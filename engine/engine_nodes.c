@@ -1,7 +1,7 @@
 /* The engine among nodes: node 0 sends its steps to the others, which execute them here. Whatever
  * ends one node ends them all. */
 #include "engine/engine_state.h"
-#include "engine/step_wire.h"
+#include "engine/cluster/step_wire.h"
 
 #include "engine/base/log.h"
 

@@ -6,7 +6,7 @@
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
-#include "engine/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,9 +5,9 @@
 
 #include "engine/base/buf.h"
 #include "engine/engine.h"
-#include "engine/nodes.h"
-#include "engine/ranks.h"
-#include "engine/spec.h"
+#include "engine/cluster/nodes.h"
+#include "engine/cluster/ranks.h"
+#include "engine/speculate/spec.h"
 #include "engine/step.h"
 
 enum { N_STEPS = 2 };

@@ -4,10 +4,10 @@
 #ifndef SLUICE_ENGINE_STEP_H
 #define SLUICE_ENGINE_STEP_H
 
-#include "engine/model.h"
-#include "engine/ranks.h"
-#include "engine/scheduler.h"
-#include "engine/spec_tree.h"
+#include "engine/model/model.h"
+#include "engine/cluster/ranks.h"
+#include "engine/schedule/scheduler.h"
+#include "engine/speculate/tree.h"
 
 /* Whose result a draw is. */
 struct draw_owner {

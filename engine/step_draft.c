@@ -3,7 +3,7 @@
  * token, a pause, a cache hit, a preemption). */
 #include "engine/step.h"
 
-#include "engine/holdings.h"
+#include "engine/schedule/holdings.h"
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Encoding speed beside Hugging Face `tokenizers`, same texts, same run, one core each.
 
-    scripts/bench_tokenizer.py build/release/test/bench/tokenizer_bench [TOKENIZER ...]
+    scripts/bench_tokenizer.py build/release/bench/engine/tokenizer_bench [TOKENIZER ...]
 
 Texts: English and code from Python's own library, generated JSON and Chinese, in documents of
 16 KB; processor time, so that a busy machine disturbs less. cold: the first pass of a fresh tokenizer; warm: the best of later passes. A TOKENIZER is a

@@ -5,7 +5,7 @@
     scripts/template_vectors.py random N SEED      prints N random snippets with what Jinja2 makes of them
 
 The second one is for differential testing: point SLUICE_SNIPPETS at its output and run
-build/release/test/unit/server/jinja_vectors_test. Needs Jinja2 3.1.6.
+build/release/test/server/chat/jinja_vectors_test. Needs Jinja2 3.1.6.
 """
 import datetime
 import json

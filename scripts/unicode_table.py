@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Makes server/jinja/unicode_table.c: the classes and case mappings of Python's str methods.
+"""Makes server/chat/jinja/unicode_table.c: the classes and case mappings of Python's str methods.
 
-Usage: scripts/unicode_table.py > server/jinja/unicode_table.c
+Usage: scripts/unicode_table.py > server/chat/jinja/unicode_table.c
 A code point's record (class bits, the three case mappings) is shared by all code points that have the
 same one; two levels of pages of 128 lead from a code point to its record.
 """
@@ -62,7 +62,7 @@ def main():
     out = sys.stdout.write
     out(f"/* Made by scripts/unicode_table.py from Unicode {unicodedata.unidata_version}: do not edit. */\n"
         "// clang-format off\n"
-        '#include "server/jinja/unicode_table.h"\n\n')
+        '#include "server/chat/jinja/unicode_table.h"\n\n')
     out("const struct uni_record uni_records[] = {\n")
     for bits, *maps, value in records:
         cells = []

@@ -8,7 +8,7 @@
 #include "cuda/attention.h"
 #include "cuda/gemm.h"
 #include "cuda/layout.h"
-#include "engine/ops.h"
+#include "engine/device/ops.h"
 
 #include <cuda_runtime_api.h>
 

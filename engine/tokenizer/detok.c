@@ -1,5 +1,5 @@
 /* A stream's ids to text: bytes are held back until they are whole characters. */
-#include "engine/detok.h"
+#include "engine/tokenizer/detok.h"
 
 #include "engine/base/utf8.h"
 

@@ -13,7 +13,7 @@
 #include "engine/base/arena.h"
 #include "engine/base/buf.h"
 #include "engine/base/json.h"
-#include "engine/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #include <stdatomic.h>
 

@@ -6,8 +6,8 @@
  *   - each executed body is the one that the strict reading has;
  *   - what comes back is a row of whole HTTP replies;
  *   - afterwards the connection is closed and nothing of it is kept. */
-#include "server/http_private.h"
-#include "server/reply.h"
+#include "server/http/private.h"
+#include "server/api/reply.h"
 #include "test/fuzz/fuzz.h"
 
 #include <errno.h>

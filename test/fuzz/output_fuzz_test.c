@@ -1,6 +1,6 @@
 /* The output's parsers: the first byte picks the parser and the options, the rest is a model's text.
  * What comes out must not depend on how the text was cut, and calls must be well-formed. */
-#include "server/output.h"
+#include "server/chat/output.h"
 
 #include "engine/base/assert.h"
 #include "test/fuzz/fuzz.h"

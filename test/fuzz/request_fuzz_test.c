@@ -1,6 +1,6 @@
 /* Request bodies: the first byte picks the endpoint, the rest is the body. Whatever it is, there is
  * a request that the engine can run, or an error with its words. */
-#include "server/prepare.h"
+#include "server/call/prepare.h"
 
 #include "engine/base/assert.h"
 #include "test/fuzz/fuzz.h"

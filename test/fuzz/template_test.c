@@ -2,7 +2,7 @@
  * with clang this is a fuzzer (scripts/fuzz template). The input is a template, a NUL byte, and
  * the variables as a JSON object. */
 #include "engine/base/file.h"
-#include "server/chat_template.h"
+#include "server/chat/template.h"
 #include "test/check.h"
 
 #include <dirent.h>

@@ -1,6 +1,6 @@
 /* A tokenizer.json from anywhere: it loads or is refused, and what loads can be used. */
-#include "engine/detok.h"
-#include "engine/tokenizer.h"
+#include "engine/tokenizer/detok.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "test/fuzz/replay.h"
 
 static void use(const struct tokenizer *tok)

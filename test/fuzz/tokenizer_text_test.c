@@ -3,8 +3,8 @@
  * byte back. */
 #include "engine/base/buf.h"
 #include "engine/base/utf8.h"
-#include "engine/detok.h"
-#include "engine/tokenizer.h"
+#include "engine/tokenizer/detok.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "test/fuzz/replay.h"
 
 #define CHECK_FUZZ(x)                                                                              \

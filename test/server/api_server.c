@@ -13,7 +13,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/queue.h"
 #include "engine/engine.h"
-#include "server/commands.h"
+#include "server/cli/commands.h"
 
 #include <pthread.h>
 #include <signal.h>

@@ -4,9 +4,9 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
-#include "server/http.h"
-#include "server/log_request.h"
-#include "server/reply.h"
+#include "server/http/http.h"
+#include "server/api/log_request.h"
+#include "server/api/reply.h"
 
 #include <inttypes.h>
 #include <microhttpd.h>

@@ -1,8 +1,8 @@
-/* The activations of engine/ops.h, by kind at compile time. Thread: device code. */
+/* The activations of engine/device/ops.h, by kind at compile time. Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_ACTIVATION_CUH
 #define SLUICE_CUDA_DEVICE_ACTIVATION_CUH
 
-#include "engine/ops.h"
+#include "engine/device/ops.h"
 
 template <int KIND> __device__ __forceinline__ float act_plain(float x)
 {

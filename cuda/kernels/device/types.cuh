@@ -3,7 +3,7 @@
 #ifndef SLUICE_CUDA_DEVICE_TYPES_CUH
 #define SLUICE_CUDA_DEVICE_TYPES_CUH
 
-#include "engine/backend.h"
+#include "engine/device/backend.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,0 +1,362 @@
+/* `sluice bench-engine MODEL`: tokens per second of the engine without a server, at known batches
+ * and contexts. Sequences with random prompts of their own decode together; what counts is the time
+ * between two points at which all of them had drawn so many tokens. */
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "engine/base/rng.h"
+#include "server/cli/commands.h"
+#include "server/cli/devices.h"
+#include "server/cli/engine_config.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern char **environ;
+
+enum { MAX_LIST = 16, WARM_STEPS = 12, REPEATS = 3 };
+
+struct list {
+    int32_t n, v[MAX_LIST];
+};
+
+struct bench {
+    struct engine *engine;
+    const struct engine_info *info;
+    struct list batches, contexts, prompts; // prompts: lengths for prefill
+    int32_t n_steps;
+    float temperature;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool awake;
+};
+
+/* Requests of one figure. */
+struct load {
+    int32_t n;
+    struct engine_request *requests;
+    struct engine_output *outputs;
+};
+
+static void wake(void *arg)
+{
+    struct bench *b = arg;
+    pthread_mutex_lock(&b->lock);
+    b->awake = true;
+    pthread_cond_signal(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
+static void on_event(struct engine_request *r, void *arg)
+{
+    (void)r;
+    (void)arg;
+}
+
+static void wait_for_news(struct bench *b)
+{
+    pthread_mutex_lock(&b->lock);
+    while (!b->awake) {
+        pthread_cond_wait(&b->changed, &b->lock);
+    }
+    b->awake = false;
+    pthread_mutex_unlock(&b->lock);
+    engine_drain(b->engine, on_event, NULL);
+}
+
+/* ---- a load ------------------------------------------------------------------------------- */
+
+/* Prompt i is the same whatever its length: a shorter one is in the prefix cache afterwards. */
+static int32_t *make_prompt(const struct bench *b, int32_t i, int32_t n, uint64_t seed)
+{
+    int32_t *ids = xcalloc((size_t)n, sizeof *ids);
+    for (int32_t k = 0; k < n; k++) {
+        ids[k] = (int32_t)(rng_bits(seed, i, RNG_TEST, (uint32_t)k) % (uint32_t)b->info->vocab);
+    }
+    return ids;
+}
+
+static void load_free(struct load *l)
+{
+    for (int32_t i = 0; i < l->n; i++) {
+        free((void *)l->requests[i].prompt);
+        free(l->outputs[i].tokens);
+    }
+    free(l->requests);
+    free(l->outputs);
+    *l = (struct load){0};
+}
+
+/* n requests of n_prompt tokens each; max_tokens are drawn whatever they are. */
+static enum status load_submit(struct bench *b, struct load *l, int32_t n, int32_t n_prompt,
+                               int32_t max_tokens, uint64_t seed, struct err *err)
+{
+    *l = (struct load){.n = n,
+                       .requests = xcalloc((size_t)n, sizeof *l->requests),
+                       .outputs = xcalloc((size_t)n, sizeof *l->outputs)};
+    for (int32_t i = 0; i < n; i++) {
+        struct engine_request *r = &l->requests[i];
+        r->prompt = make_prompt(b, i, n_prompt, seed);
+        r->n_prompt = n_prompt;
+        r->params = sampling_params_default();
+        r->params.temperature = b->temperature;
+        r->params.seed = (uint64_t)i;
+        r->params.max_tokens = max_tokens;
+        r->params.ignore_eos = true;
+        r->n = 1;
+        r->outputs = &l->outputs[i];
+        l->outputs[i].tokens = xcalloc((size_t)max_tokens, sizeof *l->outputs[i].tokens);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        TRY(engine_submit(b->engine, &l->requests[i], err));
+    }
+    return OK;
+}
+
+/* Tokens of context of all requests together. */
+static int64_t context_of(const struct load *l)
+{
+    int64_t n = 0;
+    for (int32_t i = 0; i < l->n; i++) {
+        n += l->requests[i].n_prompt +
+             atomic_load_explicit(&l->outputs[i].n_tokens, memory_order_acquire);
+    }
+    return n;
+}
+
+static int32_t fewest_tokens(const struct load *l)
+{
+    int32_t least = INT32_MAX;
+    for (int32_t i = 0; i < l->n; i++) {
+        const int32_t n = atomic_load_explicit(&l->outputs[i].n_tokens, memory_order_acquire);
+        least = n < least ? n : least;
+    }
+    return least;
+}
+
+static bool has_failed(const struct load *l)
+{
+    for (int32_t i = 0; i < l->n; i++) {
+        if (l->requests[i].done && l->requests[i].error != OK) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* When every request had at least n_tokens; 0 if one has failed. */
+static int64_t reach(struct bench *b, const struct load *l, int32_t n_tokens)
+{
+    while (fewest_tokens(l) < n_tokens) {
+        wait_for_news(b);
+        if (has_failed(l)) {
+            return 0;
+        }
+    }
+    return clock_now_ns();
+}
+
+static enum status finish(struct bench *b, struct load *l, struct err *err)
+{
+    for (int32_t i = 0; i < l->n; i++) {
+        while (!l->requests[i].done) {
+            wait_for_news(b);
+        }
+        if (l->requests[i].error != OK) {
+            return err_set(err, l->requests[i].error, "%s", l->requests[i].error_text);
+        }
+    }
+    return OK;
+}
+
+/* ---- figures ------------------------------------------------------------------------------ */
+
+static int compare_doubles(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The first sequences decode while the last are prefilled, and must not end before those have been
+ * measured. The context that is printed is the mean over sequences and steps. */
+static enum status measure_decode(struct bench *b, int32_t batch, int32_t context, struct err *err)
+{
+    const int32_t half = REPEATS * b->n_steps / 2 + WARM_STEPS;
+    const int32_t n_prompt = context > half ? context - half : 1;
+    const int64_t prefill_steps = (int64_t)batch * n_prompt / b->info->max_rows + WARM_STEPS;
+    const int64_t max_tokens = REPEATS * b->n_steps + 2 * WARM_STEPS + 2 * prefill_steps;
+    struct load l = {0};
+    double ms[REPEATS];
+    enum status st = load_submit(b, &l, batch, n_prompt, (int32_t)max_tokens, 1, err);
+    int64_t before = st == OK ? reach(b, &l, WARM_STEPS) : 0;
+    const int64_t context_before = st == OK ? context_of(&l) : 0;
+    for (int32_t r = 0; st == OK && r < REPEATS; r++) {
+        const int64_t now = reach(b, &l, WARM_STEPS + (r + 1) * b->n_steps);
+        ms[r] = (double)(now - before) * 1e-6 / b->n_steps;
+        before = now;
+    }
+    const int64_t context_after = st == OK ? context_of(&l) : 0;
+    for (int32_t i = 0; st == OK && i < l.n; i++) {
+        engine_cancel(b->engine, &l.requests[i]);
+    }
+    st = st == OK ? finish(b, &l, err) : st;
+    if (st == OK) {
+        qsort(ms, REPEATS, sizeof ms[0], compare_doubles);
+        printf("decode   batch %4d at %5.0f: %8.3f ms a step (%.3f to %.3f) %9.1f tok/s\n", batch,
+               (double)(context_before + context_after) / 2.0 / batch, ms[REPEATS / 2], ms[0],
+               ms[REPEATS - 1], batch / ms[REPEATS / 2] * 1e3);
+        fflush(stdout);
+        load_free(&l);
+    }
+    return st;
+}
+
+/* Prompts that fill whole steps several times over. */
+static enum status measure_prefill(struct bench *b, int32_t length, struct err *err)
+{
+    const int32_t per_step = b->info->max_rows / length < 1 ? 1 : b->info->max_rows / length;
+    const int32_t n = per_step * 6;
+    double seconds[2];
+    for (int32_t run = 0; run < 2; run++) { // the second counts
+        struct load l = {0};
+        const int64_t start = clock_now_ns();
+        enum status st = load_submit(b, &l, n, length, 1, (uint64_t)(7 * length + run), err);
+        const int64_t end = st == OK ? reach(b, &l, 1) : 0;
+        st = st == OK ? finish(b, &l, err) : st;
+        TRY(st);
+        seconds[run] = (double)(end - start) * 1e-9;
+        load_free(&l);
+    }
+    printf("prefill  %4d prompts of %5d: %8.1f ms %31.1f tok/s\n", n, length, seconds[1] * 1e3,
+           (double)n * length / seconds[1]);
+    fflush(stdout);
+    return OK;
+}
+
+/* Long contexts first: what shorter ones need of them is cached then. */
+static enum status measure_all(struct bench *b, struct err *err)
+{
+    printf("%s: %s, %zu MB of weights, %d blocks of %d\n", b->info->device, b->info->model_type,
+           b->info->weight_bytes >> 20, b->info->n_blocks, b->info->block_tokens);
+    for (int32_t c = b->contexts.n - 1; c >= 0; c--) {
+        for (int32_t i = b->batches.n - 1; i >= 0; i--) {
+            TRY(measure_decode(b, b->batches.v[i], b->contexts.v[c], err));
+        }
+    }
+    for (int32_t i = 0; i < b->prompts.n; i++) {
+        TRY(measure_prefill(b, b->prompts.v[i], err));
+    }
+    return OK;
+}
+
+/* ---- the command -------------------------------------------------------------------------- */
+
+static int compare_ints(const void *a, const void *b)
+{
+    return *(const int32_t *)a - *(const int32_t *)b;
+}
+
+/* "64,128,256", ascending afterwards. */
+static bool read_list(const char *text, struct list *out)
+{
+    out->n = 0;
+    while (*text && out->n < MAX_LIST) {
+        char *end;
+        const long v = strtol(text, &end, 10);
+        if (end == text || v < 1 || v > 1 << 20 || (*end != ',' && *end != '\0')) {
+            return false;
+        }
+        out->v[out->n++] = (int32_t)v;
+        text = *end == ',' ? end + 1 : end;
+    }
+    qsort(out->v, (size_t)out->n, sizeof out->v[0], compare_ints);
+    return *text == '\0' && out->n > 0;
+}
+
+static int usage(int code)
+{
+    fprintf(code == 0 ? stdout : stderr,
+            "usage: sluice bench-engine MODEL [--batch N,N...] [--context N,N...] [--prompt N,N...]\n"
+            "    [--steps N] [--temperature T] [OPTIONS of sluice serve]\n"
+            "Tokens per second of decoding --batch sequences (64) at --context tokens (256), the\n"
+            "median of three times --steps (32) steps, and of prefilling prompts of --prompt tokens\n"
+            "(none). With --load-format dummy a folder with a config.json is enough.\n");
+    return code;
+}
+
+/* Takes the command's own options out of argv; what is left is the option table's. */
+static bool take_options(struct bench *b, int argc, char **argv, int *n_rest, char **rest)
+{
+    struct {
+        const char *name;
+        struct list *list;
+    } lists[] = {{"--batch", &b->batches}, {"--context", &b->contexts}, {"--prompt", &b->prompts}};
+    for (int i = 0; i < argc; i++) {
+        bool taken = false;
+        for (size_t k = 0; k < sizeof lists / sizeof lists[0] && i + 1 < argc; k++) {
+            if (strcmp(argv[i], lists[k].name) == 0) {
+                if (!read_list(argv[++i], lists[k].list)) {
+                    return false;
+                }
+                taken = true;
+                break;
+            }
+        }
+        if (!taken && strcmp(argv[i], "--steps") == 0 && i + 1 < argc) {
+            b->n_steps = (int32_t)strtol(argv[++i], NULL, 10);
+            taken = true;
+        } else if (!taken && strcmp(argv[i], "--temperature") == 0 && i + 1 < argc) {
+            b->temperature = strtof(argv[++i], NULL);
+            taken = true;
+        }
+        if (!taken) {
+            rest[(*n_rest)++] = argv[i];
+        }
+    }
+    return b->n_steps >= 1 && b->n_steps <= 4096 && b->temperature >= 0.0f;
+}
+
+int cmd_bench_engine(int argc, char **argv)
+{
+    struct bench b = {.batches = {1, {64}}, .contexts = {1, {256}}, .n_steps = 32};
+    char **rest = xcalloc((size_t)argc + 1, sizeof *rest);
+    int n_rest = 0;
+    if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        free(rest);
+        return usage(0);
+    }
+    if (!take_options(&b, argc, argv, &n_rest, rest)) {
+        free(rest);
+        return usage(2);
+    }
+    log_set_level(LOG_WARN);
+    pthread_mutex_init(&b.lock, NULL);
+    pthread_cond_init(&b.changed, NULL);
+    struct config c = {0};
+    struct engine_options options = {0};
+    struct err err = {""};
+    enum status st = config_load(&c, n_rest, rest, environ, &err);
+    st = st == OK ? engine_config(&c, &options, &err) : st;
+    if (st == OK) {
+        options.synthetic = true; // nobody reads what is drawn
+        options.wake = wake;
+        options.callback_arg = &b;
+        st = engine_open(&options, &b.engine, &err);
+    }
+    if (st == OK) {
+        b.info = engine_info(b.engine);
+        st = measure_all(&b, &err);
+    }
+    if (st != OK) {
+        fprintf(stderr, "sluice: %s\n", err.text[0] ? err.text : status_name(st));
+    }
+    engine_close(b.engine);
+    devices_release(&options);
+    config_deinit(&c);
+    free(rest);
+    pthread_cond_destroy(&b.changed);
+    pthread_mutex_destroy(&b.lock);
+    return st == OK ? 0 : 1;
+}

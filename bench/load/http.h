@@ -1,0 +1,39 @@
+/* The receiving side of HTTP/1.1: one response after the other, fed as bytes arrive, the body
+ * handed on in pieces as it comes. Lines, header sizes and chunk sizes are bounded.
+ * Thread: one owner. */
+#ifndef SLUICE_BENCH_LOAD_HTTP_H
+#define SLUICE_BENCH_LOAD_HTTP_H
+
+#include "engine/base/buf.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum http_in_result { HTTP_IN_MORE, HTTP_IN_DONE, HTTP_IN_BAD };
+
+struct http_in {
+    int state;
+    int status;        // valid once the status line was read
+    bool keep_alive;   // the connection can carry another request
+    bool chunked;
+    bool until_close;  // the body ends with the connection
+    uint64_t left;     // of the body or chunk
+    size_t head_bytes; // of header lines so far, bounded
+    struct buf line;   // the part of a line that has come
+    void (*on_body)(void *arg, const char *bytes, size_t n_bytes);
+    void *arg;
+};
+
+void http_in_init(struct http_in *in, void (*on_body)(void *, const char *, size_t), void *arg);
+void http_in_deinit(struct http_in *in);
+void http_in_reset(struct http_in *in); // before the next response
+
+/* Takes bytes; stops behind the response's end. Bytes behind it are a protocol error (BAD): the
+ * generator never has two requests under way on one connection. */
+enum http_in_result http_in_feed(struct http_in *in, const char *bytes, size_t n_bytes);
+
+/* The connection ended: DONE if that is the end of the body. */
+enum http_in_result http_in_eof(const struct http_in *in);
+
+#endif

@@ -1,0 +1,203 @@
+#include "bench/load/load.h"
+
+#include "engine/base/file.h"
+#include "engine/base/json.h"
+#include "engine/base/mem.h"
+#include "engine/base/rng.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Streams of random numbers; a shared prefix must not repeat a suffix. */
+enum { STREAM_OWN = 10, STREAM_PREFIX, STREAM_SHUFFLE, STREAM_INPUT_LEN, STREAM_OUTPUT_LEN };
+enum { MAX_SPREAD = 4 }; // times the mean
+enum { FIRST_ID = 100 }; // below are special and byte tokens in most vocabularies
+enum { MAX_DATASET_BYTES = 1 << 30, MAX_DATASET_VALUES = 1 << 26 };
+
+double bench_load_uniform(int64_t seed, uint32_t stream, int64_t n)
+{
+    const struct rng_block b =
+        rng_philox((uint64_t)seed, (uint32_t)n, stream, (uint32_t)((uint64_t)n >> 32), 1);
+    return rng_uniform(b.v[0]);
+}
+
+/* Log-normal around the mean, but for the few that would be longer than MAX_SPREAD times it. */
+static int64_t varied(const struct bench_load *load, uint32_t stream, int64_t unit, int64_t mean)
+{
+    const double sigma = load->o->spread;
+    if (sigma <= 0.0) {
+        return mean;
+    }
+    const double u = bench_load_uniform(load->o->seed, stream, 2 * unit);
+    const double v = bench_load_uniform(load->o->seed, stream, 2 * unit + 1);
+    const double normal = sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
+    const double n = (double)mean * exp(sigma * normal - sigma * sigma / 2.0);
+    const double most = (double)(MAX_SPREAD * mean);
+    return n < 1.0 ? 1 : (int64_t)(n < most ? n : most);
+}
+
+static void put_tokens(const struct bench_load *load, uint32_t stream, int64_t which, int64_t n,
+                       struct buf *out)
+{
+    const uint32_t span = (uint32_t)(load->o->vocab - FIRST_ID);
+    struct rng_block b = {{0}};
+    for (int64_t i = 0; i < n; i++) {
+        if (i % 4 == 0) {
+            b = rng_philox((uint64_t)load->o->seed, (uint32_t)(i / 4), stream, (uint32_t)which, 0);
+        }
+        const uint32_t r = (uint32_t)(((uint64_t)b.v[i % 4] * span) >> 32);
+        if (load->o->text) {
+            // Two letters and a space: about one token in the vocabularies in use.
+            buf_putc(out, (char)('a' + r % 26));
+            buf_putc(out, (char)('a' + r / 26 % 26));
+            buf_putc(out, ' ');
+        } else {
+            buf_put_int(out, FIRST_ID + (int64_t)r);
+            buf_putc(out, ',');
+        }
+    }
+}
+
+/* The prompt's inside: words, or ids each with a comma behind. */
+static void put_prompt(const struct bench_load *load, int64_t unit, int64_t turn, struct buf *out)
+{
+    const struct bench_options *o = load->o;
+    if (o->workload == WORKLOAD_SHARED_PREFIX) {
+        put_tokens(load, STREAM_PREFIX, unit % o->groups, o->prefix_len, out);
+        put_tokens(load, STREAM_OWN, unit, o->suffix_len, out);
+    } else {
+        put_tokens(load, STREAM_OWN, unit * 1000 + turn,
+                   varied(load, STREAM_INPUT_LEN, unit, o->input_len), out);
+    }
+    out->data[--out->n_bytes] = '\0'; // the last comma or space
+}
+
+static void put_text_prompt(const struct bench_load *load, int64_t unit, int64_t turn,
+                            struct buf *out)
+{
+    if (load->o->workload == WORKLOAD_SHAREGPT) {
+        const char *text = load->items[(size_t)unit % load->n_items].prompt;
+        buf_put_json(out, text, strlen(text));
+        return;
+    }
+    buf_putc(out, '"');
+    put_prompt(load, unit, turn, out);
+    buf_putc(out, '"');
+}
+
+void bench_load_answer(struct buf *history, const char *raw, size_t n_bytes)
+{
+    buf_puts(history, ",{\"role\":\"assistant\",\"content\":\"");
+    buf_put(history, raw, n_bytes);
+    buf_puts(history, "\"}");
+}
+
+void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn,
+                     struct buf *history, struct buf *body)
+{
+    const struct bench_options *o = load->o;
+    buf_puts(body, "{\"model\":");
+    buf_put_json(body, load->model, strlen(load->model));
+    if (o->chat) {
+        buf_puts(history, history->n_bytes > 0 ? ",{\"role\":\"user\",\"content\":"
+                                               : "{\"role\":\"user\",\"content\":");
+        put_text_prompt(load, unit, turn, history);
+        buf_putc(history, '}');
+        buf_puts(body, ",\"messages\":[");
+        buf_put(body, history->data, history->n_bytes);
+        buf_putc(body, ']');
+    } else if (o->text) {
+        buf_puts(body, ",\"prompt\":");
+        put_text_prompt(load, unit, turn, body);
+    } else {
+        buf_puts(body, ",\"prompt\":[");
+        put_prompt(load, unit, turn, body);
+        buf_putc(body, ']');
+    }
+    int64_t output_len = o->output_len > 0 ? o->output_len : 64;
+    if (o->workload == WORKLOAD_SHAREGPT && o->output_len == 0) {
+        output_len = load->items[(size_t)unit % load->n_items].output_len;
+    }
+    output_len = varied(load, STREAM_OUTPUT_LEN, unit, output_len);
+    buf_printf(body, ",\"max_tokens\":%lld", (long long)output_len);
+    if (o->temperature >= 0.0) {
+        buf_printf(body, ",\"temperature\":%g", o->temperature);
+    }
+    buf_puts(body, o->no_ignore_eos ? "" : ",\"ignore_eos\":true");
+    buf_puts(body, ",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
+}
+
+/* ---- ShareGPT ---- */
+
+static const char *turn_text(const struct json *turn, const char *role, const char *other)
+{
+    const char *from = json_get_string(turn, "from");
+    if (from == NULL || (strcmp(from, role) != 0 && strcmp(from, other) != 0)) {
+        return NULL;
+    }
+    const char *value = json_get_string(turn, "value");
+    return value != NULL && value[0] != '\0' ? value : NULL;
+}
+
+/* The first question and its answer are one request, as other generators have it. */
+static void take_items(struct bench_load *load, const struct json *root)
+{
+    for (const struct json *c = json_first(root); c != NULL; c = json_next(c)) {
+        const struct json *question = json_first(json_get(c, "conversations"));
+        const struct json *answer = question != NULL ? json_next(question) : NULL;
+        const char *q = turn_text(question, "human", "user");
+        const char *a = turn_text(answer, "gpt", "assistant");
+        if (q != NULL && a != NULL) {
+            struct sharegpt_item *item = &load->items[load->n_items++];
+            item->prompt = xstrdup(q);
+            item->output_len = (int64_t)(strlen(a) + 3) / 4; // about four bytes a token
+        }
+    }
+}
+
+static enum status read_dataset(struct bench_load *load, const char *path, struct err *err)
+{
+    char *data;
+    size_t n_bytes;
+    TRY(file_read(path, MAX_DATASET_BYTES, &data, &n_bytes, err));
+    const struct json_limits limits = {.max_values = MAX_DATASET_VALUES};
+    struct json *root;
+    enum status st = json_parse(data, n_bytes, &limits, &root, err);
+    free(data);
+    if (st != OK) {
+        return err_prefix(err, st, "%s", path);
+    }
+    if (json_is(root, JSON_ARRAY)) {
+        load->items = xcalloc(json_count(root) + 1, sizeof *load->items);
+        take_items(load, root);
+    }
+    json_free(root);
+    if (load->n_items == 0) {
+        return err_set(err, ERR_FORMAT,
+                       "%s: no conversation with a human's question and an answer", path);
+    }
+    for (size_t i = load->n_items - 1; i > 0; i--) {
+        const double u = bench_load_uniform(load->o->seed, STREAM_SHUFFLE, (int64_t)i);
+        const size_t k = (size_t)(u * (double)(i + 1));
+        const struct sharegpt_item item = load->items[i];
+        load->items[i] = load->items[k];
+        load->items[k] = item;
+    }
+    return OK;
+}
+
+enum status bench_load_init(struct bench_load *load, const struct bench_options *o,
+                            const char *model, struct err *err)
+{
+    *load = (struct bench_load){.o = o, .model = model};
+    return o->dataset != NULL ? read_dataset(load, o->dataset, err) : OK;
+}
+
+void bench_load_deinit(struct bench_load *load)
+{
+    for (size_t i = 0; i < load->n_items; i++) {
+        free(load->items[i].prompt);
+    }
+    free(load->items);
+}

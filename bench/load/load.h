@@ -1,0 +1,39 @@
+/* The workloads: which requests there are and what their bodies say. A body is a pure function of
+ * the options and the request's number, so that two runs send the same bytes (later turns of a
+ * conversation aside, which hold the server's answers).
+ * Thread: one owner. */
+#ifndef SLUICE_BENCH_LOAD_LOAD_H
+#define SLUICE_BENCH_LOAD_LOAD_H
+
+#include "bench/load/options.h"
+#include "engine/base/buf.h"
+
+struct sharegpt_item {
+    char *prompt;
+    int64_t output_len;
+};
+
+struct bench_load {
+    const struct bench_options *o;
+    const char *model;
+    struct sharegpt_item *items;
+    size_t n_items;
+};
+
+/* Reads the dataset if there is one. `o` and `model` are borrowed. */
+enum status bench_load_init(struct bench_load *load, const struct bench_options *o,
+                            const char *model, struct err *err);
+void bench_load_deinit(struct bench_load *load);
+
+/* Appends the body of turn `turn` of unit `unit`. `history` (multi-turn) holds the messages so
+ * far as JSON text without the brackets; the question is added to it. */
+void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn,
+                     struct buf *history, struct buf *body);
+
+/* Adds the answer to the history: `raw` is the text as it stood between quotes in the events. */
+void bench_load_answer(struct buf *history, const char *raw, size_t n_bytes);
+
+/* Uniform in (0, 1), for draw number `n` of `stream`. */
+double bench_load_uniform(int64_t seed, uint32_t stream, int64_t n);
+
+#endif

@@ -1,0 +1,239 @@
+#include "bench/load/options.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *const workload_names[4] = {"random", "shared-prefix", "multi-turn", "sharegpt"};
+
+enum kind { TEXT, INTEGER, REAL, FLAG, WORKLOAD };
+
+static const struct option {
+    const char *name;
+    enum kind kind;
+    size_t offset;
+    double min, max; // of a number
+    const char *help;
+} options[] = {
+#define AT(field) offsetof(struct bench_options, field)
+    {"url", TEXT, AT(url), 0, 0, "URL  the server (http://127.0.0.1:8000)"},
+    {"model", TEXT, AT(model), 0, 0, "NAME  the model (the first of /v1/models)"},
+    {"api-key", TEXT, AT(api_key), 0, 0, "KEY  bearer token (the environment's OPENAI_API_KEY)"},
+    {"workload", WORKLOAD, AT(workload), 0, 0,
+     "W  random, shared-prefix, multi-turn or sharegpt (random)"},
+    {"requests", INTEGER, AT(n_requests), 1, 1e7,
+     "N  requests, or conversations for multi-turn (100; groups x members for shared-prefix)"},
+    {"concurrency", INTEGER, AT(concurrency), 0, 60000,
+     "N  at most so many at once; 0: no bound (8; no bound with --rate)"},
+    {"rate", REAL, AT(rate), 1e-6, 1e6, "R  Poisson arrivals a second (none: as fast as they go)"},
+    {"duration", REAL, AT(duration), 1e-3, 1e6, "S  start no request after so many seconds"},
+    {"timeout", REAL, AT(timeout), 1e-3, 1e6, "S  for one request (600)"},
+    {"input-len", INTEGER, AT(input_len), 1, 1e7, "N  prompt tokens, or words (128)"},
+    {"output-len", INTEGER, AT(output_len), 1, 1e7,
+     "N  tokens to generate (64; for sharegpt the recorded answer's estimate)"},
+    {"spread", REAL, AT(spread), 0, 3,
+     "S  random: lengths vary around these means, log-normal, to four times as long (0)"},
+    {"groups", INTEGER, AT(groups), 1, 1e6, "N  shared-prefix: how many prefixes (8)"},
+    {"members", INTEGER, AT(members), 1, 1e6, "N  shared-prefix: requests of each (8)"},
+    {"prefix-len", INTEGER, AT(prefix_len), 1, 1e7, "N  shared-prefix: tokens in common (512)"},
+    {"suffix-len", INTEGER, AT(suffix_len), 1, 1e7, "N  shared-prefix: tokens of its own (32)"},
+    {"turns", INTEGER, AT(turns), 1, 1000, "N  multi-turn: questions a conversation (4)"},
+    {"dataset", TEXT, AT(dataset), 0, 0, "FILE  sharegpt: the JSON file"},
+    {"text", FLAG, AT(text), 0, 0, "prompts of words instead of token ids"},
+    {"chat", FLAG, AT(chat), 0, 0, "use /v1/chat/completions (implies --text)"},
+    {"no-ignore-eos", FLAG, AT(no_ignore_eos), 0, 0, "let the model end early"},
+    {"temperature", REAL, AT(temperature), 0, 100, "T  of every request (the server's own)"},
+    {"vocab-size", INTEGER, AT(vocab), 200, 1e7,
+     "N  random ids are drawn from 100 to N - 1 (1000)"},
+    {"seed", INTEGER, AT(seed), 0, 9e15, "N  of prompts and arrivals (0)"},
+    {"ttft-limit", REAL, AT(ttft_limit_ms), 1e-3, 1e9, "MS  goodput: the time to first token"},
+    {"tpot-limit", REAL, AT(tpot_limit_ms), 1e-3, 1e9, "MS  goodput: the time per later token"},
+    {"json", TEXT, AT(json_path), 0, 0, "FILE  all figures, and each request, as JSON"},
+    {"help", FLAG, AT(help), 0, 0, "this text"},
+};
+
+enum { N_OPTIONS = sizeof options / sizeof options[0] };
+
+void bench_options_help(void)
+{
+    printf("usage: sluice bench [OPTIONS]\n\n"
+           "Sends load to a server that speaks the OpenAI API and prints what it measured.\n\n");
+    for (size_t i = 0; i < N_OPTIONS; i++) {
+        const char *help = options[i].help, *two = strstr(help, "  ");
+        char left[64];
+        snprintf(left, sizeof left, "--%s %.*s", options[i].name,
+                 two != NULL ? (int)(two - help) : 0, help);
+        printf("  %-20s  %s\n", left, two != NULL ? two + 2 : help);
+    }
+    printf("\nTimes count from when a request was due, so that a wait for a free place shows.\n"
+           "TTFT: to the first event with text. ITL: between such events. TPOT: from the first\n"
+           "to the end of the answer, over the tokens after the first. E2E: to the end of the answer.\n");
+}
+
+static enum status set_number(const struct option *opt, const char *value, void *at,
+                              struct err *err)
+{
+    char *end;
+    errno = 0;
+    const double v = strtod(value, &end);
+    if (end == value || *end != '\0' || errno != 0 || !isfinite(v)) {
+        return err_set(err, ERR_INVALID, "--%s: '%s' is not a number", opt->name, value);
+    }
+    if (v < opt->min || v > opt->max) {
+        return err_set(err, ERR_INVALID, "--%s: %s is not within %g and %g", opt->name, value,
+                       opt->min, opt->max);
+    }
+    if (opt->kind == REAL) {
+        *(double *)at = v;
+        return OK;
+    }
+    if (v != floor(v)) {
+        return err_set(err, ERR_INVALID, "--%s: '%s' is not a whole number", opt->name, value);
+    }
+    *(int64_t *)at = (int64_t)v;
+    return OK;
+}
+
+static enum status set(const struct option *opt, const char *value, struct bench_options *o,
+                       struct err *err)
+{
+    void *at = (char *)o + opt->offset;
+    if (opt->kind == INTEGER || opt->kind == REAL) {
+        return set_number(opt, value, at, err);
+    }
+    if (opt->kind == TEXT) {
+        *(const char **)at = value;
+        return OK;
+    }
+    for (int w = 0; w < 4; w++) {
+        if (strcmp(value, workload_names[w]) == 0) {
+            o->workload = (enum workload)w;
+            return OK;
+        }
+    }
+    return err_set(err, ERR_INVALID,
+                   "--workload: '%s' is none of random, shared-prefix, multi-turn, sharegpt", value);
+}
+
+static enum status parse_url(struct bench_options *o, struct err *err)
+{
+    const char *s = o->url;
+    if (strncmp(s, "http://", 7) != 0) {
+        return err_set(err, ERR_INVALID, "--url: '%s' does not begin with http://%s", s,
+                       strncmp(s, "https:", 6) == 0 ? " (TLS is not spoken)" : "");
+    }
+    s += 7;
+    const char *host = s, *host_end;
+    if (*s == '[') {
+        host = s + 1;
+        host_end = strchr(s, ']');
+        s = host_end != NULL ? host_end + 1 : s;
+    } else {
+        s += strcspn(s, ":/");
+        host_end = s;
+    }
+    const char *port = "80";
+    size_t n_port = 2;
+    if (*s == ':') {
+        port = s + 1;
+        n_port = strspn(port, "0123456789");
+        s = port + n_port;
+    }
+    if (host_end == NULL || host_end == host || (size_t)(host_end - host) >= sizeof o->host ||
+        n_port == 0 || n_port > 5 || atoi(port) > 65535 || (*s != '\0' && *s != '/')) {
+        return err_set(err, ERR_INVALID, "--url: '%s' is not http://HOST:PORT", o->url);
+    }
+    snprintf(o->host, sizeof o->host, "%.*s", (int)(host_end - host), host);
+    snprintf(o->port, sizeof o->port, "%.*s", (int)n_port, port);
+    size_t n_path = strlen(s);
+    while (n_path > 0 && s[n_path - 1] == '/') {
+        n_path--;
+    }
+    if (n_path >= 3 && strncmp(s + n_path - 3, "/v1", 3) == 0) {
+        n_path -= 3; // both forms of base URL are common
+    }
+    if (n_path >= sizeof o->base_path || strpbrk(o->url, " \r\n\t") != NULL) {
+        return err_set(err, ERR_INVALID, "--url: '%s' has a path that cannot be used", o->url);
+    }
+    snprintf(o->base_path, sizeof o->base_path, "%.*s", (int)n_path, s);
+    return OK;
+}
+
+static enum status settle(struct bench_options *o, struct err *err)
+{
+    if ((o->workload == WORKLOAD_SHAREGPT) != (o->dataset != NULL)) {
+        return err_set(err, ERR_INVALID, o->dataset != NULL
+                                             ? "--dataset goes with --workload sharegpt"
+                                             : "--workload sharegpt needs --dataset FILE");
+    }
+    if (o->spread > 0 && o->workload != WORKLOAD_RANDOM) {
+        return err_set(err, ERR_INVALID, "--spread goes with --workload random");
+    }
+    if (o->workload == WORKLOAD_SHARED_PREFIX && o->n_requests == 0) {
+        o->n_requests = o->groups * o->members;
+        if (o->n_requests > 10000000) {
+            return err_set(err, ERR_INVALID, "groups x members is more than 10000000");
+        }
+    }
+    if (o->n_requests == 0) {
+        o->n_requests = 100;
+    }
+    if (o->concurrency < 0) {
+        o->concurrency = o->rate > 0 ? 0 : 8;
+    }
+    if (o->workload == WORKLOAD_MULTI_TURN) {
+        o->chat = true; // the answer's text goes into the next question
+    }
+    o->text = o->text || o->chat || o->workload == WORKLOAD_SHAREGPT;
+    if (o->api_key == NULL) {
+        o->api_key = getenv("OPENAI_API_KEY");
+    }
+    if (o->api_key != NULL && strpbrk(o->api_key, "\r\n") != NULL) {
+        return err_set(err, ERR_INVALID, "the API key has a line break");
+    }
+    return parse_url(o, err);
+}
+
+enum status bench_options_parse(int argc, char **argv, struct bench_options *o, struct err *err)
+{
+    *o = (struct bench_options){
+        .url = "http://127.0.0.1:8000", .input_len = 128, .groups = 8, .members = 8,
+        .prefix_len = 512, .suffix_len = 32, .turns = 4, .concurrency = -1, .vocab = 1000,
+        .timeout = 600, .temperature = -1.0,
+    };
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i];
+        if (strcmp(arg, "-h") == 0) {
+            arg = "--help";
+        }
+        if (strncmp(arg, "--", 2) != 0) {
+            return err_set(err, ERR_INVALID, "'%s' is not an option", arg);
+        }
+        const size_t n = strcspn(arg + 2, "=");
+        const struct option *opt = NULL;
+        for (size_t k = 0; k < N_OPTIONS; k++) {
+            if (strlen(options[k].name) == n && strncmp(arg + 2, options[k].name, n) == 0) {
+                opt = &options[k];
+            }
+        }
+        if (opt == NULL) {
+            return err_set(err, ERR_INVALID, "unknown option '%s'", arg);
+        }
+        const char *value = arg[2 + n] == '=' ? arg + 3 + n : NULL;
+        if (opt->kind == FLAG) {
+            if (value != NULL) {
+                return err_set(err, ERR_INVALID, "--%s takes no value", opt->name);
+            }
+            *(bool *)((char *)o + opt->offset) = true;
+            continue;
+        }
+        if (value == NULL && ++i == argc) {
+            return err_set(err, ERR_INVALID, "--%s needs a value", opt->name);
+        }
+        TRY(set(opt, value != NULL ? value : argv[i], o, err));
+    }
+    return o->help ? OK : settle(o, err);
+}

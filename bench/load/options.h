@@ -1,0 +1,37 @@
+/* The options of `sluice bench`, parsed and checked.
+ * Thread: plain data. */
+#ifndef SLUICE_BENCH_LOAD_OPTIONS_H
+#define SLUICE_BENCH_LOAD_OPTIONS_H
+
+#include "engine/base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum workload { WORKLOAD_RANDOM, WORKLOAD_SHARED_PREFIX, WORKLOAD_MULTI_TURN, WORKLOAD_SHAREGPT };
+
+struct bench_options {
+    const char *url, *model, *api_key, *json_path, *dataset;
+    char host[256], port[8], base_path[256]; // of the URL
+    enum workload workload;
+    bool text;        // prompts as text instead of token ids
+    bool chat;        // /v1/chat/completions
+    bool no_ignore_eos;
+    bool help;
+    int64_t n_requests, input_len, output_len, groups, members, prefix_len, suffix_len, turns;
+    int64_t concurrency; // 0: no bound
+    int64_t vocab, seed;
+    double rate;      // requests (conversations) a second; 0: as fast as concurrency allows
+    double duration;  // s; no request starts later; 0: none
+    double timeout;   // s for one request
+    double spread;    // random: sigma of the lengths' logarithm; 0: all are equal
+    double temperature; // below 0: the server's own
+    double ttft_limit_ms, tpot_limit_ms; // 0: none
+};
+
+extern const char *const workload_names[4];
+
+enum status bench_options_parse(int argc, char **argv, struct bench_options *o, struct err *err);
+void bench_options_help(void); // to standard output
+
+#endif

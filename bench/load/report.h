@@ -1,0 +1,29 @@
+/* What a run measured, as a table and as JSON.
+ * Thread: one owner. */
+#ifndef SLUICE_BENCH_LOAD_REPORT_H
+#define SLUICE_BENCH_LOAD_REPORT_H
+
+#include "bench/load/run.h"
+
+struct summary {
+    size_t n;
+    double mean, p50, p90, p99, max;
+};
+
+struct bench_report {
+    struct summary ttft, itl, tpot, e2e; // ms, of requests that succeeded; itl of all
+    int64_t outcomes[N_OUTCOMES];
+    int64_t n_sent, prompt_tokens, cached_tokens, output_tokens, n_good;
+    bool tokens_told; // every good answer had a usage block
+};
+
+/* Sorts r->itl_ms. */
+void bench_report_make(const struct bench_options *o, struct bench_results *r,
+                       struct bench_report *rep);
+void bench_report_print(const struct bench_options *o, const struct bench_results *r,
+                        const struct bench_report *rep);
+enum status bench_report_json(const struct bench_options *o, const char *model,
+                              const struct bench_results *r, const struct bench_report *rep,
+                              struct err *err);
+
+#endif

@@ -1,0 +1,526 @@
+#include "bench/load/run.h"
+
+#include "bench/load/http.h"
+#include "bench/load/sse.h"
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+
+#include <errno.h>
+#include <math.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+const char *const outcome_names[N_OUTCOMES] = {
+    "not_sent", "ok", "connect", "http", "closed", "protocol", "stream", "incomplete", "timeout",
+    "interrupted",
+};
+
+enum {
+    STREAM_ARRIVALS = 20,
+    READ_BYTES = 65536,
+    MAX_BODY_BYTES = 256 << 20,
+    MAX_ITL = 1 << 26, // gaps kept; chosen, 256 MiB
+    MAX_EVENTS = 256,  // of one epoll_wait
+};
+
+struct conn {
+    struct run *run;
+    struct conn *next; // in the list of idle connections
+    int fd;
+    int index;
+    int64_t unit, turn;
+    struct bench_record *rec; // NULL: idle
+    struct buf out;           // the request, sent up to n_sent
+    size_t n_sent;
+    bool reused;              // the connection has carried a request before
+    bool got_bytes;           // of this answer
+    bool wants_write;
+    struct http_in in;
+    struct sse sse;
+    struct buf history, answer;
+};
+
+struct run {
+    const struct bench_options *o;
+    const struct bench_load *load;
+    struct bench_results *r;
+    struct addrinfo *address;
+    int epoll;
+    struct conn **conns;
+    int n_conns, cap_conns;
+    struct conn *idle;
+    int64_t n_turns, next_unit, n_in_flight, n_done, n_failed;
+    int64_t start, now, next_due, last_print, last_events;
+    bool stop_starting;
+};
+
+static volatile sig_atomic_t interrupted;
+
+static void on_sigint(int sig)
+{
+    (void)sig;
+    interrupted = 1;
+}
+
+static void start_turn(struct conn *c, int64_t due);
+
+/* ---- what arrives ---- */
+
+static void on_text(void *arg)
+{
+    struct conn *c = arg;
+    struct bench_results *r = c->run->r;
+    const int64_t now = c->run->now;
+    if (c->rec->first == 0) {
+        c->rec->first = now;
+    } else if (r->n_itl < MAX_ITL) {
+        if (r->n_itl == r->cap_itl) {
+            r->cap_itl = r->cap_itl > 0 ? 2 * r->cap_itl : 65536;
+            r->itl_ms = xrealloc(r->itl_ms, r->cap_itl * sizeof *r->itl_ms);
+        }
+        r->itl_ms[r->n_itl++] = (float)((double)(now - c->rec->last) / 1e6);
+    }
+    c->rec->last = now;
+}
+
+static void on_body(void *arg, const char *bytes, size_t n_bytes)
+{
+    struct conn *c = arg;
+    if (c->in.status == 200) {
+        sse_feed(&c->sse, bytes, n_bytes);
+    } else if (c->run->n_failed == 0 && c->run->r->example[0] == '\0') {
+        snprintf(c->run->r->example, sizeof c->run->r->example, "%.*s",
+                 n_bytes < 390 ? (int)n_bytes : 390, bytes);
+    }
+}
+
+static void close_fd(struct conn *c)
+{
+    if (c->fd >= 0) {
+        close(c->fd);
+        c->fd = -1;
+    }
+    c->reused = false;
+}
+
+static void finish(struct conn *c, enum outcome outcome)
+{
+    struct run *run = c->run;
+    struct bench_record *rec = c->rec;
+    if (outcome == OUTCOME_OK) {
+        outcome = c->in.status != 200 ? OUTCOME_HTTP
+                  : c->sse.error      ? OUTCOME_STREAM
+                  : !c->sse.done      ? OUTCOME_INCOMPLETE
+                                      : OUTCOME_OK;
+    }
+    rec->outcome = (uint8_t)outcome;
+    rec->end = run->now;
+    rec->http_status = (int16_t)c->in.status;
+    rec->prompt_tokens = (int32_t)c->sse.prompt_tokens;
+    rec->cached_tokens = (int32_t)c->sse.cached_tokens;
+    rec->n_events = (int32_t)c->sse.n_text_events;
+    rec->output_tokens = c->sse.completion_tokens >= 0 ? (int32_t)c->sse.completion_tokens
+                                                       : (int32_t)c->sse.n_text_events;
+    run->r->n_events += c->sse.n_events;
+    run->n_failed += outcome != OUTCOME_OK;
+    run->n_done++;
+    run->n_in_flight--;
+    c->rec = NULL;
+    c->reused = true;
+    if (!c->in.keep_alive || (outcome != OUTCOME_OK && outcome != OUTCOME_HTTP)) {
+        close_fd(c);
+    }
+    const bool more = c->turn + 1 < run->n_turns && outcome == OUTCOME_OK && !run->stop_starting;
+    if (more) {
+        bench_load_answer(&c->history, c->answer.data != NULL ? c->answer.data : "",
+                          c->answer.n_bytes);
+        c->turn++;
+        start_turn(c, run->now);
+    } else {
+        c->next = run->idle;
+        run->idle = c;
+    }
+}
+
+/* ---- connections ---- */
+
+static void watch(struct conn *c, bool wants_write)
+{
+    if (c->wants_write == wants_write) {
+        return;
+    }
+    struct epoll_event ev = {.events = EPOLLIN | (wants_write ? EPOLLOUT : 0u), .data.ptr = c};
+    epoll_ctl(c->run->epoll, EPOLL_CTL_MOD, c->fd, &ev);
+    c->wants_write = wants_write;
+}
+
+static bool open_fd(struct conn *c)
+{
+    const struct addrinfo *a = c->run->address;
+    c->fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (c->fd < 0) {
+        return false;
+    }
+    const int one = 1;
+    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLOUT, .data.ptr = c};
+    c->wants_write = true;
+    if ((connect(c->fd, a->ai_addr, a->ai_addrlen) != 0 && errno != EINPROGRESS) ||
+        epoll_ctl(c->run->epoll, EPOLL_CTL_ADD, c->fd, &ev) != 0) {
+        close_fd(c);
+        return false;
+    }
+    return true;
+}
+
+static void send_some(struct conn *c)
+{
+    while (c->n_sent < c->out.n_bytes) {
+        const ssize_t n =
+            send(c->fd, c->out.data + c->n_sent, c->out.n_bytes - c->n_sent, MSG_NOSIGNAL);
+        if (n <= 0) {
+            // A broken connection shows on the reading side, which also sees an early answer.
+            watch(c, n < 0 && (errno == EAGAIN || errno == ENOTCONN));
+            return;
+        }
+        c->n_sent += (size_t)n;
+    }
+    watch(c, false);
+}
+
+/* The connection ended. One that had been kept alive may have been closed by the server at the
+ * moment we wrote; the request is then sent again, once, on a fresh one. */
+static void on_closed(struct conn *c)
+{
+    if (c->rec == NULL) {
+        close_fd(c);
+        return;
+    }
+    if (c->reused && !c->got_bytes) {
+        close_fd(c);
+        c->run->r->n_reconnects++;
+        c->n_sent = 0;
+        if (!open_fd(c)) {
+            finish(c, OUTCOME_CONNECT);
+        }
+        return;
+    }
+    const bool connected = c->n_sent > 0;
+    if (c->got_bytes && http_in_eof(&c->in) == HTTP_IN_DONE) {
+        c->in.keep_alive = false;
+        finish(c, OUTCOME_OK);
+        return;
+    }
+    close_fd(c);
+    finish(c, connected ? OUTCOME_CLOSED : OUTCOME_CONNECT);
+}
+
+static void receive(struct conn *c)
+{
+    static char bytes[READ_BYTES]; // one thread, and nothing of it outlives this call
+    const ssize_t n = recv(c->fd, bytes, sizeof bytes, 0);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return;
+    }
+    if (n <= 0 || c->rec == NULL) { // bytes that nobody asked for: not a connection to keep
+        on_closed(c);
+        return;
+    }
+    c->got_bytes = true;
+    c->run->now = clock_now_ns() - c->run->start;
+    const enum http_in_result got = http_in_feed(&c->in, bytes, (size_t)n);
+    if (got == HTTP_IN_DONE) {
+        finish(c, OUTCOME_OK);
+    } else if (got == HTTP_IN_BAD) {
+        finish(c, OUTCOME_PROTOCOL);
+    }
+}
+
+static struct conn *take_conn(struct run *run)
+{
+    struct conn *c = run->idle;
+    if (c != NULL) {
+        run->idle = c->next;
+        return c;
+    }
+    if (run->n_conns == run->cap_conns) {
+        run->cap_conns = run->cap_conns > 0 ? 2 * run->cap_conns : 64;
+        run->conns = xrealloc(run->conns, (size_t)run->cap_conns * sizeof *run->conns);
+    }
+    c = xcalloc(1, sizeof *c);
+    c->run = run;
+    c->fd = -1;
+    buf_init(&c->out, MAX_BODY_BYTES);
+    buf_init(&c->history, MAX_BODY_BYTES);
+    buf_init(&c->answer, MAX_BODY_BYTES);
+    http_in_init(&c->in, on_body, c);
+    sse_init(&c->sse, on_text, c);
+    run->conns[run->n_conns++] = c;
+    return c;
+}
+
+static void put_request(struct conn *c)
+{
+    const struct bench_options *o = c->run->o;
+    struct buf body;
+    buf_init(&body, MAX_BODY_BYTES);
+    bench_load_body(c->run->load, c->unit, c->turn, &c->history, &body);
+    buf_clear(&c->out);
+    buf_printf(&c->out, "POST %s/v1/%s HTTP/1.1\r\nHost: %s:%s\r\n", o->base_path,
+               o->chat ? "chat/completions" : "completions", o->host, o->port);
+    buf_puts(&c->out, "Content-Type: application/json\r\nAccept: text/event-stream\r\n");
+    if (o->api_key != NULL) {
+        buf_printf(&c->out, "Authorization: Bearer %s\r\n", o->api_key);
+    }
+    buf_printf(&c->out, "Content-Length: %zu\r\n\r\n", body.n_bytes);
+    buf_put(&c->out, body.data, body.n_bytes);
+    buf_deinit(&body);
+}
+
+static void start_turn(struct conn *c, int64_t due)
+{
+    struct run *run = c->run;
+    c->rec = &run->r->records[c->unit * run->n_turns + c->turn];
+    c->rec->due = due;
+    buf_clear(&c->answer);
+    c->sse.answer = run->n_turns > 1 ? &c->answer : NULL;
+    http_in_reset(&c->in);
+    sse_reset(&c->sse);
+    c->n_sent = 0;
+    c->got_bytes = false;
+    put_request(c);
+    run->n_in_flight++;
+    run->r->max_in_flight =
+        run->n_in_flight > run->r->max_in_flight ? run->n_in_flight : run->r->max_in_flight;
+    if (c->fd >= 0) {
+        send_some(c);
+    } else if (!open_fd(c)) {
+        finish(c, OUTCOME_CONNECT);
+    }
+}
+
+/* ---- the loop ---- */
+
+static void start_due(struct run *run)
+{
+    const struct bench_options *o = run->o;
+    while (!run->stop_starting && run->next_unit < o->n_requests && run->next_due <= run->now &&
+           (o->concurrency == 0 || run->n_in_flight < o->concurrency)) {
+        struct conn *c = take_conn(run);
+        c->unit = run->next_unit++;
+        c->turn = 0;
+        buf_clear(&c->history);
+        const int64_t due = o->rate > 0 ? run->next_due : run->now;
+        if (o->rate > 0) {
+            const double u = bench_load_uniform(o->seed, STREAM_ARRIVALS, run->next_unit);
+            run->next_due += (int64_t)(-log(u) / o->rate * 1e9);
+        }
+        start_turn(c, due);
+    }
+}
+
+static void check_timeouts(struct run *run)
+{
+    for (int i = 0; i < run->n_conns; i++) {
+        struct conn *c = run->conns[i];
+        if (c->rec != NULL && (double)(run->now - c->rec->due) > run->o->timeout * 1e9) {
+            finish(c, OUTCOME_TIMEOUT);
+        }
+    }
+}
+
+static void print_progress(struct run *run, bool last)
+{
+    const int64_t total = run->o->n_requests * run->n_turns;
+    int64_t events = run->r->n_events;
+    for (int i = 0; i < run->n_conns; i++) {
+        events += run->conns[i]->rec != NULL ? run->conns[i]->sse.n_events : 0;
+    }
+    const double s = (double)(run->now - run->last_print) / 1e9;
+    fprintf(stderr, "\r%6.1f s  %lld of %lld done, %lld in flight, %lld failed, %.0f events/s\033[K%s",
+            (double)run->now / 1e9, (long long)run->n_done, (long long)total,
+            (long long)run->n_in_flight, (long long)run->n_failed,
+            s > 0 ? (double)(events - run->last_events) / s : 0, last ? "\r\033[K" : "");
+    run->last_print = run->now;
+    run->last_events = events;
+}
+
+static int wait_ms(const struct run *run)
+{
+    const bool can_start = !run->stop_starting && run->next_unit < run->o->n_requests &&
+                           (run->o->concurrency == 0 || run->n_in_flight < run->o->concurrency);
+    const int64_t ms = can_start ? (run->next_due - run->now) / 1000000 : 200;
+    return ms < 0 ? 0 : ms > 200 ? 200 : (int)ms;
+}
+
+static void loop(struct run *run)
+{
+    const bool tty = isatty(2);
+    struct epoll_event events[MAX_EVENTS];
+    int64_t last_check = 0;
+    for (;;) {
+        run->now = clock_now_ns() - run->start;
+        if (interrupted ||
+            (run->o->duration > 0 && (double)run->now > run->o->duration * 1e9)) {
+            run->stop_starting = true;
+        }
+        for (int i = 0; interrupted && i < run->n_conns; i++) {
+            if (run->conns[i]->rec != NULL) {
+                finish(run->conns[i], OUTCOME_INTERRUPTED);
+            }
+        }
+        start_due(run);
+        if (run->n_in_flight == 0 &&
+            (run->stop_starting || run->next_unit == run->o->n_requests)) {
+            break;
+        }
+        const int n = epoll_wait(run->epoll, events, MAX_EVENTS, wait_ms(run));
+        run->now = clock_now_ns() - run->start;
+        for (int i = 0; i < n; i++) {
+            struct conn *c = events[i].data.ptr;
+            if ((events[i].events & EPOLLOUT) && c->fd >= 0 && !(events[i].events & EPOLLERR)) {
+                send_some(c);
+            }
+            if ((events[i].events & (EPOLLIN | EPOLLERR | EPOLLHUP)) && c->fd >= 0) {
+                receive(c);
+            }
+        }
+        if (run->now - last_check > 200000000) {
+            check_timeouts(run);
+            last_check = run->now;
+        }
+        if (tty && run->now - run->last_print > 500000000) {
+            print_progress(run, false);
+        }
+    }
+    run->r->wall_s = (double)run->now / 1e9;
+    if (tty) {
+        print_progress(run, true);
+    }
+}
+
+static enum status resolve(const struct bench_options *o, struct addrinfo **a, struct err *err)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+    const int rc = getaddrinfo(o->host, o->port, &hints, a);
+    return rc == 0 ? OK : err_set(err, ERR_IO, "%s: %s", o->host, gai_strerror(rc));
+}
+
+enum status bench_run(const struct bench_options *o, const struct bench_load *load,
+                      struct bench_results *r, struct err *err)
+{
+    *r = (struct bench_results){0};
+    struct run run = {.o = o, .load = load, .r = r};
+    run.n_turns = o->workload == WORKLOAD_MULTI_TURN ? o->turns : 1;
+    r->n_records = o->n_requests * run.n_turns;
+    r->records = mem_try_calloc((size_t)r->n_records, sizeof *r->records);
+    if (r->records == NULL) {
+        return err_set(err, ERR_NOMEM, "no memory for %lld requests", (long long)r->n_records);
+    }
+    TRY(resolve(o, &run.address, err));
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+    run.epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (run.epoll < 0) {
+        freeaddrinfo(run.address);
+        return err_set(err, ERR_IO, "epoll: %s", strerror(errno));
+    }
+    const struct sigaction action = {.sa_handler = on_sigint, .sa_flags = (int)SA_RESETHAND};
+    sigaction(SIGINT, &action, NULL);
+    run.start = clock_now_ns();
+    loop(&run);
+    for (int i = 0; i < run.n_conns; i++) {
+        struct conn *c = run.conns[i];
+        close_fd(c);
+        buf_deinit(&c->out);
+        buf_deinit(&c->history);
+        buf_deinit(&c->answer);
+        http_in_deinit(&c->in);
+        sse_deinit(&c->sse);
+        free(c);
+    }
+    free(run.conns);
+    close(run.epoll);
+    freeaddrinfo(run.address);
+    return OK;
+}
+
+void bench_results_deinit(struct bench_results *r)
+{
+    free(r->records);
+    free(r->itl_ms);
+}
+
+/* ---- one waiting GET ---- */
+
+static void append(void *arg, const char *bytes, size_t n_bytes)
+{
+    buf_put(arg, bytes, n_bytes);
+}
+
+static enum status exchange(int fd, const struct buf *request, struct http_in *in, struct err *err)
+{
+    char bytes[4096];
+    if (send(fd, request->data, request->n_bytes, MSG_NOSIGNAL) != (ssize_t)request->n_bytes) {
+        return err_set(err, ERR_IO, "cannot send: %s", strerror(errno));
+    }
+    for (;;) {
+        const ssize_t n = recv(fd, bytes, sizeof bytes, 0);
+        if (n < 0) {
+            return err_set(err, ERR_IO, "no answer: %s", strerror(errno));
+        }
+        const enum http_in_result got =
+            n == 0 ? http_in_eof(in) : http_in_feed(in, bytes, (size_t)n);
+        if (got != HTTP_IN_MORE) {
+            return got == HTTP_IN_DONE ? OK : err_set(err, ERR_FORMAT, "the answer is not HTTP");
+        }
+    }
+}
+
+enum status bench_get(const struct bench_options *o, const char *path, struct buf *body,
+                      struct err *err)
+{
+    struct addrinfo *a;
+    TRY(resolve(o, &a, err));
+    const int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const struct timeval limit = {.tv_sec = 10};
+    enum status st = OK;
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) != 0 ||
+        connect(fd, a->ai_addr, a->ai_addrlen) != 0) {
+        st = err_set(err, ERR_IO, "cannot connect: %s", strerror(errno));
+    } else {
+        struct buf request;
+        buf_init(&request, 65536);
+        buf_printf(&request, "GET %s%s HTTP/1.1\r\nHost: %s:%s\r\nConnection: close\r\n",
+                   o->base_path, path, o->host, o->port);
+        if (o->api_key != NULL) {
+            buf_printf(&request, "Authorization: Bearer %s\r\n", o->api_key);
+        }
+        buf_puts(&request, "\r\n");
+        struct http_in in;
+        http_in_init(&in, append, body);
+        st = exchange(fd, &request, &in, err);
+        if (st == OK && in.status != 200) {
+            st = err_set(err, ERR_IO, "status %d", in.status);
+        }
+        http_in_deinit(&in);
+        buf_deinit(&request);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    freeaddrinfo(a);
+    return st != OK ? err_prefix(err, st, "%s%s", o->url, path) : OK;
+}

@@ -1,0 +1,412 @@
+/* Attention against a naive fp32 version, over random passes. */
+#include "bench/ops/attention_scene.cuh"
+
+__device__ float element(const void *p, enum dtype dt, int64_t i)
+{
+    return dt == DT_F32    ? ((const float *)p)[i]
+           : dt == DT_BF16 ? to_float(((const bf16_t *)p)[i])
+                           : to_float(((const f16_t *)p)[i]);
+}
+
+struct naive_args {
+    const void *q;
+    float *out;
+    struct kv_view kv;
+    const struct pass_row *rows;
+    const int32_t *row_seq;
+    const struct pass_seq *seqs;
+    const uint64_t *masks;
+    const int32_t *tables;
+    const float *sinks;
+    int table_stride, q_stride, n_heads, window;
+    float scale, softcap;
+};
+
+__global__ void naive_attention(struct naive_args a)
+{
+    extern __shared__ float score[];
+    __shared__ float shared[256];
+    const int r = blockIdx.x, h = blockIdx.y, kv_head = h / (a.n_heads / a.kv.n_kv_heads);
+    const struct pass_seq s = a.seqs[a.row_seq[r]];
+    const int32_t *table = a.tables + (int64_t)s.lane * a.table_stride;
+    const int n = s.n_past + s.n_rows;
+    auto at = [&](int key) {
+        return (int64_t)table[key / a.kv.block_tokens] * a.kv.page_stride +
+               (int64_t)kv_head * a.kv.head_stride;
+    };
+    float top = -INFINITY;
+    for (int key = threadIdx.x; key < n; key += blockDim.x) {
+        bool seen = true;
+        int key_pos = key;
+        if (key >= s.n_past) {
+            const int node = key - s.n_past;
+            key_pos = a.rows[s.first_row + node].pos;
+            seen = s.tree ? a.masks[(int64_t)r * TREE_MASK_WORDS + node / 64] >> (node % 64) & 1
+                          : node <= r - s.first_row;
+        }
+        seen = seen && (a.window == 0 || a.rows[r].pos - a.window < key_pos);
+        float dot = 0.0f;
+        if (seen) {
+            const int64_t k = at(key) + (int64_t)(key % a.kv.block_tokens) * a.kv.head_dim_k;
+            for (int i = 0; i < a.kv.head_dim_k; i++) {
+                dot += element(a.q, a.kv.dtype,
+                               (int64_t)r * a.q_stride + (int64_t)h * a.kv.head_dim_k + i) *
+                       element(a.kv.base, a.kv.dtype, k + i);
+            }
+            dot *= a.scale;
+            dot = a.softcap > 0 ? a.softcap * tanhf(dot / a.softcap) : dot;
+        }
+        score[key] = seen ? dot : -INFINITY;
+        top = fmaxf(top, score[key]);
+    }
+    shared[threadIdx.x] = top;
+    __syncthreads();
+    for (int i = 0; i < (int)blockDim.x; i++) {
+        top = fmaxf(top, shared[i]);
+    }
+    top = a.sinks ? fmaxf(top, a.sinks[h]) : top;
+    __syncthreads();
+    float sum = a.sinks ? expf(a.sinks[h] - top) : 0.0f;
+    for (int key = 0; key < n; key++) {
+        sum += expf(score[key] - top);
+    }
+    for (int i = threadIdx.x; i < a.kv.head_dim_v; i += blockDim.x) {
+        float value = 0.0f;
+        for (int key = 0; key < n; key++) {
+            if (score[key] != -INFINITY) {
+                value += expf(score[key] - top) *
+                         element(a.kv.base, a.kv.dtype,
+                                 at(key) + a.kv.v_offset +
+                                     (int64_t)(key % a.kv.block_tokens) * a.kv.v_token_stride + i);
+            }
+        }
+        a.out[((int64_t)r * a.n_heads + h) * a.kv.head_dim_v + i] = value / sum;
+    }
+}
+
+static std::vector<float> run(const struct scene &s, int first_row,
+                              const std::vector<struct pass_seq> &seqs,
+                              const std::vector<struct pass_group> &groups, int padding,
+                              bool deterministic)
+{
+    struct prepared p;
+    prepare(p, s, first_row, seqs, groups, padding, deterministic);
+    size_t n = 0;
+    for (const struct pass_seq &q : seqs) {
+        n += (size_t)q.n_rows * s.n_heads * s.dim_v;
+    }
+    CHECK(cudaMemset(p.launch.out, 0xff, n * dtype_bytes(s.dtype)));
+    CHECK(cudaDeviceSynchronize());
+    CHECK(attention_launch(0, &p.launch));
+    CHECK(cudaDeviceSynchronize());
+    const std::vector<float> out = to_host(p.launch.out, s.dtype, n);
+    finish(p);
+    return out;
+}
+
+static std::vector<float> run_naive(const struct scene &s)
+{
+    struct prepared p;
+    prepare(p, s, 0, s.seqs, s.groups, 0, false);
+    const size_t n = (size_t)s.n_rows() * s.n_heads * s.dim_v;
+    int longest = 0;
+    for (const struct pass_seq &q : s.seqs) {
+        longest = std::max(longest, q.n_past + q.n_rows);
+    }
+    struct naive_args a = {};
+    float *out = device_new<float>(n);
+    a.q = s.q;
+    a.out = out;
+    a.kv = s.view;
+    a.rows = p.launch.pass.rows;
+    a.row_seq = p.launch.pass.row_seq;
+    a.seqs = p.launch.pass.seqs;
+    a.masks = p.launch.pass.tree_mask;
+    a.tables = s.d_tables;
+    a.sinks = p.launch.sinks;
+    a.table_stride = s.table_stride;
+    a.q_stride = s.q_stride;
+    a.n_heads = s.n_heads;
+    a.window = s.window;
+    a.scale = p.launch.scale;
+    a.softcap = s.softcap;
+    CHECK(
+        cudaFuncSetAttribute(naive_attention, cudaFuncAttributeMaxDynamicSharedMemorySize, 200000));
+    naive_attention<<<dim3(s.n_rows(), s.n_heads), 128, longest * sizeof(float)>>>(a);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    const std::vector<float> v = to_host(out, DT_F32, n);
+    CHECK(cudaFree(out));
+    finish(p);
+    return v;
+}
+
+/* Deterministic mode: every sequence alone, its chain in two pieces, must give the same bits. */
+static bool same_alone(const struct scene &s, const std::vector<float> &all, struct rng &r)
+{
+    for (const struct pass_seq &q : s.seqs) {
+        std::vector<float> alone;
+        if (!q.tree && q.n_rows > 1) {
+            const int first = r.between(1, q.n_rows - 1);
+            alone = run(s, q.first_row, {{q.lane, 0, first, q.n_past, false}}, {}, 0, true);
+            const std::vector<float> rest =
+                run(s, q.first_row + first,
+                    {{q.lane, 0, q.n_rows - first, q.n_past + first, false}}, {}, 0, true);
+            alone.insert(alone.end(), rest.begin(), rest.end());
+        } else {
+            alone = run(s, q.first_row, {{q.lane, 0, q.n_rows, q.n_past, q.tree}}, {}, 0, true);
+        }
+        if (memcmp(alone.data(), &all[(size_t)q.first_row * s.n_heads * s.dim_v],
+                   alone.size() * sizeof(float)) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static struct scene random_scene(struct rng &r)
+{
+    static const int dims[] = {16, 32, 64, 80, 96, 128, 128, 192, 256, 40, 112, 72};
+    static const int heads[][2] = {{32, 8}, {8, 8},  {4, 1},  {6, 2},
+                                   {16, 1}, {12, 4}, {40, 1}, {5, 5}};
+    static const int sizes[] = {16, 32, 64};
+    struct scene s = {};
+    const int h = r.below(8);
+    s.n_heads = heads[h][0];
+    s.n_kv_heads = heads[h][1];
+    s.dim_k = s.dim_v = dims[r.below(12)];
+    s.dtype = r.below(8) == 0 ? DT_F32 : r.below(3) == 0 ? DT_F16 : DT_BF16;
+    s.block_tokens = sizes[r.below(3)];
+    if (r.below(6) == 0) { // MLA
+        const bool small = r.below(2);
+        s.n_heads = small ? 4 : 16;
+        s.n_kv_heads = 1;
+        s.dim_k = small ? 48 : 576;
+        s.dim_v = small ? 32 : 512;
+        s.v_in_k = true;
+    }
+    s.window = r.below(4) == 0 ? r.between(1, 700) : 0;
+    s.softcap = r.below(4) == 0 ? 5.0f : 0.0f;
+    s.sinks = r.below(4) == 0;
+    if (r.below(5) == 0) { // decoding: enough units for the narrow and the thin ways
+        for (int n = r.between(40, 160); n > 0; n--) {
+            add_seq(s, r.below(900), r.below(8) ? 1 : 2, false);
+        }
+        return s;
+    }
+    const int n_seqs = r.between(1, 10), longest = r.below(3) ? 700 : 4000;
+    while ((int)s.seqs.size() < n_seqs) {
+        const int group = r.below(3) == 0 ? r.between(2, 9) : 1;
+        const int n_shared = group > 1 ? r.between(1, longest / s.block_tokens) : 0;
+        if (group > 1) {
+            s.groups.push_back({(int)s.seqs.size(), group, n_shared});
+        }
+        for (int i = 0; i < group; i++) {
+            const int past = n_shared * s.block_tokens + (r.below(4) ? r.below(longest) : 0);
+            const int kind = r.below(4);
+            const int n = kind < 2 ? 1 : r.between(1, kind == 2 ? 20 : 300);
+            const bool tree = r.below(3) == 0;
+            add_seq(s, past, tree ? std::min(n, (int)MAX_TREE_NODES) : n, tree);
+            if (tree) {
+                plant_tree(s, s.seqs.back(), r);
+            }
+        }
+    }
+    if (r.below(4) == 0) { // a prompt of more rows than a captured pass may have
+        add_seq(s, r.below(longest), r.between(520, 1100), false);
+    }
+    return s;
+}
+
+/* ---- decoding rows of few sequences -------------------------------------------------------- */
+
+/* Rope, store and attention in one kernel against the three: the output, and every slot. */
+struct few_case {
+    struct scene s;
+    struct prepared p;
+    struct rope_store_args rope_args;
+    struct rope_view rope;
+    void *qkv, *old_qkv, *old_kv;
+    float *cos_sin, *inv_freq, *norms, *runs;
+    struct sum_parts sums; // n 0: qkv is whole
+    size_t qkv_bytes;
+
+    void open(struct rng &r)
+    {
+        static const int heads[][2] = {{32, 8}, {8, 8}, {32, 4}, {6, 2}, {14, 2}, {12, 4}, {7, 1}};
+        static const int sizes[] = {16, 32, 64};
+        s = {};
+        const int h = r.below(7);
+        s.n_heads = heads[h][0];
+        s.n_kv_heads = heads[h][1];
+        s.dim_k = s.dim_v = r.below(3) ? 128 : 64;
+        s.dtype = r.below(3) == 0 ? DT_F16 : DT_BF16;
+        s.block_tokens = sizes[r.below(3)];
+        const int longest = r.below(3) ? 700 : r.below(2) ? 2000 : 9000;
+        for (int n = r.between(1, longest > 700 || r.below(2) ? 8 : 200); n > 0; n--) {
+            add_seq(s, r.below(longest), 1, false);
+        }
+        build(s, 1, r.next());
+        prepare(p, s, 0, s.seqs, s.groups, r.below(3), false);
+        const int n_rows = p.launch.n_rows, width = (s.n_heads + 2 * s.n_kv_heads) * s.dim_k;
+        qkv_bytes = (size_t)n_rows * width * 2;
+        qkv = device_new<char>(qkv_bytes);
+        old_qkv = device_new<char>(qkv_bytes);
+        old_kv = device_new<char>(s.layer_bytes);
+        fill(old_qkv, s.dtype, (int64_t)n_rows * width, r.next(), 1.5f);
+        CHECK(cudaDeviceSynchronize());
+        CHECK(cudaMemcpy(old_kv, s.kv, s.layer_bytes, cudaMemcpyDeviceToDevice));
+        const int n_pairs = s.dim_k / 2, max_pos = 9000;
+        cos_sin = device_new<float>((size_t)2 * n_pairs * max_pos);
+        inv_freq = device_new<float>(n_pairs);
+        norms = device_new<float>(2 * s.dim_k);
+        fill(inv_freq, DT_F32, n_pairs, 4, 0.1f);
+        fill(norms, DT_F32, 2 * s.dim_k, 5, 1.0f);
+        rope = {cos_sin, n_pairs, max_pos, false};
+        CHECK(k_rope_table(0, cos_sin, inv_freq, &rope, 1.1f));
+        const int n_runs = r.below(2) ? r.between(2, 6) : 0;
+        const int64_t run = (int64_t)n_rows * width;
+        runs = device_new<float>((size_t)((n_runs + 1) * run));
+        fill(runs, DT_F32, (n_runs + 1) * run, r.next(), 0.7f);
+        sums = {runs, r.below(2) ? runs + n_runs * run : nullptr, run, width, n_runs};
+        rope_args = {};
+        rope_args.qkv.mem.p = qkv;
+        rope_args.qkv.stride = width;
+        rope_args.qkv.dtype = s.dtype;
+        rope_args.n_rows = n_rows;
+        rope_args.n_heads = s.n_heads;
+        rope_args.n_kv_heads = s.n_kv_heads;
+        rope_args.head_dim = s.dim_k;
+        rope_args.qk_norm = r.below(2) ? QK_NORM_HEAD : QK_NORM_NONE;
+        rope_args.eps = 1e-5f;
+        rope_args.norm_offset = 0.25f;
+        p.launch.q = qkv;
+        p.launch.q_stride = width;
+    }
+
+    /* The output, then all pages. */
+    std::vector<float> run(bool few)
+    {
+        CHECK(cudaMemcpy(qkv, old_qkv, qkv_bytes, cudaMemcpyDeviceToDevice));
+        CHECK(cudaMemcpy(s.kv, old_kv, s.layer_bytes, cudaMemcpyDeviceToDevice));
+        for (size_t i = 0; i < s.seqs.size(); i++) { // what is to be stored is not there yet
+            const int slot = s.seqs[i].n_past, bt = s.block_tokens;
+            const int32_t page = s.tables[i * s.table_stride + slot / bt];
+            for (int h = 0; h < 2 * s.n_kv_heads; h++) {
+                CHECK(cudaMemset((char *)s.kv + 2 * (page * s.view.page_stride +
+                                                     h / 2 * s.view.head_stride +
+                                                     h % 2 * s.view.v_offset + slot % bt * s.dim_k),
+                                 0xff, s.dim_k * 2));
+            }
+        }
+        const size_t n = s.seqs.size() * (size_t)s.n_heads * s.dim_v;
+        CHECK(cudaMemset(p.launch.out, 0xff, n * 2));
+        const int32_t d = s.dim_k;
+        if (few) {
+            CHECK(k_attention_few(0, &rope_args, &rope, norms, norms + d, &p.launch, &sums));
+        } else {
+            CHECK(k_rope_store(0, &rope_args, &rope, norms, d, norms + d, d, &s.view,
+                               &p.launch.pass, &sums));
+            CHECK(attention_launch(0, &p.launch));
+        }
+        CHECK(cudaDeviceSynchronize());
+        std::vector<float> out = to_host(p.launch.out, s.dtype, n);
+        const std::vector<float> pages =
+            to_host(s.kv, s.dtype, (size_t)s.n_blocks * s.view.page_stride); // without the trash
+        out.insert(out.end(), pages.begin(), pages.end());
+        return out;
+    }
+
+    void close()
+    {
+        for (void *m : {qkv, old_qkv, old_kv, (void *)cos_sin, (void *)inv_freq, (void *)norms,
+                        (void *)runs}) {
+            CHECK(cudaFree(m));
+        }
+        finish(p);
+        destroy(s);
+    }
+};
+
+static bool few_is_right(int seed, double *worst, int *n_taken)
+{
+    struct rng r = {(uint64_t)seed + 5000};
+    struct few_case c;
+    c.open(r);
+    const struct scene &s = c.s;
+    bool good = k_rope_takes_sums(&c.rope_args, &c.rope, s.dim_k, s.dim_k, &s.view);
+    double far = 0;
+    if (k_attention_few_takes(&c.rope_args, &c.rope, s.dim_k, s.dim_k, &s.view, &c.p.limits)) {
+        ++*n_taken;
+        const std::vector<float> want = c.run(false), got = c.run(true);
+        for (size_t i = 0; i < want.size(); i++) {
+            good = good && std::isnan(want[i]) == std::isnan(got[i]);
+            far = std::isnan(want[i])
+                      ? far
+                      : std::max(far, (double)fabsf(got[i] - want[i]) / (1.0 + fabsf(want[i])));
+        }
+        *worst = std::max(*worst, far);
+        good = good && far < 0.03;
+    }
+    if (!good) {
+        printf("few case %d FAILED: heads %d/%d dim %d %s page %d rows %d of %zu: farthest %g\n",
+               seed, s.n_heads, s.n_kv_heads, s.dim_k, s.dtype == DT_BF16 ? "bf16" : "f16",
+               s.block_tokens, c.p.launch.n_rows, s.seqs.size(), far);
+    }
+    c.close();
+    return good;
+}
+
+static void check_few(int n_cases)
+{
+    double worst = 0;
+    int n_failed = 0, n_taken = 0;
+    for (int i = 0; i < n_cases; i++) {
+        n_failed += !few_is_right(i, &worst, &n_taken);
+    }
+    /* Not many rows of few heads. */
+    bench_failures += n_failed + (4 * n_taken < 3 * n_cases);
+    printf("few: %d of %d passes checked, %d failed, worst relative difference %.2g\n", n_taken,
+           n_cases, n_failed, worst);
+}
+
+static const char *name_of(enum dtype t)
+{
+    return t == DT_F32 ? "f32" : t == DT_BF16 ? "bf16" : "f16";
+}
+
+void bench_attention_check(int n_cases)
+{
+    int n_bits = 0, n_failed = 0;
+    double worst = 0;
+    for (int i = 0; i < n_cases; i++) {
+        struct rng r = {(uint64_t)i + 1000};
+        struct scene s = random_scene(r);
+        build(s, 1, r.next());
+        const bool deterministic = r.below(3) == 0;
+        const std::vector<float> want = run_naive(s);
+        const std::vector<float> got = run(s, 0, s.seqs, s.groups, r.below(9), deterministic);
+        const double d = distance(got, want), bound = s.dtype == DT_F32 ? 1e-5 : 8e-3;
+        double far = 0;
+        for (size_t k = 0; k < got.size(); k++) {
+            far = std::max(far, (double)fabsf(got[k] - want[k]));
+        }
+        worst = std::max(worst, s.dtype == DT_F32 ? 0 : d);
+        const bool good = d < bound && far < (s.dtype == DT_F32 ? 1e-3 : 0.1);
+        const bool bits = !good || !deterministic || same_alone(s, got, r);
+        n_bits += deterministic;
+        if (!good || !bits) {
+            n_failed++;
+            printf("attention case %d FAILED%s: heads %d/%d dims %d/%d %s page %d window %d cap %g "
+                   "sinks %d rows %d seqs %zu groups %zu%s: distance %g, farthest %g\n",
+                   i, bits ? "" : " (bits)", s.n_heads, s.n_kv_heads, s.dim_k, s.dim_v,
+                   name_of(s.dtype), s.block_tokens, s.window, s.softcap, s.sinks, s.n_rows(),
+                   s.seqs.size(), s.groups.size(), deterministic ? " deterministic" : "", d, far);
+        }
+        destroy(s);
+    }
+    bench_failures += n_failed;
+    printf("attention: %d passes checked (%d for equal bits), %d failed, worst distance %.2g\n",
+           n_cases, n_bits, n_failed, worst);
+    check_few(n_cases);
+}

@@ -1,0 +1,568 @@
+/* Products of few rows: against a naive product over odd shapes, then timed against cuBLASLt. */
+#include "cuda/gemm.h"
+#include "cuda/kernels/kernels.h"
+#include "bench/ops/bench.cuh"
+
+#include <cmath>
+#include <cstring>
+#include <cublasLt.h>
+
+template <typename T, typename Y> __global__ void naive_kernel(struct gemm_args a, float *out)
+{
+    const int f = blockIdx.x * blockDim.x + threadIdx.x, r = blockIdx.y;
+    if (f < a.n_out) {
+        float sum = 0.0f;
+        for (int k = 0; k < a.n_in; k++) {
+            sum += to_float(((const T *)a.x)[(int64_t)r * a.x_stride + k]) *
+                   to_float(((const T *)a.weight)[(int64_t)f * a.n_in + k]);
+        }
+        sum += a.bias ? a.bias[f] : 0.0f;
+        sum += a.accumulate ? to_float(((const Y *)a.y)[(int64_t)r * a.y_stride + f]) : 0.0f;
+        out[(int64_t)r * a.n_out + f] = sum;
+    }
+}
+
+static void naive(const struct gemm_args &a, float *out)
+{
+    const dim3 grid((a.n_out + 127) / 128, a.n_rows);
+    if (a.x_dtype == DT_BF16) {
+        a.y_dtype == DT_F32 ? naive_kernel<bf16_t, float><<<grid, 128>>>(a, out)
+                            : naive_kernel<bf16_t, bf16_t><<<grid, 128>>>(a, out);
+    } else {
+        a.y_dtype == DT_F32 ? naive_kernel<f16_t, float><<<grid, 128>>>(a, out)
+                            : naive_kernel<f16_t, f16_t><<<grid, 128>>>(a, out);
+    }
+    CHECK(cudaGetLastError());
+}
+
+/* What a gated product is of the plain one, on the host: exact enough to compare with. */
+static std::vector<float> silu_gated(const std::vector<float> &v, int n_rows, int width,
+                                     enum dtype dt)
+{
+    std::vector<float> out((size_t)n_rows * width);
+    auto rounded = [dt](float x) {
+        return dt == DT_BF16 ? __bfloat162float(__float2bfloat16_rn(x))
+                             : __half2float(__float2half_rn(x));
+    };
+    for (int r = 0; r < n_rows; r++) {
+        for (int i = 0; i < width; i++) {
+            const float g = rounded(v[(size_t)r * 2 * width + i]);
+            out[(size_t)r * width + i] =
+                g / (1.0f + expf(-g)) * rounded(v[(size_t)r * 2 * width + width + i]);
+        }
+    }
+    return out;
+}
+
+static void check_one(struct rng &r)
+{
+    struct gemm_args a = {};
+    a.x_dtype = a.w_dtype = r.below(2) ? DT_BF16 : DT_F16;
+    a.y_dtype = r.below(2) ? a.x_dtype : DT_F32;
+    a.n_rows = r.below(3) == 0 ? 1 : r.between(1, 64);
+    a.n_out = r.between(1, r.below(4) ? 3000 : 20000);
+    a.n_in = 8 * r.between(1, r.below(4) ? 300 : 1800);
+    a.x_stride = a.n_in + 8 * r.below(3);
+    a.gated = r.below(3) == 0;
+    if (a.gated) {
+        a.y_dtype = a.x_dtype;
+        a.n_rows = r.below(3) == 0 ? 1 : r.between(1, 32);
+        a.n_out = (a.n_out + 15) / 16 * 16;
+    }
+    const int n_y_out = a.gated ? a.n_out / 2 : a.n_out;
+    a.y_stride = a.gated ? n_y_out + 8 * r.below(3) : a.n_out + r.below(9);
+    a.accumulate = !a.gated && r.below(2);
+    a.n_batch = 1;
+    const size_t n_y = (size_t)a.n_rows * a.y_stride;
+    void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
+    void *w = device_new<float>((size_t)a.n_out * a.n_in / 2 + 64);
+    void *y = device_new<float>(n_y);
+    float *bias = device_new<float>(a.n_out),
+          *expected = device_new<float>((size_t)a.n_rows * a.n_out);
+    fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
+    fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(),
+         a.gated ? 0.005f : 0.05f); // 16 bits hold gate * up
+    fill(bias, DT_F32, a.n_out, r.next(), 1.0f);
+    if (a.accumulate) {
+        fill(y, a.y_dtype, (int64_t)n_y, r.next(), 1.0f);
+    } else {
+        CHECK(cudaMemset(y, 0xff, n_y * dtype_bytes(a.y_dtype)));
+    }
+    if (!gemm_small_takes(&a, 90, 132)) {
+        a.n_rows = a.n_rows % 32 + 1;
+    }
+    a.x = x;
+    a.weight = w;
+    a.y = y;
+    a.bias = !a.gated && r.below(2) ? bias : nullptr;
+    naive(a, expected);
+    CHECK(cudaDeviceSynchronize());
+    CHECK(gemm_small(0, &a, 132));
+    CHECK(cudaDeviceSynchronize());
+    const std::vector<float> all = to_host(y, a.y_dtype, n_y);
+    std::vector<float> want = to_host(expected, DT_F32, (size_t)a.n_rows * a.n_out);
+    if (a.gated) {
+        want = silu_gated(want, a.n_rows, n_y_out, a.x_dtype);
+    }
+    std::vector<float> got;
+    bool padding_kept = true;
+    for (int i = 0; i < a.n_rows; i++) {
+        const size_t row = (size_t)i * a.y_stride;
+        got.insert(got.end(), all.begin() + row, all.begin() + row + n_y_out);
+        for (int c = n_y_out; c < a.y_stride && !a.accumulate; c++) {
+            padding_kept = padding_kept && std::isnan(all[row + c]);
+        }
+    }
+    const double d = distance(got, want), most = a.gated ? 2 : 1;
+    if (!padding_kept ||
+        !(d < (a.y_dtype == DT_F32 ? 1e-4 : a.y_dtype == DT_F16 ? 1e-3 : 5e-3) * most)) {
+        printf("gemm_small FAILED: %d x %d x %d dtype %d -> %d acc %d bias %d gated %d: distance "
+               "%g, padding kept %d\n",
+               a.n_rows, a.n_out, a.n_in, a.x_dtype, a.y_dtype, a.accumulate, a.bias != nullptr,
+               a.gated, d, padding_kept);
+        bench_failures++;
+    }
+    for (void *p : {x, w, y, (void *)bias, (void *)expected}) {
+        CHECK(cudaFree(p));
+    }
+}
+
+static void check_wide(struct rng &r)
+{
+    struct gemm_args a = {};
+    a.x_dtype = a.w_dtype = r.below(2) ? DT_BF16 : DT_F16;
+    a.y_dtype = r.below(2) ? a.x_dtype : DT_F32;
+    a.n_rows = r.between(1, 64);
+    a.n_out = r.between(1, r.below(4) ? 3000 : 20000);
+    a.n_in = 8 * r.between(1, r.below(4) ? 300 : 1800);
+    a.x_stride = a.n_in + 8 * r.below(3);
+    a.accumulate = r.below(3) == 0;
+    a.n_batch = 1;
+    struct wide_plan plan = {};
+    plan.n_splits = a.accumulate ? 1 : std::min(r.between(1, 6), (a.n_in + 63) / 64);
+    if (plan.n_splits == 1 && !a.accumulate && r.below(2)) {
+        a.gated = true;
+        a.y_dtype = a.x_dtype;
+        a.n_out = (a.n_out + 1) / 2 * 2;
+    }
+    if (plan.n_splits > 1 || a.gated) {
+        a.n_rows = r.between(1, 128);
+    }
+    const int other = plan.n_splits > 1 || a.y_dtype == DT_F32 ? 192 : 112;
+    plan.band = a.gated && a.n_rows > 64 ? 224 : r.below(2) ? 128 : other;
+    const int n_y_out = a.gated ? a.n_out / 2 : a.n_out;
+    a.y_stride = r.below(2) ? (n_y_out + 7) / 8 * 8 : n_y_out + r.below(9);
+    const int n_blocks = r.below(3) ? 132 : r.between(1, 132);
+    const size_t n_y = (size_t)a.n_rows * a.y_stride, n_part = (size_t)a.n_rows * a.n_out;
+    void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
+    void *w = device_new<float>((size_t)a.n_out * a.n_in / 2 + 64);
+    void *y = device_new<float>(n_y);
+    float *parts = device_new<float>(n_part * plan.n_splits);
+    float *bias = device_new<float>(a.n_out), *expected = device_new<float>(n_part);
+    fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
+    fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(),
+         a.gated ? 0.005f : 0.05f); // 16 bits hold gate * up
+    fill(bias, DT_F32, a.n_out, r.next(), 1.0f);
+    CHECK(cudaMemset(parts, 0xff, n_part * plan.n_splits * 4));
+    if (a.accumulate) {
+        fill(y, a.y_dtype, (int64_t)n_y, r.next(), 1.0f);
+    } else {
+        CHECK(cudaMemset(y, 0xff, n_y * dtype_bytes(a.y_dtype)));
+    }
+    a.x = x;
+    a.weight = w;
+    a.y = y;
+    a.bias = !a.gated && r.below(2) ? bias : nullptr;
+    naive(a, expected);
+    CHECK(cudaDeviceSynchronize());
+    const struct sum_parts sums = {parts, a.bias, (int64_t)n_part, a.n_out, plan.n_splits};
+    CHECK(gemm_wide(0, &a, n_blocks, &plan, &sums));
+    if (plan.n_splits > 1) {
+        CHECK(gemm_join(0, &a, &sums));
+    }
+    CHECK(cudaDeviceSynchronize());
+    const std::vector<float> all = to_host(y, a.y_dtype, n_y);
+    std::vector<float> want = to_host(expected, DT_F32, n_part);
+    if (a.gated) {
+        want = silu_gated(want, a.n_rows, n_y_out, a.x_dtype);
+    }
+    std::vector<float> got;
+    bool padding_kept = true;
+    for (int i = 0; i < a.n_rows; i++) {
+        const size_t row = (size_t)i * a.y_stride;
+        got.insert(got.end(), all.begin() + row, all.begin() + row + n_y_out);
+        for (int c = n_y_out; c < a.y_stride && !a.accumulate; c++) {
+            padding_kept = padding_kept && std::isnan(all[row + c]);
+        }
+    }
+    const double d = distance(got, want);
+    if (!padding_kept || !(d < (a.y_dtype == DT_F32 ? 1e-4 : a.y_dtype == DT_F16 ? 2e-3 : 1e-2))) {
+        printf("gemm_wide FAILED: %d x %d x %d dtype %d -> %d acc %d bias %d gated %d, band %d "
+               "splits %d "
+               "blocks %d: distance %g, padding kept %d\n",
+               a.n_rows, a.n_out, a.n_in, a.x_dtype, a.y_dtype, a.accumulate, a.bias != nullptr,
+               a.gated, plan.band, plan.n_splits, n_blocks, d, padding_kept);
+        bench_failures++;
+    }
+    for (void *p : {x, w, y, (void *)bias, (void *)expected, (void *)parts}) {
+        CHECK(cudaFree(p));
+    }
+}
+
+/* Gated products of many rows: one or several items a cluster, tiles in one or several groups, the
+ * last tile and band short. */
+static void check_batch(struct rng &r)
+{
+    struct gemm_args a = {};
+    a.x_dtype = a.w_dtype = a.y_dtype = r.below(2) ? DT_BF16 : DT_F16;
+    const bool is_long = r.below(4) == 0;
+    a.n_rows = is_long ? r.between(257, 4500) : r.between(129, 256); // whoever takes them
+    a.n_in = 8 * r.between(16, r.below(4) ? 150 : 520);
+    const int width = 8 * r.between(1, is_long ? 120 : r.below(4) ? 900 : 1900);
+    a.n_out = 2 * width;
+    a.x_stride = a.n_in + 8 * r.below(3);
+    a.y_stride = width + 2 * r.below(5);
+    a.gated = true;
+    a.n_batch = 1;
+    const int n_sms = r.below(3) ? 132 : r.between(2, 132);
+    const size_t n_y = (size_t)a.n_rows * a.y_stride, n_product = (size_t)a.n_rows * a.n_out;
+    void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
+    void *w = device_new<float>((size_t)a.n_out * a.n_in / 2 + 64);
+    void *y = device_new<float>(n_y);
+    float *expected = device_new<float>(n_product);
+    fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
+    fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(), 0.02f);
+    CHECK(cudaMemset(y, 0xff, n_y * 2));
+    a.x = x;
+    a.weight = w;
+    a.y = y;
+    naive(a, expected);
+    CHECK(cudaDeviceSynchronize());
+    CHECK(gemm_batch(0, &a, n_sms));
+    CHECK(cudaDeviceSynchronize());
+    const std::vector<float> all = to_host(y, a.y_dtype, n_y);
+    const std::vector<float> want =
+        silu_gated(to_host(expected, DT_F32, n_product), a.n_rows, width, a.x_dtype);
+    std::vector<float> got;
+    bool padding_kept = true;
+    for (int i = 0; i < a.n_rows; i++) {
+        const size_t row = (size_t)i * a.y_stride;
+        got.insert(got.end(), all.begin() + row, all.begin() + row + width);
+        for (int c = width; c < a.y_stride; c++) {
+            padding_kept = padding_kept && std::isnan(all[row + c]);
+        }
+    }
+    const double d = distance(got, want);
+    if (!padding_kept || !(d < (a.y_dtype == DT_F16 ? 2e-3 : 1e-2))) {
+        printf("gemm_batch FAILED: %d x %d x %d dtype %d on %d: distance %g, padding kept %d\n",
+               a.n_rows, a.n_out, a.n_in, a.x_dtype, n_sms, d, padding_kept);
+        bench_failures++;
+    }
+    for (void *p : {x, w, y, (void *)expected}) {
+        CHECK(cudaFree(p));
+    }
+}
+
+/* Weights of features whose logits are to be equal, infinite or NaN: rows of another feature, or
+ * one element that overflows or is none. */
+static void spoil_features(struct rng &r, void *w, const struct gemm_args &a)
+{
+    const size_t bytes = (size_t)a.n_in * 2;
+    const uint16_t nan = 0x7fff, infinity = a.w_dtype == DT_BF16 ? 0x7f80 : 0x7c00;
+    for (int i = 0; i < a.n_out / 16; i++) {
+        char *to = (char *)w + bytes * r.below(a.n_out);
+        const int kind = r.below(40);
+        if (kind < 30) { // ties, also over bands
+            CHECK(cudaMemcpy(to, (char *)w + bytes * r.below(a.n_out), bytes,
+                             cudaMemcpyDeviceToDevice));
+        } else if (kind == 30) {
+            CHECK(cudaMemcpy(to, &nan, 2, cudaMemcpyHostToDevice));
+        } else if (kind == 31 && r.below(8) == 0) { // of the sign of x's element
+            CHECK(cudaMemcpy(to, &infinity, 2, cudaMemcpyHostToDevice));
+        }
+    }
+}
+
+static bool same_bests(const struct gemm_args &a, const std::vector<float> &logits, int bands,
+                       int stride, const std::vector<struct best_pair> &pairs)
+{
+    const int band = a.n_rows <= 128 ? 248 : 216;
+    for (int row = 0; row < a.n_rows; row++) {
+        for (int b = 0; b < stride; b++) {
+            struct best_pair want = {-INFINITY, INT32_MAX};
+            for (int f = b * band; f < std::min(a.n_out, (b + 1) * band); f++) {
+                const float v = logits[(size_t)row * a.y_stride + f];
+                if (v > want.value) {
+                    want.value = v;
+                    want.id = f;
+                }
+            }
+            const struct best_pair &got = pairs[(size_t)row * stride + b];
+            const bool same = got.value == want.value && got.id == want.id;
+            if (b < bands ? !same : got.id != -1) {
+                printf("row %d band %d: %d (%g), not %d (%g)\n", row, b, got.id, got.value,
+                       want.id, want.value);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* The head: logits, and of each row and band the first of the greatest. */
+static void check_head(struct rng &r)
+{
+    struct gemm_args a = {};
+    a.x_dtype = a.w_dtype = r.below(2) ? DT_BF16 : DT_F16;
+    a.y_dtype = DT_F32;
+    a.n_rows = r.below(4) == 0 ? 128 * r.between(1, 2) : r.between(1, 256);
+    a.n_in = 8 * r.between(1, r.below(4) ? 100 : 520);
+    a.n_out = r.between(1, r.below(4) ? 4000 : 40000);
+    a.x_stride = a.n_in + 8 * r.below(3);
+    a.y_stride = a.n_out + r.below(9);
+    a.n_batch = 1;
+    const int n_sms = r.below(3) ? 132 : r.between(2, 132);
+    const size_t n_y = (size_t)a.n_rows * a.y_stride;
+    void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
+    void *w = device_new<float>((size_t)a.n_out * a.n_in / 2 + 64);
+    float *y = device_new<float>(n_y), *bias = device_new<float>(a.n_out);
+    float *expected = device_new<float>((size_t)a.n_rows * a.n_out);
+    fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
+    fill(w, a.w_dtype, (int64_t)a.n_out * a.n_in, r.next(), 0.05f);
+    fill(bias, DT_F32, a.n_out, r.next(), 1.0f);
+    if (r.below(2)) {
+        spoil_features(r, w, a);
+    }
+    CHECK(cudaMemset(y, 0xff, n_y * 4));
+    a.x = x;
+    a.weight = w;
+    a.y = y;
+    a.bias = r.below(2) ? bias : nullptr;
+    naive(a, expected);
+    const int bands = gemm_head_bands(&a), stride = bands + r.below(3);
+    struct best_pair *pairs = device_new<struct best_pair>((size_t)a.n_rows * stride);
+    CHECK(cudaMemset(pairs, 0xff, (size_t)a.n_rows * stride * sizeof *pairs));
+    const struct row_bests bests = {pairs, stride, bands};
+    CHECK(cudaDeviceSynchronize());
+    CHECK(gemm_head(0, &a, n_sms, &bests, nullptr));
+    CHECK(cudaDeviceSynchronize());
+    const std::vector<float> all = to_host(y, DT_F32, n_y);
+    const std::vector<float> naively = to_host(expected, DT_F32, (size_t)a.n_rows * a.n_out);
+    std::vector<struct best_pair> got_pairs((size_t)a.n_rows * stride);
+    CHECK(cudaMemcpy(got_pairs.data(), pairs, got_pairs.size() * sizeof *pairs,
+                     cudaMemcpyDeviceToHost));
+    std::vector<float> got, want;
+    bool kept = true; // padding, and what is infinite or NaN
+    for (int i = 0; i < a.n_rows; i++) {
+        for (int c = 0; c < a.y_stride; c++) {
+            const float v = all[(size_t)i * a.y_stride + c];
+            const float e = c < a.n_out ? naively[(size_t)i * a.n_out + c] : NAN;
+            if (std::isfinite(e)) {
+                got.push_back(v);
+                want.push_back(e);
+            } else {
+                kept = kept && (std::isnan(e) ? std::isnan(v) : v == e);
+            }
+        }
+    }
+    const double d = distance(got, want);
+    if (!kept || !(d < 1e-4) || !same_bests(a, all, bands, stride, got_pairs)) {
+        printf("gemm_head FAILED: %d x %d x %d dtype %d bias %d on %d: distance %g, kept %d\n",
+               a.n_rows, a.n_out, a.n_in, a.x_dtype, a.bias != nullptr, n_sms, d, kept);
+        bench_failures++;
+    }
+    for (void *p : {x, w, (void *)y, (void *)bias, (void *)expected, (void *)pairs}) {
+        CHECK(cudaFree(p));
+    }
+}
+
+bool bench_gemm_check(const char *only)
+{
+    static const struct {
+        const char *name;
+        int n;
+        uint64_t seed;
+        void (*check)(struct rng &r);
+    } kinds[] = {{"gemm_head", 60, 4, check_head},
+                 {"gemm_batch", 60, 3, check_batch},
+                 {"gemm_wide", 120, 2, check_wide},
+                 {"gemm_small", 90, 1, check_one}};
+    bool any = false;
+    for (const auto &kind : kinds) {
+        if (only && strcmp(only, kind.name) != 0) {
+            continue;
+        }
+        struct rng r = {kind.seed};
+        for (int i = 0; i < kind.n; i++) {
+            kind.check(r);
+        }
+        printf("%s: %d products checked\n", kind.name, kind.n);
+        any = true;
+    }
+    return any;
+}
+
+/* ---- timing -------------------------------------------------------------------------------- */
+
+struct lt_product {
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t w, x, y;
+    cublasLtMatmulHeuristicResult_t plan;
+};
+
+static cublasLtHandle_t lt;
+enum { LT_WORKSPACE = 32 << 20 };
+
+#define LT(call)                                                                                   \
+    do {                                                                                           \
+        const cublasStatus_t lt_status = (call);                                                   \
+        if (lt_status != CUBLAS_STATUS_SUCCESS) {                                                  \
+            printf("%s: %d\n", #call, (int)lt_status);                                             \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static struct lt_product lt_open(int m, int n, int k)
+{
+    struct lt_product p;
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    const size_t workspace = LT_WORKSPACE;
+    cublasLtMatmulPreference_t preference;
+    int found = 0;
+    LT(cublasLtMatmulDescCreate(&p.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    LT(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                      sizeof transposed));
+    LT(cublasLtMatrixLayoutCreate(&p.w, CUDA_R_16BF, k, n, k));
+    LT(cublasLtMatrixLayoutCreate(&p.x, CUDA_R_16BF, k, m, k));
+    LT(cublasLtMatrixLayoutCreate(&p.y, CUDA_R_16BF, n, m, n));
+    LT(cublasLtMatmulPreferenceCreate(&preference));
+    LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                            &workspace, sizeof workspace));
+    LT(cublasLtMatmulAlgoGetHeuristic(lt, p.desc, p.w, p.x, p.y, p.y, preference, 1, &p.plan,
+                                      &found));
+    LT(cublasLtMatmulPreferenceDestroy(preference));
+    return p;
+}
+
+/* gate_up with its activation: in one kernel, or cuBLASLt's product and the op. */
+static void time_gated(const char *weights, size_t pool, char *x, char *y, char *act,
+                       void *workspace)
+{
+    const int n_out = 28672, k = 4096;
+    const size_t bytes = (size_t)n_out * k * 2;
+    const int n_copies = (int)(pool / bytes);
+    printf("gate_up and SiLU, rows: own us, cublas and the op us\n");
+    for (int m : {64, 128, 192, 224, 240, 256, 512, 768, 1024, 1920, 2048, 8192}) {
+        struct gemm_args a = {};
+        a.x = x;
+        a.y = act;
+        a.x_dtype = a.w_dtype = a.y_dtype = DT_BF16;
+        a.n_rows = m;
+        a.n_out = n_out;
+        a.n_in = a.x_stride = k;
+        a.y_stride = n_out / 2;
+        a.n_batch = 1;
+        a.gated = true;
+        a.weight = weights;
+        struct wide_plan plan = {};
+        const bool wide = gemm_wide_takes(&a, 90, 132, 0, &plan);
+        const int n = m > 256 ? 4 : 12;
+        const double own = time_us(n, [&](cudaStream_t stream, int i) {
+            struct gemm_args one = a;
+            one.weight = weights + bytes * (size_t)(i % n_copies);
+            CHECK(wide ? gemm_wide(stream, &one, 132, &plan, nullptr)
+                       : gemm_batch(stream, &one, 132));
+        });
+        struct activation_args silu = {};
+        silu.x.mem.p = y;
+        silu.x.dtype = silu.out.dtype = DT_BF16;
+        silu.x.stride = n_out;
+        silu.out.mem.p = act;
+        silu.out.stride = silu.width = n_out / 2;
+        silu.n_rows = m;
+        silu.kind = ACT_SILU;
+        silu.gated = true;
+        const struct lt_product p = lt_open(m, n_out, k);
+        const float one = 1.0f, zero = 0.0f;
+        const double theirs = time_us(n, [&](cudaStream_t stream, int i) {
+            LT(cublasLtMatmul(lt, p.desc, &one, weights + bytes * (size_t)(i % n_copies), p.w, x,
+                              p.x, &zero, y, p.y, y, p.y, &p.plan.algo, workspace, LT_WORKSPACE,
+                              stream));
+            CHECK(k_activation(stream, &silu));
+        });
+        printf("%4d  %7.2f (%s%s)  %7.2f\n", m, own, wide ? "wide" : "batch",
+               wide || gemm_batch_takes(&a, 90, 132) ? "" : ", not taken", theirs);
+    }
+}
+
+void bench_gemm_time()
+{
+    static const struct {
+        const char *name;
+        int n, k;
+    } shapes[] = {{"qkv", 6144, 4096},
+                  {"o", 4096, 4096},
+                  {"gate_up", 28672, 4096},
+                  {"down", 4096, 14336},
+                  {"head", 128256, 4096}};
+    LT(cublasLtCreate(&lt));
+    const size_t pool = (size_t)3 << 30;
+    enum { MOST = 8192 }; // rows of gate_up
+    char *weights = device_new<char>(pool), *x = device_new<char>((size_t)MOST * 4096 * 2);
+    char *y = device_new<char>((size_t)MOST * 28672 * 2);
+    char *act = device_new<char>((size_t)MOST * 14336 * 2);
+    char *lt_workspace = device_new<char>(LT_WORKSPACE);
+    fill(weights, DT_BF16, (int64_t)pool / 2, 3, 0.03f);
+    fill(x, DT_BF16, (int64_t)MOST * 4096, 4, 1.0f);
+    float *sums = device_new<float>((size_t)8 * 128 * 28672);
+    printf("products of few rows, bf16, in a graph of dependent launches over rotating weights\n");
+    printf("%-8s %4s %9s %7s %7s   %9s %7s   %s\n", "shape", "rows", "own us", "TB/s", "of 4.3",
+           "cublas us", "TB/s", "own / cublas speed");
+    for (const auto &s : shapes) {
+        const size_t bytes = (size_t)s.n * s.k * 2;
+        const int n_copies = (int)(pool / bytes);
+        const int n = std::max(4, std::min(24, n_copies));
+        for (int m : {1, 2, 4, 8, 16, 32, 64, 128}) {
+            if (getenv("SHORT") && m != 1 && m != 16 && m != 64) {
+                continue;
+            }
+            struct gemm_args a = {};
+            a.x = x;
+            a.weight = weights;
+            a.y = y;
+            a.x_dtype = a.w_dtype = a.y_dtype = DT_BF16;
+            a.n_rows = m;
+            a.n_out = a.y_stride = s.n;
+            a.n_in = a.x_stride = s.k;
+            a.n_batch = 1;
+            a.may_split = true; // what reads the product adds the sums: not in these times
+            struct wide_plan plan = {};
+            const size_t sums_bytes = (size_t)8 * 128 * 28672 * 4;
+            const bool wide = gemm_wide_takes(&a, 90, 132, sums_bytes, &plan);
+            const bool small = !wide && gemm_small_takes(&a, 90, 132);
+            const struct sum_parts parts = {sums, nullptr, (int64_t)m * s.n, s.n, plan.n_splits};
+            const double own = !wide && !small ? NAN : time_us(n, [&](cudaStream_t stream, int i) {
+                struct gemm_args one = a;
+                one.weight = weights + bytes * (size_t)(i % n_copies);
+                CHECK(wide ? gemm_wide(stream, &one, 132, &plan, &parts)
+                           : gemm_small(stream, &one, 132));
+            });
+            const struct lt_product p = lt_open(m, s.n, s.k);
+            const float one = 1.0f, zero = 0.0f;
+            const double theirs = time_us(n, [&](cudaStream_t stream, int i) {
+                LT(cublasLtMatmul(lt, p.desc, &one, weights + bytes * (size_t)(i % n_copies), p.w,
+                                  x, p.x, &zero, y, p.y, y, p.y, &p.plan.algo, lt_workspace,
+                                  LT_WORKSPACE, stream));
+            });
+            printf("%-8s %4d %9.2f %7.2f %6.0f%%   %9.2f %7.2f   %.2f%s\n", s.name, m, own,
+                   bytes / own * 1e-6, bytes / own * 1e-6 / 4.3 * 100, theirs,
+                   bytes / theirs * 1e-6, theirs / own,
+                   wide ? plan.n_splits > 1 ? " wide, left as sums" : " wide" : "");
+        }
+    }
+    time_gated(weights, pool, x, y, act, lt_workspace);
+    for (void *p :
+         {(void *)weights, (void *)x, (void *)y, (void *)act, (void *)lt_workspace, (void *)sums}) {
+        CHECK(cudaFree(p));
+    }
+}

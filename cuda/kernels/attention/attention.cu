@@ -1,0 +1,126 @@
+/* Attention's launch: the variant that takes the layer, then the join of partial results. Which
+ * variant it is depends on the layer and the machine alone, never on the pass. */
+#include "cuda/kernels/attention/common.cuh"
+
+enum { JOIN_WARPS = 8, JOIN_BLOCKS_PER_SM = 2, JOIN_AHEAD = 8 };
+
+/* The slots of one row and head, of which a lane has four columns, to the row's output. JOIN_AHEAD
+ * slots are read at once: one behind the other, each takes as long as a way to memory. Little code:
+ * it is fetched anew by every launch, which takes longer than to run it. */
+template <typename T>
+__device__ __forceinline__ void join_row(const struct attention_params &p, struct attention_row row,
+                                         int r, int h, int column)
+{
+    const int dim = p.kv.head_dim_v, stride = p.n_heads * (dim + 4);
+    const float *slot = slot_at(p, row.first_slot, h);
+    float top = -INFINITY, sum = 0.0f;
+    float4 value = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+    for (int left = row.n_slots; left > 0; left -= JOIN_AHEAD) {
+        float2 ml[JOIN_AHEAD];
+        float4 add[JOIN_AHEAD];
+#pragma unroll
+        for (int k = 0; k < JOIN_AHEAD; k++) {
+            ml[k] = *reinterpret_cast<const float2 *>(slot + dim);
+            add[k] = *reinterpret_cast<const float4 *>(slot + column);
+            slot += k + 1 < left ? stride : 0; // else the last once more
+        }
+#pragma unroll
+        for (int k = 0; k < JOIN_AHEAD; k++) {
+            if (k < left) {
+                const struct join_weights w = join(top, sum, ml[k].x, ml[k].y);
+                value.x = join_value(w, value.x, add[k].x);
+                value.y = join_value(w, value.y, add[k].y);
+                value.z = join_value(w, value.z, add[k].z);
+                value.w = join_value(w, value.w, add[k].w);
+            }
+        }
+    }
+    const float w = final_weight(top, sum, p.sinks, h);
+    T *to = (T *)p.out + (int64_t)r * p.out_stride + h * dim + column;
+    to[0] = from_float<T>(__fmul_rn(value.x, w));
+    to[1] = from_float<T>(__fmul_rn(value.y, w));
+    to[2] = from_float<T>(__fmul_rn(value.z, w));
+    to[3] = from_float<T>(__fmul_rn(value.w, w));
+}
+
+/* Grid: (rows, heads / JOIN_WARPS), as many rows as fit the machine; a warp joins one row and head
+ * at a time. */
+template <typename T>
+__global__ void __launch_bounds__(JOIN_WARPS * 32)
+    attention_join_kernel(const __grid_constant__ struct attention_params p)
+{
+    /* The plan was there before the kernel ahead began; the slots are that kernel's. */
+    const struct attention_plan_head *head = plan_head(p.plan);
+    const struct attention_row *rows = (const struct attention_row *)(head + 1);
+    const bool is_any = head->n_slots > 0;
+    struct attention_row row = rows[blockIdx.x];
+    const int h = blockIdx.y * JOIN_WARPS + (int)(threadIdx.x >> 5);
+    /* A product of this many rows fills its block's memory with weights as soon as a multiprocessor
+     * is free of attention (gemm_wide.cu); those of fewer rows would crowd (device/launch.cuh). */
+    if (p.n_rows > 32) {
+        pdl_trigger();
+    }
+    pdl_wait();
+    pdl_trigger();
+    if (!is_any || h >= p.n_heads) {
+        return;
+    }
+#pragma unroll 1
+    for (int r = (int)blockIdx.x; r < p.n_rows; r += (int)gridDim.x) {
+        const struct attention_row next = rows[min(r + (int)gridDim.x, p.n_rows - 1)];
+#pragma unroll 1
+        for (int c = (int)(threadIdx.x & 31) * 4; row.n_slots > 0 && c < p.kv.head_dim_v;
+             c += 128) {
+            join_row<T>(p, row, r, h, c);
+        }
+        row = next;
+    }
+}
+
+static cudaError_t launch_join(cudaStream_t stream, const struct attention_launch *a,
+                               const struct attention_params &p)
+{
+    const int by_heads = (p.n_heads + JOIN_WARPS - 1) / JOIN_WARPS;
+    const int most = a->limits->n_sms * JOIN_BLOCKS_PER_SM / by_heads;
+    const int n = p.n_rows < most ? p.n_rows : most < 1 ? 1 : most;
+    const dim3 grid((unsigned)n, (unsigned)by_heads), block(JOIN_WARPS * 32);
+    BY_DTYPE(a->dtype, T, return launch(attention_join_kernel<T>, grid, block, 0, stream, p));
+    return cudaErrorInvalidValue;
+}
+
+extern "C" cudaError_t attention_launch(cudaStream_t stream, const struct attention_launch *a)
+{
+    const bool sm90 = attention_sm90_takes(a);
+    if (!sm90 && !attention_mma_takes(a)) {
+        return attention_plain(stream, a);
+    }
+    if (a->workspace_bytes < attention_workspace_bytes(a->limits)) {
+        return cudaErrorInvalidValue;
+    }
+    struct attention_params p = {};
+    p.q = a->q;
+    p.out = a->out;
+    p.q_stride = a->q_stride;
+    p.out_stride = a->out_stride;
+    p.kv = a->kv;
+    p.plan = a->pass.attention_plan;
+    p.rows = a->pass.rows;
+    p.tree_mask = a->pass.tree_mask;
+    p.blocks = a->pass.blocks;
+    p.blocks_stride = a->pass.blocks_stride;
+    p.n_rows = a->n_rows;
+    p.n_heads = a->n_heads;
+    p.group = a->n_heads / a->kv.n_kv_heads;
+    p.softcap = a->softcap;
+    p.cap_scale = a->softcap > 0.0f ? 2.8853900817779268f * a->scale / a->softcap : 0.0f;
+    p.scale_log2 = (a->softcap > 0.0f ? 1.0f : a->scale) * 1.4426950408889634f;
+    p.window = a->window;
+    p.sinks = a->sinks;
+    p.scratch = (float *)a->workspace;
+    p.slots = (float *)((char *)a->workspace + attention_scratch_bytes(a->limits));
+    const cudaError_t e = sm90 ? attention_sm90(stream, a, &p, a->limits->n_sms)
+                               : attention_mma(stream, a, &p, a->limits->n_sms);
+    const bool has_slots = a->n_rows <= ATTENTION_CAPTURED_ROWS || !a->has_no_slots;
+    return e == cudaSuccess && has_slots ? launch_join(stream, a, p) : e;
+}

@@ -1,0 +1,222 @@
+/* What the attention kernels share: their parameters, the unit of work, the rule of who sees whom,
+ * and the arithmetic that joins partial results (one definition, so that a row's bits do not depend
+ * on which kernel joined them). Thread: device code. */
+#ifndef SLUICE_CUDA_KERNELS_ATTENTION_COMMON_CUH
+#define SLUICE_CUDA_KERNELS_ATTENTION_COMMON_CUH
+
+#include "cuda/attention.h"
+#include "cuda/attention_plan.h"
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/types.cuh"
+
+struct attention_params {
+    const void *q;
+    void *out;
+    int32_t q_stride, out_stride;
+    struct kv_view kv;
+    const void *plan;
+    const struct pass_row *rows;
+    const uint64_t *tree_mask;
+    const int32_t *blocks;
+    int32_t blocks_stride;
+    int32_t n_rows, n_heads, group; // group: query heads of a KV head
+    float softcap, cap_scale; // cap_scale: 2 log2(e) scale / softcap
+    float scale_log2; // what a score is multiplied by to be a power of two; after a soft cap
+    int32_t window;
+    const float *sinks;
+    float *slots;   // see attention_plan.h
+    float *scratch; // per block: the fold of fixed splits
+    int32_t page_rows, head_rows, v_rows; // sm_90: strides in rows of head_dim
+    int32_t q_rows; // sm_90: that GROUP_ROWS packed rows are; 0: not a whole number
+    bool may_be_thin; // sm_90: a row's bits may depend on which rows are in the pass with it
+};
+
+__device__ __forceinline__ float *slot_at(const struct attention_params &p, int slot, int head)
+{
+    return p.slots + ((int64_t)slot * p.n_heads + head) * (p.kv.head_dim_v + 4);
+}
+
+/* One item for one KV head, cut to ATTENTION_TILE_ROWS packed rows: packed row p is row
+ * first_row + p / group, head kv_head * group + p % group. */
+struct attention_unit {
+    struct attention_item item;
+    int32_t kv_head, first_packed, n_packed; // n_packed <= 0: nothing to do
+    int32_t lo, hi;       // keys that some row sees lie in [lo, hi); lo a tile's begin
+    int32_t all_lo, all_hi; // keys in [all_lo, all_hi) are seen by every row
+};
+
+__device__ __forceinline__ const struct attention_plan_head *plan_head(const void *plan)
+{
+    return (const struct attention_plan_head *)plan;
+}
+
+__device__ __forceinline__ int units_of(const struct attention_params &p,
+                                        const struct attention_plan_head &head, int tile_rows,
+                                        int *n_sub)
+{
+    *n_sub = (head.tile_rows * p.group + tile_rows - 1) / tile_rows;
+    return head.n_items * p.kv.n_kv_heads * *n_sub;
+}
+
+/* All lanes of a warp call it together and get the same unit. */
+__device__ __forceinline__ struct attention_unit unit_at(const struct attention_params &p,
+                                                         int items_offset, int index, int n_sub,
+                                                         int tile_rows, int tile_keys)
+{
+    struct attention_unit u;
+    const int per_item = p.kv.n_kv_heads * n_sub, i = index / per_item, rest = index % per_item;
+    u.item = *((const struct attention_item *)((const char *)p.plan + items_offset) + i);
+    u.kv_head = rest / n_sub;
+    u.first_packed = rest % n_sub * tile_rows;
+    u.n_packed = min(tile_rows, u.item.n_rows * p.group - u.first_packed);
+    u.lo = u.all_lo = u.item.kv_begin;
+    u.hi = u.item.kv_end;
+    u.all_hi = u.item.mask == ATTENTION_ALL
+                   ? u.hi
+                   : min(u.hi, u.item.n_past + (u.item.mask == ATTENTION_CAUSAL
+                                                    ? u.item.first_row - u.item.seq_row + 1
+                                                    : 0));
+    if (p.window > 0) {
+        int low = INT32_MAX, high = 0;
+        for (int r = threadIdx.x & 31; r < u.item.n_rows; r += 32) {
+            const int pos = p.rows[u.item.first_row + r].pos;
+            low = min(low, pos);
+            high = max(high, pos);
+        }
+        low = __reduce_min_sync(0xffffffffu, low) - p.window + 1;
+        high = __reduce_max_sync(0xffffffffu, high) - p.window + 1;
+        if (low > u.lo) {
+            u.lo = min(u.lo + (low - u.lo) / tile_keys * tile_keys, u.hi);
+        }
+        u.all_lo = max(u.all_lo, high);
+    }
+    return u;
+}
+
+/* The k-th unit of one of n workers: longest first, to and fro. */
+__device__ __forceinline__ int unit_index(int k, int n, int worker)
+{
+    return k * n + (k & 1 ? n - 1 - worker : worker);
+}
+
+/* The end of the run of keys that begins at lo and is summed in one go. */
+__device__ __forceinline__ int run_end(const struct attention_unit &u, int lo)
+{
+    return u.item.fold ? min(u.hi, (lo / ATTENTION_FIXED_SPLIT + 1) * ATTENTION_FIXED_SPLIT) : u.hi;
+}
+
+/* What one query row sees. */
+struct attention_row_view {
+    int32_t row, head; // pass row, query head
+    int32_t first_pos; // the window's first position
+    int32_t lo, hi;    // it sees slots in [lo, hi); in a tree, new ones only as its mask says
+};
+
+__device__ __forceinline__ struct attention_row_view row_view(const struct attention_params &p,
+                                                              const struct attention_unit &u,
+                                                              int packed)
+{
+    struct attention_row_view v;
+    const int k = u.first_packed + packed, i = k / p.group;
+    v.row = u.item.first_row + min(i, u.item.n_rows - 1);
+    v.head = u.kv_head * p.group + k % p.group;
+    v.hi = u.item.mask == ATTENTION_CAUSAL
+               ? min(u.hi, u.item.n_past + v.row - u.item.seq_row + 1)
+               : u.hi;
+    v.first_pos = p.window > 0 ? p.rows[v.row].pos - p.window + 1 : 0;
+    /* Slots of a tree's new rows are not positions: tree_sees looks at those. */
+    v.lo = u.item.mask == ATTENTION_TREE ? min(v.first_pos, u.item.n_past) : v.first_pos;
+    return v;
+}
+
+/* Whether a row of a tree sees new slot `node`; w: the row's mask. Beyond a window it is the node's
+ * position that counts, which is its depth. */
+__device__ __forceinline__ bool tree_sees(const struct attention_params &p,
+                                          const struct attention_unit &u,
+                                          const struct attention_row_view &v,
+                                          const uint64_t (&w)[2], int node)
+{
+    const uint64_t word = node < 64 ? w[0] : w[1];
+    return node < MAX_TREE_NODES && (word >> (node & 63) & 1) != 0 &&
+           (p.window <= 0 || p.rows[u.item.seq_row + node].pos >= v.first_pos);
+}
+
+/* The same for 128 slots from `first` on, which may lie before the new rows: bit i is slot
+ * first + i. Not beyond 128 slots before them. */
+__device__ __forceinline__ unsigned __int128 tree_keys(const struct attention_params &p,
+                                                       const struct attention_unit &u,
+                                                       const struct attention_row_view &v,
+                                                       int first)
+{
+    const uint64_t *words = p.tree_mask + (int64_t)v.row * TREE_MASK_WORDS;
+    unsigned __int128 seen = (unsigned __int128)words[1] << 64 | words[0];
+    if (p.window > 0) {
+#pragma unroll 1
+        for (int n = 0; n < MAX_TREE_NODES && seen >> n != 0; n++) {
+            if ((seen >> n & 1) != 0 && p.rows[u.item.seq_row + n].pos < v.first_pos) {
+                seen &= ~((unsigned __int128)1 << n);
+            }
+        }
+    }
+    const int node = first - u.item.n_past;
+    return node >= 128   ? 0
+           : node >= 0   ? seen >> node
+           : node > -128 ? seen << -node | (((unsigned __int128)1 << -node) - 1)
+                         : ~(unsigned __int128)0;
+}
+
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* cap * tanh(score * scale / cap) */
+__device__ __forceinline__ float soft_cap(const struct attention_params &p, float score)
+{
+    const float e = exp2_fast(score * p.cap_scale);
+    return p.softcap * (1.0f - __fdividef(2.0f, e + 1.0f));
+}
+
+/* Joining (m, l) to (M, L): what both sides' values are then multiplied by. */
+struct join_weights {
+    float old_weight, new_weight;
+};
+
+__device__ __forceinline__ struct join_weights join(float &top, float &sum, float m, float l)
+{
+    const float t = fmaxf(top, m), safe = t == -INFINITY ? 0.0f : t;
+    const struct join_weights w = {exp2_fast(__fsub_rn(top, safe)), exp2_fast(__fsub_rn(m, safe))};
+    sum = __fmaf_rn(sum, w.old_weight, __fmul_rn(l, w.new_weight));
+    top = t;
+    return w;
+}
+
+__device__ __forceinline__ float join_value(const struct join_weights &w, float old_value,
+                                            float new_value)
+{
+    return __fmaf_rn(old_value, w.old_weight, __fmul_rn(new_value, w.new_weight));
+}
+
+/* What the joined values are multiplied by in the end. */
+__device__ __forceinline__ float final_weight(float top, float sum, const float *sinks, int head)
+{
+    float weight = 1.0f;
+    if (sinks != nullptr) {
+        const float sink = __fmul_rn(sinks[head], 1.4426950408889634f);
+        weight = join(top, sum, sink, 1.0f).old_weight;
+    }
+    return sum > 0.0f ? __fdiv_rn(weight, sum) : 0.0f;
+}
+
+/* Launchers of the variants; attention.cu chooses. */
+cudaError_t attention_sm90(cudaStream_t stream, const struct attention_launch *a,
+                           const struct attention_params *p, int n_sms);
+cudaError_t attention_mma(cudaStream_t stream, const struct attention_launch *a,
+                          const struct attention_params *p, int n_sms);
+cudaError_t attention_plain(cudaStream_t stream, const struct attention_launch *a);
+bool attention_sm90_takes(const struct attention_launch *a);
+bool attention_mma_takes(const struct attention_launch *a);
+
+#endif

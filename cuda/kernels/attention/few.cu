@@ -1,0 +1,293 @@
+/* Decoding rows, each a sequence of its own: rope, the store of the new key and value, and
+ * attention in one launch, for Hopper. Other ways need three (rope, attention, the join of its
+ * pieces), each of which takes longer than the keys of few rows do.
+ *
+ * A unit is a row and KV head (or a part of its group of query heads). The warps that share its
+ * keys take a chunk of 16 at a time, each with a maximum and sums of its own; in the end all warps'
+ * results are joined in shared memory. Few units are worked off each by a cluster of blocks, of
+ * which each joins its part of the head's elements. Many (decoding 33 to 256 sequences) are worked
+ * off by blocks that fill the machine, each every so manyth unit: its warps fetch the next one's
+ * keys while they end this one, so that memory never waits.
+ *
+ * Chunks come by the copy engine into a ring that is the warp's own. Older keys and values do not
+ * come from the kernel ahead (the product that makes qkv): the first are fetched before the wait
+ * for it, and so are block tables and angles. Where that product is left as sums over runs of K
+ * they are added here.
+ *
+ * Scores are K Q^T and values V^T P^T (mma.sync): keys, and elements of a value, are the 16 rows of
+ * a product, heads its 8 columns. K's operand is read as it lies, 16 bytes a lane: which elements a
+ * lane has (dim_at) only permutes those that are summed over, and is such that reads do not collide
+ * and that an element to be rotated lies in the same lane as its partner. The new key comes as one
+ * more row of Q. */
+#include "cuda/kernels/attention/few.cuh"
+#include "cuda/kernels/kernels.h"
+
+#include <algorithm>
+
+#if HAVE_SM90A
+
+/* A block's only unit, as one of a cluster. */
+template <typename F> __device__ __forceinline__ void join_cluster(F &f, float *room, uint64_t *bar)
+{
+    const int n = min(f.n_workers, f.n_chunks);
+    f.rotate();
+    f.add_chunks();
+    __syncwarp();
+    cluster_wait();
+    f.send(room, bar, n);
+    barrier_wait(bar, 0);
+    f.join_all(room, n, f.place());
+}
+
+/* A block's units, which it works off alone. What the next one begins with comes while one is
+ * joined. */
+template <bool SUMS, typename F>
+__device__ __forceinline__ void join_units(F &f, float *room, char *rows)
+{
+    const int n_units = F::S::MANY ? f.n_units : 1;
+#pragma unroll 1
+    for (int k = 0; k < n_units; k++) {
+        const int n = min(f.n_workers, f.n_chunks); // 0 of padding
+        const auto out = f.place();
+        if (n > 0) {
+            f.rotate();
+            f.add_chunks();
+        }
+        if (k + 1 < n_units) {
+            f.enter_unit(k + 1);
+            if (SUMS) {
+                f.load_share();
+            } else {
+                f.load_rows();
+            }
+        }
+        if (SUMS || k > 0) {
+            __syncthreads(); // the unit before has been joined, and this one's rows are read
+        }
+        f.send(room, nullptr, n);
+        if (SUMS) {
+            f.put_share(rows);
+        }
+        __syncthreads();
+        if (SUMS) {
+            f.get_rows(rows);
+        }
+        if (n > 0) {
+            f.join_all(room, n, out);
+        }
+    }
+}
+
+#endif // HAVE_SM90A
+
+template <typename T, int DIM, bool NORM, few_way WAY>
+__global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM, WAY>::BLOCKS)
+    attention_few_kernel(const __grid_constant__ struct few_params p,
+                         const __grid_constant__ CUtensorMap map)
+{
+#if HAVE_SM90A
+    using S = few_shape<DIM, WAY>;
+    constexpr bool ALONE = WAY != BY_CLUSTER, SUMS = WAY == IN_TURN_OF_SUMS;
+    extern __shared__ __align__(1024) char smem[]; // as the swizzle needs
+    const int warp = threadIdx.x >> 5, n_blocks = ALONE ? 1 : 1 << p.log_cluster;
+    uint64_t *bar = (uint64_t *)(smem + S::WARPS * S::SLOTS * S::SLOT);
+    float *room = (float *)((char *)bar + BARRIER_BYTES);
+    char *rows = (char *)room + S::room_bytes(p);
+    few<T, DIM, NORM, WAY> f = {p, &map, bar + 2 + warp * S::SLOTS,
+                                smem + warp * S::SLOTS * S::SLOT};
+    f.rank = ALONE ? 0 : (int)cluster_rank();
+    f.warp = warp;
+    f.lane = threadIdx.x & 31;
+    f.worker = warp * n_blocks + f.rank;
+    f.n_workers = n_blocks * S::WARPS;
+    f.first = (int)blockIdx.x / n_blocks;
+    f.step = (int)gridDim.x;
+    f.n_units = ALONE ? (p.n_units - 1 - f.first) / f.step + 1 : 1;
+    f.begin();
+    f.enter_unit(0);
+    if (!ALONE) {
+        if (f.past < 0) { // padding; the cluster's blocks alike
+            pdl_wait();
+            return;
+        }
+        if (threadIdx.x == 0) {
+            barrier_init(bar, 1);
+            barrier_init_done();
+            barrier_expect(bar, f.bytes_sent());
+        }
+        __syncthreads();
+        cluster_begun();
+    }
+    if (S::MANY) { // gemm_wide.cu is behind it, or what is not let in early
+        pdl_trigger();
+    }
+    pdl_wait();
+    pdl_trigger();
+    if (SUMS) {
+        f.load_share();
+        f.put_share(rows);
+        __syncthreads();
+        f.get_rows(rows);
+    } else {
+        f.load_rows();
+    }
+    if constexpr (ALONE) {
+        join_units<SUMS>(f, room, rows);
+    } else {
+        join_cluster(f, room, bar);
+    }
+#endif
+}
+
+/* ---- host ---------------------------------------------------------------------------------- */
+
+enum { SM_BYTES = 228 * 1024 }; // of which a block takes 1,024 besides its own
+
+/* Of fewer rows gemm_small.cu is behind it. A block of either then fills a multiprocessor: where
+ * two of one kind fitted, they met on some and left others without. */
+static bool is_many(int n_rows)
+{
+    return n_rows > 32;
+}
+
+/* Whether so many units to a row keep the machine busy. Of few rows clusters share them. */
+static bool fills(int n_rows, int n_each, int n_sms)
+{
+    return !is_many(n_rows) || 2 * n_rows * n_each > n_sms;
+}
+
+/* The log of a cluster's blocks: half of the machine is enough, and more are no faster. 0: not even
+ * two to each row fit, and blocks go alone. */
+static int log_cluster_of(const struct few_params &p, int head_dim, int n_sms)
+{
+    const int n = p.n_units;
+    if (2 * n > n_sms) {
+        return 0;
+    }
+    int log = 1;
+    while (2 << log <= MAX_CLUSTER && 2 << log <= head_dim / 16 && (4 << log) * n <= n_sms) {
+        log++;
+    }
+    return log;
+}
+
+/* The log of the parts in which the heads of a group are taken: the eighth column is the new
+ * key's. -1: none. */
+static int log_parts_of(int group)
+{
+    for (int n = 0; n <= 2; n++) {
+        if (group % (1 << n) == 0 && group >> n < 8) {
+            return n;
+        }
+    }
+    return -1;
+}
+
+extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const struct rope_view *rope,
+                                      int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv,
+                                      const struct attention_limits *limits)
+{
+    const int d = a->head_dim, bt = kv->block_tokens;
+    return limits->sm == 90 && !limits->deterministic && a->qkv.dtype == kv->dtype &&
+           (kv->dtype == DT_BF16 || kv->dtype == DT_F16) && (d == 64 || d == 128) &&
+           kv->head_dim_k == d && kv->head_dim_v == d && (bt == 16 || bt == 32 || bt == 64) &&
+           kv->v_token_stride == d && kv->v_offset > 0 && kv->v_offset % d == 0 &&
+           kv->head_stride % d == 0 && kv->page_stride % d == 0 && a->qkv.stride % 8 == 0 &&
+           ((uintptr_t)kv->base | (uintptr_t)a->qkv.mem.p) % 16 == 0 &&
+           a->n_heads % a->n_kv_heads == 0 && log_parts_of(a->n_heads / a->n_kv_heads) >= 0 &&
+           fills(a->n_rows, a->n_kv_heads << log_parts_of(a->n_heads / a->n_kv_heads),
+                 limits->n_sms) &&
+           2 * rope->n_pairs == d && !rope->interleaved &&
+           (a->qk_norm == QK_NORM_NONE ||
+            (a->qk_norm == QK_NORM_HEAD && a->qk_norm_kind != NORM_LAYER && q_norm_n == d &&
+             k_norm_n == d));
+}
+
+template <typename T, int DIM, bool NORM, few_way WAY>
+static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p, int n_sms)
+{
+    using S = few_shape<DIM, WAY>;
+    const auto kernel = attention_few_kernel<T, DIM, NORM, WAY>;
+    const int smem = S::bytes(p), cluster = 1 << p.log_cluster;
+    CUtensorMap map;
+    cudaError_t e = // of this device: ranks have one each
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    if (e == cudaSuccess) {
+        e = tensor_map_2d(&map, p.kv.base, p.kv.dtype == DT_BF16, (uint64_t)DIM,
+                          (uint64_t)p.kv.n_pages * (uint64_t)p.page_rows, (uint64_t)DIM * 2, CHUNK);
+    }
+    if (e != cudaSuccess) {
+        return e;
+    }
+    int n_blocks = p.n_units * cluster;
+    if (S::MANY) {
+        const int fit = std::max(1, std::min((int)S::BLOCKS, SM_BYTES / (smem + 1024)));
+        const int least = (p.n_units + MAX_UNITS - 1) / MAX_UNITS;
+        n_blocks = std::min(p.n_units, std::max(fit * n_sms, least));
+    }
+    return launch_clusters((unsigned)cluster, kernel, dim3((unsigned)n_blocks), dim3(S::WARPS * 32),
+                           (size_t)smem, stream, p, map);
+}
+
+template <typename T, int DIM, bool NORM>
+static cudaError_t by_way(cudaStream_t stream, const struct few_params &given, int n_sms)
+{
+    struct few_params p = given;
+    if (p.sums.n > 0) {
+        return launch_few<T, DIM, NORM, IN_TURN_OF_SUMS>(stream, p, n_sms);
+    }
+    if (is_many(p.n_rows)) {
+        return launch_few<T, DIM, NORM, IN_TURN>(stream, p, n_sms);
+    }
+    p.log_cluster = log_cluster_of(p, DIM, n_sms);
+    return p.log_cluster > 0 ? launch_few<T, DIM, NORM, BY_CLUSTER>(stream, p, n_sms)
+                             : launch_few<T, DIM, NORM, BY_BLOCK>(stream, p, n_sms);
+}
+
+template <typename T>
+static cudaError_t by_dim(cudaStream_t stream, const struct few_params &p, bool norm, int n_sms)
+{
+    if (p.kv.head_dim_k == 64) {
+        return norm ? by_way<T, 64, true>(stream, p, n_sms)
+                    : by_way<T, 64, false>(stream, p, n_sms);
+    }
+    return norm ? by_way<T, 128, true>(stream, p, n_sms) : by_way<T, 128, false>(stream, p, n_sms);
+}
+
+extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_store_args *r,
+                                       const struct rope_view *rope, const float *q_norm,
+                                       const float *k_norm, const struct attention_launch *a,
+                                       const struct sum_parts *sums)
+{
+    struct few_params p = {};
+    p.sums = sums ? *sums : sum_parts{};
+    p.qkv = r->qkv.mem.p;
+    p.out = a->out;
+    p.stride = r->qkv.stride;
+    p.out_stride = a->out_stride;
+    p.kv = a->kv;
+    p.page_rows = (int32_t)(a->kv.page_stride / a->kv.head_dim_k);
+    p.head_rows = a->kv.head_stride / a->kv.head_dim_k;
+    p.v_rows = a->kv.v_offset / a->kv.head_dim_k;
+    p.rows = a->pass.rows;
+    p.row_seq = a->pass.row_seq;
+    p.blocks = a->pass.blocks;
+    p.blocks_stride = a->pass.blocks_stride;
+    p.cos_sin = rope->cos_sin;
+    p.q_norm = q_norm;
+    p.k_norm = k_norm;
+    p.max_pos = rope->max_pos;
+    p.n_rows = a->n_rows;
+    p.n_heads = a->n_heads;
+    p.log_parts = log_parts_of(a->n_heads / a->kv.n_kv_heads);
+    p.group = a->n_heads / a->kv.n_kv_heads >> p.log_parts;
+    p.n_units = p.n_rows * (p.kv.n_kv_heads << p.log_parts);
+    p.log_heads = p.group <= 2 ? 1 : p.group <= 4 ? 2 : 3;
+    p.log_bt = a->kv.block_tokens == 16 ? 4 : a->kv.block_tokens == 32 ? 5 : 6;
+    p.eps = r->eps;
+    p.norm_offset = r->norm_offset;
+    p.scale_log2 = a->scale * 1.4426950408889634f;
+    const bool norm = r->qk_norm == QK_NORM_HEAD;
+    return a->dtype == DT_BF16 ? by_dim<bf16_t>(stream, p, norm, a->limits->n_sms)
+                               : by_dim<f16_t>(stream, p, norm, a->limits->n_sms);
+}

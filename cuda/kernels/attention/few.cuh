@@ -1,0 +1,592 @@
+/* The device half of attention_few.cu: what a warp does of one row and KV head.
+ * Thread: device code, a warp at once. */
+#ifndef SLUICE_CUDA_KERNELS_ATTENTION_FEW_CUH
+#define SLUICE_CUDA_KERNELS_ATTENTION_FEW_CUH
+
+#include "cuda/kernels/attention/sm90.cuh"
+#include "cuda/kernels/device/mma_tile.cuh"
+#include "cuda/kernels/device/sums.cuh"
+
+/* How rows and KV heads are worked off: each by a cluster, or by a block of its own; or, of many
+ * rows, by blocks that fill the machine and go through them all; the same of a product left as
+ * sums. */
+enum few_way { BY_CLUSTER, BY_BLOCK, IN_TURN, IN_TURN_OF_SUMS };
+
+enum { CHUNK = 16, MAX_CLUSTER = 8, MAX_UNITS = 32, BARRIER_BYTES = 128 };
+
+struct few_params {
+    const void *qkv;
+    struct sum_parts sums; // what qkv is the sum of; n 0: it is there
+    void *out;
+    int32_t stride, out_stride; // in elements
+    struct kv_view kv;
+    const struct pass_row *rows;
+    const int32_t *row_seq;
+    const int32_t *blocks;
+    int32_t blocks_stride;
+    const float *cos_sin, *q_norm, *k_norm;
+    int32_t n_rows, max_pos, n_heads, group;
+    int32_t n_units;                      // rows x KV heads or parts of their groups
+    int32_t page_rows, head_rows, v_rows; // pages as rows of one token's elements of a head
+    /* Logarithms: a KV head's query heads are taken in parts, each of `group`, for which there is
+     * room for log_heads; tokens of a page; blocks of a cluster. */
+    int32_t log_parts, log_heads, log_bt, log_cluster;
+    float eps, norm_offset, scale_log2;
+};
+
+template <int DIM, few_way WAY> struct few_shape {
+    static constexpr bool MANY = WAY == IN_TURN || WAY == IN_TURN_OF_SUMS;
+    /* SLOTS: chunks of keys that a warp has on their way; BLOCKS: of a multiprocessor. Four of
+     * three warps divide 128 or 256 rows of 8 KV heads better than three of four do. */
+    static constexpr int WARPS = MANY ? 3 : 4, SLOTS = MANY ? 2 : 3, BLOCKS = MANY ? 4 : 2;
+    static constexpr int J = DIM / 32;     // vectors that a lane holds of a key
+    static constexpr int TILES = DIM / 16; // of a value
+    static constexpr int LOG_TILES = DIM == 128 ? 3 : 2;
+    static constexpr int BOX = CHUNK * 128; // 64 elements of a chunk's keys or values, swizzled
+    static constexpr int BOXES = DIM / 64;
+    static constexpr int SLOT = 2 * BOXES * BOX;
+
+    /* What the workers found: values and, per head, maximum and sum. */
+    __host__ __device__ static int room_bytes(const struct few_params &p)
+    {
+        const int n_workers = WARPS << p.log_cluster, dims = DIM >> p.log_cluster;
+        return (n_workers * (dims + 2) << p.log_heads) * (int)sizeof(float);
+    }
+    /* The slots, the barriers, that room, and a unit's rows of sums. */
+    static int bytes(const struct few_params &p)
+    {
+        return WARPS * SLOTS * SLOT + BARRIER_BYTES + room_bytes(p) +
+               (WAY == IN_TURN_OF_SUMS ? (p.group + 2) * DIM * 2 : 0);
+    }
+};
+
+#if HAVE_SM90A
+
+__device__ __forceinline__ uint32_t transposed(uint32_t x)
+{
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+__device__ __forceinline__ uint32_t address_in(const void *shared, uint32_t block)
+{
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;"
+        : "=r"(there)
+        : "r"(smem_address(shared)), "r"(block));
+    return there;
+}
+
+/* Two values to a place of another block of the cluster, whose barrier counts their bytes; both
+ * addresses are address_in's. */
+__device__ __forceinline__ void store_in(uint32_t to, uint32_t bar, float a, float b)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 "
+                 "[%0], {%1, %2}, [%3];" ::"r"(to),
+                 "f"(a), "f"(b), "r"(bar)
+                 : "memory");
+}
+
+/* By all threads: this block has begun, its barrier is there; the others of the cluster have. No
+ * data goes by it. */
+__device__ __forceinline__ void cluster_begun()
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+template <typename T> __device__ __forceinline__ float2 unpack(uint32_t v);
+template <> __device__ __forceinline__ float2 unpack<bf16_t>(uint32_t v)
+{
+    return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
+}
+template <> __device__ __forceinline__ float2 unpack<f16_t>(uint32_t v)
+{
+    return __half22float2(*reinterpret_cast<const __half2 *>(&v));
+}
+
+/* A warp's part of units (a row and KV head, or a part of its group): of one, or of every step-th
+ * from `first` on. It fetches ahead over their borders. */
+template <typename T, int DIM, bool NORM, few_way WAY> struct few {
+    using S = few_shape<DIM, WAY>;
+    static constexpr bool ALONE = WAY != BY_CLUSTER;
+    const struct few_params &p;
+    const CUtensorMap *map; // boxes of pages
+    uint64_t *full;         // this warp's barriers, of each slot
+    char *slots;            // this warp's
+    int rank, warp, lane, worker, n_workers;
+    int first, step, n_units; // of this block: at most MAX_UNITS
+
+    struct pass_row info; // lane l: the row of unit l; slot_pos -1: padding
+
+    /* What is fetched next. */
+    struct {
+        int unit, i, n_chunks, kv_head;
+        uint32_t pages, next_pages; // lane l: the page of this warp's chunk i with i % 32 = l
+    } ahead;
+    int slot = 0; // what is worked off next
+    uint32_t parity = 0;
+
+    int row, kv_head, part;
+    int past, n_chunks; // keys that are there; chunks with the new one
+    uint32_t new_page;
+    uint32_t q[S::J][4];
+    uint4 value;
+    float top[2], values[S::TILES][4], sums[4]; // of heads 2 t and 2 t + 1
+
+    float4 cos_sin[S::J * 2], weight[NORM ? S::J * 2 : 1];
+
+    /* The first of the eight elements that the lane has of a head in vector j. */
+    __device__ __forceinline__ int dim_at(int j) const
+    {
+        return DIM == 128 ? (lane & 3) * 16 + (j >> 1) * 64 + (j & 1) * 8 : (lane & 3) * 8 + j * 32;
+    }
+
+    /* Those eight, or any, of a chunk's row, in a slot. */
+    __device__ __forceinline__ static int place_of(int row, int dim)
+    {
+        return (dim >> 6) * S::BOX + (int)swizzled(row, dim >> 3 & 7);
+    }
+
+    __device__ __forceinline__ int heads_y() const
+    {
+        return p.kv.n_kv_heads << p.log_parts;
+    }
+
+    /* The rows of the block's units, and the first chunks on their way. */
+    __device__ __forceinline__ void begin()
+    {
+        if (lane == 0) {
+            for (int i = 0; i < S::SLOTS; i++) {
+                barrier_init(&full[i], 1);
+            }
+            barrier_init_done();
+            tensor_map_prefetch(map);
+        }
+        const int r = (first + min(lane, n_units - 1) * step) / heads_y();
+        info = p.rows[r];
+        if (p.row_seq[r] < 0) {
+            info.slot_pos = -1;
+        }
+        ahead.next_pages = look_up(0, 0);
+        enter(0);
+#pragma unroll 1
+        for (int i = 0; i < S::SLOTS; i++) {
+            fetch(i);
+        }
+        if (!S::MANY) {
+            load_weights();
+        }
+    }
+
+    __device__ __forceinline__ void load_weights()
+    {
+        if (NORM) {
+            const float *from = lane >> 2 < p.group ? p.q_norm : p.k_norm;
+#pragma unroll
+            for (int j = 0; j < S::J * 2; j++) {
+                weight[j] = *reinterpret_cast<const float4 *>(from + dim_at(j / 2) + j % 2 * 4);
+            }
+        }
+    }
+
+    /* The pages of unit k's 32 chunks from i on. */
+    __device__ __forceinline__ uint32_t look_up(int k, int i) const
+    {
+        const int end = __shfl_sync(0xffffffffu, info.slot_pos, k) / CHUNK;
+        const int32_t *blocks =
+            p.blocks + (int64_t)__shfl_sync(0xffffffffu, info.lane, k) * p.blocks_stride;
+        return blocks[min(worker + (i + lane) * n_workers, end) * CHUNK >> p.log_bt];
+    }
+
+    __device__ __forceinline__ void enter(int k)
+    {
+        const int past = __shfl_sync(0xffffffffu, info.slot_pos, k);
+        ahead.unit = k;
+        ahead.i = 0;
+        ahead.n_chunks = past < 0 ? 0 : past / CHUNK + 1;
+        ahead.kv_head = (first + k * step) % heads_y() >> p.log_parts;
+        ahead.pages = ahead.next_pages;
+        if (S::MANY && k + 1 < n_units) {
+            ahead.next_pages = look_up(k + 1, 0);
+        }
+    }
+
+    /* This warp's next chunk to the slot. */
+    __device__ __forceinline__ void fetch(int to)
+    {
+        while (S::MANY && worker + ahead.i * n_workers >= ahead.n_chunks &&
+               ahead.unit + 1 < n_units) {
+            enter(ahead.unit + 1);
+        }
+        const int chunk = worker + ahead.i * n_workers;
+        if (chunk >= ahead.n_chunks) {
+            return;
+        }
+        if (ahead.i > 0 && (ahead.i & 31) == 0) {
+            ahead.pages = look_up(ahead.unit, ahead.i);
+        }
+        const int page = (int)__shfl_sync(0xffffffffu, ahead.pages, ahead.i & 31);
+        const int first_row = page * p.page_rows + ahead.kv_head * p.head_rows +
+                              (chunk * CHUNK & (p.kv.block_tokens - 1));
+        if (lane == 0) {
+            barrier_expect(&full[to], S::SLOT);
+        }
+        __syncwarp();
+        if (lane < 2 * S::BOXES) {
+            tensor_load(slots + to * S::SLOT + lane * S::BOX, map, &full[to], lane % S::BOXES * 64,
+                        first_row + (lane < S::BOXES ? 0 : p.v_rows), policy_evict_first());
+        }
+        ahead.i++;
+    }
+
+    /* What unit k has that is not the product's. */
+    __device__ __forceinline__ void enter_unit(int k)
+    {
+        const int unit = first + k * step;
+        row = unit / heads_y();
+        kv_head = unit % heads_y() >> p.log_parts;
+        part = unit & ((1 << p.log_parts) - 1);
+        past = __shfl_sync(0xffffffffu, info.slot_pos, k);
+        n_chunks = past < 0 ? 0 : past / CHUNK + 1;
+        if (past < 0) {
+            return;
+        }
+        const int pos = __shfl_sync(0xffffffffu, info.pos, k);
+        new_page = p.blocks[(int64_t)__shfl_sync(0xffffffffu, info.lane, k) * p.blocks_stride +
+                            (past >> p.log_bt)];
+        const float *table = p.cos_sin + (int64_t)min(pos, p.max_pos - 1) * DIM;
+#pragma unroll
+        for (int j = 0; j < S::J * 2; j++) {
+            cos_sin[j] = *reinterpret_cast<const float4 *>(table + dim_at(j / 4) * 2 + j % 4 * 4);
+        }
+    }
+
+    __device__ __forceinline__ int first_head() const
+    {
+        return ((kv_head << p.log_parts) + part) * p.group;
+    }
+
+    /* Where vector j of the rows of qkv begins for this lane. Row g is head g of the group, and the
+     * row behind the last head is the key; J: the value, of which a lane has eight elements. */
+    __device__ __forceinline__ int column_of(int j) const
+    {
+        const int g = lane >> 2, head = g < p.group ? first_head() + g : p.n_heads + kv_head;
+        return j < S::J ? head * DIM + dim_at(j)
+                        : (p.n_heads + p.kv.n_kv_heads + kv_head) * DIM + lane % (DIM / 8) * 8;
+    }
+
+    __device__ __forceinline__ void load_rows()
+    {
+        const T *qkv = (const T *)p.qkv + (int64_t)row * p.stride;
+#pragma unroll
+        for (int j = 0; j < S::J; j++) {
+            const uint4 v = *reinterpret_cast<const uint4 *>(qkv + column_of(j));
+            q[j][0] = v.x, q[j][1] = v.y, q[j][2] = v.z, q[j][3] = v.w;
+        }
+        value = *reinterpret_cast<const uint4 *>(qkv + column_of(S::J));
+    }
+
+    /* Of a product left as sums, the block's warps share that work: each adds a part of the
+     * vectors, which all read in shared memory. */
+    static constexpr int SHARE = (S::J + S::WARPS) / S::WARPS;
+    uint4 share[SHARE];
+
+    __device__ __forceinline__ void load_share()
+    {
+#pragma unroll
+        for (int i = 0; i < SHARE; i++) {
+            if (warp + i * S::WARPS <= S::J) {
+                vec<T> v;
+                load_sum(&v, p.sums, row, column_of(warp + i * S::WARPS));
+                share[i] = *reinterpret_cast<const uint4 *>(&v);
+            }
+        }
+    }
+
+    __device__ __forceinline__ char *shared_at(char *rows, int j) const
+    {
+        const int r = j < S::J ? min(lane >> 2, p.group) : p.group + 1;
+        return rows + (r * DIM + (j < S::J ? dim_at(j) : lane % (DIM / 8) * 8)) * 2;
+    }
+
+    __device__ __forceinline__ void put_share(char *rows) const
+    {
+#pragma unroll
+        for (int i = 0; i < SHARE; i++) {
+            if (warp + i * S::WARPS <= S::J) {
+                *reinterpret_cast<uint4 *>(shared_at(rows, warp + i * S::WARPS)) = share[i];
+            }
+        }
+    }
+
+    __device__ __forceinline__ void get_rows(char *rows)
+    {
+#pragma unroll
+        for (int j = 0; j < S::J; j++) {
+            const uint4 v = *reinterpret_cast<const uint4 *>(shared_at(rows, j));
+            q[j][0] = v.x, q[j][1] = v.y, q[j][2] = v.z, q[j][3] = v.w;
+        }
+        value = *reinterpret_cast<const uint4 *>(shared_at(rows, S::J));
+    }
+
+    /* Rotates rows, of which element e of vector j has its partner in vector j + J / 2. */
+    __device__ __forceinline__ void rotate()
+    {
+        float scale = 1.0f;
+        if (S::MANY) {
+            load_weights(); // there are no registers to keep them in
+        }
+        if (NORM) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < S::J; j++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const float2 x = unpack<T>(q[j][e]);
+                    sum += x.x * x.x + x.y * x.y;
+                }
+            }
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            scale = 1.0f / sqrtf(sum / (float)DIM + p.eps);
+        }
+#pragma unroll
+        for (int j = 0; j < S::J / 2; j++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float4 cs = cos_sin[j * 4 + e];
+                float2 a = unpack<T>(q[j][e]), b = unpack<T>(q[j + S::J / 2][e]);
+                if (NORM) {
+                    const float *low = (const float *)&weight[j * 2 + e / 2] + e % 2 * 2;
+                    const float *high =
+                        (const float *)&weight[(j + S::J / 2) * 2 + e / 2] + e % 2 * 2;
+                    a.x *= scale * (low[0] + p.norm_offset);
+                    a.y *= scale * (low[1] + p.norm_offset);
+                    b.x *= scale * (high[0] + p.norm_offset);
+                    b.y *= scale * (high[1] + p.norm_offset);
+                }
+                q[j][e] = pack<T>(a.x * cs.x - b.x * cs.y, a.y * cs.z - b.y * cs.w);
+                q[j + S::J / 2][e] = pack<T>(b.x * cs.x + a.x * cs.y, b.y * cs.z + a.y * cs.w);
+            }
+        }
+    }
+
+    /* The new key and value to the last chunk, in its slot, and to their page. */
+    __device__ __forceinline__ void add_new(char *chunk)
+    {
+        const int at = past & (CHUNK - 1);
+        T *to = (T *)p.kv.base + (int64_t)new_page * p.kv.page_stride +
+                (int64_t)kv_head * p.kv.head_stride + (past & (p.kv.block_tokens - 1)) * DIM;
+        if (lane >> 2 == p.group) {
+#pragma unroll
+            for (int j = 0; j < S::J; j++) {
+                const uint4 v = make_uint4(q[j][0], q[j][1], q[j][2], q[j][3]);
+                *reinterpret_cast<uint4 *>(chunk + place_of(at, dim_at(j))) = v;
+                if (part == 0) {
+                    *reinterpret_cast<uint4 *>(to + dim_at(j)) = v;
+                }
+            }
+        }
+        if (lane < DIM / 8) {
+            char *v = chunk + S::BOXES * S::BOX;
+            *reinterpret_cast<uint4 *>(v + place_of(at, lane * 8)) = value;
+            for (int r = at + 1; r < CHUNK; r++) { // what they hold is nobody's
+                *reinterpret_cast<uint4 *>(v + place_of(r, lane * 8)) = make_uint4(0, 0, 0, 0);
+            }
+            if (part == 0) {
+                *reinterpret_cast<uint4 *>(to + p.kv.v_offset + lane * 8) = value;
+            }
+        }
+        fence_async(); // before the slot's next load
+        __syncwarp();
+    }
+
+    /* The chunk in the slot, from its key `first` on. */
+    __device__ __forceinline__ void add_chunk(const char *slot, int first)
+    {
+        float s[2][4] = {};
+#pragma unroll
+        for (int j = 0; j < S::J; j++) {
+            const char *k = slot + place_of(lane >> 2, dim_at(j));
+            const uint4 x = *reinterpret_cast<const uint4 *>(k);
+            const uint4 y = *reinterpret_cast<const uint4 *>(k + 8 * 128);
+            const uint32_t a[4] = {x.x, y.x, x.y, y.y}, b[4] = {x.z, y.z, x.w, y.w};
+            mma_16x8x16(s[0], a, q[j][0], q[j][1], T());
+            mma_16x8x16(s[1], b, q[j][2], q[j][3], T());
+        }
+        const int key = first + (lane >> 2);
+        float decay[2], x[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            x[e] = key + e / 2 * 8 <= past ? s[0][e] + s[1][e] : -INFINITY;
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float high = fmaxf(x[h], x[h + 2]);
+            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 4));
+            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 8));
+            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 16));
+            high = fmaxf(high, top[h]);
+            decay[h] = exp2_fast((top[h] - high) * p.scale_log2);
+            top[h] = high;
+            x[h] = exp2_fast((x[h] - high) * p.scale_log2);
+            x[h + 2] = exp2_fast((x[h + 2] - high) * p.scale_log2);
+        }
+        const uint32_t b0 = transposed(pack<T>(x[0], x[1]));
+        const uint32_t b1 = transposed(pack<T>(x[2], x[3]));
+        const uint32_t one = pack<T>(1.0f, 1.0f), ones[4] = {one, one, one, one};
+        const char *v = slot + S::BOXES * S::BOX;
+        const int r = (lane & 7) + (lane >> 4) * 8, half = (lane >> 3 & 1) * 8;
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            sums[e] *= decay[e & 1];
+        }
+        mma_16x8x16(sums, ones, b0, b1, T());
+#pragma unroll
+        for (int f = 0; f < S::TILES; f++) {
+            uint32_t a[4];
+            ldmatrix_x4_transposed(a, v + place_of(r, f * 16 + half));
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                values[f][e] *= decay[e & 1];
+            }
+            mma_16x8x16(values[f], a, b0, b1, T());
+        }
+    }
+
+    /* This warp's chunks, of which the first are on their way. */
+    __device__ __forceinline__ void add_chunks()
+    {
+        top[0] = top[1] = -INFINITY;
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            sums[e] = 0.0f;
+#pragma unroll
+            for (int f = 0; f < S::TILES; f++) {
+                values[f][e] = 0.0f;
+            }
+        }
+#pragma unroll 1
+        for (int c = worker; c < n_chunks; c += n_workers) {
+            barrier_wait(&full[slot], parity);
+            char *at = slots + slot * S::SLOT;
+            if (c == n_chunks - 1) {
+                add_new(at);
+            }
+            add_chunk(at, c * CHUNK);
+            __syncwarp();
+            fetch(slot);
+            if (++slot == S::SLOTS) {
+                slot = 0;
+                parity ^= 1;
+            }
+        }
+    }
+
+    __device__ __forceinline__ int log_blocks() const
+    {
+        return ALONE ? 0 : p.log_cluster;
+    }
+
+    /* Elements of a head that this block joins. */
+    __device__ __forceinline__ int dims_mine() const
+    {
+        return DIM >> log_blocks();
+    }
+
+    __device__ __forceinline__ int heads_sent() const
+    {
+        return (p.group + 1) & ~1;
+    }
+
+    __device__ __forceinline__ void put(float *to, uint64_t *bar, int block, float a, float b) const
+    {
+        if (ALONE) {
+            *reinterpret_cast<float2 *>(to) = make_float2(a, b);
+        } else {
+            store_in(address_in(to, block), address_in(bar, block), a, b);
+        }
+    }
+
+    /* This warp's results to the blocks that join them. Room: for each worker the block's elements
+     * of each head, then for each worker and head the maximum and the sum. */
+    __device__ __forceinline__ void send(float *room, uint64_t *bar, int n) const
+    {
+        const int g = lane >> 2, h = (lane & 3) * 2, heads = 1 << p.log_heads;
+        const int dims = dims_mine();
+        if (worker >= n || h >= p.group) {
+            return;
+        }
+        float *mine = room + ((worker * dims + g) << p.log_heads) + h;
+        const int log_tiles = S::LOG_TILES - log_blocks(); // of a block
+#pragma unroll
+        for (int f = 0; f < S::TILES; f++) {
+            const int block = f >> log_tiles;
+            float *to = mine + ((f - (block << log_tiles)) * 16 << p.log_heads);
+            put(to, bar, block, values[f][0], values[f][1]);
+            put(to + 8 * heads, bar, block, values[f][2], values[f][3]);
+        }
+        if (g < 1 << log_blocks()) {
+            float *rest = room + ((n_workers * dims + worker * 2) << p.log_heads) + h * 2;
+            put(rest, bar, g, top[0], sums[0]);
+            put(rest + 2, bar, g, top[1], sums[1]);
+        }
+    }
+
+    /* What all send to this block. */
+    __device__ __forceinline__ uint32_t bytes_sent() const
+    {
+        return (uint32_t)(min(n_workers, n_chunks) * heads_sent() * (dims_mine() * 4 + 8));
+    }
+
+    /* Where this block's elements of the unit's first head go. */
+    __device__ __forceinline__ T *place() const
+    {
+        return (T *)p.out + (int64_t)row * p.out_stride + first_head() * DIM + rank * dims_mine();
+    }
+
+    /* The results of n workers for this block's elements. */
+    __device__ __forceinline__ void join_all(const float *room, int n, T *out) const
+    {
+        const int n_mine = dims_mine() << p.log_heads;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < n_mine; i += S::WARPS * 32) {
+            const int d = i >> p.log_heads, h = i & ((1 << p.log_heads) - 1);
+            if (h >= p.group) {
+                continue;
+            }
+            const float2 *rest = (const float2 *)(room + n_workers * n_mine) + h;
+            float high = -INFINITY, sum = 0.0f, value = 0.0f;
+#pragma unroll 1
+            for (int first = 0; first < n; first += 4) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) { // the last again, rather than none
+                    high = fmaxf(high, rest[min(first + k, n - 1) << p.log_heads].x);
+                }
+            }
+#pragma unroll 1
+            for (int first = 0; first < n; first += 4) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    const int w = min(first + k, n - 1);
+                    const float2 other = rest[w << p.log_heads];
+                    const float weight =
+                        first + k < n ? exp2_fast((other.x - high) * p.scale_log2) : 0.0f;
+                    sum += other.y * weight;
+                    value += room[w * n_mine + i] * weight;
+                }
+            }
+            out[h * DIM + d] = from_float<T>(__fdividef(value, sum));
+        }
+    }
+};
+
+#endif // HAVE_SM90A
+
+#endif

@@ -1,0 +1,122 @@
+/* Attention, plain: a block per (row, head), every key in turn. Right for every shape, fast for
+ * none. A tree's row takes its ancestors in order of their positions, so its bits are those of a
+ * plain run over them. */
+#include "cuda/kernels/attention/common.cuh"
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/device/types.cuh"
+
+struct plain_params {
+    int32_t q_stride, out_stride, n_heads, window;
+    float scale, softcap;
+};
+
+enum { PLAIN_TILE = 128, PLAIN_MAX_DIM = 576 };
+
+/* The new rows that a tree's row sees, in order: their indices; all threads of the block. */
+__device__ __forceinline__ int path_of(const struct pass_view &pass, int row, int n_rows, int *path)
+{
+    const uint64_t *words = pass.tree_mask + (int64_t)row * TREE_MASK_WORDS;
+    const uint64_t w[2] = {words[0], words[1]};
+    const int i = threadIdx.x; // as many threads as there may be nodes
+    if (i < n_rows && (w[i >> 6] >> (i & 63) & 1)) {
+        const uint64_t below = w[i >> 6] & ((1ull << (i & 63)) - 1);
+        path[__popcll(below) + (i >> 6 ? __popcll(w[0]) : 0)] = i;
+    }
+    return __popcll(w[0]) + __popcll(w[1]);
+}
+
+/* A tile's keys are scored by a thread each; then a thread sums each element of the value. */
+template <typename T, typename C>
+__global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p, struct kv_view kv,
+                                       struct pass_view pass, const float *sinks)
+{
+    static_assert(PLAIN_TILE >= MAX_TREE_NODES, "a thread for each node");
+    __shared__ float query[PLAIN_MAX_DIM], score[PLAIN_TILE], shared[32];
+    __shared__ int64_t place[PLAIN_TILE];
+    __shared__ int token[PLAIN_TILE], path[MAX_TREE_NODES];
+    pdl_wait();
+    const int r = blockIdx.x, h = blockIdx.y;
+    const int seq_index = pass.row_seq[r];
+    T *to = out + (int64_t)r * p.out_stride + (int64_t)h * kv.head_dim_v;
+    if (seq_index < 0) {
+        for (int i = threadIdx.x; i < kv.head_dim_v; i += blockDim.x) {
+            to[i] = from_float<T>(0.0f);
+        }
+        return;
+    }
+    const struct pass_seq seq = pass.seqs[seq_index];
+    const struct pass_row row = pass.rows[r];
+    const int in_seq = r - seq.first_row;
+    const int n_keys =
+        seq.n_past + (seq.tree ? path_of(pass, r, seq.n_rows, path) : in_seq + 1);
+    const int kv_head = h / (p.n_heads / kv.n_kv_heads);
+    const int32_t *table = pass.blocks + (int64_t)row.lane * pass.blocks_stride;
+    const C *base = (const C *)kv.base + (int64_t)kv_head * kv.head_stride;
+    for (int i = threadIdx.x; i < kv.head_dim_k; i += blockDim.x) {
+        query[i] = to_float(q[(int64_t)r * p.q_stride + (int64_t)h * kv.head_dim_k + i]);
+    }
+    float acc[(PLAIN_MAX_DIM + PLAIN_TILE - 1) / PLAIN_TILE] = {};
+    float top = sinks ? sinks[h] : -INFINITY, sum = sinks ? 1.0f : 0.0f;
+    __syncthreads();
+    const int first = p.window > 0 && row.pos >= p.window ? row.pos - p.window + 1 : 0;
+    for (int tile = first; tile < n_keys; tile += PLAIN_TILE) {
+        const int j = tile + threadIdx.x;
+        float s = -INFINITY;
+        if (j < n_keys) {
+            const int slot = seq.tree && j >= seq.n_past ? seq.n_past + path[j - seq.n_past] : j;
+            place[threadIdx.x] = table[slot / kv.block_tokens] * kv.page_stride;
+            token[threadIdx.x] = slot % kv.block_tokens;
+            const C *key = base + place[threadIdx.x] + (int64_t)token[threadIdx.x] * kv.head_dim_k;
+            float dot = 0.0f;
+            for (int i = 0; i < kv.head_dim_k; i++) {
+                dot += query[i] * to_float(key[i]);
+            }
+            s = dot * p.scale;
+            s = p.softcap > 0.0f ? p.softcap * tanhf(s / p.softcap) : s;
+        }
+        const float new_top = fmaxf(top, block_max(s, shared));
+        if (new_top == -INFINITY) {
+            continue;
+        }
+        const float decay = expf(top - new_top);
+        const float e = s == -INFINITY ? 0.0f : expf(s - new_top);
+        score[threadIdx.x] = e;
+        sum = sum * decay + block_sum(e, shared);
+        top = new_top;
+        const int n = n_keys - tile < PLAIN_TILE ? n_keys - tile : PLAIN_TILE;
+        for (int c = 0; c * PLAIN_TILE < kv.head_dim_v; c++) {
+            const int i = c * PLAIN_TILE + threadIdx.x;
+            if (i < kv.head_dim_v) {
+                float a = acc[c] * decay;
+                for (int k = 0; k < n; k++) {
+                    const int64_t at = place[k] + kv.v_offset +
+                                       (int64_t)token[k] * kv.v_token_stride + i;
+                    a += score[k] * to_float(base[at]);
+                }
+                acc[c] = a;
+            }
+        }
+        __syncthreads();
+    }
+    for (int c = 0; c * PLAIN_TILE < kv.head_dim_v; c++) {
+        const int i = c * PLAIN_TILE + threadIdx.x;
+        if (i < kv.head_dim_v) {
+            to[i] = from_float<T>(sum > 0.0f ? acc[c] / sum : 0.0f);
+        }
+    }
+}
+
+cudaError_t attention_plain(cudaStream_t stream, const struct attention_launch *a)
+{
+    if (a->kv.head_dim_k > PLAIN_MAX_DIM || a->kv.head_dim_v > PLAIN_MAX_DIM) {
+        return cudaErrorInvalidValue;
+    }
+    const struct plain_params p = {a->q_stride, a->out_stride, a->n_heads,
+                                   a->window,   a->scale,      a->softcap};
+    const dim3 grid(a->n_rows, a->n_heads), block(PLAIN_TILE);
+    BY_DTYPE(a->dtype, T,
+             BY_DTYPE(a->kv.dtype, C,
+                      return launch(attention_plain_kernel<T, C>, grid, block, 0, stream,
+                                    (const T *)a->q, (T *)a->out, p, a->kv, a->pass, a->sinks)));
+    return cudaErrorInvalidValue;
+}

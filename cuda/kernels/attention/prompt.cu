@@ -1,0 +1,119 @@
+/* Attention for Hopper, for passes of prompts: attention_sm90.cu with three differences. The
+ * arithmetic is attention_prompt.cuh's. Q and the unit's description come through a warp for each
+ * computing warpgroup, while the unit before is still being finished. And there is no narrow way:
+ * it takes passes in which some tile has more than GROUP_ROWS packed rows, none in deterministic
+ * mode.
+ *
+ * Grid, block, shared memory and the ring are those of attention_sm90.cu. */
+#include "cuda/kernels/attention/load.cuh"
+#include "cuda/kernels/attention/prompt.cuh"
+
+#if HAVE_SM90A
+
+/* Calls work(unit) for each unit of this block. */
+template <int KEYS, typename F>
+__device__ __forceinline__ void for_units(const struct attention_params &p,
+                                          const struct attention_plan_head &head, F work)
+{
+    int n_sub;
+    const int n_units = units_of(p, head, ATTENTION_TILE_ROWS, &n_sub), n = (int)gridDim.x;
+#pragma unroll 1
+    for (int k = 0; k * n < n_units; k++) {
+        const int index = unit_index(k, n, (int)blockIdx.x);
+        if (index < n_units) {
+            const struct attention_unit u =
+                unit_at(p, head.items_offset, index, n_sub, ATTENTION_TILE_ROWS, KEYS);
+            if (u.n_packed > 0) {
+                work(u);
+            }
+        }
+    }
+}
+
+#endif // HAVE_SM90A
+
+template <typename T, int NB>
+__global__ void __launch_bounds__(BLOCK_THREADS, 1)
+    attention_prompt_kernel(const __grid_constant__ struct attention_params p,
+                            const __grid_constant__ struct attention_maps map)
+{
+#if HAVE_SM90A
+    using S = shape<NB>;
+    extern __shared__ char smem_raw[];
+    char *smem = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
+    char *slots = smem + 2 * S::Q_BYTES;
+    uint64_t *full = (uint64_t *)(slots + S::SLOTS * S::SLOT_BYTES), *empty = full + S::SLOTS;
+    uint64_t *q_full = empty + S::SLOTS, *q_empty = q_full + 2;
+    struct attention_unit *note = (struct attention_unit *)(q_empty + 2);
+    if (threadIdx.x == 0) {
+        ring_init<S>(full, empty);
+        for (int i = 0; i < 2; i++) {
+            barrier_init(&q_full[i], 1);
+            barrier_init(&q_empty[i], 4); // a computer's warps
+        }
+        barrier_init_done();
+        maps_prefetch(map);
+    }
+    __syncthreads();
+    /* The plan, the tables and older keys were there before the kernel ahead began, so they are
+     * read before the wait for it: its own are the queries and the pass's new keys. */
+    const struct attention_plan_head head = *plan_head(p.plan);
+    /* Warp 0 loads K and V, warps 2 and 3 a computing warpgroup's Q each. */
+    const int group = (int)threadIdx.x / WARPGROUP - 1, warp = (int)threadIdx.x / 32;
+    const int side = group >= 0 ? group : warp & 1; // which computing warpgroup this is, or serves
+    const struct ring ring = {S::SLOTS};
+    char *q_tile = smem + side * S::Q_BYTES;
+    q_full += side;
+    q_empty += side;
+    note += side;
+    if (group < 0) {
+        registers_fewer<40>();
+        if (warp >= 2) {
+            q_loader<T, NB> l = {p, &map, q_tile, q_full, q_empty, note, side * GROUP_ROWS};
+            for_units<S::KEYS>(p, head, [&](const struct attention_unit &u) { l.unit(u); });
+            l.end();
+        } else if (warp == 0) {
+            kv_loader<NB> l = {
+                p, &map, slots, full, empty, ring, policy_evict_first(), policy_normal()};
+            for_units<S::KEYS>(p, head, [&](const struct attention_unit &u) { l.unit(u); });
+        }
+        pdl_wait();
+        pdl_trigger();
+    } else {
+        registers_more<232>();
+        pdl_wait();
+        pdl_trigger();
+        prompt_computer<T, NB> c = {
+            p, slots, q_tile, full, empty, q_empty, ring, group, (int)threadIdx.x % WARPGROUP};
+        if (group == 1) {
+            c.pass_turn_first();
+        }
+        uint32_t parity = 0;
+#pragma unroll 1
+        for (;;) {
+            barrier_wait(q_full, parity);
+            parity ^= 1;
+            const struct attention_unit u = *note;
+            if (u.n_packed <= 0) {
+                break;
+            }
+            c.unit(u);
+        }
+    }
+#endif
+}
+
+template <typename T>
+static cudaError_t launch_prompt(cudaStream_t stream, const struct attention_params &p,
+                                 const struct attention_maps &map, int n_sms)
+{
+    return launch_block<2>(stream, attention_prompt_kernel<T, 2>, p, map, n_sms);
+}
+
+cudaError_t attention_prompt(cudaStream_t stream, enum dtype dtype,
+                             const struct attention_params &p, const struct attention_maps &map,
+                             int n_sms)
+{
+    return dtype == DT_BF16 ? launch_prompt<bf16_t>(stream, p, map, n_sms)
+                            : launch_prompt<f16_t>(stream, p, map, n_sms);
+}

@@ -1,0 +1,405 @@
+/* Attention of prompts: the computing half of attention_prompt.cu, 64 packed rows to a warpgroup on
+ * wgmma.
+ *
+ * A tile of keys goes: its scores and the products with the values of the tile before are issued
+ * one behind the other; when the scores are there, what is not seen is hidden and the exponentials
+ * are taken. The warpgroups take turns at the issuing, so that one's softmax falls into the other's
+ * products. Nothing else is in flight across a branch: ptxas would serialise it.
+ *
+ * Exponentials are taken relative to a reference of the row, which is moved to its maximum only
+ * when a score rises above it by more than 2^KEEP: a sum cannot overflow by that, and while no
+ * reference moves, nothing need be scaled.
+ *
+ * Thread: device code, a warpgroup at once. */
+#ifndef SLUICE_CUDA_KERNELS_ATTENTION_PROMPT_CUH
+#define SLUICE_CUDA_KERNELS_ATTENTION_PROMPT_CUH
+
+#include "cuda/kernels/attention/sm90.cuh"
+
+#if HAVE_SM90A
+
+template <typename T, int NB> struct prompt_computer {
+    using S = shape<NB>;
+    static constexpr int KEYS = S::KEYS, HEAD_DIM = S::HEAD_DIM;
+    static constexpr float KEEP = 8.0f;
+    const struct attention_params &p;
+    char *slots, *q_tile;
+    uint64_t *full, *empty, *q_empty;
+    struct ring at;
+    int group; // 0 or 1
+    int tid;   // in the warpgroup
+    bool takes_turns = false;
+
+    float scores[KEYS / 2];
+    float values[HEAD_DIM / 2];
+    uint32_t probs[KEYS / 16][4];
+    float top[2], sum[2], decay[2]; // of rows g and g + 8; top: the reference, in units of scores
+    struct attention_row_view view[2];
+
+    __device__ __forceinline__ void release(int slot)
+    {
+        if ((tid & 31) == 0) {
+            barrier_arrive(&empty[slot]);
+        }
+    }
+
+    __device__ __forceinline__ void release_q()
+    {
+        if ((tid & 31) == 0) {
+            barrier_arrive(q_empty);
+        }
+    }
+
+    __device__ __forceinline__ void sync()
+    {
+        named_barrier(1 + group, WARPGROUP);
+    }
+
+    /* Turns are barriers 3 and 4; to be called once, by the second: the first begins. */
+    __device__ __forceinline__ void pass_turn_first()
+    {
+        named_barrier_arrive(3, 2 * WARPGROUP);
+    }
+
+    __device__ __forceinline__ void wait_turn()
+    {
+        if (takes_turns) {
+            named_barrier(3 + group, 2 * WARPGROUP);
+        }
+    }
+
+    __device__ __forceinline__ void pass_turn()
+    {
+        if (takes_turns) {
+            named_barrier_arrive(3 + (group ^ 1), 2 * WARPGROUP);
+        }
+    }
+
+    /* Issues scores = Q K^T of the tile in hand. */
+    __device__ __forceinline__ void issue_scores()
+    {
+        const uint64_t a = wgmma_operand(smem_address(q_tile), 0);
+        const uint64_t b = wgmma_operand(smem_address(slots + at.slot * S::SLOT_BYTES), 0);
+        settle(scores);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < HEAD_DIM / 16; k++) {
+            wgmma<T, KEYS>::ss(scores,
+                               wgmma_advance(a, (k >> 2) * (GROUP_ROWS * 128) + (k & 3) * 32),
+                               wgmma_advance(b, (k >> 2) * (KEYS * 128) + (k & 3) * 32), k > 0);
+        }
+        wgmma_commit();
+    }
+
+    /* Issues values += P V of the tile in hand. */
+    __device__ __forceinline__ void issue_values()
+    {
+        const uint64_t b = wgmma_operand(smem_address(slots + at.slot * S::SLOT_BYTES), KEYS * 128);
+        settle(values);
+        settle(probs);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++) {
+            wgmma<T, HEAD_DIM>::rs(values, probs[k], wgmma_advance(b, k * 16 * 128), 1);
+        }
+        wgmma_commit();
+    }
+
+    /* Hides from each row what it does not see of the tile at `start`. */
+    __device__ __forceinline__ void hide(const struct attention_unit &u, int start)
+    {
+        if (p.softcap > 0.0f) {
+#pragma unroll
+            for (int i = 0; i < KEYS / 2; i++) {
+                scores[i] = soft_cap(p, scores[i]);
+            }
+        }
+        const int first_key = start + (tid & 3) * 2;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int hi = view[r].hi - first_key;
+#pragma unroll
+            for (int i = 0; i < KEYS / 4; i++) {
+                float &s = scores[(i >> 1) * 4 + 2 * r + (i & 1)];
+                s = (i >> 1) * 8 + (i & 1) < hi ? s : -INFINITY;
+            }
+        }
+        if (p.window > 0) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int lo = view[r].lo - first_key;
+#pragma unroll
+                for (int i = 0; i < KEYS / 4; i++) {
+                    float &s = scores[(i >> 1) * 4 + 2 * r + (i & 1)];
+                    s = (i >> 1) * 8 + (i & 1) >= lo ? s : -INFINITY;
+                }
+            }
+        }
+        if (u.item.mask == ATTENTION_TREE && start + KEYS > u.item.n_past) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const unsigned __int128 seen = tree_keys(p, u, view[r], first_key);
+#pragma unroll
+                for (int i = 0; i < KEYS / 4; i++) {
+                    float &s = scores[(i >> 1) * 4 + 2 * r + (i & 1)];
+                    s = (uint32_t)(seen >> ((i >> 1) * 8 + (i & 1)) & 1) ? s : -INFINITY;
+                }
+            }
+        }
+    }
+
+    /* scores -> probabilities in place (not yet divided), top, sum, decay. */
+    __device__ __forceinline__ void softmax()
+    {
+        float high[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j++) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                high[r][j & 1] =
+                    fmaxf(high[r][j & 1], fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
+            }
+        }
+        float safe[2], add[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float h = fmaxf(high[r][0], high[r][1]);
+            h = fmaxf(h, __shfl_xor_sync(0xffffffffu, h, 1));
+            h = fmaxf(h, __shfl_xor_sync(0xffffffffu, h, 2));
+            h = fmaxf(h, top[r]);
+            h = (h - top[r]) * p.scale_log2 <= KEEP ? top[r] : h; // not so where both are -inf
+            safe[r] = h == -INFINITY ? 0.0f : __fmul_rn(h, p.scale_log2);
+            /* Not fused: a reference that stays must leave 1 exactly. */
+            decay[r] = exp2_fast(__fsub_rn(__fmul_rn(top[r], p.scale_log2), safe[r]));
+            top[r] = h;
+        }
+#pragma unroll
+        for (int n = 0; n < KEYS / 2; n++) {
+            const int r = n & 1, i = n >> 1;
+            float &s = scores[(i >> 1) * 4 + 2 * r + (i & 1)];
+            s = exp2_fast(__fmaf_rn(s, p.scale_log2, -safe[r]));
+            add[r] += s;
+        }
+        sum[0] = __fmaf_rn(sum[0], decay[0], add[0]);
+        sum[1] = __fmaf_rn(sum[1], decay[1], add[1]);
+    }
+
+    __device__ __forceinline__ void to_probs()
+    {
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                probs[k][i] = pack<T>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void scale_values()
+    {
+        if (!__any_sync(0xffffffffu, decay[0] != 1.0f || decay[1] != 1.0f)) {
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++) {
+            values[i] *= decay[i >> 1 & 1];
+        }
+    }
+
+    /* The scores of a unit's first tile. */
+    __device__ __forceinline__ void first_step(const struct attention_unit &u, bool hidden)
+    {
+        barrier_wait(&full[at.slot], at.parity);
+        issue_scores();
+        wgmma_wait<0>();
+        settle(scores);
+        release(at.slot);
+        at.next();
+        if (hidden) {
+            hide(u, u.lo);
+        }
+        softmax();
+        to_probs();
+    }
+
+    /* The scores of the tile at `start` while the values of the one before it are summed. */
+    template <bool HIDE>
+    __device__ __forceinline__ void step(const struct attention_unit &u, int start)
+    {
+        const int k_slot = at.slot;
+        barrier_wait(&full[k_slot], at.parity);
+        wait_turn();
+        issue_scores();
+        at.next();
+        barrier_wait(&full[at.slot], at.parity);
+        issue_values();
+        pass_turn();
+        wgmma_wait<1>();
+        settle(scores);
+        if (HIDE) {
+            hide(u, start);
+        }
+        softmax();
+        settle(scores);
+        release(k_slot);
+        wgmma_wait<0>();
+        settle(values);
+        settle(probs);
+        release(at.slot);
+        at.next();
+        to_probs();
+        scale_values();
+    }
+
+    /* values += P V of the last tile, of which n keys are real. What V holds of others is nobody's:
+     * it is set to zero. */
+    __device__ __forceinline__ void last_values(int n)
+    {
+        constexpr int CHUNKS = HEAD_DIM / 8;
+        barrier_wait(&full[at.slot], at.parity);
+        if (n < KEYS) {
+            char *v = slots + at.slot * S::SLOT_BYTES;
+#pragma unroll 1
+            for (int i = tid + n * CHUNKS; i < KEYS * CHUNKS; i += WARPGROUP) {
+                const int r = i / CHUNKS, c = i % CHUNKS;
+                *reinterpret_cast<uint4 *>(v + (c >> 3) * (KEYS * 128) + swizzled(r, c & 7)) =
+                    make_uint4(0, 0, 0, 0);
+            }
+            fence_async();
+            sync();
+        }
+        issue_values();
+        wgmma_wait<0>();
+        settle(values);
+        settle(probs);
+        release(at.slot);
+        at.next();
+    }
+
+    /* The unit's keys into values, top, sum. */
+    __device__ __forceinline__ void run(const struct attention_unit &u)
+    {
+        const int plain = p.softcap > 0.0f ? INT32_MAX : u.all_lo, plain_end = min(u.hi, u.all_hi);
+        first_step(u, u.lo < plain || u.lo + KEYS > plain_end);
+        int start = u.lo + KEYS;
+#pragma unroll 1
+        for (; start < u.hi; start += KEYS) {
+            if (start >= plain && start + KEYS <= plain_end) {
+                step<false>(u, start);
+            } else {
+                step<true>(u, start);
+            }
+        }
+        release_q();
+        last_values(u.hi - (start - KEYS));
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+            sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+            top[r] = __fmul_rn(top[r], p.scale_log2);
+        }
+    }
+
+    /* This warpgroup has no rows: lets the loaders go on. */
+    __device__ __forceinline__ void skip(const struct attention_unit &u)
+    {
+        const int n = u.lo < u.hi ? 2 * ((u.hi - u.lo + KEYS - 1) / KEYS) : 0;
+#pragma unroll 1
+        for (int i = 0; i < n; i++) {
+            barrier_wait(&full[at.slot], at.parity);
+            release(at.slot);
+            at.next();
+        }
+        release_q();
+    }
+
+    /* Row r's values as 16-bit pairs, so exchanged among the four lanes that hold the row that each
+     * has whole chunks of 16 bytes: chunk 4 i + lane of the row in words 4 i to 4 i + 3. */
+    __device__ __forceinline__ void pack_row(int r, float weight, uint32_t (&to)[HEAD_DIM / 8])
+    {
+        const bool odd = tid & 1, high = tid & 2;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 32; i++) {
+            uint32_t w[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int k = 4 * (4 * i + j) + 2 * r;
+                w[j] = pack<T>(__fmul_rn(values[k], weight), __fmul_rn(values[k + 1], weight));
+            }
+            /* Two exchanges transpose 4 x 4: among neighbours, then among pairs. */
+#pragma unroll
+            for (int j = 0; j < 4; j += 2) {
+                const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? w[j] : w[j + 1], 1);
+                w[j] = odd ? got : w[j];
+                w[j + 1] = odd ? w[j + 1] : got;
+            }
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? w[j] : w[j + 2], 2);
+                w[j] = high ? got : w[j];
+                w[j + 2] = high ? w[j + 2] : got;
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                to[4 * i + j] = w[j];
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store(const struct attention_unit &u)
+    {
+        const struct attention_row *slot_rows =
+            (const struct attention_row *)(plan_head(p.plan) + 1);
+        const int d = p.kv.head_dim_v, quad = tid & 3;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int packed = group * GROUP_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7) + 8 * r;
+            const struct attention_row_view &v = view[r];
+            if (u.item.split < 0) {
+                const float w = final_weight(top[r], sum[r], p.sinks, v.head);
+                uint32_t words[HEAD_DIM / 8];
+                pack_row(r, w, words);
+                T *to = (T *)p.out + (int64_t)v.row * p.out_stride + (int64_t)v.head * d;
+#pragma unroll
+                for (int i = 0; i < HEAD_DIM / 32; i++) {
+                    const int c = (4 * i + quad) * 8;
+                    if (packed < u.n_packed && c < d) {
+                        *reinterpret_cast<uint4 *>(to + c) = make_uint4(
+                            words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+                    }
+                }
+            } else if (packed < u.n_packed) {
+                float *to = slot_at(p, slot_rows[v.row].first_slot + u.item.split, v.head);
+                store_slot(to, d, quad, r, values, top[r], sum[r]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void unit(const struct attention_unit &u)
+    {
+        if (group * GROUP_ROWS >= u.n_packed) {
+            skip(u);
+            return;
+        }
+        takes_turns = u.n_packed > GROUP_ROWS;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            view[r] = row_view(p, u, group * GROUP_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7) + 8 * r);
+        }
+        top[0] = top[1] = -INFINITY;
+        sum[0] = sum[1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++) {
+            values[i] = 0.0f;
+        }
+        if (u.lo < u.hi) {
+            run(u);
+        } else {
+            release_q();
+        }
+        store(u);
+    }
+};
+
+#endif // HAVE_SM90A
+#endif

@@ -1,0 +1,206 @@
+/* Attention for Hopper: wgmma on tiles that the bulk copy engine brings.
+ *
+ * Grid: one block per multiprocessor, fixed; units (item x KV head) are dealt out longest first, to
+ * and fro, so that every block knows its own without asking. Block: three warpgroups. A warp of the
+ * first loads; the other two compute, each for 64 of a unit's up to 128 packed rows. A pass of
+ * short units of at most 64 packed rows (decoding) runs *narrow*: each computing warpgroup has
+ * units of its own, a loading warp of its own and half of the ring, so that one's arithmetic hides
+ * the other's wait. The order of a row's sums is the same either way, and so are its bits. With at
+ * most 8 packed rows, and where equal bits are not asked for, a narrow pass is *thin*:
+ * attention_thin.cuh.
+ *
+ * Shared memory: Q (two warpgroups x 64 rows), then a ring of slots, each a tile of K or of V
+ * (KEYS rows), as blocks of 64 columns in rows of 128 bytes with the 128-byte swizzle. The loader
+ * runs ahead over the borders of units, so that memory never waits for arithmetic. The ring's order
+ * is K0 K1 V0 K2 V1 ... : the scores of tile t + 1 are on the tensor cores while tile t's values
+ * are summed.
+ *
+ * A key beyond the last or before the first that any row sees may hold anything, NaN included: its
+ * score is replaced, and its V row is set to zero in shared memory before use. */
+#include "cuda/kernels/attention/load.cuh"
+#include "cuda/kernels/attention/thin.cuh"
+#include "cuda/kernels/attention/wide.cuh"
+
+template <typename T, int NB>
+__global__ void __launch_bounds__(BLOCK_THREADS, 1)
+    attention_sm90_kernel(const __grid_constant__ struct attention_params p,
+                          const __grid_constant__ struct attention_maps map)
+{
+#if HAVE_SM90A
+    using S = shape<NB>;
+    extern __shared__ char smem_raw[];
+    char *smem = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
+    char *slots = smem + 2 * S::Q_BYTES;
+    uint64_t *full = (uint64_t *)(slots + S::SLOTS * S::SLOT_BYTES), *empty = full + S::SLOTS;
+    uint64_t *q_full = empty + S::SLOTS;
+    if (threadIdx.x == 0) {
+        ring_init<S>(full, empty);
+        barrier_init(&q_full[0], 1);
+        barrier_init(&q_full[1], 1);
+        barrier_init_done();
+        maps_prefetch(map);
+    }
+    __syncthreads();
+    /* The plan, the tables and older keys were there before the kernel ahead began, so they are
+     * read before the wait for it: its own are the queries and the pass's new keys. But where trees
+     * have paths laid out, that kernel writes the paths' tables. */
+    const struct attention_plan_head head = *plan_head(p.plan);
+    int n_sub;
+    const int n_units = units_of(p, head, ATTENTION_TILE_ROWS, &n_sub);
+    /* Units that do not fill the machine come sooner with the whole of a block. */
+    const int packed = head.tile_rows * p.group;
+    const bool busy = n_units > (int)gridDim.x, is_short = head.mean_keys <= NARROW_KEYS;
+    const bool thin = S::SLOTS >= 6 && p.may_be_thin && packed <= THIN_ROWS && busy;
+    const bool narrow = thin || (S::SLOTS >= 6 && packed <= GROUP_ROWS && busy && is_short);
+    /* Which worker this thread belongs to, of how many, and its part of the ring. */
+    const int group = (int)threadIdx.x / WARPGROUP;
+    const int half = !narrow ? 0 : group > 0 ? group - 1 : (int)threadIdx.x / 32;
+    const int n_workers = (int)gridDim.x * (narrow ? 2 : 1);
+    const int worker = half * (int)gridDim.x + (int)blockIdx.x;
+    const struct ring ring = {narrow ? S::SLOTS / 2 : S::SLOTS};
+    slots += half * (S::SLOTS / 2) * S::SLOT_BYTES;
+    full += half * (S::SLOTS / 2);
+    empty += half * (S::SLOTS / 2);
+    if (group == 0) {
+        registers_fewer<40>();
+        if (threadIdx.x < (narrow ? 64 : 32)) {
+            kv_loader<NB> l = {
+                p, &map, slots, full, empty, ring, policy_evict_first(), policy_normal()};
+            if (head.n_paths > 0) {
+                pdl_wait();
+            }
+            for (int k = 0; k * n_workers < n_units; k++) {
+                const int index = unit_index(k, n_workers, worker);
+                if (index < n_units) {
+                    const struct attention_unit u =
+                        unit_at(p, head.items_offset, index, n_sub, ATTENTION_TILE_ROWS, S::KEYS);
+                    if (u.n_packed > 0) {
+                        l.unit(u);
+                    }
+                }
+            }
+        }
+        pdl_wait();
+        pdl_trigger();
+    } else {
+        pdl_wait();
+        pdl_trigger();
+        registers_more<232>();
+        if (thin) {
+            thin_computer<T, NB> c = {p,    slots,     smem + (group - 1) * S::Q_BYTES, full, empty,
+                                      ring, group - 1, (int)threadIdx.x % WARPGROUP};
+            for (int k = 0; k * n_workers < n_units; k++) {
+                const int index = unit_index(k, n_workers, worker);
+                if (index < n_units) {
+                    const struct attention_unit u =
+                        unit_at(p, head.items_offset, index, n_sub, ATTENTION_TILE_ROWS, S::KEYS);
+                    if (u.n_packed > 0) {
+                        c.unit(u);
+                    }
+                }
+            }
+            return;
+        }
+        wide_computer<T, NB> c = {p,
+                                  slots,
+                                  smem + (group - 1) * S::Q_BYTES,
+                                  full,
+                                  empty,
+                                  &map,
+                                  q_full + group - 1,
+                                  ring,
+                                  group - 1,
+                                  narrow ? 0 : (group - 1) * GROUP_ROWS,
+                                  narrow ? 2 : 1,
+                                  (int)threadIdx.x % WARPGROUP};
+        for (int k = 0; k * n_workers < n_units; k++) {
+            const int index = unit_index(k, n_workers, worker);
+            if (index < n_units) {
+                const struct attention_unit u =
+                    unit_at(p, head.items_offset, index, n_sub, ATTENTION_TILE_ROWS, S::KEYS);
+                if (u.n_packed > 0) {
+                    c.unit(u);
+                }
+            }
+        }
+    }
+#endif
+}
+
+bool attention_sm90_takes(const struct attention_launch *a)
+{
+    const struct kv_view *kv = &a->kv;
+    const int d = kv->head_dim_k, bt = kv->block_tokens;
+    return a->limits->sm == 90 && a->dtype == kv->dtype &&
+           (a->dtype == DT_BF16 || a->dtype == DT_F16) && d == kv->head_dim_v && d % 8 == 0 &&
+           d <= 256 && (bt == 16 || bt == 32 || bt == 64) && kv->v_token_stride == d &&
+           kv->v_offset % d == 0 && kv->v_offset > 0 && kv->head_stride % d == 0 &&
+           kv->page_stride % d == 0 &&
+           ((uintptr_t)kv->base | (uintptr_t)a->q | (uintptr_t)a->out) % 16 == 0 &&
+           a->q_stride % 8 == 0 && a->out_stride % 2 == 0 && a->scale > 0.0f;
+}
+
+template <typename T>
+static cudaError_t launch_by_dim(cudaStream_t stream, const struct attention_params &p,
+                                 const struct attention_maps &map, int n_sms)
+{
+    switch ((p.kv.head_dim_k + 63) / 64) {
+    case 1: return launch_block<1>(stream, attention_sm90_kernel<T, 1>, p, map, n_sms);
+    case 2: return launch_block<2>(stream, attention_sm90_kernel<T, 2>, p, map, n_sms);
+    case 3: return launch_block<3>(stream, attention_sm90_kernel<T, 3>, p, map, n_sms);
+    case 4: return launch_block<4>(stream, attention_sm90_kernel<T, 4>, p, map, n_sms);
+    default: return cudaErrorInvalidValue;
+    }
+}
+
+/* Whether the pass is one of prompts for attention_prompt.cu: so many rows to a sequence that some
+ * tile has more than GROUP_ROWS packed ones. Not in deterministic mode, whose bits come from one
+ * kernel; not where a captured launch may serve another pass. */
+static bool is_for_prompts(const struct attention_launch *a, const struct attention_params &p)
+{
+    return !a->limits->deterministic && p.kv.head_dim_k > 64 && p.kv.head_dim_k <= 128 &&
+           a->out_stride % 8 == 0 && a->n_rows > ATTENTION_CAPTURED_ROWS && a->n_seqs > 0 &&
+           (int64_t)a->n_rows * p.group > (int64_t)GROUP_ROWS * a->n_seqs;
+}
+
+static cudaError_t map_queries(CUtensorMap *map, const struct attention_launch *a,
+                               const struct attention_params &p)
+{
+    const cuuint64_t d = (cuuint64_t)a->kv.head_dim_k;
+    const cuuint64_t dims[3] = {d, (cuuint64_t)a->n_heads, (cuuint64_t)a->n_rows};
+    const cuuint64_t strides[2] = {d * 2, (cuuint64_t)a->q_stride * 2};
+    const cuuint32_t box[3] = {64, (cuuint32_t)p.group, (cuuint32_t)p.q_rows};
+    return tensor_map(map, a->q, a->dtype == DT_BF16, 3, dims, strides, box);
+}
+
+static cudaError_t map_kv(CUtensorMap *map, const struct kv_view *kv, int32_t page_rows,
+                          int32_t box_rows)
+{
+    return tensor_map_2d(map, kv->base, kv->dtype == DT_BF16, (uint64_t)kv->head_dim_k,
+                         (uint64_t)kv->n_pages * (uint64_t)page_rows,
+                         (uint64_t)kv->head_dim_k * 2, (uint32_t)box_rows);
+}
+
+cudaError_t attention_sm90(cudaStream_t stream, const struct attention_launch *a,
+                           const struct attention_params *params, int n_sms)
+{
+    const struct kv_view *kv = &a->kv;
+    struct attention_params p = *params;
+    p.page_rows = (int32_t)(kv->page_stride / kv->head_dim_k);
+    p.head_rows = kv->head_stride / kv->head_dim_k;
+    p.v_rows = kv->v_offset / kv->head_dim_k;
+    p.may_be_thin = !a->limits->deterministic;
+    p.q_rows = GROUP_ROWS % p.group == 0 ? GROUP_ROWS / p.group : 0;
+    struct attention_maps map = {}; // no queries' map is no descriptor, rather than any bits
+    cudaError_t e = map_kv(&map.page, kv, p.page_rows, kv->block_tokens);
+    e = e == cudaSuccess ? map_kv(&map.part, kv, p.page_rows, PART_ROWS) : e;
+    e = e == cudaSuccess && p.q_rows > 0 ? map_queries(&map.queries, a, p) : e;
+    if (e != cudaSuccess) {
+        return e;
+    }
+    if (is_for_prompts(a, p)) {
+        return attention_prompt(stream, a->dtype, p, map, n_sms);
+    }
+    return a->dtype == DT_BF16 ? launch_by_dim<bf16_t>(stream, p, map, n_sms)
+                               : launch_by_dim<f16_t>(stream, p, map, n_sms);
+}

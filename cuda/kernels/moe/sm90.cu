@@ -1,0 +1,535 @@
+/* A mixture's experts on Hopper, for many rows of each: two grouped products on wgmma.
+ *
+ * moe_sort.cu sorts the picks by expert and lists tiles of up to TILE_ROWS rows of one expert.
+ * Persistent blocks, one per multiprocessor, walk all pairs of a tile and a band of COLUMNS weight
+ * rows, so that nothing depends on the host and one captured graph serves every routing. Up to
+ * GROUP tiles of an expert share a band at a time: its weights come from memory once, and the rows
+ * stay in the L2 cache.
+ *
+ * Block: a warpgroup that loads into a ring of stages (a box of 64 of K: rows and weights), and two
+ * that compute 64 rows x COLUMNS each; one whose rows do not exist only lets the stages go. The up
+ * product's band is half gate, half up rows, so that a thread holds both halves of each pair and
+ * writes act(gate) * up; its rows are gathered as they are loaded. The down product writes each
+ * pick's output in 16 bits, and moe_sum adds a row's picks in order of expert id. No sum crosses a
+ * tile: a row's bits depend neither on its batch nor on its place in it.
+ *
+ * Blocks come in clusters of two, because the L2 cache does not feed 132 tiles of 128 x 256: two
+ * tiles of an expert take the same band, each block loads half of it and sends it to both. A tile
+ * that has no partner is shared in the other way, a band for each block. */
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/moe/sm90_results.cuh"
+
+#include <type_traits>
+
+enum {
+    DEPTH = 64, // of K in a box
+    STAGES = 4,
+    THREADS = 3 * WARPGROUP,
+    X_BYTES = TILE_ROWS * DEPTH * 2,
+    W_BYTES = COLUMNS * DEPTH * 2,
+    STAGE_BYTES = X_BYTES + W_BYTES,
+    SMEM_BYTES = STAGES * STAGE_BYTES + 2048, // alignment, barriers
+    MIN_ROWS_PER_EXPERT = 32, // on average: faster than moe.cu with 16; fewer were not tried
+};
+
+/* ---- the products -------------------------------------------------------------------------- */
+
+#if HAVE_SM90A
+
+enum { PIECE_WORDS = sizeof(struct piece) / 4 };
+static_assert(sizeof(struct piece) == PIECE_WORDS * 4 && PIECE_WORDS <= 32, "a lane each");
+
+struct shared {
+    uint64_t full[STAGES], empty[STAGES];
+    uint32_t piece[STAGES][PIECE_WORDS]; // whose first box is in the stage
+};
+
+/* A piece goes from the loading thread to the computing warps by atomic words. The stage's barriers
+ * order them, as they do the boxes; but racecheck, which follows no mbarrier, reports others. */
+__device__ __forceinline__ void hand_over(uint32_t (&words)[PIECE_WORDS], const struct piece &u)
+{
+    uint32_t v[PIECE_WORDS];
+    memcpy(v, &u, sizeof v);
+#pragma unroll
+    for (int i = 0; i < PIECE_WORDS; i++) {
+        atomicExch(&words[i], v[i]);
+    }
+}
+
+__device__ __forceinline__ struct piece take_over(uint32_t (&words)[PIECE_WORDS], int lane)
+{
+    const uint32_t mine = lane < PIECE_WORDS ? atomicOr(&words[lane], 0) : 0;
+    uint32_t v[PIECE_WORDS];
+#pragma unroll
+    for (int i = 0; i < PIECE_WORDS; i++) {
+        v[i] = __shfl_sync(0xffffffffu, mine, i); // after which two lanes release the slot for all
+    }
+    struct piece u;
+    memcpy(&u, v, sizeof u);
+    return u;
+}
+
+/* The units of work of a cluster: for each two bands, as many as the group has tiles. */
+__device__ __forceinline__ int n_units(const struct product_params &p)
+{
+    return *p.n_tiles * ((p.n_bands + 1) / 2);
+}
+
+__device__ __forceinline__ struct moe_tile load_tile(const struct moe_tile *tile)
+{
+    const int4 v = *(const int4 *)tile;
+    struct moe_tile t;
+    memcpy(&t, &v, sizeof t);
+    return t;
+}
+
+__device__ __forceinline__ struct piece find_piece(const struct product_params &p, int unit,
+                                                   int rank)
+{
+    const int per_tile = (p.n_bands + 1) / 2;
+    const struct moe_tile any = load_tile(p.tiles + unit / per_tile); // of the same group
+    const int in_group = unit - any.group_first * per_tile;
+    const int i = in_group % any.group_n, bands = in_group / any.group_n * 2;
+    const bool is_paired = i < any.n_paired;
+    const struct moe_tile t =
+        load_tile(p.tiles + any.group_first + (is_paired ? (i & ~1) + rank : i));
+    const int band = bands + (is_paired ? i & 1 : rank);
+    return {t.expert, t.first, band, (int16_t)(band < p.n_bands ? t.n_rows : 0), is_paired};
+}
+
+struct ring {
+    int slot = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void next()
+    {
+        if (++slot == STAGES) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+/* A box of the band's weights, and of its rows where those lie in a row (the down product). */
+template <bool UP>
+__device__ __forceinline__ void load_box(const struct product_params &p, const CUtensorMap *w_map,
+                                         const CUtensorMap *x_map, const struct piece &u, int box,
+                                         int rank, char *to, uint64_t *bar)
+{
+    const uint64_t policy = policy_normal();
+    char *w_to = to + X_BYTES;
+    const int column = box * DEPTH, w_row = u.expert * p.w_rows + u.band * p.band_rows;
+    const bool whole = u.n_rows > HALF_ROWS;
+    if (u.n_rows == 0) {
+        barrier_arrive(bar);
+        return;
+    }
+    barrier_expect(bar, W_BYTES + (UP ? 0 : whole ? X_BYTES : X_BYTES / 2));
+    if (u.is_paired) { // the other half comes from the neighbour
+        tensor_load_multicast(w_to + rank * (W_BYTES / 2), w_map, bar, column,
+                              w_row + rank * p.second, 3, policy);
+    } else {
+        tensor_load(w_to, w_map, bar, column, w_row, policy);
+        tensor_load(w_to + W_BYTES / 2, w_map, bar, column, w_row + p.second, policy);
+    }
+    if (!UP) {
+        tensor_load(to, x_map, bar, column, u.first, policy);
+        if (whole) {
+            tensor_load(to + X_BYTES / 2, x_map, bar, column, u.first + HALF_ROWS, policy);
+        }
+    }
+}
+
+/* The loading warpgroup; without rows to gather, one thread of it. Gathered rows come by ordinary
+ * copies: a thread says that a box's are there when it has asked for the next box's. */
+template <typename T, bool UP>
+__device__ __forceinline__ void load_all(const struct product_params &p, const CUtensorMap *w_map,
+                                         const CUtensorMap *x_map, char *stages, struct shared *s)
+{
+    constexpr int EACH = UP ? TILE_ROWS * 8 / WARPGROUP : 1; // vectors of a box for a thread
+    const int tid = threadIdx.x, rank = (int)cluster_rank(), n = n_units(p);
+    const int n_boxes = (p.n_in + DEPTH - 1) / DEPTH;
+    const int first_row = tid >> 3, chunk = tid & 7;
+    struct ring at;
+    uint64_t *copying = NULL; // the barrier of the box before, whose copies may be on their way
+    if (!UP && tid > 0) {
+        return;
+    }
+    for (int i = blockIdx.x / 2; i < n; i += gridDim.x / 2) {
+        const struct piece u = find_piece(p, i, rank);
+        const T *from[EACH];
+#pragma unroll
+        for (int j = 0; UP && j < EACH; j++) {
+            const int r = first_row + 16 * j;
+            from[j] = r < u.n_rows ? (const T *)p.x + p.rows[u.first + r] * p.x_stride : NULL;
+        }
+        for (int box = 0; box < n_boxes; box++, at.next()) {
+            char *to = stages + at.slot * STAGE_BYTES;
+            uint64_t *bar = &s->full[at.slot];
+            barrier_wait(&s->empty[at.slot], at.parity ^ 1);
+            if (tid == 0) {
+                if (box == 0) {
+                    hand_over(s->piece[at.slot], u);
+                }
+                load_box<UP>(p, w_map, x_map, u, box, rank, to, bar);
+            }
+            if (!UP) {
+                continue;
+            }
+            const int c = box * DEPTH + chunk * 8, bytes = c < p.n_in ? 16 : 0;
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                if (from[j] != NULL) {
+                    copy_async(to + swizzled(first_row + 16 * j, chunk), from[j] + (bytes ? c : 0),
+                               bytes);
+                }
+            }
+            copies_commit();
+            if (copying) {
+                copies_wait<1>();
+                fence_async();
+                barrier_arrive(copying);
+            }
+            copying = bar;
+        }
+    }
+    if (copying) {
+        copies_wait<0>();
+        fence_async();
+        barrier_arrive(copying);
+    }
+}
+
+/* A computing warpgroup. */
+template <typename T, int KIND> struct computer {
+    const struct product_params &p;
+    char *stages;
+    struct shared *s;
+    struct ring at;
+    int tid, group, n_boxes;
+    int last; // the slot of the box before, which the tensor cores may still read
+    float d[HALF_COLUMNS];
+    struct results<T, KIND> done; // of the piece before
+
+    __device__ __forceinline__ void release(int slot) // for both loaders
+    {
+        if ((tid & 31) < 2) {
+            barrier_arrive_at(&s->empty[slot], tid & 31);
+        }
+    }
+
+    /* Sets the tensor cores to work on a box; the one before may still be on them. */
+    __device__ __forceinline__ void issue(int box)
+    {
+        barrier_wait(&s->full[at.slot], at.parity);
+        const uint32_t x = smem_address(stages + at.slot * STAGE_BYTES);
+        const uint32_t a = x + group * (X_BYTES / 2), b = x + X_BYTES;
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < DEPTH / 16; k++) {
+            wgmma<T, COLUMNS>::ss(d, wgmma_operand(a + k * 32, 0), wgmma_operand(b + k * 32, 0),
+                                  box > 0 || k > 0);
+        }
+        wgmma_commit();
+    }
+
+    __device__ __forceinline__ void finish(int box)
+    {
+        if (box > 0) {
+            wgmma_wait<1>();
+            release(last);
+        }
+        last = at.slot;
+        at.next();
+    }
+
+    /* The first boxes, while the piece before is stored. With none: only that. */
+    template <int BOX = 0> __device__ __forceinline__ void begin(int n)
+    {
+        if constexpr (BOX < results<T, KIND>::CHUNKS) {
+            if (BOX < n) {
+                issue(BOX);
+            }
+            done.template store<BOX>(p);
+            if (BOX < n) {
+                finish(BOX);
+            }
+            begin<BOX + 1>(n);
+        }
+    }
+
+    /* A piece without rows for this warpgroup. */
+    __device__ __forceinline__ void skip()
+    {
+        for (int box = 0; box < n_boxes; box++, at.next()) {
+            barrier_wait(&s->full[at.slot], at.parity);
+            release(at.slot);
+        }
+    }
+
+    __device__ __forceinline__ void run()
+    {
+        const int n = n_units(p), row0 = group * HALF_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7);
+        for (int i = blockIdx.x / 2; i < n; i += gridDim.x / 2) {
+            barrier_wait(&s->full[at.slot], at.parity);
+            const struct piece u = take_over(s->piece[at.slot], tid & 31);
+            if (group * HALF_ROWS >= u.n_rows) {
+                skip();
+                continue;
+            }
+            int out_row[2]; // where the thread's rows go; -1: no such row
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int row = row0 + 8 * r, place = u.first + row;
+                out_row[r] = row < u.n_rows ? KIND >= 0 ? place : p.sorted[place] : -1;
+            }
+            begin(n_boxes);
+            for (int box = results<T, KIND>::CHUNKS; box < n_boxes; box++) {
+                issue(box);
+                finish(box);
+            }
+            wgmma_wait<0>();
+            release(last);
+#pragma unroll
+            for (int j = 0; j < HALF_COLUMNS; j++) {
+                asm volatile("" : "+f"(d[j])::"memory");
+            }
+            done.take(p, u, d, out_row);
+        }
+        begin(0);
+    }
+};
+
+#endif // HAVE_SM90A
+
+template <typename T, int KIND>
+__global__ void __launch_bounds__(THREADS, 1)
+    moe_product_kernel(const __grid_constant__ struct product_params p,
+                       const __grid_constant__ CUtensorMap w_map,
+                       const __grid_constant__ CUtensorMap x_map)
+{
+#if HAVE_SM90A
+    extern __shared__ char smem_raw[];
+    char *stages = smem_raw + (1024 - smem_address(smem_raw) % 1024) % 1024;
+    struct shared *s = (struct shared *)(stages + STAGES * STAGE_BYTES);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&s->full[i], KIND >= 0 ? 1 + WARPGROUP : 1);
+            barrier_init(&s->empty[i], 2 * (2 * WARPGROUP / 32)); // the warps of both blocks
+        }
+        barrier_init_done();
+    }
+    cluster_sync();
+    pdl_wait();
+    pdl_trigger();
+    if (threadIdx.x < WARPGROUP) {
+        registers_fewer<40>();
+        load_all<T, (KIND >= 0)>(p, &w_map, &x_map, stages, s);
+    } else {
+        registers_more<232>();
+        computer<T, KIND> c = {p, stages, s};
+        c.tid = threadIdx.x & (WARPGROUP - 1);
+        c.group = threadIdx.x / WARPGROUP - 1;
+        c.n_boxes = (p.n_in + DEPTH - 1) / DEPTH;
+        c.run();
+    }
+    cluster_sync(); // the neighbour may still send here
+#endif
+}
+
+/* ---- the sum over a row's picks ------------------------------------------------------------ */
+
+struct sum_params {
+    const int32_t *ids;
+    const float *weights;
+    const int32_t *real;
+    int32_t row_offset, k, hidden;
+    int64_t y_stride;
+    bool accumulate;
+};
+
+template <typename T> __global__ void moe_sum_kernel(T *y, const T *out, struct sum_params p)
+{
+    __shared__ int32_t order[MOE_MAX_K];
+    __shared__ float weight[MOE_MAX_K];
+    pdl_wait();
+    pdl_trigger();
+    const int64_t row = blockIdx.x;
+    if (p.real && row + p.row_offset >= *p.real) {
+        return;
+    }
+    if ((int)threadIdx.x < p.k) {
+        const int32_t id = p.ids[row * p.k + threadIdx.x];
+        int place = 0;
+        for (int j = 0; j < p.k; j++) {
+            const int32_t other = p.ids[row * p.k + j];
+            place += other < id || (other == id && j < (int)threadIdx.x);
+        }
+        order[place] = (int32_t)threadIdx.x;
+        weight[place] = p.weights[row * p.k + threadIdx.x];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x * 8; i < p.hidden; i += blockDim.x * 8) {
+        float sum[8] = {};
+#pragma unroll 8
+        for (int j = 0; j < p.k; j++) {
+            vec<T> v;
+            v.load(out + (row * p.k + order[j]) * p.hidden + i);
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                sum[e] = fmaf(weight[j], to_float(v.v[e]), sum[e]);
+            }
+        }
+        vec<T> to;
+        if (p.accumulate) {
+            to.load(y + row * p.y_stride + i);
+        }
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            to.v[e] = from_float<T>(p.accumulate ? to_float(to.v[e]) + sum[e] : sum[e]);
+        }
+        to.store(y + row * p.y_stride + i);
+    }
+}
+
+/* ---- host ---------------------------------------------------------------------------------- */
+
+static int64_t max_tiles(int64_t picks, int64_t n_experts)
+{
+    return picks / TILE_ROWS + (n_experts < picks ? n_experts : picks);
+}
+
+/* Where the parts are from `base` on; returns the bytes of all. */
+static size_t lay_out(char *base, int64_t picks, const struct moe_ffn_args *a, int64_t hidden,
+                      struct moe_work *w)
+{
+    size_t at = 0;
+    auto take = [&](int64_t n_bytes) {
+        char *p = base + at;
+        at += ((size_t)n_bytes + 255) / 256 * 256;
+        return p;
+    };
+    w->counts = (int32_t *)take((picks + SORT_CHUNK - 1) / SORT_CHUNK * a->n_experts * 4);
+    w->sorted = (int32_t *)take(picks * 4);
+    w->rows = (int32_t *)take(picks * 4);
+    w->tiles = (struct moe_tile *)take(max_tiles(picks, a->n_experts) * sizeof(struct moe_tile));
+    w->n_tiles = (int32_t *)take(4);
+    w->act = take(picks * a->ffn * 2);
+    w->out = take(picks * hidden * 2);
+    return at;
+}
+
+extern "C" size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t n_rows)
+{
+    struct moe_work w;
+    return lay_out(NULL, (int64_t)n_rows * a->k, a, hidden, &w);
+}
+
+extern "C" bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w,
+                                 int32_t sm, int32_t n_sms)
+{
+    return sm == 90 && n_sms >= 2 && (w->dtype == DT_BF16 || w->dtype == DT_F16) &&
+           a->x.dtype == w->dtype &&
+           (int64_t)a->n_rows * a->k >= (int64_t)a->n_experts * MIN_ROWS_PER_EXPERT &&
+           w->hidden % 8 == 0 && a->ffn % 8 == 0 && a->k <= MOE_MAX_K &&
+           a->n_experts <= MOE_MAX_EXPERTS &&
+           (int64_t)a->n_experts * (w->hidden > 2 * a->ffn ? w->hidden : 2 * a->ffn) < 1 << 30 &&
+           ((uintptr_t)w->gate_up | (uintptr_t)w->down) % 16 == 0 &&
+           vec_ok(a->x.mem.p, a->x.stride, w->hidden, 2) &&
+           vec_ok(a->y.mem.p, a->y.stride, w->hidden, 2);
+}
+
+template <typename T, int KIND>
+static cudaError_t product(cudaStream_t stream, struct product_params p, const void *weights,
+                           int64_t n_experts, int64_t x_rows, int64_t tiles,
+                           int32_t n_sms)
+{
+    auto kernel = moe_product_kernel<T, KIND>;
+    const bool bf16 = std::is_same<T, bf16_t>::value;
+    CUtensorMap w_map, x_map;
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         SMEM_BYTES); // of this device: ranks have one each
+    if (e == cudaSuccess) {
+        e = tensor_map_2d(&w_map, weights, bf16, p.n_in, n_experts * p.w_rows, p.n_in * 2ll,
+                          HALF_COLUMNS);
+    }
+    if (e == cudaSuccess) { // the up product gathers its rows without
+        e = tensor_map_2d(&x_map, p.x, bf16, p.n_in, x_rows, p.x_stride * 2, HALF_ROWS);
+    }
+    if (e != cudaSuccess) {
+        return e;
+    }
+    const int64_t units = tiles * ((p.n_bands + 1) / 2), clusters = n_sms / 2;
+    return launch_clusters(2, kernel, dim3(2 * (unsigned)(units < clusters ? units : clusters)),
+                           dim3(THREADS), SMEM_BYTES, stream, p, w_map, x_map);
+}
+
+template <typename T, int KIND>
+static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
+                            const struct moe_weights *w, const struct moe_work &s, int32_t n_sms)
+{
+    const int64_t picks = (int64_t)a->n_rows * a->k, tiles = max_tiles(picks, a->n_experts);
+    struct product_params up = {};
+    up.tiles = s.tiles;
+    up.n_tiles = s.n_tiles;
+    up.sorted = s.sorted;
+    up.rows = s.rows;
+    struct product_params down = up;
+    up.x = a->x.mem.p;
+    up.x_stride = a->x.stride;
+    up.bias = w->gate_up_bias;
+    up.out = s.act;
+    up.n_in = w->hidden;
+    up.n_out = a->ffn;
+    up.w_rows = 2 * a->ffn;
+    up.shape = a->shape;
+    up.band_rows = HALF_COLUMNS;
+    up.second = a->ffn;
+    up.n_bands = (a->ffn + HALF_COLUMNS - 1) / HALF_COLUMNS;
+    down.x = s.act;
+    down.x_stride = a->ffn;
+    down.bias = a->partial ? nullptr : w->down_bias;
+    down.out = s.out;
+    down.n_in = a->ffn;
+    down.n_out = down.w_rows = w->hidden;
+    down.band_rows = COLUMNS;
+    down.second = HALF_COLUMNS;
+    down.n_bands = (w->hidden + COLUMNS - 1) / COLUMNS;
+    const cudaError_t e =
+        product<T, KIND>(stream, up, w->gate_up, a->n_experts, a->n_rows, tiles, n_sms);
+    return e != cudaSuccess
+               ? e : product<T, -1>(stream, down, w->down, a->n_experts, picks, tiles, n_sms);
+}
+
+template <typename T>
+static cudaError_t moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
+                                const struct moe_weights *w, const struct moe_work &s,
+                                const int32_t *real, int32_t row_offset, int32_t n_sms)
+{
+    cudaError_t e = moe_sort(stream, a, s, real, row_offset);
+    if (e == cudaSuccess) {
+        BY_ACTIVATION(a->kind, KIND, e = products<T, KIND>(stream, a, w, s, n_sms));
+    }
+    if (e != cudaSuccess) {
+        return e;
+    }
+    const struct sum_params sum = {(const int32_t *)a->ids.p,
+                                   (const float *)a->weights.p,
+                                   real,
+                                   row_offset,
+                                   a->k,
+                                   w->hidden,
+                                   a->y.stride,
+                                   a->accumulate};
+    return launch(moe_sum_kernel<T>, dim3(a->n_rows), dim3(256), 0, stream, (T *)a->y.mem.p,
+                  (const T *)s.out, sum);
+}
+
+extern "C" cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
+                                      const struct moe_weights *w, void *scratch,
+                                      const int32_t *real, int32_t row_offset, int32_t n_sms)
+{
+    struct moe_work s;
+    lay_out((char *)scratch, (int64_t)a->n_rows * a->k, a, w->hidden, &s);
+    return w->dtype == DT_BF16 ? moe_ffn_sm90<bf16_t>(stream, a, w, s, real, row_offset, n_sms)
+                               : moe_ffn_sm90<f16_t>(stream, a, w, s, real, row_offset, n_sms);
+}

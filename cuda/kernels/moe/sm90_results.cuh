@@ -1,0 +1,139 @@
+/* What becomes of the accumulators of moe_sm90.cu's products, and what both halves know of a
+ * product. Thread: device code, a warpgroup at once. */
+#ifndef SLUICE_CUDA_KERNELS_MOE_SM90_RESULTS_CUH
+#define SLUICE_CUDA_KERNELS_MOE_SM90_RESULTS_CUH
+
+#include "cuda/kernels/device/activation.cuh"
+#include "cuda/kernels/device/pairs.cuh"
+#include "cuda/kernels/device/wgmma.cuh"
+#include "cuda/kernels/moe/sm90.cuh"
+
+enum { COLUMNS = 256, HALF_COLUMNS = COLUMNS / 2, WARPGROUP = 128 };
+
+/* One of the two products. A band is two runs of HALF_COLUMNS weight rows, `second` apart: gate and
+ * up rows, or (down) neighbours. */
+struct product_params {
+    const struct moe_tile *tiles;
+    const int32_t *n_tiles;
+    const int32_t *sorted, *rows;
+    const void *x; // of the up product
+    int64_t x_stride;
+    const float *bias; // [n_experts, w_rows] or NULL
+    void *out;
+    int32_t n_in, n_out;       // n_out: ffn or hidden
+    int32_t w_rows;            // weight rows of an expert
+    int32_t band_rows, second; // the bands' distance, and that of a band's second half
+    int32_t n_bands;
+    struct act_shape shape;
+};
+
+/* What a block does at a time: n_rows is 0 if only its neighbour has something to do. */
+struct piece {
+    int32_t expert, first, band;
+    int16_t n_rows;
+    bool is_paired; // its neighbour has the same band of the same expert
+};
+
+#if HAVE_SM90A
+
+/* act_gated with the fast exp and division: the result is rounded to 16 bits. */
+template <int KIND>
+__device__ __forceinline__ float gated(float g, float u, const struct act_shape &s)
+{
+    if (KIND == ACT_SILU) {
+        return silu_gated(g, u);
+    }
+    if (KIND == ACT_GELU_TANH) { // 1 + tanh(z) = 2 / (1 + exp(-2 z))
+        return __fdividef(g, 1.0f + __expf(-1.5957691216057308f * (g + 0.044715f * g * g * g))) * u;
+    }
+    if (KIND == ACT_GPT_OSS) {
+        g = fminf(g, s.limit);
+        u = fminf(fmaxf(u, -s.limit), s.limit);
+        return __fdividef(g, 1.0f + __expf(-s.alpha * g)) * (u + 1.0f);
+    }
+    return act_gated<KIND>(g, u, s);
+}
+
+/* Lane t of each four has pair t of blocks 0 to 3; afterwards all pairs of block t. */
+__device__ __forceinline__ void transpose_4(uint32_t (&v)[4])
+{
+    const int t = threadIdx.x & 3;
+#pragma unroll
+    for (int m = 1; m < 4; m *= 2) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if ((i & m) == 0) {
+                const uint32_t got = __shfl_xor_sync(0xffffffffu, t & m ? v[i] : v[i | m], m);
+                v[i] = t & m ? got : v[i];
+                v[i | m] = t & m ? v[i | m] : got;
+            }
+        }
+    }
+}
+
+/* What a warpgroup computed, on its way to memory: rounded, so that the accumulators are free for
+ * the next piece, and stored 32 columns at a time while the tensor cores work on that one. */
+template <typename T, int KIND> struct results { // KIND < 0: of the down product
+    static constexpr bool UP = KIND >= 0;
+    static constexpr int CHUNKS = UP ? 4 : 8;
+    uint32_t pair[HALF_COLUMNS / 2] = {}; // [2 j + r]: columns 8 j + 2 t and the next, row g + 8 r
+    T *to[2] = {NULL, NULL};              // of rows g and g + 8; NULL: no such row
+    const float *bias = NULL;             // of the piece's first column
+    int columns = 0;                      // of the band that exist
+
+    __device__ __forceinline__ void take(const struct product_params &p, const struct piece &u,
+                                         const float (&d)[HALF_COLUMNS], const int (&out_row)[2])
+    {
+        const int column = u.band * p.band_rows;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            to[r] = out_row[r] >= 0 ? (T *)p.out + (int64_t)out_row[r] * p.n_out + column : NULL;
+        }
+        bias = p.bias ? p.bias + (int64_t)u.expert * p.w_rows + column : NULL;
+        columns = p.n_out - column;
+#pragma unroll
+        for (int i = 0; i < HALF_COLUMNS / 2; i++) {
+            pair[i] = pack_pair<T>(d[2 * i], d[2 * i + 1]);
+        }
+    }
+
+    template <int CHUNK> __device__ __forceinline__ void store(const struct product_params &p)
+    {
+        const int t = threadIdx.x & 3, mine = (CHUNK * 4 + t) * 8;
+        float2 b[4] = {}, b_up[4] = {};
+        if (bias) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int c = (CHUNK * 4 + j) * 8 + 2 * t;
+                if (c < columns) {
+                    b[j] = *(const float2 *)(bias + c);
+                    b_up[j] = UP ? *(const float2 *)(bias + p.n_out + c) : b[j];
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            uint32_t v[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int i = 2 * (CHUNK * 4 + j) + r;
+                v[j] = pair[i];
+                if constexpr (UP) {
+                    const float2 g = unpack_pair<T>(v[j]), up = unpack_pair<T>(pair[i + 32]);
+                    v[j] = pack_pair<T>(gated<KIND>(g.x + b[j].x, up.x + b_up[j].x, p.shape),
+                                   gated<KIND>(g.y + b[j].y, up.y + b_up[j].y, p.shape));
+                } else if (bias) {
+                    const float2 y = unpack_pair<T>(v[j]);
+                    v[j] = pack_pair<T>(y.x + b[j].x, y.y + b[j].y);
+                }
+            }
+            transpose_4(v);
+            if (to[r] != NULL && mine < columns) {
+                *(uint4 *)(to[r] + mine) = make_uint4(v[0], v[1], v[2], v[3]);
+            }
+        }
+    }
+};
+
+#endif // HAVE_SM90A
+#endif

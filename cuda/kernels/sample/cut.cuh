@@ -1,0 +1,343 @@
+/* What top-k and top-p keep, found by radix selection over the scores' bits, and the draw among it.
+ * Thread: device code, a team at once. */
+#ifndef SLUICE_CUDA_KERNELS_SAMPLE_CUT_CUH
+#define SLUICE_CUDA_KERNELS_SAMPLE_CUT_CUH
+
+#include "cuda/kernels/sample/team.cuh"
+
+/* What is kept: keys above `key`, and of those equal to it the ids up to `last_id`. */
+struct cut {
+    uint32_t key;
+    int last_id;
+};
+
+__device__ __forceinline__ bool kept(const struct cut &c, uint32_t key, int id)
+{
+    return key != 0 && (key > c.key || (key == c.key && id <= c.last_id));
+}
+
+/* From the top bin down: the bin where the running sum first reaches `target`, and the sum above
+ * it. All threads get both; false if the whole sum is less. */
+__device__ bool find_bin(unsigned long long target, struct shared_state *s)
+{
+    const unsigned long long *bins = s->merged;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    constexpr int PER_THREAD = BINS / THREADS;
+    const int top = BINS - 1 - (int)threadIdx.x * PER_THREAD;
+    unsigned long long mine = 0;
+    for (int i = 0; i < PER_THREAD; i++) {
+        mine += bins[top - i];
+    }
+    unsigned long long upto = mine; // inclusive scan from the top
+    for (int d = 1; d < 32; d <<= 1) {
+        const unsigned long long other = __shfl_up_sync(0xffffffffu, upto, d);
+        upto += lane >= d ? other : 0;
+    }
+    if (lane == 31) {
+        s->warp_mass[warp] = upto;
+    }
+    if (threadIdx.x == 0) {
+        s->found_bin = BINS;
+        s->found_above = 0;
+    }
+    __syncthreads();
+    unsigned long long above = upto - mine;
+    for (int w = 0; w < warp; w++) {
+        above += s->warp_mass[w];
+    }
+    if (above < target && above + mine >= target) {
+        for (int i = 0; i < PER_THREAD; i++) {
+            const unsigned long long bin = bins[top - i];
+            if (above + bin >= target) {
+                s->found_bin = (uint32_t)(top - i);
+                s->found_above = above;
+                break;
+            }
+            above += bin;
+        }
+    }
+    __syncthreads();
+    return s->found_bin < BINS;
+}
+
+/* The id of the r-th (from 1) element, in order of id, whose key is `key` and that is in `in`. */
+__device__ int nth_tie(const struct scores &x, uint32_t key, unsigned long long r,
+                       const struct cut &in, struct shared_state *s)
+{
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    unsigned long long seen = 0;
+    if (threadIdx.x == 0) {
+        s->found_bin = (uint32_t)INT32_MAX;
+    }
+    for (int base = 0; base < x.n && seen < r; base += THREADS) {
+        const int i = base + threadIdx.x;
+        const bool tie = i < x.n && key_of(score_at(x, i)) == key && kept(in, key, i);
+        const unsigned votes = __ballot_sync(0xffffffffu, tie);
+        if (lane == 0) {
+            s->warp_count[warp] = __popc(votes);
+        }
+        __syncthreads();
+        unsigned long long before = seen;
+        for (int w = 0; w < THREADS / 32; w++) {
+            before += w < warp ? s->warp_count[w] : 0;
+            seen += s->warp_count[w];
+        }
+        if (tie && before + __popc(votes & ((1u << lane) - 1)) + 1 == r) {
+            s->found_bin = (uint32_t)i;
+        }
+        __syncthreads();
+    }
+    return (int)s->found_bin;
+}
+
+/* The three digits of a key, from the top: 11, 11 and 10 bits. */
+__device__ __forceinline__ int digit_shift(int pass)
+{
+    return pass == 0 ? 21 : pass == 1 ? 10 : 0;
+}
+
+/* exp(x - top) in units of 2^-40. */
+__device__ __forceinline__ unsigned long long mass_of(float x, float top)
+{
+    return (unsigned long long)(exact_exp(x - top) * 1099511627776.0f);
+}
+
+/* The team's histogram of one digit, of what is kept and begins with the prefix: in s->merged. */
+template <bool BY_MASS, typename M>
+__device__ void count_digit(M *bins, const struct scores &x, float top, uint32_t prefix,
+                            uint32_t mask, int pass, const struct cut &in, struct shared_state *s)
+{
+    const int shift = digit_shift(pass);
+    const uint32_t digit = pass == 2 ? 1023 : 2047;
+    for (int i = threadIdx.x; i < BINS; i += THREADS) {
+        bins[i] = 0;
+    }
+    __syncthreads();
+    each(x, [&](int id, float v) {
+        const uint32_t key = key_of(v);
+        if ((key & mask) == prefix && kept(in, key, id)) {
+            const unsigned long long w = BY_MASS ? mass_of(v, top) : 1;
+            if (w > 0) {
+                atomicAdd(&bins[key >> shift & digit], (M)w);
+            }
+        }
+    });
+    team_sync();
+    for (int i = threadIdx.x; i < BINS; i += THREADS) {
+        unsigned long long sum = 0;
+        for (int r = 0; r < team_size(); r++) {
+            sum += *team_at(&bins[i], r);
+        }
+        s->merged[i] = sum;
+    }
+    team_sync();
+}
+
+/* Sum of the merged bins. */
+__device__ unsigned long long total_mass(struct shared_state *s)
+{
+    unsigned long long sum = 0;
+    for (int i = threadIdx.x; i < BINS; i += THREADS) {
+        sum += s->merged[i];
+    }
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+    }
+    if ((threadIdx.x & 31) == 0) {
+        s->warp_mass[threadIdx.x >> 5] = sum;
+    }
+    __syncthreads();
+    sum = 0;
+    for (int w = 0; w < THREADS / 32; w++) {
+        sum += s->warp_mass[w];
+    }
+    __syncthreads();
+    return sum;
+}
+
+/* Lists what has at least this key and is kept; no list if that is too much. */
+__device__ void make_list(struct scores &x, uint32_t least, const struct cut &in,
+                          struct shared_state *s)
+{
+    if (threadIdx.x == 0) {
+        s->n_listed = 0;
+    }
+    team_sync();
+    int *counter = team_at(&s->n_listed, 0);
+    each(x, [&](int id, float v) {
+        const uint32_t key = key_of(v);
+        if (key >= least && kept(in, key, id)) {
+            const int place = atomicAdd(counter, 1);
+            if (place < LIST) {
+                x.list_ids[place] = id;
+                x.list[place] = v;
+            }
+        }
+    });
+    team_sync();
+    const int n = *counter;
+    team_sync();
+    x.n_listed = n <= LIST ? n : -1;
+}
+
+/* Keeps the highest of what is kept already, the lower id first among equals, until their weights
+ * reach `target`: weights are 1 (top-k) or masses (top-p, whose target is top_p of the total). */
+template <bool BY_MASS>
+__device__ struct cut cut_at(struct scores &x, unsigned long long target, float top_p, float top,
+                             const struct cut &in, struct shared_state *s)
+{
+    uint32_t prefix = 0, mask = 0;
+    unsigned long long ties = 0;
+    for (int pass = 0; pass < 3; pass++) {
+        const int shift = digit_shift(pass);
+        if constexpr (BY_MASS) {
+            count_digit<true>(s->bins.mass, x, top, prefix, mask, pass, in, s);
+            if (pass == 0) {
+                const double t = ceil((double)top_p * (double)total_mass(s));
+                target = t >= 1.0 ? (unsigned long long)t : 1;
+            }
+        } else {
+            count_digit<false>(s->bins.count, x, top, prefix, mask, pass, in, s);
+        }
+        if (!find_bin(target, s)) { // all together do not reach it
+            return in;
+        }
+        const uint32_t bin = s->found_bin;
+        target -= s->found_above;
+        ties = s->merged[bin];
+        prefix |= bin << shift;
+        mask |= (pass == 2 ? 1023u : 2047u) << shift;
+        __syncthreads();
+        if (pass == 0 && x.n_listed < 0) {
+            make_list(x, prefix, in, s);
+        }
+    }
+    struct cut c = {prefix, prefix == in.key ? in.last_id : INT32_MAX};
+    if (target < ties) {
+        const float v = __uint_as_float(prefix & 0x80000000u ? prefix & 0x7fffffffu : ~prefix);
+        const unsigned long long one = BY_MASS ? mass_of(v, top) : 1;
+        const unsigned long long r = (target + one - 1) / one;
+        if (r * one < ties) {
+            c.last_id = nth_tie(x, prefix, r, in, s);
+            __syncthreads();
+        }
+    }
+    return c;
+}
+
+/* No less than gumbel_noise(bits), with which it agrees to 1 in 10,000 where there is much of it:
+ * -log(-log(1 - t)) <= -log(t), here by the device's own approximate logarithm. */
+__device__ __forceinline__ float noise_bound(uint32_t bits)
+{
+    return fmaf(__log2f((float)~bits + 0.5f), -0.69314718f, 32.0f * 0.69314718f + 1e-3f);
+}
+
+/* The greatest that any warp of the block has told of so far, this one's included. A warp at once;
+ * none is NaN. */
+__device__ __forceinline__ float most_so_far(float mine, struct shared_state *s)
+{
+    const uint32_t own = __reduce_max_sync(0xffffffffu, key_of(mine));
+    uint32_t key = 0;
+    if ((threadIdx.x & 31) == 0) {
+        key = max(own, atomicMax(&s->most_key, own));
+    }
+    key = __shfl_sync(0xffffffffu, key, 0);
+    return key == 0 ? -INFINITY : __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+/* The scores of ids 4 * block and on; -infinity past the end. */
+__device__ __forceinline__ float4 four_scores(const struct scores &x, int block, bool aligned)
+{
+    const int id = 4 * block;
+    float4 v = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+    if (aligned && id + 3 < x.n) {
+        v = *(const float4 *)(x.row + id);
+    } else {
+        v.x = id < x.n ? x.row[id] : v.x;
+        v.y = id + 1 < x.n ? x.row[id + 1] : v.y;
+        v.z = id + 2 < x.n ? x.row[id + 2] : v.z;
+        v.w = id + 3 < x.n ? x.row[id + 3] : v.w;
+    }
+    return v;
+}
+
+/* No less than the score plus noise; NaN where that cannot be told. */
+__device__ __forceinline__ float noisy_bound(float logit, float inverse, uint32_t bits)
+{
+    const float score = logit * inverse;
+    return fmaf(fabsf(score), 1e-6f, score) + noise_bound(bits);
+}
+
+/* A row's arg-max of score + noise without a list. What cannot reach the best that the block has
+ * found is passed over: quotients and logarithms cost most of a draw. */
+__device__ __noinline__ struct best best_noisy(const struct scores &x, float top, float min_p,
+                                               const struct cut &c, uint64_t seed, int position,
+                                               struct shared_state *s)
+{
+    struct best b = {-INFINITY, INT32_MAX};
+    float least = -INFINITY;
+    const bool aligned = (uintptr_t)x.row % 16 == 0;
+    const float inverse = 1.0f / x.temperature; // infinite: then nothing is passed over
+    const int step = team_threads();
+    int block = team_thread();
+    float4 next = four_scores(x, block, aligned);
+    if (threadIdx.x == 0) {
+        s->most_key = 0;
+    }
+    __syncthreads();
+    for (int left = (x.n + 3) / 4 - (block & ~31); left > 0; left -= step, block += step) {
+        const float v[4] = {next.x, next.y, next.z, next.w};
+        next = four_scores(x, block + step, aligned);
+        const struct rng_block r =
+            rng_philox(seed, (uint32_t)position, RNG_SAMPLE, (uint32_t)block, 0);
+        const float most = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
+        const uint32_t bits = max(max(r.v[0], r.v[1]), max(r.v[2], r.v[3]));
+        if (!(noisy_bound(most, inverse, bits) < least)) {
+#pragma unroll 1
+            for (int e = 0; e < 4; e++) {
+                const float from = e == 0 ? v[0] : e == 1 ? v[1] : e == 2 ? v[2] : v[3];
+                const uint32_t own = e == 0 ? r.v[0] : e == 1 ? r.v[1] : e == 2 ? r.v[2] : r.v[3];
+                if (noisy_bound(from, inverse, own) < least) {
+                    continue;
+                }
+                const float score = x.temperature == 1.0f ? from : __fdiv_rn(from, x.temperature);
+                const float value = __fadd_rn(score, gumbel_noise(own));
+                const int id = block * 4 + e;
+                if (better(value, id, b) && kept(c, key_of(score), id) &&
+                    !(min_p > 0.0f && exact_exp(score - top) < min_p) && !is_taken(id, s)) {
+                    b.value = value;
+                    b.id = id;
+                }
+            }
+        }
+        __syncwarp();
+        least = most_so_far(b.value, s);
+    }
+    __syncthreads(); // most_key is free again
+    return b;
+}
+
+/* arg-max of score + noise over what is kept, has at least min_p of the top's probability and was
+ * not taken. */
+__device__ struct best draw_noisy(const struct scores &x, float top, float min_p,
+                                  const struct cut &c, uint64_t seed, int position,
+                                  struct shared_state *s)
+{
+    if (x.n_listed >= 0) {
+        struct best b = {-INFINITY, INT32_MAX};
+        each(x, [&](int id, float v) {
+            if (kept(c, key_of(v), id) && !(min_p > 0.0f && exact_exp(v - top) < min_p)) {
+                const float value = __fadd_rn(
+                    v, gumbel_noise(rng_bits(seed, position, RNG_SAMPLE, (uint32_t)id)));
+                if (better(value, id, b) && !is_taken(id, s)) {
+                    b.value = value;
+                    b.id = id;
+                }
+            }
+        });
+        return team_best(b, s);
+    }
+    return team_best(best_noisy(x, top, min_p, c, seed, position, s), s);
+}
+
+#endif

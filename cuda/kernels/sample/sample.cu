@@ -1,0 +1,319 @@
+/* The sampler: a team of blocks per draw (a cluster when draws are few), no sorting. It gives the
+ * tokens of cpu/cpu_sample.c for equal logits: the same roundings, the same exact functions.
+ * Thresholds of top-k and top-p are found by radix selection over the scores' bits: counts for
+ * top-k, fixed-point masses for top-p, so that sums do not depend on the order of the threads. The
+ * first digit goes over the whole row; what can still be kept then is usually short, and is listed
+ * for the steps that follow. A greedy draw behind gemm_head.cu reads what that has left of its row
+ * instead of the row, which need not be there.
+ *
+ * sample_team.cuh: teams and a row's best; sample_scores.cuh: the scores; sample_cut.cuh: what is
+ * kept; sample_law.cuh: drafts; here: log-probabilities, and one draw from end to end. */
+#include "cuda/kernels/sample/law.cuh"
+#include "cuda/kernels/sample/scores.cuh"
+
+/* One team's own scratch memory: a list of ids and scores, modified scores, and counts that are
+ * zero between draws. */
+static size_t team_bytes(int32_t vocab)
+{
+    return ((size_t)LIST * 8 + (size_t)vocab * 8 + 255) / 256 * 256;
+}
+
+/* Bytes of all teams' scratch; a counter follows. */
+static size_t scratch_rows(const struct sample_scratch *s)
+{
+    return team_bytes(s->vocab) * (size_t)(s->max_draws < TEAMS ? s->max_draws : TEAMS);
+}
+
+extern "C" size_t sample_scratch_bytes(int32_t max_draws, int32_t vocab)
+{
+    const struct sample_scratch s = {NULL, max_draws, vocab};
+    return scratch_rows(&s) + 256;
+}
+
+/* ---- log-probabilities --------------------------------------------------------------------- */
+
+/* log of the sum of exp over the raw logits, summed in double: the number of threads does not
+ * show. */
+__device__ float log_sum(const float *logits, int n, float top, struct shared_state *s)
+{
+    const struct scores raw = {logits, n, 1.0f, NULL, NULL, -1};
+    double sum = 0.0;
+    each(raw, [&](int, float x) { sum += x > -INFINITY ? (double)expf(x - top) : 0.0; });
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+    }
+    double *warps = (double *)s->warp_mass;
+    if ((threadIdx.x & 31) == 0) {
+        warps[threadIdx.x >> 5] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        s->sum = 0.0;
+        for (int w = 0; w < THREADS / 32; w++) {
+            s->sum += warps[w];
+        }
+    }
+    team_sync();
+    sum = 0.0;
+    for (int r = 0; r < team_size(); r++) {
+        sum += *team_at(&s->sum, r);
+    }
+    team_sync();
+    return top + (float)log(sum);
+}
+
+/* The n_top most likely ids, in order: found by threshold, then ranked among themselves. */
+__device__ void most_likely(const float *logits, int n, int n_top, float lse, int *list_ids,
+                            float *list, struct draw_result *out, struct shared_state *s)
+{
+    n_top = n_top < n ? n_top : n;
+    const struct cut all = {0, INT32_MAX};
+    struct scores raw = {logits, n, 1.0f, list_ids, list, -1};
+    const struct cut c = cut_at<false>(raw, (unsigned)n_top, 0.0f, 0.0f, all, s);
+    if (threadIdx.x == 0) {
+        s->n_top = 0;
+    }
+    team_sync();
+    struct shared_state *first = team_at(s, 0);
+    each(raw, [&](int id, float x) {
+        if (kept(c, key_of(x), id)) {
+            const int place = atomicAdd(&first->n_top, 1);
+            if (place < MAX_TOP_LOGPROBS) {
+                first->top_ids[place] = id;
+                first->top_values[place] = x;
+            }
+        }
+    });
+    team_sync();
+    if (team_rank() == 0) {
+        n_top = s->n_top < n_top ? s->n_top : n_top;
+        if ((int)threadIdx.x < n_top) {
+            const float x = s->top_values[threadIdx.x];
+            const int id = s->top_ids[threadIdx.x];
+            int rank = 0;
+            for (int i = 0; i < n_top; i++) {
+                const struct best other = {x, id};
+                rank += i != (int)threadIdx.x && better(s->top_values[i], s->top_ids[i], other);
+            }
+            out->top_ids[rank] = id;
+            out->top_logprobs[rank] = x - lse;
+        }
+        if (threadIdx.x == 0) {
+            out->n_top = n_top;
+        }
+    }
+    team_sync();
+}
+
+/* ---- one draw ------------------------------------------------------------------------------ */
+
+/* A team's scratch memory. */
+struct scratchpad {
+    int *list_ids;
+    float *list;
+    float *scores;
+    int *counts;
+};
+
+/* Further ids, each as if those before were not there; `token` where nothing is left. */
+template <typename F>
+__device__ void draw_more(const struct pass_draw &d, int token, struct draw_result *out,
+                          struct shared_state *s, F draw)
+{
+    for (int i = 0; i < d.more && i < MAX_SIBLINGS - 1; i++) {
+        take(i == 0 ? token : out->top_ids[i - 1], s);
+        const int id = draw().id;
+        if (team_thread() == 0) {
+            out->top_ids[i] = id == INT32_MAX ? token : id;
+        }
+        team_sync();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        s->n_taken = 0;
+    }
+    __syncthreads();
+}
+
+__device__ int draw_token(const float *logits, const struct scratchpad &pad, int n,
+                          const struct pass_draw &d, const struct pass_view &pass,
+                          struct draw_result *out, struct shared_state *s)
+{
+    const struct lane_params &p = pass.params[d.lane];
+    const float temperature = temperature_of(p, d);
+    const float *row = logits;
+    if (is_modified(p, d)) {
+        const struct context c = make_context(pass, d, s);
+        make_scores(logits, pad.scores, pad.counts, n, p, d, c,
+                    pass.allowed + (int64_t)d.lane * pass.allowed_stride, s);
+        row = pad.scores;
+    }
+    struct cut c = {0, INT32_MAX};
+    const bool needs_top =
+        temperature == 0.0f || p.top_p < 1.0f || p.min_p > 0.0f || d.law > 0;
+    const struct best best = needs_top ? team_argmax(row, n, s) : (struct best){0.0f, 0};
+    const bool more = d.kind == DRAW_DRAFT && d.more > 0;
+    if (temperature == 0.0f) {
+        if (more) {
+            draw_more(d, best.id, out, s, [&] { return team_argmax_left(row, n, s); });
+        }
+        return best.id;
+    }
+    struct scores x = {row, n, temperature, pad.list_ids, pad.list, -1};
+    const float top = __fdiv_rn(best.value, temperature);
+    if (p.top_k > 0 && p.top_k < n) {
+        c = cut_at<false>(x, (unsigned)p.top_k, 0.0f, top, c, s);
+    }
+    if (p.top_p < 1.0f) {
+        c = cut_at<true>(x, 0, p.top_p, top, c, s);
+    }
+    const uint64_t seed = (uint64_t)p.seed_high << 32 | p.seed_low;
+    if (d.law > 0) {
+        const struct law law = {{row, n, temperature, NULL, NULL, -1}, c, top, p.min_p};
+        float *shares = pass.laws + (int64_t)(d.law - 1) * pass.vocab;
+        unsigned long long *total = pass.law_totals + (d.law - 1);
+        if (d.kind == DRAW_DRAFT) {
+            keep_law(law, shares, total, s);
+        } else {
+            const int id = judge_drafts(pass, d, law, shares, *total, seed, s);
+            return id == INT32_MAX ? best.id : id;
+        }
+    }
+    const struct best drawn = draw_noisy(x, top, p.min_p, c, seed, d.pos + 1, s);
+    const int token = drawn.id == INT32_MAX ? team_argmax(row, n, s).id : drawn.id;
+    if (more) {
+        draw_more(d, token, out, s,
+                  [&] { return draw_noisy(x, top, p.min_p, c, seed, d.pos + 1, s); });
+    }
+    return token;
+}
+
+/* The last block to finish writes what is kept to the histories: until then a draw may read
+ * them. */
+__device__ void keep_draws(const struct pass_view &pass, int n_draws,
+                           const struct draw_result *results, unsigned *arrived,
+                           struct shared_state *s)
+{
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        s->found_bin = atomicAdd(arrived, 1u) + 1 == gridDim.x;
+    }
+    __syncthreads();
+    if (!s->found_bin) {
+        return;
+    }
+    __threadfence();
+    for (int i = threadIdx.x; i < n_draws; i += THREADS) {
+        const struct pass_draw d = pass.draws[i];
+        if (d.keep && d.kind != DRAW_SCORE && d.pos + 1 < pass.history_stride) {
+            pass.history[(int64_t)d.lane * pass.history_stride + d.pos + 1] =
+                ((const volatile struct draw_result *)results)[i].token;
+            for (int k = 0; d.kind == DRAW_DRAFT && d.more_slot > 0 && k < d.more; k++) {
+                pass.history[(int64_t)d.lane * pass.history_stride + d.more_slot + k] =
+                    ((const volatile struct draw_result *)results)[i].top_ids[k];
+            }
+        }
+    }
+    if (threadIdx.x == 0) {
+        *arrived = 0;
+    }
+}
+
+/* A greedy draw from what the head left besides the logits. */
+__device__ int best_of(const struct row_bests &bests, int row, struct shared_state *s)
+{
+    const struct best_pair *pairs = bests.pairs + (int64_t)row * bests.stride;
+    struct best b = {-INFINITY, INT32_MAX};
+    for (int i = team_thread(); i < bests.n_bands; i += team_threads()) {
+        const struct best_pair pair = pairs[i];
+        if (better(pair.value, pair.id, b)) {
+            b.value = pair.value;
+            b.id = pair.id;
+        }
+    }
+    b = team_best(b, s);
+    return b.id == INT32_MAX ? 0 : b.id;
+}
+
+__global__ void __launch_bounds__(THREADS)
+    sample_kernel(const float *logits, int64_t stride, int n_draws, int n, struct pass_view pass,
+                  char *scratch, size_t scratch_stride, int vocab, unsigned *arrived,
+                  struct row_bests bests, struct draw_result *results)
+{
+    __shared__ struct shared_state s;
+    pdl_wait();
+    pdl_trigger();
+    if (threadIdx.x == 0) {
+        s.n_taken = 0;
+    }
+    __syncthreads();
+    const int team = blockIdx.x / team_size(), n_teams = gridDim.x / team_size();
+    struct scratchpad pad;
+    pad.list_ids = (int *)(scratch + team * scratch_stride);
+    pad.list = (float *)(pad.list_ids + LIST);
+    pad.scores = pad.list + LIST;
+    pad.counts = (int *)(pad.scores + vocab);
+    const int real = pass.counts->n_draws < n_draws ? pass.counts->n_draws : n_draws;
+    for (int i = team; i < real; i += n_teams) {
+        const struct pass_draw d = pass.draws[i];
+        const float *row = logits + d.out_row * stride;
+        struct draw_result *out = results + i;
+        int token;
+        if (d.kind == DRAW_SCORE) {
+            const int32_t *history = pass.history + (int64_t)d.lane * pass.history_stride;
+            token = d.pos + 1 < pass.history_stride ? history[d.pos + 1] : 0;
+        } else if (bests.n_bands > 0 && is_greedy(pass.params[d.lane], d)) {
+            token = best_of(bests, d.out_row, &s);
+        } else {
+            token = draw_token(row, pad, n, d, pass, out, &s);
+        }
+        float lse = 0.0f;
+        if (d.logprobs || d.kind == DRAW_SCORE) {
+            lse = log_sum(row, n, team_argmax(row, n, &s).value, &s);
+        }
+        if (team_thread() == 0) {
+            out->token = token;
+            out->logprob = d.logprobs || d.kind == DRAW_SCORE
+                               ? (token >= 0 && token < n ? row[token] - lse : -INFINITY)
+                               : 0.0f;
+            out->n_top = d.kind == DRAW_DRAFT ? d.more : 0;
+        }
+        if ((d.logprobs || d.kind == DRAW_SCORE) && d.top_n > 0) {
+            most_likely(row, n, d.top_n, lse, pad.list_ids, pad.list, out, &s);
+        }
+        __syncthreads();
+    }
+    keep_draws(pass, real, results, arrived, &s);
+}
+
+extern "C" cudaError_t k_sample(cudaStream_t stream, const struct sample_args *a,
+                                const struct pass_view *pass, const struct sample_scratch *scratch,
+                                const struct row_bests *bests, struct draw_result *results)
+{
+    if (a->n_draws <= 0) {
+        return cudaSuccess;
+    }
+    const int n_teams = a->n_draws < TEAMS ? a->n_draws : TEAMS;
+    int size = MAX_TEAM; // few draws share the device
+    while (size > 1 && (n_teams * size > 132 || launch_sm() < 90)) {
+        size /= 2;
+    }
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = (unsigned)size;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)(n_teams * size));
+    config.blockDim = dim3(THREADS);
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = launch_sm() >= 90 ? 2 : 0;
+    return cudaLaunchKernelEx(
+        &config, sample_kernel, (const float *)a->logits.mem.p, (int64_t)a->logits.stride,
+        (int)a->n_draws, (int)a->n_vocab_used, *pass, (char *)scratch->memory,
+        team_bytes(scratch->vocab), (int)scratch->vocab,
+        (unsigned *)((char *)scratch->memory + scratch_rows(scratch)), *bests, results);
+}

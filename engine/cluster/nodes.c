@@ -1,0 +1,560 @@
+#include "engine/cluster/nodes_private.h"
+
+#include "engine/base/assert.h"
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "engine/base/wire.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static int64_t seconds_from_now(int64_t s)
+{
+    return clock_now_ns() + s * 1000000000;
+}
+
+/* The first reason stays. Called without the lock. */
+static void lose(struct nodes *n, const char *fmt, const char *text, int32_t node)
+{
+    pthread_mutex_lock(&n->lock);
+    bool first = !n->lost;
+    if (first) {
+        n->lost = true;
+        if (node >= 0) {
+            err_set(&n->why, ERR_IO, "node %d %s%s", node, fmt, text);
+        } else {
+            err_set(&n->why, ERR_IO, "%s%s", fmt, text);
+        }
+    }
+    pthread_cond_broadcast(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+    if (first) {
+        log_error("the set of nodes is lost: %s", n->why.text);
+    }
+}
+
+void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd)
+{
+    struct peer *p = &n->peers[index];
+    pthread_mutex_lock(&n->lock);
+    p->fd = fd;
+    p->node = node;
+    p->seen_ns = p->beat_ns = clock_now_ns();
+    n->n_joined++;
+    n->complete = n->place.node > 0 || n->n_joined == n->place.n_nodes - 1;
+    pthread_cond_broadcast(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+}
+
+static enum status send_frame(struct peer *p, enum frame_kind kind, const void *bytes,
+                              size_t n_bytes, int64_t deadline_ns)
+{
+    if (n_bytes > MAX_FRAME_BYTES) {
+        return ERR_LIMIT;
+    }
+    pthread_mutex_lock(&p->send_lock);
+    struct frame_head h = {(uint32_t)kind, (uint32_t)n_bytes, p->n_sent[kind]++};
+    enum status st = wire_send(p->fd, &h, sizeof h, deadline_ns);
+    st = st == OK ? wire_send(p->fd, bytes, n_bytes, deadline_ns) : st;
+    pthread_mutex_unlock(&p->send_lock);
+    return st;
+}
+
+/* ---- the watcher: what arrives ------------------------------------------------------------- */
+
+/* Puts a whole frame where it belongs; false if the stream makes no sense. */
+static bool take_frame(struct nodes *n, struct peer *p)
+{
+    struct frame *f = p->partial;
+    p->partial = NULL;
+    p->have = 0;
+    uint32_t kind = f->head.kind;
+    bool good = kind >= FRAME_BEAT && kind <= FRAME_BYE && f->head.number == p->n_received[kind];
+    if (good) {
+        p->n_received[kind]++;
+    }
+    if (good && kind == FRAME_FAIL) {
+        char text[400];
+        size_t m = f->head.n_bytes < sizeof text - 1 ? f->head.n_bytes : sizeof text - 1;
+        memcpy(text, f->bytes, m);
+        text[m] = '\0';
+        lose(n, "says: ", text, p->node);
+    }
+    pthread_mutex_lock(&n->lock);
+    bool keep = good && (kind == FRAME_SHARE || kind == FRAME_VALUE || kind == FRAME_STEP);
+    if (keep && p->n_waiting == MAX_FRAMES_WAITING) {
+        good = keep = false; // no node runs that far ahead
+    }
+    if (keep) {
+        f->next = NULL;
+        *p->end = f;
+        p->end = &f->next;
+        p->n_waiting++;
+    }
+    p->said_bye = p->said_bye || (good && kind == FRAME_BYE);
+    pthread_cond_broadcast(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+    if (!keep) {
+        free(f);
+    }
+    return good;
+}
+
+/* Reads what has come. False: the stream has ended or makes no sense. */
+static bool read_peer(struct nodes *n, struct peer *p)
+{
+    for (;;) {
+        size_t got = 0;
+        enum status st;
+        if (!p->partial) {
+            st = wire_read_some(p->fd, (char *)&p->head + p->have, sizeof p->head - p->have, &got);
+        } else {
+            st = wire_read_some(p->fd, p->partial->bytes + p->have, p->partial_cap - p->have, &got);
+        }
+        if (st != OK) {
+            return false;
+        }
+        if (got == 0) {
+            return true;
+        }
+        p->seen_ns = clock_now_ns();
+        p->have += got;
+        if (!p->partial && p->have == sizeof p->head) {
+            if (p->head.n_bytes > MAX_FRAME_BYTES) {
+                return false;
+            }
+            // The body's memory grows with what arrives, not with what was promised.
+            p->partial_cap = p->head.n_bytes < 1 << 16 ? p->head.n_bytes : 1 << 16;
+            p->partial = xmalloc(sizeof *p->partial + p->partial_cap);
+            p->partial->head = p->head;
+            p->have = 0;
+        }
+        if (p->partial && p->have == p->partial_cap && p->have < p->head.n_bytes) {
+            p->partial_cap = p->partial_cap < p->head.n_bytes / 2 ? p->partial_cap * 2
+                                                                 : p->head.n_bytes;
+            p->partial = xrealloc(p->partial, sizeof *p->partial + p->partial_cap);
+        }
+        if (p->partial && p->have == p->head.n_bytes && !take_frame(n, p)) {
+            return false;
+        }
+    }
+}
+
+/* A node that goes before all have come may come again; later the set is lost. */
+static void peer_gone(struct nodes *n, struct peer *p, const char *how)
+{
+    if (n->ending) {
+        p->said_bye = true;
+        return;
+    }
+    if (!n->complete) {
+        log_warn("node %d %s before all nodes had come", p->node, how);
+        pthread_mutex_lock(&n->lock);
+        wire_close(&p->fd);
+        free(p->partial);
+        p->partial = NULL;
+        p->have = 0;
+        memset(p->n_sent, 0, sizeof p->n_sent);
+        memset(p->n_received, 0, sizeof p->n_received);
+        n->n_joined--;
+        pthread_mutex_unlock(&n->lock);
+        return;
+    }
+    lose(n, how, "", p->node);
+}
+
+static void watch_peer(struct nodes *n, struct peer *p, bool readable)
+{
+    int64_t now = clock_now_ns();
+    if (readable && !read_peer(n, p)) {
+        if (!p->said_bye) {
+            peer_gone(n, p, "has gone");
+        }
+        return;
+    }
+    if (now - p->seen_ns > NODE_SILENCE_S * 1000000000LL && !p->said_bye) {
+        peer_gone(n, p, "is silent");
+        return;
+    }
+    // A sender that holds the lock is saying more than a heartbeat does.
+    if (now - p->beat_ns >= NODE_BEAT_MS * 1000000LL && pthread_mutex_trylock(&p->send_lock) == 0) {
+        p->beat_ns = now;
+        struct frame_head h = {FRAME_BEAT, 0, p->n_sent[FRAME_BEAT]++};
+        enum status st = wire_send(p->fd, &h, sizeof h, now + 1000000000);
+        pthread_mutex_unlock(&p->send_lock);
+        if (st != OK && !p->said_bye) {
+            peer_gone(n, p, "does not listen");
+        }
+    }
+}
+
+static void tell_owner(struct nodes *n)
+{
+    pthread_mutex_lock(&n->call_lock);
+    pthread_mutex_lock(&n->lock);
+    bool call = n->lost && !n->told && n->on_lost;
+    n->told = n->told || call;
+    void (*on_lost)(void *arg) = n->on_lost;
+    void *arg = n->arg;
+    pthread_mutex_unlock(&n->lock);
+    if (call) {
+        on_lost(arg);
+    }
+    pthread_mutex_unlock(&n->call_lock);
+}
+
+static bool is_stopping(struct nodes *n)
+{
+    pthread_mutex_lock(&n->lock);
+    bool stopping = n->stopping;
+    pthread_mutex_unlock(&n->lock);
+    return stopping;
+}
+
+static void *watcher_main(void *arg)
+{
+    struct nodes *n = arg;
+    while (!is_stopping(n)) {
+        struct pollfd fds[MAX_NODES + MAX_PENDING + 1];
+        struct peer *who[MAX_NODES];
+        nfds_t n_fds = 0;
+        int32_t n_peers = 0;
+        for (int32_t i = 0; i < MAX_NODES && !n->lost; i++) {
+            if (n->peers[i].fd >= 0 && !n->peers[i].said_bye) {
+                who[n_peers++] = &n->peers[i];
+                fds[n_fds++] = (struct pollfd){.fd = n->peers[i].fd, .events = POLLIN};
+            }
+        }
+        if (n->listener >= 0) {
+            fds[n_fds++] = (struct pollfd){.fd = n->listener, .events = POLLIN};
+            for (int32_t i = 0; i < MAX_PENDING; i++) {
+                if (n->pending[i]) {
+                    fds[n_fds++] = (struct pollfd){.fd = n->pending[i]->fd, .events = POLLIN};
+                }
+            }
+        }
+        poll(fds, n_fds, 100);
+        for (int32_t i = 0; i < n_peers; i++) {
+            watch_peer(n, who[i], fds[i].revents != 0);
+        }
+        if (n->listener >= 0) {
+            nodes_admit(n);
+            if (n->complete) { // nobody else has business here
+                nodes_drop_pending(n);
+                wire_close(&n->listener);
+            }
+        }
+        tell_owner(n);
+    }
+    return NULL;
+}
+
+/* ---- opening and closing -------------------------------------------------------------------- */
+
+/* Waits for `changed`; the lock is held. False when the deadline has passed. */
+static bool wait_changed(struct nodes *n, int64_t deadline_ns)
+{
+    struct timespec t = {deadline_ns / 1000000000, deadline_ns % 1000000000};
+    return pthread_cond_timedwait(&n->changed, &n->lock, &t) == 0 || clock_now_ns() < deadline_ns;
+}
+
+static enum status wait_for_all(struct nodes *n, struct err *err)
+{
+    int64_t end = seconds_from_now(n->place.join_timeout_s);
+    pthread_mutex_lock(&n->lock);
+    bool in_time = true;
+    while (!n->complete && in_time) {
+        in_time = wait_changed(n, end);
+    }
+    bool complete = n->complete;
+    int32_t missing = 0;
+    for (int32_t i = n->place.n_nodes - 1; i > 0; i--) {
+        missing = n->peers[i].fd < 0 ? i : missing;
+    }
+    pthread_mutex_unlock(&n->lock);
+    return complete ? OK
+                    : err_set(err, ERR_TIMEOUT, "node %d of %d did not come within %d s", missing,
+                              n->place.n_nodes, n->place.join_timeout_s);
+}
+
+static void init(struct nodes *n, const struct node_place *place, const char *identity)
+{
+    *n = (struct nodes){.place = *place, .listener = -1};
+    n->leader = xstrdup(place->leader ? place->leader : "");
+    n->token = xstrdup(place->token ? place->token : "");
+    n->identity = xstrdup(identity);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&n->lock, NULL);
+    pthread_mutex_init(&n->call_lock, NULL);
+    pthread_cond_init(&n->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    for (int32_t i = 0; i < MAX_NODES; i++) {
+        n->peers[i].fd = -1;
+        n->peers[i].end = &n->peers[i].first;
+        pthread_mutex_init(&n->peers[i].send_lock, NULL);
+    }
+}
+
+enum status nodes_open(const struct node_place *place, const char *identity, struct nodes **out,
+                       struct err *err)
+{
+    *out = NULL;
+    if (place->n_nodes < 2 || place->n_nodes > MAX_NODES || place->node < 0 ||
+        place->node >= place->n_nodes) {
+        return err_set(err, ERR_INVALID, "node %d of %d: from 2 to %d nodes are possible",
+                       place->node, place->n_nodes, MAX_NODES);
+    }
+    if (strlen(identity) > NODE_IDENTITY_BYTES) {
+        return err_set(err, ERR_INVALID, "the options are too long to be compared among nodes");
+    }
+    struct nodes *n = xcalloc(1, sizeof *n);
+    init(n, place, identity);
+    int32_t port;
+    enum status st = place->node == 0 ? wire_listen(place->port, &n->listener, &port, err)
+                                      : nodes_join(n, err);
+    if (st == OK && place->node == 0) {
+        log_info("node 0 waits on port %d for %d more", port, place->n_nodes - 1);
+    }
+    if (st == OK) {
+        n->watcher_runs = pthread_create(&n->watcher, NULL, watcher_main, n) == 0;
+        st = n->watcher_runs ? OK : err_set(err, ERR_NOMEM, "no thread for the nodes");
+    }
+    st = st == OK ? wait_for_all(n, err) : st;
+    if (st != OK) {
+        nodes_close(n);
+        return st;
+    }
+    log_info("node %d of %d: all nodes are there", place->node, place->n_nodes);
+    *out = n;
+    return OK;
+}
+
+void nodes_goodbye(struct nodes *n)
+{
+    if (n->place.node > 0 || atomic_exchange(&n->ending, true) || n->lost) {
+        return;
+    }
+    for (int32_t i = 1; i < MAX_NODES; i++) {
+        if (n->peers[i].fd >= 0) {
+            send_frame(&n->peers[i], FRAME_BYE, NULL, 0, seconds_from_now(1));
+        }
+    }
+}
+
+void nodes_close(struct nodes *n)
+{
+    if (!n) {
+        return;
+    }
+    nodes_goodbye(n);
+    pthread_mutex_lock(&n->lock);
+    n->stopping = true;
+    pthread_mutex_unlock(&n->lock);
+    if (n->watcher_runs) {
+        pthread_join(n->watcher, NULL);
+    }
+    for (int32_t i = 1; i < MAX_NODES && n->place.node == 0 && !n->lost; i++) {
+        if (n->peers[i].fd >= 0) {
+            wire_finish(n->peers[i].fd, seconds_from_now(2));
+        }
+    }
+    nodes_drop_pending(n);
+    wire_close(&n->listener);
+    for (int32_t i = 0; i < MAX_NODES; i++) {
+        struct peer *p = &n->peers[i];
+        wire_close(&p->fd);
+        free(p->partial);
+        while (p->first) {
+            struct frame *f = p->first;
+            p->first = f->next;
+            free(f);
+        }
+        pthread_mutex_destroy(&p->send_lock);
+    }
+    pthread_cond_destroy(&n->changed);
+    pthread_mutex_destroy(&n->lock);
+    pthread_mutex_destroy(&n->call_lock);
+    free(n->current);
+    free(n->leader);
+    free(n->token);
+    free(n->identity);
+    free(n);
+}
+
+/* ---- collective calls and steps ------------------------------------------------------------- */
+
+/* The next frame from the peer, the caller's to free; NULL: none within a second. ERR_IO: the set
+ * is lost. ERR_CANCELLED: goodbye. */
+static enum status next_frame(struct nodes *n, struct peer *p, struct frame **out)
+{
+    const int64_t end = seconds_from_now(1);
+    pthread_mutex_lock(&n->lock);
+    bool in_time = true;
+    while (!p->first && !p->said_bye && !n->lost && in_time) {
+        in_time = wait_changed(n, end);
+    }
+    struct frame *f = n->lost ? NULL : p->first;
+    const enum status st = n->lost ? ERR_IO : !f && p->said_bye ? ERR_CANCELLED : OK;
+    if (f) {
+        p->first = f->next;
+        p->end = p->first ? p->end : &p->first;
+        p->n_waiting--;
+    }
+    pthread_mutex_unlock(&n->lock);
+    *out = f;
+    return st;
+}
+
+static enum status lost_status(struct nodes *n, struct err *err)
+{
+    struct err why;
+    return nodes_lost(n, &why) ? err_set(err, ERR_IO, "%s", why.text)
+                               : err_set(err, ERR_IO, "node 0 has ended");
+}
+
+/* Takes a frame of the kind and size, or loses the set. */
+static enum status expect(struct nodes *n, struct peer *p, enum frame_kind kind, void *bytes,
+                          size_t n_bytes, struct err *err)
+{
+    struct frame *f = NULL;
+    while (!f) { // the watcher keeps the deadline: silence
+        if (next_frame(n, p, &f) != OK) {
+            return lost_status(n, err);
+        }
+    }
+    bool good = f->head.kind == (uint32_t)kind && f->head.n_bytes == n_bytes;
+    if (good) {
+        memcpy(bytes, f->bytes, n_bytes);
+    }
+    free(f);
+    if (!good) {
+        nodes_fail(n, "the nodes do not take the same course");
+        return lost_status(n, err);
+    }
+    return OK;
+}
+
+static enum status send_all(struct nodes *n, enum frame_kind kind, const void *bytes,
+                            size_t n_bytes)
+{
+    for (int32_t i = 1; i < n->place.n_nodes; i++) {
+        if (n->lost || send_frame(&n->peers[i], kind, bytes, n_bytes,
+                                  seconds_from_now(NODE_SILENCE_S)) != OK) {
+            lose(n, "does not listen", "", i);
+            return ERR_IO;
+        }
+    }
+    return OK;
+}
+
+enum status nodes_share(struct nodes *n, void *bytes, size_t n_bytes, struct err *err)
+{
+    if (n->place.node > 0) {
+        return expect(n, &n->peers[0], FRAME_SHARE, bytes, n_bytes, err);
+    }
+    return send_all(n, FRAME_SHARE, bytes, n_bytes) == OK ? OK : lost_status(n, err);
+}
+
+enum status nodes_least(struct nodes *n, int64_t *value, struct err *err)
+{
+    if (n->place.node > 0) {
+        if (send_frame(&n->peers[0], FRAME_VALUE, value, sizeof *value,
+                       seconds_from_now(NODE_SILENCE_S)) != OK) {
+            lose(n, "does not listen", "", 0);
+            return lost_status(n, err);
+        }
+    }
+    for (int32_t i = 1; i < n->place.n_nodes && n->place.node == 0; i++) {
+        int64_t theirs;
+        TRY(expect(n, &n->peers[i], FRAME_VALUE, &theirs, sizeof theirs, err));
+        *value = theirs < *value ? theirs : *value;
+    }
+    return nodes_share(n, value, sizeof *value, err);
+}
+
+enum status nodes_send_step(struct nodes *n, const void *bytes, size_t n_bytes)
+{
+    ASSERT(n->place.node == 0);
+    return send_all(n, FRAME_STEP, bytes, n_bytes);
+}
+
+enum status nodes_next_step(struct nodes *n, const void **bytes, size_t *n_bytes)
+{
+    ASSERT(n->place.node > 0);
+    free(n->current);
+    n->current = NULL;
+    *bytes = NULL;
+    TRY(next_frame(n, &n->peers[0], &n->current));
+    if (!n->current) {
+        return OK;
+    }
+    if (n->current->head.kind != FRAME_STEP) {
+        return ERR_FORMAT;
+    }
+    *bytes = n->current->bytes;
+    *n_bytes = n->current->head.n_bytes;
+    return OK;
+}
+
+/* ---- any thread ----------------------------------------------------------------------------- */
+
+void nodes_fail(struct nodes *n, const char *why)
+{
+    bool was_lost = nodes_lost(n, NULL);
+    lose(n, "", why, -1);
+    int32_t first = n->place.node == 0, end = n->place.node == 0 ? n->place.n_nodes : 1;
+    for (int32_t i = first; i < end && !was_lost; i++) {
+        if (n->peers[i].fd >= 0) {
+            send_frame(&n->peers[i], FRAME_FAIL, why, strlen(why), seconds_from_now(1));
+        }
+    }
+}
+
+bool nodes_lost(struct nodes *n, struct err *why)
+{
+    pthread_mutex_lock(&n->lock);
+    bool lost = n->lost;
+    if (lost && why) {
+        *why = n->why;
+    }
+    pthread_mutex_unlock(&n->lock);
+    return lost;
+}
+
+int32_t nodes_alive(struct nodes *n)
+{
+    pthread_mutex_lock(&n->lock);
+    int32_t alive = n->lost ? n->n_joined : n->n_joined + 1;
+    pthread_mutex_unlock(&n->lock);
+    return alive;
+}
+
+void nodes_watch(struct nodes *n, void (*on_lost)(void *arg), void *arg)
+{
+    pthread_mutex_lock(&n->call_lock);
+    pthread_mutex_lock(&n->lock);
+    n->on_lost = on_lost;
+    n->arg = arg;
+    pthread_mutex_unlock(&n->lock);
+    pthread_mutex_unlock(&n->call_lock);
+}
+
+int32_t nodes_count(const struct nodes *n)
+{
+    return n->place.n_nodes;
+}
+
+int32_t nodes_rank(const struct nodes *n)
+{
+    return n->place.node;
+}
+
+const char *nodes_leader(const struct nodes *n)
+{
+    return n->leader;
+}

@@ -1,0 +1,469 @@
+#include "engine/cluster/step_wire.h"
+
+#include <string.h>
+
+/* ---- writing ------------------------------------------------------------------------------ */
+
+static void put_i32(struct buf *b, int32_t v)
+{
+    buf_put(b, &v, sizeof v);
+}
+
+/* Lists of ids are read where they arrive, so everything is in multiples of 4 bytes. */
+static void put_ids(struct buf *b, const int32_t *ids, int32_t n)
+{
+    put_i32(b, n);
+    buf_put(b, ids, (size_t)n * sizeof *ids);
+}
+
+static void put_params(struct buf *b, const struct sampling_params *p)
+{
+    const float reals[] = {p->temperature,        p->top_p,            p->min_p,
+                           p->repetition_penalty, p->frequency_penalty, p->presence_penalty};
+    const int32_t ints[] = {p->top_k, (int32_t)(p->seed & 0xFFFFFFFFu), (int32_t)(p->seed >> 32),
+                            p->max_tokens, p->min_tokens,
+                            p->ignore_eos | p->logprobs << 1 | p->prompt_logprobs << 2,
+                            p->top_logprobs, p->prompt_top_logprobs, p->num_speculative_tokens};
+    int32_t n_bad = 0;
+    for (int32_t i = 0; i < p->n_bad_words; i++) {
+        n_bad += p->bad_word_lengths[i];
+    }
+    buf_put(b, reals, sizeof reals);
+    buf_put(b, ints, sizeof ints);
+    put_ids(b, p->stop_ids, p->n_stop_ids);
+    put_i32(b, p->n_bias);
+    buf_put(b, p->bias, (size_t)p->n_bias * sizeof *p->bias);
+    put_ids(b, p->allowed, p->n_allowed);
+    put_ids(b, p->bad_word_lengths, p->n_bad_words);
+    put_ids(b, p->bad_word_tokens, n_bad);
+}
+
+static void put_lane(struct buf *b, const struct lane_update *u)
+{
+    put_i32(b, u->lane);
+    put_i32(b, u->first_block);
+    put_i32(b, u->fresh);
+    put_ids(b, u->blocks, u->n_blocks);
+    if (u->fresh) {
+        put_ids(b, u->prompt, u->n_prompt);
+        put_ids(b, u->generated, u->n_generated);
+        put_params(b, &u->params);
+    }
+}
+
+static void put_draw(struct buf *b, const struct pass_draw *d)
+{
+    const int32_t v[] = {d->out_row, d->lane, d->pos, d->n_prompt,
+                         d->kind | d->keep << 8 | d->noise << 9 | d->logprobs << 10, d->top_n,
+                         d->tree_row, d->more, d->more_slot};
+    buf_put(b, v, sizeof v);
+}
+
+static void put_pass(struct buf *b, const struct pass *p)
+{
+    const int32_t counts[] = {p->n_rows, p->n_seqs, p->n_groups,
+                              p->n_out, p->n_draws, p->n_pool, p->tree_mask != NULL};
+    buf_put(b, counts, sizeof counts);
+    buf_put(b, p->rows, (size_t)p->n_rows * sizeof *p->rows);
+    for (int32_t i = 0; i < p->n_seqs; i++) {
+        const struct pass_seq *s = &p->seqs[i];
+        const int32_t v[] = {s->lane, s->first_row, s->n_rows, s->n_past, s->tree};
+        buf_put(b, v, sizeof v);
+    }
+    buf_put(b, p->groups, (size_t)p->n_groups * sizeof *p->groups);
+    buf_put(b, p->out_rows, (size_t)p->n_out * sizeof *p->out_rows);
+    for (int32_t i = 0; i < p->n_draws; i++) {
+        put_draw(b, &p->draws[i]);
+    }
+    for (int32_t i = 0; i < p->n_pool; i++) {
+        const struct pass_pool *q = &p->pool[i];
+        const int32_t v[] = {q->lane, q->first_out, q->n_out, q->start | q->finish << 1};
+        buf_put(b, v, sizeof v);
+    }
+    if (p->tree_mask) {
+        if (b->n_bytes % 8 != 0) {
+            put_i32(b, 0); // the words are read in place
+        }
+        buf_put(b, p->tree_mask, (size_t)p->n_rows * TREE_MASK_WORDS * sizeof *p->tree_mask);
+    }
+}
+
+static void put_moves(struct buf *b, const struct tree_moves *m)
+{
+    put_i32(b, m->n_paths);
+    for (int32_t i = 0; i < m->n_paths; i++) {
+        put_i32(b, m->paths[i].lane);
+        put_i32(b, m->paths[i].first);
+        put_ids(b, m->paths[i].tokens, m->paths[i].n);
+    }
+    for (int32_t set = 0; set <= MAX_DRAFT_MODELS; set++) {
+        put_i32(b, m->n_moves[set]);
+        buf_put(b, m->moves[set], (size_t)m->n_moves[set] * sizeof *m->moves[set]);
+    }
+}
+
+static void put_news(struct buf *b, const struct step *st)
+{
+    put_i32(b, st->n_lanes);
+    put_i32(b, st->plan.n_copies);
+    for (int32_t i = 0; i < st->n_lanes; i++) {
+        put_lane(b, &st->lanes[i]);
+    }
+    buf_put(b, st->plan.copies, (size_t)st->plan.n_copies * sizeof *st->plan.copies);
+    put_moves(b, st->moves);
+}
+
+void step_encode(const struct step *st, const struct pass *level, struct buf *out)
+{
+    put_i32(out, st->slot);
+    put_i32(out, level != NULL);
+    put_i32(out, st->begun);
+    if (!st->begun) {
+        put_news(out, st);
+    }
+    if (level) {
+        put_pass(out, level);
+        return;
+    }
+    put_i32(out, st->want.logits | st->want.pooled << 1);
+    put_i32(out, st->n_draft_passes);
+    for (int32_t i = 0; i < st->n_draft_passes; i++) {
+        put_pass(out, &st->draft[i].pass);
+    }
+    put_pass(out, &st->pass);
+}
+
+/* ---- reading ------------------------------------------------------------------------------ */
+
+/* `bad` names the first thing that was wrong; after that every read gives zeroes. */
+struct reader {
+    const struct step_bounds *bounds;
+    const unsigned char *at;
+    size_t left;
+    const char *bad;
+};
+
+static void refuse(struct reader *r, const char *what)
+{
+    r->bad = r->bad ? r->bad : what;
+}
+
+static const void *take(struct reader *r, size_t n_bytes)
+{
+    if (r->bad || n_bytes > r->left) {
+        refuse(r, "its end");
+        return NULL;
+    }
+    const void *p = r->at;
+    r->at += n_bytes;
+    r->left -= n_bytes;
+    return p;
+}
+
+/* An int32 of [least, most]; `least` after a failure. */
+static int32_t get(struct reader *r, int64_t least, int64_t most, const char *what)
+{
+    int32_t v = (int32_t)least;
+    const void *p = take(r, sizeof v);
+    if (p) {
+        memcpy(&v, p, sizeof v);
+    }
+    if (v < least || v > most) {
+        refuse(r, what);
+        return (int32_t)least;
+    }
+    return v;
+}
+
+static void check(struct reader *r, int32_t v, int64_t least, int64_t most, const char *what)
+{
+    if (v < least || v > most) {
+        refuse(r, what);
+    }
+}
+
+/* n ids in place, each of [0, end). */
+static const int32_t *get_ids(struct reader *r, int32_t n, int64_t end, const char *what)
+{
+    const int32_t *ids = take(r, (size_t)n * sizeof *ids);
+    for (int32_t i = 0; ids && i < n; i++) {
+        check(r, ids[i], 0, end - 1, what);
+    }
+    return r->bad ? NULL : ids;
+}
+
+static void get_params(struct reader *r, struct sampling_params *p)
+{
+    float reals[6] = {0};
+    const void *f = take(r, sizeof reals);
+    if (f) {
+        memcpy(reals, f, sizeof reals);
+    }
+    int32_t vocab = r->bounds->vocab;
+    *p = (struct sampling_params){
+        .temperature = reals[0], .top_p = reals[1], .min_p = reals[2],
+        .repetition_penalty = reals[3], .frequency_penalty = reals[4],
+        .presence_penalty = reals[5]};
+    p->top_k = get(r, 0, INT32_MAX, "top_k");
+    uint32_t low = (uint32_t)get(r, INT32_MIN, INT32_MAX, "seed");
+    p->seed = (uint64_t)(uint32_t)get(r, INT32_MIN, INT32_MAX, "seed") << 32 | low;
+    p->max_tokens = get(r, 0, INT32_MAX, "max_tokens");
+    p->min_tokens = get(r, 0, INT32_MAX, "min_tokens");
+    int32_t flags = get(r, 0, 7, "flags");
+    p->ignore_eos = flags & 1;
+    p->logprobs = flags & 2;
+    p->prompt_logprobs = flags & 4;
+    p->top_logprobs = get(r, 0, MAX_TOP_LOGPROBS, "top_logprobs");
+    p->prompt_top_logprobs = get(r, 0, MAX_TOP_LOGPROBS, "prompt_top_logprobs");
+    p->num_speculative_tokens = get(r, -1, INT32_MAX, "num_speculative_tokens");
+    p->n_stop_ids = get(r, 0, MAX_STOP_IDS, "stop ids");
+    p->stop_ids = get_ids(r, p->n_stop_ids, vocab, "stop ids");
+    p->n_bias = get(r, 0, MAX_BIAS, "logit_bias");
+    p->bias = take(r, (size_t)p->n_bias * sizeof *p->bias);
+    p->n_allowed = get(r, 0, vocab, "allowed ids");
+    p->allowed = get_ids(r, p->n_allowed, vocab, "allowed ids");
+    p->n_bad_words = get(r, 0, MAX_BAD_WORDS, "bad words");
+    p->bad_word_lengths = get_ids(r, p->n_bad_words, MAX_BAD_TOKENS + 1, "bad words");
+    int32_t n_bad = get(r, 0, MAX_BAD_TOKENS, "bad words"), sum = 0;
+    p->bad_word_tokens = get_ids(r, n_bad, vocab, "bad words");
+    for (int32_t i = 0; p->bad_word_lengths && i < p->n_bad_words; i++) {
+        sum += p->bad_word_lengths[i];
+    }
+    check(r, sum, n_bad, n_bad, "bad words");
+    struct err err;
+    if (!r->bad && sampling_params_check(p, vocab, &err) != OK) {
+        refuse(r, "sampling parameters");
+    }
+}
+
+static void get_lane(struct reader *r, struct lane_update *u)
+{
+    const struct scheduler_limits *l = r->bounds->limits;
+    *u = (struct lane_update){0};
+    u->lane = get(r, 0, l->max_lanes - 1, "a lane");
+    u->first_block = get(r, 0, l->max_blocks_per_lane, "a lane's blocks");
+    u->fresh = get(r, 0, 1, "a lane");
+    u->n_blocks = get(r, 0, l->max_blocks_per_lane - u->first_block, "a lane's blocks");
+    u->blocks = get_ids(r, u->n_blocks, l->n_blocks, "a block");
+    if (u->fresh) {
+        u->n_prompt = get(r, 0, l->max_len, "a prompt");
+        u->prompt = get_ids(r, u->n_prompt, r->bounds->vocab, "a prompt's token");
+        u->n_generated = get(r, 0, l->max_len - u->n_prompt, "generated tokens");
+        u->generated = get_ids(r, u->n_generated, r->bounds->vocab, "a generated token");
+        get_params(r, &u->params);
+    }
+}
+
+/* Positions go past the context only by drafts: as far as backends are told. */
+static int64_t last_pos(const struct reader *r)
+{
+    return (int64_t)r->bounds->limits->max_len + MAX_TREE_NODES - 1;
+}
+
+static void get_rows(struct reader *r, struct pass *p, struct pass_row *rows)
+{
+    const struct scheduler_limits *l = r->bounds->limits;
+    for (int32_t i = 0; i < p->n_rows && !r->bad; i++) {
+        rows[i].lane = get(r, 0, l->max_lanes - 1, "a row's lane");
+        rows[i].token = get(r, -1, r->bounds->vocab - 1, "a row's token");
+        rows[i].pos = get(r, 0, last_pos(r), "a row's position");
+        rows[i].slot_pos = get(r, 0, last_pos(r), "a row's slot");
+    }
+}
+
+/* Sequences lie one behind the other and cover the rows. */
+static void get_seqs(struct reader *r, struct pass *p, struct pass_seq *seqs)
+{
+    int32_t next = 0;
+    for (int32_t i = 0; i < p->n_seqs && !r->bad; i++) {
+        struct pass_seq *s = &seqs[i];
+        s->lane = get(r, 0, r->bounds->limits->max_lanes - 1, "a sequence's lane");
+        s->first_row = get(r, next, next, "a sequence's rows");
+        s->n_rows = get(r, 1, p->n_rows - next, "a sequence's rows");
+        s->n_past = get(r, 0, last_pos(r), "a sequence's past");
+        s->tree = get(r, 0, p->tree_mask != NULL, "a tree");
+        next += s->n_rows;
+    }
+    check(r, next, p->n_rows, p->n_rows, "a sequence's rows");
+}
+
+static void get_draws(struct reader *r, struct pass *p, struct pass_draw *draws)
+{
+    for (int32_t i = 0; i < p->n_draws && !r->bad; i++) {
+        struct pass_draw *d = &draws[i];
+        *d = (struct pass_draw){.out_row = get(r, 0, p->n_out - 1, "a draw's row")};
+        d->lane = get(r, 0, r->bounds->limits->max_lanes - 1, "a draw's lane");
+        d->pos = get(r, 0, last_pos(r), "a draw's position");
+        d->n_prompt = get(r, 0, r->bounds->limits->max_len, "a draw's prompt");
+        int32_t flags = get(r, 0, 0x7FF, "a draw");
+        check(r, flags & 0xFF, 0, DRAW_SCORE, "a draw");
+        d->kind = (uint8_t)(flags & 0xFF);
+        d->keep = flags >> 8 & 1;
+        d->noise = flags >> 9 & 1;
+        d->logprobs = flags >> 10 & 1;
+        d->top_n = get(r, 0, MAX_TOP_LOGPROBS, "a draw");
+        d->tree_row = get(r, -1, p->n_rows - 1, "a draw's tree");
+        d->more = get(r, 0, MAX_SIBLINGS - 1, "a draw's further ids");
+        d->more_slot = get(r, 0, last_pos(r) + 1 - d->more, "a draw's further ids");
+    }
+}
+
+static void get_pool(struct reader *r, struct pass *p, struct pass_pool *pools)
+{
+    for (int32_t i = 0; i < p->n_pool && !r->bad; i++) {
+        struct pass_pool *q = &pools[i];
+        q->lane = get(r, 0, r->bounds->limits->max_lanes - 1, "a pool's lane");
+        q->first_out = get(r, 0, p->n_out, "a pool's rows");
+        q->n_out = get(r, 0, p->n_out - q->first_out, "a pool's rows");
+        int32_t flags = get(r, 0, 3, "a pool");
+        q->start = flags & 1;
+        q->finish = flags >> 1;
+    }
+}
+
+/* Room for a pass's arrays: the step's own. NULL: this pass has none of them. */
+struct pass_room {
+    struct pass_row *rows;
+    struct pass_seq *seqs;
+    struct pass_group *groups;
+    int32_t *out_rows;
+    struct pass_draw *draws;
+    struct pass_pool *pools;
+    int32_t max_rows, max_seqs, max_groups, max_out, max_draws, max_pools;
+};
+
+static void get_pass(struct reader *r, struct pass *p, const struct pass_room *room)
+{
+    static const uint64_t present;
+    *p = (struct pass){.rows = room->rows, .seqs = room->seqs, .groups = room->groups,
+                       .out_rows = room->out_rows, .draws = room->draws, .pool = room->pools};
+    p->n_rows = get(r, 1, room->max_rows, "the number of rows");
+    p->n_seqs = get(r, 1, room->max_seqs, "the number of sequences");
+    p->n_groups = get(r, 0, room->max_groups, "the number of groups");
+    p->n_out = get(r, 0, room->max_out, "the number of rows with logits");
+    p->n_draws = get(r, 0, room->max_draws, "the number of draws");
+    p->n_pool = get(r, 0, room->max_pools, "the number of pools");
+    bool tree = get(r, 0, 1, "a tree");
+    p->tree_mask = tree ? &present : NULL;
+    get_rows(r, p, room->rows);
+    get_seqs(r, p, room->seqs);
+    for (int32_t i = 0, next = 0; i < p->n_groups && !r->bad; i++) {
+        struct pass_group *g = &room->groups[i];
+        g->first_seq = get(r, next, p->n_seqs - 1, "a group");
+        g->n_seqs = get(r, 1, p->n_seqs - g->first_seq, "a group");
+        g->n_blocks = get(r, 0, r->bounds->limits->max_blocks_per_lane, "a group's blocks");
+        next = g->first_seq + g->n_seqs;
+    }
+    for (int32_t i = 0; i < p->n_out && !r->bad; i++) {
+        room->out_rows[i] = get(r, 0, p->n_rows - 1, "a row with logits");
+    }
+    get_draws(r, p, room->draws);
+    get_pool(r, p, room->pools);
+    if (tree) {
+        if ((uintptr_t)r->at % 8 != 0) {
+            get(r, 0, 0, "a tree");
+        }
+        p->tree_mask = take(r, (size_t)p->n_rows * TREE_MASK_WORDS * sizeof *p->tree_mask);
+    }
+}
+
+static void get_moves(struct reader *r, struct tree_moves *m)
+{
+    const struct scheduler_limits *l = r->bounds->limits;
+    m->n_paths = get(r, 0, l->max_lanes, "the number of paths");
+    for (int32_t i = 0; i < m->n_paths && !r->bad; i++) {
+        struct tree_path *p = &m->paths[i];
+        p->lane = get(r, 0, l->max_lanes - 1, "a path's lane");
+        p->first = get(r, 0, l->max_len, "a path's place");
+        p->n = get(r, 0, MAX_DRAFTS + 1, "a path");
+        const int32_t *tokens = get_ids(r, p->n, r->bounds->vocab, "a path's token");
+        for (int32_t k = 0; tokens && k < p->n; k++) {
+            p->tokens[k] = tokens[k];
+        }
+    }
+    for (int32_t set = 0; set <= MAX_DRAFT_MODELS; set++) {
+        int64_t most = set <= r->bounds->spec->n_models ? (int64_t)l->max_lanes * MAX_DRAFTS : 0;
+        m->n_moves[set] = get(r, 0, most, "the number of moves");
+        for (int32_t i = 0; i < m->n_moves[set] && !r->bad; i++) {
+            struct slot_move *v = &m->moves[set][i];
+            v->lane = get(r, 0, l->max_lanes - 1, "a move's lane");
+            v->from = get(r, 0, last_pos(r), "a move");
+            v->to = get(r, 0, last_pos(r), "a move");
+        }
+    }
+}
+
+static void get_news(struct reader *r, struct step *st, struct tree_moves *moves)
+{
+    const struct scheduler_limits *l = r->bounds->limits;
+    st->n_lanes = get(r, 0, 2 * (int64_t)l->max_lanes, "the number of lanes");
+    st->plan.n_copies = get(r, 0, l->max_lanes, "the number of copies");
+    for (int32_t i = 0; i < st->n_lanes && !r->bad; i++) {
+        get_lane(r, &st->lanes[i]);
+    }
+    for (int32_t i = 0; i < st->plan.n_copies && !r->bad; i++) {
+        st->plan.copies[i].from = get(r, 0, l->n_blocks - 1, "a copied block");
+        st->plan.copies[i].to = get(r, 0, l->n_blocks - 1, "a copied block");
+    }
+    get_moves(r, moves);
+    st->moves = moves;
+}
+
+static void get_level(struct reader *r, struct step *st)
+{
+    const struct scheduler_limits *l = r->bounds->limits;
+    struct draft_pass *d = &st->tree;
+    check(r, r->bounds->spec->method, SPEC_TREE, SPEC_TREE, "a tree");
+    if (!r->bad) {
+        get_pass(r, &d->pass, &(struct pass_room){
+            .rows = d->rows, .seqs = d->seqs, .out_rows = d->out_rows, .draws = d->draws,
+            .max_rows = l->max_rows, .max_seqs = l->max_lanes, .max_out = l->max_out,
+            .max_draws = l->max_out});
+    }
+}
+
+static void get_passes(struct reader *r, struct step *st)
+{
+    const struct scheduler_limits *l = r->bounds->limits;
+    const struct spec *sp = r->bounds->spec;
+    int32_t want = get(r, 0, 3, "what is wanted");
+    st->want = (struct model_outputs){.logits = want & 1, .pooled = want >> 1};
+    int32_t most = sp->n_models > 0 ? sp->k : 0;
+    st->n_draft_passes = get(r, 0, most, "the number of draft passes");
+    for (int32_t i = 0; i < st->n_draft_passes && !r->bad; i++) {
+        struct draft_pass *d = &st->draft[i];
+        get_pass(r, &d->pass, &(struct pass_room){
+            .rows = d->rows, .seqs = d->seqs, .out_rows = d->out_rows, .draws = d->draws,
+            .max_rows = i == 0 ? l->max_rows : l->max_lanes, .max_seqs = l->max_lanes,
+            .max_out = l->max_lanes, .max_draws = l->max_lanes});
+    }
+    get_pass(r, &st->pass, &(struct pass_room){
+        st->rows, st->seqs, st->groups, st->out_rows, st->draws, st->pools, l->max_rows,
+        l->max_lanes, l->max_lanes, l->max_out, l->max_draws, l->max_lanes});
+}
+
+enum status step_decode(struct step *st, struct tree_moves *moves, bool *level,
+                        const struct step_bounds *bounds, const void *bytes, size_t n_bytes,
+                        struct err *err)
+{
+    struct reader r = {.bounds = bounds, .at = bytes, .left = n_bytes};
+    get(&r, st->slot, st->slot, "the slot");
+    *level = get(&r, 0, 1, "its kind");
+    bool begun = get(&r, 0, 1, "its kind");
+    if (begun && !st->begun) {
+        refuse(&r, "its beginning");
+    }
+    st->begun = begun;
+    if (!begun) {
+        get_news(&r, st, moves);
+    }
+    if (*level) {
+        get_level(&r, st);
+    } else {
+        get_passes(&r, st);
+    }
+    if (!r.bad && r.left > 0) {
+        refuse(&r, "its end");
+    }
+    return r.bad ? err_set(err, ERR_FORMAT, "a step from node 0 is out of bounds: %s", r.bad) : OK;
+}

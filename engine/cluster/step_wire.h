@@ -1,0 +1,31 @@
+/* A step as bytes, for the other nodes: what step_execute reads, but for the laws of drafts: drafts
+ * are drawn the same without, and who judges them is node 0 alone. Both ends are the same build, so
+ * numbers travel as they lie in memory; everything that is an index, a count or an id is
+ * checked on arrival against the limits of the engine that will execute it.
+ * Thread: the engine thread. */
+#ifndef SLUICE_ENGINE_CLUSTER_STEP_WIRE_H
+#define SLUICE_ENGINE_CLUSTER_STEP_WIRE_H
+
+#include "engine/base/buf.h"
+#include "engine/step.h"
+
+/* Appends the step to `out` (out->failed when it did not fit); or, with `level`, of a step whose
+ * trees still grow, what has not been sent of it yet and this pass of the draft models. */
+void step_encode(const struct step *st, const struct pass *level, struct buf *out);
+
+/* What an arriving step may not exceed. */
+struct step_bounds {
+    const struct scheduler_limits *limits;
+    int32_t vocab;
+    const struct spec *spec;
+};
+
+/* Fills st (from step_init with the same limits) and `moves` (from tree_moves_init) so that
+ * step_execute can run it; or, with *level set, step_run_level the pass st->tree.pass. Lists of
+ * lane updates and masks point into `bytes`, which must be aligned to 8 and stay until that was
+ * done. ERR_FORMAT with a sentence when anything is out of bounds; st is then of no use. */
+enum status step_decode(struct step *st, struct tree_moves *moves, bool *level,
+                        const struct step_bounds *bounds, const void *bytes, size_t n_bytes,
+                        struct err *err);
+
+#endif

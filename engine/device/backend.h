@@ -1,0 +1,325 @@
+/* The seam between the engine and a device. A backend is one rank: one stream of work, in order.
+ * The engine describes each step with plain host data (`struct pass`); what lies in a KV page, how
+ * a weight is packed, how metadata reaches the device and when a graph is replayed are the
+ * backend's secrets. cpu/ and cuda/ implement this table; so does the simulation's fake.
+ *
+ * Memory is taken at the start (the order is in ops.h); from the first step on nothing here
+ * allocates, and only step_wait waits. What can fail returns a status; ERR_DEVICE is sticky.
+ * Thread: the thread that owns the rank. Compiles as C11 and C++17. */
+#ifndef SLUICE_ENGINE_DEVICE_BACKEND_H
+#define SLUICE_ENGINE_DEVICE_BACKEND_H
+
+#include "engine/base/status.h"
+#include "engine/device/params.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum dtype { DT_F32, DT_BF16, DT_F16, DT_I32, DT_U8 };
+
+static inline size_t dtype_bytes(enum dtype t)
+{
+    return t == DT_F32 || t == DT_I32 ? 4 : t == DT_U8 ? 1 : 2;
+}
+
+/* Element i of an array of dtype F32, BF16 or F16, as float. The array may begin anywhere, as in
+ * checkpoints whose headers have an odd length. */
+static inline float dtype_load(const void *data, enum dtype t, size_t i)
+{
+    union {
+        uint32_t u;
+        float f;
+    } bits;
+    if (t == DT_F32) {
+        memcpy(&bits.f, (const char *)data + i * sizeof bits.f, sizeof bits.f);
+        return bits.f;
+    }
+    uint16_t half;
+    memcpy(&half, (const char *)data + i * sizeof half, sizeof half);
+    uint32_t v = half;
+    if (t == DT_BF16) {
+        bits.u = v << 16;
+        return bits.f;
+    }
+    uint32_t sign = (v & 0x8000u) << 16, exponent = v >> 10 & 31u, fraction = v & 0x3FFu;
+    if (exponent == 31u) {
+        bits.u = sign | 0x7F800000u | fraction << 13;
+    } else if (exponent != 0) {
+        bits.u = sign | (exponent + 112u) << 23 | fraction << 13;
+    } else {
+        bits.f = (float)fraction * (1.0f / 16777216.0f); // subnormal: fraction * 2^-24
+        bits.u |= sign;
+    }
+    return bits.f;
+}
+
+/* Memory of the backend. Not to be dereferenced outside of it. */
+struct dmem {
+    void *p;
+};
+
+/* A row-major matrix of activations: rows `stride` elements apart. */
+struct tensor {
+    struct dmem mem;
+    enum dtype dtype;
+    int32_t stride;
+};
+
+/* ---- weights ------------------------------------------------------------------------------ */
+
+/* A piece of a weight in host memory (usually the mapped checkpoint): element (r, c) is
+ * data[r * row_stride + c * col_stride], in elements. data == NULL: dummy weights, which the
+ * backend makes up in place from `dummy_seed`, (normal, standard deviation dummy_scale). */
+struct weight_part {
+    const void *data;
+    enum dtype dtype;
+    int64_t n_rows, n_cols;
+    int64_t row_stride, col_stride;
+};
+
+static inline float weight_part_get(const struct weight_part *p, int64_t row, int64_t col)
+{
+    size_t at = (size_t)(row * p->row_stride + col * p->col_stride);
+    return p->data ? dtype_load(p->data, p->dtype, at) : 0.0f;
+}
+
+enum weight_kind {
+    WEIGHT_VECTOR,  // norm weights, sinks...: one row; kept in fp32
+    WEIGHT_EMBED,   // [vocab, hidden], rows looked up; also used by WEIGHT_LINEAR when tied
+    WEIGHT_LINEAR,  // [out, in]: parts stacked along the rows (q, k, v; gate, up)
+    WEIGHT_EXPERTS, // n_experts matrices; parts are expert 0's stack, then expert 1's, ...
+    WEIGHT_HEADS,   // n_experts = heads small matrices, one per head (MLA's absorbed products)
+};
+
+struct weight_desc {
+    const char *name; // for messages
+    enum weight_kind kind;
+    enum dtype dtype;          // to be stored as: DT_F32, DT_BF16 or DT_F16
+    int64_t n_out, n_in;       // of one matrix; VECTOR: n_out 1, n_in the width
+    int32_t n_experts;         // EXPERTS and HEADS; else 1
+    int32_t n_parts;           // in all
+    const struct weight_part *parts;
+    const struct weight_part *bias; // [n_out] (EXPERTS: [n_experts, n_out] as n_experts parts); NULL
+    /* K is summed in this many equal segments, joined as a balanced tree, so that tensor
+     * parallel ranks, which hold whole subtrees, give the same bits as one. A power of two. */
+    int32_t k_segments;
+    uint64_t dummy_seed;
+    float dummy_scale;
+};
+
+struct weight; // the backend's
+
+/* ---- the KV cache ------------------------------------------------------------------------- */
+
+/* One layer's geometry; n_heads query heads read it. With v_in_k (MLA) the value is the first
+ * head_dim_v of the key and no V is stored. */
+struct kv_layer {
+    int32_t n_heads, n_kv_heads, head_dim_k, head_dim_v;
+    bool v_in_k;
+};
+
+enum { MAX_KV_SETS = 4 }; // the target's, and one for each draft model that may feed a tree
+
+/* KV of one model under the common block ids: set 0 is the target's, further sets are drafts'. */
+struct kv_set_desc {
+    int32_t n_layers;
+    const struct kv_layer *layers;
+    enum dtype dtype;
+};
+
+/* ---- facts and limits --------------------------------------------------------------------- */
+
+struct backend_facts {
+    const char *name;       // "cpu" or "cuda"
+    char device[96];        // for people
+    enum dtype act;         // of activations between ops
+    enum dtype residual;    // of the residual stream
+    size_t free_bytes;      // of device memory now
+    int32_t preferred_block_tokens;
+    bool async;             // step_end returns before the work is done
+    bool exact_ranks;       // several ranks give the bits of one: each sum over ranks is reduced
+                            // on its own, before it meets another
+};
+
+struct backend_limits {
+    int32_t max_rows;      // of one pass
+    int32_t max_out_rows;  // rows with logits of one pass
+    int32_t max_lanes;     // sequences that hold state at once
+    int32_t max_len;       // tokens of a sequence
+    int32_t max_blocks_per_lane;
+    int32_t n_blocks, block_tokens;
+    int32_t vocab;         // rows of the head
+    int32_t hidden;
+    int32_t n_steps;       // staging slots (2)
+    int32_t max_passes;    // of one step
+    int32_t max_laws;      // laws of drafts that a step keeps (struct pass_draw); 0: none
+    int32_t max_tree_nodes; // nodes of a pass's trees in KV set 0, roots aside; 0: no trees
+};
+
+/* ---- one pass ----------------------------------------------------------------------------- */
+
+/* A new row: token `token` of the sequence in `lane` at position `pos`; token -1 means "what the
+ * lane's history has at slot_pos", which is how a decode row reads what the step before drew. A
+ * given token is written to the history at slot_pos. KV goes to the slot of `slot_pos`, which
+ * differs from pos only in a token tree (position by depth, slot by node). */
+struct pass_row {
+    int32_t lane, token, pos, slot_pos;
+};
+
+/* The rows of one sequence, contiguous. Row r of it attends to the lane's slots
+ * [0, n_past) (subject to the layer's window), and among the new rows to 0..r, or, in a tree, to
+ * those with their bit set in tree_mask[(first_row + r) * TREE_MASK_WORDS...]. */
+struct pass_seq {
+    int32_t lane, first_row, n_rows, n_past;
+    bool tree;
+};
+
+enum { MAX_TREE_NODES = 128, TREE_MASK_WORDS = MAX_TREE_NODES / 64, MAX_TREE_PATH = 16 };
+
+/* Blocks that a path of up to MAX_TREE_PATH new rows may lie in, wherever it begins: what a backend
+ * that has to lay paths out anew takes for each node (backend_limits.max_tree_nodes). */
+static inline int32_t tree_path_blocks(int32_t block_tokens)
+{
+    return (MAX_TREE_PATH + block_tokens - 2) / block_tokens + 1;
+}
+
+/* Sequences first_seq .. +n_seqs have their first n_blocks blocks in common: a hint that lets
+ * attention read them once. Groups do not overlap. */
+struct pass_group {
+    int32_t first_seq, n_seqs, n_blocks;
+};
+
+enum draw_kind {
+    DRAW_SAMPLE, // a token of the target's law: written to history[lane][pos + 1] if `keep`
+    DRAW_DRAFT,  // a draft model's: arg-max, or with `noise` the target's own noise; also kept
+    DRAW_SCORE,  // no draw: log-probabilities for known token history[lane][pos + 1]
+};
+
+/* One draw from the logits of out row `out_row`, with the parameters of `lane` (not always the
+ * row's own lane: n > 1 draws several lanes' first tokens from one row). The result lands at the
+ * draw's own index. */
+struct pass_draw {
+    int32_t out_row, lane;
+    int32_t pos;        // of the row; the drawn token's position is pos + 1
+    int32_t n_prompt;   // tokens of history that count as prompt (penalties)
+    uint8_t kind;       // enum draw_kind
+    bool keep;          // write to the history (plain decode, drafts)
+    bool noise;         // DRAW_DRAFT: with Gumbel noise at the lane's temperature
+    bool logprobs;      // fill logprob and the top_n most likely
+    int32_t top_n;      // 0 to MAX_TOP_LOGPROBS
+    int32_t tree_row;   // the row (pass index) whose ancestors follow the history; -1: a chain
+    /* DRAW_DRAFT: so many further ids, each drawn as if those before it were not there. They are
+     * top_ids[0 .. more) of the result, the first draw again where nothing is left; with `keep`
+     * they go to history[lane][more_slot ..], if that is not 0. Not together with logprobs. */
+    int32_t more, more_slot;
+    /* 1 + the place of a draft's law, 0: none. DRAW_DRAFT: the law it was drawn from is kept there.
+     * DRAW_SAMPLE: the row's children in the tree, or history[lane][pos + 1] in a chain, are drafts
+     * of that law, drawn without replacement. They are tried in order of their rows: one is
+     * accepted with probability min(1, p / q), else p becomes what it has above q, and q loses the
+     * draft. Where none is accepted, the token is drawn from the p that is left. */
+    int32_t law;
+};
+
+enum { MAX_SIBLINGS = 16 }; // drafts of one law
+
+enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN };
+
+struct pass {
+    int32_t model;       // index of the model whose forward this is (0: target)
+    int32_t kv_set;
+    int32_t n_rows;
+    const struct pass_row *rows;
+    int32_t n_seqs;
+    const struct pass_seq *seqs; // in order of rows, groups contiguous
+    int32_t n_groups;
+    const struct pass_group *groups;
+    const uint64_t *tree_mask;   // [n_rows, TREE_MASK_WORDS] or NULL when no sequence is a tree
+    int32_t n_out;
+    const int32_t *out_rows;     // rows whose hidden state goes to the head, ascending
+    int32_t n_draws;
+    const struct pass_draw *draws;
+    int32_t n_pool;
+    const struct pass_pool *pool;
+};
+
+/* Adds out rows first_out .. +n_out of the final normed hidden states to the lane's pooled vector;
+ * `start` zeroes it first; `finish` delivers it in the results at this index. */
+struct pass_pool {
+    int32_t lane, first_out, n_out;
+    bool start, finish;
+};
+
+/* What the forward pass must be issued with. Counts may be padded up to a bucket, never beyond the
+ * limits. */
+struct pass_shape {
+    int32_t n_rows, n_out, n_draws;
+    bool issue; // false: a captured graph is replayed; do not issue the ops
+};
+
+/* Host memory of the backend; valid from step_wait until the slot's next step_begin. */
+struct draw_result {
+    int32_t token;
+    float logprob;
+    int32_t n_top;
+    int32_t top_ids[MAX_TOP_LOGPROBS];
+    float top_logprobs[MAX_TOP_LOGPROBS];
+};
+
+struct pass_results {
+    int32_t n_draws;
+    const struct draw_result *draws; // [n_draws]
+    const float *pooled;             // [n_pool, hidden], those with `finish`
+};
+
+struct block_copy {
+    int32_t from, to; // block ids
+};
+
+struct slot_move {
+    int32_t lane, from, to; // slot positions of the lane (tree commit); ascending `to`
+};
+
+struct comm;
+
+/* Where a process's ranks are among all: what a backend's common ground is made for. Nodes are the
+ * processes; each has n_ranks / n_nodes ranks, in order. */
+struct comm_place {
+    int32_t n_ranks, n_nodes, node;
+    const char *leader; // address of node 0
+    /* Node 0's bytes go to all nodes (collective); unused with one node. */
+    enum status (*share)(void *bytes, size_t n_bytes, void *arg, struct err *err);
+    void *share_arg;
+};
+
+/* What every backend is opened with: cpu_open (cpu/cpu.h), cuda_open (cuda/cuda.h). */
+struct backend_options {
+    int32_t device;       // GPU index; unused by the CPU
+    int32_t rank, n_ranks;
+    struct comm *comm;    // the ranks' common ground, made by the backend's folder; NULL alone
+    enum dtype dtype;     // of weights and KV: DT_BF16 (or F16), or DT_F32 for exact work, where
+                          // activations are fp32 and nothing is rounded on the way
+    bool deterministic;   // a row has the same bits whatever is in its batch, and whatever drafts,
+                          // chunks and the cache do; the CPU always has that
+    bool no_graphs;       // every pass is issued, none captured and replayed; the CPU has none
+    int32_t n_threads;    // CPU: 0 means all
+};
+
+struct backend;
+struct backend_ops;
+
+/* Every backend's struct begins with this. */
+struct backend {
+    const struct backend_ops *ops;
+    int32_t rank, n_ranks;
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,324 @@
+/* The table of a backend: memory, order, maths, collectives. One args struct per op, copied at the
+ * call. cpu/ has every basic op in scalar C: that is the definition the others are tested against.
+ * Rows are those of the current pass, or, from the last layer's output product on, its "out rows": those
+ * that something is asked of, gathered by then if they are fewer.
+ * Thread: the rank's owner. Compiles as C11 and C++17. */
+#ifndef SLUICE_ENGINE_DEVICE_OPS_H
+#define SLUICE_ENGINE_DEVICE_OPS_H
+
+#include "engine/device/backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* x[row] = table[token(row)] * scale. scale is applied in fp32 after rounding it to the model's
+ * dtype where the family asks for that. */
+struct embed_args {
+    const struct weight *table;
+    struct tensor x; // [n_rows, hidden], residual dtype
+    int32_t n_rows;
+    float scale;
+};
+
+enum norm_kind { NORM_RMS, NORM_LAYER };
+
+/* If delta is given: x += delta_scale * delta first (x is the residual stream and is stored).
+ * Then, if out is given: out = norm(x) * (weight + weight_offset) + bias, per row, in fp32. */
+struct norm_args {
+    struct tensor x;     // [n_rows, width]; may be act or residual dtype
+    struct tensor delta; // [n_rows, width], act dtype; mem.p NULL: none
+    struct tensor out;   // [n_rows, width], act dtype; mem.p NULL: only the add; may be x itself
+    const struct weight *weight; // VECTOR; NULL: ones
+    const struct weight *bias;   // VECTOR or NULL
+    int32_t n_rows, width;
+    enum norm_kind kind;
+    float eps, weight_offset, delta_scale;
+};
+
+/* y = x W^T + bias. x: [n_rows, n_in] act dtype; y: [n_rows, n_out], act dtype or fp32.
+ * For a row-sharded product (partial sums over ranks) no bias is added: see reduce. */
+struct linear_args {
+    const struct weight *weight; // LINEAR, or EMBED as a tied head
+    struct tensor x, y;
+    int32_t n_rows;
+    bool partial;    // the bias, if any, is left to reduce
+    bool accumulate; // y += instead of y =
+    bool head;       // this is the output head: n_rows are out rows
+    /* Of the head: no more is made of y than draws among its first n_drawn ids, so that nothing
+     * need be left of a row but what its draws read. 0: y is left. */
+    int32_t n_drawn;
+};
+
+/* y[row, h] = x[row, h] W_h^T for each head h: MLA's absorbed products. x: [n_rows, heads, x_head]
+ * with the first n_in of each head used; y: [n_rows, heads, y_head], the first n_out written. */
+struct linear_heads_args {
+    const struct weight *weight; // HEADS
+    struct tensor x, y;
+    int32_t n_rows, x_head, y_head; // elements from one head to the next
+};
+
+/* cos and sin of each position: built once from inv_freq (host memory, read at open). */
+struct rope_table;
+struct rope_desc {
+    int32_t n_pairs;        // rotated pairs; 0: no rotation
+    const float *inv_freq;  // [n_pairs]
+    float attention_factor; // multiplies cos and sin
+    bool interleaved;       // pairs (2i, 2i+1) instead of (i, i + n_pairs)
+    int32_t max_pos;
+};
+
+enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WIDTH };
+
+/* In place on q inside qkv, the rest of which need not be left; K and V go to the pages of `layer`.
+ * Order: qk-norm, then rope on the first 2 * n_pairs of each head, then the store. With
+ * QK_NORM_WIDTH the engine gives every rank all heads, so no op has to look beyond its own. */
+struct rope_store_args {
+    struct tensor qkv; // [n_rows, (n_heads + 2 n_kv_heads) * head_dim]
+    const struct rope_table *rope; // NULL: none (a layer without positions)
+    int32_t n_rows, layer, n_heads, n_kv_heads, head_dim;
+    enum qk_norm qk_norm;
+    enum norm_kind qk_norm_kind;
+    const struct weight *q_norm, *k_norm; // VECTOR: [head_dim], [heads * head_dim] or, for LAYER
+                                          // per head, [n_heads, head_dim]
+    float eps, norm_offset;
+};
+
+/* MLA: c = norm(kv[:kv_lora]); stores [c | rope(kv[kv_lora:])] as the layer's single key head, and
+ * writes rope(the q_rope_offset part of each q head) to q_out. kv: [n_rows, kv_lora + rope_dim];
+ * q: [n_rows, n_heads, q_head]; q_out: [n_rows, n_heads, q_out_head], at q_out_offset of each head.
+ * The two may be the same memory. */
+struct mla_store_args {
+    struct tensor q, kv, q_out;
+    const struct rope_table *rope;
+    int32_t n_rows, layer, n_heads, q_head, q_rope_offset, rope_dim, kv_lora;
+    int32_t q_out_head, q_out_offset;
+    const struct weight *kv_norm; // VECTOR [kv_lora]
+    float eps;
+};
+
+/* One op for everything: see struct pass_seq for who sees what. Reads K and V only from pages, new
+ * rows included. q: [n_rows, n_heads, head_dim_k] with rows q.stride apart (it may lie inside qkv);
+ * out: [n_rows, n_heads, head_dim_v]. */
+struct attention_args {
+    struct tensor q, out;
+    int32_t n_rows, layer, n_heads, n_kv_heads, head_dim_k, head_dim_v;
+    float scale;
+    int32_t window;   // key j is visible to position i iff i - window < j; 0: no window
+    float softcap;    // 0: none; else scores become cap * tanh(score / cap), before the mask
+    const struct weight *sinks; // VECTOR [n_heads]: joins the denominator only; NULL: none
+};
+
+enum activation { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_GPT_OSS };
+
+/* What ACT_GPT_OSS is told; others do not read it. */
+struct act_shape {
+    float limit, alpha;
+};
+#define ACT_SHAPE_PUBLISHED ((struct act_shape){7.0f, 1.702f})
+
+/* gated: out = act(x[:, :width]) * x[:, width:2 width]; else out = act(x). ACT_GPT_OSS is gated:
+ * g = min(gate, limit), u = clamp(up, -limit, limit): g * sigmoid(alpha g) * (u + 1). */
+struct activation_args {
+    struct tensor x, out; // out [n_rows, width]
+    int32_t n_rows, width;
+    enum activation kind;
+    bool gated;
+    struct act_shape shape;
+};
+
+enum { MAX_EXPERTS = 1024, MAX_PICKS = 32 }; // of a layer; of a row: what every backend takes
+
+enum moe_scoring {
+    MOE_SOFTMAX_TOPK, // softmax over all, then top-k; `renormalise` divides by their sum
+    MOE_TOPK_SOFTMAX, // top-k on the logits, softmax over them
+    MOE_SIGMOID,      // DeepSeek V3: sigmoid + correction bias picks, sigmoid weighs
+};
+
+/* logits = x W^T (+ bias) in fp32; picks k experts of each row. Ties: the lowest id. Groups: with
+ * n_group > 1 only the topk_group best groups stay (SOFTMAX: a group's best score; SIGMOID: the sum
+ * of its two best). The weights are multiplied by `scale`. */
+struct moe_route_args {
+    const struct weight *router;     // LINEAR, fp32, with bias where the family has one
+    const struct weight *correction; // VECTOR [n_experts] (MOE_SIGMOID) or NULL
+    struct tensor x;
+    struct dmem ids;     // [n_rows, k] int32
+    struct dmem weights; // [n_rows, k] fp32
+    int32_t n_rows, n_experts, k;
+    enum moe_scoring scoring;
+    bool renormalise;
+    float scale;
+    int32_t n_group, topk_group;
+};
+
+/* y = (accumulate ? y : 0) + sum over picks, in order of expert id, of
+ * weight * down(act(gate_up(x))). Experts' biases are included unless `partial`. */
+struct moe_ffn_args {
+    const struct weight *gate_up; // EXPERTS [2 ffn, hidden]: gate rows, then up rows
+    const struct weight *down;    // EXPERTS [hidden, ffn]
+    struct tensor x, y;
+    struct dmem ids, weights;
+    int32_t n_rows, n_experts, k, ffn;
+    enum activation kind;
+    bool accumulate, partial;
+    struct act_shape shape;
+};
+
+/* y[row] *= sigmoid(x[row] . weight): the gate of a shared expert. */
+struct row_gate_args {
+    struct tensor x, y;
+    const struct weight *weight; // VECTOR [width of x]
+    int32_t n_rows, x_width, y_width;
+};
+
+/* Joins the ranks' partial sums of y (nothing to do alone, or when each rank's y is `whole`), then
+ * adds the biases of the row-sharded product and of the experts' down products that made them. */
+struct reduce_args {
+    struct tensor y;
+    int32_t n_rows, width;
+    bool whole;
+    const struct weight *linear;         // its bias is added; NULL: none
+    const struct moe_ffn_args *moe;      // likewise, each row by its picks; NULL: none
+};
+
+/* out[i] = x[out_rows[i]] */
+struct gather_args {
+    struct tensor x, out;
+    int32_t n_out, width;
+};
+
+/* logits = cap(logits * scale): softcap 0 means none. Ranks hold column shards of the head:
+ * `local` [n_out, vocab / n_ranks] is gathered into `logits` [n_out, vocab]; when both are the same
+ * memory it is whole already. */
+struct logits_args {
+    struct tensor local, logits; // fp32
+    int32_t n_out, vocab;
+    float scale, softcap;
+};
+
+/* The pass's draws from logits [n_out, vocab]; ids at or above n_vocab_used are never drawn.
+ * Defined by cpu/cpu_sample.c:
+ *  1. scores = logits; bias added; repetition penalty over history[0 .. pos], then frequency and
+ *     presence over history[n_prompt .. pos]; bans (not allowed, bad words, stop ids before
+ *     min_tokens) are -infinity. If everything is banned, the bans of stop ids are dropped, and if
+ *     everything still is, all bans.
+ *  2. temperature 0: arg-max, ties to the lowest id (of less than MIN_TEMPERATURE engine_submit
+ *     makes 0).
+ *  3. else scores / temperature; top-k keeps the k highest (ties at the threshold: lowest ids
+ *     first); top-p keeps the smallest set of highest probability whose sum reaches top_p (same
+ *     order); min-p keeps p >= min_p * p_max. The three are taken in that order, each on what is
+ *     left, renormalised.
+ *  4. token = arg-max over kept ids of score - log(-log(u(seed, pos + 1, RNG_SAMPLE, id))), in
+ *     float; ties to the lowest id.
+ * With a law (struct pass_draw) and a temperature above 0, drafts are judged: p and q are the
+ * masses of step 3 over their totals; token = draft d number i if p(d) > u(seed, pos + 1,
+ * RNG_ACCEPT, i) q(d). Else p becomes p - q where that is above 0, in units of 2^-52, over its
+ * total, q(d) becomes 0, and the next draft is tried; after the last the token is the arg-max of
+ * log(p - q) + noise of stream RNG_RESIDUAL where p > q (of log p where that is nowhere so). A draft
+ * without mass is passed over.
+ * logprob: of the raw log-softmax of the logits (before 1). DRAW_SCORE: of history[pos + 1]. */
+struct sample_args {
+    struct tensor logits;
+    int32_t n_out, n_draws, n_vocab_used;
+};
+
+/* The pass's pool list, over hidden [n_out, hidden] (final norm applied), in fp32. */
+struct pool_args {
+    struct tensor hidden;
+    int32_t n_out, width;
+};
+
+struct backend_ops {
+    /* ---- facts, memory: at start only. The order is: weights and ropes, kv_bytes, ropes
+     * again if need be, setup, kv_open, alloc; or weights after setup where a test wants it. */
+    enum status (*facts)(struct backend *be, struct backend_facts *out);
+    enum status (*alloc)(struct backend *be, size_t n_bytes, struct dmem *out); // zeroed
+    enum status (*weight_open)(struct backend *be, const struct weight_desc *desc,
+                               struct weight **out, struct err *err);
+    enum status (*rope_open)(struct backend *be, const struct rope_desc *desc,
+                             struct rope_table **out);
+    /* Bytes of one block of block_tokens tokens of a set. */
+    enum status (*kv_bytes)(struct backend *be, const struct kv_set_desc *desc,
+                            int32_t block_tokens, size_t *out);
+    enum status (*setup)(struct backend *be, const struct backend_limits *limits, struct err *err);
+    enum status (*kv_open)(struct backend *be, int32_t set, const struct kv_set_desc *desc,
+                           struct err *err);
+    void (*close)(struct backend *be); // frees everything, also half-open
+
+    /* ---- a step: lane updates and copies, then passes, then step_end. */
+    enum status (*step_begin)(struct backend *be, int32_t slot);
+    enum status (*lane_tokens)(struct backend *be, int32_t lane, int32_t first_pos, int32_t n,
+                               const int32_t *tokens);
+    enum status (*lane_blocks)(struct backend *be, int32_t lane, int32_t first, int32_t n,
+                               const int32_t *blocks);
+    enum status (*lane_params)(struct backend *be, int32_t lane,
+                               const struct sampling_params *params);
+    enum status (*copy_blocks)(struct backend *be, int32_t n, const struct block_copy *copies);
+    enum status (*move_slots)(struct backend *be, int32_t n, const struct slot_move *moves,
+                              int32_t kv_set);
+    /* Tests only: fills the K and V of these blocks with NaN. */
+    enum status (*poison_blocks)(struct backend *be, int32_t n, const int32_t *blocks);
+    enum status (*pass_begin)(struct backend *be, const struct pass *pass,
+                              struct pass_shape *shape);
+    enum status (*pass_end)(struct backend *be);
+    enum status (*step_end)(struct backend *be);
+    /* Waits until the slot's step is done. `results` has one entry per pass. */
+    enum status (*step_wait)(struct backend *be, int32_t slot, struct pass_results *results,
+                             int32_t max_passes);
+    bool (*step_done)(struct backend *be, int32_t slot); // never waits
+
+    /* ---- maths */
+    enum status (*embed)(struct backend *be, const struct embed_args *a);
+    enum status (*norm)(struct backend *be, const struct norm_args *a);
+    enum status (*linear)(struct backend *be, const struct linear_args *a);
+    enum status (*linear_heads)(struct backend *be, const struct linear_heads_args *a);
+    enum status (*rope_store)(struct backend *be, const struct rope_store_args *a);
+    enum status (*mla_store)(struct backend *be, const struct mla_store_args *a);
+    enum status (*attention)(struct backend *be, const struct attention_args *a);
+    enum status (*activation)(struct backend *be, const struct activation_args *a);
+    enum status (*moe_route)(struct backend *be, const struct moe_route_args *a);
+    enum status (*moe_ffn)(struct backend *be, const struct moe_ffn_args *a);
+    enum status (*row_gate)(struct backend *be, const struct row_gate_args *a);
+    enum status (*reduce)(struct backend *be, const struct reduce_args *a);
+    enum status (*gather)(struct backend *be, const struct gather_args *a);
+    enum status (*logits)(struct backend *be, const struct logits_args *a);
+    enum status (*sample)(struct backend *be, const struct sample_args *a);
+    enum status (*pool)(struct backend *be, const struct pool_args *a);
+
+    /* ---- optional: NULL is composed from basic ops by engine/device/ops_default.h */
+    /* reduce, then norm with the reduced y as its delta; y need not be left as the sum. */
+    enum status (*reduce_norm)(struct backend *be, const struct reduce_args *reduce,
+                               const struct norm_args *norm);
+    /* linear, then the activation of its y, which need not be left as the product. */
+    enum status (*linear_act)(struct backend *be, const struct linear_args *linear,
+                              const struct activation_args *act);
+    /* linear_act, then the product with what it made, of which nothing else need be left. */
+    enum status (*mlp)(struct backend *be, const struct linear_args *up,
+                       const struct activation_args *act, const struct linear_args *down);
+    /* norm, then linear of its out, or with act and down (else both are NULL) the mlp of it; out
+     * need not be left. */
+    enum status (*norm_linear)(struct backend *be, const struct norm_args *norm,
+                               const struct linear_args *linear,
+                               const struct activation_args *act, const struct linear_args *down);
+
+    /* Optional: ERR_DEVICE when the device is found lost; never waits. */
+    enum status (*alive)(struct backend *be);
+
+    /* ---- tests: device memory to and from the host, after all work in order */
+    enum status (*write)(struct backend *be, struct dmem to, const void *from, size_t n_bytes);
+    enum status (*read)(struct backend *be, void *to, struct dmem from, size_t n_bytes);
+};
+
+/* Refuses a table with a hole where a basic op belongs. */
+enum status backend_check(const struct backend *be, struct err *err);
+
+static inline struct dmem dmem_at(struct dmem m, size_t offset_bytes)
+{
+    struct dmem r = {(char *)m.p + offset_bytes};
+    return r;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

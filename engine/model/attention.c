@@ -1,0 +1,205 @@
+/* The weights of a layer's attention: plain, fused, with norms of heads, sinks, or MLA. */
+#include "engine/model/part.h"
+
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const struct model_shard *s = &l->m->shard;
+    const struct tensor_names *names = c->names;
+    int64_t hd = c->head_dim, q_all = c->n_heads * hd, kv_all = c->n_kv_heads * hd;
+    int64_t q_first = s->first_head * hd, q_n = s->n_heads * hd;
+    int64_t kv_first = s->first_kv_head * hd, kv_n = s->n_kv_heads * hd;
+    char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES];
+    struct stack st = {.n = 3, .n_in = c->hidden, .n_cols = c->hidden, .bias = c->q_bias};
+    if (names->qkv) {
+        part_layer_name(names->qkv, layer, q);
+        int64_t all = q_all + 2 * kv_all;
+        st.pieces[0] = (struct piece){q, all, q_first, q_n};
+        st.pieces[1] = (struct piece){q, all, q_all + kv_first, kv_n};
+        st.pieces[2] = (struct piece){q, all, q_all + kv_all + kv_first, kv_n};
+    } else {
+        part_layer_name(names->q, layer, q);
+        part_layer_name(names->k, layer, k);
+        part_layer_name(names->v, layer, v);
+        st.pieces[0] = (struct piece){q, q_all, q_first, q_n};
+        st.pieces[1] = (struct piece){k, kv_all, kv_first, kv_n};
+        st.pieces[2] = (struct piece){v, kv_all, kv_first, kv_n};
+    }
+    return part_linear(l, &st, l->options->dtype, &w->qkv);
+}
+
+/* StableLM keeps one norm per head, each a tensor of its own. */
+static enum status per_head_norms(struct loader *l, const char *pattern, int32_t first, int32_t n,
+                                  const char *what, const struct weight **out)
+{
+    int64_t hd = l->c->head_dim;
+    float *joined = xmalloc((size_t)(n * hd) * sizeof *joined);
+    enum status st = OK;
+    for (int32_t h = 0; h < n && st == OK; h++) {
+        char name[NAME_BYTES];
+        part_numbered_name(pattern, first + h, name);
+        struct weight_part p;
+        st = part_of(l, name, &hd, 1, &p);
+        part_dummy_vector(l, &p, true);
+        for (int64_t i = 0; i < hd && st == OK; i++) {
+            joined[h * hd + i] = weight_part_get(&p, 0, i);
+        }
+    }
+    struct weight_part all = {.data = joined,
+                              .dtype = DT_F32,
+                              .n_rows = 1,
+                              .n_cols = n * hd,
+                              .row_stride = n * hd,
+                              .col_stride = 1};
+    if (st == OK) {
+        st = part_open_vector(l, what, &all, out);
+    }
+    free(joined);
+    return st;
+}
+
+static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const struct model_shard *s = &l->m->shard;
+    char q[NAME_BYTES], k[NAME_BYTES];
+    if (c->qk_norm == QK_NORM_NONE) {
+        return OK;
+    }
+    part_layer_name(c->names->q_norm, layer, q);
+    part_layer_name(c->names->k_norm, layer, k);
+    if (c->qk_norm_kind == NORM_LAYER) {
+        TRY(per_head_norms(l, q, s->first_head, s->n_heads, "q_norm", &w->q_norm));
+        return per_head_norms(l, k, s->first_kv_head, s->n_kv_heads, "k_norm", &w->k_norm);
+    }
+    if (c->qk_norm == QK_NORM_HEAD) {
+        TRY(part_vector(l, q, ".weight", c->head_dim, &w->q_norm));
+        return part_vector(l, k, ".weight", c->head_dim, &w->k_norm);
+    }
+    TRY(part_vector(l, q, ".weight", (int64_t)c->n_heads * c->head_dim, &w->q_norm));
+    return part_vector(l, k, ".weight", (int64_t)c->n_kv_heads * c->head_dim, &w->k_norm);
+}
+
+static enum status load_o(struct loader *l, int32_t layer, int64_t head_out,
+                          struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const struct model_shard *s = &l->m->shard;
+    char o[NAME_BYTES];
+    part_layer_name(c->names->o, layer, o);
+    struct stack st = {.pieces = {{o, c->hidden, 0, c->hidden}},
+                       .n = 1,
+                       .n_in = c->n_heads * head_out,
+                       .first_col = s->first_o_head * head_out,
+                       .n_cols = s->n_o_heads * head_out,
+                       .bias = c->o_bias,
+                       .k_segments = part_segments(l, s->n_o_heads)};
+    return part_linear(l, &st, l->options->dtype, &w->o);
+}
+
+static enum status load_sinks(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    if (!l->c->sinks) {
+        return OK;
+    }
+    char name[NAME_BYTES];
+    part_layer_name(l->c->names->sinks, layer, name);
+    int64_t n = l->c->n_heads;
+    struct weight_part p;
+    TRY(part_of(l, name, &n, 1, &p));
+    part_dummy_vector(l, &p, false);
+    p = part_slice(p, 0, 1, l->m->shard.first_head, l->m->shard.n_heads);
+    return part_open_vector(l, name, &p, &w->sinks);
+}
+
+/* kv_b is split by head into the two products that MLA absorbs: keys into q, values behind. */
+static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
+                                  const struct weight **out)
+{
+    const struct model_config *c = l->c;
+    const struct model_shard *s = &l->m->shard;
+    char base[NAME_BYTES], name[NAME_BYTES];
+    part_layer_name(c->names->kv_b, layer, base);
+    snprintf(name, sizeof name, "%.240s.weight", base);
+    int64_t per_head = c->nope_dim + c->v_dim;
+    struct weight_part whole;
+    TRY(part_of(l, name, (int64_t[]){c->n_heads * per_head, c->kv_lora}, 2, &whole));
+    struct weight_part *parts = xcalloc((size_t)s->n_heads, sizeof *parts);
+    for (int32_t h = 0; h < s->n_heads; h++) {
+        int64_t first = (s->first_head + h) * per_head + (value ? c->nope_dim : 0);
+        parts[h] = part_slice(whole, first, value ? c->v_dim : c->nope_dim, 0, c->kv_lora);
+        if (!value) { // transposed: [kv_lora, nope]
+            parts[h].n_rows = c->kv_lora;
+            parts[h].n_cols = c->nope_dim;
+            parts[h].row_stride = 1;
+            parts[h].col_stride = c->kv_lora;
+        }
+    }
+    struct weight_desc d = {.name = name,
+                            .kind = WEIGHT_HEADS,
+                            .dtype = l->options->dtype,
+                            .n_out = value ? c->v_dim : c->kv_lora,
+                            .n_in = value ? c->kv_lora : c->nope_dim,
+                            .n_experts = s->n_heads,
+                            .n_parts = s->n_heads,
+                            .parts = parts,
+                            .k_segments = 1};
+    enum status st = part_open(l, &d, out);
+    free(parts);
+    return st;
+}
+
+static enum status load_mla(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const struct model_shard *s = &l->m->shard;
+    char name[NAME_BYTES];
+    int64_t q_head = c->nope_dim + c->rope_dim;
+    struct stack q = {.n = 1, .n_in = c->q_lora ? c->q_lora : c->hidden};
+    q.n_cols = q.n_in;
+    if (c->q_lora) {
+        part_layer_name(c->names->q_a, layer, name);
+        struct stack a = {.pieces = {{name, c->q_lora, 0, c->q_lora}},
+                          .n = 1,
+                          .n_in = c->hidden,
+                          .n_cols = c->hidden,
+                          .bias = c->o_bias};
+        TRY(part_linear(l, &a, l->options->dtype, &w->q_a));
+        part_layer_name(c->names->q_a_norm, layer, name);
+        TRY(part_vector(l, name, ".weight", c->q_lora, &w->q_a_norm));
+    }
+    part_layer_name(c->q_lora ? c->names->q_b : c->names->q, layer, name);
+    q.pieces[0] =
+        (struct piece){name, c->n_heads * q_head, s->first_head * q_head, s->n_heads * q_head};
+    TRY(part_linear(l, &q, l->options->dtype, &w->qkv));
+    int64_t kv = c->kv_lora + c->rope_dim;
+    part_layer_name(c->names->kv_a, layer, name);
+    struct stack a = {.pieces = {{name, kv, 0, kv}},
+                      .n = 1,
+                      .n_in = c->hidden,
+                      .n_cols = c->hidden,
+                      .bias = c->o_bias};
+    TRY(part_linear(l, &a, l->options->dtype, &w->kv_a));
+    part_layer_name(c->names->kv_a_norm, layer, name);
+    TRY(part_vector(l, name, ".weight", c->kv_lora, &w->kv_a_norm));
+    TRY(load_mla_heads(l, layer, false, &w->w_uk));
+    TRY(load_mla_heads(l, layer, true, &w->w_uv));
+    return load_o(l, layer, c->v_dim, w);
+}
+
+enum status load_attention(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    if (l->c->kv_lora) {
+        return load_mla(l, layer, w);
+    }
+    TRY(load_qkv(l, layer, w));
+    TRY(load_qk_norms(l, layer, w));
+    TRY(load_o(l, layer, l->c->head_dim, w));
+    return load_sinks(l, layer, w);
+}

@@ -1,0 +1,100 @@
+/* The memory of a model's forward pass: its activations, sized for the largest pass, and what its
+ * layers keep in the KV cache. */
+#include "engine/base/assert.h"
+#include "engine/model/model.h"
+
+/* One buffer: a matrix of activations, or rows of something else. */
+struct buffer_plan {
+    struct tensor *t;
+    struct dmem *raw; // where t is NULL
+    enum dtype dtype;
+    int64_t width, rows;
+};
+
+static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
+                            struct buffer_plan *p)
+{
+    const struct model_config *c = m->config;
+    const struct model_shard *s = &m->shard;
+    bool mla = c->kv_lora > 0;
+    int64_t qkv = mla ? (int64_t)s->n_heads * (c->nope_dim + c->rope_dim)
+                      : (int64_t)(s->n_heads + 2 * s->n_kv_heads) * c->head_dim;
+    int64_t ffn = s->ffn > s->shared_ffn ? s->ffn : s->shared_ffn;
+    int64_t kv_low = c->kv_lora + c->rope_dim;
+    int64_t attn = (int64_t)s->n_heads * (mla ? c->v_dim : c->head_dim);
+    int32_t n = 0;
+    p[n++] = (struct buffer_plan){&m->x, NULL, m->residual, c->hidden, max_rows};
+    p[n++] = (struct buffer_plan){&m->h, NULL, m->act, c->hidden, max_rows};
+    p[n++] = (struct buffer_plan){&m->qkv, NULL, m->act, qkv, max_rows};
+    p[n++] = (struct buffer_plan){&m->attn, NULL, m->act, attn, max_rows};
+    p[n++] = (struct buffer_plan){&m->delta, NULL, m->act, c->hidden, max_rows};
+    p[n++] = (struct buffer_plan){&m->ff_in, NULL, m->act, c->gated ? 2 * ffn : ffn, max_rows};
+    p[n++] = (struct buffer_plan){&m->ff, NULL, m->act, ffn, max_rows};
+    p[n++] = (struct buffer_plan){&m->out_x, NULL, m->residual, c->hidden, max_out};
+    p[n++] = (struct buffer_plan){&m->out_h, NULL, m->act, c->hidden, max_out};
+    p[n++] = (struct buffer_plan){&m->out_attn, NULL, m->act, attn, max_out};
+    if (mla) {
+        int64_t low = kv_low > c->q_lora ? kv_low : c->q_lora;
+        p[n++] = (struct buffer_plan){&m->low, NULL, m->act, low, max_rows};
+        p[n++] = (struct buffer_plan){&m->q_abs, NULL, m->act, s->n_heads * kv_low, max_rows};
+        p[n++] = (struct buffer_plan){&m->attn_v, NULL, m->act, (int64_t)s->n_heads * c->kv_lora,
+                                      max_rows};
+    }
+    if (c->n_experts > 0) {
+        p[n++] = (struct buffer_plan){&m->routed, NULL, m->act, c->hidden, max_rows};
+        p[n++] = (struct buffer_plan){NULL, &m->route_ids, DT_I32, c->experts_per_token, max_rows};
+        p[n++] = (struct buffer_plan){NULL, &m->route_weights, DT_F32, c->experts_per_token,
+                                      max_rows};
+    }
+    return n;
+}
+
+enum { MAX_BUFFERS = 17 }; // rows that plan_buffers may write; it fills 16 at most
+
+size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out)
+{
+    struct model copy = *m;
+    struct buffer_plan p[MAX_BUFFERS];
+    int32_t n = plan_buffers(&copy, max_rows, max_out, p);
+    ASSERT(n <= MAX_BUFFERS);
+    size_t total = 0;
+    for (int32_t i = 0; i < n; i++) {
+        total += (size_t)(p[i].width * p[i].rows) * dtype_bytes(p[i].dtype) + 256;
+    }
+    return total;
+}
+
+enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, struct tensor logits,
+                        struct tensor logits_local)
+{
+    ASSERT(m->act == m->residual || m->config->norm_place != NORM_POST);
+    struct buffer_plan p[MAX_BUFFERS];
+    int32_t n = plan_buffers(m, max_rows, max_out, p);
+    ASSERT(n <= MAX_BUFFERS);
+    for (int32_t i = 0; i < n; i++) {
+        struct dmem mem;
+        TRY(m->be->ops->alloc(m->be, (size_t)(p[i].width * p[i].rows) * dtype_bytes(p[i].dtype),
+                              &mem));
+        if (p[i].t) {
+            *p[i].t = (struct tensor){mem, p[i].dtype, (int32_t)p[i].width};
+        } else {
+            *p[i].raw = mem;
+        }
+    }
+    m->max_rows = max_rows;
+    m->max_out = max_out;
+    m->logits = logits;
+    m->logits_local = logits_local;
+    return OK;
+}
+
+void model_kv_layers(const struct model *m, struct kv_layer *layers)
+{
+    const struct model_config *c = m->config;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        layers[i] = c->kv_lora ? (struct kv_layer){m->shard.n_heads, 1, c->kv_lora + c->rope_dim,
+                                                   c->kv_lora, true}
+                               : (struct kv_layer){m->shard.n_heads, m->shard.n_kv_heads,
+                                                   c->head_dim, c->head_dim, false};
+    }
+}

@@ -1,0 +1,382 @@
+#include "engine/model/config.h"
+
+#include "engine/base/file.h"
+#include "engine/base/json.h"
+#include "engine/base/log.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_CONFIG_BYTES = 16 << 20 };
+
+/* A required positive integer of at most `max`. */
+static enum status need_int(const struct json *j, const char *key, int64_t max, int32_t *out,
+                            struct err *err)
+{
+    int64_t v;
+    const struct json *node = json_get(j, key);
+    if (!node) {
+        return err_set(err, ERR_FORMAT, "config.json: %s is missing", key);
+    }
+    if (!json_int64(node, &v) || v < 1 || v > max) {
+        return err_set(err, ERR_FORMAT, "config.json: %s must be an integer from 1 to %lld", key,
+                       (long long)max);
+    }
+    *out = (int32_t)v;
+    return OK;
+}
+
+static enum status option_int(const struct json *j, const char *key, int64_t max,
+                              int32_t otherwise, int32_t *out, struct err *err)
+{
+    if (json_type(json_get(j, key)) == JSON_NULL) {
+        *out = otherwise;
+        return OK;
+    }
+    return need_int(j, key, max, out, err);
+}
+
+static enum status read_dims(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(need_int(j, "hidden_size", 1 << 20, &c->hidden, err));
+    TRY(need_int(j, "num_hidden_layers", MAX_LAYERS, &c->n_layers, err));
+    TRY(need_int(j, "num_attention_heads", 4096, &c->n_heads, err));
+    TRY(need_int(j, "vocab_size", 1 << 24, &c->vocab, err));
+    TRY(option_int(j, "intermediate_size", 1 << 22, c->hidden * 4, &c->ffn, err));
+    TRY(option_int(j, "num_key_value_heads", c->n_heads, c->n_heads, &c->n_kv_heads, err));
+    TRY(option_int(j, "head_dim", 4096, c->hidden / c->n_heads, &c->head_dim, err));
+    TRY(option_int(j, "max_position_embeddings", MAX_POSITIONS, 2048, &c->max_pos, err));
+    if (c->n_heads % c->n_kv_heads) {
+        return err_set(err, ERR_FORMAT, "config.json: %d heads cannot share %d key/value heads",
+                       c->n_heads, c->n_kv_heads);
+    }
+    if (c->head_dim < 1) {
+        return err_set(err, ERR_FORMAT, "config.json: head_dim is 0");
+    }
+    return OK;
+}
+
+static const char *dtype_name(const struct json *j)
+{
+    const char *name = json_get_string(j, "dtype");
+    return name ? name : json_get_string(j, "torch_dtype");
+}
+
+static enum status read_dtype(const struct json *root, const struct json *j, struct model_config *c,
+                              struct err *err)
+{
+    const char *name = dtype_name(j);
+    name = name ? name : dtype_name(root);
+    c->dtype_is_set = name != NULL;
+    name = name ? name : "bfloat16";
+    const char *bare = strncmp(name, "torch.", 6) == 0 ? name + 6 : name;
+    static const struct {
+        const char *name;
+        enum dtype dtype;
+    } rows[] = {{"bfloat16", DT_BF16}, {"float16", DT_F16}, {"float32", DT_F32}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcmp(rows[i].name, bare) == 0) {
+            c->dtype = rows[i].dtype;
+            return OK;
+        }
+    }
+    return err_set(err, ERR_UNSUPPORTED, "config.json: dtype '%s' is not supported", name);
+}
+
+static enum status read_activation(const struct json *j, struct model_config *c, struct err *err)
+{
+    const char *name = json_get_string(j, "hidden_activation");
+    name = name ? name : json_get_string(j, "hidden_act");
+    if (!name) {
+        return OK;
+    }
+    static const struct {
+        const char *name;
+        enum activation act;
+    } rows[] = {{"silu", ACT_SILU},           {"swish", ACT_SILU},
+                {"gelu", ACT_GELU},           {"gelu_pytorch_tanh", ACT_GELU_TANH},
+                {"gelu_new", ACT_GELU_TANH},  {"gelu_fast", ACT_GELU_TANH},
+                {"relu", ACT_RELU}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcmp(rows[i].name, name) == 0) {
+            c->act = rows[i].act;
+            return OK;
+        }
+    }
+    return err_set(err, ERR_UNSUPPORTED, "config.json: the activation '%s' is not known", name);
+}
+
+/* layer_types is authoritative where it is present. */
+static enum status read_layer_types(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *types = json_get(j, "layer_types");
+    if (!json_is(types, JSON_ARRAY)) {
+        return OK;
+    }
+    if (json_count(types) < (size_t)c->n_layers) {
+        return err_set(err, ERR_FORMAT, "config.json: layer_types has fewer entries than layers");
+    }
+    int32_t window = (int32_t)json_get_int(j, "sliding_window", 0);
+    int32_t i = 0;
+    for (const struct json *t = json_first(types); t && i < c->n_layers; t = json_next(t), i++) {
+        const char *name = json_string(t);
+        if (name && strcmp(name, "full_attention") == 0) {
+            c->layers[i].window = 0;
+        } else if (name && strcmp(name, "sliding_attention") == 0) {
+            if (window < 1) {
+                return err_set(err, ERR_FORMAT,
+                               "config.json: sliding layers, but no sliding_window");
+            }
+            c->layers[i].window = window;
+        } else {
+            return err_set(err, ERR_UNSUPPORTED, "config.json: the layer type '%s' is not known",
+                           name ? name : "(not a string)");
+        }
+    }
+    return OK;
+}
+
+/* Longest text that the model was made for, before any choice of the operator's. */
+static int32_t natural_length(const struct json *j, int32_t max_pos)
+{
+    const struct json *rope = rope_params(j);
+    const char *type = rope_type(rope);
+    double factor = json_get_number(rope, "factor", 1.0), longest = max_pos;
+    if (factor <= 1.0 || factor >= 1e6) {
+        return max_pos;
+    }
+    if (strcmp(type, "dynamic") == 0) {
+        longest = (double)max_pos * factor;
+    } else if (strcmp(type, "yarn") == 0) { // who adds it to a config leaves the old length there
+        longest = json_get_number(rope, "original_max_position_embeddings", 0.0) * factor;
+    }
+    return longest < max_pos ? max_pos : longest < MAX_POSITIONS ? (int32_t)longest : MAX_POSITIONS;
+}
+
+/* Both forms: transformers 5's rope_parameters (also one per layer type), and rope_theta with
+ * rope_scaling. */
+static enum status read_ropes(const struct json *j, struct model_config *c, struct err *err)
+{
+    double theta = json_get_number(j, "rope_theta", 10000.0);
+    double local = c->n_ropes == 2 ? json_get_number(j, "rope_local_base_freq", 10000.0) : theta;
+    const struct json *full = rope_params(j), *sliding = NULL;
+    if (json_is(json_get(full, "full_attention"), JSON_OBJECT)) {
+        sliding = json_get(full, "sliding_attention");
+        full = json_get(full, "full_attention");
+        c->n_ropes = 2;
+    }
+    if (c->n_ropes == 2) { // the sliding layers' own; in the older form never scaled
+        TRY(rope_read(sliding, local, c->head_dim, j, &c->rope[1], err));
+    }
+    double partial = json_get_number(j, "partial_rotary_factor", (double)c->partial_rotary);
+    partial = json_get_number(full, "partial_rotary_factor", partial);
+    int32_t dim = c->kv_lora ? c->rope_dim : (int32_t)(c->head_dim * partial);
+    bool interleaved = c->rope[0].desc.interleaved;
+    TRY(rope_read(full, theta, dim, j, &c->rope[0], err));
+    c->rope[0].desc.interleaved = interleaved;
+    c->rope[1].desc.interleaved = interleaved;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        if (c->layers[i].rope == 0 && c->n_ropes == 2 && c->layers[i].window > 0) {
+            c->layers[i].rope = 1;
+        }
+    }
+    return OK;
+}
+
+/* The text part's word, else the wrapper's, else the family's. A head must be there only where the
+ * file says so, and no other part of it the contrary: some published folders have neither. */
+static void read_tied(const struct json *root, const struct json *j, struct model_config *c)
+{
+    static const char key[] = "tie_word_embeddings";
+    c->tied = json_get_bool(j, key, json_get_bool(root, key, c->tied));
+    c->untied =
+        !json_get_bool(j, key, json_get_bool(root, key, true)) && !json_get_bool(root, key, false);
+}
+
+static void add_eos(struct model_config *c, const struct json *node)
+{
+    int64_t v;
+    if (json_is(node, JSON_ARRAY)) {
+        for (const struct json *e = json_first(node); e; e = json_next(e)) {
+            add_eos(c, e);
+        }
+    } else if (json_int64(node, &v) && v >= 0 && v < c->vocab && c->n_eos < MAX_EOS) {
+        for (int32_t i = 0; i < c->n_eos; i++) {
+            if (c->eos[i] == v) {
+                return;
+            }
+        }
+        c->eos[c->n_eos++] = (int32_t)v;
+    }
+}
+
+/* Published files hold values that no sampler takes, such as a top_p of 0: what does not pass alone
+ * is left as it was. */
+static void take_default(struct model_config *c, struct sampling_params with, const char *path)
+{
+    struct err why = {0};
+    if (sampling_params_check(&with, c->vocab, &why) == OK) {
+        c->defaults = with;
+    } else {
+        log_warn("%s: %s: ignored", path, why.text);
+    }
+}
+
+static void read_defaults(const struct json *j, const char *path, struct model_config *c)
+{
+    const struct sampling_params *p = &c->defaults;
+    struct sampling_params with = *p;
+    bool greedy = !json_get_bool(j, "do_sample", true); // where it is said, it is meant
+    with.temperature = greedy ? 0.0f : (float)json_get_number(j, "temperature", 1.0);
+    take_default(c, with, path);
+    int64_t top_k = json_get_int(j, "top_k", 0); // -1: off, as some write it
+    with = *p;
+    with.top_k = top_k > INT32_MAX   ? INT32_MAX
+                 : top_k < INT32_MIN ? INT32_MIN
+                 : top_k == -1       ? 0
+                                     : (int32_t)top_k;
+    take_default(c, with, path);
+    with = *p;
+    with.top_p = (float)json_get_number(j, "top_p", 1.0);
+    take_default(c, with, path);
+    with = *p;
+    with.min_p = (float)json_get_number(j, "min_p", 0.0);
+    take_default(c, with, path);
+    with = *p;
+    with.repetition_penalty = (float)json_get_number(j, "repetition_penalty", 1.0);
+    take_default(c, with, path);
+}
+
+/* What the text part and its wrapper say; else the family's, which the defaults have put into j. */
+static void read_eos(const struct json *said, const struct json *wrapper, const struct json *j,
+                     struct model_config *c)
+{
+    c->eos_is_usual = !said && !wrapper;
+    add_eos(c, c->eos_is_usual ? json_get(j, "eos_token_id") : said);
+    add_eos(c, wrapper);
+}
+
+static enum status read_generation(const char *dir, struct model_config *c, struct err *err)
+{
+    c->defaults = sampling_params_default();
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/generation_config.json", dir);
+    if (!file_exists(path)) {
+        return OK;
+    }
+    struct json *j;
+    TRY(json_parse_file(path, MAX_CONFIG_BYTES, &j, err));
+    enum status st = model_keys_check_generation(j, err);
+    if (st != OK) {
+        json_free(j);
+        return err_prefix(err, st, "%s", path);
+    }
+    const struct json *eos = json_get(j, "eos_token_id");
+    if (c->eos_is_usual && json_type(eos) != JSON_NULL) {
+        c->n_eos = 0;
+    }
+    add_eos(c, eos);
+    read_defaults(j, path, c);
+    json_free(j);
+    return OK;
+}
+
+/* Multimodal wrappers nest the language part. */
+static struct json *text_part(struct json *root)
+{
+    const struct json *text = json_get(root, "text_config");
+    bool nested = json_is(text, JSON_OBJECT) && !json_get(root, "hidden_size");
+    return nested ? (struct json *)text : root;
+}
+
+/* Keys that the file leaves out mean what transformers takes for them in this family. */
+static enum status add_defaults(const struct family *family, struct json *config, struct err *err)
+{
+    struct json *defaults;
+    TRY(json_parse(family->defaults, strlen(family->defaults), NULL, &defaults, err));
+    json_add_missing(config, defaults);
+    json_free(defaults);
+    return OK;
+}
+
+static enum status open_family(const struct json *root, struct json *config,
+                               const struct family **out, struct err *err)
+{
+    const char *type = json_get_string(config, "model_type");
+    const struct family *family = type ? family_find(type) : NULL;
+    if (!family) {
+        char known[512];
+        family_list(known, sizeof known);
+        return err_set(err, ERR_UNSUPPORTED, "config.json: the model_type '%s' is not one of %s",
+                       type ? type : "(missing)", known);
+    }
+    if (json_is(json_get(root, "quantization_config"), JSON_OBJECT)) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: quantised checkpoints are not supported");
+    }
+    TRY(model_keys_check(root, err));
+    if (config != root) {
+        TRY(model_keys_check(config, err));
+    }
+    if (!json_get_bool(config, "is_causal", true)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: is_causal is false: attention to later tokens is not supported");
+    }
+    *out = family;
+    return add_defaults(family, config, err);
+}
+
+static enum status read_config(struct json *root, struct model_config *c, struct err *err)
+{
+    struct json *j = text_part(root);
+    const struct json *eos = json_get(j, "eos_token_id"); // before the family's joins them
+    const struct json *wrapper_eos = json_get(root, "eos_token_id");
+    const struct family *family = NULL;
+    TRY(open_family(root, j, &family, err));
+    snprintf(c->model_type, sizeof c->model_type, "%s", family->model_type);
+    c->names = family->names;
+    TRY(read_dims(j, c, err));
+    TRY(read_dtype(root, j, c, err));
+    c->norm_eps = (float)json_get_number(j, "rms_norm_eps", 1e-6);
+    c->attn_scale = 1.0f / sqrtf((float)c->head_dim);
+    c->embed_scale = c->residual_scale = c->logit_scale = c->routed_scale = 1.0f;
+    c->partial_rotary = 1.0f;
+    c->act = ACT_SILU;
+    c->gated = true;
+    c->n_ropes = 1;
+    TRY(read_activation(j, c, err));
+    TRY(family->read(j, c, err));
+    TRY(read_layer_types(j, c, err));
+    read_tied(root, j, c);
+    TRY(read_ropes(j, c, err));
+    c->max_pos = natural_length(j, c->max_pos);
+    read_eos(eos, wrapper_eos, j, c);
+    return OK;
+}
+
+bool model_config_fit(struct model_config *c, int32_t max_len)
+{
+    bool changed = false;
+    for (int32_t i = 0; i < c->n_ropes; i++) {
+        changed = rope_fit(&c->rope[i], max_len) || changed;
+    }
+    return changed;
+}
+
+enum status model_config_load(const char *dir, struct model_config *c, struct err *err)
+{
+    *c = (struct model_config){0};
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    struct json *root;
+    TRY(json_parse_file(path, MAX_CONFIG_BYTES, &root, err));
+    enum status st = json_is(root, JSON_OBJECT)
+                         ? read_config(root, c, err)
+                         : err_set(err, ERR_FORMAT, "config.json: not a JSON object");
+    json_free(root);
+    if (st != OK) {
+        return err_prefix(err, st, "%s", dir);
+    }
+    return read_generation(dir, c, err);
+}

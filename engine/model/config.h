@@ -1,0 +1,140 @@
+/* What a model is, read from its config.json and generation_config.json and checked: plain data,
+ * the same for every family. Names of dimensions are Hugging Face's, in short.
+ * Thread: plain data, constant after model_config_load. */
+#ifndef SLUICE_ENGINE_MODEL_CONFIG_H
+#define SLUICE_ENGINE_MODEL_CONFIG_H
+
+#include "engine/device/ops.h"
+
+enum {
+    MAX_LAYERS = 512,     // chosen: four times the deepest checkpoint known
+    MAX_ROPE_PAIRS = 256, // chosen: heads of 512
+    MAX_POSITIONS = 1 << 30, // chosen: so that sums of a few lengths are an int32_t
+};
+
+struct json;
+struct tensor_names;
+
+enum rope_growth { ROPE_FIXED, ROPE_DYNAMIC, ROPE_LONG };
+
+struct rope_config {
+    struct rope_desc desc; // inv_freq points at the array below; max_pos is rope_fit's
+    float inv_freq[MAX_ROPE_PAIRS];
+    /* What rope_fit makes the frequencies of, unless they are the same for every length. */
+    enum rope_growth growth;
+    double theta, factor; // dynamic
+    double trained_len;   // beyond it they are others
+    float short_freq[MAX_ROPE_PAIRS], long_freq[MAX_ROPE_PAIRS]; // longrope
+};
+
+struct layer_config {
+    int32_t window; // 0: full attention
+    int32_t rope;   // index in model_config.rope; -1: none
+    bool moe;
+};
+
+/* Where norms stand around a sub-layer: f(norm(x)), norm(f(norm(x))), norm(f(x)). */
+enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
+
+struct model_config {
+    char model_type[32];
+    const struct tensor_names *names;
+    enum dtype dtype;  // the checkpoint's
+    bool dtype_is_set; // else config.json does not say it, and model_stored_dtype does
+
+    int32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, max_pos;
+    struct layer_config layers[MAX_LAYERS];
+    bool tied, untied; // untied: config.json says that the head is a matrix of its own
+
+    enum norm_kind norm_kind;
+    enum norm_place norm_place;
+    bool norm_bias, parallel_residual;
+    float norm_eps, norm_offset;
+
+    bool q_bias, o_bias, mlp_bias, router_bias, sinks;
+    enum qk_norm qk_norm;
+    enum norm_kind qk_norm_kind;
+    float attn_scale, attn_softcap;
+
+    float embed_scale, residual_scale, logit_scale, final_softcap;
+    bool embed_scale_rounded; // to the dtype that the model runs in
+
+    enum activation act;
+    struct act_shape act_shape;
+    bool gated;
+
+    int32_t n_ropes;
+    float partial_rotary; // share of each head that rotates, unless the config says
+    struct rope_config rope[2]; // 0: global, 1: sliding layers' own
+
+    /* Mixture of experts; n_experts 0: none. */
+    int32_t n_experts, experts_per_token, moe_ffn, shared_ffn;
+    enum moe_scoring scoring;
+    bool renormalise, shared_gate, correction, experts_biased;
+    float routed_scale;
+    int32_t n_group, topk_group;
+
+    /* Multi-head latent attention; kv_lora 0: none. */
+    int32_t q_lora, kv_lora, nope_dim, rope_dim, v_dim;
+
+    int32_t n_eos;
+    int32_t eos[MAX_EOS];
+    bool eos_is_usual; // config.json says none: those of its class, if generation_config.json agrees
+    struct sampling_params defaults; // of generation_config.json, as far as they are in range
+};
+
+/* model_config_fit comes next, before a model is loaded. */
+enum status model_config_load(const char *dir, struct model_config *c, struct err *err);
+/* Fixes the ropes for texts of at most max_len: scalings that depend on the served length (dynamic,
+ * longrope) have other frequencies for another. True if that changed any. */
+bool model_config_fit(struct model_config *c, int32_t max_len);
+
+/* One row per family: see families.c. */
+struct family {
+    const char *model_type;
+    const struct tensor_names *names;
+    /* A JSON object: what transformers takes for keys that config.json leaves out, where that is
+     * not what the readers take anyway. */
+    const char *defaults;
+    /* Sets what differs from plain Llama. `j` is the (text) config. Read before it: the dimensions
+     * (hidden to max_pos), dtype, rms_norm_eps, the activation; Llama's scales and one rope are
+     * set, all else is 0. Read after it: layer_types (over layers[].window), tie_word_embeddings
+     * (over tied), and the ropes, from n_ropes, partial_rotary, rope_dim and
+     * rope[0].desc.interleaved. */
+    enum status (*read)(const struct json *j, struct model_config *c, struct err *err);
+};
+const struct family *family_find(const char *model_type);
+void family_list(char *out, size_t n_bytes); // their model_types, for messages
+
+/* A name without ".weight"; NULL: the family has no such tensor. "%d" is the expert, or in
+ * q_norm and k_norm the head; layer names go behind "model.layers.N.". */
+struct tensor_names {
+    const char *embed, *final_norm, *head;
+    const char *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm;
+    const char *q, *k, *v, *qkv, *o, *q_norm, *k_norm, *sinks;
+    const char *gate, *up, *gate_up, *down;
+    const char *router, *correction;
+    const char *expert_gate, *expert_up, *expert_down;
+    /* All experts in one tensor. interleaved: [E, in, 2 ffn], gate and up alternating. */
+    const char *experts_gate_up, *experts_down;
+    bool experts_interleaved;
+    const char *shared_gate, *shared_up, *shared_down, *shared_router;
+    const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
+};
+
+/* model_keys.c: every key that is read holds what it may, or the sentence says which does not. A
+ * key of a scaling of positions that is not read is told. */
+enum status model_keys_check(const struct json *config, struct err *err);
+enum status model_keys_check_generation(const struct json *generation, struct err *err);
+
+/* rope.c: what a config says of positions, as transformers takes it: rope_scaling unless that is
+ * empty, else rope_parameters, else what the family's class has ("rope_of_class" of the defaults).
+ * rope_read makes a rope of it, or of its part for one kind of layers; rope_fit is model_config_fit
+ * for one rope. */
+const struct json *rope_params(const struct json *config);
+const char *rope_type(const struct json *params);
+enum status rope_read(const struct json *params, double theta, int32_t dim,
+                      const struct json *config, struct rope_config *out, struct err *err);
+bool rope_fit(struct rope_config *rope, int32_t max_len);
+
+#endif

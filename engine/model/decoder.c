@@ -1,0 +1,373 @@
+/* The forward pass of every family: one straight list of ops over one batch of rows.
+ * Shapes: T rows, D hidden, H query heads, K key/value heads, d head size, F feed-forward width (of
+ * this rank). x is the residual stream; a sub-layer's output `delta` joins it in the next norm. */
+#include "engine/base/assert.h"
+#include "engine/model/model.h"
+#include "engine/device/ops_default.h"
+
+/* What the layers hand on: the residual stream, and the output that has yet to join it. */
+struct flow {
+    struct model *m;
+    const struct backend_ops *ops;
+    struct backend *be;
+    int32_t n_rows, n_out;
+    struct tensor x, h, attn; // the model's, or from `narrow` on those of the out rows
+    bool pending; // delta waits to be added to x
+    bool partial; // and, before that, to be reduced
+    struct reduce_args reduce;
+    struct moe_ffn_args moe; // what reduce.moe points to
+    bool norm_waits;         // the next op, which alone reads what it makes, takes it along
+    struct norm_args norm;
+};
+
+static const struct tensor none = {{NULL}, DT_F32, 0};
+
+/* x += pending delta; out = norm(x). Without weights only the addition, and the input is x. `once`:
+ * one product alone reads the input, so that both may be one op. */
+static enum status join_norm(struct flow *f, const struct weight *weight,
+                             const struct weight *bias, bool once, struct tensor *input)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    *input = weight ? f->h : f->x;
+    if (!weight && !f->pending) {
+        return OK;
+    }
+    struct norm_args a = {.x = f->x, .delta = f->pending ? m->delta : none,
+                          .out = weight ? f->h : none, .weight = weight, .bias = bias,
+                          .n_rows = f->n_rows, .width = c->hidden, .kind = c->norm_kind,
+                          .eps = c->norm_eps, .weight_offset = c->norm_offset,
+                          .delta_scale = c->residual_scale};
+    bool partial = f->partial, waits = once && weight && f->ops->norm_linear;
+    f->pending = f->partial = false;
+    if (!waits || (partial && f->ops->reduce_norm)) {
+        return partial ? ops_reduce_norm(f->be, &f->reduce, &a) : f->ops->norm(f->be, &a);
+    }
+    f->norm_waits = true;
+    f->norm = a;
+    return partial ? f->ops->reduce(f->be, &f->reduce) : OK;
+}
+
+/* Ranks' partial sums of delta become whole (unless they are: reduce NULL), and a norm of the
+ * sub-layer's own follows; without one the sum is left to the next norm, which may be one op with
+ * it. */
+static enum status finish_delta(struct flow *f, const struct reduce_args *reduce,
+                                const struct weight *post_norm)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    f->pending = true;
+    if (reduce && !post_norm) {
+        f->partial = true;
+        f->reduce = *reduce;
+        if (reduce->moe) {
+            f->moe = *reduce->moe;
+            f->reduce.moe = &f->moe;
+        }
+        return OK;
+    }
+    if (reduce) {
+        TRY(f->ops->reduce(f->be, reduce));
+    }
+    if (!post_norm) {
+        return OK;
+    }
+    struct norm_args a = {.x = m->delta, .delta = none, .out = m->delta, .weight = post_norm,
+                          .n_rows = f->n_rows, .width = c->hidden, .kind = c->norm_kind,
+                          .eps = c->norm_eps, .weight_offset = c->norm_offset};
+    return f->ops->norm(f->be, &a);
+}
+
+static enum status linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y)
+{
+    struct linear_args a = {.weight = w, .x = x, .y = y, .n_rows = f->n_rows};
+    if (f->norm_waits) {
+        f->norm_waits = false;
+        return ops_norm_linear(f->be, &f->norm, &a, NULL, NULL);
+    }
+    return f->ops->linear(f->be, &a);
+}
+
+/* The pass ends with this layer's keys and values: no row is asked of. */
+static bool stores_only(const struct flow *f, int32_t layer)
+{
+    return f->n_out == 0 && layer == f->m->config->n_layers - 1;
+}
+
+/* x[T, D] -> qkv[T, (H + 2K) d] -> attn[T, H d] */
+static enum status attention(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->layers[layer];
+    const struct layer_config *lc = &c->layers[layer];
+    TRY(linear(f, w->qkv, in, m->qkv));
+    struct rope_store_args store = {
+        .qkv = m->qkv, .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL, .n_rows = f->n_rows,
+        .layer = layer, .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
+        .head_dim = c->head_dim, .qk_norm = c->qk_norm, .qk_norm_kind = c->qk_norm_kind,
+        .q_norm = w->q_norm, .k_norm = w->k_norm, .eps = c->norm_eps,
+        .norm_offset = c->norm_offset};
+    TRY(f->ops->rope_store(f->be, &store));
+    if (stores_only(f, layer)) {
+        return OK;
+    }
+    struct attention_args a = {
+        .q = m->qkv, .out = m->attn, .n_rows = f->n_rows, .layer = layer,
+        .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
+        .head_dim_k = c->head_dim, .head_dim_v = c->head_dim, .scale = c->attn_scale,
+        .window = lc->window, .softcap = c->attn_softcap, .sinks = w->sinks};
+    return f->ops->attention(f->be, &a);
+}
+
+/* MLA with the key and value products absorbed into q and the output: one shared key head of
+ * kv_lora + rope_dim, whose first kv_lora elements are also the value. */
+static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->layers[layer];
+    int32_t q_head = c->nope_dim + c->rope_dim, key = c->kv_lora + c->rope_dim;
+    struct tensor q_in = in;
+    if (w->q_a) { // [T, D] -> [T, q_lora]
+        TRY(linear(f, w->q_a, in, m->low));
+        struct norm_args norm = {.x = m->low, .delta = none, .out = m->low,
+                                 .weight = w->q_a_norm, .n_rows = f->n_rows, .width = c->q_lora,
+                                 .eps = c->norm_eps};
+        TRY(f->ops->norm(f->be, &norm));
+        q_in = m->low;
+    }
+    TRY(linear(f, w->qkv, q_in, m->qkv)); // [T, H (nope + rope)]
+    TRY(linear(f, w->kv_a, in, m->low));  // [T, kv_lora + rope]
+    struct mla_store_args store = {
+        .q = m->qkv, .kv = m->low, .q_out = m->q_abs,
+        .rope = c->layers[layer].rope >= 0 ? m->ropes[0] : NULL, .n_rows = f->n_rows,
+        .layer = layer, .n_heads = m->shard.n_heads, .q_head = q_head,
+        .q_rope_offset = c->nope_dim, .rope_dim = c->rope_dim, .kv_lora = c->kv_lora,
+        .q_out_head = key, .q_out_offset = c->kv_lora, .kv_norm = w->kv_a_norm,
+        .eps = c->norm_eps};
+    TRY(f->ops->mla_store(f->be, &store));
+    if (stores_only(f, layer)) {
+        return OK;
+    }
+    struct linear_heads_args absorb = {.weight = w->w_uk, .x = m->qkv, .y = m->q_abs,
+                                       .n_rows = f->n_rows, .x_head = q_head, .y_head = key};
+    TRY(f->ops->linear_heads(f->be, &absorb)); // [T, H, nope] -> [T, H, kv_lora]
+    struct attention_args a = {
+        .q = m->q_abs, .out = m->attn_v, .n_rows = f->n_rows, .layer = layer,
+        .n_heads = m->shard.n_heads, .n_kv_heads = 1, .head_dim_k = key,
+        .head_dim_v = c->kv_lora, .scale = c->attn_scale, .window = c->layers[layer].window,
+        .softcap = c->attn_softcap};
+    TRY(f->ops->attention(f->be, &a));
+    struct linear_heads_args expand = {.weight = w->w_uv, .x = m->attn_v, .y = m->attn,
+                                       .n_rows = f->n_rows, .x_head = c->kv_lora,
+                                       .y_head = c->v_dim};
+    return f->ops->linear_heads(f->be, &expand); // [T, H, kv_lora] -> [T, H, v]
+}
+
+static enum status gather(struct flow *f, struct tensor *x, struct tensor out, int32_t width)
+{
+    struct gather_args a = {.x = *x, .out = out, .n_out = f->n_out, .width = width};
+    *x = out;
+    return f->ops->gather(f->be, &a);
+}
+
+/* Other rows than the out rows are read no more once the last layer's attention has seen their keys
+ * and values: they end here. `in`: the layer's input, NULL if it is not read again. x comes first: the
+ * next norm may read it before all that stands in front of it has ended (cuda/README.md). */
+static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
+{
+    struct model *m = f->m;
+    const int32_t hidden = m->config->hidden;
+    if (layer < m->config->n_layers - 1 || f->n_out == f->n_rows) {
+        return OK;
+    }
+    TRY(gather(f, &f->x, m->out_x, hidden));
+    if (in) {
+        TRY(gather(f, in, m->out_h, hidden));
+    }
+    f->h = m->out_h;
+    f->n_rows = f->n_out;
+    return gather(f, &f->attn, m->out_attn, m->attn.stride);
+}
+
+/* The heads' outputs through this rank's part of the output product, into delta. */
+static enum status attention_output(struct flow *f, int32_t layer)
+{
+    struct model *m = f->m;
+    const struct layer_weights *w = &m->layers[layer];
+    struct tensor heads = f->attn; // those that this rank's output product takes
+    size_t skipped = (size_t)(m->shard.first_o_head - m->shard.first_head) *
+                     (size_t)m->config->head_dim;
+    heads.mem = dmem_at(heads.mem, skipped * dtype_bytes(heads.dtype));
+    struct linear_args o = {.weight = w->o, .x = heads, .y = m->delta, .n_rows = f->n_rows,
+                            .partial = true};
+    TRY(f->ops->linear(f->be, &o));
+    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
+                                 .whole = m->shard.n_ranks == 1, .linear = w->o};
+    return finish_delta(f, &reduce, w->attn_post_norm);
+}
+
+/* down(act(gate_up(in))) into delta, as this rank's partial sum. */
+static enum status mlp(struct flow *f, const struct weight *gate_up, const struct weight *down,
+                       int32_t width, struct tensor in, bool accumulate)
+{
+    struct model *m = f->m;
+    struct linear_args up = {.weight = gate_up, .x = in, .y = m->ff_in, .n_rows = f->n_rows};
+    struct activation_args act = {.x = m->ff_in, .out = m->ff, .n_rows = f->n_rows,
+                                  .width = width, .kind = m->config->act,
+                                  .gated = m->config->gated, .shape = m->config->act_shape};
+    struct linear_args a = {.weight = down, .x = m->ff, .y = m->delta, .n_rows = f->n_rows,
+                            .partial = true, .accumulate = accumulate};
+    if (f->norm_waits) {
+        f->norm_waits = false;
+        return ops_norm_linear(f->be, &f->norm, &up, &act, &a);
+    }
+    return ops_mlp(f->be, &up, &act, &a);
+}
+
+/* The shared experts, into delta: as this rank's partial sum, or whole. */
+static enum status shared_experts(struct flow *f, const struct layer_weights *w, struct tensor in,
+                                  bool whole)
+{
+    struct model *m = f->m;
+    TRY(mlp(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, false));
+    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
+                                 .whole = m->shard.n_ranks == 1, .linear = w->shared_down};
+    if (whole) {
+        TRY(f->ops->reduce(f->be, &reduce));
+    }
+    if (!w->shared_router) {
+        return OK;
+    }
+    struct row_gate_args gate = {.x = in, .y = m->delta, .weight = w->shared_router,
+                                 .n_rows = f->n_rows, .x_width = m->config->hidden,
+                                 .y_width = m->config->hidden};
+    return f->ops->row_gate(f->be, &gate);
+}
+
+/* delta += routed, both whole. */
+static enum status join_routed(struct flow *f)
+{
+    struct model *m = f->m;
+    struct norm_args add = {.x = m->delta, .delta = m->routed, .out = none, .n_rows = f->n_rows,
+                            .width = m->config->hidden, .delta_scale = 1.0f};
+    return f->ops->norm(f->be, &add);
+}
+
+static enum status moe(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->layers[layer];
+    bool shared = w->shared_gate_up != NULL, apart = shared && m->exact_ranks;
+    if (shared) {
+        TRY(shared_experts(f, w, in, apart));
+    }
+    struct moe_route_args route = {
+        .router = w->router, .correction = w->correction, .x = in, .ids = m->route_ids,
+        .weights = m->route_weights, .n_rows = f->n_rows, .n_experts = c->n_experts,
+        .k = c->experts_per_token, .scoring = c->scoring, .renormalise = c->renormalise,
+        .scale = c->routed_scale, .n_group = c->n_group, .topk_group = c->topk_group};
+    TRY(f->ops->moe_route(f->be, &route));
+    struct moe_ffn_args ffn = {
+        .gate_up = w->experts_gate_up, .down = w->experts_down, .x = in,
+        .y = apart ? m->routed : m->delta, .ids = m->route_ids, .weights = m->route_weights,
+        .n_rows = f->n_rows, .n_experts = c->n_experts, .k = c->experts_per_token,
+        .ffn = m->shard.moe_ffn, .kind = c->act, .accumulate = shared && !apart, .partial = true,
+        .shape = c->act_shape};
+    TRY(f->ops->moe_ffn(f->be, &ffn));
+    struct reduce_args reduce = {.y = ffn.y, .n_rows = f->n_rows, .width = c->hidden,
+                                 .whole = m->shard.n_ranks == 1, .moe = &ffn};
+    if (!apart) {
+        reduce.linear = w->shared_down; // in y too; where it is gated it has no bias
+        return finish_delta(f, &reduce, w->ffn_post_norm);
+    }
+    TRY(f->ops->reduce(f->be, &reduce));
+    TRY(join_routed(f));
+    return finish_delta(f, NULL, w->ffn_post_norm);
+}
+
+static enum status ffn_layer(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct layer_weights *w = &m->layers[layer];
+    if (m->config->layers[layer].moe) {
+        return moe(f, layer, in);
+    }
+    TRY(mlp(f, w->gate_up, w->down, m->shard.ffn, in, false));
+    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
+                                 .whole = m->shard.n_ranks == 1, .linear = w->down};
+    return finish_delta(f, &reduce, w->ffn_post_norm);
+}
+
+static enum status layer_forward(struct flow *f, int32_t layer)
+{
+    const struct model_config *c = f->m->config;
+    const struct layer_weights *w = &f->m->layers[layer];
+    const bool parallel = c->parallel_residual; // both sub-layers read the same normed input
+    struct tensor in, unused;
+    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, !parallel && c->kv_lora == 0, &in));
+    TRY(c->kv_lora ? mla_attention(f, layer, in) : attention(f, layer, in));
+    if (stores_only(f, layer)) {
+        return OK;
+    }
+    TRY(narrow(f, layer, parallel ? &in : NULL));
+    TRY(attention_output(f, layer));
+    if (parallel) { // it is kept while attention's output joins x
+        TRY(join_norm(f, NULL, NULL, false, &unused));
+    } else {
+        TRY(join_norm(f, w->ffn_norm, w->ffn_norm_bias, !c->layers[layer].moe, &in));
+    }
+    return ffn_layer(f, layer, in);
+}
+
+/* The final norm of the out rows, and the head over them. */
+static enum status ends(struct flow *f, struct model_outputs want)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const int32_t n_out = f->n_out;
+    struct tensor unused;
+    TRY(join_norm(f, NULL, NULL, false, &unused));
+    if (f->x.mem.p != m->out_x.mem.p) { // all rows came here, in an order of their own
+        TRY(gather(f, &f->x, m->out_x, c->hidden));
+    }
+    struct norm_args norm = {.x = m->out_x, .delta = none, .out = m->out_h,
+                             .weight = m->final_norm, .bias = m->final_norm_bias,
+                             .n_rows = n_out, .width = c->hidden, .kind = c->norm_kind,
+                             .eps = c->norm_eps, .weight_offset = c->norm_offset};
+    TRY(f->ops->norm(f->be, &norm));
+    if (want.pooled) {
+        struct pool_args pool = {.hidden = m->out_h, .n_out = n_out, .width = c->hidden};
+        TRY(f->ops->pool(f->be, &pool));
+    }
+    if (!want.logits) {
+        return OK;
+    }
+    struct tensor y = m->shard.head_sharded ? m->logits_local : m->logits;
+    const bool as_is = !m->shard.head_sharded && c->logit_scale == 1.0f && c->final_softcap <= 0.0f;
+    struct linear_args head = {.weight = m->head, .x = m->out_h, .y = y, .n_rows = n_out,
+                               .head = true, .n_drawn = as_is ? c->vocab : 0};
+    TRY(f->ops->linear(f->be, &head));
+    struct logits_args logits = {.local = y, .logits = m->logits, .n_out = n_out,
+                                 .vocab = c->vocab, .scale = c->logit_scale,
+                                 .softcap = c->final_softcap};
+    return f->ops->logits(f->be, &logits);
+}
+
+enum status model_forward(struct model *m, const struct pass_shape *shape,
+                          struct model_outputs want)
+{
+    const struct model_config *c = m->config;
+    struct flow f = {.m = m, .ops = m->be->ops, .be = m->be, .n_rows = shape->n_rows,
+                     .n_out = shape->n_out, .x = m->x, .h = m->h, .attn = m->attn};
+    ASSERT(shape->n_rows <= m->max_rows && shape->n_out <= m->max_out);
+    struct embed_args embed = {.table = m->embed, .x = m->x, .n_rows = f.n_rows,
+                               .scale = m->embed_scale};
+    TRY(f.ops->embed(f.be, &embed));
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        TRY(layer_forward(&f, i));
+    }
+    return f.n_out > 0 ? ends(&f, want) : OK;
+}

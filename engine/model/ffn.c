@@ -1,0 +1,243 @@
+/* The weights of a layer's feed-forward half: an MLP, or experts with their router. */
+#include "engine/model/part.h"
+
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum status load_mlp(struct loader *l, const char *gate, const char *up, const char *fused,
+                            const char *down, int32_t layer, int32_t ffn, int32_t ffn_shard,
+                            bool bias, const struct weight **gate_up_out,
+                            const struct weight **down_out)
+{
+    const struct model_config *c = l->c;
+    int64_t first = (int64_t)l->m->shard.rank * ffn_shard;
+    char a[NAME_BYTES], b[NAME_BYTES];
+    struct stack st = {.n_in = c->hidden, .n_cols = c->hidden, .bias = bias};
+    if (!c->gated) {
+        part_layer_name(up, layer, a);
+        st.pieces[st.n++] = (struct piece){a, ffn, first, ffn_shard};
+    } else if (fused) {
+        part_layer_name(fused, layer, a);
+        st.pieces[st.n++] = (struct piece){a, 2 * ffn, first, ffn_shard};
+        st.pieces[st.n++] = (struct piece){a, 2 * ffn, ffn + first, ffn_shard};
+    } else {
+        part_layer_name(gate, layer, a);
+        part_layer_name(up, layer, b);
+        st.pieces[st.n++] = (struct piece){a, ffn, first, ffn_shard};
+        st.pieces[st.n++] = (struct piece){b, ffn, first, ffn_shard};
+    }
+    TRY(part_linear(l, &st, l->options->dtype, gate_up_out));
+    part_layer_name(down, layer, a);
+    struct stack d = {.pieces = {{a, c->hidden, 0, c->hidden}},
+                      .n = 1,
+                      .n_in = ffn,
+                      .first_col = first,
+                      .n_cols = ffn_shard,
+                      .bias = bias,
+                      .k_segments = part_segments(l, ffn_shard)};
+    return part_linear(l, &d, l->options->dtype, down_out);
+}
+
+/* Parts of expert e: its gate and up rows (or its down), this rank's share. */
+static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
+                                struct weight_part gate_up[2], struct weight_part *down)
+{
+    const struct model_config *c = l->c;
+    int64_t ffn = c->moe_ffn, n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
+    int64_t hidden = c->hidden;
+    const char *bases[3] = {c->names->expert_gate, c->names->expert_up, c->names->expert_down};
+    struct weight_part *outs[3] = {&gate_up[0], &gate_up[1], down};
+    for (int32_t i = 0; i < 3; i++) {
+        char pattern[NAME_BYTES], name[NAME_BYTES];
+        part_layer_name(bases[i], layer, pattern);
+        part_numbered_name(pattern, e, name);
+        bool is_down = i == 2;
+        TRY(part_of(l, name, is_down ? (int64_t[]){hidden, ffn} : (int64_t[]){ffn, hidden}, 2,
+                    outs[i]));
+        *outs[i] = is_down ? part_slice(*outs[i], 0, hidden, first, n)
+                           : part_slice(*outs[i], first, n, 0, hidden);
+    }
+    return OK;
+}
+
+/* The same from tensors that stack all experts: gate_up [E, hidden, 2 ffn] with gate and up
+ * alternating, down [E, ffn, hidden]. */
+static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_part *gate_up,
+                                 struct weight_part *down)
+{
+    const struct model_config *c = l->c;
+    int64_t n_experts = c->n_experts, hidden = c->hidden, ffn = c->moe_ffn;
+    int64_t n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
+    char name[NAME_BYTES];
+    struct weight_part all;
+    part_layer_name(c->names->experts_gate_up, layer, name);
+    TRY(part_of(l, name, (int64_t[]){n_experts, hidden, 2 * ffn}, 3, &all));
+    for (int64_t e = 0; e < n_experts; e++) {
+        for (int64_t half = 0; half < 2; half++) {
+            struct weight_part p = all;
+            p.row_stride = 2;
+            p.col_stride = 2 * ffn;
+            int64_t at = e * hidden * 2 * ffn + 2 * first + half;
+            p.data = p.data ? (const char *)p.data + (size_t)at * dtype_bytes(p.dtype) : NULL;
+            p.n_rows = n;
+            p.n_cols = hidden;
+            gate_up[2 * e + half] = p;
+        }
+    }
+    part_layer_name(c->names->experts_down, layer, name);
+    TRY(part_of(l, name, (int64_t[]){n_experts, ffn, hidden}, 3, &all));
+    for (int64_t e = 0; e < n_experts; e++) {
+        struct weight_part p = all;
+        p.row_stride = 1;
+        p.col_stride = hidden;
+        int64_t at = e * ffn * hidden + first * hidden;
+        p.data = p.data ? (const char *)p.data + (size_t)at * dtype_bytes(p.dtype) : NULL;
+        p.n_rows = hidden;
+        p.n_cols = n;
+        down[e] = p;
+    }
+    return OK;
+}
+
+/* Biases of stacked experts, as [n_experts] parts of gate rows then up rows, in fp32. */
+static enum status expert_biases(struct loader *l, int32_t layer, float *gate_up, float *down,
+                                 struct weight_part *gate_up_parts, struct weight_part *down_parts)
+{
+    const struct model_config *c = l->c;
+    int64_t ffn = c->moe_ffn, n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
+    int64_t hidden = c->hidden;
+    char base[NAME_BYTES], name[NAME_BYTES];
+    struct weight_part gu, dn;
+    part_layer_name(c->names->experts_gate_up, layer, base);
+    snprintf(name, sizeof name, "%.240s_bias", base);
+    TRY(part_of(l, name, (int64_t[]){c->n_experts, 2 * ffn}, 2, &gu));
+    part_layer_name(c->names->experts_down, layer, base);
+    snprintf(name, sizeof name, "%.240s_bias", base);
+    TRY(part_of(l, name, (int64_t[]){c->n_experts, hidden}, 2, &dn));
+    for (int64_t e = 0; e < c->n_experts; e++) {
+        for (int64_t i = 0; i < n && gu.data; i++) {
+            gate_up[e * 2 * n + i] = weight_part_get(&gu, e, 2 * (first + i));
+            gate_up[e * 2 * n + n + i] = weight_part_get(&gu, e, 2 * (first + i) + 1);
+        }
+        for (int64_t i = 0; i < hidden && dn.data; i++) {
+            down[e * hidden + i] = weight_part_get(&dn, e, i);
+        }
+        gate_up_parts[e] = (struct weight_part){.data = gate_up + e * 2 * n,
+                                                .dtype = DT_F32,
+                                                .n_rows = 1,
+                                                .n_cols = 2 * n,
+                                                .row_stride = 2 * n,
+                                                .col_stride = 1};
+        down_parts[e] = (struct weight_part){.data = down + e * hidden,
+                                             .dtype = DT_F32,
+                                             .n_rows = 1,
+                                             .n_cols = hidden,
+                                             .row_stride = hidden,
+                                             .col_stride = 1};
+    }
+    return OK;
+}
+
+static enum status load_experts(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    size_t n = (size_t)c->n_experts;
+    int64_t ffn = l->m->shard.moe_ffn;
+    struct weight_part *gate_up = xcalloc(2 * n, sizeof *gate_up);
+    struct weight_part *down = xcalloc(n, sizeof *down), *gu_bias = NULL, *dn_bias = NULL;
+    float *gu_values = NULL, *dn_values = NULL;
+    enum status st = OK;
+    if (c->names->experts_gate_up) {
+        st = stacked_parts(l, layer, gate_up, down);
+    }
+    for (int32_t e = 0; e < c->n_experts && !c->names->experts_gate_up && st == OK; e++) {
+        st = expert_parts(l, layer, e, &gate_up[2 * e], &down[e]);
+    }
+    if (st == OK && c->experts_biased) {
+        gu_bias = xcalloc(n, sizeof *gu_bias);
+        dn_bias = xcalloc(n, sizeof *dn_bias);
+        gu_values = xcalloc(n * 2 * (size_t)ffn, sizeof *gu_values);
+        dn_values = xcalloc(n * (size_t)c->hidden, sizeof *dn_values);
+        st = expert_biases(l, layer, gu_values, dn_values, gu_bias, dn_bias);
+    }
+    if (st == OK) {
+        struct weight_desc d = {.name = "experts' gate_up",
+                                .kind = WEIGHT_EXPERTS,
+                                .dtype = l->options->dtype,
+                                .n_out = 2 * ffn,
+                                .n_in = c->hidden,
+                                .n_experts = c->n_experts,
+                                .n_parts = (int32_t)(2 * n),
+                                .parts = gate_up,
+                                .bias = gu_bias,
+                                .k_segments = 1};
+        st = part_open(l, &d, &w->experts_gate_up);
+    }
+    if (st == OK) {
+        struct weight_desc d = {.name = "experts' down",
+                                .kind = WEIGHT_EXPERTS,
+                                .dtype = l->options->dtype,
+                                .n_out = c->hidden,
+                                .n_in = ffn,
+                                .n_experts = c->n_experts,
+                                .n_parts = (int32_t)n,
+                                .parts = down,
+                                .bias = dn_bias,
+                                .k_segments = part_segments(l, ffn)};
+        st = part_open(l, &d, &w->experts_down);
+    }
+    free(gate_up);
+    free(down);
+    free(gu_bias);
+    free(dn_bias);
+    free(gu_values);
+    free(dn_values);
+    return st;
+}
+
+static enum status load_moe(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const struct tensor_names *names = c->names;
+    char name[NAME_BYTES];
+    part_layer_name(names->router, layer, name);
+    struct stack router = {.pieces = {{name, c->n_experts, 0, c->n_experts}},
+                           .n = 1,
+                           .n_in = c->hidden,
+                           .n_cols = c->hidden,
+                           .bias = c->router_bias};
+    TRY(part_linear(l, &router, DT_F32, &w->router));
+    if (c->correction) {
+        part_layer_name(names->correction, layer, name);
+        TRY(part_vector(l, name, "", c->n_experts, &w->correction));
+    }
+    TRY(load_experts(l, layer, w));
+    if (c->shared_ffn > 0) {
+        TRY(load_mlp(l, names->shared_gate, names->shared_up, NULL, names->shared_down, layer,
+                     c->shared_ffn, l->m->shard.shared_ffn, c->mlp_bias, &w->shared_gate_up,
+                     &w->shared_down));
+    }
+    if (c->shared_gate) {
+        part_layer_name(names->shared_router, layer, name);
+        struct weight_part p;
+        char full[NAME_BYTES];
+        snprintf(full, sizeof full, "%.240s.weight", name);
+        TRY(part_of(l, full, (int64_t[]){1, c->hidden}, 2, &p));
+        TRY(part_open_vector(l, full, &p, &w->shared_router));
+    }
+    return OK;
+}
+
+enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const struct tensor_names *names = c->names;
+    if (c->layers[layer].moe) {
+        return load_moe(l, layer, w);
+    }
+    return load_mlp(l, names->gate, names->up, names->gate_up, names->down, layer, c->ffn,
+                    l->m->shard.ffn, c->mlp_bias, &w->gate_up, &w->down);
+}

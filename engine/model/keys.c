@@ -1,0 +1,256 @@
+/* What each key of config.json and generation_config.json may hold. The readers take a value of the
+ * wrong type for an absent one: unchecked, a mistyped key would quietly make another model. */
+#include "engine/base/json.h"
+#include "engine/base/log.h"
+#include "engine/model/config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum kind { INTEGER, NUMBER, FLAG, TEXT, LIST, INTEGERS, NUMBERS, INTEGER_OR_LIST, OBJECT };
+
+/* Null is as good as absent. min and max are of numbers, and of those in a list. */
+struct key {
+    const char *name;
+    enum kind kind;
+    double min, max;
+};
+
+/* Chosen: far from what any model has, and from overflow. */
+#define MOST 1e9
+#define LEAST 1e-9
+
+#define SWITCH(name) {name, FLAG, 0, 0}
+#define COUNT(name, min) {name, INTEGER, min, INT32_MAX}
+#define FACTOR(name, min) {name, NUMBER, min, MOST}
+#define ROPE_BASE(name) {name, NUMBER, 1, 1e15}
+#define ROPE_SHARE {"partial_rotary_factor", NUMBER, LEAST, 1}
+#define ROPE_LENGTH {"original_max_position_embeddings", NUMBER, 1, INT32_MAX}
+
+static const struct key config_keys[] = {
+    {"model_type", TEXT, 0, 0},
+    {"dtype", TEXT, 0, 0},
+    {"torch_dtype", TEXT, 0, 0},
+    {"hidden_act", TEXT, 0, 0},
+    {"hidden_activation", TEXT, 0, 0},
+    {"topk_method", TEXT, 0, 0},
+    {"eos_token_id", INTEGER_OR_LIST, INT32_MIN, INT32_MAX},
+    {"rms_norm_eps", NUMBER, 0, 1},
+    {"layer_norm_eps", NUMBER, 0, 1},
+    {"norm_epsilon", NUMBER, 0, 1},
+    ROPE_BASE("rope_theta"),
+    ROPE_BASE("rope_local_base_freq"),
+    ROPE_SHARE,
+    ROPE_LENGTH,
+    {"rope_scaling", OBJECT, 0, 0},
+    {"rope_parameters", OBJECT, 0, 0},
+    {"layer_types", LIST, 0, 0},
+    {"mlp_only_layers", INTEGERS, 0, INT32_MAX},
+    {"no_rope_layers", INTEGERS, 0, 1},
+    COUNT("no_rope_layer_interval", 0),
+    COUNT("sliding_window", -1), // 0 and -1: none
+    COUNT("sliding_window_pattern", 1),
+    COUNT("_sliding_window_pattern", 1),
+    COUNT("max_window_layers", 0),
+    COUNT("decoder_sparse_step", 0),
+    COUNT("num_experts", 0),
+    COUNT("num_local_experts", 0),
+    COUNT("n_routed_experts", 0),
+    COUNT("n_shared_experts", 0),
+    COUNT("num_experts_per_tok", 0),
+    COUNT("moe_intermediate_size", 0),
+    COUNT("shared_expert_intermediate_size", 0),
+    COUNT("first_k_dense_replace", 0),
+    COUNT("moe_layer_freq", 0),
+    COUNT("n_group", 0),
+    COUNT("topk_group", 0),
+    COUNT("q_lora_rank", 0),
+    COUNT("kv_lora_rank", 0),
+    COUNT("qk_nope_head_dim", 0),
+    COUNT("qk_rope_head_dim", 0),
+    COUNT("v_head_dim", 0),
+    FACTOR("query_pre_attn_scalar", LEAST),
+    FACTOR("attn_logit_softcapping", 0), // 0: none
+    FACTOR("final_logit_softcapping", 0),
+    FACTOR("embedding_multiplier", -MOST),
+    FACTOR("residual_multiplier", -MOST),
+    FACTOR("attention_multiplier", -MOST),
+    FACTOR("logits_scaling", LEAST),
+    FACTOR("routed_scaling_factor", 0),
+    FACTOR("swiglu_alpha", 0),
+    FACTOR("swiglu_limit", 0),
+    SWITCH("tie_word_embeddings"),
+    SWITCH("attention_bias"),
+    SWITCH("mlp_bias"),
+    SWITCH("qkv_bias"),
+    SWITCH("use_qkv_bias"),
+    SWITCH("use_bias"),
+    SWITCH("use_sliding_window"),
+    SWITCH("use_parallel_residual"),
+    SWITCH("use_bidirectional_attention"),
+    SWITCH("is_causal"),
+    SWITCH("qk_layernorm"),
+    SWITCH("norm_topk_prob"),
+    SWITCH("rope_interleave"),
+};
+
+static const struct key rope_keys[] = {
+    {"rope_type", TEXT, 0, 0},
+    {"type", TEXT, 0, 0},
+    ROPE_BASE("rope_theta"),
+    ROPE_SHARE,
+    ROPE_LENGTH,
+    FACTOR("factor", LEAST),
+    FACTOR("attention_factor", 0),
+    FACTOR("low_freq_factor", LEAST),
+    FACTOR("high_freq_factor", LEAST),
+    FACTOR("beta_fast", LEAST),
+    FACTOR("beta_slow", LEAST),
+    FACTOR("mscale", 0),
+    FACTOR("mscale_all_dim", 0),
+    SWITCH("truncate"),
+    {"short_factor", NUMBERS, LEAST, MOST},
+    {"long_factor", NUMBERS, LEAST, MOST},
+    {"full_attention", OBJECT, 0, 0},
+    {"sliding_attention", OBJECT, 0, 0},
+};
+
+/* Their ranges are those of requests: what is out of them is told and ignored (model_config.c). */
+static const struct key generation_keys[] = {
+    {"eos_token_id", INTEGER_OR_LIST, INT32_MIN, INT32_MAX},
+    SWITCH("do_sample"),
+    FACTOR("temperature", -MOST),
+    {"top_k", INTEGER, -MOST *MOST, MOST *MOST},
+    FACTOR("top_p", -MOST),
+    FACTOR("min_p", -MOST),
+    FACTOR("repetition_penalty", -MOST),
+};
+
+static bool is_integer(const struct key *k, const struct json *v)
+{
+    int64_t i;
+    return json_int64(v, &i) && (double)i >= k->min && (double)i <= k->max;
+}
+
+static bool is_number(const struct key *k, const struct json *v)
+{
+    double d = json_number(v, 0.0);
+    return json_is(v, JSON_NUMBER) && d >= k->min && d <= k->max;
+}
+
+static bool is_list(const struct key *k, const struct json *list,
+                    bool (*of)(const struct key *k, const struct json *v))
+{
+    for (const struct json *v = json_first(list); v; v = json_next(v)) {
+        if (!of(k, v)) {
+            return false;
+        }
+    }
+    return json_is(list, JSON_ARRAY);
+}
+
+static bool holds(const struct key *k, const struct json *v)
+{
+    switch (k->kind) {
+    case INTEGER: return is_integer(k, v);
+    case NUMBER: return is_number(k, v);
+    case FLAG: return json_is(v, JSON_BOOL);
+    case TEXT: return json_is(v, JSON_STRING);
+    case LIST: return json_is(v, JSON_ARRAY);
+    case INTEGERS: return is_list(k, v, is_integer);
+    case NUMBERS: return is_list(k, v, is_number);
+    case INTEGER_OR_LIST: return is_integer(k, v) || is_list(k, v, is_integer);
+    case OBJECT: return json_is(v, JSON_OBJECT);
+    }
+    return false;
+}
+
+static enum status refuse(const char *where, const struct key *k, struct err *err)
+{
+    static const char *const kinds[] = {"an integer",
+                                        "a number",
+                                        "true or false",
+                                        "a string",
+                                        "a list",
+                                        "a list of integers",
+                                        "a list of numbers",
+                                        "an integer or a list of integers",
+                                        "an object"};
+    bool ranged = k->kind == NUMBER || k->kind == INTEGER || k->kind == INTEGERS ||
+                  k->kind == NUMBERS;
+    char range[64] = "";
+    if (ranged) {
+        snprintf(range, sizeof range, " from %.10g to %.10g", k->min, k->max);
+    }
+    return err_set(err, ERR_FORMAT, "%s%s must be %s%s", where, k->name, kinds[k->kind], range);
+}
+
+static enum status check(const struct json *object, const char *where, const struct key *keys,
+                         size_t n, struct err *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        const struct json *v = json_get(object, keys[i].name);
+        if (json_type(v) != JSON_NULL && !holds(&keys[i], v)) {
+            return refuse(where, &keys[i], err);
+        }
+    }
+    return OK;
+}
+
+#define CHECK(object, where, keys, err)                                                            \
+    check(object, where, keys, sizeof keys / sizeof keys[0], err)
+
+/* Scalings have had keys that transformers never read, such as attn_factor: nor do we, but not in
+ * silence. */
+static void warn_of_others(const struct json *rope, const char *where)
+{
+    for (const struct json *v = json_first(rope); v; v = json_next(v)) {
+        size_t i = 0, n = sizeof rope_keys / sizeof rope_keys[0];
+        while (i < n && strcmp(rope_keys[i].name, json_key(v)) != 0) {
+            i++;
+        }
+        if (i == n) {
+            log_warn("%s%s is ignored: no scaling of positions has such a key", where, json_key(v));
+        }
+    }
+}
+
+static enum status check_scaling(const struct json *rope, const char *where, struct err *err)
+{
+    if (json_is(rope, JSON_OBJECT)) {
+        TRY(CHECK(rope, where, rope_keys, err));
+        warn_of_others(rope, where);
+    }
+    return OK;
+}
+
+static enum status check_rope(const struct json *rope, const char *name, struct err *err)
+{
+    char where[64];
+    snprintf(where, sizeof where, "config.json: %s.", name);
+    TRY(check_scaling(rope, where, err));
+    snprintf(where, sizeof where, "config.json: %s.full_attention.", name);
+    TRY(check_scaling(json_get(rope, "full_attention"), where, err));
+    snprintf(where, sizeof where, "config.json: %s.sliding_attention.", name);
+    return check_scaling(json_get(rope, "sliding_attention"), where, err);
+}
+
+enum status model_keys_check(const struct json *config, struct err *err)
+{
+    TRY(CHECK(config, "config.json: ", config_keys, err));
+    const struct json *newer = json_get(config, "rope_parameters");
+    TRY(check_rope(newer, "rope_parameters", err));
+    TRY(check_rope(json_get(config, "rope_scaling"), "rope_scaling", err));
+    if (json_is(newer, JSON_OBJECT) && rope_params(config) != newer) {
+        log_warn("config.json: rope_parameters is ignored: there is rope_scaling, too");
+    }
+    return OK;
+}
+
+enum status model_keys_check_generation(const struct json *generation, struct err *err)
+{
+    if (!json_is(generation, JSON_OBJECT)) {
+        return err_set(err, ERR_FORMAT, "not a JSON object");
+    }
+    return CHECK(generation, "", generation_keys, err);
+}

@@ -1,0 +1,203 @@
+/* Reads a checkpoint by the names of its family's row and hands each weight to the backend, whole
+ * or this rank's slice of it: norms, the two halves of each layer, and the ends. */
+#include "engine/model/part.h"
+
+#include "engine/base/mem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static enum status layer_norm(struct loader *l, const char *base, int32_t layer, bool bias,
+                              const struct weight **weight, const struct weight **bias_out)
+{
+    if (!base) {
+        return OK;
+    }
+    char name[NAME_BYTES];
+    part_layer_name(base, layer, name);
+    TRY(part_vector(l, name, ".weight", l->c->hidden, weight));
+    return bias ? part_vector(l, name, ".bias", l->c->hidden, bias_out) : OK;
+}
+
+static enum status load_layer(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const struct tensor_names *names = c->names;
+    TRY(layer_norm(l, names->attn_norm, layer, c->norm_bias, &w->attn_norm, &w->attn_norm_bias));
+    TRY(layer_norm(l, names->attn_post_norm, layer, false, &w->attn_post_norm, NULL));
+    if (!c->parallel_residual) {
+        TRY(layer_norm(l, names->ffn_norm, layer, c->norm_bias, &w->ffn_norm, &w->ffn_norm_bias));
+    }
+    TRY(layer_norm(l, names->ffn_post_norm, layer, false, &w->ffn_post_norm, NULL));
+    TRY(load_attention(l, layer, w));
+    return load_ffn(l, layer, w);
+}
+
+static enum status load_ends(struct loader *l)
+{
+    const struct model_config *c = l->c;
+    struct model *m = l->m;
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "%s.weight", c->names->embed);
+    struct weight_part table;
+    TRY(part_of(l, name, (int64_t[]){c->vocab, c->hidden}, 2, &table));
+    struct weight_desc d = {.name = c->names->embed,
+                            .kind = WEIGHT_EMBED,
+                            .dtype = l->options->dtype,
+                            .n_out = c->vocab,
+                            .n_in = c->hidden,
+                            .n_experts = 1,
+                            .n_parts = 1,
+                            .parts = &table,
+                            .k_segments = 1};
+    TRY(part_open(l, &d, &m->embed));
+    TRY(part_vector(l, c->names->final_norm, ".weight", c->hidden, &m->final_norm));
+    if (c->norm_bias) {
+        TRY(part_vector(l, c->names->final_norm, ".bias", c->hidden, &m->final_norm_bias));
+    }
+    if (part_is_headless(l)) {
+        return OK;
+    }
+    bool tied = part_head_is_tied(l);
+    if (tied && !m->shard.head_sharded) {
+        m->head = m->embed;
+        return OK;
+    }
+    const char *base = tied ? c->names->embed : c->names->head;
+    int64_t first = m->shard.head_sharded ? (int64_t)m->shard.rank * m->shard.vocab : 0;
+    struct stack head = {.pieces = {{base, c->vocab, first, m->shard.vocab}},
+                         .n = 1,
+                         .n_in = c->hidden,
+                         .n_cols = c->hidden};
+    return part_linear(l, &head, l->options->dtype, &m->head);
+}
+
+enum status model_open_ropes(struct model *m, struct err *err)
+{
+    const struct model_config *c = m->config;
+    for (int32_t i = 0; i < c->n_ropes; i++) {
+        struct rope_desc d = c->rope[i].desc;
+        d.inv_freq = c->rope[i].inv_freq;
+        enum status st = m->be->ops->rope_open(m->be, &d, &m->ropes[i]);
+        if (st != OK) {
+            return err_set(err, st, "the rope tables do not fit the device");
+        }
+    }
+    return OK;
+}
+
+enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
+                           struct model_shard *out, struct err *err)
+{
+    bool shared_kv = c->n_kv_heads < n_ranks; // replicated
+    bool fits = c->n_heads % n_ranks == 0 && c->ffn % n_ranks == 0 && c->moe_ffn % n_ranks == 0 &&
+                c->shared_ffn % n_ranks == 0 &&
+                (c->kv_lora > 0 ||
+                 (shared_kv ? n_ranks % c->n_kv_heads == 0 : c->n_kv_heads % n_ranks == 0));
+    bool whole = c->qk_norm == QK_NORM_WIDTH; // every rank has all heads
+    if (!fits) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "tensor parallel over %d ranks does not divide this "
+                       "model (%d heads, %d key/value heads, ffn %d)",
+                       n_ranks, c->n_heads, c->n_kv_heads, c->ffn);
+    }
+    *out = (struct model_shard){
+        .rank = rank,
+        .n_ranks = n_ranks,
+        .first_head = whole ? 0 : rank * (c->n_heads / n_ranks),
+        .n_heads = whole ? c->n_heads : c->n_heads / n_ranks,
+        .n_kv_heads = whole       ? c->n_kv_heads
+                      : shared_kv ? 1
+                                  : c->n_kv_heads / n_ranks,
+        .first_kv_head = whole       ? 0
+                         : shared_kv ? rank / (n_ranks / c->n_kv_heads)
+                                     : rank * (c->n_kv_heads / n_ranks),
+        .first_o_head = rank * (c->n_heads / n_ranks),
+        .n_o_heads = c->n_heads / n_ranks,
+        .ffn = c->ffn / n_ranks,
+        .moe_ffn = c->moe_ffn / n_ranks,
+        .shared_ffn = c->shared_ffn / n_ranks,
+        .head_sharded = n_ranks > 1 && c->vocab % n_ranks == 0,
+    };
+    out->vocab = out->head_sharded ? c->vocab / n_ranks : c->vocab;
+    return OK;
+}
+
+enum dtype model_stored_dtype(const struct model_config *c, const struct checkpoint *checkpoint)
+{
+    struct model_load_options options = {.config = c, .checkpoint = checkpoint};
+    struct loader l = {.options = &options, .c = c};
+    part_find_form(&l);
+    return part_embed_dtype(&l, c->dtype);
+}
+
+/* Some families keep the factor of their embeddings in the dtype that they run in. */
+static float embed_scale(const struct model_config *c, enum dtype dtype)
+{
+    int bits = dtype == DT_BF16 ? 8 : dtype == DT_F16 ? 11 : 0;
+    if (!c->embed_scale_rounded || bits == 0) {
+        return c->embed_scale;
+    }
+    int exponent;
+    float mantissa = frexpf(c->embed_scale, &exponent);
+    return ldexpf(rintf(ldexpf(mantissa, bits)), exponent - bits);
+}
+
+enum status model_load(const struct model_load_options *options, struct backend *be,
+                       struct model *out, struct err *err)
+{
+    const struct model_config *c = options->config;
+    *out = (struct model){.config = c, .be = be, .index = options->index, .kv_set = options->index};
+    TRY(model_shard_of(c, options->rank, options->n_ranks, &out->shard, err));
+    struct backend_facts facts;
+    TRY(be->ops->facts(be, &facts));
+    out->act = facts.act;
+    out->residual = facts.residual;
+    out->exact_ranks = facts.exact_ranks;
+    out->embed_scale = embed_scale(c, options->dtype);
+    out->layers = xcalloc((size_t)c->n_layers, sizeof *out->layers);
+    size_t widest = (size_t)c->ffn * 2 + (size_t)c->shared_ffn * 2 + (size_t)c->hidden +
+                    (size_t)c->n_heads * (size_t)c->head_dim * 3;
+    struct loader l = {.options = options,
+                       .c = c,
+                       .m = out,
+                       .be = be,
+                       .err = err,
+                       .n_const = widest,
+                       .seed = (uint64_t)options->index << 32};
+    l.ones = xmalloc(widest * sizeof *l.ones);
+    l.zeros = xcalloc(widest, sizeof *l.zeros);
+    for (size_t i = 0; i < widest; i++) {
+        l.ones[i] = 1.0f;
+    }
+    if (options->checkpoint && options->rank == 0) {
+        size_t n;
+        checkpoint_tensors(options->checkpoint, &n);
+        l.taken = xcalloc(n, sizeof *l.taken);
+    }
+    part_find_form(&l);
+    enum status st = load_ends(&l);
+    for (int32_t i = 0; i < c->n_layers && st == OK; i++) {
+        st = load_layer(&l, i, &out->layers[i]);
+        if (options->on_progress && st == OK) {
+            options->on_progress((i + 1.0) / c->n_layers, options->progress_arg);
+        }
+    }
+    if (st == OK) {
+        st = model_open_ropes(out, err);
+    }
+    if (st == OK && l.taken) {
+        part_report_unused(&l);
+    }
+    free(l.ones);
+    free(l.zeros);
+    free(l.taken);
+    return st;
+}
+
+void model_deinit(struct model *m)
+{
+    free(m->layers);
+    m->layers = NULL;
+}

@@ -1,0 +1,97 @@
+/* A model on one rank: its weights as the backend holds them, and its forward pass. The decoder is
+ * one straight list of ops for every family; what differs is in model_config.
+ * Thread: the rank's owner. */
+#ifndef SLUICE_ENGINE_MODEL_MODEL_H
+#define SLUICE_ENGINE_MODEL_MODEL_H
+
+#include "engine/model/checkpoint.h"
+#include "engine/model/config.h"
+
+enum { MAX_DRAFT_MODELS = MAX_KV_SETS - 1 }; // that may feed one token tree
+
+/* Weights of one layer; NULL where the family has none. */
+struct layer_weights {
+    const struct weight *attn_norm, *attn_norm_bias, *attn_post_norm;
+    const struct weight *ffn_norm, *ffn_norm_bias, *ffn_post_norm;
+    const struct weight *qkv, *o, *q_norm, *k_norm, *sinks;
+    const struct weight *gate_up, *down;
+    const struct weight *router, *correction, *experts_gate_up, *experts_down;
+    const struct weight *shared_gate_up, *shared_down, *shared_router;
+    const struct weight *q_a, *q_a_norm, *kv_a, *kv_a_norm, *w_uk, *w_uv; // MLA; q_b is qkv
+};
+
+/* What this rank holds of each dimension. */
+struct model_shard {
+    int32_t rank, n_ranks;
+    int32_t n_heads, first_head, n_kv_heads, first_kv_head;
+    int32_t ffn, moe_ffn, shared_ffn, vocab;
+    bool head_sharded; // else every rank computes all logits
+    /* A norm over the whole width of q and k cannot be cut by heads: then every rank has all
+     * heads, and only the output product is shared: heads first_o_head .. + n_o_heads. */
+    int32_t first_o_head, n_o_heads;
+};
+
+struct model {
+    const struct model_config *config;
+    struct backend *be;
+    struct model_shard shard;
+    int32_t index, kv_set; // of struct pass
+    enum dtype act, residual;
+    bool exact_ranks; // see struct backend_facts
+    float embed_scale;
+    const struct weight *embed, *final_norm, *final_norm_bias;
+    const struct weight *head; // NULL: the checkpoint has none, and no logits may be asked for
+    struct rope_table *ropes[2];
+    struct layer_weights *layers; // [n_layers]
+    size_t weight_bytes;
+    int64_t n_parameters;
+
+    /* Activations, sized by model_setup for passes of so many rows, padding included. */
+    int32_t max_rows, max_out;
+    struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, ff_in, ff, low, out_x, out_h,
+        out_attn;
+    struct tensor logits, logits_local; // logits are shared by all models of a rank
+    struct dmem route_ids, route_weights;
+};
+
+struct model_load_options {
+    const struct model_config *config;
+    const struct checkpoint *checkpoint; // NULL: dummy weights
+    enum dtype dtype;
+    int32_t rank, n_ranks, index;
+    void (*on_progress)(double share, void *arg);
+    void *progress_arg;
+};
+
+/* Checks that the ranks divide the model: called before any weight is read. */
+enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
+                           struct model_shard *out, struct err *err);
+
+/* The dtype of a checkpoint whose config.json says none: its embedding's. */
+enum dtype model_stored_dtype(const struct model_config *c, const struct checkpoint *checkpoint);
+
+/* Hands every weight to the backend, and the ropes. `err` names file and tensor. */
+enum status model_load(const struct model_load_options *options, struct backend *be,
+                       struct model *out, struct err *err);
+/* The ropes again, of a config that has been fitted to another length: until model_setup. */
+enum status model_open_ropes(struct model *m, struct err *err);
+void model_deinit(struct model *m); // host memory; the backend frees its own
+
+/* The KV geometry of this rank's shard; *layers [n_layers] is the caller's to fill. */
+void model_kv_layers(const struct model *m, struct kv_layer *layers);
+
+/* Activation buffers (model_buffers.c). `logits` is the rank's common [max_out, vocab] buffer. */
+enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, struct tensor logits,
+                        struct tensor logits_local);
+size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out);
+
+struct model_outputs {
+    bool logits, pooled; // of the pass's out rows
+};
+
+/* Between pass_begin and pass_end: the whole forward of the pass's rows, then the logits of its out
+ * rows, or their normed hidden states into the pass's pool list, or both. */
+enum status model_forward(struct model *m, const struct pass_shape *shape,
+                          struct model_outputs want);
+
+#endif

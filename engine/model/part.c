@@ -1,0 +1,319 @@
+/* Tensors by name: what is looked for is checked, sliced, and handed over. */
+#include "engine/model/part.h"
+
+#include "engine/base/hash.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Into how many segments the sums of a row-sharded product are cut, all ranks together. */
+enum { TP_SEGMENTS = 4 };
+
+/* ---- names -------------------------------------------------------------------------------- */
+
+/* Wrappers of several modalities keep the language part under a prefix, and who saves a model
+ * without a head (transformers' AutoModel) leaves "model." out. */
+enum { BARE = 3 };
+static const struct name_form forms[] = {
+    {"model.", ""},
+    {"language_model.model.", "language_model."},
+    {"model.language_model.", ""},
+    [BARE] = {"", ""},
+};
+
+static void full_name(const struct loader *l, const char *name, char out[NAME_BYTES])
+{
+    if (strncmp(name, "model.", 6) == 0) {
+        snprintf(out, NAME_BYTES, "%s%s", l->form->model, name + 6);
+    } else {
+        snprintf(out, NAME_BYTES, "%s%s", l->form->top, name);
+    }
+}
+
+static const struct checkpoint_tensor *part_find(const struct loader *l, const char *name)
+{
+    const struct checkpoint *ck = l->options->checkpoint;
+    if (!ck) {
+        return NULL;
+    }
+    char full[NAME_BYTES];
+    full_name(l, name, full);
+    size_t n;
+    const struct checkpoint_tensor *t = checkpoint_find(ck, full);
+    if (t && l->taken) {
+        l->taken[t - checkpoint_tensors(ck, &n)] = true;
+    }
+    return t;
+}
+
+static bool is_computed_in(const struct checkpoint_tensor *t)
+{
+    return t->dtype_known && (t->dtype == DT_F32 || t->dtype == DT_BF16 || t->dtype == DT_F16);
+}
+
+enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise)
+{
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "%s.weight", l->c->names->embed);
+    const struct checkpoint_tensor *embed = part_find(l, name);
+    return embed && is_computed_in(embed) ? embed->dtype : otherwise;
+}
+
+bool part_head_is_tied(struct loader *l)
+{
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "%s.weight", l->c->names->embed);
+    const struct checkpoint_tensor *embed = part_find(l, name);
+    snprintf(name, sizeof name, "%s.weight", l->c->names->head);
+    const struct checkpoint_tensor *head = part_find(l, name);
+    if (!embed || !head || !l->c->tied) {
+        return l->c->tied || (embed && !head && !l->c->untied);
+    }
+    if (head->dtype == embed->dtype && head->n_bytes == embed->n_bytes &&
+        memcmp(head->data, embed->data, head->n_bytes) == 0) {
+        return true;
+    }
+    if (l->options->rank == 0) {
+        log_warn("%s: tensor %s is not the embedding, so it is the head, although config.json says "
+                 "tie_word_embeddings", head->file, head->name);
+    }
+    return false;
+}
+
+bool part_is_headless(const struct loader *l)
+{
+    return l->form == &forms[BARE] && l->c->untied && !part_exists(l, l->c->names->head);
+}
+
+void part_report_unused(const struct loader *l)
+{
+    size_t n, n_unused = 0;
+    const struct checkpoint_tensor *all = checkpoint_tensors(l->options->checkpoint, &n);
+    const struct checkpoint_tensor *first = NULL;
+    for (size_t i = 0; i < n; i++) {
+        bool derived = strstr(all[i].name, "rotary_emb.inv_freq") != NULL; // old files store it
+        if (!l->taken[i] && !derived) {
+            first = first ? first : &all[i];
+            n_unused++;
+        }
+    }
+    if (n_unused > 0) {
+        log_warn("%zu tensors of the checkpoint are no part of the model that config.json tells "
+                 "of, such as %s in %s", n_unused, first->name, first->file);
+    }
+}
+
+bool part_exists(const struct loader *l, const char *base)
+{
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "%s.weight", base);
+    return part_find(l, name) != NULL;
+}
+
+void part_find_form(struct loader *l)
+{
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        l->form = &forms[i];
+        if (part_exists(l, l->c->names->embed)) {
+            return;
+        }
+    }
+    l->form = &forms[0]; // for messages
+}
+
+void part_layer_name(const char *base, int32_t layer, char out[NAME_BYTES])
+{
+    snprintf(out, NAME_BYTES, "model.layers.%d.%s", layer, base);
+}
+
+/* The weight of the e-th of several like things: "%d" in the pattern becomes e. */
+void part_numbered_name(const char *pattern, int32_t e, char out[NAME_BYTES])
+{
+    const char *mark = strstr(pattern, "%d");
+    snprintf(out, NAME_BYTES, "%.*s%d%s.weight", (int)(mark - pattern), pattern, e, mark + 2);
+}
+
+/* ---- parts -------------------------------------------------------------------------------- */
+
+static enum status shape_error(const struct loader *l, const struct checkpoint_tensor *t,
+                               const int64_t *dims, int32_t n)
+{
+    char want[128] = "", have[128] = "";
+    for (int32_t i = 0; i < n; i++) {
+        snprintf(want + strlen(want), sizeof want - strlen(want), "%s%lld", i ? ", " : "",
+                 (long long)dims[i]);
+    }
+    for (int32_t i = 0; i < t->n_dims; i++) {
+        snprintf(have + strlen(have), sizeof have - strlen(have), "%s%lld", i ? ", " : "",
+                 (long long)t->dims[i]);
+    }
+    return err_set(l->err, ERR_FORMAT,
+                   "%s: tensor %s has shape [%s], but config.json asks for [%s]", t->file, t->name,
+                   have, want);
+}
+
+/* The tensor `name`, checked against dims; *out describes it whole as rows of `cols`. */
+enum status part_of(struct loader *l, const char *name, const int64_t *dims, int32_t n_dims,
+                    struct weight_part *out)
+{
+    int64_t rows = n_dims > 1 ? dims[0] : 1, cols = dims[n_dims - 1];
+    for (int32_t i = 1; i < n_dims - 1; i++) {
+        rows *= dims[i];
+    }
+    l->m->n_parameters += rows * cols;
+    *out = (struct weight_part){.n_rows = rows,
+                                .n_cols = cols,
+                                .row_stride = cols,
+                                .col_stride = 1,
+                                .dtype = l->options->dtype};
+    if (!l->options->checkpoint) {
+        return OK;
+    }
+    const struct checkpoint_tensor *t = part_find(l, name);
+    char full[NAME_BYTES];
+    full_name(l, name, full);
+    if (!t) {
+        return err_set(l->err, ERR_FORMAT, "%s: there is no tensor %s",
+                       checkpoint_where(l->options->checkpoint), full);
+    }
+    if (!is_computed_in(t)) {
+        return err_set(l->err, ERR_UNSUPPORTED, "%s: tensor %s is %s, which is not supported",
+                       t->file, t->name, t->dtype_name);
+    }
+    bool same = t->n_dims == n_dims && memcmp(t->dims, dims, sizeof *dims * (size_t)n_dims) == 0;
+    if (!same) {
+        return shape_error(l, t, dims, n_dims);
+    }
+    out->data = t->data;
+    out->dtype = t->dtype;
+    return OK;
+}
+
+struct weight_part part_slice(struct weight_part p, int64_t first_row, int64_t n_rows,
+                              int64_t first_col, int64_t n_cols)
+{
+    if (p.data) {
+        p.data =
+            (const char *)p.data +
+            (size_t)(first_row * p.row_stride + first_col * p.col_stride) * dtype_bytes(p.dtype);
+    }
+    p.n_rows = n_rows;
+    p.n_cols = n_cols;
+    return p;
+}
+
+enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out)
+{
+    struct weight *w;
+    d->dummy_seed = hash_mix(++l->seed);
+    d->dummy_scale = 0.02f;
+    size_t n = (size_t)(d->n_out * d->n_in) * (size_t)(d->n_experts ? d->n_experts : 1);
+    l->m->weight_bytes += n * dtype_bytes(d->kind == WEIGHT_VECTOR ? DT_F32 : d->dtype);
+    TRY(l->be->ops->weight_open(l->be, d, &w, l->err));
+    *out = w;
+    return OK;
+}
+
+/* A constant vector in the place of one that a dummy model does not have. */
+void part_dummy_vector(struct loader *l, struct weight_part *p, bool one)
+{
+    size_t n = (size_t)(p->n_rows * p->n_cols);
+    if (!p->data && n <= l->n_const) {
+        p->data = one ? l->ones : l->zeros;
+        p->dtype = DT_F32;
+    }
+}
+
+enum status part_open_vector(struct loader *l, const char *name, const struct weight_part *p,
+                             const struct weight **out)
+{
+    struct weight_part whole = *p;
+    part_dummy_vector(l, &whole, strstr(name, "norm") != NULL);
+    struct weight_desc d = {.name = name,
+                            .kind = WEIGHT_VECTOR,
+                            .dtype = DT_F32,
+                            .n_out = 1,
+                            .n_in = p->n_rows * p->n_cols,
+                            .n_experts = 1,
+                            .n_parts = 1,
+                            .parts = &whole,
+                            .k_segments = 1};
+    return part_open(l, &d, out);
+}
+
+/* A whole vector named `base` + suffix of n elements. */
+enum status part_vector(struct loader *l, const char *base, const char *suffix, int64_t n,
+                        const struct weight **out)
+{
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "%s%s", base, suffix);
+    struct weight_part p;
+    TRY(part_of(l, name, &n, 1, &p));
+    return part_open_vector(l, name, &p, out);
+}
+
+/* ---- matrices ----------------------------------------------------------------------------- */
+
+enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtype,
+                        const struct weight **out)
+{
+    struct weight_part parts[MAX_STACK], bias_parts[MAX_STACK], bias;
+    float *joined = NULL;
+    int64_t n_out = 0;
+    for (int32_t i = 0; i < s->n; i++) {
+        const struct piece *p = &s->pieces[i];
+        char name[NAME_BYTES];
+        snprintf(name, sizeof name, "%s.weight", p->base);
+        TRY(part_of(l, name, (int64_t[]){p->total_rows, s->n_in}, 2, &parts[i]));
+        parts[i] = part_slice(parts[i], p->first, p->n, s->first_col, s->n_cols);
+        if (s->bias) {
+            snprintf(name, sizeof name, "%s.bias", p->base);
+            TRY(part_of(l, name, &p->total_rows, 1, &bias_parts[i]));
+            part_dummy_vector(l, &bias_parts[i], false);
+            bias_parts[i] = part_slice(bias_parts[i], 0, 1, p->first, p->n);
+        }
+        n_out += p->n;
+    }
+    if (s->bias) { // one fp32 vector of all pieces
+        joined = xmalloc((size_t)n_out * sizeof *joined);
+        int64_t at = 0;
+        for (int32_t i = 0; i < s->n; i++) {
+            for (int64_t j = 0; j < bias_parts[i].n_cols; j++) {
+                joined[at++] = weight_part_get(&bias_parts[i], 0, j);
+            }
+        }
+        bias = (struct weight_part){.data = joined,
+                                    .dtype = DT_F32,
+                                    .n_rows = 1,
+                                    .n_cols = n_out,
+                                    .row_stride = n_out,
+                                    .col_stride = 1};
+    }
+    struct weight_desc d = {.name = s->pieces[0].base,
+                            .kind = WEIGHT_LINEAR,
+                            .dtype = dtype,
+                            .n_out = n_out,
+                            .n_in = s->n_cols,
+                            .n_experts = 1,
+                            .n_parts = s->n,
+                            .parts = parts,
+                            .bias = s->bias ? &bias : NULL,
+                            .k_segments = s->k_segments ? s->k_segments : 1};
+    enum status st = part_open(l, &d, out);
+    free(joined);
+    return st;
+}
+
+/* K is cut into the largest number of equal segments, up to TP_SEGMENTS, that divides all units of
+ * all ranks: the cuts, and so the sums, are the same however many ranks share them. */
+int32_t part_segments(const struct loader *l, int64_t units_of_rank)
+{
+    int32_t n_ranks = l->m->shard.n_ranks, n = TP_SEGMENTS;
+    while (n > 1 && units_of_rank * n_ranks % n) {
+        n /= 2;
+    }
+    return n > n_ranks ? n / n_ranks : 1;
+}

@@ -1,0 +1,80 @@
+/* Reading a checkpoint's tensors by name, whole or this rank's slice of them, and handing them to
+ * the backend as weights. For the files that load a model, not for others. Thread: the rank's
+ * owner. */
+#ifndef SLUICE_ENGINE_MODEL_PART_H
+#define SLUICE_ENGINE_MODEL_PART_H
+
+#include "engine/model/model.h"
+
+enum { NAME_BYTES = 256 };
+
+/* What a checkpoint writes for the "model." that begins a family's name, and before other names. */
+struct name_form {
+    const char *model, *top;
+};
+
+struct loader {
+    const struct model_load_options *options;
+    const struct model_config *c;
+    struct model *m;
+    struct backend *be;
+    struct err *err;
+    const struct name_form *form; // this checkpoint's
+    float *ones, *zeros;
+    size_t n_const;
+    bool *taken; // by place in checkpoint_tensors: what the model has asked for
+    uint64_t seed;
+};
+
+enum { MAX_STACK = 3 };
+
+/* Rows [first, first + n) of one tensor, as a piece of a stacked matrix. */
+struct piece {
+    const char *base; // without ".weight"
+    int64_t total_rows, first, n;
+};
+
+struct stack {
+    struct piece pieces[MAX_STACK];
+    int32_t n;
+    int64_t n_in, first_col, n_cols; // columns taken; n_in is the tensor's
+    bool bias;
+    int32_t k_segments;
+};
+
+/* Names are a family's, whatever the checkpoint's form, and, but for part_of, without ".weight". */
+bool part_exists(const struct loader *l, const char *base);
+void part_find_form(struct loader *l);
+/* What the embedding is stored in; `otherwise` if that is nothing that we compute in. */
+enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise);
+/* Whether one matrix is the embedding and the head. */
+bool part_head_is_tied(struct loader *l);
+/* A model that was saved without its head, and whose head is not the embedding. */
+bool part_is_headless(const struct loader *l);
+/* Warns of tensors that nobody asked for: config.json may tell of another model than the files. */
+void part_report_unused(const struct loader *l);
+void part_layer_name(const char *base, int32_t layer, char out[NAME_BYTES]);
+void part_numbered_name(const char *pattern, int32_t e, char out[NAME_BYTES]);
+/* A whole tensor, its shape checked; of dummy weights a part without data. */
+enum status part_of(struct loader *l, const char *name, const int64_t *dims, int32_t n_dims,
+                    struct weight_part *out);
+
+struct weight_part part_slice(struct weight_part p, int64_t first_row, int64_t n_rows,
+                              int64_t first_col, int64_t n_cols);
+enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out);
+void part_dummy_vector(struct loader *l, struct weight_part *p, bool one);
+enum status part_open_vector(struct loader *l, const char *name, const struct weight_part *p,
+                             const struct weight **out);
+enum status part_vector(struct loader *l, const char *base, const char *suffix, int64_t n,
+                        const struct weight **out);
+enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtype,
+                        const struct weight **out);
+
+/* Into how many segments this rank cuts K (struct weight_desc). */
+int32_t part_segments(const struct loader *l, int64_t units_of_rank);
+
+/* model_attention.c and model_ffn.c: the two halves of a layer. */
+enum status load_attention(struct loader *l, int32_t layer, struct layer_weights *w);
+enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w);
+
+#endif

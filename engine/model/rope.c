@@ -1,0 +1,261 @@
+/* Frequencies of rotary positions, as transformers computes them for each rope_type: default,
+ * linear, dynamic, yarn, longrope, llama3. What would change with a longer input is fixed by the
+ * served length (rope_fit), because keys in the cache have been rotated already. */
+#include "engine/base/json.h"
+#include "engine/model/config.h"
+
+#include <math.h>
+#include <string.h>
+
+static const double PI = 3.14159265358979323846;
+
+struct rope_input {
+    const struct json *params, *config;
+    double theta, factor;
+    int32_t dim, max_pos;
+};
+
+/* The length that the model was trained at before it was stretched: the key at the top decides. */
+static double original_length(const struct rope_input *in)
+{
+    double original =
+        json_get_number(in->params, "original_max_position_embeddings", in->max_pos);
+    return json_get_number(in->config, "original_max_position_embeddings", original);
+}
+
+static void frequencies(int32_t n_pairs, double theta, float *inv_freq)
+{
+    for (int32_t i = 0; i < n_pairs; i++) {
+        inv_freq[i] = (float)pow(theta, -2.0 * i / (2.0 * n_pairs));
+    }
+}
+
+static void base_frequencies(const struct rope_input *in, double theta, struct rope_config *out)
+{
+    frequencies(in->dim / 2, theta, out->inv_freq);
+}
+
+static enum status read_default(const struct rope_input *in, struct rope_config *out,
+                                struct err *err)
+{
+    (void)err;
+    base_frequencies(in, in->theta, out);
+    return OK;
+}
+
+static enum status read_linear(const struct rope_input *in, struct rope_config *out,
+                               struct err *err)
+{
+    (void)err;
+    base_frequencies(in, in->theta, out);
+    for (int32_t i = 0; i < in->dim / 2; i++) {
+        out->inv_freq[i] = (float)((double)out->inv_freq[i] / in->factor);
+    }
+    return OK;
+}
+
+static enum status read_dynamic(const struct rope_input *in, struct rope_config *out,
+                                struct err *err)
+{
+    (void)err;
+    out->growth = ROPE_DYNAMIC;
+    out->theta = in->theta;
+    out->factor = in->factor;
+    out->trained_len = in->max_pos;
+    base_frequencies(in, in->theta, out);
+    return OK;
+}
+
+static enum status read_llama3(const struct rope_input *in, struct rope_config *out,
+                               struct err *err)
+{
+    double low = json_get_number(in->params, "low_freq_factor", 1.0);
+    double high = json_get_number(in->params, "high_freq_factor", 4.0);
+    double original = original_length(in);
+    if (!(high > low) || !(low > 0.0) || !(original > 0.0)) {
+        return err_set(err, ERR_FORMAT, "rope: llama3 scaling with impossible factors");
+    }
+    base_frequencies(in, in->theta, out);
+    for (int32_t i = 0; i < in->dim / 2; i++) {
+        double inv = (double)out->inv_freq[i];
+        double wavelength = 2.0 * PI / inv;
+        if (wavelength > original / low) {
+            inv /= in->factor;
+        } else if (wavelength >= original / high) {
+            double smooth = (original / wavelength - low) / (high - low);
+            inv = (1.0 - smooth) * inv / in->factor + smooth * inv;
+        }
+        out->inv_freq[i] = (float)inv;
+    }
+    return OK;
+}
+
+static double yarn_mscale(double scale, double factor)
+{
+    return factor <= 1.0 ? 1.0 : 0.1 * scale * log(factor) + 1.0;
+}
+
+static enum status read_yarn(const struct rope_input *in, struct rope_config *out, struct err *err)
+{
+    double fast = json_get_number(in->params, "beta_fast", 32.0);
+    double slow = json_get_number(in->params, "beta_slow", 1.0);
+    double original = original_length(in);
+    double factor = json_get_number(in->params, "factor", in->max_pos / original);
+    bool truncate = json_get_bool(in->params, "truncate", true);
+    double mscale = json_get_number(in->params, "mscale", 0.0);
+    double mscale_all = json_get_number(in->params, "mscale_all_dim", 0.0);
+    if (!(fast > 0.0) || !(slow > 0.0) || !(original > 0.0) || !(in->theta > 1.0)) {
+        return err_set(err, ERR_FORMAT, "rope: yarn scaling with impossible parameters");
+    }
+    double d = in->dim, per_log = d / (2.0 * log(in->theta));
+    double low = per_log * log(original / (fast * 2.0 * PI));
+    double high = per_log * log(original / (slow * 2.0 * PI));
+    if (truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = fmax(low, 0.0);
+    high = fmin(high, d - 1.0);
+    if (low == high) {
+        high += 0.001;
+    }
+    base_frequencies(in, in->theta, out);
+    for (int32_t i = 0; i < in->dim / 2; i++) {
+        double ramp = fmin(fmax((i - low) / (high - low), 0.0), 1.0);
+        double inv = (double)out->inv_freq[i];
+        out->inv_freq[i] = (float)(inv / factor * ramp + inv * (1.0 - ramp));
+    }
+    double attention = mscale != 0.0 && mscale_all != 0.0
+                           ? yarn_mscale(mscale, factor) / yarn_mscale(mscale_all, factor)
+                           : yarn_mscale(1.0, factor);
+    attention = json_get_number(in->params, "attention_factor", attention);
+    out->desc.attention_factor = (float)attention;
+    return OK;
+}
+
+static enum status read_factors(const struct rope_input *in, const char *key, float *inv_freq,
+                                struct err *err)
+{
+    const struct json *factors = json_get(in->params, key);
+    if (!json_is(factors, JSON_ARRAY) || json_count(factors) != (size_t)in->dim / 2) {
+        return err_set(err, ERR_FORMAT, "rope: longrope's %s needs %d entries", key, in->dim / 2);
+    }
+    frequencies(in->dim / 2, in->theta, inv_freq);
+    int32_t i = 0;
+    for (const struct json *f = json_first(factors); f; f = json_next(f), i++) {
+        inv_freq[i] = (float)((double)inv_freq[i] / json_number(f, 1.0));
+    }
+    return OK;
+}
+
+static enum status read_longrope(const struct rope_input *in, struct rope_config *out,
+                                 struct err *err)
+{
+    double original = original_length(in);
+    TRY(read_factors(in, "short_factor", out->inv_freq, err));
+    TRY(read_factors(in, "long_factor", out->long_freq, err));
+    if (!(original > 1.0)) {
+        return err_set(err, ERR_FORMAT, "rope: longrope for an original length of 1");
+    }
+    memcpy(out->short_freq, out->inv_freq, sizeof out->short_freq);
+    out->growth = ROPE_LONG;
+    out->trained_len = original;
+    double grown = json_get_number(in->params, "factor", in->max_pos / original);
+    double attention = grown <= 1.0 ? 1.0 : sqrt(1.0 + log(grown) / log(original));
+    attention = json_get_number(in->params, "attention_factor", attention);
+    out->desc.attention_factor = (float)attention;
+    return OK;
+}
+
+static const struct rope_row {
+    const char *name;
+    enum status (*read)(const struct rope_input *in, struct rope_config *out, struct err *err);
+    bool needs_factor;
+} rope_rows[] = {
+    {"default", read_default, false},  {"linear", read_linear, true},
+    {"dynamic", read_dynamic, true},   {"llama3", read_llama3, true},
+    {"yarn", read_yarn, false},        {"longrope", read_longrope, false},
+    {"su", read_longrope, false},
+};
+
+const struct json *rope_params(const struct json *config)
+{
+    const struct json *older = json_get(config, "rope_scaling");
+    const struct json *newer = json_get(config, "rope_parameters");
+    if (json_is(older, JSON_OBJECT) && json_count(older) > 0) {
+        return older;
+    }
+    return json_is(newer, JSON_OBJECT) ? newer : json_get(config, "rope_of_class");
+}
+
+const char *rope_type(const struct json *params)
+{
+    const char *type = json_get_string(params, "rope_type");
+    type = type ? type : json_get_string(params, "type");
+    return type ? type : "default";
+}
+
+static const struct rope_row *find_row(const struct json *params)
+{
+    const char *type = rope_type(params);
+    if (strcmp(type, "yarn") == 0 && json_is(json_get(params, "long_factor"), JSON_ARRAY)) {
+        type = "longrope"; // the name that it had in the first Phi
+    }
+    for (size_t i = 0; i < sizeof rope_rows / sizeof rope_rows[0]; i++) {
+        if (strcmp(rope_rows[i].name, type) == 0) {
+            return &rope_rows[i];
+        }
+    }
+    return NULL;
+}
+
+enum status rope_read(const struct json *params, double theta, int32_t dim,
+                      const struct json *config, struct rope_config *out, struct err *err)
+{
+    const struct rope_row *row = find_row(params);
+    if (!row) {
+        return err_set(err, ERR_UNSUPPORTED, "rope: the scaling '%s' is not known",
+                       rope_type(params));
+    }
+    if (row->needs_factor && json_type(json_get(params, "factor")) == JSON_NULL) {
+        return err_set(err, ERR_FORMAT, "rope: %s scaling without a factor", row->name);
+    }
+    int32_t max_pos = (int32_t)json_get_int(config, "max_position_embeddings", 2048);
+    struct rope_input in = {
+        .params = params,
+        .config = config,
+        .theta = json_get_number(params, "rope_theta", theta),
+        .factor = json_get_number(params, "factor", 1.0),
+        .dim = dim,
+        .max_pos = max_pos,
+    };
+    if (dim < 2 || dim % 2 || dim / 2 > MAX_ROPE_PAIRS) {
+        return err_set(err, ERR_UNSUPPORTED, "rope: %d rotated dimensions", dim);
+    }
+    if (!(in.theta > 0.0) || !(in.factor > 0.0)) {
+        return err_set(err, ERR_FORMAT, "rope: theta and factor must be above 0");
+    }
+    out->desc = (struct rope_desc){.n_pairs = dim / 2, .attention_factor = 1.0f};
+    out->growth = ROPE_FIXED;
+    return row->read(&in, out, err);
+}
+
+bool rope_fit(struct rope_config *rope, int32_t max_len)
+{
+    float before[MAX_ROPE_PAIRS];
+    memcpy(before, rope->inv_freq, sizeof before);
+    int32_t dim = 2 * rope->desc.n_pairs;
+    rope->desc.max_pos = max_len;
+    if (rope->growth == ROPE_LONG) {
+        bool is_long = max_len > rope->trained_len;
+        memcpy(rope->inv_freq, is_long ? rope->long_freq : rope->short_freq, sizeof rope->inv_freq);
+    } else if (rope->growth == ROPE_DYNAMIC) {
+        double theta = rope->theta;
+        if (max_len > rope->trained_len && dim > 2) {
+            double grown = rope->factor * max_len / rope->trained_len - (rope->factor - 1.0);
+            theta *= pow(grown, (double)dim / (dim - 2));
+        }
+        frequencies(rope->desc.n_pairs, theta, rope->inv_freq);
+    }
+    return memcmp(before, rope->inv_freq, sizeof before) != 0;
+}

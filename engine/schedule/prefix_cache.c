@@ -1,0 +1,136 @@
+#include "engine/schedule/prefix_cache.h"
+
+#include "engine/base/assert.h"
+#include "engine/base/hash.h"
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void unlink_node(struct prefix_cache *c, int32_t block)
+{
+    struct prefix_node *n = &c->nodes[block];
+    int32_t *at = &c->buckets[n->hash & (c->n_buckets - 1)];
+    while (*at != block) {
+        ASSERT(*at >= 0);
+        at = &c->nodes[*at].next;
+    }
+    *at = n->next;
+    n->state = NODE_NONE;
+}
+
+/* The pool hands an idle block's id out again. */
+static void forget(void *arg, int32_t block)
+{
+    unlink_node(arg, block);
+}
+
+void prefix_cache_init(struct prefix_cache *c, struct kv_pool *pool, int32_t block_tokens,
+                       uint64_t hash_key)
+{
+    size_t n = (size_t)pool->n_blocks;
+    *c = (struct prefix_cache){.pool = pool, .block_tokens = block_tokens, .key = hash_key,
+                               .n_buckets = 64};
+    while (c->n_buckets < n * 2) {
+        c->n_buckets *= 2;
+    }
+    c->nodes = xcalloc(n, sizeof *c->nodes);
+    c->tokens = xcalloc(n * (size_t)block_tokens, sizeof *c->tokens);
+    c->buckets = xmalloc(c->n_buckets * sizeof *c->buckets);
+    memset(c->buckets, 0xFF, c->n_buckets * sizeof *c->buckets);
+    pool->forget = forget;
+    pool->forget_arg = c;
+    c->roots[0].uid = ++c->next_uid;
+}
+
+void prefix_cache_deinit(struct prefix_cache *c)
+{
+    free(c->nodes);
+    free(c->tokens);
+    free(c->buckets);
+    *c = (struct prefix_cache){0};
+}
+
+uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt)
+{
+    if (!salt || salt[0] == '\0') {
+        return c->roots[0].uid;
+    }
+    size_t n = strlen(salt);
+    if (n > MAX_SALT_BYTES) {
+        return ++c->next_uid;
+    }
+    int32_t oldest = 1;
+    for (int32_t i = 1; i < PREFIX_MAX_SALTS; i++) {
+        if (c->roots[i].uid && strcmp(c->roots[i].salt, salt) == 0) {
+            c->roots[i].last_use = ++c->clock;
+            return c->roots[i].uid;
+        }
+        if (c->roots[i].last_use < c->roots[oldest].last_use) {
+            oldest = i;
+        }
+    }
+    // Taking the longest unused entry strands its blocks, which then age out of the pool.
+    memcpy(c->roots[oldest].salt, salt, n + 1);
+    c->roots[oldest].uid = ++c->next_uid;
+    c->roots[oldest].last_use = ++c->clock;
+    return c->roots[oldest].uid;
+}
+
+static uint64_t hash_of(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens)
+{
+    if (c->key == 0) {
+        return 0;
+    }
+    return hash_bytes(tokens, (size_t)c->block_tokens * sizeof *tokens, c->key ^ hash_mix(parent));
+}
+
+int32_t prefix_cache_find(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens)
+{
+    uint64_t hash = hash_of(c, parent, tokens);
+    size_t bytes = (size_t)c->block_tokens * sizeof *tokens;
+    for (int32_t b = c->buckets[hash & (c->n_buckets - 1)]; b >= 0; b = c->nodes[b].next) {
+        const struct prefix_node *n = &c->nodes[b];
+        if (n->hash == hash && n->parent == parent &&
+            memcmp(&c->tokens[(size_t)b * (size_t)c->block_tokens], tokens, bytes) == 0) {
+            return b;
+        }
+    }
+    return -1;
+}
+
+uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,
+                             const int32_t *tokens, enum node_state state, int32_t producer)
+{
+    struct prefix_node *n = &c->nodes[block];
+    ASSERT(n->state == NODE_NONE && c->pool->refs[block] > 0);
+    uint64_t hash = hash_of(c, parent, tokens);
+    int32_t *bucket = &c->buckets[hash & (c->n_buckets - 1)];
+    *n = (struct prefix_node){.uid = ++c->next_uid, .parent = parent, .hash = hash,
+                              .next = *bucket, .producer = producer, .state = (uint8_t)state};
+    *bucket = block;
+    memcpy(&c->tokens[(size_t)block * (size_t)c->block_tokens], tokens,
+           (size_t)c->block_tokens * sizeof *tokens);
+    kv_pool_set_cached(c->pool, block, true);
+    return n->uid;
+}
+
+void prefix_cache_validate(struct prefix_cache *c, int32_t block)
+{
+    ASSERT(c->nodes[block].state != NODE_NONE);
+    c->nodes[block].state = NODE_VALID;
+    c->nodes[block].producer = -1;
+}
+
+void prefix_cache_remove(struct prefix_cache *c, int32_t block)
+{
+    unlink_node(c, block);
+    kv_pool_set_cached(c->pool, block, false);
+}
+
+void prefix_cache_reset(struct prefix_cache *c)
+{
+    while (c->pool->n_idle > 0) {
+        prefix_cache_remove(c, c->pool->next[c->pool->n_blocks]);
+    }
+}

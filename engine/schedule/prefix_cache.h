@@ -1,0 +1,63 @@
+/* Token blocks by content. A node is one KV block's identity: its parent node, its exact tokens,
+ * and at the first block the salt. A hash only finds candidates. Nodes are entered when a sequence
+ * is admitted, before its rows are computed ("pending", with a producer), so that late-comers with
+ * the same prefix wait for it instead of computing it again; they turn valid when the step that
+ * computes them has been submitted.
+ * Thread: engine. */
+#ifndef SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
+#define SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
+
+#include "engine/engine.h"
+#include "engine/schedule/kv_pool.h"
+
+#include <stddef.h>
+
+enum node_state { NODE_NONE, NODE_PENDING, NODE_VALID };
+
+struct prefix_node {
+    uint64_t uid, parent; // parent: a node's uid or a root
+    uint64_t hash;
+    int32_t next;     // in its bucket
+    int32_t producer; // sequence index while pending
+    uint8_t state;    // enum node_state
+};
+
+enum { PREFIX_MAX_SALTS = 256 }; // chosen; beyond: prefix_cache_root
+
+struct prefix_cache {
+    struct kv_pool *pool;
+    int32_t block_tokens;
+    struct prefix_node *nodes; // [n_blocks]
+    int32_t *tokens;           // [n_blocks, block_tokens]
+    int32_t *buckets;
+    uint32_t n_buckets;
+    uint64_t next_uid, key;
+    struct {
+        char salt[MAX_SALT_BYTES + 1];
+        uint64_t uid, last_use;
+    } roots[PREFIX_MAX_SALTS];
+    uint64_t clock;
+};
+
+/* hash_key: all table positions depend on it; 0 makes every hash equal (a test's choice). */
+void prefix_cache_init(struct prefix_cache *c, struct kv_pool *pool, int32_t block_tokens,
+                       uint64_t hash_key);
+void prefix_cache_deinit(struct prefix_cache *c);
+
+/* The root for a salt (NULL: the common one). A salt longer than MAX_SALT_BYTES gets a root of
+ * its own each time: no sharing, never wrong sharing. The longest unused of too many makes room. */
+uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt);
+
+/* The block with these tokens under this parent, or -1. Changes nothing. */
+int32_t prefix_cache_find(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens);
+
+/* Enters a held block; returns its uid. There must be no equal node. */
+uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,
+                             const int32_t *tokens, enum node_state state, int32_t producer);
+void prefix_cache_validate(struct prefix_cache *c, int32_t block);
+void prefix_cache_remove(struct prefix_cache *c, int32_t block); // also tells the pool
+
+/* Forgets every idle block. */
+void prefix_cache_reset(struct prefix_cache *c);
+
+#endif

@@ -1,0 +1,84 @@
+/* One sequence: a sample of a request on its way through the engine. Its known tokens (prompt and
+ * generated) only grow; all else can be rebuilt from them.
+ *
+ *     0 ......... n_prompt ........ n_known .... n_known + n_flight
+ *     [ prompt   ][ generated      ][ drawn by steps in flight ]
+ *     [ n_computed: rows submitted, KV in pages               )
+ *
+ * Between steps n_computed <= n_known + n_flight; a step lets it catch up, and a token is drawn
+ * exactly when they meet.
+ * Thread: engine. */
+#ifndef SLUICE_ENGINE_SCHEDULE_SEQUENCE_H
+#define SLUICE_ENGINE_SCHEDULE_SEQUENCE_H
+
+#include "engine/engine.h"
+
+enum sequence_state { SEQ_FREE, SEQ_WAITING, SEQ_RUNNING, SEQ_RETIRING };
+
+struct sequence {
+    struct sequence *prev, *next; // the total order: priority, then arrival
+    struct engine_request *request;
+    struct engine_output *output; // NULL for pooling
+    int32_t sample, index;        // index: in the engine's array
+    enum sequence_state state;
+    int32_t priority;
+    uint64_t order;
+
+    int32_t n_prompt, n_known, n_flight, n_computed;
+    int32_t max_tokens; // clipped to what fits in max_len
+    int64_t planned_in; // number of the last plan that had it
+    int32_t n_inflight; // steps submitted and not yet committed that have its rows
+
+    int32_t lane;     // -1: none
+    int32_t n_blocks; // of scheduler.lane_blocks[lane]
+    int32_t n_granted; // blocks that the backend's table has
+    uint64_t root;    // of the prefix cache
+    uint64_t chain;   // uid of the last entered block, the parent of the next
+    int32_t n_entered; // full blocks walked into the cache (or past, where an equal node was)
+
+    int32_t n_drafts; // proposed for the next step
+    int32_t drafts[MAX_DRAFTS];
+    int32_t n_verifying; // drafts in flight: not planned again before they are judged
+    int32_t draft_computed; // rows of the draft model: its KV below this is that of known tokens
+    int32_t draft_marked;   // blocks below it are marked as having draft KV
+    int32_t law;            // 1 + the first of its drafts' laws on the device; 0: none are kept
+    bool drafts_on_device;  // n_drafts is a count only: a draft model draws them in the same step
+    int32_t draft_depth;    // of a tree: levels that it may have
+    int32_t n_beside;       // of them, n_drafts has so many beside the spine, if it is a comb
+    struct spec_tree *tree; // of the step in flight; NULL: none, or a chain
+    bool waits_for_token; // a proposer needs the token in flight before the next step
+    int32_t spec_pause; // turns without proposals
+    float spec_doubt;   // running share of rejected drafts; negative: none were judged yet
+
+    bool was_admitted;   // hit statistics count the first admission only
+};
+
+static inline int32_t sequence_token(const struct sequence *s, int32_t i)
+{
+    return i < s->n_prompt ? s->request->prompt[i] : s->output->tokens[i - s->n_prompt];
+}
+
+static inline int32_t sequence_generated(const struct sequence *s)
+{
+    return s->n_known - s->n_prompt;
+}
+
+/* The total order. */
+static inline bool sequence_comes_before(const struct sequence *a, const struct sequence *b)
+{
+    return a->priority != b->priority ? a->priority < b->priority : a->order < b->order;
+}
+
+/* Tokens there will be when the steps in flight are done. */
+static inline int32_t sequence_future(const struct sequence *s)
+{
+    return s->n_known + s->n_flight;
+}
+
+/* True if one more token may be drawn. */
+static inline bool sequence_wants_token(const struct sequence *s)
+{
+    return sequence_generated(s) + s->n_flight < s->max_tokens;
+}
+
+#endif

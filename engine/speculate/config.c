@@ -1,0 +1,254 @@
+/* --speculative-config: JSON in vLLM's shape. What is not known here is refused, never passed over. */
+#include "engine/speculate/tree.h"
+
+#include "engine/base/json.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    enum spec_method method;
+} methods[] = {{"ngram", SPEC_NGRAM}, {"draft_model", SPEC_DRAFT}, {"tree", SPEC_TREE}};
+
+enum { WHOLE = 100, TEXT_OR_LIST }; // beside the types of JSON
+
+static const struct {
+    const char *name;
+    int type;
+} keys[] = {{"method", JSON_STRING},
+            {"model", TEXT_OR_LIST},
+            {"num_speculative_tokens", WHOLE},
+            {"prompt_lookup_min", WHOLE},
+            {"prompt_lookup_max", WHOLE},
+            {"expansion", JSON_ARRAY},
+            {"tree_width", WHOLE},
+            {"tree_nodes", WHOLE},
+            {"disable_by_batch_size", WHOLE},
+            {"draft_tensor_parallel_size", WHOLE},
+            {"rejection_sample_method", JSON_STRING},
+            {"draft_sample_method", JSON_STRING},
+            {"synthetic_acceptance_rate", JSON_NUMBER},
+            {"synthetic_bonus", JSON_BOOL},
+            {"fixed", JSON_BOOL}};
+
+enum { N_KEYS = sizeof keys / sizeof keys[0] };
+
+static bool has_type(const struct json *j, int type)
+{
+    int64_t v;
+    return type == WHOLE          ? json_int64(j, &v)
+           : type == TEXT_OR_LIST ? json_is(j, JSON_STRING) || json_is(j, JSON_ARRAY)
+                                  : json_is(j, (enum json_type)type);
+}
+
+/* A key misspelt, or a value of another type, must not look as if it had been obeyed. */
+static enum status check_keys(const struct json *j, struct err *err)
+{
+    if (!json_is(j, JSON_OBJECT)) {
+        return err_set(err, ERR_INVALID, "speculative-config: must be a JSON object");
+    }
+    for (const struct json *c = json_first(j); c; c = json_next(c)) {
+        size_t i = 0;
+        while (i < N_KEYS && strcmp(keys[i].name, json_key(c)) != 0) {
+            i++;
+        }
+        if (i == N_KEYS) {
+            return err_set(err, ERR_UNSUPPORTED, "speculative-config: '%.64s' is not known here",
+                           json_key(c));
+        }
+        if (!has_type(c, keys[i].type)) {
+            return err_set(err, ERR_INVALID, "speculative-config: %s must be %s", keys[i].name,
+                           keys[i].type == WHOLE          ? "a whole number"
+                           : keys[i].type == TEXT_OR_LIST ? "a folder, or a list of them"
+                           : keys[i].type == JSON_STRING  ? "a string"
+                           : keys[i].type == JSON_ARRAY   ? "a list"
+                           : keys[i].type == JSON_NUMBER  ? "a number"
+                                                          : "true or false");
+        }
+    }
+    return OK;
+}
+
+static enum status read_numbers(struct spec *sp, const struct json *j, struct err *err)
+{
+    int64_t k = json_get_int(j, "num_speculative_tokens", 4);
+    int64_t least = json_get_int(j, "prompt_lookup_min", 2);
+    int64_t max_n = json_get_int(j, "prompt_lookup_max", least > 5 ? least : 5);
+    int64_t min_n = json_get_int(j, "prompt_lookup_min", max_n < 2 ? max_n : 2);
+    int64_t busy = json_get_int(j, "disable_by_batch_size", 32);
+    int64_t ranks = json_get_int(j, "draft_tensor_parallel_size", 1);
+    if (k < 1 || k > MAX_DRAFTS - 1) {
+        return err_set(err, ERR_INVALID, "speculative-config: num_speculative_tokens must be from "
+                       "1 to %d", MAX_DRAFTS - 1);
+    }
+    if (min_n < 1 || max_n < min_n || max_n > 32) {
+        return err_set(err, ERR_INVALID, "speculative-config: prompt_lookup_min and _max must be "
+                       "1 <= min <= max <= 32");
+    }
+    if (busy < 0 || busy > INT32_MAX || ranks < 1 || ranks > INT32_MAX) {
+        return err_set(err, ERR_INVALID, "speculative-config: disable_by_batch_size must be 0 or "
+                       "more, draft_tensor_parallel_size 1 or more");
+    }
+    sp->k = (int32_t)k;
+    sp->min_n = (int32_t)min_n;
+    sp->max_n = (int32_t)max_n;
+    sp->max_batch = (int32_t)busy;
+    sp->draft_ranks = (int32_t)ranks;
+    sp->fixed = json_get_bool(j, "fixed", false);
+    sp->draft_max_len = INT32_MAX;
+    sp->doubt = SPEC_START_DOUBT;
+    return OK;
+}
+
+/* "model": a folder, or, for a tree, a list of them. */
+static enum status read_models(struct spec *sp, const struct json *j, struct err *err)
+{
+    const struct json *one = json_is(j, JSON_ARRAY) ? json_first(j) : j;
+    int32_t most = sp->method == SPEC_TREE ? MAX_DRAFT_MODELS : 1;
+    for (; one && sp->n_models < most; one = one == j ? NULL : json_next(one)) {
+        const char *folder = json_string(one);
+        if (!folder || strlen(folder) >= sizeof sp->models[0]) {
+            sp->n_models = 0;
+            break;
+        }
+        snprintf(sp->models[sp->n_models++], sizeof sp->models[0], "%s", folder);
+    }
+    if (sp->n_models == 0 || one) {
+        return err_set(err, ERR_INVALID, "speculative-config: 'model' must name the draft model's "
+                       "folder%s", sp->method == SPEC_TREE ? ", or be a list of up to 3" : "");
+    }
+    return OK;
+}
+
+static enum status read_expansion(struct spec *sp, const struct json *j, struct err *err)
+{
+    const struct json *list = json_get(j, "expansion");
+    int64_t nodes = 0, level = 1, k = 0;
+    for (const struct json *c = json_first(list); c; c = json_next(c)) {
+        bool fits = json_int64(c, &k) && k >= 1 && k <= 16 && sp->n_expansion < MAX_DRAFTS - 1;
+        level = fits ? level * k : MAX_TREE_NODES;
+        nodes += level;
+        if (!fits || nodes >= MAX_TREE_NODES) {
+            return err_set(err, ERR_INVALID, "speculative-config: expansion must be up to %d "
+                           "numbers of children from 1 to 16, with at most %d nodes together",
+                           MAX_DRAFTS - 1, MAX_TREE_NODES - 1);
+        }
+        sp->expansion[sp->n_expansion++] = (int32_t)k;
+    }
+    if (sp->n_expansion == 0) {
+        return err_set(err, ERR_INVALID, "speculative-config: expansion must be a list of numbers");
+    }
+    int64_t depth = json_get_int(j, "num_speculative_tokens", sp->n_expansion);
+    sp->k = depth < sp->n_expansion ? (int32_t)depth : sp->n_expansion;
+    sp->budget = (int32_t)nodes * 8; // chosen: eight whole trees a step
+    return OK;
+}
+
+static enum status read_tree(struct spec *sp, const struct json *j, struct err *err)
+{
+    int64_t width = json_get_int(j, "tree_width", 4), nodes = json_get_int(j, "tree_nodes", 32);
+    if (width < 1 || width > 16 || nodes < 1 || nodes > 4096 ||
+        1 + sp->k * width > MAX_TREE_NODES || 1 + sp->k * width * width > MAX_TREE_CANDIDATES) {
+        return err_set(err, ERR_INVALID, "speculative-config: tree_width must be from 1 to 16, with "
+                       "num_speculative_tokens times its square below %d, tree_nodes from 1 to 4096",
+                       MAX_TREE_CANDIDATES);
+    }
+    sp->width = (int32_t)width;
+    sp->budget = (int32_t)nodes;
+    sp->lookup_logp = -0.7f; // one half
+    sp->lookup = json_get(j, "prompt_lookup_max") != NULL;
+    spec_shape_init(sp);
+    for (int32_t d = 0; d < MAX_DRAFTS; d++) {
+        sp->tree_said[d] = sp->tree_right[d] = 5.0f; // as much as a few dozen steps say
+    }
+    return json_get(j, "expansion") ? read_expansion(sp, j, err) : OK;
+}
+
+static bool is(const char *s, const char *word)
+{
+    return s && strcmp(s, word) == 0;
+}
+
+/* vLLM's names; "standard" with probabilistic drafts is what older ones call "probabilistic". */
+static enum status read_rejection(struct spec *sp, const struct json *j, struct err *err)
+{
+    const char *how = json_get_string(j, "rejection_sample_method");
+    const char *drafts = json_get_string(j, "draft_sample_method");
+    if (how && !is(how, "standard") && !is(how, "strict") && !is(how, "probabilistic") &&
+        !is(how, "synthetic")) {
+        return err_set(err, ERR_UNSUPPORTED, "speculative-config: rejection_sample_method '%s' is "
+                       "not one of standard, probabilistic, synthetic", how);
+    }
+    if (drafts && !is(drafts, "greedy") && !is(drafts, "probabilistic")) {
+        return err_set(err, ERR_UNSUPPORTED, "speculative-config: draft_sample_method '%s' is not "
+                       "one of greedy, probabilistic", drafts);
+    }
+    double rate = json_get_number(j, "synthetic_acceptance_rate", -1.0);
+    if (is(how, "synthetic")) {
+        if (sp->method == SPEC_TREE) {
+            return err_set(err, ERR_UNSUPPORTED, "speculative-config: synthetic acceptance is for "
+                           "chains, not for trees");
+        }
+        sp->rejection = REJECT_SYNTHETIC;
+        sp->synthetic_rate = (float)rate;
+        sp->no_bonus = !json_get_bool(j, "synthetic_bonus", true);
+        return rate >= 0.0 && rate <= 1.0
+                   ? OK
+                   : err_set(err, ERR_INVALID, "speculative-config: synthetic_acceptance_rate must "
+                             "be from 0 to 1");
+    }
+    if (rate != -1.0) {
+        return err_set(err, ERR_INVALID, "speculative-config: synthetic_acceptance_rate needs "
+                       "rejection_sample_method 'synthetic'");
+    }
+    if (is(how, "probabilistic") || is(drafts, "probabilistic")) {
+        sp->rejection = REJECT_PROBABILISTIC;
+        bool one_law = sp->n_models == 1 &&
+                       (sp->method == SPEC_DRAFT || !json_get(j, "prompt_lookup_max"));
+        return one_law ? OK
+                       : err_set(err, ERR_UNSUPPORTED, "speculative-config: only what one draft "
+                                 "model draws has a law: probabilistic rejection needs the method "
+                                 "draft_model or tree, with one model and no lookup");
+    }
+    return OK;
+}
+
+static enum status read_config(struct spec *sp, const struct json *j, struct err *err)
+{
+    TRY(check_keys(j, err));
+    const char *method = json_get_string(j, "method"), *model = json_get_string(j, "model");
+    method = method ? method : model ? "draft_model" : NULL;
+    for (size_t i = 0; method && i < sizeof methods / sizeof methods[0]; i++) {
+        if (strcmp(methods[i].name, method) == 0) {
+            sp->method = methods[i].method;
+        }
+    }
+    if (sp->method == SPEC_NONE) {
+        return err_set(err, ERR_UNSUPPORTED, "speculative-config: the method '%s' is not one of "
+                       "ngram, draft_model, tree", method ? method : "(missing)");
+    }
+    if (sp->method == SPEC_DRAFT || sp->method == SPEC_TREE) {
+        TRY(read_models(sp, json_get(j, "model"), err));
+    }
+    TRY(read_numbers(sp, j, err));
+    TRY(read_rejection(sp, j, err));
+    return sp->method == SPEC_TREE ? read_tree(sp, j, err) : OK;
+}
+
+enum status spec_init(struct spec *sp, const char *config, struct err *err)
+{
+    *sp = (struct spec){0};
+    if (!config) {
+        return OK;
+    }
+    struct json *j;
+    enum status st = json_parse(config, strlen(config), NULL, &j, err);
+    if (st != OK) {
+        return err_prefix(err, st, "speculative-config");
+    }
+    st = read_config(sp, j, err);
+    json_free(j);
+    return st;
+}
+

@@ -1,0 +1,326 @@
+/* Health, load, metrics, and what an operator may do. Nothing here waits for the engine. */
+#include "server/api/api.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+static void put_stats(struct api *a, struct engine_stats *s)
+{
+    *s = (struct engine_stats){.state = ENGINE_READY};
+    if (a->ready) {
+        engine_stats(a->engine, s);
+    }
+}
+
+static double kv_usage(const struct engine_stats *s)
+{
+    return s->n_blocks > 0 ? (double)s->n_blocks_held / s->n_blocks : 0;
+}
+
+static void put_failure(struct api *a, struct buf *b)
+{
+    struct engine_stats s;
+    put_stats(a, &s);
+    buf_puts(b, ",\"detail\":");
+    const char *why = s.failure[0] ? s.failure : "the engine has failed";
+    buf_put_json(b, why, strlen(why));
+}
+
+/* Who computes, where that is more than one device. */
+static void put_nodes(struct api *a, struct buf *b)
+{
+    struct engine_stats s;
+    put_stats(a, &s);
+    if (a->ready && a->model.info->n_ranks > 1) {
+        buf_printf(b, ",\"ranks\":%d,\"nodes\":%d,\"nodes_alive\":%d", a->model.info->n_ranks,
+                   a->model.info->n_nodes, s.n_nodes_alive);
+    }
+}
+
+static void reply_health(struct api *a, struct http_request *req, bool good,
+                         enum api_health health)
+{
+    struct buf b;
+    buf_init(&b, 1 << 12);
+    buf_printf(&b, "{\"status\":\"%s\"", good ? "ok" : api_health_names[health]);
+    if (health == HEALTH_LOADING) {
+        int done = atomic_load(&a->load_permille);
+        buf_printf(&b, ",\"phase\":\"weights\",\"progress\":%d.%03d", done / 1000, done % 1000);
+    } else if (health == HEALTH_STALLED) {
+        buf_printf(&b, ",\"detail\":\"work waits and no step has ended for %" PRId64 " s\"",
+                   (clock_now_ns() - a->seen_step_ns) / 1000000000);
+    } else if (health == HEALTH_DEAD) {
+        put_failure(a, &b);
+    }
+    put_nodes(a, &b);
+    buf_putc(&b, '}');
+    http_reply_header(req, "cache-control", "no-store");
+    if (!good && health == HEALTH_LOADING) {
+        http_reply_header(req, "retry-after", "2");
+    }
+    reply_json(req, good ? 200 : 503, &b);
+}
+
+void api_get_health(struct http_request *req, void *arg)
+{
+    struct api *a = arg;
+    enum api_health h = api_check_health(a, clock_now_ns());
+    reply_health(a, req, h == HEALTH_OK, h);
+}
+
+/* Busy, loading and draining are alive. */
+void api_get_live(struct http_request *req, void *arg)
+{
+    struct api *a = arg;
+    enum api_health h = api_check_health(a, clock_now_ns());
+    reply_health(a, req, h != HEALTH_DEAD, h);
+}
+
+void api_get_ready(struct http_request *req, void *arg)
+{
+    struct api *a = arg;
+    enum api_health h = api_check_health(a, clock_now_ns());
+    struct engine_stats s;
+    put_stats(a, &s);
+    bool room = s.n_waiting < a->config->max_num_queued_reqs || s.n_waiting == 0;
+    if (h == HEALTH_OK && !room) {
+        http_reply_header(req, "cache-control", "no-store");
+        reply_text(req, 503, "{\"status\":\"overloaded\"}");
+        return;
+    }
+    reply_health(a, req, h == HEALTH_OK, h);
+}
+
+void api_get_load(struct http_request *req, void *arg)
+{
+    struct api *a = arg;
+    struct engine_stats s;
+    struct buf b;
+    put_stats(a, &s);
+    buf_init(&b, 1 << 12);
+    buf_printf(&b, "{\"server_load\":%" PRId64 ",\"running\":%d,\"waiting\":%d,\"kv_usage\":",
+               a->n_calls, s.n_running, s.n_waiting);
+    buf_put_double(&b, kv_usage(&s));
+    buf_printf(&b, ",\"queued_tokens\":%" PRId64 "}", s.waiting_tokens);
+    reply_json(req, 200, &b);
+}
+
+void api_get_version(struct http_request *req, void *arg)
+{
+    (void)arg;
+    reply_text(req, 200, "{\"version\":\"" SLUICE_VERSION "\"}");
+}
+
+void api_get_metrics(struct http_request *req, void *arg)
+{
+    struct api *a = arg;
+    struct engine_stats stats;
+    struct http_stats http;
+    struct buf out;
+    int64_t now_ns = clock_now_ns();
+    put_stats(a, &stats);
+    http_server_stats(a->http, &http);
+    enum api_health h = api_check_health(a, now_ns);
+    bool waits = stats.n_running + stats.n_waiting > 0;
+    struct metrics_source s = {
+        .model_name = a->ready ? a->model.names[0] : "",
+        .version = SLUICE_VERSION,
+        .cache_dtype = a->config->kv_cache_dtype,
+        .stats = a->ready ? &stats : NULL,
+        .info = a->ready ? a->model.info : NULL,
+        .http = &http,
+        .health = api_health_names[h],
+        .heartbeat_age_s = waits ? (double)(now_ns - a->seen_step_ns) * 1e-9 : 0,
+        .load_seconds = a->ready ? (double)(a->ready_ns - a->started_ns) * 1e-9 : 0,
+        .memory_utilization = a->config->gpu_memory_utilization,
+        .prefix_caching = a->config->enable_prefix_caching,
+    };
+    buf_init(&out, 4 << 20);
+    metrics_print(&a->metrics, &s, &out);
+    const char *accept = http_header(req, "accept");
+    if (accept && strstr(accept, "application/openmetrics-text")) {
+        struct buf open;
+        buf_init(&open, 4 << 20);
+        metrics_to_openmetrics(&out, &open);
+        buf_deinit(&out);
+        http_reply_buf(req, 200, "application/openmetrics-text; version=1.0.0; charset=utf-8",
+                       &open);
+        return;
+    }
+    http_reply_buf(req, 200, "text/plain; version=0.0.4; charset=utf-8", &out);
+}
+
+void api_get_server_info(struct http_request *req, void *arg)
+{
+    struct api *a = arg;
+    struct buf text, b;
+    buf_init(&text, 1 << 20);
+    buf_init(&b, 2 << 20);
+    config_print(a->config, false, &text); // leaves secrets out
+    buf_puts(&b, "{\"version\":\"" SLUICE_VERSION "\",\"config\":");
+    buf_put_json(&b, text.data ? text.data : "", text.n_bytes);
+    if (a->ready) {
+        const struct engine_info *i = a->model.info;
+        buf_printf(&b, ",\"model_type\":\"%s\",\"device\":", i->model_type);
+        buf_put_json(&b, i->device, strlen(i->device));
+        buf_printf(&b, ",\"vocab\":%d,\"hidden\":%d,\"max_model_len\":%d,\"block_size\":%d,"
+                       "\"num_blocks\":%d,\"max_num_seqs\":%d,\"parameters\":%" PRId64
+                       ",\"weight_bytes\":%zu,\"kv_bytes\":%zu,\"tool_call_parser\":\"%s\"",
+                   i->vocab, i->hidden, i->max_model_len, i->block_tokens, i->n_blocks,
+                   i->max_num_seqs, i->n_parameters, i->weight_bytes, i->kv_bytes,
+                   a->model.parser ? a->model.parser->name : "none");
+    }
+    buf_putc(&b, '}');
+    buf_deinit(&text);
+    reply_json(req, 200, &b);
+}
+
+static void put_call(struct buf *b, const struct api_call *c, int64_t now_ns)
+{
+    int64_t taken = 0, prompt = 0;
+    for (size_t i = 0; i < c->n_choices; i++) {
+        taken += c->choices[i].n_taken;
+    }
+    for (size_t i = 0; i < c->n_requests; i++) {
+        prompt += c->requests[i].n_prompt;
+    }
+    buf_puts(b, "{\"id\":");
+    buf_put_json(b, c->id, strlen(c->id));
+    buf_printf(b, ",\"phase\":\"%s\",\"age_ms\":%" PRId64 ",\"prompt_tokens\":%" PRId64
+                  ",\"output_tokens\":%" PRId64 ",\"stream\":%s",
+               c->preparing     ? "prepare"
+               : !c->req        ? "ending"
+               : c->first_token ? "decode"
+                                : "waiting",
+               (now_ns - c->t_start_ns) / 1000000, prompt, taken,
+               c->request.stream && !c->preparing ? "true" : "false");
+    if (c->req) {
+        buf_puts(b, ",\"client\":");
+        buf_put_json(b, http_peer(c->req), strlen(http_peer(c->req)));
+    }
+    buf_putc(b, '}');
+}
+
+void api_get_requests(struct http_request *req, void *arg)
+{
+    struct api *a = arg;
+    struct buf b;
+    int64_t now_ns = clock_now_ns();
+    buf_init(&b, 64 << 20);
+    buf_puts(&b, "{\"object\":\"list\",\"data\":[");
+    for (const struct api_call *c = a->calls; c; c = c->next) {
+        buf_puts(&b, c != a->calls ? "," : "");
+        put_call(&b, c, now_ns);
+    }
+    buf_puts(&b, "]}");
+    reply_json(req, 200, &b);
+}
+
+void api_on_report(void *arg)
+{
+    enum { MOST = 200 }; // lines of requests: a log is no database
+    struct api *a = arg;
+    struct engine_stats s;
+    struct buf b;
+    int64_t now_ns = clock_now_ns();
+    int n = 0;
+    put_stats(a, &s);
+    log_info("report: %s, %lld requests, %d running, %d waiting (%lld prompt tokens), %d of %d KV "
+             "blocks held, %lld steps, %lld preemptions",
+             api_health_names[api_check_health(a, now_ns)], (long long)a->n_calls, s.n_running,
+             s.n_waiting, (long long)s.waiting_tokens, s.n_blocks_held, s.n_blocks,
+             (long long)s.n_steps, (long long)s.preemptions);
+    buf_init(&b, 1 << 12);
+    for (const struct api_call *c = a->calls; c && n < MOST; c = c->next, n++) {
+        buf_clear(&b);
+        put_call(&b, c, now_ns);
+        log_info("report: %.*s", (int)b.n_bytes, b.data);
+    }
+    if (a->n_calls > n) {
+        log_info("report: and %lld more", (long long)a->n_calls - n);
+    }
+    buf_deinit(&b);
+}
+
+void api_reset_prefix_cache(struct http_request *req, void *arg)
+{
+    struct api *a = arg;
+    if (!a->ready) {
+        reply_errorf(req, 503, "model_loading", NULL, "The model is still loading.");
+        return;
+    }
+    /* What sequences hold stays with them, so it could be found again: not without leave. */
+    struct engine_stats s;
+    struct buf b;
+    const char *force = http_query(req, "reset_running_requests");
+    bool forced = force && (strcasecmp(force, "true") == 0 || strcmp(force, "1") == 0);
+    engine_stats(a->engine, &s);
+    if (s.n_running > 0 && !forced) {
+        http_reply_header(req, "x-should-retry", "false");
+        reply_errorf(req, 409, "conflict", NULL,
+                     "Running requests hold cached blocks. Try again when they have ended, or with "
+                     "?reset_running_requests=true: then only what nobody holds is forgotten.");
+        return;
+    }
+    engine_reset_prefix_cache(a->engine);
+    buf_init(&b, 256);
+    buf_printf(&b, "{\"freed_blocks\":%d}", s.n_blocks_idle);
+    reply_json(req, 200, &b);
+}
+
+void api_drain(struct http_request *req, void *arg)
+{
+    struct api *a = arg;
+    struct buf b;
+    buf_init(&b, 256);
+    buf_printf(&b, "{\"in_flight\":%" PRId64 "}", a->n_calls);
+    reply_json(req, 200, &b);
+    http_server_drain(a->http);
+}
+
+/* What the status page plots. */
+void api_status_data(struct http_request *req, void *arg)
+{
+    struct api *a = arg;
+    struct engine_stats s;
+    struct buf b;
+    const struct metric_series *ttft = &a->metrics.hist[HIST_TTFT];
+    uint64_t n_ttft = 0, n_finished = 0;
+    put_stats(a, &s);
+    for (int i = 0; i <= METRIC_MAX_BUCKETS; i++) {
+        n_ttft += ttft->n[i];
+    }
+    for (int i = FINISH_NONE + 1; i < N_FINISH_REASONS; i++) {
+        n_finished += a->metrics.finished[i];
+    }
+    buf_init(&b, 1 << 14);
+    buf_printf(&b, "{\"state\":\"%s\",\"version\":\"%s\",\"uptime\":",
+               api_health_names[api_check_health(a, clock_now_ns())], SLUICE_VERSION);
+    buf_put_double(&b, (double)(clock_now_ns() - a->started_ns) * 1e-9);
+    const char *name = a->ready ? a->model.names[0] : "";
+    buf_puts(&b, ",\"model\":");
+    buf_put_json(&b, name, strlen(name));
+    buf_puts(&b, ",\"device\":");
+    buf_put_json(&b, a->ready ? a->model.info->device : "",
+                 a->ready ? strlen(a->model.info->device) : 0);
+    buf_printf(&b, ",\"chat\":%s,\"running\":%d,\"waiting\":%d,\"kv_usage\":",
+               a->ready && a->model.template ? "true" : "false", s.n_running, s.n_waiting);
+    buf_put_double(&b, kv_usage(&s));
+    buf_printf(&b,
+               ",\"prompt_tokens\":%" PRId64 ",\"generated_tokens\":%" PRId64
+               ",\"prefix_queries\":%" PRId64 ",\"prefix_hits\":%" PRId64
+               ",\"draft_tokens\":%" PRId64 ",\"accepted_tokens\":%" PRId64
+               ",\"preemptions\":%" PRId64 ",\"finished\":%" PRIu64 ",\"ttft_count\":%" PRIu64
+               ",\"ttft_sum\":",
+               s.prompt_tokens, s.generated_tokens, s.prefix_queries, s.prefix_hits,
+               s.spec_draft_tokens, s.spec_accepted_tokens, s.preemptions, n_finished, n_ttft);
+    buf_put_double(&b, ttft->sum);
+    buf_putc(&b, '}');
+    http_reply_header(req, "cache-control", "no-store");
+    reply_json(req, 200, &b);
+}

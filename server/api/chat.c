@@ -1,0 +1,227 @@
+/* /v1/chat/completions: one object, or chunks. */
+#include "server/api/api.h"
+
+#include <string.h>
+
+/* ---- stream ----------------------------------------------------------------------------------- */
+
+/* A chunk begins: everything up to and with "delta":{ */
+static struct buf *open_chunk(struct api_choice *ch)
+{
+    struct api_call *c = ch->call;
+    struct buf *b = &c->api->scratch;
+    buf_clear(b);
+    buf_put(b, c->chunk_head.data, c->chunk_head.n_bytes);
+    buf_puts(b, "[{\"index\":");
+    buf_put_int(b, ch->index);
+    buf_puts(b, ",\"delta\":{");
+    return b;
+}
+
+static void close_chunk(struct api_choice *ch, struct buf *b, const char *finish)
+{
+    buf_puts(b, "},\"logprobs\":");
+    if (ch->logprobs.n_bytes > 0) {
+        buf_puts(b, "{\"content\":[");
+        buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
+        buf_puts(b, "],\"refusal\":null}");
+        buf_clear(&ch->logprobs);
+    } else {
+        buf_puts(b, "null");
+    }
+    api_put_token_ids(b, ch);
+    buf_puts(b, ",\"finish_reason\":");
+    if (finish) {
+        buf_printf(b, "\"%s\"", finish);
+    } else {
+        buf_puts(b, "null");
+    }
+}
+
+static void end_chunk(struct api_choice *ch, struct buf *b)
+{
+    buf_puts(b, "}]");
+    api_send_chunk(ch->call, b);
+}
+
+/* With the first token, so that a late refusal keeps its status. */
+static void start(struct api_choice *ch)
+{
+    if (!ch->call->request.stream) {
+        return;
+    }
+    struct buf *b = open_chunk(ch);
+    buf_puts(b, "\"role\":\"assistant\",\"content\":\"\"");
+    close_chunk(ch, b, NULL);
+    api_put_prompt_ids(b, ch->call, ch->request);
+    buf_puts(b, "}]");
+    api_put_prompt_ids(b, ch->call, ch->request); // also beside the choices, where vLLM has it
+    api_send_chunk(ch->call, b);
+}
+
+static void pending(struct api_choice *ch)
+{
+    struct buf *from = ch->pending == PENDING_TEXT        ? &ch->content
+                       : ch->pending == PENDING_REASONING ? &ch->reasoning
+                                                          : &ch->arguments;
+    if (from->n_bytes == 0 && ch->ids.n_bytes == 0) {
+        return;
+    }
+    struct buf *b = open_chunk(ch);
+    if (from->n_bytes == 0) {
+        // ids alone: an empty delta
+    } else if (ch->pending == PENDING_TEXT) {
+        buf_puts(b, "\"content\":");
+        buf_put_json(b, from->data, from->n_bytes);
+    } else if (ch->pending == PENDING_REASONING) {
+        buf_puts(b, "\"reasoning_content\":");
+        buf_put_json(b, from->data, from->n_bytes);
+        buf_puts(b, ",\"reasoning\":");
+        buf_put_json(b, from->data, from->n_bytes);
+    } else {
+        buf_puts(b, "\"tool_calls\":[{\"index\":");
+        buf_put_int(b, ch->n_calls - 1);
+        buf_puts(b, ",\"function\":{\"arguments\":");
+        buf_put_json(b, from->data, from->n_bytes);
+        buf_puts(b, "}}]");
+    }
+    buf_clear(from);
+    close_chunk(ch, b, NULL);
+    end_chunk(ch, b);
+}
+
+static void put_call_head(struct buf *b, const char *name, const char *id)
+{
+    buf_puts(b, "\"id\":");
+    buf_put_json(b, id, strlen(id));
+    buf_puts(b, ",\"type\":\"function\",\"function\":{\"name\":");
+    buf_put_json(b, name, strlen(name));
+    buf_puts(b, ",\"arguments\":");
+}
+
+static void call(struct api_choice *ch, const char *name, const char *id)
+{
+    if (!ch->call->request.stream) {
+        struct buf *all = &ch->calls;
+        buf_puts(all, all->n_bytes ? ",{" : "{");
+        put_call_head(all, name, id);
+        return;
+    }
+    struct buf *b = open_chunk(ch);
+    buf_puts(b, "\"tool_calls\":[{\"index\":");
+    buf_put_int(b, ch->n_calls);
+    buf_putc(b, ',');
+    put_call_head(b, name, id);
+    buf_puts(b, "\"\"}}]");
+    close_chunk(ch, b, NULL);
+    end_chunk(ch, b);
+}
+
+static void call_end(struct api_choice *ch)
+{
+    if (!ch->call->request.stream) {
+        struct buf *all = &ch->calls;
+        buf_put_json(all, ch->arguments.data ? ch->arguments.data : "", ch->arguments.n_bytes);
+        buf_puts(all, "}}");
+        buf_clear(&ch->arguments);
+    }
+}
+
+static void finish(struct api_choice *ch)
+{
+    struct buf *b = open_chunk(ch);
+    close_chunk(ch, b, ch->finish);
+    api_put_stop_reason(b, ch);
+    end_chunk(ch, b);
+}
+
+/* ---- the whole object ------------------------------------------------------------------------- */
+
+static void put_message(struct buf *b, struct api_choice *ch)
+{
+    const struct buf *calls = &ch->calls;
+    buf_puts(b, "{\"role\":\"assistant\",\"content\":");
+    if (!ch->has_content && calls->n_bytes > 0) {
+        buf_puts(b, "null");
+    } else {
+        buf_put_json(b, ch->content.data ? ch->content.data : "", ch->content.n_bytes);
+    }
+    buf_puts(b, ",\"refusal\":null,\"annotations\":[]");
+    if (ch->has_reasoning) {
+        buf_puts(b, ",\"reasoning_content\":");
+        buf_put_json(b, ch->reasoning.data, ch->reasoning.n_bytes);
+        buf_puts(b, ",\"reasoning\":");
+        buf_put_json(b, ch->reasoning.data, ch->reasoning.n_bytes);
+    }
+    if (calls->n_bytes > 0) {
+        buf_puts(b, ",\"tool_calls\":[");
+        buf_put(b, calls->data, calls->n_bytes);
+        buf_putc(b, ']');
+    }
+    buf_putc(b, '}');
+}
+
+static void put_choice(struct buf *b, struct api_choice *ch)
+{
+    const struct api_request *r = &ch->call->request;
+    buf_puts(b, "{\"index\":");
+    buf_put_int(b, ch->index);
+    buf_puts(b, ",\"message\":");
+    put_message(b, ch);
+    buf_puts(b, ",\"logprobs\":");
+    if (r->logprobs) {
+        buf_puts(b, "{\"content\":[");
+        buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
+        buf_puts(b, "],\"refusal\":null}");
+    } else {
+        buf_puts(b, "null");
+    }
+    buf_printf(b, ",\"finish_reason\":\"%s\"", ch->finish);
+    api_put_stop_reason(b, ch);
+    api_put_prompt_ids(b, ch->call, ch->request);
+    api_put_token_ids(b, ch);
+    buf_putc(b, '}');
+}
+
+static void end(struct api_call *c)
+{
+    if (c->request.stream) {
+        api_send_usage(c, "[]");
+        reply_stream_end(c->req, NULL, true);
+        return;
+    }
+    struct buf body;
+    buf_init(&body, (size_t)1 << 30);
+    api_put_head(&body, c, "chat.completion");
+    for (size_t i = 0; i < c->n_choices; i++) {
+        buf_putc(&body, i ? ',' : '[');
+        put_choice(&body, &c->choices[i]);
+    }
+    buf_putc(&body, ']');
+    api_put_usage(&body, c);
+    api_put_prompt_logprobs(&body, c, &c->requests[0]);
+    api_put_prompt_ids(&body, c, &c->requests[0]);
+    buf_puts(&body, ",\"service_tier\":\"default\"}");
+    reply_json(c->req, 200, &body);
+}
+
+static void begin(struct api_call *c)
+{
+    api_put_head(&c->chunk_head, c, "chat.completion.chunk");
+}
+
+static const struct api_format format = {
+    .begin = begin,
+    .start = start,
+    .pending = pending,
+    .call = call,
+    .call_end = call_end,
+    .logprob = api_chat_logprob,
+    .finish = finish,
+    .end = end,
+};
+
+void api_chat(struct http_request *req, void *arg)
+{
+    api_start(arg, req, API_CHAT, &format, "chatcmpl-");
+}

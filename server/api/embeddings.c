@@ -1,0 +1,86 @@
+/* /v1/embeddings: the decoder's last hidden states, as their mean over the prompt or at its last
+ * token (pooler-config), of length 1 unless told otherwise. */
+#include "server/api/api.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static void put_base64(struct buf *b, const float *v, size_t n)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const unsigned char *p = (const unsigned char *)v; // hosts are little-endian, as the wire wants
+    size_t n_bytes = n * sizeof v[0];
+    buf_putc(b, '"');
+    for (size_t i = 0; i < n_bytes; i += 3) {
+        size_t left = n_bytes - i;
+        uint32_t x = (uint32_t)p[i] << 16 | (left > 1 ? (uint32_t)p[i + 1] << 8 : 0) |
+                     (left > 2 ? p[i + 2] : 0u);
+        char out[4] = {digits[x >> 18], digits[x >> 12 & 63], left > 1 ? digits[x >> 6 & 63] : '=',
+                       left > 2 ? digits[x & 63] : '='};
+        buf_put(b, out, 4);
+    }
+    buf_putc(b, '"');
+}
+
+static void put_floats(struct buf *b, const float *v, size_t n)
+{
+    char text[32];
+    for (size_t i = 0; i < n; i++) {
+        snprintf(text, sizeof text, "%s%.9g", i ? "," : "[", isfinite(v[i]) ? (double)v[i] : 0.0);
+        buf_puts(b, text);
+    }
+    buf_putc(b, ']');
+}
+
+static void normalise(float *v, size_t n)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        sum += (double)v[i] * (double)v[i];
+    }
+    double scale = sum > 0 ? 1 / sqrt(sum) : 0;
+    for (size_t i = 0; i < n; i++) {
+        v[i] = (float)((double)v[i] * scale);
+    }
+}
+
+static void end(struct api_call *c)
+{
+    size_t n = (size_t)c->request.model->info->hidden;
+    int64_t tokens = 0;
+    struct buf body;
+    buf_init(&body, (size_t)1 << 30);
+    buf_puts(&body, "{\"object\":\"list\",\"data\":[");
+    for (size_t i = 0; i < c->n_requests; i++) {
+        buf_puts(&body, i ? "," : "");
+        buf_puts(&body, "{\"object\":\"embedding\",\"index\":");
+        buf_put_int(&body, (int64_t)i);
+        buf_puts(&body, ",\"embedding\":");
+        if (c->request.normalize) {
+            normalise(c->requests[i].pooled, n);
+        }
+        if (c->request.base64) {
+            put_base64(&body, c->requests[i].pooled, n);
+        } else {
+            put_floats(&body, c->requests[i].pooled, n);
+        }
+        buf_putc(&body, '}');
+        tokens += c->requests[i].n_prompt;
+    }
+    buf_puts(&body, "],\"model\":");
+    buf_put_json(&body, c->request.model_name, strlen(c->request.model_name));
+    buf_puts(&body, ",\"usage\":{\"prompt_tokens\":");
+    buf_put_int(&body, tokens);
+    buf_puts(&body, ",\"total_tokens\":");
+    buf_put_int(&body, tokens);
+    buf_puts(&body, "}}");
+    reply_json(c->req, 200, &body);
+}
+
+static const struct api_format format = {.end = end};
+
+void api_embeddings(struct http_request *req, void *arg)
+{
+    api_start(arg, req, API_EMBEDDINGS, &format, "embd-");
+}

@@ -1,0 +1,25 @@
+/* API keys and what they may do, from the configuration and from a file of lines
+ *
+ *     KEY [inference,admin,metrics] [NAME]      # a comment
+ *
+ * A line without scopes means inference. Keys are compared in constant time and never printed.
+ * Thread: the loop. */
+#ifndef SLUICE_SERVER_API_KEYS_H
+#define SLUICE_SERVER_API_KEYS_H
+
+#include "engine/base/status.h"
+#include "server/cli/config.h"
+
+struct keys;
+
+/* *out is NULL, with OK, when the configuration names no keys: then nothing is guarded. */
+enum status keys_open(const struct config *config, struct keys **out, struct err *err);
+void keys_close(struct keys *keys); // accepts NULL
+
+/* Reads the file again; on error the old keys stay. */
+enum status keys_reload(struct keys *keys, struct err *err);
+
+/* The scopes of a key, 0 if unknown; *name is what the log calls it, valid until the next reload. */
+unsigned keys_find(const struct keys *keys, const char *key, const char **name);
+
+#endif

@@ -1,0 +1,354 @@
+#include "server/api/metrics.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define LATENCY                                                                                    \
+    {                                                                                              \
+        .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680  \
+    }
+#define TOKENS                                                                                     \
+    {                                                                                              \
+        1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, \
+            500000, 1000000                                                                        \
+    }
+#define PER_TOKEN                                                                                  \
+    {                                                                                              \
+        .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80         \
+    }
+
+static const struct {
+    const char *name, *help, *alias; // alias: the same under an older name
+    double bounds[METRIC_MAX_BUCKETS]; // ends at the first 0
+} histograms[N_HISTOGRAMS] = {
+    [HIST_TTFT] = {"vllm:time_to_first_token_seconds", "Time to first token.", NULL,
+                   {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20,
+                    40, 80, 160, 640, 2560}},
+    [HIST_ITL] = {"vllm:inter_token_latency_seconds", "Time between tokens of a stream.", NULL,
+                  PER_TOKEN},
+    [HIST_TPOT] = {"vllm:request_time_per_output_token_seconds", "Mean time per output token.",
+                   "vllm:time_per_output_token_seconds", PER_TOKEN},
+    [HIST_E2E] = {"vllm:e2e_request_latency_seconds", "Whole requests.", NULL, LATENCY},
+    [HIST_QUEUE] = {"vllm:request_queue_time_seconds", "Time in the queue.", NULL, LATENCY},
+    [HIST_INFERENCE] = {"vllm:request_inference_time_seconds", "Time after the queue.", NULL,
+                        LATENCY},
+    [HIST_PREFILL] = {"vllm:request_prefill_time_seconds", "From the queue to the first token.",
+                      NULL, LATENCY},
+    [HIST_DECODE] = {"vllm:request_decode_time_seconds", "From the first token to the last.", NULL,
+                     LATENCY},
+    [HIST_PROMPT_TOKENS] = {"vllm:request_prompt_tokens", "Prompt tokens of a request.", NULL,
+                            TOKENS},
+    [HIST_GENERATION_TOKENS] = {"vllm:request_generation_tokens", "Generated tokens of a request.",
+                                NULL, TOKENS},
+    [HIST_MAX_GENERATION_TOKENS] = {"vllm:request_max_num_generation_tokens",
+                                    "The longest sample of a request.", NULL, TOKENS},
+    [HIST_MAX_TOKENS] = {"vllm:request_params_max_tokens", "max_tokens of a request.", NULL,
+                         TOKENS},
+    [HIST_N] = {"vllm:request_params_n", "n of a request.", NULL, {1, 2, 5, 10, 20}},
+    [HIST_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens",
+                               "Prompt tokens of a request that no cache had.", NULL, TOKENS},
+    [HIST_ITERATION_TOKENS] = {"vllm:iteration_tokens_total", "Rows of a step.", NULL,
+                               {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}},
+    [HIST_HTTP] = {"http_request_duration_seconds", "HTTP requests.", NULL,
+                   {.001, .005, .01, .05, .1, .5, 1, 5, 10, 60, 600}},
+};
+
+void metrics_observe(struct metrics *m, enum metric_histogram h, double v)
+{
+    int i = 0;
+    while (i < METRIC_MAX_BUCKETS && histograms[h].bounds[i] > 0 && v > histograms[h].bounds[i]) {
+        i++;
+    }
+    bool above = i == METRIC_MAX_BUCKETS || !(histograms[h].bounds[i] > 0);
+    m->hist[h].n[above ? METRIC_MAX_BUCKETS : i]++;
+    m->hist[h].sum += v;
+}
+
+void metrics_http(struct metrics *m, const struct request_log *log)
+{
+    const char *route = log->route ? log->route : "none";
+    const char *method = log->method && log->route ? log->method : "";
+    for (size_t i = 0; i < m->n_http; i++) {
+        struct metric_http *h = &m->http[i];
+        if (h->status == log->status && strcmp(h->route, route) == 0 &&
+            strcmp(h->method, method) == 0) {
+            h->n++;
+            return;
+        }
+    }
+    static const char *const methods[] = {"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT"};
+    for (size_t i = 0; i < 6 && m->n_http < METRIC_MAX_HTTP; i++) {
+        if (strcmp(methods[i], method) == 0 || i == 5) {
+            bool known = strcmp(methods[i], method) == 0;
+            m->http[m->n_http++] = (struct metric_http){known ? methods[i] : "", route,
+                                                        log->status, 1};
+            return;
+        }
+    }
+}
+
+static void head(struct buf *b, const char *name, const char *type, const char *help)
+{
+    buf_printf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+/* model_name="x",engine="0" */
+static void labels(struct buf *b, const struct metrics_source *s)
+{
+    buf_puts(b, "model_name=\"");
+    for (const char *p = s->model_name; *p; p++) {
+        if (*p == '"' || *p == '\\') {
+            buf_putc(b, '\\');
+        }
+        buf_putc(b, *p == '\n' ? ' ' : *p);
+    }
+    buf_puts(b, "\",engine=\"0\"");
+}
+
+static void sample(struct buf *b, const struct metrics_source *s, const char *name,
+                   const char *more, double v)
+{
+    buf_printf(b, "%s{", name);
+    labels(b, s);
+    buf_printf(b, "%s%s} ", *more ? "," : "", more);
+    buf_put_double(b, v);
+    buf_putc(b, '\n');
+}
+
+static void one(struct buf *b, const struct metrics_source *s, const char *name, const char *type,
+                const char *help, double v)
+{
+    head(b, name, type, help);
+    sample(b, s, name, "", v);
+}
+
+static void print_histogram(const struct metrics *m, enum metric_histogram h, const char *name,
+                            const struct metrics_source *s, struct buf *b)
+{
+    const struct metric_series *series = &m->hist[h];
+    char full[96], le[48];
+    uint64_t n = 0;
+    head(b, name, "histogram", histograms[h].help);
+    snprintf(full, sizeof full, "%s_bucket", name);
+    for (int i = 0; i < METRIC_MAX_BUCKETS && histograms[h].bounds[i] > 0; i++) {
+        n += series->n[i];
+        double bound = histograms[h].bounds[i];
+        snprintf(le, sizeof le, bound >= 1e5 ? "le=\"%.0f.0\"" : bound == (int)bound
+                                                                     ? "le=\"%.1f\""
+                                                                     : "le=\"%g\"", bound);
+        sample(b, s, full, le, (double)n);
+    }
+    n += series->n[METRIC_MAX_BUCKETS];
+    sample(b, s, full, "le=\"+Inf\"", (double)n);
+    snprintf(full, sizeof full, "%s_sum", name);
+    sample(b, s, full, "", series->sum);
+    snprintf(full, sizeof full, "%s_count", name);
+    sample(b, s, full, "", (double)n);
+}
+
+static void print_engine(const struct metrics_source *s, struct buf *b)
+{
+    const struct engine_stats *e = s->stats;
+    double used = e->n_blocks > 0 ? (double)e->n_blocks_held / e->n_blocks : 0;
+    one(b, s, "vllm:num_requests_running", "gauge", "Sequences that run.", e->n_running);
+    one(b, s, "vllm:num_requests_waiting", "gauge", "Sequences that wait.", e->n_waiting);
+    head(b, "vllm:num_requests_waiting_by_reason", "gauge", "Sequences that wait, by reason.");
+    sample(b, s, "vllm:num_requests_waiting_by_reason", "reason=\"capacity\"", e->n_waiting);
+    sample(b, s, "vllm:num_requests_waiting_by_reason", "reason=\"deferred\"", 0);
+    one(b, s, "vllm:kv_cache_usage_perc", "gauge", "Share of KV blocks in use, 0 to 1.", used);
+    one(b, s, "vllm:gpu_cache_usage_perc", "gauge", "Older name of kv_cache_usage_perc.", used);
+    one(b, s, "vllm:prompt_tokens_total", "counter", "Prompt tokens processed.",
+        (double)e->prompt_tokens);
+    one(b, s, "vllm:generation_tokens_total", "counter", "Tokens generated.",
+        (double)e->generated_tokens);
+    one(b, s, "vllm:num_preemptions_total", "counter", "Preemptions.", (double)e->preemptions);
+    one(b, s, "vllm:prefix_cache_queries_total", "counter", "Tokens looked up.",
+        (double)e->prefix_queries);
+    one(b, s, "vllm:prefix_cache_hits_total", "counter", "Tokens found.", (double)e->prefix_hits);
+    one(b, s, "vllm:gpu_prefix_cache_queries_total", "counter", "Older name.",
+        (double)e->prefix_queries);
+    one(b, s, "vllm:gpu_prefix_cache_hits_total", "counter", "Older name.",
+        (double)e->prefix_hits);
+    one(b, s, "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens from the cache.",
+        (double)e->prefix_hits);
+    head(b, "vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens by source.");
+    sample(b, s, "vllm:prompt_tokens_by_source_total", "source=\"local_compute\"",
+           (double)(e->prompt_tokens - e->prefix_hits));
+    sample(b, s, "vllm:prompt_tokens_by_source_total", "source=\"local_cache_hit\"",
+           (double)e->prefix_hits);
+    static const char *const absent[] = {
+        "vllm:external_prefix_cache_queries_total", "vllm:external_prefix_cache_hits_total",
+        "vllm:mm_cache_queries_total", "vllm:mm_cache_hits_total"};
+    for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++) {
+        one(b, s, absent[i], "counter", "There is no such cache here.", 0);
+    }
+    one(b, s, "vllm:spec_decode_num_drafts_total", "counter", "Drafts.", (double)e->spec_drafts);
+    one(b, s, "vllm:spec_decode_num_draft_tokens_total", "counter", "Draft tokens.",
+        (double)e->spec_draft_tokens);
+    one(b, s, "vllm:spec_decode_num_accepted_tokens_total", "counter", "Accepted draft tokens.",
+        (double)e->spec_accepted_tokens);
+    head(b, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+         "Accepted draft tokens by position.");
+    for (int i = 0; i < s->info->n_spec_tokens || i == 0; i++) { // from the start: rates need zeros
+        char label[32];
+        snprintf(label, sizeof label, "position=\"%d\"", i);
+        sample(b, s, "vllm:spec_decode_num_accepted_tokens_per_pos_total", label,
+               (double)e->spec_accepted_per_pos[i]);
+    }
+    one(b, s, "sluice_queued_tokens", "gauge", "Prompt tokens that wait.",
+        (double)e->waiting_tokens);
+    one(b, s, "sluice_engine_steps_total", "counter", "Steps of the engine.", (double)e->n_steps);
+    one(b, s, "sluice_engine_rows_total", "counter", "Rows of all steps.", (double)e->n_rows);
+}
+
+static void print_info(const struct metrics_source *s, struct buf *b)
+{
+    char label[256];
+    one(b, s, "sluice_ranks", "gauge", "Devices that share the model.", s->info->n_ranks);
+    one(b, s, "sluice_nodes", "gauge", "Processes that share it.", s->info->n_nodes);
+    one(b, s, "sluice_nodes_alive", "gauge", "Of these, those that are there.",
+        s->stats ? s->stats->n_nodes_alive : 0);
+    head(b, "vllm:cache_config_info", "gauge", "Facts of the KV cache.");
+    snprintf(label, sizeof label,
+             "block_size=\"%d\",num_gpu_blocks=\"%d\",cache_dtype=\"%s\","
+             "gpu_memory_utilization=\"%g\",enable_prefix_caching=\"%s\"",
+             s->info->block_tokens, s->info->n_blocks, s->cache_dtype, s->memory_utilization,
+             s->prefix_caching ? "True" : "False");
+    sample(b, s, "vllm:cache_config_info", label, 1);
+    head(b, "vllm:engine_sleep_state", "gauge", "Whether the engine sleeps.");
+    sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"awake\"", 1);
+    sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"weights_offloaded\"", 0);
+    sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", 0);
+}
+
+static void print_labelled(struct buf *b, const struct metrics_source *s, const char *name,
+                           const char *key, const char *const *values, const uint64_t *counts,
+                           int n, const char *help)
+{
+    char label[64];
+    head(b, name, "counter", help);
+    for (int i = 0; i < n; i++) {
+        snprintf(label, sizeof label, "%s=\"%s\"", key, values[i]);
+        sample(b, s, name, label, (double)counts[i]);
+    }
+}
+
+static void print_http(const struct metrics *m, const struct http_stats *h, struct buf *b)
+{
+    head(b, "http_requests_total", "counter", "Requests by method, status and route.");
+    for (size_t i = 0; i < m->n_http; i++) {
+        buf_printf(b, "http_requests_total{method=\"%s\",status=\"%d\",handler=\"%s\"} %" PRIu64
+                      "\n", m->http[i].method, m->http[i].status, m->http[i].route, m->http[i].n);
+    }
+    if (!h) {
+        return;
+    }
+    const struct {
+        const char *name, *type;
+        double v;
+    } rows[] = {
+        {"sluice_http_connections", "gauge", h->n_connections},
+        {"sluice_http_streams", "gauge", h->n_streams},
+        {"sluice_http_active", "gauge", h->n_active},
+        {"sluice_http_accepted_total", "counter", (double)h->n_accepted},
+        {"sluice_http_refused_total", "counter", (double)h->n_refused},
+        {"sluice_http_bad_requests_total", "counter", (double)h->n_bad_requests},
+        {"sluice_http_events_total", "counter", (double)h->n_events},
+        {"sluice_http_short_sends_total", "counter", (double)h->n_short_sends},
+        {"sluice_http_held_stream_bytes", "gauge", (double)h->held_stream_bytes},
+        {"sluice_http_held_body_bytes", "gauge", (double)h->held_body_bytes},
+        {"http_request_size_bytes_total", "counter", (double)h->body_bytes},
+        {"http_response_stream_bytes_total", "counter", (double)h->sent_bytes},
+        {"sluice_loop_lag_seconds", "gauge", (double)h->loop_lag_ns * 1e-9},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        buf_printf(b, "# TYPE %s %s\n%s ", rows[i].name, rows[i].type, rows[i].name);
+        buf_put_double(b, rows[i].v);
+        buf_putc(b, '\n');
+    }
+}
+
+static void print_process(struct buf *b)
+{
+    FILE *f = fopen("/proc/self/statm", "r");
+    long total = 0, resident = 0;
+    if (f) {
+        if (fscanf(f, "%ld %ld", &total, &resident) != 2) {
+            resident = 0;
+        }
+        fclose(f);
+    }
+    long page = sysconf(_SC_PAGESIZE);
+    struct rusage r;
+    getrusage(RUSAGE_SELF, &r);
+    buf_printf(b, "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes %ld\n"
+                  "# TYPE process_virtual_memory_bytes gauge\nprocess_virtual_memory_bytes %ld\n"
+                  "# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total %.2f\n",
+               resident * page, total * page,
+               (double)(r.ru_utime.tv_sec + r.ru_stime.tv_sec) +
+                   1e-6 * (double)(r.ru_utime.tv_usec + r.ru_stime.tv_usec));
+}
+
+/* "# TYPE name_total counter" and its HELP lose "_total"; a histogram may end so and keeps it. */
+void metrics_to_openmetrics(const struct buf *text, struct buf *out)
+{
+    const char *p = text->data, *end = p + text->n_bytes;
+    while (p < end) {
+        const char *newline = memchr(p, '\n', (size_t)(end - p));
+        const char *next = newline ? newline + 1 : end;
+        const char *total = memmem(p, (size_t)(next - p), "_total ", 7);
+        bool histogram = strncmp(p + 7, "vllm:iteration_tokens_total", 27) == 0;
+        if (p[0] == '#' && total && !histogram) {
+            buf_put(out, p, (size_t)(total - p));
+            p = total + 6;
+        }
+        buf_put(out, p, (size_t)(next - p));
+        p = next;
+    }
+    buf_puts(out, "# EOF\n");
+}
+
+void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out)
+{
+    static const char *const finished[] = {"stop", "length", "abort", "error"};
+    static const char *const rejects[] = {"queue_full", "deadline", "draining",
+                                          "loading",    "dead",     "too_large"};
+    static const char *const aborts[] = {"disconnect", "deadline", "slow_reader", "shutdown"};
+    static const char *const states[] = {"ok", "loading", "draining", "stalled", "dead"};
+    if (s->stats) {
+        print_engine(s, out);
+        print_info(s, out);
+    }
+    print_labelled(out, s, "vllm:request_success_total", "finished_reason", finished,
+                   m->finished + 1, 4, "Finished samples.");
+    print_labelled(out, s, "sluice_rejected_total", "reason", rejects, m->rejected, N_REJECTS,
+                   "Requests refused.");
+    print_labelled(out, s, "sluice_aborted_total", "cause", aborts, m->aborted, N_ABORTS,
+                   "Requests that ended early.");
+    for (int h = 0; h < N_HISTOGRAMS; h++) {
+        print_histogram(m, (enum metric_histogram)h, histograms[h].name, s, out);
+        if (histograms[h].alias) {
+            print_histogram(m, (enum metric_histogram)h, histograms[h].alias, s, out);
+        }
+    }
+    head(out, "sluice_engine_state", "gauge", "1 for the present state.");
+    for (int i = 0; i < 5; i++) {
+        char label[32];
+        snprintf(label, sizeof label, "state=\"%s\"", states[i]);
+        sample(out, s, "sluice_engine_state", label, strcmp(states[i], s->health) == 0);
+    }
+    one(out, s, "sluice_engine_heartbeat_age_seconds", "gauge",
+        "Time since a step ended while work waits.", s->heartbeat_age_s);
+    one(out, s, "sluice_client_retries_total", "counter", "Requests that an SDK repeated.",
+        (double)m->client_retries);
+    one(out, s, "sluice_unknown_parameters_total", "counter",
+        "Members of bodies that no endpoint knows.", (double)m->n_unknown_keys);
+    one(out, s, "sluice_load_seconds", "gauge", "Time from start to ready.", s->load_seconds);
+    head(out, "sluice_build_info", "gauge", "The version.");
+    buf_printf(out, "sluice_build_info{version=\"%s\"} 1\n", s->version);
+    print_http(m, s->http, out);
+    print_process(out);
+}

@@ -1,0 +1,94 @@
+/* Counters and histograms in Prometheus' text form: vLLM's names and buckets, so that dashboards,
+ * autoscalers and gateways that know vLLM work unchanged; what has no name there is sluice_*.
+ * Thread: the loop. */
+#ifndef SLUICE_SERVER_API_METRICS_H
+#define SLUICE_SERVER_API_METRICS_H
+
+#include "engine/base/buf.h"
+#include "engine/engine.h"
+#include "server/http/http.h"
+#include "server/api/log_request.h"
+
+#include <stdint.h>
+
+enum metric_histogram {
+    HIST_TTFT,
+    HIST_ITL,
+    HIST_TPOT,
+    HIST_E2E,
+    HIST_QUEUE,
+    HIST_INFERENCE,
+    HIST_PREFILL,
+    HIST_DECODE,
+    HIST_PROMPT_TOKENS,
+    HIST_GENERATION_TOKENS,
+    HIST_MAX_GENERATION_TOKENS,
+    HIST_MAX_TOKENS,
+    HIST_N,
+    HIST_PREFILL_COMPUTED,
+    HIST_ITERATION_TOKENS,
+    HIST_HTTP,
+    N_HISTOGRAMS,
+};
+
+enum metric_reject {
+    REJECT_QUEUE_FULL,
+    REJECT_DEADLINE,
+    REJECT_DRAINING,
+    REJECT_LOADING,
+    REJECT_DEAD,
+    REJECT_TOO_LARGE,
+    N_REJECTS,
+};
+
+enum metric_abort {
+    ABORT_DISCONNECT,
+    ABORT_DEADLINE,
+    ABORT_SLOW_READER,
+    ABORT_SHUTDOWN,
+    N_ABORTS,
+};
+
+enum { METRIC_MAX_BUCKETS = 26, METRIC_MAX_HTTP = 128 };
+
+struct metric_series {
+    uint64_t n[METRIC_MAX_BUCKETS + 1]; // the last: above all bounds
+    double sum;
+};
+
+struct metric_http {
+    const char *method, *route; // of the route table
+    int status;
+    uint64_t n;
+};
+
+struct metrics {
+    struct metric_series hist[N_HISTOGRAMS];
+    uint64_t finished[N_FINISH_REASONS]; // by enum finish_reason
+    uint64_t rejected[N_REJECTS], aborted[N_ABORTS], client_retries;
+    uint64_t n_unknown_keys;
+    struct metric_http http[METRIC_MAX_HTTP];
+    size_t n_http;
+    int64_t last_rows; // for tokens per step
+};
+
+void metrics_observe(struct metrics *m, enum metric_histogram h, double v);
+void metrics_http(struct metrics *m, const struct request_log *log);
+
+/* What the text needs beyond its own counts. */
+struct metrics_source {
+    const char *model_name, *version, *cache_dtype;
+    const struct engine_stats *stats; // NULL while loading
+    const struct engine_info *info;
+    const struct http_stats *http;
+    const char *health;
+    double heartbeat_age_s, load_seconds, memory_utilization;
+    bool prefix_caching, draining;
+};
+void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out);
+
+/* The same text as OpenMetrics has it: a counter's family is named without _total, and the end is
+ * marked. */
+void metrics_to_openmetrics(const struct buf *text, struct buf *out);
+
+#endif

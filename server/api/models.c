@@ -1,0 +1,70 @@
+/* /v1/models: what is served. Answers at once, whatever the engine does. */
+#include "server/api/api.h"
+
+#include <string.h>
+
+static void put_model(struct buf *b, const struct api *a, const char *name)
+{
+    buf_puts(b, "{\"id\":");
+    buf_put_json(b, name, strlen(name));
+    buf_puts(b, ",\"object\":\"model\",\"created\":");
+    buf_put_int(b, a->model.created);
+    buf_puts(b, ",\"owned_by\":\"sluice\",\"root\":");
+    buf_put_json(b, a->config->model, strlen(a->config->model));
+    buf_puts(b, ",\"parent\":null,\"max_model_len\":");
+    buf_put_int(b, a->model.info->max_model_len);
+    buf_puts(b, ",\"permission\":[]}");
+}
+
+static bool refuse(const struct api *a, struct http_request *req)
+{
+    http_reply_header(req, "x-engine-state", api_health_names[a->health]);
+    if (a->ready && a->health != HEALTH_DEAD) {
+        return false;
+    }
+    struct api_error e = {.retry_after_s = a->ready || a->load_failed ? 0 : 2};
+    e.type = "server_error";
+    if (a->ready || a->load_failed) {
+        api_error_set(&e, 503, "engine_dead", NULL, "The engine has failed.");
+    } else {
+        api_error_set(&e, 503, "model_loading", NULL, "The model is still loading.");
+    }
+    reply_api_error(req, &e);
+    return true;
+}
+
+void api_models(struct http_request *req, void *arg)
+{
+    const struct api *a = arg;
+    if (refuse(a, req)) {
+        return;
+    }
+    struct buf body;
+    buf_init(&body, 1 << 20);
+    buf_puts(&body, "{\"object\":\"list\",\"data\":[");
+    for (size_t i = 0; i < a->model.n_names; i++) {
+        buf_puts(&body, i ? "," : "");
+        put_model(&body, a, a->model.names[i]);
+    }
+    buf_puts(&body, "]}");
+    reply_json(req, 200, &body);
+}
+
+void api_model_one(struct http_request *req, void *arg)
+{
+    const struct api *a = arg;
+    if (refuse(a, req)) {
+        return;
+    }
+    const char *name = api_model_name(&a->model, http_param(req));
+    if (!name) {
+        reply_errorf(req, 404, "model_not_found", "model",
+                     "The model `%.100s` does not exist or you do not have access to it.",
+                     http_param(req));
+        return;
+    }
+    struct buf body;
+    buf_init(&body, 1 << 20);
+    put_model(&body, a, name);
+    reply_json(req, 200, &body);
+}

@@ -1,0 +1,410 @@
+/* /v1/responses: one object, or its event stream. Nothing is stored. */
+#include "server/api/api.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum item { ITEM_NONE, ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL };
+
+struct responses {
+    int64_t sequence;
+    int32_t n_items; // begun
+    enum item open;
+    char item_id[40], call_id[80], name[TOOL_NAME_MAX_BYTES + 1];
+    struct buf text;     // of the open item
+    struct buf logprobs; // of the open message
+    struct buf items;    // the finished ones, joined by commas
+};
+
+static struct responses *state(struct api_call *c)
+{
+    if (!c->extra) {
+        struct responses *s = xcalloc(1, sizeof *s);
+        buf_init(&s->text, (size_t)256 << 20);
+        buf_init(&s->logprobs, (size_t)256 << 20);
+        buf_init(&s->items, (size_t)512 << 20);
+        c->extra = s;
+    }
+    return c->extra;
+}
+
+/* The struct itself is freed with the call. */
+static void forget(struct api_call *c)
+{
+    struct responses *s = state(c);
+    buf_deinit(&s->text);
+    buf_deinit(&s->logprobs);
+    buf_deinit(&s->items);
+}
+
+/* ---- objects ---------------------------------------------------------------------------------- */
+
+static void put_usage(struct buf *b, const struct api_call *c)
+{
+    struct api_usage u = api_usage_of(c);
+    buf_puts(b, "{\"input_tokens\":");
+    buf_put_int(b, u.prompt);
+    buf_puts(b, ",\"input_tokens_details\":{\"cached_tokens\":");
+    buf_put_int(b, u.cached);
+    buf_puts(b, ",\"cache_write_tokens\":0},\"output_tokens\":"); // the SDK's type wants it
+    buf_put_int(b, u.completion);
+    buf_puts(b, ",\"output_tokens_details\":{\"reasoning_tokens\":");
+    buf_put_int(b, u.reasoning);
+    buf_puts(b, "},\"total_tokens\":");
+    buf_put_int(b, u.prompt + u.completion);
+    buf_putc(b, '}');
+}
+
+static void put_response(struct buf *b, struct api_call *c, const char *status)
+{
+    const struct responses *s = state(c);
+    bool over = strcmp(status, "in_progress") != 0;
+    bool cut = strcmp(status, "incomplete") == 0;
+    buf_puts(b, "{\"id\":");
+    buf_put_json(b, c->id, strlen(c->id));
+    buf_puts(b, ",\"object\":\"response\",\"created_at\":");
+    buf_put_int(b, c->created);
+    buf_printf(b, ",\"status\":\"%s\",\"background\":false,\"error\":null,\"incomplete_details\":%s",
+               status, cut ? "{\"reason\":\"max_output_tokens\"}" : "null");
+    buf_puts(b, ",\"completed_at\":");
+    if (over && !cut) {
+        buf_put_int(b, clock_wall_sec());
+    } else {
+        buf_puts(b, "null");
+    }
+    buf_puts(b, ",\"model\":");
+    buf_put_json(b, c->request.model_name, strlen(c->request.model_name));
+    buf_puts(b, ",\"output\":[");
+    buf_put(b, s->items.data, s->items.n_bytes);
+    buf_puts(b, "],\"previous_response_id\":null,\"service_tier\":\"default\"");
+    buf_puts(b, c->request.repeated);
+    buf_puts(b, ",\"usage\":");
+    if (over) {
+        put_usage(b, c);
+    } else {
+        buf_puts(b, "null");
+    }
+    buf_putc(b, '}');
+}
+
+static void put_text_part(struct buf *b, const struct responses *s)
+{
+    buf_puts(b, "{\"type\":\"output_text\",\"text\":");
+    buf_put_json(b, s->text.data ? s->text.data : "", s->text.n_bytes);
+    buf_puts(b, ",\"annotations\":[],\"logprobs\":[");
+    buf_put(b, s->logprobs.data, s->logprobs.n_bytes);
+    buf_puts(b, "]}");
+}
+
+/* The open item; `done`: with all that it holds. */
+static void put_item(struct buf *b, const struct responses *s, const char *status, bool done)
+{
+    buf_puts(b, "{\"id\":");
+    buf_put_json(b, s->item_id, strlen(s->item_id));
+    buf_printf(b, ",\"status\":\"%s\",", status);
+    if (s->open == ITEM_REASONING) {
+        buf_puts(b, "\"type\":\"reasoning\",\"summary\":[],\"content\":[");
+        if (done) {
+            buf_puts(b, "{\"type\":\"reasoning_text\",\"text\":");
+            buf_put_json(b, s->text.data ? s->text.data : "", s->text.n_bytes);
+            buf_putc(b, '}');
+        }
+        buf_puts(b, "]}");
+    } else if (s->open == ITEM_MESSAGE) {
+        buf_puts(b, "\"type\":\"message\",\"role\":\"assistant\",\"content\":[");
+        if (done) {
+            put_text_part(b, s);
+        }
+        buf_puts(b, "]}");
+    } else {
+        buf_puts(b, "\"type\":\"function_call\",\"call_id\":");
+        buf_put_json(b, s->call_id, strlen(s->call_id));
+        buf_puts(b, ",\"name\":");
+        buf_put_json(b, s->name, strlen(s->name));
+        buf_puts(b, ",\"arguments\":");
+        buf_put_json(b, done && s->text.data ? s->text.data : "", done ? s->text.n_bytes : 0);
+        buf_putc(b, '}');
+    }
+}
+
+/* ---- events ----------------------------------------------------------------------------------- */
+
+static struct buf *event(struct api_call *c, const char *type)
+{
+    struct buf *b = &c->api->scratch;
+    buf_clear(b);
+    buf_printf(b, "{\"type\":\"%s\",\"sequence_number\":", type);
+    buf_put_int(b, state(c)->sequence++);
+    return b;
+}
+
+static void send(struct api_call *c, const char *type, struct buf *b)
+{
+    buf_putc(b, '}');
+    reply_named_event(c->req, type, b->data, b->n_bytes);
+}
+
+static void send_response(struct api_call *c, const char *type, const char *status)
+{
+    struct buf *b = event(c, type);
+    buf_puts(b, ",\"response\":");
+    put_response(b, c, status);
+    send(c, type, b);
+}
+
+/* ,"item_id":..,"output_index":..[,"content_index":0] */
+static void put_place(struct buf *b, const struct responses *s, bool content)
+{
+    buf_puts(b, ",\"item_id\":");
+    buf_put_json(b, s->item_id, strlen(s->item_id));
+    buf_puts(b, ",\"output_index\":");
+    buf_put_int(b, s->n_items - 1);
+    buf_puts(b, content ? ",\"content_index\":0" : "");
+}
+
+static void send_item(struct api_call *c, const char *type, const char *status, bool done)
+{
+    struct responses *s = state(c);
+    struct buf *b = event(c, type);
+    buf_puts(b, ",\"output_index\":");
+    buf_put_int(b, s->n_items - 1);
+    buf_puts(b, ",\"item\":");
+    put_item(b, s, status, done);
+    send(c, type, b);
+}
+
+static void send_part(struct api_call *c, const char *type)
+{
+    struct buf *b = event(c, type);
+    put_place(b, state(c), true);
+    buf_puts(b, ",\"part\":");
+    put_text_part(b, state(c));
+    send(c, type, b);
+}
+
+static void open_item(struct api_call *c, enum item kind)
+{
+    static const char *const prefixes[] = {"", "rs_", "msg_", "fc_"};
+    struct responses *s = state(c);
+    s->open = kind;
+    s->n_items++;
+    api_make_id(c, prefixes[kind], s->item_id);
+    buf_clear(&s->text);
+    buf_clear(&s->logprobs);
+    if (c->request.stream) {
+        send_item(c, "response.output_item.added", "in_progress", false);
+        if (kind == ITEM_MESSAGE) {
+            send_part(c, "response.content_part.added");
+        }
+    }
+}
+
+static void send_text_done(struct api_call *c, const char *type, const char *key, bool content)
+{
+    struct responses *s = state(c);
+    struct buf *b = event(c, type);
+    put_place(b, s, content);
+    buf_printf(b, ",\"%s\":", key);
+    buf_put_json(b, s->text.data ? s->text.data : "", s->text.n_bytes);
+    if (s->open == ITEM_MESSAGE) {
+        buf_puts(b, ",\"logprobs\":[");
+        buf_put(b, s->logprobs.data, s->logprobs.n_bytes);
+        buf_putc(b, ']');
+    } else if (s->open == ITEM_CALL) {
+        buf_puts(b, ",\"name\":");
+        buf_put_json(b, s->name, strlen(s->name));
+    }
+    send(c, type, b);
+}
+
+static void close_item(struct api_call *c, const char *status)
+{
+    struct responses *s = state(c);
+    if (s->open == ITEM_NONE) {
+        return;
+    }
+    if (c->request.stream) {
+        if (s->open == ITEM_REASONING) {
+            send_text_done(c, "response.reasoning_text.done", "text", true);
+        } else if (s->open == ITEM_MESSAGE) {
+            send_text_done(c, "response.output_text.done", "text", true);
+            send_part(c, "response.content_part.done");
+        } else {
+            send_text_done(c, "response.function_call_arguments.done", "arguments", false);
+        }
+        send_item(c, "response.output_item.done", status, true);
+    }
+    buf_puts(&s->items, s->items.n_bytes ? "," : "");
+    put_item(&s->items, s, status, true);
+    s->open = ITEM_NONE;
+}
+
+static void start(struct api_choice *ch)
+{
+    if (ch->call->request.stream) {
+        send_response(ch->call, "response.created", "in_progress");
+        send_response(ch->call, "response.in_progress", "in_progress");
+    }
+}
+
+static void take_logprobs(struct api_choice *ch, struct buf *into)
+{
+    if (ch->logprobs.n_bytes > 0) {
+        buf_puts(into, into->n_bytes ? "," : "");
+        buf_put(into, ch->logprobs.data, ch->logprobs.n_bytes);
+    }
+}
+
+static void send_delta(struct api_choice *ch, const struct buf *text)
+{
+    struct api_call *c = ch->call;
+    struct responses *s = state(c);
+    const char *type = s->open == ITEM_REASONING ? "response.reasoning_text.delta"
+                       : s->open == ITEM_MESSAGE ? "response.output_text.delta"
+                                                 : "response.function_call_arguments.delta";
+    struct buf *b = event(c, type);
+    put_place(b, s, s->open != ITEM_CALL);
+    buf_puts(b, ",\"delta\":");
+    buf_put_json(b, text->data, text->n_bytes);
+    if (s->open == ITEM_MESSAGE) {
+        buf_puts(b, ",\"logprobs\":[");
+        buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
+        buf_putc(b, ']');
+    }
+    send(c, type, b);
+}
+
+/* Text of one kind, whole or a piece of it, goes to its item. */
+static void add(struct api_choice *ch, enum item kind, struct buf *text)
+{
+    struct responses *s = state(ch->call);
+    if (text->n_bytes == 0) {
+        return;
+    }
+    if (s->open != kind) {
+        close_item(ch->call, "completed");
+        open_item(ch->call, kind);
+    }
+    if (kind == ITEM_MESSAGE) {
+        take_logprobs(ch, &s->logprobs);
+    }
+    buf_put(&s->text, text->data, text->n_bytes);
+    if (ch->call->request.stream) {
+        send_delta(ch, text);
+    }
+    buf_clear(text);
+    buf_clear(&ch->logprobs);
+}
+
+static void pending(struct api_choice *ch)
+{
+    if (ch->pending == PENDING_TEXT) {
+        add(ch, ITEM_MESSAGE, &ch->content);
+    } else if (ch->pending == PENDING_REASONING) {
+        add(ch, ITEM_REASONING, &ch->reasoning);
+    } else {
+        add(ch, ITEM_CALL, &ch->arguments);
+    }
+}
+
+static void call(struct api_choice *ch, const char *name, const char *id)
+{
+    struct api_call *c = ch->call;
+    struct responses *s = state(c);
+    close_item(c, "completed");
+    snprintf(s->name, sizeof s->name, "%s", name);
+    snprintf(s->call_id, sizeof s->call_id, "%s", id);
+    open_item(c, ITEM_CALL);
+}
+
+static void call_end(struct api_choice *ch)
+{
+    add(ch, ITEM_CALL, &ch->arguments);
+}
+
+static void finish(struct api_choice *ch)
+{
+    (void)ch; // the end says it
+}
+
+static void end(struct api_call *c)
+{
+    struct api_choice *ch = &c->choices[0];
+    bool cut = strcmp(ch->finish, "length") == 0;
+    const char *status = cut ? "incomplete" : "completed";
+    if (state(c)->n_items == 0) {
+        open_item(c, ITEM_MESSAGE); // an empty answer is a message all the same
+    }
+    close_item(c, status);
+    if (c->request.stream) {
+        send_response(c, cut ? "response.incomplete" : "response.completed", status);
+        reply_stream_end(c->req, NULL, false);
+    } else {
+        struct buf body;
+        buf_init(&body, (size_t)1 << 30);
+        put_response(&body, c, status);
+        reply_json(c->req, 200, &body);
+    }
+}
+
+/* The Responses API names its events; flat for the specification, nested for the SDKs. */
+static void send_error_event(struct http_request *req, const struct reply_error *e)
+{
+    struct buf nested, b;
+    buf_init(&nested, 1 << 16);
+    buf_init(&b, 1 << 16);
+    reply_error_body(&nested, e); // {"error":{...}}
+    buf_puts(&b, "{\"type\":\"error\",\"code\":");
+    buf_put_json(&b, e->code ? e->code : "", e->code ? strlen(e->code) : 0);
+    buf_puts(&b, ",\"message\":");
+    buf_put_json(&b, e->message, strlen(e->message));
+    buf_puts(&b, ",\"param\":null,");
+    buf_put(&b, nested.data + 1, nested.n_bytes - 1);
+    reply_named_event(req, "error", b.data, b.n_bytes);
+    buf_deinit(&nested);
+    buf_deinit(&b);
+}
+
+static const struct api_format format = {
+    .start = start,
+    .pending = pending,
+    .in_order = true,
+    .call = call,
+    .call_end = call_end,
+    .logprob = api_chat_logprob,
+    .finish = finish,
+    .end = end,
+    .error = send_error_event,
+    .forget = forget,
+};
+
+void api_responses(struct http_request *req, void *arg)
+{
+    api_start(arg, req, API_RESPONSES, &format, "resp_");
+}
+
+static void reply_input_tokens(struct api_call *c)
+{
+    struct buf body;
+    buf_init(&body, 1 << 10);
+    buf_printf(&body, "{\"object\":\"response.input_tokens\",\"input_tokens\":%d}",
+               c->request.prompts[0].n);
+    reply_json(c->req, 200, &body);
+}
+
+void api_responses_input_tokens(struct http_request *req, void *arg)
+{
+    static const struct api_format count = {.reply = reply_input_tokens};
+    api_start(arg, req, API_RESPONSES_INPUT_TOKENS, &count, "resp_");
+}
+
+void api_responses_get(struct http_request *req, void *arg)
+{
+    (void)arg;
+    reply_errorf(req, 404, "not_found", "id",
+                 "No such Response object: %.80s (responses are not stored).", http_param(req));
+}

@@ -1,0 +1,66 @@
+/* /tokenize, /detokenize, /tokenizer_info: vLLM's shapes. */
+#include "server/api/api.h"
+
+#include <string.h>
+
+static void reply_tokens(struct api_call *c)
+{
+    const struct api_prompt *p = &c->request.prompts[0];
+    struct buf body;
+    buf_init(&body, (size_t)1 << 30);
+    buf_puts(&body, "{\"count\":");
+    buf_put_int(&body, p->n);
+    buf_puts(&body, ",\"max_model_len\":");
+    buf_put_int(&body, c->request.model->info->max_model_len);
+    buf_puts(&body, ",\"tokens\":");
+    api_put_ids(&body, p->ids, p->n);
+    buf_puts(&body, ",\"token_strs\":");
+    if (c->request.token_strs) {
+        buf_putc(&body, '[');
+        for (int32_t i = 0; i < p->n; i++) {
+            size_t n = 0;
+            const char *text = tokenizer_token_text(c->request.model->tok, p->ids[i], &n);
+            buf_puts(&body, i ? "," : "");
+            buf_put_json(&body, text ? text : "", n);
+        }
+        buf_putc(&body, ']');
+    } else {
+        buf_puts(&body, "null");
+    }
+    buf_putc(&body, '}');
+    reply_json(c->req, 200, &body);
+}
+
+static void reply_text_of(struct api_call *c)
+{
+    struct buf body;
+    buf_init(&body, (size_t)1 << 30);
+    buf_puts(&body, "{\"prompt\":");
+    buf_put_json(&body, c->request.detokenized, strlen(c->request.detokenized));
+    buf_putc(&body, '}');
+    reply_json(c->req, 200, &body);
+}
+
+void api_tokenize(struct http_request *req, void *arg)
+{
+    static const struct api_format format = {.reply = reply_tokens};
+    api_start(arg, req, API_TOKENIZE, &format, "tok-");
+}
+
+void api_detokenize(struct http_request *req, void *arg)
+{
+    static const struct api_format format = {.reply = reply_text_of};
+    api_start(arg, req, API_DETOKENIZE, &format, "tok-");
+}
+
+void api_tokenizer_info(struct http_request *req, void *arg)
+{
+    const struct api *a = arg;
+    if (!a->ready || !a->model.tokenizer_info) {
+        reply_errorf(req, a->ready ? 404 : 503, a->ready ? "not_found" : "model_loading", NULL,
+                     a->ready ? "This model has no tokenizer configuration."
+                              : "The model is still loading.");
+        return;
+    }
+    reply_text(req, 200, a->model.tokenizer_info);
+}

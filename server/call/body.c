@@ -1,0 +1,446 @@
+#include "server/call/body.h"
+
+#include "engine/base/json_scan.h"
+#include "engine/base/words.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_DEPTH = 64, MAX_VALUES = 200000 };
+
+static bool not_json(struct api_error *e, const char *why)
+{
+    return api_error_set(e, 400, "json_parse_error", NULL,
+                         "We could not parse the JSON body of your request. (%s)", why);
+}
+
+static char *key_text(struct api_body *b, const struct json_scan *sc)
+{
+    if (!sc->escaped) {
+        return arena_strndup(b->arena, sc->text, sc->text_bytes);
+    }
+    struct buf text;
+    buf_init(&text, 1 << 20);
+    json_scan_unescape(sc, &text);
+    char *key = arena_strndup(b->arena, text.data ? text.data : "", text.n_bytes);
+    buf_deinit(&text);
+    return key;
+}
+
+/* The arena keeps the lists that were too short: as much again at most. */
+static bool grow_members(struct api_body *b)
+{
+    size_t cap = b->cap > 0 ? 2 * b->cap : 16;
+    struct body_member *more = arena_alloc(b->arena, cap, sizeof *more);
+    if (!more) {
+        return not_json(b->error, "keys too long");
+    }
+    if (b->n_members > 0) {
+        memcpy(more, b->members, b->n_members * sizeof *more);
+    }
+    b->members = more;
+    b->cap = cap;
+    return true;
+}
+
+static bool add_member(struct api_body *b, char *key, const char *start, size_t n_bytes)
+{
+    size_t i = 0;
+    while (i < b->n_members && strcmp(b->members[i].key, key) != 0) {
+        i++;
+    }
+    if (i == BODY_MAX_MEMBERS) {
+        return not_json(b->error, "more than 256 keys");
+    }
+    if (i == b->cap && !grow_members(b)) {
+        return false;
+    }
+    b->n_members += i == b->n_members;
+    b->members[i] = (struct body_member){.key = key, .start = start, .n_bytes = n_bytes};
+    return true;
+}
+
+/* Where the members lie; the last of equal keys wins. */
+static bool scan_members(struct api_body *b, char *text, size_t n_bytes)
+{
+    struct json_scan sc;
+    struct err err = {""};
+    json_scan_init(&sc, text, n_bytes, MAX_DEPTH);
+    enum json_token t = json_scan_next(&sc);
+    if (t != JSON_TOKEN_OBJECT) {
+        if (t == JSON_TOKEN_ERROR && n_bytes > 0) {
+            json_scan_error(&sc, &err);
+            return not_json(b->error, err.text);
+        }
+        return api_error_set(b->error, 400, "json_parse_error", NULL,
+                             "Request body must be a JSON object.");
+    }
+    while ((t = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
+        char *key = key_text(b, &sc);
+        if (!key) {
+            return not_json(b->error, "keys too long");
+        }
+        size_t from = sc.at;
+        if (!json_scan_skip(&sc)) {
+            t = JSON_TOKEN_ERROR;
+            break;
+        }
+        while (from < sc.at && (strchr(" \t\r\n:", text[from]) != NULL)) {
+            from++;
+        }
+        if (!add_member(b, key, text + from, sc.at - from)) {
+            return false;
+        }
+    }
+    if (t == JSON_TOKEN_OBJECT_END) {
+        t = json_scan_next(&sc);
+    }
+    if (t != JSON_TOKEN_END) {
+        json_scan_error(&sc, &err);
+        return not_json(b->error, err.text);
+    }
+    return true;
+}
+
+/* "[1, ..." or "[[1, ...". */
+static bool is_ids(const struct body_member *m)
+{
+    const char *p = m->start, *end = m->start + m->n_bytes;
+    for (int open = 0; p < end; p++) {
+        if (*p == '[' && open < 2) {
+            open++;
+        } else if (!strchr(" \t\r\n", *p)) {
+            return open > 0 && ((*p >= '0' && *p <= '9') || *p == '-');
+        }
+    }
+    return false;
+}
+
+/* Ids are read from the text later; a tree of them would cost 64 bytes each. */
+static void blank_ids(struct api_body *b, char *text, struct buf *saved)
+{
+    static const char *const keys[] = {"prompt", "input", "tokens", NULL};
+    for (int i = 0; keys[i]; i++) {
+        for (size_t k = 0; k < b->n_members; k++) {
+            struct body_member *m = &b->members[k];
+            if (strcmp(m->key, keys[i]) == 0 && m->n_bytes > 2 && is_ids(m)) {
+                char *copy = arena_alloc(b->arena, m->n_bytes + 1, 1);
+                if (!copy) {
+                    saved->failed = true;
+                    return;
+                }
+                memcpy(copy, m->start, m->n_bytes);
+                char *at = text + (m->start - text);
+                memset(at, ' ', m->n_bytes);
+                memcpy(at, "[]", 2);
+                m->start = copy;
+            }
+        }
+    }
+}
+
+bool body_open(struct api_body *b, char *text, size_t n_bytes, struct arena *arena,
+               struct api_error *error)
+{
+    *b = (struct api_body){.arena = arena, .error = error};
+    struct err err = {""};
+    if (!scan_members(b, text, n_bytes)) {
+        return false;
+    }
+    struct buf saved = {0};
+    blank_ids(b, text, &saved);
+    if (saved.failed) {
+        return api_error_set(error, 413, "request_too_large", NULL, "Request too large.");
+    }
+    struct json_limits limits = {MAX_DEPTH, MAX_VALUES};
+    enum status st = json_parse(text, n_bytes, &limits, &b->root, &err);
+    if (st == ERR_UNSUPPORTED) {
+        return api_error_set(error, 400, "invalid_value", NULL,
+                             "Invalid request body: %s.", err.text);
+    }
+    if (st != OK) {
+        return not_json(error, err.text);
+    }
+    for (size_t i = 0; i < b->n_members; i++) {
+        struct body_member *m = &b->members[i];
+        bool blanked = m->start < text || m->start >= text + n_bytes;
+        m->node = blanked ? NULL : json_get(b->root, m->key);
+    }
+    return true;
+}
+
+void body_close(struct api_body *b)
+{
+    json_free(b->root);
+    b->root = NULL;
+}
+
+const struct body_member *body_get(const struct api_body *b, const char *key)
+{
+    for (size_t i = 0; i < b->n_members; i++) {
+        const struct body_member *m = &b->members[i];
+        if (strcmp(m->key, key) == 0) {
+            return m->node && json_type(m->node) == JSON_NULL ? NULL : m;
+        }
+    }
+    return NULL;
+}
+
+bool body_has(const struct api_body *b, const char *key)
+{
+    return body_get(b, key) != NULL;
+}
+
+bool body_wrong_type(struct api_error *e, const char *param, const char *expected,
+                     const struct json *got)
+{
+    static const char *const words[] = {
+        [JSON_NULL] = "null",          [JSON_BOOL] = "a boolean", [JSON_NUMBER] = "a number",
+        [JSON_STRING] = "a string",    [JSON_ARRAY] = "an array", [JSON_OBJECT] = "an object",
+    };
+    return api_error_set(e, 400, "invalid_type", param,
+                         "Invalid type for '%s': expected %s, but got %s instead.", param, expected,
+                         got ? words[json_type(got)] : "an array");
+}
+
+bool body_bool(struct api_body *b, const char *key, bool *v)
+{
+    const struct body_member *m = body_get(b, key);
+    if (!m) {
+        return false;
+    }
+    if (!json_is(m->node, JSON_BOOL)) {
+        return body_wrong_type(b->error, key, "a boolean", m->node);
+    }
+    *v = json_bool(m->node, false);
+    return true;
+}
+
+/* All 64 bits where the text is plain digits; 5.0 and 5e0 count as 5. */
+static bool whole(const struct body_member *m, int64_t *v)
+{
+    struct json_scan sc;
+    json_scan_init(&sc, m->start, m->n_bytes, 8);
+    return json_scan_next(&sc) == JSON_TOKEN_NUMBER &&
+           (json_scan_int64(&sc, v) || json_int64(m->node, v));
+}
+
+bool body_int(struct api_body *b, const char *key, int64_t min, int64_t max, int64_t *v)
+{
+    const struct body_member *m = body_get(b, key);
+    if (!m) {
+        return false;
+    }
+    if (!json_is(m->node, JSON_NUMBER)) {
+        return body_wrong_type(b->error, key, "an integer", m->node);
+    }
+    int64_t n = 0;
+    double real = json_number(m->node, 0);
+    bool good = whole(m, &n);
+    if (!good && (real == floor(real) || !isfinite(real)) && fabs(real) > 9e15) {
+        good = true; // far out: say which side
+        n = real > 0 ? INT64_MAX : INT64_MIN;
+        if (max == INT64_MAX || min == INT64_MIN) {
+            return api_error_set(b->error, 400, "invalid_value", key,
+                                 "Invalid '%s': the integer does not fit 64 bits.", key);
+        }
+    }
+    if (!good) {
+        return api_error_set(b->error, 400, "invalid_type", key,
+                             "Invalid type for '%s': expected an integer, but got a decimal "
+                             "number instead.", key);
+    }
+    if (n < min) {
+        return api_error_set(b->error, 400, "integer_below_min_value", key,
+                             "Invalid '%s': integer below minimum value. Expected a value >= "
+                             "%" PRId64 ", but got %.*s instead.", key, min,
+                             (int)(m->n_bytes < 40 ? m->n_bytes : 40), m->start);
+    }
+    if (n > max) {
+        return api_error_set(b->error, 400, "integer_above_max_value", key,
+                             "Invalid '%s': integer above maximum value. Expected a value <= "
+                             "%" PRId64 ", but got %.*s instead.", key, max,
+                             (int)(m->n_bytes < 40 ? m->n_bytes : 40), m->start);
+    }
+    *v = n;
+    return true;
+}
+
+bool body_real(struct api_body *b, const char *key, double min, double max, double *v)
+{
+    const struct body_member *m = body_get(b, key);
+    if (!m) {
+        return false;
+    }
+    if (!json_is(m->node, JSON_NUMBER)) {
+        return body_wrong_type(b->error, key, "a decimal", m->node);
+    }
+    double n = json_number(m->node, 0);
+    int shown = (int)(m->n_bytes < 40 ? m->n_bytes : 40);
+    if (!(n >= min)) {
+        return api_error_set(b->error, 400, "decimal_below_min_value", key,
+                             "Invalid '%s': decimal below minimum value. Expected a value >= %g, "
+                             "but got %.*s instead.", key, min, shown, m->start);
+    }
+    if (!(n <= max)) {
+        return api_error_set(b->error, 400, "decimal_above_max_value", key,
+                             "Invalid '%s': decimal above maximum value. Expected a value <= %g, "
+                             "but got %.*s instead.", key, max, shown, m->start);
+    }
+    *v = n;
+    return true;
+}
+
+bool body_string(struct api_body *b, const char *key, const char **v)
+{
+    const struct body_member *m = body_get(b, key);
+    if (!m) {
+        return false;
+    }
+    if (!json_is(m->node, JSON_STRING)) {
+        return body_wrong_type(b->error, key, "a string", m->node);
+    }
+    *v = json_string(m->node);
+    return true;
+}
+
+bool body_object(struct api_body *b, const char *key, const struct json **v)
+{
+    const struct body_member *m = body_get(b, key);
+    if (!m) {
+        return false;
+    }
+    if (!json_is(m->node, JSON_OBJECT)) {
+        return body_wrong_type(b->error, key, "an object", m->node);
+    }
+    *v = m->node;
+    return true;
+}
+
+bool body_array(struct api_body *b, const char *key, const struct json **v)
+{
+    const struct body_member *m = body_get(b, key);
+    if (!m) {
+        return false;
+    }
+    if (!json_is(m->node, JSON_ARRAY)) {
+        return body_wrong_type(b->error, key, "an array", m->node);
+    }
+    *v = m->node;
+    return true;
+}
+
+bool body_choice(struct api_body *b, const char *key, const char *choices, int *index)
+{
+    const char *text;
+    if (!body_string(b, key, &text)) {
+        return false;
+    }
+    int i = words_find(choices, text);
+    if (i >= 0) {
+        *index = i;
+        return true;
+    }
+    char list[200];
+    size_t at = 0;
+    for (const char *p = choices; *p && at + 40 < sizeof list;) {
+        size_t len = strcspn(p, "|");
+        bool last = p[len] == '\0';
+        at += (size_t)snprintf(list + at, sizeof list - at, "%s'%.*s'",
+                               at == 0 ? "" : last ? " and " : ", ", (int)len, p);
+        p += len + !last;
+    }
+    return api_error_set(b->error, 400, "invalid_value", key,
+                         "Invalid value: '%.60s'. Supported values are: %s.", text, list);
+}
+
+/* ---- ids -------------------------------------------------------------------------------------- */
+
+struct id_reader {
+    struct api_body *b;
+    const char *key;
+    struct json_scan sc;
+    int32_t *ids; // room for all ids of the member
+    size_t n;
+};
+
+static bool read_ids(struct id_reader *r, struct id_list *list)
+{
+    list->ids = r->ids + r->n;
+    for (;;) {
+        enum json_token t = json_scan_next(&r->sc);
+        int64_t id;
+        if (t == JSON_TOKEN_ARRAY_END) {
+            list->n = (size_t)(r->ids + r->n - list->ids);
+            return true;
+        }
+        if (t != JSON_TOKEN_NUMBER || !json_scan_int64(&r->sc, &id)) {
+            return api_error_set(r->b->error, 400, "invalid_type", r->key,
+                                 "Invalid type for '%s': expected an array of token ids "
+                                 "(integers).", r->key);
+        }
+        if (id < 0 || id > INT32_MAX) {
+            return api_error_set(r->b->error, 400, "invalid_value", r->key,
+                                 "Invalid '%s': token id %" PRId64 " is out of vocabulary.",
+                                 r->key, id);
+        }
+        r->ids[r->n++] = (int32_t)id;
+    }
+}
+
+static void count_items(const struct body_member *m, size_t *n_ids, size_t *n_lists)
+{
+    *n_ids = *n_lists = 1;
+    for (size_t i = 0; i < m->n_bytes; i++) {
+        *n_ids += m->start[i] == ',';
+        *n_lists += m->start[i] == '[';
+    }
+}
+
+bool body_id_lists(struct api_body *b, const char *key, size_t max_lists, struct id_list **lists,
+                   size_t *n_lists)
+{
+    const struct body_member *m = body_get(b, key);
+    if (!m || m->node) {
+        return false;
+    }
+    size_t n_ids, room;
+    count_items(m, &n_ids, &room);
+    room = room < max_lists + 1 ? room : max_lists + 1;
+    struct id_reader r = {.b = b, .key = key};
+    r.ids = arena_alloc(b->arena, n_ids, sizeof r.ids[0]);
+    *lists = arena_alloc(b->arena, room, sizeof **lists);
+    if (!r.ids || !*lists) {
+        return api_error_set(b->error, 413, "request_too_large", key, "Request too large.");
+    }
+    const char *second = m->start + 1;
+    while (strchr(" \t\r\n", *second)) {
+        second++;
+    }
+    json_scan_init(&r.sc, m->start, m->n_bytes, 8);
+    json_scan_next(&r.sc);
+    *n_lists = 0;
+    if (*second != '[') {
+        *n_lists = 1;
+        return read_ids(&r, *lists);
+    }
+    for (enum json_token t; (t = json_scan_next(&r.sc)) != JSON_TOKEN_ARRAY_END;) {
+        if (t != JSON_TOKEN_ARRAY) {
+            return api_error_set(b->error, 400, "invalid_type", key,
+                                 "Invalid type for '%s': expected an array of arrays of token "
+                                 "ids.", key);
+        }
+        if (*n_lists == max_lists) {
+            return api_error_set(b->error, 400, "array_above_max_length", key,
+                                 "Invalid '%s': array too long. Expected at most %zu items.", key,
+                                 max_lists);
+        }
+        if (!read_ids(&r, &(*lists)[*n_lists])) {
+            return false;
+        }
+        *n_lists += 1;
+    }
+    return true;
+}

@@ -1,0 +1,271 @@
+/* One sample: the engine's tokens through the output into the format's hands. */
+#include "server/api/api.h"
+
+#include "engine/base/clock.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    TEXT_MAX_BYTES = 256 << 20,
+    EVENT_BYTES = 32 << 10, // chosen: what waits goes out then, so that a full stream is noticed
+};
+
+/* What comes of one kind goes to the format before what comes of another. */
+static void become(struct api_choice *ch, enum api_pending kind)
+{
+    if (!ch->call->request.stream && !ch->call->format->in_order) {
+        return;
+    }
+    if (ch->pending != kind && ch->pending != PENDING_NONE) {
+        ch->call->format->pending(ch);
+    }
+    ch->pending = kind;
+}
+
+static void on_text(void *arg, const char *text, size_t n_bytes)
+{
+    struct api_choice *ch = arg;
+    become(ch, PENDING_TEXT);
+    ch->has_content = true;
+    buf_put(&ch->content, text, n_bytes);
+}
+
+static void on_reasoning(void *arg, const char *text, size_t n_bytes)
+{
+    struct api_choice *ch = arg;
+    if (!ch->call->request.include_reasoning) {
+        return;
+    }
+    become(ch, PENDING_REASONING);
+    ch->has_reasoning = true;
+    buf_put(&ch->reasoning, text, n_bytes);
+}
+
+static void on_call(void *arg, const char *name, const char *id)
+{
+    struct api_choice *ch = arg;
+    become(ch, PENDING_NONE);
+    if (ch->has_call && ch->call->format->call_end) {
+        ch->call->format->call_end(ch);
+    }
+    ch->skip_call = ch->n_calls > 0 && !ch->call->request.parallel_tool_calls;
+    ch->has_call = !ch->skip_call;
+    if (ch->has_call) {
+        char own[40];
+        if (*id == '\0') {
+            api_make_id(ch->call, "call_", own);
+            id = own;
+        }
+        ch->call->format->call(ch, name, id);
+        ch->n_calls++;
+    }
+}
+
+static void on_arguments(void *arg, const char *text, size_t n_bytes)
+{
+    struct api_choice *ch = arg;
+    if (ch->skip_call) {
+        return;
+    }
+    become(ch, PENDING_ARGUMENTS);
+    buf_put(&ch->arguments, text, n_bytes);
+}
+
+static const struct tool_sink SINK = {on_text, on_reasoning, on_call, on_arguments, NULL};
+
+void api_choice_init(struct api_choice *ch, struct api_call *c, int32_t index,
+                     struct engine_request *r, int32_t sample)
+{
+    struct tool_sink sink = SINK;
+    sink.arg = ch;
+    ch->call = c;
+    ch->index = index;
+    ch->request = r;
+    ch->sample = sample;
+    ch->stop_id = -1;
+    output_init(&ch->output, &c->request.output, &sink);
+    buf_init(&ch->content, TEXT_MAX_BYTES);
+    buf_init(&ch->reasoning, TEXT_MAX_BYTES);
+    buf_init(&ch->arguments, TEXT_MAX_BYTES);
+    buf_init(&ch->calls, TEXT_MAX_BYTES);
+    buf_init(&ch->logprobs, TEXT_MAX_BYTES);
+    buf_init(&ch->ids, TEXT_MAX_BYTES);
+    for (int i = 0; i < 3; i++) {
+        buf_init(&ch->lists[i], TEXT_MAX_BYTES);
+    }
+}
+
+void api_choice_deinit(struct api_choice *ch)
+{
+    output_deinit(&ch->output);
+    buf_deinit(&ch->content);
+    buf_deinit(&ch->reasoning);
+    buf_deinit(&ch->arguments);
+    buf_deinit(&ch->calls);
+    buf_deinit(&ch->logprobs);
+    buf_deinit(&ch->ids);
+    for (int i = 0; i < 3; i++) {
+        buf_deinit(&ch->lists[i]);
+    }
+}
+
+static bool is_stop_id(const struct api_choice *ch, int32_t id)
+{
+    const struct sampling_params *p = &ch->request->params;
+    for (int32_t i = 0; i < p->n_stop_ids; i++) {
+        if (p->stop_ids[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_eos(const struct api_choice *ch, int32_t id)
+{
+    const struct engine_info *info = ch->call->request.model->info;
+    for (int32_t i = 0; i < info->n_eos; i++) {
+        if (info->eos[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* One token: true if it ended the text (a stop string). */
+static bool take(struct api_choice *ch, int32_t i)
+{
+    const struct api_request *r = &ch->call->request;
+    struct engine_output *out = &ch->request->outputs[ch->sample];
+    int32_t id = out->tokens[i];
+    if (r->return_token_ids) {
+        buf_puts(&ch->ids, ch->ids.n_bytes ? "," : "");
+        buf_put_int(&ch->ids, id);
+    }
+    size_t n_chars = ch->n_chars;
+    if (out->logprobs) {
+        ch->n_chars += api_token_characters(ch->call, id);
+    }
+    if (out->logprobs && ch->call->format->logprob) {
+        ch->call->format->logprob(ch, id, &out->logprobs[i], n_chars);
+    }
+    bool stops = is_stop_id(ch, id);
+    if (stops && !(r->output.include_stop && !is_eos(ch, id))) {
+        return false; // ends the sample in the engine, and is no text
+    }
+    return r->output.tok ? !output_token(&ch->output, id) : false;
+}
+
+static const char *reason_of(struct api_choice *ch, int32_t finish)
+{
+    if (finish == FINISH_LENGTH) {
+        return "length";
+    }
+    return ch->n_calls > 0 ? "tool_calls" : "stop";
+}
+
+static void end(struct api_choice *ch, int32_t finish)
+{
+    output_finish(&ch->output);
+    become(ch, PENDING_NONE);
+    if (ch->has_call && ch->call->format->call_end) {
+        ch->call->format->call_end(ch);
+    }
+    ch->has_call = false;
+    ch->finish = reason_of(ch, finish);
+    if (ch->call->request.stream) {
+        ch->call->format->finish(ch);
+    }
+}
+
+static void observe(struct api_choice *ch, int32_t n_new, int64_t now_ns)
+{
+    if (n_new > 0) {
+        if (ch->t_last_ns > 0) {
+            metrics_observe(&ch->call->api->metrics, HIST_ITL,
+                            (double)(now_ns - ch->t_last_ns) * 1e-9);
+        }
+        ch->t_last_ns = now_ns;
+    }
+}
+
+/* Hands what is pending to the format. */
+static void flush(struct api_choice *ch)
+{
+    if (ch->pending == PENDING_NONE && ch->ids.n_bytes > 0) {
+        ch->pending = PENDING_TEXT; // ids go out with their step, also while they are no text yet
+    }
+    if (ch->pending != PENDING_NONE) {
+        ch->call->format->pending(ch);
+        ch->pending = PENDING_NONE;
+    }
+}
+
+/* Whether one more token may be taken: in a stream that is full the rest waits for on_writable. */
+static bool has_room(struct api_choice *ch)
+{
+    if (!ch->call->request.stream) {
+        return true;
+    }
+    size_t n = ch->content.n_bytes + ch->reasoning.n_bytes + ch->arguments.n_bytes +
+               ch->logprobs.n_bytes + ch->ids.n_bytes;
+    for (int i = 0; i < 3; i++) {
+        n += ch->lists[i].n_bytes;
+    }
+    if (n >= EVENT_BYTES) {
+        flush(ch);
+    }
+    return !http_stream_is_full(ch->call->req);
+}
+
+/* Takes what is there, at least one token, and as much as there is room for. True if a stop string
+ * was found. */
+static bool take_some(struct api_choice *ch, int32_t n)
+{
+    const bool one_by_one = ch->call->format->in_order && ch->call->request.logprobs;
+    bool stopped = false;
+    for (int32_t first = ch->n_taken; !stopped && ch->n_taken < n; ch->n_taken++) {
+        if (ch->n_taken > first && !has_room(ch)) {
+            break;
+        }
+        stopped = take(ch, ch->n_taken);
+        if (one_by_one) {
+            flush(ch);
+        }
+    }
+    return stopped;
+}
+
+bool api_choice_progress(struct api_choice *ch, int64_t now_ns)
+{
+    struct engine_output *out = &ch->request->outputs[ch->sample];
+    int32_t finish = atomic_load_explicit(&out->finish, memory_order_acquire);
+    int32_t n = atomic_load_explicit(&out->n_tokens, memory_order_acquire);
+    bool over = finish == FINISH_STOP || finish == FINISH_LENGTH;
+    if (!ch->started && (n > 0 || over)) {
+        ch->started = true;
+        if (ch->call->format->start) {
+            ch->call->format->start(ch);
+        }
+    }
+    observe(ch, n - ch->n_taken, now_ns);
+    if (take_some(ch, n)) {
+        if (finish == FINISH_NONE) {
+            engine_stop(ch->call->api->engine, ch->request, ch->sample);
+        }
+        end(ch, FINISH_STOP);
+        return true;
+    }
+    if (over && ch->n_taken == n) {
+        if (finish == FINISH_STOP && n > 0 && is_stop_id(ch, out->tokens[n - 1]) &&
+            !is_eos(ch, out->tokens[n - 1])) {
+            ch->stop_id = out->tokens[n - 1];
+        }
+        end(ch, finish);
+        return true;
+    }
+    if (ch->call->request.stream) {
+        flush(ch);
+    }
+    return false;
+}

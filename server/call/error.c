@@ -1,0 +1,72 @@
+#include "server/call/error.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+bool api_error_set(struct api_error *e, int status, const char *code, const char *param,
+                   const char *fmt, ...)
+{
+    if (e->status != 0) {
+        return false;
+    }
+    e->status = status;
+    e->code = code;
+    snprintf(e->param, sizeof e->param, "%s", param ? param : "");
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(e->message, sizeof e->message, fmt, args);
+    va_end(args);
+    return false;
+}
+
+bool api_missing(struct api_error *e, const char *param)
+{
+    return api_error_set(e, 400, "missing_required_parameter", param,
+                         "Missing required parameter: '%s'.", param);
+}
+
+bool api_empty(struct api_error *e, const char *param)
+{
+    return api_error_set(e, 400, "empty_array", param,
+                         "Invalid '%s': empty array. Expected an array with minimum length 1.",
+                         param);
+}
+
+bool api_unsupported(struct api_error *e, const char *param)
+{
+    return api_error_set(e, 400, "unsupported_parameter", param,
+                         "Unsupported parameter: '%s' is not supported by this server.", param);
+}
+
+/* Clients match the opening words. */
+static bool context_exceeded(struct api_error *e, const char *param, int64_t context,
+                             const char *bound, int64_t n_prompt, int64_t n_completion)
+{
+    return api_error_set(e, 400, "context_length_exceeded", param,
+                         "This model's maximum context length is %" PRId64
+                         " tokens. However, you requested %s%" PRId64 " tokens (%s%" PRId64
+                         " in the %s, %" PRId64 " in the completion). Please reduce the length of "
+                         "the %s or completion.",
+                         context, bound, n_prompt + n_completion, bound, n_prompt, param,
+                         n_completion, param);
+}
+
+bool api_context_exceeded(struct api_error *e, const char *param, int64_t context,
+                          int64_t n_prompt, int64_t n_completion)
+{
+    if (e->status == 0) {
+        e->n_prompt = n_prompt;
+        e->n_context = context;
+    }
+    return context_exceeded(e, param, context, "", n_prompt, n_completion);
+}
+
+bool api_context_hopeless(struct api_error *e, const char *param, int64_t context,
+                          int64_t n_prompt, int64_t n_completion)
+{
+    if (e->status == 0) {
+        e->n_context = context;
+    }
+    return context_exceeded(e, param, context, "at least ", n_prompt, n_completion);
+}

@@ -1,0 +1,34 @@
+/* A refusal in the API's words, as plain data that can be made on any thread. The first one set
+ * stays: later ones are consequences.
+ * Thread: one owner. */
+#ifndef SLUICE_SERVER_CALL_ERROR_H
+#define SLUICE_SERVER_CALL_ERROR_H
+
+#include "engine/base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct api_error {
+    int status;       // of HTTP; 0: no error
+    const char *type; // NULL: by status
+    const char *code; // static text
+    char param[96];   // empty: null
+    char message[640];
+    int retry_after_s;
+    int64_t n_prompt, n_context; // of context_length_exceeded, as members; 0: not known
+};
+
+/* All return false, so that `return api_invalid(...)` reads well. */
+bool api_error_set(struct api_error *e, int status, const char *code, const char *param,
+                   const char *fmt, ...) PRINTF_LIKE(5, 6);
+bool api_missing(struct api_error *e, const char *param);
+bool api_empty(struct api_error *e, const char *param); // 400 empty_array
+bool api_unsupported(struct api_error *e, const char *param); // 400 unsupported_parameter
+bool api_context_exceeded(struct api_error *e, const char *param, int64_t context,
+                          int64_t n_prompt, int64_t n_completion);
+/* The same where the prompt is known to have at least n_prompt tokens, and was not counted. */
+bool api_context_hopeless(struct api_error *e, const char *param, int64_t context,
+                          int64_t n_prompt, int64_t n_completion);
+
+#endif

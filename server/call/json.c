@@ -1,0 +1,272 @@
+/* Pieces of JSON that several endpoints share. */
+#include "server/api/api.h"
+
+#include "engine/base/utf8.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+struct api_usage api_usage_of(const struct api_call *c)
+{
+    struct api_usage u = {0};
+    for (size_t i = 0; i < c->n_requests; i++) {
+        const struct engine_request *r = &c->requests[i];
+        u.prompt += r->n_prompt;
+        u.cached += r->n_cached;
+        u.accepted += r->n_accepted; // before the drafts: see engine.h
+        u.drafts += r->n_drafts;
+    }
+    for (size_t i = 0; i < c->n_choices; i++) {
+        u.completion += c->choices[i].n_taken;
+        u.reasoning += c->choices[i].output.n_reasoning_tokens;
+    }
+    if (u.accepted > u.completion) { // behind a stop string nothing is returned or counted
+        u.accepted = u.completion;
+    }
+    return u;
+}
+
+void api_put_usage(struct buf *b, const struct api_call *c)
+{
+    struct api_usage u = api_usage_of(c);
+    buf_puts(b, ",\"usage\":{\"prompt_tokens\":");
+    buf_put_int(b, u.prompt);
+    buf_puts(b, ",\"completion_tokens\":");
+    buf_put_int(b, u.completion);
+    buf_puts(b, ",\"total_tokens\":");
+    buf_put_int(b, u.prompt + u.completion);
+    buf_puts(b, ",\"prompt_tokens_details\":{\"cached_tokens\":");
+    buf_put_int(b, u.cached);
+    buf_puts(b, ",\"audio_tokens\":0},\"completion_tokens_details\":{\"reasoning_tokens\":");
+    buf_put_int(b, u.reasoning);
+    // Predictions are the drafts of speculative decoding.
+    buf_puts(b, ",\"accepted_prediction_tokens\":");
+    buf_put_int(b, u.accepted);
+    buf_puts(b, ",\"rejected_prediction_tokens\":");
+    buf_put_int(b, u.drafts - u.accepted);
+    buf_puts(b, ",\"audio_tokens\":0}}");
+}
+
+void api_put_logprob(struct buf *b, float logprob)
+{
+    char text[32];
+    if (!(logprob > -9999.0f)) {
+        buf_puts(b, "-9999.0");
+        return;
+    }
+    snprintf(text, sizeof text, "%.9g", (double)logprob);
+    buf_puts(b, text);
+}
+
+size_t api_token_characters(const struct api_call *c, int32_t token)
+{
+    const struct output_options *o = &c->request.output;
+    size_t n = 0, n_characters = 0;
+    if (!o->tok || (o->skip_special && tokenizer_is_special(o->tok, token))) {
+        return 0;
+    }
+    const char *piece = tokenizer_piece(o->tok, token, &n);
+    for (size_t i = 0; piece && i < n; i++) {
+        n_characters += ((unsigned char)piece[i] & 0xC0) != 0x80;
+    }
+    return n_characters;
+}
+
+/* The bytes that a token stands for; a special token's own name. NULL without a tokenizer. */
+static const char *token_text(const struct api_call *c, int32_t token, size_t *n)
+{
+    const struct tokenizer *tok = c->request.output.tok;
+    const char *piece = tok ? tokenizer_piece(tok, token, n) : NULL;
+    if (tok && (!piece || *n == 0) && tokenizer_is_special(tok, token)) {
+        piece = tokenizer_token_text(tok, token, n);
+    }
+    return piece;
+}
+
+/* A part of a character is U+FFFD, or where `spelled` its bytes. */
+static void put_token_text(struct buf *b, const struct api_call *c, int32_t token, bool spelled)
+{
+    size_t n = 0;
+    if (c->request.tokens_as_ids || !c->request.output.tok) {
+        buf_printf(b, "\"token_id:%d\"", token);
+        return;
+    }
+    const char *piece = token_text(c, token, &n);
+    if (!piece || !spelled || utf8_check(piece, n) == n) {
+        buf_put_json(b, piece ? piece : "", piece ? n : 0);
+        return;
+    }
+    buf_puts(b, "\"bytes:");
+    for (size_t i = 0; i < n; i++) {
+        buf_printf(b, "\\\\x%02x", (unsigned char)piece[i]);
+    }
+    buf_putc(b, '"');
+}
+
+void api_put_token_text(struct buf *b, const struct api_call *c, int32_t token)
+{
+    put_token_text(b, c, token, true);
+}
+
+/* "token","logprob","bytes" of a chat entry, without its braces. */
+static void put_token(struct buf *b, const struct api_call *c, int32_t token, float logprob)
+{
+    size_t n = 0;
+    const char *piece = token_text(c, token, &n);
+    buf_puts(b, "\"token\":");
+    put_token_text(b, c, token, false);
+    buf_puts(b, ",\"logprob\":");
+    api_put_logprob(b, logprob);
+    buf_puts(b, ",\"bytes\":[");
+    for (size_t i = 0; piece && i < n; i++) {
+        buf_puts(b, i ? "," : "");
+        buf_put_int(b, (unsigned char)piece[i]);
+    }
+    buf_putc(b, ']');
+}
+
+void api_chat_logprob(struct api_choice *ch, int32_t token, const struct token_logprobs *lp,
+                      size_t n_chars_before)
+{
+    (void)n_chars_before;
+    struct buf *b = &ch->logprobs;
+    buf_puts(b, b->n_bytes ? ",{" : "{");
+    put_token(b, ch->call, token, lp->logprob);
+    buf_puts(b, ",\"top_logprobs\":[");
+    for (int32_t i = 0; i < lp->n_top && i < ch->call->request.n_top; i++) {
+        buf_puts(b, i ? ",{" : "{");
+        put_token(b, ch->call, lp->top_ids[i], lp->top_logprobs[i]);
+        buf_putc(b, '}');
+    }
+    buf_puts(b, "]}");
+}
+
+void api_put_ids(struct buf *b, const int32_t *ids, int32_t n)
+{
+    buf_putc(b, '[');
+    for (int32_t i = 0; i < n; i++) {
+        if (i > 0) {
+            buf_putc(b, ',');
+        }
+        buf_put_int(b, ids[i]);
+    }
+    buf_putc(b, ']');
+}
+
+void api_put_stop_reason(struct buf *b, const struct api_choice *ch)
+{
+    const struct output *o = &ch->output;
+    buf_puts(b, ",\"stop_reason\":");
+    if (o->stopped) {
+        const char *stop = o->options->stop[o->stop_index];
+        buf_put_json(b, stop, strlen(stop));
+    } else if (ch->stop_id >= 0) {
+        buf_put_int(b, ch->stop_id);
+    } else {
+        buf_puts(b, "null");
+    }
+}
+
+void api_put_head(struct buf *b, const struct api_call *c, const char *object)
+{
+    buf_puts(b, "{\"id\":");
+    buf_put_json(b, c->id, strlen(c->id));
+    buf_printf(b, ",\"object\":\"%s\",\"created\":", object);
+    buf_put_int(b, c->created);
+    buf_puts(b, ",\"model\":");
+    buf_put_json(b, c->request.model_name, strlen(c->request.model_name));
+    buf_printf(b, ",\"system_fingerprint\":\"%s\",\"choices\":", c->request.model->fingerprint);
+}
+
+void api_put_token_ids(struct buf *b, struct api_choice *ch)
+{
+    if (ch->call->request.return_token_ids) {
+        buf_puts(b, ",\"token_ids\":[");
+        buf_put(b, ch->ids.data, ch->ids.n_bytes);
+        buf_putc(b, ']');
+        buf_clear(&ch->ids);
+    }
+}
+
+void api_put_prompt_ids(struct buf *b, const struct api_call *c, const struct engine_request *r)
+{
+    if (c->request.return_token_ids) {
+        buf_puts(b, ",\"prompt_token_ids\":");
+        api_put_ids(b, r->prompt, r->n_prompt);
+    }
+}
+
+void api_send_chunk(struct api_call *c, struct buf *b)
+{
+    if (c->request.continuous_usage) {
+        api_put_usage(b, c);
+    } else if (c->request.include_usage) {
+        buf_puts(b, ",\"usage\":null");
+    }
+    buf_putc(b, '}');
+    reply_event(c->req, b->data, b->n_bytes);
+}
+
+void api_send_usage(struct api_call *c, const char *tail)
+{
+    struct buf *b = &c->api->scratch;
+    if (c->request.include_usage || c->request.continuous_usage) {
+        buf_clear(b);
+        buf_put(b, c->chunk_head.data, c->chunk_head.n_bytes);
+        buf_puts(b, tail);
+        api_put_usage(b, c);
+        buf_putc(b, '}');
+        reply_event(c->req, b->data, b->n_bytes);
+    }
+}
+
+static void put_ranked(struct buf *b, const struct api_call *c, int32_t token, float logprob,
+                       int32_t rank, bool first)
+{
+    buf_printf(b, "%s\"%d\":{\"logprob\":", first ? "" : ",", token);
+    api_put_logprob(b, logprob);
+    if (rank > 0) {
+        buf_printf(b, ",\"rank\":%d", rank);
+    }
+    buf_puts(b, ",\"decoded_token\":");
+    put_token_text(b, c, token, false);
+    buf_putc(b, '}');
+}
+
+void api_put_prompt_logprobs(struct buf *b, const struct api_call *c,
+                             const struct engine_request *r)
+{
+    if (!body_has(&c->request.body, "prompt_logprobs")) {
+        return;
+    }
+    buf_puts(b, ",\"prompt_logprobs\":[null");
+    for (int32_t i = 1; i < r->n_prompt; i++) {
+        const struct token_logprobs *lp = &r->prompt_logprobs[i];
+        bool seen = false;
+        buf_puts(b, ",{");
+        for (int32_t k = 0; k < lp->n_top; k++) {
+            put_ranked(b, c, lp->top_ids[k], lp->top_logprobs[k], k + 1, k == 0);
+            seen = seen || lp->top_ids[k] == r->prompt[i];
+        }
+        if (!seen) {
+            put_ranked(b, c, r->prompt[i], lp->logprob, 0, lp->n_top == 0);
+        }
+        buf_putc(b, '}');
+    }
+    buf_putc(b, ']');
+}
+
+void api_make_id(struct api_call *c, const char *prefix, char out[40])
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
+    /* Different in every call of the process, and between processes: the seed is random. */
+    uint64_t x = c->request.seed ^ (uint64_t)c->created << 20, y = ++c->next_id;
+    size_t n = strlen(prefix);
+    memcpy(out, prefix, n);
+    for (size_t i = 0; i < 24; i++) {
+        x = (x ^ (x >> 29) ^ y) * 0xbf58476d1ce4e5b9ULL + 0x94d049bb133111ebULL;
+        out[n + i] = letters[(x >> 33) % 36];
+    }
+    out[n + 24] = '\0';
+}

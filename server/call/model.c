@@ -1,0 +1,402 @@
+#include "server/call/model.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/file.h"
+#include "engine/base/hash.h"
+#include "engine/base/json.h"
+#include "engine/base/json_scan.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+enum { TEXT_MAX_BYTES = 64 << 20 };
+
+static char *path_in(const char *dir, const char *name)
+{
+    struct buf b;
+    buf_init(&b, 8192);
+    buf_printf(&b, "%s/%s", dir, name);
+    return b.data;
+}
+
+/* NULL if the file is not there or is too large. */
+static char *read_in(const char *dir, const char *name, size_t *n_bytes)
+{
+    char *path = path_in(dir, name), *text = NULL;
+    if (path && file_exists(path) && file_read(path, TEXT_MAX_BYTES, &text, n_bytes, NULL) != OK) {
+        text = NULL;
+    }
+    free(path);
+    return text;
+}
+
+/* ---- names ------------------------------------------------------------------------------------ */
+
+static void make_names(struct api_model *m, const struct config *config)
+{
+    const struct string_list *given = &config->served_model_name;
+    size_t n = given->n > 0 ? given->n : 2;
+    const char **names = xcalloc(n, sizeof names[0]);
+    if (given->n > 0) {
+        for (size_t i = 0; i < n; i++) {
+            names[i] = given->items[i];
+        }
+    } else {
+        const char *slash = strrchr(config->model, '/');
+        names[0] = config->model;
+        names[1] = slash && slash[1] ? slash + 1 : config->model;
+        n = names[0] == names[1] ? 1 : 2;
+    }
+    m->names = names;
+    m->n_names = n;
+}
+
+const char *api_model_name(const struct api_model *m, const char *name)
+{
+    for (size_t i = 0; name && i < m->n_names; i++) {
+        if (strcmp(m->names[i], name) == 0) {
+            return m->names[i];
+        }
+    }
+    return name ? NULL : m->names[0];
+}
+
+/* ---- the chat template ------------------------------------------------------------------------ */
+
+/* The tokenizer's folder comes first, where it is one of its own. */
+static enum status load_template(struct api_model *m, const struct config *config, struct err *err)
+{
+    TRY(chat_template_load(m->text_dir, &m->template, err));
+    bool other = strcmp(m->text_dir, config->model) != 0;
+    return m->template || !other ? OK : chat_template_load(config->model, &m->template, err);
+}
+
+static enum status open_template(struct api_model *m, const struct config *config, struct err *err)
+{
+    struct buf text;
+    buf_init(&text, TEXT_MAX_BYTES);
+    enum status st = OK;
+    if (config->chat_template && file_exists(config->chat_template)) {
+        char *data;
+        size_t n_bytes;
+        st = file_read(config->chat_template, TEXT_MAX_BYTES, &data, &n_bytes, err);
+        if (st == OK) {
+            buf_put(&text, data, n_bytes);
+            free(data);
+        }
+    } else if (config->chat_template) {
+        buf_puts(&text, config->chat_template);
+        if (!strchr(config->chat_template, '{')) {
+            st = err_set(err, ERR_IO, "chat-template: no file '%.100s'", config->chat_template);
+        }
+    }
+    if (st == OK && config->chat_template) {
+        st = chat_template_compile(text.data, text.n_bytes, m->text_dir, &m->template, err);
+        st = st == OK ? OK : err_prefix(err, st, "chat-template");
+    } else if (st == OK) {
+        st = load_template(m, config, err);
+    }
+    const char *all = m->template ? chat_template_text(m->template) : "";
+    if (!reasoning_find(config->reasoning_parser, &m->reasoning)) {
+        m->reasoning = reasoning_for_template(all);
+    }
+    bool none = strcmp(config->tool_call_parser, "none") == 0;
+    bool chosen = strcmp(config->tool_call_parser, "auto") != 0;
+    m->parser = none     ? NULL
+                : chosen ? tool_parser_find(config->tool_call_parser)
+                         : tool_parser_for_template(all);
+    buf_deinit(&text);
+    return st;
+}
+
+/* ---- sampling defaults ------------------------------------------------------------------------ */
+
+static const struct {
+    const char *key;
+    size_t offset;
+} reals[] = {
+    {"temperature", offsetof(struct sampling_params, temperature)},
+    {"top_p", offsetof(struct sampling_params, top_p)},
+    {"min_p", offsetof(struct sampling_params, min_p)},
+    {"repetition_penalty", offsetof(struct sampling_params, repetition_penalty)},
+    {"frequency_penalty", offsetof(struct sampling_params, frequency_penalty)},
+    {"presence_penalty", offsetof(struct sampling_params, presence_penalty)},
+};
+
+static enum status bad_default(struct err *err, const char *key, const char *expected)
+{
+    return err_set(err, ERR_INVALID, "'%.60s' should be %s", key, expected);
+}
+
+/* A count that the object may have; -1, where others write it for "off", is 0. */
+static enum status set_count(const struct json *o, const char *key, int32_t *v, struct err *err)
+{
+    const struct json *n = json_get(o, key);
+    int64_t count;
+    if (json_type(n) == JSON_NULL) {
+        return OK;
+    }
+    if (!json_int64(n, &count) || count < -1 || count > INT32_MAX) {
+        return bad_default(err, key, "a count");
+    }
+    *v = count < 0 ? 0 : (int32_t)count;
+    return OK;
+}
+
+static enum status set_defaults(struct api_model *m, const struct json *o, struct err *err)
+{
+    struct sampling_params *p = &m->defaults;
+    for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
+        const struct json *n = json_get(o, reals[i].key);
+        if (json_is(n, JSON_NUMBER)) {
+            *(float *)((char *)p + reals[i].offset) = (float)json_number(n, 0);
+        } else if (json_type(n) != JSON_NULL) {
+            return bad_default(err, reals[i].key, "a number");
+        }
+    }
+    const struct json *sample = json_get(o, "do_sample");
+    if (json_type(sample) != JSON_NULL && !json_is(sample, JSON_BOOL)) {
+        return bad_default(err, "do_sample", "true or false");
+    }
+    if (!json_bool(sample, true)) {
+        p->temperature = 0; // greedy
+    }
+    int32_t max = 0;
+    TRY(set_count(o, "top_k", &p->top_k, err));
+    TRY(set_count(o, "max_new_tokens", &max, err));
+    if (max > 0) {
+        m->has_default_max_tokens = true;
+        p->max_tokens = max;
+    }
+    return sampling_params_check(p, m->info->vocab, err);
+}
+
+/* The operator's own object: a key that does nothing is a mistake. */
+static enum status check_keys(const struct json *o, struct err *err)
+{
+    static const char *const others[] = {"top_k", "do_sample", "max_new_tokens"};
+    enum { N_REALS = sizeof reals / sizeof reals[0], N_OTHERS = sizeof others / sizeof others[0] };
+    for (const struct json *c = json_first(o); c; c = json_next(c)) {
+        char names[256] = "";
+        bool known = false;
+        for (int i = 0; i < N_REALS + N_OTHERS && !known; i++) {
+            const char *name = i < N_REALS ? reals[i].key : others[i - N_REALS];
+            size_t n = strlen(names);
+            known = strcmp(json_key(c), name) == 0;
+            snprintf(names + n, sizeof names - n, "%s%s", i > 0 ? ", " : "", name);
+        }
+        if (!known) {
+            return err_set(err, ERR_INVALID, "unknown key '%.60s'; there are %s", json_key(c),
+                           names);
+        }
+    }
+    return OK;
+}
+
+static enum status override_defaults(struct api_model *m, const char *text, struct err *err)
+{
+    struct json *root = NULL;
+    enum status st = json_parse(text, strlen(text), NULL, &root, err);
+    st = st == OK ? check_keys(root, err) : st;
+    st = st == OK ? set_defaults(m, root, err) : st;
+    json_free(root);
+    return st == OK ? OK : err_prefix(err, st, "override-generation-config");
+}
+
+static enum status open_defaults(struct api_model *m, const struct config *config, struct err *err)
+{
+    const char *from = config->generation_config;
+    m->defaults = sampling_params_default();
+    if (strcmp(from, "auto") == 0) {
+        m->defaults = m->info->defaults;
+        m->defaults.max_tokens = 16;
+    }
+    size_t n_bytes = 0;
+    char *text = NULL;
+    if (strcmp(from, "vllm") != 0) {
+        const char *dir = strcmp(from, "auto") == 0 ? config->model : from;
+        text = read_in(dir, "generation_config.json", &n_bytes);
+        if (!text && dir == from) {
+            return err_set(err, ERR_IO, "generation-config: no generation_config.json in '%.200s'",
+                           from);
+        }
+    }
+    struct json *root = NULL;
+    enum status st = text ? json_parse(text, n_bytes, NULL, &root, err) : OK;
+    free(text);
+    if (st == OK && root) {
+        int64_t max = json_get_int(root, "max_new_tokens", 0);
+        if (strcmp(from, "auto") != 0) {
+            st = set_defaults(m, root, err);
+        } else if (max > 0 && max < INT32_MAX) { // the engine has read the rest
+            m->has_default_max_tokens = true;
+            m->defaults.max_tokens = (int32_t)max;
+        }
+    }
+    json_free(root);
+    if (st != OK) {
+        return err_prefix(err, st, "generation-config");
+    }
+    const char *own = config->override_generation_config;
+    return own ? override_defaults(m, own, err) : OK;
+}
+
+/* ---- embeddings ------------------------------------------------------------------------------- */
+
+static bool pooling_of(const char *word, enum pool_kind *kind)
+{
+    bool mean = strcasecmp(word, "mean") == 0;
+    *kind = mean ? POOL_MEAN : POOL_LAST;
+    return mean || strcasecmp(word, "last") == 0;
+}
+
+static enum status bad_pooling(struct err *err, const char *word)
+{
+    return err_set(err, ERR_INVALID,
+                   "pooler-config: '%.60s' is not a pooling that this server has: MEAN or LAST",
+                   word);
+}
+
+/* vLLM's object. */
+static enum status read_pooler_object(struct api_model *m, const char *text, struct err *err)
+{
+    struct json *root = NULL;
+    enum status st = json_parse(text, strlen(text), NULL, &root, err);
+    if (st != OK) {
+        return err_prefix(err, st, "pooler-config");
+    }
+    static const char *const types[] = {"pooling_type", "seq_pooling_type"};
+    static const char *const switches[] = {"normalize", "use_activation"};
+    for (int i = 0; i < 2; i++) {
+        const char *word = json_get_string(root, types[i]);
+        if (st == OK && word && !pooling_of(word, &m->pooling)) {
+            st = bad_pooling(err, word);
+        }
+        m->normalize = json_get_bool(root, switches[i], m->normalize);
+    }
+    json_free(root);
+    return st;
+}
+
+/* Models made for embeddings say how they are to be pooled (sentence-transformers' folder). */
+static void read_model_pooling(struct api_model *m, const char *dir)
+{
+    size_t n_bytes = 0;
+    char *text = read_in(dir, "1_Pooling/config.json", &n_bytes);
+    struct json *root = NULL;
+    if (text && json_parse(text, n_bytes, NULL, &root, NULL) == OK &&
+        json_get_bool(root, "pooling_mode_lasttoken", false)) {
+        m->pooling = POOL_LAST;
+    }
+    json_free(root);
+    free(text);
+}
+
+static enum status open_pooling(struct api_model *m, const struct config *config, struct err *err)
+{
+    const char *text = config->pooler_config ? config->pooler_config : "auto";
+    m->pooling = POOL_MEAN;
+    m->normalize = true;
+    read_model_pooling(m, config->model);
+    if (text[strspn(text, " \t")] == '{') {
+        return read_pooler_object(m, text, err);
+    }
+    if (strcmp(text, "auto") != 0 && !pooling_of(text, &m->pooling)) {
+        return bad_pooling(err, text);
+    }
+    return OK;
+}
+
+/* ---- what clients may ask about the tokenizer ------------------------------------------------- */
+
+static void make_tokenizer_info(struct api_model *m, const char *dir)
+{
+    size_t n_bytes = 0;
+    char *text = read_in(dir, "tokenizer_config.json", &n_bytes);
+    if (!text) {
+        return;
+    }
+    struct json *root = NULL;
+    struct buf out;
+    buf_init(&out, TEXT_MAX_BYTES);
+    if (json_parse(text, n_bytes, NULL, &root, NULL) == OK && json_is(root, JSON_OBJECT)) {
+        size_t end = n_bytes;
+        while (end > 0 && text[end - 1] != '}') {
+            end--;
+        }
+        buf_put(&out, text, end - 1);
+        if (!json_get(root, "chat_template")) {
+            char *template = read_in(dir, "chat_template.jinja", &n_bytes);
+            buf_puts(&out, json_first(root) ? ",\"chat_template\":" : "\"chat_template\":");
+            if (template) {
+                buf_put_json(&out, template, n_bytes);
+            } else {
+                buf_puts(&out, "null");
+            }
+            free(template);
+        }
+        buf_putc(&out, '}');
+        m->tokenizer_info = xstrndup(out.data, out.n_bytes);
+    }
+    json_free(root);
+    buf_deinit(&out);
+    free(text);
+}
+
+static bool is_folder(const char *path)
+{
+    char *file = path_in(path, "tokenizer.json");
+    bool there = file && file_exists(file);
+    free(file);
+    return there;
+}
+
+static bool has_tokenizer(const char *path)
+{
+    return is_folder(path) || (strstr(path, ".json") && file_exists(path));
+}
+
+enum status api_model_open(struct api_model *m, const struct config *config,
+                           const struct engine_info *info, struct err *err)
+{
+    *m = (struct api_model){.config = config, .info = info, .created = clock_wall_sec()};
+    const char *from = config->tokenizer ? config->tokenizer : config->model;
+    make_names(m, config);
+    m->text_dir = is_folder(from) ? from : config->model; // beside a single file nothing is read
+    uint64_t h = hash_bytes(config->model, strlen(config->model), (uint64_t)info->n_parameters);
+    h ^= hash_bytes(SLUICE_VERSION, strlen(SLUICE_VERSION), (uint64_t)info->dtype);
+    snprintf(m->fingerprint, sizeof m->fingerprint, "fp_%010" PRIx64,
+             h & (uint64_t)0xffffffffff);
+    enum status st = OK;
+    if (has_tokenizer(from)) {
+        st = tokenizer_load(from, &m->tok, err);
+    } else if (config->tokenizer) {
+        st = err_set(err, ERR_IO, "tokenizer: no tokenizer.json in '%.200s'", from);
+    } else {
+        log_warn("no tokenizer.json beside the model: prompts must be token ids");
+    }
+    st = st == OK ? open_template(m, config, err) : st;
+    st = st == OK ? open_defaults(m, config, err) : st;
+    st = st == OK ? open_pooling(m, config, err) : st;
+    if (st != OK) {
+        api_model_close(m);
+        return st;
+    }
+    make_tokenizer_info(m, m->text_dir);
+    return OK;
+}
+
+void api_model_close(struct api_model *m)
+{
+    tokenizer_free(m->tok);
+    chat_template_free(m->template);
+    free((void *)m->names);
+    free(m->tokenizer_info);
+    *m = (struct api_model){0};
+}

@@ -1,0 +1,40 @@
+/* What is served: names, tokenizer, chat template, limits, defaults. Filled while the program
+ * starts, constant once `ready`.
+ * Thread: any, after `ready`. */
+#ifndef SLUICE_SERVER_CALL_MODEL_H
+#define SLUICE_SERVER_CALL_MODEL_H
+
+#include "engine/engine.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "server/chat/template.h"
+#include "server/cli/config.h"
+#include "server/chat/output.h"
+
+struct api_model {
+    const struct config *config;
+    const char *const *names; // as clients may call it; the first is the default
+    size_t n_names;
+    const char *text_dir;            // of the tokenizer's configuration: its folder or the model's
+    struct tokenizer *tok;           // NULL: ids only
+    struct chat_template *template;  // NULL: none
+    const struct engine_info *info;
+    struct sampling_params defaults; // generation_config.json, overridden by the configuration
+    bool has_default_max_tokens;
+    enum reasoning_kind reasoning;
+    const struct tool_parser *parser; // NULL: tool calls are text
+    enum pool_kind pooling;           // of embeddings
+    bool normalize;                   // them to length 1, unless a request says otherwise
+    char *tokenizer_info;             // body of /tokenizer_info
+    int64_t created;
+    char fingerprint[24];
+};
+
+/* Loads tokenizer and template beside a model that the engine has opened. */
+enum status api_model_open(struct api_model *m, const struct config *config,
+                           const struct engine_info *info, struct err *err);
+void api_model_close(struct api_model *m); // accepts a zeroed struct
+
+/* The served name equal to `name`, NULL if there is none. NULL asks for the default. */
+const char *api_model_name(const struct api_model *m, const char *name);
+
+#endif

@@ -1,0 +1,235 @@
+#include "server/call/prepare.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ARENA_MAX_BYTES = 256 << 20 }; // chosen: 16 times the default --max-body-bytes
+
+/* What an endpoint asks for: who reads its body, the members that text and messages come from, and
+ * what its prompts are for. Those that neither generate nor pool only want their token ids. */
+static const struct kind {
+    bool (*read)(struct api_request *r);
+    const char *text, *messages; // both NULL: it has no prompts
+    bool generates, pools;
+} kinds[] = {
+    [API_CHAT] = {request_read_chat, NULL, "messages", .generates = true},
+    [API_COMPLETIONS] = {request_read_completion, "prompt", NULL, .generates = true},
+    [API_EMBEDDINGS] = {request_read_embeddings, "input", NULL, .pools = true},
+    [API_RESPONSES] = {request_read_responses, NULL, "input", .generates = true},
+    [API_RESPONSES_INPUT_TOKENS] = {request_read_responses, NULL, "input"},
+    [API_TOKENIZE] = {request_read_tokenize, "prompt", "messages"},
+    [API_DETOKENIZE] = {request_read_detokenize, NULL, NULL},
+};
+
+static const char *prompt_key(const struct api_request *r)
+{
+    return r->messages ? kinds[r->kind].messages : kinds[r->kind].text;
+}
+
+/* Fewer tokens than bytes / longest are impossible: such a prompt is refused before the work. Where
+ * tokens are only counted, none are too many. */
+static bool is_hopeless(struct api_request *r, size_t n_bytes)
+{
+    size_t least = n_bytes / tokenizer_longest_piece(r->model->tok);
+    bool any_fits = r->truncate != 0 || (!r->generates && !r->pools);
+    if (any_fits || least <= (size_t)r->model->info->max_model_len) {
+        return false;
+    }
+    api_context_hopeless(&r->error, prompt_key(r), r->model->info->max_model_len, (int64_t)least,
+                         r->max_is_asked ? r->max_tokens : 0);
+    return true;
+}
+
+static bool encode(struct api_request *r, const struct text_span *spans, size_t n_spans,
+                   bool parse_special)
+{
+    struct err err = {""};
+    struct tokenizer_flags flags = {.add_special = r->add_special, .parse_special = parse_special};
+    enum status st = tokenizer_encode(r->model->tok, spans, n_spans, flags, &r->ids, &err);
+    if (st == ERR_LIMIT || st == ERR_NOMEM) {
+        return request_too_large(r);
+    }
+    return st == OK ? true
+                    : api_error_set(&r->error, 500, "internal_error", NULL,
+                                    "The prompt could not be tokenised.");
+}
+
+static bool no_tokenizer(struct api_request *r)
+{
+    return api_error_set(&r->error, 400, "unsupported_value", prompt_key(r),
+                         "This model has no tokenizer: '%s' must be token ids.", prompt_key(r));
+}
+
+static bool tokenise(struct api_request *r)
+{
+    size_t *from = arena_alloc(&r->arena, r->n_prompts + 1, sizeof from[0]);
+    if (!from) {
+        return request_too_large(r);
+    }
+    for (size_t i = 0; i < r->n_prompts; i++) {
+        const char *text = r->prompts[i].text;
+        from[i] = r->ids.n;
+        if (!text) {
+            continue;
+        }
+        if (!r->model->tok) {
+            return no_tokenizer(r);
+        }
+        struct text_span span = {text, strlen(text), false};
+        if (is_hopeless(r, span.n_bytes) || !encode(r, &span, 1, r->parse_special)) {
+            return false;
+        }
+        r->prompts[i].n = (int32_t)(r->ids.n - from[i]);
+    }
+    for (size_t i = 0; i < r->n_prompts; i++) { // only now the list no longer moves
+        if (r->prompts[i].text) {
+            r->prompts[i].ids = r->ids.v + from[i];
+        }
+    }
+    return true;
+}
+
+static bool template_failed(struct api_request *r, enum status st, const struct err *err)
+{
+    if (st == ERR_INVALID || st == ERR_LIMIT || st == ERR_FORMAT || st == ERR_UNSUPPORTED) {
+        return api_error_set(&r->error, 400, "invalid_messages", prompt_key(r), "%s", err->text);
+    }
+    return api_error_set(&r->error, 500, "internal_error", NULL, "The chat template failed.");
+}
+
+static bool render(struct api_request *r)
+{
+    struct err err = {""};
+    struct chat_template *own = NULL;
+    if (r->request_template) {
+        enum status st = chat_template_compile(r->request_template, strlen(r->request_template),
+                                               r->model->text_dir, &own, &err);
+        if (st != OK) {
+            return api_error_set(&r->error, 400, "invalid_value", "chat_template", "%s", err.text);
+        }
+    }
+    const struct chat_template *t = own ? own : r->model->template;
+    if (!t || !r->model->tok) {
+        return t ? no_tokenizer(r)
+                 : api_error_set(&r->error, 400, "unsupported_model", "model",
+                                 "This model has no chat template; use /v1/completions.");
+    }
+    struct chat_input in = {
+        .messages_json = r->messages,
+        .messages_bytes = r->messages_bytes,
+        .tools_json = r->tools,
+        .tools_bytes = r->tools_bytes,
+        .kwargs_json = r->kwargs,
+        .kwargs_bytes = r->kwargs_bytes,
+        .add_generation_prompt = r->add_generation_prompt,
+        .continue_final_message = r->continue_final_message,
+        .local_us = chat_clock_us(),
+    };
+    struct chat_output out;
+    enum status st = chat_template_render(t, &in, &out, &err);
+    chat_template_free(own);
+    if (st != OK) {
+        return template_failed(r, st, &err);
+    }
+    bool good = !is_hopeless(r, out.n_bytes) && encode(r, out.spans, out.n_spans, true);
+    r->output.starts_in_reasoning = reasoning_is_open(r->output.reasoning, out.text, out.n_bytes);
+    r->prompts = arena_alloc(&r->arena, 1, sizeof r->prompts[0]);
+    char *text = arena_strndup(&r->arena, out.text, out.n_bytes);
+    chat_output_deinit(&out);
+    if (!good) {
+        return false;
+    }
+    if (!r->prompts || !text) {
+        return request_too_large(r);
+    }
+    r->prompts[0] = (struct api_prompt){.ids = r->ids.v, .n = (int32_t)r->ids.n, .text = text};
+    r->n_prompts = 1;
+    return true;
+}
+
+static bool check_ids(struct api_request *r, const struct api_prompt *p)
+{
+    for (int32_t i = 0; i < p->n && !p->text; i++) {
+        if (p->ids[i] >= r->model->info->vocab) {
+            return api_error_set(&r->error, 400, "invalid_value", prompt_key(r),
+                                 "Invalid '%s': token id %d is out of vocabulary.", prompt_key(r),
+                                 p->ids[i]);
+        }
+    }
+    return true;
+}
+
+static void truncate_prompt(const struct api_request *r, struct api_prompt *p, int64_t context)
+{
+    int64_t keep = r->truncate < 0 ? context - (r->max_is_asked ? r->max_tokens : 1) : r->truncate;
+    if (r->pools && r->truncate < 0) {
+        keep = context;
+    }
+    if (r->truncate != 0 && keep > 0 && p->n > keep) {
+        p->ids += r->truncate_left ? p->n - keep : 0;
+        p->n = (int32_t)keep;
+        p->text = NULL; // it has more than is computed now
+    }
+}
+
+/* How many tokens this prompt may get. */
+static bool fit(struct api_request *r, struct api_prompt *p)
+{
+    int64_t context = r->model->info->max_model_len;
+    truncate_prompt(r, p, context);
+    if (p->n == 0) {
+        return api_error_set(&r->error, 400, "invalid_value", prompt_key(r),
+                             "Invalid '%s': the prompt has no tokens.", prompt_key(r));
+    }
+    int64_t wanted = r->has_max_tokens ? r->max_tokens : 1;
+    int64_t room = context - p->n;
+    if (!r->generates && !r->pools) {
+        return true;
+    }
+    if (r->pools) {
+        return room >= 0 ? true
+                         : api_context_exceeded(&r->error, prompt_key(r), context, p->n, 0);
+    }
+    bool clamps = !r->max_is_asked || r->model->config->clamp_max_tokens;
+    if (room < (wanted == 0 ? 0 : 1) || (room < wanted && !clamps)) {
+        return api_context_exceeded(&r->error, prompt_key(r), context, p->n,
+                                    r->max_is_asked ? r->max_tokens : 0);
+    }
+    p->max_tokens = (int32_t)(r->has_max_tokens && wanted < room ? wanted : room);
+    if (r->params.min_tokens > p->max_tokens) {
+        return api_error_set(&r->error, 400, "invalid_value", "min_tokens",
+                             "Invalid 'min_tokens': must not be above the maximum of %d tokens.",
+                             p->max_tokens);
+    }
+    return true;
+}
+
+void prepare_request(struct api_request *r)
+{
+    const struct kind *kind = &kinds[r->kind];
+    r->generates = kind->generates;
+    r->pools = kind->pools;
+    arena_init(&r->arena, ARENA_MAX_BYTES);
+    ids_init(&r->ids, 16 << 20);
+    if (!body_open(&r->body, r->text, r->n_bytes, &r->arena, &r->error) || !kind->read(r) ||
+        (!kind->text && !kind->messages)) {
+        return;
+    }
+    if (!(r->messages ? render(r) : tokenise(r))) {
+        return;
+    }
+    for (size_t i = 0; i < r->n_prompts; i++) {
+        if (!check_ids(r, &r->prompts[i]) || !fit(r, &r->prompts[i])) {
+            return;
+        }
+    }
+    if (!r->generates && !r->pools) {
+        return;
+    }
+    struct sampling_params p = r->params;
+    struct err err = {""};
+    p.max_tokens = r->n_prompts > 0 ? r->prompts[0].max_tokens : 1;
+    if (sampling_params_check(&p, r->model->info->vocab, &err) != OK) {
+        api_error_set(&r->error, 400, "invalid_value", NULL, "%s", err.text);
+    }
+}

@@ -1,0 +1,108 @@
+/* A request as plain data: what the body says, checked, with token ids and sampling parameters.
+ * Made by prepare.h on a pool thread out of nothing but the body and the model.
+ * Thread: one owner. */
+#ifndef SLUICE_SERVER_CALL_REQUEST_H
+#define SLUICE_SERVER_CALL_REQUEST_H
+
+#include "engine/base/arena.h"
+#include "engine/device/params.h"
+#include "server/call/body.h"
+#include "server/call/error.h"
+#include "server/call/model.h"
+#include "server/chat/output.h"
+
+enum api_kind {
+    API_CHAT,
+    API_COMPLETIONS,
+    API_EMBEDDINGS,
+    API_RESPONSES,
+    API_RESPONSES_INPUT_TOKENS,
+    API_TOKENIZE,
+    API_DETOKENIZE,
+    N_API_KINDS,
+};
+
+struct api_prompt {
+    const int32_t *ids;
+    int32_t n;
+    const char *text; // as given or rendered, NUL behind it; NULL if ids were given, or it was cut
+    int32_t max_tokens;
+};
+
+struct api_request {
+    /* Input. */
+    enum api_kind kind;
+    const struct api_model *model;
+    char *text; // the body; changed while it is read
+    size_t n_bytes;
+    uint64_t seed; // for a request that gives none
+
+    /* Result. */
+    struct api_error error; // status 0: all is well
+    bool generates, pools;  // by kind, see prepare.c; neither: only the prompts' ids are wanted
+    struct arena arena;     // holds what follows
+    struct api_body body;
+    const char *model_name;
+    struct sampling_params params;
+    bool has_max_tokens, max_is_asked; // else as much as fits; else a default, cut to what fits
+    int64_t max_tokens;
+    int32_t n;
+    struct api_prompt *prompts;
+    size_t n_prompts;
+    struct ids ids; // of prompts that were tokenised
+
+    bool stream, include_usage, continuous_usage;
+    bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
+    int32_t n_top; // top_logprobs, or completions' logprobs
+    bool base64, normalize; // embeddings
+    int64_t dimensions;  // 0: all
+    bool token_strs;     // tokenize
+    bool add_special, has_add_special;
+    bool parse_special; // recognise special tokens in a prompt that is text (in messages: never)
+    int64_t truncate;    // prompt tokens to keep; -1: the model's maximum; 0: all
+    bool truncate_left;
+    int32_t priority;
+    const char *cache_salt, *user, *request_id;
+    const char *unknown; // the first member that no endpoint knows, and how many there are
+    int n_unknown;
+    double timeout_s; // 0: none
+    const char *detokenized; // detokenize
+
+    struct output_options output;
+
+    /* Chat and responses. */
+    const char *messages, *tools, *kwargs; // JSON text
+    size_t messages_bytes, tools_bytes, kwargs_bytes;
+    const struct json *tools_json; // for the parsers
+    struct json *own_tools;        // tools_json, where it was made here
+    const char *request_template;  // trusted
+    bool add_generation_prompt, continue_final_message;
+    const char *repeated; // responses: the members that the answer repeats, as JSON text
+};
+
+/* Members that all generating endpoints share. */
+bool request_read_common(struct api_request *r);
+bool request_read_chat(struct api_request *r);
+bool request_read_completion(struct api_request *r);
+bool request_read_embeddings(struct api_request *r);
+bool request_read_responses(struct api_request *r);
+bool request_read_tokenize(struct api_request *r);
+bool request_read_detokenize(struct api_request *r);
+
+/* The template's variables: defaults, reasoning effort, the request's own. */
+bool request_read_kwargs(struct api_request *r, const char *effort);
+
+/* Refuses members of this list ("a|b|c") when they are there and not false, null or empty. */
+bool request_refuse(struct api_request *r, const char *const *keys);
+
+/* Tools, and what each has in common wherever it lies: name and parameters of the object at
+ * `where`, such as "tools[0].function". */
+bool request_check_n_tools(struct api_request *r, const char *key, size_t n);
+bool request_check_function(struct api_request *r, const struct json *function, const char *where);
+
+/* Out of memory for the request's own data: 413. */
+bool request_too_large(struct api_request *r);
+
+void api_request_deinit(struct api_request *r); // accepts a zeroed struct
+
+#endif

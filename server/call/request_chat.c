@@ -1,0 +1,471 @@
+/* The body of /v1/chat/completions. Messages go to the template as the client wrote them; here
+ * they are only checked. */
+#include "server/call/request.h"
+
+#include "engine/base/json_scan.h"
+#include "engine/base/words.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_MESSAGES = 4096 /* chosen */ };
+
+static const char *at(char *text, size_t n_bytes, size_t message, const char *field)
+{
+    snprintf(text, n_bytes, "messages[%zu]%s%s", message, *field ? "." : "", field);
+    return text;
+}
+
+/* A field that has to be a string; json_get_string says that it is not. */
+static bool no_string(struct api_request *r, const struct json *object, const char *field,
+                      const char *where)
+{
+    const struct json *v = json_get(object, field);
+    return json_type(v) == JSON_NULL ? api_missing(&r->error, where)
+                                     : body_wrong_type(&r->error, where, "a string", v);
+}
+
+static bool check_part(struct api_request *r, const struct json *part, size_t index, size_t k)
+{
+    char where[80];
+    const char *type = json_get_string(part, "type");
+    int n = snprintf(where, sizeof where, "messages[%zu].content[%zu]", index, k);
+    if (!json_is(part, JSON_OBJECT)) {
+        return body_wrong_type(&r->error, where, "an object", part);
+    }
+    if (!type) {
+        snprintf(where + n, sizeof where - (size_t)n, ".type");
+        return no_string(r, part, "type", where);
+    }
+    bool text = strcmp(type, "text") == 0 || strcmp(type, "input_text") == 0 ||
+                strcmp(type, "output_text") == 0;
+    if (strcmp(type, "refusal") != 0 && !text) {
+        return api_error_set(&r->error, 400, "unsupported_value",
+                             at(where, sizeof where, index, "content"),
+                             "Unsupported value: content parts of type '%.40s' are not supported by "
+                             "this model; only 'text' is.", type);
+    }
+    const char *field = text ? "text" : "refusal";
+    if (!json_get_string(part, field)) {
+        snprintf(where + n, sizeof where - (size_t)n, ".%s", field);
+        return no_string(r, part, field, where);
+    }
+    return true;
+}
+
+static bool check_content(struct api_request *r, const struct json *m, const char *role,
+                          size_t index)
+{
+    char where[64];
+    const struct json *content = json_get(m, "content");
+    bool assistant = strcmp(role, "assistant") == 0;
+    if (json_is(content, JSON_STRING)) {
+        return true;
+    }
+    if (json_type(content) == JSON_NULL) {
+        bool filled = assistant && (json_get(m, "tool_calls") || json_get(m, "function_call") ||
+                                    json_get(m, "reasoning") || json_get(m, "refusal") ||
+                                    json_get(m, "reasoning_content"));
+        bool empty = assistant || strcmp(role, "function") == 0;
+        return filled || (empty && content)
+                   ? true
+                   : api_missing(&r->error, at(where, sizeof where, index, "content"));
+    }
+    if (!json_is(content, JSON_ARRAY)) {
+        return body_wrong_type(&r->error, at(where, sizeof where, index, "content"),
+                               "a string or an array of content parts", content);
+    }
+    size_t k = 0;
+    for (const struct json *part = json_first(content); part; part = json_next(part)) {
+        if (!check_part(r, part, index, k++)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool check_call(struct api_request *r, const struct json *call, size_t index, size_t k)
+{
+    char where[80];
+    const struct json *function = json_get(call, "function");
+    const struct json *arguments = json_get(function, "arguments");
+    int n = snprintf(where, sizeof where, "messages[%zu].tool_calls[%zu]", index, k);
+    if (!json_is(call, JSON_OBJECT)) {
+        return body_wrong_type(&r->error, where, "an object", call);
+    }
+    if (!json_get_string(function, "name")) {
+        snprintf(where + n, sizeof where - (size_t)n, ".function.name");
+        return no_string(r, function, "name", where);
+    }
+    snprintf(where + n, sizeof where - (size_t)n, ".function.arguments");
+    if (!arguments) {
+        return api_missing(&r->error, where);
+    }
+    if (!json_is(arguments, JSON_STRING) && !json_is(arguments, JSON_OBJECT)) {
+        return body_wrong_type(&r->error, where, "a string", arguments);
+    }
+    return true;
+}
+
+static bool check_calls(struct api_request *r, const struct json *m, size_t index)
+{
+    char where[64];
+    const struct json *calls = json_get(m, "tool_calls");
+    if (json_type(calls) == JSON_NULL) {
+        return true;
+    }
+    if (!json_is(calls, JSON_ARRAY)) {
+        return body_wrong_type(&r->error, at(where, sizeof where, index, "tool_calls"), "an array",
+                               calls);
+    }
+    size_t k = 0;
+    for (const struct json *c = json_first(calls); c; c = json_next(c), k++) {
+        if (!check_call(r, c, index, k)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool check_messages(struct api_request *r)
+{
+    static const char roles[] = "developer|system|user|assistant|tool|function";
+    const struct json *messages = NULL;
+    if (!body_array(&r->body, "messages", &messages)) {
+        return r->error.status == 0 ? api_missing(&r->error, "messages") : false;
+    }
+    size_t n = json_count(messages), i = 0;
+    if (n == 0) {
+        return api_empty(&r->error, "messages");
+    }
+    if (n > MAX_MESSAGES) {
+        return api_error_set(&r->error, 400, "array_above_max_length", "messages",
+                             "Invalid 'messages': array too long. Expected at most %d items.",
+                             MAX_MESSAGES);
+    }
+    for (const struct json *m = json_first(messages); m; m = json_next(m), i++) {
+        char where[64];
+        if (!json_is(m, JSON_OBJECT)) {
+            return body_wrong_type(&r->error, at(where, sizeof where, i, ""), "an object", m);
+        }
+        const char *role = json_get_string(m, "role");
+        if (!role) {
+            return json_get(m, "role")
+                       ? body_wrong_type(&r->error, at(where, sizeof where, i, "role"), "a string",
+                                         json_get(m, "role"))
+                       : api_missing(&r->error, at(where, sizeof where, i, "role"));
+        }
+        if (words_find(roles, role) < 0) {
+            return api_error_set(&r->error, 400, "invalid_value",
+                                 at(where, sizeof where, i, "role"),
+                                 "Invalid value: '%.40s'. Supported values are: 'developer', "
+                                 "'system', 'user', 'assistant', 'tool' and 'function'.", role);
+        }
+        if (strcmp(role, "tool") == 0 && !json_get_string(m, "tool_call_id")) {
+            return api_missing(&r->error, at(where, sizeof where, i, "tool_call_id"));
+        }
+        const struct json *name = json_get(m, "name");
+        if (json_type(name) != JSON_NULL && !json_is(name, JSON_STRING)) {
+            return body_wrong_type(&r->error, at(where, sizeof where, i, "name"), "a string", name);
+        }
+        if (!check_content(r, m, role, i) || !check_calls(r, m, i)) {
+            return false;
+        }
+    }
+    const struct body_member *member = body_get(&r->body, "messages");
+    r->messages = member->start;
+    r->messages_bytes = member->n_bytes;
+    return true;
+}
+
+/* ---- tools ------------------------------------------------------------------------------------ */
+
+static bool check_tools(struct api_request *r, const struct json *tools)
+{
+    size_t i = 0;
+    char where[64];
+    for (const struct json *t = json_first(tools); t; t = json_next(t), i++) {
+        const char *type = json_get_string(t, "type");
+        const struct json *function = json_get(t, "function");
+        if (!json_is(t, JSON_OBJECT)) {
+            snprintf(where, sizeof where, "tools[%zu]", i);
+            return body_wrong_type(&r->error, where, "an object", t);
+        }
+        snprintf(where, sizeof where, "tools[%zu].type", i);
+        if (type && strcmp(type, "function") != 0) {
+            return api_error_set(&r->error, 400, "unsupported_value", where,
+                                 "Unsupported value: tools of type '%.40s' are not supported by "
+                                 "this server; only 'function' is.", type);
+        }
+        snprintf(where, sizeof where, "tools[%zu].function", i);
+        if (!json_is(function, JSON_OBJECT)) {
+            return function ? body_wrong_type(&r->error, where, "an object", function)
+                            : api_missing(&r->error, where);
+        }
+        if (!request_check_function(r, function, where)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The old "functions" become tools. */
+static bool read_functions(struct api_request *r)
+{
+    const struct json *functions = NULL;
+    if (body_has(&r->body, "tools") || !body_array(&r->body, "functions", &functions) ||
+        json_count(functions) == 0) {
+        return r->error.status == 0;
+    }
+    size_t n = json_count(functions);
+    if (!request_check_n_tools(r, "functions", n)) {
+        return false;
+    }
+    const struct body_member *m = body_get(&r->body, "functions");
+    struct json_scan sc;
+    struct buf text;
+    buf_init(&text, 64 << 20);
+    json_scan_init(&sc, m->start, m->n_bytes, 64);
+    json_scan_next(&sc);
+    size_t at_byte = sc.at;
+    for (size_t i = 0; i < n; i++) {
+        while (strchr(" \t\r\n,", m->start[at_byte])) {
+            at_byte++;
+        }
+        json_scan_next(&sc);
+        if (sc.depth > 1) { // inside the object: pass over the rest of it
+            json_scan_skip(&sc);
+        }
+        buf_puts(&text, i ? "," : "[");
+        buf_puts(&text, "{\"type\":\"function\",\"function\":");
+        buf_put(&text, m->start + at_byte, sc.at - at_byte);
+        buf_putc(&text, '}');
+        at_byte = sc.at;
+    }
+    buf_putc(&text, ']');
+    r->tools = arena_strndup(&r->arena, text.data, text.n_bytes);
+    r->tools_bytes = text.n_bytes;
+    buf_deinit(&text);
+    if (!r->tools) {
+        return request_too_large(r);
+    }
+    json_parse(r->tools, r->tools_bytes, NULL, &r->own_tools, NULL);
+    r->tools_json = r->own_tools;
+    return check_tools(r, r->tools_json);
+}
+
+static bool read_tools(struct api_request *r)
+{
+    const struct json *tools = NULL;
+    if (body_array(&r->body, "tools", &tools)) {
+        size_t n = json_count(tools);
+        if (n == 0) {
+            return api_empty(&r->error, "tools");
+        }
+        if (!request_check_n_tools(r, "tools", n)) {
+            return false;
+        }
+        const struct body_member *m = body_get(&r->body, "tools");
+        r->tools = m->start;
+        r->tools_bytes = m->n_bytes;
+        r->tools_json = tools;
+        return check_tools(r, tools);
+    }
+    return r->error.status == 0 && read_functions(r);
+}
+
+static bool has_tool(const struct json *tools, const char *name)
+{
+    return name && tool_function(tools, name) != NULL;
+}
+
+static bool read_tool_choice(struct api_request *r)
+{
+    const char *key = body_has(&r->body, "tool_choice") ? "tool_choice" : "function_call";
+    const struct body_member *m = body_get(&r->body, key);
+    body_bool(&r->body, "parallel_tool_calls", &r->parallel_tool_calls);
+    bool wanted = r->tools_json != NULL;
+    if (m) {
+        const char *word = json_string(m->node);
+        const char *name = json_get_string(json_get(m->node, "function"), "name");
+        name = name ? name : json_get_string(m->node, "name");
+        bool none = word && strcmp(word, "none") == 0;
+        if (!word && !json_is(m->node, JSON_OBJECT)) {
+            return body_wrong_type(&r->error, key, "a string or an object", m->node);
+        }
+        if (word && !none && strcmp(word, "auto") != 0 && strcmp(word, "required") != 0) {
+            return api_error_set(&r->error, 400, "invalid_value", key,
+                                 "Invalid value: '%.40s'. Supported values are: 'none', 'auto' and "
+                                 "'required'.", word);
+        }
+        if (!r->tools_json && !none) {
+            return api_error_set(&r->error, 400, "invalid_value", key,
+                                 "'%s' is only allowed when 'tools' are specified.", key);
+        }
+        const char *type = json_get_string(m->node, "type");
+        if (type && strcmp(type, "allowed_tools") == 0) {
+            return api_error_set(&r->error, 400, "unsupported_value", key,
+                                 "Unsupported value: '%s' of type 'allowed_tools' is not supported "
+                                 "by this server.", key);
+        }
+        if (!word && !has_tool(r->tools_json, name)) {
+            return api_error_set(&r->error, 400, "invalid_value", key,
+                                 "Invalid '%s': no tool of that name in 'tools'.", key);
+        }
+        if (!word || strcmp(word, "required") == 0) {
+            return api_error_set(&r->error, 400, "unsupported_value", key,
+                                 "Unsupported value: this server cannot force a tool call yet; "
+                                 "'%s' may be 'none' or 'auto'.", key);
+        }
+        wanted = wanted && !none;
+    }
+    r->output.parser = wanted ? r->model->parser : NULL;
+    r->output.tools = r->tools_json;
+    return r->error.status == 0;
+}
+
+/* ---- the template's variables ----------------------------------------------------------------- */
+
+/* Appends the members of an object's text. */
+static void put_members(struct buf *out, const char *object, size_t n_bytes)
+{
+    const char *end = object + n_bytes;
+    while (object < end && *object != '{') {
+        object++;
+    }
+    while (end > object && *--end != '}') {
+    }
+    const char *p = object + 1;
+    while (p < end && strchr(" \t\r\n", *p)) {
+        p++;
+    }
+    if (p < end) {
+        buf_puts(out, out->n_bytes > 1 ? "," : "");
+        buf_put(out, p, (size_t)(end - p));
+    }
+}
+
+static bool is_text(const struct json *node)
+{
+    return json_is(node, JSON_STRING);
+}
+
+bool request_read_kwargs(struct api_request *r, const char *effort)
+{
+    const struct json *own = NULL;
+    const char *defaults = r->model->config->chat_template_kwargs;
+    struct buf out;
+    buf_init(&out, 16 << 20);
+    buf_putc(&out, '{');
+    if (defaults) {
+        put_members(&out, defaults, strlen(defaults));
+    }
+    if (effort) {
+        buf_puts(&out, out.n_bytes > 1 ? "," : "");
+        buf_printf(&out, "\"reasoning_effort\":\"%s\",\"enable_thinking\":%s", effort,
+                   strcmp(effort, "none") == 0 ? "false" : "true");
+    }
+    const struct body_member *documents = body_get(&r->body, "documents");
+    if (documents) {
+        buf_puts(&out, out.n_bytes > 1 ? ",\"documents\":" : "\"documents\":");
+        buf_put(&out, documents->start, documents->n_bytes);
+    }
+    if (body_object(&r->body, "chat_template_kwargs", &own)) {
+        const struct body_member *m = body_get(&r->body, "chat_template_kwargs");
+        if (json_get(own, "chat_template")) {
+            buf_deinit(&out);
+            return api_unsupported(&r->error, "chat_template_kwargs.chat_template");
+        }
+        put_members(&out, m->start, m->n_bytes);
+    }
+    bool empty = out.n_bytes == 1;
+    buf_putc(&out, '}');
+    if (!empty) {
+        r->kwargs = arena_strndup(&r->arena, out.data, out.n_bytes);
+        r->kwargs_bytes = out.n_bytes;
+    }
+    bool good = !out.failed && (empty || r->kwargs);
+    buf_deinit(&out);
+    return good ? r->error.status == 0 : request_too_large(r);
+}
+
+static bool read_template(struct api_request *r)
+{
+    static const char efforts[] = "none|minimal|low|medium|high|xhigh|max";
+    static const char *const effort_names[] = {"none", "minimal", "low", "medium",
+                                               "high", "xhigh",   "max"};
+    int effort = -1;
+    body_choice(&r->body, "reasoning_effort", efforts, &effort);
+    const struct body_member *own = body_get(&r->body, "chat_template");
+    if (own && !r->model->config->trust_request_chat_template) {
+        return api_unsupported(&r->error, "chat_template");
+    }
+    if (own && !is_text(own->node)) {
+        return body_wrong_type(&r->error, "chat_template", "a string", own->node);
+    }
+    r->request_template = own ? json_string(own->node) : NULL;
+    r->add_generation_prompt = true;
+    body_bool(&r->body, "add_generation_prompt", &r->add_generation_prompt);
+    body_bool(&r->body, "continue_final_message", &r->continue_final_message);
+    if (r->continue_final_message && r->add_generation_prompt) {
+        if (body_has(&r->body, "add_generation_prompt")) {
+            return api_error_set(&r->error, 400, "invalid_value", "continue_final_message",
+                                 "Cannot set both 'add_generation_prompt' and "
+                                 "'continue_final_message' to true.");
+        }
+        r->add_generation_prompt = false;
+    }
+    body_bool(&r->body, "include_reasoning", &r->include_reasoning);
+    return r->error.status == 0 &&
+           request_read_kwargs(r, effort >= 0 ? effort_names[effort] : NULL);
+}
+
+/* "modalities" may name text alone. */
+static bool read_modalities(struct api_request *r)
+{
+    const struct json *list = NULL;
+    body_array(&r->body, "modalities", &list);
+    for (const struct json *m = json_first(list); m; m = json_next(m)) {
+        if (!is_text(m) || strcmp(json_string(m), "text") != 0) {
+            return api_error_set(&r->error, 400, "unsupported_value", "modalities",
+                                 "Unsupported value: 'modalities' other than 'text' are not "
+                                 "supported by this server.");
+        }
+    }
+    static const char *const refused[] = {"audio", "web_search_options"};
+    for (int i = 0; i < 2; i++) { // an empty object asks for them too
+        if (body_has(&r->body, refused[i])) {
+            return api_unsupported(&r->error, refused[i]);
+        }
+    }
+    return r->error.status == 0;
+}
+
+bool request_read_chat(struct api_request *r)
+{
+    int64_t v;
+    if (!request_read_common(r) || !check_messages(r) || !read_tools(r) || !read_tool_choice(r) ||
+        !read_template(r) || !read_modalities(r)) {
+        return false;
+    }
+    body_bool(&r->body, "logprobs", &r->logprobs);
+    if (body_int(&r->body, "top_logprobs", 0, r->model->config->max_logprobs, &v)) {
+        r->n_top = (int32_t)v;
+        if (!r->logprobs && v > 0) {
+            return api_error_set(&r->error, 400, "invalid_value", "top_logprobs",
+                                 "The 'top_logprobs' parameter is only allowed when 'logprobs' is "
+                                 "enabled.");
+        }
+    }
+    r->params.logprobs = r->logprobs;
+    r->params.top_logprobs = r->n_top;
+    r->has_max_tokens = r->model->has_default_max_tokens;
+    r->max_tokens = r->model->defaults.max_tokens;
+    r->max_is_asked = body_int(&r->body, "max_tokens", 1, INT32_MAX, &r->max_tokens);
+    r->max_is_asked |= body_int(&r->body, "max_completion_tokens", 1, INT32_MAX, &r->max_tokens);
+    r->has_max_tokens |= r->max_is_asked;
+    r->output.reasoning = r->model->reasoning;
+    r->add_special = false; // the template writes what the model wants
+    body_bool(&r->body, "add_special_tokens", &r->add_special);
+    return r->error.status == 0;
+}

@@ -1,0 +1,210 @@
+/* Bodies of /v1/completions, /v1/embeddings, /tokenize and /detokenize. */
+#include "server/call/request.h"
+
+#include <string.h>
+
+/* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
+static bool read_prompts(struct api_request *r, const char *key, size_t max_prompts)
+{
+    const struct body_member *m = body_get(&r->body, key);
+    if (!m) {
+        return api_missing(&r->error, key);
+    }
+    struct id_list *lists;
+    size_t n;
+    if (body_id_lists(&r->body, key, max_prompts, &lists, &n)) {
+        r->prompts = arena_alloc(&r->arena, n + 1, sizeof r->prompts[0]);
+        for (size_t i = 0; r->prompts && i < n; i++) {
+            r->prompts[i] = (struct api_prompt){.ids = lists[i].ids, .n = (int32_t)lists[i].n};
+        }
+        r->n_prompts = n;
+        return r->prompts ? true : request_too_large(r);
+    }
+    if (r->error.status) {
+        return false;
+    }
+    bool list = json_is(m->node, JSON_ARRAY);
+    if (!list && !json_is(m->node, JSON_STRING)) {
+        return body_wrong_type(&r->error, key, "a string, an array of strings, or token ids",
+                               m->node);
+    }
+    n = list ? json_count(m->node) : 1;
+    if (n == 0) {
+        return api_empty(&r->error, key);
+    }
+    if (n > max_prompts) {
+        return api_error_set(&r->error, 400, "array_above_max_length", key,
+                             "Invalid '%s': array too long. Expected at most %zu items, but got %zu "
+                             "instead.", key, max_prompts, n);
+    }
+    r->prompts = arena_alloc(&r->arena, n, sizeof r->prompts[0]);
+    if (!r->prompts) {
+        return request_too_large(r);
+    }
+    for (const struct json *s = list ? json_first(m->node) : m->node; s;
+         s = list ? json_next(s) : NULL) {
+        if (json_is(s, JSON_ARRAY) && json_count(s) == 0) {
+            return api_empty(&r->error, key);
+        }
+        if (!json_is(s, JSON_STRING)) {
+            return body_wrong_type(&r->error, key, "a string", s);
+        }
+        r->prompts[r->n_prompts++] = (struct api_prompt){.text = json_string(s)};
+    }
+    return true;
+}
+
+static bool refuse_empty(struct api_request *r, const char *key)
+{
+    for (size_t i = 0; i < r->n_prompts; i++) {
+        bool empty = r->prompts[i].text ? r->prompts[i].text[0] == '\0' : r->prompts[i].n == 0;
+        if (empty) {
+            return api_error_set(&r->error, 400, "invalid_value", key,
+                                 "Invalid '%s': it must not be empty.", key);
+        }
+    }
+    return true;
+}
+
+bool request_read_completion(struct api_request *r)
+{
+    const char *suffix = "";
+    int64_t v;
+    if (!request_read_common(r)) {
+        return false;
+    }
+    if (body_string(&r->body, "suffix", &suffix) && *suffix) {
+        return api_unsupported(&r->error, "suffix");
+    }
+    body_bool(&r->body, "echo", &r->echo);
+    const struct body_member *logprobs = body_get(&r->body, "logprobs");
+    if (logprobs && json_is(logprobs->node, JSON_BOOL) && !json_bool(logprobs->node, true)) {
+        logprobs = NULL; // false: as if absent
+    }
+    if (logprobs && body_int(&r->body, "logprobs", 0, r->model->config->max_logprobs, &v)) {
+        r->logprobs = true;
+        r->n_top = (int32_t)v;
+    }
+    r->max_tokens = r->model->has_default_max_tokens ? r->model->defaults.max_tokens : 16;
+    r->has_max_tokens = true;
+    const struct body_member *max = NULL;
+    for (size_t i = 0; i < r->body.n_members; i++) {
+        max = strcmp(r->body.members[i].key, "max_tokens") == 0 ? &r->body.members[i] : max;
+    }
+    if (max && max->node && json_type(max->node) == JSON_NULL) {
+        r->has_max_tokens = false; // null: as much as fits
+    }
+    r->max_is_asked =
+        body_int(&r->body, "max_tokens", r->echo ? 0 : 1, INT32_MAX, &r->max_tokens);
+    r->params.logprobs = r->logprobs;
+    r->params.top_logprobs = r->n_top;
+    if (r->echo && r->logprobs) {
+        r->params.prompt_logprobs = true;
+        r->params.prompt_top_logprobs = r->n_top;
+    }
+    r->add_special = r->has_add_special ? r->add_special : true;
+    return r->error.status == 0 &&
+           read_prompts(r, "prompt", (size_t)r->model->config->max_prompts) &&
+           refuse_empty(r, "prompt");
+}
+
+bool request_read_embeddings(struct api_request *r)
+{
+    int format = 0;
+    if (!request_read_common(r)) {
+        return false;
+    }
+    if (body_choice(&r->body, "encoding_format", "float|base64", &format)) {
+        r->base64 = format == 1;
+    }
+    if (body_int(&r->body, "dimensions", 1, INT32_MAX, &r->dimensions) &&
+        r->dimensions != r->model->info->hidden) {
+        return api_error_set(&r->error, 400, "unsupported_value", "dimensions",
+                             "This model does not support other 'dimensions' than %d.",
+                             r->model->info->hidden);
+    }
+    r->normalize = r->model->normalize;
+    body_bool(&r->body, "normalize", &r->normalize);
+    body_bool(&r->body, "use_activation", &r->normalize); // vLLM's word for the same
+    r->add_special = r->has_add_special ? r->add_special : true;
+    r->stream = r->params.prompt_logprobs = false; // nothing is drawn
+    r->params.min_tokens = 0;
+    r->n = 1;
+    return r->error.status == 0 && read_prompts(r, "input", 2048) &&
+           refuse_empty(r, "input");
+}
+
+bool request_read_tokenize(struct api_request *r)
+{
+    if (!body_has(&r->body, "messages") && body_has(&r->body, "content")) {
+        for (size_t i = 0; i < r->body.n_members; i++) { // llama.cpp's name
+            if (strcmp(r->body.members[i].key, "content") == 0) {
+                r->body.members[i].key = "prompt";
+            }
+        }
+    }
+    bool chat = body_has(&r->body, "messages");
+    if (chat) {
+        if (!request_read_chat(r)) {
+            return false;
+        }
+    } else if (!request_read_common(r) || !read_prompts(r, "prompt", 1)) {
+        return false;
+    }
+    if (!r->has_add_special) {
+        r->has_add_special = body_bool(&r->body, "add_special", &r->add_special);
+    }
+    r->add_special = r->has_add_special ? r->add_special : !chat;
+    body_bool(&r->body, "with_pieces", &r->token_strs);
+    body_bool(&r->body, "return_token_strs", &r->token_strs);
+    r->stream = false;
+    if (r->error.status == 0 && !r->model->tok) {
+        return api_error_set(&r->error, 400, "unsupported_model", NULL,
+                             "This model has no tokenizer.");
+    }
+    return r->error.status == 0;
+}
+
+bool request_read_detokenize(struct api_request *r)
+{
+    struct id_list *lists;
+    size_t n;
+    if (!request_read_common(r)) {
+        return false;
+    }
+    const struct body_member *m = body_get(&r->body, "tokens");
+    if (!m) {
+        return api_missing(&r->error, "tokens");
+    }
+    if (!r->model->tok) {
+        return api_error_set(&r->error, 400, "unsupported_model", NULL,
+                             "This model has no tokenizer.");
+    }
+    struct id_list none = {NULL, 0};
+    if (m->node && (!json_is(m->node, JSON_ARRAY) || json_count(m->node) > 0)) {
+        return body_wrong_type(&r->error, "tokens", "an array of integers", m->node);
+    }
+    if (m->node) {
+        lists = &none;
+    } else if (m->start[1 + strspn(m->start + 1, " \t\r\n")] == '[') {
+        return body_wrong_type(&r->error, "tokens", "an array of integers", NULL);
+    } else if (!body_id_lists(&r->body, "tokens", 1, &lists, &n)) {
+        return r->error.status == 0
+                   ? body_wrong_type(&r->error, "tokens", "an array of integers", NULL)
+                   : false;
+    }
+    for (size_t i = 0; i < lists->n; i++) {
+        if (lists->ids[i] >= r->model->info->vocab) {
+            return api_error_set(&r->error, 400, "invalid_value", "tokens",
+                                 "Invalid 'tokens': token id %d is out of vocabulary.",
+                                 lists->ids[i]);
+        }
+    }
+    struct buf text;
+    buf_init(&text, 256 << 20);
+    tokenizer_decode(r->model->tok, lists->ids, lists->n, false, &text);
+    r->detokenized = arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
+    buf_deinit(&text);
+    r->stream = false;
+    return r->detokenized ? true : request_too_large(r);
+}

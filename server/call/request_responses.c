@@ -1,0 +1,508 @@
+/* The body of /v1/responses: its items become the messages of a chat, its flat tools nested ones. */
+#include "server/call/request.h"
+
+#include "engine/base/words.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_BYTES = 64 << 20 };
+
+struct messages {
+    struct api_request *r;
+    struct buf out;       // the array's text
+    struct buf calls;     // tool calls of an assistant message that is not written yet
+    struct buf reasoning; // and its reasoning
+    size_t index;         // of the input item
+    char place[64];       // its name, for errors
+};
+
+static void put_text(struct buf *b, const char *text)
+{
+    buf_put_json(b, text, strlen(text));
+}
+
+static void open_message(struct messages *m, const char *role)
+{
+    buf_puts(&m->out, m->out.n_bytes > 1 ? ",{\"role\":" : "{\"role\":");
+    put_text(&m->out, role);
+}
+
+static void put_reasoning(struct messages *m)
+{
+    if (m->reasoning.n_bytes > 0) {
+        buf_puts(&m->out, ",\"reasoning_content\":");
+        buf_put_json(&m->out, m->reasoning.data, m->reasoning.n_bytes);
+        buf_clear(&m->reasoning);
+    }
+}
+
+/* Calls in a row are one message of the assistant. */
+static void flush_calls(struct messages *m)
+{
+    if (m->calls.n_bytes > 0) {
+        open_message(m, "assistant");
+        buf_puts(&m->out, ",\"content\":null");
+        put_reasoning(m);
+        buf_puts(&m->out, ",\"tool_calls\":[");
+        buf_put(&m->out, m->calls.data, m->calls.n_bytes);
+        buf_puts(&m->out, "]}");
+        buf_clear(&m->calls);
+    }
+}
+
+static const char *where(struct messages *m, const char *field)
+{
+    snprintf(m->place, sizeof m->place, "input[%zu]%s%s", m->index, *field ? "." : "", field);
+    return m->place;
+}
+
+/* A string, or parts that hold text. */
+static bool put_content(struct messages *m, const struct json *content, const char *field)
+{
+    struct api_error *e = &m->r->error;
+    if (json_is(content, JSON_STRING)) {
+        put_text(&m->out, json_string(content));
+        return true;
+    }
+    if (!content) {
+        return api_missing(e, where(m, field));
+    }
+    if (!json_is(content, JSON_ARRAY)) {
+        return body_wrong_type(e, where(m, field), "a string or an array", content);
+    }
+    buf_putc(&m->out, '[');
+    int n = 0;
+    for (const struct json *part = json_first(content); part; part = json_next(part)) {
+        const char *type = json_get_string(part, "type");
+        const char *text = json_get_string(part, "text");
+        text = text ? text : json_get_string(part, "refusal");
+        bool known = type && (strcmp(type, "input_text") == 0 || strcmp(type, "text") == 0 ||
+                              strcmp(type, "output_text") == 0 || strcmp(type, "refusal") == 0);
+        if (!known) {
+            return api_error_set(e, 400, "unsupported_value", where(m, field),
+                                 "Unsupported value: content parts of type '%.40s' are not "
+                                 "supported by this model.", type ? type : "(none)");
+        }
+        if (!text) {
+            char place[64];
+            snprintf(place, sizeof place, "%s[%d].text", field, n);
+            return api_missing(e, where(m, place));
+        }
+        buf_puts(&m->out, n++ ? ",{\"type\":\"text\",\"text\":" : "{\"type\":\"text\",\"text\":");
+        put_text(&m->out, text);
+        buf_putc(&m->out, '}');
+    }
+    buf_putc(&m->out, ']');
+    return true;
+}
+
+static bool put_message(struct messages *m, const struct json *item)
+{
+    const char *role = json_get_string(item, "role");
+    if (!role) {
+        return api_missing(&m->r->error, where(m, "role"));
+    }
+    if (words_find("user|assistant|system|developer", role) < 0) {
+        return api_error_set(&m->r->error, 400, "invalid_value", where(m, "role"),
+                             "Invalid value: '%.40s'. Supported values are: 'user', 'assistant', "
+                             "'system' and 'developer'.", role);
+    }
+    flush_calls(m);
+    open_message(m, role);
+    if (strcmp(role, "assistant") == 0) {
+        put_reasoning(m);
+    }
+    buf_clear(&m->reasoning);
+    buf_puts(&m->out, ",\"content\":");
+    bool good = put_content(m, json_get(item, "content"), "content");
+    buf_putc(&m->out, '}');
+    return good;
+}
+
+static bool put_call(struct messages *m, const struct json *item)
+{
+    static const char *const fields[] = {"call_id", "name", "arguments"};
+    for (int i = 0; i < 3; i++) {
+        if (!json_get_string(item, fields[i])) {
+            return api_missing(&m->r->error, where(m, fields[i]));
+        }
+    }
+    buf_puts(&m->calls, m->calls.n_bytes ? ",{\"type\":\"function\",\"id\":"
+                                         : "{\"type\":\"function\",\"id\":");
+    put_text(&m->calls, json_get_string(item, "call_id"));
+    buf_puts(&m->calls, ",\"function\":{\"name\":");
+    put_text(&m->calls, json_get_string(item, "name"));
+    buf_puts(&m->calls, ",\"arguments\":");
+    put_text(&m->calls, json_get_string(item, "arguments"));
+    buf_puts(&m->calls, "}}");
+    return true;
+}
+
+static bool put_output(struct messages *m, const struct json *item)
+{
+    const char *id = json_get_string(item, "call_id");
+    if (!id) {
+        return api_missing(&m->r->error, where(m, "call_id"));
+    }
+    flush_calls(m);
+    open_message(m, "tool");
+    buf_puts(&m->out, ",\"tool_call_id\":");
+    put_text(&m->out, id);
+    buf_puts(&m->out, ",\"content\":");
+    bool good = put_content(m, json_get(item, "output"), "output");
+    buf_putc(&m->out, '}');
+    return good;
+}
+
+static void keep_reasoning(struct messages *m, const struct json *item)
+{
+    const struct json *parts = json_get(item, "content");
+    parts = json_count(parts) > 0 ? parts : json_get(item, "summary");
+    for (const struct json *p = json_first(parts); p; p = json_next(p)) {
+        const char *text = json_get_string(p, "text");
+        buf_puts(&m->reasoning, text ? text : "");
+    }
+}
+
+static bool put_item(struct messages *m, const struct json *item)
+{
+    const char *type = json_get_string(item, "type");
+    if (!json_is(item, JSON_OBJECT)) {
+        return body_wrong_type(&m->r->error, where(m, ""), "an object", item);
+    }
+    if (!type || strcmp(type, "message") == 0) {
+        return put_message(m, item);
+    }
+    if (strcmp(type, "function_call") == 0) {
+        return put_call(m, item);
+    }
+    if (strcmp(type, "function_call_output") == 0) {
+        return put_output(m, item);
+    }
+    if (strcmp(type, "reasoning") == 0) {
+        keep_reasoning(m, item);
+        return true;
+    }
+    return api_error_set(&m->r->error, 400, "unsupported_value", where(m, "type"),
+                         "Unsupported value: input items of type '%.40s' are not supported by this "
+                         "server.", type);
+}
+
+static bool put_input(struct messages *m)
+{
+    const struct body_member *input = body_get(&m->r->body, "input");
+    if (!input) {
+        return api_missing(&m->r->error, "input");
+    }
+    if (json_is(input->node, JSON_STRING)) {
+        open_message(m, "user");
+        buf_puts(&m->out, ",\"content\":");
+        put_text(&m->out, json_string(input->node));
+        buf_putc(&m->out, '}');
+        return true;
+    }
+    if (!json_is(input->node, JSON_ARRAY)) {
+        return body_wrong_type(&m->r->error, "input", "a string or an array of items",
+                               input->node);
+    }
+    if (!json_first(input->node)) {
+        return api_empty(&m->r->error, "input");
+    }
+    for (const struct json *item = json_first(input->node); item; item = json_next(item)) {
+        if (!put_item(m, item)) {
+            return false;
+        }
+        m->index++;
+    }
+    flush_calls(m);
+    return true;
+}
+
+static bool read_messages(struct api_request *r)
+{
+    struct messages m = {.r = r};
+    const char *instructions = NULL;
+    buf_init(&m.out, MAX_BYTES);
+    buf_init(&m.calls, MAX_BYTES);
+    buf_init(&m.reasoning, MAX_BYTES);
+    buf_putc(&m.out, '[');
+    if (body_string(&r->body, "instructions", &instructions)) {
+        open_message(&m, "system");
+        buf_puts(&m.out, ",\"content\":");
+        put_text(&m.out, instructions);
+        buf_putc(&m.out, '}');
+    }
+    bool good = r->error.status == 0 && put_input(&m);
+    buf_putc(&m.out, ']');
+    if (good) {
+        r->messages = m.out.failed ? NULL : arena_strndup(&r->arena, m.out.data, m.out.n_bytes);
+        r->messages_bytes = m.out.n_bytes;
+        good = r->messages ? true : request_too_large(r);
+    }
+    buf_deinit(&m.out);
+    buf_deinit(&m.calls);
+    buf_deinit(&m.reasoning);
+    return good;
+}
+
+static void put_node(struct buf *b, const struct json *node);
+
+static void put_children(struct buf *b, const struct json *node, bool keys)
+{
+    buf_putc(b, keys ? '{' : '[');
+    for (const struct json *c = json_first(node); c; c = json_next(c)) {
+        if (c != json_first(node)) {
+            buf_putc(b, ',');
+        }
+        if (keys) {
+            put_text(b, json_key(c));
+            buf_putc(b, ':');
+        }
+        put_node(b, c);
+    }
+    buf_putc(b, keys ? '}' : ']');
+}
+
+static void put_node(struct buf *b, const struct json *node) // depth is bounded by the parser
+{
+    switch (json_type(node)) {
+    case JSON_NULL: buf_puts(b, "null"); break;
+    case JSON_BOOL: buf_puts(b, json_bool(node, false) ? "true" : "false"); break;
+    case JSON_NUMBER: buf_put_double(b, json_number(node, 0)); break;
+    case JSON_STRING: put_text(b, json_string(node)); break;
+    case JSON_ARRAY: put_children(b, node, false); break;
+    case JSON_OBJECT: put_children(b, node, true); break;
+    }
+}
+
+static bool check_tool(struct api_request *r, const struct json *tool, size_t index)
+{
+    const char *type = json_get_string(tool, "type");
+    char where[32], place[40];
+    snprintf(where, sizeof where, "tools[%zu]", index);
+    snprintf(place, sizeof place, "%s.type", where);
+    if (!json_is(tool, JSON_OBJECT)) {
+        return body_wrong_type(&r->error, where, "an object", tool);
+    }
+    if (!type || strcmp(type, "function") != 0) {
+        return api_error_set(&r->error, 400, "unsupported_parameter", place,
+                             "Unsupported value: tools of type '%.40s' are not supported by this "
+                             "server; only 'function' is.", type ? type : "(none)");
+    }
+    return request_check_function(r, tool, where);
+}
+
+static void put_tool(struct buf *out, const struct json *tool, size_t index)
+{
+    static const char *const fields[] = {"name", "description", "parameters"};
+    buf_puts(out, index ? ",{\"type\":\"function\",\"function\":{"
+                        : "{\"type\":\"function\",\"function\":{");
+    bool first = true;
+    for (int i = 0; i < 3; i++) {
+        const struct json *v = json_get(tool, fields[i]);
+        if (v) {
+            buf_printf(out, "%s\"%s\":", first ? "" : ",", fields[i]);
+            put_node(out, v);
+            first = false;
+        }
+    }
+    buf_puts(out, "}}");
+}
+
+static bool read_tools(struct api_request *r)
+{
+    const struct json *tools = NULL;
+    if (!body_array(&r->body, "tools", &tools) || !json_first(tools)) {
+        return r->error.status == 0;
+    }
+    struct buf out;
+    buf_init(&out, MAX_BYTES);
+    buf_putc(&out, '[');
+    size_t i = 0;
+    bool good = request_check_n_tools(r, "tools", json_count(tools));
+    for (const struct json *t = json_first(tools); good && t; t = json_next(t), i++) {
+        good = check_tool(r, t, i);
+        if (good) {
+            put_tool(&out, t, i);
+        }
+    }
+    buf_putc(&out, ']');
+    if (good) {
+        r->tools = out.failed ? NULL : arena_strndup(&r->arena, out.data, out.n_bytes);
+        r->tools_bytes = out.n_bytes;
+        good = r->tools ? true : request_too_large(r);
+    }
+    buf_deinit(&out);
+    if (good && json_parse(r->tools, r->tools_bytes, NULL, &r->own_tools, NULL) == OK) {
+        r->tools_json = r->own_tools;
+    }
+    return good;
+}
+
+static bool read_choice(struct api_request *r)
+{
+    const struct body_member *m = body_get(&r->body, "tool_choice");
+    const char *word = m ? json_string(m->node) : "auto";
+    body_bool(&r->body, "parallel_tool_calls", &r->parallel_tool_calls);
+    bool none = word && strcmp(word, "none") == 0;
+    if (m && !word && !json_is(m->node, JSON_OBJECT)) {
+        return body_wrong_type(&r->error, "tool_choice", "a string or an object", m->node);
+    }
+    if (word && !none && strcmp(word, "auto") != 0 && strcmp(word, "required") != 0) {
+        return api_error_set(&r->error, 400, "invalid_value", "tool_choice",
+                             "Invalid value: '%.40s'. Supported values are: 'none', 'auto' and "
+                             "'required'.", word);
+    }
+    if (!none && (!word || strcmp(word, "auto") != 0)) {
+        return api_error_set(&r->error, 400, "unsupported_value", "tool_choice",
+                             "Unsupported value: this server cannot force a tool call yet; "
+                             "'tool_choice' may be 'none' or 'auto'.");
+    }
+    r->output.parser = r->tools_json && !none ? r->model->parser : NULL;
+    r->output.tools = r->tools_json;
+    return r->error.status == 0;
+}
+
+static bool read_stored(struct api_request *r)
+{
+    const char *id = NULL;
+    bool background = false;
+    if (body_string(&r->body, "previous_response_id", &id)) {
+        return api_error_set(&r->error, 404, "not_found", "previous_response_id",
+                             "No such Response object: %.60s (responses are not stored).", id);
+    }
+    if (body_bool(&r->body, "background", &background) && background) {
+        return api_unsupported(&r->error, "background");
+    }
+    static const char *const refused[] = {"conversation", "prompt", "context_management", NULL};
+    return request_refuse(r, refused);
+}
+
+static bool read_text_format(struct api_request *r)
+{
+    const struct json *text = NULL;
+    body_object(&r->body, "text", &text);
+    const struct json *format = json_get(text, "format");
+    const char *type = json_get_string(format, "type");
+    if (json_type(format) != JSON_NULL && !type) {
+        return json_is(format, JSON_OBJECT)
+                   ? api_missing(&r->error, "text.format.type")
+                   : body_wrong_type(&r->error, "text.format", "an object", format);
+    }
+    if (type && strcmp(type, "text") != 0) {
+        return api_error_set(&r->error, 400, "unsupported_value", "text.format",
+                             "Unsupported value: 'text.format' of type '%.40s' is not supported by "
+                             "this server; only 'text' is.", type);
+    }
+    return r->error.status == 0;
+}
+
+static bool read_effort(struct api_request *r)
+{
+    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
+    const struct json *reasoning = NULL;
+    body_object(&r->body, "reasoning", &reasoning);
+    const char *effort = json_get_string(reasoning, "effort");
+    for (size_t i = 0; effort && i < sizeof efforts / sizeof efforts[0]; i++) {
+        if (strcmp(effort, efforts[i]) == 0) {
+            return request_read_kwargs(r, efforts[i]);
+        }
+    }
+    if (effort) {
+        return api_error_set(&r->error, 400, "invalid_value", "reasoning.effort",
+                             "Invalid value: '%.40s'. Supported values are: 'none', 'minimal', "
+                             "'low', 'medium', 'high' and 'xhigh'.", effort);
+    }
+    return r->error.status == 0 && request_read_kwargs(r, NULL);
+}
+
+static bool read_truncation(struct api_request *r)
+{
+    int choice = 1;
+    body_choice(&r->body, "truncation", "auto|disabled", &choice);
+    if (choice == 0) {
+        return api_error_set(&r->error, 400, "unsupported_value", "truncation",
+                             "Unsupported value: this server drops no items of an input that is "
+                             "too long; 'truncation' may only be 'disabled'.");
+    }
+    return r->error.status == 0;
+}
+
+static void read_include(struct api_request *r)
+{
+    const struct json *include = NULL;
+    body_array(&r->body, "include", &include);
+    for (const struct json *i = json_first(include); i; i = json_next(i)) {
+        r->logprobs |= json_string(i) && strcmp(json_string(i), "message.output_text.logprobs") == 0;
+    }
+}
+
+/* The answer repeats what was asked for; the body itself is gone by then. */
+static bool make_echo(struct api_request *r)
+{
+    static const struct {
+        const char *key, *otherwise;
+    } members[] = {
+        {"instructions", "null"},
+        {"metadata", "{}"},
+        {"tools", "[]"},
+        {"tool_choice", "\"auto\""},
+        {"parallel_tool_calls", "true"},
+        {"reasoning", "{\"effort\":null,\"summary\":null}"},
+        {"text", "{\"format\":{\"type\":\"text\"}}"},
+        {"store", "true"},
+        {"truncation", "\"disabled\""},
+        {"max_output_tokens", "null"},
+        {"max_tool_calls", "null"},
+        {"top_logprobs", "0"},
+        {"user", "null"},
+        {"safety_identifier", "null"},
+        {"prompt_cache_key", "null"},
+    };
+    struct buf out;
+    buf_init(&out, MAX_BYTES);
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+        const struct body_member *m = body_get(&r->body, members[i].key);
+        buf_printf(&out, ",\"%s\":", members[i].key);
+        if (m && strcmp(members[i].key, "text") != 0) {
+            for (size_t k = 0; k < m->n_bytes; k++) { // events are one line
+                buf_putc(&out, strchr("\r\n", m->start[k]) ? ' ' : m->start[k]);
+            }
+        } else {
+            buf_puts(&out, members[i].otherwise);
+        }
+    }
+    buf_puts(&out, ",\"temperature\":");
+    buf_put_double(&out, (double)(float)r->params.temperature);
+    buf_puts(&out, ",\"top_p\":");
+    buf_put_double(&out, (double)r->params.top_p);
+    r->repeated = out.failed ? NULL : arena_strndup(&r->arena, out.data, out.n_bytes);
+    buf_deinit(&out);
+    return r->repeated ? true : request_too_large(r);
+}
+
+bool request_read_responses(struct api_request *r)
+{
+    int64_t v;
+    if (!request_read_common(r) || !read_stored(r) || !read_messages(r) || !read_tools(r) ||
+        !read_choice(r) || !read_text_format(r) || !read_effort(r) || !read_truncation(r)) {
+        return false;
+    }
+    r->n = 1;
+    r->output.in_items = true;
+    read_include(r);
+    if (body_int(&r->body, "top_logprobs", 0, r->model->config->max_logprobs, &v)) {
+        r->n_top = (int32_t)v;
+    }
+    body_int(&r->body, "max_tool_calls", 1, INT64_MAX, &v); // of tools that run here: none
+    r->params.logprobs = r->logprobs;
+    r->params.top_logprobs = r->logprobs ? r->n_top : 0;
+    r->has_max_tokens = r->model->has_default_max_tokens;
+    r->max_tokens = r->model->defaults.max_tokens;
+    r->max_is_asked = body_int(&r->body, "max_output_tokens", 1, INT32_MAX, &r->max_tokens);
+    r->has_max_tokens |= r->max_is_asked;
+    r->add_generation_prompt = true;
+    r->output.reasoning = r->model->reasoning;
+    return r->error.status == 0 && make_echo(r);
+}

@@ -1,0 +1,188 @@
+/* A prepared call becomes the engine's: admission, memory for the outputs, one engine request per
+ * prompt. */
+#include "server/api/api.h"
+
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+
+enum { OUTPUT_MAX_BYTES = 1 << 30 };
+
+static bool no_memory(struct api_error *e)
+{
+    return api_error_set(e, 400, "invalid_value", "max_tokens",
+                         "The answers that this request asks for would not fit in memory; ask for "
+                         "fewer or shorter ones, or for fewer logprobs.");
+}
+
+/* One block for the outputs of all samples: tokens, then logprobs with their lists. */
+static bool make_outputs(struct api_call *c, struct api_error *e)
+{
+    const struct api_request *r = &c->request;
+    size_t per = sizeof(int32_t), n_top = (size_t)r->params.top_logprobs, total = 0;
+    if (r->params.logprobs) {
+        per += sizeof(struct token_logprobs) + n_top * (sizeof(int32_t) + sizeof(float));
+    }
+    size_t n = (size_t)r->n;
+    for (size_t i = 0; i < r->n_prompts; i++) {
+        size_t room = ((size_t)r->prompts[i].max_tokens + 2) & ~(size_t)1;
+        total += n * (room * per + sizeof(struct engine_output) + 64);
+        if (total > OUTPUT_MAX_BYTES) {
+            return no_memory(e);
+        }
+    }
+    c->memory = calloc(1, total);
+    c->requests = calloc(r->n_prompts, sizeof c->requests[0]);
+    c->choices = calloc(r->n_prompts * n, sizeof c->choices[0]);
+    if (!c->memory || !c->requests || !c->choices) {
+        return no_memory(e);
+    }
+    c->n_requests = r->n_prompts;
+    char *at = c->memory;
+    for (size_t i = 0; i < r->n_prompts; i++) {
+        size_t room = ((size_t)r->prompts[i].max_tokens + 2) & ~(size_t)1;
+        c->requests[i].outputs = (struct engine_output *)at;
+        at += n * sizeof(struct engine_output);
+        for (size_t k = 0; k < n; k++) {
+            struct engine_output *o = &c->requests[i].outputs[k];
+            o->stop_id = -1;
+            if (r->params.logprobs) {
+                o->logprobs = (struct token_logprobs *)at;
+                at += room * sizeof o->logprobs[0];
+                for (size_t t = 0; t < room; t++) {
+                    o->logprobs[t].top_ids = (int32_t *)at;
+                    at += n_top * sizeof(int32_t);
+                    o->logprobs[t].top_logprobs = (float *)at;
+                    at += n_top * sizeof(float);
+                }
+            }
+            o->tokens = (int32_t *)at;
+            at += room * sizeof(int32_t);
+        }
+        at += (16 - ((uintptr_t)at & 15)) & 15;
+    }
+    return true;
+}
+
+/* Lists for the prompt's own log-probabilities. */
+static bool make_prompt_logprobs(struct api_call *c, struct engine_request *r, struct api_error *e)
+{
+    size_t n_top = (size_t)c->request.params.prompt_top_logprobs, n = (size_t)r->n_prompt;
+    size_t per = sizeof(struct token_logprobs) + n_top * (sizeof(int32_t) + sizeof(float));
+    char *at = mem_try_calloc(n, per);
+    if (!at) {
+        return no_memory(e);
+    }
+    r->prompt_logprobs = (struct token_logprobs *)at;
+    at += n * sizeof(struct token_logprobs);
+    for (size_t i = 0; i < n; i++) {
+        r->prompt_logprobs[i].top_ids = (int32_t *)at;
+        at += n_top * sizeof(int32_t);
+        r->prompt_logprobs[i].top_logprobs = (float *)at;
+        at += n_top * sizeof(float);
+    }
+    return true;
+}
+
+static bool make_requests(struct api_call *c, struct api_error *e)
+{
+    const struct api_request *r = &c->request;
+    if (!make_outputs(c, e)) {
+        return false;
+    }
+    for (size_t i = 0; i < c->n_requests; i++) {
+        struct engine_request *q = &c->requests[i];
+        q->prompt = r->prompts[i].ids;
+        q->n_prompt = r->prompts[i].n;
+        q->params = r->params;
+        q->params.max_tokens = r->prompts[i].max_tokens;
+        q->n = r->n;
+        q->priority = r->priority;
+        q->cache_salt = r->cache_salt;
+        q->user = c;
+        if (r->pools) {
+            q->pool = r->model->pooling;
+            q->pooled = mem_try_calloc((size_t)r->model->info->hidden, sizeof(float));
+            if (!q->pooled) {
+                return no_memory(e);
+            }
+        }
+        if (r->params.prompt_logprobs && !make_prompt_logprobs(c, q, e)) {
+            return false;
+        }
+        for (int32_t k = 0; k < r->n; k++) {
+            size_t index = i * (size_t)r->n + (size_t)k;
+            api_choice_init(&c->choices[index], c, (int32_t)index, q, k);
+            c->n_choices++;
+        }
+    }
+    return true;
+}
+
+static int retry_after(const struct engine_stats *s)
+{
+    int32_t lanes = s->n_running > 0 ? s->n_running : 1;
+    int32_t wait = 1 + s->n_waiting / lanes;
+    return wait > 30 ? 30 : wait;
+}
+
+/* Admission: by requests and by prompt tokens that wait. */
+static bool admit(struct api_call *c, struct api_error *e)
+{
+    struct engine_stats s;
+    const struct config *config = c->api->config;
+    engine_stats(c->api->engine, &s);
+    int64_t tokens = 0, sequences = (int64_t)c->request.n_prompts * c->request.n;
+    for (size_t i = 0; i < c->request.n_prompts; i++) {
+        tokens += c->request.prompts[i].n;
+    }
+    int32_t most = c->request.model->info->max_sequences;
+    if (sequences > most) {
+        return api_error_set(e, 400, "invalid_value", NULL,
+                             "This request asks for %lld samples, of all prompts together; at most "
+                             "%d may wait and run at once here.", (long long)sequences, most);
+    }
+    bool waits = s.n_waiting > 0; // a single large request must not be refused for ever
+    bool full = s.n_waiting + sequences > config->max_num_queued_reqs && waits;
+    bool heavy = s.waiting_tokens + tokens > config->max_num_queued_tokens && waits;
+    if (!full && !heavy) {
+        return true;
+    }
+    e->retry_after_s = retry_after(&s);
+    c->api->metrics.rejected[REJECT_QUEUE_FULL]++;
+    e->type = "server_error";
+    return api_error_set(e, (int)config->overload_status, "server_overloaded", NULL,
+                         "The server is overloaded: too many requests are waiting.");
+}
+
+static bool submit_all(struct api_call *c, struct api_error *e)
+{
+    for (size_t i = 0; i < c->n_requests; i++) {
+        struct err err = {""};
+        enum status st = engine_submit(c->api->engine, &c->requests[i], &err);
+        if (st == OK) {
+            c->n_submitted++;
+            continue;
+        }
+        struct engine_stats s;
+        engine_stats(c->api->engine, &s);
+        if (st == ERR_BUSY) {
+            e->retry_after_s = retry_after(&s);
+            e->type = "server_error";
+            c->api->metrics.rejected[REJECT_QUEUE_FULL]++;
+            return api_error_set(e, (int)c->api->config->overload_status, "server_overloaded",
+                                 NULL, "The server is overloaded: its queue is full.");
+        }
+        if (st == ERR_INVALID) {
+            return api_error_set(e, 400, "invalid_value", NULL, "%s", err.text);
+        }
+        c->api->metrics.rejected[REJECT_DEAD]++;
+        return api_error_set(e, 503, "engine_dead", NULL, "The engine does not take requests.");
+    }
+    return true;
+}
+
+bool api_submit(struct api_call *c, struct api_error *e)
+{
+    return admit(c, e) && make_requests(c, e) && submit_all(c, e);
+}

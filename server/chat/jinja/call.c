@@ -1,0 +1,234 @@
+/* Calls: arguments evaluated (with * and **), bound to the parameters of a function, filter, test or
+ * method, and whatever can be called, called. */
+#include "server/chat/jinja/eval.h"
+
+#include <string.h>
+
+static bool spread_mapping(struct jrt *rt, struct jv v, struct jkwarg *kw, size_t *n)
+{
+    const struct jdict *d = v.u.dict;
+    for (size_t i = 0; i < d->n; i++) {
+        if (d->e[i].key.type != JV_STR) {
+            return jrt_fail(rt, "TypeError", "keywords must be strings");
+        }
+        for (size_t k = 0; k < *n; k++) {
+            bool same;
+            if (!js_flat(rt, d->e[i].key.u.s) ||
+                !jv_equal(rt, d->e[i].key, jv_str(kw[k].name), &same)) {
+                return false;
+            }
+            if (same) {
+                return jrt_fail(rt, "TypeError", "got multiple values for keyword argument");
+            }
+        }
+        kw[(*n)++] = (struct jkwarg){.name = d->e[i].key.u.s, .value = d->e[i].value};
+    }
+    return true;
+}
+
+static bool eval_stars(struct jrt *rt, const struct jcall_node *call, struct jlist **star,
+                       struct jv *star2)
+{
+    struct jv v;
+    if (call->star) {
+        if (!jinja_eval(rt, call->star, &v)) {
+            return false;
+        }
+        if (!jv_is_iterable(v)) {
+            return jrt_fail(rt, "TypeError", "argument after * must be an iterable, not %s",
+                            jv_type_name(v));
+        }
+        if (!jv_collect(rt, v, star)) {
+            return false;
+        }
+    }
+    *star2 = jv_none();
+    if (call->star2) {
+        if (!jinja_eval(rt, call->star2, star2)) {
+            return false;
+        }
+        if (star2->type != JV_DICT) {
+            return star2->type == JV_UNDEFINED
+                       ? jv_fail_undefined(rt, *star2)
+                       : jrt_fail(rt, "TypeError", "argument after ** must be a mapping, not %s",
+                                  jv_type_name(*star2));
+        }
+    }
+    return true;
+}
+
+bool jinja_eval_args(struct jrt *rt, const struct jcall_node *call, struct jargs *args)
+{
+    *args = (struct jargs){0};
+    struct jlist *star = NULL;
+    struct jv star2 = jv_none();
+    size_t n_pos = (size_t)call->n_pos, n_kw = (size_t)call->n_kw;
+    if (n_pos + n_kw == 0 && !call->star && !call->star2) {
+        return true;
+    }
+    struct jv *pos = n_pos > 0 ? jrt_alloc(rt, n_pos, sizeof *pos) : NULL;
+    for (size_t i = 0; i < n_pos; i++) {
+        if (!pos || !jinja_eval(rt, call->pos[i], &pos[i])) {
+            return false;
+        }
+    }
+    struct jkwarg *kw = n_kw > 0 ? jrt_alloc(rt, n_kw, sizeof *kw) : NULL;
+    for (size_t i = 0; i < n_kw; i++) {
+        if (!kw || !jinja_eval(rt, call->kw[i].value, &kw[i].value)) {
+            return false;
+        }
+        kw[i].name = call->kw[i].name;
+    }
+    if (!eval_stars(rt, call, &star, &star2)) {
+        return false;
+    }
+    if (star) {
+        struct jlist *l = jlist_new(rt, n_pos + star->n);
+        if (!l) {
+            return false;
+        }
+        memcpy(l->items, pos ? pos : star->items, n_pos * sizeof *pos);
+        memcpy(l->items + n_pos, star->items ? star->items : l->items, star->n * sizeof *pos);
+        pos = l->items;
+        n_pos += star->n;
+    }
+    if (star2.type == JV_DICT && star2.u.dict->n > 0) {
+        struct jkwarg *wider = jrt_alloc(rt, n_kw + star2.u.dict->n, sizeof *wider);
+        if (!wider) {
+            return false;
+        }
+        if (n_kw > 0) {
+            memcpy(wider, kw, n_kw * sizeof *kw);
+        }
+        kw = wider;
+        if (!spread_mapping(rt, star2, kw, &n_kw)) {
+            return false;
+        }
+    }
+    *args = (struct jargs){.pos = pos, .n_pos = n_pos, .kw = kw, .n_kw = n_kw};
+    return true;
+}
+
+/* The name of parameter i of "a,b,c". */
+static const char *param_at(const char *params, int i, size_t *n_bytes)
+{
+    while (i-- > 0 && params) {
+        params = strchr(params, ',');
+        params = params ? params + 1 : NULL;
+    }
+    const char *end = params ? strchr(params, ',') : NULL;
+    *n_bytes = !params ? 0 : end ? (size_t)(end - params) : strlen(params);
+    return params && *n_bytes > 0 ? params : NULL;
+}
+
+static int count_params(const char *params)
+{
+    int n = *params != '\0';
+    for (; *params; params++) {
+        n += *params == ',';
+    }
+    return n;
+}
+
+bool jargs_bind(struct jrt *rt, const char *what, const struct jargs *args, const char *params,
+                int n_required, struct jv *out)
+{
+    int n_params = count_params(params);
+    for (int i = 0; i < n_params; i++) {
+        out[i] = (size_t)i < args->n_pos ? args->pos[i] : jv_missing();
+    }
+    if (args->n_pos > (size_t)n_params) {
+        return jrt_fail(rt, "TypeError", "%s() takes at most %d arguments (%zu given)", what,
+                        n_params, args->n_pos);
+    }
+    for (size_t k = 0; k < args->n_kw; k++) {
+        const struct jstr *name = args->kw[k].name;
+        int found = -1;
+        for (int i = 0; i < n_params; i++) {
+            size_t n;
+            const char *p = param_at(params, i, &n);
+            if (n == name->n_bytes && memcmp(p, name->s, n) == 0) {
+                found = i;
+            }
+        }
+        int len = name->n_bytes < 100 ? (int)name->n_bytes : 100;
+        if (found < 0) {
+            return jrt_fail(rt, "TypeError", "%s() got an unexpected keyword argument '%.*s'", what,
+                            len, name->s);
+        }
+        if (jv_is_given(out[found])) {
+            return jrt_fail(rt, "TypeError", "%s() got multiple values for argument '%.*s'", what,
+                            len, name->s);
+        }
+        out[found] = args->kw[k].value;
+    }
+    for (int i = 0; i < n_required; i++) {
+        if (!jv_is_given(out[i])) {
+            size_t n;
+            const char *p = param_at(params, i, &n);
+            return jrt_fail(rt, "TypeError", "%s() missing a required argument: '%.*s'", what,
+                            (int)n, p);
+        }
+    }
+    return true;
+}
+
+/* ---- calls ---- */
+
+bool jinja_run_filter(struct jrt *rt, const struct jinja_filter *f, struct jv v,
+                      const struct jargs *args, struct jv *out)
+{
+    struct jv bound[JINJA_MAX_PARAMS];
+    if (f->params && !jargs_bind(rt, f->name, args, f->params, f->n_required, bound)) {
+        return false;
+    }
+    return f->run(rt, v, bound, args, out);
+}
+
+bool jinja_run_test(struct jrt *rt, const struct jinja_test *t, struct jv v,
+                    const struct jargs *args, bool *out)
+{
+    if (args->n_kw > 0 || args->n_pos != (size_t)t->n_args) {
+        return jrt_fail(rt, "TypeError", "test %s takes %d arguments", t->name, t->n_args);
+    }
+    return t->run(rt, v, args->pos, out);
+}
+
+bool jinja_run_method(struct jrt *rt, const struct jinja_method *m, struct jv self,
+                      const struct jargs *args, struct jv *out)
+{
+    struct jv bound[JINJA_MAX_PARAMS];
+    if (m->by_position && args->n_kw > 0) {
+        return jrt_fail(rt, "TypeError", "%s.%s() takes no keyword arguments", jv_type_name(self),
+                        m->name);
+    }
+    if (m->params && !jargs_bind(rt, m->name, args, m->params, m->n_required, bound)) {
+        return false;
+    }
+    return m->run(rt, self, bound, args, out);
+}
+
+static bool joiner_call(struct jrt *rt, struct jjoiner *j, const struct jargs *args, struct jv *out)
+{
+    if (args->n_pos + args->n_kw > 0) {
+        return jrt_fail(rt, "TypeError", "Joiner takes no arguments");
+    }
+    *out = j->used ? j->sep : jv_str(js_lit(rt, ""));
+    j->used = true;
+    return rt->st == OK;
+}
+
+bool jinja_call(struct jrt *rt, struct jv callee, const struct jargs *args, struct jv *out)
+{
+    switch (callee.type) {
+    case JV_MACRO: return jmacro_call(rt, callee.u.macro, args, out);
+    case JV_FUNC: return callee.u.func->run(rt, args, out);
+    case JV_METHOD:
+        return jinja_run_method(rt, callee.u.method->m, callee.u.method->self, args, out);
+    case JV_JOINER: return joiner_call(rt, callee.u.joiner, args, out);
+    case JV_LOOP: return jinja_loop_call(rt, callee.u.loop, args, out);
+    case JV_UNDEFINED: return jv_fail_undefined(rt, callee);
+    default:
+        return jrt_fail(rt, "TypeError", "'%s' object is not callable", jv_type_name(callee));
+    }
+}

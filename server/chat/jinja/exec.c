@@ -1,0 +1,585 @@
+/* Statements: assignment, loops, what is printed, blocks. Expressions: eval.c; macros: macro.c. */
+#include "server/chat/jinja/eval.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* The `loop` variable. It looks one item ahead, and only when it is asked to. */
+struct jloop {
+    struct jwalk walk;
+    struct jv over, current, before, after; // after: MISSING until peeked or at the end
+    bool peeked;
+    int64_t index0; // -1 before the first item
+    int64_t length; // -1: not known yet
+    int64_t depth0;
+    struct jv changed; // the arguments of the last loop.changed()
+    const struct jnode *recursive; // NULL if the loop cannot be called
+    struct jframe *frame;          // where the loop stands
+};
+
+static enum jflow exec_one(struct jrt *rt, const struct jnode *n);
+
+enum jflow jinja_exec(struct jrt *rt, struct jnode *const *body, int n)
+{
+    for (int i = 0; i < n; i++) {
+        enum jflow flow = exec_one(rt, body[i]);
+        if (flow != FLOW_NEXT) {
+            return flow;
+        }
+    }
+    return FLOW_NEXT;
+}
+
+static enum jflow next_if(bool ok)
+{
+    return ok ? FLOW_NEXT : FLOW_FAIL;
+}
+
+/* ---- assignment ---- */
+
+static bool assign(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v);
+
+static bool assign_tuple(struct jrt *rt, struct jframe *frame, const struct jnode *target,
+                         struct jv v)
+{
+    if (!jv_is_iterable(v)) {
+        return jrt_fail(rt, "TypeError", "cannot unpack non-iterable %s object", jv_type_name(v));
+    }
+    struct jlist *l;
+    if (v.type == JV_TUPLE || v.type == JV_LIST) {
+        l = v.u.list;
+    } else if (!jv_collect(rt, v, &l)) {
+        return false;
+    }
+    if (l->n != (size_t)target->n_kids) {
+        return l->n > (size_t)target->n_kids
+                   ? jrt_fail(rt, "ValueError", "too many values to unpack (expected %d)",
+                              target->n_kids)
+                   : jrt_fail(rt, "ValueError",
+                              "not enough values to unpack (expected %d, got %zu)", target->n_kids,
+                              l->n);
+    }
+    for (int i = 0; i < target->n_kids; i++) {
+        if (!assign(rt, frame, target->kids[i], l->items[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool assign(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v)
+{
+    if (target->kind == N_NAME) {
+        return jframe_set(rt, frame, target->sym, v);
+    }
+    if (target->kind == N_TUPLE) {
+        if (!jinja_enter(rt)) {
+            return false;
+        }
+        bool ok = assign_tuple(rt, frame, target, v);
+        jinja_leave(rt);
+        return ok;
+    }
+    struct jv ns = jscope_get(rt, target->sym);
+    if (ns.type != JV_NAMESPACE) {
+        return jrt_fail(rt, "TemplateRuntimeError",
+                        "cannot assign attribute on non-namespace object");
+    }
+    return jd_set(rt, ns.u.dict, target->value, v);
+}
+
+/* ---- loops ---- */
+
+static int loop_pull(struct jrt *rt, struct jloop *l, struct jv *out)
+{
+    if (l->peeked) {
+        l->peeked = false;
+        *out = l->after;
+        return jv_is_given(l->after);
+    }
+    return jwalk_next(rt, &l->walk, out);
+}
+
+static bool loop_peek(struct jrt *rt, struct jloop *l, struct jv *out)
+{
+    if (!l->peeked) {
+        int more = jwalk_next(rt, &l->walk, &l->after);
+        if (more < 0) {
+            return false;
+        }
+        if (more == 0) {
+            l->after = jv_missing();
+        }
+        l->peeked = true;
+    }
+    *out = l->after;
+    return true;
+}
+
+/* len() if it has one, else what is left of it is read. */
+static bool loop_length(struct jrt *rt, struct jloop *l, int64_t *out)
+{
+    if (l->length < 0) {
+        size_t n;
+        if (l->over.type != JV_ITER) {
+            if (!jv_len(rt, l->over, &n)) {
+                return false;
+            }
+            l->length = (int64_t)n;
+        } else {
+            struct jlist *rest = jlist_new(rt, 0);
+            struct jv v;
+            int more = 0;
+            while (rest && (more = jwalk_next(rt, &l->walk, &v)) > 0) {
+                if (!jlist_push(rt, rest, v)) {
+                    return false;
+                }
+            }
+            if (!rest || more < 0 || !jwalk_init(rt, jv_list(rest), &l->walk)) {
+                return false;
+            }
+            l->length = (int64_t)rest->n + l->index0 + 1 + (l->peeked && jv_is_given(l->after));
+        }
+    }
+    *out = l->length;
+    return true;
+}
+
+static bool no_item(struct jrt *rt, const char *which, struct jv *out)
+{
+    return jv_undefined_hint(rt, which, out);
+}
+
+bool jinja_loop_attr(struct jrt *rt, struct jv self, struct jstr *name, bool *found, struct jv *out)
+{
+    struct jloop *l = self.u.loop;
+    int64_t n;
+    *found = true;
+    if (js_is(name, "index0")) {
+        *out = jv_int(l->index0);
+    } else if (js_is(name, "index")) {
+        *out = jv_int(l->index0 + 1);
+    } else if (js_is(name, "first")) {
+        *out = jv_bool(l->index0 == 0);
+    } else if (js_is(name, "last") || js_is(name, "nextitem")) {
+        struct jv next;
+        if (!loop_peek(rt, l, &next)) {
+            return false;
+        }
+        if (js_is(name, "last")) {
+            *out = jv_bool(!jv_is_given(next));
+        } else if (jv_is_given(next)) {
+            *out = next;
+        } else {
+            return no_item(rt, "there is no next item", out);
+        }
+    } else if (js_is(name, "previtem")) {
+        *out = l->before;
+        return l->index0 > 0 || no_item(rt, "there is no previous item", out);
+    } else if (js_is(name, "depth")) {
+        *out = jv_int(l->depth0 + 1);
+    } else if (js_is(name, "depth0")) {
+        *out = jv_int(l->depth0);
+    } else if (js_is(name, "length")) {
+        if (!loop_length(rt, l, &n)) {
+            return false;
+        }
+        *out = jv_int(n);
+    } else if (js_is(name, "revindex") || js_is(name, "revindex0")) {
+        if (!loop_length(rt, l, &n)) {
+            return false;
+        }
+        *out = jv_int(n - l->index0 - js_is(name, "revindex0"));
+    } else {
+        *found = false;
+    }
+    return true;
+}
+
+bool jloop_cycle(struct jrt *rt, struct jv self, const struct jargs *args, struct jv *out)
+{
+    if (args->n_pos == 0) {
+        return jrt_fail(rt, "TypeError", "no items for cycling given");
+    }
+    *out = args->pos[(size_t)self.u.loop->index0 % args->n_pos];
+    return true;
+}
+
+bool jloop_changed(struct jrt *rt, struct jv self, const struct jargs *args, struct jv *out)
+{
+    struct jloop *l = self.u.loop;
+    struct jlist *now = jlist_new(rt, args->n_pos);
+    if (!now) {
+        return false;
+    }
+    if (args->n_pos > 0) {
+        memcpy(now->items, args->pos, args->n_pos * sizeof now->items[0]);
+    }
+    bool same = false;
+    if (jv_is_given(l->changed) && !jv_equal(rt, l->changed, jv_tuple(now), &same)) {
+        return false;
+    }
+    l->changed = jv_tuple(now);
+    *out = jv_bool(!same);
+    return true;
+}
+
+/* `for x in over if test`: what passes the test, as a generator would give it. */
+static bool filter_items(struct jrt *rt, const struct jnode *n, struct jv over, struct jv *out)
+{
+    struct jwalk w;
+    struct jlist *kept = jlist_new(rt, 0);
+    struct jframe *frame = kept ? jframe_new(rt, rt->frame) : NULL;
+    struct jv item, yes;
+    if (!frame || !jwalk_init(rt, over, &w)) {
+        return false;
+    }
+    struct jframe *outer = rt->frame;
+    int more;
+    bool ok = true;
+    while (ok && (more = jwalk_next(rt, &w, &item)) > 0) {
+        frame->n = 0;
+        ok = assign(rt, frame, n->a, item);
+        rt->frame = frame;
+        ok = ok && jinja_eval(rt, n->c, &yes) && (!jv_truth(yes) || jlist_push(rt, kept, item));
+        rt->frame = outer;
+    }
+    *out = jv_list(kept);
+    return ok && more >= 0;
+}
+
+/* Assigns the loop's target in its frame, which is empty: mostly one name. */
+static bool set_item(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v)
+{
+    if (target->kind != N_NAME || frame->cap == 0) {
+        return assign(rt, frame, target, v);
+    }
+    frame->b[0] = (struct jbinding){.sym = target->sym, .value = v};
+    frame->n = 1;
+    return true;
+}
+
+static enum jflow run_loop(struct jrt *rt, const struct jnode *n, struct jloop *l)
+{
+    struct jframe *outer = rt->frame;
+    struct jframe *frame = jframe_new(rt, outer);
+    bool any = false; // a whole body was run: otherwise `else` is
+    if (!frame || !jwalk_init(rt, l->over, &l->walk)) {
+        return FLOW_FAIL;
+    }
+    enum jflow flow = FLOW_NEXT;
+    struct jv item;
+    int more;
+    while (flow == FLOW_NEXT && (more = loop_pull(rt, l, &item)) != 0) {
+        if (more < 0 || !jrt_step(rt)) {
+            return FLOW_FAIL;
+        }
+        l->index0++;
+        l->before = l->current;
+        l->current = item;
+        frame->n = 0;
+        if (!set_item(rt, frame, n->a, item) || !jframe_hide(rt, frame, &n->hidden) ||
+            (n->op && !jframe_set(rt, frame, rt->t->sym_loop,
+                                  (struct jv){.type = JV_LOOP, .u.loop = l}))) {
+            return FLOW_FAIL;
+        }
+        rt->frame = frame;
+        flow = jinja_exec(rt, n->kids, n->n_kids);
+        rt->frame = outer;
+        any |= flow == FLOW_NEXT;
+        flow = flow == FLOW_CONTINUE ? FLOW_NEXT : flow;
+    }
+    if (flow == FLOW_FAIL) {
+        return FLOW_FAIL;
+    }
+    if (any || n->n_more == 0) {
+        return FLOW_NEXT;
+    }
+    rt->frame = jframe_new(rt, outer);
+    flow = rt->frame ? jinja_exec(rt, n->more, n->n_more) : FLOW_FAIL;
+    rt->frame = outer;
+    return flow;
+}
+
+static bool start_loop(struct jrt *rt, const struct jnode *n, struct jv over, int64_t depth0,
+                       struct jloop **out)
+{
+    if (!jv_is_iterable(over)) {
+        return jrt_fail(rt, "TypeError", "'%s' object is not iterable", jv_type_name(over));
+    }
+    struct jloop *l = jrt_alloc(rt, 1, sizeof *l);
+    if (!l || (n->c && !filter_items(rt, n, over, &over))) {
+        return false;
+    }
+    *l = (struct jloop){.over = over, .index0 = -1, .length = -1, .depth0 = depth0,
+                        .recursive = n->flag ? n : NULL, .frame = rt->frame};
+    *out = l;
+    return true;
+}
+
+static enum jflow exec_for(struct jrt *rt, const struct jnode *n)
+{
+    struct jv over;
+    struct jloop *l;
+    if (!jinja_eval(rt, n->b, &over) || !start_loop(rt, n, over, 0, &l)) {
+        return FLOW_FAIL;
+    }
+    return run_loop(rt, n, l);
+}
+
+/* loop(items) in a recursive loop: the body again, its output as a string. */
+bool jinja_loop_call(struct jrt *rt, struct jloop *loop, const struct jargs *args, struct jv *out)
+{
+    if (!loop->recursive) {
+        return jrt_fail(rt, "TypeError", "The loop must have the 'recursive' marker to be called "
+                        "recursively.");
+    }
+    struct jv over;
+    struct jloop *inner;
+    if (!jargs_bind(rt, "loop", args, "iterable", 1, &over) || !jcall_enter(rt)) {
+        return false;
+    }
+    struct jframe *frame = rt->frame;
+    struct jsb b, *outer = rt->out;
+    jsb_init(&b, rt);
+    rt->out = &b;
+    rt->frame = loop->frame;
+    bool ok = start_loop(rt, loop->recursive, over, loop->depth0 + 1, &inner) &&
+              run_loop(rt, loop->recursive, inner) != FLOW_FAIL;
+    rt->frame = frame;
+    rt->out = outer;
+    rt->calls--;
+    struct jstr *s = ok ? jsb_done(&b) : NULL;
+    *out = jv_str(s);
+    out->flag = rt->autoescape ? JV_MARKUP : 0;
+    return s != NULL;
+}
+
+bool jloop_repr(struct jsb *b, struct jv self)
+{
+    int64_t n;
+    char text[64];
+    if (!loop_length(b->rt, self.u.loop, &n)) {
+        return false;
+    }
+    snprintf(text, sizeof text, "<LoopContext %lld/%lld>", (long long)self.u.loop->index0 + 1,
+             (long long)n);
+    jsb_puts(b, text);
+    return !b->failed;
+}
+
+/* ---- macros (macro.c) and what is printed ---- */
+
+static enum jflow exec_macro(struct jrt *rt, const struct jnode *n)
+{
+    struct jv m;
+    return next_if(jmacro_make(rt, n, n->value.u.s, &m) && jframe_set(rt, rt->frame, n->sym, m));
+}
+
+static bool print_value(struct jrt *rt, struct jv v)
+{
+    if (rt->autoescape && !jinja_escape(rt, v, &v)) {
+        return false;
+    }
+    return jv_put_str(rt->out, v);
+}
+
+static enum jflow exec_call_block(struct jrt *rt, const struct jnode *n)
+{
+    struct jv caller, callee, result;
+    struct jargs args;
+    if (!jinja_eval(rt, n->a->a, &callee) || !jinja_eval_args(rt, n->a->call, &args) ||
+        !jmacro_make(rt, n, NULL, &caller)) {
+        return FLOW_FAIL;
+    }
+    struct jkwarg *kw = jrt_alloc(rt, args.n_kw + 1, sizeof *kw);
+    struct jstr *name = js_lit(rt, "caller");
+    if (!kw || !name) {
+        return FLOW_FAIL;
+    }
+    if (args.n_kw > 0) {
+        memcpy(kw, args.kw, args.n_kw * sizeof *kw);
+    }
+    kw[args.n_kw++] = (struct jkwarg){.name = name, .value = caller};
+    args.kw = kw;
+    return next_if(jinja_call(rt, callee, &args, &result) && print_value(rt, result));
+}
+
+/* ---- blocks ---- */
+
+/* The body of a node in the frame that was just made for it (NULL if that failed). */
+static enum jflow run_inner(struct jrt *rt, const struct jnode *n)
+{
+    return rt->frame && jframe_hide(rt, rt->frame, &n->hidden)
+               ? jinja_exec(rt, n->kids, n->n_kids) : FLOW_FAIL;
+}
+
+/* The output of a node's body as a value, in a scope of its own. */
+static enum jflow capture(struct jrt *rt, const struct jnode *n, struct jv *out)
+{
+    struct jsb b, *outer = rt->out;
+    struct jframe *outer_frame = rt->frame;
+    rt->frame = jframe_new(rt, outer_frame);
+    jsb_init(&b, rt);
+    rt->out = &b;
+    enum jflow flow = run_inner(rt, n);
+    rt->out = outer;
+    rt->frame = outer_frame;
+    if (flow != FLOW_NEXT) {
+        return flow; // a break leaves the text behind, as in Python
+    }
+    struct jstr *s = jsb_done(&b);
+    *out = jv_str(s);
+    out->flag = rt->autoescape ? JV_MARKUP : 0;
+    return next_if(s != NULL);
+}
+
+/* The filters of a block, innermost first; `v` is what the innermost works on. */
+static bool apply_filters(struct jrt *rt, const struct jnode *filter, struct jv v, struct jv *out)
+{
+    if (filter->a && filter->a->kind == N_FILTER) {
+        if (!jinja_enter(rt)) {
+            return false;
+        }
+        bool ok = apply_filters(rt, filter->a, v, &v);
+        jinja_leave(rt);
+        if (!ok) {
+            return false;
+        }
+    }
+    struct jargs args;
+    if (!filter->filter) {
+        return jrt_fail(rt, "TemplateRuntimeError", "No filter named '%.*s' found.",
+                        (int)filter->value.u.s->n_bytes, filter->value.u.s->s);
+    }
+    return jinja_eval_args(rt, filter->call, &args) &&
+           jinja_run_filter(rt, filter->filter, v, &args, out);
+}
+
+static enum jflow exec_filter_block(struct jrt *rt, const struct jnode *n)
+{
+    struct jv v;
+    enum jflow flow = capture(rt, n, &v);
+    if (flow != FLOW_NEXT) {
+        return flow;
+    }
+    return next_if(apply_filters(rt, n->a, v, &v) && print_value(rt, v));
+}
+
+static enum jflow exec_set_block(struct jrt *rt, const struct jnode *n)
+{
+    struct jv v;
+    enum jflow flow = capture(rt, n, &v);
+    if (flow != FLOW_NEXT) {
+        return flow;
+    }
+    return next_if((!n->b || apply_filters(rt, n->b, v, &v)) && assign(rt, rt->frame, n->a, v));
+}
+
+static enum jflow exec_with(struct jrt *rt, const struct jnode *n)
+{
+    struct jframe *outer = rt->frame, *frame = jframe_new(rt, outer);
+    if (!frame) {
+        return FLOW_FAIL;
+    }
+    for (int i = 0; i + 1 < n->n_more; i += 2) { // values are evaluated outside
+        struct jv v;
+        if (!jinja_eval(rt, n->more[i + 1], &v) || !assign(rt, frame, n->more[i], v)) {
+            return FLOW_FAIL;
+        }
+    }
+    rt->frame = frame;
+    enum jflow flow = run_inner(rt, n);
+    rt->frame = outer;
+    return flow;
+}
+
+static enum jflow exec_autoescape(struct jrt *rt, const struct jnode *n)
+{
+    struct jv v;
+    struct jframe *outer = rt->frame;
+    if (!jinja_eval(rt, n->a, &v) || !(rt->frame = jframe_new(rt, outer))) {
+        return FLOW_FAIL;
+    }
+    bool before = rt->autoescape;
+    rt->autoescape = jv_truth(v);
+    enum jflow flow = run_inner(rt, n);
+    rt->autoescape = before;
+    rt->frame = outer;
+    return flow;
+}
+
+/* A block sees the render's variables; with `scoped`, the scope that it stands in. */
+static enum jflow exec_block(struct jrt *rt, const struct jnode *n)
+{
+    struct jframe *outer = rt->frame;
+    rt->frame = jframe_new(rt, n->flag ? outer : NULL);
+    enum jflow flow = run_inner(rt, n);
+    rt->frame = outer;
+    return flow;
+}
+
+static enum jflow exec_generation(struct jrt *rt, const struct jnode *n)
+{
+    struct jv v;
+    enum jflow flow = capture(rt, n, &v);
+    return flow == FLOW_NEXT ? next_if(print_value(rt, v)) : flow;
+}
+
+/* An elif is the only statement of the else before it: no need to nest for it. */
+static enum jflow exec_if(struct jrt *rt, const struct jnode *n)
+{
+    for (;;) {
+        struct jv test;
+        if (!jinja_eval(rt, n->a, &test)) {
+            return FLOW_FAIL;
+        }
+        if (jv_truth(test)) {
+            return jinja_exec(rt, n->kids, n->n_kids);
+        }
+        if (n->n_more != 1 || n->more[0]->kind != N_IF) {
+            return jinja_exec(rt, n->more, n->n_more);
+        }
+        n = n->more[0];
+        if (!jrt_step(rt)) {
+            return FLOW_FAIL;
+        }
+    }
+}
+
+static enum jflow exec_inner(struct jrt *rt, const struct jnode *n)
+{
+    struct jv v;
+    switch (n->kind) {
+    case N_PRINT: return next_if(jinja_eval(rt, n->a, &v) && print_value(rt, v));
+    case N_IF: return exec_if(rt, n);
+    case N_FOR: return exec_for(rt, n);
+    case N_SET: return next_if(jinja_eval(rt, n->b, &v) && assign(rt, rt->frame, n->a, v));
+    case N_SET_BLOCK: return exec_set_block(rt, n);
+    case N_MACRO: return exec_macro(rt, n);
+    case N_CALL_BLOCK: return exec_call_block(rt, n);
+    case N_FILTER_BLOCK: return exec_filter_block(rt, n);
+    case N_WITH: return exec_with(rt, n);
+    case N_AUTOESCAPE: return exec_autoescape(rt, n);
+    case N_BLOCK: return exec_block(rt, n);
+    case N_GENERATION: return exec_generation(rt, n);
+    case N_BREAK: return FLOW_BREAK;
+    case N_CONTINUE: return FLOW_CONTINUE;
+    default:
+        return next_if(jrt_fail(rt, "TypeError", "no loader for this environment specified"));
+    }
+}
+
+static enum jflow exec_one(struct jrt *rt, const struct jnode *n)
+{
+    if (n->kind == N_DATA) {
+        jsb_put(rt->out, n->value.u.s->s, n->value.u.s->n_bytes, false);
+        return next_if(!rt->out->failed && jrt_step(rt));
+    }
+    if (!jinja_enter(rt)) {
+        return FLOW_FAIL;
+    }
+    enum jflow flow = exec_inner(rt, n);
+    jinja_leave(rt);
+    return flow;
+}

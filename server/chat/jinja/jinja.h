@@ -1,0 +1,25 @@
+/* Jinja2 as `transformers` sets it up for chat templates: compile once, render many times. What it
+ * knows and where it differs is in templates.md. Values and limits: value.h, rt.h.
+ * Thread: a compiled template is immutable; each render has a runtime of its own. */
+#ifndef SLUICE_SERVER_CHAT_JINJA_JINJA_H
+#define SLUICE_SERVER_CHAT_JINJA_JINJA_H
+
+#include "server/chat/jinja/rt.h"
+
+struct jinja_template;
+
+/* ERR_FORMAT with "line N: ..." for what Jinja2 refuses to compile. */
+enum status jinja_compile(const char *source, size_t n_bytes, struct jinja_template **out,
+                          struct err *err);
+void jinja_free(struct jinja_template *t); // accepts NULL
+
+/* True if the word stands in the template outside comments. */
+bool jinja_mentions(const struct jinja_template *t, const char *word);
+
+/* A render: begin, set variables (made in rt's arena), run, read rt->st and rt->err, end. */
+bool jinja_begin(struct jrt *rt, const struct jinja_template *t, int64_t local_us);
+bool jinja_set(struct jrt *rt, const char *name, size_t n_bytes, struct jv value);
+bool jinja_run(struct jrt *rt, struct jstr **out); // flat
+void jinja_end(struct jrt *rt);
+
+#endif

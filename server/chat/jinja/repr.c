@@ -1,0 +1,309 @@
+/* str() and repr() of values, letter by letter as Python's. */
+#include "engine/base/utf8.h"
+#include "server/chat/jinja/eval.h"
+#include "server/chat/jinja/num.h"
+#include "server/chat/jinja/unicode.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- repr of a str: quotes, escapes ---- */
+
+static void put_hex(struct jsb *b, uint32_t cp, bool input)
+{
+    char text[16];
+    int n = cp < 0x100     ? snprintf(text, sizeof text, "\\x%02x", cp)
+            : cp < 0x10000 ? snprintf(text, sizeof text, "\\u%04x", cp)
+                           : snprintf(text, sizeof text, "\\U%08x", cp);
+    jsb_put(b, text, (size_t)n, input);
+}
+
+static void put_repr_char(struct jsb *b, uint32_t cp, char quote, bool input)
+{
+    const char *short_form = cp == '\n' ? "\\n" : cp == '\r' ? "\\r" : cp == '\t' ? "\\t" : NULL;
+    if (short_form) {
+        jsb_put(b, short_form, 2, input);
+    } else if (cp == (uint32_t)quote || cp == '\\') {
+        jsb_putc(b, '\\', input);
+        jsb_putc(b, (char)cp, input);
+    } else {
+        put_hex(b, cp, input);
+    }
+}
+
+static bool is_plain(uint32_t cp, char quote)
+{
+    if (cp < 0x80) {
+        return cp >= 0x20 && cp < 0x7F && cp != (uint32_t)quote && cp != '\\';
+    }
+    return uni_class(cp) & UNI_PRINTABLE;
+}
+
+static void put_str_repr(struct jsb *b, struct jstr *s)
+{
+    if (!js_flat(b->rt, s)) {
+        b->failed = true;
+        return;
+    }
+    bool single = s->n_bytes > 0 && memchr(s->s, '\'', s->n_bytes);
+    bool both = single && memchr(s->s, '"', s->n_bytes);
+    char quote = single && !both ? '"' : '\'';
+    jsb_putc(b, quote, false);
+    size_t from = 0, n;
+    for (size_t i = 0; i < s->n_bytes && !b->failed; i += n) {
+        uint32_t cp = 0;
+        n = utf8_decode(s->s + i, s->n_bytes - i, &cp);
+        n = n > 0 ? n : 1;
+        if (!is_plain(cp, quote)) {
+            jsb_put_range(b, s, from, i - from);
+            put_repr_char(b, cp, quote, js_input_at(s, i));
+            from = i + n;
+        }
+    }
+    jsb_put_range(b, s, from, s->n_bytes - from);
+    jsb_putc(b, quote, false);
+}
+
+static void put_bytes_repr(struct jsb *b, const struct jstr *s)
+{
+    bool single = s->n_bytes > 0 && memchr(s->s, '\'', s->n_bytes);
+    bool both = single && memchr(s->s, '"', s->n_bytes);
+    char quote = single && !both ? '"' : '\'';
+    jsb_putc(b, 'b', false);
+    jsb_putc(b, quote, false);
+    for (size_t i = 0; i < s->n_bytes && !b->failed; i++) {
+        unsigned char c = (unsigned char)s->s[i];
+        if (c >= 0x20 && c < 0x7F && c != '\\' && c != (unsigned char)quote) {
+            jsb_putc(b, (char)c, js_input_at(s, i));
+        } else {
+            put_repr_char(b, c, quote, js_input_at(s, i));
+        }
+    }
+    jsb_putc(b, quote, false);
+}
+
+/* ---- repr of everything ---- */
+
+static bool put_items(struct jsb *b, const struct jlist *l, char open, char close, int nest)
+{
+    jsb_putc(b, open, false);
+    for (size_t i = 0; i < l->n; i++) {
+        if (i > 0) {
+            jsb_puts(b, ", ");
+        }
+        if (!jv_put_repr(b, l->items[i], nest + 1)) {
+            return false;
+        }
+    }
+    if (open == '(' && l->n == 1) {
+        jsb_putc(b, ',', false);
+    }
+    jsb_putc(b, close, false);
+    return true;
+}
+
+static bool put_dict(struct jsb *b, const struct jdict *d, int nest)
+{
+    jsb_putc(b, '{', false);
+    for (size_t i = 0; i < d->n; i++) {
+        if (i > 0) {
+            jsb_puts(b, ", ");
+        }
+        if (!jv_put_repr(b, d->e[i].key, nest + 1)) {
+            return false;
+        }
+        jsb_puts(b, ": ");
+        if (!jv_put_repr(b, d->e[i].value, nest + 1)) {
+            return false;
+        }
+    }
+    jsb_putc(b, '}', false);
+    return true;
+}
+
+static bool put_view(struct jsb *b, const struct jview *view, int nest)
+{
+    struct jlist *l;
+    struct jv v = {.type = JV_VIEW, .u.view = (struct jview *)view};
+    jsb_puts(b, jv_type_name(v));
+    jsb_putc(b, '(', false);
+    if (!jv_collect(b->rt, v, &l) || !put_items(b, l, '[', ']', nest)) {
+        return false;
+    }
+    jsb_putc(b, ')', false);
+    return true;
+}
+
+static void put_range(struct jsb *b, const struct jrange *r)
+{
+    char text[80];
+    if (r->step == 1) {
+        snprintf(text, sizeof text, "range(%lld, %lld)", (long long)r->start, (long long)r->stop);
+    } else {
+        snprintf(text, sizeof text, "range(%lld, %lld, %lld)", (long long)r->start,
+                 (long long)r->stop, (long long)r->step);
+    }
+    jsb_puts(b, text);
+}
+
+static bool put_number(struct jsb *b, struct jv v)
+{
+    char text[40];
+    const char *s;
+    size_t n;
+    if (v.type == JV_FLOAT) {
+        jnum_float_text(v.u.f, text);
+        jsb_puts(b, text);
+        return true;
+    }
+    if (!jnum_int_text(b->rt, v, &s, &n)) {
+        return false;
+    }
+    jsb_put(b, s, n, false);
+    return true;
+}
+
+static bool put_macro(struct jsb *b, const struct jmacro *m)
+{
+    jsb_puts(b, "<Macro ");
+    if (m->name) {
+        put_str_repr(b, m->name);
+    } else {
+        jsb_puts(b, "'caller'");
+    }
+    jsb_putc(b, '>', false);
+    return true;
+}
+
+/* Python prints addresses for these; nothing can depend on the digits. */
+static bool put_opaque(struct jsb *b, struct jv v)
+{
+    if (v.type == JV_FUNC && v.u.func->is_class) {
+        jsb_puts(b, "<class '");
+        jsb_puts(b, strcmp(v.u.func->name, "dict") == 0 ? "" : "jinja2.utils.");
+        jsb_puts(b, strcmp(v.u.func->name, "namespace") == 0 ? "Namespace" : v.u.func->name);
+        jsb_puts(b, "'>");
+        return true;
+    }
+    jsb_puts(b, "<");
+    jsb_puts(b, v.type == JV_FUNC ? v.u.func->name : jv_type_name(v));
+    jsb_puts(b, " object>");
+    return true;
+}
+
+static bool put_repr_inner(struct jsb *b, struct jv v, int nest)
+{
+    switch (v.type) {
+    case JV_UNDEFINED: jsb_puts(b, "Undefined"); return true;
+    case JV_NONE: jsb_puts(b, "None"); return true;
+    case JV_BOOL: jsb_puts(b, v.u.b ? "True" : "False"); return true;
+    case JV_INT:
+    case JV_BIG:
+    case JV_FLOAT: return put_number(b, v);
+    case JV_STR:
+        if (v.flag & JV_MARKUP) {
+            jsb_puts(b, "Markup(");
+        }
+        put_str_repr(b, v.u.s);
+        if (v.flag & JV_MARKUP) {
+            jsb_puts(b, ")");
+        }
+        return true;
+    case JV_BYTES: put_bytes_repr(b, v.u.s); return true;
+    case JV_LIST: return put_items(b, v.u.list, '[', ']', nest);
+    case JV_TUPLE: return put_items(b, v.u.list, '(', ')', nest);
+    case JV_DICT: return put_dict(b, v.u.dict, nest);
+    case JV_NAMESPACE:
+        jsb_puts(b, "<Namespace ");
+        if (!put_dict(b, v.u.dict, nest)) {
+            return false;
+        }
+        jsb_puts(b, ">");
+        return true;
+    case JV_RANGE: put_range(b, v.u.range); return true;
+    case JV_VIEW: return put_view(b, v.u.view, nest);
+    case JV_MACRO: return put_macro(b, v.u.macro);
+    case JV_LOOP: return jloop_repr(b, v);
+    default: return put_opaque(b, v);
+    }
+}
+
+bool jv_put_repr(struct jsb *b, struct jv v, int nest)
+{
+    if (nest > JINJA_MAX_NEST) {
+        return jrt_limit(b->rt, "a value is nested too deeply");
+    }
+    return jrt_step(b->rt) && put_repr_inner(b, v, nest) && !b->failed;
+}
+
+bool jv_put_str(struct jsb *b, struct jv v)
+{
+    if (v.type == JV_STR) {
+        jsb_put_str(b, v.u.s);
+        return !b->failed;
+    }
+    return v.type == JV_UNDEFINED || jv_put_repr(b, v, 0);
+}
+
+bool jv_repr(struct jrt *rt, struct jv v, struct jstr **out)
+{
+    struct jsb b;
+    jsb_init(&b, rt);
+    *out = jv_put_repr(&b, v, 0) ? jsb_done(&b) : NULL;
+    return *out != NULL;
+}
+
+bool jv_to_str(struct jrt *rt, struct jv v, struct jstr **out)
+{
+    if (v.type == JV_STR) {
+        *out = v.u.s;
+        return js_flat(rt, v.u.s);
+    }
+    struct jsb b;
+    jsb_init(&b, rt);
+    *out = jv_put_str(&b, v) ? jsb_done(&b) : NULL;
+    return *out != NULL;
+}
+
+bool jv_soft_str(struct jrt *rt, struct jv v, struct jv *out)
+{
+    struct jstr *s;
+    if (!jv_to_str(rt, v, &s)) {
+        return false;
+    }
+    *out = jv_str(s);
+    out->flag = v.type == JV_STR ? v.flag : 0;
+    return true;
+}
+
+bool jinja_escape(struct jrt *rt, struct jv v, struct jv *out)
+{
+    struct jstr *s;
+    if (!jv_to_str(rt, v, &s)) {
+        return false;
+    }
+    bool markup = v.type == JV_STR && v.flag & JV_MARKUP;
+    if (!markup) {
+        struct jsb b;
+        jsb_init(&b, rt);
+        size_t from = 0;
+        for (size_t i = 0; i < s->n_bytes; i++) {
+            const char *to = s->s[i] == '&'    ? "&amp;"
+                             : s->s[i] == '<'  ? "&lt;"
+                             : s->s[i] == '>'  ? "&gt;"
+                             : s->s[i] == '"'  ? "&#34;"
+                             : s->s[i] == '\'' ? "&#39;"
+                                               : NULL;
+            if (to) {
+                jsb_put_range(&b, s, from, i - from);
+                jsb_put(&b, to, strlen(to), js_input_at(s, i));
+                from = i + 1;
+            }
+        }
+        jsb_put_range(&b, s, from, s->n_bytes - from);
+        s = jsb_done(&b);
+    }
+    *out = jv_str(s);
+    out->flag = JV_MARKUP;
+    return s != NULL;
+}

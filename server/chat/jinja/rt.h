@@ -1,0 +1,71 @@
+/* The runtime of one render (or of one compilation): its arena, its limits, its error, its scopes
+ * and its output. Internal to server/chat/jinja/.
+ * Thread: one owner. */
+#ifndef SLUICE_SERVER_CHAT_JINJA_RT_H
+#define SLUICE_SERVER_CHAT_JINJA_RT_H
+
+#include "engine/base/arena.h"
+#include "engine/base/status.h"
+#include "server/chat/jinja/value.h"
+
+/* Bounds. A step is one node evaluated, one item passed or 256 bytes moved. The C stack of one
+ * level of nesting is at most about 500 bytes in a release build; libuv's pool threads have 8 MiB
+ * (2 MiB where the system sets no limit). */
+enum {
+#ifdef SLUICE_FUZZER // small bounds are reached sooner
+    JINJA_MAX_STEPS = 100 * 1000,
+    JINJA_MAX_OUTPUT = 1 << 20,
+    JINJA_MAX_MEMORY = 16 << 20,
+#else
+    JINJA_MAX_STEPS = 10 * 1000 * 1000,
+    JINJA_MAX_OUTPUT = 64 << 20,
+    JINJA_MAX_MEMORY = 256 << 20,
+#endif
+    JINJA_MAX_CALLS = 200,   // macros, callers and recursive loops
+    JINJA_MAX_DEPTH = 2000,  // C calls of the evaluator, within all those calls
+    JINJA_MAX_NEST = 200,    // of a value that is printed, compared or hashed; of the source
+    JINJA_MAX_RANGE = 100000 // Jinja2's own
+};
+
+struct jbinding {
+    int sym;
+    struct jv value;
+};
+
+struct jframe {
+    struct jframe *parent; // NULL: names are then looked up among the render's variables
+    struct jbinding *b;
+    int n, cap;
+};
+
+struct jrt {
+    struct arena arena;
+    enum status st;
+    struct err err;
+    int64_t steps_left;
+    int depth, calls;
+    struct jsb *out;
+    bool autoescape;
+    struct jframe *frame;
+    struct jv *vars; // by symbol
+    int n_vars;
+    const struct jinja_template *t;
+    int64_t local_us;
+    struct jstr *ascii[2][128];  // one-character strings that were needed, by [input][character]
+    struct jundef *last_missing; // the last attribute that was not there
+};
+
+/* Records an error and returns false: the first one stays. `kind` is the Python exception. */
+bool jrt_fail(struct jrt *rt, const char *kind, const char *fmt, ...) PRINTF_LIKE(3, 4);
+bool jrt_limit(struct jrt *rt, const char *what);
+bool jrt_raise(struct jrt *rt, const char *message, size_t n_bytes); // raise_exception
+
+void *jrt_alloc(struct jrt *rt, size_t n, size_t size); // zeroed; NULL after recording an error
+bool jrt_charge(struct jrt *rt, size_t steps);
+
+static inline bool jrt_step(struct jrt *rt)
+{
+    return rt->steps_left-- > 0 || jrt_limit(rt, "it takes too many steps");
+}
+
+#endif

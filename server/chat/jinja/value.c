@@ -1,0 +1,178 @@
+/* What a value is on its own: undefined and why, its type's name, its truth, its number. */
+#include "server/chat/jinja/eval.h"
+#include "server/chat/jinja/num.h"
+
+bool jv_undefined(struct jrt *rt, struct jv obj, struct jv name, struct jv *out)
+{
+    /* Only the type of the object is ever told, so loops that ask for the same thing again and
+     * again can share one. */
+    struct jundef *u = rt->last_missing;
+    bool simple = name.type == JV_STR && (obj.type == JV_STR || obj.type == JV_DICT);
+    bool again = u && simple && u->name.u.s == name.u.s && u->obj.type == obj.type &&
+                 u->obj.flag == obj.flag && !u->unsafe;
+    if (!again) {
+        u = jrt_alloc(rt, 1, sizeof *u);
+        if (!u) {
+            return false;
+        }
+        *u = (struct jundef){.obj = obj, .name = name};
+        rt->last_missing = simple ? u : rt->last_missing;
+    }
+    *out = (struct jv){.type = JV_UNDEFINED, .u.undef = u};
+    return true;
+}
+
+bool jv_undefined_hint(struct jrt *rt, const char *hint, struct jv *out)
+{
+    if (!jv_undefined(rt, jv_missing(), jv_missing(), out)) {
+        return false;
+    }
+    out->u.undef->hint = hint;
+    return true;
+}
+
+bool jv_pair(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
+{
+    struct jlist *l = jlist_new(rt, 2);
+    if (!l) {
+        return false;
+    }
+    l->items[0] = a;
+    l->items[1] = b;
+    *out = jv_tuple(l);
+    return true;
+}
+
+/* How Undefined names the object: "None" for none, else "<type> object". */
+static bool describe(struct jrt *rt, struct jv v, const char **text)
+{
+    if (v.type == JV_NONE) {
+        *text = "None";
+        return true;
+    }
+    struct jsb b;
+    jsb_init(&b, rt);
+    jsb_puts(&b, v.type == JV_NAMESPACE ? "jinja2.utils.Namespace" : jv_type_name(v));
+    jsb_puts(&b, " object");
+    jsb_putc(&b, '\0', false);
+    *text = b.s;
+    return !b.failed;
+}
+
+bool jv_fail_undefined(struct jrt *rt, struct jv undefined)
+{
+    const struct jundef *u = undefined.u.undef;
+    const char *kind = u->unsafe ? "SecurityError" : "UndefinedError";
+    if (u->hint) {
+        return jrt_fail(rt, kind, "%s", u->hint);
+    }
+    struct jstr *name;
+    const char *object;
+    if (!jv_repr(rt, u->name, &name) || !js_flat(rt, name)) {
+        return false;
+    }
+    int n = name->n_bytes < 200 ? (int)name->n_bytes : 200;
+    if (!jv_is_given(u->obj)) {
+        return jrt_fail(rt, kind, "%.*s is undefined", n, name->s);
+    }
+    if (!describe(rt, u->obj, &object)) {
+        return false;
+    }
+    if (u->unsafe) {
+        return jrt_fail(rt, kind, "access to attribute %.*s of '%s' object is unsafe.", n, name->s,
+                        jv_type_name(u->obj));
+    }
+    return u->name.type == JV_STR
+               ? jrt_fail(rt, kind, "'%s' has no attribute %.*s", object, n, name->s)
+               : jrt_fail(rt, kind, "%s has no element %.*s", object, n, name->s);
+}
+
+const char *jv_type_name(struct jv v)
+{
+    switch (v.type) {
+    case JV_MISSING: return "missing";
+    case JV_UNDEFINED: return "Undefined";
+    case JV_NONE: return "NoneType";
+    case JV_BOOL: return "bool";
+    case JV_INT:
+    case JV_BIG: return "int";
+    case JV_FLOAT: return "float";
+    case JV_STR: return v.flag & JV_MARKUP ? "Markup" : "str";
+    case JV_BYTES: return "bytes";
+    case JV_LIST: return "list";
+    case JV_TUPLE: return v.flag & JV_GROUP ? "_GroupTuple" : "tuple";
+    case JV_DICT: return "dict";
+    case JV_RANGE: return "range";
+    case JV_VIEW:
+        return v.u.view->kind == JVIEW_KEYS     ? "dict_keys"
+               : v.u.view->kind == JVIEW_VALUES ? "dict_values"
+                                                : "dict_items";
+    case JV_ITER: return "generator";
+    case JV_NAMESPACE: return "Namespace";
+    case JV_MACRO: return "Macro";
+    case JV_LOOP: return "LoopContext";
+    case JV_CYCLER: return "Cycler";
+    case JV_JOINER: return "Joiner";
+    case JV_FUNC: return v.u.func->is_class ? "type" : "function";
+    case JV_METHOD: return "builtin_function_or_method";
+    default: return "object";
+    }
+}
+
+bool jv_truth(struct jv v)
+{
+    switch (v.type) {
+    case JV_MISSING:
+    case JV_UNDEFINED:
+    case JV_NONE: return false;
+    case JV_BOOL: return v.u.b;
+    case JV_INT: return v.u.i != 0;
+    case JV_FLOAT: return v.u.f != 0;
+    case JV_STR:
+    case JV_BYTES: return v.u.s->n_bytes > 0;
+    case JV_LIST:
+    case JV_TUPLE: return v.u.list->n > 0;
+    case JV_DICT: return v.u.dict->n > 0;
+    case JV_RANGE: return v.u.range->n > 0;
+    case JV_VIEW: return v.u.view->dict->n > 0;
+    default: return true;
+    }
+}
+
+bool jv_small_number(struct jv v, double *f)
+{
+    switch (v.type) {
+    case JV_BOOL: *f = v.u.b; return true;
+    case JV_INT: *f = (double)v.u.i; return true;
+    case JV_FLOAT: *f = v.u.f; return true;
+    default: return false;
+    }
+}
+
+bool jv_is_integer(struct jv v)
+{
+    return v.type == JV_BOOL || v.type == JV_INT || v.type == JV_BIG;
+}
+
+bool jv_as_index(struct jrt *rt, struct jv v, int64_t *i)
+{
+    if (v.type == JV_BIG) {
+        *i = v.u.big->negative ? INT64_MIN / 2 : INT64_MAX / 2;
+        return true;
+    }
+    if (!jv_is_integer(v)) {
+        if (v.type == JV_UNDEFINED) {
+            return jv_fail_undefined(rt, v);
+        }
+        return jrt_fail(rt, "TypeError", "'%s' object cannot be interpreted as an integer",
+                        jv_type_name(v));
+    }
+    *i = v.type == JV_BOOL ? v.u.b : v.u.i;
+    return true;
+}
+
+bool jv_is_callable(struct jv v)
+{
+    return v.type == JV_MACRO || v.type == JV_FUNC || v.type == JV_METHOD || v.type == JV_JOINER ||
+           v.type == JV_LOOP || v.type == JV_UNDEFINED; // Undefined has a __call__ (that raises)
+}

@@ -1,0 +1,208 @@
+#include "server/chat/output.h"
+
+#include "server/chat/reasoning.h"
+
+#include <string.h>
+
+enum { HELD_MAX_BYTES = 16 << 20 }; // chosen: text that may still become a stop string or a call
+
+void output_init(struct output *o, const struct output_options *options,
+                 const struct tool_sink *sink)
+{
+    *o = (struct output){.options = options, .sink = *sink, .stop_index = -1};
+    buf_init(&o->text, HELD_MAX_BYTES);
+    buf_init(&o->split, HELD_MAX_BYTES);
+    if (options->tok) {
+        detok_init(&o->detok, options->tok, options->skip_special);
+    }
+    const struct tool_parser *own = output_reasoning_parser(options->reasoning);
+    o->parser = own ? own : options->parser;
+    if (o->parser) {
+        struct tool_sink to = o->sink;
+        to.on_reasoning = own ? to.on_reasoning : to.on_text; // not told apart
+        tool_parse_init(&o->parse, o->parser, options->parser ? options->tools : NULL, to);
+        o->parse.in_items = options->in_items;
+        if (own && options->starts_in_reasoning) { // as if the model had opened it
+            tool_parse_text(&o->parse, own->reasoning, strlen(own->reasoning));
+        }
+    }
+    output_split_init(o);
+}
+
+void output_deinit(struct output *o)
+{
+    buf_deinit(&o->text);
+    buf_deinit(&o->split);
+    tool_parse_deinit(&o->parse);
+}
+
+void output_content(struct output *o, const char *text, size_t n_bytes)
+{
+    if (n_bytes == 0) {
+        return;
+    }
+    if (o->parser) {
+        tool_parse_text(&o->parse, text, n_bytes);
+    } else {
+        o->sink.on_text(o->sink.arg, text, n_bytes);
+    }
+}
+
+/* The longest stop string that ends at `end`; its index or -1. */
+static int stop_at(const struct output *o, size_t end)
+{
+    int found = -1;
+    size_t longest = 0;
+    for (size_t i = 0; i < o->options->n_stop; i++) {
+        const char *stop = o->options->stop[i];
+        size_t n = o->options->stop_bytes[i];
+        if (n > longest && n <= end && o->text.data[end - 1] == stop[n - 1] &&
+            memcmp(o->text.data + end - n, stop, n) == 0) {
+            found = (int)i;
+            longest = n;
+        }
+    }
+    return found;
+}
+
+/* The stop string that is complete first. Returns its index or -1; *end is behind it. What was
+ * searched before is not searched again: a token costs what it adds. */
+static int find_stop(const struct output *o, size_t *end)
+{
+    int found = -1;
+    for (size_t e = o->n_searched + 1; found < 0 && e <= o->text.n_bytes; e++) {
+        found = stop_at(o, e);
+        *end = e;
+    }
+    return found;
+}
+
+/* Bytes at the end that are the beginning of some stop string. */
+static size_t undecided(const struct output *o)
+{
+    size_t most = 0;
+    for (size_t i = 0; i < o->options->n_stop; i++) {
+        const char *stop = o->options->stop[i];
+        size_t n = o->options->stop_bytes[i] - 1;
+        n = n < o->text.n_bytes ? n : o->text.n_bytes;
+        while (n > most && memcmp(o->text.data + o->text.n_bytes - n, stop, n) != 0) {
+            n--;
+        }
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+/* Passes on what no stop string can still claim. */
+static bool search(struct output *o, bool final)
+{
+    if (o->text.n_bytes == 0) {
+        return true;
+    }
+    size_t end = 0;
+    int found = o->options->n_stop > 0 ? find_stop(o, &end) : -1;
+    if (found >= 0) {
+        size_t keep = o->options->include_stop ? end : end - o->options->stop_bytes[found];
+        output_split(o, o->text.data, keep, false);
+        buf_clear(&o->text);
+        o->n_searched = 0;
+        o->stopped = true;
+        o->stop_index = found;
+        return false;
+    }
+    size_t ready = o->text.n_bytes - (final ? 0 : undecided(o));
+    output_split(o, o->text.data, ready, false);
+    buf_consume(&o->text, ready);
+    o->n_searched = o->text.n_bytes;
+    return true;
+}
+
+bool output_text(struct output *o, const char *text, size_t n_bytes)
+{
+    if (o->stopped) {
+        return false;
+    }
+    buf_put(&o->text, text, n_bytes);
+    o->n_bytes += n_bytes;
+    return search(o, false);
+}
+
+/* Which of the parser's markers the token is; -1: none. */
+static int find_marker(const struct output *o, const char *text)
+{
+    for (int i = 0; o->parser && o->parser->markers[i]; i++) {
+        if (strcmp(o->parser->markers[i], text) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* The text of the first min_tokens may begin a stop string, but not end it. */
+static void skip_early(struct output *o)
+{
+    if (o->options->min_tokens > 0 && o->n_tokens <= o->options->min_tokens) {
+        o->n_searched = o->text.n_bytes;
+    }
+}
+
+/* Markers that the parsers look for are shown to them even where special tokens are skipped. */
+static bool is_marker(const struct output *o, const char *text)
+{
+    if (find_marker(o, text) >= 0) {
+        return true;
+    }
+    static const char *const think[] = {"<think>", "</think>", "[THINK]", "[/THINK]"};
+    for (size_t i = 0; o->options->reasoning != REASONING_NONE && i < 4; i++) {
+        if (strcmp(think[i], text) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool output_token(struct output *o, int32_t id)
+{
+    if (o->stopped) {
+        return false;
+    }
+    size_t before = o->text.n_bytes, n;
+    const char *text = tokenizer_token_text(o->options->tok, id, &n);
+    int mark = text && o->parser && o->parser->exact ? find_marker(o, text) : -1;
+    if (mark >= 0) {
+        detok_flush(&o->detok, &o->text);
+        buf_putc(&o->text, (char)(TOOL_MARK + mark));
+    } else if (o->options->skip_special && tokenizer_is_special(o->options->tok, id)) {
+        if (text && is_marker(o, text)) {
+            detok_flush(&o->detok, &o->text);
+            buf_put(&o->text, text, n);
+        }
+    } else {
+        detok_push(&o->detok, id, &o->text);
+    }
+    o->n_bytes += o->text.n_bytes - before;
+    o->n_tokens++;
+    skip_early(o);
+    bool was_inside = o->in_reasoning || o->parse.in_reasoning;
+    bool go_on = search(o, false);
+    o->n_reasoning_tokens += was_inside || o->in_reasoning || o->parse.in_reasoning;
+    return go_on;
+}
+
+void output_finish(struct output *o)
+{
+    if (!o->stopped && o->options->tok) {
+        size_t before = o->text.n_bytes;
+        detok_flush(&o->detok, &o->text);
+        o->n_bytes += o->text.n_bytes - before;
+        skip_early(o);
+        search(o, false);
+    }
+    if (!o->stopped) {
+        search(o, true);
+    }
+    output_split(o, "", 0, true);
+    if (o->parser) {
+        tool_parse_finish(&o->parse);
+    }
+}

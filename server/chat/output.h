@@ -1,0 +1,80 @@
+/* From token ids to what a client sees, one sample at a time: text that is whole UTF-8, cut at stop
+ * strings, split into reasoning, content and tool calls. What comes out of the sink, joined, does
+ * not depend on how the tokens arrived; text that may still become a stop string or a marker is
+ * held back.
+ *
+ *     ids -> detok -> stop strings -> reasoning -> tool parser -> sink
+ *
+ * Where reasoning is a part of the parser's form (harmony), the parser finds it, and is there also
+ * when no calls are wanted.
+ *
+ * Thread: the loop; one owner per sample. */
+#ifndef SLUICE_SERVER_CHAT_OUTPUT_H
+#define SLUICE_SERVER_CHAT_OUTPUT_H
+
+#include "engine/base/buf.h"
+#include "engine/tokenizer/detok.h"
+#include "server/chat/tools/parser.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum reasoning_kind { REASONING_NONE, REASONING_HARMONY, REASONING_THINK, REASONING_MISTRAL };
+
+/* What all samples of a request share. Borrowed by each output. */
+struct output_options {
+    const struct tokenizer *tok; // NULL: text is fed directly
+    bool skip_special;
+    const char *const *stop; // stop strings, none empty
+    const size_t *stop_bytes;
+    size_t n_stop;
+    bool include_stop;
+    int32_t min_tokens; // no stop string ends within the text of so many
+    enum reasoning_kind reasoning;
+    bool starts_in_reasoning;         // the prompt has opened it
+    const struct tool_parser *parser; // NULL: calls are text
+    const struct json *tools;
+    bool in_items; // a run of one kind is shown alone: no line is begun for what another kind parts
+};
+
+struct output {
+    const struct output_options *options;
+    const struct tool_parser *parser; // the options', or the one that finds the reasoning; or NULL
+    struct tool_sink sink;
+    struct detok detok;
+    struct buf text;   // of the last ids, that may still become a stop string
+    size_t n_searched; // bytes of it within which none ends
+    int32_t n_tokens;
+    struct buf split; // not yet known to be reasoning or not
+    size_t n_blank;   // of it, from its begin: white space that was looked at
+    int reasoning_state;
+    struct tool_parse parse;
+    size_t n_bytes;     // of text so far, before anything was cut
+    int32_t n_reasoning_tokens;
+    bool in_reasoning;
+    bool stopped;       // at a stop string
+    int stop_index;     // which
+};
+
+void output_init(struct output *o, const struct output_options *options,
+                 const struct tool_sink *sink);
+void output_deinit(struct output *o); // accepts a zeroed struct
+
+/* False once a stop string was found: what follows is not wanted. */
+bool output_token(struct output *o, int32_t id);
+bool output_text(struct output *o, const char *text, size_t n_bytes);
+
+/* The end: reports all that is held back. */
+void output_finish(struct output *o);
+
+/* By its name in the configuration; false if there is none. */
+bool reasoning_find(const char *name, enum reasoning_kind *kind);
+
+/* Which reasoning a model with this chat template has; `template` may be NULL. */
+enum reasoning_kind reasoning_for_template(const char *chat_template);
+
+/* True if the prompt ends inside an opened reasoning block. */
+bool reasoning_is_open(enum reasoning_kind kind, const char *prompt, size_t n_bytes);
+
+#endif

@@ -1,0 +1,253 @@
+/* The object {"name": ..., "arguments": {...}} that several forms share, read byte by byte, so that
+ * arguments can be passed on while they are still being generated. */
+#include "server/chat/tools/parser.h"
+
+#include "engine/base/json_scan.h"
+
+#include <string.h>
+
+enum state { BEFORE, KEY_OR_END, KEY, IN_KEY, COLON, VALUE, IN_VALUE, AFTER };
+enum field { FIELD_OTHER, FIELD_NAME, FIELD_ID, FIELD_ARGUMENTS };
+enum value { VALUE_STRING, VALUE_NESTED, VALUE_SCALAR };
+
+enum { ARGUMENTS_MAX_BYTES = 64 << 20 };
+
+void json_call_reset(struct json_call *c, bool needs_both, bool whole)
+{
+    json_call_deinit(c);
+    *c = (struct json_call){.needs_both = needs_both, .whole = whole};
+    buf_init(&c->key, TOOL_NAME_MAX_BYTES);
+    buf_init(&c->name, TOOL_NAME_MAX_BYTES);
+    buf_init(&c->id, TOOL_NAME_MAX_BYTES);
+    buf_init(&c->arguments, ARGUMENTS_MAX_BYTES);
+}
+
+void json_call_deinit(struct json_call *c)
+{
+    buf_deinit(&c->key);
+    buf_deinit(&c->name);
+    buf_deinit(&c->id);
+    buf_deinit(&c->arguments);
+}
+
+static bool is_space(char b)
+{
+    return b == ' ' || b == '\n' || b == '\t' || b == '\r';
+}
+
+/* `raw` is a JSON string with its quotes; it becomes its text. False if it is none. */
+static bool unescape(struct buf *raw)
+{
+    struct json_scan sc;
+    json_scan_init(&sc, raw->data ? raw->data : "", raw->n_bytes, 8);
+    if (json_scan_next(&sc) != JSON_TOKEN_STRING) {
+        return false;
+    }
+    struct buf text;
+    buf_init(&text, raw->max_bytes);
+    json_scan_unescape(&sc, &text);
+    buf_deinit(raw);
+    *raw = text;
+    return !text.failed;
+}
+
+static void begin(struct json_call *c, struct tool_parse *p)
+{
+    tool_begin(p, c->name.data, c->id.data ? c->id.data : "");
+    c->begun = true;
+    tool_arguments(p, c->arguments.data, c->arguments.n_bytes);
+    buf_clear(&c->arguments);
+}
+
+static enum field field_of(const struct json_call *c)
+{
+    const char *key = c->key.data ? c->key.data : "";
+    return strcmp(key, "name") == 0        ? FIELD_NAME
+           : strcmp(key, "id") == 0        ? FIELD_ID
+           : strcmp(key, "arguments") == 0 ? FIELD_ARGUMENTS
+           : strcmp(key, "parameters") == 0 ? FIELD_ARGUMENTS
+                                            : FIELD_OTHER;
+}
+
+static void value_begins(struct json_call *c, char b)
+{
+    c->field = (unsigned char)field_of(c);
+    c->value = b == '"' ? VALUE_STRING : b == '{' || b == '[' ? VALUE_NESTED : VALUE_SCALAR;
+    c->depth = 0;
+    c->in_string = c->escape = false;
+    c->state = IN_VALUE;
+    bool text = c->field == FIELD_NAME || c->field == FIELD_ID;
+    c->bad = (c->field == FIELD_NAME && c->value != VALUE_STRING) || // a name must be text
+             (c->field == FIELD_NAME && c->has_name) ||
+             (c->field == FIELD_ARGUMENTS && c->has_arguments);
+    if (text && c->value != VALUE_STRING) {
+        c->field = FIELD_OTHER;
+    }
+}
+
+static void keep(struct json_call *c, struct tool_parse *p, char b)
+{
+    if (c->field == FIELD_NAME) {
+        buf_putc(&c->name, b);
+        c->bad = c->name.failed;
+    } else if (c->field == FIELD_ID) {
+        buf_putc(&c->id, b);
+        c->bad = c->id.failed;
+    } else if (c->field == FIELD_ARGUMENTS) {
+        if (c->begun && c->value == VALUE_NESTED) {
+            tool_arguments(p, &b, 1);
+        } else {
+            buf_putc(&c->arguments, b);
+            c->bad = c->arguments.failed;
+        }
+    }
+}
+
+static void value_ends(struct json_call *c, struct tool_parse *p)
+{
+    c->state = AFTER;
+    if (c->field == FIELD_NAME) {
+        c->bad = !unescape(&c->name) || c->name.n_bytes == 0;
+        c->has_name = !c->bad;
+    } else if (c->field == FIELD_ID) {
+        c->bad = !unescape(&c->id);
+    } else if (c->field == FIELD_ARGUMENTS) {
+        c->has_arguments = true;
+        if (c->value == VALUE_STRING) { // arguments written as text that holds JSON
+            c->bad = !unescape(&c->arguments);
+        } else if (c->value == VALUE_SCALAR) {
+            buf_clear(&c->arguments); // null: none
+        }
+        if (!c->bad && c->begun && c->value == VALUE_STRING) {
+            tool_arguments(p, c->arguments.data, c->arguments.n_bytes);
+            buf_clear(&c->arguments);
+        }
+    }
+}
+
+/* True if the byte belongs to the value; false: the value ended before it. */
+static bool in_value(struct json_call *c, struct tool_parse *p, char b)
+{
+    if (c->value == VALUE_SCALAR && (b == ',' || b == '}' || is_space(b))) {
+        value_ends(c, p);
+        return false;
+    }
+    keep(c, p, b);
+    bool ended = false;
+    if (c->in_string) {
+        if (c->escape) {
+            c->escape = false;
+        } else if (b == '\\') {
+            c->escape = true;
+        } else if (b == '"') {
+            c->in_string = false;
+            ended = c->value == VALUE_STRING;
+        }
+    } else if (b == '"') {
+        c->in_string = true;
+    } else if (b == '{' || b == '[') {
+        c->depth++;
+    } else if (b == '}' || b == ']') {
+        c->depth--;
+        ended = c->value == VALUE_NESTED && c->depth == 0;
+    }
+    if (ended) {
+        value_ends(c, p);
+    }
+    return true;
+}
+
+static void in_key(struct json_call *c, char b)
+{
+    if (!c->escape && b == '"') {
+        c->state = COLON;
+        return;
+    }
+    c->escape = !c->escape && b == '\\';
+    if (c->key.n_bytes + 1 < c->key.max_bytes) { // a longer one is none of ours
+        buf_putc(&c->key, b);
+    }
+}
+
+/* The object is complete. */
+static enum json_call_result end_of_object(struct json_call *c, struct tool_parse *p)
+{
+    if (!c->has_name || (c->needs_both && !c->has_arguments)) {
+        return CALL_BAD;
+    }
+    if (!c->begun) {
+        begin(c, p);
+    }
+    tool_end(p);
+    return CALL_DONE;
+}
+
+static enum json_call_result take(struct json_call *c, struct tool_parse *p, char b)
+{
+    if (c->state == IN_KEY) {
+        in_key(c, b);
+        return CALL_MORE;
+    }
+    if (c->state == IN_VALUE && in_value(c, p, b)) {
+        return c->bad ? CALL_BAD : CALL_MORE;
+    }
+    if (c->bad) {
+        return CALL_BAD;
+    }
+    if (is_space(b)) {
+        return CALL_MORE;
+    }
+    switch (c->state) {
+    case BEFORE: c->state = KEY_OR_END; return b == '{' ? CALL_MORE : CALL_BAD;
+    case KEY_OR_END:
+    case KEY:
+        if (b == '}' && c->state == KEY_OR_END) {
+            return end_of_object(c, p);
+        }
+        buf_clear(&c->key);
+        c->escape = false;
+        c->state = IN_KEY;
+        return b == '"' ? CALL_MORE : CALL_BAD;
+    case COLON: c->state = VALUE; return b == ':' ? CALL_MORE : CALL_BAD;
+    case VALUE:
+        value_begins(c, b);
+        if (!c->bad) {
+            in_value(c, p, b);
+        }
+        return c->bad ? CALL_BAD : CALL_MORE;
+    default:
+        c->state = KEY;
+        return b == '}' ? end_of_object(c, p) : b == ',' ? CALL_MORE : CALL_BAD;
+    }
+}
+
+void json_call_drop(struct tool_parse *p)
+{
+    if (p->in_call) {
+        tool_end(p);
+    } else {
+        tool_give_up(p);
+    }
+}
+
+enum json_call_result json_call_step(struct json_call *c, struct tool_parse *p)
+{
+    while (p->scan < p->held.n_bytes) {
+        enum json_call_result r = take(c, p, p->held.data[p->scan]);
+        if (r != CALL_BAD) {
+            p->scan++;
+        }
+        bool args = c->has_arguments || (c->state == IN_VALUE && c->field == FIELD_ARGUMENTS &&
+                                         c->value == VALUE_NESTED);
+        if (r == CALL_MORE && !c->begun && !c->whole && c->has_name && (args || !c->needs_both)) {
+            begin(c, p);
+        }
+        if (c->begun) {
+            tool_commit(p);
+        }
+        if (r != CALL_MORE) {
+            return r;
+        }
+    }
+    return CALL_MORE;
+}

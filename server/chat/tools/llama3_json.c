@@ -1,0 +1,122 @@
+/* Llama 3.x: the whole answer is {"name": ..., "parameters": {...}}, perhaps after <|python_tag|>,
+ * perhaps several joined by ';'. Plain JSON looks alike, so only names of the request's tools count
+ * and both keys must be there. */
+#include "server/chat/tools/parser.h"
+
+#include <string.h>
+
+enum state { START, CALL, BETWEEN, TEXT };
+
+static const char tag[] = "<|python_tag|>";
+
+/* An object may be a call; anything else is text. */
+static bool open_brace(struct tool_parse *p)
+{
+    if (*tool_held(p) != '{') {
+        p->scan = p->at;
+        p->state = TEXT;
+        return true;
+    }
+    json_call_reset(&p->call, true, false);
+    p->state = CALL;
+    return true;
+}
+
+static bool at_start(struct tool_parse *p, bool final)
+{
+    tool_skip_space(p);
+    enum tool_match m = tool_match(p, tag, final);
+    if (m == MATCH_MAYBE || (tool_n_held(p) == 0 && !final)) {
+        return false; // white space may yet be content
+    }
+    if (m == MATCH_YES) {
+        p->scan += sizeof tag - 1;
+        tool_skip_space(p);
+        if (tool_n_held(p) == 0) {
+            p->scan = p->at;
+            return false;
+        }
+    }
+    return open_brace(p);
+}
+
+static bool in_call(struct tool_parse *p)
+{
+    struct json_call *c = &p->call;
+    /* The name decides before anything is reported: needs_both delays that to the arguments. */
+    enum json_call_result r = CALL_MORE;
+    while (r == CALL_MORE && tool_n_held(p) > 0) {
+        size_t n_bytes = p->held.n_bytes;
+        p->held.n_bytes = p->scan + 1; // one byte at a time, to look at the name in between
+        r = json_call_step(c, p);
+        p->held.n_bytes = n_bytes;
+        if (c->has_name && !c->begun && !tool_function(p->tools, c->name.data)) {
+            r = CALL_BAD;
+        }
+    }
+    if (r == CALL_MORE) {
+        return false;
+    }
+    if (r == CALL_BAD) {
+        json_call_drop(p);
+    }
+    p->state = r == CALL_DONE ? BETWEEN : TEXT;
+    return true;
+}
+
+static bool between(struct tool_parse *p)
+{
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    char c = *tool_held(p);
+    if (c != ';' && c != ',' && c != '{') {
+        p->scan = p->at;
+        p->state = TEXT;
+        return true;
+    }
+    if (c != '{') {
+        p->scan++;
+        tool_skip_space(p);
+        if (tool_n_held(p) == 0) {
+            p->scan = p->at;
+            return false;
+        }
+    }
+    return open_brace(p);
+}
+
+static bool step(struct tool_parse *p, bool final)
+{
+    static const char *const words[] = {tag, NULL};
+    int which;
+    switch (p->state) {
+    case START: return at_start(p, final);
+    case CALL: return in_call(p);
+    case BETWEEN: return between(p);
+    default:
+        if (!tool_find(p, words, true, final, &which)) {
+            return false;
+        }
+        tool_skip_space(p);
+        if (tool_n_held(p) == 0 && !final) {
+            p->scan = p->at;
+            return false;
+        }
+        if (tool_n_held(p) == 0 || *tool_held(p) != '{') {
+            tool_give_up(p); // the tag and what follows is text
+            return true;
+        }
+        json_call_reset(&p->call, true, false);
+        p->state = CALL;
+        return true;
+    }
+}
+
+static const char *const markers[] = {tag, NULL};
+const struct tool_parser tool_parser_llama3_json = {
+    .name = "llama3_json",
+    .step = step,
+    .markers = markers,
+};

@@ -1,0 +1,178 @@
+/* Mistral: [TOOL_CALLS] followed by an array of objects (up to Nemo), or by
+ * name[ARGS]{...} or name[CALL_ID]id[ARGS]{...} (later), once per call. */
+#include "server/chat/tools/parser.h"
+
+#include <string.h>
+
+enum state { TEXT, HEAD, NAME, ID, ARGUMENTS, ARRAY, OBJECT };
+
+static bool give_up(struct tool_parse *p)
+{
+    if (p->in_call) {
+        tool_end(p);
+    } else {
+        tool_give_up(p);
+    }
+    p->state = TEXT;
+    return true;
+}
+
+static bool head(struct tool_parse *p)
+{
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    char c = *tool_held(p);
+    if (c == '[' || c == '{') {
+        p->scan += c == '[';
+        json_call_reset(&p->call, false, true);
+        p->state = c == '[' ? ARRAY : OBJECT;
+        return true;
+    }
+    buf_clear(&p->name);
+    buf_clear(&p->id);
+    p->state = NAME;
+    return true;
+}
+
+static bool is_name(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           c == '_' || c == '-' || c == '.' || c == '/';
+}
+
+static bool begin_arguments(struct tool_parse *p)
+{
+    tool_begin(p, p->name.data, p->id.data ? p->id.data : "");
+    tool_commit(p);
+    p->depth = 0;
+    p->quote = 0;
+    p->escape = false;
+    p->state = ARGUMENTS;
+    return true;
+}
+
+/* A name up to [ARGS], [CALL_ID] or '{'; an id up to [ARGS]. */
+static bool word(struct tool_parse *p, bool final)
+{
+    static const char args[] = "[ARGS]", call_id[] = "[CALL_ID]";
+    struct buf *into = p->state == NAME ? &p->name : &p->id;
+    while (tool_n_held(p) > 0) {
+        char c = *tool_held(p);
+        if (is_name(c)) {
+            buf_putc(into, c);
+            p->scan++;
+            if (into->failed) {
+                return give_up(p);
+            }
+            continue;
+        }
+        if (into->n_bytes == 0) {
+            return give_up(p);
+        }
+        if (c == '{') {
+            return begin_arguments(p);
+        }
+        enum tool_match a = tool_match(p, args, final);
+        enum tool_match i = p->state == NAME ? tool_match(p, call_id, final) : MATCH_NO;
+        if (a == MATCH_YES) {
+            p->scan += sizeof args - 1;
+            return begin_arguments(p);
+        }
+        if (i == MATCH_YES) {
+            p->scan += sizeof call_id - 1;
+            p->state = ID;
+            return true;
+        }
+        return a == MATCH_MAYBE || i == MATCH_MAYBE ? false : give_up(p);
+    }
+    return false;
+}
+
+/* Passes one JSON object on as it comes. */
+static bool arguments(struct tool_parse *p)
+{
+    if (p->depth == 0) {
+        tool_skip_space(p);
+        tool_commit(p);
+        if (tool_n_held(p) == 0) {
+            return false;
+        }
+        if (*tool_held(p) != '{') {
+            return give_up(p);
+        }
+    }
+    while (tool_n_held(p) > 0) {
+        char c = *tool_held(p);
+        p->scan++;
+        if (tool_closes(p, c)) {
+            break;
+        }
+    }
+    tool_arguments(p, p->held.data + p->at, p->scan - p->at);
+    tool_commit(p);
+    if (p->depth == 0) {
+        tool_end(p);
+        p->state = TEXT;
+        return true;
+    }
+    return false;
+}
+
+static bool array(struct tool_parse *p)
+{
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    char c = *tool_held(p);
+    if (c == '{') {
+        json_call_reset(&p->call, false, true);
+        p->state = OBJECT;
+        return true;
+    }
+    if (c != ',' && c != ']') {
+        return give_up(p);
+    }
+    p->scan++;
+    if (c == ']') {
+        tool_commit(p);
+        p->state = TEXT;
+    }
+    return true;
+}
+
+static bool step(struct tool_parse *p, bool final)
+{
+    static const char *const words[] = {"[TOOL_CALLS]", NULL};
+    enum json_call_result r;
+    int which;
+    switch (p->state) {
+    case TEXT:
+        if (!tool_find(p, words, true, final, &which)) {
+            return false;
+        }
+        p->state = HEAD;
+        return true;
+    case HEAD: return head(p);
+    case NAME:
+    case ID: return word(p, final);
+    case ARGUMENTS: return arguments(p);
+    case ARRAY: return array(p);
+    default:
+        r = json_call_step(&p->call, p);
+        if (r == CALL_DONE) {
+            tool_commit(p);
+            p->state = ARRAY;
+        }
+        return r == CALL_BAD ? give_up(p) : r == CALL_DONE;
+    }
+}
+
+static const char *const markers[] = {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", NULL};
+const struct tool_parser tool_parser_mistral = {
+    .name = "mistral",
+    .step = step,
+    .markers = markers,
+};

@@ -1,0 +1,124 @@
+/* Finds tool calls in a model's text. One file per form (tool_parser_*.c) and a table of them. A
+ * parser is fed text in pieces of any size and reports content, calls and argument text through a
+ * sink; what it reports, joined, does not depend on how the text was cut. Text that only looks like
+ * a call comes out as content. Where reasoning is a part of the form, the parser reports it, too.
+ * Thread: one owner per parse; the table is constant. */
+#ifndef SLUICE_SERVER_CHAT_TOOLS_PARSER_H
+#define SLUICE_SERVER_CHAT_TOOLS_PARSER_H
+
+#include "engine/base/buf.h"
+#include "engine/base/json.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct tool_sink {
+    void (*on_text)(void *arg, const char *text, size_t n_bytes); // the content
+    void (*on_reasoning)(void *arg, const char *text, size_t n_bytes);
+    /* A call begins; id is empty unless the model gave one. */
+    void (*on_call)(void *arg, const char *name, const char *id);
+    /* More of the arguments' JSON text. */
+    void (*on_arguments)(void *arg, const char *text, size_t n_bytes);
+    void *arg;
+};
+
+enum { TOOL_NAME_MAX_BYTES = 256 };
+
+/* The byte that stands for an exact parser's first marker; the others follow. No UTF-8 has it. */
+enum { TOOL_MARK = 0xf8 };
+
+/* Reads one object {"name": ..., "arguments": ...} byte by byte. */
+struct json_call {
+    unsigned char state, field, value;
+    bool in_string, escape, has_name, has_arguments, begun, bad;
+    bool needs_both;  // begin only when the arguments have started too
+    bool whole;       // report only when the object is complete
+    int depth;
+    struct buf key, name, id, arguments; // raw JSON
+};
+
+struct tool_parser;
+
+struct tool_parse {
+    const struct tool_parser *parser;
+    const struct json *tools; // array of {"function": {...}}; borrowed; NULL: none are wanted
+    struct tool_sink sink;
+    struct buf held; // text from `at` on is not reported yet
+    size_t at, scan; // [at, scan) was looked at, and is kept in case it is content after all
+    size_t n_blank;  // from `at` on: white space in which tool_find has looked
+    int state, n_calls, n_parameters;
+    bool in_call; // begun and not ended
+    int depth;    // of brackets, where a parser counts them
+    char quote;
+    bool escape;
+    bool in_reasoning, fresh, has_text, has_reasoning; // harmony: fresh is a message without text
+    int otherwise; // harmony: the state of a text if it is no call
+    bool in_items; // harmony: has_text and has_reasoning are of the last run of one kind
+    struct json_call call;
+    struct buf name, id;
+};
+
+struct tool_parser {
+    const char *name;
+    /* Takes what can be decided; true if something was. `final`: no more text will come. */
+    bool (*step)(struct tool_parse *p, bool final);
+    /* Tokens that must reach the parser although they are special; NULL-terminated. */
+    const char *const *markers;
+    /* Each comes as one byte, TOOL_MARK and its index: the same letters in other tokens are text,
+     * which a model may well write about its own form, or repeat after its user. 8 at most. */
+    bool exact;
+    const char *reasoning; // what opens it, in that form; NULL: it is no part of the form
+};
+
+/* By name; NULL if there is none. */
+const struct tool_parser *tool_parser_find(const char *name);
+
+/* The parser for a model with this chat template; NULL if the template knows no tools. */
+const struct tool_parser *tool_parser_for_template(const char *chat_template);
+
+void tool_parse_init(struct tool_parse *p, const struct tool_parser *parser,
+                     const struct json *tools, struct tool_sink sink);
+void tool_parse_deinit(struct tool_parse *p); // accepts a zeroed struct
+void tool_parse_text(struct tool_parse *p, const char *text, size_t n_bytes);
+void tool_parse_finish(struct tool_parse *p); // reports all that is held
+
+/* ---- for the parsers -------------------------------------------------------------------------- */
+
+extern const struct tool_parser tool_parser_harmony, tool_parser_hermes, tool_parser_llama3_json,
+    tool_parser_mistral, tool_parser_pythonic, tool_parser_qwen3_coder;
+
+const char *tool_held(const struct tool_parse *p); // text from `scan` on
+size_t tool_n_held(const struct tool_parse *p);
+
+/* The text at `scan` begins with word (MATCH_YES), could still (MATCH_MAYBE, not when final). */
+enum tool_match { MATCH_NO, MATCH_MAYBE, MATCH_YES };
+enum tool_match tool_match(const struct tool_parse *p, const char *word, bool final);
+
+/* Reports text up to the first of `words` (NULL-terminated) as content and moves `scan` behind that
+ * word while `at` stays at its start; *which tells which. False: none yet, or never when final.
+ * White space right before a word is dropped with `trim`. */
+bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool final, int *which);
+
+void tool_skip_space(struct tool_parse *p); // moves `scan`
+void tool_commit(struct tool_parse *p);     // `at` = `scan`: the text was not content
+void tool_give_up(struct tool_parse *p);    // [at, scan) was content
+
+void tool_begin(struct tool_parse *p, const char *name, const char *id);
+void tool_arguments(struct tool_parse *p, const char *text, size_t n_bytes);
+void tool_end(struct tool_parse *p);
+
+/* Takes one more byte of a JSON object into depth, quote and escape; true if that closes it. */
+bool tool_closes(struct tool_parse *p, char c);
+
+/* The function object of a tool of this name, NULL if the request has none. */
+const struct json *tool_function(const struct json *tools, const char *name);
+
+enum json_call_result { CALL_MORE, CALL_DONE, CALL_BAD };
+void json_call_reset(struct json_call *c, bool needs_both, bool whole);
+void json_call_deinit(struct json_call *c);
+/* A call that turned out bad: content after all, or cut short if it was reported already. */
+void json_call_drop(struct tool_parse *p);
+/* Takes from `scan`; commits once the call has begun. */
+enum json_call_result json_call_step(struct json_call *c, struct tool_parse *p);
+
+#endif

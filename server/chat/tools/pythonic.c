@@ -1,0 +1,467 @@
+/* Python calls in a list: [f(a=1, b="x"), g()], the whole answer (Llama 3.2, 4) or between
+ * <|tool_call_start|> and <|tool_call_end|> after any text (LFM2). Values are Python or JSON
+ * literals. A call is reported when it is complete. */
+#include "server/chat/tools/parser.h"
+
+#include <ctype.h>
+#include <string.h>
+
+enum state { START, CALLS, LISTED, NAME, CALL, AFTER, TEXT };
+
+enum { MAX_DEPTH = 64 };
+
+static const char *const opens[] = {"<|tool_call_start|>", "<|python_start|>", NULL};
+static const char *const closes[] = {"<|tool_call_end|>", "<|python_end|>", NULL};
+
+static bool is_name(char c, bool first)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
+           (!first && ((c >= '0' && c <= '9') || c == '.' || c == '-'));
+}
+
+static bool give_up(struct tool_parse *p)
+{
+    tool_give_up(p);
+    p->state = TEXT;
+    return true;
+}
+
+/* ---- literals --------------------------------------------------------------------------------- */
+
+struct reader {
+    const char *s, *end;
+    struct buf *out;
+    int depth;
+};
+
+static void skip_space(struct reader *r)
+{
+    while (r->s < r->end && strchr(" \n\t\r", *r->s)) {
+        r->s++;
+    }
+}
+
+static bool take(struct reader *r, char c)
+{
+    skip_space(r);
+    if (r->s < r->end && *r->s == c) {
+        r->s++;
+        return true;
+    }
+    return false;
+}
+
+static int64_t hex_digits(struct reader *r, int n)
+{
+    int64_t v = 0;
+    for (int i = 0; i < n; i++, r->s++) {
+        static const char digits[] = "0123456789abcdef";
+        const char *d =
+            r->s < r->end && isxdigit((unsigned char)*r->s) ? strchr(digits, *r->s | 0x20) : NULL;
+        if (!d) {
+            return -1;
+        }
+        v = v * 16 + (int)(d - digits);
+    }
+    return v;
+}
+
+static void put_utf8(struct buf *out, int cp)
+{
+    char u[4];
+    int n = 0;
+    if (cp < 0x80) {
+        u[n++] = (char)cp;
+    } else if (cp < 0x800) {
+        u[n++] = (char)(0xC0 | cp >> 6);
+        u[n++] = (char)(0x80 | (cp & 0x3F));
+    } else if (cp < 0x10000) {
+        u[n++] = (char)(0xE0 | cp >> 12);
+        u[n++] = (char)(0x80 | (cp >> 6 & 0x3F));
+        u[n++] = (char)(0x80 | (cp & 0x3F));
+    } else {
+        u[n++] = (char)(0xF0 | cp >> 18);
+        u[n++] = (char)(0x80 | (cp >> 12 & 0x3F));
+        u[n++] = (char)(0x80 | (cp >> 6 & 0x3F));
+        u[n++] = (char)(0x80 | (cp & 0x3F));
+    }
+    buf_put(out, u, (size_t)n);
+}
+
+static bool escape(struct reader *r, struct buf *text)
+{
+    char c = *r->s++;
+    static const char from[] = "nrtbf0'\"\\/av", to[] = "\n\r\t\b\f\0'\"\\/\a\v";
+    const char *at = c ? strchr(from, c) : NULL;
+    if (at) {
+        buf_putc(text, to[at - from]);
+        return true;
+    }
+    int n = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
+    if (n == 0) { // Python keeps what it does not know
+        buf_putc(text, '\\');
+        buf_putc(text, c);
+        return true;
+    }
+    int64_t cp = hex_digits(r, n);
+    if (cp >= 0xD800 && cp < 0xDC00 && r->end - r->s >= 6 && r->s[0] == '\\' && r->s[1] == 'u') {
+        r->s += 2; // JSON's pairs
+        const int64_t low = hex_digits(r, 4);
+        cp = low >= 0xDC00 && low < 0xE000 ? 0x10000 + ((cp - 0xD800) << 10) + (low - 0xDC00) : -1;
+    }
+    if (cp < 0 || cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000)) {
+        return false;
+    }
+    put_utf8(text, (int)cp);
+    return true;
+}
+
+static bool string(struct reader *r)
+{
+    char quote = *r->s++;
+    struct buf text;
+    buf_init(&text, 64 << 20);
+    bool good = false;
+    while (r->s < r->end) {
+        char c = *r->s++;
+        if (c == quote) {
+            good = true;
+            break;
+        }
+        if (c == '\\') {
+            if (r->s == r->end || !escape(r, &text)) {
+                break;
+            }
+        } else {
+            buf_putc(&text, c);
+        }
+    }
+    if (good) {
+        buf_put_json(r->out, text.data ? text.data : "", text.n_bytes);
+    }
+    buf_deinit(&text);
+    return good;
+}
+
+static bool word(struct reader *r)
+{
+    static const char *const words[][2] = {{"True", "true"},   {"False", "false"},
+                                           {"None", "null"},   {"true", "true"},
+                                           {"false", "false"}, {"null", "null"}};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        size_t n = strlen(words[i][0]);
+        if ((size_t)(r->end - r->s) >= n && memcmp(r->s, words[i][0], n) == 0) {
+            r->s += n;
+            buf_puts(r->out, words[i][1]);
+            return r->s == r->end || !is_name(*r->s, false);
+        }
+    }
+    return false;
+}
+
+static size_t digits(struct reader *r)
+{
+    const char *start = r->s;
+    while (r->s < r->end && ((*r->s >= '0' && *r->s <= '9') || (*r->s == '_' && r->s > start))) {
+        if (*r->s != '_') {
+            buf_putc(r->out, *r->s);
+        }
+        r->s++;
+    }
+    return (size_t)(r->s - start);
+}
+
+static bool number(struct reader *r)
+{
+    if (*r->s == '-' || *r->s == '+') {
+        if (*r->s == '-') {
+            buf_putc(r->out, '-');
+        }
+        r->s++;
+    }
+    while (r->end - r->s > 1 && r->s[0] == '0' && r->s[1] >= '0' && r->s[1] <= '9') {
+        r->s++; // JSON has no leading zeros
+    }
+    size_t n = digits(r);
+    if (n == 0) {
+        buf_putc(r->out, '0'); // .5
+    }
+    if (r->s < r->end && *r->s == '.') {
+        r->s++;
+        buf_putc(r->out, '.');
+        size_t fraction = digits(r);
+        if (fraction == 0) {
+            buf_putc(r->out, '0'); // 5.
+        }
+        n += fraction;
+    }
+    if (n > 0 && r->s < r->end && (*r->s == 'e' || *r->s == 'E')) {
+        r->s++;
+        buf_putc(r->out, 'e');
+        if (r->s < r->end && (*r->s == '-' || *r->s == '+')) {
+            buf_putc(r->out, *r->s++);
+        }
+        n = digits(r);
+    }
+    return n > 0;
+}
+
+static bool value(struct reader *r);
+
+/* Items up to `close`; `keys`: "key": value pairs. */
+static bool items(struct reader *r, char close, bool keys)
+{
+    r->s++;
+    if (++r->depth > MAX_DEPTH) {
+        return false;
+    }
+    buf_putc(r->out, keys ? '{' : '[');
+    for (int i = 0;; i++) {
+        if (take(r, close)) {
+            break;
+        }
+        if (i > 0 && !take(r, ',')) {
+            return false;
+        }
+        if (i > 0 && take(r, close)) { // a comma at the end
+            break;
+        }
+        if (i > 0) {
+            buf_puts(r->out, ", ");
+        }
+        if (keys) {
+            skip_space(r);
+            if (r->s == r->end || (*r->s != '"' && *r->s != '\'') || !string(r) || !take(r, ':')) {
+                return false;
+            }
+            buf_puts(r->out, ": ");
+        }
+        if (!value(r)) {
+            return false;
+        }
+    }
+    r->depth--;
+    buf_putc(r->out, keys ? '}' : ']');
+    return true;
+}
+
+static bool value(struct reader *r)
+{
+    skip_space(r);
+    if (r->s == r->end) {
+        return false;
+    }
+    switch (*r->s) {
+    case '"':
+    case '\'': return string(r);
+    case '[': return items(r, ']', false);
+    case '(': return items(r, ')', false);
+    case '{': return items(r, '}', true);
+    default: return is_name(*r->s, true) ? word(r) : number(r);
+    }
+}
+
+/* name=value pairs up to the end; writes a JSON object. */
+static bool keywords(struct reader *r)
+{
+    buf_putc(r->out, '{');
+    for (int i = 0;; i++) {
+        skip_space(r);
+        if (r->s == r->end) {
+            break;
+        }
+        if (i > 0 && !take(r, ',')) {
+            return false;
+        }
+        skip_space(r);
+        if (r->s == r->end) {
+            break;
+        }
+        const char *start = r->s;
+        while (r->s < r->end && is_name(*r->s, r->s == start)) {
+            r->s++;
+        }
+        if (r->s == start) {
+            return false;
+        }
+        if (i > 0) {
+            buf_puts(r->out, ", ");
+        }
+        buf_put_json(r->out, start, (size_t)(r->s - start));
+        buf_puts(r->out, ": ");
+        if (!take(r, '=') || !value(r)) {
+            return false;
+        }
+    }
+    buf_putc(r->out, '}');
+    return !r->out->failed;
+}
+
+/* ---- the list --------------------------------------------------------------------------------- */
+
+static bool name(struct tool_parse *p)
+{
+    while (tool_n_held(p) > 0) {
+        char c = *tool_held(p);
+        if (c == '(' && p->name.n_bytes > 0) {
+            p->scan++;
+            p->depth = 1;
+            p->quote = 0;
+            p->escape = false;
+            buf_clear(&p->id); // holds nothing here
+            p->state = CALL;
+            return true;
+        }
+        if (!is_name(c, p->name.n_bytes == 0)) {
+            return give_up(p);
+        }
+        buf_putc(&p->name, c);
+        if (p->name.failed) {
+            return give_up(p);
+        }
+        p->scan++;
+    }
+    return false;
+}
+
+static bool report_call(struct tool_parse *p)
+{
+    struct buf json;
+    buf_init(&json, 64 << 20);
+    /* [at, scan) is "  name(....)", perhaps with what opened the list in front. */
+    const char *start = p->held.data + p->at, *close = p->held.data + p->scan - 1;
+    const char *open = memchr(start, '(', (size_t)(close - start));
+    struct reader r = {open + 1, close, &json, 0};
+    bool good = open && keywords(&r);
+    if (good) {
+        tool_begin(p, p->name.data, "");
+        tool_arguments(p, json.data, json.n_bytes);
+        tool_end(p);
+        tool_commit(p);
+    }
+    buf_deinit(&json);
+    p->state = AFTER;
+    return good ? true : give_up(p);
+}
+
+static bool call(struct tool_parse *p)
+{
+    while (tool_n_held(p) > 0) {
+        char c = *tool_held(p);
+        p->scan++;
+        if (p->quote) {
+            bool ends = !p->escape && c == p->quote;
+            p->escape = !p->escape && c == '\\';
+            p->quote = ends ? 0 : p->quote;
+        } else if (c == '"' || c == '\'') {
+            p->quote = c;
+        } else if (strchr("([{", c)) {
+            p->depth++;
+        } else if (strchr(")]}", c) && --p->depth == 0) {
+            return report_call(p);
+        }
+    }
+    return false;
+}
+
+static bool after(struct tool_parse *p, bool final)
+{
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    char c = *tool_held(p);
+    if (c == ',') {
+        p->scan++;
+        p->state = CALLS;
+        return true;
+    }
+    if (c == ']') {
+        p->scan++;
+        tool_commit(p);
+        return true;
+    }
+    for (int i = 0; closes[i]; i++) {
+        enum tool_match m = tool_match(p, closes[i], final);
+        if (m == MATCH_MAYBE) {
+            return false;
+        }
+        if (m == MATCH_YES) {
+            p->scan += strlen(closes[i]);
+            tool_commit(p);
+            break;
+        }
+    }
+    p->scan = p->at;
+    p->state = TEXT;
+    return true;
+}
+
+/* Behind what opens the list, or behind a comma. */
+static bool calls(struct tool_parse *p)
+{
+    tool_skip_space(p);
+    if (p->state == CALLS && tool_n_held(p) > 0 && *tool_held(p) == '[') {
+        p->scan++;
+        p->state = LISTED; // only one bracket opens it, however the text was cut
+        tool_skip_space(p);
+    }
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    buf_clear(&p->name);
+    p->state = NAME;
+    return true;
+}
+
+static bool start(struct tool_parse *p)
+{
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    p->state = *tool_held(p) == '[' ? CALLS : TEXT;
+    if (p->state == TEXT) {
+        p->scan = p->at;
+    }
+    return true;
+}
+
+/* The list was cut off behind a call: the rest of it is no content. */
+static bool is_cut(const struct tool_parse *p)
+{
+    return p->n_calls > 0 && p->state != START && p->state != AFTER && p->state != TEXT;
+}
+
+static bool step(struct tool_parse *p, bool final)
+{
+    int which;
+    if (final && is_cut(p)) {
+        p->scan = p->held.n_bytes;
+        tool_commit(p);
+        p->state = TEXT;
+        return false;
+    }
+    switch (p->state) {
+    case START: return start(p);
+    case CALLS:
+    case LISTED: return calls(p);
+    case NAME: return name(p);
+    case CALL: return call(p);
+    case AFTER: return after(p, final);
+    default:
+        if (!tool_find(p, opens, true, final, &which)) {
+            return false;
+        }
+        p->state = CALLS;
+        return true;
+    }
+}
+
+static const char *const markers[] = {"<|tool_call_start|>", "<|tool_call_end|>",
+                                      "<|python_start|>", "<|python_end|>", NULL};
+const struct tool_parser tool_parser_pythonic = {
+    .name = "pythonic",
+    .step = step,
+    .markers = markers,
+};

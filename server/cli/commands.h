@@ -1,0 +1,16 @@
+/* The program's commands: each is one cmd_*.c file and one row of the table in main.c.
+ * A command gets its own arguments (argv[0] is the command's name) and returns the exit code.
+ * Thread: main. */
+#ifndef SLUICE_SERVER_CLI_COMMANDS_H
+#define SLUICE_SERVER_CLI_COMMANDS_H
+
+int cmd_serve(int argc, char **argv);
+int cmd_bench_ops(int argc, char **argv);
+int cmd_bench_engine(int argc, char **argv);
+int cmd_tokenize(int argc, char **argv);
+int cmd_generate(int argc, char **argv);
+int cmd_version(int argc, char **argv);
+int cmd_render(int argc, char **argv);
+int cmd_health(int argc, char **argv);
+
+#endif

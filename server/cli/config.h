@@ -1,0 +1,82 @@
+/* The configuration of `sluice serve`: one table of options (config_table.c) gives the flags, the
+ * keys of `--config FILE`, the SLUICE_* environment, --help and the printed effective
+ * configuration. A flag wins over the environment, that over the file, that over the default.
+ * Names follow vLLM where it has one; other spellings are aliases of the same row.
+ * Thread: main, before the loop runs; read-only afterwards. */
+#ifndef SLUICE_SERVER_CLI_CONFIG_H
+#define SLUICE_SERVER_CLI_CONFIG_H
+
+#include "engine/base/buf.h"
+#include "engine/base/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct string_list {
+    char **items;
+    size_t n;
+};
+
+struct config {
+    // model
+    char *model; // folder with config.json
+    struct string_list served_model_name;
+    char *tokenizer;     // folder or tokenizer.json; NULL: the model's
+    char *chat_template; // file, or the template itself; NULL: the model's
+    char *chat_template_kwargs; // JSON object, or NULL
+    char *generation_config;    // "auto", "vllm", or a folder
+    char *override_generation_config; // JSON object, or NULL
+    char *pooler_config; // "auto", "mean", "last", or vLLM's JSON object
+    char *device, *dtype, *quantization, *load_format;
+    int64_t max_model_len; // 0: the model's
+    int64_t seed;
+    // engine
+    int64_t tensor_parallel_size, max_num_seqs, max_num_batched_tokens, block_size;
+    int64_t kv_cache_memory_bytes, num_gpu_blocks, threads; // 0: chosen at start
+    double gpu_memory_utilization;
+    char *kv_cache_dtype;
+    char *speculative_config; // JSON object, or NULL
+    bool enable_prefix_caching, enable_chunked_prefill, deterministic, enforce_eager;
+    int64_t only_one[2]; // options whose only value is 1
+    // several processes for one model
+    int64_t nnodes, node_rank, master_port; // nnodes 0, node_rank -1: the launcher's environment
+    char *master_addr, *node_token;
+    double node_timeout;
+    // listening
+    char *host, *uds, *root_path;
+    int64_t port;
+    struct string_list api_key, allowed_origins;
+    char *api_key_file, *ssl_certfile, *ssl_keyfile;
+    bool open_metrics; // /metrics without a key even when keys are set
+    // limits
+    int64_t max_connections, max_body_bytes, max_num_queued_reqs, max_num_queued_tokens;
+    int64_t max_logprobs, max_n, max_stop, max_prompts, overload_status;
+    double header_timeout, body_timeout, keep_alive_timeout, queue_timeout, request_timeout;
+    double sse_keep_alive_interval, head_delay, drain_delay, shutdown_timeout;
+    double stall_timeout, dead_timeout;
+    // answers
+    char *tool_call_parser, *reasoning_parser;
+    bool clamp_max_tokens, strict_parameters, trust_request_chat_template, force_include_usage;
+    // the operator
+    char *log_level;
+    bool log_requests;
+    bool show_help, show_config; // print and exit
+};
+
+/* Reads flags (argv[0] is skipped), then `env` ("NAME=value", NULL-terminated; may be NULL), then
+ * the file that either named. On error *c is empty again. The caller ends with config_deinit. */
+enum status config_load(struct config *c, int argc, char **argv, char **env, struct err *err);
+void config_deinit(struct config *c); // accepts a zeroed struct
+
+/* Sets what is logged. quiet: a command whose output is something else, where "info" is "warn". */
+void config_set_log_level(const struct config *c, bool quiet);
+
+/* The flags, one per line, with defaults. */
+void config_help(struct buf *out);
+
+/* `key: value` lines that --config reads back, each with where the value came from as a comment;
+ * secrets are left out. With `only_set`, options at their default are left out too. */
+void config_print(const struct config *c, bool only_set, struct buf *out);
+
+#endif

@@ -1,0 +1,46 @@
+/* The rows of the option table and what a row says. Adding an option is a field in struct config
+ * and a row in config_table.c.
+ * Thread: any; constant. */
+#ifndef SLUICE_SERVER_CLI_CONFIG_TABLE_H
+#define SLUICE_SERVER_CLI_CONFIG_TABLE_H
+
+#include "server/cli/config.h"
+
+enum option_type {
+    OPTION_STRING,
+    OPTION_LIST,    // repeated, or separated by commas
+    OPTION_INT,     // 8192, 8k (x1000), 8K (x1024), 1.5m
+    OPTION_BYTES,   // as OPTION_INT, also 4GiB, 512MB
+    OPTION_REAL,
+    OPTION_SECONDS, // 30, 1.5, 500ms, 2m, 1h
+    OPTION_BOOL,    // --x, --no-x, --x=false
+    OPTION_CHOICE,
+    OPTION_JSON,    // text of a JSON object
+    OPTION_IGNORED, // taken for compatibility, with a note
+    OPTION_IGNORED_VALUE,
+};
+
+struct option_row {
+    const char *section; // starts a new group in --help
+    const char *name;
+    enum option_type type;
+    size_t offset;        // in struct config
+    const char *initial;  // as it would be written; NULL: empty
+    double min, max;      // of numbers
+    const char *choices;  // "a|b|c" of OPTION_CHOICE
+    bool secret;
+    const char *help;
+};
+
+extern const struct option_row option_rows[];
+extern const size_t n_option_rows;
+
+/* Other spellings: short flags, llama.cpp's and SGLang's names. */
+struct option_alias {
+    const char *alias; // without dashes
+    const char *name;
+};
+extern const struct option_alias option_aliases[];
+extern const size_t n_option_aliases;
+
+#endif

@@ -1,0 +1,264 @@
+#include "server/cli/config_value.h"
+
+#include "engine/base/json.h"
+#include "engine/base/mem.h"
+#include "engine/base/words.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static void *field(struct config *c, const struct option_row *row)
+{
+    return (char *)c + row->offset;
+}
+
+static const void *const_field(const struct config *c, const struct option_row *row)
+{
+    return (const char *)c + row->offset;
+}
+
+static bool is_one_of(const char *word, const char *const *words)
+{
+    for (; *words; words++) {
+        if (strcasecmp(word, *words) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool read_bool(const char *text, bool *out)
+{
+    static const char *const yes[] = {"true", "1", "yes", "on", NULL};
+    static const char *const no[] = {"false", "0", "no", "off", NULL};
+    *out = is_one_of(text, yes);
+    return *out || is_one_of(text, no);
+}
+
+/* vLLM's rule: a small letter is decimal, a capital binary. */
+static double unit_of(const char *suffix, bool bytes)
+{
+    static const char letters[] = "kmgt";
+    if (*suffix == '\0') {
+        return 1;
+    }
+    for (int i = 0; i < 4; i++) {
+        bool small = *suffix == letters[i];
+        bool capital = *suffix == letters[i] - 'a' + 'A';
+        if (!small && !capital) {
+            continue;
+        }
+        const char *rest = suffix + 1;
+        bool is_iec = bytes && (strcmp(rest, "iB") == 0 || strcmp(rest, "i") == 0);
+        bool is_si = bytes && strcmp(rest, "B") == 0;
+        if (*rest && !is_iec && !is_si) {
+            return 0;
+        }
+        return pow(is_iec || (capital && !is_si) ? 1024 : 1000, i + 1);
+    }
+    return 0;
+}
+
+static double seconds_of(const char *suffix)
+{
+    static const struct {
+        const char *name;
+        double seconds;
+    } units[] = {{"", 1}, {"s", 1}, {"ms", 0.001}, {"m", 60}, {"h", 3600}, {"d", 86400}};
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (strcmp(suffix, units[i].name) == 0) {
+            return units[i].seconds;
+        }
+    }
+    return 0;
+}
+
+static enum status read_number(const struct option_row *row, const char *text, double *out,
+                               struct err *err)
+{
+    bool integral = row->type == OPTION_INT || row->type == OPTION_BYTES;
+    if (integral && row->min <= 0 && (strcmp(text, "auto") == 0 || strcmp(text, "-1") == 0) &&
+        row->initial && strcmp(row->initial, "auto") == 0) {
+        *out = 0;
+        return OK;
+    }
+    char *end;
+    errno = 0;
+    double v = strtod(text, &end);
+    double unit = row->type == OPTION_SECONDS ? seconds_of(end)
+                  : row->type == OPTION_REAL  ? (*end == '\0')
+                                              : unit_of(end, row->type == OPTION_BYTES);
+    if (end == text || !isfinite(v) || unit == 0) {
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not %s", row->name, text,
+                       row->type == OPTION_SECONDS ? "a time such as 30, 500ms or 2m"
+                       : row->type == OPTION_REAL  ? "a number"
+                       : row->type == OPTION_BYTES ? "a size such as 4GiB"
+                                                   : "a whole number such as 8192 or 8k");
+    }
+    v *= unit;
+    if (integral && v != floor(v)) {
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not whole", row->name, text);
+    }
+    if (v < row->min || v > row->max) {
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is outside %.15g to %.15g", row->name,
+                       text, row->min, row->max);
+    }
+    *out = v;
+    return OK;
+}
+
+static enum status check_json(const struct option_row *row, const char *text, struct err *err)
+{
+    struct json *root;
+    enum status st = json_parse(text, strlen(text), NULL, &root, err);
+    if (st == OK && !json_is(root, JSON_OBJECT)) {
+        st = err_set(err, ERR_INVALID, "not an object");
+    }
+    json_free(root);
+    return st == OK ? OK : err_prefix(err, st, "option %s", row->name);
+}
+
+static void list_add(struct string_list *list, const char *text)
+{
+    while (*text) {
+        size_t n = strcspn(text, ",");
+        if (n > 0) {
+            list->items = xrealloc(list->items, (list->n + 1) * sizeof list->items[0]);
+            list->items[list->n++] = xstrndup(text, n);
+        }
+        text += n + (text[n] == ',');
+    }
+}
+
+static enum status set_text(struct config *c, const struct option_row *row, const char *text,
+                            struct err *err)
+{
+    if (row->type == OPTION_CHOICE && words_find(row->choices, text) < 0) {
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is none of %s", row->name, text,
+                       row->choices);
+    }
+    if (row->type == OPTION_JSON) {
+        TRY(check_json(row, text, err));
+    }
+    char **at = field(c, row);
+    free(*at);
+    *at = xstrdup(text);
+    return OK;
+}
+
+enum status config_value_set(struct config *c, const struct option_row *row, const char *text,
+                             struct err *err)
+{
+    double number;
+    switch (row->type) {
+    case OPTION_STRING:
+    case OPTION_CHOICE:
+    case OPTION_JSON: return set_text(c, row, text, err);
+    case OPTION_LIST: list_add(field(c, row), text); return OK;
+    case OPTION_BOOL:
+        if (!read_bool(text, field(c, row))) {
+            return err_set(err, ERR_INVALID, "option %s: '%.60s' is neither true nor false",
+                           row->name, text);
+        }
+        return OK;
+    case OPTION_INT:
+    case OPTION_BYTES:
+        TRY(read_number(row, text, &number, err));
+        *(int64_t *)field(c, row) = (int64_t)number;
+        return OK;
+    case OPTION_REAL:
+    case OPTION_SECONDS:
+        TRY(read_number(row, text, &number, err));
+        *(double *)field(c, row) = number;
+        return OK;
+    case OPTION_IGNORED:
+    case OPTION_IGNORED_VALUE: return OK;
+    }
+    return OK;
+}
+
+void config_value_clear(struct config *c, const struct option_row *row)
+{
+    struct string_list *list;
+    switch (row->type) {
+    case OPTION_STRING:
+    case OPTION_CHOICE:
+    case OPTION_JSON:
+        free(*(char **)field(c, row));
+        *(char **)field(c, row) = NULL;
+        break;
+    case OPTION_LIST:
+        list = field(c, row);
+        for (size_t i = 0; i < list->n; i++) {
+            free(list->items[i]);
+        }
+        free(list->items);
+        *list = (struct string_list){0};
+        break;
+    case OPTION_BOOL: *(bool *)field(c, row) = false; break;
+    case OPTION_INT:
+    case OPTION_BYTES: *(int64_t *)field(c, row) = 0; break;
+    case OPTION_REAL:
+    case OPTION_SECONDS: *(double *)field(c, row) = 0; break;
+    case OPTION_IGNORED:
+    case OPTION_IGNORED_VALUE: break;
+    }
+}
+
+static void print_text(const char *s, struct buf *out)
+{
+    bool plain = *s && !strpbrk(s, "#'\"[]{},&*!|>%@`") && !strstr(s, ": ") && *s != ' ' &&
+                 *s != '-' && strcmp(s, "null") != 0;
+    if (plain) {
+        buf_puts(out, s);
+    } else {
+        char quote = strchr(s, '\'') ? '"' : '\'';
+        buf_putc(out, quote);
+        buf_puts(out, s);
+        buf_putc(out, quote);
+    }
+}
+
+static void print_list(const struct string_list *list, struct buf *out)
+{
+    for (size_t i = 0; i < list->n; i++) {
+        buf_puts(out, i ? ", " : "[");
+        print_text(list->items[i], out);
+    }
+    if (list->n > 0) {
+        buf_putc(out, ']');
+    }
+}
+
+void config_value_print(const struct config *c, const struct option_row *row, struct buf *out)
+{
+    const void *at = const_field(c, row);
+    int64_t v;
+    switch (row->type) {
+    case OPTION_STRING:
+    case OPTION_CHOICE:
+    case OPTION_JSON:
+        if (*(char *const *)at) {
+            print_text(*(char *const *)at, out);
+        }
+        break;
+    case OPTION_LIST: print_list(at, out); break;
+    case OPTION_BOOL: buf_puts(out, *(const bool *)at ? "true" : "false"); break;
+    case OPTION_INT:
+    case OPTION_BYTES:
+        v = *(const int64_t *)at;
+        if (v == 0 && row->initial && strcmp(row->initial, "auto") == 0) {
+            buf_puts(out, "auto");
+        } else {
+            buf_put_int(out, v);
+        }
+        break;
+    case OPTION_REAL:
+    case OPTION_SECONDS: buf_put_double(out, *(const double *)at); break;
+    case OPTION_IGNORED:
+    case OPTION_IGNORED_VALUE: break;
+    }
+}

@@ -1,0 +1,19 @@
+/* One value of the option table: from text, to text.
+ * Thread: main. */
+#ifndef SLUICE_SERVER_CLI_CONFIG_VALUE_H
+#define SLUICE_SERVER_CLI_CONFIG_VALUE_H
+
+#include "server/cli/config_table.h"
+
+/* Parses `text` into the row's field; a list gains items. The error names the option and what was
+ * expected. */
+enum status config_value_set(struct config *c, const struct option_row *row, const char *text,
+                             struct err *err);
+
+/* Frees and zeroes the field. */
+void config_value_clear(struct config *c, const struct option_row *row);
+
+/* Appends the value as config_value_set reads it, quoted where YAML needs it; nothing if empty. */
+void config_value_print(const struct config *c, const struct option_row *row, struct buf *out);
+
+#endif

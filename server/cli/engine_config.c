@@ -1,0 +1,94 @@
+#include "server/cli/engine_config.h"
+
+#include "engine/base/file.h"
+#include "engine/base/log.h"
+#include "server/cli/devices.h"
+#include "server/cli/nodes_config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+extern char **environ;
+
+static enum status read_dtype(const struct config *c, struct engine_options *o, struct err *err)
+{
+    static const struct {
+        const char *name;
+        enum dtype dtype;
+    } rows[] = {{"bfloat16", DT_BF16}, {"float16", DT_F16}, {"float32", DT_F32}};
+    for (size_t i = 0; c->dtype && i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcmp(c->dtype, rows[i].name) == 0) {
+            o->dtype = rows[i].dtype;
+            o->dtype_is_set = true;
+        }
+    }
+    bool automatic = !c->kv_cache_dtype || strcmp(c->kv_cache_dtype, "auto") == 0;
+    if (!automatic && (!c->dtype || strcmp(c->kv_cache_dtype, c->dtype) != 0)) {
+        return err_set(err, ERR_UNSUPPORTED, "kv-cache-dtype: %s is not supported; keys and values "
+                       "have the model's dtype", c->kv_cache_dtype);
+    }
+    if (c->quantization) {
+        return err_set(err, ERR_UNSUPPORTED, "quantization: '%s' is not supported",
+                       c->quantization);
+    }
+    return OK;
+}
+
+/* Waits until all processes that share the model have met. */
+static enum status meet_nodes(const struct config *c, struct engine_options *o, struct err *err)
+{
+    struct nodes_setting s;
+    TRY(nodes_setting_read(c, environ, &s, err));
+    if (s.place.n_nodes < 2) {
+        return OK;
+    }
+    log_info("node %d of %d, as %s say", s.place.node, s.place.n_nodes, s.from);
+    struct buf identity;
+    buf_init(&identity, 1 << 20);
+    enum status st = nodes_identity(c, &identity, err);
+    st = st == OK ? nodes_open(&s.place, identity.data, &o->nodes, err) : st;
+    buf_deinit(&identity);
+    return st;
+}
+
+/* Names of models on a hub are what a newcomer tries first. */
+static enum status check_folder(const char *model, struct err *err)
+{
+    char path[4096];
+    int n = snprintf(path, sizeof path, "%s/config.json", model);
+    if (n < 0 || (size_t)n >= sizeof path || !file_exists(path)) {
+        return err_set(err, ERR_IO, "model '%.200s': no config.json there; it is to be a folder on "
+                       "this machine, nothing is downloaded", model);
+    }
+    return OK;
+}
+
+enum status engine_config(const struct config *c, struct engine_options *out, struct err *err)
+{
+    if (!c->model) {
+        return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
+    }
+    TRY(check_folder(c->model, err));
+    *out = (struct engine_options){
+        .model_dir = c->model,
+        .dummy_weights = c->load_format && strcmp(c->load_format, "dummy") == 0,
+        .max_model_len = (int32_t)c->max_model_len,
+        .max_num_seqs = (int32_t)c->max_num_seqs,
+        .max_num_batched_tokens = (int32_t)c->max_num_batched_tokens,
+        .max_waiting = (int32_t)c->max_num_queued_reqs,
+        .block_size = (int32_t)c->block_size,
+        .n_blocks = (int32_t)c->num_gpu_blocks,
+        .kv_bytes = (size_t)c->kv_cache_memory_bytes,
+        .memory_fraction = c->gpu_memory_utilization,
+        .no_prefix_cache = !c->enable_prefix_caching,
+        .no_chunked_prefill = !c->enable_chunked_prefill,
+        .speculative_config = c->speculative_config,
+        .synthetic = c->load_format && strcmp(c->load_format, "dummy") == 0,
+        .backend = {.deterministic = c->deterministic, .no_graphs = c->enforce_eager,
+                    .n_threads = (int32_t)c->threads},
+        .n_ranks = (int32_t)c->tensor_parallel_size,
+    };
+    TRY(read_dtype(c, out, err));
+    TRY(meet_nodes(c, out, err));
+    return devices_choose(c->device, out, err);
+}

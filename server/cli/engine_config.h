@@ -1,0 +1,14 @@
+/* From the option table to the engine's options: one translation for every command that loads a
+ * model.
+ * Thread: main. */
+#ifndef SLUICE_SERVER_CLI_ENGINE_CONFIG_H
+#define SLUICE_SERVER_CLI_ENGINE_CONFIG_H
+
+#include "engine/engine.h"
+#include "server/cli/config.h"
+
+/* Strings are borrowed from the config. The device is chosen too, and all nodes have met, which may
+ * take a while: pair with devices_release, also after an error. */
+enum status engine_config(const struct config *c, struct engine_options *out, struct err *err);
+
+#endif

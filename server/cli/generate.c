@@ -1,0 +1,401 @@
+/* `sluice generate MODEL`: the engine without a server. A prompt on the command line streams its
+ * continuation; with --json, JSON lines in and out, all of them in the engine together, each answered
+ * as soon as it and those before it are done. */
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "engine/tokenizer/detok.h"
+#include "engine/cluster/nodes.h"
+#include "server/cli/commands.h"
+#include "server/cli/devices.h"
+#include "server/cli/engine_config.h"
+#include "server/cli/generate_job.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+extern char **environ;
+
+/* A pipe, so that news of the engine and lines can be waited for together. */
+struct waker {
+    int out, in;
+    atomic_bool awake; // a byte is in it
+};
+
+struct generate {
+    struct engine *engine;
+    struct tokenizer *tokenizer;
+    struct err no_tokenizer;
+    struct generate_context cx;
+    struct waker waker;
+    struct generate_job **jobs; // in input order
+    size_t n_jobs, cap, n_printed;
+    bool told_unknown; // once is enough
+    /* A person's one prompt: printed as it grows. */
+    bool streams;
+    struct detok detok;
+    int32_t n_shown;
+};
+
+static void wake(void *arg)
+{
+    struct waker *w = arg;
+    if (!atomic_exchange(&w->awake, true)) {
+        ssize_t n = write(w->in, "", 1);
+        (void)n; // one byte at a time always fits
+    }
+}
+
+static void wait_for_news(struct waker *w)
+{
+    char byte;
+    while (read(w->out, &byte, 1) < 0 && errno == EINTR) {
+    }
+    atomic_store(&w->awake, false); // what is announced from here on wakes again
+}
+
+static void show_new_text(struct generate *g, const struct engine_request *r)
+{
+    struct buf text;
+    buf_init(&text, 1 << 24);
+    int32_t n = atomic_load_explicit(&r->outputs[0].n_tokens, memory_order_acquire);
+    for (; g->n_shown < n; g->n_shown++) {
+        detok_push(&g->detok, r->outputs[0].tokens[g->n_shown], &text);
+    }
+    if (r->done) {
+        detok_flush(&g->detok, &text);
+    }
+    fwrite(text.data ? text.data : "", 1, text.n_bytes, stdout);
+    fflush(stdout);
+    buf_deinit(&text);
+}
+
+static void on_event(struct engine_request *r, void *arg)
+{
+    struct generate *g = arg;
+    if (g->streams) {
+        show_new_text(g, r);
+    }
+}
+
+/* Prints what is done, in input order. */
+static void print_done(struct generate *g)
+{
+    struct buf out;
+    buf_init(&out, (size_t)1 << 31);
+    while (g->n_printed < g->n_jobs) {
+        struct generate_job *job = g->jobs[g->n_printed];
+        if (!job->failed && !job->request.done) {
+            break;
+        }
+        generate_job_print(job, &g->cx, &out);
+        fwrite(out.data ? out.data : "", 1, out.n_bytes, stdout);
+        buf_clear(&out);
+        generate_job_deinit(job);
+        free(job);
+        g->jobs[g->n_printed++] = NULL;
+    }
+    fflush(stdout);
+    buf_deinit(&out);
+}
+
+static void turn(struct generate *g)
+{
+    wait_for_news(&g->waker);
+    engine_drain(g->engine, on_event, g);
+    if (!g->streams) {
+        print_done(g);
+    }
+}
+
+static void submit(struct generate *g, struct generate_job *job)
+{
+    while (!job->failed && !job->submitted) {
+        enum status st = engine_submit(g->engine, &job->request, &job->error);
+        job->submitted = st == OK;
+        job->failed = st != OK && st != ERR_BUSY;
+        if (st == ERR_BUSY) {
+            turn(g);
+        }
+    }
+}
+
+static void add_line(struct generate *g, const char *line, size_t n_bytes)
+{
+    struct generate_job *job = xcalloc(1, sizeof *job);
+    generate_job_init(job, &g->cx, line, n_bytes);
+    if (job->unknown[0] && !g->told_unknown) {
+        g->told_unknown = true;
+        log_warn("the key '%s' is not known here, and ignored", job->unknown);
+    }
+    if (g->n_jobs == g->cap) {
+        g->cap = g->cap ? g->cap * 2 : 256;
+        g->jobs = xrealloc(g->jobs, g->cap * sizeof *g->jobs);
+    }
+    g->jobs[g->n_jobs++] = job;
+    submit(g, job);
+}
+
+/* What was read and is not used yet: less than a line. */
+struct input {
+    char *bytes;
+    size_t n_bytes, cap;
+    bool ended;
+};
+
+static void read_more(struct input *in)
+{
+    enum { LEAST = 1 << 16 };
+    if (in->cap - in->n_bytes < LEAST) {
+        in->cap = in->cap ? 2 * in->cap : 2 * LEAST;
+        in->bytes = xrealloc(in->bytes, in->cap);
+    }
+    ssize_t n = read(STDIN_FILENO, in->bytes + in->n_bytes, in->cap - in->n_bytes);
+    in->n_bytes += n > 0 ? (size_t)n : 0;
+    in->ended = n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN);
+}
+
+static void take_lines(struct generate *g, struct input *in, size_t n_old)
+{
+    size_t from = 0, look = n_old;
+    while (from < in->n_bytes) {
+        char *end = memchr(in->bytes + look, '\n', in->n_bytes - look);
+        if (!end && !in->ended) {
+            break;
+        }
+        size_t n = (end ? (size_t)(end - in->bytes) + 1 : in->n_bytes) - from;
+        const char *line = in->bytes + from;
+        size_t blank = 0;
+        while (blank < n && strchr(" \t\r\n", line[blank]) && line[blank]) {
+            blank++;
+        }
+        if (blank < n) {
+            add_line(g, line, n);
+        }
+        from = look = from + n;
+    }
+    in->n_bytes -= from;
+    memmove(in->bytes, in->bytes + from, in->n_bytes);
+}
+
+static void run_lines(struct generate *g)
+{
+    struct input in = {0};
+    while (!in.ended || g->n_printed < g->n_jobs) {
+        struct pollfd fds[] = {{.fd = g->waker.out, .events = POLLIN},
+                               {.fd = in.ended ? -1 : STDIN_FILENO, .events = POLLIN}};
+        poll(fds, 2, -1);
+        if (fds[1].revents) {
+            size_t n_old = in.n_bytes;
+            read_more(&in);
+            take_lines(g, &in, n_old);
+            print_done(g); // what is refused makes no news
+        }
+        if (fds[0].revents) {
+            turn(g);
+        }
+    }
+    free(in.bytes);
+}
+
+static int run_prompt(struct generate *g, const char *prompt, const char *max_tokens)
+{
+    struct buf line;
+    buf_init(&line, 1 << 26);
+    buf_puts(&line, "{\"prompt\": ");
+    buf_put_json(&line, prompt, strlen(prompt));
+    buf_printf(&line, ", \"max_tokens\": %s}", max_tokens);
+    struct generate_job job;
+    generate_job_init(&job, &g->cx, line.data, line.n_bytes);
+    buf_deinit(&line);
+    submit(g, &job);
+    if (!job.failed) {
+        detok_init(&g->detok, g->tokenizer, true);
+        g->streams = true;
+        while (!job.request.done) {
+            turn(g);
+        }
+        putchar('\n');
+    }
+    bool bad = job.failed || job.request.error != OK;
+    if (bad) {
+        fprintf(stderr, "sluice: %s\n", job.failed ? job.error.text : job.request.error_text);
+    }
+    generate_job_deinit(&job);
+    return bad;
+}
+
+/* ---- the command line ---------------------------------------------------------------------- */
+
+struct arguments {
+    bool json, help;
+    const char *prompt, *max_tokens;
+    char **rest; // for the option table
+    int n_rest;
+};
+
+static void usage(void)
+{
+    struct buf options;
+    buf_init(&options, 1 << 20);
+    config_help(&options);
+    printf("usage: sluice generate MODEL [PROMPT] [--max-tokens N] [--json] [OPTIONS]\n\n"
+           "Continues PROMPT (or standard input) on standard output. With --json, reads one JSON\n"
+           "object per line and writes one answer per line, in input order:\n"
+           "  in   {\"prompt\": \"...\" or \"prompt_token_ids\": [...], \"max_tokens\": 20, "
+           "\"temperature\": 0,\n"
+           "        \"seed\": 1, \"n\": 1, \"logprobs\": 5, \"prompt_logprobs\": true, "
+           "\"ignore_eos\": true, ...}\n"
+           "  out  {\"outputs\": [{\"token_ids\": [...], \"text\": \"...\", ...}], "
+           "\"usage\": {...}} or {\"error\": \"...\"}\n\n%s",
+           options.data ? options.data : "");
+    buf_deinit(&options);
+}
+
+static void split_arguments(int argc, char **argv, struct arguments *a)
+{
+    int n_plain = 0;
+    for (int i = 1; i < argc; i++) {
+        bool plain = argv[i][0] != '-';
+        bool is_value = i > 1 && strncmp(argv[i - 1], "--", 2) == 0 &&
+                        strchr(argv[i - 1], '=') == NULL && a->n_rest > 1 &&
+                        a->rest[a->n_rest - 1] == argv[i - 1];
+        if (strcmp(argv[i], "--json") == 0) {
+            a->json = true;
+        } else if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            a->help = true;
+        } else if (strcmp(argv[i], "--max-tokens") == 0) {
+            a->max_tokens = i + 1 < argc ? argv[++i] : "";
+        } else if (strncmp(argv[i], "--max-tokens=", 13) == 0) {
+            a->max_tokens = argv[i] + 13;
+        } else if (plain && !is_value && n_plain++ == 1) {
+            a->prompt = argv[i];
+        } else {
+            a->rest[a->n_rest++] = argv[i];
+        }
+    }
+}
+
+static enum status check_arguments(const struct arguments *a, struct err *err)
+{
+    if (a->json && a->prompt) {
+        return err_set(err, ERR_INVALID, "with --json prompts come from standard input, not from "
+                       "'%.100s'", a->prompt);
+    }
+    char *end;
+    long n = strtol(a->max_tokens, &end, 10);
+    if (end == a->max_tokens || *end || n < 0 || n > INT32_MAX) {
+        return err_set(err, ERR_INVALID, "max-tokens: '%s' is not a number of tokens",
+                       a->max_tokens);
+    }
+    return OK;
+}
+
+static char *read_stdin(void)
+{
+    struct buf all;
+    buf_init(&all, 1 << 26);
+    char chunk[4096];
+    size_t n;
+    while ((n = fread(chunk, 1, sizeof chunk, stdin)) > 0) {
+        buf_put(&all, chunk, n);
+    }
+    return all.data ? all.data : xstrdup("");
+}
+
+static int run(struct generate *g, const struct arguments *a)
+{
+    if (a->json) {
+        run_lines(g);
+        return 0;
+    }
+    char *typed = a->prompt ? NULL : read_stdin();
+    int rc = run_prompt(g, typed ? typed : a->prompt, a->max_tokens);
+    free(typed);
+    return rc;
+}
+
+static enum status open_all(struct generate *g, const struct config *c,
+                            struct engine_options *options, struct err *err)
+{
+    TRY(engine_config(c, options, err));
+    if (options->nodes && nodes_rank(options->nodes) > 0) {
+        return err_set(err, ERR_INVALID, "node-rank: 'sluice generate' is node 0; the other nodes "
+                       "run 'sluice serve'");
+    }
+    options->wake = wake;
+    options->callback_arg = &g->waker;
+    TRY(engine_open(options, &g->engine, err));
+    g->cx.info = engine_info(g->engine);
+    const char *from = c->tokenizer ? c->tokenizer : c->model;
+    if (tokenizer_load(from, &g->tokenizer, &g->no_tokenizer) != OK) {
+        log_warn("no text in or out: %s", g->no_tokenizer.text);
+        g->tokenizer = NULL;
+    } else {
+        engine_add_eos(g->engine, tokenizer_eos(g->tokenizer));
+    }
+    g->cx.tokenizer = g->tokenizer;
+    g->cx.no_tokenizer = g->no_tokenizer.text;
+    return OK;
+}
+
+int cmd_generate(int argc, char **argv)
+{
+    struct arguments a = {.max_tokens = "256"};
+    a.rest = xcalloc((size_t)argc + 1, sizeof *a.rest);
+    a.rest[a.n_rest++] = argv[0];
+    split_arguments(argc, argv, &a);
+    if (a.help) {
+        usage();
+        free(a.rest);
+        return 0;
+    }
+    log_set_level(LOG_WARN);
+    struct config c = {0};
+    struct engine_options options = {0};
+    struct err err = {""};
+    struct generate g = {0};
+    int ends[2] = {-1, -1};
+    enum status st = check_arguments(&a, &err);
+    if (st == OK && pipe2(ends, O_CLOEXEC) != 0) {
+        st = err_set(&err, ERR_IO, "no pipe: %s", strerror(errno));
+    }
+    g.waker.out = ends[0];
+    g.waker.in = ends[1];
+    if (st == OK) {
+        st = config_load(&c, a.n_rest, a.rest, environ, &err);
+    }
+    if (st == OK) {
+        config_set_log_level(&c, true);
+        st = open_all(&g, &c, &options, &err);
+    }
+    if (st != OK && options.nodes) {
+        nodes_fail(options.nodes, err.text);
+    }
+    int rc = st == OK ? run(&g, &a) : 1;
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "sluice: the output could not be written\n");
+        rc = 1;
+    }
+    if (st != OK) {
+        fprintf(stderr, "sluice: %s\n", err.text);
+    }
+    if (g.engine) {
+        struct engine_stats stats;
+        engine_stats(g.engine, &stats);
+        rc = stats.state == ENGINE_FAILED ? 2 : rc;
+    }
+    engine_close(g.engine);
+    devices_release(&options);
+    tokenizer_free(g.tokenizer);
+    config_deinit(&c);
+    free(g.jobs);
+    free(a.rest);
+    close(ends[0]);
+    close(ends[1]);
+    return rc;
+}

@@ -1,0 +1,58 @@
+/* The commands: a row each. The only file that is not in the tests. */
+#include "bench/load/bench.h"
+#include "engine/base/file.h"
+#include "server/cli/commands.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct command {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *help;
+} commands[] = {
+    {"generate", cmd_generate, "continue prompts, without a server"},
+#ifndef SLUICE_NO_HTTP
+    {"serve", cmd_serve, "serve a model over the OpenAI API"},
+    {"bench", cmd_bench, "send load to an OpenAI-compatible server and measure"},
+#endif
+    {"bench-ops", cmd_bench_ops, "time the ops of a device on dummy weights"},
+    {"bench-engine", cmd_bench_engine, "tokens per second of a model, without a server"},
+    {"tokenize", cmd_tokenize, "text to token ids and back, as JSON lines"},
+    {"health", cmd_health, "ask a server whether it is well; the exit code says"},
+    {"version", cmd_version, "print the version"},
+    {"render", cmd_render, "render chat requests with a model folder's template"},
+};
+
+static void usage(FILE *out)
+{
+    fprintf(out, "usage: sluice COMMAND [ARGUMENTS]\n\n");
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        fprintf(out, "  %-13s %s\n", commands[i].name, commands[i].help);
+    }
+    fprintf(out, "\n'sluice COMMAND --help' tells more.\n");
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGPIPE, SIG_IGN);
+    file_maps_explain();
+    if (argc < 2) {
+        usage(stderr);
+        return 2;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        usage(stdout);
+        return 0;
+    }
+    const char *name = strcmp(argv[1], "--version") == 0 ? "version" : argv[1];
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        if (strcmp(name, commands[i].name) == 0) {
+            return commands[i].run(argc - 1, argv + 1);
+        }
+    }
+    fprintf(stderr, "sluice: unknown command '%s'\n\n", argv[1]);
+    usage(stderr);
+    return 2;
+}

@@ -1,0 +1,282 @@
+#include "server/cli/nodes_config.h"
+
+#include "engine/base/file.h"
+#include "engine/base/hash.h"
+#include "engine/base/json.h"
+#include "server/cli/config_value.h"
+
+#include <dirent.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the place ------------------------------------------------------------------------------ */
+
+static const char *env_get(char **env, const char *name)
+{
+    size_t n = strlen(name);
+    for (; env && *env; env++) {
+        if (strncmp(*env, name, n) == 0 && (*env)[n] == '=' && (*env)[n + 1] != '\0') {
+            return *env + n + 1;
+        }
+    }
+    return NULL;
+}
+
+/* False when the variable is not there; a value that is no number of [0, 2^20] is an error. */
+static bool env_number(char **env, const char *name, int32_t *out, enum status *st,
+                       struct err *err)
+{
+    const char *text = env_get(env, name);
+    if (!text) {
+        return false;
+    }
+    char *end;
+    long v = strtol(text, &end, 10);
+    if (*end != '\0' || v < 0 || v > 1 << 20) {
+        *st = err_set(err, ERR_INVALID, "%s: '%.60s' is not a number", name, text);
+        return false;
+    }
+    *out = (int32_t)v;
+    return true;
+}
+
+static const struct launcher {
+    const char *name, *size, *rank, *leader;
+} launchers[] = {
+    {"LeaderWorkerSet", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS"},
+    {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", NULL},
+    {"mpirun", "PMI_SIZE", "PMI_RANK", NULL},
+    {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST"},
+    {"srun", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NODELIST"},
+};
+
+/* "host", "host,other" and "gpu[03-07,9]-ib" (the first name of such a list). */
+static void first_host(const char *list, char *out, size_t n_bytes)
+{
+    size_t n = 0;
+    while (*list && *list != ',' && n + 1 < n_bytes) {
+        if (*list == '[') {
+            list++;
+            while (*list && *list != '-' && *list != ',' && *list != ']' && n + 1 < n_bytes) {
+                out[n++] = *list++;
+            }
+            list += strcspn(list, "]");
+            list += *list == ']';
+            continue;
+        }
+        out[n++] = *list++;
+    }
+    out[n] = '\0';
+}
+
+/* True if all of the world runs on this host, so that node 0 is here. */
+static bool all_local(char **env, int32_t size)
+{
+    int32_t local = 0;
+    enum status ignored = OK;
+    return env_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", &local, &ignored, NULL) && local == size;
+}
+
+static enum status read_launcher(char **env, const struct launcher *l, struct nodes_setting *out,
+                                 bool *found, struct err *err)
+{
+    int32_t size, rank;
+    enum status st = OK;
+    *found = env_number(env, l->size, &size, &st, err) && env_number(env, l->rank, &rank, &st, err);
+    if (st != OK || !*found) {
+        return st;
+    }
+    if (size < 1 || rank >= size) {
+        return err_set(err, ERR_INVALID, "%s=%d with %s=%d makes no sense", l->rank, rank, l->size,
+                       size);
+    }
+    out->place.n_nodes = size;
+    out->place.node = rank;
+    out->from = l->name;
+    const char *leader = l->leader ? env_get(env, l->leader) : NULL;
+    if (leader) {
+        first_host(leader, out->leader, sizeof out->leader);
+    } else if (all_local(env, size)) {
+        snprintf(out->leader, sizeof out->leader, "127.0.0.1");
+    }
+    return OK;
+}
+
+static enum status read_env(const struct config *c, char **env, struct nodes_setting *out,
+                            struct err *err)
+{
+    bool found = false;
+    for (size_t i = 0; i < sizeof launchers / sizeof launchers[0] && !found; i++) {
+        TRY(read_launcher(env, &launchers[i], out, &found, err));
+    }
+    const char *leader = env_get(env, "MASTER_ADDR");
+    if (leader && out->leader[0] == '\0') {
+        snprintf(out->leader, sizeof out->leader, "%s", leader);
+    }
+    if (c->nnodes == 0 && c->tensor_parallel_size <= 1) {
+        out->place.n_nodes = 1; // as many replicas as there are processes
+        out->place.node = 0;
+    }
+    return OK;
+}
+
+enum status nodes_setting_read(const struct config *c, char **env, struct nodes_setting *out,
+                               struct err *err)
+{
+    *out = (struct nodes_setting){.from = "options"};
+    struct node_place *p = &out->place;
+    p->n_nodes = 1;
+    if (c->nnodes != 1) {
+        TRY(read_env(c, env, out, err));
+    }
+    p->n_nodes = c->nnodes > 0 ? (int32_t)c->nnodes : p->n_nodes;
+    p->node = c->node_rank >= 0 ? (int32_t)c->node_rank : p->node;
+    p->port = (int32_t)c->master_port;
+    p->token = c->node_token ? c->node_token : "";
+    p->join_timeout_s = (int32_t)c->node_timeout;
+    if (c->master_addr) {
+        snprintf(out->leader, sizeof out->leader, "%s", c->master_addr);
+    }
+    p->leader = out->leader;
+    if (p->node >= p->n_nodes) {
+        return err_set(err, ERR_INVALID, "node-rank %d: with %d nodes it is from 0 to %d", p->node,
+                       p->n_nodes, p->n_nodes - 1);
+    }
+    if (p->n_nodes > MAX_NODES) {
+        return err_set(err, ERR_INVALID, "nnodes: at most %d", MAX_NODES);
+    }
+    if (p->n_nodes > 1 && c->tensor_parallel_size % p->n_nodes != 0) {
+        return err_set(err, ERR_INVALID, "tensor-parallel-size: it counts the devices of all nodes, "
+                       "and %d do not divide among %d nodes", (int)c->tensor_parallel_size,
+                       p->n_nodes);
+    }
+    if (p->n_nodes > 1 && p->node > 0 && out->leader[0] == '\0') {
+        return err_set(err, ERR_INVALID, "master-addr: the address of node 0 is needed");
+    }
+    return OK;
+}
+
+/* ---- the identity --------------------------------------------------------------------------- */
+
+/* A fixed key: the same on every node. It guards against mistakes, not against malice. */
+enum { KEY = 0x51a1ce };
+
+static void put_hash(struct buf *out, const char *name, uint64_t hash)
+{
+    buf_printf(out, "%s: %016" PRIx64 "\n", name, hash);
+}
+
+static enum status put_file(struct buf *out, const char *label, const char *dir, const char *name,
+                            struct err *err)
+{
+    char path[4300], *data;
+    size_t n;
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    TRY(file_read(path, 1 << 26, &data, &n, err));
+    put_hash(out, label, hash_bytes(data, n, KEY));
+    free(data);
+    return OK;
+}
+
+/* The header whole, and 64 samples: fine-tunings of one model differ in nothing else. */
+static uint64_t hash_weights(const struct file_map *m)
+{
+    enum { SAMPLES = 64, SAMPLE_BYTES = 4096 };
+    uint64_t header = 0, h = m->n_bytes;
+    if (m->n_bytes >= 8) {
+        memcpy(&header, m->data, 8);
+    }
+    size_t n = header < m->n_bytes - (m->n_bytes < 8 ? m->n_bytes : 8) ? (size_t)header + 8
+                                                                         : m->n_bytes;
+    h = hash_bytes(m->data, n, h ^ KEY);
+    for (size_t i = 0; i < SAMPLES; i++) {
+        size_t at = n + (m->n_bytes - n) / SAMPLES * i;
+        size_t most = m->n_bytes - at < SAMPLE_BYTES ? m->n_bytes - at : SAMPLE_BYTES;
+        h = hash_bytes(m->data + at, most, h);
+    }
+    return h;
+}
+
+static int is_weights(const struct dirent *e)
+{
+    size_t n = strlen(e->d_name), m = strlen(".safetensors");
+    return n > m && e->d_name[0] != '.' && strcmp(e->d_name + n - m, ".safetensors") == 0;
+}
+
+static enum status put_weights(struct buf *out, const char *label, const char *dir,
+                               struct err *err)
+{
+    struct dirent **files = NULL;
+    int n = scandir(dir, &files, is_weights, alphasort);
+    enum status st = n < 0 ? err_set(err, ERR_IO, "%s cannot be read", dir) : OK;
+    uint64_t h = 0;
+    for (int i = 0; i < n; i++) {
+        char path[4300];
+        struct file_map map;
+        snprintf(path, sizeof path, "%s/%s", dir, files[i]->d_name);
+        st = st == OK ? file_map_open(path, &map, err) : st;
+        if (st == OK) {
+            h = hash_bytes(files[i]->d_name, strlen(files[i]->d_name), h ^ hash_weights(&map));
+            file_unmap(&map);
+        }
+        free(files[i]);
+    }
+    free(files);
+    if (st == OK) {
+        put_hash(out, label, h);
+    }
+    return st;
+}
+
+static enum status put_model(const struct config *c, struct buf *out, const char *config_label,
+                             const char *weights_label, const char *dir, struct err *err)
+{
+    TRY(put_file(out, config_label, dir, "config.json", err));
+    bool dummy = c->load_format && strcmp(c->load_format, "dummy") == 0;
+    return dummy ? OK : put_weights(out, weights_label, dir, err);
+}
+
+static enum status put_draft(const struct config *c, struct buf *out, struct err *err)
+{
+    struct json *j = NULL;
+    if (!c->speculative_config ||
+        json_parse(c->speculative_config, strlen(c->speculative_config), NULL, &j, NULL) != OK) {
+        return OK; // the engine says what is wrong with it
+    }
+    const struct json *model = json_get(j, "model");
+    const struct json *one = json_is(model, JSON_ARRAY) ? json_first(model) : model;
+    enum status st = OK;
+    for (; one && st == OK; one = one == model ? NULL : json_next(one)) {
+        const char *dir = json_string(one);
+        st = dir ? put_model(c, out, "a draft model's config", "a draft model's weights", dir, err)
+                 : OK;
+    }
+    json_free(j);
+    return st;
+}
+
+enum status nodes_identity(const struct config *c, struct buf *out, struct err *err)
+{
+    static const char *const same[] = {
+        "device", "dtype", "load-format", "quantization", "kv-cache-dtype", "max-model-len",
+        "tensor-parallel-size", "max-num-seqs", "max-num-batched-tokens", "block-size",
+        "num-gpu-blocks-override", "speculative-config", "deterministic", "enforce-eager"};
+    if (!c->model) {
+        return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
+    }
+    buf_printf(out, "version: %s\n", SLUICE_VERSION);
+    TRY(put_model(c, out, "the model's config", "the model's weights", c->model, err));
+    TRY(put_draft(c, out, err));
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
+        for (size_t k = 0; k < n_option_rows; k++) {
+            if (strcmp(option_rows[k].name, same[i]) == 0) {
+                buf_printf(out, "%s: ", same[i]);
+                config_value_print(c, &option_rows[k], out);
+                buf_putc(out, '\n');
+            }
+        }
+    }
+    return OK;
+}

@@ -1,0 +1,277 @@
+/* `sluice render`: chat templates from the command line, for comparing them with Jinja2. */
+#include "engine/base/buf.h"
+#include "engine/base/file.h"
+#include "engine/base/json_scan.h"
+#include "server/chat/template.h"
+#include "server/cli/commands.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const char help[] =
+    "usage: sluice render DIR [--template FILE] [--raw] [--spans] [--trust-assistant]\n\n"
+    "Renders chat requests with a model folder's chat template. Reads JSON lines\n"
+    "{\"messages\":..., \"tools\":..., \"add_generation_prompt\":..., further template variables};\n"
+    "writes {\"text\":...} or {\"error\":...} for each.\n\n"
+    "  --template FILE    use this template in place of the folder's\n"
+    "  --raw              pass the keys as they are: messages are not brought into shape, the\n"
+    "                     folder's special tokens are not set, an absent key is undefined\n"
+    "  --spans            add \"spans\": [[text, is it input?], ...]\n"
+    "  --trust-assistant  what the assistant said is not input\n\n"
+    "The key strftime_now fixes the clock: \"2025-06-15 12:34:56\", or seconds since 1970.\n"
+    "The key continue_final_message cuts the text behind the last message (not with --raw).\n";
+
+struct render {
+    struct chat_template *t;
+    struct err err; // why there is none
+    bool raw, spans, trust_assistant;
+};
+
+enum { MAX_LINE_DEPTH = 400 };
+
+/* One member of the line: where its value's text is. */
+struct slice {
+    const char *s;
+    size_t n_bytes;
+};
+
+struct request {
+    struct slice messages, tools, clock;
+    struct buf kwargs;
+    bool add_generation_prompt, continue_final;
+};
+
+static bool slice_is(struct slice s, const char *word)
+{
+    return s.n_bytes == strlen(word) && memcmp(s.s, word, s.n_bytes) == 0;
+}
+
+static void keep(struct request *rq, const char *key, size_t n_key, struct slice value)
+{
+    buf_puts(&rq->kwargs, rq->kwargs.n_bytes > 1 ? ",\"" : "\"");
+    buf_put(&rq->kwargs, key, n_key);
+    buf_puts(&rq->kwargs, "\":");
+    buf_put(&rq->kwargs, value.s, value.n_bytes);
+}
+
+static void take_member(const struct render *r, struct request *rq, const struct json_scan *key,
+                        struct slice value)
+{
+    bool null = slice_is(value, "null");
+    if (json_scan_is(key, "messages")) {
+        rq->messages = value;
+    } else if (json_scan_is(key, "tools")) {
+        rq->tools = null ? (struct slice){0} : value;
+    } else if (json_scan_is(key, "strftime_now")) {
+        rq->clock = value;
+    } else if (!r->raw && json_scan_is(key, "add_generation_prompt")) {
+        rq->add_generation_prompt = slice_is(value, "true");
+    } else if (!r->raw && json_scan_is(key, "continue_final_message")) {
+        rq->continue_final = slice_is(value, "true");
+    } else {
+        keep(rq, key->text, key->text_bytes, value);
+    }
+}
+
+static enum status read_request(const struct render *r, const char *line, size_t n_bytes,
+                                struct request *rq, struct err *err)
+{
+    struct json_scan sc;
+    json_scan_init(&sc, line, n_bytes, MAX_LINE_DEPTH);
+    if (json_scan_next(&sc) != JSON_TOKEN_OBJECT) {
+        return sc.why ? json_scan_error(&sc, err)
+                      : err_set(err, ERR_INVALID, "a request is a JSON object");
+    }
+    enum json_token token;
+    while ((token = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
+        struct json_scan key = sc;
+        if (!json_scan_skip(&sc)) {
+            return json_scan_error(&sc, err);
+        }
+        struct slice value = {line + key.at, sc.at - key.at};
+        while (value.n_bytes > 0 && strchr(" \t\r\n:", value.s[0])) {
+            value.s++;
+            value.n_bytes--;
+        }
+        take_member(r, rq, &key, value);
+    }
+    if (token != JSON_TOKEN_OBJECT_END || json_scan_next(&sc) != JSON_TOKEN_END) {
+        return json_scan_error(&sc, err);
+    }
+    buf_puts(&rq->kwargs, "}");
+    return OK;
+}
+
+/* "2025-06-15 12:34:56", with T for the space, with a fraction, or seconds since 1970. */
+static bool parse_clock(struct slice s, int64_t *us)
+{
+    char text[64];
+    struct tm tm = {0};
+    double seconds = 0;
+    if (s.n_bytes >= sizeof text) {
+        return false;
+    }
+    memcpy(text, s.s, s.n_bytes);
+    text[s.n_bytes] = '\0';
+    if (text[0] != '"') {
+        *us = (int64_t)(strtod(text, NULL) * 1e6);
+        return true;
+    }
+    int n = sscanf(text + 1, "%d-%d-%d%*[T ]%d:%d:%lf", &tm.tm_year, &tm.tm_mon, &tm.tm_mday,
+                   &tm.tm_hour, &tm.tm_min, &seconds);
+    if (n < 3 || seconds < 0 || seconds > 61) {
+        return false;
+    }
+    tm.tm_year -= 1900;
+    tm.tm_mon -= 1;
+    *us = (int64_t)timegm(&tm) * 1000000 + (int64_t)(seconds * 1e6 + 0.5);
+    return true;
+}
+
+static void put_error(struct buf *out, const char *text)
+{
+    buf_puts(out, "{\"error\":");
+    buf_put_json(out, text, strlen(text));
+    buf_puts(out, "}\n");
+}
+
+static void put_result(const struct render *r, const struct chat_output *o, struct buf *out)
+{
+    buf_puts(out, "{\"text\":");
+    buf_put_json(out, o->text, o->n_bytes);
+    for (size_t i = 0; r->spans && i < o->n_spans; i++) {
+        buf_puts(out, i == 0 ? ",\"spans\":[[" : ",[");
+        buf_put_json(out, o->spans[i].text, o->spans[i].n_bytes);
+        buf_puts(out, o->spans[i].is_input ? ",true]" : ",false]");
+    }
+    buf_puts(out, r->spans && o->n_spans > 0 ? "]}\n" : "}\n");
+}
+
+static void render_line(const struct render *r, const char *line, size_t n_bytes, struct buf *out)
+{
+    struct request rq = {0};
+    struct chat_output o = {0};
+    struct err err = r->err;
+    buf_init(&rq.kwargs, n_bytes * 2 + 64);
+    buf_puts(&rq.kwargs, "{");
+    struct chat_input in = {.raw = r->raw, .trust_assistant = r->trust_assistant,
+                            .local_us = chat_clock_us()};
+    enum status st = read_request(r, line, n_bytes, &rq, &err);
+    if (st == OK && rq.clock.s && !parse_clock(rq.clock, &in.local_us)) {
+        st = err_set(&err, ERR_INVALID, "strftime_now is no time");
+    }
+    if (st == OK && !r->t) {
+        err = r->err;
+        st = ERR_FORMAT;
+    }
+    if (st == OK) {
+        in.messages_json = rq.messages.s;
+        in.messages_bytes = rq.messages.n_bytes;
+        in.tools_json = rq.tools.s;
+        in.tools_bytes = rq.tools.n_bytes;
+        in.kwargs_json = rq.kwargs.data;
+        in.kwargs_bytes = rq.kwargs.n_bytes;
+        in.add_generation_prompt = rq.add_generation_prompt;
+        in.continue_final_message = rq.continue_final;
+        st = chat_template_render(r->t, &in, &o, &err);
+    }
+    if (st == OK) {
+        put_result(r, &o, out);
+    } else {
+        put_error(out, err.text);
+    }
+    chat_output_deinit(&o);
+    buf_deinit(&rq.kwargs);
+}
+
+static int render_lines(const struct render *r)
+{
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t n;
+    struct buf out;
+    buf_init(&out, (size_t)1 << 30);
+    while ((n = getline(&line, &cap, stdin)) > 0) {
+        while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) {
+            n--;
+        }
+        if (n == 0) {
+            continue;
+        }
+        buf_clear(&out);
+        render_line(r, line, (size_t)n, &out);
+        if (out.failed) {
+            buf_clear(&out);
+            put_error(&out, "the text is too long to print");
+        }
+        if (fwrite(out.data, 1, out.n_bytes, stdout) != out.n_bytes || fflush(stdout) != 0) {
+            break;
+        }
+    }
+    free(line);
+    buf_deinit(&out);
+    return ferror(stdin) || ferror(stdout);
+}
+
+static int usage_error(const char *what)
+{
+    fprintf(stderr, "sluice render: %s\n\n%s", what, help);
+    return 2;
+}
+
+static int load(const char *dir, const char *file, struct render *r)
+{
+    enum status st;
+    if (file) {
+        char *text;
+        size_t n;
+        if (file_read(file, (size_t)4 << 20, &text, &n, &r->err) != OK) {
+            fprintf(stderr, "sluice render: %s\n", r->err.text);
+            return 1;
+        }
+        st = chat_template_compile(text, n, r->raw ? NULL : dir, &r->t, &r->err);
+        free(text);
+        return st == OK || st == ERR_FORMAT || st == ERR_LIMIT ? 0 : 1; // lines tell the error
+    }
+    st = chat_template_load(dir, &r->t, &r->err);
+    if (st == OK && !r->t) {
+        st = err_set(&r->err, ERR_FORMAT, "%s has no chat template", dir);
+    }
+    if (st != OK) {
+        fprintf(stderr, "sluice render: %s\n", r->err.text);
+    }
+    return st != OK;
+}
+
+int cmd_render(int argc, char **argv)
+{
+    struct render r = {0};
+    const char *dir = NULL, *file = NULL;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            fputs(help, stdout);
+            return 0;
+        } else if (strcmp(argv[i], "--template") == 0 && i + 1 < argc) {
+            file = argv[++i];
+        } else if (strcmp(argv[i], "--raw") == 0) {
+            r.raw = true;
+        } else if (strcmp(argv[i], "--spans") == 0) {
+            r.spans = true;
+        } else if (strcmp(argv[i], "--trust-assistant") == 0) {
+            r.trust_assistant = true;
+        } else if (argv[i][0] != '-' && !dir) {
+            dir = argv[i];
+        } else {
+            return usage_error("unknown or incomplete option");
+        }
+    }
+    if (!dir) {
+        return usage_error("a model folder is needed");
+    }
+    int rc = load(dir, file, &r);
+    rc = rc ? rc : render_lines(&r);
+    chat_template_free(r.t);
+    return rc;
+}

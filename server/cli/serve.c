@@ -1,0 +1,273 @@
+/* `sluice serve MODEL`: listens at once, loads the model on a pool thread, serves, drains. */
+#include "server/cli/commands.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/engine.h"
+#include "engine/cluster/nodes.h"
+#include "server/api/api.h"
+#include "server/cli/config.h"
+#include "server/cli/devices.h"
+#include "server/cli/engine_config.h"
+#include "server/api/keys.h"
+#include "server/cli/nodes_config.h"
+#include "server/cli/serve_node.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+extern char **environ;
+
+enum { LAST_RESORT_S = 4 /* for a device that hangs in the driver */, EXIT_DEAD = 2 };
+
+struct serve {
+    struct config config;
+    struct api api;
+    struct http_server *http;
+    struct engine_options options;
+    struct engine *engine;
+    struct api_model model;
+    enum status load_status;
+    struct err load_error;
+    bool loading;
+};
+
+/* ---- loading ---------------------------------------------------------------------------------- */
+
+static void on_progress(double share, const char *what, void *arg)
+{
+    struct serve *s = arg;
+    (void)what;
+    atomic_store(&s->api.load_permille, (int)(share * 1000));
+}
+
+static void wake(void *arg)
+{
+    http_wake(((struct serve *)arg)->http);
+}
+
+static void tell_nodes(struct serve *s)
+{
+    if (s->options.nodes) {
+        nodes_fail(s->options.nodes, s->load_error.text);
+    }
+}
+
+static void load(void *arg)
+{
+    struct serve *s = arg;
+    const struct config *c = &s->config;
+    s->load_status = engine_config(c, &s->options, &s->load_error);
+    if (s->load_status != OK) {
+        tell_nodes(s);
+        return;
+    }
+    /* Admission refuses earlier; this leaves room for what passes it at once. */
+    s->options.max_waiting = (int32_t)(2 * c->max_num_queued_reqs + c->max_n);
+    s->options.on_progress = on_progress;
+    s->options.wake = wake;
+    s->options.callback_arg = s;
+    s->load_status = engine_open(&s->options, &s->engine, &s->load_error);
+    if (s->load_status == OK) {
+        s->load_status = api_model_open(&s->model, c, engine_info(s->engine), &s->load_error);
+    }
+    if (s->load_status == OK && s->model.tok) {
+        engine_add_eos(s->engine, tokenizer_eos(s->model.tok));
+    }
+    if (s->load_status != OK) {
+        tell_nodes(s);
+    }
+}
+
+static void loaded(void *arg)
+{
+    struct serve *s = arg;
+    s->loading = false;
+    if (s->load_status != OK) {
+        log_error("%s", s->load_error.text);
+        s->api.load_failed = true;
+        http_server_stop(s->http);
+        return;
+    }
+    const struct engine_info *i = engine_info(s->engine);
+    s->api.engine = s->engine;
+    s->api.model = s->model;
+    api_set_ready(&s->api);
+    log_info("ready after %.1f s: %s, %.1f M parameters on %s, context %d, %d sequences, %d KV "
+             "blocks of %d tokens, tool calls: %s",
+             (double)(s->api.ready_ns - s->api.started_ns) * 1e-9, i->model_type,
+             (double)i->n_parameters * 1e-6, i->device, i->max_model_len, i->max_num_seqs,
+             i->n_blocks, i->block_tokens, s->model.parser ? s->model.parser->name : "none");
+    http_notify(s->http, "READY=1");
+}
+
+/* ---- listening -------------------------------------------------------------------------------- */
+
+static bool is_healthy(void *arg)
+{
+    return ((struct api *)arg)->health != HEALTH_DEAD;
+}
+
+static void address_of(const struct config *c, char *out, size_t n_bytes)
+{
+    if (c->uds) {
+        snprintf(out, n_bytes, "unix:%s", c->uds);
+    } else {
+        bool bare6 = strchr(c->host, ':') && c->host[0] != '[';
+        snprintf(out, n_bytes, bare6 ? "[%s]:%d" : "%s:%d", c->host, (int)c->port);
+    }
+}
+
+/* The origins as http.h wants them: one text with commas. */
+static char *join(const struct string_list *list)
+{
+    struct buf b;
+    buf_init(&b, 1 << 20);
+    for (size_t i = 0; i < list->n; i++) {
+        buf_puts(&b, i ? "," : "");
+        buf_puts(&b, list->items[i]);
+    }
+    return b.data;
+}
+
+static unsigned ms(double seconds)
+{
+    return seconds * 1000 > 4e9 ? 4000000000U : (unsigned)(seconds * 1000);
+}
+
+static enum status listen_now(struct serve *s, struct err *err)
+{
+    const struct config *c = &s->config;
+    char address[512];
+    const char *const list[] = {address};
+    address_of(c, address, sizeof address);
+    char *origins = join(&c->allowed_origins);
+    const struct http_options o = {
+        .listen = list,
+        .n_listen = getenv("LISTEN_FDS") ? 0 : 1,
+        .systemd = true,
+        .signals = true,
+        .tls_cert = c->ssl_certfile,
+        .tls_key = c->ssl_keyfile,
+        .cors_origins = origins,
+        .root_path = c->root_path,
+        .max_body_bytes = (size_t)c->max_body_bytes,
+        .max_connections = (unsigned)c->max_connections,
+        .header_timeout_ms = ms(c->header_timeout),
+        .body_timeout_ms = ms(c->body_timeout),
+        .idle_timeout_ms = ms(c->keep_alive_timeout),
+        .head_delay_ms = ms(c->head_delay),
+        .keep_alive_ms = ms(c->sse_keep_alive_interval),
+        .drain_delay_ms = ms(c->drain_delay),
+        .drain_timeout_ms = ms(c->shutdown_timeout),
+        .log_fd = c->log_requests ? 0 : -1,
+        .routes = api_routes,
+        .arg = &s->api,
+        .authorize = api_authorize,
+        .on_wake = api_on_wake,
+        .on_drain = api_on_drain,
+        .on_drain_deadline = api_on_drain_deadline,
+        .on_reload = api_on_reload,
+        .on_report = api_on_report,
+        .on_done = api_on_done,
+    };
+    enum status st = http_server_open(&o, &s->http, err);
+    free(origins);
+    s->api.http = s->http;
+    return st;
+}
+
+static void announce(const struct serve *s)
+{
+    struct buf text;
+    buf_init(&text, 1 << 20);
+    config_print(&s->config, true, &text);
+    for (char *line = text.data; line && *line;) {
+        char *end = strchr(line, '\n');
+        if (end) {
+            *end = '\0';
+        }
+        log_info("config: %s", line);
+        line = end ? end + 1 : NULL;
+    }
+    buf_deinit(&text);
+    for (size_t i = 0; http_server_address(s->http, i); i++) {
+        log_info("listening on %s", http_server_address(s->http, i));
+    }
+}
+
+static int run(struct serve *s)
+{
+    struct err err = {""};
+    api_init(&s->api, &s->config);
+    if (keys_open(&s->config, &s->api.keys, &err) != OK || listen_now(s, &err) != OK) {
+        fprintf(stderr, "sluice: %s\n", err.text);
+        api_deinit(&s->api);
+        return 1;
+    }
+    announce(s);
+    s->loading = true;
+    api_watch(&s->api);
+    http_set_watchdog(s->http, is_healthy, &s->api);
+    http_pool_run_unawaited(s->http, load, loaded, s);
+    int rc = http_server_run(s->http);
+    if (s->loading) { // it may go on for minutes, and exit() would wait for its thread
+        log_info("stopped while the model was loading");
+        _exit(0);
+    }
+    bool dead = s->api.health == HEALTH_DEAD;
+    if (dead) {
+        alarm(LAST_RESORT_S); // a device may never come back
+    }
+    if (s->engine) {
+        engine_stop_all(s->engine);
+        api_on_wake(&s->api); // the terminal events
+        if (dead && s->load_status == OK) {
+            return EXIT_DEAD; // what hangs on the device is left to the system
+        }
+        engine_close(s->engine);
+    }
+    devices_release(&s->options);
+    api_model_close(&s->model);
+    http_server_close(s->http);
+    api_deinit(&s->api);
+    if (rc != 0) {
+        log_warn("some requests were cut");
+    }
+    return s->load_status != OK ? 1 : dead ? EXIT_DEAD : 0;
+}
+
+int cmd_serve(int argc, char **argv)
+{
+    static struct serve s; // large, and alive until the process ends
+    struct err err = {""};
+    struct buf text;
+    if (config_load(&s.config, argc, argv, environ, &err) != OK) {
+        fprintf(stderr, "sluice: %s\n", err.text);
+        return 2;
+    }
+    buf_init(&text, 1 << 20);
+    if (s.config.show_help || s.config.show_config) {
+        if (s.config.show_help) {
+            config_help(&text);
+        } else {
+            config_print(&s.config, false, &text);
+        }
+        fputs(text.data, stdout);
+        buf_deinit(&text);
+        config_deinit(&s.config);
+        return 0;
+    }
+    config_set_log_level(&s.config, false);
+    struct nodes_setting nodes;
+    if (nodes_setting_read(&s.config, environ, &nodes, &err) != OK) {
+        fprintf(stderr, "sluice: %s\n", err.text);
+        config_deinit(&s.config);
+        return 2;
+    }
+    int rc = nodes.place.node > 0 ? serve_node(&s.config) : run(&s);
+    config_deinit(&s.config);
+    return rc;
+}

@@ -1,0 +1,73 @@
+/* `sluice serve` on every node but 0: no HTTP; loads its part of the model and executes what node 0
+ * sends, until that says goodbye. */
+#include "server/cli/serve_node.h"
+
+#include "engine/base/log.h"
+#include "engine/engine.h"
+#include "engine/cluster/nodes.h"
+#include "server/cli/devices.h"
+#include "server/cli/engine_config.h"
+
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LAST_RESORT_S = 15 }; // above what ranks_run gives a thread that hangs (RANK_PATIENCE_S)
+
+static volatile sig_atomic_t follows;
+
+/* A launcher tells all processes of a set to end at once. Node 0 still has requests to finish then,
+ * and needs the others for that: they end with it. A second signal ends this one by itself. */
+static void on_signal(int number)
+{
+    static const char text[] = "sluice: this node ends with node 0; a second signal ends it now\n";
+    if (!follows) {
+        _exit(128 + number);
+    }
+    follows = 0;
+    ssize_t n = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)n;
+}
+
+/* A device that never comes back must not keep the supervisor from starting the set again. */
+static void on_lost(void *arg)
+{
+    (void)arg;
+    alarm(LAST_RESORT_S);
+}
+
+static enum status follow(const struct config *c, struct engine_options *options,
+                          struct engine **engine, struct err *err)
+{
+    TRY(engine_config(c, options, err));
+    options->on_lost = on_lost;
+    TRY(engine_open(options, engine, err));
+    const struct engine_info *i = engine_info(*engine);
+    log_info("node %d of %d follows: %s on %s", nodes_rank(options->nodes),
+             nodes_count(options->nodes), i->model_type, i->device);
+    follows = 1;
+    return engine_follow(*engine, err);
+}
+
+int serve_node(const struct config *c)
+{
+    struct engine_options options = {0};
+    struct engine *engine = NULL;
+    struct err err = {""};
+    const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    enum status st = follow(c, &options, &engine, &err);
+    if (st != OK) {
+        log_error("%s", err.text);
+        if (options.nodes) {
+            nodes_fail(options.nodes, err.text);
+        }
+        alarm(LAST_RESORT_S);
+    } else {
+        log_info("node 0 has ended");
+    }
+    engine_close(engine);
+    devices_release(&options);
+    return st == OK ? 0 : engine ? 2 : 1;
+}

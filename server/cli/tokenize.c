@@ -1,0 +1,267 @@
+/* sluice tokenize: JSON lines in, JSON lines out, over a folder's tokenizer files alone. */
+#include "server/cli/commands.h"
+
+#include "engine/base/buf.h"
+#include "engine/base/json_scan.h"
+#include "engine/tokenizer/detok.h"
+#include "engine/tokenizer/tokenizer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LINE_MAX_BYTES = 1 << 30, IDS_MAX = 1 << 28, DEPTH_MAX = 64 };
+
+struct line {
+    struct buf text; // unescaped
+    struct ids ids;
+    bool has_text, has_ids;
+    bool add_special, parse_special, skip_special;
+};
+
+static void usage(FILE *out)
+{
+    fprintf(out,
+            "usage: sluice tokenize [--decode | --stream] DIR\n\n"
+            "Reads one JSON object per line from standard input and answers each with one line.\n"
+            "DIR is a folder with tokenizer.json, or such a file.\n\n"
+            "  in   {\"text\": ..., \"add_special_tokens\": true, \"parse_special\": true}\n"
+            "  out  {\"ids\": [...], \"tokens\": [...]}\n\n"
+            "with --decode\n\n"
+            "  in   {\"ids\": [...], \"skip_special_tokens\": false}\n"
+            "  out  {\"text\": ...}\n\n"
+            "and with --stream, as a client would see it token by token,\n\n"
+            "  out  {\"deltas\": [...], \"flush\": ...}\n\n"
+            "A line that cannot be done is answered with {\"error\": ...}.\n"
+            "add_special_tokens and parse_special are true where a line does not say.\n");
+}
+
+/* ---- reading a line ---- */
+
+static enum status read_ids(struct json_scan *sc, struct line *line, struct err *err)
+{
+    enum json_token t = json_scan_next(sc);
+    if (t != JSON_TOKEN_ARRAY) {
+        return err_set(err, ERR_INVALID, "\"ids\" must be a list of integers");
+    }
+    while ((t = json_scan_next(sc)) == JSON_TOKEN_NUMBER) {
+        int64_t id;
+        if (!json_scan_int64(sc, &id) || id < 0 || id > INT32_MAX) {
+            return err_set(err, ERR_INVALID, "\"ids\" holds a number that is no token id");
+        }
+        if (!ids_put(&line->ids, (int32_t)id)) {
+            return err_set(err, ERR_LIMIT, "\"ids\" is too long");
+        }
+    }
+    if (t != JSON_TOKEN_ARRAY_END) {
+        return err_set(err, ERR_INVALID, "\"ids\" must be a list of integers");
+    }
+    line->has_ids = true;
+    return OK;
+}
+
+static enum status read_flag(struct json_scan *sc, const char *name, bool *flag, struct err *err)
+{
+    enum json_token t = json_scan_next(sc);
+    if (t != JSON_TOKEN_TRUE && t != JSON_TOKEN_FALSE) {
+        return err_set(err, ERR_INVALID, "\"%s\" must be true or false", name);
+    }
+    *flag = t == JSON_TOKEN_TRUE;
+    return OK;
+}
+
+static enum status read_member(struct json_scan *sc, struct line *line, struct err *err)
+{
+    if (json_scan_is(sc, "text")) {
+        if (json_scan_next(sc) != JSON_TOKEN_STRING) {
+            return err_set(err, ERR_INVALID, "\"text\" must be a string");
+        }
+        buf_clear(&line->text);
+        json_scan_unescape(sc, &line->text);
+        line->has_text = true;
+        return line->text.failed ? err_set(err, ERR_LIMIT, "\"text\" is too long") : OK;
+    }
+    if (json_scan_is(sc, "ids")) {
+        return read_ids(sc, line, err);
+    }
+    if (json_scan_is(sc, "add_special_tokens")) {
+        return read_flag(sc, "add_special_tokens", &line->add_special, err);
+    }
+    if (json_scan_is(sc, "parse_special")) {
+        return read_flag(sc, "parse_special", &line->parse_special, err);
+    }
+    if (json_scan_is(sc, "skip_special_tokens")) {
+        return read_flag(sc, "skip_special_tokens", &line->skip_special, err);
+    }
+    json_scan_skip(sc); // an error shows at the next token
+    return OK;
+}
+
+static enum status read_line(struct line *line, const char *s, size_t n, struct err *err)
+{
+    struct json_scan sc;
+    json_scan_init(&sc, s, n, DEPTH_MAX);
+    line->ids.n = 0;
+    line->has_text = line->has_ids = line->skip_special = false;
+    line->add_special = line->parse_special = true;
+    enum json_token t = json_scan_next(&sc);
+    if (t != JSON_TOKEN_OBJECT) {
+        return t == JSON_TOKEN_ERROR ? json_scan_error(&sc, err)
+                                     : err_set(err, ERR_INVALID, "the line is not a JSON object");
+    }
+    while ((t = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
+        enum status st = read_member(&sc, line, err);
+        if (st != OK) {
+            return sc.why ? json_scan_error(&sc, err) : st;
+        }
+    }
+    if (t != JSON_TOKEN_OBJECT_END || json_scan_next(&sc) != JSON_TOKEN_END) {
+        return json_scan_error(&sc, err);
+    }
+    return OK;
+}
+
+/* ---- answering it ---- */
+
+static enum status encode_line(const struct tokenizer *tok, struct line *line, struct buf *out,
+                               struct err *err)
+{
+    if (!line->has_text) {
+        return err_set(err, ERR_INVALID, "\"text\" is missing");
+    }
+    struct text_span span = {line->text.data ? line->text.data : "", line->text.n_bytes, false};
+    struct tokenizer_flags flags = {line->add_special, line->parse_special};
+    line->ids.n = 0;
+    TRY(tokenizer_encode(tok, &span, 1, flags, &line->ids, err));
+    buf_puts(out, "{\"ids\":[");
+    for (size_t i = 0; i < line->ids.n; i++) {
+        buf_puts(out, i ? "," : "");
+        buf_put_int(out, line->ids.v[i]);
+    }
+    buf_puts(out, "],\"tokens\":[");
+    for (size_t i = 0; i < line->ids.n; i++) {
+        size_t n;
+        const char *s = tokenizer_token_text(tok, line->ids.v[i], &n);
+        buf_puts(out, i ? "," : "");
+        buf_put_json(out, s ? s : "", n);
+    }
+    buf_puts(out, "]}\n");
+    return OK;
+}
+
+static enum status decode_line(const struct tokenizer *tok, struct line *line, struct buf *out,
+                               struct err *err)
+{
+    if (!line->has_ids) {
+        return err_set(err, ERR_INVALID, "\"ids\" is missing");
+    }
+    buf_clear(&line->text);
+    tokenizer_decode(tok, line->ids.v, line->ids.n, line->skip_special, &line->text);
+    if (line->text.failed) {
+        return err_set(err, ERR_LIMIT, "the text is too long");
+    }
+    buf_puts(out, "{\"text\":");
+    buf_put_json(out, line->text.data ? line->text.data : "", line->text.n_bytes);
+    buf_puts(out, "}\n");
+    return OK;
+}
+
+static void put_delta(struct line *line, struct buf *out)
+{
+    buf_put_json(out, line->text.data ? line->text.data : "", line->text.n_bytes);
+    buf_clear(&line->text);
+}
+
+static enum status stream_line(const struct tokenizer *tok, struct line *line, struct buf *out,
+                               struct err *err)
+{
+    if (!line->has_ids) {
+        return err_set(err, ERR_INVALID, "\"ids\" is missing");
+    }
+    struct detok d;
+    detok_init(&d, tok, line->skip_special);
+    buf_clear(&line->text);
+    buf_puts(out, "{\"deltas\":[");
+    for (size_t i = 0; i < line->ids.n; i++) {
+        detok_push(&d, line->ids.v[i], &line->text);
+        buf_puts(out, i ? "," : "");
+        put_delta(line, out);
+    }
+    buf_puts(out, "],\"flush\":");
+    detok_flush(&d, &line->text);
+    put_delta(line, out);
+    buf_puts(out, "}\n");
+    return OK;
+}
+
+typedef enum status answer_fn(const struct tokenizer *tok, struct line *line, struct buf *out,
+                              struct err *err);
+
+static int run(const struct tokenizer *tok, answer_fn *answer)
+{
+    struct line line = {0};
+    struct buf out;
+    char *s = NULL;
+    size_t cap = 0;
+    ssize_t n;
+    buf_init(&line.text, LINE_MAX_BYTES);
+    buf_init(&out, (size_t)4 * LINE_MAX_BYTES);
+    ids_init(&line.ids, IDS_MAX);
+    while ((n = getline(&s, &cap, stdin)) >= 0) {
+        struct err err = {0};
+        buf_clear(&out);
+        enum status st = read_line(&line, s, (size_t)n, &err);
+        if (st == OK) {
+            st = answer(tok, &line, &out, &err);
+        }
+        if (st != OK || out.failed) {
+            buf_clear(&out);
+            const char *why = st == OK ? "the answer is too long" : err.text;
+            buf_puts(&out, "{\"error\":");
+            buf_put_json(&out, why, strlen(why));
+            buf_puts(&out, "}\n");
+        }
+        fwrite(out.data, 1, out.n_bytes, stdout);
+        fflush(stdout);
+    }
+    free(s);
+    buf_deinit(&line.text);
+    buf_deinit(&out);
+    ids_deinit(&line.ids);
+    return ferror(stdout) ? 1 : 0;
+}
+
+int cmd_tokenize(int argc, char **argv)
+{
+    answer_fn *answer = encode_line;
+    const char *dir = NULL;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            usage(stdout);
+            return 0;
+        }
+        if (strcmp(argv[i], "--decode") == 0) {
+            answer = decode_line;
+        } else if (strcmp(argv[i], "--stream") == 0) {
+            answer = stream_line;
+        } else if (!dir && argv[i][0] != '-') {
+            dir = argv[i];
+        } else {
+            usage(stderr);
+            return 2;
+        }
+    }
+    if (!dir) {
+        usage(stderr);
+        return 2;
+    }
+    struct tokenizer *tok;
+    struct err err = {0};
+    if (tokenizer_load(dir, &tok, &err) != OK) {
+        fprintf(stderr, "sluice: %s\n", err.text);
+        return 1;
+    }
+    int code = run(tok, answer);
+    tokenizer_free(tok);
+    return code;
+}

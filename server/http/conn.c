@@ -1,0 +1,241 @@
+/* One connection: its deadlines, and the private epoll descriptor that sees clients leave. A
+ * suspended connection is invisible to libmicrohttpd, and each byte restarts its time-outs; both
+ * jobs are therefore done here, on the socket that it owns. */
+#include "server/http/private.h"
+#include "server/http/tcp.h"
+
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+enum { N_EVENTS = 256 };
+
+static void on_deadline(struct http_timer *timer, void *arg);
+
+static void set_option(int fd, int level, int name, int value)
+{
+    setsockopt(fd, level, name, &value, sizeof value); // none of them is vital
+}
+
+/* A peer that vanished without a word is found by probes (after half of dead_peer_ms, 5 s, then 2 s
+ * apart, three of them), or by unacknowledged bytes that grow older than dead_peer_ms. The small
+ * send buffer bounds what the kernel swallows for a reader that stalls (4.2 MB by default). */
+static void set_socket_options(struct http_conn *c)
+{
+    set_option(c->fd, SOL_SOCKET, SO_SNDBUF, 64 << 10);
+    if (strncmp(c->peer, "unix", 4) == 0) {
+        return;
+    }
+    set_option(c->fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_option(c->fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    int dead_ms = (int)c->server->options.dead_peer_ms;
+    set_option(c->fd, IPPROTO_TCP, TCP_KEEPIDLE, dead_ms < 4000 ? 1 : dead_ms / 2000);
+    set_option(c->fd, IPPROTO_TCP, TCP_KEEPINTVL, dead_ms < 10000 ? 1 : dead_ms / 5000);
+    set_option(c->fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+    set_option(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, dead_ms);
+}
+
+void http_conn_open(struct http_conn *c, struct MHD_Connection *mhd)
+{
+    struct http_server *s = c->server;
+    c->mhd = mhd;
+    c->n_refs = 1;
+    c->next = s->conns;
+    c->link = &s->conns;
+    if (c->next) {
+        c->next->link = &c->next;
+    }
+    s->conns = c;
+    s->stats.n_connections++;
+    c->daemon->n_connections++;
+    set_socket_options(c);
+    struct epoll_event e = {.events = EPOLLRDHUP | EPOLLET, .data.ptr = c};
+    if (epoll_ctl(s->watch_fd, EPOLL_CTL_ADD, c->fd, &e) < 0) {
+        log_warn("a connection cannot be watched; it is closed");
+        http_conn_cut(c);
+    }
+    http_conn_phase(c, CONN_NEW, s->options.header_timeout_ms);
+}
+
+/* libmicrohttpd is about to close the socket, which takes it out of the epoll set. */
+void http_conn_closed(struct http_conn *c)
+{
+    struct http_server *s = c->server;
+    *c->link = c->next;
+    if (c->next) {
+        c->next->link = c->link;
+    }
+    http_timer_stop(s, &c->timer);
+    c->mhd = NULL;
+    c->fd = -1;
+    s->stats.n_connections--;
+    c->daemon->n_connections--;
+    http_conn_release(c);
+    http_check_drained(s);
+}
+
+void http_conn_release(struct http_conn *c)
+{
+    if (--c->n_refs == 0) {
+        free(c);
+    }
+}
+
+void http_conn_deadline(struct http_conn *c, int64_t deadline_ms)
+{
+    struct http_server *s = c->server;
+    if (deadline_ms < 0) {
+        c->deadline_ns = INT64_MAX;
+        return;
+    }
+    c->deadline_ns = s->now_ns + deadline_ms * 1000000;
+    int64_t due = (c->deadline_ns - s->tick_base_ns) / (TICK_MS * 1000000LL) + 1;
+    if (!c->timer.link || c->timer.due_tick > due) { // a later deadline is seen when it fires
+        http_timer_start(s, &c->timer, deadline_ms, on_deadline, c);
+    }
+}
+
+/* After a FIN nothing more comes: what is whole by then is whole in a moment. libmicrohttpd may not
+ * see it: 0.9.75 reads no further when the last bytes and the FIN arrive together. */
+void http_conn_phase(struct http_conn *c, enum conn_phase phase, int64_t deadline_ms)
+{
+    c->phase = phase;
+    http_conn_deadline(c, c->half_closed && phase <= CONN_BODY ? REST_MS : deadline_ms);
+}
+
+/* libmicrohttpd sees the end of file and cleans up; so do we, on the private epoll descriptor. */
+void http_conn_cut(struct http_conn *c)
+{
+    c->broken = true;
+    if (c->fd >= 0) {
+        shutdown(c->fd, SHUT_RDWR);
+    }
+    if (c->req && c->req->handed) {
+        http_request_gone(c->req, HTTP_GONE_SLOW);
+    }
+}
+
+static void answer_late(struct http_conn *c)
+{
+    if (c->req) {
+        c->req->log.status = 408;
+    }
+    if (!c->daemon->tls) {
+        http_send_raw(c->fd, 408, "request_timeout", "The request did not arrive in time.", 0);
+    }
+}
+
+/* Milliseconds that a body may still take, by what has come of it. */
+static int64_t body_time_left(const struct http_conn *c)
+{
+    const struct http_request *req = c->req;
+    uint64_t n = req ? req->log.body_bytes : 0;
+    if (!req || req->refused) {
+        return 0;
+    }
+    int64_t allowed_ms = c->server->options.body_timeout_ms + (int64_t)(n >> 16) * 1000;
+    return allowed_ms - (c->server->now_ns - req->log.arrived_ns) / 1000000;
+}
+
+/* A socket is reported as writable only when a third of it is free, and libmicrohttpd does not say
+ * how far it has come with a reply: the kernel knows what has arrived. */
+static int64_t reply_time_left(struct http_conn *c)
+{
+    int64_t acked = http_tcp_acked_bytes(c->fd), before = c->acked_bytes;
+    c->acked_bytes = acked;
+    return acked > before ? (int64_t)c->server->options.stall_timeout_ms : 0;
+}
+
+/* libmicrohttpd reads, or waits for something to read. */
+static bool ends_with_fin(const struct http_conn *c)
+{
+    return c->half_closed && c->phase != CONN_HANDLER && c->phase != CONN_REPLY;
+}
+
+/* Bytes that came before the FIN and that libmicrohttpd has not got round to. */
+static int64_t fin_time_left(const struct http_conn *c)
+{
+    const struct http_server *s = c->server;
+    int n_unread = 0;
+    bool late = s->now_ns - c->left_ns > s->options.header_timeout_ms * 1000000LL;
+    return !late && ioctl(c->fd, FIONREAD, &n_unread) == 0 && n_unread > 0 ? REST_MS : 0;
+}
+
+static void on_deadline(struct http_timer *timer, void *arg)
+{
+    struct http_conn *c = arg;
+    struct http_server *s = c->server;
+    (void)timer;
+    if (c->deadline_ns == INT64_MAX || c->fd < 0) {
+        return;
+    }
+    int64_t left_ms = (c->deadline_ns - s->now_ns + 999999) / 1000000;
+    if (left_ms <= 0 && ends_with_fin(c)) {
+        left_ms = fin_time_left(c);
+    } else if (left_ms <= 0 && c->phase == CONN_BODY) {
+        left_ms = body_time_left(c);
+    } else if (left_ms <= 0 && (c->phase == CONN_REPLY || c->phase == CONN_HANDLER)) {
+        left_ms = reply_time_left(c);
+    }
+    if (left_ms > 0) {
+        http_conn_deadline(c, left_ms);
+        return;
+    }
+    if (!c->half_closed && (c->phase == CONN_HEAD || c->phase == CONN_BODY ||
+                            (c->phase == CONN_NEW && http_tcp_has_received(c->fd)))) {
+        answer_late(c);
+    }
+    http_conn_cut(c);
+}
+
+void http_conn_want_out(struct http_conn *c, bool on)
+{
+    if (c->wants_out == on || c->fd < 0) {
+        return;
+    }
+    c->wants_out = on;
+    struct epoll_event e = {.events = EPOLLRDHUP | EPOLLET | (on ? EPOLLOUT : 0u), .data.ptr = c};
+    if (epoll_ctl(c->server->watch_fd, EPOLL_CTL_MOD, c->fd, &e) < 0) {
+        http_conn_cut(c);
+    }
+}
+
+/* FIN and a half-close look alike. Whatever the handler has answered by then still goes out. */
+static void on_left(struct http_conn *c, uint32_t events)
+{
+    struct http_request *req = c->req;
+    c->left_ns = c->half_closed ? c->left_ns : c->server->now_ns;
+    c->half_closed = true;
+    if (ends_with_fin(c)) {
+        http_conn_deadline(c, REST_MS);
+    }
+    c->broken = c->broken || (events & (EPOLLHUP | EPOLLERR));
+    if (!c->broken && c->server->options.tolerate_half_close) {
+        return;
+    }
+    bool reply_is_mhds = req && req->terminal && !(req->queued && req->suspended);
+    if (req && req->handed && !reply_is_mhds) {
+        http_request_gone(req, HTTP_GONE_CLOSED);
+    }
+}
+
+/* No call of libmicrohttpd happens in here, so no connection goes away under the batch. */
+void http_watch_ready(struct http_server *s)
+{
+    struct epoll_event events[N_EVENTS];
+    int n;
+    do {
+        n = epoll_wait(s->watch_fd, events, N_EVENTS, 0);
+        for (int i = 0; i < n; i++) {
+            struct http_conn *c = events[i].data.ptr;
+            if (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) {
+                on_left(c, events[i].events);
+            } else if (events[i].events & EPOLLOUT && c->req) {
+                http_stream_flush(c->req);
+            }
+        }
+    } while (n == N_EVENTS);
+}

@@ -1,0 +1,287 @@
+/* What the files of the front end share: connections, requests, the server. Only server/http/*.c
+ * include it. Ownership: libmicrohttpd owns the socket and calls us when it opens and closes one;
+ * a connection lives until its socket is closed and its last request is freed; a request lives
+ * until both the handler's side (the terminal call) and libmicrohttpd have let go.
+ * Thread: the loop. */
+#ifndef SLUICE_SERVER_HTTP_PRIVATE_H
+#define SLUICE_SERVER_HTTP_PRIVATE_H
+
+#include "engine/base/assert.h"
+#include "engine/base/buf.h"
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "server/http/http.h"
+#include "server/api/log_request.h"
+
+#include <microhttpd.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <uv.h>
+
+enum {
+    TICK_MS = 100,                  // of the timer wheel
+    N_WHEEL = 256,                  // slots of the timer wheel: 25.6 s a turn
+    N_LINGER = 64,                  // refused sockets that wait for their last bytes to be read
+    SCRATCH_BYTES = 64 << 10,       // one direct write; also the largest chunk (4 hex digits)
+    CHUNK_HEAD = 6,                 // "00be\r\n"
+    MAX_CHUNK = 60000,              // chosen: four hex digits, and a scratch buffer with its head
+    DISCARD_BYTES = 32 << 20,       // of a refused body that are swallowed for the reply's sake
+    MAX_LISTENERS = 16,             // chosen
+    REST_MS = 100,                  // chosen: for what came before a FIN to be read
+    NEVER = -1,
+};
+
+struct http_conn;
+
+struct http_listener {
+    uv_poll_t poll;
+    struct http_server *server;
+    int fd;
+    bool is_unix, inherited, polling;
+    char address[160];
+    char *unlink_path; // of a Unix socket that we bound
+};
+
+/* One libmicrohttpd daemon: plain, or TLS with one set of certificates. */
+struct http_daemon {
+    struct MHD_Daemon *mhd;
+    uv_poll_t poll;
+    struct http_server *server;
+    struct http_daemon *next;
+    bool tls, retired, ready; // ready: its epoll descriptor has something, or it asked for a run
+    unsigned n_connections;
+};
+
+/* In the order of a request; up to CONN_BODY it is still being read. */
+enum conn_phase { CONN_NEW, CONN_HEAD, CONN_BODY, CONN_HANDLER, CONN_REPLY, CONN_IDLE };
+
+struct http_conn {
+    struct http_server *server;
+    struct http_daemon *daemon;
+    struct MHD_Connection *mhd; // NULL once libmicrohttpd has closed it
+    struct http_conn *next, **link;
+    struct http_request *req; // the current one
+    int fd;
+    unsigned n_refs; // libmicrohttpd's, and one per request
+    enum conn_phase phase;
+    bool over_limit;   // only for routes that always answer, then closed
+    bool half_closed;  // the peer has shut its writing side (or all)
+    bool broken;       // reset, timed out or cut by us
+    bool wants_out;    // EPOLLOUT is asked for
+    int64_t left_ns;   // when half_closed was set
+    int64_t deadline_ns;
+    int64_t acked_bytes;     // when a reply's stall was last judged
+    struct http_timer timer; // lazily follows deadline_ns
+    char peer[64];
+};
+
+struct reply_header {
+    struct reply_header *next;
+    char *name, *value; // in one allocation with the node
+};
+
+/* A stream's unsent bytes: framed for the direct writer, raw for libmicrohttpd's. The members up to
+ * out's are what each token touches. */
+struct stream {
+    bool begun, started; // started: the head is due or out
+    bool direct;         // decided at the beginning: hand-framed chunks on the socket
+    bool open;           // direct, and the head is out: the socket is ours
+    bool ended, full;
+    int fd;          // the connection's, while open
+    uint64_t n_sent; // bytes, for the log line
+    int64_t last_write_ns;
+    struct buf out;
+    size_t sent; // of out
+    int64_t turn_ns;    // of the loop's turn that last kept bytes, and what was unsent before it
+    size_t n_left_over;
+    const char *content_type;
+    struct http_timer timer; // the head's delay, then keep-alive comments
+};
+
+struct http_request {
+    /* What a token touches comes first, in 64 bytes: with thousands of streams each further cache
+     * line is a miss. http_stream.c asserts it. */
+    struct http_server *server;
+    enum http_gone gone;
+    bool completed; // libmicrohttpd has let go
+    bool terminal;
+    struct stream stream;
+
+    struct http_conn *conn;
+    const struct http_route *route;
+    const struct http_events *events;
+    void *events_arg;
+
+    /* Where it stands. */
+    bool head_done;    // the first call for it is over
+    bool in_callback;  // libmicrohttpd is calling us for it right now
+    bool handed;       // the handler's side has it
+    bool deferred;
+    bool suspended;    // in libmicrohttpd
+    bool queued;       // the response is libmicrohttpd's
+    bool must_close, refused, is_bad;
+    bool gone_told;
+
+    /* Lists of the server; a request is in each at most once. */
+    struct http_request *next_resume, *next_gone, *next_flush;
+    bool in_resume, in_gone, in_flush;
+
+    /* The request. text holds the raw URI, the path and query parameters. */
+    bool http10, is_head, expects_continue, has_body;
+    char method[16];
+    const char *path, *param, *query;
+    char *text, *query_end;
+    const char *uri_seen; // where libmicrohttpd had it, and its length: for the guard
+    size_t n_uri;
+    char id[132];
+    bool id_is_given; // by the head
+    const char *origin, *content_type, *content_encoding; // borrowed from libmicrohttpd
+    uint64_t content_length;
+    char *body;
+    size_t n_body, body_cap, max_body;
+    uint64_t n_discarded;
+
+    struct MHD_Response *response;
+    int status;
+    size_t n_reply;
+    struct reply_header *headers;
+    struct request_log log;
+    char user_agent[64];
+};
+
+struct http_server {
+    struct http_options options;
+    char *root_path, *cors_origins, *tls_cert, *tls_key;
+    uv_loop_t loop;
+    uv_async_t wake;
+    uv_idle_t again; // another run is due at once (never a 0 ms timer: libuv 1.44 would starve I/O)
+    uv_timer_t tick;
+    uv_poll_t watch; // the private epoll descriptor
+    uv_signal_t sigterm, sigint, sighup, sigusr1;
+    int watch_fd, spare_fd;
+    int mhd_version; // 0x00097500
+
+    struct http_listener listeners[MAX_LISTENERS];
+    size_t n_listeners;
+    struct http_daemon *daemons, *plain, *tls;
+
+    struct http_conn *conns;
+    struct http_conn *accepting; // handed to libmicrohttpd's notice of a new connection
+    struct http_request *resume, *gone, *flush, **resume_tail, **gone_tail, **flush_tail;
+    bool settling;
+    struct {
+        int fd;
+        int64_t due_ns;
+    } linger[N_LINGER];
+
+    char *spare_room; // for http_stream_reserve where scratch will not do
+    size_t n_spare_room;
+    bool reserved_scratch;
+    char *scratch; // the direct writer's: one stream's bytes, not yet sent
+    struct http_request *scratch_req;
+    size_t n_scratch;
+
+    struct http_timer *wheel[N_WHEEL];
+    unsigned n_timers;
+    int64_t tick_now, tick_base_ns; // the wheel's position, and the time of position 0
+    int64_t now_ns;                 // of this turn of the loop
+    int64_t last_tick_ns;
+
+    enum http_state state;
+    struct http_timer drain_timer;
+    bool stopping, deadline_passed, was_cut;
+    int64_t stop_ns;
+    char *notify_path;
+    bool (*healthy)(void *arg);
+    void *healthy_arg;
+    int64_t watchdog_ns, watchdog_last_ns;
+    uint64_t id_seed, n_ids;
+    int64_t accept_pause_ns; // no descriptors left: listen again then
+    struct http_stats stats;
+    struct buf log_lines;
+    struct log_job *log_job;
+    uint64_t n_log_dropped;
+    unsigned n_pool_jobs;
+};
+
+/* http.c */
+void http_server_begin(struct http_server *s); // of http_server_run: then uv_run may be called
+void http_settle(struct http_server *s); // after every callback: runs what it made due
+void http_check_drained(struct http_server *s);
+
+/* http_daemon.c */
+enum status http_daemon_open(struct http_server *s, bool tls, struct http_daemon **d,
+                             struct err *err);
+void http_daemons_run(struct http_server *s);
+bool http_daemons_pending(struct http_server *s);
+void http_daemon_retire(struct http_server *s, struct http_daemon *d);
+void http_daemons_close(struct http_server *s);
+
+/* http_listen.c */
+enum status http_listen_open(struct http_server *s, const char *spec, struct err *err);
+enum status http_listen_take(struct http_server *s, int fd, struct err *err);
+void http_listen_start(struct http_server *s);
+void http_listen_close(struct http_server *s);
+void http_listen_tick(struct http_server *s);
+/* The refusal as raw bytes, for a socket that libmicrohttpd cannot answer on any more. */
+void http_send_raw(int fd, int status, const char *code, const char *message, int retry_after_s);
+
+/* http_conn.c */
+void http_conn_open(struct http_conn *c, struct MHD_Connection *mhd);
+void http_conn_closed(struct http_conn *c);
+void http_conn_release(struct http_conn *c);
+void http_conn_phase(struct http_conn *c, enum conn_phase phase, int64_t deadline_ms);
+void http_conn_deadline(struct http_conn *c, int64_t deadline_ms);
+void http_conn_cut(struct http_conn *c);
+void http_conn_want_out(struct http_conn *c, bool on);
+void http_watch_ready(struct http_server *s);
+
+/* http_request.c */
+enum MHD_Result http_handle(void *arg, struct MHD_Connection *mhd, const char *url,
+                            const char *method, const char *version, const char *data,
+                            size_t *n_data, void **context);
+void *http_uri_seen(void *arg, const char *uri, struct MHD_Connection *mhd);
+void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
+                    enum MHD_RequestTerminationCode code);
+void http_request_gone(struct http_request *req, enum http_gone why);
+void http_request_resume(struct http_request *req);
+void http_request_release(struct http_request *req); // frees it when nobody has it
+
+/* http_guard.c: refuses what libmicrohttpd lets through. 0: fine; else the HTTP status. Fills in
+ * what it learnt of the headers. */
+int http_guard(struct http_request *req, const char *method, const char *version,
+               const char **why);
+
+/* http_route.c */
+const struct http_route *http_route_find(struct http_request *req, struct buf *allow);
+bool http_split_uri(struct http_request *req, const char *raw);
+
+/* http_reply.c */
+struct MHD_Response *http_make_stream(struct http_request *req);
+void http_refuse(struct http_request *req, int status, const char *code, const char *message);
+bool http_cors_preflight(struct http_request *req);
+
+/* http_stream.c */
+void http_flush_scratch(struct http_server *s);
+void http_stream_flush(struct http_request *req);
+void http_stream_opened(struct http_request *req);
+void http_stream_drop(struct http_request *req); // gone: forgets what was not sent
+ssize_t http_stream_read(void *arg, uint64_t pos, char *bytes, size_t max_bytes);
+void http_stream_timer(struct http_timer *timer, void *arg);
+
+/* http_timer.c */
+void http_timers_tick(struct http_server *s);
+
+/* http_systemd.c */
+int http_systemd_sockets(void); // how many, from descriptor 3
+void http_systemd_open(struct http_server *s);
+void http_systemd_tick(struct http_server *s);
+
+/* http_log.c */
+void http_log_request(struct http_request *req);
+void http_log_tick(struct http_server *s);
+void http_log_flush(struct http_server *s);
+void http_log_close(struct http_server *s);
+
+#endif

@@ -1,0 +1,191 @@
+/* One response: what every reply carries, and the hand-over to libmicrohttpd. */
+#include "server/http/private.h"
+#include "server/api/reply.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static void add(struct MHD_Response *r, const char *name, const char *value)
+{
+    if (value) {
+        MHD_add_response_header(r, name, value); // fails only for what http_reply_header dropped
+    }
+}
+
+/* "https://a" in "https://a,https://b", or "*". */
+static const char *allowed_origin(const struct http_request *req)
+{
+    const char *list = req->server->cors_origins;
+    if (!list || !req->origin) {
+        return NULL;
+    }
+    size_t n = strlen(req->origin);
+    for (const char *p = list; *p;) {
+        p += strspn(p, ", ");
+        size_t n_item = strcspn(p, ", ");
+        if (n_item == 1 && *p == '*') {
+            return "*";
+        }
+        if (n_item == n && n > 0 && strncasecmp(p, req->origin, n) == 0) {
+            return req->origin;
+        }
+        p += n_item;
+    }
+    return NULL;
+}
+
+bool http_origin_is_good(const struct http_request *req)
+{
+    const char *site = http_header(req, "sec-fetch-site");
+    return req->origin ? allowed_origin(req) != NULL : !site || strcasecmp(site, "cross-site") != 0;
+}
+
+static void add_common(struct http_request *req, struct MHD_Response *r)
+{
+    struct http_server *s = req->server;
+    add(r, "x-request-id", req->id);
+    for (struct reply_header *h = req->headers; h; h = h->next) {
+        add(r, h->name, h->value);
+    }
+    if (s->cors_origins) {
+        const char *origin = allowed_origin(req);
+        add(r, "Access-Control-Allow-Origin", origin);
+        add(r, "Access-Control-Expose-Headers", origin ? "x-request-id, retry-after" : NULL);
+        add(r, "Vary", "Origin");
+    }
+    if (s->state != HTTP_RUNNING || req->conn->over_limit) {
+        req->must_close = true;
+    }
+    if (req->must_close) {
+        add(r, "Connection", "close");
+    }
+}
+
+/* The origin header is read when the handler runs; a deferred reply comes later, but
+ * libmicrohttpd keeps the head of a request for as long as the request. */
+static void set_response(struct http_request *req, int status, const char *content_type,
+                         struct MHD_Response *r)
+{
+    if (!r) { // no memory: the connection is all that can be given up
+        http_conn_cut(req->conn);
+        http_request_resume(req);
+        return;
+    }
+    add(r, "Content-Type", content_type);
+    add_common(req, r);
+    req->response = r;
+    req->status = status;
+    http_body_free(req); // not earlier: the reply may have been copied from it
+    http_request_resume(req);
+}
+
+/* The terminal call's first half: false if there is nobody to answer. */
+static bool begin_terminal(struct http_request *req)
+{
+    ASSERT(!req->terminal && !req->stream.started);
+    req->terminal = true;
+    req->log.status = 0;
+    http_timer_stop(req->server, &req->stream.timer);
+    if (req->gone || req->completed) {
+        http_request_resume(req);
+        return false;
+    }
+    return true;
+}
+
+void http_reply(struct http_request *req, int status, const char *content_type, const void *body,
+                size_t n_bytes)
+{
+    if (!begin_terminal(req)) {
+        return;
+    }
+    req->n_reply = n_bytes;
+    set_response(req, status, content_type,
+                 MHD_create_response_from_buffer(n_bytes, (void *)body, MHD_RESPMEM_MUST_COPY));
+}
+
+void http_reply_buf(struct http_request *req, int status, const char *content_type,
+                    struct buf *body)
+{
+    if (body->failed) {
+        buf_deinit(body);
+        *body = (struct buf){0};
+        reply_errorf(req, 500, "internal_error", NULL, "The reply is too large.");
+        return;
+    }
+    if (!begin_terminal(req)) {
+        buf_deinit(body);
+        return;
+    }
+    req->n_reply = body->n_bytes;
+    static char empty[1];
+    struct MHD_Response *r =
+        body->data ? MHD_create_response_from_buffer(body->n_bytes, body->data,
+                                                     MHD_RESPMEM_MUST_FREE)
+                   : MHD_create_response_from_buffer(0, empty, MHD_RESPMEM_PERSISTENT);
+    if (!r) {
+        free(body->data);
+    }
+    body->data = NULL;
+    buf_deinit(body);
+    set_response(req, status, content_type, r);
+}
+
+void http_reply_header(struct http_request *req, const char *name, const char *value)
+{
+    if (strpbrk(value, "\r\n") || req->stream.started || req->terminal) {
+        return;
+    }
+    size_t n_name = strlen(name) + 1, n_value = strlen(value) + 1;
+    struct reply_header *h = xcalloc(1, sizeof *h + n_name + n_value);
+    h->name = (char *)(h + 1);
+    h->value = h->name + n_name;
+    memcpy(h->name, name, n_name);
+    memcpy(h->value, value, n_value);
+    h->next = req->headers;
+    req->headers = h;
+}
+
+struct MHD_Response *http_make_stream(struct http_request *req)
+{
+    /* The block is used for clients without chunks only; for the others it is a stub. */
+    size_t n_block = req->http10 ? 4096 : 64;
+    struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, n_block,
+                                                               http_stream_read, req, NULL);
+    if (!r) {
+        return NULL;
+    }
+    add(r, "Content-Type",
+        req->stream.content_type ? req->stream.content_type : "text/event-stream; charset=utf-8");
+    add(r, "Cache-Control", "no-cache, no-transform");
+    add(r, "X-Accel-Buffering", "no");
+    add_common(req, r);
+    return r;
+}
+
+void http_refuse(struct http_request *req, int status, const char *code, const char *message)
+{
+    struct reply_error e = {.status = status, .code = code, .message = message};
+    if (status == 503) {
+        e.retry_after_s = 1;
+    }
+    reply_error(req, &e);
+}
+
+/* True if the request was a preflight of CORS, which is then answered. */
+bool http_cors_preflight(struct http_request *req)
+{
+    const char *wanted = http_header(req, "Access-Control-Request-Method");
+    if (!req->server->cors_origins || strcmp(req->method, "OPTIONS") != 0 || !wanted ||
+        !allowed_origin(req)) {
+        return false;
+    }
+    const char *headers = http_header(req, "Access-Control-Request-Headers");
+    http_reply_header(req, "Access-Control-Allow-Methods", "GET, HEAD, POST, DELETE, OPTIONS");
+    http_reply_header(req, "Access-Control-Allow-Headers",
+                      headers ? headers : "authorization, content-type");
+    http_reply_header(req, "Access-Control-Max-Age", "86400");
+    http_reply(req, 204, NULL, "", 0);
+    return true;
+}

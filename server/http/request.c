@@ -1,0 +1,527 @@
+/* The life of one request between libmicrohttpd's calls and the handler's: head, body, handler,
+ * reply, end. */
+#include "server/http/private.h"
+#include "server/api/reply.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static void free_request(struct http_request *req)
+{
+    struct http_server *s = req->server;
+    http_timer_stop(s, &req->stream.timer);
+    http_stream_drop(req);
+    http_body_free(req);
+    if (req->response) {
+        MHD_destroy_response(req->response);
+    }
+    for (struct reply_header *h = req->headers, *next; h; h = next) {
+        next = h->next;
+        free(h);
+    }
+    struct http_conn *c = req->conn;
+    unsigned was_stream = req->stream.begun;
+    free(req->text);
+    free(req);
+    s->stats.n_active--;
+    s->stats.n_streams -= was_stream;
+    http_conn_release(c);
+    http_check_drained(s);
+}
+
+void http_request_release(struct http_request *req)
+{
+    bool mine = !req->handed || req->terminal;
+    if (!mine || !req->completed || req->in_resume || req->in_gone || req->in_flush ||
+        req->in_callback) {
+        return;
+    }
+    http_log_request(req);
+    free_request(req);
+}
+
+/* Makes libmicrohttpd look at the request again, at the end of this callback: it then takes the
+ * reply, reads the stream, or closes. */
+void http_request_resume(struct http_request *req)
+{
+    struct http_server *s = req->server;
+    if (req->completed) {
+        http_request_release(req);
+        return;
+    }
+    if (!req->suspended || req->in_resume) {
+        return;
+    }
+    req->in_resume = true;
+    req->next_resume = NULL;
+    *s->resume_tail = req;
+    s->resume_tail = &req->next_resume;
+}
+
+void http_request_gone(struct http_request *req, enum http_gone why)
+{
+    struct http_server *s = req->server;
+    if (req->gone) {
+        return;
+    }
+    req->gone = why;
+    s->stats.n_gone[why]++;
+    http_timer_stop(s, &req->stream.timer);
+    http_stream_drop(req);
+    if (req->handed && !req->terminal) {
+        req->in_gone = true;
+        req->next_gone = NULL;
+        *s->gone_tail = req;
+        s->gone_tail = &req->next_gone;
+        return; // libmicrohttpd keeps the request until the terminal call
+    }
+    http_request_resume(req);
+}
+
+/* --- The head --- */
+
+static void make_id(struct http_request *req)
+{
+    struct http_server *s = req->server;
+    static const char digits[] = "0123456789abcdef";
+    uint64_t x[2] = {s->id_seed, ++s->n_ids};
+    for (int i = 0; i < 2; i++) { // two rounds of splitmix64: unlike ids, not secret ones
+        uint64_t z = x[i] + (x[1 - i] << 1 | 1) * 0x9e3779b97f4a7c15u;
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+        x[i] = z ^ z >> 31;
+        for (int k = 0; k < 16; k++) {
+            req->id[i * 16 + k] = digits[x[i] >> (60 - 4 * k) & 15];
+        }
+    }
+    req->id[32] = '\0';
+}
+
+static struct http_request *new_request(struct http_conn *c)
+{
+    struct http_server *s = c->server;
+    struct http_request *req = xcalloc(1, sizeof *req);
+    req->server = s;
+    req->conn = c;
+    c->n_refs++;
+    c->req = req;
+    s->stats.n_active++;
+    s->stats.n_requests++;
+    req->log.arrived_ns = clock_now_ns();
+    req->log.n_prompt_tokens = req->log.n_cached_tokens = req->log.n_output_tokens = -1;
+    req->log.queued_ns = req->log.first_token_ns = -1;
+    req->path = "";
+    return req;
+}
+
+static struct http_conn *conn_of(struct MHD_Connection *mhd)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+
+/* The first that is known of a request; its headers may still be on their way. */
+void *http_uri_seen(void *arg, const char *uri, struct MHD_Connection *mhd)
+{
+    (void)arg;
+    struct http_conn *c = conn_of(mhd);
+    if (!c) {
+        return NULL;
+    }
+    struct http_request *req = new_request(c);
+    req->uri_seen = uri;
+    req->n_uri = uri ? strlen(uri) : 0;
+    req->is_bad = !uri || !http_split_uri(req, uri);
+    http_conn_phase(c, CONN_HEAD, c->server->options.header_timeout_ms);
+    return req;
+}
+
+/* JSON is UTF-8; a client that names another charset would be misread. */
+static bool has_other_charset(const char *type)
+{
+    const char *value = strcasestr(type, "charset=");
+    if (!value) {
+        return false;
+    }
+    value += strlen("charset=");
+    value += *value == '"';
+    return strncasecmp(value, "utf-8", 5) != 0 && strncasecmp(value, "utf8", 4) != 0 &&
+           strncasecmp(value, "us-ascii", 8) != 0;
+}
+
+static bool is_json_type(const char *type)
+{
+    size_t n = strcspn(type, "; \t");
+    bool json = n == 16 && strncasecmp(type, "application/json", n) == 0;
+    json = json || (n > 5 && strncasecmp(type + n - 5, "+json", 5) == 0);
+    return json && !has_other_charset(type + n);
+}
+
+/* Content types that say something else than JSON; without one the body's first byte decides. */
+static bool check_type(struct http_request *req)
+{
+    if (req->content_encoding && *req->content_encoding &&
+        strcasecmp(req->content_encoding, "identity") != 0) {
+        http_refuse(req, 415, "unsupported_media_type", "Compressed bodies are not read here.");
+        return false;
+    }
+    if (req->route->flags & HTTP_ROUTE_JSON && req->has_body && req->content_type &&
+        *req->content_type && !is_json_type(req->content_type)) {
+        http_refuse(req, 415, "unsupported_media_type",
+                    "The Content-Type must be application/json, in UTF-8.");
+        return false;
+    }
+    return true;
+}
+
+static void refuse_size(struct http_request *req)
+{
+    reply_errorf(req, 413, "request_too_large", NULL, "Request body exceeds %zu bytes.",
+                 req->max_body);
+}
+
+static void refuse_target(struct http_request *req, const struct buf *allow)
+{
+    if (allow->n_bytes > 0) {
+        http_reply_header(req, "Allow", allow->data);
+        http_refuse(req, 405, "method_not_supported", "This URL does not have that method.");
+        return;
+    }
+    reply_errorf(req, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)", req->method, req->path);
+}
+
+/* All that can be said before the body is read. False: it has been answered. */
+static bool admit(struct http_request *req)
+{
+    struct http_server *s = req->server;
+    struct buf allow;
+    buf_init(&allow, 256);
+    req->route = http_route_find(req, &allow);
+    bool found = req->route != NULL;
+    if (!found && !http_cors_preflight(req)) {
+        refuse_target(req, &allow);
+    }
+    buf_deinit(&allow);
+    if (!found) {
+        return false;
+    }
+    bool always = req->route->flags & HTTP_ROUTE_ALWAYS;
+    if (!always && s->state >= HTTP_CLOSING) {
+        http_refuse(req, 503, "server_draining", "The server is shutting down.");
+    } else if (!always && req->conn->over_limit) {
+        http_refuse(req, 503, "server_overloaded", "Too many connections.");
+    } else if (req->route->scope && s->options.authorize &&
+               !s->options.authorize(req, req->route, s->options.arg)) {
+        ASSERT(req->terminal);
+    } else if (check_type(req)) {
+        req->max_body =
+            req->route->max_body_bytes ? req->route->max_body_bytes : s->options.max_body_bytes;
+        if (req->content_length > req->max_body) {
+            refuse_size(req);
+        }
+    }
+    return !req->terminal;
+}
+
+static enum MHD_Result queue(struct http_request *req);
+
+/* The body of a refused request is swallowed so that the client gets to read the answer; not if it
+ * waits for our leave to send one, nor if it is huge. */
+static enum MHD_Result after_refusal(struct http_request *req)
+{
+    if (req->must_close || req->expects_continue || req->content_length > DISCARD_BYTES) {
+        req->must_close = true;
+        return queue(req);
+    }
+    http_conn_phase(req->conn, CONN_BODY, 5000);
+    return MHD_YES;
+}
+
+static enum MHD_Result on_head(struct http_request *req, const char *method, const char *version)
+{
+    struct http_server *s = req->server;
+    struct http_conn *c = req->conn;
+    req->head_done = true;
+    req->log.arrived_ns = clock_now_ns();
+    make_id(req);
+    size_t n_method = strnlen(method, sizeof req->method - 1);
+    memcpy(req->method, method, n_method);
+    req->is_head = strcmp(req->method, "HEAD") == 0;
+
+    const char *why = NULL;
+    int status = http_guard(req, method, version, &why);
+    if (status != 0) {
+        s->stats.n_bad_requests++;
+        req->refused = req->must_close = true;
+        http_refuse(req, status, status == 413 ? "request_too_large" : "bad_request", why);
+        return queue(req); // early: libmicrohttpd reads nothing more from this connection
+    }
+    req->refused = !admit(req);
+    if (req->refused) {
+        return after_refusal(req);
+    }
+    http_conn_phase(c, CONN_BODY, s->options.body_timeout_ms);
+    return MHD_YES;
+}
+
+/* --- The body --- */
+
+static bool grow_body(struct http_request *req, size_t need)
+{
+    struct http_server *s = req->server;
+    size_t cap = req->body_cap ? req->body_cap : 4096;
+    while (cap < need) {
+        cap *= 2;
+    }
+    if (req->content_length > 0 && cap > req->content_length + 1) {
+        cap = need > req->content_length + 1 ? need : (size_t)req->content_length + 1;
+    }
+    if (s->stats.held_body_bytes + cap - req->body_cap > s->options.max_body_total_bytes) {
+        return false;
+    }
+    char *body = realloc(req->body, cap);
+    if (!body) {
+        return false;
+    }
+    s->stats.held_body_bytes += cap - req->body_cap;
+    req->body = body;
+    req->body_cap = cap;
+    return true;
+}
+
+static void take_body(struct http_request *req, const char *data, size_t n_data)
+{
+    if (n_data > req->max_body - req->n_body) {
+        refuse_size(req);
+    } else if (req->n_body + n_data + 1 > req->body_cap &&
+               !grow_body(req, req->n_body + n_data + 1)) {
+        http_refuse(req, 503, "server_overloaded", "Too many bytes of requests are held.");
+    } else {
+        memcpy(req->body + req->n_body, data, n_data);
+        req->n_body += n_data;
+        req->body[req->n_body] = '\0';
+        return;
+    }
+    req->refused = true; // in the middle of a body no reply can be queued: swallow the rest
+}
+
+/* Everything is consumed at once: what was left over would make libmicrohttpd spin. */
+static enum MHD_Result on_body(struct http_request *req, const char *data, size_t *n_data)
+{
+    struct http_server *s = req->server;
+    size_t n = *n_data;
+    *n_data = 0;
+    s->stats.body_bytes += n;
+    req->log.body_bytes += n;
+    if (!req->refused) {
+        take_body(req, data, n);
+        return MHD_YES;
+    }
+    req->n_discarded += n;
+    if (req->n_discarded <= DISCARD_BYTES) {
+        return MHD_YES;
+    }
+    if (!req->conn->daemon->tls) {
+        http_send_raw(req->conn->fd, req->status, "request_too_large", NULL, 0);
+    }
+    req->log.status = req->status;
+    return MHD_NO;
+}
+
+/* --- Handler and reply --- */
+
+static enum MHD_Result queue(struct http_request *req)
+{
+    struct http_server *s = req->server;
+    bool stream = !req->response;
+    struct MHD_Response *r = stream ? http_make_stream(req) : req->response;
+    req->response = NULL;
+    if (!r) {
+        return MHD_NO;
+    }
+    int status = stream ? 200 : req->status;
+    http_conn_phase(req->conn, CONN_REPLY, stream ? NEVER : (int64_t)s->options.stall_timeout_ms);
+    enum MHD_Result ret = MHD_queue_response(req->conn->mhd, (unsigned)status, r);
+    MHD_destroy_response(r);
+    req->queued = ret == MHD_YES;
+    if (req->queued) {
+        req->log.head_ns = clock_now_ns();
+        req->log.status = status;
+        req->log.streamed = stream;
+    }
+    return ret;
+}
+
+static bool body_begins_like_json(const struct http_request *req)
+{
+    const char *p = req->body;
+    return !p || p[strspn(p, " \t\r\n")] == '{';
+}
+
+static void call_handler(struct http_request *req)
+{
+    struct http_server *s = req->server;
+    http_conn_phase(req->conn, CONN_HANDLER, NEVER);
+    if (req->route->flags & HTTP_ROUTE_JSON && req->has_body &&
+        !(req->content_type && *req->content_type) && !body_begins_like_json(req)) {
+        http_refuse(req, 415, "unsupported_media_type",
+                    "The Content-Type must be application/json.");
+        return;
+    }
+    req->handed = true;
+    req->in_callback = true;
+    req->route->handler(req, s->options.arg);
+    req->in_callback = false;
+    ASSERT(req->terminal || req->deferred);
+}
+
+static void suspend(struct http_request *req)
+{
+    MHD_suspend_connection(req->conn->mhd);
+    req->suspended = true;
+    /* The client may have left before it was our turn to notice. */
+    if (req->conn->half_closed && (req->conn->broken || !req->server->options.tolerate_half_close)) {
+        http_request_gone(req, HTTP_GONE_CLOSED);
+    }
+}
+
+/* The whole request is here: for the first time, or again after a resume. */
+static enum MHD_Result on_whole(struct http_request *req)
+{
+    if (!req->handed && !req->refused) {
+        call_handler(req);
+    }
+    if (req->gone && !req->queued) {
+        return MHD_NO;
+    }
+    if (req->response || req->stream.started) {
+        return queue(req);
+    }
+    if (req->terminal) {
+        return MHD_NO; // there was no memory for a reply
+    }
+    suspend(req);
+    return MHD_YES;
+}
+
+enum MHD_Result http_handle(void *arg, struct MHD_Connection *mhd, const char *url,
+                            const char *method, const char *version, const char *data,
+                            size_t *n_data, void **context)
+{
+    (void)arg;
+    (void)mhd;
+    (void)url;
+    struct http_request *req = *context;
+    if (!req) {
+        return MHD_NO;
+    }
+    if (!req->head_done) {
+        return on_head(req, method, version);
+    }
+    return *n_data > 0 ? on_body(req, data, n_data) : on_whole(req);
+}
+
+void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
+                    enum MHD_RequestTerminationCode code)
+{
+    (void)arg;
+    (void)mhd;
+    struct http_request *req = *context;
+    *context = NULL;
+    if (!req) {
+        return;
+    }
+    struct http_server *s = req->server;
+    struct http_conn *c = req->conn;
+    c->req = NULL;
+    http_conn_want_out(c, false);
+    if (!req->head_done) { // libmicrohttpd refused it by itself, or the client broke off
+        s->stats.n_bad_requests++;
+        make_id(req);
+    }
+    if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK || (req->handed && !req->terminal)) {
+        http_request_gone(req, HTTP_GONE_CLOSED);
+    }
+    req->completed = true;
+    req->stream.fd = -1;
+    if (req->must_close || s->state >= HTTP_CLOSING) {
+        /* The head said close, or was sent before the drain began. libmicrohttpd may still have
+         * the last bytes to send when the head said so; else only we can end it. */
+        http_conn_phase(c, CONN_IDLE, req->must_close ? 2000 : 0);
+    } else {
+        http_conn_phase(c, CONN_IDLE, c->half_closed ? REST_MS : s->options.idle_timeout_ms);
+    }
+    http_request_release(req);
+}
+
+/* --- What handlers may ask --- */
+
+const char *http_param(const struct http_request *req)
+{
+    return req->param;
+}
+
+const char *http_header(const struct http_request *req, const char *name)
+{
+    return req->completed || !req->conn->mhd
+               ? NULL
+               : MHD_lookup_connection_value(req->conn->mhd, MHD_HEADER_KIND, name);
+}
+
+const char *http_peer(const struct http_request *req)
+{
+    return req->conn->peer;
+}
+
+const char *http_request_id(const struct http_request *req)
+{
+    return req->id;
+}
+
+void http_set_request_id(struct http_request *req, const char *id)
+{
+    size_t n_bytes = strlen(id);
+    if (!req->id_is_given && !req->stream.started && !req->terminal &&
+        http_request_id_is_good(id, n_bytes)) {
+        memcpy(req->id, id, n_bytes + 1);
+    }
+}
+
+int64_t http_arrived_ns(const struct http_request *req)
+{
+    return req->log.arrived_ns;
+}
+
+char *http_body(struct http_request *req, size_t *n_bytes)
+{
+    *n_bytes = req->n_body;
+    return req->body;
+}
+
+void http_body_free(struct http_request *req)
+{
+    req->server->stats.held_body_bytes -= req->body_cap;
+    free(req->body);
+    req->body = NULL;
+    req->n_body = req->body_cap = 0;
+}
+
+struct request_log *http_log(struct http_request *req)
+{
+    return &req->log;
+}
+
+void http_defer(struct http_request *req, const struct http_events *events, void *arg)
+{
+    ASSERT(!req->terminal);
+    req->deferred = true;
+    req->events = events;
+    req->events_arg = arg;
+}
+
+bool http_is_gone(const struct http_request *req)
+{
+    return req->gone != 0;
+}

@@ -1,0 +1,180 @@
+/* The request's target: decoding, the query, and the table of routes. */
+#include "server/http/private.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static int hex_value(char c)
+{
+    if (c >= '0' && c <= '9') {
+        return c - '0';
+    }
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* Decodes n bytes into *out (which moves on behind the NUL). False for a broken escape and for
+ * control characters, encoded or not. */
+static bool decode(const char *from, size_t n_bytes, bool plus_is_space, char **out)
+{
+    char *to = *out;
+    for (size_t i = 0; i < n_bytes; i++) {
+        unsigned char c = (unsigned char)from[i];
+        if (c == '%') {
+            int high = i + 2 < n_bytes ? hex_value(from[i + 1]) : -1;
+            int low = high >= 0 ? hex_value(from[i + 2]) : -1;
+            if (low < 0) {
+                return false;
+            }
+            c = (unsigned char)(high << 4 | low);
+            i += 2;
+        } else if (c == '+' && plus_is_space) {
+            c = ' ';
+        }
+        if (c < 0x20 || c == 0x7f) {
+            return false;
+        }
+        *to++ = (char)c;
+    }
+    *to++ = '\0';
+    *out = to;
+    return true;
+}
+
+static bool decode_query(struct http_request *req, const char *q, size_t n_bytes, char **out)
+{
+    req->query = *out;
+    while (n_bytes > 0) {
+        const char *end = memchr(q, '&', n_bytes);
+        size_t n = end ? (size_t)(end - q) : n_bytes;
+        const char *eq = memchr(q, '=', n);
+        size_t n_key = eq ? (size_t)(eq - q) : n;
+        if (n > 0) {
+            if (!decode(q, n_key, true, out) ||
+                !decode(eq ? eq + 1 : "", eq ? n - n_key - 1 : 0, true, out)) {
+                return false;
+            }
+        }
+        n += end ? 1 : 0;
+        q += n;
+        n_bytes -= n;
+    }
+    req->query_end = *out;
+    return true;
+}
+
+/* What precedes the path in the absolute form that proxies may send. */
+static const char *skip_authority(const char *raw)
+{
+    size_t n = strncasecmp(raw, "http://", 7) == 0 ? 7 : strncasecmp(raw, "https://", 8) == 0 ? 8 : 0;
+    if (n == 0) {
+        return raw;
+    }
+    raw += n;
+    n = strcspn(raw, "/?");
+    return raw[n] == '/' ? raw + n : "/";
+}
+
+bool http_split_uri(struct http_request *req, const char *raw)
+{
+    for (const char *p = raw; *p; p++) {
+        unsigned char c = (unsigned char)*p;
+        if (c <= ' ' || c == 0x7f || c == '#') {
+            return false;
+        }
+    }
+    if (raw[0] == '\0') { // "GET  HTTP/1.1", as libmicrohttpd 1.0.1 reads it
+        return false;
+    }
+    raw = skip_authority(raw);
+    size_t n = strlen(raw);
+    req->text = xcalloc(1, 2 * n + 8); // the parts decoded, and room for {id} once more
+    char *out = req->text;
+    req->path = out;
+    const char *q = strchr(raw, '?');
+    size_t n_path = q ? (size_t)(q - raw) : n;
+    if (!decode(raw, n_path, false, &out)) {
+        return false;
+    }
+    req->query = req->query_end = out;
+    if (q && !decode_query(req, q + 1, n - n_path - 1, &out)) {
+        return false;
+    }
+    const char *root = req->server->root_path;
+    size_t n_root = root ? strlen(root) : 0;
+    if (n_root > 0 && strncmp(req->path, root, n_root) == 0 &&
+        (req->path[n_root] == '/' || req->path[n_root] == '\0')) {
+        req->path += n_root;
+    }
+    if (req->path[0] == '\0') {
+        req->path = "/";
+    }
+    return req->path[0] == '/' || strcmp(req->path, "*") == 0;
+}
+
+/* The part of the path that {id} takes. */
+static bool matches(const char *pattern, const char *path, size_t n_path, const char **id,
+                    size_t *n_id)
+{
+    const char *brace = strchr(pattern, '{');
+    *n_id = 0;
+    if (!brace) {
+        return strlen(pattern) == n_path && memcmp(pattern, path, n_path) == 0;
+    }
+    size_t n_before = (size_t)(brace - pattern);
+    const char *after = strchr(brace, '}') + 1;
+    size_t n_after = strlen(after);
+    if (n_path <= n_before + n_after || memcmp(path, pattern, n_before) != 0 ||
+        memcmp(path + n_path - n_after, after, n_after) != 0) {
+        return false;
+    }
+    *id = path + n_before;
+    *n_id = n_path - n_before - n_after;
+    return n_after == 0 || !memchr(*id, '/', *n_id);
+}
+
+static bool method_fits(const struct http_request *req, const struct http_route *r)
+{
+    return strcmp(r->method, req->method) == 0 || (req->is_head && strcmp(r->method, "GET") == 0);
+}
+
+/* The route, or NULL: then `allow` lists the methods that the path has (empty: no such path). */
+const struct http_route *http_route_find(struct http_request *req, struct buf *allow)
+{
+    size_t n_path = strlen(req->path);
+    while (n_path > 1 && req->path[n_path - 1] == '/') {
+        n_path--;
+    }
+    for (const struct http_route *r = req->server->options.routes; r && r->method; r++) {
+        const char *id = NULL;
+        size_t n_id = 0;
+        if (!matches(r->path, req->path, n_path, &id, &n_id)) {
+            continue;
+        }
+        if (method_fits(req, r)) {
+            if (id) {
+                char *copy = req->query_end; // http_split_uri left room behind
+                memcpy(copy, id, n_id);
+                copy[n_id] = '\0';
+                req->param = copy;
+            }
+            return r;
+        }
+        buf_printf(allow, "%s%s%s", allow->n_bytes > 0 ? ", " : "", r->method,
+                   strcmp(r->method, "GET") == 0 ? ", HEAD" : "");
+    }
+    return NULL;
+}
+
+const char *http_query(const struct http_request *req, const char *name)
+{
+    for (const char *p = req->query; p && p < req->query_end;) {
+        const char *value = p + strlen(p) + 1;
+        if (strcmp(p, name) == 0) {
+            return value;
+        }
+        p = value + strlen(value) + 1;
+    }
+    return NULL;
+}

@@ -1,0 +1,27 @@
+/* Apart from the others because the kernel's header and libc's cannot be included together, and
+ * only the kernel's has the count of bytes. */
+#include "server/http/tcp.h"
+
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/socket.h>
+
+static bool get_info(int fd, struct tcp_info *info)
+{
+    socklen_t n = sizeof *info;
+    memset(info, 0, sizeof *info);
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &n) == 0;
+}
+
+bool http_tcp_has_received(int fd)
+{
+    struct tcp_info info;
+    return get_info(fd, &info) && info.tcpi_bytes_received > 0;
+}
+
+int64_t http_tcp_acked_bytes(int fd)
+{
+    struct tcp_info info;
+    return get_info(fd, &info) ? (int64_t)info.tcpi_bytes_acked : -1;
+}

@@ -1,0 +1,137 @@
+/* The AMX kernels of cpu/ once more, over tile registers in memory: the tile instructions as
+ * functions of AVX-512, in the order of sums that the processor's manual gives for TDPBF16PS. */
+#include "test/cpu/amx_emulated.h"
+
+#if defined(__AVX512BF16__)
+
+#include "engine/base/assert.h"
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+struct emulated_tile {
+    _Alignas(64) uint8_t row[16][64];
+};
+
+static _Thread_local struct emulated_tile emulated_tiles[8];
+static _Thread_local uint8_t emulated_rows[8];
+static _Thread_local bool emulated_ready;
+
+/* The configuration is the 64 bytes that LDTILECFG reads; all rows are 64 bytes here. */
+static inline void emulated_config(const void *from)
+{
+    const uint8_t *c = from;
+    ASSERT(c[0] == 1 && c[1] == 0);
+    for (int i = 0; i < 8; i++) {
+        ASSERT(c[48 + i] >= 1 && c[48 + i] <= 16 && c[16 + 2 * i] == 64 && c[17 + 2 * i] == 0);
+        emulated_rows[i] = c[48 + i];
+    }
+    memset(emulated_tiles, 0, sizeof emulated_tiles);
+    emulated_ready = true;
+}
+
+static inline void emulated_load(int t, const void *from, int64_t stride)
+{
+    ASSERT(emulated_ready);
+    memset(&emulated_tiles[t], 0, sizeof emulated_tiles[t]);
+    for (int i = 0; i < emulated_rows[t]; i++) {
+        memcpy(emulated_tiles[t].row[i], (const char *)from + i * stride, 64);
+    }
+}
+
+static inline void emulated_store(int t, void *to, int64_t stride)
+{
+    ASSERT(emulated_ready);
+    for (int i = 0; i < emulated_rows[t]; i++) {
+        memcpy((char *)to + i * stride, emulated_tiles[t].row[i], 64);
+    }
+}
+
+static inline void emulated_zero(int t)
+{
+    ASSERT(emulated_ready);
+    memset(&emulated_tiles[t], 0, sizeof emulated_tiles[t]);
+}
+
+/* Each row's sums of the even and of the odd members of the pairs of k, one fused multiply-add
+ * after the other, then even + odd, then c + that: denormals are zeros on both ends. */
+static inline void emulated_dpbf16ps(int c, int a, int b)
+{
+    ASSERT(emulated_ready && emulated_rows[a] == emulated_rows[c] && emulated_rows[b] == 16);
+    const uint32_t mode = _mm_getcsr();
+    _mm_setcsr((mode & ~0x6000u) | 0x8040u | 0x1F80u); // to nearest, flush, no exceptions
+    for (int i = 0; i < emulated_rows[c]; i++) {
+        __m512 even = _mm512_setzero_ps(), odd = even;
+        for (int k = 0; k < 16; k++) {
+            uint32_t pair;
+            memcpy(&pair, emulated_tiles[a].row[i] + 4 * k, sizeof pair);
+            __m512i x = _mm512_set1_epi32((int32_t)pair);
+            __m512i y = _mm512_load_si512(emulated_tiles[b].row[k]);
+            const __m512i top = _mm512_set1_epi32((int32_t)0xFFFF0000);
+            even = _mm512_fmadd_ps((__m512)_mm512_slli_epi32(x, 16),
+                                   (__m512)_mm512_slli_epi32(y, 16), even);
+            odd = _mm512_fmadd_ps((__m512)_mm512_and_si512(x, top),
+                                  (__m512)_mm512_and_si512(y, top), odd);
+        }
+        float *sum = (float *)(void *)emulated_tiles[c].row[i];
+        _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), _mm512_add_ps(even, odd)));
+    }
+    _mm_setcsr(mode);
+}
+
+static inline void emulated_release(void)
+{
+    emulated_ready = false;
+}
+
+#undef _tile_loadconfig
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_zero
+#undef _tile_dpbf16ps
+#undef _tile_release
+#define _tile_loadconfig emulated_config
+#define _tile_loadd emulated_load
+#define _tile_stored emulated_store
+#define _tile_zero emulated_zero
+#define _tile_dpbf16ps emulated_dpbf16ps
+#define _tile_release emulated_release
+
+/* The files are compiled as where the compiler has AMX. */
+#define __AMX_BF16__ 1
+#define cpu_gemm_bf16_amx emulated_gemm
+#define cpu_spin_amx emulated_spin
+#define cpu_amx_blocks emulated_blocks
+#define cpu_amx_unit emulated_unit
+#define configure configure_gemm
+#include "cpu/cpu_gemm_amx.c"
+#undef configure
+#undef INLINE
+#include "cpu/cpu_attention_amx.c"
+
+const struct cpu_kernels *op_amx_emulated(void)
+{
+    static struct cpu_kernels table;
+    if (!__builtin_cpu_supports("avx512bf16")) {
+        return NULL;
+    }
+    table = cpu_kernels_avx512bf16;
+    table.name = "AMX, emulated";
+    table.gemm_bf16 = emulated_gemm;
+    table.tiled = true;
+    table.blocks = &emulated_blocks;
+    table.pass_rows = 16;
+    table.few_k = 256;
+    table.unit = &emulated_unit;
+    return &table;
+}
+
+#else
+
+const struct cpu_kernels *op_amx_emulated(void)
+{
+    return NULL;
+}
+
+#endif

@@ -1,0 +1,496 @@
+/* Stores and attention together: K and V go to pages in one way or another, and each row's output
+ * equals a naive softmax over what it sees. Blocks that nobody owns hold NaN. */
+#include "test/device/op_harness.h"
+
+enum { LANES = 4, LEN = 1400 };
+
+struct geometry {
+    int32_t n_heads, n_kv_heads, dim, block_tokens, window;
+    float softcap;
+    bool sinks;
+    enum dtype dtype;
+    int32_t dim_v; // 0: dim; else a value is the first dim_v numbers of its key, as in MLA
+    bool steep;    // later keys are longer: scores rise by hundreds
+};
+
+/* What the test knows of each lane: all q, k and v by position. */
+struct world {
+    struct geometry g;
+    struct op_rig rig;
+    float *k[LANES], *v[LANES]; // [LEN, n_kv_heads, dim], as stored
+    struct weight *sinks;
+    float *sink_values;
+    float scale;
+    struct op_pass pass;
+    int32_t n_blocks; // the last three belong to nobody
+    int32_t blocks[LANES][LEN + 1];
+};
+
+static int32_t value_dim(const struct geometry *g)
+{
+    return g->dim_v > 0 ? g->dim_v : g->dim;
+}
+
+static void give_blocks(struct world *w)
+{
+    int32_t per_lane = LEN / w->g.block_tokens + 1, n = 0, n_blocks = w->n_blocks;
+    int32_t *all = xcalloc(n_blocks, sizeof *all), *table = xcalloc(per_lane, sizeof *table);
+    for (int32_t i = 0; i < n_blocks; i++) {
+        all[i] = i;
+    }
+    CHECK_EQ(w->rig.ops->poison_blocks(w->rig.be, n_blocks, all), OK);
+    for (int32_t i = n_blocks - 4; i > 0; i--) {
+        int32_t j = op_int(0, i), t = all[i];
+        all[i] = all[j];
+        all[j] = t;
+    }
+    for (int32_t lane = 0; lane < LANES; lane++) {
+        for (int32_t i = 0; i < per_lane; i++) {
+            w->blocks[lane][i] = table[i] = all[n++];
+        }
+        CHECK_EQ(w->rig.ops->lane_blocks(w->rig.be, lane, 0, per_lane, table), OK);
+    }
+    free(all);
+    free(table);
+}
+
+static void open_world(struct world *w, const char *backend, const struct geometry *g)
+{
+    struct backend_limits limits = op_limits();
+    struct err err;
+    memset(w, 0, sizeof *w);
+    w->g = *g;
+    limits.block_tokens = g->block_tokens;
+    limits.max_blocks_per_lane = LEN / g->block_tokens + 2;
+    limits.n_blocks = w->n_blocks = LANES * (LEN / g->block_tokens + 1) + 3;
+    w->rig = op_open(backend, g->dtype, &limits);
+    struct kv_layer layers[2] = {{1, 1, 8, 8, false},
+                                 {g->n_heads, g->n_kv_heads, g->dim, value_dim(g), g->dim_v > 0}};
+    struct kv_set_desc desc = {2, layers, g->dtype};
+    CHECK_EQ(w->rig.ops->kv_open(w->rig.be, 0, &desc, &err), OK);
+    for (int32_t i = 0; i < LANES; i++) {
+        w->k[i] = xcalloc((size_t)LEN * g->n_kv_heads * g->dim, sizeof(float));
+        w->v[i] = xcalloc((size_t)LEN * g->n_kv_heads * g->dim, sizeof(float));
+    }
+    w->scale = 1.0f / sqrtf((float)g->dim);
+    w->sink_values = op_random(g->n_heads, 2.0f);
+    w->sinks = g->sinks ? op_vector(&w->rig, w->sink_values, g->n_heads) : NULL;
+    w->rig.ops->step_begin(w->rig.be, 0);
+    w->rig.in_step = true;
+    give_blocks(w);
+}
+
+static void close_world(struct world *w)
+{
+    for (int32_t i = 0; i < LANES; i++) {
+        free(w->k[i]);
+        free(w->v[i]);
+    }
+    free(w->sink_values);
+    op_close(&w->rig);
+}
+
+static bool sees(const struct world *w, const struct pass_seq *s, int32_t row, int32_t key)
+{
+    const struct pass_row *rows = w->pass.rows;
+    int32_t pos = rows[row].pos, key_pos = key;
+    if (key >= s->n_past) {
+        int32_t i = key - s->n_past;
+        if (s->tree) {
+            uint64_t word = w->pass.mask[(size_t)row * TREE_MASK_WORDS + i / 64];
+            if (!(word >> (i % 64) & 1)) {
+                return false;
+            }
+            key_pos = rows[s->first_row + i].pos;
+        } else if (i > row - s->first_row) {
+            return false;
+        }
+    }
+    return w->g.window == 0 || pos - w->g.window < key_pos;
+}
+
+/* A matrix unit over bf16 pages rounds what it multiplies to bf16: scaled queries, which are
+ * compared as rounded, and probabilities, for which there is a tolerance. */
+static bool rounds(const struct world *w)
+{
+    return cpu_of(w->rig.be)->kernels->unit && w->g.dtype == DT_BF16 &&
+           w->g.block_tokens % PANEL == 0;
+}
+
+static void naive_row(const struct world *w, const struct pass_seq *s, int32_t row, int32_t head,
+                      const float *q, double *out)
+{
+    const struct geometry *g = &w->g;
+    int32_t kv = head / (g->n_heads / g->n_kv_heads), n = s->n_past + s->n_rows;
+    double *p = xcalloc(n, sizeof *p), max = -INFINITY, sum = 0.0;
+    for (int32_t key = 0; key < n; key++) {
+        const float *k = w->k[s->lane] + ((size_t)key * g->n_kv_heads + kv) * g->dim;
+        double dot = 0.0;
+        for (int32_t d = 0; d < g->dim; d++) {
+            float rounded = bf16_to_f32(bf16_of(q[d] * w->scale));
+            dot += (rounds(w) ? (double)rounded : (double)q[d] * (double)w->scale) * (double)k[d];
+        }
+        if (g->softcap != 0.0f) {
+            dot = (double)g->softcap * tanh(dot / (double)g->softcap);
+        }
+        p[key] = sees(w, s, row, key) ? dot : -INFINITY;
+        max = p[key] > max ? p[key] : max;
+    }
+    for (int32_t key = 0; key < n; key++) {
+        p[key] = exp(p[key] - max);
+        sum += p[key];
+    }
+    sum += g->sinks ? exp((double)w->sink_values[head] - max) : 0.0;
+    for (int32_t d = 0; d < value_dim(g); d++) {
+        out[d] = 0.0;
+        for (int32_t key = 0; key < n; key++) {
+            size_t at = ((size_t)key * g->n_kv_heads + kv) * g->dim + d;
+            out[d] += p[key] > 0.0 ? p[key] / sum * (double)w->v[s->lane][at] : 0.0;
+        }
+    }
+    free(p);
+}
+
+/* New rows' q, k and v in the pass's order; the world remembers k and v as stored. */
+static float *make_qkv(struct world *w)
+{
+    const struct geometry *g = &w->g;
+    size_t width = (size_t)(g->n_heads + 2 * g->n_kv_heads) * g->dim, kv = g->n_kv_heads * g->dim;
+    float *qkv = op_random((size_t)w->pass.pass.n_rows * width, 1.0f);
+    for (int32_t r = 0; r < w->pass.pass.n_rows; r++) {
+        const struct pass_row *p = &w->pass.rows[r];
+        float *k = qkv + r * width + (size_t)g->n_heads * g->dim;
+        for (size_t i = 0; i < kv; i++) {
+            k[i] *= g->steep ? (float)p->slot_pos : 1.0f;
+            w->k[p->lane][(size_t)p->slot_pos * kv + i] = op_rounded(g->dtype, k[i]);
+            w->v[p->lane][(size_t)p->slot_pos * kv + i] =
+                op_rounded(g->dtype, k[g->dim_v > 0 ? i : kv + i]);
+        }
+    }
+    return qkv;
+}
+
+/* mla_store's part: the new rows' keys go to their pages. */
+static void store_keys(struct world *w, struct tensor qkv)
+{
+    const struct geometry *g = &w->g;
+    struct cpu_backend *cpu = (struct cpu_backend *)w->rig.be;
+    const struct kv_pages *pages = cpu_kv_layer(cpu, 1);
+    for (int32_t r = 0; r < w->pass.pass.n_rows; r++) {
+        struct kv_slot slot =
+            cpu_kv_slot(cpu, pages, w->pass.rows[r].lane, w->pass.rows[r].slot_pos);
+        for (int32_t h = 0; h < g->n_kv_heads; h++) {
+            cpu_kv_store_k(cpu, pages, slot, h, tensor_row(&qkv, r) + (g->n_heads + h) * g->dim);
+        }
+    }
+}
+
+/* Runs the pass; returns the outputs [n_rows, n_heads * dim] and, if asked, the queries. */
+static float *run_pass(struct world *w, const float *qkv)
+{
+    const struct geometry *g = &w->g;
+    int32_t n = w->pass.pass.n_rows, width = (g->n_heads + 2 * g->n_kv_heads) * g->dim;
+    struct tensor t = op_tensor(&w->rig, qkv, n, width, width + 4);
+    int32_t out_width = g->n_heads * value_dim(g);
+    struct tensor out = op_tensor(&w->rig, NULL, n, out_width, out_width + 2);
+    struct rope_store_args store = {.qkv = t,
+                                    .n_rows = n,
+                                    .layer = 1,
+                                    .n_heads = g->n_heads,
+                                    .n_kv_heads = g->n_kv_heads,
+                                    .head_dim = g->dim};
+    struct attention_args attend = {.q = t,
+                                    .out = out,
+                                    .n_rows = n,
+                                    .layer = 1,
+                                    .n_heads = g->n_heads,
+                                    .n_kv_heads = g->n_kv_heads,
+                                    .head_dim_k = g->dim,
+                                    .head_dim_v = value_dim(g),
+                                    .scale = w->scale,
+                                    .window = g->window,
+                                    .softcap = g->softcap,
+                                    .sinks = w->sinks};
+    op_begin(&w->rig, &w->pass);
+    if (g->dim_v > 0) {
+        store_keys(w, t);
+    } else {
+        CHECK_EQ(w->rig.ops->rope_store(w->rig.be, &store), OK);
+    }
+    CHECK_EQ(w->rig.ops->attention(w->rig.be, &attend), OK);
+    op_end(&w->rig);
+    return op_fetch(&w->rig, out, n, out_width);
+}
+
+static void check_pass(struct world *w, int32_t every)
+{
+    const struct geometry *g = &w->g;
+    size_t width = (size_t)(g->n_heads + 2 * g->n_kv_heads) * g->dim;
+    float *qkv = make_qkv(w), *out = run_pass(w, qkv);
+    int32_t dim = value_dim(g);
+    double *wanted = xcalloc(dim, sizeof *wanted), worst = 0.0;
+    for (int32_t i = 0; i < w->pass.pass.n_seqs; i++) {
+        const struct pass_seq *s = &w->pass.seqs[i];
+        for (int32_t r = s->first_row; r < s->first_row + s->n_rows; r++) {
+            for (int32_t h = 0; h < g->n_heads && (r % every == 0 || s->n_rows < 8); h++) {
+                naive_row(w, s, r, h, qkv + r * width + (size_t)h * g->dim, wanted);
+                double d = op_distance(out + ((size_t)r * g->n_heads + h) * dim, wanted, dim);
+                worst = d <= worst ? worst : d;
+            }
+        }
+    }
+    /* Of steep scores even a float's last bit counts. */
+    if (!(worst < (rounds(w) || g->steep ? 2e-3 : 2e-5))) {
+        CHECK_FAIL("heads %d/%d dim %d/%d block %d window %d cap %g type %d: off by %g", g->n_heads,
+                   g->n_kv_heads, g->dim, dim, g->block_tokens, g->window, (double)g->softcap,
+                   g->dtype, worst);
+    }
+    free(wanted);
+    free(qkv);
+    free(out);
+    memset(&w->pass, 0, sizeof w->pass);
+}
+
+/* A tree of `n` nodes: each hangs on an earlier one. */
+static void add_tree(struct world *w, int32_t lane, int32_t n_past, int32_t n)
+{
+    int32_t first = w->pass.pass.n_rows;
+    op_add_seq(&w->pass, lane, n_past, n);
+    w->pass.seqs[w->pass.pass.n_seqs - 1].tree = true;
+    w->pass.pass.tree_mask = w->pass.mask;
+    for (int32_t i = 0; i < n; i++) {
+        uint64_t *mask = w->pass.mask + (size_t)(first + i) * TREE_MASK_WORDS;
+        int32_t parent = i == 0 ? -1 : op_int(i > 6 ? i - 6 : 0, i - 1);
+        if (parent >= 0) {
+            memcpy(mask, w->pass.mask + (size_t)(first + parent) * TREE_MASK_WORDS,
+                   TREE_MASK_WORDS * sizeof *mask);
+            w->pass.rows[first + i].pos = w->pass.rows[first + parent].pos + 1;
+        }
+        mask[i / 64] |= (uint64_t)1 << (i % 64);
+    }
+}
+
+static void try_geometry(const char *backend, const struct geometry *g)
+{
+    struct world *w = xcalloc(1, sizeof *w);
+    open_world(w, backend, g);
+    op_add_seq(&w->pass, 0, 0, 530); // a prefill over more than one chunk of keys
+    op_add_seq(&w->pass, 1, 0, 1);
+    op_add_seq(&w->pass, 2, 0, 37);
+    check_pass(w, 29);
+    op_add_seq(&w->pass, 1, 1, 1); // mixed: decode, a chunk, a verify
+    op_add_seq(&w->pass, 0, 530, 600);
+    op_add_seq(&w->pass, 2, 37, 5);
+    check_pass(w, 61);
+    op_add_seq(&w->pass, 0, 1130, 1);
+    add_tree(w, 2, 42, 90);
+    op_add_seq(&w->pass, 1, 2, 1);
+    check_pass(w, 7);
+    close_world(w);
+    free(w);
+}
+
+OP_TEST(attention_equals_a_naive_softmax)
+{
+    static const struct geometry cases[] = {
+        {8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false},
+        {4, 4, 32, 16, 0, 0.0f, false, DT_F32, 0, false},
+        {6, 2, 80, 16, 100, 0.0f, true, DT_BF16, 0, false},
+        {3, 1, 20, 5, 33, 30.0f, false, DT_F32, 0, false},
+        {4, 2, 128, 32, 0, 50.0f, true, DT_F16, 0, false},
+        {2, 1, 96, 48, 700, 0.0f, true, DT_BF16, 0, false},
+        {3, 3, 40, 16, 600, 20.0f, false, DT_BF16, 0, false},
+        {1, 1, 7, 1, 3, 0.0f, false, DT_F32, 0, false},
+        {18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 56, false},
+        {5, 1, 40, 8, 70, 0.0f, true, DT_BF16, 20, false},
+        {3, 1, 72, 16, 40, 0.0f, false, DT_F32, 56, false},
+        {4, 1, 24, 1, 0, 0.0f, false, DT_F32, 16, false},
+        {4, 1, 64, 16, 0, 0.0f, false, DT_BF16, 0, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        try_geometry(backend, &cases[i]);
+    }
+}
+
+/* One prompt in one pass, in chunks, with company, and the last row alone (whose keys are then
+ * split over the threads): the same bits. */
+static void check_invariance(const char *backend, const struct geometry *g)
+{
+    struct world *w = xcalloc(1, sizeof *w);
+    open_world(w, backend, g);
+    enum { N = 1100 };
+    const size_t W = (size_t)(g->n_heads + 2 * g->n_kv_heads) * g->dim;
+    const size_t OUT = (size_t)g->n_heads * value_dim(g);
+    op_add_seq(&w->pass, 0, 0, N);
+    float *qkv = make_qkv(w), *all = run_pass(w, qkv);
+    for (int32_t at = 0, n; at < N; at += n) {
+        n = op_int(1, 300);
+        n = n < N - at ? n : N - at;
+        memset(&w->pass, 0, sizeof w->pass);
+        int32_t before = op_int(0, 3);
+        for (int32_t i = 0; i < before; i++) {
+            op_add_seq(&w->pass, 1 + i, 3 * i, op_int(1, 20));
+        }
+        int32_t first = w->pass.pass.n_rows;
+        op_add_seq(&w->pass, 0, at, n);
+        float *part = op_random((size_t)(first + n) * W, 1.0f);
+        memcpy(part + (size_t)first * W, qkv + (size_t)at * W, (size_t)n * W * sizeof *part);
+        /* The other lanes' keys are NaN below 3 i: their rows are not looked at. */
+        float *out = run_pass(w, part);
+        CHECK_MEM(out + (size_t)first * OUT, all + (size_t)at * OUT, (size_t)n * OUT * sizeof *out);
+        free(out);
+        free(part);
+    }
+    memset(&w->pass, 0, sizeof w->pass);
+    op_add_seq(&w->pass, 0, N - 1, 1);
+    float *out = run_pass(w, qkv + (size_t)(N - 1) * W);
+    CHECK_MEM(out, all + (size_t)(N - 1) * OUT, OUT * sizeof *out);
+    free(out);
+    free(all);
+    free(qkv);
+    close_world(w);
+    free(w);
+}
+
+OP_TEST(attention_has_the_same_bits_in_every_batch)
+{
+    check_invariance(backend, &(struct geometry){8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false});
+    check_invariance(backend, &(struct geometry){3, 1, 20, 16, 700, 30.0f, true, DT_F32, 0, false});
+    check_invariance(backend,
+                     &(struct geometry){5, 1, 72, 32, 300, 30.0f, true, DT_BF16, 0, false});
+    check_invariance(backend,
+                     &(struct geometry){7, 1, 72, 16, 300, 0.0f, false, DT_BF16, 44, false});
+    check_invariance(backend, &(struct geometry){4, 1, 64, 16, 0, 0.0f, false, DT_BF16, 0, true});
+}
+
+/* Each path through a tree gets the bits of a plain run over its tokens, wherever its nodes lie,
+ * also where a chunk of keys ends among them. */
+OP_TEST(a_path_of_a_tree_has_the_bits_of_a_chain)
+{
+    static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false},
+                                            {6, 2, 80, 16, 5, 0.0f, true, DT_BF16, 0, false},
+                                            {3, 1, 20, 5, 33, 30.0f, false, DT_F32, 0, false},
+                                            {7, 1, 72, 16, 60, 0.0f, false, DT_BF16, 44, false},
+                                            {4, 1, 64, 16, 0, 0.0f, false, DT_BF16, 0, true}};
+    for (int32_t round = 0; round < 20; round++) {
+        const struct geometry *g = &cases[round % 5];
+        struct world *w = xcalloc(1, sizeof *w);
+        open_world(w, backend, g);
+        enum { N = 90 };
+        size_t width = (size_t)(g->n_heads + 2 * g->n_kv_heads) * (size_t)g->dim;
+        size_t out_width = (size_t)g->n_heads * (size_t)value_dim(g);
+        int32_t past = round < 10 ? op_int(430, 512) : op_int(1, 100);
+        op_add_seq(&w->pass, 0, 0, past);
+        float *qkv = make_qkv(w);
+        free(run_pass(w, qkv));
+        free(qkv);
+        memset(&w->pass, 0, sizeof w->pass);
+        op_add_seq(&w->pass, 0, past, N);
+        float *chain = make_qkv(w), *want = run_pass(w, chain), *tree = op_random(N * width, 1.0f);
+        memset(&w->pass, 0, sizeof w->pass);
+        add_tree(w, 0, past, N);
+        const uint64_t *mask = w->pass.mask + (size_t)(N - 1) * TREE_MASK_WORDS; // of the last node
+        for (int32_t i = 0; i < N; i++) {
+            if (mask[i / 64] >> (i % 64) & 1) {
+                memcpy(tree + (size_t)i * width,
+                       chain + (size_t)(w->pass.rows[i].pos - past) * width, width * sizeof *tree);
+            }
+        }
+        float *have = run_pass(w, tree);
+        for (int32_t i = 0; i < N; i++) {
+            if (mask[i / 64] >> (i % 64) & 1) {
+                CHECK_MEM(have + (size_t)i * out_width,
+                          want + (size_t)(w->pass.rows[i].pos - past) * out_width,
+                          out_width * sizeof *have);
+            }
+        }
+        free(chain);
+        free(want);
+        free(tree);
+        free(have);
+        close_world(w);
+        free(w);
+    }
+}
+
+/* The emulation that other machines test with sums as the processor does: to the bit. */
+TEST(amx_has_the_bits_of_its_emulation)
+{
+    static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false},
+                                            {6, 2, 80, 32, 100, 30.0f, true, DT_BF16, 0, false},
+                                            {7, 1, 72, 16, 0, 0.0f, false, DT_BF16, 44, false}};
+    if (!op_amx_emulated() || !cpu_kernels_best()->unit) {
+        SKIP("this machine has no AMX");
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        float *out[2];
+        const struct geometry *g = &cases[i];
+        for (int emulated = 0; emulated < 2; emulated++) {
+            struct world *w = xcalloc(1, sizeof *w);
+            op_counter = 0;
+            open_world(w, emulated ? "amx-emulated" : "cpu", g);
+            op_add_seq(&w->pass, 0, 0, 700);
+            op_add_seq(&w->pass, 1, 0, 3);
+            float *qkv = make_qkv(w);
+            out[emulated] = run_pass(w, qkv);
+            free(qkv);
+            close_world(w);
+            free(w);
+        }
+        CHECK_MEM(out[0], out[1], (size_t)703 * g->n_heads * value_dim(g) * sizeof *out[0]);
+        free(out[0]);
+        free(out[1]);
+    }
+}
+
+/* After copies and moves each lane reads what the world says it should. */
+OP_TEST(copied_blocks_and_moved_slots_read_alike)
+{
+    static const struct geometry cases[] = {{4, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false},
+                                            {3, 1, 20, 5, 0, 0.0f, false, DT_F32, 0, false},
+                                            {2, 2, 24, 8, 0, 0.0f, false, DT_F16, 0, false}};
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        const struct geometry *g = &cases[c];
+        struct world *w = xcalloc(1, sizeof *w);
+        open_world(w, backend, g);
+        const struct backend_ops *ops = w->rig.ops;
+        size_t kv = (size_t)g->n_kv_heads * g->dim;
+        op_add_seq(&w->pass, 0, 0, 60);
+        op_add_seq(&w->pass, 1, 0, 40);
+        check_pass(w, 1);
+        /* Slots close up as after a tree, in rising order; one stays, one goes to another block. */
+        const struct slot_move moves[] = {{0, 50, 47}, {0, 52, 48}, {0, 55, 49}, {0, 57, 57},
+                                          {1, 33, 30}, {1, 34, 33}, {1, 39, 1}};
+        CHECK_EQ(ops->move_slots(w->rig.be, sizeof moves / sizeof moves[0], moves, 0), OK);
+        for (size_t i = 0; i < sizeof moves / sizeof moves[0]; i++) {
+            const struct slot_move *m = &moves[i];
+            memmove(w->k[m->lane] + m->to * kv, w->k[m->lane] + m->from * kv, kv * sizeof(float));
+            memmove(w->v[m->lane] + m->to * kv, w->v[m->lane] + m->from * kv, kv * sizeof(float));
+        }
+        op_add_seq(&w->pass, 0, 59, 1);
+        op_add_seq(&w->pass, 1, 39, 1);
+        check_pass(w, 1);
+        /* Lane 2 gets copies of lane 0's first blocks, over one block in between; lane 0's own are
+         * then spoilt, so that a table which only points there would show. */
+        int32_t spare = w->n_blocks - 3, n = 32 / g->block_tokens;
+        for (int32_t i = 0; i < n; i++) {
+            int32_t from = w->blocks[0][i], to = w->blocks[2][i];
+            const struct block_copy there[] = {{from, spare}}, back[] = {{spare, to}};
+            CHECK_EQ(ops->copy_blocks(w->rig.be, 1, there), OK);
+            CHECK_EQ(ops->poison_blocks(w->rig.be, 1, &from), OK);
+            CHECK_EQ(ops->copy_blocks(w->rig.be, 1, back), OK);
+        }
+        int32_t known = n * g->block_tokens;
+        memcpy(w->k[2], w->k[0], known * kv * sizeof(float));
+        memcpy(w->v[2], w->v[0], known * kv * sizeof(float));
+        op_add_seq(&w->pass, 2, known, 3);
+        check_pass(w, 1);
+        close_world(w);
+        free(w);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

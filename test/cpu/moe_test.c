@@ -1,0 +1,155 @@
+/* The sums over the chosen experts. */
+#include "test/device/op_harness.h"
+
+/* ---- experts ------------------------------------------------------------------------------ */
+
+struct ffn {
+    int32_t rows, experts, k, hidden, ffn, segments;
+    enum dtype dtype;
+    enum activation kind;
+    bool bias, accumulate;
+    struct act_shape shape;
+};
+
+static double swish(double g, double u, const struct ffn *f)
+{
+    if (f->kind == ACT_SILU) {
+        return g / (1.0 + exp(-g)) * u;
+    }
+    g = fmin(g, (double)f->shape.limit);
+    u = fmax(fmin(u, (double)f->shape.limit), -(double)f->shape.limit);
+    return g / (1.0 + exp(-(double)f->shape.alpha * g)) * (u + 1.0);
+}
+
+/* out += weight * expert(x), in double, with the products' input roundings. */
+static void expert_ref(const struct ffn *f, const float *x, const float *gu, const float *gu_bias,
+                       const float *down, const float *down_bias, double weight, double *out)
+{
+    double *h = xcalloc(2 * (size_t)f->ffn, sizeof *h);
+    for (int32_t i = 0; i < 2 * f->ffn; i++) {
+        h[i] = gu_bias ? (double)gu_bias[i] : 0.0;
+        for (int32_t k = 0; k < f->hidden; k++) {
+            h[i] += (double)op_rounded(f->dtype, x[k]) * (double)gu[(size_t)i * f->hidden + k];
+        }
+    }
+    for (int32_t i = 0; i < f->ffn; i++) {
+        h[i] = (double)op_rounded(f->dtype, (float)swish(h[i], h[f->ffn + i], f));
+    }
+    for (int32_t o = 0; o < f->hidden; o++) {
+        double sum = down_bias ? (double)down_bias[o] : 0.0;
+        for (int32_t i = 0; i < f->ffn; i++) {
+            sum += h[i] * (double)down[(size_t)o * f->ffn + i];
+        }
+        out[o] += weight * sum;
+    }
+    free(h);
+}
+
+static void try_ffn(const char *backend, const struct ffn *f)
+{
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, f->dtype, &limits);
+    size_t n_gu = (size_t)f->experts * 2 * f->ffn * f->hidden, n_x = (size_t)f->rows * f->hidden;
+    float *gu = op_random(n_gu, 0.2f), *down = op_random(n_gu / 2, 0.2f);
+    float *gu_bias = f->bias ? op_random((size_t)f->experts * 2 * f->ffn, 1.0f) : NULL;
+    float *down_bias = f->bias ? op_random((size_t)f->experts * f->hidden, 1.0f) : NULL;
+    float *x = op_random(n_x, 1.0f), *before = op_random(n_x, 1.0f);
+    int32_t *ids = xcalloc((size_t)f->rows * f->k, sizeof *ids);
+    float *weights = op_random((size_t)f->rows * f->k, 1.0f);
+    for (int32_t r = 0; r < f->rows; r++) {
+        for (int32_t i = 0, first = op_int(0, f->experts - 1); i < f->k; i++) {
+            ids[r * f->k + (r % 2 ? i : f->k - 1 - i)] = (first + i) % f->experts;
+        }
+    }
+    struct moe_ffn_args a = {
+        .gate_up = op_weight(&rig, WEIGHT_EXPERTS, f->dtype, gu, f->experts, 2 * f->ffn, f->hidden,
+                             gu_bias, 1),
+        .down = op_weight(&rig, WEIGHT_EXPERTS, f->dtype, down, f->experts, f->hidden, f->ffn,
+                          down_bias, f->segments),
+        .x = op_tensor(&rig, x, f->rows, f->hidden, f->hidden + 3),
+        .y = op_tensor(&rig, f->accumulate ? before : NULL, f->rows, f->hidden, f->hidden + 1),
+        .n_rows = f->rows,
+        .n_experts = f->experts,
+        .k = f->k,
+        .ffn = f->ffn,
+        .kind = f->kind,
+        .shape = f->shape,
+        .accumulate = f->accumulate,
+    };
+    rig.ops->alloc(rig.be, 4 * (size_t)f->rows * f->k, &a.ids);
+    rig.ops->alloc(rig.be, 4 * (size_t)f->rows * f->k, &a.weights);
+    rig.ops->write(rig.be, a.ids, ids, 4 * (size_t)f->rows * f->k);
+    rig.ops->write(rig.be, a.weights, weights, 4 * (size_t)f->rows * f->k);
+    CHECK_EQ(rig.ops->moe_ffn(rig.be, &a), OK);
+    float *y = op_fetch(&rig, a.y, f->rows, f->hidden);
+    double *wanted = xcalloc(n_x, sizeof *wanted);
+    for (int32_t r = 0; r < f->rows; r++) {
+        for (int32_t i = 0; i < f->hidden && f->accumulate; i++) {
+            wanted[r * f->hidden + i] = (double)before[r * f->hidden + i];
+        }
+        for (int32_t i = 0; i < f->k; i++) {
+            size_t e = ids[r * f->k + i];
+            expert_ref(f, x + (size_t)r * f->hidden, gu + e * 2 * f->ffn * f->hidden,
+                       gu_bias ? gu_bias + e * 2 * f->ffn : NULL, down + e * f->ffn * f->hidden,
+                       down_bias ? down_bias + e * f->hidden : NULL,
+                       (double)weights[r * f->k + i], wanted + (size_t)r * f->hidden);
+        }
+    }
+    /* A hidden value next to a rounding boundary may round the other way in bf16. */
+    CHECK(op_distance(y, wanted, n_x) < (f->dtype == DT_F32 ? 2e-5 : 5e-3));
+
+    /* Each row alone has the same bits. */
+    for (int32_t r = 0; r < f->rows && !f->accumulate; r += 5) {
+        struct moe_ffn_args one = a;
+        one.n_rows = 1;
+        one.x.mem = dmem_at(a.x.mem, (size_t)r * a.x.stride * 4);
+        one.y.mem = dmem_at(a.y.mem, (size_t)r * a.y.stride * 4);
+        one.ids = dmem_at(a.ids, (size_t)r * f->k * 4);
+        one.weights = dmem_at(a.weights, (size_t)r * f->k * 4);
+        CHECK_EQ(rig.ops->moe_ffn(rig.be, &one), OK);
+        float *alone = op_fetch(&rig, one.y, 1, f->hidden);
+        CHECK_MEM(alone, y + (size_t)r * f->hidden, (size_t)f->hidden * 4);
+        free(alone);
+    }
+    /* Partial sums leave the bias to reduce. */
+    if (f->bias && !f->accumulate) {
+        a.partial = true;
+        CHECK_EQ(rig.ops->moe_ffn(rig.be, &a), OK);
+        struct reduce_args reduce = {.y = a.y, .n_rows = f->rows, .width = f->hidden, .moe = &a};
+        CHECK_EQ(rig.ops->reduce(rig.be, &reduce), OK);
+        float *joined = op_fetch(&rig, a.y, f->rows, f->hidden);
+        CHECK(op_distance(joined, wanted, n_x) < (f->dtype == DT_F32 ? 2e-5 : 5e-3));
+        free(joined);
+    }
+    free(y);
+    free(wanted);
+    free(gu);
+    free(down);
+    free(gu_bias);
+    free(down_bias);
+    free(x);
+    free(before);
+    free(ids);
+    free(weights);
+    op_close(&rig);
+}
+
+OP_TEST(experts_sum_in_order_of_their_ids)
+{
+    static const struct ffn cases[] = {
+        {1, 4, 2, 32, 24, 1, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}},
+        {37, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false, {7.0f, 1.702f}},
+        {9, 5, 5, 64, 48, 2, DT_BF16, ACT_SILU, false, true, {0.0f, 0.0f}},
+        {70, 16, 4, 50, 40, 8, DT_BF16, ACT_GPT_OSS, true, false, {7.0f, 1.702f}},
+        {19, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false, {0.8f, 3.0f}},
+        {1100, 4, 2, 16, 16, 1, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}}, // more than a chunk
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        try_ffn(backend, &cases[i]);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

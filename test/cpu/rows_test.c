@@ -1,0 +1,466 @@
+/* The ops that treat rows one by one, against naive formulas in double precision. */
+#include "test/device/op_harness.h"
+
+static double norm_ref(enum norm_kind kind, const float *x, int32_t n, double eps, double *mean)
+{
+    double m = 0.0, square = 0.0;
+    for (int32_t i = 0; i < n && kind == NORM_LAYER; i++) {
+        m += (double)x[i] / n;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        square += ((double)x[i] - m) * ((double)x[i] - m);
+    }
+    *mean = m;
+    return 1.0 / sqrt(square / n + eps);
+}
+
+static void try_norm(const char *backend, enum norm_kind kind, int32_t rows, int32_t width,
+                     bool delta, bool bias, float offset)
+{
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_BF16, &limits);
+    size_t n = (size_t)rows * width;
+    float *x = op_random(n, 2.0f), *d = op_random(n, 1.0f), *w = op_random(width, 1.0f);
+    float *b = op_random(width, 1.0f);
+    struct norm_args a = {
+        .x = op_tensor(&rig, x, rows, width, width + 1),
+        .out = op_tensor(&rig, NULL, rows, width, width + 2),
+        .weight = op_vector(&rig, w, width),
+        .bias = bias ? op_vector(&rig, b, width) : NULL,
+        .n_rows = rows,
+        .width = width,
+        .kind = kind,
+        .eps = 1e-5f,
+        .weight_offset = offset,
+        .delta_scale = 0.5f,
+    };
+    if (delta) {
+        a.delta = op_tensor(&rig, d, rows, width, width);
+    }
+    CHECK_EQ(rig.ops->norm(rig.be, &a), OK);
+    float *out = op_fetch(&rig, a.out, rows, width), *after = op_fetch(&rig, a.x, rows, width);
+    double *wanted = xcalloc(n, sizeof *wanted), mean;
+    for (size_t i = 0; i < n; i++) {
+        x[i] = delta ? x[i] + 0.5f * d[i] : x[i];
+        CHECK_NEAR(after[i], x[i], 1e-6);
+    }
+    for (int32_t r = 0; r < rows; r++) {
+        double s = norm_ref(kind, x + (size_t)r * width, width, 1e-5, &mean);
+        for (int32_t i = 0; i < width; i++) {
+            wanted[(size_t)r * width + i] = ((double)x[(size_t)r * width + i] - mean) * s *
+                                                ((double)w[i] + (double)offset) +
+                                            (bias ? (double)b[i] : 0.0);
+        }
+    }
+    CHECK(op_distance(out, wanted, n) < 1e-5);
+    a.out = a.x; // in place
+    a.delta.mem.p = NULL;
+    CHECK_EQ(rig.ops->norm(rig.be, &a), OK);
+    free(out);
+    out = op_fetch(&rig, a.x, rows, width);
+    CHECK(op_distance(out, wanted, n) < 1e-5);
+    free(out);
+    free(after);
+    free(wanted);
+    free(x);
+    free(d);
+    free(w);
+    free(b);
+    op_close(&rig);
+}
+
+OP_TEST(norm_adds_scales_and_normalises)
+{
+    for (int32_t i = 0; i < 24; i++) {
+        try_norm(backend, i % 2 ? NORM_LAYER : NORM_RMS, op_int(1, 9), op_int(1, 300),
+                 op_int(0, 1) == 1, op_int(0, 1) == 1, i % 3 == 0 ? 1.0f : 0.0f);
+    }
+}
+
+static double act_ref(enum activation kind, struct act_shape s, double g, double u)
+{
+    switch (kind) {
+    case ACT_SILU: return g / (1.0 + exp(-g)) * u;
+    case ACT_GELU: return 0.5 * g * (1.0 + erf(g / sqrt(2.0))) * u;
+    case ACT_GELU_TANH:
+        return 0.5 * g * (1.0 + tanh(sqrt(2.0 / 3.14159265358979) * (g + 0.044715 * g * g * g))) * u;
+    case ACT_RELU: return fmax(g, 0.0) * u;
+    case ACT_GPT_OSS:
+        g = fmin(g, (double)s.limit);
+        u = fmax(fmin(u, (double)s.limit), -(double)s.limit);
+        return g / (1.0 + exp(-(double)s.alpha * g)) * (u + 1.0);
+    }
+    return NAN;
+}
+
+OP_TEST(activations_follow_their_formulas)
+{
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_BF16, &limits);
+    for (int32_t i = 0; i < 30; i++) {
+        struct activation_args a = {.n_rows = op_int(1, 5), .width = op_int(1, 150), .kind = i % 5};
+        a.shape = i % 10 < 5 ? ACT_SHAPE_PUBLISHED : (struct act_shape){2.5f, 0.9f};
+        a.gated = a.kind == ACT_GPT_OSS || i % 2 == 0;
+        int32_t in = a.gated ? 2 * a.width : a.width;
+        float *x = op_random((size_t)a.n_rows * in, i % 4 == 0 ? 40.0f : 3.0f);
+        double *wanted = xcalloc((size_t)a.n_rows * a.width, sizeof *wanted);
+        for (int32_t j = 0; j < a.n_rows * a.width; j++) {
+            const float *row = x + (size_t)(j / a.width) * in;
+            double u = a.gated ? (double)row[a.width + j % a.width] : 1.0;
+            wanted[j] = act_ref(a.kind, a.shape, (double)row[j % a.width], u);
+        }
+        a.x = op_tensor(&rig, x, a.n_rows, in, in + 3);
+        a.out = op_tensor(&rig, NULL, a.n_rows, a.width, a.width + 1);
+        CHECK_EQ(rig.ops->activation(rig.be, &a), OK);
+        float *out = op_fetch(&rig, a.out, a.n_rows, a.width);
+        CHECK(op_distance(out, wanted, (size_t)a.n_rows * a.width) < 3e-6);
+        free(out);
+        free(wanted);
+        free(x);
+    }
+    op_close(&rig);
+}
+
+/* ---- rope --------------------------------------------------------------------------------- */
+
+struct rope_case {
+    int32_t n_heads, n_kv_heads, dim, n_pairs;
+    bool interleaved;
+    enum qk_norm norm;
+    enum norm_kind kind;
+    bool per_head; // HEAD: a weight of its own for each head
+};
+
+static void rotate_ref(const struct rope_case *c, const float *inv, int32_t pos, double *x)
+{
+    for (int32_t i = 0; i < c->n_pairs; i++) {
+        int32_t a = c->interleaved ? 2 * i : i, b = c->interleaved ? 2 * i + 1 : i + c->n_pairs;
+        double angle = (double)((float)pos * inv[i]), u = x[a], v = x[b];
+        x[a] = 1.5 * (u * cos(angle) - v * sin(angle));
+        x[b] = 1.5 * (v * cos(angle) + u * sin(angle));
+    }
+}
+
+static void head_ref(const struct rope_case *c, const float *x, const float *w, int32_t width,
+                     double *out)
+{
+    double mean = 0.0, s = 1.0;
+    if (c->norm != QK_NORM_NONE) {
+        s = norm_ref(c->kind, x, width, 1e-6, &mean);
+    }
+    for (int32_t i = 0; i < width; i++) {
+        out[i] = c->norm == QK_NORM_NONE ? (double)x[i]
+                                         : ((double)x[i] - mean) * s * ((double)w[i] + 1.0);
+    }
+}
+
+static void qk_ref(const struct rope_case *c, const float *x, const float *w, int32_t n_heads,
+                   const float *inv, int32_t pos, double *out)
+{
+    if (c->norm == QK_NORM_WIDTH) {
+        head_ref(c, x, w, n_heads * c->dim, out);
+    }
+    for (int32_t h = 0; h < n_heads; h++) {
+        if (c->norm != QK_NORM_WIDTH) {
+            head_ref(c, x + h * c->dim, w + (c->per_head ? h * c->dim : 0), c->dim,
+                     out + h * c->dim);
+        }
+        rotate_ref(c, inv, pos, out + h * c->dim);
+    }
+}
+
+/* K is read back through attention: with one visible key, and V = K, the output is that key. */
+static void try_rope(const char *backend, const struct rope_case *c)
+{
+    enum { ROWS = 5, PAST = 1000 };
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_F32, &limits);
+    struct err err;
+    struct kv_layer layer = {c->n_heads, c->n_kv_heads, c->dim, c->dim, false};
+    struct kv_set_desc kv = {1, &layer, DT_F32};
+    CHECK_EQ(rig.ops->kv_open(rig.be, 0, &kv, &err), OK);
+    int32_t q_width = c->n_heads * c->dim, k_width = c->n_kv_heads * c->dim;
+    int32_t width = q_width + 2 * k_width;
+    float inv[64];
+    for (int32_t i = 0; i < c->n_pairs; i++) {
+        inv[i] = powf(10000.0f, -(float)i / (float)c->n_pairs);
+    }
+    struct rope_table *rope = NULL;
+    struct rope_desc desc = {c->n_pairs, inv, 1.5f, c->interleaved, 2000};
+    CHECK_EQ(rig.ops->rope_open(rig.be, &desc, &rope), OK);
+    float *x = op_random((size_t)ROWS * width, 1.0f);
+    float *qw = op_random(q_width, 1.0f), *kw = op_random(k_width, 1.0f);
+    bool wide = c->norm == QK_NORM_WIDTH || c->per_head;
+    struct tensor qkv = op_tensor(&rig, x, ROWS, width, width + 7);
+    struct rope_store_args a = {.qkv = qkv,
+                                .rope = rope,
+                                .n_rows = ROWS,
+                                .n_heads = c->n_heads,
+                                .n_kv_heads = c->n_kv_heads,
+                                .head_dim = c->dim,
+                                .qk_norm = c->norm,
+                                .qk_norm_kind = c->kind,
+                                .q_norm = op_vector(&rig, qw, wide ? q_width : c->dim),
+                                .k_norm = op_vector(&rig, kw, wide ? k_width : c->dim),
+                                .eps = 1e-6f,
+                                .norm_offset = 1.0f};
+    struct op_pass *p = xcalloc(1, sizeof *p);
+    op_add_seq(p, 3, PAST, ROWS);
+    CHECK_EQ(rig.ops->step_begin(rig.be, 0), OK);
+    rig.in_step = true;
+    int32_t table[70];
+    for (int32_t i = 0; i < 70; i++) {
+        table[i] = 2 * i;
+    }
+    CHECK_EQ(rig.ops->lane_blocks(rig.be, 3, 0, 70, table), OK);
+    op_begin(&rig, p);
+    CHECK_EQ(rig.ops->rope_store(rig.be, &a), OK);
+    float *out = op_fetch(&rig, qkv, ROWS, width);
+    double *q = xcalloc(q_width, sizeof *q), *k = xcalloc(k_width, sizeof *k);
+    /* k itself is read from the page: the scores of unit queries are its numbers. */
+    const struct kv_pages *pages = cpu_kv_layer((struct cpu_backend *)rig.be, 0);
+    for (int32_t r = 0; r < ROWS; r++) {
+        qk_ref(c, x + (size_t)r * width, qw, c->n_heads, inv, PAST + r, q);
+        qk_ref(c, x + (size_t)r * width + q_width, kw, c->n_kv_heads, inv, PAST + r, k);
+        CHECK(op_distance(out + (size_t)r * width, q, q_width) < 1e-5);
+        struct kv_slot slot = cpu_kv_slot((struct cpu_backend *)rig.be, pages, 3, PAST + r);
+        for (int32_t i = 0; i < k_width; i++) {
+            const float *page = (const float *)(slot.block + i / c->dim * pages->head_bytes);
+            CHECK_NEAR(page[i % c->dim * 16 + slot.token], k[i], 2e-5);
+            const float *v = (const float *)((const char *)page + pages->k_bytes);
+            CHECK_EQ(v[slot.token * pages->v_stride + i % c->dim] ==
+                         x[(size_t)r * width + q_width + k_width + i], true);
+        }
+    }
+    op_end(&rig);
+    free(q);
+    free(k);
+    free(out);
+    free(x);
+    free(qw);
+    free(kw);
+    free(p);
+    op_close(&rig);
+}
+
+OP_TEST(rope_store_norms_rotates_and_stores)
+{
+    static const struct rope_case cases[] = {
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, false},
+        {4, 2, 64, 32, true, QK_NORM_HEAD, NORM_RMS, false},
+        {3, 1, 20, 5, false, QK_NORM_WIDTH, NORM_RMS, false},
+        {2, 2, 48, 6, false, QK_NORM_HEAD, NORM_LAYER, true},
+        {2, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, false},
+        {2, 1, 16, 0, false, QK_NORM_NONE, NORM_RMS, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        try_rope(backend, &cases[i]);
+    }
+}
+
+/* ---- MLA ---------------------------------------------------------------------------------- */
+
+OP_TEST(mla_stores_one_key_and_attends_with_absorbed_queries)
+{
+    enum { ROWS = 40, HEADS = 5, LORA = 48, ROPE = 16, NOPE = 24, VALUE = 20, KEY = LORA + ROPE };
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_F32, &limits);
+    struct err err;
+    struct kv_layer layer = {HEADS, 1, KEY, LORA, true};
+    struct kv_set_desc kv_desc = {1, &layer, DT_F32};
+    CHECK_EQ(rig.ops->kv_open(rig.be, 0, &kv_desc, &err), OK);
+    float inv[ROPE / 2], *q = op_random((size_t)ROWS * HEADS * (NOPE + ROPE), 1.0f);
+    float *kv = op_random((size_t)ROWS * KEY, 1.0f), *w = op_random(LORA, 1.0f);
+    float *absorb = op_random((size_t)HEADS * LORA * NOPE, 0.3f);
+    float *expand = op_random((size_t)HEADS * VALUE * LORA, 0.3f);
+    for (int32_t i = 0; i < ROPE / 2; i++) {
+        inv[i] = 1.0f / (float)(1 + i);
+    }
+    struct rope_table *rope = NULL;
+    struct rope_desc desc = {ROPE / 2, inv, 1.5f, true, 100};
+    CHECK_EQ(rig.ops->rope_open(rig.be, &desc, &rope), OK);
+    struct tensor tq = op_tensor(&rig, q, ROWS, HEADS * (NOPE + ROPE), HEADS * (NOPE + ROPE));
+    struct tensor tkv = op_tensor(&rig, kv, ROWS, KEY, KEY + 1);
+    struct tensor tk = op_tensor(&rig, NULL, ROWS, HEADS * KEY, HEADS * KEY);
+    struct tensor tout = op_tensor(&rig, NULL, ROWS, HEADS * LORA, HEADS * LORA);
+    struct tensor ty = op_tensor(&rig, NULL, ROWS, HEADS * VALUE, HEADS * VALUE);
+    struct op_pass *p = xcalloc(1, sizeof *p);
+    op_add_seq(p, 0, 0, ROWS);
+    CHECK_EQ(rig.ops->step_begin(rig.be, 0), OK);
+    rig.in_step = true;
+    CHECK_EQ(rig.ops->lane_blocks(rig.be, 0, 0, 3, (int32_t[]){7, 2, 9}), OK);
+    op_begin(&rig, p);
+    struct linear_heads_args up = {
+        op_weight(&rig, WEIGHT_HEADS, DT_F32, absorb, HEADS, LORA, NOPE, NULL, 1), tq, tk, ROWS,
+        NOPE + ROPE, KEY};
+    CHECK_EQ(rig.ops->linear_heads(rig.be, &up), OK);
+    struct mla_store_args store = {.q = tq, .kv = tkv, .q_out = tk, .rope = rope, .n_rows = ROWS,
+                                   .n_heads = HEADS, .q_head = NOPE + ROPE, .q_rope_offset = NOPE,
+                                   .rope_dim = ROPE, .kv_lora = LORA, .q_out_head = KEY,
+                                   .q_out_offset = LORA, .kv_norm = op_vector(&rig, w, LORA),
+                                   .eps = 1e-6f};
+    CHECK_EQ(rig.ops->mla_store(rig.be, &store), OK);
+    struct attention_args attn = {.q = tk, .out = tout, .n_rows = ROWS, .n_heads = HEADS,
+                                  .n_kv_heads = 1, .head_dim_k = KEY, .head_dim_v = LORA,
+                                  .scale = 0.2f};
+    CHECK_EQ(rig.ops->attention(rig.be, &attn), OK);
+    struct linear_heads_args down = {
+        op_weight(&rig, WEIGHT_HEADS, DT_F32, expand, HEADS, VALUE, LORA, NULL, 1), tout, ty, ROWS,
+        LORA, VALUE};
+    CHECK_EQ(rig.ops->linear_heads(rig.be, &down), OK);
+    op_end(&rig);
+    float *y = op_fetch(&rig, ty, ROWS, HEADS * VALUE);
+
+    /* The unabsorbed way: k and v of each head are made from the normed c. */
+    struct rope_case rc = {.n_pairs = ROPE / 2, .interleaved = true};
+    static double c[ROWS][LORA], kr[ROWS][ROPE];
+    for (int32_t r = 0; r < ROWS; r++) {
+        double mean, s = norm_ref(NORM_RMS, kv + r * KEY, LORA, 1e-6, &mean);
+        for (int32_t i = 0; i < LORA; i++) {
+            c[r][i] = (double)kv[r * KEY + i] * s * (double)w[i];
+        }
+        for (int32_t i = 0; i < ROPE; i++) {
+            kr[r][i] = (double)kv[r * KEY + LORA + i];
+        }
+        rotate_ref(&rc, inv, r, kr[r]);
+    }
+    double worst = 0.0;
+    for (int32_t r = 0; r < ROWS; r++) {
+        for (int32_t h = 0; h < HEADS; h++) {
+            const float *qh = q + ((size_t)r * HEADS + h) * (NOPE + ROPE);
+            double qr[ROPE], score[ROWS], sum = 0.0, out[VALUE] = {0};
+            for (int32_t i = 0; i < ROPE; i++) {
+                qr[i] = (double)qh[NOPE + i];
+            }
+            rotate_ref(&rc, inv, r, qr);
+            for (int32_t t = 0; t <= r; t++) {
+                score[t] = 0.0;
+                for (int32_t n = 0; n < NOPE; n++) {
+                    for (int32_t i = 0; i < LORA; i++) {
+                        score[t] += (double)qh[n] * c[t][i] *
+                                    (double)absorb[((size_t)h * LORA + i) * NOPE + n];
+                    }
+                }
+                for (int32_t i = 0; i < ROPE; i++) {
+                    score[t] += qr[i] * kr[t][i];
+                }
+                score[t] = exp(score[t] * (double)0.2f);
+                sum += score[t];
+            }
+            for (int32_t t = 0; t <= r; t++) {
+                for (int32_t v = 0; v < VALUE; v++) {
+                    for (int32_t i = 0; i < LORA; i++) {
+                        out[v] += score[t] / sum * c[t][i] *
+                                  (double)expand[((size_t)h * VALUE + v) * LORA + i];
+                    }
+                }
+            }
+            double d = op_distance(y + ((size_t)r * HEADS + h) * VALUE, out, VALUE);
+            worst = d > worst ? d : worst;
+        }
+    }
+    CHECK(worst < 2e-5);
+    free(y);
+    free(p);
+    free(q);
+    free(kv);
+    free(w);
+    free(absorb);
+    free(expand);
+    op_close(&rig);
+}
+
+/* ---- the rest ----------------------------------------------------------------------------- */
+
+OP_TEST(embed_gather_gate_logits_and_pool)
+{
+    enum { VOCAB = 77, WIDTH = 50, ROWS = 6 };
+    struct backend_limits limits = op_limits();
+    limits.hidden = WIDTH;
+    struct op_rig rig = op_open(backend, DT_BF16, &limits);
+    float *table = op_random((size_t)VOCAB * WIDTH, 1.0f), *gate = op_random(WIDTH, 0.3f);
+    struct weight *embed = op_weight(&rig, WEIGHT_EMBED, DT_BF16, table, 1, VOCAB, WIDTH, NULL, 1);
+    struct tensor x = op_tensor(&rig, NULL, ROWS, WIDTH, WIDTH + 1);
+    struct tensor out = op_tensor(&rig, NULL, 2, WIDTH, WIDTH);
+    struct op_pass *p = xcalloc(1, sizeof *p);
+    int32_t out_rows[] = {1, 5}, history[] = {0, 0, 0, 0, 76, 8};
+    struct pass_pool pools[] = {{2, 0, 1, true, false}, {2, 1, 1, false, true}};
+    op_add_seq(p, 2, 0, ROWS);
+    for (int32_t i = 0; i < ROWS; i++) {
+        p->rows[i].token = i < 4 ? 10 * i + 3 : -1; // the last two from the history
+    }
+    p->pass.n_out = 2;
+    p->pass.out_rows = out_rows;
+    p->pass.n_pool = 2;
+    p->pass.pool = pools;
+    CHECK_EQ(rig.ops->step_begin(rig.be, 0), OK);
+    rig.in_step = true;
+    CHECK_EQ(rig.ops->lane_tokens(rig.be, 2, 0, ROWS, history), OK);
+    op_begin(&rig, p);
+    CHECK_EQ(rig.ops->embed(rig.be, &(struct embed_args){embed, x, ROWS, 1.5f}), OK);
+    CHECK_EQ(rig.ops->gather(rig.be, &(struct gather_args){x, out, 2, WIDTH}), OK);
+    CHECK_EQ(rig.ops->pool(rig.be, &(struct pool_args){out, 2, WIDTH}), OK);
+    CHECK_EQ(rig.ops->row_gate(rig.be, &(struct row_gate_args){x, out, op_vector(&rig, gate, WIDTH),
+                                                              2, WIDTH, WIDTH}), OK);
+    CHECK_EQ(rig.ops->logits(rig.be, &(struct logits_args){x, x, ROWS, WIDTH, 0.25f, 0.7f}), OK);
+    op_end(&rig);
+    struct pass_results results[4];
+    CHECK(rig.ops->step_done(rig.be, 0));
+    CHECK_EQ(rig.ops->step_wait(rig.be, 0, results, 4), OK);
+    static const int32_t tokens[] = {3, 13, 23, 33, 76, 8};
+    float *logits = op_fetch(&rig, x, ROWS, WIDTH), *gated = op_fetch(&rig, out, 2, WIDTH);
+    for (int32_t i = 0; i < ROWS * WIDTH; i++) {
+        double e = 1.5 * (double)table[tokens[i / WIDTH] * WIDTH + i % WIDTH];
+        CHECK_NEAR(logits[i], (double)0.7f * tanh(e * 0.25 / (double)0.7f), 2e-6);
+    }
+    for (int32_t r = 0; r < 2; r++) {
+        double z = 0.0;
+        for (int32_t i = 0; i < WIDTH; i++) {
+            z += 1.5 * (double)table[tokens[r] * WIDTH + i] * (double)gate[i];
+        }
+        for (int32_t i = 0; i < WIDTH; i++) {
+            double e = 1.5 * (double)table[tokens[out_rows[r]] * WIDTH + i];
+            CHECK_NEAR(gated[r * WIDTH + i], e / (1.0 + exp(-z)), 1e-5);
+        }
+    }
+    for (int32_t i = 0; i < WIDTH; i++) {
+        CHECK_NEAR(results[0].pooled[WIDTH + i],
+                   1.5 * ((double)table[13 * WIDTH + i] + (double)table[8 * WIDTH + i]), 1e-5);
+    }
+    free(logits);
+    free(gated);
+    free(table);
+    free(gate);
+    free(p);
+    op_close(&rig);
+}
+
+/* Whatever its bits: those of a NaN must not be taken for an exponent. */
+OP_TEST(the_exponential_of_every_nan_is_nan)
+{
+    static const uint32_t nans[] = {0x7FC00000, 0x7FC00001, 0x7FFF0000, 0x7FFFFFFF, 0xFFFFFFFF};
+    enum { N = 35, N_NANS = sizeof nans / sizeof nans[0] };
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_BF16, &limits);
+    const struct cpu_kernels *k = cpu_of(rig.be)->kernels;
+    for (int32_t i = 0; i < N_NANS * N; i++) {
+        float x[N], capped[N];
+        for (int32_t j = 0; j < N; j++) {
+            x[j] = -0.25f * (float)j;
+        }
+        memcpy(&x[i % N], &nans[i / N], sizeof *x);
+        memcpy(capped, x, sizeof x);
+        CHECK(isnan(k->exp_sum(x, N, 0.0f)));
+        k->softcap(capped, 30.0f, N);
+        for (int32_t j = 0; j < N; j++) {
+            CHECK_EQ(isnan(x[j]) != 0, j == i % N);
+            CHECK_EQ(isnan(capped[j]) != 0, j == i % N);
+        }
+    }
+    op_close(&rig);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

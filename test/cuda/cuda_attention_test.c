@@ -1,0 +1,491 @@
+/* Rope, the store into pages, attention and what moves pages, against the scalar backend: keys and
+ * values enter both caches through the same ops. */
+#include "test/cuda/cuda_pass.h"
+
+#define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
+
+struct shape {
+    int32_t n_heads, n_kv_heads, head_dim;
+    int32_t n_pairs;
+    bool interleaved;
+    enum qk_norm qk_norm;
+    enum norm_kind norm_kind;
+    int32_t window;
+    float softcap;
+    bool sinks;
+    int32_t block_tokens;
+};
+
+struct setup {
+    struct pair p;
+    struct shape s;
+    struct rope_table *rope[2];
+    struct pair_weight q_norm, k_norm, sinks;
+    int32_t width;
+};
+
+static bool open_setup(struct setup *u, enum dtype dtype, bool deterministic, const struct shape *s)
+{
+    struct backend_limits limits = pair_limits();
+    limits.block_tokens = s->block_tokens;
+    limits.max_tree_nodes = deterministic ? 64 : 0;
+    if (!pair_open(&u->p, dtype, deterministic, &limits)) {
+        return false;
+    }
+    struct pair *p = &u->p;
+    u->s = *s;
+    const int32_t n_norm = s->qk_norm == QK_NORM_WIDTH ||
+                                   (s->qk_norm == QK_NORM_HEAD && s->norm_kind == NORM_LAYER)
+                               ? s->head_dim * s->n_heads
+                               : s->head_dim;
+    const int32_t k_norm = n_norm == s->head_dim ? n_norm : s->head_dim * s->n_kv_heads;
+    u->q_norm = vector_make(p, n_norm, 1.0f);
+    u->k_norm = vector_make(p, k_norm, 1.0f);
+    u->sinks = vector_make(p, s->n_heads, 1.0f);
+    u->width = (s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
+    float inv_freq[256];
+    for (int32_t i = 0; i < s->n_pairs; i++) {
+        inv_freq[i] = powf(10000.0f, -(float)i / (float)s->n_pairs);
+    }
+    const struct rope_desc rope = {s->n_pairs, inv_freq, 1.1f, s->interleaved, 1100};
+    const struct kv_layer layer = {s->n_heads, s->n_kv_heads, s->head_dim, s->head_dim, false};
+    const struct kv_layer layers[] = {layer, layer};
+    const struct kv_set_desc set = {2, layers, dtype};
+    for (int b = 0; b < 2; b++) {
+        struct err err = {""};
+        if (p->be[b]->ops->rope_open(p->be[b], &rope, &u->rope[b]) != OK ||
+            p->be[b]->ops->kv_open(p->be[b], 0, &set, &err) != OK) {
+            printf("%s\n", err.text);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Stores rows of random keys and values for both layers; returns the last qkv. */
+static struct pair_tensor store_rows(struct setup *u, int32_t n_rows)
+{
+    struct pair *p = &u->p;
+    struct pair_tensor qkv = {0};
+    for (int32_t layer = 0; layer < 2; layer++) {
+        qkv = tensor_random(p, n_rows, u->width, u->width + 8, 1.0f);
+        struct rope_store_args a = {
+            .n_rows = n_rows,
+            .layer = layer,
+            .n_heads = u->s.n_heads,
+            .n_kv_heads = u->s.n_kv_heads,
+            .head_dim = u->s.head_dim,
+            .qk_norm = u->s.qk_norm,
+            .qk_norm_kind = u->s.norm_kind,
+            .eps = 1e-6f,
+        };
+        BOTH(p, rope_store, a, a.qkv = qkv.t[b];
+             a.rope = u->s.n_pairs > 0 ? u->rope[b] : NULL; a.q_norm = u->q_norm.w[b];
+             a.k_norm = u->k_norm.w[b]);
+    }
+    return qkv;
+}
+
+static void attend(struct setup *u, const struct pair_tensor *qkv, const char *what)
+{
+    struct pair *p = &u->p;
+    const int32_t out_width = u->s.n_heads * u->s.head_dim;
+    struct pair_tensor out = tensor_poisoned(p, qkv->n_rows, out_width + 8, p->dtype);
+    struct attention_args a = {
+        .n_rows = qkv->n_rows,
+        .layer = 1,
+        .n_heads = u->s.n_heads,
+        .n_kv_heads = u->s.n_kv_heads,
+        .head_dim_k = u->s.head_dim,
+        .head_dim_v = u->s.head_dim,
+        .scale = 1.0f / sqrtf((float)u->s.head_dim),
+        .window = u->s.window,
+        .softcap = u->s.softcap,
+    };
+    BOTH(p, attention, a, a.q = qkv->t[b]; a.out = out.t[b];
+         a.sinks = u->s.sinks ? u->sinks.w[b] : NULL);
+    check_tensor(p, what, &out, out_width, 2 * pair_tolerance(p));
+}
+
+/* Blocks for the sequences, NaN where nobody writes, and the keys and values of their past. */
+static void store_past(struct setup *u, struct test_pass *t, const struct seq_spec *specs,
+                       int32_t n_specs)
+{
+    struct pair *p = &u->p;
+    give_blocks(p, n_specs, 16);
+    for (int b = 0; b < 2; b++) {
+        int32_t all[400];
+        for (int32_t i = 0; i < 400; i++) {
+            all[i] = i;
+        }
+        CHECK_EQ(p->be[b]->ops->poison_blocks(p->be[b], 400, all), OK);
+    }
+    pass_of(t, specs, n_specs, true, 11);
+    pass_begin(p, t);
+    store_rows(u, t->pass.n_rows);
+    pass_end(p);
+}
+
+static void attention_case(enum dtype dtype, const struct shape *s)
+{
+    static const struct seq_spec specs[] = {
+        {0, 40, false}, {100, 1, false}, {0, 1, false},  {77, 16, false}, {33, 20, true},
+        {5, 9, true},   {63, 65, false}, {64, 1, false}, {15, 3, false},  {90, 70, true},
+    };
+    static struct test_pass t;
+    struct setup u = {0};
+    REQUIRE(open_setup(&u, dtype, false, s));
+    struct pair *p = &u.p;
+    step_begin(p);
+    store_past(&u, &t, specs, COUNT(specs));
+    pass_of(&t, specs, COUNT(specs), false, 12);
+    pass_begin(p, &t);
+    struct pair_tensor qkv = store_rows(&u, t.pass.n_rows);
+    char what[128];
+    snprintf(what, sizeof what,
+             "dtype %d heads %d/%d of %d pairs %d norm %d window %d blocks of %d", dtype,
+             s->n_heads, s->n_kv_heads, s->head_dim, s->n_pairs, s->qk_norm, s->window,
+             s->block_tokens);
+    check_rows(p, what, &qkv, s->n_heads * s->head_dim, pair_tolerance(p)); // rotated queries
+    attend(&u, &qkv, what);
+    pass_end(p);
+    step_end(p, NULL);
+    pair_close(p);
+}
+
+TEST(attention_agrees)
+{
+    NEED_GPU();
+    static const struct shape shapes[] = {
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {8, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16},
+        {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16},
+        {4, 4, 16, 8, false, QK_NORM_WIDTH, NORM_RMS, 0, 20.0f, false, 16},
+        {8, 2, 96, 48, true, QK_NORM_HEAD, NORM_LAYER, 48, 0.0f, true, 16},
+        {2, 1, 256, 64, false, QK_NORM_NONE, NORM_RMS, 0, 30.0f, true, 16},
+        {12, 2, 64, 0, false, QK_NORM_NONE, NORM_RMS, 7, 0.0f, false, 16},
+    };
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(shapes); i++) {
+            attention_case(pair_dtypes[d], &shapes[i]);
+            struct shape s = shapes[i];
+            s.block_tokens = 64;
+            attention_case(pair_dtypes[d], &s);
+        }
+    }
+}
+
+/* Steps of decoding rows, each of which reads what the ones before stored: rope, store and attention
+ * are one kernel where that takes the shape. The second pass of each step attends to nothing, as
+ * where a pass ends with its last layer's keys: they must be there all the same. */
+static void few_case(enum dtype dtype, const struct shape *s)
+{
+    struct seq_spec specs[] = {{100, 1, false}, {0, 1, false}, {14, 1, false},
+                               {64, 1, false},  {47, 1, false}, {150, 1, false}};
+    static struct test_pass t;
+    struct setup u = {0};
+    REQUIRE(open_setup(&u, dtype, false, s));
+    struct pair *p = &u.p;
+    step_begin(p);
+    store_past(&u, &t, specs, COUNT(specs));
+    for (int32_t step = 0; step < 4; step++) {
+        pass_of(&t, specs, COUNT(specs), false, 12 + (uint64_t)step);
+        pass_begin(p, &t);
+        struct pair_tensor qkv = store_rows(&u, t.pass.n_rows);
+        char what[128];
+        snprintf(what, sizeof what, "few: dtype %d heads %d/%d of %d norm %d window %d, step %d",
+                 dtype, s->n_heads, s->n_kv_heads, s->head_dim, s->qk_norm, s->window, step);
+        attend(&u, &qkv, what);
+        pass_end(p);
+        for (int32_t i = 0; i < COUNT(specs); i++) {
+            specs[i].n_past++;
+        }
+        pass_of(&t, specs, COUNT(specs), false, 32 + (uint64_t)step);
+        pass_begin(p, &t);
+        store_rows(&u, t.pass.n_rows);
+        pass_end(p);
+        step_end(p, NULL);
+        step_begin(p);
+        for (int32_t i = 0; i < COUNT(specs); i++) {
+            specs[i].n_past++;
+        }
+    }
+    step_end(p, NULL);
+    pair_close(p);
+}
+
+TEST(few_decoding_rows_agree)
+{
+    NEED_GPU();
+    static const struct shape shapes[] = {
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 64},
+        {7, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 32},
+        {3, 3, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 64},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 20, 0.0f, false, 16}, // not in one
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, false, 16},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, true, 16},
+        {8, 1, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {24, 12, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 32}, // blocks alone
+        {13, 1, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {4, 2, 64, 16, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {4, 2, 64, 32, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+    };
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(shapes); i++) {
+            few_case(pair_dtypes[d], &shapes[i]);
+        }
+    }
+}
+
+/* Queries, keys and values straight from a product, which the backend may have left as sums. */
+TEST(a_product_is_read_right_by_the_rope_after_it)
+{
+    NEED_GPU();
+    static const struct shape shapes[] = {
+        {32, 8, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {32, 8, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16},
+        {32, 8, 128, 64, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+    };
+    static struct test_pass t;
+    for (int32_t i = 0; i < COUNT(shapes); i++) {
+        struct setup u = {0};
+        REQUIRE(open_setup(&u, i == 1 ? DT_F16 : DT_BF16, false, &shapes[i]));
+        struct pair *p = &u.p;
+        const struct seq_spec specs[] = {{0, 30, false}, {0, 17, false}};
+        step_begin(p);
+        give_blocks(p, 2, 8);
+        pass_of(&t, specs, 2, false, 41);
+        pass_begin(p, &t);
+        const int32_t n = t.pass.n_rows, n_in = 2048;
+        struct pair_tensor x = tensor_random(p, n, n_in, n_in, 1.0f);
+        struct pair_tensor qkv = tensor_poisoned(p, n, u.width, p->dtype);
+        struct pair_weight w = weight_make(p, WEIGHT_LINEAR, p->dtype, 1, u.width, n_in, i == 0,
+                                           1.0f / sqrtf((float)n_in));
+        for (int32_t layer = 0; layer < 2; layer++) {
+            struct linear_args l = {.n_rows = n};
+            BOTH(p, linear, l, l.x = x.t[b]; l.y = qkv.t[b]; l.weight = w.w[b]);
+            struct rope_store_args a = {.n_rows = n, .layer = layer, .n_heads = 32,
+                                        .n_kv_heads = 8, .head_dim = 128,
+                                        .qk_norm = shapes[i].qk_norm, .eps = 1e-6f};
+            BOTH(p, rope_store, a, a.qkv = qkv.t[b]; a.rope = u.rope[b];
+                 a.q_norm = u.q_norm.w[b]; a.k_norm = u.k_norm.w[b]);
+        }
+        check_rows(p, "queries of a product", &qkv, 32 * 128, 2 * pair_tolerance(p));
+        attend(&u, &qkv, "attention over keys of a product");
+        pass_end(p);
+        step_end(p, NULL);
+        pair_close(p);
+    }
+}
+
+TEST(mla_agrees)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        const struct backend_limits limits = pair_limits();
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, &limits));
+        const int32_t heads = 4, lora = 64, rope_dim = 16, q_head = lora + rope_dim;
+        float inv_freq[8];
+        for (int32_t i = 0; i < 8; i++) {
+            inv_freq[i] = powf(10000.0f, -(float)i / 8.0f);
+        }
+        const struct rope_desc rope_desc = {8, inv_freq, 1.0f, true, 1024};
+        const struct kv_layer layer = {heads, 1, q_head, lora, true};
+        const struct kv_set_desc set = {1, &layer, p.dtype};
+        struct rope_table *rope[2];
+        for (int b = 0; b < 2; b++) {
+            struct err err;
+            CHECK_EQ(p.be[b]->ops->rope_open(p.be[b], &rope_desc, &rope[b]), OK);
+            CHECK_EQ(p.be[b]->ops->kv_open(p.be[b], 0, &set, &err), OK);
+        }
+        struct pair_weight norm = vector_make(&p, lora, 1.0f);
+        static struct test_pass t;
+        const struct seq_spec specs[] = {{0, 30, false}, {50, 1, false}, {20, 12, true}};
+        step_begin(&p);
+        give_blocks(&p, 3, 8);
+        for (int past = 1; past >= 0; past--) {
+            pass_of(&t, specs, 3, past, 21);
+            pass_begin(&p, &t);
+            const int32_t n = t.pass.n_rows;
+            struct pair_tensor q = tensor_random(&p, n, heads * q_head, heads * q_head, 1.0f);
+            struct pair_tensor raw = tensor_random(&p, n, heads * 40, heads * 40, 1.0f);
+            struct pair_tensor kv = tensor_random(&p, n, q_head, q_head + 8, 1.0f);
+            struct mla_store_args a = {.n_rows = n, .n_heads = heads, .q_head = 40,
+                                       .q_rope_offset = 24, .rope_dim = rope_dim,
+                                       .q_out_head = q_head, .q_out_offset = lora,
+                                       .kv_lora = lora, .eps = 1e-6f};
+            BOTH(&p, mla_store, a, a.q = raw.t[b]; a.q_out = q.t[b]; a.kv = kv.t[b];
+                 a.rope = rope[b]; a.kv_norm = norm.w[b]);
+            check_tensor(&p, "mla queries", &q, heads * q_head, pair_tolerance(&p));
+            struct pair_tensor out = tensor_poisoned(&p, n, heads * lora, p.dtype);
+            struct attention_args at = {.n_rows = n, .n_heads = heads, .n_kv_heads = 1,
+                                        .head_dim_k = q_head, .head_dim_v = lora, .scale = 0.1f};
+            BOTH(&p, attention, at, at.q = q.t[b]; at.out = out.t[b]);
+            check_tensor(&p, "mla attention", &out, heads * lora, 2 * pair_tolerance(&p));
+            pass_end(&p);
+        }
+        step_end(&p, NULL);
+        pair_close(&p);
+    }
+}
+
+/* The GPU's outputs of a pass whose rows of layer 1 are `qkv`, which stays as it is; to be
+ * freed. */
+static float *outputs_of(struct setup *u, const struct test_pass *t, const float *qkv)
+{
+    struct pair *p = &u->p;
+    struct pair_tensor x = tensor_make(p, t->pass.n_rows, u->width, p->dtype);
+    struct pair_tensor out =
+        tensor_poisoned(p, t->pass.n_rows, u->s.n_heads * u->s.head_dim, p->dtype);
+    tensor_put(p, &x, qkv);
+    step_begin(p);
+    pass_begin(p, t);
+    struct rope_store_args store = {.n_rows = x.n_rows, .layer = 1, .n_heads = u->s.n_heads,
+                                    .n_kv_heads = u->s.n_kv_heads, .head_dim = u->s.head_dim};
+    BOTH(p, rope_store, store, store.qkv = x.t[b];
+         store.rope = u->s.n_pairs > 0 ? u->rope[b] : NULL);
+    struct attention_args a = {.n_rows = x.n_rows, .layer = 1, .n_heads = u->s.n_heads,
+                               .n_kv_heads = u->s.n_kv_heads, .head_dim_k = u->s.head_dim,
+                               .head_dim_v = u->s.head_dim, .window = u->s.window,
+                               .softcap = u->s.softcap, .scale = 0.2f};
+    BOTH(p, attention, a, a.q = x.t[b]; a.out = out.t[b];
+         a.sinks = u->s.sinks ? u->sinks.w[b] : NULL);
+    pass_end(p);
+    step_end(p, NULL);
+    return tensor_get(p, &out, GPU);
+}
+
+/* Each row of a tree against a plain run over its ancestors: bit by bit. */
+static void path_case(enum dtype dtype, const struct shape *s)
+{
+    static const struct seq_spec specs[] = {{60, 25, true}, {505, 19, true}};
+    static struct test_pass t, chain, past;
+    struct setup u = {0};
+    REQUIRE(open_setup(&u, dtype, true, s));
+    struct pair *p = &u.p;
+    const int32_t width = u.width, out_width = s->n_heads * s->head_dim;
+    step_begin(p);
+    give_blocks(p, COUNT(specs), 600 / s->block_tokens);
+    for (int32_t lane = 0; lane < 2; lane++) {
+        const struct seq_spec one[] = {{lane == 0 ? specs[0].n_past : 0, 0, false},
+                                       {lane == 1 ? specs[1].n_past : 0, 0, false}};
+        pass_of(&past, one, 2, true, 11);
+        pass_begin(p, &past);
+        store_rows(&u, past.pass.n_rows);
+        pass_end(p);
+    }
+    step_end(p, NULL);
+    pass_of(&t, specs, 2, false, 12);
+    float *qkv = xmalloc((size_t)t.pass.n_rows * (size_t)width * sizeof *qkv);
+    for (int64_t i = 0; i < (int64_t)t.pass.n_rows * width; i++) {
+        qkv[i] = random_float(99, i, 1.0f, dtype);
+    }
+    float *have = outputs_of(&u, &t, qkv);
+    int32_t n_out_of_place = 0;
+    for (int32_t lane = 0; lane < 2; lane++) {
+        const struct pass_seq seq = t.seqs[lane];
+        for (int32_t r = 0; r < seq.n_rows; r += 1 + r % 3) {
+            const uint64_t mask = t.tree_mask[(seq.first_row + r) * TREE_MASK_WORDS];
+            float *rows = xmalloc((size_t)seq.n_rows * (size_t)width * sizeof *rows);
+            int32_t n = 0;
+            for (int32_t i = 0; i <= r; i++) {
+                if (mask >> i & 1) {
+                    memcpy(rows + (size_t)n++ * (size_t)width,
+                           qkv + (size_t)(seq.first_row + i) * (size_t)width,
+                           (size_t)width * sizeof *rows);
+                }
+            }
+            n_out_of_place += n <= r;
+            const struct seq_spec plain[] = {{seq.n_past, lane == 0 ? n : 0, false},
+                                             {seq.n_past, lane == 1 ? n : 0, false}};
+            pass_of(&chain, plain, 2, false, 12);
+            float *want = outputs_of(&u, &chain, rows);
+            if (memcmp(have + (size_t)(seq.first_row + r) * (size_t)out_width,
+                       want + (size_t)(n - 1) * (size_t)out_width,
+                       (size_t)out_width * sizeof *want) != 0) {
+                CHECK_FAIL(
+                    "dtype %d, head of %d, window %d, blocks of %d: row %d of the tree of lane "
+                    "%d",
+                    dtype, s->head_dim, s->window, s->block_tokens, r, lane);
+            }
+            free(want);
+            free(rows);
+        }
+    }
+    CHECK(n_out_of_place > 10);
+    free(have);
+    free(qkv);
+    pair_close(p);
+}
+
+TEST(deterministic_trees_have_the_bits_of_plain_runs)
+{
+    NEED_GPU();
+    static const struct shape shapes[] = {
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 32},
+        {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16},
+        {4, 4, 16, 8, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, true, 64},
+        {12, 2, 64, 0, false, QK_NORM_NONE, NORM_RMS, 7, 0.0f, false, 16},
+    };
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(shapes); i++) {
+            path_case(pair_dtypes[d], &shapes[i]);
+        }
+    }
+}
+
+TEST(copied_blocks_and_moved_slots_read_alike)
+{
+    NEED_GPU();
+    static const struct shape s = {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16};
+    static struct test_pass t;
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct setup u = {0};
+        REQUIRE(open_setup(&u, pair_dtypes[d], false, &s));
+        struct pair *p = &u.p;
+        const struct seq_spec specs[] = {{60, 1, false}, {40, 1, false}};
+        step_begin(p);
+        give_blocks(p, 2, 8);
+        pass_of(&t, specs, 2, true, 31);
+        pass_begin(p, &t);
+        store_rows(&u, t.pass.n_rows);
+        pass_end(p);
+        /* Slots close up as after a tree; then lane 1's table points at copies of lane 0's
+         * pages. */
+        const struct slot_move moves[] = {{0, 50, 47}, {0, 52, 48}, {0, 55, 50}, {1, 33, 30},
+                                          {1, 34, 33}};
+        const struct block_copy copies[] = {{300, 301}, {301, 302}};
+        const int32_t fresh[] = {300, 301, 302, 303};
+        for (int b = 0; b < 2; b++) {
+            struct backend *be = p->be[b];
+            CHECK_EQ(be->ops->move_slots(be, COUNT(moves), moves, 0), OK);
+            CHECK_EQ(be->ops->lane_blocks(be, 1, 0, 4, fresh), OK);
+        }
+        const struct seq_spec again[] = {{0, 0, false}, {16, 0, false}};
+        pass_of(&t, again, 2, true, 33); // lane 1 writes block 300 anew
+        pass_begin(p, &t);
+        store_rows(&u, t.pass.n_rows);
+        pass_end(p);
+        for (int b = 0; b < 2; b++) {
+            struct backend *be = p->be[b];
+            CHECK_EQ(be->ops->copy_blocks(be, 1, copies), OK);
+            CHECK_EQ(be->ops->copy_blocks(be, 1, copies + 1), OK);
+        }
+        const struct seq_spec last[] = {{59, 1, false}, {47, 1, false}};
+        pass_of(&t, last, 2, false, 34);
+        pass_begin(p, &t);
+        struct pair_tensor qkv = store_rows(&u, 2);
+        attend(&u, &qkv, "after copies and moves");
+        pass_end(p);
+        step_end(p, NULL);
+        pair_close(p);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

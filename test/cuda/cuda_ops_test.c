@@ -1,0 +1,430 @@
+/* The ops that treat rows by themselves, and the matrix products, against the scalar backend. */
+#include "engine/device/ops_default.h"
+#include "test/cuda/cuda_pass.h"
+
+static const int32_t odd_widths[] = {1, 7, 40, 96, 257, 1000, 4096, 5000};
+#define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
+
+static void norm_case(struct pair *p, int32_t n_rows, int32_t width, int32_t pad,
+                      enum norm_kind kind, bool delta, bool out, bool bias)
+{
+    struct pair_tensor x = tensor_random(p, n_rows, width, width + pad, 2.0f);
+    struct pair_tensor d = tensor_random(p, n_rows, width, width + pad, 1.0f);
+    struct pair_tensor y = tensor_poisoned(p, n_rows, width + pad, p->dtype);
+    struct pair_weight w = vector_make(p, width, 1.0f), v = vector_make(p, width, 1.0f);
+    struct norm_args a = {.n_rows = n_rows, .width = width, .kind = kind, .eps = 1e-5f,
+                          .weight_offset = bias ? 1.0f : 0.0f, .delta_scale = 0.5f};
+    BOTH(p, norm, a, a.x = x.t[b]; if (delta) a.delta = d.t[b]; if (out) a.out = y.t[b];
+         a.weight = w.w[b]; a.bias = bias ? v.w[b] : NULL);
+    char what[96];
+    snprintf(what, sizeof what, "norm %d x %d dtype %d kind %d delta %d", n_rows, width, p->dtype,
+             kind, delta);
+    check_tensor(p, what, &x, width, pair_tolerance(p));
+    if (out) {
+        check_tensor(p, what, &y, width, pair_tolerance(p));
+    }
+}
+
+TEST(norms_agree)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        for (int32_t i = 0; i < COUNT(odd_widths); i++) {
+            norm_case(&p, 5, odd_widths[i], 0, NORM_RMS, true, true, false);
+            norm_case(&p, 3, odd_widths[i], 3, NORM_LAYER, false, true, true);
+            norm_case(&p, 2, odd_widths[i], 8, NORM_LAYER, true, true, true);
+            norm_case(&p, 2, odd_widths[i], 0, NORM_RMS, true, false, false);
+        }
+        norm_case(&p, 3, 16384, 0, NORM_RMS, true, true, false);
+        pair_close(&p);
+    }
+}
+
+static void linear_case(struct pair *p, int32_t n_rows, int32_t n_out, int32_t n_in, int32_t pad,
+                        bool bias, bool accumulate, bool fp32_out)
+{
+    struct pair_tensor x = tensor_random(p, n_rows, n_in, n_in + pad, 1.0f);
+    struct pair_tensor y = tensor_poisoned(p, n_rows, n_out + pad, fp32_out ? DT_F32 : p->dtype);
+    struct pair_weight w = weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, bias,
+                                       1.0f / sqrtf((float)n_in));
+    if (accumulate) {
+        struct pair_tensor start = tensor_random(p, n_rows, n_out, n_out + pad, 1.0f);
+        float *values = tensor_get(p, &start, CPU);
+        tensor_put(p, &y, values);
+        free(values);
+    }
+    struct linear_args a = {.n_rows = n_rows, .accumulate = accumulate};
+    BOTH(p, linear, a, a.x = x.t[b]; a.y = y.t[b]; a.weight = w.w[b]);
+    char what[96];
+    snprintf(what, sizeof what, "linear %d x %d x %d dtype %d bias %d accumulate %d fp32 %d",
+             n_rows, n_out, n_in, p->dtype, bias, accumulate, fp32_out);
+    check_tensor(p, what, &y, n_out, pair_tolerance(p));
+}
+
+static void linear_cases(bool deterministic)
+{
+    static const int32_t rows[] = {1, 2, 7, 16, 17, 33, 64, 130};
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], deterministic, NULL));
+        for (int32_t i = 0; i < COUNT(rows); i++) {
+            linear_case(&p, rows[i], 96, 64, 0, false, false, false);
+            linear_case(&p, rows[i], 328, 512, 8, true, false, false);
+            linear_case(&p, rows[i], 61, 37, 3, true, true, false);
+            linear_case(&p, rows[i], 136, 256, 0, false, true, false);
+            linear_case(&p, rows[i], 1000, 128, 0, false, false, true);
+        }
+        linear_case(&p, 300, 520, 1032, 0, true, false, false);
+        pair_close(&p);
+    }
+}
+
+TEST(linear_agrees)
+{
+    NEED_GPU();
+    linear_cases(false);
+}
+
+TEST(linear_agrees_in_deterministic_mode)
+{
+    NEED_GPU();
+    linear_cases(true);
+}
+
+TEST(products_of_many_rows_and_features_agree)
+{
+    NEED_GPU();
+    static const int32_t rows[] = {1, 33, 50, 64};
+    for (int32_t d = 1; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        for (int32_t i = 0; i < COUNT(rows); i++) {
+            linear_case(&p, rows[i], 4096, 1096, 0, true, false, false);
+            linear_case(&p, rows[i], 4000, 520, 8, false, true, true);
+            linear_case(&p, rows[i], 6144, 320, 0, false, false, false);
+            linear_case(&p, rows[i], 28672, 72, 0, i == 1, i == 2, false);
+            linear_case(&p, rows[i], 29001, 136, 8, i == 2, false, i != 3);
+        }
+        pair_close(&p);
+    }
+}
+
+/* A product that the backend may leave as sums over runs of K, read by the op after it: reduce with
+ * the norm, which adds them itself, or with a bias, for which it is made whole first. */
+static void linear_norm_case(struct pair *p, int32_t n_rows, int32_t n_out, int32_t n_in,
+                             enum norm_kind kind, bool bias)
+{
+    struct pair_tensor x = tensor_random(p, n_rows, n_in, n_in + 8, 1.0f);
+    struct pair_tensor residual = tensor_random(p, n_rows, n_out, n_out, 1.0f);
+    struct pair_tensor delta = tensor_poisoned(p, n_rows, n_out, p->dtype);
+    struct pair_tensor out = tensor_poisoned(p, n_rows, n_out + 8, p->dtype);
+    struct pair_weight w = weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, bias,
+                                       1.0f / sqrtf((float)n_in));
+    struct pair_weight scale = vector_make(p, n_out, 1.0f);
+    for (int b = 0; b < 2; b++) {
+        const struct linear_args a = {.weight = w.w[b], .x = x.t[b], .y = delta.t[b],
+                                      .n_rows = n_rows, .partial = true};
+        const struct reduce_args r = {.y = delta.t[b], .n_rows = n_rows, .width = n_out,
+                                      .whole = true, .linear = w.w[b]};
+        const struct norm_args n = {.x = residual.t[b], .delta = delta.t[b], .out = out.t[b],
+                                    .weight = scale.w[b], .n_rows = n_rows, .width = n_out,
+                                    .kind = kind, .eps = 1e-5f, .delta_scale = 0.7f};
+        CHECK_EQ(p->be[b]->ops->linear(p->be[b], &a), OK);
+        CHECK_EQ(ops_reduce_norm(p->be[b], &r, &n), OK);
+    }
+    char what[96];
+    snprintf(what, sizeof what, "linear, reduce and norm %d x %d x %d dtype %d kind %d bias %d",
+             n_rows, n_out, n_in, p->dtype, kind, bias);
+    check_tensor(p, what, &residual, n_out, pair_tolerance(p));
+    check_tensor(p, what, &out, n_out, 2 * pair_tolerance(p));
+}
+
+TEST(a_product_is_read_right_by_the_norm_after_it)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        if (p.dtype != DT_F32) { // cut over K where one GPU has 132 multiprocessors
+            linear_norm_case(&p, 64, 4096, 3904, NORM_RMS, false);
+            linear_norm_case(&p, 37, 2048, 4104, NORM_LAYER, false);
+            linear_norm_case(&p, 33, 2048, 4096, NORM_RMS, true);
+            linear_norm_case(&p, 65, 4096, 2048, NORM_RMS, false);
+        }
+        linear_norm_case(&p, 50, 1000, 320, NORM_RMS, false);
+        linear_norm_case(&p, 65, 512, 1024, NORM_RMS, false); // in two halves of K
+        linear_norm_case(&p, 143, 1000, 1040, NORM_LAYER, false);
+        linear_norm_case(&p, 256, 128, 480, NORM_RMS, true);
+        linear_norm_case(&p, 100, 104, 64, NORM_RMS, true);
+        pair_close(&p);
+    }
+}
+
+/* An op that knows nothing of sums finds the product whole, and so does one that reads it twice. */
+TEST(a_product_is_read_right_by_any_op)
+{
+    NEED_GPU();
+    struct pair p;
+    REQUIRE(pair_open(&p, DT_BF16, false, NULL));
+    const int32_t n_rows = 40, n_out = 4096, n_in = 4096;
+    struct pair_tensor x = tensor_random(&p, n_rows, n_in, n_in, 1.0f);
+    struct pair_tensor y = tensor_poisoned(&p, n_rows, n_out, p.dtype);
+    struct pair_tensor act = tensor_poisoned(&p, n_rows, n_out, p.dtype);
+    struct pair_tensor again = tensor_poisoned(&p, n_rows, n_out, p.dtype);
+    struct pair_weight w = weight_make(&p, WEIGHT_LINEAR, p.dtype, 1, n_out, n_in, false, 0.02f);
+    struct linear_args a = {.n_rows = n_rows};
+    BOTH(&p, linear, a, a.x = x.t[b]; a.y = y.t[b]; a.weight = w.w[b]);
+    struct activation_args c = {.n_rows = n_rows, .width = n_out, .kind = ACT_GELU};
+    BOTH(&p, activation, c, c.x = y.t[b]; c.out = act.t[b]);
+    BOTH(&p, linear, a, a.x = y.t[b]; a.y = again.t[b]; a.weight = w.w[b]);
+    check_tensor(&p, "a product", &y, n_out, pair_tolerance(&p));
+    check_tensor(&p, "its activation", &act, n_out, 2 * pair_tolerance(&p));
+    check_tensor(&p, "a product of it", &again, n_out, 2 * pair_tolerance(&p));
+    pair_close(&p);
+}
+
+static void linear_act_case(struct pair *p, int32_t n_rows, int32_t width, int32_t n_in,
+                            enum activation kind, bool gated, bool bias)
+{
+    const int32_t n_out = gated ? 2 * width : width;
+    struct pair_tensor x = tensor_random(p, n_rows, n_in, n_in, 1.0f);
+    struct pair_tensor between = tensor_poisoned(p, n_rows, n_out, p->dtype);
+    struct pair_tensor y = tensor_poisoned(p, n_rows, width + 8, p->dtype);
+    struct pair_weight w = weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, bias,
+                                       2.0f / sqrtf((float)n_in));
+    for (int b = 0; b < 2; b++) {
+        const struct linear_args a = {.weight = w.w[b], .x = x.t[b], .y = between.t[b],
+                                      .n_rows = n_rows};
+        const struct activation_args act = {.x = between.t[b], .out = y.t[b], .n_rows = n_rows,
+                                            .width = width, .kind = kind, .gated = gated,
+                                            .shape = ACT_SHAPE_PUBLISHED};
+        CHECK(ops_linear_act(p->be[b], &a, &act) == OK);
+    }
+    char what[96];
+    snprintf(what, sizeof what, "linear and act %d x %d x %d dtype %d kind %d gated %d bias %d",
+             n_rows, width, n_in, p->dtype, kind, gated, bias);
+    check_tensor(p, what, &y, width, 2 * pair_tolerance(p));
+}
+
+TEST(a_product_with_its_activation_agrees)
+{
+    NEED_GPU();
+    static const int32_t rows[] = {1, 9, 17, 64, 70, 33, 128};
+    static const enum activation kinds[] = {ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_GPT_OSS};
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        for (int32_t i = 0; i < COUNT(rows); i++) {
+            for (int32_t k = 0; k < COUNT(kinds); k++) {
+                linear_act_case(&p, rows[i], 200 + 56 * k, 136, kinds[k], true, k % 2 == 1);
+            }
+            linear_act_case(&p, rows[i], 3000, 264, ACT_SILU, true, false);
+            linear_act_case(&p, rows[i], 14336 - 8 * (i % 2), 72, ACT_SILU, true, i == 2);
+            linear_act_case(&p, rows[i], 120, 64, ACT_GELU, false, true);
+        }
+        pair_close(&p);
+    }
+}
+
+TEST(a_product_of_256_rows_with_its_activation_agrees)
+{
+    NEED_GPU();
+    for (int32_t d = 1; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        /* A band a block of those that have it in a kernel of its own, the last of them short. */
+        linear_act_case(&p, 209, 6000, 136, ACT_SILU, true, false);
+        linear_act_case(&p, 256, 5992, 264, ACT_SILU, true, false);
+        linear_act_case(&p, 255, 14328, 128, ACT_SILU, true, false); // two bands
+        linear_act_case(&p, 250, 6000, 136, ACT_SILU, true, true);   // not there: a bias
+        linear_act_case(&p, 256, 6000, 72, ACT_SILU, true, false);   // nor K that short
+        linear_act_case(&p, 200, 6000, 136, ACT_SILU, true, false);  // nor so few rows
+        pair_close(&p);
+    }
+}
+
+TEST(a_product_of_many_rows_with_its_activation_agrees)
+{
+    NEED_GPU();
+    for (int32_t d = 1; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        /* Tiles of rows that fill an H200's multiprocessors, the last tile and band short. */
+        linear_act_case(&p, 510, 3688, 136, ACT_SILU, true, false);
+        linear_act_case(&p, 510, 7384, 136, ACT_SILU, true, false); // two items a cluster
+        linear_act_case(&p, 2810, 664, 136, ACT_SILU, true, false); // two groups of tiles
+        linear_act_case(&p, 384, 3696, 136, ACT_SILU, true, false); // half a tile too many
+        pair_close(&p);
+    }
+}
+
+TEST(linear_heads_agrees)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t n_rows = 1; n_rows < 40; n_rows += 13) {
+            struct pair p;
+            REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+            const int32_t heads = 3, n_in = 32, n_out = 40, x_head = 48, y_head = 56;
+            struct pair_tensor x = tensor_random(&p, n_rows, heads * x_head, heads * x_head, 1.0f);
+            struct pair_tensor y = tensor_poisoned(&p, n_rows, heads * y_head, p.dtype);
+            struct pair_weight w =
+                weight_make(&p, WEIGHT_HEADS, p.dtype, heads, n_out, n_in, false, 0.2f);
+            struct linear_heads_args a = {.n_rows = n_rows, .x_head = x_head, .y_head = y_head};
+            BOTH(&p, linear_heads, a, a.x = x.t[b]; a.y = y.t[b]; a.weight = w.w[b]);
+            float *cpu = tensor_get(&p, &y, CPU), *gpu = tensor_get(&p, &y, GPU);
+            for (int32_t h = 0; h < heads; h++) {
+                check_near("linear_heads", cpu + h * y_head, gpu + h * y_head, n_rows, n_out,
+                           y.stride, pair_tolerance(&p));
+                CHECK(isnan(gpu[h * y_head + n_out]));
+            }
+            free(cpu);
+            free(gpu);
+            pair_close(&p);
+        }
+    }
+}
+
+TEST(a_row_of_a_product_does_not_depend_on_the_others_in_deterministic_mode)
+{
+    NEED_GPU();
+    static const int32_t rows[] = {1, 2, 7, 16, 256, 2048};
+    struct pair p;
+    REQUIRE(pair_open(&p, DT_BF16, true, NULL));
+    const int32_t n_in = 1024, n_out = 264;
+    struct pair_tensor x = tensor_random(&p, 2048, n_in, n_in, 1.0f);
+    struct pair_tensor y = tensor_poisoned(&p, 2048, n_out, DT_F32);
+    struct pair_weight w = weight_make(&p, WEIGHT_LINEAR, p.dtype, 1, n_out, n_in, true, 0.05f);
+    float *first = NULL;
+    for (int32_t i = COUNT(rows) - 1; i >= 0; i--) {
+        struct linear_args a = {
+            .n_rows = rows[i], .x = x.t[GPU], .y = y.t[GPU], .weight = w.w[GPU]};
+        CHECK_EQ(p.be[GPU]->ops->linear(p.be[GPU], &a), OK);
+        float *got = tensor_get(&p, &y, GPU);
+        if (!first) {
+            first = got;
+            continue;
+        }
+        CHECK_MEM(first, got, (size_t)rows[i] * (size_t)n_out * sizeof(float));
+        free(got);
+    }
+    free(first);
+    pair_close(&p);
+}
+
+TEST(activations_agree)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        for (int32_t i = 0; i < COUNT(odd_widths); i++) {
+            for (int32_t kind = ACT_SILU; kind <= ACT_GPT_OSS; kind++) {
+                for (int gated = kind == ACT_GPT_OSS; gated < 2; gated++) {
+                    const int32_t width = odd_widths[i], in = gated ? 2 * width : width;
+                    struct pair_tensor x = tensor_random(&p, 3, in, in + 5, 4.0f);
+                    struct pair_tensor y = tensor_poisoned(&p, 3, width + 3, p.dtype);
+                    struct activation_args a = {.n_rows = 3, .width = width,
+                                                .kind = (enum activation)kind,
+                                                .gated = gated, .shape = {2.5f, 0.9f}};
+                    BOTH(&p, activation, a, a.x = x.t[b]; a.out = y.t[b]);
+                    check_tensor(&p, "activation", &y, width, pair_tolerance(&p));
+                }
+            }
+        }
+        pair_close(&p);
+    }
+}
+
+TEST(row_gate_reduce_and_logits_agree)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        struct pair_tensor x = tensor_random(&p, 9, 77, 80, 1.0f);
+        struct pair_tensor y = tensor_random(&p, 9, 101, 104, 1.0f);
+        struct pair_weight w = vector_make(&p, 77, 0.2f);
+        struct row_gate_args g = {.n_rows = 9, .x_width = 77, .y_width = 101};
+        BOTH(&p, row_gate, g, g.x = x.t[b]; g.y = y.t[b]; g.weight = w.w[b]);
+        check_tensor(&p, "row_gate", &y, 101, pair_tolerance(&p));
+
+        struct pair_weight l = weight_make(&p, WEIGHT_LINEAR, p.dtype, 1, 101, 16, true, 1.0f);
+        struct reduce_args r = {.n_rows = 9, .width = 101};
+        BOTH(&p, reduce, r, r.y = y.t[b]; r.linear = l.w[b]);
+        check_tensor(&p, "reduce", &y, 101, pair_tolerance(&p));
+
+        struct pair_tensor local = tensor_make(&p, 6, 1003, DT_F32);
+        float *values = xmalloc(6 * 1003 * sizeof(float));
+        for (int32_t i = 0; i < 6 * 1003; i++) {
+            values[i] = random_float(99, i, 8.0f, DT_F32);
+        }
+        tensor_put(&p, &local, values);
+        struct pair_tensor other = tensor_poisoned(&p, 6, 1010, DT_F32);
+        struct logits_args a = {.n_out = 6, .vocab = 1003, .scale = 0.7f, .softcap = 30.0f};
+        BOTH(&p, logits, a, a.local = local.t[b]; a.logits = other.t[b]);
+        check_tensor(&p, "logits", &other, 1003, 1e-5);
+        a = (struct logits_args){.n_out = 6, .vocab = 1003, .scale = 0.25f};
+        BOTH(&p, logits, a, a.local = local.t[b]; a.logits = local.t[b]);
+        check_tensor(&p, "logits in place", &local, 1003, 1e-6);
+        free(values);
+        pair_close(&p);
+    }
+}
+
+TEST(embed_gather_and_pool_agree)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        const struct backend_limits limits = pair_limits();
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, &limits));
+        static struct test_pass t;
+        const struct seq_spec specs[] = {{0, 5, false}, {0, 1, false}, {0, 30, false}};
+        pass_of(&t, specs, 3, false, 5);
+        const int32_t history[] = {3, 1002, 0, 77, 12};
+        const int32_t out[] = {0, 4, 5, 17, 35};
+        memcpy(t.out_rows, out, sizeof out);
+        t.pass.n_out = COUNT(out);
+        for (int32_t i = 0; i < 5; i++) {
+            t.rows[i].token = -1; // from the history
+        }
+        t.pool[0] = (struct pass_pool){0, 0, 2, true, false};
+        t.pool[1] = (struct pass_pool){2, 3, 2, true, true};
+        t.pool[2] = (struct pass_pool){0, 1, 1, false, true};
+        t.pass.n_pool = 3;
+        struct pair_weight w =
+            weight_make(&p, WEIGHT_EMBED, p.dtype, 1, limits.vocab, limits.hidden, false, 1.0f);
+        struct pair_tensor x = tensor_poisoned(&p, 36, limits.hidden + 4, p.dtype);
+        struct pair_tensor y = tensor_poisoned(&p, COUNT(out), limits.hidden, p.dtype);
+        step_begin(&p);
+        for (int b = 0; b < 2; b++) {
+            CHECK_EQ(p.be[b]->ops->lane_tokens(p.be[b], 0, 0, 5, history), OK);
+        }
+        pass_begin(&p, &t);
+        struct embed_args e = {.n_rows = 36, .scale = 1.5f};
+        BOTH(&p, embed, e, e.table = w.w[b]; e.x = x.t[b]);
+        struct gather_args g = {.n_out = COUNT(out), .width = limits.hidden};
+        BOTH(&p, gather, g, g.x = x.t[b]; g.out = y.t[b]);
+        struct pool_args pool = {.n_out = COUNT(out), .width = limits.hidden};
+        BOTH(&p, pool, pool, pool.hidden = y.t[b]);
+        pass_end(&p);
+        struct pass_results results[2];
+        step_end(&p, results);
+        check_tensor(&p, "embed", &x, limits.hidden, pair_tolerance(&p));
+        check_tensor(&p, "gather", &y, limits.hidden, pair_tolerance(&p));
+        for (int32_t i = 1; i < 3; i++) {
+            check_near("pool", results[CPU].pooled + i * limits.hidden,
+                       results[GPU].pooled + i * limits.hidden, 1, limits.hidden, limits.hidden,
+                       pair_tolerance(&p));
+        }
+        pair_close(&p);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

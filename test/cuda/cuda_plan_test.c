@@ -1,0 +1,198 @@
+/* The plan, which is the host's work. Of deterministic trees: every row of a tree is in one tile
+ * that shows it the keys of a plain run, through a lane where they lie in order. Of a prompt: its
+ * units even out. Needs CUDA's headers, and no device. */
+#include "test/cuda/cuda_pass.h"
+
+#ifdef SLUICE_CUDA
+#include "cuda/attention_plan.h"
+
+enum { N_ROWS = 512 };
+
+static const struct attention_limits limits = {.max_rows = N_ROWS,
+                                               .max_lanes = 24,
+                                               .max_len = 1024,
+                                               .block_tokens = 16,
+                                               .n_sms = 132,
+                                               .sm = 90,
+                                               .deterministic = true,
+                                               .max_paths = 64,
+                                               .shapes = {{8, 2, 128}, {8, 2, 128}}};
+
+struct plan {
+    struct attention_plan_head *head;
+    const struct attention_path *paths;
+    const struct attention_item *items;
+};
+
+static struct plan make_plan(const struct attention_limits *l, const struct pass *pass)
+{
+    const size_t n_bytes = attention_plan_bytes(l, l->max_rows);
+    size_t used = 0;
+    struct plan p = {.head = xcalloc(1, n_bytes)};
+    CHECK_EQ(attention_plan(l, pass, l->max_rows, p.head, &used), OK);
+    CHECK(used <= n_bytes);
+    p.paths = (const void *)((const char *)p.head + p.head->paths_offset);
+    p.items = (const void *)((const char *)p.head + p.head->items_offset);
+    return p;
+}
+
+static bool sees(const struct test_pass *t, int32_t row, int32_t node)
+{
+    return t->tree_mask[(size_t)row * TREE_MASK_WORDS + (size_t)node / 64] >> (node % 64) & 1;
+}
+
+/* Node that `row` finds at new key number k of the lane its tile reads; -1: none. */
+static int32_t node_at(const struct test_pass *t, const struct plan *p, const struct pass_seq *s,
+                       int32_t lane, int32_t k)
+{
+    if (lane == s->lane) {
+        return k;
+    }
+    const struct attention_path *path = &p->paths[lane - limits.max_lanes - 1];
+    CHECK_EQ(path->lane, s->lane);
+    CHECK_EQ(path->n_past, s->n_past);
+    for (int32_t node = 0; node < s->n_rows; node++) {
+        if (sees(t, path->row, node) && k-- == 0) {
+            return node;
+        }
+    }
+    return -1;
+}
+
+/* The keys of a row in all its tiles: each slot once, up to and with its own. */
+static void check_row(const struct test_pass *t, const struct plan *p, const struct pass_seq *s,
+                      int32_t row)
+{
+    int32_t next = 0, want[MAX_TREE_NODES], n = 0;
+    for (int32_t node = 0; node < s->n_rows; node++) {
+        if (s->tree ? sees(t, row, node) : node <= row - s->first_row) {
+            want[n++] = node;
+        }
+    }
+    for (bool found = true; found;) {
+        found = false;
+        for (int32_t i = 0; i < p->head->n_items; i++) {
+            const struct attention_item *item = &p->items[i];
+            if (row < item->first_row || row >= item->first_row + item->n_rows ||
+                item->kv_begin != next) {
+                continue;
+            }
+            found = true;
+            CHECK(item->mask == ATTENTION_CAUSAL || item->mask == ATTENTION_ALL);
+            const int32_t sight = item->n_past + row - item->seq_row + 1;
+            next = item->kv_end < sight ? item->kv_end : sight;
+            for (int32_t at = item->kv_begin > s->n_past ? item->kv_begin : s->n_past; at < next;
+                 at++) {
+                CHECK_EQ(node_at(t, p, s, item->lane, at - s->n_past), want[at - s->n_past]);
+            }
+            if (next < item->kv_end || next == sight) {
+                CHECK_EQ(next, s->n_past + n);
+                return;
+            }
+            break;
+        }
+    }
+    CHECK_FAIL("row %d sees %d keys of %d", row, next, s->n_past + n);
+}
+
+TEST(every_row_of_a_tree_finds_the_keys_of_a_plain_run)
+{
+    static struct test_pass t;
+    const struct seq_spec specs[] = {{60, 25, true}, {505, 19, true}, {7, 1, false},
+                                     {600, 1, true}, {33, 40, false}, {511, 12, true}};
+    for (uint64_t seed = 0; seed < 50; seed++) {
+        pass_of(&t, specs, 6, false, seed);
+        struct plan p = make_plan(&limits, &t.pass);
+        CHECK(p.head->n_paths > 10 && p.head->n_paths <= limits.max_paths);
+        for (int32_t i = 0; i < t.pass.n_seqs; i++) {
+            for (int32_t r = 0; r < t.seqs[i].n_rows; r++) {
+                check_row(&t, &p, &t.seqs[i], t.seqs[i].first_row + r);
+            }
+        }
+        free(p.head);
+    }
+}
+
+/* Other KV sets, and what has no room, keep their masks: right, if not to the bit. */
+TEST(trees_without_paths_are_trees)
+{
+    static struct test_pass t;
+    const struct seq_spec specs[] = {{60, 25, true}, {505, 19, true}};
+    pass_of(&t, specs, 2, false, 3);
+    struct attention_limits few = limits;
+    few.max_paths = 2;
+    for (int32_t how = 0; how < 2; how++) {
+        t.pass.kv_set = how;
+        struct plan p = make_plan(how == 0 ? &few : &limits, &t.pass);
+        CHECK_EQ(p.head->n_paths, 0);
+        for (int32_t i = 0; i < p.head->n_items; i++) {
+            CHECK_EQ(p.items[i].mask, ATTENTION_TREE);
+        }
+        free(p.head);
+    }
+}
+
+/* Tiles of keys of the busiest block, when units are dealt as the kernels do: to and fro. */
+static int32_t most_tiles(const struct plan *p, int32_t n_blocks, int32_t n_kv_heads)
+{
+    int32_t most = 0;
+    for (int32_t b = 0; b < n_blocks; b++) {
+        int32_t n = 0;
+        for (int32_t k = 0; k * n_blocks < p->head->n_items * n_kv_heads; k++) {
+            const int32_t unit = k * n_blocks + (k % 2 ? n_blocks - 1 - b : b);
+            if (unit < p->head->n_items * n_kv_heads) {
+                const struct attention_item *i = &p->items[unit / n_kv_heads];
+                n += (i->kv_end - i->kv_begin + ATTENTION_KV_TILE - 1) / ATTENTION_KV_TILE;
+            }
+        }
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+TEST(the_units_of_a_prompt_even_out)
+{
+    struct attention_limits l = {.max_rows = 1024, .max_lanes = 1, .max_len = 65536,
+                                 .block_tokens = 32, .n_sms = 132, .sm = 90,
+                                 .shapes = {{32, 8, 128}}};
+    struct pass_seq seq = {.lane = 0, .first_row = 0, .n_rows = 1024, .n_past = 0};
+    const struct pass pass = {.n_rows = 1024, .n_seqs = 1, .seqs = &seq};
+    struct plan p = make_plan(&l, &pass);
+    CHECK_EQ(attention_plan_slots(p.head), 0);
+    CHECK_EQ(most_tiles(&p, l.n_sms, 8), 9); // of 1,152 on 132 blocks
+    free(p.head);
+    /* Longest first at any length, the longest included. */
+    for (int32_t n_past = 0; n_past < 60000; n_past += 2500) {
+        seq.n_past = n_past;
+        p = make_plan(&l, &pass);
+        for (int32_t i = 1; i < p.head->n_items; i++) {
+            const int32_t keys = p.items[i].kv_end - p.items[i].kv_begin;
+            CHECK(keys < p.items[i - 1].kv_end - p.items[i - 1].kv_begin + 2 * ATTENTION_KV_TILE);
+        }
+        free(p.head);
+    }
+}
+
+TEST(a_row_in_pieces_has_slots_to_join)
+{
+    const struct attention_limits l = {.max_rows = 1, .max_lanes = 1, .max_len = 65536,
+                                       .block_tokens = 32, .n_sms = 132, .sm = 90,
+                                       .shapes = {{32, 8, 128}}};
+    const struct pass_seq seq = {.lane = 0, .first_row = 0, .n_rows = 1, .n_past = 2047};
+    const struct pass pass = {.n_rows = 1, .n_seqs = 1, .seqs = &seq};
+    struct plan p = make_plan(&l, &pass);
+    CHECK_EQ(attention_plan_slots(p.head), p.head->n_items);
+    CHECK(p.head->n_items > 1);
+    free(p.head);
+}
+#else
+TEST(every_row_of_a_tree_finds_the_keys_of_a_plain_run)
+{
+    SKIP("built without CUDA");
+}
+#endif
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

@@ -1,0 +1,626 @@
+/* The sampler draws the CPU's tokens from the CPU's logits, for every parameter. */
+#include "test/cuda/cuda_pass.h"
+
+#define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
+
+enum { N_LANES = 24, MAX_LISTS = 64 };
+
+/* Parameters of lane i: a bit of everything, some of it alone, some together. */
+static struct sampling_params params_of(int32_t i, int32_t *ints, struct logit_bias *bias)
+{
+    struct sampling_params p = sampling_params_default();
+    p.seed = 0x9876543210ull * (uint64_t)(i + 1);
+    p.temperature = i % 5 == 0 ? 0.0f : 0.3f + 0.25f * (float)(i % 7);
+    p.top_k = i % 3 == 1 ? 1 + 13 * i : 0;
+    p.top_p = i % 4 == 2 ? 0.35f + 0.02f * (float)i : 1.0f;
+    p.min_p = i % 6 == 3 ? 0.05f : 0.0f;
+    p.repetition_penalty = i % 5 == 2 ? 1.3f : 1.0f;
+    p.frequency_penalty = i % 7 == 3 ? 0.6f : 0.0f;
+    p.presence_penalty = i % 7 == 4 ? -0.4f : 0.0f;
+    if (i % 4 == 1) {
+        p.n_bias = 9;
+        p.bias = bias;
+        for (int32_t j = 0; j < 9; j++) {
+            bias[j] = (struct logit_bias){(i * 37 + j * 3) % 90, (float)(j % 5) * 2.5f - 4.0f};
+        }
+        bias[8].token = bias[2].token; // twice the same
+    }
+    if (i % 6 == 5) {
+        p.n_allowed = 12;
+        p.allowed = ints;
+        for (int32_t j = 0; j < 12; j++) {
+            ints[j] = (j * 71 + i) % 1003;
+        }
+    }
+    if (i % 5 == 4) {
+        p.n_stop_ids = 3;
+        p.min_tokens = 40;
+        p.stop_ids = ints + 16;
+        for (int32_t j = 0; j < 3; j++) {
+            ints[16 + j] = 500 + j;
+        }
+    }
+    if (i % 12 == 11) { // of what is allowed all are stop ids
+        p.n_stop_ids = p.n_allowed;
+        p.stop_ids = p.allowed;
+        p.min_tokens = 40;
+    }
+    if (i % 8 == 6) {
+        p.n_bad_words = 3;
+        p.bad_word_lengths = ints + 32;
+        p.bad_word_tokens = ints + 40;
+        const int32_t lengths[] = {1, 2, 3}, tokens[] = {8, 20, 9, 7, 20, 10};
+        memcpy(ints + 32, lengths, sizeof lengths);
+        memcpy(ints + 40, tokens, sizeof tokens);
+    }
+    return p;
+}
+
+static void set_params(struct pair *p, int32_t i, const struct sampling_params *params)
+{
+    for (int b = 0; b < 2; b++) {
+        CHECK_EQ(p->be[b]->ops->lane_params(p->be[b], i, params), OK);
+    }
+}
+
+static struct pair_tensor make_logits(struct pair *p, int32_t n_rows, int32_t vocab, float scale,
+                                      bool ties)
+{
+    struct pair_tensor t = tensor_make(p, n_rows, vocab, DT_F32);
+    float *values = xmalloc((size_t)n_rows * (size_t)vocab * sizeof(float));
+    const uint64_t seed = p->seed++;
+    for (int32_t i = 0; i < n_rows * vocab; i++) {
+        const float x = random_float(seed, i, scale, DT_F32);
+        values[i] = ties ? roundf(2.0f * x) / 2.0f : x;
+    }
+    tensor_put(p, &t, values);
+    free(values);
+    return t;
+}
+
+static void compare_draws(const struct pass_results *r, const char *what)
+{
+    CHECK_EQ(r[CPU].n_draws, r[GPU].n_draws);
+    for (int32_t i = 0; i < r[CPU].n_draws; i++) {
+        const struct draw_result *a = &r[CPU].draws[i], *g = &r[GPU].draws[i];
+        if (a->token != g->token) {
+            CHECK_FAIL("%s: draw %d is %d, not %d", what, i, g->token, a->token);
+        }
+        if (!(fabsf(a->logprob - g->logprob) <= 2e-5f * (1.0f + fabsf(a->logprob)))) {
+            CHECK_FAIL("%s: draw %d has log-probability %g, not %g", what, i, g->logprob,
+                       a->logprob);
+        }
+        CHECK_EQ(a->n_top, g->n_top);
+        for (int32_t j = 0; j < a->n_top && j < g->n_top; j++) {
+            CHECK_EQ(a->top_ids[j], g->top_ids[j]);
+            CHECK_NEAR(a->top_logprobs[j], g->top_logprobs[j], 2e-4);
+        }
+    }
+}
+
+static void sample_case(int32_t vocab, int32_t used, float scale, bool ties, enum draw_kind kind)
+{
+    static struct test_pass t;
+    static int32_t ints[N_LANES][MAX_LISTS];
+    static struct logit_bias bias[N_LANES][MAX_LISTS];
+    struct pair p;
+    struct backend_limits limits = pair_limits();
+    limits.vocab = vocab;
+    REQUIRE(pair_open(&p, DT_F32, false, &limits));
+    struct seq_spec specs[N_LANES];
+    for (int32_t i = 0; i < N_LANES; i++) {
+        specs[i] = (struct seq_spec){50 + i, i % 3 == 0 ? 9 : 2, i % 3 == 0};
+    }
+    pass_of(&t, specs, N_LANES, false, 77);
+    int32_t n = 0;
+    for (int32_t i = 0; i < N_LANES; i++) {
+        for (int32_t r = 0; r < specs[i].n_new; r++, n++) {
+            t.rows[n].token %= 90; // so that penalties meet likely ids
+            t.out_rows[n] = n;
+            t.draws[n] = (struct pass_draw){
+                .out_row = n,
+                .lane = i,
+                .pos = t.rows[n].pos,
+                .n_prompt = 30,
+                .kind = (uint8_t)kind,
+                .keep = !specs[i].tree && r == specs[i].n_new - 1,
+                .noise = n % 2 == 0,
+                .logprobs = n % 2 == 1,
+                .top_n = n % 4 == 1 ? n % 21 : 0,
+                .tree_row = specs[i].tree ? n : -1,
+            };
+        }
+    }
+    t.pass.n_out = t.pass.n_draws = n;
+    struct pair_tensor logits = make_logits(&p, n, vocab, scale, ties);
+    step_begin(&p);
+    int32_t history[128];
+    for (int32_t i = 0; i < N_LANES; i++) {
+        const struct sampling_params s = params_of(i, ints[i], bias[i]);
+        set_params(&p, i, &s);
+        for (int32_t j = 0; j < 128; j++) {
+            history[j] = (int32_t)(rng_bits(3, j, RNG_TEST, (uint32_t)i) % 60);
+        }
+        for (int b = 0; b < 2; b++) {
+            CHECK_EQ(p.be[b]->ops->lane_tokens(p.be[b], i, 0, 128, history), OK);
+        }
+    }
+    pass_begin(&p, &t);
+    struct sample_args a = {.n_out = n, .n_draws = n, .n_vocab_used = used};
+    BOTH(&p, sample, a, a.logits = logits.t[b]);
+    pass_end(&p);
+    struct pass_results r[2];
+    step_end(&p, r);
+    char what[96];
+    snprintf(what, sizeof what, "vocab %d scale %g ties %d kind %d", vocab, (double)scale, ties,
+             kind);
+    compare_draws(r, what);
+
+    /* What was kept is in the history of both: scored in a pass of its own. */
+    step_begin(&p);
+    for (int32_t i = 0; i < n; i++) {
+        t.draws[i].kind = DRAW_SCORE;
+        t.draws[i].keep = false;
+    }
+    pass_begin(&p, &t);
+    BOTH(&p, sample, a, a.logits = logits.t[b]);
+    pass_end(&p);
+    step_end(&p, r);
+    compare_draws(r, "scores after keeping");
+    pair_close(&p);
+}
+
+TEST(draws_agree)
+{
+    NEED_GPU();
+    for (int ties = 0; ties < 2; ties++) {
+        sample_case(1003, 1003, 2.0f, ties, DRAW_SAMPLE);
+        sample_case(1003, 997, 6.0f, ties, DRAW_SAMPLE);
+        sample_case(32000, 31999, 3.0f, ties, DRAW_SAMPLE);
+        sample_case(128256, 128256, 3.0f, ties, DRAW_SAMPLE);
+        sample_case(1003, 1003, 2.0f, ties, DRAW_DRAFT);
+    }
+}
+
+/* Drafts from laws that are kept, then their judgement under other logits: the CPU's tokens both
+ * times, some of them the drafts. */
+static void law_case(int32_t vocab, int32_t used, float scale, float likeness)
+{
+    enum { EACH = 4, N = N_LANES * EACH };
+    static struct test_pass t;
+    static int32_t ints[N_LANES][MAX_LISTS];
+    static struct logit_bias bias[N_LANES][MAX_LISTS];
+    struct pair p;
+    struct backend_limits limits = pair_limits();
+    limits.vocab = vocab;
+    limits.max_laws = N;
+    REQUIRE(pair_open(&p, DT_F32, false, &limits));
+    struct seq_spec specs[N_LANES];
+    for (int32_t i = 0; i < N_LANES; i++) {
+        specs[i] = (struct seq_spec){50 + i, EACH, false};
+    }
+    pass_of(&t, specs, N_LANES, false, 78);
+    for (int32_t n = 0; n < N; n++) {
+        t.out_rows[n] = n;
+        t.draws[n] = (struct pass_draw){.out_row = n, .lane = n / EACH, .pos = t.rows[n].pos,
+                                        .n_prompt = 30, .kind = DRAW_DRAFT, .keep = true,
+                                        .noise = true, .tree_row = -1, .law = 1 + n};
+    }
+    t.pass.n_out = t.pass.n_draws = N;
+    struct pair_tensor draft = make_logits(&p, N, vocab, scale, false);
+    struct pair_tensor other = make_logits(&p, N, vocab, scale, false);
+    float *from = tensor_get(&p, &draft, CPU), *to = tensor_get(&p, &other, CPU);
+    for (int64_t i = 0; i < (int64_t)N * vocab; i++) {
+        to[i] = likeness * from[i] + (1.0f - likeness) * to[i];
+    }
+    tensor_put(&p, &other, to);
+    free(from);
+    free(to);
+    struct pass_results r[2];
+    int32_t drafts[N], n_accepted = 0;
+    for (int32_t turn = 0; turn < 2; turn++) {
+        step_begin(&p);
+        for (int32_t i = 0; turn == 0 && i < N_LANES; i++) {
+            const struct sampling_params s = params_of(i, ints[i], bias[i]);
+            set_params(&p, i, &s);
+        }
+        for (int32_t n = 0; turn == 1 && n < N; n++) {
+            drafts[n] = r[CPU].draws[n].token;
+            t.draws[n].kind = DRAW_SAMPLE;
+            t.draws[n].keep = false;
+        }
+        pass_begin(&p, &t);
+        struct sample_args args = {.n_out = N, .n_draws = N, .n_vocab_used = used};
+        BOTH(&p, sample, args, args.logits = turn == 0 ? draft.t[b] : other.t[b]);
+        pass_end(&p);
+        step_end(&p, r);
+        compare_draws(r, turn == 0 ? "drafts" : "judged drafts");
+    }
+    for (int32_t n = 0; n < N; n++) {
+        n_accepted += r[CPU].draws[n].token == drafts[n];
+    }
+    CHECK(n_accepted > 0 && n_accepted < N);
+    pair_close(&p);
+}
+
+/* A root with KIDS children in each lane, and a grandchild: the children are drawn without
+ * replacement, then tried in turn under other logits. */
+static void sibling_case(int32_t vocab, int32_t used, float scale, float likeness)
+{
+    enum { KIDS = 4, ROWS = KIDS + 2 };
+    static struct test_pass t;
+    static int32_t ints[N_LANES][MAX_LISTS];
+    static struct logit_bias bias[N_LANES][MAX_LISTS];
+    struct pair p;
+    struct backend_limits limits = pair_limits();
+    limits.vocab = vocab;
+    limits.max_laws = N_LANES;
+    REQUIRE(pair_open(&p, DT_F32, false, &limits));
+    struct seq_spec specs[N_LANES];
+    for (int32_t i = 0; i < N_LANES; i++) {
+        specs[i] = (struct seq_spec){50 + i, ROWS, true};
+    }
+    pass_of(&t, specs, N_LANES, false, 79);
+    for (int32_t i = 0; i < N_LANES; i++) {
+        for (int32_t r = 0; r < ROWS; r++) { // the grandchild, row 2, is the first child's
+            uint64_t *mask = t.tree_mask + (size_t)(i * ROWS + r) * TREE_MASK_WORDS;
+            mask[0] = 1u | 1u << r | (r == 2 ? 2u : 0u);
+            mask[1] = 0;
+            t.rows[i * ROWS + r].pos = 50 + i + (r == 0 ? 0 : r == 2 ? 2 : 1);
+            t.rows[i * ROWS + r].token %= 90;
+        }
+        t.out_rows[i] = i * ROWS;
+        t.draws[i] = (struct pass_draw){.out_row = i, .lane = i, .pos = 50 + i, .n_prompt = 30,
+                                        .kind = DRAW_DRAFT, .noise = true, .tree_row = i * ROWS,
+                                        .law = 1 + i, .more = KIDS - 1};
+    }
+    t.pass.n_out = t.pass.n_draws = N_LANES;
+    struct pair_tensor draft = make_logits(&p, N_LANES, vocab, scale, false);
+    struct pair_tensor other = make_logits(&p, N_LANES, vocab, scale, false);
+    float *from = tensor_get(&p, &draft, CPU), *to = tensor_get(&p, &other, CPU);
+    for (int64_t i = 0; i < (int64_t)N_LANES * vocab; i++) {
+        to[i] = likeness * from[i] + (1.0f - likeness) * to[i];
+    }
+    tensor_put(&p, &other, to);
+    free(from);
+    free(to);
+    struct pass_results r[2];
+    int32_t kids[N_LANES][KIDS], n_first = 0, n_later = 0;
+    for (int32_t turn = 0; turn < 2; turn++) {
+        step_begin(&p);
+        for (int32_t i = 0; turn == 0 && i < N_LANES; i++) {
+            const struct sampling_params s = params_of(i, ints[i], bias[i]);
+            set_params(&p, i, &s);
+        }
+        for (int32_t i = 0; turn == 1 && i < N_LANES; i++) {
+            const struct draw_result *d = &r[CPU].draws[i];
+            static const int32_t rows[KIDS] = {1, 3, 4, 5};
+            for (int32_t k = 0; k < KIDS; k++) {
+                kids[i][k] = k == 0 ? d->token : d->top_ids[k - 1];
+                t.rows[i * ROWS + rows[k]].token = kids[i][k];
+            }
+            t.draws[i].kind = DRAW_SAMPLE;
+            t.draws[i].more = 0;
+        }
+        pass_begin(&p, &t);
+        struct sample_args args = {.n_out = N_LANES, .n_draws = N_LANES, .n_vocab_used = used};
+        BOTH(&p, sample, args, args.logits = turn == 0 ? draft.t[b] : other.t[b]);
+        pass_end(&p);
+        step_end(&p, r);
+        for (int32_t i = 0; i < N_LANES; i++) {
+            const struct draw_result *a = &r[CPU].draws[i], *g = &r[GPU].draws[i];
+            CHECK_EQ(a->token, g->token);
+            CHECK_EQ(a->n_top, g->n_top);
+            CHECK_EQ(a->n_top, turn == 0 ? KIDS - 1 : 0);
+            CHECK_MEM(a->top_ids, g->top_ids, (size_t)a->n_top * sizeof *a->top_ids);
+        }
+    }
+    for (int32_t i = 0; i < N_LANES; i++) {
+        n_first += r[CPU].draws[i].token == kids[i][0];
+        for (int32_t k = 1; k < KIDS; k++) {
+            n_later += r[CPU].draws[i].token == kids[i][k] && kids[i][k] != kids[i][0];
+        }
+    }
+    CHECK(n_first > 0 && n_later > 0 && n_first + n_later < N_LANES);
+    pair_close(&p);
+}
+
+TEST(laws_of_siblings_and_their_trials_agree)
+{
+    NEED_GPU();
+    sibling_case(1003, 1003, 2.0f, 0.6f);
+    sibling_case(1003, 997, 3.0f, 0.3f);
+    sibling_case(32000, 31999, 3.0f, 0.7f);
+    sibling_case(128256, 128256, 3.0f, 0.7f);
+}
+
+TEST(laws_and_judgements_agree)
+{
+    NEED_GPU();
+    law_case(1003, 1003, 2.0f, 0.8f);
+    law_case(1003, 997, 4.0f, 0.5f);
+    law_case(32000, 31999, 3.0f, 0.9f);
+    law_case(128256, 128256, 2.0f, 0.95f);
+}
+
+TEST(bans_of_everything_are_dropped_and_nan_is_never_drawn)
+{
+    NEED_GPU();
+    static struct test_pass t;
+    struct pair p;
+    const struct backend_limits limits = pair_limits();
+    REQUIRE(pair_open(&p, DT_F32, false, &limits));
+    const struct seq_spec specs[] = {{3, 1, false}, {3, 1, false}};
+    pass_of(&t, specs, 2, false, 5);
+    t.out_rows[1] = 1;
+    for (int32_t i = 0; i < 2; i++) {
+        t.draws[i] = (struct pass_draw){.out_row = i, .lane = i, .pos = 3, .tree_row = -1};
+    }
+    t.pass.n_out = t.pass.n_draws = 2;
+    struct pair_tensor logits = make_logits(&p, 2, limits.vocab, 2.0f, false);
+    float *values = tensor_get(&p, &logits, CPU);
+    for (int32_t i = 0; i < limits.vocab; i++) {
+        values[limits.vocab + i] = i % 2 ? NAN : values[limits.vocab + i];
+    }
+    tensor_put(&p, &logits, values);
+    struct sampling_params s = sampling_params_default();
+    const int32_t only = 7, word = 7, length = 1;
+    s.n_allowed = 1;
+    s.allowed = &only;
+    s.n_bad_words = 1;
+    s.bad_word_lengths = &length;
+    s.bad_word_tokens = &word;
+    step_begin(&p);
+    set_params(&p, 0, &s);
+    s = sampling_params_default();
+    s.top_p = 0.9f;
+    set_params(&p, 1, &s);
+    pass_begin(&p, &t);
+    struct sample_args a = {.n_out = 2, .n_draws = 2, .n_vocab_used = limits.vocab};
+    BOTH(&p, sample, a, a.logits = logits.t[b]);
+    pass_end(&p);
+    struct pass_results r[2];
+    step_end(&p, r);
+    for (int32_t i = 0; i < 2; i++) {
+        CHECK_EQ(r[CPU].draws[i].token, r[GPU].draws[i].token);
+    }
+    CHECK(r[GPU].draws[1].token % 2 == 0);
+    free(values);
+    pair_close(&p);
+}
+
+/* One pass over the head's rows: draws of all kinds, or the same with log-probabilities, for which
+ * every logit is left. Rows of the null lane pad the pass; no draw is of the last out row. */
+static void head_pass(struct pair *p, struct test_pass *t, const struct linear_args *head,
+                      struct logits_args *logits, bool logprobs, struct draw_result *results)
+{
+    struct backend *be = p->be[GPU];
+    struct pass_shape shape;
+    for (int32_t i = 0; i < t->pass.n_draws; i++) {
+        t->draws[i].logprobs = logprobs || i % 7 == 3;
+    }
+    CHECK_EQ(be->ops->step_begin(be, 0), OK);
+    CHECK_EQ(be->ops->pass_begin(be, &t->pass, &shape), OK);
+    CHECK_EQ(be->ops->linear(be, head), OK);
+    CHECK_EQ(be->ops->logits(be, logits), OK);
+    const struct sample_args sample = {.logits = logits->logits, .n_out = t->pass.n_out,
+                                       .n_draws = t->pass.n_draws, .n_vocab_used = logits->vocab};
+    CHECK_EQ(be->ops->sample(be, &sample), OK);
+    CHECK_EQ(be->ops->pass_end(be), OK);
+    CHECK_EQ(be->ops->step_end(be), OK);
+    struct pass_results mine[4];
+    CHECK_EQ(be->ops->step_wait(be, 0, mine, 4), OK);
+    CHECK_EQ(mine[0].n_draws, t->pass.n_draws);
+    memcpy(results, mine[0].draws, (size_t)mine[0].n_draws * sizeof *results);
+}
+
+/* Random; every fifth row is zero, and so are its logits. */
+static struct pair_tensor head_input(struct pair *p, int32_t n_rows, int32_t width)
+{
+    struct pair_tensor x = tensor_random(p, n_rows, width, width + 8, 1.0f);
+    float *values = tensor_get(p, &x, CPU);
+    for (int32_t r = 2; r < n_rows; r += 5) {
+        memset(values + (size_t)r * (size_t)x.stride, 0, (size_t)width * sizeof *values);
+    }
+    tensor_put(p, &x, values);
+    free(values);
+    return x;
+}
+
+enum { HEAD_WIDTH = 96 };
+
+static void head_draws(struct test_pass *t, int32_t n_out)
+{
+    struct seq_spec specs[N_LANES] = {{0}};
+    for (int32_t i = 0; i < n_out; i++) {
+        specs[i % N_LANES].n_past = 50;
+        specs[i % N_LANES].n_new++;
+    }
+    pass_of(t, specs, n_out < N_LANES ? n_out : N_LANES, false, 80);
+    for (int32_t n = 0; n < n_out; n++) {
+        t->out_rows[n] = n;
+        t->draws[n] = (struct pass_draw){.out_row = n_out - 1 - n, .lane = t->rows[n].lane,
+                                         .pos = t->rows[n].pos, .n_prompt = 30,
+                                         .kind = n % 11 == 5 ? DRAW_DRAFT : DRAW_SAMPLE,
+                                         .noise = n % 2 == 0, .top_n = n % 14 == 3 ? 5 : 0,
+                                         .tree_row = -1};
+    }
+    t->pass.n_out = n_out;
+    t->pass.n_draws = n_out > 1 ? n_out - 1 : 1;
+}
+
+/* Lanes of even number draw greedily. */
+static void head_params(struct pair *p)
+{
+    static int32_t ints[N_LANES][MAX_LISTS];
+    static struct logit_bias bias[N_LANES][MAX_LISTS];
+    step_begin(p);
+    for (int32_t i = 0; i < N_LANES; i++) {
+        struct sampling_params s = params_of(i, ints[i], bias[i]);
+        s = i % 2 == 0 ? sampling_params_default() : s;
+        s.temperature = i % 2 == 0 ? 0.0f : s.temperature;
+        set_params(p, i, &s);
+    }
+    step_end(p, NULL);
+}
+
+/* Draws `got` beside those `whole` for which all logits were left; how many rows were not left. */
+static int32_t check_head_draws(const struct test_pass *t, int32_t vocab, const float *left,
+                                const float *all, const struct draw_result *got,
+                                const struct draw_result *whole)
+{
+    int32_t n_skipped = 0;
+    for (int32_t i = 0; i < t->pass.n_draws; i++) {
+        const size_t row = (size_t)t->draws[i].out_row * (size_t)vocab;
+        CHECK_EQ(got[i].token, whole[i].token);
+        if (t->draws[i].lane % 2 == 0) {
+            int32_t best = 0;
+            for (int32_t f = 1; f < vocab; f++) {
+                best = all[row + (size_t)f] > all[row + (size_t)best] ? f : best;
+            }
+            CHECK_EQ(got[i].token, best);
+        }
+        if (isnan(left[row])) {
+            n_skipped++;
+        } else {
+            CHECK_MEM(all + row, left + row, (size_t)vocab * sizeof *all);
+        }
+    }
+    return n_skipped;
+}
+
+/* Where gemm_head.cu runs: "NVIDIA H200", "NVIDIA GH200 480GB". */
+static bool is_hopper(struct pair *p)
+{
+    struct backend_facts facts;
+    CHECK_EQ(p->be[GPU]->ops->facts(p->be[GPU], &facts), OK);
+    return strstr(facts.device, " H") || strstr(facts.device, " GH");
+}
+
+/* The head leaves what greedy draws need; they take what the logits say, and so do the others of
+ * the same pass. */
+static void head_case(int32_t n_out, int32_t vocab, enum dtype dtype, bool may_skip)
+{
+    static struct test_pass t;
+    static struct draw_result got[MAX_TEST_ROWS], whole[MAX_TEST_ROWS];
+    struct pair p;
+    struct backend_limits limits = pair_limits();
+    limits.vocab = vocab;
+    REQUIRE(pair_open(&p, dtype, false, &limits));
+    head_draws(&t, n_out);
+    struct pair_weight w =
+        weight_make(&p, WEIGHT_LINEAR, dtype, 1, vocab, HEAD_WIDTH, false, 0.1f);
+    struct pair_tensor x = head_input(&p, n_out, HEAD_WIDTH);
+    struct pair_tensor logits = tensor_poisoned(&p, n_out, vocab, DT_F32);
+    const struct linear_args head = {.weight = w.w[GPU], .x = x.t[GPU], .y = logits.t[GPU],
+                                     .n_rows = n_out, .head = true, .n_drawn = vocab};
+    struct logits_args args = {.local = logits.t[GPU], .logits = logits.t[GPU], .n_out = n_out,
+                               .vocab = vocab, .scale = 1.0f};
+    head_params(&p);
+    head_pass(&p, &t, &head, &args, false, got);
+    float *left = tensor_get(&p, &logits, GPU);
+    head_pass(&p, &t, &head, &args, true, whole);
+    float *all = tensor_get(&p, &logits, GPU);
+    const int32_t n_skipped = check_head_draws(&t, vocab, left, all, got, whole);
+    if (may_skip && is_hopper(&p)) {
+        CHECK(n_skipped > t.pass.n_draws / 4);
+    } else {
+        CHECK_EQ(n_skipped, 0);
+    }
+    free(left);
+    free(all);
+    pair_close(&p);
+}
+
+struct head_rows {
+    int32_t rows;
+    bool may_skip; // as gemm_head_takes says
+};
+
+/* In tests of their own, since a race checker takes minutes for each. */
+static void head_cases(const struct head_rows *cases, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        head_case(cases[i].rows, 40000 + 2 * i, i % 2 == 0 ? DT_F16 : DT_BF16, cases[i].may_skip);
+    }
+}
+
+TEST(greedy_draws_of_few_rows_take_what_the_head_leaves)
+{
+    NEED_GPU();
+    static const struct head_rows cases[] = {{1, false}, {15, false}, {16, true}};
+    head_cases(cases, COUNT(cases));
+}
+
+TEST(greedy_draws_of_64_rows_take_what_the_head_leaves)
+{
+    NEED_GPU();
+    static const struct head_rows cases[] = {{64, true}, {65, true}};
+    head_cases(cases, COUNT(cases));
+}
+
+TEST(greedy_draws_of_128_rows_take_what_the_head_leaves)
+{
+    NEED_GPU();
+    static const struct head_rows cases[] = {{100, true}, {128, true}, {129, false}};
+    head_cases(cases, COUNT(cases));
+}
+
+TEST(greedy_draws_of_208_rows_take_what_the_head_leaves)
+{
+    NEED_GPU();
+    static const struct head_rows cases[] = {{208, false}, {209, true}};
+    head_cases(cases, COUNT(cases));
+}
+
+TEST(greedy_draws_of_256_rows_take_what_the_head_leaves)
+{
+    NEED_GPU();
+    static const struct head_rows cases[] = {{256, true}, {257, false}};
+    head_cases(cases, COUNT(cases));
+}
+
+/* Quotients that overflow, vanish or lose digits: nothing is passed over that could win. */
+TEST(draws_at_extreme_temperatures_agree)
+{
+    NEED_GPU();
+    static const float temperatures[] = {1.2e-38f, 1e-30f, 1e-3f, 0.1f, 1.0f, 9.0f, 1e3f, 1e30f,
+                                         3.3e38f};
+    enum { N = sizeof temperatures / sizeof temperatures[0] };
+    static struct test_pass t;
+    struct pair p;
+    struct backend_limits limits = pair_limits();
+    limits.vocab = 32001;
+    REQUIRE(pair_open(&p, DT_F32, false, &limits));
+    struct seq_spec specs[N];
+    for (int32_t i = 0; i < N; i++) {
+        specs[i] = (struct seq_spec){3, 1, false};
+        t.out_rows[i] = i;
+        t.draws[i] = (struct pass_draw){.out_row = i, .lane = i, .pos = 3, .tree_row = -1};
+    }
+    pass_of(&t, specs, N, false, 6);
+    t.pass.n_out = t.pass.n_draws = N;
+    struct pair_tensor logits = make_logits(&p, N, limits.vocab, 3.0f, false);
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        step_begin(&p);
+        for (int32_t i = 0; i < N; i++) {
+            struct sampling_params s = sampling_params_default();
+            s.temperature = temperatures[i];
+            s.seed = 1000 * seed + (uint64_t)i;
+            set_params(&p, i, &s);
+        }
+        pass_begin(&p, &t);
+        struct sample_args a = {.n_out = N, .n_draws = N, .n_vocab_used = limits.vocab};
+        BOTH(&p, sample, a, a.logits = logits.t[b]);
+        pass_end(&p);
+        struct pass_results r[2];
+        step_end(&p, r);
+        compare_draws(r, "extreme temperatures");
+    }
+    pair_close(&p);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

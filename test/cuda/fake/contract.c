@@ -1,0 +1,22 @@
+/* Linked with an op test of the GPU, which then runs on the fake device: its results are zeroes,
+ * and wrong, but what it asks for must be in order. Says so at the end. */
+#include "cuda/cuda.h"
+#include "test/cuda/fake/fake_cuda.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void tell(void)
+{
+    const struct fake_cuda_counts c = fake_cuda_counts();
+    const char *complaint = fake_cuda_complaint();
+    printf("%" PRId64 " calls, %" PRId64 " kernels: %s\n", c.calls, c.kernels,
+           complaint ? complaint : "in order");
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    fake_cuda_reset(2, cuda_arch_runs(SLUICE_CUARCH, 90) ? 90 : 80, (size_t)1 << 34);
+    atexit(tell);
+}

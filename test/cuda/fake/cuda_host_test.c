@@ -1,0 +1,356 @@
+/* The host's half of the CUDA backend, behind the whole engine, on a device that does nothing
+ * (fake_cuda.h): what it asks of a device is in order, every failure of it ends every request and
+ * leaves nothing behind. Answers are zeroes; the op tests and goldens look at those, on a GPU. */
+#include "test/cuda/fake/host_bed.h"
+
+#ifdef SLUICE_CUDA
+#include "engine/base/mem.h"
+
+#define OWN "test/golden/llama-3"
+#define STRANGER "test/golden/llama-tied"
+
+enum { N = 5, MAX_N = 128, MAX_PROMPT = 9000, MAX_OUT = 12, MAX_TURNS = 3000 };
+
+struct bed {
+    struct engine *e;
+    struct engine_request r[N];
+    struct engine_output outputs[N][MAX_N];
+    struct token_logprobs logprobs[N][MAX_N][MAX_OUT];
+    int32_t prompt[MAX_PROMPT], tokens[N][MAX_N][MAX_OUT], top_ids[MAX_TOP_LOGPROBS];
+    float top_logprobs[MAX_TOP_LOGPROBS], pooled[1 << 13];
+    int32_t n_done, n_failed;
+};
+
+/* Greedy, drawn, several samples, log probabilities, everything that the sampler takes, embeddings;
+ * some share a prefix. The model's vocabulary has more than 300 ids. */
+static void make_request(struct bed *b, int32_t i, int32_t n_prompt, int32_t n_samples)
+{
+    static const int32_t ids[] = {5, 6, 7, 300}, lengths[] = {1, 2};
+    static const struct logit_bias bias[] = {{9, 2.0f}, {11, -100.0f}};
+    struct engine_request *r = &b->r[i];
+    *r = (struct engine_request){.prompt = b->prompt, .n_prompt = n_prompt, .n = 1};
+    r->params = sampling_params_default();
+    r->params.ignore_eos = true;
+    r->params.temperature = i % 2 ? 1.0f : 0.0f;
+    r->params.max_tokens = MAX_OUT;
+    r->outputs = b->outputs[i];
+    switch (i) {
+    case 0:
+    case 1: r->n = n_samples; break;
+    case 2:
+        r->params.logprobs = true;
+        r->params.top_logprobs = 3;
+        break;
+    case 3:
+        r->params.top_k = 20;
+        r->params.top_p = 0.9f;
+        r->params.repetition_penalty = 1.1f;
+        r->params.n_bias = 2;
+        r->params.bias = bias;
+        r->params.n_bad_words = 2;
+        r->params.bad_word_lengths = lengths;
+        r->params.bad_word_tokens = ids;
+        r->params.n_allowed = 4;
+        r->params.allowed = ids;
+        break;
+    case 4:
+        r->pool = POOL_LAST;
+        r->pooled = b->pooled;
+        r->outputs = NULL;
+        r->params.max_tokens = 0;
+        break;
+    }
+    for (int32_t s = 0; s < r->n && r->outputs; s++) {
+        struct engine_output *o = &b->outputs[i][s];
+        o->tokens = b->tokens[i][s];
+        o->logprobs = r->params.logprobs ? b->logprobs[i][s] : NULL;
+        for (int32_t k = 0; k < MAX_OUT; k++) {
+            b->logprobs[i][s][k].top_ids = b->top_ids;
+            b->logprobs[i][s][k].top_logprobs = b->top_logprobs;
+        }
+    }
+}
+
+static void on_event(struct engine_request *r, void *arg)
+{
+    struct bed *b = arg;
+    b->n_done += r->done;
+    b->n_failed += r->done && r->error != OK;
+}
+
+/* Serves the requests, also to a device that is lost meanwhile: each ends, once. */
+static void serve(struct bed *b, int32_t longest, int32_t n_samples)
+{
+    struct err err;
+    int32_t n_taken = 0;
+    for (int32_t turn = 0, left = 3; turn < MAX_TURNS && left > 0; turn++) {
+        left -= b->n_done == N; // what was under way is taken back
+        if (turn % 2 == 0 && n_taken < N) {
+            make_request(b, n_taken, 7 + longest * n_taken / N, n_samples);
+            if (engine_submit(b->e, &b->r[n_taken], &err) != OK) {
+                CHECK(fake_cuda_failed());
+                b->n_failed++;
+                b->n_done++;
+            }
+            n_taken++;
+        }
+        engine_turn(b->e);
+        engine_drain(b->e, on_event, b);
+    }
+    CHECK_EQ(b->n_done, N);
+    struct engine_stats stats;
+    engine_stats(b->e, &stats);
+    CHECK_EQ(stats.n_running + stats.n_waiting, 0);
+    CHECK_EQ(stats.n_blocks_held, 0);
+    CHECK(b->n_failed == 0 || stats.state == ENGINE_FAILED);
+}
+
+/* One life of an engine: true if it could be opened. */
+static bool live(struct engine_options *o, int32_t longest, int32_t n_samples, const char *what)
+{
+    struct bed *b = xcalloc(1, sizeof *b);
+    struct err err = {0};
+    o->open_backend = host_open;
+    o->no_thread = true;
+    for (int32_t i = 0; i < MAX_PROMPT; i++) {
+        b->prompt[i] = 3 + i * i * 7 % 290;
+    }
+    host_open_ranks(o);
+    const bool there = o->n_ranks <= 1 || o->backend.comm;
+    const bool opened = there && engine_open(o, &b->e, &err) == OK;
+    if (opened) {
+        serve(b, longest, n_samples);
+        engine_stop_all(b->e);
+        engine_drain(b->e, on_event, b);
+        engine_close(b->e);
+    }
+    if (!fake_cuda_failed() && (!opened || b->n_failed > 0)) {
+        CHECK_FAIL("%s: %s", what, opened ? "a request failed" : err.text);
+    }
+    cuda_comm_destroy(o->backend.comm);
+    if (there && !opened && !err.text[0]) {
+        CHECK_FAIL("%s: an error without words", what);
+    }
+    host_check(what, o->n_ranks);
+    free(b);
+    return opened;
+}
+
+static int all_families(const void *arg)
+{
+    static const char *const families[] = {"llama-3",     "gemma-2", "gemma-3",   "mixtral",
+                                           "deepseek-v3", "gpt-oss", "qwen3-moe", "phi-3-long",
+                                           "stablelm",    "glm4"};
+    for (size_t i = 0; i < 4 * sizeof families / sizeof families[0]; i++) {
+        char dir[64];
+        snprintf(dir, sizeof dir, "test/golden/%s", families[i / 4]);
+        fake_cuda_reset(1, *(const int32_t *)arg, (size_t)1 << 32);
+        fake_cuda_has_products(i % 4 != 1);
+        struct engine_options o = {.model_dir = dir, .block_size = 16, .n_blocks = 60,
+                                   .max_num_seqs = 5, .max_num_batched_tokens = 61,
+                                   .backend.no_graphs = i % 4 == 2,
+                                   .backend.deterministic = i % 4 == 3};
+        live(&o, 90, 2, dir);
+        CHECK(fake_cuda_counts().kernels >= 10);
+        CHECK(i % 4 == 2 || fake_cuda_counts().replays > 5);
+    }
+    return 0;
+}
+
+TEST(all_families_ask_a_device_for_what_it_can_do)
+{
+    for (const int32_t *sm = host_archs(); *sm; sm++) {
+        host_in_child(all_families, sm);
+    }
+}
+
+/* ---- real shapes ---------------------------------------------------------------------------- */
+
+/* Layers as real models have them; the device makes the weights up. */
+static const struct {
+    const char *name, *config;
+} models[] = {
+    {"an 8B Llama",
+     "{\"model_type\":\"llama\",\"vocab_size\":128256,\"hidden_size\":4096,"
+     "\"intermediate_size\":14336,\"num_attention_heads\":32,\"num_key_value_heads\":8,"
+     "\"num_hidden_layers\":2,\"max_position_embeddings\":16384}"},
+    {"a Qwen3 with 128 experts",
+     "{\"model_type\":\"qwen3_moe\",\"vocab_size\":151936,\"hidden_size\":2048,"
+     "\"intermediate_size\":6144,\"moe_intermediate_size\":768,\"num_experts\":128,"
+     "\"num_experts_per_tok\":8,\"norm_topk_prob\":true,\"decoder_sparse_step\":1,"
+     "\"num_attention_heads\":32,\"num_key_value_heads\":4,\"head_dim\":128,"
+     "\"num_hidden_layers\":2,\"max_position_embeddings\":16384}"},
+    {"a GPT-OSS",
+     "{\"model_type\":\"gpt_oss\",\"vocab_size\":201088,\"hidden_size\":2880,"
+     "\"intermediate_size\":2880,\"num_local_experts\":32,\"num_attention_heads\":64,"
+     "\"num_hidden_layers\":2,\"layer_types\":[\"sliding_attention\",\"full_attention\"]}"},
+    {"a DeepSeek-V2",
+     "{\"model_type\":\"deepseek_v2\",\"vocab_size\":102400,\"hidden_size\":2048,"
+     "\"intermediate_size\":10944,\"moe_intermediate_size\":1408,\"n_routed_experts\":64,"
+     "\"n_shared_experts\":2,\"num_experts_per_tok\":6,\"first_k_dense_replace\":1,"
+     "\"q_lora_rank\":null,\"kv_lora_rank\":512,\"qk_nope_head_dim\":128,"
+     "\"qk_rope_head_dim\":64,\"v_head_dim\":128,\"num_attention_heads\":16,"
+     "\"num_key_value_heads\":16,\"num_hidden_layers\":2,\"max_position_embeddings\":16384}"},
+    {"a Gemma 2",
+     "{\"model_type\":\"gemma2\",\"vocab_size\":256000,\"hidden_size\":3584,"
+     "\"intermediate_size\":14336,\"num_attention_heads\":16,\"num_key_value_heads\":8,"
+     "\"head_dim\":256,\"num_hidden_layers\":2,\"max_position_embeddings\":16384,"
+     "\"query_pre_attn_scalar\":256,\"sliding_window\":4096,\"attn_logit_softcapping\":50.0,"
+     "\"final_logit_softcapping\":30.0,\"hidden_activation\":\"gelu_pytorch_tanh\"}"},
+};
+
+static const struct {
+    int32_t n_samples, max_rows;
+} loads[] = {{1, 8192}, {8, 512}, {40, 1000}, {64, 8192}, {128, 8192}};
+
+/* Bits of those of the kernels that serving the model has launched. */
+static uint32_t serve_model(const char *dir, size_t model, int32_t sm, const char *const *kernels)
+{
+    uint32_t launched = 0;
+    for (size_t k = 0; k < 2 * sizeof loads / sizeof loads[0]; k++) {
+        fake_cuda_reset(1, sm, (size_t)141 << 30);
+        struct engine_options o = {.model_dir = dir, .dummy_weights = true, .max_num_seqs = 300,
+                                   .max_num_batched_tokens = loads[k / 2].max_rows,
+                                   .backend.deterministic = k % 2};
+        live(&o, 8192, loads[k / 2].n_samples, models[model].name);
+        for (uint32_t i = 0; kernels[i]; i++) {
+            launched |= (uint32_t)fake_cuda_launched(kernels[i]) << i;
+        }
+    }
+    return launched;
+}
+
+static int real_shapes(const void *arg)
+{
+    static const char *const of_80[] = {"gemm_mma", "attention_mma", "moe_gate_up", NULL};
+    static const char *const of_90[] = {"gemm_small", "gemm_wide", "gemm_batch", "gemm_head",
+                                        "attention_sm90", "attention_prompt", "attention_few",
+                                        "moe_product", NULL};
+    const int32_t sm = *(const int32_t *)arg;
+    const char *const *kernels = sm == 90 ? of_90 : of_80;
+    uint32_t launched = 0;
+    char dir[] = "/tmp/fake-cuda-XXXXXX", path[64];
+    CHECK(mkdtemp(dir) != NULL);
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        FILE *f = fopen(path, "w");
+        CHECK(f && fputs(models[i].config, f) >= 0 && fclose(f) == 0);
+        launched |= serve_model(dir, i, sm, kernels);
+    }
+    for (uint32_t i = 0; kernels[i]; i++) {
+        if (!(launched >> i & 1)) {
+            CHECK_FAIL("sm_%d: no %s was launched", sm, kernels[i]);
+        }
+    }
+    unlink(path);
+    rmdir(dir);
+    return 0;
+}
+
+TEST(real_shapes_ask_a_device_for_what_it_can_do)
+{
+    for (const int32_t *sm = host_archs(); *sm; sm++) {
+        host_in_child(real_shapes, sm);
+    }
+}
+
+/* ---- failures ------------------------------------------------------------------------------ */
+
+struct loss {
+    int32_t n_ranks;
+    const char *config; // of speculation
+    cudaError_t e;
+    int64_t n; // the call that fails
+};
+enum { NOT_OPENED, OPENED, NOT_REACHED, MAX_CALLS = 20000 };
+
+/* FAKE_STRIDE=1 takes every call, which needs a minute. */
+static int64_t stride(void)
+{
+    const char *s = getenv("FAKE_STRIDE");
+    return s && atoi(s) > 0 ? atoi(s) : 11;
+}
+
+static int live_until_lost(const void *arg)
+{
+    const struct loss *l = arg;
+    char what[64];
+    snprintf(what, sizeof what, "%s at call %" PRId64,
+             l->e == cudaErrorMemoryAllocation ? "out of memory" : "lost", l->n);
+    fake_cuda_reset(l->n_ranks, host_archs()[0], (size_t)1 << 32);
+    fake_cuda_fail(l->n, l->e);
+    struct engine_options o = {.model_dir = OWN, .block_size = 16, .n_blocks = 60,
+                               .max_num_seqs = 5, .max_num_batched_tokens = 61,
+                               .speculative_config = l->config, .n_ranks = l->n_ranks};
+    const bool opened = live(&o, 90, 2, what);
+    return !fake_cuda_failed() ? NOT_REACHED : opened ? OPENED : NOT_OPENED;
+}
+
+/* For calls all over a life: while the engine opens an error, later the end of every request. */
+static void lose_at_every_call(cudaError_t e)
+{
+    static const char *const configs[] = {
+        NULL,
+        "{\"method\":\"tree\",\"model\":\"" STRANGER "\",\"expansion\":[3,2],\"fixed\":true}",
+    };
+    for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++) {
+        struct loss l = {.n_ranks = 1, .config = configs[i], .e = e};
+        int64_t n_opened = 0;
+        for (int how = OPENED; how != NOT_REACHED && l.n < MAX_CALLS; l.n += stride()) {
+            how = host_in_child(live_until_lost, &l);
+            n_opened += how == OPENED;
+        }
+        CHECK(l.n > 1000 && n_opened * stride() > 900);
+    }
+}
+
+static int ranks(const void *arg)
+{
+    static const char *const families[] = {"llama-3", "mixtral", "deepseek-v3", "gpt-oss"};
+    for (size_t i = 0; i < 4 * sizeof families / sizeof families[0]; i++) {
+        char dir[64];
+        snprintf(dir, sizeof dir, "test/golden/%s", families[i / 4]);
+        fake_cuda_reset(3, *(const int32_t *)arg, (size_t)1 << 32);
+        struct engine_options o = {.model_dir = dir, .block_size = 16, .n_blocks = 60,
+                                   .max_num_seqs = 5, .max_num_batched_tokens = 61,
+                                   .n_ranks = 2, .backend.no_graphs = i % 4 == 2,
+                                   .backend.deterministic = i % 4 == 3};
+        live(&o, 90, 2, dir);
+        CHECK(i % 4 == 2 || fake_cuda_counts().replays > 5);
+    }
+    return 0;
+}
+
+TEST(ranks_keep_to_their_devices)
+{
+    for (const int32_t *sm = host_archs(); *sm; sm++) {
+        host_in_child(ranks, sm);
+    }
+}
+
+TEST(a_rank_that_is_lost_ends_every_request)
+{
+    struct loss l = {.n_ranks = 2, .e = cudaErrorIllegalAddress};
+    for (int how = OPENED; how != NOT_REACHED && l.n < MAX_CALLS; l.n += stride()) {
+        how = host_in_child(live_until_lost, &l);
+    }
+    CHECK(l.n > 3000);
+}
+
+TEST(a_device_that_is_lost_ends_every_request)
+{
+    lose_at_every_call(cudaErrorIllegalAddress);
+}
+
+TEST(a_call_without_memory_is_an_error_or_a_loss)
+{
+    lose_at_every_call(cudaErrorMemoryAllocation);
+}
+
+int main(int argc, char **argv)
+{
+    host_load_nccl();
+    return check_main(argc, argv);
+}
+
+#endif

@@ -1,0 +1,286 @@
+/* Allocations, and the copies and fills that streams are asked for. */
+#include "engine/base/hash.h"
+#include "test/cuda/fake/fake_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static struct fake_memory *all;
+
+struct fake_memory *fake_find(const void *p)
+{
+    for (struct fake_memory *m = all; m; m = m->next) {
+        if ((const char *)p >= m->at && (const char *)p < m->at + m->n_bytes) {
+            return m;
+        }
+    }
+    return NULL;
+}
+
+static bool reaches(const struct fake_memory *m, const void *p, size_t n_bytes)
+{
+    return n_bytes <= (size_t)(m->at + m->n_bytes - (const char *)p);
+}
+
+struct fake_memory *fake_on_device(const void *p, size_t n_bytes, const char *what)
+{
+    struct fake_memory *m = fake_find(p);
+    if (!m || m->device < 0) {
+        fake_complain("%s: an address that is not a device's", what);
+        return NULL;
+    }
+    if (!reaches(m, p, n_bytes)) {
+        fake_complain("%s: past the end of %zu bytes", what, m->n_bytes);
+        return NULL;
+    }
+    return m;
+}
+
+size_t fake_free_bytes(int32_t device)
+{
+    size_t left = fake_memory_bytes() / 10 * 9;
+    for (const struct fake_memory *m = all; m; m = m->next) {
+        left -= m->device == device ? m->n_bytes : 0;
+    }
+    return left;
+}
+
+/* Device memory is pages that cost nothing until they are written; pinned memory is the heap's,
+ * where a sanitizer sees the program overrun it. */
+static void give(struct fake_memory *m)
+{
+    if (m->device >= 0) {
+        m->at = mmap(NULL, m->n_bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    } else {
+        m->at = aligned_alloc(4096, (m->n_bytes + 4095) / 4096 * 4096);
+    }
+}
+
+static void take(struct fake_memory *m)
+{
+    if (m->device >= 0) {
+        munmap(m->at, m->n_bytes);
+    } else {
+        free(m->at);
+    }
+    free(m);
+}
+
+static cudaError_t allocate(void **out, size_t n_bytes, int32_t device)
+{
+    fake_lock();
+    cudaError_t e = fake_call();
+    fake_ends_capture("memory is allocated");
+    if (device >= 0 && n_bytes > fake_free_bytes(device)) {
+        e = e == cudaSuccess ? cudaErrorMemoryAllocation : e;
+    }
+    if (e == cudaSuccess && n_bytes > 0) {
+        struct fake_memory *m = calloc(1, sizeof *m);
+        m->n_bytes = n_bytes;
+        m->device = device;
+        m->is_clean = device >= 0;
+        m->next = all;
+        give(m);
+        all = m;
+        *out = m->at;
+        fake_born();
+    }
+    fake_unlock();
+    return e;
+}
+
+/* Waits for all work as the real ones do; also on a lost device what was allocated goes. */
+static cudaError_t release(void *p, bool pinned)
+{
+    fake_lock();
+    const cudaError_t e = fake_call();
+    if (p) {
+        fake_ends_capture("memory is freed");
+    }
+    fake_run_all();
+    struct fake_memory **at = &all;
+    while (*at && (*at)->at != p) {
+        at = &(*at)->next;
+    }
+    struct fake_memory *m = *at;
+    if (m && (m->device < 0) == pinned) {
+        *at = m->next;
+        take(m);
+        fake_died();
+    } else if (p) {
+        fake_complain("what was not allocated, or not so, is freed");
+    }
+    fake_unlock();
+    return e;
+}
+
+void fake_memory_end(void)
+{
+    while (all) {
+        struct fake_memory *next = all->next;
+        take(all);
+        all = next;
+    }
+}
+
+cudaError_t cudaMalloc(void **out, size_t n_bytes)
+{
+    return allocate(out, n_bytes, fake_device());
+}
+
+cudaError_t cudaFree(void *p)
+{
+    return release(p, false);
+}
+
+cudaError_t cudaMallocHost(void **out, size_t n_bytes)
+{
+    return allocate(out, n_bytes, -1);
+}
+
+cudaError_t cudaHostAlloc(void **out, size_t n_bytes, unsigned flags)
+{
+    (void)flags;
+    return allocate(out, n_bytes, -1);
+}
+
+cudaError_t cudaFreeHost(void *p)
+{
+    return release(p, true);
+}
+
+cudaError_t cudaHostGetDevicePointer(void **out, void *host, unsigned flags)
+{
+    (void)flags;
+    *out = host;
+    fake_lock();
+    const cudaError_t e = fake_call();
+    fake_unlock();
+    return e;
+}
+
+void fake_write(char *to, const char *from, int value, size_t n_bytes)
+{
+    struct fake_memory *m = fake_find(to);
+    const bool nothing = !from && value == 0 && m && m->is_clean;
+    if (from) {
+        memmove(to, from, n_bytes);
+    } else if (!nothing) {
+        memset(to, value, n_bytes);
+    }
+    if (m && !nothing) {
+        m->is_clean = false;
+    }
+}
+
+/* ---- copies -------------------------------------------------------------------------------- */
+
+static bool check_copy(const void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind)
+{
+    if (kind != cudaMemcpyDeviceToHost && !fake_on_device(to, n_bytes, "a copy's destination")) {
+        return false;
+    }
+    if (kind != cudaMemcpyHostToDevice && !fake_on_device(from, n_bytes, "a copy's source")) {
+        return false;
+    }
+    const void *host = kind == cudaMemcpyHostToDevice ? from : to;
+    const struct fake_memory *m = kind == cudaMemcpyDeviceToDevice ? NULL : fake_find(host);
+    if (m && (m->device >= 0 || !reaches(m, host, n_bytes))) {
+        fake_complain("a copy's host memory is none, or goes past the end of %zu bytes",
+                      m->n_bytes);
+        return false;
+    }
+    return true;
+}
+
+/* Memory that is not pinned is read before the call returns, and written then, too. */
+static cudaError_t copy_later(cudaStream_t stream, void *to, const void *from, size_t n_bytes,
+                              enum cudaMemcpyKind kind)
+{
+    struct fake_op op = {.kind = FAKE_COPY, .to = to, .from = from, .n_bytes = n_bytes};
+    const bool from_host = kind == cudaMemcpyHostToDevice, to_host = kind == cudaMemcpyDeviceToHost;
+    if (!check_copy(to, from, n_bytes, kind)) {
+        return cudaErrorInvalidValue;
+    }
+    if (from_host && !fake_find(from)) {
+        op.snapshot = malloc(n_bytes);
+        memcpy(op.snapshot, from, n_bytes);
+    } else if (from_host) {
+        op.hash = hash_bytes(from, n_bytes, 0);
+    } else if (to_host && fake_find(to)) {
+        memset(to, 0xa5, n_bytes); // who reads it before it is there shall notice
+    }
+    const cudaError_t e = fake_enqueue(stream, &op);
+    if (e != cudaSuccess) {
+        free(op.snapshot);
+    } else if (to_host && !fake_find(to)) {
+        fake_run_all();
+    }
+    return e;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream)
+{
+    fake_lock();
+    cudaError_t e = fake_call();
+    e = e == cudaSuccess && n_bytes > 0 ? copy_later(stream, to, from, n_bytes, kind) : e;
+    fake_unlock();
+    return e;
+}
+
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind,
+                              cudaStream_t stream)
+{
+    fake_lock();
+    cudaError_t e = fake_call();
+    if (width > to_pitch || width > from_pitch) {
+        fake_complain("rows of %zu bytes are copied that begin every %zu and %zu", width, to_pitch,
+                      from_pitch);
+        e = cudaErrorInvalidPitchValue;
+    }
+    for (size_t r = 0; r < height && e == cudaSuccess && width > 0; r++) {
+        e = copy_later(stream, (char *)to + r * to_pitch, (const char *)from + r * from_pitch,
+                       width, kind);
+    }
+    fake_unlock();
+    return e;
+}
+
+/* The stream without a name waits for no stream of this project, and these do not wait for it. */
+cudaError_t cudaMemcpy(void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind)
+{
+    fake_lock();
+    cudaError_t e = fake_call();
+    fake_ends_capture("a copy outside of the stream is made");
+    if (e == cudaSuccess && n_bytes > 0) {
+        if (fake_is_awaited(to, n_bytes) || fake_is_awaited(from, n_bytes)) {
+            fake_complain("a copy outside of the stream meets one that waits in it");
+        }
+        if (check_copy(to, from, n_bytes, kind)) {
+            fake_write(to, from, 0, n_bytes);
+        } else {
+            e = cudaErrorInvalidValue;
+        }
+    }
+    fake_unlock();
+    return e;
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t n_bytes, cudaStream_t stream)
+{
+    fake_lock();
+    cudaError_t e = fake_call();
+    if (e == cudaSuccess && !fake_on_device(to, n_bytes, "a fill")) {
+        e = cudaErrorInvalidValue;
+    }
+    e = e == cudaSuccess ? fake_enqueue(stream, &(struct fake_op){.kind = FAKE_FILL, .to = to,
+                                                                  .value = value,
+                                                                  .n_bytes = n_bytes})
+                         : e;
+    fake_unlock();
+    return e;
+}

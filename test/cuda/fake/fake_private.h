@@ -1,0 +1,73 @@
+/* What the files of this folder share. */
+#ifndef SLUICE_TEST_FAKE_PRIVATE_H
+#define SLUICE_TEST_FAKE_PRIVATE_H
+
+#include "test/cuda/fake/fake_cuda.h"
+
+enum { FAKE_MAX_DEVICES = 16 };
+
+/* Every entry point takes the lock, and asks fake_call whether it is this call that fails. */
+void fake_lock(void);
+void fake_unlock(void);
+cudaError_t fake_call(void);
+__attribute__((format(printf, 1, 2))) void fake_complain(const char *format, ...);
+
+/* Counts objects that are to be destroyed. */
+void fake_born(void);
+void fake_died(void);
+
+size_t fake_memory_bytes(void); // of each device
+int32_t fake_most_shared_bytes(void); // of a block
+bool fake_has_products(void);
+int32_t fake_device(void); // of the calling thread
+bool fake_chance(int32_t one_in);
+
+/* fake_memory.c: an allocation, found by an address in it. */
+struct fake_memory {
+    char *at;
+    size_t n_bytes;
+    int32_t device; // -1: pinned memory of the host
+    bool is_clean; // nothing but zeroes was written to it
+    struct fake_memory *next;
+};
+struct fake_memory *fake_find(const void *p);
+/* Complains unless [p, p + n_bytes) lies in one allocation of the device. */
+struct fake_memory *fake_on_device(const void *p, size_t n_bytes, const char *what);
+size_t fake_free_bytes(int32_t device);
+void fake_memory_end(void);
+/* from NULL: fills with the value. What is all zeroes is not made so again: its pages stay
+ * untouched. */
+void fake_write(char *to, const char *from, int value, size_t n_bytes);
+
+/* fake_stream.c: what a stream is asked for in its order. */
+struct fake_op {
+    enum { FAKE_COPY, FAKE_FILL, FAKE_EVENT, FAKE_WORK } kind;
+    char *to;
+    const char *from;
+    size_t n_bytes;
+    int value;
+    uint64_t hash;    // of what `from` has, if it is pinned
+    char *snapshot;   // of `from`, if it is the host's own memory; freed when the copy has run
+    cudaEvent_t event;
+    bool is_emulated;
+    dim3 grid;
+    char args[FAKE_ARGS_BYTES];
+};
+/* Checks the stream, and puts the op behind the others or into the graph that is being captured. */
+cudaError_t fake_enqueue(cudaStream_t stream, const struct fake_op *op);
+void fake_run_all(void); // of all streams
+/* Whether something that has not run reads or writes it. */
+bool fake_is_awaited(const void *p, size_t n_bytes);
+/* Complains of a call that is not allowed while a stream of the thread's device records a graph. */
+void fake_ends_capture(const char *call);
+void fake_stream_end(void);
+/* cuBLASLt's: takes the lock. Its operands must be in the device's memory. */
+cudaError_t fake_product(cudaStream_t stream, const void *const *operands, int32_t n);
+void fake_count_replay(void);
+
+/* fake_kernels.c */
+void fake_emulate(const struct fake_op *op);
+void fake_kernels_end(void);
+void fake_count_kernel(void);
+
+#endif

@@ -1,0 +1,110 @@
+/* What tests on the fake device share: engines on it, a process for each life. Launches ask once
+ * per process what the device is, so lives on unlike devices, and with calls that fail, need their own.
+ * Where CUDA is not built such a test is one that says so; its own part is under SLUICE_CUDA. */
+#ifndef SLUICE_TEST_HOST_BED_H
+#define SLUICE_TEST_HOST_BED_H
+
+#include "test/check.h"
+
+#ifdef SLUICE_CUDA
+#include "cuda/cuda.h"
+#include "engine/engine_state.h"
+#include "test/cuda/fake/fake_cuda.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static inline enum status host_open(const struct backend_options *options,
+                                    struct backend **out, struct err *err, void *arg)
+{
+    (void)arg;
+    return cuda_open(options, out, err);
+}
+
+/* A communicator where there are several ranks; none if it cannot be had. */
+static inline void host_open_ranks(struct engine_options *o)
+{
+    struct err err = {0};
+    const struct comm_place place = {.n_ranks = o->n_ranks, .n_nodes = 1};
+    o->abort_ranks = cuda_comm_abort;
+    if (o->n_ranks > 1 && cuda_comm_open(&place, &o->backend.comm, &err) != OK) {
+        CHECK(fake_cuda_failed() && err.text[0]);
+    }
+}
+
+/* Ranks that were aborted keep what the device may still use: the process ends. */
+static inline void host_check(const char *what, int32_t n_ranks)
+{
+    if (fake_cuda_complaint()) {
+        CHECK_FAIL("%s: %s", what, fake_cuda_complaint());
+    }
+    if (fake_cuda_counts().left != 0 && (n_ranks <= 1 || !fake_cuda_failed())) {
+        CHECK_FAIL("%s: %" PRId64 " objects are left", what, fake_cuda_counts().left);
+    }
+}
+
+/* The architectures that this build has code for, 0 at the end. */
+static inline const int32_t *host_archs(void)
+{
+    static int32_t found[3];
+    int32_t n = 0;
+    for (int32_t sm = 80; sm <= 90; sm += 10) {
+        if (cuda_arch_runs(SLUICE_CUARCH, sm)) {
+            found[n++] = sm;
+        }
+    }
+    return found;
+}
+
+/* What it returns: less than 100. In a process of its own. */
+static inline int host_in_child(int (*body)(const void *arg), const void *arg)
+{
+    enum { FAILED = 100 };
+    int status = 0;
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        check_failures = 0;
+        alarm(30);
+        const int result = body(arg);
+        exit(check_failures > 0 ? FAILED : result);
+    }
+    if (waitpid(child, &status, 0) != child || !WIFEXITED(status)) {
+        CHECK_FAIL("a child ended by signal %d", WTERMSIG(status));
+        return FAILED;
+    }
+    CHECK(WEXITSTATUS(status) != FAILED);
+    return WEXITSTATUS(status);
+}
+
+/* What cuda_comm.c will find by its name. */
+static inline void host_load_nccl(void)
+{
+    char path[PATH_MAX];
+    const ssize_t n = readlink("/proc/self/exe", path, sizeof path - 20);
+    char *end = n > 0 ? memrchr(path, '/', (size_t)n) : NULL;
+    if (end) {
+        memcpy(end + 1, "libnccl.so.2", sizeof "libnccl.so.2");
+    }
+    if (!end || !dlopen(path, RTLD_NOW | RTLD_GLOBAL)) {
+        printf("%s cannot be loaded: %s\n", path, dlerror());
+        exit(1);
+    }
+}
+
+#else
+
+TEST(the_fake_device)
+{
+    SKIP("built without CUDA");
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
+
+#endif
+#endif

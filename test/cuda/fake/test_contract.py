@@ -1,0 +1,23 @@
+"""The GPU's op tests on the fake device: whatever shape they ask for, launches, copies and tensor maps are such as a device
+takes. Their results are wrong there, so their own verdict does not count."""
+import os
+import re
+import subprocess
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+FAKE = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"), "test", "cuda", "fake")
+LEAST_KERNELS = {"ops": 80, "attention": 25, "moe": 30, "sample": 8, "backend": 4, "ranks": 8}
+
+
+@pytest.mark.parametrize("name", LEAST_KERNELS)
+def test_odd_shapes_ask_a_device_for_what_it_can_do(name):
+    program = os.path.join(FAKE, f"cuda_{name}_on_fake")
+    if not os.path.exists(program):
+        pytest.skip("built without CUDA")
+    run = subprocess.run([program], cwd=ROOT, env={**os.environ, "LD_LIBRARY_PATH": FAKE}, capture_output=True, text=True, timeout=120)
+    assert run.returncode in (0, 1), (run.returncode, run.stderr[-500:])
+    kernels, verdict = re.search(r"^\d+ calls, (\d+) kernels: (.*)$", run.stdout, re.M).groups()
+    assert verdict == "in order"
+    assert int(kernels) >= LEAST_KERNELS[name]

@@ -1,0 +1,243 @@
+/* A step as bytes: what arrives is what was sent, and no bytes make the reader pass a bound. */
+#include "engine/base/mem.h"
+#include "engine/base/rng.h"
+#include "engine/cluster/step_wire.h"
+#include "test/check.h"
+
+enum { ROWS = 12, OUT = 6, LANES = 4, BLOCKS = 20, VOCAB = 50, DRAFTS = 3 };
+
+static const struct scheduler_limits limits = {
+    .max_rows = ROWS, .max_out = OUT, .max_draws = OUT + LANES, .max_lanes = LANES,
+    .max_sequences = 8, .max_len = 64, .n_blocks = BLOCKS, .block_tokens = 4,
+    .max_blocks_per_lane = 17};
+static const struct spec chain = {.method = SPEC_DRAFT, .k = DRAFTS, .n_models = 1},
+                         tree = {.method = SPEC_TREE, .k = DRAFTS, .n_models = 1};
+static const struct step_bounds bounds = {&limits, VOCAB, &chain}, tree_bounds = {&limits, VOCAB,
+                                                                                 &tree};
+static struct tree_moves sent_moves, moves;
+
+static enum status decode(struct step *st, const void *bytes, size_t n_bytes)
+{
+    struct err err;
+    bool level;
+    st->begun = false;
+    return step_decode(st, &moves, &level, &bounds, bytes, n_bytes, &err);
+}
+
+static const int32_t blocks[] = {3, 19, 0}, prompt[] = {1, 2, 49}, generated[] = {7};
+static const int32_t stops[] = {4}, allowed[] = {1, 2, 3}, lengths[] = {1, 2}, bad[] = {9, 8, 7};
+static const struct logit_bias bias[] = {{5, -1.5f}};
+static uint64_t mask[ROWS * TREE_MASK_WORDS];
+
+static void fill(struct step *st)
+{
+    step_init(st, 1, &limits, &chain);
+    if (!moves.paths) {
+        tree_moves_init(&moves, &limits);
+        tree_moves_init(&sent_moves, &limits);
+    }
+    sent_moves.n_paths = 1;
+    sent_moves.paths[0] = (struct tree_path){.lane = 1, .first = 3, .n = 2, .tokens = {5, 6}};
+    sent_moves.n_moves[1] = 1;
+    sent_moves.moves[1][0] = (struct slot_move){1, 9, 4};
+    st->moves = &sent_moves;
+    st->want = (struct model_outputs){.logits = true};
+    st->n_lanes = 2;
+    st->lanes[0] = (struct lane_update){.lane = 2, .first_block = 1, .n_blocks = 3,
+                                        .blocks = blocks, .fresh = true, .prompt = prompt,
+                                        .n_prompt = 3, .generated = generated, .n_generated = 1,
+                                        .params = sampling_params_default()};
+    struct sampling_params *p = &st->lanes[0].params;
+    p->seed = 0x123456789abcdef0u;
+    p->logprobs = true;
+    p->temperature = 0.75f;
+    p->stop_ids = stops;
+    p->n_stop_ids = 1;
+    p->allowed = allowed;
+    p->n_allowed = 3;
+    p->bias = bias;
+    p->n_bias = 1;
+    p->bad_word_lengths = lengths;
+    p->n_bad_words = 2;
+    p->bad_word_tokens = bad;
+    st->lanes[1] = (struct lane_update){.lane = 3, .n_blocks = 1, .blocks = blocks};
+    st->plan.n_copies = 1;
+    st->plan.copies[0] = (struct block_copy){4, 5};
+    st->pass = (struct pass){.n_rows = 3, .rows = st->rows, .n_seqs = 2, .seqs = st->seqs,
+                             .n_groups = 1, .groups = st->groups, .n_out = 2,
+                             .out_rows = st->out_rows, .n_draws = 1, .draws = st->draws,
+                             .n_pool = 1, .pool = st->pools, .tree_mask = mask};
+    st->rows[0] = (struct pass_row){2, -1, 3, 3};
+    st->rows[1] = (struct pass_row){3, 49, 0, 0};
+    st->rows[2] = (struct pass_row){3, 1, 1, 2};
+    st->seqs[0] = (struct pass_seq){2, 0, 1, 3, false};
+    st->seqs[1] = (struct pass_seq){3, 1, 2, 0, true};
+    st->groups[0] = (struct pass_group){0, 2, 1};
+    st->out_rows[0] = 0;
+    st->out_rows[1] = 2;
+    st->draws[0] = (struct pass_draw){.out_row = 1, .lane = 3, .pos = 1, .n_prompt = 2,
+                                      .kind = DRAW_DRAFT, .keep = true, .noise = true,
+                                      .top_n = 5, .tree_row = -1};
+    st->pools[0] = (struct pass_pool){2, 0, 1, true, false};
+    mask[5] = 77;
+    st->n_draft_passes = 1;
+    struct draft_pass *d = &st->draft[0];
+    d->pass = (struct pass){.n_rows = 1, .rows = d->rows, .n_seqs = 1,
+                            .seqs = d->seqs, .n_out = 1, .out_rows = d->out_rows, .n_draws = 1,
+                            .draws = d->draws};
+    d->rows[0] = (struct pass_row){1, 5, 2, 2};
+    d->seqs[0] = (struct pass_seq){1, 0, 1, 2, false};
+    d->out_rows[0] = 0;
+    d->draws[0] = (struct pass_draw){.lane = 1, .pos = 2, .kind = DRAW_DRAFT, .tree_row = -1,
+                                        .more = 3, .more_slot = 5};
+}
+
+TEST(a_step_arrives_as_it_was_sent)
+{
+    struct step sent, got;
+    struct buf first, second;
+    fill(&sent);
+    step_init(&got, 1, &limits, &chain);
+    buf_init(&first, 1 << 20);
+    buf_init(&second, 1 << 20);
+    step_encode(&sent, NULL, &first);
+    REQUIRE(decode(&got, first.data, first.n_bytes) == OK);
+    CHECK_EQ(got.lanes[0].params.seed, 0x123456789abcdef0u);
+    CHECK_EQ(got.lanes[0].params.bad_word_tokens[2], 7);
+    CHECK_EQ(got.lanes[0].blocks[1], 19);
+    CHECK_EQ(got.rows[0].token, -1);
+    CHECK_EQ(moves.moves[1][0].from, 9);
+    CHECK_EQ(moves.paths[0].tokens[1], 6);
+    CHECK_EQ(got.draws[0].kind, DRAW_DRAFT);
+    CHECK(got.draws[0].keep && got.draws[0].noise && !got.draws[0].logprobs);
+    CHECK_EQ(got.pass.tree_mask[5], 77);
+    CHECK_EQ(got.draft[0].draws[0].more, 3);
+    CHECK_EQ(got.draft[0].draws[0].more_slot, 5);
+    CHECK(got.seqs[1].tree && !got.seqs[0].tree);
+    // Every field that is sent twice is sent equal.
+    step_encode(&got, NULL, &second);
+    CHECK_EQ(second.n_bytes, first.n_bytes);
+    CHECK(memcmp(first.data, second.data, first.n_bytes) == 0);
+    buf_deinit(&first);
+    buf_deinit(&second);
+    step_deinit(&sent);
+    step_deinit(&got);
+}
+
+TEST(a_level_of_a_tree_comes_before_its_step)
+{
+    struct step sent, got;
+    struct buf b;
+    struct err err;
+    bool level;
+    fill(&sent);
+    step_init(&got, 1, &limits, &tree);
+    buf_init(&b, 1 << 20);
+    step_encode(&sent, &sent.draft[0].pass, &b);
+    // Only an engine that grows trees takes one.
+    got.begun = false;
+    CHECK_EQ(step_decode(&got, &moves, &level, &bounds, b.data, b.n_bytes, &err), ERR_FORMAT);
+    got.begun = false;
+    REQUIRE(step_decode(&got, &moves, &level, &tree_bounds, b.data, b.n_bytes, &err) == OK);
+    CHECK(level && !got.begun);
+    CHECK_EQ(got.tree.pass.n_rows, 1);
+    CHECK_EQ(got.tree.rows[0].token, 5);
+    // The rest of the step brings no lanes again, and is no beginning.
+    buf_clear(&b);
+    sent.begun = true;
+    step_encode(&sent, NULL, &b);
+    got.begun = true;
+    CHECK_EQ(step_decode(&got, &moves, &level, &tree_bounds, b.data, b.n_bytes, &err), OK);
+    CHECK(!level && got.begun);
+    got.begun = false;
+    CHECK_EQ(step_decode(&got, &moves, &level, &tree_bounds, b.data, b.n_bytes, &err), ERR_FORMAT);
+    buf_deinit(&b);
+    step_deinit(&sent);
+    step_deinit(&got);
+}
+
+TEST(a_step_that_was_cut_or_lengthened_is_refused)
+{
+    struct step sent, got;
+    struct buf b;
+    fill(&sent);
+    step_init(&got, 1, &limits, &chain);
+    buf_init(&b, 1 << 20);
+    step_encode(&sent, NULL, &b);
+    for (size_t n = 0; n < b.n_bytes; n++) {
+        char *exact = xmalloc(n + 1); // so that a sanitizer sees a read past the end
+        memcpy(exact, b.data, n);
+        CHECK_EQ(decode(&got, exact, n), ERR_FORMAT);
+        free(exact);
+    }
+    buf_puts(&b, "more");
+    CHECK_EQ(decode(&got, b.data, b.n_bytes), ERR_FORMAT);
+    buf_deinit(&b);
+    step_deinit(&sent);
+    step_deinit(&got);
+}
+
+static void check_pass(const struct pass *p, int32_t max_rows, int32_t max_out, int32_t max_draws)
+{
+    CHECK(p->n_rows <= max_rows && p->n_out <= max_out && p->n_draws <= max_draws &&
+          p->n_seqs <= LANES && p->n_groups <= LANES && p->n_pool <= LANES);
+    for (int32_t i = 0; i < p->n_rows; i++) {
+        CHECK(p->rows[i].lane >= 0 && p->rows[i].lane < LANES && p->rows[i].token >= -1 &&
+              p->rows[i].token < VOCAB);
+    }
+    for (int32_t i = 0; i < p->n_seqs; i++) {
+        CHECK(p->seqs[i].first_row + p->seqs[i].n_rows <= p->n_rows);
+    }
+    for (int32_t i = 0; i < p->n_out; i++) {
+        CHECK(p->out_rows[i] >= 0 && p->out_rows[i] < p->n_rows);
+    }
+    for (int32_t i = 0; i < p->n_draws; i++) {
+        CHECK(p->draws[i].out_row < p->n_out && p->draws[i].kind <= DRAW_SCORE &&
+              p->draws[i].top_n <= MAX_TOP_LOGPROBS);
+    }
+}
+
+TEST(any_word_changed_is_refused_or_within_bounds)
+{
+    struct step sent, got;
+    struct buf b;
+    int32_t refused = 0, taken = 0;
+    fill(&sent);
+    step_init(&got, 1, &limits, &chain);
+    buf_init(&b, 1 << 20);
+    step_encode(&sent, NULL, &b);
+    static const int32_t values[] = {0, -1, 1, 2, 7, 1 << 20, INT32_MAX, INT32_MIN};
+    for (size_t at = 0; at + 4 <= b.n_bytes; at += 4) {
+        for (size_t v = 0; v < sizeof values / sizeof values[0]; v++) {
+            char *copy = xmalloc(b.n_bytes);
+            memcpy(copy, b.data, b.n_bytes);
+            memcpy(copy + at, &values[v], 4);
+            if (decode(&got, copy, b.n_bytes) == OK) {
+                taken++;
+                check_pass(&got.pass, ROWS, OUT, OUT + LANES);
+                for (int32_t i = 0; i < got.n_draft_passes; i++) {
+                    check_pass(&got.draft[i].pass, i == 0 ? ROWS : LANES, LANES, LANES);
+                }
+                for (int32_t i = 0; i < got.n_lanes; i++) {
+                    const struct lane_update *u = &got.lanes[i];
+                    CHECK(u->lane < LANES && u->first_block + u->n_blocks <= 17);
+                    for (int32_t k = 0; k < u->n_blocks; k++) {
+                        CHECK(u->blocks[k] >= 0 && u->blocks[k] < BLOCKS);
+                    }
+                }
+            } else {
+                refused++;
+            }
+            free(copy);
+        }
+    }
+    CHECK(refused > 100 && taken > 100);
+    buf_deinit(&b);
+    step_deinit(&sent);
+    step_deinit(&got);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

@@ -1,0 +1,52 @@
+/* Counts what this program's threads allocate while they say so. Include it in one file of a test:
+ * it defines malloc and its kin. The sanitizers have their own: then counts_allocations is false.
+ * Thread: `counts` is each thread's, the count is for the one that counts. */
+#ifndef SLUICE_TEST_ENGINE_COUNT_MALLOC_H
+#define SLUICE_TEST_ENGINE_COUNT_MALLOC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+static const bool counts_allocations = false;
+#else
+static const bool counts_allocations = true;
+#endif
+
+/* malloc is a builtin: its callers are not expected to read these. */
+static _Thread_local volatile bool counts;
+static volatile int32_t n_allocations;
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+void *__libc_malloc(size_t n_bytes);
+void *__libc_calloc(size_t n, size_t size);
+void *__libc_realloc(void *p, size_t n_bytes);
+void *__libc_memalign(size_t alignment, size_t n_bytes);
+
+void *malloc(size_t n_bytes)
+{
+    n_allocations += counts;
+    return __libc_malloc(n_bytes);
+}
+
+void *calloc(size_t n, size_t size)
+{
+    n_allocations += counts;
+    return __libc_calloc(n, size);
+}
+
+void *realloc(void *p, size_t n_bytes)
+{
+    n_allocations += counts;
+    return __libc_realloc(p, n_bytes);
+}
+
+void *aligned_alloc(size_t alignment, size_t n_bytes)
+{
+    n_allocations += counts;
+    return __libc_memalign(alignment, n_bytes);
+}
+#endif
+
+#endif

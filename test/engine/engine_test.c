@@ -1,0 +1,577 @@
+/* The engine's promises one by one, on the backend that hashes unless a test says otherwise: each
+ * test decides one capability. */
+#include "cpu/cpu.h"
+#include "engine/base/clock.h"
+#include "test/engine/bed.h"
+#include "test/engine/count_malloc.h"
+
+#include <pthread.h>
+
+TEST(a_prompt_that_can_never_fit_is_refused_with_both_lengths)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 10);
+    REQUIRE(start(&b, &o));
+    struct err err;
+    CHECK_EQ(engine_submit(b.e, &make(0, 0, 60, 1)->r, &err), ERR_INVALID);
+    CHECK(strstr(err.text, "60") && strstr(err.text, "40"));
+    stop(&b);
+}
+
+/* Where one block would hold all that runs at once, there are two: the least that works. */
+TEST(one_sequence_of_one_block_has_room)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 256, 0);
+    o.max_num_seqs = 1;
+    o.max_model_len = 200;
+    REQUIRE(start(&b, &o));
+    CHECK_EQ(engine_info(b.e)->n_blocks, 2);
+    submit(&b, make(0, 0, 100, 100));
+    run(&b, 1, 300);
+    check_answer(0);
+    stop(&b);
+}
+
+/* It would be told for ever that the queue is full. */
+TEST(more_samples_than_there_is_room_for_are_refused)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 100);
+    o.max_num_seqs = 2;
+    o.max_waiting = 3;
+    REQUIRE(start(&b, &o));
+    struct err err;
+    struct test_request *q = make(0, 0, 20, 1);
+    q->r.n = 6;
+    CHECK_EQ(engine_submit(b.e, &q->r, &err), ERR_INVALID);
+    CHECK(strstr(err.text, "6") && strstr(err.text, "5"));
+    q->r.n = 5;
+    submit(&b, q);
+    CHECK_EQ(engine_submit(b.e, &make(1, 0, 20, 1)->r, &err), ERR_BUSY);
+    run(&b, 1, 100);
+    stop(&b);
+}
+
+TEST(many_requests_with_one_unseen_prefix_compute_it_once)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 1000);
+    o.max_model_len = 4096;
+    o.max_num_seqs = 64;
+    REQUIRE(start(&b, &o));
+    for (int32_t i = 0; i < 64; i++) {
+        struct test_request *q = make(i, 0, 2001, 1);
+        q->prompt[2000] = i;
+        submit(&b, q);
+    }
+    run(&b, 64, 200);
+    CHECK(b.control.n_rows <= 2001 + 63 + 16);
+    CHECK(b.e->scheduler.prefix_hits >= 63 * 2000);
+    stop(&b);
+}
+
+TEST(a_second_turn_hits_the_first_ones_prompt_and_answer)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 100);
+    REQUIRE(start(&b, &o));
+    submit(&b, make(0, 0, 21, 30));
+    run(&b, 1, 100);
+    struct test_request *q = make(1, 0, 61, 1);
+    memcpy(q->prompt + 21, requests[0].tokens[0], 30 * sizeof *q->prompt);
+    submit(&b, q);
+    run(&b, 1, 100);
+    CHECK_EQ(q->r.n_cached, (21 + 30 - 1) / 4 * 4);
+    stop(&b);
+}
+
+/* The last token of an answer was never fed, so a block that ends with it is not there. */
+TEST(a_block_whose_last_token_was_not_computed_is_not_found)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 100);
+    REQUIRE(start(&b, &o));
+    submit(&b, make(0, 0, 21, 31)); // 52 tokens: 13 blocks
+    run(&b, 1, 100);
+    struct test_request *q = make(1, 0, 61, 3);
+    memcpy(q->prompt + 21, requests[0].tokens[0], 31 * sizeof *q->prompt);
+    submit(&b, q);
+    run(&b, 1, 100);
+    CHECK_EQ(q->r.n_cached, 48);
+    CHECK_EQ(b.control.n_wrong, 0);
+    check_answer(1);
+    stop(&b);
+}
+
+TEST(a_full_hit_still_computes_one_block)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 100);
+    REQUIRE(start(&b, &o));
+    for (int32_t i = 0; i < 2; i++) {
+        submit(&b, make(i, 0, 20, 3));
+        run(&b, 1, 100);
+    }
+    CHECK_EQ(requests[0].r.n_cached, 0);
+    CHECK_EQ(requests[1].r.n_cached, 16);
+    CHECK_MEM(requests[0].tokens[0], requests[1].tokens[0], 3 * sizeof(int32_t));
+    stop(&b);
+}
+
+TEST(two_salts_never_share)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 100);
+    REQUIRE(start(&b, &o));
+    static const char *const salts[] = {"a", "b", "a", NULL};
+    static const int32_t hits[] = {0, 0, 16, 0};
+    for (int32_t i = 0; i < 4; i++) {
+        struct test_request *q = make(i, 0, 20, 1);
+        q->r.cache_salt = salts[i];
+        submit(&b, q);
+        run(&b, 1, 100);
+        CHECK_EQ(q->r.n_cached, hits[i]);
+    }
+    stop(&b);
+}
+
+/* Logits of all its rows are wanted, so it reads nothing from the cache; others may read its. */
+TEST(a_scored_prompt_is_computed_whole_and_found_by_others)
+{
+    struct bed b = {0};
+    static struct token_logprobs scores[40];
+    struct engine_options o = options_of(&b, 4, 100);
+    REQUIRE(start(&b, &o));
+    for (int32_t i = 0; i < 3; i++) {
+        struct test_request *q = make(i, 0, 20, 2);
+        q->r.params.prompt_logprobs = i < 2;
+        q->r.prompt_logprobs = scores;
+        submit(&b, q);
+        int64_t before = b.control.n_rows;
+        run(&b, 1, 100);
+        CHECK_EQ(q->r.n_cached, i < 2 ? 0 : 16);
+        CHECK_EQ(b.control.n_rows - before, i < 2 ? 21 : 5);
+        check_answer(i);
+    }
+    stop(&b);
+}
+
+/* In the last of 4 layers only qkv takes the rows that nobody asks of; its other products and the head
+ * take the rest. All of them with the backend's padding. */
+TEST(rows_that_nobody_asks_of_end_in_the_last_layer)
+{
+    enum { PROMPT = 50, ALL = 4 * 3 + 1, REST = 3 + 1 };
+    static struct token_logprobs scores[PROMPT];
+    for (int32_t i = 0; i < 4; i++) {
+        bool scored = i % 2, chunked = i / 2;
+        struct bed b = {0};
+        struct engine_options o = options_of(&b, 4, 100);
+        o.max_num_seqs = 4;
+        o.max_num_batched_tokens = chunked ? 23 : 64;
+        REQUIRE(start(&b, &o));
+        struct test_request *q = make(0, 0, PROMPT, 1);
+        q->r.params.prompt_logprobs = scored;
+        q->r.prompt_logprobs = scores;
+        submit(&b, q);
+        const struct fake_control before = b.control;
+        run(&b, 1, 100);
+        const int64_t rows = b.control.n_padded_rows - before.n_padded_rows;
+        const int64_t out = b.control.n_padded_out - before.n_padded_out;
+        CHECK_EQ(b.control.n_steps - before.n_steps, chunked ? 3 : 1);
+        CHECK(scored ? out == rows : out < 10);
+        CHECK_EQ(b.control.n_multiplied - before.n_multiplied, rows * ALL + out * REST);
+        check_answer(0);
+        stop(&b);
+    }
+}
+
+/* A request that is cancelled between its plan and its results leaves nothing half-written. */
+TEST(what_a_cancelled_request_was_computing_is_right_or_not_found)
+{
+    for (int32_t turns = 0; turns < 8; turns++) {
+        struct bed b = {0};
+        struct engine_options o = options_of(&b, 4, 100);
+        o.max_num_seqs = 4;
+        o.max_num_batched_tokens = 10;
+        REQUIRE(start(&b, &o));
+        submit(&b, make(0, 0, 41, 4));
+        for (int32_t i = 0; i < turns; i++) {
+            engine_turn(b.e);
+        }
+        engine_cancel(b.e, &requests[0].r);
+        submit(&b, make(1, 0, 41, 4));
+        run(&b, 2, 200);
+        check_answer(1);
+        CHECK(requests[1].r.n_cached <= 10 * turns);
+        CHECK_EQ(b.control.n_wrong, 0);
+        stop(&b);
+    }
+}
+
+/* Another thread's requests, each cancelled as soon as it was submitted. */
+struct hasty {
+    struct bed *b;
+    int32_t n;
+    _Atomic bool sent;
+};
+
+static void *submit_and_cancel(void *arg)
+{
+    struct hasty *h = arg;
+    for (int32_t i = 0; i < h->n; i++) {
+        submit(h->b, &requests[i]);
+        engine_cancel(h->b->e, &requests[i].r);
+    }
+    atomic_store(&h->sent, true);
+    return NULL;
+}
+
+TEST(a_cancel_right_behind_its_submit_is_never_lost)
+{
+    enum { ROUNDS = 300, N = 16 };
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 2000);
+    REQUIRE(start(&b, &o));
+    for (int32_t round = 0; round < ROUNDS && check_failures == 0; round++) {
+        struct hasty h = {.b = &b, .n = N};
+        pthread_t thread;
+        for (int32_t i = 0; i < N; i++) {
+            make(i, 0, 20, MAX_OUT)->r.n = 8;
+        }
+        REQUIRE(pthread_create(&thread, NULL, submit_and_cancel, &h) == 0);
+        for (int32_t rest = 4; rest > 0; rest -= atomic_load(&h.sent)) { // steps in flight end, too
+            engine_turn(b.e);
+            engine_drain(b.e, on_event, &b);
+        }
+        pthread_join(thread, NULL);
+        CHECK_EQ(b.n_done, N);
+        b.n_done = 0;
+    }
+    stop(&b);
+}
+
+TEST(siblings_store_the_prompt_once_and_draw_each_their_own)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 200);
+    REQUIRE(start(&b, &o));
+    struct test_request *q = make(0, 0, 42, 40);
+    q->r.n = 8;
+    submit(&b, q);
+    int32_t most = 0;
+    for (int32_t turn = 0; turn < 200 && b.n_done < 1; turn++) {
+        engine_turn(b.e);
+        int32_t held = 200 - kv_pool_available(&b.e->scheduler.pool);
+        most = held > most ? held : most;
+        engine_drain(b.e, on_event, &b);
+    }
+    CHECK(most <= 11 + 8 * (1 + 40 / 4));
+    CHECK(b.control.n_rows <= 42 + 8 * 41);
+    bool differ = false;
+    for (int32_t s = 0; s < 8; s++) {
+        CHECK_EQ(q->tokens[s][0], fake_next(q->prompt, 42, (uint64_t)s, VOCAB));
+        differ = differ || q->tokens[s][0] != q->tokens[0][0];
+    }
+    CHECK(differ);
+    stop(&b);
+}
+
+TEST(prompt_chunks_and_decodes_share_steps)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 200);
+    o.max_num_seqs = 4;
+    o.max_num_batched_tokens = 16;
+    REQUIRE(start(&b, &o));
+    submit(&b, make(0, 0, 4, 40));
+    for (int32_t i = 0; i < 3; i++) {
+        engine_turn(b.e);
+    }
+    submit(&b, make(1, 50, 100, 2));
+    bool mixed = false;
+    for (int32_t turn = 0; turn < 40; turn++) {
+        engine_turn(b.e);
+        for (int32_t s = 0; s < N_STEPS; s++) {
+            const struct pass *p = &b.e->steps[s].pass;
+            mixed = mixed || (p->n_seqs == 2 && p->n_rows == 16);
+        }
+    }
+    CHECK(mixed);
+    run(&b, 2, 100);
+    stop(&b);
+}
+
+TEST(a_full_accept_gives_the_bonus_token)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 200);
+    o.speculative_config = "{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"fixed\":true,"
+                           "\"prompt_lookup_min\":1}";
+    REQUIRE(start(&b, &o));
+    submit(&b, make(0, 0, 10, 100));
+    run(&b, 1, 400);
+    struct engine_stats s;
+    engine_stats(b.e, &s);
+    int64_t sum = 0;
+    for (int32_t i = 0; i < 16; i++) {
+        sum += s.spec_accepted_per_pos[i];
+    }
+    CHECK_EQ(sum, s.spec_accepted_tokens);
+    CHECK(s.spec_drafts > 0);
+    stop(&b);
+}
+
+/* 40 requests of 120 tokens, one at a time; tokens per step behind the prompts. */
+static double synthetic_rate(const char *config)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 200);
+    o.max_num_seqs = 1;
+    o.speculative_config = config;
+    o.synthetic = true;
+    if (!start(&b, &o)) {
+        return 0.0;
+    }
+    for (int32_t i = 0; i < 40; i++) {
+        struct test_request *q = make(i, 7 * i, 10, 120);
+        q->r.params.seed = (uint64_t)i;
+        submit(&b, q);
+    }
+    run(&b, 40, 10000);
+    struct engine_stats s;
+    engine_stats(b.e, &s);
+    CHECK_EQ(s.generated_tokens, 40 * 120);
+    stop(&b);
+    return (double)(40 * 119) / (double)(s.n_steps - 40);
+}
+
+#define SYNTHETIC                                                                                  \
+    "{\"method\":\"ngram\",\"num_speculative_tokens\":1,\"fixed\":true,"                             \
+    "\"rejection_sample_method\":\"synthetic\",\"synthetic_acceptance_rate\":0.8"
+
+TEST(with_synthetic_acceptance_the_bonus_token_is_all_the_gain)
+{
+    CHECK_NEAR(synthetic_rate(SYNTHETIC "}"), 1.8, 0.04);
+    CHECK_NEAR(synthetic_rate(SYNTHETIC ",\"synthetic_bonus\":false}"), 1.0, 0.0);
+}
+
+TEST(synthetic_acceptance_is_refused_where_text_is_served)
+{
+    struct bed b = {0};
+    struct err err;
+    struct engine_options o = options_of(&b, 4, 200);
+    o.speculative_config = SYNTHETIC "}";
+    CHECK(engine_open(&o, &b.e, &err) == ERR_INVALID && strstr(err.text, "dummy"));
+    o.synthetic = true;
+    o.speculative_config = "{\"method\":\"ngram\",\"rejection_sample_method\":\"synthetic\"}";
+    CHECK(engine_open(&o, &b.e, &err) == ERR_INVALID && strstr(err.text, "from 0 to 1"));
+    o.speculative_config = "{\"method\":\"ngram\",\"rejection_sample_method\":\"probabilistic\"}";
+    CHECK(engine_open(&o, &b.e, &err) == ERR_UNSUPPORTED && strstr(err.text, "draft_model"));
+    o.speculative_config = "{\"method\":\"ngram\",\"rejection_sample_method\":\"typical\"}";
+    CHECK(engine_open(&o, &b.e, &err) == ERR_UNSUPPORTED && strstr(err.text, "typical"));
+    o.speculative_config = "{\"method\":\"ngram\",\"synthetic_acceptance_rate\":0.5}";
+    CHECK(engine_open(&o, &b.e, &err) == ERR_INVALID);
+}
+
+/* What 8 requests cost: turns, steps, rows, and passes of a draft model. */
+struct cost {
+    int32_t turns, draft_passes;
+    int64_t n_steps, n_rows, n_drafts;
+};
+
+static struct cost cost_of(const char *config, int32_t asked)
+{
+    struct bed b = {0};
+    struct cost c = {0};
+    struct engine_options o = options_of(&b, 4, 400);
+    o.max_num_seqs = 4;
+    o.speculative_config = config;
+    if (!start(&b, &o)) {
+        return c;
+    }
+    for (int32_t i = 0; i < 8; i++) {
+        struct test_request *q = make(i, 31 * i, 12 + i, 60);
+        q->r.params.num_speculative_tokens = asked;
+        submit(&b, q);
+    }
+    for (; c.turns < 1000 && b.n_done < 8; c.turns++) {
+        engine_turn(b.e);
+        const struct step *st = &b.e->steps[(b.e->next_slot + N_STEPS - 1) % N_STEPS];
+        c.draft_passes += st->n_draft_passes;
+        engine_drain(b.e, on_event, &b);
+    }
+    struct engine_stats s;
+    engine_stats(b.e, &s);
+    c.n_steps = s.n_steps;
+    c.n_rows = s.n_rows;
+    c.n_drafts = s.spec_draft_tokens;
+    stop(&b);
+    return c;
+}
+
+TEST(speculation_that_a_request_turns_off_costs_nothing)
+{
+    static const char *const configs[] = {
+        "{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"fixed\":true,\"prompt_lookup_min\":1}",
+        "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","
+        "\"num_speculative_tokens\":4,\"fixed\":true}"};
+    struct cost plain = cost_of(NULL, -1);
+    for (int32_t i = 0; i < 2; i++) {
+        struct cost off = cost_of(configs[i], 0), on = cost_of(configs[i], -1);
+        CHECK(off.turns == plain.turns && off.n_steps == plain.n_steps);
+        CHECK(off.n_rows == plain.n_rows && off.n_drafts == 0 && off.draft_passes == 0);
+        CHECK(on.n_rows > plain.n_rows && on.n_drafts > 0); // the measure sees speculation
+        CHECK((on.draft_passes > 0) == (i == 1));
+        struct cost one = cost_of(configs[i], 1), many = cost_of(configs[i], 9);
+        CHECK(one.n_drafts > 0 && one.n_drafts < on.n_drafts); // a request may lower it
+        CHECK_EQ(many.n_drafts, on.n_drafts);                  // and never raise it
+    }
+}
+
+/* What a step with a tree configured was: a chain, a comb, or grown by the host. */
+struct shapes {
+    int32_t chains, combs, grown;
+};
+
+static struct shapes shapes_of(bool perfect, float grow_seconds)
+{
+    struct bed b = {.control = {.perfect = perfect}};
+    struct engine_options o = options_of(&b, 4, 200);
+    struct shapes n = {0};
+    o.speculative_config = "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\"}";
+    if (!start(&b, &o)) {
+        CHECK_FAIL("no engine");
+        return n;
+    }
+    for (int32_t i = 0; i < SPEC_COST_POINTS; i++) { // 32 rows cost twice as much as one
+        b.e->spec.target_cost[i] = 1.0f + (float)((1 << i) - 1) / 31.0f;
+        b.e->spec.draft_cost[i] = 0.001f;
+    }
+    struct test_request *q = make(0, 0, 10, 120);
+    submit(&b, q);
+    for (int32_t turn = 0; turn < 1000 && b.n_done < 1; turn++) {
+        b.e->spec.grow_seconds = grow_seconds;
+        int32_t steps = b.control.n_steps;
+        engine_turn(b.e);
+        const struct step *st = &b.e->steps[(b.e->next_slot + N_STEPS - 1) % N_STEPS];
+        if (b.control.n_steps > steps && st->n_draft_passes > 1) {
+            n.chains += st->grove.n_trees == 0;
+            n.combs += st->grove.n_trees > 0;
+            CHECK_EQ(b.control.n_steps, steps + 1); // no look in between
+        } else {
+            n.grown += st->grove.n_trees > 0 && b.control.n_steps > steps + 1;
+        }
+        engine_drain(b.e, on_event, &b);
+    }
+    int32_t known[140];
+    memcpy(known, q->prompt, 10 * sizeof *known);
+    for (int32_t i = 0; i < 120; i++) {
+        known[10 + i] = fake_next(known, 10 + i, 0, VOCAB);
+        CHECK_EQ(q->tokens[0][i], known[10 + i]);
+    }
+    stop(&b);
+    return n;
+}
+
+TEST(a_tree_is_a_chain_a_comb_or_grown_by_what_is_measured)
+{
+    struct shapes sure = shapes_of(true, 0.1f); // nothing is to be won beside the first guess
+    CHECK(sure.chains > 12 && sure.combs + sure.grown < 10);
+    struct shapes dear = shapes_of(false, 10.0f); // the host's look costs ten steps
+    CHECK(dear.combs > 20 && dear.grown == 0);
+    struct shapes cheap = shapes_of(false, 0.0f);
+    CHECK(cheap.grown > 20 && cheap.combs + cheap.chains < 10);
+}
+
+/* 20 requests of one to three samples each, every turn counted. */
+static void check_allocations(const struct engine_options *o, struct bed *b)
+{
+    REQUIRE(start(b, o));
+    for (int32_t i = 0; i < 20; i++) {
+        struct test_request *q = make(i, 10 * (i % 5), 20 + i, 30);
+        q->r.n = 1 + i % 3;
+        q->r.params.temperature = i % 2 ? 0.8f : 0.0f;
+        q->r.params.top_p = i % 4 == 1 ? 0.9f : 1.0f;
+        q->r.params.repetition_penalty = i % 4 == 3 ? 1.1f : 1.0f;
+        submit(b, q);
+    }
+    n_allocations = 0;
+    for (int32_t turn = 0; turn < 3000 && b->n_done < 20; turn++) {
+        counts = true;
+        engine_turn(b->e);
+        counts = false;
+        engine_drain(b->e, on_event, b);
+    }
+    CHECK_EQ(b->n_done, 20);
+    CHECK_EQ(n_allocations, 0);
+    CHECK(b->e->scheduler.n_preemptions > 0);
+    struct engine_stats s;
+    engine_stats(b->e, &s);
+    CHECK(!o->speculative_config || s.spec_draft_tokens > 0);
+    stop(b);
+}
+
+TEST(nothing_is_allocated_after_the_start)
+{
+    if (!counts_allocations) {
+        SKIP("the sanitizers have their own malloc");
+    }
+    counts = true; // the wrappers do count
+    void *volatile p = malloc(1);
+    free(p);
+    counts = false;
+    CHECK_EQ(n_allocations, 1);
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 60);
+    o.max_num_seqs = 6;
+    o.max_num_batched_tokens = 32;
+    o.speculative_config = "{\"method\":\"ngram\",\"prompt_lookup_min\":1}";
+    check_allocations(&o, &b);
+}
+
+static enum status open_cpu(const struct backend_options *options, struct backend **out,
+                            struct err *err, void *arg)
+{
+    (void)arg;
+    return cpu_open(options, out, err);
+}
+
+/* One thread: it is the one that counts. */
+TEST(nothing_is_allocated_after_the_start_on_the_cpu)
+{
+    if (!counts_allocations) {
+        SKIP("the sanitizers have their own malloc");
+    }
+    static const struct {
+        const char *model, *config;
+    } rows[] = {
+        {"llama-3", NULL},
+        {"qwen3-moe", "{\"method\":\"ngram\",\"prompt_lookup_min\":1,\"fixed\":true}"},
+        {"qwen3-moe",
+         "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-3\",\"fixed\":true}"},
+        {"deepseek-v3", "{\"method\":\"tree\",\"model\":\"test/golden/llama-3\",\"fixed\":true}"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct bed b = {0};
+        struct engine_options o = options_of(&b, 16, 14);
+        char folder[64];
+        snprintf(folder, sizeof folder, "test/golden/%s", rows[i].model);
+        o.model_dir = folder;
+        o.dummy_weights = false;
+        o.open_backend = open_cpu;
+        o.backend.n_threads = 1;
+        o.max_num_seqs = 6;
+        o.max_num_batched_tokens = 32;
+        o.speculative_config = rows[i].config;
+        check_allocations(&o, &b);
+        if (check_failures > 0) {
+            printf("%s, %s\n", rows[i].model, rows[i].config ? rows[i].config : "no drafts");
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

@@ -1,0 +1,603 @@
+#include "test/engine/fake_backend.h"
+
+#include "engine/base/assert.h"
+#include "engine/base/clock.h"
+#include "engine/base/hash.h"
+#include "engine/base/mem.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct slot {
+    int32_t token, pos; // token -1: poisoned
+    int64_t pass;       // that stored it
+};
+
+enum { MAX_PASSES = 50, SETS = 4 };
+
+struct fake {
+    struct backend base;
+    struct fake_control *control;
+    struct backend_limits l;
+    struct slot *slots[SETS]; // by KV set: [n_blocks * block_tokens]
+    int32_t *history;    // [max_lanes, max_len]
+    int32_t *tables;     // [max_lanes, max_blocks_per_lane]
+    uint64_t *seeds;     // [max_lanes]
+    float *pool_state;   // [max_lanes]
+    uint64_t *row_hash;  // [max_rows]
+    const struct pass *pass;
+    int32_t slot_now, n_passes;
+    int64_t pass_number; // of all
+    struct draw_result *results[2][MAX_PASSES];
+    float *pooled[2];
+    int32_t n_draws[2][MAX_PASSES];
+    int dummy;
+};
+
+static uint64_t step_hash(uint64_t h, int32_t token)
+{
+    return hash_mix(h * 31 + (uint64_t)(uint32_t)token + 1);
+}
+
+static uint64_t prefix_hash(const int32_t *tokens, int32_t n)
+{
+    uint64_t h = 7;
+    for (int32_t i = 0; i < n; i++) {
+        h = step_hash(h, tokens[i]);
+    }
+    return h;
+}
+
+/* Few different tokens, so that n-gram lookup finds something now and then. */
+static int32_t pick(uint64_t h, uint64_t seed, int32_t vocab)
+{
+    uint64_t n = vocab < 8 ? (uint64_t)vocab : 8;
+    return (int32_t)(hash_mix(h ^ seed * 0x9e3779b97f4a7c15ULL) % n);
+}
+
+int32_t fake_next(const int32_t *tokens, int32_t n, uint64_t seed, int32_t vocab)
+{
+    return pick(prefix_hash(tokens, n), seed, vocab);
+}
+
+static float score(uint64_t h)
+{
+    return -(float)(h % 1000) / 100.0f;
+}
+
+float fake_logprob(const int32_t *tokens, int32_t n)
+{
+    return score(prefix_hash(tokens, n));
+}
+
+static struct fake *fake_of(struct backend *be)
+{
+    return (struct fake *)be;
+}
+
+static enum status fake_facts(struct backend *be, struct backend_facts *out)
+{
+    (void)be;
+    *out = (struct backend_facts){.name = "cpu", .act = DT_F32, .residual = DT_F32,
+                                  .free_bytes = (size_t)1 << 30, .preferred_block_tokens = 4};
+    return OK;
+}
+
+static enum status fake_alloc(struct backend *be, size_t n_bytes, struct dmem *out)
+{
+    (void)n_bytes;
+    out->p = &fake_of(be)->dummy;
+    return OK;
+}
+
+static enum status fake_weight_open(struct backend *be, const struct weight_desc *desc,
+                                    struct weight **out, struct err *err)
+{
+    (void)desc;
+    (void)err;
+    *out = (struct weight *)(void *)&fake_of(be)->dummy;
+    return OK;
+}
+
+static enum status fake_rope_open(struct backend *be, const struct rope_desc *desc,
+                                  struct rope_table **out)
+{
+    (void)desc;
+    *out = (struct rope_table *)(void *)&fake_of(be)->dummy;
+    return OK;
+}
+
+static enum status fake_kv_bytes(struct backend *be, const struct kv_set_desc *desc,
+                                 int32_t block_tokens, size_t *out)
+{
+    (void)be;
+    (void)desc;
+    *out = (size_t)block_tokens;
+    return OK;
+}
+
+static enum status fake_setup(struct backend *be, const struct backend_limits *limits,
+                              struct err *err)
+{
+    (void)err;
+    struct fake *f = fake_of(be);
+    f->l = *limits;
+    size_t n = (size_t)limits->n_blocks * (size_t)limits->block_tokens;
+    size_t lanes = (size_t)limits->max_lanes;
+    for (int set = 0; set < SETS; set++) {
+        f->slots[set] = xcalloc(n, sizeof *f->slots[set]);
+        for (size_t i = 0; i < n; i++) {
+            f->slots[set][i].token = -1;
+        }
+    }
+    f->history = xcalloc(lanes * (size_t)limits->max_len, sizeof *f->history);
+    f->tables = xcalloc(lanes * (size_t)limits->max_blocks_per_lane, sizeof *f->tables);
+    f->seeds = xcalloc(lanes, sizeof *f->seeds);
+    f->row_hash = xcalloc((size_t)limits->max_rows, sizeof *f->row_hash);
+    f->pool_state = xcalloc(lanes, sizeof *f->pool_state);
+    for (int i = 0; i < 2; i++) {
+        for (int j = 0; j < limits->max_passes; j++) {
+            f->results[i][j] = xcalloc((size_t)limits->max_out_rows + (size_t)limits->max_lanes,
+                                       sizeof *f->results[i][j]);
+        }
+        f->pooled[i] = xcalloc(lanes * (size_t)limits->hidden, sizeof *f->pooled[i]);
+    }
+    return OK;
+}
+
+static enum status fake_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,
+                                struct err *err)
+{
+    (void)be;
+    (void)set;
+    (void)desc;
+    (void)err;
+    return OK;
+}
+
+static void fake_close(struct backend *be)
+{
+    struct fake *f = fake_of(be);
+    for (int set = 0; set < SETS; set++) {
+        free(f->slots[set]);
+    }
+    free(f->history);
+    free(f->tables);
+    free(f->seeds);
+    free(f->row_hash);
+    free(f->pool_state);
+    for (int i = 0; i < 2; i++) {
+        for (int j = 0; j < MAX_PASSES; j++) {
+            free(f->results[i][j]);
+        }
+        free(f->pooled[i]);
+    }
+    free(f);
+}
+
+static enum status fake_step_begin(struct backend *be, int32_t slot)
+{
+    struct fake *f = fake_of(be);
+    f->slot_now = slot;
+    f->n_passes = 0;
+    f->control->n_steps++;
+    return f->control->n_steps == f->control->fail_at_step ? ERR_DEVICE : OK;
+}
+
+static enum status fake_lane_tokens(struct backend *be, int32_t lane, int32_t first_pos, int32_t n,
+                                    const int32_t *tokens)
+{
+    struct fake *f = fake_of(be);
+    ASSERT(first_pos + n <= f->l.max_len);
+    memcpy(f->history + (size_t)lane * (size_t)f->l.max_len + first_pos, tokens,
+           (size_t)n * sizeof *tokens);
+    return OK;
+}
+
+static enum status fake_lane_blocks(struct backend *be, int32_t lane, int32_t first, int32_t n,
+                                    const int32_t *blocks)
+{
+    struct fake *f = fake_of(be);
+    ASSERT(first + n <= f->l.max_blocks_per_lane);
+    memcpy(f->tables + (size_t)lane * (size_t)f->l.max_blocks_per_lane + first, blocks,
+           (size_t)n * sizeof *blocks);
+    return OK;
+}
+
+static enum status fake_lane_params(struct backend *be, int32_t lane,
+                                    const struct sampling_params *params)
+{
+    fake_of(be)->seeds[lane] = params->seed;
+    return OK;
+}
+
+static enum status fake_copy_blocks(struct backend *be, int32_t n, const struct block_copy *copies)
+{
+    struct fake *f = fake_of(be);
+    size_t size = (size_t)f->l.block_tokens;
+    for (int32_t i = 0; i < SETS * n; i++) {
+        struct slot *slots = f->slots[i % SETS];
+        const struct block_copy *c = &copies[i / SETS];
+        memcpy(slots + (size_t)c->to * size, slots + (size_t)c->from * size, size * sizeof *slots);
+    }
+    return OK;
+}
+
+static struct slot *slot_in(struct fake *f, int32_t set, int32_t lane, int32_t pos)
+{
+    int32_t size = f->l.block_tokens;
+    int32_t block = f->tables[lane * f->l.max_blocks_per_lane + pos / size];
+    ASSERT(block >= 0 && block < f->l.n_blocks);
+    return &f->slots[set][block * size + pos % size];
+}
+
+static enum status fake_move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
+                                   int32_t kv_set)
+{
+    struct fake *f = fake_of(be);
+    ASSERT(kv_set < SETS);
+    for (int32_t i = 0; i < n; i++) {
+        ASSERT(moves[i].from > moves[i].to);
+        ASSERT(i == 0 || moves[i].lane != moves[i - 1].lane || moves[i].to > moves[i - 1].to);
+        *slot_in(f, kv_set, moves[i].lane, moves[i].to) =
+            *slot_in(f, kv_set, moves[i].lane, moves[i].from);
+    }
+    f->control->n_moves += n;
+    return OK;
+}
+
+static enum status fake_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks)
+{
+    struct fake *f = fake_of(be);
+    int32_t size = f->l.block_tokens;
+    for (int32_t i = 0; i < n * size; i++) {
+        for (int set = 0; set < SETS; set++) {
+            f->slots[set][blocks[i / size] * size + i % size].token = -1;
+        }
+    }
+    return OK;
+}
+
+static struct slot *slot_at(struct fake *f, int32_t lane, int32_t pos)
+{
+    return slot_in(f, f->pass->kv_set, lane, pos);
+}
+
+static int32_t *history_at(struct fake *f, int32_t lane, int32_t pos)
+{
+    ASSERT(pos >= 0 && pos < f->l.max_len);
+    return f->history + (size_t)lane * (size_t)f->l.max_len + pos;
+}
+
+/* As far as a backend may. */
+static int32_t padded(int32_t n, int32_t limit)
+{
+    return n == 0 ? 0 : n + 7 < limit ? n + 7 : limit;
+}
+
+static enum status fake_pass_begin(struct backend *be, const struct pass *pass,
+                                   struct pass_shape *shape)
+{
+    struct fake *f = fake_of(be);
+    ASSERT(pass->n_rows <= f->l.max_rows && pass->n_out <= f->l.max_out_rows);
+    ASSERT(pass->n_draws <= f->l.max_out_rows + f->l.max_lanes);
+    f->pass = pass;
+    f->pass_number++;
+    f->control->n_rows += pass->n_rows;
+    if (pass->n_rows > f->control->max_rows_seen) {
+        f->control->max_rows_seen = pass->n_rows;
+    }
+    *shape = (struct pass_shape){padded(pass->n_rows, f->l.max_rows),
+                                 padded(pass->n_out, f->l.max_out_rows), pass->n_draws, true};
+    f->control->n_padded_rows += shape->n_rows;
+    f->control->n_padded_out += shape->n_out;
+    return OK;
+}
+
+/* Every new row's key is stored before any row reads: also across sequences, as on a device. */
+static enum status fake_rope_store(struct backend *be, const struct rope_store_args *a)
+{
+    struct fake *f = fake_of(be);
+    for (int32_t i = 0; i < f->pass->n_rows && a->layer == 0; i++) {
+        const struct pass_row *r = &f->pass->rows[i];
+        int32_t token = r->token >= 0 ? r->token : *history_at(f, r->lane, r->slot_pos);
+        if (r->token >= 0) {
+            *history_at(f, r->lane, r->slot_pos) = token;
+        }
+        struct slot *slot = slot_at(f, r->lane, r->slot_pos);
+        f->control->n_wrong += slot->pass == f->pass_number; // two rows of a pass in one slot
+        *slot = (struct slot){token, r->pos, f->pass_number};
+    }
+    return OK;
+}
+
+/* A group's shared prefix really is shared, and wholly in the past. */
+static void check_groups(const struct fake *f)
+{
+    int32_t stride = f->l.max_blocks_per_lane;
+    for (int32_t g = 0; g < f->pass->n_groups; g++) {
+        const struct pass_group *group = &f->pass->groups[g];
+        const int32_t *first = f->tables + f->pass->seqs[group->first_seq].lane * stride;
+        for (int32_t s = group->first_seq; s < group->first_seq + group->n_seqs; s++) {
+            const struct pass_seq *q = &f->pass->seqs[s];
+            ASSERT(group->n_blocks * f->l.block_tokens <= q->n_past);
+            ASSERT(memcmp(f->tables + q->lane * stride, first,
+                          (size_t)group->n_blocks * sizeof *first) == 0);
+        }
+    }
+}
+
+static bool sees(const struct fake *f, int32_t row, int32_t node)
+{
+    return f->pass->tree_mask[row * TREE_MASK_WORDS + node / 64] >> (node % 64) & 1;
+}
+
+/* A row of a tree reads the past, then its ancestors and itself: a path of consecutive positions. */
+static uint64_t hash_path(struct fake *f, const struct pass_seq *q, int32_t row, uint64_t h)
+{
+    int32_t pos = q->n_past;
+    ASSERT(q->n_rows <= MAX_TREE_NODES && sees(f, row, row - q->first_row));
+    for (int32_t node = 0; node < MAX_TREE_NODES; node++) {
+        if (sees(f, row, node)) {
+            ASSERT(node <= row - q->first_row);
+            const struct slot *slot = slot_at(f, q->lane, q->n_past + node);
+            f->control->n_wrong += slot->token < 0 || slot->pos != pos++;
+            h = step_hash(h, slot->token);
+        }
+    }
+    f->control->n_wrong += pos != f->pass->rows[row].pos + 1;
+    return h;
+}
+
+static enum status fake_attention(struct backend *be, const struct attention_args *a)
+{
+    struct fake *f = fake_of(be);
+    if (a->layer > 0) {
+        return OK;
+    }
+    int64_t begin = f->control->timed ? clock_now_ns() : 0;
+    check_groups(f);
+    for (int32_t s = 0; s < f->pass->n_seqs; s++) {
+        const struct pass_seq *q = &f->pass->seqs[s];
+        uint64_t h = 7;
+        for (int32_t pos = 0; pos < q->n_past + (q->tree ? 0 : q->n_rows); pos++) {
+            const struct slot *slot = slot_at(f, q->lane, pos);
+            f->control->n_wrong += slot->token < 0 || slot->pos != pos;
+            // A draft model that reads what was rejected drafts badly, and nothing else would tell.
+            f->control->n_wrong += pos < q->n_past && slot->token != *history_at(f, q->lane, pos);
+            h = step_hash(h, slot->token);
+            if (pos >= q->n_past) {
+                f->row_hash[q->first_row + pos - q->n_past] = h;
+            }
+        }
+        for (int32_t r = q->first_row; q->tree && r < q->first_row + q->n_rows; r++) {
+            f->row_hash[r] = hash_path(f, q, r, h);
+        }
+    }
+    f->control->busy_ns += f->control->timed ? clock_now_ns() - begin : 0;
+    return OK;
+}
+
+/* The history that penalties and bans would read: in a tree, up to the past, then the row's path. */
+static void check_history(struct fake *f, const struct pass_draw *d, uint64_t want)
+{
+    int32_t n_history = d->pos + 1;
+    const struct pass_seq *q = f->pass->seqs;
+    while (d->tree_row >= q->first_row + q->n_rows) {
+        q++;
+    }
+    n_history = d->tree_row >= 0 ? q->n_past : n_history;
+    uint64_t h = prefix_hash(history_at(f, d->lane, 0), n_history);
+    for (int32_t node = 0; d->tree_row >= 0 && node < q->n_rows; node++) {
+        if (sees(f, d->tree_row, node)) {
+            h = step_hash(h, slot_at(f, d->lane, q->n_past + node)->token);
+        }
+    }
+    f->control->n_wrong += h != want;
+}
+
+/* Ids for the children of a tree's node: right ones, wrong ones, twins, in any order of likelihood. */
+static void fill_top(struct fake *f, struct draw_result *r, int32_t top_n, uint64_t h)
+{
+    r->logprob = f->control->garbage ? score(hash_mix(h)) : -0.2f;
+    r->n_top = top_n < f->l.vocab ? top_n : f->l.vocab;
+    for (int32_t i = 0; i < r->n_top; i++) {
+        uint64_t g = hash_mix(h + (uint64_t)i);
+        r->top_ids[i] = f->control->garbage ? (int32_t)(g % 11) : (r->token + i) % f->l.vocab;
+        r->top_logprobs[i] = f->control->garbage ? score(g) + (g % 97 == 0 ? NAN : 0.0f)
+                                                 : -0.2f - 2.0f * (float)i;
+    }
+}
+
+/* Further drafts: the first of them is what the target draws, if the draft itself is not. */
+static void fill_more(struct fake *f, struct draw_result *r, const struct pass_draw *d, uint64_t h)
+{
+    int32_t right = pick(h, f->seeds[d->lane], f->l.vocab);
+    for (r->n_top = 0; r->n_top < d->more; r->n_top++) {
+        uint64_t g = hash_mix(h + (uint64_t)r->n_top);
+        int32_t id = f->control->garbage ? (int32_t)(g % 11) : (right + r->n_top) % f->l.vocab;
+        r->top_ids[r->n_top] = id;
+        if (d->keep && d->more_slot > 0) {
+            *history_at(f, d->lane, d->more_slot + r->n_top) = id;
+        }
+    }
+}
+
+static enum status fake_sample(struct backend *be, const struct sample_args *a)
+{
+    struct fake *f = fake_of(be);
+    int64_t begin = f->control->timed ? clock_now_ns() : 0;
+    for (int32_t i = 0; i < a->n_draws; i++) {
+        const struct pass_draw *d = &f->pass->draws[i];
+        uint64_t h = f->row_hash[f->pass->out_rows[d->out_row]];
+        struct draw_result *r = &f->results[f->slot_now][f->n_passes][i];
+        *r = (struct draw_result){.n_top = 0};
+        int32_t *next = history_at(f, d->lane, d->pos + 1);
+        if (d->kind == DRAW_SCORE) {
+            r->token = *next;
+            r->logprob = score(step_hash(h, *next));
+            continue;
+        }
+        r->token = pick(h, f->seeds[d->lane], f->l.vocab);
+        if (d->kind == DRAW_DRAFT && h % 3 == 0 && !f->control->perfect) {
+            r->token = (r->token + 1) % f->l.vocab; // a draft model is not always right
+        }
+        if (d->kind == DRAW_SAMPLE) {
+            check_history(f, d, h);
+        } else if (d->top_n > 0) {
+            fill_top(f, r, d->top_n, h + (uint64_t)f->pass->model);
+        }
+        if (d->keep) {
+            *next = r->token;
+        }
+        if (d->kind == DRAW_DRAFT && d->more > 0) {
+            fill_more(f, r, d, h);
+        }
+    }
+    f->control->busy_ns += f->control->timed ? clock_now_ns() - begin : 0;
+    return OK;
+}
+
+static enum status fake_pool(struct backend *be, const struct pool_args *a)
+{
+    (void)a;
+    struct fake *f = fake_of(be);
+    for (int32_t i = 0; i < f->pass->n_pool; i++) {
+        const struct pass_pool *p = &f->pass->pool[i];
+        float *sum = &f->pool_state[p->lane];
+        *sum = p->start ? 0.0f : *sum;
+        *sum += (float)p->n_out;
+        for (int32_t k = 0; p->finish && k < f->l.hidden; k++) {
+            f->pooled[f->slot_now][i * f->l.hidden + k] = *sum;
+        }
+    }
+    return OK;
+}
+
+static enum status fake_pass_end(struct backend *be)
+{
+    struct fake *f = fake_of(be);
+    f->n_draws[f->slot_now][f->n_passes++] = f->pass->n_draws;
+    return OK;
+}
+
+static enum status fake_step_end(struct backend *be)
+{
+    (void)be;
+    return OK;
+}
+
+static enum status fake_step_wait(struct backend *be, int32_t slot, struct pass_results *results,
+                                  int32_t max_passes)
+{
+    struct fake *f = fake_of(be);
+    for (int32_t i = 0; i < max_passes; i++) {
+        results[i] = (struct pass_results){f->n_draws[slot][i], f->results[slot][i],
+                                           f->pooled[slot]};
+    }
+    return OK;
+}
+
+static bool fake_step_done(struct backend *be, int32_t slot)
+{
+    (void)be;
+    (void)slot;
+    return true;
+}
+
+#define NOTHING(op)                                                                                \
+    static enum status fake_##op(struct backend *be, const struct op##_args *a)                    \
+    {                                                                                              \
+        (void)be;                                                                                  \
+        (void)a;                                                                                   \
+        return OK;                                                                                 \
+    }
+
+static enum status fake_linear(struct backend *be, const struct linear_args *a)
+{
+    fake_of(be)->control->n_multiplied += a->n_rows;
+    return OK;
+}
+
+NOTHING(embed)
+NOTHING(norm)
+NOTHING(linear_heads)
+NOTHING(mla_store)
+NOTHING(activation)
+NOTHING(moe_route)
+NOTHING(moe_ffn)
+NOTHING(row_gate)
+NOTHING(reduce)
+NOTHING(gather)
+NOTHING(logits)
+
+static enum status fake_write(struct backend *be, struct dmem to, const void *from, size_t n_bytes)
+{
+    (void)be;
+    (void)to;
+    (void)from;
+    (void)n_bytes;
+    return OK;
+}
+
+static enum status fake_read(struct backend *be, void *to, struct dmem from, size_t n_bytes)
+{
+    (void)be;
+    (void)to;
+    (void)from;
+    (void)n_bytes;
+    return OK;
+}
+
+static const struct backend_ops fake_ops = {
+    .facts = fake_facts,
+    .alloc = fake_alloc,
+    .weight_open = fake_weight_open,
+    .rope_open = fake_rope_open,
+    .kv_bytes = fake_kv_bytes,
+    .setup = fake_setup,
+    .kv_open = fake_kv_open,
+    .close = fake_close,
+    .step_begin = fake_step_begin,
+    .lane_tokens = fake_lane_tokens,
+    .lane_blocks = fake_lane_blocks,
+    .lane_params = fake_lane_params,
+    .copy_blocks = fake_copy_blocks,
+    .move_slots = fake_move_slots,
+    .poison_blocks = fake_poison_blocks,
+    .pass_begin = fake_pass_begin,
+    .pass_end = fake_pass_end,
+    .step_end = fake_step_end,
+    .step_wait = fake_step_wait,
+    .step_done = fake_step_done,
+    .embed = fake_embed,
+    .norm = fake_norm,
+    .linear = fake_linear,
+    .linear_heads = fake_linear_heads,
+    .rope_store = fake_rope_store,
+    .mla_store = fake_mla_store,
+    .attention = fake_attention,
+    .activation = fake_activation,
+    .moe_route = fake_moe_route,
+    .moe_ffn = fake_moe_ffn,
+    .row_gate = fake_row_gate,
+    .reduce = fake_reduce,
+    .gather = fake_gather,
+    .logits = fake_logits,
+    .sample = fake_sample,
+    .pool = fake_pool,
+    .write = fake_write,
+    .read = fake_read,
+};
+
+enum status fake_open(const struct backend_options *options, struct backend **out,
+                      struct err *err, void *arg)
+{
+    (void)err;
+    struct fake *f = xcalloc(1, sizeof *f);
+    f->base = (struct backend){&fake_ops, options->rank, options->n_ranks};
+    f->control = arg;
+    *out = &f->base;
+    return OK;
+}

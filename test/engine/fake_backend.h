@@ -1,0 +1,35 @@
+/* A backend without arithmetic: the next token is a hash of the prefix, read slot by slot through
+ * the lane's block table, so that each right answer is known in advance and a wrong slot, row, mask or
+ * history shows. Slots remember token and position; what nobody owns is poisoned.
+ * Thread: as any backend. */
+#ifndef SLUICE_TEST_FAKE_BACKEND_H
+#define SLUICE_TEST_FAKE_BACKEND_H
+
+#include "engine/device/ops.h"
+
+struct fake_control {
+    int32_t fail_at_step; // step_begin number that fails; 0: none
+    int32_t n_steps;      // begun
+    int64_t n_rows;
+    int64_t n_padded_rows, n_padded_out; // as passes were begun
+    int64_t n_multiplied;                // rows, by every product that took them
+    int32_t max_rows_seen;
+    bool timed;       // busy_ns gets the time spent in hashing
+    int64_t busy_ns;
+    int64_t n_moves; // of slots
+    bool perfect;    // draft models are never wrong
+    bool garbage;    // draft models propose children without sense
+    int32_t n_wrong; // reads of slots that hold something else
+};
+
+/* `arg` is a struct fake_control. */
+enum status fake_open(const struct backend_options *options, struct backend **out,
+                      struct err *err, void *arg);
+
+/* The token that follows tokens[0 .. n) under this seed. */
+int32_t fake_next(const int32_t *tokens, int32_t n, uint64_t seed, int32_t vocab);
+
+/* The log-probability that the fake gives to tokens[n - 1] behind tokens[0 .. n - 1). */
+float fake_logprob(const int32_t *tokens, int32_t n);
+
+#endif

@@ -1,0 +1,316 @@
+/* The engine with the fake backend: thousands of seeded runs of random requests, cancels, stops,
+ * deadlines, forgotten caches, tiny pools, small steps and faults. Every right answer is known in
+ * advance; the books are checked after each turn. SIM_RUNS and SIM_SEED choose how many and where to
+ * begin. */
+#include "engine/base/rng.h"
+#include "engine/engine_state.h"
+#include "test/check.h"
+#include "test/engine/fake_backend.h"
+
+enum { MAX_REQUESTS = 12, MAX_N = 4, MAX_OUT = 40, MAX_PROMPT = 60, VOCAB = 384, HIDDEN = 64 };
+
+struct sim_request {
+    struct engine_request r;
+    struct engine_output outputs[MAX_N];
+    int32_t prompt[MAX_PROMPT];
+    int32_t tokens[MAX_N][MAX_OUT];
+    struct token_logprobs prompt_logprobs[MAX_PROMPT];
+    float pooled[HIDDEN];
+    int32_t stop_ids[1];
+    int32_t submit_turn, cancel_turn, stop_turn, late_turn; // -1: never
+    bool submitted, refused, cancelled, stopped, done;
+};
+
+struct sim {
+    uint64_t seed;
+    uint32_t n_drawn;
+    struct fake_control control;
+    struct engine *e;
+    struct sim_request requests[MAX_REQUESTS];
+    int32_t n_requests, n_done, reset_turn;
+    const struct sequence *head; // the first in order, and for how long it has not moved
+    int32_t head_known, head_computed, head_turns;
+};
+
+static uint32_t draw(struct sim *s, uint32_t below)
+{
+    return rng_bits(s->seed, 0, RNG_TEST, s->n_drawn++) % below;
+}
+
+static struct engine_options options_of(struct sim *s)
+{
+    static const int32_t tokens[] = {112, 160, 300, 900};
+    struct engine_options o = {.model_dir = "test/golden/llama-3", .dummy_weights = true,
+                               .open_backend = fake_open, .open_arg = &s->control,
+                               .no_thread = true};
+    o.block_size = 1 << draw(s, 4);
+    o.n_blocks = tokens[draw(s, 4)] / o.block_size;
+    o.max_num_seqs = 1 + (int32_t)draw(s, 6);
+    o.max_num_batched_tokens = o.max_num_seqs + 1 + (int32_t)draw(s, 30);
+    o.max_model_len = MAX_PROMPT + MAX_OUT;
+    o.no_prefix_cache = draw(s, 5) == 0;
+    o.no_chunked_prefill = draw(s, 5) == 0;
+    static const char *const specs[] = {
+        NULL, "{\"method\":\"ngram\",\"num_speculative_tokens\":3,\"prompt_lookup_min\":1}",
+        "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","
+        "\"num_speculative_tokens\":1,\"fixed\":true}",
+        "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","
+        "\"num_speculative_tokens\":4,\"disable_by_batch_size\":3}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"expansion\":[1,1,3,1,1]}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"expansion\":[3,2,2],"
+        "\"num_speculative_tokens\":2,\"fixed\":true}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"num_speculative_tokens\":4}",
+        "{\"method\":\"tree\",\"model\":[\"test/golden/llama-tied\",\"test/golden/llama-3\"],"
+        "\"num_speculative_tokens\":5,\"tree_width\":3,\"tree_nodes\":12,\"fixed\":true,"
+        "\"prompt_lookup_max\":3,\"prompt_lookup_min\":1}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"num_speculative_tokens\":5,"
+        "\"tree_width\":8,\"tree_nodes\":100,\"fixed\":true}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"num_speculative_tokens\":4,"
+        "\"rejection_sample_method\":\"probabilistic\",\"fixed\":true}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"expansion\":[2,1,2],"
+        "\"rejection_sample_method\":\"probabilistic\"}"};
+    o.speculative_config = specs[draw(s, sizeof specs / sizeof specs[0])];
+    s->control.garbage = draw(s, 2) == 0;
+    return o;
+}
+
+static void draw_stops(struct sim *s, struct sim_request *q)
+{
+    struct sampling_params *p = &q->r.params;
+    if (draw(s, 3) == 0) {
+        q->stop_ids[0] = (int32_t)draw(s, 8);
+        p->n_stop_ids = 1;
+        p->stop_ids = q->stop_ids;
+    }
+    if (draw(s, 6) == 0) {
+        q->cancel_turn = q->submit_turn + (int32_t)draw(s, 20);
+    }
+    if (draw(s, 8) == 0) {
+        q->stop_turn = q->submit_turn + (int32_t)draw(s, 20);
+    }
+}
+
+static void make_request(struct sim *s, int32_t index)
+{
+    struct sim_request *q = &s->requests[index];
+    struct engine_request *r = &q->r;
+    *q = (struct sim_request){.cancel_turn = -1, .stop_turn = -1, .late_turn = -1};
+    r->n_prompt = 1 + (int32_t)draw(s, MAX_PROMPT - 1);
+    // Half of the prompts begin like an earlier one.
+    int32_t shared = index > 0 && draw(s, 2) ? (int32_t)draw(s, (uint32_t)r->n_prompt + 1) : 0;
+    const struct sim_request *like = &s->requests[index > 0 ? draw(s, (uint32_t)index) : 0];
+    bool goes_on = index > 0 && draw(s, 3) == 0; // a conversation: the answer, then more
+    for (int32_t i = 0; i < r->n_prompt; i++) {
+        int32_t at = i - like->r.n_prompt;
+        bool answer = goes_on && at >= 0 && at < like->r.params.max_tokens;
+        q->prompt[i] = answer ? fake_next(q->prompt, i, like->r.params.seed, VOCAB)
+                       : (goes_on || i < shared) && i < like->r.n_prompt ? like->prompt[i]
+                                                                         : (int32_t)draw(s, 6);
+    }
+    r->prompt = q->prompt;
+    r->params = sampling_params_default();
+    r->params.seed = draw(s, 3);
+    r->params.max_tokens = 1 + (int32_t)draw(s, MAX_OUT);
+    r->n = draw(s, 4) ? 1 : 1 + (int32_t)draw(s, MAX_N);
+    r->priority = (int32_t)draw(s, 2);
+    r->cache_salt = draw(s, 6) == 0 ? "salt" : NULL;
+    q->submit_turn = (int32_t)draw(s, 30);
+    draw_stops(s, q);
+    if (draw(s, 8) == 0) {
+        r->params.prompt_logprobs = true;
+        r->prompt_logprobs = q->prompt_logprobs;
+        r->params.max_tokens = draw(s, 2) ? r->params.max_tokens : 0;
+    }
+    if (draw(s, 10) == 0) {
+        r->pool = draw(s, 2) ? POOL_MEAN : POOL_LAST;
+        r->n = 1;
+    }
+    if (draw(s, 12) == 0) {
+        q->late_turn = q->submit_turn + (int32_t)draw(s, 20);
+        r->deadline_ns = INT64_MAX;
+    }
+    r->pooled = q->pooled;
+    r->outputs = q->outputs;
+    for (int32_t i = 0; i < r->n; i++) {
+        q->outputs[i].tokens = q->tokens[i];
+    }
+}
+
+static void on_event(struct engine_request *r, void *arg)
+{
+    struct sim *s = arg;
+    struct sim_request *q = (struct sim_request *)r;
+    if (r->done) {
+        CHECK(!q->done);
+        q->done = true;
+        s->n_done++;
+    }
+}
+
+static void check_output(const struct sim_request *q, int32_t sample, bool failed)
+{
+    const struct engine_output *o = &q->outputs[sample];
+    const struct sampling_params *p = &q->r.params;
+    int32_t known[MAX_PROMPT + MAX_OUT], n = q->r.n_prompt;
+    memcpy(known, q->prompt, sizeof q->prompt);
+    int32_t finish = o->finish;
+    CHECK(finish != FINISH_NONE);
+    bool stopped_by_id = false;
+    for (int32_t i = 0; i < o->n_tokens; i++) {
+        int32_t want = fake_next(known, n, p->seed + (uint64_t)sample, VOCAB);
+        if (o->tokens[i] != want) {
+            CHECK_FAIL("sample %d, token %d is %d, expected %d", sample, i, o->tokens[i], want);
+            return;
+        }
+        CHECK(!stopped_by_id);
+        known[n++] = want;
+        stopped_by_id = p->n_stop_ids && want == p->stop_ids[0];
+    }
+    CHECK(!stopped_by_id || finish == FINISH_STOP);
+    CHECK(finish != FINISH_STOP || stopped_by_id || q->stopped);
+    CHECK(finish != FINISH_LENGTH || o->n_tokens == p->max_tokens);
+    CHECK(finish != FINISH_CANCELLED || q->cancelled);
+    CHECK(finish != FINISH_ERROR || failed);
+}
+
+static void check_request(const struct sim_request *q, bool failed)
+{
+    const struct engine_request *r = &q->r;
+    bool whole = !failed && !q->cancelled && !q->stopped;
+    if (q->refused) {
+        return;
+    }
+    if (r->pool != POOL_NONE) {
+        CHECK(!whole || q->pooled[HIDDEN - 1] == 1.0f); // each pooled row counts 1
+        return;
+    }
+    for (int32_t i = 0; i < r->n; i++) {
+        check_output(q, i, failed);
+    }
+    for (int32_t i = 1; whole && r->params.prompt_logprobs && i < r->n_prompt; i++) {
+        CHECK_NEAR(q->prompt_logprobs[i].logprob, fake_logprob(q->prompt, i + 1), 1e-6);
+    }
+}
+
+static void submit_or_message(struct sim *s, struct sim_request *q, int32_t turn)
+{
+    struct err err;
+    if (!q->submitted && turn >= q->submit_turn) {
+        enum status st = engine_submit(s->e, &q->r, &err);
+        q->submitted = st != ERR_BUSY;
+        q->refused = st != OK && st != ERR_BUSY; // the device is lost
+        q->done = q->refused;
+        s->n_done += q->refused;
+    }
+    if (q->submitted && !q->done && turn == q->cancel_turn) {
+        q->cancelled = true;
+        engine_cancel(s->e, &q->r);
+    }
+    if (q->submitted && !q->done && turn == q->stop_turn) {
+        q->stopped = true;
+        engine_stop(s->e, &q->r, 0);
+    }
+    if (q->submitted && !q->done && turn == q->late_turn) { // the clock is not the test's to move
+        q->r.deadline_ns = s->e->next_deadline_ns = 1;
+    }
+}
+
+/* Who is first in the total order moves on, whatever else there is: at the latest when the steps
+ * under way have ended. */
+static void watch_head(struct sim *s)
+{
+    enum { PATIENCE = 2 * N_STEPS }; // seen: 1
+    const struct sequence *head = s->e->scheduler.order.next;
+    if (head == &s->e->scheduler.order || head->state == SEQ_RETIRING || head != s->head ||
+        head->n_known != s->head_known || head->n_computed != s->head_computed) {
+        s->head = head;
+        s->head_known = head->n_known;
+        s->head_computed = head->n_computed;
+        s->head_turns = 0;
+        return;
+    }
+    s->head_turns++;
+    CHECK(s->head_turns < PATIENCE);
+}
+
+static void take_turn(struct sim *s, int32_t turn)
+{
+    for (int32_t i = 0; i < s->n_requests; i++) {
+        submit_or_message(s, &s->requests[i], turn);
+    }
+    if (turn == s->reset_turn) {
+        engine_reset_prefix_cache(s->e);
+    }
+    engine_turn(s->e);
+    scheduler_check(&s->e->scheduler);
+    watch_head(s);
+    engine_drain(s->e, on_event, s);
+}
+
+static void run_once(uint64_t seed, bool faults)
+{
+    static struct sim s;
+    s = (struct sim){.seed = seed};
+    struct engine_options o = options_of(&s);
+    int32_t fail_at_step = faults ? 1 + (int32_t)draw(&s, 40) : 0;
+    s.n_requests = 1 + (int32_t)draw(&s, MAX_REQUESTS);
+    for (int32_t i = 0; i < s.n_requests; i++) {
+        make_request(&s, i);
+    }
+    s.reset_turn = (int32_t)draw(&s, 100);
+    struct err err;
+    if (engine_open(&o, &s.e, &err) != OK) {
+        CHECK_FAIL("open: %s", err.text);
+        return;
+    }
+    s.control.fail_at_step = fail_at_step > 0 ? s.control.n_steps + fail_at_step : 0;
+    s.control.n_wrong = s.control.max_rows_seen = 0; // what was measured at the start
+    for (int32_t turn = 0; turn < 5000 && s.n_done < s.n_requests; turn++) {
+        take_turn(&s, turn);
+    }
+    CHECK_EQ(s.n_done, s.n_requests);
+    for (int32_t i = 0; i < 3; i++) { // steps in flight come home
+        take_turn(&s, 5000);
+    }
+    bool failed = s.control.fail_at_step > 0 && s.control.n_steps >= s.control.fail_at_step;
+    CHECK_EQ(s.control.n_wrong, 0);
+    CHECK(s.control.max_rows_seen <= o.max_num_batched_tokens);
+    for (int32_t i = 0; i < s.n_requests && s.n_done == s.n_requests; i++) {
+        bool late = s.requests[i].r.error == ERR_TIMEOUT;
+        CHECK(!late || s.requests[i].late_turn >= 0);
+        check_request(&s.requests[i], failed || late);
+    }
+    CHECK(failed || s.e->scheduler.n_running + s.e->scheduler.n_waiting == 0);
+    engine_stop_all(s.e);
+    engine_drain(s.e, on_event, &s);
+    engine_close(s.e);
+}
+
+static void run_many(bool faults)
+{
+    const char *runs = getenv("SIM_RUNS"), *from = getenv("SIM_SEED");
+    uint64_t first = from ? strtoull(from, NULL, 10) : 1;
+    int n = runs ? (int)strtol(runs, NULL, 10) : 400;
+    for (int i = 0; i < n; i++) {
+        run_once(first + (uint64_t)i, faults);
+        if (check_failures > 0) {
+            printf("SIM_SEED=%llu\n", (unsigned long long)first + (unsigned long long)i);
+            return;
+        }
+    }
+}
+
+TEST(every_request_ends_once_and_right)
+{
+    run_many(false);
+}
+
+TEST(a_lost_device_ends_every_request)
+{
+    run_many(true);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

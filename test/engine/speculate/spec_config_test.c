@@ -1,0 +1,78 @@
+/* --speculative-config: what is misspelt, of another type or out of range is refused by name. */
+#include "engine/speculate/spec.h"
+#include "test/check.h"
+
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+TEST(what_cannot_be_obeyed_is_refused_by_name)
+{
+    static const struct {
+        const char *config, *names;
+    } bad[] = {
+        {"", "speculative-config"},
+        {"[]", "JSON object"},
+        {"3", "JSON object"},
+        {"{\"method\":\"ngram\"", "speculative-config"},
+        {"{}", "(missing)"},
+        {"{\"method\":\"eagle\"}", "eagle"},
+        {"{\"method\":7}", "method"},
+        {"{\"method\":null}", "method"},
+        {"{\"method\":\"ngram\",\"num_speculative_token\":3}", "'num_speculative_token'"},
+        {"{\"method\":\"ngram\",\"num_speculative_tokens\":\"3\"}", "num_speculative_tokens"},
+        {"{\"method\":\"ngram\",\"num_speculative_tokens\":2.5}", "num_speculative_tokens"},
+        {"{\"method\":\"ngram\",\"num_speculative_tokens\":0}", "num_speculative_tokens"},
+        {"{\"method\":\"ngram\",\"num_speculative_tokens\":4294967297}", "num_speculative_tokens"},
+        {"{\"method\":\"ngram\",\"prompt_lookup_max\":true}", "prompt_lookup_max"},
+        {"{\"method\":\"ngram\",\"prompt_lookup_min\":4,\"prompt_lookup_max\":3}", "prompt_lookup"},
+        {"{\"method\":\"ngram\",\"prompt_lookup_max\":33}", "prompt_lookup"},
+        {"{\"method\":\"ngram\",\"disable_by_batch_size\":-1}", "disable_by_batch_size"},
+        {"{\"method\":\"ngram\",\"disable_by_batch_size\":4294967304}", "disable_by_batch_size"},
+        {"{\"method\":\"ngram\",\"fixed\":1}", "fixed"},
+        {"{\"method\":\"draft_model\"}", "'model'"},
+        {"{\"method\":\"draft_model\",\"model\":3}", "model"},
+        {"{\"method\":\"draft_model\",\"model\":\"m\",\"draft_tensor_parallel_size\":0}",
+         "draft_tensor_parallel_size"},
+        {"{\"method\":\"ngram\",\"rejection_sample_method\":\"typical\"}", "typical"},
+        {"{\"method\":\"ngram\",\"rejection_sample_method\":\"probabilistic\"}", "draft model"},
+        {"{\"method\":\"ngram\",\"rejection_sample_method\":\"synthetic\"}",
+         "synthetic_acceptance_rate"},
+        {"{\"method\":\"ngram\",\"synthetic_acceptance_rate\":0.5}", "synthetic"},
+        {"{\"method\":\"ngram\",\"synthetic_acceptance_rate\":\"much\"}",
+         "synthetic_acceptance_rate"},
+    };
+    struct spec *sp = xcalloc(1, sizeof *sp);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct err err = {""};
+        CHECK(spec_init(sp, bad[i].config, &err) != OK);
+        if (!strstr(err.text, "speculative-config") || !strstr(err.text, bad[i].names)) {
+            CHECK_FAIL("%s: %s", bad[i].config, err.text);
+        }
+    }
+    free(sp);
+}
+
+TEST(what_is_left_out_has_its_default)
+{
+    struct spec *sp = xcalloc(1, sizeof *sp);
+    struct err err;
+    CHECK_EQ(spec_init(sp, NULL, &err), OK);
+    CHECK_EQ(sp->method, SPEC_NONE);
+    CHECK_EQ(spec_init(sp, "{\"method\":\"ngram\"}", &err), OK);
+    CHECK(sp->method == SPEC_NGRAM && sp->k == 4 && sp->min_n == 2 && sp->max_n == 5);
+    CHECK(sp->max_batch == 32 && sp->draft_ranks == 1 && !sp->fixed);
+    CHECK_EQ(spec_init(sp, "{\"method\":\"ngram\",\"prompt_lookup_min\":7}", &err), OK);
+    CHECK(sp->min_n == 7 && sp->max_n == 7);
+    CHECK_EQ(spec_init(sp, "{\"method\":\"ngram\",\"prompt_lookup_max\":1}", &err), OK);
+    CHECK(sp->min_n == 1 && sp->max_n == 1);
+    CHECK_EQ(spec_init(sp, "{\"model\":\"m\",\"draft_tensor_parallel_size\":2}", &err), OK);
+    CHECK(sp->method == SPEC_DRAFT && sp->n_models == 1 && sp->draft_ranks == 2);
+    free(sp);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

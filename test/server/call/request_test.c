@@ -1,0 +1,443 @@
+#include "server/call/prepare.h"
+
+#include "test/check.h"
+
+static struct api_model model;
+static struct config config;
+static struct engine_info info = {.vocab = 4096, .hidden = 8, .max_model_len = 64, .n_eos = 1,
+                                  .eos = {2}};
+
+static void open_model(void)
+{
+    if (model.names) {
+        return;
+    }
+    const char *argv[] = {"serve", "models/demo"};
+    struct err err = {""};
+    if (config_load(&config, 2, (char **)argv, NULL, &err) != OK) {
+        CHECK_FAIL("%s", err.text);
+    }
+    info.defaults = sampling_params_default();
+    if (api_model_open(&model, &config, &info, &err) != OK) {
+        CHECK_FAIL("%s", err.text);
+    }
+    info.vocab = tokenizer_vocab_size(model.tok);
+}
+
+/* Prepares a body of exactly its size, so that ASan sees an overrun. */
+static struct api_request prepared(enum api_kind kind, const char *body, char **text)
+{
+    open_model();
+    size_t n = strlen(body);
+    *text = malloc(n + 1);
+    memcpy(*text, body, n + 1);
+    struct api_request r = {.kind = kind, .model = &model, .text = *text, .n_bytes = n, .seed = 9};
+    prepare_request(&r);
+    return r;
+}
+
+#define REFUSES(kind, body, code_, param_)                                                         \
+    do {                                                                                           \
+        char *text;                                                                                \
+        struct api_request r = prepared(kind, body, &text);                                        \
+        CHECK(r.error.status >= 400);                                                              \
+        CHECK_STR(r.error.code ? r.error.code : "", code_);                                        \
+        CHECK_STR(r.error.param, param_);                                                          \
+        CHECK(r.error.message[0] != '\0');                                                         \
+        api_request_deinit(&r);                                                                    \
+        free(text);                                                                                \
+    } while (0)
+
+#define ACCEPTS(kind, body)                                                                        \
+    char *text;                                                                                    \
+    struct api_request r = prepared(kind, body, &text);                                            \
+    CHECK_STR(r.error.message, "");                                                                \
+    REQUIRE(r.error.status == 0)
+
+#define DONE()                                                                                     \
+    do {                                                                                           \
+        api_request_deinit(&r);                                                                    \
+        free(text);                                                                                \
+    } while (0)
+
+#define HI "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
+
+TEST(bodies_that_are_not_objects)
+{
+    REFUSES(API_CHAT, "", "json_parse_error", "");
+    REFUSES(API_CHAT, "[1]", "json_parse_error", "");
+    REFUSES(API_CHAT, "{\"a\":1} x", "json_parse_error", "");
+    REFUSES(API_CHAT, "{\"a\":\"\\ud800\xff\"}", "json_parse_error", "");
+    REFUSES(API_CHAT, "{\"messages\":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["
+                      "[[[[[[[[[[[[", "json_parse_error", "");
+}
+
+TEST(a_nul_in_a_string_is_told_from_what_is_no_json)
+{
+    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\\u0000\"}]}",
+            "invalid_value", "");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"\\u0000\":1}", "invalid_value", "");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\\ud800\"}", "json_parse_error", "");
+    ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\\\\u0000\"}");
+    CHECK_STR(r.prompts[0].text, "a\\u0000");
+    DONE();
+}
+
+/* {"k0":0,"k1":0,...,"temperature":3}, with `n` keys in all. */
+static void many_keys(struct buf *b, int n)
+{
+    buf_puts(b, "{");
+    for (int i = 1; i < n; i++) {
+        buf_printf(b, "\"k%d\":0,", i);
+    }
+    buf_puts(b, "\"temperature\":3}");
+}
+
+TEST(the_last_of_many_keys_is_read_and_too_many_are_refused)
+{
+    static const int counts[] = {16, 17, 33, 255, 256, 257, 1000};
+    for (int i = 0; i < 7; i++) {
+        struct buf b;
+        buf_init(&b, 1 << 20);
+        many_keys(&b, counts[i]);
+        bool fits = counts[i] <= 256;
+        REFUSES(API_CHAT, b.data, fits ? "decimal_above_max_value" : "json_parse_error",
+                fits ? "temperature" : "");
+        buf_deinit(&b);
+    }
+}
+
+TEST(scalars_out_of_range_name_their_parameter)
+{
+    REFUSES(API_CHAT, "{" HI ",\"temperature\":2.5}", "decimal_above_max_value", "temperature");
+    REFUSES(API_CHAT, "{" HI ",\"temperature\":-1}", "decimal_below_min_value", "temperature");
+    REFUSES(API_CHAT, "{" HI ",\"temperature\":\"1\"}", "invalid_type", "temperature");
+    REFUSES(API_CHAT, "{" HI ",\"temperature\":1e400}", "decimal_above_max_value", "temperature");
+    REFUSES(API_CHAT, "{" HI ",\"top_p\":1.5}", "decimal_above_max_value", "top_p");
+    REFUSES(API_CHAT, "{" HI ",\"top_k\":-2}", "integer_below_min_value", "top_k");
+    REFUSES(API_CHAT, "{" HI ",\"n\":0}", "integer_below_min_value", "n");
+    REFUSES(API_CHAT, "{" HI ",\"n\":1.5}", "invalid_type", "n");
+    REFUSES(API_CHAT, "{" HI ",\"n\":129}", "integer_above_max_value", "n");
+    REFUSES(API_CHAT, "{" HI ",\"max_tokens\":0}", "integer_below_min_value", "max_tokens");
+    REFUSES(API_CHAT, "{" HI ",\"max_tokens\":4294967297}", "integer_above_max_value",
+            "max_tokens");
+    REFUSES(API_CHAT, "{" HI ",\"max_tokens\":64}", "context_length_exceeded", "messages");
+    REFUSES(API_CHAT, "{" HI ",\"stream\":1}", "invalid_type", "stream");
+    REFUSES(API_CHAT, "{" HI ",\"stream_options\":{}}", "invalid_value", "stream_options");
+    REFUSES(API_CHAT, "{" HI ",\"top_logprobs\":3}", "invalid_value", "top_logprobs");
+    REFUSES(API_CHAT, "{" HI ",\"logprobs\":true,\"top_logprobs\":21}", "integer_above_max_value",
+            "top_logprobs");
+    REFUSES(API_CHAT, "{" HI ",\"stop\":[\"\"]}", "invalid_value", "stop");
+    REFUSES(API_CHAT, "{" HI ",\"stop\":5}", "invalid_type", "stop");
+    REFUSES(API_CHAT, "{" HI ",\"logit_bias\":{\"x\":1}}", "invalid_value", "logit_bias");
+    REFUSES(API_CHAT, "{" HI ",\"logit_bias\":{\"5\":101}}", "decimal_above_max_value",
+            "logit_bias");
+    REFUSES(API_CHAT, "{" HI ",\"logit_bias\":{\"99999999\":1}}", "invalid_value", "logit_bias");
+    REFUSES(API_CHAT, "{" HI ",\"min_tokens\":50,\"max_tokens\":9}", "invalid_value",
+            "min_tokens");
+    REFUSES(API_CHAT, "{" HI ",\"best_of\":3}", "unsupported_value", "best_of");
+    REFUSES(API_CHAT, "{" HI ",\"cache_salt\":\"\"}", "invalid_value", "cache_salt");
+    REFUSES(API_CHAT, "{" HI ",\"seed\":99999999999999999999}", "invalid_value", "seed");
+    REFUSES(API_CHAT, "{" HI ",\"model\":\"other\"}", "model_not_found", "model");
+    REFUSES(API_CHAT, "{" HI ",\"reasoning_effort\":\"vast\"}", "invalid_value",
+            "reasoning_effort");
+}
+
+TEST(what_is_not_here_is_refused_by_name)
+{
+    REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_object\"}}",
+            "unsupported_value", "response_format");
+    REFUSES(API_CHAT, "{" HI ",\"structured_outputs\":{\"regex\":\"a\"}}", "unsupported_parameter",
+            "structured_outputs");
+    REFUSES(API_CHAT, "{" HI ",\"chat_template\":\"x\"}", "unsupported_parameter",
+            "chat_template");
+    REFUSES(API_CHAT, "{" HI ",\"audio\":{\"voice\":\"x\"}}", "unsupported_parameter", "audio");
+    REFUSES(API_CHAT, "{" HI ",\"modalities\":[\"text\",\"audio\"]}", "unsupported_value",
+            "modalities");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"suffix\":\"b\"}", "unsupported_parameter",
+            "suffix");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"use_beam_search\":true}",
+            "unsupported_parameter", "use_beam_search");
+    REFUSES(API_RESPONSES, "{\"input\":\"a\",\"previous_response_id\":\"resp_1\"}", "not_found",
+            "previous_response_id");
+    REFUSES(API_RESPONSES, "{\"input\":\"a\",\"tools\":[{\"type\":\"web_search\"}]}",
+            "unsupported_parameter", "tools[0].type");
+}
+
+TEST(messages_and_tools_are_checked)
+{
+    REFUSES(API_CHAT, "{}", "missing_required_parameter", "messages");
+    REFUSES(API_CHAT, "{\"messages\":[]}", "empty_array", "messages");
+    REFUSES(API_CHAT, "{\"messages\":[5]}", "invalid_type", "messages[0]");
+    REFUSES(API_CHAT, "{\"messages\":[{\"content\":\"x\"}]}", "missing_required_parameter",
+            "messages[0].role");
+    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"user\"}]}", "missing_required_parameter",
+            "messages[0].content");
+    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"boss\",\"content\":\"x\"}]}", "invalid_value",
+            "messages[0].role");
+    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}",
+            "missing_required_parameter", "messages[0].tool_call_id");
+#define PARTS(parts) "{\"messages\":[{\"role\":\"user\",\"content\":[" parts "]}]}"
+    REFUSES(API_CHAT, PARTS("{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\"}"),
+            "missing_required_parameter", "messages[0].content[1].text");
+    REFUSES(API_CHAT, PARTS("{\"type\":\"text\",\"text\":5}"), "invalid_type",
+            "messages[0].content[0].text");
+    REFUSES(API_CHAT, PARTS("{}"), "missing_required_parameter", "messages[0].content[0].type");
+    REFUSES(API_CHAT, PARTS("\"hi\""), "invalid_type", "messages[0].content[0]");
+#define CALLS(calls) "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[" calls "]}]}"
+    REFUSES(API_CHAT, CALLS("{\"function\":{\"name\":\"f\",\"arguments\":\"\"}},{}"),
+            "missing_required_parameter", "messages[0].tool_calls[1].function.name");
+    REFUSES(API_CHAT, CALLS("{\"function\":{\"name\":5}}"), "invalid_type",
+            "messages[0].tool_calls[0].function.name");
+    REFUSES(API_CHAT, CALLS("{\"function\":{\"name\":\"f\",\"arguments\":[]}}"), "invalid_type",
+            "messages[0].tool_calls[0].function.arguments");
+    REFUSES(API_CHAT, CALLS("5"), "invalid_type", "messages[0].tool_calls[0]");
+    REFUSES(API_RESPONSES, "{\"input\":[{\"role\":\"user\"}]}", "missing_required_parameter",
+            "input[0].content");
+    REFUSES(API_RESPONSES,
+            "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\"}]}]}",
+            "missing_required_parameter", "input[0].content[0].text");
+    REFUSES(API_CHAT, "{" HI ",\"tools\":[]}", "empty_array", "tools");
+    REFUSES(API_CHAT, "{" HI ",\"tools\":[{\"type\":\"custom\"}]}", "unsupported_value",
+            "tools[0].type");
+    REFUSES(API_CHAT, "{" HI ",\"tools\":[{\"function\":{}}]}", "missing_required_parameter",
+            "tools[0].function.name");
+    REFUSES(API_CHAT, "{" HI ",\"tool_choice\":\"auto\"}", "invalid_value", "tool_choice");
+#define TOOL ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}]"
+    REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":\"required\"}", "unsupported_value",
+            "tool_choice");
+    REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":"
+                      "\"g\"}}}", "invalid_value", "tool_choice");
+    REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":"
+                      "\"f\"}}}", "unsupported_value", "tool_choice");
+}
+
+TEST(prompts_in_all_four_forms)
+{
+    {
+        ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"hello\"}");
+        CHECK_EQ(r.n_prompts, 1);
+        CHECK(r.prompts[0].n > 0 && r.prompts[0].max_tokens == 16);
+        CHECK_STR(r.prompts[0].text, "hello");
+        DONE();
+    }
+    {
+        ACCEPTS(API_COMPLETIONS, "{\"prompt\":[\"a\",\"b c\"],\"n\":2,\"best_of\":2}");
+        CHECK_EQ(r.n_prompts, 2);
+        CHECK_STR(r.prompts[1].text, "b c");
+        DONE();
+    }
+    {
+        ACCEPTS(API_COMPLETIONS, "{\"prompt\":[5, 6,7],\"max_tokens\":null}");
+        CHECK_EQ(r.n_prompts, 1);
+        CHECK_EQ(r.prompts[0].n, 3);
+        CHECK_EQ(r.prompts[0].ids[2], 7);
+        CHECK_EQ(r.prompts[0].max_tokens, 61);
+        CHECK(!r.prompts[0].text);
+        DONE();
+    }
+    {
+        ACCEPTS(API_COMPLETIONS, "{\"prompt\":[[5],[6,7]],\"max_tokens\":0,\"echo\":true,"
+                                 "\"logprobs\":1}");
+        CHECK_EQ(r.n_prompts, 2);
+        CHECK_EQ(r.prompts[1].ids[1], 7);
+        CHECK_EQ(r.prompts[1].max_tokens, 0);
+        CHECK(r.params.prompt_logprobs && r.params.prompt_top_logprobs == 1);
+        DONE();
+    }
+    REFUSES(API_COMPLETIONS, "{\"prompt\":[]}", "empty_array", "prompt");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":[5,\"a\"]}", "invalid_type", "prompt");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":[[5],6]}", "invalid_type", "prompt");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":[99999999]}", "invalid_value", "prompt");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":[-1]}", "invalid_value", "prompt");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":\"\"}", "invalid_value", "prompt");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":[[]]}", "empty_array", "prompt");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":[1.5]}", "invalid_type", "prompt");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":{}}", "invalid_type", "prompt");
+    REFUSES(API_EMBEDDINGS, "{\"input\":\"\"}", "invalid_value", "input");
+    REFUSES(API_EMBEDDINGS, "{\"input\":\"a\",\"dimensions\":3}", "unsupported_value",
+            "dimensions");
+}
+
+TEST(numbers_keep_their_bits_and_null_is_absent)
+{
+    {
+        ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\",\"seed\":9007199254740993,\"n\":2.0,"
+                                 "\"temperature\":null,\"stop\":null,\"logprobs\":null}");
+        CHECK(r.params.seed == 9007199254740993ULL);
+        CHECK_EQ(r.n, 2);
+        CHECK_NEAR(r.params.temperature, 1, 0);
+        CHECK(!r.logprobs);
+        DONE();
+    }
+    {
+        ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\",\"seed\":-3,\"top_p\":0,\"unknown\":{\"x\":[]}}");
+        CHECK(r.params.seed == (uint64_t)-3);
+        CHECK_EQ(r.params.top_k, 1);
+        DONE();
+    }
+    {
+        ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\"}");
+        CHECK(r.params.seed == 9);
+        CHECK_EQ(r.params.n_stop_ids, 1);
+        DONE();
+    }
+    {
+        ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\",\"ignore_eos\":true,\"stop_token_ids\":[7],"
+                                 "\"stop\":[\"x\",\"y\"],\"n\":1,\"n\":3}");
+        CHECK_EQ(r.params.n_stop_ids, 1);
+        CHECK_EQ(r.params.stop_ids[0], 7);
+        CHECK_EQ(r.output.n_stop, 2);
+        CHECK_EQ(r.output.stop_bytes[1], 1);
+        CHECK_EQ(r.n, 3); // the last of equal keys
+        DONE();
+    }
+}
+
+TEST(prompts_are_cut_where_asked)
+{
+    ACCEPTS(API_COMPLETIONS, "{\"prompt\":[1,2,3,4,5],\"truncate_prompt_tokens\":2}");
+    CHECK_EQ(r.prompts[0].n, 2);
+    CHECK_EQ(r.prompts[0].ids[0], 4);
+    DONE();
+}
+
+TEST(responses_become_messages)
+{
+    {
+        ACCEPTS(API_RESPONSES, "{\"instructions\":\"be \\\"x\\\"\",\"input\":\"hi\"}");
+        CHECK_STR(r.messages, "[{\"role\":\"system\",\"content\":\"be \\\"x\\\"\"},"
+                              "{\"role\":\"user\",\"content\":\"hi\"}]");
+        DONE();
+    }
+    {
+        ACCEPTS(API_RESPONSES,
+                "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":"
+                "\"q\"}]},{\"type\":\"reasoning\",\"content\":[{\"type\":\"reasoning_text\","
+                "\"text\":\"hm\"}]},{\"type\":\"function_call\",\"call_id\":\"c1\",\"name\":\"f\","
+                "\"arguments\":\"{}\"},{\"type\":\"function_call_output\",\"call_id\":\"c1\","
+                "\"output\":\"ok\"}]}");
+        CHECK_STR(r.messages,
+                  "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"q\"}]},"
+                  "{\"role\":\"assistant\",\"content\":null,\"reasoning_content\":\"hm\","
+                  "\"tool_calls\":[{\"type\":\"function\",\"id\":\"c1\",\"function\":{\"name\":"
+                  "\"f\",\"arguments\":\"{}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"c1\","
+                  "\"content\":\"ok\"}]");
+        DONE();
+    }
+    REFUSES(API_RESPONSES, "{}", "missing_required_parameter", "input");
+    REFUSES(API_RESPONSES, "{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}",
+            "unsupported_value", "input[0].type");
+    REFUSES(API_RESPONSES, "{\"input\":\"a\",\"text\":{\"format\":{\"type\":\"json_schema\"}}}",
+            "unsupported_value", "text.format");
+}
+
+TEST(template_variables_are_joined)
+{
+    ACCEPTS(API_CHAT, "{" HI ",\"reasoning_effort\":\"none\",\"chat_template_kwargs\":{ \"a\": 1 },"
+                      "\"documents\":[]}");
+    CHECK_STR(r.kwargs, "{\"reasoning_effort\":\"none\",\"enable_thinking\":false,"
+                        "\"documents\":[],\"a\": 1 }");
+    DONE();
+}
+
+/* Members that other endpoints know cost nothing where they mean nothing. */
+TEST(an_embedding_has_one_sample)
+{
+    ACCEPTS(API_EMBEDDINGS, "{\"input\":[\"a\",\"b\"],\"n\":7,\"prompt_logprobs\":3,\"min_tokens\":5}");
+    CHECK_EQ(r.n, 1);
+    CHECK(!r.params.prompt_logprobs);
+    CHECK(r.pools && r.n_prompts == 2);
+    DONE();
+}
+
+TEST(what_would_be_sampled_is_nothing_to_a_count)
+{
+    ACCEPTS(API_TOKENIZE, "{" HI ",\"min_tokens\":5,\"max_tokens\":9}");
+    CHECK(!r.generates && !r.pools && r.prompts[0].n > 0);
+    DONE();
+}
+
+/* More text than any context holds is counted all the same, and refused with what is known of it
+ * where the context matters. */
+TEST(a_text_beyond_every_context)
+{
+    struct buf b;
+    buf_init(&b, 1 << 20);
+    buf_puts(&b, "{\"prompt\":\"");
+    for (int i = 0; i < 20000; i++) {
+        buf_puts(&b, "word ");
+    }
+    buf_puts(&b, "\"}");
+    {
+        ACCEPTS(API_TOKENIZE, b.data);
+        CHECK(r.prompts[0].n >= 20000);
+        DONE();
+    }
+    char *text;
+    struct api_request r = prepared(API_COMPLETIONS, b.data, &text);
+    CHECK_STR(r.error.code, "context_length_exceeded");
+    CHECK(strstr(r.error.message, "you requested at least ") != NULL);
+    CHECK_EQ(r.error.n_prompt, 0);
+    CHECK_EQ(r.error.n_context, 64);
+    DONE();
+    buf_deinit(&b);
+}
+
+/* Where the template is the one to refuse, the endpoint's own member is named. */
+TEST(messages_that_the_template_refuses)
+{
+    static const char strict[] = "{{ raise_exception('no') }}";
+    struct err err;
+    open_model();
+    struct chat_template *own = model.template;
+    REQUIRE(chat_template_compile(strict, strlen(strict), "strict", &model.template, &err) == OK);
+    REFUSES(API_CHAT, "{" HI "}", "invalid_messages", "messages");
+    REFUSES(API_TOKENIZE, "{" HI "}", "invalid_messages", "messages");
+    REFUSES(API_RESPONSES, "{\"input\":\"a\"}", "invalid_messages", "input");
+    REFUSES(API_RESPONSES_INPUT_TOKENS, "{\"input\":\"a\"}", "invalid_messages", "input");
+    chat_template_free(model.template);
+    model.template = own;
+}
+
+/* Broken and mixed bodies: nothing may crash, and each refusal has its words. */
+TEST(mutated_bodies_never_crash)
+{
+    static const char *const seeds[] = {
+        "{" HI TOOL ",\"stop\":[\"a\"],\"logit_bias\":{\"5\":1},\"n\":2,\"seed\":5}",
+        "{\"prompt\":[[1,2],[3]],\"echo\":true,\"logprobs\":3,\"stream\":true}",
+        "{\"input\":[{\"role\":\"user\",\"content\":\"x\"}],\"tools\":[{\"type\":\"function\","
+        "\"name\":\"f\"}],\"reasoning\":{\"effort\":\"low\"}}",
+    };
+    static const char bytes[] = "{}[],:\"\\0159-.eEtfn ux\xc3\xff";
+    static const enum api_kind kinds[] = {API_CHAT,       API_COMPLETIONS, API_RESPONSES,
+                                          API_EMBEDDINGS, API_TOKENIZE,    API_DETOKENIZE};
+    uint64_t x = 1;
+    for (int i = 0; i < 20000; i++) {
+        char body[512], *text;
+        snprintf(body, sizeof body, "%s", seeds[i % 3]);
+        size_t n = strlen(body);
+        for (int k = 0; k < 1 + i % 4; k++) {
+            x = x * 6364136223846793005ULL + 1442695040888963407ULL;
+            size_t at = (x >> 33) % n;
+            if ((x >> 20) % 3 == 0) {
+                memmove(body + at, body + at + 1, n - at);
+                n--;
+            } else {
+                body[at] = bytes[(x >> 50) % (sizeof bytes - 1)];
+            }
+        }
+        struct api_request r = prepared(kinds[(x >> 40) % 6], body, &text);
+        CHECK(r.error.status == 0 || r.error.message[0]);
+        api_request_deinit(&r);
+        free(text);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    int rc = check_main(argc, argv);
+    api_model_close(&model);
+    config_deinit(&config);
+    return rc;
+}

@@ -1,0 +1,211 @@
+#include "server/cli/config.h"
+
+#include "server/cli/config_table.h"
+#include "test/check.h"
+
+#include <unistd.h>
+
+#define LOAD(...)                                                                                  \
+    const char *argv[] = {"serve", __VA_ARGS__};                                                         \
+    struct config c;                                                                               \
+    struct err err = {""};                                                                         \
+    enum status st = config_load(&c, (int)(sizeof argv / sizeof argv[0]), (char **)argv, env,   \
+                                 &err)
+
+static const char *no_env[] = {NULL};
+static char **env = (char **)no_env; // never written to
+
+static char *write_file(const char *text)
+{
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/sluice_config_%d.yaml", (int)getpid());
+    FILE *f = fopen(path, "w");
+    fputs(text, f);
+    fclose(f);
+    return path;
+}
+
+TEST(flags_set_fields_and_the_rest_keeps_its_default)
+{
+    LOAD("models/demo", "--port=9001", "-tp", "2", "--max-model-len", "8k",
+         "--no-enable-prefix-caching", "--served-model-name", "a", "b", "--host", "::",
+         "--request-timeout", "2m", "--max-body-bytes", "4MiB");
+    CHECK_STR(err.text, "");
+    REQUIRE(st == OK);
+    CHECK_STR(c.model, "models/demo");
+    CHECK_EQ(c.port, 9001);
+    CHECK_EQ(c.tensor_parallel_size, 2);
+    CHECK_EQ(c.max_model_len, 8000);
+    CHECK(!c.enable_prefix_caching);
+    CHECK_EQ(c.served_model_name.n, 2);
+    CHECK_STR(c.served_model_name.items[1], "b");
+    CHECK_STR(c.host, "::");
+    CHECK_NEAR(c.request_timeout, 120, 0);
+    CHECK_EQ(c.max_body_bytes, 4 << 20);
+    CHECK_NEAR(c.gpu_memory_utilization, 0, 0);
+    CHECK_EQ(c.max_num_seqs, 0);
+    config_deinit(&c);
+}
+
+/* As a shell completes it: the folder's last part is one of the model's names. */
+TEST(a_slash_behind_the_model_is_no_part_of_its_name)
+{
+    LOAD("models/demo//");
+    REQUIRE(st == OK);
+    CHECK_STR(c.model, "models/demo");
+    config_deinit(&c);
+    const char *root[] = {"serve", "/"};
+    REQUIRE(config_load(&c, 2, (char **)root, env, &err) == OK);
+    CHECK_STR(c.model, "/");
+    config_deinit(&c);
+}
+
+TEST(capital_units_are_binary)
+{
+    LOAD("m", "--max-model-len", "8K", "--max-num-seqs", "auto");
+    REQUIRE(st == OK);
+    CHECK_EQ(c.max_model_len, 8192);
+    config_deinit(&c);
+}
+
+TEST(flag_wins_over_environment_and_environment_over_file)
+{
+    char *path = write_file("# a comment\nmodel: from-file # why\nport: 1\nhost: 'file host'\n"
+                            "max_num_seqs: 7\nserved-model-name:\n  - x\n  - \"y z\"\n"
+                            "allowed-origins: [http://a, 'http://b']\nlog-level:\n");
+    const char *some[] = {"SLUICE_PORT=2", "SLUICE_HOST=env", "SLUICE_SHARED=/nowhere", "HOME=/x", NULL};
+    env = (char **)some;
+    LOAD("--config", path, "--port", "3");
+    env = (char **)no_env;
+    CHECK_STR(err.text, "");
+    REQUIRE(st == OK);
+    CHECK_EQ(c.port, 3);
+    CHECK_STR(c.host, "env");
+    CHECK_STR(c.model, "from-file");
+    CHECK_EQ(c.max_num_seqs, 7);
+    CHECK_EQ(c.served_model_name.n, 2);
+    CHECK_STR(c.served_model_name.items[1], "y z");
+    CHECK_EQ(c.allowed_origins.n, 2);
+    CHECK_STR(c.allowed_origins.items[1], "http://b");
+    CHECK_STR(c.log_level, "info");
+    config_deinit(&c);
+    unlink(path);
+}
+
+#define REFUSED(words, ...)                                                                        \
+    do {                                                                                           \
+        LOAD(__VA_ARGS__);                                                                         \
+        CHECK(st != OK);                                                                           \
+        if (!strstr(err.text, words)) {                                                            \
+            CHECK_FAIL("\"%s\" lacks \"%s\"", err.text, words);                                    \
+        }                                                                                          \
+        config_deinit(&c);                                                                         \
+    } while (0)
+
+TEST(bad_flags_are_refused_with_words)
+{
+    REFUSED("did you mean 'max-model-len'", "m", "--max-model-length", "5");
+    REFUSED("did you mean 'port'", "m", "--prot", "5");
+    REFUSED("needs a value", "m", "--port");
+    REFUSED("outside", "m", "--port", "70000");
+    REFUSED("whole number", "m", "--port", "12x");
+    REFUSED("not whole", "m", "--port", "1.5");
+    REFUSED("none of auto|cuda|cpu", "m", "--device", "tpu");
+    REFUSED("none of", "m", "--device", "cud");
+    REFUSED("none of", "m", "--device", "auto|cuda");
+    REFUSED("neither true", "m", "--deterministic=maybe");
+    REFUSED("option speculative-config", "m", "--speculative-config", "{");
+    REFUSED("not an object", "m", "--speculative-config", "[]");
+    REFUSED("a second model", "m", "n");
+    REFUSED("which model", "--port", "1");
+    REFUSED("go together", "m", "--ssl-keyfile", "x");
+    REFUSED("'a.example' is not an origin", "m", "--allowed-origins", "https://b", "a.example");
+    REFUSED("is not an origin", "m", "--allowed-origins", "https://b/");
+    REFUSED("429 or 503", "m", "--overload-status", "500");
+    REFUSED("/nonexistent", "m", "--config", "/nonexistent");
+}
+
+TEST(bad_lines_are_refused_with_their_number)
+{
+    char *path = write_file("model: x\nprot: 5\n");
+    REFUSED(":2: unknown option 'prot'; did you mean 'port'?", "--config", path);
+    write_file("model: x\n\nport 5\n");
+    REFUSED(":3: expected", "--config", path);
+    write_file("port: many\n");
+    REFUSED(":1: option port", "--config", path);
+    write_file("model: x\nport: 5\ntensor-parallel-size: 1\ntp: 2\n");
+    REFUSED(":4: option tensor-parallel-size is in this file already", "--config", path);
+    write_file("model: x\nserved-model-name: [a]\nserved_model_name: [b]\n");
+    REFUSED(":3: option served-model-name is in this file already", "--config", path);
+    write_file("model: 'x\n");
+    REFUSED(":1: option model: a quote does not end", "--config", path);
+    write_file("model: \"x\" y\n");
+    REFUSED("or text follows it", "--config", path);
+    write_file("served-model-name: ['a,b']\n");
+    REFUSED(":1: option served-model-name: a quote", "--config", path);
+    write_file("served-model-name:\n- \"a\n");
+    REFUSED(":2: option served-model-name: a quote", "--config", path);
+    unlink(path);
+}
+
+TEST(a_byte_order_mark_and_line_ends_of_windows_are_no_text)
+{
+    char *path = write_file("\xEF\xBB\xBFmodel: 'x' # why\r\nport: 5\r\n");
+    LOAD("--config", path);
+    CHECK_STR(err.text, "");
+    REQUIRE(st == OK);
+    CHECK_STR(c.model, "x");
+    CHECK_EQ(c.port, 5);
+    config_deinit(&c);
+    unlink(path);
+}
+
+TEST(printed_configuration_reads_back_the_same)
+{
+    LOAD("m", "--served-model-name", "a,b", "--speculative-config", "{\"method\": \"ngram\"}",
+         "--api-key", "secret", "--seed", "-5", "--host", "::", "--drain-delay", "250ms");
+    REQUIRE(st == OK);
+    struct buf first, second;
+    buf_init(&first, 1 << 20);
+    buf_init(&second, 1 << 20);
+    config_print(&c, false, &first);
+    CHECK(!strstr(first.data, "secret"));
+    char *path = write_file(first.data);
+    config_deinit(&c);
+    const char *again[] = {"serve", "--config", path, "--api-key", "secret"};
+    st = config_load(&c, 5, (char **)again, (char **)no_env, &err);
+    CHECK_STR(err.text, "");
+    REQUIRE(st == OK);
+    config_print(&c, false, &second);
+    CHECK_STR(second.data, first.data);
+    buf_clear(&second);
+    config_print(&c, true, &second);
+    CHECK(strstr(second.data, "drain-delay: 0.25\n") && !strstr(second.data, "port"));
+    config_deinit(&c);
+    buf_deinit(&first);
+    buf_deinit(&second);
+    unlink(path);
+}
+
+TEST(aliases_name_rows_and_help_names_all)
+{
+    struct buf help;
+    buf_init(&help, 1 << 20);
+    config_help(&help);
+    for (size_t i = 0; i < n_option_rows; i++) {
+        CHECK(strstr(help.data, option_rows[i].name) != NULL);
+    }
+    for (size_t i = 0; i < n_option_aliases; i++) {
+        bool found = false;
+        for (size_t j = 0; j < n_option_rows; j++) {
+            found = found || strcmp(option_rows[j].name, option_aliases[i].name) == 0;
+        }
+        CHECK(found);
+    }
+    buf_deinit(&help);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
