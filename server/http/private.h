@@ -1,4 +1,4 @@
-/* What the files of the front end share: connections, requests, the server. Only server/http/*.c
+/* What the files of the front end share: connections, requests, the server. Only files of server/http
  * include it. Ownership: libmicrohttpd owns the socket and calls us when it opens and closes one;
  * a connection lives until its socket is closed and its last request is freed; a request lives
  * until both the handler's side (the terminal call) and libmicrohttpd have let go.
