@@ -1,10 +1,13 @@
 #include "engine/base/assert.h"
+#include "engine/base/write.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 void assert_failed(const char *what, const char *file, int line)
 {
-    fprintf(stderr, "sluice: %s:%d: assertion failed: %s\n", file, line, what);
+    char text[512];
+    snprintf(text, sizeof text, "sluice: %s:%d: assertion failed: %s\n", file, line, what);
+    write_last(text);
     abort();
 }

@@ -1,4 +1,5 @@
 #include "engine/base/file.h"
+#include "engine/base/write.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -105,12 +106,6 @@ static void forget_map(const struct file_map *map)
     }
 }
 
-static void say(const char *text)
-{
-    const ssize_t n = write(STDERR_FILENO, text, strlen(text));
-    (void)n; // there is nobody else to tell
-}
-
 static void on_bus_error(int signal_number, siginfo_t *info, void *context)
 {
     (void)context;
@@ -118,9 +113,9 @@ static void on_bus_error(int signal_number, siginfo_t *info, void *context)
     for (int i = 0; info->si_code == BUS_ADRERR && i < MAX_NAMED_MAPS; i++) {
         const struct named_map *m = &named_maps[i];
         if (at - atomic_load(&m->data) < atomic_load(&m->n_bytes)) {
-            say("sluice: ");
-            say(m->path);
-            say(": cannot be read any more: it was cut, or its disk fails\n");
+            write_last("sluice: ");
+            write_last(m->path);
+            write_last(": cannot be read any more: it was cut, or its disk fails\n");
             _exit(1); // the thread cannot go on, nor be unwound
         }
     }

@@ -1,12 +1,26 @@
 #include "engine/base/log.h"
+#include "engine/base/line_writer.h"
+#include "engine/base/write.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+enum { MAX_WAITING_BYTES = 256 << 10, MAX_LINE_BYTES = 2048, LAST_PATIENCE_MS = 500 };
+
 static _Atomic int log_level = LOG_INFO;
+
+/* Who writes a line: its caller, its caller with a bound on the wait, or the writer. The lock keeps
+ * the writer alive while a line is handed to it; nothing under it waits. */
+enum line_owner { CALLERS, CALLERS_BRIEFLY, WRITERS };
+static pthread_mutex_t owner_lock = PTHREAD_MUTEX_INITIALIZER;
+static enum line_owner owner;
+static struct line_writer *writer;
+static uint64_t lost_before; // by writers that are closed
 
 void log_set_level(enum log_level level)
 {
@@ -18,27 +32,88 @@ enum log_level log_get_level(void)
     return (enum log_level)atomic_load_explicit(&log_level, memory_order_relaxed);
 }
 
-void log_line(enum log_level level, const char *fmt, ...)
+static size_t begin_line(char line[MAX_LINE_BYTES], enum log_level level)
 {
     static const char *const names[] = {"debug", "info", "warn", "error"};
-    if (level < log_get_level()) {
-        return;
-    }
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     struct tm tm;
     gmtime_r(&now.tv_sec, &tm);
-    char line[2048];
-    size_t n = strftime(line, sizeof line, "%Y-%m-%dT%H:%M:%S", &tm);
-    n += (size_t)snprintf(line + n, sizeof line - n, ".%03ldZ %s ", now.tv_nsec / 1000000,
+    size_t n = strftime(line, MAX_LINE_BYTES, "%Y-%m-%dT%H:%M:%S", &tm);
+    n += (size_t)snprintf(line + n, MAX_LINE_BYTES - n, ".%03ldZ %s ", now.tv_nsec / 1000000,
                           names[level]);
+    return n;
+}
+
+static size_t lost_line(uint64_t n_lost, char *line, size_t n_bytes)
+{
+    char text[MAX_LINE_BYTES];
+    size_t n = begin_line(text, LOG_WARN);
+    n += (size_t)snprintf(text + n, sizeof text - n, "%llu lines of this log were lost: they came "
+                          "faster than they could be written\n", (unsigned long long)n_lost);
+    if (n > n_bytes) {
+        return 0;
+    }
+    memcpy(line, text, n);
+    return n;
+}
+
+void log_open(void)
+{
+    pthread_mutex_lock(&owner_lock);
+    if (!writer) {
+        writer = line_writer_open(STDERR_FILENO, "log", MAX_WAITING_BYTES, lost_line);
+    }
+    owner = writer ? WRITERS : CALLERS_BRIEFLY;
+    pthread_mutex_unlock(&owner_lock);
+}
+
+void log_close(int timeout_ms)
+{
+    pthread_mutex_lock(&owner_lock);
+    struct line_writer *w = writer;
+    writer = NULL;
+    owner = CALLERS_BRIEFLY;
+    lost_before += w ? line_writer_lost(w) : 0;
+    pthread_mutex_unlock(&owner_lock);
+    if (w) {
+        line_writer_close(w, timeout_ms);
+    }
+}
+
+uint64_t log_lost(void)
+{
+    pthread_mutex_lock(&owner_lock);
+    uint64_t n = lost_before + (writer ? line_writer_lost(writer) : 0);
+    pthread_mutex_unlock(&owner_lock);
+    return n;
+}
+
+void log_line(enum log_level level, const char *fmt, ...)
+{
+    if (level < log_get_level()) {
+        return;
+    }
+    char line[MAX_LINE_BYTES];
+    size_t n = begin_line(line, level), room = sizeof line - n - 1;
     va_list args;
     va_start(args, fmt);
-    int m = vsnprintf(line + n, sizeof line - n - 1, fmt, args);
+    int m = vsnprintf(line + n, room, fmt, args);
     va_end(args);
-    size_t room = sizeof line - n - 2;
-    n += m < 0 ? 0 : (size_t)m < room ? (size_t)m : room;
+    if (m > 0) {
+        n += (size_t)m < room ? (size_t)m : room - 1;
+    }
     line[n++] = '\n';
-    ssize_t done = write(STDERR_FILENO, line, n);
-    (void)done; // nowhere left to report it
+
+    pthread_mutex_lock(&owner_lock);
+    enum line_owner whose = owner;
+    if (whose == WRITERS) {
+        line_writer_put(writer, line, n);
+    }
+    pthread_mutex_unlock(&owner_lock);
+    if (whose == CALLERS) {
+        write_all(STDERR_FILENO, line, n);
+    } else if (whose == CALLERS_BRIEFLY) {
+        write_bounded(STDERR_FILENO, line, n, LAST_PATIENCE_MS);
+    }
 }

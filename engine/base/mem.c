@@ -1,3 +1,4 @@
+#include "engine/base/write.h"
 #include "engine/base/mem.h"
 
 #include <stdint.h>
@@ -8,7 +9,9 @@
 static void *must(void *p, size_t n_bytes)
 {
     if (!p && n_bytes > 0) {
-        fprintf(stderr, "sluice: out of memory (%zu bytes)\n", n_bytes);
+        char text[64];
+        snprintf(text, sizeof text, "sluice: out of memory (%zu bytes)\n", n_bytes);
+        write_last(text);
         abort();
     }
     return p;

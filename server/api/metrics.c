@@ -1,4 +1,5 @@
 #include "server/api/metrics.h"
+#include "engine/base/log.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -346,6 +347,9 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
         (double)m->client_retries);
     one(out, s, "sluice_unknown_parameters_total", "counter",
         "Members of bodies that no endpoint knows.", (double)m->n_unknown_keys);
+    one(out, s, "sluice_log_lost_lines_total", "counter",
+        "Lines of the log that nobody read in time, or that a full disk did not take.",
+        (double)log_lost());
     one(out, s, "sluice_load_seconds", "gauge", "Time from start to ready.", s->load_seconds);
     head(out, "sluice_build_info", "gauge", "The version.");
     buf_printf(out, "sluice_build_info{version=\"%s\"} 1\n", s->version);

@@ -20,7 +20,7 @@
 
 extern char **environ;
 
-enum { LAST_RESORT_S = 4 /* for a device that hangs in the driver */, EXIT_DEAD = 2 };
+enum { LOG_PATIENCE_MS = 500, LAST_RESORT_S = 4 /* for a device that hangs in the driver */, EXIT_DEAD = 2 };
 
 struct serve {
     struct config config;
@@ -215,6 +215,7 @@ static int run(struct serve *s)
     int rc = http_server_run(s->http);
     if (s->loading) { // it may go on for minutes, and exit() would wait for its thread
         log_info("stopped while the model was loading");
+        log_close(LOG_PATIENCE_MS);
         _exit(0);
     }
     bool dead = s->api.health == HEALTH_DEAD;
@@ -267,7 +268,9 @@ int cmd_serve(int argc, char **argv)
         config_deinit(&s.config);
         return 2;
     }
+    log_open();
     int rc = nodes.place.node > 0 ? serve_node(&s.config) : run(&s);
+    log_close(LOG_PATIENCE_MS);
     config_deinit(&s.config);
     return rc;
 }

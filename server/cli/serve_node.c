@@ -3,6 +3,7 @@
 #include "server/cli/serve_node.h"
 
 #include "engine/base/log.h"
+#include "engine/base/write.h"
 #include "engine/engine.h"
 #include "engine/cluster/nodes.h"
 #include "server/cli/devices.h"
@@ -20,13 +21,11 @@ static volatile sig_atomic_t follows;
  * and needs the others for that: they end with it. A second signal ends this one by itself. */
 static void on_signal(int number)
 {
-    static const char text[] = "sluice: this node ends with node 0; a second signal ends it now\n";
     if (!follows) {
         _exit(128 + number);
     }
     follows = 0;
-    ssize_t n = write(STDERR_FILENO, text, sizeof text - 1);
-    (void)n;
+    write_last("sluice: this node ends with node 0; a second signal ends it now\n");
 }
 
 /* A device that never comes back must not keep the supervisor from starting the set again. */

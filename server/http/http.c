@@ -505,6 +505,7 @@ void http_server_begin(struct http_server *s)
     s->tick_base_ns = s->now_ns - s->tick_now * TICK_MS * 1000000LL;
     uv_poll_start(&s->watch, UV_READABLE, on_watch);
     uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
+    http_log_open(s);
     if (s->state < HTTP_CLOSING) {
         http_listen_start(s);
         http_settle(s);
@@ -522,7 +523,7 @@ int http_server_run(struct http_server *s)
     while (s->n_pool_jobs > 0) {
         uv_run(&s->loop, UV_RUN_ONCE);
     }
-    http_log_flush(s);
+    http_log_close(s);
     s->state = HTTP_STOPPED;
     return s->was_cut ? 1 : 0;
 }

@@ -1,19 +1,11 @@
-/* The log's lines leave in batches, written on the thread pool: a pipe that nobody empties must
- * not stop the loop. Lines over the bound are dropped and counted. */
+/* The request log. Lines gather in a buffer, and each tick hands them to a thread that writes: a
+ * pipe that nobody empties must not stop the loop, nor hold a thread of the pool. */
+#include "engine/base/line_writer.h"
 #include "server/http/private.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <stdlib.h>
 #include <time.h>
-#include <unistd.h>
 
-enum { MAX_LINES_BYTES = 4 << 20 };
-
-struct log_job {
-    struct http_server *server;
-    struct buf lines;
-};
+enum { MAX_LINES_BYTES = 1 << 20, MAX_WAITING_BYTES = 4 << 20, CLOSE_PATIENCE_MS = 500 };
 
 static int64_t wall_ns(void)
 {
@@ -63,70 +55,36 @@ void http_log_request(struct http_request *req)
     }
 }
 
-static void write_all(int fd, const char *p, size_t n_bytes, int patience_ms)
-{
-    while (n_bytes > 0) {
-        ssize_t n = write(fd, p, n_bytes);
-        if (n < 0 && errno == EAGAIN) {
-            struct pollfd wait = {.fd = fd, .events = POLLOUT};
-            if (poll(&wait, 1, patience_ms) > 0) {
-                continue;
-            }
-        }
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            return;
-        }
-        p += n;
-        n_bytes -= (size_t)n;
-    }
-}
-
-static void on_pool(void *arg)
-{
-    struct log_job *job = arg;
-    write_all(job->server->options.log_fd, job->lines.data, job->lines.n_bytes, -1);
-}
-
-static void on_written(void *arg)
-{
-    struct log_job *job = arg;
-    job->server->log_job = NULL;
-    buf_deinit(&job->lines);
-    free(job);
-}
-
 void http_log_tick(struct http_server *s)
 {
-    if (s->log_job || s->log_lines.n_bytes == 0) {
+    if (s->log_lines.n_bytes == 0) {
         return;
     }
-    if (s->n_log_dropped > 0) {
-        log_warn("%llu lines of the request log were dropped: nobody reads them fast enough",
-                 (unsigned long long)s->n_log_dropped);
-        s->n_log_dropped = 0;
+    if (s->log_writer) {
+        line_writer_put(s->log_writer, s->log_lines.data, s->log_lines.n_bytes);
+        uint64_t n_lost = line_writer_lost(s->log_writer) + s->n_log_dropped;
+        if (n_lost > s->n_log_told) {
+            log_warn("%llu lines of the request log were lost: nobody reads them fast enough",
+                     (unsigned long long)(n_lost - s->n_log_told));
+            s->n_log_told = n_lost;
+        }
     }
-    struct log_job *job = xcalloc(1, sizeof *job);
-    job->server = s;
-    job->lines = s->log_lines;
-    s->log_lines = (struct buf){0};
-    s->log_job = job;
-    http_pool_run(s, on_pool, on_written, job);
+    buf_clear(&s->log_lines);
 }
 
-/* After the loop; the pool writes no lines by now. */
-void http_log_flush(struct http_server *s)
+void http_log_open(struct http_server *s)
 {
-    if (s->log_lines.n_bytes > 0) {
-        write_all(s->options.log_fd, s->log_lines.data, s->log_lines.n_bytes, 200);
-        buf_clear(&s->log_lines);
+    if (s->options.log_fd >= 0) {
+        s->log_writer = line_writer_open(s->options.log_fd, "request log", MAX_WAITING_BYTES, NULL);
     }
 }
 
 void http_log_close(struct http_server *s)
 {
-    http_log_flush(s);
+    http_log_tick(s);
+    if (s->log_writer) {
+        line_writer_close(s->log_writer, CLOSE_PATIENCE_MS);
+        s->log_writer = NULL;
+    }
     buf_deinit(&s->log_lines);
 }

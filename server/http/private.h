@@ -200,8 +200,8 @@ struct http_server {
     int64_t accept_pause_ns; // no descriptors left: listen again then
     struct http_stats stats;
     struct buf log_lines;
-    struct log_job *log_job;
-    uint64_t n_log_dropped;
+    struct line_writer *log_writer; // NULL: there is no request log
+    uint64_t n_log_dropped, n_log_told;
     unsigned n_pool_jobs;
 };
 
@@ -281,7 +281,7 @@ void http_systemd_tick(struct http_server *s);
 /* http_log.c */
 void http_log_request(struct http_request *req);
 void http_log_tick(struct http_server *s);
-void http_log_flush(struct http_server *s);
+void http_log_open(struct http_server *s);
 void http_log_close(struct http_server *s);
 
 #endif

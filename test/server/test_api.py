@@ -773,6 +773,7 @@ def test_web_pages_are_no_operators():
         assert s.post("/reset_prefix_cache", "", headers=page("https://ops.example")).status == 200
         assert s.post("/v1/completions", {"prompt": "x"}, headers={"origin": "http://evil.example"}).status == 200
         assert s.post("/drain", "").status == 200
+        assert s.process.wait(20) == 0  # a signal in its last moment would be its exit code
     with Server(api_key="s3cret") as s:
         headers = {"origin": "http://evil.example"}
         assert s.post("/reset_prefix_cache", "", headers=headers).status == 401

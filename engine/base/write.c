@@ -1,0 +1,53 @@
+#include "engine/base/write.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    RETRY_MS = 200,
+    LAST_PATIENCE_MS = 500,
+    SAFE_WRITE_BYTES = 4096, // PIPE_BUF: a pipe that poll calls writable takes them at once
+};
+
+size_t write_all(int fd, const char *text, size_t n_bytes)
+{
+    while (n_bytes > 0) {
+        ssize_t n = write(fd, text, n_bytes);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+            struct pollfd wait = {.fd = fd, .events = POLLOUT};
+            poll(&wait, 1, RETRY_MS);
+            continue;
+        }
+        if (n <= 0) {
+            break;
+        }
+        text += n;
+        n_bytes -= (size_t)n;
+    }
+    return n_bytes;
+}
+
+void write_bounded(int fd, const char *text, size_t n_bytes, int patience_ms)
+{
+    while (n_bytes > 0) {
+        struct pollfd wait = {.fd = fd, .events = POLLOUT};
+        if (poll(&wait, 1, patience_ms) <= 0) {
+            return;
+        }
+        ssize_t n = write(fd, text, n_bytes < SAFE_WRITE_BYTES ? n_bytes : SAFE_WRITE_BYTES);
+        if (n <= 0) {
+            return;
+        }
+        text += n;
+        n_bytes -= (size_t)n;
+    }
+}
+
+void write_last(const char *text)
+{
+    int saved = errno;
+    write_bounded(STDERR_FILENO, text, strlen(text), LAST_PATIENCE_MS);
+    errno = saved;
+}

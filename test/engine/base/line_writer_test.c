@@ -1,0 +1,115 @@
+#include "engine/base/clock.h"
+#include "engine/base/line_writer.h"
+
+#include "test/check.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+static size_t told(uint64_t n_lost, char *line, size_t n_bytes)
+{
+    return (size_t)snprintf(line, n_bytes, "%d lost\n", (int)n_lost);
+}
+
+/* All that comes from fd until nothing has come for 300 ms. */
+static size_t read_out(int fd, char *text, size_t n_bytes)
+{
+    size_t n = 0;
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    while (n < n_bytes - 1 && poll(&wait, 1, 300) > 0) {
+        ssize_t m = read(fd, text + n, n_bytes - 1 - n);
+        if (m <= 0) {
+            break;
+        }
+        n += (size_t)m;
+    }
+    text[n] = '\0';
+    return n;
+}
+
+TEST(lines_come_out_whole_and_in_order)
+{
+    int fds[2];
+    REQUIRE(pipe(fds) == 0);
+    struct line_writer *w = line_writer_open(fds[1], "test", 1 << 16, NULL);
+    REQUIRE(w != NULL);
+    char line[32], text[8192];
+    for (int i = 0; i < 200; i++) {
+        int n = snprintf(line, sizeof line, "line %d\n", i);
+        line_writer_put(w, line, (size_t)n);
+    }
+    CHECK(line_writer_close(w, 5000));
+    read_out(fds[0], text, sizeof text);
+    char *at = text;
+    for (int i = 0; i < 200; i++) {
+        snprintf(line, sizeof line, "line %d\n", i);
+        REQUIRE(strncmp(at, line, strlen(line)) == 0);
+        at += strlen(line);
+    }
+    CHECK_EQ(*at, 0);
+    close(fds[0]);
+    close(fds[1]);
+}
+
+TEST(nobody_waits_for_a_pipe_that_is_not_read_and_what_was_lost_is_told)
+{
+    enum { LINE = 64, LINES = 20000 };
+    static char text[4 << 20];
+    int fds[2];
+    REQUIRE(pipe(fds) == 0);
+    struct line_writer *w = line_writer_open(fds[1], "test", 16 << 10, told);
+    REQUIRE(w != NULL);
+    char line[LINE + 1];
+    int64_t longest = 0;
+    for (int i = 0; i < LINES; i++) {
+        snprintf(line, sizeof line, "%-*d\n", LINE - 1, i);
+        int64_t start = clock_now_ns();
+        line_writer_put(w, line, LINE);
+        int64_t took = clock_now_ns() - start;
+        longest = took > longest ? took : longest;
+    }
+    CHECK(longest < 200000000);
+    uint64_t lost = line_writer_lost(w);
+    CHECK(lost > 0 && lost < LINES);
+
+    /* Read again: what waited comes, every line whole, and the count. */
+    size_t n = read_out(fds[0], text, sizeof text), n_whole = 0;
+    bool was_told = false;
+    for (char *at = text, *end; at < text + n; at = end + 1) {
+        end = strchr(at, '\n');
+        REQUIRE(end != NULL);
+        n_whole += end - at == LINE - 1;
+        if (strtoull(at, NULL, 10) == lost && strncmp(end - 5, " lost", 5) == 0) {
+            was_told = true;
+        }
+    }
+    CHECK(was_told);
+    CHECK(line_writer_close(w, 5000));
+    CHECK_EQ(n_whole, LINES - lost);
+    close(fds[0]);
+    close(fds[1]);
+}
+
+TEST(a_full_disk_costs_lines_and_nothing_else)
+{
+    int fd = open("/dev/full", O_WRONLY);
+    if (fd < 0) {
+        SKIP("no /dev/full here");
+    }
+    struct line_writer *w = line_writer_open(fd, "test", 1 << 16, told);
+    REQUIRE(w != NULL);
+    line_writer_put(w, "one\ntwo\n", 8);
+    int64_t until = clock_now_ns() + 5000000000;
+    while (line_writer_lost(w) < 2 && clock_now_ns() < until) {
+        usleep(1000);
+    }
+    CHECK_EQ(line_writer_lost(w), 2);
+    CHECK(line_writer_close(w, 5000));
+    close(fd);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
