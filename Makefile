@@ -42,7 +42,7 @@ LIBS    := -lcjson -lpcre2-8 -lutf8proc -lpthread -lm
 # library: see test-neon.
 ifeq ($(ONLY),cpu)
 HTTP := 0
-SRC  := $(wildcard cpu/*.c) engine/device/backend.c engine/device/params.c $(patsubst %,engine/base/%.c,assert clock line_writer log mem status wire write)
+SRC  := $(wildcard cpu/*.c engine/device/*.c) $(patsubst %,engine/base/%.c,assert clock line_writer log mem status wire write)
 LIBS := -lpthread -lm
 LDFLAGS += -static
 else

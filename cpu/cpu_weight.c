@@ -78,13 +78,11 @@ static void dummy_row(uint64_t seed, float scale, int64_t row, float *out, int64
 static void part_row(const struct weight_part *p, const struct weight_desc *desc, int64_t row,
                      int64_t global_row, float *out)
 {
-    if (!p->data) {
+    if (weight_part_is_dummy(p)) {
         dummy_row(desc->dummy_seed, desc->dummy_scale, global_row, out, p->n_cols);
         return;
     }
-    for (int64_t c = 0; c < p->n_cols; c++) {
-        out[c] = weight_part_get(p, row, c);
-    }
+    weight_part_read(p, row, 0, p->n_cols, out);
 }
 
 /* ---- checks ------------------------------------------------------------------------------- */
@@ -104,9 +102,6 @@ static enum status check_desc(const struct weight_desc *d, struct err *err)
         if (p->n_cols != d->n_in || p->n_rows < 0) {
             return err_set(err, ERR_INVALID, "%s: a part is %lld wide instead of %lld", d->name,
                            (long long)p->n_cols, (long long)d->n_in);
-        }
-        if (p->data && p->dtype != DT_F32 && p->dtype != DT_BF16 && p->dtype != DT_F16) {
-            return err_set(err, ERR_UNSUPPORTED, "%s: not bf16, f16 or f32", d->name);
         }
         rows += p->n_rows;
     }
@@ -212,10 +207,10 @@ static bool pack_stored(const struct pack_job *job, int64_t matrix, int64_t tile
     size_t size = dtype_bytes(w->dtype);
     for (int32_t j = 0; j < n_rows; j++) {
         const struct weight_part *p = find_part(job, matrix * w->n_out + first + j, &local);
-        if (!p->data || p->dtype != w->dtype || p->col_stride != 1) {
+        rows[j] = weight_part_stored(p, w->dtype, local);
+        if (!rows[j]) {
             return false;
         }
-        rows[j] = (const char *)p->data + (size_t)(local * p->row_stride) * size;
     }
     for (int32_t s = 0; s < w->k_segments; s++) {
         char *at = to + (size_t)(s * w->segment_padded * width) * size;

@@ -75,30 +75,31 @@ static void store_element(void *to, enum dtype dtype, int64_t i, float f)
     }
 }
 
+static void convert_row(const struct weight_part *p, int64_t row, enum dtype dtype, char *to)
+{
+    float values[256];
+    for (int64_t c = 0, n; c < p->n_cols; c += n) {
+        n = p->n_cols - c < 256 ? p->n_cols - c : 256;
+        weight_part_read(p, row, c, n, values);
+        for (int64_t i = 0; i < n; i++) {
+            store_element(to, dtype, c + i, values[i]);
+        }
+    }
+}
+
 /* Share `index` of `count` of the job's rows. */
 static void do_share(const struct job *job, int32_t index, int32_t count)
 {
     const struct weight_part *p = job->part;
     const int64_t begin = job->n * index / count, end = job->n * (index + 1) / count;
     const size_t row_bytes = (size_t)p->n_cols * dtype_bytes(job->dtype);
-    if (p->dtype == job->dtype && p->col_stride == 1) {
-        const size_t element = dtype_bytes(p->dtype);
-        const char *from = (const char *)p->data + (size_t)((job->first + begin) * p->row_stride) *
-                                                       element;
-        if (p->row_stride == p->n_cols) {
-            memcpy(job->to + (size_t)begin * row_bytes, from, (size_t)(end - begin) * row_bytes);
-            return;
-        }
-        for (int64_t r = begin; r < end; r++) {
-            memcpy(job->to + (size_t)r * row_bytes, from, row_bytes);
-            from += (size_t)p->row_stride * element;
-        }
-        return;
-    }
     for (int64_t r = begin; r < end; r++) {
         char *to = job->to + (size_t)r * row_bytes;
-        for (int64_t c = 0; c < p->n_cols; c++) {
-            store_element(to, job->dtype, c, weight_part_get(p, job->first + r, c));
+        const void *stored = weight_part_stored(p, job->dtype, job->first + r);
+        if (stored) {
+            memcpy(to, stored, row_bytes);
+        } else {
+            convert_row(p, job->first + r, job->dtype, to);
         }
     }
 }
@@ -216,10 +217,8 @@ enum status cuda_upload_part(struct cuda *be, void *to, enum dtype dtype,
     /* A row that is longer than a buffer (a vector, say) goes in pieces of its own. */
     const int64_t max_cols = (int64_t)(BUFFER_BYTES / element);
     for (int64_t c = 0; c < part->n_cols; c += max_cols) {
-        struct weight_part piece = *part;
-        piece.n_cols = part->n_cols - c < max_cols ? part->n_cols - c : max_cols;
-        piece.data = (const char *)part->data +
-                     (size_t)(c * part->col_stride) * dtype_bytes(part->dtype);
+        const int64_t n_cols = part->n_cols - c < max_cols ? part->n_cols - c : max_cols;
+        const struct weight_part piece = weight_part_slice(*part, 0, part->n_rows, c, n_cols);
         const size_t row_bytes = (size_t)piece.n_cols * element;
         const int64_t max_rows = part->n_cols > max_cols ? 1 : (int64_t)(BUFFER_BYTES / row_bytes);
         for (int64_t r = 0; r < part->n_rows; r += max_rows) {

@@ -31,7 +31,7 @@ static enum status check_parts(const struct weight_desc *d, struct err *err)
 static enum status fill(struct cuda *be, void *to, enum dtype dtype, const struct weight_part *part,
                         uint64_t seed, float scale)
 {
-    if (part->data) {
+    if (!weight_part_is_dummy(part)) {
         return cuda_upload_part(be, to, dtype, part);
     }
     CUDA_TRY(be, k_fill_normal(be->stream, to, dtype, part->n_rows * part->n_cols, seed, scale));

@@ -16,7 +16,8 @@ static enum status make_weight(struct bench *b, enum weight_kind kind, enum dtyp
                                int32_t n_experts, int64_t n_out, int64_t n_in,
                                const struct weight **out, struct err *err)
 {
-    const struct weight_part part = {NULL, dtype, n_out * n_experts, n_in, n_in, 1};
+    const struct weight_part part =
+        weight_part_plain(NULL, dtype, n_out * n_experts, n_in, n_in);
     const struct weight_desc d = {
         .name = "made up",
         .kind = kind,

@@ -37,7 +37,7 @@ static enum status open_weight(struct bench *b, enum weight_kind kind, int64_t n
                                struct weight **out, struct err *err)
 {
     static uint64_t seed = 1;
-    struct weight_part part = {NULL, DT_F32, n_out, n_in, n_in, 1};
+    struct weight_part part = weight_part_plain(NULL, DT_F32, n_out, n_in, n_in);
     struct weight_desc d = {
         .name = "dummy",
         .kind = kind,

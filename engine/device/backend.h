@@ -10,54 +10,16 @@
 #define SLUICE_ENGINE_DEVICE_BACKEND_H
 
 #include "engine/base/status.h"
+#include "engine/device/codec.h"
 #include "engine/device/params.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum dtype { DT_F32, DT_BF16, DT_F16, DT_I32, DT_U8 };
-
-static inline size_t dtype_bytes(enum dtype t)
-{
-    return t == DT_F32 || t == DT_I32 ? 4 : t == DT_U8 ? 1 : 2;
-}
-
-/* Element i of an array of dtype F32, BF16 or F16, as float. The array may begin anywhere, as in
- * checkpoints whose headers have an odd length. */
-static inline float dtype_load(const void *data, enum dtype t, size_t i)
-{
-    union {
-        uint32_t u;
-        float f;
-    } bits;
-    if (t == DT_F32) {
-        memcpy(&bits.f, (const char *)data + i * sizeof bits.f, sizeof bits.f);
-        return bits.f;
-    }
-    uint16_t half;
-    memcpy(&half, (const char *)data + i * sizeof half, sizeof half);
-    uint32_t v = half;
-    if (t == DT_BF16) {
-        bits.u = v << 16;
-        return bits.f;
-    }
-    uint32_t sign = (v & 0x8000u) << 16, exponent = v >> 10 & 31u, fraction = v & 0x3FFu;
-    if (exponent == 31u) {
-        bits.u = sign | 0x7F800000u | fraction << 13;
-    } else if (exponent != 0) {
-        bits.u = sign | (exponent + 112u) << 23 | fraction << 13;
-    } else {
-        bits.f = (float)fraction * (1.0f / 16777216.0f); // subnormal: fraction * 2^-24
-        bits.u |= sign;
-    }
-    return bits.f;
-}
 
 /* Memory of the backend. Not to be dereferenced outside of it. */
 struct dmem {
@@ -72,22 +34,6 @@ struct tensor {
 };
 
 /* ---- weights ------------------------------------------------------------------------------ */
-
-/* A piece of a weight in host memory (usually the mapped checkpoint): element (r, c) is
- * data[r * row_stride + c * col_stride], in elements. data == NULL: dummy weights, which the
- * backend makes up in place from `dummy_seed`, (normal, standard deviation dummy_scale). */
-struct weight_part {
-    const void *data;
-    enum dtype dtype;
-    int64_t n_rows, n_cols;
-    int64_t row_stride, col_stride;
-};
-
-static inline float weight_part_get(const struct weight_part *p, int64_t row, int64_t col)
-{
-    size_t at = (size_t)(row * p->row_stride + col * p->col_stride);
-    return p->data ? dtype_load(p->data, p->dtype, at) : 0.0f;
-}
 
 enum weight_kind {
     WEIGHT_VECTOR,  // norm weights, sinks...: one row; kept in fp32
@@ -104,7 +50,7 @@ struct weight_desc {
     int64_t n_out, n_in;       // of one matrix; VECTOR: n_out 1, n_in the width
     int32_t n_experts;         // EXPERTS and HEADS; else 1
     int32_t n_parts;           // in all
-    const struct weight_part *parts;
+    const struct weight_part *parts; // each with a codec of its own (codec.h)
     const struct weight_part *bias; // [n_out] (EXPERTS: [n_experts, n_out] as n_experts parts); NULL
     /* K is summed in this many equal segments, joined as a balanced tree, so that tensor
      * parallel ranks, which hold whole subtrees, give the same bits as one. A power of two. */

@@ -51,12 +51,7 @@ static enum status per_head_norms(struct loader *l, const char *pattern, int32_t
             joined[h * hd + i] = weight_part_get(&p, 0, i);
         }
     }
-    struct weight_part all = {.data = joined,
-                              .dtype = DT_F32,
-                              .n_rows = 1,
-                              .n_cols = n * hd,
-                              .row_stride = n * hd,
-                              .col_stride = 1};
+    struct weight_part all = weight_part_plain(joined, DT_F32, 1, n * hd, n * hd);
     if (st == OK) {
         st = part_open_vector(l, what, &all, out);
     }
@@ -114,7 +109,7 @@ static enum status load_sinks(struct loader *l, int32_t layer, struct layer_weig
     struct weight_part p;
     TRY(part_of(l, name, &n, 1, &p));
     part_dummy_vector(l, &p, false);
-    p = part_slice(p, 0, 1, l->m->shard.first_head, l->m->shard.n_heads);
+    p = weight_part_slice(p, 0, 1, l->m->shard.first_head, l->m->shard.n_heads);
     return part_open_vector(l, name, &p, &w->sinks);
 }
 
@@ -133,12 +128,9 @@ static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
     struct weight_part *parts = xcalloc((size_t)s->n_heads, sizeof *parts);
     for (int32_t h = 0; h < s->n_heads; h++) {
         int64_t first = (s->first_head + h) * per_head + (value ? c->nope_dim : 0);
-        parts[h] = part_slice(whole, first, value ? c->v_dim : c->nope_dim, 0, c->kv_lora);
-        if (!value) { // transposed: [kv_lora, nope]
-            parts[h].n_rows = c->kv_lora;
-            parts[h].n_cols = c->nope_dim;
-            parts[h].row_stride = 1;
-            parts[h].col_stride = c->kv_lora;
+        parts[h] = weight_part_slice(whole, first, value ? c->v_dim : c->nope_dim, 0, c->kv_lora);
+        if (!value) { // [kv_lora, nope]
+            parts[h] = weight_part_transpose(parts[h]);
         }
     }
     struct weight_desc d = {.name = name,

@@ -57,8 +57,8 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
         bool is_down = i == 2;
         TRY(part_of(l, name, is_down ? (int64_t[]){hidden, ffn} : (int64_t[]){ffn, hidden}, 2,
                     outs[i]));
-        *outs[i] = is_down ? part_slice(*outs[i], 0, hidden, first, n)
-                           : part_slice(*outs[i], first, n, 0, hidden);
+        *outs[i] = is_down ? weight_part_slice(*outs[i], 0, hidden, first, n)
+                           : weight_part_slice(*outs[i], first, n, 0, hidden);
     }
     return OK;
 }
@@ -76,28 +76,16 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
     part_layer_name(c->names->experts_gate_up, layer, name);
     TRY(part_of(l, name, (int64_t[]){n_experts, hidden, 2 * ffn}, 3, &all));
     for (int64_t e = 0; e < n_experts; e++) {
+        struct weight_part p =
+            weight_part_transpose(weight_part_slice(all, e * hidden, hidden, 0, 2 * ffn));
         for (int64_t half = 0; half < 2; half++) {
-            struct weight_part p = all;
-            p.row_stride = 2;
-            p.col_stride = 2 * ffn;
-            int64_t at = e * hidden * 2 * ffn + 2 * first + half;
-            p.data = p.data ? (const char *)p.data + (size_t)at * dtype_bytes(p.dtype) : NULL;
-            p.n_rows = n;
-            p.n_cols = hidden;
-            gate_up[2 * e + half] = p;
+            gate_up[2 * e + half] = weight_part_every(p, 2 * first + half, 2, n);
         }
     }
     part_layer_name(c->names->experts_down, layer, name);
     TRY(part_of(l, name, (int64_t[]){n_experts, ffn, hidden}, 3, &all));
     for (int64_t e = 0; e < n_experts; e++) {
-        struct weight_part p = all;
-        p.row_stride = 1;
-        p.col_stride = hidden;
-        int64_t at = e * ffn * hidden + first * hidden;
-        p.data = p.data ? (const char *)p.data + (size_t)at * dtype_bytes(p.dtype) : NULL;
-        p.n_rows = hidden;
-        p.n_cols = n;
-        down[e] = p;
+        down[e] = weight_part_transpose(weight_part_slice(all, e * ffn + first, n, 0, hidden));
     }
     return OK;
 }
@@ -118,25 +106,15 @@ static enum status expert_biases(struct loader *l, int32_t layer, float *gate_up
     snprintf(name, sizeof name, "%.240s_bias", base);
     TRY(part_of(l, name, (int64_t[]){c->n_experts, hidden}, 2, &dn));
     for (int64_t e = 0; e < c->n_experts; e++) {
-        for (int64_t i = 0; i < n && gu.data; i++) {
+        for (int64_t i = 0; i < n; i++) {
             gate_up[e * 2 * n + i] = weight_part_get(&gu, e, 2 * (first + i));
             gate_up[e * 2 * n + n + i] = weight_part_get(&gu, e, 2 * (first + i) + 1);
         }
-        for (int64_t i = 0; i < hidden && dn.data; i++) {
+        for (int64_t i = 0; i < hidden; i++) {
             down[e * hidden + i] = weight_part_get(&dn, e, i);
         }
-        gate_up_parts[e] = (struct weight_part){.data = gate_up + e * 2 * n,
-                                                .dtype = DT_F32,
-                                                .n_rows = 1,
-                                                .n_cols = 2 * n,
-                                                .row_stride = 2 * n,
-                                                .col_stride = 1};
-        down_parts[e] = (struct weight_part){.data = down + e * hidden,
-                                             .dtype = DT_F32,
-                                             .n_rows = 1,
-                                             .n_cols = hidden,
-                                             .row_stride = hidden,
-                                             .col_stride = 1};
+        gate_up_parts[e] = weight_part_plain(gate_up + e * 2 * n, DT_F32, 1, 2 * n, 2 * n);
+        down_parts[e] = weight_part_plain(down + e * hidden, DT_F32, 1, hidden, hidden);
     }
     return OK;
 }

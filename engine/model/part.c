@@ -164,11 +164,7 @@ enum status part_of(struct loader *l, const char *name, const int64_t *dims, int
         rows *= dims[i];
     }
     l->m->n_parameters += rows * cols;
-    *out = (struct weight_part){.n_rows = rows,
-                                .n_cols = cols,
-                                .row_stride = cols,
-                                .col_stride = 1,
-                                .dtype = l->options->dtype};
+    *out = weight_part_plain(NULL, l->options->dtype, rows, cols, cols);
     if (!l->options->checkpoint) {
         return OK;
     }
@@ -187,22 +183,8 @@ enum status part_of(struct loader *l, const char *name, const int64_t *dims, int
     if (!same) {
         return shape_error(l, t, dims, n_dims);
     }
-    out->data = t->data;
-    out->dtype = t->dtype;
+    *out = weight_part_plain(t->data, t->dtype, rows, cols, cols);
     return OK;
-}
-
-struct weight_part part_slice(struct weight_part p, int64_t first_row, int64_t n_rows,
-                              int64_t first_col, int64_t n_cols)
-{
-    if (p.data) {
-        p.data =
-            (const char *)p.data +
-            (size_t)(first_row * p.row_stride + first_col * p.col_stride) * dtype_bytes(p.dtype);
-    }
-    p.n_rows = n_rows;
-    p.n_cols = n_cols;
-    return p;
 }
 
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out)
@@ -221,9 +203,8 @@ enum status part_open(struct loader *l, struct weight_desc *d, const struct weig
 void part_dummy_vector(struct loader *l, struct weight_part *p, bool one)
 {
     size_t n = (size_t)(p->n_rows * p->n_cols);
-    if (!p->data && n <= l->n_const) {
-        p->data = one ? l->ones : l->zeros;
-        p->dtype = DT_F32;
+    if (weight_part_is_dummy(p) && n <= l->n_const) {
+        *p = weight_part_plain(one ? l->ones : l->zeros, DT_F32, p->n_rows, p->n_cols, p->n_cols);
     }
 }
 
@@ -268,12 +249,12 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
         char name[NAME_BYTES];
         snprintf(name, sizeof name, "%s.weight", p->base);
         TRY(part_of(l, name, (int64_t[]){p->total_rows, s->n_in}, 2, &parts[i]));
-        parts[i] = part_slice(parts[i], p->first, p->n, s->first_col, s->n_cols);
+        parts[i] = weight_part_slice(parts[i], p->first, p->n, s->first_col, s->n_cols);
         if (s->bias) {
             snprintf(name, sizeof name, "%s.bias", p->base);
             TRY(part_of(l, name, &p->total_rows, 1, &bias_parts[i]));
             part_dummy_vector(l, &bias_parts[i], false);
-            bias_parts[i] = part_slice(bias_parts[i], 0, 1, p->first, p->n);
+            bias_parts[i] = weight_part_slice(bias_parts[i], 0, 1, p->first, p->n);
         }
         n_out += p->n;
     }
@@ -285,12 +266,7 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
                 joined[at++] = weight_part_get(&bias_parts[i], 0, j);
             }
         }
-        bias = (struct weight_part){.data = joined,
-                                    .dtype = DT_F32,
-                                    .n_rows = 1,
-                                    .n_cols = n_out,
-                                    .row_stride = n_out,
-                                    .col_stride = 1};
+        bias = weight_part_plain(joined, DT_F32, 1, n_out, n_out);
     }
     struct weight_desc d = {.name = s->pieces[0].base,
                             .kind = WEIGHT_LINEAR,

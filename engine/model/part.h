@@ -59,8 +59,6 @@ void part_numbered_name(const char *pattern, int32_t e, char out[NAME_BYTES]);
 enum status part_of(struct loader *l, const char *name, const int64_t *dims, int32_t n_dims,
                     struct weight_part *out);
 
-struct weight_part part_slice(struct weight_part p, int64_t first_row, int64_t n_rows,
-                              int64_t first_col, int64_t n_cols);
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out);
 void part_dummy_vector(struct loader *l, struct weight_part *p, bool one);
 enum status part_open_vector(struct loader *l, const char *name, const struct weight_part *p,

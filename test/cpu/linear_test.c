@@ -307,7 +307,7 @@ static void check_stored_anywhere(const char *backend, enum dtype from)
     char *odd = xmalloc(n_bytes + 1);
     void *stored = op_stored(from, w, (size_t)N_OUT * N_IN);
     memcpy(odd + 1, stored, n_bytes);
-    struct weight_part part = {odd + 1, from, N_OUT, N_IN, N_IN, 1};
+    struct weight_part part = weight_part_plain(odd + 1, from, N_OUT, N_IN, N_IN);
     struct weight_desc d = {.name = "odd",
                             .kind = WEIGHT_LINEAR,
                             .dtype = DT_F32,

@@ -38,8 +38,8 @@ static void row_sharded(struct op_rig *r, struct rank *k)
 {
     const struct common *c = k->c;
     int32_t n = N_IN / c->n_ranks;
-    struct weight_part part = {c->w + k->rank * n, DT_F32, N_OUT, n, N_IN, 1};
-    struct weight_part bias = {c->bias, DT_F32, 1, N_OUT, N_OUT, 1};
+    struct weight_part part = weight_part_plain(c->w + k->rank * n, DT_F32, N_OUT, n, N_IN);
+    struct weight_part bias = weight_part_plain(c->bias, DT_F32, 1, N_OUT, N_OUT);
     struct weight_desc d = {.dtype = c->dtype, .n_out = N_OUT, .n_in = n, .n_experts = 1,
                             .n_parts = 1, .parts = &part, .bias = &bias,
                             .k_segments = SEGMENTS / c->n_ranks};
@@ -59,7 +59,8 @@ static void gathered(struct op_rig *r, struct rank *k)
 {
     const struct common *c = k->c;
     int32_t n = 128 / c->n_ranks;
-    struct weight_part part = {c->w + (size_t)k->rank * n * N_IN, DT_F32, n, N_IN, N_IN, 1};
+    struct weight_part part =
+        weight_part_plain(c->w + (size_t)k->rank * n * N_IN, DT_F32, n, N_IN, N_IN);
     struct weight_desc d = {.dtype = c->dtype, .n_out = n, .n_in = N_IN, .n_experts = 1,
                             .n_parts = 1, .parts = &part, .k_segments = 1};
     struct linear_args a = {.weight = open_part(r, WEIGHT_LINEAR, d),
@@ -82,12 +83,12 @@ static void experts(struct op_rig *r, struct rank *k)
     for (int32_t e = 0; e < EXPERTS; e++) {
         float *first = c->gu + (size_t)e * 2 * FFN * HIDDEN;
         for (int32_t half = 0; half < 2; half++) {
-            gu[2 * e + half] = (struct weight_part){
-                first + (size_t)(half * FFN + k->rank * n) * HIDDEN, DT_F32, n, HIDDEN, HIDDEN, 1};
+            gu[2 * e + half] = weight_part_plain(
+                first + (size_t)(half * FFN + k->rank * n) * HIDDEN, DT_F32, n, HIDDEN, HIDDEN);
         }
-        down[e] = (struct weight_part){c->down + (size_t)e * HIDDEN * FFN + k->rank * n, DT_F32,
-                                       HIDDEN, n, FFN, 1};
-        bias[e] = (struct weight_part){c->down_bias + e * HIDDEN, DT_F32, 1, HIDDEN, HIDDEN, 1};
+        down[e] = weight_part_plain(c->down + (size_t)e * HIDDEN * FFN + k->rank * n, DT_F32,
+                                    HIDDEN, n, FFN);
+        bias[e] = weight_part_plain(c->down_bias + e * HIDDEN, DT_F32, 1, HIDDEN, HIDDEN);
     }
     struct weight_desc d = {.dtype = c->dtype, .n_out = 2 * n, .n_in = HIDDEN,
                             .n_experts = EXPERTS, .n_parts = 2 * EXPERTS, .parts = gu,

@@ -309,19 +309,15 @@ static inline struct pair_weight weight_make(struct pair *p, enum weight_kind ki
     for (size_t i = 0; i < n + n_bias; i++) {
         data[i] = random_float(seed, (int64_t)i, i < n ? scale : 1.0f, i < n ? held : dtype);
     }
-    const struct weight_part part = {data, DT_F32, (int64_t)n_experts * n_out, n_in, n_in, 1};
-    const struct weight_part bias_part = {data + n, DT_F32, n_experts, n_out, n_out, 1};
     struct weight_part *bias_parts = xmalloc((size_t)n_experts * sizeof *bias_parts);
     for (int32_t i = 0; i < n_experts; i++) {
-        bias_parts[i] = bias_part;
-        bias_parts[i].data = data + n + (size_t)i * (size_t)n_out;
-        bias_parts[i].n_rows = 1;
+        bias_parts[i] =
+            weight_part_plain(data + n + (size_t)i * (size_t)n_out, DT_F32, 1, n_out, n_out);
     }
     struct weight_part *parts = xmalloc((size_t)n_experts * sizeof *parts);
     for (int32_t i = 0; i < n_experts; i++) {
-        parts[i] = part;
-        parts[i].data = data + (size_t)i * (size_t)n_out * (size_t)n_in;
-        parts[i].n_rows = n_out;
+        parts[i] = weight_part_plain(data + (size_t)i * (size_t)n_out * (size_t)n_in, DT_F32,
+                                     n_out, n_in, n_in);
     }
     const struct weight_desc desc = {
         .name = "test",

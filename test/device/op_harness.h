@@ -250,10 +250,10 @@ static inline struct weight *op_weight(struct op_rig *r, enum weight_kind kind, 
     struct weight_part *parts = xcalloc(n_matrices, sizeof *parts);
     struct weight_part *biases = xcalloc(n_matrices, sizeof *biases);
     for (int32_t i = 0; i < n_matrices; i++) {
-        parts[i] = (struct weight_part){
-            (char *)data + (size_t)i * n_out * n_in * dtype_bytes(dtype), dtype, n_out, n_in, n_in, 1};
-        biases[i] = (struct weight_part){bias + (bias ? (size_t)i * n_out : 0), DT_F32, 1, n_out,
-                                         n_out, 1};
+        const char *from = (char *)data + (size_t)i * n_out * n_in * dtype_bytes(dtype);
+        parts[i] = weight_part_plain(from, dtype, n_out, n_in, n_in);
+        biases[i] =
+            weight_part_plain(bias + (bias ? (size_t)i * n_out : 0), DT_F32, 1, n_out, n_out);
     }
     struct weight_desc d = {.name = "test",
                             .kind = kind,

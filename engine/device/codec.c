@@ -1,0 +1,293 @@
+#include "engine/device/codec.h"
+
+#include "engine/base/assert.h"
+
+/* ---- types of numbers --------------------------------------------------------------------- */
+
+static float value_f32(uint32_t bits)
+{
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static float value_bf16(uint32_t bits)
+{
+    return value_f32(bits << 16);
+}
+
+static float value_f16(uint32_t bits)
+{
+    uint16_t half = (uint16_t)bits;
+    return dtype_load(&half, DT_F16, 0);
+}
+
+static float value_signed(uint32_t bits)
+{
+    return (float)(int32_t)bits;
+}
+
+static float value_i8(uint32_t bits)
+{
+    return (float)(int8_t)bits;
+}
+
+static float value_unsigned(uint32_t bits)
+{
+    return (float)bits;
+}
+
+static float value_e4m3(uint32_t bits)
+{
+    uint32_t sign = (bits & 0x80u) << 24, exponent = bits >> 3 & 15u, fraction = bits & 7u;
+    if ((bits & 0x7Fu) == 0x7Fu) {
+        return value_f32(sign | 0x7FC00000u);
+    }
+    if (exponent == 0) { // subnormal: fraction * 2^-9
+        float f = (float)fraction * (1.0f / 512.0f);
+        return sign ? -f : f;
+    }
+    return value_f32(sign | (exponent + 120u) << 23 | fraction << 20);
+}
+
+static float value_e8m0(uint32_t bits)
+{
+    if (bits == 255) {
+        return value_f32(0x7FC00000u);
+    }
+    return value_f32(bits ? bits << 23 : 0x00400000u); // 2^-127 is subnormal
+}
+
+static float value_e2m1(uint32_t bits)
+{
+    static const float values[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    float f = values[bits & 7u];
+    return bits & 8u ? -f : f;
+}
+
+static const struct {
+    const char *name;
+    int32_t bits;
+    float (*value)(uint32_t bits);
+} types[] = {
+    [DT_F32] = {"f32", 32, value_f32},      [DT_BF16] = {"bf16", 16, value_bf16},
+    [DT_F16] = {"f16", 16, value_f16},      [DT_I32] = {"int32", 32, value_signed},
+    [DT_U8] = {"uint8", 8, value_unsigned}, [DT_I8] = {"int8", 8, value_i8},
+    [DT_I64] = {"int64", 64, NULL},         [DT_E4M3] = {"e4m3", 8, value_e4m3},
+    [DT_E8M0] = {"e8m0", 8, value_e8m0},    [DT_U4] = {"uint4", 4, value_unsigned},
+    [DT_U2] = {"uint2", 2, value_unsigned}, [DT_E2M1] = {"e2m1", 4, value_e2m1},
+};
+
+int32_t dtype_bits(enum dtype t)
+{
+    return types[t].bits;
+}
+
+float dtype_value(enum dtype t, uint32_t bits)
+{
+    ASSERT(types[t].value);
+    return types[t].value(bits);
+}
+
+/* ---- packings ----------------------------------------------------------------------------- */
+
+/* Field of each of AWQ's eight successive outputs: its kernels unpack even ones first. */
+static const uint8_t awq_fields[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+
+static const struct {
+    int32_t unit_bytes;    // 0: a number's own
+    bool down;             // successive rows share a unit, not columns
+    const uint8_t *fields; // NULL: in order
+} packings[] = {
+    [PACK_NONE] = {0, false, NULL},
+    [PACK_BYTES] = {1, false, NULL},
+    [PACK_WORDS_ACROSS] = {4, false, NULL},
+    [PACK_WORDS_DOWN] = {4, true, NULL},
+    [PACK_WORDS_AWQ] = {4, true, awq_fields},
+};
+
+/* Units are little-endian, like the machines that this runs on. */
+static uint32_t load_unit(const void *data, int64_t at, int32_t n_bytes)
+{
+    uint32_t unit = 0;
+    memcpy(&unit, (const char *)data + at * n_bytes, (size_t)n_bytes);
+    return unit;
+}
+
+static uint32_t bits_at(const struct number_grid *g, int64_t row, int64_t col)
+{
+    int32_t bits = types[g->dtype].bits;
+    if (g->packing == PACK_NONE) {
+        return load_unit(g->data, row * g->row_stride + col * g->col_stride, bits / 8);
+    }
+    int32_t unit_bytes = packings[g->packing].unit_bytes, per_unit = unit_bytes * 8 / bits;
+    int64_t *along = packings[g->packing].down ? &row : &col;
+    int32_t field = (int32_t)(*along % per_unit);
+    *along /= per_unit;
+    if (packings[g->packing].fields) {
+        field = packings[g->packing].fields[field];
+    }
+    uint32_t unit = load_unit(g->data, row * g->row_stride + col * g->col_stride, unit_bytes);
+    return unit >> (field * bits) & (uint32_t)((1ull << bits) - 1);
+}
+
+float number_get(const struct number_grid *g, int64_t row, int64_t col)
+{
+    return dtype_value(g->dtype, bits_at(g, row, col));
+}
+
+/* ---- weights ------------------------------------------------------------------------------ */
+
+static float scale_of(const struct weight_codec *c, int64_t block_row, int64_t block_col)
+{
+    float scale = number_get(&c->scales, block_row, block_col);
+    switch (c->tensor_scale_use) {
+    case TENSOR_SCALE_TIMES: return scale * c->tensor_scale;
+    case TENSOR_SCALE_DIVIDES: return scale / c->tensor_scale;
+    default: return scale;
+    }
+}
+
+static float zero_of(const struct weight_codec *c, int64_t block_row, int64_t block_col)
+{
+    float zero = (float)c->zero;
+    return c->zeros.data ? number_get(&c->zeros, block_row, block_col) + zero : zero;
+}
+
+static int64_t block_col_of(const struct weight_codec *c, int64_t col)
+{
+    if (!c->groups) {
+        return col / c->block_cols;
+    }
+    int32_t group;
+    memcpy(&group, (const char *)c->groups + (size_t)col * sizeof group, sizeof group);
+    return group;
+}
+
+static float codec_get(const struct weight_codec *c, int64_t row, int64_t col)
+{
+    float value = number_get(&c->values, row, col);
+    if (!c->scales.data) {
+        return value;
+    }
+    int64_t block_row = row / c->block_rows, block_col = block_col_of(c, col);
+    return (value - zero_of(c, block_row, block_col)) * scale_of(c, block_row, block_col);
+}
+
+/* ---- parts -------------------------------------------------------------------------------- */
+
+struct weight_part weight_part_plain(const void *data, enum dtype dtype, int64_t n_rows,
+                                     int64_t n_cols, int64_t row_stride)
+{
+    struct weight_part p = {.n_rows = n_rows, .n_cols = n_cols, .row_step = 1, .col_step = 1};
+    p.codec.format = types[dtype].name;
+    p.codec.values.data = data;
+    p.codec.values.dtype = dtype;
+    p.codec.values.row_stride = row_stride;
+    p.codec.values.col_stride = 1;
+    return p;
+}
+
+struct weight_part weight_part_slice(struct weight_part p, int64_t first_row, int64_t n_rows,
+                                     int64_t first_col, int64_t n_cols)
+{
+    p.first_row += (p.transposed ? first_col : first_row) * p.row_step;
+    p.first_col += (p.transposed ? first_row : first_col) * p.col_step;
+    p.n_rows = n_rows;
+    p.n_cols = n_cols;
+    return p;
+}
+
+struct weight_part weight_part_every(struct weight_part p, int64_t first_row, int64_t step,
+                                     int64_t n_rows)
+{
+    p = weight_part_slice(p, first_row, n_rows, 0, p.n_cols);
+    *(p.transposed ? &p.col_step : &p.row_step) *= step;
+    return p;
+}
+
+struct weight_part weight_part_transpose(struct weight_part p)
+{
+    int64_t n_rows = p.n_rows;
+    p.n_rows = p.n_cols;
+    p.n_cols = n_rows;
+    p.transposed = !p.transposed;
+    return p;
+}
+
+/* The tensor's row and column of element (row, col). */
+struct place {
+    int64_t row, col;
+};
+
+static struct place place_of(const struct weight_part *p, int64_t row, int64_t col)
+{
+    int64_t down = p->transposed ? col : row, across = p->transposed ? row : col;
+    return (struct place){p->first_row + down * p->row_step, p->first_col + across * p->col_step};
+}
+
+float weight_part_get(const struct weight_part *p, int64_t row, int64_t col)
+{
+    if (!p->codec.values.data) {
+        return 0.0f;
+    }
+    struct place at = place_of(p, row, col);
+    return codec_get(&p->codec, at.row, at.col);
+}
+
+bool weight_part_is_dummy(const struct weight_part *p)
+{
+    return !p->codec.values.data;
+}
+
+bool weight_part_is_plain(const struct weight_part *p)
+{
+    enum dtype t = p->codec.values.dtype;
+    bool is_float = t == DT_F32 || t == DT_BF16 || t == DT_F16;
+    return is_float && p->codec.values.packing == PACK_NONE && !p->codec.scales.data;
+}
+
+/* Numbers from one element of a row of a plain tensor to the next. */
+static int64_t plain_step(const struct weight_part *p)
+{
+    const struct number_grid *g = &p->codec.values;
+    return p->transposed ? g->row_stride * p->row_step : g->col_stride * p->col_step;
+}
+
+/* Number of a plain tensor at which the element lies. */
+static int64_t plain_at(const struct weight_part *p, int64_t row, int64_t col)
+{
+    struct place at = place_of(p, row, col);
+    return at.row * p->codec.values.row_stride + at.col * p->codec.values.col_stride;
+}
+
+const void *weight_part_stored(const struct weight_part *p, enum dtype dtype, int64_t row)
+{
+    const struct number_grid *g = &p->codec.values;
+    if (!g->data || g->dtype != dtype || !weight_part_is_plain(p) || plain_step(p) != 1) {
+        return NULL;
+    }
+    return (const char *)g->data + (size_t)plain_at(p, row, 0) * dtype_bytes(dtype);
+}
+
+static void read_plain(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
+                       float *out)
+{
+    const struct number_grid *g = &p->codec.values;
+    int64_t at = plain_at(p, row, first), step = plain_step(p);
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = dtype_load(g->data, g->dtype, (size_t)(at + i * step));
+    }
+}
+
+void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
+                      float *out)
+{
+    if (!weight_part_is_dummy(p) && weight_part_is_plain(p)) {
+        read_plain(p, row, first, n, out);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = weight_part_get(p, row, first + i);
+    }
+}
