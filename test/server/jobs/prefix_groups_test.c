@@ -1,0 +1,228 @@
+/* Prefix groups against brute force: savings by comparing every pair, groups by their own sums. */
+#include "engine/base/clock.h"
+#include "server/jobs/prefix_groups.h"
+
+#include "test/check.h"
+
+enum { MAX_PROMPTS = 64, MAX_TOKENS = 96 };
+
+static int32_t ids[MAX_PROMPTS][MAX_TOKENS];
+static struct group_prompt prompts[MAX_PROMPTS];
+
+static uint32_t next_random(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+/* A few stems that fork again and again, so that every depth of tree comes up. */
+static int32_t draw_prompts(uint32_t seed)
+{
+    int32_t n = 1 + (int32_t)(next_random(&seed) % MAX_PROMPTS);
+    uint32_t alphabet = 1 + next_random(&seed) % 3, spaces = 1 + next_random(&seed) % 2;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t len = 1 + (int32_t)(next_random(&seed) % MAX_TOKENS), keep = 0;
+        if (i > 0 && next_random(&seed) % 4 != 0) {
+            int32_t from = (int32_t)(next_random(&seed) % (uint32_t)i);
+            keep = (int32_t)(next_random(&seed) % (uint32_t)(prompts[from].n + 1));
+            keep = keep < len ? keep : len;
+            memcpy(ids[i], ids[from], (size_t)keep * sizeof ids[0][0]);
+        }
+        for (int32_t k = keep; k < len; k++) {
+            ids[i][k] = (int32_t)(next_random(&seed) % alphabet);
+        }
+        prompts[i] = (struct group_prompt){.ids = ids[i], .n = len,
+                                           .space = next_random(&seed) % spaces,
+                                           .est_output = (int32_t)(next_random(&seed) % 50)};
+    }
+    return n;
+}
+
+static int32_t shares(const struct group_prompt *a, const struct group_prompt *b, int32_t block)
+{
+    int32_t most = (a->n < b->n ? a->n : b->n) - 1, k = 0;
+    while (a->space == b->space && k < most && a->ids[k] == b->ids[k]) {
+        k++;
+    }
+    return a->space == b->space ? k - k % block : 0;
+}
+
+/* What a cache that forgets nothing has to compute, in this order. */
+static int64_t brute_computed(const int32_t *order, int32_t n, int32_t block)
+{
+    int64_t sum = 0;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t best = 0;
+        for (int32_t k = 0; k < i; k++) {
+            int32_t s = shares(&prompts[order[k]], &prompts[order[i]], block);
+            best = s > best ? s : best;
+        }
+        sum += prompts[order[i]].n - best;
+    }
+    return sum;
+}
+
+static void check_groups(const struct prefix_groups *g, int32_t n, int32_t block)
+{
+    bool seen[MAX_PROMPTS] = {false};
+    int32_t next = 0;
+    int64_t tokens = 0;
+    REQUIRE(g->n_prompts == n);
+    for (int32_t i = 0; i < g->n_groups; i++) {
+        const struct prefix_group *group = &g->groups[i];
+        REQUIRE(group->first == next && group->n > 0);
+        tokens += group->prefix_len;
+        for (int32_t k = next; k < next + group->n; k++) {
+            int32_t p = g->order[k];
+            REQUIRE(p >= 0 && p < n && !seen[p]);
+            seen[p] = true;
+            REQUIRE(group->prefix_len % block == 0 && group->prefix_len < prompts[p].n);
+            REQUIRE(k == next ||
+                    shares(&prompts[g->order[next]], &prompts[p], block) >= group->prefix_len);
+            tokens += prompts[p].n - group->prefix_len;
+        }
+        next += group->n;
+    }
+    REQUIRE(next == n);
+    REQUIRE(tokens == g->grouped_tokens);
+}
+
+TEST(random_prompts_agree_with_brute_force)
+{
+    for (uint32_t seed = 1; seed <= 2000; seed++) {
+        int32_t n = draw_prompts(seed), block = seed % 3 == 0 ? 1 : seed % 3 == 1 ? 4 : 16;
+        struct prefix_groups g;
+        prefix_groups_make(prompts, n, block, GROUP_ORDER_TREE, &g);
+        check_groups(&g, n, block);
+        int32_t plain[MAX_PROMPTS];
+        int64_t logical = 0;
+        for (int32_t i = 0; i < n; i++) {
+            plain[i] = i;
+            logical += prompts[i].n;
+        }
+        REQUIRE(g.logical_tokens == logical);
+        REQUIRE(g.computed_tokens == brute_computed(plain, n, block)); // the same in every order
+        REQUIRE(g.grouped_tokens >= g.computed_tokens && g.grouped_tokens <= logical);
+        prefix_groups_free(&g);
+        prefix_groups_make(prompts, n, block, GROUP_ORDER_RATIO, &g);
+        check_groups(&g, n, block);
+        for (int32_t i = 1; i < g.n_groups; i++) {
+            REQUIRE(g.groups[i - 1].ratio >= g.groups[i].ratio);
+        }
+        prefix_groups_free(&g);
+    }
+}
+
+/* Three levels: a stem of 8 tokens, under it branches of `branch` tokens with `members` each. Apart
+ * the branches cost the stem once more each; together each member computes its branch itself. */
+static void make_branches(int32_t branch, int32_t n_branches, int32_t members)
+{
+    for (int32_t i = 0; i < n_branches * members; i++) {
+        int32_t n = 0;
+        for (; n < 8; n++) {
+            ids[i][n] = 7;
+        }
+        for (; n < 8 + branch; n++) {
+            ids[i][n] = 100 + i / members;
+        }
+        ids[i][n++] = 1000 + i;
+        ids[i][n++] = 5;
+        prompts[i] = (struct group_prompt){.ids = ids[i], .n = n, .est_output = 10};
+    }
+}
+
+TEST(a_subtree_has_a_group_of_its_own_where_that_saves)
+{
+    struct prefix_groups g;
+    make_branches(8, 3, 4); // (4 - 1) * 8 saved against 8 again
+    prefix_groups_make(prompts, 12, 1, GROUP_ORDER_TREE, &g);
+    CHECK_EQ(g.n_groups, 3);
+    CHECK_EQ(g.groups[0].prefix_len, 16);
+    CHECK_EQ(g.grouped_tokens, 3 * (16 + 4 * 2));
+    CHECK_EQ(g.computed_tokens, 8 + 3 * (8 + 4 * 2));
+    prefix_groups_free(&g);
+
+    make_branches(2, 3, 4); // (4 - 1) * 2 against 8
+    prefix_groups_make(prompts, 12, 1, GROUP_ORDER_TREE, &g);
+    CHECK_EQ(g.n_groups, 1);
+    CHECK_EQ(g.groups[0].prefix_len, 8);
+    CHECK_EQ(g.grouped_tokens, 8 + 12 * 4);
+    prefix_groups_free(&g);
+}
+
+TEST(equal_prompts_keep_their_order_and_leave_a_token_to_compute)
+{
+    struct prefix_groups g;
+    for (int32_t i = 0; i < 5; i++) {
+        for (int32_t k = 0; k < 32; k++) {
+            ids[i][k] = k;
+        }
+        prompts[i] = (struct group_prompt){.ids = ids[i], .n = 32};
+    }
+    prefix_groups_make(prompts, 5, 16, GROUP_ORDER_RATIO, &g);
+    REQUIRE(g.n_groups == 1);
+    CHECK_EQ(g.groups[0].prefix_len, 16); // not 32: a block that held the last token
+    for (int32_t i = 0; i < 5; i++) {
+        CHECK_EQ(g.order[i], i);
+    }
+    prefix_groups_free(&g);
+    prefix_groups_make(NULL, 0, 16, GROUP_ORDER_TREE, &g);
+    CHECK_EQ(g.n_groups, 0);
+    prefix_groups_free(&g);
+}
+
+TEST(groups_that_decode_much_come_first)
+{
+    struct prefix_groups g;
+    for (int32_t i = 0; i < 8; i++) {
+        for (int32_t k = 0; k < 16; k++) {
+            ids[i][k] = i % 4;
+        }
+        ids[i][16] = 50 + i;
+        ids[i][17] = 1;
+        prompts[i] = (struct group_prompt){.ids = ids[i], .n = 18, .est_output = 10 * (i % 4)};
+    }
+    prefix_groups_make(prompts, 8, 16, GROUP_ORDER_RATIO, &g);
+    REQUIRE(g.n_groups == 4);
+    for (int32_t i = 0; i < 8; i++) {
+        CHECK_EQ(g.order[i] % 4, 3 - i / 2);
+    }
+    prefix_groups_free(&g);
+}
+
+TEST(a_large_job_is_grouped_in_time)
+{
+    enum { GROUPS = 400, MEMBERS = 16, PREFIX = 2000, OWN = 200, N = GROUPS * MEMBERS };
+    int32_t *all = malloc((size_t)N * (PREFIX + OWN) * sizeof *all);
+    struct group_prompt *many = calloc(N, sizeof *many);
+    REQUIRE(all && many);
+    uint32_t seed = 123;
+    for (int32_t i = 0; i < N; i++) {
+        int32_t *at = all + (size_t)i * (PREFIX + OWN);
+        uint32_t stem = (uint32_t)(i % GROUPS) * 77 + 5;
+        for (int32_t k = 0; k < PREFIX; k++) {
+            at[k] = 1 + (int32_t)(next_random(&stem) % 20000);
+        }
+        for (int32_t k = PREFIX; k < PREFIX + OWN; k++) {
+            at[k] = 1 + (int32_t)(next_random(&seed) % 20000);
+        }
+        many[i] = (struct group_prompt){.ids = at, .n = PREFIX + OWN, .est_output = 100};
+    }
+    struct prefix_groups g;
+    int64_t start = clock_now_ns();
+    prefix_groups_make(many, N, 16, GROUP_ORDER_RATIO, &g);
+    double seconds = (double)(clock_now_ns() - start) * 1e-9;
+    CHECK_EQ(g.n_groups, GROUPS);
+    CHECK_EQ(g.computed_tokens, (int64_t)GROUPS * PREFIX + (int64_t)N * OWN);
+    CHECK_EQ(g.grouped_tokens, g.computed_tokens);
+    printf("%d prompts of %d tokens: %.3f s\n", N, PREFIX + OWN, seconds);
+    CHECK(seconds < 5); // 0.1 s on an idle core; the bound only catches a change of order
+    prefix_groups_free(&g);
+    free(many);
+    free(all);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
