@@ -40,6 +40,12 @@ static enum status run(const struct bench_options *o, const char *model, bool *a
     struct bench_load load;
     struct bench_results r = {0};
     enum status st = bench_load_init(&load, o, model, err);
+    if (st == OK && o->batch_path != NULL) {
+        st = bench_load_write_batch(&load, o->batch_path, err);
+        *all_good = st == OK;
+        bench_load_deinit(&load);
+        return st;
+    }
     if (st == OK) {
         st = bench_run(o, &load, &r, err);
     }

@@ -5,7 +5,9 @@
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
 
+#include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +15,7 @@
 enum { STREAM_OWN = 10, STREAM_PREFIX, STREAM_SHUFFLE, STREAM_INPUT_LEN, STREAM_OUTPUT_LEN };
 enum { MAX_SPREAD = 4 }; // times the mean
 enum { FIRST_ID = 100 }; // below are special and byte tokens in most vocabularies
+enum { MAX_LINE_BYTES = 64 << 20 };
 enum { MAX_DATASET_BYTES = 1 << 30, MAX_DATASET_VALUES = 1 << 26 };
 
 double bench_load_uniform(int64_t seed, uint32_t stream, int64_t n)
@@ -59,11 +62,29 @@ static void put_tokens(const struct bench_load *load, uint32_t stream, int64_t w
     }
 }
 
+/* Request number `unit` as a place in the order that goes round the groups: its group is the place
+ * modulo the groups. */
+static int64_t place_of(const struct bench_load *load, int64_t unit)
+{
+    const struct bench_options *o = load->o;
+    const int64_t n = o->groups * o->members, in_round = unit % n;
+    switch (o->order) {
+    case ORDER_GROUPED:
+        return unit - in_round + in_round % o->members * o->groups + in_round / o->members;
+    case ORDER_SHUFFLED:
+        return unit - in_round + load->shuffled[in_round];
+    case ORDER_ROUND:
+        break;
+    }
+    return unit;
+}
+
 /* The prompt's inside: words, or ids each with a comma behind. */
 static void put_prompt(const struct bench_load *load, int64_t unit, int64_t turn, struct buf *out)
 {
     const struct bench_options *o = load->o;
     if (o->workload == WORKLOAD_SHARED_PREFIX) {
+        unit = place_of(load, unit);
         put_tokens(load, STREAM_PREFIX, unit % o->groups, o->prefix_len, out);
         put_tokens(load, STREAM_OWN, unit, o->suffix_len, out);
     } else {
@@ -125,7 +146,36 @@ void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn,
         buf_printf(body, ",\"temperature\":%g", o->temperature);
     }
     buf_puts(body, o->no_ignore_eos ? "" : ",\"ignore_eos\":true");
-    buf_puts(body, ",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
+    buf_puts(body, o->batch_path ? "}"
+                                 : ",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
+}
+
+enum status bench_load_write_batch(const struct bench_load *load, const char *path,
+                                   struct err *err)
+{
+    const struct bench_options *o = load->o;
+    FILE *f = strcmp(path, "-") == 0 ? stdout : fopen(path, "w");
+    if (f == NULL) {
+        return err_set(err, ERR_IO, "%s: %s", path, strerror(errno));
+    }
+    struct buf line, history;
+    buf_init(&line, MAX_LINE_BYTES);
+    buf_init(&history, MAX_LINE_BYTES);
+    bool good = true;
+    for (int64_t i = 0; i < o->n_requests && good; i++) {
+        buf_clear(&line);
+        buf_clear(&history);
+        buf_printf(&line, "{\"custom_id\":\"%lld\",\"method\":\"POST\",\"url\":\"%s\",\"body\":",
+                   (long long)i, o->chat ? "/v1/chat/completions" : "/v1/completions");
+        bench_load_body(load, i, 0, &history, &line);
+        buf_puts(&line, "}\n");
+        good = !line.failed && fwrite(line.data, 1, line.n_bytes, f) == line.n_bytes;
+    }
+    good = fflush(f) == 0 && good;
+    good = (f == stdout || fclose(f) == 0) && good;
+    buf_deinit(&line);
+    buf_deinit(&history);
+    return good ? OK : err_set(err, ERR_IO, "%s could not be written", path);
 }
 
 /* ---- ShareGPT ---- */
@@ -187,10 +237,25 @@ static enum status read_dataset(struct bench_load *load, const char *path, struc
     return OK;
 }
 
+static void shuffle_units(struct bench_load *load)
+{
+    const int64_t n = load->o->groups * load->o->members;
+    load->shuffled = xcalloc((size_t)n, sizeof *load->shuffled);
+    for (int64_t i = 0; i < n; i++) {
+        const double u = bench_load_uniform(load->o->seed, STREAM_SHUFFLE, i);
+        const int64_t k = (int64_t)(u * (double)(i + 1));
+        load->shuffled[i] = load->shuffled[k];
+        load->shuffled[k] = i;
+    }
+}
+
 enum status bench_load_init(struct bench_load *load, const struct bench_options *o,
                             const char *model, struct err *err)
 {
     *load = (struct bench_load){.o = o, .model = model};
+    if (o->order == ORDER_SHUFFLED) {
+        shuffle_units(load);
+    }
     return o->dataset != NULL ? read_dataset(load, o->dataset, err) : OK;
 }
 
@@ -200,4 +265,5 @@ void bench_load_deinit(struct bench_load *load)
         free(load->items[i].prompt);
     }
     free(load->items);
+    free(load->shuffled);
 }

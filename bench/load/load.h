@@ -18,6 +18,7 @@ struct bench_load {
     const char *model;
     struct sharegpt_item *items;
     size_t n_items;
+    int64_t *shuffled; // [groups * members], the order of shared-prefix; NULL: another order
 };
 
 /* Reads the dataset if there is one. `o` and `model` are borrowed. */
@@ -29,6 +30,11 @@ void bench_load_deinit(struct bench_load *load);
  * far as JSON text without the brackets; the question is added to it. */
 void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn,
                      struct buf *history, struct buf *body);
+
+/* Writes all requests as lines of a batch file, "-" being standard output: what `sluice run-batch` and
+ * /v1/batches take. */
+enum status bench_load_write_batch(const struct bench_load *load, const char *path,
+                                   struct err *err);
 
 /* Adds the answer to the history: `raw` is the text as it stood between quotes in the events. */
 void bench_load_answer(struct buf *history, const char *raw, size_t n_bytes);

@@ -7,9 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const workload_names[4] = {"random", "shared-prefix", "multi-turn", "sharegpt"};
+const char *const workload_names[] = {"random", "shared-prefix", "multi-turn", "sharegpt", NULL};
+static const char *const order_names[] = {"round", "grouped", "shuffled", NULL};
 
-enum kind { TEXT, INTEGER, REAL, FLAG, WORKLOAD };
+enum kind { TEXT, INTEGER, REAL, FLAG, WORKLOAD, ORDER };
 
 static const struct option {
     const char *name;
@@ -40,6 +41,8 @@ static const struct option {
     {"members", INTEGER, AT(members), 1, 1e6, "N  shared-prefix: requests of each (8)"},
     {"prefix-len", INTEGER, AT(prefix_len), 1, 1e7, "N  shared-prefix: tokens in common (512)"},
     {"suffix-len", INTEGER, AT(suffix_len), 1, 1e7, "N  shared-prefix: tokens of its own (32)"},
+    {"order", ORDER, AT(order), 0, 0,
+     "O  shared-prefix: round the groups, grouped or shuffled (round)"},
     {"turns", INTEGER, AT(turns), 1, 1000, "N  multi-turn: questions a conversation (4)"},
     {"dataset", TEXT, AT(dataset), 0, 0, "FILE  sharegpt: the JSON file"},
     {"text", FLAG, AT(text), 0, 0, "prompts of words instead of token ids"},
@@ -51,6 +54,8 @@ static const struct option {
     {"seed", INTEGER, AT(seed), 0, 9e15, "N  of prompts and arrivals (0)"},
     {"ttft-limit", REAL, AT(ttft_limit_ms), 1e-3, 1e9, "MS  goodput: the time to first token"},
     {"tpot-limit", REAL, AT(tpot_limit_ms), 1e-3, 1e9, "MS  goodput: the time per later token"},
+    {"write-batch", TEXT, AT(batch_path), 0, 0,
+     "FILE  send nothing: write the requests as lines of a batch (needs --model)"},
     {"json", TEXT, AT(json_path), 0, 0, "FILE  all figures, and each request, as JSON"},
     {"help", FLAG, AT(help), 0, 0, "this text"},
 };
@@ -97,6 +102,21 @@ static enum status set_number(const struct option *opt, const char *value, void 
     return OK;
 }
 
+static enum status set_choice(const struct option *opt, const char *const *names,
+                              const char *value, void *at, struct err *err)
+{
+    char all[128] = "";
+    for (int i = 0; names[i] != NULL; i++) {
+        if (strcmp(value, names[i]) == 0) {
+            *(int *)at = i;
+            return OK;
+        }
+        const size_t n = strlen(all);
+        snprintf(all + n, sizeof all - n, "%s%s", i > 0 ? ", " : "", names[i]);
+    }
+    return err_set(err, ERR_INVALID, "--%s: '%s' is none of %s", opt->name, value, all);
+}
+
 static enum status set(const struct option *opt, const char *value, struct bench_options *o,
                        struct err *err)
 {
@@ -108,14 +128,7 @@ static enum status set(const struct option *opt, const char *value, struct bench
         *(const char **)at = value;
         return OK;
     }
-    for (int w = 0; w < 4; w++) {
-        if (strcmp(value, workload_names[w]) == 0) {
-            o->workload = (enum workload)w;
-            return OK;
-        }
-    }
-    return err_set(err, ERR_INVALID,
-                   "--workload: '%s' is none of random, shared-prefix, multi-turn, sharegpt", value);
+    return set_choice(opt, opt->kind == ORDER ? order_names : workload_names, value, at, err);
 }
 
 static enum status parse_url(struct bench_options *o, struct err *err)
@@ -171,6 +184,14 @@ static enum status settle(struct bench_options *o, struct err *err)
     }
     if (o->spread > 0 && o->workload != WORKLOAD_RANDOM) {
         return err_set(err, ERR_INVALID, "--spread goes with --workload random");
+    }
+    if (o->order != ORDER_ROUND && o->workload != WORKLOAD_SHARED_PREFIX) {
+        return err_set(err, ERR_INVALID, "--order goes with --workload shared-prefix");
+    }
+    if (o->batch_path != NULL && (o->model == NULL || o->workload == WORKLOAD_MULTI_TURN)) {
+        return err_set(err, ERR_INVALID, o->model == NULL
+                                             ? "--write-batch needs --model NAME"
+                                             : "--write-batch cannot write answers of turns before");
     }
     if (o->workload == WORKLOAD_SHARED_PREFIX && o->n_requests == 0) {
         o->n_requests = o->groups * o->members;

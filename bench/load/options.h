@@ -10,10 +10,16 @@
 
 enum workload { WORKLOAD_RANDOM, WORKLOAD_SHARED_PREFIX, WORKLOAD_MULTI_TURN, WORKLOAD_SHAREGPT };
 
+/* In which order members of different groups come: one of each group in turn, group by group, or at
+ * random. */
+enum group_turns { ORDER_ROUND, ORDER_GROUPED, ORDER_SHUFFLED };
+
 struct bench_options {
     const char *url, *model, *api_key, *json_path, *dataset;
+    const char *batch_path; // the requests are written there as a batch, and none is sent
     char host[256], port[8], base_path[256]; // of the URL
     enum workload workload;
+    enum group_turns order;
     bool text;        // prompts as text instead of token ids
     bool chat;        // /v1/chat/completions
     bool no_ignore_eos;
@@ -29,7 +35,7 @@ struct bench_options {
     double ttft_limit_ms, tpot_limit_ms; // 0: none
 };
 
-extern const char *const workload_names[4];
+extern const char *const workload_names[]; // by enum workload
 
 enum status bench_options_parse(int argc, char **argv, struct bench_options *o, struct err *err);
 void bench_options_help(void); // to standard output

@@ -101,6 +101,28 @@ def test_shared_prefix_hits_the_prefix_cache(server):
     assert [q["cached_tokens"] >= 64 for q in j["requests"]] == [False] * 2 + [True] * 6
 
 
+def prompts_of(path):
+    lines = [json.loads(l) for l in open(path)]
+    assert [l["custom_id"] for l in lines] == [str(i) for i in range(len(lines))]
+    assert all(l["method"] == "POST" and l["url"] == "/v1/completions" and "stream" not in l["body"] for l in lines)
+    return [tuple(l["body"]["prompt"]) for l in lines]
+
+
+def test_a_batch_has_the_same_prompts_in_every_order(tmp_path):
+    args = ["--workload", "shared-prefix", "--groups", "5", "--members", "3", "--prefix-len", "20", "--suffix-len", "4", "--model", "m"]
+    prompts, stems = {}, {}
+    for order in ("round", "grouped", "shuffled"):
+        path = str(tmp_path / order)
+        p = subprocess.run([SLUICE, "bench", *args, "--order", order, "--write-batch", path], capture_output=True, text=True)
+        assert p.returncode == 0, p.stderr
+        prompts[order] = prompts_of(path)
+        stems[order] = [q[:20] for q in prompts[order]]
+    assert set(prompts["round"]) == set(prompts["grouped"]) == set(prompts["shuffled"]) and len(set(prompts["round"])) == 15
+    assert all(stems["round"][i] == stems["round"][i % 5] for i in range(15)) and len(set(stems["round"][:5])) == 5
+    assert all(stems["grouped"][i] == stems["grouped"][i // 3 * 3] for i in range(15))
+    assert stems["shuffled"] not in (stems["round"], stems["grouped"])
+
+
 def test_multi_turn_grows(server):
     rc, text, j = bench(server.port, "--workload", "multi-turn", "--requests", 2, "--turns", 3, "--input-len", 6,
                         "--output-len", 5, "--concurrency", 2)
@@ -209,7 +231,8 @@ def test_other_forms_of_stream_and_any_cut():
 @pytest.mark.parametrize("args, text", [
     (["--nonsense"], "unknown option '--nonsense'"), (["--rate"], "--rate needs a value"), (["--rate", "x"], "not a number"),
     (["--rate", "nan"], "not a number"), (["--requests", "1.5"], "whole"), (["--requests", "0"], "within"), (["x"], "not an option"),
-    (["--workload", "x"], "none of random"), (["--workload", "sharegpt"], "needs --dataset"), (["--chat=1"], "takes no value"),
+    (["--workload", "x"], "none of random"), (["--order", "x"], "none of round"), (["--order", "grouped"], "goes with --workload"),
+    (["--write-batch", "x"], "needs --model"), (["--workload", "sharegpt"], "needs --dataset"), (["--chat=1"], "takes no value"),
     (["--url", "https://x"], "TLS"), (["--url", "http://:1"], "HOST:PORT"), (["--url", "http://a:99999"], "HOST:PORT"),
 ])
 def test_bad_options(args, text):
