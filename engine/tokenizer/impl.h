@@ -21,6 +21,7 @@ enum {
     MAX_TOKEN_ID = (1 << 24) - 1, // chosen: 60 times the largest vocabulary seen
     MAX_STAGES = 32,              // chosen: real files have at most 7
     UNK_MISSING = -2,             // unk_token is named but not in the vocabulary: an error on use
+    TEXT_MAX = 1 << 30,           // chosen: offsets fit 32 bits also where normalising doubles a text
     MAX_FILE_BYTES = 512 << 20,   // chosen: 20 times the largest tokenizer.json seen
 };
 
@@ -280,7 +281,6 @@ struct cuts *cuts_make(const struct tokenizer *tok);
 void cuts_free(struct cuts *cuts);
 /* The next cut behind `from`, or n. */
 size_t cuts_next(const struct cuts *cuts, const char *s, size_t n, size_t from);
-enum status model_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
 enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
 /* One piece, or a part of one, by its merges alone; nothing is remembered. */
 enum status bpe_merge_piece(const struct tokenizer *tok, struct scratch *sc, const char *s,

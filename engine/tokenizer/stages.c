@@ -211,6 +211,21 @@ void stage_deinit(struct stage *st)
 
 /* ---- running ---- */
 
+static enum status model_encode(const struct tokenizer *tok, struct scratch *sc, const char *s,
+                                size_t n)
+{
+    switch (tok->model) {
+    case MODEL_BPE:
+        return bpe_encode(tok, sc, s, n);
+    case MODEL_UNIGRAM:
+        return unigram_encode(tok, sc, s, n);
+    case MODEL_WORDPIECE:
+    case MODEL_WORDLEVEL:
+        break;
+    }
+    return wordpiece_encode(tok, sc, s, n);
+}
+
 static enum status run(const struct tokenizer *tok, struct scratch *sc, size_t k, const char *s,
                        size_t n, bool first);
 
