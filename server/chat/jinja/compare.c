@@ -1,127 +1,8 @@
-/* Two values: the same object, equal, in order; as Python has it, to a bounded depth. */
+/* The order of two values, as Python has it, to a bounded depth. Equality: dict.c. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 
 #include <string.h>
-
-bool jv_same(struct jv a, struct jv b)
-{
-    if (a.type != b.type) {
-        return false;
-    }
-    switch (a.type) {
-    case JV_NONE: return true;
-    case JV_BOOL: return a.u.b == b.u.b;
-    case JV_INT: return a.u.i == b.u.i;
-    case JV_FLOAT: return memcmp(&a.u.f, &b.u.f, sizeof a.u.f) == 0;
-    case JV_STR:
-        return a.u.s == b.u.s || (a.flag == b.flag && a.u.s->s && a.u.s->n_bytes == b.u.s->n_bytes &&
-                                  b.u.s->s && memcmp(a.u.s->s, b.u.s->s, a.u.s->n_bytes) == 0);
-    default: return a.u.list == b.u.list;
-    }
-}
-
-static bool equal_nested(struct jrt *rt, struct jv a, struct jv b, int nest, bool *equal);
-
-static bool equal_lists(struct jrt *rt, const struct jlist *a, const struct jlist *b, int nest,
-                        bool *equal)
-{
-    *equal = a->n == b->n;
-    for (size_t i = 0; *equal && i < a->n; i++) {
-        if (!equal_nested(rt, a->items[i], b->items[i], nest + 1, equal)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool equal_dicts(struct jrt *rt, const struct jdict *a, const struct jdict *b, int nest,
-                        bool *equal)
-{
-    *equal = a->n == b->n;
-    for (size_t i = 0; *equal && i < a->n; i++) {
-        bool hashable;
-        const struct jentry *e = jd_find(rt, b, a->e[i].key, &hashable);
-        *equal = e != NULL;
-        if (e && !equal_nested(rt, a->e[i].value, e->value, nest + 1, equal)) {
-            return false;
-        }
-    }
-    return rt->st == OK;
-}
-
-static bool equal_ranges(const struct jrange *a, const struct jrange *b)
-{
-    return a->n == b->n && (a->n == 0 || (a->start == b->start && (a->n == 1 || a->step == b->step)));
-}
-
-/* Key and item views compare as sets. */
-static bool equal_views(struct jrt *rt, const struct jview *a, const struct jview *b, int nest,
-                        bool *equal)
-{
-    *equal = a == b;
-    if (a->kind == JVIEW_VALUES || b->kind != a->kind) {
-        return true;
-    }
-    if (a->kind == JVIEW_ITEMS) {
-        return equal_dicts(rt, a->dict, b->dict, nest, equal);
-    }
-    *equal = a->dict->n == b->dict->n;
-    for (size_t i = 0; *equal && i < a->dict->n; i++) {
-        bool hashable;
-        *equal = jd_find(rt, b->dict, a->dict->e[i].key, &hashable) != NULL;
-    }
-    return rt->st == OK;
-}
-
-static bool equal_nested(struct jrt *rt, struct jv a, struct jv b, int nest, bool *equal)
-{
-    if (nest > JINJA_MAX_NEST) {
-        return jrt_limit(rt, "a value is nested too deeply");
-    }
-    if (!jrt_step(rt)) {
-        return false;
-    }
-    if (jv_is_number(a) && jv_is_number(b)) {
-        *equal = jnum_compare(a, b) == 0 || (nest > 0 && jv_same(a, b) && a.type == JV_FLOAT);
-        return true;
-    }
-    if (a.type != b.type) {
-        *equal = false;
-        return true;
-    }
-    switch (a.type) {
-    case JV_UNDEFINED:
-    case JV_NONE: *equal = true; return true;
-    case JV_STR:
-    case JV_BYTES:
-        *equal = a.u.s->n_bytes == b.u.s->n_bytes;
-        if (!*equal) {
-            return true;
-        }
-        if (!js_flat(rt, a.u.s) || !js_flat(rt, b.u.s) || !jrt_charge(rt, a.u.s->n_bytes >> 8)) {
-            return false;
-        }
-        *equal = memcmp(a.u.s->s, b.u.s->s, a.u.s->n_bytes) == 0;
-        return true;
-    case JV_LIST:
-    case JV_TUPLE: return equal_lists(rt, a.u.list, b.u.list, nest, equal);
-    case JV_DICT: return equal_dicts(rt, a.u.dict, b.u.dict, nest, equal);
-    case JV_RANGE: *equal = equal_ranges(a.u.range, b.u.range); return true;
-    case JV_VIEW: return equal_views(rt, a.u.view, b.u.view, nest, equal);
-    case JV_METHOD:
-        *equal = a.u.method == b.u.method ||
-                 (a.u.method->m == b.u.method->m && jv_same(a.u.method->self, b.u.method->self));
-        return true;
-    default: *equal = jv_same(a, b); return true;
-    }
-}
-
-bool jv_equal(struct jrt *rt, struct jv a, struct jv b, bool *equal)
-{
-    *equal = false;
-    return equal_nested(rt, a, b, 0, equal);
-}
 
 static bool apply_order(int c, enum jv_order op)
 {
@@ -153,7 +34,7 @@ static bool compare_lists(struct jrt *rt, const struct jlist *a, const struct jl
 {
     for (size_t i = 0; i < a->n && i < b->n; i++) {
         bool equal = false;
-        if (!equal_nested(rt, a->items[i], b->items[i], nest + 1, &equal)) {
+        if (!jv_equal_nested(rt, a->items[i], b->items[i], nest + 1, &equal)) {
             return false;
         }
         if (!equal) {

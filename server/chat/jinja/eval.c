@@ -4,15 +4,6 @@
 
 #include <string.h>
 
-bool jinja_enter(struct jrt *rt)
-{
-    if (++rt->depth > JINJA_MAX_DEPTH) {
-        rt->depth--;
-        return jrt_limit(rt, "it nests too deeply");
-    }
-    return jrt_step(rt) || (rt->depth--, false);
-}
-
 /* ---- scopes ---- */
 
 struct jframe *jframe_new(struct jrt *rt, struct jframe *parent)

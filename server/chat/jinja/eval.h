@@ -61,14 +61,33 @@ struct jinja_func {
     bool is_class;
 };
 
-const struct jinja_filter *jinja_filter_find(const char *name, size_t n_bytes);
-const struct jinja_test *jinja_test_find(const char *name, size_t n_bytes);
-const struct jinja_method *jinja_methods_find(const char *name, size_t n_bytes); // first row
+/* All methods, sorted by name, and a row without a name behind them. */
+struct jinja_method_table {
+    const struct jinja_method *rows;
+    size_t n;
+};
+
+/* What a template can name. Each list ends in a row without a name; jinja.c puts them together. */
+struct jinja_tables {
+    const struct jinja_filter *filters;
+    const struct jinja_test *tests;
+    const struct jinja_func *funcs;
+    const struct jinja_method_table *methods;
+};
+
+/* The tables of tests.c and globals.c; filters.h and methods.h have the others. */
+extern const struct jinja_test jinja_tests[];
+extern const struct jinja_func jinja_funcs[];
+
+const struct jinja_filter *jinja_filter_find(const struct jrt *rt, const char *name, size_t n_bytes);
+const struct jinja_test *jinja_test_find(const struct jrt *rt, const char *name, size_t n_bytes);
+const struct jinja_func *jinja_func_find(const struct jrt *rt, const char *name, size_t n_bytes);
+const struct jinja_method *jinja_methods_find(const struct jrt *rt, const char *name,
+                                              size_t n_bytes); // first row
 /* The row for this object among those of one name; NULL if it has no such method. */
 const struct jinja_method *jinja_method_for(const struct jinja_method *first, struct jv self);
 /* True for a method that would change its object: reading it gives an unsafe undefined. */
 bool jinja_is_mutator(struct jv self, const char *name, size_t n_bytes);
-const struct jinja_func *jinja_func_find(const char *name, size_t n_bytes);
 
 bool jinja_run_filter(struct jrt *rt, const struct jinja_filter *f, struct jv v,
                       const struct jargs *args, struct jv *out);
@@ -78,18 +97,18 @@ bool jinja_run_method(struct jrt *rt, const struct jinja_method *m, struct jv se
                       const struct jargs *args, struct jv *out);
 bool jinja_call(struct jrt *rt, struct jv callee, const struct jargs *args, struct jv *out);
 
+/* A pass over anything that Python can iterate. */
+struct jwalk {
+    struct jv over;
+    size_t at;
+};
+
 /* ---- expressions and statements ---- */
 
 enum jflow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE, FLOW_FAIL };
 
 bool jinja_eval(struct jrt *rt, const struct jnode *n, struct jv *out);
 enum jflow jinja_exec(struct jrt *rt, struct jnode *const *body, int n);
-
-bool jinja_enter(struct jrt *rt); // one more level of C calls
-static inline void jinja_leave(struct jrt *rt)
-{
-    rt->depth--;
-}
 
 struct jframe *jframe_new(struct jrt *rt, struct jframe *parent);
 bool jframe_set(struct jrt *rt, struct jframe *f, int sym, struct jv v);
@@ -123,19 +142,29 @@ bool jinja_slice(struct jrt *rt, struct jv obj, const struct jv part[3], struct 
 bool jinja_binary(struct jrt *rt, int op, struct jv a, struct jv b, struct jv *out); // enum jop
 bool jinja_repeat(struct jrt *rt, struct jv sequence, struct jv times, struct jv *out);
 bool jinja_loop_call(struct jrt *rt, struct jloop *loop, const struct jargs *args, struct jv *out);
-bool jinja_loop_attr(struct jrt *rt, struct jv self, struct jstr *name, bool *found, struct jv *out);
 
+/* ---- the `loop` variable: run by exec.c, looked at by others ---- */
+
+/* It looks one item ahead, and only when it is asked to. */
+struct jloop {
+    struct jwalk walk;
+    struct jv over, current, before, after; // after: MISSING until peeked or at the end
+    bool peeked;
+    int64_t index0; // -1 before the first item
+    int64_t length; // -1: not known yet
+    int64_t depth0;
+    struct jv changed; // the arguments of the last loop.changed()
+    const struct jnode *recursive; // NULL if the loop cannot be called
+    struct jframe *frame;          // where the loop stands
+};
+
+int jloop_pull(struct jrt *rt, struct jloop *l, struct jv *out); // 1; 0 at the end; -1 failed
+bool jloop_attr(struct jrt *rt, struct jv self, struct jstr *name, bool *found, struct jv *out);
 bool jloop_cycle(struct jrt *rt, struct jv self, const struct jargs *args, struct jv *out);
 bool jloop_changed(struct jrt *rt, struct jv self, const struct jargs *args, struct jv *out);
 bool jloop_repr(struct jsb *b, struct jv self);
 
 /* ---- iteration ---- */
-
-/* A pass over anything that Python can iterate. */
-struct jwalk {
-    struct jv over;
-    size_t at;
-};
 
 struct jiter; // a value that passes once: generators, reversed()
 
@@ -162,6 +191,8 @@ struct jpath {
 
 struct jiter {
     enum jiter_kind kind;
+    /* One more item of JITER_MAP, JITER_SELECT or JITER_UNIQUE: set by the filter that made it. */
+    int (*next)(struct jrt *rt, struct jiter *it, struct jv *out);
     bool started, done;
     struct jv over;
     struct jwalk walk;
@@ -180,8 +211,6 @@ struct jiter {
 };
 bool jiter_new(struct jrt *rt, enum jiter_kind kind, struct jv over, struct jv *out);
 int jiter_next(struct jrt *rt, struct jiter *it, struct jv *out);
-/* The rest of a pass of |map, |select or |unique, in filters_lazy.c. */
-int jiter_filter_next(struct jrt *rt, struct jiter *it, struct jv *out);
 
 /* An attribute that is not given, or None, is the empty path: the item itself. */
 bool jpath_make(struct jrt *rt, struct jv attribute, struct jpath *path);

@@ -1,8 +1,6 @@
 #include "server/chat/jinja/filters.h"
 
-#include <string.h>
-
-static const struct jinja_filter filters[] = {
+const struct jinja_filter jinja_filters[] = {
     {"abs", jf_abs, "", 0},
     {"attr", jf_attr, "name", 1},
     {"batch", jf_batch, "linecount,fill_with", 1},
@@ -57,14 +55,5 @@ static const struct jinja_filter filters[] = {
     {"wordcount", jf_wordcount, "", 0},
     {"wordwrap", jf_unsupported, NULL, 0},
     {"xmlattr", jf_xmlattr, "autospace", 0},
+    {NULL},
 };
-
-const struct jinja_filter *jinja_filter_find(const char *name, size_t n_bytes)
-{
-    for (size_t i = 0; i < sizeof filters / sizeof filters[0]; i++) {
-        if (strlen(filters[i].name) == n_bytes && memcmp(filters[i].name, name, n_bytes) == 0) {
-            return &filters[i];
-        }
-    }
-    return NULL;
-}

@@ -23,6 +23,9 @@ static inline bool jf_truth_or(struct jv v, bool otherwise)
     return jv_is_given(v) ? jv_truth(v) : otherwise;
 }
 
+/* The table, up to a row without a name. */
+extern const struct jinja_filter jinja_filters[];
+
 FILTER(jf_upper);
 FILTER(jf_lower);
 FILTER(jf_capitalize);

@@ -1,5 +1,5 @@
 /* Filters that give a generator, as Python's do: an item is worked on when it is asked for, so that
- * what a template never reaches cannot fail. jiter_next (iter.c) calls jiter_filter_next. */
+ * what a template never reaches cannot fail. */
 #include "server/chat/jinja/filters.h"
 
 FILTER(jf_items)
@@ -26,60 +26,6 @@ FILTER(jf_slice)
     }
     out->u.iter->fill = a[1];
     return jv_as_index(rt, a[0], &out->u.iter->size);
-}
-
-FILTER(jf_unique)
-{
-    (void)args;
-    if (!jiter_new(rt, JITER_UNIQUE, v, out)) {
-        return false;
-    }
-    struct jiter *it = out->u.iter;
-    it->fold_case = !jf_truth_or(a[0], false);
-    it->seen = jd_new(rt);
-    return it->seen && jpath_make(rt, a[1], &it->path);
-}
-
-static bool lazy(struct jrt *rt, enum jiter_kind kind, struct jv v, const struct jargs *args,
-                 bool by_attribute, bool negate, struct jv *out)
-{
-    if (!jiter_new(rt, kind, v, out)) {
-        return false;
-    }
-    out->u.iter->args = *args;
-    out->u.iter->by_attribute = by_attribute;
-    out->u.iter->negate = negate;
-    return true;
-}
-
-FILTER(jf_map)
-{
-    (void)a;
-    return lazy(rt, JITER_MAP, v, args, false, false, out);
-}
-
-FILTER(jf_select)
-{
-    (void)a;
-    return lazy(rt, JITER_SELECT, v, args, false, false, out);
-}
-
-FILTER(jf_reject)
-{
-    (void)a;
-    return lazy(rt, JITER_SELECT, v, args, false, true, out);
-}
-
-FILTER(jf_selectattr)
-{
-    (void)a;
-    return lazy(rt, JITER_SELECT, v, args, true, false, out);
-}
-
-FILTER(jf_rejectattr)
-{
-    (void)a;
-    return lazy(rt, JITER_SELECT, v, args, true, true, out);
 }
 
 static bool map_by_attribute(struct jrt *rt, struct jiter *it)
@@ -116,7 +62,7 @@ static bool find_map(struct jrt *rt, struct jiter *it)
     if (!jv_to_str(rt, it->args.pos[0], &name)) {
         return false;
     }
-    it->filter = jinja_filter_find(name->s, name->n_bytes);
+    it->filter = jinja_filter_find(rt, name->s, name->n_bytes);
     if (!it->filter) {
         return jrt_fail(rt, "TemplateRuntimeError", "No filter named '%.*s'.",
                         name->n_bytes < 100 ? (int)name->n_bytes : 100, name->s);
@@ -144,7 +90,7 @@ static bool find_select(struct jrt *rt, struct jiter *it)
     if (!jv_to_str(rt, it->args.pos[off], &name)) {
         return false;
     }
-    it->test = jinja_test_find(name->s, name->n_bytes);
+    it->test = jinja_test_find(rt, name->s, name->n_bytes);
     if (!it->test) {
         return jrt_fail(rt, "TemplateRuntimeError", "No test named '%.*s'.",
                         name->n_bytes < 100 ? (int)name->n_bytes : 100, name->s);
@@ -154,9 +100,20 @@ static bool find_select(struct jrt *rt, struct jiter *it)
     return true;
 }
 
+/* The arguments are looked at with the first item. */
+static bool is_fresh(struct jiter *it)
+{
+    bool fresh = it->at == 0;
+    it->at = 1;
+    return fresh;
+}
+
 static int next_mapped(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     struct jv item;
+    if (is_fresh(it) && !find_map(rt, it)) {
+        return -1;
+    }
     int more = jwalk_next(rt, &it->walk, &item);
     if (more <= 0) {
         return more;
@@ -169,6 +126,9 @@ static int next_mapped(struct jrt *rt, struct jiter *it, struct jv *out)
 static int next_selected(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     int more;
+    if (is_fresh(it) && !find_select(rt, it)) {
+        return -1;
+    }
     while ((more = jwalk_next(rt, &it->walk, out)) > 0) {
         struct jv look = *out;
         if (it->by_attribute && !jpath_get(rt, &it->path, look, jv_missing(), &look)) {
@@ -208,15 +168,58 @@ static int next_unique(struct jrt *rt, struct jiter *it, struct jv *out)
     return more;
 }
 
-int jiter_filter_next(struct jrt *rt, struct jiter *it, struct jv *out)
+FILTER(jf_unique)
 {
-    bool fresh = it->at == 0; // the arguments are looked at with the first item
-    it->at = 1;
-    if (fresh && it->kind != JITER_UNIQUE &&
-        !(it->kind == JITER_MAP ? find_map(rt, it) : find_select(rt, it))) {
-        return -1;
+    (void)args;
+    if (!jiter_new(rt, JITER_UNIQUE, v, out)) {
+        return false;
     }
-    return it->kind == JITER_MAP      ? next_mapped(rt, it, out)
-           : it->kind == JITER_SELECT ? next_selected(rt, it, out)
-                                      : next_unique(rt, it, out);
+    struct jiter *it = out->u.iter;
+    it->next = next_unique;
+    it->fold_case = !jf_truth_or(a[0], false);
+    it->seen = jd_new(rt);
+    return it->seen && jpath_make(rt, a[1], &it->path);
+}
+
+static bool lazy(struct jrt *rt, enum jiter_kind kind, struct jv v, const struct jargs *args,
+                 bool by_attribute, bool negate, struct jv *out)
+{
+    if (!jiter_new(rt, kind, v, out)) {
+        return false;
+    }
+    out->u.iter->next = kind == JITER_MAP ? next_mapped : next_selected;
+    out->u.iter->args = *args;
+    out->u.iter->by_attribute = by_attribute;
+    out->u.iter->negate = negate;
+    return true;
+}
+
+FILTER(jf_map)
+{
+    (void)a;
+    return lazy(rt, JITER_MAP, v, args, false, false, out);
+}
+
+FILTER(jf_select)
+{
+    (void)a;
+    return lazy(rt, JITER_SELECT, v, args, false, false, out);
+}
+
+FILTER(jf_reject)
+{
+    (void)a;
+    return lazy(rt, JITER_SELECT, v, args, false, true, out);
+}
+
+FILTER(jf_selectattr)
+{
+    (void)a;
+    return lazy(rt, JITER_SELECT, v, args, true, false, out);
+}
+
+FILTER(jf_rejectattr)
+{
+    (void)a;
+    return lazy(rt, JITER_SELECT, v, args, true, true, out);
 }

@@ -265,12 +265,12 @@ FILTER(jf_attr)
     name = a[0].u.s;
     if (v.type == JV_DICT) { // its keys are no attributes
         const struct jinja_method *m =
-            jinja_method_for(jinja_methods_find(name->s, name->n_bytes), v);
+            jinja_method_for(jinja_methods_find(rt, name->s, name->n_bytes), v);
         if (!m && !jinja_is_mutator(v, name->s, name->n_bytes)) {
             return jv_undefined(rt, v, a[0], out);
         }
     }
-    return jinja_attr(rt, v, name, jinja_methods_find(name->s, name->n_bytes), out);
+    return jinja_attr(rt, v, name, jinja_methods_find(rt, name->s, name->n_bytes), out);
 }
 
 /* pprint sorts keys, and what is longer than a line it breaks in ways that are not done here. */

@@ -372,7 +372,7 @@ static bool field_rest(struct formatter *fm, struct jstr *f, size_t at, struct j
             index = number;
         }
         ok = bracket ? jinja_item(fm->rt, *v, index, v)
-                     : jinja_attr(fm->rt, *v, name, jinja_methods_find(name->s, name->n_bytes), v);
+                     : jinja_attr(fm->rt, *v, name, jinja_methods_find(fm->rt, name->s, name->n_bytes), v);
         if (!ok) {
             return false;
         }

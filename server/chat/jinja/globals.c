@@ -217,7 +217,7 @@ GLOBAL(global_lipsum)
     return jrt_fail(rt, "TemplateRuntimeError", "lipsum is not supported");
 }
 
-static const struct jinja_func functions[] = {
+const struct jinja_func jinja_funcs[] = {
     {"range", global_range, false},
     {"dict", global_dict, true},
     {"namespace", global_namespace, true},
@@ -226,15 +226,5 @@ static const struct jinja_func functions[] = {
     {"lipsum", global_lipsum, false},
     {"raise_exception", global_raise, false},
     {"strftime_now", global_strftime_now, false},
+    {NULL},
 };
-
-const struct jinja_func *jinja_func_find(const char *name, size_t n_bytes)
-{
-    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
-        if (strlen(functions[i].name) == n_bytes &&
-            memcmp(functions[i].name, name, n_bytes) == 0) {
-            return &functions[i];
-        }
-    }
-    return NULL;
-}

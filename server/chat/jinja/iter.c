@@ -257,7 +257,7 @@ int jiter_next(struct jrt *rt, struct jiter *it, struct jv *out)
     case JITER_SLICE: more = next_slice(rt, it, out); break;
     case JITER_MAP:
     case JITER_SELECT:
-    case JITER_UNIQUE: more = jiter_filter_next(rt, it, out); break;
+    case JITER_UNIQUE: more = it->next(rt, it, out); break;
     }
     it->done = more <= 0;
     return more;

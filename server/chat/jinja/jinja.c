@@ -1,14 +1,22 @@
 #include "server/chat/jinja/jinja.h"
 
 #include "engine/base/mem.h"
-#include "server/chat/jinja/eval.h"
+#include "server/chat/jinja/filters.h"
+#include "server/chat/jinja/methods.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+static const struct jinja_tables tables = {
+    .filters = jinja_filters,
+    .tests = jinja_tests,
+    .funcs = jinja_funcs,
+    .methods = &jinja_methods,
+};
+
 static void rt_init(struct jrt *rt)
 {
-    *rt = (struct jrt){.steps_left = JINJA_MAX_STEPS};
+    *rt = (struct jrt){.steps_left = JINJA_MAX_STEPS, .tables = &tables};
     arena_init(&rt->arena, JINJA_MAX_MEMORY);
 }
 
@@ -72,7 +80,7 @@ bool jinja_begin(struct jrt *rt, const struct jinja_template *t, int64_t local_u
     rt->vars = jrt_alloc(rt, (size_t)t->names.n, sizeof rt->vars[0]); // all MISSING
     for (int i = 0; rt->vars && i < t->names.n; i++) {
         const struct jstr *name = t->names.names[i];
-        const struct jinja_func *f = jinja_func_find(name->s, name->n_bytes);
+        const struct jinja_func *f = jinja_func_find(rt, name->s, name->n_bytes);
         if (f) {
             rt->vars[i] = (struct jv){.type = JV_FUNC, .u.func = f};
         }

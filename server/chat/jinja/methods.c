@@ -1,8 +1,6 @@
 /* Which methods there are; those of one name stand together. */
 #include "server/chat/jinja/methods.h"
 
-#include <string.h>
-
 enum {
     STR = 1 << JV_STR,
     LISTS = 1 << JV_LIST | 1 << JV_TUPLE,
@@ -73,57 +71,10 @@ static const struct jinja_method methods[] = {
     {"upper", STR, jm_str_upper, "", 0, true},
     {"values", DICT, jm_dict_values, "", 0, true},
     {"zfill", STR, jm_str_zfill, "width", 1, true},
+    {NULL},
 };
 
-enum { N_METHODS = sizeof methods / sizeof methods[0] };
-
-static int order(const char *name, const char *s, size_t n_bytes)
-{
-    size_t n = strlen(name);
-    int c = memcmp(name, s, n < n_bytes ? n : n_bytes);
-    return c != 0 ? c : n < n_bytes ? -1 : n > n_bytes;
-}
-
-const struct jinja_method *jinja_methods_find(const char *name, size_t n_bytes)
-{
-    size_t low = 0, high = N_METHODS;
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        if (order(methods[mid].name, name, n_bytes) < 0) {
-            low = mid + 1;
-        } else {
-            high = mid;
-        }
-    }
-    return low < N_METHODS && order(methods[low].name, name, n_bytes) == 0 ? &methods[low] : NULL;
-}
-
-const struct jinja_method *jinja_method_for(const struct jinja_method *first, struct jv self)
-{
-    for (const struct jinja_method *m = first;
-         m && m < methods + N_METHODS && strcmp(m->name, first->name) == 0; m++) {
-        if (m->types >> self.type & 1) {
-            return m;
-        }
-    }
-    return NULL;
-}
-
-bool jinja_is_mutator(struct jv self, const char *name, size_t n_bytes)
-{
-    static const char *const of_dict[] = {"clear", "pop", "popitem", "setdefault", "update"};
-    static const char *const of_list[] = {"append", "clear", "pop",    "reverse",
-                                          "insert", "sort",  "extend", "remove"};
-    bool dict = self.type == JV_DICT;
-    if (!dict && self.type != JV_LIST) {
-        return false;
-    }
-    size_t n = dict ? sizeof of_dict / sizeof of_dict[0] : sizeof of_list / sizeof of_list[0];
-    for (size_t i = 0; i < n; i++) {
-        const char *one = dict ? of_dict[i] : of_list[i];
-        if (strlen(one) == n_bytes && memcmp(one, name, n_bytes) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
+const struct jinja_method_table jinja_methods = {
+    .rows = methods,
+    .n = sizeof methods / sizeof methods[0] - 1,
+};

@@ -14,6 +14,8 @@
 /* The result of a str method: Markup stays Markup. */
 bool jm_give(struct jv self, struct jstr *s, struct jv *out);
 
+extern const struct jinja_method_table jinja_methods;
+
 METHOD(str_upper); METHOD(str_lower); METHOD(str_casefold); METHOD(str_capitalize);
 METHOD(str_title); METHOD(str_swapcase); METHOD(str_strip); METHOD(str_lstrip);
 METHOD(str_rstrip); METHOD(str_split); METHOD(str_rsplit); METHOD(str_splitlines);

@@ -4,45 +4,6 @@
 
 #include <string.h>
 
-int jinja_find_symbol(const struct jinja_template *t, const char *name, size_t n_bytes)
-{
-    for (int i = 0; i < t->names.n; i++) {
-        const struct jstr *s = t->names.names[i];
-        if (s->n_bytes == n_bytes && memcmp(s->s, name, n_bytes) == 0) {
-            return i;
-        }
-    }
-    return -1;
-}
-
-int jinja_symbol(struct jinja_template *t, const char *name, size_t n_bytes)
-{
-    int sym = jinja_find_symbol(t, name, n_bytes);
-    if (sym >= 0) {
-        return sym;
-    }
-    struct jname_table *tab = &t->names;
-    if (tab->n == tab->cap) {
-        int cap = tab->cap ? tab->cap * 2 : 64;
-        struct jstr **wider = jrt_alloc(&t->rt, (size_t)cap, sizeof(struct jstr *));
-        if (!wider) {
-            return -1;
-        }
-        if (tab->n > 0) {
-            memcpy(wider, tab->names, (size_t)tab->n * sizeof(struct jstr *));
-        }
-        tab->names = wider;
-        tab->cap = cap;
-    }
-    struct jstr *s = js_copy(&t->rt, name, n_bytes, PROV_TEMPLATE);
-    if (!s || !jrt_charge(&t->rt, (size_t)tab->n / 16)) {
-        return -1;
-    }
-    js_chars(s);
-    tab->names[tab->n] = s;
-    return tab->n++;
-}
-
 static bool parse_body(struct jparser *p, const char *const *ends, struct jnodes *body);
 
 /* The body up to one of the `ends` (whose name is then the current token). */

@@ -141,7 +141,7 @@ static struct jnode *subscript(struct jparser *p, struct jnode *on)
             return NULL;
         }
         n->value = jv_str(name);
-        n->methods = jinja_methods_find(t->s, t->n_bytes);
+        n->methods = jinja_methods_find(p->rt, t->s, t->n_bytes);
         return n;
     }
     struct jnodes l = {0};
@@ -170,7 +170,7 @@ static struct jnode *subscript(struct jparser *p, struct jnode *on)
     }
     struct jnode *n = jp_two(p, N_ITEM, on, index);
     if (n && index->kind == N_CONST && index->value.type == JV_STR) {
-        n->methods = jinja_methods_find(index->value.u.s->s, index->value.u.s->n_bytes);
+        n->methods = jinja_methods_find(p->rt, index->value.u.s->s, index->value.u.s->n_bytes);
     }
     return n;
 }
@@ -220,7 +220,7 @@ struct jnode *jp_filters(struct jparser *p, struct jnode *on, bool start_inline)
         }
         n->a = on;
         n->value = jv_str(name);
-        n->filter = jinja_filter_find(name->s, name->n_bytes);
+        n->filter = jinja_filter_find(p->rt, name->s, name->n_bytes);
         n->call = jp_is_op(p, '(') ? call_args(p) : jrt_alloc(p->rt, 1, sizeof *n->call);
         if (!n->call) {
             return NULL;
@@ -266,7 +266,7 @@ static struct jnode *test_expr(struct jparser *p, struct jnode *on)
         return NULL;
     }
     n->value = jv_str(name);
-    n->test = jinja_test_find(name->s, name->n_bytes);
+    n->test = jinja_test_find(p->rt, name->s, name->n_bytes);
     n->call = jp_is_op(p, '(') ? call_args(p) : test_args(p);
     if (!n->call) {
         return NULL;

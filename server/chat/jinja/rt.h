@@ -50,6 +50,7 @@ struct jrt {
     struct jv *vars; // by symbol
     int n_vars;
     const struct jinja_template *t;
+    const struct jinja_tables *tables; // the filters, tests, methods and functions that there are
     int64_t local_us;
     struct jstr *ascii[2][128];  // one-character strings that were needed, by [input][character]
     struct jundef *last_missing; // the last attribute that was not there
@@ -66,6 +67,21 @@ bool jrt_charge(struct jrt *rt, size_t steps);
 static inline bool jrt_step(struct jrt *rt)
 {
     return rt->steps_left-- > 0 || jrt_limit(rt, "it takes too many steps");
+}
+
+/* One more level of C calls; each node goes through here, so it is inline. */
+static inline bool jinja_enter(struct jrt *rt)
+{
+    if (++rt->depth > JINJA_MAX_DEPTH) {
+        rt->depth--;
+        return jrt_limit(rt, "it nests too deeply");
+    }
+    return jrt_step(rt) || (rt->depth--, false);
+}
+
+static inline void jinja_leave(struct jrt *rt)
+{
+    rt->depth--;
 }
 
 #endif

@@ -67,7 +67,7 @@ static bool cased(struct jrt *rt, struct jv v, const char *method, bool *out)
     struct jv yes;
     struct jargs none = {0};
     if (!jv_to_str(rt, v, &s) ||
-        !jinja_run_method(rt, jinja_methods_find(method, strlen(method)), jv_str(s), &none, &yes)) {
+        !jinja_run_method(rt, jinja_methods_find(rt, method, strlen(method)), jv_str(s), &none, &yes)) {
         return false;
     }
     *out = yes.u.b;
@@ -95,8 +95,8 @@ static bool known(struct jrt *rt, struct jv v, bool filters, bool *out)
         if (!js_flat(rt, v.u.s)) {
             return false;
         }
-        *out = filters ? jinja_filter_find(s->s, s->n_bytes) != NULL
-                       : jinja_test_find(s->s, s->n_bytes) != NULL;
+        *out = filters ? jinja_filter_find(rt, s->s, s->n_bytes) != NULL
+                       : jinja_test_find(rt, s->s, s->n_bytes) != NULL;
         return true;
     }
     if (!jv_hash(rt, v, &hash)) {
@@ -156,7 +156,7 @@ TEST_FN(is_ge)
     return jv_compare(rt, v, a[0], JV_GE, out);
 }
 
-static const struct jinja_test tests[] = {
+const struct jinja_test jinja_tests[] = {
     {"odd", is_odd, 0},
     {"even", is_even, 0},
     {"divisibleby", is_divisibleby, 1},
@@ -196,14 +196,5 @@ static const struct jinja_test tests[] = {
     {"lessthan", is_lt, 1},
     {"<=", is_le, 1},
     {"le", is_le, 1},
+    {NULL},
 };
-
-const struct jinja_test *jinja_test_find(const char *name, size_t n_bytes)
-{
-    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
-        if (strlen(tests[i].name) == n_bytes && memcmp(tests[i].name, name, n_bytes) == 0) {
-            return &tests[i];
-        }
-    }
-    return NULL;
-}

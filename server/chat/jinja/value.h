@@ -234,6 +234,8 @@ const char *jv_type_name(struct jv v); // as Python's type(v).__name__
 bool jv_truth(struct jv v);
 bool jv_hash(struct jrt *rt, struct jv v, uint64_t *hash); // false: not hashable; no error recorded
 bool jv_equal(struct jrt *rt, struct jv a, struct jv b, bool *equal);
+/* The same of items that lie so deep in what is compared. */
+bool jv_equal_nested(struct jrt *rt, struct jv a, struct jv b, int nest, bool *equal);
 bool jv_same(struct jv a, struct jv b); // Python's `is`
 
 enum jv_order { JV_LT, JV_LE, JV_GT, JV_GE };
