@@ -1,4 +1,4 @@
-/* Finds tool calls in a model's text. One file per form (tool_parser_*.c) and a table of them. A
+/* Finds tool calls in a model's text. One file per form and a table of them in parser.c. A
  * parser is fed text in pieces of any size and reports content, calls and argument text through a
  * sink; what it reports, joined, does not depend on how the text was cut. Text that only looks like
  * a call comes out as content. Where reasoning is a part of the form, the parser reports it, too.
@@ -82,7 +82,7 @@ void tool_parse_deinit(struct tool_parse *p); // accepts a zeroed struct
 void tool_parse_text(struct tool_parse *p, const char *text, size_t n_bytes);
 void tool_parse_finish(struct tool_parse *p); // reports all that is held
 
-/* ---- for the parsers -------------------------------------------------------------------------- */
+/* ---- for the parsers (emit.c) ----------------------------------------------------------------- */
 
 extern const struct tool_parser tool_parser_harmony, tool_parser_hermes, tool_parser_llama3_json,
     tool_parser_mistral, tool_parser_pythonic, tool_parser_qwen3_coder;
@@ -102,6 +102,8 @@ bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool f
 void tool_skip_space(struct tool_parse *p); // moves `scan`
 void tool_commit(struct tool_parse *p);     // `at` = `scan`: the text was not content
 void tool_give_up(struct tool_parse *p);    // [at, scan) was content
+/* Reports [at, end) as content; what follows a call counts only if it is more than space. */
+void tool_report(struct tool_parse *p, size_t end);
 
 void tool_begin(struct tool_parse *p, const char *name, const char *id);
 void tool_arguments(struct tool_parse *p, const char *text, size_t n_bytes);

@@ -1,0 +1,151 @@
+/* What the parsers share: looking at the text that is held, saying that it is content or not, and
+ * reporting calls. Knows no parser. */
+#include "server/chat/tools/parser.h"
+
+#include <string.h>
+
+const char *tool_held(const struct tool_parse *p)
+{
+    return p->held.data ? p->held.data + p->scan : "";
+}
+
+size_t tool_n_held(const struct tool_parse *p)
+{
+    return p->held.n_bytes - p->scan;
+}
+
+enum tool_match tool_match(const struct tool_parse *p, const char *word, bool final)
+{
+    size_t n = strlen(word), held = tool_n_held(p);
+    if (held >= n) {
+        return memcmp(tool_held(p), word, n) == 0 ? MATCH_YES : MATCH_NO;
+    }
+    return !final && memcmp(tool_held(p), word, held) == 0 ? MATCH_MAYBE : MATCH_NO;
+}
+
+static bool is_space(char c)
+{
+    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+void tool_skip_space(struct tool_parse *p)
+{
+    while (p->scan < p->held.n_bytes && is_space(p->held.data[p->scan])) {
+        p->scan++;
+    }
+}
+
+void tool_commit(struct tool_parse *p)
+{
+    p->at = p->scan;
+    p->n_blank = 0;
+}
+
+void tool_give_up(struct tool_parse *p)
+{
+    if (p->scan > p->at) {
+        p->sink.on_text(p->sink.arg, p->held.data + p->at, p->scan - p->at);
+    }
+    tool_commit(p);
+}
+
+void tool_report(struct tool_parse *p, size_t end)
+{
+    if (p->n_calls > 0) {
+        size_t i = p->at + p->n_blank;
+        while (i < end && is_space(p->held.data[i])) {
+            i++;
+        }
+        if (i >= end) {
+            return;
+        }
+        p->n_calls = 0;
+    }
+    p->scan = end;
+    tool_give_up(p);
+}
+
+bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool final, int *which)
+{
+    const char *s = p->held.data ? p->held.data : "";
+    size_t n = p->held.n_bytes, i = p->at + p->n_blank;
+    size_t end = trim ? p->at : i; // of text that is surely content
+    for (; i < n; i++) {
+        bool maybe = false;
+        for (int w = 0; words[w]; w++) {
+            size_t len = strlen(words[w]), left = n - i;
+            if (memcmp(s + i, words[w], len < left ? len : left) != 0) {
+                continue;
+            }
+            if (left >= len) {
+                tool_report(p, end);
+                p->scan = i;
+                tool_commit(p);
+                p->scan += len;
+                *which = w;
+                return true;
+            }
+            maybe = true;
+        }
+        if (maybe && !final) {
+            break;
+        }
+        end = trim && is_space(s[i]) ? end : i + 1;
+    }
+    tool_report(p, final ? n : end);
+    p->scan = p->at;
+    p->n_blank = i - p->at;
+    return false;
+}
+
+void tool_begin(struct tool_parse *p, const char *name, const char *id)
+{
+    p->sink.on_call(p->sink.arg, name, id);
+    p->in_call = true;
+    p->n_calls++;
+    p->n_parameters = 0;
+}
+
+void tool_arguments(struct tool_parse *p, const char *text, size_t n_bytes)
+{
+    if (n_bytes > 0) {
+        p->sink.on_arguments(p->sink.arg, text, n_bytes);
+        p->n_parameters++;
+    }
+}
+
+void tool_end(struct tool_parse *p)
+{
+    if (p->n_parameters == 0) {
+        p->sink.on_arguments(p->sink.arg, "{}", 2);
+    }
+    p->in_call = false;
+}
+
+bool tool_closes(struct tool_parse *p, char c)
+{
+    if (p->quote) {
+        bool ends = !p->escape && c == '"';
+        p->escape = !p->escape && c == '\\';
+        p->quote = ends ? 0 : p->quote;
+    } else if (c == '"') {
+        p->quote = c;
+    } else if (c == '{' || c == '[') {
+        p->depth++;
+    } else if (c == '}' || c == ']') {
+        p->depth--;
+    }
+    return p->depth == 0;
+}
+
+const struct json *tool_function(const struct json *tools, const char *name)
+{
+    for (const struct json *t = json_first(tools); t; t = json_next(t)) {
+        const struct json *function = json_get(t, "function");
+        const char *its = json_get_string(function, "name");
+        if (its && strcmp(its, name) == 0) {
+            return function;
+        }
+    }
+    return NULL;
+}
