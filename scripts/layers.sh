@@ -68,14 +68,11 @@ circles='
 ^(engine/cluster/nodes_join|engine/cluster/nodes)$: owed
 ^(engine/speculate/shape|engine/speculate/spec|engine/speculate/tree)$: owed
 ^(engine/step_tree|engine/step_draft|engine/step)$: owed
-^(engine/tokenizer/unigram|engine/tokenizer/stages|engine/tokenizer/decode|engine/tokenizer/bpe_merge|engine/tokenizer/bpe|engine/tokenizer/added|engine/tokenizer/tokenizer)$: owed
 ^(server/api/models|server/api/admin|server/api/api)$: owed
-^(server/chat/jinja/parse_literal|server/chat/jinja/parse_postfix|server/chat/jinja/parse_expr|server/chat/jinja/parse)$: owed
-^(server/chat/reasoning|server/chat/output)$: owed
-^(server/chat/tools/qwen3_coder|server/chat/tools/pythonic|server/chat/tools/mistral|server/chat/tools/llama3_json|server/chat/tools/hermes|server/chat/tools/json|server/chat/tools/parser|server/chat/tools/harmony)$: owed
 ^(server/http/reply|server/http/log|server/http/daemon|server/http/stream|server/http/listen|server/http/conn|server/http/http|server/http/request|server/api/reply)$: owed
 ^cpu/: owed
-^server/chat/jinja/: owed
+^server/chat/jinja/(eval|call|exec|macro)$: an expression calls a macro, whose body is statements, which hold expressions
+^server/chat/jinja/parse_(expr|literal|postfix)$: recursive descent: brackets and arguments hold expressions
 '
 # LIBRARY (a pattern of headers): the room that owns it.
 owners='

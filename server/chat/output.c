@@ -1,21 +1,35 @@
 #include "server/chat/output.h"
 
-#include "server/chat/reasoning.h"
-
 #include <string.h>
 
 enum { HELD_MAX_BYTES = 16 << 20 }; // chosen: text that may still become a stop string or a call
+
+/* What is no reasoning goes on to the tool parser, if there is one. */
+static void put_content(void *arg, const char *text, size_t n_bytes)
+{
+    struct output *o = arg;
+    if (o->parser) {
+        tool_parse_text(&o->parse, text, n_bytes);
+    } else {
+        o->sink.on_text(o->sink.arg, text, n_bytes);
+    }
+}
+
+static void put_reasoning(void *arg, const char *text, size_t n_bytes)
+{
+    struct output *o = arg;
+    o->sink.on_reasoning(o->sink.arg, text, n_bytes);
+}
 
 void output_init(struct output *o, const struct output_options *options,
                  const struct tool_sink *sink)
 {
     *o = (struct output){.options = options, .sink = *sink, .stop_index = -1};
     buf_init(&o->text, HELD_MAX_BYTES);
-    buf_init(&o->split, HELD_MAX_BYTES);
     if (options->tok) {
         detok_init(&o->detok, options->tok, options->skip_special);
     }
-    const struct tool_parser *own = output_reasoning_parser(options->reasoning);
+    const struct tool_parser *own = reasoning_parser(options->reasoning);
     o->parser = own ? own : options->parser;
     if (o->parser) {
         struct tool_sink to = o->sink;
@@ -26,26 +40,16 @@ void output_init(struct output *o, const struct output_options *options,
             tool_parse_text(&o->parse, own->reasoning, strlen(own->reasoning));
         }
     }
-    output_split_init(o);
+    reasoning_split_init(&o->split, options->reasoning, options->starts_in_reasoning,
+                         (struct tool_sink){.on_text = put_content, .on_reasoning = put_reasoning,
+                                            .arg = o});
 }
 
 void output_deinit(struct output *o)
 {
     buf_deinit(&o->text);
-    buf_deinit(&o->split);
+    reasoning_split_deinit(&o->split);
     tool_parse_deinit(&o->parse);
-}
-
-void output_content(struct output *o, const char *text, size_t n_bytes)
-{
-    if (n_bytes == 0) {
-        return;
-    }
-    if (o->parser) {
-        tool_parse_text(&o->parse, text, n_bytes);
-    } else {
-        o->sink.on_text(o->sink.arg, text, n_bytes);
-    }
 }
 
 /* The longest stop string that ends at `end`; its index or -1. */
@@ -103,7 +107,7 @@ static bool search(struct output *o, bool final)
     int found = o->options->n_stop > 0 ? find_stop(o, &end) : -1;
     if (found >= 0) {
         size_t keep = o->options->include_stop ? end : end - o->options->stop_bytes[found];
-        output_split(o, o->text.data, keep, false);
+        reasoning_split_text(&o->split, o->text.data, keep, false);
         buf_clear(&o->text);
         o->n_searched = 0;
         o->stopped = true;
@@ -111,7 +115,7 @@ static bool search(struct output *o, bool final)
         return false;
     }
     size_t ready = o->text.n_bytes - (final ? 0 : undecided(o));
-    output_split(o, o->text.data, ready, false);
+    reasoning_split_text(&o->split, o->text.data, ready, false);
     buf_consume(&o->text, ready);
     o->n_searched = o->text.n_bytes;
     return true;
@@ -146,19 +150,10 @@ static void skip_early(struct output *o)
     }
 }
 
-/* Markers that the parsers look for are shown to them even where special tokens are skipped. */
+/* Markers that are looked for are shown even where special tokens are skipped. */
 static bool is_marker(const struct output *o, const char *text)
 {
-    if (find_marker(o, text) >= 0) {
-        return true;
-    }
-    static const char *const think[] = {"<think>", "</think>", "[THINK]", "[/THINK]"};
-    for (size_t i = 0; o->options->reasoning != REASONING_NONE && i < 4; i++) {
-        if (strcmp(think[i], text) == 0) {
-            return true;
-        }
-    }
-    return false;
+    return find_marker(o, text) >= 0 || reasoning_is_marker(o->options->reasoning, text);
 }
 
 bool output_token(struct output *o, int32_t id)
@@ -183,9 +178,9 @@ bool output_token(struct output *o, int32_t id)
     o->n_bytes += o->text.n_bytes - before;
     o->n_tokens++;
     skip_early(o);
-    bool was_inside = o->in_reasoning || o->parse.in_reasoning;
+    bool was_inside = o->split.is_inside || o->parse.in_reasoning;
     bool go_on = search(o, false);
-    o->n_reasoning_tokens += was_inside || o->in_reasoning || o->parse.in_reasoning;
+    o->n_reasoning_tokens += was_inside || o->split.is_inside || o->parse.in_reasoning;
     return go_on;
 }
 
@@ -201,7 +196,7 @@ void output_finish(struct output *o)
     if (!o->stopped) {
         search(o, true);
     }
-    output_split(o, "", 0, true);
+    reasoning_split_text(&o->split, "", 0, true);
     if (o->parser) {
         tool_parse_finish(&o->parse);
     }

@@ -14,13 +14,12 @@
 
 #include "engine/base/buf.h"
 #include "engine/tokenizer/detok.h"
+#include "server/chat/reasoning.h"
 #include "server/chat/tools/parser.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-enum reasoning_kind { REASONING_NONE, REASONING_HARMONY, REASONING_THINK, REASONING_MISTRAL };
 
 /* What all samples of a request share. Borrowed by each output. */
 struct output_options {
@@ -46,13 +45,10 @@ struct output {
     struct buf text;   // of the last ids, that may still become a stop string
     size_t n_searched; // bytes of it within which none ends
     int32_t n_tokens;
-    struct buf split; // not yet known to be reasoning or not
-    size_t n_blank;   // of it, from its begin: white space that was looked at
-    int reasoning_state;
+    struct reasoning_split split;
     struct tool_parse parse;
     size_t n_bytes;     // of text so far, before anything was cut
     int32_t n_reasoning_tokens;
-    bool in_reasoning;
     bool stopped;       // at a stop string
     int stop_index;     // which
 };
@@ -67,14 +63,5 @@ bool output_text(struct output *o, const char *text, size_t n_bytes);
 
 /* The end: reports all that is held back. */
 void output_finish(struct output *o);
-
-/* By its name in the configuration; false if there is none. */
-bool reasoning_find(const char *name, enum reasoning_kind *kind);
-
-/* Which reasoning a model with this chat template has; `template` may be NULL. */
-enum reasoning_kind reasoning_for_template(const char *chat_template);
-
-/* True if the prompt ends inside an opened reasoning block. */
-bool reasoning_is_open(enum reasoning_kind kind, const char *prompt, size_t n_bytes);
 
 #endif

@@ -62,121 +62,152 @@ bool reasoning_is_open(enum reasoning_kind kind, const char *prompt, size_t n_by
     return n_bytes >= n && memcmp(prompt + n_bytes - n, kinds[kind].open, n) == 0;
 }
 
-const struct tool_parser *output_reasoning_parser(enum reasoning_kind kind)
+const struct tool_parser *reasoning_parser(enum reasoning_kind kind)
 {
     return kinds[kind].parser;
 }
 
-void output_split_init(struct output *o)
+bool reasoning_is_marker(enum reasoning_kind kind, const char *text)
 {
-    const struct output_options *opt = o->options;
-    bool is_ours = opt->reasoning != REASONING_NONE && !kinds[opt->reasoning].parser;
-    o->reasoning_state = !is_ours ? REST : opt->starts_in_reasoning ? OPENED : BEFORE;
-    o->in_reasoning = o->reasoning_state == OPENED;
+    // the markers of one kind are text to the other, but models of both print them whole
+    static const char *const markers[] = {"<think>", "</think>", "[THINK]", "[/THINK]"};
+    for (size_t i = 0; kind != REASONING_NONE && i < sizeof markers / sizeof markers[0]; i++) {
+        if (strcmp(markers[i], text) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- the split ---- */
+
+enum { HELD_MAX_BYTES = 16 << 20 }; // chosen: a run of white space, or what may be a marker
+
+void reasoning_split_init(struct reasoning_split *r, enum reasoning_kind kind, bool opened,
+                          struct tool_sink sink)
+{
+    *r = (struct reasoning_split){.kind = kind, .state = REST, .sink = sink};
+    buf_init(&r->held, HELD_MAX_BYTES);
+    if (kind != REASONING_NONE && !kinds[kind].parser) {
+        r->state = opened ? OPENED : BEFORE;
+    }
+    r->is_inside = r->state == OPENED;
+}
+
+void reasoning_split_deinit(struct reasoning_split *r)
+{
+    buf_deinit(&r->held);
+}
+
+static void put_rest(struct reasoning_split *r, const char *text, size_t n_bytes)
+{
+    if (n_bytes > 0) {
+        r->sink.on_text(r->sink.arg, text, n_bytes);
+    }
 }
 
 /* 1: the held text begins with word; 0: it may yet; -1: no. */
-static int begins(const struct output *o, size_t at, const char *word, bool final)
+static int begins(const struct reasoning_split *r, size_t at, const char *word, bool final)
 {
-    size_t n = strlen(word), held = o->split.n_bytes - at;
+    size_t n = strlen(word), held = r->held.n_bytes - at;
     if (held >= n) {
-        return memcmp(o->split.data + at, word, n) == 0 ? 1 : -1;
+        return memcmp(r->held.data + at, word, n) == 0 ? 1 : -1;
     }
-    return !final && memcmp(o->split.data + at, word, held) == 0 ? 0 : -1;
+    return !final && memcmp(r->held.data + at, word, held) == 0 ? 0 : -1;
 }
 
-static size_t spaces(struct output *o)
+static size_t spaces(struct reasoning_split *r)
 {
-    while (o->n_blank < o->split.n_bytes && is_space(o->split.data[o->n_blank])) {
-        o->n_blank++;
+    while (r->n_blank < r->held.n_bytes && is_space(r->held.data[r->n_blank])) {
+        r->n_blank++;
     }
-    return o->n_blank;
+    return r->n_blank;
 }
 
-static void consume(struct output *o, size_t n_bytes)
+static void consume(struct reasoning_split *r, size_t n_bytes)
 {
-    buf_consume(&o->split, n_bytes);
-    o->n_blank = 0;
+    buf_consume(&r->held, n_bytes);
+    r->n_blank = 0;
 }
 
 /* BEFORE and OPENED: white space, then perhaps the open marker. True: go on in a new state. */
-static bool at_open(struct output *o, bool final)
+static bool at_open(struct reasoning_split *r, bool final)
 {
-    size_t skip = spaces(o);
-    if (skip == o->split.n_bytes && !final) {
+    size_t skip = spaces(r);
+    if (skip == r->held.n_bytes && !final) {
         return false;
     }
-    const char *open = kinds[o->options->reasoning].open;
-    int m = begins(o, skip, open, final);
+    const char *open = kinds[r->kind].open;
+    int m = begins(r, skip, open, final);
     if (m == 0) {
         return false;
     }
-    if (o->reasoning_state == OPENED) { // some models repeat the marker that the prompt has
-        consume(o, skip + (m == 1 ? strlen(open) : 0));
-        o->reasoning_state = m == 1 ? OPENED : INSIDE;
-        return m != 1 || o->split.n_bytes > 0;
+    if (r->state == OPENED) { // some models repeat the marker that the prompt has
+        consume(r, skip + (m == 1 ? strlen(open) : 0));
+        r->state = m == 1 ? OPENED : INSIDE;
+        return m != 1 || r->held.n_bytes > 0;
     }
     if (m == 1) {
-        consume(o, skip + strlen(open));
-        o->in_reasoning = true;
+        consume(r, skip + strlen(open));
+        r->is_inside = true;
     }
-    o->reasoning_state = m == 1 ? OPENED : REST;
+    r->state = m == 1 ? OPENED : REST;
     return true;
 }
 
 /* Reports reasoning up to the close marker; white space in front of that is dropped. */
-static bool inside(struct output *o, bool final)
+static bool inside(struct reasoning_split *r, bool final)
 {
-    const char *close = kinds[o->options->reasoning].close;
-    size_t end = 0, i = o->n_blank;
-    for (; i < o->split.n_bytes; i++) {
-        int m = begins(o, i, close, final);
+    const char *close = kinds[r->kind].close;
+    size_t end = 0, i = r->n_blank;
+    for (; i < r->held.n_bytes; i++) {
+        int m = begins(r, i, close, final);
         if (m == 1) {
-            o->sink.on_reasoning(o->sink.arg, o->split.data, end);
-            consume(o, i + strlen(close));
-            o->reasoning_state = CLOSED;
-            o->in_reasoning = false;
+            r->sink.on_reasoning(r->sink.arg, r->held.data, end);
+            consume(r, i + strlen(close));
+            r->state = CLOSED;
+            r->is_inside = false;
             return true;
         }
         if (m == 0) {
             break;
         }
-        end = is_space(o->split.data[i]) ? end : i + 1;
+        end = is_space(r->held.data[i]) ? end : i + 1;
     }
     if (end > 0) {
-        o->sink.on_reasoning(o->sink.arg, o->split.data, end);
-        consume(o, end);
+        r->sink.on_reasoning(r->sink.arg, r->held.data, end);
+        consume(r, end);
     }
-    o->n_blank = i - end;
+    r->n_blank = i - end;
     return false;
 }
 
-void output_split(struct output *o, const char *text, size_t n_bytes, bool final)
+void reasoning_split_text(struct reasoning_split *r, const char *text, size_t n_bytes, bool final)
 {
-    if (o->reasoning_state == REST) {
-        output_content(o, text, n_bytes);
+    if (r->state == REST) {
+        put_rest(r, text, n_bytes);
         return;
     }
-    buf_put(&o->split, text, n_bytes);
+    buf_put(&r->held, text, n_bytes);
     bool more = true;
     while (more) {
         more = false;
-        if (o->reasoning_state == BEFORE || o->reasoning_state == OPENED) {
-            more = at_open(o, final);
-        } else if (o->reasoning_state == INSIDE) {
-            more = inside(o, final);
-        } else if (o->reasoning_state == CLOSED) {
+        if (r->state == BEFORE || r->state == OPENED) {
+            more = at_open(r, final);
+        } else if (r->state == INSIDE) {
+            more = inside(r, final);
+        } else if (r->state == CLOSED) {
             size_t skip = 0;
-            while (skip < o->split.n_bytes &&
-                   (o->split.data[skip] == '\n' || o->split.data[skip] == '\r')) {
+            while (skip < r->held.n_bytes &&
+                   (r->held.data[skip] == '\n' || r->held.data[skip] == '\r')) {
                 skip++;
             }
-            buf_consume(&o->split, skip);
-            o->reasoning_state = o->split.n_bytes > 0 ? REST : CLOSED;
+            buf_consume(&r->held, skip);
+            r->state = r->held.n_bytes > 0 ? REST : CLOSED;
         }
-        if (o->reasoning_state == REST) {
-            output_content(o, o->split.data ? o->split.data : "", o->split.n_bytes);
-            buf_clear(&o->split);
+        if (r->state == REST) {
+            put_rest(r, r->held.data, r->held.n_bytes);
+            buf_clear(&r->held);
             more = false;
         }
     }
