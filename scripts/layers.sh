@@ -38,7 +38,8 @@ server/chat:        server/chat/jinja server/chat/tools engine/tokenizer engine/
 server/call:        server/chat engine/engine.h engine/tokenizer engine/device/params.h engine/base
 server/http:        engine/base
 server/api:         server/call server/chat server/http engine/engine.h engine/tokenizer engine/device/params.h engine/base
-server/cli:         server/api server/call server/chat server/http bench/load bench/ops bench/engine engine/engine.h engine/cluster/nodes.h engine/tokenizer engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
+server/jobs:        server/call server/chat engine/engine.h engine/tokenizer engine/device/params.h engine/base
+server/cli:         server/jobs server/api server/call server/chat server/http bench/load bench/ops bench/engine engine/engine.h engine/cluster/nodes.h engine/tokenizer engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
 '
 # Includes that are still to be mended: "FILE HEADER" each.
 owed='
