@@ -56,12 +56,7 @@ server/call/call.c server/api/log_request.h
 server/call/choice.c server/api/api.h
 server/call/json.c server/api/api.h
 server/call/model.h server/cli/config.h
-server/call/request.c server/http/http.h
 server/call/submit.c server/api/api.h
-server/http/listen.c server/api/reply.h
-server/http/private.h server/api/log_request.h
-server/http/reply.c server/api/reply.h
-server/http/request.c server/api/reply.h
 '
 # FILES (a pattern of names without their endings): why these may call each other in a circle.
 circles='

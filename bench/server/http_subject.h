@@ -232,6 +232,7 @@ static void subject_main(struct side *side, int max)
                              .log_fd = -1, .max_connections = MAX_CONNECTIONS, .signals = true,
                              .drain_timeout_ms = 1};
     struct err err = {""};
+    reply_set_options(&o);
     if (http_server_open(&o, &bs.http, &err) != OK) {
         fprintf(stderr, "http_bench: %s\n", err.text);
         exit(1);

@@ -14,3 +14,15 @@ int words_find(const char *list, const char *word)
     }
     return -1;
 }
+
+bool words_is_id(const char *id, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_bytes; i++) {
+        char c = id[i];
+        bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+        if (!letter && (c == '\0' || !strchr("._:-", c))) {
+            return false;
+        }
+    }
+    return n_bytes > 0 && n_bytes <= 128;
+}

@@ -138,7 +138,8 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
     if (scopes == 0) {
         return unauthorized(req, false);
     }
-    snprintf(http_log(req)->key_name, sizeof http_log(req)->key_name, "%s", name);
+    struct api_log *log = api_log(req);
+    snprintf(log->key_name, sizeof log->key_name, "%s", name);
     if ((scopes & needed) == 0) {
         struct api_error e = {0};
         api_error_set(&e, 403, "insufficient_permissions", NULL,
@@ -181,18 +182,20 @@ void api_on_drain_deadline(void *arg)
     api_abort_all(a, &e);
 }
 
-void api_on_done(const struct request_log *log, void *arg)
+void api_on_done(const struct http_record *record, const void *room, void *arg)
 {
     struct api *a = arg;
-    metrics_http(&a->metrics, log);
-    if (log->end_ns > log->arrived_ns) {
-        metrics_observe(&a->metrics, HIST_HTTP, (double)(log->end_ns - log->arrived_ns) * 1e-9);
+    const struct api_log *log = room;
+    metrics_http(&a->metrics, record);
+    if (record->end_ns > record->arrived_ns) {
+        metrics_observe(&a->metrics, HIST_HTTP,
+                        (double)(record->end_ns - record->arrived_ns) * 1e-9);
     }
-    if (log->status == 413) {
+    if (record->status == 413) {
         a->metrics.rejected[REJECT_TOO_LARGE]++;
     }
     // The front end refuses these before a handler is asked; a call that is ended has a `finish`.
-    if (log->status == 503 && !log->finish && http_server_state(a->http) >= HTTP_CLOSING) {
+    if (record->status == 503 && !log->finish && http_server_state(a->http) >= HTTP_CLOSING) {
         a->metrics.rejected[REJECT_DRAINING]++;
     }
 }

@@ -132,7 +132,7 @@ void api_on_drain(void *arg);
 void api_on_drain_deadline(void *arg);
 void api_on_reload(void *arg);
 void api_on_report(void *arg); // the scheduler's state and the table of requests, to the log
-void api_on_done(const struct request_log *log, void *arg);
+void api_on_done(const struct http_record *record, const void *room, void *arg);
 
 /* Starts the watchdog's timer. */
 void api_watch(struct api *a);

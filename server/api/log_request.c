@@ -1,6 +1,7 @@
 #include "server/api/log_request.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -30,7 +31,29 @@ static void put_ms(struct buf *b, const char *key, int64_t ns)
     }
 }
 
-void log_request_format(struct buf *b, const struct request_log *log, int64_t wall_ns)
+struct api_log *api_log(struct http_request *req)
+{
+    struct api_log *log = http_room(req);
+    if (!log->known) {
+        log->known = true;
+        log->n_prompt_tokens = log->n_cached_tokens = log->n_output_tokens = -1;
+        log->queued_ns = log->first_token_ns = -1;
+    }
+    return log;
+}
+
+/* A client's second try is told from its first, whatever comes of it. */
+void log_request_head(struct http_request *req, void *arg)
+{
+    (void)arg;
+    const char *text = http_header(req, "x-stainless-retry-count");
+    size_t n = text ? strlen(text) : 0;
+    if (n > 0 && n < 4 && strspn(text, "0123456789") == n) {
+        api_log(req)->retry_count = (unsigned)atoi(text);
+    }
+}
+
+static void put_head(struct buf *b, const struct http_record *r, int64_t wall_ns)
 {
     time_t sec = (time_t)(wall_ns / 1000000000);
     struct tm tm;
@@ -39,33 +62,44 @@ void log_request_format(struct buf *b, const struct request_log *log, int64_t wa
     size_t n = strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%S", &tm);
     snprintf(when + n, sizeof when - n, ".%03dZ", (int)(wall_ns / 1000000 % 1000));
     buf_printf(b, "{\"time\":\"%s\"", when);
-    put_string(b, "id", log->request_id);
-    put_string(b, "trace", log->trace_id);
-    put_string(b, "peer", log->peer);
-    put_string(b, "method", log->method);
-    put_string(b, "path", log->path);
-    buf_printf(b, ",\"status\":%d", log->status);
-    put_ms(b, "ms", log->end_ns - log->arrived_ns);
-    put_ms(b, "head_ms", log->head_ns > 0 ? log->head_ns - log->arrived_ns : -1);
-    put_ms(b, "queued_ms", log->queued_ns);
-    put_ms(b, "first_token_ms", log->first_token_ns);
-    put_count(b, "bytes_in", (int64_t)log->body_bytes);
-    put_count(b, "bytes_out", (int64_t)log->sent_bytes);
-    if (log->streamed) {
+    put_string(b, "id", r->request_id);
+    put_string(b, "trace", r->trace_id);
+    put_string(b, "peer", r->peer);
+    put_string(b, "method", r->method);
+    put_string(b, "path", r->path);
+    buf_printf(b, ",\"status\":%d", r->status);
+    put_ms(b, "ms", r->end_ns - r->arrived_ns);
+    put_ms(b, "head_ms", r->head_ns > 0 ? r->head_ns - r->arrived_ns : -1);
+}
+
+void log_request_format(struct buf *b, const struct http_record *r, const void *room,
+                        int64_t wall_ns)
+{
+    const struct api_log *log = room;
+    put_head(b, r, wall_ns);
+    if (log->known) {
+        put_ms(b, "queued_ms", log->queued_ns);
+        put_ms(b, "first_token_ms", log->first_token_ns);
+    }
+    put_count(b, "bytes_in", (int64_t)r->body_bytes);
+    put_count(b, "bytes_out", (int64_t)r->sent_bytes);
+    if (r->streamed) {
         buf_puts(b, ",\"stream\":true");
     }
     static const char *const gone[] = {NULL, "closed", "slow", "shutdown"};
-    if (log->gone > 0 && log->gone < 4) {
-        put_string(b, "gone", gone[log->gone]);
+    if (r->gone > 0 && r->gone < 4) {
+        put_string(b, "gone", gone[r->gone]);
     }
     put_string(b, "model", log->model);
     put_string(b, "key", log->key_name);
-    put_count(b, "prompt_tokens", log->n_prompt_tokens);
-    put_count(b, "cached_tokens", log->n_cached_tokens);
-    put_count(b, "output_tokens", log->n_output_tokens);
+    if (log->known) {
+        put_count(b, "prompt_tokens", log->n_prompt_tokens);
+        put_count(b, "cached_tokens", log->n_cached_tokens);
+        put_count(b, "output_tokens", log->n_output_tokens);
+    }
     put_string(b, "finish", log->finish);
-    put_string(b, "error", log->error);
+    put_string(b, "error", log->error ? log->error : r->refusal);
     put_count(b, "retry", log->retry_count > 0 ? (int64_t)log->retry_count : -1);
-    put_string(b, "agent", log->user_agent);
+    put_string(b, "agent", r->user_agent);
     buf_puts(b, "}\n");
 }

@@ -1,37 +1,31 @@
-/* What is known about one request when it ends, and its JSON line in the log. The front end fills
- * the HTTP part, the handler what it knows of the rest.
+/* A request's JSON line in the log: what HTTP knows of it, and what the API adds. The latter lies in
+ * the request's room.
  * Thread: the loop. */
 #ifndef SLUICE_SERVER_API_LOG_REQUEST_H
 #define SLUICE_SERVER_API_LOG_REQUEST_H
 
-#include "engine/base/buf.h"
+#include "server/http/http.h"
 
-#include <stdbool.h>
-#include <stdint.h>
-
-struct request_log {
-    /* The front end's. Borrowed text, valid during on_done. */
-    const char *request_id, *peer, *method, *path;
-    const char *route;      // the pattern; NULL if none matched
-    const char *user_agent; // NULL if none
-    char trace_id[33];      // of a traceparent header; "" if none
-    int status;             // 499: the client left before the head went out
-    int gone;               // enum http_gone, 0: served whole
-    bool streamed;
-    int64_t arrived_ns, head_ns, end_ns; // head_ns: when the reply began, 0: never
-    uint64_t body_bytes, sent_bytes;     // received and sent, without heads
-
-    /* The handler's. Static or interned text, or NULL. */
+struct api_log {
+    bool known;           // the rest is set; else all of it is 0
     char model[96];       // cut if longer
     char key_name[48];    // which API key; never the key
-    const char *finish;   // "stop", "length", "tool_calls", "error", "cancelled"
-    const char *error;    // the error's code
+    const char *finish;   // static text: "stop", "length", "tool_calls", "error", "cancelled"; or NULL
+    const char *error;    // the error's code, static text; or NULL
     int64_t n_prompt_tokens, n_cached_tokens, n_output_tokens; // -1: not known
     int64_t queued_ns, first_token_ns; // durations from arrival; -1: not known
     unsigned retry_count;              // x-stainless-retry-count
 };
 
-/* One line with its newline. Text from outside is escaped; a long path is cut. */
-void log_request_format(struct buf *b, const struct request_log *log, int64_t wall_ns);
+/* The request's own, with nothing known at first. */
+struct api_log *api_log(struct http_request *req);
+
+/* For http_options.on_head: what the line says also of a request that is refused. */
+void log_request_head(struct http_request *req, void *arg);
+
+/* One line with its newline, for http_options.put_line: `room` is a struct api_log. Text from outside
+ * is escaped; a long path is cut. */
+void log_request_format(struct buf *b, const struct http_record *record, const void *room,
+                        int64_t wall_ns);
 
 #endif

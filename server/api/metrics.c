@@ -68,13 +68,13 @@ void metrics_observe(struct metrics *m, enum metric_histogram h, double v)
     m->hist[h].sum += v;
 }
 
-void metrics_http(struct metrics *m, const struct request_log *log)
+void metrics_http(struct metrics *m, const struct http_record *record)
 {
-    const char *route = log->route ? log->route : "none";
-    const char *method = log->method && log->route ? log->method : "";
+    const char *route = record->route ? record->route : "none";
+    const char *method = record->method && record->route ? record->method : "";
     for (size_t i = 0; i < m->n_http; i++) {
         struct metric_http *h = &m->http[i];
-        if (h->status == log->status && strcmp(h->route, route) == 0 &&
+        if (h->status == record->status && strcmp(h->route, route) == 0 &&
             strcmp(h->method, method) == 0) {
             h->n++;
             return;
@@ -85,7 +85,7 @@ void metrics_http(struct metrics *m, const struct request_log *log)
         if (strcmp(methods[i], method) == 0 || i == 5) {
             bool known = strcmp(methods[i], method) == 0;
             m->http[m->n_http++] = (struct metric_http){known ? methods[i] : "", route,
-                                                        log->status, 1};
+                                                        record->status, 1};
             return;
         }
     }

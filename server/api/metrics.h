@@ -7,7 +7,6 @@
 #include "engine/base/buf.h"
 #include "engine/engine.h"
 #include "server/http/http.h"
-#include "server/api/log_request.h"
 
 #include <stdint.h>
 
@@ -73,7 +72,7 @@ struct metrics {
 };
 
 void metrics_observe(struct metrics *m, enum metric_histogram h, double v);
-void metrics_http(struct metrics *m, const struct request_log *log);
+void metrics_http(struct metrics *m, const struct http_record *record);
 
 /* What the text needs beyond its own counts. */
 struct metrics_source {

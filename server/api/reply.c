@@ -9,43 +9,6 @@
 
 enum { MAX_ERROR_BYTES = 64 << 10 };
 
-static const struct {
-    int status;
-    const char *text;
-} status_texts[] = {
-    {200, "OK"},
-    {204, "No Content"},
-    {400, "Bad Request"},
-    {401, "Unauthorized"},
-    {403, "Forbidden"},
-    {404, "Not Found"},
-    {405, "Method Not Allowed"},
-    {408, "Request Timeout"},
-    {409, "Conflict"},
-    {413, "Content Too Large"},
-    {415, "Unsupported Media Type"},
-    {417, "Expectation Failed"},
-    {422, "Unprocessable Content"},
-    {429, "Too Many Requests"},
-    {431, "Request Header Fields Too Large"},
-    {499, "Client Closed Request"},
-    {500, "Internal Server Error"},
-    {501, "Not Implemented"},
-    {503, "Service Unavailable"},
-    {504, "Gateway Timeout"},
-    {505, "HTTP Version Not Supported"},
-};
-
-const char *reply_status_text(int status)
-{
-    for (size_t i = 0; i < sizeof status_texts / sizeof status_texts[0]; i++) {
-        if (status_texts[i].status == status) {
-            return status_texts[i].text;
-        }
-    }
-    return "Unknown";
-}
-
 static void put_string_or_null(struct buf *b, const char *s)
 {
     if (s) {
@@ -61,7 +24,7 @@ void reply_error_body(struct buf *b, const struct reply_error *e)
     if (!type) {
         type = e->status < 500 ? "invalid_request_error" : "server_error";
     }
-    const char *message = e->message ? e->message : reply_status_text(e->status);
+    const char *message = e->message ? e->message : http_status_text(e->status);
     buf_puts(b, "{\"error\":{\"message\":");
     buf_put_json(b, message, strlen(message));
     buf_puts(b, ",\"type\":");
@@ -79,6 +42,20 @@ void reply_error_body(struct buf *b, const struct reply_error *e)
     buf_puts(b, "}}");
 }
 
+static const char *put_error(struct buf *b, int status, const char *code, const char *message)
+{
+    reply_error_body(b, &(struct reply_error){.status = status, .code = code, .message = message});
+    return "application/json";
+}
+
+void reply_set_options(struct http_options *o)
+{
+    o->n_room = sizeof(struct api_log);
+    o->put_error = put_error;
+    o->put_line = log_request_format;
+    o->on_head = log_request_head;
+}
+
 void reply_error(struct http_request *req, const struct reply_error *e)
 {
     if (e->retry_after_s > 0) {
@@ -88,9 +65,9 @@ void reply_error(struct http_request *req, const struct reply_error *e)
         snprintf(text, sizeof text, "%lld", e->retry_after_s * 1000LL);
         http_reply_header(req, "retry-after-ms", text);
     }
-    struct request_log *log = http_log(req);
+    struct api_log *log = api_log(req);
     if (!log->error) {
-        log->error = e->code; // codes are static text by the contract of struct request_log
+        log->error = e->code; // codes are static text by the contract of struct api_log
     }
     struct buf b;
     buf_init(&b, MAX_ERROR_BYTES);
@@ -156,7 +133,7 @@ void reply_stream_end(struct http_request *req, const struct reply_error *e, boo
         return;
     }
     if (e) {
-        struct request_log *log = http_log(req);
+        struct api_log *log = api_log(req);
         log->error = log->error ? log->error : e->code;
         struct buf b;
         buf_init(&b, MAX_ERROR_BYTES);

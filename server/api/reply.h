@@ -20,6 +20,10 @@ struct reply_error {
 /* {"error":{"message","type","param","code"}}, all four keys, appended to b. */
 void reply_error_body(struct buf *b, const struct reply_error *e);
 
+/* What is here needs room in each request, for what the log says of it. Errors that the front end
+ * tells by itself, and the log's lines, then have the API's form too. */
+void reply_set_options(struct http_options *o);
+
 /* Terminal. */
 void reply_error(struct http_request *req, const struct reply_error *e);
 void reply_errorf(struct http_request *req, int status, const char *code, const char *param,
@@ -36,8 +40,5 @@ void reply_named_event(struct http_request *req, const char *name, const char *j
 /* Terminal. The stream's end: with `e` an error event first (or, if the head has not gone out
  * yet, the error as the whole reply); with `done` "data: [DONE]". */
 void reply_stream_end(struct http_request *req, const struct reply_error *e, bool done);
-
-/* "Bad Request" for 400. */
-const char *reply_status_text(int status);
 
 #endif

@@ -36,7 +36,7 @@ static struct reply_error reply_of(const struct api_error *e)
 void reply_api_error(struct http_request *req, const struct api_error *e)
 {
     struct reply_error r = reply_of(e);
-    http_log(req)->error = e->code;
+    api_log(req)->error = e->code;
     reply_error(req, &r);
 }
 
@@ -113,7 +113,7 @@ static void let_go(struct api_call *c)
 /* What the log line says of tokens, however the call ends. */
 static void log_tokens(struct api_call *c)
 {
-    struct request_log *log = http_log(c->req);
+    struct api_log *log = api_log(c->req);
     struct api_usage u = api_usage_of(c);
     log->n_output_tokens = u.completion;
     log->n_cached_tokens = u.cached;
@@ -127,8 +127,8 @@ static void fail(struct api_call *c, const struct api_error *e)
         return;
     }
     struct reply_error r = reply_of(e);
-    http_log(req)->error = e->code;
-    http_log(req)->finish = "error";
+    api_log(req)->error = e->code;
+    api_log(req)->finish = "error";
     log_tokens(c);
     if (c->streaming && c->format->error && http_stream_head_sent(req)) {
         c->format->error(req, &r);
@@ -154,7 +154,7 @@ void api_abort_all(struct api *a, const struct api_error *e)
 /* Nobody listens any more. */
 static void give_back(struct api_call *c)
 {
-    http_log(c->req)->finish = "cancelled";
+    api_log(c->req)->finish = "cancelled";
     log_tokens(c);
     if (c->streaming) {
         http_stream_end(c->req);
@@ -242,7 +242,7 @@ static void start_stream(struct api_call *c)
 
 static void log_prompt(struct api_call *c)
 {
-    struct request_log *log = http_log(c->req);
+    struct api_log *log = api_log(c->req);
     int64_t n = 0;
     for (size_t i = 0; i < c->request.n_prompts; i++) {
         n += c->request.prompts[i].n;
@@ -349,7 +349,7 @@ void api_start(struct api *a, struct http_request *req, enum api_kind kind,
     a->calls = c;
     a->n_calls++;
     if (retries && atoi(retries) > 0) {
-        http_log(req)->retry_count = (unsigned)atoi(retries);
+        api_log(req)->retry_count = (unsigned)atoi(retries);
         a->metrics.client_retries++;
     }
     c->preparing = true;
@@ -393,7 +393,7 @@ static void put_head_lines(struct api_call *c, int64_t now_ns)
 static void note_first_token(struct api_call *c, const struct engine_request *r, int64_t now_ns)
 {
     c->first_token = true;
-    struct request_log *log = http_log(c->req);
+    struct api_log *log = api_log(c->req);
     log->first_token_ns = now_ns - http_arrived_ns(c->req);
     log->queued_ns = r->t_scheduled_ns > 0 ? r->t_scheduled_ns - http_arrived_ns(c->req) : -1;
     metrics_observe(&c->api->metrics, HIST_TTFT, (double)log->first_token_ns * 1e-9);
@@ -455,7 +455,7 @@ static void finish_if_complete(struct api_call *c)
 {
     if (c->req && (c->request.pools ? c->n_done == c->n_requests : c->n_finished == c->n_choices)) {
         log_tokens(c);
-        http_log(c->req)->finish = c->n_choices > 0 ? c->choices[0].finish : "stop";
+        api_log(c->req)->finish = c->n_choices > 0 ? c->choices[0].finish : "stop";
         c->format->end(c);
         let_go(c);
     }

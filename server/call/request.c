@@ -2,7 +2,6 @@
 
 #include "engine/base/json_scan.h"
 #include "engine/base/words.h"
-#include "server/http/http.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -429,7 +428,7 @@ static bool read_request_id(struct api_request *r)
     if (!body_string(&r->body, "request_id", &id)) {
         return r->error.status == 0;
     }
-    if (!http_request_id_is_good(id, strlen(id))) {
+    if (!words_is_id(id, strlen(id))) {
         return api_error_set(&r->error, 400, "invalid_value", "request_id",
                              "Invalid 'request_id': expected 1 to 128 letters, digits, '.', '_', "
                              "':' or '-'.");

@@ -144,7 +144,7 @@ static enum status listen_now(struct serve *s, struct err *err)
     const char *const list[] = {address};
     address_of(c, address, sizeof address);
     char *origins = join(&c->allowed_origins);
-    const struct http_options o = {
+    struct http_options o = {
         .listen = list,
         .n_listen = getenv("LISTEN_FDS") ? 0 : 1,
         .systemd = true,
@@ -173,6 +173,7 @@ static enum status listen_now(struct serve *s, struct err *err)
         .on_report = api_on_report,
         .on_done = api_on_done,
     };
+    reply_set_options(&o);
     enum status st = http_server_open(&o, &s->http, err);
     free(origins);
     s->api.http = s->http;

@@ -121,10 +121,11 @@ void http_conn_cut(struct http_conn *c)
 static void answer_late(struct http_conn *c)
 {
     if (c->req) {
-        c->req->log.status = 408;
+        c->req->record.status = 408;
     }
     if (!c->daemon->tls) {
-        http_send_raw(c->fd, 408, "request_timeout", "The request did not arrive in time.", 0);
+        http_refuse_raw(c->server, c->fd, 408, "request_timeout",
+                        "The request did not arrive in time.", 0);
     }
 }
 
@@ -132,12 +133,12 @@ static void answer_late(struct http_conn *c)
 static int64_t body_time_left(const struct http_conn *c)
 {
     const struct http_request *req = c->req;
-    uint64_t n = req ? req->log.body_bytes : 0;
+    uint64_t n = req ? req->record.body_bytes : 0;
     if (!req || req->refused) {
         return 0;
     }
     int64_t allowed_ms = c->server->options.body_timeout_ms + (int64_t)(n >> 16) * 1000;
-    return allowed_ms - (c->server->now_ns - req->log.arrived_ns) / 1000000;
+    return allowed_ms - (c->server->now_ns - req->record.arrived_ns) / 1000000;
 }
 
 /* A socket is reported as writable only when a third of it is free, and libmicrohttpd does not say

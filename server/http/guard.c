@@ -3,6 +3,7 @@
  * folded lines wrongly and cut at NUL; 1.0.1 is better, 1.0.5 and newer refuse nearly all of it
  * themselves. Whatever is refused here is answered once and the connection is closed, so that what
  * follows on it is never parsed as a request. */
+#include "engine/base/words.h"
 #include "server/http/private.h"
 
 #include <stdlib.h>
@@ -95,21 +96,9 @@ static bool is(const char *name, size_t n_name, const char *known)
     return strlen(known) == n_name && strncasecmp(name, known, n_name) == 0;
 }
 
-bool http_request_id_is_good(const char *id, size_t n_bytes)
-{
-    for (size_t i = 0; i < n_bytes; i++) {
-        char c = id[i];
-        bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-        if (!letter && (c == '\0' || !strchr("._:-", c))) {
-            return false;
-        }
-    }
-    return n_bytes > 0 && n_bytes <= 128;
-}
-
 static void keep_id(struct http_request *req, const char *value, size_t n_bytes)
 {
-    if (http_request_id_is_good(value, n_bytes)) {
+    if (words_is_id(value, n_bytes)) {
         memcpy(req->id, value, n_bytes);
         req->id[n_bytes] = '\0';
         req->id_is_given = true;
@@ -120,7 +109,7 @@ static void keep_id(struct http_request *req, const char *value, size_t n_bytes)
 static void keep_trace(struct http_request *req, const char *value, size_t n_bytes)
 {
     static const char hex[] = "0123456789abcdef";
-    char *id = req->log.trace_id;
+    char *id = req->record.trace_id;
     if (n_bytes < 55 || value[2] != '-' || value[35] != '-' || value[52] != '-') {
         return;
     }
@@ -244,9 +233,6 @@ static enum MHD_Result on_header(void *arg, enum MHD_ValueKind kind, const char 
     case 'x':
         if (is(name, n_name, "x-request-id")) {
             keep_id(req, value, n_value);
-        } else if (is(name, n_name, "x-stainless-retry-count")) {
-            uint64_t n = 0;
-            req->log.retry_count = parse_length(value, n_value, &n) && n < 1000 ? (unsigned)n : 0;
         }
         break;
     default: break;

@@ -23,12 +23,25 @@
 
 struct http_server;
 struct http_request;
-struct request_log; // server/api/log_request.h
 
 enum http_gone {
     HTTP_GONE_CLOSED = 1, // the client closed, reset, or fell silent (TCP gave up)
     HTTP_GONE_SLOW,       // it stopped reading: over the hard bound, or no progress for too long
     HTTP_GONE_SHUTDOWN,   // the server stops without waiting any longer
+};
+
+/* What is known of one request when it ends. Borrowed text, valid during the call that gets it. */
+struct http_record {
+    const char *request_id, *peer, *method, *path;
+    const char *route;      // the pattern; NULL if none matched
+    const char *user_agent; // NULL if none
+    const char *refusal;    // the code of an error that was answered in here; NULL if none
+    char trace_id[33];      // of a traceparent header; "" if none
+    int status;             // 499: the client left before the head went out
+    enum http_gone gone;    // 0: served whole
+    bool streamed;
+    int64_t arrived_ns, head_ns, end_ns; // head_ns: when the reply began, 0: never
+    uint64_t body_bytes, sent_bytes;     // received and sent, without heads
 };
 
 enum http_route_flags {
@@ -83,12 +96,21 @@ struct http_options {
     unsigned drain_timeout_ms;     // [25 s] for running requests, then on_drain_deadline
     unsigned dead_peer_ms;         // [10 s] an unplugged client is gone by then, silent or not
     bool tolerate_half_close;      // a client that shuts its writing side still reads
-    int log_fd;                    // one JSON line per request; 0: standard output; -1: none
+    int log_fd;                    // put_line's lines; 0: standard output; -1: none
+    size_t n_room;                 // bytes that each request has for the caller: http_room
 
     const struct http_route *routes; // ended by a row with method NULL; must outlive the server
     void *arg;                       // for handlers and for all that follows
 
     /* All optional. */
+    /* The body of an error that is answered in here, and its Content-Type. `code` is one of a few
+     * static words ("unknown_url"). NULL: such answers have no body. */
+    const char *(*put_error)(struct buf *b, int status, const char *code, const char *message);
+    /* The log's line for a request, with its newline. NULL: there are none. */
+    void (*put_line)(struct buf *b, const struct http_record *record, const void *room,
+                     int64_t wall_ns);
+    /* The head is read and well formed; whatever follows, on_done comes for it. */
+    void (*on_head)(struct http_request *req, void *arg);
     /* After the head is read, before the body. False: it has made the terminal call. */
     bool (*authorize)(struct http_request *req, const struct http_route *route, void *arg);
     void (*on_wake)(void *arg);   // once after any number of http_wake, then one resume pass
@@ -99,7 +121,7 @@ struct http_options {
     void (*on_reload)(void *arg); // SIGHUP; certificates have been read again
     void (*on_report)(void *arg); // SIGUSR1: say in the log what is going on
     /* The response is out or cut: for metrics. Also for requests that no handler saw. */
-    void (*on_done)(const struct request_log *log, void *arg);
+    void (*on_done)(const struct http_record *record, const void *room, void *arg);
 };
 
 /* --- The server --- */
@@ -163,8 +185,8 @@ void http_timer_stop(struct http_server *server, struct http_timer *timer); // a
 /* --- A request: borrowed text, valid until the terminal call --- */
 
 const char *http_param(const struct http_request *req);    // what {id} took, decoded; or NULL
-/* NULL if absent. Only in the authorize hook and the handler, until it returns: copy what is needed
- * later. */
+/* NULL if absent. Only in the hooks on_head and authorize and in the handler, until it returns: copy
+ * what is needed later. */
 const char *http_header(const struct http_request *req, const char *name);
 /* False: a browser sends it for a page that cors_origins does not allow to. Likewise. */
 bool http_origin_is_good(const struct http_request *req);
@@ -172,8 +194,6 @@ bool http_origin_is_good(const struct http_request *req);
 const char *http_query(const struct http_request *req, const char *name);
 const char *http_peer(const struct http_request *req);       // "192.0.2.1:5555", "unix"
 const char *http_request_id(const struct http_request *req); // from x-request-id, or 32 hex digits
-/* 1 to 128 of [A-Za-z0-9._:-]. Thread: any. */
-bool http_request_id_is_good(const char *id, size_t n_bytes);
 /* A body's own id, copied: unless the head brought one, or the reply has one already. */
 void http_set_request_id(struct http_request *req, const char *id);
 int64_t http_arrived_ns(const struct http_request *req);     // clock_now_ns of the head
@@ -183,8 +203,8 @@ char *http_body(struct http_request *req, size_t *n_bytes);
 /* Gives the memory back early (a stream needs its body no longer). http_body then says NULL. */
 void http_body_free(struct http_request *req);
 
-/* What the log line and on_done will say beyond HTTP; fill in what is known. */
-struct request_log *http_log(struct http_request *req);
+/* The caller's own n_room bytes, zero at first; put_line and on_done get them. */
+void *http_room(struct http_request *req);
 
 struct http_events {
     /* The client is gone. Called at most once, from the loop, never inside another call here. */
@@ -209,6 +229,9 @@ void http_reply(struct http_request *req, int status, const char *content_type, 
 void http_reply_buf(struct http_request *req, int status, const char *content_type,
                     struct buf *body);
 
+/* "Bad Request" for 400. */
+const char *http_status_text(int status);
+
 /* --- Streams: 200, chunked where the client can, one server-sent event per write --- */
 
 /* The head waits for the first write, or goes out after head_delay_ms with a comment; then
@@ -216,7 +239,7 @@ void http_reply_buf(struct http_request *req, int status, const char *content_ty
 void http_stream_begin(struct http_request *req, const char *content_type);
 bool http_stream_head_sent(const struct http_request *req); // too late for another status
 
-/* Adds whole events; the caller frames them ("data: ...\n\n", server/api/reply.h). Sent when another
+/* Adds whole events; the caller frames them ("data: ...\n\n"). Sent when another
  * stream is written, or at the end of the callback: writes in a row become one packet. Past
  * stream_soft_bytes the bytes are still taken (see http_stream_is_full: stop feeding it until
  * on_writable). A write while earlier turns of the loop have left more than stream_hard_bytes cuts

@@ -2,7 +2,6 @@
  * listeners, a client over the limit gets an answer instead of silence, and running out of
  * descriptors neither spins nor stalls. */
 #include "server/http/private.h"
-#include "server/api/reply.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -195,28 +194,6 @@ enum status http_listen_take(struct http_server *s, int fd, struct err *err)
 
 /* --- Refusing --- */
 
-void http_send_raw(int fd, int status, const char *code, const char *message, int retry_after_s)
-{
-    struct buf body, head;
-    buf_init(&body, 1024);
-    buf_init(&head, 2048);
-    struct reply_error e = {.status = status, .code = code, .message = message};
-    reply_error_body(&body, &e);
-    buf_printf(&head,
-               "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\n"
-               "Content-Length: %zu\r\n",
-               status, reply_status_text(status), body.n_bytes);
-    if (retry_after_s > 0) {
-        buf_printf(&head, "Retry-After: %d\r\n", retry_after_s);
-    }
-    buf_puts(&head, "\r\n");
-    buf_put(&head, body.data, body.n_bytes);
-    ssize_t n = send(fd, head.data, head.n_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-    (void)n; // a courtesy: the connection is given up anyway
-    buf_deinit(&body);
-    buf_deinit(&head);
-}
-
 static void swallow(int fd)
 {
     char sink[4096];
@@ -230,7 +207,7 @@ static void refuse(struct http_server *s, int fd, bool tls)
 {
     s->stats.n_refused++;
     if (!tls) {
-        http_send_raw(fd, 503, "server_overloaded", "Too many connections.", 1);
+        http_refuse_raw(s, fd, 503, "server_overloaded", "Too many connections.", 1);
     }
     shutdown(fd, SHUT_WR);
     swallow(fd);
@@ -276,7 +253,7 @@ static void out_of_descriptors(struct http_server *s, struct http_listener *l)
         int fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {
             s->stats.n_refused++;
-            http_send_raw(fd, 503, "server_overloaded", "Too many connections.", 1);
+            http_refuse_raw(s, fd, 503, "server_overloaded", "Too many connections.", 1);
             shutdown(fd, SHUT_WR);
             swallow(fd);
             close(fd);

@@ -16,21 +16,21 @@ static int64_t wall_ns(void)
 
 static void fill(struct http_request *req)
 {
-    struct request_log *log = &req->log;
-    log->request_id = req->id;
-    log->peer = req->conn->peer;
-    log->method = req->method;
-    log->path = req->path;
-    log->route = req->route ? req->route->path : NULL;
-    log->user_agent = req->user_agent;
-    log->gone = req->gone;
-    log->end_ns = clock_now_ns();
-    if (log->head_ns == 0 && log->status == 0) {
-        log->status = req->head_done ? 499 : 400;
+    struct http_record *r = &req->record;
+    r->request_id = req->id;
+    r->peer = req->conn->peer;
+    r->method = req->method;
+    r->path = req->path;
+    r->route = req->route ? req->route->path : NULL;
+    r->user_agent = req->user_agent;
+    r->gone = req->gone;
+    r->end_ns = clock_now_ns();
+    if (r->head_ns == 0 && r->status == 0) {
+        r->status = req->head_done ? 499 : 400;
     }
-    log->sent_bytes = req->stream.n_sent;
-    if (req->queued && !log->streamed && !req->is_head) {
-        log->sent_bytes = req->n_reply;
+    r->sent_bytes = req->stream.n_sent;
+    if (req->queued && !r->streamed && !req->is_head) {
+        r->sent_bytes = req->n_reply;
     }
 }
 
@@ -39,15 +39,15 @@ void http_log_request(struct http_request *req)
     struct http_server *s = req->server;
     fill(req);
     if (s->options.on_done) {
-        s->options.on_done(&req->log, s->options.arg);
+        s->options.on_done(&req->record, req->room, s->options.arg);
     }
-    bool quiet = req->route && req->route->flags & HTTP_ROUTE_QUIET && req->log.status < 500;
-    if (s->options.log_fd < 0 || quiet) {
+    bool quiet = req->route && req->route->flags & HTTP_ROUTE_QUIET && req->record.status < 500;
+    if (s->options.log_fd < 0 || !s->options.put_line || quiet) {
         return;
     }
     size_t before = s->log_lines.n_bytes;
     s->log_lines.max_bytes = MAX_LINES_BYTES;
-    log_request_format(&s->log_lines, &req->log, wall_ns());
+    s->options.put_line(&s->log_lines, &req->record, req->room, wall_ns());
     if (s->log_lines.failed) {
         s->log_lines.failed = false;
         s->log_lines.n_bytes = before;

@@ -12,10 +12,10 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "server/http/http.h"
-#include "server/api/log_request.h"
 
 #include <microhttpd.h>
 #include <netinet/in.h>
+#include <stddef.h>
 #include <sys/socket.h>
 #include <uv.h>
 
@@ -146,8 +146,9 @@ struct http_request {
     int status;
     size_t n_reply;
     struct reply_header *headers;
-    struct request_log log;
+    struct http_record record;
     char user_agent[64];
+    max_align_t room[]; // options.n_room bytes: the caller's
 };
 
 struct http_server {
@@ -224,8 +225,14 @@ enum status http_listen_take(struct http_server *s, int fd, struct err *err);
 void http_listen_start(struct http_server *s);
 void http_listen_close(struct http_server *s);
 void http_listen_tick(struct http_server *s);
-/* The refusal as raw bytes, for a socket that libmicrohttpd cannot answer on any more. */
-void http_send_raw(int fd, int status, const char *code, const char *message, int retry_after_s);
+
+/* http_error.c */
+/* Initialises b and puts the body of an error into it. Its Content-Type; NULL: there is no body. */
+const char *http_put_error(const struct http_server *s, struct buf *b, int status,
+                           const char *code, const char *message);
+/* An error as raw bytes, for a socket that libmicrohttpd cannot answer on any more. */
+void http_refuse_raw(const struct http_server *s, int fd, int status, const char *code,
+                     const char *message, int retry_after_s);
 
 /* http_conn.c */
 void http_conn_open(struct http_conn *c, struct MHD_Connection *mhd);
@@ -260,6 +267,8 @@ bool http_split_uri(struct http_request *req, const char *raw);
 /* http_reply.c */
 struct MHD_Response *http_make_stream(struct http_request *req);
 void http_refuse(struct http_request *req, int status, const char *code, const char *message);
+void http_refusef(struct http_request *req, int status, const char *code, const char *fmt, ...)
+    PRINTF_LIKE(4, 5);
 bool http_cors_preflight(struct http_request *req);
 
 /* http_stream.c */

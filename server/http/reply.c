@@ -1,7 +1,8 @@
 /* One response: what every reply carries, and the hand-over to libmicrohttpd. */
 #include "server/http/private.h"
-#include "server/api/reply.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -85,7 +86,7 @@ static bool begin_terminal(struct http_request *req)
 {
     ASSERT(!req->terminal && !req->stream.started);
     req->terminal = true;
-    req->log.status = 0;
+    req->record.status = 0;
     http_timer_stop(req->server, &req->stream.timer);
     if (req->gone || req->completed) {
         http_request_resume(req);
@@ -111,7 +112,7 @@ void http_reply_buf(struct http_request *req, int status, const char *content_ty
     if (body->failed) {
         buf_deinit(body);
         *body = (struct buf){0};
-        reply_errorf(req, 500, "internal_error", NULL, "The reply is too large.");
+        http_refuse(req, 500, "internal_error", "The reply is too large.");
         return;
     }
     if (!begin_terminal(req)) {
@@ -166,11 +167,24 @@ struct MHD_Response *http_make_stream(struct http_request *req)
 
 void http_refuse(struct http_request *req, int status, const char *code, const char *message)
 {
-    struct reply_error e = {.status = status, .code = code, .message = message};
+    struct buf body;
     if (status == 503) {
-        e.retry_after_s = 1;
+        http_reply_header(req, "retry-after", "1");
+        http_reply_header(req, "retry-after-ms", "1000");
     }
-    reply_error(req, &e);
+    req->record.refusal = req->record.refusal ? req->record.refusal : code;
+    const char *type = http_put_error(req->server, &body, status, code, message);
+    http_reply_buf(req, status, type, &body);
+}
+
+void http_refusef(struct http_request *req, int status, const char *code, const char *fmt, ...)
+{
+    char message[1024];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(message, sizeof message, fmt, args);
+    va_end(args);
+    http_refuse(req, status, code, message);
 }
 
 /* True if the request was a preflight of CORS, which is then answered. */

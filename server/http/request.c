@@ -1,7 +1,7 @@
 /* The life of one request between libmicrohttpd's calls and the handler's: head, body, handler,
  * reply, end. */
+#include "engine/base/words.h"
 #include "server/http/private.h"
-#include "server/api/reply.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -101,16 +101,14 @@ static void make_id(struct http_request *req)
 static struct http_request *new_request(struct http_conn *c)
 {
     struct http_server *s = c->server;
-    struct http_request *req = xcalloc(1, sizeof *req);
+    struct http_request *req = xcalloc(1, sizeof *req + s->options.n_room);
     req->server = s;
     req->conn = c;
     c->n_refs++;
     c->req = req;
     s->stats.n_active++;
     s->stats.n_requests++;
-    req->log.arrived_ns = clock_now_ns();
-    req->log.n_prompt_tokens = req->log.n_cached_tokens = req->log.n_output_tokens = -1;
-    req->log.queued_ns = req->log.first_token_ns = -1;
+    req->record.arrived_ns = clock_now_ns();
     req->path = "";
     return req;
 }
@@ -178,8 +176,7 @@ static bool check_type(struct http_request *req)
 
 static void refuse_size(struct http_request *req)
 {
-    reply_errorf(req, 413, "request_too_large", NULL, "Request body exceeds %zu bytes.",
-                 req->max_body);
+    http_refusef(req, 413, "request_too_large", "Request body exceeds %zu bytes.", req->max_body);
 }
 
 static void refuse_target(struct http_request *req, const struct buf *allow)
@@ -189,7 +186,7 @@ static void refuse_target(struct http_request *req, const struct buf *allow)
         http_refuse(req, 405, "method_not_supported", "This URL does not have that method.");
         return;
     }
-    reply_errorf(req, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)", req->method, req->path);
+    http_refusef(req, 404, "unknown_url", "Invalid URL (%s %.200s)", req->method, req->path);
 }
 
 /* All that can be said before the body is read. False: it has been answered. */
@@ -244,7 +241,7 @@ static enum MHD_Result on_head(struct http_request *req, const char *method, con
     struct http_server *s = req->server;
     struct http_conn *c = req->conn;
     req->head_done = true;
-    req->log.arrived_ns = clock_now_ns();
+    req->record.arrived_ns = clock_now_ns();
     make_id(req);
     size_t n_method = strnlen(method, sizeof req->method - 1);
     memcpy(req->method, method, n_method);
@@ -257,6 +254,9 @@ static enum MHD_Result on_head(struct http_request *req, const char *method, con
         req->refused = req->must_close = true;
         http_refuse(req, status, status == 413 ? "request_too_large" : "bad_request", why);
         return queue(req); // early: libmicrohttpd reads nothing more from this connection
+    }
+    if (s->options.on_head) {
+        s->options.on_head(req, s->options.arg);
     }
     req->refused = !admit(req);
     if (req->refused) {
@@ -314,7 +314,7 @@ static enum MHD_Result on_body(struct http_request *req, const char *data, size_
     size_t n = *n_data;
     *n_data = 0;
     s->stats.body_bytes += n;
-    req->log.body_bytes += n;
+    req->record.body_bytes += n;
     if (!req->refused) {
         take_body(req, data, n);
         return MHD_YES;
@@ -324,9 +324,9 @@ static enum MHD_Result on_body(struct http_request *req, const char *data, size_
         return MHD_YES;
     }
     if (!req->conn->daemon->tls) {
-        http_send_raw(req->conn->fd, req->status, "request_too_large", NULL, 0);
+        http_refuse_raw(s, req->conn->fd, req->status, "request_too_large", NULL, 0);
     }
-    req->log.status = req->status;
+    req->record.status = req->status;
     return MHD_NO;
 }
 
@@ -347,9 +347,9 @@ static enum MHD_Result queue(struct http_request *req)
     MHD_destroy_response(r);
     req->queued = ret == MHD_YES;
     if (req->queued) {
-        req->log.head_ns = clock_now_ns();
-        req->log.status = status;
-        req->log.streamed = stream;
+        req->record.head_ns = clock_now_ns();
+        req->record.status = status;
+        req->record.streamed = stream;
     }
     return ret;
 }
@@ -484,14 +484,14 @@ void http_set_request_id(struct http_request *req, const char *id)
 {
     size_t n_bytes = strlen(id);
     if (!req->id_is_given && !req->stream.started && !req->terminal &&
-        http_request_id_is_good(id, n_bytes)) {
+        words_is_id(id, n_bytes)) {
         memcpy(req->id, id, n_bytes + 1);
     }
 }
 
 int64_t http_arrived_ns(const struct http_request *req)
 {
-    return req->log.arrived_ns;
+    return req->record.arrived_ns;
 }
 
 char *http_body(struct http_request *req, size_t *n_bytes)
@@ -508,9 +508,9 @@ void http_body_free(struct http_request *req)
     req->n_body = req->body_cap = 0;
 }
 
-struct request_log *http_log(struct http_request *req)
+void *http_room(struct http_request *req)
 {
-    return &req->log;
+    return req->room;
 }
 
 void http_defer(struct http_request *req, const struct http_events *events, void *arg)

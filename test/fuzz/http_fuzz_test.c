@@ -97,6 +97,7 @@ static void open_server(void)
                              .tolerate_half_close = true, .max_body_bytes = 4000,
                              .max_connections = 64, .cors_origins = "https://a"};
     struct err err = {""};
+    reply_set_options(&o);
     if (http_server_open(&o, &server, &err) != OK) {
         fprintf(stderr, "%s\n", err.text);
         abort();

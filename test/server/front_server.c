@@ -5,7 +5,6 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "server/http/http.h"
-#include "server/api/log_request.h"
 #include "server/api/reply.h"
 
 #include <inttypes.h>
@@ -493,6 +492,7 @@ int main(int argc, char **argv)
         read_option(&o, argv[i], argv[i + 1]);
     }
     struct err err = {""};
+    reply_set_options(&o);
     if (http_server_open(&o, &app.server, &err) != OK) {
         fprintf(stderr, "front_server: %s\n", err.text);
         return 1;

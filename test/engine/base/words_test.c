@@ -2,6 +2,8 @@
 
 #include "test/check.h"
 
+#include <string.h>
+
 TEST(words_are_found_whole_and_alone)
 {
     static const char list[] = "user|system|a";
@@ -14,6 +16,21 @@ TEST(words_are_found_whole_and_alone)
         CHECK_EQ(words_find(list, none[i]), -1);
     }
     CHECK_EQ(words_find("", ""), -1);
+}
+
+TEST(ids_of_requests_are_safe_everywhere)
+{
+    char longest[129];
+    memset(longest, 'x', sizeof longest);
+    CHECK(words_is_id("aZ09._:-", 8));
+    CHECK(words_is_id(longest, 128));
+    CHECK(!words_is_id(longest, 129));
+    CHECK(!words_is_id("", 0));
+    static const char *const bad[] = {"a b", "a\n", "a\"", "a/b", "\xc3\xa9"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        CHECK(!words_is_id(bad[i], strlen(bad[i])));
+    }
+    CHECK(!words_is_id("a\0b", 3));
 }
 
 int main(int argc, char **argv)
