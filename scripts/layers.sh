@@ -65,7 +65,7 @@ circles='
 ^(engine/speculate/shape|engine/speculate/spec|engine/speculate/tree)$: owed
 ^(engine/step_tree|engine/step_draft|engine/step)$: owed
 ^(server/api/models|server/api/admin|server/api/api)$: owed
-^(server/http/reply|server/http/log|server/http/daemon|server/http/stream|server/http/listen|server/http/conn|server/http/http|server/http/request|server/api/reply)$: owed
+^server/http/(turn|daemon|request|conn|reply|stream)$: one state machine: a turn of the loop runs libmicrohttpd, which calls back into requests, connections and streams, and each of those makes work for the turn
 ^cpu/: owed
 ^server/chat/jinja/(eval|call|exec|macro)$: an expression calls a macro, whose body is statements, which hold expressions
 ^server/chat/jinja/parse_(expr|literal|postfix)$: recursive descent: brackets and arguments hold expressions

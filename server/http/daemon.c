@@ -42,7 +42,7 @@ static void on_mhd_log(void *arg, const char *fmt, va_list args)
     log_debug("libmicrohttpd: %s", text);
 }
 
-/* Escapes are decoded once, by http_route.c, from the untouched target. */
+/* Escapes are decoded once, by route.c, from the untouched target. */
 static size_t no_unescape(void *arg, struct MHD_Connection *mhd, char *text)
 {
     (void)arg;

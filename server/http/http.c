@@ -1,3 +1,4 @@
+/* The server whole: what wakes the loop, drain and stop, signals, open, run and close. */
 #include "server/http/private.h"
 #include "server/http/sched.h"
 
@@ -12,86 +13,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { MAX_ROUNDS = 8, CUT_GRACE_MS = 2000 };
-
-/* --- One turn: what a callback made due is done before the loop sleeps again --- */
-
-static void tell_gone(struct http_server *s)
-{
-    while (s->gone) {
-        struct http_request *req = s->gone;
-        s->gone = req->next_gone;
-        if (!s->gone) {
-            s->gone_tail = &s->gone;
-        }
-        bool tell = !req->terminal && !req->gone_told && req->events && req->events->on_gone;
-        req->gone_told = true;
-        req->in_gone = false;
-        if (tell) {
-            req->events->on_gone(req, req->gone, req->events_arg); // may be its end
-        } else if (req->terminal) {
-            http_request_resume(req);
-        }
-    }
-}
-
-/* Of those in the list by now: on_writable may write, which puts a request into it again. */
-static void flush_streams(struct http_server *s)
-{
-    struct http_request *list = s->flush;
-    s->flush = NULL;
-    s->flush_tail = &s->flush;
-    while (list) {
-        struct http_request *req = list;
-        list = req->next_flush;
-        req->in_flush = false; // one that has completed does nothing here, so it outlasts the call
-        http_stream_opened(req);
-        http_request_release(req);
-    }
-    http_flush_scratch(s);
-}
-
-/* libmicrohttpd walks all suspended connections when any is resumed: hence all at once. */
-static void resume_all(struct http_server *s)
-{
-    while (s->resume) {
-        struct http_request *req = s->resume;
-        s->resume = req->next_resume;
-        req->in_resume = false;
-        req->suspended = false;
-        MHD_resume_connection(req->conn->mhd);
-        req->conn->daemon->ready = true;
-    }
-    s->resume_tail = &s->resume;
-}
-
-static void on_again(uv_idle_t *again)
-{
-    struct http_server *s = again->data;
-    uv_idle_stop(again);
-    s->now_ns = clock_now_ns();
-    http_settle(s);
-}
-
-void http_settle(struct http_server *s)
-{
-    if (s->settling) {
-        return;
-    }
-    s->settling = true;
-    bool more = true;
-    for (int i = 0; i < MAX_ROUNDS && more; i++) {
-        tell_gone(s);
-        flush_streams(s);
-        resume_all(s);
-        http_daemons_run(s);
-        more = s->gone || s->flush || s->resume || s->scratch_req || http_daemons_pending(s);
-    }
-    s->settling = false;
-    if (more) { // others may be waiting: let the loop look at its descriptors first
-        uv_idle_start(&s->again, on_again);
-    }
-}
+/* --- What wakes the loop --- */
 
 static void on_watch(uv_poll_t *poll, int status, int events)
 {
@@ -142,58 +64,6 @@ static void on_tick(uv_timer_t *tick)
     retire_daemons(s);
     http_settle(s);
     http_check_drained(s);
-}
-
-/* --- The pool --- */
-
-struct pool_job {
-    uv_work_t work;
-    struct http_server *server;
-    void (*run)(void *arg);
-    void (*done)(void *arg);
-    void *arg;
-    bool is_awaited; // by http_server_run
-};
-
-static void on_pool_work(uv_work_t *work)
-{
-    struct pool_job *job = work->data;
-    job->run(job->arg);
-}
-
-static void on_pool_done(uv_work_t *work, int status)
-{
-    struct pool_job *job = work->data;
-    struct http_server *s = job->server;
-    (void)status; // jobs are never cancelled
-    s->now_ns = clock_now_ns();
-    s->n_pool_jobs -= job->is_awaited;
-    job->done(job->arg);
-    free(job);
-    http_settle(s);
-}
-
-static void queue_job(const struct pool_job *template)
-{
-    struct pool_job *job = xcalloc(1, sizeof *job);
-    *job = *template;
-    job->work.data = job;
-    job->server->n_pool_jobs += job->is_awaited;
-    int rc = uv_queue_work(&job->server->loop, &job->work, on_pool_work, on_pool_done);
-    ASSERT(rc == 0); // fails for want of a callback only
-}
-
-void http_pool_run(struct http_server *s, void (*work)(void *arg), void (*done)(void *arg),
-                   void *arg)
-{
-    queue_job(&(struct pool_job){
-        .server = s, .run = work, .done = done, .arg = arg, .is_awaited = true});
-}
-
-void http_pool_run_unawaited(struct http_server *s, void (*work)(void *arg),
-                             void (*done)(void *arg), void *arg)
-{
-    queue_job(&(struct pool_job){.server = s, .run = work, .done = done, .arg = arg});
 }
 
 /* --- Drain and stop --- */
@@ -277,15 +147,6 @@ void http_server_stop(struct http_server *s)
         http_conn_cut(c);
     }
     http_check_drained(s);
-}
-
-void http_check_drained(struct http_server *s)
-{
-    bool empty = s->stats.n_active == 0 && s->stats.n_connections == 0;
-    bool late = s->stopping && clock_now_ns() - s->stop_ns > CUT_GRACE_MS * 1000000LL;
-    if (s->state == HTTP_CLOSING && (empty || late)) {
-        uv_stop(&s->loop);
-    }
 }
 
 static void on_signal(uv_signal_t *signal, int number)

@@ -101,7 +101,7 @@ struct stream {
 
 struct http_request {
     /* What a token touches comes first, in 64 bytes: with thousands of streams each further cache
-     * line is a miss. http_stream.c asserts it. */
+     * line is a miss. stream.c asserts it. */
     struct http_server *server;
     enum http_gone gone;
     bool completed; // libmicrohttpd has let go
@@ -206,12 +206,16 @@ struct http_server {
     unsigned n_pool_jobs;
 };
 
+enum { CUT_GRACE_MS = 2000 }; // for what is cut to come to its end
+
 /* http.c */
 void http_server_begin(struct http_server *s); // of http_server_run: then uv_run may be called
+
+/* turn.c */
 void http_settle(struct http_server *s); // after every callback: runs what it made due
 void http_check_drained(struct http_server *s);
 
-/* http_daemon.c */
+/* daemon.c */
 enum status http_daemon_open(struct http_server *s, bool tls, struct http_daemon **d,
                              struct err *err);
 void http_daemons_run(struct http_server *s);
@@ -219,14 +223,14 @@ bool http_daemons_pending(struct http_server *s);
 void http_daemon_retire(struct http_server *s, struct http_daemon *d);
 void http_daemons_close(struct http_server *s);
 
-/* http_listen.c */
+/* listen.c */
 enum status http_listen_open(struct http_server *s, const char *spec, struct err *err);
 enum status http_listen_take(struct http_server *s, int fd, struct err *err);
 void http_listen_start(struct http_server *s);
 void http_listen_close(struct http_server *s);
 void http_listen_tick(struct http_server *s);
 
-/* http_error.c */
+/* error.c */
 /* Initialises b and puts the body of an error into it. Its Content-Type; NULL: there is no body. */
 const char *http_put_error(const struct http_server *s, struct buf *b, int status,
                            const char *code, const char *message);
@@ -234,7 +238,7 @@ const char *http_put_error(const struct http_server *s, struct buf *b, int statu
 void http_refuse_raw(const struct http_server *s, int fd, int status, const char *code,
                      const char *message, int retry_after_s);
 
-/* http_conn.c */
+/* conn.c */
 void http_conn_open(struct http_conn *c, struct MHD_Connection *mhd);
 void http_conn_closed(struct http_conn *c);
 void http_conn_release(struct http_conn *c);
@@ -244,7 +248,7 @@ void http_conn_cut(struct http_conn *c);
 void http_conn_want_out(struct http_conn *c, bool on);
 void http_watch_ready(struct http_server *s);
 
-/* http_request.c */
+/* request.c */
 enum MHD_Result http_handle(void *arg, struct MHD_Connection *mhd, const char *url,
                             const char *method, const char *version, const char *data,
                             size_t *n_data, void **context);
@@ -255,23 +259,23 @@ void http_request_gone(struct http_request *req, enum http_gone why);
 void http_request_resume(struct http_request *req);
 void http_request_release(struct http_request *req); // frees it when nobody has it
 
-/* http_guard.c: refuses what libmicrohttpd lets through. 0: fine; else the HTTP status. Fills in
+/* guard.c: refuses what libmicrohttpd lets through. 0: fine; else the HTTP status. Fills in
  * what it learnt of the headers. */
 int http_guard(struct http_request *req, const char *method, const char *version,
                const char **why);
 
-/* http_route.c */
+/* route.c */
 const struct http_route *http_route_find(struct http_request *req, struct buf *allow);
 bool http_split_uri(struct http_request *req, const char *raw);
 
-/* http_reply.c */
+/* reply.c */
 struct MHD_Response *http_make_stream(struct http_request *req);
 void http_refuse(struct http_request *req, int status, const char *code, const char *message);
 void http_refusef(struct http_request *req, int status, const char *code, const char *fmt, ...)
     PRINTF_LIKE(4, 5);
 bool http_cors_preflight(struct http_request *req);
 
-/* http_stream.c */
+/* stream.c */
 void http_flush_scratch(struct http_server *s);
 void http_stream_flush(struct http_request *req);
 void http_stream_opened(struct http_request *req);
@@ -279,15 +283,15 @@ void http_stream_drop(struct http_request *req); // gone: forgets what was not s
 ssize_t http_stream_read(void *arg, uint64_t pos, char *bytes, size_t max_bytes);
 void http_stream_timer(struct http_timer *timer, void *arg);
 
-/* http_timer.c */
+/* timer.c */
 void http_timers_tick(struct http_server *s);
 
-/* http_systemd.c */
+/* systemd.c */
 int http_systemd_sockets(void); // how many, from descriptor 3
 void http_systemd_open(struct http_server *s);
 void http_systemd_tick(struct http_server *s);
 
-/* http_log.c */
+/* log.c */
 void http_log_request(struct http_request *req);
 void http_log_tick(struct http_server *s);
 void http_log_open(struct http_server *s);
