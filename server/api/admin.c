@@ -180,7 +180,7 @@ void api_get_server_info(struct http_request *req, void *arg)
     reply_json(req, 200, &b);
 }
 
-static void put_call(struct buf *b, const struct api_call *c, int64_t now_ns)
+static void put_call(struct buf *b, const struct call *c, int64_t now_ns)
 {
     int64_t taken = 0, prompt = 0;
     for (size_t i = 0; i < c->n_choices; i++) {
@@ -213,7 +213,7 @@ void api_get_requests(struct http_request *req, void *arg)
     int64_t now_ns = clock_now_ns();
     buf_init(&b, 64 << 20);
     buf_puts(&b, "{\"object\":\"list\",\"data\":[");
-    for (const struct api_call *c = a->calls; c; c = c->next) {
+    for (const struct call *c = a->calls; c; c = c->next) {
         buf_puts(&b, c != a->calls ? "," : "");
         put_call(&b, c, now_ns);
     }
@@ -236,7 +236,7 @@ void api_on_report(void *arg)
              s.n_waiting, (long long)s.waiting_tokens, s.n_blocks_held, s.n_blocks,
              (long long)s.n_steps, (long long)s.preemptions);
     buf_init(&b, 1 << 12);
-    for (const struct api_call *c = a->calls; c && n < MOST; c = c->next, n++) {
+    for (const struct call *c = a->calls; c && n < MOST; c = c->next, n++) {
         buf_clear(&b);
         put_call(&b, c, now_ns);
         log_info("report: %.*s", (int)b.n_bytes, b.data);

@@ -2,7 +2,7 @@
  *
  *     handler -> prepare (pool) -> engine_submit -> drain: tokens -> text -> chunks -> end
  *
- * A call (struct api_call) lives from its handler until both sides have let go: the HTTP request
+ * A call (struct call) lives from its handler until both sides have let go: the HTTP request
  * has had its terminal call, and every engine request of it is done.
  * Thread: the loop, unless said otherwise. */
 #ifndef SLUICE_SERVER_API_API_H
@@ -32,7 +32,7 @@ struct api {
     struct api_model model;
     struct keys *keys;
     struct metrics metrics;
-    struct api_call *calls; // all that live
+    struct call *calls; // all that live
     int64_t n_calls;
     bool ready, load_failed, draining;
     atomic_int load_permille; // written by the loading thread
@@ -49,10 +49,10 @@ struct api {
 };
 
 /* What a sample has produced, in the order of the sink; one kind at a time. */
-enum api_pending { PENDING_NONE, PENDING_TEXT, PENDING_REASONING, PENDING_ARGUMENTS };
+enum call_pending { PENDING_NONE, PENDING_TEXT, PENDING_REASONING, PENDING_ARGUMENTS };
 
-struct api_choice {
-    struct api_call *call;
+struct call_choice {
+    struct call *call;
     int32_t index;
     struct engine_request *request;
     int32_t sample;
@@ -65,7 +65,7 @@ struct api_choice {
     struct buf content, reasoning, arguments, logprobs, ids;
     struct buf calls;    // non-stream chat: the finished tool calls
     struct buf lists[3]; // completions: what goes with each token of logprobs
-    enum api_pending pending;
+    enum call_pending pending;
     bool started, has_content, has_reasoning, has_call, skip_call;
     bool sent_prompt_text, sent_prompt_ids; // completions, once
     int32_t n_calls;
@@ -74,40 +74,40 @@ struct api_choice {
 
 /* How an endpoint writes. Only chat, completions and responses stream. One that needs no engine has
  * `reply` alone; the others do not have it. */
-struct api_format {
-    void (*reply)(struct api_call *c);          // prompts are prepared: the terminal call
-    void (*begin)(struct api_call *c);          // a stream: makes chunk_head; may be NULL
-    void (*start)(struct api_choice *ch);       // before the first token; may be NULL
-    void (*pending)(struct api_choice *ch);     // takes what is pending: in a stream, or `in_order`
+struct call_format {
+    void (*reply)(struct call *c);          // prompts are prepared: the terminal call
+    void (*begin)(struct call *c);          // a stream: makes chunk_head; may be NULL
+    void (*start)(struct call_choice *ch);       // before the first token; may be NULL
+    void (*pending)(struct call_choice *ch);     // takes what is pending: in a stream, or `in_order`
     /* It has an item for each run of one kind, also without a stream. Log probabilities then come
      * with the text of their token, so that they go to its item. */
     bool in_order;
-    void (*call)(struct api_choice *ch, const char *name, const char *id); // a tool call begins
-    void (*call_end)(struct api_choice *ch);    // may be NULL
-    void (*logprob)(struct api_choice *ch, int32_t token, const struct token_logprobs *lp,
+    void (*call)(struct call_choice *ch, const char *name, const char *id); // a tool call begins
+    void (*call_end)(struct call_choice *ch);    // may be NULL
+    void (*logprob)(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                     size_t n_chars_before);
-    void (*finish)(struct api_choice *ch);      // the last chunk of a choice in a stream
-    void (*end)(struct api_call *c);            // all choices ended: the terminal call
+    void (*finish)(struct call_choice *ch);      // the last chunk of a choice in a stream
+    void (*end)(struct call *c);            // all choices ended: the terminal call
     /* An error in a stream whose head is out, where the API has an event of its own for it; may be
      * NULL. */
     void (*error)(struct http_request *req, const struct reply_error *e);
-    void (*forget)(struct api_call *c);         // frees what `extra` owns; may be NULL
+    void (*forget)(struct call *c);         // frees what `extra` owns; may be NULL
 };
 
-struct api_call {
+struct call {
     struct api *api;
     struct http_request *req; // NULL after the terminal call
-    const struct api_format *format;
+    const struct call_format *format;
     struct api_request request;
     struct engine_request *requests; // one per prompt
     void *memory;                    // of their outputs
     size_t n_requests, n_submitted, n_done;
-    struct api_choice *choices;
+    struct call_choice *choices;
     size_t n_choices, n_finished;
     bool preparing, streaming, gone, dead, first_token, deadline_is_queue;
     bool has_head_lines;
     struct http_timer deadline;
-    struct api_call *next, **link;
+    struct call *next, **link;
     const char *id_prefix;
     char id[144]; // "chatcmpl-..."
     int64_t created;
@@ -142,58 +142,58 @@ enum api_health api_check_health(struct api *a, int64_t now_ns);
 
 /* From a handler: takes the request. */
 void api_start(struct api *a, struct http_request *req, enum api_kind kind,
-               const struct api_format *format, const char *id_prefix);
+               const struct call_format *format, const char *id_prefix);
 
 void api_abort_all(struct api *a, const struct api_error *e);
 
 void reply_api_error(struct http_request *req, const struct api_error *e);
 
 /* Hands the prepared call to the engine. False: *e says why; what was submitted of it runs on until
- * the call fails (api_submit.c). */
-bool api_submit(struct api_call *c, struct api_error *e);
+ * the call fails (call_submit.c). */
+bool call_submit(struct call *c, struct api_error *e);
 
-/* ---- choices (api_choice.c) ------------------------------------------------------------------- */
+/* ---- choices (call_choice.c) ------------------------------------------------------------------- */
 
-void api_choice_init(struct api_choice *ch, struct api_call *c, int32_t index,
+void call_choice_init(struct call_choice *ch, struct call *c, int32_t index,
                      struct engine_request *r, int32_t sample);
-void api_choice_deinit(struct api_choice *ch);
+void call_choice_deinit(struct call_choice *ch);
 /* Takes new tokens; in a stream as many as it has room for, and the rest in a later call. True if the
  * choice has ended. */
-bool api_choice_progress(struct api_choice *ch, int64_t now_ns);
+bool call_choice_progress(struct call_choice *ch, int64_t now_ns);
 
 /* ---- shared pieces of JSON (api_json.c) ------------------------------------------------------- */
 
-struct api_usage {
+struct call_usage {
     int64_t prompt, cached, completion, reasoning, drafts, accepted;
 };
-struct api_usage api_usage_of(const struct api_call *c);
+struct call_usage call_usage_of(const struct call *c);
 /* ,"usage":{...} */
-void api_put_usage(struct buf *b, const struct api_call *c);
+void call_put_usage(struct buf *b, const struct call *c);
 /* How many characters a token adds to the text that the client sees. */
-size_t api_token_characters(const struct api_call *c, int32_t token);
+size_t call_token_characters(const struct call *c, int32_t token);
 /* The text of a token as completions show it; one that is a part of a character, as OpenAI does, by
  * its bytes: bytes:\xe6\x97. Two tokens are then two keys of top_logprobs. */
-void api_put_token_text(struct buf *b, const struct api_call *c, int32_t token);
-void api_put_logprob(struct buf *b, float logprob); // -9999.0 for minus infinity
-void api_chat_logprob(struct api_choice *ch, int32_t token, const struct token_logprobs *lp,
+void call_put_token_text(struct buf *b, const struct call *c, int32_t token);
+void call_put_logprob(struct buf *b, float logprob); // -9999.0 for minus infinity
+void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                       size_t n_chars_before);
 /* ,"stop_reason":"..." or the id or null, of a choice that has ended */
-void api_put_stop_reason(struct buf *b, const struct api_choice *ch);
+void call_put_stop_reason(struct buf *b, const struct call_choice *ch);
 /* What objects and chunks with choices begin with, up to and with "choices": */
-void api_put_head(struct buf *b, const struct api_call *c, const char *object);
+void call_put_head(struct buf *b, const struct call *c, const char *object);
 /* ,"token_ids":[...] of what is new and ,"prompt_token_ids":[...], where they were asked for. */
-void api_put_token_ids(struct buf *b, struct api_choice *ch);
-void api_put_prompt_ids(struct buf *b, const struct api_call *c, const struct engine_request *r);
+void call_put_token_ids(struct buf *b, struct call_choice *ch);
+void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engine_request *r);
 /* Ends a chunk behind its choices, with the usage that the client wants in each, and sends it. */
-void api_send_chunk(struct api_call *c, struct buf *b);
+void call_send_chunk(struct call *c, struct buf *b);
 /* If it was asked for: the chunk that has usage and no choice. `tail` ends chunk_head's list. */
-void api_send_usage(struct api_call *c, const char *tail);
-void api_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]
+void call_send_usage(struct call *c, const char *tail);
+void call_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]
 /* ,"prompt_logprobs":[null,{"5":{"logprob":..,"rank":..,"decoded_token":".."}},...] */
-void api_put_prompt_logprobs(struct buf *b, const struct api_call *c,
+void call_put_prompt_logprobs(struct buf *b, const struct call *c,
                              const struct engine_request *r);
 /* "call_" and 24 letters. */
-void api_make_id(struct api_call *c, const char *prefix, char out[40]);
+void call_make_id(struct call *c, const char *prefix, char out[40]);
 
 /* ---- endpoints -------------------------------------------------------------------------------- */
 

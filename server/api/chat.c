@@ -6,9 +6,9 @@
 /* ---- stream ----------------------------------------------------------------------------------- */
 
 /* A chunk begins: everything up to and with "delta":{ */
-static struct buf *open_chunk(struct api_choice *ch)
+static struct buf *open_chunk(struct call_choice *ch)
 {
-    struct api_call *c = ch->call;
+    struct call *c = ch->call;
     struct buf *b = &c->api->scratch;
     buf_clear(b);
     buf_put(b, c->chunk_head.data, c->chunk_head.n_bytes);
@@ -18,7 +18,7 @@ static struct buf *open_chunk(struct api_choice *ch)
     return b;
 }
 
-static void close_chunk(struct api_choice *ch, struct buf *b, const char *finish)
+static void close_chunk(struct call_choice *ch, struct buf *b, const char *finish)
 {
     buf_puts(b, "},\"logprobs\":");
     if (ch->logprobs.n_bytes > 0) {
@@ -29,7 +29,7 @@ static void close_chunk(struct api_choice *ch, struct buf *b, const char *finish
     } else {
         buf_puts(b, "null");
     }
-    api_put_token_ids(b, ch);
+    call_put_token_ids(b, ch);
     buf_puts(b, ",\"finish_reason\":");
     if (finish) {
         buf_printf(b, "\"%s\"", finish);
@@ -38,14 +38,14 @@ static void close_chunk(struct api_choice *ch, struct buf *b, const char *finish
     }
 }
 
-static void end_chunk(struct api_choice *ch, struct buf *b)
+static void end_chunk(struct call_choice *ch, struct buf *b)
 {
     buf_puts(b, "}]");
-    api_send_chunk(ch->call, b);
+    call_send_chunk(ch->call, b);
 }
 
 /* With the first token, so that a late refusal keeps its status. */
-static void start(struct api_choice *ch)
+static void start(struct call_choice *ch)
 {
     if (!ch->call->request.stream) {
         return;
@@ -53,13 +53,13 @@ static void start(struct api_choice *ch)
     struct buf *b = open_chunk(ch);
     buf_puts(b, "\"role\":\"assistant\",\"content\":\"\"");
     close_chunk(ch, b, NULL);
-    api_put_prompt_ids(b, ch->call, ch->request);
+    call_put_prompt_ids(b, ch->call, ch->request);
     buf_puts(b, "}]");
-    api_put_prompt_ids(b, ch->call, ch->request); // also beside the choices, where vLLM has it
-    api_send_chunk(ch->call, b);
+    call_put_prompt_ids(b, ch->call, ch->request); // also beside the choices, where vLLM has it
+    call_send_chunk(ch->call, b);
 }
 
-static void pending(struct api_choice *ch)
+static void pending(struct call_choice *ch)
 {
     struct buf *from = ch->pending == PENDING_TEXT        ? &ch->content
                        : ch->pending == PENDING_REASONING ? &ch->reasoning
@@ -99,7 +99,7 @@ static void put_call_head(struct buf *b, const char *name, const char *id)
     buf_puts(b, ",\"arguments\":");
 }
 
-static void call(struct api_choice *ch, const char *name, const char *id)
+static void call(struct call_choice *ch, const char *name, const char *id)
 {
     if (!ch->call->request.stream) {
         struct buf *all = &ch->calls;
@@ -117,7 +117,7 @@ static void call(struct api_choice *ch, const char *name, const char *id)
     end_chunk(ch, b);
 }
 
-static void call_end(struct api_choice *ch)
+static void call_end(struct call_choice *ch)
 {
     if (!ch->call->request.stream) {
         struct buf *all = &ch->calls;
@@ -127,17 +127,17 @@ static void call_end(struct api_choice *ch)
     }
 }
 
-static void finish(struct api_choice *ch)
+static void finish(struct call_choice *ch)
 {
     struct buf *b = open_chunk(ch);
     close_chunk(ch, b, ch->finish);
-    api_put_stop_reason(b, ch);
+    call_put_stop_reason(b, ch);
     end_chunk(ch, b);
 }
 
 /* ---- the whole object ------------------------------------------------------------------------- */
 
-static void put_message(struct buf *b, struct api_choice *ch)
+static void put_message(struct buf *b, struct call_choice *ch)
 {
     const struct buf *calls = &ch->calls;
     buf_puts(b, "{\"role\":\"assistant\",\"content\":");
@@ -161,7 +161,7 @@ static void put_message(struct buf *b, struct api_choice *ch)
     buf_putc(b, '}');
 }
 
-static void put_choice(struct buf *b, struct api_choice *ch)
+static void put_choice(struct buf *b, struct call_choice *ch)
 {
     const struct api_request *r = &ch->call->request;
     buf_puts(b, "{\"index\":");
@@ -177,46 +177,46 @@ static void put_choice(struct buf *b, struct api_choice *ch)
         buf_puts(b, "null");
     }
     buf_printf(b, ",\"finish_reason\":\"%s\"", ch->finish);
-    api_put_stop_reason(b, ch);
-    api_put_prompt_ids(b, ch->call, ch->request);
-    api_put_token_ids(b, ch);
+    call_put_stop_reason(b, ch);
+    call_put_prompt_ids(b, ch->call, ch->request);
+    call_put_token_ids(b, ch);
     buf_putc(b, '}');
 }
 
-static void end(struct api_call *c)
+static void end(struct call *c)
 {
     if (c->request.stream) {
-        api_send_usage(c, "[]");
+        call_send_usage(c, "[]");
         reply_stream_end(c->req, NULL, true);
         return;
     }
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
-    api_put_head(&body, c, "chat.completion");
+    call_put_head(&body, c, "chat.completion");
     for (size_t i = 0; i < c->n_choices; i++) {
         buf_putc(&body, i ? ',' : '[');
         put_choice(&body, &c->choices[i]);
     }
     buf_putc(&body, ']');
-    api_put_usage(&body, c);
-    api_put_prompt_logprobs(&body, c, &c->requests[0]);
-    api_put_prompt_ids(&body, c, &c->requests[0]);
+    call_put_usage(&body, c);
+    call_put_prompt_logprobs(&body, c, &c->requests[0]);
+    call_put_prompt_ids(&body, c, &c->requests[0]);
     buf_puts(&body, ",\"service_tier\":\"default\"}");
     reply_json(c->req, 200, &body);
 }
 
-static void begin(struct api_call *c)
+static void begin(struct call *c)
 {
-    api_put_head(&c->chunk_head, c, "chat.completion.chunk");
+    call_put_head(&c->chunk_head, c, "chat.completion.chunk");
 }
 
-static const struct api_format format = {
+static const struct call_format format = {
     .begin = begin,
     .start = start,
     .pending = pending,
     .call = call,
     .call_end = call_end,
-    .logprob = api_chat_logprob,
+    .logprob = call_chat_logprob,
     .finish = finish,
     .end = end,
 };

@@ -21,13 +21,13 @@ static bool has_top(const struct token_logprobs *lp, int32_t n, int32_t token)
     return false;
 }
 
-static void add_logprob(struct api_choice *ch, int32_t token, const struct token_logprobs *lp,
+static void add_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                         size_t offset)
 {
-    struct api_call *c = ch->call;
+    struct call *c = ch->call;
     int32_t n_top = c->request.n_top;
     put_comma(&ch->logprobs);
-    api_put_token_text(&ch->logprobs, c, token);
+    call_put_token_text(&ch->logprobs, c, token);
     struct buf *values = &ch->lists[0], *tops = &ch->lists[1];
     put_comma(values);
     put_comma(tops);
@@ -35,20 +35,20 @@ static void add_logprob(struct api_choice *ch, int32_t token, const struct token
         buf_puts(values, "null");
         buf_puts(tops, "null");
     } else {
-        api_put_logprob(values, lp->logprob);
+        call_put_logprob(values, lp->logprob);
         int32_t n = lp->n_top < n_top ? lp->n_top : n_top;
         buf_putc(tops, '{');
         for (int32_t i = 0; i < n; i++) {
             buf_puts(tops, i ? "," : "");
-            api_put_token_text(tops, c, lp->top_ids[i]);
+            call_put_token_text(tops, c, lp->top_ids[i]);
             buf_putc(tops, ':');
-            api_put_logprob(tops, lp->top_logprobs[i]);
+            call_put_logprob(tops, lp->top_logprobs[i]);
         }
         if (!has_top(lp, n, token)) { // the token itself is always there
             buf_puts(tops, n > 0 ? "," : "");
-            api_put_token_text(tops, c, token);
+            call_put_token_text(tops, c, token);
             buf_putc(tops, ':');
-            api_put_logprob(tops, lp->logprob);
+            call_put_logprob(tops, lp->logprob);
         }
         buf_putc(tops, '}');
     }
@@ -56,27 +56,27 @@ static void add_logprob(struct api_choice *ch, int32_t token, const struct token
     buf_put_int(&ch->lists[2], (int64_t)offset);
 }
 
-static const struct api_prompt *prompt_of(const struct api_choice *ch)
+static const struct api_prompt *prompt_of(const struct call_choice *ch)
 {
     return &ch->call->request.prompts[ch->request - ch->call->requests];
 }
 
 /* Characters of the echoed prompt that its token i stands for. A text comes back as it was given:
  * with its special tokens, and without those that were put around it. */
-static size_t prompt_characters(const struct api_choice *ch, int32_t i)
+static size_t prompt_characters(const struct call_choice *ch, int32_t i)
 {
     const struct api_request *r = &ch->call->request;
     const struct api_prompt *p = prompt_of(ch);
     size_t n_before, n_behind, n = 0, n_characters = 0;
     if (!p->text) {
-        return api_token_characters(ch->call, p->ids[i]);
+        return call_token_characters(ch->call, p->ids[i]);
     }
     tokenizer_n_around(r->output.tok, &n_before, &n_behind);
     if (r->add_special && (i < (int32_t)n_before || i >= p->n - (int32_t)n_behind)) {
         return 0;
     }
     if (!tokenizer_is_special(r->output.tok, p->ids[i])) {
-        return api_token_characters(ch->call, p->ids[i]);
+        return call_token_characters(ch->call, p->ids[i]);
     }
     const char *name = tokenizer_token_text(r->output.tok, p->ids[i], &n);
     for (size_t k = 0; name && k < n; k++) {
@@ -86,7 +86,7 @@ static size_t prompt_characters(const struct api_choice *ch, int32_t i)
 }
 
 /* With echo the prompt's tokens come first. */
-static void start(struct api_choice *ch)
+static void start(struct call_choice *ch)
 {
     const struct engine_request *r = ch->request;
     if (!ch->call->request.echo || !ch->call->request.logprobs) {
@@ -98,7 +98,7 @@ static void start(struct api_choice *ch)
     }
 }
 
-static void put_logprobs(struct buf *b, struct api_choice *ch)
+static void put_logprobs(struct buf *b, struct call_choice *ch)
 {
     static const char *const names[] = {"token_logprobs", "top_logprobs", "text_offset"};
     if (!ch->call->request.logprobs || (ch->call->request.stream && ch->logprobs.n_bytes == 0)) {
@@ -119,7 +119,7 @@ static void put_logprobs(struct buf *b, struct api_choice *ch)
 }
 
 /* The prompt as text, for echo. */
-static void put_echo(struct buf *text, const struct api_choice *ch)
+static void put_echo(struct buf *text, const struct call_choice *ch)
 {
     const struct api_request *r = &ch->call->request;
     const struct api_prompt *p = prompt_of(ch);
@@ -130,7 +130,7 @@ static void put_echo(struct buf *text, const struct api_choice *ch)
     }
 }
 
-static void put_choice(struct buf *b, struct api_choice *ch, const char *text, size_t n_bytes)
+static void put_choice(struct buf *b, struct call_choice *ch, const char *text, size_t n_bytes)
 {
     const struct api_request *r = &ch->call->request;
     buf_puts(b, "{\"index\":");
@@ -142,43 +142,43 @@ static void put_choice(struct buf *b, struct api_choice *ch, const char *text, s
     buf_puts(b, ",\"finish_reason\":");
     if (ch->finish) {
         buf_printf(b, "\"%s\"", ch->finish);
-        api_put_stop_reason(b, ch);
+        call_put_stop_reason(b, ch);
     } else {
         buf_puts(b, "null");
     }
-    api_put_token_ids(b, ch);
+    call_put_token_ids(b, ch);
     if (!ch->sent_prompt_ids) {
         ch->sent_prompt_ids = true;
-        api_put_prompt_ids(b, ch->call, ch->request);
+        call_put_prompt_ids(b, ch->call, ch->request);
     }
     if (!r->stream) {
-        api_put_prompt_logprobs(b, ch->call, ch->request);
+        call_put_prompt_logprobs(b, ch->call, ch->request);
     }
     buf_putc(b, '}');
 }
 
 /* ---- stream ----------------------------------------------------------------------------------- */
 
-static void begin(struct api_call *c)
+static void begin(struct call *c)
 {
-    api_put_head(&c->chunk_head, c, "text_completion");
+    call_put_head(&c->chunk_head, c, "text_completion");
     buf_putc(&c->chunk_head, '[');
 }
 
-static void put_chunk(struct api_choice *ch)
+static void put_chunk(struct call_choice *ch)
 {
-    struct api_call *c = ch->call;
+    struct call *c = ch->call;
     struct buf *b = &c->api->scratch;
     buf_clear(b);
     buf_put(b, c->chunk_head.data, c->chunk_head.n_bytes);
     put_choice(b, ch, ch->content.data, ch->content.n_bytes);
     buf_clear(&ch->content);
     buf_putc(b, ']');
-    api_send_chunk(c, b);
+    call_send_chunk(c, b);
 }
 
 /* The prompt's text goes in front of a stream's first text. */
-static void echo_text(struct api_choice *ch)
+static void echo_text(struct call_choice *ch)
 {
     if (ch->call->request.echo && !ch->sent_prompt_text) {
         struct buf all;
@@ -191,7 +191,7 @@ static void echo_text(struct api_choice *ch)
     }
 }
 
-static void pending(struct api_choice *ch)
+static void pending(struct call_choice *ch)
 {
     echo_text(ch);
     if (ch->content.n_bytes > 0 || ch->ids.n_bytes > 0) {
@@ -199,42 +199,42 @@ static void pending(struct api_choice *ch)
     }
 }
 
-static void finish(struct api_choice *ch)
+static void finish(struct call_choice *ch)
 {
     echo_text(ch);
     put_chunk(ch);
 }
 
-static void end(struct api_call *c)
+static void end(struct call *c)
 {
     if (c->request.stream) {
-        api_send_usage(c, "]");
+        call_send_usage(c, "]");
         reply_stream_end(c->req, NULL, true);
         return;
     }
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
-    api_put_head(&body, c, "text_completion");
+    call_put_head(&body, c, "text_completion");
     for (size_t i = 0; i < c->n_choices; i++) {
-        struct api_choice *ch = &c->choices[i];
+        struct call_choice *ch = &c->choices[i];
         echo_text(ch);
         buf_putc(&body, i ? ',' : '[');
         put_choice(&body, ch, ch->content.data, ch->content.n_bytes);
     }
     buf_putc(&body, ']');
-    api_put_usage(&body, c);
+    call_put_usage(&body, c);
     buf_putc(&body, '}');
     reply_json(c->req, 200, &body);
 }
 
-static void no_call(struct api_choice *ch, const char *name, const char *id)
+static void no_call(struct call_choice *ch, const char *name, const char *id)
 {
     (void)ch; // no parser runs here
     (void)name;
     (void)id;
 }
 
-static const struct api_format format = {
+static const struct call_format format = {
     .begin = begin,
     .start = start,
     .pending = pending,

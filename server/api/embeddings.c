@@ -45,7 +45,7 @@ static void normalise(float *v, size_t n)
     }
 }
 
-static void end(struct api_call *c)
+static void end(struct call *c)
 {
     size_t n = (size_t)c->request.model->info->hidden;
     int64_t tokens = 0;
@@ -78,7 +78,7 @@ static void end(struct api_call *c)
     reply_json(c->req, 200, &body);
 }
 
-static const struct api_format format = {.end = end};
+static const struct call_format format = {.end = end};
 
 void api_embeddings(struct http_request *req, void *arg)
 {

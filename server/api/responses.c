@@ -20,7 +20,7 @@ struct responses {
     struct buf items;    // the finished ones, joined by commas
 };
 
-static struct responses *state(struct api_call *c)
+static struct responses *state(struct call *c)
 {
     if (!c->extra) {
         struct responses *s = xcalloc(1, sizeof *s);
@@ -33,7 +33,7 @@ static struct responses *state(struct api_call *c)
 }
 
 /* The struct itself is freed with the call. */
-static void forget(struct api_call *c)
+static void forget(struct call *c)
 {
     struct responses *s = state(c);
     buf_deinit(&s->text);
@@ -43,9 +43,9 @@ static void forget(struct api_call *c)
 
 /* ---- objects ---------------------------------------------------------------------------------- */
 
-static void put_usage(struct buf *b, const struct api_call *c)
+static void put_usage(struct buf *b, const struct call *c)
 {
-    struct api_usage u = api_usage_of(c);
+    struct call_usage u = call_usage_of(c);
     buf_puts(b, "{\"input_tokens\":");
     buf_put_int(b, u.prompt);
     buf_puts(b, ",\"input_tokens_details\":{\"cached_tokens\":");
@@ -59,7 +59,7 @@ static void put_usage(struct buf *b, const struct api_call *c)
     buf_putc(b, '}');
 }
 
-static void put_response(struct buf *b, struct api_call *c, const char *status)
+static void put_response(struct buf *b, struct call *c, const char *status)
 {
     const struct responses *s = state(c);
     bool over = strcmp(status, "in_progress") != 0;
@@ -133,7 +133,7 @@ static void put_item(struct buf *b, const struct responses *s, const char *statu
 
 /* ---- events ----------------------------------------------------------------------------------- */
 
-static struct buf *event(struct api_call *c, const char *type)
+static struct buf *event(struct call *c, const char *type)
 {
     struct buf *b = &c->api->scratch;
     buf_clear(b);
@@ -142,13 +142,13 @@ static struct buf *event(struct api_call *c, const char *type)
     return b;
 }
 
-static void send(struct api_call *c, const char *type, struct buf *b)
+static void send(struct call *c, const char *type, struct buf *b)
 {
     buf_putc(b, '}');
     reply_named_event(c->req, type, b->data, b->n_bytes);
 }
 
-static void send_response(struct api_call *c, const char *type, const char *status)
+static void send_response(struct call *c, const char *type, const char *status)
 {
     struct buf *b = event(c, type);
     buf_puts(b, ",\"response\":");
@@ -166,7 +166,7 @@ static void put_place(struct buf *b, const struct responses *s, bool content)
     buf_puts(b, content ? ",\"content_index\":0" : "");
 }
 
-static void send_item(struct api_call *c, const char *type, const char *status, bool done)
+static void send_item(struct call *c, const char *type, const char *status, bool done)
 {
     struct responses *s = state(c);
     struct buf *b = event(c, type);
@@ -177,7 +177,7 @@ static void send_item(struct api_call *c, const char *type, const char *status, 
     send(c, type, b);
 }
 
-static void send_part(struct api_call *c, const char *type)
+static void send_part(struct call *c, const char *type)
 {
     struct buf *b = event(c, type);
     put_place(b, state(c), true);
@@ -186,13 +186,13 @@ static void send_part(struct api_call *c, const char *type)
     send(c, type, b);
 }
 
-static void open_item(struct api_call *c, enum item kind)
+static void open_item(struct call *c, enum item kind)
 {
     static const char *const prefixes[] = {"", "rs_", "msg_", "fc_"};
     struct responses *s = state(c);
     s->open = kind;
     s->n_items++;
-    api_make_id(c, prefixes[kind], s->item_id);
+    call_make_id(c, prefixes[kind], s->item_id);
     buf_clear(&s->text);
     buf_clear(&s->logprobs);
     if (c->request.stream) {
@@ -203,7 +203,7 @@ static void open_item(struct api_call *c, enum item kind)
     }
 }
 
-static void send_text_done(struct api_call *c, const char *type, const char *key, bool content)
+static void send_text_done(struct call *c, const char *type, const char *key, bool content)
 {
     struct responses *s = state(c);
     struct buf *b = event(c, type);
@@ -221,7 +221,7 @@ static void send_text_done(struct api_call *c, const char *type, const char *key
     send(c, type, b);
 }
 
-static void close_item(struct api_call *c, const char *status)
+static void close_item(struct call *c, const char *status)
 {
     struct responses *s = state(c);
     if (s->open == ITEM_NONE) {
@@ -243,7 +243,7 @@ static void close_item(struct api_call *c, const char *status)
     s->open = ITEM_NONE;
 }
 
-static void start(struct api_choice *ch)
+static void start(struct call_choice *ch)
 {
     if (ch->call->request.stream) {
         send_response(ch->call, "response.created", "in_progress");
@@ -251,7 +251,7 @@ static void start(struct api_choice *ch)
     }
 }
 
-static void take_logprobs(struct api_choice *ch, struct buf *into)
+static void take_logprobs(struct call_choice *ch, struct buf *into)
 {
     if (ch->logprobs.n_bytes > 0) {
         buf_puts(into, into->n_bytes ? "," : "");
@@ -259,9 +259,9 @@ static void take_logprobs(struct api_choice *ch, struct buf *into)
     }
 }
 
-static void send_delta(struct api_choice *ch, const struct buf *text)
+static void send_delta(struct call_choice *ch, const struct buf *text)
 {
-    struct api_call *c = ch->call;
+    struct call *c = ch->call;
     struct responses *s = state(c);
     const char *type = s->open == ITEM_REASONING ? "response.reasoning_text.delta"
                        : s->open == ITEM_MESSAGE ? "response.output_text.delta"
@@ -279,7 +279,7 @@ static void send_delta(struct api_choice *ch, const struct buf *text)
 }
 
 /* Text of one kind, whole or a piece of it, goes to its item. */
-static void add(struct api_choice *ch, enum item kind, struct buf *text)
+static void add(struct call_choice *ch, enum item kind, struct buf *text)
 {
     struct responses *s = state(ch->call);
     if (text->n_bytes == 0) {
@@ -300,7 +300,7 @@ static void add(struct api_choice *ch, enum item kind, struct buf *text)
     buf_clear(&ch->logprobs);
 }
 
-static void pending(struct api_choice *ch)
+static void pending(struct call_choice *ch)
 {
     if (ch->pending == PENDING_TEXT) {
         add(ch, ITEM_MESSAGE, &ch->content);
@@ -311,9 +311,9 @@ static void pending(struct api_choice *ch)
     }
 }
 
-static void call(struct api_choice *ch, const char *name, const char *id)
+static void call(struct call_choice *ch, const char *name, const char *id)
 {
-    struct api_call *c = ch->call;
+    struct call *c = ch->call;
     struct responses *s = state(c);
     close_item(c, "completed");
     snprintf(s->name, sizeof s->name, "%s", name);
@@ -321,19 +321,19 @@ static void call(struct api_choice *ch, const char *name, const char *id)
     open_item(c, ITEM_CALL);
 }
 
-static void call_end(struct api_choice *ch)
+static void call_end(struct call_choice *ch)
 {
     add(ch, ITEM_CALL, &ch->arguments);
 }
 
-static void finish(struct api_choice *ch)
+static void finish(struct call_choice *ch)
 {
     (void)ch; // the end says it
 }
 
-static void end(struct api_call *c)
+static void end(struct call *c)
 {
-    struct api_choice *ch = &c->choices[0];
+    struct call_choice *ch = &c->choices[0];
     bool cut = strcmp(ch->finish, "length") == 0;
     const char *status = cut ? "incomplete" : "completed";
     if (state(c)->n_items == 0) {
@@ -369,13 +369,13 @@ static void send_error_event(struct http_request *req, const struct reply_error 
     buf_deinit(&b);
 }
 
-static const struct api_format format = {
+static const struct call_format format = {
     .start = start,
     .pending = pending,
     .in_order = true,
     .call = call,
     .call_end = call_end,
-    .logprob = api_chat_logprob,
+    .logprob = call_chat_logprob,
     .finish = finish,
     .end = end,
     .error = send_error_event,
@@ -387,7 +387,7 @@ void api_responses(struct http_request *req, void *arg)
     api_start(arg, req, API_RESPONSES, &format, "resp_");
 }
 
-static void reply_input_tokens(struct api_call *c)
+static void reply_input_tokens(struct call *c)
 {
     struct buf body;
     buf_init(&body, 1 << 10);
@@ -398,7 +398,7 @@ static void reply_input_tokens(struct api_call *c)
 
 void api_responses_input_tokens(struct http_request *req, void *arg)
 {
-    static const struct api_format count = {.reply = reply_input_tokens};
+    static const struct call_format count = {.reply = reply_input_tokens};
     api_start(arg, req, API_RESPONSES_INPUT_TOKENS, &count, "resp_");
 }
 

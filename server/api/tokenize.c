@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static void reply_tokens(struct api_call *c)
+static void reply_tokens(struct call *c)
 {
     const struct api_prompt *p = &c->request.prompts[0];
     struct buf body;
@@ -13,7 +13,7 @@ static void reply_tokens(struct api_call *c)
     buf_puts(&body, ",\"max_model_len\":");
     buf_put_int(&body, c->request.model->info->max_model_len);
     buf_puts(&body, ",\"tokens\":");
-    api_put_ids(&body, p->ids, p->n);
+    call_put_ids(&body, p->ids, p->n);
     buf_puts(&body, ",\"token_strs\":");
     if (c->request.token_strs) {
         buf_putc(&body, '[');
@@ -31,7 +31,7 @@ static void reply_tokens(struct api_call *c)
     reply_json(c->req, 200, &body);
 }
 
-static void reply_text_of(struct api_call *c)
+static void reply_text_of(struct call *c)
 {
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
@@ -43,13 +43,13 @@ static void reply_text_of(struct api_call *c)
 
 void api_tokenize(struct http_request *req, void *arg)
 {
-    static const struct api_format format = {.reply = reply_tokens};
+    static const struct call_format format = {.reply = reply_tokens};
     api_start(arg, req, API_TOKENIZE, &format, "tok-");
 }
 
 void api_detokenize(struct http_request *req, void *arg)
 {
-    static const struct api_format format = {.reply = reply_text_of};
+    static const struct call_format format = {.reply = reply_text_of};
     api_start(arg, req, API_DETOKENIZE, &format, "tok-");
 }
 

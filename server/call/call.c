@@ -42,7 +42,7 @@ void reply_api_error(struct http_request *req, const struct api_error *e)
 
 /* ---- the end ---------------------------------------------------------------------------------- */
 
-static void call_free(struct api_call *c)
+static void call_free(struct call *c)
 {
     *c->link = c->next;
     if (c->next) {
@@ -50,7 +50,7 @@ static void call_free(struct api_call *c)
     }
     c->api->n_calls--;
     for (size_t i = 0; i < c->n_choices; i++) {
-        api_choice_deinit(&c->choices[i]);
+        call_choice_deinit(&c->choices[i]);
     }
     for (size_t i = 0; i < c->n_requests; i++) {
         free(c->requests[i].prompt_logprobs);
@@ -69,7 +69,7 @@ static void call_free(struct api_call *c)
 }
 
 /* Both sides have let go? Within engine_drain the memory must outlast the drain. */
-static void release(struct api_call *c)
+static void release(struct call *c)
 {
     if (!c->req && !c->preparing && c->n_done == c->n_submitted) {
         if (!c->api->in_drain) {
@@ -83,7 +83,7 @@ static void release(struct api_call *c)
 
 static void free_dead(struct api *a)
 {
-    for (struct api_call *c = a->calls, *next; c && a->n_dead > 0; c = next) {
+    for (struct call *c = a->calls, *next; c && a->n_dead > 0; c = next) {
         next = c->next;
         if (c->dead) {
             a->n_dead--;
@@ -92,7 +92,7 @@ static void free_dead(struct api *a)
     }
 }
 
-static void cancel(struct api_call *c)
+static void cancel(struct call *c)
 {
     for (size_t i = 0; i < c->n_submitted; i++) {
         if (!c->requests[i].done) {
@@ -102,7 +102,7 @@ static void cancel(struct api_call *c)
 }
 
 /* The reply was made: lets the HTTP side go. */
-static void let_go(struct api_call *c)
+static void let_go(struct call *c)
 {
     c->req = NULL;
     http_timer_stop(c->api->http, &c->deadline);
@@ -111,16 +111,16 @@ static void let_go(struct api_call *c)
 }
 
 /* What the log line says of tokens, however the call ends. */
-static void log_tokens(struct api_call *c)
+static void log_tokens(struct call *c)
 {
     struct api_log *log = api_log(c->req);
-    struct api_usage u = api_usage_of(c);
+    struct call_usage u = call_usage_of(c);
     log->n_output_tokens = u.completion;
     log->n_cached_tokens = u.cached;
 }
 
 /* Terminal: the error, in a stream or as the whole reply. Engine work is cancelled. */
-static void fail(struct api_call *c, const struct api_error *e)
+static void fail(struct call *c, const struct api_error *e)
 {
     struct http_request *req = c->req;
     if (!req) {
@@ -143,7 +143,7 @@ static void fail(struct api_call *c, const struct api_error *e)
 
 void api_abort_all(struct api *a, const struct api_error *e)
 {
-    for (struct api_call *c = a->calls, *next; c; c = next) {
+    for (struct call *c = a->calls, *next; c; c = next) {
         next = c->next;
         if (c->req && !c->preparing) {
             fail(c, e);
@@ -152,7 +152,7 @@ void api_abort_all(struct api *a, const struct api_error *e)
 }
 
 /* Nobody listens any more. */
-static void give_back(struct api_call *c)
+static void give_back(struct call *c)
 {
     api_log(c->req)->finish = "cancelled";
     log_tokens(c);
@@ -166,7 +166,7 @@ static void give_back(struct api_call *c)
 
 static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 {
-    struct api_call *c = arg;
+    struct call *c = arg;
     (void)req;
     struct metrics *m = &c->api->metrics;
     c->gone = true;
@@ -183,7 +183,7 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 
 static void on_deadline(struct http_timer *timer, void *arg)
 {
-    struct api_call *c = arg;
+    struct call *c = arg;
     struct api_error e = {0};
     (void)timer;
     if (!c->req || c->preparing) {
@@ -209,7 +209,7 @@ static double positive_header(const struct http_request *req, const char *name)
     return v > 0 && v < 864000 ? v : 0;
 }
 
-static void start_deadline(struct api_call *c)
+static void start_deadline(struct call *c)
 {
     const struct config *config = c->api->config;
     double total = config->request_timeout, queue = config->queue_timeout;
@@ -231,7 +231,7 @@ static void start_deadline(struct api_call *c)
 
 /* ---- the beginning ---------------------------------------------------------------------------- */
 
-static void start_stream(struct api_call *c)
+static void start_stream(struct call *c)
 {
     c->streaming = true;
     http_stream_begin(c->req, NULL);
@@ -240,7 +240,7 @@ static void start_stream(struct api_call *c)
     }
 }
 
-static void log_prompt(struct api_call *c)
+static void log_prompt(struct call *c)
 {
     struct api_log *log = api_log(c->req);
     int64_t n = 0;
@@ -251,14 +251,14 @@ static void log_prompt(struct api_call *c)
     snprintf(log->model, sizeof log->model, "%s", c->request.model_name);
 }
 
-static void set_id(struct api_call *c)
+static void set_id(struct call *c)
 {
     snprintf(c->id, sizeof c->id, "%s%s", c->id_prefix, http_request_id(c->req));
 }
 
 static void prepared(void *arg)
 {
-    struct api_call *c = arg;
+    struct call *c = arg;
     struct api_error e = c->request.error;
     c->preparing = false;
     if (c->gone) {
@@ -282,7 +282,7 @@ static void prepared(void *arg)
             let_go(c);
             return;
         }
-        if (api_submit(c, &e)) {
+        if (call_submit(c, &e)) {
             metrics_observe(&c->api->metrics, HIST_N, c->request.n);
             metrics_observe(&c->api->metrics, HIST_MAX_TOKENS, c->requests[0].params.max_tokens);
             start_deadline(c);
@@ -297,7 +297,7 @@ static void prepared(void *arg)
 
 static void work(void *arg)
 {
-    prepare_request(&((struct api_call *)arg)->request);
+    prepare_request(&((struct call *)arg)->request);
 }
 
 /* Whether generation is possible at all right now. */
@@ -319,14 +319,14 @@ static bool refuse(struct api *a, struct api_error *e)
 }
 
 void api_start(struct api *a, struct http_request *req, enum api_kind kind,
-               const struct api_format *format, const char *id_prefix)
+               const struct call_format *format, const char *id_prefix)
 {
     struct api_error e = {0};
     if (refuse(a, &e)) {
         reply_api_error(req, &e);
         return;
     }
-    struct api_call *c = xcalloc(1, sizeof *c);
+    struct call *c = xcalloc(1, sizeof *c);
     const char *retries = http_header(req, "x-stainless-retry-count");
     c->api = a;
     c->req = req;
@@ -359,7 +359,7 @@ void api_start(struct api *a, struct http_request *req, enum api_kind kind,
 
 /* ---- progress --------------------------------------------------------------------------------- */
 
-static void fail_with_engine(struct api_call *c, const struct engine_request *r)
+static void fail_with_engine(struct call *c, const struct engine_request *r)
 {
     struct api_error e = {0};
     if (r->error == ERR_INVALID || r->error == ERR_LIMIT) {
@@ -378,7 +378,7 @@ static void fail_with_engine(struct api_call *c, const struct engine_request *r)
 }
 
 /* Before the head goes out: what OpenAI's clients log. */
-static void put_head_lines(struct api_call *c, int64_t now_ns)
+static void put_head_lines(struct call *c, int64_t now_ns)
 {
     char text[32];
     if (!c->has_head_lines) {
@@ -390,7 +390,7 @@ static void put_head_lines(struct api_call *c, int64_t now_ns)
     }
 }
 
-static void note_first_token(struct api_call *c, const struct engine_request *r, int64_t now_ns)
+static void note_first_token(struct call *c, const struct engine_request *r, int64_t now_ns)
 {
     c->first_token = true;
     struct api_log *log = api_log(c->req);
@@ -404,16 +404,16 @@ static void note_first_token(struct api_call *c, const struct engine_request *r,
 
 /* Takes what the engine has made of one request. A stream that is full gets nothing more:
  * on_writable comes back for it, also when the engine is done with the request. */
-static void progress(struct api_call *c, struct engine_request *r, int64_t now_ns)
+static void progress(struct call *c, struct engine_request *r, int64_t now_ns)
 {
     size_t first = (size_t)(r - c->requests) * (size_t)c->request.n;
     for (size_t i = first; i < first + (size_t)c->request.n; i++) {
-        struct api_choice *ch = &c->choices[i];
+        struct call_choice *ch = &c->choices[i];
         if (ch->finish || (c->request.stream && http_stream_is_full(c->req))) {
             continue;
         }
         int32_t before = ch->n_taken;
-        bool ended = api_choice_progress(ch, now_ns);
+        bool ended = call_choice_progress(ch, now_ns);
         if (!c->first_token && ch->n_taken > before) {
             note_first_token(c, r, now_ns);
         }
@@ -422,7 +422,7 @@ static void progress(struct api_call *c, struct engine_request *r, int64_t now_n
 }
 
 /* A whole request of the engine is over. */
-static void observe_done(struct api_call *c, const struct engine_request *r)
+static void observe_done(struct call *c, const struct engine_request *r)
 {
     struct metrics *m = &c->api->metrics;
     int32_t total = 0, longest = 0;
@@ -451,7 +451,7 @@ static void observe_done(struct api_call *c, const struct engine_request *r)
     }
 }
 
-static void finish_if_complete(struct api_call *c)
+static void finish_if_complete(struct call *c)
 {
     if (c->req && (c->request.pools ? c->n_done == c->n_requests : c->n_finished == c->n_choices)) {
         log_tokens(c);
@@ -463,7 +463,7 @@ static void finish_if_complete(struct api_call *c)
 
 static void on_event(struct engine_request *r, void *arg)
 {
-    struct api_call *c = r->user;
+    struct call *c = r->user;
     int64_t now_ns = *(const int64_t *)arg;
     bool done = r->done;
     if (c->req && (done || c->request.stream)) {
@@ -508,7 +508,7 @@ void api_on_wake(void *arg)
 
 static void on_writable(struct http_request *req, void *arg)
 {
-    struct api_call *c = arg;
+    struct call *c = arg;
     (void)req;
     int64_t now_ns = clock_now_ns();
     for (size_t i = 0; c->req && i < c->n_requests; i++) {

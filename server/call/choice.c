@@ -12,7 +12,7 @@ enum {
 };
 
 /* What comes of one kind goes to the format before what comes of another. */
-static void become(struct api_choice *ch, enum api_pending kind)
+static void become(struct call_choice *ch, enum call_pending kind)
 {
     if (!ch->call->request.stream && !ch->call->format->in_order) {
         return;
@@ -25,7 +25,7 @@ static void become(struct api_choice *ch, enum api_pending kind)
 
 static void on_text(void *arg, const char *text, size_t n_bytes)
 {
-    struct api_choice *ch = arg;
+    struct call_choice *ch = arg;
     become(ch, PENDING_TEXT);
     ch->has_content = true;
     buf_put(&ch->content, text, n_bytes);
@@ -33,7 +33,7 @@ static void on_text(void *arg, const char *text, size_t n_bytes)
 
 static void on_reasoning(void *arg, const char *text, size_t n_bytes)
 {
-    struct api_choice *ch = arg;
+    struct call_choice *ch = arg;
     if (!ch->call->request.include_reasoning) {
         return;
     }
@@ -44,7 +44,7 @@ static void on_reasoning(void *arg, const char *text, size_t n_bytes)
 
 static void on_call(void *arg, const char *name, const char *id)
 {
-    struct api_choice *ch = arg;
+    struct call_choice *ch = arg;
     become(ch, PENDING_NONE);
     if (ch->has_call && ch->call->format->call_end) {
         ch->call->format->call_end(ch);
@@ -54,7 +54,7 @@ static void on_call(void *arg, const char *name, const char *id)
     if (ch->has_call) {
         char own[40];
         if (*id == '\0') {
-            api_make_id(ch->call, "call_", own);
+            call_make_id(ch->call, "call_", own);
             id = own;
         }
         ch->call->format->call(ch, name, id);
@@ -64,7 +64,7 @@ static void on_call(void *arg, const char *name, const char *id)
 
 static void on_arguments(void *arg, const char *text, size_t n_bytes)
 {
-    struct api_choice *ch = arg;
+    struct call_choice *ch = arg;
     if (ch->skip_call) {
         return;
     }
@@ -74,7 +74,7 @@ static void on_arguments(void *arg, const char *text, size_t n_bytes)
 
 static const struct tool_sink SINK = {on_text, on_reasoning, on_call, on_arguments, NULL};
 
-void api_choice_init(struct api_choice *ch, struct api_call *c, int32_t index,
+void call_choice_init(struct call_choice *ch, struct call *c, int32_t index,
                      struct engine_request *r, int32_t sample)
 {
     struct tool_sink sink = SINK;
@@ -96,7 +96,7 @@ void api_choice_init(struct api_choice *ch, struct api_call *c, int32_t index,
     }
 }
 
-void api_choice_deinit(struct api_choice *ch)
+void call_choice_deinit(struct call_choice *ch)
 {
     output_deinit(&ch->output);
     buf_deinit(&ch->content);
@@ -110,7 +110,7 @@ void api_choice_deinit(struct api_choice *ch)
     }
 }
 
-static bool is_stop_id(const struct api_choice *ch, int32_t id)
+static bool is_stop_id(const struct call_choice *ch, int32_t id)
 {
     const struct sampling_params *p = &ch->request->params;
     for (int32_t i = 0; i < p->n_stop_ids; i++) {
@@ -121,7 +121,7 @@ static bool is_stop_id(const struct api_choice *ch, int32_t id)
     return false;
 }
 
-static bool is_eos(const struct api_choice *ch, int32_t id)
+static bool is_eos(const struct call_choice *ch, int32_t id)
 {
     const struct engine_info *info = ch->call->request.model->info;
     for (int32_t i = 0; i < info->n_eos; i++) {
@@ -133,7 +133,7 @@ static bool is_eos(const struct api_choice *ch, int32_t id)
 }
 
 /* One token: true if it ended the text (a stop string). */
-static bool take(struct api_choice *ch, int32_t i)
+static bool take(struct call_choice *ch, int32_t i)
 {
     const struct api_request *r = &ch->call->request;
     struct engine_output *out = &ch->request->outputs[ch->sample];
@@ -144,7 +144,7 @@ static bool take(struct api_choice *ch, int32_t i)
     }
     size_t n_chars = ch->n_chars;
     if (out->logprobs) {
-        ch->n_chars += api_token_characters(ch->call, id);
+        ch->n_chars += call_token_characters(ch->call, id);
     }
     if (out->logprobs && ch->call->format->logprob) {
         ch->call->format->logprob(ch, id, &out->logprobs[i], n_chars);
@@ -156,7 +156,7 @@ static bool take(struct api_choice *ch, int32_t i)
     return r->output.tok ? !output_token(&ch->output, id) : false;
 }
 
-static const char *reason_of(struct api_choice *ch, int32_t finish)
+static const char *reason_of(struct call_choice *ch, int32_t finish)
 {
     if (finish == FINISH_LENGTH) {
         return "length";
@@ -164,7 +164,7 @@ static const char *reason_of(struct api_choice *ch, int32_t finish)
     return ch->n_calls > 0 ? "tool_calls" : "stop";
 }
 
-static void end(struct api_choice *ch, int32_t finish)
+static void end(struct call_choice *ch, int32_t finish)
 {
     output_finish(&ch->output);
     become(ch, PENDING_NONE);
@@ -178,7 +178,7 @@ static void end(struct api_choice *ch, int32_t finish)
     }
 }
 
-static void observe(struct api_choice *ch, int32_t n_new, int64_t now_ns)
+static void observe(struct call_choice *ch, int32_t n_new, int64_t now_ns)
 {
     if (n_new > 0) {
         if (ch->t_last_ns > 0) {
@@ -190,7 +190,7 @@ static void observe(struct api_choice *ch, int32_t n_new, int64_t now_ns)
 }
 
 /* Hands what is pending to the format. */
-static void flush(struct api_choice *ch)
+static void flush(struct call_choice *ch)
 {
     if (ch->pending == PENDING_NONE && ch->ids.n_bytes > 0) {
         ch->pending = PENDING_TEXT; // ids go out with their step, also while they are no text yet
@@ -202,7 +202,7 @@ static void flush(struct api_choice *ch)
 }
 
 /* Whether one more token may be taken: in a stream that is full the rest waits for on_writable. */
-static bool has_room(struct api_choice *ch)
+static bool has_room(struct call_choice *ch)
 {
     if (!ch->call->request.stream) {
         return true;
@@ -220,7 +220,7 @@ static bool has_room(struct api_choice *ch)
 
 /* Takes what is there, at least one token, and as much as there is room for. True if a stop string
  * was found. */
-static bool take_some(struct api_choice *ch, int32_t n)
+static bool take_some(struct call_choice *ch, int32_t n)
 {
     const bool one_by_one = ch->call->format->in_order && ch->call->request.logprobs;
     bool stopped = false;
@@ -236,7 +236,7 @@ static bool take_some(struct api_choice *ch, int32_t n)
     return stopped;
 }
 
-bool api_choice_progress(struct api_choice *ch, int64_t now_ns)
+bool call_choice_progress(struct call_choice *ch, int64_t now_ns)
 {
     struct engine_output *out = &ch->request->outputs[ch->sample];
     int32_t finish = atomic_load_explicit(&out->finish, memory_order_acquire);

@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
-struct api_usage api_usage_of(const struct api_call *c)
+struct call_usage call_usage_of(const struct call *c)
 {
-    struct api_usage u = {0};
+    struct call_usage u = {0};
     for (size_t i = 0; i < c->n_requests; i++) {
         const struct engine_request *r = &c->requests[i];
         u.prompt += r->n_prompt;
@@ -27,9 +27,9 @@ struct api_usage api_usage_of(const struct api_call *c)
     return u;
 }
 
-void api_put_usage(struct buf *b, const struct api_call *c)
+void call_put_usage(struct buf *b, const struct call *c)
 {
-    struct api_usage u = api_usage_of(c);
+    struct call_usage u = call_usage_of(c);
     buf_puts(b, ",\"usage\":{\"prompt_tokens\":");
     buf_put_int(b, u.prompt);
     buf_puts(b, ",\"completion_tokens\":");
@@ -48,7 +48,7 @@ void api_put_usage(struct buf *b, const struct api_call *c)
     buf_puts(b, ",\"audio_tokens\":0}}");
 }
 
-void api_put_logprob(struct buf *b, float logprob)
+void call_put_logprob(struct buf *b, float logprob)
 {
     char text[32];
     if (!(logprob > -9999.0f)) {
@@ -59,7 +59,7 @@ void api_put_logprob(struct buf *b, float logprob)
     buf_puts(b, text);
 }
 
-size_t api_token_characters(const struct api_call *c, int32_t token)
+size_t call_token_characters(const struct call *c, int32_t token)
 {
     const struct output_options *o = &c->request.output;
     size_t n = 0, n_characters = 0;
@@ -74,7 +74,7 @@ size_t api_token_characters(const struct api_call *c, int32_t token)
 }
 
 /* The bytes that a token stands for; a special token's own name. NULL without a tokenizer. */
-static const char *token_text(const struct api_call *c, int32_t token, size_t *n)
+static const char *token_text(const struct call *c, int32_t token, size_t *n)
 {
     const struct tokenizer *tok = c->request.output.tok;
     const char *piece = tok ? tokenizer_piece(tok, token, n) : NULL;
@@ -85,7 +85,7 @@ static const char *token_text(const struct api_call *c, int32_t token, size_t *n
 }
 
 /* A part of a character is U+FFFD, or where `spelled` its bytes. */
-static void put_token_text(struct buf *b, const struct api_call *c, int32_t token, bool spelled)
+static void put_token_text(struct buf *b, const struct call *c, int32_t token, bool spelled)
 {
     size_t n = 0;
     if (c->request.tokens_as_ids || !c->request.output.tok) {
@@ -104,20 +104,20 @@ static void put_token_text(struct buf *b, const struct api_call *c, int32_t toke
     buf_putc(b, '"');
 }
 
-void api_put_token_text(struct buf *b, const struct api_call *c, int32_t token)
+void call_put_token_text(struct buf *b, const struct call *c, int32_t token)
 {
     put_token_text(b, c, token, true);
 }
 
 /* "token","logprob","bytes" of a chat entry, without its braces. */
-static void put_token(struct buf *b, const struct api_call *c, int32_t token, float logprob)
+static void put_token(struct buf *b, const struct call *c, int32_t token, float logprob)
 {
     size_t n = 0;
     const char *piece = token_text(c, token, &n);
     buf_puts(b, "\"token\":");
     put_token_text(b, c, token, false);
     buf_puts(b, ",\"logprob\":");
-    api_put_logprob(b, logprob);
+    call_put_logprob(b, logprob);
     buf_puts(b, ",\"bytes\":[");
     for (size_t i = 0; piece && i < n; i++) {
         buf_puts(b, i ? "," : "");
@@ -126,7 +126,7 @@ static void put_token(struct buf *b, const struct api_call *c, int32_t token, fl
     buf_putc(b, ']');
 }
 
-void api_chat_logprob(struct api_choice *ch, int32_t token, const struct token_logprobs *lp,
+void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                       size_t n_chars_before)
 {
     (void)n_chars_before;
@@ -142,7 +142,7 @@ void api_chat_logprob(struct api_choice *ch, int32_t token, const struct token_l
     buf_puts(b, "]}");
 }
 
-void api_put_ids(struct buf *b, const int32_t *ids, int32_t n)
+void call_put_ids(struct buf *b, const int32_t *ids, int32_t n)
 {
     buf_putc(b, '[');
     for (int32_t i = 0; i < n; i++) {
@@ -154,7 +154,7 @@ void api_put_ids(struct buf *b, const int32_t *ids, int32_t n)
     buf_putc(b, ']');
 }
 
-void api_put_stop_reason(struct buf *b, const struct api_choice *ch)
+void call_put_stop_reason(struct buf *b, const struct call_choice *ch)
 {
     const struct output *o = &ch->output;
     buf_puts(b, ",\"stop_reason\":");
@@ -168,7 +168,7 @@ void api_put_stop_reason(struct buf *b, const struct api_choice *ch)
     }
 }
 
-void api_put_head(struct buf *b, const struct api_call *c, const char *object)
+void call_put_head(struct buf *b, const struct call *c, const char *object)
 {
     buf_puts(b, "{\"id\":");
     buf_put_json(b, c->id, strlen(c->id));
@@ -179,7 +179,7 @@ void api_put_head(struct buf *b, const struct api_call *c, const char *object)
     buf_printf(b, ",\"system_fingerprint\":\"%s\",\"choices\":", c->request.model->fingerprint);
 }
 
-void api_put_token_ids(struct buf *b, struct api_choice *ch)
+void call_put_token_ids(struct buf *b, struct call_choice *ch)
 {
     if (ch->call->request.return_token_ids) {
         buf_puts(b, ",\"token_ids\":[");
@@ -189,18 +189,18 @@ void api_put_token_ids(struct buf *b, struct api_choice *ch)
     }
 }
 
-void api_put_prompt_ids(struct buf *b, const struct api_call *c, const struct engine_request *r)
+void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engine_request *r)
 {
     if (c->request.return_token_ids) {
         buf_puts(b, ",\"prompt_token_ids\":");
-        api_put_ids(b, r->prompt, r->n_prompt);
+        call_put_ids(b, r->prompt, r->n_prompt);
     }
 }
 
-void api_send_chunk(struct api_call *c, struct buf *b)
+void call_send_chunk(struct call *c, struct buf *b)
 {
     if (c->request.continuous_usage) {
-        api_put_usage(b, c);
+        call_put_usage(b, c);
     } else if (c->request.include_usage) {
         buf_puts(b, ",\"usage\":null");
     }
@@ -208,24 +208,24 @@ void api_send_chunk(struct api_call *c, struct buf *b)
     reply_event(c->req, b->data, b->n_bytes);
 }
 
-void api_send_usage(struct api_call *c, const char *tail)
+void call_send_usage(struct call *c, const char *tail)
 {
     struct buf *b = &c->api->scratch;
     if (c->request.include_usage || c->request.continuous_usage) {
         buf_clear(b);
         buf_put(b, c->chunk_head.data, c->chunk_head.n_bytes);
         buf_puts(b, tail);
-        api_put_usage(b, c);
+        call_put_usage(b, c);
         buf_putc(b, '}');
         reply_event(c->req, b->data, b->n_bytes);
     }
 }
 
-static void put_ranked(struct buf *b, const struct api_call *c, int32_t token, float logprob,
+static void put_ranked(struct buf *b, const struct call *c, int32_t token, float logprob,
                        int32_t rank, bool first)
 {
     buf_printf(b, "%s\"%d\":{\"logprob\":", first ? "" : ",", token);
-    api_put_logprob(b, logprob);
+    call_put_logprob(b, logprob);
     if (rank > 0) {
         buf_printf(b, ",\"rank\":%d", rank);
     }
@@ -234,7 +234,7 @@ static void put_ranked(struct buf *b, const struct api_call *c, int32_t token, f
     buf_putc(b, '}');
 }
 
-void api_put_prompt_logprobs(struct buf *b, const struct api_call *c,
+void call_put_prompt_logprobs(struct buf *b, const struct call *c,
                              const struct engine_request *r)
 {
     if (!body_has(&c->request.body, "prompt_logprobs")) {
@@ -257,7 +257,7 @@ void api_put_prompt_logprobs(struct buf *b, const struct api_call *c,
     buf_putc(b, ']');
 }
 
-void api_make_id(struct api_call *c, const char *prefix, char out[40])
+void call_make_id(struct call *c, const char *prefix, char out[40])
 {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
     /* Different in every call of the process, and between processes: the seed is random. */

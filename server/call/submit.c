@@ -16,7 +16,7 @@ static bool no_memory(struct api_error *e)
 }
 
 /* One block for the outputs of all samples: tokens, then logprobs with their lists. */
-static bool make_outputs(struct api_call *c, struct api_error *e)
+static bool make_outputs(struct call *c, struct api_error *e)
 {
     const struct api_request *r = &c->request;
     size_t per = sizeof(int32_t), n_top = (size_t)r->params.top_logprobs, total = 0;
@@ -65,7 +65,7 @@ static bool make_outputs(struct api_call *c, struct api_error *e)
 }
 
 /* Lists for the prompt's own log-probabilities. */
-static bool make_prompt_logprobs(struct api_call *c, struct engine_request *r, struct api_error *e)
+static bool make_prompt_logprobs(struct call *c, struct engine_request *r, struct api_error *e)
 {
     size_t n_top = (size_t)c->request.params.prompt_top_logprobs, n = (size_t)r->n_prompt;
     size_t per = sizeof(struct token_logprobs) + n_top * (sizeof(int32_t) + sizeof(float));
@@ -84,7 +84,7 @@ static bool make_prompt_logprobs(struct api_call *c, struct engine_request *r, s
     return true;
 }
 
-static bool make_requests(struct api_call *c, struct api_error *e)
+static bool make_requests(struct call *c, struct api_error *e)
 {
     const struct api_request *r = &c->request;
     if (!make_outputs(c, e)) {
@@ -112,7 +112,7 @@ static bool make_requests(struct api_call *c, struct api_error *e)
         }
         for (int32_t k = 0; k < r->n; k++) {
             size_t index = i * (size_t)r->n + (size_t)k;
-            api_choice_init(&c->choices[index], c, (int32_t)index, q, k);
+            call_choice_init(&c->choices[index], c, (int32_t)index, q, k);
             c->n_choices++;
         }
     }
@@ -127,7 +127,7 @@ static int retry_after(const struct engine_stats *s)
 }
 
 /* Admission: by requests and by prompt tokens that wait. */
-static bool admit(struct api_call *c, struct api_error *e)
+static bool admit(struct call *c, struct api_error *e)
 {
     struct engine_stats s;
     const struct config *config = c->api->config;
@@ -155,7 +155,7 @@ static bool admit(struct api_call *c, struct api_error *e)
                          "The server is overloaded: too many requests are waiting.");
 }
 
-static bool submit_all(struct api_call *c, struct api_error *e)
+static bool submit_all(struct call *c, struct api_error *e)
 {
     for (size_t i = 0; i < c->n_requests; i++) {
         struct err err = {""};
@@ -182,7 +182,7 @@ static bool submit_all(struct api_call *c, struct api_error *e)
     return true;
 }
 
-bool api_submit(struct api_call *c, struct api_error *e)
+bool call_submit(struct call *c, struct api_error *e)
 {
     return admit(c, e) && make_requests(c, e) && submit_all(c, e);
 }
