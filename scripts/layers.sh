@@ -51,12 +51,7 @@ engine/cluster/step_wire.h engine/step.h
 engine/schedule/prefix_cache.h engine/engine.h
 engine/schedule/sequence.h engine/engine.h
 server/api/keys.h server/cli/config.h
-server/call/call.c server/api/api.h
-server/call/call.c server/api/log_request.h
-server/call/choice.c server/api/api.h
-server/call/json.c server/api/api.h
 server/call/model.h server/cli/config.h
-server/call/submit.c server/api/api.h
 '
 # FILES (a pattern of names without their endings): why these may call each other in a circle.
 circles='
@@ -64,7 +59,6 @@ circles='
 ^(engine/cluster/nodes_join|engine/cluster/nodes)$: owed
 ^(engine/speculate/shape|engine/speculate/spec|engine/speculate/tree)$: owed
 ^(engine/step_tree|engine/step_draft|engine/step)$: owed
-^(server/api/models|server/api/admin|server/api/api)$: owed
 ^server/http/(turn|daemon|request|conn|reply|stream)$: one state machine: a turn of the loop runs libmicrohttpd, which calls back into requests, connections and streams, and each of those makes work for the turn
 ^cpu/: owed
 ^server/chat/jinja/(eval|call|exec|macro)$: an expression calls a macro, whose body is statements, which hold expressions

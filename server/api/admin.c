@@ -13,7 +13,7 @@ static void put_stats(struct api *a, struct engine_stats *s)
 {
     *s = (struct engine_stats){.state = ENGINE_READY};
     if (a->ready) {
-        engine_stats(a->engine, s);
+        engine_stats(a->calls.engine, s);
     }
 }
 
@@ -36,9 +36,9 @@ static void put_nodes(struct api *a, struct buf *b)
 {
     struct engine_stats s;
     put_stats(a, &s);
-    if (a->ready && a->model.info->n_ranks > 1) {
-        buf_printf(b, ",\"ranks\":%d,\"nodes\":%d,\"nodes_alive\":%d", a->model.info->n_ranks,
-                   a->model.info->n_nodes, s.n_nodes_alive);
+    if (a->ready && a->calls.model.info->n_ranks > 1) {
+        buf_printf(b, ",\"ranks\":%d,\"nodes\":%d,\"nodes_alive\":%d", a->calls.model.info->n_ranks,
+                   a->calls.model.info->n_nodes, s.n_nodes_alive);
     }
 }
 
@@ -104,7 +104,7 @@ void api_get_load(struct http_request *req, void *arg)
     put_stats(a, &s);
     buf_init(&b, 1 << 12);
     buf_printf(&b, "{\"server_load\":%" PRId64 ",\"running\":%d,\"waiting\":%d,\"kv_usage\":",
-               a->n_calls, s.n_running, s.n_waiting);
+               a->calls.n_calls, s.n_running, s.n_waiting);
     buf_put_double(&b, kv_usage(&s));
     buf_printf(&b, ",\"queued_tokens\":%" PRId64 "}", s.waiting_tokens);
     reply_json(req, 200, &b);
@@ -128,12 +128,13 @@ void api_get_metrics(struct http_request *req, void *arg)
     enum api_health h = api_check_health(a, now_ns);
     bool waits = stats.n_running + stats.n_waiting > 0;
     struct metrics_source s = {
-        .model_name = a->ready ? a->model.names[0] : "",
+        .model_name = a->ready ? a->calls.model.names[0] : "",
         .version = SLUICE_VERSION,
         .cache_dtype = a->config->kv_cache_dtype,
         .stats = a->ready ? &stats : NULL,
-        .info = a->ready ? a->model.info : NULL,
+        .info = a->ready ? a->calls.model.info : NULL,
         .http = &http,
+        .counts = &a->calls.counts,
         .health = api_health_names[h],
         .heartbeat_age_s = waits ? (double)(now_ns - a->seen_step_ns) * 1e-9 : 0,
         .load_seconds = a->ready ? (double)(a->ready_ns - a->started_ns) * 1e-9 : 0,
@@ -165,7 +166,7 @@ void api_get_server_info(struct http_request *req, void *arg)
     buf_puts(&b, "{\"version\":\"" SLUICE_VERSION "\",\"config\":");
     buf_put_json(&b, text.data ? text.data : "", text.n_bytes);
     if (a->ready) {
-        const struct engine_info *i = a->model.info;
+        const struct engine_info *i = a->calls.model.info;
         buf_printf(&b, ",\"model_type\":\"%s\",\"device\":", i->model_type);
         buf_put_json(&b, i->device, strlen(i->device));
         buf_printf(&b, ",\"vocab\":%d,\"hidden\":%d,\"max_model_len\":%d,\"block_size\":%d,"
@@ -173,11 +174,22 @@ void api_get_server_info(struct http_request *req, void *arg)
                        ",\"weight_bytes\":%zu,\"kv_bytes\":%zu,\"tool_call_parser\":\"%s\"",
                    i->vocab, i->hidden, i->max_model_len, i->block_tokens, i->n_blocks,
                    i->max_num_seqs, i->n_parameters, i->weight_bytes, i->kv_bytes,
-                   a->model.parser ? a->model.parser->name : "none");
+                   a->calls.model.parser ? a->calls.model.parser->name : "none");
     }
     buf_putc(&b, '}');
     buf_deinit(&text);
     reply_json(req, 200, &b);
+}
+
+static const char *phase_of(const struct call *c)
+{
+    if (c->preparing) {
+        return "prepare";
+    }
+    if (c->answered) {
+        return "ending";
+    }
+    return c->first_token ? "decode" : "waiting";
 }
 
 static void put_call(struct buf *b, const struct call *c, int64_t now_ns)
@@ -189,19 +201,17 @@ static void put_call(struct buf *b, const struct call *c, int64_t now_ns)
     for (size_t i = 0; i < c->n_requests; i++) {
         prompt += c->requests[i].n_prompt;
     }
+    const char *peer = api_call_peer(c);
     buf_puts(b, "{\"id\":");
     buf_put_json(b, c->id, strlen(c->id));
     buf_printf(b, ",\"phase\":\"%s\",\"age_ms\":%" PRId64 ",\"prompt_tokens\":%" PRId64
                   ",\"output_tokens\":%" PRId64 ",\"stream\":%s",
-               c->preparing     ? "prepare"
-               : !c->req        ? "ending"
-               : c->first_token ? "decode"
-                                : "waiting",
+               phase_of(c),
                (now_ns - c->t_start_ns) / 1000000, prompt, taken,
                c->request.stream && !c->preparing ? "true" : "false");
-    if (c->req) {
+    if (peer) {
         buf_puts(b, ",\"client\":");
-        buf_put_json(b, http_peer(c->req), strlen(http_peer(c->req)));
+        buf_put_json(b, peer, strlen(peer));
     }
     buf_putc(b, '}');
 }
@@ -213,8 +223,8 @@ void api_get_requests(struct http_request *req, void *arg)
     int64_t now_ns = clock_now_ns();
     buf_init(&b, 64 << 20);
     buf_puts(&b, "{\"object\":\"list\",\"data\":[");
-    for (const struct call *c = a->calls; c; c = c->next) {
-        buf_puts(&b, c != a->calls ? "," : "");
+    for (const struct call *c = a->calls.calls; c; c = c->next) {
+        buf_puts(&b, c != a->calls.calls ? "," : "");
         put_call(&b, c, now_ns);
     }
     buf_puts(&b, "]}");
@@ -232,17 +242,17 @@ void api_on_report(void *arg)
     put_stats(a, &s);
     log_info("report: %s, %lld requests, %d running, %d waiting (%lld prompt tokens), %d of %d KV "
              "blocks held, %lld steps, %lld preemptions",
-             api_health_names[api_check_health(a, now_ns)], (long long)a->n_calls, s.n_running,
+             api_health_names[api_check_health(a, now_ns)], (long long)a->calls.n_calls, s.n_running,
              s.n_waiting, (long long)s.waiting_tokens, s.n_blocks_held, s.n_blocks,
              (long long)s.n_steps, (long long)s.preemptions);
     buf_init(&b, 1 << 12);
-    for (const struct call *c = a->calls; c && n < MOST; c = c->next, n++) {
+    for (const struct call *c = a->calls.calls; c && n < MOST; c = c->next, n++) {
         buf_clear(&b);
         put_call(&b, c, now_ns);
         log_info("report: %.*s", (int)b.n_bytes, b.data);
     }
-    if (a->n_calls > n) {
-        log_info("report: and %lld more", (long long)a->n_calls - n);
+    if (a->calls.n_calls > n) {
+        log_info("report: and %lld more", (long long)a->calls.n_calls - n);
     }
     buf_deinit(&b);
 }
@@ -259,7 +269,7 @@ void api_reset_prefix_cache(struct http_request *req, void *arg)
     struct buf b;
     const char *force = http_query(req, "reset_running_requests");
     bool forced = force && (strcasecmp(force, "true") == 0 || strcmp(force, "1") == 0);
-    engine_stats(a->engine, &s);
+    engine_stats(a->calls.engine, &s);
     if (s.n_running > 0 && !forced) {
         http_reply_header(req, "x-should-retry", "false");
         reply_errorf(req, 409, "conflict", NULL,
@@ -267,7 +277,7 @@ void api_reset_prefix_cache(struct http_request *req, void *arg)
                      "?reset_running_requests=true: then only what nobody holds is forgotten.");
         return;
     }
-    engine_reset_prefix_cache(a->engine);
+    engine_reset_prefix_cache(a->calls.engine);
     buf_init(&b, 256);
     buf_printf(&b, "{\"freed_blocks\":%d}", s.n_blocks_idle);
     reply_json(req, 200, &b);
@@ -278,7 +288,7 @@ void api_drain(struct http_request *req, void *arg)
     struct api *a = arg;
     struct buf b;
     buf_init(&b, 256);
-    buf_printf(&b, "{\"in_flight\":%" PRId64 "}", a->n_calls);
+    buf_printf(&b, "{\"in_flight\":%" PRId64 "}", a->calls.n_calls);
     reply_json(req, 200, &b);
     http_server_drain(a->http);
 }
@@ -289,27 +299,27 @@ void api_status_data(struct http_request *req, void *arg)
     struct api *a = arg;
     struct engine_stats s;
     struct buf b;
-    const struct metric_series *ttft = &a->metrics.hist[HIST_TTFT];
+    const struct metric_series *ttft = &a->metrics.hist[MEASURE_TTFT];
     uint64_t n_ttft = 0, n_finished = 0;
     put_stats(a, &s);
     for (int i = 0; i <= METRIC_MAX_BUCKETS; i++) {
         n_ttft += ttft->n[i];
     }
     for (int i = FINISH_NONE + 1; i < N_FINISH_REASONS; i++) {
-        n_finished += a->metrics.finished[i];
+        n_finished += a->calls.counts.finished[i];
     }
     buf_init(&b, 1 << 14);
     buf_printf(&b, "{\"state\":\"%s\",\"version\":\"%s\",\"uptime\":",
                api_health_names[api_check_health(a, clock_now_ns())], SLUICE_VERSION);
     buf_put_double(&b, (double)(clock_now_ns() - a->started_ns) * 1e-9);
-    const char *name = a->ready ? a->model.names[0] : "";
+    const char *name = a->ready ? a->calls.model.names[0] : "";
     buf_puts(&b, ",\"model\":");
     buf_put_json(&b, name, strlen(name));
     buf_puts(&b, ",\"device\":");
-    buf_put_json(&b, a->ready ? a->model.info->device : "",
-                 a->ready ? strlen(a->model.info->device) : 0);
+    buf_put_json(&b, a->ready ? a->calls.model.info->device : "",
+                 a->ready ? strlen(a->calls.model.info->device) : 0);
     buf_printf(&b, ",\"chat\":%s,\"running\":%d,\"waiting\":%d,\"kv_usage\":",
-               a->ready && a->model.template ? "true" : "false", s.n_running, s.n_waiting);
+               a->ready && a->calls.model.template ? "true" : "false", s.n_running, s.n_waiting);
     buf_put_double(&b, kv_usage(&s));
     buf_printf(&b,
                ",\"prompt_tokens\":%" PRId64 ",\"generated_tokens\":%" PRId64

@@ -36,8 +36,7 @@ struct api_log *api_log(struct http_request *req)
     struct api_log *log = http_room(req);
     if (!log->known) {
         log->known = true;
-        log->n_prompt_tokens = log->n_cached_tokens = log->n_output_tokens = -1;
-        log->queued_ns = log->first_token_ns = -1;
+        log->call = CALL_RECORD_NONE;
     }
     return log;
 }
@@ -78,8 +77,8 @@ void log_request_format(struct buf *b, const struct http_record *r, const void *
     const struct api_log *log = room;
     put_head(b, r, wall_ns);
     if (log->known) {
-        put_ms(b, "queued_ms", log->queued_ns);
-        put_ms(b, "first_token_ms", log->first_token_ns);
+        put_ms(b, "queued_ms", log->call.queued_ns);
+        put_ms(b, "first_token_ms", log->call.first_token_ns);
     }
     put_count(b, "bytes_in", (int64_t)r->body_bytes);
     put_count(b, "bytes_out", (int64_t)r->sent_bytes);
@@ -93,12 +92,13 @@ void log_request_format(struct buf *b, const struct http_record *r, const void *
     put_string(b, "model", log->model);
     put_string(b, "key", log->key_name);
     if (log->known) {
-        put_count(b, "prompt_tokens", log->n_prompt_tokens);
-        put_count(b, "cached_tokens", log->n_cached_tokens);
-        put_count(b, "output_tokens", log->n_output_tokens);
+        put_count(b, "prompt_tokens", log->call.n_prompt_tokens);
+        put_count(b, "cached_tokens", log->call.n_cached_tokens);
+        put_count(b, "output_tokens", log->call.n_output_tokens);
     }
-    put_string(b, "finish", log->finish);
-    put_string(b, "error", log->error ? log->error : r->refusal);
+    put_string(b, "finish", log->call.finish);
+    const char *error = log->call.error ? log->call.error : log->error;
+    put_string(b, "error", error ? error : r->refusal);
     put_count(b, "retry", log->retry_count > 0 ? (int64_t)log->retry_count : -1);
     put_string(b, "agent", r->user_agent);
     buf_puts(b, "}\n");

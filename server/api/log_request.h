@@ -4,17 +4,16 @@
 #ifndef SLUICE_SERVER_API_LOG_REQUEST_H
 #define SLUICE_SERVER_API_LOG_REQUEST_H
 
+#include "server/call/call.h"
 #include "server/http/http.h"
 
 struct api_log {
-    bool known;           // the rest is set; else all of it is 0
+    bool known;           // `call` is set; else all of it is 0
+    struct call_record call;
     char model[96];       // cut if longer
     char key_name[48];    // which API key; never the key
-    const char *finish;   // static text: "stop", "length", "tool_calls", "error", "cancelled"; or NULL
-    const char *error;    // the error's code, static text; or NULL
-    int64_t n_prompt_tokens, n_cached_tokens, n_output_tokens; // -1: not known
-    int64_t queued_ns, first_token_ns; // durations from arrival; -1: not known
-    unsigned retry_count;              // x-stainless-retry-count
+    const char *error;    // the code of an error that was replied, static text; or NULL
+    unsigned retry_count; // x-stainless-retry-count
 };
 
 /* The request's own, with nothing known at first. */

@@ -25,31 +25,31 @@ static const struct {
     const char *name, *help, *alias; // alias: the same under an older name
     double bounds[METRIC_MAX_BUCKETS]; // ends at the first 0
 } histograms[N_HISTOGRAMS] = {
-    [HIST_TTFT] = {"vllm:time_to_first_token_seconds", "Time to first token.", NULL,
+    [MEASURE_TTFT] = {"vllm:time_to_first_token_seconds", "Time to first token.", NULL,
                    {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20,
                     40, 80, 160, 640, 2560}},
-    [HIST_ITL] = {"vllm:inter_token_latency_seconds", "Time between tokens of a stream.", NULL,
+    [MEASURE_ITL] = {"vllm:inter_token_latency_seconds", "Time between tokens of a stream.", NULL,
                   PER_TOKEN},
-    [HIST_TPOT] = {"vllm:request_time_per_output_token_seconds", "Mean time per output token.",
+    [MEASURE_TPOT] = {"vllm:request_time_per_output_token_seconds", "Mean time per output token.",
                    "vllm:time_per_output_token_seconds", PER_TOKEN},
-    [HIST_E2E] = {"vllm:e2e_request_latency_seconds", "Whole requests.", NULL, LATENCY},
-    [HIST_QUEUE] = {"vllm:request_queue_time_seconds", "Time in the queue.", NULL, LATENCY},
-    [HIST_INFERENCE] = {"vllm:request_inference_time_seconds", "Time after the queue.", NULL,
+    [MEASURE_E2E] = {"vllm:e2e_request_latency_seconds", "Whole requests.", NULL, LATENCY},
+    [MEASURE_QUEUE] = {"vllm:request_queue_time_seconds", "Time in the queue.", NULL, LATENCY},
+    [MEASURE_INFERENCE] = {"vllm:request_inference_time_seconds", "Time after the queue.", NULL,
                         LATENCY},
-    [HIST_PREFILL] = {"vllm:request_prefill_time_seconds", "From the queue to the first token.",
+    [MEASURE_PREFILL] = {"vllm:request_prefill_time_seconds", "From the queue to the first token.",
                       NULL, LATENCY},
-    [HIST_DECODE] = {"vllm:request_decode_time_seconds", "From the first token to the last.", NULL,
+    [MEASURE_DECODE] = {"vllm:request_decode_time_seconds", "From the first token to the last.", NULL,
                      LATENCY},
-    [HIST_PROMPT_TOKENS] = {"vllm:request_prompt_tokens", "Prompt tokens of a request.", NULL,
+    [MEASURE_PROMPT_TOKENS] = {"vllm:request_prompt_tokens", "Prompt tokens of a request.", NULL,
                             TOKENS},
-    [HIST_GENERATION_TOKENS] = {"vllm:request_generation_tokens", "Generated tokens of a request.",
+    [MEASURE_GENERATION_TOKENS] = {"vllm:request_generation_tokens", "Generated tokens of a request.",
                                 NULL, TOKENS},
-    [HIST_MAX_GENERATION_TOKENS] = {"vllm:request_max_num_generation_tokens",
+    [MEASURE_MAX_GENERATION_TOKENS] = {"vllm:request_max_num_generation_tokens",
                                     "The longest sample of a request.", NULL, TOKENS},
-    [HIST_MAX_TOKENS] = {"vllm:request_params_max_tokens", "max_tokens of a request.", NULL,
+    [MEASURE_MAX_TOKENS] = {"vllm:request_params_max_tokens", "max_tokens of a request.", NULL,
                          TOKENS},
-    [HIST_N] = {"vllm:request_params_n", "n of a request.", NULL, {1, 2, 5, 10, 20}},
-    [HIST_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens",
+    [MEASURE_N] = {"vllm:request_params_n", "n of a request.", NULL, {1, 2, 5, 10, 20}},
+    [MEASURE_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens",
                                "Prompt tokens of a request that no cache had.", NULL, TOKENS},
     [HIST_ITERATION_TOKENS] = {"vllm:iteration_tokens_total", "Rows of a step.", NULL,
                                {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}},
@@ -57,7 +57,7 @@ static const struct {
                    {.001, .005, .01, .05, .1, .5, 1, 5, 10, 60, 600}},
 };
 
-void metrics_observe(struct metrics *m, enum metric_histogram h, double v)
+void metrics_observe(struct metrics *m, int h, double v)
 {
     int i = 0;
     while (i < METRIC_MAX_BUCKETS && histograms[h].bounds[i] > 0 && v > histograms[h].bounds[i]) {
@@ -126,7 +126,7 @@ static void one(struct buf *b, const struct metrics_source *s, const char *name,
     sample(b, s, name, "", v);
 }
 
-static void print_histogram(const struct metrics *m, enum metric_histogram h, const char *name,
+static void print_histogram(const struct metrics *m, int h, const char *name,
                             const struct metrics_source *s, struct buf *b)
 {
     const struct metric_series *series = &m->hist[h];
@@ -324,15 +324,15 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
         print_info(s, out);
     }
     print_labelled(out, s, "vllm:request_success_total", "finished_reason", finished,
-                   m->finished + 1, 4, "Finished samples.");
-    print_labelled(out, s, "sluice_rejected_total", "reason", rejects, m->rejected, N_REJECTS,
+                   s->counts->finished + 1, 4, "Finished samples.");
+    print_labelled(out, s, "sluice_rejected_total", "reason", rejects, s->counts->rejected, N_REJECTS,
                    "Requests refused.");
-    print_labelled(out, s, "sluice_aborted_total", "cause", aborts, m->aborted, N_ABORTS,
+    print_labelled(out, s, "sluice_aborted_total", "cause", aborts, s->counts->aborted, N_ABORTS,
                    "Requests that ended early.");
     for (int h = 0; h < N_HISTOGRAMS; h++) {
-        print_histogram(m, (enum metric_histogram)h, histograms[h].name, s, out);
+        print_histogram(m, h, histograms[h].name, s, out);
         if (histograms[h].alias) {
-            print_histogram(m, (enum metric_histogram)h, histograms[h].alias, s, out);
+            print_histogram(m, h, histograms[h].alias, s, out);
         }
     }
     head(out, "sluice_engine_state", "gauge", "1 for the present state.");
@@ -346,7 +346,7 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
     one(out, s, "sluice_client_retries_total", "counter", "Requests that an SDK repeated.",
         (double)m->client_retries);
     one(out, s, "sluice_unknown_parameters_total", "counter",
-        "Members of bodies that no endpoint knows.", (double)m->n_unknown_keys);
+        "Members of bodies that no endpoint knows.", (double)s->counts->n_unknown_keys);
     one(out, s, "sluice_log_lost_lines_total", "counter",
         "Lines of the log that nobody read in time, or that a full disk did not take.",
         (double)log_lost());

@@ -6,47 +6,13 @@
 
 #include "engine/base/buf.h"
 #include "engine/engine.h"
+#include "server/call/call.h"
 #include "server/http/http.h"
 
 #include <stdint.h>
 
-enum metric_histogram {
-    HIST_TTFT,
-    HIST_ITL,
-    HIST_TPOT,
-    HIST_E2E,
-    HIST_QUEUE,
-    HIST_INFERENCE,
-    HIST_PREFILL,
-    HIST_DECODE,
-    HIST_PROMPT_TOKENS,
-    HIST_GENERATION_TOKENS,
-    HIST_MAX_GENERATION_TOKENS,
-    HIST_MAX_TOKENS,
-    HIST_N,
-    HIST_PREFILL_COMPUTED,
-    HIST_ITERATION_TOKENS,
-    HIST_HTTP,
-    N_HISTOGRAMS,
-};
-
-enum metric_reject {
-    REJECT_QUEUE_FULL,
-    REJECT_DEADLINE,
-    REJECT_DRAINING,
-    REJECT_LOADING,
-    REJECT_DEAD,
-    REJECT_TOO_LARGE,
-    N_REJECTS,
-};
-
-enum metric_abort {
-    ABORT_DISCONNECT,
-    ABORT_DEADLINE,
-    ABORT_SLOW_READER,
-    ABORT_SHUTDOWN,
-    N_ABORTS,
-};
+/* The calls' measures, and after them: */
+enum metric_histogram { HIST_ITERATION_TOKENS = N_CALL_MEASURES, HIST_HTTP, N_HISTOGRAMS };
 
 enum { METRIC_MAX_BUCKETS = 26, METRIC_MAX_HTTP = 128 };
 
@@ -63,15 +29,14 @@ struct metric_http {
 
 struct metrics {
     struct metric_series hist[N_HISTOGRAMS];
-    uint64_t finished[N_FINISH_REASONS]; // by enum finish_reason
-    uint64_t rejected[N_REJECTS], aborted[N_ABORTS], client_retries;
-    uint64_t n_unknown_keys;
+    uint64_t client_retries;
     struct metric_http http[METRIC_MAX_HTTP];
     size_t n_http;
     int64_t last_rows; // for tokens per step
 };
 
-void metrics_observe(struct metrics *m, enum metric_histogram h, double v);
+/* `which`: enum call_measure or metric_histogram. */
+void metrics_observe(struct metrics *m, int which, double v);
 void metrics_http(struct metrics *m, const struct http_record *record);
 
 /* What the text needs beyond its own counts. */
@@ -80,6 +45,7 @@ struct metrics_source {
     const struct engine_stats *stats; // NULL while loading
     const struct engine_info *info;
     const struct http_stats *http;
+    const struct call_counts *counts;
     const char *health;
     double heartbeat_age_s, load_seconds, memory_utilization;
     bool prefix_caching, draining;

@@ -1,4 +1,4 @@
-/* /v1/models: what is served. Answers at once, whatever the engine does. */
+/* /v1/models, /tokenizer_info: what is served. Answers at once, whatever the engine does. */
 #include "server/api/api.h"
 
 #include <string.h>
@@ -8,11 +8,11 @@ static void put_model(struct buf *b, const struct api *a, const char *name)
     buf_puts(b, "{\"id\":");
     buf_put_json(b, name, strlen(name));
     buf_puts(b, ",\"object\":\"model\",\"created\":");
-    buf_put_int(b, a->model.created);
+    buf_put_int(b, a->calls.model.created);
     buf_puts(b, ",\"owned_by\":\"sluice\",\"root\":");
     buf_put_json(b, a->config->model, strlen(a->config->model));
     buf_puts(b, ",\"parent\":null,\"max_model_len\":");
-    buf_put_int(b, a->model.info->max_model_len);
+    buf_put_int(b, a->calls.model.info->max_model_len);
     buf_puts(b, ",\"permission\":[]}");
 }
 
@@ -29,7 +29,7 @@ static bool refuse(const struct api *a, struct http_request *req)
     } else {
         api_error_set(&e, 503, "model_loading", NULL, "The model is still loading.");
     }
-    reply_api_error(req, &e);
+    reply_error(req, &e);
     return true;
 }
 
@@ -42,9 +42,9 @@ void api_models(struct http_request *req, void *arg)
     struct buf body;
     buf_init(&body, 1 << 20);
     buf_puts(&body, "{\"object\":\"list\",\"data\":[");
-    for (size_t i = 0; i < a->model.n_names; i++) {
+    for (size_t i = 0; i < a->calls.model.n_names; i++) {
         buf_puts(&body, i ? "," : "");
-        put_model(&body, a, a->model.names[i]);
+        put_model(&body, a, a->calls.model.names[i]);
     }
     buf_puts(&body, "]}");
     reply_json(req, 200, &body);
@@ -56,7 +56,7 @@ void api_model_one(struct http_request *req, void *arg)
     if (refuse(a, req)) {
         return;
     }
-    const char *name = api_model_name(&a->model, http_param(req));
+    const char *name = api_model_name(&a->calls.model, http_param(req));
     if (!name) {
         reply_errorf(req, 404, "model_not_found", "model",
                      "The model `%.100s` does not exist or you do not have access to it.",
@@ -67,4 +67,23 @@ void api_model_one(struct http_request *req, void *arg)
     buf_init(&body, 1 << 20);
     put_model(&body, a, name);
     reply_json(req, 200, &body);
+}
+
+void api_tokenizer_info(struct http_request *req, void *arg)
+{
+    const struct api *a = arg;
+    if (!a->ready) {
+        reply_errorf(req, 503, "model_loading", NULL, "The model is still loading.");
+    } else if (!a->calls.model.tokenizer_info) {
+        reply_errorf(req, 404, "not_found", NULL, "This model has no tokenizer configuration.");
+    } else {
+        reply_text(req, 200, a->calls.model.tokenizer_info);
+    }
+}
+
+void api_responses_get(struct http_request *req, void *arg)
+{
+    (void)arg;
+    reply_errorf(req, 404, "not_found", "id",
+                 "No such Response object: %.80s (responses are not stored).", http_param(req));
 }

@@ -2,49 +2,18 @@
 
 #include "server/api/log_request.h"
 
-#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 enum { MAX_ERROR_BYTES = 64 << 10 };
 
-static void put_string_or_null(struct buf *b, const char *s)
-{
-    if (s) {
-        buf_put_json(b, s, strlen(s));
-    } else {
-        buf_puts(b, "null");
-    }
-}
-
-void reply_error_body(struct buf *b, const struct reply_error *e)
-{
-    const char *type = e->type;
-    if (!type) {
-        type = e->status < 500 ? "invalid_request_error" : "server_error";
-    }
-    const char *message = e->message ? e->message : http_status_text(e->status);
-    buf_puts(b, "{\"error\":{\"message\":");
-    buf_put_json(b, message, strlen(message));
-    buf_puts(b, ",\"type\":");
-    put_string_or_null(b, type);
-    buf_puts(b, ",\"param\":");
-    put_string_or_null(b, e->param);
-    buf_puts(b, ",\"code\":");
-    put_string_or_null(b, e->code);
-    if (e->n_prompt > 0) {
-        buf_printf(b, ",\"n_prompt_tokens\":%" PRId64, e->n_prompt);
-    }
-    if (e->n_context > 0) {
-        buf_printf(b, ",\"n_ctx\":%" PRId64, e->n_context);
-    }
-    buf_puts(b, "}}");
-}
-
+/* For what the front end refuses by itself. */
 static const char *put_error(struct buf *b, int status, const char *code, const char *message)
 {
-    reply_error_body(b, &(struct reply_error){.status = status, .code = code, .message = message});
+    struct api_error e = {0};
+    api_error_set(&e, status, code, NULL, "%s", message);
+    api_error_put(b, &e);
     return "application/json";
 }
 
@@ -56,7 +25,7 @@ void reply_set_options(struct http_options *o)
     o->on_head = log_request_head;
 }
 
-void reply_error(struct http_request *req, const struct reply_error *e)
+void reply_error(struct http_request *req, const struct api_error *e)
 {
     if (e->retry_after_s > 0) {
         char text[32];
@@ -71,19 +40,20 @@ void reply_error(struct http_request *req, const struct reply_error *e)
     }
     struct buf b;
     buf_init(&b, MAX_ERROR_BYTES);
-    reply_error_body(&b, e);
+    api_error_put(&b, e);
     http_reply_buf(req, e->status, "application/json", &b);
 }
 
 void reply_errorf(struct http_request *req, int status, const char *code, const char *param,
                   const char *fmt, ...)
 {
-    char message[1024];
+    struct api_error e = {0};
+    char message[sizeof e.message];
     va_list args;
     va_start(args, fmt);
     vsnprintf(message, sizeof message, fmt, args);
     va_end(args);
-    struct reply_error e = {.status = status, .code = code, .param = param, .message = message};
+    api_error_set(&e, status, code, param, "%s", message);
     reply_error(req, &e);
 }
 
@@ -126,7 +96,7 @@ void reply_named_event(struct http_request *req, const char *name, const char *j
     http_stream_commit(req, n);
 }
 
-void reply_stream_end(struct http_request *req, const struct reply_error *e, bool done)
+void reply_stream_end(struct http_request *req, const struct api_error *e, bool done)
 {
     if (e && !http_stream_head_sent(req)) {
         reply_error(req, e);
@@ -137,7 +107,7 @@ void reply_stream_end(struct http_request *req, const struct reply_error *e, boo
         log->error = log->error ? log->error : e->code;
         struct buf b;
         buf_init(&b, MAX_ERROR_BYTES);
-        reply_error_body(&b, e);
+        api_error_put(&b, e);
         reply_event(req, b.data, b.n_bytes);
         buf_deinit(&b);
     }

@@ -1,31 +1,18 @@
-/* One response in the API's words: the error object that OpenAI clients read, JSON bodies, and
- * the framing of server-sent events. Formats bytes and hands them to http.h.
+/* One response in the API's words: errors, JSON bodies, and the framing of server-sent events. Formats bytes and hands them to http.h.
  * Thread: the loop. */
 #ifndef SLUICE_SERVER_API_REPLY_H
 #define SLUICE_SERVER_API_REPLY_H
 
 #include "engine/base/buf.h"
+#include "server/call/error.h"
 #include "server/http/http.h"
-
-struct reply_error {
-    int status;          // of HTTP
-    const char *type;    // NULL: by status ("invalid_request_error" below 500, else "server_error")
-    const char *code;    // NULL: null
-    const char *param;   // NULL: null
-    int retry_after_s;   // > 0: retry-after and retry-after-ms are sent
-    const char *message; // UTF-8; NULL: the status' own words
-    int64_t n_prompt, n_context; // "n_prompt_tokens" and "n_ctx", each if > 0
-};
-
-/* {"error":{"message","type","param","code"}}, all four keys, appended to b. */
-void reply_error_body(struct buf *b, const struct reply_error *e);
 
 /* What is here needs room in each request, for what the log says of it. Errors that the front end
  * tells by itself, and the log's lines, then have the API's form too. */
 void reply_set_options(struct http_options *o);
 
 /* Terminal. */
-void reply_error(struct http_request *req, const struct reply_error *e);
+void reply_error(struct http_request *req, const struct api_error *e);
 void reply_errorf(struct http_request *req, int status, const char *code, const char *param,
                   const char *fmt, ...) PRINTF_LIKE(5, 6);
 /* Terminal. application/json; takes the buffer's memory. */
@@ -39,6 +26,6 @@ void reply_named_event(struct http_request *req, const char *name, const char *j
                        size_t n_bytes);
 /* Terminal. The stream's end: with `e` an error event first (or, if the head has not gone out
  * yet, the error as the whole reply); with `done` "data: [DONE]". */
-void reply_stream_end(struct http_request *req, const struct reply_error *e, bool done);
+void reply_stream_end(struct http_request *req, const struct api_error *e, bool done);
 
 #endif

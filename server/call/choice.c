@@ -1,7 +1,7 @@
 /* One sample: the engine's tokens through the output into the format's hands. */
-#include "server/api/api.h"
+#include "server/call/call.h"
 
-#include "engine/base/clock.h"
+#include "server/call/format.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -182,8 +182,7 @@ static void observe(struct call_choice *ch, int32_t n_new, int64_t now_ns)
 {
     if (n_new > 0) {
         if (ch->t_last_ns > 0) {
-            metrics_observe(&ch->call->api->metrics, HIST_ITL,
-                            (double)(now_ns - ch->t_last_ns) * 1e-9);
+            call_observe(ch->call->server, MEASURE_ITL, (double)(now_ns - ch->t_last_ns) * 1e-9);
         }
         ch->t_last_ns = now_ns;
     }
@@ -201,7 +200,7 @@ static void flush(struct call_choice *ch)
     }
 }
 
-/* Whether one more token may be taken: in a stream that is full the rest waits for on_writable. */
+/* Whether one more token may be taken: in a stream that is full the rest waits for call_on_room. */
 static bool has_room(struct call_choice *ch)
 {
     if (!ch->call->request.stream) {
@@ -215,7 +214,7 @@ static bool has_room(struct call_choice *ch)
     if (n >= EVENT_BYTES) {
         flush(ch);
     }
-    return !http_stream_is_full(ch->call->req);
+    return !ch->call->sink->is_full(ch->call);
 }
 
 /* Takes what is there, at least one token, and as much as there is room for. True if a stop string
@@ -251,7 +250,7 @@ bool call_choice_progress(struct call_choice *ch, int64_t now_ns)
     observe(ch, n - ch->n_taken, now_ns);
     if (take_some(ch, n)) {
         if (finish == FINISH_NONE) {
-            engine_stop(ch->call->api->engine, ch->request, ch->sample);
+            engine_stop(ch->call->server->engine, ch->request, ch->sample);
         }
         end(ch, FINISH_STOP);
         return true;

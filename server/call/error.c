@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 bool api_error_set(struct api_error *e, int status, const char *code, const char *param,
                    const char *fmt, ...)
@@ -69,4 +70,36 @@ bool api_context_hopeless(struct api_error *e, const char *param, int64_t contex
         e->n_context = context;
     }
     return context_exceeded(e, param, context, "at least ", n_prompt, n_completion);
+}
+
+static void put_string_or_null(struct buf *b, const char *s)
+{
+    if (s) {
+        buf_put_json(b, s, strlen(s));
+    } else {
+        buf_puts(b, "null");
+    }
+}
+
+void api_error_put(struct buf *b, const struct api_error *e)
+{
+    const char *type = e->type;
+    if (!type) {
+        type = e->status < 500 ? "invalid_request_error" : "server_error";
+    }
+    buf_puts(b, "{\"error\":{\"message\":");
+    buf_put_json(b, e->message, strlen(e->message));
+    buf_puts(b, ",\"type\":");
+    put_string_or_null(b, type);
+    buf_puts(b, ",\"param\":");
+    put_string_or_null(b, e->param[0] ? e->param : NULL);
+    buf_puts(b, ",\"code\":");
+    put_string_or_null(b, e->code);
+    if (e->n_prompt > 0) {
+        buf_printf(b, ",\"n_prompt_tokens\":%" PRId64, e->n_prompt);
+    }
+    if (e->n_context > 0) {
+        buf_printf(b, ",\"n_ctx\":%" PRId64, e->n_context);
+    }
+    buf_puts(b, "}}");
 }

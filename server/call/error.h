@@ -4,6 +4,7 @@
 #ifndef SLUICE_SERVER_CALL_ERROR_H
 #define SLUICE_SERVER_CALL_ERROR_H
 
+#include "engine/base/buf.h"
 #include "engine/base/status.h"
 
 #include <stdbool.h>
@@ -11,7 +12,7 @@
 
 struct api_error {
     int status;       // of HTTP; 0: no error
-    const char *type; // NULL: by status
+    const char *type; // NULL: by status ("invalid_request_error" below 500, else "server_error")
     const char *code; // static text
     char param[96];   // empty: null
     char message[640];
@@ -30,5 +31,8 @@ bool api_context_exceeded(struct api_error *e, const char *param, int64_t contex
 /* The same where the prompt is known to have at least n_prompt tokens, and was not counted. */
 bool api_context_hopeless(struct api_error *e, const char *param, int64_t context,
                           int64_t n_prompt, int64_t n_completion);
+
+/* The object that OpenAI's clients read, {"error":{"message","type","param","code"}}, all four keys. */
+void api_error_put(struct buf *b, const struct api_error *e);
 
 #endif

@@ -1,5 +1,5 @@
 /* Pieces of JSON that several endpoints share. */
-#include "server/api/api.h"
+#include "server/call/format.h"
 
 #include "engine/base/utf8.h"
 
@@ -205,19 +205,19 @@ void call_send_chunk(struct call *c, struct buf *b)
         buf_puts(b, ",\"usage\":null");
     }
     buf_putc(b, '}');
-    reply_event(c->req, b->data, b->n_bytes);
+    c->sink->event(c, NULL, b->data, b->n_bytes);
 }
 
 void call_send_usage(struct call *c, const char *tail)
 {
-    struct buf *b = &c->api->scratch;
+    struct buf *b = &c->server->scratch;
     if (c->request.include_usage || c->request.continuous_usage) {
         buf_clear(b);
         buf_put(b, c->chunk_head.data, c->chunk_head.n_bytes);
         buf_puts(b, tail);
         call_put_usage(b, c);
         buf_putc(b, '}');
-        reply_event(c->req, b->data, b->n_bytes);
+        c->sink->event(c, NULL, b->data, b->n_bytes);
     }
 }
 

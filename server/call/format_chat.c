@@ -1,5 +1,5 @@
 /* /v1/chat/completions: one object, or chunks. */
-#include "server/api/api.h"
+#include "server/call/format.h"
 
 #include <string.h>
 
@@ -9,7 +9,7 @@
 static struct buf *open_chunk(struct call_choice *ch)
 {
     struct call *c = ch->call;
-    struct buf *b = &c->api->scratch;
+    struct buf *b = &c->server->scratch;
     buf_clear(b);
     buf_put(b, c->chunk_head.data, c->chunk_head.n_bytes);
     buf_puts(b, "[{\"index\":");
@@ -187,7 +187,7 @@ static void end(struct call *c)
 {
     if (c->request.stream) {
         call_send_usage(c, "[]");
-        reply_stream_end(c->req, NULL, true);
+        c->sink->end(c, true);
         return;
     }
     struct buf body;
@@ -202,7 +202,7 @@ static void end(struct call *c)
     call_put_prompt_logprobs(&body, c, &c->requests[0]);
     call_put_prompt_ids(&body, c, &c->requests[0]);
     buf_puts(&body, ",\"service_tier\":\"default\"}");
-    reply_json(c->req, 200, &body);
+    c->sink->whole(c, &body);
 }
 
 static void begin(struct call *c)
@@ -210,7 +210,8 @@ static void begin(struct call *c)
     call_put_head(&c->chunk_head, c, "chat.completion.chunk");
 }
 
-static const struct call_format format = {
+const struct call_format call_chat_format = {
+    .id_prefix = "chatcmpl-",
     .begin = begin,
     .start = start,
     .pending = pending,
@@ -220,8 +221,3 @@ static const struct call_format format = {
     .finish = finish,
     .end = end,
 };
-
-void api_chat(struct http_request *req, void *arg)
-{
-    api_start(arg, req, API_CHAT, &format, "chatcmpl-");
-}

@@ -1,5 +1,5 @@
 /* /v1/completions: one object, or chunks. */
-#include "server/api/api.h"
+#include "server/call/format.h"
 
 #include <string.h>
 
@@ -168,7 +168,7 @@ static void begin(struct call *c)
 static void put_chunk(struct call_choice *ch)
 {
     struct call *c = ch->call;
-    struct buf *b = &c->api->scratch;
+    struct buf *b = &c->server->scratch;
     buf_clear(b);
     buf_put(b, c->chunk_head.data, c->chunk_head.n_bytes);
     put_choice(b, ch, ch->content.data, ch->content.n_bytes);
@@ -209,7 +209,7 @@ static void end(struct call *c)
 {
     if (c->request.stream) {
         call_send_usage(c, "]");
-        reply_stream_end(c->req, NULL, true);
+        c->sink->end(c, true);
         return;
     }
     struct buf body;
@@ -224,7 +224,7 @@ static void end(struct call *c)
     buf_putc(&body, ']');
     call_put_usage(&body, c);
     buf_putc(&body, '}');
-    reply_json(c->req, 200, &body);
+    c->sink->whole(c, &body);
 }
 
 static void no_call(struct call_choice *ch, const char *name, const char *id)
@@ -234,7 +234,8 @@ static void no_call(struct call_choice *ch, const char *name, const char *id)
     (void)id;
 }
 
-static const struct call_format format = {
+const struct call_format call_completion_format = {
+    .id_prefix = "cmpl-",
     .begin = begin,
     .start = start,
     .pending = pending,
@@ -243,8 +244,3 @@ static const struct call_format format = {
     .finish = finish,
     .end = end,
 };
-
-void api_completions(struct http_request *req, void *arg)
-{
-    api_start(arg, req, API_COMPLETIONS, &format, "cmpl-");
-}

@@ -1,6 +1,6 @@
 /* /v1/embeddings: the decoder's last hidden states, as their mean over the prompt or at its last
  * token (pooler-config), of length 1 unless told otherwise. */
-#include "server/api/api.h"
+#include "server/call/format.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -75,12 +75,7 @@ static void end(struct call *c)
     buf_puts(&body, ",\"total_tokens\":");
     buf_put_int(&body, tokens);
     buf_puts(&body, "}}");
-    reply_json(c->req, 200, &body);
+    c->sink->whole(c, &body);
 }
 
-static const struct call_format format = {.end = end};
-
-void api_embeddings(struct http_request *req, void *arg)
-{
-    api_start(arg, req, API_EMBEDDINGS, &format, "embd-");
-}
+const struct call_format call_embedding_format = {.id_prefix = "embd-", .end = end};

@@ -1,5 +1,5 @@
 /* /v1/responses: one object, or its event stream. Nothing is stored. */
-#include "server/api/api.h"
+#include "server/call/format.h"
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
@@ -135,7 +135,7 @@ static void put_item(struct buf *b, const struct responses *s, const char *statu
 
 static struct buf *event(struct call *c, const char *type)
 {
-    struct buf *b = &c->api->scratch;
+    struct buf *b = &c->server->scratch;
     buf_clear(b);
     buf_printf(b, "{\"type\":\"%s\",\"sequence_number\":", type);
     buf_put_int(b, state(c)->sequence++);
@@ -145,7 +145,7 @@ static struct buf *event(struct call *c, const char *type)
 static void send(struct call *c, const char *type, struct buf *b)
 {
     buf_putc(b, '}');
-    reply_named_event(c->req, type, b->data, b->n_bytes);
+    c->sink->event(c, type, b->data, b->n_bytes);
 }
 
 static void send_response(struct call *c, const char *type, const char *status)
@@ -342,34 +342,35 @@ static void end(struct call *c)
     close_item(c, status);
     if (c->request.stream) {
         send_response(c, cut ? "response.incomplete" : "response.completed", status);
-        reply_stream_end(c->req, NULL, false);
+        c->sink->end(c, false);
     } else {
         struct buf body;
         buf_init(&body, (size_t)1 << 30);
         put_response(&body, c, status);
-        reply_json(c->req, 200, &body);
+        c->sink->whole(c, &body);
     }
 }
 
 /* The Responses API names its events; flat for the specification, nested for the SDKs. */
-static void send_error_event(struct http_request *req, const struct reply_error *e)
+static void send_error_event(struct call *c, const struct api_error *e)
 {
     struct buf nested, b;
     buf_init(&nested, 1 << 16);
     buf_init(&b, 1 << 16);
-    reply_error_body(&nested, e); // {"error":{...}}
+    api_error_put(&nested, e); // {"error":{...}}
     buf_puts(&b, "{\"type\":\"error\",\"code\":");
     buf_put_json(&b, e->code ? e->code : "", e->code ? strlen(e->code) : 0);
     buf_puts(&b, ",\"message\":");
     buf_put_json(&b, e->message, strlen(e->message));
     buf_puts(&b, ",\"param\":null,");
     buf_put(&b, nested.data + 1, nested.n_bytes - 1);
-    reply_named_event(req, "error", b.data, b.n_bytes);
+    c->sink->event(c, "error", b.data, b.n_bytes);
     buf_deinit(&nested);
     buf_deinit(&b);
 }
 
-static const struct call_format format = {
+const struct call_format call_response_format = {
+    .id_prefix = "resp_",
     .start = start,
     .pending = pending,
     .in_order = true,
@@ -382,29 +383,14 @@ static const struct call_format format = {
     .forget = forget,
 };
 
-void api_responses(struct http_request *req, void *arg)
-{
-    api_start(arg, req, API_RESPONSES, &format, "resp_");
-}
-
 static void reply_input_tokens(struct call *c)
 {
     struct buf body;
     buf_init(&body, 1 << 10);
     buf_printf(&body, "{\"object\":\"response.input_tokens\",\"input_tokens\":%d}",
                c->request.prompts[0].n);
-    reply_json(c->req, 200, &body);
+    c->sink->whole(c, &body);
 }
 
-void api_responses_input_tokens(struct http_request *req, void *arg)
-{
-    static const struct call_format count = {.reply = reply_input_tokens};
-    api_start(arg, req, API_RESPONSES_INPUT_TOKENS, &count, "resp_");
-}
-
-void api_responses_get(struct http_request *req, void *arg)
-{
-    (void)arg;
-    reply_errorf(req, 404, "not_found", "id",
-                 "No such Response object: %.80s (responses are not stored).", http_param(req));
-}
+const struct call_format call_input_tokens_format = {.id_prefix = "resp_",
+                                                     .reply = reply_input_tokens};

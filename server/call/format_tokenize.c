@@ -1,5 +1,5 @@
 /* /tokenize, /detokenize, /tokenizer_info: vLLM's shapes. */
-#include "server/api/api.h"
+#include "server/call/format.h"
 
 #include <string.h>
 
@@ -28,7 +28,7 @@ static void reply_tokens(struct call *c)
         buf_puts(&body, "null");
     }
     buf_putc(&body, '}');
-    reply_json(c->req, 200, &body);
+    c->sink->whole(c, &body);
 }
 
 static void reply_text_of(struct call *c)
@@ -38,29 +38,8 @@ static void reply_text_of(struct call *c)
     buf_puts(&body, "{\"prompt\":");
     buf_put_json(&body, c->request.detokenized, strlen(c->request.detokenized));
     buf_putc(&body, '}');
-    reply_json(c->req, 200, &body);
+    c->sink->whole(c, &body);
 }
 
-void api_tokenize(struct http_request *req, void *arg)
-{
-    static const struct call_format format = {.reply = reply_tokens};
-    api_start(arg, req, API_TOKENIZE, &format, "tok-");
-}
-
-void api_detokenize(struct http_request *req, void *arg)
-{
-    static const struct call_format format = {.reply = reply_text_of};
-    api_start(arg, req, API_DETOKENIZE, &format, "tok-");
-}
-
-void api_tokenizer_info(struct http_request *req, void *arg)
-{
-    const struct api *a = arg;
-    if (!a->ready || !a->model.tokenizer_info) {
-        reply_errorf(req, a->ready ? 404 : 503, a->ready ? "not_found" : "model_loading", NULL,
-                     a->ready ? "This model has no tokenizer configuration."
-                              : "The model is still loading.");
-        return;
-    }
-    reply_text(req, 200, a->model.tokenizer_info);
-}
+const struct call_format call_tokens_format = {.id_prefix = "tok-", .reply = reply_tokens};
+const struct call_format call_text_format = {.id_prefix = "tok-", .reply = reply_text_of};

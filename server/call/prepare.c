@@ -209,6 +209,7 @@ void prepare_request(struct api_request *r)
     const struct kind *kind = &kinds[r->kind];
     r->generates = kind->generates;
     r->pools = kind->pools;
+    r->pooling = r->model->pooling;
     arena_init(&r->arena, ARENA_MAX_BYTES);
     ids_init(&r->ids, 16 << 20);
     if (!body_open(&r->body, r->text, r->n_bytes, &r->arena, &r->error) || !kind->read(r) ||

@@ -55,6 +55,7 @@ struct api_request {
     bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
     int32_t n_top; // top_logprobs, or completions' logprobs
     bool base64, normalize; // embeddings
+    enum pool_kind pooling; // what is pooled, if it `pools`
     int64_t dimensions;  // 0: all
     bool token_strs;     // tokenize
     bool add_special, has_add_special;

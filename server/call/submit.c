@@ -1,6 +1,6 @@
 /* A prepared call becomes the engine's: admission, memory for the outputs, one engine request per
  * prompt. */
-#include "server/api/api.h"
+#include "server/call/call.h"
 
 #include "engine/base/mem.h"
 
@@ -101,7 +101,7 @@ static bool make_requests(struct call *c, struct api_error *e)
         q->cache_salt = r->cache_salt;
         q->user = c;
         if (r->pools) {
-            q->pool = r->model->pooling;
+            q->pool = r->pooling;
             q->pooled = mem_try_calloc((size_t)r->model->info->hidden, sizeof(float));
             if (!q->pooled) {
                 return no_memory(e);
@@ -130,8 +130,8 @@ static int retry_after(const struct engine_stats *s)
 static bool admit(struct call *c, struct api_error *e)
 {
     struct engine_stats s;
-    const struct config *config = c->api->config;
-    engine_stats(c->api->engine, &s);
+    const struct config *config = c->server->config;
+    engine_stats(c->server->engine, &s);
     int64_t tokens = 0, sequences = (int64_t)c->request.n_prompts * c->request.n;
     for (size_t i = 0; i < c->request.n_prompts; i++) {
         tokens += c->request.prompts[i].n;
@@ -142,6 +142,9 @@ static bool admit(struct call *c, struct api_error *e)
                              "This request asks for %lld samples, of all prompts together; at most "
                              "%d may wait and run at once here.", (long long)sequences, most);
     }
+    if (c->server->patient) {
+        return true;
+    }
     bool waits = s.n_waiting > 0; // a single large request must not be refused for ever
     bool full = s.n_waiting + sequences > config->max_num_queued_reqs && waits;
     bool heavy = s.waiting_tokens + tokens > config->max_num_queued_tokens && waits;
@@ -149,40 +152,48 @@ static bool admit(struct call *c, struct api_error *e)
         return true;
     }
     e->retry_after_s = retry_after(&s);
-    c->api->metrics.rejected[REJECT_QUEUE_FULL]++;
+    c->server->counts.rejected[REJECT_QUEUE_FULL]++;
     e->type = "server_error";
     return api_error_set(e, (int)config->overload_status, "server_overloaded", NULL,
                          "The server is overloaded: too many requests are waiting.");
 }
 
-static bool submit_all(struct call *c, struct api_error *e)
+bool call_make_requests(struct call *c, struct api_error *e)
 {
-    for (size_t i = 0; i < c->n_requests; i++) {
-        struct err err = {""};
-        enum status st = engine_submit(c->api->engine, &c->requests[i], &err);
-        if (st == OK) {
-            c->n_submitted++;
-            continue;
-        }
-        struct engine_stats s;
-        engine_stats(c->api->engine, &s);
-        if (st == ERR_BUSY) {
-            e->retry_after_s = retry_after(&s);
-            e->type = "server_error";
-            c->api->metrics.rejected[REJECT_QUEUE_FULL]++;
-            return api_error_set(e, (int)c->api->config->overload_status, "server_overloaded",
-                                 NULL, "The server is overloaded: its queue is full.");
-        }
-        if (st == ERR_INVALID) {
-            return api_error_set(e, 400, "invalid_value", NULL, "%s", err.text);
-        }
-        c->api->metrics.rejected[REJECT_DEAD]++;
-        return api_error_set(e, 503, "engine_dead", NULL, "The engine does not take requests.");
-    }
-    return true;
+    return admit(c, e) && make_requests(c, e);
 }
 
-bool call_submit(struct call *c, struct api_error *e)
+/* Why the engine did not take a request. */
+static enum status refused(struct call *c, enum status st, const struct err *why,
+                           struct api_error *e)
 {
-    return admit(c, e) && make_requests(c, e) && submit_all(c, e);
+    struct call_server *s = c->server;
+    struct engine_stats stats;
+    if (st == ERR_BUSY && !s->patient) {
+        engine_stats(s->engine, &stats);
+        e->retry_after_s = retry_after(&stats);
+        e->type = "server_error";
+        s->counts.rejected[REJECT_QUEUE_FULL]++;
+        api_error_set(e, (int)s->config->overload_status, "server_overloaded", NULL,
+                      "The server is overloaded: its queue is full.");
+    } else if (st == ERR_INVALID) {
+        api_error_set(e, 400, "invalid_value", NULL, "%s", why->text);
+    } else if (st != ERR_BUSY) {
+        s->counts.rejected[REJECT_DEAD]++;
+        api_error_set(e, 503, "engine_dead", NULL, "The engine does not take requests.");
+    }
+    return st;
+}
+
+enum status call_submit(struct call *c, struct api_error *e)
+{
+    while (c->n_submitted < c->n_requests) {
+        struct err err = {""};
+        enum status st = engine_submit(c->server->engine, &c->requests[c->n_submitted], &err);
+        if (st != OK) {
+            return refused(c, st, &err, e);
+        }
+        c->n_submitted++;
+    }
+    return OK;
 }

@@ -92,8 +92,8 @@ static void loaded(void *arg)
         return;
     }
     const struct engine_info *i = engine_info(s->engine);
-    s->api.engine = s->engine;
-    s->api.model = s->model;
+    s->api.calls.engine = s->engine;
+    s->api.calls.model = s->model;
     api_set_ready(&s->api);
     log_info("ready after %.1f s: %s, %.1f M parameters on %s, context %d, %d sequences, %d KV "
              "blocks of %d tokens, tool calls: %s",

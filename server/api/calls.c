@@ -1,0 +1,250 @@
+/* Calls over HTTP: where their time and threads come from, and where their answers go. */
+#include "server/api/api.h"
+
+#include "engine/base/mem.h"
+#include "server/api/log_request.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct api_call {
+    struct call call;         // first
+    struct http_request *req; // NULL after its terminal call
+    struct http_timer deadline;
+};
+
+static struct api_call *of(const struct call *c)
+{
+    return (struct api_call *)c;
+}
+
+static struct api *api_of(struct call_server *s)
+{
+    return (struct api *)s;
+}
+
+/* ---- the host ----------------------------------------------------------------------------------- */
+
+static void run_on_pool(struct call_server *s, void (*work)(void *arg), void (*done)(void *arg),
+                        void *arg)
+{
+    http_pool_run(api_of(s)->http, work, done, arg);
+}
+
+static void on_due(struct http_timer *timer, void *arg)
+{
+    (void)timer;
+    call_on_deadline(arg);
+}
+
+static void set_deadline(struct call *c, int64_t delay_ms)
+{
+    struct http_server *http = api_of(c->server)->http;
+    if (delay_ms < 0) {
+        http_timer_stop(http, &of(c)->deadline);
+    } else {
+        http_timer_start(http, &of(c)->deadline, delay_ms, on_due, c);
+    }
+}
+
+static void observe(struct call_server *s, enum call_measure what, double v)
+{
+    metrics_observe(&api_of(s)->metrics, (int)what, v);
+}
+
+const struct call_host api_call_host = {run_on_pool, set_deadline, observe};
+
+/* ---- the sink ----------------------------------------------------------------------------------- */
+
+static const char *id(struct call *c, const char *asked)
+{
+    if (asked) {
+        http_set_request_id(of(c)->req, asked);
+    }
+    return http_request_id(of(c)->req);
+}
+
+static void prepared(struct call *c)
+{
+    http_body_free(of(c)->req);
+}
+
+/* Before the head goes out: what OpenAI's clients log. */
+static void put_head_lines(struct call *c, int64_t now_ns)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)((now_ns - c->t_arrived_ns) / 1000000));
+    http_reply_header(of(c)->req, "openai-processing-ms", text);
+    http_reply_header(of(c)->req, "openai-version", "2020-10-01");
+}
+
+static void begin(struct call *c)
+{
+    http_stream_begin(of(c)->req, NULL);
+}
+
+static void event(struct call *c, const char *name, const char *json, size_t n_bytes)
+{
+    if (name) {
+        reply_named_event(of(c)->req, name, json, n_bytes);
+    } else {
+        reply_event(of(c)->req, json, n_bytes);
+    }
+}
+
+static bool is_full(const struct call *c)
+{
+    return http_stream_is_full(of(c)->req);
+}
+
+static bool is_begun(const struct call *c)
+{
+    return http_stream_head_sent(of(c)->req);
+}
+
+/* The request, of which this is the last use; its log line gets what the call knows. */
+static struct http_request *take_request(struct call *c)
+{
+    struct http_request *req = of(c)->req;
+    struct api_log *log = api_log(req);
+    of(c)->req = NULL;
+    log->call = c->record;
+    if (c->record.n_prompt_tokens >= 0) {
+        snprintf(log->model, sizeof log->model, "%s", c->request.model_name);
+    }
+    return req;
+}
+
+static void end(struct call *c, bool done)
+{
+    reply_stream_end(take_request(c), NULL, done);
+}
+
+static void whole(struct call *c, struct buf *json)
+{
+    reply_json(take_request(c), 200, json);
+}
+
+/* In a stream whose head has not gone out the error takes its place. */
+static void error(struct call *c, const struct api_error *e)
+{
+    struct http_request *req = take_request(c);
+    if (c->streaming) {
+        reply_stream_end(req, e, true);
+    } else {
+        reply_error(req, e);
+    }
+}
+
+static void drop(struct call *c)
+{
+    struct http_request *req = take_request(c);
+    if (c->streaming) {
+        http_stream_end(req);
+    } else {
+        http_reply(req, 499, "text/plain", "", 0);
+    }
+}
+
+static void over(struct call *c)
+{
+    free(of(c));
+}
+
+static const struct call_sink sink = {
+    .id = id,
+    .prepared = prepared,
+    .first_news = put_head_lines,
+    .begin = begin,
+    .event = event,
+    .is_full = is_full,
+    .is_begun = is_begun,
+    .end = end,
+    .whole = whole,
+    .error = error,
+    .drop = drop,
+    .over = over,
+};
+
+/* ---- from a handler ------------------------------------------------------------------------------ */
+
+static void on_gone(struct http_request *req, enum http_gone why, void *arg)
+{
+    static const enum call_abort causes[] = {
+        [HTTP_GONE_CLOSED] = ABORT_DISCONNECT,
+        [HTTP_GONE_SLOW] = ABORT_SLOW_READER,
+        [HTTP_GONE_SHUTDOWN] = ABORT_SHUTDOWN,
+    };
+    (void)req;
+    call_gone(arg, causes[why]);
+}
+
+static void on_writable(struct http_request *req, void *arg)
+{
+    (void)req;
+    call_on_room(arg);
+}
+
+static const struct http_events events = {on_gone, on_writable};
+
+/* Whether calls are possible at all right now. */
+static bool refuse(struct api *a, struct api_error *e)
+{
+    e->type = "server_error";
+    if (a->load_failed || a->health == HEALTH_DEAD) {
+        a->calls.counts.rejected[REJECT_DEAD]++;
+        api_error_set(e, 503, "engine_dead", NULL, "The engine has failed.");
+        return true;
+    }
+    if (!a->ready) {
+        a->calls.counts.rejected[REJECT_LOADING]++;
+        e->retry_after_s = 2;
+        api_error_set(e, 503, "model_loading", NULL, "The model is still loading.");
+        return true;
+    }
+    return false;
+}
+
+static double positive_header(const struct http_request *req, const char *name)
+{
+    const char *text = http_header(req, name);
+    double v = text ? strtod(text, NULL) : 0;
+    return v > 0 && v < 864000 ? v : 0;
+}
+
+static void note_retry(struct api *a, struct http_request *req)
+{
+    const char *retries = http_header(req, "x-stainless-retry-count");
+    if (retries && atoi(retries) > 0) {
+        api_log(req)->retry_count = (unsigned)atoi(retries);
+        a->metrics.client_retries++;
+    }
+}
+
+void api_start(struct api *a, struct http_request *req, enum api_kind kind)
+{
+    struct api_error e = {0};
+    if (refuse(a, &e)) {
+        reply_error(req, &e);
+        return;
+    }
+    struct api_call *c = xcalloc(1, sizeof *c);
+    c->req = req;
+    c->call.sink = &sink;
+    c->call.request.kind = kind;
+    c->call.request.text = http_body(req, &c->call.request.n_bytes);
+    c->call.t_arrived_ns = http_arrived_ns(req);
+    /* The SDKs say how long they wait. */
+    double read_timeout = positive_header(req, "x-stainless-read-timeout");
+    c->call.patience_s =
+        read_timeout > 0 ? read_timeout : positive_header(req, "x-stainless-timeout");
+    note_retry(a, req);
+    http_defer(req, &events, c);
+    call_start(&a->calls, &c->call);
+}
+
+const char *api_call_peer(const struct call *c)
+{
+    return of(c)->req ? http_peer(of(c)->req) : NULL;
+}

@@ -1,0 +1,72 @@
+/* The watchdog: whether the engine still takes steps. */
+#include "server/api/api.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+
+const char *const api_health_names[] = {"ok", "loading", "draining", "stalled", "dead"};
+
+/* Stalled: work waits, and no step has ended for longer than any step may take. Idle is never
+ * stalled, and a long step only if it is much longer than the longest so far. */
+enum api_health api_check_health(struct api *a, int64_t now_ns)
+{
+    if (!a->ready) {
+        return a->health = a->load_failed ? HEALTH_DEAD : HEALTH_LOADING;
+    }
+    struct engine_stats s;
+    engine_stats(a->calls.engine, &s);
+    bool idle = s.n_running + s.n_waiting == 0;
+    int64_t age = now_ns - a->seen_step_ns;
+    if (s.n_steps != a->seen_steps || idle) {
+        if (s.n_steps == a->seen_steps + 1 && age > a->longest_step_ns && !a->was_idle) {
+            a->longest_step_ns = age;
+        }
+        if (s.n_steps > a->seen_steps) {
+            metrics_observe(&a->metrics, HIST_ITERATION_TOKENS,
+                            (double)(s.n_rows - a->metrics.last_rows) /
+                                (double)(s.n_steps - a->seen_steps));
+            a->metrics.last_rows = s.n_rows;
+        }
+        a->seen_steps = s.n_steps;
+        a->seen_step_ns = now_ns;
+        age = 0;
+    }
+    a->was_idle = idle;
+    int64_t stall = (int64_t)(a->config->stall_timeout * 1e9);
+    stall = 3 * a->longest_step_ns > stall ? 3 * a->longest_step_ns : stall;
+    int64_t dead = stall + (int64_t)(a->config->dead_timeout * 1e9);
+    enum api_health h = a->draining ? HEALTH_DRAINING : HEALTH_OK;
+    if (s.state == ENGINE_FAILED || age > dead) {
+        h = HEALTH_DEAD;
+    } else if (age > stall) {
+        h = HEALTH_STALLED;
+    }
+    if (h != a->health) {
+        log_line(h == HEALTH_STALLED || h == HEALTH_DEAD ? LOG_ERROR : LOG_INFO, "engine: %s%s",
+                 api_health_names[h],
+                 h == HEALTH_STALLED ? ": work waits and no step ends" : "");
+    }
+    return a->health = h;
+}
+
+static void on_tick(struct http_timer *timer, void *arg)
+{
+    struct api *a = arg;
+    enum { PERIOD_MS = 500, EXIT_DELAY_MS = 10000 };
+    bool dead = api_check_health(a, clock_now_ns()) == HEALTH_DEAD;
+    if (dead && !a->load_failed) {
+        struct api_error e = {.type = "server_error"};
+        api_error_set(&e, 503, "engine_dead", NULL, "The engine has failed.");
+        call_abort_all(&a->calls, &e);
+        a->dead_ms += PERIOD_MS;
+        if (a->dead_ms == EXIT_DELAY_MS) { // long enough for a probe to see it
+            http_server_stop(a->http);
+        }
+    }
+    http_timer_start(a->http, timer, PERIOD_MS, on_tick, a);
+}
+
+void api_watch(struct api *a)
+{
+    http_timer_start(a->http, &a->tick, 100, on_tick, a);
+}

@@ -1,0 +1,54 @@
+/* Which handler answers what. Those of calls differ in the kind of call alone. */
+#include "server/api/api.h"
+
+#define CALL(name, kind)                                                                           \
+    static void name(struct http_request *req, void *arg)                                          \
+    {                                                                                              \
+        api_start(arg, req, kind);                                                                 \
+    }
+
+CALL(chat, API_CHAT)
+CALL(completions, API_COMPLETIONS)
+CALL(responses, API_RESPONSES)
+CALL(responses_input_tokens, API_RESPONSES_INPUT_TOKENS)
+CALL(embeddings, API_EMBEDDINGS)
+CALL(tokenize, API_TOKENIZE)
+CALL(detokenize, API_DETOKENIZE)
+
+#define INFER(path, handler) {"POST", path, handler, SCOPE_INFERENCE, 0, HTTP_ROUTE_JSON}
+#define PROBE(path, handler) {"GET", path, handler, 0, 0, HTTP_ROUTE_ALWAYS | HTTP_ROUTE_QUIET}
+
+const struct http_route api_routes[] = {
+    INFER("/v1/chat/completions", chat),
+    INFER("/v1/completions", completions),
+    INFER("/v1/responses", responses),
+    INFER("/v1/responses/input_tokens", responses_input_tokens),
+    {"GET", "/v1/responses/{id}/input_items", api_responses_get, SCOPE_INFERENCE, 0, 0},
+    {"POST", "/v1/responses/{id}/cancel", api_responses_get, SCOPE_INFERENCE, 0, 0},
+    {"GET", "/v1/responses/{id}", api_responses_get, SCOPE_INFERENCE, 0, 0},
+    {"DELETE", "/v1/responses/{id}", api_responses_get, SCOPE_INFERENCE, 0, 0},
+    INFER("/v1/embeddings", embeddings),
+    {"GET", "/v1/models", api_models, SCOPE_INFERENCE, 0, HTTP_ROUTE_ALWAYS | HTTP_ROUTE_QUIET},
+    {"GET", "/v1/models/{id}", api_model_one, SCOPE_INFERENCE, 0, HTTP_ROUTE_QUIET},
+    INFER("/tokenize", tokenize),
+    INFER("/v1/tokenize", tokenize),
+    INFER("/detokenize", detokenize),
+    INFER("/v1/detokenize", detokenize),
+    {"GET", "/tokenizer_info", api_tokenizer_info, SCOPE_INFERENCE, 0, 0},
+    PROBE("/health", api_get_health),
+    PROBE("/v1/health", api_get_health),
+    PROBE("/ping", api_get_health),
+    PROBE("/health/live", api_get_live),
+    PROBE("/health/ready", api_get_ready),
+    PROBE("/load", api_get_load),
+    PROBE("/version", api_get_version),
+    {"GET", "/metrics", api_get_metrics, SCOPE_METRICS, 0, HTTP_ROUTE_ALWAYS | HTTP_ROUTE_QUIET},
+    {"GET", "/server_info", api_get_server_info, SCOPE_ADMIN, 0, 0},
+    {"GET", "/requests", api_get_requests, SCOPE_ADMIN, 0, 0},
+    {"POST", "/reset_prefix_cache", api_reset_prefix_cache, SCOPE_ADMIN, 0, 0},
+    {"POST", "/drain", api_drain, SCOPE_ADMIN, 0, 0},
+    {"GET", "/", api_status_page, 0, 0, HTTP_ROUTE_QUIET},
+    {"GET", "/status.json", api_status_data, SCOPE_METRICS, 0,
+     HTTP_ROUTE_ALWAYS | HTTP_ROUTE_QUIET},
+    {NULL, NULL, NULL, 0, 0, 0},
+};

@@ -1,0 +1,218 @@
+/* A call: what a request does, from the text of its body to its answer, whoever asks and wherever the
+ * answer goes.
+ *
+ *     call_start -> prepare -> submit -> call_on_wake: tokens -> text -> events, or the whole answer
+ *
+ * Whoever starts calls gives two tables: a host (struct call_host), where time and threads come from,
+ * and for each call a sink (struct call_sink), where its answer goes. A call lives from call_start
+ * until its sink has had the answer and the engine has let go of every request; then `over` is called.
+ * Thread: one for all calls of a server, the one that drains the engine. */
+#ifndef SLUICE_SERVER_CALL_CALL_H
+#define SLUICE_SERVER_CALL_CALL_H
+
+#include "engine/base/buf.h"
+#include "engine/engine.h"
+#include "server/call/error.h"
+#include "server/call/model.h"
+#include "server/call/request.h"
+#include "server/chat/output.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct call;
+struct call_server;
+struct call_format; // server/call/format.h
+
+/* ---- what is counted --------------------------------------------------------------------------- */
+
+enum call_measure {
+    MEASURE_TTFT, // of a call; what follows is of each request of the engine
+    MEASURE_ITL,
+    MEASURE_TPOT,
+    MEASURE_E2E,
+    MEASURE_QUEUE,
+    MEASURE_INFERENCE,
+    MEASURE_PREFILL,
+    MEASURE_DECODE,
+    MEASURE_PROMPT_TOKENS,
+    MEASURE_GENERATION_TOKENS,
+    MEASURE_MAX_GENERATION_TOKENS,
+    MEASURE_MAX_TOKENS,
+    MEASURE_N,
+    MEASURE_PREFILL_COMPUTED,
+    N_CALL_MEASURES,
+};
+
+enum call_reject {
+    REJECT_QUEUE_FULL,
+    REJECT_DEADLINE,
+    REJECT_DRAINING,
+    REJECT_LOADING,
+    REJECT_DEAD,
+    REJECT_TOO_LARGE,
+    N_REJECTS,
+};
+
+enum call_abort {
+    ABORT_DISCONNECT,
+    ABORT_DEADLINE,
+    ABORT_SLOW_READER,
+    ABORT_SHUTDOWN,
+    N_ABORTS,
+};
+
+struct call_counts {
+    uint64_t finished[N_FINISH_REASONS]; // samples, by enum finish_reason
+    uint64_t rejected[N_REJECTS], aborted[N_ABORTS];
+    uint64_t n_unknown_keys;
+};
+
+/* ---- whoever starts calls ---------------------------------------------------------------------- */
+
+/* Each may be NULL. */
+struct call_host {
+    /* Runs work(arg) on a thread of a pool, then done(arg) on the calls' own. NULL: at once. */
+    void (*run)(struct call_server *s, void (*work)(void *arg), void (*done)(void *arg), void *arg);
+    /* Calls call_on_deadline after this time, once, in place of what was set before; -1: not at
+     * all. NULL: calls have no deadlines. */
+    void (*set_deadline)(struct call *c, int64_t delay_ms);
+    void (*observe)(struct call_server *s, enum call_measure what, double v);
+};
+
+struct call_server {
+    const struct call_host *host;
+    const struct config *config;
+    struct engine *engine;         // NULL until loaded
+    struct api_model model;
+    /* A call that finds the engine's queue full waits instead of being refused. While `queue` is not
+     * NULL nothing more should be started. */
+    bool patient;
+    struct call *queue, **queue_tail;
+    struct call *calls; // all that live
+    int64_t n_calls;
+    struct call_counts counts;
+    uint64_t next_seed;
+    bool in_drain;      // of the engine: calls that end wait for its end
+    int64_t n_dead;     // of those
+    struct buf scratch; // for one callback at a time
+};
+
+/* Where a call's answer goes. One of the four that end an answer is called, once, and after it
+ * nothing but `over`. Those that are marked may be NULL. */
+struct call_sink {
+    /* The id that the answer's own is made of; `asked` is the body's, or NULL. Copied. */
+    const char *(*id)(struct call *c, const char *asked);
+    void (*prepared)(struct call *c); // may be NULL: the body's text is not read any more
+    /* May be NULL: the engine has something to say, for the first time; nothing is written yet. */
+    void (*first_news)(struct call *c, int64_t now_ns);
+
+    /* A stream: events until the end. `begin` NULL: whole answers alone, also where a stream was
+     * asked for. */
+    void (*begin)(struct call *c);
+    void (*event)(struct call *c, const char *name, const char *json, size_t n_bytes); // name: or NULL
+    bool (*is_full)(const struct call *c);  // no more until call_on_room
+    bool (*is_begun)(const struct call *c); // something has gone out already
+    void (*end)(struct call *c, bool done); // ends it; done: with the mark of chat and completions
+
+    void (*whole)(struct call *c, struct buf *json);              // ends it; takes the buffer's memory
+    void (*error)(struct call *c, const struct api_error *error); // ends it, a stream too
+    void (*drop)(struct call *c);                                 // ends it, after call_gone
+    void (*over)(struct call *c); // the call is forgotten: its memory is the owner's again
+};
+
+/* What a log may say of a call. */
+struct call_record {
+    const char *finish; // static text: "stop", "length", "tool_calls", "error", "cancelled"; or NULL
+    const char *error;  // the error's code, static text; or NULL
+    int64_t n_prompt_tokens, n_cached_tokens, n_output_tokens; // -1: not known
+    int64_t queued_ns, first_token_ns; // durations from arrival; -1: not known
+};
+#define CALL_RECORD_NONE ((struct call_record){NULL, NULL, -1, -1, -1, -1, -1})
+
+/* ---- a call -------------------------------------------------------------------------------------- */
+
+/* What a sample has produced, in the order of the sink; one kind at a time. */
+enum call_pending { PENDING_NONE, PENDING_TEXT, PENDING_REASONING, PENDING_ARGUMENTS };
+
+struct call_choice {
+    struct call *call;
+    int32_t index;
+    struct engine_request *request;
+    int32_t sample;
+    struct output output;
+    int32_t n_taken; // tokens that went through the output
+    size_t n_chars;  // characters of text before the next token (text_offset)
+    const char *finish; // set at the end
+    int32_t stop_id;    // that ended it, if not the model's own; -1
+    /* Non-stream: the whole; stream: not yet sent. */
+    struct buf content, reasoning, arguments, logprobs, ids;
+    struct buf calls;    // non-stream chat: the finished tool calls
+    struct buf lists[3]; // completions: what goes with each token of logprobs
+    enum call_pending pending;
+    bool started, has_content, has_reasoning, has_call, skip_call;
+    bool sent_prompt_text, sent_prompt_ids; // completions, once
+    int32_t n_calls;
+    int64_t t_last_ns;
+};
+
+/* The first member of what the sink's owner has for a call. */
+struct call {
+    /* The owner's, before call_start; the rest is zero. request: kind, text and n_bytes. */
+    struct call_server *server;
+    const struct call_sink *sink;
+    struct api_request request;
+    int64_t t_arrived_ns; // of the request, clock_now_ns
+    double patience_s;    // how long its client waits for a first token; 0: not known
+    const struct call_format *format; // NULL: the kind's own
+
+    struct call_record record;
+    struct engine_request *requests; // one per prompt
+    void *memory;                    // of their outputs
+    size_t n_requests, n_submitted, n_done;
+    struct call_choice *choices;
+    size_t n_choices, n_finished;
+    bool answered; // the sink has had its terminal call
+    bool preparing, queued, streaming, gone, dead, first_token, deadline_is_queue, has_news;
+    struct call *next, **link, *next_queued;
+    char id[144]; // "chatcmpl-..."
+    int64_t created;
+    struct buf chunk_head; // what every chunk of a stream begins with
+    void *extra;           // the format's own
+    int64_t t_start_ns;
+    uint64_t next_id; // of tool calls
+};
+
+void call_server_init(struct call_server *s, const struct config *config,
+                      const struct call_host *host);
+void call_server_deinit(struct call_server *s); // no call is left; the model is its owner's
+
+void call_start(struct call_server *s, struct call *c);
+
+/* After the engine's wake: takes all that is new, and submits what had to wait. */
+void call_on_wake(struct call_server *s);
+void call_on_deadline(struct call *c);
+void call_on_room(struct call *c); // a sink that was full has room again
+/* Nobody wants the answer any more; `drop` follows, now or when the pool has done. */
+void call_gone(struct call *c, enum call_abort why);
+/* Ends all that are not being prepared. */
+void call_abort_all(struct call_server *s, const struct api_error *e);
+
+/* ---- the parts (server.c, choice.c, submit.c) ------------------------------------------------------------- */
+
+void call_observe(struct call_server *s, enum call_measure what, double v);
+
+void call_choice_init(struct call_choice *ch, struct call *c, int32_t index,
+                      struct engine_request *r, int32_t sample);
+void call_choice_deinit(struct call_choice *ch);
+/* Takes new tokens; in a stream as many as it has room for, and the rest in a later call. True if the
+ * choice has ended. */
+bool call_choice_progress(struct call_choice *ch, int64_t now_ns);
+
+/* Whether the call may be taken, and its requests of the engine with their memory. */
+bool call_make_requests(struct call *c, struct api_error *e);
+/* Hands them to the engine; what was submitted of it runs on until the call fails. ERR_BUSY: the rest
+ * has to wait, or *e says that it may not; other errors are in *e. */
+enum status call_submit(struct call *c, struct api_error *e);
+
+#endif

@@ -1,0 +1,27 @@
+/* What all calls share. */
+#include "server/call/call.h"
+
+#include "engine/base/hash.h"
+
+enum { SCRATCH_MAX_BYTES = 1 << 30 };
+
+void call_server_init(struct call_server *s, const struct config *config,
+                      const struct call_host *host)
+{
+    *s = (struct call_server){.config = config, .host = host};
+    s->queue_tail = &s->queue;
+    s->next_seed = hash_process_key() ^ (uint64_t)config->seed;
+    buf_init(&s->scratch, SCRATCH_MAX_BYTES);
+}
+
+void call_server_deinit(struct call_server *s)
+{
+    buf_deinit(&s->scratch);
+}
+
+void call_observe(struct call_server *s, enum call_measure what, double v)
+{
+    if (s->host->observe) {
+        s->host->observe(s, what, v);
+    }
+}
