@@ -57,7 +57,7 @@ LIBS += -luv $(if $(MHD),$(MHD)/lib/libmicrohttpd.a,-lmicrohttpd) -lgnutls
 CFLAGS += $(if $(MHD),-isystem $(MHD)/include)
 else
 # What the commands need without sockets: cJSON, PCRE2 and utf8proc are all of the libraries.
-SRC    += $(filter-out server/cli/serve%,$(filter server/cli/% server/chat/%,$(SERVER_SRC))) \
+SRC    += $(filter-out server/cli/serve%,$(filter server/cli/% server/call/% server/chat/%,$(SERVER_SRC))) \
           $(filter-out bench/load/%,$(BENCH_SRC))
 CFLAGS += -DSLUICE_NO_HTTP
 endif

@@ -121,7 +121,7 @@ static bool is_ids(const struct body_member *m)
 /* Ids are read from the text later; a tree of them would cost 64 bytes each. */
 static void blank_ids(struct api_body *b, char *text, struct buf *saved)
 {
-    static const char *const keys[] = {"prompt", "input", "tokens", NULL};
+    static const char *const keys[] = {"prompt", "prompt_token_ids", "input", "tokens", NULL};
     for (int i = 0; keys[i]; i++) {
         for (size_t k = 0; k < b->n_members; k++) {
             struct body_member *m = &b->members[k];

@@ -362,8 +362,9 @@ static bool has_tokenizer(const char *path)
     return is_folder(path) || (strstr(path, ".json") && file_exists(path));
 }
 
-enum status api_model_open(struct api_model *m, const struct config *config,
-                           const struct engine_info *info, struct err *err)
+/* What is known without reading anything. Returns where the tokenizer is. */
+static const char *begin(struct api_model *m, const struct config *config,
+                         const struct engine_info *info)
 {
     *m = (struct api_model){.config = config, .info = info, .created = clock_wall_sec()};
     const char *from = config->tokenizer ? config->tokenizer : config->model;
@@ -373,6 +374,13 @@ enum status api_model_open(struct api_model *m, const struct config *config,
     h ^= hash_bytes(SLUICE_VERSION, strlen(SLUICE_VERSION), (uint64_t)info->dtype);
     snprintf(m->fingerprint, sizeof m->fingerprint, "fp_%010" PRIx64,
              h & (uint64_t)0xffffffffff);
+    return from;
+}
+
+enum status api_model_open(struct api_model *m, const struct config *config,
+                           const struct engine_info *info, struct err *err)
+{
+    const char *from = begin(m, config, info);
     enum status st = OK;
     if (has_tokenizer(from)) {
         st = tokenizer_load(from, &m->tok, err);
@@ -390,6 +398,21 @@ enum status api_model_open(struct api_model *m, const struct config *config,
     }
     make_tokenizer_info(m, m->text_dir);
     return OK;
+}
+
+enum status api_model_open_prompts(struct api_model *m, const struct config *config,
+                                   const struct engine_info *info, struct err *err)
+{
+    const char *from = begin(m, config, info);
+    if (tokenizer_load(from, &m->tok, &m->no_tok) != OK) {
+        log_warn("no text in or out: %s", m->no_tok.text);
+        m->tok = NULL;
+    }
+    enum status st = open_defaults(m, config, err);
+    if (st != OK) {
+        api_model_close(m);
+    }
+    return st;
 }
 
 void api_model_close(struct api_model *m)

@@ -16,6 +16,7 @@ struct api_model {
     size_t n_names;
     const char *text_dir;            // of the tokenizer's configuration: its folder or the model's
     struct tokenizer *tok;           // NULL: ids only
+    struct err no_tok;               // why it is NULL, if that is known
     struct chat_template *template;  // NULL: none
     const struct engine_info *info;
     struct sampling_params defaults; // generation_config.json, overridden by the configuration
@@ -32,6 +33,10 @@ struct api_model {
 /* Loads tokenizer and template beside a model that the engine has opened. */
 enum status api_model_open(struct api_model *m, const struct config *config,
                            const struct engine_info *info, struct err *err);
+/* The same for prompts alone: without a chat template, and a tokenizer that cannot be loaded is only
+ * missed (no_tok). */
+enum status api_model_open_prompts(struct api_model *m, const struct config *config,
+                                   const struct engine_info *info, struct err *err);
 void api_model_close(struct api_model *m); // accepts a zeroed struct
 
 /* The served name equal to `name`, NULL if there is none. NULL asks for the default. */

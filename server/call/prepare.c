@@ -11,6 +11,7 @@ static const struct kind {
     bool (*read)(struct api_request *r);
     const char *text, *messages; // both NULL: it has no prompts
     bool generates, pools;
+    bool may_fill; // a prompt may fill the context: no token is drawn then
 } kinds[] = {
     [API_CHAT] = {request_read_chat, NULL, "messages", .generates = true},
     [API_COMPLETIONS] = {request_read_completion, "prompt", NULL, .generates = true},
@@ -19,6 +20,7 @@ static const struct kind {
     [API_RESPONSES_INPUT_TOKENS] = {request_read_responses, NULL, "input"},
     [API_TOKENIZE] = {request_read_tokenize, "prompt", "messages"},
     [API_DETOKENIZE] = {request_read_detokenize, NULL, NULL},
+    [API_GENERATE] = {request_read_generate, "prompt", NULL, .generates = true, .may_fill = true},
 };
 
 static const char *prompt_key(const struct api_request *r)
@@ -56,8 +58,10 @@ static bool encode(struct api_request *r, const struct text_span *spans, size_t 
 
 static bool no_tokenizer(struct api_request *r)
 {
+    const char *why = r->model->no_tok.text;
     return api_error_set(&r->error, 400, "unsupported_value", prompt_key(r),
-                         "This model has no tokenizer: '%s' must be token ids.", prompt_key(r));
+                         "This model has no tokenizer%s%s%s: '%s' must be token ids.",
+                         *why ? " (" : "", why, *why ? ")" : "", prompt_key(r));
 }
 
 static bool tokenise(struct api_request *r)
@@ -191,7 +195,8 @@ static bool fit(struct api_request *r, struct api_prompt *p)
                          : api_context_exceeded(&r->error, prompt_key(r), context, p->n, 0);
     }
     bool clamps = !r->max_is_asked || r->model->config->clamp_max_tokens;
-    if (room < (wanted == 0 ? 0 : 1) || (room < wanted && !clamps)) {
+    int64_t least = wanted == 0 || kinds[r->kind].may_fill ? 0 : 1;
+    if (room < least || (room < wanted && !clamps)) {
         return api_context_exceeded(&r->error, prompt_key(r), context, p->n,
                                     r->max_is_asked ? r->max_tokens : 0);
     }

@@ -19,6 +19,7 @@ enum api_kind {
     API_RESPONSES_INPUT_TOKENS,
     API_TOKENIZE,
     API_DETOKENIZE,
+    API_GENERATE, // a line of `sluice generate`
     N_API_KINDS,
 };
 
@@ -89,6 +90,10 @@ bool request_read_embeddings(struct api_request *r);
 bool request_read_responses(struct api_request *r);
 bool request_read_tokenize(struct api_request *r);
 bool request_read_detokenize(struct api_request *r);
+bool request_read_generate(struct api_request *r);
+
+/* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
+bool request_read_prompts(struct api_request *r, const char *key, size_t max_prompts);
 
 /* The template's variables: defaults, reasoning effort, the request's own. */
 bool request_read_kwargs(struct api_request *r, const char *effort);

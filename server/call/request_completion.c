@@ -3,8 +3,7 @@
 
 #include <string.h>
 
-/* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
-static bool read_prompts(struct api_request *r, const char *key, size_t max_prompts)
+bool request_read_prompts(struct api_request *r, const char *key, size_t max_prompts)
 {
     const struct body_member *m = body_get(&r->body, key);
     if (!m) {
@@ -104,7 +103,7 @@ bool request_read_completion(struct api_request *r)
     }
     r->add_special = r->has_add_special ? r->add_special : true;
     return r->error.status == 0 &&
-           read_prompts(r, "prompt", (size_t)r->model->config->max_prompts) &&
+           request_read_prompts(r, "prompt", (size_t)r->model->config->max_prompts) &&
            refuse_empty(r, "prompt");
 }
 
@@ -130,7 +129,7 @@ bool request_read_embeddings(struct api_request *r)
     r->stream = r->params.prompt_logprobs = false; // nothing is drawn
     r->params.min_tokens = 0;
     r->n = 1;
-    return r->error.status == 0 && read_prompts(r, "input", 2048) &&
+    return r->error.status == 0 && request_read_prompts(r, "input", 2048) &&
            refuse_empty(r, "input");
 }
 
@@ -148,7 +147,7 @@ bool request_read_tokenize(struct api_request *r)
         if (!request_read_chat(r)) {
             return false;
         }
-    } else if (!request_read_common(r) || !read_prompts(r, "prompt", 1)) {
+    } else if (!request_read_common(r) || !request_read_prompts(r, "prompt", 1)) {
         return false;
     }
     if (!r->has_add_special) {

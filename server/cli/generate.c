@@ -3,7 +3,6 @@
  * as soon as it and those before it are done. */
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
-#include "engine/tokenizer/detok.h"
 #include "engine/cluster/nodes.h"
 #include "server/cli/commands.h"
 #include "server/cli/devices.h"
@@ -27,18 +26,11 @@ struct waker {
 };
 
 struct generate {
-    struct engine *engine;
-    struct tokenizer *tokenizer;
-    struct err no_tokenizer;
-    struct generate_context cx;
+    struct call_server server;
     struct waker waker;
     struct generate_job **jobs; // in input order
     size_t n_jobs, cap, n_printed;
     bool told_unknown; // once is enough
-    /* A person's one prompt: printed as it grows. */
-    bool streams;
-    struct detok detok;
-    int32_t n_shown;
 };
 
 static void wake(void *arg)
@@ -58,86 +50,56 @@ static void wait_for_news(struct waker *w)
     atomic_store(&w->awake, false); // what is announced from here on wakes again
 }
 
-static void show_new_text(struct generate *g, const struct engine_request *r)
-{
-    struct buf text;
-    buf_init(&text, 1 << 24);
-    int32_t n = atomic_load_explicit(&r->outputs[0].n_tokens, memory_order_acquire);
-    for (; g->n_shown < n; g->n_shown++) {
-        detok_push(&g->detok, r->outputs[0].tokens[g->n_shown], &text);
-    }
-    if (r->done) {
-        detok_flush(&g->detok, &text);
-    }
-    fwrite(text.data ? text.data : "", 1, text.n_bytes, stdout);
-    fflush(stdout);
-    buf_deinit(&text);
-}
+static const struct call_host host = {0}; // prepared at once, and without deadlines
 
-static void on_event(struct engine_request *r, void *arg)
+/* Other keys are no error, since requests for servers have more of them, but may be misspelt. */
+static void note_unknown(struct generate *g, const struct generate_job *job)
 {
-    struct generate *g = arg;
-    if (g->streams) {
-        show_new_text(g, r);
+    if (job->unknown[0] && !g->told_unknown) {
+        g->told_unknown = true;
+        log_warn("the key '%s' is not known here, and ignored", job->unknown);
     }
 }
 
 /* Prints what is done, in input order. */
 static void print_done(struct generate *g)
 {
-    struct buf out;
-    buf_init(&out, (size_t)1 << 31);
-    while (g->n_printed < g->n_jobs) {
+    while (g->n_printed < g->n_jobs && g->jobs[g->n_printed]->over) {
         struct generate_job *job = g->jobs[g->n_printed];
-        if (!job->failed && !job->request.done) {
-            break;
-        }
-        generate_job_print(job, &g->cx, &out);
-        fwrite(out.data ? out.data : "", 1, out.n_bytes, stdout);
-        buf_clear(&out);
-        generate_job_deinit(job);
+        note_unknown(g, job);
+        fwrite(job->answer.data ? job->answer.data : "", 1, job->answer.n_bytes, stdout);
+        buf_deinit(&job->answer);
         free(job);
         g->jobs[g->n_printed++] = NULL;
     }
     fflush(stdout);
-    buf_deinit(&out);
 }
 
 static void turn(struct generate *g)
 {
     wait_for_news(&g->waker);
-    engine_drain(g->engine, on_event, g);
-    if (!g->streams) {
-        print_done(g);
-    }
+    call_on_wake(&g->server);
+    print_done(g);
 }
 
-static void submit(struct generate *g, struct generate_job *job)
+/* Until the engine has taken what it was given, so that not more is read than it can hold. */
+static void wait_for_room(struct generate *g)
 {
-    while (!job->failed && !job->submitted) {
-        enum status st = engine_submit(g->engine, &job->request, &job->error);
-        job->submitted = st == OK;
-        job->failed = st != OK && st != ERR_BUSY;
-        if (st == ERR_BUSY) {
-            turn(g);
-        }
+    while (g->server.queue) {
+        turn(g);
     }
 }
 
 static void add_line(struct generate *g, const char *line, size_t n_bytes)
 {
     struct generate_job *job = xcalloc(1, sizeof *job);
-    generate_job_init(job, &g->cx, line, n_bytes);
-    if (job->unknown[0] && !g->told_unknown) {
-        g->told_unknown = true;
-        log_warn("the key '%s' is not known here, and ignored", job->unknown);
-    }
     if (g->n_jobs == g->cap) {
         g->cap = g->cap ? g->cap * 2 : 256;
         g->jobs = xrealloc(g->jobs, g->cap * sizeof *g->jobs);
     }
     g->jobs[g->n_jobs++] = job;
-    submit(g, job);
+    generate_job_start(job, &g->server, line, n_bytes, false);
+    wait_for_room(g);
 }
 
 /* What was read and is not used yet: less than a line. */
@@ -208,25 +170,17 @@ static int run_prompt(struct generate *g, const char *prompt, const char *max_to
     buf_init(&line, 1 << 26);
     buf_puts(&line, "{\"prompt\": ");
     buf_put_json(&line, prompt, strlen(prompt));
-    buf_printf(&line, ", \"max_tokens\": %s}", max_tokens);
-    struct generate_job job;
-    generate_job_init(&job, &g->cx, line.data, line.n_bytes);
+    buf_printf(&line, ", \"max_tokens\": %s, \"stream\": true}", max_tokens);
+    struct generate_job job = {0};
+    generate_job_start(&job, &g->server, line.data, line.n_bytes, true);
     buf_deinit(&line);
-    submit(g, &job);
+    while (!job.over) {
+        turn(g);
+    }
     if (!job.failed) {
-        detok_init(&g->detok, g->tokenizer, true);
-        g->streams = true;
-        while (!job.request.done) {
-            turn(g);
-        }
         putchar('\n');
     }
-    bool bad = job.failed || job.request.error != OK;
-    if (bad) {
-        fprintf(stderr, "sluice: %s\n", job.failed ? job.error.text : job.request.error_text);
-    }
-    generate_job_deinit(&job);
-    return bad;
+    return job.failed;
 }
 
 /* ---- the command line ---------------------------------------------------------------------- */
@@ -329,17 +283,11 @@ static enum status open_all(struct generate *g, const struct config *c,
     }
     options->wake = wake;
     options->callback_arg = &g->waker;
-    TRY(engine_open(options, &g->engine, err));
-    g->cx.info = engine_info(g->engine);
-    const char *from = c->tokenizer ? c->tokenizer : c->model;
-    if (tokenizer_load(from, &g->tokenizer, &g->no_tokenizer) != OK) {
-        log_warn("no text in or out: %s", g->no_tokenizer.text);
-        g->tokenizer = NULL;
-    } else {
-        engine_add_eos(g->engine, tokenizer_eos(g->tokenizer));
+    TRY(engine_open(options, &g->server.engine, err));
+    TRY(api_model_open_prompts(&g->server.model, c, engine_info(g->server.engine), err));
+    if (g->server.model.tok) {
+        engine_add_eos(g->server.engine, tokenizer_eos(g->server.model.tok));
     }
-    g->cx.tokenizer = g->tokenizer;
-    g->cx.no_tokenizer = g->no_tokenizer.text;
     return OK;
 }
 
@@ -371,6 +319,8 @@ int cmd_generate(int argc, char **argv)
     }
     if (st == OK) {
         config_set_log_level(&c, true);
+        call_server_init(&g.server, &c, &host);
+        g.server.patient = true;
         st = open_all(&g, &c, &options, &err);
     }
     if (st != OK && options.nodes) {
@@ -384,14 +334,15 @@ int cmd_generate(int argc, char **argv)
     if (st != OK) {
         fprintf(stderr, "sluice: %s\n", err.text);
     }
-    if (g.engine) {
+    if (g.server.engine) {
         struct engine_stats stats;
-        engine_stats(g.engine, &stats);
+        engine_stats(g.server.engine, &stats);
         rc = stats.state == ENGINE_FAILED ? 2 : rc;
     }
-    engine_close(g.engine);
+    engine_close(g.server.engine);
     devices_release(&options);
-    tokenizer_free(g.tokenizer);
+    api_model_close(&g.server.model);
+    call_server_deinit(&g.server);
     config_deinit(&c);
     free(g.jobs);
     free(a.rest);

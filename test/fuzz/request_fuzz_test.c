@@ -63,9 +63,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 int main(void)
 {
     static const char *const seeds[] = {
-        "\007{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":"
+        "\010{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":"
         "\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}],\"stop\":[\"a\"]}",
-        "\007{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c\","
+        "\010{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c\","
         "\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]},{\"role\":\"tool\",\"tool_call_id\":"
         "\"c\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}]}],\"n\":2,\"functions\":[{\"name\":"
         "\"g\"}],\"chat_template_kwargs\":{\"a\":1}}",
@@ -80,6 +80,8 @@ int main(void)
         "\"low\"}}",
         "\005{\"prompt\":\"a b\",\"return_token_strs\":true}",
         "\006{\"tokens\":[1,2,3]}",
+        "\007{\"prompt_token_ids\":[5,6],\"bad_words\":[[1],[2,3]],\"logprobs\":true,\"temperature\":9}",
+        "\007{\"prompt\":\"a\",\"pool\":\"mean\",\"prompt_logprobs\":2,\"model\":\"x\",\"seed\":1}",
     };
     int rc = fuzz_main(seeds, sizeof seeds / sizeof seeds[0], 60000);
     api_model_close(&model);

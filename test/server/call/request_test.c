@@ -410,8 +410,8 @@ TEST(mutated_bodies_never_crash)
         "\"name\":\"f\"}],\"reasoning\":{\"effort\":\"low\"}}",
     };
     static const char bytes[] = "{}[],:\"\\0159-.eEtfn ux\xc3\xff";
-    static const enum api_kind kinds[] = {API_CHAT,       API_COMPLETIONS, API_RESPONSES,
-                                          API_EMBEDDINGS, API_TOKENIZE,    API_DETOKENIZE};
+    static const enum api_kind kinds[] = {API_CHAT,     API_COMPLETIONS, API_RESPONSES, API_EMBEDDINGS,
+                                          API_TOKENIZE, API_DETOKENIZE,  API_GENERATE};
     uint64_t x = 1;
     for (int i = 0; i < 20000; i++) {
         char body[512], *text;
@@ -427,11 +427,41 @@ TEST(mutated_bodies_never_crash)
                 body[at] = bytes[(x >> 50) % (sizeof bytes - 1)];
             }
         }
-        struct api_request r = prepared(kinds[(x >> 40) % 6], body, &text);
+        struct api_request r = prepared(kinds[(x >> 40) % 7], body, &text);
         CHECK(r.error.status == 0 || r.error.message[0]);
         api_request_deinit(&r);
         free(text);
     }
+}
+
+/* Scores, ids and pools of `sluice generate`; what a server's request has is read as there. */
+TEST(a_line_of_generate_has_members_of_its_own)
+{
+    {
+        ACCEPTS(API_GENERATE, "{\"prompt_token_ids\":[5,6,7],\"logprobs\":true,\"prompt_logprobs\":3,"
+                              "\"temperature\":9,\"bad_words\":[[1],[2,3]],\"max_tokens\":5000,"
+                              "\"model\":\"another\",\"stop\":\"x\",\"max_token\":1}");
+        CHECK(r.n_prompts == 1 && r.prompts[0].n == 3 && r.prompts[0].max_tokens == 61);
+        CHECK(r.params.logprobs && r.params.top_logprobs == 0);
+        CHECK(r.params.prompt_logprobs && r.params.prompt_top_logprobs == 3);
+        CHECK(r.params.temperature == 9 && r.params.seed == 0 && r.output.n_stop == 1);
+        CHECK(r.params.n_bad_words == 2 && r.params.bad_word_lengths[1] == 2);
+        CHECK(r.n_unknown == 1);
+        CHECK_STR(r.unknown, "max_token");
+        DONE();
+    }
+    {
+        ACCEPTS(API_GENERATE, "{\"prompt\":\"a\",\"pool\":\"last\",\"n\":3,\"min_tokens\":4,\"seed\":8}");
+        CHECK(r.pools && !r.generates && r.pooling == POOL_LAST && r.n == 1);
+        CHECK(r.params.min_tokens == 0 && r.params.seed == 8);
+        DONE();
+    }
+    REFUSES(API_GENERATE, "{\"prompt\":\"a\",\"prompt_token_ids\":[1]}", "invalid_value",
+            "prompt_token_ids");
+    REFUSES(API_GENERATE, "{\"prompt_token_ids\":\"a\"}", "invalid_type", "prompt_token_ids");
+    REFUSES(API_GENERATE, "{\"prompt\":\"a\",\"bad_words\":[[1],\"a\"]}", "invalid_type", "bad_words");
+    REFUSES(API_GENERATE, "{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_object\"}}",
+            "unsupported_value", "response_format");
 }
 
 int main(int argc, char **argv)

@@ -1,0 +1,150 @@
+#include "server/cli/generate_line.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { MAX_LINE_BYTES = 1 << 30 };
+
+/* JSON has neither infinities nor NaN, which broken weights give: then the API's least. */
+static void put_logprob(struct buf *out, float v)
+{
+    buf_printf(out, "%.9g", v > -9999.0f ? (double)v : -9999.0);
+}
+
+static void put_top(struct buf *out, const struct token_logprobs *l)
+{
+    buf_putc(out, '[');
+    for (int32_t i = 0; i < l->n_top; i++) {
+        buf_printf(out, "%s[%d, ", i ? ", " : "", l->top_ids[i]);
+        put_logprob(out, l->top_logprobs[i]);
+        buf_putc(out, ']');
+    }
+    buf_putc(out, ']');
+}
+
+/* Entries first .. n of both forms; those before `first` are null. */
+static void put_logprobs(struct buf *out, const char *key, const char *top_key,
+                         const struct token_logprobs *l, int32_t first, int32_t n, bool tops)
+{
+    buf_printf(out, "\"%s\": [", key);
+    for (int32_t i = 0; i < n; i++) {
+        buf_puts(out, i ? ", " : "");
+        if (i < first) {
+            buf_puts(out, "null");
+        } else {
+            put_logprob(out, l[i].logprob);
+        }
+    }
+    buf_puts(out, "], ");
+    if (!tops) {
+        return;
+    }
+    buf_printf(out, "\"%s\": [", top_key);
+    for (int32_t i = 0; i < n; i++) {
+        buf_puts(out, i ? ", " : "");
+        if (i < first) {
+            buf_puts(out, "null");
+        } else {
+            put_top(out, &l[i]);
+        }
+    }
+    buf_puts(out, "], ");
+}
+
+static void put_output(struct buf *out, struct call_choice *ch)
+{
+    const struct call *c = ch->call;
+    const struct engine_output *o = &ch->request->outputs[ch->sample];
+    buf_puts(out, ch->sample ? ", {\"token_ids\": [" : "{\"token_ids\": [");
+    for (int32_t i = 0; i < ch->n_taken; i++) {
+        buf_printf(out, "%s%d", i ? ", " : "", o->tokens[i]);
+    }
+    buf_puts(out, "], ");
+    if (c->request.params.logprobs) {
+        put_logprobs(out, "logprobs", "top_logprobs", o->logprobs, 0, ch->n_taken, true);
+    }
+    if (c->request.output.tok) {
+        buf_puts(out, "\"text\": ");
+        buf_put_json(out, ch->content.data ? ch->content.data : "", ch->content.n_bytes);
+        buf_puts(out, ", ");
+    }
+    buf_printf(out, "\"finish_reason\": \"%s\"}", ch->finish);
+}
+
+static void put_embedding(struct buf *out, const float *v, int32_t n)
+{
+    buf_puts(out, "\"embedding\": [");
+    for (int32_t i = 0; i < n; i++) {
+        buf_printf(out, "%s%.9g", i ? ", " : "", isfinite(v[i]) ? (double)v[i] : 0.0);
+    }
+    buf_puts(out, "], ");
+}
+
+static void put_usage(struct buf *out, const struct call *c)
+{
+    const struct engine_request *r = &c->requests[0];
+    int32_t n_generated = 0;
+    for (size_t i = 0; i < c->n_choices; i++) {
+        n_generated += c->choices[i].n_taken;
+    }
+    /* What a stop string has ended is not the caller's again yet. */
+    int32_t n_preemptions = r->done ? r->n_preemptions : 0;
+    buf_printf(out,
+               "\"usage\": {\"prompt_tokens\": %d, \"completion_tokens\": %d, "
+               "\"cached_tokens\": %d, \"preemptions\": %d, \"draft_tokens\": %d, "
+               "\"accepted_draft_tokens\": %d}}\n",
+               r->n_prompt, n_generated, r->n_cached, n_preemptions, r->n_drafts, r->n_accepted);
+}
+
+static void end(struct call *c)
+{
+    const struct engine_request *r = &c->requests[0];
+    struct buf out;
+    if (c->request.stream) {
+        c->sink->end(c, false);
+        return;
+    }
+    buf_init(&out, MAX_LINE_BYTES);
+    buf_putc(&out, '{');
+    if (r->params.prompt_logprobs) {
+        put_logprobs(&out, "prompt_logprobs", "prompt_top_logprobs", r->prompt_logprobs, 1,
+                     r->n_prompt, r->params.prompt_top_logprobs > 0);
+    }
+    if (c->request.pools) {
+        put_embedding(&out, r->pooled, c->request.model->info->hidden);
+    } else {
+        buf_puts(&out, "\"outputs\": [");
+        for (size_t i = 0; i < c->n_choices; i++) {
+            put_output(&out, &c->choices[i]);
+        }
+        buf_puts(&out, "], ");
+    }
+    put_usage(&out, c);
+    c->sink->whole(c, &out);
+}
+
+/* To a person: the text as it grows. */
+static void pending(struct call_choice *ch)
+{
+    ch->call->sink->event(ch->call, NULL, ch->content.data, ch->content.n_bytes);
+    buf_clear(&ch->content);
+}
+
+static void finish(struct call_choice *ch)
+{
+    (void)ch; // its text is out
+}
+
+const struct call_format generate_line_format = {
+    .id_prefix = "",
+    .pending = pending,
+    .finish = finish,
+    .end = end,
+};
+
+void generate_line_put_error(struct buf *out, const char *text)
+{
+    buf_puts(out, "{\"error\": ");
+    buf_put_json(out, text, strlen(text));
+    buf_puts(out, "}\n");
+}
