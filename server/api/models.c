@@ -1,4 +1,5 @@
-/* /v1/models, /tokenizer_info: what is served. Answers at once, whatever the engine does. */
+/* What is served: /v1/models, /tokenizer_info, and /v1/responses/{id}, of which there are none. Answers at
+ * once, whatever the engine does. */
 #include "server/api/api.h"
 
 #include <string.h>

@@ -1,0 +1,359 @@
+/* Calls without HTTP, on an engine that hashes: each answer goes into memory. What holds for every
+ * sink: one ending, then `over`, then nothing. */
+#include "server/call/format.h"
+
+#include "test/engine/bed.h"
+
+struct taken {
+    struct call call; // first
+    char text[1024];
+    struct buf answer; // the whole, or the events joined
+    struct api_error error;
+    int64_t deadline_ms;
+    int n_events, n_ends, n_over;
+    bool full, is_stream, dropped;
+};
+
+static struct taken *of(const struct call *c)
+{
+    return (struct taken *)c;
+}
+
+static const char *id(struct call *c, const char *asked)
+{
+    CHECK_EQ(of(c)->n_ends, 0);
+    return asked ? asked : "line-1";
+}
+
+static void ends(struct call *c)
+{
+    of(c)->n_ends++;
+    CHECK_EQ(of(c)->n_ends, 1);
+    CHECK_EQ(of(c)->n_over, 0);
+}
+
+static void whole(struct call *c, struct buf *json)
+{
+    ends(c);
+    buf_deinit(&of(c)->answer);
+    of(c)->answer = *json;
+}
+
+static void error(struct call *c, const struct api_error *e)
+{
+    ends(c);
+    of(c)->error = *e;
+}
+
+static void drop(struct call *c)
+{
+    ends(c);
+    of(c)->dropped = true;
+}
+
+static void over(struct call *c)
+{
+    CHECK_EQ(of(c)->n_ends, 1);
+    of(c)->n_over++;
+}
+
+static void begin(struct call *c)
+{
+    of(c)->is_stream = true;
+}
+
+static void event(struct call *c, const char *name, const char *json, size_t n_bytes)
+{
+    (void)name;
+    CHECK_EQ(of(c)->n_ends, 0);
+    of(c)->n_events++;
+    buf_put(&of(c)->answer, json, n_bytes);
+    buf_putc(&of(c)->answer, '\n');
+}
+
+static bool is_full(const struct call *c)
+{
+    return of(c)->full;
+}
+
+static bool is_begun(const struct call *c)
+{
+    return of(c)->n_events > 0;
+}
+
+static void end(struct call *c, bool done)
+{
+    (void)done;
+    ends(c);
+}
+
+static const struct call_sink line_sink = {
+    .id = id, .whole = whole, .error = error, .drop = drop, .over = over};
+static const struct call_sink stream_sink = {.id = id,
+                                             .begin = begin,
+                                             .event = event,
+                                             .is_full = is_full,
+                                             .is_begun = is_begun,
+                                             .end = end,
+                                             .whole = whole,
+                                             .error = error,
+                                             .drop = drop,
+                                             .over = over};
+
+static void set_deadline(struct call *c, int64_t delay_ms)
+{
+    of(c)->deadline_ms = delay_ms;
+}
+
+static const struct call_host host = {.set_deadline = set_deadline};
+
+/* ---- the bed ------------------------------------------------------------------------------------ */
+
+static struct config config;
+static struct bed bed;
+static struct call_server server;
+
+static bool open_server(int32_t max_waiting, bool patient)
+{
+    const char *argv[] = {"serve", "test/golden/llama-3", "--chat-template",
+                          "{% for m in messages %}{{ m.content }}{% endfor %}", "--max-num-queued-reqs=1000"};
+    struct err err = {""};
+    bed = (struct bed){0};
+    struct engine_options o = options_of(&bed, 16, 200);
+    o.max_num_seqs = 2;
+    o.max_waiting = max_waiting;
+    if (!start(&bed, &o) || config_load(&config, 5, (char **)argv, NULL, &err) != OK) {
+        CHECK_FAIL("%s", err.text);
+        return false;
+    }
+    call_server_init(&server, &config, &host);
+    server.patient = patient;
+    server.engine = bed.e;
+    enum status st = api_model_open(&server.model, &config, engine_info(bed.e), &err);
+    if (st != OK) {
+        CHECK_FAIL("%s", err.text);
+    }
+    return st == OK;
+}
+
+static void close_server(void)
+{
+    engine_stop_all(bed.e);
+    call_on_wake(&server);
+    CHECK_EQ(server.n_calls, 0);
+    engine_close(bed.e);
+    api_model_close(&server.model);
+    call_server_deinit(&server);
+    config_deinit(&config);
+}
+
+static void take(struct taken *t, const struct call_sink *sink, enum api_kind kind, const char *body)
+{
+    *t = (struct taken){.call = {.sink = sink}};
+    buf_init(&t->answer, 1 << 20);
+    snprintf(t->text, sizeof t->text, "%s", body);
+    t->call.request.kind = kind;
+    t->call.request.text = t->text;
+    t->call.request.n_bytes = strlen(body);
+    call_start(&server, &t->call);
+}
+
+static void turns(int n)
+{
+    for (int i = 0; i < n; i++) {
+        engine_turn(bed.e);
+        call_on_wake(&server);
+    }
+}
+
+/* Texts of hashes may have any character, NUL too, so that the answers are looked at as text. */
+static bool has(const struct taken *t, const char *part)
+{
+    return t->answer.data && memmem(t->answer.data, t->answer.n_bytes, part, strlen(part));
+}
+
+/* ---- what holds ----------------------------------------------------------------------------------- */
+
+TEST(every_endpoint_answers_a_line_whole)
+{
+    static const struct {
+        enum api_kind kind;
+        const char *body, *object, *id;
+    } cases[] = {
+        {API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":4}",
+         "\"object\":\"chat.completion\"", "\"id\":\"chatcmpl-line-1\""},
+        {API_CHAT,
+         "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":4,\"stream\":true,"
+         "\"request_id\":\"mine\"}",
+         "\"object\":\"chat.completion\"", "\"id\":\"chatcmpl-mine\""},
+        {API_COMPLETIONS, "{\"prompt\":[\"a b\",\"c\"],\"max_tokens\":4,\"logprobs\":1}",
+         "\"object\":\"text_completion\"", "\"id\":\"cmpl-line-1\""},
+        {API_RESPONSES, "{\"input\":\"hello\",\"max_output_tokens\":16}", "\"object\":\"response\"",
+         "\"id\":\"resp_line-1\""},
+        {API_EMBEDDINGS, "{\"input\":[5,6,7]}", "\"object\":\"list\"", "\"embedding\":["},
+        {API_RESPONSES_INPUT_TOKENS, "{\"input\":\"hello\"}",
+         "\"object\":\"response.input_tokens\"", "\"input_tokens\":"},
+    };
+    REQUIRE(open_server(0, false));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct taken t;
+        take(&t, &line_sink, cases[i].kind, cases[i].body);
+        turns(40);
+        CHECK_STR(t.error.message, "");
+        CHECK_EQ(t.n_over, 1);
+        CHECK(has(&t, cases[i].object) && has(&t, cases[i].id));
+        CHECK(t.answer.n_bytes > 0 && t.answer.data[t.answer.n_bytes - 1] == '}');
+        CHECK(t.call.record.n_prompt_tokens > 0);
+        buf_deinit(&t.answer);
+    }
+    close_server();
+}
+
+/* The text of a completion as JSON has it, whole or joined from its events. */
+static void text_of(struct taken *t, struct buf *text)
+{
+    static const char key[] = "\"text\":\"";
+    const char *at = t->answer.data, *stop = at + t->answer.n_bytes;
+    while (at && (at = memmem(at, (size_t)(stop - at), key, strlen(key)))) {
+        for (at += strlen(key); at < stop && *at != '"'; at++) {
+            buf_putc(text, *at);
+            if (*at == '\\') {
+                buf_putc(text, *++at);
+            }
+        }
+    }
+    buf_putc(text, '\0');
+    buf_deinit(&t->answer);
+}
+
+TEST(a_stream_has_the_text_of_the_whole_also_when_it_was_full_on_its_way)
+{
+    static const char whole_body[] = "{\"prompt\":[5,6,7],\"max_tokens\":30,\"seed\":3,\"ignore_eos\":true}";
+    static const char body[] =
+        "{\"prompt\":[5,6,7],\"max_tokens\":30,\"seed\":3,\"ignore_eos\":true,\"stream\":true}";
+    struct taken all, t;
+    struct buf want, have;
+    REQUIRE(open_server(0, false));
+    buf_init(&want, 1 << 16);
+    buf_init(&have, 1 << 16);
+    take(&all, &line_sink, API_COMPLETIONS, whole_body);
+    turns(60);
+    take(&t, &stream_sink, API_COMPLETIONS, body);
+    turns(12);
+    int n_events = t.n_events;
+    t.full = true;
+    turns(60);
+    CHECK(t.is_stream && n_events > 0);
+    CHECK_EQ(t.n_events, n_events);
+    CHECK_EQ(t.n_ends, 0); // the engine has done, and the rest waits
+    t.full = false;
+    call_on_room(&t.call);
+    CHECK_EQ(t.n_over, 1);
+    text_of(&all, &want);
+    text_of(&t, &have);
+    CHECK(want.n_bytes > 1);
+    CHECK_STR(have.data, want.data);
+    buf_deinit(&want);
+    buf_deinit(&have);
+    close_server();
+}
+
+TEST(what_is_refused_ends_at_once_with_its_reason)
+{
+    struct taken t;
+    REQUIRE(open_server(0, false));
+    take(&t, &line_sink, API_COMPLETIONS, "{\"prompt\":[5],\"max_tokens\":-1}");
+    CHECK_EQ(t.error.status, 400);
+    CHECK_STR(t.error.param, "max_tokens");
+    CHECK_EQ(t.n_over, 1);
+    take(&t, &stream_sink, API_CHAT, "{");
+    CHECK_STR(t.error.code, "json_parse_error");
+    CHECK_EQ(t.n_over, 1);
+    close_server();
+}
+
+static const char one[] = "{\"prompt\":[5,6],\"max_tokens\":6,\"ignore_eos\":true}";
+
+TEST(a_full_engine_refuses_or_keeps_waiting_in_order)
+{
+    enum { N = 12 };
+    static struct taken t[N];
+    REQUIRE(open_server(1, false)); // two run and one waits
+    for (int i = 0; i < N; i++) {
+        take(&t[i], &line_sink, API_COMPLETIONS, one);
+        CHECK_EQ(t[i].error.status, i < 3 ? 0 : config.overload_status);
+    }
+    CHECK_EQ(server.counts.rejected[REJECT_QUEUE_FULL], N - 3);
+    turns(40);
+    for (int i = 0; i < N; i++) {
+        CHECK_EQ(t[i].n_over, 1);
+        buf_deinit(&t[i].answer);
+    }
+    close_server();
+    REQUIRE(open_server(1, true));
+    for (int i = 0; i < N; i++) {
+        take(&t[i], &line_sink, API_COMPLETIONS, one);
+    }
+    CHECK(server.queue == &t[3].call);
+    call_gone(&t[4].call, ABORT_DISCONNECT); // while it waits
+    CHECK(t[4].dropped && t[4].n_over == 0);
+    for (int n_left = N; n_left > 0;) {
+        turns(1);
+        n_left = 0;
+        for (int i = 0; i < N; i++) {
+            n_left += t[i].n_over == 0;
+            CHECK(i == 0 || i == 4 || i == 5 || t[i - 1].n_over >= t[i].n_over);
+        }
+    }
+    CHECK(server.queue == NULL);
+    for (int i = 0; i < N; i++) {
+        CHECK_EQ(t[i].error.status, 0);
+        buf_deinit(&t[i].answer);
+    }
+    close_server();
+}
+
+TEST(who_has_gone_gets_nothing_and_the_engine_is_free_again)
+{
+    struct taken t;
+    REQUIRE(open_server(0, false));
+    take(&t, &stream_sink, API_COMPLETIONS, "{\"prompt\":[5,6],\"max_tokens\":100,\"ignore_eos\":true,\"stream\":true}");
+    turns(4);
+    int n_events = t.n_events;
+    call_gone(&t.call, ABORT_SLOW_READER);
+    CHECK(t.dropped && t.n_over == 0); // the engine still has it
+    turns(3);
+    CHECK(n_events > 0 && t.n_events == n_events && t.n_over == 1);
+    CHECK_EQ(server.counts.aborted[ABORT_SLOW_READER], 1);
+    CHECK_STR(t.call.record.finish, "cancelled");
+    buf_deinit(&t.answer);
+    close_server();
+}
+
+TEST(a_deadline_ends_a_call_once)
+{
+    struct taken t;
+    REQUIRE(open_server(0, false));
+    take(&t, &line_sink, API_COMPLETIONS, one);
+    CHECK(t.deadline_ms > 0 && t.deadline_ms <= 600000); // for its first token
+    turns(2);
+    call_on_deadline(&t.call);
+    CHECK_EQ(t.error.status, 504);
+    CHECK_EQ(t.deadline_ms, -1);
+    call_on_deadline(&t.call);
+    turns(3);
+    CHECK_EQ(t.n_over, 1);
+    take(&t, &line_sink, API_COMPLETIONS, one);
+    struct api_error e = {0};
+    api_error_set(&e, 503, "server_draining", NULL, "The server is shutting down.");
+    call_abort_all(&server, &e);
+    CHECK_STR(t.error.code, "server_draining");
+    turns(3);
+    CHECK_EQ(t.n_over, 1);
+    close_server();
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
