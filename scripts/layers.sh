@@ -35,27 +35,27 @@ bench/server:       server/http server/api engine/base
 server/chat/jinja:  engine/base
 server/chat/tools:  engine/base
 server/chat:        server/chat/jinja server/chat/tools engine/tokenizer engine/base
-server/call:        server/chat engine/engine.h engine/tokenizer engine/device/params.h engine/base
+server/config:      engine/engine.h engine/base
+server/call:        server/config server/chat engine/engine.h engine/tokenizer engine/device/params.h engine/base
 server/http:        engine/base
-server/api:         server/call server/chat server/http engine/engine.h engine/tokenizer engine/device/params.h engine/base
-server/jobs:        server/call server/chat engine/engine.h engine/tokenizer engine/device/params.h engine/base
-server/cli:         server/jobs server/api server/call server/chat server/http bench/load bench/ops bench/engine engine/engine.h engine/cluster/nodes.h engine/tokenizer engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
+server/api:         server/config server/call server/chat server/http engine/engine.h engine/tokenizer engine/device/params.h engine/base
+server/jobs:        server/config server/call server/chat engine/engine.h engine/tokenizer engine/device/params.h engine/base
+server/cli:         server/config server/jobs server/api server/call server/chat server/http bench/load bench/ops bench/engine engine/engine.h engine/cluster/nodes.h engine/tokenizer engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
 '
 # Includes that are still to be mended: "FILE HEADER" each.
 owed='
 bench/engine/bench_engine.c server/cli/commands.h
+bench/engine/bench_engine.c server/cli/config_load.h
 bench/engine/bench_engine.c server/cli/devices.h
 bench/engine/bench_engine.c server/cli/engine_config.h
 bench/ops/bench_ops.c server/cli/commands.h
 engine/cluster/step_wire.h engine/step.h
 engine/schedule/prefix_cache.h engine/engine.h
 engine/schedule/sequence.h engine/engine.h
-server/api/keys.h server/cli/config.h
 server/call/call.c server/api/api.h
 server/call/call.c server/api/log_request.h
 server/call/choice.c server/api/api.h
 server/call/json.c server/api/api.h
-server/call/model.h server/cli/config.h
 server/call/request.c server/http/http.h
 server/call/submit.c server/api/api.h
 server/http/listen.c server/api/reply.h

@@ -6,6 +6,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
 #include "server/cli/commands.h"
+#include "server/cli/config_load.h"
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"
 

@@ -158,12 +158,10 @@ void api_get_metrics(struct http_request *req, void *arg)
 void api_get_server_info(struct http_request *req, void *arg)
 {
     struct api *a = arg;
-    struct buf text, b;
-    buf_init(&text, 1 << 20);
+    struct buf b;
     buf_init(&b, 2 << 20);
-    config_print(a->config, false, &text); // leaves secrets out
     buf_puts(&b, "{\"version\":\"" SLUICE_VERSION "\",\"config\":");
-    buf_put_json(&b, text.data ? text.data : "", text.n_bytes);
+    buf_put_json(&b, a->config_text, strlen(a->config_text));
     if (a->ready) {
         const struct engine_info *i = a->model.info;
         buf_printf(&b, ",\"model_type\":\"%s\",\"device\":", i->model_type);
@@ -176,7 +174,6 @@ void api_get_server_info(struct http_request *req, void *arg)
                    a->model.parser ? a->model.parser->name : "none");
     }
     buf_putc(&b, '}');
-    buf_deinit(&text);
     reply_json(req, 200, &b);
 }
 

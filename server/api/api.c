@@ -50,9 +50,9 @@ const struct http_route api_routes[] = {
 
 const char *const api_health_names[] = {"ok", "loading", "draining", "stalled", "dead"};
 
-void api_init(struct api *a, const struct config *config)
+void api_init(struct api *a, const struct config *config, const char *config_text)
 {
-    *a = (struct api){.config = config, .health = HEALTH_LOADING};
+    *a = (struct api){.config = config, .config_text = config_text, .health = HEALTH_LOADING};
     a->started_ns = clock_now_ns();
     a->next_seed = hash_process_key() ^ (uint64_t)config->seed;
     buf_init(&a->scratch, (size_t)1 << 30);

@@ -27,6 +27,7 @@ extern const char *const api_health_names[]; // "ok", "loading", ...
 
 struct api {
     const struct config *config;
+    const char *config_text; // all of it as --print-config has it, without secrets; borrowed
     struct http_server *http;
     struct engine *engine; // NULL until loaded
     struct api_model model;
@@ -121,7 +122,7 @@ struct api_call {
 
 extern const struct http_route api_routes[];
 
-void api_init(struct api *a, const struct config *config);
+void api_init(struct api *a, const struct config *config, const char *config_text);
 /* The model is loaded: a->engine and a->model are set. */
 void api_set_ready(struct api *a);
 void api_deinit(struct api *a); // after the loop

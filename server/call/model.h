@@ -7,7 +7,7 @@
 #include "engine/engine.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/chat/template.h"
-#include "server/cli/config.h"
+#include "server/config/config.h"
 #include "server/chat/output.h"
 
 struct api_model {

@@ -4,7 +4,7 @@
 #ifndef SLUICE_SERVER_CLI_CONFIG_TABLE_H
 #define SLUICE_SERVER_CLI_CONFIG_TABLE_H
 
-#include "server/cli/config.h"
+#include "server/config/config.h"
 
 enum option_type {
     OPTION_STRING,

@@ -3,6 +3,8 @@
 #ifndef SLUICE_SERVER_CLI_CONFIG_VALUE_H
 #define SLUICE_SERVER_CLI_CONFIG_VALUE_H
 
+#include "engine/base/buf.h"
+#include "engine/base/status.h"
 #include "server/cli/config_table.h"
 
 /* Parses `text` into the row's field; a list gains items. The error names the option and what was

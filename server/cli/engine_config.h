@@ -5,7 +5,7 @@
 #define SLUICE_SERVER_CLI_ENGINE_CONFIG_H
 
 #include "engine/engine.h"
-#include "server/cli/config.h"
+#include "server/config/config.h"
 
 /* Strings are borrowed from the config. The device is chosen too, and all nodes have met, which may
  * take a while: pair with devices_release, also after an error. */

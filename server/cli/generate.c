@@ -6,6 +6,7 @@
 #include "engine/tokenizer/detok.h"
 #include "engine/cluster/nodes.h"
 #include "server/cli/commands.h"
+#include "server/cli/config_load.h"
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"
 #include "server/cli/generate_job.h"

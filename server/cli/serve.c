@@ -6,7 +6,7 @@
 #include "engine/engine.h"
 #include "engine/cluster/nodes.h"
 #include "server/api/api.h"
-#include "server/cli/config.h"
+#include "server/cli/config_load.h"
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"
 #include "server/api/keys.h"
@@ -24,6 +24,7 @@ enum { LOG_PATIENCE_MS = 500, LAST_RESORT_S = 4 /* for a device that hangs in th
 
 struct serve {
     struct config config;
+    struct buf config_text; // for /server_info
     struct api api;
     struct http_server *http;
     struct engine_options options;
@@ -201,7 +202,9 @@ static void announce(const struct serve *s)
 static int run(struct serve *s)
 {
     struct err err = {""};
-    api_init(&s->api, &s->config);
+    buf_init(&s->config_text, 1 << 20);
+    config_print(&s->config, false, &s->config_text);
+    api_init(&s->api, &s->config, s->config_text.data);
     if (keys_open(&s->config, &s->api.keys, &err) != OK || listen_now(s, &err) != OK) {
         fprintf(stderr, "sluice: %s\n", err.text);
         api_deinit(&s->api);
@@ -271,6 +274,7 @@ int cmd_serve(int argc, char **argv)
     log_open();
     int rc = nodes.place.node > 0 ? serve_node(&s.config) : run(&s);
     log_close(LOG_PATIENCE_MS);
+    buf_deinit(&s.config_text);
     config_deinit(&s.config);
     return rc;
 }

@@ -1,4 +1,4 @@
-#include "server/cli/config.h"
+#include "server/cli/config_load.h"
 
 #include "server/cli/config_table.h"
 #include "test/check.h"

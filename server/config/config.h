@@ -1,13 +1,9 @@
-/* The configuration of `sluice serve`: one table of options (config_table.c) gives the flags, the
- * keys of `--config FILE`, the SLUICE_* environment, --help and the printed effective
- * configuration. A flag wins over the environment, that over the file, that over the default.
- * Names follow vLLM where it has one; other spellings are aliases of the same row.
- * Thread: main, before the loop runs; read-only afterwards. */
-#ifndef SLUICE_SERVER_CLI_CONFIG_H
-#define SLUICE_SERVER_CLI_CONFIG_H
-
-#include "engine/base/buf.h"
-#include "engine/base/status.h"
+/* What the operator has set, as plain data: a field for each option of the table in
+ * server/cli/config_table.c, which has their meanings, bounds and defaults. Who reads an option
+ * needs this header alone; how the values come here is server/cli/config_load.h.
+ * Thread: any; written by main before the loop runs, read-only afterwards. */
+#ifndef SLUICE_SERVER_CONFIG_CONFIG_H
+#define SLUICE_SERVER_CONFIG_CONFIG_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -63,20 +59,5 @@ struct config {
     bool log_requests;
     bool show_help, show_config; // print and exit
 };
-
-/* Reads flags (argv[0] is skipped), then `env` ("NAME=value", NULL-terminated; may be NULL), then
- * the file that either named. On error *c is empty again. The caller ends with config_deinit. */
-enum status config_load(struct config *c, int argc, char **argv, char **env, struct err *err);
-void config_deinit(struct config *c); // accepts a zeroed struct
-
-/* Sets what is logged. quiet: a command whose output is something else, where "info" is "warn". */
-void config_set_log_level(const struct config *c, bool quiet);
-
-/* The flags, one per line, with defaults. */
-void config_help(struct buf *out);
-
-/* `key: value` lines that --config reads back, each with where the value came from as a comment;
- * secrets are left out. With `only_set`, options at their default are left out too. */
-void config_print(const struct config *c, bool only_set, struct buf *out);
 
 #endif

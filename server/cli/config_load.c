@@ -1,4 +1,4 @@
-#include "server/cli/config.h"
+#include "server/cli/config_load.h"
 
 #include "engine/base/file.h"
 #include "engine/base/json.h"
