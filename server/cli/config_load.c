@@ -395,7 +395,7 @@ static enum status check(const struct config *c, struct err *err)
     if (c->root_path && c->root_path[0] != '/') {
         return err_set(err, ERR_INVALID, "root-path must begin with '/'");
     }
-    if (!c->model && !c->show_help && !c->show_config) {
+    if (!c->model && !c->help && !c->print_config) {
         return err_set(err, ERR_INVALID, "which model? (sluice serve FOLDER)");
     }
     return OK;
@@ -478,8 +478,8 @@ void config_print(const struct config *c, bool only_set, struct buf *out)
 {
     for (size_t i = 0; i < n_option_rows; i++) {
         const struct option_row *row = &option_rows[i];
-        if (row->type >= OPTION_IGNORED || row->offset == offsetof(struct config, show_help) ||
-            row->offset == offsetof(struct config, show_config)) {
+        if (row->type >= OPTION_IGNORED || row->offset == offsetof(struct config, help) ||
+            row->offset == offsetof(struct config, print_config)) {
             continue;
         }
         bool initial = is_default(c, row);

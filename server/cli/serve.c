@@ -163,7 +163,7 @@ static enum status listen_now(struct serve *s, struct err *err)
         .keep_alive_ms = ms(c->sse_keep_alive_interval),
         .drain_delay_ms = ms(c->drain_delay),
         .drain_timeout_ms = ms(c->shutdown_timeout),
-        .log_fd = c->log_requests ? 0 : -1,
+        .log_fd = c->enable_log_requests ? 0 : -1,
         .routes = api_routes,
         .arg = &s->api,
         .authorize = api_authorize,
@@ -253,8 +253,8 @@ int cmd_serve(int argc, char **argv)
         return 2;
     }
     buf_init(&text, 1 << 20);
-    if (s.config.show_help || s.config.show_config) {
-        if (s.config.show_help) {
+    if (s.config.help || s.config.print_config) {
+        if (s.config.help) {
             config_help(&text);
         } else {
             config_print(&s.config, false, &text);

@@ -20,7 +20,7 @@ struct config {
     struct string_list served_model_name;
     char *tokenizer;     // folder or tokenizer.json; NULL: the model's
     char *chat_template; // file, or the template itself; NULL: the model's
-    char *chat_template_kwargs; // JSON object, or NULL
+    char *default_chat_template_kwargs; // JSON object, or NULL
     char *generation_config;    // "auto", "vllm", or a folder
     char *override_generation_config; // JSON object, or NULL
     char *pooler_config; // "auto", "mean", "last", or vLLM's JSON object
@@ -29,12 +29,12 @@ struct config {
     int64_t seed;
     // engine
     int64_t tensor_parallel_size, max_num_seqs, max_num_batched_tokens, block_size;
-    int64_t kv_cache_memory_bytes, num_gpu_blocks, threads; // 0: chosen at start
+    int64_t kv_cache_memory_bytes, num_gpu_blocks_override, threads; // 0: chosen at start
     double gpu_memory_utilization;
     char *kv_cache_dtype;
     char *speculative_config; // JSON object, or NULL
     bool enable_prefix_caching, enable_chunked_prefill, deterministic, enforce_eager;
-    int64_t only_one[2]; // options whose only value is 1
+    int64_t pipeline_parallel_size, data_parallel_size; // known, and always 1
     // several processes for one model
     int64_t nnodes, node_rank, master_port; // nnodes 0, node_rank -1: the launcher's environment
     char *master_addr, *node_token;
@@ -53,11 +53,11 @@ struct config {
     double stall_timeout, dead_timeout;
     // answers
     char *tool_call_parser, *reasoning_parser;
-    bool clamp_max_tokens, strict_parameters, trust_request_chat_template, force_include_usage;
+    bool clamp_max_tokens, strict_parameters, trust_request_chat_template, enable_force_include_usage;
     // the operator
     char *log_level;
-    bool log_requests;
-    bool show_help, show_config; // print and exit
+    bool enable_log_requests;
+    bool help, print_config; // print and exit
 };
 
 #endif
