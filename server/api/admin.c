@@ -137,8 +137,8 @@ void api_get_metrics(struct http_request *req, void *arg)
         .health = api_health_names[h],
         .heartbeat_age_s = waits ? (double)(now_ns - a->seen_step_ns) * 1e-9 : 0,
         .load_seconds = a->ready ? (double)(a->ready_ns - a->started_ns) * 1e-9 : 0,
-        .memory_utilization = a->config->gpu_memory_utilization,
-        .prefix_caching = a->config->enable_prefix_caching,
+        .memory_utilization = a->config->engine.gpu_memory_utilization,
+        .prefix_caching = a->config->engine.enable_prefix_caching,
     };
     buf_init(&out, 4 << 20);
     metrics_print(&a->metrics, &s, &out);

@@ -48,9 +48,9 @@ static void make_names(struct api_model *m, const struct config *config)
             names[i] = given->items[i];
         }
     } else {
-        const char *slash = strrchr(config->model, '/');
-        names[0] = config->model;
-        names[1] = slash && slash[1] ? slash + 1 : config->model;
+        const char *model = config->engine.model, *slash = strrchr(model, '/');
+        names[0] = model;
+        names[1] = slash && slash[1] ? slash + 1 : model;
         n = names[0] == names[1] ? 1 : 2;
     }
     m->names = names;
@@ -73,8 +73,9 @@ const char *api_model_name(const struct api_model *m, const char *name)
 static enum status load_template(struct api_model *m, const struct config *config, struct err *err)
 {
     TRY(chat_template_load(m->text_dir, &m->template, err));
-    bool other = strcmp(m->text_dir, config->model) != 0;
-    return m->template || !other ? OK : chat_template_load(config->model, &m->template, err);
+    const char *model = config->engine.model;
+    bool other = strcmp(m->text_dir, model) != 0;
+    return m->template || !other ? OK : chat_template_load(model, &m->template, err);
 }
 
 static enum status open_template(struct api_model *m, const struct config *config, struct err *err)
@@ -220,7 +221,7 @@ static enum status open_defaults(struct api_model *m, const struct config *confi
     size_t n_bytes = 0;
     char *text = NULL;
     if (strcmp(from, "vllm") != 0) {
-        const char *dir = strcmp(from, "auto") == 0 ? config->model : from;
+        const char *dir = strcmp(from, "auto") == 0 ? config->engine.model : from;
         text = read_in(dir, "generation_config.json", &n_bytes);
         if (!text && dir == from) {
             return err_set(err, ERR_IO, "generation-config: no generation_config.json in '%.200s'",
@@ -303,7 +304,7 @@ static enum status open_pooling(struct api_model *m, const struct config *config
     const char *text = config->pooler_config ? config->pooler_config : "auto";
     m->pooling = POOL_MEAN;
     m->normalize = true;
-    read_model_pooling(m, config->model);
+    read_model_pooling(m, config->engine.model);
     if (text[strspn(text, " \t")] == '{') {
         return read_pooler_object(m, text, err);
     }
@@ -366,10 +367,11 @@ enum status api_model_open(struct api_model *m, const struct config *config,
                            const struct engine_info *info, struct err *err)
 {
     *m = (struct api_model){.config = config, .info = info, .created = clock_wall_sec()};
-    const char *from = config->tokenizer ? config->tokenizer : config->model;
+    const char *model = config->engine.model;
+    const char *from = config->tokenizer ? config->tokenizer : model;
     make_names(m, config);
-    m->text_dir = is_folder(from) ? from : config->model; // beside a single file nothing is read
-    uint64_t h = hash_bytes(config->model, strlen(config->model), (uint64_t)info->n_parameters);
+    m->text_dir = is_folder(from) ? from : model; // beside a single file nothing is read
+    uint64_t h = hash_bytes(model, strlen(model), (uint64_t)info->n_parameters);
     h ^= hash_bytes(SLUICE_VERSION, strlen(SLUICE_VERSION), (uint64_t)info->dtype);
     snprintf(m->fingerprint, sizeof m->fingerprint, "fp_%010" PRIx64,
              h & (uint64_t)0xffffffffff);

@@ -395,17 +395,23 @@ static enum status check(const struct config *c, struct err *err)
     if (c->root_path && c->root_path[0] != '/') {
         return err_set(err, ERR_INVALID, "root-path must begin with '/'");
     }
-    if (!c->model && !c->help && !c->print_config) {
+    if (!c->engine.model && !c->help && !c->print_config) {
         return err_set(err, ERR_INVALID, "which model? (sluice serve FOLDER)");
     }
     return OK;
 }
 
 /* "models/demo/" is how a shell completes it: the slash is no part of a name. */
-static void trim_slashes(char *folder)
+static void trim_slashes(const char **folder)
 {
-    for (size_t n = folder ? strlen(folder) : 0; n > 1 && folder[n - 1] == '/'; n--) {
-        folder[n - 1] = '\0';
+    size_t n = *folder ? strlen(*folder) : 0, trimmed = n;
+    while (trimmed > 1 && (*folder)[trimmed - 1] == '/') {
+        trimmed--;
+    }
+    if (trimmed < n) {
+        char *text = xstrndup(*folder, trimmed);
+        free((void *)*folder);
+        *folder = text;
     }
 }
 
@@ -424,7 +430,7 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
     st = st == OK ? read_env(&l, env, err) : st;
     st = st == OK && l.file ? read_file(&l, err) : st;
     st = st == OK ? check(c, err) : st;
-    trim_slashes(c->model);
+    trim_slashes(&c->engine.model);
     free(l.source);
     free(l.in_file);
     free(l.file);
@@ -478,8 +484,7 @@ void config_print(const struct config *c, bool only_set, struct buf *out)
 {
     for (size_t i = 0; i < n_option_rows; i++) {
         const struct option_row *row = &option_rows[i];
-        if (row->type >= OPTION_IGNORED || row->offset == offsetof(struct config, help) ||
-            row->offset == offsetof(struct config, print_config)) {
+        if (row->type >= OPTION_IGNORED || row->is_command) {
             continue;
         }
         bool initial = is_default(c, row);

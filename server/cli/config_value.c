@@ -20,6 +20,23 @@ static const void *const_field(const struct config *c, const struct option_row *
     return (const char *)c + row->offset;
 }
 
+static int64_t get_int(const struct config *c, const struct option_row *row)
+{
+    const void *at = const_field(c, row);
+    return row->n_bytes == sizeof(int32_t) ? *(const int32_t *)at : *(const int64_t *)at;
+}
+
+/* The row's bounds are within what its field holds. */
+static void set_int(struct config *c, const struct option_row *row, int64_t v)
+{
+    void *at = field(c, row);
+    if (row->n_bytes == sizeof(int32_t)) {
+        *(int32_t *)at = (int32_t)v;
+    } else {
+        *(int64_t *)at = v;
+    }
+}
+
 static bool is_one_of(const char *word, const char *const *words)
 {
     for (; *words; words++) {
@@ -143,8 +160,8 @@ static enum status set_text(struct config *c, const struct option_row *row, cons
     if (row->type == OPTION_JSON) {
         TRY(check_json(row, text, err));
     }
-    char **at = field(c, row);
-    free(*at);
+    const char **at = field(c, row);
+    free((void *)*at);
     *at = xstrdup(text);
     return OK;
 }
@@ -167,7 +184,7 @@ enum status config_value_set(struct config *c, const struct option_row *row, con
     case OPTION_INT:
     case OPTION_BYTES:
         TRY(read_number(row, text, &number, err));
-        *(int64_t *)field(c, row) = (int64_t)number;
+        set_int(c, row, (int64_t)number);
         return OK;
     case OPTION_REAL:
     case OPTION_SECONDS:
@@ -187,8 +204,8 @@ void config_value_clear(struct config *c, const struct option_row *row)
     case OPTION_STRING:
     case OPTION_CHOICE:
     case OPTION_JSON:
-        free(*(char **)field(c, row));
-        *(char **)field(c, row) = NULL;
+        free((void *)*(const char **)field(c, row));
+        *(const char **)field(c, row) = NULL;
         break;
     case OPTION_LIST:
         list = field(c, row);
@@ -200,7 +217,7 @@ void config_value_clear(struct config *c, const struct option_row *row)
         break;
     case OPTION_BOOL: *(bool *)field(c, row) = false; break;
     case OPTION_INT:
-    case OPTION_BYTES: *(int64_t *)field(c, row) = 0; break;
+    case OPTION_BYTES: set_int(c, row, 0); break;
     case OPTION_REAL:
     case OPTION_SECONDS: *(double *)field(c, row) = 0; break;
     case OPTION_IGNORED:
@@ -241,15 +258,15 @@ void config_value_print(const struct config *c, const struct option_row *row, st
     case OPTION_STRING:
     case OPTION_CHOICE:
     case OPTION_JSON:
-        if (*(char *const *)at) {
-            print_text(*(char *const *)at, out);
+        if (*(const char *const *)at) {
+            print_text(*(const char *const *)at, out);
         }
         break;
     case OPTION_LIST: print_list(at, out); break;
     case OPTION_BOOL: buf_puts(out, *(const bool *)at ? "true" : "false"); break;
     case OPTION_INT:
     case OPTION_BYTES:
-        v = *(const int64_t *)at;
+        v = get_int(c, row);
         if (v == 0 && row->initial && strcmp(row->initial, "auto") == 0) {
             buf_puts(out, "auto");
         } else {

@@ -12,8 +12,8 @@ extern char **environ;
 
 static enum status check_formats(const struct config *c, struct err *err)
 {
-    bool automatic = !c->kv_cache_dtype || strcmp(c->kv_cache_dtype, "auto") == 0;
-    if (!automatic && (!c->dtype || strcmp(c->kv_cache_dtype, c->dtype) != 0)) {
+    bool automatic = strcmp(c->kv_cache_dtype, "auto") == 0;
+    if (!automatic && strcmp(c->kv_cache_dtype, c->engine.dtype) != 0) {
         return err_set(err, ERR_UNSUPPORTED, "kv-cache-dtype: %s is not supported; keys and values "
                        "have the model's dtype", c->kv_cache_dtype);
     }
@@ -55,31 +55,15 @@ static enum status check_folder(const char *model, struct err *err)
 
 enum status engine_config(const struct config *c, struct engine_options *out, struct err *err)
 {
-    if (!c->model) {
+    if (!c->engine.model) {
         return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
     }
-    TRY(check_folder(c->model, err));
-    *out = (struct engine_options){
-        .model = c->model,
-        .load_format = c->load_format,
-        .dtype = c->dtype,
-        .max_model_len = (int32_t)c->max_model_len,
-        .max_num_seqs = (int32_t)c->max_num_seqs,
-        .max_num_batched_tokens = (int32_t)c->max_num_batched_tokens,
-        .max_waiting = (int32_t)c->max_num_queued_reqs,
-        .block_size = (int32_t)c->block_size,
-        .num_gpu_blocks_override = (int32_t)c->num_gpu_blocks_override,
-        .kv_cache_memory_bytes = c->kv_cache_memory_bytes,
-        .gpu_memory_utilization = c->gpu_memory_utilization,
-        .enable_prefix_caching = c->enable_prefix_caching,
-        .enable_chunked_prefill = c->enable_chunked_prefill,
-        .speculative_config = c->speculative_config,
-        .synthetic = c->load_format && strcmp(c->load_format, "dummy") == 0,
-        .backend = {.deterministic = c->deterministic, .enforce_eager = c->enforce_eager,
-                    .threads = (int32_t)c->threads},
-        .tensor_parallel_size = (int32_t)c->tensor_parallel_size,
-    };
+    TRY(check_folder(c->engine.model, err));
     TRY(check_formats(c, err));
+    *out = c->engine;
+    /* Admission refuses earlier; this leaves room for what passes it at once. */
+    out->max_waiting = (int32_t)(2 * c->max_num_queued_reqs + c->max_n);
+    out->synthetic = c->engine.load_format && strcmp(c->engine.load_format, "dummy") == 0;
     TRY(meet_nodes(c, out, err));
     return devices_choose(c->device, out, err);
 }

@@ -1,5 +1,5 @@
-/* From the option table to the engine's options: one translation for every command that loads a
- * model.
+/* From what the operator has set to an engine that can be opened: one way for every command that
+ * loads a model.
  * Thread: main. */
 #ifndef SLUICE_SERVER_CLI_ENGINE_CONFIG_H
 #define SLUICE_SERVER_CLI_ENGINE_CONFIG_H
@@ -7,8 +7,8 @@
 #include "engine/engine.h"
 #include "server/config/config.h"
 
-/* Strings are borrowed from the config. The device is chosen too, and all nodes have met, which may
- * take a while: pair with devices_release, also after an error. */
+/* The config's own struct engine_options, with what an opener adds to it; strings are borrowed. The
+ * device is chosen too, and all nodes have met, which may take a while: pair with devices_release, also after an error. */
 enum status engine_config(const struct config *c, struct engine_options *out, struct err *err);
 
 #endif

@@ -332,7 +332,7 @@ static enum status open_all(struct generate *g, const struct config *c,
     options->callback_arg = &g->waker;
     TRY(engine_open(options, &g->engine, err));
     g->cx.info = engine_info(g->engine);
-    const char *from = c->tokenizer ? c->tokenizer : c->model;
+    const char *from = c->tokenizer ? c->tokenizer : c->engine.model;
     if (tokenizer_load(from, &g->tokenizer, &g->no_tokenizer) != OK) {
         log_warn("no text in or out: %s", g->no_tokenizer.text);
         g->tokenizer = NULL;

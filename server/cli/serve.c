@@ -65,8 +65,6 @@ static void load(void *arg)
         tell_nodes(s);
         return;
     }
-    /* Admission refuses earlier; this leaves room for what passes it at once. */
-    s->options.max_waiting = (int32_t)(2 * c->max_num_queued_reqs + c->max_n);
     s->options.on_progress = on_progress;
     s->options.wake = wake;
     s->options.callback_arg = s;

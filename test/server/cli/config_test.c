@@ -1,6 +1,7 @@
 #include "server/cli/config_load.h"
 
 #include "server/cli/config_table.h"
+#include "server/cli/nodes_config.h"
 #include "test/check.h"
 
 #include <unistd.h>
@@ -32,18 +33,18 @@ TEST(flags_set_fields_and_the_rest_keeps_its_default)
          "--request-timeout", "2m", "--max-body-bytes", "4MiB");
     CHECK_STR(err.text, "");
     REQUIRE(st == OK);
-    CHECK_STR(c.model, "models/demo");
+    CHECK_STR(c.engine.model, "models/demo");
     CHECK_EQ(c.port, 9001);
-    CHECK_EQ(c.tensor_parallel_size, 2);
-    CHECK_EQ(c.max_model_len, 8000);
-    CHECK(!c.enable_prefix_caching);
+    CHECK_EQ(c.engine.tensor_parallel_size, 2);
+    CHECK_EQ(c.engine.max_model_len, 8000);
+    CHECK(!c.engine.enable_prefix_caching);
     CHECK_EQ(c.served_model_name.n, 2);
     CHECK_STR(c.served_model_name.items[1], "b");
     CHECK_STR(c.host, "::");
     CHECK_NEAR(c.request_timeout, 120, 0);
     CHECK_EQ(c.max_body_bytes, 4 << 20);
-    CHECK_NEAR(c.gpu_memory_utilization, 0, 0);
-    CHECK_EQ(c.max_num_seqs, 0);
+    CHECK_NEAR(c.engine.gpu_memory_utilization, 0, 0);
+    CHECK_EQ(c.engine.max_num_seqs, 0);
     config_deinit(&c);
 }
 
@@ -52,11 +53,11 @@ TEST(a_slash_behind_the_model_is_no_part_of_its_name)
 {
     LOAD("models/demo//");
     REQUIRE(st == OK);
-    CHECK_STR(c.model, "models/demo");
+    CHECK_STR(c.engine.model, "models/demo");
     config_deinit(&c);
     const char *root[] = {"serve", "/"};
     REQUIRE(config_load(&c, 2, (char **)root, env, &err) == OK);
-    CHECK_STR(c.model, "/");
+    CHECK_STR(c.engine.model, "/");
     config_deinit(&c);
 }
 
@@ -64,7 +65,7 @@ TEST(capital_units_are_binary)
 {
     LOAD("m", "--max-model-len", "8K", "--max-num-seqs", "auto");
     REQUIRE(st == OK);
-    CHECK_EQ(c.max_model_len, 8192);
+    CHECK_EQ(c.engine.max_model_len, 8192);
     config_deinit(&c);
 }
 
@@ -81,8 +82,8 @@ TEST(flag_wins_over_environment_and_environment_over_file)
     REQUIRE(st == OK);
     CHECK_EQ(c.port, 3);
     CHECK_STR(c.host, "env");
-    CHECK_STR(c.model, "from-file");
-    CHECK_EQ(c.max_num_seqs, 7);
+    CHECK_STR(c.engine.model, "from-file");
+    CHECK_EQ(c.engine.max_num_seqs, 7);
     CHECK_EQ(c.served_model_name.n, 2);
     CHECK_STR(c.served_model_name.items[1], "y z");
     CHECK_EQ(c.allowed_origins.n, 2);
@@ -154,7 +155,7 @@ TEST(a_byte_order_mark_and_line_ends_of_windows_are_no_text)
     LOAD("--config", path);
     CHECK_STR(err.text, "");
     REQUIRE(st == OK);
-    CHECK_STR(c.model, "x");
+    CHECK_STR(c.engine.model, "x");
     CHECK_EQ(c.port, 5);
     config_deinit(&c);
     unlink(path);
@@ -185,6 +186,70 @@ TEST(printed_configuration_reads_back_the_same)
     buf_deinit(&first);
     buf_deinit(&second);
     unlink(path);
+}
+
+/* "engine.max_model_len" is max-model-len. */
+static bool is_named_alike(const struct option_row *row)
+{
+    const char *dot = strrchr(row->field, '.'), *field = dot ? dot + 1 : row->field;
+    size_t i = 0;
+    while (row->name[i] && (row->name[i] == '-' ? '_' : row->name[i]) == field[i]) {
+        i++;
+    }
+    return row->name[i] == field[i];
+}
+
+static size_t size_of_type(enum option_type type)
+{
+    switch (type) {
+    case OPTION_LIST: return sizeof(struct string_list);
+    case OPTION_BOOL: return sizeof(bool);
+    case OPTION_REAL:
+    case OPTION_SECONDS: return sizeof(double);
+    case OPTION_BYTES: return sizeof(int64_t);
+    default: return sizeof(char *);
+    }
+}
+
+TEST(rows_fit_their_fields_and_have_their_names)
+{
+    for (size_t i = 0; i < n_option_rows; i++) {
+        const struct option_row *row = &option_rows[i];
+        if (row->type >= OPTION_IGNORED) {
+            continue;
+        }
+        bool is_short = row->type == OPTION_INT && row->n_bytes == sizeof(int32_t);
+        bool fits = is_short ? row->min >= INT32_MIN && row->max <= INT32_MAX
+                             : row->n_bytes == size_of_type(row->type);
+        if (!is_named_alike(row) || !fits) {
+            CHECK_FAIL("row %s, field %s", row->name, row->field);
+        }
+        CHECK(!(row->secret && row->same_on_nodes));
+    }
+}
+
+static void identity_of(struct buf *out, const char *flag, const char *value)
+{
+    LOAD("test/golden/llama-3", "--load-format", "dummy", flag, value);
+    CHECK_STR(err.text, "");
+    REQUIRE(st == OK);
+    buf_init(out, 1 << 16);
+    CHECK(nodes_identity(&c, out, &err) == OK);
+    config_deinit(&c);
+}
+
+/* Another size of blocks is another pool; the others' threads are their own business. */
+TEST(nodes_agree_on_what_the_rows_say)
+{
+    struct buf a, b, same;
+    identity_of(&a, "--block-size", "16");
+    identity_of(&b, "--block-size", "32");
+    identity_of(&same, "--threads", "2");
+    CHECK(strstr(a.data, "block-size: 16\n") && strstr(b.data, "block-size: 32\n"));
+    CHECK(strstr(same.data, "enforce-eager: false\n") && !strstr(same.data, "threads"));
+    buf_deinit(&a);
+    buf_deinit(&b);
+    buf_deinit(&same);
 }
 
 TEST(aliases_name_rows_and_help_names_all)
