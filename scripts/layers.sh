@@ -44,10 +44,6 @@ server/cli:         server/config server/jobs server/api server/call server/chat
 '
 # Includes that are still to be mended: "FILE HEADER" each.
 owed='
-bench/engine/bench_engine.c server/cli/commands.h
-bench/engine/bench_engine.c server/cli/config_load.h
-bench/engine/bench_engine.c server/cli/devices.h
-bench/engine/bench_engine.c server/cli/engine_config.h
 bench/ops/bench_ops.c server/cli/commands.h
 engine/cluster/step_wire.h engine/step.h
 engine/schedule/prefix_cache.h engine/engine.h
