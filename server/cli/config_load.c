@@ -4,6 +4,7 @@
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/nearest.h"
 #include "server/cli/config_table.h"
 #include "server/cli/config_value.h"
 
@@ -75,49 +76,20 @@ static const struct option_row *find_row(const char *key, size_t n_bytes)
     return NULL;
 }
 
-/* Levenshtein's distance of two short words. */
-static size_t distance(const char *a, const char *b, size_t nb)
-{
-    enum { MAX = 64 };
-    size_t row[MAX + 1], na = strlen(a);
-    if (nb > MAX) {
-        return MAX;
-    }
-    for (size_t j = 0; j <= nb; j++) {
-        row[j] = j;
-    }
-    for (size_t i = 1; i <= na; i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= nb; j++) {
-            char c = b[j - 1] == '_' ? '-' : b[j - 1];
-            size_t best = diagonal + (a[i - 1] != c);
-            diagonal = row[j];
-            best = row[j] + 1 < best ? row[j] + 1 : best;
-            best = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
-            row[j] = best;
-        }
-    }
-    return row[nb];
-}
-
 static enum status unknown(const char *where, const char *key, size_t n_bytes, struct err *err)
 {
-    const char *nearest = NULL;
-    size_t least = (size_t)-1;
-    for (size_t i = 0; i < n_option_rows + n_option_aliases; i++) {
-        const char *name =
-            i < n_option_rows ? option_rows[i].name : option_aliases[i - n_option_rows].alias;
-        size_t d = distance(name, key, n_bytes);
-        if (d < least) {
-            least = d;
-            nearest = name;
-        }
+    struct nearest nearest = {.typed = key, .n_bytes = n_bytes};
+    for (size_t i = 0; i < n_option_rows; i++) {
+        nearest_try(&nearest, option_rows[i].name);
     }
+    for (size_t i = 0; i < n_option_aliases; i++) {
+        nearest_try(&nearest, option_aliases[i].alias);
+    }
+    const char *meant = nearest_word(&nearest);
     int n = n_bytes > 100 ? 100 : (int)n_bytes;
-    if (nearest && least <= 1 + n_bytes / 2) {
+    if (meant) {
         return err_set(err, ERR_INVALID, "%sunknown option '%.*s'; did you mean '%s'?", where, n,
-                       key, nearest);
+                       key, meant);
     }
     return err_set(err, ERR_INVALID, "%sunknown option '%.*s'", where, n, key);
 }
