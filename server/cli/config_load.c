@@ -14,8 +14,8 @@
 
 enum { FILE_MAX_BYTES = 1 << 20 };
 
-/* Where a value came from; a later source never overwrites an earlier, stronger one. */
-enum source { SOURCE_DEFAULT, SOURCE_FILE, SOURCE_ENV, SOURCE_FLAG };
+/* Where a value came from, the weakest first: a source never overwrites a stronger one. */
+enum source { SOURCE_DEFAULT, SOURCE_FILE, SOURCE_VLLM_ENV, SOURCE_ENV, SOURCE_FLAG };
 
 /* Parallel to option_rows. Kept beside struct config, because only printing asks for it. */
 struct loading {
@@ -188,35 +188,70 @@ static enum status read_flags(struct loading *l, int argc, char **argv, struct e
     return OK;
 }
 
-static enum status read_env(struct loading *l, char **env, struct err *err)
+static bool has_prefix(const char *text, const char *prefix)
 {
-    static const char prefix[] = "SLUICE_";
-    for (; env && *env; env++) {
-        const char *equals = strchr(*env, '=');
-        if (!equals || strncmp(*env, prefix, sizeof prefix - 1) != 0) {
-            continue;
-        }
-        const char *key = *env + sizeof prefix - 1;
-        size_t n_bytes = (size_t)(equals - key);
-        char name[64];
-        if (n_bytes == 0 || n_bytes >= sizeof name) {
-            continue;
-        }
-        for (size_t i = 0; i < n_bytes; i++) {
-            name[i] = (char)tolower((unsigned char)key[i]);
-        }
-        if (same_name("config", name, n_bytes) && !l->file) {
-            l->file = xstrdup(equals + 1);
-        }
-        const struct option_row *row = find_row(name, n_bytes);
-        if (row && *equals && equals[1]) { // other SLUICE_* names belong to tests and tools
-            enum status st = set(l, row, equals + 1, SOURCE_ENV, err);
-            if (st != OK) {
-                return err_prefix(err, st, "environment SLUICE_%.*s", (int)n_bytes, key);
-            }
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+/* One SLUICE_NAME=value. */
+static enum status read_variable(struct loading *l, const char *variable, struct err *err)
+{
+    const char *equals = strchr(variable, '='), *key = variable + strlen("SLUICE_");
+    size_t n_bytes = equals ? (size_t)(equals - key) : 0;
+    char name[64];
+    if (n_bytes == 0 || n_bytes >= sizeof name) {
+        return OK;
+    }
+    for (size_t i = 0; i < n_bytes; i++) {
+        name[i] = (char)tolower((unsigned char)key[i]);
+    }
+    if (same_name("config", name, n_bytes) && !l->file) {
+        l->file = xstrdup(equals + 1);
+    }
+    const struct option_row *row = find_row(name, n_bytes);
+    if (!row || equals[1] == '\0') { // other SLUICE_* names belong to tests and tools
+        return OK;
+    }
+    enum status st = set(l, row, equals + 1, SOURCE_ENV, err);
+    return st == OK ? OK : err_prefix(err, st, "environment SLUICE_%.*s", (int)n_bytes, key);
+}
+
+/* Who comes from vLLM brings its key in the environment, and maybe settings that do nothing here:
+ * those are named, never their values. */
+static enum status read_vllm_env(struct loading *l, char **env, struct err *err)
+{
+    static const char api_key[] = "VLLM_API_KEY=";
+    struct buf unknown;
+    buf_init(&unknown, 4096);
+    enum status st = OK;
+    for (; st == OK && *env; env++) {
+        size_t n_name = strcspn(*env, "=");
+        if (has_prefix(*env, api_key)) {
+            const char *key = *env + strlen(api_key);
+            st = *key ? set(l, find_row("api-key", 7), key, SOURCE_VLLM_ENV, err) : OK;
+        } else if (has_prefix(*env, "VLLM_")) {
+            buf_puts(&unknown, unknown.n_bytes > 0 ? ", " : "");
+            buf_put(&unknown, *env, n_name);
         }
     }
-    return OK;
+    if (unknown.n_bytes > 0) {
+        log_warn("environment variables of vLLM that have no effect here: %s", unknown.data);
+    }
+    buf_deinit(&unknown);
+    return st;
+}
+
+static enum status read_env(struct loading *l, char **env, struct err *err)
+{
+    if (!env) {
+        return OK;
+    }
+    for (char **e = env; *e; e++) {
+        if (has_prefix(*e, "SLUICE_")) {
+            TRY(read_variable(l, *e, err));
+        }
+    }
+    return read_vllm_env(l, env, err);
 }
 
 /* Cuts a trailing comment and white space, and takes the quotes off. NULL if a quoted text does

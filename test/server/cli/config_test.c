@@ -93,6 +93,34 @@ TEST(flag_wins_over_environment_and_environment_over_file)
     unlink(path);
 }
 
+TEST(vllms_key_is_taken_where_no_other_is)
+{
+    const char *some[] = {"VLLM_API_KEY=a", "VLLM_LOGGING_LEVEL=DEBUG", "VLLM_API_KEY_FILE=", NULL};
+    env = (char **)some;
+    {
+        LOAD("m");
+        REQUIRE(st == OK && c.api_key.n == 1);
+        CHECK_STR(c.api_key.items[0], "a");
+        CHECK(c.api_key_file == NULL);
+        config_deinit(&c);
+    }
+    {
+        LOAD("m", "--api-key", "b");
+        REQUIRE(st == OK && c.api_key.n == 1);
+        CHECK_STR(c.api_key.items[0], "b");
+        config_deinit(&c);
+    }
+    const char *both[] = {"VLLM_API_KEY=a", "SLUICE_API_KEY=c", NULL};
+    env = (char **)both;
+    {
+        LOAD("m");
+        REQUIRE(st == OK && c.api_key.n == 1);
+        CHECK_STR(c.api_key.items[0], "c");
+        config_deinit(&c);
+    }
+    env = (char **)no_env;
+}
+
 #define REFUSED(words, ...)                                                                        \
     do {                                                                                           \
         LOAD(__VA_ARGS__);                                                                         \
