@@ -185,6 +185,8 @@ const struct option_row option_rows[] = {
          "one JSON line per finished request")},
     {ROW("print-config", OPTION_BOOL, print_config, "false", "print what is in force, and exit"),
      .is_command = true},
+    {ROW("enable-log-probes", OPTION_BOOL, enable_log_probes, "false",
+         "also for /health, /ping, /metrics and the like")},
     {ROW("help", OPTION_BOOL, help, "false", "this text"), .is_command = true},
 
     {.section = "Taken for compatibility, without effect",

@@ -162,6 +162,7 @@ static enum status listen_now(struct serve *s, struct err *err)
         .drain_delay_ms = ms(c->drain_delay),
         .drain_timeout_ms = ms(c->shutdown_timeout),
         .log_fd = c->enable_log_requests ? 0 : -1,
+        .log_quiet = c->enable_log_probes,
         .routes = api_routes,
         .arg = &s->api,
         .authorize = api_authorize,

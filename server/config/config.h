@@ -52,7 +52,7 @@ struct config {
     bool enable_force_include_usage;
     // the operator
     const char *log_level;
-    bool enable_log_requests;
+    bool enable_log_requests, enable_log_probes;
     bool help, print_config; // print and exit
 };
 

@@ -34,7 +34,7 @@ enum http_gone {
 enum http_route_flags {
     HTTP_ROUTE_ALWAYS = 1, // also over the connection limit and while draining (health, metrics)
     HTTP_ROUTE_JSON = 2,   // a body must be application/json, *+json, or begin with '{'; else 415
-    HTTP_ROUTE_QUIET = 4,  // no log line unless the status is 500 or more
+    HTTP_ROUTE_QUIET = 4,  // no log line, unless log_quiet
 };
 
 struct http_route {
@@ -85,6 +85,7 @@ struct http_options {
     bool tolerate_half_close;      // a client that shuts its writing side still reads
     int log_fd;                    // one JSON line per request; 0: standard output; -1: none
 
+    bool log_quiet;                // a line also for routes that have HTTP_ROUTE_QUIET
     const struct http_route *routes; // ended by a row with method NULL; must outlive the server
     void *arg;                       // for handlers and for all that follows
 

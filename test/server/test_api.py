@@ -620,6 +620,19 @@ def open_stream(server, **body):
 
 
 def running(server):
+PROBES = ["/health", "/health/live", "/health/ready", "/v1/health", "/ping", "/metrics"]
+
+
+def test_probes_are_logged_for_who_wants_it():
+    for more, wanted in (({}, []), ({"enable_log_probes": True}, PROBES)):
+        with Server(env={"FAKE_LOAD_MS": "400"}, wait=False, **more) as s:
+            for path in PROBES:  # the model is loading: some say 503
+                s.get(path)
+            s.get("/nope")
+            assert eventually(lambda: any(l["path"] == "/nope" for l in s.log_lines()))
+            assert [l["path"] for l in s.log_lines() if l["path"] != "/nope"] == wanted
+
+
     return server.get("/load").json()["running"] + server.get("/load").json()["waiting"]
 
 
