@@ -153,7 +153,7 @@ const struct option_row option_rows[] = {
          "a stream's head goes out after this, or with the first token"),
      .min = 0, .max = 3600},
     {ROW("drain-delay", OPTION_SECONDS, drain_delay, "5",
-         "on SIGTERM: not ready, but still accepting"),
+         "on SIGTERM: not ready, but still accepting; not when nobody was connected for so long"),
      .min = 0, .max = 3600},
     {ROW("shutdown-timeout", OPTION_SECONDS, shutdown_timeout, "30",
          "then: time for requests to finish"),

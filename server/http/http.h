@@ -79,13 +79,14 @@ struct http_options {
     unsigned stall_timeout_ms;     // [30 s] unsent bytes and no progress
     unsigned head_delay_ms;        // [5 s] a stream without a write sends its head with a comment
     unsigned keep_alive_ms;        // [15 s] between comments on a silent stream
-    unsigned drain_delay_ms;       // [0] HTTP_DRAINING before HTTP_CLOSING
+    unsigned drain_delay_ms;       // [0] HTTP_DRAINING before HTTP_CLOSING; not when nobody has
+                                   // been connected for that long: then nobody looks
     unsigned drain_timeout_ms;     // [25 s] for running requests, then on_drain_deadline
     unsigned dead_peer_ms;         // [10 s] an unplugged client is gone by then, silent or not
     bool tolerate_half_close;      // a client that shuts its writing side still reads
     int log_fd;                    // one JSON line per request; 0: standard output; -1: none
-
     bool log_quiet;                // a line also for routes that have HTTP_ROUTE_QUIET
+
     const struct http_route *routes; // ended by a row with method NULL; must outlive the server
     void *arg;                       // for handlers and for all that follows
 
