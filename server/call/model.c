@@ -38,20 +38,41 @@ static char *read_in(const char *dir, const char *name, size_t *n_bytes)
 
 /* ---- names ------------------------------------------------------------------------------------ */
 
+static const char *last_part(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* The folder's last part. "." and ".." are no names: those have the one of the folder that they
+ * are; the root of all folders has none. */
+static char *name_of_folder(const char *path)
+{
+    const char *last = last_part(path);
+    if (*last && strcmp(last, ".") != 0 && strcmp(last, "..") != 0) {
+        return xstrdup(last);
+    }
+    char *real = realpath(path, NULL);
+    const char *name = real ? last_part(real) : "";
+    char *copy = xstrdup(*name ? name : "model");
+    free(real);
+    return copy;
+}
+
+/* Without names of the operator's: the folder's, and the whole argument, which vLLM's clients say. */
 static void make_names(struct api_model *m, const struct config *config)
 {
     const struct string_list *given = &config->served_model_name;
     size_t n = given->n > 0 ? given->n : 2;
     const char **names = xcalloc(n, sizeof names[0]);
-    if (given->n > 0) {
-        for (size_t i = 0; i < n; i++) {
-            names[i] = given->items[i];
-        }
-    } else {
-        const char *model = config->engine.model, *slash = strrchr(model, '/');
-        names[0] = model;
-        names[1] = slash && slash[1] ? slash + 1 : model;
-        n = names[0] == names[1] ? 1 : 2;
+    for (size_t i = 0; i < given->n; i++) {
+        names[i] = given->items[i];
+    }
+    if (given->n == 0) {
+        m->folder_name = name_of_folder(config->engine.model);
+        names[0] = m->folder_name;
+        names[1] = config->engine.model;
+        n = strcmp(names[0], names[1]) == 0 ? 1 : 2;
     }
     m->names = names;
     m->n_names = n;
@@ -402,3 +423,4 @@ void api_model_close(struct api_model *m)
     free(m->tokenizer_info);
     *m = (struct api_model){0};
 }
+    free(m->folder_name);

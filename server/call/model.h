@@ -12,8 +12,9 @@
 
 struct api_model {
     const struct config *config;
-    const char *const *names; // as clients may call it; the first is the default
+    const char *const *names; // as clients may call it; the first is the default, and no path
     size_t n_names;
+    char *folder_name; // the first of them where the operator gave none
     const char *text_dir;            // of the tokenizer's configuration: its folder or the model's
     struct tokenizer *tok;           // NULL: ids only
     struct chat_template *template;  // NULL: none

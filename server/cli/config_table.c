@@ -12,7 +12,7 @@ const struct option_row option_rows[] = {
      ROW("model", OPTION_STRING, engine.model, NULL,
          "folder with config.json; also the first argument")},
     {ROW("served-model-name", OPTION_LIST, served_model_name, NULL,
-         "names that clients may use; default: the model argument and its last part")},
+         "names that clients may use; default: the folder's last part, and the model argument")},
     {ROW("tokenizer", OPTION_STRING, tokenizer, NULL, "folder of another tokenizer.json")},
     {ROW("chat-template", OPTION_STRING, chat_template, NULL, "file with a Jinja template")},
     {ROW("default-chat-template-kwargs", OPTION_JSON, default_chat_template_kwargs, NULL,

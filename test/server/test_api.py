@@ -292,10 +292,18 @@ def test_models(server):
     j = server.get("/v1/models").json()
     assert j["data"][0]["max_model_len"] == 2048 and j["data"][0]["owned_by"] == "sluice"
     assert server.get("/v1/models/demo").json()["id"] == "demo"
-    name = j["data"][0]["id"]
-    assert server.get("/v1/models/" + name.lstrip("/")).status in (200, 404)
+    assert j["data"][0]["id"] == "demo"
     assert server.get("/v1/models/none").error["code"] == "model_not_found"
     assert server.get("/v1/models").headers["x-engine-state"] == "ok"
+
+
+@pytest.mark.parametrize("model", [DEMO + "/", DEMO + "/.", ".", "../demo", os.path.relpath(DEMO, DEMO)])
+def test_the_first_name_is_the_folders(model):
+    with Server(model=model, cwd=DEMO) as s:
+        names = [m["id"] for m in s.get("/v1/models").json()["data"]]
+        assert names[0] == "demo"
+        assert s.complete("x", max_tokens=1).json()["model"] == "demo"
+        assert s.complete("x", max_tokens=1, model="demo").status == 200
 
 
 def test_responses(server):
