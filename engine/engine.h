@@ -7,7 +7,7 @@
  * slow reader never holds the engine up.
  * Thread: engine_submit, engine_cancel, engine_stop, engine_stats, engine_reset_prefix_cache from
  * any thread, but for one request always the same one, or ordered by the caller; engine_drain on
- * one thread (the loop); engine_open, engine_follow, engine_stop_all and engine_close with no other
+ * one thread (the loop); engine_check from any; engine_open, engine_follow, engine_stop_all and engine_close with no other
  * call beside them. */
 #ifndef SLUICE_ENGINE_ENGINE_H
 #define SLUICE_ENGINE_ENGINE_H
@@ -159,6 +159,9 @@ struct engine_stats {
     int32_t n_nodes_alive;
     char failure[160]; // why the state is ENGINE_FAILED, if that is known
 };
+
+/* What can be said against the options before anything is loaded: reads config.json alone. */
+enum status engine_check(const struct engine_options *options, struct err *err);
 
 /* Loads the model and starts the thread. Blocking; `err` gets one sentence. */
 enum status engine_open(const struct engine_options *options, struct engine **out,

@@ -509,6 +509,14 @@ static enum status read_ranks(struct engine *e, struct err *err)
     return OK;
 }
 
+enum status engine_check(const struct engine_options *options, struct err *err)
+{
+    struct model_config *c = xcalloc(1, sizeof *c);
+    enum status st = model_config_load(options->model, c, err);
+    free(c);
+    return st;
+}
+
 enum status engine_load(struct engine *e, struct err *err)
 {
     snprintf(e->model_dir, sizeof e->model_dir, "%s", e->options.model);

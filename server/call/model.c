@@ -384,25 +384,39 @@ static bool has_tokenizer(const char *path)
     return is_folder(path) || (strstr(path, ".json") && file_exists(path));
 }
 
+static const char *text_source(const struct config *config)
+{
+    return config->tokenizer ? config->tokenizer : config->engine.model;
+}
+
+enum status api_model_check(const struct config *config, struct err *err)
+{
+    const char *from = text_source(config);
+    if (config->skip_tokenizer_init || has_tokenizer(from)) {
+        return OK;
+    }
+    if (config->tokenizer) {
+        return err_set(err, ERR_IO, "tokenizer: no tokenizer.json in '%.200s'", from);
+    }
+    return err_set(err, ERR_IO, "model '%.200s': no tokenizer.json there; name another folder with "
+                   "--tokenizer, or serve token ids alone with --skip-tokenizer-init", from);
+}
+
 enum status api_model_open(struct api_model *m, const struct config *config,
                            const struct engine_info *info, struct err *err)
 {
     *m = (struct api_model){.config = config, .info = info, .created = clock_wall_sec()};
     const char *model = config->engine.model;
-    const char *from = config->tokenizer ? config->tokenizer : model;
+    const char *from = text_source(config);
     make_names(m, config);
     m->text_dir = is_folder(from) ? from : model; // beside a single file nothing is read
     uint64_t h = hash_bytes(model, strlen(model), (uint64_t)info->n_parameters);
     h ^= hash_bytes(SLUICE_VERSION, strlen(SLUICE_VERSION), (uint64_t)info->dtype);
     snprintf(m->fingerprint, sizeof m->fingerprint, "fp_%010" PRIx64,
              h & (uint64_t)0xffffffffff);
-    enum status st = OK;
-    if (has_tokenizer(from)) {
+    enum status st = api_model_check(config, err);
+    if (st == OK && !config->skip_tokenizer_init) {
         st = tokenizer_load(from, &m->tok, err);
-    } else if (config->tokenizer) {
-        st = err_set(err, ERR_IO, "tokenizer: no tokenizer.json in '%.200s'", from);
-    } else {
-        log_warn("no tokenizer.json beside the model: prompts must be token ids");
     }
     st = st == OK ? open_template(m, config, err) : st;
     st = st == OK ? open_defaults(m, config, err) : st;
@@ -420,7 +434,7 @@ void api_model_close(struct api_model *m)
     tokenizer_free(m->tok);
     chat_template_free(m->template);
     free((void *)m->names);
+    free(m->folder_name);
     free(m->tokenizer_info);
     *m = (struct api_model){0};
 }
-    free(m->folder_name);

@@ -30,6 +30,9 @@ struct api_model {
     char fingerprint[24];
 };
 
+/* Whether there is a tokenizer, before anything is loaded. */
+enum status api_model_check(const struct config *config, struct err *err);
+
 /* Loads tokenizer and template beside a model that the engine has opened. */
 enum status api_model_open(struct api_model *m, const struct config *config,
                            const struct engine_info *info, struct err *err);

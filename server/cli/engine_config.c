@@ -53,13 +53,19 @@ static enum status check_folder(const char *model, struct err *err)
     return OK;
 }
 
-enum status engine_config(const struct config *c, struct engine_options *out, struct err *err)
+enum status engine_config_check(const struct config *c, struct err *err)
 {
     if (!c->engine.model) {
         return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
     }
     TRY(check_folder(c->engine.model, err));
     TRY(check_formats(c, err));
+    return engine_check(&c->engine, err);
+}
+
+enum status engine_config(const struct config *c, struct engine_options *out, struct err *err)
+{
+    TRY(engine_config_check(c, err));
     *out = c->engine;
     /* Admission refuses earlier; this leaves room for what passes it at once. */
     out->max_waiting = (int32_t)(2 * c->max_num_queued_reqs + c->max_n);

@@ -198,13 +198,23 @@ static void announce(const struct serve *s)
     }
 }
 
+/* Nobody is told of an address whose model cannot be loaded: what a look at its files shows comes
+ * first. */
+static enum status prepare(struct serve *s, struct err *err)
+{
+    TRY(engine_config_check(&s->config, err));
+    TRY(api_model_check(&s->config, err));
+    TRY(keys_open(&s->config, &s->api.keys, err));
+    return listen_now(s, err);
+}
+
 static int run(struct serve *s)
 {
     struct err err = {""};
     buf_init(&s->config_text, 1 << 20);
     config_print(&s->config, false, &s->config_text);
     api_init(&s->api, &s->config, s->config_text.data);
-    if (keys_open(&s->config, &s->api.keys, &err) != OK || listen_now(s, &err) != OK) {
+    if (prepare(s, &err) != OK) {
         fprintf(stderr, "sluice: %s\n", err.text);
         api_deinit(&s->api);
         return 1;

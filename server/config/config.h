@@ -22,6 +22,7 @@ struct config {
     // model
     struct string_list served_model_name;
     const char *tokenizer;     // folder or tokenizer.json; NULL: the model's
+    bool skip_tokenizer_init;  // token ids alone
     const char *chat_template; // file, or the template itself; NULL: the model's
     const char *default_chat_template_kwargs; // JSON object, or NULL
     const char *generation_config;            // "auto", "vllm", or a folder

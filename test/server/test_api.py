@@ -180,7 +180,7 @@ def test_completions_forms_and_echo(server):
 def test_a_model_without_a_tokenizer_takes_and_gives_ids(tmp_path):
     for name in ("config.json", "generation_config.json"):
         os.symlink(os.path.join(DEMO, name), tmp_path / name)
-    with Server(model=str(tmp_path), served_model_name="bare", env={"FAKE_STEP_US": "20000"}) as s:
+    with Server(model=str(tmp_path), served_model_name="bare", skip_tokenizer_init=True, env={"FAKE_STEP_US": "20000"}) as s:
         body = {"prompt": [5, 6, 7], "max_tokens": 6, "return_token_ids": True}
         c = s.post("/v1/completions", {**body, "logprobs": 1}).json()["choices"][0]
         assert (c["token_ids"], c["text"], c["finish_reason"]) == ([5, 6, 7, 5, 6, 7], "", "length")
@@ -620,14 +620,6 @@ def test_log_lines_say_it_all(server):
     assert line["status"] == 200 and line["finish"] == "stop" and line["output_tokens"] > 5 and line["prompt_tokens"] > 2
 
 
-def open_stream(server, **body):
-    c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    c.request("POST", "/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True, **body}),
-              {"content-type": "application/json"})
-    return c
-
-
-def running(server):
 PROBES = ["/health", "/health/live", "/health/ready", "/v1/health", "/ping", "/metrics"]
 
 
@@ -641,6 +633,14 @@ def test_probes_are_logged_for_who_wants_it():
             assert [l["path"] for l in s.log_lines() if l["path"] != "/nope"] == wanted
 
 
+def open_stream(server, **body):
+    c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    c.request("POST", "/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True, **body}),
+              {"content-type": "application/json"})
+    return c
+
+
+def running(server):
     return server.get("/load").json()["running"] + server.get("/load").json()["waiting"]
 
 
