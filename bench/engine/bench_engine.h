@@ -1,6 +1,6 @@
-/* `sluice bench-engine`: tokens per second of the engine without a server. Who calls it knows how an
- * engine is opened, on which device and from which words of the command line; the bench knows what
- * to ask of it.
+/* `sluice bench-engine`: tokens per second of the engine without a server. Who calls it knows how
+ * an engine is opened, on which device and from which words of the command line; the bench knows
+ * what to ask of it.
  * Thread: main. */
 #ifndef SLUICE_BENCH_ENGINE_BENCH_ENGINE_H
 #define SLUICE_BENCH_ENGINE_BENCH_ENGINE_H

@@ -59,7 +59,7 @@ static char *name_of_folder(const char *path)
     return copy;
 }
 
-/* Without names of the operator's: the folder's, and the whole argument, which vLLM's clients say. */
+/* Without names of the operator's: the folder's, and the whole argument, as with vLLM. */
 static void make_names(struct api_model *m, const struct config *config)
 {
     const struct string_list *given = &config->served_model_name;

@@ -1,4 +1,4 @@
-/* `sluice bench-engine MODEL`: the bench of bench/engine on an engine as `sluice serve` opens it. */
+/* `sluice bench-engine MODEL`: bench/engine, on an engine as `sluice serve` opens it. */
 #include "bench/engine/bench_engine.h"
 
 #include "server/cli/commands.h"

@@ -1,6 +1,6 @@
-/* The rows of the option table and what a row says. Adding an option is a field and a row: the field
- * in struct config, or in what it embeds (struct engine_options, struct backend_options) when the
- * engine or a backend reads it; the row in config_table.c. Nothing is copied on the way.
+/* The rows of the option table and what a row says. Adding an option is a field and a row: the
+ * field in struct config, or in what it embeds (struct engine_options, struct backend_options) when
+ * the engine or a backend reads it; the row in config_table.c. Nothing is copied on the way.
  * Thread: any; constant. */
 #ifndef SLUICE_SERVER_CLI_CONFIG_TABLE_H
 #define SLUICE_SERVER_CLI_CONFIG_TABLE_H
@@ -17,8 +17,6 @@ enum option_type {
     OPTION_BOOL,    // --x, --no-x, --x=false
     OPTION_CHOICE,
     OPTION_JSON,    // text of a JSON object
-    OPTION_IGNORED, // taken for compatibility, with a note
-    OPTION_IGNORED_VALUE,
 };
 
 struct option_row {
@@ -30,6 +28,7 @@ struct option_row {
     const char *initial;  // as it would be written; NULL: empty
     double min, max;      // of numbers
     const char *choices;  // "a|b|c" of OPTION_CHOICE
+    const char *synonyms; // "x=a|y=b": other words for these; NULL: none
     bool secret;        // never printed
     bool same_on_nodes; // several processes for one model must agree on it
     bool is_command;    // asks for another output than a server: no part of what is in force

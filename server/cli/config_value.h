@@ -12,6 +12,11 @@
 enum status config_value_set(struct config *c, const struct option_row *row, const char *text,
                              struct err *err);
 
+/* Adds a member to the object of an OPTION_JSON; "a.b" is a member of the member a. What is no JSON
+ * itself is a string. */
+enum status config_value_set_member(struct config *c, const struct option_row *row, const char *key,
+                                    const char *text, struct err *err);
+
 /* Frees and zeroes the field. */
 void config_value_clear(struct config *c, const struct option_row *row);
 

@@ -11,7 +11,8 @@
 enum status engine_config_check(const struct config *c, struct err *err);
 
 /* The config's own struct engine_options, with what an opener adds to it; strings are borrowed. The
- * device is chosen too, and all nodes have met, which may take a while: pair with devices_release, also after an error. */
+ * device is chosen too, and all nodes have met, which may take a while: pair with devices_release,
+ * also after an error. */
 enum status engine_config(const struct config *c, struct engine_options *out, struct err *err);
 
 #endif

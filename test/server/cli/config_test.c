@@ -2,6 +2,7 @@
 
 #include "server/cli/config_table.h"
 #include "server/cli/nodes_config.h"
+#include "server/cli/vllm_flags.h"
 #include "test/check.h"
 
 #include <unistd.h>
@@ -154,6 +155,93 @@ TEST(bad_flags_are_refused_with_words)
     REFUSED("/nonexistent", "m", "--config", "/nonexistent");
 }
 
+TEST(command_lines_of_vllm_run_unchanged)
+{
+    LOAD("m", "--dtype", "half", "--allowed-origins", "[\"*\"]", "-O3", "--compilation-config",
+         "{\"level\": 3}", "-cc.level=2", "-O", "1", "--reasoning-parser", "deepseek_r1",
+         "--tool-call-parser", "openai", "--trust-remote-code", "--swap-space", "4",
+         "--collect-detailed-traces", "model", "worker", "--no-enable-lora", "--enable-lora=False",
+         "-tp", "2", "-n", "1", "-r", "0", "--hf-token", "--disable-uvicorn-access-log",
+         "--tokenizer-mode", "auto", "--tokenizer_revision", "main", "--limit-mm-per-prompt.image",
+         "2", "--no-async-scheduling", "-asc", "2", "--middleware", "", "--port", "9");
+    CHECK_STR(err.text, "");
+    REQUIRE(st == OK);
+    CHECK_STR(c.engine.model, "m");
+    CHECK_STR(c.engine.dtype, "float16");
+    CHECK_EQ(c.allowed_origins.n, 1);
+    CHECK_STR(c.allowed_origins.items[0], "*");
+    CHECK_STR(c.reasoning_parser, "think");
+    CHECK_STR(c.tool_call_parser, "harmony");
+    CHECK_EQ(c.engine.tensor_parallel_size, 2);
+    CHECK_EQ(c.nnodes, 1);
+    CHECK_EQ(c.node_rank, 0);
+    CHECK_EQ(c.port, 9);
+    CHECK(!c.enable_log_requests);
+    config_deinit(&c);
+}
+
+TEST(members_of_an_object_come_one_by_one)
+{
+    LOAD("m", "--spec-method", "ngram", "--spec-tokens", "4",
+         "--speculative-config.prompt_lookup_min=2", "--default-chat-template-kwargs",
+         "{\"a\": 1}", "--default-chat-template-kwargs.b.c", "it's", "-sc.x", "[1, {}]");
+    CHECK_STR(err.text, "");
+    REQUIRE(st == OK);
+    CHECK_STR(c.engine.speculative_config,
+              "{\"method\": \"ngram\", \"num_speculative_tokens\": 4, "
+              "\"prompt_lookup_min\": 2, \"x\": [1, {}]}");
+    CHECK_STR(c.default_chat_template_kwargs, "{\"a\": 1, \"b\": {\"c\": \"it's\"}}");
+    config_deinit(&c);
+}
+
+TEST(a_member_comes_once_and_of_an_object)
+{
+    REFUSED("'method' is there already", "m", "--spec-method", "ngram", "-sc.method", "eagle");
+    REFUSED("'b.d' is there already", "m", "--default-chat-template-kwargs.b.c", "1",
+            "--default-chat-template-kwargs.b.d", "1");
+    REFUSED("unknown option", "m", "--port.x", "1");
+    REFUSED("needs a value", "m", "--spec-method");
+}
+
+TEST(what_would_change_answers_is_refused_with_the_reason)
+{
+    REFUSED("enable-lora: 'true' is not supported: adapters", "m", "--enable-lora");
+    REFUSED("adapters are not supported", "m", "--lora-modules", "a=b", "c=d");
+    REFUSED("config.json is taken as it is", "m", "--hf-overrides", "{\"rope_theta\": 1}");
+    REFUSED("tokenizer.json is what is read", "m", "--tokenizer-mode=mistral");
+    REFUSED("not loaded", "m", "--middleware", "a.b");
+    REFUSED("none of", "m", "--reasoning-parser", "granite");
+    char *path = write_file("disable-log-stats: true\nenable-lora: False\nignore-patterns:\n- a\n"
+                            "port: 7\nlogits-processors:\n  - a.b\n");
+    REFUSED(":7: option logits-processors: 'a.b' is not supported: code", "m", "--config", path);
+    unlink(path);
+}
+
+/* Each name has one owner, and what a flag becomes is an option. */
+TEST(flags_of_vllm_are_no_options)
+{
+    for (size_t i = 0; i < n_vllm_flags; i++) {
+        const struct vllm_flag *f = &vllm_flags[i];
+        bool clash = f->harmless && f->becomes;
+        for (size_t k = 0; k < n_option_rows; k++) {
+            clash = clash || strcmp(option_rows[k].name, f->name) == 0;
+        }
+        for (size_t k = 0; k < n_option_aliases; k++) {
+            clash = clash || strcmp(option_aliases[k].alias, f->name) == 0 ||
+                    (f->alias && strcmp(option_aliases[k].alias, f->alias) == 0);
+        }
+        for (size_t k = 0; k < n_vllm_flags; k++) {
+            const struct vllm_flag *g = &vllm_flags[k];
+            clash = clash || (k != i && strcmp(f->name, g->name) == 0) ||
+                    (k != i && f->alias && g->alias && strcmp(f->alias, g->alias) == 0);
+        }
+        if (clash || !f->why[0]) {
+            CHECK_FAIL("%s", f->name);
+        }
+    }
+    CHECK(n_vllm_flags > 200);
+}
+
 TEST(bad_lines_are_refused_with_their_number)
 {
     char *path = write_file("model: x\nprot: 5\n");
@@ -243,9 +331,6 @@ TEST(rows_fit_their_fields_and_have_their_names)
 {
     for (size_t i = 0; i < n_option_rows; i++) {
         const struct option_row *row = &option_rows[i];
-        if (row->type >= OPTION_IGNORED) {
-            continue;
-        }
         bool is_short = row->type == OPTION_INT && row->n_bytes == sizeof(int32_t);
         bool fits = is_short ? row->min >= INT32_MIN && row->max <= INT32_MAX
                              : row->n_bytes == size_of_type(row->type);

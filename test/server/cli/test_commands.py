@@ -53,3 +53,10 @@ def test_vllms_environment_is_taken_or_named_once():
     assert "VLLM_API_KEY" not in err and "hidden" not in out + err and "DEBUG" not in err
     rc, out, err = run("serve", DEMO, "--print-config")
     assert rc == 0 and err == ""
+
+
+def test_flags_of_vllm_are_noted_or_refused():
+    rc, out, err = run("serve", DEMO, "-O3", "--swap-space", "4", "--print-config", "--trust-remote-code")
+    assert rc == 0 and len(err.splitlines()) == 3 and all("has no effect here: " in l for l in err.splitlines())
+    rc, out, err = run("serve", DEMO, "--enable-lora")
+    assert rc == 2 and err == "sluice: option enable-lora: 'true' is not supported: adapters are not supported\n"
