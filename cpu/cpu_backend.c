@@ -237,9 +237,9 @@ enum status cpu_open_with(const struct backend_options *options,
                           struct err *err)
 {
     *out = NULL;
-    if (options->n_threads < 0 || options->n_threads > 1024) {
+    if (options->threads < 0 || options->threads > 1024) {
         return err_set(err, ERR_INVALID, "threads: %d is not between 0 and 1024",
-                       options->n_threads);
+                       options->threads);
     }
     struct cpu_backend *cpu = xcalloc(1, sizeof *cpu);
     cpu->base = (struct backend){
@@ -249,10 +249,10 @@ enum status cpu_open_with(const struct backend_options *options,
     };
     cpu->options = *options;
     cpu->kernels = kernels;
-    cpu->pool = pool_create(options->n_threads);
+    cpu->pool = pool_create(options->threads);
     if (!cpu->pool) {
         cpu_close(&cpu->base);
-        return err_set(err, ERR_NOMEM, "cannot start %d threads", options->n_threads);
+        return err_set(err, ERR_NOMEM, "cannot start %d threads", options->threads);
     }
     cpu->n_scratch = pool_n_threads(cpu->pool);
     cpu->scratch = xcalloc((size_t)cpu->n_scratch, sizeof *cpu->scratch);

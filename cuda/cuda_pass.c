@@ -219,7 +219,7 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
     TRY(send_meta(be, pass, shape));
     be->is_few = is_few(pass, shape->n_rows);
     be->rope.n_rows = 0;
-    if (may_capture && !be->options.no_graphs) {
+    if (may_capture && !be->options.enforce_eager) {
         const struct graph_key key = {pass->model,  pass->kv_set,   shape->n_rows,
                                       shape->n_out, shape->n_draws, be->is_few};
         enum graph_use use = GRAPH_NONE;

@@ -7,7 +7,7 @@
  * slow reader never holds the engine up.
  * Thread: engine_submit, engine_cancel, engine_stop, engine_stats, engine_reset_prefix_cache from
  * any thread, but for one request always the same one, or ordered by the caller; engine_drain on
- * one thread (the loop); engine_open, engine_follow, engine_stop_all and engine_close with no other
+ * one thread (the loop); engine_check from any; engine_open, engine_follow, engine_stop_all and engine_close with no other
  * call beside them. */
 #ifndef SLUICE_ENGINE_ENGINE_H
 #define SLUICE_ENGINE_ENGINE_H
@@ -89,30 +89,33 @@ struct engine_request {
     struct engine_request *next_event; // of one drain; the draining thread's
 };
 
+/* The operator's options have the names and the meanings that they have on the command line; which
+ * values may come from there is in the option table (server/cli/config_table.c). 0 and NULL: chosen
+ * at start, as each says. */
 struct engine_options {
-    const char *model_dir;
-    enum dtype dtype;            // of weights and KV
-    bool dtype_is_set;           // else the checkpoint's
-    bool dummy_weights;          // config alone: random weights made in place
+    const char *model;       // folder with config.json
+    const char *load_format; // "dummy": config alone, random weights made in place
+    const char *dtype;       // of weights and KV, as config.json writes it; "auto": the checkpoint's
     int32_t max_model_len;       // 0: the model's own, as far as memory allows
     int32_t max_num_seqs;        // lanes; 0: 256 (CPU: 64)
     int32_t max_num_batched_tokens; // rows of a step; 0: 8192 (CPU: 2048)
-    int32_t max_waiting;         // sequences in the queue; 0: 4096
     int32_t block_size;          // tokens of a KV block; 0: the backend's preference
-    int32_t n_blocks;            // 0: from memory
-    size_t kv_bytes;             // 0: from memory_fraction
-    double memory_fraction;      // of free device memory for everything; 0: 0.9 (CPU: 0.4)
-    bool no_prefix_cache;
-    bool no_chunked_prefill;
+    int32_t num_gpu_blocks_override; // KV blocks; 0: from memory
+    int64_t kv_cache_memory_bytes;   // 0: from gpu_memory_utilization
+    double gpu_memory_utilization; // of free device memory for everything; 0: 0.9 (CPU: 0.4)
+    bool enable_prefix_caching, enable_chunked_prefill;
     const char *speculative_config; // JSON, vLLM's shape; NULL: none
-    bool synthetic; // the caller knows that a synthetic acceptance makes up text
+    int32_t tensor_parallel_size;   // ranks, over all nodes; 0: 1
+    struct backend_options backend; // device and the operator's; dtype and ranks are set here
+
+    /* What the opener sets. */
+    int32_t max_waiting; // sequences in the queue; 0: 4096
+    bool synthetic;      // it knows that a synthetic acceptance makes up text
     /* Opens rank `rank`'s backend; called once per rank. */
     enum status (*open_backend)(const struct backend_options *options, struct backend **out,
                                 struct err *err, void *arg);
-    struct backend_options backend; // device, threads, deterministic; dtype and ranks are set here
     void *open_arg;
-    int32_t n_ranks; // tensor parallel, over all nodes; 0: 1
-    struct nodes *nodes; // the processes that share them; NULL: this one alone
+    struct nodes *nodes; // the processes that share the ranks; NULL: this one alone
     /* Ends the ranks' collectives (those of backend.comm) with an error, from any thread. NULL: the
      * ranks share nothing. */
     void (*abort_ranks)(struct comm *comm);
@@ -156,6 +159,9 @@ struct engine_stats {
     int32_t n_nodes_alive;
     char failure[160]; // why the state is ENGINE_FAILED, if that is known
 };
+
+/* What can be said against the options before anything is loaded: reads config.json alone. */
+enum status engine_check(const struct engine_options *options, struct err *err);
 
 /* Loads the model and starts the thread. Blocking; `err` gets one sentence. */
 enum status engine_open(const struct engine_options *options, struct engine **out,

@@ -8,6 +8,7 @@
 #include "engine/base/mem.h"
 #include "engine/tokenizer/tokenizer.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,14 +129,25 @@ static bool fit_draft(struct engine *e, int32_t draft)
     return model_config_fit(c, c->max_pos < served ? c->max_pos : served);
 }
 
+/* Random weights: there are no files but config.json. */
+static bool is_dummy(const struct engine *e)
+{
+    return e->options.load_format && strcmp(e->options.load_format, "dummy") == 0;
+}
+
 /* The operator's word, else config.json's, else that of the weights themselves. */
-static enum dtype choose_dtype(const struct engine *e)
+static enum status choose_dtype(const struct engine *e, enum dtype *out, struct err *err)
 {
     const struct model_config *c = &e->config;
-    if (e->options.dtype_is_set) {
-        return e->options.dtype;
+    const char *asked = e->options.dtype ? e->options.dtype : "auto";
+    if (strcmp(asked, "auto") != 0) {
+        return dtype_find(asked, out) ? OK
+                                      : err_set(err, ERR_UNSUPPORTED,
+                                                "dtype: '%.60s' is not supported", asked);
     }
-    return c->dtype_is_set || !e->checkpoint ? c->dtype : model_stored_dtype(c, e->checkpoint);
+    bool says = c->dtype_is_set || !e->checkpoint;
+    *out = says ? c->dtype : model_stored_dtype(c, e->checkpoint);
+    return OK;
 }
 
 /* Both must mean the same by every id: the same number of them, and the same spelling where both
@@ -177,7 +189,7 @@ static enum status read_drafts(struct engine *e, struct err *err)
         if (c->max_pos < e->spec.draft_max_len) {
             e->spec.draft_max_len = c->max_pos;
         }
-        if (!e->options.dummy_weights) {
+        if (!is_dummy(e)) {
             TRY(checkpoint_open(folder, &e->draft_checkpoint[i], err));
         }
     }
@@ -218,17 +230,18 @@ static int32_t path_blocks(struct engine *e, const struct backend_facts *facts)
 
 static double share_of_memory(const struct engine *e, const struct backend_facts *facts)
 {
-    return e->options.memory_fraction > 0.0 ? e->options.memory_fraction
-           : on_cpu(facts)                  ? 0.4
-                                            : 0.9;
+    if (e->options.gpu_memory_utilization > 0.0) {
+        return e->options.gpu_memory_utilization;
+    }
+    return on_cpu(facts) ? 0.4 : 0.9;
 }
 
 /* How much of the device's memory the KV blocks may take. */
 static size_t kv_budget(const struct engine *e, const struct backend_facts *facts,
                         size_t activations)
 {
-    if (e->options.kv_bytes > 0) {
-        return e->options.kv_bytes;
+    if (e->options.kv_cache_memory_bytes > 0) {
+        return (size_t)e->options.kv_cache_memory_bytes;
     }
     double bytes = (double)facts->free_bytes * share_of_memory(e, facts) - (double)activations;
     return bytes > 0.0 ? (size_t)bytes : 0;
@@ -302,11 +315,11 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
                    ((info->max_model_len + info->block_tokens - 1) / info->block_tokens);
     most = most > LEAST_BLOCKS ? most : LEAST_BLOCKS;
     n = n < most ? n : most;
-    n = e->options.n_blocks > 0 ? e->options.n_blocks : n;
-    if ((size_t)n > facts->free_bytes / (per_block ? per_block : 1) && e->options.n_blocks > 0) {
+    const int32_t asked = e->options.num_gpu_blocks_override;
+    n = asked > 0 ? asked : n;
+    if ((size_t)n > facts->free_bytes / (per_block ? per_block : 1) && asked > 0) {
         return err_set(err, ERR_NOMEM, "num-gpu-blocks-override: %d KV blocks of %zu kB do not fit "
-                       "the %zu MB that are free", e->options.n_blocks, per_block >> 10,
-                       facts->free_bytes >> 20);
+                       "the %zu MB that are free", asked, per_block >> 10, facts->free_bytes >> 20);
     }
     n = n < INT32_MAX / info->block_tokens ? n : INT32_MAX / info->block_tokens;
     TRY(engine_agree(e, &n, err));
@@ -315,13 +328,13 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
     if (n >= LEAST_BLOCKS) {
         return OK;
     }
-    if (e->options.n_blocks > 0) {
+    if (asked > 0) {
         return err_set(err, ERR_INVALID, "num-gpu-blocks-override is %d: two KV blocks are the "
-                       "least", e->options.n_blocks);
+                       "least", asked);
     }
-    if (e->options.kv_bytes > 0) {
-        return err_set(err, ERR_NOMEM, "kv-cache-memory-bytes is %zu: two KV blocks, the least, "
-                       "take %zu", e->options.kv_bytes, 2 * per_block);
+    if (e->options.kv_cache_memory_bytes > 0) {
+        return err_set(err, ERR_NOMEM, "kv-cache-memory-bytes is %" PRId64 ": two KV blocks, the "
+                       "least, take %zu", e->options.kv_cache_memory_bytes, 2 * per_block);
     }
     return err_set(err, ERR_NOMEM, "no memory for KV blocks of %zu kB: %zu MB free after the "
                    "weights, %g of it to use (gpu-memory-utilization), %zu MB for activations",
@@ -371,7 +384,7 @@ static enum status size_blocks(struct engine *e, struct err *err)
     TRY(count_blocks(e, &facts, err));
     int32_t fits = info->n_blocks * info->block_tokens;
     if (info->max_model_len > fits) {
-        if (e->options.max_model_len > 0 && e->options.n_blocks <= 0) {
+        if (e->options.max_model_len > 0 && e->options.num_gpu_blocks_override <= 0) {
             return err_set(err, ERR_NOMEM, "max-model-len %d needs more KV blocks than fit: %d "
                            "tokens", info->max_model_len, fits);
         }
@@ -396,8 +409,8 @@ static void limits_of(const struct engine *e, struct scheduler_limits *out)
         .block_tokens = info->block_tokens,
         .max_blocks_per_lane =
             (info->max_model_len + nodes + info->block_tokens - 1) / info->block_tokens + 1,
-        .prefix_cache = !e->options.no_prefix_cache,
-        .chunked = !e->options.no_chunked_prefill,
+        .prefix_cache = e->options.enable_prefix_caching,
+        .chunked = e->options.enable_chunked_prefill,
         .hash_key = hash_process_key() | 1,
     };
 }
@@ -473,7 +486,7 @@ static enum status check_heads(struct engine *e, struct err *err)
 /* The number of ranks and nodes, which must divide the models. */
 static enum status read_ranks(struct engine *e, struct err *err)
 {
-    int32_t n_ranks = pick(e->options.n_ranks, 1);
+    int32_t n_ranks = pick(e->options.tensor_parallel_size, 1);
     if (n_ranks > MAX_RANKS) {
         return err_set(err, ERR_INVALID, "tensor-parallel-size: at most %d", MAX_RANKS);
     }
@@ -496,9 +509,17 @@ static enum status read_ranks(struct engine *e, struct err *err)
     return OK;
 }
 
+enum status engine_check(const struct engine_options *options, struct err *err)
+{
+    struct model_config *c = xcalloc(1, sizeof *c);
+    enum status st = model_config_load(options->model, c, err);
+    free(c);
+    return st;
+}
+
 enum status engine_load(struct engine *e, struct err *err)
 {
-    snprintf(e->model_dir, sizeof e->model_dir, "%s", e->options.model_dir);
+    snprintf(e->model_dir, sizeof e->model_dir, "%s", e->options.model);
     TRY(read_config(e, err));
     TRY(spec_init(&e->spec, e->options.speculative_config, err));
     e->info.n_spec_tokens = e->spec.k;
@@ -508,10 +529,10 @@ enum status engine_load(struct engine *e, struct err *err)
     }
     TRY(read_drafts(e, err));
     TRY(read_ranks(e, err));
-    if (!e->options.dummy_weights) {
+    if (!is_dummy(e)) {
         TRY(checkpoint_open(e->model_dir, &e->checkpoint, err));
     }
-    e->info.dtype = choose_dtype(e);
+    TRY(choose_dtype(e, &e->info.dtype, err));
     int32_t n_local = e->info.n_ranks / e->info.n_nodes;
     int32_t node = e->options.nodes ? nodes_rank(e->options.nodes) : 0;
     TRY(ranks_start(&e->ranks, node * n_local, n_local, err));

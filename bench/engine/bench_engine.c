@@ -1,20 +1,17 @@
-/* `sluice bench-engine MODEL`: tokens per second of the engine without a server, at known batches
- * and contexts. Sequences with random prompts of their own decode together; what counts is the time
- * between two points at which all of them had drawn so many tokens. */
+/* Tokens per second of the engine without a server, at known batches and contexts. Sequences with
+ * random prompts of their own decode together; what counts is the time between two points at which
+ * all of them had drawn so many tokens. */
+#include "bench/engine/bench_engine.h"
+
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
-#include "server/cli/commands.h"
-#include "server/cli/devices.h"
-#include "server/cli/engine_config.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-extern char **environ;
 
 enum { MAX_LIST = 16, WARM_STEPS = 12, REPEATS = 3 };
 
@@ -318,7 +315,20 @@ static bool take_options(struct bench *b, int argc, char **argv, int *n_rest, ch
     return b->n_steps >= 1 && b->n_steps <= 4096 && b->temperature >= 0.0f;
 }
 
-int cmd_bench_engine(int argc, char **argv)
+/* Opens the engine that the words `rest` ask for, and measures. */
+static enum status run(struct bench *b, int n_rest, char **rest, const struct engine_opener *opener,
+                       struct engine_options *options, struct err *err)
+{
+    TRY(opener->configure(n_rest, rest, options, opener->arg, err));
+    options->synthetic = true; // nobody reads what is drawn
+    options->wake = wake;
+    options->callback_arg = b;
+    TRY(engine_open(options, &b->engine, err));
+    b->info = engine_info(b->engine);
+    return measure_all(b, err);
+}
+
+int bench_engine(int argc, char **argv, const struct engine_opener *opener)
 {
     struct bench b = {.batches = {1, {64}}, .contexts = {1, {256}}, .n_steps = 32};
     char **rest = xcalloc((size_t)argc + 1, sizeof *rest);
@@ -334,27 +344,14 @@ int cmd_bench_engine(int argc, char **argv)
     log_set_level(LOG_WARN);
     pthread_mutex_init(&b.lock, NULL);
     pthread_cond_init(&b.changed, NULL);
-    struct config c = {0};
     struct engine_options options = {0};
     struct err err = {""};
-    enum status st = config_load(&c, n_rest, rest, environ, &err);
-    st = st == OK ? engine_config(&c, &options, &err) : st;
-    if (st == OK) {
-        options.synthetic = true; // nobody reads what is drawn
-        options.wake = wake;
-        options.callback_arg = &b;
-        st = engine_open(&options, &b.engine, &err);
-    }
-    if (st == OK) {
-        b.info = engine_info(b.engine);
-        st = measure_all(&b, &err);
-    }
+    enum status st = run(&b, n_rest, rest, opener, &options, &err);
     if (st != OK) {
         fprintf(stderr, "sluice: %s\n", err.text[0] ? err.text : status_name(st));
     }
     engine_close(b.engine);
-    devices_release(&options);
-    config_deinit(&c);
+    opener->release(&options, opener->arg);
     free(rest);
     pthread_cond_destroy(&b.changed);
     pthread_mutex_destroy(&b.lock);

@@ -20,9 +20,11 @@ static void ignore(struct engine_request *r, void *arg)
 int main(void)
 {
     struct fake_control control = {.timed = true};
-    struct engine_options o = {.model_dir = "test/golden/llama-3", .dummy_weights = true,
+    struct engine_options o = {.model = "test/golden/llama-3", .load_format = "dummy",
                                .open_backend = fake_open, .open_arg = &control,
-                               .no_thread = true, .block_size = 16, .n_blocks = 16384,
+                               .no_thread = true, .block_size = 16,
+                               .num_gpu_blocks_override = 16384,
+                               .enable_prefix_caching = true, .enable_chunked_prefill = true,
                                .max_num_seqs = N, .max_model_len = 512};
     struct engine *e;
     struct err err;

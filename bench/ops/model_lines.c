@@ -131,7 +131,7 @@ static enum status open_memory(struct bench *b, struct err *err)
 
 static enum status open_backend(struct bench *b, struct err *err)
 {
-    struct backend_options o = {.n_ranks = 1, .dtype = b->dtype, .n_threads = b->threads};
+    struct backend_options o = {.n_ranks = 1, .dtype = b->dtype, .threads = b->threads};
     if (strcmp(b->device, "cpu") == 0) {
         return cpu_open(&o, &b->be, err);
     }

@@ -252,8 +252,8 @@ struct backend_options {
                           // activations are fp32 and nothing is rounded on the way
     bool deterministic;   // a row has the same bits whatever is in its batch, and whatever drafts,
                           // chunks and the cache do; the CPU always has that
-    bool no_graphs;       // every pass is issued, none captured and replayed; the CPU has none
-    int32_t n_threads;    // CPU: 0 means all
+    bool enforce_eager;       // every pass is issued, none captured and replayed; the CPU has none
+    int32_t threads;      // CPU: 0 means all
 };
 
 struct backend;

@@ -3,6 +3,7 @@
 #ifndef SLUICE_ENGINE_DEVICE_DTYPE_H
 #define SLUICE_ENGINE_DEVICE_DTYPE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -27,6 +28,9 @@ enum dtype {
     DT_U2,
     DT_E2M1,
 };
+
+/* "bfloat16", "float16" or "float32", as checkpoints and operators name them; false: another. */
+bool dtype_find(const char *name, enum dtype *out);
 
 /* Of one number; 0 for those that take less than a byte. */
 static inline size_t dtype_bytes(enum dtype t)

@@ -72,17 +72,10 @@ static enum status read_dtype(const struct json *root, const struct json *j, str
     c->dtype_is_set = name != NULL;
     name = name ? name : "bfloat16";
     const char *bare = strncmp(name, "torch.", 6) == 0 ? name + 6 : name;
-    static const struct {
-        const char *name;
-        enum dtype dtype;
-    } rows[] = {{"bfloat16", DT_BF16}, {"float16", DT_F16}, {"float32", DT_F32}};
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (strcmp(rows[i].name, bare) == 0) {
-            c->dtype = rows[i].dtype;
-            return OK;
-        }
+    if (!dtype_find(bare, &c->dtype)) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: dtype '%s' is not supported", name);
     }
-    return err_set(err, ERR_UNSUPPORTED, "config.json: dtype '%s' is not supported", name);
+    return OK;
 }
 
 static enum status read_activation(const struct json *j, struct model_config *c, struct err *err)

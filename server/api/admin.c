@@ -138,8 +138,8 @@ void api_get_metrics(struct http_request *req, void *arg)
         .health = api_health_names[h],
         .heartbeat_age_s = waits ? (double)(now_ns - a->seen_step_ns) * 1e-9 : 0,
         .load_seconds = a->ready ? (double)(a->ready_ns - a->started_ns) * 1e-9 : 0,
-        .memory_utilization = a->config->gpu_memory_utilization,
-        .prefix_caching = a->config->enable_prefix_caching,
+        .memory_utilization = a->config->engine.gpu_memory_utilization,
+        .prefix_caching = a->config->engine.enable_prefix_caching,
     };
     buf_init(&out, 4 << 20);
     metrics_print(&a->metrics, &s, &out);
@@ -159,12 +159,10 @@ void api_get_metrics(struct http_request *req, void *arg)
 void api_get_server_info(struct http_request *req, void *arg)
 {
     struct api *a = arg;
-    struct buf text, b;
-    buf_init(&text, 1 << 20);
+    struct buf b;
     buf_init(&b, 2 << 20);
-    config_print(a->config, false, &text); // leaves secrets out
     buf_puts(&b, "{\"version\":\"" SLUICE_VERSION "\",\"config\":");
-    buf_put_json(&b, text.data ? text.data : "", text.n_bytes);
+    buf_put_json(&b, a->config_text, strlen(a->config_text));
     if (a->ready) {
         const struct engine_info *i = a->calls.model.info;
         buf_printf(&b, ",\"model_type\":\"%s\",\"device\":", i->model_type);
@@ -177,7 +175,6 @@ void api_get_server_info(struct http_request *req, void *arg)
                    a->calls.model.parser ? a->calls.model.parser->name : "none");
     }
     buf_putc(&b, '}');
-    buf_deinit(&text);
     reply_json(req, 200, &b);
 }
 

@@ -9,9 +9,9 @@
 #include <string.h>
 #include <strings.h>
 
-void api_init(struct api *a, const struct config *config)
+void api_init(struct api *a, const struct config *config, const char *config_text)
 {
-    *a = (struct api){.config = config, .health = HEALTH_LOADING};
+    *a = (struct api){.config = config, .config_text = config_text, .health = HEALTH_LOADING};
     a->started_ns = clock_now_ns();
     call_server_init(&a->calls, config, &api_call_host);
 }

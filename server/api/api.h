@@ -23,6 +23,7 @@ extern const char *const api_health_names[]; // "ok", "loading", ...
 struct api {
     struct call_server calls; // first: the host of the calls leads back here
     const struct config *config;
+    const char *config_text; // all of it as --print-config has it, without secrets; borrowed
     struct http_server *http;
     struct keys *keys;
     struct metrics metrics;
@@ -38,7 +39,7 @@ struct api {
 
 /* ---- the server (api.c) ----------------------------------------------------------------------- */
 
-void api_init(struct api *a, const struct config *config);
+void api_init(struct api *a, const struct config *config, const char *config_text);
 /* The model is loaded: a->calls.engine and a->calls.model are set. */
 void api_set_ready(struct api *a);
 void api_deinit(struct api *a); // after the loop

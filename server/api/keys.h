@@ -8,7 +8,7 @@
 #define SLUICE_SERVER_API_KEYS_H
 
 #include "engine/base/status.h"
-#include "server/cli/config.h"
+#include "server/config/config.h"
 
 struct keys;
 

@@ -11,7 +11,7 @@ static void put_model(struct buf *b, const struct api *a, const char *name)
     buf_puts(b, ",\"object\":\"model\",\"created\":");
     buf_put_int(b, a->calls.model.created);
     buf_puts(b, ",\"owned_by\":\"sluice\",\"root\":");
-    buf_put_json(b, a->config->model, strlen(a->config->model));
+    buf_put_json(b, a->config->engine.model, strlen(a->config->engine.model));
     buf_puts(b, ",\"parent\":null,\"max_model_len\":");
     buf_put_int(b, a->calls.model.info->max_model_len);
     buf_puts(b, ",\"permission\":[]}");

@@ -38,20 +38,41 @@ static char *read_in(const char *dir, const char *name, size_t *n_bytes)
 
 /* ---- names ------------------------------------------------------------------------------------ */
 
+static const char *last_part(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* The folder's last part. "." and ".." are no names: those have the one of the folder that they
+ * are; the root of all folders has none. */
+static char *name_of_folder(const char *path)
+{
+    const char *last = last_part(path);
+    if (*last && strcmp(last, ".") != 0 && strcmp(last, "..") != 0) {
+        return xstrdup(last);
+    }
+    char *real = realpath(path, NULL);
+    const char *name = real ? last_part(real) : "";
+    char *copy = xstrdup(*name ? name : "model");
+    free(real);
+    return copy;
+}
+
+/* Without names of the operator's: the folder's, and the whole argument, as with vLLM. */
 static void make_names(struct api_model *m, const struct config *config)
 {
     const struct string_list *given = &config->served_model_name;
     size_t n = given->n > 0 ? given->n : 2;
     const char **names = xcalloc(n, sizeof names[0]);
-    if (given->n > 0) {
-        for (size_t i = 0; i < n; i++) {
-            names[i] = given->items[i];
-        }
-    } else {
-        const char *slash = strrchr(config->model, '/');
-        names[0] = config->model;
-        names[1] = slash && slash[1] ? slash + 1 : config->model;
-        n = names[0] == names[1] ? 1 : 2;
+    for (size_t i = 0; i < given->n; i++) {
+        names[i] = given->items[i];
+    }
+    if (given->n == 0) {
+        m->folder_name = name_of_folder(config->engine.model);
+        names[0] = m->folder_name;
+        names[1] = config->engine.model;
+        n = strcmp(names[0], names[1]) == 0 ? 1 : 2;
     }
     m->names = names;
     m->n_names = n;
@@ -73,8 +94,9 @@ const char *api_model_name(const struct api_model *m, const char *name)
 static enum status load_template(struct api_model *m, const struct config *config, struct err *err)
 {
     TRY(chat_template_load(m->text_dir, &m->template, err));
-    bool other = strcmp(m->text_dir, config->model) != 0;
-    return m->template || !other ? OK : chat_template_load(config->model, &m->template, err);
+    const char *model = config->engine.model;
+    bool other = strcmp(m->text_dir, model) != 0;
+    return m->template || !other ? OK : chat_template_load(model, &m->template, err);
 }
 
 static enum status open_template(struct api_model *m, const struct config *config, struct err *err)
@@ -220,7 +242,7 @@ static enum status open_defaults(struct api_model *m, const struct config *confi
     size_t n_bytes = 0;
     char *text = NULL;
     if (strcmp(from, "vllm") != 0) {
-        const char *dir = strcmp(from, "auto") == 0 ? config->model : from;
+        const char *dir = strcmp(from, "auto") == 0 ? config->engine.model : from;
         text = read_in(dir, "generation_config.json", &n_bytes);
         if (!text && dir == from) {
             return err_set(err, ERR_IO, "generation-config: no generation_config.json in '%.200s'",
@@ -303,7 +325,7 @@ static enum status open_pooling(struct api_model *m, const struct config *config
     const char *text = config->pooler_config ? config->pooler_config : "auto";
     m->pooling = POOL_MEAN;
     m->normalize = true;
-    read_model_pooling(m, config->model);
+    read_model_pooling(m, config->engine.model);
     if (text[strspn(text, " \t")] == '{') {
         return read_pooler_object(m, text, err);
     }
@@ -362,15 +384,34 @@ static bool has_tokenizer(const char *path)
     return is_folder(path) || (strstr(path, ".json") && file_exists(path));
 }
 
+static const char *text_source(const struct config *config)
+{
+    return config->tokenizer ? config->tokenizer : config->engine.model;
+}
+
+enum status api_model_check(const struct config *config, struct err *err)
+{
+    const char *from = text_source(config);
+    if (config->skip_tokenizer_init || has_tokenizer(from)) {
+        return OK;
+    }
+    if (config->tokenizer) {
+        return err_set(err, ERR_IO, "tokenizer: no tokenizer.json in '%.200s'", from);
+    }
+    return err_set(err, ERR_IO, "model '%.200s': no tokenizer.json there; name another folder with "
+                   "--tokenizer, or serve token ids alone with --skip-tokenizer-init", from);
+}
+
 /* What is known without reading anything. Returns where the tokenizer is. */
 static const char *begin(struct api_model *m, const struct config *config,
                          const struct engine_info *info)
 {
     *m = (struct api_model){.config = config, .info = info, .created = clock_wall_sec()};
-    const char *from = config->tokenizer ? config->tokenizer : config->model;
+    const char *model = config->engine.model;
+    const char *from = text_source(config);
     make_names(m, config);
-    m->text_dir = is_folder(from) ? from : config->model; // beside a single file nothing is read
-    uint64_t h = hash_bytes(config->model, strlen(config->model), (uint64_t)info->n_parameters);
+    m->text_dir = is_folder(from) ? from : model; // beside a single file nothing is read
+    uint64_t h = hash_bytes(model, strlen(model), (uint64_t)info->n_parameters);
     h ^= hash_bytes(SLUICE_VERSION, strlen(SLUICE_VERSION), (uint64_t)info->dtype);
     snprintf(m->fingerprint, sizeof m->fingerprint, "fp_%010" PRIx64,
              h & (uint64_t)0xffffffffff);
@@ -381,13 +422,9 @@ enum status api_model_open(struct api_model *m, const struct config *config,
                            const struct engine_info *info, struct err *err)
 {
     const char *from = begin(m, config, info);
-    enum status st = OK;
-    if (has_tokenizer(from)) {
+    enum status st = api_model_check(config, err);
+    if (st == OK && !config->skip_tokenizer_init) {
         st = tokenizer_load(from, &m->tok, err);
-    } else if (config->tokenizer) {
-        st = err_set(err, ERR_IO, "tokenizer: no tokenizer.json in '%.200s'", from);
-    } else {
-        log_warn("no tokenizer.json beside the model: prompts must be token ids");
     }
     st = st == OK ? open_template(m, config, err) : st;
     st = st == OK ? open_defaults(m, config, err) : st;
@@ -420,6 +457,7 @@ void api_model_close(struct api_model *m)
     tokenizer_free(m->tok);
     chat_template_free(m->template);
     free((void *)m->names);
+    free(m->folder_name);
     free(m->tokenizer_info);
     *m = (struct api_model){0};
 }

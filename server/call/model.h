@@ -7,13 +7,14 @@
 #include "engine/engine.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/chat/template.h"
-#include "server/cli/config.h"
+#include "server/config/config.h"
 #include "server/chat/output.h"
 
 struct api_model {
     const struct config *config;
-    const char *const *names; // as clients may call it; the first is the default
+    const char *const *names; // as clients may call it; the first is the default, and no path
     size_t n_names;
+    char *folder_name; // the first of them where the operator gave none
     const char *text_dir;            // of the tokenizer's configuration: its folder or the model's
     struct tokenizer *tok;           // NULL: ids only
     struct err no_tok;               // why it is NULL, if that is known
@@ -29,6 +30,9 @@ struct api_model {
     int64_t created;
     char fingerprint[24];
 };
+
+/* Whether there is a tokenizer, before anything is loaded. */
+enum status api_model_check(const struct config *config, struct err *err);
 
 /* Loads tokenizer and template beside a model that the engine has opened. */
 enum status api_model_open(struct api_model *m, const struct config *config,

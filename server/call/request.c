@@ -371,7 +371,7 @@ static bool read_stream(struct api_request *r)
 {
     const struct json *options = NULL;
     body_bool(&r->body, "stream", &r->stream);
-    r->include_usage = r->model->config->force_include_usage;
+    r->include_usage = r->model->config->enable_force_include_usage;
     if (body_object(&r->body, "stream_options", &options)) {
         if (!r->stream) {
             return api_error_set(&r->error, 400, "invalid_value", "stream_options",

@@ -353,7 +353,7 @@ static bool is_text(const struct json *node)
 bool request_read_kwargs(struct api_request *r, const char *effort)
 {
     const struct json *own = NULL;
-    const char *defaults = r->model->config->chat_template_kwargs;
+    const char *defaults = r->model->config->default_chat_template_kwargs;
     struct buf out;
     buf_init(&out, 16 << 20);
     buf_putc(&out, '{');

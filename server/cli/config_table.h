@@ -1,10 +1,11 @@
-/* The rows of the option table and what a row says. Adding an option is a field in struct config
- * and a row in config_table.c.
+/* The rows of the option table and what a row says. Adding an option is a field and a row: the
+ * field in struct config, or in what it embeds (struct engine_options, struct backend_options) when
+ * the engine or a backend reads it; the row in config_table.c. Nothing is copied on the way.
  * Thread: any; constant. */
 #ifndef SLUICE_SERVER_CLI_CONFIG_TABLE_H
 #define SLUICE_SERVER_CLI_CONFIG_TABLE_H
 
-#include "server/cli/config.h"
+#include "server/config/config.h"
 
 enum option_type {
     OPTION_STRING,
@@ -16,19 +17,21 @@ enum option_type {
     OPTION_BOOL,    // --x, --no-x, --x=false
     OPTION_CHOICE,
     OPTION_JSON,    // text of a JSON object
-    OPTION_IGNORED, // taken for compatibility, with a note
-    OPTION_IGNORED_VALUE,
 };
 
 struct option_row {
     const char *section; // starts a new group in --help
     const char *name;
     enum option_type type;
-    size_t offset;        // in struct config
+    const char *field;      // what of struct config, as text: its last part is the name
+    size_t offset, n_bytes; // of that field; whole numbers are of four or of eight bytes
     const char *initial;  // as it would be written; NULL: empty
     double min, max;      // of numbers
     const char *choices;  // "a|b|c" of OPTION_CHOICE
-    bool secret;
+    const char *synonyms; // "x=a|y=b": other words for these; NULL: none
+    bool secret;        // never printed
+    bool same_on_nodes; // several processes for one model must agree on it
+    bool is_command;    // asks for another output than a server: no part of what is in force
     const char *help;
 };
 

@@ -20,6 +20,23 @@ static const void *const_field(const struct config *c, const struct option_row *
     return (const char *)c + row->offset;
 }
 
+static int64_t get_int(const struct config *c, const struct option_row *row)
+{
+    const void *at = const_field(c, row);
+    return row->n_bytes == sizeof(int32_t) ? *(const int32_t *)at : *(const int64_t *)at;
+}
+
+/* The row's bounds are within what its field holds. */
+static void set_int(struct config *c, const struct option_row *row, int64_t v)
+{
+    void *at = field(c, row);
+    if (row->n_bytes == sizeof(int32_t)) {
+        *(int32_t *)at = (int32_t)v;
+    } else {
+        *(int64_t *)at = v;
+    }
+}
+
 static bool is_one_of(const char *word, const char *const *words)
 {
     for (; *words; words++) {
@@ -121,31 +138,69 @@ static enum status check_json(const struct option_row *row, const char *text, st
     return st == OK ? OK : err_prefix(err, st, "option %s", row->name);
 }
 
-static void list_add(struct string_list *list, const char *text)
+static void list_add(struct string_list *list, const char *item, size_t n_bytes)
 {
+    if (n_bytes > 0) {
+        list->items = xrealloc(list->items, (list->n + 1) * sizeof list->items[0]);
+        list->items[list->n++] = xstrndup(item, n_bytes);
+    }
+}
+
+/* vLLM's way to write a list of origins: ["*"]. False: the text is no such array. */
+static bool list_add_array(struct string_list *list, const char *text)
+{
+    struct json *root = NULL;
+    bool is_array = *text == '[' && json_parse(text, strlen(text), NULL, &root, NULL) == OK &&
+                    json_is(root, JSON_ARRAY);
+    for (const struct json *j = is_array ? json_first(root) : NULL; j; j = json_next(j)) {
+        const char *item = json_string(j);
+        list_add(list, item ? item : "", item ? strlen(item) : 0);
+    }
+    json_free(root);
+    return is_array;
+}
+
+static void list_add_text(struct string_list *list, const char *text)
+{
+    if (list_add_array(list, text)) {
+        return;
+    }
     while (*text) {
         size_t n = strcspn(text, ",");
-        if (n > 0) {
-            list->items = xrealloc(list->items, (list->n + 1) * sizeof list->items[0]);
-            list->items[list->n++] = xstrndup(text, n);
-        }
+        list_add(list, text, n);
         text += n + (text[n] == ',');
     }
+}
+
+/* The choice that a word stands for: itself, or what the synonyms "x=a|y=b" say. */
+static char *choice_of(const struct option_row *row, const char *word)
+{
+    size_t n = strlen(word);
+    for (const char *s = row->synonyms; s && *s;) {
+        size_t n_pair = strcspn(s, "|");
+        if (n_pair > n && memcmp(s, word, n) == 0 && s[n] == '=') {
+            return xstrndup(s + n + 1, n_pair - n - 1);
+        }
+        s += n_pair + (s[n_pair] == '|');
+    }
+    return xstrdup(word);
 }
 
 static enum status set_text(struct config *c, const struct option_row *row, const char *text,
                             struct err *err)
 {
-    if (row->type == OPTION_CHOICE && words_find(row->choices, text) < 0) {
-        return err_set(err, ERR_INVALID, "option %s: '%.60s' is none of %s", row->name, text,
-                       row->choices);
-    }
     if (row->type == OPTION_JSON) {
         TRY(check_json(row, text, err));
     }
-    char **at = field(c, row);
-    free(*at);
-    *at = xstrdup(text);
+    char *value = choice_of(row, text);
+    if (row->type == OPTION_CHOICE && words_find(row->choices, value) < 0) {
+        free(value);
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is none of %s", row->name, text,
+                       row->choices);
+    }
+    const char **at = field(c, row);
+    free((void *)*at);
+    *at = value;
     return OK;
 }
 
@@ -157,7 +212,7 @@ enum status config_value_set(struct config *c, const struct option_row *row, con
     case OPTION_STRING:
     case OPTION_CHOICE:
     case OPTION_JSON: return set_text(c, row, text, err);
-    case OPTION_LIST: list_add(field(c, row), text); return OK;
+    case OPTION_LIST: list_add_text(field(c, row), text); return OK;
     case OPTION_BOOL:
         if (!read_bool(text, field(c, row))) {
             return err_set(err, ERR_INVALID, "option %s: '%.60s' is neither true nor false",
@@ -167,17 +222,73 @@ enum status config_value_set(struct config *c, const struct option_row *row, con
     case OPTION_INT:
     case OPTION_BYTES:
         TRY(read_number(row, text, &number, err));
-        *(int64_t *)field(c, row) = (int64_t)number;
+        set_int(c, row, (int64_t)number);
         return OK;
     case OPTION_REAL:
     case OPTION_SECONDS:
         TRY(read_number(row, text, &number, err));
         *(double *)field(c, row) = number;
         return OK;
-    case OPTION_IGNORED:
-    case OPTION_IGNORED_VALUE: return OK;
     }
     return OK;
+}
+
+/* A word that is no JSON is a string. */
+static void put_member_value(struct buf *out, const char *text)
+{
+    struct json *root = NULL;
+    if (json_parse(text, strlen(text), NULL, &root, NULL) == OK) {
+        buf_puts(out, text);
+    } else {
+        buf_put_json(out, text, strlen(text));
+    }
+    json_free(root);
+}
+
+/* {"a": {"b": text}} for "a.b", without the outermost braces. */
+static void put_member(struct buf *out, const char *key, const char *text)
+{
+    int depth = 0;
+    for (;; depth++) {
+        size_t n = strcspn(key, ".");
+        buf_put_json(out, key, n);
+        buf_puts(out, key[n] ? ": {" : ": ");
+        if (!key[n]) {
+            break;
+        }
+        key += n + 1;
+    }
+    put_member_value(out, text);
+    for (; depth > 0; depth--) {
+        buf_putc(out, '}');
+    }
+}
+
+enum status config_value_set_member(struct config *c, const struct option_row *row, const char *key,
+                                    const char *text, struct err *err)
+{
+    const char *now = *(const char **)field(c, row);
+    now = now ? now : "{}";
+    struct json *root = NULL;
+    TRY(json_parse(now, strlen(now), NULL, &root, err));
+    char *first = xstrndup(key, strcspn(key, "."));
+    bool is_there = json_get(root, first) != NULL, is_empty = json_first(root) == NULL;
+    free(first);
+    json_free(root);
+    if (is_there) {
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is there already; write the object "
+                       "whole", row->name, key);
+    }
+    struct buf all;
+    buf_init(&all, 1 << 20);
+    buf_put(&all, now, (size_t)(strrchr(now, '}') - now));
+    buf_puts(&all, is_empty ? "" : ", ");
+    put_member(&all, key, text);
+    buf_putc(&all, '}');
+    enum status st = all.failed ? err_set(err, ERR_INVALID, "option %s: too long", row->name)
+                                : set_text(c, row, all.data, err);
+    buf_deinit(&all);
+    return st;
 }
 
 void config_value_clear(struct config *c, const struct option_row *row)
@@ -187,8 +298,8 @@ void config_value_clear(struct config *c, const struct option_row *row)
     case OPTION_STRING:
     case OPTION_CHOICE:
     case OPTION_JSON:
-        free(*(char **)field(c, row));
-        *(char **)field(c, row) = NULL;
+        free((void *)*(const char **)field(c, row));
+        *(const char **)field(c, row) = NULL;
         break;
     case OPTION_LIST:
         list = field(c, row);
@@ -200,11 +311,9 @@ void config_value_clear(struct config *c, const struct option_row *row)
         break;
     case OPTION_BOOL: *(bool *)field(c, row) = false; break;
     case OPTION_INT:
-    case OPTION_BYTES: *(int64_t *)field(c, row) = 0; break;
+    case OPTION_BYTES: set_int(c, row, 0); break;
     case OPTION_REAL:
     case OPTION_SECONDS: *(double *)field(c, row) = 0; break;
-    case OPTION_IGNORED:
-    case OPTION_IGNORED_VALUE: break;
     }
 }
 
@@ -241,15 +350,15 @@ void config_value_print(const struct config *c, const struct option_row *row, st
     case OPTION_STRING:
     case OPTION_CHOICE:
     case OPTION_JSON:
-        if (*(char *const *)at) {
-            print_text(*(char *const *)at, out);
+        if (*(const char *const *)at) {
+            print_text(*(const char *const *)at, out);
         }
         break;
     case OPTION_LIST: print_list(at, out); break;
     case OPTION_BOOL: buf_puts(out, *(const bool *)at ? "true" : "false"); break;
     case OPTION_INT:
     case OPTION_BYTES:
-        v = *(const int64_t *)at;
+        v = get_int(c, row);
         if (v == 0 && row->initial && strcmp(row->initial, "auto") == 0) {
             buf_puts(out, "auto");
         } else {
@@ -258,7 +367,5 @@ void config_value_print(const struct config *c, const struct option_row *row, st
         break;
     case OPTION_REAL:
     case OPTION_SECONDS: buf_put_double(out, *(const double *)at); break;
-    case OPTION_IGNORED:
-    case OPTION_IGNORED_VALUE: break;
     }
 }

@@ -3,12 +3,19 @@
 #ifndef SLUICE_SERVER_CLI_CONFIG_VALUE_H
 #define SLUICE_SERVER_CLI_CONFIG_VALUE_H
 
+#include "engine/base/buf.h"
+#include "engine/base/status.h"
 #include "server/cli/config_table.h"
 
 /* Parses `text` into the row's field; a list gains items. The error names the option and what was
  * expected. */
 enum status config_value_set(struct config *c, const struct option_row *row, const char *text,
                              struct err *err);
+
+/* Adds a member to the object of an OPTION_JSON; "a.b" is a member of the member a. What is no JSON
+ * itself is a string. */
+enum status config_value_set_member(struct config *c, const struct option_row *row, const char *key,
+                                    const char *text, struct err *err);
 
 /* Frees and zeroes the field. */
 void config_value_clear(struct config *c, const struct option_row *row);

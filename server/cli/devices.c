@@ -17,7 +17,7 @@ static enum status share(void *bytes, size_t n_bytes, void *arg, struct err *err
 static struct comm_place place_of(const struct engine_options *o)
 {
     return (struct comm_place){
-        .n_ranks = o->n_ranks > 1 ? o->n_ranks : 1,
+        .n_ranks = o->tensor_parallel_size > 1 ? o->tensor_parallel_size : 1,
         .n_nodes = o->nodes ? nodes_count(o->nodes) : 1,
         .node = o->nodes ? nodes_rank(o->nodes) : 0,
         .leader = o->nodes ? nodes_leader(o->nodes) : NULL,

@@ -10,20 +10,10 @@
 
 extern char **environ;
 
-static enum status read_dtype(const struct config *c, struct engine_options *o, struct err *err)
+static enum status check_formats(const struct config *c, struct err *err)
 {
-    static const struct {
-        const char *name;
-        enum dtype dtype;
-    } rows[] = {{"bfloat16", DT_BF16}, {"float16", DT_F16}, {"float32", DT_F32}};
-    for (size_t i = 0; c->dtype && i < sizeof rows / sizeof rows[0]; i++) {
-        if (strcmp(c->dtype, rows[i].name) == 0) {
-            o->dtype = rows[i].dtype;
-            o->dtype_is_set = true;
-        }
-    }
-    bool automatic = !c->kv_cache_dtype || strcmp(c->kv_cache_dtype, "auto") == 0;
-    if (!automatic && (!c->dtype || strcmp(c->kv_cache_dtype, c->dtype) != 0)) {
+    bool automatic = strcmp(c->kv_cache_dtype, "auto") == 0;
+    if (!automatic && strcmp(c->kv_cache_dtype, c->engine.dtype) != 0) {
         return err_set(err, ERR_UNSUPPORTED, "kv-cache-dtype: %s is not supported; keys and values "
                        "have the model's dtype", c->kv_cache_dtype);
     }
@@ -63,32 +53,23 @@ static enum status check_folder(const char *model, struct err *err)
     return OK;
 }
 
-enum status engine_config(const struct config *c, struct engine_options *out, struct err *err)
+enum status engine_config_check(const struct config *c, struct err *err)
 {
-    if (!c->model) {
+    if (!c->engine.model) {
         return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
     }
-    TRY(check_folder(c->model, err));
-    *out = (struct engine_options){
-        .model_dir = c->model,
-        .dummy_weights = c->load_format && strcmp(c->load_format, "dummy") == 0,
-        .max_model_len = (int32_t)c->max_model_len,
-        .max_num_seqs = (int32_t)c->max_num_seqs,
-        .max_num_batched_tokens = (int32_t)c->max_num_batched_tokens,
-        .max_waiting = (int32_t)c->max_num_queued_reqs,
-        .block_size = (int32_t)c->block_size,
-        .n_blocks = (int32_t)c->num_gpu_blocks,
-        .kv_bytes = (size_t)c->kv_cache_memory_bytes,
-        .memory_fraction = c->gpu_memory_utilization,
-        .no_prefix_cache = !c->enable_prefix_caching,
-        .no_chunked_prefill = !c->enable_chunked_prefill,
-        .speculative_config = c->speculative_config,
-        .synthetic = c->load_format && strcmp(c->load_format, "dummy") == 0,
-        .backend = {.deterministic = c->deterministic, .no_graphs = c->enforce_eager,
-                    .n_threads = (int32_t)c->threads},
-        .n_ranks = (int32_t)c->tensor_parallel_size,
-    };
-    TRY(read_dtype(c, out, err));
+    TRY(check_folder(c->engine.model, err));
+    TRY(check_formats(c, err));
+    return engine_check(&c->engine, err);
+}
+
+enum status engine_config(const struct config *c, struct engine_options *out, struct err *err)
+{
+    TRY(engine_config_check(c, err));
+    *out = c->engine;
+    /* Admission refuses earlier; this leaves room for what passes it at once. */
+    out->max_waiting = (int32_t)(2 * c->max_num_queued_reqs + c->max_n);
+    out->synthetic = c->engine.load_format && strcmp(c->engine.load_format, "dummy") == 0;
     TRY(meet_nodes(c, out, err));
     return devices_choose(c->device, out, err);
 }

@@ -5,6 +5,7 @@
 #include "engine/base/mem.h"
 #include "engine/cluster/nodes.h"
 #include "server/cli/commands.h"
+#include "server/cli/config_load.h"
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"
 #include "server/cli/generate_job.h"
@@ -234,8 +235,17 @@ static void split_arguments(int argc, char **argv, struct arguments *a)
     }
 }
 
+static enum status no_prompt(struct err *err)
+{
+    return err_set(err, ERR_INVALID, "no prompt: write it behind the model or into standard input, "
+                   "or give --json and a line of JSON for each request");
+}
+
 static enum status check_arguments(const struct arguments *a, struct err *err)
 {
+    if (!a->json && !a->prompt && isatty(STDIN_FILENO)) {
+        return no_prompt(err);
+    }
     if (a->json && a->prompt) {
         return err_set(err, ERR_INVALID, "with --json prompts come from standard input, not from "
                        "'%.100s'", a->prompt);
@@ -268,7 +278,14 @@ static int run(struct generate *g, const struct arguments *a)
         return 0;
     }
     char *typed = a->prompt ? NULL : read_stdin();
-    int rc = run_prompt(g, typed ? typed : a->prompt, a->max_tokens);
+    struct err err = {""};
+    int rc = 1;
+    if (typed && *typed == '\0') {
+        no_prompt(&err);
+        fprintf(stderr, "sluice: %s\n", err.text);
+    } else {
+        rc = run_prompt(g, typed ? typed : a->prompt, a->max_tokens);
+    }
     free(typed);
     return rc;
 }

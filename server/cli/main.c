@@ -1,6 +1,7 @@
 /* The commands: a row each. The only file that is not in the tests. */
 #include "bench/load/bench.h"
 #include "engine/base/file.h"
+#include "engine/base/nearest.h"
 #include "server/cli/commands.h"
 
 #include <signal.h>
@@ -34,6 +35,22 @@ static void usage(FILE *out)
     fprintf(out, "\n'sluice COMMAND --help' tells more.\n");
 }
 
+static int unknown(const char *name)
+{
+    struct nearest nearest = {.typed = name, .n_bytes = strlen(name)};
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        nearest_try(&nearest, commands[i].name);
+    }
+    const char *meant = nearest_word(&nearest);
+    fprintf(stderr, "sluice: unknown command '%s'", name);
+    if (meant) {
+        fprintf(stderr, "; did you mean '%s'?", meant);
+    }
+    fprintf(stderr, "\n\n");
+    usage(stderr);
+    return 2;
+}
+
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -52,7 +69,5 @@ int main(int argc, char **argv)
             return commands[i].run(argc - 1, argv + 1);
         }
     }
-    fprintf(stderr, "sluice: unknown command '%s'\n\n", argv[1]);
-    usage(stderr);
-    return 2;
+    return unknown(argv[1]);
 }

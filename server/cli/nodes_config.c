@@ -115,7 +115,7 @@ static enum status read_env(const struct config *c, char **env, struct nodes_set
     if (leader && out->leader[0] == '\0') {
         snprintf(out->leader, sizeof out->leader, "%s", leader);
     }
-    if (c->nnodes == 0 && c->tensor_parallel_size <= 1) {
+    if (c->nnodes == 0 && c->engine.tensor_parallel_size <= 1) {
         out->place.n_nodes = 1; // as many replicas as there are processes
         out->place.node = 0;
     }
@@ -147,9 +147,9 @@ enum status nodes_setting_read(const struct config *c, char **env, struct nodes_
     if (p->n_nodes > MAX_NODES) {
         return err_set(err, ERR_INVALID, "nnodes: at most %d", MAX_NODES);
     }
-    if (p->n_nodes > 1 && c->tensor_parallel_size % p->n_nodes != 0) {
+    if (p->n_nodes > 1 && c->engine.tensor_parallel_size % p->n_nodes != 0) {
         return err_set(err, ERR_INVALID, "tensor-parallel-size: it counts the devices of all nodes, "
-                       "and %d do not divide among %d nodes", (int)c->tensor_parallel_size,
+                       "and %d do not divide among %d nodes", c->engine.tensor_parallel_size,
                        p->n_nodes);
     }
     if (p->n_nodes > 1 && p->node > 0 && out->leader[0] == '\0') {
@@ -234,15 +234,15 @@ static enum status put_model(const struct config *c, struct buf *out, const char
                              const char *weights_label, const char *dir, struct err *err)
 {
     TRY(put_file(out, config_label, dir, "config.json", err));
-    bool dummy = c->load_format && strcmp(c->load_format, "dummy") == 0;
+    bool dummy = c->engine.load_format && strcmp(c->engine.load_format, "dummy") == 0;
     return dummy ? OK : put_weights(out, weights_label, dir, err);
 }
 
 static enum status put_draft(const struct config *c, struct buf *out, struct err *err)
 {
     struct json *j = NULL;
-    if (!c->speculative_config ||
-        json_parse(c->speculative_config, strlen(c->speculative_config), NULL, &j, NULL) != OK) {
+    const char *text = c->engine.speculative_config;
+    if (!text || json_parse(text, strlen(text), NULL, &j, NULL) != OK) {
         return OK; // the engine says what is wrong with it
     }
     const struct json *model = json_get(j, "model");
@@ -259,23 +259,17 @@ static enum status put_draft(const struct config *c, struct buf *out, struct err
 
 enum status nodes_identity(const struct config *c, struct buf *out, struct err *err)
 {
-    static const char *const same[] = {
-        "device", "dtype", "load-format", "quantization", "kv-cache-dtype", "max-model-len",
-        "tensor-parallel-size", "max-num-seqs", "max-num-batched-tokens", "block-size",
-        "num-gpu-blocks-override", "speculative-config", "deterministic", "enforce-eager"};
-    if (!c->model) {
+    if (!c->engine.model) {
         return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
     }
     buf_printf(out, "version: %s\n", SLUICE_VERSION);
-    TRY(put_model(c, out, "the model's config", "the model's weights", c->model, err));
+    TRY(put_model(c, out, "the model's config", "the model's weights", c->engine.model, err));
     TRY(put_draft(c, out, err));
-    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
-        for (size_t k = 0; k < n_option_rows; k++) {
-            if (strcmp(option_rows[k].name, same[i]) == 0) {
-                buf_printf(out, "%s: ", same[i]);
-                config_value_print(c, &option_rows[k], out);
-                buf_putc(out, '\n');
-            }
+    for (size_t i = 0; i < n_option_rows; i++) {
+        if (option_rows[i].same_on_nodes) {
+            buf_printf(out, "%s: ", option_rows[i].name);
+            config_value_print(c, &option_rows[i], out);
+            buf_putc(out, '\n');
         }
     }
     return OK;

@@ -4,8 +4,9 @@
 #ifndef SLUICE_SERVER_CLI_NODES_CONFIG_H
 #define SLUICE_SERVER_CLI_NODES_CONFIG_H
 
+#include "engine/base/buf.h"
 #include "engine/cluster/nodes.h"
-#include "server/cli/config.h"
+#include "server/config/config.h"
 
 struct nodes_setting {
     struct node_place place; // n_nodes 1: this process alone

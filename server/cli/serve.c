@@ -6,7 +6,7 @@
 #include "engine/engine.h"
 #include "engine/cluster/nodes.h"
 #include "server/api/api.h"
-#include "server/cli/config.h"
+#include "server/cli/config_load.h"
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"
 #include "server/api/keys.h"
@@ -24,6 +24,7 @@ enum { LOG_PATIENCE_MS = 500, LAST_RESORT_S = 4 /* for a device that hangs in th
 
 struct serve {
     struct config config;
+    struct buf config_text; // for /server_info
     struct api api;
     struct http_server *http;
     struct engine_options options;
@@ -64,8 +65,6 @@ static void load(void *arg)
         tell_nodes(s);
         return;
     }
-    /* Admission refuses earlier; this leaves room for what passes it at once. */
-    s->options.max_waiting = (int32_t)(2 * c->max_num_queued_reqs + c->max_n);
     s->options.on_progress = on_progress;
     s->options.wake = wake;
     s->options.callback_arg = s;
@@ -162,7 +161,8 @@ static enum status listen_now(struct serve *s, struct err *err)
         .keep_alive_ms = ms(c->sse_keep_alive_interval),
         .drain_delay_ms = ms(c->drain_delay),
         .drain_timeout_ms = ms(c->shutdown_timeout),
-        .log_fd = c->log_requests ? 0 : -1,
+        .log_fd = c->enable_log_requests ? 0 : -1,
+        .log_quiet = c->enable_log_probes,
         .routes = api_routes,
         .arg = &s->api,
         .authorize = api_authorize,
@@ -199,11 +199,23 @@ static void announce(const struct serve *s)
     }
 }
 
+/* Nobody is told of an address whose model cannot be loaded: what a look at its files shows comes
+ * first. */
+static enum status prepare(struct serve *s, struct err *err)
+{
+    TRY(engine_config_check(&s->config, err));
+    TRY(api_model_check(&s->config, err));
+    TRY(keys_open(&s->config, &s->api.keys, err));
+    return listen_now(s, err);
+}
+
 static int run(struct serve *s)
 {
     struct err err = {""};
-    api_init(&s->api, &s->config);
-    if (keys_open(&s->config, &s->api.keys, &err) != OK || listen_now(s, &err) != OK) {
+    buf_init(&s->config_text, 1 << 20);
+    config_print(&s->config, false, &s->config_text);
+    api_init(&s->api, &s->config, s->config_text.data);
+    if (prepare(s, &err) != OK) {
         fprintf(stderr, "sluice: %s\n", err.text);
         api_deinit(&s->api);
         return 1;
@@ -251,8 +263,8 @@ int cmd_serve(int argc, char **argv)
         return 2;
     }
     buf_init(&text, 1 << 20);
-    if (s.config.show_help || s.config.show_config) {
-        if (s.config.show_help) {
+    if (s.config.help || s.config.print_config) {
+        if (s.config.help) {
             config_help(&text);
         } else {
             config_print(&s.config, false, &text);
@@ -272,6 +284,7 @@ int cmd_serve(int argc, char **argv)
     log_open();
     int rc = nodes.place.node > 0 ? serve_node(&s.config) : run(&s);
     log_close(LOG_PATIENCE_MS);
+    buf_deinit(&s.config_text);
     config_deinit(&s.config);
     return rc;
 }

@@ -3,7 +3,7 @@
 #ifndef SLUICE_SERVER_CLI_SERVE_NODE_H
 #define SLUICE_SERVER_CLI_SERVE_NODE_H
 
-#include "server/cli/config.h"
+#include "server/config/config.h"
 
 /* Until node 0 ends: 0; 1 if the node could not start, 2 when the set or a device was lost. */
 int serve_node(const struct config *c);

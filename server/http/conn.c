@@ -72,6 +72,7 @@ void http_conn_closed(struct http_conn *c)
     c->mhd = NULL;
     c->fd = -1;
     s->stats.n_connections--;
+    s->left_ns = clock_now_ns();
     c->daemon->n_connections--;
     http_conn_release(c);
     http_check_drained(s);

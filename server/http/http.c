@@ -112,6 +112,14 @@ static void on_delay_over(struct http_timer *timer, void *arg)
     http_check_drained(s);
 }
 
+/* The delay is for whoever has to see that the server is not ready any more. */
+static bool somebody_looks(const struct http_server *s)
+{
+    int64_t delay_ns = s->options.drain_delay_ms * 1000000LL;
+    bool was_there = s->left_ns > 0 && clock_now_ns() - s->left_ns < delay_ns;
+    return delay_ns > 0 && (s->stats.n_connections > 0 || was_there);
+}
+
 void http_server_drain(struct http_server *s)
 {
     if (s->state != HTTP_RUNNING) {
@@ -123,7 +131,7 @@ void http_server_drain(struct http_server *s)
     if (s->options.on_drain) {
         s->options.on_drain(s->options.arg);
     }
-    if (s->options.drain_delay_ms > 0) {
+    if (somebody_looks(s)) {
         http_timer_start(s, &s->drain_timer, s->options.drain_delay_ms, on_delay_over, s);
     } else {
         on_delay_over(&s->drain_timer, s);

@@ -47,7 +47,7 @@ struct http_record {
 enum http_route_flags {
     HTTP_ROUTE_ALWAYS = 1, // also over the connection limit and while draining (health, metrics)
     HTTP_ROUTE_JSON = 2,   // a body must be application/json, *+json, or begin with '{'; else 415
-    HTTP_ROUTE_QUIET = 4,  // no log line unless the status is 500 or more
+    HTTP_ROUTE_QUIET = 4,  // no log line, unless log_quiet
 };
 
 struct http_route {
@@ -92,11 +92,13 @@ struct http_options {
     unsigned stall_timeout_ms;     // [30 s] unsent bytes and no progress
     unsigned head_delay_ms;        // [5 s] a stream without a write sends its head with a comment
     unsigned keep_alive_ms;        // [15 s] between comments on a silent stream
-    unsigned drain_delay_ms;       // [0] HTTP_DRAINING before HTTP_CLOSING
+    unsigned drain_delay_ms;       // [0] HTTP_DRAINING before HTTP_CLOSING; not when nobody has
+                                   // been connected for that long: then nobody looks
     unsigned drain_timeout_ms;     // [25 s] for running requests, then on_drain_deadline
     unsigned dead_peer_ms;         // [10 s] an unplugged client is gone by then, silent or not
     bool tolerate_half_close;      // a client that shuts its writing side still reads
     int log_fd;                    // put_line's lines; 0: standard output; -1: none
+    bool log_quiet;                // a line also for routes that have HTTP_ROUTE_QUIET
     size_t n_room;                 // bytes that each request has for the caller: http_room
 
     const struct http_route *routes; // ended by a row with method NULL; must outlive the server

@@ -41,7 +41,7 @@ void http_log_request(struct http_request *req)
     if (s->options.on_done) {
         s->options.on_done(&req->record, req->room, s->options.arg);
     }
-    bool quiet = req->route && req->route->flags & HTTP_ROUTE_QUIET && req->record.status < 500;
+    bool quiet = req->route && req->route->flags & HTTP_ROUTE_QUIET && !s->options.log_quiet;
     if (s->options.log_fd < 0 || !s->options.put_line || quiet) {
         return;
     }

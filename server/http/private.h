@@ -188,6 +188,7 @@ struct http_server {
     int64_t tick_now, tick_base_ns; // the wheel's position, and the time of position 0
     int64_t now_ns;                 // of this turn of the loop
     int64_t last_tick_ns;
+    int64_t left_ns; // when the last connection that has ended did so; 0: none has
 
     enum http_state state;
     struct http_timer drain_timer;

@@ -117,7 +117,7 @@ static struct op_rig open_rank(const struct rank *k)
     struct backend_limits limits = op_limits();
     struct op_rig r = {.dtype = k->c->dtype};
     struct backend_options o = {.rank = k->rank, .n_ranks = k->c->n_ranks, .comm = k->c->comm,
-                                .dtype = k->c->dtype, .n_threads = 2};
+                                .dtype = k->c->dtype, .threads = 2};
     struct err err = {""};
     if (cpu_open(&o, &r.be, &err) != OK) {
         printf("rank: %s\n", err.text);

@@ -93,7 +93,7 @@ static inline bool pair_open(struct pair *p, enum dtype dtype, bool deterministi
     p->seed = 1;
     struct err err = {""};
     struct backend_options o = {.n_ranks = 1, .dtype = dtype, .deterministic = deterministic,
-                                .n_threads = 2};
+                                .threads = 2};
     if (cpu_open_scalar(&o, &p->be[CPU], &err) != OK || cuda_open(&o, &p->be[GPU], &err) != OK) {
         printf("%s\n", err.text);
         return false;

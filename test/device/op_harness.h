@@ -145,7 +145,7 @@ static inline struct op_rig op_open(const char *name, enum dtype dtype,
 {
     struct op_rig r = {.dtype = dtype};
     struct err err = {""};
-    struct backend_options o = {.n_ranks = 1, .dtype = dtype, .n_threads = 2};
+    struct backend_options o = {.n_ranks = 1, .dtype = dtype, .threads = 2};
     enum status st = cpu_open_with(&o, op_kernels(name), &r.be, &err);
     if (st == OK) {
         r.ops = r.be->ops;

@@ -26,13 +26,15 @@ static struct test_request requests[MAX_REQUESTS];
 
 static inline struct engine_options options_of(struct bed *b, int32_t block, int32_t n_blocks)
 {
-    return (struct engine_options){.model_dir = "test/golden/llama-3",
-                                   .dummy_weights = true,
+    return (struct engine_options){.model = "test/golden/llama-3",
+                                   .load_format = "dummy",
                                    .open_backend = fake_open,
                                    .open_arg = &b->control,
                                    .no_thread = true,
                                    .block_size = block,
-                                   .n_blocks = n_blocks};
+                                   .num_gpu_blocks_override = n_blocks,
+                                   .enable_prefix_caching = true,
+                                   .enable_chunked_prefill = true};
 }
 
 static inline bool start(struct bed *b, const struct engine_options *o)

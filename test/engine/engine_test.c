@@ -557,10 +557,10 @@ TEST(nothing_is_allocated_after_the_start_on_the_cpu)
         struct engine_options o = options_of(&b, 16, 14);
         char folder[64];
         snprintf(folder, sizeof folder, "test/golden/%s", rows[i].model);
-        o.model_dir = folder;
-        o.dummy_weights = false;
+        o.model = folder;
+        o.load_format = "auto";
         o.open_backend = open_cpu;
-        o.backend.n_threads = 1;
+        o.backend.threads = 1;
         o.max_num_seqs = 6;
         o.max_num_batched_tokens = 32;
         o.speculative_config = rows[i].config;

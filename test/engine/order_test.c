@@ -356,7 +356,7 @@ TEST(without_chunks_a_long_prompt_is_not_starved_by_short_ones)
 {
     struct bed b = {0};
     struct engine_options o = options_of(&b, 4, 400);
-    o.no_chunked_prefill = true;
+    o.enable_chunked_prefill = false;
     o.max_num_seqs = 8;
     o.max_num_batched_tokens = 40;
     o.max_model_len = 100;
@@ -378,7 +378,7 @@ TEST(without_chunks_an_urgent_prompt_longer_than_a_step_waits_for_nobody)
         struct bed b = {0};
         static struct token_logprobs scores[160];
         struct engine_options o = options_of(&b, 4, 400);
-        o.no_chunked_prefill = true;
+        o.enable_chunked_prefill = false;
         o.max_num_seqs = 6;
         o.max_num_batched_tokens = scored ? 200 : 23;
         REQUIRE(start(&b, &o));

@@ -78,9 +78,10 @@ static void start(struct bed *b, int32_t n_ranks, struct fault f)
     fault.n_attention = fault.n_steps = 0;
     fault.idle = false;
     b->o = (struct engine_options){
-        .model_dir = "test/golden/llama-3", .open_backend = open, .n_ranks = n_ranks,
-        .abort_ranks = cpu_comm_abort, .n_blocks = 64,
-        .backend = {.n_threads = 1, .comm = cpu_comm_create(n_ranks)}};
+        .model = "test/golden/llama-3", .open_backend = open, .tensor_parallel_size = n_ranks,
+        .abort_ranks = cpu_comm_abort, .num_gpu_blocks_override = 64,
+        .enable_prefix_caching = true, .enable_chunked_prefill = true,
+        .backend = {.threads = 1, .comm = cpu_comm_create(n_ranks)}};
     if (engine_open(&b->o, &b->e, &err) != OK) {
         printf("open: %s\n", err.text);
         exit(1);

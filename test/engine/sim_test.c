@@ -40,16 +40,16 @@ static uint32_t draw(struct sim *s, uint32_t below)
 static struct engine_options options_of(struct sim *s)
 {
     static const int32_t tokens[] = {112, 160, 300, 900};
-    struct engine_options o = {.model_dir = "test/golden/llama-3", .dummy_weights = true,
+    struct engine_options o = {.model = "test/golden/llama-3", .load_format = "dummy",
                                .open_backend = fake_open, .open_arg = &s->control,
                                .no_thread = true};
     o.block_size = 1 << draw(s, 4);
-    o.n_blocks = tokens[draw(s, 4)] / o.block_size;
+    o.num_gpu_blocks_override = tokens[draw(s, 4)] / o.block_size;
     o.max_num_seqs = 1 + (int32_t)draw(s, 6);
     o.max_num_batched_tokens = o.max_num_seqs + 1 + (int32_t)draw(s, 30);
     o.max_model_len = MAX_PROMPT + MAX_OUT;
-    o.no_prefix_cache = draw(s, 5) == 0;
-    o.no_chunked_prefill = draw(s, 5) == 0;
+    o.enable_prefix_caching = draw(s, 5) != 0;
+    o.enable_chunked_prefill = draw(s, 5) != 0;
     static const char *const specs[] = {
         NULL, "{\"method\":\"ngram\",\"num_speculative_tokens\":3,\"prompt_lookup_min\":1}",
         "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","

@@ -30,9 +30,12 @@ static struct bed *start(const char *config, int32_t n_blocks)
     struct bed *b = &bed;
     struct err err;
     *b = (struct bed){.control = {.perfect = true}};
-    b->o = (struct engine_options){.model_dir = "test/golden/llama-3", .dummy_weights = true,
+    b->o = (struct engine_options){.model = "test/golden/llama-3", .load_format = "dummy",
                                    .open_backend = fake_open, .open_arg = &b->control,
-                                   .no_thread = true, .block_size = 4, .n_blocks = n_blocks,
+                                   .no_thread = true, .block_size = 4,
+                                   .num_gpu_blocks_override = n_blocks,
+                                   .enable_prefix_caching = true,
+                                   .enable_chunked_prefill = true,
                                    .max_num_seqs = 8, .speculative_config = config};
     if (engine_open(&b->o, &b->e, &err) != OK) {
         CHECK_FAIL("open: %s", err.text);

@@ -1,6 +1,7 @@
 /* Request bodies: the first byte picks the endpoint, the rest is the body. Whatever it is, there is
  * a request that the engine can run, or an error with its words. */
 #include "server/call/prepare.h"
+#include "server/cli/config_load.h"
 
 #include "engine/base/assert.h"
 #include "test/fuzz/fuzz.h"

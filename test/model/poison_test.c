@@ -143,11 +143,12 @@ static struct bed *run(const char *config, int32_t n_ranks, bool poisoned)
     struct bed *b = xcalloc(1, sizeof *b);
     struct err err;
     struct comm *comm = n_ranks > 1 ? cpu_comm_create(n_ranks) : NULL;
-    struct engine_options o = {.model_dir = OWN, .open_backend = open_cpu, .open_arg = comm,
-                               .no_thread = true,
-                               .block_size = BLOCK, .n_blocks = N_BLOCKS, .max_num_seqs = 5,
+    struct engine_options o = {.model = OWN, .open_backend = open_cpu, .open_arg = comm,
+                               .no_thread = true, .enable_prefix_caching = true,
+                               .enable_chunked_prefill = true,
+                               .block_size = BLOCK, .num_gpu_blocks_override = N_BLOCKS, .max_num_seqs = 5,
                                .max_num_batched_tokens = 61, .speculative_config = config,
-                               .n_ranks = n_ranks, .backend.n_threads = 1};
+                               .tensor_parallel_size = n_ranks, .backend.threads = 1};
     if (engine_open(&o, &b->e, &err) != OK) {
         CHECK_FAIL("open: %s", err.text);
         return b;

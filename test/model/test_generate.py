@@ -26,6 +26,13 @@ def answers(lines, *flags):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def test_without_a_prompt_it_says_what_to_give():
+    done = run("")
+    assert done.returncode == 1 and done.stdout == b""
+    assert b"no prompt" in done.stderr and b"--json" in done.stderr
+    assert run("a").returncode == 0
+
+
 WRONG = {"a string": "x", "true": True, "a list": [], "an object": {}, "a list of lists": [["a"]], "half": 0.5, "huge": 1e300,
          "negative": -(1 << 40)}
 TAKES = {  # what of it each key takes; null is as good as absent

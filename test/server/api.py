@@ -38,7 +38,7 @@ class Reply:
 class Server:
     """Keyword arguments are options (max_model_len=2048), True for a flag alone."""
 
-    def __init__(self, real=False, model=DEMO, env=None, wait=True, port=0, **options):
+    def __init__(self, real=False, model=DEMO, env=None, wait=True, port=0, cwd=None, **options):
         args = [os.path.join(BUILD, "sluice"), "serve"] if real else [os.path.join(BUILD, "test/server/api_server")]
         args += [model, "--port", str(port)]
         if real:
@@ -48,7 +48,7 @@ class Server:
             args += ["--" + name.replace("_", "-")] + ([] if value is True else [str(value)])
         self.log = tempfile.TemporaryFile()
         self.err = tempfile.TemporaryFile()
-        self.process = subprocess.Popen(args, stdout=self.log, stderr=self.err, env={**os.environ, **(env or {})})
+        self.process = subprocess.Popen(args, stdout=self.log, stderr=self.err, cwd=cwd, env={**os.environ, **(env or {})})
         self.port = None
         end = time.time() + (300 if SLOW else 60)
         while self.port is None or (wait and not self.is_ready()):

@@ -180,7 +180,7 @@ def test_completions_forms_and_echo(server):
 def test_a_model_without_a_tokenizer_takes_and_gives_ids(tmp_path):
     for name in ("config.json", "generation_config.json"):
         os.symlink(os.path.join(DEMO, name), tmp_path / name)
-    with Server(model=str(tmp_path), served_model_name="bare", env={"FAKE_STEP_US": "20000"}) as s:
+    with Server(model=str(tmp_path), served_model_name="bare", skip_tokenizer_init=True, env={"FAKE_STEP_US": "20000"}) as s:
         body = {"prompt": [5, 6, 7], "max_tokens": 6, "return_token_ids": True}
         c = s.post("/v1/completions", {**body, "logprobs": 1}).json()["choices"][0]
         assert (c["token_ids"], c["text"], c["finish_reason"]) == ([5, 6, 7, 5, 6, 7], "", "length")
@@ -292,10 +292,18 @@ def test_models(server):
     j = server.get("/v1/models").json()
     assert j["data"][0]["max_model_len"] == 2048 and j["data"][0]["owned_by"] == "sluice"
     assert server.get("/v1/models/demo").json()["id"] == "demo"
-    name = j["data"][0]["id"]
-    assert server.get("/v1/models/" + name.lstrip("/")).status in (200, 404)
+    assert j["data"][0]["id"] == "demo"
     assert server.get("/v1/models/none").error["code"] == "model_not_found"
     assert server.get("/v1/models").headers["x-engine-state"] == "ok"
+
+
+@pytest.mark.parametrize("model", [DEMO + "/", DEMO + "/.", ".", "../demo", os.path.relpath(DEMO, DEMO)])
+def test_the_first_name_is_the_folders(model):
+    with Server(model=model, cwd=DEMO) as s:
+        names = [m["id"] for m in s.get("/v1/models").json()["data"]]
+        assert names[0] == "demo"
+        assert s.complete("x", max_tokens=1).json()["model"] == "demo"
+        assert s.complete("x", max_tokens=1, model="demo").status == 200
 
 
 def test_responses(server):
@@ -610,6 +618,19 @@ def test_log_lines_say_it_all(server):
     time.sleep(0.2)
     line = [l for l in server.log_lines() if l["id"] == "my-id"][0]
     assert line["status"] == 200 and line["finish"] == "stop" and line["output_tokens"] > 5 and line["prompt_tokens"] > 2
+
+
+PROBES = ["/health", "/health/live", "/health/ready", "/v1/health", "/ping", "/metrics"]
+
+
+def test_probes_are_logged_for_who_wants_it():
+    for more, wanted in (({}, []), ({"enable_log_probes": True}, PROBES)):
+        with Server(env={"FAKE_LOAD_MS": "400"}, wait=False, **more) as s:
+            for path in PROBES:  # the model is loading: some say 503
+                s.get(path)
+            s.get("/nope")
+            assert eventually(lambda: any(l["path"] == "/nope" for l in s.log_lines()))
+            assert [l["path"] for l in s.log_lines() if l["path"] != "/nope"] == wanted
 
 
 def open_stream(server, **body):

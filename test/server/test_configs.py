@@ -292,6 +292,24 @@ def test_scripts_parse(name):
     assert rc == 0, text
 
 
+def test_serve_takes_yes_anywhere(tmp_path):
+    """In a checkout whose other parts only say how they were called."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(os.path.join(ROOT, "scripts/serve"), tmp_path / "scripts/serve")
+    install = tmp_path / "scripts/install_deps"
+    install.write_text('#!/bin/sh\necho "install_deps $*"\n')
+    install.chmod(0o755)
+    (tmp_path / "Makefile").write_text(
+        'build/%/sluice:\n\t@mkdir -p $(@D) && printf \'#!/bin/sh\\nprintf "[%%s]" "$$@"\\n\' >$@ && chmod +x $@\n')
+    serve = str(tmp_path / "scripts/serve")
+    for words, yes, passed in ((["--yes", "--port", "1"], "--yes", "[models/demo][--port][1]"),
+                               (["a b", "--port", "1", "--yes"], "--yes", "[a b][--port][1]"),
+                               (["--host", "::", "--yes", "--port=2"], "--yes", "[models/demo][--host][::][--port=2]"),
+                               ([], "", "[models/demo]")):
+        rc, out = run("bash", serve, *words)
+        assert rc == 0 and "install_deps " + yes + "\n" in out and out.endswith("[serve]" + passed), (words, out)
+
+
 # ---- images ------------------------------------------------------------------------------------
 
 DOCKERFILES = ["Dockerfile", "Dockerfile.cuda"]

@@ -114,6 +114,25 @@ def test_an_idle_server_ends_at_once():
             assert SLOW or time.monotonic() - start < 3
 
 
+def test_the_delay_is_for_whoever_looks():
+    """Nobody has been connected for as long as it lasts: nobody would see it. A connection that is open would."""
+    def drain(f, delay_s, idle_s):
+        time.sleep(idle_s)
+        start = time.monotonic()
+        term(f)
+        assert f.process.wait(10) == 0
+        return time.monotonic() - start >= delay_s
+
+    with Front(drain_delay_ms=1000) as f:
+        assert get(f, "/hello").status == 200
+        assert not drain(f, 1, 1.3)
+    with Front(drain_delay_ms=1000) as f:
+        assert get(f, "/hello").status == 200
+        assert drain(f, 1, 0)
+    with Front(drain_delay_ms=1000) as f, f.connect():
+        assert drain(f, 1, 1.3)
+
+
 def test_ctrl_c_waits_for_requests_but_not_for_balancers():
     with Front(drain_delay_ms=20000) as f:
         with f.connect() as idle, f.connect() as busy:

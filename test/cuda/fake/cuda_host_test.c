@@ -116,7 +116,7 @@ static bool live(struct engine_options *o, int32_t longest, int32_t n_samples, c
         b->prompt[i] = 3 + i * i * 7 % 290;
     }
     host_open_ranks(o);
-    const bool there = o->n_ranks <= 1 || o->backend.comm;
+    const bool there = o->tensor_parallel_size <= 1 || o->backend.comm;
     const bool opened = there && engine_open(o, &b->e, &err) == OK;
     if (opened) {
         serve(b, longest, n_samples);
@@ -131,7 +131,7 @@ static bool live(struct engine_options *o, int32_t longest, int32_t n_samples, c
     if (there && !opened && !err.text[0]) {
         CHECK_FAIL("%s: an error without words", what);
     }
-    host_check(what, o->n_ranks);
+    host_check(what, o->tensor_parallel_size);
     free(b);
     return opened;
 }
@@ -146,9 +146,10 @@ static int all_families(const void *arg)
         snprintf(dir, sizeof dir, "test/golden/%s", families[i / 4]);
         fake_cuda_reset(1, *(const int32_t *)arg, (size_t)1 << 32);
         fake_cuda_has_products(i % 4 != 1);
-        struct engine_options o = {.model_dir = dir, .block_size = 16, .n_blocks = 60,
+        struct engine_options o = {.model = dir, .block_size = 16, .num_gpu_blocks_override = 60,
+                               .enable_prefix_caching = true, .enable_chunked_prefill = true,
                                    .max_num_seqs = 5, .max_num_batched_tokens = 61,
-                                   .backend.no_graphs = i % 4 == 2,
+                                   .backend.enforce_eager = i % 4 == 2,
                                    .backend.deterministic = i % 4 == 3};
         live(&o, 90, 2, dir);
         CHECK(fake_cuda_counts().kernels >= 10);
@@ -209,7 +210,8 @@ static uint32_t serve_model(const char *dir, size_t model, int32_t sm, const cha
     uint32_t launched = 0;
     for (size_t k = 0; k < 2 * sizeof loads / sizeof loads[0]; k++) {
         fake_cuda_reset(1, sm, (size_t)141 << 30);
-        struct engine_options o = {.model_dir = dir, .dummy_weights = true, .max_num_seqs = 300,
+        struct engine_options o = {.model = dir, .load_format = "dummy", .max_num_seqs = 300,
+                               .enable_prefix_caching = true, .enable_chunked_prefill = true,
                                    .max_num_batched_tokens = loads[k / 2].max_rows,
                                    .backend.deterministic = k % 2};
         live(&o, 8192, loads[k / 2].n_samples, models[model].name);
@@ -279,9 +281,10 @@ static int live_until_lost(const void *arg)
              l->e == cudaErrorMemoryAllocation ? "out of memory" : "lost", l->n);
     fake_cuda_reset(l->n_ranks, host_archs()[0], (size_t)1 << 32);
     fake_cuda_fail(l->n, l->e);
-    struct engine_options o = {.model_dir = OWN, .block_size = 16, .n_blocks = 60,
+    struct engine_options o = {.model = OWN, .block_size = 16, .num_gpu_blocks_override = 60,
+                               .enable_prefix_caching = true, .enable_chunked_prefill = true,
                                .max_num_seqs = 5, .max_num_batched_tokens = 61,
-                               .speculative_config = l->config, .n_ranks = l->n_ranks};
+                               .speculative_config = l->config, .tensor_parallel_size = l->n_ranks};
     const bool opened = live(&o, 90, 2, what);
     return !fake_cuda_failed() ? NOT_REACHED : opened ? OPENED : NOT_OPENED;
 }
@@ -311,9 +314,10 @@ static int ranks(const void *arg)
         char dir[64];
         snprintf(dir, sizeof dir, "test/golden/%s", families[i / 4]);
         fake_cuda_reset(3, *(const int32_t *)arg, (size_t)1 << 32);
-        struct engine_options o = {.model_dir = dir, .block_size = 16, .n_blocks = 60,
+        struct engine_options o = {.model = dir, .block_size = 16, .num_gpu_blocks_override = 60,
+                               .enable_prefix_caching = true, .enable_chunked_prefill = true,
                                    .max_num_seqs = 5, .max_num_batched_tokens = 61,
-                                   .n_ranks = 2, .backend.no_graphs = i % 4 == 2,
+                                   .tensor_parallel_size = 2, .backend.enforce_eager = i % 4 == 2,
                                    .backend.deterministic = i % 4 == 3};
         live(&o, 90, 2, dir);
         CHECK(i % 4 == 2 || fake_cuda_counts().replays > 5);

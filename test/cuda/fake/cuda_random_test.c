@@ -110,20 +110,19 @@ static struct engine_options random_options(struct life *l, char *dir, size_t n_
     snprintf(dir, n_bytes, "test/golden/%s", config ? "llama-3" : ONE_OF(l, families));
     const int32_t block = sizes[pick(l, 0, 4)];
     return (struct engine_options){
-        .model_dir = dir,
+        .model = dir,
         .open_backend = host_open,
         .no_thread = true,
-        .dtype = pick(l, 0, 2) ? DT_BF16 : pick(l, 0, 1) ? DT_F16 : DT_F32,
-        .dtype_is_set = true,
+        .dtype = pick(l, 0, 2) ? "bfloat16" : pick(l, 0, 1) ? "float16" : "float32",
         .speculative_config = config,
         .block_size = block,
-        .n_blocks = (pick(l, 200, 2000) + block - 1) / block + 1,
+        .num_gpu_blocks_override = (pick(l, 200, 2000) + block - 1) / block + 1,
         .max_num_seqs = pick(l, 1, 40),
         .max_num_batched_tokens = pick(l, 1, 3) == 1 ? pick(l, 64, 80) : pick(l, 64, 700),
-        .no_prefix_cache = pick(l, 0, 4) == 0,
-        .no_chunked_prefill = pick(l, 0, 6) == 0,
-        .n_ranks = pick(l, 0, 3) ? 1 : 2,
-        .backend = {.deterministic = pick(l, 0, 2) == 0, .no_graphs = pick(l, 0, 4) == 0}};
+        .enable_prefix_caching = pick(l, 0, 4) != 0,
+        .enable_chunked_prefill = pick(l, 0, 6) != 0,
+        .tensor_parallel_size = pick(l, 0, 3) ? 1 : 2,
+        .backend = {.deterministic = pick(l, 0, 2) == 0, .enforce_eager = pick(l, 0, 4) == 0}};
 }
 
 /* Requests come when they come; some are cancelled. */

@@ -27,9 +27,9 @@ static inline enum status host_open(const struct backend_options *options,
 static inline void host_open_ranks(struct engine_options *o)
 {
     struct err err = {0};
-    const struct comm_place place = {.n_ranks = o->n_ranks, .n_nodes = 1};
+    const struct comm_place place = {.n_ranks = o->tensor_parallel_size, .n_nodes = 1};
     o->abort_ranks = cuda_comm_abort;
-    if (o->n_ranks > 1 && cuda_comm_open(&place, &o->backend.comm, &err) != OK) {
+    if (o->tensor_parallel_size > 1 && cuda_comm_open(&place, &o->backend.comm, &err) != OK) {
         CHECK(fake_cuda_failed() && err.text[0]);
     }
 }

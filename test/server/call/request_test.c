@@ -1,4 +1,5 @@
 #include "server/call/prepare.h"
+#include "server/cli/config_load.h"
 
 #include "test/check.h"
 

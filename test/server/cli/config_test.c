@@ -1,6 +1,8 @@
-#include "server/cli/config.h"
+#include "server/cli/config_load.h"
 
 #include "server/cli/config_table.h"
+#include "server/cli/nodes_config.h"
+#include "server/cli/vllm_flags.h"
 #include "test/check.h"
 
 #include <unistd.h>
@@ -32,18 +34,18 @@ TEST(flags_set_fields_and_the_rest_keeps_its_default)
          "--request-timeout", "2m", "--max-body-bytes", "4MiB");
     CHECK_STR(err.text, "");
     REQUIRE(st == OK);
-    CHECK_STR(c.model, "models/demo");
+    CHECK_STR(c.engine.model, "models/demo");
     CHECK_EQ(c.port, 9001);
-    CHECK_EQ(c.tensor_parallel_size, 2);
-    CHECK_EQ(c.max_model_len, 8000);
-    CHECK(!c.enable_prefix_caching);
+    CHECK_EQ(c.engine.tensor_parallel_size, 2);
+    CHECK_EQ(c.engine.max_model_len, 8000);
+    CHECK(!c.engine.enable_prefix_caching);
     CHECK_EQ(c.served_model_name.n, 2);
     CHECK_STR(c.served_model_name.items[1], "b");
     CHECK_STR(c.host, "::");
     CHECK_NEAR(c.request_timeout, 120, 0);
     CHECK_EQ(c.max_body_bytes, 4 << 20);
-    CHECK_NEAR(c.gpu_memory_utilization, 0, 0);
-    CHECK_EQ(c.max_num_seqs, 0);
+    CHECK_NEAR(c.engine.gpu_memory_utilization, 0, 0);
+    CHECK_EQ(c.engine.max_num_seqs, 0);
     config_deinit(&c);
 }
 
@@ -52,11 +54,11 @@ TEST(a_slash_behind_the_model_is_no_part_of_its_name)
 {
     LOAD("models/demo//");
     REQUIRE(st == OK);
-    CHECK_STR(c.model, "models/demo");
+    CHECK_STR(c.engine.model, "models/demo");
     config_deinit(&c);
     const char *root[] = {"serve", "/"};
     REQUIRE(config_load(&c, 2, (char **)root, env, &err) == OK);
-    CHECK_STR(c.model, "/");
+    CHECK_STR(c.engine.model, "/");
     config_deinit(&c);
 }
 
@@ -64,7 +66,7 @@ TEST(capital_units_are_binary)
 {
     LOAD("m", "--max-model-len", "8K", "--max-num-seqs", "auto");
     REQUIRE(st == OK);
-    CHECK_EQ(c.max_model_len, 8192);
+    CHECK_EQ(c.engine.max_model_len, 8192);
     config_deinit(&c);
 }
 
@@ -81,8 +83,8 @@ TEST(flag_wins_over_environment_and_environment_over_file)
     REQUIRE(st == OK);
     CHECK_EQ(c.port, 3);
     CHECK_STR(c.host, "env");
-    CHECK_STR(c.model, "from-file");
-    CHECK_EQ(c.max_num_seqs, 7);
+    CHECK_STR(c.engine.model, "from-file");
+    CHECK_EQ(c.engine.max_num_seqs, 7);
     CHECK_EQ(c.served_model_name.n, 2);
     CHECK_STR(c.served_model_name.items[1], "y z");
     CHECK_EQ(c.allowed_origins.n, 2);
@@ -90,6 +92,34 @@ TEST(flag_wins_over_environment_and_environment_over_file)
     CHECK_STR(c.log_level, "info");
     config_deinit(&c);
     unlink(path);
+}
+
+TEST(vllms_key_is_taken_where_no_other_is)
+{
+    const char *some[] = {"VLLM_API_KEY=a", "VLLM_LOGGING_LEVEL=DEBUG", "VLLM_API_KEY_FILE=", NULL};
+    env = (char **)some;
+    {
+        LOAD("m");
+        REQUIRE(st == OK && c.api_key.n == 1);
+        CHECK_STR(c.api_key.items[0], "a");
+        CHECK(c.api_key_file == NULL);
+        config_deinit(&c);
+    }
+    {
+        LOAD("m", "--api-key", "b");
+        REQUIRE(st == OK && c.api_key.n == 1);
+        CHECK_STR(c.api_key.items[0], "b");
+        config_deinit(&c);
+    }
+    const char *both[] = {"VLLM_API_KEY=a", "SLUICE_API_KEY=c", NULL};
+    env = (char **)both;
+    {
+        LOAD("m");
+        REQUIRE(st == OK && c.api_key.n == 1);
+        CHECK_STR(c.api_key.items[0], "c");
+        config_deinit(&c);
+    }
+    env = (char **)no_env;
 }
 
 #define REFUSED(words, ...)                                                                        \
@@ -125,6 +155,93 @@ TEST(bad_flags_are_refused_with_words)
     REFUSED("/nonexistent", "m", "--config", "/nonexistent");
 }
 
+TEST(command_lines_of_vllm_run_unchanged)
+{
+    LOAD("m", "--dtype", "half", "--allowed-origins", "[\"*\"]", "-O3", "--compilation-config",
+         "{\"level\": 3}", "-cc.level=2", "-O", "1", "--reasoning-parser", "deepseek_r1",
+         "--tool-call-parser", "openai", "--trust-remote-code", "--swap-space", "4",
+         "--collect-detailed-traces", "model", "worker", "--no-enable-lora", "--enable-lora=False",
+         "-tp", "2", "-n", "1", "-r", "0", "--hf-token", "--disable-uvicorn-access-log",
+         "--tokenizer-mode", "auto", "--tokenizer_revision", "main", "--limit-mm-per-prompt.image",
+         "2", "--no-async-scheduling", "-asc", "2", "--middleware", "", "--port", "9");
+    CHECK_STR(err.text, "");
+    REQUIRE(st == OK);
+    CHECK_STR(c.engine.model, "m");
+    CHECK_STR(c.engine.dtype, "float16");
+    CHECK_EQ(c.allowed_origins.n, 1);
+    CHECK_STR(c.allowed_origins.items[0], "*");
+    CHECK_STR(c.reasoning_parser, "think");
+    CHECK_STR(c.tool_call_parser, "harmony");
+    CHECK_EQ(c.engine.tensor_parallel_size, 2);
+    CHECK_EQ(c.nnodes, 1);
+    CHECK_EQ(c.node_rank, 0);
+    CHECK_EQ(c.port, 9);
+    CHECK(!c.enable_log_requests);
+    config_deinit(&c);
+}
+
+TEST(members_of_an_object_come_one_by_one)
+{
+    LOAD("m", "--spec-method", "ngram", "--spec-tokens", "4",
+         "--speculative-config.prompt_lookup_min=2", "--default-chat-template-kwargs",
+         "{\"a\": 1}", "--default-chat-template-kwargs.b.c", "it's", "-sc.x", "[1, {}]");
+    CHECK_STR(err.text, "");
+    REQUIRE(st == OK);
+    CHECK_STR(c.engine.speculative_config,
+              "{\"method\": \"ngram\", \"num_speculative_tokens\": 4, "
+              "\"prompt_lookup_min\": 2, \"x\": [1, {}]}");
+    CHECK_STR(c.default_chat_template_kwargs, "{\"a\": 1, \"b\": {\"c\": \"it's\"}}");
+    config_deinit(&c);
+}
+
+TEST(a_member_comes_once_and_of_an_object)
+{
+    REFUSED("'method' is there already", "m", "--spec-method", "ngram", "-sc.method", "eagle");
+    REFUSED("'b.d' is there already", "m", "--default-chat-template-kwargs.b.c", "1",
+            "--default-chat-template-kwargs.b.d", "1");
+    REFUSED("unknown option", "m", "--port.x", "1");
+    REFUSED("needs a value", "m", "--spec-method");
+}
+
+TEST(what_would_change_answers_is_refused_with_the_reason)
+{
+    REFUSED("enable-lora: 'true' is not supported: adapters", "m", "--enable-lora");
+    REFUSED("adapters are not supported", "m", "--lora-modules", "a=b", "c=d");
+    REFUSED("config.json is taken as it is", "m", "--hf-overrides", "{\"rope_theta\": 1}");
+    REFUSED("tokenizer.json is what is read", "m", "--tokenizer-mode=mistral");
+    REFUSED("not loaded", "m", "--middleware", "a.b");
+    REFUSED("none of", "m", "--reasoning-parser", "granite");
+    char *path = write_file("disable-log-stats: true\nenable-lora: False\nignore-patterns:\n- a\n"
+                            "port: 7\nlogits-processors:\n  - a.b\n");
+    REFUSED(":7: option logits-processors: 'a.b' is not supported: code", "m", "--config", path);
+    unlink(path);
+}
+
+/* Each name has one owner, and what a flag becomes is an option. */
+TEST(flags_of_vllm_are_no_options)
+{
+    for (size_t i = 0; i < n_vllm_flags; i++) {
+        const struct vllm_flag *f = &vllm_flags[i];
+        bool clash = f->harmless && f->becomes;
+        for (size_t k = 0; k < n_option_rows; k++) {
+            clash = clash || strcmp(option_rows[k].name, f->name) == 0;
+        }
+        for (size_t k = 0; k < n_option_aliases; k++) {
+            clash = clash || strcmp(option_aliases[k].alias, f->name) == 0 ||
+                    (f->alias && strcmp(option_aliases[k].alias, f->alias) == 0);
+        }
+        for (size_t k = 0; k < n_vllm_flags; k++) {
+            const struct vllm_flag *g = &vllm_flags[k];
+            clash = clash || (k != i && strcmp(f->name, g->name) == 0) ||
+                    (k != i && f->alias && g->alias && strcmp(f->alias, g->alias) == 0);
+        }
+        if (clash || !f->why[0]) {
+            CHECK_FAIL("%s", f->name);
+        }
+    }
+    CHECK(n_vllm_flags > 200);
+}
+
 TEST(bad_lines_are_refused_with_their_number)
 {
     char *path = write_file("model: x\nprot: 5\n");
@@ -154,7 +271,7 @@ TEST(a_byte_order_mark_and_line_ends_of_windows_are_no_text)
     LOAD("--config", path);
     CHECK_STR(err.text, "");
     REQUIRE(st == OK);
-    CHECK_STR(c.model, "x");
+    CHECK_STR(c.engine.model, "x");
     CHECK_EQ(c.port, 5);
     config_deinit(&c);
     unlink(path);
@@ -185,6 +302,67 @@ TEST(printed_configuration_reads_back_the_same)
     buf_deinit(&first);
     buf_deinit(&second);
     unlink(path);
+}
+
+/* "engine.max_model_len" is max-model-len. */
+static bool is_named_alike(const struct option_row *row)
+{
+    const char *dot = strrchr(row->field, '.'), *field = dot ? dot + 1 : row->field;
+    size_t i = 0;
+    while (row->name[i] && (row->name[i] == '-' ? '_' : row->name[i]) == field[i]) {
+        i++;
+    }
+    return row->name[i] == field[i];
+}
+
+static size_t size_of_type(enum option_type type)
+{
+    switch (type) {
+    case OPTION_LIST: return sizeof(struct string_list);
+    case OPTION_BOOL: return sizeof(bool);
+    case OPTION_REAL:
+    case OPTION_SECONDS: return sizeof(double);
+    case OPTION_BYTES: return sizeof(int64_t);
+    default: return sizeof(char *);
+    }
+}
+
+TEST(rows_fit_their_fields_and_have_their_names)
+{
+    for (size_t i = 0; i < n_option_rows; i++) {
+        const struct option_row *row = &option_rows[i];
+        bool is_short = row->type == OPTION_INT && row->n_bytes == sizeof(int32_t);
+        bool fits = is_short ? row->min >= INT32_MIN && row->max <= INT32_MAX
+                             : row->n_bytes == size_of_type(row->type);
+        if (!is_named_alike(row) || !fits) {
+            CHECK_FAIL("row %s, field %s", row->name, row->field);
+        }
+        CHECK(!(row->secret && row->same_on_nodes));
+    }
+}
+
+static void identity_of(struct buf *out, const char *flag, const char *value)
+{
+    LOAD("test/golden/llama-3", "--load-format", "dummy", flag, value);
+    CHECK_STR(err.text, "");
+    REQUIRE(st == OK);
+    buf_init(out, 1 << 16);
+    CHECK(nodes_identity(&c, out, &err) == OK);
+    config_deinit(&c);
+}
+
+/* Another size of blocks is another pool; the others' threads are their own business. */
+TEST(nodes_agree_on_what_the_rows_say)
+{
+    struct buf a, b, same;
+    identity_of(&a, "--block-size", "16");
+    identity_of(&b, "--block-size", "32");
+    identity_of(&same, "--threads", "2");
+    CHECK(strstr(a.data, "block-size: 16\n") && strstr(b.data, "block-size: 32\n"));
+    CHECK(strstr(same.data, "enforce-eager: false\n") && !strstr(same.data, "threads"));
+    buf_deinit(&a);
+    buf_deinit(&b);
+    buf_deinit(&same);
 }
 
 TEST(aliases_name_rows_and_help_names_all)

@@ -1,0 +1,23 @@
+/* `sluice bench-engine`: tokens per second of the engine without a server. Who calls it knows how
+ * an engine is opened, on which device and from which words of the command line; the bench knows
+ * what to ask of it.
+ * Thread: main. */
+#ifndef SLUICE_BENCH_ENGINE_BENCH_ENGINE_H
+#define SLUICE_BENCH_ENGINE_BENCH_ENGINE_H
+
+#include "engine/engine.h"
+
+struct engine_opener {
+    /* Options for engine_open from the words that the bench does not know itself (argv[0] is the
+     * command's name). What they point to lives until `release`, which is always called, also after
+     * an error here. */
+    enum status (*configure)(int argc, char **argv, struct engine_options *out, void *arg,
+                             struct err *err);
+    void (*release)(struct engine_options *options, void *arg);
+    void *arg;
+};
+
+/* Returns the exit code: 0 when every figure was measured, 1 on an error, 2 for bad options. */
+int bench_engine(int argc, char **argv, const struct engine_opener *opener);
+
+#endif

@@ -1,0 +1,31 @@
+/* `sluice bench-engine MODEL`: bench/engine, on an engine as `sluice serve` opens it. */
+#include "bench/engine/bench_engine.h"
+
+#include "server/cli/commands.h"
+#include "server/cli/config_load.h"
+#include "server/cli/devices.h"
+#include "server/cli/engine_config.h"
+
+extern char **environ;
+
+static enum status configure(int argc, char **argv, struct engine_options *out, void *arg,
+                             struct err *err)
+{
+    struct config *c = arg;
+    TRY(config_load(c, argc, argv, environ, err));
+    return engine_config(c, out, err);
+}
+
+static void release(struct engine_options *options, void *arg)
+{
+    devices_release(options);
+    config_deinit(arg);
+}
+
+int cmd_bench_engine(int argc, char **argv)
+{
+    struct config config = {0};
+    const struct engine_opener opener = {.configure = configure, .release = release,
+                                         .arg = &config};
+    return bench_engine(argc, argv, &opener);
+}

@@ -1,0 +1,166 @@
+#include "server/cli/config_load.h"
+
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "server/cli/config_source.h"
+#include "server/cli/config_value.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool has_prefix(const char *text, const char *prefix)
+{
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+/* One SLUICE_NAME=value. */
+static enum status read_variable(struct loading *l, const char *variable, struct err *err)
+{
+    const char *equals = strchr(variable, '='), *key = variable + strlen("SLUICE_");
+    size_t n_bytes = equals ? (size_t)(equals - key) : 0;
+    char name[64];
+    if (n_bytes == 0 || n_bytes >= sizeof name) {
+        return OK;
+    }
+    for (size_t i = 0; i < n_bytes; i++) {
+        name[i] = (char)tolower((unsigned char)key[i]);
+    }
+    if (loading_is_name("config", name, n_bytes) && !l->file) {
+        l->file = xstrdup(equals + 1);
+    }
+    const struct option_row *row = loading_find_row(name, n_bytes);
+    if (!row || equals[1] == '\0') { // other SLUICE_* names belong to tests and tools
+        return OK;
+    }
+    enum status st = loading_set(l, row, equals + 1, SOURCE_ENV, err);
+    return st == OK ? OK : err_prefix(err, st, "environment SLUICE_%.*s", (int)n_bytes, key);
+}
+
+/* Who comes from vLLM brings its key in the environment, and maybe settings that do nothing here:
+ * those are named, never their values. */
+static enum status read_vllm_env(struct loading *l, char **env, struct err *err)
+{
+    static const char api_key[] = "VLLM_API_KEY=";
+    struct buf unknown;
+    buf_init(&unknown, 4096);
+    enum status st = OK;
+    for (; st == OK && *env; env++) {
+        size_t n_name = strcspn(*env, "=");
+        if (has_prefix(*env, api_key)) {
+            const char *key = *env + strlen(api_key);
+            const struct option_row *row = loading_find_row("api-key", 7);
+            st = *key ? loading_set(l, row, key, SOURCE_VLLM_ENV, err) : OK;
+        } else if (has_prefix(*env, "VLLM_")) {
+            buf_puts(&unknown, unknown.n_bytes > 0 ? ", " : "");
+            buf_put(&unknown, *env, n_name);
+        }
+    }
+    if (unknown.n_bytes > 0) {
+        log_warn("environment variables of vLLM that have no effect here: %s", unknown.data);
+    }
+    buf_deinit(&unknown);
+    return st;
+}
+
+static enum status read_env(struct loading *l, char **env, struct err *err)
+{
+    if (!env) {
+        return OK;
+    }
+    for (char **e = env; *e; e++) {
+        if (has_prefix(*e, "SLUICE_")) {
+            TRY(read_variable(l, *e, err));
+        }
+    }
+    return read_vllm_env(l, env, err);
+}
+
+/* As browsers send it: scheme://host[:port], nothing behind. */
+static bool is_origin(const char *text)
+{
+    const char *host = strstr(text, "://");
+    bool plain = host && host > text && host[3] && !strpbrk(host + 3, "/ ,");
+    return plain || strcmp(text, "*") == 0 || strcmp(text, "null") == 0;
+}
+
+static enum status check(const struct config *c, struct err *err)
+{
+    for (size_t i = 0; i < c->allowed_origins.n; i++) {
+        const char *origin = c->allowed_origins.items[i];
+        if (!is_origin(origin)) {
+            return err_set(err, ERR_INVALID,
+                           "allowed-origins: '%.100s' is not an origin such as https://a.example",
+                           origin);
+        }
+    }
+    if ((c->ssl_certfile == NULL) != (c->ssl_keyfile == NULL)) {
+        return err_set(err, ERR_INVALID, "ssl-certfile and ssl-keyfile go together");
+    }
+    if (c->overload_status != 429 && c->overload_status != 503) {
+        return err_set(err, ERR_INVALID, "overload-status is 429 or 503");
+    }
+    if (c->root_path && c->root_path[0] != '/') {
+        return err_set(err, ERR_INVALID, "root-path must begin with '/'");
+    }
+    if (!c->engine.model && !c->help && !c->print_config) {
+        return err_set(err, ERR_INVALID, "which model? (sluice serve FOLDER)");
+    }
+    return OK;
+}
+
+/* "models/demo/" is how a shell completes it: the slash is no part of a name. */
+static void trim_slashes(const char **folder)
+{
+    size_t n = *folder ? strlen(*folder) : 0, trimmed = n;
+    while (trimmed > 1 && (*folder)[trimmed - 1] == '/') {
+        trimmed--;
+    }
+    if (trimmed < n) {
+        char *text = xstrndup(*folder, trimmed);
+        free((void *)*folder);
+        *folder = text;
+    }
+}
+
+enum status config_load(struct config *c, int argc, char **argv, char **env, struct err *err)
+{
+    *c = (struct config){0};
+    struct loading l = {.config = c, .source = xcalloc(n_option_rows, 1),
+                        .in_file = xcalloc(n_option_rows, sizeof(bool))};
+    enum status st = OK;
+    for (size_t i = 0; st == OK && i < n_option_rows; i++) {
+        if (option_rows[i].initial) {
+            st = config_value_set(c, &option_rows[i], option_rows[i].initial, err);
+        }
+    }
+    st = st == OK ? loading_read_flags(&l, argc, argv, err) : st;
+    st = st == OK ? read_env(&l, env, err) : st;
+    st = st == OK && l.file ? loading_read_file(&l, err) : st;
+    st = st == OK ? check(c, err) : st;
+    trim_slashes(&c->engine.model);
+    free(l.source);
+    free(l.in_file);
+    free(l.file);
+    if (st != OK) {
+        config_deinit(c);
+    }
+    return st;
+}
+
+void config_deinit(struct config *c)
+{
+    for (size_t i = 0; i < n_option_rows; i++) {
+        config_value_clear(c, &option_rows[i]);
+    }
+}
+
+void config_set_log_level(const struct config *c, bool quiet)
+{
+    static const char *const names[] = {"debug", "info", "warn", "error"};
+    for (int i = 0; i < 4; i++) {
+        if (strcmp(names[i], c->log_level) == 0) {
+            log_set_level(quiet && i == LOG_INFO ? LOG_WARN : (enum log_level)i);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+#include "server/cli/config_source.h"
+
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "engine/base/nearest.h"
+#include "server/cli/config_value.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+bool loading_is_name(const char *name, const char *key, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_bytes; i++) {
+        char c = key[i] == '_' ? '-' : key[i];
+        if (name[i] == '\0' || name[i] != c) {
+            return false;
+        }
+    }
+    return name[n_bytes] == '\0';
+}
+
+const struct option_row *loading_find_row(const char *key, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_option_aliases; i++) {
+        if (loading_is_name(option_aliases[i].alias, key, n_bytes)) {
+            key = option_aliases[i].name;
+            n_bytes = strlen(key);
+            break;
+        }
+    }
+    for (size_t i = 0; i < n_option_rows; i++) {
+        if (loading_is_name(option_rows[i].name, key, n_bytes)) {
+            return &option_rows[i];
+        }
+    }
+    return NULL;
+}
+
+const struct vllm_flag *loading_find_flag(const char *key, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_vllm_flags; i++) {
+        const struct vllm_flag *f = &vllm_flags[i];
+        if (loading_is_name(f->name, key, n_bytes) ||
+            (f->alias && loading_is_name(f->alias, key, n_bytes))) {
+            return f;
+        }
+    }
+    return NULL;
+}
+
+enum status loading_unknown(const char *key, size_t n_bytes, struct err *err)
+{
+    struct nearest nearest = {.typed = key, .n_bytes = n_bytes};
+    for (size_t i = 0; i < n_option_rows; i++) {
+        nearest_try(&nearest, option_rows[i].name);
+    }
+    for (size_t i = 0; i < n_option_aliases; i++) {
+        nearest_try(&nearest, option_aliases[i].alias);
+    }
+    for (size_t i = 0; i < n_vllm_flags; i++) {
+        nearest_try(&nearest, vllm_flags[i].name);
+    }
+    const char *meant = nearest_word(&nearest);
+    int n = n_bytes > 100 ? 100 : (int)n_bytes;
+    if (meant) {
+        return err_set(err, ERR_INVALID, "unknown option '%.*s'; did you mean '%s'?", n, key,
+                       meant);
+    }
+    return err_set(err, ERR_INVALID, "unknown option '%.*s'", n, key);
+}
+
+/* False: a stronger source has set the option. Else its value may be set, or be added to. */
+static bool may_set(struct loading *l, const struct option_row *row, enum source source)
+{
+    unsigned char *from = &l->source[row - option_rows];
+    if (*from < source) { // the first of this source replaces; lists then grow
+        config_value_clear(l->config, row);
+        *from = (unsigned char)source;
+    }
+    return *from == source;
+}
+
+enum status loading_set(struct loading *l, const struct option_row *row, const char *value,
+                        enum source source, struct err *err)
+{
+    return may_set(l, row, source) ? config_value_set(l->config, row, value, err) : OK;
+}
+
+const struct option_row *loading_find_member(const char *key, size_t n_bytes, const char **member)
+{
+    const char *dot = memchr(key, '.', n_bytes);
+    const struct option_row *row = dot ? loading_find_row(key, (size_t)(dot - key)) : NULL;
+    *member = dot ? dot + 1 : NULL;
+    return row && row->type == OPTION_JSON ? row : NULL;
+}
+
+enum status loading_set_member(struct loading *l, const struct option_row *row, const char *member,
+                               size_t n_bytes, const char *value, enum source source,
+                               struct err *err)
+{
+    if (!may_set(l, row, source)) {
+        return OK;
+    }
+    char *key = xstrndup(member, n_bytes);
+    enum status st = config_value_set_member(l->config, row, key, value, err);
+    free(key);
+    return st;
+}
+
+enum status loading_take_flag(struct loading *l, const struct vllm_flag *flag, const char *value,
+                              enum source source, struct err *err)
+{
+    TRY(vllm_flag_check(flag, value, err));
+    const char *other = flag->becomes, *member;
+    if (!other) {
+        log_info("option %s has no effect here: %s", flag->name, flag->why);
+        return OK;
+    }
+    if (*value == '\0' || strcasecmp(value, "false") == 0) { // as if it were not there
+        return OK;
+    }
+    const struct option_row *row = loading_find_member(other, strlen(other), &member);
+    if (row) {
+        return loading_set_member(l, row, member, strlen(member), value, source, err);
+    }
+    other += strlen("no-");
+    return loading_set(l, loading_find_row(other, strlen(other)), "false", source, err);
+}

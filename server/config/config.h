@@ -1,0 +1,60 @@
+/* What the operator has set, as plain data: a field for each option of the table in
+ * server/cli/config_table.c, which has their meanings, bounds and defaults. Who reads an option
+ * needs this header alone; how the values come here is server/cli/config_load.h. A field has its
+ * option's name.
+ * Thread: any; written by main before the loop runs, read-only afterwards. */
+#ifndef SLUICE_SERVER_CONFIG_CONFIG_H
+#define SLUICE_SERVER_CONFIG_CONFIG_H
+
+#include "engine/engine.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct string_list {
+    char **items;
+    size_t n;
+};
+
+struct config {
+    struct engine_options engine; // model, sizes, memory, drafts: what the engine reads itself
+    // model
+    struct string_list served_model_name;
+    const char *tokenizer;     // folder or tokenizer.json; NULL: the model's
+    bool skip_tokenizer_init;  // token ids alone
+    const char *chat_template; // file, or the template itself; NULL: the model's
+    const char *default_chat_template_kwargs; // JSON object, or NULL
+    const char *generation_config;            // "auto", "vllm", or a folder
+    const char *override_generation_config;   // JSON object, or NULL
+    const char *pooler_config; // "auto", "mean", "last", or vLLM's JSON object
+    const char *device, *quantization, *kv_cache_dtype;
+    int64_t seed;
+    int64_t pipeline_parallel_size, data_parallel_size; // known, and always 1
+    // several processes for one model
+    int64_t nnodes, node_rank, master_port; // nnodes 0, node_rank -1: the launcher's environment
+    const char *master_addr, *node_token;
+    double node_timeout;
+    // listening
+    const char *host, *uds, *root_path;
+    int64_t port;
+    struct string_list api_key, allowed_origins;
+    const char *api_key_file, *ssl_certfile, *ssl_keyfile;
+    bool open_metrics; // /metrics without a key even when keys are set
+    // limits
+    int64_t max_connections, max_body_bytes, max_num_queued_reqs, max_num_queued_tokens;
+    int64_t max_logprobs, max_n, max_stop, max_prompts, overload_status;
+    double header_timeout, body_timeout, keep_alive_timeout, queue_timeout, request_timeout;
+    double sse_keep_alive_interval, head_delay, drain_delay, shutdown_timeout;
+    double stall_timeout, dead_timeout;
+    // answers
+    const char *tool_call_parser, *reasoning_parser;
+    bool clamp_max_tokens, strict_parameters, trust_request_chat_template;
+    bool enable_force_include_usage;
+    // the operator
+    const char *log_level;
+    bool enable_log_requests, enable_log_probes;
+    bool help, print_config; // print and exit
+};
+
+#endif

@@ -1,0 +1,39 @@
+#include "engine/base/nearest.h"
+
+#include "test/check.h"
+
+static const char *meant(const char *typed)
+{
+    static const char *const words[] = {"serve", "version", "max-model-len", "port"};
+    struct nearest n = {.typed = typed, .n_bytes = strlen(typed)};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        nearest_try(&n, words[i]);
+    }
+    return nearest_word(&n) ? nearest_word(&n) : "";
+}
+
+TEST(a_slip_finds_its_word_and_another_word_none)
+{
+    CHECK_STR(meant("serv"), "serve");
+    CHECK_STR(meant("vresion"), "version");
+    CHECK_STR(meant("prot"), "port");
+    CHECK_STR(meant("max_model_len"), "max-model-len");
+    CHECK_STR(meant("serve"), "serve");
+    CHECK_STR(meant("quantum"), "");
+    CHECK_STR(meant(""), "");
+    char longest[300];
+    memset(longest, 'a', sizeof longest);
+    longest[sizeof longest - 1] = '\0';
+    CHECK_STR(meant(longest), "");
+}
+
+TEST(nothing_was_tried)
+{
+    struct nearest n = {.typed = "x", .n_bytes = 1};
+    CHECK(nearest_word(&n) == NULL);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
