@@ -48,8 +48,6 @@ bench/engine/bench_engine.c server/cli/devices.h
 bench/engine/bench_engine.c server/cli/engine_config.h
 bench/ops/bench_ops.c server/cli/commands.h
 engine/cluster/step_wire.h engine/step.h
-engine/schedule/prefix_cache.h engine/engine.h
-engine/schedule/sequence.h engine/engine.h
 server/api/keys.h server/cli/config.h
 server/call/call.c server/api/api.h
 server/call/call.c server/api/log_request.h

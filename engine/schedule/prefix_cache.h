@@ -7,7 +7,7 @@
 #ifndef SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 #define SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 
-#include "engine/engine.h"
+#include "engine/schedule/request.h"
 #include "engine/schedule/kv_pool.h"
 
 #include <stddef.h>

@@ -11,7 +11,7 @@
 #ifndef SLUICE_ENGINE_SCHEDULE_SEQUENCE_H
 #define SLUICE_ENGINE_SCHEDULE_SEQUENCE_H
 
-#include "engine/engine.h"
+#include "engine/schedule/request.h"
 
 enum sequence_state { SEQ_FREE, SEQ_WAITING, SEQ_RUNNING, SEQ_RETIRING };
 
