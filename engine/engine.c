@@ -283,8 +283,8 @@ static void publish_stats(struct engine *e)
     o->n_waiting = s->n_waiting;
     o->waiting_tokens = s->waiting_tokens;
     o->n_blocks = s->limits.n_blocks;
-    o->n_blocks_held = s->limits.n_blocks - kv_pool_available(&s->pool);
-    o->n_blocks_idle = s->pool.n_idle;
+    o->n_blocks_held = s->limits.n_blocks - holdings_available(&s->holdings);
+    o->n_blocks_idle = s->holdings.pool.n_idle;
     o->n_steps = e->n_steps;
     o->n_rows = e->n_rows;
     o->prompt_tokens = e->prompt_tokens;

@@ -55,7 +55,7 @@ void step_build_lanes(struct step *st, struct scheduler *s)
         const struct sequence *seq = g->seq;
         struct lane_update *u = &st->lanes[i];
         *u = (struct lane_update){.lane = seq->lane, .first_block = g->first, .n_blocks = g->n,
-                                  .blocks = scheduler_blocks(s, seq) + g->first,
+                                  .blocks = holdings_blocks(&s->holdings, seq) + g->first,
                                   .fresh = g->fresh};
         if (g->fresh) {
             u->prompt = seq->request->prompt;
@@ -73,7 +73,7 @@ void step_build_lanes(struct step *st, struct scheduler *s)
 static int compare_blocks(const struct plan_entry *a, const struct plan_entry *b,
                           struct scheduler *s)
 {
-    int32_t x = scheduler_blocks(s, a->seq)[0], y = scheduler_blocks(s, b->seq)[0];
+    int32_t x = holdings_blocks(&s->holdings, a->seq)[0], y = holdings_blocks(&s->holdings, b->seq)[0];
     return x < y ? -1 : x > y;
 }
 
@@ -103,7 +103,7 @@ static void sort_entries(struct plan_entry *v, struct plan_entry *room, int32_t 
 static int32_t common_blocks(const struct plan_entry *a, const struct plan_entry *b,
                              int32_t limit, struct scheduler *s)
 {
-    const int32_t *x = scheduler_blocks(s, a->seq), *y = scheduler_blocks(s, b->seq);
+    const int32_t *x = holdings_blocks(&s->holdings, a->seq), *y = holdings_blocks(&s->holdings, b->seq);
     int32_t size = s->limits.block_tokens, n = 0;
     int32_t past = a->first < b->first ? a->first : b->first;
     limit = limit < past / size ? limit : past / size;

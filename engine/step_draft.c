@@ -100,7 +100,7 @@ static void feed(struct step *st, struct scheduler *s, const struct plan_entry *
     int32_t end = e->first + e->n_rows - e->n_drafts;
     end = end < max_len ? end : max_len;
     int32_t room = s->limits.max_rows - st->draft[0].pass.n_rows;
-    int32_t n = holdings_draft_rows(s, seq, end);
+    int32_t n = holdings_draft_rows(&s->holdings, seq, end);
     n = n < room ? n : room;
     bool draws = e->n_drafts > 0 && seq->drafts_on_device;
     ASSERT(!draws || (n > 0 && seq->draft_computed + n == end)); // the proposer saw to it
@@ -193,6 +193,6 @@ void step_commit_draft_kv(struct step *st, struct scheduler *s)
             seq->draft_computed = right;
         }
         int32_t sure = st->feeds[i].first + st->feeds[i].n;
-        holdings_draft_fed(s, seq, right > sure ? right : sure < seq->n_known ? sure : right);
+        holdings_draft_fed(&s->holdings, seq, right > sure ? right : sure < seq->n_known ? sure : right);
     }
 }

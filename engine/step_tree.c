@@ -298,7 +298,7 @@ static void settle(struct step *st, struct spec *sp)
     grove_choose(sp, &st->grove);
     for (int32_t i = 0; i < st->grove.n_trees; i++) {
         struct spec_tree *t = &st->grove.trees[i];
-        scheduler_trim(&st->plan, &st->plan.entries[t->entry], t->n_rows - 1);
+        plan_trim(&st->plan, &st->plan.entries[t->entry], t->n_rows - 1);
         rows += t->n_rows - 1;
         if (t->n_rows == 1) {
             t->seq->tree = NULL; // an ordinary decode row

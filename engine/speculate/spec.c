@@ -147,7 +147,7 @@ static int32_t propose_model(struct spec *sp, struct scheduler *s, struct sequen
                              int32_t rows)
 {
     int32_t lag = seq->n_known - seq->draft_computed;
-    int32_t can = holdings_draft_rows(s, seq, seq->n_known);
+    int32_t can = holdings_draft_rows(&s->holdings, seq, seq->n_known);
     lag = seq->n_known - seq->draft_computed;
     if (can < lag || lag > LONG_LAG || rows + lag > s->limits.max_rows) {
         return 0;
