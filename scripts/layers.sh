@@ -64,7 +64,6 @@ server/http/request.c server/api/reply.h
 # FILES (a pattern of names without their endings): why these may call each other in a circle.
 circles='
 ^(cpu/cpu_comm_nodes|cpu/cpu_comm)$: owed
-^(engine/cluster/nodes_join|engine/cluster/nodes)$: owed
 ^(engine/speculate/shape|engine/speculate/spec|engine/speculate/tree)$: owed
 ^(engine/step_tree|engine/step_draft|engine/step)$: owed
 ^(server/api/models|server/api/admin|server/api/api)$: owed
