@@ -2,6 +2,7 @@
  * curve, so it is not guessed. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/cluster/step_run.h"
 #include "engine/engine_state.h"
 
 enum { MOST_ROWS = 1 << (SPEC_COST_POINTS - 1), ROUNDS = 12, EXTRA_PASSES = 4 };

@@ -402,6 +402,15 @@ static void limits_of(const struct engine *e, struct scheduler_limits *out)
     };
 }
 
+static struct step_sizes sizes_of(const struct engine *e)
+{
+    const struct spec *sp = &e->spec;
+    return (struct step_sizes){.limits = &e->scheduler.limits, .vocab = e->config.vocab,
+                               .n_draft_models = sp->n_models,
+                               .n_draft_passes = sp->n_models > 0 ? sp->k : 0,
+                               .trees = sp->method == SPEC_TREE};
+}
+
 static enum status open_set(const struct engine *e, const struct model *m, struct err *err)
 {
     struct kv_layer layers[MAX_LAYERS];
@@ -527,12 +536,13 @@ enum status engine_load(struct engine *e, struct err *err)
     struct scheduler_limits limits;
     limits_of(e, &limits);
     scheduler_init(&e->scheduler, &limits);
+    e->sizes = sizes_of(e);
+    spec_open(&e->spec, limits.max_len);
     TRY(on_ranks(e, setup_rank, err));
     for (int32_t i = 0; i < N_STEPS; i++) {
-        step_init(&e->steps[i], i, &limits, &e->spec);
-        e->steps[i].moves = &e->moves;
+        planned_step_init(&e->steps[i], i, &e->sizes);
+        e->steps[i].step.moves = &e->moves;
     }
-    engine_join_steps(e);
     tree_moves_init(&e->moves, &limits);
     size_live_table(e);
     e->n_vocab_used = e->config.vocab;
@@ -561,11 +571,12 @@ void engine_unload(struct engine *e)
     }
     ranks_stop(&e->ranks);
     for (int32_t i = 0; i < N_STEPS; i++) {
-        step_deinit(&e->steps[i]);
+        planned_step_deinit(&e->steps[i]);
     }
     if (e->scheduler.sequences) {
         scheduler_deinit(&e->scheduler);
     }
+    spec_close(&e->spec);
     free(e->live);
     checkpoint_close(e->checkpoint);
     tree_moves_deinit(&e->moves);

@@ -7,8 +7,9 @@
 #include "engine/engine.h"
 #include "engine/cluster/nodes.h"
 #include "engine/cluster/ranks.h"
+#include "engine/schedule/scheduler.h"
 #include "engine/speculate/spec.h"
-#include "engine/step.h"
+#include "engine/step_build.h"
 
 enum { N_STEPS = 2 };
 
@@ -33,7 +34,8 @@ struct engine {
     struct ranks ranks;
     struct scheduler scheduler;
     struct spec spec;
-    struct step steps[N_STEPS];
+    struct planned_step steps[N_STEPS];
+    struct step_sizes sizes; // of every step
     struct tree_moves moves;
     int32_t n_inflight; // steps submitted and not committed
     int32_t next_slot;  // of the step to plan
@@ -84,7 +86,8 @@ enum status spec_measure(struct engine *e);
  * models' pass `level`; OK at once when there is one node. */
 enum status engine_agree(struct engine *e, int64_t *least, struct err *err);
 enum status engine_send_step(struct engine *e, const struct step *st, const struct pass *level);
-void engine_join_steps(struct engine *e); // after step_init
+/* The same of a level, for step_grow_trees; arg: the engine. */
+enum status engine_send_level(const struct step *st, const struct pass *level, void *arg);
 bool engine_set_lost(struct engine *e, struct err *why);
 /* The state is ENGINE_FAILED and who sees that finds the cause; the first one stays. Any thread. */
 void engine_note_failure(struct engine *e, const char *why);

@@ -18,7 +18,7 @@ engine/tokenizer:   engine/base
 engine/model:       engine/device engine/base
 engine/schedule:    engine/device engine/base
 engine/speculate:   engine/schedule engine/model engine/device engine/base
-engine/cluster:     engine/speculate engine/schedule engine/model engine/device engine/base
+engine/cluster:     engine/schedule engine/model engine/device engine/base
 engine:             engine/cluster engine/speculate engine/schedule engine/model engine/tokenizer engine/device engine/base
 cpu:                engine/device engine/base
 cuda:               cuda/kernels/kernels.h engine/device engine/base
@@ -47,7 +47,6 @@ bench/engine/bench_engine.c server/cli/commands.h
 bench/engine/bench_engine.c server/cli/devices.h
 bench/engine/bench_engine.c server/cli/engine_config.h
 bench/ops/bench_ops.c server/cli/commands.h
-engine/cluster/step_wire.h engine/step.h
 server/api/keys.h server/cli/config.h
 server/call/call.c server/api/api.h
 server/call/call.c server/api/log_request.h
@@ -65,7 +64,6 @@ server/http/request.c server/api/reply.h
 circles='
 ^(cpu/cpu_comm_nodes|cpu/cpu_comm)$: owed
 ^(engine/speculate/shape|engine/speculate/spec|engine/speculate/tree)$: owed
-^(engine/step_tree|engine/step_draft|engine/step)$: owed
 ^(server/api/models|server/api/admin|server/api/api)$: owed
 ^(server/http/reply|server/http/log|server/http/daemon|server/http/stream|server/http/listen|server/http/conn|server/http/http|server/http/request|server/api/reply)$: owed
 ^cpu/: owed

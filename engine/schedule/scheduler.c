@@ -23,7 +23,6 @@ void scheduler_init(struct scheduler *s, const struct scheduler_limits *limits)
     s->n_free_sequences = limits->max_sequences;
     s->order.prev = s->order.next = &s->order;
     s->victims = xcalloc((size_t)limits->max_lanes, sizeof *s->victims);
-    s->known = xcalloc((size_t)limits->max_len, sizeof *s->known);
 }
 
 void scheduler_deinit(struct scheduler *s)
@@ -32,7 +31,6 @@ void scheduler_deinit(struct scheduler *s)
     free(s->sequences);
     free(s->free_sequences);
     free(s->victims);
-    free(s->known);
     *s = (struct scheduler){0};
 }
 

@@ -24,7 +24,6 @@ struct scheduler {
     int32_t n_running, n_waiting;
     int64_t n_plans, n_preemptions, prefix_queries, prefix_hits, waiting_tokens;
     struct sequence **victims; // [max_lanes], who would give way to one sequence, the last first
-    int32_t *known; // [max_len], a proposer's room
 };
 
 /* All memory is taken here. */

@@ -2,8 +2,10 @@
 
 #include "engine/schedule/holdings.h"
 
+#include "engine/base/mem.h"
 #include "engine/base/rng.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- n-gram lookup ------------------------------------------------------------------------ */
@@ -114,21 +116,32 @@ int32_t spec_max_drafts(const struct spec *sp, int32_t n_sequences)
     return sp->method == SPEC_TREE && 2 * sp->budget > chains ? 2 * sp->budget : chains;
 }
 
-const int32_t *spec_known_tokens(struct scheduler *s, const struct sequence *seq)
+void spec_open(struct spec *sp, int32_t max_len)
 {
-    memcpy(s->known, seq->request->prompt, (size_t)seq->n_prompt * sizeof *s->known);
-    memcpy(s->known + seq->n_prompt, seq->output->tokens,
-           (size_t)sequence_generated(seq) * sizeof *s->known);
-    return s->known;
+    sp->known = xcalloc((size_t)max_len, sizeof *sp->known);
+}
+
+void spec_close(struct spec *sp)
+{
+    free(sp->known);
+    sp->known = NULL;
+}
+
+const int32_t *spec_known_tokens(struct spec *sp, const struct sequence *seq)
+{
+    memcpy(sp->known, seq->request->prompt, (size_t)seq->n_prompt * sizeof *sp->known);
+    memcpy(sp->known + seq->n_prompt, seq->output->tokens,
+           (size_t)sequence_generated(seq) * sizeof *sp->known);
+    return sp->known;
 }
 
 /* ---- proposals ---------------------------------------------------------------------------- */
 
 enum { PAUSE = 32, LONG_LAG = 64 }; // tokens; chosen: a probe costs 3 % at worst
 
-static void propose_ngram(struct spec *sp, struct scheduler *s, struct sequence *seq, int32_t k)
+static void propose_ngram(struct spec *sp, struct sequence *seq, int32_t k)
 {
-    seq->n_drafts = spec_ngram(spec_known_tokens(s, seq), seq->n_known, sp->min_n, sp->max_n, k,
+    seq->n_drafts = spec_ngram(spec_known_tokens(sp, seq), seq->n_known, sp->min_n, sp->max_n, k,
                                seq->drafts);
     seq->drafts_on_device = false;
     if (sp->rejection == REJECT_SYNTHETIC && seq->n_drafts == 0) { // anything will do
@@ -264,7 +277,7 @@ void spec_propose(struct spec *sp, struct scheduler *s)
             continue;
         }
         if (sp->method == SPEC_NGRAM) {
-            propose_ngram(sp, s, seq, k);
+            propose_ngram(sp, seq, k);
         } else {
             rows += propose_model(sp, s, seq, k, rows);
         }

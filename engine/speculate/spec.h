@@ -59,10 +59,15 @@ struct spec {
     float doubt; // running share of rejected drafts, of all sequences: where new ones begin
     int64_t n_drafts, n_draft_tokens, n_accepted;
     int64_t accepted_per_pos[MAX_DRAFTS];
+    int32_t *known; // [max_len], room for a sequence's tokens
 };
 
 /* config: JSON in vLLM's shape, or NULL for none (spec_config.c). */
 enum status spec_init(struct spec *sp, const char *config, struct err *err);
+
+/* Once the longest text is known; and the end of it. */
+void spec_open(struct spec *sp, int32_t max_len);
+void spec_close(struct spec *sp);
 
 /* Laws that a step may keep at most. */
 int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes);
@@ -84,8 +89,8 @@ float spec_cost(const float *cost, int32_t n);
 /* Drafts of a plan of n sequences at most: what buffers are sized for. */
 int32_t spec_max_drafts(const struct spec *sp, int32_t n_sequences);
 
-/* The prompt and the output as one run of tokens, in the scheduler's room for it. */
-const int32_t *spec_known_tokens(struct scheduler *s, const struct sequence *seq);
+/* The prompt and the output as one run of tokens, in room for it. */
+const int32_t *spec_known_tokens(struct spec *sp, const struct sequence *seq);
 
 /* The tokens after the latest earlier occurrence of the longest suffix of min_n to max_n tokens;
  * returns how many (0 to k). known: n tokens. Time linear in n. */

@@ -135,10 +135,10 @@ TEST(a_comb_is_drafted_without_a_look_at_it)
         int32_t n_combs = 0;
         for (int32_t i = 0; i < 2000 && b->n_done < 1; i++) {
             turn(b);
-            const struct step *st = &b->e->steps[(b->e->next_slot + N_STEPS - 1) % N_STEPS];
-            for (int32_t k = 0; k < st->grove.n_trees; k++) {
-                const struct spec_tree *t = &st->grove.trees[k];
-                n_combs += t->planned && t->n_rows == 10 && st->n_draft_passes == 4;
+            const struct planned_step *ps = &b->e->steps[(b->e->next_slot + N_STEPS - 1) % N_STEPS];
+            for (int32_t k = 0; k < ps->grove.n_trees; k++) {
+                const struct spec_tree *t = &ps->grove.trees[k];
+                n_combs += t->planned && t->n_rows == 10 && ps->step.n_draft_passes == 4;
             }
         }
         run(b, 1);
@@ -267,7 +267,7 @@ TEST(prompts_restores_and_trees_share_steps)
         }
         turn(b);
         for (int32_t k = 0; k < N_STEPS; k++) {
-            const struct pass *p = &b->e->steps[k].pass;
+            const struct pass *p = &b->e->steps[k].step.pass;
             bool tree = false, chunk = false;
             for (int32_t s = 0; s < p->n_seqs; s++) {
                 tree = tree || p->seqs[s].tree;
@@ -293,10 +293,10 @@ TEST(the_budget_is_that_of_the_step)
     for (int32_t i = 0; i < 200 && b->n_done < 6; i++) {
         turn(b);
         for (int32_t k = 0; k < N_STEPS; k++) {
-            const struct step *st = &b->e->steps[k];
+            const struct planned_step *ps = &b->e->steps[k];
             int32_t nodes = 0;
-            for (int32_t s = 0; s < st->pass.n_seqs; s++) {
-                nodes += st->pass.seqs[s].tree ? st->pass.seqs[s].n_rows - 1 : 0;
+            for (int32_t s = 0; s < ps->step.pass.n_seqs; s++) {
+                nodes += ps->step.pass.seqs[s].tree ? ps->step.pass.seqs[s].n_rows - 1 : 0;
             }
             most = nodes > most ? nodes : most;
         }
