@@ -137,10 +137,10 @@ static int32_t next_row(const struct spec *sp, const struct sequence *seq, int32
     if (seq->tree) {
         return tree_next(seq->tree, row, d->token);
     }
-    if (row >= n_drafts || !spec_stands(sp, seq, seq->drafts[row], d->token)) {
+    if (row >= n_drafts || !spec_stands(sp, seq, seq->proposal.drafts[row], d->token)) {
         return -1;
     }
-    d->token = seq->drafts[row];
+    d->token = seq->proposal.drafts[row];
     return row + 1;
 }
 
@@ -161,7 +161,7 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
     int32_t row = 0;
     while (row >= 0 && goes_on) {
         struct draw_result d = step_results(ps)->draws[first + row];
-        if (row == n_drafts && n_drafts > 0 && e->spec.no_bonus) {
+        if (row == n_drafts && n_drafts > 0 && e->spec.options.no_bonus) {
             break;
         }
         row = next_row(&e->spec, seq, row, n_drafts, &d);
@@ -170,13 +170,10 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
         r->n_accepted += row >= 0; // before append, which may end the request
         goes_on = append(e, seq, &d);
     }
-    spec_count(&e->spec, n_drafts, accepted);
-    bool cut = row >= 0 && !goes_on; // what lies behind an end was never judged
-    if (tree) {
-        spec_observe_tree(&e->spec, tree, path, accepted, cut);
-    } else {
-        spec_learn(&e->spec, seq, cut ? accepted : n_drafts, accepted);
-    }
+    const struct spec_trial trial = {
+        .trust = &seq->trust, .seq = seq, .tree = tree, .n_drafts = n_drafts, .path = path,
+        .n_right = accepted, .cut = row >= 0 && !goes_on}; // what lies behind an end was not judged
+    spec_observe(&e->spec, &trial);
     if (tree && seq->state == SEQ_RUNNING) {
         tree_moves_add(&e->moves, ps, seq, path, accepted);
     }
@@ -280,6 +277,7 @@ static void commit_step(struct engine *e)
 static void publish_stats(struct engine *e)
 {
     const struct scheduler *s = &e->scheduler;
+    const struct spec_learnt *l = &e->spec.learnt;
     pthread_mutex_lock(&e->stats_lock);
     struct engine_stats *o = &e->stats;
     o->n_running = s->n_running;
@@ -296,10 +294,10 @@ static void publish_stats(struct engine *e)
     o->prefix_queries = s->prefix_queries;
     o->prefix_hits = s->prefix_hits;
     memcpy(o->n_finished, e->n_finished, sizeof o->n_finished);
-    o->spec_drafts = e->spec.n_drafts;
-    o->spec_draft_tokens = e->spec.n_draft_tokens;
-    o->spec_accepted_tokens = e->spec.n_accepted;
-    memcpy(o->spec_accepted_per_pos, e->spec.accepted_per_pos, sizeof o->spec_accepted_per_pos);
+    o->spec_drafts = l->n_drafts;
+    o->spec_draft_tokens = l->n_draft_tokens;
+    o->spec_accepted_tokens = l->n_accepted;
+    memcpy(o->spec_accepted_per_pos, l->accepted_per_pos, sizeof o->spec_accepted_per_pos);
     o->n_nodes_alive = engine_nodes_alive(e);
     pthread_mutex_unlock(&e->stats_lock);
 }
@@ -329,7 +327,7 @@ void engine_turn(struct engine *e)
     if (e->failed == OK && (engine_set_lost(e, NULL) || atomic_load(&e->ranks.aborted))) {
         fail_with_cause(e, ERR_DEVICE, "the device failed");
     }
-    spec_propose(&e->spec, &e->scheduler);
+    engine_propose(e);
     bool submitted = e->failed == OK && submit_step(e);
     if (e->n_inflight == N_STEPS || (e->n_inflight > 0 && !submitted)) {
         commit_step(e);

@@ -27,13 +27,14 @@ struct engine {
     struct engine_info info;
     struct model_config config;
     struct checkpoint *checkpoint, *draft_checkpoint[MAX_DRAFT_MODELS];
-    struct model_config *draft_config[MAX_DRAFT_MODELS]; // spec.n_models of them
+    struct model_config *draft_config[MAX_DRAFT_MODELS]; // spec.options.n_models
     char model_dir[4096];
 
     /* The engine thread's. */
     struct ranks ranks;
     struct scheduler scheduler;
     struct spec spec;
+    struct spec_candidate *candidates; // [max_lanes]
     struct planned_step steps[N_STEPS];
     struct step_sizes sizes; // of every step
     struct tree_moves moves;
@@ -79,8 +80,14 @@ void requests_end(struct engine *e, struct engine_request *r, int32_t sample,
 void requests_fail(struct engine *e, struct engine_request *r, enum status st, const char *text);
 void requests_freed(struct engine *e); // a sequence's place may be given to another
 
-/* spec_measure.c: fills the cost curves of the speculation that is configured. */
-enum status spec_measure(struct engine *e);
+/* engine_propose.c: before each plan, what sequences are to draft. */
+void engine_propose(struct engine *e);
+
+/* engine_measure.c: times passes of the target and the draft models on all ranks, before the first
+ * request, and makes cost curves of that. */
+enum status spec_measure(struct ranks *ranks, const struct scheduler_limits *limits,
+                         const struct spec_options *options, int32_t n_vocab_used,
+                         struct spec_costs *out);
 
 /* engine_nodes.c. engine_send_step: a whole step, or, of one whose trees still grow, the draft
  * models' pass `level`; OK at once when there is one node. */

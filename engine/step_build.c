@@ -224,9 +224,9 @@ static void build_draws(struct planned_step *ps, const struct plan_entry *e, int
             st->draws[st->pass.n_draws - 1].law = step_tree_law(seq->tree, i);
         } else if (sample) {
             add_sample(ps, out, seq, pos, e->n_drafts > 0, -1);
-            bool judged = seq->drafts_on_device && i >= n_plain - 1 && i < e->n_rows - 1;
+            bool judged = seq->proposal.on_device && i >= n_plain - 1 && i < e->n_rows - 1;
             st->draws[st->pass.n_draws - 1].law =
-                judged && seq->law > 0 ? seq->law + i - (n_plain - 1) : 0;
+                judged && seq->proposal.law > 0 ? seq->proposal.law + i - (n_plain - 1) : 0;
         } else {
             add_score(ps, out, seq, pos);
         }
@@ -239,9 +239,12 @@ static void build_rows(struct planned_step *ps, const struct plan_entry *e, int3
     int32_t n_plain = e->n_rows - e->n_drafts, n = seq->tree ? n_plain : e->n_rows;
     for (int32_t i = 0; i < n; i++) {
         int32_t pos = e->first + i;
-        int32_t token = i >= n_plain         ? seq->drafts_on_device ? -1 : seq->drafts[i - n_plain]
-                        : pos < seq->n_known ? sequence_token(seq, pos)
-                                             : -1; // drawn by a step in flight
+        int32_t token = -1; // drawn by a step in flight, or a draft of this one
+        if (i < n_plain && pos < seq->n_known) {
+            token = sequence_token(seq, pos);
+        } else if (i >= n_plain && !seq->proposal.on_device) {
+            token = seq->proposal.drafts[i - n_plain];
+        }
         ps->step.rows[first_row + i] = (struct pass_row){seq->lane, token, pos, pos};
     }
     if (seq->tree) {

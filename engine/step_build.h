@@ -1,5 +1,5 @@
-/* A step on node 0, from plan to results: the plan as flat arrays, which is what every rank executes
- * (engine/cluster/step.h), and whose each result is.
+/* A step on node 0, from plan to results: the plan as flat arrays, which is what every rank
+ * executes (engine/cluster/step.h), and whose each result is.
  *
  *     step_build.c   lanes' news, groups, rows, draws of the target's pass
  *     step_draft.c   the draft models' passes, and what is learnt of their KV
@@ -12,7 +12,8 @@
 #include "engine/cluster/ranks.h"
 #include "engine/cluster/step.h"
 #include "engine/schedule/holdings.h"
-#include "engine/speculate/tree.h"
+#include "engine/speculate/grove.h"
+#include "engine/speculate/spec.h"
 
 /* Whose result a draw is. */
 struct draw_owner {
@@ -50,8 +51,8 @@ static inline const struct pass_results *step_results(const struct planned_step 
 void planned_step_init(struct planned_step *ps, int32_t slot, const struct step_sizes *sizes);
 void planned_step_deinit(struct planned_step *ps);
 
-/* Fill the arrays from ps->plan, in this order: lanes; with draft models, their passes, and the trees
- * that the plan has; trees that the host grows are grown at once; then the target's pass. */
+/* Fill the arrays from ps->plan, in this order: lanes; with draft models, their passes, and the
+ * trees that the plan has; trees that the host grows are grown at once; then the target's pass. */
 void step_build_lanes(struct planned_step *ps, const struct holdings *h);
 void step_build_draft(struct planned_step *ps, struct holdings *h, const struct spec *sp);
 
@@ -67,8 +68,8 @@ enum status step_grow_trees(struct planned_step *ps, const struct scheduler_limi
                             struct spec *sp, const struct step_site *site);
 void step_build(struct planned_step *ps, const struct holdings *h);
 
-/* What the results say of the draft models: ids of the drafts; and how far their KV is right, called
- * after the sequences' tokens were appended. */
+/* What the results say of the draft models: ids of the drafts; and how far their KV is right,
+ * called after the sequences' tokens were appended. */
 void step_commit_draft_ids(struct planned_step *ps);
 void step_commit_draft_kv(struct planned_step *ps, struct holdings *h);
 

@@ -17,7 +17,7 @@ static void add_beside(struct pass_draw *draw, const struct spec_tree *t, int32_
     if (t->planned) {
         draw->more = t->beside[depth];
         draw->more_slot = t->first + t->beside_row[depth];
-    } else if (t->seq->law > 0) {
+    } else if (t->seq->proposal.law > 0) {
         draw->more = t->children[depth] - 1;
     } else {
         draw->logprobs = true;
@@ -25,8 +25,8 @@ static void add_beside(struct pass_draw *draw, const struct spec_tree *t, int32_
     }
 }
 
-/* Rows first .. first + n of the sequence in the pass of draft number `depth`, which is drawn from the
- * last if `draws`. */
+/* Rows first .. first + n of the sequence in the pass of draft number `depth`, which is drawn from
+ * the last if `draws`. */
 static void add_rows(struct planned_step *ps, int32_t depth, struct sequence *seq, int32_t first,
                      int32_t n, bool draws)
 {
@@ -44,7 +44,7 @@ static void add_rows(struct planned_step *ps, int32_t depth, struct sequence *se
             .out_row = p->n_out++, .lane = seq->lane, .pos = first + n - 1,
             .n_prompt = seq->n_prompt, .kind = DRAW_DRAFT, .keep = true,
             .noise = seq->request->params.temperature > 0.0f, .tree_row = -1,
-            .law = seq->law > 0 ? seq->law + depth : 0};
+            .law = seq->proposal.law > 0 ? seq->proposal.law + depth : 0};
         if (seq->tree) {
             add_beside(&d->draws[p->n_draws - 1], seq->tree, depth);
         }
@@ -58,10 +58,11 @@ static bool follows(const struct plan_entry *e)
     const struct sequence *seq = e->seq;
     bool decodes = e->first >= seq->n_prompt;
     return seq->request->pool == POOL_NONE && seq->request->params.num_speculative_tokens != 0 &&
-           (seq->spec_pause == 0 || !decodes || e->n_drafts > 0);
+           (seq->trust.pause == 0 || !decodes || e->n_drafts > 0);
 }
 
-/* An entry's known rows, as far as the draft model's context, the budget and shared blocks allow. */
+/* An entry's known rows, as far as the draft model's context, the budget and shared blocks
+ * allow. */
 static void feed(struct planned_step *ps, struct holdings *h, const struct plan_entry *e,
                  int32_t max_len)
 {
@@ -71,7 +72,7 @@ static void feed(struct planned_step *ps, struct holdings *h, const struct plan_
     int32_t room = h->limits->max_rows - ps->step.draft[0].pass.n_rows;
     int32_t n = holdings_draft_rows(h, seq, end);
     n = n < room ? n : room;
-    bool draws = e->n_drafts > 0 && seq->drafts_on_device;
+    bool draws = e->n_drafts > 0 && seq->proposal.on_device;
     ASSERT(!draws || (n > 0 && seq->draft_computed + n == end)); // the proposer saw to it
     if (n > 0) {
         add_rows(ps, 0, seq, seq->draft_computed, n, draws);
@@ -83,7 +84,7 @@ static void feed(struct planned_step *ps, struct holdings *h, const struct plan_
 /* Drafts that the device makes one from the other: all of a chain, the spine of a tree. */
 static int32_t chain_of(const struct plan_entry *e)
 {
-    int32_t depth = e->seq->draft_depth;
+    int32_t depth = e->seq->proposal.depth;
     return e->seq->tree && depth < e->n_drafts ? depth : e->n_drafts;
 }
 
@@ -91,19 +92,17 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
 {
     int32_t deepest = 0;
     ps->step.n_draft_passes = ps->n_feeds = ps->grove.n_trees = 0;
-    if (!sp->drafts_now) {
+    if (spec_passes(sp) == SPEC_NO_PASSES) {
         return;
     }
-    if (sp->method == SPEC_TREE) {
-        step_plant_trees(ps, sp);
-    }
+    step_plant_trees(ps, sp);
     begin_pass(&ps->step.draft[0]);
     for (int32_t pass = 0; pass < 2; pass++) { // those that speculate first: they must fit
         for (int32_t i = 0; i < ps->plan.n_entries; i++) {
             const struct plan_entry *e = &ps->plan.entries[i];
-            bool speculates = e->n_drafts > 0 && e->seq->drafts_on_device;
+            bool speculates = e->n_drafts > 0 && e->seq->proposal.on_device;
             if (speculates == (pass == 0) && follows(e)) {
-                feed(ps, h, e, sp->draft_max_len);
+                feed(ps, h, e, sp->options.draft_max_len);
                 deepest = speculates && chain_of(e) > deepest ? chain_of(e) : deepest;
             }
         }
@@ -116,7 +115,7 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
         begin_pass(&ps->step.draft[j]);
         for (int32_t i = 0; i < ps->plan.n_entries; i++) {
             const struct plan_entry *e = &ps->plan.entries[i];
-            if (chain_of(e) > j && e->seq->drafts_on_device) {
+            if (chain_of(e) > j && e->seq->proposal.on_device) {
                 add_rows(ps, j, e->seq, e->first + e->n_rows - e->n_drafts + j - 1, 1, true);
                 e->seq->draft_computed += !e->seq->tree; // a tree's path decides
             }
@@ -130,7 +129,7 @@ void step_commit_draft_ids(struct planned_step *ps)
         const struct draft_pass *d = &ps->step.draft[j];
         for (int32_t i = 0; i < d->pass.n_draws; i++) {
             struct sequence *seq = ps->draft_owners[j][i];
-            seq->drafts[j] = ps->results[j].draws[i].token;
+            seq->proposal.drafts[j] = ps->results[j].draws[i].token;
             if (seq->tree) {
                 tree_name_comb(seq->tree, j, &ps->results[j].draws[i]);
             }

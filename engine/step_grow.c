@@ -6,6 +6,8 @@
  * again, since new rows see only the past and each other. */
 #include "engine/step_tree.h"
 
+#include "engine/speculate/shape.h"
+
 #include "engine/cluster/step_run.h"
 
 #include <math.h>
@@ -16,10 +18,9 @@
 static void look_up(struct spec *sp, struct spec_tree *t)
 {
     int32_t found[MAX_DRAFTS], at = 0;
-    int32_t n = spec_ngram(spec_known_tokens(sp, t->seq), t->seq->n_known, sp->min_n, sp->max_n,
-                           t->depth, found);
+    int32_t n = ngram_look_up(sp, t->seq, t->depth, found);
     for (int32_t i = 0; i < n && at >= 0; i++) {
-        at = tree_add(t, at, found[i], t->nodes[at].logp + sp->lookup_logp);
+        at = tree_add(t, at, found[i], t->nodes[at].logp + sp->learnt.lookup_logp);
         t->looked_up = i == 0 ? at : t->looked_up;
     }
 }
@@ -48,12 +49,12 @@ static void add_tree(struct planned_step *ps, struct spec_tree *t)
         if (f >= t->n_seen) {
             ps->drawn[p->n_draws] = (struct tree_pick){t, t->by_fed[f]};
             d->out_rows[p->n_out] = row;
-            bool judged = t->seq->law > 0;
+            bool judged = t->seq->proposal.law > 0;
             d->draws[p->n_draws++] = (struct pass_draw){
                 .out_row = p->n_out++, .lane = t->seq->lane, .pos = pos,
                 .n_prompt = t->seq->n_prompt, .kind = DRAW_DRAFT, .logprobs = !judged,
                 .noise = params->temperature > 0.0f, .top_n = judged ? 0 : t->top_n,
-                .tree_row = row, .law = judged ? t->seq->law + f : 0,
+                .tree_row = row, .law = judged ? t->seq->proposal.law + f : 0,
                 .more = judged ? t->children[n->depth] - 1 : 0};
         }
     }
@@ -101,7 +102,7 @@ static void expand(struct planned_step *ps, const struct spec *sp, struct spec_t
                    int32_t node, int32_t pass, int32_t draw)
 {
     const struct draw_result *drawn[MAX_DRAFT_MODELS];
-    if (t->seq->law > 0) {
+    if (t->seq->proposal.law > 0) {
         tree_expand_drawn(t, node, &ps->results[pass].draws[draw]); // of the one model
         return;
     }
@@ -124,7 +125,7 @@ static int32_t spine_length(const struct spec_tree *t, int32_t n_passes)
 static enum status grow_spines(struct planned_step *ps, struct spec *sp, int32_t n_passes,
                                const struct step_site *site)
 {
-    for (int32_t i = 0; i < ps->grove.n_trees && sp->lookup; i++) {
+    for (int32_t i = 0; i < ps->grove.n_trees && sp->options.lookup; i++) {
         look_up(sp, &ps->grove.trees[i]);
     }
     TRY(run_ahead(ps, ps->step.draft, n_passes, site));
@@ -146,7 +147,7 @@ static enum status grow_spines(struct planned_step *ps, struct spec *sp, int32_t
                 t->n_seen = t->n_fed;
             }
         }
-        ps->grove.spent += spec_cost(sp->draft_cost, d->pass.n_draws) + sp->tell_cost;
+        ps->grove.spent += spec_cost(sp->costs.draft, d->pass.n_draws) + sp->costs.tell;
     }
     return OK;
 }
@@ -164,7 +165,8 @@ static void settle(struct planned_step *ps, struct spec *sp)
             ps->plan.entries[t->entry].seq->tree = NULL; // an ordinary decode row
         }
     }
-    spec_learn_seconds(sp, ps->grove.spent + spec_cost(sp->target_cost, rows), sp->plan_seconds);
+    spec_learn_seconds(&sp->learnt, ps->grove.spent + spec_cost(sp->costs.target, rows),
+                       sp->comb_seconds);
 }
 
 enum status step_grow_trees(struct planned_step *ps, const struct scheduler_limits *limits,

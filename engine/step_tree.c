@@ -1,6 +1,8 @@
-/* Trees in a step: which entries of the plan have one, their rows and masks in the target's pass, and
- * what an accepted path has to be moved for. */
+/* Trees in a step: which entries of the plan have one, their rows and masks in the target's pass,
+ * and what is to be moved of an accepted path. */
 #include "engine/step_tree.h"
+
+#include "engine/speculate/shape.h"
 
 #include "engine/base/assert.h"
 
@@ -28,9 +30,9 @@ int32_t step_tree_pos(const struct spec_tree *t, int32_t row)
 int32_t step_tree_law(const struct spec_tree *t, int32_t row)
 {
     int32_t fed = t->nodes[t->by_row[row]].fed;
-    for (int32_t r = row + 1; r < t->n_rows && fed >= 0 && t->seq->law > 0; r++) {
+    for (int32_t r = row + 1; r < t->n_rows && fed >= 0 && t->seq->proposal.law > 0; r++) {
         if (t->nodes[t->by_row[r]].parent == t->by_row[row]) {
-            return t->seq->law + fed;
+            return t->seq->proposal.law + fed;
         }
     }
     return 0;
@@ -53,7 +55,7 @@ void step_tree_rows(struct planned_step *ps, const struct spec_tree *t, int32_t 
 static void plan_comb(struct spec_tree *t, const struct spec *sp)
 {
     int32_t depth = t->depth < t->most ? t->depth : t->most;
-    spec_lay_beside(sp, 1.0f - t->seq->spec_doubt, depth, t->most - depth, t->beside);
+    spec_lay_beside(sp, 1.0f - t->seq->trust.doubt, depth, t->most - depth, t->beside);
     tree_lay_comb(t, depth);
     ASSERT(t->n_rows == t->most + 1);
 }
@@ -62,19 +64,19 @@ void step_plant_trees(struct planned_step *ps, const struct spec *sp)
 {
     struct spec_grove *g = &ps->grove;
     g->n_trees = 0;
-    g->spent = sp->look_cost;
+    g->spent = sp->costs.look;
     g->base_rows = ps->plan.n_rows;
-    g->grows = sp->grows_now;
+    g->grows = spec_passes(sp) == SPEC_LEVEL_PASSES;
     for (int32_t i = 0; i < ps->plan.n_entries; i++) {
         const struct plan_entry *e = &ps->plan.entries[i];
-        if (e->n_drafts == 0 || (!g->grows && e->n_drafts <= e->seq->draft_depth)) {
+        if (e->n_drafts == 0 || (!g->grows && e->n_drafts <= e->seq->proposal.depth)) {
             continue; // an ordinary row, or a chain
         }
         struct spec_tree *t = &g->trees[g->n_trees++];
         tree_begin(t, e->seq, sequence_token(e->seq, e->seq->n_known - 1));
         t->entry = i;
         t->first = e->first;
-        t->depth = e->seq->draft_depth;
+        t->depth = e->seq->proposal.depth;
         t->most = e->n_drafts;
         t->top_n = spec_tree_top_n(sp, e->seq);
         for (int32_t d = 0; d < t->depth; d++) {

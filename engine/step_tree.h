@@ -8,8 +8,8 @@
 /* A tree for every entry of the plan that is to have one. */
 void step_plant_trees(struct planned_step *ps, const struct spec *sp);
 
-/* The rows of a tree behind its root, with their masks; position and law of the draw that belongs to
- * row `row`. */
+/* The rows of a tree behind its root, with their masks; position and law of the draw that belongs
+ * to row `row`. */
 void step_tree_rows(struct planned_step *ps, const struct spec_tree *t, int32_t first_row);
 int32_t step_tree_pos(const struct spec_tree *t, int32_t row);
 int32_t step_tree_law(const struct spec_tree *t, int32_t row);

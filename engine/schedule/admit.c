@@ -17,7 +17,7 @@ static void preempt(struct scheduler *s, struct plan *p, struct sequence *other)
     holdings_leave(&s->holdings, other);
     other->state = SEQ_WAITING;
     other->n_computed = 0;
-    other->n_drafts = 0;
+    other->proposal.n_drafts = 0;
     other->request->n_preemptions++;
     s->n_running--;
     s->n_waiting++;
@@ -25,7 +25,8 @@ static void preempt(struct scheduler *s, struct plan *p, struct sequence *other)
     s->n_preemptions++;
 }
 
-/* Who gives way to seq after `v`, up the order from its end, which is v = &s->order; NULL: nobody. */
+/* Who gives way to seq after `v` did, going up the order; v is &s->order for the first, who is the
+ * last of all. NULL: nobody. */
 static struct sequence *next_victim(const struct scheduler *s, const struct sequence *seq,
                                     const struct sequence *v)
 {

@@ -1,5 +1,5 @@
-/* How a waiting sequence comes to run, and who gives way to it: a sequence may take blocks, or a lane,
- * from those that come later in the order, the last first. Inside of the scheduler.
+/* How a waiting sequence comes to run, and who gives way to it: a sequence may take blocks, or a
+ * lane, from those that come later in the order, the last first. Inside of the scheduler.
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_SCHEDULE_ADMIT_H
 #define SLUICE_ENGINE_SCHEDULE_ADMIT_H
@@ -16,8 +16,9 @@ enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct seque
  * be. False, and nothing is taken, when it would not suffice. */
 bool scheduler_grow(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_tokens);
 
-/* The prompt's rows end in this entry of the plan: siblings that still wait share its full blocks and
- * draw their first token from its last row; a partial last block is copied before the next step. */
+/* The prompt's rows end in this entry of the plan: siblings that still wait share its full blocks
+ * and draw their first token from its last row; a partial last block is copied before the next
+ * step. */
 void scheduler_fork(struct scheduler *s, struct plan *p, int32_t entry);
 
 #endif

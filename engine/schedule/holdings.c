@@ -239,7 +239,8 @@ void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
     }
     if (ends_inside_block(h, leader)) {
         blocks[seq->n_blocks++] = take_block(h);
-        h->pending_copies[h->n_pending_copies] = (struct block_copy){shared[n_full], blocks[n_full]};
+        h->pending_copies[h->n_pending_copies] =
+            (struct block_copy){shared[n_full], blocks[n_full]};
         h->pending_for[h->n_pending_copies++] = seq;
     }
     seq->chain = leader->chain;

@@ -1,6 +1,7 @@
-/* What sequences hold: lanes; blocks, shared or their own; and what the draft models' KV has of those
- * blocks. Who gets what is the scheduler's to say, which knows the order: here is what there is, what
- * is in the cache, and who holds how much of it. What the backend must learn of it goes into the plan.
+/* What sequences hold: lanes; blocks, shared or their own; and what the draft models' KV has of
+ * those blocks. Who gets what is the scheduler's to say, which knows the order: here is what there
+ * is, what is in the cache, and who holds how much of it. What the backend must learn of it goes
+ * into the plan.
  *
  * Of a sequence the holdings write lane, n_blocks, n_granted, chain, n_entered, draft_computed and
  * draft_marked (draft_computed also moves with the draft passes that a step builds).
@@ -63,8 +64,8 @@ struct cached_front holdings_find(struct holdings *h, const struct sequence *seq
 void holdings_keep_front(struct holdings *h, const struct cached_front *front);
 void holdings_drop_front(struct holdings *h, const struct cached_front *front);
 
-/* A lane, the front that is kept, and new blocks for the rest of what the sequence knows, entered as
- * pending: it computes them. There must be as much. */
+/* A lane, the front that is kept, and new blocks for the rest of what the sequence knows, entered
+ * as pending: it computes them. There must be as much. */
 void holdings_begin(struct holdings *h, struct plan *p, struct sequence *seq,
                     const struct cached_front *front);
 
@@ -88,15 +89,15 @@ void holdings_leave(struct holdings *h, struct sequence *seq);
 /* Enters blocks [seq->n_entered, end) with the given state, where no equal node is. */
 void holdings_enter(struct holdings *h, struct sequence *seq, int32_t end, enum node_state state);
 
-/* Rows [first, end) of the sequence are in the plan: blocks that it computes and that are whole with
- * them turn valid. */
+/* Rows [first, end) of the sequence are in the plan: blocks that it computes and that are whole
+ * with them turn valid. */
 void holdings_publish(struct holdings *h, const struct sequence *seq, int32_t first, int32_t end);
 
 /* Forgets every block that nobody holds. */
 void holdings_forget_idle(struct holdings *h);
 
-/* Copies for sequences that earlier plans forked go into this one: its step runs behind the one that
- * stored the prompt's last rows, and before their own first rows. */
+/* Copies for sequences that earlier plans forked go into this one: its step runs behind the one
+ * that stored the prompt's last rows, and before their own first rows. */
 void holdings_tell_copies(struct holdings *h, struct plan *p);
 
 /* ---- the draft models' KV */

@@ -1,5 +1,5 @@
-/* A request as it is handed to the engine, and what becomes of it: plain data alone. engine.h, which
- * includes this, says what a caller may do with it.
+/* A request as it is handed to the engine, and what becomes of it: plain data alone. engine.h,
+ * which includes this, says what a caller may do with it.
  * Thread: the caller's until engine_submit, then the engine's until it is done; the atomic members
  * may be read at any time. */
 #ifndef SLUICE_ENGINE_SCHEDULE_REQUEST_H

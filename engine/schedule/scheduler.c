@@ -59,7 +59,7 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
         .request = r, .output = r->outputs ? &r->outputs[sample] : NULL, .sample = sample,
         .index = index, .state = SEQ_WAITING, .priority = r->priority,
         .order = (r->order << 8) + (uint64_t)sample, .n_prompt = r->n_prompt,
-        .n_known = r->n_prompt, .lane = -1, .spec_doubt = -1.0f,
+        .n_known = r->n_prompt, .lane = -1, .trust.doubt = -1.0f,
         .max_tokens = r->params.max_tokens < room ? r->params.max_tokens : room,
         .root = prefix_cache_root(&s->holdings.cache, r->cache_salt)};
     if (r->pool != POOL_NONE) {
@@ -113,7 +113,7 @@ static bool is_decoding(const struct sequence *seq)
 {
     return seq->state == SEQ_RUNNING && seq->n_verifying == 0 && seq->n_computed >= seq->n_prompt &&
            sequence_future(seq) - seq->n_computed == 1 &&
-           !(seq->waits_for_token && seq->n_flight > 0);
+           !(seq->proposal.waits_for_token && seq->n_flight > 0);
 }
 
 /* Rows of a step for a prompt, or for what was preempted; without chunks all of them for what no
@@ -128,7 +128,10 @@ static int32_t rows_owed(const struct scheduler *s, const struct sequence *seq)
     if (out_rows(seq, need, 0, false) > 0) {
         most = s->limits.max_out < most ? s->limits.max_out : most;
     }
-    return need <= most ? need : s->limits.chunked ? most : s->limits.max_rows;
+    if (need <= most) {
+        return need;
+    }
+    return s->limits.chunked ? most : s->limits.max_rows;
 }
 
 /* Decode rows of everything that runs. Drafts take no row that a later one's decode or an earlier
@@ -142,7 +145,10 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
         if (!is_decoding(seq)) {
             int32_t owed = rows_owed(s, seq), left = s->limits.max_rows - p->n_rows - n_owed;
-            n_owed += owed <= left ? owed : s->limits.chunked && left > 0 ? left : 0;
+            if (owed > left) {
+                owed = s->limits.chunked && left > 0 ? left : 0;
+            }
+            n_owed += owed;
             continue;
         }
         n_behind--;
@@ -152,7 +158,8 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
             continue;
         }
         int32_t room = s->limits.max_rows - p->n_rows - 1 - n_owed - n_behind;
-        int32_t out_room = s->limits.max_out - p->n_out - 1 - n_behind, drafts = seq->n_drafts;
+        int32_t out_room = s->limits.max_out - p->n_out - 1 - n_behind;
+        int32_t drafts = seq->proposal.n_drafts;
         room = room < out_room ? room : out_room;
         room = room > 0 ? room : 0;
         drafts = drafts < room ? drafts : room;
@@ -164,7 +171,7 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
         if (scheduler_grow(s, p, seq, end + drafts)) {
             add_entry(s, p, seq, 1 + drafts, drafts);
         }
-        seq->n_drafts = 0;
+        seq->proposal.n_drafts = 0;
     }
 }
 

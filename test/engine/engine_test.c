@@ -445,13 +445,13 @@ static struct shapes shapes_of(bool perfect, float grow_seconds)
         return n;
     }
     for (int32_t i = 0; i < SPEC_COST_POINTS; i++) { // 32 rows cost twice as much as one
-        b.e->spec.target_cost[i] = 1.0f + (float)((1 << i) - 1) / 31.0f;
-        b.e->spec.draft_cost[i] = 0.001f;
+        b.e->spec.costs.target[i] = 1.0f + (float)((1 << i) - 1) / 31.0f;
+        b.e->spec.costs.draft[i] = 0.001f;
     }
     struct test_request *q = make(0, 0, 10, 120);
     submit(&b, q);
     for (int32_t turn = 0; turn < 1000 && b.n_done < 1; turn++) {
-        b.e->spec.grow_seconds = grow_seconds;
+        b.e->spec.learnt.grow_seconds = grow_seconds;
         int32_t steps = b.control.n_steps;
         engine_turn(b.e);
         const struct planned_step *ps = &b.e->steps[(b.e->next_slot + N_STEPS - 1) % N_STEPS];

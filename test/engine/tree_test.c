@@ -115,8 +115,8 @@ TEST(a_draft_that_equals_the_target_gives_depth_plus_one_tokens_a_step)
         REQUIRE(b);
         submit(b, 0, 10, 1 + 5 * 20);
         run(b, 1);
-        CHECK_EQ(b->e->spec.n_drafts, 20); // steps
-        CHECK_EQ(b->e->spec.n_accepted, 80);
+        CHECK_EQ(b->e->spec.learnt.n_drafts, 20); // steps
+        CHECK_EQ(b->e->spec.learnt.n_accepted, 80);
         CHECK_EQ(b->requests[0].r.n_accepted, 80);
         stop(b);
     }
@@ -144,12 +144,12 @@ TEST(a_comb_is_drafted_without_a_look_at_it)
         run(b, 1);
         const struct spec *sp = &b->e->spec;
         CHECK(n_combs > 15 && b->control.n_steps == b->e->n_steps); // one submission a step
-        CHECK_EQ(sp->n_accepted + sp->n_drafts >= 99, true);
+        CHECK_EQ(sp->learnt.n_accepted + sp->learnt.n_drafts >= 99, true);
         if (perfect) {
-            CHECK_EQ(sp->n_drafts, 20);
-            CHECK_EQ(sp->n_accepted, 80);
+            CHECK_EQ(sp->learnt.n_drafts, 20);
+            CHECK_EQ(sp->learnt.n_accepted, 80);
         } else { // every spine's end has a sibling that is right
-            CHECK(sp->n_accepted > sp->n_drafts && b->control.n_moves > 0);
+            CHECK(sp->learnt.n_accepted > sp->learnt.n_drafts && b->control.n_moves > 0);
         }
         stop(b);
     }
@@ -166,13 +166,13 @@ TEST(emitted_tokens_are_accepted_ones_and_one_a_step)
     const struct spec *sp = &b->e->spec;
     int64_t sum = 0;
     for (int32_t i = 0; i < MAX_DRAFTS; i++) {
-        sum += sp->accepted_per_pos[i];
+        sum += sp->learnt.accepted_per_pos[i];
     }
-    CHECK_EQ(sum, sp->n_accepted);
+    CHECK_EQ(sum, sp->learnt.n_accepted);
     // The first came from the prompt, and a last one alone needs no drafts.
-    CHECK(sp->n_drafts + sp->n_accepted == 99 || sp->n_drafts + sp->n_accepted == 98);
-    CHECK(sp->n_draft_tokens > 6 * sp->n_drafts && sp->n_draft_tokens <= 12 * sp->n_drafts);
-    CHECK(2 * sp->n_accepted > sp->n_drafts && b->control.n_moves > 0);
+    CHECK(sp->learnt.n_drafts + sp->learnt.n_accepted == 99 || sp->learnt.n_drafts + sp->learnt.n_accepted == 98);
+    CHECK(sp->learnt.n_draft_tokens > 6 * sp->learnt.n_drafts && sp->learnt.n_draft_tokens <= 12 * sp->learnt.n_drafts);
+    CHECK(2 * sp->learnt.n_accepted > sp->learnt.n_drafts && b->control.n_moves > 0);
     stop(b);
 }
 
@@ -188,7 +188,7 @@ TEST(a_wider_tree_accepts_more_than_a_chain)
         b->control.garbage = true; // among 11 ids, in any order
         submit(b, 0, 10, 100);
         run(b, 1);
-        accepted[i] = b->e->spec.n_accepted * 100 / b->e->spec.n_drafts;
+        accepted[i] = b->e->spec.learnt.n_accepted * 100 / b->e->spec.learnt.n_drafts;
         stop(b);
     }
     CHECK(accepted[1] > accepted[0]);
@@ -231,7 +231,7 @@ TEST(a_tree_never_reaches_beyond_max_tokens)
         submit(b, 0, 9, n);
         run(b, 1);
         CHECK_EQ(b->requests[0].outputs[0].n_tokens, n);
-        int64_t n_drafted = b->e->spec.n_drafts + b->e->spec.n_accepted;
+        int64_t n_drafted = b->e->spec.learnt.n_drafts + b->e->spec.learnt.n_accepted;
         CHECK(n_drafted == n - 1 || n_drafted == n - 2); // a last one alone needs no drafts
         stop(b);
     }
@@ -248,9 +248,9 @@ TEST(a_request_may_only_lower_the_depth)
         b->requests[0].r.n = 1;
         submit(b, 0, 9, 61);
         run(b, 1);
-        int64_t steps = b->e->spec.n_drafts;
-        CHECK_EQ(want[i] == 0 ? steps == 0 : b->e->spec.n_accepted == want[i] * steps, true);
-        CHECK_EQ(b->e->spec.accepted_per_pos[want[i]], 0);
+        int64_t steps = b->e->spec.learnt.n_drafts;
+        CHECK_EQ(want[i] == 0 ? steps == 0 : b->e->spec.learnt.n_accepted == want[i] * steps, true);
+        CHECK_EQ(b->e->spec.learnt.accepted_per_pos[want[i]], 0);
         stop(b);
     }
 }
@@ -339,11 +339,11 @@ TEST(beyond_the_drafts_own_length_the_answer_goes_on_without_trees)
 {
     struct bed *b = start(TREE("\"num_speculative_tokens\":4,\"fixed\":true"), 100);
     REQUIRE(b);
-    b->e->spec.draft_max_len = 40;
+    b->e->spec.options.draft_max_len = 40;
     submit(b, 0, 10, 100);
     run(b, 1);
     CHECK_EQ(b->requests[0].outputs[0].n_tokens, 100);
-    CHECK(b->e->spec.n_accepted > 15 && b->e->spec.n_accepted < 30);
+    CHECK(b->e->spec.learnt.n_accepted > 15 && b->e->spec.learnt.n_accepted < 30);
     stop(b);
 }
 

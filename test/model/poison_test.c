@@ -155,7 +155,7 @@ static struct bed *run(const char *config, int32_t n_ranks, bool poisoned)
     for (int32_t set = 0; set < MAX_KV_SETS; set++) {
         b->keep[set] = xcalloc(N_BLOCKS * BLOCK, sizeof(bool));
     }
-    int32_t n_sets = 1 + b->e->spec.n_models;
+    int32_t n_sets = 1 + b->e->spec.options.n_models;
     for (int32_t turn = 0; turn < 3000 && b->n_done < N; turn++) {
         if (turn % 2 == 0 && turn / 2 < N) {
             make_request(b, turn / 2);
