@@ -170,10 +170,13 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
         r->n_accepted += row >= 0; // before append, which may end the request
         goes_on = append(e, seq, &d);
     }
-    const struct spec_trial trial = {
-        .trust = &seq->trust, .seq = seq, .tree = tree, .n_drafts = n_drafts, .path = path,
-        .n_right = accepted, .cut = row >= 0 && !goes_on}; // what lies behind an end was not judged
-    spec_observe(&e->spec, &trial);
+    if (n_drafts > 0) { // what lies behind an end was not judged
+        bool cut = row >= 0 && !goes_on;
+        const struct spec_trial trial = {.trust = &seq->trust, .seq = seq, .tree = tree,
+                                         .n_drafts = n_drafts, .path = path,
+                                         .n_right = accepted, .cut = cut};
+        spec_observe(&e->spec, &trial);
+    }
     if (tree && seq->state == SEQ_RUNNING) {
         tree_moves_add(&e->moves, ps, seq, path, accepted);
     }

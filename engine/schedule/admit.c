@@ -75,10 +75,13 @@ static void make_lane(struct scheduler *s, struct plan *p, const struct sequence
 bool scheduler_grow(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_tokens)
 {
     int32_t need = holdings_missing(&s->holdings, seq, n_tokens);
-    if (need > 0 && !make_room(s, p, seq, need)) {
+    if (need <= 0) {
+        return true;
+    }
+    if (!make_room(s, p, seq, need)) {
         return false;
     }
-    holdings_grow(&s->holdings, p, seq, n_tokens);
+    holdings_grow(&s->holdings, p, seq, need);
     return true;
 }
 

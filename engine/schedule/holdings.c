@@ -140,13 +140,17 @@ static bool produces(const struct holdings *h, const struct sequence *seq, int32
     return n->state == NODE_PENDING && n->producer == seq->index;
 }
 
-void holdings_publish(struct holdings *h, const struct sequence *seq, int32_t first, int32_t end)
+void holdings_publish(struct holdings *h, const struct plan *p)
 {
-    const int32_t *blocks = holdings_blocks(h, seq);
     int32_t size = h->limits->block_tokens;
-    for (int32_t i = first / size; (i + 1) * size <= end; i++) {
-        if (produces(h, seq, blocks[i])) {
-            prefix_cache_validate(&h->cache, blocks[i]);
+    for (int32_t e = 0; e < p->n_entries; e++) {
+        const struct plan_entry *entry = &p->entries[e];
+        const int32_t *blocks = holdings_blocks(h, entry->seq);
+        int32_t end = entry->first + entry->n_rows;
+        for (int32_t i = entry->first / size; (i + 1) * size <= end; i++) {
+            if (produces(h, entry->seq, blocks[i])) {
+                prefix_cache_validate(&h->cache, blocks[i]);
+            }
         }
     }
 }
@@ -253,10 +257,10 @@ int32_t holdings_missing(const struct holdings *h, const struct sequence *seq, i
     return holdings_blocks_for(h, n_tokens) - seq->n_blocks;
 }
 
-void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_tokens)
+void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_blocks)
 {
     int32_t *blocks = holdings_blocks(h, seq);
-    for (int32_t need = holdings_missing(h, seq, n_tokens); need > 0; need--) {
+    for (; n_blocks > 0; n_blocks--) {
         blocks[seq->n_blocks++] = take_block(h);
     }
     grant(h, p, seq, false);

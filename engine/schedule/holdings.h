@@ -76,10 +76,10 @@ bool holdings_can_fork(const struct holdings *h, const struct sequence *leader);
 void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
                    const struct sequence *leader);
 
-/* Blocks for the first n_tokens tokens of a running sequence: how many it lacks; and taking them.
- * There must be as many. */
+/* Blocks that a running sequence lacks for its first n_tokens tokens, at most 0 if it has them; and
+ * n_blocks more for it. There must be as many. */
 int32_t holdings_missing(const struct holdings *h, const struct sequence *seq, int32_t n_tokens);
-void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_tokens);
+void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_blocks);
 
 /* Gives back the lane, and all blocks with what was to be copied into them. */
 void holdings_leave(struct holdings *h, struct sequence *seq);
@@ -89,9 +89,9 @@ void holdings_leave(struct holdings *h, struct sequence *seq);
 /* Enters blocks [seq->n_entered, end) with the given state, where no equal node is. */
 void holdings_enter(struct holdings *h, struct sequence *seq, int32_t end, enum node_state state);
 
-/* Rows [first, end) of the sequence are in the plan: blocks that it computes and that are whole
- * with them turn valid. */
-void holdings_publish(struct holdings *h, const struct sequence *seq, int32_t first, int32_t end);
+/* The blocks that are whole with the plan's rows turn valid: later steps run behind it in the same
+ * order. */
+void holdings_publish(struct holdings *h, const struct plan *p);
 
 /* Forgets every block that nobody holds. */
 void holdings_forget_idle(struct holdings *h);

@@ -286,10 +286,7 @@ bool scheduler_plan(struct scheduler *s, struct plan *p)
         return false;
     }
     holdings_tell_copies(&s->holdings, p);
-    for (int32_t i = 0; i < p->n_entries; i++) { // later steps run behind it in the same order
-        const struct plan_entry *e = &p->entries[i];
-        holdings_publish(&s->holdings, e->seq, e->first, e->first + e->n_rows);
-    }
+    holdings_publish(&s->holdings, p);
     return true;
 }
 

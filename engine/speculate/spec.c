@@ -216,7 +216,5 @@ bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draf
 void spec_observe(struct spec *sp, const struct spec_trial *t)
 {
     spec_count(&sp->learnt, t->n_drafts, t->n_right);
-    if (sp->proposer) {
-        sp->proposer->observe(sp, t);
-    }
+    sp->proposer->observe(sp, t);
 }

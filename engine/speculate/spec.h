@@ -36,7 +36,8 @@ enum spec_passes spec_passes(const struct spec *sp);
 /* Whether a draft for the place behind the last known token stands, given what was drawn there. */
 bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draft, int32_t drawn);
 
-/* After a verified step: counts a sequence's drafts and learns of them. */
+/* After a verified step: counts a sequence's drafts, of which there must be some, and learns of
+ * them. */
 void spec_observe(struct spec *sp, const struct spec_trial *t);
 
 #endif
