@@ -63,7 +63,6 @@ server/http/request.c server/api/reply.h
 # FILES (a pattern of names without their endings): why these may call each other in a circle.
 circles='
 ^(cpu/cpu_comm_nodes|cpu/cpu_comm)$: owed
-^(engine/tokenizer/unigram|engine/tokenizer/stages|engine/tokenizer/decode|engine/tokenizer/bpe_merge|engine/tokenizer/bpe|engine/tokenizer/added|engine/tokenizer/tokenizer)$: owed
 ^(server/api/models|server/api/admin|server/api/api)$: owed
 ^(server/http/reply|server/http/log|server/http/daemon|server/http/stream|server/http/listen|server/http/conn|server/http/http|server/http/request|server/api/reply)$: owed
 ^cpu/: owed
