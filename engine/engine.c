@@ -232,6 +232,23 @@ static void step_over(struct engine *e, struct sequence *seq)
     }
 }
 
+/* How fast prompts are computed, by the steps that are at least half full, and with it how much work
+ * may overtake a request that waits. */
+static void learn_speed(struct engine *e, int32_t n_rows)
+{
+    enum { PATIENCE_S = 10, KEEP = 7 }; // of 8 parts, what was known before
+    int64_t now = clock_now_ns(), since = e->last_commit_ns;
+    e->last_commit_ns = e->n_inflight > 0 ? now : 0;
+    if (since > 0 && now > since && 2 * n_rows >= e->scheduler.limits.max_rows) {
+        double rows_per_s = n_rows * 1e9 / (double)(now - since);
+        e->rows_per_s = e->rows_per_s > 0 ? (KEEP * e->rows_per_s + rows_per_s) / (KEEP + 1)
+                                          : rows_per_s;
+    }
+    if (e->options.prefix_overtake_tokens < 0 && e->rows_per_s > 0) {
+        e->scheduler.overtake_tokens = (int64_t)(PATIENCE_S * e->rows_per_s);
+    }
+}
+
 static void commit_step(struct engine *e)
 {
     int32_t slot = (e->next_slot + N_STEPS - e->n_inflight) % N_STEPS;
@@ -273,6 +290,7 @@ static void commit_step(struct engine *e)
     }
     e->n_steps++;
     e->n_rows += ps->step.pass.n_rows;
+    learn_speed(e, ps->step.pass.n_rows);
 }
 
 /* ---- the thread --------------------------------------------------------------------------- */

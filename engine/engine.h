@@ -33,6 +33,9 @@ struct engine_options {
     size_t kv_bytes;             // 0: from memory_fraction
     double memory_fraction;      // of free device memory for everything; 0: 0.9 (CPU: 0.4)
     bool no_prefix_cache;
+    /* A request whose prefix is cached may go before earlier ones, each of which is overtaken by at
+     * most so many computed prompt tokens. 0: none is; below 0: what 10 s of prompts compute. */
+    int64_t prefix_overtake_tokens;
     bool no_chunked_prefill;
     const char *speculative_config; // JSON, vLLM's shape; NULL: none
     bool synthetic; // the caller knows that a synthetic acceptance makes up text

@@ -548,6 +548,9 @@ enum status engine_load(struct engine *e, struct err *err)
     struct scheduler_limits limits;
     limits_of(e, &limits);
     scheduler_init(&e->scheduler, &limits);
+    int64_t overtake = e->options.prefix_overtake_tokens;
+    /* Until a full step is measured, as if it took a second. */
+    e->scheduler.overtake_tokens = overtake >= 0 ? overtake : 10 * (int64_t)limits.max_rows;
     e->sizes = sizes_of(e);
     spec_open(&e->spec, limits.max_len);
     e->candidates = xcalloc((size_t)limits.max_lanes, sizeof *e->candidates);

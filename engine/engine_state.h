@@ -45,6 +45,8 @@ struct engine {
     uint32_t live_mask;
     int64_t next_deadline_ns;
     int64_t generated_tokens, prompt_tokens, n_steps, n_rows;
+    int64_t last_commit_ns; // of the step before, if the device has worked since; else 0
+    double rows_per_s;      // of steps that are full of prompts; 0: there was none yet
     int64_t n_finished[N_FINISH_REASONS];
     enum status failed; // sticky
     struct buf wire;    // the step as the other nodes get it

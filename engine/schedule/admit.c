@@ -89,6 +89,7 @@ bool scheduler_grow(struct scheduler *s, struct plan *p, struct sequence *seq, i
 
 static void count_running(struct scheduler *s, struct sequence *seq)
 {
+    fronts_remove(&s->fronts, seq);
     seq->state = SEQ_RUNNING;
     s->n_running++;
     s->n_waiting--;

@@ -73,9 +73,8 @@ int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, i
 
 /* ---- the cache ---------------------------------------------------------------------------- */
 
-/* The tokens of full block i, gathered where the prompt and the output meet in it. */
-static const int32_t *block_tokens(const struct holdings *h, const struct sequence *seq, int32_t i,
-                                   int32_t *room)
+const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequence *seq,
+                                     int32_t i, int32_t room[MAX_BLOCK_TOKENS])
 {
     int32_t n = h->limits->block_tokens, first = i * n;
     if (first + n <= seq->n_prompt) {
@@ -97,13 +96,18 @@ static bool reads_cache(const struct holdings *h, const struct sequence *seq)
            seq->request->pool == POOL_NONE;
 }
 
+int32_t holdings_most_front(const struct holdings *h, const struct sequence *seq)
+{
+    return reads_cache(h, seq) ? (seq->n_known - 1) / h->limits->block_tokens : 0;
+}
+
 struct cached_front holdings_find(struct holdings *h, const struct sequence *seq)
 {
     int32_t room[MAX_BLOCK_TOKENS];
-    int32_t limit = reads_cache(h, seq) ? (seq->n_known - 1) / h->limits->block_tokens : 0;
+    int32_t limit = holdings_most_front(h, seq);
     struct cached_front front = {.chain = seq->root, .producer = -1};
     for (; front.n_blocks < limit; front.n_blocks++) {
-        const int32_t *tokens = block_tokens(h, seq, front.n_blocks, room);
+        const int32_t *tokens = holdings_block_tokens(h, seq, front.n_blocks, room);
         int32_t b = prefix_cache_find(&h->cache, front.chain, tokens);
         if (b < 0) {
             break;
@@ -124,7 +128,7 @@ void holdings_enter(struct holdings *h, struct sequence *seq, int32_t end, enum 
     int32_t room[MAX_BLOCK_TOKENS];
     const int32_t *blocks = holdings_blocks(h, seq);
     for (int32_t i = seq->n_entered; i < end && h->limits->prefix_cache; i++) {
-        const int32_t *tokens = block_tokens(h, seq, i, room);
+        const int32_t *tokens = holdings_block_tokens(h, seq, i, room);
         int32_t equal = prefix_cache_find(&h->cache, seq->chain, tokens);
         seq->chain = equal >= 0 ? h->cache.nodes[equal].uid
                                 : prefix_cache_insert(&h->cache, blocks[i], seq->chain, tokens,
@@ -189,6 +193,15 @@ static void take_lane(struct holdings *h, struct sequence *seq)
     seq->lane = h->free_lanes[--h->n_free_lanes];
     seq->n_blocks = seq->n_granted = 0;
     seq->draft_computed = seq->draft_marked = 0; // holdings_draft_rows walks over what blocks have
+}
+
+int32_t holdings_idle_among(const struct holdings *h, const struct cached_front *front)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < front->n_blocks; i++) {
+        n += h->pool.refs[h->hits[i]] == 0;
+    }
+    return n;
 }
 
 void holdings_keep_front(struct holdings *h, const struct cached_front *front)

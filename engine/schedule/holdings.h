@@ -59,6 +59,15 @@ struct cached_front {
 };
 struct cached_front holdings_find(struct holdings *h, const struct sequence *seq);
 
+/* How many blocks such a front may have at most: none where the result of every row is asked for. And
+ * the tokens of full block i, gathered in `room` where prompt and output meet in it. */
+int32_t holdings_most_front(const struct holdings *h, const struct sequence *seq);
+const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequence *seq,
+                                     int32_t i, int32_t room[MAX_BLOCK_TOKENS]);
+
+/* Of the blocks just found, those that nobody holds: to keep them takes them from what is available. */
+int32_t holdings_idle_among(const struct holdings *h, const struct cached_front *front);
+
 /* Holds the blocks just found, so that nobody is given them before the sequence begins; or lets go
  * of them again. */
 void holdings_keep_front(struct holdings *h, const struct cached_front *front);

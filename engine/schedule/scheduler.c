@@ -1,6 +1,7 @@
 #include "engine/schedule/scheduler.h"
 
 #include "engine/schedule/admit.h"
+#include "engine/schedule/overtake.h"
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
@@ -14,6 +15,8 @@ void scheduler_init(struct scheduler *s, const struct scheduler_limits *limits)
     *s = (struct scheduler){.limits = *limits};
     size_t n = (size_t)limits->max_sequences;
     holdings_init(&s->holdings, &s->limits);
+    fronts_init(&s->fronts, &s->holdings, limits->max_sequences);
+    s->next_slip = INT64_MIN;
     s->sequences = xcalloc(n, sizeof *s->sequences);
     s->free_sequences = xcalloc(n, sizeof *s->free_sequences);
     for (size_t i = 0; i < n; i++) {
@@ -27,6 +30,7 @@ void scheduler_init(struct scheduler *s, const struct scheduler_limits *limits)
 
 void scheduler_deinit(struct scheduler *s)
 {
+    fronts_deinit(&s->fronts);
     holdings_deinit(&s->holdings);
     free(s->sequences);
     free(s->free_sequences);
@@ -59,13 +63,14 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
         .request = r, .output = r->outputs ? &r->outputs[sample] : NULL, .sample = sample,
         .index = index, .state = SEQ_WAITING, .priority = r->priority,
         .order = (r->order << 8) + (uint64_t)sample, .n_prompt = r->n_prompt,
-        .n_known = r->n_prompt, .lane = -1, .trust.doubt = -1.0f,
+        .n_known = r->n_prompt, .lane = -1, .trust.doubt = -1.0f, .overtakers = s->overtakers,
         .max_tokens = r->params.max_tokens < room ? r->params.max_tokens : room,
         .root = prefix_cache_root(&s->holdings.cache, r->cache_salt)};
     if (r->pool != POOL_NONE) {
         seq->max_tokens = 0;
     }
     order_insert(s, seq);
+    fronts_add(&s->fronts, seq);
     s->n_waiting++;
     s->waiting_tokens += r->n_prompt;
     return seq;
@@ -205,6 +210,9 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
         if (p->n_rows >= s->limits.max_rows || n_refused >= MAX_REFUSED) {
             return;
         }
+        if (seq->state == SEQ_WAITING && n_refused == 0) {
+            seq = scheduler_let_pass(s, seq, s->limits.max_rows - p->n_rows);
+        }
         bool waited = seq->state == SEQ_WAITING;
         if (waited) {
             bool fits = chunk_of(s, p, seq, seq->n_known) > 0;
@@ -325,6 +333,7 @@ bool scheduler_retire(struct scheduler *s, struct sequence *seq)
 {
     ASSERT(seq->state == SEQ_WAITING || seq->state == SEQ_RUNNING);
     if (seq->state == SEQ_WAITING) {
+        fronts_remove(&s->fronts, seq);
         s->n_waiting--;
         s->waiting_tokens -= seq->n_prompt;
     }
@@ -351,7 +360,7 @@ bool scheduler_step_over(struct scheduler *s, struct sequence *seq)
 
 void scheduler_check(const struct scheduler *s)
 {
-    int32_t n_running = 0, n_waiting = 0, n_live = 0;
+    int32_t n_running = 0, n_waiting = 0, n_live = 0, n_new = 0;
     int64_t waiting_tokens = 0;
     for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {
         ASSERT(q->next->prev == q);
@@ -360,11 +369,13 @@ void scheduler_check(const struct scheduler *s)
         n_running += q->state == SEQ_RUNNING || (q->state == SEQ_RETIRING && q->lane >= 0);
         n_waiting += q->state == SEQ_WAITING;
         waiting_tokens += q->state == SEQ_WAITING ? q->n_prompt : 0;
+        n_new += q->state == SEQ_WAITING && !q->was_admitted;
+        ASSERT(q->front.filed == (q->state == SEQ_WAITING && !q->was_admitted));
         ASSERT(q->n_computed <= sequence_future(q) + q->n_verifying);
         ASSERT(q->state != SEQ_RUNNING || q->n_blocks * s->limits.block_tokens >= q->n_computed);
     }
     ASSERT(n_running == s->n_running && n_waiting == s->n_waiting);
-    ASSERT(waiting_tokens == s->waiting_tokens);
+    ASSERT(waiting_tokens == s->waiting_tokens && n_new == s->fronts.n_heap);
     ASSERT(n_live + s->n_free_sequences == s->limits.max_sequences);
     holdings_check(&s->holdings, &s->order);
 }

@@ -12,18 +12,26 @@
 #ifndef SLUICE_ENGINE_SCHEDULE_SCHEDULER_H
 #define SLUICE_ENGINE_SCHEDULE_SCHEDULER_H
 
+#include "engine/schedule/fronts.h"
 #include "engine/schedule/holdings.h"
 #include "engine/schedule/plan.h"
 
 struct scheduler {
     struct scheduler_limits limits;
     struct holdings holdings;
+    struct fronts fronts;
     struct sequence *sequences, **free_sequences; // [max_sequences]
     int32_t n_free_sequences;
     struct sequence order; // list head: next is the first in order
     int32_t n_running, n_waiting;
     int64_t n_plans, n_preemptions, prefix_queries, prefix_hits, waiting_tokens;
     struct sequence **victims; // [max_lanes], who would give way to one sequence, the last first
+
+    /* Who waits is overtaken by at most so many computed prompt tokens (overtake.h); 0: by none. The
+     * engine's to set, at any time between plans. */
+    int64_t overtake_tokens;
+    int64_t overtakers; // prompt tokens computed for overtakers so far
+    int64_t next_slip;  // below 0, and rising
 };
 
 /* All memory is taken here. */

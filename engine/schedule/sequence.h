@@ -32,13 +32,24 @@ struct spec_trust {
     float doubt;   // running share of rejected drafts; negative: none were judged yet
 };
 
+/* What the cache has of a sequence that waits: see fronts.h. */
+struct sequence_front {
+    bool filed;
+    int32_t n_blocks;
+    uint64_t chain; // uid of the last of them
+    struct sequence *prev, *next; // of those that lack a block with the same hash
+    int32_t bucket;  // -1: it lacks none
+    int32_t heap_at;
+};
+
 struct sequence {
     /* What it is: the scheduler's, when it is added. */
     struct engine_request *request;
     struct engine_output *output; // NULL for pooling
     int32_t sample, index;        // index: in the scheduler's array
     int32_t priority;
-    uint64_t order;
+    uint64_t order; // of arrival, or of the sequence that it has overtaken
+    int64_t slip;   // 0, or where it stands before the one it has overtaken: below 0
     int32_t n_prompt;
     int32_t max_tokens; // clipped to what fits in max_len
 
@@ -50,6 +61,9 @@ struct sequence {
     int32_t n_inflight; // steps submitted and not yet committed that have its rows
     int32_t n_verifying; // drafts in flight: not planned again before they are judged
     bool was_admitted;  // hit statistics count the first admission only
+    int64_t overtakers; // scheduler.overtakers when it arrived
+
+    struct sequence_front front; // the fronts'
 
     /* What it holds: the holdings'. */
     int32_t lane;      // -1: none
@@ -80,7 +94,10 @@ static inline int32_t sequence_generated(const struct sequence *s)
 /* The total order. */
 static inline bool sequence_comes_before(const struct sequence *a, const struct sequence *b)
 {
-    return a->priority != b->priority ? a->priority < b->priority : a->order < b->order;
+    if (a->priority != b->priority) {
+        return a->priority < b->priority;
+    }
+    return a->order != b->order ? a->order < b->order : a->slip < b->slip;
 }
 
 /* Tokens there will be when the steps in flight are done. */
