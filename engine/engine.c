@@ -2,6 +2,8 @@
  * submitted before step N's results are read. */
 #include "engine/engine_state.h"
 
+#include "engine/cluster/step_run.h"
+
 #include "engine/base/assert.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
@@ -16,7 +18,7 @@
 static enum status execute_on_rank(struct rank *r, void *arg)
 {
     const struct engine *e = arg;
-    return step_execute(&e->steps[e->next_slot], r, e->n_vocab_used);
+    return step_execute(&e->steps[e->next_slot].step, r, e->n_vocab_used);
 }
 
 static void fail_all(struct engine *e, enum status st, const char *text)
@@ -47,27 +49,28 @@ static void fail_with_cause(struct engine *e, enum status st, const char *text)
 /* Plans and submits one step; true if there was one. */
 static bool submit_step(struct engine *e)
 {
-    struct step *st = &e->steps[e->next_slot];
-    bool planned = scheduler_plan(&e->scheduler, &st->plan);
-    for (int32_t i = 0; i < st->plan.n_failed; i++) {
-        requests_fail(e, st->plan.failed[i]->request, ERR_NOMEM,
+    struct planned_step *ps = &e->steps[e->next_slot];
+    bool planned = scheduler_plan(&e->scheduler, &ps->plan);
+    for (int32_t i = 0; i < ps->plan.n_failed; i++) {
+        requests_fail(e, ps->plan.failed[i]->request, ERR_NOMEM,
                       "the request needs more KV blocks than the pool has");
     }
     if (!planned) {
         return false;
     }
     int64_t now = clock_now_ns();
-    for (int32_t i = 0; i < st->plan.n_entries; i++) {
-        struct engine_request *r = st->plan.entries[i].seq->request;
+    for (int32_t i = 0; i < ps->plan.n_entries; i++) {
+        struct engine_request *r = ps->plan.entries[i].seq->request;
         if (r->t_scheduled_ns == 0) {
             r->t_scheduled_ns = now;
         }
     }
-    step_build_lanes(st, &e->scheduler);
-    step_build_draft(st, &e->scheduler, &e->spec);
-    enum status status = step_grow_trees(st, &e->scheduler, &e->spec, &e->ranks, e->n_vocab_used);
-    step_build(st, &e->scheduler);
-    status = status == OK ? engine_send_step(e, st, NULL) : status;
+    const struct step_site site = {&e->ranks, e->n_vocab_used, engine_send_level, e};
+    step_build_lanes(ps, &e->scheduler.holdings);
+    step_build_draft(ps, &e->scheduler.holdings, &e->spec);
+    enum status status = step_grow_trees(ps, &e->scheduler.limits, &e->spec, &site);
+    step_build(ps, &e->scheduler.holdings);
+    status = status == OK ? engine_send_step(e, &ps->step, NULL) : status;
     status = status == OK ? ranks_run(&e->ranks, execute_on_rank, e) : status;
     tree_moves_clear(&e->moves);
     e->next_slot = (e->next_slot + 1) % N_STEPS;
@@ -134,18 +137,18 @@ static int32_t next_row(const struct spec *sp, const struct sequence *seq, int32
     if (seq->tree) {
         return tree_next(seq->tree, row, d->token);
     }
-    if (row >= n_drafts || !spec_stands(sp, seq, seq->drafts[row], d->token)) {
+    if (row >= n_drafts || !spec_stands(sp, seq, seq->proposal.drafts[row], d->token)) {
         return -1;
     }
-    d->token = seq->drafts[row];
+    d->token = seq->proposal.drafts[row];
     return row + 1;
 }
 
 /* Draws first .. first + n belong to one sequence: its rows' tokens in order. A row's token stands
  * while the drafts before it were right. */
-static void commit_draws(struct engine *e, const struct step *st, int32_t first, int32_t n)
+static void commit_draws(struct engine *e, const struct planned_step *ps, int32_t first, int32_t n)
 {
-    struct sequence *seq = st->owners[first].seq;
+    struct sequence *seq = ps->owners[first].seq;
     if (seq->state == SEQ_RETIRING) {
         return;
     }
@@ -157,8 +160,8 @@ static void commit_draws(struct engine *e, const struct step *st, int32_t first,
     r->n_drafts += n_drafts;
     int32_t row = 0;
     while (row >= 0 && goes_on) {
-        struct draw_result d = step_results(st)->draws[first + row];
-        if (row == n_drafts && n_drafts > 0 && e->spec.no_bonus) {
+        struct draw_result d = step_results(ps)->draws[first + row];
+        if (row == n_drafts && n_drafts > 0 && e->spec.options.no_bonus) {
             break;
         }
         row = next_row(&e->spec, seq, row, n_drafts, &d);
@@ -167,39 +170,39 @@ static void commit_draws(struct engine *e, const struct step *st, int32_t first,
         r->n_accepted += row >= 0; // before append, which may end the request
         goes_on = append(e, seq, &d);
     }
-    spec_count(&e->spec, n_drafts, accepted);
-    bool cut = row >= 0 && !goes_on; // what lies behind an end was never judged
-    if (tree) {
-        spec_observe_tree(&e->spec, tree, path, accepted, cut);
-    } else {
-        spec_learn(&e->spec, seq, cut ? accepted : n_drafts, accepted);
+    if (n_drafts > 0) { // what lies behind an end was not judged
+        bool cut = row >= 0 && !goes_on;
+        const struct spec_trial trial = {.trust = &seq->trust, .seq = seq, .tree = tree,
+                                         .n_drafts = n_drafts, .path = path,
+                                         .n_right = accepted, .cut = cut};
+        spec_observe(&e->spec, &trial);
     }
     if (tree && seq->state == SEQ_RUNNING) {
-        tree_moves_add(&e->moves, st, tree, path, accepted);
+        tree_moves_add(&e->moves, ps, seq, path, accepted);
     }
     seq->tree = NULL;
 }
 
-static void commit_scores(const struct step *st)
+static void commit_scores(const struct planned_step *ps)
 {
-    for (int32_t i = 0; i < st->pass.n_draws; i++) {
-        const struct draw_owner *o = &st->owners[i];
+    for (int32_t i = 0; i < ps->step.pass.n_draws; i++) {
+        const struct draw_owner *o = &ps->owners[i];
         if (o->score && o->seq->state != SEQ_RETIRING && o->seq->request->prompt_logprobs &&
             o->seq->sample == 0) {
-            fill_logprobs(&o->seq->request->prompt_logprobs[o->pos + 1], &step_results(st)->draws[i]);
+            fill_logprobs(&o->seq->request->prompt_logprobs[o->pos + 1], &step_results(ps)->draws[i]);
         }
     }
 }
 
-static void commit_pools(struct engine *e, const struct step *st)
+static void commit_pools(struct engine *e, const struct planned_step *ps)
 {
     size_t hidden = (size_t)e->info.hidden;
-    for (int32_t i = 0; i < st->pass.n_pool; i++) {
-        struct sequence *seq = st->pool_owners[i];
-        if (seq->state != SEQ_RETIRING && st->pools[i].finish) {
+    for (int32_t i = 0; i < ps->step.pass.n_pool; i++) {
+        struct sequence *seq = ps->pool_owners[i];
+        if (seq->state != SEQ_RETIRING && ps->step.pools[i].finish) {
             // The backend adds up; a mean is over the whole prompt, last over one row.
             float n = seq->request->pool == POOL_MEAN ? (float)seq->n_prompt : 1.0f;
-            const float *sum = step_results(st)->pooled + (size_t)i * hidden;
+            const float *sum = step_results(ps)->pooled + (size_t)i * hidden;
             for (size_t k = 0; k < hidden; k++) {
                 seq->request->pooled[k] = sum[k] / n;
             }
@@ -229,47 +232,65 @@ static void step_over(struct engine *e, struct sequence *seq)
     }
 }
 
+/* How fast prompts are computed, by the steps that are at least half full, and with it how much work
+ * may overtake a request that waits. */
+static void learn_speed(struct engine *e, int32_t n_rows)
+{
+    enum { PATIENCE_S = 10, KEEP = 7 }; // of 8 parts, what was known before
+    int64_t now = clock_now_ns(), since = e->last_commit_ns;
+    e->last_commit_ns = e->n_inflight > 0 ? now : 0;
+    if (since > 0 && now > since && 2 * n_rows >= e->scheduler.limits.max_rows) {
+        double rows_per_s = n_rows * 1e9 / (double)(now - since);
+        e->rows_per_s = e->rows_per_s > 0 ? (KEEP * e->rows_per_s + rows_per_s) / (KEEP + 1)
+                                          : rows_per_s;
+    }
+    if (e->options.prefix_overtake_tokens < 0 && e->rows_per_s > 0) {
+        e->scheduler.overtake_tokens = (int64_t)(PATIENCE_S * e->rows_per_s);
+    }
+}
+
 static void commit_step(struct engine *e)
 {
     int32_t slot = (e->next_slot + N_STEPS - e->n_inflight) % N_STEPS;
-    struct step *st = &e->steps[slot];
+    struct planned_step *ps = &e->steps[slot];
     struct backend *be = e->ranks.rank[0].be;
     enum status status = e->failed;
     if (status == OK) {
-        status = be->ops->step_wait(be, slot, st->results, step_n_passes(st));
+        status = be->ops->step_wait(be, slot, ps->results, step_n_passes(&ps->step));
     }
     e->n_inflight--;
     if (status != OK) {
         fail_with_cause(e, status, "the device failed");
     } else {
-        step_commit_draft_ids(st);
-        commit_scores(st);
-        commit_pools(e, st);
-        for (int32_t i = 0; i < st->pass.n_draws;) {
+        step_commit_draft_ids(ps);
+        commit_scores(ps);
+        commit_pools(e, ps);
+        for (int32_t i = 0; i < ps->step.pass.n_draws;) {
             int32_t n = 1;
-            while (i + n < st->pass.n_draws && st->owners[i].verify &&
-                   st->owners[i + n].verify && st->owners[i + n].seq == st->owners[i].seq) {
+            while (i + n < ps->step.pass.n_draws && ps->owners[i].verify &&
+                   ps->owners[i + n].verify && ps->owners[i + n].seq == ps->owners[i].seq) {
                 n++;
             }
-            if (!st->owners[i].score) {
-                commit_draws(e, st, i, n);
+            if (!ps->owners[i].score) {
+                commit_draws(e, ps, i, n);
             }
             i += n;
         }
     }
     if (status == OK) {
-        step_commit_draft_kv(st, &e->scheduler);
+        step_commit_draft_kv(ps, &e->scheduler.holdings);
     }
-    for (int32_t i = 0; i < st->plan.n_entries; i++) {
-        commit_entry(e, &st->plan.entries[i]);
-        step_over(e, st->plan.entries[i].seq);
+    for (int32_t i = 0; i < ps->plan.n_entries; i++) {
+        commit_entry(e, &ps->plan.entries[i]);
+        step_over(e, ps->plan.entries[i].seq);
     }
-    for (int32_t i = 0; i < st->plan.n_forks; i++) {
-        scheduler_commit(&e->scheduler, st->plan.forks[i].seq);
-        step_over(e, st->plan.forks[i].seq);
+    for (int32_t i = 0; i < ps->plan.n_forks; i++) {
+        scheduler_commit(&e->scheduler, ps->plan.forks[i].seq);
+        step_over(e, ps->plan.forks[i].seq);
     }
     e->n_steps++;
-    e->n_rows += st->pass.n_rows;
+    e->n_rows += ps->step.pass.n_rows;
+    learn_speed(e, ps->step.pass.n_rows);
 }
 
 /* ---- the thread --------------------------------------------------------------------------- */
@@ -277,14 +298,15 @@ static void commit_step(struct engine *e)
 static void publish_stats(struct engine *e)
 {
     const struct scheduler *s = &e->scheduler;
+    const struct spec_learnt *l = &e->spec.learnt;
     pthread_mutex_lock(&e->stats_lock);
     struct engine_stats *o = &e->stats;
     o->n_running = s->n_running;
     o->n_waiting = s->n_waiting;
     o->waiting_tokens = s->waiting_tokens;
     o->n_blocks = s->limits.n_blocks;
-    o->n_blocks_held = s->limits.n_blocks - kv_pool_available(&s->pool);
-    o->n_blocks_idle = s->pool.n_idle;
+    o->n_blocks_held = s->limits.n_blocks - holdings_available(&s->holdings);
+    o->n_blocks_idle = s->holdings.pool.n_idle;
     o->n_steps = e->n_steps;
     o->n_rows = e->n_rows;
     o->prompt_tokens = e->prompt_tokens;
@@ -293,10 +315,10 @@ static void publish_stats(struct engine *e)
     o->prefix_queries = s->prefix_queries;
     o->prefix_hits = s->prefix_hits;
     memcpy(o->n_finished, e->n_finished, sizeof o->n_finished);
-    o->spec_drafts = e->spec.n_drafts;
-    o->spec_draft_tokens = e->spec.n_draft_tokens;
-    o->spec_accepted_tokens = e->spec.n_accepted;
-    memcpy(o->spec_accepted_per_pos, e->spec.accepted_per_pos, sizeof o->spec_accepted_per_pos);
+    o->spec_drafts = l->n_drafts;
+    o->spec_draft_tokens = l->n_draft_tokens;
+    o->spec_accepted_tokens = l->n_accepted;
+    memcpy(o->spec_accepted_per_pos, l->accepted_per_pos, sizeof o->spec_accepted_per_pos);
     o->n_nodes_alive = engine_nodes_alive(e);
     pthread_mutex_unlock(&e->stats_lock);
 }
@@ -326,7 +348,7 @@ void engine_turn(struct engine *e)
     if (e->failed == OK && (engine_set_lost(e, NULL) || atomic_load(&e->ranks.aborted))) {
         fail_with_cause(e, ERR_DEVICE, "the device failed");
     }
-    spec_propose(&e->spec, &e->scheduler);
+    engine_propose(e);
     bool submitted = e->failed == OK && submit_step(e);
     if (e->n_inflight == N_STEPS || (e->n_inflight > 0 && !submitted)) {
         commit_step(e);

@@ -1,6 +1,7 @@
 /* The engine among nodes: node 0 sends its steps to the others, which execute them here. Whatever
  * ends one node ends them all. */
 #include "engine/engine_state.h"
+#include "engine/cluster/step_run.h"
 #include "engine/cluster/step_wire.h"
 
 #include "engine/base/log.h"
@@ -89,18 +90,9 @@ enum status engine_send_step(struct engine *e, const struct step *st, const stru
     return nodes_send_step(e->options.nodes, e->wire.data, e->wire.n_bytes);
 }
 
-static enum status send_level(const struct step *st, const struct pass *pass, void *arg)
+enum status engine_send_level(const struct step *st, const struct pass *level, void *arg)
 {
-    return engine_send_step(arg, st, pass);
-}
-
-void engine_join_steps(struct engine *e)
-{
-    bool leads = e->options.nodes && nodes_rank(e->options.nodes) == 0;
-    for (int32_t i = 0; i < N_STEPS && leads; i++) {
-        e->steps[i].send_level = send_level;
-        e->steps[i].send_arg = e;
-    }
+    return engine_send_step(arg, st, level);
 }
 
 /* ---- another node -------------------------------------------------------------------------- */
@@ -127,13 +119,12 @@ static enum status follow_rank(struct rank *r, void *arg)
 static enum status follow_frame(struct engine *e, int64_t *number, const void *bytes,
                                 size_t n_bytes, struct err *err)
 {
-    const struct step_bounds bounds = {&e->scheduler.limits, e->config.vocab, &e->spec};
-    struct step *step = &e->steps[*number % N_STEPS];
+    struct step *step = &e->steps[*number % N_STEPS].step;
     bool level, first = !step->begun;
-    TRY(step_decode(step, &e->moves, &level, &bounds, bytes, n_bytes, err));
+    TRY(step_decode(step, &e->moves, &level, &e->sizes, bytes, n_bytes, err));
     enum status st = first && *number >= N_STEPS ? ranks_run(&e->ranks, wait_slot, step) : OK;
     if (st == OK && level) {
-        st = step_run_level(step, &step->tree, 1, &e->ranks, e->n_vocab_used);
+        st = step_run_ahead(step, &step->level, 1, &e->ranks, e->n_vocab_used, NULL);
     } else if (st == OK) {
         struct follow f = {e, step};
         st = ranks_run(&e->ranks, follow_rank, &f);

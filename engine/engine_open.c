@@ -66,11 +66,11 @@ static enum status load_rank(struct rank *r, void *arg)
 static enum status load_drafts(struct rank *r, void *arg)
 {
     struct engine *e = arg;
-    for (int32_t i = 0; i < e->spec.n_models; i++) {
+    for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         struct model_load_options options = {
             .config = e->draft_config[i], .checkpoint = e->draft_checkpoint[i],
-            .dtype = e->info.dtype, .rank = e->spec.draft_ranks > 1 ? r->index : 0,
-            .n_ranks = e->spec.draft_ranks, .index = 1 + i};
+            .dtype = e->info.dtype, .rank = e->spec.options.draft_ranks > 1 ? r->index : 0,
+            .n_ranks = e->spec.options.draft_ranks, .index = 1 + i};
         TRY(model_load(&options, r->be, &r->draft[i], &r->err));
     }
     return OK;
@@ -161,7 +161,7 @@ static enum status same_vocabulary(const struct engine *e, int32_t draft, struct
     struct tokenizer *a = NULL, *b = NULL;
     enum status st = OK;
     if (tokenizer_load(e->model_dir, &a, NULL) == OK &&
-        tokenizer_load(e->spec.models[draft], &b, NULL) == OK) {
+        tokenizer_load(e->spec.options.models[draft], &b, NULL) == OK) {
         for (int32_t id = 0; id < e->config.vocab && st == OK; id++) {
             size_t n, m;
             const char *x = tokenizer_token_text(a, id, &n), *y = tokenizer_token_text(b, id, &m);
@@ -177,8 +177,8 @@ static enum status same_vocabulary(const struct engine *e, int32_t draft, struct
 
 static enum status read_drafts(struct engine *e, struct err *err)
 {
-    for (int32_t i = 0; i < e->spec.n_models; i++) {
-        const char *folder = e->spec.models[i];
+    for (int32_t i = 0; i < e->spec.options.n_models; i++) {
+        const char *folder = e->spec.options.models[i];
         struct model_config *c = e->draft_config[i] = xcalloc(1, sizeof *c);
         enum status st = model_config_load(folder, c, err);
         if (st != OK) {
@@ -186,8 +186,8 @@ static enum status read_drafts(struct engine *e, struct err *err)
         }
         fit_draft(e, i);
         TRY(same_vocabulary(e, i, err));
-        if (c->max_pos < e->spec.draft_max_len) {
-            e->spec.draft_max_len = c->max_pos;
+        if (c->max_pos < e->spec.options.draft_max_len) {
+            e->spec.options.draft_max_len = c->max_pos;
         }
         if (!is_dummy(e)) {
             TRY(checkpoint_open(folder, &e->draft_checkpoint[i], err));
@@ -210,7 +210,7 @@ static enum status block_bytes(struct engine *e, size_t *out)
     struct rank *r = &e->ranks.rank[0];
     size_t drafts = 0;
     TRY(set_bytes(e, &r->target, out));
-    for (int32_t i = 0; i < e->spec.n_models; i++) {
+    for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         TRY(set_bytes(e, &r->draft[i], &drafts));
         *out += drafts;
     }
@@ -221,11 +221,12 @@ static enum status block_bytes(struct engine *e, size_t *out)
  * may not be any number of nodes. */
 static int32_t path_blocks(struct engine *e, const struct backend_facts *facts)
 {
-    if (e->spec.method != SPEC_TREE || !e->options.backend.deterministic || on_cpu(facts)) {
+    if (!spec_has_trees(&e->spec) || !e->options.backend.deterministic || on_cpu(facts)) {
         return 0;
     }
-    e->spec.budget = e->spec.budget < MAX_EXACT_NODES ? e->spec.budget : MAX_EXACT_NODES;
-    return e->spec.budget * tree_path_blocks(e->info.block_tokens);
+    int32_t *budget = &e->spec.options.budget;
+    *budget = *budget < MAX_EXACT_NODES ? *budget : MAX_EXACT_NODES;
+    return *budget * tree_path_blocks(e->info.block_tokens);
 }
 
 static double share_of_memory(const struct engine *e, const struct backend_facts *facts)
@@ -292,7 +293,7 @@ static enum status activation_bytes(struct engine *e, const struct backend_facts
     size_t logits = (size_t)e->config.vocab * 4, target_block;
     TRY(set_bytes(e, &r->target, &target_block));
     *out = model_setup_bytes(&r->target, info->max_rows, max_out) + logits * (size_t)max_out;
-    for (int32_t i = 0; i < e->spec.n_models; i++) {
+    for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         *out += model_setup_bytes(&r->draft[i], info->max_rows, max_out);
     }
     *out += (size_t)path_blocks(e, facts) * target_block;
@@ -346,7 +347,7 @@ static enum status reopen_ropes(struct rank *r, void *arg)
 {
     struct engine *e = arg;
     TRY(model_open_ropes(&r->target, &r->err));
-    for (int32_t i = 0; i < e->spec.n_models; i++) {
+    for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         TRY(model_open_ropes(&r->draft[i], &r->err));
     }
     return OK;
@@ -358,7 +359,7 @@ static enum status shorten(struct engine *e, int32_t max_model_len, struct err *
     log_info("max-model-len is %d: that is what the KV blocks hold", max_model_len);
     e->info.max_model_len = max_model_len;
     bool changed = model_config_fit(&e->config, max_model_len);
-    for (int32_t i = 0; i < e->spec.n_models; i++) {
+    for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         changed = fit_draft(e, i) || changed;
     }
     return changed ? on_ranks(e, reopen_ropes, err) : OK;
@@ -396,7 +397,7 @@ static enum status size_blocks(struct engine *e, struct err *err)
 static void limits_of(const struct engine *e, struct scheduler_limits *out)
 {
     const struct engine_info *info = &e->info;
-    int32_t nodes = e->spec.method == SPEC_TREE ? MAX_TREE_NODES : 0; // slots behind the last token
+    int32_t nodes = spec_has_trees(&e->spec) ? MAX_TREE_NODES : 0; // slots behind the last token
     int32_t max_out = max_out_of(e);
     *out = (struct scheduler_limits){
         .max_rows = info->max_rows,
@@ -413,6 +414,25 @@ static void limits_of(const struct engine *e, struct scheduler_limits *out)
         .chunked = e->options.enable_chunked_prefill,
         .hash_key = hash_process_key() | 1,
     };
+}
+
+static struct step_sizes sizes_of(const struct engine *e)
+{
+    return (struct step_sizes){.limits = &e->scheduler.limits, .vocab = e->config.vocab,
+                               .n_draft_models = e->spec.options.n_models,
+                               .n_draft_passes = spec_max_passes(&e->spec),
+                               .trees = spec_has_trees(&e->spec)};
+}
+
+static enum status measure_costs(struct engine *e)
+{
+    struct spec *sp = &e->spec;
+    if (!sp->proposer || sp->options.fixed) {
+        return OK;
+    }
+    TRY(spec_measure(&e->ranks, &e->scheduler.limits, &sp->options, e->n_vocab_used, &sp->costs));
+    spec_learnt_expect(&sp->learnt, &sp->costs, sp->options.k);
+    return OK;
 }
 
 static enum status open_set(const struct engine *e, const struct model *m, struct err *err)
@@ -433,12 +453,12 @@ static enum status setup_rank(struct rank *r, void *arg)
         .max_len = l->max_len + MAX_TREE_NODES, .max_blocks_per_lane = l->max_blocks_per_lane,
         .n_blocks = l->n_blocks, .block_tokens = l->block_tokens, .vocab = e->config.vocab,
         .hidden = e->config.hidden, .n_steps = N_STEPS,
-        .max_passes = 1 + e->spec.k * e->spec.n_models,
+        .max_passes = 1 + e->spec.options.k * e->spec.options.n_models,
         .max_laws = e->spec.max_laws,
-        .max_tree_nodes = e->spec.method == SPEC_TREE ? e->spec.budget : 0};
+        .max_tree_nodes = spec_has_trees(&e->spec) ? e->spec.options.budget : 0};
     TRY(ops->setup(r->be, &limits, &r->err));
     TRY(open_set(e, &r->target, &r->err));
-    for (int32_t i = 0; i < e->spec.n_models; i++) {
+    for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         TRY(open_set(e, &r->draft[i], &r->err));
     }
     struct tensor logits = {.dtype = DT_F32, .stride = e->config.vocab}, local = logits;
@@ -448,7 +468,7 @@ static enum status setup_rank(struct rank *r, void *arg)
         TRY(ops->alloc(r->be, (size_t)l->max_out * (size_t)local.stride * 4, &local.mem));
     }
     enum status st = model_setup(&r->target, l->max_rows, l->max_out, logits, local);
-    for (int32_t i = 0; i < e->spec.n_models && st == OK; i++) {
+    for (int32_t i = 0; i < e->spec.options.n_models && st == OK; i++) {
         st = model_setup(&r->draft[i], l->max_rows, l->max_out, logits, local);
     }
     return st == OK ? OK : err_set(&r->err, st, "no memory for activations");
@@ -470,10 +490,10 @@ static enum status check_heads(struct engine *e, struct err *err)
     const struct rank *r = &e->ranks.rank[0];
     e->info.headless = !r->target.head;
     bool complete = r->target.head != NULL;
-    for (int32_t i = 0; i < e->spec.n_models; i++) {
+    for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         complete = complete && r->draft[i].head;
     }
-    if (e->spec.method != SPEC_NONE && !complete) {
+    if (e->spec.proposer && !complete) {
         return err_set(err, ERR_INVALID, "speculative-config: %s has no lm_head.weight",
                        e->info.headless ? "the model" : "a draft model");
     }
@@ -499,12 +519,13 @@ static enum status read_ranks(struct engine *e, struct err *err)
     e->info.n_nodes = n_nodes;
     struct model_shard shard;
     TRY(model_shard_of(&e->config, 0, n_ranks, &shard, err));
-    if (e->spec.n_models > 0 && e->spec.draft_ranks != 1 && e->spec.draft_ranks != n_ranks) {
-        return err_set(err, ERR_INVALID, "speculative-config: draft_tensor_parallel_size must be 1 or "
-                       "the tensor-parallel-size, which is %d", n_ranks);
+    const struct spec_options *o = &e->spec.options;
+    if (o->n_models > 0 && o->draft_ranks != 1 && o->draft_ranks != n_ranks) {
+        return err_set(err, ERR_INVALID, "speculative-config: draft_tensor_parallel_size must be 1 "
+                       "or the tensor-parallel-size, which is %d", n_ranks);
     }
-    for (int32_t i = 0; i < e->spec.n_models; i++) {
-        TRY(model_shard_of(e->draft_config[i], 0, e->spec.draft_ranks, &shard, err));
+    for (int32_t i = 0; i < e->spec.options.n_models; i++) {
+        TRY(model_shard_of(e->draft_config[i], 0, e->spec.options.draft_ranks, &shard, err));
     }
     return OK;
 }
@@ -522,8 +543,8 @@ enum status engine_load(struct engine *e, struct err *err)
     snprintf(e->model_dir, sizeof e->model_dir, "%s", e->options.model);
     TRY(read_config(e, err));
     TRY(spec_init(&e->spec, e->options.speculative_config, err));
-    e->info.n_spec_tokens = e->spec.k;
-    if (e->spec.rejection == REJECT_SYNTHETIC && !e->options.synthetic) {
+    e->info.n_spec_tokens = e->spec.options.k;
+    if (e->spec.options.rejection == REJECT_SYNTHETIC && !e->options.synthetic) {
         return err_set(err, ERR_INVALID, "speculative-config: synthetic acceptance makes up text; it "
                        "is for measuring speed, with --load-format dummy or `sluice bench-engine`");
     }
@@ -548,16 +569,21 @@ enum status engine_load(struct engine *e, struct err *err)
     struct scheduler_limits limits;
     limits_of(e, &limits);
     scheduler_init(&e->scheduler, &limits);
+    int64_t overtake = e->options.prefix_overtake_tokens;
+    /* Until a full step is measured, as if it took a second. */
+    e->scheduler.overtake_tokens = overtake >= 0 ? overtake : 10 * (int64_t)limits.max_rows;
+    e->sizes = sizes_of(e);
+    spec_open(&e->spec, limits.max_len);
+    e->candidates = xcalloc((size_t)limits.max_lanes, sizeof *e->candidates);
     TRY(on_ranks(e, setup_rank, err));
     for (int32_t i = 0; i < N_STEPS; i++) {
-        step_init(&e->steps[i], i, &limits, &e->spec);
-        e->steps[i].moves = &e->moves;
+        planned_step_init(&e->steps[i], i, &e->sizes);
+        e->steps[i].step.moves = &e->moves;
     }
-    engine_join_steps(e);
     tree_moves_init(&e->moves, &limits);
     size_live_table(e);
     e->n_vocab_used = e->config.vocab;
-    enum status st = spec_measure(e);
+    enum status st = measure_costs(e);
     return st == OK ? OK : err_set(err, st, "the device failed in its first steps");
 }
 
@@ -582,12 +608,14 @@ void engine_unload(struct engine *e)
     }
     ranks_stop(&e->ranks);
     for (int32_t i = 0; i < N_STEPS; i++) {
-        step_deinit(&e->steps[i]);
+        planned_step_deinit(&e->steps[i]);
     }
     if (e->scheduler.sequences) {
         scheduler_deinit(&e->scheduler);
     }
+    spec_close(&e->spec);
     free(e->live);
+    free(e->candidates);
     checkpoint_close(e->checkpoint);
     tree_moves_deinit(&e->moves);
     for (int32_t i = 0; i < MAX_DRAFT_MODELS; i++) {

@@ -186,7 +186,7 @@ static size_t take_messages(struct engine *e)
 static void obey(struct engine *e, const struct message *m)
 {
     if (m->kind == MESSAGE_RESET_CACHE) {
-        prefix_cache_reset(&e->scheduler.cache);
+        holdings_forget_idle(&e->scheduler.holdings);
         return;
     }
     struct engine_request *r = e->live[live_slot(e, m->order)];

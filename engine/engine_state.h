@@ -7,8 +7,9 @@
 #include "engine/engine.h"
 #include "engine/cluster/nodes.h"
 #include "engine/cluster/ranks.h"
+#include "engine/schedule/scheduler.h"
 #include "engine/speculate/spec.h"
-#include "engine/step.h"
+#include "engine/step_build.h"
 
 enum { N_STEPS = 2 };
 
@@ -26,14 +27,16 @@ struct engine {
     struct engine_info info;
     struct model_config config;
     struct checkpoint *checkpoint, *draft_checkpoint[MAX_DRAFT_MODELS];
-    struct model_config *draft_config[MAX_DRAFT_MODELS]; // spec.n_models of them
+    struct model_config *draft_config[MAX_DRAFT_MODELS]; // spec.options.n_models
     char model_dir[4096];
 
     /* The engine thread's. */
     struct ranks ranks;
     struct scheduler scheduler;
     struct spec spec;
-    struct step steps[N_STEPS];
+    struct spec_candidate *candidates; // [max_lanes]
+    struct planned_step steps[N_STEPS];
+    struct step_sizes sizes; // of every step
     struct tree_moves moves;
     int32_t n_inflight; // steps submitted and not committed
     int32_t next_slot;  // of the step to plan
@@ -42,6 +45,8 @@ struct engine {
     uint32_t live_mask;
     int64_t next_deadline_ns;
     int64_t generated_tokens, prompt_tokens, n_steps, n_rows;
+    int64_t last_commit_ns; // of the step before, if the device has worked since; else 0
+    double rows_per_s;      // of steps that are full of prompts; 0: there was none yet
     int64_t n_finished[N_FINISH_REASONS];
     enum status failed; // sticky
     struct buf wire;    // the step as the other nodes get it
@@ -77,14 +82,21 @@ void requests_end(struct engine *e, struct engine_request *r, int32_t sample,
 void requests_fail(struct engine *e, struct engine_request *r, enum status st, const char *text);
 void requests_freed(struct engine *e); // a sequence's place may be given to another
 
-/* spec_measure.c: fills the cost curves of the speculation that is configured. */
-enum status spec_measure(struct engine *e);
+/* engine_propose.c: before each plan, what sequences are to draft. */
+void engine_propose(struct engine *e);
+
+/* engine_measure.c: times passes of the target and the draft models on all ranks, before the first
+ * request, and makes cost curves of that. */
+enum status spec_measure(struct ranks *ranks, const struct scheduler_limits *limits,
+                         const struct spec_options *options, int32_t n_vocab_used,
+                         struct spec_costs *out);
 
 /* engine_nodes.c. engine_send_step: a whole step, or, of one whose trees still grow, the draft
  * models' pass `level`; OK at once when there is one node. */
 enum status engine_agree(struct engine *e, int64_t *least, struct err *err);
 enum status engine_send_step(struct engine *e, const struct step *st, const struct pass *level);
-void engine_join_steps(struct engine *e); // after step_init
+/* The same of a level, for step_grow_trees; arg: the engine. */
+enum status engine_send_level(const struct step *st, const struct pass *level, void *arg);
 bool engine_set_lost(struct engine *e, struct err *why);
 /* The state is ENGINE_FAILED and who sees that finds the cause; the first one stays. Any thread. */
 void engine_note_failure(struct engine *e, const char *why);

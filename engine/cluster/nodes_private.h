@@ -107,14 +107,28 @@ struct nodes {
     struct frame *current; // what nodes_next_step has handed out
 };
 
-/* nodes_join.c */
+/* nodes_peer.c: the streams themselves. It knows neither how a node is let in nor who watches. */
+
+/* The stream of a node that was let in is peer `index` from now on. */
+void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd);
+
+/* Any thread, without the lock. The set is lost, and why; the first reason stays. node: whose fault
+ * it is; -1: nobody's. */
+void nodes_lose(struct nodes *n, const char *what, const char *text, int32_t node);
+
+/* Any thread. ERR_LIMIT: more than a frame holds. */
+enum status nodes_send_frame(struct peer *p, enum frame_kind kind, const void *bytes,
+                             size_t n_bytes, int64_t deadline_ns);
+
+/* The watcher, again and again: takes what has come, notices silence, and sends heartbeats. */
+void nodes_watch_peer(struct nodes *n, struct peer *p, bool readable);
+
+/* nodes_join.c: on top of the streams. */
+
 /* Node 0, watcher thread: takes connections, reads what strangers say, lets nodes in. */
 void nodes_admit(struct nodes *n);
 void nodes_drop_pending(struct nodes *n);
 /* Another node: connects, and is let in. */
 enum status nodes_join(struct nodes *n, struct err *err);
-
-/* nodes.c */
-void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd);
 
 #endif

@@ -105,11 +105,11 @@ static void put_moves(struct buf *b, const struct tree_moves *m)
 static void put_news(struct buf *b, const struct step *st)
 {
     put_i32(b, st->n_lanes);
-    put_i32(b, st->plan.n_copies);
+    put_i32(b, st->n_copies);
     for (int32_t i = 0; i < st->n_lanes; i++) {
         put_lane(b, &st->lanes[i]);
     }
-    buf_put(b, st->plan.copies, (size_t)st->plan.n_copies * sizeof *st->plan.copies);
+    buf_put(b, st->copies, (size_t)st->n_copies * sizeof *st->copies);
     put_moves(b, st->moves);
 }
 
@@ -137,7 +137,7 @@ void step_encode(const struct step *st, const struct pass *level, struct buf *ou
 
 /* `bad` names the first thing that was wrong; after that every read gives zeroes. */
 struct reader {
-    const struct step_bounds *bounds;
+    const struct step_sizes *sizes;
     const unsigned char *at;
     size_t left;
     const char *bad;
@@ -199,7 +199,7 @@ static void get_params(struct reader *r, struct sampling_params *p)
     if (f) {
         memcpy(reals, f, sizeof reals);
     }
-    int32_t vocab = r->bounds->vocab;
+    int32_t vocab = r->sizes->vocab;
     *p = (struct sampling_params){
         .temperature = reals[0], .top_p = reals[1], .min_p = reals[2],
         .repetition_penalty = reals[3], .frequency_penalty = reals[4],
@@ -238,7 +238,7 @@ static void get_params(struct reader *r, struct sampling_params *p)
 
 static void get_lane(struct reader *r, struct lane_update *u)
 {
-    const struct scheduler_limits *l = r->bounds->limits;
+    const struct scheduler_limits *l = r->sizes->limits;
     *u = (struct lane_update){0};
     u->lane = get(r, 0, l->max_lanes - 1, "a lane");
     u->first_block = get(r, 0, l->max_blocks_per_lane, "a lane's blocks");
@@ -247,9 +247,9 @@ static void get_lane(struct reader *r, struct lane_update *u)
     u->blocks = get_ids(r, u->n_blocks, l->n_blocks, "a block");
     if (u->fresh) {
         u->n_prompt = get(r, 0, l->max_len, "a prompt");
-        u->prompt = get_ids(r, u->n_prompt, r->bounds->vocab, "a prompt's token");
+        u->prompt = get_ids(r, u->n_prompt, r->sizes->vocab, "a prompt's token");
         u->n_generated = get(r, 0, l->max_len - u->n_prompt, "generated tokens");
-        u->generated = get_ids(r, u->n_generated, r->bounds->vocab, "a generated token");
+        u->generated = get_ids(r, u->n_generated, r->sizes->vocab, "a generated token");
         get_params(r, &u->params);
     }
 }
@@ -257,15 +257,15 @@ static void get_lane(struct reader *r, struct lane_update *u)
 /* Positions go past the context only by drafts: as far as backends are told. */
 static int64_t last_pos(const struct reader *r)
 {
-    return (int64_t)r->bounds->limits->max_len + MAX_TREE_NODES - 1;
+    return (int64_t)r->sizes->limits->max_len + MAX_TREE_NODES - 1;
 }
 
 static void get_rows(struct reader *r, struct pass *p, struct pass_row *rows)
 {
-    const struct scheduler_limits *l = r->bounds->limits;
+    const struct scheduler_limits *l = r->sizes->limits;
     for (int32_t i = 0; i < p->n_rows && !r->bad; i++) {
         rows[i].lane = get(r, 0, l->max_lanes - 1, "a row's lane");
-        rows[i].token = get(r, -1, r->bounds->vocab - 1, "a row's token");
+        rows[i].token = get(r, -1, r->sizes->vocab - 1, "a row's token");
         rows[i].pos = get(r, 0, last_pos(r), "a row's position");
         rows[i].slot_pos = get(r, 0, last_pos(r), "a row's slot");
     }
@@ -277,7 +277,7 @@ static void get_seqs(struct reader *r, struct pass *p, struct pass_seq *seqs)
     int32_t next = 0;
     for (int32_t i = 0; i < p->n_seqs && !r->bad; i++) {
         struct pass_seq *s = &seqs[i];
-        s->lane = get(r, 0, r->bounds->limits->max_lanes - 1, "a sequence's lane");
+        s->lane = get(r, 0, r->sizes->limits->max_lanes - 1, "a sequence's lane");
         s->first_row = get(r, next, next, "a sequence's rows");
         s->n_rows = get(r, 1, p->n_rows - next, "a sequence's rows");
         s->n_past = get(r, 0, last_pos(r), "a sequence's past");
@@ -292,9 +292,9 @@ static void get_draws(struct reader *r, struct pass *p, struct pass_draw *draws)
     for (int32_t i = 0; i < p->n_draws && !r->bad; i++) {
         struct pass_draw *d = &draws[i];
         *d = (struct pass_draw){.out_row = get(r, 0, p->n_out - 1, "a draw's row")};
-        d->lane = get(r, 0, r->bounds->limits->max_lanes - 1, "a draw's lane");
+        d->lane = get(r, 0, r->sizes->limits->max_lanes - 1, "a draw's lane");
         d->pos = get(r, 0, last_pos(r), "a draw's position");
-        d->n_prompt = get(r, 0, r->bounds->limits->max_len, "a draw's prompt");
+        d->n_prompt = get(r, 0, r->sizes->limits->max_len, "a draw's prompt");
         int32_t flags = get(r, 0, 0x7FF, "a draw");
         check(r, flags & 0xFF, 0, DRAW_SCORE, "a draw");
         d->kind = (uint8_t)(flags & 0xFF);
@@ -312,7 +312,7 @@ static void get_pool(struct reader *r, struct pass *p, struct pass_pool *pools)
 {
     for (int32_t i = 0; i < p->n_pool && !r->bad; i++) {
         struct pass_pool *q = &pools[i];
-        q->lane = get(r, 0, r->bounds->limits->max_lanes - 1, "a pool's lane");
+        q->lane = get(r, 0, r->sizes->limits->max_lanes - 1, "a pool's lane");
         q->first_out = get(r, 0, p->n_out, "a pool's rows");
         q->n_out = get(r, 0, p->n_out - q->first_out, "a pool's rows");
         int32_t flags = get(r, 0, 3, "a pool");
@@ -351,7 +351,7 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
         struct pass_group *g = &room->groups[i];
         g->first_seq = get(r, next, p->n_seqs - 1, "a group");
         g->n_seqs = get(r, 1, p->n_seqs - g->first_seq, "a group");
-        g->n_blocks = get(r, 0, r->bounds->limits->max_blocks_per_lane, "a group's blocks");
+        g->n_blocks = get(r, 0, r->sizes->limits->max_blocks_per_lane, "a group's blocks");
         next = g->first_seq + g->n_seqs;
     }
     for (int32_t i = 0; i < p->n_out && !r->bad; i++) {
@@ -369,20 +369,20 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
 
 static void get_moves(struct reader *r, struct tree_moves *m)
 {
-    const struct scheduler_limits *l = r->bounds->limits;
+    const struct scheduler_limits *l = r->sizes->limits;
     m->n_paths = get(r, 0, l->max_lanes, "the number of paths");
     for (int32_t i = 0; i < m->n_paths && !r->bad; i++) {
         struct tree_path *p = &m->paths[i];
         p->lane = get(r, 0, l->max_lanes - 1, "a path's lane");
         p->first = get(r, 0, l->max_len, "a path's place");
         p->n = get(r, 0, MAX_DRAFTS + 1, "a path");
-        const int32_t *tokens = get_ids(r, p->n, r->bounds->vocab, "a path's token");
+        const int32_t *tokens = get_ids(r, p->n, r->sizes->vocab, "a path's token");
         for (int32_t k = 0; tokens && k < p->n; k++) {
             p->tokens[k] = tokens[k];
         }
     }
     for (int32_t set = 0; set <= MAX_DRAFT_MODELS; set++) {
-        int64_t most = set <= r->bounds->spec->n_models ? (int64_t)l->max_lanes * MAX_DRAFTS : 0;
+        int64_t most = set <= r->sizes->n_draft_models ? (int64_t)l->max_lanes * MAX_DRAFTS : 0;
         m->n_moves[set] = get(r, 0, most, "the number of moves");
         for (int32_t i = 0; i < m->n_moves[set] && !r->bad; i++) {
             struct slot_move *v = &m->moves[set][i];
@@ -395,15 +395,15 @@ static void get_moves(struct reader *r, struct tree_moves *m)
 
 static void get_news(struct reader *r, struct step *st, struct tree_moves *moves)
 {
-    const struct scheduler_limits *l = r->bounds->limits;
+    const struct scheduler_limits *l = r->sizes->limits;
     st->n_lanes = get(r, 0, 2 * (int64_t)l->max_lanes, "the number of lanes");
-    st->plan.n_copies = get(r, 0, l->max_lanes, "the number of copies");
+    st->n_copies = get(r, 0, l->max_lanes, "the number of copies");
     for (int32_t i = 0; i < st->n_lanes && !r->bad; i++) {
         get_lane(r, &st->lanes[i]);
     }
-    for (int32_t i = 0; i < st->plan.n_copies && !r->bad; i++) {
-        st->plan.copies[i].from = get(r, 0, l->n_blocks - 1, "a copied block");
-        st->plan.copies[i].to = get(r, 0, l->n_blocks - 1, "a copied block");
+    for (int32_t i = 0; i < st->n_copies && !r->bad; i++) {
+        st->copies[i].from = get(r, 0, l->n_blocks - 1, "a copied block");
+        st->copies[i].to = get(r, 0, l->n_blocks - 1, "a copied block");
     }
     get_moves(r, moves);
     st->moves = moves;
@@ -411,9 +411,9 @@ static void get_news(struct reader *r, struct step *st, struct tree_moves *moves
 
 static void get_level(struct reader *r, struct step *st)
 {
-    const struct scheduler_limits *l = r->bounds->limits;
-    struct draft_pass *d = &st->tree;
-    check(r, r->bounds->spec->method, SPEC_TREE, SPEC_TREE, "a tree");
+    const struct scheduler_limits *l = r->sizes->limits;
+    struct draft_pass *d = &st->level;
+    check(r, r->sizes->trees, true, true, "a tree");
     if (!r->bad) {
         get_pass(r, &d->pass, &(struct pass_room){
             .rows = d->rows, .seqs = d->seqs, .out_rows = d->out_rows, .draws = d->draws,
@@ -424,12 +424,10 @@ static void get_level(struct reader *r, struct step *st)
 
 static void get_passes(struct reader *r, struct step *st)
 {
-    const struct scheduler_limits *l = r->bounds->limits;
-    const struct spec *sp = r->bounds->spec;
+    const struct scheduler_limits *l = r->sizes->limits;
     int32_t want = get(r, 0, 3, "what is wanted");
     st->want = (struct model_outputs){.logits = want & 1, .pooled = want >> 1};
-    int32_t most = sp->n_models > 0 ? sp->k : 0;
-    st->n_draft_passes = get(r, 0, most, "the number of draft passes");
+    st->n_draft_passes = get(r, 0, r->sizes->n_draft_passes, "the number of draft passes");
     for (int32_t i = 0; i < st->n_draft_passes && !r->bad; i++) {
         struct draft_pass *d = &st->draft[i];
         get_pass(r, &d->pass, &(struct pass_room){
@@ -443,10 +441,10 @@ static void get_passes(struct reader *r, struct step *st)
 }
 
 enum status step_decode(struct step *st, struct tree_moves *moves, bool *level,
-                        const struct step_bounds *bounds, const void *bytes, size_t n_bytes,
+                        const struct step_sizes *sizes, const void *bytes, size_t n_bytes,
                         struct err *err)
 {
-    struct reader r = {.bounds = bounds, .at = bytes, .left = n_bytes};
+    struct reader r = {.sizes = sizes, .at = bytes, .left = n_bytes};
     get(&r, st->slot, st->slot, "the slot");
     *level = get(&r, 0, 1, "its kind");
     bool begun = get(&r, 0, 1, "its kind");

@@ -7,25 +7,18 @@
 #define SLUICE_ENGINE_CLUSTER_STEP_WIRE_H
 
 #include "engine/base/buf.h"
-#include "engine/step.h"
+#include "engine/cluster/step.h"
 
 /* Appends the step to `out` (out->failed when it did not fit); or, with `level`, of a step whose
  * trees still grow, what has not been sent of it yet and this pass of the draft models. */
 void step_encode(const struct step *st, const struct pass *level, struct buf *out);
 
-/* What an arriving step may not exceed. */
-struct step_bounds {
-    const struct scheduler_limits *limits;
-    int32_t vocab;
-    const struct spec *spec;
-};
-
-/* Fills st (from step_init with the same limits) and `moves` (from tree_moves_init) so that
- * step_execute can run it; or, with *level set, step_run_level the pass st->tree.pass. Lists of
+/* Fills st (from step_init with the same sizes) and `moves` (from tree_moves_init) so that
+ * step_execute can run it; or, with *level set, step_run_ahead the pass st->level.pass. Lists of
  * lane updates and masks point into `bytes`, which must be aligned to 8 and stay until that was
  * done. ERR_FORMAT with a sentence when anything is out of bounds; st is then of no use. */
 enum status step_decode(struct step *st, struct tree_moves *moves, bool *level,
-                        const struct step_bounds *bounds, const void *bytes, size_t n_bytes,
+                        const struct step_sizes *sizes, const void *bytes, size_t n_bytes,
                         struct err *err);
 
 #endif

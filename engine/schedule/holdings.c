@@ -1,27 +1,82 @@
 #include "engine/schedule/holdings.h"
 
 #include "engine/base/assert.h"
+#include "engine/base/mem.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-int32_t holdings_blocks_for(const struct scheduler *s, int32_t n_tokens)
+void holdings_init(struct holdings *h, const struct scheduler_limits *limits)
 {
-    return (n_tokens + s->limits.block_tokens - 1) / s->limits.block_tokens;
+    *h = (struct holdings){.limits = limits};
+    size_t lanes = (size_t)limits->max_lanes, blocks = (size_t)limits->n_blocks;
+    kv_pool_init(&h->pool, limits->n_blocks, NULL, NULL);
+    prefix_cache_init(&h->cache, &h->pool, limits->block_tokens, limits->hash_key);
+    h->free_lanes = xcalloc(lanes, sizeof *h->free_lanes);
+    for (int32_t i = 0; i < limits->max_lanes; i++) {
+        h->free_lanes[i] = limits->max_lanes - 1 - i;
+    }
+    h->n_free_lanes = limits->max_lanes;
+    h->lane_blocks = xcalloc(lanes * (size_t)limits->max_blocks_per_lane, sizeof *h->lane_blocks);
+    h->draft_valid = xcalloc(blocks, sizeof *h->draft_valid);
+    h->draft_producer = xcalloc(blocks, sizeof *h->draft_producer);
+    h->pending_copies = xcalloc(lanes, sizeof *h->pending_copies);
+    h->pending_for = xcalloc(lanes, sizeof *h->pending_for);
+    h->hits = xcalloc((size_t)limits->max_blocks_per_lane, sizeof *h->hits);
+    h->scratch = xcalloc(blocks, sizeof *h->scratch);
 }
 
-int32_t holdings_take_block(struct scheduler *s)
+void holdings_deinit(struct holdings *h)
 {
-    int32_t block = kv_pool_alloc(&s->pool);
-    s->draft_valid[block] = false;
-    s->draft_producer[block] = -1;
-    return block;
+    prefix_cache_deinit(&h->cache);
+    kv_pool_deinit(&h->pool);
+    free(h->free_lanes);
+    free(h->lane_blocks);
+    free(h->draft_valid);
+    free(h->draft_producer);
+    free(h->pending_copies);
+    free(h->pending_for);
+    free(h->hits);
+    free(h->scratch);
+    *h = (struct holdings){0};
 }
 
-/* The tokens of full block i, gathered where the prompt and the output meet in it. */
-static const int32_t *block_tokens(const struct scheduler *s, const struct sequence *seq, int32_t i,
-                                   int32_t *room)
+/* ---- counting ----------------------------------------------------------------------------- */
+
+int32_t holdings_blocks_for(const struct holdings *h, int32_t n_tokens)
 {
-    int32_t n = s->limits.block_tokens, first = i * n;
+    return (n_tokens + h->limits->block_tokens - 1) / h->limits->block_tokens;
+}
+
+int32_t holdings_available(const struct holdings *h)
+{
+    return kv_pool_available(&h->pool);
+}
+
+int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, int32_t n)
+{
+    int32_t n_blocks = 0;
+    for (int32_t k = 0; k < n; k++) {
+        const int32_t *blocks = holdings_blocks(h, seqs[k]);
+        for (int32_t i = 0; i < seqs[k]->n_blocks; i++) {
+            n_blocks += ++h->scratch[blocks[i]] == h->pool.refs[blocks[i]];
+        }
+    }
+    for (int32_t k = 0; k < n; k++) {
+        const int32_t *blocks = holdings_blocks(h, seqs[k]);
+        for (int32_t i = 0; i < seqs[k]->n_blocks; i++) {
+            h->scratch[blocks[i]] = 0;
+        }
+    }
+    return n_blocks;
+}
+
+/* ---- the cache ---------------------------------------------------------------------------- */
+
+const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequence *seq,
+                                     int32_t i, int32_t room[MAX_BLOCK_TOKENS])
+{
+    int32_t n = h->limits->block_tokens, first = i * n;
     if (first + n <= seq->n_prompt) {
         return seq->request->prompt + first;
     }
@@ -34,235 +89,265 @@ static const int32_t *block_tokens(const struct scheduler *s, const struct seque
     return room;
 }
 
-bool holdings_reads_cache(const struct scheduler *s, const struct sequence *seq)
+/* Whether the sequence may read what others computed: not where every row's result is asked for. */
+static bool reads_cache(const struct holdings *h, const struct sequence *seq)
 {
-    return s->limits.prefix_cache && !seq->request->params.prompt_logprobs &&
+    return h->limits->prefix_cache && !seq->request->params.prompt_logprobs &&
            seq->request->pool == POOL_NONE;
 }
 
-int32_t holdings_look_up(const struct scheduler *s, const struct sequence *seq, int32_t *hit,
-                         uint64_t *chain, struct sequence **producer)
+int32_t holdings_most_front(const struct holdings *h, const struct sequence *seq)
 {
-    int32_t room[MAX_BLOCK_TOKENS];
-    int32_t limit = (seq->n_known - 1) / s->limits.block_tokens;
-    *chain = seq->root;
-    *producer = NULL;
-    for (int32_t i = 0; i < limit; i++) {
-        int32_t b = prefix_cache_find(&s->cache, *chain, block_tokens(s, seq, i, room));
-        if (b < 0) {
-            return i;
-        }
-        const struct prefix_node *node = &s->cache.nodes[b];
-        if (node->state == NODE_PENDING) {
-            *producer = &s->sequences[node->producer];
-            return i;
-        }
-        *chain = node->uid;
-        hit[i] = b;
-    }
-    return limit;
+    return reads_cache(h, seq) ? (seq->n_known - 1) / h->limits->block_tokens : 0;
 }
 
-void holdings_enter(struct scheduler *s, struct sequence *seq, int32_t end, enum node_state state)
+struct cached_front holdings_find(struct holdings *h, const struct sequence *seq)
 {
     int32_t room[MAX_BLOCK_TOKENS];
-    const int32_t *blocks = scheduler_blocks(s, seq);
-    for (int32_t i = seq->n_entered; i < end && s->limits.prefix_cache; i++) {
-        const int32_t *tokens = block_tokens(s, seq, i, room);
-        int32_t equal = prefix_cache_find(&s->cache, seq->chain, tokens);
-        seq->chain = equal >= 0 ? s->cache.nodes[equal].uid
-                                : prefix_cache_insert(&s->cache, blocks[i], seq->chain, tokens,
+    int32_t limit = holdings_most_front(h, seq);
+    struct cached_front front = {.chain = seq->root, .producer = -1};
+    for (; front.n_blocks < limit; front.n_blocks++) {
+        const int32_t *tokens = holdings_block_tokens(h, seq, front.n_blocks, room);
+        int32_t b = prefix_cache_find(&h->cache, front.chain, tokens);
+        if (b < 0) {
+            break;
+        }
+        const struct prefix_node *node = &h->cache.nodes[b];
+        if (node->state == NODE_PENDING) {
+            front.producer = node->producer;
+            break;
+        }
+        front.chain = node->uid;
+        h->hits[front.n_blocks] = b;
+    }
+    return front;
+}
+
+void holdings_enter(struct holdings *h, struct sequence *seq, int32_t end, enum node_state state)
+{
+    int32_t room[MAX_BLOCK_TOKENS];
+    const int32_t *blocks = holdings_blocks(h, seq);
+    for (int32_t i = seq->n_entered; i < end && h->limits->prefix_cache; i++) {
+        const int32_t *tokens = holdings_block_tokens(h, seq, i, room);
+        int32_t equal = prefix_cache_find(&h->cache, seq->chain, tokens);
+        seq->chain = equal >= 0 ? h->cache.nodes[equal].uid
+                                : prefix_cache_insert(&h->cache, blocks[i], seq->chain, tokens,
                                                       state, seq->index);
         seq->n_entered = i + 1;
     }
 }
 
-bool holdings_produces(const struct scheduler *s, const struct sequence *seq, int32_t block)
+/* Whether the cache's pending block is being computed by this sequence. */
+static bool produces(const struct holdings *h, const struct sequence *seq, int32_t block)
 {
-    const struct prefix_node *n = &s->cache.nodes[block];
+    const struct prefix_node *n = &h->cache.nodes[block];
     return n->state == NODE_PENDING && n->producer == seq->index;
 }
 
-static void drop_blocks(struct scheduler *s, struct sequence *seq)
+void holdings_publish(struct holdings *h, const struct plan *p)
 {
-    const int32_t *blocks = scheduler_blocks(s, seq);
-    for (int32_t i = seq->n_blocks - 1; i >= 0; i--) { // tails first: they are reused first
-        if (holdings_produces(s, seq, blocks[i])) {
-            prefix_cache_remove(&s->cache, blocks[i]);
-        }
-        if (s->draft_producer[blocks[i]] == seq->index) {
-            s->draft_producer[blocks[i]] = -1;
-        }
-        kv_pool_release(&s->pool, blocks[i]);
-    }
-    seq->n_blocks = 0;
-}
-
-void holdings_cut_copies(struct scheduler *s, int32_t first, int32_t n)
-{
-    size_t rest = (size_t)(s->n_pending_copies - first - n);
-    memmove(s->pending_copies + first, s->pending_copies + first + n,
-            rest * sizeof *s->pending_copies);
-    memmove(s->pending_for + first, s->pending_for + first + n, rest * sizeof *s->pending_for);
-    s->n_pending_copies -= n;
-}
-
-static void drop_copies(struct scheduler *s, const struct sequence *seq)
-{
-    for (int32_t i = 0; i < s->n_pending_copies; i++) {
-        if (s->pending_for[i] == seq) {
-            holdings_cut_copies(s, i, 1);
-            return; // a sequence is forked once
+    int32_t size = h->limits->block_tokens;
+    for (int32_t e = 0; e < p->n_entries; e++) {
+        const struct plan_entry *entry = &p->entries[e];
+        const int32_t *blocks = holdings_blocks(h, entry->seq);
+        int32_t end = entry->first + entry->n_rows;
+        for (int32_t i = entry->first / size; (i + 1) * size <= end; i++) {
+            if (produces(h, entry->seq, blocks[i])) {
+                prefix_cache_validate(&h->cache, blocks[i]);
+            }
         }
     }
 }
 
-void holdings_leave(struct scheduler *s, struct sequence *seq)
+void holdings_forget_idle(struct holdings *h)
 {
-    drop_copies(s, seq);
-    drop_blocks(s, seq);
-    s->free_lanes[s->n_free_lanes++] = seq->lane;
-    seq->lane = -1;
-    s->n_running--;
+    prefix_cache_reset(&h->cache);
 }
 
-/* Whether a sequence can be taken back to waiting: not what this very plan counts on. */
-static bool can_preempt(const struct scheduler *s, const struct sequence *seq)
+/* ---- to begin and to go on ---------------------------------------------------------------- */
+
+/* There must be one. */
+static int32_t take_block(struct holdings *h)
 {
-    return seq->state == SEQ_RUNNING && seq->planned_in != s->n_plans;
+    int32_t block = kv_pool_alloc(&h->pool);
+    h->draft_valid[block] = false;
+    h->draft_producer[block] = -1;
+    return block;
 }
 
-bool holdings_may_preempt(const struct scheduler *s, const struct sequence *seq,
-                          const struct sequence *other)
-{
-    return sequence_comes_before(seq, other) && can_preempt(s, other);
-}
-
-/* Drops what the plan so far has of a sequence that is preempted while planning. */
-static void unplan(struct plan *p, const struct sequence *seq)
-{
-    int32_t n = 0;
-    for (int32_t i = 0; i < p->n_grants; i++) {
-        if (p->grants[i].seq != seq) {
-            p->grants[n++] = p->grants[i];
-        }
-    }
-    p->n_grants = n;
-}
-
-void holdings_preempt(struct scheduler *s, struct plan *p, struct sequence *other)
-{
-    ASSERT(other->state == SEQ_RUNNING);
-    unplan(p, other);
-    holdings_leave(s, other);
-    other->state = SEQ_WAITING;
-    other->n_computed = 0;
-    other->n_drafts = 0;
-    other->request->n_preemptions++;
-    s->n_waiting++;
-    s->waiting_tokens += other->n_prompt;
-    s->n_preemptions++;
-}
-
-/* Blocks that preempting the sequences after `seq` would make available. A shared block counts
- * when its last holder is among them. */
-static int32_t reclaimable(struct scheduler *s, const struct sequence *seq)
-{
-    int32_t n = 0;
-    for (struct sequence *v = s->order.prev; v != seq; v = v->prev) {
-        const int32_t *blocks = can_preempt(s, v) ? scheduler_blocks(s, v) : NULL;
-        for (int32_t i = 0; blocks && i < v->n_blocks; i++) {
-            n += ++s->scratch[blocks[i]] == s->pool.refs[blocks[i]];
-        }
-    }
-    for (struct sequence *v = s->order.prev; v != seq; v = v->prev) {
-        const int32_t *blocks = can_preempt(s, v) ? scheduler_blocks(s, v) : NULL;
-        for (int32_t i = 0; blocks && i < v->n_blocks; i++) {
-            s->scratch[blocks[i]] = 0;
-        }
-    }
-    return n;
-}
-
-bool holdings_make_room(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n)
-{
-    int32_t available = kv_pool_available(&s->pool);
-    if (available >= n) {
-        return true;
-    }
-    if (available + reclaimable(s, seq) < n) {
-        return false;
-    }
-    for (struct sequence *v = s->order.prev; v != seq && kv_pool_available(&s->pool) < n;) {
-        struct sequence *before = v->prev;
-        if (can_preempt(s, v)) {
-            holdings_preempt(s, p, v);
-        }
-        v = before;
-    }
-    return kv_pool_available(&s->pool) >= n;
-}
-
-bool holdings_has_lane(const struct scheduler *s, const struct sequence *seq)
-{
-    const struct sequence *v = s->order.prev;
-    while (v != seq && s->n_free_lanes == 0 && !can_preempt(s, v)) {
-        v = v->prev;
-    }
-    return v != seq || s->n_free_lanes > 0;
-}
-
-int32_t holdings_take_lane(struct scheduler *s, struct plan *p, const struct sequence *seq)
-{
-    for (struct sequence *v = s->order.prev; v != seq && s->n_free_lanes == 0; v = v->prev) {
-        if (can_preempt(s, v)) {
-            holdings_preempt(s, p, v);
-            break;
-        }
-    }
-    ASSERT(s->n_free_lanes > 0);
-    return s->free_lanes[--s->n_free_lanes];
-}
-
-void holdings_grant(struct scheduler *s, struct plan *p, struct sequence *seq, bool fresh)
+/* Tells the plan of blocks that the lane's table does not have yet; fresh: of the whole table. */
+static void grant(struct holdings *h, struct plan *p, struct sequence *seq, bool fresh)
 {
     if (seq->n_granted < seq->n_blocks || fresh) {
-        ASSERT(p->n_grants < 2 * s->limits.max_lanes);
+        ASSERT(p->n_grants < 2 * h->limits->max_lanes);
         p->grants[p->n_grants++] =
             (struct plan_grant){seq, seq->n_granted, seq->n_blocks - seq->n_granted, fresh};
         seq->n_granted = seq->n_blocks;
     }
 }
 
-bool holdings_grow(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_tokens)
+/* An empty lane; nothing of it is known to the backend or in the draft models' KV. */
+static void take_lane(struct holdings *h, struct sequence *seq)
 {
-    int32_t need = holdings_blocks_for(s, n_tokens) - seq->n_blocks;
-    if (need > 0 && !holdings_make_room(s, p, seq, need)) {
-        return false;
-    }
-    int32_t *blocks = scheduler_blocks(s, seq);
-    for (; need > 0; need--) {
-        blocks[seq->n_blocks++] = holdings_take_block(s);
-    }
-    holdings_grant(s, p, seq, false);
-    return true;
+    ASSERT(h->n_free_lanes > 0);
+    seq->lane = h->free_lanes[--h->n_free_lanes];
+    seq->n_blocks = seq->n_granted = 0;
+    seq->draft_computed = seq->draft_marked = 0; // holdings_draft_rows walks over what blocks have
 }
 
-/* ---- the draft model's KV ----------------------------------------------------------------- */
-
-int32_t holdings_draft_rows(struct scheduler *s, struct sequence *seq, int32_t end)
+int32_t holdings_idle_among(const struct holdings *h, const struct cached_front *front)
 {
-    const int32_t *blocks = scheduler_blocks(s, seq);
-    int32_t size = s->limits.block_tokens, held = seq->n_blocks * size;
+    int32_t n = 0;
+    for (int32_t i = 0; i < front->n_blocks; i++) {
+        n += h->pool.refs[h->hits[i]] == 0;
+    }
+    return n;
+}
+
+void holdings_keep_front(struct holdings *h, const struct cached_front *front)
+{
+    for (int32_t i = 0; i < front->n_blocks; i++) {
+        kv_pool_retain(&h->pool, h->hits[i]);
+    }
+}
+
+void holdings_drop_front(struct holdings *h, const struct cached_front *front)
+{
+    for (int32_t i = front->n_blocks - 1; i >= 0; i--) {
+        kv_pool_release(&h->pool, h->hits[i]);
+    }
+}
+
+void holdings_begin(struct holdings *h, struct plan *p, struct sequence *seq,
+                    const struct cached_front *front)
+{
+    take_lane(h, seq);
+    int32_t *blocks = holdings_blocks(h, seq), need = holdings_blocks_for(h, seq->n_known);
+    memcpy(blocks, h->hits, (size_t)front->n_blocks * sizeof *blocks);
+    for (seq->n_blocks = front->n_blocks; seq->n_blocks < need; seq->n_blocks++) {
+        blocks[seq->n_blocks] = take_block(h);
+    }
+    seq->chain = front->chain;
+    seq->n_entered = front->n_blocks;
+    holdings_enter(h, seq, seq->n_known / h->limits->block_tokens, NODE_PENDING);
+    grant(h, p, seq, true);
+}
+
+static bool ends_inside_block(const struct holdings *h, const struct sequence *leader)
+{
+    return leader->n_prompt % h->limits->block_tokens != 0;
+}
+
+bool holdings_can_fork(const struct holdings *h, const struct sequence *leader)
+{
+    return h->n_free_lanes > 0 && holdings_available(h) >= ends_inside_block(h, leader);
+}
+
+void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
+                   const struct sequence *leader)
+{
+    int32_t n_full = leader->n_prompt / h->limits->block_tokens;
+    take_lane(h, seq);
+    int32_t *blocks = holdings_blocks(h, seq);
+    const int32_t *shared = holdings_blocks(h, leader);
+    for (; seq->n_blocks < n_full; seq->n_blocks++) {
+        kv_pool_retain(&h->pool, shared[seq->n_blocks]);
+        blocks[seq->n_blocks] = shared[seq->n_blocks];
+    }
+    if (ends_inside_block(h, leader)) {
+        blocks[seq->n_blocks++] = take_block(h);
+        h->pending_copies[h->n_pending_copies] =
+            (struct block_copy){shared[n_full], blocks[n_full]};
+        h->pending_for[h->n_pending_copies++] = seq;
+    }
+    seq->chain = leader->chain;
+    seq->n_entered = n_full < leader->n_entered ? n_full : leader->n_entered;
+    grant(h, p, seq, true);
+}
+
+int32_t holdings_missing(const struct holdings *h, const struct sequence *seq, int32_t n_tokens)
+{
+    return holdings_blocks_for(h, n_tokens) - seq->n_blocks;
+}
+
+void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_blocks)
+{
+    int32_t *blocks = holdings_blocks(h, seq);
+    for (; n_blocks > 0; n_blocks--) {
+        blocks[seq->n_blocks++] = take_block(h);
+    }
+    grant(h, p, seq, false);
+}
+
+/* ---- to leave ----------------------------------------------------------------------------- */
+
+static void drop_blocks(struct holdings *h, struct sequence *seq)
+{
+    const int32_t *blocks = holdings_blocks(h, seq);
+    for (int32_t i = seq->n_blocks - 1; i >= 0; i--) { // tails first: they are reused first
+        if (produces(h, seq, blocks[i])) {
+            prefix_cache_remove(&h->cache, blocks[i]);
+        }
+        if (h->draft_producer[blocks[i]] == seq->index) {
+            h->draft_producer[blocks[i]] = -1;
+        }
+        kv_pool_release(&h->pool, blocks[i]);
+    }
+    seq->n_blocks = 0;
+}
+
+/* Removes pending copies of forked blocks [first, first + n). */
+static void cut_copies(struct holdings *h, int32_t first, int32_t n)
+{
+    size_t rest = (size_t)(h->n_pending_copies - first - n);
+    memmove(h->pending_copies + first, h->pending_copies + first + n,
+            rest * sizeof *h->pending_copies);
+    memmove(h->pending_for + first, h->pending_for + first + n, rest * sizeof *h->pending_for);
+    h->n_pending_copies -= n;
+}
+
+static void drop_copies(struct holdings *h, const struct sequence *seq)
+{
+    for (int32_t i = 0; i < h->n_pending_copies; i++) {
+        if (h->pending_for[i] == seq) {
+            cut_copies(h, i, 1);
+            return; // a sequence is forked once
+        }
+    }
+}
+
+void holdings_tell_copies(struct holdings *h, struct plan *p)
+{
+    int32_t n = 0;
+    while (n < h->n_pending_copies && !plan_forks(p, h->pending_for[n])) {
+        p->copies[p->n_copies++] = h->pending_copies[n++];
+    }
+    cut_copies(h, 0, n);
+}
+
+void holdings_leave(struct holdings *h, struct sequence *seq)
+{
+    drop_copies(h, seq);
+    drop_blocks(h, seq);
+    h->free_lanes[h->n_free_lanes++] = seq->lane;
+    seq->lane = -1;
+}
+
+/* ---- the draft models' KV ----------------------------------------------------------------- */
+
+int32_t holdings_draft_rows(struct holdings *h, struct sequence *seq, int32_t end)
+{
+    const int32_t *blocks = holdings_blocks(h, seq);
+    int32_t size = h->limits->block_tokens, held = seq->n_blocks * size;
     held = held < end ? held : end; // what comes behind it will be this sequence's own
     while (seq->draft_computed % size == 0 && seq->draft_computed + size <= held &&
-           s->draft_valid[blocks[seq->draft_computed / size]]) {
+           h->draft_valid[blocks[seq->draft_computed / size]]) {
         seq->draft_computed += size;
     }
     int32_t reach = seq->draft_computed;
     for (int32_t b = reach / size; reach < held; b++) {
-        int32_t *producer = &s->draft_producer[blocks[b]];
-        bool shared = s->pool.refs[blocks[b]] > 1 || s->pool.cached[blocks[b]];
+        int32_t *producer = &h->draft_producer[blocks[b]];
+        bool shared = h->pool.refs[blocks[b]] > 1 || h->pool.cached[blocks[b]];
         if (shared && *producer >= 0 && *producer != seq->index) {
             end = reach;
             break;
@@ -273,18 +358,45 @@ int32_t holdings_draft_rows(struct scheduler *s, struct sequence *seq, int32_t e
     return end - seq->draft_computed;
 }
 
-void holdings_draft_fed(struct scheduler *s, struct sequence *seq, int32_t end)
+void holdings_draft_fed(struct holdings *h, struct sequence *seq, int32_t end)
 {
     if (seq->lane < 0) {
         return;
     }
-    const int32_t *blocks = scheduler_blocks(s, seq);
-    int32_t size = s->limits.block_tokens;
+    const int32_t *blocks = holdings_blocks(h, seq);
+    int32_t size = h->limits->block_tokens;
     for (int32_t b = seq->draft_marked / size; (b + 1) * size <= end; b++) {
-        s->draft_valid[blocks[b]] = true;
-        if (s->draft_producer[blocks[b]] == seq->index) {
-            s->draft_producer[blocks[b]] = -1;
+        h->draft_valid[blocks[b]] = true;
+        if (h->draft_producer[blocks[b]] == seq->index) {
+            h->draft_producer[blocks[b]] = -1;
         }
     }
     seq->draft_marked = end / size * size;
+}
+
+/* ---- the books ---------------------------------------------------------------------------- */
+
+void holdings_check(const struct holdings *h, const struct sequence *order)
+{
+    const struct scheduler_limits *l = h->limits;
+    int32_t *held = xcalloc((size_t)l->n_blocks, sizeof *held), n_lanes = 0;
+    bool *filled = xcalloc((size_t)l->n_blocks, sizeof *filled);
+    kv_pool_check(&h->pool);
+    for (const struct sequence *q = order->next; q != order; q = q->next) {
+        n_lanes += q->lane >= 0;
+        const int32_t *blocks = q->lane >= 0 ? holdings_blocks(h, q) : NULL;
+        for (int32_t i = 0; blocks && i < q->n_blocks; i++) {
+            held[blocks[i]]++;
+            filled[blocks[i]] |= h->draft_producer[blocks[i]] == q->index;
+        }
+    }
+    for (int32_t b = 0; b < l->n_blocks; b++) {
+        ASSERT(held[b] == h->pool.refs[b]);
+        ASSERT(h->pool.cached[b] == (h->cache.nodes[b].state != NODE_NONE));
+        ASSERT(h->cache.nodes[b].state != NODE_PENDING || held[b] > 0);
+        ASSERT(held[b] == 0 || h->draft_producer[b] < 0 || filled[b]); // by one who holds it
+    }
+    ASSERT(n_lanes + h->n_free_lanes == l->max_lanes);
+    free(held);
+    free(filled);
 }

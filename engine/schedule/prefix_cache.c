@@ -77,7 +77,7 @@ uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt)
     return c->roots[oldest].uid;
 }
 
-static uint64_t hash_of(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens)
+uint64_t prefix_cache_hash(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens)
 {
     if (c->key == 0) {
         return 0;
@@ -87,7 +87,7 @@ static uint64_t hash_of(const struct prefix_cache *c, uint64_t parent, const int
 
 int32_t prefix_cache_find(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens)
 {
-    uint64_t hash = hash_of(c, parent, tokens);
+    uint64_t hash = prefix_cache_hash(c, parent, tokens);
     size_t bytes = (size_t)c->block_tokens * sizeof *tokens;
     for (int32_t b = c->buckets[hash & (c->n_buckets - 1)]; b >= 0; b = c->nodes[b].next) {
         const struct prefix_node *n = &c->nodes[b];
@@ -99,12 +99,19 @@ int32_t prefix_cache_find(const struct prefix_cache *c, uint64_t parent, const i
     return -1;
 }
 
+static void tell_if_valid(const struct prefix_cache *c, int32_t block)
+{
+    if (c->on_valid && c->nodes[block].state == NODE_VALID) {
+        c->on_valid(c->on_valid_arg, block);
+    }
+}
+
 uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,
                              const int32_t *tokens, enum node_state state, int32_t producer)
 {
     struct prefix_node *n = &c->nodes[block];
     ASSERT(n->state == NODE_NONE && c->pool->refs[block] > 0);
-    uint64_t hash = hash_of(c, parent, tokens);
+    uint64_t hash = prefix_cache_hash(c, parent, tokens);
     int32_t *bucket = &c->buckets[hash & (c->n_buckets - 1)];
     *n = (struct prefix_node){.uid = ++c->next_uid, .parent = parent, .hash = hash,
                               .next = *bucket, .producer = producer, .state = (uint8_t)state};
@@ -112,6 +119,7 @@ uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t par
     memcpy(&c->tokens[(size_t)block * (size_t)c->block_tokens], tokens,
            (size_t)c->block_tokens * sizeof *tokens);
     kv_pool_set_cached(c->pool, block, true);
+    tell_if_valid(c, block);
     return n->uid;
 }
 
@@ -120,6 +128,7 @@ void prefix_cache_validate(struct prefix_cache *c, int32_t block)
     ASSERT(c->nodes[block].state != NODE_NONE);
     c->nodes[block].state = NODE_VALID;
     c->nodes[block].producer = -1;
+    tell_if_valid(c, block);
 }
 
 void prefix_cache_remove(struct prefix_cache *c, int32_t block)

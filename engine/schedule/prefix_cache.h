@@ -7,7 +7,7 @@
 #ifndef SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 #define SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 
-#include "engine/engine.h"
+#include "engine/schedule/request.h"
 #include "engine/schedule/kv_pool.h"
 
 #include <stddef.h>
@@ -37,6 +37,8 @@ struct prefix_cache {
         uint64_t uid, last_use;
     } roots[PREFIX_MAX_SALTS];
     uint64_t clock;
+    void (*on_valid)(void *arg, int32_t block); // a block's rows can be read from here on; may be NULL
+    void *on_valid_arg;
 };
 
 /* hash_key: all table positions depend on it; 0 makes every hash equal (a test's choice). */
@@ -47,6 +49,9 @@ void prefix_cache_deinit(struct prefix_cache *c);
 /* The root for a salt (NULL: the common one). A salt longer than MAX_SALT_BYTES gets a root of
  * its own each time: no sharing, never wrong sharing. The longest unused of too many makes room. */
 uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt);
+
+/* What a node with these tokens under this parent is found by. */
+uint64_t prefix_cache_hash(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens);
 
 /* The block with these tokens under this parent, or -1. Changes nothing. */
 int32_t prefix_cache_find(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens);

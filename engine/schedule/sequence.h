@@ -11,46 +11,74 @@
 #ifndef SLUICE_ENGINE_SCHEDULE_SEQUENCE_H
 #define SLUICE_ENGINE_SCHEDULE_SEQUENCE_H
 
-#include "engine/engine.h"
+#include "engine/schedule/request.h"
 
 enum sequence_state { SEQ_FREE, SEQ_WAITING, SEQ_RUNNING, SEQ_RETIRING };
 
+/* What a proposer says of a sequence's next step. */
+struct proposal {
+    int32_t n_drafts;
+    int32_t drafts[MAX_DRAFTS];
+    bool on_device;       // n_drafts is a count only: draft models draw them in the same step
+    int32_t law;          // 1 + the first of its drafts' laws on the device; 0: none are kept
+    int32_t depth;        // of a tree: levels that it may have
+    int32_t n_beside;     // of them, n_drafts has so many beside the spine, if it is a comb
+    bool waits_for_token; // the token in flight is needed before the next step
+};
+
+/* What speculation remembers of a sequence. */
+struct spec_trust {
+    int32_t pause; // turns without proposals
+    float doubt;   // running share of rejected drafts; negative: none were judged yet
+};
+
+/* What the cache has of a sequence that waits: see fronts.h. */
+struct sequence_front {
+    bool filed;
+    int32_t n_blocks;
+    uint64_t chain; // uid of the last of them
+    struct sequence *prev, *next; // of those that lack a block with the same hash
+    int32_t bucket;  // -1: it lacks none
+    int32_t heap_at;
+};
+
 struct sequence {
-    struct sequence *prev, *next; // the total order: priority, then arrival
+    /* What it is: the scheduler's, when it is added. */
     struct engine_request *request;
     struct engine_output *output; // NULL for pooling
-    int32_t sample, index;        // index: in the engine's array
-    enum sequence_state state;
+    int32_t sample, index;        // index: in the scheduler's array
     int32_t priority;
-    uint64_t order;
-
-    int32_t n_prompt, n_known, n_flight, n_computed;
+    uint64_t order; // of arrival, or of the sequence that it has overtaken
+    int64_t slip;   // 0, or where it stands before the one it has overtaken: below 0
+    int32_t n_prompt;
     int32_t max_tokens; // clipped to what fits in max_len
+
+    /* How far it is: the scheduler's; n_known and n_flight also the engine's, which appends. */
+    struct sequence *prev, *next; // the total order: priority, then arrival
+    enum sequence_state state;
+    int32_t n_known, n_flight, n_computed;
     int64_t planned_in; // number of the last plan that had it
     int32_t n_inflight; // steps submitted and not yet committed that have its rows
-
-    int32_t lane;     // -1: none
-    int32_t n_blocks; // of scheduler.lane_blocks[lane]
-    int32_t n_granted; // blocks that the backend's table has
-    uint64_t root;    // of the prefix cache
-    uint64_t chain;   // uid of the last entered block, the parent of the next
-    int32_t n_entered; // full blocks walked into the cache (or past, where an equal node was)
-
-    int32_t n_drafts; // proposed for the next step
-    int32_t drafts[MAX_DRAFTS];
     int32_t n_verifying; // drafts in flight: not planned again before they are judged
-    int32_t draft_computed; // rows of the draft model: its KV below this is that of known tokens
-    int32_t draft_marked;   // blocks below it are marked as having draft KV
-    int32_t law;            // 1 + the first of its drafts' laws on the device; 0: none are kept
-    bool drafts_on_device;  // n_drafts is a count only: a draft model draws them in the same step
-    int32_t draft_depth;    // of a tree: levels that it may have
-    int32_t n_beside;       // of them, n_drafts has so many beside the spine, if it is a comb
-    struct spec_tree *tree; // of the step in flight; NULL: none, or a chain
-    bool waits_for_token; // a proposer needs the token in flight before the next step
-    int32_t spec_pause; // turns without proposals
-    float spec_doubt;   // running share of rejected drafts; negative: none were judged yet
+    bool was_admitted;  // hit statistics count the first admission only
+    int64_t overtakers; // scheduler.overtakers when it arrived
 
-    bool was_admitted;   // hit statistics count the first admission only
+    struct sequence_front front; // the fronts'
+
+    /* What it holds: the holdings'. */
+    int32_t lane;      // -1: none
+    int32_t n_blocks;  // of holdings.lane_blocks[lane]
+    int32_t n_granted; // blocks that the backend's table has
+    uint64_t root;     // of the prefix cache
+    uint64_t chain;    // uid of the last entered block, the parent of the next
+    int32_t n_entered; // full blocks walked into the cache (or past, where an equal node was)
+    int32_t draft_computed; // rows of the draft models: their KV below this is that of known tokens
+    int32_t draft_marked;   // blocks below it are marked as having draft KV
+
+    /* What is guessed of it: the proposers'; the tree the step's that is in flight. */
+    struct proposal proposal;
+    struct spec_trust trust;
+    struct spec_tree *tree; // NULL: none, or a chain
 };
 
 static inline int32_t sequence_token(const struct sequence *s, int32_t i)
@@ -66,7 +94,10 @@ static inline int32_t sequence_generated(const struct sequence *s)
 /* The total order. */
 static inline bool sequence_comes_before(const struct sequence *a, const struct sequence *b)
 {
-    return a->priority != b->priority ? a->priority < b->priority : a->order < b->order;
+    if (a->priority != b->priority) {
+        return a->priority < b->priority;
+    }
+    return a->order != b->order ? a->order < b->order : a->slip < b->slip;
 }
 
 /* Tokens there will be when the steps in flight are done. */

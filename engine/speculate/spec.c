@@ -1,67 +1,137 @@
-#include "engine/speculate/tree.h"
+#include "engine/speculate/spec.h"
 
-#include "engine/schedule/holdings.h"
-
+#include "engine/base/json.h"
 #include "engine/base/rng.h"
 
+#include <stdio.h>
 #include <string.h>
 
-/* ---- n-gram lookup ------------------------------------------------------------------------ */
+static const struct proposer *const proposers[] = {&proposer_ngram, &proposer_draft_model,
+                                                   &proposer_tree};
 
-int32_t spec_ngram(const int32_t *known, int32_t n, int32_t min_n, int32_t max_n, int32_t k,
-                   int32_t *drafts)
+/* ---- to open ------------------------------------------------------------------------------ */
+
+static const struct proposer *find_proposer(const char *name)
 {
-    int32_t best = 0, best_end = -1, last = n > 0 ? known[n - 1] : -1;
-    for (int32_t end = n - 2; end >= 0 && best < max_n; end--) {
-        if (known[end] != last) {
-            continue;
-        }
-        int32_t length = 1;
-        while (length < max_n && length <= end && known[end - length] == known[n - 1 - length]) {
-            length++;
-        }
-        if (length > best) {
-            best = length;
-            best_end = end;
+    for (size_t i = 0; name && i < sizeof proposers / sizeof proposers[0]; i++) {
+        if (strcmp(proposers[i]->name, name) == 0) {
+            return proposers[i];
         }
     }
-    if (best < min_n) {
+    return NULL;
+}
+
+static enum status refuse_method(const char *name, struct err *err)
+{
+    char known[256] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < sizeof proposers / sizeof proposers[0] && used < sizeof known; i++) {
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "",
+                                 proposers[i]->name);
+    }
+    return err_set(err, ERR_UNSUPPORTED, "speculative-config: the method '%s' is not one of %s",
+                   name ? name : "(missing)", known);
+}
+
+static enum status read_config(struct spec *sp, const struct json *j, struct err *err)
+{
+    TRY(spec_options_check(j, err));
+    const char *name = json_get_string(j, "method");
+    if (!name && json_get_string(j, "model")) {
+        name = proposer_draft_model.name;
+    }
+    sp->proposer = find_proposer(name);
+    if (!sp->proposer) {
+        return refuse_method(name, err);
+    }
+    TRY(spec_options_read(&sp->options, j, err));
+    TRY(sp->proposer->read ? sp->proposer->read(&sp->options, j, err) : OK);
+    return spec_options_read_rejection(&sp->options, j, sp->proposer->trees, err);
+}
+
+enum status spec_init(struct spec *sp, const char *config, struct err *err)
+{
+    *sp = (struct spec){0};
+    spec_learnt_init(&sp->learnt);
+    if (!config) {
+        return OK;
+    }
+    struct json *j;
+    enum status st = json_parse(config, strlen(config), NULL, &j, err);
+    if (st != OK) {
+        return err_prefix(err, st, "speculative-config");
+    }
+    st = read_config(sp, j, err);
+    json_free(j);
+    return st;
+}
+
+void spec_open(struct spec *sp, int32_t max_len)
+{
+    if (sp->proposer && sp->proposer->open) {
+        sp->proposer->open(sp, max_len);
+    }
+}
+
+void spec_close(struct spec *sp)
+{
+    if (sp->proposer && sp->proposer->close) {
+        sp->proposer->close(sp);
+    }
+}
+
+/* ---- sizes -------------------------------------------------------------------------------- */
+
+bool spec_has_trees(const struct spec *sp)
+{
+    return sp->proposer && sp->proposer->trees;
+}
+
+int32_t spec_max_drafts(const struct spec *sp, int32_t n_sequences)
+{
+    const struct spec_options *o = &sp->options;
+    int32_t n = n_sequences < o->max_batch ? n_sequences : o->max_batch;
+    int32_t chains = o->k * n;
+    return spec_has_trees(sp) && 2 * o->budget > chains ? 2 * o->budget : chains;
+}
+
+int32_t spec_max_passes(const struct spec *sp)
+{
+    return sp->options.n_models > 0 ? sp->options.k : 0;
+}
+
+int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
+{
+    const int32_t most = 256; // of trees; chosen: 130 MB with a large vocabulary
+    const struct spec_options *o = &sp->options;
+    int32_t n = o->max_batch < max_lanes ? o->max_batch : max_lanes;
+    int32_t each = draft_laws(o, o->k), all = n > 0 ? n * each : 0;
+    if (o->rejection != REJECT_PROBABILISTIC) {
         return 0;
     }
-    int32_t count = n - 1 - best_end < k ? n - 1 - best_end : k;
-    memcpy(drafts, known + best_end + 1, (size_t)count * sizeof *drafts);
-    return count;
+    if (o->n_expansion == 0 || all <= most) {
+        return all;
+    }
+    return most > each ? most : each;
 }
 
 /* ---- how deep ----------------------------------------------------------------------------- */
-
-float spec_cost(const float *cost, int32_t n)
-{
-    int32_t i = 0;
-    while (i + 1 < SPEC_COST_POINTS && (2 << i) <= n) {
-        i++;
-    }
-    int32_t low = 1 << i;
-    if (i + 1 == SPEC_COST_POINTS) {
-        return cost[i] * (float)n / (float)low;
-    }
-    return cost[i] + (cost[i + 1] - cost[i]) * (float)(n - low) / (float)low;
-}
 
 /* The number of drafts with the most tokens per second for one of n sequences whose drafts are
  * accepted with this probability each; 0: not worth it. */
 static int32_t best_depth(const struct spec *sp, int32_t n, float acceptance, int32_t most)
 {
-    if (sp->fixed || sp->target_cost[0] <= 0.0f) {
+    const struct spec_costs *costs = &sp->costs;
+    if (sp->options.fixed || !spec_costs_known(costs)) {
         return most;
     }
-    float best_rate = 1.0f / spec_cost(sp->target_cost, n), tokens = 1.0f, power = 1.0f;
+    float best_rate = 1.0f / spec_cost(costs->target, n), tokens = 1.0f, power = 1.0f;
     int32_t best = 0;
     for (int32_t k = 1; k <= most; k++) {
         power *= acceptance;
         tokens += power;
-        float time = spec_cost(sp->target_cost, n * (k + 1));
-        time += sp->method == SPEC_NGRAM ? 0.0f : (float)k * spec_cost(sp->draft_cost, n);
+        float time = spec_cost(costs->target, n * (k + 1));
+        time += sp->options.n_models > 0 ? (float)k * spec_cost(costs->draft, n) : 0.0f;
         if (tokens / time > best_rate) {
             best_rate = tokens / time;
             best = k;
@@ -70,36 +140,13 @@ static int32_t best_depth(const struct spec *sp, int32_t n, float acceptance, in
     return best;
 }
 
-/* Laws that one sequence's drafts keep. */
-static int32_t laws_of(const struct spec *sp, int32_t depth)
-{
-    int32_t nodes = 1, level = 1; // those that have children
-    for (int32_t d = 0; sp->n_expansion > 0 && d + 1 < depth; d++) {
-        level *= sp->expansion[d];
-        level = level < MAX_TREE_NODES ? level : MAX_TREE_NODES;
-        nodes += level;
-    }
-    nodes = sp->n_expansion > 0 ? nodes : depth;
-    return nodes < MAX_TREE_NODES ? nodes : MAX_TREE_NODES;
-}
-
-int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
-{
-    const int32_t most = 256; // of trees; chosen: 130 MB with a large vocabulary
-    int32_t n = sp->max_batch < max_lanes ? sp->max_batch : max_lanes;
-    int32_t each = laws_of(sp, sp->k), all = n > 0 ? n * each : 0;
-    if (sp->rejection != REJECT_PROBABILISTIC) {
-        return 0;
-    }
-    return sp->n_expansion == 0 || all <= most ? all : most > each ? most : each;
-}
-
 /* Drafts that the sequence may have in the next step, whatever they cost. */
-static int32_t allowed(const struct spec *sp, const struct scheduler *s, const struct sequence *seq)
+static int32_t allowed(const struct spec *sp, const struct spec_view *v, const struct sequence *seq)
 {
-    int32_t k = sp->k, asked = seq->request->params.num_speculative_tokens;
+    int32_t k = sp->options.k, asked = seq->request->params.num_speculative_tokens;
     int32_t left = seq->max_tokens - sequence_generated(seq) - 1;
-    int32_t longest = s->limits.max_len < sp->draft_max_len ? s->limits.max_len : sp->draft_max_len;
+    int32_t draft_len = sp->options.draft_max_len;
+    int32_t longest = v->max_len < draft_len ? v->max_len : draft_len;
     int32_t room = longest - seq->n_known - 1;
     k = asked >= 0 && asked < k ? asked : k;
     k = left < k ? left : k;
@@ -107,195 +154,67 @@ static int32_t allowed(const struct spec *sp, const struct scheduler *s, const s
     return k > 0 ? k : 0;
 }
 
-int32_t spec_max_drafts(const struct spec *sp, int32_t n_sequences)
+enum { PAUSE = 32 }; // tokens; chosen: a probe costs 3 % at worst
+
+/* Where drafts were not worth it, it is looked again after a while. */
+static void pause(struct spec_trust *trust, bool busy)
 {
-    int32_t n = n_sequences < sp->max_batch ? n_sequences : sp->max_batch;
-    int32_t chains = sp->k * n;
-    return sp->method == SPEC_TREE && 2 * sp->budget > chains ? 2 * sp->budget : chains;
-}
-
-const int32_t *spec_known_tokens(struct scheduler *s, const struct sequence *seq)
-{
-    memcpy(s->known, seq->request->prompt, (size_t)seq->n_prompt * sizeof *s->known);
-    memcpy(s->known + seq->n_prompt, seq->output->tokens,
-           (size_t)sequence_generated(seq) * sizeof *s->known);
-    return s->known;
-}
-
-/* ---- proposals ---------------------------------------------------------------------------- */
-
-enum { PAUSE = 32, LONG_LAG = 64 }; // tokens; chosen: a probe costs 3 % at worst
-
-static void propose_ngram(struct spec *sp, struct scheduler *s, struct sequence *seq, int32_t k)
-{
-    seq->n_drafts = spec_ngram(spec_known_tokens(s, seq), seq->n_known, sp->min_n, sp->max_n, k,
-                               seq->drafts);
-    seq->drafts_on_device = false;
-    if (sp->rejection == REJECT_SYNTHETIC && seq->n_drafts == 0) { // anything will do
-        for (seq->n_drafts = 0; seq->n_drafts < k; seq->n_drafts++) {
-            seq->drafts[seq->n_drafts] = sequence_token(seq, seq->n_known - 1);
-        }
+    if (trust->pause > 0) {
+        trust->pause--;
+    } else {
+        trust->pause = busy ? 0 : PAUSE;
     }
-    if (seq->n_drafts == 0) {
-        seq->spec_pause = 2; // nothing to copy from here: look again soon
+    trust->doubt *= trust->pause == 1 ? 0.7f : 1.0f;
+}
+
+static void consider(const struct spec *sp, const struct spec_view *v, struct spec_candidate *c)
+{
+    int32_t k = sp->busy || c->trust->pause > 0 ? 0 : allowed(sp, v, c->seq);
+    float doubt = spec_doubt_of(&sp->learnt, c->trust);
+    c->depth = k > 0 ? best_depth(sp, v->n_running, 1.0f - doubt, k) : 0;
+    c->trust->doubt = doubt;
+    c->proposal->n_drafts = 0;
+    c->proposal->waits_for_token = c->depth > 0;
+    if (c->depth == 0) {
+        pause(c->trust, sp->busy);
     }
 }
 
-/* Only a draft model that has nearly caught up can draft in the same step; `rows` is what the
- * step's first draft pass has to feed already. */
-static int32_t propose_model(struct spec *sp, struct scheduler *s, struct sequence *seq, int32_t k,
-                             int32_t rows)
+void spec_consider(struct spec *sp, struct spec_view *v)
 {
-    int32_t lag = seq->n_known - seq->draft_computed;
-    int32_t can = holdings_draft_rows(s, seq, seq->n_known);
-    lag = seq->n_known - seq->draft_computed;
-    if (can < lag || lag > LONG_LAG || rows + lag > s->limits.max_rows) {
-        return 0;
-    }
-    bool judged = sp->rejection == REJECT_PROBABILISTIC && seq->request->params.temperature > 0.0f;
-    int32_t n_laws = judged ? laws_of(sp, k) : 0;
-    if (sp->n_laws + n_laws > sp->max_laws) {
-        return 0;
-    }
-    seq->n_drafts = sp->method == SPEC_TREE && sp->grows_now ? spec_tree_most(sp, k, s->n_running)
-                                                             : k + seq->n_beside;
-    seq->draft_depth = k;
-    seq->drafts_on_device = true;
-    seq->law = judged ? 1 + sp->n_laws : 0;
-    sp->n_laws += n_laws;
-    return lag;
-}
-
-/* What others' drafts were worth speaks for those of a new sequence, but never against trying. */
-static float doubt_of(const struct spec *sp, const struct sequence *seq)
-{
-    float first = sp->doubt < SPEC_START_DOUBT ? sp->doubt : SPEC_START_DOUBT;
-    return seq->spec_doubt < 0.0f ? first : seq->spec_doubt;
-}
-
-static bool decodes(const struct sequence *seq)
-{
-    return seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt - 1;
-}
-
-static int32_t depth_of(const struct spec *sp, const struct scheduler *s, const struct sequence *seq)
-{
-    int32_t k = seq->spec_pause > 0 ? 0 : allowed(sp, s, seq);
-    return k > 0 ? best_depth(sp, s->n_running, 1.0f - doubt_of(sp, seq), k) : 0;
-}
-
-/* What the user has said of the shape: 1: the host grows trees, 0: it does not. -1: it is measured. */
-static int32_t told_to_grow(const struct spec *sp)
-{
-    bool chain = sp->n_expansion > 0 && sp->n_models == 1 && !sp->lookup;
-    for (int32_t d = 0; d < sp->n_expansion; d++) {
-        chain = chain && sp->expansion[d] == 1;
-    }
-    if (chain) {
-        return 0;
-    }
-    if (sp->n_expansion > 0 || sp->lookup || sp->n_models > 1) {
-        return 1;
-    }
-    // What is judged must not have been chosen by what it is: then the tree is laid out before.
-    bool judged = sp->rejection == REJECT_PROBABILISTIC;
-    return judged ? 0 : sp->fixed || sp->target_cost[0] <= 0.0f ? 1 : -1;
-}
-
-/* A comb for every sequence that decodes, within the budget; and whether grown trees are better. */
-static void plan_trees(struct spec *sp, struct scheduler *s)
-{
-    struct spec_plan all = {0};
-    int32_t nodes = 0, rows = 0, deepest = 0, told = told_to_grow(sp);
-    for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
-        int32_t k = decodes(seq) ? depth_of(sp, s, seq) : 0;
-        seq->n_beside = 0;
-        if (k == 0) {
-            rows += decodes(seq);
-            all.tokens += (float)decodes(seq);
-            continue;
-        }
-        int32_t share = sp->budget / (s->n_running > 0 ? s->n_running : 1);
-        int32_t left = sp->budget - nodes < share ? sp->budget - nodes : share;
-        int32_t most = sp->n_expansion > 0 || left < k ? 0 : left - k;
-        struct spec_plan p = spec_plan_comb(sp, s->n_running, 1.0f - doubt_of(sp, seq), k, most);
-        seq->n_beside = p.beside;
-        nodes += p.beside > 0 ? k + p.beside : 0;
-        rows += 1 + k + p.beside;
-        deepest = k > deepest ? k : deepest;
-        all.tokens += p.tokens;
-        all.ends += p.ends;
-    }
-    sp->plan_seconds = all.seconds = (float)deepest * spec_cost(sp->draft_cost, s->n_running) +
-                                     spec_cost(sp->target_cost, rows > 0 ? rows : 1);
-    sp->grows_now = told >= 0 ? told : deepest > 0 && spec_worth_growing(sp, &all);
-    if (told < 0 && deepest > 0 && !sp->grows_now) {
-        spec_forget(sp);
+    sp->busy = v->n_running > sp->options.max_batch;
+    for (int32_t i = 0; i < v->n; i++) {
+        consider(sp, v, &v->seqs[i]);
     }
 }
 
-void spec_propose(struct spec *sp, struct scheduler *s)
+/* ---- the proposer's turn ------------------------------------------------------------------ */
+
+void spec_propose(struct spec *sp, const struct spec_view *v)
 {
-    if (sp->method == SPEC_NONE) {
-        return;
+    if (!sp->busy) {
+        sp->proposer->propose(sp, v);
     }
-    bool busy = s->n_running > sp->max_batch;
-    sp->drafts_now = sp->n_models > 0 && !busy;
-    if (sp->method == SPEC_TREE && !busy) {
-        plan_trees(sp, s);
-    }
-    int32_t rows = 0;
-    sp->n_laws = 0; // steps run in order: one's are done with before the next one's are written
-    for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
-        if (!decodes(seq)) {
-            continue;
-        }
-        seq->n_drafts = 0;
-        int32_t k = busy ? 0 : depth_of(sp, s, seq);
-        seq->spec_doubt = doubt_of(sp, seq);
-        if (k == 0) { // look again after a while, if it was not worth it
-            seq->spec_pause = seq->spec_pause > 0 ? seq->spec_pause - 1 : busy ? 0 : PAUSE;
-            seq->spec_doubt *= seq->spec_pause == 1 ? 0.7f : 1.0f;
-            seq->waits_for_token = false;
-            continue;
-        }
-        seq->waits_for_token = true;
-        if (seq->n_inflight > 0 || seq->n_computed != seq->n_known - 1) {
-            continue;
-        }
-        if (sp->method == SPEC_NGRAM) {
-            propose_ngram(sp, s, seq, k);
-        } else {
-            rows += propose_model(sp, s, seq, k, rows);
-        }
-    }
+}
+
+enum spec_passes spec_passes(const struct spec *sp)
+{
+    bool any = sp->proposer && sp->proposer->passes && !sp->busy;
+    return any ? sp->proposer->passes(sp) : SPEC_NO_PASSES;
 }
 
 bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draft, int32_t drawn)
 {
-    if (sp->rejection != REJECT_SYNTHETIC) {
+    if (sp->options.rejection != REJECT_SYNTHETIC) {
         return draft == drawn;
     }
     uint64_t seed = seq->request->params.seed + (uint64_t)seq->sample;
-    return rng_uniform(rng_bits(seed, seq->n_known, RNG_ACCEPT, 0)) < (double)sp->synthetic_rate;
+    double u = rng_uniform(rng_bits(seed, seq->n_known, RNG_ACCEPT, 0));
+    return u < (double)sp->options.synthetic_rate;
 }
 
-void spec_count(struct spec *sp, int32_t n_drafts, int32_t n_accepted)
+void spec_observe(struct spec *sp, const struct spec_trial *t)
 {
-    sp->n_drafts += n_drafts > 0;
-    sp->n_draft_tokens += n_drafts;
-    sp->n_accepted += n_accepted;
-    for (int32_t i = 0; i < n_accepted; i++) {
-        sp->accepted_per_pos[i]++;
-    }
-}
-
-void spec_learn(struct spec *sp, struct sequence *seq, int32_t n, int32_t right)
-{
-    // Each right draft, and the first wrong one, is a trial of the acceptance.
-    for (int32_t i = 0; i < n && i <= right; i++) {
-        float wrong = i < right ? 0.0f : 1.0f;
-        seq->spec_doubt += 0.1f * (wrong - seq->spec_doubt);
-        sp->doubt += 0.02f * (wrong - sp->doubt);
-    }
+    spec_count(&sp->learnt, t->n_drafts, t->n_right);
+    sp->proposer->observe(sp, t);
 }

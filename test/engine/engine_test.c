@@ -262,7 +262,7 @@ TEST(siblings_store_the_prompt_once_and_draw_each_their_own)
     int32_t most = 0;
     for (int32_t turn = 0; turn < 200 && b.n_done < 1; turn++) {
         engine_turn(b.e);
-        int32_t held = 200 - kv_pool_available(&b.e->scheduler.pool);
+        int32_t held = 200 - holdings_available(&b.e->scheduler.holdings);
         most = held > most ? held : most;
         engine_drain(b.e, on_event, &b);
     }
@@ -293,7 +293,7 @@ TEST(prompt_chunks_and_decodes_share_steps)
     for (int32_t turn = 0; turn < 40; turn++) {
         engine_turn(b.e);
         for (int32_t s = 0; s < N_STEPS; s++) {
-            const struct pass *p = &b.e->steps[s].pass;
+            const struct pass *p = &b.e->steps[s].step.pass;
             mixed = mixed || (p->n_seqs == 2 && p->n_rows == 16);
         }
     }
@@ -397,8 +397,8 @@ static struct cost cost_of(const char *config, int32_t asked)
     }
     for (; c.turns < 1000 && b.n_done < 8; c.turns++) {
         engine_turn(b.e);
-        const struct step *st = &b.e->steps[(b.e->next_slot + N_STEPS - 1) % N_STEPS];
-        c.draft_passes += st->n_draft_passes;
+        const struct planned_step *ps = &b.e->steps[(b.e->next_slot + N_STEPS - 1) % N_STEPS];
+        c.draft_passes += ps->step.n_draft_passes;
         engine_drain(b.e, on_event, &b);
     }
     struct engine_stats s;
@@ -445,22 +445,22 @@ static struct shapes shapes_of(bool perfect, float grow_seconds)
         return n;
     }
     for (int32_t i = 0; i < SPEC_COST_POINTS; i++) { // 32 rows cost twice as much as one
-        b.e->spec.target_cost[i] = 1.0f + (float)((1 << i) - 1) / 31.0f;
-        b.e->spec.draft_cost[i] = 0.001f;
+        b.e->spec.costs.target[i] = 1.0f + (float)((1 << i) - 1) / 31.0f;
+        b.e->spec.costs.draft[i] = 0.001f;
     }
     struct test_request *q = make(0, 0, 10, 120);
     submit(&b, q);
     for (int32_t turn = 0; turn < 1000 && b.n_done < 1; turn++) {
-        b.e->spec.grow_seconds = grow_seconds;
+        b.e->spec.learnt.grow_seconds = grow_seconds;
         int32_t steps = b.control.n_steps;
         engine_turn(b.e);
-        const struct step *st = &b.e->steps[(b.e->next_slot + N_STEPS - 1) % N_STEPS];
-        if (b.control.n_steps > steps && st->n_draft_passes > 1) {
-            n.chains += st->grove.n_trees == 0;
-            n.combs += st->grove.n_trees > 0;
+        const struct planned_step *ps = &b.e->steps[(b.e->next_slot + N_STEPS - 1) % N_STEPS];
+        if (b.control.n_steps > steps && ps->step.n_draft_passes > 1) {
+            n.chains += ps->grove.n_trees == 0;
+            n.combs += ps->grove.n_trees > 0;
             CHECK_EQ(b.control.n_steps, steps + 1); // no look in between
         } else {
-            n.grown += st->grove.n_trees > 0 && b.control.n_steps > steps + 1;
+            n.grown += ps->grove.n_trees > 0 && b.control.n_steps > steps + 1;
         }
         engine_drain(b.e, on_event, &b);
     }

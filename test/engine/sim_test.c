@@ -50,6 +50,7 @@ static struct engine_options options_of(struct sim *s)
     o.max_model_len = MAX_PROMPT + MAX_OUT;
     o.enable_prefix_caching = draw(s, 5) != 0;
     o.enable_chunked_prefill = draw(s, 5) != 0;
+    o.prefix_overtake_tokens = draw(s, 3) == 0 ? 0 : 1 << draw(s, 12);
     static const char *const specs[] = {
         NULL, "{\"method\":\"ngram\",\"num_speculative_tokens\":3,\"prompt_lookup_min\":1}",
         "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","

@@ -118,8 +118,8 @@ TEST(a_draft_that_equals_the_target_gives_depth_plus_one_tokens_a_step)
         REQUIRE(b);
         submit(b, 0, 10, 1 + 5 * 20);
         run(b, 1);
-        CHECK_EQ(b->e->spec.n_drafts, 20); // steps
-        CHECK_EQ(b->e->spec.n_accepted, 80);
+        CHECK_EQ(b->e->spec.learnt.n_drafts, 20); // steps
+        CHECK_EQ(b->e->spec.learnt.n_accepted, 80);
         CHECK_EQ(b->requests[0].r.n_accepted, 80);
         stop(b);
     }
@@ -138,21 +138,21 @@ TEST(a_comb_is_drafted_without_a_look_at_it)
         int32_t n_combs = 0;
         for (int32_t i = 0; i < 2000 && b->n_done < 1; i++) {
             turn(b);
-            const struct step *st = &b->e->steps[(b->e->next_slot + N_STEPS - 1) % N_STEPS];
-            for (int32_t k = 0; k < st->grove.n_trees; k++) {
-                const struct spec_tree *t = &st->grove.trees[k];
-                n_combs += t->planned && t->n_rows == 10 && st->n_draft_passes == 4;
+            const struct planned_step *ps = &b->e->steps[(b->e->next_slot + N_STEPS - 1) % N_STEPS];
+            for (int32_t k = 0; k < ps->grove.n_trees; k++) {
+                const struct spec_tree *t = &ps->grove.trees[k];
+                n_combs += t->planned && t->n_rows == 10 && ps->step.n_draft_passes == 4;
             }
         }
         run(b, 1);
         const struct spec *sp = &b->e->spec;
         CHECK(n_combs > 15 && b->control.n_steps == b->e->n_steps); // one submission a step
-        CHECK_EQ(sp->n_accepted + sp->n_drafts >= 99, true);
+        CHECK_EQ(sp->learnt.n_accepted + sp->learnt.n_drafts >= 99, true);
         if (perfect) {
-            CHECK_EQ(sp->n_drafts, 20);
-            CHECK_EQ(sp->n_accepted, 80);
+            CHECK_EQ(sp->learnt.n_drafts, 20);
+            CHECK_EQ(sp->learnt.n_accepted, 80);
         } else { // every spine's end has a sibling that is right
-            CHECK(sp->n_accepted > sp->n_drafts && b->control.n_moves > 0);
+            CHECK(sp->learnt.n_accepted > sp->learnt.n_drafts && b->control.n_moves > 0);
         }
         stop(b);
     }
@@ -169,13 +169,13 @@ TEST(emitted_tokens_are_accepted_ones_and_one_a_step)
     const struct spec *sp = &b->e->spec;
     int64_t sum = 0;
     for (int32_t i = 0; i < MAX_DRAFTS; i++) {
-        sum += sp->accepted_per_pos[i];
+        sum += sp->learnt.accepted_per_pos[i];
     }
-    CHECK_EQ(sum, sp->n_accepted);
+    CHECK_EQ(sum, sp->learnt.n_accepted);
     // The first came from the prompt, and a last one alone needs no drafts.
-    CHECK(sp->n_drafts + sp->n_accepted == 99 || sp->n_drafts + sp->n_accepted == 98);
-    CHECK(sp->n_draft_tokens > 6 * sp->n_drafts && sp->n_draft_tokens <= 12 * sp->n_drafts);
-    CHECK(2 * sp->n_accepted > sp->n_drafts && b->control.n_moves > 0);
+    CHECK(sp->learnt.n_drafts + sp->learnt.n_accepted == 99 || sp->learnt.n_drafts + sp->learnt.n_accepted == 98);
+    CHECK(sp->learnt.n_draft_tokens > 6 * sp->learnt.n_drafts && sp->learnt.n_draft_tokens <= 12 * sp->learnt.n_drafts);
+    CHECK(2 * sp->learnt.n_accepted > sp->learnt.n_drafts && b->control.n_moves > 0);
     stop(b);
 }
 
@@ -191,7 +191,7 @@ TEST(a_wider_tree_accepts_more_than_a_chain)
         b->control.garbage = true; // among 11 ids, in any order
         submit(b, 0, 10, 100);
         run(b, 1);
-        accepted[i] = b->e->spec.n_accepted * 100 / b->e->spec.n_drafts;
+        accepted[i] = b->e->spec.learnt.n_accepted * 100 / b->e->spec.learnt.n_drafts;
         stop(b);
     }
     CHECK(accepted[1] > accepted[0]);
@@ -234,7 +234,7 @@ TEST(a_tree_never_reaches_beyond_max_tokens)
         submit(b, 0, 9, n);
         run(b, 1);
         CHECK_EQ(b->requests[0].outputs[0].n_tokens, n);
-        int64_t n_drafted = b->e->spec.n_drafts + b->e->spec.n_accepted;
+        int64_t n_drafted = b->e->spec.learnt.n_drafts + b->e->spec.learnt.n_accepted;
         CHECK(n_drafted == n - 1 || n_drafted == n - 2); // a last one alone needs no drafts
         stop(b);
     }
@@ -251,9 +251,9 @@ TEST(a_request_may_only_lower_the_depth)
         b->requests[0].r.n = 1;
         submit(b, 0, 9, 61);
         run(b, 1);
-        int64_t steps = b->e->spec.n_drafts;
-        CHECK_EQ(want[i] == 0 ? steps == 0 : b->e->spec.n_accepted == want[i] * steps, true);
-        CHECK_EQ(b->e->spec.accepted_per_pos[want[i]], 0);
+        int64_t steps = b->e->spec.learnt.n_drafts;
+        CHECK_EQ(want[i] == 0 ? steps == 0 : b->e->spec.learnt.n_accepted == want[i] * steps, true);
+        CHECK_EQ(b->e->spec.learnt.accepted_per_pos[want[i]], 0);
         stop(b);
     }
 }
@@ -270,7 +270,7 @@ TEST(prompts_restores_and_trees_share_steps)
         }
         turn(b);
         for (int32_t k = 0; k < N_STEPS; k++) {
-            const struct pass *p = &b->e->steps[k].pass;
+            const struct pass *p = &b->e->steps[k].step.pass;
             bool tree = false, chunk = false;
             for (int32_t s = 0; s < p->n_seqs; s++) {
                 tree = tree || p->seqs[s].tree;
@@ -296,10 +296,10 @@ TEST(the_budget_is_that_of_the_step)
     for (int32_t i = 0; i < 200 && b->n_done < 6; i++) {
         turn(b);
         for (int32_t k = 0; k < N_STEPS; k++) {
-            const struct step *st = &b->e->steps[k];
+            const struct planned_step *ps = &b->e->steps[k];
             int32_t nodes = 0;
-            for (int32_t s = 0; s < st->pass.n_seqs; s++) {
-                nodes += st->pass.seqs[s].tree ? st->pass.seqs[s].n_rows - 1 : 0;
+            for (int32_t s = 0; s < ps->step.pass.n_seqs; s++) {
+                nodes += ps->step.pass.seqs[s].tree ? ps->step.pass.seqs[s].n_rows - 1 : 0;
             }
             most = nodes > most ? nodes : most;
         }
@@ -342,11 +342,11 @@ TEST(beyond_the_drafts_own_length_the_answer_goes_on_without_trees)
 {
     struct bed *b = start(TREE("\"num_speculative_tokens\":4,\"fixed\":true"), 100);
     REQUIRE(b);
-    b->e->spec.draft_max_len = 40;
+    b->e->spec.options.draft_max_len = 40;
     submit(b, 0, 10, 100);
     run(b, 1);
     CHECK_EQ(b->requests[0].outputs[0].n_tokens, 100);
-    CHECK(b->e->spec.n_accepted > 15 && b->e->spec.n_accepted < 30);
+    CHECK(b->e->spec.learnt.n_accepted > 15 && b->e->spec.learnt.n_accepted < 30);
     stop(b);
 }
 

@@ -38,7 +38,7 @@ static void keep_slots(struct bed *b, int32_t set, const struct sequence *q, int
     int32_t size = s->limits.block_tokens;
     end = end < q->n_blocks * size ? end : q->n_blocks * size;
     for (int32_t pos = first; pos < end; pos++) {
-        b->keep[set][scheduler_blocks(s, q)[pos / size] * size + pos % size] = true;
+        b->keep[set][holdings_blocks(&s->holdings, q)[pos / size] * size + pos % size] = true;
     }
 }
 
@@ -56,13 +56,13 @@ static void find_kept(struct bed *b, int32_t n_sets)
     for (int32_t set = 0; set < n_sets; set++) {
         memset(b->keep[set], 0, n);
         for (int32_t i = 0; i < s->limits.n_blocks; i++) {
-            bool valid = s->cache.nodes[i].state == NODE_VALID;
-            if (set == 0 ? valid : s->draft_valid[i]) {
+            bool valid = s->holdings.cache.nodes[i].state == NODE_VALID;
+            if (set == 0 ? valid : s->holdings.draft_valid[i]) {
                 keep_block(b, set, i);
             }
         }
-        for (int32_t i = 0; i < s->n_pending_copies; i++) { // taken by the next step
-            keep_block(b, set, s->pending_copies[i].from);
+        for (int32_t i = 0; i < s->holdings.n_pending_copies; i++) { // taken by the next step
+            keep_block(b, set, s->holdings.pending_copies[i].from);
         }
     }
     for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {
@@ -156,7 +156,7 @@ static struct bed *run(const char *config, int32_t n_ranks, bool poisoned)
     for (int32_t set = 0; set < MAX_KV_SETS; set++) {
         b->keep[set] = xcalloc(N_BLOCKS * BLOCK, sizeof(bool));
     }
-    int32_t n_sets = 1 + b->e->spec.n_models;
+    int32_t n_sets = 1 + b->e->spec.options.n_models;
     for (int32_t turn = 0; turn < 3000 && b->n_done < N; turn++) {
         if (turn % 2 == 0 && turn / 2 < N) {
             make_request(b, turn / 2);

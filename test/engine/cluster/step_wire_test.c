@@ -10,10 +10,8 @@ static const struct scheduler_limits limits = {
     .max_rows = ROWS, .max_out = OUT, .max_draws = OUT + LANES, .max_lanes = LANES,
     .max_sequences = 8, .max_len = 64, .n_blocks = BLOCKS, .block_tokens = 4,
     .max_blocks_per_lane = 17};
-static const struct spec chain = {.method = SPEC_DRAFT, .k = DRAFTS, .n_models = 1},
-                         tree = {.method = SPEC_TREE, .k = DRAFTS, .n_models = 1};
-static const struct step_bounds bounds = {&limits, VOCAB, &chain}, tree_bounds = {&limits, VOCAB,
-                                                                                 &tree};
+static const struct step_sizes chain = {&limits, VOCAB, 1, DRAFTS, false},
+                               tree = {&limits, VOCAB, 1, DRAFTS, true};
 static struct tree_moves sent_moves, moves;
 
 static enum status decode(struct step *st, const void *bytes, size_t n_bytes)
@@ -21,7 +19,7 @@ static enum status decode(struct step *st, const void *bytes, size_t n_bytes)
     struct err err;
     bool level;
     st->begun = false;
-    return step_decode(st, &moves, &level, &bounds, bytes, n_bytes, &err);
+    return step_decode(st, &moves, &level, &chain, bytes, n_bytes, &err);
 }
 
 static const int32_t blocks[] = {3, 19, 0}, prompt[] = {1, 2, 49}, generated[] = {7};
@@ -31,7 +29,7 @@ static uint64_t mask[ROWS * TREE_MASK_WORDS];
 
 static void fill(struct step *st)
 {
-    step_init(st, 1, &limits, &chain);
+    step_init(st, 1, &chain);
     if (!moves.paths) {
         tree_moves_init(&moves, &limits);
         tree_moves_init(&sent_moves, &limits);
@@ -61,8 +59,8 @@ static void fill(struct step *st)
     p->n_bad_words = 2;
     p->bad_word_tokens = bad;
     st->lanes[1] = (struct lane_update){.lane = 3, .n_blocks = 1, .blocks = blocks};
-    st->plan.n_copies = 1;
-    st->plan.copies[0] = (struct block_copy){4, 5};
+    st->n_copies = 1;
+    st->copies[0] = (struct block_copy){4, 5};
     st->pass = (struct pass){.n_rows = 3, .rows = st->rows, .n_seqs = 2, .seqs = st->seqs,
                              .n_groups = 1, .groups = st->groups, .n_out = 2,
                              .out_rows = st->out_rows, .n_draws = 1, .draws = st->draws,
@@ -97,7 +95,7 @@ TEST(a_step_arrives_as_it_was_sent)
     struct step sent, got;
     struct buf first, second;
     fill(&sent);
-    step_init(&got, 1, &limits, &chain);
+    step_init(&got, 1, &chain);
     buf_init(&first, 1 << 20);
     buf_init(&second, 1 << 20);
     step_encode(&sent, NULL, &first);
@@ -131,26 +129,26 @@ TEST(a_level_of_a_tree_comes_before_its_step)
     struct err err;
     bool level;
     fill(&sent);
-    step_init(&got, 1, &limits, &tree);
+    step_init(&got, 1, &tree);
     buf_init(&b, 1 << 20);
     step_encode(&sent, &sent.draft[0].pass, &b);
     // Only an engine that grows trees takes one.
     got.begun = false;
-    CHECK_EQ(step_decode(&got, &moves, &level, &bounds, b.data, b.n_bytes, &err), ERR_FORMAT);
+    CHECK_EQ(step_decode(&got, &moves, &level, &chain, b.data, b.n_bytes, &err), ERR_FORMAT);
     got.begun = false;
-    REQUIRE(step_decode(&got, &moves, &level, &tree_bounds, b.data, b.n_bytes, &err) == OK);
+    REQUIRE(step_decode(&got, &moves, &level, &tree, b.data, b.n_bytes, &err) == OK);
     CHECK(level && !got.begun);
-    CHECK_EQ(got.tree.pass.n_rows, 1);
-    CHECK_EQ(got.tree.rows[0].token, 5);
+    CHECK_EQ(got.level.pass.n_rows, 1);
+    CHECK_EQ(got.level.rows[0].token, 5);
     // The rest of the step brings no lanes again, and is no beginning.
     buf_clear(&b);
     sent.begun = true;
     step_encode(&sent, NULL, &b);
     got.begun = true;
-    CHECK_EQ(step_decode(&got, &moves, &level, &tree_bounds, b.data, b.n_bytes, &err), OK);
+    CHECK_EQ(step_decode(&got, &moves, &level, &tree, b.data, b.n_bytes, &err), OK);
     CHECK(!level && got.begun);
     got.begun = false;
-    CHECK_EQ(step_decode(&got, &moves, &level, &tree_bounds, b.data, b.n_bytes, &err), ERR_FORMAT);
+    CHECK_EQ(step_decode(&got, &moves, &level, &tree, b.data, b.n_bytes, &err), ERR_FORMAT);
     buf_deinit(&b);
     step_deinit(&sent);
     step_deinit(&got);
@@ -161,7 +159,7 @@ TEST(a_step_that_was_cut_or_lengthened_is_refused)
     struct step sent, got;
     struct buf b;
     fill(&sent);
-    step_init(&got, 1, &limits, &chain);
+    step_init(&got, 1, &chain);
     buf_init(&b, 1 << 20);
     step_encode(&sent, NULL, &b);
     for (size_t n = 0; n < b.n_bytes; n++) {
@@ -203,7 +201,7 @@ TEST(any_word_changed_is_refused_or_within_bounds)
     struct buf b;
     int32_t refused = 0, taken = 0;
     fill(&sent);
-    step_init(&got, 1, &limits, &chain);
+    step_init(&got, 1, &chain);
     buf_init(&b, 1 << 20);
     step_encode(&sent, NULL, &b);
     static const int32_t values[] = {0, -1, 1, 2, 7, 1 << 20, INT32_MAX, INT32_MIN};

@@ -57,18 +57,19 @@ TEST(what_cannot_be_obeyed_is_refused_by_name)
 TEST(what_is_left_out_has_its_default)
 {
     struct spec *sp = xcalloc(1, sizeof *sp);
+    const struct spec_options *o = &sp->options;
     struct err err;
     CHECK_EQ(spec_init(sp, NULL, &err), OK);
-    CHECK_EQ(sp->method, SPEC_NONE);
+    CHECK(!sp->proposer);
     CHECK_EQ(spec_init(sp, "{\"method\":\"ngram\"}", &err), OK);
-    CHECK(sp->method == SPEC_NGRAM && sp->k == 4 && sp->min_n == 2 && sp->max_n == 5);
-    CHECK(sp->max_batch == 32 && sp->draft_ranks == 1 && !sp->fixed);
+    CHECK(sp->proposer == &proposer_ngram && o->k == 4 && o->min_n == 2 && o->max_n == 5);
+    CHECK(o->max_batch == 32 && o->draft_ranks == 1 && !o->fixed);
     CHECK_EQ(spec_init(sp, "{\"method\":\"ngram\",\"prompt_lookup_min\":7}", &err), OK);
-    CHECK(sp->min_n == 7 && sp->max_n == 7);
+    CHECK(o->min_n == 7 && o->max_n == 7);
     CHECK_EQ(spec_init(sp, "{\"method\":\"ngram\",\"prompt_lookup_max\":1}", &err), OK);
-    CHECK(sp->min_n == 1 && sp->max_n == 1);
+    CHECK(o->min_n == 1 && o->max_n == 1);
     CHECK_EQ(spec_init(sp, "{\"model\":\"m\",\"draft_tensor_parallel_size\":2}", &err), OK);
-    CHECK(sp->method == SPEC_DRAFT && sp->n_models == 1 && sp->draft_ranks == 2);
+    CHECK(sp->proposer == &proposer_draft_model && o->n_models == 1 && o->draft_ranks == 2);
     free(sp);
 }
 

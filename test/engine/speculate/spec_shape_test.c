@@ -1,5 +1,7 @@
 /* Combs: how many siblings pay by a cost curve, where they lie, what is learnt of them, and when the host
  * had better grow trees. */
+#include "engine/speculate/shape.h"
+#include "engine/speculate/spec.h"
 #include "engine/speculate/tree.h"
 #include "test/check.h"
 
@@ -13,8 +15,8 @@ static struct spec open_spec(float row)
     CHECK_EQ(spec_init(&sp, "{\"method\":\"tree\",\"model\":\"m\",\"num_speculative_tokens\":8}", &err),
              OK);
     for (int32_t i = 0; i < SPEC_COST_POINTS; i++) {
-        sp.target_cost[i] = 1.0f + (float)((1 << i) - 1) * row;
-        sp.draft_cost[i] = 0.02f;
+        sp.costs.target[i] = 1.0f + (float)((1 << i) - 1) * row;
+        sp.costs.draft[i] = 0.02f;
     }
     return sp;
 }
@@ -28,13 +30,13 @@ TEST(siblings_lie_where_spines_end_most_often)
         CHECK(beside[d] <= beside[d - 1]);
     }
     CHECK_EQ(beside[0] + beside[1] + beside[2] + beside[3], 5);
-    CHECK(beside[0] >= 2 && beside[0] <= sp.width - 1);
+    CHECK(beside[0] >= 2 && beside[0] <= sp.options.width - 1);
     spec_lay_beside(&sp, 0.98f, 4, 4, beside); // nearly alike: one beside each
     for (int32_t d = 0; d < 4; d++) {
         CHECK_EQ(beside[d], 1);
     }
     spec_lay_beside(&sp, 0.5f, 2, 100, beside); // no more than there is room for
-    CHECK_EQ(beside[0] + beside[1], 2 * (sp.width - 1));
+    CHECK_EQ(beside[0] + beside[1], 2 * (sp.options.width - 1));
     CHECK_EQ(beside[2], 0);
 }
 
@@ -42,10 +44,10 @@ TEST(a_comb_has_siblings_only_where_their_rows_pay)
 {
     struct spec free_rows = open_spec(0.0f), dear = open_spec(0.5f), some = open_spec(0.01f);
     struct spec_plan p = spec_plan_comb(&free_rows, 1, 0.6f, 4, 100);
-    CHECK_EQ(p.beside, 4 * (free_rows.width - 1));
+    CHECK_EQ(p.beside, 4 * (free_rows.options.width - 1));
     CHECK_EQ(spec_plan_comb(&dear, 1, 0.6f, 4, 100).beside, 0);
     int32_t unsure = spec_plan_comb(&some, 1, 0.5f, 6, 100).beside;
-    CHECK(unsure > 0 && unsure < 6 * (some.width - 1));
+    CHECK(unsure > 0 && unsure < 6 * (some.options.width - 1));
     CHECK_EQ(spec_plan_comb(&some, 1, 0.99f, 6, 100).beside, 0); // a chain
     CHECK_EQ(spec_plan_comb(&some, 1, 0.5f, 6, 2).beside, 2);
     CHECK(spec_plan_comb(&some, 16, 0.5f, 6, 100).beside <= unsure); // each row is 16
@@ -61,19 +63,27 @@ TEST(grown_trees_must_earn_the_hosts_look)
     struct spec sp = open_spec(0.01f);
     struct spec_plan unsure = spec_plan_comb(&sp, 1, 0.4f, 4, 100);
     struct spec_plan sure = spec_plan_comb(&sp, 1, 0.99f, 4, 100);
-    sp.grow_gain = 1.0f;
-    sp.grow_seconds = 0.1f;
+    sp.learnt.grow_gain = 1.0f;
+    sp.learnt.grow_seconds = 0.1f;
     CHECK(spec_worth_growing(&sp, &unsure));
     CHECK(!spec_worth_growing(&sp, &sure));
-    sp.grow_seconds = 2.0f;
+    sp.learnt.grow_seconds = 2.0f;
     CHECK(!spec_worth_growing(&sp, &unsure));
-    sp.grow_seconds = 0.1f;
-    sp.grow_gain = 0.0f;
+    sp.learnt.grow_seconds = 0.1f;
+    sp.learnt.grow_gain = 0.0f;
     CHECK(!spec_worth_growing(&sp, &unsure));
     for (int32_t i = 0; i < 4000; i++) { // and are tried again in the end
-        spec_forget(&sp);
+        spec_forget(&sp.learnt);
     }
     CHECK(spec_worth_growing(&sp, &unsure));
+}
+
+static void judge(struct spec *sp, const struct spec_tree *t, struct sequence *seq,
+                  const int32_t *path, int32_t n_right, bool cut)
+{
+    spec_observe(sp, &(struct spec_trial){.trust = &seq->trust, .seq = seq, .tree = t,
+                                          .n_drafts = t->n_rows - 1, .path = path,
+                                          .n_right = n_right, .cut = cut});
 }
 
 /* A comb of two levels with two siblings each, judged: what stood is learnt, what was not reached is
@@ -82,7 +92,7 @@ TEST(what_is_judged_is_learnt_and_no_more)
 {
     struct spec sp = open_spec(0.01f);
     static struct spec_tree t;
-    struct sequence seq = {.spec_doubt = 0.3f};
+    struct sequence seq = {.trust.doubt = 0.3f};
     const struct draw_result first = {.token = 10, .n_top = 2, .top_ids = {11, 12}},
                              second = {.token = 20, .n_top = 2, .top_ids = {21, 22}};
     tree_begin(&t, &seq, 1);
@@ -97,19 +107,19 @@ TEST(what_is_judged_is_learnt_and_no_more)
     CHECK_EQ(tree_next(&t, 0, 12), 4);
     CHECK_EQ(tree_next(&t, 1, 21), 5);
     CHECK_EQ(tree_next(&t, 0, 21), -1);
-    float before[2] = {sp.rescue[0], sp.rescue[1]};
+    float before[2] = {sp.learnt.rescue[0], sp.learnt.rescue[1]};
     const int32_t rescued[] = {1, 6};
-    spec_learn_tree(&sp, &t, rescued, 2, false); // the spine stood once, then its second sibling
-    CHECK(sp.rescue[1] > before[1] && sp.rescue[0] < before[0]);
-    CHECK_NEAR(seq.spec_doubt, 0.3 * 0.9 * 0.9 + 0.1, 1e-5); // one right, one wrong
-    memcpy(before, sp.rescue, sizeof before);
-    seq.spec_doubt = 0.3f;
+    judge(&sp, &t, &seq, rescued, 2, false); // the spine stood once, then its second sibling
+    CHECK(sp.learnt.rescue[1] > before[1] && sp.learnt.rescue[0] < before[0]);
+    CHECK_NEAR(seq.trust.doubt, 0.3 * 0.9 * 0.9 + 0.1, 1e-5); // one right, one wrong
+    memcpy(before, sp.learnt.rescue, sizeof before);
+    seq.trust.doubt = 0.3f;
     const int32_t spine[] = {1};
-    spec_learn_tree(&sp, &t, spine, 1, true); // a stop: the rest was not judged
-    CHECK_NEAR(seq.spec_doubt, 0.27, 1e-5);
-    CHECK(sp.rescue[0] == before[0] && sp.rescue[1] == before[1]);
-    spec_learn_tree(&sp, &t, NULL, 0, false); // nothing of it stood
-    CHECK(sp.rescue[0] < before[0] && sp.rescue[1] < before[1]);
+    judge(&sp, &t, &seq, spine, 1, true); // a stop: the rest was not judged
+    CHECK_NEAR(seq.trust.doubt, 0.27, 1e-5);
+    CHECK(sp.learnt.rescue[0] == before[0] && sp.learnt.rescue[1] == before[1]);
+    judge(&sp, &t, &seq, NULL, 0, false); // nothing of it stood
+    CHECK(sp.learnt.rescue[0] < before[0] && sp.learnt.rescue[1] < before[1]);
 }
 
 int main(int argc, char **argv)

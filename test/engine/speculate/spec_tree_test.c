@@ -1,7 +1,9 @@
 /* The shape of token trees: growth, choice over a batch, and the walk. */
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
-#include "engine/speculate/tree.h"
+#include "engine/speculate/grove.h"
+#include "engine/speculate/shape.h"
+#include "engine/speculate/spec.h"
 #include "test/check.h"
 
 enum { TREES = 3, BRANCH = 6 };
@@ -28,12 +30,12 @@ static void open_bed(struct bed *b, const char *config, int32_t n_trees)
     for (int32_t i = 0; i < n_trees; i++) {
         b->requests[i].params = sampling_params_default();
         b->requests[i].params.temperature = 0.0f;
-        b->seqs[i] = (struct sequence){.request = &b->requests[i], .spec_doubt = 0.3f};
+        b->seqs[i] = (struct sequence){.request = &b->requests[i], .trust.doubt = 0.3f};
         b->sure[i] = 1.0f;
         tree_begin(&b->g.trees[i], &b->seqs[i], 5);
         b->g.trees[i].first = 10;
-        b->g.trees[i].depth = b->sp.k;
-        b->g.trees[i].most = spec_tree_most(&b->sp, b->sp.k, n_trees);
+        b->g.trees[i].depth = b->sp.options.k;
+        b->g.trees[i].most = spec_tree_most(&b->sp, b->sp.options.k, n_trees);
     }
 }
 
@@ -73,7 +75,7 @@ static void grow(struct bed *b)
     for (int32_t i = 0; i < b->g.n_trees; i++) {
         expand(b, &b->g.trees[i], 0);
     }
-    for (int32_t level = 1; level < b->sp.k && grove_frontier(&b->sp, &b->g, level) > 0; level++) {
+    for (int32_t level = 1; level < b->sp.options.k && grove_frontier(&b->sp, &b->g, level) > 0; level++) {
         for (int32_t i = 0; i < b->g.n_trees; i++) {
             struct spec_tree *t = &b->g.trees[i];
             for (; t->n_seen < t->n_fed; t->n_seen++) {
@@ -226,8 +228,8 @@ TEST(trees_are_as_large_as_their_rows_are_worth)
                      "\"num_speculative_tokens\":5}", 1);
         for (int32_t p = 0; p < SPEC_COST_POINTS; p++) { // a row costs 0, 5 % and 200 % of a pass
             static const float slope[] = {0.0f, 0.05f, 2.0f};
-            b.sp.target_cost[p] = 1.0f + slope[i] * (float)((1 << p) - 1);
-            b.sp.draft_cost[p] = 0.05f;
+            b.sp.costs.target[p] = 1.0f + slope[i] * (float)((1 << p) - 1);
+            b.sp.costs.draft[p] = 0.05f;
         }
         grow(&b);
         check_tree(&b.g.trees[0]);
@@ -305,8 +307,8 @@ TEST(trees_are_configured_or_refused_with_a_reason)
     }
     CHECK_EQ(spec_init(sp, "{\"method\":\"tree\",\"model\":[\"a\",\"b\"],\"expansion\":[2,2],"
                            "\"num_speculative_tokens\":1}", &err), OK);
-    CHECK_EQ(sp->n_models, 2);
-    CHECK_EQ(sp->k, 1);
+    CHECK_EQ(sp->options.n_models, 2);
+    CHECK_EQ(sp->options.k, 1);
     CHECK_EQ(spec_tree_most(sp, 1, 1), 2);
     free(sp);
 }

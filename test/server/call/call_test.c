@@ -2,6 +2,7 @@
  * sink: one ending, then `over`, then nothing. */
 #include "server/call/format.h"
 
+#include "server/cli/config_load.h"
 #include "test/engine/bed.h"
 
 struct taken {

@@ -1,15 +1,13 @@
-/* --speculative-config: JSON in vLLM's shape. What is not known here is refused, never passed over. */
+/* --speculative-config: JSON in vLLM's shape. What is not known here is refused, never passed
+ * over. */
+#include "engine/speculate/options.h"
+
 #include "engine/speculate/tree.h"
 
 #include "engine/base/json.h"
 
 #include <stdio.h>
 #include <string.h>
-
-static const struct {
-    const char *name;
-    enum spec_method method;
-} methods[] = {{"ngram", SPEC_NGRAM}, {"draft_model", SPEC_DRAFT}, {"tree", SPEC_TREE}};
 
 enum { WHOLE = 100, TEXT_OR_LIST }; // beside the types of JSON
 
@@ -37,13 +35,26 @@ enum { N_KEYS = sizeof keys / sizeof keys[0] };
 static bool has_type(const struct json *j, int type)
 {
     int64_t v;
-    return type == WHOLE          ? json_int64(j, &v)
-           : type == TEXT_OR_LIST ? json_is(j, JSON_STRING) || json_is(j, JSON_ARRAY)
-                                  : json_is(j, (enum json_type)type);
+    switch (type) {
+    case WHOLE: return json_int64(j, &v);
+    case TEXT_OR_LIST: return json_is(j, JSON_STRING) || json_is(j, JSON_ARRAY);
+    default: return json_is(j, (enum json_type)type);
+    }
 }
 
-/* A key misspelt, or a value of another type, must not look as if it had been obeyed. */
-static enum status check_keys(const struct json *j, struct err *err)
+static const char *type_name(int type)
+{
+    switch (type) {
+    case WHOLE: return "a whole number";
+    case TEXT_OR_LIST: return "a folder, or a list of them";
+    case JSON_STRING: return "a string";
+    case JSON_ARRAY: return "a list";
+    case JSON_NUMBER: return "a number";
+    default: return "true or false";
+    }
+}
+
+enum status spec_options_check(const struct json *j, struct err *err)
 {
     if (!json_is(j, JSON_OBJECT)) {
         return err_set(err, ERR_INVALID, "speculative-config: must be a JSON object");
@@ -59,18 +70,13 @@ static enum status check_keys(const struct json *j, struct err *err)
         }
         if (!has_type(c, keys[i].type)) {
             return err_set(err, ERR_INVALID, "speculative-config: %s must be %s", keys[i].name,
-                           keys[i].type == WHOLE          ? "a whole number"
-                           : keys[i].type == TEXT_OR_LIST ? "a folder, or a list of them"
-                           : keys[i].type == JSON_STRING  ? "a string"
-                           : keys[i].type == JSON_ARRAY   ? "a list"
-                           : keys[i].type == JSON_NUMBER  ? "a number"
-                                                          : "true or false");
+                           type_name(keys[i].type));
         }
     }
     return OK;
 }
 
-static enum status read_numbers(struct spec *sp, const struct json *j, struct err *err)
+enum status spec_options_read(struct spec_options *o, const struct json *j, struct err *err)
 {
     int64_t k = json_get_int(j, "num_speculative_tokens", 4);
     int64_t least = json_get_int(j, "prompt_lookup_min", 2);
@@ -90,43 +96,42 @@ static enum status read_numbers(struct spec *sp, const struct json *j, struct er
         return err_set(err, ERR_INVALID, "speculative-config: disable_by_batch_size must be 0 or "
                        "more, draft_tensor_parallel_size 1 or more");
     }
-    sp->k = (int32_t)k;
-    sp->min_n = (int32_t)min_n;
-    sp->max_n = (int32_t)max_n;
-    sp->max_batch = (int32_t)busy;
-    sp->draft_ranks = (int32_t)ranks;
-    sp->fixed = json_get_bool(j, "fixed", false);
-    sp->draft_max_len = INT32_MAX;
-    sp->doubt = SPEC_START_DOUBT;
+    o->k = (int32_t)k;
+    o->min_n = (int32_t)min_n;
+    o->max_n = (int32_t)max_n;
+    o->max_batch = (int32_t)busy;
+    o->draft_ranks = (int32_t)ranks;
+    o->fixed = json_get_bool(j, "fixed", false);
+    o->draft_max_len = INT32_MAX;
     return OK;
 }
 
-/* "model": a folder, or, for a tree, a list of them. */
-static enum status read_models(struct spec *sp, const struct json *j, struct err *err)
+enum status spec_options_read_models(struct spec_options *o, const struct json *j, int32_t most,
+                                     struct err *err)
 {
-    const struct json *one = json_is(j, JSON_ARRAY) ? json_first(j) : j;
-    int32_t most = sp->method == SPEC_TREE ? MAX_DRAFT_MODELS : 1;
-    for (; one && sp->n_models < most; one = one == j ? NULL : json_next(one)) {
+    const struct json *models = json_get(j, "model");
+    const struct json *one = json_is(models, JSON_ARRAY) ? json_first(models) : models;
+    for (; one && o->n_models < most; one = one == models ? NULL : json_next(one)) {
         const char *folder = json_string(one);
-        if (!folder || strlen(folder) >= sizeof sp->models[0]) {
-            sp->n_models = 0;
+        if (!folder || strlen(folder) >= sizeof o->models[0]) {
+            o->n_models = 0;
             break;
         }
-        snprintf(sp->models[sp->n_models++], sizeof sp->models[0], "%s", folder);
+        snprintf(o->models[o->n_models++], sizeof o->models[0], "%s", folder);
     }
-    if (sp->n_models == 0 || one) {
+    if (o->n_models == 0 || one) {
         return err_set(err, ERR_INVALID, "speculative-config: 'model' must name the draft model's "
-                       "folder%s", sp->method == SPEC_TREE ? ", or be a list of up to 3" : "");
+                       "folder%s", most > 1 ? ", or be a list of up to 3" : "");
     }
     return OK;
 }
 
-static enum status read_expansion(struct spec *sp, const struct json *j, struct err *err)
+static enum status read_expansion(struct spec_options *o, const struct json *j, struct err *err)
 {
     const struct json *list = json_get(j, "expansion");
     int64_t nodes = 0, level = 1, k = 0;
     for (const struct json *c = json_first(list); c; c = json_next(c)) {
-        bool fits = json_int64(c, &k) && k >= 1 && k <= 16 && sp->n_expansion < MAX_DRAFTS - 1;
+        bool fits = json_int64(c, &k) && k >= 1 && k <= 16 && o->n_expansion < MAX_DRAFTS - 1;
         level = fits ? level * k : MAX_TREE_NODES;
         nodes += level;
         if (!fits || nodes >= MAX_TREE_NODES) {
@@ -134,35 +139,30 @@ static enum status read_expansion(struct spec *sp, const struct json *j, struct 
                            "numbers of children from 1 to 16, with at most %d nodes together",
                            MAX_DRAFTS - 1, MAX_TREE_NODES - 1);
         }
-        sp->expansion[sp->n_expansion++] = (int32_t)k;
+        o->expansion[o->n_expansion++] = (int32_t)k;
     }
-    if (sp->n_expansion == 0) {
+    if (o->n_expansion == 0) {
         return err_set(err, ERR_INVALID, "speculative-config: expansion must be a list of numbers");
     }
-    int64_t depth = json_get_int(j, "num_speculative_tokens", sp->n_expansion);
-    sp->k = depth < sp->n_expansion ? (int32_t)depth : sp->n_expansion;
-    sp->budget = (int32_t)nodes * 8; // chosen: eight whole trees a step
+    int64_t depth = json_get_int(j, "num_speculative_tokens", o->n_expansion);
+    o->k = depth < o->n_expansion ? (int32_t)depth : o->n_expansion;
+    o->budget = (int32_t)nodes * 8; // chosen: eight whole trees a step
     return OK;
 }
 
-static enum status read_tree(struct spec *sp, const struct json *j, struct err *err)
+enum status spec_options_read_tree(struct spec_options *o, const struct json *j, struct err *err)
 {
     int64_t width = json_get_int(j, "tree_width", 4), nodes = json_get_int(j, "tree_nodes", 32);
     if (width < 1 || width > 16 || nodes < 1 || nodes > 4096 ||
-        1 + sp->k * width > MAX_TREE_NODES || 1 + sp->k * width * width > MAX_TREE_CANDIDATES) {
+        1 + o->k * width > MAX_TREE_NODES || 1 + o->k * width * width > MAX_TREE_CANDIDATES) {
         return err_set(err, ERR_INVALID, "speculative-config: tree_width must be from 1 to 16, with "
                        "num_speculative_tokens times its square below %d, tree_nodes from 1 to 4096",
                        MAX_TREE_CANDIDATES);
     }
-    sp->width = (int32_t)width;
-    sp->budget = (int32_t)nodes;
-    sp->lookup_logp = -0.7f; // one half
-    sp->lookup = json_get(j, "prompt_lookup_max") != NULL;
-    spec_shape_init(sp);
-    for (int32_t d = 0; d < MAX_DRAFTS; d++) {
-        sp->tree_said[d] = sp->tree_right[d] = 5.0f; // as much as a few dozen steps say
-    }
-    return json_get(j, "expansion") ? read_expansion(sp, j, err) : OK;
+    o->width = (int32_t)width;
+    o->budget = (int32_t)nodes;
+    o->lookup = json_get(j, "prompt_lookup_max") != NULL;
+    return json_get(j, "expansion") ? read_expansion(o, j, err) : OK;
 }
 
 static bool is(const char *s, const char *word)
@@ -171,7 +171,8 @@ static bool is(const char *s, const char *word)
 }
 
 /* vLLM's names; "standard" with probabilistic drafts is what older ones call "probabilistic". */
-static enum status read_rejection(struct spec *sp, const struct json *j, struct err *err)
+enum status spec_options_read_rejection(struct spec_options *o, const struct json *j, bool trees,
+                                        struct err *err)
 {
     const char *how = json_get_string(j, "rejection_sample_method");
     const char *drafts = json_get_string(j, "draft_sample_method");
@@ -186,13 +187,13 @@ static enum status read_rejection(struct spec *sp, const struct json *j, struct 
     }
     double rate = json_get_number(j, "synthetic_acceptance_rate", -1.0);
     if (is(how, "synthetic")) {
-        if (sp->method == SPEC_TREE) {
+        if (trees) {
             return err_set(err, ERR_UNSUPPORTED, "speculative-config: synthetic acceptance is for "
                            "chains, not for trees");
         }
-        sp->rejection = REJECT_SYNTHETIC;
-        sp->synthetic_rate = (float)rate;
-        sp->no_bonus = !json_get_bool(j, "synthetic_bonus", true);
+        o->rejection = REJECT_SYNTHETIC;
+        o->synthetic_rate = (float)rate;
+        o->no_bonus = !json_get_bool(j, "synthetic_bonus", true);
         return rate >= 0.0 && rate <= 1.0
                    ? OK
                    : err_set(err, ERR_INVALID, "speculative-config: synthetic_acceptance_rate must "
@@ -203,9 +204,8 @@ static enum status read_rejection(struct spec *sp, const struct json *j, struct 
                        "rejection_sample_method 'synthetic'");
     }
     if (is(how, "probabilistic") || is(drafts, "probabilistic")) {
-        sp->rejection = REJECT_PROBABILISTIC;
-        bool one_law = sp->n_models == 1 &&
-                       (sp->method == SPEC_DRAFT || !json_get(j, "prompt_lookup_max"));
+        o->rejection = REJECT_PROBABILISTIC;
+        bool one_law = o->n_models == 1 && !o->lookup;
         return one_law ? OK
                        : err_set(err, ERR_UNSUPPORTED, "speculative-config: only what one draft "
                                  "model draws has a law: probabilistic rejection needs the method "
@@ -213,42 +213,3 @@ static enum status read_rejection(struct spec *sp, const struct json *j, struct 
     }
     return OK;
 }
-
-static enum status read_config(struct spec *sp, const struct json *j, struct err *err)
-{
-    TRY(check_keys(j, err));
-    const char *method = json_get_string(j, "method"), *model = json_get_string(j, "model");
-    method = method ? method : model ? "draft_model" : NULL;
-    for (size_t i = 0; method && i < sizeof methods / sizeof methods[0]; i++) {
-        if (strcmp(methods[i].name, method) == 0) {
-            sp->method = methods[i].method;
-        }
-    }
-    if (sp->method == SPEC_NONE) {
-        return err_set(err, ERR_UNSUPPORTED, "speculative-config: the method '%s' is not one of "
-                       "ngram, draft_model, tree", method ? method : "(missing)");
-    }
-    if (sp->method == SPEC_DRAFT || sp->method == SPEC_TREE) {
-        TRY(read_models(sp, json_get(j, "model"), err));
-    }
-    TRY(read_numbers(sp, j, err));
-    TRY(read_rejection(sp, j, err));
-    return sp->method == SPEC_TREE ? read_tree(sp, j, err) : OK;
-}
-
-enum status spec_init(struct spec *sp, const char *config, struct err *err)
-{
-    *sp = (struct spec){0};
-    if (!config) {
-        return OK;
-    }
-    struct json *j;
-    enum status st = json_parse(config, strlen(config), NULL, &j, err);
-    if (st != OK) {
-        return err_prefix(err, st, "speculative-config");
-    }
-    st = read_config(sp, j, err);
-    json_free(j);
-    return st;
-}
-

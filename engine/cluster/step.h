@@ -1,0 +1,88 @@
+/* A step as every rank executes it, the same on all of them and on all nodes: plain data. Two exist
+ * on a node, used in turn, because one is planned while the other runs. Whose its results are is
+ * node 0's to know (engine/step_build.h).
+ * Thread: the engine's fills it; ranks read it. */
+#ifndef SLUICE_ENGINE_CLUSTER_STEP_H
+#define SLUICE_ENGINE_CLUSTER_STEP_H
+
+#include "engine/model/model.h"
+#include "engine/schedule/plan.h"
+
+/* A lane that begins anew, or has new blocks. */
+struct lane_update {
+    int32_t lane, first_block, n_blocks;
+    const int32_t *blocks;
+    bool fresh;
+    const int32_t *prompt, *generated;
+    int32_t n_prompt, n_generated;
+    struct sampling_params params;
+};
+
+/* One forward of the draft models, with room for what it feeds. */
+struct draft_pass {
+    struct pass pass;
+    struct pass_row *rows;
+    struct pass_seq *seqs;
+    int32_t *out_rows;
+    struct pass_draw *draws;
+};
+
+/* Accepted paths of trees that the next step moves to their final slots before anything else, with
+ * the lanes' tables as they were: the history of a lane, and the slots in each KV set. */
+struct tree_moves {
+    int32_t n_paths;
+    struct tree_path {
+        int32_t lane, first, n;
+        int32_t tokens[MAX_DRAFTS + 1];
+    } *paths; // [max_lanes]
+    int32_t n_moves[1 + MAX_DRAFT_MODELS];
+    struct slot_move *moves[1 + MAX_DRAFT_MODELS]; // [max_lanes * MAX_DRAFTS]
+};
+
+enum { MAX_STEP_PASSES = MAX_DRAFTS * MAX_DRAFT_MODELS + 1 };
+
+/* What a step may need at most: its room, and what one that arrives may not exceed. */
+struct step_sizes {
+    const struct scheduler_limits *limits;
+    int32_t vocab;
+    int32_t n_draft_models, n_draft_passes; // passes: of each model
+    bool trees; // some steps grow trees of drafts, level by level
+};
+
+struct step {
+    int32_t slot;
+    bool begun; // lanes, copies and moves were sent already, before the draft passes of a tree
+    const struct tree_moves *moves; // of the steps before
+    int32_t n_lanes, n_copies;
+    struct lane_update *lanes;   // [2 max_lanes]
+    struct block_copy *copies;   // [max_lanes]
+
+    int32_t n_draft_models; // each has the draft passes
+    int32_t n_draft_passes;
+    struct draft_pass draft[MAX_DRAFTS]; // pass 0 feeds what was not seen yet, later ones a draft
+    struct draft_pass level;             // of trees; comes before the rest of the step
+
+    struct pass pass; // the target's
+    struct model_outputs want;
+    struct pass_row *rows;       // [max_rows]
+    struct pass_seq *seqs;       // [max_lanes]
+    struct pass_group *groups;   // [max_lanes]
+    int32_t *out_rows;           // [max_out]
+    struct pass_draw *draws;     // [max_draws]
+    struct pass_pool *pools;     // [max_lanes]
+};
+
+/* Passes that step_execute runs, each with results: the drafts', then the target's. */
+static inline int32_t step_n_passes(const struct step *st)
+{
+    return st->n_draft_models * st->n_draft_passes + 1;
+}
+
+void step_init(struct step *st, int32_t slot, const struct step_sizes *sizes);
+void step_deinit(struct step *st);
+
+void tree_moves_init(struct tree_moves *m, const struct scheduler_limits *limits);
+void tree_moves_deinit(struct tree_moves *m);
+void tree_moves_clear(struct tree_moves *m);
+
+#endif

@@ -1,0 +1,123 @@
+#include "engine/cluster/step_run.h"
+
+static enum status update_lane(struct backend *be, const struct lane_update *u)
+{
+    if (u->fresh) {
+        TRY(be->ops->lane_params(be, u->lane, &u->params));
+        TRY(be->ops->lane_tokens(be, u->lane, 0, u->n_prompt, u->prompt));
+        if (u->n_generated > 0) {
+            TRY(be->ops->lane_tokens(be, u->lane, u->n_prompt, u->n_generated, u->generated));
+        }
+    }
+    return u->n_blocks > 0
+               ? be->ops->lane_blocks(be, u->lane, u->first_block, u->n_blocks, u->blocks)
+               : OK;
+}
+
+enum status step_run_pass(const struct pass *pass, struct model *m, struct model_outputs want,
+                          int32_t n_vocab_used)
+{
+    const struct backend_ops *ops = m->be->ops;
+    struct pass_shape shape;
+    TRY(ops->pass_begin(m->be, pass, &shape));
+    if (shape.issue) {
+        TRY(model_forward(m, &shape, want));
+        if (want.logits) {
+            struct sample_args sample = {.logits = m->logits, .n_out = shape.n_out,
+                                         .n_draws = shape.n_draws, .n_vocab_used = n_vocab_used};
+            TRY(ops->sample(m->be, &sample));
+        }
+    }
+    return ops->pass_end(m->be);
+}
+
+/* Accepted paths move while the tables are those of the step that computed them. */
+static enum status move_paths(const struct tree_moves *m, struct backend *be)
+{
+    for (int32_t set = 0; set <= MAX_DRAFT_MODELS; set++) {
+        if (m->n_moves[set] > 0) {
+            TRY(be->ops->move_slots(be, m->n_moves[set], m->moves[set], set));
+        }
+    }
+    for (int32_t i = 0; i < m->n_paths; i++) {
+        const struct tree_path *p = &m->paths[i];
+        TRY(be->ops->lane_tokens(be, p->lane, p->first, p->n, p->tokens));
+    }
+    return OK;
+}
+
+static enum status begin_lanes(const struct step *st, struct backend *be)
+{
+    const struct backend_ops *ops = be->ops;
+    TRY(move_paths(st->moves, be));
+    for (int32_t i = 0; i < st->n_lanes; i++) {
+        TRY(update_lane(be, &st->lanes[i]));
+    }
+    if (st->n_copies > 0) {
+        TRY(ops->copy_blocks(be, st->n_copies, st->copies));
+    }
+    return OK;
+}
+
+static enum status run_draft(const struct pass *pass, struct rank *r, int32_t model,
+                             int32_t n_vocab_used)
+{
+    struct pass p = *pass;
+    p.model = p.kv_set = 1 + model;
+    return step_run_pass(&p, &r->draft[model], (struct model_outputs){.logits = p.n_draws > 0},
+                         n_vocab_used);
+}
+
+enum status step_execute(const struct step *st, struct rank *r, int32_t n_vocab_used)
+{
+    struct backend *be = r->be;
+    TRY(be->ops->step_begin(be, st->slot));
+    if (!st->begun) {
+        TRY(begin_lanes(st, be));
+    }
+    for (int32_t i = 0; i < st->n_draft_passes; i++) {
+        for (int32_t m = 0; m < st->n_draft_models; m++) {
+            TRY(run_draft(&st->draft[i].pass, r, m, n_vocab_used));
+        }
+    }
+    TRY(step_run_pass(&st->pass, &r->target, st->want, n_vocab_used));
+    return be->ops->step_end(be);
+}
+
+/* ---- ahead of the step -------------------------------------------------------------------- */
+
+struct ahead {
+    const struct step *st;
+    const struct draft_pass *passes;
+    int32_t n_passes, n_vocab_used;
+    struct pass_results *results;
+};
+
+static enum status run_ahead(struct rank *r, void *arg)
+{
+    const struct ahead *job = arg;
+    const struct step *st = job->st;
+    int32_t n = job->n_passes * st->n_draft_models;
+    struct pass_results own[MAX_STEP_PASSES];
+    TRY(r->be->ops->step_begin(r->be, st->slot));
+    if (!st->begun) {
+        TRY(begin_lanes(st, r->be));
+    }
+    for (int32_t i = 0; i < n; i++) {
+        TRY(run_draft(&job->passes[i / st->n_draft_models].pass, r, i % st->n_draft_models,
+                      job->n_vocab_used));
+    }
+    TRY(r->be->ops->step_end(r->be));
+    bool told = r->local == 0 && job->results;
+    return r->be->ops->step_wait(r->be, st->slot, told ? job->results : own, n);
+}
+
+enum status step_run_ahead(struct step *st, const struct draft_pass *passes, int32_t n_passes,
+                           struct ranks *ranks, int32_t n_vocab_used,
+                           struct pass_results *results)
+{
+    struct ahead job = {st, passes, n_passes, n_vocab_used, results};
+    TRY(ranks_run(ranks, run_ahead, &job));
+    st->begun = true;
+    return OK;
+}

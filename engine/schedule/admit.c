@@ -1,0 +1,174 @@
+#include "engine/schedule/admit.h"
+
+#include "engine/base/assert.h"
+
+/* ---- who gives way ------------------------------------------------------------------------ */
+
+/* Whether a sequence can be taken back to waiting: not what this very plan counts on. */
+static bool can_preempt(const struct scheduler *s, const struct sequence *seq)
+{
+    return seq->state == SEQ_RUNNING && seq->planned_in != s->n_plans;
+}
+
+static void preempt(struct scheduler *s, struct plan *p, struct sequence *other)
+{
+    ASSERT(other->state == SEQ_RUNNING);
+    plan_drop_grants(p, other);
+    holdings_leave(&s->holdings, other);
+    other->state = SEQ_WAITING;
+    other->n_computed = 0;
+    other->proposal.n_drafts = 0;
+    other->request->n_preemptions++;
+    s->n_running--;
+    s->n_waiting++;
+    s->waiting_tokens += other->n_prompt;
+    s->n_preemptions++;
+}
+
+/* Who gives way to seq after `v` did, going up the order; v is &s->order for the first, who is the
+ * last of all. NULL: nobody. */
+static struct sequence *next_victim(const struct scheduler *s, const struct sequence *seq,
+                                    const struct sequence *v)
+{
+    struct sequence *before = v->prev;
+    while (before != seq && !can_preempt(s, before)) {
+        before = before->prev;
+    }
+    return before != seq ? before : NULL;
+}
+
+/* Makes n blocks available to seq, at the cost of later sequences if it must be. Nothing is taken
+ * when it would not suffice. */
+static bool make_room(struct scheduler *s, struct plan *p, const struct sequence *seq, int32_t n)
+{
+    struct holdings *h = &s->holdings;
+    int32_t n_victims = 0;
+    if (holdings_available(h) >= n) {
+        return true;
+    }
+    for (struct sequence *v = &s->order; (v = next_victim(s, seq, v)) != NULL;) {
+        s->victims[n_victims++] = v;
+    }
+    if (holdings_available(h) + holdings_reclaimable(h, s->victims, n_victims) < n) {
+        return false;
+    }
+    for (int32_t i = 0; i < n_victims && holdings_available(h) < n; i++) {
+        preempt(s, p, s->victims[i]);
+    }
+    return holdings_available(h) >= n;
+}
+
+static bool has_lane(const struct scheduler *s, const struct sequence *seq)
+{
+    return s->holdings.n_free_lanes > 0 || next_victim(s, seq, &s->order) != NULL;
+}
+
+/* There is one, or somebody to take it from. */
+static void make_lane(struct scheduler *s, struct plan *p, const struct sequence *seq)
+{
+    struct sequence *last = s->holdings.n_free_lanes > 0 ? NULL : next_victim(s, seq, &s->order);
+    if (last) {
+        preempt(s, p, last);
+    }
+}
+
+bool scheduler_grow(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_tokens)
+{
+    int32_t need = holdings_missing(&s->holdings, seq, n_tokens);
+    if (need <= 0) {
+        return true;
+    }
+    if (!make_room(s, p, seq, need)) {
+        return false;
+    }
+    holdings_grow(&s->holdings, p, seq, need);
+    return true;
+}
+
+/* ---- admission ---------------------------------------------------------------------------- */
+
+static void count_running(struct scheduler *s, struct sequence *seq)
+{
+    fronts_remove(&s->fronts, seq);
+    seq->state = SEQ_RUNNING;
+    s->n_running++;
+    s->n_waiting--;
+    s->waiting_tokens -= seq->n_prompt;
+}
+
+/* What the cache was good for is counted at the first admission alone. */
+static void count_hits(struct scheduler *s, struct sequence *seq)
+{
+    if (seq->was_admitted) {
+        return;
+    }
+    seq->was_admitted = true;
+    s->prefix_queries += seq->n_prompt;
+    s->prefix_hits += seq->n_computed;
+    if (seq->sample == 0) {
+        seq->request->n_cached = seq->n_computed;
+    }
+}
+
+enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct sequence *seq)
+{
+    struct holdings *h = &s->holdings;
+    if (seq->n_inflight > 0) {
+        return DEFERRED; // a token of it is still on its way
+    }
+    if (!has_lane(s, seq)) {
+        return NO_ROOM;
+    }
+    struct cached_front front = holdings_find(h, seq);
+    struct sequence *producer = front.producer >= 0 ? &s->sequences[front.producer] : NULL;
+    if (producer && !(sequence_comes_before(seq, producer) && can_preempt(s, producer))) {
+        return DEFERRED;
+    }
+    holdings_keep_front(h, &front);
+    if (!make_room(s, p, seq, holdings_blocks_for(h, seq->n_known) - front.n_blocks)) {
+        holdings_drop_front(h, &front);
+        return NO_ROOM;
+    }
+    if (producer && producer->state == SEQ_RUNNING) {
+        preempt(s, p, producer); // its turn may be far off: this one computes, it waits
+    }
+    make_lane(s, p, seq);
+    holdings_begin(h, p, seq, &front);
+    seq->n_computed = front.n_blocks * s->limits.block_tokens;
+    count_running(s, seq);
+    count_hits(s, seq);
+    return ADMITTED;
+}
+
+/* ---- n > 1 -------------------------------------------------------------------------------- */
+
+static bool can_be_forked(const struct sequence *seq)
+{
+    return seq->state == SEQ_WAITING && !seq->was_admitted && seq->n_known == seq->n_prompt &&
+           sequence_wants_token(seq);
+}
+
+void scheduler_fork(struct scheduler *s, struct plan *p, int32_t entry)
+{
+    struct sequence *leader = p->entries[entry].seq;
+    for (struct sequence *c = leader->next; c != &s->order && c->request == leader->request;
+         c = c->next) {
+        if (!can_be_forked(c)) {
+            continue;
+        }
+        if (!holdings_can_fork(&s->holdings, leader) || p->n_draws >= s->limits.max_draws) {
+            return; // they come later as sequences of their own, and find the prompt cached
+        }
+        holdings_fork(&s->holdings, p, c, leader);
+        c->n_computed = c->n_prompt;
+        c->n_flight = 1;
+        c->n_inflight = 1;
+        c->planned_in = s->n_plans;
+        c->was_admitted = true;
+        count_running(s, c);
+        s->prefix_queries += c->n_prompt;
+        s->prefix_hits += c->n_prompt;
+        p->forks[p->n_forks++] = (struct plan_fork){c, entry};
+        p->n_draws++;
+    }
+}

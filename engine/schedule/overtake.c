@@ -1,0 +1,85 @@
+#include "engine/schedule/overtake.h"
+
+enum { MAX_TRIES = 8 }; // chosen: bounds the work of a step where the cache has forgotten much
+
+/* Prompt tokens that admitting this one computes, with those of its request that come with it: these
+ * share all but the last block of what they know. */
+static int64_t cost_of(const struct scheduler *s, const struct sequence *seq,
+                       const struct cached_front *front)
+{
+    int32_t size = s->limits.block_tokens;
+    int64_t cost = seq->n_known - front->n_blocks * size;
+    for (const struct sequence *q = seq->next; q != &s->order && q->request == seq->request;
+         q = q->next) {
+        cost += size;
+    }
+    return cost;
+}
+
+/* Each that waits since before the overtaker came is overtaken by at most what was computed for
+ * overtakers since it arrived itself. The first has arrived first. */
+static bool may_overtake(const struct scheduler *s, const struct sequence *head, int64_t cost)
+{
+    return s->overtakers - head->overtakers + cost <= s->overtake_tokens;
+}
+
+static void move_before(struct scheduler *s, struct sequence *seq, struct sequence *head)
+{
+    const struct engine_request *r = seq->request;
+    while (seq != &s->order && seq->request == r) {
+        struct sequence *next = seq->next;
+        seq->prev->next = seq->next;
+        seq->next->prev = seq->prev;
+        seq->order = head->order;
+        seq->slip = s->next_slip++;
+        seq->prev = head->prev;
+        seq->next = head;
+        head->prev->next = seq;
+        head->prev = seq;
+        fronts_reorder(&s->fronts, seq);
+        seq = next;
+    }
+}
+
+/* The best of those that wait, if its front is as long as it was thought, and the next block is not
+ * just being computed by another: that one is worth waiting for. */
+static struct sequence *find_best(struct scheduler *s, struct cached_front *front)
+{
+    for (int k = 0; k < MAX_TRIES; k++) {
+        struct sequence *best = fronts_best(&s->fronts);
+        if (!best) {
+            return NULL;
+        }
+        *front = holdings_find(&s->holdings, best);
+        if (front->n_blocks >= best->front.n_blocks) {
+            return front->producer < 0 ? best : NULL;
+        }
+        fronts_correct(&s->fronts, best, front);
+    }
+    return NULL;
+}
+
+struct sequence *scheduler_let_pass(struct scheduler *s, struct sequence *head, int32_t rows)
+{
+    struct holdings *h = &s->holdings;
+    struct cached_front front;
+    bool settled = head->was_admitted || head->slip != 0; // it has run, or has overtaken itself
+    if (s->overtake_tokens <= 0 || settled || h->n_free_lanes == 0) {
+        return head;
+    }
+    struct sequence *best = find_best(s, &front);
+    if (!best || best == head || best->priority != head->priority || best->n_inflight > 0 ||
+        best->request == head->request || front.n_blocks <= head->front.n_blocks) {
+        return head;
+    }
+    int64_t cost = cost_of(s, best, &front);
+    int32_t need = holdings_blocks_for(h, best->n_known) - front.n_blocks;
+    bool fits = holdings_available(h) - holdings_idle_among(h, &front) >= need &&
+                (s->limits.chunked || best->n_known - front.n_blocks * s->limits.block_tokens <= rows);
+    if (!fits || !may_overtake(s, head, cost)) {
+        return head;
+    }
+    s->overtakers += cost;
+    move_before(s, best, head);
+    return best;
+}

@@ -1,0 +1,82 @@
+/* A request as it is handed to the engine, and what becomes of it: plain data alone. engine.h,
+ * which includes this, says what a caller may do with it.
+ * Thread: the caller's until engine_submit, then the engine's until it is done; the atomic members
+ * may be read at any time. */
+#ifndef SLUICE_ENGINE_SCHEDULE_REQUEST_H
+#define SLUICE_ENGINE_SCHEDULE_REQUEST_H
+
+#include "engine/base/queue.h"
+#include "engine/base/status.h"
+#include "engine/device/backend.h"
+#include "engine/device/params.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum finish_reason {
+    FINISH_NONE, // not finished
+    FINISH_STOP, // a stop id, or engine_stop
+    FINISH_LENGTH,
+    FINISH_CANCELLED,
+    FINISH_ERROR, // see engine_request.error
+};
+enum {
+    N_FINISH_REASONS = FINISH_ERROR + 1,
+    MAX_DRAFTS = 16, // chosen: of a sequence in a step; of a tree, its depth
+    MAX_SALT_BYTES = 1024, // chosen: of a longer cache_salt no two are taken for equal
+};
+
+struct token_logprobs {
+    float logprob; // of the token itself
+    int32_t n_top;
+    int32_t *top_ids;    // [n_top], most likely first; room for what the params ask for
+    float *top_logprobs; // [n_top]
+};
+
+/* One of the n samples of a request. */
+struct engine_output {
+    int32_t *tokens;                 // [max_tokens]; readable below n_tokens
+    struct token_logprobs *logprobs; // [max_tokens], or NULL when not asked for
+    _Atomic int32_t n_tokens;
+    _Atomic int32_t finish; // enum finish_reason; once set, n_tokens is final
+    int32_t stop_id; // the stop id that ended it (also the last of tokens), or -1
+};
+
+struct engine_request {
+    struct queue_link link; // inbox, then outbox
+
+    /* Fixed after submit. */
+    const int32_t *prompt; // [n_prompt], at least 1
+    int32_t n_prompt;
+    struct sampling_params params;
+    int32_t n;                     // samples, at most MAX_SAMPLES; seeds are params.seed + index
+    struct engine_output *outputs; // [n]; may be NULL where nothing is drawn (pool)
+    int32_t priority;              // lower comes first
+    const char *cache_salt;        // cached blocks are shared under equal salts only; NULL: none
+    enum pool_kind pool;           // not POOL_NONE: no tokens are drawn; `pooled` is filled
+    int64_t deadline_ns;           // on the monotonic clock; 0: none
+    void *user;                    // the caller's
+
+    /* Filled by the engine in the caller's memory, readable when done (prompt_logprobs: when
+     * n_tokens > 0 or done). */
+    struct token_logprobs *prompt_logprobs; // [n_prompt], entry 0 unused; NULL when not asked for
+    float *pooled;                          // [hidden], with pool
+    int32_t n_preemptions;
+    /* These three may be read at any time. Accepted drafts are counted after the
+     * drafts: who reads n_accepted first finds no more of them. */
+    _Atomic int32_t n_cached;             // prompt tokens found in the prefix cache
+    _Atomic int32_t n_drafts, n_accepted; // speculation, all samples together
+    int64_t t_submit_ns, t_scheduled_ns, t_first_token_ns, t_done_ns;
+    enum status error;
+    char error_text[160];
+    bool done; // set by engine_drain alone: from then on the request is the caller's again
+
+    /* Engine's own. */
+    uint64_t order; // unique; also the request's name in messages
+    int32_t n_live;     // samples that have not ended
+    bool listed, ended; // under the outbox's lock
+    struct engine_request *next_event; // of one drain; the draining thread's
+};
+
+#endif

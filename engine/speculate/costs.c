@@ -1,0 +1,52 @@
+#include "engine/speculate/costs.h"
+
+float spec_cost(const float *cost, int32_t n)
+{
+    int32_t i = 0;
+    while (i + 1 < SPEC_COST_POINTS && (2 << i) <= n) {
+        i++;
+    }
+    int32_t low = 1 << i;
+    if (i + 1 == SPEC_COST_POINTS) {
+        return cost[i] * (float)n / (float)low;
+    }
+    return cost[i] + (cost[i + 1] - cost[i]) * (float)(n - low) / (float)low;
+}
+
+/* Points that did not fit, and noise: more rows never cost less. */
+static void mend(float *cost)
+{
+    for (int32_t i = SPEC_COST_POINTS - 2; i >= 0; i--) {
+        if (cost[i + 1] > 0.0f && cost[i] > cost[i + 1]) {
+            cost[i] = cost[i + 1];
+        }
+    }
+    for (int32_t i = 1; i < SPEC_COST_POINTS; i++) {
+        cost[i] = cost[i] > 0.0f ? cost[i] : 2.0f * cost[i - 1];
+    }
+}
+
+/* What a step costs beyond its passes is the price of the host's looking at a pass's results before
+ * the next; the draft's passes run one behind the other without. */
+static void set_looks(struct spec_costs *c, const struct spec_timed_steps *t)
+{
+    float one = c->draft[0], each = (t->chain - one) / (float)(t->n_passes - 1);
+    each = each > 0.0f && each < one ? each : one;
+    c->look = one - each;
+    c->tell = t->telling > one ? t->telling - one : 0.0f;
+    for (int32_t i = 0; i < SPEC_COST_POINTS; i++) {
+        c->draft[i] -= c->look;
+    }
+}
+
+void spec_costs_settle(struct spec_costs *c, const struct spec_timed_steps *t, int32_t n_models)
+{
+    mend(c->target);
+    mend(c->draft);
+    if (n_models > 0) {
+        set_looks(c, t);
+    }
+    for (int32_t i = 0; i < SPEC_COST_POINTS; i++) { // taken to be equal: they feed the same rows
+        c->draft[i] *= (float)n_models;
+    }
+}

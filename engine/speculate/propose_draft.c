@@ -1,0 +1,70 @@
+/* A draft model: a smaller one of the same vocabulary draws a chain of drafts in the passes of the
+ * very step that verifies them. The host proposes their number alone. */
+#include "engine/speculate/proposer.h"
+
+enum { LONG_LAG = 64 }; // tokens; chosen: feeding them takes no longer than a few passes
+
+int32_t draft_laws(const struct spec_options *o, int32_t depth)
+{
+    int32_t nodes = 1, level = 1; // those that have children
+    for (int32_t d = 0; o->n_expansion > 0 && d + 1 < depth; d++) {
+        level *= o->expansion[d];
+        level = level < MAX_TREE_NODES ? level : MAX_TREE_NODES;
+        nodes += level;
+    }
+    nodes = o->n_expansion > 0 ? nodes : depth;
+    return nodes < MAX_TREE_NODES ? nodes : MAX_TREE_NODES;
+}
+
+/* Only draft models that have nearly caught up can draft in the same step, whose first draft pass
+ * feeds them what they lack. */
+void draft_propose(const struct spec *sp, const struct spec_view *v, struct spec_candidate *c,
+                   int32_t n, struct draft_load *load)
+{
+    if (c->lag < 0 || c->lag > LONG_LAG || load->n_rows + c->lag > v->max_rows) {
+        return;
+    }
+    bool noise = c->seq->request->params.temperature > 0.0f;
+    bool judged = sp->options.rejection == REJECT_PROBABILISTIC && noise;
+    int32_t n_laws = judged ? draft_laws(&sp->options, c->depth) : 0;
+    if (load->n_laws + n_laws > sp->max_laws) {
+        return;
+    }
+    c->proposal->n_drafts = n;
+    c->proposal->depth = c->depth;
+    c->proposal->on_device = true;
+    c->proposal->law = judged ? 1 + load->n_laws : 0;
+    load->n_laws += n_laws;
+    load->n_rows += c->lag;
+}
+
+void chain_observe(struct spec *sp, const struct spec_trial *t)
+{
+    spec_learn(&sp->learnt, t->trust, t->cut ? t->n_right : t->n_drafts, t->n_right);
+}
+
+static enum status read_model(struct spec_options *o, const struct json *j, struct err *err)
+{
+    return spec_options_read_models(o, j, 1, err);
+}
+
+static void propose(struct spec *sp, const struct spec_view *v)
+{
+    struct draft_load load = {0};
+    for (int32_t i = 0; i < v->n; i++) {
+        struct spec_candidate *c = &v->seqs[i];
+        if (c->ready && c->depth > 0) {
+            draft_propose(sp, v, c, c->depth, &load);
+        }
+    }
+}
+
+static enum spec_passes passes(const struct spec *sp)
+{
+    (void)sp;
+    return SPEC_CHAIN_PASSES;
+}
+
+const struct proposer proposer_draft_model = {
+    .name = "draft_model", .read = read_model, .propose = propose, .passes = passes,
+    .observe = chain_observe};

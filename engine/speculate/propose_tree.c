@@ -1,0 +1,173 @@
+/* Trees of drafts: combs, which are laid out before they are drafted and need a chain's passes, or
+ * trees that the host grows level by level; what is better is told by what was measured. */
+#include "engine/speculate/shape.h"
+#include "engine/speculate/tree.h"
+
+#include <math.h>
+
+/* ---- proposals ---------------------------------------------------------------------------- */
+
+/* What the user has said of the shape: 1: the host grows trees, 0: it does not. -1: it is
+ * measured. */
+static int32_t told_to_grow(const struct spec *sp)
+{
+    const struct spec_options *o = &sp->options;
+    bool chain = o->n_expansion > 0 && o->n_models == 1 && !o->lookup;
+    for (int32_t d = 0; d < o->n_expansion; d++) {
+        chain = chain && o->expansion[d] == 1;
+    }
+    if (chain) {
+        return 0;
+    }
+    if (o->n_expansion > 0 || o->lookup || o->n_models > 1) {
+        return 1;
+    }
+    if (o->rejection == REJECT_PROBABILISTIC) {
+        return 0; // what is judged must not have been chosen by what it is: laid out before
+    }
+    return o->fixed || !spec_costs_known(&sp->costs) ? 1 : -1;
+}
+
+/* A comb for every sequence that decodes, within the budget; and whether grown trees are better. */
+static void plan_combs(struct spec *sp, const struct spec_view *v)
+{
+    struct spec_plan all = {0};
+    int32_t nodes = 0, rows = 0, deepest = 0, told = told_to_grow(sp), budget = sp->options.budget;
+    int32_t share = budget / (v->n_running > 0 ? v->n_running : 1);
+    for (int32_t i = 0; i < v->n; i++) {
+        const struct spec_candidate *c = &v->seqs[i];
+        int32_t k = c->depth;
+        c->proposal->n_beside = 0;
+        if (k == 0) {
+            rows++;
+            all.tokens += 1.0f;
+            continue;
+        }
+        int32_t left = budget - nodes < share ? budget - nodes : share;
+        int32_t most = sp->options.n_expansion > 0 || left < k ? 0 : left - k;
+        struct spec_plan p = spec_plan_comb(sp, v->n_running, 1.0f - c->trust->doubt, k, most);
+        c->proposal->n_beside = p.beside;
+        nodes += p.beside > 0 ? k + p.beside : 0;
+        rows += 1 + k + p.beside;
+        deepest = k > deepest ? k : deepest;
+        all.tokens += p.tokens;
+        all.ends += p.ends;
+    }
+    sp->comb_seconds = all.seconds = (float)deepest * spec_cost(sp->costs.draft, v->n_running) +
+                                     spec_cost(sp->costs.target, rows > 0 ? rows : 1);
+    sp->grows = told >= 0 ? told : deepest > 0 && spec_worth_growing(sp, &all);
+    if (told < 0 && deepest > 0 && !sp->grows) {
+        spec_forget(&sp->learnt);
+    }
+}
+
+static void propose(struct spec *sp, const struct spec_view *v)
+{
+    struct draft_load load = {0};
+    plan_combs(sp, v);
+    for (int32_t i = 0; i < v->n; i++) {
+        struct spec_candidate *c = &v->seqs[i];
+        if (c->ready && c->depth > 0) {
+            int32_t n = sp->grows ? spec_tree_most(sp, c->depth, v->n_running)
+                                  : c->depth + c->proposal->n_beside;
+            draft_propose(sp, v, c, n, &load);
+        }
+    }
+}
+
+static enum spec_passes passes(const struct spec *sp)
+{
+    return sp->grows ? SPEC_LEVEL_PASSES : SPEC_CHAIN_PASSES;
+}
+
+/* ---- learning ----------------------------------------------------------------------------- */
+
+/* Rows of siblings of the spine's node at `depth`, and which of them is `row`; -1: none of them. */
+static int32_t find_beside(const struct spec_tree *t, int32_t depth, int32_t row, int32_t *which)
+{
+    int32_t n = 0, parent = -1;
+    *which = -1;
+    for (int32_t r = 1; r < t->n_rows && parent < 0; r++) {
+        const struct tree_node *node = &t->nodes[t->by_row[r]];
+        parent = node->spine && node->depth == depth ? node->parent : -1;
+    }
+    for (int32_t r = 1; r < t->n_rows; r++) {
+        const struct tree_node *node = &t->nodes[t->by_row[r]];
+        if (node->parent == parent && !node->spine) {
+            *which = r == row ? n : *which;
+            n++;
+        }
+    }
+    return n;
+}
+
+/* What the spine was worth, and where it ended the siblings beside it. */
+static void learn_shape(struct spec *sp, const struct spec_trial *trial)
+{
+    const struct spec_tree *t = trial->tree;
+    const int32_t *path = trial->path;
+    int32_t spine = 0, right = 0, n_path = trial->n_right, which;
+    for (int32_t r = 1; r < t->n_rows; r++) {
+        spine += t->nodes[t->by_row[r]].spine;
+    }
+    while (right < n_path && t->nodes[t->by_row[path[right]]].spine) {
+        right++;
+    }
+    bool cut_on_spine = trial->cut && right == n_path;
+    spec_learn(&sp->learnt, trial->trust, cut_on_spine ? right : spine, right);
+    if (right >= spine || cut_on_spine) {
+        return;
+    }
+    int32_t n = find_beside(t, right + 1, n_path > right ? path[right] : -1, &which);
+    spec_learn_beside(&sp->learnt, n, which);
+    if (!t->planned && !trial->cut) { // against a comb with as many beside each as were planned
+        int32_t beside = (trial->seq->proposal.n_beside + t->depth - 1) /
+                         (t->depth > 0 ? t->depth : 1);
+        bool rescued = which >= 0 && which < beside;
+        spec_learn_growth(&sp->learnt, (float)(n_path - right - rescued));
+    }
+}
+
+/* What the drafts had said of the nodes at each depth, and what came of it. */
+static void learn_depths(struct spec *sp, const struct spec_trial *trial)
+{
+    const struct spec_tree *t = trial->tree;
+    float said[MAX_DRAFTS] = {0};
+    for (int32_t r = 1; r < t->n_rows; r++) {
+        const struct tree_node *n = &t->nodes[t->by_row[r]];
+        said[n->depth] += expf(n->logp);
+    }
+    int32_t judged = trial->cut ? trial->n_right : t->levels;
+    for (int32_t d = 1; d <= judged; d++) {
+        spec_learn_depth(&sp->learnt, d, said[d], d <= trial->n_right);
+    }
+}
+
+static void observe(struct spec *sp, const struct spec_trial *trial)
+{
+    const struct spec_tree *t = trial->tree;
+    if (!t) {
+        chain_observe(sp, trial);
+        return;
+    }
+    if (!t->planned) { // of a comb nothing was said before it was drawn
+        learn_depths(sp, trial);
+    }
+    if (t->looked_up >= 0) {
+        spec_learn_lookup(&sp->learnt,
+                          trial->n_right > 0 && t->by_row[trial->path[0]] == t->looked_up);
+    }
+    learn_shape(sp, trial);
+}
+
+/* ---- the row ------------------------------------------------------------------------------ */
+
+static enum status read_tree(struct spec_options *o, const struct json *j, struct err *err)
+{
+    TRY(spec_options_read_models(o, j, MAX_DRAFT_MODELS, err));
+    return spec_options_read_tree(o, j, err);
+}
+
+const struct proposer proposer_tree = {
+    .name = "tree", .trees = true, .read = read_tree, .open = ngram_open, .close = ngram_close,
+    .propose = propose, .passes = passes, .observe = observe};
