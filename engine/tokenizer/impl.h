@@ -21,7 +21,7 @@ enum {
     MAX_TOKEN_ID = (1 << 24) - 1, // chosen: 60 times the largest vocabulary seen
     MAX_STAGES = 32,              // chosen: real files have at most 7
     UNK_MISSING = -2,             // unk_token is named but not in the vocabulary: an error on use
-    TEXT_MAX = 1 << 30,           // chosen: offsets fit 32 bits also where normalising doubles a text
+    TEXT_MAX = 1 << 30,           // chosen: offsets fit 32 bits where normalising doubles a text
     MAX_FILE_BYTES = 512 << 20,   // chosen: 20 times the largest tokenizer.json seen
 };
 

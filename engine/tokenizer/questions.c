@@ -1,5 +1,5 @@
-/* What can be asked of a loaded tokenizer: its vocabulary, its added tokens, and the tokens that its
- * files name. Reads alone, so that every other file may ask. */
+/* What can be asked of a loaded tokenizer: its vocabulary, its added tokens, and the tokens that
+ * its files name. Reads alone, so that every other file may ask. */
 #include "engine/tokenizer/impl.h"
 
 #include <string.h>

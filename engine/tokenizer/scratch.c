@@ -1,5 +1,5 @@
-/* The scratch memory that a call borrows: parked in the tokenizer between calls, so that its buffers,
- * the matcher's state and the piece cache stay warm. */
+/* The scratch memory that a call borrows: parked in the tokenizer between calls, so that its
+ * buffers, the matcher's state and the piece cache stay warm. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"

@@ -1,5 +1,5 @@
-/* A text's way to ids: spans are joined, added tokens cut out, and each stretch between them goes to
- * the stages. The top of engine/tokenizer/: what it calls never calls back. */
+/* A text's way to ids: spans are joined, added tokens cut out, and each stretch between them
+ * goes to the stages. The top of engine/tokenizer/: what it calls never calls back. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"

@@ -1,5 +1,6 @@
-/* What stands behind a dot or in brackets: attributes, items, slices. As Jinja2 has it, the one is
- * tried where the other finds nothing, and what the sandbox forbids is an undefined that says so. */
+/* What stands behind a dot or in brackets: attributes, items, slices. As Jinja2 has it, the one
+ * is tried where the other finds nothing, and what the sandbox forbids is an undefined that says
+ * so. */
 #include "server/chat/jinja/eval.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Calls: arguments evaluated (with * and **), and whatever can be called, called. How arguments meet
- * the parameters of a filter, test or method: bind.c. */
+/* Calls: arguments evaluated (with * and **), and whatever can be called, called. How arguments
+ * meet the parameters of a filter, test or method: bind.c. */
 #include "server/chat/jinja/eval.h"
 
 #include <string.h>

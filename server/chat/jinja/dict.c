@@ -1,5 +1,6 @@
 /* Equality, hashes and dictionaries, which need one another: a look-up compares keys, and two
- * dictionaries are equal if each finds the other's keys. Dictionaries keep the order of insertion. */
+ * dictionaries are equal if each finds the other's keys. Dictionaries keep the order of
+ * insertion. */
 #include "engine/base/hash.h"
 #include "server/chat/jinja/num.h"
 

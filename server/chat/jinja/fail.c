@@ -1,5 +1,5 @@
-/* Errors that show the value which they are about, and so need its repr: the use of an undefined one,
- * and of what is no index. */
+/* Errors that show the value which they are about, and so need its repr: the use of an undefined
+ * one, and of what is no index. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 

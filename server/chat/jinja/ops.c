@@ -1,5 +1,5 @@
-/* Operators: Python's rules for which types go together, and its messages where they do not. What stands
- * behind a dot or in brackets: access.c. */
+/* Operators: Python's rules for which types go together, and its messages where they do not.
+ * What stands behind a dot or in brackets: access.c. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 
