@@ -27,6 +27,27 @@ static bool is_default(const struct config *c, const struct option_row *row)
     return same;
 }
 
+/* The words of a choice, in lines that fit a terminal. */
+static void put_choices(const char *choices, struct buf *out)
+{
+    enum { INDENT = 35, MAX_COLUMNS = 100 };
+    bool many = strlen(choices) > MAX_COLUMNS - INDENT;
+    size_t column = MAX_COLUMNS;
+    buf_puts(out, " (");
+    while (*choices) {
+        size_t n = strcspn(choices, "|");
+        n += choices[n] == '|';
+        if (many && column + n > MAX_COLUMNS) {
+            buf_printf(out, "\n%*s", INDENT, "");
+            column = INDENT;
+        }
+        buf_put(out, choices, n);
+        column += n;
+        choices += n;
+    }
+    buf_putc(out, ')');
+}
+
 void config_help(struct buf *out)
 {
     buf_puts(out, "usage: sluice serve MODEL [OPTIONS]\n\n"
@@ -43,7 +64,7 @@ void config_help(struct buf *out)
         buf_printf(out, "  --%s%-*s %s", negatable ? "[no-]" : "",
                    negatable ? 25 : 30, row->name, row->help);
         if (row->choices) {
-            buf_printf(out, " (%s)", row->choices);
+            put_choices(row->choices, out);
         }
         if (row->initial && row->type != OPTION_BOOL) {
             buf_printf(out, " [%s]", row->initial);
