@@ -73,6 +73,10 @@ const struct option_row option_rows[] = {
      .same_on_nodes = true},
     {ROW("enable-prefix-caching", OPTION_BOOL, engine.enable_prefix_caching, "true",
          "share the KV of equal prefixes")},
+    {ROW("prefix-overtake-tokens", OPTION_INT, engine.prefix_overtake_tokens, "-1",
+         "computed prompt tokens of later requests, found in the cache, that may go before one; 0: "
+         "none; -1: what 10 s of prompts compute"),
+     .min = -1, .max = 1e15},
     {ROW("enable-chunked-prefill", OPTION_BOOL, engine.enable_chunked_prefill, "true",
          "long prompts in pieces, beside decoding")},
     {ROW("speculative-config", OPTION_JSON, engine.speculative_config, NULL,
