@@ -30,7 +30,8 @@ static bool fill_pass(const struct measure *m, struct pass *p, struct pass_row *
     if (m->draft && m->options->draft_max_len < longest) {
         longest = m->options->draft_max_len;
     }
-    if (each > l->block_tokens || each > longest || m->n_rows > l->max_rows || m->n_rows > l->max_out) {
+    if (each > l->block_tokens || each > longest || m->n_rows > l->max_rows ||
+        m->n_rows > l->max_out) {
         return false;
     }
     *p = (struct pass){.model = m->draft, .kv_set = m->draft, .n_rows = m->n_rows, .rows = rows,

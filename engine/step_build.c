@@ -95,7 +95,8 @@ static void sort_entries(struct plan_entry *v, struct plan_entry *room, int32_t 
 {
     for (int32_t width = 1; width < n; width *= 2) {
         for (int32_t i = 0; i < n; i += 2 * width) {
-            int32_t mid = i + width < n ? i + width : n, end = i + 2 * width < n ? i + 2 * width : n;
+            int32_t mid = i + width < n ? i + width : n;
+            int32_t end = i + 2 * width < n ? i + 2 * width : n;
             int32_t a = i, b = mid, k = i;
             while (a < mid && b < end) {
                 room[k++] = compare_blocks(&v[b], &v[a], h) < 0 ? v[b++] : v[a++];
@@ -192,7 +193,7 @@ static void build_pool(struct planned_step *ps, const struct plan_entry *e, int3
     struct step *st = &ps->step;
     struct sequence *seq = e->seq;
     bool mean = seq->request->pool == POOL_MEAN;
-    int32_t first_out = st->pass.n_out, n_out = mean ? e->n_rows : e->draws ? 1 : 0;
+    int32_t first_out = st->pass.n_out, n_out = mean ? e->n_rows : e->draws;
     for (int32_t i = 0; i < n_out; i++) {
         add_out(ps, first_row + e->n_rows - n_out + i);
     }
@@ -283,7 +284,7 @@ void step_build(struct planned_step *ps, const struct holdings *h)
         int32_t first = st->pass.n_rows;
         build_rows(ps, e, first);
         st->seqs[i] = (struct pass_seq){e->seq->lane, first, e->n_rows, e->first,
-                                          e->seq->tree != NULL};
+                                        e->seq->tree != NULL};
         st->pass.n_rows += e->n_rows;
         if (e->seq->request->pool != POOL_NONE) {
             build_pool(ps, e, first);

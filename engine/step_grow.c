@@ -12,18 +12,7 @@
 
 #include <math.h>
 
-/* ---- a level ------------------------------------------------------------------------------ */
-
-/* What n-gram lookup finds is a path of candidates like any other. */
-static void look_up(struct spec *sp, struct spec_tree *t)
-{
-    int32_t found[MAX_DRAFTS], at = 0;
-    int32_t n = ngram_look_up(sp, t->seq, t->depth, found);
-    for (int32_t i = 0; i < n && at >= 0; i++) {
-        at = tree_add(t, at, found[i], t->nodes[at].logp + sp->learnt.lookup_logp);
-        t->looked_up = i == 0 ? at : t->looked_up;
-    }
-}
+/* ---- a level's pass ----------------------------------------------------------------------- */
 
 static void begin_level(struct planned_step *ps)
 {
@@ -92,10 +81,22 @@ static enum status run_ahead(struct planned_step *ps, const struct draft_pass *p
         ps->step.begun = true; // the lanes' news go with the first alone
     }
     ps->step.begun = begun;
-    return step_run_ahead(&ps->step, passes, n_passes, site->ranks, site->n_vocab_used, ps->results);
+    return step_run_ahead(&ps->step, passes, n_passes, site->ranks, site->n_vocab_used,
+                          ps->results);
 }
 
 /* ---- growth ------------------------------------------------------------------------------- */
+
+/* What n-gram lookup finds is a path of candidates like any other. */
+static void look_up(struct spec *sp, struct spec_tree *t)
+{
+    int32_t found[MAX_DRAFTS], at = 0;
+    int32_t n = ngram_look_up(sp, t->seq, t->depth, found);
+    for (int32_t i = 0; i < n && at >= 0; i++) {
+        at = tree_add(t, at, found[i], t->nodes[at].logp + sp->learnt.lookup_logp);
+        t->looked_up = i == 0 ? at : t->looked_up;
+    }
+}
 
 /* Children of a node, by draw number `draw` of pass `pass` of all models. */
 static void expand(struct planned_step *ps, const struct spec *sp, struct spec_tree *t,

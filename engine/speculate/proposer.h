@@ -1,7 +1,7 @@
 /* Proposers: who guesses the tokens that come next. Each is a row of the table in spec.c, and a
- * file. A proposer sees sequences, and changes none of them: it fills in what it proposes. Pool, cache,
- * order and plan are not its business; which blocks draft models may feed is settled before it is
- * asked.
+ * file. A proposer sees sequences, and changes none of them: it fills in what it proposes. Pool,
+ * cache, order and plan are not its business; which blocks draft models may feed is settled before
+ * it is asked.
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_SPECULATE_PROPOSER_H
 #define SLUICE_ENGINE_SPECULATE_PROPOSER_H
