@@ -41,6 +41,7 @@ void output_init(struct output *o, const struct output_options *options,
         }
     }
     reasoning_split_init(&o->split, options->reasoning, options->starts_in_reasoning,
+                         o->parser ? o->parser->ends_reasoning : NULL,
                          (struct tool_sink){.on_text = put_content, .on_reasoning = put_reasoning,
                                             .arg = o});
 }

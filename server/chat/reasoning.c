@@ -6,33 +6,95 @@ enum state {
     BEFORE, // nothing but white space yet: the open marker may come
     OPENED, // inside, nothing but white space yet
     INSIDE,
-    CLOSED, // newlines behind the close marker are dropped
+    CLOSED, // newlines behind the close marker are dropped, and what opens the answer
+    ANSWER, // within markers of the answer's own
     REST,
 };
 
-/* In the order in which a template is searched for them. */
-static const struct {
-    const char *name, *open, *close;
+/* In the order in which a template is searched for them: the more special come first. Lists end in
+ * NULL. */
+static const struct kind {
+    const char *opens[3], *closes[3];
+    const char *answer_opens[3], *answer_closes[3]; // around the answer, and no part of it
+    const char *sign, *without; // in templates; NULL: the first marker, and nothing
     const struct tool_parser *parser; // finds it, as it is a part of that form
 } kinds[] = {
-    [REASONING_NONE] = {.name = "none"},
-    [REASONING_HARMONY] = {.name = "harmony",
-                           .open = "<|channel|>analysis<|message|>",
+    [REASONING_HARMONY] = {.opens = {"<|channel|>analysis<|message|>"},
                            .parser = &tool_parser_harmony},
-    [REASONING_THINK] = {.name = "think", .open = "<think>", .close = "</think>"},
-    [REASONING_MISTRAL] = {.name = "mistral", .open = "[THINK]", .close = "[/THINK]"},
+    [REASONING_GEMMA4] = {.opens = {"<|channel>thought"}, .closes = {"<channel|>"}},
+    [REASONING_SEED_OSS] = {.opens = {"<seed:think>"}, .closes = {"</seed:think>"}},
+    [REASONING_COHERE] = {.opens = {"<|START_THINKING|>"},
+                          .closes = {"<|END_THINKING|>"},
+                          .answer_opens = {"<|START_RESPONSE|>", "<|START_TEXT|>"},
+                          .answer_closes = {"<|END_RESPONSE|>", "<|END_TEXT|>"}},
+    [REASONING_MISTRAL] = {.opens = {"[THINK]"}, .closes = {"[/THINK]"}},
+    [REASONING_GRANITE] = {.opens = {"Here is my thought process:", "Here's my thought process:"},
+                           .closes = {"Here is my response:", "Here's my response:"}},
+    [REASONING_ANSWER] = {.opens = {"<think>"},
+                          .closes = {"</think>"},
+                          .answer_opens = {"<answer>"},
+                          .answer_closes = {"</answer>"},
+                          .sign = "<answer>"},
+    [REASONING_RESPONSE] = {.opens = {"<think>"},
+                            .closes = {"</think>"},
+                            .answer_opens = {"<response>"},
+                            .answer_closes = {"</response>"},
+                            .sign = "<response>",
+                            .without = "<minimax:"}, // for which these are a tool's answers
+    [REASONING_THINK] = {.opens = {"<think>"}, .closes = {"</think>"}},
 };
+
+enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
+
+/* Names as vLLM has them, "harmony" and "think". */
+static const struct {
+    const char *name;
+    enum reasoning_kind kind;
+} names[] = {
+    {"cohere_command3", REASONING_COHERE}, {"cohere_command4", REASONING_COHERE},
+    {"deepseek_r1", REASONING_THINK},      {"deepseek_v3", REASONING_THINK},
+    {"deepseek_v4", REASONING_THINK},      {"ernie45", REASONING_RESPONSE},
+    {"gemma4", REASONING_GEMMA4},          {"glm45", REASONING_THINK},
+    {"glm47", REASONING_THINK},            {"granite", REASONING_GRANITE},
+    {"granite_thinking_parser", REASONING_THINK},
+    {"harmony", REASONING_HARMONY},        {"holo2", REASONING_THINK},
+    {"hunyuan_a13b", REASONING_ANSWER},    {"kimi_k2", REASONING_THINK},
+    {"mimo", REASONING_THINK},             {"minimax_m2", REASONING_THINK},
+    {"mistral", REASONING_MISTRAL},        {"nemotron_v3", REASONING_THINK},
+    {"olmo3", REASONING_THINK},            {"openai_gptoss", REASONING_HARMONY},
+    {"poolside_v1", REASONING_THINK},      {"qwen3", REASONING_THINK},
+    {"seed_oss", REASONING_SEED_OSS},      {"step3", REASONING_THINK},
+    {"step3p5", REASONING_THINK},          {"think", REASONING_THINK},
+};
+
+enum { N_NAMES = sizeof names / sizeof names[0] };
 
 static bool is_space(char c)
 {
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
+const char *reasoning_name(size_t i)
+{
+    return i < N_NAMES ? names[i].name : NULL;
+}
+
 bool reasoning_find(const char *name, enum reasoning_kind *kind)
 {
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        if (strcmp(kinds[i].name, name) == 0) {
-            *kind = (enum reasoning_kind)i;
+    *kind = REASONING_NONE;
+    for (size_t i = 0; i < N_NAMES; i++) {
+        if (strcmp(names[i].name, name) == 0) {
+            *kind = names[i].kind;
+            return true;
+        }
+    }
+    return strcmp(name, "none") == 0;
+}
+
+static bool has_one(const char *text, const char *const *words)
+{
+    for (; *words; words++) {
+        if (strstr(text, *words)) {
             return true;
         }
     }
@@ -41,9 +103,12 @@ bool reasoning_find(const char *name, enum reasoning_kind *kind)
 
 enum reasoning_kind reasoning_for_template(const char *chat_template)
 {
-    for (int k = REASONING_NONE + 1; chat_template && k <= REASONING_MISTRAL; k++) {
-        if (strstr(chat_template, kinds[k].open) ||
-            (kinds[k].close && strstr(chat_template, kinds[k].close))) {
+    for (int k = REASONING_NONE + 1; chat_template && k < N_KINDS; k++) {
+        bool wanted = !kinds[k].sign || strstr(chat_template, kinds[k].sign);
+        bool barred = kinds[k].without && strstr(chat_template, kinds[k].without);
+        bool marked = has_one(chat_template, kinds[k].opens) ||
+                      has_one(chat_template, kinds[k].closes);
+        if (wanted && !barred && marked) {
             return (enum reasoning_kind)k;
         }
     }
@@ -52,14 +117,16 @@ enum reasoning_kind reasoning_for_template(const char *chat_template)
 
 bool reasoning_is_open(enum reasoning_kind kind, const char *prompt, size_t n_bytes)
 {
-    if (kind == REASONING_NONE) {
-        return false;
-    }
     while (n_bytes > 0 && is_space(prompt[n_bytes - 1])) {
         n_bytes--;
     }
-    size_t n = strlen(kinds[kind].open);
-    return n_bytes >= n && memcmp(prompt + n_bytes - n, kinds[kind].open, n) == 0;
+    for (const char *const *open = kinds[kind].opens; *open; open++) {
+        size_t n = strlen(*open);
+        if (n_bytes >= n && memcmp(prompt + n_bytes - n, *open, n) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 const struct tool_parser *reasoning_parser(enum reasoning_kind kind)
@@ -67,16 +134,22 @@ const struct tool_parser *reasoning_parser(enum reasoning_kind kind)
     return kinds[kind].parser;
 }
 
-bool reasoning_is_marker(enum reasoning_kind kind, const char *text)
+/* A marker may be several tokens, of which the first is special. */
+static bool begins_one(const char *text, const char *const *words)
 {
-    // the markers of one kind are text to the other, but models of both print them whole
-    static const char *const markers[] = {"<think>", "</think>", "[THINK]", "[/THINK]"};
-    for (size_t i = 0; kind != REASONING_NONE && i < sizeof markers / sizeof markers[0]; i++) {
-        if (strcmp(markers[i], text) == 0) {
+    for (; *words; words++) {
+        if (strncmp(*words, text, strlen(text)) == 0) {
             return true;
         }
     }
     return false;
+}
+
+bool reasoning_is_marker(enum reasoning_kind kind, const char *text)
+{
+    const struct kind *k = &kinds[kind];
+    return *text && (begins_one(text, k->opens) || begins_one(text, k->closes) ||
+                     begins_one(text, k->answer_opens) || begins_one(text, k->answer_closes));
 }
 
 /* ---- the split ---- */
@@ -84,9 +157,11 @@ bool reasoning_is_marker(enum reasoning_kind kind, const char *text)
 enum { HELD_MAX_BYTES = 16 << 20 }; // chosen: a run of white space, or what may be a marker
 
 void reasoning_split_init(struct reasoning_split *r, enum reasoning_kind kind, bool opened,
-                          struct tool_sink sink)
+                          const char *const *enders, struct tool_sink sink)
 {
+    static const char *const none[] = {NULL};
     *r = (struct reasoning_split){.kind = kind, .state = REST, .sink = sink};
+    r->enders = enders ? enders : none;
     buf_init(&r->held, HELD_MAX_BYTES);
     if (kind != REASONING_NONE && !kinds[kind].parser) {
         r->state = opened ? OPENED : BEFORE;
@@ -106,14 +181,26 @@ static void put_rest(struct reasoning_split *r, const char *text, size_t n_bytes
     }
 }
 
-/* 1: the held text begins with word; 0: it may yet; -1: no. */
-static int begins(const struct reasoning_split *r, size_t at, const char *word, bool final)
+/* Whether the held text begins with one of the words at `at`: MATCH_YES, and then *n is its
+ * length. */
+static enum tool_match begins(const struct reasoning_split *r, size_t at, const char *const *words,
+                              bool final, size_t *n)
 {
-    size_t n = strlen(word), held = r->held.n_bytes - at;
-    if (held >= n) {
-        return memcmp(r->held.data + at, word, n) == 0 ? 1 : -1;
+    enum tool_match m = MATCH_NO;
+    size_t held = r->held.n_bytes - at;
+    *n = 0;
+    for (; held > 0 && *words; words++) {
+        size_t n_word = strlen(*words);
+        if (memcmp(r->held.data + at, *words, n_word < held ? n_word : held) != 0) {
+            continue;
+        }
+        if (held >= n_word) {
+            *n = n_word;
+            return MATCH_YES;
+        }
+        m = final ? m : MATCH_MAYBE;
     }
-    return !final && memcmp(r->held.data + at, word, held) == 0 ? 0 : -1;
+    return m;
 }
 
 static size_t spaces(struct reasoning_split *r)
@@ -130,85 +217,142 @@ static void consume(struct reasoning_split *r, size_t n_bytes)
     r->n_blank = 0;
 }
 
-/* BEFORE and OPENED: white space, then perhaps the open marker. True: go on in a new state. */
-static bool at_open(struct reasoning_split *r, bool final)
+/* What opens an answer at `at`: true if it is decided whether something does. */
+static bool at_answer(struct reasoning_split *r, size_t at, bool final)
 {
-    size_t skip = spaces(r);
-    if (skip == r->held.n_bytes && !final) {
+    size_t n;
+    enum tool_match m = begins(r, at, kinds[r->kind].answer_opens, final, &n);
+    if (m == MATCH_MAYBE) {
         return false;
     }
-    const char *open = kinds[r->kind].open;
-    int m = begins(r, skip, open, final);
-    if (m == 0) {
-        return false;
+    if (m == MATCH_YES) {
+        consume(r, at + n);
+        r->in_answer = true;
     }
-    if (r->state == OPENED) { // some models repeat the marker that the prompt has
-        consume(r, skip + (m == 1 ? strlen(open) : 0));
-        r->state = m == 1 ? OPENED : INSIDE;
-        return m != 1 || r->held.n_bytes > 0;
-    }
-    if (m == 1) {
-        consume(r, skip + strlen(open));
-        r->is_inside = true;
-    }
-    r->state = m == 1 ? OPENED : REST;
+    r->state = m == MATCH_YES ? CLOSED : REST;
     return true;
 }
 
-/* Reports reasoning up to the close marker; white space in front of that is dropped. */
-static bool inside(struct reasoning_split *r, bool final)
+/* BEFORE and OPENED: white space, then perhaps the open marker. True: go on in a new state. */
+static bool at_open(struct reasoning_split *r, bool final)
 {
-    const char *close = kinds[r->kind].close;
+    size_t skip = spaces(r), n;
+    if (skip == r->held.n_bytes && !final) {
+        return false;
+    }
+    enum tool_match m = begins(r, skip, kinds[r->kind].opens, final, &n);
+    if (m == MATCH_MAYBE) {
+        return false;
+    }
+    if (r->state == OPENED) { // some models repeat the marker that the prompt has
+        consume(r, skip + n);
+        r->state = m == MATCH_YES ? OPENED : INSIDE;
+        return m != MATCH_YES || r->held.n_bytes > 0;
+    }
+    if (m == MATCH_YES) {
+        consume(r, skip + n);
+        r->is_inside = true;
+        r->state = OPENED;
+        return true;
+    }
+    return at_answer(r, skip, final);
+}
+
+/* Passes text on up to one of the words, or of `more`; white space in front of that is dropped.
+ * True: one was found, and what is held begins with it; *n bytes of that are no text. */
+static bool up_to(struct reasoning_split *r, const char *const *words, const char *const *more,
+                  void (*report)(void *, const char *, size_t), bool final, size_t *n)
+{
     size_t end = 0, i = r->n_blank;
+    enum tool_match m = MATCH_NO;
     for (; i < r->held.n_bytes; i++) {
-        int m = begins(r, i, close, final);
-        if (m == 1) {
-            r->sink.on_reasoning(r->sink.arg, r->held.data, end);
-            consume(r, i + strlen(close));
-            r->state = CLOSED;
-            r->is_inside = false;
-            return true;
+        m = begins(r, i, words, final, n);
+        if (m == MATCH_NO) {
+            m = begins(r, i, more, final, n);
+            *n = 0; // what begins there is text to others
         }
-        if (m == 0) {
+        if (m != MATCH_NO) {
             break;
         }
         end = is_space(r->held.data[i]) ? end : i + 1;
     }
     if (end > 0) {
-        r->sink.on_reasoning(r->sink.arg, r->held.data, end);
-        consume(r, end);
+        report(r->sink.arg, r->held.data, end);
     }
-    r->n_blank = i - end;
-    return false;
+    consume(r, m == MATCH_YES ? i : end);
+    r->n_blank = m == MATCH_YES ? 0 : i - end;
+    return m == MATCH_YES;
+}
+
+/* Reasoning ends at its close marker, or where a call begins. */
+static bool inside(struct reasoning_split *r, bool final)
+{
+    size_t n;
+    if (!up_to(r, kinds[r->kind].closes, r->enders, r->sink.on_reasoning, final, &n)) {
+        return false;
+    }
+    consume(r, n);
+    r->state = CLOSED;
+    r->is_inside = false;
+    return true;
+}
+
+static bool in_answer(struct reasoning_split *r, bool final)
+{
+    static const char *const none[] = {NULL};
+    size_t n;
+    if (!up_to(r, kinds[r->kind].answer_closes, none, r->sink.on_text, final, &n)) {
+        if (final) { // white space that no marker followed
+            put_rest(r, r->held.data, r->held.n_bytes);
+            consume(r, r->held.n_bytes);
+        }
+        return false;
+    }
+    consume(r, n);
+    r->in_answer = false;
+    r->state = CLOSED;
+    return true;
+}
+
+static bool closed(struct reasoning_split *r, bool final)
+{
+    size_t skip = 0;
+    while (skip < r->held.n_bytes && (r->held.data[skip] == '\n' || r->held.data[skip] == '\r')) {
+        skip++;
+    }
+    consume(r, skip);
+    if (r->held.n_bytes == 0) {
+        return false;
+    }
+    if (r->in_answer) {
+        r->state = ANSWER;
+        return true;
+    }
+    return at_answer(r, 0, final);
+}
+
+static bool step(struct reasoning_split *r, bool final)
+{
+    switch (r->state) {
+    case BEFORE:
+    case OPENED: return at_open(r, final);
+    case INSIDE: return inside(r, final);
+    case CLOSED: return closed(r, final);
+    case ANSWER: return in_answer(r, final);
+    default:
+        put_rest(r, r->held.data, r->held.n_bytes);
+        consume(r, r->held.n_bytes);
+        return false;
+    }
 }
 
 void reasoning_split_text(struct reasoning_split *r, const char *text, size_t n_bytes, bool final)
 {
-    if (r->state == REST) {
+    if (r->state == REST && r->held.n_bytes == 0) {
         put_rest(r, text, n_bytes);
         return;
     }
     buf_put(&r->held, text, n_bytes);
-    bool more = true;
-    while (more) {
-        more = false;
-        if (r->state == BEFORE || r->state == OPENED) {
-            more = at_open(r, final);
-        } else if (r->state == INSIDE) {
-            more = inside(r, final);
-        } else if (r->state == CLOSED) {
-            size_t skip = 0;
-            while (skip < r->held.n_bytes &&
-                   (r->held.data[skip] == '\n' || r->held.data[skip] == '\r')) {
-                skip++;
-            }
-            buf_consume(&r->held, skip);
-            r->state = r->held.n_bytes > 0 ? REST : CLOSED;
-        }
-        if (r->state == REST) {
-            put_rest(r, r->held.data, r->held.n_bytes);
-            buf_clear(&r->held);
-            more = false;
-        }
+    while (step(r, final)) {
     }
 }

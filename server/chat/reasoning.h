@@ -6,10 +6,28 @@
 
 #include "server/chat/tools/parser.h"
 
-enum reasoning_kind { REASONING_NONE, REASONING_HARMONY, REASONING_THINK, REASONING_MISTRAL };
+enum reasoning_kind {
+    REASONING_NONE,
+    REASONING_HARMONY,
+    REASONING_GEMMA4,
+    REASONING_SEED_OSS,
+    REASONING_COHERE,
+    REASONING_MISTRAL,
+    REASONING_GRANITE,
+    REASONING_ANSWER,   // <think>, and the answer in <answer>
+    REASONING_RESPONSE, // <think>, and the answer in <response>
+    REASONING_THINK,
+};
 
-/* By its name in the configuration; false if there is none. */
+/* All names that options take, as reasoning_name tells them. */
+#define REASONING_NAMES                                                                            \
+    "cohere_command3|cohere_command4|deepseek_r1|deepseek_v3|deepseek_v4|ernie45|gemma4|glm45|"    \
+    "glm47|granite|granite_thinking_parser|harmony|holo2|hunyuan_a13b|kimi_k2|mimo|minimax_m2|"    \
+    "mistral|nemotron_v3|olmo3|openai_gptoss|poolside_v1|qwen3|seed_oss|step3|step3p5|think"
+
+/* By its name in the configuration, or "none"; false if there is no such name. */
 bool reasoning_find(const char *name, enum reasoning_kind *kind);
+const char *reasoning_name(size_t i); // one at a time; NULL behind the last
 
 /* Which reasoning a model with this chat template has; `template` may be NULL. */
 enum reasoning_kind reasoning_for_template(const char *chat_template);
@@ -28,13 +46,16 @@ struct reasoning_split {
     struct tool_sink sink; // on_reasoning, and on_text for the rest; neither is called for nothing
     struct buf held;       // not yet known to be reasoning or not
     size_t n_blank;        // of it, from its begin: white space that was looked at
+    const char *const *enders; // words that end reasoning and are no part of it
     int state;
     bool is_inside; // what came last was reasoning
+    bool in_answer;
 };
 
-/* `opened`: the prompt has the open marker. */
+/* `opened`: the prompt has the open marker. `enders`: a list that ends in NULL and outlives the
+ * split, or NULL. */
 void reasoning_split_init(struct reasoning_split *r, enum reasoning_kind kind, bool opened,
-                          struct tool_sink sink);
+                          const char *const *enders, struct tool_sink sink);
 void reasoning_split_deinit(struct reasoning_split *r); // accepts a zeroed struct
 void reasoning_split_text(struct reasoning_split *r, const char *text, size_t n_bytes, bool final);
 

@@ -1,6 +1,7 @@
 #include "server/cli/config_table.h"
 
 #include "engine/device/params.h"
+#include "server/chat/output.h"
 
 #define FIELD(at) ((struct config *)0)->at
 #define ROW(option, kind, at, first, text)                                                         \
@@ -174,14 +175,9 @@ const struct option_row option_rows[] = {
 
     {.section = "Answers",
      ROW("tool-call-parser", OPTION_CHOICE, tool_call_parser, "auto", "form of tool calls"),
-     .choices = "auto|none|harmony|hermes|llama3_json|mistral|pythonic|qwen3_coder",
-     .synonyms = "openai=harmony|llama4_json=llama3_json|llama4_pythonic=pythonic|"
-                 "qwen3_xml=qwen3_coder"},
+     .choices = "auto|none|" TOOL_PARSER_NAMES},
     {ROW("reasoning-parser", OPTION_CHOICE, reasoning_parser, "auto", "form of reasoning"),
-     .choices = "auto|none|harmony|think|mistral",
-     .synonyms = "openai_gptoss=harmony|deepseek_r1=think|deepseek_v3=think|qwen3=think|"
-                 "glm45=think|kimi_k2=think|ernie45=think|olmo3=think|step3=think|"
-                 "minimax_m2=think"},
+     .choices = "auto|none|" REASONING_NAMES},
     {ROW("clamp-max-tokens", OPTION_BOOL, clamp_max_tokens, "false",
          "cut max_tokens to what fits, instead of an error")},
     {ROW("strict-parameters", OPTION_BOOL, strict_parameters, "false",

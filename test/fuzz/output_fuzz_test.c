@@ -1,4 +1,5 @@
-/* The output's parsers: the first byte picks the parser and the options, the rest is a model's text.
+/* The output's parsers: three bytes pick the parser, the reasoning and the options, the rest is a
+ * model's text.
  * What comes out must not depend on how the text was cut, and calls must be well-formed. */
 #include "server/chat/output.h"
 
@@ -66,28 +67,35 @@ static void parse(const struct output_options *opt, const char *s, size_t n, siz
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char *const names[] = {"hermes", "llama3_json", "mistral", "pythonic",
-                                        "qwen3_coder", "harmony"};
+    static const char *const names[] = {
+        // 'a' and so on; those to come are added at the end, so that old inputs stay what they are
+        "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "harmony", "seed_oss",
+        "minimax_m2", "deepseek_v32", "minicpm5", "glm45", "kimi_k2", "deepseek_v31", "deepseek_v3",
+        "gemma4", "hunyuan_a13b", "granite", "cohere_command3", "internlm", "gigachat3", "olmo3",
+        "phi4_mini_json",
+    };
+    enum { N_NAMES = sizeof names / sizeof names[0], N_KINDS = REASONING_THINK + 1 };
     static const char *const stop[] = {"</s>", "END"};
     static const size_t stop_bytes[] = {4, 3};
     struct json *tools;
-    if (size < 1 || json_parse(tools_text, sizeof tools_text - 1, NULL, &tools, NULL) != OK) {
+    if (size < 3 || json_parse(tools_text, sizeof tools_text - 1, NULL, &tools, NULL) != OK) {
         return 0;
     }
     struct output_options opt = {
-        .parser = tool_parser_find(names[data[0] % 6]),
+        .parser = tool_parser_find(names[(data[0] + 256 - 'a') % N_NAMES]),
         .tools = tools,
-        .reasoning = (enum reasoning_kind)(data[0] / 6 % 4),
-        .starts_in_reasoning = (data[0] & 64) != 0,
+        .reasoning = (enum reasoning_kind)((data[1] + 240 - '0') % N_KINDS),
+        .starts_in_reasoning = (data[2] & 1) != 0,
         .stop = stop,
         .stop_bytes = stop_bytes,
-        .n_stop = data[0] & 128 ? 2 : 0,
+        .n_stop = data[2] & 2 ? 2 : 0,
     };
     struct result whole, cut;
-    const char *text = (const char *)data + 1;
-    parse(&opt, text, size - 1, size, &whole);
+    const char *text = (const char *)data + 3;
+    size -= 3;
+    parse(&opt, text, size, size + 1, &whole);
     for (size_t piece = 1; piece < 4; piece++) {
-        parse(&opt, text, size - 1, piece, &cut);
+        parse(&opt, text, size, piece, &cut);
         ASSERT(cut.text.n_bytes == whole.text.n_bytes);
         ASSERT(whole.text.n_bytes == 0 ||
                memcmp(cut.text.data, whole.text.data, whole.text.n_bytes) == 0);
@@ -101,25 +109,51 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 #ifndef LIBFUZZER
 int main(void)
 {
-    static const char cut_name[] = "X<tool_call>\n<function=\0\0f>\n<parameter=\0>\n5\n</parameter>\n"
-                                   "</function>\n</tool_call>"; // found by a fuzzer
+    static const char cut_name[] = "e00<tool_call>\n<function=\0\0f>\n<parameter=\0>\n5\n"
+                                   "</parameter>\n</function>\n</tool_call>"; // found by a fuzzer
     fuzz_one(cut_name, sizeof cut_name - 1);
     static const char *const seeds[] = {
-        "0<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": [1, {}]}}\n</tool_call> b END",
-        "1{\"name\": \"g\", \"parameters\": {\"x\": \"\\u00e9\\\"\"}}; {\"name\": \"f\", "
+        "a02<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": [1, {}]}}\n</tool_call> b END",
+        "b00{\"name\": \"g\", \"parameters\": {\"x\": \"\\u00e9\\\"\"}}; {\"name\": \"f\", "
         "\"parameters\": {}}",
-        "2[TOOL_CALLS]f[CALL_ID]ab12[ARGS]{\"n\": 1}[TOOL_CALLS][{\"name\": \"g\", \"arguments\": "
-        "\"{}\", \"id\": \"x\"}]",
-        "3[f(n=-1.5e3, s='a\\x41\\'', o={'k': [True, None, (1,)]}), g()]",
-        "\x87<|tool_call_start|>[[f(n=1)]",
-        "4<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=b>\ntrue\n"
+        "c50[THINK]hm[/THINK][TOOL_CALLS]f[CALL_ID]ab12[ARGS]{\"n\": 1}[TOOL_CALLS][{\"name\": \"g\", "
+        "\"arguments\": \"{}\", \"id\": \"x\"}]",
+        "d00[f(n=-1.5e3, s='a\\x41\\'', o={'k': [True, None, (1,)]}), g()]",
+        "d93hm</think><|tool_call_start|>[[f(n=1)]",
+        "e00<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=b>\ntrue\n"
         "</parameter>\n</function>\n</tool_call>",
-        "?<think>\nhm\n</think>\n\n<|tool_call_start|>[f(n=1)]<|tool_call_end|>",
-        "\x8bThe [THINK]end[/THINK]</s>\n<|python_tag|>{\"name\"",
-        ";\xf9" "analysis\xfahm\xfc\xf8" "assistant\xf9" "commentary to=functions.f \xfb" "json\xfa{\"n\": "
+        "d90<think>\nhm\n</think>\n\n<|tool_call_start|>[f(n=1)]<|tool_call_end|>",
+        "b92The <think>end</think></s>\n<|python_tag|>{\"name\"",
+        "f10\xf9" "analysis\xfahm\xfc\xf8" "assistant\xf9" "commentary to=functions.f \xfb" "json\xfa{\"n\": "
         "[1, \"}\"]}\xfe\xf8" "assistant\xf9" "final\xfayes\xfd",
-        "5 to=functions.g\xf9" "commentary\xfa{}\xfe stray \xf9" "commentary\xfaI look.\xfc",
-        "Shm\xfc\xf8" "assistant to=python\xf9" "analysis code\xfaprint(1)\xfe",
+        "f10 to=functions.g\xf9" "commentary\xfa{}\xfe stray \xf9" "commentary\xfaI look.\xfc",
+        "f11hm\xfc\xf8" "assistant to=python\xf9" "analysis code\xfaprint(1)\xfe",
+        "g30<seed:think>hm</seed:think>\n<seed:tool_call>\n<function=f>\n<parameter=n>5</parameter>\n"
+        "</function>\n</seed:tool_call>",
+        "h91hm<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"n\">5</parameter>\n</invoke>"
+        "\n</minimax:tool_call>",
+        "i00<\xEF\xBD\x9C" "DSML\xEF\xBD\x9Ctool_calls>\n<\xEF\xBD\x9C" "DSML\xEF\xBD\x9Cinvoke name=\"f\">"
+        "\n<\xEF\xBD\x9C" "DSML\xEF\xBD\x9Cparameter name=\"n\" string=\"false\">5</\xEF\xBD\x9C" "DSML"
+        "\xEF\xBD\x9Cparameter>\n</\xEF\xBD\x9C" "DSML\xEF\xBD\x9Cinvoke>",
+        "j00<function name=\"f\"><param name=\"s\"><![CDATA[<b> </param>]]></param></function>",
+        "k91hm</think>\n<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
+        "l90<think>hm<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+        "<|tool_call_argument_begin|>{\"n\": 1}<|tool_call_end|><|tool_calls_section_end|>",
+        "m00<\xEF\xBD\x9Ctool\xE2\x96\x81" "call\xE2\x96\x81" "begin\xEF\xBD\x9C>f<\xEF\xBD\x9Ctool\xE2\x96"
+        "\x81sep\xEF\xBD\x9C>{\"n\": 1}",
+        "n00<\xEF\xBD\x9Ctool\xE2\x96\x81" "call\xE2\x96\x81" "begin\xEF\xBD\x9C>function<\xEF\xBD\x9Ctool"
+        "\xE2\x96\x81sep\xEF\xBD\x9C>f\n```json\n{\"n\": 1}\n```",
+        "o20<|channel>thought\nhm<channel|><|tool_call>call:f{s:<|\"|>a\"<|\"|>,o:{k:[1,{},<|\"|>x<|\"|>]},"
+        "b:true}<tool_call|>",
+        "p70<think>\nhm\n</think>\n<answer>\nyes\n</answer><tool_calls>[{\"name\": \"f\", \"arguments\": "
+        "{\"n\": 1}}, {\"name\": \"g\"}]</tool_calls>",
+        "q60Here is my thought process: hm. Here is my response: <|tool_call|>[{\"name\": \"g\"}]",
+        "r40<|START_THINKING|>hm<|END_THINKING|><|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": "
+        "\"f\", \"parameters\": {}}]<|END_ACTION|><|START_RESPONSE|>yes<|END_RESPONSE|>",
+        "s80<|action_start|><|plugin|>{\"name\": \"g\", \"parameters\": {}}<|action_end|>",
+        "t00<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"g\", \"arguments\": {}}",
+        "u00<function_calls>\nf(n=1)\ng()\n</function_calls>",
+        "v00functools[{\"name\": \"g\", \"arguments\": {}}]",
     };
     return fuzz_main(seeds, sizeof seeds / sizeof seeds[0], 60000);
 }

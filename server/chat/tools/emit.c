@@ -79,9 +79,8 @@ bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool f
             }
             if (left >= len) {
                 tool_report(p, end);
-                p->scan = i;
-                tool_commit(p);
-                p->scan += len;
+                p->scan = i + len; // white space before the word is content if the word is
+                p->n_blank = 0;
                 *which = w;
                 return true;
             }
@@ -136,6 +135,35 @@ bool tool_closes(struct tool_parse *p, char c)
         p->depth--;
     }
     return p->depth == 0;
+}
+
+void tool_object_begin(struct tool_parse *p)
+{
+    p->depth = 0;
+    p->quote = 0;
+    p->escape = false;
+}
+
+bool tool_object(struct tool_parse *p)
+{
+    if (p->depth == 0) {
+        tool_skip_space(p);
+        tool_commit(p);
+        if (tool_n_held(p) == 0) {
+            return false;
+        }
+        if (*tool_held(p) != '{') {
+            return true;
+        }
+    }
+    bool over = false;
+    while (!over && tool_n_held(p) > 0) {
+        over = tool_closes(p, *tool_held(p));
+        p->scan++;
+    }
+    tool_arguments(p, p->held.data + p->at, p->scan - p->at);
+    tool_commit(p);
+    return over;
 }
 
 const struct json *tool_function(const struct json *tools, const char *name)

@@ -202,10 +202,12 @@ static bool outside(struct tool_parse *p, bool final)
     if (!tool_find(p, list, true, final, &which)) {
         return false;
     }
+    p->scan--; // markers are bytes, and a head begins with its own
+    tool_commit(p);
     if (which == MESSAGE) { // without a head
-        p->scan = p->at;
         return open_message(p);
     }
+    p->scan++;
     if (which == START || which == CHANNEL) {
         p->state = HEAD;
     } else {
@@ -257,9 +259,7 @@ static bool call(struct tool_parse *p, bool final)
     if (p->in_items) {
         p->has_text = p->has_reasoning = false;
     }
-    p->depth = 0;
-    p->quote = 0;
-    p->escape = false;
+    tool_object_begin(p);
     p->state = ARGUMENTS;
     if (!object) {
         tool_end(p);

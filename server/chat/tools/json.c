@@ -61,12 +61,20 @@ static void begin(struct json_call *c, struct tool_parse *p)
 
 static enum field field_of(const struct json_call *c)
 {
-    const char *key = c->key.data ? c->key.data : "";
-    return strcmp(key, "name") == 0        ? FIELD_NAME
-           : strcmp(key, "id") == 0        ? FIELD_ID
-           : strcmp(key, "arguments") == 0 ? FIELD_ARGUMENTS
-           : strcmp(key, "parameters") == 0 ? FIELD_ARGUMENTS
-                                            : FIELD_OTHER;
+    static const struct {
+        const char *key;
+        enum field field;
+    } keys[] = {
+        {"name", FIELD_NAME},           {"tool_name", FIELD_NAME},
+        {"id", FIELD_ID},               {"tool_call_id", FIELD_ID},
+        {"arguments", FIELD_ARGUMENTS}, {"parameters", FIELD_ARGUMENTS},
+    };
+    for (size_t i = 0; c->key.data && i < sizeof keys / sizeof keys[0]; i++) {
+        if (strcmp(c->key.data, keys[i].key) == 0) {
+            return keys[i].field;
+        }
+    }
+    return FIELD_OTHER;
 }
 
 static void value_begins(struct json_call *c, char b)

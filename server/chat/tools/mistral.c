@@ -46,9 +46,7 @@ static bool begin_arguments(struct tool_parse *p)
 {
     tool_begin(p, p->name.data, p->id.data ? p->id.data : "");
     tool_commit(p);
-    p->depth = 0;
-    p->quote = 0;
-    p->escape = false;
+    tool_object_begin(p);
     p->state = ARGUMENTS;
     return true;
 }
@@ -90,34 +88,14 @@ static bool word(struct tool_parse *p, bool final)
     return false;
 }
 
-/* Passes one JSON object on as it comes. */
 static bool arguments(struct tool_parse *p)
 {
-    if (p->depth == 0) {
-        tool_skip_space(p);
-        tool_commit(p);
-        if (tool_n_held(p) == 0) {
-            return false;
-        }
-        if (*tool_held(p) != '{') {
-            return give_up(p);
-        }
+    if (!tool_object(p)) {
+        return false;
     }
-    while (tool_n_held(p) > 0) {
-        char c = *tool_held(p);
-        p->scan++;
-        if (tool_closes(p, c)) {
-            break;
-        }
-    }
-    tool_arguments(p, p->held.data + p->at, p->scan - p->at);
-    tool_commit(p);
-    if (p->depth == 0) {
-        tool_end(p);
-        p->state = TEXT;
-        return true;
-    }
-    return false;
+    tool_end(p);
+    p->state = TEXT;
+    return true;
 }
 
 static bool array(struct tool_parse *p)

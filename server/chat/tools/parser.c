@@ -5,43 +5,113 @@
 
 enum { HELD_MAX_BYTES = 64 << 20 }; // far above what max_tokens allows
 
-static const struct tool_parser *const parsers[] = {
-    &tool_parser_harmony, &tool_parser_hermes,   &tool_parser_llama3_json,
-    &tool_parser_mistral, &tool_parser_pythonic, &tool_parser_qwen3_coder,
+/* Names as vLLM has them, and "harmony". Where several models share a form, so do their names. */
+static const struct {
+    const char *name;
+    const struct tool_parser *parser;
+} parsers[] = {
+    {"cohere_command3", &tool_parser_cohere_command3},
+    {"cohere_command4", &tool_parser_cohere_command3},
+    {"deepseek_v3", &tool_parser_deepseek_v3},
+    {"deepseek_v31", &tool_parser_deepseek_v31},
+    {"deepseek_v32", &tool_parser_deepseek_v32},
+    {"deepseek_v4", &tool_parser_deepseek_v32},
+    {"ernie45", &tool_parser_hermes},
+    {"gemma4", &tool_parser_gemma4},
+    {"gigachat3", &tool_parser_gigachat3},
+    {"glm45", &tool_parser_glm45},
+    {"glm47", &tool_parser_glm45},
+    {"granite", &tool_parser_granite},
+    {"granite4", &tool_parser_hermes},
+    {"harmony", &tool_parser_harmony},
+    {"hermes", &tool_parser_hermes},
+    {"hunyuan_a13b", &tool_parser_hunyuan_a13b},
+    {"internlm", &tool_parser_internlm},
+    {"jamba", &tool_parser_hunyuan_a13b},
+    {"kimi_k2", &tool_parser_kimi_k2},
+    {"lfm2", &tool_parser_pythonic},
+    {"llama3_json", &tool_parser_llama3_json},
+    {"llama4_json", &tool_parser_llama3_json},
+    {"llama4_pythonic", &tool_parser_pythonic},
+    {"longcat", &tool_parser_longcat},
+    {"minicpm5", &tool_parser_minicpm5},
+    {"minimax_m2", &tool_parser_minimax_m2},
+    {"mistral", &tool_parser_mistral},
+    {"nemotron_json", &tool_parser_nemotron_json},
+    {"olmo3", &tool_parser_olmo3},
+    {"openai", &tool_parser_harmony},
+    {"phi4_mini_json", &tool_parser_phi4_mini_json},
+    {"poolside_v1", &tool_parser_glm45},
+    {"pythonic", &tool_parser_pythonic},
+    {"qwen3_coder", &tool_parser_qwen3_coder},
+    {"qwen3_json", &tool_parser_hermes},
+    {"qwen3_xml", &tool_parser_qwen3_coder},
+    {"seed_oss", &tool_parser_seed_oss},
+    {"step3p5", &tool_parser_qwen3_coder},
 };
+
+enum { N_PARSERS = sizeof parsers / sizeof parsers[0] };
+
+const char *tool_parser_name(size_t i)
+{
+    return i < N_PARSERS ? parsers[i].name : NULL;
+}
 
 const struct tool_parser *tool_parser_find(const char *name)
 {
-    for (size_t i = 0; i < sizeof parsers / sizeof parsers[0]; i++) {
-        if (strcmp(parsers[i]->name, name) == 0) {
-            return parsers[i];
+    for (size_t i = 0; i < N_PARSERS; i++) {
+        if (strcmp(parsers[i].name, name) == 0) {
+            return parsers[i].parser;
         }
     }
     return NULL;
 }
 
+/* DeepSeek's token between a call's parts; the older form has a fence as well. */
+#define CALL_SEPARATOR "<\xEF\xBD\x9Ctool\xE2\x96\x81sep\xEF\xBD\x9C>"
+
 const struct tool_parser *tool_parser_for_template(const char *chat_template)
 {
     static const struct {
-        const char *text;
+        const char *text, *without; // `without`: it must not be there; may be NULL
         const struct tool_parser *parser;
     } signs[] = {
         // the first that a template contains decides, so the more special come first
-        {"<|channel|>analysis<|message|>", &tool_parser_harmony},
-        {"<parameter=", &tool_parser_qwen3_coder},
-        {"[TOOL_CALLS]", &tool_parser_mistral},
-        {"<tool_call>", &tool_parser_hermes},
-        {"<|tool_call_start|>", &tool_parser_pythonic},
-        {"<|tool_list_start|>", &tool_parser_pythonic},
-        {"<|python_start|>", &tool_parser_pythonic},
-        {"<|python_tag|>", &tool_parser_llama3_json},
-        {"\"parameters\": ", &tool_parser_llama3_json},
+        {"<|channel|>analysis<|message|>", NULL, &tool_parser_harmony},
+        {"<seed:tool_call>", NULL, &tool_parser_seed_oss},
+        {"<minimax:tool_call>", NULL, &tool_parser_minimax_m2},
+        {"\xEF\xBD\x9C" "DSML\xEF\xBD\x9C", NULL, &tool_parser_deepseek_v32},
+        {"<|tool_calls_section_begin|>", NULL, &tool_parser_kimi_k2},
+        {CALL_SEPARATOR, "```", &tool_parser_deepseek_v31},
+        {CALL_SEPARATOR, NULL, &tool_parser_deepseek_v3},
+        {"<arg_key>", NULL, &tool_parser_glm45},
+        {"<parameter=", NULL, &tool_parser_qwen3_coder},
+        {"<function name=\"", NULL, &tool_parser_minicpm5},
+        {"<|tool_call>call:", NULL, &tool_parser_gemma4},
+        {"[TOOL_CALLS]", NULL, &tool_parser_mistral},
+        {"<|START_ACTION|>", NULL, &tool_parser_cohere_command3},
+        {"<longcat_tool_call>", NULL, &tool_parser_longcat},
+        {"<TOOLCALL>", NULL, &tool_parser_nemotron_json},
+        {"<tool_calls>", NULL, &tool_parser_hunyuan_a13b},
+        {"<function_calls>", NULL, &tool_parser_olmo3},
+        {"<|tool_call|>", NULL, &tool_parser_granite},
+        {"<tool_call>", NULL, &tool_parser_hermes},
+        {"<|action_start|>", NULL, &tool_parser_internlm},
+        {"functools", NULL, &tool_parser_phi4_mini_json},
+        {"<|function_call|>", NULL, &tool_parser_gigachat3},
+        {"'function call'", NULL, &tool_parser_gigachat3},
+        {"<|tool_call_start|>", NULL, &tool_parser_pythonic},
+        {"<|tool_list_start|>", NULL, &tool_parser_pythonic},
+        {"<|python_start|>", NULL, &tool_parser_pythonic},
+        {"<|python_tag|>", NULL, &tool_parser_llama3_json},
+        {"\"parameters\": ", NULL, &tool_parser_llama3_json},
     };
-    if (!chat_template || !strstr(chat_template, "tools")) {
+    if (!chat_template || !(strstr(chat_template, "tools") || strstr(chat_template, "tool_calls"))) {
         return NULL;
     }
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
-        if (strstr(chat_template, signs[i].text)) {
+        bool barred = signs[i].without && strstr(chat_template, signs[i].without);
+        if (!barred && strstr(chat_template, signs[i].text)) {
             return signs[i].parser;
         }
     }

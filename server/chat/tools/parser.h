@@ -11,6 +11,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct tool_sink {
     void (*on_text)(void *arg, const char *text, size_t n_bytes); // the content
@@ -37,6 +38,9 @@ struct json_call {
     struct buf key, name, id, arguments; // raw JSON
 };
 
+/* What a bare value is: JSON only if it reads as such. */
+enum tool_value { TOOL_VALUE_BY_SCHEMA, TOOL_VALUE_TEXT, TOOL_VALUE_JSON };
+
 struct tool_parser;
 
 struct tool_parse {
@@ -51,6 +55,10 @@ struct tool_parse {
     int depth;    // of brackets, where a parser counts them
     char quote;
     bool escape;
+    bool in_list;               // tagged: a list is open
+    enum tool_value value_type; // xml: of the parameter that is read
+    uint64_t nest;              // gemma4: a bit for each level, set for an object
+    bool is_first;              // gemma4: nothing stands before it in its list or object
     bool in_reasoning, fresh, has_text, has_reasoning; // harmony: fresh is a message without text
     int otherwise; // harmony: the state of a text if it is no call
     bool in_items; // harmony: has_text and has_reasoning are of the last run of one kind
@@ -62,16 +70,29 @@ struct tool_parser {
     const char *name;
     /* Takes what can be decided; true if something was. `final`: no more text will come. */
     bool (*step)(struct tool_parse *p, bool final);
+    const void *form; // the row of the step's own table, where several forms share it
     /* Tokens that must reach the parser although they are special; NULL-terminated. */
     const char *const *markers;
     /* Each comes as one byte, TOOL_MARK and its index: the same letters in other tokens are text,
      * which a model may well write about its own form, or repeat after its user. 8 at most. */
     bool exact;
     const char *reasoning; // what opens it, in that form; NULL: it is no part of the form
+    /* Words that end reasoning which nobody closed, since they open a call; may be NULL. */
+    const char *const *ends_reasoning;
 };
 
-/* By name; NULL if there is none. */
+/* All names that options take, as tool_parser_name tells them. */
+#define TOOL_PARSER_NAMES                                                                          \
+    "cohere_command3|cohere_command4|deepseek_v3|deepseek_v31|deepseek_v32|deepseek_v4|ernie45|"   \
+    "gemma4|gigachat3|glm45|glm47|granite|granite4|harmony|hermes|hunyuan_a13b|internlm|jamba|"    \
+    "kimi_k2|lfm2|llama3_json|llama4_json|llama4_pythonic|longcat|minicpm5|minimax_m2|mistral|"    \
+    "nemotron_json|olmo3|openai|phi4_mini_json|poolside_v1|pythonic|qwen3_coder|qwen3_json|"       \
+    "qwen3_xml|seed_oss|step3p5"
+
+/* By one of its names; NULL if there is none. */
 const struct tool_parser *tool_parser_find(const char *name);
+/* The names, one at a time; NULL behind the last. */
+const char *tool_parser_name(size_t i);
 
 /* The parser for a model with this chat template; NULL if the template knows no tools. */
 const struct tool_parser *tool_parser_for_template(const char *chat_template);
@@ -82,10 +103,15 @@ void tool_parse_deinit(struct tool_parse *p); // accepts a zeroed struct
 void tool_parse_text(struct tool_parse *p, const char *text, size_t n_bytes);
 void tool_parse_finish(struct tool_parse *p); // reports all that is held
 
-/* ---- for the parsers (emit.c) ----------------------------------------------------------------- */
+/* ---- for the parsers (emit.c, value.c) -------------------------------------------------------- */
 
-extern const struct tool_parser tool_parser_harmony, tool_parser_hermes, tool_parser_llama3_json,
-    tool_parser_mistral, tool_parser_pythonic, tool_parser_qwen3_coder;
+extern const struct tool_parser tool_parser_cohere_command3, tool_parser_deepseek_v3,
+    tool_parser_deepseek_v31, tool_parser_deepseek_v32, tool_parser_gemma4, tool_parser_gigachat3,
+    tool_parser_glm45, tool_parser_granite, tool_parser_harmony, tool_parser_hermes,
+    tool_parser_hunyuan_a13b, tool_parser_internlm, tool_parser_kimi_k2, tool_parser_llama3_json,
+    tool_parser_longcat, tool_parser_minicpm5, tool_parser_minimax_m2, tool_parser_mistral,
+    tool_parser_nemotron_json, tool_parser_olmo3, tool_parser_phi4_mini_json, tool_parser_pythonic,
+    tool_parser_qwen3_coder, tool_parser_seed_oss;
 
 const char *tool_held(const struct tool_parse *p); // text from `scan` on
 size_t tool_n_held(const struct tool_parse *p);
@@ -96,7 +122,8 @@ enum tool_match tool_match(const struct tool_parse *p, const char *word, bool fi
 
 /* Reports text up to the first of `words` (NULL-terminated) as content and moves `scan` behind that
  * word while `at` stays at its start; *which tells which. False: none yet, or never when final.
- * White space right before a word is dropped with `trim`. */
+ * With `trim`, `at` stays before the white space in front of the word: it is dropped if that was a
+ * call, and content if it was not. */
 bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool final, int *which);
 
 void tool_skip_space(struct tool_parse *p); // moves `scan`
@@ -111,6 +138,14 @@ void tool_end(struct tool_parse *p);
 
 /* Takes one more byte of a JSON object into depth, quote and escape; true if that closes it. */
 bool tool_closes(struct tool_parse *p, char c);
+
+/* Passes one JSON object on as it comes; true when it is complete, or when there is none. */
+void tool_object_begin(struct tool_parse *p);
+bool tool_object(struct tool_parse *p);
+
+/* The parameter that `id` names, of the function that `name` names (value.c): its value as JSON. */
+void tool_parameter(struct tool_parse *p, const char *text, size_t n_bytes, enum tool_value type);
+void tool_end_parameters(struct tool_parse *p); // and the call
 
 /* The function object of a tool of this name, NULL if the request has none. */
 const struct json *tool_function(const struct json *tools, const char *name);

@@ -1,6 +1,7 @@
 /* Python calls in a list: [f(a=1, b="x"), g()], the whole answer (Llama 3.2, 4) or between
- * <|tool_call_start|> and <|tool_call_end|> after any text (LFM2). Values are Python or JSON
- * literals. A call is reported when it is complete. */
+ * <|tool_call_start|> and <|tool_call_end|> after any text (LFM2). OLMo 3 has them between tags
+ * alone, a line each and without the brackets. Values are Python or JSON literals. A call is
+ * reported when it is complete. */
 #include "server/chat/tools/parser.h"
 
 #include <ctype.h>
@@ -10,8 +11,15 @@ enum state { START, CALLS, LISTED, NAME, CALL, AFTER, TEXT };
 
 enum { MAX_DEPTH = 64 };
 
-static const char *const opens[] = {"<|tool_call_start|>", "<|python_start|>", NULL};
-static const char *const closes[] = {"<|tool_call_end|>", "<|python_end|>", NULL};
+struct pythonic_form {
+    const char *opens[3], *closes[3]; // NULL-terminated
+    bool lines; // a call a line, never outside of the tags
+};
+
+static const struct pythonic_form *form_of(const struct tool_parse *p)
+{
+    return p->parser->form;
+}
 
 static bool is_name(char c, bool first)
 {
@@ -26,7 +34,8 @@ static bool give_up(struct tool_parse *p)
     return true;
 }
 
-/* ---- literals --------------------------------------------------------------------------------- */
+/* ---- literals
+ * --------------------------------------------------------------------------------- */
 
 struct reader {
     const char *s, *end;
@@ -297,7 +306,8 @@ static bool keywords(struct reader *r)
     return !r->out->failed;
 }
 
-/* ---- the list --------------------------------------------------------------------------------- */
+/* ---- the list
+ * --------------------------------------------------------------------------------- */
 
 static bool name(struct tool_parse *p)
 {
@@ -381,16 +391,22 @@ static bool after(struct tool_parse *p, bool final)
         tool_commit(p);
         return true;
     }
-    for (int i = 0; closes[i]; i++) {
-        enum tool_match m = tool_match(p, closes[i], final);
+    for (const char *const *close = form_of(p)->closes; *close; close++) {
+        enum tool_match m = tool_match(p, *close, final);
         if (m == MATCH_MAYBE) {
             return false;
         }
         if (m == MATCH_YES) {
-            p->scan += strlen(closes[i]);
+            p->scan += strlen(*close);
             tool_commit(p);
-            break;
+            p->state = TEXT;
+            return true;
         }
+    }
+    if (form_of(p)->lines && is_name(c, true)) {
+        buf_clear(&p->name);
+        p->state = NAME;
+        return true;
     }
     p->scan = p->at;
     p->state = TEXT;
@@ -420,7 +436,7 @@ static bool start(struct tool_parse *p)
     if (tool_n_held(p) == 0) {
         return false;
     }
-    p->state = *tool_held(p) == '[' ? CALLS : TEXT;
+    p->state = *tool_held(p) == '[' && !form_of(p)->lines ? CALLS : TEXT;
     if (p->state == TEXT) {
         p->scan = p->at;
     }
@@ -450,7 +466,7 @@ static bool step(struct tool_parse *p, bool final)
     case CALL: return call(p);
     case AFTER: return after(p, final);
     default:
-        if (!tool_find(p, opens, true, final, &which)) {
+        if (!tool_find(p, form_of(p)->opens, true, final, &which)) {
             return false;
         }
         p->state = CALLS;
@@ -460,8 +476,26 @@ static bool step(struct tool_parse *p, bool final)
 
 static const char *const markers[] = {"<|tool_call_start|>", "<|tool_call_end|>",
                                       "<|python_start|>", "<|python_end|>", NULL};
+static const struct pythonic_form pythonic = {
+    .opens = {"<|tool_call_start|>", "<|python_start|>"},
+    .closes = {"<|tool_call_end|>", "<|python_end|>"},
+};
 const struct tool_parser tool_parser_pythonic = {
     .name = "pythonic",
     .step = step,
+    .form = &pythonic,
     .markers = markers,
+};
+
+static const char *const olmo3_markers[] = {"<function_calls>", "</function_calls>", NULL};
+static const struct pythonic_form olmo3 = {
+    .opens = {"<function_calls>"},
+    .closes = {"</function_calls>"},
+    .lines = true,
+};
+const struct tool_parser tool_parser_olmo3 = {
+    .name = "olmo3",
+    .step = step,
+    .form = &olmo3,
+    .markers = olmo3_markers,
 };

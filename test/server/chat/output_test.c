@@ -1,247 +1,9 @@
-#include "server/chat/output.h"
-
-#include "engine/base/file.h"
-#include "test/check.h"
+/* From text to reasoning, content and calls: Harmony, reasoning, stop strings, and what must
+ * hold for every parser. */
+#include "test/server/chat/fold.h"
 
 #include <stdlib.h>
 #include <time.h>
-
-/* ---- a sample folded into one string ---------------------------------------------------------- */
-
-struct fold {
-    struct buf content, reasoning, calls, arguments;
-    int n_calls;
-};
-
-static void on_text(void *arg, const char *s, size_t n)
-{
-    buf_put(&((struct fold *)arg)->content, s, n);
-}
-
-static void on_reasoning(void *arg, const char *s, size_t n)
-{
-    buf_put(&((struct fold *)arg)->reasoning, s, n);
-}
-
-static void on_call(void *arg, const char *name, const char *id)
-{
-    struct fold *f = arg;
-    f->n_calls++;
-    buf_printf(&f->calls, "|%s#%s:", name, id);
-}
-
-static void on_arguments(void *arg, const char *s, size_t n)
-{
-    buf_put(&((struct fold *)arg)->calls, s, n);
-}
-
-static const struct tool_sink SINK = {on_text, on_reasoning, on_call, on_arguments, NULL};
-
-static void fold_init(struct fold *f)
-{
-    *f = (struct fold){.n_calls = 0};
-    buf_init(&f->content, 1 << 20);
-    buf_init(&f->reasoning, 1 << 20);
-    buf_init(&f->calls, 1 << 20);
-    buf_puts(&f->content, "");
-    buf_puts(&f->reasoning, "");
-    buf_puts(&f->calls, "");
-}
-
-static void fold_deinit(struct fold *f)
-{
-    buf_deinit(&f->content);
-    buf_deinit(&f->reasoning);
-    buf_deinit(&f->calls);
-}
-
-static uint64_t rng = 88172645463325252ULL;
-static size_t below(size_t n)
-{
-    rng ^= rng << 13;
-    rng ^= rng >> 7;
-    rng ^= rng << 17;
-    return n ? (size_t)(rng % n) : 0;
-}
-
-/* Text as an exact parser gets it: each of its markers is one byte. */
-static char *with_marks(const struct tool_parser *parser, const char *text)
-{
-    char *out = malloc(strlen(text) + 1), *to = out;
-    while (*text) {
-        int found = -1;
-        for (int i = 0; parser->exact && parser->markers[i]; i++) {
-            found = strncmp(text, parser->markers[i], strlen(parser->markers[i])) == 0 ? i : found;
-        }
-        *to++ = found >= 0 ? (char)(TOOL_MARK + found) : *text;
-        text += found >= 0 ? strlen(parser->markers[found]) : 1;
-    }
-    *to = '\0';
-    return out;
-}
-
-/* Feeds the text in pieces: whole, one byte each, cut at `cut`, or random. */
-static void run(const struct output_options *opt, const char *text, size_t n, size_t most,
-                size_t cut, struct fold *f)
-{
-    fold_init(f);
-    struct tool_sink sink = SINK;
-    sink.arg = f;
-    struct output o;
-    output_init(&o, opt, &sink);
-    for (size_t i = 0; i < n;) {
-        size_t piece = cut ? (i < cut ? cut - i : n - i) : most == 1 ? 1 : 1 + below(most);
-        piece = piece < n - i ? piece : n - i;
-        char *copy = malloc(piece); // of the exact size, so that ASan sees an overrun
-        memcpy(copy, text + i, piece);
-        output_text(&o, copy, piece);
-        free(copy);
-        i += piece;
-    }
-    output_finish(&o);
-    output_deinit(&o);
-}
-
-static bool same(const struct fold *a, const struct fold *b)
-{
-    return strcmp(a->content.data, b->content.data) == 0 &&
-           strcmp(a->reasoning.data, b->reasoning.data) == 0 &&
-           strcmp(a->calls.data, b->calls.data) == 0;
-}
-
-/* The result must not depend on the cuts; returns the folded result of the whole text. */
-static void check_cuts(const struct output_options *opt, const char *text, struct fold *whole)
-{
-    size_t n = strlen(text);
-    run(opt, text, n, n ? n : 1, n, whole);
-    for (size_t i = 0; i < n + 20; i++) {
-        struct fold f;
-        run(opt, text, n, i < n ? n : i == n ? 1 : 7, i < n ? i : 0, &f);
-        if (!same(&f, whole)) {
-            CHECK_FAIL("cut %zu of \"%s\": [%s] [%s] [%s] instead of [%s] [%s] [%s]", i, text,
-                       f.content.data, f.reasoning.data, f.calls.data, whole->content.data,
-                       whole->reasoning.data, whole->calls.data);
-            i = n + 20;
-        }
-        fold_deinit(&f);
-    }
-}
-
-static struct json *tools_of(const char *text)
-{
-    struct json *root;
-    struct err err = {""};
-    if (json_parse(text, strlen(text), NULL, &root, &err) != OK) {
-        CHECK_FAIL("%s", err.text);
-    }
-    return root;
-}
-
-#define PARSES(kind, text, content_, calls_)                                                       \
-    do {                                                                                           \
-        struct json *tools = tools_of(TOOLS);                                                      \
-        struct output_options opt = {.parser = tool_parser_find(kind), .tools = tools};            \
-        struct fold f;                                                                             \
-        check_cuts(&opt, text, &f);                                                                \
-        CHECK_STR(f.content.data, content_);                                                       \
-        CHECK_STR(f.calls.data, calls_);                                                           \
-        fold_deinit(&f);                                                                           \
-        json_free(tools);                                                                          \
-    } while (0)
-
-#define TOOLS                                                                                      \
-    "[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"n\":{\"type\":\"integer\"}," \
-    "\"s\":{\"type\":\"string\"},\"o\":{\"type\":\"object\"},\"b\":{\"type\":\"boolean\"},"        \
-    "\"u\":{\"type\":[\"string\",\"null\"]}}}}},{\"function\":{\"name\":\"g\"}}]"
-
-TEST(hermes_calls)
-{
-    PARSES("hermes", "plain <tool", "plain <tool", "");
-    PARSES("hermes", "a\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\": \"}\\\"<\"}}\n"
-                     "</tool_call>\n<tool_call>{\"arguments\":{},\"name\":\"g\"}</tool_call> b",
-           "a b", "|f#:{\"s\": \"}\\\"<\"}|g#:{}");
-    PARSES("hermes", "<tool_call>{\"name\": \"f\"}</tool_call>", "", "|f#:{}");
-    PARSES("hermes", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call> b",
-           " b", "|f#:{\"a\": 1}"); // its last brace is missing
-    PARSES("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": null}</tool_call>", "", "|f#:{}");
-    PARSES("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"n\\\": 1}\"}</tool_call>",
-           "", "|f#:{\"n\": 1}");
-    PARSES("hermes", "<tool_call>oops</tool_call> x", "<tool_call>oops</tool_call> x", "");
-    PARSES("hermes", "<tool_call>{\"name\": \"f\"", "", "|f#:{}");
-    PARSES("hermes", "<tool_call>{\"nam", "<tool_call>{\"nam", "");
-    PARSES("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 1", "",
-           "|f#:{\"n\": 1");
-    PARSES("hermes", "<tool_call>{\"name\": 5}</tool_call>", "<tool_call>{\"name\": 5}</tool_call>",
-           "");
-    PARSES("hermes", "<tool_call>\n{\"name\":\"f\",\"arguments\":{}}\n{\"name\":\"g\"}\n"
-                     "</tool_call>", "", "|f#:{}|g#:{}");
-}
-
-TEST(llama3_calls)
-{
-    PARSES("llama3_json", "{\"name\": \"f\", \"parameters\": {\"n\": 1}}", "", "|f#:{\"n\": 1}");
-    PARSES("llama3_json", "<|python_tag|>{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\", "
-                          "\"parameters\": {\"a\": [1, {}]}}", "", "|f#:{}|g#:{\"a\": [1, {}]}");
-    PARSES("llama3_json", " {\"name\": \"other\", \"parameters\": {}} ",
-           " {\"name\": \"other\", \"parameters\": {}} ", "");
-    PARSES("llama3_json", "{\"amount\": 12, \"name\": \"f\"}", "{\"amount\": 12, \"name\": \"f\"}",
-           "");
-    PARSES("llama3_json", "{\"type\": \"function\", \"name\": \"g\", \"parameters\": {\"x\": 1}}",
-           "", "|g#:{\"x\": 1}");
-    PARSES("llama3_json", "Hello {\"name\": \"f\", \"parameters\": {}}",
-           "Hello {\"name\": \"f\", \"parameters\": {}}", "");
-    PARSES("llama3_json", "  \n", "  \n", "");
-    PARSES("llama3_json", "ok <|python_tag|>{\"name\": \"f\", \"parameters\": {}}", "ok", "|f#:{}");
-}
-
-TEST(mistral_calls)
-{
-    PARSES("mistral", "hi[TOOL_CALLS]f[ARGS]{\"n\": 1}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}", "hi",
-           "|f#:{\"n\": 1}|g#abc:{}");
-    PARSES("mistral", "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"s\": \"]\"}, \"id\": "
-                      "\"123456789\"}, {\"name\": \"g\", \"arguments\": {}}]", "",
-           "|f#123456789:{\"s\": \"]\"}|g#:{}");
-    PARSES("mistral", "[TOOL_CALLS]f{\"n\": {\"a\": \"\\\"}\"}}", "",
-           "|f#:{\"n\": {\"a\": \"\\\"}\"}}");
-    PARSES("mistral", "[TOOL_CALLS]?", "[TOOL_CALLS]?", "");
-    PARSES("mistral", "[TOOL_", "[TOOL_", "");
-    PARSES("mistral", "[TOOL_CALLS]f[ARGS]{\"n\": 1", "", "|f#:{\"n\": 1");
-    PARSES("mistral", "[TOOL_CALLS]f[ARGS]", "", "|f#:{}");
-}
-
-TEST(pythonic_calls)
-{
-    PARSES("pythonic", "[f(n=-1, s='a\\'b\\n', o={'k': [True, None, 1.5e3], \"z\": ()}), g()]", "",
-           "|f#:{\"n\": -1, \"s\": \"a'b\\n\", \"o\": {\"k\": [true, null, 1.5e3], \"z\": []}}"
-           "|g#:{}");
-    PARSES("pythonic", "[link](http://x) and more", "[link](http://x) and more", "");
-    PARSES("pythonic", "[1, 2, 3]", "[1, 2, 3]", "");
-    PARSES("pythonic", "Sure.\n<|tool_call_start|>[f(n=007)]<|tool_call_end|>", "Sure.",
-           "|f#:{\"n\": 7}");
-    PARSES("pythonic", "[f(n=oops)]", "[f(n=oops)]", "");
-    PARSES("pythonic", "[f(s=\"\\u00e9\\x41\\U0001F600\")]", "", "|f#:{\"s\": \"\xC3\xA9"
-                                                                 "A\xF0\x9F\x98\x80\"}");
-    PARSES("pythonic", "[f(n=1), g(", "", "|f#:{\"n\": 1}");
-    PARSES("pythonic", "[f(s=\"\\UFFFFFFFF\")]", "[f(s=\"\\UFFFFFFFF\")]", "");
-    PARSES("pythonic", "[f(s=\"\\x\x14\x11\")]", "[f(s=\"\\x\x14\x11\")]", "");
-}
-
-TEST(qwen3_coder_calls)
-{
-    PARSES("qwen3_coder", "x\n<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n"
-                          "<parameter=s>\n5\n</parameter>\n</function>\n</tool_call>", "x\n",
-           "|f#:{\"n\": 5, \"s\": \"5\"}");
-    PARSES("qwen3_coder", "<function=f><parameter=o>{\"a\": 1}</parameter><parameter=b>True"
-                          "</parameter><parameter=u>null</parameter></function>", "",
-           "|f#:{\"o\": {\"a\": 1}, \"b\": true, \"u\": null}");
-    PARSES("qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>\n<tool_call>\n"
-                          "<function=g>\n<parameter=x>\n1\n</parameter>\n</function>\n"
-                          "</tool_call>", "", "|g#:{}|g#:{\"x\": \"1\"}");
-    PARSES("qwen3_coder", "<tool_call>\nnot a call", "<tool_call>\nnot a call", "");
-    PARSES("qwen3_coder", "<function=f>\n<parameter=s>\nabc\n</parameter>\n<parameter=n>\n12", "",
-           "|f#:{\"s\": \"abc\"}");
-    PARSES("qwen3_coder", "a < b and a <function b", "a < b and a <function b", "");
-}
 
 /* Calls are wanted, and not; what they come to then. */
 static void check_harmony(const char *spelled, const char *content, const char *reasoning,
@@ -385,6 +147,71 @@ TEST(reasoning_is_split_off)
     CHECK(!reasoning_is_open(REASONING_NONE, "<think>", 7));
 }
 
+TEST(reasoning_has_markers_of_each_family)
+{
+    static const struct {
+        const char *name, *text, *content, *reasoning;
+    } cases[] = {
+        {"seed_oss", "<seed:think>hm</seed:think>\nyes", "yes", "hm"},
+        {"gemma4", "<|channel>thought\nhm\n<channel|>yes", "yes", "hm"},
+        {"gemma4", "<|channel>thought<channel|>yes", "yes", ""},
+        {"granite", "Here's my thought process: hm.\n\nHere is my response: yes", " yes", "hm."},
+        {"granite", "Here is a thing", "Here is a thing", ""},
+        {"hunyuan_a13b", "<think>\nhm\n</think>\n<answer>\nyes <b> no\n</answer>", "yes <b> no", "hm"},
+        {"hunyuan_a13b", "<think>\n\n</think>\n<answer>\nyes\n", "yes\n", ""},
+        {"hunyuan_a13b", "<answer>yes</answer>", "yes", ""},
+        {"hunyuan_a13b", "<think>hm</think>no <answer>yes</answer>", "no <answer>yes</answer>", "hm"},
+        {"ernie45", "<think>\nhm\n</think>\n\n<response>\nyes\n</response>\n", "yes", "hm"},
+        {"ernie45", "<think>hm</think>yes </response>", "yes </response>", "hm"},
+        {"cohere_command3", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>yes<|END_RESPONSE|>",
+         "yes", "hm"},
+        {"cohere_command4", "<|START_TEXT|>yes<|END_TEXT|>", "yes", ""},
+        {"mistral", "[THINK]hm[/THINK]yes", "yes", "hm"},
+        {"qwen3", "<seed:think>hm</seed:think>", "<seed:think>hm</seed:think>", ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct output_options opt = {.tok = NULL};
+        struct fold f;
+        REQUIRE(reasoning_find(cases[i].name, &opt.reasoning));
+        check_cuts(&opt, cases[i].text, &f);
+        CHECK_STR(f.content.data, cases[i].content);
+        CHECK_STR(f.reasoning.data, cases[i].reasoning);
+        fold_deinit(&f);
+    }
+    CHECK(reasoning_is_open(REASONING_GRANITE, "x Here's my thought process: ", 29));
+    CHECK(reasoning_is_marker(REASONING_GEMMA4, "<|channel>"));
+    CHECK(!reasoning_is_marker(REASONING_GEMMA4, "<think>"));
+}
+
+/* A model that calls without having closed its reasoning. */
+TEST(a_call_ends_reasoning)
+{
+    static const struct {
+        const char *parser, *text, *calls;
+    } cases[] = {
+        {"kimi_k2", SECTION("<|tool_call_begin|>f:0<|tool_call_argument_begin|>{}"), "|f#f:0:{}"},
+        {"glm45", "<tool_call>g</tool_call>", "|g#:{}"},
+        {"qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>", "|g#:{}"},
+        {"minimax_m2", "<minimax:tool_call>\n<invoke name=\"g\">\n</invoke>", "|g#:{}"},
+        {"hermes", "<tool_call>{\"name\": \"g\"}</tool_call>", ""}, // may well be talked about
+    };
+    struct json *tools = tools_of(TOOLS);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct output_options opt = {.reasoning = REASONING_THINK,
+                                     .parser = tool_parser_find(cases[i].parser), .tools = tools};
+        char text[300], untold[300];
+        snprintf(text, sizeof text, "<think>hm <t\n%s", cases[i].text);
+        snprintf(untold, sizeof untold, "hm <t\n%s", cases[i].text);
+        struct fold f;
+        check_cuts(&opt, text, &f);
+        CHECK_STR(f.reasoning.data, *cases[i].calls ? "hm <t" : untold);
+        CHECK_STR(f.calls.data, cases[i].calls);
+        CHECK_STR(f.content.data, "");
+        fold_deinit(&f);
+    }
+    json_free(tools);
+}
+
 TEST(stop_strings_cut_and_never_leak)
 {
     const char *stop[] = {"END", "\n\n", "NDX"};
@@ -410,15 +237,16 @@ TEST(stop_strings_cut_and_never_leak)
 TEST(long_white_space_costs_each_token_the_same)
 {
     enum { N = 100000 };
-    static const char *const kinds[] = {"hermes", "llama3_json", "mistral", "pythonic",
-                                        "qwen3_coder", "harmony", NULL};
     struct json *tools = tools_of(TOOLS);
     char *text = malloc(N + 16);
     struct fold f;
     clock_t start = clock();
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        struct output_options opt = {.parser = kinds[i] ? tool_parser_find(kinds[i]) : NULL,
-                                     .tools = tools};
+    const char *name;
+    for (size_t i = 0; (name = tool_parser_name(i)); i++) {
+        struct output_options opt = {.parser = tool_parser_find(name), .tools = tools};
+        if (strcmp(opt.parser->name, name) != 0) {
+            continue; // another name of a parser
+        }
         for (size_t n_word = 0; n_word < 2; n_word++) { // alone, and behind a word
             for (int k = 0; k < 2; k++) {
                 opt.reasoning = k ? REASONING_THINK : REASONING_NONE;
@@ -446,25 +274,44 @@ TEST(random_mixtures_do_not_depend_on_cuts)
         "<function=f>", "<parameter=n>", "</parameter>", "</function>", "[TOOL_CALLS]", "[ARGS]",
         "f(n=1", ")", "]", "[", ",", " ", "\n", "<think>", "</think>", "abc", "<", "\"", "\\",
         "<|python_tag|>", "{\"name\": \"f\", \"parameters\": {}}", ";", "<|tool_call_start|>",
-        "<|tool_call_end|>", "g()", "'", "STOP", "ST", "null", "[CALL_ID]", "<tool_",
+        "<|tool_call_end|>", "g()", "'", "STOP", "ST", "null", "[CALL_ID]", "<tool_", "g", ":", "\n\n",
+        "<invoke name=\"f\">", "<parameter name=\"n\">", "\">", "</invoke>", "<minimax:tool_call>",
+        "</minimax:tool_call>", "<seed:tool_call>", "</seed:tool_call>", "<arg_key>", "</arg_key>",
+        "<arg_value>", "</arg_value>", "n", "<|tool_call_begin|>", "functions.f:0", "```json", "```",
+        "<|tool_call_argument_begin|>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
+        CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR, "function", "<" DSML "tool_calls>",
+        "<" DSML "invoke name=\"g\">", "<" DSML "parameter name=\"n\" string=\"false\">",
+        "</" DSML "parameter>", "</" DSML "invoke>", "<|tool_call>call:f{", "<|tool_call>", "call:",
+        "<|\"|>", "n:", "{", "<tool_call|>", "<|channel>thought", "<channel|>", "<seed:think>",
+        "</seed:think>", "<answer>", "</answer>", "Here is my thought process:", "<tool_calls>",
+        "</tool_calls>", "<|tool_call|>", "functools", "<|START_ACTION|>", "<|END_ACTION|>",
+        "<function_calls>", "</function_calls>", "f(n=2)", "<function name=\"f\">", "</param>",
+        "<param name=\"n\">", "<![CDATA[", "]]>", "<|message_sep|>\n\nfunction call<|role_sep|>",
         "\xf8", "\xf8" "assistant", "\xf9" "analysis", "\xf9" "final", "\xf9" "commentary", "\xfa",
         " to=functions.f", "to=", "\xfb" "json", "\xfc", "\xfd", "\xfe", "\xff", "\xfa" "{}",
     };
-    static const char *const kinds[] = {"hermes", "llama3_json", "mistral", "pythonic",
-                                        "qwen3_coder", "harmony"};
     const char *stop[] = {"STOP"};
     const size_t stop_bytes[] = {4};
     struct json *tools = tools_of(TOOLS);
-    for (int round = 0; round < 6000; round++) {
-        char text[512] = "";
-        size_t n_words = sizeof words / sizeof words[0], kind = below(7);
-        size_t from = kind == 5 && below(2) ? n_words - 14 : 0; // harmony's own
+    size_t n_names = 0, n_kinds = REASONING_THINK + 1;
+    while (tool_parser_name(n_names)) {
+        n_names++;
+    }
+    for (int round = 0; round < 30000; round++) {
+        char text[1024] = "";
+        size_t n_words = sizeof words / sizeof words[0], kind = below(n_names + 1);
+        const char *name = tool_parser_name(kind); // NULL: without a parser
+        bool harmony = name && tool_parser_find(name)->exact;
+        size_t from = harmony && below(2) ? n_words - 14 : 0; // its own
         for (size_t i = 0, n = 1 + below(10); i < n; i++) {
             strcat(text, words[from + below(n_words - from)]);
         }
-        enum reasoning_kind reasoning = kind > 4 && below(2) ? REASONING_HARMONY : REASONING_THINK;
+        enum reasoning_kind reasoning = (enum reasoning_kind)below(n_kinds);
+        if (reasoning == REASONING_HARMONY && name && !harmony) {
+            reasoning = REASONING_THINK;
+        }
         struct output_options opt = {
-            .parser = kind < 6 ? tool_parser_find(kinds[kind]) : NULL,
+            .parser = name ? tool_parser_find(name) : NULL,
             .tools = tools,
             .reasoning = below(2) ? reasoning : REASONING_NONE,
             .starts_in_reasoning = below(2) != 0,
@@ -487,163 +334,6 @@ TEST(random_mixtures_do_not_depend_on_cuts)
         fold_deinit(&whole);
     }
     json_free(tools);
-}
-
-/* ---- recorded outputs ------------------------------------------------------------------------- */
-
-static const char *parser_of(const char *template, const char *input)
-{
-    static const struct {
-        const char *template, *parser;
-    } rows[] = {
-        {"Qwen3.5", "qwen3_coder"},   {"Qwen3-Coder", "qwen3_coder"}, {"Nemotron-3", "qwen3_coder"},
-        {"StepFun", "qwen3_coder"},   {"Hermes", "hermes"},           {"granite-4.1", "hermes"},
-        {"Reka", "hermes"},           {"QwQ", "hermes"},              {"Distill-Qwen", "hermes"},
-        {"istral", "mistral"},        {"Llama-3", "llama3_json"},     {"LFM2", "pythonic"},
-        {"gpt-oss", "harmony"},
-    };
-    for (size_t i = 0; template && i < sizeof rows / sizeof rows[0]; i++) {
-        if (strstr(template, rows[i].template)) {
-            return rows[i].parser;
-        }
-    }
-    return !template && strstr(input, "tool_call_start") ? "pythonic" : NULL;
-}
-
-static bool equal_json(const struct json *a, const struct json *b)
-{
-    if (json_type(a) != json_type(b)) {
-        return false;
-    }
-    switch (json_type(a)) {
-    case JSON_STRING: return strcmp(json_string(a), json_string(b)) == 0;
-    case JSON_NUMBER: return json_number(a, 0) == json_number(b, 0);
-    case JSON_BOOL: return json_bool(a, false) == json_bool(b, false);
-    case JSON_NULL: return true;
-    default: break;
-    }
-    if (json_count(a) != json_count(b)) {
-        return false;
-    }
-    const struct json *y = json_first(b);
-    for (const struct json *x = json_first(a); x; x = json_next(x), y = json_next(y)) {
-        const struct json *other = json_is(a, JSON_OBJECT) ? json_get(b, json_key(x)) : y;
-        if (!other || !equal_json(x, other)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool matches(const struct fold *f, const struct json *expected)
-{
-    if (strcmp(f->content.data, json_get_string(expected, "content")) != 0 ||
-        strcmp(f->reasoning.data, json_get_string(expected, "reasoning_content")) != 0) {
-        return false;
-    }
-    const char *at = f->calls.data;
-    const struct json *call = json_first(json_get(expected, "tool_calls"));
-    for (; call; call = json_next(call)) {
-        char head[300];
-        const char *arguments = json_get_string(call, "arguments");
-        snprintf(head, sizeof head, "|%s#%s:", json_get_string(call, "name"),
-                 json_get_string(call, "id"));
-        if (strncmp(at, head, strlen(head)) != 0) {
-            return false;
-        }
-        at += strlen(head);
-        const char *end = strstr(at, "}|");
-        size_t n = end ? (size_t)(end + 1 - at) : strlen(at);
-        struct json *ours = NULL, *theirs = NULL;
-        json_parse(at, n, NULL, &ours, NULL);
-        json_parse(arguments, strlen(arguments), NULL, &theirs, NULL);
-        bool good = ours && theirs ? equal_json(ours, theirs)
-                                   : !ours && !theirs; // cut off in both
-        json_free(ours);
-        json_free(theirs);
-        if (!good) {
-            return false;
-        }
-        at += n;
-    }
-    return *at == '\0';
-}
-
-static int replay(const struct json *line)
-{
-    const char *input = json_get_string(line, "input");
-    const char *template = json_get_string(line, "template");
-    const struct json *opt = json_get(line, "options");
-    const char *format = json_get_string(opt, "reasoning_format");
-    const char *parser = parser_of(template, input);
-    /* Left out: forms that are not ours, a prefix that the message carries over from the
-     * prompt, and JSON extraction of structured outputs. */
-    bool carried = json_get_bool(opt, "has_prior_messages", false) &&
-                   !json_get_bool(opt, "add_generation_prompt", true);
-    if ((!parser && template) || carried || strstr(input, "```json") ||
-        strncmp(input, "\"42\"", 4) == 0 || strstr(input, "\xef\xbd\x9c") ||
-        (format && strcmp(format, "none") == 0)) {
-        return 0;
-    }
-    bool think = parser && format;
-    bool mistral = parser && strcmp(parser, "mistral") == 0;
-    bool harmony = parser && strcmp(parser, "harmony") == 0;
-    bool open = think && !mistral && strstr(input, "</think>") &&
-                strncmp(input, "<think>", 7) != 0;
-    if (parser && strcmp(parser, "pythonic") == 0 && strncmp(input, "<think>", 7) == 0) {
-        think = true;
-    }
-    struct output_options options = {
-        .parser = parser ? tool_parser_find(parser) : NULL,
-        .tools = json_get(opt, "tools"),
-        .reasoning = !think    ? REASONING_NONE
-                     : harmony ? REASONING_HARMONY
-                     : mistral ? REASONING_MISTRAL
-                               : REASONING_THINK,
-        .starts_in_reasoning = open,
-    };
-    struct fold f;
-    char *text = parser ? with_marks(options.parser, input) : strdup(input);
-    check_cuts(&options, text, &f);
-    free(text);
-    int good = matches(&f, json_get(line, "expected"));
-    if (!good && strcmp(json_get_string(line, "id"), "chat029") == 0) {
-        good = 1; // there the marker stays in the reasoning: a quirk we do not share
-    }
-    if (!good && harmony && json_count(json_get(opt, "tools")) == 0 &&
-        strcmp(f.reasoning.data, "I will execute python to say hello") == 0) {
-        good = 1; // there what is sent to built-in tools is lost; here it is content
-    }
-    if (!good) {
-        CHECK_FAIL("%s: [%s] [%s] [%s]", json_get_string(line, "id"), f.content.data,
-                   f.reasoning.data, f.calls.data);
-    }
-    fold_deinit(&f);
-    return 1;
-}
-
-TEST(recorded_outputs_parse_as_expected)
-{
-    const char *shared = check_shared();
-    if (!shared) {
-        SKIP("no shared data");
-    }
-    char path[4096];
-    snprintf(path, sizeof path, "%s/data/chat_output_parse.jsonl", shared);
-    char *text;
-    size_t n_bytes;
-    REQUIRE(file_read(path, 1 << 24, &text, &n_bytes, NULL) == OK);
-    int n = 0;
-    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
-        struct json *root;
-        if (json_parse(line, strlen(line), NULL, &root, NULL) == OK) {
-            n += replay(root);
-            json_free(root);
-        }
-    }
-    printf("%d recorded outputs\n", n);
-    CHECK(n >= 60);
-    free(text);
 }
 
 int main(int argc, char **argv)

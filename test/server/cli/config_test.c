@@ -142,6 +142,9 @@ TEST(bad_flags_are_refused_with_words)
     REFUSED("not whole", "m", "--port", "1.5");
     REFUSED("none of auto|cuda|cpu", "m", "--device", "tpu");
     REFUSED("none of", "m", "--device", "cud");
+    REFUSED("|kimi_k2|", "m", "--tool-call-parser", "kimi"); // the list is whole
+    REFUSED("|step3p5", "m", "--tool-call-parser", "");
+    REFUSED("|seed_oss|", "m", "--reasoning-parser", "thinking");
     REFUSED("none of", "m", "--device", "auto|cuda");
     REFUSED("neither true", "m", "--deterministic=maybe");
     REFUSED("option speculative-config", "m", "--speculative-config", "{");
@@ -170,8 +173,8 @@ TEST(command_lines_of_vllm_run_unchanged)
     CHECK_STR(c.engine.dtype, "float16");
     CHECK_EQ(c.allowed_origins.n, 1);
     CHECK_STR(c.allowed_origins.items[0], "*");
-    CHECK_STR(c.reasoning_parser, "think");
-    CHECK_STR(c.tool_call_parser, "harmony");
+    CHECK_STR(c.reasoning_parser, "deepseek_r1");
+    CHECK_STR(c.tool_call_parser, "openai");
     CHECK_EQ(c.engine.tensor_parallel_size, 2);
     CHECK_EQ(c.nnodes, 1);
     CHECK_EQ(c.node_rank, 0);
@@ -210,7 +213,7 @@ TEST(what_would_change_answers_is_refused_with_the_reason)
     REFUSED("config.json is taken as it is", "m", "--hf-overrides", "{\"rope_theta\": 1}");
     REFUSED("tokenizer.json is what is read", "m", "--tokenizer-mode=mistral");
     REFUSED("not loaded", "m", "--middleware", "a.b");
-    REFUSED("none of", "m", "--reasoning-parser", "granite");
+    REFUSED("none of", "m", "--reasoning-parser", "inkling");
     char *path = write_file("disable-log-stats: true\nenable-lora: False\nignore-patterns:\n- a\n"
                             "port: 7\nlogits-processors:\n  - a.b\n");
     REFUSED(":7: option logits-processors: 'a.b' is not supported: code", "m", "--config", path);

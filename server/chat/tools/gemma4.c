@@ -1,0 +1,294 @@
+/* Gemma 4: <|tool_call>call:NAME{KEY:VALUE,...}<tool_call|>, where keys are bare, strings stand
+ * between two tokens <|"|> and escape nothing, and objects, lists, numbers and words are as in
+ * JSON. It becomes JSON item by item. */
+#include "server/chat/tools/parser.h"
+
+#include <string.h>
+
+enum state { TEXT, HEAD, NAME, KEY, VALUE, BEHIND, AFTER };
+
+enum { MAX_DEPTH = 60 }; // bits of `nest`
+
+static const char open[] = "<|tool_call>", close[] = "<tool_call|>", quote[] = "<|\"|>";
+static const char head_word[] = "call:";
+
+static bool give_up(struct tool_parse *p)
+{
+    if (p->in_call) {
+        tool_end(p);
+    } else {
+        tool_give_up(p);
+    }
+    p->state = TEXT;
+    return true;
+}
+
+static bool head(struct tool_parse *p, bool final)
+{
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    enum tool_match m = tool_match(p, head_word, final);
+    if (m != MATCH_YES) {
+        return m == MATCH_NO && give_up(p);
+    }
+    p->scan += sizeof head_word - 1;
+    buf_clear(&p->name);
+    p->state = NAME;
+    return true;
+}
+
+/* ---- nesting: a bit for each level, set for an object ---- */
+
+static bool in_object(const struct tool_parse *p)
+{
+    return p->nest >> p->depth & 1;
+}
+
+static void put(struct tool_parse *p, const char *text)
+{
+    tool_arguments(p, text, strlen(text));
+}
+
+/* Behind an opening bracket: the first key or value. */
+static bool push(struct tool_parse *p, char c)
+{
+    if (p->depth == MAX_DEPTH) {
+        return give_up(p);
+    }
+    p->scan++;
+    p->depth++;
+    p->nest &= ~((uint64_t)1 << p->depth);
+    p->nest |= (uint64_t)(c == '{') << p->depth;
+    p->is_first = true;
+    tool_commit(p);
+    put(p, c == '{' ? "{" : "[");
+    p->state = c == '{' ? KEY : VALUE;
+    return true;
+}
+
+static bool pop(struct tool_parse *p)
+{
+    put(p, in_object(p) ? "}" : "]");
+    p->scan++;
+    p->depth--;
+    p->is_first = false;
+    tool_commit(p);
+    p->state = BEHIND;
+    if (p->depth == 0) {
+        tool_end(p);
+        p->state = AFTER;
+    }
+    return true;
+}
+
+/* An item of the list or object begins. */
+static void separate(struct tool_parse *p)
+{
+    if (!p->is_first) {
+        put(p, ", ");
+    }
+    p->is_first = false;
+}
+
+static void put_string(struct tool_parse *p, const char *text, size_t n)
+{
+    struct buf json;
+    buf_init(&json, 64 << 20);
+    buf_put_json(&json, text, n);
+    tool_arguments(p, json.data, json.n_bytes);
+    buf_deinit(&json);
+}
+
+/* ---- the parts ---- */
+
+static bool name(struct tool_parse *p)
+{
+    for (; tool_n_held(p) > 0; p->scan++) {
+        char c = *tool_held(p);
+        if (c == '{' && p->name.n_bytes > 0) {
+            tool_begin(p, p->name.data, "");
+            p->depth = 0;
+            return push(p, c);
+        }
+        if ((c >= '\0' && c <= ' ') || c == '<' || c == '{' || p->name.failed) {
+            return give_up(p);
+        }
+        buf_putc(&p->name, c);
+    }
+    return false;
+}
+
+/* A string at `scan`, which is then behind it. */
+static enum tool_match quoted(struct tool_parse *p, bool final, const char **text, size_t *n)
+{
+    const size_t n_quote = sizeof quote - 1;
+    enum tool_match m = tool_match(p, quote, final);
+    if (m != MATCH_YES) {
+        return m;
+    }
+    *text = tool_held(p) + n_quote;
+    const char *end = memmem(*text, tool_n_held(p) - n_quote, quote, n_quote);
+    if (!end) {
+        return MATCH_MAYBE;
+    }
+    *n = (size_t)(end - *text);
+    p->scan = (size_t)(end - p->held.data) + n_quote;
+    return MATCH_YES;
+}
+
+/* Bare text at `scan`, which is then at the first of the stops; white space before that is none
+ * of it. */
+static enum tool_match bare(struct tool_parse *p, const char *stops, const char **text, size_t *n)
+{
+    *text = tool_held(p);
+    for (size_t i = 0; i < tool_n_held(p); i++) {
+        char c = (*text)[i];
+        if (c && strchr(stops, c)) {
+            for (*n = i; *n > 0 && (*text)[*n - 1] == ' '; (*n)--) {
+            }
+            p->scan += i;
+            return MATCH_YES;
+        }
+    }
+    return MATCH_MAYBE;
+}
+
+static bool key(struct tool_parse *p, bool final)
+{
+    const char *text;
+    size_t n = 0;
+    tool_skip_space(p);
+    if (tool_n_held(p) > 0 && *tool_held(p) == '}') {
+        return pop(p);
+    }
+    enum tool_match m = quoted(p, final, &text, &n);
+    if (m == MATCH_NO) {
+        m = bare(p, ":{}[],", &text, &n);
+    }
+    if (m == MATCH_YES) {
+        tool_skip_space(p);
+    }
+    if (m == MATCH_MAYBE || tool_n_held(p) == 0) {
+        p->scan = p->at; // once more when there is more
+        return false;
+    }
+    if (*tool_held(p) != ':') {
+        return give_up(p);
+    }
+    separate(p);
+    put_string(p, text, n);
+    put(p, ": ");
+    p->scan++;
+    tool_commit(p);
+    p->state = VALUE;
+    return true;
+}
+
+/* A number or a word of JSON as it is; what else is bare was meant as a string. */
+static void put_bare(struct tool_parse *p, const char *text, size_t n)
+{
+    struct json *root = NULL;
+    if (json_parse(text, n, NULL, &root, NULL) == OK) {
+        tool_arguments(p, text, n);
+        json_free(root);
+    } else {
+        put_string(p, text, n);
+    }
+}
+
+static bool value(struct tool_parse *p, bool final)
+{
+    const char *text;
+    size_t n = 0;
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    char c = *tool_held(p);
+    if (c == ']' && !in_object(p)) {
+        return pop(p);
+    }
+    enum tool_match m = quoted(p, final, &text, &n);
+    bool is_bare = m == MATCH_NO && c != '{' && c != '[';
+    m = is_bare ? bare(p, ",}]", &text, &n) : m;
+    if (m == MATCH_MAYBE) {
+        p->scan = p->at; // once more when there is more
+        return false;
+    }
+    if (!in_object(p)) {
+        separate(p);
+    }
+    if (m == MATCH_NO) {
+        return push(p, c);
+    }
+    if (is_bare) {
+        put_bare(p, text, n);
+    } else {
+        put_string(p, text, n);
+    }
+    tool_commit(p);
+    p->state = BEHIND;
+    return true;
+}
+
+/* Behind a value. */
+static bool behind(struct tool_parse *p)
+{
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    char c = *tool_held(p);
+    if (c == (in_object(p) ? '}' : ']')) {
+        return pop(p);
+    }
+    if (c != ',') {
+        return give_up(p);
+    }
+    p->scan++;
+    tool_commit(p);
+    p->state = in_object(p) ? KEY : VALUE;
+    return true;
+}
+
+static bool after(struct tool_parse *p, bool final)
+{
+    tool_skip_space(p);
+    enum tool_match m = tool_match(p, close, final);
+    if (tool_n_held(p) == 0 || m == MATCH_MAYBE) {
+        return false;
+    }
+    p->scan += m == MATCH_YES ? sizeof close - 1 : 0;
+    tool_commit(p);
+    p->state = TEXT;
+    return true;
+}
+
+static bool step(struct tool_parse *p, bool final)
+{
+    static const char *const words[] = {open, NULL};
+    int which;
+    switch (p->state) {
+    case TEXT:
+        if (!tool_find(p, words, true, final, &which)) {
+            return false;
+        }
+        p->state = HEAD;
+        return true;
+    case HEAD: return head(p, final);
+    case NAME: return name(p);
+    case KEY: return key(p, final);
+    case VALUE: return value(p, final);
+    case BEHIND: return behind(p);
+    default: return after(p, final);
+    }
+}
+
+static const char *const markers[] = {open, close, quote, NULL};
+const struct tool_parser tool_parser_gemma4 = {
+    .name = "gemma4",
+    .step = step,
+    .markers = markers,
+};

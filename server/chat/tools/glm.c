@@ -1,0 +1,183 @@
+/* GLM 4.5 and later, Laguna: <tool_call>NAME, then
+ * <arg_key>KEY</arg_key><arg_value>VALUE</arg_value> for each argument, with or without line
+ * breaks between them, then </tool_call>. Values are bare text: the tool's schema says whether
+ * it is a string or JSON. */
+#include "server/chat/tools/parser.h"
+
+#include <string.h>
+
+enum state { TEXT, NAME, BODY, KEY, KEY_END, VALUE };
+
+static const char open[] = "<tool_call>", close[] = "</tool_call>";
+static const char key_open[] = "<arg_key>", key_close[] = "</arg_key>";
+static const char value_open[] = "<arg_value>", value_close[] = "</arg_value>";
+
+static bool give_up(struct tool_parse *p)
+{
+    if (p->in_call) {
+        tool_end_parameters(p);
+    } else {
+        tool_give_up(p);
+    }
+    p->state = TEXT;
+    return true;
+}
+
+static bool is_name(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           strchr("_-./:", c) != NULL;
+}
+
+/* The name is followed by an argument or by the end: what else stands in such tags is no call. */
+static bool name(struct tool_parse *p, bool final)
+{
+    if (p->name.n_bytes == 0) {
+        tool_skip_space(p);
+    }
+    for (; tool_n_held(p) > 0 && *tool_held(p) && is_name(*tool_held(p)); p->scan++) {
+        buf_putc(&p->name, *tool_held(p));
+    }
+    size_t end = p->scan;
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        p->scan = end; // the name may go on
+        return false;
+    }
+    enum tool_match key = tool_match(p, key_open, final), over = tool_match(p, close, final);
+    if (p->name.n_bytes == 0 || p->name.failed || (key == MATCH_NO && over == MATCH_NO)) {
+        return give_up(p);
+    }
+    if (key != MATCH_YES && over != MATCH_YES) {
+        p->scan = end;
+        return false;
+    }
+    tool_commit(p);
+    tool_begin(p, p->name.data, "");
+    p->state = BODY;
+    return true;
+}
+
+static bool body(struct tool_parse *p, bool final)
+{
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    enum tool_match key = tool_match(p, key_open, final), over = tool_match(p, close, final);
+    if (key == MATCH_YES) {
+        p->scan += sizeof key_open - 1;
+        buf_clear(&p->id);
+        tool_commit(p);
+        p->state = KEY;
+        return true;
+    }
+    if (over == MATCH_YES) {
+        p->scan += sizeof close - 1;
+        tool_commit(p);
+        return give_up(p);
+    }
+    return key == MATCH_MAYBE || over == MATCH_MAYBE ? false : give_up(p);
+}
+
+/* The text from `at` up to `end`, which is then behind `scan`. False: it is not there yet. */
+static bool up_to(struct tool_parse *p, const char *end, const char **text, size_t *n)
+{
+    size_t n_end = strlen(end), held = tool_n_held(p);
+    const char *found = memmem(tool_held(p), held, end, n_end);
+    if (!found) {
+        p->scan += held > n_end ? held - n_end : 0; // looked at; `at` stays
+        return false;
+    }
+    *text = p->held.data + p->at;
+    *n = (size_t)(found - *text);
+    p->scan = (size_t)(found - p->held.data) + n_end;
+    return true;
+}
+
+static bool key(struct tool_parse *p)
+{
+    const char *text;
+    size_t n;
+    if (!up_to(p, key_close, &text, &n)) {
+        return false;
+    }
+    buf_put(&p->id, text, n);
+    tool_commit(p);
+    if (p->id.failed || n == 0 || memchr(p->id.data, '\0', n)) {
+        return give_up(p);
+    }
+    p->state = KEY_END;
+    return true;
+}
+
+static bool key_end(struct tool_parse *p, bool final)
+{
+    tool_skip_space(p);
+    enum tool_match m = tool_match(p, value_open, final);
+    if (tool_n_held(p) == 0 || m == MATCH_MAYBE) {
+        return false;
+    }
+    if (m == MATCH_NO) {
+        return give_up(p);
+    }
+    p->scan += sizeof value_open - 1;
+    tool_commit(p);
+    p->state = VALUE;
+    return true;
+}
+
+static bool value(struct tool_parse *p)
+{
+    const char *text;
+    size_t n;
+    if (!up_to(p, value_close, &text, &n)) {
+        return false;
+    }
+    tool_parameter(p, text, n, TOOL_VALUE_BY_SCHEMA);
+    tool_commit(p);
+    p->state = BODY;
+    return true;
+}
+
+/* Ends a call that was cut off: what parsed stays. */
+static bool cut(struct tool_parse *p)
+{
+    p->scan = p->held.n_bytes;
+    if (p->in_call) {
+        tool_commit(p);
+    }
+    return give_up(p);
+}
+
+static bool step(struct tool_parse *p, bool final)
+{
+    static const char *const words[] = {open, NULL};
+    int which;
+    bool more = false;
+    switch (p->state) {
+    case TEXT:
+        if (!tool_find(p, words, true, final, &which)) {
+            return false;
+        }
+        buf_clear(&p->name);
+        p->state = NAME;
+        return true;
+    case NAME: more = name(p, final); break;
+    case BODY: more = body(p, final); break;
+    case KEY: more = key(p); break;
+    case KEY_END: more = key_end(p, final); break;
+    default: more = value(p); break;
+    }
+    return more || (final && cut(p));
+}
+
+static const char *const markers[] = {open,       close,       key_open, key_close,
+                                      value_open, value_close, NULL};
+static const char *const ends_reasoning[] = {open, NULL};
+const struct tool_parser tool_parser_glm45 = {
+    .name = "glm45",
+    .step = step,
+    .markers = markers,
+    .ends_reasoning = ends_reasoning,
+};

@@ -1,0 +1,246 @@
+/* A name and then its arguments as one JSON object, between markers:
+ *     kimi_k2         <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}, where
+ *                     what stands before the arguments is also the call's id
+ *     deepseek_v31    <...call begin>NAME<...sep>{...}
+ *     deepseek_v3     <...call begin>function<...sep>NAME, then the object in a fence (V3, R1)
+ * The object is passed on as it comes. */
+#include "server/chat/tools/parser.h"
+
+#include <ctype.h>
+#include <string.h>
+
+enum state { TEXT, SECTION, NAME, HEAD_END, ARGUMENTS, AFTER };
+
+struct named_form {
+    const char *open, *close; // around all calls; may be missing
+    const char *call;         // before a name
+    const char *arguments;    // between a name and its arguments, but for white space
+    const char *ends[3];      // what may stand behind the arguments; NULL-terminated
+    bool has_id;              // the name is an id: functions.NAME:NUMBER
+};
+
+static const struct named_form *form_of(const struct tool_parse *p)
+{
+    return p->parser->form;
+}
+
+static bool give_up(struct tool_parse *p)
+{
+    if (p->in_call) {
+        tool_end(p);
+    } else {
+        tool_give_up(p);
+    }
+    p->state = TEXT;
+    return true;
+}
+
+static bool begin_name(struct tool_parse *p)
+{
+    buf_clear(&p->name);
+    buf_clear(&p->id);
+    p->state = NAME;
+    return true;
+}
+
+static bool text(struct tool_parse *p, bool final)
+{
+    const char *const words[] = {form_of(p)->call, form_of(p)->open, NULL};
+    int which;
+    if (!tool_find(p, words, true, final, &which)) {
+        return false;
+    }
+    p->state = SECTION;
+    return which == 0 ? begin_name(p) : true;
+}
+
+/* Behind what opens the section. */
+static bool section(struct tool_parse *p, bool final)
+{
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    enum tool_match m = tool_match(p, form_of(p)->call, final);
+    if (m == MATCH_YES) {
+        p->scan += strlen(form_of(p)->call);
+        return begin_name(p);
+    }
+    return m == MATCH_NO && give_up(p);
+}
+
+/* Up to white space or a marker. */
+static bool name(struct tool_parse *p)
+{
+    if (p->name.n_bytes == 0) {
+        tool_skip_space(p);
+    }
+    for (; tool_n_held(p) > 0; p->scan++) {
+        char c = *tool_held(p);
+        bool ends = c == ' ' || c == '\n' || c == '\t' || c == '\r' || c == '<' || c == '`';
+        if (ends && p->name.n_bytes > 0) {
+            p->state = HEAD_END;
+            return true;
+        }
+        if (ends || (c >= '\0' && c < ' ') || p->name.failed) {
+            return give_up(p);
+        }
+        buf_putc(&p->name, c);
+    }
+    return false;
+}
+
+/* functions.NAME:NUMBER is the id, and NAME the name; without a number there is no id. */
+static void split_id(struct tool_parse *p)
+{
+    static const char prefix[] = "functions.";
+    const size_t n_prefix = sizeof prefix - 1;
+    struct buf *whole = &p->id;
+    buf_put(whole, p->name.data, p->name.n_bytes);
+    size_t start = 0, end = whole->n_bytes;
+    while (end > 0 && isdigit((unsigned char)whole->data[end - 1])) {
+        end--;
+    }
+    bool numbered = end > 1 && end < whole->n_bytes && whole->data[end - 1] == ':';
+    end = numbered ? end - 1 : whole->n_bytes;
+    if (end > n_prefix && memcmp(whole->data, prefix, n_prefix) == 0) {
+        start = n_prefix;
+    }
+    buf_clear(&p->name);
+    buf_put(&p->name, whole->data + start, end - start);
+    if (!numbered) {
+        buf_clear(whole);
+    }
+}
+
+static bool head_end(struct tool_parse *p, bool final)
+{
+    const struct named_form *f = form_of(p);
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    enum tool_match m = tool_match(p, f->arguments, final);
+    if (m != MATCH_YES) {
+        return m == MATCH_NO && give_up(p);
+    }
+    p->scan += strlen(f->arguments);
+    tool_commit(p);
+    if (f->has_id) {
+        split_id(p);
+    }
+    tool_begin(p, p->name.data, p->id.n_bytes > 0 ? p->id.data : "");
+    tool_object_begin(p);
+    p->state = ARGUMENTS;
+    return true;
+}
+
+static bool arguments(struct tool_parse *p)
+{
+    if (!tool_object(p)) {
+        return false;
+    }
+    tool_end(p);
+    p->state = AFTER;
+    return true;
+}
+
+/* Behind the arguments: what closes the call and the section is dropped. */
+static bool after(struct tool_parse *p, bool final)
+{
+    const struct named_form *f = form_of(p);
+    const char *const words[] = {f->close, f->ends[0], f->ends[1], NULL};
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    enum tool_match m = tool_match(p, f->call, final);
+    if (m == MATCH_YES) {
+        p->scan += strlen(f->call);
+        return begin_name(p);
+    }
+    bool closed = false;
+    for (const char *const *w = words; m == MATCH_NO && *w; w++) {
+        m = tool_match(p, *w, final);
+        p->scan += m == MATCH_YES ? strlen(*w) : 0;
+        closed = m == MATCH_YES && *w == f->close;
+    }
+    if (m == MATCH_MAYBE) {
+        return false;
+    }
+    tool_commit(p);
+    p->state = m == MATCH_YES && !closed ? AFTER : TEXT;
+    return true;
+}
+
+static bool step(struct tool_parse *p, bool final)
+{
+    switch (p->state) {
+    case TEXT: return text(p, final);
+    case SECTION: return section(p, final);
+    case NAME: return name(p);
+    case HEAD_END: return head_end(p, final);
+    case ARGUMENTS: return arguments(p);
+    default: return after(p, final);
+    }
+}
+
+static const char *const kimi_k2_opens[] = {"<|tool_calls_section_begin|>", NULL};
+static const char *const kimi_k2_markers[] = {
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",   "<|tool_call_begin|>",
+    "<|tool_call_end|>",            "<|tool_call_argument_begin|>", NULL,
+};
+static const struct named_form kimi_k2 = {
+    .open = "<|tool_calls_section_begin|>",
+    .close = "<|tool_calls_section_end|>",
+    .call = "<|tool_call_begin|>",
+    .arguments = "<|tool_call_argument_begin|>",
+    .ends = {"<|tool_call_end|>"},
+    .has_id = true,
+};
+const struct tool_parser tool_parser_kimi_k2 = {
+    .name = "kimi_k2",
+    .step = step,
+    .form = &kimi_k2,
+    .markers = kimi_k2_markers,
+    .ends_reasoning = kimi_k2_opens,
+};
+
+/* DeepSeek's markers have full-width bars, and U+2581 for spaces. */
+#define MARKER(words) "<\xEF\xBD\x9C" words "\xEF\xBD\x9C>"
+#define SPACE "\xE2\x96\x81"
+#define CALLS_BEGIN MARKER("tool" SPACE "calls" SPACE "begin")
+#define CALLS_END MARKER("tool" SPACE "calls" SPACE "end")
+#define CALL_BEGIN MARKER("tool" SPACE "call" SPACE "begin")
+#define CALL_END MARKER("tool" SPACE "call" SPACE "end")
+#define SEPARATOR MARKER("tool" SPACE "sep")
+
+static const char *const deepseek_markers[] = {CALLS_BEGIN, CALLS_END, CALL_BEGIN,
+                                               CALL_END,    SEPARATOR, NULL};
+static const struct named_form deepseek_v31 = {
+    .open = CALLS_BEGIN,
+    .close = CALLS_END,
+    .call = CALL_BEGIN,
+    .arguments = SEPARATOR,
+    .ends = {CALL_END},
+};
+const struct tool_parser tool_parser_deepseek_v31 = {
+    .name = "deepseek_v31",
+    .step = step,
+    .form = &deepseek_v31,
+    .markers = deepseek_markers,
+};
+
+static const struct named_form deepseek_v3 = {
+    .open = CALLS_BEGIN,
+    .close = CALLS_END,
+    .call = CALL_BEGIN "function" SEPARATOR,
+    .arguments = "```json",
+    .ends = {"```", CALL_END},
+};
+const struct tool_parser tool_parser_deepseek_v3 = {
+    .name = "deepseek_v3",
+    .step = step,
+    .form = &deepseek_v3,
+    .markers = deepseek_markers,
+};

@@ -1,0 +1,151 @@
+/* JSON objects {"name": ..., "arguments": {...}} behind a marker, after any text: one, several, or a
+ * list of them, up to a closing marker that some forms do not have. A row of forms each:
+ *     hermes           Hermes, Qwen 2.5 and 3, Granite 4, ERNIE 4.5
+ *     hunyuan_a13b     Hunyuan, Jamba, MiniMax-M1, Apriel
+ *     granite          Granite 3
+ *     cohere_command3  Command R7B and A, with keys of its own
+ *     ...              as their names say */
+#include "server/chat/tools/parser.h"
+
+#include <string.h>
+
+enum state { TEXT, OPENED, CALL, BETWEEN };
+
+enum { MAX_OPENS = 4 };
+
+struct tagged_form {
+    const char *opens[MAX_OPENS]; // NULL-terminated
+    const char *close;            // NULL: there is none
+};
+
+static const struct tagged_form *form_of(const struct tool_parse *p)
+{
+    return p->parser->form;
+}
+
+static bool begin_object(struct tool_parse *p)
+{
+    json_call_reset(&p->call, false, false);
+    p->state = CALL;
+    return true;
+}
+
+/* Behind the marker: an object, or the bracket of a list. */
+static bool opened(struct tool_parse *p)
+{
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    if (*tool_held(p) == '[' && !p->in_list) {
+        p->in_list = true;
+        p->scan++;
+        return true;
+    }
+    return begin_object(p);
+}
+
+static bool call(struct tool_parse *p)
+{
+    enum json_call_result r = json_call_step(&p->call, p);
+    if (r == CALL_MORE) {
+        return false;
+    }
+    const bool begun = p->in_call;
+    if (r == CALL_BAD) {
+        json_call_drop(p);
+    }
+    p->state = r == CALL_DONE || begun ? BETWEEN : TEXT; // a brace may be missing at its end
+    return true;
+}
+
+/* Behind an object: another, the end of the list, the closing marker, or text. */
+static bool between(struct tool_parse *p, bool final)
+{
+    const char *close = form_of(p)->close;
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    char c = *tool_held(p);
+    if (c == '{') {
+        tool_commit(p);
+        return begin_object(p);
+    }
+    if (p->in_list && (c == ',' || c == ']')) {
+        p->in_list = c == ',';
+        p->scan++;
+        tool_commit(p);
+        return true;
+    }
+    enum tool_match m = close ? tool_match(p, close, final) : MATCH_NO;
+    if (m == MATCH_MAYBE) {
+        return false;
+    }
+    p->scan = m == MATCH_YES ? p->scan + strlen(close) : p->at;
+    tool_commit(p);
+    p->state = TEXT;
+    return true;
+}
+
+static bool step(struct tool_parse *p, bool final)
+{
+    int which;
+    switch (p->state) {
+    case TEXT:
+        if (!tool_find(p, form_of(p)->opens, true, final, &which)) {
+            return false;
+        }
+        p->in_list = false;
+        p->state = OPENED;
+        return true;
+    case OPENED: return opened(p);
+    case CALL: return call(p);
+    default: return between(p, final);
+    }
+}
+
+/* A form whose markers are those that may be tokens of their own. */
+#define TAGGED(its_name, its_close, ...)                                                           \
+    static const char *const its_name##_markers[] = {__VA_ARGS__, its_close, NULL};               \
+    static const struct tagged_form its_name = {.opens = {__VA_ARGS__}, .close = its_close};      \
+    const struct tool_parser tool_parser_##its_name = {                                            \
+        .name = #its_name,                                                                         \
+        .step = step,                                                                              \
+        .form = &its_name,                                                                         \
+        .markers = its_name##_markers,                                                             \
+    }
+
+TAGGED(hermes, "</tool_call>", "<tool_call>");
+TAGGED(hunyuan_a13b, "</tool_calls>", "<tool_calls>");
+TAGGED(granite, "</tool_call>", "<|tool_call|>", "<tool_call>"); // rarely closed
+TAGGED(longcat, "</longcat_tool_call>", "<longcat_tool_call>");
+TAGGED(nemotron_json, "</TOOLCALL>", "<TOOLCALL>");
+TAGGED(phi4_mini_json, NULL, "functools");
+TAGGED(cohere_command3, "<|END_ACTION|>", "<|START_ACTION|>");
+
+static const char *const internlm_markers[] = {"<|action_start|>", "<|plugin|>", "<|action_end|>",
+                                               NULL};
+static const struct tagged_form internlm = {
+    .opens = {"<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"},
+    .close = "<|action_end|>",
+};
+const struct tool_parser tool_parser_internlm = {
+    .name = "internlm",
+    .step = step,
+    .form = &internlm,
+    .markers = internlm_markers,
+};
+
+static const char *const gigachat3_markers[] = {"<|message_sep|>", "<|role_sep|>",
+                                                "<|function_call|>", NULL};
+static const struct tagged_form gigachat3 = {
+    .opens = {"<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>",
+              "<|function_call|>"},
+};
+const struct tool_parser tool_parser_gigachat3 = {
+    .name = "gigachat3",
+    .step = step,
+    .form = &gigachat3,
+    .markers = gigachat3_markers,
+};

@@ -1,0 +1,105 @@
+/* Arguments that a form writes as bare text, parameter by parameter: the tool's schema says
+ * whether a value is a string or JSON. */
+#include "server/chat/tools/parser.h"
+
+#include <string.h>
+#include <strings.h>
+
+enum { VALUE_MAX_BYTES = 64 << 20 };
+
+/* Whether the schema lets the value be of this type; *known if it says anything at all. */
+static bool allows(const struct json *schema, const char *type, int depth, bool *known)
+{
+    const struct json *t = json_get(schema, "type");
+    if (json_string(t)) {
+        *known = true;
+        return strcmp(json_string(t), type) == 0;
+    }
+    for (const struct json *one = json_first(t); one; one = json_next(one)) {
+        *known = true;
+        if (json_string(one) && strcmp(json_string(one), type) == 0) {
+            return true;
+        }
+    }
+    static const char *const lists[] = {"anyOf", "oneOf", "allOf"};
+    for (size_t i = 0; i < 3 && depth < 8; i++) {
+        const struct json *list = json_get(schema, lists[i]);
+        for (const struct json *one = json_first(list); one; one = json_next(one)) {
+            if (allows(one, type, depth + 1, known)) {
+                return true;
+            }
+        }
+    }
+    const struct json *first = json_first(json_get(schema, "enum"));
+    if (!t && first) {
+        *known = true;
+        return strcmp(json_type_name(json_type(first)), type) == 0;
+    }
+    return false;
+}
+
+static bool is_json(const char *s, size_t n)
+{
+    struct json *root = NULL;
+    if (json_parse(s, n, NULL, &root, NULL) != OK) {
+        return false;
+    }
+    json_free(root);
+    return true;
+}
+
+static bool is_word(const char *s, size_t n, const char *word)
+{
+    return n == strlen(word) && strncasecmp(s, word, n) == 0;
+}
+
+static void put_by_schema(const struct json *schema, const char *s, size_t n, struct buf *out)
+{
+    bool known = false;
+    bool text = allows(schema, "string", 0, &known);
+    if (is_word(s, n, "null") && allows(schema, "null", 0, &known)) {
+        buf_puts(out, "null");
+    } else if (text || !known) {
+        buf_put_json(out, s, n);
+    } else if (is_json(s, n)) {
+        buf_put(out, s, n);
+    } else if (allows(schema, "boolean", 0, &known) &&
+               (is_word(s, n, "true") || is_word(s, n, "false"))) {
+        buf_puts(out, n == 4 ? "true" : "false"); // Python's True
+    } else {
+        buf_put_json(out, s, n);
+    }
+}
+
+static const struct json *schema_of(const struct tool_parse *p)
+{
+    const struct json *function = tool_function(p->tools, p->name.data ? p->name.data : "");
+    const struct json *properties = json_get(json_get(function, "parameters"), "properties");
+    return json_get(properties, p->id.data ? p->id.data : "");
+}
+
+void tool_parameter(struct tool_parse *p, const char *text, size_t n_bytes, enum tool_value type)
+{
+    struct buf json;
+    buf_init(&json, VALUE_MAX_BYTES);
+    buf_puts(&json, p->n_parameters == 0 ? "{" : ", ");
+    buf_put_json(&json, p->id.data ? p->id.data : "", p->id.n_bytes);
+    buf_puts(&json, ": ");
+    if (type == TOOL_VALUE_BY_SCHEMA) {
+        put_by_schema(schema_of(p), text, n_bytes, &json);
+    } else if (type == TOOL_VALUE_JSON && is_json(text, n_bytes)) {
+        buf_put(&json, text, n_bytes);
+    } else {
+        buf_put_json(&json, text, n_bytes);
+    }
+    tool_arguments(p, json.data, json.n_bytes);
+    buf_deinit(&json);
+}
+
+void tool_end_parameters(struct tool_parse *p)
+{
+    if (p->n_parameters > 0) {
+        tool_arguments(p, "}", 1);
+    }
+    tool_end(p);
+}

@@ -1,0 +1,332 @@
+/* Calls in tags that carry names: <function=NAME><parameter=KEY>VALUE</parameter>...</function>,
+ * each or all of them between an outer pair that may be missing. Values are bare text.
+ *     qwen3_coder    Qwen3-Coder, Qwen 3.5, Nemotron 3, Step 3.5
+ *     seed_oss       the same within <seed:tool_call>
+ *     minimax_m2     <invoke name="NAME"><parameter name="KEY">
+ *     deepseek_v32   the same with a token in each tag, and strings told from JSON (V3.2, V4)
+ *     minicpm5       <function name="NAME"><param name="KEY">, values perhaps in CDATA */
+#include "server/chat/tools/parser.h"
+
+#include <string.h>
+
+enum state { TEXT, OPENED, NAME, BODY, KEY, VALUE, AFTER };
+
+enum { MAX_WORDS = 4 };
+
+struct key_end {
+    const char *text;
+    enum tool_value type;
+};
+
+struct xml_form {
+    const char *opens[MAX_WORDS], *closes[MAX_WORDS]; // of the outer pair
+    const char *call, *name_end, *call_end;
+    const char *key, *value_end;
+    struct key_end key_ends[3];
+    bool trim;  // white space before a call is no content
+    bool lines; // a line break on each side of a value is no part of it
+    const char *cdata_end; // of a value in <![CDATA[...]]>; NULL: there are none
+};
+
+static const struct xml_form *form_of(const struct tool_parse *p)
+{
+    return p->parser->form;
+}
+
+static bool give_up(struct tool_parse *p)
+{
+    if (p->in_call) {
+        tool_end_parameters(p);
+    } else {
+        tool_give_up(p);
+    }
+    p->state = TEXT;
+    return true;
+}
+
+/* The name of a call or of a parameter is complete; its end is at `scan`. */
+static void take_name(struct tool_parse *p, size_t n_end, enum tool_value type)
+{
+    p->scan += n_end;
+    tool_commit(p);
+    if (p->state == NAME) {
+        tool_begin(p, p->name.data, "");
+        p->state = BODY;
+    } else {
+        p->value_type = type;
+        p->state = VALUE;
+    }
+}
+
+/* A name without control characters, since a NUL would cut it, up to what ends it. */
+static bool name(struct tool_parse *p, struct buf *into, const struct key_end *ends, bool final)
+{
+    while (tool_n_held(p) > 0) {
+        char c = *tool_held(p);
+        if (c == ends[0].text[0]) {
+            enum tool_match m = MATCH_NO;
+            for (const struct key_end *e = ends; into->n_bytes > 0 && e->text; e++) {
+                enum tool_match one = tool_match(p, e->text, final);
+                if (one == MATCH_YES) {
+                    take_name(p, strlen(e->text), e->type);
+                    return true;
+                }
+                m = one == MATCH_MAYBE ? one : m;
+            }
+            return m == MATCH_MAYBE ? false : give_up(p);
+        }
+        if ((c >= '\0' && c < ' ') || c == '<' || into->failed) {
+            return give_up(p);
+        }
+        buf_putc(into, c);
+        p->scan++;
+    }
+    return false;
+}
+
+static bool starts(const char *s, size_t n, const char *word)
+{
+    size_t n_word = strlen(word);
+    return n >= n_word && memcmp(s, word, n_word) == 0;
+}
+
+static const char cdata[] = "<![CDATA[";
+
+/* What ends the value that begins at `at`. */
+static const char *value_end(const struct tool_parse *p)
+{
+    const struct xml_form *f = form_of(p);
+    bool quoted = f->cdata_end && starts(p->held.data + p->at, p->held.n_bytes - p->at, cdata);
+    return quoted ? f->cdata_end : f->value_end;
+}
+
+/* [text, text + n) is what stands between the tags of a parameter. */
+static void report_value(struct tool_parse *p, const char *text, size_t n)
+{
+    if (form_of(p)->lines && starts(text, n, "\n")) {
+        text++;
+        n--;
+    }
+    if (form_of(p)->lines && n > 0 && text[n - 1] == '\n') {
+        n--;
+    }
+    if (form_of(p)->cdata_end && starts(text, n, cdata)) {
+        text += sizeof cdata - 1;
+        n -= sizeof cdata - 1;
+    }
+    tool_parameter(p, text, n, p->value_type);
+}
+
+static bool value(struct tool_parse *p)
+{
+    const char *end = value_end(p);
+    size_t n_end = strlen(end), n = tool_n_held(p);
+    const char *found = memmem(tool_held(p), n, end, n_end);
+    if (!found) {
+        p->scan += n > n_end ? n - n_end : 0; // looked at; `at` stays
+        return false;
+    }
+    const char *text = p->held.data + p->at;
+    report_value(p, text, (size_t)(found - text));
+    p->scan = (size_t)(found - p->held.data) + n_end;
+    tool_commit(p);
+    p->state = BODY;
+    return true;
+}
+
+static bool body(struct tool_parse *p, bool final)
+{
+    const struct xml_form *f = form_of(p);
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    enum tool_match key = tool_match(p, f->key, final), end = tool_match(p, f->call_end, final);
+    if (key == MATCH_YES) {
+        p->scan += strlen(f->key);
+        buf_clear(&p->id);
+        p->state = KEY;
+        return true;
+    }
+    if (end == MATCH_YES) {
+        p->scan += strlen(f->call_end);
+        tool_commit(p);
+        tool_end_parameters(p);
+        p->state = AFTER;
+        return true;
+    }
+    return key == MATCH_MAYBE || end == MATCH_MAYBE ? false : give_up(p);
+}
+
+/* Behind a call: what closes the outer pair is dropped. */
+static bool after(struct tool_parse *p, bool final)
+{
+    const struct xml_form *f = form_of(p);
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    enum tool_match m = tool_match(p, f->call, final);
+    for (const char *const *close = f->closes; m == MATCH_NO && *close; close++) {
+        m = tool_match(p, *close, final);
+        p->scan += m == MATCH_YES ? strlen(*close) : 0;
+    }
+    if (m == MATCH_MAYBE) {
+        return false;
+    }
+    tool_commit(p);
+    p->state = TEXT;
+    return true;
+}
+
+/* Behind what opens the outer pair. */
+static bool opened(struct tool_parse *p, bool final)
+{
+    const struct xml_form *f = form_of(p);
+    tool_skip_space(p);
+    enum tool_match m = tool_match(p, f->call, final);
+    if (m == MATCH_YES) {
+        p->scan += strlen(f->call);
+        buf_clear(&p->name);
+        p->state = NAME;
+        return true;
+    }
+    return m == MATCH_MAYBE || tool_n_held(p) == 0 ? false : give_up(p);
+}
+
+static bool text(struct tool_parse *p, bool final)
+{
+    const struct xml_form *f = form_of(p);
+    const char *words[MAX_WORDS + 1] = {f->call};
+    int which;
+    for (int i = 0; f->opens[i]; i++) {
+        words[i + 1] = f->opens[i];
+    }
+    if (!tool_find(p, words, f->trim, final, &which)) {
+        return false;
+    }
+    buf_clear(&p->name);
+    p->state = which == 0 ? NAME : OPENED;
+    return true;
+}
+
+/* Ends a call that was cut off: what parsed stays. */
+static bool cut(struct tool_parse *p)
+{
+    p->scan = p->held.n_bytes;
+    if (p->in_call) {
+        tool_commit(p);
+    }
+    return give_up(p);
+}
+
+static bool step(struct tool_parse *p, bool final)
+{
+    const struct key_end name_ends[] = {{form_of(p)->name_end, TOOL_VALUE_BY_SCHEMA}, {NULL, 0}};
+    bool more = false;
+    switch (p->state) {
+    case TEXT: return text(p, final);
+    case OPENED: more = opened(p, final); break;
+    case NAME: more = name(p, &p->name, name_ends, final); break;
+    case BODY: more = body(p, final); break;
+    case KEY: more = name(p, &p->id, form_of(p)->key_ends, final); break;
+    case VALUE: more = value(p); break;
+    default: return after(p, final);
+    }
+    return more || (final && cut(p));
+}
+
+#define FUNCTION_TAGS                                                                              \
+    .call = "<function=", .name_end = ">", .call_end = "</function>", .key = "<parameter=",        \
+    .value_end = "</parameter>", .key_ends = {{">", TOOL_VALUE_BY_SCHEMA}}, .lines = true
+
+static const char *const qwen3_coder_markers[] = {"<tool_call>", "</tool_call>", NULL};
+static const struct xml_form qwen3_coder = {
+    .opens = {"<tool_call>"},
+    .closes = {"</tool_call>"},
+    FUNCTION_TAGS,
+};
+const struct tool_parser tool_parser_qwen3_coder = {
+    .name = "qwen3_coder",
+    .step = step,
+    .form = &qwen3_coder,
+    .markers = qwen3_coder_markers,
+    .ends_reasoning = qwen3_coder.opens,
+};
+
+static const char *const seed_oss_markers[] = {"<seed:tool_call>", "</seed:tool_call>", NULL};
+static const struct xml_form seed_oss = {
+    .opens = {"<seed:tool_call>"},
+    .closes = {"</seed:tool_call>"},
+    .trim = true,
+    FUNCTION_TAGS,
+};
+const struct tool_parser tool_parser_seed_oss = {
+    .name = "seed_oss",
+    .step = step,
+    .form = &seed_oss,
+    .markers = seed_oss_markers,
+    .ends_reasoning = seed_oss.opens,
+};
+
+static const char *const minimax_m2_markers[] = {"<minimax:tool_call>", "</minimax:tool_call>",
+                                                 NULL};
+static const struct xml_form minimax_m2 = {
+    .opens = {"<minimax:tool_call>"},
+    .closes = {"</minimax:tool_call>"},
+    .call = "<invoke name=\"",
+    .name_end = "\">",
+    .call_end = "</invoke>",
+    .key = "<parameter name=\"",
+    .value_end = "</parameter>",
+    .key_ends = {{"\">", TOOL_VALUE_BY_SCHEMA}},
+    .trim = true,
+};
+const struct tool_parser tool_parser_minimax_m2 = {
+    .name = "minimax_m2",
+    .step = step,
+    .form = &minimax_m2,
+    .markers = minimax_m2_markers,
+    .ends_reasoning = minimax_m2.opens,
+};
+
+#define DSML "\xEF\xBD\x9C" "DSML" "\xEF\xBD\x9C" // one token, with full-width bars
+static const char *const deepseek_v32_markers[] = {DSML, NULL};
+static const struct xml_form deepseek_v32 = {
+    .opens = {"<" DSML "function_calls>", "<" DSML "tool_calls>"},
+    .closes = {"</" DSML "function_calls>", "</" DSML "tool_calls>"},
+    .call = "<" DSML "invoke name=\"",
+    .name_end = "\">",
+    .call_end = "</" DSML "invoke>",
+    .key = "<" DSML "parameter name=\"",
+    .value_end = "</" DSML "parameter>",
+    .key_ends = {{"\" string=\"true\">", TOOL_VALUE_TEXT},
+                 {"\" string=\"false\">", TOOL_VALUE_JSON}},
+    .trim = true,
+};
+const struct tool_parser tool_parser_deepseek_v32 = {
+    .name = "deepseek_v32",
+    .step = step,
+    .form = &deepseek_v32,
+    .markers = deepseek_v32_markers,
+    .ends_reasoning = deepseek_v32.opens,
+};
+
+static const char *const minicpm5_markers[] = {"<function", "</function>", "<param", "</param>",
+                                               NULL};
+static const struct xml_form minicpm5 = {
+    .call = "<function name=\"",
+    .name_end = "\">",
+    .call_end = "</function>",
+    .key = "<param name=\"",
+    .value_end = "</param>",
+    .key_ends = {{"\">", TOOL_VALUE_BY_SCHEMA}},
+    .trim = true,
+    .cdata_end = "]]></param>",
+};
+const struct tool_parser tool_parser_minicpm5 = {
+    .name = "minicpm5",
+    .step = step,
+    .form = &minicpm5,
+    .markers = minicpm5_markers,
+};

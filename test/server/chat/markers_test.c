@@ -1,0 +1,114 @@
+/* Markers that are special tokens reach the parsers, although special tokens are not shown. */
+#include "test/server/chat/fold.h"
+
+#include <stdlib.h>
+
+/* A tokenizer in which each word is one token, and those that begin with '!' are special ones
+ * without that sign. NULL-terminated. */
+static struct tokenizer *tokenizer_of(const char *const *words)
+{
+    struct buf json;
+    struct tokenizer *tok = NULL;
+    struct err err = {""};
+    buf_init(&json, 1 << 16);
+    buf_puts(&json, "{\"version\":\"1.0\",\"added_tokens\":[");
+    for (int i = 0; words[i]; i++) {
+        bool special = words[i][0] == '!';
+        const char *text = words[i] + special;
+        buf_printf(&json, "%s{\"id\":%d,\"content\":", i ? "," : "", i + 1);
+        buf_put_json(&json, text, strlen(text));
+        buf_printf(&json, ",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
+                          "\"normalized\":false,\"special\":%s}", special ? "true" : "false");
+    }
+    buf_puts(&json, "],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","
+                    "\"add_prefix_space\":false,\"use_regex\":false},\"decoder\":{\"type\":"
+                    "\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"x\":0},\"merges\":[]}}");
+    const struct tokenizer_files files = {.json = json.data, .json_bytes = json.n_bytes};
+    if (tokenizer_load_memory(&files, &tok, &err) != OK) {
+        CHECK_FAIL("%s", err.text);
+    }
+    buf_deinit(&json);
+    return tok;
+}
+
+static void check_words(const char *parser, enum reasoning_kind reasoning,
+                        const char *const *words, const char *content, const char *thought,
+                        const char *calls)
+{
+    struct json *tools = tools_of(TOOLS);
+    struct tokenizer *tok = tokenizer_of(words);
+    struct output_options opt = {.tok = tok, .skip_special = true, .reasoning = reasoning,
+                                 .parser = tool_parser_find(parser), .tools = tools};
+    struct fold f;
+    struct output o;
+    struct tool_sink sink = SINK;
+    fold_init(&f);
+    sink.arg = &f;
+    if (tok) {
+        output_init(&o, &opt, &sink);
+        for (int i = 0; words[i]; i++) {
+            const char *text = words[i] + (words[i][0] == '!');
+            CHECK(output_token(&o, tokenizer_find(tok, text, strlen(text))));
+        }
+        output_finish(&o);
+        output_deinit(&o);
+    }
+    CHECK_STR(f.content.data, content);
+    CHECK_STR(f.reasoning.data, thought);
+    CHECK_STR(f.calls.data, calls);
+    fold_deinit(&f);
+    tokenizer_free(tok);
+    json_free(tools);
+}
+
+#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+TEST(markers_that_are_special_tokens)
+{
+    check_words("gemma4", REASONING_GEMMA4,
+                WORDS("!<|channel>", "thought\n", "hm", "!<channel|>", "ok", "!<|tool_call>",
+                      "call:f{s:", "!<|\"|>", "a", "!<|\"|>", "}", "!<tool_call|>", "!<turn|>"),
+                "ok", "hm", "|f#:{\"s\": \"a\"}");
+    check_words("kimi_k2", REASONING_THINK,
+                WORDS("!<think>", "hm", "!</think>", "!<|tool_calls_section_begin|>",
+                      "!<|tool_call_begin|>", "functions.f:0", "!<|tool_call_argument_begin|>", "{}",
+                      "!<|tool_call_end|>", "!<|tool_calls_section_end|>", "!<|im_end|>"),
+                "", "hm", "|f#functions.f:0:{}");
+    check_words("deepseek_v31", REASONING_THINK,
+                WORDS("ok", "!" CALLS_BEGIN, "!" CALL_BEGIN, "f", "!" SEPARATOR, "{\"n\":1}",
+                      "!" CALL_END, "!" CALLS_END),
+                "ok", "", "|f#:{\"n\":1}");
+    check_words("deepseek_v32", REASONING_THINK,
+                WORDS("<", "!" DSML, "tool_calls>\n<", "!" DSML, "invoke name=\"f\">\n</", "!" DSML,
+                      "invoke>", "\n</", "!" DSML, "tool_calls>"),
+                "", "", "|f#:{}");
+    check_words("glm45", REASONING_THINK,
+                WORDS("!<tool_call>", "f", "!<arg_key>", "n", "!</arg_key>", "!<arg_value>", "5",
+                      "!</arg_value>", "!</tool_call>", "!<|observation|>"),
+                "", "", "|f#:{\"n\": 5}");
+    check_words("minimax_m2", REASONING_THINK,
+                WORDS("!<minimax:tool_call>", "<invoke name=\"g\">", "</invoke>",
+                      "!</minimax:tool_call>"),
+                "", "", "|g#:{}");
+    check_words("seed_oss", REASONING_SEED_OSS,
+                WORDS("!<seed:think>", "hm", "!</seed:think>", "!<seed:tool_call>", "<function=g>",
+                      "</function>", "!</seed:tool_call>"),
+                "", "hm", "|g#:{}");
+    check_words("cohere_command3", REASONING_COHERE,
+                WORDS("!<|START_THINKING|>", "hm", "!<|END_THINKING|>", "!<|START_ACTION|>",
+                      "[{\"tool_name\": \"g\", \"parameters\": {}}]", "!<|END_ACTION|>"),
+                "", "hm", "|g#:{}");
+    check_words("granite", REASONING_NONE,
+                WORDS("!<|tool_call|>", "[{\"name\": \"g\", \"arguments\": {}}]"), "", "", "|g#:{}");
+    check_words("internlm", REASONING_NONE,
+                WORDS("!<|action_start|>", "!<|plugin|>", "{\"name\": \"g\"}", "!<|action_end|>"), "",
+                "", "|g#:{}");
+    check_words("gigachat3", REASONING_NONE, // of another model's markers
+                WORDS("!<|function_call|>", "{\"name\": \"g\"}", "!<|tool_call_begin|>"), "", "",
+                "|g#:{}");
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

@@ -1,0 +1,230 @@
+/* Each form of tool calls: what it comes to, however the text is cut. */
+#include "test/server/chat/fold.h"
+
+TEST(hermes_calls)
+{
+    PARSES("hermes", "plain <tool", "plain <tool", "");
+    PARSES("hermes", "a\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\": \"}\\\"<\"}}\n"
+                     "</tool_call>\n<tool_call>{\"arguments\":{},\"name\":\"g\"}</tool_call> b",
+           "a b", "|f#:{\"s\": \"}\\\"<\"}|g#:{}");
+    PARSES("hermes", "<tool_call>{\"name\": \"f\"}</tool_call>", "", "|f#:{}");
+    PARSES("hermes", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call> b",
+           " b", "|f#:{\"a\": 1}"); // its last brace is missing
+    PARSES("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": null}</tool_call>", "", "|f#:{}");
+    PARSES("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"n\\\": 1}\"}</tool_call>",
+           "", "|f#:{\"n\": 1}");
+    PARSES("hermes", "a \n<tool_call>oops", "a \n<tool_call>oops", ""); // nothing is lost
+    PARSES("hermes", "<tool_call>oops</tool_call> x", "<tool_call>oops</tool_call> x", "");
+    PARSES("hermes", "<tool_call>{\"name\": \"f\"", "", "|f#:{}");
+    PARSES("hermes", "<tool_call>{\"nam", "<tool_call>{\"nam", "");
+    PARSES("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 1", "",
+           "|f#:{\"n\": 1");
+    PARSES("hermes", "<tool_call>{\"name\": 5}</tool_call>", "<tool_call>{\"name\": 5}</tool_call>",
+           "");
+    PARSES("hermes", "<tool_call>\n{\"name\":\"f\",\"arguments\":{}}\n{\"name\":\"g\"}\n"
+                     "</tool_call>", "", "|f#:{}|g#:{}");
+}
+
+TEST(llama3_calls)
+{
+    PARSES("llama3_json", "{\"name\": \"f\", \"parameters\": {\"n\": 1}}", "", "|f#:{\"n\": 1}");
+    PARSES("llama3_json", "<|python_tag|>{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\", "
+                          "\"parameters\": {\"a\": [1, {}]}}", "", "|f#:{}|g#:{\"a\": [1, {}]}");
+    PARSES("llama3_json", " {\"name\": \"other\", \"parameters\": {}} ",
+           " {\"name\": \"other\", \"parameters\": {}} ", "");
+    PARSES("llama3_json", "{\"amount\": 12, \"name\": \"f\"}", "{\"amount\": 12, \"name\": \"f\"}",
+           "");
+    PARSES("llama3_json", "{\"type\": \"function\", \"name\": \"g\", \"parameters\": {\"x\": 1}}",
+           "", "|g#:{\"x\": 1}");
+    PARSES("llama3_json", "Hello {\"name\": \"f\", \"parameters\": {}}",
+           "Hello {\"name\": \"f\", \"parameters\": {}}", "");
+    PARSES("llama3_json", "  \n", "  \n", "");
+    PARSES("llama3_json", "ok <|python_tag|>{\"name\": \"f\", \"parameters\": {}}", "ok", "|f#:{}");
+}
+
+TEST(mistral_calls)
+{
+    PARSES("mistral", "hi[TOOL_CALLS]f[ARGS]{\"n\": 1}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}", "hi",
+           "|f#:{\"n\": 1}|g#abc:{}");
+    PARSES("mistral", "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"s\": \"]\"}, \"id\": "
+                      "\"123456789\"}, {\"name\": \"g\", \"arguments\": {}}]", "",
+           "|f#123456789:{\"s\": \"]\"}|g#:{}");
+    PARSES("mistral", "[TOOL_CALLS]f{\"n\": {\"a\": \"\\\"}\"}}", "",
+           "|f#:{\"n\": {\"a\": \"\\\"}\"}}");
+    PARSES("mistral", "[TOOL_CALLS]?", "[TOOL_CALLS]?", "");
+    PARSES("mistral", "[TOOL_", "[TOOL_", "");
+    PARSES("mistral", "[TOOL_CALLS]f[ARGS]{\"n\": 1", "", "|f#:{\"n\": 1");
+    PARSES("mistral", "[TOOL_CALLS]f[ARGS]", "", "|f#:{}");
+}
+
+TEST(pythonic_calls)
+{
+    PARSES("pythonic", "[f(n=-1, s='a\\'b\\n', o={'k': [True, None, 1.5e3], \"z\": ()}), g()]", "",
+           "|f#:{\"n\": -1, \"s\": \"a'b\\n\", \"o\": {\"k\": [true, null, 1.5e3], \"z\": []}}"
+           "|g#:{}");
+    PARSES("pythonic", "[link](http://x) and more", "[link](http://x) and more", "");
+    PARSES("pythonic", "[1, 2, 3]", "[1, 2, 3]", "");
+    PARSES("pythonic", "Sure.\n<|tool_call_start|>[f(n=007)]<|tool_call_end|>", "Sure.",
+           "|f#:{\"n\": 7}");
+    PARSES("pythonic", "[f(n=oops)]", "[f(n=oops)]", "");
+    PARSES("pythonic", "[f(s=\"\\u00e9\\x41\\U0001F600\")]", "", "|f#:{\"s\": \"\xC3\xA9"
+                                                                 "A\xF0\x9F\x98\x80\"}");
+    PARSES("pythonic", "[f(n=1), g(", "", "|f#:{\"n\": 1}");
+    PARSES("pythonic", "[f(s=\"\\UFFFFFFFF\")]", "[f(s=\"\\UFFFFFFFF\")]", "");
+    PARSES("pythonic", "[f(s=\"\\x\x14\x11\")]", "[f(s=\"\\x\x14\x11\")]", "");
+}
+
+TEST(qwen3_coder_calls)
+{
+    PARSES("qwen3_coder", "x\n<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n"
+                          "<parameter=s>\n5\n</parameter>\n</function>\n</tool_call>", "x\n",
+           "|f#:{\"n\": 5, \"s\": \"5\"}");
+    PARSES("qwen3_coder", "<function=f><parameter=o>{\"a\": 1}</parameter><parameter=b>True"
+                          "</parameter><parameter=u>null</parameter></function>", "",
+           "|f#:{\"o\": {\"a\": 1}, \"b\": true, \"u\": null}");
+    PARSES("qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>\n<tool_call>\n"
+                          "<function=g>\n<parameter=x>\n1\n</parameter>\n</function>\n"
+                          "</tool_call>", "", "|g#:{}|g#:{\"x\": \"1\"}");
+    PARSES("qwen3_coder", "<tool_call>\nnot a call", "<tool_call>\nnot a call", "");
+    PARSES("qwen3_coder", "<function=f>\n<parameter=s>\nabc\n</parameter>\n<parameter=n>\n12", "",
+           "|f#:{\"s\": \"abc\"}");
+    PARSES("qwen3_coder", "a < b and a <function b", "a < b and a <function b", "");
+}
+
+TEST(seed_oss_calls)
+{
+    PARSES("seed_oss", "x\n<seed:tool_call>\n<function=f>\n<parameter=n>5</parameter>\n"
+                       "<parameter=s>a\nb</parameter>\n</function>\n</seed:tool_call>\n", "x",
+           "|f#:{\"n\": 5, \"s\": \"a\\nb\"}");
+    PARSES("seed_oss", "<seed:tool_call>no", "<seed:tool_call>no", "");
+}
+
+TEST(minimax_m2_calls)
+{
+    PARSES("minimax_m2", "ok\n\n<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"s\">\n5 "
+                         "</parameter>\n<parameter name=\"n\">5</parameter>\n</invoke>\n<invoke "
+                         "name=\"g\">\n</invoke>\n</minimax:tool_call>\n", "ok",
+           "|f#:{\"s\": \"\\n5 \", \"n\": 5}|g#:{}");
+    PARSES("minimax_m2", "<invoke name=\"f\"><parameter name=\"b\">false</parameter></invoke>", "",
+           "|f#:{\"b\": false}");
+    PARSES("minimax_m2", "an <invoke name=\"x\"y>", "an <invoke name=\"x\"y>", "");
+    PARSES("minimax_m2", "<minimax:tool_call><invoke name=\"f\"><parameter name=\"n\">5</para", "",
+           "|f#:{}");
+}
+
+TEST(deepseek_v32_calls)
+{
+    PARSES("deepseek_v32",
+           "Hm.\n\n<" DSML "function_calls>\n<" DSML "invoke name=\"f\">\n<" DSML "parameter "
+           "name=\"s\" string=\"true\">5</" DSML "parameter>\n<" DSML "parameter name=\"x\" "
+           "string=\"false\">[1, {}]</" DSML "parameter>\n</" DSML "invoke>\n<" DSML "invoke "
+           "name=\"g\">\n</" DSML "invoke>\n</" DSML "function_calls>",
+           "Hm.", "|f#:{\"s\": \"5\", \"x\": [1, {}]}|g#:{}");
+    PARSES("deepseek_v4",
+           "<" DSML "tool_calls>\n<" DSML "invoke name=\"f\">\n<" DSML "parameter name=\"x\" "
+           "string=\"false\">[1, </" DSML "parameter>\n</" DSML "invoke>\n</" DSML "tool_calls>",
+           "", "|f#:{\"x\": \"[1, \"}"); // no JSON after all
+    PARSES("deepseek_v32", "<" DSML "function_calls>none", "<" DSML "function_calls>none", "");
+}
+
+TEST(minicpm5_calls)
+{
+    PARSES("minicpm5", "a\n<function name=\"f\"><param name=\"s\"><![CDATA[<b> </param>]]></param>"
+                       "<param name=\"n\">7</param></function>\n<function name=\"g\"></function>",
+           "a", "|f#:{\"s\": \"<b> </param>\", \"n\": 7}|g#:{}");
+    PARSES("minicpm5", "<function name=\"f\"><param name=\"s\"><![CDATA[x</param></function>", "",
+           "|f#:{}"); // never closed
+}
+
+TEST(glm_calls)
+{
+    PARSES("glm45", "Sure.\n<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n"
+                    "<arg_key>s</arg_key>\n<arg_value>5</arg_value>\n</tool_call>", "Sure.",
+           "|f#:{\"n\": 5, \"s\": \"5\"}");
+    PARSES("glm47", "<tool_call>f<arg_key>o</arg_key><arg_value>{\"a\": \"</\"}</arg_value></tool_call>"
+                    "<tool_call>g</tool_call> end", " end", "|f#:{\"o\": {\"a\": \"</\"}}|g#:{}");
+    PARSES("glm45", "<tool_call>\nf\n</tool_call>", "", "|f#:{}");
+    PARSES("glm45", "<tool_call>not a call</tool_call>", "<tool_call>not a call</tool_call>", "");
+    PARSES("glm45", "<tool_call>{\"name\": 1}", "<tool_call>{\"name\": 1}", "");
+    PARSES("glm45", "<tool_call>f<arg_key>s</arg_key><arg_value>a</arg_value><arg_key>n</arg_key>"
+                    "<arg_value>1", "", "|f#:{\"s\": \"a\"}");
+    PARSES("glm45", "<tool_call>f", "<tool_call>f", "");
+}
+
+TEST(kimi_k2_calls)
+{
+    PARSES("kimi_k2",
+           "Ok.\n" SECTION("<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"s\": "
+                           "\"}<|\"}<|tool_call_end|><|tool_call_begin|> g:12 "
+                           "<|tool_call_argument_begin|> {} <|tool_call_end|>") "\n",
+           "Ok.", "|f#functions.f:0:{\"s\": \"}<|\"}|g#g:12:{}");
+    PARSES("kimi_k2", "<|tool_call_begin|>f<|tool_call_argument_begin|>{\"n\": 1", "",
+           "|f#:{\"n\": 1");
+    PARSES("kimi_k2", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>", "",
+           "|f#functions.f:0:{}");
+    PARSES("kimi_k2", SECTION("none"), SECTION("none"), "");
+    PARSES("kimi_k2", "<|tool_call_begin|>f{}", "<|tool_call_begin|>f{}", "");
+}
+
+TEST(deepseek_v3_and_v31_calls)
+{
+    PARSES("deepseek_v31", "Ok." CALLS_BEGIN CALL_BEGIN "f" SEPARATOR "{\"n\": 1}" CALL_END CALL_BEGIN
+                           "g" SEPARATOR "{}" CALL_END CALLS_END, "Ok.", "|f#:{\"n\": 1}|g#:{}");
+    PARSES("deepseek_v3",
+           CALLS_BEGIN CALL_BEGIN "function" SEPARATOR "f\n```json\n{\"s\": \"```\"}\n```" CALL_END
+           "\n" CALL_BEGIN "function" SEPARATOR "g\n```json\n{}\n```" CALL_END CALLS_END "```c\n```",
+           "```c\n```", "|f#:{\"s\": \"```\"}|g#:{}");
+    PARSES("deepseek_v3", CALL_BEGIN "function" SEPARATOR "f\nno", CALL_BEGIN "function" SEPARATOR "f\nno",
+           "");
+}
+
+TEST(gemma4_calls)
+{
+    PARSES("gemma4", "Hi\n<|tool_call>call:f{s:<|\"|>a \"b\"\n{<|\"|>,n:-3.5e1,b:true,u:null,o:{k:[1,{},"
+                     "[],<|\"|><|\"|>]}}<tool_call|><|tool_call>call:g{}<tool_call|>", "Hi",
+           "|f#:{\"s\": \"a \\\"b\\\"\\n{\", \"n\": -3.5e1, \"b\": true, \"u\": null, \"o\": {\"k\": [1, "
+           "{}, [], \"\"]}}|g#:{}");
+    PARSES("gemma4", "<|tool_call>call:f{<|\"|>a b<|\"|> : word one , x : [ 1 , 2 ] }<tool_call|>", "",
+           "|f#:{\"a b\": \"word one\", \"x\": [1, 2]}");
+    PARSES("gemma4", "<|tool_call>call:f{s:<|\"|>never", "", "|f#:{\"s\": ");
+    PARSES("gemma4", "<|tool_call>call me", "<|tool_call>call me", "");
+    PARSES("gemma4", "<|tool_call>call:f{a}b", "a}b", "|f#:{");
+}
+
+TEST(lists_of_objects)
+{
+    PARSES("hunyuan_a13b", "Ok <tool_calls>[{\"name\": \"f\", \"arguments\": {\"n\": 1}}, {\"name\": "
+                           "\"g\", \"arguments\": {}}]</tool_calls>", "Ok", "|f#:{\"n\": 1}|g#:{}");
+    PARSES("jamba", "<tool_calls>[\n\t{\"name\": \"g\", \"arguments\": {}}\n]</tool_calls> x", " x",
+           "|g#:{}");
+    PARSES("hunyuan_a13b", "<tool_calls>[1]</tool_calls>", "<tool_calls>[1]</tool_calls>", "");
+    PARSES("granite", "<|tool_call|>[{\"name\": \"g\", \"arguments\": {}}]", "", "|g#:{}");
+    PARSES("granite", "<tool_call> [{\"name\": \"f\", \"arguments\": {\"s\": \"]\"}}] more", " more",
+           "|f#:{\"s\": \"]\"}");
+    PARSES("ernie45", "\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}\n</tool_call>\n", "",
+           "|f#:{\"n\": 1}");
+    PARSES("cohere_command3", "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", "
+                              "\"parameters\": {\"n\": 1}}\n]<|END_ACTION|>", "", "|f#0:{\"n\": 1}");
+    PARSES("phi4_mini_json", "functools[{\"name\": \"g\", \"arguments\": {}}]", "", "|g#:{}");
+    PARSES("phi4_mini_json", "import functools\nfunctools.wraps", "import functools\nfunctools.wraps", "");
+    PARSES("internlm", "a<|action_start|><|plugin|>\n{\"name\": \"g\", \"parameters\": {}}"
+                       "<|action_end|>\n", "a", "|g#:{}");
+    PARSES("gigachat3", "a<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"g\", \"arguments\": "
+                        "{}}", "a", "|g#:{}");
+    PARSES("longcat", "<longcat_tool_call>{\"name\": \"g\"}</longcat_tool_call>", "", "|g#:{}");
+    PARSES("nemotron_json", "<TOOLCALL>[{\"name\": \"g\", \"arguments\": {}}]</TOOLCALL>\n", "",
+           "|g#:{}");
+}
+
+TEST(olmo3_calls)
+{
+    PARSES("olmo3", "Ok\n<function_calls>\nf(n=1, s=\"a\\n)\", b=true)\ng(x=null)\n</function_calls>\n",
+           "Ok", "|f#:{\"n\": 1, \"s\": \"a\\n)\", \"b\": true}|g#:{\"x\": null}");
+    PARSES("olmo3", "[f(n=1)]", "[f(n=1)]", "");
+    PARSES("olmo3", "<function_calls>none</function_calls>", "<function_calls>none</function_calls>", "");
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
