@@ -38,7 +38,7 @@ void tool_skip_space(struct tool_parse *p)
 void tool_commit(struct tool_parse *p)
 {
     p->at = p->scan;
-    p->n_blank = 0;
+    p->n_seen = 0;
 }
 
 void tool_give_up(struct tool_parse *p)
@@ -52,7 +52,7 @@ void tool_give_up(struct tool_parse *p)
 void tool_report(struct tool_parse *p, size_t end)
 {
     if (p->n_calls > 0) {
-        size_t i = p->at + p->n_blank;
+        size_t i = p->at + p->n_seen;
         while (i < end && is_space(p->held.data[i])) {
             i++;
         }
@@ -68,7 +68,7 @@ void tool_report(struct tool_parse *p, size_t end)
 bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool final, int *which)
 {
     const char *s = p->held.data ? p->held.data : "";
-    size_t n = p->held.n_bytes, i = p->at + p->n_blank;
+    size_t n = p->held.n_bytes, i = p->at + p->n_seen;
     size_t end = trim ? p->at : i; // of text that is surely content
     for (; i < n; i++) {
         bool maybe = false;
@@ -80,7 +80,7 @@ bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool f
             if (left >= len) {
                 tool_report(p, end);
                 p->scan = i + len; // white space before the word is content if the word is
-                p->n_blank = 0;
+                p->n_seen = 0;
                 *which = w;
                 return true;
             }
@@ -93,7 +93,7 @@ bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool f
     }
     tool_report(p, final ? n : end);
     p->scan = p->at;
-    p->n_blank = i - p->at;
+    p->n_seen = i - p->at;
     return false;
 }
 

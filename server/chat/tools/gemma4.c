@@ -129,8 +129,13 @@ static enum tool_match quoted(struct tool_parse *p, bool final, const char **tex
         return m;
     }
     *text = tool_held(p) + n_quote;
-    const char *end = memmem(*text, tool_n_held(p) - n_quote, quote, n_quote);
+    const char *from = *text, *behind = p->held.data + p->held.n_bytes;
+    if (p->held.data + p->at + p->n_seen > from + n_quote) {
+        from = p->held.data + p->at + p->n_seen - n_quote; // what ends it may have begun before
+    }
+    const char *end = memmem(from, (size_t)(behind - from), quote, n_quote);
     if (!end) {
+        p->n_seen = p->held.n_bytes - p->at;
         return MATCH_MAYBE;
     }
     *n = (size_t)(end - *text);

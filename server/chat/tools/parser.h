@@ -49,7 +49,7 @@ struct tool_parse {
     struct tool_sink sink;
     struct buf held; // text from `at` on is not reported yet
     size_t at, scan; // [at, scan) was looked at, and is kept in case it is content after all
-    size_t n_blank;  // from `at` on: white space in which tool_find has looked
+    size_t n_seen;   // from `at` on: what was looked at; by tool_find, and then it is white space
     int state, n_calls, n_parameters;
     bool in_call; // begun and not ended
     int depth;    // of brackets, where a parser counts them

@@ -39,9 +39,9 @@ static const struct tool_sink SINK = {on_text, on_reasoning, on_call, on_argumen
 static inline void fold_init(struct fold *f)
 {
     *f = (struct fold){.n_calls = 0};
-    buf_init(&f->content, 1 << 20);
-    buf_init(&f->reasoning, 1 << 20);
-    buf_init(&f->calls, 1 << 20);
+    buf_init(&f->content, 4 << 20);
+    buf_init(&f->reasoning, 4 << 20);
+    buf_init(&f->calls, 4 << 20);
     buf_puts(&f->content, "");
     buf_puts(&f->reasoning, "");
     buf_puts(&f->calls, "");

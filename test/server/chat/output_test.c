@@ -266,6 +266,46 @@ TEST(long_white_space_costs_each_token_the_same)
     json_free(tools);
 }
 
+/* Nor may a value that is reported when it is complete. */
+TEST(long_values_cost_each_token_the_same)
+{
+    enum { N = 1000000 };
+    static const struct {
+        const char *parser, *before, *behind, *calls;
+    } cases[] = {
+        {"qwen3_coder", "<function=f><parameter=s>", "</parameter></function>", "|f#:{\"s\": \""},
+        {"minicpm5", "<function name=\"f\"><param name=\"s\"><![CDATA[", "]]></param></function>",
+         "|f#:{\"s\": \""},
+        {"glm45", "<tool_call>f<arg_key>s</arg_key><arg_value>", "</arg_value></tool_call>",
+         "|f#:{\"s\": \""},
+        {"gemma4", "<|tool_call>call:f{s:<|\"|>", "<|\"|>}<tool_call|>", "|f#:{\"s\": \""},
+        {"pythonic", "[f(s='", "')]", "|f#:{\"s\": \""},
+        {"hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {\"s\": \"", "\"}}</tool_call>",
+         "|f#:{\"s\": \""},
+        {"kimi_k2", "<|tool_call_begin|>f<|tool_call_argument_begin|>{\"s\": \"", "\"}",
+         "|f#:{\"s\": \""},
+    };
+    struct json *tools = tools_of(TOOLS);
+    char *text = malloc(N + 200);
+    struct fold f;
+    clock_t start = clock();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct output_options opt = {.parser = tool_parser_find(cases[i].parser), .tools = tools};
+        size_t n = strlen(cases[i].before), n_calls = strlen(cases[i].calls);
+        memcpy(text, cases[i].before, n);
+        memset(text + n, '<', N); // each may begin a marker
+        strcpy(text + n + N, cases[i].behind);
+        run(&opt, text, strlen(text), 1, 0, &f);
+        CHECK_EQ(f.calls.n_bytes, n_calls + N + 2);
+        CHECK(strncmp(f.calls.data, cases[i].calls, n_calls) == 0);
+        CHECK_STR(f.content.data, "");
+        fold_deinit(&f);
+    }
+    CHECK((double)(clock() - start) / CLOCKS_PER_SEC < 10); // it was minutes
+    free(text);
+    json_free(tools);
+}
+
 /* Random text made of marker pieces: whatever comes out must not depend on the cuts. */
 TEST(random_mixtures_do_not_depend_on_cuts)
 {
