@@ -16,6 +16,7 @@ enum state {
 static const struct kind {
     const char *opens[3], *closes[3];
     const char *answer_opens[3], *answer_closes[3]; // around the answer, and no part of it
+    const char *ends[2]; // behind the answer, and no text
     const char *sign, *without; // in templates; NULL: the first marker, and nothing
     const struct tool_parser *parser; // finds it, as it is a part of that form
 } kinds[] = {
@@ -23,10 +24,17 @@ static const struct kind {
                            .parser = &tool_parser_harmony},
     [REASONING_GEMMA4] = {.opens = {"<|channel>thought"}, .closes = {"<channel|>"}},
     [REASONING_SEED_OSS] = {.opens = {"<seed:think>"}, .closes = {"</seed:think>"}},
+    [REASONING_MINIMAX_M3] = {.opens = {"<mm:think>"}, .closes = {"</mm:think>"}},
     [REASONING_COHERE] = {.opens = {"<|START_THINKING|>"},
                           .closes = {"<|END_THINKING|>"},
                           .answer_opens = {"<|START_RESPONSE|>", "<|START_TEXT|>"},
                           .answer_closes = {"<|END_RESPONSE|>", "<|END_TEXT|>"}},
+    [REASONING_KIMI_K3] = {.opens = {"<|open|>think<|sep|>"},
+                           .closes = {"<|close|>think<|sep|>"},
+                           .answer_opens = {"<|open|>response<|sep|>"},
+                           .answer_closes = {"<|close|>response<|sep|>"},
+                           .ends = {"<|close|>message<|sep|>"},
+                           .sign = "<|open|>"},
     [REASONING_MISTRAL] = {.opens = {"[THINK]"}, .closes = {"[/THINK]"}},
     [REASONING_GRANITE] = {.opens = {"Here is my thought process:", "Here's my thought process:"},
                            .closes = {"Here is my response:", "Here's my response:"}},
@@ -59,7 +67,9 @@ static const struct {
     {"granite_thinking_parser", REASONING_THINK},
     {"harmony", REASONING_HARMONY},        {"holo2", REASONING_THINK},
     {"hunyuan_a13b", REASONING_ANSWER},    {"kimi_k2", REASONING_THINK},
+    {"kimi_k3", REASONING_KIMI_K3},
     {"mimo", REASONING_THINK},             {"minimax_m2", REASONING_THINK},
+    {"minimax_m3", REASONING_MINIMAX_M3},
     {"mistral", REASONING_MISTRAL},        {"nemotron_v3", REASONING_THINK},
     {"olmo3", REASONING_THINK},            {"openai_gptoss", REASONING_HARMONY},
     {"poolside_v1", REASONING_THINK},      {"qwen3", REASONING_THINK},
@@ -217,11 +227,19 @@ static void consume(struct reasoning_split *r, size_t n_bytes)
     r->n_blank = 0;
 }
 
-/* What opens an answer at `at`: true if it is decided whether something does. */
+/* What opens an answer at `at`, or stands behind it: true if it is decided whether something does. */
 static bool at_answer(struct reasoning_split *r, size_t at, bool final)
 {
     size_t n;
-    enum tool_match m = begins(r, at, kinds[r->kind].answer_opens, final, &n);
+    enum tool_match m = begins(r, at, kinds[r->kind].ends, final, &n);
+    if (m == MATCH_YES) {
+        consume(r, at + n);
+        r->state = REST;
+        return true;
+    }
+    if (m == MATCH_NO) {
+        m = begins(r, at, kinds[r->kind].answer_opens, final, &n);
+    }
     if (m == MATCH_MAYBE) {
         return false;
     }

@@ -11,7 +11,9 @@ enum reasoning_kind {
     REASONING_HARMONY,
     REASONING_GEMMA4,
     REASONING_SEED_OSS,
+    REASONING_MINIMAX_M3,
     REASONING_COHERE,
+    REASONING_KIMI_K3,
     REASONING_MISTRAL,
     REASONING_GRANITE,
     REASONING_ANSWER,   // <think>, and the answer in <answer>
@@ -22,7 +24,7 @@ enum reasoning_kind {
 /* All names that options take, as reasoning_name tells them. */
 #define REASONING_NAMES                                                                            \
     "cohere_command3|cohere_command4|deepseek_r1|deepseek_v3|deepseek_v4|ernie45|gemma4|glm45|"    \
-    "glm47|granite|granite_thinking_parser|harmony|holo2|hunyuan_a13b|kimi_k2|mimo|minimax_m2|"    \
+    "glm47|granite|granite_thinking_parser|harmony|holo2|hunyuan_a13b|kimi_k2|kimi_k3|mimo|minimax_m2|minimax_m3|"    \
     "mistral|nemotron_v3|olmo3|openai_gptoss|poolside_v1|qwen3|seed_oss|step3|step3p5|think"
 
 /* By its name in the configuration, or "none"; false if there is no such name. */

@@ -72,7 +72,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "harmony", "seed_oss",
         "minimax_m2", "deepseek_v32", "minicpm5", "glm45", "kimi_k2", "deepseek_v31", "deepseek_v3",
         "gemma4", "hunyuan_a13b", "granite", "cohere_command3", "internlm", "gigachat3", "olmo3",
-        "phi4_mini_json",
+        "phi4_mini_json", "kimi_k3", "minimax_m3",
     };
     enum { N_NAMES = sizeof names / sizeof names[0], N_KINDS = REASONING_THINK + 1 };
     static const char *const stop[] = {"</s>", "END"};
@@ -153,6 +153,12 @@ int main(void)
         "s80<|action_start|><|plugin|>{\"name\": \"g\", \"parameters\": {}}<|action_end|>",
         "t00<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"g\", \"arguments\": {}}",
         "u00<function_calls>\nf(n=1)\ng()\n</function_calls>",
+        "w00<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool=\"f\" "
+        "index=\"1\"<|sep|><|open|>argument key=\"n\" type=\"number\"<|sep|>1<|close|>argument<|sep|>"
+        "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+        "x00<mm:think>hm</mm:think>]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"f\">]<]minimax[>["
+        "<o>]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[</o>]<]minimax[>[</invoke>\n"
+        "]<]minimax[>[</tool_call>",
         "v00functools[{\"name\": \"g\", \"arguments\": {}}]",
     };
     return fuzz_main(seeds, sizeof seeds / sizeof seeds[0], 60000);

@@ -48,12 +48,22 @@ static bool is_json(const char *s, size_t n)
     return true;
 }
 
+static bool is_blank(const char *s, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (s[i] != ' ' && s[i] != '\n' && s[i] != '\t' && s[i] != '\r') {
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool is_word(const char *s, size_t n, const char *word)
 {
     return n == strlen(word) && strncasecmp(s, word, n) == 0;
 }
 
-static void put_by_schema(const struct json *schema, const char *s, size_t n, struct buf *out)
+void tool_put_value(const struct json *schema, const char *s, size_t n, struct buf *out)
 {
     bool known = false;
     bool text = allows(schema, "string", 0, &known);
@@ -63,6 +73,10 @@ static void put_by_schema(const struct json *schema, const char *s, size_t n, st
         buf_put_json(out, s, n);
     } else if (is_json(s, n)) {
         buf_put(out, s, n);
+    } else if (is_blank(s, n) && allows(schema, "array", 0, &known)) {
+        buf_puts(out, "[]");
+    } else if (is_blank(s, n) && allows(schema, "object", 0, &known)) {
+        buf_puts(out, "{}");
     } else if (allows(schema, "boolean", 0, &known) &&
                (is_word(s, n, "true") || is_word(s, n, "false"))) {
         buf_puts(out, n == 4 ? "true" : "false"); // Python's True
@@ -71,7 +85,7 @@ static void put_by_schema(const struct json *schema, const char *s, size_t n, st
     }
 }
 
-static const struct json *schema_of(const struct tool_parse *p)
+const struct json *tool_schema(const struct tool_parse *p)
 {
     const struct json *function = tool_function(p->tools, p->name.data ? p->name.data : "");
     const struct json *properties = json_get(json_get(function, "parameters"), "properties");
@@ -86,7 +100,7 @@ void tool_parameter(struct tool_parse *p, const char *text, size_t n_bytes, enum
     buf_put_json(&json, p->id.data ? p->id.data : "", p->id.n_bytes);
     buf_puts(&json, ": ");
     if (type == TOOL_VALUE_BY_SCHEMA) {
-        put_by_schema(schema_of(p), text, n_bytes, &json);
+        tool_put_value(tool_schema(p), text, n_bytes, &json);
     } else if (type == TOOL_VALUE_JSON && is_json(text, n_bytes)) {
         buf_put(&json, text, n_bytes);
     } else {

@@ -4,14 +4,15 @@
  *     seed_oss       the same within <seed:tool_call>
  *     minimax_m2     <invoke name="NAME"><parameter name="KEY">
  *     deepseek_v32   the same with a token in each tag, and strings told from JSON (V3.2, V4)
- *     minicpm5       <function name="NAME"><param name="KEY">, values perhaps in CDATA */
+ *     minicpm5       <function name="NAME"><param name="KEY">, values perhaps in CDATA
+ *     kimi_k3        tags made of tokens: <|open|>call tool="NAME" ...<|sep|>, values with a type */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
 
-enum state { TEXT, OPENED, NAME, BODY, KEY, VALUE, AFTER };
+enum state { TEXT, OPENED, NAME, NAME_TAIL, BODY, KEY, VALUE, AFTER };
 
-enum { MAX_WORDS = 4 };
+enum { MAX_WORDS = 4, MAX_TYPES = 7 };
 
 struct key_end {
     const char *text;
@@ -21,8 +22,9 @@ struct key_end {
 struct xml_form {
     const char *opens[MAX_WORDS], *closes[MAX_WORDS]; // of the outer pair
     const char *call, *name_end, *call_end;
+    const char *name_tail; // ends the tag of a call whose name is not the last in it; or NULL
     const char *key, *value_end;
-    struct key_end key_ends[3];
+    struct key_end key_ends[MAX_TYPES];
     bool trim;  // white space before a call is no content
     bool lines; // a line break on each side of a value is no part of it
     const char *cdata_end; // of a value in <![CDATA[...]]>; NULL: there are none
@@ -51,7 +53,7 @@ static void take_name(struct tool_parse *p, size_t n_end, enum tool_value type)
     tool_commit(p);
     if (p->state == NAME) {
         tool_begin(p, p->name.data, "");
-        p->state = BODY;
+        p->state = form_of(p)->name_tail ? NAME_TAIL : BODY;
     } else {
         p->value_type = type;
         p->state = VALUE;
@@ -82,6 +84,20 @@ static bool name(struct tool_parse *p, struct buf *into, const struct key_end *e
         p->scan++;
     }
     return false;
+}
+
+/* What stands behind the name in the tag of a call says nothing. */
+static bool name_tail(struct tool_parse *p)
+{
+    const char *tail = form_of(p)->name_tail;
+    const char *found = memmem(tool_held(p), tool_n_held(p), tail, strlen(tail));
+    if (!found) {
+        return false;
+    }
+    p->scan = (size_t)(found - p->held.data) + strlen(tail);
+    tool_commit(p);
+    p->state = BODY;
+    return true;
 }
 
 static bool starts(const char *s, size_t n, const char *word)
@@ -158,7 +174,7 @@ static bool body(struct tool_parse *p, bool final)
     return key == MATCH_MAYBE || end == MATCH_MAYBE ? false : give_up(p);
 }
 
-/* Behind a call: what closes the outer pair is dropped. */
+/* Behind a call: what closes the outer pairs is dropped. */
 static bool after(struct tool_parse *p, bool final)
 {
     const struct xml_form *f = form_of(p);
@@ -167,15 +183,17 @@ static bool after(struct tool_parse *p, bool final)
         return false;
     }
     enum tool_match m = tool_match(p, f->call, final);
+    bool closed = false;
     for (const char *const *close = f->closes; m == MATCH_NO && *close; close++) {
         m = tool_match(p, *close, final);
-        p->scan += m == MATCH_YES ? strlen(*close) : 0;
+        closed = m == MATCH_YES;
+        p->scan += closed ? strlen(*close) : 0;
     }
     if (m == MATCH_MAYBE) {
         return false;
     }
     tool_commit(p);
-    p->state = TEXT;
+    p->state = closed ? AFTER : TEXT;
     return true;
 }
 
@@ -228,6 +246,7 @@ static bool step(struct tool_parse *p, bool final)
     case TEXT: return text(p, final);
     case OPENED: more = opened(p, final); break;
     case NAME: more = name(p, &p->name, name_ends, final); break;
+    case NAME_TAIL: more = name_tail(p); break;
     case BODY: more = body(p, final); break;
     case KEY: more = name(p, &p->id, form_of(p)->key_ends, final); break;
     case VALUE: more = value(p); break;
@@ -329,4 +348,31 @@ const struct tool_parser tool_parser_minicpm5 = {
     .step = step,
     .form = &minicpm5,
     .markers = minicpm5_markers,
+};
+
+#define TAG(kind, words) "<|" kind "|>" words "<|sep|>"
+static const char *const kimi_k3_markers[] = {"<|open|>", "<|close|>", "<|sep|>", NULL};
+static const struct xml_form kimi_k3 = {
+    .opens = {TAG("open", "tools")},
+    .closes = {TAG("close", "tools"), TAG("close", "message")},
+    .call = "<|open|>call tool=\"",
+    .name_end = "\"",
+    .name_tail = "<|sep|>",
+    .call_end = TAG("close", "call"),
+    .key = "<|open|>argument key=\"",
+    .value_end = TAG("close", "argument"),
+    .key_ends = {{"\" type=\"string\"<|sep|>", TOOL_VALUE_TEXT},
+                 {"\" type=\"number\"<|sep|>", TOOL_VALUE_JSON},
+                 {"\" type=\"boolean\"<|sep|>", TOOL_VALUE_JSON},
+                 {"\" type=\"null\"<|sep|>", TOOL_VALUE_JSON},
+                 {"\" type=\"object\"<|sep|>", TOOL_VALUE_JSON},
+                 {"\" type=\"array\"<|sep|>", TOOL_VALUE_JSON}},
+    .trim = true,
+};
+const struct tool_parser tool_parser_kimi_k3 = {
+    .name = "kimi_k3",
+    .step = step,
+    .form = &kimi_k3,
+    .markers = kimi_k3_markers,
+    .ends_reasoning = kimi_k3.opens,
 };

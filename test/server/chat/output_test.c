@@ -166,6 +166,9 @@ TEST(reasoning_has_markers_of_each_family)
         {"cohere_command3", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>yes<|END_RESPONSE|>",
          "yes", "hm"},
         {"cohere_command4", "<|START_TEXT|>yes<|END_TEXT|>", "yes", ""},
+        {"minimax_m3", "<mm:think>hm</mm:think>yes", "yes", "hm"},
+        {"kimi_k3", "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>yes"
+                    "<|close|>response<|sep|><|close|>message<|sep|>", "yes", "hm"},
         {"mistral", "[THINK]hm[/THINK]yes", "yes", "hm"},
         {"qwen3", "<seed:think>hm</seed:think>", "<seed:think>hm</seed:think>", ""},
     };
@@ -279,6 +282,8 @@ TEST(long_values_cost_each_token_the_same)
         {"glm45", "<tool_call>f<arg_key>s</arg_key><arg_value>", "</arg_value></tool_call>",
          "|f#:{\"s\": \""},
         {"gemma4", "<|tool_call>call:f{s:<|\"|>", "<|\"|>}<tool_call|>", "|f#:{\"s\": \""},
+        {"minimax_m3", "]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"f\">]<]minimax[>[<s>",
+         "]<]minimax[>[</s>]<]minimax[>[</invoke>]<]minimax[>[</tool_call>", "|f#:{\"s\": \""},
         {"pythonic", "[f(s='", "')]", "|f#:{\"s\": \""},
         {"hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {\"s\": \"", "\"}}</tool_call>",
          "|f#:{\"s\": \""},
@@ -326,7 +331,11 @@ TEST(random_mixtures_do_not_depend_on_cuts)
         "</seed:think>", "<answer>", "</answer>", "Here is my thought process:", "<tool_calls>",
         "</tool_calls>", "<|tool_call|>", "functools", "<|START_ACTION|>", "<|END_ACTION|>",
         "<function_calls>", "</function_calls>", "f(n=2)", "<function name=\"f\">", "</param>",
-        "<param name=\"n\">", "<![CDATA[", "]]>", "<|message_sep|>\n\nfunction call<|role_sep|>",
+        "<|open|>call tool=\"f\"", "<|sep|>",
+        "]<]minimax[>[<tool_call>", "]<]minimax[>[<invoke name=\"f\">", "]<]minimax[>[</invoke>",
+        "]<]minimax[>[<n>", "]<]minimax[>[</n>", "]<]minimax[>[<item>", "]<]minimax[>[</item>",
+        "<|open|>argument key=\"n\" type=\"number\"<|sep|>", "<|close|>argument<|sep|>",
+        "<|close|>call<|sep|>", "<|close|>message<|sep|>", "<param name=\"n\">", "<![CDATA[", "]]>", "<|message_sep|>\n\nfunction call<|role_sep|>",
         "\xf8", "\xf8" "assistant", "\xf9" "analysis", "\xf9" "final", "\xf9" "commentary", "\xfa",
         " to=functions.f", "to=", "\xfb" "json", "\xfc", "\xfd", "\xfe", "\xff", "\xfa" "{}",
     };

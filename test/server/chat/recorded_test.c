@@ -157,7 +157,9 @@ static const struct family *family_of(const char *template, const char *input)
         {"Seed-OSS", "seed_oss", REASONING_SEED_OSS},
         {"GLM-4", "glm45", REASONING_THINK},
         {"Kimi-K2", "kimi_k2", REASONING_THINK},
+        {"Kimi-K3", "kimi_k3", REASONING_KIMI_K3},
         {"MiniMax-M2", "minimax_m2", REASONING_THINK},
+        {"MiniMax-M3", "minimax_m3", REASONING_MINIMAX_M3},
         {"GigaChat", "gigachat3", REASONING_THINK},
         {"MiniCPM5", "minicpm5", REASONING_THINK},
         {"Apriel-1.5", "hunyuan_a13b", REASONING_THINK},
@@ -181,9 +183,9 @@ static const struct family *family_of(const char *template, const char *input)
 static bool is_open(const struct family *family, const char *input, const struct json *opt)
 {
     static const char *const closes[] = {"</think>", "<channel|>", "</seed:think>",
-                                         "<|END_THINKING|>"};
+                                         "<|END_THINKING|>", "<|close|>think", "</mm:think>"};
     static const char *const opens[] = {"<think>", "<|channel>", "<seed:think>",
-                                        "<|START_THINKING|>"};
+                                        "<|START_THINKING|>", "<|open|>think", "<mm:think>"};
     bool open = strncmp(family->parser, "deepseek", 8) == 0 &&
                 json_get_bool(opt, "enable_thinking", false);
     for (size_t i = 0; i < sizeof closes / sizeof closes[0]; i++) {
@@ -291,7 +293,8 @@ static int replay(const struct json *line)
     const char *parser = family ? family->parser : NULL;
     bool harmony = parser && strcmp(parser, "harmony") == 0;
     bool shown = parser && strcmp(parser, "pythonic") == 0 && strncmp(input, "<think>", 7) == 0;
-    bool answer = family && family->reasoning == REASONING_COHERE && !strstr(input, "THINKING");
+    bool own = family && (family->reasoning == REASONING_COHERE || family->reasoning == REASONING_KIMI_K3);
+    bool answer = own && !strstr(input, "THINKING");
     bool think = family && (format || shown || answer);
     struct output_options options = {
         .parser = parser ? tool_parser_find(parser) : NULL,

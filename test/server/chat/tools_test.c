@@ -136,6 +136,39 @@ TEST(minicpm5_calls)
            "|f#:{}"); // never closed
 }
 
+#define ARGUMENT(head, value) "<|open|>argument " head "<|sep|>" value "<|close|>argument<|sep|>"
+
+TEST(kimi_k3_calls)
+{
+    PARSES("kimi_k3",
+           "Ok.<|open|>tools<|sep|><|open|>call tool=\"f\" index=\"1\"<|sep|>" ARGUMENT(
+               "key=\"s\" type=\"string\"", "a<|close|>\n") ARGUMENT("key=\"o\" type=\"object\"",
+                                                                     "{\"k\": 1}")
+           "<|close|>call<|sep|><|open|>call tool=\"g\" index=\"2\"<|sep|><|close|>call<|sep|>"
+           "<|close|>tools<|sep|><|close|>message<|sep|>",
+           "Ok.", "|f#:{\"s\": \"a<|close|>\\n\", \"o\": {\"k\": 1}}|g#:{}");
+    PARSES("kimi_k3", "<|open|>call tool=\"f\" ind", "", "|f#:{}");
+    PARSES("kimi_k3", "<|open|>tools<|sep|>none", "<|open|>tools<|sep|>none", "");
+}
+
+#define M3 "]<]minimax[>["
+#define M3_ELEMENT(name, value) M3 "<" name ">" value M3 "</" name ">"
+#define M3_CALL(name, body) M3 "<invoke name=\"" name "\">" body M3 "</invoke>\n"
+
+TEST(minimax_m3_calls)
+{
+    PARSES("minimax_m3",
+           "Ok.\n" M3 "<tool_call>\n" M3_CALL("f", M3_ELEMENT("n", "5") M3_ELEMENT("s", " 5\n") M3_ELEMENT(
+               "x", M3_ELEMENT("item", "a") M3_ELEMENT("item", M3_ELEMENT("k", "v") "\n"))
+               M3_ELEMENT("o", "")) M3_CALL("g", "") M3 "</tool_call>",
+           "Ok.", "|f#:{\"n\": 5, \"s\": \" 5\\n\", \"x\": [\"a\", {\"k\": \"v\"}], \"o\": {}}|g#:{}");
+    PARSES("minimax_m3", M3 "<tool_call>" M3 "<invoke name=\"f\">" M3_ELEMENT("n", "1") M3 "<s>a" M3 "</",
+           "", "|f#:{\"n\": 1}");
+    PARSES("minimax_m3", M3 "<tool_call>none", M3 "<tool_call>none", "");
+    PARSES("minimax_m3", M3 "<tool_call>" M3_CALL("f", M3 "<s>a" M3 "</n>"),
+           M3 "<s>a" M3 "</n>" M3 "</invoke>\n", "|f#:{}"); // does not match
+}
+
 TEST(glm_calls)
 {
     PARSES("glm45", "Sure.\n<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n"

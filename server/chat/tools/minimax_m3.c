@@ -1,0 +1,310 @@
+/* MiniMax-M3: elements that nest, each tag behind a marker of its own:
+ *     <tool_call><invoke name="NAME"><KEY>VALUE</KEY>...</invoke></tool_call>
+ * A value is bare text, or elements: <item>s are a list, others an object. A parameter is reported
+ * when it is complete. */
+#include "server/chat/tools/parser.h"
+
+#include <string.h>
+
+enum state { TEXT, OPENED, NAME, BODY, ELEMENT, AFTER };
+
+enum { MAX_DEPTH = 64, VALUE_MAX_BYTES = 64 << 20 };
+
+#define MARK "]<]minimax[>["
+static const char mark[] = MARK;
+static const char open[] = MARK "<tool_call>", close[] = MARK "</tool_call>";
+static const char call_open[] = MARK "<invoke name=\"", call_close[] = MARK "</invoke>";
+static const size_t n_mark = sizeof mark - 1;
+
+static bool give_up(struct tool_parse *p)
+{
+    if (p->in_call) {
+        tool_end_parameters(p);
+    } else {
+        tool_give_up(p);
+    }
+    p->state = TEXT;
+    return true;
+}
+
+/* ---- one element as JSON ---- */
+
+struct reader {
+    const char *s, *end;
+    struct buf *out;
+};
+
+static bool at_tag(const struct reader *r, const char *tag)
+{
+    size_t n = strlen(tag), left = (size_t)(r->end - r->s);
+    return left >= n_mark + n && memcmp(r->s, mark, n_mark) == 0 &&
+           memcmp(r->s + n_mark, tag, n) == 0;
+}
+
+/* The name of a tag that begins with `open_tag`; the reader moves behind it. */
+static bool tag_name(struct reader *r, const char *open_tag, const char **name, size_t *n)
+{
+    if (!at_tag(r, open_tag)) {
+        return false;
+    }
+    *name = r->s + n_mark + strlen(open_tag);
+    const char *last = memchr(*name, '>', (size_t)(r->end - *name));
+    if (!last || last == *name) {
+        return false;
+    }
+    *n = (size_t)(last - *name);
+    r->s = last + 1;
+    return true;
+}
+
+/* What the schema, or one that it may stand for, says under the key. */
+static const struct json *find_in(const struct json *schema, const char *key, int depth)
+{
+    static const char *const lists[] = {"anyOf", "oneOf", "allOf"};
+    const struct json *found = json_get(schema, key);
+    for (size_t i = 0; !found && i < 3 && depth < 8; i++) {
+        const struct json *one = json_first(json_get(schema, lists[i]));
+        for (; !found && one; one = json_next(one)) {
+            found = find_in(one, key, depth + 1);
+        }
+    }
+    return found;
+}
+
+static const struct json *property(const struct json *schema, const char *name, size_t n)
+{
+    const struct json *p = json_first(find_in(schema, "properties", 0));
+    while (p && (strlen(json_key(p)) != n || memcmp(json_key(p), name, n) != 0)) {
+        p = json_next(p);
+    }
+    return p;
+}
+
+static bool element(struct reader *r, const struct json *schema, int depth);
+
+/* Elements up to the tag that closes theirs. */
+static bool elements(struct reader *r, const struct json *schema, int depth)
+{
+    struct reader first = *r;
+    const char *name;
+    size_t n;
+    bool list = tag_name(&first, "<", &name, &n) && n == 4 && memcmp(name, "item", 4) == 0 &&
+                !property(schema, name, n);
+    buf_putc(r->out, list ? '[' : '{');
+    for (int i = 0; !at_tag(r, "</"); i++) {
+        struct reader tag = *r;
+        if (!tag_name(&tag, "<", &name, &n)) {
+            return false;
+        }
+        buf_puts(r->out, i ? ", " : "");
+        if (!list) {
+            buf_put_json(r->out, name, n);
+            buf_puts(r->out, ": ");
+        }
+        const struct json *its = list ? find_in(schema, "items", 0) : property(schema, name, n);
+        if (!element(r, its, depth + 1)) {
+            return false;
+        }
+        while (r->s < r->end && strchr(" \n\t\r", *r->s)) {
+            r->s++;
+        }
+    }
+    buf_putc(r->out, list ? ']' : '}');
+    return true;
+}
+
+static bool element(struct reader *r, const struct json *schema, int depth)
+{
+    const char *name, *end_name;
+    size_t n, n_end;
+    if (depth > MAX_DEPTH || !tag_name(r, "<", &name, &n)) {
+        return false;
+    }
+    const char *text = r->s, *tag = memmem(text, (size_t)(r->end - text), mark, n_mark);
+    if (!tag) {
+        return false;
+    }
+    r->s = tag;
+    if (at_tag(r, "</")) {
+        tool_put_value(schema, text, (size_t)(tag - text), r->out);
+    } else if (!elements(r, schema, depth)) {
+        return false;
+    }
+    return tag_name(r, "</", &end_name, &n_end) && n_end == n && memcmp(name, end_name, n) == 0;
+}
+
+/* [at, scan) is a parameter. */
+static bool report(struct tool_parse *p)
+{
+    struct buf json;
+    struct reader r = {p->held.data + p->at, p->held.data + p->scan, &json};
+    struct reader tag = r;
+    const char *name;
+    size_t n;
+    buf_init(&json, VALUE_MAX_BYTES);
+    buf_clear(&p->id);
+    bool good = tag_name(&tag, "<", &name, &n);
+    if (good) {
+        buf_put(&p->id, name, n);
+        good = !p->id.failed && element(&r, tool_schema(p), 0);
+    }
+    if (good) {
+        tool_parameter(p, json.data, json.n_bytes, TOOL_VALUE_JSON);
+        tool_commit(p);
+    }
+    buf_deinit(&json);
+    p->state = BODY;
+    return good || give_up(p);
+}
+
+/* ---- the call ---- */
+
+static bool name(struct tool_parse *p, bool final)
+{
+    for (; tool_n_held(p) > 0; p->scan++) {
+        char c = *tool_held(p);
+        if (c == '"' && p->name.n_bytes > 0) {
+            enum tool_match m = tool_match(p, "\">", final);
+            if (m == MATCH_MAYBE) {
+                return false;
+            }
+            if (m == MATCH_NO) {
+                return give_up(p);
+            }
+            p->scan += 2;
+            tool_commit(p);
+            tool_begin(p, p->name.data, "");
+            p->state = BODY;
+            return true;
+        }
+        if ((c >= '\0' && c < ' ') || c == '"' || c == '<' || p->name.failed) {
+            return give_up(p);
+        }
+        buf_putc(&p->name, c);
+    }
+    return false;
+}
+
+static bool body(struct tool_parse *p, bool final)
+{
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    tool_commit(p);
+    enum tool_match end = tool_match(p, call_close, final), tag = tool_match(p, MARK "<", final);
+    if (end == MATCH_YES) {
+        p->scan += sizeof call_close - 1;
+        tool_commit(p);
+        tool_end_parameters(p);
+        p->state = AFTER;
+        return true;
+    }
+    if (end == MATCH_MAYBE || tag == MATCH_MAYBE) {
+        return false;
+    }
+    p->depth = 0;
+    p->state = ELEMENT;
+    return tag == MATCH_YES || give_up(p);
+}
+
+/* Looks for the tag that closes the element which began at `at`. */
+static bool find_element_end(struct tool_parse *p)
+{
+    while (tool_n_held(p) > 0) {
+        const char *s = tool_held(p), *tag = memmem(s, tool_n_held(p), mark, n_mark);
+        if (!tag) {
+            p->scan += tool_n_held(p) >= n_mark ? tool_n_held(p) - (n_mark - 1) : 0;
+            return false;
+        }
+        const char *end = p->held.data + p->held.n_bytes;
+        const char *last = memchr(tag + n_mark, '>', (size_t)(end - tag) - n_mark);
+        p->scan = (size_t)(tag - p->held.data);
+        if (!last) {
+            return false;
+        }
+        bool closes = tag[n_mark + 1] == '/';
+        p->scan = (size_t)(last + 1 - p->held.data);
+        p->depth += closes ? -1 : 1;
+        if (p->depth <= 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool after(struct tool_parse *p, bool final)
+{
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    enum tool_match next = tool_match(p, call_open, final), end = tool_match(p, close, final);
+    if (next == MATCH_YES) {
+        p->state = OPENED;
+        return true;
+    }
+    if (next == MATCH_MAYBE || end == MATCH_MAYBE) {
+        return false;
+    }
+    p->scan = end == MATCH_YES ? p->scan + sizeof close - 1 : p->at;
+    tool_commit(p);
+    p->state = TEXT;
+    return true;
+}
+
+static bool opened(struct tool_parse *p, bool final)
+{
+    tool_skip_space(p);
+    if (tool_n_held(p) == 0) {
+        return false;
+    }
+    enum tool_match m = tool_match(p, call_open, final);
+    if (m != MATCH_YES) {
+        return m == MATCH_NO && give_up(p);
+    }
+    p->scan += sizeof call_open - 1;
+    buf_clear(&p->name);
+    p->state = NAME;
+    return true;
+}
+
+/* Ends a call that was cut off: what parsed stays. */
+static bool cut(struct tool_parse *p)
+{
+    p->scan = p->held.n_bytes;
+    if (p->in_call) {
+        tool_commit(p);
+    }
+    return give_up(p);
+}
+
+static bool step(struct tool_parse *p, bool final)
+{
+    static const char *const words[] = {open, NULL};
+    int which;
+    bool more = false;
+    switch (p->state) {
+    case TEXT:
+        if (tool_find(p, words, true, final, &which)) {
+            p->state = OPENED;
+            return true;
+        }
+        return false;
+    case OPENED: more = opened(p, final); break;
+    case NAME: more = name(p, final); break;
+    case BODY: more = body(p, final); break;
+    case ELEMENT: more = find_element_end(p) && report(p); break;
+    default: return after(p, final);
+    }
+    return more || (final && cut(p));
+}
+
+static const char *const markers[] = {mark, NULL};
+static const char *const ends_reasoning[] = {open, NULL};
+const struct tool_parser tool_parser_minimax_m3 = {
+    .name = "minimax_m3",
+    .step = step,
+    .markers = markers,
+    .ends_reasoning = ends_reasoning,
+};
