@@ -1,27 +1,51 @@
 #include "server/call/prepare.h"
 
+#include "server/call/members.h"
+#include "server/call/readers.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 enum { ARENA_MAX_BYTES = 256 << 20 }; // chosen: 16 times the default --max-body-bytes
 
-/* What an endpoint asks for: who reads its body, the members that text and messages come from, and
- * what its prompts are for. Those that neither generate nor pool only want their token ids. */
+/* What an endpoint asks for: what its request holds before the members are read, what completes it
+ * behind them, the members that text and messages come from, and what its prompts are for. Those
+ * that neither generate nor pool only want their token ids. */
 static const struct kind {
-    bool (*read)(struct api_request *r);
+    void (*begin)(struct api_request *r); // may be NULL
+    bool (*end)(struct api_request *r);
     const char *text, *messages; // both NULL: it has no prompts
     bool generates, pools;
     bool may_fill; // a prompt may fill the context: no token is drawn then
 } kinds[] = {
-    [API_CHAT] = {request_read_chat, NULL, "messages", .generates = true},
-    [API_COMPLETIONS] = {request_read_completion, "prompt", NULL, .generates = true},
-    [API_EMBEDDINGS] = {request_read_embeddings, "input", NULL, .pools = true},
-    [API_RESPONSES] = {request_read_responses, NULL, "input", .generates = true},
-    [API_RESPONSES_INPUT_TOKENS] = {request_read_responses, NULL, "input"},
-    [API_TOKENIZE] = {request_read_tokenize, "prompt", "messages"},
-    [API_DETOKENIZE] = {request_read_detokenize, NULL, NULL},
-    [API_GENERATE] = {request_read_generate, "prompt", NULL, .generates = true, .may_fill = true},
+    [API_CHAT] = {chat_begin, chat_end, NULL, "messages", .generates = true},
+    [API_COMPLETIONS] = {completion_begin, completion_end, "prompt", NULL, .generates = true},
+    [API_EMBEDDINGS] = {embeddings_begin, embeddings_end, "input", NULL, .pools = true},
+    [API_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},
+    [API_RESPONSES_INPUT_TOKENS] = {responses_begin, responses_end, NULL, "input"},
+    [API_TOKENIZE] = {tokenize_begin, tokenize_end, "prompt", "messages"},
+    [API_DETOKENIZE] = {NULL, detokenize_end, NULL, NULL},
+    [API_GENERATE] = {generate_begin, generate_end, "prompt", NULL, .generates = true,
+                      .may_fill = true},
 };
+
+static bool read_body(struct api_request *r)
+{
+    const struct kind *kind = &kinds[r->kind];
+    if (!body_open(&r->body, r->text, r->n_bytes, &r->arena, &r->error)) {
+        return false;
+    }
+    r->form = 1u << r->kind;
+    request_begin(r);
+    if (kind->begin) {
+        kind->begin(r);
+    }
+    if (!members_read(r)) {
+        return false;
+    }
+    request_end(r);
+    return kind->end(r);
+}
 
 static const char *prompt_key(const struct api_request *r)
 {
@@ -170,7 +194,7 @@ static void truncate_prompt(const struct api_request *r, struct api_prompt *p, i
         keep = context;
     }
     if (r->truncate != 0 && keep > 0 && p->n > keep) {
-        p->ids += r->truncate_left ? p->n - keep : 0;
+        p->ids += r->truncate_right ? 0 : p->n - keep;
         p->n = (int32_t)keep;
         p->text = NULL; // it has more than is computed now
     }
@@ -217,8 +241,7 @@ void prepare_request(struct api_request *r)
     r->pooling = r->model->pooling;
     arena_init(&r->arena, ARENA_MAX_BYTES);
     ids_init(&r->ids, 16 << 20);
-    if (!body_open(&r->body, r->text, r->n_bytes, &r->arena, &r->error) || !kind->read(r) ||
-        (!kind->text && !kind->messages)) {
+    if (!read_body(r) || (!kind->text && !kind->messages)) {
         return;
     }
     if (!(r->messages ? render(r) : tokenise(r))) {

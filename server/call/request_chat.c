@@ -1,6 +1,6 @@
 /* The body of /v1/chat/completions. Messages go to the template as the client wrote them; here
  * they are only checked. */
-#include "server/call/request.h"
+#include "server/call/readers.h"
 
 #include "engine/base/json_scan.h"
 #include "engine/base/words.h"
@@ -127,7 +127,7 @@ static bool check_calls(struct api_request *r, const struct json *m, size_t inde
     return true;
 }
 
-static bool check_messages(struct api_request *r)
+bool read_messages(struct api_request *r)
 {
     static const char roles[] = "developer|system|user|assistant|tool|function";
     const struct json *messages = NULL;
@@ -254,7 +254,7 @@ static bool read_functions(struct api_request *r)
     return check_tools(r, r->tools_json);
 }
 
-static bool read_tools(struct api_request *r)
+bool read_tools(struct api_request *r)
 {
     const struct json *tools = NULL;
     if (body_array(&r->body, "tools", &tools)) {
@@ -279,11 +279,10 @@ static bool has_tool(const struct json *tools, const char *name)
     return name && tool_function(tools, name) != NULL;
 }
 
-static bool read_tool_choice(struct api_request *r)
+bool read_tool_choice(struct api_request *r)
 {
     const char *key = body_has(&r->body, "tool_choice") ? "tool_choice" : "function_call";
     const struct body_member *m = body_get(&r->body, key);
-    body_bool(&r->body, "parallel_tool_calls", &r->parallel_tool_calls);
     bool wanted = r->tools_json != NULL;
     if (m) {
         const char *word = json_string(m->node);
@@ -350,7 +349,7 @@ static bool is_text(const struct json *node)
     return json_is(node, JSON_STRING);
 }
 
-bool request_read_kwargs(struct api_request *r, const char *effort)
+bool read_template_variables(struct api_request *r)
 {
     const struct json *own = NULL;
     const char *defaults = r->model->config->default_chat_template_kwargs;
@@ -360,10 +359,10 @@ bool request_read_kwargs(struct api_request *r, const char *effort)
     if (defaults) {
         put_members(&out, defaults, strlen(defaults));
     }
-    if (effort) {
+    if (r->effort) {
         buf_puts(&out, out.n_bytes > 1 ? "," : "");
-        buf_printf(&out, "\"reasoning_effort\":\"%s\",\"enable_thinking\":%s", effort,
-                   strcmp(effort, "none") == 0 ? "false" : "true");
+        buf_printf(&out, "\"reasoning_effort\":\"%s\",\"enable_thinking\":%s", r->effort,
+                   strcmp(r->effort, "none") == 0 ? "false" : "true");
     }
     const struct body_member *documents = body_get(&r->body, "documents");
     if (documents) {
@@ -389,13 +388,8 @@ bool request_read_kwargs(struct api_request *r, const char *effort)
     return good ? r->error.status == 0 : request_too_large(r);
 }
 
-static bool read_template(struct api_request *r)
+bool read_chat_template(struct api_request *r)
 {
-    static const char efforts[] = "none|minimal|low|medium|high|xhigh|max";
-    static const char *const effort_names[] = {"none", "minimal", "low", "medium",
-                                               "high", "xhigh",   "max"};
-    int effort = -1;
-    body_choice(&r->body, "reasoning_effort", efforts, &effort);
     const struct body_member *own = body_get(&r->body, "chat_template");
     if (own && !r->model->config->trust_request_chat_template) {
         return api_unsupported(&r->error, "chat_template");
@@ -404,9 +398,11 @@ static bool read_template(struct api_request *r)
         return body_wrong_type(&r->error, "chat_template", "a string", own->node);
     }
     r->request_template = own ? json_string(own->node) : NULL;
-    r->add_generation_prompt = true;
-    body_bool(&r->body, "add_generation_prompt", &r->add_generation_prompt);
-    body_bool(&r->body, "continue_final_message", &r->continue_final_message);
+    return true;
+}
+
+bool check_continue(struct api_request *r)
+{
     if (r->continue_final_message && r->add_generation_prompt) {
         if (body_has(&r->body, "add_generation_prompt")) {
             return api_error_set(&r->error, 400, "invalid_value", "continue_final_message",
@@ -415,13 +411,11 @@ static bool read_template(struct api_request *r)
         }
         r->add_generation_prompt = false;
     }
-    body_bool(&r->body, "include_reasoning", &r->include_reasoning);
-    return r->error.status == 0 &&
-           request_read_kwargs(r, effort >= 0 ? effort_names[effort] : NULL);
+    return true;
 }
 
 /* "modalities" may name text alone. */
-static bool read_modalities(struct api_request *r)
+bool read_modalities(struct api_request *r)
 {
     const struct json *list = NULL;
     body_array(&r->body, "modalities", &list);
@@ -432,40 +426,31 @@ static bool read_modalities(struct api_request *r)
                                  "supported by this server.");
         }
     }
-    static const char *const refused[] = {"audio", "web_search_options"};
-    for (int i = 0; i < 2; i++) { // an empty object asks for them too
-        if (body_has(&r->body, refused[i])) {
-            return api_unsupported(&r->error, refused[i]);
-        }
-    }
     return r->error.status == 0;
 }
 
-bool request_read_chat(struct api_request *r)
+bool check_top_logprobs(struct api_request *r)
 {
-    int64_t v;
-    if (!request_read_common(r) || !check_messages(r) || !read_tools(r) || !read_tool_choice(r) ||
-        !read_template(r) || !read_modalities(r)) {
-        return false;
-    }
-    body_bool(&r->body, "logprobs", &r->logprobs);
-    if (body_int(&r->body, "top_logprobs", 0, r->model->config->max_logprobs, &v)) {
-        r->n_top = (int32_t)v;
-        if (!r->logprobs && v > 0) {
-            return api_error_set(&r->error, 400, "invalid_value", "top_logprobs",
-                                 "The 'top_logprobs' parameter is only allowed when 'logprobs' is "
-                                 "enabled.");
-        }
-    }
-    r->params.logprobs = r->logprobs;
-    r->params.top_logprobs = r->n_top;
+    return r->logprobs || r->n_top == 0
+               ? true
+               : api_error_set(&r->error, 400, "invalid_value", "top_logprobs",
+                               "The 'top_logprobs' parameter is only allowed when 'logprobs' is "
+                               "enabled.");
+}
+
+void chat_begin(struct api_request *r)
+{
     r->has_max_tokens = r->model->has_default_max_tokens;
     r->max_tokens = r->model->defaults.max_tokens;
-    r->max_is_asked = body_int(&r->body, "max_tokens", 1, INT32_MAX, &r->max_tokens);
-    r->max_is_asked |= body_int(&r->body, "max_completion_tokens", 1, INT32_MAX, &r->max_tokens);
+    r->add_generation_prompt = true;
+    r->add_special = false; // the template writes what the model wants
+}
+
+bool chat_end(struct api_request *r)
+{
+    r->params.logprobs = r->logprobs;
+    r->params.top_logprobs = r->n_top;
     r->has_max_tokens |= r->max_is_asked;
     r->output.reasoning = r->model->reasoning;
-    r->add_special = false; // the template writes what the model wants
-    body_bool(&r->body, "add_special_tokens", &r->add_special);
-    return r->error.status == 0;
+    return true;
 }

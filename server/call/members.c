@@ -1,0 +1,434 @@
+#include "server/call/members.h"
+
+#include "engine/base/words.h"
+#include "server/call/readers.h"
+
+#include <stdlib.h>
+#include <float.h>
+#include <string.h>
+
+enum {
+    TEXTS = FORM_COMPLETIONS | FORM_EMBEDDINGS | FORM_TOKENIZE_TEXT | FORM_DETOKENIZE,
+    CHATS = FORM_CHAT | FORM_TOKENIZE_CHAT,
+    SERVED = CHATS | TEXTS | FORM_RESPONSES, // by a server
+    ALL = SERVED | FORM_GENERATE,
+};
+
+#define KEPT(field)                                                                                \
+    .offset = offsetof(struct api_request, field),                                                 \
+    .size = sizeof(((struct api_request *)NULL)->field)
+#define FLAG(field) .flag = offsetof(struct api_request, field)
+#define MOST(field) .most = offsetof(struct config, field)
+
+#define BOOL(field) .type = MEMBER_BOOL, KEPT(field)
+#define INT(field, min_, max_) .type = MEMBER_INT, .min = min_, .max = max_, KEPT(field)
+#define INT_TO(field, min_, most_) .type = MEMBER_INT, .min = min_, MOST(most_), KEPT(field)
+#define REAL(field, low_, high_) .type = MEMBER_REAL, .low = low_, .high = high_, KEPT(field)
+#define STRING(field) .type = MEMBER_STRING, KEPT(field)
+#define CHOICE(field, words) .type = MEMBER_CHOICE, .choices = words, KEPT(field)
+#define HAND(type_, function) .type = MEMBER_##type_, .read = function
+#define IGNORED(type_) .type = MEMBER_##type_, .use = MEMBER_IGNORED
+#define REFUSED(type_, off_) .type = MEMBER_##type_, .use = MEMBER_REFUSED, .off = off_
+#define WITH(type_, key_) .type = MEMBER_##type_, .with = key_
+
+static const char nothing[] = "false|[]|{}";
+
+#define EFFORTS "none|minimal|low|medium|high|xhigh"
+#define MESSAGES                                                                                   \
+    "\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\"],\"properties\":{"       \
+    "\"role\":{\"type\":\"string\"},\"content\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":"      \
+    "\"null\"},{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\"],"        \
+    "\"properties\":{\"type\":{\"type\":\"string\"},\"text\":{\"type\":\"string\"}}}}]},"          \
+    "\"name\":{\"type\":\"string\"},\"tool_calls\":{\"type\":\"array\",\"items\":{\"type\":"       \
+    "\"object\"}},\"tool_call_id\":{\"type\":\"string\"}}}"
+#define FUNCTION                                                                                   \
+    "\"name\":{\"type\":\"string\"},\"description\":{\"type\":\"string\"},\"parameters\":{"        \
+    "\"type\":\"object\"}"
+#define TOOLS                                                                                      \
+    "\"minItems\":1,\"maxItems\":128,\"items\":{\"type\":\"object\",\"required\":[\"function\"],"  \
+    "\"properties\":{\"type\":{\"const\":\"function\"},\"function\":{\"type\":\"object\","         \
+    "\"required\":[\"name\"],\"properties\":{" FUNCTION "}}}}"
+#define FLAT_TOOLS                                                                                 \
+    "\"maxItems\":128,\"items\":{\"type\":\"object\",\"required\":[\"type\",\"name\"],"            \
+    "\"properties\":{\"type\":{\"const\":\"function\"}," FUNCTION "}}"
+#define ONLY_TEXT "\"required\":[\"type\"],\"properties\":{\"type\":{\"const\":\"text\"}}"
+#define A_CHOICE "\"enum\":[null,\"none\",\"auto\"]"
+
+const struct member members[] = {
+    {"model", "A served name or nothing: the first one.", SERVED, HAND(STRING, read_model)},
+
+    /* ---- sampling ---- */
+    {"temperature", "Divides the scores; 0 takes the most likely token.", SERVED,
+     REAL(params.temperature, 0, 2)},
+    {"temperature", "Divides the scores; 0 takes the most likely token.", FORM_GENERATE,
+     REAL(params.temperature, 0, DBL_MAX)},
+    {"top_p", "Only the likeliest tokens that hold this much of the probability; 0: one token.",
+     ALL, REAL(params.top_p, 0, 1)},
+    {"min_p", "Only tokens at least this likely, as a part of the likeliest.", ALL,
+     REAL(params.min_p, 0, 1)},
+    {"frequency_penalty", "Taken off a token's score for each time it was generated.", ALL,
+     REAL(params.frequency_penalty, -2, 2)},
+    {"presence_penalty", "Taken off the score of each token that was generated.", ALL,
+     REAL(params.presence_penalty, -2, 2)},
+    {"repeat_penalty", "llama.cpp's name of repetition_penalty.", ALL,
+     REAL(params.repetition_penalty, 1e-3, 1e3)},
+    {"repetition_penalty", "Divides the scores of tokens of the prompt and the answer; 1: off.",
+     ALL, REAL(params.repetition_penalty, 1e-3, 1e3)},
+    {"top_k", "Only this many of the likeliest tokens; 0 and -1: all.", ALL,
+     INT(params.top_k, -1, INT32_MAX), .check = check_top_k},
+    {"seed", "The same seed gives the same answer.", ALL, INT(params.seed, INT64_MIN, INT64_MAX)},
+    {"min_tokens", "Nothing ends the answer before this many tokens.", ALL,
+     INT(params.min_tokens, 0, INT32_MAX)},
+    {"num_speculative_tokens", "At most this many drafts in a step.", ALL,
+     INT(params.num_speculative_tokens, 0, 128)},
+    {"ignore_eos", "The model's own end tokens do not end the answer.", ALL,
+     BOOL(params.ignore_eos)},
+    {"include_stop_str_in_output", "The answer keeps the stop string that ended it.", ALL,
+     BOOL(output.include_stop)},
+    {"stop", "Texts that end the answer.", ALL, HAND(STRINGS, read_stop), MOST(max_stop)},
+    {"stop_token_ids", "Tokens that end the answer.", ALL, HAND(IDS, read_stop_ids)},
+    {"logit_bias", "What is added to the scores of tokens, by id.", ALL, HAND(OBJECT, read_bias),
+     .schema = "\"maxProperties\":1024,\"additionalProperties\":{\"type\":\"number\",\"minimum\":"
+               "-100,\"maximum\":100}"},
+    {"n", "How many answers.", ALL, INT_TO(n, 1, max_n)},
+    {"best_of", "Only as many as n.", ALL, INT(best_of, 1, INT32_MAX), .check = check_best_of},
+    {"prompt_logprobs", "Log probabilities of the prompt's tokens, and of this many others.", SERVED,
+     INT_TO(params.prompt_top_logprobs, -1, max_logprobs), .check = check_prompt_logprobs},
+    {"allowed_token_ids", "No other tokens are drawn.", ALL, HAND(IDS, read_allowed)},
+
+    /* ---- the answer's form ---- */
+    {"stream", "The answer comes in events as it is made.", ALL, BOOL(stream)},
+    {"stream_options", "Whether a stream has usage at its end, or in each event.", ALL,
+     HAND(OBJECT, read_stream_options),
+     .schema = "\"properties\":{\"include_usage\":{\"type\":[\"boolean\",\"null\"]},"
+               "\"continuous_usage_stats\":{\"type\":[\"boolean\",\"null\"]}}"},
+    {"return_token_ids", "The ids of the prompt's and the answer's tokens.", ALL,
+     BOOL(return_token_ids)},
+    {"return_tokens_as_token_ids", "Tokens of logprobs are written as token_id:N.", ALL,
+     BOOL(tokens_as_ids)},
+    {"skip_special_tokens", "Special tokens are left out of the text.", ALL,
+     BOOL(output.skip_special)},
+    {"add_special_tokens", "The tokenizer's own begin and end tokens are added to the prompt.",
+     ALL, BOOL(add_special), FLAG(has_add_special)},
+    {"parse_special", "Special tokens are recognised in a prompt that is text.", ALL,
+     BOOL(parse_special)},
+    {"truncate_prompt_tokens", "A longer prompt is cut to this many tokens; -1: to what fits.",
+     ALL, INT(truncate, -1, INT32_MAX)},
+    {"truncation_side", "The end at which a prompt is cut.", ALL,
+     CHOICE(truncate_right, "left|right")},
+    {"priority", "Lower goes first.", ALL, INT(priority, INT32_MIN, INT32_MAX)},
+    {"cache_salt", "Only requests of the same salt share cached prompts.", ALL,
+     STRING(cache_salt), .check = check_salt, .schema = "\"minLength\":1"},
+    {"user", "A name for the log.", ALL, STRING(user)},
+    {"timeout", "Seconds after which the request ends with an error.", ALL,
+     REAL(timeout_s, 0.001, 864000)},
+    {"store", "Nothing is stored.", ALL, IGNORED(BOOL)},
+    {"metadata", "Responses repeat it.", ALL, IGNORED(OBJECT)},
+    {"service_tier", "There is one.", ALL, IGNORED(STRING)},
+    {"safety_identifier", "Responses repeat it.", ALL, IGNORED(STRING)},
+    {"prompt_cache_key", "Prompts are found in the cache without it.", ALL, IGNORED(STRING)},
+    {"prompt_cache_retention", "The cache keeps what it has room for.", ALL, IGNORED(STRING)},
+    {"verbosity", "A hint to models that know it.", ALL, IGNORED(STRING)},
+    {"prediction", "A hint that would only save time.", ALL, IGNORED(OBJECT)},
+    {"session_id", "Prompts are found in the cache without it.", ALL, IGNORED(STRING)},
+    {"spaces_between_special_tokens", "Tokens are joined as the tokenizer has it.", ALL,
+     IGNORED(BOOL)},
+    {"moderation", "There is none.", ALL, IGNORED(ANY)},
+    {"request_id", "The answer's id, where no x-request-id header says it.", ALL,
+     STRING(request_id), .check = check_request_id,
+     .schema = "\"pattern\":\"^[A-Za-z0-9._:-]{1,128}$\""},
+    {"response_format", "Text alone.", ALL, HAND(OBJECT, read_response_format),
+     .schema = ONLY_TEXT},
+    {"use_beam_search", "Beam search.", ALL, REFUSED(ANY, nothing)},
+    {"structured_outputs", "vLLM's constraints.", ALL, REFUSED(ANY, nothing)},
+    {"guided_json", "vLLM's older name of a constraint.", ALL, REFUSED(ANY, nothing)},
+    {"guided_regex", "vLLM's older name of a constraint.", ALL, REFUSED(ANY, nothing)},
+    {"guided_choice", "vLLM's older name of a constraint.", ALL, REFUSED(ANY, nothing)},
+    {"guided_grammar", "vLLM's older name of a constraint.", ALL, REFUSED(ANY, nothing)},
+    {"prompt_embeds", "A prompt of hidden states.", ALL, REFUSED(ANY, nothing)},
+    {"kv_transfer_params", "A prompt computed elsewhere.", ALL, REFUSED(ANY, nothing)},
+    {"logits_processors", "Code for the sampler.", ALL, REFUSED(ANY, nothing)},
+    {"watermark", "A watermark in the choice of tokens.", ALL, REFUSED(ANY, nothing)},
+    {"repetition_detection", "An end to answers that go in circles.", ALL, REFUSED(ANY, nothing)},
+    {"bad_words", "Words that do not appear in the answer.", SERVED, HAND(ARRAY, read_bad_words),
+     .schema = "\"maxItems\":128,\"items\":{\"type\":\"string\",\"minLength\":1}"},
+
+    /* ---- chat ---- */
+    {"messages", "The conversation so far.", CHATS, HAND(ARRAY, read_messages), .required = true,
+     .schema = MESSAGES},
+    /* ---- responses ---- */
+    {"previous_response_id", "Responses are not stored.", FORM_RESPONSES,
+     HAND(STRING, read_previous)},
+    {"background", "Answers are not kept for later.", FORM_RESPONSES, REFUSED(BOOL, "false")},
+    {"conversation", "Conversations are not stored.", FORM_RESPONSES, REFUSED(ANY, nothing)},
+    {"prompt", "Prompts are not stored.", FORM_RESPONSES, REFUSED(ANY, nothing)},
+    {"context_management", "No input items are dropped.", FORM_RESPONSES, REFUSED(ANY, nothing)},
+    {"instructions", "A system message before the input.", FORM_RESPONSES, STRING(instructions)},
+    {"input", "A user's text, or the items of the conversation so far.", FORM_RESPONSES,
+     HAND(ANY, read_items), .required = true,
+     .schema = "\"anyOf\":[{\"type\":\"string\"},{\"type\":\"array\",\"minItems\":1,\"items\":{"
+               "\"type\":\"object\"}}]"},
+    /* ---- both ---- */
+    {"tools", "Functions that the model may call.", CHATS, HAND(ARRAY, read_tools),
+     .schema = TOOLS},
+    {"functions", "An older form of tools.", CHATS, WITH(ARRAY, "tools"),
+     .schema = "\"maxItems\":128,\"items\":{\"type\":\"object\",\"required\":[\"name\"],"
+               "\"properties\":{" FUNCTION "}}"},
+    {"tools", "Functions that the model may call.", FORM_RESPONSES, HAND(ARRAY, read_flat_tools),
+     .schema = FLAT_TOOLS},
+    {"parallel_tool_calls", "Whether one answer may have several calls.", CHATS | FORM_RESPONSES,
+     BOOL(parallel_tool_calls)},
+    {"tool_choice", "Whether the model may call a tool.", CHATS, HAND(ANY, read_tool_choice),
+     .schema = A_CHOICE},
+    {"function_call", "An older form of tool_choice.", CHATS, WITH(ANY, "tool_choice"),
+     .schema = A_CHOICE},
+    {"tool_choice", "Whether the model may call a tool.", FORM_RESPONSES,
+     HAND(ANY, read_flat_choice), .schema = A_CHOICE},
+    {"reasoning_effort", "How much the model is to think.", CHATS, CHOICE(effort, EFFORTS "|max")},
+    {"chat_template", "A template in place of the model's (--trust-request-chat-template).",
+     CHATS, HAND(STRING, read_chat_template)},
+    {"add_generation_prompt", "The template ends with the beginning of the answer.", CHATS,
+     BOOL(add_generation_prompt)},
+    {"continue_final_message", "The answer continues the last message.", CHATS,
+     BOOL(continue_final_message), .check = check_continue},
+    {"include_reasoning", "Whether the answer has what the model thought.", CHATS,
+     BOOL(include_reasoning)},
+    {"text", "The answer's format: text alone.", FORM_RESPONSES, HAND(OBJECT, read_text_format),
+     .schema = "\"properties\":{\"format\":{\"type\":\"object\"," ONLY_TEXT "}}"},
+    {"reasoning", "How much the model is to think.", FORM_RESPONSES, HAND(OBJECT, read_reasoning),
+     .schema = "\"properties\":{\"effort\":{\"enum\":[null,\"none\",\"minimal\",\"low\","
+               "\"medium\",\"high\",\"xhigh\"]}}"},
+    {"documents", "What the template may quote.", CHATS | FORM_RESPONSES,
+     WITH(ANY, "chat_template_kwargs")},
+    {"chat_template_kwargs", "Further variables of the template.", CHATS | FORM_RESPONSES,
+     HAND(OBJECT, read_template_variables)},
+    {"modalities", "Text alone.", CHATS, HAND(ARRAY, read_modalities),
+     .schema = "\"items\":{\"const\":\"text\"}"},
+    {"audio", "An answer that is spoken.", CHATS, REFUSED(ANY, "")},
+    {"web_search_options", "A search before the answer.", CHATS, REFUSED(ANY, "")},
+    {"logprobs", "The log probability of each token of the answer.", CHATS, BOOL(logprobs)},
+    {"top_logprobs", "And of this many others; only with logprobs.", CHATS,
+     INT_TO(n_top, 0, max_logprobs), .check = check_top_logprobs},
+    {"max_tokens", "An older name of max_completion_tokens.", CHATS, INT(max_tokens, 1, INT32_MAX),
+     FLAG(max_is_asked)},
+    {"max_completion_tokens", "The longest answer, in tokens.", CHATS,
+     INT(max_tokens, 1, INT32_MAX), FLAG(max_is_asked)},
+    {"truncation", "No input items are dropped.", FORM_RESPONSES, HAND(STRING, read_truncation),
+     .schema = "\"enum\":[null,\"disabled\"]"},
+    {"include", "What else the answer has: message.output_text.logprobs.", FORM_RESPONSES,
+     HAND(ARRAY, read_include), .schema = "\"items\":{\"type\":\"string\"}"},
+    {"top_logprobs", "Of this many other tokens in each place.", FORM_RESPONSES,
+     INT_TO(n_top, 0, max_logprobs)},
+    {"max_tool_calls", "Counts tools that run here: there are none.", FORM_RESPONSES, IGNORED(INT),
+     .min = 1, .max = INT64_MAX},
+    {"max_output_tokens", "The longest answer, in tokens.", FORM_RESPONSES,
+     INT(max_tokens, 1, INT32_MAX), FLAG(max_is_asked)},
+
+    /* ---- completions ---- */
+    {"suffix", "A text behind the answer.", FORM_COMPLETIONS, REFUSED(STRING, "\"\"")},
+    {"echo", "The answer begins with the prompt.", FORM_COMPLETIONS, BOOL(echo)},
+    {"logprobs", "The log probability of each token, and of this many others.", FORM_COMPLETIONS,
+     HAND(INT, read_completion_logprobs), .min = 0, MOST(max_logprobs)},
+    {"max_tokens", "The longest answer, in tokens; null: as much as fits; 0: only with echo.",
+     FORM_COMPLETIONS, HAND(INT, read_completion_max), .min = 0, .max = INT32_MAX},
+    {"prompt", "What is to be continued.", FORM_COMPLETIONS, HAND(PROMPTS, read_prompt),
+     MOST(max_prompts), .required = true},
+
+    /* ---- a line of `sluice generate` ---- */
+    {"logprobs", "true, or the log probabilities of this many others, too.", FORM_GENERATE,
+     HAND(ANY, read_line_logprobs)},
+    {"prompt_logprobs", "The same of the prompt's tokens.", FORM_GENERATE,
+     HAND(ANY, read_line_prompt_logprobs)},
+    {"max_tokens", "The longest answer, in tokens; 0: only scores.", FORM_GENERATE,
+     INT(max_tokens, 0, INT32_MAX)},
+    {"bad_words", "Words, or arrays of ids, that do not appear in the answer.", FORM_GENERATE,
+     HAND(ARRAY, read_line_bad_words)},
+    {"prompt", "What is to be continued.", FORM_GENERATE, HAND(STRING, read_line_prompt)},
+    {"prompt_token_ids", "The same as ids.", FORM_GENERATE, WITH(IDS, "prompt")},
+    {"pool", "No answer, but a vector of the prompt: mean or last.", FORM_GENERATE,
+     HAND(CHOICE, read_pool), .choices = "mean|last"},
+
+    /* ---- embeddings ---- */
+    {"encoding_format", "Numbers, or their bytes.", FORM_EMBEDDINGS,
+     CHOICE(base64, "float|base64")},
+    {"dimensions", "Only as many as the model has.", FORM_EMBEDDINGS,
+     INT(dimensions, 1, INT32_MAX), .check = check_dimensions},
+    {"normalize", "Whether a vector has length 1.", FORM_EMBEDDINGS, BOOL(normalize)},
+    {"use_activation", "vLLM's name of normalize.", FORM_EMBEDDINGS, BOOL(normalize)},
+    {"input", "What becomes vectors, one each.", FORM_EMBEDDINGS, HAND(PROMPTS, read_input),
+     .max = MAX_INPUTS, .required = true},
+
+    /* ---- the tokenizer ---- */
+    {"content", "llama.cpp's name of prompt.", FORM_TOKENIZE_TEXT, WITH(STRING, "prompt")},
+    {"prompt", "What becomes tokens.", FORM_TOKENIZE_TEXT, HAND(PROMPTS, read_one_prompt), .max = 1},
+    {"add_special", "llama.cpp's name of add_special_tokens.",
+     FORM_TOKENIZE_TEXT | FORM_TOKENIZE_CHAT, HAND(BOOL, read_add_special)},
+    {"with_pieces", "llama.cpp's name of return_token_strs.",
+     FORM_TOKENIZE_TEXT | FORM_TOKENIZE_CHAT, BOOL(token_strs)},
+    {"return_token_strs", "The tokens as texts, too.", FORM_TOKENIZE_TEXT | FORM_TOKENIZE_CHAT,
+     BOOL(token_strs)},
+    {"tokens", "What becomes text.", FORM_DETOKENIZE, HAND(IDS, read_tokens), .required = true},
+};
+const size_t n_members = sizeof members / sizeof members[0];
+
+const struct member *member_find(const char *key, unsigned form)
+{
+    for (size_t i = 0; i < n_members; i++) {
+        if ((members[i].forms & form) && strcmp(members[i].key, key) == 0) {
+            return &members[i];
+        }
+    }
+    return NULL;
+}
+
+int64_t member_max(const struct member *m, const struct config *config)
+{
+    int64_t most = m->max;
+    if (m->most > 0) {
+        memcpy(&most, (const char *)config + m->most, sizeof most);
+    }
+    return most;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------- */
+
+static bool keep_choice(struct api_request *r, const struct member *m, void *at)
+{
+    int index;
+    if (!body_choice(&r->body, m->key, m->choices, &index)) {
+        return false;
+    }
+    if (m->size == sizeof(bool)) {
+        *(bool *)at = index != 0;
+    } else {
+        body_string(&r->body, m->key, at);
+    }
+    return true;
+}
+
+static bool keep_int(struct api_request *r, const struct member *m, void *at)
+{
+    int64_t v;
+    if (!body_int(&r->body, m->key, m->min, member_max(m, r->model->config), &v)) {
+        return false;
+    }
+    if (m->size == sizeof(int32_t)) {
+        *(int32_t *)at = (int32_t)v;
+    } else if (m->size > 0) {
+        *(int64_t *)at = v;
+    }
+    return true;
+}
+
+static bool keep_real(struct api_request *r, const struct member *m, void *at)
+{
+    double v;
+    if (!body_real(&r->body, m->key, m->low, m->high, &v)) {
+        return false;
+    }
+    if (m->size == sizeof(float)) {
+        *(float *)at = (float)v;
+    } else {
+        *(double *)at = v;
+    }
+    return true;
+}
+
+/* A value that is there goes to its field; one that is only checked goes nowhere. */
+static bool keep_value(struct api_request *r, const struct member *m)
+{
+    bool kept = m->size > 0, truth;
+    const char *text;
+    const struct json *node;
+    void *at = (char *)r + m->offset;
+    switch (m->type) {
+    case MEMBER_BOOL: return body_bool(&r->body, m->key, kept ? at : &truth);
+    case MEMBER_INT: return keep_int(r, m, at);
+    case MEMBER_REAL: return keep_real(r, m, at);
+    case MEMBER_CHOICE: return keep_choice(r, m, at);
+    case MEMBER_STRING: return body_string(&r->body, m->key, kept ? at : &text);
+    case MEMBER_OBJECT: return body_object(&r->body, m->key, &node);
+    case MEMBER_ARRAY: return body_array(&r->body, m->key, &node);
+    default: return true; // of any type
+    }
+}
+
+static bool equals(const struct body_member *v, const char *json, size_t n_bytes)
+{
+    switch (json_type(v->node)) {
+    case JSON_NUMBER:
+        return strchr("-0123456789", json[0]) && strtod(json, NULL) == json_number(v->node, 0);
+    case JSON_ARRAY: return json[0] == '[' && json_count(v->node) == 0;
+    case JSON_OBJECT: return json[0] == '{' && json_count(v->node) == 0;
+    default: return n_bytes == v->n_bytes && memcmp(json, v->start, n_bytes) == 0;
+    }
+}
+
+static bool asks_for_nothing(const struct member *m, const struct body_member *v)
+{
+    for (const char *word = m->off; *word;) {
+        size_t n = strcspn(word, "|");
+        if (equals(v, word, n)) {
+            return true;
+        }
+        word += n + (word[n] == '|');
+    }
+    return false;
+}
+
+static bool read_member(struct api_request *r, const struct member *m)
+{
+    if (!(m->forms & r->form) || m->with) {
+        return true;
+    }
+    if (m->read) {
+        return m->read(r) && r->error.status == 0;
+    }
+    const struct body_member *v = body_get(&r->body, m->key);
+    if (!v) {
+        return true;
+    }
+    if (!keep_value(r, m)) {
+        return false;
+    }
+    if (m->use == MEMBER_REFUSED) {
+        return asks_for_nothing(m, v) || api_unsupported(&r->error, m->key);
+    }
+    if (m->flag > 0) {
+        *(bool *)((char *)r + m->flag) = true;
+    }
+    return !m->check || m->check(r);
+}
+
+/* What no endpoint knows is ignored and counted, or refused if the operator wants that. */
+static bool check_names(struct api_request *r)
+{
+    unsigned forms = r->form == FORM_GENERATE ? ALL : SERVED;
+    for (size_t i = 0; i < r->body.n_members; i++) {
+        const char *key = r->body.members[i].key;
+        if (member_find(key, forms)) {
+            continue;
+        }
+        r->unknown = r->unknown ? r->unknown : key;
+        r->n_unknown++;
+        if (r->model->config->strict_parameters) {
+            return api_error_set(&r->error, 400, "unknown_parameter", key,
+                                 "Unknown parameter: '%.60s'.", key);
+        }
+    }
+    return true;
+}
+
+bool members_read(struct api_request *r)
+{
+    /* The first row is the model: that it is not served is said before all else. */
+    if (!read_member(r, &members[0]) || !check_names(r)) {
+        return false;
+    }
+    for (size_t i = 1; i < n_members; i++) {
+        if (!read_member(r, &members[i])) {
+            return false;
+        }
+    }
+    return true;
+}
