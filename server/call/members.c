@@ -34,25 +34,37 @@ enum {
 static const char nothing[] = "false|[]|{}";
 
 #define EFFORTS "none|minimal|low|medium|high|xhigh"
+/* Pieces of JSON schemas; ' stands for the quotation mark. */
+#define PART                                                                                       \
+    "{'type':'object','required':['type','text'],'properties':{'type':{'enum':['text',"            \
+    "'input_text','output_text']},'text':{'type':'string'}}}"
 #define MESSAGES                                                                                   \
-    "\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\"],\"properties\":{"       \
-    "\"role\":{\"type\":\"string\"},\"content\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":"      \
-    "\"null\"},{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\"],"        \
-    "\"properties\":{\"type\":{\"type\":\"string\"},\"text\":{\"type\":\"string\"}}}}]},"          \
-    "\"name\":{\"type\":\"string\"},\"tool_calls\":{\"type\":\"array\",\"items\":{\"type\":"       \
-    "\"object\"}},\"tool_call_id\":{\"type\":\"string\"}}}"
+    "'minItems':1,'items':{'type':'object','required':['role','content'],'properties':{'role':{"   \
+    "'enum':['developer','system','user','assistant','tool','function']},'content':{'anyOf':[{"    \
+    "'type':'string'},{'type':'null'},{'type':'array','items':" PART "}]},"                        \
+    "'name':{'type':'string'},"                                                                    \
+    "'tool_calls':{'type':'array','items':{'type':'object','required':['function'],'properties':{" \
+    "'id':{'type':'string'},'function':{'type':'object','required':['name','arguments'],"          \
+    "'properties':{'name':{'type':'string'},'arguments':{'type':'string'}}}}}},'tool_call_id':{"   \
+    "'type':'string'}}}"
+#define ITEMS                                                                                      \
+    "'anyOf':[{'type':'string'},{'type':'array','minItems':1,'items':{'anyOf':[{'type':'object',"  \
+    "'required':['role','content'],'properties':{'type':{'const':'message'},'role':{'enum':["      \
+    "'user','assistant','system','developer']},'content':{'anyOf':[{'type':'string'},{"            \
+    "'type':'array','items':" PART "}]}}},"                                                        \
+    "{'type':'object','required':['type'],'properties':{'type':{"                                  \
+    "'enum':['function_call','function_call_output','reasoning']}}}]}}]"
 #define FUNCTION                                                                                   \
-    "\"name\":{\"type\":\"string\"},\"description\":{\"type\":\"string\"},\"parameters\":{"        \
-    "\"type\":\"object\"}"
+    "'name':{'type':'string'},'description':{'type':'string'},'parameters':{'type':'object'}"
 #define TOOLS                                                                                      \
-    "\"minItems\":1,\"maxItems\":128,\"items\":{\"type\":\"object\",\"required\":[\"function\"],"  \
-    "\"properties\":{\"type\":{\"const\":\"function\"},\"function\":{\"type\":\"object\","         \
-    "\"required\":[\"name\"],\"properties\":{" FUNCTION "}}}}"
+    "'minItems':1,'maxItems':128,'items':{'type':'object','required':['function'],'properties':{"  \
+    "'type':{'const':'function'},'function':{'type':'object','required':['name'],'properties':{"   \
+    FUNCTION "}}}}"
 #define FLAT_TOOLS                                                                                 \
-    "\"maxItems\":128,\"items\":{\"type\":\"object\",\"required\":[\"type\",\"name\"],"            \
-    "\"properties\":{\"type\":{\"const\":\"function\"}," FUNCTION "}}"
-#define ONLY_TEXT "\"required\":[\"type\"],\"properties\":{\"type\":{\"const\":\"text\"}}"
-#define A_CHOICE "\"enum\":[null,\"none\",\"auto\"]"
+    "'maxItems':128,'items':{'type':'object','required':['type','name'],'properties':{'type':{"    \
+    "'const':'function'}," FUNCTION "}}"
+#define ONLY_TEXT "'required':['type'],'properties':{'type':{'const':'text'}}"
+#define A_CHOICE "'enum':[null,'none','auto']"
 
 const struct member members[] = {
     {"model", "A served name or nothing: the first one.", SERVED, HAND(STRING, read_model)},
@@ -88,8 +100,8 @@ const struct member members[] = {
     {"stop", "Texts that end the answer.", ALL, HAND(STRINGS, read_stop), MOST(max_stop)},
     {"stop_token_ids", "Tokens that end the answer.", ALL, HAND(IDS, read_stop_ids)},
     {"logit_bias", "What is added to the scores of tokens, by id.", ALL, HAND(OBJECT, read_bias),
-     .schema = "\"maxProperties\":1024,\"additionalProperties\":{\"type\":\"number\",\"minimum\":"
-               "-100,\"maximum\":100}"},
+     .schema = "'maxProperties':1024,'additionalProperties':{'type':'number','minimum':"
+               "-100,'maximum':100}"},
     {"n", "How many answers.", ALL, INT_TO(n, 1, max_n)},
     {"best_of", "Only as many as n.", ALL, INT(best_of, 1, INT32_MAX), .check = check_best_of},
     {"prompt_logprobs", "Log probabilities of the prompt's tokens, and of this many others.", SERVED,
@@ -100,8 +112,8 @@ const struct member members[] = {
     {"stream", "The answer comes in events as it is made.", ALL, BOOL(stream)},
     {"stream_options", "Whether a stream has usage at its end, or in each event.", ALL,
      HAND(OBJECT, read_stream_options),
-     .schema = "\"properties\":{\"include_usage\":{\"type\":[\"boolean\",\"null\"]},"
-               "\"continuous_usage_stats\":{\"type\":[\"boolean\",\"null\"]}}"},
+     .schema = "'properties':{'include_usage':{'type':['boolean','null']},"
+               "'continuous_usage_stats':{'type':['boolean','null']}}"},
     {"return_token_ids", "The ids of the prompt's and the answer's tokens.", ALL,
      BOOL(return_token_ids)},
     {"return_tokens_as_token_ids", "Tokens of logprobs are written as token_id:N.", ALL,
@@ -118,7 +130,7 @@ const struct member members[] = {
      CHOICE(truncate_right, "left|right")},
     {"priority", "Lower goes first.", ALL, INT(priority, INT32_MIN, INT32_MAX)},
     {"cache_salt", "Only requests of the same salt share cached prompts.", ALL,
-     STRING(cache_salt), .check = check_salt, .schema = "\"minLength\":1"},
+     STRING(cache_salt), .check = check_salt, .schema = "'minLength':1"},
     {"user", "A name for the log.", ALL, STRING(user)},
     {"timeout", "Seconds after which the request ends with an error.", ALL,
      REAL(timeout_s, 0.001, 864000)},
@@ -136,7 +148,7 @@ const struct member members[] = {
     {"moderation", "There is none.", ALL, IGNORED(ANY)},
     {"request_id", "The answer's id, where no x-request-id header says it.", ALL,
      STRING(request_id), .check = check_request_id,
-     .schema = "\"pattern\":\"^[A-Za-z0-9._:-]{1,128}$\""},
+     .schema = "'pattern':'^[A-Za-z0-9._:-]{1,128}$'"},
     {"response_format", "Text alone.", ALL, HAND(OBJECT, read_response_format),
      .schema = ONLY_TEXT},
     {"use_beam_search", "Beam search.", ALL, REFUSED(ANY, nothing)},
@@ -151,7 +163,7 @@ const struct member members[] = {
     {"watermark", "A watermark in the choice of tokens.", ALL, REFUSED(ANY, nothing)},
     {"repetition_detection", "An end to answers that go in circles.", ALL, REFUSED(ANY, nothing)},
     {"bad_words", "Words that do not appear in the answer.", SERVED, HAND(ARRAY, read_bad_words),
-     .schema = "\"maxItems\":128,\"items\":{\"type\":\"string\",\"minLength\":1}"},
+     .schema = "'maxItems':128,'items':{'type':'string','minLength':1}"},
 
     /* ---- chat ---- */
     {"messages", "The conversation so far.", CHATS, HAND(ARRAY, read_messages), .required = true,
@@ -166,14 +178,13 @@ const struct member members[] = {
     {"instructions", "A system message before the input.", FORM_RESPONSES, STRING(instructions)},
     {"input", "A user's text, or the items of the conversation so far.", FORM_RESPONSES,
      HAND(ANY, read_items), .required = true,
-     .schema = "\"anyOf\":[{\"type\":\"string\"},{\"type\":\"array\",\"minItems\":1,\"items\":{"
-               "\"type\":\"object\"}}]"},
+     .schema = ITEMS},
     /* ---- both ---- */
     {"tools", "Functions that the model may call.", CHATS, HAND(ARRAY, read_tools),
      .schema = TOOLS},
     {"functions", "An older form of tools.", CHATS, WITH(ARRAY, "tools"),
-     .schema = "\"maxItems\":128,\"items\":{\"type\":\"object\",\"required\":[\"name\"],"
-               "\"properties\":{" FUNCTION "}}"},
+     .schema = "'maxItems':128,'items':{'type':'object','required':['name'],"
+               "'properties':{" FUNCTION "}}"},
     {"tools", "Functions that the model may call.", FORM_RESPONSES, HAND(ARRAY, read_flat_tools),
      .schema = FLAT_TOOLS},
     {"parallel_tool_calls", "Whether one answer may have several calls.", CHATS | FORM_RESPONSES,
@@ -194,16 +205,16 @@ const struct member members[] = {
     {"include_reasoning", "Whether the answer has what the model thought.", CHATS,
      BOOL(include_reasoning)},
     {"text", "The answer's format: text alone.", FORM_RESPONSES, HAND(OBJECT, read_text_format),
-     .schema = "\"properties\":{\"format\":{\"type\":\"object\"," ONLY_TEXT "}}"},
+     .schema = "'properties':{'format':{'type':'object'," ONLY_TEXT "}}"},
     {"reasoning", "How much the model is to think.", FORM_RESPONSES, HAND(OBJECT, read_reasoning),
-     .schema = "\"properties\":{\"effort\":{\"enum\":[null,\"none\",\"minimal\",\"low\","
-               "\"medium\",\"high\",\"xhigh\"]}}"},
+     .schema = "'properties':{'effort':{'enum':[null,'none','minimal','low',"
+               "'medium','high','xhigh']}}"},
     {"documents", "What the template may quote.", CHATS | FORM_RESPONSES,
      WITH(ANY, "chat_template_kwargs")},
     {"chat_template_kwargs", "Further variables of the template.", CHATS | FORM_RESPONSES,
      HAND(OBJECT, read_template_variables)},
     {"modalities", "Text alone.", CHATS, HAND(ARRAY, read_modalities),
-     .schema = "\"items\":{\"const\":\"text\"}"},
+     .schema = "'items':{'const':'text'}"},
     {"audio", "An answer that is spoken.", CHATS, REFUSED(ANY, "")},
     {"web_search_options", "A search before the answer.", CHATS, REFUSED(ANY, "")},
     {"logprobs", "The log probability of each token of the answer.", CHATS, BOOL(logprobs)},
@@ -214,9 +225,9 @@ const struct member members[] = {
     {"max_completion_tokens", "The longest answer, in tokens.", CHATS,
      INT(max_tokens, 1, INT32_MAX), FLAG(max_is_asked)},
     {"truncation", "No input items are dropped.", FORM_RESPONSES, HAND(STRING, read_truncation),
-     .schema = "\"enum\":[null,\"disabled\"]"},
+     .schema = "'enum':[null,'disabled']"},
     {"include", "What else the answer has: message.output_text.logprobs.", FORM_RESPONSES,
-     HAND(ARRAY, read_include), .schema = "\"items\":{\"type\":\"string\"}"},
+     HAND(ARRAY, read_include), .schema = "'items':{'type':'string'}"},
     {"top_logprobs", "Of this many other tokens in each place.", FORM_RESPONSES,
      INT_TO(n_top, 0, max_logprobs)},
     {"max_tool_calls", "Counts tools that run here: there are none.", FORM_RESPONSES, IGNORED(INT),
@@ -260,7 +271,8 @@ const struct member members[] = {
 
     /* ---- the tokenizer ---- */
     {"content", "llama.cpp's name of prompt.", FORM_TOKENIZE_TEXT, WITH(STRING, "prompt")},
-    {"prompt", "What becomes tokens.", FORM_TOKENIZE_TEXT, HAND(PROMPTS, read_one_prompt), .max = 1},
+    {"prompt", "What becomes tokens.", FORM_TOKENIZE_TEXT, HAND(PROMPTS, read_one_prompt),
+     .max = 1},
     {"add_special", "llama.cpp's name of add_special_tokens.",
      FORM_TOKENIZE_TEXT | FORM_TOKENIZE_CHAT, HAND(BOOL, read_add_special)},
     {"with_pieces", "llama.cpp's name of return_token_strs.",
