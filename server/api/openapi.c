@@ -137,6 +137,17 @@ static void put_prompts(struct buf *b, const struct member *m, int64_t most)
     put_json(b, m->required ? "]}}]" : "]}},{'type':'null'}]");
 }
 
+/* The schema of a row may say narrower bounds than are taken. */
+static void put_range(struct buf *b, const struct member *m)
+{
+    if (!m->schema) {
+        put_key(b, "minimum");
+        buf_put_double(b, m->low);
+        put_key(b, "maximum");
+        buf_put_double(b, m->high);
+    }
+}
+
 static void put_value(struct buf *b, const struct member *m, const struct config *config)
 {
     static const char *const types[] = {
@@ -151,16 +162,16 @@ static void put_value(struct buf *b, const struct member *m, const struct config
     case MEMBER_OBJECT:
     case MEMBER_ARRAY: put_type(b, types[m->type], m); break;
     case MEMBER_INT:
+        if (m->schema) {
+            break;
+        }
         put_type(b, types[m->type], m);
         put_bound(b, "minimum", m->min);
         put_bound(b, "maximum", most);
         break;
     case MEMBER_REAL:
         put_type(b, types[m->type], m);
-        put_key(b, "minimum");
-        buf_put_double(b, m->low);
-        put_key(b, "maximum");
-        buf_put_double(b, m->high);
+        put_range(b, m);
         break;
     case MEMBER_CHOICE:
         put_json(b, ",'enum':[null,");

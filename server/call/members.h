@@ -45,6 +45,7 @@ struct member {
     double low, high; // MEMBER_REAL, both inclusive
     const char *choices; // "a|b|c"
     const char *off;     // MEMBER_REFUSED: the values that ask for nothing, as "false|0|[]"
+    const char *why;     // and a sentence of what to do instead; NULL: none
     const char *schema;  // members of a JSON schema that say more, with ' for the quotation mark
 
     /* Where a plain value goes: a field of struct api_request. An integer or a real is as wide as

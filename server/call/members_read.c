@@ -88,6 +88,16 @@ static bool asks_for_nothing(const struct member *m, const struct body_member *v
     return false;
 }
 
+static bool refuse(struct api_request *r, const struct member *m)
+{
+    if (!m->why) {
+        return api_unsupported(&r->error, m->key);
+    }
+    return api_error_set(&r->error, 400, "unsupported_parameter", m->key,
+                         "Unsupported parameter: '%s' is not supported by this server. %s", m->key,
+                         m->why);
+}
+
 static bool read_member(struct api_request *r, const struct member *m)
 {
     if (!(m->forms & r->form) || m->with) {
@@ -104,7 +114,7 @@ static bool read_member(struct api_request *r, const struct member *m)
         return false;
     }
     if (m->use == MEMBER_REFUSED) {
-        return asks_for_nothing(m, v) || api_unsupported(&r->error, m->key);
+        return asks_for_nothing(m, v) || refuse(r, m);
     }
     if (m->flag > 0) {
         *(bool *)((char *)r + m->flag) = true;

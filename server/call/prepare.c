@@ -157,9 +157,10 @@ static bool render(struct api_request *r)
     enum status st = chat_template_render(t, &in, &out, &err);
     chat_template_free(own);
     if (st != OK) {
-        return template_failed(r, st, &err);
+        return chat_check_roles(r, "", 0) && template_failed(r, st, &err);
     }
-    bool good = !is_hopeless(r, out.n_bytes) && encode(r, out.spans, out.n_spans, true);
+    bool good = chat_check_roles(r, out.text, out.n_bytes) && !is_hopeless(r, out.n_bytes) &&
+                encode(r, out.spans, out.n_spans, true);
     r->output.starts_in_reasoning = reasoning_is_open(r->output.reasoning, out.text, out.n_bytes);
     r->prompts = arena_alloc(&r->arena, 1, sizeof r->prompts[0]);
     char *text = arena_strndup(&r->arena, out.text, out.n_bytes);

@@ -20,6 +20,10 @@ bool read_bias(struct api_request *r);
 bool check_best_of(struct api_request *r);
 bool check_prompt_logprobs(struct api_request *r);
 bool read_allowed(struct api_request *r);
+bool read_repeat_window(struct api_request *r);
+bool read_penalize_nl(struct api_request *r);
+bool read_n_predict(struct api_request *r);
+bool read_num_predict(struct api_request *r);
 bool read_stream_options(struct api_request *r);
 bool check_salt(struct api_request *r);
 bool check_request_id(struct api_request *r);
@@ -30,12 +34,17 @@ bool read_bad_words(struct api_request *r);
 
 void chat_begin(struct api_request *r);
 bool chat_end(struct api_request *r);
+/* Whether the rendered text has each role that is the client's own word; of a template that failed
+ * there is none. */
+bool chat_check_roles(struct api_request *r, const char *text, size_t n_bytes);
 
 bool read_messages(struct api_request *r);
 bool read_tools(struct api_request *r);
 bool read_tool_choice(struct api_request *r);
 bool read_chat_template(struct api_request *r);
 bool check_continue(struct api_request *r);
+bool read_reasoning(struct api_request *r);
+bool read_thinking(struct api_request *r);
 bool read_template_variables(struct api_request *r);
 bool read_modalities(struct api_request *r);
 bool check_top_logprobs(struct api_request *r);
@@ -54,6 +63,7 @@ bool read_completion_logprobs(struct api_request *r);
 bool read_completion_max(struct api_request *r);
 bool read_prompt(struct api_request *r);
 bool check_dimensions(struct api_request *r);
+bool read_embd_normalize(struct api_request *r);
 bool read_input(struct api_request *r);
 bool read_one_prompt(struct api_request *r);
 bool read_add_special(struct api_request *r);
@@ -83,7 +93,6 @@ bool read_items(struct api_request *r);
 bool read_flat_tools(struct api_request *r);
 bool read_flat_choice(struct api_request *r);
 bool read_text_format(struct api_request *r);
-bool read_reasoning(struct api_request *r);
 bool read_truncation(struct api_request *r);
 bool read_include(struct api_request *r);
 

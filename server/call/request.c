@@ -276,12 +276,69 @@ bool read_allowed(struct api_request *r)
     return good;
 }
 
+static bool has_penalties(const struct api_request *r)
+{
+    const struct sampling_params *p = &r->params;
+    return p->repetition_penalty != 1 || p->frequency_penalty != 0 || p->presence_penalty != 0;
+}
+
+/* Penalties here look over the whole text: a window matters where there are some. */
+bool read_repeat_window(struct api_request *r)
+{
+    int64_t v;
+    if (!body_int(&r->body, "repeat_last_n", -1, INT32_MAX, &v) || v == -1 || !has_penalties(r)) {
+        return true;
+    }
+    return api_error_set(&r->error, 400, "unsupported_value", "repeat_last_n",
+                         "Unsupported value: penalties look over the whole text; 'repeat_last_n' "
+                         "may only be -1.");
+}
+
+bool read_penalize_nl(struct api_request *r)
+{
+    bool v;
+    if (!body_bool(&r->body, "penalize_nl", &v) || v || !has_penalties(r)) {
+        return true;
+    }
+    return api_error_set(&r->error, 400, "unsupported_value", "penalize_nl",
+                         "Unsupported value: penalties are for all tokens; 'penalize_nl' may only "
+                         "be true.");
+}
+
+/* Names of max_tokens for which a negative number means: as much as fits. */
+static bool read_predict(struct api_request *r, const char *key)
+{
+    int64_t v;
+    if (!body_int(&r->body, key, -2, INT32_MAX, &v)) {
+        return true;
+    }
+    if (v == 0) {
+        return api_error_set(&r->error, 400, "integer_below_min_value", key,
+                             "Invalid '%s': integer below minimum value. Expected a value >= 1, or "
+                             "-1 for as much as fits, but got 0 instead.", key);
+    }
+    r->max_is_asked = v > 0;
+    r->has_max_tokens = v > 0;
+    r->max_tokens = v > 0 ? v : r->max_tokens;
+    return true;
+}
+
+bool read_n_predict(struct api_request *r)
+{
+    return read_predict(r, "n_predict");
+}
+
+bool read_num_predict(struct api_request *r)
+{
+    return read_predict(r, "num_predict");
+}
+
 bool check_best_of(struct api_request *r)
 {
-    return r->best_of == r->n
+    return r->best_of == 1 || r->best_of == r->n
                ? true
                : api_error_set(&r->error, 400, "unsupported_value", "best_of",
-                               "'best_of' is only supported when it equals 'n'.");
+                               "'best_of' is only supported when it is 1 or equals 'n'.");
 }
 
 bool check_prompt_logprobs(struct api_request *r)
@@ -331,6 +388,7 @@ bool read_stream_options(struct api_request *r)
             return false;
         }
         r->include_usage |= usage;
+        r->continuous_usage &= r->include_usage; // by itself it asks for nothing, as in vLLM
     }
     if (r->stream && r->params.prompt_logprobs) {
         return api_error_set(&r->error, 400, "invalid_value", "prompt_logprobs",

@@ -95,6 +95,7 @@ struct api_request {
     const char *request_template;  // trusted
     bool add_generation_prompt, continue_final_message;
     const char *effort;       // NULL: not said
+    bool thinks, has_thinks;  // enable_thinking
     const char *instructions; // responses
     const char *repeated; // responses: the members that the answer repeats, as JSON text
 };

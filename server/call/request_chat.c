@@ -127,9 +127,41 @@ static bool check_calls(struct api_request *r, const struct json *m, size_t inde
     return true;
 }
 
+/* One word: it may become part of the template's own. */
+static bool is_role(const char *role)
+{
+    size_t n = strspn(role, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-");
+    return n > 0 && role[n] == '\0';
+}
+
+static bool bad_role(struct api_request *r, size_t index, const char *role)
+{
+    char where[64];
+    return api_error_set(&r->error, 400, "invalid_value", at(where, sizeof where, index, "role"),
+                         "Invalid value: '%.40s'. Supported values are: 'developer', 'system', "
+                         "'user', 'assistant', 'tool' and 'function', and what the model's chat "
+                         "template has a place for.", role);
+}
+
+/* A template may pass over messages of a role that it does not know, and the answer would be one
+ * to another conversation. One that takes any role writes it into the text. */
+bool chat_check_roles(struct api_request *r, const char *text, size_t n_bytes)
+{
+    bool chat = r->form == FORM_CHAT || r->form == FORM_TOKENIZE_CHAT;
+    const struct body_member *m = chat ? body_get(&r->body, "messages") : NULL;
+    size_t i = 0;
+    for (const struct json *p = m ? json_first(m->node) : NULL; p; p = json_next(p), i++) {
+        const char *role = json_get_string(p, "role");
+        if (words_find("developer|system|user|assistant|tool|function", role) < 0 &&
+            !memmem(text, n_bytes, role, strlen(role))) {
+            return bad_role(r, i, role);
+        }
+    }
+    return true;
+}
+
 bool read_messages(struct api_request *r)
 {
-    static const char roles[] = "developer|system|user|assistant|tool|function";
     const struct json *messages = NULL;
     if (!body_array(&r->body, "messages", &messages)) {
         return r->error.status == 0 ? api_missing(&r->error, "messages") : false;
@@ -155,11 +187,8 @@ bool read_messages(struct api_request *r)
                                          json_get(m, "role"))
                        : api_missing(&r->error, at(where, sizeof where, i, "role"));
         }
-        if (words_find(roles, role) < 0) {
-            return api_error_set(&r->error, 400, "invalid_value",
-                                 at(where, sizeof where, i, "role"),
-                                 "Invalid value: '%.40s'. Supported values are: 'developer', "
-                                 "'system', 'user', 'assistant', 'tool' and 'function'.", role);
+        if (!is_role(role)) {
+            return bad_role(r, i, role);
         }
         if (strcmp(role, "tool") == 0 && !json_get_string(m, "tool_call_id")) {
             return api_missing(&r->error, at(where, sizeof where, i, "tool_call_id"));
@@ -349,6 +378,52 @@ static bool is_text(const struct json *node)
     return json_is(node, JSON_STRING);
 }
 
+/* The object of the Responses API and of some chat clients. */
+bool read_reasoning(struct api_request *r)
+{
+    static const char *const others[] = {"max_tokens", "enabled", "exclude"};
+    const struct json *reasoning = NULL;
+    if (!body_object(&r->body, "reasoning", &reasoning)) {
+        return true;
+    }
+    for (int i = 0; i < 3; i++) { // of other servers
+        if (json_type(json_get(reasoning, others[i])) != JSON_NULL) {
+            char where[40];
+            snprintf(where, sizeof where, "reasoning.%s", others[i]);
+            return api_unsupported(&r->error, where);
+        }
+    }
+    const char *effort = json_get_string(reasoning, "effort");
+    if (effort && words_find("none|minimal|low|medium|high|xhigh", effort) < 0) {
+        return api_error_set(&r->error, 400, "invalid_value", "reasoning.effort",
+                             "Invalid value: '%.40s'. Supported values are: 'none', 'minimal', "
+                             "'low', 'medium', 'high' and 'xhigh'.", effort);
+    }
+    r->effort = effort ? effort : r->effort;
+    return true;
+}
+
+bool read_thinking(struct api_request *r)
+{
+    const struct json *thinking = NULL;
+    if (!body_object(&r->body, "thinking", &thinking) || json_count(thinking) == 0) {
+        return true;
+    }
+    if (json_type(json_get(thinking, "budget_tokens")) != JSON_NULL) {
+        return api_unsupported(&r->error, "thinking.budget_tokens");
+    }
+    const char *type = json_get_string(thinking, "type");
+    int which = type ? words_find("disabled|enabled", type) : -1;
+    if (which < 0) {
+        return api_error_set(&r->error, 400, "invalid_value", "thinking.type",
+                             "Invalid 'thinking.type': supported values are 'enabled' and "
+                             "'disabled'.");
+    }
+    r->thinks = which == 1;
+    r->has_thinks = true;
+    return true;
+}
+
 bool read_template_variables(struct api_request *r)
 {
     const struct json *own = NULL;
@@ -363,6 +438,10 @@ bool read_template_variables(struct api_request *r)
         buf_puts(&out, out.n_bytes > 1 ? "," : "");
         buf_printf(&out, "\"reasoning_effort\":\"%s\",\"enable_thinking\":%s", r->effort,
                    strcmp(r->effort, "none") == 0 ? "false" : "true");
+    }
+    if (r->has_thinks) { // the last of equal keys counts
+        buf_puts(&out, out.n_bytes > 1 ? "," : "");
+        buf_puts(&out, r->thinks ? "\"enable_thinking\":true" : "\"enable_thinking\":false");
     }
     const struct body_member *documents = body_get(&r->body, "documents");
     if (documents) {

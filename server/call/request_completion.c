@@ -90,8 +90,9 @@ bool read_completion_max(struct api_request *r)
     if (max && max->node && json_type(max->node) == JSON_NULL) {
         r->has_max_tokens = false; // null: as much as fits
     }
-    r->max_is_asked =
+    r->max_is_asked |=
         body_int(&r->body, "max_tokens", r->echo ? 0 : 1, INT32_MAX, &r->max_tokens);
+    r->has_max_tokens |= r->max_is_asked;
     return true;
 }
 
@@ -127,6 +128,20 @@ bool check_dimensions(struct api_request *r)
                : api_error_set(&r->error, 400, "unsupported_value", "dimensions",
                                "This model does not support other 'dimensions' than %d.",
                                r->model->info->hidden);
+}
+
+bool read_embd_normalize(struct api_request *r)
+{
+    int64_t v;
+    if (!body_int(&r->body, "embd_normalize", -1, INT32_MAX, &v)) {
+        return true;
+    }
+    r->normalize = v == 2;
+    return v == 2 || v == -1
+               ? true
+               : api_error_set(&r->error, 400, "unsupported_value", "embd_normalize",
+                               "Unsupported value: 'embd_normalize' may be 2 (length 1) or -1 (as "
+                               "they are).");
 }
 
 bool read_input(struct api_request *r)

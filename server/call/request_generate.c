@@ -109,7 +109,7 @@ void generate_begin(struct api_request *r)
     r->params.seed = r->model->defaults.seed; // the same in each run
     r->output.include_stop = true;            // the text of all token_ids
     r->max_tokens = r->model->info->defaults.max_tokens;
-    r->has_max_tokens = true; // and not asked for: cut to what fits
+    r->has_max_tokens = true;
     r->add_special = true;
     r->model_name = api_model_name(r->model, NULL); // whatever the line says: there is one
 }
@@ -118,6 +118,8 @@ bool generate_end(struct api_request *r)
 {
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;
+    r->has_max_tokens |= r->max_is_asked;
+    r->max_is_asked = false; // as far as it goes: cut to what fits
     if (r->pools) {
         r->n = 1;
         r->params.min_tokens = 0;

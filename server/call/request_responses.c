@@ -391,19 +391,6 @@ bool read_text_format(struct api_request *r)
     return r->error.status == 0;
 }
 
-bool read_reasoning(struct api_request *r)
-{
-    const struct json *reasoning = NULL;
-    body_object(&r->body, "reasoning", &reasoning);
-    r->effort = json_get_string(reasoning, "effort");
-    if (r->effort && words_find("none|minimal|low|medium|high|xhigh", r->effort) < 0) {
-        return api_error_set(&r->error, 400, "invalid_value", "reasoning.effort",
-                             "Invalid value: '%.40s'. Supported values are: 'none', 'minimal', "
-                             "'low', 'medium', 'high' and 'xhigh'.", r->effort);
-    }
-    return true;
-}
-
 bool read_truncation(struct api_request *r)
 {
     int choice = 1;
@@ -480,7 +467,10 @@ void responses_begin(struct api_request *r)
 
 bool responses_end(struct api_request *r)
 {
-    r->n = 1;
+    if (r->n != 1) {
+        return api_error_set(&r->error, 400, "unsupported_value", "n",
+                             "Unsupported value: a response is one answer; 'n' may only be 1.");
+    }
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->logprobs ? r->n_top : 0;
     r->has_max_tokens |= r->max_is_asked;

@@ -130,7 +130,7 @@ def some(document, s, rng, depth=0):
     if "enum" in s:
         return rng.choice(s["enum"])
     if "anyOf" in s:
-        return some(document, rng.choice(s["anyOf"]), rng, depth)
+        return some(document, s["anyOf"][0] if rng.random() < 0.6 else rng.choice(s["anyOf"]), rng, depth)
     types = s.get("type", sorted(TYPES))
     kind = types if isinstance(types, str) else rng.choice([t for t in types if depth < 4 or t not in ("array", "object")])
     if kind == "object":
