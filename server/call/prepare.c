@@ -103,7 +103,7 @@ static bool tokenise(struct api_request *r)
         if (!r->model->tok) {
             return no_tokenizer(r);
         }
-        struct text_span span = {text, strlen(text), false};
+        struct text_span span = {text, r->prompts[i].text_bytes, false};
         if (is_hopeless(r, span.n_bytes) || !encode(r, &span, 1, r->parse_special)) {
             return false;
         }
@@ -164,6 +164,7 @@ static bool render(struct api_request *r)
     r->output.starts_in_reasoning = reasoning_is_open(r->output.reasoning, out.text, out.n_bytes);
     r->prompts = arena_alloc(&r->arena, 1, sizeof r->prompts[0]);
     char *text = arena_strndup(&r->arena, out.text, out.n_bytes);
+    size_t text_bytes = out.n_bytes;
     chat_output_deinit(&out);
     if (!good) {
         return false;
@@ -171,7 +172,8 @@ static bool render(struct api_request *r)
     if (!r->prompts || !text) {
         return request_too_large(r);
     }
-    r->prompts[0] = (struct api_prompt){.ids = r->ids.v, .n = (int32_t)r->ids.n, .text = text};
+    r->prompts[0] = (struct api_prompt){
+        .ids = r->ids.v, .n = (int32_t)r->ids.n, .text = text, .text_bytes = text_bytes};
     r->n_prompts = 1;
     return true;
 }

@@ -40,7 +40,8 @@ enum { MAX_INPUTS = 2048 /* OpenAI's bound of an embedding's inputs */ };
 struct api_prompt {
     const int32_t *ids;
     int32_t n;
-    const char *text; // as given or rendered, NUL behind it; NULL if ids were given, or it was cut
+    const char *text; // as given or rendered; NULL if ids were given, or it was cut
+    size_t text_bytes;
     int32_t max_tokens;
 };
 
@@ -84,6 +85,7 @@ struct api_request {
     int n_unknown;
     double timeout_s; // 0: none
     const char *detokenized; // detokenize
+    size_t detokenized_bytes;
 
     struct output_options output;
 

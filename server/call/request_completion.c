@@ -1,7 +1,23 @@
 /* Bodies of /v1/completions, /v1/embeddings, /tokenize and /detokenize. */
 #include "server/call/readers.h"
 
+#include "engine/base/json_scan.h"
+
 #include <string.h>
+
+/* The next string of a text that has another. */
+static bool next_text(struct api_request *r, struct json_scan *sc, struct api_prompt *p)
+{
+    struct buf text;
+    while (json_scan_next(sc) != JSON_TOKEN_STRING) {
+    }
+    buf_init(&text, sc->text_bytes + 1);
+    json_scan_unescape(sc, &text);
+    *p = (struct api_prompt){.text_bytes = text.n_bytes};
+    p->text = text.failed ? NULL : arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
+    buf_deinit(&text);
+    return p->text ? true : request_too_large(r);
+}
 
 bool request_read_prompts(struct api_request *r, const char *key, size_t max_prompts)
 {
@@ -40,6 +56,8 @@ bool request_read_prompts(struct api_request *r, const char *key, size_t max_pro
     if (!r->prompts) {
         return request_too_large(r);
     }
+    struct json_scan sc; // goes along with the tree, whose strings have no U+0000
+    json_scan_init(&sc, m->start, m->n_bytes, 8);
     for (const struct json *s = list ? json_first(m->node) : m->node; s;
          s = list ? json_next(s) : NULL) {
         if (json_is(s, JSON_ARRAY) && json_count(s) == 0) {
@@ -48,7 +66,9 @@ bool request_read_prompts(struct api_request *r, const char *key, size_t max_pro
         if (!json_is(s, JSON_STRING)) {
             return body_wrong_type(&r->error, key, "a string", s);
         }
-        r->prompts[r->n_prompts++] = (struct api_prompt){.text = json_string(s)};
+        if (!next_text(r, &sc, &r->prompts[r->n_prompts++])) {
+            return false;
+        }
     }
     return true;
 }
@@ -56,7 +76,7 @@ bool request_read_prompts(struct api_request *r, const char *key, size_t max_pro
 static bool refuse_empty(struct api_request *r, const char *key)
 {
     for (size_t i = 0; i < r->n_prompts; i++) {
-        bool empty = r->prompts[i].text ? r->prompts[i].text[0] == '\0' : r->prompts[i].n == 0;
+        bool empty = r->prompts[i].text ? r->prompts[i].text_bytes == 0 : r->prompts[i].n == 0;
         if (empty) {
             return api_error_set(&r->error, 400, "invalid_value", key,
                                  "Invalid '%s': it must not be empty.", key);
@@ -240,6 +260,7 @@ bool read_tokens(struct api_request *r)
     buf_init(&text, 256 << 20);
     tokenizer_decode(r->model->tok, lists->ids, lists->n, false, &text);
     r->detokenized = arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
+    r->detokenized_bytes = text.n_bytes;
     buf_deinit(&text);
     return r->detokenized ? true : request_too_large(r);
 }

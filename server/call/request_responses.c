@@ -195,10 +195,10 @@ static bool put_input(struct messages *m)
     if (!input) {
         return api_missing(&m->r->error, "input");
     }
-    if (json_is(input->node, JSON_STRING)) {
+    if (json_is(input->node, JSON_STRING)) { // as it is written
         open_message(m, "user");
         buf_puts(&m->out, ",\"content\":");
-        put_text(&m->out, json_string(input->node));
+        buf_put(&m->out, input->start, input->n_bytes);
         buf_putc(&m->out, '}');
         return true;
     }
@@ -208,6 +208,11 @@ static bool put_input(struct messages *m)
     }
     if (!json_first(input->node)) {
         return api_empty(&m->r->error, "input");
+    }
+    if (input->has_nul) { // items are made from the tree
+        return api_error_set(&m->r->error, 400, "invalid_value", "input",
+                             "Invalid 'input': a string contains the character U+0000, which is "
+                             "not supported in items; it is in an input that is a string.");
     }
     for (const struct json *item = json_first(input->node); item; item = json_next(item)) {
         if (!put_item(m, item)) {

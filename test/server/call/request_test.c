@@ -76,13 +76,60 @@ TEST(bodies_that_are_not_objects)
 
 TEST(a_nul_in_a_string_is_told_from_what_is_no_json)
 {
-    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\\u0000\"}]}",
-            "invalid_value", "");
+    REFUSES(API_CHAT, "{" HI ",\"user\":\"a\\u0000\"}", "invalid_value", "");
+    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
+            "invalid_value", "messages[0].role");
+    REFUSES(API_RESPONSES, "{\"input\":[{\"role\":\"user\",\"content\":\"a\\u0000\"}]}",
+            "invalid_value", "input");
     REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"\\u0000\":1}", "invalid_value", "");
     REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\\ud800\"}", "json_parse_error", "");
     ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\\\\u0000\"}");
     CHECK_STR(r.prompts[0].text, "a\\u0000");
     DONE();
+}
+
+/* The ids of a text as the tokenizer alone has them. */
+static void check_ids_are(const struct api_prompt *p, const char *text, size_t n_bytes)
+{
+    struct ids ids;
+    ids_init(&ids, 1 << 10);
+    struct text_span span = {text, n_bytes, false};
+    struct tokenizer_flags flags = {.add_special = false, .parse_special = true};
+    REQUIRE(tokenizer_encode(model.tok, &span, 1, flags, &ids, NULL) == OK);
+    CHECK_EQ(p->n, ids.n);
+    CHECK(memcmp(p->ids, ids.v, ids.n * sizeof ids.v[0]) == 0);
+    ids_deinit(&ids);
+}
+
+TEST(a_nul_in_a_text_reaches_the_tokenizer)
+{
+    {
+        ACCEPTS(API_TOKENIZE, "{\"prompt\":\"a\\u0000b\\u0000\",\"add_special_tokens\":false}");
+        CHECK_EQ(r.prompts[0].text_bytes, 4);
+        CHECK(memcmp(r.prompts[0].text, "a\0b\0", 4) == 0);
+        check_ids_are(&r.prompts[0], "a\0b\0", 4);
+        DONE();
+    }
+    {
+        ACCEPTS(API_EMBEDDINGS, "{\"input\":[\"\\u0000\",\"\\\\u0000\",\"x\\n\"]}");
+        CHECK_EQ(r.n_prompts, 3);
+        CHECK_EQ(r.prompts[0].text_bytes, 1);
+        CHECK_STR(r.prompts[1].text, "\\u0000");
+        CHECK_STR(r.prompts[2].text, "x\n");
+        DONE();
+    }
+    {
+        ACCEPTS(API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]}");
+        const struct api_prompt *p = &r.prompts[0];
+        CHECK(memmem(p->text, p->text_bytes, "user\na\0b", 8) != NULL);
+        check_ids_are(p, p->text, p->text_bytes);
+        DONE();
+    }
+    {
+        ACCEPTS(API_RESPONSES, "{\"input\":\"a\\u0000b\"}");
+        CHECK(memmem(r.prompts[0].text, r.prompts[0].text_bytes, "user\na\0b", 8) != NULL);
+        DONE();
+    }
 }
 
 /* {"k1":0,"k2":0,...,"temperature":-3}, with `n` keys in all. */
