@@ -187,7 +187,8 @@ const struct member members[] = {
     /* ---- both ---- */
     {"tools", "Functions that the model may call.", CHATS, HAND(ARRAY, read_tools),
      .schema = TOOLS},
-    {"functions", "An older form of tools.", CHATS, WITH(ARRAY, "tools"),
+    {"functions", "An older form of tools; the answer has function_call.", CHATS,
+     WITH(ARRAY, "tools"),
      .schema = "'maxItems':128,'items':{'type':'object','required':['name'],"
                "'properties':{" FUNCTION "}}"},
     {"tools", "Functions that the model may call.", FORM_RESPONSES, HAND(ARRAY, read_flat_tools),

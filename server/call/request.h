@@ -94,6 +94,7 @@ struct api_request {
     size_t messages_bytes, tools_bytes, kwargs_bytes;
     const struct json *tools_json; // for the parsers
     struct json *own_tools;        // tools_json, where it was made here
+    bool old_calls;                // asked for with "functions": one call, as "function_call"
     const char *request_template;  // trusted
     bool add_generation_prompt, continue_final_message;
     const char *effort;       // NULL: not said

@@ -280,6 +280,7 @@ static bool read_functions(struct api_request *r)
     }
     json_parse(r->tools, r->tools_bytes, NULL, &r->own_tools, NULL);
     r->tools_json = r->own_tools;
+    r->old_calls = true;
     return check_tools(r, r->tools_json);
 }
 
@@ -531,5 +532,6 @@ bool chat_end(struct api_request *r)
     r->params.top_logprobs = r->n_top;
     r->has_max_tokens |= r->max_is_asked;
     r->output.reasoning = r->model->reasoning;
+    r->parallel_tool_calls &= !r->old_calls;
     return true;
 }

@@ -380,6 +380,23 @@ def test_the_tokens_of_a_reader_that_pauses_wait_in_the_engine(path, more, versi
 
 # ---- errors ----
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_functions_are_answered_in_the_old_form(server, seed):
+    """One call, as message.function_call; TEXTS[2] has a second one, which that form has no place for."""
+    body = {"seed": seed, "functions": [WEATHER["function"]]}
+    (c,) = server.chat(**body).json()["choices"]
+    m = c["message"]
+    assert c["finish_reason"] == "function_call" and "tool_calls" not in m
+    assert m["content"] == ("Let me see." if seed == 1 else None)
+    assert m["function_call"]["name"] == "get_weather" and set(m["function_call"]) == {"name", "arguments"}
+    assert json.loads(m["function_call"]["arguments"])["city"].startswith("Paris")
+    deltas = [c["choices"][0]["delta"] for c in server.chat(stream=True, **body).chunks()]
+    calls = [d["function_call"] for d in deltas if "function_call" in d]
+    assert not any("tool_calls" in d for d in deltas)
+    assert calls[0] == {"name": "get_weather", "arguments": ""} and not any("name" in f for f in calls[1:])
+    assert "".join(f["arguments"] for f in calls) == m["function_call"]["arguments"]
+
+
 def test_a_nul_is_a_character_like_others(server):
     ids = server.post("/tokenize", {"prompt": "a\0b", "add_special_tokens": False}).json()["tokens"]
     assert server.post("/detokenize", {"tokens": ids}).json() == {"prompt": "a\0b"}
