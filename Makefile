@@ -128,7 +128,7 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/built-for
 	@mkdir -p $(@D)
 	$(SAY_NV) $(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $<
 
-$(BUILD)/server/api/status_page.o: server/api/status_page.html
+$(BUILD)/server/api/pages.o: server/api/status_page.html server/api/docs_page.html
 
 # Tests link everything but main; a wildcard finds them.
 $(BUILD)/libsluice.a: $(OBJ)

@@ -64,7 +64,7 @@ static enum status check_lists(const struct sampling_params *p, int32_t vocab, s
 
 enum status sampling_params_check(const struct sampling_params *p, int32_t vocab, struct err *err)
 {
-    TRY(check_range("temperature", (double)p->temperature, 0.0, 100.0, err));
+    TRY(check_range("temperature", (double)p->temperature, 0.0, (double)MAX_TEMPERATURE, err));
     TRY(check_range("top_k", p->top_k, 0, INT32_MAX, err));
     if (!(p->top_p > 0.0f && p->top_p <= 1.0f)) {
         return err_set(err, ERR_INVALID, "top_p: %g is not in (0, 1]", (double)p->top_p);

@@ -25,6 +25,8 @@ enum {
 
 /* Chosen, as others have it: scores divided by much less are more than a float holds. */
 #define MIN_TEMPERATURE 1e-5f
+/* Chosen: far beyond it all tokens are equally likely, and quotients still are what a float holds. */
+#define MAX_TEMPERATURE 1e30f
 
 struct logit_bias {
     int32_t token;

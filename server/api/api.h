@@ -24,6 +24,7 @@ struct api {
     struct call_server calls; // first: the host of the calls leads back here
     const struct config *config;
     const char *config_text; // all of it as --print-config has it, without secrets; borrowed
+    const struct http_route *routes;
     struct http_server *http;
     struct keys *keys;
     struct metrics metrics;
@@ -67,6 +68,9 @@ void api_start(struct api *a, struct http_request *req, enum api_kind kind);
 /* Who waits for the answer, "192.0.2.1:5555"; NULL when nobody does any more. */
 const char *api_call_peer(const struct call *c);
 
+/* The document of /openapi.json (openapi.c). */
+void openapi_put(struct buf *b, const struct http_route *routes, const struct config *config);
+
 /* ---- endpoints -------------------------------------------------------------------------------- */
 
 extern const struct http_route api_routes[]; // routes.c
@@ -80,6 +84,8 @@ void api_get_live(struct http_request *req, void *arg);
 void api_get_ready(struct http_request *req, void *arg);
 void api_get_load(struct http_request *req, void *arg);
 void api_get_version(struct http_request *req, void *arg);
+void api_get_openapi(struct http_request *req, void *arg);
+void api_docs_page(struct http_request *req, void *arg);
 void api_get_metrics(struct http_request *req, void *arg);
 void api_get_server_info(struct http_request *req, void *arg);
 void api_get_requests(struct http_request *req, void *arg);

@@ -42,6 +42,8 @@ const struct http_route api_routes[] = {
     PROBE("/health/ready", api_get_ready),
     PROBE("/load", api_get_load),
     PROBE("/version", api_get_version),
+    {"GET", "/openapi.json", api_get_openapi, 0, 0, HTTP_ROUTE_QUIET},
+    {"GET", "/docs", api_docs_page, 0, 0, HTTP_ROUTE_QUIET},
     {"GET", "/metrics", api_get_metrics, SCOPE_METRICS, 0, HTTP_ROUTE_ALWAYS | HTTP_ROUTE_QUIET},
     {"GET", "/server_info", api_get_server_info, SCOPE_ADMIN, 0, 0},
     {"GET", "/requests", api_get_requests, SCOPE_ADMIN, 0, 0},

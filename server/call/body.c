@@ -118,27 +118,43 @@ static bool is_ids(const struct body_member *m)
     return false;
 }
 
-/* Ids are read from the text later; a tree of them would cost 64 bytes each. */
-static void blank_ids(struct api_body *b, char *text, struct buf *saved)
+/* The first \u0000 of n bytes of JSON, not counting what follows an escaped backslash; or NULL. */
+static char *find_nul(char *p, size_t n_bytes)
 {
-    static const char *const keys[] = {"prompt", "prompt_token_ids", "input", "tokens", NULL};
-    for (int i = 0; keys[i]; i++) {
-        for (size_t k = 0; k < b->n_members; k++) {
-            struct body_member *m = &b->members[k];
-            if (strcmp(m->key, keys[i]) == 0 && m->n_bytes > 2 && is_ids(m)) {
-                char *copy = arena_alloc(b->arena, m->n_bytes + 1, 1);
-                if (!copy) {
-                    saved->failed = true;
-                    return;
-                }
-                memcpy(copy, m->start, m->n_bytes);
-                char *at = text + (m->start - text);
-                memset(at, ' ', m->n_bytes);
-                memcpy(at, "[]", 2);
-                m->start = copy;
-            }
+    for (char *end = p + n_bytes; (p = memchr(p, '\\', (size_t)(end - p))) != NULL; p += 2) {
+        if (end - p >= 6 && memcmp(p, "\\u0000", 6) == 0) {
+            return p;
         }
     }
+    return NULL;
+}
+
+/* What a reader takes from the member's own text is not for the tree: ids, of which a tree would
+ * cost 64 bytes each, and U+0000, at which its strings would end. The text is kept in the arena; the
+ * tree is shown an empty array, or another character. */
+static bool hide_from_tree(struct api_body *b, struct body_member *m, char *text)
+{
+    char *at = text + (m->start - text), *end = at + m->n_bytes;
+    static const char of_ids[] = "prompt|prompt_token_ids|input|tokens";
+    bool ids = m->n_bytes > 2 && is_ids(m) && words_find(of_ids, m->key) >= 0;
+    bool texts = words_find("prompt|input|content|messages", m->key) >= 0;
+    char *nul = texts && !ids ? find_nul(at, m->n_bytes) : NULL;
+    if (!ids && !nul) {
+        return true;
+    }
+    m->start = arena_strndup(b->arena, at, m->n_bytes);
+    m->has_nul = nul != NULL;
+    if (!m->start) {
+        return api_error_set(b->error, 413, "request_too_large", NULL, "Request too large.");
+    }
+    if (ids) {
+        memset(at, ' ', m->n_bytes);
+        memcpy(at, "[]", 2);
+    }
+    for (; nul; nul = find_nul(nul, (size_t)(end - nul))) {
+        memcpy(nul, "\\ufffd", 6);
+    }
+    return true;
 }
 
 bool body_open(struct api_body *b, char *text, size_t n_bytes, struct arena *arena,
@@ -149,10 +165,10 @@ bool body_open(struct api_body *b, char *text, size_t n_bytes, struct arena *are
     if (!scan_members(b, text, n_bytes)) {
         return false;
     }
-    struct buf saved = {0};
-    blank_ids(b, text, &saved);
-    if (saved.failed) {
-        return api_error_set(error, 413, "request_too_large", NULL, "Request too large.");
+    for (size_t i = 0; i < b->n_members; i++) {
+        if (!hide_from_tree(b, &b->members[i], text)) {
+            return false;
+        }
     }
     struct json_limits limits = {MAX_DEPTH, MAX_VALUES};
     enum status st = json_parse(text, n_bytes, &limits, &b->root, &err);
@@ -165,8 +181,8 @@ bool body_open(struct api_body *b, char *text, size_t n_bytes, struct arena *are
     }
     for (size_t i = 0; i < b->n_members; i++) {
         struct body_member *m = &b->members[i];
-        bool blanked = m->start < text || m->start >= text + n_bytes;
-        m->node = blanked ? NULL : json_get(b->root, m->key);
+        bool hidden = m->start < text || m->start >= text + n_bytes;
+        m->node = hidden && !m->has_nul ? NULL : json_get(b->root, m->key);
     }
     return true;
 }

@@ -19,6 +19,10 @@ struct body_member {
     const char *start; // of the value, in the body's text
     size_t n_bytes;
     const struct json *node; // NULL for an array of ids
+    /* It has U+0000 in a string. In the tree that is U+FFFD, for its strings end with a NUL: who
+     * wants the true text reads it from `start`. Only where readers do so; elsewhere a body with a
+     * U+0000 is refused. */
+    bool has_nul;
 };
 
 struct api_body {

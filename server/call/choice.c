@@ -161,7 +161,10 @@ static const char *reason_of(struct call_choice *ch, int32_t finish)
     if (finish == FINISH_LENGTH) {
         return "length";
     }
-    return ch->n_calls > 0 ? "tool_calls" : "stop";
+    if (ch->n_calls == 0) {
+        return "stop";
+    }
+    return ch->call->request.old_calls ? "function_call" : "tool_calls";
 }
 
 static void end(struct call_choice *ch, int32_t finish)

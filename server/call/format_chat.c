@@ -59,6 +59,18 @@ static void start(struct call_choice *ch)
     call_send_chunk(ch->call, b);
 }
 
+/* A delta of the call with this index begins; the old form has one call alone. */
+static void open_delta_call(struct buf *b, const struct call_choice *ch, int32_t index)
+{
+    if (ch->call->request.old_calls) {
+        buf_puts(b, "\"function_call\":{");
+        return;
+    }
+    buf_puts(b, "\"tool_calls\":[{\"index\":");
+    buf_put_int(b, index);
+    buf_putc(b, ',');
+}
+
 static void pending(struct call_choice *ch)
 {
     struct buf *from = ch->pending == PENDING_TEXT        ? &ch->content
@@ -79,22 +91,26 @@ static void pending(struct call_choice *ch)
         buf_puts(b, ",\"reasoning\":");
         buf_put_json(b, from->data, from->n_bytes);
     } else {
-        buf_puts(b, "\"tool_calls\":[{\"index\":");
-        buf_put_int(b, ch->n_calls - 1);
-        buf_puts(b, ",\"function\":{\"arguments\":");
+        bool old = ch->call->request.old_calls;
+        open_delta_call(b, ch, ch->n_calls - 1);
+        buf_puts(b, old ? "\"arguments\":" : "\"function\":{\"arguments\":");
         buf_put_json(b, from->data, from->n_bytes);
-        buf_puts(b, "}}]");
+        buf_puts(b, old ? "}" : "}}]");
     }
     buf_clear(from);
     close_chunk(ch, b, NULL);
     end_chunk(ch, b);
 }
 
-static void put_call_head(struct buf *b, const char *name, const char *id)
+static void put_call_head(struct buf *b, const struct call_choice *ch, const char *name,
+                          const char *id)
 {
-    buf_puts(b, "\"id\":");
-    buf_put_json(b, id, strlen(id));
-    buf_puts(b, ",\"type\":\"function\",\"function\":{\"name\":");
+    if (!ch->call->request.old_calls) {
+        buf_puts(b, "\"id\":");
+        buf_put_json(b, id, strlen(id));
+        buf_puts(b, ",\"type\":\"function\",\"function\":{");
+    }
+    buf_puts(b, "\"name\":");
     buf_put_json(b, name, strlen(name));
     buf_puts(b, ",\"arguments\":");
 }
@@ -104,15 +120,13 @@ static void call(struct call_choice *ch, const char *name, const char *id)
     if (!ch->call->request.stream) {
         struct buf *all = &ch->calls;
         buf_puts(all, all->n_bytes ? ",{" : "{");
-        put_call_head(all, name, id);
+        put_call_head(all, ch, name, id);
         return;
     }
     struct buf *b = open_chunk(ch);
-    buf_puts(b, "\"tool_calls\":[{\"index\":");
-    buf_put_int(b, ch->n_calls);
-    buf_putc(b, ',');
-    put_call_head(b, name, id);
-    buf_puts(b, "\"\"}}]");
+    open_delta_call(b, ch, ch->n_calls);
+    put_call_head(b, ch, name, id);
+    buf_puts(b, ch->call->request.old_calls ? "\"\"}" : "\"\"}}]");
     close_chunk(ch, b, NULL);
     end_chunk(ch, b);
 }
@@ -122,7 +136,7 @@ static void call_end(struct call_choice *ch)
     if (!ch->call->request.stream) {
         struct buf *all = &ch->calls;
         buf_put_json(all, ch->arguments.data ? ch->arguments.data : "", ch->arguments.n_bytes);
-        buf_puts(all, "}}");
+        buf_puts(all, ch->call->request.old_calls ? "}" : "}}");
         buf_clear(&ch->arguments);
     }
 }
@@ -154,9 +168,10 @@ static void put_message(struct buf *b, struct call_choice *ch)
         buf_put_json(b, ch->reasoning.data, ch->reasoning.n_bytes);
     }
     if (calls->n_bytes > 0) {
-        buf_puts(b, ",\"tool_calls\":[");
+        bool old = ch->call->request.old_calls;
+        buf_puts(b, old ? ",\"function_call\":" : ",\"tool_calls\":[");
         buf_put(b, calls->data, calls->n_bytes);
-        buf_putc(b, ']');
+        buf_puts(b, old ? "" : "]");
     }
     buf_putc(b, '}');
 }

@@ -124,7 +124,7 @@ static void put_echo(struct buf *text, const struct call_choice *ch)
     const struct api_request *r = &ch->call->request;
     const struct api_prompt *p = prompt_of(ch);
     if (p->text) {
-        buf_puts(text, p->text);
+        buf_put(text, p->text, p->text_bytes);
     } else if (r->output.tok) {
         tokenizer_decode(r->output.tok, p->ids, (size_t)p->n, r->output.skip_special, text);
     }

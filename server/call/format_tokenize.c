@@ -1,8 +1,6 @@
 /* /tokenize, /detokenize, /tokenizer_info: vLLM's shapes. */
 #include "server/call/format.h"
 
-#include <string.h>
-
 static void reply_tokens(struct call *c)
 {
     const struct api_prompt *p = &c->request.prompts[0];
@@ -36,7 +34,7 @@ static void reply_text_of(struct call *c)
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
     buf_puts(&body, "{\"prompt\":");
-    buf_put_json(&body, c->request.detokenized, strlen(c->request.detokenized));
+    buf_put_json(&body, c->request.detokenized, c->request.detokenized_bytes);
     buf_putc(&body, '}');
     c->sink->whole(c, &body);
 }

@@ -1,27 +1,51 @@
 #include "server/call/prepare.h"
 
+#include "server/call/members.h"
+#include "server/call/readers.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 enum { ARENA_MAX_BYTES = 256 << 20 }; // chosen: 16 times the default --max-body-bytes
 
-/* What an endpoint asks for: who reads its body, the members that text and messages come from, and
- * what its prompts are for. Those that neither generate nor pool only want their token ids. */
+/* What an endpoint asks for: what its request holds before the members are read, what completes it
+ * behind them, the members that text and messages come from, and what its prompts are for. Those
+ * that neither generate nor pool only want their token ids. */
 static const struct kind {
-    bool (*read)(struct api_request *r);
+    void (*begin)(struct api_request *r); // may be NULL
+    bool (*end)(struct api_request *r);
     const char *text, *messages; // both NULL: it has no prompts
     bool generates, pools;
     bool may_fill; // a prompt may fill the context: no token is drawn then
 } kinds[] = {
-    [API_CHAT] = {request_read_chat, NULL, "messages", .generates = true},
-    [API_COMPLETIONS] = {request_read_completion, "prompt", NULL, .generates = true},
-    [API_EMBEDDINGS] = {request_read_embeddings, "input", NULL, .pools = true},
-    [API_RESPONSES] = {request_read_responses, NULL, "input", .generates = true},
-    [API_RESPONSES_INPUT_TOKENS] = {request_read_responses, NULL, "input"},
-    [API_TOKENIZE] = {request_read_tokenize, "prompt", "messages"},
-    [API_DETOKENIZE] = {request_read_detokenize, NULL, NULL},
-    [API_GENERATE] = {request_read_generate, "prompt", NULL, .generates = true, .may_fill = true},
+    [API_CHAT] = {chat_begin, chat_end, NULL, "messages", .generates = true},
+    [API_COMPLETIONS] = {completion_begin, completion_end, "prompt", NULL, .generates = true},
+    [API_EMBEDDINGS] = {embeddings_begin, embeddings_end, "input", NULL, .pools = true},
+    [API_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},
+    [API_RESPONSES_INPUT_TOKENS] = {responses_begin, responses_end, NULL, "input"},
+    [API_TOKENIZE] = {tokenize_begin, tokenize_end, "prompt", "messages"},
+    [API_DETOKENIZE] = {NULL, detokenize_end, NULL, NULL},
+    [API_GENERATE] = {generate_begin, generate_end, "prompt", NULL, .generates = true,
+                      .may_fill = true},
 };
+
+static bool read_body(struct api_request *r)
+{
+    const struct kind *kind = &kinds[r->kind];
+    if (!body_open(&r->body, r->text, r->n_bytes, &r->arena, &r->error)) {
+        return false;
+    }
+    r->form = 1u << r->kind;
+    request_begin(r);
+    if (kind->begin) {
+        kind->begin(r);
+    }
+    if (!members_read(r)) {
+        return false;
+    }
+    request_end(r);
+    return kind->end(r);
+}
 
 static const char *prompt_key(const struct api_request *r)
 {
@@ -79,7 +103,7 @@ static bool tokenise(struct api_request *r)
         if (!r->model->tok) {
             return no_tokenizer(r);
         }
-        struct text_span span = {text, strlen(text), false};
+        struct text_span span = {text, r->prompts[i].text_bytes, false};
         if (is_hopeless(r, span.n_bytes) || !encode(r, &span, 1, r->parse_special)) {
             return false;
         }
@@ -133,12 +157,14 @@ static bool render(struct api_request *r)
     enum status st = chat_template_render(t, &in, &out, &err);
     chat_template_free(own);
     if (st != OK) {
-        return template_failed(r, st, &err);
+        return chat_check_roles(r, "", 0) && template_failed(r, st, &err);
     }
-    bool good = !is_hopeless(r, out.n_bytes) && encode(r, out.spans, out.n_spans, true);
+    bool good = chat_check_roles(r, out.text, out.n_bytes) && !is_hopeless(r, out.n_bytes) &&
+                encode(r, out.spans, out.n_spans, true);
     r->output.starts_in_reasoning = reasoning_is_open(r->output.reasoning, out.text, out.n_bytes);
     r->prompts = arena_alloc(&r->arena, 1, sizeof r->prompts[0]);
     char *text = arena_strndup(&r->arena, out.text, out.n_bytes);
+    size_t text_bytes = out.n_bytes;
     chat_output_deinit(&out);
     if (!good) {
         return false;
@@ -146,7 +172,8 @@ static bool render(struct api_request *r)
     if (!r->prompts || !text) {
         return request_too_large(r);
     }
-    r->prompts[0] = (struct api_prompt){.ids = r->ids.v, .n = (int32_t)r->ids.n, .text = text};
+    r->prompts[0] = (struct api_prompt){
+        .ids = r->ids.v, .n = (int32_t)r->ids.n, .text = text, .text_bytes = text_bytes};
     r->n_prompts = 1;
     return true;
 }
@@ -170,7 +197,7 @@ static void truncate_prompt(const struct api_request *r, struct api_prompt *p, i
         keep = context;
     }
     if (r->truncate != 0 && keep > 0 && p->n > keep) {
-        p->ids += r->truncate_left ? p->n - keep : 0;
+        p->ids += r->truncate_right ? 0 : p->n - keep;
         p->n = (int32_t)keep;
         p->text = NULL; // it has more than is computed now
     }
@@ -217,8 +244,7 @@ void prepare_request(struct api_request *r)
     r->pooling = r->model->pooling;
     arena_init(&r->arena, ARENA_MAX_BYTES);
     ids_init(&r->ids, 16 << 20);
-    if (!body_open(&r->body, r->text, r->n_bytes, &r->arena, &r->error) || !kind->read(r) ||
-        (!kind->text && !kind->messages)) {
+    if (!read_body(r) || (!kind->text && !kind->messages)) {
         return;
     }
     if (!(r->messages ? render(r) : tokenise(r))) {

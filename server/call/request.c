@@ -1,6 +1,5 @@
-#include "server/call/request.h"
+#include "server/call/readers.h"
 
-#include "engine/base/json_scan.h"
 #include "engine/base/words.h"
 
 #include <inttypes.h>
@@ -14,23 +13,6 @@ enum { MAX_STOP_BYTES = 1 << 10 };
 bool request_too_large(struct api_request *r)
 {
     return api_error_set(&r->error, 413, "request_too_large", NULL, "Request too large.");
-}
-
-bool request_refuse(struct api_request *r, const char *const *keys)
-{
-    for (; *keys; keys++) {
-        const struct body_member *m = body_get(&r->body, *keys);
-        if (!m) {
-            continue;
-        }
-        bool off = m->node && ((json_is(m->node, JSON_BOOL) && !json_bool(m->node, true)) ||
-                               ((json_is(m->node, JSON_ARRAY) || json_is(m->node, JSON_OBJECT)) &&
-                                json_count(m->node) == 0));
-        if (!off) {
-            return api_unsupported(&r->error, *keys);
-        }
-    }
-    return true;
 }
 
 bool request_check_n_tools(struct api_request *r, const char *key, size_t n)
@@ -59,7 +41,7 @@ bool request_check_function(struct api_request *r, const struct json *function, 
     return true;
 }
 
-static bool read_model(struct api_request *r)
+bool read_model(struct api_request *r)
 {
     const char *name = NULL;
     body_string(&r->body, "model", &name);
@@ -74,43 +56,10 @@ static bool read_model(struct api_request *r)
 
 /* ---- sampling --------------------------------------------------------------------------------- */
 
-static void read_real(struct api_request *r, const char *key, double min, double max, float *v)
+bool check_top_k(struct api_request *r)
 {
-    double d;
-    if (body_real(&r->body, key, min, max, &d)) {
-        *v = (float)d;
-    }
-}
-
-static void read_scalars(struct api_request *r)
-{
-    struct sampling_params *p = &r->params;
-    struct api_body *b = &r->body;
-    read_real(r, "temperature", 0, 2, &p->temperature);
-    read_real(r, "top_p", 0, 1, &p->top_p);
-    read_real(r, "min_p", 0, 1, &p->min_p);
-    read_real(r, "frequency_penalty", -2, 2, &p->frequency_penalty);
-    read_real(r, "presence_penalty", -2, 2, &p->presence_penalty);
-    read_real(r, "repeat_penalty", 1e-3, 1e3, &p->repetition_penalty);
-    read_real(r, "repetition_penalty", 1e-3, 1e3, &p->repetition_penalty);
-    int64_t v;
-    if (body_int(b, "top_k", -1, INT32_MAX, &v)) {
-        p->top_k = v < 0 ? 0 : (int32_t)v;
-    }
-    if (p->top_p <= 0) { // nothing but the most likely token
-        p->top_p = 1;
-        p->top_k = 1;
-    }
-    if (body_int(b, "seed", INT64_MIN, INT64_MAX, &v)) {
-        p->seed = (uint64_t)v;
-    }
-    if (body_int(b, "min_tokens", 0, INT32_MAX, &v)) {
-        p->min_tokens = (int32_t)v;
-    }
-    if (body_int(b, "num_speculative_tokens", 0, 128, &v)) {
-        p->num_speculative_tokens = (int32_t)v;
-    }
-    body_bool(b, "ignore_eos", &p->ignore_eos);
+    r->params.top_k = r->params.top_k < 0 ? 0 : r->params.top_k;
+    return true;
 }
 
 static bool put_stop(struct api_request *r, const char **stops, size_t *lengths, const char *text)
@@ -130,10 +79,9 @@ static bool put_stop(struct api_request *r, const char **stops, size_t *lengths,
     return true;
 }
 
-static bool read_stop(struct api_request *r)
+bool read_stop(struct api_request *r)
 {
     const struct body_member *m = body_get(&r->body, "stop");
-    body_bool(&r->body, "include_stop_str_in_output", &r->output.include_stop);
     if (!m) {
         return true;
     }
@@ -212,7 +160,7 @@ static bool read_ids(struct api_request *r, const char *key, size_t extra, int32
     return true;
 }
 
-static bool read_stop_ids(struct api_request *r)
+bool read_stop_ids(struct api_request *r)
 {
     const struct engine_info *info = r->model->info;
     int32_t *ids, n;
@@ -234,7 +182,7 @@ static bool read_stop_ids(struct api_request *r)
     return true;
 }
 
-static bool read_bias(struct api_request *r)
+bool read_bias(struct api_request *r)
 {
     const struct json *map = NULL;
     if (!body_object(&r->body, "logit_bias", &map)) {
@@ -274,7 +222,7 @@ static bool read_bias(struct api_request *r)
 }
 
 /* Each word is banned as it is and with a space in front, as it appears within text. */
-static bool read_bad_words(struct api_request *r)
+bool read_bad_words(struct api_request *r)
 {
     const struct json *words = NULL;
     if (!body_array(&r->body, "bad_words", &words)) {
@@ -320,32 +268,88 @@ static bool read_bad_words(struct api_request *r)
     return true;
 }
 
-static bool read_limits(struct api_request *r)
+bool read_allowed(struct api_request *r)
+{
+    int32_t *ids;
+    bool good = read_ids(r, "allowed_token_ids", 0, &ids, &r->params.n_allowed);
+    r->params.allowed = ids;
+    return good;
+}
+
+static bool has_penalties(const struct api_request *r)
+{
+    const struct sampling_params *p = &r->params;
+    return p->repetition_penalty != 1 || p->frequency_penalty != 0 || p->presence_penalty != 0;
+}
+
+/* Penalties here look over the whole text: a window matters where there are some. */
+bool read_repeat_window(struct api_request *r)
 {
     int64_t v;
-    if (body_int(&r->body, "n", 1, r->model->config->max_n, &v)) {
-        r->n = (int32_t)v;
+    if (!body_int(&r->body, "repeat_last_n", -1, INT32_MAX, &v) || v == -1 || !has_penalties(r)) {
+        return true;
     }
-    if (body_int(&r->body, "best_of", 1, INT32_MAX, &v) && v != r->n) {
-        return api_error_set(&r->error, 400, "unsupported_value", "best_of",
-                             "'best_of' is only supported when it equals 'n'.");
+    return api_error_set(&r->error, 400, "unsupported_value", "repeat_last_n",
+                         "Unsupported value: penalties look over the whole text; 'repeat_last_n' "
+                         "may only be -1.");
+}
+
+bool read_penalize_nl(struct api_request *r)
+{
+    bool v;
+    if (!body_bool(&r->body, "penalize_nl", &v) || v || !has_penalties(r)) {
+        return true;
     }
-    if (body_int(&r->body, "prompt_logprobs", -1, r->model->config->max_logprobs, &v)) {
-        if (v < 0) { // vLLM's word for the whole vocabulary
-            return api_error_set(&r->error, 400, "integer_below_min_value", "prompt_logprobs",
-                                 "Invalid 'prompt_logprobs': -1 (the whole vocabulary) is not "
-                                 "supported by this server. Expected 0 to %lld.",
-                                 (long long)r->model->config->max_logprobs);
-        }
-        r->params.prompt_logprobs = true;
-        r->params.prompt_top_logprobs = (int32_t)v;
+    return api_error_set(&r->error, 400, "unsupported_value", "penalize_nl",
+                         "Unsupported value: penalties are for all tokens; 'penalize_nl' may only "
+                         "be true.");
+}
+
+/* Names of max_tokens for which a negative number means: as much as fits. */
+static bool read_predict(struct api_request *r, const char *key)
+{
+    int64_t v;
+    if (!body_int(&r->body, key, -2, INT32_MAX, &v)) {
+        return true;
     }
-    int32_t *ids;
-    if (!read_ids(r, "allowed_token_ids", 0, &ids, &r->params.n_allowed)) {
-        return false;
+    if (v == 0) {
+        return api_error_set(&r->error, 400, "integer_below_min_value", key,
+                             "Invalid '%s': integer below minimum value. Expected a value >= 1, or "
+                             "-1 for as much as fits, but got 0 instead.", key);
     }
-    r->params.allowed = ids;
+    r->max_is_asked = v > 0;
+    r->has_max_tokens = v > 0;
+    r->max_tokens = v > 0 ? v : r->max_tokens;
     return true;
+}
+
+bool read_n_predict(struct api_request *r)
+{
+    return read_predict(r, "n_predict");
+}
+
+bool read_num_predict(struct api_request *r)
+{
+    return read_predict(r, "num_predict");
+}
+
+bool check_best_of(struct api_request *r)
+{
+    return r->best_of == 1 || r->best_of == r->n
+               ? true
+               : api_error_set(&r->error, 400, "unsupported_value", "best_of",
+                               "'best_of' is only supported when it is 1 or equals 'n'.");
+}
+
+bool check_prompt_logprobs(struct api_request *r)
+{
+    r->params.prompt_logprobs = true;
+    return r->params.prompt_top_logprobs >= 0 // -1 is vLLM's word for the whole vocabulary
+               ? true
+               : api_error_set(&r->error, 400, "integer_below_min_value", "prompt_logprobs",
+                               "Invalid 'prompt_logprobs': -1 (the whole vocabulary) is not "
+                               "supported by this server. Expected 0 to %lld.",
+                               (long long)r->model->config->max_logprobs);
 }
 
 /* ---- the rest --------------------------------------------------------------------------------- */
@@ -367,10 +371,9 @@ static bool read_flag(struct api_request *r, const struct json *object, const ch
     return true;
 }
 
-static bool read_stream(struct api_request *r)
+bool read_stream_options(struct api_request *r)
 {
     const struct json *options = NULL;
-    body_bool(&r->body, "stream", &r->stream);
     r->include_usage = r->model->config->enable_force_include_usage;
     if (body_object(&r->body, "stream_options", &options)) {
         if (!r->stream) {
@@ -385,6 +388,7 @@ static bool read_stream(struct api_request *r)
             return false;
         }
         r->include_usage |= usage;
+        r->continuous_usage &= r->include_usage; // by itself it asks for nothing, as in vLLM
     }
     if (r->stream && r->params.prompt_logprobs) {
         return api_error_set(&r->error, 400, "invalid_value", "prompt_logprobs",
@@ -393,84 +397,26 @@ static bool read_stream(struct api_request *r)
     return r->error.status == 0;
 }
 
-/* Members that change nothing here; of the wrong type they are refused all the same. */
-static bool check_without_effect(struct api_request *r)
-{
-    static const struct {
-        const char *key;
-        enum json_type type;
-        const char *expected;
-    } members[] = {
-        {"store", JSON_BOOL, "a boolean"},
-        {"metadata", JSON_OBJECT, "an object"},
-        {"service_tier", JSON_STRING, "a string"},
-        {"safety_identifier", JSON_STRING, "a string"},
-        {"prompt_cache_key", JSON_STRING, "a string"},
-        {"prompt_cache_retention", JSON_STRING, "a string"},
-        {"verbosity", JSON_STRING, "a string"},
-        {"prediction", JSON_OBJECT, "an object"},
-        {"session_id", JSON_STRING, "a string"},
-        {"spaces_between_special_tokens", JSON_BOOL, "a boolean"},
-    };
-    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
-        const struct body_member *m = body_get(&r->body, members[i].key);
-        if (m && !json_is(m->node, members[i].type)) {
-            return body_wrong_type(&r->error, members[i].key, members[i].expected, m->node);
-        }
-    }
-    return true;
-}
-
 /* As a header of that name may be: it becomes part of ids, log lines and a header. */
-static bool read_request_id(struct api_request *r)
+bool check_request_id(struct api_request *r)
 {
-    const char *id = NULL;
-    if (!body_string(&r->body, "request_id", &id)) {
-        return r->error.status == 0;
-    }
-    if (!words_is_id(id, strlen(id))) {
-        return api_error_set(&r->error, 400, "invalid_value", "request_id",
-                             "Invalid 'request_id': expected 1 to 128 letters, digits, '.', '_', "
-                             "':' or '-'.");
-    }
-    r->request_id = id;
-    return true;
+    return words_is_id(r->request_id, strlen(r->request_id))
+               ? true
+               : api_error_set(&r->error, 400, "invalid_value", "request_id",
+                               "Invalid 'request_id': expected 1 to 128 letters, digits, '.', '_', "
+                               "':' or '-'.");
 }
 
-static bool read_others(struct api_request *r)
+bool check_salt(struct api_request *r)
 {
-    struct api_body *b = &r->body;
-    int64_t v;
-    int side = 0;
-    body_bool(b, "return_token_ids", &r->return_token_ids);
-    body_bool(b, "return_tokens_as_token_ids", &r->tokens_as_ids);
-    body_bool(b, "skip_special_tokens", &r->output.skip_special);
-    r->has_add_special = body_bool(b, "add_special_tokens", &r->add_special);
-    body_bool(b, "parse_special", &r->parse_special);
-    body_int(b, "truncate_prompt_tokens", -1, INT32_MAX, &r->truncate);
-    if (body_choice(b, "truncation_side", "left|right", &side)) {
-        r->truncate_left = side == 0;
-    }
-    if (body_int(b, "priority", INT32_MIN, INT32_MAX, &v)) {
-        r->priority = (int32_t)v;
-    }
-    if (body_string(b, "cache_salt", &r->cache_salt) &&
-        (r->cache_salt[0] == '\0' || strlen(r->cache_salt) > MAX_SALT_BYTES)) {
-        return api_error_set(&r->error, 400, "invalid_value", "cache_salt",
-                             "Invalid 'cache_salt': expected 1 to %d bytes.", MAX_SALT_BYTES);
-    }
-    body_string(b, "user", &r->user);
-    body_real(b, "timeout", 0.001, 864000, &r->timeout_s);
-    return r->error.status == 0 && check_without_effect(r) && read_request_id(r);
+    size_t n = strlen(r->cache_salt);
+    return n > 0 && n <= MAX_SALT_BYTES
+               ? true
+               : api_error_set(&r->error, 400, "invalid_value", "cache_salt",
+                               "Invalid 'cache_salt': expected 1 to %d bytes.", MAX_SALT_BYTES);
 }
 
-static const char *const refused[] = {
-    "use_beam_search",   "structured_outputs", "guided_json",        "guided_regex",
-    "guided_choice",     "guided_grammar",     "prompt_embeds",      "kv_transfer_params",
-    "logits_processors", "watermark",          "repetition_detection", NULL,
-};
-
-static bool read_format(struct api_request *r)
+bool read_response_format(struct api_request *r)
 {
     const struct json *format = NULL;
     if (!body_object(&r->body, "response_format", &format)) {
@@ -488,42 +434,7 @@ static bool read_format(struct api_request *r)
     return true;
 }
 
-/* What no endpoint knows is ignored and counted, or refused if the operator wants that. */
-static bool check_names(struct api_request *r)
-{
-    static const char known[] =
-        "model|messages|prompt|input|suffix|best_of|echo|frequency_penalty|presence_penalty|"
-        "logit_bias|logprobs|top_logprobs|max_tokens|max_completion_tokens|n|seed|stop|stream|"
-        "stream_options|temperature|top_p|user|top_k|min_p|repetition_penalty|repeat_penalty|"
-        "min_tokens|ignore_eos|stop_token_ids|include_stop_str_in_output|skip_special_tokens|"
-        "spaces_between_special_tokens|add_special_tokens|truncate_prompt_tokens|truncation_side|"
-        "prompt_logprobs|allowed_token_ids|bad_words|return_token_ids|return_tokens_as_token_ids|"
-        "response_format|priority|cache_salt|request_id|session_id|timeout|tools|tool_choice|"
-        "parallel_tool_calls|functions|function_call|reasoning_effort|chat_template|"
-        "chat_template_kwargs|add_generation_prompt|continue_final_message|include_reasoning|"
-        "verbosity|prediction|modalities|audio|web_search_options|store|metadata|service_tier|"
-        "safety_identifier|prompt_cache_key|prompt_cache_retention|moderation|documents|"
-        "num_speculative_tokens|instructions|max_output_tokens|previous_response_id|reasoning|"
-        "text|truncation|include|background|conversation|max_tool_calls|context_management|"
-        "encoding_format|dimensions|tokens|return_token_strs|normalize|use_activation|content|"
-        "add_special|parse_special|with_pieces|use_beam_search|structured_outputs|guided_json|guided_regex|"
-        "guided_choice|guided_grammar|prompt_embeds|kv_transfer_params|logits_processors|"
-        "watermark|repetition_detection";
-    for (size_t i = 0; i < r->body.n_members; i++) {
-        if (words_find(known, r->body.members[i].key) >= 0) {
-            continue;
-        }
-        r->unknown = r->unknown ? r->unknown : r->body.members[i].key;
-        r->n_unknown++;
-        if (r->model->config->strict_parameters) {
-            return api_error_set(&r->error, 400, "unknown_parameter", r->body.members[i].key,
-                                 "Unknown parameter: '%.60s'.", r->body.members[i].key);
-        }
-    }
-    return true;
-}
-
-bool request_read_common(struct api_request *r)
+void request_begin(struct api_request *r)
 {
     r->n = 1;
     r->params = r->model->defaults;
@@ -534,15 +445,16 @@ bool request_read_common(struct api_request *r)
     r->output.skip_special = true;
     r->output.tok = r->model->tok;
     r->include_reasoning = r->parallel_tool_calls = true;
-    r->truncate_left = r->parse_special = true;
-    if (!read_model(r) || !check_names(r)) {
-        return false;
+    r->parse_special = true;
+}
+
+void request_end(struct api_request *r)
+{
+    if (r->params.top_p <= 0) { // nothing but the most likely token
+        r->params.top_p = 1;
+        r->params.top_k = 1;
     }
-    read_scalars(r);
     r->output.min_tokens = r->params.min_tokens;
-    return r->error.status == 0 && read_stop(r) && read_stop_ids(r) && read_bias(r) &&
-           read_limits(r) && read_stream(r) && read_others(r) && read_format(r) &&
-           request_refuse(r, refused) && read_bad_words(r);
 }
 
 void api_request_deinit(struct api_request *r)

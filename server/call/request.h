@@ -23,10 +23,25 @@ enum api_kind {
     N_API_KINDS,
 };
 
+/* What a body may look like, as bits: an endpoint's kind, but /tokenize has two. */
+enum {
+    FORM_CHAT = 1 << API_CHAT,
+    FORM_COMPLETIONS = 1 << API_COMPLETIONS,
+    FORM_EMBEDDINGS = 1 << API_EMBEDDINGS,
+    FORM_RESPONSES = 1 << API_RESPONSES | 1 << API_RESPONSES_INPUT_TOKENS,
+    FORM_TOKENIZE_TEXT = 1 << API_TOKENIZE,
+    FORM_DETOKENIZE = 1 << API_DETOKENIZE,
+    FORM_GENERATE = 1 << API_GENERATE,
+    FORM_TOKENIZE_CHAT = 1 << N_API_KINDS,
+};
+
+enum { MAX_INPUTS = 2048 /* OpenAI's bound of an embedding's inputs */ };
+
 struct api_prompt {
     const int32_t *ids;
     int32_t n;
-    const char *text; // as given or rendered, NUL behind it; NULL if ids were given, or it was cut
+    const char *text; // as given or rendered; NULL if ids were given, or it was cut
+    size_t text_bytes;
     int32_t max_tokens;
 };
 
@@ -41,13 +56,14 @@ struct api_request {
     /* Result. */
     struct api_error error; // status 0: all is well
     bool generates, pools;  // by kind, see prepare.c; neither: only the prompts' ids are wanted
+    unsigned form;          // one bit
     struct arena arena;     // holds what follows
     struct api_body body;
     const char *model_name;
     struct sampling_params params;
     bool has_max_tokens, max_is_asked; // else as much as fits; else a default, cut to what fits
     int64_t max_tokens;
-    int32_t n;
+    int32_t n, best_of;
     struct api_prompt *prompts;
     size_t n_prompts;
     struct ids ids; // of prompts that were tokenised
@@ -62,13 +78,14 @@ struct api_request {
     bool add_special, has_add_special;
     bool parse_special; // recognise special tokens in a prompt that is text (in messages: never)
     int64_t truncate;    // prompt tokens to keep; -1: the model's maximum; 0: all
-    bool truncate_left;
+    bool truncate_right;
     int32_t priority;
     const char *cache_salt, *user, *request_id;
     const char *unknown; // the first member that no endpoint knows, and how many there are
     int n_unknown;
     double timeout_s; // 0: none
     const char *detokenized; // detokenize
+    size_t detokenized_bytes;
 
     struct output_options output;
 
@@ -77,29 +94,14 @@ struct api_request {
     size_t messages_bytes, tools_bytes, kwargs_bytes;
     const struct json *tools_json; // for the parsers
     struct json *own_tools;        // tools_json, where it was made here
+    bool old_calls;                // asked for with "functions": one call, as "function_call"
     const char *request_template;  // trusted
     bool add_generation_prompt, continue_final_message;
+    const char *effort;       // NULL: not said
+    bool thinks, has_thinks;  // enable_thinking
+    const char *instructions; // responses
     const char *repeated; // responses: the members that the answer repeats, as JSON text
 };
-
-/* Members that all generating endpoints share. */
-bool request_read_common(struct api_request *r);
-bool request_read_chat(struct api_request *r);
-bool request_read_completion(struct api_request *r);
-bool request_read_embeddings(struct api_request *r);
-bool request_read_responses(struct api_request *r);
-bool request_read_tokenize(struct api_request *r);
-bool request_read_detokenize(struct api_request *r);
-bool request_read_generate(struct api_request *r);
-
-/* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
-bool request_read_prompts(struct api_request *r, const char *key, size_t max_prompts);
-
-/* The template's variables: defaults, reasoning effort, the request's own. */
-bool request_read_kwargs(struct api_request *r, const char *effort);
-
-/* Refuses members of this list ("a|b|c") when they are there and not false, null or empty. */
-bool request_refuse(struct api_request *r, const char *const *keys);
 
 /* Tools, and what each has in common wherever it lies: name and parameters of the object at
  * `where`, such as "tools[0].function". */

@@ -1,6 +1,6 @@
 /* The body of /v1/chat/completions. Messages go to the template as the client wrote them; here
  * they are only checked. */
-#include "server/call/request.h"
+#include "server/call/readers.h"
 
 #include "engine/base/json_scan.h"
 #include "engine/base/words.h"
@@ -127,9 +127,41 @@ static bool check_calls(struct api_request *r, const struct json *m, size_t inde
     return true;
 }
 
-static bool check_messages(struct api_request *r)
+/* One word: it may become part of the template's own. */
+static bool is_role(const char *role)
 {
-    static const char roles[] = "developer|system|user|assistant|tool|function";
+    size_t n = strspn(role, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-");
+    return n > 0 && role[n] == '\0';
+}
+
+static bool bad_role(struct api_request *r, size_t index, const char *role)
+{
+    char where[64];
+    return api_error_set(&r->error, 400, "invalid_value", at(where, sizeof where, index, "role"),
+                         "Invalid value: '%.40s'. Supported values are: 'developer', 'system', "
+                         "'user', 'assistant', 'tool' and 'function', and what the model's chat "
+                         "template has a place for.", role);
+}
+
+/* A template may pass over messages of a role that it does not know, and the answer would be one
+ * to another conversation. One that takes any role writes it into the text. */
+bool chat_check_roles(struct api_request *r, const char *text, size_t n_bytes)
+{
+    bool chat = r->form == FORM_CHAT || r->form == FORM_TOKENIZE_CHAT;
+    const struct body_member *m = chat ? body_get(&r->body, "messages") : NULL;
+    size_t i = 0;
+    for (const struct json *p = m ? json_first(m->node) : NULL; p; p = json_next(p), i++) {
+        const char *role = json_get_string(p, "role");
+        if (words_find("developer|system|user|assistant|tool|function", role) < 0 &&
+            !memmem(text, n_bytes, role, strlen(role))) {
+            return bad_role(r, i, role);
+        }
+    }
+    return true;
+}
+
+bool read_messages(struct api_request *r)
+{
     const struct json *messages = NULL;
     if (!body_array(&r->body, "messages", &messages)) {
         return r->error.status == 0 ? api_missing(&r->error, "messages") : false;
@@ -155,11 +187,8 @@ static bool check_messages(struct api_request *r)
                                          json_get(m, "role"))
                        : api_missing(&r->error, at(where, sizeof where, i, "role"));
         }
-        if (words_find(roles, role) < 0) {
-            return api_error_set(&r->error, 400, "invalid_value",
-                                 at(where, sizeof where, i, "role"),
-                                 "Invalid value: '%.40s'. Supported values are: 'developer', "
-                                 "'system', 'user', 'assistant', 'tool' and 'function'.", role);
+        if (!is_role(role)) {
+            return bad_role(r, i, role);
         }
         if (strcmp(role, "tool") == 0 && !json_get_string(m, "tool_call_id")) {
             return api_missing(&r->error, at(where, sizeof where, i, "tool_call_id"));
@@ -251,10 +280,11 @@ static bool read_functions(struct api_request *r)
     }
     json_parse(r->tools, r->tools_bytes, NULL, &r->own_tools, NULL);
     r->tools_json = r->own_tools;
+    r->old_calls = true;
     return check_tools(r, r->tools_json);
 }
 
-static bool read_tools(struct api_request *r)
+bool read_tools(struct api_request *r)
 {
     const struct json *tools = NULL;
     if (body_array(&r->body, "tools", &tools)) {
@@ -279,11 +309,10 @@ static bool has_tool(const struct json *tools, const char *name)
     return name && tool_function(tools, name) != NULL;
 }
 
-static bool read_tool_choice(struct api_request *r)
+bool read_tool_choice(struct api_request *r)
 {
     const char *key = body_has(&r->body, "tool_choice") ? "tool_choice" : "function_call";
     const struct body_member *m = body_get(&r->body, key);
-    body_bool(&r->body, "parallel_tool_calls", &r->parallel_tool_calls);
     bool wanted = r->tools_json != NULL;
     if (m) {
         const char *word = json_string(m->node);
@@ -350,7 +379,53 @@ static bool is_text(const struct json *node)
     return json_is(node, JSON_STRING);
 }
 
-bool request_read_kwargs(struct api_request *r, const char *effort)
+/* The object of the Responses API and of some chat clients. */
+bool read_reasoning(struct api_request *r)
+{
+    static const char *const others[] = {"max_tokens", "enabled", "exclude"};
+    const struct json *reasoning = NULL;
+    if (!body_object(&r->body, "reasoning", &reasoning)) {
+        return true;
+    }
+    for (int i = 0; i < 3; i++) { // of other servers
+        if (json_type(json_get(reasoning, others[i])) != JSON_NULL) {
+            char where[40];
+            snprintf(where, sizeof where, "reasoning.%s", others[i]);
+            return api_unsupported(&r->error, where);
+        }
+    }
+    const char *effort = json_get_string(reasoning, "effort");
+    if (effort && words_find("none|minimal|low|medium|high|xhigh", effort) < 0) {
+        return api_error_set(&r->error, 400, "invalid_value", "reasoning.effort",
+                             "Invalid value: '%.40s'. Supported values are: 'none', 'minimal', "
+                             "'low', 'medium', 'high' and 'xhigh'.", effort);
+    }
+    r->effort = effort ? effort : r->effort;
+    return true;
+}
+
+bool read_thinking(struct api_request *r)
+{
+    const struct json *thinking = NULL;
+    if (!body_object(&r->body, "thinking", &thinking) || json_count(thinking) == 0) {
+        return true;
+    }
+    if (json_type(json_get(thinking, "budget_tokens")) != JSON_NULL) {
+        return api_unsupported(&r->error, "thinking.budget_tokens");
+    }
+    const char *type = json_get_string(thinking, "type");
+    int which = type ? words_find("disabled|enabled", type) : -1;
+    if (which < 0) {
+        return api_error_set(&r->error, 400, "invalid_value", "thinking.type",
+                             "Invalid 'thinking.type': supported values are 'enabled' and "
+                             "'disabled'.");
+    }
+    r->thinks = which == 1;
+    r->has_thinks = true;
+    return true;
+}
+
+bool read_template_variables(struct api_request *r)
 {
     const struct json *own = NULL;
     const char *defaults = r->model->config->default_chat_template_kwargs;
@@ -360,10 +435,14 @@ bool request_read_kwargs(struct api_request *r, const char *effort)
     if (defaults) {
         put_members(&out, defaults, strlen(defaults));
     }
-    if (effort) {
+    if (r->effort) {
         buf_puts(&out, out.n_bytes > 1 ? "," : "");
-        buf_printf(&out, "\"reasoning_effort\":\"%s\",\"enable_thinking\":%s", effort,
-                   strcmp(effort, "none") == 0 ? "false" : "true");
+        buf_printf(&out, "\"reasoning_effort\":\"%s\",\"enable_thinking\":%s", r->effort,
+                   strcmp(r->effort, "none") == 0 ? "false" : "true");
+    }
+    if (r->has_thinks) { // the last of equal keys counts
+        buf_puts(&out, out.n_bytes > 1 ? "," : "");
+        buf_puts(&out, r->thinks ? "\"enable_thinking\":true" : "\"enable_thinking\":false");
     }
     const struct body_member *documents = body_get(&r->body, "documents");
     if (documents) {
@@ -389,13 +468,8 @@ bool request_read_kwargs(struct api_request *r, const char *effort)
     return good ? r->error.status == 0 : request_too_large(r);
 }
 
-static bool read_template(struct api_request *r)
+bool read_chat_template(struct api_request *r)
 {
-    static const char efforts[] = "none|minimal|low|medium|high|xhigh|max";
-    static const char *const effort_names[] = {"none", "minimal", "low", "medium",
-                                               "high", "xhigh",   "max"};
-    int effort = -1;
-    body_choice(&r->body, "reasoning_effort", efforts, &effort);
     const struct body_member *own = body_get(&r->body, "chat_template");
     if (own && !r->model->config->trust_request_chat_template) {
         return api_unsupported(&r->error, "chat_template");
@@ -404,9 +478,11 @@ static bool read_template(struct api_request *r)
         return body_wrong_type(&r->error, "chat_template", "a string", own->node);
     }
     r->request_template = own ? json_string(own->node) : NULL;
-    r->add_generation_prompt = true;
-    body_bool(&r->body, "add_generation_prompt", &r->add_generation_prompt);
-    body_bool(&r->body, "continue_final_message", &r->continue_final_message);
+    return true;
+}
+
+bool check_continue(struct api_request *r)
+{
     if (r->continue_final_message && r->add_generation_prompt) {
         if (body_has(&r->body, "add_generation_prompt")) {
             return api_error_set(&r->error, 400, "invalid_value", "continue_final_message",
@@ -415,13 +491,11 @@ static bool read_template(struct api_request *r)
         }
         r->add_generation_prompt = false;
     }
-    body_bool(&r->body, "include_reasoning", &r->include_reasoning);
-    return r->error.status == 0 &&
-           request_read_kwargs(r, effort >= 0 ? effort_names[effort] : NULL);
+    return true;
 }
 
 /* "modalities" may name text alone. */
-static bool read_modalities(struct api_request *r)
+bool read_modalities(struct api_request *r)
 {
     const struct json *list = NULL;
     body_array(&r->body, "modalities", &list);
@@ -432,40 +506,32 @@ static bool read_modalities(struct api_request *r)
                                  "supported by this server.");
         }
     }
-    static const char *const refused[] = {"audio", "web_search_options"};
-    for (int i = 0; i < 2; i++) { // an empty object asks for them too
-        if (body_has(&r->body, refused[i])) {
-            return api_unsupported(&r->error, refused[i]);
-        }
-    }
     return r->error.status == 0;
 }
 
-bool request_read_chat(struct api_request *r)
+bool check_top_logprobs(struct api_request *r)
 {
-    int64_t v;
-    if (!request_read_common(r) || !check_messages(r) || !read_tools(r) || !read_tool_choice(r) ||
-        !read_template(r) || !read_modalities(r)) {
-        return false;
-    }
-    body_bool(&r->body, "logprobs", &r->logprobs);
-    if (body_int(&r->body, "top_logprobs", 0, r->model->config->max_logprobs, &v)) {
-        r->n_top = (int32_t)v;
-        if (!r->logprobs && v > 0) {
-            return api_error_set(&r->error, 400, "invalid_value", "top_logprobs",
-                                 "The 'top_logprobs' parameter is only allowed when 'logprobs' is "
-                                 "enabled.");
-        }
-    }
-    r->params.logprobs = r->logprobs;
-    r->params.top_logprobs = r->n_top;
+    return r->logprobs || r->n_top == 0
+               ? true
+               : api_error_set(&r->error, 400, "invalid_value", "top_logprobs",
+                               "The 'top_logprobs' parameter is only allowed when 'logprobs' is "
+                               "enabled.");
+}
+
+void chat_begin(struct api_request *r)
+{
     r->has_max_tokens = r->model->has_default_max_tokens;
     r->max_tokens = r->model->defaults.max_tokens;
-    r->max_is_asked = body_int(&r->body, "max_tokens", 1, INT32_MAX, &r->max_tokens);
-    r->max_is_asked |= body_int(&r->body, "max_completion_tokens", 1, INT32_MAX, &r->max_tokens);
+    r->add_generation_prompt = true;
+    r->add_special = false; // the template writes what the model wants
+}
+
+bool chat_end(struct api_request *r)
+{
+    r->params.logprobs = r->logprobs;
+    r->params.top_logprobs = r->n_top;
     r->has_max_tokens |= r->max_is_asked;
     r->output.reasoning = r->model->reasoning;
-    r->add_special = false; // the template writes what the model wants
-    body_bool(&r->body, "add_special_tokens", &r->add_special);
-    return r->error.status == 0;
+    r->parallel_tool_calls &= !r->old_calls;
+    return true;
 }

@@ -1,7 +1,23 @@
 /* Bodies of /v1/completions, /v1/embeddings, /tokenize and /detokenize. */
-#include "server/call/request.h"
+#include "server/call/readers.h"
+
+#include "engine/base/json_scan.h"
 
 #include <string.h>
+
+/* The next string of a text that has another. */
+static bool next_text(struct api_request *r, struct json_scan *sc, struct api_prompt *p)
+{
+    struct buf text;
+    while (json_scan_next(sc) != JSON_TOKEN_STRING) {
+    }
+    buf_init(&text, sc->text_bytes + 1);
+    json_scan_unescape(sc, &text);
+    *p = (struct api_prompt){.text_bytes = text.n_bytes};
+    p->text = text.failed ? NULL : arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
+    buf_deinit(&text);
+    return p->text ? true : request_too_large(r);
+}
 
 bool request_read_prompts(struct api_request *r, const char *key, size_t max_prompts)
 {
@@ -40,6 +56,8 @@ bool request_read_prompts(struct api_request *r, const char *key, size_t max_pro
     if (!r->prompts) {
         return request_too_large(r);
     }
+    struct json_scan sc; // goes along with the tree, whose strings have no U+0000
+    json_scan_init(&sc, m->start, m->n_bytes, 8);
     for (const struct json *s = list ? json_first(m->node) : m->node; s;
          s = list ? json_next(s) : NULL) {
         if (json_is(s, JSON_ARRAY) && json_count(s) == 0) {
@@ -48,7 +66,9 @@ bool request_read_prompts(struct api_request *r, const char *key, size_t max_pro
         if (!json_is(s, JSON_STRING)) {
             return body_wrong_type(&r->error, key, "a string", s);
         }
-        r->prompts[r->n_prompts++] = (struct api_prompt){.text = json_string(s)};
+        if (!next_text(r, &sc, &r->prompts[r->n_prompts++])) {
+            return false;
+        }
     }
     return true;
 }
@@ -56,7 +76,7 @@ bool request_read_prompts(struct api_request *r, const char *key, size_t max_pro
 static bool refuse_empty(struct api_request *r, const char *key)
 {
     for (size_t i = 0; i < r->n_prompts; i++) {
-        bool empty = r->prompts[i].text ? r->prompts[i].text[0] == '\0' : r->prompts[i].n == 0;
+        bool empty = r->prompts[i].text ? r->prompts[i].text_bytes == 0 : r->prompts[i].n == 0;
         if (empty) {
             return api_error_set(&r->error, 400, "invalid_value", key,
                                  "Invalid '%s': it must not be empty.", key);
@@ -65,27 +85,24 @@ static bool refuse_empty(struct api_request *r, const char *key)
     return true;
 }
 
-bool request_read_completion(struct api_request *r)
+/* ---- completions ------------------------------------------------------------------------------ */
+
+bool read_completion_logprobs(struct api_request *r)
 {
-    const char *suffix = "";
     int64_t v;
-    if (!request_read_common(r)) {
-        return false;
+    const struct body_member *m = body_get(&r->body, "logprobs");
+    if (m && json_is(m->node, JSON_BOOL) && !json_bool(m->node, true)) {
+        return true; // false: as if absent
     }
-    if (body_string(&r->body, "suffix", &suffix) && *suffix) {
-        return api_unsupported(&r->error, "suffix");
-    }
-    body_bool(&r->body, "echo", &r->echo);
-    const struct body_member *logprobs = body_get(&r->body, "logprobs");
-    if (logprobs && json_is(logprobs->node, JSON_BOOL) && !json_bool(logprobs->node, true)) {
-        logprobs = NULL; // false: as if absent
-    }
-    if (logprobs && body_int(&r->body, "logprobs", 0, r->model->config->max_logprobs, &v)) {
+    if (body_int(&r->body, "logprobs", 0, r->model->config->max_logprobs, &v)) {
         r->logprobs = true;
         r->n_top = (int32_t)v;
     }
-    r->max_tokens = r->model->has_default_max_tokens ? r->model->defaults.max_tokens : 16;
-    r->has_max_tokens = true;
+    return true;
+}
+
+bool read_completion_max(struct api_request *r)
+{
     const struct body_member *max = NULL;
     for (size_t i = 0; i < r->body.n_members; i++) {
         max = strcmp(r->body.members[i].key, "max_tokens") == 0 ? &r->body.members[i] : max;
@@ -93,91 +110,131 @@ bool request_read_completion(struct api_request *r)
     if (max && max->node && json_type(max->node) == JSON_NULL) {
         r->has_max_tokens = false; // null: as much as fits
     }
-    r->max_is_asked =
+    r->max_is_asked |=
         body_int(&r->body, "max_tokens", r->echo ? 0 : 1, INT32_MAX, &r->max_tokens);
+    r->has_max_tokens |= r->max_is_asked;
+    return true;
+}
+
+bool read_prompt(struct api_request *r)
+{
+    return request_read_prompts(r, "prompt", (size_t)r->model->config->max_prompts);
+}
+
+void completion_begin(struct api_request *r)
+{
+    r->max_tokens = r->model->has_default_max_tokens ? r->model->defaults.max_tokens : 16;
+    r->has_max_tokens = true;
+    r->add_special = true;
+}
+
+bool completion_end(struct api_request *r)
+{
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;
     if (r->echo && r->logprobs) {
         r->params.prompt_logprobs = true;
         r->params.prompt_top_logprobs = r->n_top;
     }
-    r->add_special = r->has_add_special ? r->add_special : true;
-    return r->error.status == 0 &&
-           request_read_prompts(r, "prompt", (size_t)r->model->config->max_prompts) &&
-           refuse_empty(r, "prompt");
+    return refuse_empty(r, "prompt");
 }
 
-bool request_read_embeddings(struct api_request *r)
+/* ---- embeddings ------------------------------------------------------------------------------- */
+
+bool check_dimensions(struct api_request *r)
 {
-    int format = 0;
-    if (!request_read_common(r)) {
-        return false;
+    return r->dimensions == r->model->info->hidden
+               ? true
+               : api_error_set(&r->error, 400, "unsupported_value", "dimensions",
+                               "This model does not support other 'dimensions' than %d.",
+                               r->model->info->hidden);
+}
+
+bool read_embd_normalize(struct api_request *r)
+{
+    int64_t v;
+    if (!body_int(&r->body, "embd_normalize", -1, INT32_MAX, &v)) {
+        return true;
     }
-    if (body_choice(&r->body, "encoding_format", "float|base64", &format)) {
-        r->base64 = format == 1;
-    }
-    if (body_int(&r->body, "dimensions", 1, INT32_MAX, &r->dimensions) &&
-        r->dimensions != r->model->info->hidden) {
-        return api_error_set(&r->error, 400, "unsupported_value", "dimensions",
-                             "This model does not support other 'dimensions' than %d.",
-                             r->model->info->hidden);
-    }
+    r->normalize = v == 2;
+    return v == 2 || v == -1
+               ? true
+               : api_error_set(&r->error, 400, "unsupported_value", "embd_normalize",
+                               "Unsupported value: 'embd_normalize' may be 2 (length 1) or -1 (as "
+                               "they are).");
+}
+
+bool read_input(struct api_request *r)
+{
+    return request_read_prompts(r, "input", MAX_INPUTS);
+}
+
+void embeddings_begin(struct api_request *r)
+{
     r->normalize = r->model->normalize;
-    body_bool(&r->body, "normalize", &r->normalize);
-    body_bool(&r->body, "use_activation", &r->normalize); // vLLM's word for the same
-    r->add_special = r->has_add_special ? r->add_special : true;
+    r->add_special = true;
+}
+
+bool embeddings_end(struct api_request *r)
+{
     r->stream = r->params.prompt_logprobs = false; // nothing is drawn
     r->params.min_tokens = 0;
     r->n = 1;
-    return r->error.status == 0 && request_read_prompts(r, "input", 2048) &&
-           refuse_empty(r, "input");
+    return refuse_empty(r, "input");
 }
 
-bool request_read_tokenize(struct api_request *r)
+/* ---- the tokenizer ---------------------------------------------------------------------------- */
+
+static bool no_tokenizer(struct api_request *r)
 {
-    if (!body_has(&r->body, "messages") && body_has(&r->body, "content")) {
-        for (size_t i = 0; i < r->body.n_members; i++) { // llama.cpp's name
-            if (strcmp(r->body.members[i].key, "content") == 0) {
-                r->body.members[i].key = "prompt";
-            }
-        }
-    }
-    bool chat = body_has(&r->body, "messages");
-    if (chat) {
-        if (!request_read_chat(r)) {
-            return false;
-        }
-    } else if (!request_read_common(r) || !request_read_prompts(r, "prompt", 1)) {
-        return false;
-    }
-    if (!r->has_add_special) {
-        r->has_add_special = body_bool(&r->body, "add_special", &r->add_special);
-    }
-    r->add_special = r->has_add_special ? r->add_special : !chat;
-    body_bool(&r->body, "with_pieces", &r->token_strs);
-    body_bool(&r->body, "return_token_strs", &r->token_strs);
-    r->stream = false;
-    if (r->error.status == 0 && !r->model->tok) {
-        return api_error_set(&r->error, 400, "unsupported_model", NULL,
-                             "This model has no tokenizer.");
-    }
-    return r->error.status == 0;
+    return api_error_set(&r->error, 400, "unsupported_model", NULL, "This model has no tokenizer.");
 }
 
-bool request_read_detokenize(struct api_request *r)
+bool read_one_prompt(struct api_request *r)
+{
+    return request_read_prompts(r, "prompt", 1);
+}
+
+bool read_add_special(struct api_request *r)
+{
+    if (!r->has_add_special) {
+        body_bool(&r->body, "add_special", &r->add_special);
+    }
+    return true;
+}
+
+void tokenize_begin(struct api_request *r)
+{
+    if (body_has(&r->body, "messages")) {
+        r->form = FORM_TOKENIZE_CHAT;
+        chat_begin(r);
+        return;
+    }
+    r->add_special = true;
+    for (size_t i = 0; i < r->body.n_members && body_has(&r->body, "content"); i++) {
+        if (strcmp(r->body.members[i].key, "content") == 0) { // llama.cpp's name
+            r->body.members[i].key = "prompt";
+        }
+    }
+}
+
+bool tokenize_end(struct api_request *r)
+{
+    bool chat = r->form == FORM_TOKENIZE_CHAT;
+    r->stream = false;
+    return (!chat || chat_end(r)) && (r->model->tok || no_tokenizer(r));
+}
+
+bool read_tokens(struct api_request *r)
 {
     struct id_list *lists;
     size_t n;
-    if (!request_read_common(r)) {
-        return false;
-    }
     const struct body_member *m = body_get(&r->body, "tokens");
     if (!m) {
         return api_missing(&r->error, "tokens");
     }
     if (!r->model->tok) {
-        return api_error_set(&r->error, 400, "unsupported_model", NULL,
-                             "This model has no tokenizer.");
+        return no_tokenizer(r);
     }
     struct id_list none = {NULL, 0};
     if (m->node && (!json_is(m->node, JSON_ARRAY) || json_count(m->node) > 0)) {
@@ -203,7 +260,13 @@ bool request_read_detokenize(struct api_request *r)
     buf_init(&text, 256 << 20);
     tokenizer_decode(r->model->tok, lists->ids, lists->n, false, &text);
     r->detokenized = arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
+    r->detokenized_bytes = text.n_bytes;
     buf_deinit(&text);
-    r->stream = false;
     return r->detokenized ? true : request_too_large(r);
+}
+
+bool detokenize_end(struct api_request *r)
+{
+    r->stream = false;
+    return true;
 }

@@ -1,20 +1,10 @@
 /* A line of `sluice generate --json`: a completion of one prompt, which may be scored or pooled instead.
- * It is read as a server's request is, but for the members below: prompts as ids under a name of their
- * own, `true` for scores without alternatives, bad words as ids, any temperature, and a default of
- * tokens that no folder changes. */
-#include "server/call/request.h"
+ * It is read as a server's request is, but for a few members: prompts as ids under a name of their own,
+ * `true` for scores without alternatives, bad words as ids, and a default of tokens that no folder
+ * changes. */
+#include "server/call/readers.h"
 
-#include <float.h>
 #include <string.h>
-
-struct own_members {
-    double temperature;
-    bool has_temperature, logprobs, prompt_logprobs, pools;
-    int32_t n_top, n_prompt_top;
-    int pooling; // 0: mean
-    int32_t n_bad_words;
-    int32_t *bad_lengths, *bad_tokens;
-};
 
 /* true, false, or how many others beside the token itself. */
 static void read_count(struct api_request *r, const char *key, bool *on, int32_t *n)
@@ -29,8 +19,21 @@ static void read_count(struct api_request *r, const char *key, bool *on, int32_t
     *n = (int32_t)v;
 }
 
-static bool read_bad_word(struct api_request *r, const struct json *word, struct own_members *own,
-                          size_t *n_tokens)
+bool read_line_logprobs(struct api_request *r)
+{
+    read_count(r, "logprobs", &r->logprobs, &r->n_top);
+    return true;
+}
+
+bool read_line_prompt_logprobs(struct api_request *r)
+{
+    read_count(r, "prompt_logprobs", &r->params.prompt_logprobs, &r->params.prompt_top_logprobs);
+    return true;
+}
+
+/* Appends a word's ids to those of the words before it. */
+static bool put_bad_word(struct api_request *r, const struct json *word, int32_t *lengths,
+                         int32_t *tokens, size_t *n_tokens)
 {
     if (!json_is(word, JSON_ARRAY)) {
         return body_wrong_type(&r->error, "bad_words", "strings alone or arrays of ids alone", word);
@@ -42,62 +45,42 @@ static bool read_bad_word(struct api_request *r, const struct json *word, struct
                                  "Invalid 'bad_words': expected at most %d token ids, of all words "
                                  "together.", MAX_BAD_TOKENS);
         }
-        own->bad_tokens[(*n_tokens)++] = (int32_t)id;
-        own->bad_lengths[own->n_bad_words]++;
+        tokens[(*n_tokens)++] = (int32_t)id;
+        lengths[r->params.n_bad_words]++;
     }
-    own->n_bad_words++;
+    r->params.n_bad_words++;
     return true;
 }
 
-/* Words that are arrays of ids; strings are for the common reader. */
-static bool read_bad_words(struct api_request *r, struct own_members *own)
+/* Words as a server's request has them, or arrays of ids. */
+bool read_line_bad_words(struct api_request *r)
 {
     const struct json *words = NULL;
     size_t n_tokens = 0;
-    if (!body_array(&r->body, "bad_words", &words)) {
-        return r->error.status == 0;
+    if (!body_array(&r->body, "bad_words", &words) || !json_is(json_first(words), JSON_ARRAY)) {
+        return r->error.status == 0 && read_bad_words(r);
     }
     size_t n = json_count(words);
-    if (!json_is(json_first(words), JSON_ARRAY)) {
-        return true;
-    }
     if (n > MAX_BAD_WORDS) {
         return api_error_set(&r->error, 400, "array_above_max_length", "bad_words",
                              "Invalid 'bad_words': expected at most %d words.", MAX_BAD_WORDS);
     }
-    own->bad_lengths = arena_alloc(&r->arena, n, sizeof own->bad_lengths[0]);
-    own->bad_tokens = arena_alloc(&r->arena, MAX_BAD_TOKENS, sizeof own->bad_tokens[0]);
-    if (!own->bad_lengths || !own->bad_tokens) {
+    int32_t *lengths = arena_alloc(&r->arena, n, sizeof lengths[0]);
+    int32_t *tokens = arena_alloc(&r->arena, MAX_BAD_TOKENS, sizeof tokens[0]);
+    if (!lengths || !tokens) {
         return request_too_large(r);
     }
+    r->params.bad_word_lengths = lengths;
+    r->params.bad_word_tokens = tokens;
     for (const struct json *word = json_first(words); word; word = json_next(word)) {
-        if (!read_bad_word(r, word, own, &n_tokens)) {
+        if (!put_bad_word(r, word, lengths, tokens, &n_tokens)) {
             return false;
         }
     }
     return true;
 }
 
-/* What is read here is hidden from the common reader, whose bounds are others. The model's name is not
- * looked at: there is one. */
-static void hide(struct api_body *b, const struct own_members *own)
-{
-    static const char *const keys[] = {"prompt_token_ids", "pool", "temperature", "prompt_logprobs",
-                                       "model"};
-    size_t n = 0;
-    for (size_t i = 0; i < b->n_members; i++) {
-        bool hidden = own->bad_tokens && strcmp(b->members[i].key, "bad_words") == 0;
-        for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
-            hidden = hidden || strcmp(b->members[i].key, keys[k]) == 0;
-        }
-        if (!hidden) {
-            b->members[n++] = b->members[i];
-        }
-    }
-    b->n_members = n;
-}
-
-static bool read_prompt(struct api_request *r)
+bool read_line_prompt(struct api_request *r)
 {
     const struct body_member *ids = body_get(&r->body, "prompt_token_ids");
     if (ids && ids->node && !(json_is(ids->node, JSON_ARRAY) && json_count(ids->node) == 0)) {
@@ -110,48 +93,36 @@ static bool read_prompt(struct api_request *r)
     return request_read_prompts(r, ids ? "prompt_token_ids" : "prompt", 1);
 }
 
-static void apply(struct api_request *r, const struct own_members *own)
+bool read_pool(struct api_request *r)
 {
-    struct sampling_params *p = &r->params;
-    p->temperature = own->has_temperature ? (float)own->temperature : p->temperature;
-    p->seed = body_has(&r->body, "seed") ? p->seed : r->model->defaults.seed; // the same in each run
-    p->logprobs = r->logprobs = own->logprobs;
-    p->top_logprobs = r->n_top = own->n_top;
-    p->prompt_logprobs = own->prompt_logprobs;
-    p->prompt_top_logprobs = own->n_prompt_top;
-    if (own->bad_tokens) {
-        p->n_bad_words = own->n_bad_words;
-        p->bad_word_lengths = own->bad_lengths;
-        p->bad_word_tokens = own->bad_tokens;
-    }
-    if (own->pools) {
+    int index;
+    if (body_choice(&r->body, "pool", "mean|last", &index)) {
         r->pools = true;
         r->generates = false;
-        r->pooling = own->pooling == 0 ? POOL_MEAN : POOL_LAST;
-        r->n = 1;
-        p->min_tokens = 0;
+        r->pooling = index == 0 ? POOL_MEAN : POOL_LAST;
     }
+    return true;
 }
 
-bool request_read_generate(struct api_request *r)
+void generate_begin(struct api_request *r)
 {
-    struct own_members own = {0};
-    own.has_temperature = body_real(&r->body, "temperature", 0, FLT_MAX, &own.temperature);
-    read_count(r, "logprobs", &own.logprobs, &own.n_top);
-    read_count(r, "prompt_logprobs", &own.prompt_logprobs, &own.n_prompt_top);
-    own.pools = body_choice(&r->body, "pool", "mean|last", &own.pooling);
+    r->params.seed = r->model->defaults.seed; // the same in each run
+    r->output.include_stop = true;            // the text of all token_ids
     r->max_tokens = r->model->info->defaults.max_tokens;
-    body_int(&r->body, "max_tokens", 0, INT32_MAX, &r->max_tokens);
-    if (r->error.status != 0 || !read_bad_words(r, &own) || !read_prompt(r)) {
-        return false;
+    r->has_max_tokens = true;
+    r->add_special = true;
+    r->model_name = api_model_name(r->model, NULL); // whatever the line says: there is one
+}
+
+bool generate_end(struct api_request *r)
+{
+    r->params.logprobs = r->logprobs;
+    r->params.top_logprobs = r->n_top;
+    r->has_max_tokens |= r->max_is_asked;
+    r->max_is_asked = false; // as far as it goes: cut to what fits
+    if (r->pools) {
+        r->n = 1;
+        r->params.min_tokens = 0;
     }
-    hide(&r->body, &own);
-    r->output.include_stop = true; // the text of all token_ids
-    if (!request_read_common(r)) {
-        return false;
-    }
-    apply(r, &own);
-    r->add_special = r->has_add_special ? r->add_special : true;
-    r->has_max_tokens = true; // and not asked for: cut to what fits
     return true;
 }

@@ -1,5 +1,5 @@
 /* The body of /v1/responses: its items become the messages of a chat, its flat tools nested ones. */
-#include "server/call/request.h"
+#include "server/call/readers.h"
 
 #include "engine/base/words.h"
 
@@ -195,10 +195,10 @@ static bool put_input(struct messages *m)
     if (!input) {
         return api_missing(&m->r->error, "input");
     }
-    if (json_is(input->node, JSON_STRING)) {
+    if (json_is(input->node, JSON_STRING)) { // as it is written
         open_message(m, "user");
         buf_puts(&m->out, ",\"content\":");
-        put_text(&m->out, json_string(input->node));
+        buf_put(&m->out, input->start, input->n_bytes);
         buf_putc(&m->out, '}');
         return true;
     }
@@ -208,6 +208,11 @@ static bool put_input(struct messages *m)
     }
     if (!json_first(input->node)) {
         return api_empty(&m->r->error, "input");
+    }
+    if (input->has_nul) { // items are made from the tree
+        return api_error_set(&m->r->error, 400, "invalid_value", "input",
+                             "Invalid 'input': a string contains the character U+0000, which is "
+                             "not supported in items; it is in an input that is a string.");
     }
     for (const struct json *item = json_first(input->node); item; item = json_next(item)) {
         if (!put_item(m, item)) {
@@ -219,21 +224,20 @@ static bool put_input(struct messages *m)
     return true;
 }
 
-static bool read_messages(struct api_request *r)
+bool read_items(struct api_request *r)
 {
     struct messages m = {.r = r};
-    const char *instructions = NULL;
     buf_init(&m.out, MAX_BYTES);
     buf_init(&m.calls, MAX_BYTES);
     buf_init(&m.reasoning, MAX_BYTES);
     buf_putc(&m.out, '[');
-    if (body_string(&r->body, "instructions", &instructions)) {
+    if (r->instructions) {
         open_message(&m, "system");
         buf_puts(&m.out, ",\"content\":");
-        put_text(&m.out, instructions);
+        put_text(&m.out, r->instructions);
         buf_putc(&m.out, '}');
     }
-    bool good = r->error.status == 0 && put_input(&m);
+    bool good = put_input(&m);
     buf_putc(&m.out, ']');
     if (good) {
         r->messages = m.out.failed ? NULL : arena_strndup(&r->arena, m.out.data, m.out.n_bytes);
@@ -310,7 +314,7 @@ static void put_tool(struct buf *out, const struct json *tool, size_t index)
     buf_puts(out, "}}");
 }
 
-static bool read_tools(struct api_request *r)
+bool read_flat_tools(struct api_request *r)
 {
     const struct json *tools = NULL;
     if (!body_array(&r->body, "tools", &tools) || !json_first(tools)) {
@@ -340,11 +344,10 @@ static bool read_tools(struct api_request *r)
     return good;
 }
 
-static bool read_choice(struct api_request *r)
+bool read_flat_choice(struct api_request *r)
 {
     const struct body_member *m = body_get(&r->body, "tool_choice");
     const char *word = m ? json_string(m->node) : "auto";
-    body_bool(&r->body, "parallel_tool_calls", &r->parallel_tool_calls);
     bool none = word && strcmp(word, "none") == 0;
     if (m && !word && !json_is(m->node, JSON_OBJECT)) {
         return body_wrong_type(&r->error, "tool_choice", "a string or an object", m->node);
@@ -364,22 +367,17 @@ static bool read_choice(struct api_request *r)
     return r->error.status == 0;
 }
 
-static bool read_stored(struct api_request *r)
+bool read_previous(struct api_request *r)
 {
     const char *id = NULL;
-    bool background = false;
     if (body_string(&r->body, "previous_response_id", &id)) {
         return api_error_set(&r->error, 404, "not_found", "previous_response_id",
                              "No such Response object: %.60s (responses are not stored).", id);
     }
-    if (body_bool(&r->body, "background", &background) && background) {
-        return api_unsupported(&r->error, "background");
-    }
-    static const char *const refused[] = {"conversation", "prompt", "context_management", NULL};
-    return request_refuse(r, refused);
+    return true;
 }
 
-static bool read_text_format(struct api_request *r)
+bool read_text_format(struct api_request *r)
 {
     const struct json *text = NULL;
     body_object(&r->body, "text", &text);
@@ -398,26 +396,7 @@ static bool read_text_format(struct api_request *r)
     return r->error.status == 0;
 }
 
-static bool read_effort(struct api_request *r)
-{
-    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
-    const struct json *reasoning = NULL;
-    body_object(&r->body, "reasoning", &reasoning);
-    const char *effort = json_get_string(reasoning, "effort");
-    for (size_t i = 0; effort && i < sizeof efforts / sizeof efforts[0]; i++) {
-        if (strcmp(effort, efforts[i]) == 0) {
-            return request_read_kwargs(r, efforts[i]);
-        }
-    }
-    if (effort) {
-        return api_error_set(&r->error, 400, "invalid_value", "reasoning.effort",
-                             "Invalid value: '%.40s'. Supported values are: 'none', 'minimal', "
-                             "'low', 'medium', 'high' and 'xhigh'.", effort);
-    }
-    return r->error.status == 0 && request_read_kwargs(r, NULL);
-}
-
-static bool read_truncation(struct api_request *r)
+bool read_truncation(struct api_request *r)
 {
     int choice = 1;
     body_choice(&r->body, "truncation", "auto|disabled", &choice);
@@ -429,13 +408,14 @@ static bool read_truncation(struct api_request *r)
     return r->error.status == 0;
 }
 
-static void read_include(struct api_request *r)
+bool read_include(struct api_request *r)
 {
     const struct json *include = NULL;
     body_array(&r->body, "include", &include);
     for (const struct json *i = json_first(include); i; i = json_next(i)) {
         r->logprobs |= json_string(i) && strcmp(json_string(i), "message.output_text.logprobs") == 0;
     }
+    return true;
 }
 
 /* The answer repeats what was asked for; the body itself is gone by then. */
@@ -482,27 +462,23 @@ static bool make_echo(struct api_request *r)
     return r->repeated ? true : request_too_large(r);
 }
 
-bool request_read_responses(struct api_request *r)
+void responses_begin(struct api_request *r)
 {
-    int64_t v;
-    if (!request_read_common(r) || !read_stored(r) || !read_messages(r) || !read_tools(r) ||
-        !read_choice(r) || !read_text_format(r) || !read_effort(r) || !read_truncation(r)) {
-        return false;
-    }
-    r->n = 1;
-    r->output.in_items = true;
-    read_include(r);
-    if (body_int(&r->body, "top_logprobs", 0, r->model->config->max_logprobs, &v)) {
-        r->n_top = (int32_t)v;
-    }
-    body_int(&r->body, "max_tool_calls", 1, INT64_MAX, &v); // of tools that run here: none
-    r->params.logprobs = r->logprobs;
-    r->params.top_logprobs = r->logprobs ? r->n_top : 0;
     r->has_max_tokens = r->model->has_default_max_tokens;
     r->max_tokens = r->model->defaults.max_tokens;
-    r->max_is_asked = body_int(&r->body, "max_output_tokens", 1, INT32_MAX, &r->max_tokens);
-    r->has_max_tokens |= r->max_is_asked;
     r->add_generation_prompt = true;
+    r->output.in_items = true;
+}
+
+bool responses_end(struct api_request *r)
+{
+    if (r->n != 1) {
+        return api_error_set(&r->error, 400, "unsupported_value", "n",
+                             "Unsupported value: a response is one answer; 'n' may only be 1.");
+    }
+    r->params.logprobs = r->logprobs;
+    r->params.top_logprobs = r->logprobs ? r->n_top : 0;
+    r->has_max_tokens |= r->max_is_asked;
     r->output.reasoning = r->model->reasoning;
-    return r->error.status == 0 && make_echo(r);
+    return make_echo(r);
 }

@@ -215,6 +215,7 @@ static int run(struct serve *s)
     buf_init(&s->config_text, 1 << 20);
     config_print(&s->config, false, &s->config_text);
     api_init(&s->api, &s->config, s->config_text.data);
+    s->api.routes = api_routes;
     if (prepare(s, &err) != OK) {
         fprintf(stderr, "sluice: %s\n", err.text);
         api_deinit(&s->api);

@@ -80,6 +80,7 @@ int main(void)
         "\"i\",\"tools\":[{\"type\":\"function\",\"name\":\"f\"}],\"reasoning\":{\"effort\":"
         "\"low\"}}",
         "\005{\"prompt\":\"a b\",\"return_token_strs\":true}",
+        "\001{\"prompt\":[\"a\\u0000\",\"\\\\u0000\"],\"n_predict\":-1,\"mirostat\":0}",
         "\006{\"tokens\":[1,2,3]}",
         "\007{\"prompt_token_ids\":[5,6],\"bad_words\":[[1],[2,3]],\"logprobs\":true,\"temperature\":9}",
         "\007{\"prompt\":\"a\",\"pool\":\"mean\",\"prompt_logprobs\":2,\"model\":\"x\",\"seed\":1}",

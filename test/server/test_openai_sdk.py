@@ -164,7 +164,7 @@ def test_models(client):
 
 
 @pytest.mark.parametrize("error,code,param,kwargs", [
-    ("BadRequestError", "decimal_above_max_value", "temperature", {"temperature": 3}),
+    ("BadRequestError", "decimal_below_min_value", "temperature", {"temperature": -3}),
     ("BadRequestError", "context_length_exceeded", "messages", {"max_tokens": 5000}),
     ("NotFoundError", "model_not_found", "model", {"model": "gpt"}),
     ("BadRequestError", "unsupported_value", "response_format", {"response_format": {"type": "json_object"}}),

@@ -1,3 +1,4 @@
+#include "server/call/members.h"
 #include "server/call/prepare.h"
 #include "server/cli/config_load.h"
 
@@ -75,8 +76,11 @@ TEST(bodies_that_are_not_objects)
 
 TEST(a_nul_in_a_string_is_told_from_what_is_no_json)
 {
-    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\\u0000\"}]}",
-            "invalid_value", "");
+    REFUSES(API_CHAT, "{" HI ",\"user\":\"a\\u0000\"}", "invalid_value", "");
+    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
+            "invalid_value", "messages[0].role");
+    REFUSES(API_RESPONSES, "{\"input\":[{\"role\":\"user\",\"content\":\"a\\u0000\"}]}",
+            "invalid_value", "input");
     REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"\\u0000\":1}", "invalid_value", "");
     REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\\ud800\"}", "json_parse_error", "");
     ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\\\\u0000\"}");
@@ -84,14 +88,58 @@ TEST(a_nul_in_a_string_is_told_from_what_is_no_json)
     DONE();
 }
 
-/* {"k0":0,"k1":0,...,"temperature":3}, with `n` keys in all. */
+/* The ids of a text as the tokenizer alone has them. */
+static void check_ids_are(const struct api_prompt *p, const char *text, size_t n_bytes)
+{
+    struct ids ids;
+    ids_init(&ids, 1 << 10);
+    struct text_span span = {text, n_bytes, false};
+    struct tokenizer_flags flags = {.add_special = false, .parse_special = true};
+    REQUIRE(tokenizer_encode(model.tok, &span, 1, flags, &ids, NULL) == OK);
+    CHECK_EQ(p->n, ids.n);
+    CHECK(memcmp(p->ids, ids.v, ids.n * sizeof ids.v[0]) == 0);
+    ids_deinit(&ids);
+}
+
+TEST(a_nul_in_a_text_reaches_the_tokenizer)
+{
+    {
+        ACCEPTS(API_TOKENIZE, "{\"prompt\":\"a\\u0000b\\u0000\",\"add_special_tokens\":false}");
+        CHECK_EQ(r.prompts[0].text_bytes, 4);
+        CHECK(memcmp(r.prompts[0].text, "a\0b\0", 4) == 0);
+        check_ids_are(&r.prompts[0], "a\0b\0", 4);
+        DONE();
+    }
+    {
+        ACCEPTS(API_EMBEDDINGS, "{\"input\":[\"\\u0000\",\"\\\\u0000\",\"x\\n\"]}");
+        CHECK_EQ(r.n_prompts, 3);
+        CHECK_EQ(r.prompts[0].text_bytes, 1);
+        CHECK_STR(r.prompts[1].text, "\\u0000");
+        CHECK_STR(r.prompts[2].text, "x\n");
+        DONE();
+    }
+    {
+        ACCEPTS(API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]}");
+        const struct api_prompt *p = &r.prompts[0];
+        CHECK(memmem(p->text, p->text_bytes, "user\na\0b", 8) != NULL);
+        check_ids_are(p, p->text, p->text_bytes);
+        DONE();
+    }
+    {
+        ACCEPTS(API_RESPONSES, "{\"input\":\"a\\u0000b\"}");
+        CHECK(memmem(r.prompts[0].text, r.prompts[0].text_bytes, "user\na\0b", 8) != NULL);
+        DONE();
+    }
+}
+
+/* {"k1":0,"k2":0,...,"temperature":-3}, with `n` keys in all. */
 static void many_keys(struct buf *b, int n)
 {
     buf_puts(b, "{");
     for (int i = 1; i < n; i++) {
         buf_printf(b, "\"k%d\":0,", i);
     }
-    buf_puts(b, "\"temperature\":3}");
+    buf_puts(b, "\"temperature\":-3}");
 }
 
 TEST(the_last_of_many_keys_is_read_and_too_many_are_refused)
@@ -102,7 +150,7 @@ TEST(the_last_of_many_keys_is_read_and_too_many_are_refused)
         buf_init(&b, 1 << 20);
         many_keys(&b, counts[i]);
         bool fits = counts[i] <= 256;
-        REFUSES(API_CHAT, b.data, fits ? "decimal_above_max_value" : "json_parse_error",
+        REFUSES(API_CHAT, b.data, fits ? "decimal_below_min_value" : "json_parse_error",
                 fits ? "temperature" : "");
         buf_deinit(&b);
     }
@@ -110,7 +158,6 @@ TEST(the_last_of_many_keys_is_read_and_too_many_are_refused)
 
 TEST(scalars_out_of_range_name_their_parameter)
 {
-    REFUSES(API_CHAT, "{" HI ",\"temperature\":2.5}", "decimal_above_max_value", "temperature");
     REFUSES(API_CHAT, "{" HI ",\"temperature\":-1}", "decimal_below_min_value", "temperature");
     REFUSES(API_CHAT, "{" HI ",\"temperature\":\"1\"}", "invalid_type", "temperature");
     REFUSES(API_CHAT, "{" HI ",\"temperature\":1e400}", "decimal_above_max_value", "temperature");
@@ -175,6 +222,10 @@ TEST(messages_and_tools_are_checked)
     REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"user\"}]}", "missing_required_parameter",
             "messages[0].content");
     REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"boss\",\"content\":\"x\"}]}", "invalid_value",
+            "messages[0].role");
+    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"\",\"content\":\"x\"}]}", "invalid_value",
+            "messages[0].role");
+    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"a b\",\"content\":\"x\"}]}", "invalid_value",
             "messages[0].role");
     REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}",
             "missing_required_parameter", "messages[0].tool_call_id");
@@ -340,6 +391,208 @@ TEST(template_variables_are_joined)
     CHECK_STR(r.kwargs, "{\"reasoning_effort\":\"none\",\"enable_thinking\":false,"
                         "\"documents\":[],\"a\": 1 }");
     DONE();
+}
+
+/* What other servers take is taken by their names. */
+TEST(names_of_other_servers)
+{
+    {
+        ACCEPTS(API_CHAT, "{" HI ",\"num_predict\":7,\"repeat_penalty\":1.5,\"random_seed\":4,"
+                          "\"min_new_tokens\":2,\"n_cmpl\":3,\"no_stop_trim\":true,"
+                          "\"temperature\":1000,\"best_of\":1}");
+        CHECK_EQ(r.prompts[0].max_tokens, 7);
+        CHECK_NEAR(r.params.repetition_penalty, 1.5, 0);
+        CHECK_NEAR(r.params.temperature, 1000, 0);
+        CHECK(r.params.seed == 4 && r.params.min_tokens == 2 && r.n == 3 && r.output.include_stop);
+        DONE();
+    }
+    {
+        ACCEPTS(API_COMPLETIONS, "{\"prompt\":[1,2],\"n_predict\":-1}");
+        CHECK_EQ(r.prompts[0].max_tokens, 62);
+        CHECK(!r.max_is_asked);
+        DONE();
+    }
+    {
+        ACCEPTS(API_COMPLETIONS, "{\"prompt\":[1,2],\"n_predict\":5,\"max_tokens\":3}");
+        CHECK_EQ(r.prompts[0].max_tokens, 3); // the endpoint's own name counts
+        DONE();
+    }
+    {
+        ACCEPTS(API_COMPLETIONS, "{\"prompt\":[1,2],\"max_new_tokens\":5}");
+        CHECK_EQ(r.prompts[0].max_tokens, 5);
+        DONE();
+    }
+    {
+        ACCEPTS(API_RESPONSES, "{\"input\":\"a\",\"max_tokens\":5,\"reasoning_effort\":\"low\","
+                               "\"n\":1,\"logprobs\":true}");
+        CHECK_EQ(r.prompts[0].max_tokens, 5);
+        CHECK_STR(r.kwargs, "{\"reasoning_effort\":\"low\",\"enable_thinking\":true}");
+        CHECK(r.params.logprobs);
+        DONE();
+    }
+    {
+        ACCEPTS(API_CHAT, "{" HI ",\"thinking\":{\"type\":\"disabled\"},\"reasoning\":{"
+                          "\"effort\":\"high\"}}");
+        CHECK_STR(r.kwargs, "{\"reasoning_effort\":\"high\",\"enable_thinking\":true,"
+                            "\"enable_thinking\":false}");
+        DONE();
+    }
+    {
+        ACCEPTS(API_CHAT, "{" HI ",\"think\":true}");
+        CHECK_STR(r.kwargs, "{\"enable_thinking\":true}");
+        DONE();
+    }
+    {
+        ACCEPTS(API_EMBEDDINGS, "{\"input\":\"a\",\"embd_normalize\":-1}");
+        CHECK(!r.normalize);
+        DONE();
+    }
+    {
+        ACCEPTS(API_CHAT, "{" HI ",\"repeat_last_n\":64,\"penalize_nl\":false}");
+        DONE();
+    }
+    REFUSES(API_CHAT, "{" HI ",\"repeat_last_n\":64,\"repeat_penalty\":1.1}", "unsupported_value",
+            "repeat_last_n");
+    REFUSES(API_CHAT, "{" HI ",\"penalize_nl\":false,\"presence_penalty\":1}",
+            "unsupported_value", "penalize_nl");
+    REFUSES(API_CHAT, "{" HI ",\"n_predict\":0}", "integer_below_min_value", "n_predict");
+    REFUSES(API_CHAT, "{" HI ",\"num_predict\":\"9\"}", "invalid_type", "num_predict");
+    REFUSES(API_CHAT, "{" HI ",\"temperature\":1e31}", "decimal_above_max_value", "temperature");
+    REFUSES(API_CHAT, "{" HI ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":5}}",
+            "unsupported_parameter", "thinking.budget_tokens");
+    REFUSES(API_CHAT, "{" HI ",\"thinking\":{\"type\":\"some\"}}", "invalid_value",
+            "thinking.type");
+    REFUSES(API_CHAT, "{" HI ",\"reasoning\":{\"max_tokens\":5}}", "unsupported_parameter",
+            "reasoning.max_tokens");
+    REFUSES(API_RESPONSES, "{\"input\":\"a\",\"n\":2}", "unsupported_value", "n");
+    REFUSES(API_EMBEDDINGS, "{\"input\":\"a\",\"embd_normalize\":0}", "unsupported_value",
+            "embd_normalize");
+}
+
+/* A body of `form` with one more member. */
+static char *body_with(unsigned form, const char *key, const char *value, size_t n_value,
+                       enum api_kind *kind)
+{
+    struct buf b;
+    buf_init(&b, 1 << 16);
+    buf_puts(&b, "{");
+    if (form & FORM_CHAT) {
+        *kind = API_CHAT;
+        buf_puts(&b, HI);
+    } else if (form & FORM_COMPLETIONS) {
+        *kind = API_COMPLETIONS;
+        buf_puts(&b, "\"prompt\":\"a\"");
+    } else {
+        *kind = API_RESPONSES;
+        buf_puts(&b, "\"input\":\"a\"");
+    }
+    buf_printf(&b, ",\"%s\":", key);
+    buf_put(&b, value, n_value);
+    buf_puts(&b, "}");
+    return b.data;
+}
+
+TEST(refused_members_are_refused_unless_they_ask_for_nothing)
+{
+    for (size_t i = 0; i < n_members; i++) {
+        const struct member *m = &members[i];
+        enum api_kind kind;
+        if (m->use != MEMBER_REFUSED) {
+            continue;
+        }
+        const char *asks = m->type == MEMBER_STRING ? "\"x\"" : "123";
+        asks = m->type == MEMBER_BOOL ? "true" : asks;
+        char *body = body_with(m->forms, m->key, asks, strlen(asks), &kind);
+        REFUSES(kind, body, "unsupported_parameter", m->key);
+        free(body);
+        for (const char *word = m->off; *word;) {
+            size_t n = strcspn(word, "|");
+            body = body_with(m->forms, m->key, word, n, &kind);
+            {
+                ACCEPTS(kind, body);
+                CHECK_EQ(r.n_unknown, 0);
+                DONE();
+            }
+            free(body);
+            word += n + (word[n] == '|');
+        }
+        body = body_with(m->forms, m->key, "null", 4, &kind);
+        ACCEPTS(kind, body);
+        DONE();
+        free(body);
+    }
+}
+
+TEST(values_that_change_the_answer_are_never_passed_over)
+{
+    static const char *const asks[][2] = {
+        {"grammar", "\"root ::= x\""}, {"json_schema", "{\"type\":\"object\"}"},
+        {"format", "\"json\""}, {"ebnf", "\"x\""}, {"regex", "\"a+\""},
+        {"lora", "[{\"id\":0,\"scale\":0.5}]"}, {"lora_path", "\"a\""},
+        {"logprob_token_ids", "[5]"}, {"thinking_token_budget", "0"},
+        {"options", "{\"seed\":1}"}, {"extra_body", "{\"top_k\":1}"}, {"typical_p", "0.9"},
+        {"dry_multiplier", "0.8"}, {"mirostat", "2"}, {"xtc_probability", "0.5"},
+        {"top_n_sigma", "1.5"}, {"dynatemp_range", "0.1"}, {"do_sample", "false"},
+        {"separate_reasoning", "false"}, {"reasoning_format", "\"none\""},
+        {"kv_transfer_params", "{\"a\":1}"}, {"ec_transfer_params", "{\"a\":1}"},
+        {"vllm_xargs", "{\"a\":1}"}, {"stop_sequences", "[\"x\"]"}, {"length_penalty", "2"},
+        {"num_beams", "4"}, {"echo", "true"}, {"suffix", "\"x\""}, {"n_probs", "3"},
+        {"instructions", "\"be nice\""}, {"previous_response_id", "\"resp_1\""},
+    };
+    for (size_t i = 0; i < sizeof asks / sizeof asks[0]; i++) {
+        enum api_kind kind;
+        char *body = body_with(FORM_CHAT, asks[i][0], asks[i][1], strlen(asks[i][1]), &kind);
+        REFUSES(kind, body, "unsupported_parameter", asks[i][0]);
+        free(body);
+    }
+    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"tools\":[{\"type\":\"function\"}]}",
+            "unsupported_parameter", "tools");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"top_logprobs\":3}", "unsupported_parameter",
+            "top_logprobs");
+}
+
+TEST(usage_in_each_event_needs_usage)
+{
+    {
+        ACCEPTS(API_CHAT, "{" HI ",\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":"
+                          "true}}");
+        CHECK(!r.include_usage && !r.continuous_usage);
+        DONE();
+    }
+    {
+        ACCEPTS(API_CHAT, "{" HI ",\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":"
+                          "true,\"include_usage\":true}}");
+        CHECK(r.include_usage && r.continuous_usage);
+        DONE();
+    }
+}
+
+/* A role of the client's own word is the template's to take. */
+TEST(roles_that_the_template_takes)
+{
+    static const char open[] = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+    static const char deaf[] =
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}";
+#define BOSS                                                                                       \
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"boss\",\"content\":\"x\"}]}"
+    struct err err;
+    REFUSES(API_CHAT, BOSS, "invalid_value", "messages[1].role"); // the model's template raises
+    struct chat_template *own = model.template;
+    REQUIRE(chat_template_compile(open, strlen(open), "open", &model.template, &err) == OK);
+    {
+        ACCEPTS(API_CHAT, BOSS);
+        CHECK_STR(r.prompts[0].text, "<user>hi<boss>x");
+        DONE();
+    }
+    {
+        ACCEPTS(API_RESPONSES, "{\"input\":\"a\",\"messages\":[5,{\"role\":\"boss\"}]}");
+        DONE();
+    }
+    chat_template_free(model.template);
+    REQUIRE(chat_template_compile(deaf, strlen(deaf), "deaf", &model.template, &err) == OK);
+    REFUSES(API_CHAT, BOSS, "invalid_value", "messages[1].role");
+    chat_template_free(model.template);
+    model.template = own;
 }
 
 /* Members that other endpoints know cost nothing where they mean nothing. */

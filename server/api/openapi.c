@@ -1,0 +1,394 @@
+/* /openapi.json: a description of the API in OpenAPI 3.1, made from the table of routes and the
+ * table of request members, so that it says what is so. */
+#include "server/api/api.h"
+
+#include "server/call/members.h"
+
+#include <ctype.h>
+#include <string.h>
+
+/* What a route answers with when all is well. */
+enum answer { ANSWER_JSON, ANSWER_EVENTS /* or JSON */, ANSWER_TEXT, ANSWER_PAGE };
+
+/* What the table of routes does not say. */
+static const struct about {
+    const char *method, *path;
+    const char *text;   // one line for people
+    const char *schema; // of the request body; NULL: none is read
+    enum answer answer;
+    bool may_be_red; // 503 has the same form as 200
+} abouts[] = {
+    {"POST", "/v1/chat/completions", "An answer to a conversation.", "ChatRequest", ANSWER_EVENTS,
+     false},
+    {"POST", "/v1/completions", "The continuation of a prompt.", "CompletionRequest",
+     ANSWER_EVENTS, false},
+    {"POST", "/v1/responses", "An answer to input items.", "ResponseRequest", ANSWER_EVENTS, false},
+    {"POST", "/v1/responses/input_tokens", "How many tokens an input has.", "ResponseRequest",
+     ANSWER_JSON, false},
+    {"GET", "/v1/responses/{id}", "404: responses are not stored.", NULL, ANSWER_JSON, false},
+    {"DELETE", "/v1/responses/{id}", "404: responses are not stored.", NULL, ANSWER_JSON, false},
+    {"GET", "/v1/responses/{id}/input_items", "404: responses are not stored.", NULL, ANSWER_JSON,
+     false},
+    {"POST", "/v1/responses/{id}/cancel", "404: responses are not stored.", NULL, ANSWER_JSON,
+     false},
+    {"POST", "/v1/embeddings", "Vectors of texts.", "EmbeddingRequest", ANSWER_JSON, false},
+    {"GET", "/v1/models", "The served names.", NULL, ANSWER_JSON, true},
+    {"GET", "/v1/models/{id}", "One of them.", NULL, ANSWER_JSON, false},
+    {"POST", "/tokenize", "The tokens of a text or a conversation.", "TokenizeRequest",
+     ANSWER_JSON, false},
+    {"POST", "/v1/tokenize", "The same as /tokenize.", "TokenizeRequest", ANSWER_JSON, false},
+    {"POST", "/detokenize", "The text of tokens.", "DetokenizeRequest", ANSWER_JSON, false},
+    {"POST", "/v1/detokenize", "The same as /detokenize.", "DetokenizeRequest", ANSWER_JSON,
+     false},
+    {"GET", "/tokenizer_info", "The tokenizer's configuration.", NULL, ANSWER_JSON, false},
+    {"GET", "/health", "Whether requests are served.", NULL, ANSWER_JSON, true},
+    {"GET", "/v1/health", "The same as /health.", NULL, ANSWER_JSON, true},
+    {"GET", "/ping", "The same as /health.", NULL, ANSWER_JSON, true},
+    {"GET", "/health/live", "Whether the process is to be kept.", NULL, ANSWER_JSON, true},
+    {"GET", "/health/ready", "Whether new requests are to be sent here.", NULL, ANSWER_JSON, true},
+    {"GET", "/load", "How many requests are here.", NULL, ANSWER_JSON, false},
+    {"GET", "/version", "The server's version.", NULL, ANSWER_JSON, false},
+    {"GET", "/openapi.json", "This document.", NULL, ANSWER_JSON, false},
+    {"GET", "/docs", "This document as a page.", NULL, ANSWER_PAGE, false},
+    {"GET", "/metrics", "Metrics for Prometheus.", NULL, ANSWER_TEXT, false},
+    {"GET", "/server_info", "The configuration and the state.", NULL, ANSWER_JSON, false},
+    {"GET", "/requests", "The requests that run and wait.", NULL, ANSWER_JSON, false},
+    {"POST", "/reset_prefix_cache", "Forgets cached prompts.", NULL, ANSWER_JSON, false},
+    {"POST", "/drain", "No new requests are to be sent here.", NULL, ANSWER_JSON, false},
+    {"GET", "/", "The status page.", NULL, ANSWER_PAGE, false},
+    {"GET", "/status.json", "What the status page shows.", NULL, ANSWER_JSON, false},
+};
+
+/* The bodies, by what they may hold. */
+static const struct {
+    const char *name;
+    unsigned form;
+} bodies[] = {
+    {"ChatRequest", FORM_CHAT},
+    {"CompletionRequest", FORM_COMPLETIONS},
+    {"EmbeddingRequest", FORM_EMBEDDINGS},
+    {"ResponseRequest", FORM_RESPONSES},
+    {"TokenizeText", FORM_TOKENIZE_TEXT},
+    {"TokenizeMessages", FORM_TOKENIZE_CHAT},
+    {"DetokenizeRequest", FORM_DETOKENIZE},
+};
+
+static void put_text(struct buf *b, const char *text)
+{
+    buf_put_json(b, text, strlen(text));
+}
+
+/* JSON with ' for the quotation mark. */
+static void put_json(struct buf *b, const char *text)
+{
+    for (; *text; text++) {
+        buf_putc(b, *text == '\'' ? '"' : *text);
+    }
+}
+
+/* ,"key": of an object that has members already */
+static void put_key(struct buf *b, const char *key)
+{
+    buf_printf(b, ",\"%s\":", key);
+}
+
+static void put_bound(struct buf *b, const char *key, int64_t v)
+{
+    if (v != INT64_MIN && v != INT64_MAX) {
+        put_key(b, key);
+        buf_put_int(b, v);
+    }
+}
+
+/* ---- members ---------------------------------------------------------------------------------- */
+
+/* "a|b|c" as the items of an array: as texts, or as they are. */
+static void put_words(struct buf *b, const char *words, bool quoted)
+{
+    const char *quote = quoted ? "\"" : "";
+    while (*words) {
+        size_t n = strcspn(words, "|");
+        buf_puts(b, quote);
+        buf_put(b, words, n);
+        buf_puts(b, quote);
+        words += n + (words[n] == '|');
+        buf_puts(b, *words ? "," : "");
+    }
+}
+
+/* Null counts as absent, so that only what is required must not be null. */
+static void put_type(struct buf *b, const char *type, const struct member *m)
+{
+    put_json(b, m->required ? ",'type':'" : ",'type':['");
+    buf_puts(b, type);
+    put_json(b, m->required ? "'" : "','null']");
+}
+
+static void put_prompts(struct buf *b, const struct member *m, int64_t most)
+{
+    static const char ids[] =
+        "{'type':'array','items':{'type':'integer','minimum':0},'minItems':1}";
+    put_json(b, ",'anyOf':[{'type':'string'},");
+    put_json(b, ids);
+    put_json(b, ",{'type':'array','minItems':1,'maxItems':");
+    buf_put_int(b, most);
+    put_json(b, ",'items':{'anyOf':[{'type':'string'},");
+    put_json(b, ids);
+    put_json(b, m->required ? "]}}]" : "]}},{'type':'null'}]");
+}
+
+/* The schema of a row may say narrower bounds than are taken. */
+static void put_range(struct buf *b, const struct member *m)
+{
+    if (!m->schema) {
+        put_key(b, "minimum");
+        buf_put_double(b, m->low);
+        put_key(b, "maximum");
+        buf_put_double(b, m->high);
+    }
+}
+
+static void put_value(struct buf *b, const struct member *m, const struct config *config)
+{
+    static const char *const types[] = {
+        [MEMBER_BOOL] = "boolean",  [MEMBER_INT] = "integer",   [MEMBER_REAL] = "number",
+        [MEMBER_STRING] = "string", [MEMBER_OBJECT] = "object", [MEMBER_ARRAY] = "array",
+    };
+    int64_t most = member_max(m, config);
+    switch (m->type) {
+    case MEMBER_ANY: break;
+    case MEMBER_BOOL:
+    case MEMBER_STRING:
+    case MEMBER_OBJECT:
+    case MEMBER_ARRAY: put_type(b, types[m->type], m); break;
+    case MEMBER_INT:
+        if (m->schema) {
+            break;
+        }
+        put_type(b, types[m->type], m);
+        put_bound(b, "minimum", m->min);
+        put_bound(b, "maximum", most);
+        break;
+    case MEMBER_REAL:
+        put_type(b, types[m->type], m);
+        put_range(b, m);
+        break;
+    case MEMBER_CHOICE:
+        put_json(b, ",'enum':[null,");
+        put_words(b, m->choices, true);
+        buf_putc(b, ']');
+        break;
+    case MEMBER_STRINGS:
+        put_json(b, ",'anyOf':[{'type':['string','null']},{'type':'array','maxItems':");
+        buf_put_int(b, most);
+        put_json(b, ",'items':{'type':'string','minLength':1}}]");
+        break;
+    case MEMBER_IDS:
+        put_type(b, "array", m);
+        put_json(b, ",'items':{'type':'integer','minimum':0}");
+        break;
+    case MEMBER_PROMPTS: put_prompts(b, m, most); break;
+    }
+    if (m->schema) {
+        buf_putc(b, ',');
+        put_json(b, m->schema);
+    }
+}
+
+static void put_member(struct buf *b, const struct member *m, const struct config *config)
+{
+    static const char *const before[] = {
+        [MEMBER_READ] = "",
+        [MEMBER_IGNORED] = "Without effect: ",
+        [MEMBER_REFUSED] = "Not supported: ",
+    };
+    put_text(b, m->key);
+    put_json(b, ":{'description':'");
+    buf_puts(b, before[m->use]);
+    buf_puts(b, m->about); // has nothing that JSON would escape
+    buf_putc(b, '"');
+    if (m->use == MEMBER_REFUSED) {
+        put_json(b, *m->off ? ",'enum':[null," : ",'enum':[null");
+        put_words(b, m->off, false);
+        buf_putc(b, ']');
+    } else {
+        put_value(b, m, config);
+    }
+    buf_putc(b, '}');
+}
+
+static void put_body(struct buf *b, unsigned form, const struct config *config)
+{
+    bool first = true;
+    put_json(b, "{'type':'object','properties':{");
+    for (size_t i = 0; i < n_members; i++) {
+        if (members[i].forms & form) {
+            buf_puts(b, first ? "" : ",");
+            put_member(b, &members[i], config);
+            first = false;
+        }
+    }
+    put_json(b, "},'additionalProperties':");
+    buf_puts(b, config->strict_parameters ? "false" : "true");
+    first = true;
+    for (size_t i = 0; i < n_members; i++) {
+        if ((members[i].forms & form) && members[i].required) {
+            put_json(b, first ? ",'required':[" : ",");
+            put_text(b, members[i].key);
+            first = false;
+        }
+    }
+    buf_puts(b, first ? "}" : "]}");
+}
+
+/* ---- routes ----------------------------------------------------------------------------------- */
+
+static const struct about *find_about(const struct http_route *route)
+{
+    for (size_t i = 0; i < sizeof abouts / sizeof abouts[0]; i++) {
+        if (strcmp(abouts[i].path, route->path) == 0 &&
+            strcmp(abouts[i].method, route->method) == 0) {
+            return &abouts[i];
+        }
+    }
+    static const struct about unknown = {.text = ""};
+    return &unknown;
+}
+
+static void put_lower(struct buf *b, const char *word)
+{
+    for (; *word; word++) {
+        buf_putc(b, (char)tolower((unsigned char)*word));
+    }
+}
+
+/* "get_v1_models_id" */
+static void put_operation_id(struct buf *b, const struct http_route *route)
+{
+    bool gap = true;
+    put_json(b, "'operationId':'");
+    put_lower(b, route->method);
+    for (const char *p = route->path; *p; p++) {
+        bool letter = isalnum((unsigned char)*p) != 0;
+        buf_puts(b, letter && gap ? "_" : "");
+        if (letter) {
+            buf_putc(b, *p);
+        }
+        gap = !letter;
+    }
+    buf_putc(b, '"');
+}
+
+static void put_responses(struct buf *b, const struct about *about)
+{
+    static const char *const forms[] = {
+        [ANSWER_JSON] = "'content':{'application/json':{'schema':{'type':'object'}}}}",
+        [ANSWER_EVENTS] = "'content':{'application/json':{'schema':{'type':'object'}},"
+                          "'text/event-stream':{'schema':{'type':'string'}}}}",
+        [ANSWER_TEXT] = "'content':{'text/plain':{'schema':{'type':'string'}}}}",
+        [ANSWER_PAGE] = "'content':{'text/html':{'schema':{'type':'string'}}}}",
+    };
+    put_json(b, ",'responses':{'200':{'description':'OK',");
+    put_json(b, forms[about->answer]);
+    if (about->may_be_red) {
+        put_json(b, ",'503':{'description':'Not now',");
+        put_json(b, forms[about->answer]);
+    }
+    put_json(b, ",'default':{'description':'An error','content':{'application/json':{'schema':{"
+                "'$ref':'#/components/schemas/Error'}}}}}");
+}
+
+static void put_operation(struct buf *b, const struct http_route *route,
+                          const struct config *config)
+{
+    const struct about *about = find_about(route);
+    bool keys = config->api_key.n > 0 || config->api_key_file;
+    bool open = route->scope == 0 || (route->scope == SCOPE_METRICS && config->open_metrics);
+    buf_putc(b, '"');
+    put_lower(b, route->method);
+    buf_puts(b, "\":{");
+    put_operation_id(b, route);
+    put_key(b, "summary");
+    put_text(b, about->text);
+    if (strstr(route->path, "{id}")) {
+        put_json(b, ",'parameters':[{'name':'id','in':'path','required':true,'schema':{'type':"
+                    "'string'}}]");
+    } else if (strcmp(route->path, "/reset_prefix_cache") == 0) {
+        put_json(b, ",'parameters':[{'name':'reset_running_requests','in':'query','schema':{"
+                    "'type':'boolean'}}]");
+    }
+    if (about->schema) {
+        put_json(b, ",'requestBody':{'required':true,'content':{'application/json':{'schema':{"
+                    "'$ref':'#/components/schemas/");
+        buf_puts(b, about->schema);
+        put_json(b, "'}}}}");
+    }
+    if (keys && !open) {
+        put_json(b, ",'security':[{'bearer':[]},{'header':[]}]");
+    }
+    put_responses(b, about);
+    buf_putc(b, '}');
+}
+
+/* The methods of a path are members of one object. */
+static void put_paths(struct buf *b, const struct http_route *routes, const struct config *config)
+{
+    bool first = true;
+    for (const struct http_route *r = routes; r->method; r++) {
+        const struct http_route *same = routes;
+        while (strcmp(same->path, r->path) != 0) {
+            same++;
+        }
+        if (same != r) {
+            continue; // its path is there already
+        }
+        buf_puts(b, first ? "" : ",");
+        put_text(b, r->path);
+        buf_puts(b, ":{");
+        put_operation(b, r, config);
+        for (same = r + 1; same->method; same++) {
+            if (strcmp(same->path, r->path) == 0) {
+                buf_putc(b, ',');
+                put_operation(b, same, config);
+            }
+        }
+        buf_putc(b, '}');
+        first = false;
+    }
+}
+
+static void put_components(struct buf *b, const struct config *config)
+{
+    put_json(b, "'securitySchemes':{'bearer':{'type':'http','scheme':'bearer'},"
+                "'header':{'type':'apiKey','in':'header','name':'x-api-key'}},"
+                "'schemas':{'Error':{'type':'object','required':['error'],'properties':{'error':{"
+                "'type':'object','required':['message','type','param','code'],'properties':{"
+                "'message':{'type':'string'},'type':{'type':'string'},"
+                "'param':{'type':['string','null']},'code':{'type':['string','null']}}}}},"
+                "'TokenizeRequest':{'anyOf':[{'$ref':'#/components/schemas/TokenizeText'},"
+                "{'$ref':'#/components/schemas/TokenizeMessages'}]}");
+    for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
+        put_key(b, bodies[i].name);
+        put_body(b, bodies[i].form, config);
+    }
+    buf_putc(b, '}');
+}
+
+void openapi_put(struct buf *b, const struct http_route *routes, const struct config *config)
+{
+    put_json(b, "{'openapi':'3.1.0','info':{'title':'sluice','version':'" SLUICE_VERSION
+                "'},'paths':{");
+    put_paths(b, routes, config);
+    put_json(b, "},'components':{");
+    put_components(b, config);
+    buf_puts(b, "}}");
+}
+
+void api_get_openapi(struct http_request *req, void *arg)
+{
+    const struct api *a = arg;
+    struct buf b;
+    buf_init(&b, 1 << 22);
+    openapi_put(&b, a->routes, a->config);
+    reply_json(req, 200, &b);
+}

@@ -1,0 +1,476 @@
+#include "server/call/members.h"
+
+#include "server/call/readers.h"
+
+#include <string.h>
+
+enum {
+    TOKENIZE = FORM_TOKENIZE_TEXT | FORM_TOKENIZE_CHAT,
+    CHATS = FORM_CHAT | FORM_TOKENIZE_CHAT,
+    DRAWS = FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES | FORM_GENERATE,
+    SERVED = CHATS | FORM_COMPLETIONS | FORM_RESPONSES | FORM_EMBEDDINGS | TOKENIZE |
+             FORM_DETOKENIZE, // by a server
+    ALL = SERVED | FORM_GENERATE,
+};
+
+#define KEPT(field)                                                                                \
+    .offset = offsetof(struct api_request, field),                                                 \
+    .size = sizeof(((struct api_request *)NULL)->field)
+#define FLAG(field) .flag = offsetof(struct api_request, field)
+#define MOST(field) .most = offsetof(struct config, field)
+
+#define BOOL(field) .type = MEMBER_BOOL, KEPT(field)
+#define INT(field, min_, max_) .type = MEMBER_INT, .min = min_, .max = max_, KEPT(field)
+#define INT_TO(field, min_, most_) .type = MEMBER_INT, .min = min_, MOST(most_), KEPT(field)
+#define REAL(field, low_, high_) .type = MEMBER_REAL, .low = low_, .high = high_, KEPT(field)
+#define STRING(field) .type = MEMBER_STRING, KEPT(field)
+#define CHOICE(field, words) .type = MEMBER_CHOICE, .choices = words, KEPT(field)
+#define LENGTH INT(max_tokens, 1, INT32_MAX), FLAG(max_is_asked)
+#define HAND(type_, function) .type = MEMBER_##type_, .read = function
+#define IGNORED(type_) .type = MEMBER_##type_, .use = MEMBER_IGNORED
+#define REFUSED(type_, off_) .type = MEMBER_##type_, .use = MEMBER_REFUSED, .off = off_
+#define WITH(type_, key_) .type = MEMBER_##type_, .with = key_
+
+/* Values that ask for nothing: of what the API itself refuses, and of other servers' members. */
+static const char nothing[] = "false|[]|{}";
+static const char empty[] = "false|\"\"|[]|{}";
+
+#define EFFORTS "none|minimal|low|medium|high|xhigh"
+/* Pieces of JSON schemas; ' stands for the quotation mark. */
+#define PART                                                                                       \
+    "{'type':'object','required':['type','text'],'properties':{'type':{'enum':['text',"            \
+    "'input_text','output_text']},'text':{'type':'string'}}}"
+#define MESSAGES                                                                                   \
+    "'minItems':1,'items':{'type':'object','required':['role','content'],'properties':{"           \
+    "'role':{'anyOf':[{'enum':['developer','system','user','assistant','tool','function']},{"      \
+    "'type':'string','pattern':'^[A-Za-z0-9_-]+$'}]},'content':{'anyOf':[{'type':'string'},{"      \
+    "'type':'null'},{'type':'array','items':" PART "}]},'name':{'type':'string'},"                 \
+    "'tool_calls':{'type':'array','items':{'type':'object','required':['function'],'properties':{" \
+    "'id':{'type':'string'},'function':{'type':'object','required':['name','arguments'],"          \
+    "'properties':{'name':{'type':'string'},'arguments':{'type':'string'}}}}}},'tool_call_id':{"   \
+    "'type':'string'}}}"
+#define ITEMS                                                                                      \
+    "'anyOf':[{'type':'string'},{'type':'array','minItems':1,'items':{'anyOf':[{'type':'object',"  \
+    "'required':['role','content'],'properties':{'type':{'const':'message'},'role':{'enum':["      \
+    "'user','assistant','system','developer']},'content':{'anyOf':[{'type':'string'},{"            \
+    "'type':'array','items':" PART "}]}}},"                                                        \
+    "{'type':'object','required':['type'],'properties':{'type':{"                                  \
+    "'enum':['function_call','function_call_output','reasoning']}}}]}}]"
+#define FUNCTION                                                                                   \
+    "'name':{'type':'string'},'description':{'type':'string'},'parameters':{'type':'object'}"
+#define TOOLS                                                                                      \
+    "'minItems':1,'maxItems':128,'items':{'type':'object','required':['function'],'properties':{"  \
+    "'type':{'const':'function'},'function':{'type':'object','required':['name'],'properties':{"   \
+    FUNCTION "}}}}"
+#define FLAT_TOOLS                                                                                 \
+    "'maxItems':128,'items':{'type':'object','required':['type','name'],'properties':{'type':{"    \
+    "'const':'function'}," FUNCTION "}}"
+#define ONLY_TEXT "'required':['type'],'properties':{'type':{'const':'text'}}"
+#define A_CHOICE "'enum':[null,'none','auto']"
+
+const struct member members[] = {
+    {"model", "A served name or nothing: the first one.", SERVED, HAND(STRING, read_model)},
+
+    /* ---- sampling ---- */
+    {"temperature", "Divides the scores; 0 takes the most likely token.", ALL,
+     REAL(params.temperature, 0, (double)MAX_TEMPERATURE)},
+    {"top_p", "Only the likeliest tokens that hold this much of the probability; 0: one token.",
+     ALL, REAL(params.top_p, 0, 1)},
+    {"min_p", "Only tokens at least this likely, as a part of the likeliest.", ALL,
+     REAL(params.min_p, 0, 1)},
+    {"frequency_penalty", "Taken off a token's score for each time it was generated.", ALL,
+     REAL(params.frequency_penalty, -2, 2)},
+    {"presence_penalty", "Taken off the score of each token that was generated.", ALL,
+     REAL(params.presence_penalty, -2, 2)},
+    {"repeat_penalty", "llama.cpp's name of repetition_penalty.", ALL,
+     REAL(params.repetition_penalty, 1e-3, 1e3)},
+    {"repetition_penalty", "Divides the scores of tokens of the prompt and the answer; 1: off.",
+     ALL, REAL(params.repetition_penalty, 1e-3, 1e3)},
+    {"top_k", "Only this many of the likeliest tokens; 0 and -1: all.", ALL,
+     INT(params.top_k, -1, INT32_MAX), .check = check_top_k},
+    {"random_seed", "Mistral's name of seed.", DRAWS, INT(params.seed, INT64_MIN, INT64_MAX)},
+    {"seed", "The same seed gives the same answer.", ALL, INT(params.seed, INT64_MIN, INT64_MAX)},
+    {"min_new_tokens", "SGLang's name of min_tokens.", DRAWS, INT(params.min_tokens, 0, INT32_MAX)},
+    {"min_tokens", "Nothing ends the answer before this many tokens.", ALL,
+     INT(params.min_tokens, 0, INT32_MAX)},
+    {"num_speculative_tokens", "At most this many drafts in a step.", ALL,
+     INT(params.num_speculative_tokens, 0, 128)},
+    {"ignore_eos", "The model's own end tokens do not end the answer.", ALL,
+     BOOL(params.ignore_eos)},
+    {"no_stop_trim", "SGLang's name of include_stop_str_in_output.", DRAWS,
+     BOOL(output.include_stop)},
+    {"include_stop_str_in_output", "The answer keeps the stop string that ended it.", ALL,
+     BOOL(output.include_stop)},
+    {"stop", "Texts that end the answer.", ALL, HAND(STRINGS, read_stop), MOST(max_stop)},
+    {"stop_token_ids", "Tokens that end the answer.", ALL, HAND(IDS, read_stop_ids)},
+    {"logit_bias", "What is added to the scores of tokens, by id.", ALL, HAND(OBJECT, read_bias),
+     .schema = "'maxProperties':1024,'additionalProperties':{'type':'number','minimum':"
+               "-100,'maximum':100}"},
+    {"n_cmpl", "llama.cpp's name of n.", DRAWS, INT_TO(n, 1, max_n)},
+    {"n", "How many answers.", ALL, INT_TO(n, 1, max_n)},
+    {"best_of", "1, or as many as n.", ALL, INT(best_of, 1, INT32_MAX), .check = check_best_of},
+    {"prompt_logprobs", "Log probabilities of the prompt's tokens, and of this many others.", SERVED,
+     INT_TO(params.prompt_top_logprobs, -1, max_logprobs), .check = check_prompt_logprobs},
+    {"allowed_token_ids", "No other tokens are drawn.", ALL, HAND(IDS, read_allowed)},
+
+    /* ---- the answer's form ---- */
+    {"stream", "The answer comes in events as it is made.", ALL, BOOL(stream)},
+    {"stream_options", "Whether a stream has usage at its end, or in each event.", ALL,
+     HAND(OBJECT, read_stream_options),
+     .schema = "'properties':{'include_usage':{'type':['boolean','null']},"
+               "'continuous_usage_stats':{'type':['boolean','null']}}"},
+    {"return_token_ids", "The ids of the prompt's and the answer's tokens.", ALL,
+     BOOL(return_token_ids)},
+    {"return_tokens_as_token_ids", "Tokens of logprobs are written as token_id:N.", ALL,
+     BOOL(tokens_as_ids)},
+    {"skip_special_tokens", "Special tokens are left out of the text.", ALL,
+     BOOL(output.skip_special)},
+    {"add_special_tokens", "The tokenizer's own begin and end tokens are added to the prompt.",
+     ALL, BOOL(add_special), FLAG(has_add_special)},
+    {"parse_special", "Special tokens are recognised in a prompt that is text.", ALL,
+     BOOL(parse_special)},
+    {"truncate_prompt_tokens", "A longer prompt is cut to this many tokens; -1: to what fits.",
+     ALL, INT(truncate, -1, INT32_MAX)},
+    {"truncation_side", "The end at which a prompt is cut.", ALL,
+     CHOICE(truncate_right, "left|right")},
+    {"priority", "Lower goes first.", ALL, INT(priority, INT32_MIN, INT32_MAX)},
+    {"cache_salt", "Only requests of the same salt share cached prompts.", ALL,
+     STRING(cache_salt), .check = check_salt, .schema = "'minLength':1"},
+    {"user", "A name for the log.", ALL, STRING(user)},
+    {"timeout", "Seconds after which the request ends with an error; fewer are taken, too.", ALL,
+     REAL(timeout_s, 0.001, 864000), .schema = "'minimum':10,'maximum':864000"},
+    {"store", "Nothing is stored.", ALL, IGNORED(BOOL)},
+    {"metadata", "Responses repeat it.", ALL, IGNORED(OBJECT)},
+    {"service_tier", "There is one.", ALL, IGNORED(STRING)},
+    {"safety_identifier", "Responses repeat it.", ALL, IGNORED(STRING)},
+    {"prompt_cache_key", "Prompts are found in the cache without it.", ALL, IGNORED(STRING)},
+    {"prompt_cache_retention", "The cache keeps what it has room for.", ALL, IGNORED(STRING)},
+    {"verbosity", "A hint to models that know it.", ALL, IGNORED(STRING)},
+    {"prediction", "A hint that would only save time.", ALL, IGNORED(OBJECT)},
+    {"session_id", "Prompts are found in the cache without it.", ALL, IGNORED(STRING)},
+    {"spaces_between_special_tokens", "Tokens are joined as the tokenizer has it.", ALL,
+     IGNORED(BOOL)},
+    {"moderation", "There is none.", ALL, IGNORED(ANY)},
+    {"request_id", "The answer's id, where no x-request-id header says it.", ALL,
+     STRING(request_id), .check = check_request_id,
+     .schema = "'pattern':'^[A-Za-z0-9._:-]{1,128}$'"},
+    {"response_format", "Text alone.", ALL, HAND(OBJECT, read_response_format),
+     .schema = ONLY_TEXT},
+    {"use_beam_search", "Beam search.", ALL, REFUSED(ANY, nothing)},
+    {"structured_outputs", "vLLM's constraints.", ALL, REFUSED(ANY, nothing)},
+    {"guided_json", "vLLM's older name of a constraint.", ALL, REFUSED(ANY, nothing)},
+    {"guided_regex", "vLLM's older name of a constraint.", ALL, REFUSED(ANY, nothing)},
+    {"guided_choice", "vLLM's older name of a constraint.", ALL, REFUSED(ANY, nothing)},
+    {"guided_grammar", "vLLM's older name of a constraint.", ALL, REFUSED(ANY, nothing)},
+    {"prompt_embeds", "A prompt of hidden states.", ALL, REFUSED(ANY, nothing)},
+    {"kv_transfer_params", "A prompt computed elsewhere.", ALL, REFUSED(ANY, nothing)},
+    {"logits_processors", "Code for the sampler.", ALL, REFUSED(ANY, nothing)},
+    {"watermark", "A watermark in the choice of tokens.", ALL, REFUSED(ANY, nothing)},
+    {"repetition_detection", "An end to answers that go in circles.", ALL, REFUSED(ANY, nothing)},
+    {"bad_words", "Words that do not appear in the answer.", SERVED, HAND(ARRAY, read_bad_words),
+     .schema = "'maxItems':128,'items':{'type':'string','minLength':1}"},
+
+    /* ---- chat ---- */
+    {"messages", "The conversation so far.", CHATS, HAND(ARRAY, read_messages), .required = true,
+     .schema = MESSAGES},
+    /* ---- responses ---- */
+    {"previous_response_id", "Responses are not stored.", FORM_RESPONSES,
+     HAND(STRING, read_previous)},
+    {"background", "Answers are not kept for later.", FORM_RESPONSES, REFUSED(BOOL, "false")},
+    {"conversation", "Conversations are not stored.", FORM_RESPONSES, REFUSED(ANY, nothing)},
+    {"prompt", "Prompts are not stored.", FORM_RESPONSES, REFUSED(ANY, nothing)},
+    {"context_management", "No input items are dropped.", FORM_RESPONSES, REFUSED(ANY, nothing)},
+    {"instructions", "A system message before the input.", FORM_RESPONSES, STRING(instructions)},
+    {"input", "A user's text, or the items of the conversation so far.", FORM_RESPONSES,
+     HAND(ANY, read_items), .required = true,
+     .schema = ITEMS},
+    /* ---- both ---- */
+    {"tools", "Functions that the model may call.", CHATS, HAND(ARRAY, read_tools),
+     .schema = TOOLS},
+    {"functions", "An older form of tools; the answer has function_call.", CHATS,
+     WITH(ARRAY, "tools"),
+     .schema = "'maxItems':128,'items':{'type':'object','required':['name'],"
+               "'properties':{" FUNCTION "}}"},
+    {"tools", "Functions that the model may call.", FORM_RESPONSES, HAND(ARRAY, read_flat_tools),
+     .schema = FLAT_TOOLS},
+    {"parallel_tool_calls", "Whether one answer may have several calls.", CHATS | FORM_RESPONSES,
+     BOOL(parallel_tool_calls)},
+    {"tool_choice", "Whether the model may call a tool.", CHATS, HAND(ANY, read_tool_choice),
+     .schema = A_CHOICE},
+    {"function_call", "An older form of tool_choice.", CHATS, WITH(ANY, "tool_choice"),
+     .schema = A_CHOICE},
+    {"tool_choice", "Whether the model may call a tool.", FORM_RESPONSES,
+     HAND(ANY, read_flat_choice), .schema = A_CHOICE},
+    {"reasoning_effort", "How much the model is to think.", CHATS | FORM_RESPONSES,
+     CHOICE(effort, EFFORTS "|max")},
+    {"enable_thinking", "Whether the model is to think, where its template asks.",
+     CHATS | FORM_RESPONSES, BOOL(thinks), FLAG(has_thinks)},
+    {"think", "Ollama's name of enable_thinking.", CHATS | FORM_RESPONSES, BOOL(thinks),
+     FLAG(has_thinks)},
+    {"thinking", "The same as an object: its type is enabled or disabled.",
+     CHATS | FORM_RESPONSES, HAND(OBJECT, read_thinking),
+     .schema = "'properties':{'type':{'enum':['enabled','disabled']}}"},
+    {"chat_template", "A template in place of the model's (--trust-request-chat-template).",
+     CHATS, HAND(STRING, read_chat_template)},
+    {"add_generation_prompt", "The template ends with the beginning of the answer.", CHATS,
+     BOOL(add_generation_prompt)},
+    {"continue_final_message", "The answer continues the last message.", CHATS,
+     BOOL(continue_final_message), .check = check_continue},
+    {"include_reasoning", "Whether the answer has what the model thought.", CHATS,
+     BOOL(include_reasoning)},
+    {"text", "The answer's format: text alone.", FORM_RESPONSES, HAND(OBJECT, read_text_format),
+     .schema = "'properties':{'format':{'type':'object'," ONLY_TEXT "}}"},
+    {"reasoning", "How much the model is to think: effort.", CHATS | FORM_RESPONSES,
+     HAND(OBJECT, read_reasoning),
+     .schema = "'properties':{'effort':{'enum':[null,'none','minimal','low',"
+               "'medium','high','xhigh']}}"},
+    {"documents", "What the template may quote.", CHATS | FORM_RESPONSES,
+     WITH(ANY, "chat_template_kwargs")},
+    {"chat_template_kwargs", "Further variables of the template.", CHATS | FORM_RESPONSES,
+     HAND(OBJECT, read_template_variables)},
+    {"modalities", "Text alone.", CHATS, HAND(ARRAY, read_modalities),
+     .schema = "'items':{'const':'text'}"},
+    {"audio", "An answer that is spoken.", CHATS, REFUSED(ANY, "")},
+    {"web_search_options", "A search before the answer.", CHATS, REFUSED(ANY, "")},
+    {"logprobs", "The log probability of each token of the answer.", CHATS | FORM_RESPONSES,
+     BOOL(logprobs)},
+    {"top_logprobs", "And of this many others; only with logprobs.", CHATS,
+     INT_TO(n_top, 0, max_logprobs), .check = check_top_logprobs},
+    {"truncation", "No input items are dropped.", FORM_RESPONSES, HAND(STRING, read_truncation),
+     .schema = "'enum':[null,'disabled']"},
+    {"include", "What else the answer has: message.output_text.logprobs.", FORM_RESPONSES,
+     HAND(ARRAY, read_include), .schema = "'items':{'type':'string'}"},
+    {"top_logprobs", "Of this many other tokens in each place.", FORM_RESPONSES,
+     INT_TO(n_top, 0, max_logprobs)},
+    {"max_tool_calls", "Counts tools that run here: there are none.", FORM_RESPONSES, IGNORED(INT),
+     .min = 1, .max = INT64_MAX},
+
+    /* ---- completions ---- */
+    {"suffix", "A text behind the answer.", FORM_COMPLETIONS, REFUSED(STRING, "\"\"")},
+    {"echo", "The answer begins with the prompt.", FORM_COMPLETIONS, BOOL(echo)},
+    {"logprobs", "The log probability of each token, and of this many others.", FORM_COMPLETIONS,
+     HAND(INT, read_completion_logprobs), .min = 0, MOST(max_logprobs)},
+
+    /* ---- the answer's length: of several names, the endpoint's own counts ---- */
+    {"n_predict", "llama.cpp's name of max_tokens; -1: as much as fits.", DRAWS,
+     HAND(INT, read_n_predict), .min = -2, .max = INT32_MAX},
+    {"num_predict", "Ollama's name of max_tokens; -1: as much as fits.", DRAWS,
+     HAND(INT, read_num_predict), .min = -2, .max = INT32_MAX},
+    {"max_new_tokens", "TGI's name of max_tokens.", DRAWS, LENGTH},
+    {"max_output_tokens", "The Responses API's name of max_tokens.", CHATS | FORM_COMPLETIONS,
+     LENGTH},
+    {"max_tokens", "An older name of max_completion_tokens.", CHATS | FORM_RESPONSES, LENGTH},
+    {"max_tokens", "The longest answer, in tokens; null: as much as fits; 0: only with echo.",
+     FORM_COMPLETIONS, HAND(INT, read_completion_max), .min = 0, .max = INT32_MAX},
+    {"max_completion_tokens", "The longest answer, in tokens.", CHATS | FORM_RESPONSES, LENGTH},
+    {"max_output_tokens", "The longest answer, in tokens.", FORM_RESPONSES, LENGTH},
+
+    {"prompt", "What is to be continued.", FORM_COMPLETIONS, HAND(PROMPTS, read_prompt),
+     MOST(max_prompts), .required = true},
+
+    /* ---- a line of `sluice generate` ---- */
+    {"logprobs", "true, or the log probabilities of this many others, too.", FORM_GENERATE,
+     HAND(ANY, read_line_logprobs)},
+    {"prompt_logprobs", "The same of the prompt's tokens.", FORM_GENERATE,
+     HAND(ANY, read_line_prompt_logprobs)},
+    {"max_tokens", "The longest answer, in tokens; 0: only scores.", FORM_GENERATE,
+     INT(max_tokens, 0, INT32_MAX), FLAG(has_max_tokens)},
+    {"bad_words", "Words, or arrays of ids, that do not appear in the answer.", FORM_GENERATE,
+     HAND(ARRAY, read_line_bad_words)},
+    {"prompt", "What is to be continued.", FORM_GENERATE, HAND(STRING, read_line_prompt)},
+    {"prompt_token_ids", "The same as ids.", FORM_GENERATE, WITH(IDS, "prompt")},
+    {"pool", "No answer, but a vector of the prompt: mean or last.", FORM_GENERATE,
+     HAND(CHOICE, read_pool), .choices = "mean|last"},
+
+    /* ---- embeddings ---- */
+    {"encoding_format", "Numbers, or their bytes.", FORM_EMBEDDINGS,
+     CHOICE(base64, "float|base64")},
+    {"dimensions", "Only as many as the model has.", FORM_EMBEDDINGS,
+     INT(dimensions, 1, INT32_MAX), .check = check_dimensions},
+    {"normalize", "Whether a vector has length 1.", FORM_EMBEDDINGS, BOOL(normalize)},
+    {"use_activation", "vLLM's name of normalize.", FORM_EMBEDDINGS, BOOL(normalize)},
+    {"embd_normalize", "llama.cpp's norm: 2 is length 1, -1 is none.", FORM_EMBEDDINGS,
+     HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
+    {"input", "What becomes vectors, one each.", FORM_EMBEDDINGS, HAND(PROMPTS, read_input),
+     .max = MAX_INPUTS, .required = true},
+
+    /* ---- the tokenizer ---- */
+    {"content", "llama.cpp's name of prompt.", FORM_TOKENIZE_TEXT, WITH(STRING, "prompt")},
+    {"prompt", "What becomes tokens.", FORM_TOKENIZE_TEXT, HAND(PROMPTS, read_one_prompt),
+     .max = 1},
+    {"add_special", "llama.cpp's name of add_special_tokens.",
+     TOKENIZE, HAND(BOOL, read_add_special)},
+    {"with_pieces", "llama.cpp's name of return_token_strs.", TOKENIZE, BOOL(token_strs)},
+    {"return_token_strs", "The tokens as texts, too.", TOKENIZE, BOOL(token_strs)},
+    {"tokens", "What becomes text.", FORM_DETOKENIZE, HAND(IDS, read_tokens), .required = true},
+
+    /* ---- what other servers take: constraints ---- */
+    {"grammar", "llama.cpp's constraint.", DRAWS, REFUSED(ANY, empty)},
+    {"json_schema", "llama.cpp's and SGLang's constraint.", DRAWS, REFUSED(ANY, empty)},
+    {"regex", "SGLang's constraint.", DRAWS, REFUSED(ANY, empty)},
+    {"ebnf", "SGLang's constraint.", DRAWS, REFUSED(ANY, empty)},
+    {"structural_tag", "SGLang's constraint.", DRAWS, REFUSED(ANY, empty)},
+    {"format", "Ollama's constraint.", DRAWS, REFUSED(ANY, empty)},
+    {"guided_decoding_backend", "It says how a constraint is kept.", DRAWS, IGNORED(ANY)},
+    {"guided_whitespace_pattern", "It says how a constraint is kept.", DRAWS, IGNORED(ANY)},
+
+    /* ---- adapters ---- */
+    {"lora", "llama.cpp's adapters.", DRAWS, REFUSED(ANY, empty)},
+    {"lora_path", "SGLang's adapter.", DRAWS, REFUSED(ANY, empty)},
+    {"lora_request", "vLLM's adapter.", DRAWS, REFUSED(ANY, empty)},
+    {"adapter_id", "TGI's adapter.", DRAWS, REFUSED(ANY, empty)},
+
+    /* ---- samplers ---- */
+    {"repeat_last_n", "How far back penalties look; only -1, or where there are none.", DRAWS,
+     HAND(INT, read_repeat_window), .min = -1, .max = INT32_MAX},
+    {"typical_p", "Locally typical sampling; 1: off.", DRAWS, REFUSED(ANY, "1")},
+    {"tfs_z", "Tail-free sampling; 1: off.", DRAWS, REFUSED(ANY, "1")},
+    {"tfs", "Tail-free sampling; 1: off.", DRAWS, REFUSED(ANY, "1")},
+    {"top_a", "Top-A sampling; 0: off.", DRAWS, REFUSED(ANY, "0")},
+    {"top_n_sigma", "Top-n-sigma sampling; -1: off.", DRAWS, REFUSED(ANY, "-1|0")},
+    {"xtc_probability", "Exclusion of top choices; 0: off.", DRAWS, REFUSED(ANY, "0")},
+    {"dynatemp_range", "A temperature that varies; 0: off.", DRAWS, REFUSED(ANY, "0")},
+    {"mirostat", "Mirostat; 0: off.", DRAWS, REFUSED(ANY, "0|false")},
+    {"mirostat_mode", "Mirostat; 0: off.", DRAWS, REFUSED(ANY, "0")},
+    {"dry_multiplier", "A penalty of repetition; 0: off.", DRAWS, REFUSED(ANY, "0")},
+    {"no_repeat_ngram_size", "A ban of repetition; 0: off.", DRAWS, REFUSED(ANY, "0")},
+    {"encoder_repetition_penalty", "A penalty of the prompt; 1: off.", DRAWS, REFUSED(ANY, "1")},
+    {"eta_cutoff", "Eta sampling; 0: off.", DRAWS, REFUSED(ANY, "0")},
+    {"epsilon_cutoff", "Epsilon sampling; 0: off.", DRAWS, REFUSED(ANY, "0")},
+    {"smoothing_factor", "Quadratic sampling; 0: off.", DRAWS, REFUSED(ANY, "0")},
+    {"penalty_alpha", "Contrastive search; 0: off.", DRAWS, REFUSED(ANY, "0")},
+    {"guidance_scale", "Guidance by a second prompt; 1: off.", DRAWS, REFUSED(ANY, "1")},
+    {"negative_prompt", "Guidance by a second prompt.", DRAWS, REFUSED(ANY, empty)},
+    {"num_beams", "Beam search; 1: off.", DRAWS, REFUSED(ANY, "1")},
+    {"length_penalty", "Beam search; 1: off.", DRAWS, REFUSED(ANY, "1")},
+    {"early_stopping", "Beam search.", DRAWS, REFUSED(ANY, "false")},
+    {"do_sample", "False would be temperature 0.", DRAWS, REFUSED(ANY, "true")},
+    {"samplers", "The order of samplers.", DRAWS, REFUSED(ANY, empty)},
+    {"min_keep", "Tokens that samplers leave; 0: off.", DRAWS, REFUSED(ANY, "0")},
+    {"penalize_nl", "Whether penalties are for line ends, too; false only where there are none.",
+     DRAWS, HAND(BOOL, read_penalize_nl)},
+    {"adaptive_target", "A target of probability; -1: off.", DRAWS, REFUSED(ANY, "-1")},
+    {"custom_logit_processor", "Code for the sampler.", DRAWS, REFUSED(ANY, empty)},
+    {"custom_params", "Parameters of such code.", DRAWS, REFUSED(ANY, empty)},
+    {"vllm_xargs", "Parameters of such code.", DRAWS, REFUSED(ANY, empty)},
+    {"safe_prompt", "A system message of the server's own.", DRAWS, REFUSED(ANY, "false")},
+    {"mirostat_tau", "Nothing without mirostat.", DRAWS, IGNORED(ANY)},
+    {"mirostat_eta", "Nothing without mirostat.", DRAWS, IGNORED(ANY)},
+    {"xtc_threshold", "Nothing without xtc_probability.", DRAWS, IGNORED(ANY)},
+    {"dynatemp_exponent", "Nothing without dynatemp_range.", DRAWS, IGNORED(ANY)},
+    {"dry_base", "Nothing without dry_multiplier.", DRAWS, IGNORED(ANY)},
+    {"dry_allowed_length", "Nothing without dry_multiplier.", DRAWS, IGNORED(ANY)},
+    {"dry_penalty_last_n", "Nothing without dry_multiplier.", DRAWS, IGNORED(ANY)},
+    {"dry_sequence_breakers", "Nothing without dry_multiplier.", DRAWS, IGNORED(ANY)},
+    {"adaptive_decay", "Nothing without adaptive_target.", DRAWS, IGNORED(ANY)},
+    {"smoothing_curve", "Nothing without smoothing_factor.", DRAWS, IGNORED(ANY)},
+
+    /* ---- ends and lengths ---- */
+    {"stop_sequences", "Anthropic's name of stop.", DRAWS,
+     REFUSED(ANY, empty), .why = "Use 'stop'."},
+    {"stop_regex", "SGLang's stop by pattern.", DRAWS, REFUSED(ANY, empty)},
+    {"n_indent", "An end by indentation; 0: off.", DRAWS, REFUSED(ANY, "0")},
+    {"t_max_predict_ms", "An end by time.", DRAWS, REFUSED(ANY, "0|-1"), .why = "Use 'timeout'."},
+    {"truncate", "TGI's name of truncate_prompt_tokens.", DRAWS,
+     REFUSED(ANY, "false"), .why = "Use 'truncate_prompt_tokens'."},
+
+    /* ---- reasoning ---- */
+    {"thinking_token_budget", "A bound of the reasoning; -1: none.", DRAWS, REFUSED(ANY, "-1")},
+    {"thinking_budget", "A bound of the reasoning; -1: none.", DRAWS, REFUSED(ANY, "-1")},
+    {"thinking_budget_tokens", "A bound of the reasoning; -1: none.", DRAWS, REFUSED(ANY, "-1")},
+    {"reasoning_budget", "A bound of the reasoning; -1: none.", DRAWS, REFUSED(ANY, "-1")},
+    {"separate_reasoning", "Reasoning is apart from the text.", DRAWS, REFUSED(ANY, "true")},
+    {"stream_reasoning", "Reasoning is streamed as it comes.", DRAWS, REFUSED(ANY, "true")},
+    {"reasoning_format", "Reasoning is apart from the text.", DRAWS,
+     REFUSED(ANY, "\"auto\"|\"deepseek\"")},
+
+    /* ---- the answer's form ---- */
+    {"logprob_token_ids", "Log probabilities of chosen tokens.", DRAWS, REFUSED(ANY, nothing)},
+    {"n_probs", "llama.cpp's log probabilities.", DRAWS,
+     REFUSED(ANY, "0"), .why = "Use 'logprobs'."},
+    {"post_sampling_probs", "Probabilities behind the samplers.", DRAWS, REFUSED(ANY, "false")},
+    {"top_n_tokens", "TGI's log probabilities.", DRAWS,
+     REFUSED(ANY, "0"), .why = "Use 'logprobs'."},
+    {"return_logprob", "SGLang's log probabilities.", DRAWS,
+     REFUSED(ANY, "false"), .why = "Use 'logprobs'."},
+    {"flat_logprobs", "Another form of log probabilities.", DRAWS, REFUSED(ANY, "false")},
+    {"return_hidden_states", "Hidden states.", DRAWS, REFUSED(ANY, "false")},
+    {"return_tokens", "llama.cpp's token ids.", DRAWS,
+     REFUSED(ANY, "false"), .why = "Use 'return_token_ids'."},
+    {"return_full_text", "TGI's name of echo.", DRAWS, REFUSED(ANY, "false"), .why = "Use 'echo'."},
+    {"return_prompt_text", "The prompt as a text.", DRAWS, REFUSED(ANY, "false")},
+    {"details", "TGI's details.", DRAWS, REFUSED(ANY, "false")},
+    {"response_fields", "A choice of the answer's members.", DRAWS, REFUSED(ANY, nothing)},
+    {"enable_response_messages", "vLLM's messages of a response.", DRAWS, REFUSED(ANY, "false")},
+    {"previous_input_messages", "vLLM's messages of a response.", DRAWS, REFUSED(ANY, nothing)},
+    {"parse_tool_calls", "Tool calls are found in the text.", DRAWS, REFUSED(ANY, "true")},
+
+    /* ---- inputs ---- */
+    {"ec_transfer_params", "Inputs computed elsewhere.", DRAWS, REFUSED(ANY, empty)},
+    {"bootstrap_host", "A prompt computed elsewhere.", DRAWS, REFUSED(ANY, empty)},
+    {"input_embeds", "A prompt of hidden states.", DRAWS, REFUSED(ANY, empty)},
+    {"images", "Images.", DRAWS, REFUSED(ANY, empty)},
+    {"image_data", "Images.", DRAWS, REFUSED(ANY, empty)},
+    {"video_data", "Videos.", DRAWS, REFUSED(ANY, empty)},
+    {"audio_data", "Sound.", DRAWS, REFUSED(ANY, empty)},
+    {"mm_processor_kwargs", "Nothing without images.", DRAWS, IGNORED(ANY)},
+    {"media_io_kwargs", "Nothing without images.", DRAWS, IGNORED(ANY)},
+
+    /* ---- objects whose members belong at the top level ---- */
+    {"options", "Ollama's parameters.", DRAWS,
+     REFUSED(ANY, empty), .why = "Its members belong at the top level."},
+    {"parameters", "TGI's parameters.", DRAWS,
+     REFUSED(ANY, empty), .why = "Its members belong at the top level."},
+    {"sampling_params", "SGLang's parameters.", DRAWS,
+     REFUSED(ANY, empty), .why = "Its members belong at the top level."},
+    {"generation_config", "Parameters in a form of their own.", DRAWS,
+     REFUSED(ANY, empty), .why = "Its members belong at the top level."},
+    {"extra_body", "What a client library would have unpacked.", DRAWS,
+     REFUSED(ANY, empty), .why = "Its members belong at the top level."},
+
+    /* ---- what only costs or saves time, or names the request ---- */
+    {"cache_prompt", "The cache is for all prompts.", DRAWS, IGNORED(ANY)},
+    {"id_slot", "There are no slots.", DRAWS, IGNORED(ANY)},
+    {"n_keep", "No context is shifted.", DRAWS, IGNORED(ANY)},
+    {"n_discard", "No context is shifted.", DRAWS, IGNORED(ANY)},
+    {"num_ctx", "The context is as the server has it.", DRAWS, IGNORED(ANY)},
+    {"keep_alive", "The model stays loaded.", DRAWS, IGNORED(ANY)},
+    {"data_parallel_rank", "There is one rank.", DRAWS, IGNORED(ANY)},
+    {"timings_per_token", "Times are in the metrics.", DRAWS, IGNORED(ANY)},
+    {"return_progress", "There is no news of a prompt.", DRAWS, IGNORED(ANY)},
+    {"sse_ping_interval", "It is a setting of the server.", DRAWS, IGNORED(ANY)},
+    {"stream_interval", "Events come as tokens do.", DRAWS, IGNORED(ANY)},
+    {"rid", "The answer's id is x-request-id or request_id.", DRAWS, IGNORED(ANY)},
+
+    /* ---- members of other endpoints that would change the answer ---- */
+    {"top_logprobs", "Chat's.", FORM_COMPLETIONS,
+     REFUSED(ANY, "0|false"), .why = "Use 'logprobs'."},
+    {"tools", "Chat's.", FORM_COMPLETIONS, REFUSED(ANY, nothing)},
+    {"functions", "Chat's.", FORM_COMPLETIONS | FORM_RESPONSES, REFUSED(ANY, nothing)},
+    {"echo", "Completions'.", CHATS | FORM_RESPONSES, REFUSED(ANY, "false")},
+    {"suffix", "Completions'.", CHATS | FORM_RESPONSES, REFUSED(ANY, empty)},
+    {"instructions", "Of responses.", FORM_CHAT | FORM_COMPLETIONS, REFUSED(ANY, empty)},
+    {"previous_response_id", "Of responses.", FORM_CHAT | FORM_COMPLETIONS, REFUSED(ANY, empty)},
+    {"conversation", "Of responses.", FORM_CHAT | FORM_COMPLETIONS, REFUSED(ANY, empty)},
+    {"background", "Of responses.", FORM_CHAT | FORM_COMPLETIONS, REFUSED(ANY, empty)},
+};
+const size_t n_members = sizeof members / sizeof members[0];
+
+const struct member *member_find(const char *key, unsigned form)
+{
+    for (size_t i = 0; i < n_members; i++) {
+        if ((members[i].forms & form) && strcmp(members[i].key, key) == 0) {
+            return &members[i];
+        }
+    }
+    return NULL;
+}
+
+int64_t member_max(const struct member *m, const struct config *config)
+{
+    int64_t most = m->max;
+    if (m->most > 0) {
+        memcpy(&most, (const char *)config + m->most, sizeof most);
+    }
+    return most;
+}

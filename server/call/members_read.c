@@ -1,0 +1,156 @@
+/* Reading a body by the table of its members. */
+#include "server/call/members.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool keep_choice(struct api_request *r, const struct member *m, void *at)
+{
+    int index;
+    if (!body_choice(&r->body, m->key, m->choices, &index)) {
+        return false;
+    }
+    if (m->size == sizeof(bool)) {
+        *(bool *)at = index != 0;
+    } else {
+        body_string(&r->body, m->key, at);
+    }
+    return true;
+}
+
+static bool keep_int(struct api_request *r, const struct member *m, void *at)
+{
+    int64_t v;
+    if (!body_int(&r->body, m->key, m->min, member_max(m, r->model->config), &v)) {
+        return false;
+    }
+    if (m->size == sizeof(int32_t)) {
+        *(int32_t *)at = (int32_t)v;
+    } else if (m->size > 0) {
+        *(int64_t *)at = v;
+    }
+    return true;
+}
+
+static bool keep_real(struct api_request *r, const struct member *m, void *at)
+{
+    double v;
+    if (!body_real(&r->body, m->key, m->low, m->high, &v)) {
+        return false;
+    }
+    if (m->size == sizeof(float)) {
+        *(float *)at = (float)v;
+    } else {
+        *(double *)at = v;
+    }
+    return true;
+}
+
+/* A value that is there goes to its field; one that is only checked goes nowhere. */
+static bool keep_value(struct api_request *r, const struct member *m)
+{
+    bool kept = m->size > 0, truth;
+    const char *text;
+    const struct json *node;
+    void *at = (char *)r + m->offset;
+    switch (m->type) {
+    case MEMBER_BOOL: return body_bool(&r->body, m->key, kept ? at : &truth);
+    case MEMBER_INT: return keep_int(r, m, at);
+    case MEMBER_REAL: return keep_real(r, m, at);
+    case MEMBER_CHOICE: return keep_choice(r, m, at);
+    case MEMBER_STRING: return body_string(&r->body, m->key, kept ? at : &text);
+    case MEMBER_OBJECT: return body_object(&r->body, m->key, &node);
+    case MEMBER_ARRAY: return body_array(&r->body, m->key, &node);
+    default: return true; // of any type
+    }
+}
+
+static bool equals(const struct body_member *v, const char *json, size_t n_bytes)
+{
+    switch (json_type(v->node)) {
+    case JSON_NUMBER:
+        return strchr("-0123456789", json[0]) && strtod(json, NULL) == json_number(v->node, 0);
+    case JSON_ARRAY: return json[0] == '[' && json_count(v->node) == 0;
+    case JSON_OBJECT: return json[0] == '{' && json_count(v->node) == 0;
+    default: return n_bytes == v->n_bytes && memcmp(json, v->start, n_bytes) == 0;
+    }
+}
+
+static bool asks_for_nothing(const struct member *m, const struct body_member *v)
+{
+    for (const char *word = m->off; *word;) {
+        size_t n = strcspn(word, "|");
+        if (equals(v, word, n)) {
+            return true;
+        }
+        word += n + (word[n] == '|');
+    }
+    return false;
+}
+
+static bool refuse(struct api_request *r, const struct member *m)
+{
+    if (!m->why) {
+        return api_unsupported(&r->error, m->key);
+    }
+    return api_error_set(&r->error, 400, "unsupported_parameter", m->key,
+                         "Unsupported parameter: '%s' is not supported by this server. %s", m->key,
+                         m->why);
+}
+
+static bool read_member(struct api_request *r, const struct member *m)
+{
+    if (!(m->forms & r->form) || m->with) {
+        return true;
+    }
+    if (m->read) {
+        return m->read(r) && r->error.status == 0;
+    }
+    const struct body_member *v = body_get(&r->body, m->key);
+    if (!v) {
+        return true;
+    }
+    if (!keep_value(r, m)) {
+        return false;
+    }
+    if (m->use == MEMBER_REFUSED) {
+        return asks_for_nothing(m, v) || refuse(r, m);
+    }
+    if (m->flag > 0) {
+        *(bool *)((char *)r + m->flag) = true;
+    }
+    return !m->check || m->check(r);
+}
+
+/* What no endpoint knows is ignored and counted, or refused if the operator wants that. */
+static bool check_names(struct api_request *r)
+{
+    unsigned forms = r->form == FORM_GENERATE ? ~0u : ~(unsigned)FORM_GENERATE;
+    for (size_t i = 0; i < r->body.n_members; i++) {
+        const char *key = r->body.members[i].key;
+        if (member_find(key, forms)) {
+            continue;
+        }
+        r->unknown = r->unknown ? r->unknown : key;
+        r->n_unknown++;
+        if (r->model->config->strict_parameters) {
+            return api_error_set(&r->error, 400, "unknown_parameter", key,
+                                 "Unknown parameter: '%.60s'.", key);
+        }
+    }
+    return true;
+}
+
+bool members_read(struct api_request *r)
+{
+    /* The first row is the model: that it is not served is said before all else. */
+    if (!read_member(r, &members[0]) || !check_names(r)) {
+        return false;
+    }
+    for (size_t i = 1; i < n_members; i++) {
+        if (!read_member(r, &members[i])) {
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,99 @@
+/* What the rows of members.c call: readers of members that are no plain values, and checks of
+ * values that were kept. Each gives false when r->error is set. And how a request of each endpoint
+ * begins before its members are read, and is completed behind them.
+ * Thread: the request's owner. */
+#ifndef SLUICE_SERVER_CALL_READERS_H
+#define SLUICE_SERVER_CALL_READERS_H
+
+#include "server/call/request.h"
+
+/* ---- what all endpoints share (request.c) ----------------------------------------------------- */
+
+void request_begin(struct api_request *r);
+void request_end(struct api_request *r);
+
+bool read_model(struct api_request *r);
+bool check_top_k(struct api_request *r);
+bool read_stop(struct api_request *r);
+bool read_stop_ids(struct api_request *r);
+bool read_bias(struct api_request *r);
+bool check_best_of(struct api_request *r);
+bool check_prompt_logprobs(struct api_request *r);
+bool read_allowed(struct api_request *r);
+bool read_repeat_window(struct api_request *r);
+bool read_penalize_nl(struct api_request *r);
+bool read_n_predict(struct api_request *r);
+bool read_num_predict(struct api_request *r);
+bool read_stream_options(struct api_request *r);
+bool check_salt(struct api_request *r);
+bool check_request_id(struct api_request *r);
+bool read_response_format(struct api_request *r);
+bool read_bad_words(struct api_request *r);
+
+/* ---- chat (request_chat.c) -------------------------------------------------------------------- */
+
+void chat_begin(struct api_request *r);
+bool chat_end(struct api_request *r);
+/* Whether the rendered text has each role that is the client's own word; of a template that failed
+ * there is none. */
+bool chat_check_roles(struct api_request *r, const char *text, size_t n_bytes);
+
+bool read_messages(struct api_request *r);
+bool read_tools(struct api_request *r);
+bool read_tool_choice(struct api_request *r);
+bool read_chat_template(struct api_request *r);
+bool check_continue(struct api_request *r);
+bool read_reasoning(struct api_request *r);
+bool read_thinking(struct api_request *r);
+bool read_template_variables(struct api_request *r);
+bool read_modalities(struct api_request *r);
+bool check_top_logprobs(struct api_request *r);
+
+/* ---- completions, embeddings, tokenize, detokenize (request_completion.c) --------------------- */
+
+void completion_begin(struct api_request *r);
+bool completion_end(struct api_request *r);
+void embeddings_begin(struct api_request *r);
+bool embeddings_end(struct api_request *r);
+void tokenize_begin(struct api_request *r);
+bool tokenize_end(struct api_request *r);
+bool detokenize_end(struct api_request *r);
+
+bool read_completion_logprobs(struct api_request *r);
+bool read_completion_max(struct api_request *r);
+bool read_prompt(struct api_request *r);
+bool check_dimensions(struct api_request *r);
+bool read_embd_normalize(struct api_request *r);
+bool read_input(struct api_request *r);
+bool read_one_prompt(struct api_request *r);
+bool read_add_special(struct api_request *r);
+bool read_tokens(struct api_request *r);
+
+/* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
+bool request_read_prompts(struct api_request *r, const char *key, size_t max_prompts);
+
+/* ---- a line of `sluice generate` (request_generate.c) ----------------------------------------- */
+
+void generate_begin(struct api_request *r);
+bool generate_end(struct api_request *r);
+
+bool read_line_logprobs(struct api_request *r);
+bool read_line_prompt_logprobs(struct api_request *r);
+bool read_line_bad_words(struct api_request *r);
+bool read_line_prompt(struct api_request *r);
+bool read_pool(struct api_request *r);
+
+/* ---- responses (request_responses.c) ---------------------------------------------------------- */
+
+void responses_begin(struct api_request *r);
+bool responses_end(struct api_request *r);
+
+bool read_previous(struct api_request *r);
+bool read_items(struct api_request *r);
+bool read_flat_tools(struct api_request *r);
+bool read_flat_choice(struct api_request *r);
+bool read_text_format(struct api_request *r);
+bool read_truncation(struct api_request *r);
+bool read_include(struct api_request *r);
+
+#endif

@@ -1,0 +1,111 @@
+/* The document says all that the tables say. */
+#include "server/api/api.h"
+
+#include "server/call/members.h"
+#include "server/cli/config_load.h"
+#include "test/check.h"
+
+static struct json *make_document(int argc, const char **argv)
+{
+    struct config config;
+    struct err err = {""};
+    struct json *root = NULL;
+    struct buf b;
+    if (config_load(&config, argc, (char **)argv, NULL, &err) != OK) {
+        CHECK_FAIL("%s", err.text);
+    }
+    buf_init(&b, 1 << 22);
+    openapi_put(&b, api_routes, &config);
+    struct json_limits limits = {64, 100000};
+    if (b.failed || json_parse(b.data, b.n_bytes, &limits, &root, &err) != OK) {
+        CHECK_FAIL("%s", err.text);
+    }
+    buf_deinit(&b);
+    config_deinit(&config);
+    return root;
+}
+
+static const struct json *at(const struct json *node, const char *key, const char *then)
+{
+    return json_get(json_get(node, key), then);
+}
+
+TEST(every_route_is_in_it)
+{
+    const char *argv[] = {"serve", "models/demo"};
+    struct json *doc = make_document(2, argv);
+    for (const struct http_route *r = api_routes; r->method; r++) {
+        char method[16];
+        size_t n = strlen(r->method);
+        for (size_t i = 0; i <= n; i++) {
+            method[i] = (char)(r->method[i] >= 'A' ? r->method[i] | 0x20 : r->method[i]);
+        }
+        const struct json *operation = json_get(at(doc, "paths", r->path), method);
+        const char *summary = json_get_string(operation, "summary");
+        if (!summary || !*summary) { // a row is missing in openapi.c
+            CHECK_FAIL("%s %s has no words", r->method, r->path);
+        }
+        CHECK(at(operation, "responses", "200") && at(operation, "responses", "default"));
+        CHECK(!json_get(operation, "security")); // there are no keys here
+    }
+    json_free(doc);
+}
+
+TEST(every_member_is_in_it)
+{
+    static const struct {
+        const char *schema;
+        unsigned form;
+    } schemas[] = {
+        {"ChatRequest", FORM_CHAT},
+        {"CompletionRequest", FORM_COMPLETIONS},
+        {"EmbeddingRequest", FORM_EMBEDDINGS},
+        {"ResponseRequest", FORM_RESPONSES},
+        {"TokenizeText", FORM_TOKENIZE_TEXT},
+        {"TokenizeMessages", FORM_TOKENIZE_CHAT},
+        {"DetokenizeRequest", FORM_DETOKENIZE},
+    };
+    const char *argv[] = {"serve", "models/demo", "--max-n", "7"};
+    struct json *doc = make_document(4, argv);
+    const struct json *all = at(doc, "components", "schemas");
+    for (size_t s = 0; s < sizeof schemas / sizeof schemas[0]; s++) {
+        const struct json *properties = at(all, schemas[s].schema, "properties");
+        size_t n = 0;
+        for (size_t i = 0; i < n_members; i++) {
+            const struct member *m = &members[i];
+            if (!(m->forms & schemas[s].form)) {
+                continue;
+            }
+            const struct json *p = json_get(properties, m->key);
+            if (!json_get_string(p, "description")) {
+                CHECK_FAIL("%s lacks '%s'", schemas[s].schema, m->key);
+            }
+            CHECK(m->use != MEMBER_REFUSED || json_is(json_get(p, "enum"), JSON_ARRAY));
+            CHECK(m->type != MEMBER_INT || json_get(p, "type") || json_get(p, "enum"));
+            n++;
+        }
+        CHECK_EQ(json_count(properties), n);
+    }
+    const struct json *n = json_get(at(all, "ChatRequest", "properties"), "n");
+    CHECK_EQ(json_get_int(n, "minimum", 0), 1);
+    CHECK_EQ(json_get_int(n, "maximum", 0), 7); // as this server was started
+    CHECK(json_get_bool(json_get(all, "ChatRequest"), "additionalProperties", false));
+    json_free(doc);
+}
+
+TEST(keys_and_strictness_show)
+{
+    const char *argv[] = {"serve", "models/demo", "--api-key", "k", "--strict-parameters"};
+    struct json *doc = make_document(5, argv);
+    const struct json *paths = json_get(doc, "paths");
+    CHECK_EQ(json_count(json_get(at(paths, "/v1/models", "get"), "security")), 2);
+    CHECK(!json_get(at(paths, "/version", "get"), "security"));
+    CHECK(!json_get_bool(json_get(at(doc, "components", "schemas"), "ChatRequest"),
+                         "additionalProperties", true));
+    json_free(doc);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

@@ -1,0 +1,63 @@
+#include "server/call/members.h"
+
+#include "test/check.h"
+
+TEST(a_key_has_one_row_in_each_form)
+{
+    for (size_t i = 0; i < n_members; i++) {
+        for (size_t k = i + 1; k < n_members; k++) {
+            bool same = strcmp(members[i].key, members[k].key) == 0;
+            CHECK(!same || (members[i].forms & members[k].forms) == 0);
+        }
+    }
+}
+
+/* A row says one thing: where a value goes, who reads it, or why it is refused. */
+TEST(rows_are_whole)
+{
+    for (size_t i = 0; i < n_members; i++) {
+        const struct member *m = &members[i];
+        int ways = (m->size > 0) + (m->read != NULL) + (m->with != NULL) + (m->use != MEMBER_READ);
+        if (ways != 1 || !m->about || !*m->about || m->forms == 0) {
+            CHECK_FAIL("the row of '%s'", m->key);
+        }
+        CHECK((m->use == MEMBER_REFUSED) == (m->off != NULL));
+        CHECK((m->type == MEMBER_CHOICE) == (m->choices != NULL));
+        CHECK(!m->flag || m->size > 0);
+        CHECK(m->offset + m->size <= sizeof(struct api_request));
+    }
+}
+
+TEST(fields_are_as_wide_as_their_values)
+{
+    for (size_t i = 0; i < n_members; i++) {
+        const struct member *m = &members[i];
+        bool narrow = m->size == sizeof(bool), word = m->size == sizeof(void *);
+        if (m->size > 0 && m->type == MEMBER_BOOL) {
+            CHECK(narrow);
+        } else if (m->size > 0 && m->type == MEMBER_CHOICE) {
+            CHECK(narrow || word);
+        } else if (m->size > 0) {
+            CHECK(word || (m->type != MEMBER_STRING && m->size == 4));
+        }
+        bool wide = m->size == 4 && m->type == MEMBER_INT;
+        CHECK(!wide || m->most > 0 || (m->min >= INT32_MIN && m->max <= INT32_MAX));
+    }
+}
+
+TEST(a_member_is_read_along_with_one_that_is_read)
+{
+    for (size_t i = 0; i < n_members; i++) {
+        if (members[i].with) {
+            const struct member *m = member_find(members[i].with, members[i].forms);
+            REQUIRE(m && m->read);
+        }
+    }
+    CHECK(!member_find("nonsense", ~0u));
+    CHECK(!member_find("messages", FORM_COMPLETIONS));
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

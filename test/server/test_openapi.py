@@ -1,0 +1,203 @@
+"""/openapi.json is a sound OpenAPI 3.1 document, what it allows is never the server's fault, and /docs shows it."""
+
+import json
+import random
+import re
+import time
+
+import pytest
+from api import Server
+from browser import CHROMIUM, Browser
+
+TYPES = {"null", "boolean", "integer", "number", "string", "array", "object"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server(max_num_queued_reqs=64) as s:
+        yield s
+
+
+@pytest.fixture(scope="module")
+def document(server):
+    r = server.get("/openapi.json")
+    assert r.status == 200 and r.headers["content-type"] == "application/json"
+    return r.json()
+
+
+def resolve(document, ref):
+    assert ref.startswith("#/")
+    node = document
+    for part in ref[2:].split("/"):
+        node = node[part]
+    return node
+
+
+def check_schema(document, s):
+    """The part of JSON Schema 2020-12 that the document uses; another keyword is a slip."""
+    if "$ref" in s:
+        assert set(s) == {"$ref"}
+        resolve(document, s["$ref"])
+        return
+    allowed = {"type", "description", "properties", "required", "additionalProperties", "items", "anyOf", "enum", "const",
+               "minimum", "maximum", "minItems", "maxItems", "minLength", "maxProperties", "pattern"}
+    assert set(s) <= allowed, set(s) - allowed
+    types = s.get("type", [])
+    types = [types] if isinstance(types, str) else types
+    assert set(types) <= TYPES and len(set(types)) == len(types)
+    for key in ("minItems", "maxItems", "minLength", "maxProperties"):
+        assert key not in s or isinstance(s[key], int) and s[key] >= 0
+    assert "minimum" not in s or "maximum" not in s or s["minimum"] <= s["maximum"]
+    assert "enum" not in s or s["enum"] and len(set(map(json.dumps, s["enum"]))) == len(s["enum"])
+    if "pattern" in s:
+        re.compile(s["pattern"])
+    assert set(s.get("required", [])) <= set(s.get("properties", {}))
+    for sub in [*s.get("properties", {}).values(), *s.get("anyOf", [])]:
+        check_schema(document, sub)
+    for key in ("items", "additionalProperties"):
+        if isinstance(s.get(key), dict):
+            check_schema(document, s[key])
+
+
+def operations(document):
+    return [(method, path, o) for path, item in document["paths"].items() for method, o in item.items()]
+
+
+def test_the_document_is_sound(document):
+    assert document["openapi"] == "3.1.0" and document["info"]["title"] and document["info"]["version"]
+    for s in document["components"]["schemas"].values():
+        check_schema(document, s)
+    all_of_them = operations(document)
+    ids = [o["operationId"] for _, _, o in all_of_them]
+    assert len(set(ids)) == len(ids) and all(re.fullmatch(r"[a-z0-9_]+", i) for i in ids)
+    for method, path, o in all_of_them:
+        assert method in ("get", "post", "delete") and path.startswith("/")
+        named = {p["name"] for p in o.get("parameters", []) if p["in"] == "path" and p["required"] is True}
+        assert named == set(re.findall(r"\{(\w+)\}", path))
+        for p in o.get("parameters", []):
+            check_schema(document, p["schema"])
+        for body in [o["requestBody"]] if "requestBody" in o else []:
+            check_schema(document, body["content"]["application/json"]["schema"])
+        assert "200" in o["responses"] and "default" in o["responses"]
+        for r in o["responses"].values():
+            assert r["description"]
+            for content in r["content"].values():
+                check_schema(document, content["schema"])
+        for need in o.get("security", []):
+            assert set(need) <= set(document["components"]["securitySchemes"])
+
+
+def test_what_it_says_of_routes_is_so(server, document):
+    for method, path, o in operations(document):
+        if method != "get" or "{" in path:
+            continue
+        r = server.get(path)
+        answers = o["responses"].get(str(r.status), o["responses"]["default"])["content"]
+        kind = r.headers["content-type"].split(";")[0]
+        assert r.status < 500 and kind in answers, (path, r.status, kind)
+
+
+def test_no_key_is_needed_to_read_it():
+    with Server(api_key="secret") as s:
+        assert s.get("/docs").status == 200
+        r = s.get("/openapi.json")
+        assert r.status == 200 and "secret" not in r.body.decode()
+        assert r.json()["paths"]["/v1/chat/completions"]["post"]["security"] == [{"bearer": []}, {"header": []}]
+        assert s.get("/v1/models").status == 401
+
+
+# ---- random bodies ----
+
+def text(rng):
+    return "".join(rng.choice("ab {}\"\\<|é\U0001F600\n") for _ in range(rng.randrange(1, 12)))
+
+
+def some_number(s, rng, whole):
+    low, high = s.get("minimum", -1000), s.get("maximum", 1 << 40)
+    kind = rng.randrange(4)
+    if kind < 2:
+        return (low, high)[kind]
+    high = min(high, low + 20)
+    return rng.randint(int(low), int(high)) if whole else low + rng.random() * (high - low)
+
+
+def some(document, s, rng, depth=0):
+    """A random value that the schema allows."""
+    if "$ref" in s:
+        return some(document, resolve(document, s["$ref"]), rng, depth)
+    if "const" in s:
+        return s["const"]
+    if "enum" in s:
+        return rng.choice(s["enum"])
+    if "anyOf" in s:
+        return some(document, s["anyOf"][0] if rng.random() < 0.6 else rng.choice(s["anyOf"]), rng, depth)
+    types = s.get("type", sorted(TYPES))
+    kind = types if isinstance(types, str) else rng.choice([t for t in types if depth < 4 or t not in ("array", "object")])
+    if kind == "object":
+        return some_object(document, s, rng, depth)
+    if kind == "array":
+        n = min(s.get("minItems", 0) + rng.choice([0, 1, 2, 5]), s.get("maxItems", 99))
+        return [some(document, s.get("items", {}), rng, depth + 1) for _ in range(n)]
+    if kind in ("integer", "number"):
+        return some_number(s, rng, kind == "integer")
+    if kind == "string":
+        return rng.choice(["abc", "x" * 128]) if "pattern" in s else text(rng)
+    return rng.random() < 0.5 if kind == "boolean" else None
+
+
+def some_object(document, s, rng, depth):
+    properties = s.get("properties", {})
+    if not properties:
+        extra = s.get("additionalProperties", {})
+        return {str(rng.randrange(200)): some(document, extra if isinstance(extra, dict) else {}, rng, depth + 1)
+                for _ in range(rng.randrange(3))}
+    keys = [k for k in properties if k in s.get("required", []) or depth > 0 and rng.random() < 0.8]
+    if depth == 0:
+        keys += [k for k in rng.sample(sorted(properties), rng.choice([0, 1, 2, 4])) if k not in keys]
+    return {k: some(document, properties[k], rng, depth + 1) for k in keys}
+
+
+def test_what_the_schema_allows_is_never_a_fault_of_the_server(server, document):
+    rng, done = random.Random(5), {}
+    for method, path, o in operations(document):
+        if "requestBody" not in o or path.startswith("/v1/") and path[3:] in document["paths"]:
+            continue
+        schema = o["requestBody"]["content"]["application/json"]["schema"]
+        statuses = done.setdefault(path, [])
+        for _ in range(120):
+            body = {"ignore_eos": False, **some(document, schema, rng)}
+            if path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+                body.setdefault("max_output_tokens" if path == "/v1/responses" else "max_tokens", 4)
+            r = server.post(path, body)
+            assert r.status < 500, (path, body, r.body)
+            if r.status >= 400:
+                assert set(r.error) >= {"message", "type", "param", "code"}, r.body
+            statuses.append(r.status)
+    for path, statuses in done.items():
+        assert statuses.count(200) > 10, (path, statuses)
+    assert server.get("/health").status == 200
+
+
+# ---- the page ----
+
+def test_the_page_has_no_remote_parts(server):
+    r = server.get("/docs")
+    assert r.status == 200 and r.headers["content-type"].startswith("text/html")
+    assert r.headers["content-security-policy"] == server.get("/").headers["content-security-policy"]
+    assert not re.search(r"https?://|//[a-z]", r.body.decode())
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_the_page_lists_endpoints_and_members(server, document):
+    b = Browser("http://127.0.0.1:%d/docs" % server.port)
+    try:
+        end = time.time() + 20
+        while not b.eval("document.readyState === 'complete' && document.querySelectorAll('.endpoint').length"):
+            assert time.time() < end
+            time.sleep(0.1)
+        assert b.eval("document.querySelectorAll('.endpoint').length") == len(operations(document))
+        n = len(document["components"]["schemas"]["ChatRequest"]["properties"])
+        assert b.eval("document.querySelector('.endpoint').querySelectorAll('.member').length") == n
+        assert not b.errors, b.errors
+    finally:
+        b.close()
