@@ -86,8 +86,6 @@ enum status cuda_write(struct backend *base, struct dmem to, const void *from, s
 {
     struct cuda *be = cuda_of(base);
     TRY(cuda_enter(be));
-    TRY(cuda_rope_now(be));
-    TRY(cuda_settle(be));
     CUDA_TRY(be, cudaMemcpyAsync(to.p, from, n_bytes, cudaMemcpyHostToDevice, be->stream));
     CUDA_TRY(be, cudaStreamSynchronize(be->stream));
     return OK;
@@ -97,8 +95,6 @@ enum status cuda_read(struct backend *base, void *to, struct dmem from, size_t n
 {
     struct cuda *be = cuda_of(base);
     TRY(cuda_enter(be));
-    TRY(cuda_rope_now(be));
-    TRY(cuda_settle(be));
     CUDA_TRY(be, cudaMemcpyAsync(to, from.p, n_bytes, cudaMemcpyDeviceToHost, be->stream));
     CUDA_TRY(be, cudaStreamSynchronize(be->stream));
     return OK;

@@ -28,7 +28,6 @@ struct weight {
     void *data;     // [n_experts, n_out, n_in]
     float *bias;    // [n_experts, n_out] or NULL
     void *bias_act; // LINEAR: the same in the weight's dtype, if that is 16-bit
-    bool joined;    // LINEAR: its product was left as sums in vain: it no longer is
     struct weight *next;
 };
 
@@ -112,8 +111,6 @@ struct cuda {
     struct pass_view view; // of the pass in hand
     int32_t attention_slots; // of its plan
     bool is_few;             // attention_few.cu may take its rows
-    struct rope_store_args rope; // put off, for attention to take it along; n_rows 0: none
-    struct sum_parts rope_sums;  // what its qkv is the sum of; n 0: it is whole
     struct pass_shape shape;
     int32_t pass_n_draws, pass_n_pool;
 
@@ -123,15 +120,7 @@ struct cuda {
     int64_t peer_largest; // bytes of a message
     uint32_t *aborted;    // pinned
 
-    struct {
-        struct gemm_args product;
-        struct sum_parts sums; // n 0: none
-    } unsettled; // the last product, where it was left as sums
-    struct {
-        struct row_bests rows; // n_bands 0: none
-        const void *logits;    // of which they are
-        int32_t n_rows, n_drawn; // rows, of the first ids
-    } bests;
+    struct row_bests bests; // where a head leaves them
     struct graphs *graphs;
     struct plans *plans;
     struct upload *upload;
@@ -218,19 +207,16 @@ void cuda_graph_abort(struct cuda *be);
 /* cuda_gemm.c */
 enum status cuda_gemm_open(struct cuda *be);
 void cuda_gemm_close(struct cuda *be);
-enum status cuda_gemm(struct cuda *be, const struct gemm_args *a);
-/* A product may be left as sums over runs of K (may_split of gemm_args). Whoever reads its y
- * otherwise than through cuda_take_sums settles it before: every op but those that take sums. */
-enum status cuda_settle(struct cuda *be);
-/* Takes the sums of the product that is all of y, if it was left so; then y never holds it. */
-bool cuda_take_sums(struct cuda *be, const void *y, int32_t n_rows, int32_t width,
-                    struct sum_parts *sums);
+/* With may_split y may be left as *sums instead, in the one area that there is for them; else, and
+ * where sums->n stays 0, it is whole. sums may be NULL without may_split. */
+enum status cuda_gemm(struct cuda *be, const struct gemm_args *a, struct sum_parts *sums);
 /* A product with its activation in one kernel; false where there is none for it. */
 bool cuda_gemm_gated(struct cuda *be, const struct gemm_args *a, enum status *st);
 /* The output head, of whose logits draws among the first n_drawn ids are made and no more, with the
- * bests that greedy ones read (be->bests); rows that these alone read are left as they were. False
- * where cuda_gemm is to make all logits. */
-bool cuda_gemm_head(struct cuda *be, const struct gemm_args *a, int32_t n_drawn, enum status *st);
+ * bests that greedy ones read; rows that these alone read are left as they were. False where
+ * cuda_gemm is to make all logits. */
+bool cuda_gemm_head(struct cuda *be, const struct gemm_args *a, int32_t n_drawn,
+                    struct logit_bests *bests, enum status *st);
 
 /* cuda_comm.c */
 int32_t cuda_comm_device(const struct comm *c, int32_t rank); // of a rank of this process
@@ -257,8 +243,6 @@ enum status cuda_alive(struct backend *be);
 void cuda_close(struct backend *be);
 
 /* cuda_ops.c */
-/* Issues the rope that was put off, if there is one: before anything else that reads or writes. */
-enum status cuda_rope_now(struct cuda *be);
 extern const struct backend_ops cuda_ops;
 
 #endif

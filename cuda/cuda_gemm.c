@@ -236,31 +236,6 @@ static bool on_cublas(struct cuda *be, const struct gemm_args *a, cudaError_t *e
 
 /* ---- products left as sums ------------------------------------------------------------------- */
 
-enum status cuda_settle(struct cuda *be)
-{
-    if (be->unsettled.sums.n == 0) {
-        return OK;
-    }
-    const struct sum_parts sums = be->unsettled.sums;
-    be->unsettled.sums.n = 0;
-    if (be->unsettled.product.joined) {
-        *be->unsettled.product.joined = true;
-    }
-    return cuda_check(be, gemm_join(be->stream, &be->unsettled.product, &sums), "gemm_join");
-}
-
-bool cuda_take_sums(struct cuda *be, const void *y, int32_t n_rows, int32_t width,
-                    struct sum_parts *sums)
-{
-    const struct gemm_args *a = &be->unsettled.product;
-    if (be->unsettled.sums.n == 0 || a->y != y || a->n_rows != n_rows || a->n_out != width) {
-        return false;
-    }
-    *sums = be->unsettled.sums;
-    be->unsettled.sums.n = 0;
-    return true;
-}
-
 static struct sum_parts sums_of(const struct cuda *be, const struct gemm_args *a, int32_t n)
 {
     return (struct sum_parts){.first = be->sums,
@@ -271,20 +246,20 @@ static struct sum_parts sums_of(const struct cuda *be, const struct gemm_args *a
 }
 
 static enum status on_wide(struct cuda *be, const struct gemm_args *a,
-                           const struct wide_plan *plan)
+                           const struct wide_plan *plan, struct sum_parts *left)
 {
     const struct sum_parts sums = sums_of(be, a, plan->n_splits);
     TRY(cuda_check(be, gemm_wide(be->stream, a, be->n_sms, plan, &sums), "gemm_wide"));
     if (plan->n_splits > 1) {
-        be->unsettled.product = *a;
-        be->unsettled.sums = sums;
+        *left = sums;
     }
     return OK;
 }
 
 /* A product of more rows that is no wider than it is deep, as a batch of two with half of K each:
  * cuBLASLt would cut K itself, and add the sums in a kernel of its own. */
-static bool in_halves(struct cuda *be, const struct gemm_args *a, cudaError_t *e)
+static bool in_halves(struct cuda *be, const struct gemm_args *a, struct sum_parts *left,
+                      cudaError_t *e)
 {
     enum { MIN_ROWS = 65, MAX_ROWS = 256, HALVES = 2 };
     const struct sum_parts sums = sums_of(be, a, HALVES);
@@ -306,8 +281,7 @@ static bool in_halves(struct cuda *be, const struct gemm_args *a, cudaError_t *e
     if (!on_cublas(be, &b, e)) {
         return false;
     }
-    be->unsettled.product = *a;
-    be->unsettled.sums = sums;
+    *left = sums;
     return true;
 }
 
@@ -318,7 +292,7 @@ bool cuda_gemm_gated(struct cuda *be, const struct gemm_args *a, enum status *st
         return false;
     }
     if (gemm_wide_takes(a, be->sm, be->n_sms, 0, &wide)) {
-        *st = on_wide(be, a, &wide);
+        *st = on_wide(be, a, &wide, NULL); // without room for sums it is whole
         return true;
     }
     if (gemm_batch_takes(a, be->sm, be->n_sms)) {
@@ -332,24 +306,25 @@ bool cuda_gemm_gated(struct cuda *be, const struct gemm_args *a, enum status *st
     return false;
 }
 
-bool cuda_gemm_head(struct cuda *be, const struct gemm_args *a, int32_t n_drawn, enum status *st)
+bool cuda_gemm_head(struct cuda *be, const struct gemm_args *a, int32_t n_drawn,
+                    struct logit_bests *bests, enum status *st)
 {
-    be->bests.rows.n_bands = 0;
     if (be->options.deterministic || !be->pass || n_drawn <= 0 || n_drawn != a->n_out ||
-        !gemm_head_takes(a, be->sm, be->n_sms) ||
-        gemm_head_bands(a) > be->bests.rows.stride) {
+        !gemm_head_takes(a, be->sm, be->n_sms) || gemm_head_bands(a) > be->bests.stride) {
         return false;
     }
-    be->bests.rows.n_bands = gemm_head_bands(a);
-    be->bests.logits = a->y;
-    be->bests.n_rows = a->n_rows;
-    be->bests.n_drawn = n_drawn;
-    *st = cuda_check(be, gemm_head(be->stream, a, be->n_sms, &be->bests.rows, &be->view),
-                     "gemm_head");
+    struct row_bests rows = be->bests;
+    rows.n_bands = gemm_head_bands(a);
+    *bests = (struct logit_bests){.pairs = {rows.pairs},
+                                  .stride = rows.stride,
+                                  .n_bands = rows.n_bands,
+                                  .n_rows = a->n_rows,
+                                  .n_drawn = n_drawn};
+    *st = cuda_check(be, gemm_head(be->stream, a, be->n_sms, &rows, &be->view), "gemm_head");
     return true;
 }
 
-enum status cuda_gemm(struct cuda *be, const struct gemm_args *a)
+enum status cuda_gemm(struct cuda *be, const struct gemm_args *a, struct sum_parts *sums)
 {
     if (a->n_rows <= 0 || a->n_out <= 0) {
         return OK;
@@ -360,12 +335,12 @@ enum status cuda_gemm(struct cuda *be, const struct gemm_args *a)
         return cuda_check(be, gemm_tile(be->stream, a), "gemm_tile");
     }
     if (gemm_wide_takes(a, be->sm, be->n_sms, SUMS_BYTES, &plan)) {
-        return on_wide(be, a, &plan);
+        return on_wide(be, a, &plan, sums);
     }
     if (gemm_small_takes(a, be->sm, be->n_sms)) {
         return cuda_check(be, gemm_small(be->stream, a, be->n_sms), "gemm_small");
     }
-    if (in_halves(be, a, &e) || on_cublas(be, a, &e)) {
+    if (in_halves(be, a, sums, &e) || on_cublas(be, a, &e)) {
         return cuda_check(be, e, "cublasLtMatmul");
     }
     return cuda_check(be, gemm_tile(be->stream, a), "gemm_tile");

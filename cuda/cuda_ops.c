@@ -27,19 +27,29 @@ static int32_t vector_length(const struct weight *w)
     return w ? (int32_t)(w->n_out * w->n_in) : 0;
 }
 
-/* Before an op: the product before it is whole, and no rope put off. Ops that take either as it is
- * look for it first. */
-static enum status ready(struct cuda *be)
+/* What a product was left as, from and to the value that the engine carries. */
+static struct product_sums sums_out(const struct sum_parts *s)
 {
-    TRY(be->lost);
-    TRY(cuda_rope_now(be));
-    return cuda_settle(be);
+    return (struct product_sums){.first = {(void *)(uintptr_t)s->first},
+                                 .bias = {(void *)(uintptr_t)s->bias},
+                                 .stride = s->stride,
+                                 .width = s->width,
+                                 .n = s->n};
+}
+
+static struct sum_parts sums_in(const struct product_sums *s)
+{
+    return (struct sum_parts){.first = s->first.p,
+                              .bias = s->bias.p,
+                              .stride = s->stride,
+                              .width = s->width,
+                              .n = s->n};
 }
 
 static enum status op_embed(struct backend *base, const struct embed_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     const struct weight *w = a->table;
     if (!be->pass || !w || a->n_rows > be->view.n_rows || !fits(a->x, (int32_t)w->n_in)) {
         return ERR_INVALID;
@@ -59,10 +69,21 @@ static enum status norm_ok(const struct norm_args *a)
 static enum status op_norm(struct backend *base, const struct norm_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     TRY(norm_ok(a));
-    CUDA_TRY(be, k_norm(be->stream, a, vector(a->weight), vector(a->bias), NULL));
+    const struct sum_parts sums = sums_in(&a->delta_sums);
+    if (sums.n > 0 && (sums.width != a->width || !k_norm_takes_sums(a))) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(be, k_norm(be->stream, a, vector(a->weight), vector(a->bias),
+                        sums.n > 0 ? &sums : NULL));
     return OK;
+}
+
+static bool op_norm_adds_sums(struct backend *base, const struct norm_args *a)
+{
+    (void)base;
+    return k_norm_takes_sums(a);
 }
 
 /* What a product reads, and its size. */
@@ -85,7 +106,7 @@ static struct gemm_args product_of(const struct linear_args *a)
 static enum status op_linear(struct backend *base, const struct linear_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     const struct weight *w = a->weight;
     if (!w || !fits(a->x, (int32_t)w->n_in) || !fits(a->y, (int32_t)w->n_out)) {
         return ERR_INVALID;
@@ -97,16 +118,24 @@ static enum status op_linear(struct backend *base, const struct linear_args *a)
     g.bias = a->partial ? NULL : w->bias;
     g.bias_act = a->partial ? NULL : w->bias_act;
     g.accumulate = a->accumulate;
-    g.may_split = !w->joined && (be->options.n_ranks == 1 || !a->partial);
-    g.joined = (bool *)&w->joined; // what is learnt of a weight, which is constant otherwise
+    /* Sums of a part are the reader's only where there is no other part, and no bias, to add. */
+    g.may_split = a->sums && (!a->partial || (be->options.n_ranks == 1 && !w->bias));
     enum status st = OK;
-    return a->head && cuda_gemm_head(be, &g, a->n_drawn, &st) ? st : cuda_gemm(be, &g);
+    if (a->head && a->bests && cuda_gemm_head(be, &g, a->n_drawn, a->bests, &st)) {
+        return st;
+    }
+    struct sum_parts sums = {.n = 0};
+    st = cuda_gemm(be, &g, &sums);
+    if (a->sums) {
+        *a->sums = sums_out(&sums);
+    }
+    return st;
 }
 
 static enum status op_linear_heads(struct backend *base, const struct linear_heads_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     const struct weight *w = a->weight;
     if (!w || w->kind != WEIGHT_HEADS || a->x_head < w->n_in || a->y_head < w->n_out ||
         !a->x.mem.p || !a->y.mem.p) {
@@ -129,7 +158,7 @@ static enum status op_linear_heads(struct backend *base, const struct linear_hea
         .w_batch = w->n_out * w->n_in,
         .y_batch = a->y_head,
     };
-    return cuda_gemm(be, &g);
+    return cuda_gemm(be, &g, NULL);
 }
 
 static const struct rope_view *rope_of(const struct rope_store_args *a)
@@ -137,57 +166,48 @@ static const struct rope_view *rope_of(const struct rope_store_args *a)
     return a->rope ? &a->rope->view : &no_rope;
 }
 
-static enum status issue_rope(struct cuda *be, const struct rope_store_args *a,
-                              const struct kv_view *kv, const struct sum_parts *sums)
+static enum status rope_ok(const struct cuda *be, const struct rope_store_args *a,
+                           const struct kv_view *kv)
 {
-    CUDA_TRY(be, k_rope_store(be->stream, a, rope_of(a), vector(a->q_norm),
-                              vector_length(a->q_norm), vector(a->k_norm),
-                              vector_length(a->k_norm), kv, &be->view, sums));
-    return OK;
+    const int32_t width = (a->n_heads + 2 * a->n_kv_heads) * a->head_dim;
+    const bool ok = kv && a->n_rows <= be->view.n_rows && kv->n_kv_heads == a->n_kv_heads &&
+                    kv->head_dim_k == a->head_dim && kv->head_dim_v == a->head_dim &&
+                    fits(a->qkv, width) && (a->sums.n == 0 || a->sums.width == width) &&
+                    (!a->rope || 2 * a->rope->view.n_pairs <= a->head_dim);
+    return ok ? OK : ERR_INVALID;
 }
 
-enum status cuda_rope_now(struct cuda *be)
+static bool rope_adds_sums(const struct rope_store_args *a, const struct kv_view *kv)
 {
-    if (be->rope.n_rows == 0) {
-        return OK;
-    }
-    const struct rope_store_args a = be->rope;
-    be->rope.n_rows = 0;
-    return issue_rope(be, &a, layer_kv(be, a.layer), &be->rope_sums);
+    return kv && k_rope_takes_sums(a, rope_of(a), vector_length(a->q_norm),
+                                   vector_length(a->k_norm), kv);
+}
+
+static bool op_rope_store_adds_sums(struct backend *base, const struct rope_store_args *a)
+{
+    return rope_adds_sums(a, layer_kv(cuda_of(base), a->layer));
 }
 
 static enum status op_rope_store(struct backend *base, const struct rope_store_args *a)
 {
     struct cuda *be = cuda_of(base);
     TRY(be->lost);
-    TRY(cuda_rope_now(be));
     const struct kv_view *kv = layer_kv(be, a->layer);
-    if (!kv || a->n_rows > be->view.n_rows || kv->n_kv_heads != a->n_kv_heads ||
-        kv->head_dim_k != a->head_dim || kv->head_dim_v != a->head_dim ||
-        !fits(a->qkv, (a->n_heads + 2 * a->n_kv_heads) * a->head_dim) ||
-        (a->rope && 2 * a->rope->view.n_pairs > a->head_dim)) {
+    TRY(rope_ok(be, a, kv));
+    const struct sum_parts sums = sums_in(&a->sums);
+    if (sums.n > 0 && !rope_adds_sums(a, kv)) {
         return ERR_INVALID;
     }
-    const int32_t n_q = vector_length(a->q_norm), n_k = vector_length(a->k_norm);
-    const int32_t width = (a->n_heads + 2 * a->n_kv_heads) * a->head_dim;
-    struct sum_parts sums = {0};
-    if (k_rope_takes_sums(a, rope_of(a), n_q, n_k, kv)) {
-        cuda_take_sums(be, a->qkv.mem.p, a->n_rows, width, &sums);
-    }
-    TRY(cuda_settle(be));
-    if (be->is_few &&
-        k_attention_few_takes(a, rope_of(a), n_q, n_k, kv, &be->attention)) {
-        be->rope = *a;
-        be->rope_sums = sums;
-        return OK;
-    }
-    return issue_rope(be, a, kv, &sums);
+    CUDA_TRY(be, k_rope_store(be->stream, a, rope_of(a), vector(a->q_norm),
+                              vector_length(a->q_norm), vector(a->k_norm),
+                              vector_length(a->k_norm), kv, &be->view, &sums));
+    return OK;
 }
 
 static enum status op_mla_store(struct backend *base, const struct mla_store_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     const struct kv_view *kv = layer_kv(be, a->layer);
     if (!kv || a->n_rows > be->view.n_rows || kv->n_kv_heads != 1 ||
         kv->head_dim_k != a->kv_lora + a->rope_dim || !fits(a->kv, a->kv_lora + a->rope_dim) ||
@@ -202,33 +222,20 @@ static enum status op_mla_store(struct backend *base, const struct mla_store_arg
     return OK;
 }
 
-/* Whether it takes the rope along that was put off. */
-static bool takes_rope(const struct rope_store_args *r, const struct attention_args *a)
+static enum status attention_ok(const struct cuda *be, const struct attention_args *a,
+                                const struct kv_view *kv)
 {
-    return r->n_rows > 0 && r->n_rows == a->n_rows && r->layer == a->layer &&
-           r->n_heads == a->n_heads && r->qkv.mem.p == a->q.mem.p && r->qkv.dtype == a->q.dtype &&
-           r->qkv.stride == a->q.stride && a->scale > 0.0f && a->window <= 0 &&
-           a->softcap <= 0.0f && !a->sinks;
+    const bool ok = kv && a->n_rows <= be->view.n_rows && kv->n_kv_heads == a->n_kv_heads &&
+                    kv->head_dim_k == a->head_dim_k && kv->head_dim_v == a->head_dim_v &&
+                    a->n_heads % a->n_kv_heads == 0 && fits(a->q, a->n_heads * a->head_dim_k) &&
+                    fits(a->out, a->n_heads * a->head_dim_v) && a->q.dtype == a->out.dtype;
+    return ok ? OK : ERR_INVALID;
 }
 
-static enum status op_attention(struct backend *base, const struct attention_args *a)
+static struct attention_launch launch_of(const struct cuda *be, const struct attention_args *a,
+                                         const struct kv_view *kv)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
-    struct rope_store_args rope = {.n_rows = 0};
-    if (takes_rope(&be->rope, a)) {
-        rope = be->rope;
-        be->rope.n_rows = 0;
-    }
-    TRY(ready(be));
-    const struct kv_view *kv = layer_kv(be, a->layer);
-    if (!kv || a->n_rows > be->view.n_rows || kv->n_kv_heads != a->n_kv_heads ||
-        kv->head_dim_k != a->head_dim_k || kv->head_dim_v != a->head_dim_v ||
-        a->n_heads % a->n_kv_heads != 0 || !fits(a->q, a->n_heads * a->head_dim_k) ||
-        !fits(a->out, a->n_heads * a->head_dim_v) || a->q.dtype != a->out.dtype) {
-        return ERR_INVALID;
-    }
-    const struct attention_launch l = {
+    return (struct attention_launch){
         .q = a->q.mem.p,
         .out = a->out.mem.p,
         .q_stride = a->q.stride,
@@ -248,22 +255,60 @@ static enum status op_attention(struct backend *base, const struct attention_arg
         .workspace_bytes = attention_workspace_bytes(&be->attention),
         .limits = &be->attention,
     };
-    if (rope.n_rows > 0) {
-        CUDA_TRY(be, k_attention_few(be->stream, &rope, rope_of(&rope), vector(rope.q_norm),
-                                     vector(rope.k_norm), &l, &be->rope_sums));
-        return OK;
-    }
-    if (be->attention.max_paths > 0 && (!be->pass || be->pass->kv_set == 0)) {
+}
+
+static enum status op_attention(struct backend *base, const struct attention_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    const struct kv_view *kv = layer_kv(be, a->layer);
+    TRY(attention_ok(be, a, kv));
+    const struct attention_launch l = launch_of(be, a, kv);
+    if (be->attention.max_paths > 0 && be->pass->kv_set == 0) {
         CUDA_TRY(be, attention_paths(be->stream, &l));
     }
     CUDA_TRY(be, attention_launch(be->stream, &l));
     return OK;
 }
 
+/* Whether one kernel does both: rows that are sequences of their own, and plain attention. */
+static bool may_be_few(const struct cuda *be, const struct rope_store_args *r,
+                       const struct attention_args *a, const struct kv_view *kv)
+{
+    return be->is_few && r->n_rows == a->n_rows && r->layer == a->layer &&
+           r->n_heads == a->n_heads && r->qkv.mem.p == a->q.mem.p && r->qkv.dtype == a->q.dtype &&
+           r->qkv.stride == a->q.stride && a->scale > 0.0f && a->window <= 0 &&
+           a->softcap <= 0.0f && !a->sinks &&
+           k_attention_few_takes(r, rope_of(r), vector_length(r->q_norm),
+                                 vector_length(r->k_norm), kv, &be->attention);
+}
+
+static enum status op_rope_attention(struct backend *base, const struct rope_store_args *r,
+                                     const struct attention_args *a)
+{
+    struct cuda *be = cuda_of(base);
+    TRY(be->lost);
+    const struct kv_view *kv = layer_kv(be, r->layer);
+    TRY(rope_ok(be, r, kv));
+    if (!may_be_few(be, r, a, kv)) {
+        TRY(op_rope_store(base, r));
+        return op_attention(base, a);
+    }
+    TRY(attention_ok(be, a, kv));
+    const struct sum_parts sums = sums_in(&r->sums);
+    if (sums.n > 0 && !rope_adds_sums(r, kv)) {
+        return ERR_INVALID;
+    }
+    const struct attention_launch l = launch_of(be, a, kv);
+    CUDA_TRY(be, k_attention_few(be->stream, r, rope_of(r), vector(r->q_norm), vector(r->k_norm),
+                                 &l, &sums));
+    return OK;
+}
+
 static enum status op_activation(struct backend *base, const struct activation_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     const bool gated = a->gated || a->kind == ACT_GPT_OSS;
     if (!fits(a->x, gated ? 2 * a->width : a->width) || !fits(a->out, a->width) ||
         a->x.dtype != a->out.dtype) {
@@ -286,7 +331,7 @@ static enum status op_linear_act(struct backend *base, const struct linear_args 
                                  const struct activation_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     if (may_be_gated(l, a)) {
         struct gemm_args g = product_of(l);
         g.y = a->out.mem.p;
@@ -306,7 +351,7 @@ static enum status op_linear_act(struct backend *base, const struct linear_args 
 static enum status op_moe_route(struct backend *base, const struct moe_route_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     const struct weight *w = a->router;
     if (!w || w->n_out != a->n_experts || !fits(a->x, (int32_t)w->n_in) || a->k < 1 ||
         (a->n_group > 1 && (a->n_experts % a->n_group != 0 || a->topk_group < 1)) ||
@@ -364,7 +409,7 @@ static size_t moe_bytes(struct cuda *be, const struct moe_ffn_args *a, bool many
 static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     const struct weight *up = a->gate_up, *down = a->down;
     if (!up || !down || up->kind != WEIGHT_EXPERTS || down->kind != WEIGHT_EXPERTS ||
         up->n_experts != a->n_experts || down->n_experts != a->n_experts ||
@@ -404,7 +449,7 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
 static enum status op_row_gate(struct backend *base, const struct row_gate_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     if (!fits(a->x, a->x_width) || !fits(a->y, a->y_width) || a->x.dtype != a->y.dtype ||
         vector_length(a->weight) < a->x_width) {
         return ERR_INVALID;
@@ -416,7 +461,7 @@ static enum status op_row_gate(struct backend *base, const struct row_gate_args 
 static enum status op_reduce(struct backend *base, const struct reduce_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     if (!fits(a->y, a->width)) {
         return ERR_INVALID;
     }
@@ -447,17 +492,7 @@ static enum status op_reduce_norm(struct backend *base, const struct reduce_args
     if (!fits(r->y, r->width)) {
         return ERR_INVALID;
     }
-    TRY(cuda_rope_now(be));
-    struct sum_parts sums;
     const bool moe_bias = r->moe && r->moe->down->bias;
-    const bool alone = be->options.n_ranks == 1 || r->whole;
-    if (alone && !moe_bias && !(r->linear && r->linear->bias) && n->delta.mem.p == r->y.mem.p &&
-        k_norm_takes_sums(n) &&
-        cuda_take_sums(be, r->y.mem.p, n->n_rows, n->width, &sums)) {
-        CUDA_TRY(be, k_norm(be->stream, n, vector(n->weight), vector(n->bias), &sums));
-        return OK;
-    }
-    TRY(cuda_settle(be));
     enum status st = OK;
     if (be->options.n_ranks > 1 && !r->whole && !moe_bias &&
         cuda_peer_reduce(be, r, n, vector(n->weight), vector(n->bias), &st)) {
@@ -470,7 +505,7 @@ static enum status op_reduce_norm(struct backend *base, const struct reduce_args
 static enum status op_gather(struct backend *base, const struct gather_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     if (!be->pass || a->n_out > be->shape.n_out || !fits(a->x, a->width) ||
         !fits(a->out, a->width) || a->x.dtype != a->out.dtype) {
         return ERR_INVALID;
@@ -482,10 +517,9 @@ static enum status op_gather(struct backend *base, const struct gather_args *a)
 static enum status op_logits(struct backend *base, const struct logits_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     const bool as_is = a->scale == 1.0f && a->softcap <= 0.0f;
-    if (!fits(a->logits, a->vocab) || a->logits.dtype != DT_F32 ||
-        (be->bests.rows.n_bands > 0 && (!as_is || a->local.mem.p != a->logits.mem.p))) {
+    if (!fits(a->logits, a->vocab) || a->logits.dtype != DT_F32) {
         return ERR_INVALID;
     }
     const int32_t n_ranks = be->options.n_ranks;
@@ -518,18 +552,18 @@ static enum status op_logits(struct backend *base, const struct logits_args *a)
 static enum status op_sample(struct backend *base, const struct sample_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     if (!be->pass || a->logits.dtype != DT_F32 || !fits(a->logits, a->n_vocab_used) ||
         a->n_vocab_used > be->limits.vocab || a->n_draws > be->max_draws) {
         return ERR_INVALID;
     }
-    struct row_bests bests = {0};
-    if (be->bests.rows.n_bands > 0 && be->bests.logits == a->logits.mem.p) {
-        if (be->bests.n_drawn != a->n_vocab_used || be->bests.n_rows < a->n_out) {
-            return ERR_INVALID; // rows may have been left out
-        }
-        bests = be->bests.rows;
+    if (a->bests.n_bands > 0 &&
+        (a->bests.n_drawn != a->n_vocab_used || a->bests.n_rows < a->n_out)) {
+        return ERR_INVALID; // rows may have been left out
     }
+    const struct row_bests bests = {.pairs = a->bests.pairs.p,
+                                    .stride = a->bests.stride,
+                                    .n_bands = a->bests.n_bands};
     CUDA_TRY(be, k_sample(be->stream, a, &be->view, &be->sample, &bests, be->results));
     return OK;
 }
@@ -537,7 +571,7 @@ static enum status op_sample(struct backend *base, const struct sample_args *a)
 static enum status op_pool(struct backend *base, const struct pool_args *a)
 {
     struct cuda *be = cuda_of(base);
-    TRY(ready(be));
+    TRY(be->lost);
     if (!be->pass || !fits(a->hidden, a->width) || a->width != be->limits.hidden) {
         return ERR_INVALID;
     }
@@ -580,6 +614,9 @@ const struct backend_ops cuda_ops = {
     .reduce = op_reduce,
     .reduce_norm = op_reduce_norm,
     .linear_act = op_linear_act,
+    .rope_attention = op_rope_attention,
+    .norm_adds_sums = op_norm_adds_sums,
+    .rope_store_adds_sums = op_rope_store_adds_sums,
     .alive = cuda_alive,
     .gather = op_gather,
     .logits = op_logits,

@@ -218,7 +218,6 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
     TRY(cuda_flush(be));
     TRY(send_meta(be, pass, shape));
     be->is_few = is_few(pass, shape->n_rows);
-    be->rope.n_rows = 0;
     if (may_capture && !be->options.enforce_eager) {
         const struct graph_key key = {pass->model,  pass->kv_set,   shape->n_rows,
                                       shape->n_out, shape->n_draws, be->is_few};
@@ -227,7 +226,6 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
         shape->issue = use != GRAPH_REPLAY;
     }
     be->pass = pass;
-    be->bests.rows.n_bands = 0;
     be->pass_set = pass->kv_set;
     be->pass_n_draws = pass->n_draws;
     be->pass_n_pool = pass->n_pool;
@@ -244,9 +242,8 @@ enum status cuda_pass_end(struct backend *base)
     if (!be->pass) {
         return be->lost != OK ? be->lost : ERR_INVALID;
     }
-    const enum status late = be->lost == OK ? cuda_rope_now(be) : be->lost;
     be->pass = NULL;
-    if (late != OK || cuda_settle(be) != OK) {
+    if (be->lost != OK) {
         cuda_graph_abort(be);
         return be->lost;
     }

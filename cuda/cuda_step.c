@@ -105,9 +105,9 @@ static enum status open_scratch(struct cuda *be)
         TRY(cuda_alloc(be, attention_bytes, &be->attention_workspace));
     }
     TRY(cuda_alloc(be, sample_scratch_bytes(be->max_draws, l->vocab), &be->sample.memory));
-    be->bests.rows.stride = (l->vocab + MIN_BEST_BAND - 1) / MIN_BEST_BAND;
-    TRY(cuda_alloc(be, (size_t)MAX_BEST_ROWS * (size_t)be->bests.rows.stride *
-                           sizeof *be->bests.rows.pairs, (void **)&be->bests.rows.pairs));
+    be->bests.stride = (l->vocab + MIN_BEST_BAND - 1) / MIN_BEST_BAND;
+    TRY(cuda_alloc(be, (size_t)MAX_BEST_ROWS * (size_t)be->bests.stride *
+                           sizeof *be->bests.pairs, (void **)&be->bests.pairs));
     be->sample.max_draws = be->max_draws;
     be->sample.vocab = l->vocab;
     if (be->options.n_ranks > 1) {

@@ -46,8 +46,7 @@ struct gemm_args {
     int32_t x_stride, y_stride; // in elements
     int32_t w_stride;           // the same of the weight; 0: dense. Others: cuBLASLt alone
     bool accumulate;            // y += instead of y =
-    bool may_split;             // it may be left as sums: see cuda_settle
-    bool *joined;               // becomes true where the sums were not taken; may be NULL
+    bool may_split;             // it may be left as sums: see cuda_gemm
     bool gated; // y = silu(gate) * up, half as wide, of n_out's two halves: own kernels alone
     /* A batch of n_batch equal products: strides of one to the next, in elements. 1: plain. */
     int32_t n_batch;

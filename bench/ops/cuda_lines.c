@@ -82,7 +82,8 @@ static enum status issue_activation(struct bench *b, const struct line *l, int32
 static enum status issue_sample(struct bench *b, const struct line *l, int32_t i)
 {
     (void)i;
-    const struct sample_args a = {b->logits, l->n_rows, l->n_rows, VOCAB};
+    const struct sample_args a = {.logits = b->logits, .n_out = l->n_rows, .n_draws = l->n_rows,
+                                  .n_vocab_used = VOCAB};
     return b->ops->sample(b->be, &a);
 }
 

@@ -24,11 +24,14 @@ static enum status issue_linear_act(struct bench *b, const struct line *l, int32
 /* As a greedy pass has it, the draws behind it. */
 static enum status issue_drawn_head(struct bench *b, const struct line *l, int32_t i)
 {
+    struct logit_bests bests = {.n_bands = 0};
     const struct linear_args a = {.weight = b->w_head, .x = b->h, .y = b->logits,
-                                  .n_rows = l->n_rows, .head = true, .n_drawn = VOCAB};
-    const struct sample_args draw = {b->logits, l->n_rows, l->n_rows, VOCAB};
+                                  .n_rows = l->n_rows, .head = true, .n_drawn = VOCAB,
+                                  .bests = &bests};
     (void)i;
     TRY(b->ops->linear(b->be, &a));
+    const struct sample_args draw = {.logits = b->logits, .n_out = l->n_rows,
+                                     .n_draws = l->n_rows, .n_vocab_used = VOCAB, .bests = bests};
     return b->ops->sample(b->be, &draw);
 }
 

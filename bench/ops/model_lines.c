@@ -272,7 +272,8 @@ enum status bench_head(struct bench *b)
 
 enum status bench_sample(struct bench *b)
 {
-    struct sample_args a = {b->logits, b->pass.n_out, b->pass.n_draws, b->shape.vocab};
+    struct sample_args a = {.logits = b->logits, .n_out = b->pass.n_out,
+                            .n_draws = b->pass.n_draws, .n_vocab_used = b->shape.vocab};
     return b->ops->sample(b->be, &a);
 }
 

@@ -24,7 +24,8 @@ enum status step_run_pass(const struct pass *pass, struct model *m, struct model
         TRY(model_forward(m, &shape, want));
         if (want.logits) {
             struct sample_args sample = {.logits = m->logits, .n_out = shape.n_out,
-                                         .n_draws = shape.n_draws, .n_vocab_used = n_vocab_used};
+                                         .n_draws = shape.n_draws, .n_vocab_used = n_vocab_used,
+                                         .bests = m->bests};
             TRY(ops->sample(m->be, &sample));
         }
     }

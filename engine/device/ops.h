@@ -12,6 +12,28 @@
 extern "C" {
 #endif
 
+/* ---- what one op leaves to another. Values of the backend's, which the caller hands on from the op
+ * that fills them to the one that takes them, without a look inside; zeroed, there is nothing. They
+ * are valid until the next op that fills one of their kind. */
+
+/* A product left as sums over runs of K instead of in its y, for the one op that reads it to add:
+ * from linear_args to norm_args or rope_store_args. */
+struct product_sums {
+    struct dmem first, bias; // bias: added to the sums, or NULL
+    int64_t stride;          // elements from one sum to the next
+    int32_t width, n;        // of a row; of sums
+};
+
+/* The best of each row of logits, by bands of ids, for greedy draws: from the head's linear_args to
+ * sample_args. Rows that these alone read may lack their logits. */
+struct logit_bests {
+    struct dmem pairs;
+    int32_t stride, n_bands; // of a row: pairs to the next one; pairs
+    int32_t n_rows, n_drawn; // rows, of the first ids
+};
+
+/* ---- the ops' args */
+
 /* x[row] = table[token(row)] * scale. scale is applied in fp32 after rounding it to the model's
  * dtype where the family asks for that. */
 struct embed_args {
@@ -34,6 +56,7 @@ struct norm_args {
     int32_t n_rows, width;
     enum norm_kind kind;
     float eps, weight_offset, delta_scale;
+    struct product_sums delta_sums; // what delta is the sum of, instead of its memory
 };
 
 /* y = x W^T + bias. x: [n_rows, n_in] act dtype; y: [n_rows, n_out], act dtype or fp32.
@@ -48,6 +71,10 @@ struct linear_args {
     /* Of the head: no more is made of y than draws among its first n_drawn ids, so that nothing
      * need be left of a row but what its draws read. 0: y is left. */
     int32_t n_drawn;
+    struct logit_bests *bests; // zeroed; where n_drawn is not 0
+    /* Zeroed: y may be left in these sums, for the one op that reads it (norm_adds_sums,
+     * rope_store_adds_sums); with `partial` only where reduce would do nothing. NULL: y is left. */
+    struct product_sums *sums;
 };
 
 /* y[row, h] = x[row, h] W_h^T for each head h: MLA's absorbed products. x: [n_rows, heads, x_head]
@@ -82,6 +109,7 @@ struct rope_store_args {
     const struct weight *q_norm, *k_norm; // VECTOR: [head_dim], [heads * head_dim] or, for LAYER
                                           // per head, [n_heads, head_dim]
     float eps, norm_offset;
+    struct product_sums sums; // what qkv is the sum of, instead of its memory
 };
 
 /* MLA: c = norm(kv[:kv_lora]); stores [c | rope(kv[kv_lora:])] as the layer's single key head, and
@@ -220,6 +248,7 @@ struct logits_args {
 struct sample_args {
     struct tensor logits;
     int32_t n_out, n_draws, n_vocab_used;
+    struct logit_bests bests; // of these logits
 };
 
 /* The pass's pool list, over hidden [n_out, hidden] (final norm applied), in fp32. */
@@ -300,6 +329,15 @@ struct backend_ops {
     enum status (*norm_linear)(struct backend *be, const struct norm_args *norm,
                                const struct linear_args *linear,
                                const struct activation_args *act, const struct linear_args *down);
+
+    /* rope_store, then attention over its q, which need not be left rotated. */
+    enum status (*rope_attention)(struct backend *be, const struct rope_store_args *rope,
+                                  const struct attention_args *attention);
+
+    /* Optional: whether the op, alone or fused, adds the sums of a product itself where these args
+     * come with some. NULL: it never does, and no product that it reads may be left so. */
+    bool (*norm_adds_sums)(struct backend *be, const struct norm_args *a);
+    bool (*rope_store_adds_sums)(struct backend *be, const struct rope_store_args *a);
 
     /* Optional: ERR_DEVICE when the device is found lost; never waits. */
     enum status (*alive)(struct backend *be);

@@ -48,4 +48,26 @@ static inline enum status ops_reduce_norm(struct backend *be, const struct reduc
     return be->ops->norm(be, norm);
 }
 
+static inline enum status ops_rope_attention(struct backend *be,
+                                             const struct rope_store_args *rope,
+                                             const struct attention_args *attention)
+{
+    if (be->ops->rope_attention) {
+        return be->ops->rope_attention(be, rope, attention);
+    }
+    TRY(be->ops->rope_store(be, rope));
+    return be->ops->attention(be, attention);
+}
+
+/* A product that the op reads next may be left as sums where these say so. */
+static inline bool ops_norm_adds_sums(struct backend *be, const struct norm_args *a)
+{
+    return be->ops->norm_adds_sums && be->ops->norm_adds_sums(be, a);
+}
+
+static inline bool ops_rope_store_adds_sums(struct backend *be, const struct rope_store_args *a)
+{
+    return be->ops->rope_store_adds_sums && be->ops->rope_store_adds_sums(be, a);
+}
+
 #endif

@@ -14,6 +14,7 @@ struct flow {
     struct tensor x, h, attn; // the model's, or from `narrow` on those of the out rows
     bool pending; // delta waits to be added to x
     bool partial; // and, before that, to be reduced
+    struct product_sums delta_sums; // what delta is left as, where its product is
     struct reduce_args reduce;
     struct moe_ffn_args moe; // what reduce.moe points to
     bool norm_waits;         // the next op, which alone reads what it makes, takes it along
@@ -37,9 +38,11 @@ static enum status join_norm(struct flow *f, const struct weight *weight,
                           .out = weight ? f->h : none, .weight = weight, .bias = bias,
                           .n_rows = f->n_rows, .width = c->hidden, .kind = c->norm_kind,
                           .eps = c->norm_eps, .weight_offset = c->norm_offset,
-                          .delta_scale = c->residual_scale};
-    bool partial = f->partial, waits = once && weight && f->ops->norm_linear;
+                          .delta_scale = c->residual_scale, .delta_sums = f->delta_sums};
+    bool partial = f->partial && f->delta_sums.n == 0; // of what is left as sums nothing is reduced
+    bool waits = once && weight && f->ops->norm_linear;
     f->pending = f->partial = false;
+    f->delta_sums = (struct product_sums){.n = 0};
     if (!waits || (partial && f->ops->reduce_norm)) {
         return partial ? ops_reduce_norm(f->be, &f->reduce, &a) : f->ops->norm(f->be, &a);
     }
@@ -78,9 +81,21 @@ static enum status finish_delta(struct flow *f, const struct reduce_args *reduce
     return f->ops->norm(f->be, &a);
 }
 
-static enum status linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y)
+/* Where the product that makes delta may leave it as sums: with the join_norm that is to come, where
+ * no norm of the sub-layer's own reads it before. NULL: it may not. */
+static struct product_sums *sums_for_norm(struct flow *f, const struct weight *post_norm)
 {
-    struct linear_args a = {.weight = w, .x = x, .y = y, .n_rows = f->n_rows};
+    struct model *m = f->m;
+    struct norm_args next = {.x = f->x, .delta = m->delta, .out = f->h, .n_rows = f->n_rows,
+                             .width = m->config->hidden, .kind = m->config->norm_kind};
+    return !post_norm && ops_norm_adds_sums(f->be, &next) ? &f->delta_sums : NULL;
+}
+
+/* sums: where y may be left as sums, NULL: it may not. */
+static enum status linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y,
+                          struct product_sums *sums)
+{
+    struct linear_args a = {.weight = w, .x = x, .y = y, .n_rows = f->n_rows, .sums = sums};
     if (f->norm_waits) {
         f->norm_waits = false;
         return ops_norm_linear(f->be, &f->norm, &a, NULL, NULL);
@@ -101,23 +116,23 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->layers[layer];
     const struct layer_config *lc = &c->layers[layer];
-    TRY(linear(f, w->qkv, in, m->qkv));
     struct rope_store_args store = {
         .qkv = m->qkv, .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL, .n_rows = f->n_rows,
         .layer = layer, .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
         .head_dim = c->head_dim, .qk_norm = c->qk_norm, .qk_norm_kind = c->qk_norm_kind,
         .q_norm = w->q_norm, .k_norm = w->k_norm, .eps = c->norm_eps,
         .norm_offset = c->norm_offset};
-    TRY(f->ops->rope_store(f->be, &store));
+    struct product_sums *sums = ops_rope_store_adds_sums(f->be, &store) ? &store.sums : NULL;
+    TRY(linear(f, w->qkv, in, m->qkv, sums));
     if (stores_only(f, layer)) {
-        return OK;
+        return f->ops->rope_store(f->be, &store);
     }
     struct attention_args a = {
         .q = m->qkv, .out = m->attn, .n_rows = f->n_rows, .layer = layer,
         .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
         .head_dim_k = c->head_dim, .head_dim_v = c->head_dim, .scale = c->attn_scale,
         .window = lc->window, .softcap = c->attn_softcap, .sinks = w->sinks};
-    return f->ops->attention(f->be, &a);
+    return ops_rope_attention(f->be, &store, &a);
 }
 
 /* MLA with the key and value products absorbed into q and the output: one shared key head of
@@ -130,15 +145,15 @@ static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in
     int32_t q_head = c->nope_dim + c->rope_dim, key = c->kv_lora + c->rope_dim;
     struct tensor q_in = in;
     if (w->q_a) { // [T, D] -> [T, q_lora]
-        TRY(linear(f, w->q_a, in, m->low));
+        TRY(linear(f, w->q_a, in, m->low, NULL));
         struct norm_args norm = {.x = m->low, .delta = none, .out = m->low,
                                  .weight = w->q_a_norm, .n_rows = f->n_rows, .width = c->q_lora,
                                  .eps = c->norm_eps};
         TRY(f->ops->norm(f->be, &norm));
         q_in = m->low;
     }
-    TRY(linear(f, w->qkv, q_in, m->qkv)); // [T, H (nope + rope)]
-    TRY(linear(f, w->kv_a, in, m->low));  // [T, kv_lora + rope]
+    TRY(linear(f, w->qkv, q_in, m->qkv, NULL)); // [T, H (nope + rope)]
+    TRY(linear(f, w->kv_a, in, m->low, NULL));  // [T, kv_lora + rope]
     struct mla_store_args store = {
         .q = m->qkv, .kv = m->low, .q_out = m->q_abs,
         .rope = c->layers[layer].rope >= 0 ? m->ropes[0] : NULL, .n_rows = f->n_rows,
@@ -201,16 +216,16 @@ static enum status attention_output(struct flow *f, int32_t layer)
                      (size_t)m->config->head_dim;
     heads.mem = dmem_at(heads.mem, skipped * dtype_bytes(heads.dtype));
     struct linear_args o = {.weight = w->o, .x = heads, .y = m->delta, .n_rows = f->n_rows,
-                            .partial = true};
+                            .partial = true, .sums = sums_for_norm(f, w->attn_post_norm)};
     TRY(f->ops->linear(f->be, &o));
     struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
                                  .whole = m->shard.n_ranks == 1, .linear = w->o};
     return finish_delta(f, &reduce, w->attn_post_norm);
 }
 
-/* down(act(gate_up(in))) into delta, as this rank's partial sum. */
+/* down(act(gate_up(in))) into delta, as this rank's partial sum. sums: as linear's. */
 static enum status mlp(struct flow *f, const struct weight *gate_up, const struct weight *down,
-                       int32_t width, struct tensor in, bool accumulate)
+                       int32_t width, struct tensor in, struct product_sums *sums)
 {
     struct model *m = f->m;
     struct linear_args up = {.weight = gate_up, .x = in, .y = m->ff_in, .n_rows = f->n_rows};
@@ -218,7 +233,7 @@ static enum status mlp(struct flow *f, const struct weight *gate_up, const struc
                                   .width = width, .kind = m->config->act,
                                   .gated = m->config->gated, .shape = m->config->act_shape};
     struct linear_args a = {.weight = down, .x = m->ff, .y = m->delta, .n_rows = f->n_rows,
-                            .partial = true, .accumulate = accumulate};
+                            .partial = true, .sums = sums};
     if (f->norm_waits) {
         f->norm_waits = false;
         return ops_norm_linear(f->be, &f->norm, &up, &act, &a);
@@ -231,7 +246,7 @@ static enum status shared_experts(struct flow *f, const struct layer_weights *w,
                                   bool whole)
 {
     struct model *m = f->m;
-    TRY(mlp(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, false));
+    TRY(mlp(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, NULL));
     struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
                                  .whole = m->shard.n_ranks == 1, .linear = w->shared_down};
     if (whole) {
@@ -295,7 +310,7 @@ static enum status ffn_layer(struct flow *f, int32_t layer, struct tensor in)
     if (m->config->layers[layer].moe) {
         return moe(f, layer, in);
     }
-    TRY(mlp(f, w->gate_up, w->down, m->shard.ffn, in, false));
+    TRY(mlp(f, w->gate_up, w->down, m->shard.ffn, in, sums_for_norm(f, w->ffn_post_norm)));
     struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
                                  .whole = m->shard.n_ranks == 1, .linear = w->down};
     return finish_delta(f, &reduce, w->ffn_post_norm);
@@ -348,7 +363,9 @@ static enum status ends(struct flow *f, struct model_outputs want)
     struct tensor y = m->shard.head_sharded ? m->logits_local : m->logits;
     const bool as_is = !m->shard.head_sharded && c->logit_scale == 1.0f && c->final_softcap <= 0.0f;
     struct linear_args head = {.weight = m->head, .x = m->out_h, .y = y, .n_rows = n_out,
-                               .head = true, .n_drawn = as_is ? c->vocab : 0};
+                               .head = true, .n_drawn = as_is ? c->vocab : 0,
+                               .bests = as_is ? &m->bests : NULL};
+    m->bests = (struct logit_bests){.n_bands = 0};
     TRY(f->ops->linear(f->be, &head));
     struct logits_args logits = {.local = y, .logits = m->logits, .n_out = n_out,
                                  .vocab = c->vocab, .scale = c->logit_scale,

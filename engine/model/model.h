@@ -51,6 +51,7 @@ struct model {
     struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, ff_in, ff, low, out_x, out_h,
         out_attn;
     struct tensor logits, logits_local; // logits are shared by all models of a rank
+    struct logit_bests bests;           // of the last forward's logits, for their draws
     struct dmem route_ids, route_weights;
 };
 

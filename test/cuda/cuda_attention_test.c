@@ -1,5 +1,6 @@
 /* Rope, the store into pages, attention and what moves pages, against the scalar backend: keys and
  * values enter both caches through the same ops. */
+#include "engine/device/ops_default.h"
 #include "test/cuda/cuda_pass.h"
 
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
@@ -62,6 +63,23 @@ static bool open_setup(struct setup *u, enum dtype dtype, bool deterministic, co
     return true;
 }
 
+static struct rope_store_args rope_args(const struct setup *u, int32_t layer, int32_t n_rows, int b)
+{
+    return (struct rope_store_args){
+        .n_rows = n_rows,
+        .layer = layer,
+        .n_heads = u->s.n_heads,
+        .n_kv_heads = u->s.n_kv_heads,
+        .head_dim = u->s.head_dim,
+        .qk_norm = u->s.qk_norm,
+        .qk_norm_kind = u->s.norm_kind,
+        .eps = 1e-6f,
+        .rope = u->s.n_pairs > 0 ? u->rope[b] : NULL,
+        .q_norm = u->q_norm.w[b],
+        .k_norm = u->k_norm.w[b],
+    };
+}
+
 /* Stores rows of random keys and values for both layers; returns the last qkv. */
 static struct pair_tensor store_rows(struct setup *u, int32_t n_rows)
 {
@@ -69,30 +87,16 @@ static struct pair_tensor store_rows(struct setup *u, int32_t n_rows)
     struct pair_tensor qkv = {0};
     for (int32_t layer = 0; layer < 2; layer++) {
         qkv = tensor_random(p, n_rows, u->width, u->width + 8, 1.0f);
-        struct rope_store_args a = {
-            .n_rows = n_rows,
-            .layer = layer,
-            .n_heads = u->s.n_heads,
-            .n_kv_heads = u->s.n_kv_heads,
-            .head_dim = u->s.head_dim,
-            .qk_norm = u->s.qk_norm,
-            .qk_norm_kind = u->s.norm_kind,
-            .eps = 1e-6f,
-        };
-        BOTH(p, rope_store, a, a.qkv = qkv.t[b];
-             a.rope = u->s.n_pairs > 0 ? u->rope[b] : NULL; a.q_norm = u->q_norm.w[b];
-             a.k_norm = u->k_norm.w[b]);
+        struct rope_store_args a;
+        BOTH(p, rope_store, a, a = rope_args(u, layer, n_rows, b); a.qkv = qkv.t[b]);
     }
     return qkv;
 }
 
-static void attend(struct setup *u, const struct pair_tensor *qkv, const char *what)
+static struct attention_args attention_args(const struct setup *u, int32_t n_rows, int b)
 {
-    struct pair *p = &u->p;
-    const int32_t out_width = u->s.n_heads * u->s.head_dim;
-    struct pair_tensor out = tensor_poisoned(p, qkv->n_rows, out_width + 8, p->dtype);
-    struct attention_args a = {
-        .n_rows = qkv->n_rows,
+    return (struct attention_args){
+        .n_rows = n_rows,
         .layer = 1,
         .n_heads = u->s.n_heads,
         .n_kv_heads = u->s.n_kv_heads,
@@ -101,9 +105,35 @@ static void attend(struct setup *u, const struct pair_tensor *qkv, const char *w
         .scale = 1.0f / sqrtf((float)u->s.head_dim),
         .window = u->s.window,
         .softcap = u->s.softcap,
+        .sinks = u->s.sinks ? u->sinks.w[b] : NULL,
     };
-    BOTH(p, attention, a, a.q = qkv->t[b]; a.out = out.t[b];
-         a.sinks = u->s.sinks ? u->sinks.w[b] : NULL);
+}
+
+static void attend(struct setup *u, const struct pair_tensor *qkv, const char *what)
+{
+    struct pair *p = &u->p;
+    const int32_t out_width = u->s.n_heads * u->s.head_dim;
+    struct pair_tensor out = tensor_poisoned(p, qkv->n_rows, out_width + 8, p->dtype);
+    struct attention_args a;
+    BOTH(p, attention, a, a = attention_args(u, qkv->n_rows, b); a.q = qkv->t[b];
+         a.out = out.t[b]);
+    check_tensor(p, what, &out, out_width, 2 * pair_tolerance(p));
+}
+
+/* Both as one op where the backend has it, over random rows of layer 1. */
+static void store_and_attend(struct setup *u, int32_t n_rows, const char *what)
+{
+    struct pair *p = &u->p;
+    const int32_t out_width = u->s.n_heads * u->s.head_dim;
+    struct pair_tensor qkv = tensor_random(p, n_rows, u->width, u->width + 8, 1.0f);
+    struct pair_tensor out = tensor_poisoned(p, n_rows, out_width + 8, p->dtype);
+    for (int b = 0; b < 2; b++) {
+        struct rope_store_args r = rope_args(u, 1, n_rows, b);
+        struct attention_args a = attention_args(u, n_rows, b);
+        r.qkv = a.q = qkv.t[b];
+        a.out = out.t[b];
+        CHECK_EQ(ops_rope_attention(p->be[b], &r, &a), OK);
+    }
     check_tensor(p, what, &out, out_width, 2 * pair_tolerance(p));
 }
 
@@ -191,11 +221,11 @@ static void few_case(enum dtype dtype, const struct shape *s)
     for (int32_t step = 0; step < 4; step++) {
         pass_of(&t, specs, COUNT(specs), false, 12 + (uint64_t)step);
         pass_begin(p, &t);
-        struct pair_tensor qkv = store_rows(&u, t.pass.n_rows);
+        store_rows(&u, t.pass.n_rows);
         char what[128];
         snprintf(what, sizeof what, "few: dtype %d heads %d/%d of %d norm %d window %d, step %d",
                  dtype, s->n_heads, s->n_kv_heads, s->head_dim, s->qk_norm, s->window, step);
-        attend(&u, &qkv, what);
+        store_and_attend(&u, t.pass.n_rows, what);
         pass_end(p);
         for (int32_t i = 0; i < COUNT(specs); i++) {
             specs[i].n_past++;
@@ -238,7 +268,7 @@ TEST(few_decoding_rows_agree)
     }
 }
 
-/* Queries, keys and values straight from a product, which the backend may have left as sums. */
+/* Queries, keys and values straight from a product, which the backend may leave as sums. */
 TEST(a_product_is_read_right_by_the_rope_after_it)
 {
     NEED_GPU();
@@ -263,13 +293,18 @@ TEST(a_product_is_read_right_by_the_rope_after_it)
         struct pair_weight w = weight_make(p, WEIGHT_LINEAR, p->dtype, 1, u.width, n_in, i == 0,
                                            1.0f / sqrtf((float)n_in));
         for (int32_t layer = 0; layer < 2; layer++) {
+            struct rope_store_args a;
             struct linear_args l = {.n_rows = n};
-            BOTH(p, linear, l, l.x = x.t[b]; l.y = qkv.t[b]; l.weight = w.w[b]);
-            struct rope_store_args a = {.n_rows = n, .layer = layer, .n_heads = 32,
-                                        .n_kv_heads = 8, .head_dim = 128,
-                                        .qk_norm = shapes[i].qk_norm, .eps = 1e-6f};
-            BOTH(p, rope_store, a, a.qkv = qkv.t[b]; a.rope = u.rope[b];
-                 a.q_norm = u.q_norm.w[b]; a.k_norm = u.k_norm.w[b]);
+            for (int b = 0; b < 2; b++) {
+                a = rope_args(&u, layer, n, b);
+                a.qkv = l.y = qkv.t[b];
+                l.x = x.t[b];
+                l.weight = w.w[b];
+                l.sums = ops_rope_store_adds_sums(p->be[b], &a) ? &a.sums : NULL;
+                CHECK(b == CPU || l.sums);
+                CHECK_EQ(p->be[b]->ops->linear(p->be[b], &l), OK);
+                CHECK_EQ(p->be[b]->ops->rope_store(p->be[b], &a), OK);
+            }
         }
         check_rows(p, "queries of a product", &qkv, 32 * 128, 2 * pair_tolerance(p));
         attend(&u, &qkv, "attention over keys of a product");

@@ -97,7 +97,8 @@ static void score_history(struct pair *p, int32_t vocab, const int32_t *pos, int
     CHECK_EQ(be->ops->alloc(be, (size_t)vocab * 4, &logits.t[GPU].mem), OK);
     struct pass_shape shape;
     CHECK_EQ(be->ops->pass_begin(be, &t.pass, &shape), OK);
-    const struct sample_args a = {logits.t[GPU], 1, N_SCORED, vocab};
+    const struct sample_args a = {
+        .logits = logits.t[GPU], .n_out = 1, .n_draws = N_SCORED, .n_vocab_used = vocab};
     CHECK_EQ(be->ops->sample(be, &a), OK);
     CHECK_EQ(be->ops->pass_end(be), OK);
     CHECK_EQ(be->ops->step_end(be), OK);
@@ -185,11 +186,12 @@ static void toy_pass(struct toy *m, int b, const struct pass *pass)
         CHECK_EQ(be->ops->embed(be, &e), OK);
         const struct gather_args g = {m->x.t[b], m->out.t[b], shape.n_out, m->p.limits.hidden};
         CHECK_EQ(be->ops->gather(be, &g), OK);
-        const struct linear_args l = {m->head.w[b], m->out.t[b], m->logits.t[b], shape.n_out,
-                                      false,        false,       true,           0};
+        const struct linear_args l = {.weight = m->head.w[b], .x = m->out.t[b],
+                                      .y = m->logits.t[b], .n_rows = shape.n_out, .head = true};
         CHECK_EQ(be->ops->linear(be, &l), OK);
-        const struct sample_args s = {m->logits.t[b], shape.n_out, shape.n_draws,
-                                      m->p.limits.vocab};
+        const struct sample_args s = {.logits = m->logits.t[b], .n_out = shape.n_out,
+                                      .n_draws = shape.n_draws,
+                                      .n_vocab_used = m->p.limits.vocab};
         CHECK_EQ(be->ops->sample(be, &s), OK);
     }
     CHECK_EQ(be->ops->pass_end(be), OK);

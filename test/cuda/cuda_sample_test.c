@@ -391,7 +391,7 @@ TEST(bans_of_everything_are_dropped_and_nan_is_never_drawn)
 
 /* One pass over the head's rows: draws of all kinds, or the same with log-probabilities, for which
  * every logit is left. Rows of the null lane pad the pass; no draw is of the last out row. */
-static void head_pass(struct pair *p, struct test_pass *t, const struct linear_args *head,
+static void head_pass(struct pair *p, struct test_pass *t, struct linear_args head,
                       struct logits_args *logits, bool logprobs, struct draw_result *results)
 {
     struct backend *be = p->be[GPU];
@@ -401,10 +401,13 @@ static void head_pass(struct pair *p, struct test_pass *t, const struct linear_a
     }
     CHECK_EQ(be->ops->step_begin(be, 0), OK);
     CHECK_EQ(be->ops->pass_begin(be, &t->pass, &shape), OK);
-    CHECK_EQ(be->ops->linear(be, head), OK);
+    struct logit_bests bests = {.n_bands = 0};
+    head.bests = &bests;
+    CHECK_EQ(be->ops->linear(be, &head), OK);
     CHECK_EQ(be->ops->logits(be, logits), OK);
     const struct sample_args sample = {.logits = logits->logits, .n_out = t->pass.n_out,
-                                       .n_draws = t->pass.n_draws, .n_vocab_used = logits->vocab};
+                                       .n_draws = t->pass.n_draws, .n_vocab_used = logits->vocab,
+                                       .bests = bests};
     CHECK_EQ(be->ops->sample(be, &sample), OK);
     CHECK_EQ(be->ops->pass_end(be), OK);
     CHECK_EQ(be->ops->step_end(be), OK);
@@ -517,9 +520,9 @@ static void head_case(int32_t n_out, int32_t vocab, enum dtype dtype, bool may_s
     struct logits_args args = {.local = logits.t[GPU], .logits = logits.t[GPU], .n_out = n_out,
                                .vocab = vocab, .scale = 1.0f};
     head_params(&p);
-    head_pass(&p, &t, &head, &args, false, got);
+    head_pass(&p, &t, head, &args, false, got);
     float *left = tensor_get(&p, &logits, GPU);
-    head_pass(&p, &t, &head, &args, true, whole);
+    head_pass(&p, &t, head, &args, true, whole);
     float *all = tensor_get(&p, &logits, GPU);
     const int32_t n_skipped = check_head_draws(&t, vocab, left, all, got, whole);
     if (may_skip && is_hopper(&p)) {

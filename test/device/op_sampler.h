@@ -40,7 +40,8 @@ static inline const struct draw_result *run_draws(struct sampler *s)
     s->pass.pass.out_rows = s->out_rows;
     s->pass.pass.draws = s->draws;
     op_begin(&s->rig, &s->pass);
-    struct sample_args a = {s->logits, 1, s->pass.pass.n_draws, s->vocab};
+    struct sample_args a = {.logits = s->logits, .n_out = 1, .n_draws = s->pass.pass.n_draws,
+                            .n_vocab_used = s->vocab};
     CHECK_EQ(s->rig.ops->sample(s->rig.be, &a), OK);
     op_end(&s->rig);
     CHECK_EQ(s->rig.ops->step_wait(s->rig.be, 0, results, 4), OK);
