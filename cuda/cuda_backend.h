@@ -195,6 +195,7 @@ enum status cuda_pass_end(struct backend *be);
 enum graph_use { GRAPH_NONE, GRAPH_CAPTURE, GRAPH_REPLAY };
 struct graph_key {
     int32_t model, set, n_rows, n_out, n_draws, is_few;
+    struct hidden_layers hidden; // zero behind its n
 };
 enum { GRAPH_MAX_ROWS = 512 };
 int32_t cuda_bucket(int32_t n); // the count that n is padded to

@@ -37,7 +37,8 @@ static bool pass_ok(const struct cuda *be, const struct pass *p)
     if (p->n_rows < 0 || p->n_rows > l->max_rows || p->n_out < 0 || p->n_out > l->max_out_rows ||
         p->n_draws < 0 || p->n_draws > be->max_draws || p->n_pool < 0 || p->n_pool > l->max_lanes ||
         p->n_seqs < 0 || p->n_seqs > p->n_rows || p->n_groups < 0 || p->n_groups > p->n_seqs ||
-        p->kv_set < 0 || p->kv_set >= CUDA_MAX_SETS) {
+        p->kv_set < 0 || p->kv_set >= CUDA_MAX_SETS || p->hidden.n < 0 ||
+        p->hidden.n > MAX_HIDDEN_LAYERS) {
         return false;
     }
     for (int32_t i = 0; i < p->n_rows; i++) {
@@ -219,8 +220,12 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
     TRY(send_meta(be, pass, shape));
     be->is_few = is_few(pass, shape->n_rows);
     if (may_capture && !be->options.enforce_eager) {
-        const struct graph_key key = {pass->model,  pass->kv_set,   shape->n_rows,
-                                      shape->n_out, shape->n_draws, be->is_few};
+        struct graph_key key = {.model = pass->model, .set = pass->kv_set,
+                                .n_rows = shape->n_rows, .n_out = shape->n_out,
+                                .n_draws = shape->n_draws, .is_few = be->is_few,
+                                .hidden.n = pass->hidden.n};
+        memcpy(key.hidden.ids, pass->hidden.ids,
+               (size_t)pass->hidden.n * sizeof *pass->hidden.ids);
         enum graph_use use = GRAPH_NONE;
         TRY(cuda_graph_begin(be, &key, &use));
         shape->issue = use != GRAPH_REPLAY;

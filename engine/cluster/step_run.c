@@ -21,6 +21,7 @@ enum status step_run_pass(const struct pass *pass, struct model *m, struct model
     struct pass_shape shape;
     TRY(ops->pass_begin(m->be, pass, &shape));
     if (shape.issue) {
+        want.hidden = pass->hidden;
         TRY(model_forward(m, &shape, want));
         if (want.logits) {
             struct sample_args sample = {.logits = m->logits, .n_out = shape.n_out,

@@ -62,8 +62,10 @@ static void put_draw(struct buf *b, const struct pass_draw *d)
 static void put_pass(struct buf *b, const struct pass *p)
 {
     const int32_t counts[] = {p->n_rows, p->n_seqs, p->n_groups,
-                              p->n_out, p->n_draws, p->n_pool, p->tree_mask != NULL};
+                              p->n_out, p->n_draws, p->n_pool, p->tree_mask != NULL,
+                              p->hidden.n};
     buf_put(b, counts, sizeof counts);
+    buf_put(b, p->hidden.ids, (size_t)p->hidden.n * sizeof *p->hidden.ids);
     buf_put(b, p->rows, (size_t)p->n_rows * sizeof *p->rows);
     for (int32_t i = 0; i < p->n_seqs; i++) {
         const struct pass_seq *s = &p->seqs[i];
@@ -345,6 +347,10 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
     p->n_pool = get(r, 0, room->max_pools, "the number of pools");
     bool tree = get(r, 0, 1, "a tree");
     p->tree_mask = tree ? &present : NULL;
+    p->hidden.n = get(r, 0, MAX_HIDDEN_LAYERS, "the number of hidden states");
+    for (int32_t i = 0; i < p->hidden.n && !r->bad; i++) { // model_forward knows its layers
+        p->hidden.ids[i] = get(r, 0, INT32_MAX, "a layer");
+    }
     get_rows(r, p, room->rows);
     get_seqs(r, p, room->seqs);
     for (int32_t i = 0, next = 0; i < p->n_groups && !r->bad; i++) {

@@ -176,6 +176,13 @@ enum { MAX_SIBLINGS = 16 }; // drafts of one law
 
 enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN };
 
+/* Layers whose hidden states, the residual stream behind them, are an output of the out rows. */
+enum { MAX_HIDDEN_LAYERS = 4 };
+struct hidden_layers {
+    int32_t n; // 0: none
+    int32_t ids[MAX_HIDDEN_LAYERS]; // ascending; layer 0 is the first
+};
+
 struct pass {
     int32_t model;       // index of the model whose forward this is (0: target)
     int32_t kv_set;
@@ -192,6 +199,7 @@ struct pass {
     const struct pass_draw *draws;
     int32_t n_pool;
     const struct pass_pool *pool;
+    struct hidden_layers hidden; // what the model is asked for: see model_forward
 };
 
 /* Adds out rows first_out .. +n_out of the final normed hidden states to the lane's pooled vector;

@@ -33,6 +33,10 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     p[n++] = (struct buffer_plan){&m->out_x, NULL, m->residual, c->hidden, max_out};
     p[n++] = (struct buffer_plan){&m->out_h, NULL, m->act, c->hidden, max_out};
     p[n++] = (struct buffer_plan){&m->out_attn, NULL, m->act, attn, max_out};
+    if (m->max_hidden > 0) {
+        p[n++] = (struct buffer_plan){&m->hidden, NULL, m->residual,
+                                      (int64_t)m->max_hidden * c->hidden, max_out};
+    }
     if (mla) {
         int64_t low = kv_low > c->q_lora ? kv_low : c->q_lora;
         p[n++] = (struct buffer_plan){&m->low, NULL, m->act, low, max_rows};
@@ -49,7 +53,7 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     return n;
 }
 
-enum { MAX_BUFFERS = 17 }; // rows that plan_buffers may write; it fills 16 at most
+enum { MAX_BUFFERS = 18 }; // rows that plan_buffers may write; it fills 17 at most
 
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out)
 {
@@ -68,6 +72,7 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
                         struct tensor logits_local)
 {
     ASSERT(m->act == m->residual || m->config->norm_place != NORM_POST);
+    ASSERT(m->max_hidden <= MAX_HIDDEN_LAYERS);
     struct buffer_plan p[MAX_BUFFERS];
     int32_t n = plan_buffers(m, max_rows, max_out, p);
     ASSERT(n <= MAX_BUFFERS);

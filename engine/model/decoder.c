@@ -12,6 +12,8 @@ struct flow {
     struct backend *be;
     int32_t n_rows, n_out;
     struct tensor x, h, attn; // the model's, or from `narrow` on those of the out rows
+    struct tensor out_x;      // what `narrow` makes x
+    struct hidden_layers hidden; // whose states are asked for
     bool pending; // delta waits to be added to x
     bool partial; // and, before that, to be reduced
     struct product_sums delta_sums; // what delta is left as, where its product is
@@ -187,6 +189,29 @@ static enum status gather(struct flow *f, struct tensor *x, struct tensor out, i
     return f->ops->gather(f->be, &a);
 }
 
+/* Whether the hidden states behind `layer` are asked for, and their part of the output. */
+static bool wants_hidden(const struct flow *f, int32_t layer, struct tensor *out)
+{
+    const struct model *m = f->m;
+    for (int32_t i = 0; i < f->hidden.n; i++) {
+        if (f->hidden.ids[i] == layer) {
+            size_t first = (size_t)i * (size_t)m->config->hidden;
+            *out = m->hidden;
+            out->mem = dmem_at(m->hidden.mem, first * dtype_bytes(m->hidden.dtype));
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The hidden states behind the layer before this one: by now its output has joined x. Those of the
+ * last layer need no copy: from `narrow` on x lies in the output itself. */
+static enum status take_hidden(struct flow *f, int32_t layer)
+{
+    struct tensor x = f->x, out;
+    return wants_hidden(f, layer - 1, &out) ? gather(f, &x, out, f->m->config->hidden) : OK;
+}
+
 /* Other rows than the out rows are read no more once the last layer's attention has seen their keys
  * and values: they end here. `in`: the layer's input, NULL if it is not read again. x comes first: the
  * next norm may read it before all that stands in front of it has ended (cuda/README.md). */
@@ -197,7 +222,7 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
     if (layer < m->config->n_layers - 1 || f->n_out == f->n_rows) {
         return OK;
     }
-    TRY(gather(f, &f->x, m->out_x, hidden));
+    TRY(gather(f, &f->x, f->out_x, hidden));
     if (in) {
         TRY(gather(f, in, m->out_h, hidden));
     }
@@ -327,6 +352,7 @@ static enum status layer_forward(struct flow *f, int32_t layer)
     if (stores_only(f, layer)) {
         return OK;
     }
+    TRY(take_hidden(f, layer));
     TRY(narrow(f, layer, parallel ? &in : NULL));
     TRY(attention_output(f, layer));
     if (parallel) { // it is kept while attention's output joins x
@@ -345,10 +371,10 @@ static enum status ends(struct flow *f, struct model_outputs want)
     const int32_t n_out = f->n_out;
     struct tensor unused;
     TRY(join_norm(f, NULL, NULL, false, &unused));
-    if (f->x.mem.p != m->out_x.mem.p) { // all rows came here, in an order of their own
-        TRY(gather(f, &f->x, m->out_x, c->hidden));
+    if (f->x.mem.p != f->out_x.mem.p) { // all rows came here, in an order of their own
+        TRY(gather(f, &f->x, f->out_x, c->hidden));
     }
-    struct norm_args norm = {.x = m->out_x, .delta = none, .out = m->out_h,
+    struct norm_args norm = {.x = f->out_x, .delta = none, .out = m->out_h,
                              .weight = m->final_norm, .bias = m->final_norm_bias,
                              .n_rows = n_out, .width = c->hidden, .kind = c->norm_kind,
                              .eps = c->norm_eps, .weight_offset = c->norm_offset};
@@ -373,13 +399,27 @@ static enum status ends(struct flow *f, struct model_outputs want)
     return f->ops->logits(f->be, &logits);
 }
 
+static bool hidden_ok(const struct model *m, const struct hidden_layers *h)
+{
+    bool ok = h->n >= 0 && h->n <= m->max_hidden;
+    for (int32_t i = 0; ok && i < h->n; i++) {
+        ok = h->ids[i] > (i > 0 ? h->ids[i - 1] : -1) && h->ids[i] < m->config->n_layers;
+    }
+    return ok;
+}
+
 enum status model_forward(struct model *m, const struct pass_shape *shape,
                           struct model_outputs want)
 {
     const struct model_config *c = m->config;
     struct flow f = {.m = m, .ops = m->be->ops, .be = m->be, .n_rows = shape->n_rows,
-                     .n_out = shape->n_out, .x = m->x, .h = m->h, .attn = m->attn};
+                     .n_out = shape->n_out, .x = m->x, .h = m->h, .attn = m->attn,
+                     .out_x = m->out_x, .hidden = want.hidden};
     ASSERT(shape->n_rows <= m->max_rows && shape->n_out <= m->max_out);
+    if (!hidden_ok(m, &want.hidden)) {
+        return ERR_INVALID;
+    }
+    wants_hidden(&f, c->n_layers - 1, &f.out_x);
     struct embed_args embed = {.table = m->embed, .x = m->x, .n_rows = f.n_rows,
                                .scale = m->embed_scale};
     TRY(f.ops->embed(f.be, &embed));

@@ -52,6 +52,10 @@ struct model {
         out_attn;
     struct tensor logits, logits_local; // logits are shared by all models of a rank
     struct logit_bests bests;           // of the last forward's logits, for their draws
+    /* Hidden states of the last forward, out rows of [max_hidden, hidden]: the i-th layer that was
+     * asked for begins at i * hidden of a row. What reads them is a later op of the backend. */
+    int32_t max_hidden; // layers that may be asked for: set before model_setup; 0: none
+    struct tensor hidden;
     struct dmem route_ids, route_weights;
 };
 
@@ -88,10 +92,12 @@ size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_ou
 
 struct model_outputs {
     bool logits, pooled; // of the pass's out rows
+    struct hidden_layers hidden; // likewise, into model.hidden: the pass's own list
 };
 
 /* Between pass_begin and pass_end: the whole forward of the pass's rows, then the logits of its out
- * rows, or their normed hidden states into the pass's pool list, or both. */
+ * rows, or their normed hidden states into the pass's pool list, or both. ERR_INVALID for hidden
+ * states of layers that the model has not, or of more than it was set up for. */
 enum status model_forward(struct model *m, const struct pass_shape *shape,
                           struct model_outputs want);
 

@@ -64,7 +64,8 @@ static void fill(struct step *st)
     st->pass = (struct pass){.n_rows = 3, .rows = st->rows, .n_seqs = 2, .seqs = st->seqs,
                              .n_groups = 1, .groups = st->groups, .n_out = 2,
                              .out_rows = st->out_rows, .n_draws = 1, .draws = st->draws,
-                             .n_pool = 1, .pool = st->pools, .tree_mask = mask};
+                             .n_pool = 1, .pool = st->pools, .tree_mask = mask,
+                             .hidden = {2, {1, 5}}};
     st->rows[0] = (struct pass_row){2, -1, 3, 3};
     st->rows[1] = (struct pass_row){3, 49, 0, 0};
     st->rows[2] = (struct pass_row){3, 1, 1, 2};
@@ -104,6 +105,8 @@ TEST(a_step_arrives_as_it_was_sent)
     CHECK_EQ(got.lanes[0].params.bad_word_tokens[2], 7);
     CHECK_EQ(got.lanes[0].blocks[1], 19);
     CHECK_EQ(got.rows[0].token, -1);
+    CHECK_EQ(got.pass.hidden.n, 2);
+    CHECK_EQ(got.pass.hidden.ids[1], 5);
     CHECK_EQ(moves.moves[1][0].from, 9);
     CHECK_EQ(moves.paths[0].tokens[1], 6);
     CHECK_EQ(got.draws[0].kind, DRAW_DRAFT);

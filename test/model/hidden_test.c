@@ -1,0 +1,26 @@
+/* Hidden states of chosen layers, on the CPU. */
+#include "cpu/cpu.h"
+#include "test/model/hidden.h"
+
+static struct backend *open_cpu(void)
+{
+    const struct backend_options o = {.n_ranks = 1, .dtype = DT_F32, .threads = 2};
+    struct backend *be = NULL;
+    struct err err = {""};
+    const enum status st = cpu_open(&o, &be, &err);
+    if (st != OK) {
+        printf("%s\n", err.text);
+        exit(1);
+    }
+    return be;
+}
+
+TEST(hidden_states_are_those_of_a_model_that_ends_there)
+{
+    hidden_check_families(open_cpu);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
