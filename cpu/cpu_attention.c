@@ -14,46 +14,6 @@ enum { RUN_PAGES = 32, RUN_TOKENS = 64 };
 
 /* ---- who sees what ------------------------------------------------------------------------ */
 
-bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node)
-{
-    const uint64_t *mask = job->cpu->pass->tree_mask + (int64_t)row * TREE_MASK_WORDS;
-    return (mask[node / 64] >> (node % 64) & 1) != 0;
-}
-
-static void hide(float *s, int32_t from, int32_t to)
-{
-    for (int32_t i = from; i < to; i++) {
-        s[i] = -INFINITY;
-    }
-}
-
-void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
-                   int32_t begin, int32_t end)
-{
-    int32_t low = attn_first_key(job, job->cpu->pass->rows[row].pos);
-    int32_t high = t->seq->n_past + row - t->seq->first_row + 1;
-    hide(s, 0, low < end ? low - begin : end - begin);
-    hide(s, high > begin ? high - begin : 0, end - begin);
-}
-
-void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row, const float *s,
-                    int32_t base, int32_t begin, int32_t n)
-{
-    const struct pass *pass = job->cpu->pass;
-    int32_t low = attn_first_key(job, pass->rows[row].pos), n_past = t->seq->n_past;
-    low = low > begin ? low : begin;
-    hide(t->path, 0, n);
-    for (int32_t key = low; key < n_past && key < begin + n; key++) {
-        t->path[key - begin] = s[key - base];
-    }
-    for (int32_t node = 0; node < t->seq->n_rows; node++) {
-        int32_t pos = pass->rows[t->seq->first_row + node].pos;
-        if (pos >= low && pos < begin + n && attn_tree_sees(job, row, node)) {
-            t->path[pos - begin] = s[n_past + node - base];
-        }
-    }
-}
-
 /* The way back: what stands at t->path goes to the slots of s, and the others become 0. */
 static void leave_path(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                        int32_t base, int32_t begin, int32_t n)
@@ -128,8 +88,8 @@ static void chunk_softmax(const struct attn_job *job, struct attn_tile *t, int32
             job->cpu->kernels->softcap(s + (first - begin), job->a->softcap, end - first);
         }
         attn_mask_row(job, t, t->row + i / t->n_heads, s + (first - begin), first, end);
-        hide(s, 0, first - begin);
-        hide(s, end - begin, n);
+        attn_hide(s, 0, first - begin);
+        attn_hide(s, end - begin, n);
         soften(job, s, n, &max[i], &sum[i]);
     }
 }
@@ -390,20 +350,6 @@ static void look_ahead(const struct attn_job *job, int32_t item, struct attn_til
     }
 }
 
-void attn_ask(const struct attn_job *job, struct attn_tile *t, int32_t n)
-{
-    struct attn_ahead *a = &t->ahead;
-    for (int32_t i = 0; i < n && a->row < a->end; i++) {
-        const char *row = (const char *)tensor_row(&job->a->q, a->row);
-        __builtin_prefetch(row + a->first + a->at, 0, 2);
-        a->at += 64;
-        if (a->at >= a->n_bytes) {
-            a->at = 0;
-            a->row++;
-        }
-    }
-}
-
 static void attn_item(void *arg, int32_t item, int32_t thread)
 {
     const struct attn_job *job = arg;
@@ -488,6 +434,18 @@ static void deal(struct attn_job *job, int32_t tile)
         job->n_items += (cpu->pass->seqs[i].n_rows + job->tile_rows - 1) / job->tile_rows *
                         job->n_head_tiles * job->a->n_kv_heads;
     }
+}
+
+size_t cpu_attention_scratch(const struct cpu_backend *cpu, const struct kv_pages *p)
+{
+    if (attn_unit(cpu, p)) {
+        return attn_unit_scratch(p);
+    }
+    size_t k = (size_t)p->geometry.head_dim_k, v = (size_t)p->v_stride;
+    size_t tokens = (size_t)round_up(cpu->limits.block_tokens, 64);
+    return sizeof(float) *
+           (ATTN_TILE * (k + 2 * v + ATTN_CHUNK + MAX_TREE_NODES + 2 * tokens) + ATTN_CHUNK +
+            tokens * (k + v) + 1024);
 }
 
 enum status cpu_attention(struct backend *be, const struct attention_args *a)

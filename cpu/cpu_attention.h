@@ -1,11 +1,13 @@
-/* Attention's items, between the file that deals them out (cpu_attention.c) and the one that
- * computes their chunks on a matrix unit (cpu_attention_unit.c).
+/* Attention's items, between the file that deals them out (cpu_attention.c), the one that computes
+ * their chunks on a matrix unit (cpu_attention_unit.c) and what both need (cpu_attention_rows.c).
  *
  * Thread: an item is one thread's; a job is only read while its items run. */
 #ifndef SLUICE_CPU_ATTENTION_H
 #define SLUICE_CPU_ATTENTION_H
 
 #include "cpu/cpu_internal.h"
+
+#include <math.h>
 
 /* Items whose chunks are computed apart, at most. */
 enum { SPLIT_ITEMS = 256 };
@@ -78,6 +80,13 @@ static inline const char *attn_page(const struct attn_job *job, const struct att
 {
     return cpu_kv_slot(job->cpu, job->pages, t->seq->lane, key).block +
            (size_t)t->kv_head * job->pages->head_bytes;
+}
+
+static inline void attn_hide(float *s, int32_t from, int32_t to)
+{
+    for (int32_t i = from; i < to; i++) {
+        s[i] = -INFINITY;
+    }
 }
 
 /* Asks for up to n lines of what is ahead. */

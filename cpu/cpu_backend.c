@@ -1,89 +1,9 @@
-/* Opening, closing, memory and the table of ops of a CPU rank. */
+/* Opening, closing and the table of ops of a CPU rank: alone on top of the other files. */
 #include "cpu/cpu_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-
-enum {
-    HUGE_PAGE = 2 << 20,
-    SURELY_THERE = 64 << 20, // chosen: allocations below it are not worth the question
-};
-
-/* ---- memory ------------------------------------------------------------------------------- */
-
-static size_t read_number(const char *path, const char *key)
-{
-    char line[256];
-    size_t value = 0, key_bytes = strlen(key);
-    FILE *f = fopen(path, "r");
-    while (f && value == 0 && fgets(line, sizeof line, f)) {
-        if (strncmp(line, key, key_bytes) == 0) {
-            value = (size_t)strtoull(line + key_bytes, NULL, 10);
-        }
-    }
-    if (f) {
-        fclose(f);
-    }
-    return value;
-}
-
-/* What the machine says is available, within the control group's limit. Cached files, such as the
- * checkpoint, give way. */
-static size_t free_bytes(void)
-{
-    size_t n_bytes = read_number("/proc/meminfo", "MemAvailable:") * 1024;
-    if (n_bytes == 0) { // no /proc here: nobody knows
-        n_bytes = SIZE_MAX;
-    }
-    size_t limit = read_number("/sys/fs/cgroup/memory.max", "");
-    size_t used = read_number("/sys/fs/cgroup/memory.current", "");
-    size_t cached = read_number("/sys/fs/cgroup/memory.stat", "active_file ") +
-                    read_number("/sys/fs/cgroup/memory.stat", "inactive_file ");
-    used = used > cached ? used - cached : 0;
-    size_t left = limit > used ? limit - used : 0;
-    return limit > 0 && left < n_bytes ? left : n_bytes;
-}
-
-/* The system would promise any amount, and kill the process that uses it. */
-static bool is_there(size_t n_bytes)
-{
-    return n_bytes < SURELY_THERE || n_bytes <= free_bytes();
-}
-
-void *cpu_memory(struct cpu_backend *cpu, size_t n_bytes)
-{
-    size_t size = n_bytes > HUGE_PAGE ? n_bytes + HUGE_PAGE : n_bytes + 4096;
-    if (size < n_bytes || !is_there(n_bytes)) {
-        return NULL;
-    }
-    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   -1, 0);
-    if (p == MAP_FAILED) {
-        return NULL;
-    }
-    if (n_bytes > HUGE_PAGE) {
-        madvise(p, size, MADV_HUGEPAGE);
-    }
-    struct memory *m = xmalloc(sizeof *m);
-    *m = (struct memory){.next = cpu->memories, .p = p, .n_bytes = size};
-    cpu->memories = m;
-    return p;
-}
-
-void cpu_memory_free(struct cpu_backend *cpu, void *p)
-{
-    for (struct memory **at = &cpu->memories; p && *at; at = &(*at)->next) {
-        struct memory *m = *at;
-        if (m->p == p) {
-            *at = m->next;
-            munmap(m->p, m->n_bytes);
-            free(m);
-            return;
-        }
-    }
-}
 
 static enum status cpu_facts(struct backend *be, struct backend_facts *out)
 {
@@ -92,7 +12,7 @@ static enum status cpu_facts(struct backend *be, struct backend_facts *out)
         .name = "cpu",
         .act = DT_F32,
         .residual = DT_F32,
-        .free_bytes = free_bytes(),
+        .free_bytes = cpu_free_bytes(),
         .preferred_block_tokens = 16,
         .async = false, .exact_ranks = true,
     };
@@ -118,42 +38,6 @@ static enum status cpu_read(struct backend *be, void *to, struct dmem from, size
 {
     (void)be;
     memcpy(to, from.p, n_bytes);
-    return OK;
-}
-
-/* ---- scratch ------------------------------------------------------------------------------ */
-
-enum status cpu_need_scratch(struct cpu_backend *cpu, size_t n_bytes)
-{
-    for (int32_t i = 0; i < cpu->n_scratch; i++) {
-        struct scratch *s = &cpu->scratch[i];
-        if (s->n_bytes >= n_bytes) {
-            continue;
-        }
-        char *p = cpu_memory(cpu, n_bytes);
-        if (!p) {
-            return ERR_NOMEM;
-        }
-        cpu_memory_free(cpu, s->p);
-        *s = (struct scratch){p, n_bytes};
-    }
-    return OK;
-}
-
-enum status cpu_need_rows(struct cpu_backend *cpu)
-{
-    size_t n_bytes = (size_t)cpu->max_k_bytes * (size_t)cpu_pack_rows(cpu);
-    n_bytes *= cpu->kernels->blocks ? 2 : 1; // what mlp makes lies behind what it is made of
-    if (cpu->packed_rows_bytes >= n_bytes) {
-        return OK;
-    }
-    char *p = cpu_memory(cpu, n_bytes);
-    if (!p) {
-        return ERR_NOMEM;
-    }
-    cpu_memory_free(cpu, cpu->packed_rows);
-    cpu->packed_rows = p;
-    cpu->packed_rows_bytes = n_bytes;
     return OK;
 }
 
@@ -188,6 +72,21 @@ static void cpu_close(struct backend *be)
     free(cpu);
 }
 
+/* Pages, and the scratch that attention over them needs. */
+static enum status open_kv(struct backend *be, int32_t set, const struct kv_set_desc *desc,
+                           struct err *err)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    TRY(cpu_kv_open(be, set, desc, err));
+    for (int32_t i = 0; i < desc->n_layers; i++) {
+        size_t n_bytes = cpu_attention_scratch(cpu, &cpu->kv_sets[set].layers[i]);
+        if (cpu_need_scratch(cpu, n_bytes) != OK) {
+            return err_set(err, ERR_NOMEM, "not enough memory for attention's scratch");
+        }
+    }
+    return OK;
+}
+
 static const struct backend_ops cpu_ops = {
     .facts = cpu_facts,
     .alloc = cpu_alloc,
@@ -195,7 +94,7 @@ static const struct backend_ops cpu_ops = {
     .rope_open = cpu_rope_open,
     .kv_bytes = cpu_kv_bytes,
     .setup = cpu_setup,
-    .kv_open = cpu_kv_open,
+    .kv_open = open_kv,
     .close = cpu_close,
     .step_begin = cpu_step_begin,
     .lane_tokens = cpu_lane_tokens,

@@ -115,22 +115,6 @@ void cpu_comm_leave(struct cpu_backend *cpu)
     }
 }
 
-float cpu_comm_tree_sum(const struct comm *c, int64_t row, int64_t col)
-{
-    float open[16];
-    int32_t level = 0;
-    for (int32_t i = 0; i < c->n_ranks; i++) {
-        open[level++] = c->ranks[i].in[row * c->ranks[i].in_stride + col];
-        for (int32_t bits = i + 1; bits % 2 == 0; bits /= 2, level--) {
-            open[level - 2] += open[level - 1];
-        }
-    }
-    for (; level > 1; level--) { // a count of ranks that is no power of two
-        open[level - 2] += open[level - 1];
-    }
-    return open[0];
-}
-
 /* One thread of the process works with the other nodes, when all its ranks have come. */
 static bool with_nodes(struct comm *c, int32_t rank, int64_t n_rows, int64_t width,
                        bool (*work)(struct comm *c, int64_t n_rows, int64_t width))

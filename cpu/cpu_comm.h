@@ -40,6 +40,6 @@ bool cpu_comm_sum_nodes(struct comm *c, int64_t n_rows, int64_t width);
 bool cpu_comm_gather_nodes(struct comm *c, int64_t n_rows, int64_t width);
 
 /* The sum over all ranks of an element: a balanced tree. */
-float cpu_comm_tree_sum(const struct comm *c, int64_t row, int64_t col);
+float cpu_comm_tree_sum(const struct comm *c, int64_t row, int64_t col); // cpu_comm_tree.c
 
 #endif

@@ -204,6 +204,10 @@ enum status cpu_open_with(const struct backend_options *options,
 void *cpu_memory(struct cpu_backend *cpu, size_t n_bytes);
 void cpu_memory_free(struct cpu_backend *cpu, void *p);
 
+/* What the machine says is available, within the control group's limit. Cached files, such as the
+ * checkpoint, give way. */
+size_t cpu_free_bytes(void);
+
 /* At start: makes each thread's scratch at least this large. */
 enum status cpu_need_scratch(struct cpu_backend *cpu, size_t n_bytes);
 enum status cpu_need_rows(struct cpu_backend *cpu);
@@ -254,6 +258,10 @@ size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w)
 /* x of a row += delta; its norm to out, or NULL. */
 void cpu_norm_row(const struct cpu_kernels *kernels, const struct norm_args *a, int32_t row,
                   float *out);
+/* Rows up to which a product takes more of K at a time. */
+enum { FEW_ROWS = 64 };
+/* Whether rows are packed as bf16, else as floats. */
+bool cpu_rows_are_bf16(const struct cpu_backend *cpu, const struct weight *w);
 /* Bytes of one packed row, and the packing of n_in floats. */
 int64_t cpu_row_bytes(const struct cpu_backend *cpu, const struct weight *w);
 void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, const float *x,
@@ -270,6 +278,8 @@ void cpu_kv_store_k(const struct cpu_backend *cpu, const struct kv_pages *pages,
                     struct kv_slot slot, int32_t head, const float *k);
 void cpu_kv_store_v(const struct cpu_backend *cpu, const struct kv_pages *pages,
                     struct kv_slot slot, int32_t head, const float *v);
+/* Scratch of one attention item over such pages: see cpu_attention.c. */
+size_t cpu_attention_scratch(const struct cpu_backend *cpu, const struct kv_pages *p);
 const struct kv_pages *cpu_kv_layer(const struct cpu_backend *cpu, int32_t layer);
 
 enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc,

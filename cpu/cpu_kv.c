@@ -1,6 +1,6 @@
 /* KV pages. A page of a layer holds for each kv head first K, transposed to [head_dim][tokens] so
  * that a score of many tokens is one stream, then V as [token][head_dim], padded to whole panels. */
-#include "cpu/cpu_attention.h"
+#include "cpu/cpu_internal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -47,19 +47,6 @@ enum status cpu_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int
     return OK;
 }
 
-/* Scratch of one attention item: see cpu_attention.c. */
-static size_t attention_scratch(const struct kv_pages *p, int32_t block_tokens, bool on_unit)
-{
-    if (on_unit) {
-        return attn_unit_scratch(p);
-    }
-    size_t k = (size_t)p->geometry.head_dim_k, v = (size_t)p->v_stride;
-    size_t tokens = (size_t)round_up(block_tokens, 64);
-    return sizeof(float) *
-           (ATTN_TILE * (k + 2 * v + ATTN_CHUNK + MAX_TREE_NODES + 2 * tokens) + ATTN_CHUNK +
-            tokens * (k + v) + 1024);
-}
-
 enum status cpu_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,
                         struct err *err)
 {
@@ -78,9 +65,7 @@ enum status cpu_kv_open(struct backend *be, int32_t set, const struct kv_set_des
         if (mem_mul(p->block_bytes, (size_t)cpu->limits.n_blocks, &n_bytes)) {
             p->base = cpu_memory(cpu, n_bytes);
         }
-        if (!p->base ||
-            cpu_need_scratch(cpu, attention_scratch(p, cpu->limits.block_tokens,
-                                                    attn_unit(cpu, p) != NULL)) != OK) {
+        if (!p->base) {
             return err_set(err, ERR_NOMEM, "not enough memory for a KV cache of %d blocks",
                            cpu->limits.n_blocks);
         }

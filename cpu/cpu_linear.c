@@ -1,19 +1,7 @@
-/* Products with packed weights. Each item is one tile of outputs for some rows; a row's sums run
- * over K in one order (cpu_kernels.h), segment by segment, so bits do not depend on the split. */
+/* Products with packed weights. Each item is one tile of outputs for some rows (cpu_gemm.c). */
 #include "cpu/cpu_internal.h"
 
 #include <string.h>
-
-/* Inputs that a product takes at a time when its rows pass over the weights more than once. 64
- * outputs x 256 inputs of bf16 are 32 KiB; with few rows the nearest cache holds what is used and,
- * but for dot products, what is on its way (cpu_kernels.h, few_k). */
-enum { K_BLOCK = 256, FEW_ROWS = 64 };
-
-static int64_t k_block(const struct cpu_backend *cpu, const struct weight *w, int32_t n_rows)
-{
-    const struct cpu_kernels *k = cpu->kernels;
-    return n_rows <= k->pass_rows ? w->segment_padded : n_rows <= FEW_ROWS ? k->few_k : K_BLOCK;
-}
 
 /* Rows that a tile is multiplied with at a time: their sums, 24 KiB, stay near. Also the rows of
  * one item when there are too few tiles to feed the threads. */
@@ -28,127 +16,6 @@ static int32_t stay_rows(int64_t row_bytes)
 {
     int64_t n = STAY_BYTES / row_bytes / STAY_LEAST * STAY_LEAST;
     return n < STAY_LEAST ? STAY_LEAST : n < ITEM_ROWS ? (int32_t)n : ITEM_ROWS;
-}
-
-static bool rows_are_bf16(const struct cpu_backend *cpu, const struct weight *w)
-{
-    return w->dtype == DT_BF16 && cpu->kernels->bf16_rows;
-}
-
-static int64_t element_bytes(const struct cpu_backend *cpu, const struct weight *w)
-{
-    return rows_are_bf16(cpu, w) ? 2 : 4;
-}
-
-/* An odd number of cache lines, so that equal columns of consecutive rows do not meet in one set
- * of the cache. */
-int64_t cpu_row_bytes(const struct cpu_backend *cpu, const struct weight *w)
-{
-    int64_t n = round_up(w->segment_padded * w->k_segments * element_bytes(cpu, w), 64);
-    return n % 128 == 0 ? n + 64 : n;
-}
-
-void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, const float *x, char *out)
-{
-    int64_t size = element_bytes(cpu, w), pad = w->segment_padded - w->segment;
-    for (int32_t s = 0; s < w->k_segments; s++) {
-        char *to = out + s * w->segment_padded * size;
-        const float *from = x + s * w->segment;
-        switch (w->dtype) {
-        case DT_BF16: cpu->kernels->round_bf16(from, to, w->segment); break;
-        case DT_F16: cpu->kernels->round_f16(from, (float *)to, w->segment); break;
-        default: memcpy(to, from, (size_t)w->segment * sizeof *from); break;
-        }
-        if (pad > 0) {
-            memset(to + w->segment * size, 0, (size_t)(pad * size));
-        }
-    }
-}
-
-int32_t cpu_tree_levels(const struct weight *w)
-{
-    int32_t levels = 1;
-    for (int32_t n = w->k_segments; n > 1; n /= 2) {
-        levels++;
-    }
-    return levels;
-}
-
-size_t cpu_gemm_scratch(const struct weight *w, int32_t n_rows)
-{
-    return (size_t)cpu_tree_levels(w) * (size_t)n_rows * TILE * sizeof(float);
-}
-
-static gemm_fn *gemm_of(const struct cpu_backend *cpu, const struct weight *w)
-{
-    switch (w->dtype) {
-    case DT_BF16: return cpu->kernels->gemm_bf16;
-    case DT_F16: return cpu->kernels->gemm_f16;
-    default: return cpu->kernels->gemm_f32;
-    }
-}
-
-/* c = the sums of one segment. */
-static void segment_sums(const struct cpu_backend *cpu, const struct gemm_tile *t, int32_t s,
-                         float *c)
-{
-    const struct weight *w = t->weight;
-    gemm_fn *gemm = gemm_of(cpu, w);
-    int64_t size = element_bytes(cpu, w), width = (int64_t)w->panels * PANEL;
-    const char *tile =
-        w->packed + (size_t)t->matrix * w->matrix_bytes + (size_t)t->tile * w->tile_bytes;
-    int64_t block = k_block(cpu, w, t->n_rows);
-    for (int64_t k = 0; k < w->segment_padded; k += block) {
-        int64_t n = w->segment_padded - k < block ? w->segment_padded - k : block;
-        int64_t at = s * w->segment_padded + k;
-        gemm(t->rows + at * size, t->row_bytes / size, t->n_rows,
-             tile + (size_t)(at * width) * dtype_bytes(w->dtype), w->panels, n, c, k == 0);
-    }
-}
-
-/* c is left with the bias added. */
-static void store(const struct cpu_backend *cpu, const struct gemm_tile *t, float *c, float *y)
-{
-    const struct cpu_kernels *k = cpu->kernels;
-    const struct weight *w = t->weight;
-    int64_t width = (int64_t)w->panels * PANEL, first = t->tile * width;
-    int64_t n = w->n_out - first < width ? w->n_out - first : width;
-    const float *bias = t->bias ? t->bias + first : NULL;
-    for (int32_t i = 0; i < t->n_rows; i++) {
-        float *from = c + (int64_t)i * TILE, *to = y + i * t->y_stride + first;
-        if (bias) {
-            k->add_scaled(from, bias, 1.0f, n);
-        }
-        if (t->accumulate) {
-            k->add_scaled(to, from, 1.0f, n);
-        } else {
-            memcpy(to, from, (size_t)n * sizeof *to);
-        }
-    }
-}
-
-/* Joins segments as a balanced tree: after segment s, as many pairs as s + 1 has trailing zero
- * bits are complete. c holds one buffer per open level. */
-void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t)
-{
-    int64_t n = (int64_t)t->n_rows * TILE;
-    int32_t level = 0;
-    for (int32_t s = 0; s < t->weight->k_segments; s++) {
-        float *c = t->scratch + level * n;
-        segment_sums(cpu, t, s, c);
-        if (t->split_stride != 0) {
-            store(cpu, t, c, t->y + s * t->split_stride);
-            continue;
-        }
-        level++;
-        for (int32_t bits = s + 1; bits % 2 == 0; bits /= 2, level--) {
-            cpu->kernels->add_scaled(t->scratch + (level - 2) * n, t->scratch + (level - 1) * n,
-                                     1.0f, n);
-        }
-    }
-    if (t->split_stride == 0) {
-        store(cpu, t, t->scratch, t->y);
-    }
 }
 
 struct linear_job {
@@ -211,7 +78,7 @@ static enum status linear(struct backend *be, const struct linear_args *a,
         job.n_rows = n;
         bool few = w->n_tiles < 4 * (int64_t)pool_n_threads(cpu->pool);
         job.rows_per_item = few && n > ITEM_ROWS ? ITEM_ROWS : n;
-        if (n > FEW_ROWS && !rows_are_bf16(cpu, w)) {
+        if (n > FEW_ROWS && !cpu_rows_are_bf16(cpu, w)) {
             int32_t stay = stay_rows(job.row_bytes);
             job.rows_per_item = n < stay ? n : stay;
         }

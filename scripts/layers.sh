@@ -48,8 +48,6 @@ bench/ops/bench_ops.c server/cli/commands.h
 '
 # FILES (a pattern of names without their endings): why these may call each other in a circle.
 circles='
-^(cpu/cpu_comm_nodes|cpu/cpu_comm)$: owed
-^cpu/: owed
 ^server/http/(turn|daemon|request|conn|reply|stream)$: one state machine: a turn of the loop runs libmicrohttpd, which calls back into requests, connections and streams, and each of those makes work for the turn
 ^server/chat/jinja/(eval|call|exec|macro)$: an expression calls a macro, whose body is statements, which hold expressions
 ^server/chat/jinja/parse_(expr|literal|postfix)$: recursive descent: brackets and arguments hold expressions

@@ -1,0 +1,50 @@
+/* What an item's chunks need of its rows, on vectors as on a matrix unit: which keys each sees, and
+ * the queries that come next. */
+#include "cpu/cpu_attention.h"
+
+bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node)
+{
+    const uint64_t *mask = job->cpu->pass->tree_mask + (int64_t)row * TREE_MASK_WORDS;
+    return (mask[node / 64] >> (node % 64) & 1) != 0;
+}
+
+void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
+                   int32_t begin, int32_t end)
+{
+    int32_t low = attn_first_key(job, job->cpu->pass->rows[row].pos);
+    int32_t high = t->seq->n_past + row - t->seq->first_row + 1;
+    attn_hide(s, 0, low < end ? low - begin : end - begin);
+    attn_hide(s, high > begin ? high - begin : 0, end - begin);
+}
+
+void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row, const float *s,
+                    int32_t base, int32_t begin, int32_t n)
+{
+    const struct pass *pass = job->cpu->pass;
+    int32_t low = attn_first_key(job, pass->rows[row].pos), n_past = t->seq->n_past;
+    low = low > begin ? low : begin;
+    attn_hide(t->path, 0, n);
+    for (int32_t key = low; key < n_past && key < begin + n; key++) {
+        t->path[key - begin] = s[key - base];
+    }
+    for (int32_t node = 0; node < t->seq->n_rows; node++) {
+        int32_t pos = pass->rows[t->seq->first_row + node].pos;
+        if (pos >= low && pos < begin + n && attn_tree_sees(job, row, node)) {
+            t->path[pos - begin] = s[n_past + node - base];
+        }
+    }
+}
+
+void attn_ask(const struct attn_job *job, struct attn_tile *t, int32_t n)
+{
+    struct attn_ahead *a = &t->ahead;
+    for (int32_t i = 0; i < n && a->row < a->end; i++) {
+        const char *row = (const char *)tensor_row(&job->a->q, a->row);
+        __builtin_prefetch(row + a->first + a->at, 0, 2);
+        a->at += 64;
+        if (a->at >= a->n_bytes) {
+            a->at = 0;
+            a->row++;
+        }
+    }
+}

@@ -1,0 +1,18 @@
+/* The order in which ranks are added, within a process as between nodes. */
+#include "cpu/cpu_comm.h"
+
+float cpu_comm_tree_sum(const struct comm *c, int64_t row, int64_t col)
+{
+    float open[16];
+    int32_t level = 0;
+    for (int32_t i = 0; i < c->n_ranks; i++) {
+        open[level++] = c->ranks[i].in[row * c->ranks[i].in_stride + col];
+        for (int32_t bits = i + 1; bits % 2 == 0; bits /= 2, level--) {
+            open[level - 2] += open[level - 1];
+        }
+    }
+    for (; level > 1; level--) { // a count of ranks that is no power of two
+        open[level - 2] += open[level - 1];
+    }
+    return open[0];
+}

@@ -1,0 +1,31 @@
+/* Rows of the embedding table, which may be packed as the head is. */
+#include "cpu/cpu_internal.h"
+
+struct embed_job {
+    const struct cpu_backend *cpu;
+    const struct embed_args *a;
+};
+
+static void embed_item(void *arg, int32_t row, int32_t thread)
+{
+    const struct embed_job *job = arg;
+    const struct embed_args *a = job->a;
+    float *x = tensor_row(&a->x, row);
+    int32_t token = job->cpu->row_tokens[row];
+    (void)thread;
+    /* An overrunning row may read a token that no one drew; its result is thrown away. */
+    token = token >= 0 && token < a->table->n_out ? token : 0;
+    cpu_weight_row(job->cpu, a->table, token, x);
+    if (a->scale != 1.0f) {
+        job->cpu->kernels->scale(x, a->scale, a->table->n_in);
+    }
+}
+
+enum status cpu_embed(struct backend *be, const struct embed_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    struct embed_job job = {cpu, a};
+    ASSERT(cpu->pass && a->n_rows <= cpu->pass->n_rows);
+    pool_run(cpu->pool, a->n_rows, embed_item, &job);
+    return OK;
+}
