@@ -60,8 +60,8 @@ cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a, int32_t n
 
 /* gemm_wide.cu: 33 to 128 rows of aligned 16-bit products. With n_splits of 1, which more than 64
  * rows have only where gated, it makes y; else it leaves that many sums at sums->first (rows dense,
- * sums->stride from one to the next), and gemm_join makes y of them where no other kernel takes
- * them as they are. */
+ * sums->stride from one to the next), for the op that reads the product to add; gemm_join makes y
+ * of them, which only benchmarks and tests want. */
 struct wide_plan {
     int32_t band;     // features of a block: 128, or 192 of fp32 and sums, 112 of others; gated
                       // above 64 rows 224
