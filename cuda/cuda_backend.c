@@ -1,116 +1,198 @@
+/* Setup, steps and close: what the table has besides maths, shared out to the state's owners. */
 #include "cuda/cuda_backend.h"
+#include "cuda/cuda_comm.h"
+#include "cuda/cuda_upload.h"
+#include "cuda/cuda_weights.h"
 
-#include "cuda/cuda.h"
-#include "engine/base/log.h"
-#include "engine/base/mem.h"
-
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-enum status cuda_check(struct cuda *be, cudaError_t e, const char *what)
+/* ---- setup ----------------------------------------------------------------------------------- */
+
+static enum status check_limits(const struct backend_limits *l, struct err *err)
 {
-    if (e != cudaSuccess && be->lost == OK) {
-        log_error("device %d is lost: %s: %s", be->options.device, what, cudaGetErrorString(e));
-        be->lost = ERR_DEVICE;
+    if (l->max_rows <= 0 || l->max_out_rows <= 0 || l->max_lanes <= 0 || l->max_len <= 0 ||
+        l->max_blocks_per_lane <= 0 || l->n_blocks <= 0 || l->block_tokens <= 0 || l->vocab <= 0 ||
+        l->hidden <= 0 || l->max_len > 1 << 28 ||
+        l->max_blocks_per_lane > (1 << 28) / l->block_tokens || l->n_steps <= 0 ||
+        l->n_steps > CUDA_MAX_STEPS || l->max_passes <= 0 || l->max_passes > CUDA_MAX_PASSES ||
+        l->max_rows > 1 << 20 || l->max_lanes > 1 << 16 ||
+        l->max_out_rows > l->max_rows + l->max_lanes || l->max_laws < 0 || l->max_tree_nodes < 0) {
+        return err_set(err, ERR_INVALID, "the CUDA backend cannot work with these limits");
     }
-    return be->lost;
-}
-
-enum status cuda_enter(struct cuda *be)
-{
-    TRY(be->lost);
-    CUDA_TRY(be, cudaSetDevice(be->options.device));
     return OK;
 }
 
-int32_t cuda_device_count(void)
+/* What the experts, the router, the sampler and attention write between their own kernels. */
+static enum status open_scratch(struct cuda_backend *be)
 {
-    int n = 0;
-    if (cudaGetDeviceCount(&n) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return 0;
+    enum { BYTES = 64 << 20, EXPERT_BYTES = 512 << 20 };
+    const struct backend_limits *l = &be->limits;
+    struct op_scratch *s = &be->scratch;
+    const size_t attention_bytes = attention_workspace_bytes(&be->attention);
+    s->n_bytes = be->device.max_expert_width > 0 ? EXPERT_BYTES : BYTES;
+    TRY(cuda_alloc(&be->device, s->n_bytes, &s->memory));
+    if (attention_bytes > 0) {
+        TRY(cuda_alloc(&be->device, attention_bytes, &s->attention));
     }
-    return n;
+    TRY(cuda_alloc(&be->device, sample_scratch_bytes(be->max_draws, l->vocab), &s->sample.memory));
+    s->sample.max_draws = be->max_draws;
+    s->sample.vocab = l->vocab;
+    return be->device.options.n_ranks > 1
+               ? cuda_alloc(&be->device, (size_t)l->max_out_rows * (size_t)l->vocab * 4,
+                            (void **)&s->shards)
+               : OK;
 }
 
-enum status cuda_alloc(struct cuda *be, size_t n_bytes, void **out)
+static enum status open_owners(struct cuda_backend *be)
 {
-    *out = NULL;
-    TRY(cuda_enter(be));
-    if (be->n_allocations == be->max_allocations) {
-        be->max_allocations = be->max_allocations * 2 + 256;
-        be->allocations =
-            xrealloc(be->allocations, (size_t)be->max_allocations * sizeof *be->allocations);
+    const struct backend_limits *l = &be->limits;
+    struct cuda *device = &be->device;
+    const size_t staged =
+        2 * passes_meta_bytes(&be->attention, l, be->max_draws) + ((size_t)8 << 20);
+    TRY(lanes_open(&be->lanes, device, l, be->attention.max_paths));
+    TRY(passes_open(&be->passes, device, be->graphs, &be->lanes, l, be->max_draws,
+                    &be->attention));
+    TRY(open_scratch(be));
+    TRY(gemms_setup(&be->gemms, l->vocab));
+    TRY(lanes_open_staging(&be->lanes, staged));
+    TRY(steps_open(&be->steps, device, l, be->max_draws, staged));
+    be->kv.device = device;
+    be->kv.n_blocks = l->n_blocks;
+    be->kv.block_tokens = l->block_tokens;
+    if (device->options.n_ranks > 1) {
+        TRY(peers_open(&be->peers, device, l));
+        TRY(peers_measure(&be->peers));
     }
-    void *p = NULL;
-    const size_t padded = (n_bytes + 511) / 256 * 256; // a vector may end past the last element
-    if (padded < n_bytes) {
-        return ERR_NOMEM;
-    }
-    const cudaError_t e = cudaMalloc(&p, padded);
-    if (e == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError();
-        return ERR_NOMEM;
-    }
-    CUDA_TRY(be, e);
-    be->allocations[be->n_allocations++] = p;
-    CUDA_TRY(be, cudaMemsetAsync(p, 0, padded, be->stream));
-    *out = p;
     return OK;
 }
 
-enum status cuda_facts(struct backend *base, struct backend_facts *out)
+enum status cuda_setup(struct backend *base, const struct backend_limits *limits, struct err *err)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(cuda_enter(be));
-    size_t free_bytes = 0, total_bytes = 0;
-    CUDA_TRY(be, cudaMemGetInfo(&free_bytes, &total_bytes));
-    memset(out, 0, sizeof *out);
-    out->name = "cuda";
-    snprintf(out->device, sizeof out->device, "%s (device %d, %.1f GiB)", be->device_name,
-             be->options.device, (double)total_bytes / (1 << 30));
-    out->act = out->residual = be->options.dtype;
-    out->free_bytes = free_bytes;
-    out->preferred_block_tokens = 64;
-    out->async = true;
-    return OK;
-}
-
-enum status cuda_alloc_op(struct backend *base, size_t n_bytes, struct dmem *out)
-{
-    return cuda_alloc(cuda_of(base), n_bytes, &out->p);
-}
-
-enum status cuda_write(struct backend *base, struct dmem to, const void *from, size_t n_bytes)
-{
-    struct cuda *be = cuda_of(base);
-    TRY(cuda_enter(be));
-    CUDA_TRY(be, cudaMemcpyAsync(to.p, from, n_bytes, cudaMemcpyHostToDevice, be->stream));
-    CUDA_TRY(be, cudaStreamSynchronize(be->stream));
-    return OK;
-}
-
-enum status cuda_read(struct backend *base, void *to, struct dmem from, size_t n_bytes)
-{
-    struct cuda *be = cuda_of(base);
-    TRY(cuda_enter(be));
-    CUDA_TRY(be, cudaMemcpyAsync(to, from.p, n_bytes, cudaMemcpyDeviceToHost, be->stream));
-    CUDA_TRY(be, cudaStreamSynchronize(be->stream));
-    return OK;
-}
-
-static void close_slots(struct cuda *be)
-{
-    for (int32_t i = 0; i < CUDA_MAX_STEPS; i++) {
-        struct slot *s = &be->slots[i];
-        cudaFreeHost(s->pinned);
-        cudaFreeHost(s->draws);
-        cudaFreeHost(s->pooled);
-        if (s->done) {
-            cudaEventDestroy(s->done);
-        }
+    struct cuda_backend *be = cuda_backend_of(base);
+    const struct cuda *device = &be->device;
+    TRY(cuda_enter(&be->device));
+    TRY(check_limits(limits, err));
+    if (be->is_set_up) {
+        return err_set(err, ERR_INVALID, "the backend is set up already");
     }
+    be->limits = *limits;
+    be->max_draws = limits->max_out_rows + limits->max_lanes;
+    be->attention = (struct attention_limits){
+        .max_rows = limits->max_rows,
+        .max_lanes = limits->max_lanes,
+        .max_len = limits->max_len,
+        .block_tokens = limits->block_tokens,
+        .n_sms = device->n_sms,
+        .sm = device->sm,
+        .deterministic = device->options.deterministic,
+        .max_paths = device->options.deterministic ? limits->max_tree_nodes : 0,
+    };
+    const enum status st = open_owners(be);
+    if (st != OK) {
+        return err_set(err, st, "the GPU's working memory could not be had (%s)",
+                       status_name(st));
+    }
+    be->is_set_up = true;
+    return OK;
+}
+
+enum status cuda_kv_open(struct backend *base, int32_t set, const struct kv_set_desc *desc,
+                         struct err *err)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(cuda_enter(&be->device));
+    if (!be->is_set_up) {
+        return err_set(err, ERR_INVALID, "KV set %d cannot be opened", set);
+    }
+    return kv_open(&be->kv, set, desc, &be->attention, err);
+}
+
+/* ---- a step ---------------------------------------------------------------------------------- */
+
+enum status cuda_step_begin(struct backend *base, int32_t slot)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(cuda_enter(&be->device));
+    return be->is_set_up ? steps_begin(&be->steps, slot, &be->lanes) : ERR_INVALID;
+}
+
+enum status cuda_lane_tokens(struct backend *base, int32_t lane, int32_t first_pos, int32_t n,
+                             const int32_t *tokens)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return lanes_tokens(&be->lanes, lane, first_pos, n, tokens);
+}
+
+enum status cuda_lane_blocks(struct backend *base, int32_t lane, int32_t first, int32_t n,
+                             const int32_t *blocks)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return lanes_blocks(&be->lanes, lane, first, n, blocks);
+}
+
+enum status cuda_lane_params(struct backend *base, int32_t lane,
+                             const struct sampling_params *params)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return lanes_params(&be->lanes, lane, params);
+}
+
+enum status cuda_copy_blocks(struct backend *base, int32_t n, const struct block_copy *copies)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return kv_copy_blocks(&be->kv, &be->lanes, n, copies);
+}
+
+enum status cuda_move_slots(struct backend *base, int32_t n, const struct slot_move *moves,
+                            int32_t set)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return kv_move_slots(&be->kv, &be->lanes, &be->passes.view, set, n, moves);
+}
+
+enum status cuda_poison_blocks(struct backend *base, int32_t n, const int32_t *blocks)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return kv_poison_blocks(&be->kv, &be->lanes, n, blocks);
+}
+
+enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struct pass_shape *shape)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return passes_begin(&be->passes, &be->steps, &be->lanes, pass, shape);
+}
+
+enum status cuda_pass_end(struct backend *base)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    return passes_end(&be->passes, &be->steps);
+}
+
+enum status cuda_step_end(struct backend *base)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return be->passes.pass ? ERR_INVALID : steps_end(&be->steps, &be->lanes);
+}
+
+enum status cuda_step_wait(struct backend *base, int32_t slot, struct pass_results *results,
+                           int32_t max_passes)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(cuda_enter(&be->device));
+    return steps_wait(&be->steps, slot, results, max_passes);
+}
+
+bool cuda_step_done(struct backend *base, int32_t slot)
+{
+    return steps_done(&cuda_backend_of(base)->steps, slot);
 }
 
 enum status cuda_alive(struct backend *base)
@@ -125,31 +207,11 @@ enum status cuda_alive(struct backend *base)
     return be->lost;
 }
 
-void cuda_close(struct backend *base)
+/* ---- close ----------------------------------------------------------------------------------- */
+
+/* The lists are cuda_weights.c's; what they point to on the device goes with its memory. */
+static void close_weights(struct cuda *be)
 {
-    struct cuda *be = cuda_of(base);
-    if (!be) {
-        return;
-    }
-    if (be->options.n_ranks > 1 && cuda_comm_is_aborted(be)) {
-        return; // work may hang on the device, graphs refer to what was aborted: the process ends
-    }
-    if (be->stream) {
-        cudaSetDevice(be->options.device);
-        cuda_graph_abort(be); // a stream that still records cannot be waited for
-        cudaStreamSynchronize(be->stream);
-    }
-    cuda_graphs_close(be);
-    cuda_gemm_close(be);
-    cuda_upload_close(be);
-    close_slots(be);
-    cudaFreeHost(be->aborted);
-    for (int32_t i = 0; i < be->n_allocations; i++) {
-        cudaFree(be->allocations[i]);
-    }
-    for (int32_t i = 0; i < CUDA_MAX_SETS; i++) {
-        free(be->sets[i].layers);
-    }
     for (struct weight *w = be->weights; w;) {
         struct weight *next = w->next;
         free(w);
@@ -160,111 +222,31 @@ void cuda_close(struct backend *base)
         free(r);
         r = next;
     }
-    if (be->stream) {
-        cudaStreamDestroy(be->stream);
+}
+
+void cuda_close(struct backend *base)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    if (!be) {
+        return;
     }
-    (void)cudaGetLastError();
-    free(be->allocations);
-    free(be->patches);
-    free(be->told);
+    struct cuda *device = &be->device;
+    if (device->options.n_ranks > 1 && cuda_comm_is_aborted(device)) {
+        return; // work may hang on the device, graphs refer to what was aborted: the process ends
+    }
+    if (device->stream) {
+        cudaSetDevice(device->options.device);
+        graphs_abort(be->graphs); // a stream that still records cannot be waited for
+        cudaStreamSynchronize(device->stream);
+    }
+    graphs_close(be->graphs);
+    gemms_close(&be->gemms);
+    cuda_upload_close(device);
+    steps_close(&be->steps);
+    peers_close(&be->peers);
+    kv_close(&be->kv);
+    lanes_close(&be->lanes);
+    close_weights(device);
+    cuda_device_close(device);
     free(be);
-}
-
-bool cuda_arch_runs(const char *archs, int32_t sm)
-{
-    for (const char *p = archs; *p;) {
-        char *end = NULL;
-        const int32_t arch = (int32_t)strtol(p, &end, 10);
-        const bool special = *end == 'a'; // for this very device
-        if (end == p) {
-            return false;
-        }
-        if (special ? arch == sm : sm != 90 && arch / 10 == sm / 10 && arch <= sm) {
-            return true;
-        }
-        end += special;
-        p = end + strspn(end, " ");
-    }
-    return false;
-}
-
-static enum status open_device(struct cuda *be, struct err *err)
-{
-    const int32_t n = cuda_device_count();
-    if (n == 0) {
-        int driver = 0;
-        if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
-            return err_set(err, ERR_DEVICE,
-                           "no NVIDIA driver was found: use --device cpu, or "
-                           "install the driver");
-        }
-        return err_set(err, ERR_DEVICE, "no NVIDIA GPU was found (the driver is there)");
-    }
-    if (be->options.device < 0 || be->options.device >= n) {
-        return err_set(err, ERR_INVALID, "there is no GPU %d: this machine has %d",
-                       be->options.device, n);
-    }
-    struct cudaDeviceProp prop;
-    cudaError_t e = cudaSetDevice(be->options.device);
-    e = e == cudaSuccess ? cudaGetDeviceProperties(&prop, be->options.device) : e;
-    if (e != cudaSuccess) {
-        return err_set(err, ERR_DEVICE, "GPU %d: %s", be->options.device, cudaGetErrorString(e));
-    }
-    be->sm = prop.major * 10 + prop.minor;
-    be->n_sms = prop.multiProcessorCount;
-    snprintf(be->device_name, sizeof be->device_name, "%.60s", prop.name);
-    if (be->sm < 80) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "GPU %d (%s) has compute capability %d.%d; 8.0 is "
-                       "the least that works",
-                       be->options.device, prop.name, prop.major, prop.minor);
-    }
-    if (!cuda_arch_runs(SLUICE_CUARCH, be->sm)) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "GPU %d (%s) has compute capability %d.%d, for which this build has no "
-                       "code: it was made with CUARCH=\"%s\"",
-                       be->options.device, prop.name, prop.major, prop.minor, SLUICE_CUARCH);
-    }
-    e = cudaStreamCreateWithFlags(&be->stream, cudaStreamNonBlocking);
-    if (e != cudaSuccess) {
-        return err_set(err, ERR_DEVICE, "GPU %d: %s", be->options.device, cudaGetErrorString(e));
-    }
-    return OK;
-}
-
-enum status cuda_open(const struct backend_options *options, struct backend **out, struct err *err)
-{
-    *out = NULL;
-    const enum dtype dtype = options->dtype;
-    if (dtype != DT_F32 && dtype != DT_BF16 && dtype != DT_F16) {
-        return err_set(err, ERR_UNSUPPORTED, "the CUDA backend works in bf16, fp16 or fp32");
-    }
-    struct cuda *be = xcalloc(1, sizeof *be);
-    be->options = *options;
-    be->options.n_ranks = options->n_ranks < 1 ? 1 : options->n_ranks;
-    if (be->options.n_ranks > 1) {
-        be->options.device = options->comm ? cuda_comm_device(options->comm, options->rank) : 0;
-    }
-    be->base.ops = &cuda_ops;
-    be->base.rank = options->rank;
-    be->base.n_ranks = be->options.n_ranks;
-    be->patches = xcalloc(CUDA_MAX_PATCHES, sizeof *be->patches);
-    enum status st = open_device(be, err);
-    if (st == OK && be->options.n_ranks > 1 && !options->comm) {
-        st = err_set(err, ERR_INVALID, "%d ranks need a communicator", be->options.n_ranks);
-    }
-    if (st == OK && ((st = cuda_gemm_open(be)) != OK || (st = cuda_graphs_open(be)) != OK ||
-                     (st = cuda_upload_open(be)) != OK)) {
-        err_set(err, st, "GPU %d (%s) could not be set up: %s", options->device, be->device_name,
-                status_name(st));
-    }
-    if (st == OK) {
-        st = backend_check(&be->base, err);
-    }
-    if (st != OK) {
-        cuda_close(&be->base);
-        return st;
-    }
-    *out = &be->base;
-    return OK;
 }

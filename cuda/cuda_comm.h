@@ -3,7 +3,7 @@
 #ifndef SLUICE_CUDA_CUDA_COMM_H
 #define SLUICE_CUDA_CUDA_COMM_H
 
-#include "cuda/cuda_backend.h"
+#include "cuda/cuda_device.h"
 
 #include <nccl.h>
 #include <pthread.h>
@@ -49,5 +49,11 @@ struct comm {
     uint32_t *aborted_words[CUDA_MAX_RANKS]; // what the kernels that wait look at
     uint8_t ways[PEER_CLASSES];              // enum peer_way
 };
+
+int32_t cuda_comm_device(const struct comm *c, int32_t rank); // of a rank of this process
+bool cuda_comm_is_aborted(const struct cuda *be);
+enum status cuda_comm_alive(struct cuda *be); // several ranks only
+enum status cuda_comm_all_reduce(struct cuda *be, struct tensor y, int32_t n_rows, int32_t width);
+enum status cuda_comm_all_gather(struct cuda *be, const float *from, float *to, size_t n);
 
 #endif

@@ -1,5 +1,5 @@
 /* Who makes which matrix product, and cuBLASLt's plans, cached by shape. */
-#include "cuda/cuda_backend.h"
+#include "cuda/cuda_gemm.h"
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
 
@@ -29,15 +29,24 @@ struct plans {
     struct plan table[N_PLANS];
 };
 
-enum status cuda_gemm_open(struct cuda *be)
+enum status gemms_open(struct gemms *g, struct cuda *device)
 {
-    be->plans = xcalloc(1, sizeof *be->plans);
-    if (cublasLtCreate(&be->plans->handle) != CUBLAS_STATUS_SUCCESS) {
-        return cuda_check(be, cudaErrorUnknown, "cublasLtCreate");
+    g->device = device;
+    g->plans = xcalloc(1, sizeof *g->plans);
+    if (cublasLtCreate(&g->plans->handle) != CUBLAS_STATUS_SUCCESS) {
+        return cuda_check(device, cudaErrorUnknown, "cublasLtCreate");
     }
-    be->gemm_workspace_bytes = WORKSPACE_BYTES;
-    TRY(cuda_alloc(be, SUMS_BYTES, &be->sums));
-    return cuda_alloc(be, WORKSPACE_BYTES, &be->gemm_workspace);
+    g->workspace_bytes = WORKSPACE_BYTES;
+    TRY(cuda_alloc(device, SUMS_BYTES, &g->sums));
+    return cuda_alloc(device, WORKSPACE_BYTES, &g->workspace);
+}
+
+enum status gemms_setup(struct gemms *g, int32_t vocab)
+{
+    g->bests.stride = (vocab + MIN_BEST_BAND - 1) / MIN_BEST_BAND;
+    return cuda_alloc(g->device,
+                      (size_t)MAX_BEST_ROWS * (size_t)g->bests.stride * sizeof *g->bests.pairs,
+                      (void **)&g->bests.pairs);
 }
 
 static void plan_deinit(struct plan *p)
@@ -57,21 +66,21 @@ static void plan_deinit(struct plan *p)
     memset(p, 0, sizeof *p);
 }
 
-void cuda_gemm_close(struct cuda *be)
+void gemms_close(struct gemms *g)
 {
-    if (!be->plans) {
+    if (!g->plans) {
         return;
     }
     for (int32_t i = 0; i < N_PLANS; i++) {
-        if (be->plans->table[i].used) {
-            plan_deinit(&be->plans->table[i]);
+        if (g->plans->table[i].used) {
+            plan_deinit(&g->plans->table[i]);
         }
     }
-    if (be->plans->handle) {
-        cublasLtDestroy(be->plans->handle);
+    if (g->plans->handle) {
+        cublasLtDestroy(g->plans->handle);
     }
-    free(be->plans);
-    be->plans = NULL;
+    free(g->plans);
+    g->plans = NULL;
 }
 
 static cudaDataType_t data_type(int32_t dtype)
@@ -115,7 +124,7 @@ static bool op_init(struct plan *p, const struct plan_key *k)
     return true;
 }
 
-static bool choose(struct cuda *be, struct plan *p)
+static bool choose(struct gemms *g, struct plan *p)
 {
     cublasLtMatmulPreference_t preference = NULL;
     if (cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) {
@@ -134,7 +143,7 @@ static bool choose(struct cuda *be, struct plan *p)
     cublasLtMatmulHeuristicResult_t result;
     int n = 0;
     const cublasStatus_t st = cublasLtMatmulAlgoGetHeuristic(
-        be->plans->handle, p->op, p->a, p->b, p->d, p->d, preference, 1, &result, &n);
+        g->plans->handle, p->op, p->a, p->b, p->d, p->d, preference, 1, &result, &n);
     cublasLtMatmulPreferenceDestroy(preference);
     if (st != CUBLAS_STATUS_SUCCESS || n == 0) {
         return false;
@@ -143,19 +152,19 @@ static bool choose(struct cuda *be, struct plan *p)
     return true;
 }
 
-static struct plan *find_plan(struct cuda *be, const struct plan_key *key)
+static struct plan *find_plan(struct gemms *g, const struct plan_key *key)
 {
     const uint64_t h = hash_bytes(key, sizeof *key, 0);
     struct plan *p = NULL;
     for (uint64_t i = 0; i < PROBES; i++) {
-        p = &be->plans->table[(h + i) % N_PLANS];
+        p = &g->plans->table[(h + i) % N_PLANS];
         if (!p->used || memcmp(&p->key, key, sizeof *key) == 0) {
             break;
         }
         p = NULL;
     }
     if (!p) {
-        p = &be->plans->table[h % N_PLANS];
+        p = &g->plans->table[h % N_PLANS];
         plan_deinit(p);
     }
     if (!p->used) {
@@ -168,7 +177,7 @@ static struct plan *find_plan(struct cuda *be, const struct plan_key *key)
                                 key->n_batch, key->x_batch) &&
                     layout_init(&p->d, key->y_dtype, key->n_rows, key->n_out, key->y_stride,
                                 key->n_batch, key->y_batch) &&
-                    choose(be, p));
+                    choose(g, p));
     }
     return p;
 }
@@ -195,7 +204,7 @@ static const void *bias_for(const struct gemm_args *a)
     return a->y_dtype == DT_F32 ? a->bias : a->bias_act;
 }
 
-static bool on_cublas(struct cuda *be, const struct gemm_args *a, cudaError_t *e)
+static bool on_cublas(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
 {
     if (a->x_dtype != a->w_dtype || (a->bias && (!bias_for(a) || a->n_batch > 1)) ||
         !is_aligned(a)) {
@@ -217,7 +226,7 @@ static bool on_cublas(struct cuda *be, const struct gemm_args *a, cudaError_t *e
     key.x_batch = a->x_batch;
     key.w_batch = a->w_batch;
     key.y_batch = a->y_batch;
-    struct plan *p = find_plan(be, &key);
+    struct plan *p = find_plan(g, &key);
     if (p->none) {
         return false;
     }
@@ -228,28 +237,29 @@ static bool on_cublas(struct cuda *be, const struct gemm_args *a, cudaError_t *e
                                        sizeof bias);
     }
     const cublasStatus_t st = cublasLtMatmul(
-        be->plans->handle, p->op, &one, a->weight, p->a, a->x, p->b, &beta, a->y, p->d, a->y, p->d,
-        &p->algo, be->gemm_workspace, be->gemm_workspace_bytes, be->stream);
+        g->plans->handle, p->op, &one, a->weight, p->a, a->x, p->b, &beta, a->y, p->d, a->y, p->d,
+        &p->algo, g->workspace, g->workspace_bytes, g->device->stream);
     *e = st == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown;
     return true;
 }
 
 /* ---- products left as sums ------------------------------------------------------------------- */
 
-static struct sum_parts sums_of(const struct cuda *be, const struct gemm_args *a, int32_t n)
+static struct sum_parts sums_of(const struct gemms *g, const struct gemm_args *a, int32_t n)
 {
-    return (struct sum_parts){.first = be->sums,
+    return (struct sum_parts){.first = g->sums,
                               .bias = a->bias,
                               .stride = (int64_t)a->n_rows * a->n_out,
                               .width = a->n_out,
                               .n = n};
 }
 
-static enum status on_wide(struct cuda *be, const struct gemm_args *a,
+static enum status on_wide(struct gemms *g, const struct gemm_args *a,
                            const struct wide_plan *plan, struct sum_parts *left)
 {
-    const struct sum_parts sums = sums_of(be, a, plan->n_splits);
-    TRY(cuda_check(be, gemm_wide(be->stream, a, be->n_sms, plan, &sums), "gemm_wide"));
+    const struct sum_parts sums = sums_of(g, a, plan->n_splits);
+    TRY(cuda_check(g->device, gemm_wide(g->device->stream, a, g->device->n_sms, plan, &sums),
+                   "gemm_wide"));
     if (plan->n_splits > 1) {
         *left = sums;
     }
@@ -258,11 +268,11 @@ static enum status on_wide(struct cuda *be, const struct gemm_args *a,
 
 /* A product of more rows that is no wider than it is deep, as a batch of two with half of K each:
  * cuBLASLt would cut K itself, and add the sums in a kernel of its own. */
-static bool in_halves(struct cuda *be, const struct gemm_args *a, struct sum_parts *left,
+static bool in_halves(struct gemms *g, const struct gemm_args *a, struct sum_parts *left,
                       cudaError_t *e)
 {
     enum { MIN_ROWS = 65, MAX_ROWS = 256, HALVES = 2 };
-    const struct sum_parts sums = sums_of(be, a, HALVES);
+    const struct sum_parts sums = sums_of(g, a, HALVES);
     if (!a->may_split || a->accumulate || a->n_batch > 1 || a->n_rows < MIN_ROWS ||
         a->n_rows > MAX_ROWS || a->n_out > a->n_in || a->n_in % (8 * HALVES) != 0 ||
         a->y_dtype == DT_F32 || (size_t)sums.stride * HALVES * sizeof(float) > SUMS_BYTES) {
@@ -273,75 +283,80 @@ static bool in_halves(struct cuda *be, const struct gemm_args *a, struct sum_par
     b.n_in = a->n_in / HALVES;
     b.w_stride = a->n_in;
     b.x_batch = b.w_batch = b.n_in;
-    b.y = be->sums;
+    b.y = g->sums;
     b.y_batch = sums.stride;
     b.y_stride = a->n_out;
     b.y_dtype = DT_F32;
     b.bias = NULL;
-    if (!on_cublas(be, &b, e)) {
+    if (!on_cublas(g, &b, e)) {
         return false;
     }
     *left = sums;
     return true;
 }
 
-bool cuda_gemm_gated(struct cuda *be, const struct gemm_args *a, enum status *st)
+bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st)
 {
     struct wide_plan wide;
-    if (be->options.deterministic || !a->gated || a->n_rows <= 0) {
+    if (g->device->options.deterministic || !a->gated || a->n_rows <= 0) {
         return false;
     }
-    if (gemm_wide_takes(a, be->sm, be->n_sms, 0, &wide)) {
-        *st = on_wide(be, a, &wide, NULL); // without room for sums it is whole
+    if (gemm_wide_takes(a, g->device->sm, g->device->n_sms, 0, &wide)) {
+        *st = on_wide(g, a, &wide, NULL); // without room for sums it is whole
         return true;
     }
-    if (gemm_batch_takes(a, be->sm, be->n_sms)) {
-        *st = cuda_check(be, gemm_batch(be->stream, a, be->n_sms), "gemm_batch");
+    if (gemm_batch_takes(a, g->device->sm, g->device->n_sms)) {
+        *st =
+            cuda_check(g->device, gemm_batch(g->device->stream, a, g->device->n_sms), "gemm_batch");
         return true;
     }
-    if (gemm_small_takes(a, be->sm, be->n_sms)) {
-        *st = cuda_check(be, gemm_small(be->stream, a, be->n_sms), "gemm_small");
+    if (gemm_small_takes(a, g->device->sm, g->device->n_sms)) {
+        *st =
+            cuda_check(g->device, gemm_small(g->device->stream, a, g->device->n_sms), "gemm_small");
         return true;
     }
     return false;
 }
 
-bool cuda_gemm_head(struct cuda *be, const struct gemm_args *a, int32_t n_drawn,
-                    struct logit_bests *bests, enum status *st)
+bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
+                    const struct pass_view *pass, struct logit_bests *bests, enum status *st)
 {
-    if (be->options.deterministic || !be->pass || n_drawn <= 0 || n_drawn != a->n_out ||
-        !gemm_head_takes(a, be->sm, be->n_sms) || gemm_head_bands(a) > be->bests.stride) {
+    if (g->device->options.deterministic || n_drawn <= 0 || n_drawn != a->n_out ||
+        !gemm_head_takes(a, g->device->sm, g->device->n_sms) ||
+        gemm_head_bands(a) > g->bests.stride) {
         return false;
     }
-    struct row_bests rows = be->bests;
+    struct row_bests rows = g->bests;
     rows.n_bands = gemm_head_bands(a);
     *bests = (struct logit_bests){.pairs = {rows.pairs},
                                   .stride = rows.stride,
                                   .n_bands = rows.n_bands,
                                   .n_rows = a->n_rows,
                                   .n_drawn = n_drawn};
-    *st = cuda_check(be, gemm_head(be->stream, a, be->n_sms, &rows, &be->view), "gemm_head");
+    *st = cuda_check(g->device, gemm_head(g->device->stream, a, g->device->n_sms, &rows, pass),
+                     "gemm_head");
     return true;
 }
 
-enum status cuda_gemm(struct cuda *be, const struct gemm_args *a, struct sum_parts *sums)
+enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums)
 {
     if (a->n_rows <= 0 || a->n_out <= 0) {
         return OK;
     }
     cudaError_t e = cudaSuccess;
     struct wide_plan plan;
-    if (be->options.deterministic) {
-        return cuda_check(be, gemm_tile(be->stream, a), "gemm_tile");
+    if (g->device->options.deterministic) {
+        return cuda_check(g->device, gemm_tile(g->device->stream, a), "gemm_tile");
     }
-    if (gemm_wide_takes(a, be->sm, be->n_sms, SUMS_BYTES, &plan)) {
-        return on_wide(be, a, &plan, sums);
+    if (gemm_wide_takes(a, g->device->sm, g->device->n_sms, SUMS_BYTES, &plan)) {
+        return on_wide(g, a, &plan, sums);
     }
-    if (gemm_small_takes(a, be->sm, be->n_sms)) {
-        return cuda_check(be, gemm_small(be->stream, a, be->n_sms), "gemm_small");
+    if (gemm_small_takes(a, g->device->sm, g->device->n_sms)) {
+        return cuda_check(g->device, gemm_small(g->device->stream, a, g->device->n_sms),
+                          "gemm_small");
     }
-    if (in_halves(be, a, sums, &e) || on_cublas(be, a, &e)) {
-        return cuda_check(be, e, "cublasLtMatmul");
+    if (in_halves(g, a, sums, &e) || on_cublas(g, a, &e)) {
+        return cuda_check(g->device, e, "cublasLtMatmul");
     }
-    return cuda_check(be, gemm_tile(be->stream, a), "gemm_tile");
+    return cuda_check(g->device, gemm_tile(g->device->stream, a), "gemm_tile");
 }

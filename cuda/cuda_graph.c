@@ -2,7 +2,7 @@
  * kernels), the second is captured, later ones are replayed. The ops of a key are always the same:
  * they are a function of the model, of the counts, of the hidden states that are asked for and of
  * is_few, which the key has. */
-#include "cuda/cuda_backend.h"
+#include "cuda/cuda_graph.h"
 #include "engine/base/mem.h"
 
 #include <stdlib.h>
@@ -17,6 +17,7 @@ struct graph {
 };
 
 struct graphs {
+    struct cuda *device;
     struct graph all[MAX_GRAPHS];
     int32_t n;
     struct graph *current; // of the pass in hand, NULL: none
@@ -33,24 +34,21 @@ int32_t cuda_bucket(int32_t n)
     return (n + step - 1) / step * step;
 }
 
-enum status cuda_graphs_open(struct cuda *be)
+struct graphs *graphs_open(struct cuda *device)
 {
-    be->graphs = xcalloc(1, sizeof *be->graphs);
-    return OK;
+    struct graphs *g = xcalloc(1, sizeof *g);
+    g->device = device;
+    return g;
 }
 
-void cuda_graphs_close(struct cuda *be)
+void graphs_close(struct graphs *g)
 {
-    if (!be->graphs) {
-        return;
-    }
-    for (int32_t i = 0; i < be->graphs->n; i++) {
-        if (be->graphs->all[i].exec) {
-            cudaGraphExecDestroy(be->graphs->all[i].exec);
+    for (int32_t i = 0; g && i < g->n; i++) {
+        if (g->all[i].exec) {
+            cudaGraphExecDestroy(g->all[i].exec);
         }
     }
-    free(be->graphs);
-    be->graphs = NULL;
+    free(g);
 }
 
 /* The key's entry, a new one if there is room, else NULL. */
@@ -68,9 +66,8 @@ static struct graph *find(struct graphs *g, const struct graph_key *key)
     return &g->all[g->n++];
 }
 
-enum status cuda_graph_begin(struct cuda *be, const struct graph_key *key, enum graph_use *use)
+enum status graphs_begin(struct graphs *g, const struct graph_key *key, enum graph_use *use)
 {
-    struct graphs *g = be->graphs;
     struct graph *entry = find(g, key);
     g->current = entry;
     g->use = GRAPH_NONE;
@@ -79,7 +76,8 @@ enum status cuda_graph_begin(struct cuda *be, const struct graph_key *key, enum 
         if (entry->exec) {
             g->use = GRAPH_REPLAY;
         } else if (entry->n_seen >= 2) {
-            CUDA_TRY(be, cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeThreadLocal));
+            CUDA_TRY(g->device,
+                     cudaStreamBeginCapture(g->device->stream, cudaStreamCaptureModeThreadLocal));
             g->use = GRAPH_CAPTURE;
         }
     }
@@ -87,46 +85,44 @@ enum status cuda_graph_begin(struct cuda *be, const struct graph_key *key, enum 
     return OK;
 }
 
-static enum status end_capture(struct cuda *be, struct graph *entry)
+static enum status end_capture(struct graphs *g, struct graph *entry)
 {
     cudaGraph_t graph = NULL;
-    cudaError_t e = cudaStreamEndCapture(be->stream, &graph);
+    cudaError_t e = cudaStreamEndCapture(g->device->stream, &graph);
     e = e == cudaSuccess ? cudaGraphInstantiate(&entry->exec, graph, 0) : e;
     if (graph) {
         cudaGraphDestroy(graph);
     }
     if (e != cudaSuccess) {
         /* The ops of this pass were never run: there is no result to give. */
-        return cuda_check(be, e, "capture of a pass");
+        return cuda_check(g->device, e, "capture of a pass");
     }
     return OK;
 }
 
-enum status cuda_graph_end(struct cuda *be)
+enum status graphs_end(struct graphs *g)
 {
-    struct graphs *g = be->graphs;
     struct graph *entry = g->current;
     const enum graph_use use = g->use;
     g->current = NULL;
     g->use = GRAPH_NONE;
     if (use == GRAPH_CAPTURE) {
-        TRY(end_capture(be, entry));
+        TRY(end_capture(g, entry));
     }
     if (use != GRAPH_NONE) {
-        CUDA_TRY(be, cudaGraphLaunch(entry->exec, be->stream));
+        CUDA_TRY(g->device, cudaGraphLaunch(entry->exec, g->device->stream));
     }
     return OK;
 }
 
-void cuda_graph_abort(struct cuda *be)
+void graphs_abort(struct graphs *g)
 {
-    struct graphs *g = be->graphs;
     if (!g) {
         return;
     }
     if (g->use == GRAPH_CAPTURE) {
         cudaGraph_t graph = NULL;
-        (void)cudaStreamEndCapture(be->stream, &graph);
+        (void)cudaStreamEndCapture(g->device->stream, &graph);
         if (graph) {
             cudaGraphDestroy(graph);
         }

@@ -1,5 +1,5 @@
 /* KV sets: where pages lie, block copies, slot moves. */
-#include "cuda/cuda_backend.h"
+#include "cuda/cuda_kv.h"
 #include "engine/base/mem.h"
 
 #include <stdlib.h>
@@ -58,27 +58,26 @@ static struct kv_view layer_view(const struct kv_layer *l, enum dtype dtype, int
     return v;
 }
 
-enum status cuda_kv_open(struct backend *base, int32_t index, const struct kv_set_desc *desc,
-                         struct err *err)
+enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
+                    struct attention_limits *attention, struct err *err)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(cuda_enter(be));
-    if (!be->is_set_up || index < 0 || index >= CUDA_MAX_SETS || be->sets[index].n_layers > 0 ||
+    struct cuda *be = kv->device;
+    if (index < 0 || index >= CUDA_MAX_SETS || kv->all[index].n_layers > 0 ||
         desc->n_layers <= 0) {
         return err_set(err, ERR_INVALID, "KV set %d cannot be opened", index);
     }
     const size_t element = dtype_bytes(desc->dtype);
-    const int32_t block_tokens = be->limits.block_tokens;
-    size_t n_pages = (size_t)be->limits.n_blocks + 1; // and the trash page
+    const int32_t block_tokens = kv->block_tokens;
+    size_t n_pages = (size_t)kv->n_blocks + 1; // and the trash page
     if (index == 0) {
-        n_pages += (size_t)be->attention.max_paths * (size_t)tree_path_blocks(block_tokens);
+        n_pages += (size_t)attention->max_paths * (size_t)tree_path_blocks(block_tokens);
     }
     size_t block_bytes = 0, total = 0;
-    if (n_pages > INT32_MAX || cuda_kv_bytes(base, desc, block_tokens, &block_bytes) != OK ||
+    if (n_pages > INT32_MAX || cuda_kv_bytes(NULL, desc, block_tokens, &block_bytes) != OK ||
         !mem_mul(block_bytes, n_pages, &total)) {
         return err_set(err, ERR_INVALID, "KV set %d has a layer of an impossible shape", index);
     }
-    struct kv_set *set = &be->sets[index];
+    struct kv_set *set = &kv->all[index];
     const enum status st = cuda_alloc(be, total, &set->memory);
     if (st != OK) {
         return err_set(err, st, "no %zu MiB of device memory are left for the KV cache",
@@ -93,7 +92,7 @@ enum status cuda_kv_open(struct backend *base, int32_t index, const struct kv_se
         regions[i].base = at;
         regions[i].page_bytes = set->layers[i].page_stride * (int64_t)element;
         regions[i].view = set->layers[i];
-        attention_learn(&be->attention, index, desc->layers[i].n_heads, &set->layers[i]);
+        attention_learn(attention, index, desc->layers[i].n_heads, &set->layers[i]);
         at += (size_t)regions[i].page_bytes * n_pages;
     }
     set->n_layers = desc->n_layers;
@@ -110,70 +109,81 @@ enum status cuda_kv_open(struct backend *base, int32_t index, const struct kv_se
     return result;
 }
 
-enum status cuda_copy_blocks(struct backend *base, int32_t n, const struct block_copy *copies)
+void kv_close(struct kv_sets *kv)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    for (int32_t i = 0; i < CUDA_MAX_SETS; i++) {
+        free(kv->all[i].layers);
+    }
+}
+
+const struct kv_view *kv_layer(const struct kv_sets *kv, int32_t set, int32_t layer)
+{
+    return layer >= 0 && layer < kv->all[set].n_layers ? &kv->all[set].layers[layer] : NULL;
+}
+
+enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
+                           const struct block_copy *copies)
+{
+    struct cuda *be = kv->device;
     if (n <= 0) {
         return n == 0 ? OK : ERR_INVALID;
     }
     for (int32_t i = 0; i < n; i++) {
-        if (copies[i].from < 0 || copies[i].to < 0 || copies[i].from >= be->limits.n_blocks ||
-            copies[i].to >= be->limits.n_blocks) {
+        if (copies[i].from < 0 || copies[i].to < 0 || copies[i].from >= kv->n_blocks ||
+            copies[i].to >= kv->n_blocks) {
             return ERR_INVALID;
         }
     }
     void *list = NULL;
-    TRY(cuda_send(be, copies, (size_t)n * sizeof *copies, &list));
+    TRY(lanes_send(lanes, copies, (size_t)n * sizeof *copies, &list));
     for (int32_t s = 0; s < CUDA_MAX_SETS; s++) {
-        if (be->sets[s].n_layers > 0) {
-            CUDA_TRY(be, k_copy_blocks(be->stream, be->sets[s].regions, be->sets[s].n_layers, list,
+        if (kv->all[s].n_layers > 0) {
+            CUDA_TRY(be, k_copy_blocks(be->stream, kv->all[s].regions, kv->all[s].n_layers, list,
                                        n));
         }
     }
     return OK;
 }
 
-enum status cuda_move_slots(struct backend *base, int32_t n, const struct slot_move *moves,
-                            int32_t index)
+enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct pass_view *view,
+                          int32_t index, int32_t n, const struct slot_move *moves)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
-    if (n < 0 || index < 0 || index >= CUDA_MAX_SETS || be->sets[index].n_layers == 0) {
+    struct cuda *be = kv->device;
+    if (n < 0 || index < 0 || index >= CUDA_MAX_SETS || kv->all[index].n_layers == 0) {
         return ERR_INVALID;
     }
     if (n == 0) {
         return OK;
     }
     for (int32_t i = 0; i < n; i++) {
-        if (moves[i].lane < 0 || moves[i].lane >= be->limits.max_lanes) {
+        if (moves[i].lane < 0 || moves[i].lane >= lanes->max_lanes) {
             return ERR_INVALID;
         }
     }
     void *list = NULL;
-    TRY(cuda_send(be, moves, (size_t)n * sizeof *moves, &list));
-    CUDA_TRY(be, k_move_slots(be->stream, be->sets[index].regions, be->sets[index].n_layers, list,
-                              n, &be->view));
+    TRY(lanes_send(lanes, moves, (size_t)n * sizeof *moves, &list));
+    CUDA_TRY(be, k_move_slots(be->stream, kv->all[index].regions, kv->all[index].n_layers, list,
+                              n, view));
     return OK;
 }
 
-enum status cuda_poison_blocks(struct backend *base, int32_t n, const int32_t *blocks)
+enum status kv_poison_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
+                             const int32_t *blocks)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda *be = kv->device;
     if (n <= 0) {
         return n == 0 ? OK : ERR_INVALID;
     }
     for (int32_t i = 0; i < n; i++) {
-        if (blocks[i] < 0 || blocks[i] >= be->limits.n_blocks) {
+        if (blocks[i] < 0 || blocks[i] >= kv->n_blocks) {
             return ERR_INVALID;
         }
     }
     void *list = NULL;
-    TRY(cuda_send(be, blocks, (size_t)n * sizeof *blocks, &list));
+    TRY(lanes_send(lanes, blocks, (size_t)n * sizeof *blocks, &list));
     for (int32_t s = 0; s < CUDA_MAX_SETS; s++) {
-        if (be->sets[s].n_layers > 0) {
-            CUDA_TRY(be, k_poison_blocks(be->stream, be->sets[s].regions, be->sets[s].n_layers,
+        if (kv->all[s].n_layers > 0) {
+            CUDA_TRY(be, k_poison_blocks(be->stream, kv->all[s].regions, kv->all[s].n_layers,
                                          list, n));
         }
     }

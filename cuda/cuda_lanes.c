@@ -1,9 +1,100 @@
 /* Deltas to the lanes' state. They are staged in the step's pinned memory and applied by one small
  * kernel per flush: a step that admits nobody sends a few words, or nothing. */
-#include "cuda/cuda_backend.h"
+#include "cuda/cuda_lanes.h"
+#include "engine/base/mem.h"
 
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* Until a lane is told otherwise, it draws as sampling_params_default() says. */
+static enum status open_params(struct lanes *l)
+{
+    const struct sampling_params d = sampling_params_default();
+    const size_t n = (size_t)l->max_lanes + 1;
+    struct lane_params *all = mem_try_calloc(n, sizeof *all);
+    if (!all) {
+        return ERR_NOMEM;
+    }
+    for (size_t i = 0; i < n; i++) {
+        all[i].temperature = d.temperature;
+        all[i].top_p = d.top_p;
+        all[i].repetition_penalty = d.repetition_penalty;
+    }
+    const cudaError_t e = cudaMemcpy(l->params, all, n * sizeof *all, cudaMemcpyHostToDevice);
+    free(all);
+    return cuda_check(l->device, e, "lane parameters");
+}
+
+/* Every entry of every table is the trash page until it is set. */
+static enum status open_tables(struct lanes *l, size_t n_tables)
+{
+    struct cuda *be = l->device;
+    const size_t n = n_tables * (size_t)l->blocks_stride;
+    int32_t *trash = mem_try_calloc(n, sizeof *trash);
+    if (!trash) {
+        return ERR_NOMEM;
+    }
+    for (size_t i = 0; i < n; i++) {
+        trash[i] = l->n_blocks;
+    }
+    cudaError_t e = cudaStreamSynchronize(be->stream); // the zeroes come first
+    e = e == cudaSuccess ? cudaMemcpy(l->blocks, trash, n * 4, cudaMemcpyHostToDevice) : e;
+    free(trash);
+    return cuda_check(be, e, "block tables");
+}
+
+enum status lanes_open(struct lanes *l, struct cuda *device, const struct backend_limits *limits,
+                       int32_t n_more)
+{
+    const size_t n_lanes = (size_t)limits->max_lanes + 1, n_tables = n_lanes + (size_t)n_more;
+    const int32_t slots = limits->max_blocks_per_lane * limits->block_tokens;
+    l->device = device;
+    l->max_lanes = limits->max_lanes;
+    l->n_blocks = limits->n_blocks;
+    l->vocab = limits->vocab;
+    l->history_stride = (slots > limits->max_len ? slots : limits->max_len) + 1 + MAX_TREE_NODES;
+    l->blocks_stride = limits->max_blocks_per_lane;
+    l->allowed_stride = (limits->vocab + 31) / 32;
+    l->patches = xcalloc(CUDA_MAX_PATCHES, sizeof *l->patches);
+    l->told = xcalloc((size_t)limits->max_lanes, sizeof *l->told);
+    TRY(cuda_alloc(device, n_lanes * (size_t)l->history_stride * 4, (void **)&l->history));
+    TRY(cuda_alloc(device, n_tables * (size_t)l->blocks_stride * 4, (void **)&l->blocks));
+    TRY(cuda_alloc(device, n_lanes * sizeof(struct lane_params), (void **)&l->params));
+    TRY(cuda_alloc(device, n_lanes * (size_t)l->allowed_stride * 4, (void **)&l->allowed));
+    TRY(open_tables(l, n_tables));
+    return open_params(l);
+}
+
+enum status lanes_open_staging(struct lanes *l, size_t n_bytes)
+{
+    l->staged_bytes = n_bytes;
+    return cuda_alloc(l->device, n_bytes, (void **)&l->staged);
+}
+
+void lanes_close(struct lanes *l)
+{
+    free(l->patches);
+    free(l->told);
+}
+
+/* ---- staging --------------------------------------------------------------------------------- */
+
+void lanes_begin(struct lanes *l, struct staging *staging)
+{
+    staging->used_bytes = staging->flushed_bytes = 0;
+    l->n_patches = 0;
+    l->staging = staging;
+}
+
+enum status lanes_end(struct lanes *l)
+{
+    const enum status st = lanes_flush(l);
+    l->staging = st == OK ? NULL : l->staging;
+    return st;
+}
 
 static size_t aligned(size_t n)
 {
@@ -12,15 +103,15 @@ static size_t aligned(size_t n)
 
 /* Room for n bytes in the step's staging memory. When it is full, the stream is waited for and the
  * memory used again: that happens only when one step brings megabytes of new prompts. */
-static enum status stage(struct cuda *be, size_t n_bytes, size_t *at)
+static enum status stage(struct lanes *l, size_t n_bytes, size_t *at)
 {
-    struct slot *s = be->slot;
-    if (n_bytes > be->staged_bytes) {
+    struct staging *s = l->staging;
+    if (n_bytes > l->staged_bytes) {
         return ERR_LIMIT;
     }
-    if (s->used_bytes + aligned(n_bytes) > be->staged_bytes) {
-        TRY(cuda_flush(be));
-        CUDA_TRY(be, cudaStreamSynchronize(be->stream));
+    if (s->used_bytes + aligned(n_bytes) > l->staged_bytes) {
+        TRY(lanes_flush(l));
+        CUDA_TRY(l->device, cudaStreamSynchronize(l->device->stream));
         s->used_bytes = s->flushed_bytes = 0;
     }
     *at = s->used_bytes;
@@ -28,76 +119,97 @@ static enum status stage(struct cuda *be, size_t n_bytes, size_t *at)
     return OK;
 }
 
-static enum status send_staged(struct cuda *be)
+static enum status send_staged(struct lanes *l)
 {
-    struct slot *s = be->slot;
+    struct staging *s = l->staging;
     if (s->used_bytes > s->flushed_bytes) {
-        CUDA_TRY(be, cudaMemcpyAsync(be->staged + s->flushed_bytes, s->pinned + s->flushed_bytes,
-                                     s->used_bytes - s->flushed_bytes, cudaMemcpyHostToDevice,
-                                     be->stream));
+        CUDA_TRY(l->device,
+                 cudaMemcpyAsync(l->staged + s->flushed_bytes, s->pinned + s->flushed_bytes,
+                                 s->used_bytes - s->flushed_bytes, cudaMemcpyHostToDevice,
+                                 l->device->stream));
         s->flushed_bytes = s->used_bytes;
     }
     return OK;
 }
 
-enum status cuda_flush(struct cuda *be)
+enum status lanes_flush(struct lanes *l)
 {
-    TRY(be->lost);
-    struct slot *s = be->slot;
-    if (be->n_patches == 0) {
+    TRY(l->device->lost);
+    struct staging *s = l->staging;
+    if (l->n_patches == 0) {
         return OK;
     }
     /* The list itself has room: reserve() leaves it. */
-    const size_t n_bytes = (size_t)be->n_patches * sizeof *be->patches;
+    const size_t n_bytes = (size_t)l->n_patches * sizeof *l->patches;
     const size_t at = s->used_bytes;
-    memcpy(s->pinned + at, be->patches, n_bytes);
+    memcpy(s->pinned + at, l->patches, n_bytes);
     s->used_bytes += aligned(n_bytes);
-    TRY(send_staged(be));
-    const int32_t n = be->n_patches;
-    be->n_patches = 0;
-    memset(be->told, 0, (size_t)be->limits.max_lanes * sizeof *be->told);
-    CUDA_TRY(be, k_patch(be->stream, (const struct patch *)(be->staged + at),
-                         (const uint32_t *)be->staged, n));
+    TRY(send_staged(l));
+    const int32_t n = l->n_patches;
+    l->n_patches = 0;
+    memset(l->told, 0, (size_t)l->max_lanes * sizeof *l->told);
+    CUDA_TRY(l->device, k_patch(l->device->stream, (const struct patch *)(l->staged + at),
+                                (const uint32_t *)l->staged, n));
     return OK;
 }
 
-enum status cuda_send(struct cuda *be, const void *from, size_t n_bytes, void **device)
+enum status lanes_send(struct lanes *l, const void *from, size_t n_bytes, void **device)
 {
-    if (!be->slot) {
+    if (!l->staging) {
         return ERR_INVALID;
     }
     size_t at = 0;
-    TRY(cuda_flush(be));
-    TRY(stage(be, n_bytes, &at));
-    memcpy(be->slot->pinned + at, from, n_bytes);
-    TRY(send_staged(be));
-    *device = be->staged + at;
+    TRY(lanes_flush(l));
+    TRY(stage(l, n_bytes, &at));
+    memcpy(l->staging->pinned + at, from, n_bytes);
+    TRY(send_staged(l));
+    *device = l->staged + at;
     return OK;
 }
 
+char *lanes_room(struct lanes *l, size_t n_bytes)
+{
+    struct staging *s = l->staging;
+    if (s->used_bytes + n_bytes > l->staged_bytes) {
+        const cudaError_t e = cudaStreamSynchronize(l->device->stream);
+        if (cuda_check(l->device, e, "staging memory") != OK) {
+            return NULL;
+        }
+        s->used_bytes = s->flushed_bytes = 0;
+    }
+    return s->pinned + s->used_bytes;
+}
+
+void lanes_use_room(struct lanes *l, size_t n_bytes)
+{
+    struct staging *s = l->staging;
+    s->used_bytes += aligned(n_bytes);
+    s->flushed_bytes = s->used_bytes;
+}
+
 /* Room for n words to be written, and behind them for the list of writes. */
-static enum status reserve(struct cuda *be, int32_t n, size_t *at)
+static enum status reserve(struct lanes *l, int32_t n, size_t *at)
 {
     const size_t list_bytes = (CUDA_MAX_PATCHES + 1) * sizeof(struct patch);
-    if (be->n_patches == CUDA_MAX_PATCHES ||
-        be->slot->used_bytes + aligned((size_t)n * 4 + list_bytes) > be->staged_bytes) {
-        TRY(cuda_flush(be));
+    if (l->n_patches == CUDA_MAX_PATCHES ||
+        l->staging->used_bytes + aligned((size_t)n * 4 + list_bytes) > l->staged_bytes) {
+        TRY(lanes_flush(l));
     }
-    TRY(stage(be, (size_t)n * 4 + list_bytes, at));
-    be->slot->used_bytes = *at + aligned((size_t)n * 4);
+    TRY(stage(l, (size_t)n * 4 + list_bytes, at));
+    l->staging->used_bytes = *at + aligned((size_t)n * 4);
     return OK;
 }
 
 /* Stages a write of n words to `to`. */
-static enum status patch(struct cuda *be, void *to, const void *from, int32_t n)
+static enum status patch(struct lanes *l, void *to, const void *from, int32_t n)
 {
     enum { PIECE = 1 << 16 }; // words
     while (n > 0) {
         const int32_t piece = n < PIECE ? n : PIECE;
         size_t at = 0;
-        TRY(reserve(be, piece, &at));
-        memcpy(be->slot->pinned + at, from, (size_t)piece * 4);
-        be->patches[be->n_patches++] = (struct patch){to, (int32_t)(at / 4), piece};
+        TRY(reserve(l, piece, &at));
+        memcpy(l->staging->pinned + at, from, (size_t)piece * 4);
+        l->patches[l->n_patches++] = (struct patch){to, (int32_t)(at / 4), piece};
         to = (uint32_t *)to + piece;
         from = (const uint32_t *)from + piece;
         n -= piece;
@@ -105,71 +217,68 @@ static enum status patch(struct cuda *be, void *to, const void *from, int32_t n)
     return OK;
 }
 
-static bool lane_ok(const struct cuda *be, int32_t lane)
+static bool lane_ok(const struct lanes *l, int32_t lane)
 {
-    return be->slot && lane >= 0 && lane < be->limits.max_lanes;
+    return l->staging && lane >= 0 && lane < l->max_lanes;
 }
 
-enum status cuda_lane_tokens(struct backend *base, int32_t lane, int32_t first_pos, int32_t n,
+enum status lanes_tokens(struct lanes *l, int32_t lane, int32_t first_pos, int32_t n,
                              const int32_t *tokens)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
-    if (!lane_ok(be, lane) || first_pos < 0 || n < 0 ||
-        n > be->view.history_stride - first_pos) {
+    TRY(l->device->lost);
+    if (!lane_ok(l, lane) || first_pos < 0 || n < 0 ||
+        n > l->history_stride - first_pos) {
         return ERR_INVALID;
     }
     /* The writes of a flush are in no order: what a lane's last request still brought comes before
      * what its next one has. */
-    if (first_pos < be->told[lane]) {
-        TRY(cuda_flush(be));
+    if (first_pos < l->told[lane]) {
+        TRY(lanes_flush(l));
     }
-    TRY(patch(be, be->history + (int64_t)lane * be->view.history_stride + first_pos, tokens, n));
-    be->told[lane] = first_pos + n; // behind a flush that patch() needed, which forgets it
+    TRY(patch(l, l->history + (int64_t)lane * l->history_stride + first_pos, tokens, n));
+    l->told[lane] = first_pos + n; // behind a flush that patch() needed, which forgets it
     return OK;
 }
 
-enum status cuda_lane_blocks(struct backend *base, int32_t lane, int32_t first, int32_t n,
+enum status lanes_blocks(struct lanes *l, int32_t lane, int32_t first, int32_t n,
                              const int32_t *blocks)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
-    if (!lane_ok(be, lane) || first < 0 || n < 0 || n > be->view.blocks_stride - first) {
+    TRY(l->device->lost);
+    if (!lane_ok(l, lane) || first < 0 || n < 0 || n > l->blocks_stride - first) {
         return ERR_INVALID;
     }
     for (int32_t i = 0; i < n; i++) {
-        if (blocks[i] < 0 || blocks[i] >= be->limits.n_blocks) {
+        if (blocks[i] < 0 || blocks[i] >= l->n_blocks) {
             return ERR_INVALID;
         }
     }
-    return patch(be, be->blocks + (int64_t)lane * be->view.blocks_stride + first, blocks, n);
+    return patch(l, l->blocks + (int64_t)lane * l->blocks_stride + first, blocks, n);
 }
 
 /* The ids that may be drawn, as bits. */
-static enum status patch_allowed(struct cuda *be, int32_t lane, const struct sampling_params *p)
+static enum status patch_allowed(struct lanes *l, int32_t lane, const struct sampling_params *p)
 {
-    const int32_t n_words = be->view.allowed_stride;
+    const int32_t n_words = l->allowed_stride;
     size_t at = 0;
-    TRY(reserve(be, n_words, &at));
-    uint32_t *words = (uint32_t *)(be->slot->pinned + at);
+    TRY(reserve(l, n_words, &at));
+    uint32_t *words = (uint32_t *)(l->staging->pinned + at);
     memset(words, 0, (size_t)n_words * 4);
     for (int32_t i = 0; i < p->n_allowed; i++) {
         const int32_t id = p->allowed[i];
-        if (id >= 0 && id < be->limits.vocab) {
+        if (id >= 0 && id < l->vocab) {
             words[id >> 5] |= 1u << (id & 31);
         }
     }
-    be->patches[be->n_patches++] = (struct patch){be->allowed + (int64_t)lane * n_words,
+    l->patches[l->n_patches++] = (struct patch){l->allowed + (int64_t)lane * n_words,
                                                   (int32_t)(at / 4), n_words};
     return OK;
 }
 
-enum status cuda_lane_params(struct backend *base, int32_t lane,
+enum status lanes_params(struct lanes *l, int32_t lane,
                              const struct sampling_params *params)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
-    if (!lane_ok(be, lane) || params->n_stop_ids < 0 || params->n_stop_ids > MAX_STOP_IDS ||
+    TRY(l->device->lost);
+    if (!lane_ok(l, lane) || params->n_stop_ids < 0 || params->n_stop_ids > MAX_STOP_IDS ||
         params->n_bias < 0 || params->n_bias > MAX_BIAS || params->n_bad_words < 0 ||
         params->n_bad_words > MAX_BAD_WORDS || params->n_allowed < 0) {
         return ERR_INVALID;
@@ -198,11 +307,11 @@ enum status cuda_lane_params(struct backend *base, int32_t lane,
         .n_bad_words = params->n_bad_words,
         .n_allowed = params->n_allowed,
     };
-    struct lane_params *to = be->params + lane; // device memory: only addresses are taken
-    TRY(patch(be, to, &fixed, (int32_t)(offsetof(struct lane_params, stop_ids) / 4)));
-    TRY(patch(be, to->stop_ids, params->stop_ids, params->n_stop_ids));
-    TRY(patch(be, to->bias, params->bias, params->n_bias * 2));
-    TRY(patch(be, to->bad_word_lengths, params->bad_word_lengths, params->n_bad_words));
-    TRY(patch(be, to->bad_word_tokens, params->bad_word_tokens, n_bad_tokens));
-    return params->n_allowed > 0 ? patch_allowed(be, lane, params) : OK;
+    struct lane_params *to = l->params + lane; // device memory: only addresses are taken
+    TRY(patch(l, to, &fixed, (int32_t)(offsetof(struct lane_params, stop_ids) / 4)));
+    TRY(patch(l, to->stop_ids, params->stop_ids, params->n_stop_ids));
+    TRY(patch(l, to->bias, params->bias, params->n_bias * 2));
+    TRY(patch(l, to->bad_word_lengths, params->bad_word_lengths, params->n_bad_words));
+    TRY(patch(l, to->bad_word_tokens, params->bad_word_tokens, n_bad_tokens));
+    return params->n_allowed > 0 ? patch_allowed(l, lane, params) : OK;
 }

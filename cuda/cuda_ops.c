@@ -1,5 +1,7 @@
 /* The table of ops: each checks what its kernel relies on, and launches. */
 #include "cuda/cuda_backend.h"
+#include "cuda/cuda_comm.h"
+#include "cuda/cuda_weights.h"
 
 #include <stddef.h>
 
@@ -9,10 +11,9 @@ static bool fits(struct tensor t, int32_t width)
 }
 
 /* The layer's pages; NULL if there is no such layer in the pass. */
-static const struct kv_view *layer_kv(const struct cuda *be, int32_t layer)
+static const struct kv_view *layer_kv(const struct cuda_backend *be, int32_t layer)
 {
-    const struct kv_set *set = &be->sets[be->pass_set];
-    return be->pass && layer >= 0 && layer < set->n_layers ? &set->layers[layer] : NULL;
+    return be->passes.pass ? kv_layer(&be->kv, be->passes.set, layer) : NULL;
 }
 
 static const struct rope_view no_rope = {.max_pos = 1};
@@ -48,13 +49,15 @@ static struct sum_parts sums_in(const struct product_sums *s)
 
 static enum status op_embed(struct backend *base, const struct embed_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     const struct weight *w = a->table;
-    if (!be->pass || !w || a->n_rows > be->view.n_rows || !fits(a->x, (int32_t)w->n_in)) {
+    if (!be->passes.pass || !w || a->n_rows > be->passes.view.n_rows ||
+        !fits(a->x, (int32_t)w->n_in)) {
         return ERR_INVALID;
     }
-    CUDA_TRY(be, k_embed(be->stream, a, w->data, w->dtype, w->n_out, (int32_t)w->n_in, &be->view));
+    CUDA_TRY(&be->device, k_embed(be->device.stream, a, w->data, w->dtype, w->n_out,
+                                  (int32_t)w->n_in, &be->passes.view));
     return OK;
 }
 
@@ -68,15 +71,15 @@ static enum status norm_ok(const struct norm_args *a)
 
 static enum status op_norm(struct backend *base, const struct norm_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     TRY(norm_ok(a));
     const struct sum_parts sums = sums_in(&a->delta_sums);
     if (sums.n > 0 && (sums.width != a->width || !k_norm_takes_sums(a))) {
         return ERR_INVALID;
     }
-    CUDA_TRY(be, k_norm(be->stream, a, vector(a->weight), vector(a->bias),
-                        sums.n > 0 ? &sums : NULL));
+    CUDA_TRY(&be->device, k_norm(be->device.stream, a, vector(a->weight), vector(a->bias),
+                                 sums.n > 0 ? &sums : NULL));
     return OK;
 }
 
@@ -105,8 +108,8 @@ static struct gemm_args product_of(const struct linear_args *a)
 
 static enum status op_linear(struct backend *base, const struct linear_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     const struct weight *w = a->weight;
     if (!w || !fits(a->x, (int32_t)w->n_in) || !fits(a->y, (int32_t)w->n_out)) {
         return ERR_INVALID;
@@ -119,13 +122,14 @@ static enum status op_linear(struct backend *base, const struct linear_args *a)
     g.bias_act = a->partial ? NULL : w->bias_act;
     g.accumulate = a->accumulate;
     /* Sums of a part are the reader's only where there is no other part, and no bias, to add. */
-    g.may_split = a->sums && (!a->partial || (be->options.n_ranks == 1 && !w->bias));
+    g.may_split = a->sums && (!a->partial || (be->device.options.n_ranks == 1 && !w->bias));
     enum status st = OK;
-    if (a->head && a->bests && cuda_gemm_head(be, &g, a->n_drawn, a->bests, &st)) {
+    if (a->head && a->bests && be->passes.pass &&
+        cuda_gemm_head(&be->gemms, &g, a->n_drawn, &be->passes.view, a->bests, &st)) {
         return st;
     }
     struct sum_parts sums = {.n = 0};
-    st = cuda_gemm(be, &g, &sums);
+    st = cuda_gemm(&be->gemms, &g, &sums);
     if (a->sums) {
         *a->sums = sums_out(&sums);
     }
@@ -134,8 +138,8 @@ static enum status op_linear(struct backend *base, const struct linear_args *a)
 
 static enum status op_linear_heads(struct backend *base, const struct linear_heads_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     const struct weight *w = a->weight;
     if (!w || w->kind != WEIGHT_HEADS || a->x_head < w->n_in || a->y_head < w->n_out ||
         !a->x.mem.p || !a->y.mem.p) {
@@ -158,7 +162,7 @@ static enum status op_linear_heads(struct backend *base, const struct linear_hea
         .w_batch = w->n_out * w->n_in,
         .y_batch = a->y_head,
     };
-    return cuda_gemm(be, &g, NULL);
+    return cuda_gemm(&be->gemms, &g, NULL);
 }
 
 static const struct rope_view *rope_of(const struct rope_store_args *a)
@@ -166,11 +170,11 @@ static const struct rope_view *rope_of(const struct rope_store_args *a)
     return a->rope ? &a->rope->view : &no_rope;
 }
 
-static enum status rope_ok(const struct cuda *be, const struct rope_store_args *a,
+static enum status rope_ok(const struct cuda_backend *be, const struct rope_store_args *a,
                            const struct kv_view *kv)
 {
     const int32_t width = (a->n_heads + 2 * a->n_kv_heads) * a->head_dim;
-    const bool ok = kv && a->n_rows <= be->view.n_rows && kv->n_kv_heads == a->n_kv_heads &&
+    const bool ok = kv && a->n_rows <= be->passes.view.n_rows && kv->n_kv_heads == a->n_kv_heads &&
                     kv->head_dim_k == a->head_dim && kv->head_dim_v == a->head_dim &&
                     fits(a->qkv, width) && (a->sums.n == 0 || a->sums.width == width) &&
                     (!a->rope || 2 * a->rope->view.n_pairs <= a->head_dim);
@@ -185,31 +189,31 @@ static bool rope_adds_sums(const struct rope_store_args *a, const struct kv_view
 
 static bool op_rope_store_adds_sums(struct backend *base, const struct rope_store_args *a)
 {
-    return rope_adds_sums(a, layer_kv(cuda_of(base), a->layer));
+    return rope_adds_sums(a, layer_kv(cuda_backend_of(base), a->layer));
 }
 
 static enum status op_rope_store(struct backend *base, const struct rope_store_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     const struct kv_view *kv = layer_kv(be, a->layer);
     TRY(rope_ok(be, a, kv));
     const struct sum_parts sums = sums_in(&a->sums);
     if (sums.n > 0 && !rope_adds_sums(a, kv)) {
         return ERR_INVALID;
     }
-    CUDA_TRY(be, k_rope_store(be->stream, a, rope_of(a), vector(a->q_norm),
-                              vector_length(a->q_norm), vector(a->k_norm),
-                              vector_length(a->k_norm), kv, &be->view, &sums));
+    CUDA_TRY(&be->device, k_rope_store(be->device.stream, a, rope_of(a), vector(a->q_norm),
+                                       vector_length(a->q_norm), vector(a->k_norm),
+                                       vector_length(a->k_norm), kv, &be->passes.view, &sums));
     return OK;
 }
 
 static enum status op_mla_store(struct backend *base, const struct mla_store_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     const struct kv_view *kv = layer_kv(be, a->layer);
-    if (!kv || a->n_rows > be->view.n_rows || kv->n_kv_heads != 1 ||
+    if (!kv || a->n_rows > be->passes.view.n_rows || kv->n_kv_heads != 1 ||
         kv->head_dim_k != a->kv_lora + a->rope_dim || !fits(a->kv, a->kv_lora + a->rope_dim) ||
         !fits(a->q, (a->n_heads - 1) * a->q_head + a->q_rope_offset + a->rope_dim) ||
         !fits(a->q_out, (a->n_heads - 1) * a->q_out_head + a->q_out_offset + a->rope_dim) ||
@@ -217,23 +221,23 @@ static enum status op_mla_store(struct backend *base, const struct mla_store_arg
         (a->rope && 2 * a->rope->view.n_pairs > a->rope_dim)) {
         return ERR_INVALID;
     }
-    CUDA_TRY(be, k_mla_store(be->stream, a, a->rope ? &a->rope->view : &no_rope,
-                             vector(a->kv_norm), kv, &be->view));
+    CUDA_TRY(&be->device, k_mla_store(be->device.stream, a, a->rope ? &a->rope->view : &no_rope,
+                                      vector(a->kv_norm), kv, &be->passes.view));
     return OK;
 }
 
-static enum status attention_ok(const struct cuda *be, const struct attention_args *a,
+static enum status attention_ok(const struct cuda_backend *be, const struct attention_args *a,
                                 const struct kv_view *kv)
 {
-    const bool ok = kv && a->n_rows <= be->view.n_rows && kv->n_kv_heads == a->n_kv_heads &&
+    const bool ok = kv && a->n_rows <= be->passes.view.n_rows && kv->n_kv_heads == a->n_kv_heads &&
                     kv->head_dim_k == a->head_dim_k && kv->head_dim_v == a->head_dim_v &&
                     a->n_heads % a->n_kv_heads == 0 && fits(a->q, a->n_heads * a->head_dim_k) &&
                     fits(a->out, a->n_heads * a->head_dim_v) && a->q.dtype == a->out.dtype;
     return ok ? OK : ERR_INVALID;
 }
 
-static struct attention_launch launch_of(const struct cuda *be, const struct attention_args *a,
-                                         const struct kv_view *kv)
+static struct attention_launch launch_of(const struct cuda_backend *be,
+                                         const struct attention_args *a, const struct kv_view *kv)
 {
     return (struct attention_launch){
         .q = a->q.mem.p,
@@ -242,16 +246,16 @@ static struct attention_launch launch_of(const struct cuda *be, const struct att
         .out_stride = a->out.stride,
         .dtype = a->q.dtype,
         .kv = *kv,
-        .pass = be->view,
+        .pass = be->passes.view,
         .n_rows = a->n_rows,
         .n_heads = a->n_heads,
-        .n_seqs = be->pass ? be->pass->n_seqs : 0,
-        .has_no_slots = be->pass && be->attention_slots == 0,
+        .n_seqs = be->passes.pass ? be->passes.pass->n_seqs : 0,
+        .has_no_slots = be->passes.pass && be->passes.attention_slots == 0,
         .scale = a->scale,
         .window = a->window,
         .softcap = a->softcap,
         .sinks = vector(a->sinks),
-        .workspace = be->attention_workspace,
+        .workspace = be->scratch.attention,
         .workspace_bytes = attention_workspace_bytes(&be->attention),
         .limits = &be->attention,
     };
@@ -259,23 +263,23 @@ static struct attention_launch launch_of(const struct cuda *be, const struct att
 
 static enum status op_attention(struct backend *base, const struct attention_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     const struct kv_view *kv = layer_kv(be, a->layer);
     TRY(attention_ok(be, a, kv));
     const struct attention_launch l = launch_of(be, a, kv);
-    if (be->attention.max_paths > 0 && be->pass->kv_set == 0) {
-        CUDA_TRY(be, attention_paths(be->stream, &l));
+    if (be->attention.max_paths > 0 && be->passes.pass->kv_set == 0) {
+        CUDA_TRY(&be->device, attention_paths(be->device.stream, &l));
     }
-    CUDA_TRY(be, attention_launch(be->stream, &l));
+    CUDA_TRY(&be->device, attention_launch(be->device.stream, &l));
     return OK;
 }
 
 /* Whether one kernel does both: rows that are sequences of their own, and plain attention. */
-static bool may_be_few(const struct cuda *be, const struct rope_store_args *r,
+static bool may_be_few(const struct cuda_backend *be, const struct rope_store_args *r,
                        const struct attention_args *a, const struct kv_view *kv)
 {
-    return be->is_few && r->n_rows == a->n_rows && r->layer == a->layer &&
+    return be->passes.is_few && r->n_rows == a->n_rows && r->layer == a->layer &&
            r->n_heads == a->n_heads && r->qkv.mem.p == a->q.mem.p && r->qkv.dtype == a->q.dtype &&
            r->qkv.stride == a->q.stride && a->scale > 0.0f && a->window <= 0 &&
            a->softcap <= 0.0f && !a->sinks &&
@@ -286,8 +290,8 @@ static bool may_be_few(const struct cuda *be, const struct rope_store_args *r,
 static enum status op_rope_attention(struct backend *base, const struct rope_store_args *r,
                                      const struct attention_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     const struct kv_view *kv = layer_kv(be, r->layer);
     TRY(rope_ok(be, r, kv));
     if (!may_be_few(be, r, a, kv)) {
@@ -300,21 +304,21 @@ static enum status op_rope_attention(struct backend *base, const struct rope_sto
         return ERR_INVALID;
     }
     const struct attention_launch l = launch_of(be, a, kv);
-    CUDA_TRY(be, k_attention_few(be->stream, r, rope_of(r), vector(r->q_norm), vector(r->k_norm),
-                                 &l, &sums));
+    CUDA_TRY(&be->device, k_attention_few(be->device.stream, r, rope_of(r), vector(r->q_norm),
+                                          vector(r->k_norm), &l, &sums));
     return OK;
 }
 
 static enum status op_activation(struct backend *base, const struct activation_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     const bool gated = a->gated || a->kind == ACT_GPT_OSS;
     if (!fits(a->x, gated ? 2 * a->width : a->width) || !fits(a->out, a->width) ||
         a->x.dtype != a->out.dtype) {
         return ERR_INVALID;
     }
-    CUDA_TRY(be, k_activation(be->stream, a));
+    CUDA_TRY(&be->device, k_activation(be->device.stream, a));
     return OK;
 }
 
@@ -330,8 +334,8 @@ static bool may_be_gated(const struct linear_args *l, const struct activation_ar
 static enum status op_linear_act(struct backend *base, const struct linear_args *l,
                                  const struct activation_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     if (may_be_gated(l, a)) {
         struct gemm_args g = product_of(l);
         g.y = a->out.mem.p;
@@ -340,7 +344,7 @@ static enum status op_linear_act(struct backend *base, const struct linear_args 
         g.bias = l->weight->bias;
         g.gated = true;
         enum status st = OK;
-        if (cuda_gemm_gated(be, &g, &st)) {
+        if (cuda_gemm_gated(&be->gemms, &g, &st)) {
             return st;
         }
     }
@@ -350,16 +354,16 @@ static enum status op_linear_act(struct backend *base, const struct linear_args 
 
 static enum status op_moe_route(struct backend *base, const struct moe_route_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     const struct weight *w = a->router;
     if (!w || w->n_out != a->n_experts || !fits(a->x, (int32_t)w->n_in) || a->k < 1 ||
         (a->n_group > 1 && (a->n_experts % a->n_group != 0 || a->topk_group < 1)) ||
-        (size_t)a->n_rows * (size_t)a->n_experts * sizeof(float) > be->scratch_bytes) {
+        (size_t)a->n_rows * (size_t)a->n_experts * sizeof(float) > be->scratch.n_bytes) {
         return ERR_INVALID;
     }
-    CUDA_TRY(be, k_moe_route(be->stream, a, w->data, w->dtype, w->bias, vector(a->correction),
-                             (int32_t)w->n_in, be->scratch));
+    CUDA_TRY(&be->device, k_moe_route(be->device.stream, a, w->data, w->dtype, w->bias,
+                                      vector(a->correction), (int32_t)w->n_in, be->scratch.memory));
     return OK;
 }
 
@@ -388,28 +392,31 @@ static size_t moe_layout(char *base, int64_t picks, const struct moe_ffn_args *a
     return at;
 }
 
-/* How many of a pass's padded rows, or out rows, are real: on the device, as graphs are replayed. */
-static const int32_t *real_rows(const struct cuda *be, int32_t n_rows)
+/* How many of a pass's padded rows, or out rows, are real: on the device, as graphs are
+ * replayed. */
+static const int32_t *real_rows(const struct cuda_backend *be, int32_t n_rows)
 {
-    if (!be->pass || (n_rows != be->shape.n_rows && n_rows != be->shape.n_out)) {
+    if (!be->passes.pass ||
+        (n_rows != be->passes.shape.n_rows && n_rows != be->passes.shape.n_out)) {
         return NULL;
     }
-    return n_rows == be->shape.n_rows ? &be->view.counts->n_rows : &be->view.counts->n_out;
+    return n_rows == be->passes.shape.n_rows ? &be->passes.view.counts->n_rows
+                                             : &be->passes.view.counts->n_out;
 }
 
-static size_t moe_bytes(struct cuda *be, const struct moe_ffn_args *a, bool many, int32_t n_rows,
-                        struct moe_scratch *s)
+static size_t moe_bytes(struct cuda_backend *be, const struct moe_ffn_args *a, bool many,
+                        int32_t n_rows, struct moe_scratch *s)
 {
     const int64_t hidden = a->down->n_out;
     return many ? k_moe_sm90_scratch(a, (int32_t)hidden, n_rows)
-                : moe_layout(be->scratch, (int64_t)n_rows * a->k, a, hidden, s);
+                : moe_layout(be->scratch.memory, (int64_t)n_rows * a->k, a, hidden, s);
 }
 
 /* As many rows at a time as the scratch memory holds. */
 static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     const struct weight *up = a->gate_up, *down = a->down;
     if (!up || !down || up->kind != WEIGHT_EXPERTS || down->kind != WEIGHT_EXPERTS ||
         up->n_experts != a->n_experts || down->n_experts != a->n_experts ||
@@ -421,13 +428,14 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
     const struct moe_weights w = {up->data, down->data, up->bias, down->bias, up->dtype,
                                   (int32_t)up->n_in};
     /* Of the two only k_moe_ffn gives a row the same bits whatever the number of rows. */
-    const bool many = !be->options.deterministic && k_moe_sm90_takes(a, &w, be->sm, be->n_sms);
+    const bool many = !be->device.options.deterministic &&
+                      k_moe_sm90_takes(a, &w, be->device.sm, be->device.n_sms);
     struct moe_scratch s;
     int32_t slice = a->n_rows;
-    while (slice > 1 && moe_bytes(be, a, many, slice, &s) > be->scratch_bytes) {
+    while (slice > 1 && moe_bytes(be, a, many, slice, &s) > be->scratch.n_bytes) {
         slice = (slice + 1) / 2;
     }
-    if (moe_bytes(be, a, many, slice, &s) > be->scratch_bytes) {
+    if (moe_bytes(be, a, many, slice, &s) > be->scratch.n_bytes) {
         return ERR_LIMIT;
     }
     const int32_t *real = real_rows(be, a->n_rows);
@@ -439,45 +447,53 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
         part.y.mem = dmem_at(a->y.mem, (size_t)first * (size_t)a->y.stride * element);
         part.ids = dmem_at(a->ids, picks * sizeof(int32_t));
         part.weights = dmem_at(a->weights, picks * sizeof(float));
-        CUDA_TRY(be, many ? k_moe_ffn_sm90(be->stream, &part, &w, be->scratch, real, first,
-                                           be->n_sms)
-                          : k_moe_ffn(be->stream, &part, &w, &s, real, first));
+        const cudaError_t e =
+            many ? k_moe_ffn_sm90(be->device.stream, &part, &w, be->scratch.memory, real, first,
+                                  be->device.n_sms)
+                 : k_moe_ffn(be->device.stream, &part, &w, &s, real, first);
+        TRY(cuda_check(&be->device, e, "the experts"));
     }
     return OK;
 }
 
 static enum status op_row_gate(struct backend *base, const struct row_gate_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     if (!fits(a->x, a->x_width) || !fits(a->y, a->y_width) || a->x.dtype != a->y.dtype ||
         vector_length(a->weight) < a->x_width) {
         return ERR_INVALID;
     }
-    CUDA_TRY(be, k_row_gate(be->stream, a, vector(a->weight)));
+    CUDA_TRY(&be->device, k_row_gate(be->device.stream, a, vector(a->weight)));
     return OK;
+}
+
+static const float *reduce_bias(const struct reduce_args *a)
+{
+    return a->linear ? a->linear->bias : NULL;
 }
 
 static enum status op_reduce(struct backend *base, const struct reduce_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     if (!fits(a->y, a->width)) {
         return ERR_INVALID;
     }
     enum status st = OK;
     bool has_bias = false;
-    if (be->options.n_ranks > 1 && !a->whole) {
-        has_bias = cuda_peer_reduce(be, a, NULL, NULL, NULL, &st);
-        st = has_bias ? st : cuda_comm_all_reduce(be, a->y, a->n_rows, a->width);
+    if (be->device.options.n_ranks > 1 && !a->whole) {
+        has_bias = peers_reduce(&be->peers, a, reduce_bias(a), NULL, NULL, NULL, &st);
+        st = has_bias ? st : cuda_comm_all_reduce(&be->device, a->y, a->n_rows, a->width);
         TRY(st);
     }
     if (!has_bias && a->linear && a->linear->bias) {
-        CUDA_TRY(be, k_add_bias(be->stream, a->y, a->n_rows, a->width, a->linear->bias));
+        CUDA_TRY(&be->device,
+                 k_add_bias(be->device.stream, a->y, a->n_rows, a->width, a->linear->bias));
     }
     if (a->moe && a->moe->down->bias) {
-        CUDA_TRY(be, k_moe_bias(be->stream, a->y, a->n_rows, a->width, a->moe,
-                                a->moe->down->bias));
+        CUDA_TRY(&be->device, k_moe_bias(be->device.stream, a->y, a->n_rows, a->width, a->moe,
+                                         a->moe->down->bias));
     }
     return OK;
 }
@@ -486,16 +502,16 @@ static enum status op_reduce(struct backend *base, const struct reduce_args *a)
 static enum status op_reduce_norm(struct backend *base, const struct reduce_args *r,
                                   const struct norm_args *n)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     TRY(norm_ok(n));
     if (!fits(r->y, r->width)) {
         return ERR_INVALID;
     }
     const bool moe_bias = r->moe && r->moe->down->bias;
     enum status st = OK;
-    if (be->options.n_ranks > 1 && !r->whole && !moe_bias &&
-        cuda_peer_reduce(be, r, n, vector(n->weight), vector(n->bias), &st)) {
+    if (be->device.options.n_ranks > 1 && !r->whole && !moe_bias &&
+        peers_reduce(&be->peers, r, reduce_bias(r), n, vector(n->weight), vector(n->bias), &st)) {
         return st;
     }
     TRY(op_reduce(base, r));
@@ -504,25 +520,25 @@ static enum status op_reduce_norm(struct backend *base, const struct reduce_args
 
 static enum status op_gather(struct backend *base, const struct gather_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
-    if (!be->pass || a->n_out > be->shape.n_out || !fits(a->x, a->width) ||
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    if (!be->passes.pass || a->n_out > be->passes.shape.n_out || !fits(a->x, a->width) ||
         !fits(a->out, a->width) || a->x.dtype != a->out.dtype) {
         return ERR_INVALID;
     }
-    CUDA_TRY(be, k_gather(be->stream, a, &be->view));
+    CUDA_TRY(&be->device, k_gather(be->device.stream, a, &be->passes.view));
     return OK;
 }
 
 static enum status op_logits(struct backend *base, const struct logits_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
     const bool as_is = a->scale == 1.0f && a->softcap <= 0.0f;
     if (!fits(a->logits, a->vocab) || a->logits.dtype != DT_F32) {
         return ERR_INVALID;
     }
-    const int32_t n_ranks = be->options.n_ranks;
+    const int32_t n_ranks = be->device.options.n_ranks;
     if (n_ranks > 1 && a->local.mem.p != a->logits.mem.p) {
         const int32_t width = a->vocab / n_ranks;
         const size_t n = (size_t)a->n_out * (size_t)width;
@@ -531,29 +547,30 @@ static enum status op_logits(struct backend *base, const struct logits_args *a)
             return ERR_INVALID;
         }
         enum status st = OK;
-        if (!cuda_peer_join(be, a, width, &st)) {
-            TRY(cuda_comm_all_gather(be, a->local.mem.p, be->shards, n));
-            CUDA_TRY(be, k_join_shards(be->stream, be->shards, a->logits.mem.p, a->logits.stride,
-                                       n_ranks, a->n_out, width));
+        if (!peers_join(&be->peers, a, width, &st)) {
+            TRY(cuda_comm_all_gather(&be->device, a->local.mem.p, be->scratch.shards, n));
+            CUDA_TRY(&be->device,
+                     k_join_shards(be->device.stream, be->scratch.shards, a->logits.mem.p,
+                                   a->logits.stride, n_ranks, a->n_out, width));
         }
         TRY(st);
     } else if (a->local.mem.p != a->logits.mem.p) {
-        CUDA_TRY(be, cudaMemcpy2DAsync(a->logits.mem.p, (size_t)a->logits.stride * 4,
-                                       a->local.mem.p, (size_t)a->local.stride * 4,
-                                       (size_t)a->vocab * 4, (size_t)a->n_out,
-                                       cudaMemcpyDeviceToDevice, be->stream));
+        CUDA_TRY(&be->device,
+                 cudaMemcpy2DAsync(a->logits.mem.p, (size_t)a->logits.stride * 4, a->local.mem.p,
+                                   (size_t)a->local.stride * 4, (size_t)a->vocab * 4,
+                                   (size_t)a->n_out, cudaMemcpyDeviceToDevice, be->device.stream));
     }
     if (!as_is) {
-        CUDA_TRY(be, k_scale_logits(be->stream, a));
+        CUDA_TRY(&be->device, k_scale_logits(be->device.stream, a));
     }
     return OK;
 }
 
 static enum status op_sample(struct backend *base, const struct sample_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
-    if (!be->pass || a->logits.dtype != DT_F32 || !fits(a->logits, a->n_vocab_used) ||
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    if (!be->passes.pass || a->logits.dtype != DT_F32 || !fits(a->logits, a->n_vocab_used) ||
         a->n_vocab_used > be->limits.vocab || a->n_draws > be->max_draws) {
         return ERR_INVALID;
     }
@@ -564,18 +581,20 @@ static enum status op_sample(struct backend *base, const struct sample_args *a)
     const struct row_bests bests = {.pairs = a->bests.pairs.p,
                                     .stride = a->bests.stride,
                                     .n_bands = a->bests.n_bands};
-    CUDA_TRY(be, k_sample(be->stream, a, &be->view, &be->sample, &bests, be->results));
+    CUDA_TRY(&be->device, k_sample(be->device.stream, a, &be->passes.view, &be->scratch.sample,
+                                   &bests, be->passes.results));
     return OK;
 }
 
 static enum status op_pool(struct backend *base, const struct pool_args *a)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
-    if (!be->pass || !fits(a->hidden, a->width) || a->width != be->limits.hidden) {
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    if (!be->passes.pass || !fits(a->hidden, a->width) || a->width != be->limits.hidden) {
         return ERR_INVALID;
     }
-    CUDA_TRY(be, k_pool(be->stream, a, &be->view, be->pass_n_pool, be->pooled_results));
+    CUDA_TRY(&be->device, k_pool(be->device.stream, a, &be->passes.view, be->passes.n_pool,
+                                 be->passes.pooled_results));
     return OK;
 }
 

@@ -1,7 +1,12 @@
 /* A pass's metadata: one pinned image, one copy, at addresses that depend on the bucket alone. */
-#include "cuda/cuda_backend.h"
+#include "cuda/cuda_pass.h"
 
 #include <string.h>
+
+/* Where the arrays of a pass lie in the area for metadata: a function of the bucket alone. */
+struct meta_layout {
+    size_t rows, row_seq, seqs, groups, out_rows, draws, pool, plan, plan_bytes, tree, end;
+};
 
 static size_t place(size_t *at, size_t n_bytes)
 {
@@ -10,8 +15,8 @@ static size_t place(size_t *at, size_t n_bytes)
     return here;
 }
 
-struct meta_layout cuda_meta_layout(const struct cuda *be, int32_t n_rows, int32_t n_out,
-                                    int32_t n_draws, int32_t n_pool)
+static struct meta_layout meta_layout(const struct attention_limits *attention, int32_t n_rows,
+                                      int32_t n_out, int32_t n_draws, int32_t n_pool)
 {
     struct meta_layout m;
     size_t at = 0;
@@ -23,19 +28,67 @@ struct meta_layout cuda_meta_layout(const struct cuda *be, int32_t n_rows, int32
     m.out_rows = place(&at, (size_t)n_out * sizeof(int32_t));
     m.draws = place(&at, (size_t)n_draws * sizeof(struct pass_draw));
     m.pool = place(&at, (size_t)n_pool * sizeof(struct pass_pool));
-    m.plan_bytes = attention_plan_bytes(&be->attention, n_rows);
+    m.plan_bytes = attention_plan_bytes(attention, n_rows);
     m.plan = place(&at, m.plan_bytes);
     m.tree = place(&at, (size_t)n_rows * TREE_MASK_WORDS * sizeof(uint64_t));
     m.end = at;
     return m;
 }
 
-/* What the kernels index with: everything that could lead them astray. */
-static bool pass_ok(const struct cuda *be, const struct pass *p)
+size_t passes_meta_bytes(const struct attention_limits *attention,
+                         const struct backend_limits *limits, int32_t max_draws)
 {
-    const struct backend_limits *l = &be->limits;
+    return meta_layout(attention, limits->max_rows, limits->max_out_rows, max_draws,
+                       limits->max_lanes).end;
+}
+
+enum status passes_open(struct passes *p, struct cuda *device, struct graphs *graphs,
+                        const struct lanes *lanes, const struct backend_limits *limits,
+                        int32_t max_draws, const struct attention_limits *attention)
+{
+    const struct backend_limits *l = limits;
+    const size_t hidden_bytes = ((size_t)l->max_lanes + 1) * (size_t)l->hidden * sizeof(float);
+    p->device = device;
+    p->graphs = graphs;
+    p->limits = *l;
+    p->max_draws = max_draws;
+    p->attention = attention;
+    const size_t n_bytes = passes_meta_bytes(attention, l, max_draws);
+    TRY(cuda_alloc(device, n_bytes, (void **)&p->meta));
+    TRY(cuda_alloc(device, (size_t)l->max_rows * 4, (void **)&p->tokens));
+    TRY(cuda_alloc(device, hidden_bytes, (void **)&p->pooled));
+    TRY(cuda_alloc(device, hidden_bytes, (void **)&p->pooled_results));
+    TRY(cuda_alloc(device, (size_t)max_draws * sizeof *p->results, (void **)&p->results));
+    if (l->max_laws > 0) {
+        const size_t n_laws = (size_t)l->max_laws;
+        TRY(cuda_alloc(device, n_laws * (size_t)l->vocab * 4, (void **)&p->laws));
+        TRY(cuda_alloc(device, n_laws * sizeof *p->law_totals, (void **)&p->law_totals));
+    }
+    p->view = (struct pass_view){
+        .history_stride = lanes->history_stride,
+        .blocks_stride = lanes->blocks_stride,
+        .allowed_stride = lanes->allowed_stride,
+        .max_lanes = l->max_lanes,
+        .n_blocks = l->n_blocks,
+        .history = lanes->history,
+        .blocks = lanes->blocks,
+        .params = lanes->params,
+        .allowed = lanes->allowed,
+        .pooled = p->pooled,
+        .laws = p->laws,
+        .law_totals = p->law_totals,
+        .vocab = l->vocab,
+        .tokens = p->tokens,
+    };
+    return OK;
+}
+
+/* What the kernels index with: everything that could lead them astray. */
+static bool pass_ok(const struct passes *ps, const struct pass *p)
+{
+    const struct backend_limits *l = &ps->limits;
     if (p->n_rows < 0 || p->n_rows > l->max_rows || p->n_out < 0 || p->n_out > l->max_out_rows ||
-        p->n_draws < 0 || p->n_draws > be->max_draws || p->n_pool < 0 || p->n_pool > l->max_lanes ||
+        p->n_draws < 0 || p->n_draws > ps->max_draws || p->n_pool < 0 || p->n_pool > l->max_lanes ||
         p->n_seqs < 0 || p->n_seqs > p->n_rows || p->n_groups < 0 || p->n_groups > p->n_seqs ||
         p->kv_set < 0 || p->kv_set >= CUDA_MAX_SETS || p->hidden.n < 0 ||
         p->hidden.n > MAX_HIDDEN_LAYERS) {
@@ -44,7 +97,7 @@ static bool pass_ok(const struct cuda *be, const struct pass *p)
     for (int32_t i = 0; i < p->n_rows; i++) {
         const struct pass_row *r = &p->rows[i];
         if (r->lane < 0 || r->lane >= l->max_lanes || r->pos < 0 ||
-            r->pos >= be->view.history_stride || r->slot_pos < 0 ||
+            r->pos >= ps->view.history_stride || r->slot_pos < 0 ||
             r->slot_pos >= l->max_blocks_per_lane * l->block_tokens || r->token >= l->vocab) {
             return false;
         }
@@ -66,10 +119,10 @@ static bool pass_ok(const struct cuda *be, const struct pass *p)
     for (int32_t i = 0; i < p->n_draws; i++) {
         const struct pass_draw *d = &p->draws[i];
         if (d->out_row < 0 || d->out_row >= p->n_out || d->lane < 0 || d->lane >= l->max_lanes ||
-            d->pos < 0 || d->pos >= be->view.history_stride || d->n_prompt < 0 || d->top_n < 0 ||
+            d->pos < 0 || d->pos >= ps->view.history_stride || d->n_prompt < 0 || d->top_n < 0 ||
             d->top_n > MAX_TOP_LOGPROBS || d->tree_row >= p->n_rows || d->more < 0 ||
             d->more >= MAX_SIBLINGS || d->more_slot < 0 || d->law < 0 || d->law > l->max_laws ||
-            d->more_slot > be->view.history_stride - d->more) {
+            d->more_slot > ps->view.history_stride - d->more) {
             return false;
         }
     }
@@ -117,16 +170,16 @@ static void fill_padding(char *image, const struct meta_layout *m, const struct 
 }
 
 /* Builds the image in the slot's memory and sends it; sets the view that kernels get. */
-static enum status send_meta(struct cuda *be, const struct pass *p, const struct pass_shape *shape)
+static enum status send_meta(struct passes *ps, struct lanes *lanes, const struct pass *p,
+                             const struct pass_shape *shape)
 {
     const struct meta_layout m =
-        cuda_meta_layout(be, shape->n_rows, shape->n_out, shape->n_draws, p->n_pool);
-    struct slot *s = be->slot;
-    if (s->used_bytes + m.end > be->staged_bytes) {
-        CUDA_TRY(be, cudaStreamSynchronize(be->stream)); // many large passes in one step
-        s->used_bytes = s->flushed_bytes = 0;
+        meta_layout(ps->attention, shape->n_rows, shape->n_out, shape->n_draws, p->n_pool);
+    struct cuda *be = ps->device;
+    char *image = lanes_room(lanes, m.end);
+    if (!image) {
+        return be->lost;
     }
-    char *image = s->pinned + s->used_bytes;
     bool has_trees = false;
     for (int32_t i = 0; i < p->n_seqs; i++) {
         has_trees = has_trees || p->seqs[i].tree;
@@ -139,32 +192,31 @@ static enum status send_meta(struct cuda *be, const struct pass *p, const struct
     copy_array(image + m.out_rows, p->out_rows, p->n_out, sizeof *p->out_rows);
     copy_array(image + m.draws, p->draws, p->n_draws, sizeof *p->draws);
     copy_array(image + m.pool, p->pool, p->n_pool, sizeof *p->pool);
-    fill_padding(image, &m, p, shape, be->limits.max_lanes);
+    fill_padding(image, &m, p, shape, ps->limits.max_lanes);
     size_t plan_used = 0;
     if (m.plan_bytes > 0) {
-        TRY(attention_plan(&be->attention, p, shape->n_rows, image + m.plan, &plan_used));
-        be->attention_slots = attention_plan_slots(image + m.plan);
+        TRY(attention_plan(ps->attention, p, shape->n_rows, image + m.plan, &plan_used));
+        ps->attention_slots = attention_plan_slots(image + m.plan);
     }
     size_t n_bytes = m.plan + plan_used;
     if (has_trees) {
         copy_array(image + m.tree, p->tree_mask, p->n_rows, TREE_MASK_WORDS * sizeof(uint64_t));
         n_bytes = m.end;
     }
-    s->used_bytes += (n_bytes + 15) / 16 * 16;
-    s->flushed_bytes = s->used_bytes;
-    CUDA_TRY(be, cudaMemcpyAsync(be->meta, image, n_bytes, cudaMemcpyHostToDevice, be->stream));
+    lanes_use_room(lanes, n_bytes);
+    CUDA_TRY(be, cudaMemcpyAsync(ps->meta, image, n_bytes, cudaMemcpyHostToDevice, be->stream));
 
-    struct pass_view *v = &be->view;
-    v->counts = (const struct pass_counts *)be->meta;
-    v->rows = (const struct pass_row *)(be->meta + m.rows);
-    v->row_seq = (const int32_t *)(be->meta + m.row_seq);
-    v->seqs = (const struct pass_seq *)(be->meta + m.seqs);
-    v->groups = (const struct pass_group *)(be->meta + m.groups);
-    v->tree_mask = (const uint64_t *)(be->meta + m.tree);
-    v->out_rows = (const int32_t *)(be->meta + m.out_rows);
-    v->draws = (const struct pass_draw *)(be->meta + m.draws);
-    v->pool = (const struct pass_pool *)(be->meta + m.pool);
-    v->attention_plan = be->meta + m.plan;
+    struct pass_view *v = &ps->view;
+    v->counts = (const struct pass_counts *)ps->meta;
+    v->rows = (const struct pass_row *)(ps->meta + m.rows);
+    v->row_seq = (const int32_t *)(ps->meta + m.row_seq);
+    v->seqs = (const struct pass_seq *)(ps->meta + m.seqs);
+    v->groups = (const struct pass_group *)(ps->meta + m.groups);
+    v->tree_mask = (const uint64_t *)(ps->meta + m.tree);
+    v->out_rows = (const int32_t *)(ps->meta + m.out_rows);
+    v->draws = (const struct pass_draw *)(ps->meta + m.draws);
+    v->pool = (const struct pass_pool *)(ps->meta + m.pool);
+    v->attention_plan = ps->meta + m.plan;
     v->n_rows = shape->n_rows;
     return OK;
 }
@@ -197,12 +249,11 @@ static int32_t bucket_within(int32_t n, int32_t limit)
     return padded < limit ? padded : limit;
 }
 
-enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struct pass_shape *shape)
+enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *lanes,
+                         const struct pass *pass, struct pass_shape *shape)
 {
-    struct cuda *be = cuda_of(base);
-    TRY(be->lost);
-    if (!be->slot || be->pass || be->slot->n_passes == be->limits.max_passes ||
-        !pass_ok(be, pass) || be->slot->n_pooled + pass->n_pool > be->limits.max_lanes) {
+    struct cuda *be = p->device;
+    if (p->pass || !pass_ok(p, pass) || !steps_has_room(steps, pass->n_pool)) {
         return ERR_INVALID;
     }
     _Static_assert((int)GRAPH_MAX_ROWS <= (int)ATTENTION_CAPTURED_ROWS,
@@ -212,62 +263,57 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
                              pass->n_rows <= GRAPH_MAX_ROWS;
     *shape = (struct pass_shape){pass->n_rows, pass->n_out, pass->n_draws, true};
     if (may_capture) {
-        *shape = (struct pass_shape){bucket_within(pass->n_rows, be->limits.max_rows),
-                                     bucket_within(pass->n_out, be->limits.max_out_rows),
-                                     bucket_within(pass->n_draws, be->max_draws), true};
+        *shape = (struct pass_shape){bucket_within(pass->n_rows, p->limits.max_rows),
+                                     bucket_within(pass->n_out, p->limits.max_out_rows),
+                                     bucket_within(pass->n_draws, p->max_draws), true};
     }
-    TRY(cuda_flush(be));
-    TRY(send_meta(be, pass, shape));
-    be->is_few = is_few(pass, shape->n_rows);
+    TRY(lanes_flush(lanes));
+    TRY(send_meta(p, lanes, pass, shape));
+    p->is_few = is_few(pass, shape->n_rows);
     if (may_capture && !be->options.enforce_eager) {
         struct graph_key key = {.model = pass->model, .set = pass->kv_set,
                                 .n_rows = shape->n_rows, .n_out = shape->n_out,
-                                .n_draws = shape->n_draws, .is_few = be->is_few,
+                                .n_draws = shape->n_draws, .is_few = p->is_few,
                                 .hidden.n = pass->hidden.n};
         memcpy(key.hidden.ids, pass->hidden.ids,
                (size_t)pass->hidden.n * sizeof *pass->hidden.ids);
         enum graph_use use = GRAPH_NONE;
-        TRY(cuda_graph_begin(be, &key, &use));
+        TRY(graphs_begin(p->graphs, &key, &use));
         shape->issue = use != GRAPH_REPLAY;
     }
-    be->pass = pass;
-    be->pass_set = pass->kv_set;
-    be->pass_n_draws = pass->n_draws;
-    be->pass_n_pool = pass->n_pool;
-    be->shape = *shape;
+    p->pass = pass;
+    p->set = pass->kv_set;
+    p->n_draws = pass->n_draws;
+    p->n_pool = pass->n_pool;
+    p->shape = *shape;
     if (shape->issue) {
-        CUDA_TRY(be, k_pass_begin(be->stream, &be->view));
+        CUDA_TRY(be, k_pass_begin(be->stream, &p->view));
     }
     return OK;
 }
 
-enum status cuda_pass_end(struct backend *base)
+enum status passes_end(struct passes *p, struct steps *steps)
 {
-    struct cuda *be = cuda_of(base);
-    if (!be->pass) {
+    struct cuda *be = p->device;
+    if (!p->pass) {
         return be->lost != OK ? be->lost : ERR_INVALID;
     }
-    be->pass = NULL;
+    p->pass = NULL;
     if (be->lost != OK) {
-        cuda_graph_abort(be);
+        graphs_abort(p->graphs);
         return be->lost;
     }
-    TRY(cuda_graph_end(be));
-    struct slot *s = be->slot;
-    s->passes[s->n_passes].n_draws = be->pass_n_draws;
-    s->passes[s->n_passes].first_pooled = s->n_pooled;
-    if (be->pass_n_draws > 0) {
-        CUDA_TRY(be, cudaMemcpyAsync(s->draws + (size_t)s->n_passes * (size_t)be->max_draws,
-                                     be->results, (size_t)be->pass_n_draws * sizeof *be->results,
+    TRY(graphs_end(p->graphs));
+    if (p->n_draws > 0) {
+        CUDA_TRY(be, cudaMemcpyAsync(steps_draws(steps), p->results,
+                                     (size_t)p->n_draws * sizeof *p->results,
                                      cudaMemcpyDeviceToHost, be->stream));
     }
-    if (be->pass_n_pool > 0) {
-        CUDA_TRY(be, cudaMemcpyAsync(s->pooled + (size_t)s->n_pooled * (size_t)be->limits.hidden,
-                                     be->pooled_results,
-                                     (size_t)be->pass_n_pool * (size_t)be->limits.hidden * 4,
+    if (p->n_pool > 0) {
+        CUDA_TRY(be, cudaMemcpyAsync(steps_pooled(steps), p->pooled_results,
+                                     (size_t)p->n_pool * (size_t)p->limits.hidden * 4,
                                      cudaMemcpyDeviceToHost, be->stream));
     }
-    s->n_pooled += be->pass_n_pool;
-    s->n_passes++;
+    steps_add(steps, p->n_draws, p->n_pool);
     return OK;
 }

@@ -1,7 +1,9 @@
 /* Sums over ranks through peer memory, where all ranks are GPUs of this process that can reach each
  * other; which way is taken for which size is measured at the start, with NCCL among the
  * choices. */
+#include "cuda/cuda_peer.h"
 #include "cuda/cuda_comm.h"
+#include "cuda/kernels/kernels.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 
@@ -40,7 +42,7 @@ static bool meet(struct comm *c)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static bool reach_others(struct cuda *be, const struct comm *c)
+static bool reach_others(const struct cuda *be, const struct comm *c)
 {
     const int32_t own = cuda_comm_device(c, be->options.rank);
     for (int32_t r = 0; r < c->n_local; r++) {
@@ -60,57 +62,62 @@ static bool reach_others(struct cuda *be, const struct comm *c)
     return true;
 }
 
-static enum status open_own(struct cuda *be, uint64_t area_bytes)
+static enum status open_own(struct peers *p, uint64_t area_bytes)
 {
+    struct cuda *be = p->device;
     struct comm *c = be->options.comm;
     const int32_t own = cuda_comm_device(c, be->options.rank);
     void *state = NULL, *areas = NULL, *aborted = NULL;
     TRY(cuda_alloc(be, sizeof(struct peer_state), &state));
     TRY(cuda_alloc(be, PEER_AREAS * area_bytes, &areas));
-    if (!be->aborted) {
-        CUDA_TRY(be, cudaHostAlloc((void **)&be->aborted, sizeof *be->aborted,
+    if (!p->aborted) {
+        CUDA_TRY(be, cudaHostAlloc((void **)&p->aborted, sizeof *p->aborted,
                                    cudaHostAllocMapped));
-        *be->aborted = 0;
-        c->aborted_words[own] = be->aborted;
+        *p->aborted = 0;
+        c->aborted_words[own] = p->aborted;
     }
-    CUDA_TRY(be, cudaHostGetDevicePointer(&aborted, be->aborted, 0));
+    CUDA_TRY(be, cudaHostGetDevicePointer(&aborted, p->aborted, 0));
     CUDA_TRY(be, k_peer_clear(be->stream, areas, PEER_AREAS * area_bytes));
     CUDA_TRY(be, cudaStreamSynchronize(be->stream));
-    be->peers = (struct peer_view){.n_ranks = c->n_ranks, .rank = be->options.rank,
+    p->view = (struct peer_view){.n_ranks = c->n_ranks, .rank = be->options.rank,
                                    .area_bytes = area_bytes, .state = state, .aborted = aborted};
     c->areas[own] = areas;
     return OK;
 }
 
 /* A row of the model's hidden states, if the kernel can take it: else 0. */
-static int64_t row_bytes_of(const struct cuda *be)
+static int64_t row_bytes_of(const struct peers *p)
 {
-    const int64_t n = (int64_t)be->limits.hidden * (int64_t)dtype_bytes(be->options.dtype);
+    const int64_t n = (int64_t)p->hidden * (int64_t)dtype_bytes(p->device->options.dtype);
     return n % 16 == 0 && n <= MAX_ROW_BYTES ? n : 0;
 }
 
-enum status cuda_peer_open(struct cuda *be)
+enum status peers_open(struct peers *p, struct cuda *device, const struct backend_limits *limits)
 {
+    struct cuda *be = device;
     struct comm *c = be->options.comm;
-    const int64_t row_bytes = row_bytes_of(be);
+    p->device = device;
+    p->max_rows = limits->max_rows;
+    p->hidden = limits->hidden;
+    const int64_t row_bytes = row_bytes_of(p);
     if (c->n_local != c->n_ranks || c->n_ranks > PEER_MAX_RANKS || row_bytes == 0) {
         return OK;
     }
-    int64_t largest = (int64_t)be->limits.max_rows * row_bytes;
+    int64_t largest = (int64_t)p->max_rows * row_bytes;
     largest = largest < LARGEST_BYTES ? largest : LARGEST_BYTES;
     const uint64_t area_bytes = 2 * (uint64_t)largest + PEER_MAX_RANKS * MAX_ROW_BYTES;
     const int32_t own = cuda_comm_device(c, be->options.rank);
-    c->peer_ok[own] = reach_others(be, c) && open_own(be, area_bytes) == OK;
+    c->peer_ok[own] = reach_others(be, c) && open_own(p, area_bytes) == OK;
     if (!meet(c)) {
         return ERR_DEVICE;
     }
     bool all = true;
     for (int32_t r = 0; r < c->n_local; r++) {
         all = all && c->peer_ok[r];
-        be->peers.areas[r] = c->areas[r];
+        p->view.areas[r] = c->areas[r];
     }
-    be->has_peers = all;
-    be->peer_largest = largest;
+    p->all = all;
+    p->largest = largest;
     if (!all && own == 0) {
         log_info("the GPUs cannot reach each other's memory: all sums over ranks are NCCL's");
     }
@@ -125,14 +132,14 @@ static bool aligned(struct tensor t, int32_t width)
     return ((uintptr_t)t.mem.p | (size_t)t.stride * size | (size_t)width * size) % 16 == 0;
 }
 
-static bool can_take(const struct cuda *be, enum peer_way way, const struct reduce_args *r,
+static bool can_take(const struct peers *p, enum peer_way way, const struct reduce_args *r,
                      const struct norm_args *n)
 {
     const int64_t row_bytes = (int64_t)r->width * (int64_t)dtype_bytes(r->y.dtype);
-    if (!be->has_peers || way == PEER_NONE || r->n_rows < 1 || row_bytes > MAX_ROW_BYTES ||
+    if (!p->all || way == PEER_NONE || r->n_rows < 1 || row_bytes > MAX_ROW_BYTES ||
         (r->y.dtype != DT_F32 && r->y.dtype != DT_BF16 && r->y.dtype != DT_F16) ||
         !aligned(r->y, r->width) ||
-        peer_bytes(way, be->peers.n_ranks, r->n_rows, row_bytes) > be->peers.area_bytes) {
+        peer_bytes(way, p->view.n_ranks, r->n_rows, row_bytes) > p->view.area_bytes) {
         return false;
     }
     return !n || (n->x.dtype == r->y.dtype && aligned(n->x, r->width) && n->width == r->width &&
@@ -151,15 +158,16 @@ static int32_t class_of(int64_t n_bytes)
     return k;
 }
 
-static enum status run_way(struct cuda *be, enum peer_way way, const struct reduce_args *r,
-                           const struct norm_args *n, const float *weight, const float *bias)
+static enum status run_way(struct peers *p, enum peer_way way, const struct reduce_args *r,
+                           const float *sum_bias, const struct norm_args *n, const float *weight,
+                           const float *bias)
 {
+    struct cuda *be = p->device;
     if (be->options.comm->aborted) {
         return be->lost = ERR_DEVICE;
     }
-    CUDA_TRY(be, k_peer_reduce(be->stream, way, &be->peers, &r->y,
-                               r->linear ? r->linear->bias : NULL, n, weight, bias, r->n_rows,
-                               r->width, 2 * be->n_sms));
+    CUDA_TRY(be, k_peer_reduce(be->stream, way, &p->view, &r->y, sum_bias, n, weight, bias,
+                               r->n_rows, r->width, 2 * be->n_sms));
     return OK;
 }
 
@@ -182,14 +190,16 @@ static void cut_rows(const struct reduce_args *r, const struct norm_args *n, int
     }
 }
 
-bool cuda_peer_reduce(struct cuda *be, const struct reduce_args *r, const struct norm_args *n,
-                      const float *weight, const float *bias, enum status *st)
+bool peers_reduce(struct peers *p, const struct reduce_args *r, const float *sum_bias,
+                  const struct norm_args *n, const float *weight, const float *bias,
+                  enum status *st)
 {
-    if (!be->has_peers || r->n_rows < 1 || r->width < 1) {
+    const struct cuda *be = p->device;
+    if (!p->all || r->n_rows < 1 || r->width < 1) {
         return false;
     }
     const int64_t row_bytes = (int64_t)r->width * (int64_t)dtype_bytes(r->y.dtype);
-    int32_t most = (int32_t)(be->peer_largest / row_bytes);
+    int32_t most = (int32_t)(p->largest / row_bytes);
     if (r->n_rows > most && !be->options.deterministic) {
         return false;
     }
@@ -202,10 +212,10 @@ bool cuda_peer_reduce(struct cuda *be, const struct reduce_args *r, const struct
     for (int32_t first = 0; first < r->n_rows; first += most) {
         cut_rows(r, n, first, r->n_rows - first < most ? r->n_rows - first : most, &part,
                  &norm_part);
-        if (!can_take(be, way, &part, n ? &norm_part : NULL)) {
+        if (!can_take(p, way, &part, n ? &norm_part : NULL)) {
             return false; // the first part has refused
         }
-        *st = run_way(be, way, &part, n ? &norm_part : NULL, weight, bias);
+        *st = run_way(p, way, &part, sum_bias, n ? &norm_part : NULL, weight, bias);
         if (*st != OK) {
             break;
         }
@@ -214,20 +224,21 @@ bool cuda_peer_reduce(struct cuda *be, const struct reduce_args *r, const struct
 }
 
 /* Many rows do not fit an area. */
-bool cuda_peer_join(struct cuda *be, const struct logits_args *a, int32_t width, enum status *st)
+bool peers_join(struct peers *p, const struct logits_args *a, int32_t width, enum status *st)
 {
-    if (!be->has_peers || a->n_out < 1 || width % 4 != 0 ||
+    struct cuda *be = p->device;
+    if (!p->all || a->n_out < 1 || width % 4 != 0 ||
         (((uintptr_t)a->local.mem.p | (uintptr_t)a->logits.mem.p) & 15) != 0 ||
         a->logits.stride % 4 != 0 ||
-        peer_bytes(PEER_ONE_SHOT, be->peers.n_ranks, a->n_out, (int64_t)width * 4) >
-            be->peers.area_bytes) {
+        peer_bytes(PEER_ONE_SHOT, p->view.n_ranks, a->n_out, (int64_t)width * 4) >
+            p->view.area_bytes) {
         return false;
     }
     if (be->options.comm->aborted) {
         *st = be->lost = ERR_DEVICE;
         return true;
     }
-    *st = cuda_check(be, k_join_peers(be->stream, &be->peers, a->local.mem.p, a->logits.mem.p,
+    *st = cuda_check(be, k_join_peers(be->stream, &p->view, a->local.mem.p, a->logits.mem.p,
                                       a->logits.stride, a->n_out, width, 2 * be->n_sms),
                      "join_peers");
     return true;
@@ -241,23 +252,25 @@ struct trial {
     enum peer_way way; // PEER_NONE: NCCL, then the norm
 };
 
-static enum status run_trial(struct cuda *be, const struct trial *t)
+static enum status run_trial(struct peers *p, const struct trial *t)
 {
+    struct cuda *be = p->device;
     if (t->way != PEER_NONE) {
-        return run_way(be, t->way, &t->reduce, &t->norm, NULL, NULL);
+        return run_way(p, t->way, &t->reduce, NULL, &t->norm, NULL, NULL);
     }
     TRY(cuda_comm_all_reduce(be, t->reduce.y, t->reduce.n_rows, t->reduce.width));
     CUDA_TRY(be, k_norm(be->stream, &t->norm, NULL, NULL, NULL));
     return OK;
 }
 
-static enum status capture_trial(struct cuda *be, const struct trial *t, cudaGraphExec_t *exec)
+static enum status capture_trial(struct peers *p, const struct trial *t, cudaGraphExec_t *exec)
 {
+    struct cuda *be = p->device;
     cudaGraph_t graph = NULL;
     enum status st = OK;
     CUDA_TRY(be, cudaStreamBeginCapture(be->stream, cudaStreamCaptureModeThreadLocal));
     for (int32_t i = 0; i < CALLS && st == OK; i++) {
-        st = run_trial(be, t);
+        st = run_trial(p, t);
     }
     cudaError_t e = cudaStreamEndCapture(be->stream, &graph); // whatever became of the calls
     if (st == OK) {
@@ -293,15 +306,16 @@ static enum status time_rounds(struct cuda *be, cudaGraphExec_t exec, cudaEvent_
 
 /* Microseconds of a call in a captured graph, as the engine will run it: the least of some
  * rounds. */
-static enum status time_trial(struct cuda *be, const struct trial *t, float *us)
+static enum status time_trial(struct peers *p, const struct trial *t, float *us)
 {
+    struct cuda *be = p->device;
     cudaGraphExec_t exec = NULL;
     cudaEvent_t begin = NULL, end = NULL;
-    TRY(run_trial(be, t)); // libraries set themselves up
+    TRY(run_trial(p, t)); // libraries set themselves up
     CUDA_TRY(be, cudaStreamSynchronize(be->stream));
     enum status st = cuda_check(be, cudaEventCreate(&begin), "an event");
     st = st == OK ? cuda_check(be, cudaEventCreate(&end), "an event") : st;
-    st = st == OK ? capture_trial(be, t, &exec) : st;
+    st = st == OK ? capture_trial(p, t, &exec) : st;
     st = st == OK ? time_rounds(be, exec, begin, end, us) : st;
     if (begin) {
         cudaEventDestroy(begin);
@@ -316,21 +330,22 @@ static enum status time_trial(struct cuda *be, const struct trial *t, float *us)
 }
 
 /* The first rank's times decide for all: every rank must take the same way. */
-static enum status measure_class(struct cuda *be, int32_t k, struct trial *t, char *line,
+static enum status measure_class(struct peers *p, int32_t k, struct trial *t, char *line,
                                  size_t line_bytes)
 {
+    const struct cuda *be = p->device;
     struct comm *c = be->options.comm;
-    const int64_t row_bytes = row_bytes_of(be), n_bytes = (int64_t)4096 << k;
+    const int64_t row_bytes = row_bytes_of(p), n_bytes = (int64_t)4096 << k;
     t->reduce.n_rows = (int32_t)(n_bytes / row_bytes > 0 ? n_bytes / row_bytes : 1);
     t->norm.n_rows = t->reduce.n_rows;
-    if (t->reduce.n_rows > be->limits.max_rows || t->reduce.n_rows * row_bytes > be->peer_largest) {
+    if (t->reduce.n_rows > p->max_rows || t->reduce.n_rows * row_bytes > p->largest) {
         return OK;
     }
     float us[PEER_WAYS] = {0};
     for (int32_t way = 0; way < PEER_WAYS; way++) {
         t->way = (enum peer_way)way;
-        if (way == PEER_NONE || can_take(be, t->way, &t->reduce, &t->norm)) {
-            TRY(time_trial(be, t, &us[way]));
+        if (way == PEER_NONE || can_take(p, t->way, &t->reduce, &t->norm)) {
+            TRY(time_trial(p, t, &us[way]));
         }
     }
     if (cuda_comm_device(c, be->options.rank) == 0) {
@@ -356,11 +371,12 @@ static void choose_fixed(struct comm *c)
     }
 }
 
-enum status cuda_peer_measure(struct cuda *be)
+enum status peers_measure(struct peers *p)
 {
+    struct cuda *be = p->device;
     struct comm *c = be->options.comm;
     const bool first = cuda_comm_device(c, be->options.rank) == 0;
-    if (!be->has_peers) {
+    if (!p->all) {
         return OK;
     }
     if (first) {
@@ -375,22 +391,22 @@ enum status cuda_peer_measure(struct cuda *be)
     void *memory[3] = {NULL};
     enum status st = OK;
     for (int32_t i = 0; i < 3 && st == OK; i++) {
-        const size_t n_bytes = (size_t)be->peer_largest;
+        const size_t n_bytes = (size_t)p->largest;
         st = cuda_check(be, cudaMalloc(&memory[i], n_bytes), "memory to measure sums with");
         st = st == OK ? cuda_check(be, cudaMemsetAsync(memory[i], 0x3c, n_bytes, be->stream),
                                    "memory to measure sums with")
                       : st;
     }
-    const struct tensor t[3] = {{{memory[0]}, be->options.dtype, be->limits.hidden},
-                                {{memory[1]}, be->options.dtype, be->limits.hidden},
-                                {{memory[2]}, be->options.dtype, be->limits.hidden}};
+    const struct tensor t[3] = {{{memory[0]}, be->options.dtype, p->hidden},
+                                {{memory[1]}, be->options.dtype, p->hidden},
+                                {{memory[2]}, be->options.dtype, p->hidden}};
     struct trial trial = {
-        .reduce = {.y = t[0], .width = be->limits.hidden},
-        .norm = {.x = t[1], .delta = t[0], .out = t[2], .width = be->limits.hidden,
+        .reduce = {.y = t[0], .width = p->hidden},
+        .norm = {.x = t[1], .delta = t[0], .out = t[2], .width = p->hidden,
                  .kind = NORM_RMS, .eps = 1e-5f, .delta_scale = 1.0f}};
     char line[1024] = "";
     for (int32_t k = 0; k < PEER_CLASSES && st == OK; k++) {
-        st = measure_class(be, k, &trial, line, sizeof line);
+        st = measure_class(p, k, &trial, line, sizeof line);
     }
     if (first && st == OK) {
         log_info("sums over %d ranks with the norm, us, one-shot / two-shot / NCCL: %s",
@@ -400,4 +416,9 @@ enum status cuda_peer_measure(struct cuda *be)
         cudaFree(memory[i]);
     }
     return st;
+}
+
+void peers_close(struct peers *p)
+{
+    cudaFreeHost(p->aborted);
 }

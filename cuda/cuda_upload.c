@@ -1,6 +1,6 @@
 /* Weights from host memory (usually the page cache, through a mapping) to the device: threads copy
  * and convert into pinned buffers, which travel while the next one is filled. */
-#include "cuda/cuda_backend.h"
+#include "cuda/cuda_upload.h"
 #include "engine/base/mem.h"
 
 #include <pthread.h>

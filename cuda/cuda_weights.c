@@ -1,5 +1,6 @@
 /* Opening a weight: its checks, its layout on the device, dummy values. */
-#include "cuda/cuda_backend.h"
+#include "cuda/cuda_upload.h"
+#include "cuda/cuda_weights.h"
 #include "engine/base/mem.h"
 
 #include <string.h>

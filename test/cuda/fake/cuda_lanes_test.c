@@ -82,9 +82,9 @@ static int run(const void *arg)
     }
     CHECK_EQ(be->ops->step_wait(be, 0, &results, 1), OK);
     CHECK_EQ(be->ops->step_wait(be, 1, &results, 1), OK);
-    const struct cuda *cuda = cuda_of(be);
+    const struct lanes *lanes = &cuda_backend_of(be)->lanes;
     for (int32_t lane = 0; lane < LANES; lane++) {
-        CHECK_MEM(cuda->history + (size_t)lane * (size_t)cuda->view.history_stride,
+        CHECK_MEM(lanes->history + (size_t)lane * (size_t)lanes->history_stride,
                   expected + (size_t)lane * LEN, LEN * sizeof *expected);
     }
     be->ops->close(be);

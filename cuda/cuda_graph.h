@@ -1,0 +1,23 @@
+/* Captured passes: whether a pass is to be issued, captured or replayed.
+ * Thread: the rank's owner. */
+#ifndef SLUICE_CUDA_CUDA_GRAPH_H
+#define SLUICE_CUDA_CUDA_GRAPH_H
+
+#include "cuda/cuda_device.h"
+
+struct graphs;
+
+enum graph_use { GRAPH_NONE, GRAPH_CAPTURE, GRAPH_REPLAY };
+struct graph_key {
+    int32_t model, set, n_rows, n_out, n_draws, is_few;
+    struct hidden_layers hidden; // zero behind its n
+};
+enum { GRAPH_MAX_ROWS = 512 };
+int32_t cuda_bucket(int32_t n); // the count that n is padded to
+struct graphs *graphs_open(struct cuda *device);
+void graphs_close(struct graphs *g); // accepts NULL
+enum status graphs_begin(struct graphs *g, const struct graph_key *key, enum graph_use *use);
+enum status graphs_end(struct graphs *g); // launches what was captured or is to be replayed
+void graphs_abort(struct graphs *g); // a recording, if there is one; accepts NULL
+
+#endif

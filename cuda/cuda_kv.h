@@ -1,0 +1,40 @@
+/* KV sets on the device. Thread: the rank's owner. */
+#ifndef SLUICE_CUDA_CUDA_KV_H
+#define SLUICE_CUDA_CUDA_KV_H
+
+#include "cuda/attention.h"
+#include "cuda/cuda_device.h"
+#include "cuda/cuda_lanes.h"
+
+enum { CUDA_MAX_SETS = MAX_KV_SETS };
+
+struct kv_set {
+    int32_t n_layers; // 0: not open
+    struct kv_view *layers;
+    struct kv_region *regions; // device, [n_layers]
+    void *memory;
+};
+
+struct kv_sets {
+    struct cuda *device;
+    int32_t n_blocks, block_tokens;
+    struct kv_set all[CUDA_MAX_SETS];
+};
+
+enum status cuda_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int32_t block_tokens,
+                          size_t *out);
+/* Tells attention of the set's layers. */
+enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
+                    struct attention_limits *attention, struct err *err);
+void kv_close(struct kv_sets *kv);
+/* The layer's pages; NULL if there is none. */
+const struct kv_view *kv_layer(const struct kv_sets *kv, int32_t set, int32_t layer);
+enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
+                           const struct block_copy *copies);
+/* view: where the lanes' tables are. */
+enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct pass_view *view,
+                          int32_t index, int32_t n, const struct slot_move *moves);
+enum status kv_poison_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
+                             const int32_t *blocks);
+
+#endif

@@ -1,0 +1,29 @@
+/* Weights and ropes as they lie on the device. Thread: the rank's owner. */
+#ifndef SLUICE_CUDA_CUDA_WEIGHTS_H
+#define SLUICE_CUDA_CUDA_WEIGHTS_H
+
+#include "cuda/cuda_device.h"
+#include "cuda/kernels/kernels.h"
+
+struct weight {
+    enum weight_kind kind;
+    enum dtype dtype;
+    int64_t n_out, n_in;
+    int32_t n_experts;
+    void *data;     // [n_experts, n_out, n_in]
+    float *bias;    // [n_experts, n_out] or NULL
+    void *bias_act; // LINEAR: the same in the weight's dtype, if that is 16-bit
+    struct weight *next;
+};
+
+struct rope_table {
+    struct rope_view view;
+    struct rope_table *next;
+};
+
+enum status cuda_weight_open(struct backend *be, const struct weight_desc *desc,
+                             struct weight **out, struct err *err);
+enum status cuda_rope_open(struct backend *be, const struct rope_desc *desc,
+                           struct rope_table **out);
+
+#endif
