@@ -22,10 +22,4 @@ enum status cuda_comm_open(const struct comm_place *place, struct comm **out, st
 void cuda_comm_abort(struct comm *comm);
 void cuda_comm_destroy(struct comm *comm);
 
-/* `sluice bench-ops --device cuda`: prints the time of each op at an 8B Llama's shapes and those of
- * a mixture of many small experts, with made-up weights: microseconds, bandwidth, arithmetic rate,
- * and the share of what a large copy and a large product reach in the same run. `only` (or NULL):
- * lines that contain it. */
-enum status cuda_bench(const struct backend_options *options, const char *only, struct err *err);
-
 #endif

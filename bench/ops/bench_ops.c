@@ -2,14 +2,11 @@
  * shape, through the backend's table alone. Shares are of what the machine does in the same run:
  * reads of the same weights, and the peak of the instruction that multiplies. */
 #include "bench/ops/bench_ops.h"
+#include "bench/ops/command.h"
 
 #include "cpu/cpu.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
-#include "server/cli/commands.h"
-#ifdef SLUICE_CUDA
-#include "cuda/cuda.h"
-#endif
 
 #include <math.h>
 #include <stdio.h>
@@ -356,7 +353,7 @@ static enum status run(struct bench *b, struct err *err)
     return prefill ? prefill_ratio(b) : OK;
 }
 
-/* A GPU's ops are timed by the hundred in a captured pass: see bench/ops/cuda_timing.c. */
+/* A GPU's ops are timed by the hundred in a captured pass: see cuda_table.c. */
 static enum status run_cuda(struct bench *b, struct err *err)
 {
 #ifdef SLUICE_CUDA
@@ -366,7 +363,7 @@ static enum status run_cuda(struct bench *b, struct err *err)
         .dtype = b->dtype,
         .deterministic = b->deterministic,
     };
-    return cuda_bench(&options, b->only, err);
+    return cuda_bench(b, &options, err);
 #else
     return err_set(err, ERR_UNSUPPORTED, "'%s': built without CUDA", b->device);
 #endif

@@ -14,12 +14,26 @@ struct shape {
 /* NULL: no such shape. */
 const struct shape *bench_shape(const char *name);
 
-enum { BENCH_LANES = 64 };
+enum {
+    BENCH_LANES = 64,
+    COPIES = 4, // of each weight of the GPU's table, so that a cache does not hold them
+    MOE_SHAPES = 2,
+};
 
 struct layer {
     struct weight *norm_1, *qkv, *o, *norm_2, *gate_up, *down;
 };
 
+/* A mixture's layer. */
+struct bench_moe {
+    const char *route, *experts; // names of its lines
+    int32_t hidden, ffn, n_experts, k;
+    const struct weight *w_router, *w_up, *w_down;
+};
+
+/* What is asked for, the backend, what its ops work on, and the pass that is open or made. The
+ * CPU's run is over a whole model of `shape`, the GPU's table over single weights of the shapes in
+ * cuda_timing.h. */
 struct bench {
     struct shape shape;
     const char *device;
@@ -31,19 +45,33 @@ struct bench {
     double seconds; // of each figure, at least
     struct backend *be;
     const struct backend_ops *ops;
-    struct layer *layers;
-    struct weight *embed, *norm;
+    struct backend_facts facts;
     struct rope_table *rope;
     struct tensor x, h, qkv, attn, mid, act, delta, out_x, out_attn, out, logits;
-    double read_rate, fma_rate, product_rate; // 0: not known
+    struct dmem ids, weights; // picks of experts
+    struct pass pass;
     struct pass_row *rows;
     struct pass_seq *seqs;
+    struct pass_group *groups;
     int32_t *out_rows;
     struct pass_draw *draws;
-    struct pass pass;
+    struct pass_pool *pool;
+
+    /* the model */
+    struct layer *layers;
+    struct weight *embed, *norm;
+    double read_rate, fma_rate, product_rate; // per second; 0: not known
     double *laps; // NULL, or [bench_n_laps]: lowered to what each op of bench_forward took
     int32_t lap;
     int64_t lap_start;
+
+    /* the GPU's table */
+    int32_t next_model; // a pass's graph is keyed by it: each line has its own
+    double copy_peak, product_peak; // bytes and operations per second
+    const struct weight *w_qkv[COPIES], *w_o[COPIES], *w_gate_up[COPIES], *w_down[COPIES];
+    const struct weight *w_head, *w_embed, *w_norm, *w_square, *w_sinks, *w_kv_norm, *w_uk, *w_uv;
+    struct bench_moe moe[MOE_SHAPES];
+    struct rope_table *mla_rope;
 };
 
 enum status bench_open(struct bench *b, struct err *err);
@@ -61,8 +89,8 @@ enum status bench_norm(struct bench *b, struct weight *w, struct tensor delta, s
 enum status bench_store(struct bench *b, int32_t layer, int32_t n);
 enum status bench_attention(struct bench *b, int32_t layer, int32_t n);
 enum status bench_activate(struct bench *b, int32_t n);
-/* gate+up, activation and down, as the engine asks for them. */
-/* norm: of what it reads, made first; or NULL. */
+/* gate+up, activation and down, as the engine asks for them. norm: of what it reads, made first; or
+ * NULL. */
 enum status bench_mlp(struct bench *b, const struct layer *l, const struct norm_args *norm,
                       int32_t n);
 enum status bench_head(struct bench *b);
@@ -70,5 +98,10 @@ enum status bench_sample(struct bench *b);
 /* A plain Llama's whole forward pass, sampling included. */
 enum status bench_forward(struct bench *b);
 int32_t bench_n_laps(const struct bench *b);
+
+/* cuda_table.c: prints the time of each op at an 8B Llama's shapes and those of mixtures of
+ * experts, with made-up weights: microseconds, bandwidth, arithmetic rate, and the share of what a
+ * large copy and a large product reach in the same run. */
+enum status cuda_bench(struct bench *b, const struct backend_options *options, struct err *err);
 
 #endif

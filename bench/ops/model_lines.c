@@ -1,4 +1,4 @@
-/* The dummy model of `sluice bench-ops` (cmd_bench_ops.h). A composition root like main.c: it names
+/* The dummy model of `sluice bench-ops` (bench_ops.c). A composition root like main.c: it names
  * the backends. */
 #include "bench/ops/bench_ops.h"
 
@@ -167,8 +167,10 @@ void bench_close(struct bench *b)
     free(b->layers);
     free(b->rows);
     free(b->seqs);
+    free(b->groups);
     free(b->out_rows);
     free(b->draws);
+    free(b->pool);
 }
 
 /* ---- passes ------------------------------------------------------------------------------- */

@@ -5,7 +5,6 @@
 #define SLUICE_SERVER_CLI_COMMANDS_H
 
 int cmd_serve(int argc, char **argv);
-int cmd_bench_ops(int argc, char **argv);
 int cmd_bench_engine(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_generate(int argc, char **argv);

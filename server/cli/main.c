@@ -1,5 +1,6 @@
 /* The commands: a row each. The only file that is not in the tests. */
 #include "bench/load/bench.h"
+#include "bench/ops/command.h"
 #include "engine/base/file.h"
 #include "engine/base/nearest.h"
 #include "server/cli/commands.h"
