@@ -15,7 +15,7 @@ ranks='
 engine/base:
 engine/device:      engine/base
 engine/tokenizer:   engine/base
-engine/model:       engine/device engine/base
+engine/model:       engine/tokenizer/name_pattern.h engine/device engine/base
 engine/schedule:    engine/device engine/base
 engine/speculate:   engine/schedule engine/model engine/device engine/base
 engine/cluster:     engine/schedule engine/model engine/device engine/base

@@ -280,11 +280,46 @@ static void read_plain(const struct weight_part *p, int64_t row, int64_t first, 
     }
 }
 
+/* Columns of the tensor from `col` on, n at most, that share a block. */
+static int64_t same_block(const struct weight_codec *c, int64_t col, int64_t n)
+{
+    if (!c->scales.data) {
+        return n;
+    }
+    int64_t left = c->groups ? 1 : c->block_cols - col % c->block_cols;
+    return left < n ? left : n;
+}
+
+/* Of a part that is not transposed and takes every column: scales and zeros block by block. */
+static void read_blocks(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
+                        float *out)
+{
+    const struct weight_codec *c = &p->codec;
+    struct place at = place_of(p, row, first);
+    for (int64_t i = 0, some; i < n; i += some) {
+        int64_t col = at.col + i;
+        float zero = 0.0f, scale = 1.0f;
+        some = same_block(c, col, n - i);
+        if (c->scales.data) {
+            int64_t block_row = at.row / c->block_rows, block_col = block_col_of(c, col);
+            zero = zero_of(c, block_row, block_col);
+            scale = scale_of(c, block_row, block_col);
+        }
+        for (int64_t j = 0; j < some; j++) {
+            out[i + j] = (number_get(&c->values, at.row, col + j) - zero) * scale;
+        }
+    }
+}
+
 void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
                       float *out)
 {
     if (!weight_part_is_dummy(p) && weight_part_is_plain(p)) {
         read_plain(p, row, first, n, out);
+        return;
+    }
+    if (!weight_part_is_dummy(p) && !p->transposed && p->col_step == 1) {
+        read_blocks(p, row, first, n, out);
         return;
     }
     for (int64_t i = 0; i < n; i++) {

@@ -42,8 +42,9 @@ static enum status per_head_norms(struct loader *l, const char *pattern, int32_t
     float *joined = xmalloc((size_t)(n * hd) * sizeof *joined);
     enum status st = OK;
     for (int32_t h = 0; h < n && st == OK; h++) {
-        char name[NAME_BYTES];
-        part_numbered_name(pattern, first + h, name);
+        char base[NAME_BYTES], name[NAME_BYTES];
+        part_numbered_name(pattern, first + h, base);
+        snprintf(name, sizeof name, "%.240s.weight", base);
         struct weight_part p;
         st = part_of(l, name, &hd, 1, &p);
         part_dummy_vector(l, &p, true);
@@ -119,12 +120,11 @@ static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
 {
     const struct model_config *c = l->c;
     const struct model_shard *s = &l->m->shard;
-    char base[NAME_BYTES], name[NAME_BYTES];
-    part_layer_name(c->names->kv_b, layer, base);
-    snprintf(name, sizeof name, "%.240s.weight", base);
+    char name[NAME_BYTES];
+    part_layer_name(c->names->kv_b, layer, name);
     int64_t per_head = c->nope_dim + c->v_dim;
     struct weight_part whole;
-    TRY(part_of(l, name, (int64_t[]){c->n_heads * per_head, c->kv_lora}, 2, &whole));
+    TRY(part_matrix(l, name, c->n_heads * per_head, c->kv_lora, &whole));
     struct weight_part *parts = xcalloc((size_t)s->n_heads, sizeof *parts);
     for (int32_t h = 0; h < s->n_heads; h++) {
         int64_t first = (s->first_head + h) * per_head + (value ? c->nope_dim : 0);

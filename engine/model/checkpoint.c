@@ -24,6 +24,7 @@ struct shard {
 };
 
 struct checkpoint {
+    char *dir;
     char *where; // see checkpoint_where
     struct shard *shards;
     size_t n_shards;
@@ -115,11 +116,11 @@ static const struct {
     enum dtype dtype;
 } dtype_rows[] = {
     {"F32", 32, true, DT_F32},   {"BF16", 16, true, DT_BF16}, {"F16", 16, true, DT_F16},
-    {"U8", 8, true, DT_U8},      {"I32", 32, true, DT_I32},   {"I64", 64, false, DT_U8},
-    {"F64", 64, false, DT_U8},   {"I16", 16, false, DT_U8},   {"I8", 8, false, DT_U8},
-    {"BOOL", 8, false, DT_U8},   {"F8_E4M3", 8, false, DT_U8}, {"F8_E5M2", 8, false, DT_U8},
+    {"U8", 8, true, DT_U8},      {"I32", 32, true, DT_I32},   {"I64", 64, true, DT_I64},
+    {"F64", 64, false, DT_U8},   {"I16", 16, false, DT_U8},   {"I8", 8, true, DT_I8},
+    {"BOOL", 8, false, DT_U8},   {"F8_E4M3", 8, true, DT_E4M3}, {"F8_E5M2", 8, false, DT_U8},
     {"U16", 16, false, DT_U8},   {"U32", 32, false, DT_U8},   {"U64", 64, false, DT_U8},
-    {"F8_E8M0", 8, false, DT_U8},
+    {"F8_E8M0", 8, true, DT_E8M0},
 };
 
 static enum status bad(const struct shard *s, const char *tensor, const char *why, struct err *err)
@@ -347,6 +348,7 @@ static enum status index_names(struct checkpoint *ck, struct err *err)
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err)
 {
     struct checkpoint *ck = xcalloc(1, sizeof *ck);
+    ck->dir = xstrdup(dir);
     char whole[PATH_MAX], index[PATH_MAX];
     snprintf(whole, sizeof whole, "%s/model.safetensors", dir);
     snprintf(index, sizeof index, "%s/model.safetensors.index.json", dir);
@@ -384,6 +386,7 @@ void checkpoint_close(struct checkpoint *ck)
         free(ck->shards[i].path);
         free(ck->shards[i].name);
     }
+    free(ck->dir);
     free(ck->where);
     free(ck->tensors);
     free(ck->shards);
@@ -394,6 +397,11 @@ void checkpoint_close(struct checkpoint *ck)
 const char *checkpoint_where(const struct checkpoint *ck)
 {
     return ck->where;
+}
+
+const char *checkpoint_dir(const struct checkpoint *ck)
+{
+    return ck->dir;
 }
 
 const struct checkpoint_tensor *checkpoint_tensors(const struct checkpoint *ck, size_t *n)

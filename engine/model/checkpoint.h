@@ -30,6 +30,8 @@ void checkpoint_close(struct checkpoint *ck); // accepts NULL
 /* The index, the only file, or the folder: where a tensor should be, for messages. */
 const char *checkpoint_where(const struct checkpoint *ck);
 
+const char *checkpoint_dir(const struct checkpoint *ck);
+
 const struct checkpoint_tensor *checkpoint_tensors(const struct checkpoint *ck, size_t *n); // all
 
 /* NULL if there is none. */

@@ -305,9 +305,6 @@ static enum status open_family(const struct json *root, struct json *config,
         return err_set(err, ERR_UNSUPPORTED, "config.json: the model_type '%s' is not one of %s",
                        type ? type : "(missing)", known);
     }
-    if (json_is(json_get(root, "quantization_config"), JSON_OBJECT)) {
-        return err_set(err, ERR_UNSUPPORTED, "config.json: quantised checkpoints are not supported");
-    }
     TRY(model_keys_check(root, err));
     if (config != root) {
         TRY(model_keys_check(config, err));

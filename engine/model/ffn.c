@@ -55,16 +55,42 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
         part_layer_name(bases[i], layer, pattern);
         part_numbered_name(pattern, e, name);
         bool is_down = i == 2;
-        TRY(part_of(l, name, is_down ? (int64_t[]){hidden, ffn} : (int64_t[]){ffn, hidden}, 2,
-                    outs[i]));
+        TRY(part_matrix(l, name, is_down ? hidden : ffn, is_down ? ffn : hidden, outs[i]));
         *outs[i] = is_down ? weight_part_slice(*outs[i], 0, hidden, first, n)
                            : weight_part_slice(*outs[i], first, n, 0, hidden);
     }
     return OK;
 }
 
-/* The same from tensors that stack all experts: gate_up [E, hidden, 2 ffn] with gate and up
- * alternating, down [E, ffn, hidden]. */
+/* All experts of one tensor, each [n_out][n_in]. Quantised ones are stored so; others the other way
+ * round. */
+struct experts {
+    struct weight_part all;
+    bool turned;
+    int64_t n_out, n_in;
+};
+
+static enum status open_experts(struct loader *l, const char *base, int64_t n_out, int64_t n_in,
+                                struct experts *out)
+{
+    int64_t n = l->c->n_experts;
+    bool found;
+    *out = (struct experts){.n_out = n_out, .n_in = n_in};
+    TRY(part_quantised_experts(l, base, n, n_out, n_in, &out->all, &found));
+    out->turned = !found;
+    return found ? OK : part_of(l, base, (int64_t[]){n, n_in, n_out}, 3, &out->all);
+}
+
+static struct weight_part expert_of(const struct experts *s, int64_t e)
+{
+    if (s->turned) {
+        return weight_part_transpose(
+            weight_part_slice(s->all, e * s->n_in, s->n_in, 0, s->n_out));
+    }
+    return weight_part_slice(s->all, e * s->n_out, s->n_out, 0, s->n_in);
+}
+
+/* The same as expert_parts from tensors that stack all experts, with gate and up alternating. */
 static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_part *gate_up,
                                  struct weight_part *down)
 {
@@ -72,20 +98,19 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
     int64_t n_experts = c->n_experts, hidden = c->hidden, ffn = c->moe_ffn;
     int64_t n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
     char name[NAME_BYTES];
-    struct weight_part all;
+    struct experts stacked;
     part_layer_name(c->names->experts_gate_up, layer, name);
-    TRY(part_of(l, name, (int64_t[]){n_experts, hidden, 2 * ffn}, 3, &all));
+    TRY(open_experts(l, name, 2 * ffn, hidden, &stacked));
     for (int64_t e = 0; e < n_experts; e++) {
-        struct weight_part p =
-            weight_part_transpose(weight_part_slice(all, e * hidden, hidden, 0, 2 * ffn));
+        struct weight_part p = expert_of(&stacked, e);
         for (int64_t half = 0; half < 2; half++) {
             gate_up[2 * e + half] = weight_part_every(p, 2 * first + half, 2, n);
         }
     }
     part_layer_name(c->names->experts_down, layer, name);
-    TRY(part_of(l, name, (int64_t[]){n_experts, ffn, hidden}, 3, &all));
+    TRY(open_experts(l, name, hidden, ffn, &stacked));
     for (int64_t e = 0; e < n_experts; e++) {
-        down[e] = weight_part_transpose(weight_part_slice(all, e * ffn + first, n, 0, hidden));
+        down[e] = weight_part_slice(expert_of(&stacked, e), 0, hidden, first, n);
     }
     return OK;
 }

@@ -176,8 +176,14 @@ enum status model_load(const struct model_load_options *options, struct backend 
         checkpoint_tensors(options->checkpoint, &n);
         l.taken = xcalloc(n, sizeof *l.taken);
     }
+    struct quant *quant = NULL;
+    enum status st = OK;
+    if (options->checkpoint) {
+        st = quant_open(checkpoint_dir(options->checkpoint), &quant, err);
+    }
+    l.quant = quant;
     part_find_form(&l);
-    enum status st = load_ends(&l);
+    st = st == OK ? load_ends(&l) : st;
     for (int32_t i = 0; i < c->n_layers && st == OK; i++) {
         st = load_layer(&l, i, &out->layers[i]);
         if (options->on_progress && st == OK) {
@@ -190,6 +196,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
     if (st == OK && l.taken) {
         part_report_unused(&l);
     }
+    quant_close(quant);
     free(l.ones);
     free(l.zeros);
     free(l.taken);

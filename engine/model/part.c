@@ -69,6 +69,9 @@ bool part_head_is_tied(struct loader *l)
     const struct checkpoint_tensor *embed = part_find(l, name);
     snprintf(name, sizeof name, "%s.weight", l->c->names->head);
     const struct checkpoint_tensor *head = part_find(l, name);
+    if (!head && part_exists(l, l->c->names->head)) {
+        return false; // a quantised one
+    }
     if (!embed || !head || !l->c->tied) {
         return l->c->tied || (embed && !head && !l->c->untied);
     }
@@ -106,11 +109,26 @@ void part_report_unused(const struct loader *l)
     }
 }
 
+static struct module module_of(const struct loader *l, const char *full)
+{
+    return (struct module){.checkpoint = l->options->checkpoint,
+                           .name = full,
+                           .n_experts = 1,
+                           .taken = l->taken,
+                           .err = l->err};
+}
+
 bool part_exists(const struct loader *l, const char *base)
 {
     char name[NAME_BYTES];
     snprintf(name, sizeof name, "%s.weight", base);
-    return part_find(l, name) != NULL;
+    if (part_find(l, name)) {
+        return true;
+    }
+    const struct checkpoint_tensor *values;
+    full_name(l, base, name);
+    struct module m = module_of(l, name);
+    return l->quant && module_is_quantised(&m, &values);
 }
 
 void part_find_form(struct loader *l)
@@ -129,11 +147,11 @@ void part_layer_name(const char *base, int32_t layer, char out[NAME_BYTES])
     snprintf(out, NAME_BYTES, "model.layers.%d.%s", layer, base);
 }
 
-/* The weight of the e-th of several like things: "%d" in the pattern becomes e. */
+/* The e-th of several like things: "%d" in the pattern becomes e. */
 void part_numbered_name(const char *pattern, int32_t e, char out[NAME_BYTES])
 {
     const char *mark = strstr(pattern, "%d");
-    snprintf(out, NAME_BYTES, "%.*s%d%s.weight", (int)(mark - pattern), pattern, e, mark + 2);
+    snprintf(out, NAME_BYTES, "%.*s%d%s", (int)(mark - pattern), pattern, e, mark + 2);
 }
 
 /* ---- parts -------------------------------------------------------------------------------- */
@@ -185,6 +203,41 @@ enum status part_of(struct loader *l, const char *name, const int64_t *dims, int
     }
     *out = weight_part_plain(t->data, t->dtype, rows, cols, cols);
     return OK;
+}
+
+/* A quantised module's matrices, n_experts of them one below the other. */
+static enum status read_quantised(struct loader *l, const char *base, int64_t n_experts,
+                                  int64_t n_out, int64_t n_in, struct weight_part *out, bool *found)
+{
+    char full[NAME_BYTES];
+    full_name(l, base, full);
+    struct module m = module_of(l, full);
+    m.n_experts = n_experts;
+    m.n_out = n_out;
+    m.n_in = n_in;
+    TRY(quant_read(l->quant, &m, base, out, found));
+    l->m->n_parameters += *found ? n_experts * n_out * n_in : 0;
+    return OK;
+}
+
+enum status part_matrix(struct loader *l, const char *base, int64_t n_out, int64_t n_in,
+                        struct weight_part *out)
+{
+    bool found = false;
+    if (l->quant) {
+        TRY(read_quantised(l, base, 1, n_out, n_in, out, &found));
+    }
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "%s.weight", base);
+    return found ? OK : part_of(l, name, (int64_t[]){n_out, n_in}, 2, out);
+}
+
+enum status part_quantised_experts(struct loader *l, const char *base, int64_t n_experts,
+                                   int64_t n_out, int64_t n_in, struct weight_part *out,
+                                   bool *found)
+{
+    *found = false;
+    return l->quant ? read_quantised(l, base, n_experts, n_out, n_in, out, found) : OK;
 }
 
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out)
@@ -247,8 +300,7 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
     for (int32_t i = 0; i < s->n; i++) {
         const struct piece *p = &s->pieces[i];
         char name[NAME_BYTES];
-        snprintf(name, sizeof name, "%s.weight", p->base);
-        TRY(part_of(l, name, (int64_t[]){p->total_rows, s->n_in}, 2, &parts[i]));
+        TRY(part_matrix(l, p->base, p->total_rows, s->n_in, &parts[i]));
         parts[i] = weight_part_slice(parts[i], p->first, p->n, s->first_col, s->n_cols);
         if (s->bias) {
             snprintf(name, sizeof name, "%s.bias", p->base);

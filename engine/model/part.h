@@ -5,6 +5,7 @@
 #define SLUICE_ENGINE_MODEL_PART_H
 
 #include "engine/model/model.h"
+#include "engine/model/quant.h"
 
 enum { NAME_BYTES = 256 };
 
@@ -20,6 +21,7 @@ struct loader {
     struct backend *be;
     struct err *err;
     const struct name_form *form; // this checkpoint's
+    const struct quant *quant;    // NULL: its weights are stored as they are
     float *ones, *zeros;
     size_t n_const;
     bool *taken; // by place in checkpoint_tensors: what the model has asked for
@@ -42,7 +44,8 @@ struct stack {
     int32_t k_segments;
 };
 
-/* Names are a family's, whatever the checkpoint's form, and, but for part_of, without ".weight". */
+/* Names are a family's, whatever the checkpoint's form, and, but for part_of, without ".weight".
+ * Whether the module is there, quantised or not. */
 bool part_exists(const struct loader *l, const char *base);
 void part_find_form(struct loader *l);
 /* What the embedding is stored in; `otherwise` if that is nothing that we compute in. */
@@ -58,6 +61,13 @@ void part_numbered_name(const char *pattern, int32_t e, char out[NAME_BYTES]);
 /* A whole tensor, its shape checked; of dummy weights a part without data. */
 enum status part_of(struct loader *l, const char *name, const int64_t *dims, int32_t n_dims,
                     struct weight_part *out);
+/* The matrix of a module, [n_out][n_in], quantised or not. */
+enum status part_matrix(struct loader *l, const char *base, int64_t n_out, int64_t n_in,
+                        struct weight_part *out);
+/* Those of all experts, one below the other, if a quantised tensor has them so. */
+enum status part_quantised_experts(struct loader *l, const char *base, int64_t n_experts,
+                                   int64_t n_out, int64_t n_in, struct weight_part *out,
+                                   bool *found);
 
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out);
 void part_dummy_vector(struct loader *l, struct weight_part *p, bool one);

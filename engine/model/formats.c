@@ -1,0 +1,461 @@
+#include "engine/model/formats.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_NAME = 320 };
+
+/* ---- looking for tensors ------------------------------------------------------------------ */
+
+const struct checkpoint_tensor *module_tensor(const struct module *m, const char *suffix)
+{
+    char name[MAX_NAME];
+    snprintf(name, sizeof name, "%s%s", m->name, suffix);
+    const struct checkpoint_tensor *t = checkpoint_find(m->checkpoint, name);
+    if (t && m->taken) {
+        size_t n;
+        m->taken[t - checkpoint_tensors(m->checkpoint, &n)] = true;
+    }
+    return t;
+}
+
+static const char *format_name(const struct module *m)
+{
+    return m->scheme->format->name;
+}
+
+static enum status need_tensor(const struct module *m, const char *suffix,
+                               const struct checkpoint_tensor **out)
+{
+    *out = module_tensor(m, suffix);
+    if (*out) {
+        return OK;
+    }
+    return err_set(m->err, ERR_FORMAT, "%s: there is no tensor %s%s, which the format %s asks for",
+                   checkpoint_where(m->checkpoint), m->name, suffix, format_name(m));
+}
+
+/* One of two names. */
+static enum status need_either(const struct module *m, const char *suffix, const char *other,
+                               const struct checkpoint_tensor **out)
+{
+    *out = module_tensor(m, other);
+    return *out ? OK : need_tensor(m, suffix, out);
+}
+
+static enum status bad_tensor(const struct module *m, const struct checkpoint_tensor *t,
+                              const char *why)
+{
+    return err_set(m->err, ERR_FORMAT, "%s: tensor %s of the format %s %s", t->file, t->name,
+                   format_name(m), why);
+}
+
+static bool has_dims(const struct checkpoint_tensor *t, int32_t n, const int64_t *dims)
+{
+    return t->n_dims == n && memcmp(t->dims, dims, (size_t)n * sizeof *dims) == 0;
+}
+
+static void print_dims(char *out, size_t n_bytes, int32_t n, const int64_t *dims)
+{
+    out[0] = 0;
+    for (int32_t i = 0; i < n; i++) {
+        size_t at = strlen(out);
+        snprintf(out + at, n_bytes - at, "%s%lld", i ? ", " : "", (long long)dims[i]);
+    }
+}
+
+static enum status need_dims(const struct module *m, const struct checkpoint_tensor *t, int32_t n,
+                             const int64_t *dims)
+{
+    if (has_dims(t, n, dims)) {
+        return OK;
+    }
+    char want[128], have[128];
+    print_dims(want, sizeof want, n, dims);
+    print_dims(have, sizeof have, t->n_dims, t->dims);
+    return err_set(m->err, ERR_FORMAT,
+                   "%s: tensor %s has shape [%s], but the format %s of a %lld x %lld matrix asks "
+                   "for [%s]",
+                   t->file, t->name, have, format_name(m), (long long)m->n_out, (long long)m->n_in,
+                   want);
+}
+
+static bool is_dtype(const struct checkpoint_tensor *t, enum dtype dtype)
+{
+    return t->dtype_known && t->dtype == dtype;
+}
+
+static enum status need_dtype(const struct module *m, const struct checkpoint_tensor *t,
+                              enum dtype dtype)
+{
+    if (is_dtype(t, dtype)) {
+        return OK;
+    }
+    return err_set(m->err, ERR_FORMAT, "%s: tensor %s is %s, which the format %s does not have",
+                   t->file, t->name, t->dtype_name, format_name(m));
+}
+
+bool tensor_is_plain(const struct checkpoint_tensor *t)
+{
+    return is_dtype(t, DT_F32) || is_dtype(t, DT_BF16) || is_dtype(t, DT_F16);
+}
+
+static size_t count_of(const struct checkpoint_tensor *t)
+{
+    size_t n = 1;
+    for (int32_t i = 0; i < t->n_dims; i++) {
+        n *= (size_t)t->dims[i];
+    }
+    return n;
+}
+
+static int64_t cut_up(int64_t n, int64_t by)
+{
+    return (n + by - 1) / by;
+}
+
+/* A dense tensor of two dimensions. */
+static struct number_grid rows_of(const struct checkpoint_tensor *t, enum dtype dtype,
+                                  enum packing packing, int64_t row_stride)
+{
+    return (struct number_grid){t->data, dtype, packing, row_stride, 1};
+}
+
+/* The same of one that has inputs, or groups of them, as its rows. */
+static struct number_grid columns_of(const struct checkpoint_tensor *t, enum dtype dtype,
+                                     enum packing packing, int64_t row_stride)
+{
+    return (struct number_grid){t->data, dtype, packing, 1, row_stride};
+}
+
+/* ---- scales ------------------------------------------------------------------------------- */
+
+/* Neither zero nor NaN nor infinite: such a scale is a broken file. */
+static enum status check_scales(const struct module *m, const struct checkpoint_tensor *t,
+                                enum dtype dtype)
+{
+    struct number_grid all = {t->data, dtype, PACK_NONE, 0, 1};
+    size_t n = count_of(t);
+    for (size_t i = 0; i < n; i++) {
+        float scale = number_get(&all, 0, (int64_t)i);
+        if (!isfinite(scale) || scale == 0.0f) {
+            return err_set(m->err, ERR_FORMAT, "%s: tensor %s: the scale at %zu is %g", t->file,
+                           t->name, i, (double)scale);
+        }
+    }
+    return OK;
+}
+
+static enum status need_float(const struct module *m, const struct checkpoint_tensor *t)
+{
+    return tensor_is_plain(t) ? OK : need_dtype(m, t, DT_F32);
+}
+
+/* Scales by output and block of inputs, one of each output, or one in all. */
+static enum status read_scales(const struct module *m, const struct checkpoint_tensor *t,
+                               struct weight_codec *out)
+{
+    const struct quant_scheme *s = m->scheme;
+    TRY(need_float(m, t));
+    TRY(check_scales(m, t, t->dtype));
+    bool cut = s->block_rows > 0 || s->group > 0;
+    out->block_rows = s->block_rows > 0 ? s->block_rows : 1;
+    out->block_cols = m->n_in;
+    if (cut) {
+        out->block_cols = s->block_rows > 0 ? s->block_cols : s->group;
+    }
+    int64_t grid[2] = {cut_up(m->n_out, out->block_rows), cut_up(m->n_in, out->block_cols)};
+    out->scales = rows_of(t, t->dtype, PACK_NONE, grid[1]);
+    if (!cut && count_of(t) == 1) {
+        out->block_rows = m->n_out;
+        return OK;
+    }
+    return !cut && has_dims(t, 1, &m->n_out) ? OK : need_dims(m, t, 2, grid);
+}
+
+/* The scale of a whole tensor. */
+static enum status read_tensor_scale(const struct module *m, const char *suffix,
+                                     enum tensor_scale use, struct weight_codec *out)
+{
+    const struct checkpoint_tensor *t;
+    TRY(need_tensor(m, suffix, &t));
+    TRY(need_float(m, t));
+    if (count_of(t) != 1) {
+        return bad_tensor(m, t, "is not one number");
+    }
+    TRY(check_scales(m, t, t->dtype));
+    out->tensor_scale_use = use;
+    out->tensor_scale = dtype_load(t->data, t->dtype, 0);
+    return OK;
+}
+
+/* The group of each input. One that says nothing new is left out. */
+static enum status read_groups(const struct module *m, const char *suffix, int64_t n_groups,
+                               struct weight_codec *out)
+{
+    const struct checkpoint_tensor *t = module_tensor(m, suffix);
+    if (!t) {
+        return OK;
+    }
+    TRY(need_dtype(m, t, DT_I32));
+    TRY(need_dims(m, t, 1, &m->n_in));
+    bool in_order = true, unset = true;
+    for (int64_t i = 0; i < m->n_in; i++) {
+        int32_t group;
+        memcpy(&group, t->data + (size_t)i * sizeof group, sizeof group);
+        unset = unset && group == -1;
+        in_order = in_order && group == i / out->block_cols;
+        if (!unset && (group < 0 || group >= n_groups)) {
+            return err_set(m->err, ERR_FORMAT,
+                           "%s: tensor %s: input %lld is in group %d, but there are %lld groups",
+                           t->file, t->name, (long long)i, group, (long long)n_groups);
+        }
+    }
+    out->groups = in_order || unset ? NULL : t->data;
+    return OK;
+}
+
+/* ---- a whole number or a small float each ------------------------------------------------- */
+
+static enum status read_whole(const struct module *m, enum dtype dtype, struct weight_codec *out)
+{
+    const struct checkpoint_tensor *values, *scales;
+    TRY(need_tensor(m, ".weight", &values));
+    TRY(need_dtype(m, values, dtype));
+    TRY(need_dims(m, values, 2, (int64_t[]){m->n_out, m->n_in}));
+    TRY(need_either(m, ".weight_scale", ".weight_scale_inv", &scales));
+    out->values = rows_of(values, dtype, PACK_NONE, m->n_in);
+    return read_scales(m, scales, out);
+}
+
+/* Despite its name weight_scale_inv multiplies. */
+static enum status read_fp8(const struct module *m, struct weight_codec *out)
+{
+    return read_whole(m, DT_E4M3, out);
+}
+
+static enum status read_int8(const struct module *m, struct weight_codec *out)
+{
+    TRY(read_whole(m, DT_I8, out));
+    const struct checkpoint_tensor *zeros = module_tensor(m, ".weight_zero_point");
+    if (!zeros) {
+        return m->scheme->asymmetric ? need_tensor(m, ".weight_zero_point", &zeros) : OK;
+    }
+    TRY(need_dtype(m, zeros, DT_I8));
+    const struct checkpoint_tensor *scales = module_tensor(m, ".weight_scale");
+    TRY(need_dims(m, zeros, scales->n_dims, scales->dims));
+    out->zeros = out->scales;
+    out->zeros.data = zeros->data;
+    out->zeros.dtype = DT_I8;
+    return OK;
+}
+
+/* ---- several to a word -------------------------------------------------------------------- */
+
+static enum status packed_dtype(const struct module *m, enum dtype *out)
+{
+    switch (m->scheme->bits) {
+    case 2: *out = DT_U2; return OK;
+    case 4: *out = DT_U4; return OK;
+    case 8: *out = DT_U8; return OK;
+    default:
+        return err_set(m->err, ERR_UNSUPPORTED, "%s: the format %s of %d bits is not supported",
+                       m->name, format_name(m), m->scheme->bits);
+    }
+}
+
+/* compressed-tensors: words along the inputs; zeros are packed along the outputs. */
+static enum status read_packed(const struct module *m, struct weight_codec *out)
+{
+    const struct checkpoint_tensor *values, *scales, *shape, *zeros;
+    enum dtype dtype = DT_U4;
+    TRY(packed_dtype(m, &dtype));
+    int64_t per_word = 32 / m->scheme->bits, words = cut_up(m->n_in, per_word);
+    TRY(need_tensor(m, ".weight_packed", &values));
+    TRY(need_dtype(m, values, DT_I32));
+    TRY(need_dims(m, values, 2, (int64_t[]){m->n_out, words}));
+    shape = module_tensor(m, ".weight_shape");
+    if (shape) {
+        int64_t dims[2];
+        TRY(need_dtype(m, shape, DT_I64));
+        TRY(need_dims(m, shape, 1, (int64_t[]){2}));
+        memcpy(dims, shape->data, sizeof dims);
+        if (dims[0] != m->n_out || dims[1] != m->n_in) {
+            return bad_tensor(m, shape, "does not hold the shape that config.json asks for");
+        }
+    }
+    out->values = rows_of(values, dtype, PACK_WORDS_ACROSS, words);
+    TRY(need_tensor(m, ".weight_scale", &scales));
+    TRY(read_scales(m, scales, out));
+    int64_t n_groups = cut_up(m->n_in, out->block_cols);
+    TRY(read_groups(m, ".weight_g_idx", n_groups, out));
+    out->zero = 1 << (m->scheme->bits - 1);
+    zeros = module_tensor(m, ".weight_zero_point");
+    if (!zeros) {
+        return m->scheme->asymmetric ? need_tensor(m, ".weight_zero_point", &zeros) : OK;
+    }
+    TRY(need_dtype(m, zeros, DT_I32));
+    TRY(need_dims(m, zeros, 2, (int64_t[]){cut_up(m->n_out, per_word), n_groups}));
+    out->zero = 0;
+    out->zeros = rows_of(zeros, dtype, PACK_WORDS_DOWN, n_groups);
+    return OK;
+}
+
+/* What AWQ and GPTQ share: scales and zeros by group of inputs, then output. */
+static enum status read_groupwise(const struct module *m, enum dtype dtype,
+                                  enum packing zero_packing, struct weight_codec *out)
+{
+    const struct checkpoint_tensor *scales, *zeros;
+    int64_t group = m->scheme->group > 0 ? m->scheme->group : m->n_in;
+    int64_t n_groups = cut_up(m->n_in, group), per_word = 32 / m->scheme->bits;
+    TRY(need_tensor(m, ".scales", &scales));
+    TRY(need_float(m, scales));
+    TRY(need_dims(m, scales, 2, (int64_t[]){n_groups, m->n_out}));
+    TRY(check_scales(m, scales, scales->dtype));
+    out->block_rows = 1;
+    out->block_cols = group;
+    out->scales = columns_of(scales, scales->dtype, PACK_NONE, m->n_out);
+    TRY(need_tensor(m, ".qzeros", &zeros));
+    TRY(need_dtype(m, zeros, DT_I32));
+    int64_t words = cut_up(m->n_out, per_word);
+    TRY(need_dims(m, zeros, 2, (int64_t[]){n_groups, words}));
+    out->zero = m->scheme->zero_offset;
+    out->zeros = columns_of(zeros, dtype, zero_packing, words);
+    return OK;
+}
+
+static enum status read_awq(const struct module *m, struct weight_codec *out)
+{
+    const struct checkpoint_tensor *values;
+    int64_t words = cut_up(m->n_out, 8);
+    TRY(need_tensor(m, ".qweight", &values));
+    TRY(need_dtype(m, values, DT_I32));
+    TRY(need_dims(m, values, 2, (int64_t[]){m->n_in, words}));
+    out->values = columns_of(values, DT_U4, PACK_WORDS_AWQ, words);
+    return read_groupwise(m, DT_U4, PACK_WORDS_AWQ, out);
+}
+
+static enum status read_gptq(const struct module *m, struct weight_codec *out)
+{
+    const struct checkpoint_tensor *values;
+    enum dtype dtype = DT_U4;
+    TRY(packed_dtype(m, &dtype));
+    TRY(need_tensor(m, ".qweight", &values));
+    TRY(need_dtype(m, values, DT_I32));
+    int64_t words = cut_up(m->n_in, 32 / m->scheme->bits);
+    TRY(need_dims(m, values, 2, (int64_t[]){words, m->n_out}));
+    out->values = columns_of(values, dtype, PACK_WORDS_ACROSS, m->n_out);
+    TRY(read_groupwise(m, dtype, PACK_WORDS_DOWN, out));
+    return read_groups(m, ".g_idx", cut_up(m->n_in, out->block_cols), out);
+}
+
+/* ---- e2m1 --------------------------------------------------------------------------------- */
+
+/* Two to a byte, with a scale for each `group` inputs. */
+static enum status read_e2m1(const struct module *m, const char *suffix, int64_t group,
+                             enum dtype scale_dtype, struct weight_codec *out)
+{
+    const struct checkpoint_tensor *values, *scales;
+    TRY(need_tensor(m, suffix, &values));
+    TRY(need_dtype(m, values, DT_U8));
+    TRY(need_dims(m, values, 2, (int64_t[]){m->n_out, cut_up(m->n_in, 2)}));
+    TRY(need_tensor(m, ".weight_scale", &scales));
+    if (scale_dtype != DT_E8M0 || !is_dtype(scales, DT_U8)) { // either name of e8m0
+        TRY(need_dtype(m, scales, scale_dtype));
+    }
+    int64_t n_groups = cut_up(m->n_in, group);
+    TRY(need_dims(m, scales, 2, (int64_t[]){m->n_out, n_groups}));
+    TRY(check_scales(m, scales, scale_dtype));
+    out->values = rows_of(values, DT_E2M1, PACK_BYTES, cut_up(m->n_in, 2));
+    out->scales = rows_of(scales, scale_dtype, PACK_NONE, n_groups);
+    out->block_rows = 1;
+    out->block_cols = group;
+    return OK;
+}
+
+static enum status read_mxfp4(const struct module *m, struct weight_codec *out)
+{
+    return read_e2m1(m, ".weight_packed", 32, DT_E8M0, out);
+}
+
+static enum status read_nvfp4(const struct module *m, struct weight_codec *out)
+{
+    TRY(read_e2m1(m, ".weight_packed", 16, DT_E4M3, out));
+    return read_tensor_scale(m, ".weight_global_scale", TENSOR_SCALE_DIVIDES, out);
+}
+
+/* modelopt's keeps the name `weight`, and the reciprocal of the tensor's scale. */
+static enum status read_nvfp4_modelopt(const struct module *m, struct weight_codec *out)
+{
+    TRY(read_e2m1(m, ".weight", 16, DT_E4M3, out));
+    return read_tensor_scale(m, ".weight_scale_2", TENSOR_SCALE_TIMES, out);
+}
+
+/* GPT-OSS: all experts in one tensor, each block of 32 inputs a dimension of its own. */
+static enum status read_mxfp4_experts(const struct module *m, struct weight_codec *out)
+{
+    const struct checkpoint_tensor *values, *scales;
+    int64_t blocks = cut_up(m->n_in, 32);
+    if (m->n_in % 32 != 0) {
+        return err_set(m->err, ERR_FORMAT, "%s: %lld inputs are no blocks of 32", m->name,
+                       (long long)m->n_in);
+    }
+    TRY(need_tensor(m, "_blocks", &values));
+    TRY(need_dtype(m, values, DT_U8));
+    TRY(need_dims(m, values, 4, (int64_t[]){m->n_experts, m->n_out, blocks, 16}));
+    TRY(need_tensor(m, "_scales", &scales));
+    TRY(need_dtype(m, scales, DT_U8));
+    TRY(need_dims(m, scales, 3, (int64_t[]){m->n_experts, m->n_out, blocks}));
+    TRY(check_scales(m, scales, DT_E8M0));
+    out->values = rows_of(values, DT_E2M1, PACK_BYTES, m->n_in / 2);
+    out->scales = rows_of(scales, DT_E8M0, PACK_NONE, blocks);
+    out->block_rows = 1;
+    out->block_cols = 32;
+    return OK;
+}
+
+/* ---- the table ---------------------------------------------------------------------------- */
+
+static const struct module_format formats[] = {
+    {"fp8", ".weight", read_fp8},
+    {"float-quantized", ".weight", read_fp8},
+    {"int-quantized", ".weight", read_int8},
+    {"pack-quantized", ".weight_packed", read_packed},
+    {"awq", ".qweight", read_awq},
+    {"gptq", ".qweight", read_gptq},
+    {"nvfp4-pack-quantized", ".weight_packed", read_nvfp4},
+    {"mxfp4-pack-quantized", ".weight_packed", read_mxfp4},
+    {"NVFP4", ".weight", read_nvfp4_modelopt},
+    {"mxfp4", "_blocks", read_mxfp4_experts},
+};
+
+enum { N_FORMATS = sizeof formats / sizeof formats[0] };
+
+const struct module_format *format_find(const char *name)
+{
+    for (size_t i = 0; i < N_FORMATS; i++) {
+        if (strcmp(formats[i].name, name) == 0) {
+            return &formats[i];
+        }
+    }
+    return NULL;
+}
+
+bool module_is_quantised(const struct module *m, const struct checkpoint_tensor **which)
+{
+    for (size_t i = 0; i < N_FORMATS; i++) {
+        *which = module_tensor(m, formats[i].values);
+        if (*which && !tensor_is_plain(*which)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+enum status module_read(const struct module *m, struct weight_part *out)
+{
+    *out = weight_part_plain(NULL, DT_F32, m->n_experts * m->n_out, m->n_in, 0);
+    out->codec.format = format_name(m);
+    return m->scheme->format->read(m, &out->codec);
+}

@@ -1,0 +1,111 @@
+#include "engine/model/quant.h"
+
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
+#include "engine/model/quant_rules.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_CONFIG_BYTES = 16 << 20 };
+
+struct quant {
+    struct quant_rules *rules;
+};
+
+/* Where a config may be, in order, and the method of those files that do not say it. */
+static const struct source {
+    const char *file, *keys[2]; // members within members
+    const char *method;
+} sources[] = {
+    {"config.json", {"quantization_config", NULL}, NULL},
+    {"config.json", {"text_config", "quantization_config"}, NULL},
+    {"config.json", {"compression_config", NULL}, "compressed-tensors"},
+    {"hf_quant_config.json", {"quantization", NULL}, "modelopt"},
+    {"quantize_config.json", {NULL, NULL}, "gptq"},
+    {"quant_config.json", {NULL, NULL}, "awq"},
+};
+
+static enum status read_rules(const struct json *j, const char *method, struct quant **out,
+                              struct err *err)
+{
+    const char *said = json_get_string(j, "quant_method");
+    said = said ? said : method;
+    if (!said) {
+        return err_set(err, ERR_FORMAT, "quantization_config says no quant_method");
+    }
+    const struct quant_method *row = quant_method_find(said);
+    if (!row) {
+        char known[256];
+        quant_method_list(known, sizeof known);
+        return err_set(err, ERR_UNSUPPORTED, "the quant_method '%.80s' is not one of %s", said,
+                       known);
+    }
+    struct quant *q = xcalloc(1, sizeof *q);
+    q->rules = quant_rules_new();
+    enum status st = row->read(j, q->rules, err);
+    if (st != OK) {
+        quant_close(q);
+        return err_prefix(err, st, "quant_method %s", said);
+    }
+    *out = q;
+    return OK;
+}
+
+static enum status open_source(const char *dir, const struct source *s, struct quant **out,
+                               struct err *err)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", dir, s->file);
+    if (!file_exists(path)) {
+        return OK;
+    }
+    struct json *root;
+    TRY(json_parse_file(path, MAX_CONFIG_BYTES, &root, err));
+    const struct json *j = root;
+    for (int32_t i = 0; i < 2 && s->keys[i]; i++) {
+        j = json_get(j, s->keys[i]);
+    }
+    enum status st = OK;
+    if (json_is(j, JSON_OBJECT) && json_first(j)) {
+        st = read_rules(j, s->method, out, err);
+    }
+    json_free(root);
+    return st == OK ? OK : err_prefix(err, st, "%s", path);
+}
+
+enum status quant_open(const char *dir, struct quant **out, struct err *err)
+{
+    *out = NULL;
+    for (size_t i = 0; i < sizeof sources / sizeof sources[0] && !*out; i++) {
+        TRY(open_source(dir, &sources[i], out, err));
+    }
+    return OK;
+}
+
+void quant_close(struct quant *q)
+{
+    if (q) {
+        quant_rules_free(q->rules);
+        free(q);
+    }
+}
+
+enum status quant_read(const struct quant *q, struct module *m, const char *other,
+                       struct weight_part *out, bool *found)
+{
+    const struct checkpoint_tensor *values;
+    *found = module_is_quantised(m, &values);
+    if (!*found) {
+        return OK;
+    }
+    m->scheme = quant_rules_find(q->rules, m->name, other);
+    if (!m->scheme->format) {
+        return err_set(m->err, ERR_FORMAT,
+                       "%s: tensor %s is quantised, but the config leaves its module alone",
+                       values->file, values->name);
+    }
+    return module_read(m, out);
+}

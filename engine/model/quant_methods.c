@@ -1,0 +1,393 @@
+/* The quant_methods: what each of their configs says, as rules. */
+#include "engine/model/quant_rules.h"
+
+#include "engine/base/log.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- keys --------------------------------------------------------------------------------- */
+
+/* Null is as good as absent. */
+static enum status read_int(const struct json *j, const char *key, int64_t min, int64_t max,
+                            int32_t otherwise, int32_t *out, struct err *err)
+{
+    int64_t v;
+    const struct json *node = json_get(j, key);
+    if (json_type(node) == JSON_NULL) {
+        *out = otherwise;
+        return OK;
+    }
+    if (!json_int64(node, &v) || v < min || v > max) {
+        return err_set(err, ERR_FORMAT, "%s must be an integer from %lld to %lld", key,
+                       (long long)min, (long long)max);
+    }
+    *out = (int32_t)v;
+    return OK;
+}
+
+/* Of AWQ, GPTQ and compressed-tensors; -1 is a whole row: 0. */
+static enum status read_group(const struct json *j, const char *key, int32_t otherwise,
+                              int32_t *out, struct err *err)
+{
+    TRY(read_int(j, key, -1, 1 << 20, otherwise, out, err));
+    *out = *out == -1 ? 0 : *out;
+    return OK;
+}
+
+static enum status read_bits(const struct json *j, const char *key, int32_t *out, struct err *err)
+{
+    TRY(read_int(j, key, 1, 16, *out, out, err));
+    if (*out != 2 && *out != 4 && *out != 8) {
+        return err_set(err, ERR_UNSUPPORTED, "%s: %d is not supported; 2, 4 and 8 are", key, *out);
+    }
+    return OK;
+}
+
+/* A string that may only be `want`. */
+static enum status check_string(const struct json *j, const char *key, const char *want,
+                                struct err *err)
+{
+    const char *have = json_get_string(j, key);
+    if (!have || strcmp(have, want) == 0) {
+        return OK;
+    }
+    return err_set(err, ERR_UNSUPPORTED, "%s '%.80s' is not supported; '%s' is", key, have, want);
+}
+
+/* [rows, columns], or "rowsxcolumns" as older files have it. */
+static enum status read_block(const struct json *node, const char *key, struct quant_scheme *s,
+                              struct err *err)
+{
+    int64_t rows = 0, cols = 0;
+    const char *text = json_string(node);
+    if (json_type(node) == JSON_NULL) {
+        return OK;
+    }
+    if (text) {
+        int r = 0, c = 0, end = 0;
+        if (sscanf(text, "%6dx%6d%n", &r, &c, &end) == 2 && text[end] == 0) {
+            rows = r;
+            cols = c;
+        }
+    } else if (json_is(node, JSON_ARRAY) && json_count(node) == 2) {
+        json_int64(json_first(node), &rows);
+        json_int64(json_next(json_first(node)), &cols);
+    }
+    if (rows < 1 || cols < 1 || rows > 1 << 20 || cols > 1 << 20) {
+        return err_set(err, ERR_FORMAT, "%s must be two sizes", key);
+    }
+    s->block_rows = (int32_t)rows;
+    s->block_cols = (int32_t)cols;
+    return OK;
+}
+
+/* ---- lists of modules that are left alone ------------------------------------------------- */
+
+static enum rule_kind kind_of(const char *text, enum rule_kind otherwise)
+{
+    return strchr(text, '*') ? RULE_GLOB : otherwise;
+}
+
+static enum status leave_alone(const struct json *j, const char *key, enum rule_kind otherwise,
+                               struct quant_rules *rules, struct err *err)
+{
+    const struct json *list = json_get(j, key);
+    if (json_type(list) == JSON_NULL) {
+        return OK;
+    }
+    if (!json_is(list, JSON_ARRAY)) {
+        return err_set(err, ERR_FORMAT, "%s must be a list", key);
+    }
+    for (const struct json *e = json_first(list); e; e = json_next(e)) {
+        const char *text = json_string(e);
+        if (!text) {
+            return err_set(err, ERR_FORMAT, "%s must be a list of strings", key);
+        }
+        if (strncmp(text, "re:", 3) == 0) {
+            TRY(quant_rules_add(rules, RULE_PATTERN, text + 3, NULL, err));
+        } else {
+            TRY(quant_rules_add(rules, kind_of(text, otherwise), text, NULL, err));
+        }
+    }
+    return OK;
+}
+
+/* ---- fp8 ---------------------------------------------------------------------------------- */
+
+static enum status read_fp8(const struct json *j, struct quant_rules *rules, struct err *err)
+{
+    struct quant_scheme s = {.format = format_find("fp8"), .bits = 8};
+    TRY(check_string(j, "fmt", "e4m3", err));
+    TRY(check_string(j, "expert_dtype", "fp8", err));
+    TRY(read_block(json_get(j, "weight_block_size"), "weight_block_size", &s, err));
+    TRY(leave_alone(j, "ignored_layers", RULE_PART, rules, err));
+    TRY(leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
+    return quant_rules_add(rules, RULE_ALL, "", &s, err);
+}
+
+/* ---- awq ---------------------------------------------------------------------------------- */
+
+/* Two generations of names. Libraries understand the list of modules differently (AutoAWQ takes an
+ * entry anywhere in a name): whole components are what all agree on. */
+static enum status read_awq(const struct json *j, struct quant_rules *rules, struct err *err)
+{
+    struct quant_scheme s = {.format = format_find("awq"), .bits = 4};
+    TRY(read_bits(j, "w_bit", &s.bits, err));
+    TRY(read_bits(j, "bits", &s.bits, err));
+    if (s.bits != 4) {
+        return err_set(err, ERR_UNSUPPORTED, "bits: %d is not supported; 4 is", s.bits);
+    }
+    TRY(read_group(j, "q_group_size", 128, &s.group, err));
+    TRY(read_group(j, "group_size", s.group, &s.group, err));
+    static const char *const versions[] = {"version", "checkpoint_format", "format"};
+    for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
+        const char *version = json_get_string(j, versions[i]);
+        if (version && strcmp(version, "GEMM") != 0) {
+            TRY(check_string(j, versions[i], "gemm", err));
+        }
+    }
+    TRY(leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
+    return quant_rules_add(rules, RULE_ALL, "", &s, err);
+}
+
+/* ---- gptq --------------------------------------------------------------------------------- */
+
+/* Patterns, the first that fits decides: "-:PATTERN" modules are left alone, of "+:PATTERN" or
+ * "PATTERN" other numbers hold. */
+static enum status read_dynamic(const struct json *list, const struct quant_scheme *base,
+                                struct quant_rules *rules, struct err *err)
+{
+    for (const struct json *e = json_first(list); e; e = json_next(e)) {
+        const char *key = json_key(e);
+        if (strncmp(key, "-:", 2) == 0) {
+            TRY(quant_rules_add(rules, RULE_PATTERN, key + 2, NULL, err));
+            continue;
+        }
+        struct quant_scheme s = *base;
+        TRY(read_bits(e, "bits", &s.bits, err));
+        TRY(read_group(e, "group_size", base->group > 0 ? base->group : -1, &s.group, err));
+        const char *pattern = strncmp(key, "+:", 2) == 0 ? key + 2 : key;
+        TRY(quant_rules_add(rules, RULE_PATTERN, pattern, &s, err));
+    }
+    return OK;
+}
+
+/* What the first generation stores as zeros is one less than they are. */
+static enum status read_gptq(const struct json *j, struct quant_rules *rules, struct err *err)
+{
+    struct quant_scheme s = {.format = format_find("gptq"), .bits = 4, .zero_offset = 1};
+    TRY(read_bits(j, "bits", &s.bits, err));
+    TRY(read_group(j, "group_size", 128, &s.group, err));
+    TRY(check_string(j, "pack_dtype", "int32", err));
+    const char *format = json_get_string(j, "checkpoint_format");
+    format = format ? format : json_get_string(j, "format");
+    if (format && strcmp(format, "gptq_v2") == 0) {
+        s.zero_offset = 0;
+    } else if (format && strcmp(format, "gptq") != 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "checkpoint_format '%.80s' is not supported; gptq and gptq_v2 are", format);
+    }
+    const struct json *dynamic = json_get(j, "dynamic");
+    if (json_type(dynamic) != JSON_NULL && !json_is(dynamic, JSON_OBJECT)) {
+        return err_set(err, ERR_FORMAT, "dynamic must be an object");
+    }
+    TRY(read_dynamic(dynamic, &s, rules, err));
+    return quant_rules_add(rules, RULE_ALL, "", &s, err);
+}
+
+/* ---- compressed-tensors ------------------------------------------------------------------- */
+
+/* A group's scheme; format NULL: it leaves weights as they are. */
+static enum status read_ct_scheme(const struct json *group, const char *otherwise,
+                                  struct quant_scheme *s, struct err *err)
+{
+    const struct json *weights = json_get(group, "weights");
+    *s = (struct quant_scheme){.bits = 8};
+    if (!json_is(weights, JSON_OBJECT)) {
+        return OK;
+    }
+    const char *name = json_get_string(group, "format"), *type = json_get_string(weights, "type");
+    bool is_float = type && strcmp(type, "float") == 0;
+    name = name ? name : otherwise;
+    if (name && strcmp(name, "dense") == 0) {
+        return OK;
+    }
+    if (name && strcmp(name, "naive-quantized") == 0) {
+        name = is_float ? "float-quantized" : "int-quantized";
+    }
+    s->format = name ? format_find(name) : NULL;
+    if (!s->format) {
+        return err_set(err, ERR_UNSUPPORTED, "the format '%.80s' is not supported",
+                       name ? name : "(none)");
+    }
+    const char *strategy = json_get_string(weights, "strategy");
+    TRY(read_int(weights, "num_bits", 1, 16, 8, &s->bits, err));
+    TRY(read_group(weights, "group_size", 0, &s->group, err));
+    s->group = strategy && (strcmp(strategy, "channel") == 0 || strcmp(strategy, "tensor") == 0)
+                   ? 0
+                   : s->group;
+    s->asymmetric = !json_get_bool(weights, "symmetric", true);
+    return read_block(json_get(weights, "block_structure"), "block_structure", s, err);
+}
+
+enum ct_pass { CT_NAMES, CT_CLASSES };
+
+/* Names and patterns go before classes. Of these "Linear" alone is a matter of weights that a
+ * decoder has. */
+static enum status read_ct_targets(const struct json *group, enum ct_pass pass,
+                                   const struct quant_scheme *s, struct quant_rules *rules,
+                                   struct err *err)
+{
+    const struct json *targets = json_get(group, "targets");
+    if (!json_is(targets, JSON_ARRAY)) {
+        return err_set(err, ERR_FORMAT, "targets must be a list");
+    }
+    for (const struct json *e = json_first(targets); e; e = json_next(e)) {
+        const char *text = json_string(e);
+        if (!text) {
+            return err_set(err, ERR_FORMAT, "targets must be a list of strings");
+        }
+        bool is_class = strcmp(text, "Linear") == 0;
+        if (is_class != (pass == CT_CLASSES)) {
+            continue;
+        }
+        bool is_pattern = strncmp(text, "re:", 3) == 0;
+        enum rule_kind kind = is_pattern ? RULE_PATTERN : RULE_NAME;
+        TRY(quant_rules_add(rules, is_class ? RULE_ALL : kind, is_pattern ? text + 3 : text, s,
+                            err));
+    }
+    return OK;
+}
+
+/* Of a transformation that weights have gone through, or of sparse ones, nothing is understood. */
+static enum status check_ct_empty(const struct json *j, const char *key, struct err *err)
+{
+    const struct json *node = json_get(j, key);
+    const char *format = json_get_string(node, "format");
+    if (!json_first(node) || (format && strcmp(format, "dense") == 0)) {
+        return OK;
+    }
+    return err_set(err, ERR_UNSUPPORTED, "a %s is not supported", key);
+}
+
+static enum status read_ct(const struct json *j, struct quant_rules *rules, struct err *err)
+{
+    TRY(check_ct_empty(j, "sparsity_config", err));
+    TRY(check_ct_empty(j, "transform_config", err));
+    TRY(leave_alone(j, "ignore", RULE_NAME, rules, err));
+    const struct json *groups = json_get(j, "config_groups");
+    if (!json_is(groups, JSON_OBJECT)) {
+        return err_set(err, ERR_FORMAT, "config_groups must be an object");
+    }
+    for (enum ct_pass pass = CT_NAMES; pass <= CT_CLASSES; pass++) {
+        for (const struct json *g = json_first(groups); g; g = json_next(g)) {
+            struct quant_scheme s;
+            enum status st = read_ct_scheme(g, json_get_string(j, "format"), &s, err);
+            if (st == OK && s.format) {
+                st = read_ct_targets(g, pass, &s, rules, err);
+            }
+            if (st != OK) {
+                return err_prefix(err, st, "config_groups.%.80s", json_key(g));
+            }
+        }
+    }
+    return OK;
+}
+
+/* ---- mxfp4 -------------------------------------------------------------------------------- */
+
+static enum status read_mxfp4(const struct json *j, struct quant_rules *rules, struct err *err)
+{
+    struct quant_scheme s = {.format = format_find("mxfp4"), .bits = 4, .group = 32};
+    TRY(leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
+    return quant_rules_add(rules, RULE_ALL, "", &s, err);
+}
+
+/* ---- modelopt ----------------------------------------------------------------------------- */
+
+static enum status modelopt_scheme(const char *algo, struct quant_scheme *s, struct err *err)
+{
+    static const struct {
+        const char *algo, *format;
+        int32_t bits, block;
+    } rows[] = {
+        {"FP8", "fp8", 8, 0},
+        {"FP8_PER_CHANNEL_PER_TOKEN", "fp8", 8, 0},
+        {"FP8_PB_WO", "fp8", 8, 128},
+        {"NVFP4", "NVFP4", 4, 0},
+        {"W4A16_NVFP4", "NVFP4", 4, 0},
+    };
+    for (size_t i = 0; algo && i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcmp(rows[i].algo, algo) == 0) {
+            *s = (struct quant_scheme){.format = format_find(rows[i].format),
+                                       .bits = rows[i].bits,
+                                       .block_rows = rows[i].block,
+                                       .block_cols = rows[i].block};
+            return OK;
+        }
+    }
+    return err_set(err, ERR_UNSUPPORTED, "the quant_algo '%.80s' is not supported",
+                   algo ? algo : "(none)");
+}
+
+/* Modules of several schemes are listed by name. */
+static enum status read_modelopt_layers(const struct json *j, struct quant_rules *rules,
+                                        struct err *err)
+{
+    const struct json *layers = json_get(j, "quantized_layers");
+    if (!json_is(layers, JSON_OBJECT)) {
+        return err_set(err, ERR_FORMAT, "MIXED_PRECISION asks for quantized_layers");
+    }
+    for (const struct json *e = json_first(layers); e; e = json_next(e)) {
+        struct quant_scheme s;
+        TRY(modelopt_scheme(json_get_string(e, "quant_algo"), &s, err));
+        TRY(quant_rules_add(rules, RULE_NAME, json_key(e), &s, err));
+    }
+    return OK;
+}
+
+static enum status read_modelopt(const struct json *j, struct quant_rules *rules, struct err *err)
+{
+    const char *algo = json_get_string(j, "quant_algo");
+    TRY(leave_alone(j, "exclude_modules", RULE_PART, rules, err));
+    TRY(leave_alone(j, "ignore", RULE_PART, rules, err));
+    if (algo && strcmp(algo, "MIXED_PRECISION") == 0) {
+        return read_modelopt_layers(j, rules, err);
+    }
+    struct quant_scheme s;
+    TRY(modelopt_scheme(algo, &s, err));
+    return quant_rules_add(rules, RULE_ALL, "", &s, err);
+}
+
+/* ---- the table ---------------------------------------------------------------------------- */
+
+static const struct quant_method methods[] = {
+    {"fp8", read_fp8},
+    {"compressed-tensors", read_ct},
+    {"awq", read_awq},
+    {"gptq", read_gptq},
+    {"mxfp4", read_mxfp4},
+    {"modelopt", read_modelopt},
+};
+
+enum { N_METHODS = sizeof methods / sizeof methods[0] };
+
+const struct quant_method *quant_method_find(const char *name)
+{
+    for (size_t i = 0; i < N_METHODS; i++) {
+        if (strcmp(methods[i].name, name) == 0) {
+            return &methods[i];
+        }
+    }
+    return NULL;
+}
+
+void quant_method_list(char *out, size_t n_bytes)
+{
+    out[0] = 0;
+    for (size_t i = 0; i < N_METHODS; i++) {
+        size_t at = strlen(out);
+        snprintf(out + at, n_bytes - at, "%s%s", i ? ", " : "", methods[i].name);
+    }
+}

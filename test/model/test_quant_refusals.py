@@ -1,0 +1,118 @@
+"""Quantised folders that are broken or of a kind that is not known: one sentence that names the format and the tensor, exit
+1, never a crash."""
+import os
+import struct
+
+import pytest
+
+import golden
+from test_checkpoint import Checkpoint, run, tokens
+
+QUANT = os.path.join(golden.ROOT, "test", "golden-quant")
+FP8, PACKED, GPTQ = (os.path.join(QUANT, name) for name in
+                     ("fp8-block-odd-llama", "ct-w4a16-asym-qwen3", "gptq-qwen2-actorder"))
+MODULE = "model.layers.1.mlp.down_proj"
+
+
+class Quantised(Checkpoint):
+    def offset(self, suffix, i=0):
+        return self.header[MODULE + suffix]["data_offsets"][0] + i
+
+    def put(self, suffix, i, raw):
+        at = self.offset(suffix, i)
+        self.data = self.data[:at] + raw + self.data[at + len(raw):]
+        self.write()
+
+    def drop(self, suffix):
+        del self.header[MODULE + suffix]
+        self.write()
+
+    def reshape(self, suffix, shape):
+        self.header[MODULE + suffix]["shape"] = shape
+        self.write()
+
+    def say(self, **values):
+        self.config["quantization_config"].update(values)
+        self.write_config()
+
+
+def f32(x):
+    return struct.pack("<f", x)
+
+
+def cases():
+    bf16_nan, f16_nan, f16_inf = b"\xc0\x7f", b"\x00\x7e", b"\x00\x7c"
+    yield "no scale", FP8, lambda c: c.drop(".weight_scale_inv"), f"{MODULE}.weight_scale", "fp8"
+    yield "a scale of zero", FP8, lambda c: c.put(".weight_scale_inv", 8, f32(0)), f"{MODULE}.weight_scale_inv", "at 2"
+    yield "a scale that is no number", FP8, lambda c: c.put(".weight_scale_inv", 4, f32(float("nan"))), MODULE, "nan"
+    yield "a grid of another size", FP8, lambda c: c.reshape(".weight_scale_inv", [9, 1]), MODULE, "[3, 3]"
+    yield "another size of block", FP8, lambda c: c.say(weight_block_size=[64, 128]), "weight_scale_inv", "[4, 3]"
+    yield "a block of nothing", FP8, lambda c: c.say(weight_block_size=[0, 128]), "weight_block_size", "fp8"
+    yield "no block", FP8, lambda c: c.say(weight_block_size=None), "weight_scale_inv", "fp8"
+    yield "another fp8", FP8, lambda c: c.say(fmt="e5m2"), "fmt", "e5m2"
+    yield "weights that the list leaves alone", FP8, lambda c: c.say(ignored_layers=["lm_head", MODULE]), MODULE, "alone"
+    yield "weights of another shape", FP8, lambda c: c.reshape(".weight", [328, 288]), MODULE, "[288, 328]"
+    yield "a method", FP8, lambda c: c.say(quant_method="bitsandbytes"), "bitsandbytes", "awq"
+    yield "no method", FP8, lambda c: c.say(quant_method=None), "quant_method", "config.json"
+    yield "a list that is none", FP8, lambda c: c.say(ignored_layers="lm_head"), "ignored_layers", "list"
+    yield "a list of numbers", FP8, lambda c: c.say(ignored_layers=[1]), "ignored_layers", "strings"
+    yield "no zeros", PACKED, lambda c: c.drop(".weight_zero_point"), f"{MODULE}.weight_zero_point", "pack-quantized"
+    yield "zeros of another shape", PACKED, lambda c: c.reshape(".weight_zero_point", [6, 32]), MODULE, "[32, 6]"
+    yield "another shape stored", PACKED, lambda c: c.put(".weight_shape", 0, struct.pack("<q", 255)), MODULE, "shape"
+    yield "no shape of two", PACKED, lambda c: c.reshape(".weight_packed", [128, 96]), MODULE, "[256, 48]"
+    yield "a packed scale", PACKED, lambda c: c.put(".weight_scale", 2, bf16_nan), f"{MODULE}.weight_scale", "nan"
+    yield "a transform", PACKED, lambda c: c.say(transform_config={"R1": {"type": "hadamard"}}), "transform_config", "not"
+    yield "sparse weights", PACKED, lambda c: c.say(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config", "not"
+    yield "a pattern", PACKED, lambda c: c.say(ignore=["re:(lm_head"]), "(lm_head", "compile"
+    yield "no groups", PACKED, lambda c: c.say(config_groups=[]), "config_groups", "object"
+    yield "an input of no group", GPTQ, lambda c: c.put(".g_idx", 40, struct.pack("<i", 3)), f"{MODULE}.g_idx", "input 10"
+    yield "an input of a group below", GPTQ, lambda c: c.put(".g_idx", 40, struct.pack("<i", -2)), f"{MODULE}.g_idx", "-2"
+    yield "a half that is no number", GPTQ, lambda c: c.put(".scales", 6, f16_nan), f"{MODULE}.scales", "at 3"
+    yield "a half without end", GPTQ, lambda c: c.put(".scales", 6, f16_inf), f"{MODULE}.scales", "inf"
+    yield "no zeros of gptq", GPTQ, lambda c: c.drop(".qzeros"), f"{MODULE}.qzeros", "gptq"
+    yield "no weights", GPTQ, lambda c: c.drop(".qweight"), MODULE, "no tensor"
+    yield "three bits", GPTQ, lambda c: c.say(bits=3), "bits", "3"
+    yield "eight bits of four", GPTQ, lambda c: c.say(bits=8), "qweight", "[64, 256]"
+    yield "a group of nothing", GPTQ, lambda c: c.say(group_size=-7), "group_size", "-1"
+    yield "another packing", GPTQ, lambda c: c.say(checkpoint_format="marlin"), "marlin", "gptq_v2"
+    yield "words of 16 bits", GPTQ, lambda c: c.say(pack_dtype="int16"), "pack_dtype", "int16"
+    yield "patterns in a list", GPTQ, lambda c: c.say(dynamic=["-:lm_head"]), "dynamic", "object"
+
+
+@pytest.mark.parametrize("source, breaks, named, also", [pytest.param(*case[1:], id=case[0]) for case in cases()])
+def test_a_broken_quantised_folder_is_refused_in_one_sentence(source, breaks, named, also, tmp_path):
+    c = Quantised(tmp_path / "model", source)
+    breaks(c)
+    done = run(c.folder)
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert named in lines[0] and also in lines[0], done.stderr
+
+
+def move_config(c, name, wrap=lambda q: q):
+    """The config as older tools write it: in a file of its own."""
+    with open(c.path(name), "w") as f:
+        import json
+        json.dump(wrap(c.config.pop("quantization_config")), f)
+    c.write_config()
+
+
+def test_a_config_in_a_file_of_its_own(tmp_path):
+    c = Quantised(tmp_path / "model", GPTQ)
+    before = tokens(c.folder, "--dtype", "float32")
+
+    def as_written(q):
+        del q["quant_method"]
+        return q
+
+    move_config(c, "quantize_config.json", as_written)
+    assert tokens(c.folder, "--dtype", "float32") == before
+
+
+def test_a_half_of_the_name_and_a_list_in_vain(tmp_path):
+    """Lists hold names of the model's own tree, too, and entries that fit nothing."""
+    c = Quantised(tmp_path / "model", FP8)
+    before = tokens(c.folder, "--dtype", "float32")
+    c.say(ignored_layers=["lm_head", "down", "layers.1.mlp.down", "vision_tower.*", "re:.*mlp$"])
+    assert tokens(c.folder, "--dtype", "float32") == before
