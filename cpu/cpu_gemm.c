@@ -83,6 +83,10 @@ static void segment_sums(const struct cpu_backend *cpu, const struct gemm_tile *
     const char *tile =
         w->packed + (size_t)t->matrix * w->matrix_bytes + (size_t)t->tile * w->tile_bytes;
     int64_t block = k_block(cpu, w, t->n_rows);
+    if (w->coded) {
+        cpu_coded_sums(cpu, t, s, gemm, size, c);
+        return;
+    }
     for (int64_t k = 0; k < w->segment_padded; k += block) {
         int64_t n = w->segment_padded - k < block ? w->segment_padded - k : block;
         int64_t at = s * w->segment_padded + k;

@@ -25,6 +25,20 @@ enum { ATTN_TILE = 48, UNIT_TILE = 512, ATTN_MAX_TILE = UNIT_TILE };
 /* Chunks that are computed apart before they are joined. Not touched before it is needed. */
 enum { ATTN_PARTS_BYTES = 64 << 20 };
 
+/* A weight that stays quantised (cpu_coded.c): its `packed` are codes (struct code_run), and beside
+ * them lie scales and zeros. */
+struct coded {
+    enum code_kind kind;
+    int64_t block, blocks; // inputs that share a scale, and such blocks of a segment
+    enum dtype scale_dtype;
+    char *scales;    // [n_matrices][n_tiles][k_segments][blocks][panels * PANEL]
+    bool zeroed;
+    uint16_t *zeros; // likewise, bf16; NULL: none
+    enum tensor_scale whole_use;
+    float *whole;    // [n_matrices][n_tiles][panels * PANEL] the scale of the whole tensor
+    float values[16]; // of codes of four bits
+};
+
 struct weight {
     struct weight *next;
     enum weight_kind kind;
@@ -38,6 +52,7 @@ struct weight {
     int64_t segment_padded; // as packed
     int64_t n_tiles;
     size_t tile_bytes, matrix_bytes;
+    struct coded *coded; // NULL: `packed` holds numbers
     char *packed; // [n_matrices][n_tiles], each tile as gemm_fn reads it
     size_t packed_bytes;
     float *vector; // VECTOR: [n_in]
@@ -237,6 +252,14 @@ struct gemm_tile {
     int64_t split_stride; // 0: joined
 };
 void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t);
+/* Weights that stay quantised (cpu_coded.c). Before `packed` is taken: fills w->coded if this one can
+ * be. Then row `row` of a part becomes output j of a tile; false: a number is none. */
+enum status cpu_coded_open(struct cpu_backend *cpu, const struct weight_desc *d, struct weight *w);
+bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int64_t row,
+                        int64_t matrix, int64_t tile, int64_t j);
+/* c = the sums of one segment, of rows that have elements of so many bytes. */
+void cpu_coded_sums(const struct cpu_backend *cpu, const struct gemm_tile *t, int32_t segment,
+                    gemm_fn *gemm, int64_t row_element, float *c);
 /* Bytes of scratch for tiles of up to n_rows rows. */
 size_t cpu_gemm_scratch(const struct weight *w, int32_t n_rows);
 /* Buffers that the tree over a weight's segments has open at a time. */

@@ -19,6 +19,42 @@ enum { PANEL = 16, MAX_PANELS = 4, TILE = PANEL * MAX_PANELS };
 typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
                      int64_t k, float *c, bool first);
 
+/* Weights that stay quantised: numbers of a run of inputs, each output with one scale and one zero
+ * for all of them. Codes lie as [k / 2][panels], of four bits then [PANEL] bytes with the first
+ * input of the pair in the low half, of eight bits [2][PANEL]. The weight is
+ *
+ *     (value of the code - zero) * scale
+ *
+ * in fp32, rounded to what the product reads. */
+enum code_kind { CODE_4, CODE_I8, CODE_E4M3 };
+enum { PAIR_CODES = 2 * PANEL }; // of a panel
+struct code_run {
+    enum code_kind kind;
+    const char *codes;
+    const float *values;         // [16], of CODE_4
+    const float *scales, *zeros; // [panels * PANEL]; zeros NULL: none, as for CODE_E4M3
+    int32_t panels;
+    int64_t first, k; // inputs, both even, counted from where `out` begins
+    bool tiled;       // how bf16 is laid out
+    void *out;        // weights as gemm_fn reads them
+};
+typedef void decode_fn(const struct code_run *r);
+
+static inline int64_t code_bytes(enum code_kind kind, int64_t n_codes)
+{
+    return kind == CODE_4 ? n_codes / 2 : n_codes;
+}
+
+/* Where the pair of inputs of a panel lies in what a bf16 product reads, in pairs of one panel. */
+static inline int64_t pair_at(const struct code_run *r, int64_t pair, int32_t panel)
+{
+    enum { PAIRS = 16 };
+    if (!r->tiled) {
+        return pair * r->panels + panel;
+    }
+    return (pair / PAIRS * r->panels + panel) * PAIRS + pair % PAIRS;
+}
+
 /* Bytes of a panel's K_UNIT inputs in bf16, and of its pair of inputs. */
 enum { K_UNIT = 32, PAIR_BYTES = PANEL * 4, PANEL_BYTES = K_UNIT / 2 * PAIR_BYTES };
 
@@ -82,6 +118,8 @@ struct cpu_kernels {
     /* One row of activations in the form that the product reads. */
     void (*round_bf16)(const float *x, void *out, int64_t n);
     void (*round_f16)(const float *x, float *out, int64_t n);
+
+    decode_fn *decode_bf16, *decode_f16;
 
     /* x += scale * d */
     void (*add_scaled)(float *x, const float *d, float scale, int64_t n);

@@ -47,6 +47,51 @@ static void round_f16(const float *x, float *out, int64_t n)
     }
 }
 
+/* Code `i` of two inputs by PANEL outputs. */
+static float code_value(const struct code_run *r, const char *pair, int32_t input, int32_t output)
+{
+    const uint8_t *codes = (const uint8_t *)pair;
+    switch (r->kind) {
+    case CODE_4: return r->values[codes[output] >> 4 * input & 15];
+    case CODE_I8: return (float)(int8_t)codes[input * PANEL + output];
+    case CODE_E4M3: return dtype_value(DT_E4M3, codes[input * PANEL + output]);
+    }
+    return 0.0f;
+}
+
+static float code_weight(const struct code_run *r, int64_t pair, int32_t panel, int32_t input,
+                         int32_t output)
+{
+    int64_t at = (pair * r->panels + panel) * PAIR_CODES;
+    int32_t j = panel * PANEL + output;
+    float value = code_value(r, r->codes + code_bytes(r->kind, at), input, output);
+    return (r->zeros ? value - r->zeros[j] : value) * r->scales[j];
+}
+
+static void decode_bf16(const struct code_run *r)
+{
+    for (int32_t panel = 0; panel < r->panels; panel++) {
+        for (int64_t pair = 0; pair < r->k / 2; pair++) {
+            uint16_t *to = (uint16_t *)r->out + pair_at(r, r->first / 2 + pair, panel) * PAIR_CODES;
+            for (int32_t i = 0; i < PAIR_CODES; i++) {
+                to[i] = bf16_of(code_weight(r, pair, panel, i % 2, i / 2));
+            }
+        }
+    }
+}
+
+static void decode_f16(const struct code_run *r)
+{
+    for (int32_t panel = 0; panel < r->panels; panel++) {
+        for (int64_t k = 0; k < r->k; k++) {
+            uint16_t *to = (uint16_t *)r->out + ((r->first + k) * r->panels + panel) * PANEL;
+            for (int32_t j = 0; j < PANEL; j++) {
+                to[j] = f16_of(code_weight(r, k / 2, panel, (int32_t)(k % 2), j));
+            }
+        }
+    }
+}
+
 static void add_scaled(float *x, const float *d, float scale, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -276,6 +321,8 @@ const struct cpu_kernels cpu_kernels_scalar = {
     .few_k = 256,
     .round_bf16 = round_bf16,
     .round_f16 = round_f16,
+    .decode_bf16 = decode_bf16,
+    .decode_f16 = decode_f16,
     .add_scaled = add_scaled,
     .norm = norm,
     .dot = dot,

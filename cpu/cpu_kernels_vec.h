@@ -3,6 +3,7 @@
  * cpu_kernels.h promises; the blocks of rows and columns only say which sums advance together.
  * Thread: any. */
 #include "cpu/cpu_vec_attention.h"
+#include "cpu/cpu_vec_coded.h"
 #include "cpu/cpu_vec_gemm.h"
 #include "cpu/cpu_vec_peak.h"
 #include "cpu/cpu_vec_rows.h"
@@ -20,6 +21,8 @@ const struct cpu_kernels KERNELS_TABLE = {
     .few_k = 128,
     .round_bf16 = round_bf16,
     .round_f16 = round_f16,
+    .decode_bf16 = decode_bf16,
+    .decode_f16 = decode_f16,
     .add_scaled = add_scaled,
     .norm = norm,
     .dot = dot,

@@ -66,7 +66,7 @@ static int64_t slots(int64_t k, int32_t row_tiles, int32_t tiles, int32_t pairs)
 
 bool cpu_in_blocks(const struct cpu_backend *cpu, const struct weight *w, int32_t n_rows)
 {
-    return cpu->kernels->blocks && w->dtype == DT_BF16 && w->panels >= 2 && n_rows >= LEAST_ROWS;
+    return cpu->kernels->blocks && w->dtype == DT_BF16 && !w->coded && w->panels >= 2 && n_rows >= LEAST_ROWS;
 }
 
 size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w)

@@ -3,6 +3,7 @@
 #include "cpu/cpu_internal.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -81,6 +82,7 @@ struct pack_job {
     const struct weight_desc *desc;
     struct weight *w;
     const int64_t *part_first; // [n_parts] global row where each part begins
+    atomic_bool broken;        // a number is none
 };
 
 static const struct weight_part *find_part(const struct pack_job *job, int64_t row, int64_t *local)
@@ -183,13 +185,23 @@ static bool pack_stored(const struct pack_job *job, int64_t matrix, int64_t tile
     return true;
 }
 
+/* Plain weights may be whatever they are; of quantised ones it is a broken file. */
+static bool has_nan(const float *row, int64_t n)
+{
+    bool found = false;
+    for (int64_t i = 0; i < n; i++) {
+        found = found || isnan(row[i]);
+    }
+    return found;
+}
+
 static void pack_tile(void *arg, int32_t item, int32_t thread)
 {
-    const struct pack_job *job = arg;
+    struct pack_job *job = arg;
     struct weight *w = job->w;
     int64_t matrix = item / w->n_tiles, tile = item % w->n_tiles;
     char *to = w->packed + matrix * w->matrix_bytes + tile * w->tile_bytes;
-    if (pack_stored(job, matrix, tile, to)) {
+    if (!w->coded && pack_stored(job, matrix, tile, to)) {
         return;
     }
     float *row = (float *)job->cpu->scratch[thread].p;
@@ -200,7 +212,16 @@ static void pack_tile(void *arg, int32_t item, int32_t thread)
         }
         int64_t global = matrix * w->n_out + out;
         const struct weight_part *part = find_part(job, global, &local);
+        if (w->coded) {
+            if (!cpu_coded_pack_row(w, part, local, matrix, tile, j)) {
+                job->broken = true;
+            }
+            continue;
+        }
         part_row(part, job->desc, local, global, row);
+        if (!weight_part_is_plain(part) && has_nan(row, w->n_in)) {
+            job->broken = true;
+        }
         pack_row(w, j, row, to);
     }
 }
@@ -216,7 +237,8 @@ static int32_t choose_panels(const struct cpu_backend *cpu, int64_t n_out)
     return pool_n_threads(cpu->pool) > 1 ? panels : MAX_PANELS;
 }
 
-static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc, struct weight *w)
+static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc, struct weight *w,
+                        struct err *err)
 {
     w->k_segments = desc->k_segments > 0 ? desc->k_segments : 1;
     w->segment = desc->n_in / w->k_segments;
@@ -224,8 +246,12 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
     w->panels = choose_panels(cpu, desc->n_out);
     w->tiled = desc->dtype == DT_BF16 && cpu->kernels->tiled;
     w->n_tiles = (desc->n_out + w->panels * PANEL - 1) / (w->panels * PANEL);
-    int64_t k = w->segment_padded * w->k_segments;
-    w->tile_bytes = (size_t)(k * w->panels * PANEL) * dtype_bytes(w->dtype);
+    TRY(cpu_coded_open(cpu, desc, w));
+    bool coded = w->coded != NULL;
+    w->segment_padded = coded ? round_up(w->segment_padded, 2) : w->segment_padded;
+    int64_t k = w->segment_padded * w->k_segments, n = k * w->panels * PANEL;
+    w->tile_bytes = coded ? (size_t)code_bytes(w->coded->kind, n)
+                          : (size_t)n * dtype_bytes(w->dtype);
     if (!mem_mul(w->tile_bytes, (size_t)w->n_tiles, &w->matrix_bytes) ||
         !mem_mul(w->matrix_bytes, (size_t)w->n_matrices, &w->packed_bytes) ||
         w->n_tiles * w->n_matrices >= 1 << 20) {
@@ -256,9 +282,13 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
     for (int32_t i = 1; i < desc->n_parts; i++) {
         first[i] = first[i - 1] + desc->parts[i - 1].n_rows;
     }
-    struct pack_job job = {cpu, desc, w, first};
+    struct pack_job job = {.cpu = cpu, .desc = desc, .w = w, .part_first = first};
     pool_run(cpu->pool, (int32_t)(w->n_tiles * w->n_matrices), pack_tile, &job);
     free(first);
+    if (job.broken) {
+        return err_set(err, ERR_FORMAT, "%s: a %s weight is not a number", desc->name,
+                       desc->parts[0].codec.format);
+    }
     return OK;
 }
 
@@ -313,7 +343,7 @@ enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc,
         }
         st = w->vector ? OK : ERR_NOMEM;
     } else {
-        st = pack(cpu, desc, w);
+        st = pack(cpu, desc, w, err);
     }
     if (st == OK && desc->bias) {
         st = read_bias(cpu, desc, w, err);
@@ -330,6 +360,7 @@ void cpu_weights_close(struct cpu_backend *cpu)
     while (cpu->weights) {
         struct weight *w = cpu->weights;
         cpu->weights = w->next;
+        free(w->coded);
         free(w);
     }
 }
@@ -338,6 +369,7 @@ void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64
                     float *out)
 {
     (void)cpu;
+    ASSERT(!w->coded);
     int64_t width = (int64_t)w->panels * PANEL;
     const char *tile = w->packed + row / width * w->tile_bytes;
     for (int32_t s = 0; s < w->k_segments; s++) {

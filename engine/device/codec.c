@@ -138,14 +138,18 @@ float number_get(const struct number_grid *g, int64_t row, int64_t col)
 
 /* ---- weights ------------------------------------------------------------------------------ */
 
+float weight_codec_scale(const struct weight_codec *c, float block_scale)
+{
+    switch (c->tensor_scale_use) {
+    case TENSOR_SCALE_TIMES: return block_scale * c->tensor_scale;
+    case TENSOR_SCALE_DIVIDES: return block_scale / c->tensor_scale;
+    default: return block_scale;
+    }
+}
+
 static float scale_of(const struct weight_codec *c, int64_t block_row, int64_t block_col)
 {
-    float scale = number_get(&c->scales, block_row, block_col);
-    switch (c->tensor_scale_use) {
-    case TENSOR_SCALE_TIMES: return scale * c->tensor_scale;
-    case TENSOR_SCALE_DIVIDES: return scale / c->tensor_scale;
-    default: return scale;
-    }
+    return weight_codec_scale(c, number_get(&c->scales, block_row, block_col));
 }
 
 static float zero_of(const struct weight_codec *c, int64_t block_row, int64_t block_col)
@@ -233,6 +237,25 @@ float weight_part_get(const struct weight_part *p, int64_t row, int64_t col)
     }
     struct place at = place_of(p, row, col);
     return codec_get(&p->codec, at.row, at.col);
+}
+
+uint32_t weight_part_code(const struct weight_part *p, int64_t row, int64_t col)
+{
+    struct place at = place_of(p, row, col);
+    return bits_at(&p->codec.values, at.row, at.col);
+}
+
+float weight_part_zero(const struct weight_part *p, int64_t row, int64_t col)
+{
+    struct place at = place_of(p, row, col);
+    return zero_of(&p->codec, at.row / p->codec.block_rows, block_col_of(&p->codec, at.col));
+}
+
+float weight_part_scale(const struct weight_part *p, int64_t row, int64_t col)
+{
+    struct place at = place_of(p, row, col);
+    return number_get(&p->codec.scales, at.row / p->codec.block_rows,
+                      block_col_of(&p->codec, at.col));
 }
 
 bool weight_part_is_dummy(const struct weight_part *p)

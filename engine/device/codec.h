@@ -86,6 +86,14 @@ float weight_part_get(const struct weight_part *p, int64_t row, int64_t col);
 /* The same of columns [first, first + n) of a row, which is faster. */
 void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
                       float *out);
+/* What weight_part_get puts together, for backends that keep a weight quantised: the number as it
+ * is stored, its zero, and its block's scale, to which that of the whole tensor is still to be
+ * applied. Not of dummy weights. */
+uint32_t weight_part_code(const struct weight_part *p, int64_t row, int64_t col);
+float weight_part_zero(const struct weight_part *p, int64_t row, int64_t col);
+float weight_part_scale(const struct weight_part *p, int64_t row, int64_t col);
+float weight_codec_scale(const struct weight_codec *c, float block_scale);
+
 /* Where the row lies in the checkpoint as numbers of this type, one behind the other, that are the
  * weights; NULL: it does not. At any address. */
 const void *weight_part_stored(const struct weight_part *p, enum dtype dtype, int64_t row);

@@ -52,6 +52,7 @@ def cases():
     yield "another fp8", FP8, lambda c: c.say(fmt="e5m2"), "fmt", "e5m2"
     yield "weights that the list leaves alone", FP8, lambda c: c.say(ignored_layers=["lm_head", MODULE]), MODULE, "alone"
     yield "weights of another shape", FP8, lambda c: c.reshape(".weight", [328, 288]), MODULE, "[288, 328]"
+    yield "a weight that is no number", FP8, lambda c: c.put(".weight", 100, b"\x7f"), "down_proj", "fp8"
     yield "a method", FP8, lambda c: c.say(quant_method="bitsandbytes"), "bitsandbytes", "awq"
     yield "no method", FP8, lambda c: c.say(quant_method=None), "quant_method", "config.json"
     yield "a list that is none", FP8, lambda c: c.say(ignored_layers="lm_head"), "ignored_layers", "list"

@@ -1,0 +1,198 @@
+/* Weights that stay quantised, made into what a product reads (struct code_run).
+ * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
+#ifndef SLUICE_CPU_VEC_CODED_H
+#define SLUICE_CPU_VEC_CODED_H
+
+#include "cpu/cpu_internal.h"
+#include "cpu/cpu_vec.h"
+
+/* Bytes of codes that are asked for ahead of their use. */
+enum { CODES_AHEAD = 2048 };
+
+/* VEC bytes as integers, without and with a sign. What gcc makes of plain code is five times as
+ * slow. */
+VEC_INLINE vi vec_widen_bytes(const char *p)
+{
+#if defined(__AVX512F__)
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
+#elif defined(__AVX2__)
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p));
+#else
+    vi out;
+    for (int i = 0; i < VEC; i++) {
+        out[i] = (uint8_t)p[i];
+    }
+    return out;
+#endif
+}
+
+VEC_INLINE vf vec_from_i8(const char *p)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
+#else
+    vf out;
+    for (int i = 0; i < VEC; i++) {
+        out[i] = (float)(int8_t)p[i];
+    }
+    return out;
+#endif
+}
+
+/* E4M3 by way of f16, where it lies shifted down by 7 and means 2^-8 of itself: denormal ones cost
+ * nothing so. What is missing goes to the scale, which a power of two does not round. */
+#define E4M3_OF_F16 256.0f
+
+VEC_INLINE void pair_from_e4m3(const char *pair, int j, vf *even, vf *odd)
+{
+#if defined(__AVX512F__)
+    (void)j; // a vector is the whole panel
+    __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)pair));
+    __m512i sign = _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x80)), 8);
+    __m512i rest = _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x7F)), 7);
+    x = _mm512_or_si512(sign, rest);
+    *even = (vf)_mm512_cvtph_ps(_mm512_castsi512_si256(x));
+    *odd = (vf)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1));
+#else
+    uint16_t half[2][VEC];
+    for (int i = 0; i < 2 * VEC; i++) {
+        uint16_t x = (uint8_t)pair[i / VEC * PANEL + j * VEC + i % VEC];
+        half[i / VEC][i % VEC] = (uint16_t)((x & 0x80) << 8 | (x & 0x7F) << 7);
+    }
+    *even = vec_from_f16(half[0]);
+    *odd = vec_from_f16(half[1]);
+#endif
+}
+
+/* Sixteen numbers, and which of them the low four bits of each lane say. */
+struct code_table {
+#if defined(__AVX512F__)
+    vf all;
+#elif defined(__AVX2__)
+    vf low, high;
+#else
+    const float *values;
+#endif
+};
+
+VEC_INLINE struct code_table load_table(const float *values)
+{
+#if defined(__AVX512F__)
+    return (struct code_table){vec_load(values)};
+#elif defined(__AVX2__)
+    return (struct code_table){vec_load(values), vec_load(values + 8)};
+#else
+    return (struct code_table){values};
+#endif
+}
+
+VEC_INLINE vf vec_look_up(const struct code_table *t, vi at)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_permutexvar_ps((__m512i)at, (__m512)t->all);
+#elif defined(__AVX2__)
+    __m256 low = _mm256_permutevar8x32_ps((__m256)t->low, (__m256i)at);
+    __m256 high = _mm256_permutevar8x32_ps((__m256)t->high, (__m256i)at);
+    return (vf)_mm256_blendv_ps(low, high, (__m256)(at << 28));
+#else
+    vf out;
+    for (int i = 0; i < VEC; i++) {
+        out[i] = t->values[at[i] & 15];
+    }
+    return out;
+#endif
+}
+
+/* Vector j of the pair's two inputs. */
+VEC_INLINE void code_values(const struct code_table *table, const char *pair, int j, vf *even,
+                            vf *odd, const enum code_kind kind)
+{
+    if (kind == CODE_4) {
+        vi both = vec_widen_bytes(pair + j * VEC);
+        *even = vec_look_up(table, both);
+        *odd = vec_look_up(table, both >> 4);
+    } else if (kind == CODE_I8) {
+        *even = vec_from_i8(pair + j * VEC);
+        *odd = vec_from_i8(pair + PANEL + j * VEC);
+    } else {
+        pair_from_e4m3(pair, j, even, odd);
+    }
+}
+
+/* Rounded to bf16, each even number beside its odd one. */
+VEC_INLINE void store_pairs(uint16_t *to, vf even, vf odd)
+{
+#if defined(__AVX512BF16__)
+    static const uint16_t order[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                       21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(_mm512_loadu_si512(order), both));
+#else
+    vi low = (vi)((vu)vec_round_bf16(even) >> 16), high = (vi)vec_round_bf16(odd);
+    vi both = low | high;
+    memcpy(to, &both, sizeof both);
+#endif
+}
+
+VEC_INLINE void decode_pairs(const struct code_run *r, const bool to_f16, const bool has_zeros,
+                             const enum code_kind kind)
+{
+    const int64_t pair_bytes = code_bytes(kind, PAIR_CODES), step = pair_bytes * r->panels;
+    const struct code_table table = load_table(r->values);
+    for (int32_t panel = 0; panel < r->panels; panel++) {
+        const char *codes = r->codes + panel * pair_bytes;
+        for (int j = 0; j < PANEL / VEC; j++) {
+            const int32_t at = panel * PANEL + j * VEC;
+            const vf scale = vec_load(r->scales + at) * (kind == CODE_E4M3 ? E4M3_OF_F16 : 1.0f);
+            const vf zero = has_zeros ? vec_load(r->zeros + at) : vec_set(0.0f);
+            for (int64_t pair = 0; pair < r->k / 2; pair++) {
+                vf even, odd;
+                __builtin_prefetch(codes + pair * step + CODES_AHEAD);
+                code_values(&table, codes + pair * step, j, &even, &odd, kind);
+                even = (has_zeros ? even - zero : even) * scale;
+                odd = (has_zeros ? odd - zero : odd) * scale;
+                if (to_f16) {
+                    uint16_t *to = (uint16_t *)r->out + (r->first + 2 * pair) * r->panels * PANEL;
+                    vec_to_f16(to + at, even);
+                    vec_to_f16(to + r->panels * PANEL + at, odd);
+                } else {
+                    int64_t place = pair_at(r, r->first / 2 + pair, panel) * PAIR_CODES;
+                    store_pairs((uint16_t *)r->out + place + 2 * j * VEC, even, odd);
+                }
+            }
+        }
+    }
+}
+
+VEC_INLINE void decode_kind(const struct code_run *r, const bool to_f16, const enum code_kind kind)
+{
+    if (r->zeros && kind != CODE_E4M3) {
+        decode_pairs(r, to_f16, true, kind);
+    } else {
+        decode_pairs(r, to_f16, false, kind);
+    }
+}
+
+VEC_INLINE void decode(const struct code_run *r, const bool to_f16)
+{
+    switch (r->kind) {
+    case CODE_4: decode_kind(r, to_f16, CODE_4); break;
+    case CODE_I8: decode_kind(r, to_f16, CODE_I8); break;
+    case CODE_E4M3: decode_kind(r, to_f16, CODE_E4M3); break;
+    }
+}
+
+static void decode_bf16(const struct code_run *r)
+{
+    decode(r, false);
+}
+
+static void decode_f16(const struct code_run *r)
+{
+    decode(r, true);
+}
+
+#endif

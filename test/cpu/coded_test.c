@@ -1,0 +1,200 @@
+/* Weights that stay quantised: products have the bits of those whose numbers were all made at load. */
+#include "test/device/op_harness.h"
+
+/* A format: as files have them, but for the packing of whole bytes, which is the codec's own affair. */
+struct format {
+    const char *name;
+    enum dtype values, scales;
+    bool zeros;
+    int32_t zero;
+    enum tensor_scale tensor_scale;
+    int32_t block_rows, block_cols; // 0: all
+};
+
+static const struct format formats[] = {
+    {"int4", DT_U4, DT_F16, false, 8, TENSOR_SCALE_NONE, 1, 32},
+    {"int4 of channels", DT_U4, DT_BF16, false, 8, TENSOR_SCALE_NONE, 1, 0},
+    {"int4 with zeros", DT_U4, DT_BF16, true, 1, TENSOR_SCALE_NONE, 1, 64},
+    {"int8", DT_U8, DT_BF16, false, 128, TENSOR_SCALE_NONE, 1, 0},
+    {"int8 with zeros", DT_U8, DT_F32, true, 1, TENSOR_SCALE_NONE, 1, 48},
+    {"signed int8", DT_I8, DT_F32, false, 0, TENSOR_SCALE_NONE, 1, 0},
+    {"fp8", DT_E4M3, DT_F32, false, 0, TENSOR_SCALE_NONE, 0, 0},
+    {"fp8 in blocks", DT_E4M3, DT_BF16, false, 0, TENSOR_SCALE_NONE, 40, 32},
+    {"nvfp4", DT_E2M1, DT_E4M3, false, 0, TENSOR_SCALE_DIVIDES, 1, 16},
+    {"nvfp4 of modelopt", DT_E2M1, DT_E4M3, false, 0, TENSOR_SCALE_TIMES, 1, 16},
+    {"mxfp4", DT_E2M1, DT_E8M0, false, 0, TENSOR_SCALE_NONE, 1, 32},
+    {"int2", DT_U2, DT_F16, false, 2, TENSOR_SCALE_NONE, 1, 32},
+};
+
+enum { N_FORMATS = sizeof formats / sizeof formats[0] };
+
+static void *random_bytes(size_t n)
+{
+    uint8_t *bytes = xmalloc(n);
+    for (size_t i = 0; i < n; i++) {
+        bytes[i] = (uint8_t)op_bits();
+    }
+    return bytes;
+}
+
+/* Scales of weights that are about as large as weights are. */
+static void *random_scales(enum dtype dtype, size_t n)
+{
+    float *scales = xmalloc(n * sizeof *scales);
+    uint8_t *small = random_bytes(n);
+    for (size_t i = 0; i < n; i++) {
+        scales[i] = 0.01f + 0.02f * op_uniform();
+        small[i] = (uint8_t)(dtype == DT_E8M0 ? 118 + small[i] % 6 : 0x20 + small[i] % 0x50);
+    }
+    if (dtype == DT_E4M3 || dtype == DT_E8M0) {
+        free(scales);
+        return small;
+    }
+    free(small);
+    void *stored = op_stored(dtype, scales, n);
+    free(scales);
+    return stored;
+}
+
+/* A tensor of n_out x n_in in memory of its own. */
+static struct weight_part make_tensor(const struct format *f, int32_t n_out, int32_t n_in)
+{
+    struct weight_part p = weight_part_plain(NULL, f->values, n_out, n_in, 0);
+    struct weight_codec *c = &p.codec;
+    int32_t per_byte = 8 / dtype_bits(f->values);
+    int64_t row_bytes = (n_in + per_byte - 1) / per_byte;
+    c->values = (struct number_grid){random_bytes((size_t)(row_bytes * n_out)), f->values,
+                                     per_byte > 1 ? PACK_BYTES : PACK_NONE, row_bytes, 1};
+    for (int64_t i = 0; f->values == DT_E4M3 && i < row_bytes * n_out; i++) { // no number is none
+        uint8_t *byte = (uint8_t *)c->values.data + i;
+        *byte = (*byte & 0x7F) == 0x7F ? 0 : *byte;
+    }
+    c->block_rows = f->block_rows ? f->block_rows : n_out;
+    c->block_cols = f->block_cols ? f->block_cols : n_in;
+    int64_t rows = (n_out + c->block_rows - 1) / c->block_rows;
+    int64_t cols = (n_in + c->block_cols - 1) / c->block_cols;
+    c->scales = (struct number_grid){random_scales(f->scales, (size_t)(rows * cols)), f->scales,
+                                     PACK_NONE, cols, 1};
+    if (f->zeros) {
+        c->zeros = (struct number_grid){random_bytes((size_t)(rows * cols)), f->values,
+                                        per_byte > 1 ? PACK_BYTES : PACK_NONE, cols, 1};
+    }
+    c->zero = f->zero;
+    c->tensor_scale_use = f->tensor_scale;
+    c->tensor_scale = f->tensor_scale == TENSOR_SCALE_DIVIDES ? 37.5f : 0.013f;
+    return p;
+}
+
+static void free_tensor(struct weight_part *p)
+{
+    free((void *)p->codec.values.data);
+    free((void *)p->codec.scales.data);
+    free((void *)p->codec.zeros.data);
+}
+
+/* The same weights as plain floats. */
+static struct weight_part make_plain(const struct weight_part *p)
+{
+    float *values = xmalloc((size_t)(p->n_rows * p->n_cols) * sizeof *values);
+    for (int64_t r = 0; r < p->n_rows; r++) {
+        for (int64_t c = 0; c < p->n_cols; c++) {
+            values[r * p->n_cols + c] = weight_part_get(p, r, c);
+        }
+    }
+    return weight_part_plain(values, DT_F32, p->n_rows, p->n_cols, p->n_cols);
+}
+
+static struct weight *open_parts(struct op_rig *r, const struct weight_part *parts, int32_t n,
+                                 enum dtype dtype, int32_t segments)
+{
+    struct weight_desc d = {.name = "test",
+                            .kind = WEIGHT_LINEAR,
+                            .dtype = dtype,
+                            .n_in = parts[0].n_cols,
+                            .n_experts = 1,
+                            .n_parts = n,
+                            .parts = parts,
+                            .k_segments = segments};
+    for (int32_t i = 0; i < n; i++) {
+        d.n_out += parts[i].n_rows;
+    }
+    struct weight *w = NULL;
+    struct err err = {""};
+    if (r->ops->weight_open(r->be, &d, &w, &err) != OK) {
+        CHECK_FAIL("%s", err.text);
+    }
+    return w;
+}
+
+static float *product(struct op_rig *r, const struct weight *w, const float *x, int32_t rows)
+{
+    struct linear_args a = {
+        .weight = w,
+        .x = op_tensor(r, x, rows, (int32_t)w->n_in, (int32_t)w->n_in),
+        .y = op_tensor(r, NULL, rows, (int32_t)w->n_out, (int32_t)w->n_out + 3),
+        .n_rows = rows,
+    };
+    CHECK_EQ(r->ops->linear(r->be, &a), OK);
+    return op_fetch(r, a.y, rows, (int32_t)w->n_out);
+}
+
+struct cut {
+    int32_t first_row, n_rows, first_col, n_cols, segments;
+};
+
+/* Two tensors stacked, each cut; against the same as plain ones. */
+static void try_cut(const char *backend, const struct format *f, enum dtype dtype,
+                    const struct cut *cut)
+{
+    enum { N_OUT = 190, N_IN = 416 };
+    static const int32_t rows[] = {1, 2, 5, 16, 40, 213};
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, dtype, &limits);
+    struct weight_part whole[2], parts[2], plain[2];
+    for (int32_t i = 0; i < 2; i++) {
+        whole[i] = make_tensor(f, N_OUT, N_IN);
+        parts[i] = weight_part_slice(whole[i], cut->first_row, cut->n_rows, cut->first_col,
+                                     cut->n_cols);
+        plain[i] = make_plain(&parts[i]);
+    }
+    struct weight *w = open_parts(&rig, parts, 2, dtype, cut->segments);
+    struct weight *same = open_parts(&rig, plain, 2, dtype, cut->segments);
+    CHECK(w && w->coded && w->packed_bytes < same->packed_bytes);
+    int32_t n = strcmp(backend, "scalar") == 0 ? 5 : 6;
+    float *x = op_random((size_t)213 * cut->n_cols, 1.0f);
+    for (int32_t i = 0; i < n && w && same; i++) {
+        float *y = product(&rig, w, x, rows[i]), *want = product(&rig, same, x, rows[i]);
+        size_t n_bytes = (size_t)rows[i] * (size_t)w->n_out * sizeof *y;
+        if (memcmp(y, want, n_bytes) != 0) {
+            CHECK_FAIL("%s: %s, type %d, %d rows, columns %d + %d, %d segments", backend, f->name,
+                       dtype, rows[i], cut->first_col, cut->n_cols, cut->segments);
+        }
+        free(y);
+        free(want);
+    }
+    for (int32_t i = 0; i < 2; i++) {
+        free_tensor(&whole[i]);
+        free((void *)plain[i].codec.values.data);
+    }
+    free(x);
+    op_close(&rig);
+}
+
+OP_TEST(products_of_codes_have_the_bits_of_numbers)
+{
+    static const struct cut cuts[] = {
+        {0, 190, 0, 416, 1},
+        {0, 190, 0, 416, 2},
+        {3, 77, 208, 208, 1},
+        {3, 77, 208, 208, 2},
+    };
+    for (int32_t i = 0; i < N_FORMATS; i++) {
+        try_cut(backend, &formats[i], DT_BF16, &cuts[i % 4]);
+        try_cut(backend, &formats[i], i % 3 ? DT_BF16 : DT_F16, &cuts[(i + 2) % 4]);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
