@@ -33,19 +33,36 @@ int64_t cpu_row_bytes(const struct cpu_backend *cpu, const struct weight *w)
     return n % 128 == 0 ? n + 64 : n;
 }
 
-void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, const float *x, char *out)
+static void round_some(const struct cpu_backend *cpu, const struct weight *w, const float *from,
+                       int64_t n, char *to)
 {
+    switch (w->dtype) {
+    case DT_BF16: cpu->kernels->round_bf16(from, to, n); break;
+    case DT_F16: cpu->kernels->round_f16(from, (float *)to, n); break;
+    default: memcpy(to, from, (size_t)n * sizeof *from); break;
+    }
+}
+
+void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, int32_t matrix,
+                  const float *x, const struct input_range *ranges, char *out)
+{
+    enum { AT_A_TIME = 256 };
     int64_t size = element_bytes(cpu, w), pad = w->segment_padded - w->segment;
-    for (int32_t s = 0; s < w->k_segments; s++) {
-        char *to = out + s * w->segment_padded * size;
-        const float *from = x + s * w->segment;
-        switch (w->dtype) {
-        case DT_BF16: cpu->kernels->round_bf16(from, to, w->segment); break;
-        case DT_F16: cpu->kernels->round_f16(from, (float *)to, w->segment); break;
-        default: memcpy(to, from, (size_t)w->segment * sizeof *from); break;
+    struct input_group group = {.at = -1};
+    for (int32_t s = 0; s < w->k_segments; s++, out += pad * size) {
+        int64_t end = (s + 1) * w->segment, n = w->segment;
+        for (int64_t k = end - n; k < end; k += n, out += n * size) {
+            float rounded[AT_A_TIME];
+            const float *from = x + k;
+            if (w->inputs.numbers != INPUT_AS_IT_IS) {
+                int64_t most = end - k < AT_A_TIME ? end - k : AT_A_TIME;
+                n = cpu_round_inputs(w, matrix, x, ranges, k, most, rounded, &group);
+                from = rounded;
+            }
+            round_some(cpu, w, from, n, out);
         }
         if (pad > 0) {
-            memset(to + w->segment * size, 0, (size_t)(pad * size));
+            memset(out, 0, (size_t)(pad * size));
         }
     }
 }

@@ -39,6 +39,18 @@ struct coded {
     float values[16]; // of codes of four bits
 };
 
+/* A scale of inputs, the range of some of them, and the group that a row has come to. */
+struct input_scale {
+    float scale, zero;
+};
+struct input_range {
+    float low, high; // at most and at least 0
+};
+struct input_group {
+    int64_t at; // -1: none yet
+    struct input_scale scale;
+};
+
 struct weight {
     struct weight *next;
     enum weight_kind kind;
@@ -55,6 +67,10 @@ struct weight {
     struct coded *coded; // NULL: `packed` holds numbers
     char *packed; // [n_matrices][n_tiles], each tile as gemm_fn reads it
     size_t packed_bytes;
+    struct input_rule inputs; // how rows are rounded before they are packed (cpu_inputs.c)
+    struct input_scale *input_scales; // [n_matrices] stored ones
+    int64_t first_input, input_groups; // the first in the tensor, and the groups of all its inputs
+    bool shared_ranges; // ranks have parts of a group
     float *vector; // VECTOR: [n_in]
     float *bias;   // [n_matrices, n_out] or NULL
 };
@@ -124,6 +140,8 @@ struct cpu_backend {
     int64_t max_k_bytes; // packed bytes of the widest row of activations
     int64_t max_moe_k, max_moe_n;
     int32_t max_moe_segments;
+    float *ranges; // see cpu_share_ranges
+    size_t n_range_floats;
 
     bool is_set_up;
     struct backend_limits limits;
@@ -252,8 +270,8 @@ struct gemm_tile {
     int64_t split_stride; // 0: joined
 };
 void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t);
-/* Weights that stay quantised (cpu_coded.c). Before `packed` is taken: fills w->coded if this one can
- * be. Then row `row` of a part becomes output j of a tile; false: a number is none. */
+/* Weights that stay quantised (cpu_coded.c). Before `packed` is taken: fills w->coded if this one
+ * can be. Then row `row` of a part becomes output j of a tile; false: a number is none. */
 enum status cpu_coded_open(struct cpu_backend *cpu, const struct weight_desc *d, struct weight *w);
 bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int64_t row,
                         int64_t matrix, int64_t tile, int64_t j);
@@ -285,10 +303,25 @@ void cpu_norm_row(const struct cpu_kernels *kernels, const struct norm_args *a, 
 enum { FEW_ROWS = 64 };
 /* Whether rows are packed as bf16, else as floats. */
 bool cpu_rows_are_bf16(const struct cpu_backend *cpu, const struct weight *w);
-/* Bytes of one packed row, and the packing of n_in floats. */
+/* Bytes of one packed row, and the packing of n_in floats. `ranges` are those of its groups, where
+ * ranks share them; NULL: found here. */
 int64_t cpu_row_bytes(const struct cpu_backend *cpu, const struct weight *w);
-void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, const float *x,
-                  char *out);
+void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, int32_t matrix,
+                  const float *x, const struct input_range *ranges, char *out);
+
+/* Inputs that a format rounds (cpu_inputs.c). */
+enum status cpu_inputs_open(struct cpu_backend *cpu, const struct weight_desc *d, struct weight *w);
+enum status cpu_need_ranges(struct cpu_backend *cpu, size_t n_floats);
+/* Rounds the row's inputs from k on, at most `most` and those of one group; returns how many. */
+int64_t cpu_round_inputs(const struct weight *w, int32_t matrix, const float *x,
+                         const struct input_range *ranges, int64_t k, int64_t most, float *out,
+                         struct input_group *group);
+/* With shared_ranges: the ranges of this rank's part of a row, [input_groups], go to cpu->ranges,
+ * one row behind the other; then all ranks call the second, which returns those of the whole rows.
+ * NULL: a rank is gone. */
+void cpu_input_ranges(const struct weight *w, const float *x, struct input_range *out);
+struct input_range *cpu_share_ranges(struct cpu_backend *cpu, const struct weight *w,
+                                     int32_t n_rows);
 
 /* The page slot of position `pos` of a lane. */
 struct kv_slot {

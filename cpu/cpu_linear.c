@@ -24,14 +24,29 @@ struct linear_job {
     int32_t first_row, n_rows;
     int64_t row_bytes;
     int32_t rows_per_item;
+    const struct input_range *ranges; // of the rows, if ranks share them
 };
 
 static void pack_item(void *arg, int32_t item, int32_t thread)
 {
     const struct linear_job *job = arg;
+    const struct weight *w = job->a->weight;
     (void)thread;
-    cpu_pack_row(job->cpu, job->a->weight, tensor_row(&job->a->x, job->first_row + item),
+    cpu_pack_row(job->cpu, w, 0, tensor_row(&job->a->x, job->first_row + item),
+                 job->ranges ? job->ranges + item * w->input_groups : NULL,
                  job->cpu->packed_rows + item * job->row_bytes);
+}
+
+/* The ranges of the rows' groups, which are the same for all ranks that share them. */
+static bool share_ranges(struct cpu_backend *cpu, struct linear_job *job)
+{
+    const struct weight *w = job->a->weight;
+    struct input_range *own = (struct input_range *)(void *)cpu->ranges;
+    for (int32_t i = 0; i < job->n_rows; i++) {
+        cpu_input_ranges(w, tensor_row(&job->a->x, job->first_row + i), own + i * w->input_groups);
+    }
+    job->ranges = cpu_share_ranges(cpu, w, job->n_rows);
+    return job->ranges != NULL;
 }
 
 static void linear_item(void *arg, int32_t item, int32_t thread)
@@ -83,6 +98,9 @@ static enum status linear(struct backend *be, const struct linear_args *a,
             job.rows_per_item = n < stay ? n : stay;
         }
         int32_t parts = (n + job.rows_per_item - 1) / job.rows_per_item;
+        if (w->shared_ranges && !share_ranges(cpu, &job)) {
+            return ERR_DEVICE;
+        }
         pool_run(cpu->pool, n, pack_item, &job);
         pool_run(cpu->pool, (int32_t)w->n_tiles * parts, linear_item, &job);
     }
@@ -136,7 +154,8 @@ static int32_t first_rows(struct cpu_backend *cpu, const struct blocks_args *a)
 {
     const struct weight *w = a->linear->weight, *last = a->down ? a->down->weight : w;
     bool fits = !a->down || (act_fits(a->linear, a->act) && a->act->width % BLOCK_N == 0 &&
-                             last->segment == last->segment_padded);
+                             last->segment == last->segment_padded &&
+                             last->inputs.numbers == INPUT_AS_IT_IS);
     int32_t row = 0, left = a->linear->n_rows;
     while (fits && cpu_in_blocks(cpu, w, left) && cpu_in_blocks(cpu, last, left)) {
         int32_t n = left < BLOCKS_PACK_ROWS ? left : BLOCKS_PACK_ROWS;
@@ -217,8 +236,8 @@ static void heads_item(void *arg, int32_t item, int32_t thread)
     int32_t n_rows = a->n_rows - row < HEAD_ROWS ? a->n_rows - row : HEAD_ROWS;
     char *packed = job->cpu->scratch[thread].p;
     for (int32_t i = 0; i < n_rows; i++) {
-        cpu_pack_row(job->cpu, w, tensor_row(&a->x, row + i) + (int64_t)head * a->x_head,
-                     packed + i * job->row_bytes);
+        cpu_pack_row(job->cpu, w, head, tensor_row(&a->x, row + i) + (int64_t)head * a->x_head,
+                     NULL, packed + i * job->row_bytes);
     }
     for (int64_t tile = 0; tile < w->n_tiles; tile++) {
         cpu_gemm_tile(job->cpu, &(struct gemm_tile){

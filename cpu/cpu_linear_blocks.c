@@ -66,7 +66,8 @@ static int64_t slots(int64_t k, int32_t row_tiles, int32_t tiles, int32_t pairs)
 
 bool cpu_in_blocks(const struct cpu_backend *cpu, const struct weight *w, int32_t n_rows)
 {
-    return cpu->kernels->blocks && w->dtype == DT_BF16 && !w->coded && w->panels >= 2 && n_rows >= LEAST_ROWS;
+    return cpu->kernels->blocks && w->dtype == DT_BF16 && !w->coded && !w->shared_ranges &&
+           w->panels >= 2 && n_rows >= LEAST_ROWS;
 }
 
 size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w)
@@ -113,7 +114,7 @@ static void pack_tile_rows(void *arg, int32_t item, int32_t thread)
             cpu_norm_row(job->cpu->kernels, job->norm, job->first_row + first + i, normed);
             x = normed;
         }
-        cpu_pack_row(job->cpu, job->a->weight, x, packed);
+        cpu_pack_row(job->cpu, job->a->weight, 0, x, NULL, packed);
         for (int64_t base = 0; base < job->k; base += PART_K) {
             char *to = rows_at(job, item, base, base) + i * K_UNIT * 2;
             for (int64_t k = 0; k < part_inputs(job, base); k += K_UNIT, from += K_UNIT * 2) {

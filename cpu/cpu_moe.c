@@ -84,7 +84,7 @@ static void router_logits(const struct cpu_backend *cpu, const struct moe_route_
     const struct weight *w = a->router;
     char *packed = (char *)scratch;
     int64_t row_bytes = cpu_row_bytes(cpu, w);
-    cpu_pack_row(cpu, w, tensor_row(&a->x, row), packed);
+    cpu_pack_row(cpu, w, 0, tensor_row(&a->x, row), NULL, packed);
     for (int64_t tile = 0; tile < w->n_tiles; tile++) {
         cpu_gemm_tile(cpu, &(struct gemm_tile){.weight = w,
                                                .tile = tile,
@@ -177,6 +177,7 @@ struct ffn_job {
     float *hidden;          // [n_picks, 2 ffn] gate and up, then the activation
     float *out;             // [segments, n_picks, hidden]
     const struct weight *w; // of the product in work
+    const struct input_range *ranges; // of the hidden rows, if ranks share them
 };
 
 /* Bytes of the arrays above for CHUNK_PICKS picks. */
@@ -259,23 +260,58 @@ static void sort_picks(struct ffn_job *job)
     }
 }
 
+static int32_t expert_of(const struct ffn_job *job, int32_t pick)
+{
+    int32_t e = 0;
+    while (job->expert_first[e + 1] <= pick) {
+        e++;
+    }
+    return job->expert[e];
+}
+
 static void pack_gate_up(void *arg, int32_t pick_index, int32_t thread)
 {
     const struct ffn_job *job = arg;
     (void)thread;
-    cpu_pack_row(job->cpu, job->a->gate_up,
-                 tensor_row(&job->a->x, job->first_row + job->pick_row[pick_index]),
+    cpu_pack_row(job->cpu, job->a->gate_up, expert_of(job, pick_index),
+                 tensor_row(&job->a->x, job->first_row + job->pick_row[pick_index]), NULL,
                  job->rows + pick_index * job->row_bytes);
+}
+
+static float *hidden_of(const struct ffn_job *job, int32_t pick)
+{
+    return job->hidden + (int64_t)pick * 2 * job->a->ffn;
+}
+
+static void activate_pick(void *arg, int32_t pick_index, int32_t thread)
+{
+    const struct ffn_job *job = arg;
+    int32_t ffn = job->a->ffn;
+    float *h = hidden_of(job, pick_index);
+    (void)thread;
+    job->cpu->kernels->activate(job->a->kind, job->a->shape, h, h + ffn, h, ffn);
 }
 
 static void pack_down(void *arg, int32_t pick_index, int32_t thread)
 {
     const struct ffn_job *job = arg;
-    int32_t ffn = job->a->ffn;
-    float *h = job->hidden + (int64_t)pick_index * 2 * ffn;
+    const struct weight *w = job->a->down;
     (void)thread;
-    job->cpu->kernels->activate(job->a->kind, job->a->shape, h, h + ffn, h, ffn);
-    cpu_pack_row(job->cpu, job->a->down, h, job->rows + pick_index * job->row_bytes_2);
+    cpu_pack_row(job->cpu, w, expert_of(job, pick_index), hidden_of(job, pick_index),
+                 job->ranges ? job->ranges + pick_index * w->input_groups : NULL,
+                 job->rows + pick_index * job->row_bytes_2);
+}
+
+/* As cpu_linear's, of the picks' hidden rows. */
+static bool share_ranges(struct cpu_backend *cpu, struct ffn_job *job)
+{
+    const struct weight *w = job->a->down;
+    struct input_range *own = (struct input_range *)(void *)cpu->ranges;
+    for (int32_t i = 0; i < job->n_picks; i++) {
+        cpu_input_ranges(w, hidden_of(job, i), own + i * w->input_groups);
+    }
+    job->ranges = cpu_share_ranges(cpu, w, job->n_picks);
+    return job->ranges != NULL;
 }
 
 /* Tiles of all active experts, one behind the other. */
@@ -326,12 +362,8 @@ static void combine_item(void *arg, int32_t row, int32_t thread)
         }
     }
     for (int32_t i = 0; i < a->k && a->down->bias && !a->partial; i++) {
-        int32_t sorted = job->order[row * a->k + i], e = 0;
-        while (job->expert_first[e + 1] <= sorted) {
-            e++;
-        }
-        kernels->add_scaled(open, a->down->bias + job->expert[e] * n,
-                            job->order_weight[row * a->k + i], n);
+        int32_t expert = expert_of(job, job->order[row * a->k + i]);
+        kernels->add_scaled(open, a->down->bias + expert * n, job->order_weight[row * a->k + i], n);
     }
     float *y = tensor_row(&a->y, job->first_row + row);
     if (a->accumulate) {
@@ -359,6 +391,10 @@ enum status cpu_moe_ffn(struct backend *be, const struct moe_ffn_args *a)
         pool_run(cpu->pool, job.n_picks, pack_gate_up, &job);
         job.w = a->gate_up;
         pool_run(cpu->pool, job.n_active * (int32_t)job.w->n_tiles, expert_item, &job);
+        pool_run(cpu->pool, job.n_picks, activate_pick, &job);
+        if (a->down->shared_ranges && !share_ranges(cpu, &job)) {
+            return ERR_DEVICE;
+        }
         pool_run(cpu->pool, job.n_picks, pack_down, &job);
         job.w = a->down;
         pool_run(cpu->pool, job.n_active * (int32_t)job.w->n_tiles, expert_item, &job);

@@ -343,7 +343,8 @@ enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc,
         }
         st = w->vector ? OK : ERR_NOMEM;
     } else {
-        st = pack(cpu, desc, w, err);
+        st = cpu_inputs_open(cpu, desc, w);
+        st = st == OK ? pack(cpu, desc, w, err) : st;
     }
     if (st == OK && desc->bias) {
         st = read_bias(cpu, desc, w, err);

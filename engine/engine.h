@@ -26,6 +26,7 @@ struct engine_options {
     const char *model;       // folder with config.json
     const char *load_format; // "dummy": config alone, random weights made in place
     const char *dtype;       // of weights and KV, as config.json writes it; "auto": the checkpoint's
+    const char *activation_quantization; // "none": inputs of quantised weights are not rounded
     int32_t max_model_len;       // 0: the model's own, as far as memory allows
     int32_t max_num_seqs;        // lanes; 0: 256 (CPU: 64)
     int32_t max_num_batched_tokens; // rows of a step; 0: 8192 (CPU: 2048)

@@ -51,12 +51,19 @@ static void report(double share, void *arg)
     }
 }
 
+static bool inputs_as_they_are(const struct engine *e)
+{
+    const char *asked = e->options.activation_quantization;
+    return asked && strcmp(asked, "none") == 0;
+}
+
 static enum status load_rank(struct rank *r, void *arg)
 {
     struct engine *e = arg;
     struct model_load_options options = {
         .config = &e->config, .checkpoint = e->checkpoint, .dtype = e->info.dtype,
-        .rank = r->index, .n_ranks = e->info.n_ranks, .index = 0,
+        .inputs_as_they_are = inputs_as_they_are(e), .rank = r->index,
+        .n_ranks = e->info.n_ranks, .index = 0,
         .on_progress = r->local == 0 ? report : NULL, .progress_arg = e};
     return model_load(&options, r->be, &r->target, &r->err);
 }
@@ -69,7 +76,8 @@ static enum status load_drafts(struct rank *r, void *arg)
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         struct model_load_options options = {
             .config = e->draft_config[i], .checkpoint = e->draft_checkpoint[i],
-            .dtype = e->info.dtype, .rank = e->spec.options.draft_ranks > 1 ? r->index : 0,
+            .dtype = e->info.dtype, .inputs_as_they_are = inputs_as_they_are(e),
+            .rank = e->spec.options.draft_ranks > 1 ? r->index : 0,
             .n_ranks = e->spec.options.draft_ranks, .index = 1 + i};
         TRY(model_load(&options, r->be, &r->draft[i], &r->err));
     }

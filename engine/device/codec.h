@@ -1,6 +1,6 @@
-/* What the bytes of a weight in a checkpoint mean. A codec describes a whole tensor: how its numbers
- * lie, and the scales, zeros and order of inputs that go with them. A part is a window of it: what a
- * rank holds, one expert, one of several projections that were stored as one.
+/* What the bytes of a weight in a checkpoint mean. A codec describes a whole tensor: how its
+ * numbers lie, and the scales, zeros and groups of inputs that go with them. A part is a window of
+ * it: what a rank holds, one expert, one of several projections that were stored as one.
  *
  * weight_part_get is the definition: whatever a backend makes of a weight is tested against it.
  * Thread: any; plain data, whose bytes are the checkpoint's. Compiles as C11 and C++17. */
@@ -42,9 +42,9 @@ enum tensor_scale { TENSOR_SCALE_NONE, TENSOR_SCALE_TIMES, TENSOR_SCALE_DIVIDES 
  *     (values - zero) * scale
  *
  * zero and scale being those of the block (row / block_rows, col / block_cols), which is cut off at
- * the tensor's edges. With `groups` a column's second index is groups[col] instead. The scale of the
- * whole tensor is applied to the block's first, and rounded. Without scales the values themselves
- * are the weights: that is a plain tensor. */
+ * the tensor's edges. With `groups` a column's second index is groups[col] instead. The scale of
+ * the whole tensor is applied to the block's first, and rounded. Without scales the values
+ * themselves are the weights: that is a plain tensor. */
 struct weight_codec {
     const char *format; // for messages
     struct number_grid values;
@@ -56,6 +56,24 @@ struct weight_codec {
     float tensor_scale;
 };
 
+/* What a format asks of a product's inputs, unless they are to be multiplied as they are: that each
+ * becomes (round(x / scale) + zero, cut off to the numbers' range, - zero) * scale, in fp32. With
+ * from_row the scale is found from each row, or from each `group` of its inputs, counted from the
+ * tensor's first:
+ *
+ *     E4M3  max|x| / 448, of groups at least 1e-10; with power_of_two the next one that is not below
+ *     I8    max|x| / 127; asymmetric: (max - min) / 255, and the zero at -128 - min / scale
+ *     E2M1  `scale` times the E4M3 number nearest to max|x| / 6 / scale; with power_of_two that of
+ *           MX formats: the exponent of max|x|, rounded to one bit behind the first, less 2 */
+enum input_numbers { INPUT_AS_IT_IS, INPUT_E4M3, INPUT_I8, INPUT_E2M1 };
+struct input_rule {
+    enum input_numbers numbers;
+    bool from_row, power_of_two, asymmetric;
+    int32_t group;     // 0: the row
+    float scale, zero; // stored ones; 0: none
+    int64_t n_inputs;  // of the tensor
+};
+
 /* Element (r, c) is the tensor's (first_row + r * row_step, first_col + c * col_step), or, when
  * transposed, (first_row + c * row_step, first_col + r * col_step). values.data == NULL: dummy
  * weights, which the backend makes up in place from `dummy_seed`, (normal, standard deviation
@@ -65,6 +83,7 @@ struct weight_part {
     int64_t n_rows, n_cols;
     int64_t first_row, first_col, row_step, col_step;
     bool transposed;
+    struct input_rule inputs; // of products with it
 };
 
 float number_get(const struct number_grid *g, int64_t row, int64_t col);

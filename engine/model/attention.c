@@ -185,8 +185,38 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     return load_o(l, layer, c->v_dim, w);
 }
 
+/* Scales of a quantised cache, of the names that writers give them; 0: there are none, or one for each
+ * head. */
+static enum status load_kv_scales(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    static const struct {
+        const char *name;
+        bool k, v;
+    } rows[] = {
+        {"self_attn.k_scale", true, false},
+        {"self_attn.v_scale", false, true},
+        {"self_attn.k_proj.k_scale", true, false},
+        {"self_attn.v_proj.v_scale", false, true},
+        {"self_attn.qkv_proj.k_scale", true, false},
+        {"self_attn.qkv_proj.v_scale", false, true},
+        {"self_attn.k_proj.output_scale", true, false},
+        {"self_attn.v_proj.output_scale", false, true},
+        {"self_attn.kv_scale", true, true},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char name[NAME_BYTES];
+        float scale;
+        part_layer_name(rows[i].name, layer, name);
+        TRY(part_number(l, name, &scale));
+        w->k_scale = rows[i].k && scale > 0.0f ? scale : w->k_scale;
+        w->v_scale = rows[i].v && scale > 0.0f ? scale : w->v_scale;
+    }
+    return OK;
+}
+
 enum status load_attention(struct loader *l, int32_t layer, struct layer_weights *w)
 {
+    TRY(load_kv_scales(l, layer, w));
     if (l->c->kv_lora) {
         return load_mla(l, layer, w);
     }

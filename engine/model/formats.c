@@ -415,6 +415,37 @@ static enum status read_mxfp4_experts(const struct module *m, struct weight_code
     return OK;
 }
 
+/* ---- inputs ------------------------------------------------------------------------------- */
+
+/* Scales of inputs that were measured before. An expert that was never reached may have none. */
+static enum status read_input_scale(const struct module *m, struct input_rule *rule)
+{
+    const struct checkpoint_tensor *t = module_tensor(m, ".input_global_scale");
+    bool inverse = t != NULL;
+    t = t ? t : module_tensor(m, ".input_scale");
+    t = t ? t : module_tensor(m, ".activation_scale");
+    const struct checkpoint_tensor *zero = module_tensor(m, ".input_zero_point");
+    bool needed = !rule->from_row || (rule->numbers == INPUT_E2M1 && !rule->power_of_two);
+    if (rule->numbers == INPUT_AS_IT_IS || !needed) {
+        return OK;
+    }
+    if (!t) {
+        return strstr(m->name, ".experts.") ? OK : need_tensor(m, ".input_scale", &t);
+    }
+    TRY(need_float(m, t));
+    if (count_of(t) != 1) {
+        return bad_tensor(m, t, "is not one number");
+    }
+    TRY(check_scales(m, t, t->dtype));
+    rule->scale = dtype_load(t->data, t->dtype, 0);
+    rule->scale = inverse ? 1.0f / rule->scale : rule->scale;
+    if (zero && rule->asymmetric) {
+        TRY(need_dtype(m, zero, DT_I8));
+        rule->zero = count_of(zero) == 1 ? (float)(int8_t)zero->data[0] : 0.0f;
+    }
+    return OK;
+}
+
 /* ---- the table ---------------------------------------------------------------------------- */
 
 static const struct module_format formats[] = {
@@ -457,5 +488,8 @@ enum status module_read(const struct module *m, struct weight_part *out)
 {
     *out = weight_part_plain(NULL, DT_F32, m->n_experts * m->n_out, m->n_in, 0);
     out->codec.format = format_name(m);
+    out->inputs = m->scheme->inputs;
+    out->inputs.n_inputs = m->n_in;
+    TRY(read_input_scale(m, &out->inputs));
     return m->scheme->format->read(m, &out->codec);
 }

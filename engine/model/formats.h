@@ -16,6 +16,7 @@ struct quant_scheme {
     int32_t block_rows, block_cols;     // of a grid of scales; 0: none
     bool asymmetric;
     int32_t zero_offset; // added to what is stored as zeros
+    struct input_rule inputs; // but for what the module's tensors say
 };
 
 /* A module whose tensors are looked for. */

@@ -165,6 +165,8 @@ enum status model_load(const struct model_load_options *options, struct backend 
                        .be = be,
                        .err = err,
                        .n_const = widest,
+                       .round_inputs = facts.rounds_inputs && !options->inputs_as_they_are &&
+                                       options->dtype != DT_F32,
                        .seed = (uint64_t)options->index << 32};
     l.ones = xmalloc(widest * sizeof *l.ones);
     l.zeros = xcalloc(widest, sizeof *l.zeros);

@@ -18,6 +18,7 @@ struct layer_weights {
     const struct weight *router, *correction, *experts_gate_up, *experts_down;
     const struct weight *shared_gate_up, *shared_down, *shared_router;
     const struct weight *q_a, *q_a_norm, *kv_a, *kv_a_norm, *w_uk, *w_uv; // MLA; q_b is qkv
+    float k_scale, v_scale; // of a quantised cache, as the checkpoint has them; 0: none
 };
 
 /* What this rank holds of each dimension. */
@@ -63,6 +64,7 @@ struct model_load_options {
     const struct model_config *config;
     const struct checkpoint *checkpoint; // NULL: dummy weights
     enum dtype dtype;
+    bool inputs_as_they_are; // no format rounds a product's inputs; with F32 none does either way
     int32_t rank, n_ranks, index;
     void (*on_progress)(double share, void *arg);
     void *progress_arg;

@@ -5,6 +5,7 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -205,6 +206,21 @@ enum status part_of(struct loader *l, const char *name, const int64_t *dims, int
     return OK;
 }
 
+enum status part_number(struct loader *l, const char *name, float *out)
+{
+    *out = 0.0f;
+    const struct checkpoint_tensor *t = part_find(l, name);
+    if (!t || !tensor_is_plain(t) || t->n_bytes != dtype_bytes(t->dtype)) {
+        return OK;
+    }
+    *out = dtype_load(t->data, t->dtype, 0);
+    if (!isfinite(*out) || *out <= 0.0f) {
+        return err_set(l->err, ERR_FORMAT, "%s: tensor %s is %g, which is no scale", t->file,
+                       t->name, (double)*out);
+    }
+    return OK;
+}
+
 /* A quantised module's matrices, n_experts of them one below the other. */
 static enum status read_quantised(struct loader *l, const char *base, int64_t n_experts,
                                   int64_t n_out, int64_t n_in, struct weight_part *out, bool *found)
@@ -216,6 +232,9 @@ static enum status read_quantised(struct loader *l, const char *base, int64_t n_
     m.n_out = n_out;
     m.n_in = n_in;
     TRY(quant_read(l->quant, &m, base, out, found));
+    if (*found && !l->round_inputs) {
+        out->inputs = (struct input_rule){.numbers = INPUT_AS_IT_IS};
+    }
     l->m->n_parameters += *found ? n_experts * n_out * n_in : 0;
     return OK;
 }

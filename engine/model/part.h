@@ -24,6 +24,7 @@ struct loader {
     const struct quant *quant;    // NULL: its weights are stored as they are
     float *ones, *zeros;
     size_t n_const;
+    bool round_inputs; // as quantised weights ask for it
     bool *taken; // by place in checkpoint_tensors: what the model has asked for
     uint64_t seed;
 };
@@ -61,6 +62,8 @@ void part_numbered_name(const char *pattern, int32_t e, char out[NAME_BYTES]);
 /* A whole tensor, its shape checked; of dummy weights a part without data. */
 enum status part_of(struct loader *l, const char *name, const int64_t *dims, int32_t n_dims,
                     struct weight_part *out);
+/* A positive number by itself; 0 if there is none, or more than one. */
+enum status part_number(struct loader *l, const char *name, float *out);
 /* The matrix of a module, [n_out][n_in], quantised or not. */
 enum status part_matrix(struct loader *l, const char *base, int64_t n_out, int64_t n_in,
                         struct weight_part *out);

@@ -115,12 +115,28 @@ static enum status leave_alone(const struct json *j, const char *key, enum rule_
 
 /* ---- fp8 ---------------------------------------------------------------------------------- */
 
+/* By row, or by blocks of the weights' width. */
+static enum status read_fp8_inputs(const struct json *j, struct quant_scheme *s, struct err *err)
+{
+    const char *scheme = json_get_string(j, "activation_scheme");
+    const char *scales = json_get_string(j, "scale_fmt");
+    s->inputs = (struct input_rule){
+        .numbers = INPUT_E4M3, .from_row = true, .group = s->block_cols};
+    s->inputs.power_of_two = scales && strcmp(scales, "ue8m0") == 0;
+    if (scheme && strcmp(scheme, "static") == 0) {
+        s->inputs = (struct input_rule){.numbers = INPUT_E4M3};
+        return OK;
+    }
+    return check_string(j, "activation_scheme", "dynamic", err);
+}
+
 static enum status read_fp8(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     struct quant_scheme s = {.format = format_find("fp8"), .bits = 8};
     TRY(check_string(j, "fmt", "e4m3", err));
     TRY(check_string(j, "expert_dtype", "fp8", err));
     TRY(read_block(json_get(j, "weight_block_size"), "weight_block_size", &s, err));
+    TRY(read_fp8_inputs(j, &s, err));
     TRY(leave_alone(j, "ignored_layers", RULE_PART, rules, err));
     TRY(leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
     return quant_rules_add(rules, RULE_ALL, "", &s, err);
@@ -198,6 +214,35 @@ static enum status read_gptq(const struct json *j, struct quant_rules *rules, st
 
 /* ---- compressed-tensors ------------------------------------------------------------------- */
 
+/* What a group asks of inputs; null: nothing. */
+static enum status read_ct_inputs(const struct json *j, struct input_rule *out, struct err *err)
+{
+    *out = (struct input_rule){.numbers = INPUT_AS_IT_IS};
+    if (!json_is(j, JSON_OBJECT)) {
+        return OK;
+    }
+    const char *type = json_get_string(j, "type"), *strategy = json_get_string(j, "strategy");
+    bool is_float = type && strcmp(type, "float") == 0;
+    int32_t bits;
+    TRY(read_int(j, "num_bits", 1, 16, 8, &bits, err));
+    if (bits == 8) {
+        out->numbers = is_float ? INPUT_E4M3 : INPUT_I8;
+    } else if (bits == 4 && is_float) {
+        out->numbers = INPUT_E2M1;
+    } else {
+        return err_set(err, ERR_UNSUPPORTED, "input_activations of %d bits are not supported",
+                       bits);
+    }
+    out->asymmetric = !json_get_bool(j, "symmetric", true);
+    out->from_row = json_get_bool(j, "dynamic", false) || json_get_string(j, "dynamic");
+    if (out->from_row) {
+        TRY(read_group(j, "group_size", 0, &out->group, err));
+    }
+    out->group = strategy && strcmp(strategy, "token") == 0 ? 0 : out->group;
+    out->power_of_two = out->numbers == INPUT_E2M1 && out->group == 32;
+    return OK;
+}
+
 /* A group's scheme; format NULL: it leaves weights as they are. */
 static enum status read_ct_scheme(const struct json *group, const char *otherwise,
                                   struct quant_scheme *s, struct err *err)
@@ -228,6 +273,7 @@ static enum status read_ct_scheme(const struct json *group, const char *otherwis
                    ? 0
                    : s->group;
     s->asymmetric = !json_get_bool(weights, "symmetric", true);
+    TRY(read_ct_inputs(json_get(group, "input_activations"), &s->inputs, err));
     return read_block(json_get(weights, "block_structure"), "block_structure", s, err);
 }
 
@@ -311,19 +357,21 @@ static enum status modelopt_scheme(const char *algo, struct quant_scheme *s, str
     static const struct {
         const char *algo, *format;
         int32_t bits, block;
+        struct input_rule inputs;
     } rows[] = {
-        {"FP8", "fp8", 8, 0},
-        {"FP8_PER_CHANNEL_PER_TOKEN", "fp8", 8, 0},
-        {"FP8_PB_WO", "fp8", 8, 128},
-        {"NVFP4", "NVFP4", 4, 0},
-        {"W4A16_NVFP4", "NVFP4", 4, 0},
+        {"FP8", "fp8", 8, 0, {.numbers = INPUT_E4M3}},
+        {"FP8_PER_CHANNEL_PER_TOKEN", "fp8", 8, 0, {.numbers = INPUT_E4M3, .from_row = true}},
+        {"FP8_PB_WO", "fp8", 8, 128, {.numbers = INPUT_AS_IT_IS}},
+        {"NVFP4", "NVFP4", 4, 0, {.numbers = INPUT_E2M1, .from_row = true, .group = 16}},
+        {"W4A16_NVFP4", "NVFP4", 4, 0, {.numbers = INPUT_AS_IT_IS}},
     };
     for (size_t i = 0; algo && i < sizeof rows / sizeof rows[0]; i++) {
         if (strcmp(rows[i].algo, algo) == 0) {
             *s = (struct quant_scheme){.format = format_find(rows[i].format),
                                        .bits = rows[i].bits,
                                        .block_rows = rows[i].block,
-                                       .block_cols = rows[i].block};
+                                       .block_cols = rows[i].block,
+                                       .inputs = rows[i].inputs};
             return OK;
         }
     }
