@@ -541,7 +541,9 @@ static enum status read_ranks(struct engine *e, struct err *err)
 enum status engine_check(const struct engine_options *options, struct err *err)
 {
     struct model_config *c = xcalloc(1, sizeof *c);
+    log_mute(true); // engine_open says what there is to say
     enum status st = model_config_load(options->model, c, err);
+    log_mute(false);
     free(c);
     return st;
 }

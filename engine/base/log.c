@@ -13,6 +13,7 @@
 enum { MAX_WAITING_BYTES = 256 << 10, MAX_LINE_BYTES = 2048, LAST_PATIENCE_MS = 500 };
 
 static _Atomic int log_level = LOG_INFO;
+static _Thread_local bool muted;
 
 /* Who writes a line: its caller, its caller with a bound on the wait, or the writer. The lock keeps
  * the writer alive while a line is handed to it; nothing under it waits. */
@@ -30,6 +31,11 @@ void log_set_level(enum log_level level)
 enum log_level log_get_level(void)
 {
     return (enum log_level)atomic_load_explicit(&log_level, memory_order_relaxed);
+}
+
+void log_mute(bool mute)
+{
+    muted = mute;
 }
 
 static size_t begin_line(char line[MAX_LINE_BYTES], enum log_level level)
@@ -91,7 +97,7 @@ uint64_t log_lost(void)
 
 void log_line(enum log_level level, const char *fmt, ...)
 {
-    if (level < log_get_level()) {
+    if (level < log_get_level() || muted) {
         return;
     }
     char line[MAX_LINE_BYTES];

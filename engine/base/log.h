@@ -10,6 +10,7 @@
 
 #include "engine/base/status.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
@@ -23,6 +24,9 @@ void log_line(enum log_level level, const char *fmt, ...) PRINTF_LIKE(2, 3);
 #define log_info(...) log_line(LOG_INFO, __VA_ARGS__)
 #define log_warn(...) log_line(LOG_WARN, __VA_ARGS__)
 #define log_error(...) log_line(LOG_ERROR, __VA_ARGS__)
+
+/* Drops the calling thread's lines until it says false: for a trial whose real run says them again. */
+void log_mute(bool mute);
 
 /* Starts the writer. Without a thread to be had, lines go on being written by their callers. */
 void log_open(void);
