@@ -15,6 +15,7 @@ ranks='
 engine/base:
 engine/device:      engine/base
 engine/tokenizer:   engine/base
+engine/grammar:     engine/tokenizer/tokenizer.h engine/base
 engine/model:       engine/tokenizer/name_pattern.h engine/device engine/base
 engine/schedule:    engine/device engine/base
 engine/speculate:   engine/schedule engine/model engine/device engine/base
@@ -56,7 +57,8 @@ owners='
 ^uv\.h|^microhttpd              ^server/http/
 ^(sys/socket|netinet|netdb)     ^server/(http/|cli/health)|^bench/|^engine/base/wire\.c
 ^cjson                          ^engine/base/json\.c
-^(pcre2|utf8proc)               ^engine/tokenizer/
+^pcre2                          ^engine/tokenizer/
+^utf8proc                       ^engine/(tokenizer/|grammar/charset\.c)
 ^(cuda|cublas|nccl)             ^(cuda|bench/ops)/
 '
 [ "${1:-}" != --list ] || { sed '/^$/d' <<<"$ranks"; exit; }

@@ -1,0 +1,248 @@
+#include "engine/grammar/charset.h"
+
+#include "engine/base/mem.h"
+#include "engine/base/utf8.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+enum { LAST = 0x10ffff, SURROGATE_LO = 0xd800, SURROGATE_HI = 0xdfff };
+
+void charset_deinit(struct charset *s)
+{
+    free(s->v);
+    *s = (struct charset){0};
+}
+
+void charset_add(struct charset *s, uint32_t lo, uint32_t hi)
+{
+    GROW(s->v, s->n, s->cap);
+    s->v[s->n++] = (struct char_range){lo, hi};
+}
+
+void charset_add_all(struct charset *s, const struct charset *of)
+{
+    for (size_t i = 0; i < of->n; i++) {
+        charset_add(s, of->v[i].lo, of->v[i].hi);
+    }
+}
+
+static int by_lo(const void *p, const void *q)
+{
+    const struct char_range *a = p, *b = q;
+    return a->lo < b->lo ? -1 : a->lo > b->lo;
+}
+
+void charset_sort(struct charset *s)
+{
+    if (s->n > 1) {
+        qsort(s->v, s->n, sizeof *s->v, by_lo);
+    }
+    size_t n = 0;
+    for (size_t i = 0; i < s->n; i++) {
+        if (n > 0 && s->v[i].lo <= s->v[n - 1].hi + 1) {
+            s->v[n - 1].hi = s->v[i].hi > s->v[n - 1].hi ? s->v[i].hi : s->v[n - 1].hi;
+        } else {
+            s->v[n++] = s->v[i];
+        }
+    }
+    s->n = n;
+}
+
+void charset_invert(struct charset *s)
+{
+    charset_sort(s);
+    struct charset out = {0};
+    uint32_t from = 0;
+    for (size_t i = 0; i < s->n; i++) {
+        if (s->v[i].lo > from) {
+            charset_add(&out, from, s->v[i].lo - 1);
+        }
+        from = s->v[i].hi + 1;
+    }
+    if (from <= LAST) {
+        charset_add(&out, from, LAST);
+    }
+    charset_deinit(s);
+    *s = out;
+}
+
+void charset_add_cases(struct charset *s)
+{
+    for (size_t i = 0, n = s->n; i < n; i++) {
+        for (uint32_t c = 'a'; c <= 'z'; c++) {
+            uint32_t upper = c - 32;
+            if (s->v[i].lo <= c && c <= s->v[i].hi) {
+                charset_add(s, upper, upper);
+            }
+            if (s->v[i].lo <= upper && upper <= s->v[i].hi) {
+                charset_add(s, c, c);
+            }
+        }
+    }
+}
+
+/* ---- as bytes ---- */
+
+struct pieces {
+    uint32_t *v;
+    size_t n, cap;
+};
+
+/* Characters whose encodings have n bytes and agree in their first ones: lo and hi as bytes. */
+static uint32_t product(struct exprs *x, const uint8_t *lo, const uint8_t *hi, size_t n)
+{
+    uint32_t e = EXPR_EMPTY;
+    while (n-- > 0) {
+        e = expr_seq(x, expr_byte_range(x, lo[n], hi[n]), e);
+    }
+    return e;
+}
+
+/* Splits a range of encodings of one length into products of ranges of bytes. */
+static void add_products(struct exprs *x, uint32_t lo, uint32_t hi, struct pieces *out)
+{
+    uint8_t a[4], b[4];
+    for (unsigned level = 1; level < 4; level++) {
+        uint32_t mask = (1u << (6 * level)) - 1; // of the last `level` bytes' bits
+        if ((lo & ~mask) == (hi & ~mask) || lo > hi) {
+            break;
+        }
+        if (lo & mask) {
+            add_products(x, lo, lo | mask, out);
+            add_products(x, (lo | mask) + 1, hi, out);
+            return;
+        }
+        if ((hi & mask) != mask) {
+            add_products(x, lo, (hi & ~mask) - 1, out);
+            add_products(x, hi & ~mask, hi, out);
+            return;
+        }
+    }
+    size_t n = utf8_encode(lo, (char *)a);
+    utf8_encode(hi, (char *)b);
+    GROW(out->v, out->n, out->cap);
+    out->v[out->n++] = product(x, a, b, n);
+}
+
+static void add_range(struct exprs *x, uint32_t lo, uint32_t hi, struct pieces *out)
+{
+    static const uint32_t last_of[] = {0x7f, 0x7ff, SURROGATE_LO - 1, SURROGATE_HI, 0xffff, LAST};
+    for (size_t i = 0; i < sizeof last_of / sizeof *last_of && lo <= hi; i++) {
+        uint32_t end = hi < last_of[i] ? hi : last_of[i];
+        if (lo <= end && last_of[i] != SURROGATE_HI && lo <= 0x7f) {
+            GROW(out->v, out->n, out->cap);
+            out->v[out->n++] = expr_byte_range(x, (int)lo, (int)end);
+        } else if (lo <= end && last_of[i] != SURROGATE_HI) {
+            add_products(x, lo, end, out);
+        }
+        lo = lo > last_of[i] ? lo : last_of[i] + 1;
+    }
+}
+
+uint32_t charset_expr(struct exprs *x, struct charset *s)
+{
+    struct pieces p = {0};
+    charset_sort(s);
+    for (size_t i = 0; i < s->n && !x->failed; i++) {
+        add_range(x, s->v[i].lo, s->v[i].hi, &p);
+    }
+    uint32_t e = expr_alt(x, p.v, p.n);
+    free(p.v);
+    return e;
+}
+
+uint32_t charset_expr_any(struct exprs *x)
+{
+    struct charset s = {0};
+    charset_add(&s, 0, LAST);
+    uint32_t e = charset_expr(x, &s);
+    charset_deinit(&s);
+    return e;
+}
+
+/* ---- named sets ---- */
+
+bool charset_add_escape(struct charset *s, char letter)
+{
+    static const struct char_range digit[] = {{'0', '9'}};
+    static const struct char_range word[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+    static const struct char_range space[] = {
+        {9, 13}, {32, 32}, {0xa0, 0xa0}, {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029},
+        {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff},
+    };
+    static const struct {
+        char letter;
+        const struct char_range *v;
+        size_t n;
+    } rows[] = {
+        {'d', digit, 1},
+        {'w', word, sizeof word / sizeof *word},
+        {'s', space, sizeof space / sizeof *space},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if ((letter | 32) != rows[i].letter) {
+            continue;
+        }
+        struct charset of = {0};
+        for (size_t j = 0; j < rows[i].n; j++) {
+            charset_add(&of, rows[i].v[j].lo, rows[i].v[j].hi);
+        }
+        if (letter != rows[i].letter) {
+            charset_invert(&of);
+        }
+        charset_add_all(s, &of);
+        charset_deinit(&of);
+        return true;
+    }
+    return false;
+}
+
+static const struct {
+    const char *name, *category;
+} long_names[] = {
+    {"Any", ""},        {"Letter", "L"},     {"Mark", "M"},         {"Number", "N"},
+    {"Punctuation", "P"}, {"Symbol", "S"},   {"Separator", "Z"},    {"Other", "C"},
+    {"Uppercase_Letter", "Lu"}, {"Lowercase_Letter", "Ll"}, {"Titlecase_Letter", "Lt"},
+    {"Modifier_Letter", "Lm"}, {"Other_Letter", "Lo"}, {"Decimal_Number", "Nd"},
+    {"digit", "Nd"},    {"punct", "P"},
+};
+
+bool charset_add_category(struct charset *s, const char *name, size_t n)
+{
+    static const char *const known = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc "
+                                     "Sk So Zs Zl Zp Cc Cf Cs Co Cn";
+    char want[24] = {0};
+    if (n == 0 || n >= sizeof want) {
+        return false;
+    }
+    memcpy(want, name, n);
+    bool any = false;
+    for (size_t i = 0; i < sizeof long_names / sizeof *long_names; i++) {
+        if (strcmp(want, long_names[i].name) == 0) {
+            strcpy(want, long_names[i].category);
+            any = want[0] == 0;
+        }
+    }
+    n = strlen(want);
+    bool found = any || (n == 1 && strchr("LMNPSZC", want[0]));
+    for (const char *k = known; n == 2 && *k; k += k[2] ? 3 : 2) {
+        found |= memcmp(k, want, 2) == 0;
+    }
+    if (!found) {
+        return false;
+    }
+    uint32_t from = 0;
+    bool in = false;
+    for (uint32_t c = 0; c <= LAST + 1u; c++) { // a run ends where the category does
+        bool is = c <= LAST && memcmp(utf8proc_category_string((int32_t)c), want, n) == 0;
+        if (is && !in) {
+            from = c;
+        } else if (!is && in) {
+            charset_add(s, from, c - 1);
+        }
+        in = is;
+    }
+    return true;
+}

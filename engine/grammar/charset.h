@@ -1,0 +1,32 @@
+/* Sets of characters, and what they are as bytes of UTF-8.
+ * Thread: one owner. */
+#ifndef SLUICE_ENGINE_GRAMMAR_CHARSET_H
+#define SLUICE_ENGINE_GRAMMAR_CHARSET_H
+
+#include "engine/grammar/expr.h"
+
+struct charset {
+    struct char_range {
+        uint32_t lo, hi;
+    } *v;
+    size_t n, cap;
+};
+
+void charset_deinit(struct charset *s); // accepts a zeroed struct
+void charset_add(struct charset *s, uint32_t lo, uint32_t hi);
+void charset_add_all(struct charset *s, const struct charset *of);
+void charset_invert(struct charset *s);
+void charset_sort(struct charset *s);    // sorted, joined
+void charset_add_cases(struct charset *s); // ASCII letters in their other case
+
+/* Any one character of the set; surrogates are none. */
+uint32_t charset_expr(struct exprs *x, struct charset *s);
+uint32_t charset_expr_any(struct exprs *x);
+
+/* \d \w \s and their complements, in ASCII but for \s (which follows ECMA-262); false: no such class. */
+bool charset_add_escape(struct charset *s, char letter);
+
+/* A general category or one of its groups by name: "L", "Lu", "Nd"...; false: not known. */
+bool charset_add_category(struct charset *s, const char *name, size_t n);
+
+#endif

@@ -1,0 +1,165 @@
+/* Expressions over bytes and rules: what every kind of grammar compiles to, and what its states are made of. Equal
+ * expressions have equal ids (they are interned), so that a state of the automaton is an id, and what may follow after
+ * a byte is another expression: its derivative. Constructors keep a normal form (no dead branches that can be seen,
+ * sequences nested to the right, alternatives sorted, merged and factored by their first part).
+ *
+ * Three kinds are no regular operators but compact forms of large ones:
+ *   TEXT     a language over UTF-8 text, written as the inside of a JSON string, its closing quote included
+ *   MULTIPLE digits of a number that is to be a multiple of something: the state is a remainder
+ *   OBJECT   the rest of a JSON object whose properties come in order (object.h)
+ *
+ * Work is counted in units, one for each step of a constructor or a derivative, so that a limit says the same on every
+ * machine. Over a limit `failed` is set, and stays so: what was built since then means nothing.
+ * Thread: one owner. */
+#ifndef SLUICE_ENGINE_GRAMMAR_EXPR_H
+#define SLUICE_ENGINE_GRAMMAR_EXPR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum expr_kind {
+    X_NONE,     // matches nothing
+    X_EMPTY,    // the empty text
+    X_BYTES,    // a: a set of bytes
+    X_SEQ,      // a, then b; a is no X_SEQ
+    X_ALT,      // b children at list[a]
+    X_AND,      // likewise
+    X_NOT,      // a: every byte string that a is not; under X_AND only
+    X_REP,      // a, at least b and at most c times
+    X_CALL,     // a: a rule
+    X_TEXT,     // a: the text's language; b: where in an escape (text.h)
+    X_MULTIPLE, // a: modulus, b: remainder so far; at least one digit is behind it
+    X_OBJECT,   // a: object, b: next property, c: pairs so far; see object.h
+    X_KEY,      // a, b, c likewise; d: node of the trie of names
+};
+
+enum expr_flag {
+    XF_NULLABLE = 1, // matches the empty text
+    XF_CALLS = 2,    // has an X_CALL somewhere
+    XF_CALL_FIRST = 4,
+    XF_DOUBT = 8, // has an X_AND or X_NOT: it may be empty without looking so
+    XF_TEXT = 16, // has an X_TEXT
+};
+
+enum { EXPR_NONE = 0, EXPR_EMPTY = 1 };
+#define EXPR_INF UINT32_MAX
+
+struct expr {
+    uint8_t kind, flags;
+    uint32_t hash, next; // chain of the table
+    uint32_t a, b, c, d;
+    uint32_t clean; // its id without dead branches, plus 1; 0 unknown
+};
+
+struct byte_set {
+    uint64_t w[4];
+};
+
+struct expr_object; // object.h
+
+struct exprs {
+    struct expr *v;
+    uint32_t n, cap;
+    uint32_t *list; // children of X_ALT and X_AND
+    uint32_t n_list, cap_list;
+    struct byte_set *sets;
+    uint32_t n_sets, cap_sets;
+    uint32_t *table; // ids by hash, chained through expr.next
+    uint32_t table_size;
+    struct derived {
+        uint64_t key;
+        uint32_t to;
+    } *memo; // derivatives, open addressing
+    uint32_t n_memo, memo_size;
+
+    struct expr_object **objects; // not owned
+    uint32_t n_objects, cap_objects;
+
+    uint64_t work, max_work; // units so far in this call, and how many it may have
+    size_t max_bytes;
+    bool failed;
+    int depth; // of recursive constructors
+
+    uint32_t any_char; // one character of UTF-8
+    uint32_t any_text; // any number of them
+
+    // Bytes that no expression tells apart are of one class.
+    uint8_t class_of[256];
+    uint8_t class_byte[256]; // a member of each
+    int n_classes;
+    uint32_t n_sets_classed;
+    bool has_text, has_digits, classes_final;
+    struct byte_set own_class; // bytes that something else than a set tells apart: names of properties
+};
+
+void exprs_init(struct exprs *x, size_t max_bytes, uint64_t max_work);
+void exprs_deinit(struct exprs *x);
+size_t exprs_bytes(const struct exprs *x);
+bool exprs_spend(struct exprs *x, uint64_t units); // false: over the limit
+
+/* Forgets everything made after the mark. */
+struct exprs_mark {
+    uint32_t n, n_list, n_sets;
+};
+struct exprs_mark exprs_mark(const struct exprs *x);
+void exprs_reset(struct exprs *x, struct exprs_mark mark);
+
+static inline bool expr_is(const struct exprs *x, uint32_t e, enum expr_flag flag)
+{
+    return (x->v[e].flags & flag) != 0;
+}
+
+uint32_t expr_bytes(struct exprs *x, const struct byte_set *set);
+uint32_t expr_byte(struct exprs *x, uint8_t byte);
+uint32_t expr_byte_range(struct exprs *x, int lo, int hi);
+uint32_t expr_seq(struct exprs *x, uint32_t a, uint32_t b);
+uint32_t expr_seq3(struct exprs *x, uint32_t a, uint32_t b, uint32_t c);
+uint32_t expr_alt(struct exprs *x, const uint32_t *e, size_t n);
+uint32_t expr_alt2(struct exprs *x, uint32_t a, uint32_t b);
+uint32_t expr_and(struct exprs *x, const uint32_t *e, size_t n);
+uint32_t expr_and2(struct exprs *x, uint32_t a, uint32_t b);
+uint32_t expr_not(struct exprs *x, uint32_t a);
+uint32_t expr_rep(struct exprs *x, uint32_t a, uint32_t lo, uint32_t hi);
+uint32_t expr_optional(struct exprs *x, uint32_t a);
+uint32_t expr_call(struct exprs *x, uint32_t rule);
+uint32_t expr_literal(struct exprs *x, const char *s, size_t n); // these bytes
+uint32_t expr_make(struct exprs *x, struct expr e);              // interned as it is; flags given
+
+/* What may follow in `e` after `byte`; without dead branches if `e` had none. */
+uint32_t expr_derive(struct exprs *x, uint32_t e, uint8_t byte);
+
+/* `e` without its branches that match nothing; X_NONE if none is left. Searches under X_AND. */
+uint32_t expr_clean(struct exprs *x, uint32_t e);
+
+/* Calls a rule may begin with: appends (rule, rest). */
+struct expr_calls {
+    struct expr_first {
+        uint32_t rule, rest;
+    } *v;
+    size_t n, cap;
+};
+void expr_first_calls(struct exprs *x, uint32_t e, struct expr_calls *out);
+
+/* Brings class_of up to date with the sets there are. */
+void exprs_classify(struct exprs *x);
+
+static inline void byte_set_add(struct byte_set *s, unsigned byte)
+{
+    s->w[byte >> 6] |= 1ull << (byte & 63);
+}
+static inline bool byte_set_has(const struct byte_set *s, unsigned byte)
+{
+    return s->w[byte >> 6] >> (byte & 63) & 1;
+}
+
+/* Grows an array of elements to hold one more; aborts as xrealloc does. */
+#define GROW(v, n, cap)                                                                                                \
+    do {                                                                                                               \
+        if ((n) == (cap)) {                                                                                            \
+            (cap) = (cap) ? (cap) * 2 : 16;                                                                            \
+            (v) = xrealloc((v), (size_t)(cap) * sizeof *(v));                                                          \
+        }                                                                                                              \
+    } while (0)
+
+#endif

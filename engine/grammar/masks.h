@@ -1,0 +1,45 @@
+/* Masks over the vocabulary: the trie of tokens walked with the states of the automaton.
+ *
+ * What a state allows is the union of what its items allow, and an item that begins with a long-lived part (the inside
+ * of a string, a repetition) allows, whatever comes behind, all tokens that stay in this part: these are found once for
+ * the part (a head), with the nodes of the trie at which it ends; from there on the walk goes on with what follows.
+ * Thread: one owner. */
+#ifndef SLUICE_ENGINE_GRAMMAR_MASKS_H
+#define SLUICE_ENGINE_GRAMMAR_MASKS_H
+
+#include "engine/grammar/automaton.h"
+#include "engine/grammar/vocab.h"
+
+struct masks {
+    const struct grammar_vocab *vocab;
+    struct automaton *a;
+    struct mask_slot {
+        uint32_t state, newer, older; // the list of use
+        uint32_t *words;              // all of them, or
+        int32_t *ids;                 // the allowed ids where they are few
+        uint32_t n_ids;
+    } *v;
+    uint32_t n, cap, newest, oldest; // slot + 1; 0: none
+    uint32_t free;                   // chain through `older`
+    size_t bytes, max_bytes;
+
+    struct head {
+        uint32_t e;
+        bool whole;      // too many ends: not worth it
+        uint32_t *words; // tokens that stay in it, or end with it
+        uint32_t *ends;  // nodes with more behind them
+        uint32_t n_ends;
+    } *heads;
+    uint32_t n_heads, cap_heads;
+    uint32_t *path; // states by depth, for the walk
+};
+
+void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct automaton *a, size_t max_bytes);
+void masks_deinit(struct masks *m);
+void masks_reset(struct masks *m); // the automaton has forgotten its states
+size_t masks_bytes(const struct masks *m);
+
+/* Without end ids. x->failed may be set: `words` then means nothing. */
+void masks_get(struct masks *m, uint32_t state, uint32_t *words);
+
+#endif

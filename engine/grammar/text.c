@@ -1,0 +1,196 @@
+#include "engine/grammar/text.h"
+
+#include <stdio.h>
+
+/* Where in an escape: b of an X_TEXT. */
+enum {
+    T_PLAIN,
+    T_ESCAPE,     // behind a backslash
+    T_U0,         // behind \u, then one digit more each
+    T_U1_00,      // "0"
+    T_U2_00,      // "00"
+    T_U3_0,       // "000"
+    T_U3_1,       // "001"
+    T_ANY_1,      // the rest is of texts that may be anything: one digit read, and what it was
+    T_ANY_1_D,    // d
+    T_ANY_2,      //
+    T_ANY_2_HIGH, // d8 to db
+    T_ANY_3,
+    T_ANY_3_HIGH,
+    T_LOW_ESCAPE, // behind a high surrogate
+    T_LOW_U,
+    T_LOW_0,
+    T_LOW_1,
+    T_LOW_2,
+    T_LOW_3,
+};
+
+static const char short_escapes[][2] = {
+    {'"', '"'}, {'\\', '\\'}, {'/', '/'}, {'b', '\b'}, {'f', '\f'}, {'n', '\n'}, {'r', '\r'}, {'t', '\t'},
+};
+enum { N_SHORT = sizeof short_escapes / sizeof *short_escapes };
+
+static uint32_t make(struct exprs *x, uint32_t a, uint32_t where)
+{
+    if (a == EXPR_NONE) {
+        return EXPR_NONE;
+    }
+    x->has_text = true;
+    uint8_t flags = (uint8_t)(XF_TEXT | (x->v[a].flags & XF_DOUBT));
+    return expr_make(x, (struct expr){.kind = X_TEXT, .flags = flags, .a = a, .b = where});
+}
+
+uint32_t text_make(struct exprs *x, uint32_t a)
+{
+    return make(x, a, T_PLAIN);
+}
+
+static int hex_digit(uint8_t c)
+{
+    if (c >= '0' && c <= '9') {
+        return c - '0';
+    }
+    if ((c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F')) {
+        return (c | 32) - 'a' + 10;
+    }
+    return -1;
+}
+
+static uint32_t derive_escape(struct exprs *x, uint32_t a, uint8_t byte)
+{
+    if (byte == 'u') {
+        return make(x, a, T_U0);
+    }
+    for (size_t i = 0; i < N_SHORT; i++) {
+        if (short_escapes[i][0] == (char)byte) {
+            return make(x, expr_derive(x, a, (uint8_t)short_escapes[i][1]), T_PLAIN);
+        }
+    }
+    return EXPR_NONE;
+}
+
+/* \u in a text that may be anything: -1 if the digit may not stand there. */
+static int next_any(uint32_t where, int digit)
+{
+    switch (where) {
+    case T_U0: return digit == 0xd ? T_ANY_1_D : T_ANY_1;
+    case T_ANY_1: return T_ANY_2;
+    case T_ANY_1_D:
+        if (digit >= 0xc) {
+            return -1; // a low surrogate with none before it
+        }
+        return digit >= 8 ? T_ANY_2_HIGH : T_ANY_2;
+    case T_ANY_2: return T_ANY_3;
+    case T_ANY_2_HIGH: return T_ANY_3_HIGH;
+    case T_ANY_3: return T_PLAIN;
+    case T_ANY_3_HIGH: return T_LOW_ESCAPE;
+    case T_LOW_0: return digit == 0xd ? T_LOW_1 : -1;
+    case T_LOW_1: return digit >= 0xc ? T_LOW_2 : -1;
+    case T_LOW_2: return T_LOW_3;
+    case T_LOW_3: return T_PLAIN;
+    default: return -1;
+    }
+}
+
+static uint32_t derive_any(struct exprs *x, uint32_t a, uint32_t where, uint8_t byte)
+{
+    if (where == T_LOW_ESCAPE || where == T_LOW_U) {
+        uint8_t want = where == T_LOW_ESCAPE ? '\\' : 'u';
+        return byte == want ? make(x, a, where + 1) : (uint32_t)EXPR_NONE;
+    }
+    int digit = hex_digit(byte), next = digit < 0 ? -1 : next_any(where, digit);
+    return next < 0 ? (uint32_t)EXPR_NONE : make(x, a, (uint32_t)next);
+}
+
+/* \u00XX of a control character. */
+static uint32_t derive_control(struct exprs *x, uint32_t a, uint32_t where, uint8_t byte)
+{
+    int digit = hex_digit(byte);
+    switch (where) {
+    case T_U0: return digit == 0 ? make(x, a, T_U1_00) : (uint32_t)EXPR_NONE;
+    case T_U1_00: return digit == 0 ? make(x, a, T_U2_00) : (uint32_t)EXPR_NONE;
+    case T_U2_00:
+        if (digit != 0 && digit != 1) {
+            return EXPR_NONE;
+        }
+        return make(x, a, digit == 0 ? T_U3_0 : T_U3_1);
+    default:
+        if (digit < 0) {
+            return EXPR_NONE;
+        }
+        return make(x, expr_derive(x, a, (uint8_t)((where == T_U3_1 ? 16 : 0) + digit)), T_PLAIN);
+    }
+}
+
+/* Whether an escape that was begun can end. */
+static bool can_end(struct exprs *x, uint32_t a, uint32_t where)
+{
+    if (a == x->any_text || where == T_PLAIN) {
+        return true;
+    }
+    int from = where == T_U3_1 ? 16 : 0, to = where == T_U3_0 ? 16 : 32;
+    for (int c = from; c < to; c++) {
+        if (expr_derive(x, a, (uint8_t)c) != EXPR_NONE) {
+            return true;
+        }
+    }
+    return where == T_ESCAPE && (expr_derive(x, a, '"') != EXPR_NONE || expr_derive(x, a, '\\') != EXPR_NONE ||
+                                 expr_derive(x, a, '/') != EXPR_NONE);
+}
+
+uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte)
+{
+    uint32_t a = x->v[e].a, where = x->v[e].b, to;
+    if (where == T_ESCAPE) {
+        to = derive_escape(x, a, byte);
+    } else if (where != T_PLAIN) {
+        to = a == x->any_text ? derive_any(x, a, where, byte) : derive_control(x, a, where, byte);
+    } else if (byte == '"') {
+        return expr_is(x, a, XF_NULLABLE) ? EXPR_EMPTY : EXPR_NONE;
+    } else if (byte == '\\') {
+        to = make(x, a, T_ESCAPE);
+    } else {
+        to = byte < 0x20 ? (uint32_t)EXPR_NONE : make(x, expr_derive(x, a, byte), T_PLAIN);
+    }
+    return to != EXPR_NONE && !can_end(x, x->v[to].a, x->v[to].b) ? (uint32_t)EXPR_NONE : to;
+}
+
+uint32_t text_clean(struct exprs *x, uint32_t e)
+{
+    uint32_t where = x->v[e].b;
+    return make(x, expr_clean(x, x->v[e].a), where);
+}
+
+void text_tells_apart(struct byte_set *set)
+{
+    static const char all[] = "\"\\/bfnrtu0123456789abcdefABCDEF";
+    for (size_t i = 0; i < sizeof all - 1; i++) {
+        byte_set_add(set, (uint8_t)all[i]);
+    }
+    for (unsigned b = 0; b < 0x20; b++) {
+        byte_set_add(set, b);
+    }
+}
+
+uint32_t text_literal(struct exprs *x, const char *s, size_t n)
+{
+    uint32_t e = EXPR_EMPTY;
+    while (n > 0) {
+        uint8_t c = (uint8_t)s[--n];
+        char out[8] = {(char)c, 0};
+        for (size_t i = 0; i < N_SHORT; i++) {
+            if (c != '/' && short_escapes[i][1] == (char)c) {
+                snprintf(out, sizeof out, "\\%c", short_escapes[i][0]);
+            }
+        }
+        if (c < 0x20 && out[0] != '\\') {
+            snprintf(out, sizeof out, "\\u%04x", c);
+        }
+        size_t len = c == 0 ? 6 : 0;
+        while (c != 0 && out[len]) {
+            len++;
+        }
+        e = expr_seq(x, expr_literal(x, out, len), e);
+    }
+    return e;
+}

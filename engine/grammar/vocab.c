@@ -1,0 +1,163 @@
+#include "engine/grammar/vocab.h"
+
+#include "engine/base/mem.h"
+#include "engine/grammar/expr.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { TOKEN_MAX = 60000 };
+
+struct sorted {
+    const char *s;
+    uint32_t n;
+    int32_t id;
+};
+
+static int by_bytes(const void *p, const void *q)
+{
+    const struct sorted *a = p, *b = q;
+    int c = memcmp(a->s, b->s, a->n < b->n ? a->n : b->n);
+    if (c == 0 && a->n != b->n) {
+        return a->n < b->n ? -1 : 1;
+    }
+    return c != 0 ? c : (a->id > b->id) - (a->id < b->id);
+}
+
+/* Nodes for the bytes of each token that the one before it does not have. `open` is the path to the last node. */
+static void add_nodes(struct grammar_vocab *v, const struct sorted *list, uint32_t n)
+{
+    uint32_t *open = xcalloc(v->max_depth + 1, sizeof *open), depth = 0, cap = 0;
+    GROW(v->v, v->n, cap);
+    v->v[v->n++] = (struct vocab_node){.id = -1};
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t common = 0;
+        while (common < depth && common < list[i].n && v->v[open[common + 1]].byte == (uint8_t)list[i].s[common]) {
+            common++;
+        }
+        for (; depth > common; depth--) {
+            v->v[open[depth]].end = v->n;
+        }
+        for (; depth < list[i].n; depth++) {
+            GROW(v->v, v->n, cap);
+            v->v[v->n] = (struct vocab_node){
+                .id = -1, .depth = (uint16_t)(depth + 1), .byte = (uint8_t)list[i].s[depth]};
+            open[depth + 1] = v->n++;
+        }
+        struct vocab_node *node = &v->v[open[depth]];
+        if (node->id >= 0) {
+            v->same[list[i].id] = node->id;
+            node->more = true;
+        }
+        node->id = list[i].id;
+    }
+    for (; depth > 0; depth--) {
+        v->v[open[depth]].end = v->n;
+    }
+    v->v[0].end = v->n;
+    free(open);
+}
+
+static enum status fill(struct grammar_vocab *v, const struct grammar_token *tokens, const int32_t *end_ids,
+                        struct err *err)
+{
+    size_t total = 0;
+    for (int32_t i = 0; i < v->n_ids; i++) {
+        if (tokens[i].n_bytes > TOKEN_MAX) {
+            return err_set(err, ERR_LIMIT, "token %d has more than %d bytes", i, TOKEN_MAX);
+        }
+        total += tokens[i].n_bytes;
+        v->max_depth = tokens[i].n_bytes > v->max_depth ? (uint32_t)tokens[i].n_bytes : v->max_depth;
+    }
+    if (total > UINT32_MAX / 2) {
+        return err_set(err, ERR_LIMIT, "the vocabulary is too large");
+    }
+    for (size_t i = 0; i < v->n_end_ids; i++) {
+        if (end_ids[i] < 0 || end_ids[i] >= v->n_ids) {
+            return err_set(err, ERR_INVALID, "end id %d is not in the vocabulary", end_ids[i]);
+        }
+        v->end_ids[i] = end_ids[i];
+    }
+    v->text = xmalloc(total + 1);
+    struct sorted *list = xcalloc((size_t)v->n_ids + 1, sizeof *list);
+    uint32_t n = 0, at = 0;
+    for (int32_t i = 0; i < v->n_ids; i++) {
+        bool ends = false;
+        for (size_t j = 0; j < v->n_end_ids; j++) {
+            ends |= end_ids[j] == i;
+        }
+        v->same[i] = -1;
+        v->text_at[i] = at;
+        if (tokens[i].n_bytes > 0 && !ends) {
+            v->text_n[i] = (uint32_t)tokens[i].n_bytes;
+            memcpy(v->text + at, tokens[i].bytes, tokens[i].n_bytes);
+            list[n++] = (struct sorted){v->text + at, v->text_n[i], i};
+            at += v->text_n[i];
+        }
+    }
+    qsort(list, n, sizeof *list, by_bytes);
+    add_nodes(v, list, n);
+    free(list);
+    return OK;
+}
+
+enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids, const int32_t *end_ids,
+                               size_t n_end_ids, struct grammar_vocab **out, struct err *err)
+{
+    *out = NULL;
+    if (n_ids < 0) {
+        return err_set(err, ERR_INVALID, "a vocabulary of %d ids", n_ids);
+    }
+    struct grammar_vocab *v = xcalloc(1, sizeof *v);
+    v->n_ids = n_ids;
+    v->n_words = ((size_t)n_ids + 31) / 32;
+    v->same = xcalloc((size_t)n_ids + 1, sizeof *v->same);
+    v->text_at = xcalloc((size_t)n_ids + 1, sizeof *v->text_at);
+    v->text_n = xcalloc((size_t)n_ids + 1, sizeof *v->text_n);
+    v->end_ids = xcalloc(n_end_ids + 1, sizeof *v->end_ids);
+    v->n_end_ids = n_end_ids;
+    enum status st = fill(v, tokens, end_ids, err);
+    if (st != OK) {
+        grammar_vocab_free(v);
+        return st;
+    }
+    *out = v;
+    return OK;
+}
+
+enum status grammar_vocab_open(const struct tokenizer *tok, int32_t n_ids, const int32_t *end_ids, size_t n_end_ids,
+                               struct grammar_vocab **out, struct err *err)
+{
+    *out = NULL;
+    struct grammar_token *tokens = mem_try_calloc((size_t)(n_ids > 0 ? n_ids : 0) + 1, sizeof *tokens);
+    if (!tokens) {
+        return err_set(err, ERR_NOMEM, "a vocabulary of %d ids", n_ids);
+    }
+    for (int32_t i = 0; i < n_ids && i < tokenizer_vocab_size(tok); i++) {
+        if (!tokenizer_is_special(tok, i)) {
+            tokens[i].bytes = tokenizer_piece(tok, i, &tokens[i].n_bytes);
+        }
+    }
+    enum status st = grammar_vocab_make(tokens, n_ids, end_ids, n_end_ids, out, err);
+    free(tokens);
+    return st;
+}
+
+void grammar_vocab_free(struct grammar_vocab *v)
+{
+    if (!v) {
+        return;
+    }
+    free(v->v);
+    free(v->same);
+    free(v->text_at);
+    free(v->text_n);
+    free(v->text);
+    free(v->end_ids);
+    free(v);
+}
+
+size_t grammar_mask_words(const struct grammar_vocab *v)
+{
+    return v->n_words;
+}
