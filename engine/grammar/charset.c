@@ -3,6 +3,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/utf8.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
@@ -164,39 +165,96 @@ uint32_t charset_expr_any(struct exprs *x)
 
 /* ---- named sets ---- */
 
-bool charset_add_escape(struct charset *s, char letter)
+/* Runs of code points of one general category, made once. */
+static struct {
+    struct category_run {
+        uint32_t lo, hi;
+        char name[2];
+    } *v;
+    size_t n, cap;
+    pthread_once_t once;
+} categories = {.once = PTHREAD_ONCE_INIT};
+
+static void make_categories(void)
 {
-    static const struct char_range digit[] = {{'0', '9'}};
-    static const struct char_range word[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-    static const struct char_range space[] = {
-        {9, 13}, {32, 32}, {0xa0, 0xa0}, {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029},
-        {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff},
-    };
-    static const struct {
-        char letter;
-        const struct char_range *v;
-        size_t n;
-    } rows[] = {
-        {'d', digit, 1},
-        {'w', word, sizeof word / sizeof *word},
-        {'s', space, sizeof space / sizeof *space},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        if ((letter | 32) != rows[i].letter) {
+    for (uint32_t c = 0; c <= LAST; c++) {
+        const char *name = utf8proc_category_string((int32_t)c);
+        struct category_run *last = categories.n ? &categories.v[categories.n - 1] : NULL;
+        if (last && memcmp(last->name, name, 2) == 0) {
+            last->hi = c;
             continue;
         }
-        struct charset of = {0};
-        for (size_t j = 0; j < rows[i].n; j++) {
-            charset_add(&of, rows[i].v[j].lo, rows[i].v[j].hi);
-        }
-        if (letter != rows[i].letter) {
-            charset_invert(&of);
-        }
-        charset_add_all(s, &of);
-        charset_deinit(&of);
-        return true;
+        GROW(categories.v, categories.n, categories.cap);
+        categories.v[categories.n++] = (struct category_run){c, c, {name[0], name[1]}};
     }
-    return false;
+}
+
+/* All categories that begin with the n letters. */
+static void add_runs(struct charset *s, const char *name, size_t n)
+{
+    pthread_once(&categories.once, make_categories);
+    for (size_t i = 0; i < categories.n; i++) {
+        if (memcmp(categories.v[i].name, name, n) == 0) {
+            charset_add(s, categories.v[i].lo, categories.v[i].hi);
+        }
+    }
+}
+
+static void add_ascii_word(struct charset *s)
+{
+    charset_add(s, '0', '9');
+    charset_add(s, 'A', 'Z');
+    charset_add(s, '_', '_');
+    charset_add(s, 'a', 'z');
+}
+
+/* Alphabetic characters, marks, decimal digits, connectors and joiners. */
+static void add_unicode_word(struct charset *s)
+{
+    static const char *const names[] = {"L", "M", "Nd", "Nl", "Pc"};
+    static const struct char_range more[] = {
+        {0x200c, 0x200d}, {0x24b6, 0x24e9}, {0x1f130, 0x1f149}, {0x1f150, 0x1f169}, {0x1f170, 0x1f189}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        add_runs(s, names[i], strlen(names[i]));
+    }
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        charset_add(s, more[i].lo, more[i].hi);
+    }
+}
+
+static void add_space(struct charset *s, bool unicode)
+{
+    static const struct char_range both[] = {
+        {9, 13},          {32, 32},         {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
+        {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000},
+    };
+    uint32_t one = unicode ? 0x85 : 0xfeff; // where ECMA-262 and Unicode differ
+    for (size_t i = 0; i < sizeof both / sizeof *both; i++) {
+        charset_add(s, both[i].lo, both[i].hi);
+    }
+    charset_add(s, one, one);
+}
+
+bool charset_add_escape(struct charset *s, char letter, bool unicode)
+{
+    struct charset of = {0};
+    switch (letter | 32) {
+    case 'd':
+        charset_add(&of, '0', '9');
+        if (unicode) {
+            add_runs(&of, "Nd", 2);
+        }
+        break;
+    case 'w': (unicode ? add_unicode_word : add_ascii_word)(&of); break;
+    case 's': add_space(&of, unicode); break;
+    default: return false;
+    }
+    if (letter < 'a') {
+        charset_invert(&of);
+    }
+    charset_add_all(s, &of);
+    charset_deinit(&of);
+    return true;
 }
 
 static const struct {
@@ -233,16 +291,6 @@ bool charset_add_category(struct charset *s, const char *name, size_t n)
     if (!found) {
         return false;
     }
-    uint32_t from = 0;
-    bool in = false;
-    for (uint32_t c = 0; c <= LAST + 1u; c++) { // a run ends where the category does
-        bool is = c <= LAST && memcmp(utf8proc_category_string((int32_t)c), want, n) == 0;
-        if (is && !in) {
-            from = c;
-        } else if (!is && in) {
-            charset_add(s, from, c - 1);
-        }
-        in = is;
-    }
+    add_runs(s, want, n);
     return true;
 }

@@ -48,7 +48,7 @@ static struct grammar_limits with_defaults(const struct grammar_limits *given, e
 
 static enum status parse_regex(struct compile *c, uint32_t *start)
 {
-    return regex_language(c->x, c->source->text, c->source->n_bytes, 0, regex_limits_of(c->limits), start, c->err);
+    return regex_language(c->x, c->source->text, c->source->n_bytes, REGEX_UNICODE, regex_limits_of(c->limits), start, c->err);
 }
 
 static enum status parse(struct compile *c, uint32_t *start)

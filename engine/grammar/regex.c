@@ -463,7 +463,7 @@ static uint32_t match_anywhere(struct parser *p, uint32_t node, struct err *err)
 enum status regex_language(struct exprs *x, const char *s, size_t n, unsigned flags, struct regex_limits limits,
                           uint32_t *out, struct err *err)
 {
-    struct parser p = {.x = x, .in = {s, n, 0}, .flags = flags, .limits = limits};
+    struct parser p = {.x = x, .in = {s, n, 0, (flags & REGEX_UNICODE) != 0}, .flags = flags, .limits = limits};
     struct err why = {{0}};
     uint32_t node = 0;
     enum status st = OK;

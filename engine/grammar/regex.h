@@ -1,6 +1,6 @@
 /* Regular expressions as JSON Schema (ECMA-262), Rust's regex crate and Lark have them in common: alternatives, groups
  * (named or not), classes, repetition (lazy or not: the language is the same), anchors, flags i and s. `.` is any
- * character but a line feed; \d, \w and \b-like classes are ASCII, \s is ECMA's. Lookaround, backreferences, word
+ * character but a line feed. Lookaround, backreferences, word
  * boundaries, atomic groups and possessive repetition are refused by name.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_REGEX_H
@@ -13,6 +13,7 @@ enum regex_flag {
     REGEX_SEARCH = 1,      // a match anywhere in the text will do; else all of the text has to match
     REGEX_IGNORE_CASE = 2, // of ASCII letters
     REGEX_DOT_ALL = 4,     // `.` is a line feed too
+    REGEX_UNICODE = 8,     // \d, \w and \s as Unicode has them, else as ECMA-262
 };
 
 struct regex_limits {

@@ -115,7 +115,7 @@ static enum status parse_escape(struct regex_source *in, bool in_class, uint32_t
         return regex_wrong(in, err, "a backslash is the last character");
     }
     char c = in->s[in->at++];
-    if (charset_add_escape(out, c)) {
+    if (charset_add_escape(out, c, in->unicode)) {
         return OK;
     }
     for (size_t i = 0; i < sizeof control / sizeof *control; i++) {

@@ -9,6 +9,7 @@
 struct regex_source {
     const char *s;
     size_t n, at;
+    bool unicode; // \d, \w and \s are not ASCII alone
 };
 
 /* Writes the sentence and where; returns ERR_INVALID. */

@@ -1,6 +1,8 @@
 /* Third parties' schemas, expressions and grammars with texts, and masks of them: read from the shared folder. */
 #include "engine/base/clock.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "test/engine/grammar/rows.h"
+#include "test/engine/grammar/sha256.h"
 
 struct tally {
     int rows, refused, wrong, must_refused;
@@ -114,6 +116,185 @@ TEST(schemas_are_judged_right)
         SKIP("no shared data");
     }
     report("schemas");
+}
+
+/* ---- masks ---- */
+
+static struct vocabulary {
+    char name[64];
+    struct tokenizer *tok;
+    struct grammar_vocab *v;
+    bool *added;
+} vocabularies[4];
+
+static struct vocabulary *vocabulary_of(const char *name)
+{
+    struct vocabulary *v = vocabularies;
+    while (v->tok && strcmp(v->name, name) != 0) {
+        v++;
+    }
+    if (!v->tok) {
+        char path[4096];
+        struct err err = {{0}};
+        snprintf(path, sizeof path, "%s/data/%s", check_shared(), name);
+        snprintf(v->name, sizeof v->name, "%s", name);
+        if (tokenizer_load(path, &v->tok, &err) != OK) {
+            CHECK_FAIL("%s", err.text);
+            return NULL;
+        }
+        int32_t n = tokenizer_vocab_size(v->tok), end = tokenizer_eos(v->tok);
+        CHECK(grammar_vocab_open(v->tok, n, &end, end >= 0, &v->v, &err) == OK);
+        v->added = calloc((size_t)n, 1);
+        for (size_t i = 0; i < tokenizer_n_added(v->tok); i++) {
+            v->added[tokenizer_added_at(v->tok, i).id] = true;
+        }
+    }
+    return v;
+}
+
+static size_t from_hex(const char *s, char *out)
+{
+    size_t n = 0;
+    for (unsigned byte; sscanf(s + 2 * n, "%2x", &byte) == 1; n++) {
+        out[n] = (char)byte;
+    }
+    return n;
+}
+
+static void check_mask(struct slice line, struct grammar *g, const struct vocabulary *v, const char *hex)
+{
+    char prefix[4096], *list = malloc((size_t)tokenizer_vocab_size(v->tok) * 8 + 1);
+    struct grammar_state state = grammar_start(g);
+    size_t n = from_hex(hex, prefix), len = 0;
+    uint32_t *words = calloc(grammar_mask_words(v->v), 4);
+    CHECK(grammar_advance(g, &state, prefix, n) == OK);
+    CHECK(grammar_mask(g, state, words) == OK);
+    list[0] = 0;
+    for (int32_t id = 0; id < tokenizer_vocab_size(v->tok); id++) {
+        bool in = words[id >> 5] >> (id & 31) & 1, alone;
+        CHECK(grammar_allows(g, state, id, &alone) == OK && alone == in);
+        if (in && !v->added[id]) {
+            len += (size_t)sprintf(list + len, len ? ",%d" : "%d", id);
+        }
+    }
+    char digest[65];
+    sha256_hex(list, len, digest);
+    bool may_end = row_get(line, "end_allowed").s[0] == 't';
+    if (!row_is(line, "sha256", digest) || grammar_may_end(g, state) != may_end) {
+        tally.wrong++;
+        CHECK_FAIL("%.*s: mask %.300s", (int)line.n, line.s, list);
+    }
+    free(words);
+    free(list);
+}
+
+static void mask_row(struct slice line)
+{
+    struct buf name, text, prefix;
+    struct grammar *g;
+    struct err err = {{0}};
+    buf_init(&name, 1 << 20);
+    buf_init(&text, 1 << 20);
+    buf_init(&prefix, 1 << 20);
+    row_text(row_get(line, "tokenizer"), &name);
+    row_text(row_get(line, "text"), &text);
+    row_text(row_get(line, "prefix_hex"), &prefix);
+    tally.rows++;
+    const struct vocabulary *v = vocabulary_of(name.data);
+    enum grammar_kind kind = row_is(line, "kind", "gbnf") ? GRAMMAR_GBNF : GRAMMAR_REGEX;
+    struct grammar_source source = {.kind = kind, .text = text.data ? text.data : "", .n_bytes = text.n_bytes};
+    if (v && grammar_compile(&source, NULL, v->v, &g, &err) == OK) {
+        check_mask(line, g, v, prefix.data ? prefix.data : "");
+        grammar_free(g);
+    } else {
+        tally.must_refused++;
+        CHECK_FAIL("%.200s: %s", line.s, err.text);
+    }
+    buf_deinit(&name);
+    buf_deinit(&text);
+    buf_deinit(&prefix);
+}
+
+TEST(masks_are_equal_to_the_bit)
+{
+    if (!rows_each("structured/masks.jsonl", mask_row)) {
+        SKIP("no shared data");
+    }
+    report("masks");
+    for (struct vocabulary *v = vocabularies; v->tok; v++) {
+        grammar_vocab_free(v->v);
+        tokenizer_free(v->tok);
+        free(v->added);
+    }
+}
+
+/* ---- hostile sources ---- */
+
+static void add_piece(struct json_scan *sc, struct buf *out)
+{
+    struct buf one;
+    buf_init(&one, 1 << 24);
+    json_scan_next(sc);
+    json_scan_unescape(sc, &one);
+    int64_t times = 0;
+    json_scan_next(sc);
+    json_scan_int64(sc, &times);
+    json_scan_next(sc);
+    for (int64_t i = 0; i < times; i++) {
+        buf_put(out, one.data, one.n_bytes);
+    }
+    buf_deinit(&one);
+}
+
+static void hostile_row(struct slice line)
+{
+    struct buf text;
+    struct json_scan sc;
+    struct slice recipe = row_get(line, "recipe"), name = row_get(line, "name");
+    buf_init(&text, 1 << 24);
+    json_scan_init(&sc, recipe.s, recipe.n, 400);
+    json_scan_next(&sc);
+    for (enum json_token t; (t = json_scan_next(&sc)) == JSON_TOKEN_STRING || t == JSON_TOKEN_ARRAY;) {
+        if (t == JSON_TOKEN_ARRAY) {
+            add_piece(&sc, &text);
+        } else {
+            json_scan_unescape(&sc, &text);
+        }
+    }
+    if (strncmp(name.s, "\"gbnf invalid utf8", 18) == 0) { // JSON cannot say it
+        buf_clear(&text);
+        buf_puts(&text, "root ::= \"\xff\"");
+    }
+    enum grammar_kind kind = GRAMMAR_SCHEMA;
+    for (int k = 0; k < GRAMMAR_N_KINDS; k++) {
+        kind = row_is(line, "kind", grammar_kind_names[k]) ? (enum grammar_kind)k : kind;
+    }
+    struct grammar_source source = {.kind = kind, .text = text.data ? text.data : "", .n_bytes = text.n_bytes};
+    struct grammar *g;
+    struct err err = {{0}};
+    int64_t t0 = clock_now_ns();
+    enum status st = grammar_compile(&source, NULL, NULL, &g, &err);
+    double ms = (double)(clock_now_ns() - t0) / 1e6;
+    bool right = row_is(line, "expect", "ok_or_400") || row_is(line, "expect", st == OK ? "ok" : "400");
+    struct grammar_stats stats = {0};
+    if (st == OK) {
+        grammar_stats(g, &stats);
+    }
+    if (!right || ms > 1000 || stats.bytes > 64 << 20 || (st != OK && !err.text[0]) || getenv("VERBOSE")) {
+        printf("%.*s: %s, %.1f ms, %zu bytes: %s\n", (int)name.n, name.s, status_name(st), ms, stats.bytes, err.text);
+    }
+    CHECK(right && ms < 1000 && stats.bytes < 64 << 20);
+    grammar_free(g);
+    tally.rows++;
+    buf_deinit(&text);
+}
+
+TEST(hostile_sources_are_refused_or_compiled_in_time)
+{
+    if (!rows_each("structured/hostile.jsonl", hostile_row)) {
+        SKIP("no shared data");
+    }
+    report("hostile");
 }
 
 int main(int argc, char **argv)
