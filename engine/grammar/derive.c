@@ -135,14 +135,19 @@ static uint32_t derive_rep(struct exprs *x, struct expr e, uint8_t byte)
     return first == EXPR_NONE ? EXPR_NONE : expr_seq(x, first, expr_rep(x, e.a, e.b > 0 ? e.b - 1 : 0, hi));
 }
 
-/* A number of digits behind it in the remainder: any text of digits may still become a multiple. */
-static uint32_t derive_multiple(struct exprs *x, struct expr e, uint8_t byte)
+/* The digits so far are in the remainder; whatever it is, more digits can bring it to 0. Where points pass, how many
+ * digits are behind one is another expression's matter. */
+static uint32_t derive_multiple(struct exprs *x, uint32_t id, struct expr e, uint8_t byte)
 {
+    if (byte == '.' && e.c) {
+        return id;
+    }
     if (byte < '0' || byte > '9') {
         return EXPR_NONE;
     }
     uint32_t rest = (uint32_t)(((uint64_t)e.b * 10 + (byte - '0')) % e.a);
-    return expr_make(x, (struct expr){.kind = X_MULTIPLE, .flags = rest == 0 ? XF_NULLABLE : 0, .a = e.a, .b = rest});
+    uint8_t flags = rest == 0 ? XF_NULLABLE : 0;
+    return expr_make(x, (struct expr){.kind = X_MULTIPLE, .flags = flags, .a = e.a, .b = rest, .c = e.c});
 }
 
 static uint32_t derive_fresh(struct exprs *x, uint32_t id, uint8_t byte)
@@ -155,7 +160,7 @@ static uint32_t derive_fresh(struct exprs *x, uint32_t id, uint8_t byte)
     case X_NOT: return expr_not(x, derive(x, e.a, byte));
     case X_REP: return derive_rep(x, e, byte);
     case X_TEXT: return text_derive(x, id, byte);
-    case X_MULTIPLE: return derive_multiple(x, e, byte);
+    case X_MULTIPLE: return derive_multiple(x, id, e, byte);
     case X_OBJECT: return derive(x, object_expand(x, id), byte);
     case X_KEY: return object_derive_key(x, id, byte);
     case X_NONE:

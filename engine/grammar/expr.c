@@ -562,7 +562,8 @@ static void split_each(struct exprs *x, const struct byte_set *set)
 
 void exprs_classify(struct exprs *x)
 {
-    if (x->n_classes > 0 && (x->classes_final || x->n_sets == x->n_sets_classed)) {
+    uint64_t of = (uint64_t)x->n_sets * 4 + x->has_text * 2u + x->has_digits;
+    if (x->n_classes > 0 && (x->classes_final || of == x->classed)) {
         return;
     }
     memset(x->class_of, 0, sizeof x->class_of);
@@ -579,7 +580,7 @@ void exprs_classify(struct exprs *x)
     }
     split_each(x, &each);
     exprs_spend(x, x->n_sets);
-    x->n_sets_classed = x->n_sets;
+    x->classed = of;
     for (int b = 255; b >= 0; b--) {
         x->class_byte[x->class_of[b]] = (uint8_t)b;
     }

@@ -29,7 +29,7 @@ enum expr_kind {
     X_REP,      // a, at least b and at most c times
     X_CALL,     // a: a rule
     X_TEXT,     // a: the text's language; b: where in an escape (text.h)
-    X_MULTIPLE, // a: modulus, b: remainder so far; at least one digit is behind it
+    X_MULTIPLE, // a: modulus, b: remainder so far, c: whether points pass
     X_OBJECT,   // a: object, b: next property, c: pairs so far; see object.h
     X_KEY,      // a, b, c likewise; d: node of the trie of names
 };
@@ -88,8 +88,9 @@ struct exprs {
     uint8_t class_of[256];
     uint8_t class_byte[256]; // a member of each
     int n_classes;
-    uint32_t n_sets_classed;
-    bool has_text, has_digits, classes_final;
+    uint64_t classed; // what there was when the classes were made
+    bool has_text, has_digits; // there are X_TEXT, X_MULTIPLE
+    bool classes_final;
     struct byte_set own_class; // bytes that something else than a set tells apart: names of properties
 };
 

@@ -92,6 +92,7 @@ enum status grammar_compile(const struct grammar_source *source, const struct gr
         return st;
     }
     g->compile_work = g->x.work;
+    g->x.n_classes = 0; // anew: objects have added bytes of names
     exprs_classify(&g->x);
     g->x.classes_final = true;
     g->mark = exprs_mark(&g->x);

@@ -55,6 +55,8 @@ uint32_t object_start(struct exprs *x, struct expr_object *o)
 {
     GROW(x->objects, x->n_objects, x->cap_objects);
     x->objects[x->n_objects++] = o;
+    byte_set_add(&x->own_class, '"');
+    byte_set_add(&x->own_class, '}');
     return node(x, X_OBJECT, x->n_objects - 1, 0, 0, 0);
 }
 

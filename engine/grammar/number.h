@@ -1,0 +1,29 @@
+/* Numbers of JSON within bounds, as expressions.
+ * Thread: one owner. */
+#ifndef SLUICE_ENGINE_GRAMMAR_NUMBER_H
+#define SLUICE_ENGINE_GRAMMAR_NUMBER_H
+
+#include "engine/grammar/decimal.h"
+#include "engine/grammar/expr.h"
+
+struct number_bounds {
+    bool has_min, has_max, min_excluded, max_excluded;
+    struct decimal min, max;
+};
+
+/* Makes the bounds narrower. */
+void number_above(struct number_bounds *b, const struct decimal *v, bool excluded);
+void number_below(struct number_bounds *b, const struct decimal *v, bool excluded);
+
+/* Whole numbers, written without point or exponent; no "-0". */
+uint32_t number_integer(struct exprs *x, const struct number_bounds *b);
+
+/* Any numbers; within bounds, those without an exponent. */
+uint32_t number_any(struct exprs *x, const struct number_bounds *b);
+
+/* Multiples of `of` (above 0) within the bounds: written without exponent, and with no more digits behind the point
+ * than `of` has. False: the modulus is too large for it. */
+bool number_multiple(struct exprs *x, const struct number_bounds *b, const struct decimal *of, bool whole,
+                     uint32_t *e);
+
+#endif

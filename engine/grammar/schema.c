@@ -1,0 +1,342 @@
+#include "engine/grammar/schema.h"
+
+#include "engine/base/hash.h"
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    BLANKS = 24, // in a row, by default
+    SET_WORK = 50,
+};
+
+/* ---- sets ---- */
+
+void set_add(struct set *set, const struct tree_value *schema, uint32_t flags)
+{
+    for (uint32_t i = 0; i < set->n; i++) {
+        if (set->v[i].schema == schema && set->v[i].flags == flags) {
+            return;
+        }
+    }
+    GROW(set->v, set->n, set->cap);
+    set->v[set->n++] = (struct member){schema, flags};
+}
+
+void set_add_all(struct set *set, const struct set *of)
+{
+    for (uint32_t i = 0; i < of->n; i++) {
+        set_add(set, of->v[i].schema, of->v[i].flags);
+    }
+}
+
+void set_deinit(struct set *set)
+{
+    free(set->v);
+    *set = (struct set){0};
+}
+
+/* Adds the schemas that a member brings with it: $ref and allOf. *dead: `false` is among them. A member that comes by
+ * itself again says nothing new, but if only references lead to it, nothing says anything. */
+static enum status gather(struct schema *s, const struct set *from, struct set *to, bool *dead)
+{
+    set_add_all(to, from);
+    for (uint32_t i = 0; i < to->n; i++) {
+        const struct tree_value *schema = to->v[i].schema, *v;
+        uint32_t keep = to->v[i].flags & M_KEEP;
+        if (!exprs_spend(s->x, 1)) {
+            return schema_fail(s, ERR_LIMIT, schema, "the schema is too complex");
+        }
+        if (schema->type == JSON_BOOL) {
+            *dead |= !schema->truth;
+            continue;
+        }
+        TRY(schema_check_keywords(s, schema));
+        v = tree_get(schema, "$ref");
+        if (v) {
+            const struct tree_value *target;
+            TRY(schema_resolve(s, v, &target));
+            if (target == schema) {
+                return schema_fail(s, ERR_INVALID, schema, "\"$ref\" leads to itself");
+            }
+            set_add(to, target, keep);
+            if (s->draft <= 7) {
+                continue;
+            }
+        }
+        const struct tree_value *implied;
+        TRY(schema_implied(s, schema, &implied));
+        if (implied) {
+            set_add(to, implied, keep);
+        }
+        TRY(schema_typed(s, schema, "allOf", JSON_ARRAY, &v));
+        for (v = v ? v->first : NULL; v; v = v->next) {
+            if (!schema_is(v)) {
+                return schema_fail(s, ERR_INVALID, schema, "\"allOf\" holds something that is no schema");
+            }
+            set_add(to, v, keep);
+        }
+    }
+    return OK;
+}
+
+/* What has been gathered, in drafts whose $ref hides its neighbours, and `true`, say nothing more. */
+static void drop_references(const struct schema *s, struct set *set)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < set->n; i++) {
+        const struct tree_value *schema = set->v[i].schema;
+        bool hidden = s->draft <= 7 && tree_get(schema, "$ref");
+        if (schema->type == JSON_OBJECT && schema->n > 0 && !hidden) {
+            set->v[n++] = set->v[i];
+        }
+    }
+    set->n = n;
+}
+
+/* References alone, in a circle: no schema is ever reached. */
+static enum status check_circle(struct schema *s, const struct set *from)
+{
+    for (uint32_t i = 0; i < from->n; i++) {
+        const struct tree_value *v = from->v[i].schema;
+        for (uint32_t steps = 0; v->type == JSON_OBJECT && tree_get(v, "$ref"); steps++) {
+            if (s->draft > 7 && v->n > 1) {
+                break;
+            }
+            if (steps > 1000) {
+                return schema_fail(s, ERR_INVALID, v, "\"$ref\" leads to itself");
+            }
+            TRY(schema_resolve(s, tree_get(v, "$ref"), &v));
+        }
+    }
+    return OK;
+}
+
+/* ---- compiled sets ---- */
+
+static int by_schema(const void *p, const void *q)
+{
+    const struct member *a = p, *b = q;
+    if (a->schema != b->schema) {
+        return a->schema->number < b->schema->number ? -1 : 1;
+    }
+    return a->flags < b->flags ? -1 : a->flags > b->flags;
+}
+
+static bool equal_sets(const struct set *a, const struct set *b)
+{
+    bool equal = a->n == b->n;
+    for (uint32_t i = 0; i < a->n && equal; i++) {
+        equal = a->v[i].schema == b->v[i].schema && a->v[i].flags == b->v[i].flags;
+    }
+    return equal;
+}
+
+static uint32_t *slot_of(struct schema *s, const struct set *key, uint64_t hash)
+{
+    size_t i = hash & (s->table_size - 1);
+    for (; s->table[i]; i = (i + 1) & (s->table_size - 1)) {
+        const struct compiled *p = &s->v[s->table[i] - 1];
+        if (p->hash == hash && equal_sets(&p->set, key)) {
+            break;
+        }
+    }
+    return &s->table[i];
+}
+
+/* Where the set's entry is; a new one if there is none. Takes `set` over as its key, in the document's order. */
+static uint32_t entry_of(struct schema *s, const struct set *set)
+{
+    struct set key = {0};
+    set_add_all(&key, set);
+    if (key.n > 1) {
+        qsort(key.v, key.n, sizeof *key.v, by_schema);
+    }
+    uint64_t h = key.n;
+    for (uint32_t i = 0; i < key.n; i++) {
+        h = hash_mix(h * 31 + ((uint64_t)key.v[i].schema->number << 32 | key.v[i].flags));
+    }
+    if (s->n * 2 >= s->table_size) {
+        free(s->table);
+        s->table_size = s->table_size ? s->table_size * 2 : 64;
+        s->table = xcalloc(s->table_size, sizeof *s->table);
+        for (uint32_t i = 0; i < s->n; i++) {
+            *slot_of(s, &s->v[i].set, s->v[i].hash) = i + 1;
+        }
+    }
+    uint32_t *slot = slot_of(s, &key, h);
+    if (*slot) {
+        set_deinit(&key);
+        return *slot - 1;
+    }
+    GROW(s->v, s->n, s->cap);
+    s->v[s->n++] = (struct compiled){.set = key, .hash = h};
+    *slot = s->n;
+    return s->n - 1;
+}
+
+/* ---- one set ---- */
+
+static uint32_t literal(struct schema *s, const struct set *set, enum json_type type, bool truth)
+{
+    const struct tree_value value = {.type = type, .truth = truth};
+    const char *text = type == JSON_NULL ? "null" : truth ? "true" : "false";
+    return schema_excluded(set, &value) ? (uint32_t)EXPR_NONE : expr_literal(s->x, text, strlen(text));
+}
+
+static enum status each_type(struct schema *s, const struct set *set, uint32_t types, uint32_t *e)
+{
+    uint32_t branch[N_TYPES + 1] = {EXPR_NONE}, n = 0;
+    if (types & T_NULL) {
+        branch[n++] = literal(s, set, JSON_NULL, false);
+    }
+    if (types & T_BOOL) {
+        branch[n++] = literal(s, set, JSON_BOOL, true);
+        branch[n++] = literal(s, set, JSON_BOOL, false);
+    }
+    if (types & (T_INTEGER | T_NUMBER)) {
+        TRY(schema_number(s, set, !(types & T_NUMBER), &branch[n++]));
+    }
+    if (types & T_STRING) {
+        TRY(schema_string(s, set, &branch[n++]));
+    }
+    if (types & T_ARRAY) {
+        TRY(schema_array(s, set, &branch[n++]));
+    }
+    if (types & T_OBJECT) {
+        TRY(schema_object(s, set, &branch[n++]));
+    }
+    *e = expr_alt(s->x, branch, n);
+    return OK;
+}
+
+static enum status compile_set(struct schema *s, const struct set *set, uint32_t *e)
+{
+    bool found;
+    uint32_t types;
+    TRY(schema_branch(s, set, &found, e));
+    if (found) {
+        return OK;
+    }
+    TRY(schema_types(s, set, &types));
+    TRY(schema_enum(s, set, types, &found, e));
+    return found ? OK : each_type(s, set, types, e);
+}
+
+static enum status gathered_set(struct schema *s, const struct set *set, uint32_t *e)
+{
+    uint32_t at = entry_of(s, set);
+    if (s->v[at].done) {
+        *e = s->v[at].e;
+        return OK;
+    }
+    if (s->v[at].e) { // inside itself
+        s->v[at].rule = s->v[at].rule ? s->v[at].rule : rules_add(s->c->rules) + 1;
+        *e = expr_call(s->x, s->v[at].rule - 1);
+        return OK;
+    }
+    s->v[at].e = 1;
+    if (++s->depth > 4 * s->c->limits->max_depth || !exprs_spend(s->x, SET_WORK)) {
+        return err_set(s->c->err, ERR_LIMIT, "the schema is too complex");
+    }
+    TRY(compile_set(s, set, e));
+    s->depth--;
+    if (s->v[at].rule) {
+        s->c->rules->v[s->v[at].rule - 1].body = *e;
+        *e = expr_call(s->x, s->v[at].rule - 1);
+    }
+    s->v[at].e = *e;
+    s->v[at].done = true;
+    return OK;
+}
+
+enum status schema_set(struct schema *s, const struct set *set, uint32_t *e)
+{
+    struct set all = {0};
+    bool dead = false;
+    *e = EXPR_NONE;
+    enum status st = check_circle(s, set);
+    if (st == OK) {
+        st = gather(s, set, &all, &dead);
+    }
+    if (st == OK && !dead) {
+        drop_references(s, &all);
+        st = gathered_set(s, &all, e);
+    }
+    set_deinit(&all);
+    return st;
+}
+
+/* ---- the whole ---- */
+
+static int draft_of(const struct tree_value *root)
+{
+    static const struct {
+        const char *part;
+        int draft;
+    } drafts[] = {{"draft-03", 4}, {"draft-04", 4}, {"draft-06", 6}, {"draft-07", 7}, {"2019-09", 2019}};
+    const struct tree_value *v = tree_get(root, "$schema");
+    for (size_t i = 0; v && v->type == JSON_STRING && i < sizeof drafts / sizeof *drafts; i++) {
+        if (strstr(v->text, drafts[i].part)) {
+            return drafts[i].draft;
+        }
+    }
+    return 2020;
+}
+
+static enum status read_space(struct schema *s)
+{
+    const struct grammar_source *source = s->c->source;
+    struct byte_set blanks = {0};
+    for (const char *c = " \t\n\r"; *c; c++) {
+        byte_set_add(&blanks, (uint8_t)*c);
+    }
+    uint32_t any = expr_rep(s->x, expr_bytes(s->x, &blanks), 0, EXPR_INF);
+    if (source->disable_any_whitespace) {
+        s->space = EXPR_EMPTY;
+    } else if (source->whitespace_pattern) {
+        const char *p = source->whitespace_pattern;
+        enum status st = regex_language(s->x, p, strlen(p), 0, regex_limits_of(s->c->limits), &s->space, s->c->err);
+        if (st != OK) {
+            return err_prefix(s->c->err, st, "whitespace_pattern");
+        }
+        bool other = expr_clean(s->x, expr_and2(s->x, s->space, expr_not(s->x, any))) != EXPR_NONE;
+        if (s->space == EXPR_NONE || other) {
+            return err_set(s->c->err, ERR_INVALID, "whitespace_pattern: it must match white space of JSON alone");
+        }
+    } else {
+        s->space = expr_rep(s->x, expr_bytes(s->x, &blanks), 0, BLANKS);
+    }
+    return OK;
+}
+
+static enum status compile_root(struct schema *s, uint32_t *start)
+{
+    const struct grammar_limits *l = s->c->limits;
+    TRY(tree_read(&s->tree, s->c->source->text, s->c->source->n_bytes, l->max_depth, l->max_nodes, s->c->err));
+    s->tree.max_values *= 2; // room for what keywords imply
+    if (!schema_is(s->tree.root)) {
+        return err_set(s->c->err, ERR_INVALID, "#: a schema is an object, or true or false");
+    }
+    s->draft = draft_of(s->tree.root);
+    TRY(read_space(s));
+    struct set set = {0};
+    set_add(&set, s->tree.root, 0);
+    enum status st = schema_set(s, &set, start);
+    set_deinit(&set);
+    return st;
+}
+
+enum status schema_parse(struct compile *c, uint32_t *start)
+{
+    struct schema s = {.c = c, .x = c->x};
+    enum status st = compile_root(&s, start);
+    for (uint32_t i = 0; i < s.n; i++) {
+        set_deinit(&s.v[i].set);
+    }
+    free(s.v);
+    free(s.table);
+    tree_deinit(&s.tree);
+    return st;
+}

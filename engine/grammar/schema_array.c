@@ -1,0 +1,262 @@
+/* Arrays: what all members of a set say of their items. */
+#include "engine/grammar/schema.h"
+
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+
+enum { UNIQUE_MAX = 8 }; // values of an enum whose items are unique: each subset of them is a place in the text
+
+struct array {
+    struct schema *s;
+    const struct set *set;
+    uint32_t *item, n_items; // the first ones, each its own
+    uint32_t rest;           // any behind them
+    uint32_t lo, hi;
+    const struct tree_value *contains;
+    uint32_t contains_flags;
+    bool unique;
+};
+
+/* The list of schemas for the first items, and what is said of those behind it. */
+static enum status parts(struct schema *s, const struct tree_value *schema, const struct tree_value **list,
+                         const struct tree_value **rest)
+{
+    const struct tree_value *items = tree_get(schema, "items");
+    bool old = items && items->type == JSON_ARRAY;
+    *list = old ? items : NULL;
+    *rest = old ? tree_get(schema, "additionalItems") : items;
+    if (!old) {
+        TRY(schema_typed(s, schema, "prefixItems", JSON_ARRAY, list));
+    }
+    for (const struct tree_value *v = *list ? (*list)->first : NULL; v; v = v->next) {
+        if (!schema_is(v)) {
+            return schema_fail(s, ERR_INVALID, schema, "an item of a list of schemas is no schema");
+        }
+    }
+    if (*rest && !schema_is(*rest)) {
+        return schema_fail(s, ERR_INVALID, schema, "\"items\" must be a schema");
+    }
+    return OK;
+}
+
+/* What is said of items[i], or of all behind the lists where i is beyond them; `also` beside it. */
+static enum status item_at(struct array *a, uint32_t i, const struct tree_value *also, uint32_t *e)
+{
+    struct set set = {0};
+    enum status st = OK;
+    for (uint32_t m = 0; m < a->set->n && st == OK; m++) {
+        const struct tree_value *list, *rest, *v = NULL;
+        st = parts(a->s, a->set->v[m].schema, &list, &rest);
+        if (st == OK) {
+            v = list ? list->first : NULL;
+            for (uint32_t k = 0; v && k < i; k++) {
+                v = v->next;
+            }
+            v = v ? v : rest;
+        }
+        if (v) {
+            set_add(&set, v, a->set->v[m].flags & M_KEEP);
+        }
+    }
+    if (also) {
+        set_add(&set, also, a->contains_flags);
+    }
+    st = st == OK ? schema_set(a->s, &set, e) : st;
+    set_deinit(&set);
+    return st;
+}
+
+static enum status read_contains(struct array *a, const struct tree_value *schema, uint32_t flags)
+{
+    bool found;
+    uint32_t min = 1, max;
+    const struct tree_value *v = tree_get(schema, "contains");
+    if (!v || a->s->draft < 6) {
+        return OK;
+    }
+    TRY(schema_count(a->s, schema, "minContains", &found, &min));
+    min = found ? min : 1;
+    TRY(schema_count(a->s, schema, "maxContains", &found, &max));
+    if (found || min > 1 || a->contains) {
+        return schema_fail(a->s, ERR_UNSUPPORTED, schema,
+                           "\"contains\" is supported once, without counts (minContains 0 or 1)");
+    }
+    if (!schema_is(v)) {
+        return schema_fail(a->s, ERR_INVALID, schema, "\"contains\" must be a schema");
+    }
+    if (min == 1) {
+        a->contains = v;
+        a->contains_flags = flags & M_KEEP;
+    }
+    return OK;
+}
+
+static enum status read_member(struct array *a, struct member m)
+{
+    bool found;
+    uint32_t count;
+    const struct tree_value *list, *rest, *v;
+    TRY(schema_count(a->s, m.schema, "minItems", &found, &count));
+    a->lo = found && count > a->lo ? count : a->lo;
+    TRY(schema_count(a->s, m.schema, "maxItems", &found, &count));
+    a->hi = found && count < a->hi ? count : a->hi;
+    TRY(parts(a->s, m.schema, &list, &rest));
+    a->n_items = list && list->n > a->n_items ? list->n : a->n_items;
+    TRY(schema_typed(a->s, m.schema, "uniqueItems", JSON_BOOL, &v));
+    a->unique |= v && v->truth;
+    v = tree_get(m.schema, "unevaluatedItems");
+    if (v && (v->type != JSON_BOOL || !v->truth)) {
+        return schema_fail(a->s, ERR_UNSUPPORTED, m.schema, "\"unevaluatedItems\" is not supported (use \"items\")");
+    }
+    return read_contains(a, m.schema, m.flags);
+}
+
+/* ---- as expressions ---- */
+
+static uint32_t comma(struct array *a, uint32_t e)
+{
+    return expr_seq3(a->s->x, a->s->space, expr_byte(a->s->x, ','), expr_seq(a->s->x, a->s->space, e));
+}
+
+/* The items from i on, each with a comma before it. */
+static uint32_t tail(struct array *a)
+{
+    struct exprs *x = a->s->x;
+    uint32_t n = a->n_items, lo = a->lo > n ? a->lo - n : 0;
+    uint32_t hi = a->hi == EXPR_INF ? EXPR_INF : a->hi > n ? a->hi - n : 0;
+    uint32_t e = lo > hi ? (uint32_t)EXPR_NONE : expr_rep(x, comma(a, a->rest), lo, hi);
+    for (uint32_t i = n; i-- > 1;) {
+        uint32_t more = i < a->hi ? expr_seq(x, comma(a, a->item[i]), e) : (uint32_t)EXPR_NONE;
+        e = i >= a->lo ? expr_optional(x, more) : more;
+    }
+    return e;
+}
+
+static uint32_t plain(struct array *a)
+{
+    struct exprs *x = a->s->x;
+    uint32_t first = a->n_items > 0 ? a->item[0] : a->rest, behind;
+    if (a->n_items == 0) { // the first item is one of the rest
+        uint32_t lo = a->lo > 1 ? a->lo - 1 : 0, hi = a->hi == EXPR_INF || a->hi == 0 ? a->hi : a->hi - 1;
+        behind = expr_rep(x, comma(a, a->rest), lo, hi);
+    } else {
+        behind = tail(a);
+    }
+    uint32_t some = a->hi == 0 ? (uint32_t)EXPR_NONE : expr_seq3(x, first, behind, a->s->space);
+    return a->lo == 0 ? expr_optional(x, some) : some;
+}
+
+/* Any items, one that is as said, any items. */
+static enum status containing(struct array *a, uint32_t *e)
+{
+    struct exprs *x = a->s->x;
+    uint32_t one;
+    if (a->n_items > 0 || a->lo > 1 || a->hi != EXPR_INF) {
+        return schema_fail(a->s, ERR_UNSUPPORTED, a->set->v[0].schema,
+                           "\"contains\" together with counts or a list of items is not supported");
+    }
+    TRY(item_at(a, 0, a->contains, &one));
+    uint32_t before = expr_seq3(x, a->rest, a->s->space, expr_seq(x, expr_byte(x, ','), a->s->space));
+    uint32_t behind = expr_rep(x, comma(a, a->rest), 0, EXPR_INF);
+    *e = expr_seq3(x, expr_rep(x, before, 0, EXPR_INF), one, expr_seq(x, behind, a->s->space));
+    return OK;
+}
+
+/* The values of an enum that all items are of, each at most once: what may follow depends on which are left. */
+struct unique {
+    struct array *a;
+    uint32_t value[UNIQUE_MAX], n;
+    uint32_t memo[1 << UNIQUE_MAX];
+};
+
+static uint32_t unique_from(struct unique *u, uint32_t used)
+{
+    struct exprs *x = u->a->s->x;
+    uint32_t n = (uint32_t)__builtin_popcount(used), e = EXPR_NONE;
+    if (u->memo[used]) {
+        return u->memo[used] - 1;
+    }
+    for (uint32_t i = 0; i < u->n && n < u->a->hi; i++) {
+        if (!(used >> i & 1)) {
+            uint32_t item = n > 0 ? comma(u->a, u->value[i]) : u->value[i];
+            e = expr_alt2(x, e, expr_seq(x, item, unique_from(u, used | 1u << i)));
+        }
+    }
+    if (n >= u->a->lo) {
+        e = expr_alt2(x, e, n > 0 ? u->a->s->space : (uint32_t)EXPR_EMPTY);
+    }
+    u->memo[used] = e + 1;
+    return e;
+}
+
+static enum status unique(struct array *a, uint32_t *e)
+{
+    struct exprs *x = a->s->x;
+    struct unique u = {.a = a};
+    struct expr all = x->v[a->rest];
+    const struct tree_value *list = NULL;
+    for (uint32_t i = 0; i < a->set->n; i++) {
+        const struct tree_value *items = tree_get(a->set->v[i].schema, "items"), *to = items;
+        const struct tree_value *ref = items ? tree_get(items, "$ref") : NULL;
+        if (ref) {
+            TRY(schema_resolve(a->s, ref, &to));
+        }
+        list = to && to->type == JSON_OBJECT && tree_get(to, "enum") ? tree_get(to, "enum") : list;
+    }
+    if (!list || list->n > UNIQUE_MAX || a->n_items > 0 || a->contains || (all.flags & XF_CALLS)) {
+        return schema_fail(a->s, ERR_UNSUPPORTED, a->set->v[0].schema,
+                           "\"uniqueItems\" is supported for items of an enum of at most %d values", UNIQUE_MAX);
+    }
+    for (const struct tree_value *v = list->first; v; v = v->next) {
+        struct tree_value *one = tree_new(&a->s->tree, JSON_OBJECT, v);
+        if (!tree_put(&a->s->tree, one, "const", 5, v)) {
+            return schema_fail(a->s, ERR_LIMIT, v, "the schema is too large");
+        }
+        a->contains_flags = 0;
+        uint32_t value;
+        TRY(item_at(a, 0, one, &value));
+        bool again = value == EXPR_NONE;
+        for (uint32_t i = 0; i < u.n; i++) {
+            again |= u.value[i] == value;
+        }
+        if (!again) {
+            u.value[u.n++] = value;
+        }
+    }
+    *e = unique_from(&u, 0);
+    return OK;
+}
+
+static enum status array_items(struct array *a, uint32_t *e)
+{
+    for (uint32_t i = 0; i < a->set->n; i++) {
+        TRY(read_member(a, a->set->v[i]));
+    }
+    a->item = xcalloc(a->n_items + 1, sizeof *a->item);
+    TRY(item_at(a, UINT32_MAX, NULL, &a->rest));
+    for (uint32_t i = 0; i < a->n_items; i++) {
+        TRY(item_at(a, i, NULL, &a->item[i]));
+    }
+    if (a->unique && a->hi > 1 && a->rest + a->n_items > 0) {
+        return unique(a, e);
+    }
+    if (a->contains) {
+        return containing(a, e);
+    }
+    *e = a->lo > a->hi ? (uint32_t)EXPR_NONE : plain(a);
+    return OK;
+}
+
+enum status schema_array(struct schema *s, const struct set *set, uint32_t *e)
+{
+    struct array a = {.s = s, .set = set, .hi = EXPR_INF};
+    enum status st = array_items(&a, e);
+    free(a.item);
+    if (st == OK) {
+        struct exprs *x = s->x;
+        uint32_t open = expr_seq(x, expr_byte(x, '['), s->space);
+        *e = expr_seq3(x, open, *e, expr_byte(x, ']'));
+    }
+    return st;
+}

@@ -1,0 +1,109 @@
+/* anyOf and oneOf: a choice for each. */
+#include "engine/grammar/schema.h"
+
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+
+/* The set with member i's flag set, and the branch beside it. */
+static enum status chosen_set(struct schema *s, const struct set *set, uint32_t i, enum member_flag done,
+                              const struct tree_value *branch, uint32_t *e)
+{
+    struct set with = {0};
+    set_add_all(&with, set);
+    with.v[i].flags |= done;
+    set_add(&with, branch, set->v[i].flags & M_KEEP);
+    enum status st = schema_set(s, &with, e);
+    set_deinit(&with);
+    return st;
+}
+
+/* Whether no text that we let through for branch a is valid for b: a as we take it (names that it says nothing of are
+ * not allowed), b as it stands. */
+static enum status disjoint(struct schema *s, const struct set *set, uint32_t i, const struct tree_value *a,
+                            const struct tree_value *b, bool *is)
+{
+    struct set both = {0};
+    uint32_t e;
+    for (uint32_t j = 0; j < set->n; j++) {
+        uint32_t flags = set->v[j].flags | (j == i ? M_ONE_DONE : 0u);
+        set_add(&both, set->v[j].schema, (flags & ~(uint32_t)M_KEEP) | M_CLOSED);
+    }
+    set_add(&both, a, M_CLOSED);
+    set_add(&both, b, M_OPEN);
+    enum status st = schema_set(s, &both, &e);
+    *is = e == EXPR_NONE;
+    set_deinit(&both);
+    return st;
+}
+
+static enum status check_one_of(struct schema *s, const struct set *set, uint32_t i, const struct tree_value *list)
+{
+    for (const struct tree_value *a = list->first; a; a = a->next) {
+        for (const struct tree_value *b = list->first; b; b = b->next) {
+            bool is = true;
+            if (a != b) {
+                TRY(disjoint(s, set, i, a, b, &is));
+            }
+            if (!is) {
+                return schema_fail(s, ERR_UNSUPPORTED, set->v[i].schema,
+                                   "\"oneOf\" is supported only where its schemas exclude each other (use \"anyOf\")");
+            }
+        }
+    }
+    return OK;
+}
+
+static enum status choose(struct schema *s, const struct set *set, uint32_t i, enum member_flag done,
+                          const struct tree_value *list, uint32_t *e)
+{
+    uint32_t *branch = xcalloc(list->n + 1, sizeof *branch), n = 0;
+    enum status st = OK;
+    for (const struct tree_value *v = list->first; v && st == OK; v = v->next) {
+        st = chosen_set(s, set, i, done, v, &branch[n++]);
+    }
+    *e = st == OK ? expr_alt(s->x, branch, n) : (uint32_t)EXPR_NONE;
+    free(branch);
+    return st;
+}
+
+/* A oneOf whose set is already one of two that are compared is as good as an anyOf there: it only makes the texts in
+ * common more. */
+static bool is_compared(const struct set *set)
+{
+    for (uint32_t i = 0; i < set->n; i++) {
+        if (set->v[i].flags & M_KEEP) {
+            return true;
+        }
+    }
+    return false;
+}
+
+enum status schema_branch(struct schema *s, const struct set *set, bool *chosen, uint32_t *e)
+{
+    static const struct {
+        const char *keyword;
+        enum member_flag done;
+    } rows[] = {{"anyOf", M_ANY_DONE}, {"oneOf", M_ONE_DONE}};
+    *chosen = false;
+    for (uint32_t i = 0; i < set->n; i++) {
+        for (size_t k = 0; k < 2; k++) {
+            const struct tree_value *list, *schema = set->v[i].schema;
+            TRY(schema_typed(s, schema, rows[k].keyword, JSON_ARRAY, &list));
+            if (!list || (set->v[i].flags & rows[k].done)) {
+                continue;
+            }
+            for (const struct tree_value *v = list->first; v || list->n == 0; v = v->next) {
+                if (!v || !schema_is(v)) {
+                    return schema_fail(s, ERR_INVALID, schema, "\"%s\" must be a list of schemas", rows[k].keyword);
+                }
+            }
+            *chosen = true;
+            if (k == 1 && !is_compared(set)) {
+                TRY(check_one_of(s, set, i, list));
+            }
+            return choose(s, set, i, rows[k].done, list, e);
+        }
+    }
+    return OK;
+}

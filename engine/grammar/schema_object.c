@@ -1,0 +1,361 @@
+/* Objects: what all members of a set say of their properties. */
+#include "engine/grammar/schema.h"
+
+#include "engine/base/mem.h"
+#include "engine/grammar/names.h"
+#include "engine/grammar/object.h"
+#include "engine/grammar/text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { PATTERN_SETS_MAX = 64 }; // combinations of patterns that a name may match
+
+struct builder {
+    struct schema *s;
+    const struct set *set;
+    struct expr_object *o;
+    struct names names; // declared, or required
+    bool *required, *banned;
+    uint32_t n_declared;
+    uint32_t min, max;
+    bool closed; // names that nothing is said of are not allowed
+    uint32_t name_content; // what propertyNames allow
+    struct pattern {
+        const struct tree_value *schema;
+        uint32_t member;
+        uint32_t content; // the names that match
+    } *patterns;
+    uint32_t n_patterns, cap_patterns;
+};
+
+/* ---- reading ---- */
+
+static enum status add_names(struct builder *b, const struct tree_value *schema)
+{
+    const struct tree_value *v;
+    TRY(schema_typed(b->s, schema, "properties", JSON_OBJECT, &v));
+    for (v = v ? v->first : NULL; v; v = v->next) {
+        if (!schema_is(v)) {
+            return schema_fail(b->s, ERR_INVALID, v, "a property's schema is no schema");
+        }
+        names_get(&b->names, v->key, v->n_key);
+    }
+    return OK;
+}
+
+static enum status add_required(struct builder *b, const struct tree_value *schema, bool collect)
+{
+    const struct tree_value *v = tree_get(schema, "required"), *no = tree_get(schema, "not");
+    if (v && v->type == JSON_BOOL && b->s->draft <= 4) {
+        return OK; // draft 3 wrote it in the property
+    }
+    TRY(schema_typed(b->s, schema, "required", JSON_ARRAY, &v));
+    for (v = v ? v->first : NULL; v; v = v->next) {
+        if (v->type != JSON_STRING) {
+            return schema_fail(b->s, ERR_INVALID, schema, "\"required\" holds something that is no name");
+        }
+        uint32_t i = names_get(&b->names, v->text, v->n_text);
+        if (!collect) {
+            b->required[i] = true;
+        }
+    }
+    v = no && no->n == 1 ? tree_get(no, "required") : NULL;
+    if (v && v->n == 1 && v->first->type == JSON_STRING) {
+        uint32_t i = names_get(&b->names, v->first->text, v->first->n_text);
+        if (!collect) {
+            b->banned[i] = true;
+        }
+    }
+    return OK;
+}
+
+static enum status add_patterns(struct builder *b, const struct tree_value *schema, uint32_t member)
+{
+    const struct tree_value *v;
+    TRY(schema_typed(b->s, schema, "patternProperties", JSON_OBJECT, &v));
+    for (v = v ? v->first : NULL; v; v = v->next) {
+        uint32_t e;
+        struct err why = {{0}};
+        enum status st = regex_language(b->s->x, v->key, v->n_key, REGEX_SEARCH, regex_limits_of(b->s->c->limits), &e,
+                                        &why);
+        if (st != OK || !schema_is(v)) {
+            return schema_fail(b->s, st == OK ? ERR_INVALID : st, schema, "\"patternProperties\": %s",
+                               st == OK ? "a property's schema is no schema" : why.text);
+        }
+        GROW(b->patterns, b->n_patterns, b->cap_patterns);
+        b->patterns[b->n_patterns++] = (struct pattern){v, member, e};
+    }
+    return OK;
+}
+
+static enum status add_name_schema(struct builder *b, struct member m)
+{
+    const struct tree_value *v = tree_get(m.schema, "propertyNames");
+    if (!v) {
+        return OK;
+    }
+    if (!schema_is(v)) {
+        return schema_fail(b->s, ERR_INVALID, m.schema, "\"propertyNames\" must be a schema");
+    }
+    static const char *const known[] = {"pattern", "minLength", "maxLength", "format", "type"};
+    uint32_t n = 0, content;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        n += tree_get(v, known[i]) != NULL;
+    }
+    const struct tree_value *list = tree_get(v, "enum"), *one = tree_get(v, "const");
+    if (v->type == JSON_BOOL) {
+        content = v->truth ? b->s->x->any_text : (uint32_t)EXPR_EMPTY;
+        b->max = v->truth ? b->max : 0;
+    } else if (list || one) {
+        content = EXPR_NONE;
+        for (const struct tree_value *k = list ? list->first : one; k; k = list ? k->next : NULL) {
+            if (k->type == JSON_STRING) {
+                content = expr_alt2(b->s->x, content, expr_literal(b->s->x, k->text, k->n_text));
+            }
+        }
+        n++;
+    } else {
+        struct set set = {0};
+        set_add(&set, v, 0);
+        enum status st = schema_content(b->s, &set, &content);
+        set_deinit(&set);
+        TRY(st);
+    }
+    if (v->type == JSON_OBJECT && n != v->n) {
+        return schema_fail(b->s, ERR_UNSUPPORTED, m.schema,
+                           "\"propertyNames\" is supported with pattern, lengths, format, enum and const");
+    }
+    b->name_content = expr_clean(b->s->x, expr_and2(b->s->x, b->name_content, content));
+    return OK;
+}
+
+/* As if it were additionalProperties, where the schema has nothing beside it that could have evaluated names. */
+static enum status check_unevaluated(struct builder *b, const struct tree_value *schema)
+{
+    const struct tree_value *v = tree_get(schema, "unevaluatedProperties");
+    if (!v || (v->type == JSON_BOOL && v->truth) || tree_get(schema, "additionalProperties")) {
+        return OK;
+    }
+    if (b->set->n > 1 || v->type != JSON_BOOL || tree_get(schema, "anyOf") || tree_get(schema, "oneOf")) {
+        return schema_fail(b->s, ERR_UNSUPPORTED, schema,
+                           "\"unevaluatedProperties\" is supported as false, in a schema without others beside it");
+    }
+    return OK;
+}
+
+static enum status read_members(struct builder *b)
+{
+    bool named = false, said = false;
+    for (uint32_t i = 0; i < b->set->n; i++) {
+        const struct tree_value *schema = b->set->v[i].schema;
+        bool found;
+        uint32_t count;
+        TRY(add_names(b, schema));
+        TRY(add_patterns(b, schema, i));
+        TRY(add_name_schema(b, b->set->v[i]));
+        TRY(check_unevaluated(b, schema));
+        TRY(schema_count(b->s, schema, "minProperties", &found, &count));
+        b->min = found && count > b->min ? count : b->min;
+        TRY(schema_count(b->s, schema, "maxProperties", &found, &count));
+        b->max = found && count < b->max ? count : b->max;
+        named |= tree_get(schema, "properties") || tree_get(schema, "patternProperties");
+        said |= tree_get(schema, "additionalProperties") || tree_get(schema, "unevaluatedProperties");
+        said |= (b->set->v[i].flags & M_KEEP) != 0;
+    }
+    b->closed = named && !said;
+    b->n_declared = b->names.n;
+    for (uint32_t i = 0; i < b->set->n; i++) {
+        TRY(add_required(b, b->set->v[i].schema, true));
+    }
+    b->required = xcalloc(b->names.n + 1, 1);
+    b->banned = xcalloc(b->names.n + 1, 1);
+    for (uint32_t i = 0; i < b->set->n; i++) {
+        TRY(add_required(b, b->set->v[i].schema, false));
+    }
+    return OK;
+}
+
+/* ---- values ---- */
+
+static bool matches(struct exprs *x, uint32_t e, const char *s, size_t n)
+{
+    for (size_t i = 0; i < n && e != EXPR_NONE; i++) {
+        e = expr_derive(x, e, (uint8_t)s[i]);
+    }
+    return expr_is(x, e, XF_NULLABLE);
+}
+
+/* What a member says of names that it does not name itself; NULL: nothing. */
+static enum status others_of(struct builder *b, uint32_t member, const struct tree_value **v)
+{
+    const struct tree_value *schema = b->set->v[member].schema;
+    static const struct tree_value no = {.type = JSON_BOOL};
+    *v = tree_get(schema, "additionalProperties");
+    *v = *v ? *v : tree_get(schema, "unevaluatedProperties");
+    if (*v && !schema_is(*v)) {
+        return schema_fail(b->s, ERR_INVALID, schema, "\"additionalProperties\" must be a schema");
+    }
+    bool named = tree_get(schema, "properties") || tree_get(schema, "patternProperties");
+    if (!*v && named && (b->set->v[member].flags & M_CLOSED)) {
+        *v = &no;
+    }
+    return OK;
+}
+
+/* The schemas that hold for a name's value: by name (NULL: one that is not declared), by the patterns that it
+ * matches, else as one of the others. */
+static enum status value_set(struct builder *b, const char *name, size_t n, const bool *matched, struct set *out)
+{
+    for (uint32_t i = 0; i < b->set->n; i++) {
+        const struct tree_value *properties = tree_get(b->set->v[i].schema, "properties"), *v;
+        uint32_t keep = b->set->v[i].flags & M_KEEP;
+        bool named = false;
+        v = name && properties ? tree_get_n(properties, name, n) : NULL;
+        if (v) {
+            set_add(out, v, keep);
+            named = true;
+        }
+        for (uint32_t p = 0; p < b->n_patterns; p++) {
+            if (b->patterns[p].member == i && matched[p]) {
+                set_add(out, b->patterns[p].schema, keep);
+                named = true;
+            }
+        }
+        if (!named) {
+            TRY(others_of(b, i, &v));
+            if (v) {
+                set_add(out, v, keep);
+            }
+        }
+    }
+    return OK;
+}
+
+static enum status value_of(struct builder *b, const char *name, size_t n, const bool *matched, uint32_t *e)
+{
+    struct set set = {0};
+    enum status st = value_set(b, name, n, matched, &set);
+    st = st == OK ? schema_set(b->s, &set, e) : st;
+    set_deinit(&set);
+    return st;
+}
+
+static enum status add_properties(struct builder *b)
+{
+    bool *matched = xcalloc(b->n_patterns + 1, 1);
+    enum status st = OK;
+    for (uint32_t i = 0; i < b->names.n && st == OK; i++) {
+        struct name name = b->names.v[i];
+        uint32_t value = EXPR_NONE;
+        for (uint32_t p = 0; p < b->n_patterns; p++) {
+            matched[p] = matches(b->s->x, b->patterns[p].content, name.s, name.n);
+        }
+        if (!b->banned[i] && matches(b->s->x, b->name_content, name.s, name.n)) {
+            st = value_of(b, name.s, name.n, matched, &value);
+        }
+        bool only_banned = i >= b->n_declared && !b->required[i];
+        if (!only_banned || b->banned[i]) {
+            object_add(b->o, name.s, name.n, value, b->required[i]);
+        }
+        if (b->s->x->failed) {
+            st = schema_fail(b->s, ERR_LIMIT, b->set->v[0].schema, "the schema is too complex");
+        }
+    }
+    free(matched);
+    return st;
+}
+
+/* ---- names that are not declared ---- */
+
+/* Pairs whose name is of `names`, by which of the patterns from p on it matches. */
+static enum status add_others(struct builder *b, uint32_t names, uint32_t p, bool *matched, uint32_t *left)
+{
+    struct exprs *x = b->s->x;
+    if (names == EXPR_NONE) {
+        return OK;
+    }
+    if (p < b->n_patterns) {
+        uint32_t in = expr_clean(x, expr_and2(x, names, b->patterns[p].content));
+        uint32_t out = expr_clean(x, expr_and2(x, names, expr_not(x, b->patterns[p].content)));
+        matched[p] = true;
+        TRY(add_others(b, in, p + 1, matched, left));
+        matched[p] = false;
+        return add_others(b, out, p + 1, matched, left);
+    }
+    bool any = false;
+    for (uint32_t i = 0; i < b->n_patterns; i++) {
+        any |= matched[i];
+    }
+    if (b->closed && !any) {
+        return OK;
+    }
+    if (--*left == 0 || x->failed) {
+        return schema_fail(b->s, ERR_LIMIT, b->set->v[0].schema, "\"patternProperties\": too many patterns overlap");
+    }
+    uint32_t value;
+    TRY(value_of(b, NULL, 0, matched, &value));
+    uint32_t pair = expr_seq3(x, text_make(x, names), b->o->colon, value);
+    b->o->other = expr_alt2(x, b->o->other, expr_seq(x, expr_byte(x, '"'), pair));
+    return OK;
+}
+
+static enum status add_other_names(struct builder *b)
+{
+    struct exprs *x = b->s->x;
+    uint32_t *declared = xcalloc(b->names.n + 1, sizeof *declared), left = PATTERN_SETS_MAX;
+    for (uint32_t i = 0; i < b->names.n; i++) {
+        declared[i] = expr_literal(x, b->names.v[i].s, b->names.v[i].n);
+    }
+    uint32_t not_declared = expr_not(x, expr_alt(x, declared, b->names.n));
+    uint32_t names = expr_clean(x, expr_and2(x, b->name_content, not_declared));
+    bool *matched = xcalloc(b->n_patterns + 1, 1);
+    enum status st = add_others(b, names, 0, matched, &left);
+    free(matched);
+    free(declared);
+    return st;
+}
+
+/* ---- the whole ---- */
+
+static enum status build(struct builder *b, uint32_t *e)
+{
+    struct exprs *x = b->s->x;
+    uint32_t space = b->s->space;
+    TRY(read_members(b));
+    b->o->space = space;
+    b->o->comma = expr_seq(x, expr_byte(x, ','), space);
+    b->o->colon = expr_seq3(x, space, expr_byte(x, ':'), space);
+    b->o->min = b->min;
+    b->o->max = b->max;
+    TRY(add_properties(b));
+    TRY(add_other_names(b));
+    if (b->o->n == 0 && b->o->other == EXPR_NONE && b->min == 0) {
+        *e = expr_seq3(x, expr_byte(x, '{'), space, expr_byte(x, '}'));
+        object_free(b->o);
+        b->o = NULL;
+        return OK;
+    }
+    if (!object_has_room(b->o)) {
+        *e = EXPR_NONE;
+        object_free(b->o);
+        b->o = NULL;
+        return OK;
+    }
+    *e = expr_seq(x, expr_byte(x, '{'), object_start(x, b->o));
+    b->o = NULL; // the expressions'
+    return OK;
+}
+
+enum status schema_object(struct schema *s, const struct set *set, uint32_t *e)
+{
+    struct builder b = {.s = s, .set = set, .max = EXPR_INF, .name_content = s->x->any_text};
+    b.o = xcalloc(1, sizeof *b.o);
+    enum status st = build(&b, e);
+    names_deinit(&b.names);
+    free(b.required);
+    free(b.banned);
+    free(b.patterns);
+    object_free(b.o);
+    return st;
+}

@@ -1,0 +1,168 @@
+/* $ref within one document. Nothing is ever fetched. */
+#include "engine/grammar/schema.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int hex(char c)
+{
+    if (c >= '0' && c <= '9') {
+        return c - '0';
+    }
+    c = (char)(c | 32);
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* One part of a pointer: %XX, ~0 and ~1 undone, in place. */
+static size_t unescape(char *s, size_t n)
+{
+    size_t out = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (s[i] == '%' && i + 2 < n && hex(s[i + 1]) >= 0 && hex(s[i + 2]) >= 0) {
+            s[out++] = (char)(hex(s[i + 1]) * 16 + hex(s[i + 2]));
+            i += 2;
+        } else {
+            s[out++] = s[i];
+        }
+    }
+    n = out;
+    out = 0;
+    for (size_t i = 0; i < n; i++) {
+        bool escaped = s[i] == '~' && i + 1 < n && (s[i + 1] == '0' || s[i + 1] == '1');
+        s[out++] = escaped ? (s[i + 1] == '0' ? '~' : '/') : s[i];
+        i += escaped;
+    }
+    return out;
+}
+
+static const struct tree_value *child(const struct tree_value *v, const char *part, size_t n)
+{
+    if (v->type == JSON_OBJECT) {
+        return tree_get_n(v, part, n);
+    }
+    if (v->type != JSON_ARRAY || n == 0 || n > 9) {
+        return NULL;
+    }
+    unsigned long index = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (part[i] < '0' || part[i] > '9') {
+            return NULL;
+        }
+        index = index * 10 + (unsigned long)(part[i] - '0');
+    }
+    const struct tree_value *c = v->first;
+    for (; c && index > 0; index--) {
+        c = c->next;
+    }
+    return c;
+}
+
+static const struct tree_value *follow_pointer(const struct tree_value *v, char *pointer, size_t n)
+{
+    size_t at = 0;
+    while (v && at < n) {
+        size_t end = ++at; // behind the slash
+        while (end < n && pointer[end] != '/') {
+            end++;
+        }
+        size_t len = unescape(pointer + at, end - at);
+        v = child(v, pointer + at, len);
+        at = end;
+    }
+    return v;
+}
+
+/* A value that satisfies `is`, anywhere below. */
+static const struct tree_value *find(struct schema *s, const struct tree_value *v, const char *name, size_t n,
+                                     bool (*is)(const struct tree_value *, const char *, size_t))
+{
+    const struct tree_value *found = is(v, name, n) ? v : NULL;
+    s->x->work++;
+    for (const struct tree_value *c = v->first; c && !found; c = c->next) {
+        found = find(s, c, name, n, is);
+    }
+    return found;
+}
+
+static bool text_is(const struct tree_value *v, const char *s, size_t n)
+{
+    return v && v->type == JSON_STRING && v->n_text == n && memcmp(v->text, s, n) == 0;
+}
+
+static const struct tree_value *id_of(const struct tree_value *v)
+{
+    const struct tree_value *id = tree_get(v, "$id");
+    return id ? id : tree_get(v, "id");
+}
+
+/* A name behind '#': $anchor, or "$id": "#name" as older drafts had it. */
+static bool is_anchor(const struct tree_value *v, const char *s, size_t n)
+{
+    const struct tree_value *id = id_of(v);
+    bool old = id && id->type == JSON_STRING && id->n_text == n + 1 && id->text[0] == '#' &&
+               memcmp(id->text + 1, s, n) == 0;
+    return old || text_is(tree_get(v, "$anchor"), s, n);
+}
+
+/* An identifier, whole or by its last part (which is what a relative reference names). */
+static bool is_id(const struct tree_value *v, const char *s, size_t n)
+{
+    const struct tree_value *id = id_of(v);
+    if (!id || id->type != JSON_STRING) {
+        return false;
+    }
+    size_t len = id->n_text - (id->n_text > 0 && id->text[id->n_text - 1] == '#');
+    if (len == n && memcmp(id->text, s, n) == 0) {
+        return true;
+    }
+    return len > n && id->text[len - n - 1] == '/' && memcmp(id->text + len - n, s, n) == 0;
+}
+
+/* The value that has an identifier of its own, itself or the next around it. */
+static const struct tree_value *base_of(const struct schema *s, const struct tree_value *v)
+{
+    for (; v && v != s->tree.root; v = v->parent) {
+        const struct tree_value *id = v->type == JSON_OBJECT ? id_of(v) : NULL;
+        if (id && id->type == JSON_STRING && id->text[0] != '#') {
+            return v;
+        }
+    }
+    return s->tree.root;
+}
+
+enum status schema_resolve(struct schema *s, const struct tree_value *ref, const struct tree_value **to)
+{
+    if (ref->type != JSON_STRING) {
+        return schema_fail(s, ERR_INVALID, ref->parent, "\"$ref\" must be a string");
+    }
+    const char *hash = memchr(ref->text, '#', ref->n_text);
+    size_t n_base = hash ? (size_t)(hash - ref->text) : ref->n_text;
+    const struct tree_value *v = base_of(s, ref->parent);
+    if (n_base > 0) {
+        v = find(s, s->tree.root, ref->text, n_base, is_id);
+        if (!v) {
+            return schema_fail(s, ERR_UNSUPPORTED, ref->parent,
+                               "\"$ref\" to another document (\"%.60s\"): none is ever fetched", ref->text);
+        }
+    }
+    const struct tree_value *base = v;
+    char *fragment = arena_strndup(&s->tree.arena, hash ? hash + 1 : "", hash ? ref->n_text - n_base - 1 : 0);
+    size_t n = hash ? ref->n_text - n_base - 1 : 0;
+    if (!fragment) {
+        return schema_fail(s, ERR_LIMIT, ref->parent, "the schema is too large");
+    }
+    if (n > 0 && fragment[0] == '/') {
+        v = follow_pointer(v, fragment, n);
+        if (!v && base != s->tree.root) { // many write pointers from the document's root all the same
+            memcpy(fragment, hash + 1, n);
+            v = follow_pointer(s->tree.root, fragment, n);
+        }
+    } else if (n > 0) {
+        v = find(s, s->tree.root, fragment, n, is_anchor);
+    }
+    *to = v;
+    if (!v || !schema_is(v)) {
+        return schema_fail(s, ERR_INVALID, ref->parent, "\"$ref\": \"%.100s\" leads to no schema", ref->text);
+    }
+    return OK;
+}
