@@ -228,16 +228,19 @@ static void add_space(struct charset *s, bool unicode)
         {9, 13},          {32, 32},         {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
         {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000},
     };
-    uint32_t one = unicode ? 0x85 : 0xfeff; // where ECMA-262 and Unicode differ
     for (size_t i = 0; i < sizeof both / sizeof *both; i++) {
         charset_add(s, both[i].lo, both[i].hi);
     }
-    charset_add(s, one, one);
+    if (unicode) {
+        charset_add(s, 0x85, 0x85);
+    }
 }
 
 bool charset_add_escape(struct charset *s, char letter, bool unicode)
 {
     struct charset of = {0};
+    bool invert = letter < 'a';
+    unicode |= invert;
     switch (letter | 32) {
     case 'd':
         charset_add(&of, '0', '9');
@@ -249,7 +252,7 @@ bool charset_add_escape(struct charset *s, char letter, bool unicode)
     case 's': add_space(&of, unicode); break;
     default: return false;
     }
-    if (letter < 'a') {
+    if (invert) {
         charset_invert(&of);
     }
     charset_add_all(s, &of);

@@ -23,7 +23,8 @@ void charset_add_cases(struct charset *s); // ASCII letters in their other case
 uint32_t charset_expr(struct exprs *x, struct charset *s);
 uint32_t charset_expr_any(struct exprs *x);
 
-/* \d \w \s and their complements: as Unicode has them, or as ECMA-262 has (\d and \w are ASCII). False: no such class. */
+/* \d \w \s and their complements as Unicode has them, or else what Unicode and ECMA-262 have in common: \d and \w are
+ * ASCII, and their complements have no digit or letter of any script. False: no such class. */
 bool charset_add_escape(struct charset *s, char letter, bool unicode);
 
 /* A general category or one of its groups by name: "L", "Lu", "Nd"...; false: not known. */

@@ -53,6 +53,7 @@ struct grammar_source {
     size_t n_bytes;
     // Of a schema alone:
     bool disable_any_whitespace;    // nothing between the tokens of JSON
+    bool open_objects; // objects that name properties may have others where the schema says nothing of them
     const char *whitespace_pattern; // a regular expression for what may be between them; NULL: up to 24 blanks
 };
 

@@ -13,7 +13,7 @@ enum regex_flag {
     REGEX_SEARCH = 1,      // a match anywhere in the text will do; else all of the text has to match
     REGEX_IGNORE_CASE = 2, // of ASCII letters
     REGEX_DOT_ALL = 4,     // `.` is a line feed too
-    REGEX_UNICODE = 8,     // \d, \w and \s as Unicode has them, else as ECMA-262
+    REGEX_UNICODE = 8,     // \d, \w and \s as Unicode has them, else as in ECMA-262 (charset.h)
 };
 
 struct regex_limits {

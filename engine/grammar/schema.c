@@ -13,7 +13,7 @@ enum {
 
 /* ---- sets ---- */
 
-void set_add(struct set *set, const struct tree_value *schema, uint32_t flags)
+void set_add(struct set *set, const struct tree_value *schema, uint32_t flags, uint32_t at)
 {
     for (uint32_t i = 0; i < set->n; i++) {
         if (set->v[i].schema == schema && set->v[i].flags == flags) {
@@ -21,13 +21,13 @@ void set_add(struct set *set, const struct tree_value *schema, uint32_t flags)
         }
     }
     GROW(set->v, set->n, set->cap);
-    set->v[set->n++] = (struct member){schema, flags};
+    set->v[set->n++] = (struct member){schema, flags, at};
 }
 
 void set_add_all(struct set *set, const struct set *of)
 {
     for (uint32_t i = 0; i < of->n; i++) {
-        set_add(set, of->v[i].schema, of->v[i].flags);
+        set_add(set, of->v[i].schema, of->v[i].flags, of->v[i].at);
     }
 }
 
@@ -37,46 +37,63 @@ void set_deinit(struct set *set)
     *set = (struct set){0};
 }
 
-/* Adds the schemas that a member brings with it: $ref and allOf. *dead: `false` is among them. A member that comes by
- * itself again says nothing new, but if only references lead to it, nothing says anything. */
-static enum status gather(struct schema *s, const struct set *from, struct set *to, bool *dead)
+/* Adds a schema that another brings with it, unless it is there: what has been chosen of it stays chosen. */
+static bool add_once(struct set *set, const struct tree_value *schema, uint32_t keep, uint32_t at)
+{
+    for (uint32_t i = 0; i < set->n; i++) {
+        if (set->v[i].schema == schema && (set->v[i].flags & M_KEEP) == keep) {
+            return false;
+        }
+    }
+    set_add(set, schema, keep, at);
+    return true;
+}
+
+/* Adds the schemas that a member brings with it: $ref, allOf and what its keywords imply. *dead: `false` is one. */
+static enum status gather(struct schema *s, struct member m, struct set *to, bool *dead, int depth)
+{
+    const struct tree_value *schema = m.schema, *v, *implied;
+    uint32_t keep = m.flags & M_KEEP;
+    if (!exprs_spend(s->x, 1) || depth > s->c->limits->max_depth) {
+        return schema_fail(s, ERR_LIMIT, schema, "the schema is too complex");
+    }
+    if (schema->type == JSON_BOOL) {
+        *dead |= !schema->truth;
+        return OK;
+    }
+    TRY(schema_check_keywords(s, schema));
+    v = tree_get(schema, "$ref");
+    if (v) {
+        struct member target = {.flags = keep, .at = m.at ? m.at : v->number};
+        TRY(schema_resolve(s, v, &target.schema));
+        if (add_once(to, target.schema, keep, target.at)) {
+            TRY(gather(s, target, to, dead, depth + 1));
+        }
+        if (s->draft <= 7) {
+            return OK;
+        }
+    }
+    TRY(schema_implied(s, schema, &implied));
+    if (implied && add_once(to, implied, keep, m.at)) {
+        TRY(gather(s, (struct member){implied, keep, m.at}, to, dead, depth + 1));
+    }
+    TRY(schema_typed(s, schema, "allOf", JSON_ARRAY, &v));
+    for (v = v ? v->first : NULL; v; v = v->next) {
+        if (!schema_is(v)) {
+            return schema_fail(s, ERR_INVALID, schema, "\"allOf\" holds something that is no schema");
+        }
+        if (add_once(to, v, keep, m.at)) {
+            TRY(gather(s, (struct member){v, keep, m.at}, to, dead, depth + 1));
+        }
+    }
+    return OK;
+}
+
+static enum status gather_all(struct schema *s, const struct set *from, struct set *to, bool *dead)
 {
     set_add_all(to, from);
-    for (uint32_t i = 0; i < to->n; i++) {
-        const struct tree_value *schema = to->v[i].schema, *v;
-        uint32_t keep = to->v[i].flags & M_KEEP;
-        if (!exprs_spend(s->x, 1)) {
-            return schema_fail(s, ERR_LIMIT, schema, "the schema is too complex");
-        }
-        if (schema->type == JSON_BOOL) {
-            *dead |= !schema->truth;
-            continue;
-        }
-        TRY(schema_check_keywords(s, schema));
-        v = tree_get(schema, "$ref");
-        if (v) {
-            const struct tree_value *target;
-            TRY(schema_resolve(s, v, &target));
-            if (target == schema) {
-                return schema_fail(s, ERR_INVALID, schema, "\"$ref\" leads to itself");
-            }
-            set_add(to, target, keep);
-            if (s->draft <= 7) {
-                continue;
-            }
-        }
-        const struct tree_value *implied;
-        TRY(schema_implied(s, schema, &implied));
-        if (implied) {
-            set_add(to, implied, keep);
-        }
-        TRY(schema_typed(s, schema, "allOf", JSON_ARRAY, &v));
-        for (v = v ? v->first : NULL; v; v = v->next) {
-            if (!schema_is(v)) {
-                return schema_fail(s, ERR_INVALID, schema, "\"allOf\" holds something that is no schema");
-            }
-            set_add(to, v, keep);
-        }
+    for (uint32_t i = 0; i < from->n; i++) {
+        TRY(gather(s, from->v[i], to, dead, 0));
     }
     return OK;
 }
@@ -258,7 +275,7 @@ enum status schema_set(struct schema *s, const struct set *set, uint32_t *e)
     *e = EXPR_NONE;
     enum status st = check_circle(s, set);
     if (st == OK) {
-        st = gather(s, set, &all, &dead);
+        st = gather_all(s, set, &all, &dead);
     }
     if (st == OK && !dead) {
         drop_references(s, &all);
@@ -322,7 +339,7 @@ static enum status compile_root(struct schema *s, uint32_t *start)
     s->draft = draft_of(s->tree.root);
     TRY(read_space(s));
     struct set set = {0};
-    set_add(&set, s->tree.root, 0);
+    set_add(&set, s->tree.root, 0, 0);
     enum status st = schema_set(s, &set, start);
     set_deinit(&set);
     return st;

@@ -24,6 +24,7 @@ enum member_flag {
 struct member {
     const struct tree_value *schema;
     uint32_t flags;
+    uint32_t at; // where the document mentions it, if not where it stands: its names come in this order
 };
 
 struct set {
@@ -64,7 +65,7 @@ struct schema {
 enum status schema_fail(struct schema *s, enum status st, const struct tree_value *at, const char *fmt, ...)
     PRINTF_LIKE(4, 5);
 
-void set_add(struct set *set, const struct tree_value *schema, uint32_t flags);
+void set_add(struct set *set, const struct tree_value *schema, uint32_t flags, uint32_t at);
 void set_add_all(struct set *set, const struct set *of);
 void set_deinit(struct set *set);
 

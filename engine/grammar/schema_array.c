@@ -56,11 +56,11 @@ static enum status item_at(struct array *a, uint32_t i, const struct tree_value 
             v = v ? v : rest;
         }
         if (v) {
-            set_add(&set, v, a->set->v[m].flags & M_KEEP);
+            set_add(&set, v, a->set->v[m].flags & M_KEEP, 0);
         }
     }
     if (also) {
-        set_add(&set, also, a->contains_flags);
+        set_add(&set, also, a->contains_flags, 0);
     }
     st = st == OK ? schema_set(a->s, &set, e) : st;
     set_deinit(&set);

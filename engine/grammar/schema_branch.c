@@ -12,7 +12,7 @@ static enum status chosen_set(struct schema *s, const struct set *set, uint32_t 
     struct set with = {0};
     set_add_all(&with, set);
     with.v[i].flags |= done;
-    set_add(&with, branch, set->v[i].flags & M_KEEP);
+    set_add(&with, branch, set->v[i].flags & M_KEEP, set->v[i].at);
     enum status st = schema_set(s, &with, e);
     set_deinit(&with);
     return st;
@@ -27,10 +27,10 @@ static enum status disjoint(struct schema *s, const struct set *set, uint32_t i,
     uint32_t e;
     for (uint32_t j = 0; j < set->n; j++) {
         uint32_t flags = set->v[j].flags | (j == i ? M_ONE_DONE : 0u);
-        set_add(&both, set->v[j].schema, (flags & ~(uint32_t)M_KEEP) | M_CLOSED);
+        set_add(&both, set->v[j].schema, (flags & ~(uint32_t)M_KEEP) | M_CLOSED, set->v[j].at);
     }
-    set_add(&both, a, M_CLOSED);
-    set_add(&both, b, M_OPEN);
+    set_add(&both, a, M_CLOSED, 0);
+    set_add(&both, b, M_OPEN, 0);
     enum status st = schema_set(s, &both, &e);
     *is = e == EXPR_NONE;
     set_deinit(&both);

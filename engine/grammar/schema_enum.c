@@ -166,7 +166,7 @@ static enum status candidate(struct candidates *c, const struct tree_value *v, u
     }
     struct set both = {0};
     set_add_all(&both, &c->rest);
-    set_add(&both, schema, 0);
+    set_add(&both, schema, 0, 0);
     enum status st = schema_set(c->s, &both, e);
     set_deinit(&both);
     return st;
@@ -200,7 +200,7 @@ enum status schema_enum(struct schema *s, const struct set *set, uint32_t types,
         return OK;
     }
     for (uint32_t i = 0; i < set->n; i++) {
-        set_add(&c.rest, set->v[i].schema, set->v[i].flags | M_ENUM_DONE);
+        set_add(&c.rest, set->v[i].schema, set->v[i].flags | M_ENUM_DONE, set->v[i].at);
     }
     uint32_t *branch = xcalloc((list ? list->n : 0) + 2, sizeof *branch), n = 0;
     enum status st = one && !list ? candidate(&c, one, &branch[n++]) : OK;

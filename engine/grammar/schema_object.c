@@ -117,7 +117,7 @@ static enum status add_name_schema(struct builder *b, struct member m)
         n++;
     } else {
         struct set set = {0};
-        set_add(&set, v, 0);
+        set_add(&set, v, 0, 0);
         enum status st = schema_content(b->s, &set, &content);
         set_deinit(&set);
         TRY(st);
@@ -144,14 +144,47 @@ static enum status check_unevaluated(struct builder *b, const struct tree_value 
     return OK;
 }
 
+/* Whether a schema names any properties: of others, it then says something by saying nothing. */
+static bool names_any(const struct tree_value *schema)
+{
+    const struct tree_value *properties = tree_get(schema, "properties");
+    return (properties && properties->n > 0) || tree_get(schema, "patternProperties");
+}
+
+/* Where the document has the member's properties. */
+static uint32_t place_of(struct member m)
+{
+    const struct tree_value *properties = tree_get(m.schema, "properties");
+    return m.at || !properties ? m.at : properties->number;
+}
+
+/* The names of all members, as the document mentions them. */
+static enum status add_all_names(struct builder *b)
+{
+    bool *done = xcalloc(b->set->n + 1, 1);
+    enum status st = OK;
+    for (uint32_t n = 0; n < b->set->n && st == OK; n++) {
+        uint32_t next = UINT32_MAX;
+        for (uint32_t i = 0; i < b->set->n; i++) {
+            if (!done[i] && (next == UINT32_MAX || place_of(b->set->v[i]) < place_of(b->set->v[next]))) {
+                next = i;
+            }
+        }
+        done[next] = true;
+        st = add_names(b, b->set->v[next].schema);
+    }
+    free(done);
+    return st;
+}
+
 static enum status read_members(struct builder *b)
 {
-    bool named = false, said = false;
+    bool named = false, said = b->s->c->source->open_objects;
+    TRY(add_all_names(b));
     for (uint32_t i = 0; i < b->set->n; i++) {
         const struct tree_value *schema = b->set->v[i].schema;
         bool found;
         uint32_t count;
-        TRY(add_names(b, schema));
         TRY(add_patterns(b, schema, i));
         TRY(add_name_schema(b, b->set->v[i]));
         TRY(check_unevaluated(b, schema));
@@ -159,7 +192,7 @@ static enum status read_members(struct builder *b)
         b->min = found && count > b->min ? count : b->min;
         TRY(schema_count(b->s, schema, "maxProperties", &found, &count));
         b->max = found && count < b->max ? count : b->max;
-        named |= tree_get(schema, "properties") || tree_get(schema, "patternProperties");
+        named |= names_any(schema);
         said |= tree_get(schema, "additionalProperties") || tree_get(schema, "unevaluatedProperties");
         said |= (b->set->v[i].flags & M_KEEP) != 0;
     }
@@ -196,8 +229,7 @@ static enum status others_of(struct builder *b, uint32_t member, const struct tr
     if (*v && !schema_is(*v)) {
         return schema_fail(b->s, ERR_INVALID, schema, "\"additionalProperties\" must be a schema");
     }
-    bool named = tree_get(schema, "properties") || tree_get(schema, "patternProperties");
-    if (!*v && named && (b->set->v[member].flags & M_CLOSED)) {
+    if (!*v && names_any(schema) && (b->set->v[member].flags & M_CLOSED)) {
         *v = &no;
     }
     return OK;
@@ -213,19 +245,19 @@ static enum status value_set(struct builder *b, const char *name, size_t n, cons
         bool named = false;
         v = name && properties ? tree_get_n(properties, name, n) : NULL;
         if (v) {
-            set_add(out, v, keep);
+            set_add(out, v, keep, 0);
             named = true;
         }
         for (uint32_t p = 0; p < b->n_patterns; p++) {
             if (b->patterns[p].member == i && matched[p]) {
-                set_add(out, b->patterns[p].schema, keep);
+                set_add(out, b->patterns[p].schema, keep, 0);
                 named = true;
             }
         }
         if (!named) {
             TRY(others_of(b, i, &v));
             if (v) {
-                set_add(out, v, keep);
+                set_add(out, v, keep, 0);
             }
         }
     }
