@@ -54,7 +54,7 @@ static enum status gather(struct schema *s, struct member m, struct set *to, boo
 {
     const struct tree_value *schema = m.schema, *v, *implied;
     uint32_t keep = m.flags & M_KEEP;
-    if (!exprs_spend(s->x, 1) || depth > s->c->limits->max_depth) {
+    if (!exprs_spend(s->x, 4 + 2 * to->n) || depth > s->c->limits->max_depth) {
         return schema_fail(s, ERR_LIMIT, schema, "the schema is too complex");
     }
     if (schema->type == JSON_BOOL) {
@@ -254,7 +254,7 @@ static enum status gathered_set(struct schema *s, const struct set *set, uint32_
         return OK;
     }
     s->v[at].e = 1;
-    if (++s->depth > 4 * s->c->limits->max_depth || !exprs_spend(s->x, SET_WORK)) {
+    if (++s->depth > 4 * s->c->limits->max_depth || !exprs_spend(s->x, SET_WORK + 10 * set->n)) {
         return err_set(s->c->err, ERR_LIMIT, "the schema is too complex");
     }
     TRY(compile_set(s, set, e));

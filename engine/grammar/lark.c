@@ -1,0 +1,702 @@
+/* Lark grammars as far as OpenAI's custom tools and llguidance have them: rules (lower case) and terminals (upper case),
+ * strings, regular expressions, ranges, groups, repetition, %ignore, %import of `common`, rules with a parameter. Rules
+ * are context-free, and a text is of the language if there is any way to split it into terminals: these are not greedy.
+ * Priorities, templates, %declare, %json and special tokens are refused. */
+#include "engine/grammar/parsers.h"
+
+#include "engine/base/mem.h"
+#include "engine/base/utf8.h"
+#include "engine/grammar/charset.h"
+#include "engine/grammar/lark_param.h"
+#include "engine/grammar/names.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { INSTANCES_MAX = 20000, TERMINAL_DEPTH = 100 };
+
+struct definition {
+    size_t at; // in the text, of its body; 0: not defined
+    bool terminal, parameter;
+    uint32_t e; // of a terminal, plus 1
+    bool busy;  // a terminal in the making
+};
+
+struct lark {
+    struct compile *c;
+    struct exprs *x;
+    struct lark_lex lex;
+    struct names names;
+    struct definition *v; // by name
+    uint32_t cap;
+    struct instance { // a rule, with a value of its parameter
+        uint32_t name;
+        uint64_t value;
+        uint32_t rule;
+    } *instances;
+    uint32_t n_instances, cap_instances;
+    uint32_t *table, table_size;
+    uint32_t ignored; // any number of what is ignored
+    size_t *ignores;  // where their expressions stand
+    uint32_t n_ignores, cap_ignores;
+    int depth;
+    // What is being parsed.
+    bool in_terminal, has_value;
+    uint64_t value;
+};
+
+static enum status parse_alternatives(struct lark *g, uint32_t *e);
+
+/* What stands from `at` to the end of its statement. */
+static enum status parse_body(struct lark *g, size_t at, uint32_t *e)
+{
+    g->lex.at = at;
+    g->lex.open = 0;
+    TRY(lark_next(&g->lex));
+    TRY(parse_alternatives(g, e));
+    bool ends = g->lex.word.kind == LARK_LINE || g->lex.word.kind == LARK_END;
+    return ends ? OK : lark_fail(&g->lex, "a rule cannot go on so");
+}
+
+static struct definition *definition_of(struct lark *g, const char *s, size_t n, uint32_t *id)
+{
+    *id = names_get(&g->names, s, n);
+    if (*id >= g->cap) {
+        uint32_t cap = (*id + 1) * 2;
+        g->v = xrealloc(g->v, cap * sizeof *g->v);
+        memset(g->v + g->cap, 0, (cap - g->cap) * sizeof *g->v);
+        g->cap = cap;
+    }
+    return &g->v[*id];
+}
+
+static enum status expect(struct lark *g, const char *mark)
+{
+    return lark_is(&g->lex, mark) ? lark_next(&g->lex) : lark_fail(&g->lex, "'%s' should stand here", mark);
+}
+
+/* ---- characters ---- */
+
+static enum status parse_hex(struct lark *g, const char *s, size_t n, size_t digits, uint32_t *v)
+{
+    *v = 0;
+    for (size_t i = 0; i < digits; i++) {
+        char c = i < n ? s[i] : ' ', lower = (char)(c | 32);
+        if (c >= '0' && c <= '9') {
+            *v = *v * 16 + (uint32_t)(c - '0');
+        } else if (lower >= 'a' && lower <= 'f') {
+            *v = *v * 16 + (uint32_t)(lower - 'a' + 10);
+        } else {
+            return lark_fail(&g->lex, "an escape needs %zu hexadecimal digits", digits);
+        }
+    }
+    bool bad = *v > 0x10ffff || (*v >= 0xd800 && *v <= 0xdfff);
+    return bad ? lark_fail(&g->lex, "an escape names no character") : OK;
+}
+
+static enum status parse_char(struct lark *g, const char *s, size_t n, size_t *used, uint32_t *v)
+{
+    static const char escapes[][2] = {{'t', '\t'}, {'r', '\r'}, {'n', '\n'}, {'f', '\f'}, {'b', '\b'}, {'v', '\v'}};
+    if (s[0] != '\\') {
+        *used = utf8_decode(s, n, v);
+        return OK;
+    }
+    char c = n > 1 ? s[1] : ' ';
+    size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
+    if (digits > 0) {
+        *used = 2 + digits;
+        return parse_hex(g, s + 2, n - 2, digits, v);
+    }
+    for (size_t i = 0; i < sizeof escapes / sizeof *escapes; i++) {
+        if (escapes[i][0] == c) {
+            *v = (uint8_t)escapes[i][1];
+            *used = 2;
+            return OK;
+        }
+    }
+    if (!strchr("\\\"'/", c)) {
+        return lark_fail(&g->lex, "the escape \\%c is not known", c);
+    }
+    *v = (uint8_t)c;
+    *used = 2;
+    return OK;
+}
+
+/* The characters of a string; *ignore_case from its flags. */
+static enum status parse_string(struct lark *g, struct lark_word w, uint32_t *chars, size_t *n, bool *ignore_case)
+{
+    *ignore_case = w.n_flags == 1 && w.s[w.n - 1] == 'i';
+    if (w.n_flags > 0 && !*ignore_case) {
+        return lark_fail(&g->lex, "a string has no flag but i");
+    }
+    size_t at = 1, end = w.n - w.n_flags - 1, used = 0;
+    for (*n = 0; at < end; at += used) {
+        TRY(parse_char(g, w.s + at, end - at, &used, &chars[(*n)++]));
+    }
+    return OK;
+}
+
+static enum status string_expr(struct lark *g, struct lark_word w, uint32_t *e)
+{
+    uint32_t *chars = xcalloc(w.n + 1, sizeof *chars);
+    size_t n;
+    bool ignore_case;
+    enum status st = parse_string(g, w, chars, &n, &ignore_case);
+    *e = EXPR_EMPTY;
+    while (st == OK && n > 0) {
+        struct charset one = {0};
+        charset_add(&one, chars[n - 1], chars[n - 1]);
+        if (ignore_case) {
+            charset_add_cases(&one);
+        }
+        *e = expr_seq(g->x, charset_expr(g->x, &one), *e);
+        charset_deinit(&one);
+        n--;
+    }
+    free(chars);
+    return st;
+}
+
+/* "a".."z" */
+static enum status range_expr(struct lark *g, struct lark_word from, struct lark_word to, uint32_t *e)
+{
+    uint32_t lo[32], hi[32];
+    size_t n = 0, m = 0;
+    bool ignore_case;
+    if (to.kind != LARK_STRING || from.n > 14 || to.n > 14) {
+        return lark_fail(&g->lex, "a range is between two strings of one character");
+    }
+    TRY(parse_string(g, from, lo, &n, &ignore_case));
+    TRY(parse_string(g, to, hi, &m, &ignore_case));
+    if (n != 1 || m != 1 || lo[0] > hi[0]) {
+        return lark_fail(&g->lex, "a range is between two strings of one character, the first not behind the second");
+    }
+    struct charset set = {0};
+    charset_add(&set, lo[0], hi[0]);
+    *e = charset_expr(g->x, &set);
+    charset_deinit(&set);
+    return OK;
+}
+
+static enum status regex_expr(struct lark *g, struct lark_word w, uint32_t *e)
+{
+    unsigned flags = REGEX_UNICODE;
+    struct err why = {{0}};
+    for (size_t i = w.n - w.n_flags; i < w.n; i++) {
+        if (w.s[i] != 'i' && w.s[i] != 's' && w.s[i] != 'u') {
+            return lark_fail(&g->lex, "a regular expression has no flag but i, s and u");
+        }
+        flags |= w.s[i] == 'i' ? REGEX_IGNORE_CASE : w.s[i] == 's' ? REGEX_DOT_ALL : 0;
+    }
+    size_t n = w.n - w.n_flags - 2;
+    enum status st = regex_language(g->x, w.s + 1, n, flags, regex_limits_of(g->c->limits), e, &why);
+    if (st != OK) {
+        lark_fail(&g->lex, "%s", why.text);
+    }
+    return st;
+}
+
+/* ---- names ---- */
+
+static enum status terminal_expr(struct lark *g, uint32_t id, uint32_t *e)
+{
+    struct definition d = g->v[id];
+    struct name name = g->names.v[id];
+    if (!d.at || !d.terminal) {
+        return lark_fail(&g->lex, "the terminal \"%.*s\" is not defined", (int)(name.n < 60 ? name.n : 60), name.s);
+    }
+    if (d.e) {
+        *e = d.e - 1;
+        return OK;
+    }
+    if (d.busy || ++g->depth > TERMINAL_DEPTH) {
+        return lark_fail(&g->lex, "the terminal \"%.*s\" is defined by itself", (int)(name.n < 60 ? name.n : 60),
+                         name.s);
+    }
+    struct lark saved = *g;
+    g->v[id].busy = true;
+    g->in_terminal = true;
+    TRY(parse_body(g, d.at, e));
+    g->v[id].e = *e + 1;
+    g->v[id].busy = false;
+    g->lex = saved.lex;
+    g->in_terminal = saved.in_terminal;
+    g->depth = saved.depth - 1;
+    return OK;
+}
+
+static uint32_t *instance_slot(struct lark *g, uint32_t name, uint64_t value)
+{
+    size_t i = (size_t)((value ^ (uint64_t)name << 40) * 0x9e3779b97f4a7c15u >> 33) & (g->table_size - 1);
+    for (; g->table[i]; i = (i + 1) & (g->table_size - 1)) {
+        const struct instance *p = &g->instances[g->table[i] - 1];
+        if (p->name == name && p->value == value) {
+            break;
+        }
+    }
+    return &g->table[i];
+}
+
+/* The rule of a name and a value; its body is made later. */
+static enum status rule_call(struct lark *g, uint32_t name, uint64_t value, uint32_t *e)
+{
+    if (g->n_instances * 2 >= g->table_size) {
+        free(g->table);
+        g->table_size = g->table_size ? g->table_size * 2 : 64;
+        g->table = xcalloc(g->table_size, sizeof *g->table);
+        for (uint32_t i = 0; i < g->n_instances; i++) {
+            *instance_slot(g, g->instances[i].name, g->instances[i].value) = i + 1;
+        }
+    }
+    uint32_t *slot = instance_slot(g, name, value);
+    if (!*slot) {
+        if (g->n_instances == INSTANCES_MAX || !exprs_spend(g->x, 10)) {
+            lark_fail(&g->lex, "rules with parameters come to too many rules");
+            return ERR_LIMIT;
+        }
+        GROW(g->instances, g->n_instances, g->cap_instances);
+        g->instances[g->n_instances++] = (struct instance){name, value, rules_add(g->c->rules)};
+        *slot = g->n_instances;
+    }
+    *e = expr_call(g->x, g->instances[*slot - 1].rule);
+    return OK;
+}
+
+static enum status name_expr(struct lark *g, uint32_t *e)
+{
+    struct lark_word w = g->lex.word;
+    uint32_t id;
+    uint64_t value = 0;
+    definition_of(g, w.s, w.n, &id);
+    TRY(lark_next(&g->lex));
+    if (w.kind == LARK_TERMINAL) {
+        TRY(terminal_expr(g, id, e));
+        return OK;
+    }
+    if (g->in_terminal) {
+        return lark_fail(&g->lex, "a terminal cannot use the rule \"%.*s\"", (int)(w.n < 60 ? w.n : 60), w.s);
+    }
+    bool given = lark_is(&g->lex, "::");
+    if (given) {
+        TRY(lark_next(&g->lex));
+        TRY(lark_parameter(&g->lex, g->has_value, g->value, &value));
+    }
+    if (!g->v[id].at || g->v[id].terminal) {
+        return lark_fail(&g->lex, "the rule \"%.*s\" is not defined", (int)(w.n < 60 ? w.n : 60), w.s);
+    }
+    if (given != g->v[id].parameter) {
+        return lark_fail(&g->lex, "the rule \"%.*s\" has %s parameter", (int)(w.n < 60 ? w.n : 60), w.s,
+                         given ? "no" : "a");
+    }
+    return rule_call(g, id, value, e);
+}
+
+/* ---- expressions ---- */
+
+static enum status group_expr(struct lark *g, uint32_t *e)
+{
+    bool optional = lark_is(&g->lex, "[");
+    if (++g->depth > g->c->limits->max_depth) {
+        lark_fail(&g->lex, "groups nest deeper than %d", g->c->limits->max_depth);
+        return ERR_LIMIT;
+    }
+    TRY(lark_next(&g->lex));
+    TRY(parse_alternatives(g, e));
+    TRY(expect(g, optional ? "]" : ")"));
+    g->depth--;
+    *e = optional ? expr_optional(g->x, *e) : *e;
+    return OK;
+}
+
+static enum status literal_expr(struct lark *g, uint32_t *e)
+{
+    struct lark_word w = g->lex.word;
+    TRY(lark_next(&g->lex));
+    if (w.kind == LARK_REGEX) {
+        return regex_expr(g, w, e);
+    }
+    if (!lark_is(&g->lex, "..")) {
+        return string_expr(g, w, e);
+    }
+    TRY(lark_next(&g->lex));
+    struct lark_word to = g->lex.word;
+    TRY(lark_next(&g->lex));
+    return range_expr(g, w, to, e);
+}
+
+static enum status atom_expr(struct lark *g, uint32_t *e)
+{
+    enum lark_kind kind = g->lex.word.kind;
+    if (lark_is(&g->lex, "(") || lark_is(&g->lex, "[")) {
+        return group_expr(g, e);
+    }
+    bool lexeme = kind != LARK_RULE;
+    if (kind == LARK_STRING || kind == LARK_REGEX) {
+        TRY(literal_expr(g, e));
+    } else if (kind == LARK_RULE || kind == LARK_TERMINAL) {
+        TRY(name_expr(g, e));
+    } else if (kind == LARK_DIRECTIVE) {
+        lark_fail(&g->lex, "%.*s is not supported here", (int)(g->lex.word.n < 40 ? g->lex.word.n : 40),
+                  g->lex.word.s);
+        return ERR_UNSUPPORTED;
+    } else if (lark_is(&g->lex, "<")) {
+        lark_fail(&g->lex, "references to tokens (<...>) are not supported");
+        return ERR_UNSUPPORTED;
+    } else {
+        return lark_fail(&g->lex, "a rule cannot go on so");
+    }
+    if (lexeme && !g->in_terminal) {
+        *e = expr_seq(g->x, *e, g->ignored);
+    }
+    return OK;
+}
+
+static enum status parse_count(struct lark *g, uint32_t *count)
+{
+    uint64_t v = 0;
+    struct lark_word w = g->lex.word;
+    for (size_t i = 0; i < w.n && w.kind == LARK_NUMBER; i++) {
+        if (w.s[i] < '0' || w.s[i] > '9') {
+            return lark_fail(&g->lex, "a repetition's count is not a number");
+        }
+        v = v < UINT32_MAX ? v * 10 + (uint64_t)(w.s[i] - '0') : v;
+    }
+    if (w.kind != LARK_NUMBER) {
+        return lark_fail(&g->lex, "a repetition's count is not a number (templates are not supported)");
+    }
+    if (v > g->c->limits->max_repeat) {
+        lark_fail(&g->lex, "a repetition's count is above %u", g->c->limits->max_repeat);
+        return ERR_LIMIT;
+    }
+    *count = (uint32_t)v;
+    return lark_next(&g->lex);
+}
+
+/* {m,n} or ~ m..n */
+static enum status parse_bounds(struct lark *g, uint32_t *lo, uint32_t *hi)
+{
+    bool brace = lark_is(&g->lex, "{");
+    const char *between = brace ? "," : "..";
+    *lo = 0;
+    TRY(lark_next(&g->lex));
+    if (!lark_is(&g->lex, ",")) {
+        TRY(parse_count(g, lo));
+    }
+    *hi = *lo;
+    if (lark_is(&g->lex, between)) {
+        TRY(lark_next(&g->lex));
+        *hi = EXPR_INF;
+        if (!lark_is(&g->lex, "}")) {
+            TRY(parse_count(g, hi));
+        }
+    }
+    if (brace) {
+        TRY(expect(g, "}"));
+    }
+    return *lo > *hi ? lark_fail(&g->lex, "a repetition's least count is above its greatest") : OK;
+}
+
+static enum status item_expr(struct lark *g, uint32_t *e)
+{
+    TRY(atom_expr(g, e));
+    for (int i = 0;; i++) {
+        uint32_t lo = 0, hi = EXPR_INF;
+        if (lark_is(&g->lex, "*") || lark_is(&g->lex, "+") || lark_is(&g->lex, "?")) {
+            lo = lark_is(&g->lex, "+");
+            hi = lark_is(&g->lex, "?") ? 1 : EXPR_INF;
+            TRY(lark_next(&g->lex));
+        } else if (lark_is(&g->lex, "{") || lark_is(&g->lex, "~")) {
+            TRY(parse_bounds(g, &lo, &hi));
+        } else {
+            return OK;
+        }
+        if (i == g->c->limits->max_depth) {
+            return lark_fail(&g->lex, "too many repetitions of one thing");
+        }
+        *e = expr_rep(g->x, *e, lo, hi);
+    }
+}
+
+static bool at_end(const struct lark *g)
+{
+    enum lark_kind kind = g->lex.word.kind;
+    return kind == LARK_END || kind == LARK_LINE || lark_is(&g->lex, "|") || lark_is(&g->lex, ")") ||
+           lark_is(&g->lex, "]") || lark_is(&g->lex, "->") ||
+           (kind == LARK_DIRECTIVE && g->lex.word.n == 3 && memcmp(g->lex.word.s, "%if", 3) == 0);
+}
+
+/* What follows a sequence: a condition, a name for it. */
+static enum status parse_behind(struct lark *g, bool *holds)
+{
+    *holds = true;
+    if (g->lex.word.kind == LARK_DIRECTIVE) {
+        TRY(lark_next(&g->lex));
+        TRY(lark_condition(&g->lex, g->has_value, g->value, holds, 0));
+    }
+    if (lark_is(&g->lex, "->")) {
+        TRY(lark_next(&g->lex));
+        if (g->lex.word.kind != LARK_RULE) {
+            return lark_fail(&g->lex, "a name should stand behind \"->\"");
+        }
+        TRY(lark_next(&g->lex));
+    }
+    return at_end(g) ? OK : lark_fail(&g->lex, "a rule cannot go on so");
+}
+
+static enum status sequence_expr(struct lark *g, uint32_t *e)
+{
+    uint32_t *part = NULL, n = 0, cap = 0;
+    enum status st = OK;
+    bool holds = true;
+    while (st == OK && !at_end(g)) {
+        uint32_t one = EXPR_NONE;
+        st = item_expr(g, &one);
+        GROW(part, n, cap);
+        part[n++] = one;
+        st = st == OK && g->x->failed ? ERR_LIMIT : st;
+    }
+    *e = EXPR_EMPTY;
+    while (n > 0) {
+        *e = expr_seq(g->x, part[--n], *e);
+    }
+    free(part);
+    st = st == OK ? parse_behind(g, &holds) : st;
+    *e = holds ? *e : (uint32_t)EXPR_NONE;
+    return st;
+}
+
+static enum status parse_alternatives(struct lark *g, uint32_t *e)
+{
+    uint32_t *branch = NULL, n = 0, cap = 0, one;
+    enum status st = lark_is(&g->lex, "|") ? lark_next(&g->lex) : OK;
+    while (st == OK) {
+        st = sequence_expr(g, &one);
+        GROW(branch, n, cap);
+        branch[n++] = one;
+        if (st != OK || !lark_is(&g->lex, "|")) {
+            break;
+        }
+        st = lark_next(&g->lex);
+    }
+    *e = st == OK ? expr_alt(g->x, branch, n) : (uint32_t)EXPR_NONE;
+    free(branch);
+    return st;
+}
+
+/* ---- statements ---- */
+
+static const struct {
+    const char *name, *regex;
+} common[] = {
+    {"DIGIT", "[0-9]"},
+    {"HEXDIGIT", "[0-9A-Fa-f]"},
+    {"INT", "[0-9]+"},
+    {"SIGNED_INT", "[+-]?[0-9]+"},
+    {"DECIMAL", "([0-9]+\\.[0-9]*|\\.[0-9]+)"},
+    {"FLOAT", "([0-9]+[eE][+-]?[0-9]+|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
+    {"SIGNED_FLOAT", "[+-]?([0-9]+[eE][+-]?[0-9]+|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
+    {"NUMBER", "([0-9]+([eE][+-]?[0-9]+)?|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
+    {"SIGNED_NUMBER", "[+-]?([0-9]+([eE][+-]?[0-9]+)?|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
+    {"ESCAPED_STRING", "\"([^\"\\\\\\n]|\\\\.)*\""},
+    {"LCASE_LETTER", "[a-z]"},
+    {"UCASE_LETTER", "[A-Z]"},
+    {"LETTER", "[A-Za-z]"},
+    {"WORD", "[A-Za-z]+"},
+    {"CNAME", "[A-Za-z_][A-Za-z0-9_]*"},
+    {"WS_INLINE", "[ \\t]+"},
+    {"WS", "[ \\t\\f\\r\\n]+"},
+    {"CR", "\\r"},
+    {"LF", "\\n"},
+    {"NEWLINE", "(\\r?\\n)+"},
+    {"SH_COMMENT", "#[^\\n]*"},
+    {"CPP_COMMENT", "//[^\\n]*"},
+    {"SQL_COMMENT", "--[^\\n]*"},
+    {"C_COMMENT", "/\\*([^*]|\\*+[^*/])*\\*+/"},
+};
+
+static enum status define(struct lark *g, struct lark_word w, bool parameter, size_t at, uint32_t e)
+{
+    uint32_t id;
+    struct definition *d = definition_of(g, w.s, w.n, &id);
+    if (d->at) {
+        return lark_fail(&g->lex, "\"%.*s\" is defined twice", (int)(w.n < 60 ? w.n : 60), w.s);
+    }
+    *d = (struct definition){.at = at, .terminal = w.kind == LARK_TERMINAL, .parameter = parameter, .e = e};
+    return OK;
+}
+
+static enum status import_one(struct lark *g)
+{
+    struct lark_word w = g->lex.word, as = w;
+    TRY(lark_next(&g->lex));
+    if (lark_is(&g->lex, "->")) {
+        TRY(lark_next(&g->lex));
+        as = g->lex.word;
+        TRY(lark_next(&g->lex));
+    }
+    for (size_t i = 0; i < sizeof common / sizeof *common; i++) {
+        uint32_t e;
+        if (strlen(common[i].name) != w.n || memcmp(common[i].name, w.s, w.n) != 0 || as.kind != LARK_TERMINAL) {
+            continue;
+        }
+        TRY(regex_language(g->x, common[i].regex, strlen(common[i].regex), 0, regex_limits_of(g->c->limits), &e,
+                           g->c->err));
+        return define(g, as, false, SIZE_MAX, e + 1);
+    }
+    return lark_fail(&g->lex, "\"common\" has no \"%.*s\"", (int)(w.n < 60 ? w.n : 60), w.s);
+}
+
+/* %import common.A, %import common.A -> B, %import common (A, B). Nothing else is ever read. */
+static enum status import(struct lark *g)
+{
+    struct lark_word from = g->lex.word;
+    if (from.kind != LARK_RULE || from.n != 6 || memcmp(from.s, "common", 6) != 0) {
+        lark_fail(&g->lex, "%%import is supported from \"common\" alone");
+        return ERR_UNSUPPORTED;
+    }
+    TRY(lark_next(&g->lex));
+    if (lark_is(&g->lex, ".")) {
+        TRY(lark_next(&g->lex));
+        return import_one(g);
+    }
+    TRY(expect(g, "("));
+    TRY(import_one(g));
+    while (lark_is(&g->lex, ",")) {
+        TRY(lark_next(&g->lex));
+        TRY(import_one(g));
+    }
+    return expect(g, ")");
+}
+
+static enum status skip_statement(struct lark *g)
+{
+    while (g->lex.word.kind != LARK_LINE && g->lex.word.kind != LARK_END) {
+        TRY(lark_next(&g->lex));
+    }
+    return OK;
+}
+
+static enum status directive(struct lark *g)
+{
+    struct lark_word w = g->lex.word;
+    TRY(lark_next(&g->lex));
+    if (w.n == 7 && memcmp(w.s, "%import", 7) == 0) {
+        return import(g);
+    }
+    if (w.n == 7 && memcmp(w.s, "%ignore", 7) == 0) {
+        GROW(g->ignores, g->n_ignores, g->cap_ignores);
+        g->ignores[g->n_ignores++] = (size_t)(g->lex.word.s - g->lex.s);
+        return skip_statement(g);
+    }
+    lark_fail(&g->lex, "%.*s is not supported", (int)(w.n < 40 ? w.n : 40), w.s);
+    return ERR_UNSUPPORTED;
+}
+
+/* name: ..., ?name: ..., name::_ : ... */
+static enum status statement(struct lark *g)
+{
+    if (g->lex.word.kind == LARK_DIRECTIVE) {
+        return directive(g);
+    }
+    while (lark_is(&g->lex, "?") || lark_is(&g->lex, "!")) {
+        TRY(lark_next(&g->lex));
+    }
+    struct lark_word w = g->lex.word;
+    bool parameter = false;
+    if (w.kind != LARK_RULE && w.kind != LARK_TERMINAL) {
+        return lark_fail(&g->lex, "a rule's name should stand here");
+    }
+    TRY(lark_next(&g->lex));
+    if (lark_is(&g->lex, ".")) {
+        lark_fail(&g->lex, "priorities are not supported");
+        return ERR_UNSUPPORTED;
+    }
+    if (lark_is(&g->lex, "::")) {
+        TRY(lark_next(&g->lex));
+        parameter = w.kind == LARK_RULE && g->lex.word.kind == LARK_RULE && g->lex.word.n == 1;
+        if (!parameter || g->lex.word.s[0] != '_') {
+            return lark_fail(&g->lex, "a parameter is defined as \"name::_\", of a rule");
+        }
+        TRY(lark_next(&g->lex));
+    }
+    size_t at = g->lex.at;
+    TRY(expect(g, ":"));
+    TRY(define(g, w, parameter, at, 0));
+    return skip_statement(g);
+}
+
+/* Each is a terminal without a name. */
+static enum status parse_ignored(struct lark *g)
+{
+    g->in_terminal = true;
+    for (uint32_t i = 0; i < g->n_ignores; i++) {
+        uint32_t e;
+        TRY(parse_body(g, g->ignores[i], &e));
+        g->ignored = expr_alt2(g->x, g->ignored, e);
+    }
+    g->in_terminal = false;
+    g->ignored = expr_rep(g->x, g->ignored, 0, EXPR_INF);
+    return OK;
+}
+
+/* Terminals and rules that nothing uses have to be right, too. */
+static enum status check_unused(struct lark *g)
+{
+    for (uint32_t id = 0; id < g->names.n; id++) {
+        uint32_t e;
+        struct definition d = g->v[id];
+        if (d.at && d.terminal) {
+            g->depth = 0;
+            TRY(terminal_expr(g, id, &e));
+        } else if (d.at && !d.parameter) {
+            TRY(rule_call(g, id, 0, &e));
+        }
+    }
+    return OK;
+}
+
+static enum status parse(struct lark *g, uint32_t *start)
+{
+    uint32_t id;
+    g->lex.err = g->c->err;
+    TRY(lark_next(&g->lex));
+    while (g->lex.word.kind != LARK_END) {
+        if (g->lex.word.kind != LARK_LINE) {
+            TRY(statement(g));
+        }
+        if (g->lex.word.kind != LARK_END) {
+            TRY(g->lex.word.kind == LARK_LINE ? lark_next(&g->lex) : lark_fail(&g->lex, "a statement cannot go on so"));
+        }
+    }
+    struct definition *d = definition_of(g, "start", 5, &id);
+    if (!d->at || d->parameter) {
+        return err_set(g->c->err, ERR_INVALID, "the grammar has no rule \"start\" (without a parameter)");
+    }
+    TRY(parse_ignored(g));
+    TRY(rule_call(g, id, 0, start));
+    TRY(check_unused(g));
+    for (uint32_t i = 0; i < g->n_instances; i++) { // grows as bodies call others
+        struct instance it = g->instances[i];
+        uint32_t body;
+        g->has_value = g->v[it.name].parameter;
+        g->value = it.value;
+        g->depth = 0;
+        TRY(parse_body(g, g->v[it.name].at, &body));
+        g->c->rules->v[it.rule].body = body;
+    }
+    *start = expr_seq(g->x, g->ignored, *start);
+    return OK;
+}
+
+enum status lark_parse(struct compile *c, uint32_t *start)
+{
+    struct lark g = {.c = c, .x = c->x, .ignored = EXPR_NONE};
+    g.lex = (struct lark_lex){.s = c->source->text, .n = c->source->n_bytes};
+    enum status st = parse(&g, start);
+    names_deinit(&g.names);
+    free(g.v);
+    free(g.instances);
+    free(g.table);
+    free(g.ignores);
+    return st;
+}

@@ -1,0 +1,57 @@
+/* Words of a Lark grammar.
+ * Thread: one owner. */
+#ifndef SLUICE_ENGINE_GRAMMAR_LARK_LEX_H
+#define SLUICE_ENGINE_GRAMMAR_LARK_LEX_H
+
+#include "engine/base/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum lark_kind {
+    LARK_END,
+    LARK_LINE,      // an end of line that ends a statement
+    LARK_RULE,      // a name in lower case
+    LARK_TERMINAL,  // a name in upper case
+    LARK_STRING,    // with its quotes; flags behind
+    LARK_REGEX,     // with its slashes; flags behind
+    LARK_NUMBER,
+    LARK_DIRECTIVE, // "%ignore"
+    LARK_MARK,      // "::", "..", "->", or one character
+};
+
+struct lark_word {
+    enum lark_kind kind;
+    const char *s;
+    size_t n;
+    size_t n_flags; // of s, at its end
+};
+
+struct lark_lex {
+    const char *s;
+    size_t n, at;
+    int open;              // brackets
+    struct lark_word word; // the present one
+    struct err *err;
+};
+
+/* Goes on to the next word. */
+enum status lark_next(struct lark_lex *l);
+
+static inline bool lark_is(const struct lark_lex *l, const char *mark)
+{
+    size_t n = 0;
+    while (mark[n]) {
+        n++;
+    }
+    bool is = l->word.kind == LARK_MARK && l->word.n == n;
+    for (size_t i = 0; i < n && is; i++) {
+        is = l->word.s[i] == mark[i];
+    }
+    return is;
+}
+
+/* Writes "line N of the grammar: sentence"; returns ERR_INVALID. */
+enum status lark_fail(const struct lark_lex *l, const char *fmt, ...) PRINTF_LIKE(2, 3);
+
+#endif
