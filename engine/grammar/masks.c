@@ -3,6 +3,7 @@
 #include "engine/base/mem.h"
 #include "engine/grammar/object.h"
 #include "engine/grammar/rules.h"
+#include "engine/grammar/vocab_text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -220,11 +221,54 @@ static uint32_t expand(struct exprs *x, uint32_t e)
     return expr_seq(x, object_expand(x, first), rest);
 }
 
+static void add_words(struct masks *m, const uint32_t *more, uint32_t *words)
+{
+    for (size_t i = 0; i < m->vocab->n_words; i++) {
+        words[i] |= more[i];
+    }
+    m->base = more;
+}
+
+/* The inside of a string, free or with a number of characters: what the vocabulary has of it. */
+static bool add_text(struct masks *m, uint32_t head, uint32_t rest, uint32_t stack, uint32_t *words)
+{
+    const struct exprs *x = m->a->x;
+    const struct vocab_text *t = m->vocab->in_string;
+    const struct expr *p = &x->v[head], *q = &x->v[p->a];
+    bool counted = q->kind == X_REP && q->a == x->any_char && p->a != x->any_text;
+    if (p->kind != X_TEXT || p->b != 0 || (p->a != x->any_text && !counted)) {
+        return false;
+    }
+    uint32_t lo = counted ? q->b : 0, hi = counted ? q->c : EXPR_INF;
+    const struct text_token *ends = counted ? t->ends : t->free_ends;
+    uint32_t n = counted ? t->n_ends : t->n_free_ends;
+    if (!counted) {
+        add_words(m, t->free_words, words);
+    } else {
+        add_words(m, t->words[hi < TEXT_STEPS - 1 ? hi : TEXT_STEPS - 2], words);
+        for (uint32_t i = 0; i < t->n_inside && t->inside[i].chars <= hi; i++) {
+            set_bit(words, (int32_t)t->inside[i].at);
+        }
+    }
+    struct item it = {rest, stack};
+    uint32_t state = automaton_state(m->a, &it, 1);
+    for (uint32_t i = 0; i < n && !m->a->x->failed; i++) {
+        if (ends[i].chars >= lo && ends[i].chars <= hi) {
+            allow_node(m->vocab, &m->vocab->v[ends[i].at], words);
+            walk(m, ends[i].at, state, words);
+        }
+    }
+    return true;
+}
+
 static bool add_by_head(struct masks *m, uint32_t e, uint32_t stack, uint32_t *words)
 {
     uint32_t head, rest;
     if (!split_head(m->a->x, e, &head, &rest)) {
         return false;
+    }
+    if (add_text(m, head, rest, stack, words)) {
+        return true;
     }
     const struct head *h = head_get(m, head);
     if (!h || h->whole) {
@@ -323,14 +367,16 @@ static void drop_oldest(struct masks *m)
 static void keep(struct masks *m, uint32_t state, const uint32_t *words)
 {
     size_t count = 0, n_words = m->vocab->n_words;
+    const uint32_t *base = m->base;
     for (size_t i = 0; i < n_words; i++) {
-        count += (size_t)__builtin_popcount(words[i]);
+        count += (size_t)__builtin_popcount(base ? words[i] & ~base[i] : words[i]);
     }
     struct mask_slot slot = {.state = state};
     if (count < n_words / 2) {
+        slot.base = base;
         slot.ids = xmalloc((count + 1) * sizeof *slot.ids);
         for (size_t i = 0; i < n_words; i++) {
-            for (uint32_t w = words[i]; w; w &= w - 1) {
+            for (uint32_t w = base ? words[i] & ~base[i] : words[i]; w; w &= w - 1) {
                 slot.ids[slot.n_ids++] = (int32_t)(i * 32) + __builtin_ctz(w);
             }
         }
@@ -363,7 +409,11 @@ void masks_get(struct masks *m, uint32_t state, uint32_t *words)
         if (p->words) {
             memcpy(words, p->words, n_words * 4);
         } else {
-            memset(words, 0, n_words * 4);
+            if (p->base) {
+                memcpy(words, p->base, n_words * 4);
+            } else {
+                memset(words, 0, n_words * 4);
+            }
             for (uint32_t i = 0; i < p->n_ids; i++) {
                 set_bit(words, p->ids[i]);
             }
@@ -373,6 +423,7 @@ void masks_get(struct masks *m, uint32_t state, uint32_t *words)
         return;
     }
     memset(words, 0, n_words * 4);
+    m->base = NULL;
     compute(m, state, words);
     if (!m->a->x->failed) {
         keep(m, state, words);

@@ -16,7 +16,8 @@ struct masks {
     struct mask_slot {
         uint32_t state, newer, older; // the list of use
         uint32_t *words;              // all of them, or
-        int32_t *ids;                 // the allowed ids where they are few
+        const uint32_t *base;         // these (of the vocabulary, or NULL: none), and
+        int32_t *ids;                 // these ids
         uint32_t n_ids;
     } *v;
     uint32_t n, cap, newest, oldest; // slot + 1; 0: none
@@ -32,6 +33,7 @@ struct masks {
     } *heads;
     uint32_t n_heads, cap_heads;
     uint32_t *path; // states by depth, for the walk
+    const uint32_t *base; // words of the vocabulary that the present mask has all of; NULL: none
 };
 
 void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct automaton *a, size_t max_bytes);

@@ -2,6 +2,7 @@
 
 #include "engine/base/mem.h"
 #include "engine/grammar/expr.h"
+#include "engine/grammar/vocab_text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -121,6 +122,7 @@ enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids
         grammar_vocab_free(v);
         return st;
     }
+    v->in_string = vocab_text_make(v);
     *out = v;
     return OK;
 }
@@ -148,6 +150,7 @@ void grammar_vocab_free(struct grammar_vocab *v)
     if (!v) {
         return;
     }
+    vocab_text_free(v->in_string);
     free(v->v);
     free(v->same);
     free(v->text_at);

@@ -22,6 +22,7 @@ struct grammar_vocab {
     int32_t *same; // by id: the next token with the same bytes; -1
     uint32_t *text_at, *text_n; // of each id's bytes, 0 bytes: never allowed
     char *text;
+    struct vocab_text *in_string; // vocab_text.h
     int32_t *end_ids;
     size_t n_end_ids;
 };
