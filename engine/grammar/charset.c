@@ -154,15 +154,6 @@ uint32_t charset_expr(struct exprs *x, struct charset *s)
     return e;
 }
 
-uint32_t charset_expr_any(struct exprs *x)
-{
-    struct charset s = {0};
-    charset_add(&s, 0, LAST);
-    uint32_t e = charset_expr(x, &s);
-    charset_deinit(&s);
-    return e;
-}
-
 /* ---- named sets ---- */
 
 /* Runs of code points of one general category, made once. */

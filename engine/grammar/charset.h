@@ -21,7 +21,6 @@ void charset_add_cases(struct charset *s); // ASCII letters in their other case
 
 /* Any one character of the set; surrogates are none. */
 uint32_t charset_expr(struct exprs *x, struct charset *s);
-uint32_t charset_expr_any(struct exprs *x);
 
 /* \d \w \s and their complements as Unicode has them, or else what Unicode and ECMA-262 have in common: \d and \w are
  * ASCII, and their complements have no digit or letter of any script. False: no such class. */

@@ -2,8 +2,6 @@
 
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
-#include "engine/grammar/charset.h"
-#include "engine/grammar/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +11,24 @@ enum {
     FIRST_TABLE = 256,
 };
 
+/* One character of UTF-8: no longer than it has to be, no surrogate, nothing above U+10FFFF. */
+static uint32_t any_char(struct exprs *x)
+{
+    static const uint8_t rows[][4] = {
+        // first byte, second byte; as many more as the first one says
+        {0xc2, 0xdf, 0x80, 0xbf}, {0xe0, 0xe0, 0xa0, 0xbf}, {0xe1, 0xec, 0x80, 0xbf}, {0xed, 0xed, 0x80, 0x9f},
+        {0xee, 0xef, 0x80, 0xbf}, {0xf0, 0xf0, 0x90, 0xbf}, {0xf1, 0xf3, 0x80, 0xbf}, {0xf4, 0xf4, 0x80, 0x8f},
+    };
+    uint32_t e = expr_byte_range(x, 0, 0x7f), more = expr_byte_range(x, 0x80, 0xbf);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        uint32_t rest = rows[i][0] >= 0xe0 ? more : (uint32_t)EXPR_EMPTY;
+        rest = rows[i][0] >= 0xf0 ? expr_seq(x, more, more) : rest;
+        uint32_t second = expr_byte_range(x, rows[i][2], rows[i][3]);
+        e = expr_alt2(x, e, expr_seq3(x, expr_byte_range(x, rows[i][0], rows[i][1]), second, rest));
+    }
+    return e;
+}
+
 void exprs_init(struct exprs *x, size_t max_bytes, uint64_t max_work)
 {
     *x = (struct exprs){.max_bytes = max_bytes, .max_work = max_work};
@@ -21,7 +37,7 @@ void exprs_init(struct exprs *x, size_t max_bytes, uint64_t max_work)
     memset(x->table, 0xff, x->table_size * sizeof *x->table);
     expr_make(x, (struct expr){.kind = X_NONE});
     expr_make(x, (struct expr){.kind = X_EMPTY, .flags = XF_NULLABLE});
-    x->any_char = charset_expr_any(x);
+    x->any_char = any_char(x);
     x->any_text = expr_rep(x, x->any_char, 0, EXPR_INF);
 }
 
@@ -572,9 +588,6 @@ void exprs_classify(struct exprs *x)
         split_classes(x, &x->sets[i]);
     }
     struct byte_set each = x->own_class;
-    if (x->has_text) {
-        text_tells_apart(&each);
-    }
     for (unsigned b = '0'; x->has_digits && b <= '9'; b++) {
         byte_set_add(&each, b);
     }

@@ -91,7 +91,7 @@ struct exprs {
     uint64_t classed; // what there was when the classes were made
     bool has_text, has_digits; // there are X_TEXT, X_MULTIPLE
     bool classes_final;
-    struct byte_set own_class; // bytes that something else than a set tells apart: names of properties
+    struct byte_set own_class; // bytes that something else than a set tells apart: escapes, names of properties
 };
 
 void exprs_init(struct exprs *x, size_t max_bytes, uint64_t max_work);

@@ -30,12 +30,27 @@ static const char short_escapes[][2] = {
 };
 enum { N_SHORT = sizeof short_escapes / sizeof *short_escapes };
 
+/* The bytes that escapes tell apart. */
+static void tell_apart(struct byte_set *set)
+{
+    static const char all[] = "\"\\/bfnrtu0123456789abcdefABCDEF";
+    for (size_t i = 0; i < sizeof all - 1; i++) {
+        byte_set_add(set, (uint8_t)all[i]);
+    }
+    for (unsigned b = 0; b < 0x20; b++) {
+        byte_set_add(set, b);
+    }
+}
+
 static uint32_t make(struct exprs *x, uint32_t a, uint32_t where)
 {
     if (a == EXPR_NONE) {
         return EXPR_NONE;
     }
-    x->has_text = true;
+    if (!x->has_text) {
+        x->has_text = true;
+        tell_apart(&x->own_class);
+    }
     uint8_t flags = (uint8_t)(XF_TEXT | (x->v[a].flags & XF_DOUBT));
     return expr_make(x, (struct expr){.kind = X_TEXT, .flags = flags, .a = a, .b = where});
 }
@@ -159,17 +174,6 @@ uint32_t text_clean(struct exprs *x, uint32_t e)
 {
     uint32_t where = x->v[e].b;
     return make(x, expr_clean(x, x->v[e].a), where);
-}
-
-void text_tells_apart(struct byte_set *set)
-{
-    static const char all[] = "\"\\/bfnrtu0123456789abcdefABCDEF";
-    for (size_t i = 0; i < sizeof all - 1; i++) {
-        byte_set_add(set, (uint8_t)all[i]);
-    }
-    for (unsigned b = 0; b < 0x20; b++) {
-        byte_set_add(set, b);
-    }
 }
 
 uint32_t text_literal(struct exprs *x, const char *s, size_t n)

@@ -14,9 +14,6 @@ uint32_t text_make(struct exprs *x, uint32_t a);
 uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte);
 uint32_t text_clean(struct exprs *x, uint32_t e);
 
-/* The bytes that escapes tell apart. */
-void text_tells_apart(struct byte_set *set);
-
 /* The text of a JSON string as we would write it, without quotes: an expression of these bytes alone. */
 uint32_t text_literal(struct exprs *x, const char *s, size_t n);
 

@@ -22,6 +22,7 @@ static const struct command {
     {"bench-ops", cmd_bench_ops, "time the ops of a device on dummy weights"},
     {"bench-engine", cmd_bench_engine, "tokens per second of a model, without a server"},
     {"tokenize", cmd_tokenize, "text to token ids and back, as JSON lines"},
+    {"grammar", cmd_grammar, "whether texts follow a schema or grammar, as JSON lines"},
     {"health", cmd_health, "ask a server whether it is well; the exit code says"},
     {"version", cmd_version, "print the version"},
     {"render", cmd_render, "render chat requests with a model folder's template"},

@@ -1,0 +1,382 @@
+/* sluice grammar: whether texts follow a grammar, and which tokens may come next. JSON lines in; answers for people, or
+ * JSON lines, out. */
+#include "server/cli/commands.h"
+
+#include "engine/base/buf.h"
+#include "engine/base/json_scan.h"
+#include "engine/base/mem.h"
+#include "engine/grammar/grammar.h"
+#include "engine/tokenizer/tokenizer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LINE_MAX_BYTES = 1 << 28, LINE_DEPTH = 500, SHOWN_TOKENS = 20 };
+
+/* With a model: its tokens. */
+struct model {
+    struct tokenizer *tok;
+    struct grammar_vocab *vocab;
+    uint32_t *words; // of a mask
+};
+
+struct line {
+    struct grammar_source source;
+    struct buf text, space, prefix;
+    const char *strings; // the list as it stands, NULL: none
+    size_t n_strings;
+    bool has_source, has_prefix;
+};
+
+static void usage(FILE *out)
+{
+    fprintf(out,
+            "usage: sluice grammar [--json] [MODEL] < LINES\n\n"
+            "Each line of standard input is a JSON object with a grammar under one of the names schema, regex,\n"
+            "gbnf and lark, and texts that are to follow it:\n\n"
+            "  {\"schema\": {\"type\": \"integer\"}, \"strings\": [\"12\", \"1.5\"]}\n\n"
+            "The answer says of each text whether it does. With --json it is one line,\n"
+            "{\"accepted\": [true, false]}, or {\"error\": ...} for a grammar that is refused.\n\n"
+            "With a MODEL (a folder with tokenizer.json, or such a file) and \"prefix\" (or \"prefix_hex\") in the\n"
+            "line, the tokens that may follow this beginning of a text: {\"allowed\": [ids], \"may_end\": false}.\n\n"
+            "Of a schema: \"disable_any_whitespace\", \"whitespace_pattern\", \"open_objects\".\n");
+}
+
+/* ---- reading a line ---- */
+
+/* A string's text, or another value as it stands. */
+static enum status read_source(struct json_scan *sc, struct line *l, enum grammar_kind kind, struct err *err)
+{
+    size_t from = sc->at;
+    while (from < sc->n_bytes && (sc->s[from] == ':' || sc->s[from] == ' ' || sc->s[from] == '\t')) {
+        from++;
+    }
+    if (l->has_source) {
+        return err_set(err, ERR_INVALID, "the line has more than one grammar");
+    }
+    buf_clear(&l->text);
+    if (kind != GRAMMAR_SCHEMA || sc->s[from] == '"') {
+        if (json_scan_next(sc) != JSON_TOKEN_STRING) {
+            return err_set(err, ERR_INVALID, "\"%s\" must be a string", grammar_kind_names[kind]);
+        }
+        json_scan_unescape(sc, &l->text);
+    } else if (json_scan_skip(sc)) {
+        buf_put(&l->text, sc->s + from, sc->at - from);
+    }
+    l->source.kind = kind;
+    l->has_source = true;
+    return l->text.failed ? err_set(err, ERR_LIMIT, "the grammar is too long") : OK;
+}
+
+static enum status read_flag(struct json_scan *sc, const char *name, bool *flag, struct err *err)
+{
+    enum json_token t = json_scan_next(sc);
+    *flag = t == JSON_TOKEN_TRUE;
+    bool is = *flag || t == JSON_TOKEN_FALSE;
+    return is ? OK : err_set(err, ERR_INVALID, "\"%s\" must be true or false", name);
+}
+
+static enum status read_text(struct json_scan *sc, const char *name, struct buf *out, struct err *err)
+{
+    buf_clear(out);
+    if (json_scan_next(sc) != JSON_TOKEN_STRING) {
+        return err_set(err, ERR_INVALID, "\"%s\" must be a string", name);
+    }
+    json_scan_unescape(sc, out);
+    buf_put(out, "", 0);
+    return out->failed ? err_set(err, ERR_LIMIT, "\"%s\" is too long", name) : OK;
+}
+
+static enum status unhex(struct buf *b, struct err *err)
+{
+    size_t n = 0;
+    for (size_t i = 0; i + 1 < b->n_bytes; i += 2) {
+        unsigned byte;
+        if (sscanf(b->data + i, "%2x", &byte) != 1) {
+            return err_set(err, ERR_INVALID, "\"prefix_hex\" must be hexadecimal digits");
+        }
+        b->data[n++] = (char)byte;
+    }
+    b->n_bytes = n;
+    return OK;
+}
+
+static enum status read_member(struct json_scan *sc, struct line *l, struct err *err)
+{
+    for (int k = 0; k < GRAMMAR_N_KINDS; k++) {
+        if (json_scan_is(sc, grammar_kind_names[k])) {
+            return read_source(sc, l, (enum grammar_kind)k, err);
+        }
+    }
+    if (json_scan_is(sc, "strings")) {
+        size_t from = sc->at;
+        json_scan_skip(sc);
+        l->strings = memchr(sc->s + from, '[', sc->at - from);
+        l->n_strings = l->strings ? (size_t)(sc->s + sc->at - l->strings) : 0;
+        return l->strings ? OK : err_set(err, ERR_INVALID, "\"strings\" must be a list of strings");
+    }
+    if (json_scan_is(sc, "prefix") || json_scan_is(sc, "prefix_hex")) {
+        bool hex = json_scan_is(sc, "prefix_hex");
+        l->has_prefix = true;
+        TRY(read_text(sc, hex ? "prefix_hex" : "prefix", &l->prefix, err));
+        return hex ? unhex(&l->prefix, err) : OK;
+    }
+    if (json_scan_is(sc, "disable_any_whitespace")) {
+        return read_flag(sc, "disable_any_whitespace", &l->source.disable_any_whitespace, err);
+    }
+    if (json_scan_is(sc, "open_objects")) {
+        return read_flag(sc, "open_objects", &l->source.open_objects, err);
+    }
+    if (json_scan_is(sc, "whitespace_pattern")) {
+        TRY(read_text(sc, "whitespace_pattern", &l->space, err));
+        l->source.whitespace_pattern = l->space.data;
+        return OK;
+    }
+    json_scan_skip(sc); // an error shows at the next token
+    return OK;
+}
+
+static enum status read_line(struct line *l, const char *s, size_t n, struct err *err)
+{
+    struct json_scan sc;
+    l->source = (struct grammar_source){0};
+    l->strings = NULL;
+    l->has_source = l->has_prefix = false;
+    json_scan_init(&sc, s, n, LINE_DEPTH);
+    enum json_token t = json_scan_next(&sc);
+    if (t != JSON_TOKEN_OBJECT) {
+        return t == JSON_TOKEN_ERROR ? json_scan_error(&sc, err)
+                                     : err_set(err, ERR_INVALID, "the line is not a JSON object");
+    }
+    while ((t = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
+        enum status st = read_member(&sc, l, err);
+        if (st != OK) {
+            return sc.why ? json_scan_error(&sc, err) : st;
+        }
+    }
+    if (t != JSON_TOKEN_OBJECT_END || json_scan_next(&sc) != JSON_TOKEN_END) {
+        return json_scan_error(&sc, err);
+    }
+    if (!l->has_source) {
+        return err_set(err, ERR_INVALID, "the line has no \"schema\", \"regex\", \"gbnf\" or \"lark\"");
+    }
+    l->source.text = l->text.data ? l->text.data : "";
+    l->source.n_bytes = l->text.n_bytes;
+    return OK;
+}
+
+/* ---- answering it ---- */
+
+/* How far a text goes, and why not further. */
+struct verdict {
+    bool accepted, over;
+    size_t n_good;
+};
+
+static struct verdict judge(struct grammar *g, const char *s, size_t n)
+{
+    struct verdict v = {0};
+    struct grammar_state state;
+    enum status st = grammar_fold(g, s, n, &state);
+    if (st == OK) {
+        return (struct verdict){.accepted = grammar_may_end(g, state), .n_good = n};
+    }
+    v.over = st != ERR_INVALID;
+    state = grammar_start(g);
+    while (v.n_good < n && grammar_advance(g, &state, s + v.n_good, 1) == OK) {
+        v.n_good++;
+    }
+    return v;
+}
+
+static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t n, bool json)
+{
+    if (json) {
+        buf_puts(out, v.accepted ? "true" : "false");
+        return;
+    }
+    buf_puts(out, v.accepted ? "  accepted  " : "  refused   ");
+    buf_put_json(out, s, n);
+    if (v.over) {
+        buf_puts(out, ": too complex");
+    } else if (!v.accepted && v.n_good == n) {
+        buf_puts(out, ": it is a beginning, but cannot end here");
+    } else if (!v.accepted) {
+        buf_printf(out, ": wrong from byte %zu on", v.n_good);
+    }
+    buf_putc(out, '\n');
+}
+
+static enum status put_strings(struct grammar *g, const struct line *l, bool json, struct buf *out, struct err *err)
+{
+    struct json_scan sc;
+    struct buf text;
+    enum json_token t;
+    bool first = true;
+    buf_init(&text, LINE_MAX_BYTES);
+    json_scan_init(&sc, l->strings, l->n_strings, LINE_DEPTH);
+    json_scan_next(&sc);
+    buf_puts(out, json ? "{\"accepted\":[" : "");
+    while ((t = json_scan_next(&sc)) == JSON_TOKEN_STRING) {
+        buf_clear(&text);
+        json_scan_unescape(&sc, &text);
+        const char *s = text.data ? text.data : "";
+        buf_puts(out, json && !first ? "," : "");
+        put_verdict(out, judge(g, s, text.n_bytes), s, text.n_bytes, json);
+        first = false;
+    }
+    buf_puts(out, json ? "]}\n" : "");
+    buf_deinit(&text);
+    return t == JSON_TOKEN_ARRAY_END ? OK : err_set(err, ERR_INVALID, "\"strings\" must be a list of strings");
+}
+
+static void put_allowed(const struct model *m, bool may_end, bool json, struct buf *out)
+{
+    size_t n = 0, left = SHOWN_TOKENS;
+    buf_puts(out, json ? "{\"allowed\":[" : "");
+    for (int32_t id = 0; id < tokenizer_vocab_size(m->tok); id++) {
+        if (!(m->words[id >> 5] >> (id & 31) & 1)) {
+            continue;
+        }
+        n++;
+        if (json) {
+            buf_puts(out, n > 1 ? "," : "");
+            buf_put_int(out, id);
+        } else if (left > 0) {
+            size_t n_piece;
+            const char *piece = tokenizer_piece(m->tok, id, &n_piece);
+            buf_printf(out, "  %7d  ", id);
+            buf_put_json(out, piece ? piece : "", piece ? n_piece : 0);
+            buf_putc(out, '\n');
+            left--;
+        }
+    }
+    if (json) {
+        buf_printf(out, "],\"may_end\":%s}\n", may_end ? "true" : "false");
+    } else {
+        buf_printf(out, "  %zu tokens may follow%s\n", n, may_end ? "; the text may end" : "");
+    }
+}
+
+static enum status put_mask(struct grammar *g, const struct model *m, const struct line *l, bool json, struct buf *out,
+                            struct err *err)
+{
+    struct grammar_state state;
+    enum status st = grammar_fold(g, l->prefix.data ? l->prefix.data : "", l->prefix.n_bytes, &state);
+    if (st == OK) {
+        st = grammar_mask(g, state, m->words);
+    }
+    if (st != OK) {
+        return err_set(err, st, st == ERR_INVALID ? "no text of the grammar begins with the prefix"
+                                                  : "the grammar is too complex for this prefix");
+    }
+    put_allowed(m, grammar_may_end(g, state), json, out);
+    return OK;
+}
+
+static enum status answer(const struct model *m, struct line *l, bool json, struct buf *out, struct err *err)
+{
+    struct grammar *g;
+    if (l->has_prefix && !m->tok) {
+        return err_set(err, ERR_INVALID, "\"prefix\" needs a model");
+    }
+    TRY(grammar_compile(&l->source, NULL, m->vocab, &g, err));
+    if (!json) {
+        struct grammar_stats stats;
+        grammar_stats(g, &stats);
+        buf_printf(out, "%s: compiled, %zu rules, %zu expressions\n", grammar_kind_names[l->source.kind], stats.n_rules,
+                   stats.n_expressions);
+    }
+    enum status st = OK;
+    if (l->strings) {
+        st = put_strings(g, l, json, out, err);
+    }
+    if (st == OK && l->has_prefix) {
+        st = put_mask(g, m, l, json, out, err);
+    } else if (st == OK && !l->strings && json) {
+        buf_puts(out, "{\"accepted\":[]}\n");
+    }
+    grammar_free(g);
+    return st;
+}
+
+static int run(const struct model *m, bool json)
+{
+    struct line line = {0};
+    struct buf out;
+    char *s = NULL;
+    size_t cap = 0;
+    ssize_t n;
+    buf_init(&line.text, LINE_MAX_BYTES);
+    buf_init(&line.space, LINE_MAX_BYTES);
+    buf_init(&line.prefix, LINE_MAX_BYTES);
+    buf_init(&out, (size_t)2 * LINE_MAX_BYTES);
+    while ((n = getline(&s, &cap, stdin)) >= 0) {
+        struct err err = {{0}};
+        buf_clear(&out);
+        enum status st = read_line(&line, s, (size_t)n, &err);
+        if (st == OK) {
+            st = answer(m, &line, json, &out, &err);
+        }
+        if (st != OK) {
+            buf_clear(&out);
+            buf_puts(&out, json ? "{\"error\":" : "refused: ");
+            if (json) {
+                buf_put_json(&out, err.text, strlen(err.text));
+            } else {
+                buf_puts(&out, err.text);
+            }
+            buf_puts(&out, json ? "}\n" : "\n");
+        }
+        fwrite(out.data, 1, out.n_bytes, stdout);
+        fflush(stdout);
+    }
+    free(s);
+    buf_deinit(&line.text);
+    buf_deinit(&line.space);
+    buf_deinit(&line.prefix);
+    buf_deinit(&out);
+    return ferror(stdout) ? 1 : 0;
+}
+
+static enum status open_model(const char *path, struct model *m, struct err *err)
+{
+    TRY(tokenizer_load(path, &m->tok, err));
+    int32_t end = tokenizer_eos(m->tok), n = tokenizer_vocab_size(m->tok);
+    TRY(grammar_vocab_open(m->tok, n, &end, end >= 0, &m->vocab, err));
+    m->words = xcalloc(grammar_mask_words(m->vocab) + 1, sizeof *m->words);
+    return OK;
+}
+
+int cmd_grammar(int argc, char **argv)
+{
+    const char *path = NULL;
+    bool json = false;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            usage(stdout);
+            return 0;
+        }
+        if (strcmp(argv[i], "--json") == 0) {
+            json = true;
+        } else if (!path && argv[i][0] != '-') {
+            path = argv[i];
+        } else {
+            usage(stderr);
+            return 2;
+        }
+    }
+    struct model m = {0};
+    struct err err = {{0}};
+    int code = 1;
+    if (path && open_model(path, &m, &err) != OK) {
+        fprintf(stderr, "sluice: %s\n", err.text);
+    } else {
+        code = run(&m, json);
+    }
+    free(m.words);
+    grammar_vocab_free(m.vocab);
+    tokenizer_free(m.tok);
+    return code;
+}
