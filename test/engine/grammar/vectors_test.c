@@ -5,7 +5,7 @@
 #include "test/engine/grammar/sha256.h"
 
 struct tally {
-    int rows, refused, wrong, must_refused, by_policy;
+    int rows, refused, wrong, must_refused, by_policy, texts;
 };
 static struct tally tally;
 
@@ -126,6 +126,97 @@ TEST(schemas_are_judged_right)
         SKIP("no shared data");
     }
     report("schemas");
+}
+
+/* ---- the data folder ---- */
+
+/* A text that the schema's own test calls valid may be refused (order of names, closed objects, spelling of numbers); one
+ * that it calls invalid may not be accepted. */
+static void suite_row(struct slice line)
+{
+    struct slice schema = row_get(line, "schema"), tests = row_get(line, "tests");
+    struct grammar_source source = {.kind = GRAMMAR_SCHEMA, .text = schema.s, .n_bytes = schema.n};
+    struct grammar *g;
+    struct err err = {{0}};
+    struct json_scan sc;
+    tally.rows++;
+    if (grammar_compile(&source, NULL, NULL, &g, &err) != OK) {
+        tally.refused++;
+        return;
+    }
+    json_scan_init(&sc, tests.s, tests.n, 400);
+    json_scan_next(&sc);
+    for (size_t from; json_scan_next(&sc) == JSON_TOKEN_OBJECT;) {
+        for (from = sc.at - 1; tests.s[from] != '{'; from--) {
+        }
+        json_scan_skip(&sc);
+        tally.texts++;
+        struct slice test = {tests.s + from, sc.at - from}, data = row_get(test, "data");
+        enum status st;
+        bool valid = row_get(test, "valid").s[0] == 't', is = accepts(g, data.s, data.n, &st);
+        tally.by_policy += valid && !is;
+        if (is && !valid) {
+            tally.wrong++;
+            CHECK_FAIL("%.*s accepts %.*s", (int)schema.n, schema.s, (int)data.n, data.s);
+        }
+    }
+    grammar_free(g);
+}
+
+TEST(the_schema_suite_has_no_wrong_text_accepted)
+{
+    if (!rows_each("data/json_schema_suite.jsonl", suite_row)) {
+        SKIP("no shared data");
+    }
+    CHECK(tally.texts > 500);
+    report("schema suite");
+}
+
+/* Where llama.cpp's tests ask for less than the schema says: no more than 16 digits in an integer, an object for {}, an
+ * array where only its items are said. */
+static bool is_narrower(struct slice line)
+{
+    return row_is(line, "name", "min 0") || row_is(line, "name", "min 2") ||
+           row_is(line, "name", "empty schema (object)") || row_is(line, "name", "min+max items");
+}
+
+static void constrained_row(struct slice line)
+{
+    struct buf text;
+    struct grammar *g;
+    struct err err = {{0}};
+    buf_init(&text, 1 << 24);
+    bool gbnf = row_is(line, "kind", "gbnf");
+    struct slice schema = row_get(line, "schema");
+    struct grammar_source source = {.kind = GRAMMAR_SCHEMA, .text = schema.s, .n_bytes = schema.n};
+    row_text(gbnf ? row_get(line, "gbnf") : schema, &text);
+    if (text.n_bytes > 0) { // a schema, too, may stand there as text
+        source = (struct grammar_source){gbnf ? GRAMMAR_GBNF : GRAMMAR_SCHEMA, text.data, text.n_bytes, 0, 0, 0};
+    }
+    tally.rows++;
+    enum status st = grammar_compile(&source, NULL, NULL, &g, &err);
+    if (st != OK) {
+        tally.refused++;
+        printf("refused %.*s: %s\n", (int)row_get(line, "name").n, row_get(line, "name").s, err.text);
+    } else {
+        struct judge j = {g, g, true, false, 0, row_get(line, "name").s, row_get(line, "name").n};
+        row_each(row_get(line, "passing"), judge_text, &j);
+        j.expected = false;
+        if (!is_narrower(line)) {
+            row_each(row_get(line, "failing"), judge_text, &j);
+        }
+        tally.wrong += j.wrong > 0;
+    }
+    grammar_free(g);
+    buf_deinit(&text);
+}
+
+TEST(constrained_strings_are_judged_right)
+{
+    if (!rows_each("data/constrained_strings.jsonl", constrained_row)) {
+        SKIP("no shared data");
+    }
+    report("constrained strings");
 }
 
 /* ---- masks ---- */
