@@ -31,7 +31,7 @@ static uint32_t any_char(struct exprs *x)
 
 void exprs_init(struct exprs *x, size_t max_bytes, uint64_t max_work)
 {
-    *x = (struct exprs){.max_bytes = max_bytes, .max_work = max_work};
+    *x = (struct exprs){.max_bytes = SIZE_MAX, .max_work = UINT64_MAX};
     x->table_size = FIRST_TABLE;
     x->table = xcalloc(x->table_size, sizeof *x->table);
     memset(x->table, 0xff, x->table_size * sizeof *x->table);
@@ -39,6 +39,9 @@ void exprs_init(struct exprs *x, size_t max_bytes, uint64_t max_work)
     expr_make(x, (struct expr){.kind = X_EMPTY, .flags = XF_NULLABLE});
     x->any_char = any_char(x);
     x->any_text = expr_rep(x, x->any_char, 0, EXPR_INF);
+    x->max_bytes = max_bytes; // what is above is there under any limits
+    x->max_work = max_work;
+    x->work = 0;
 }
 
 void exprs_deinit(struct exprs *x)

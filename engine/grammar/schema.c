@@ -37,16 +37,13 @@ void set_deinit(struct set *set)
     *set = (struct set){0};
 }
 
-/* Adds a schema that another brings with it, unless it is there: what has been chosen of it stays chosen. */
+/* Adds a schema that another brings with it; false: it is there. One of which a branch has been chosen is another: a
+ * branch that leads back to its own schema asks for a choice again. */
 static bool add_once(struct set *set, const struct tree_value *schema, uint32_t keep, uint32_t at)
 {
-    for (uint32_t i = 0; i < set->n; i++) {
-        if (set->v[i].schema == schema && (set->v[i].flags & M_KEEP) == keep) {
-            return false;
-        }
-    }
+    uint32_t n = set->n;
     set_add(set, schema, keep, at);
-    return true;
+    return set->n > n;
 }
 
 /* Adds the schemas that a member brings with it: $ref, allOf and what its keywords imply. *dead: `false` is one. */
@@ -85,15 +82,6 @@ static enum status gather(struct schema *s, struct member m, struct set *to, boo
         if (add_once(to, v, keep, m.at)) {
             TRY(gather(s, (struct member){v, keep, m.at}, to, dead, depth + 1));
         }
-    }
-    return OK;
-}
-
-static enum status gather_all(struct schema *s, const struct set *from, struct set *to, bool *dead)
-{
-    set_add_all(to, from);
-    for (uint32_t i = 0; i < from->n; i++) {
-        TRY(gather(s, from->v[i], to, dead, 0));
     }
     return OK;
 }
@@ -268,14 +256,16 @@ static enum status gathered_set(struct schema *s, const struct set *set, uint32_
     return OK;
 }
 
-enum status schema_set(struct schema *s, const struct set *set, uint32_t *e)
+enum status schema_set_with(struct schema *s, const struct set *set, const struct set *more, uint32_t *e)
 {
     struct set all = {0};
     bool dead = false;
     *e = EXPR_NONE;
-    enum status st = check_circle(s, set);
-    if (st == OK) {
-        st = gather_all(s, set, &all, &dead);
+    set_add_all(&all, set);
+    enum status st = check_circle(s, more);
+    for (uint32_t i = 0; i < more->n && st == OK; i++) {
+        set_add(&all, more->v[i].schema, more->v[i].flags, more->v[i].at);
+        st = gather(s, more->v[i], &all, &dead, 0);
     }
     if (st == OK && !dead) {
         drop_references(s, &all);
@@ -283,6 +273,11 @@ enum status schema_set(struct schema *s, const struct set *set, uint32_t *e)
     }
     set_deinit(&all);
     return st;
+}
+
+enum status schema_set(struct schema *s, const struct set *set, uint32_t *e)
+{
+    return schema_set_with(s, &(struct set){0}, set, e);
 }
 
 /* ---- the whole ---- */

@@ -69,8 +69,10 @@ void set_add(struct set *set, const struct tree_value *schema, uint32_t flags, u
 void set_add_all(struct set *set, const struct set *of);
 void set_deinit(struct set *set);
 
-/* schema.c: a set as an expression; EXPR_NONE: nothing fits. */
+/* schema.c: a set as an expression; EXPR_NONE: nothing fits. It is made whole first: what its members bring with them
+ * joins it. With: `set` is whole already, and `more` joins it. */
 enum status schema_set(struct schema *s, const struct set *set, uint32_t *e);
+enum status schema_set_with(struct schema *s, const struct set *set, const struct set *more, uint32_t *e);
 
 /* schema_ref.c */
 enum status schema_resolve(struct schema *s, const struct tree_value *ref, const struct tree_value **to);

@@ -9,12 +9,14 @@
 static enum status chosen_set(struct schema *s, const struct set *set, uint32_t i, enum member_flag done,
                               const struct tree_value *branch, uint32_t *e)
 {
-    struct set with = {0};
-    set_add_all(&with, set);
-    with.v[i].flags |= done;
-    set_add(&with, branch, set->v[i].flags & M_KEEP, set->v[i].at);
-    enum status st = schema_set(s, &with, e);
-    set_deinit(&with);
+    struct set rest = {0}, more = {0};
+    for (uint32_t j = 0; j < set->n; j++) {
+        set_add(&rest, set->v[j].schema, set->v[j].flags | (j == i ? (uint32_t)done : 0u), set->v[j].at);
+    }
+    set_add(&more, branch, set->v[i].flags & M_KEEP, set->v[i].at);
+    enum status st = schema_set_with(s, &rest, &more, e);
+    set_deinit(&rest);
+    set_deinit(&more);
     return st;
 }
 
@@ -23,16 +25,17 @@ static enum status chosen_set(struct schema *s, const struct set *set, uint32_t 
 static enum status disjoint(struct schema *s, const struct set *set, uint32_t i, const struct tree_value *a,
                             const struct tree_value *b, bool *is)
 {
-    struct set both = {0};
+    struct set rest = {0}, both = {0};
     uint32_t e;
     for (uint32_t j = 0; j < set->n; j++) {
         uint32_t flags = set->v[j].flags | (j == i ? M_ONE_DONE : 0u);
-        set_add(&both, set->v[j].schema, (flags & ~(uint32_t)M_KEEP) | M_CLOSED, set->v[j].at);
+        set_add(&rest, set->v[j].schema, (flags & ~(uint32_t)M_KEEP) | M_CLOSED, set->v[j].at);
     }
     set_add(&both, a, M_CLOSED, 0);
     set_add(&both, b, M_OPEN, 0);
-    enum status st = schema_set(s, &both, &e);
+    enum status st = schema_set_with(s, &rest, &both, &e);
     *is = e == EXPR_NONE;
+    set_deinit(&rest);
     set_deinit(&both);
     return st;
 }

@@ -164,11 +164,10 @@ static enum status candidate(struct candidates *c, const struct tree_value *v, u
     if (!schema) {
         return schema_fail(c->s, ERR_LIMIT, v, "the schema is too large");
     }
-    struct set both = {0};
-    set_add_all(&both, &c->rest);
-    set_add(&both, schema, 0, 0);
-    enum status st = schema_set(c->s, &both, e);
-    set_deinit(&both);
+    struct set more = {0};
+    set_add(&more, schema, 0, 0);
+    enum status st = schema_set_with(c->s, &c->rest, &more, e);
+    set_deinit(&more);
     return st;
 }
 
