@@ -37,7 +37,7 @@ static struct grammar_limits with_defaults(const struct grammar_limits *given, e
     l.max_depth = l.max_depth ? l.max_depth : kind == GRAMMAR_SCHEMA ? 128 : 200;
     l.max_repeat = l.max_repeat ? l.max_repeat : 1000000;
     l.max_nodes = l.max_nodes ? l.max_nodes : 100000;
-    l.max_compile_work = l.max_compile_work ? l.max_compile_work : 4000000;
+    l.max_compile_work = l.max_compile_work ? l.max_compile_work : 3000000;
     l.max_step_work = l.max_step_work ? l.max_step_work : 2000000;
     l.max_items = l.max_items ? l.max_items : 2000;
     l.max_compile_bytes = l.max_compile_bytes ? l.max_compile_bytes : 64 << 20;

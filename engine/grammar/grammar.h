@@ -63,7 +63,7 @@ struct grammar_limits {
     int max_depth;            // of JSON, groups, rules in each other (128; groups 200)
     uint32_t max_repeat;      // of {m,n} and the like (1,000,000)
     uint32_t max_nodes;       // JSON values in a schema (100,000)
-    uint64_t max_compile_work; // about 250 ms (4,000,000)
+    uint64_t max_compile_work; // about 250 ms (3,000,000)
     uint64_t max_step_work;   // of one mask, or one advance (2,000,000)
     uint32_t max_items;       // ways to read a text at the same time (2,000)
     size_t max_compile_bytes; // while it is compiled (64 MB)

@@ -21,10 +21,17 @@ void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct autom
     m->path = xcalloc(vocab->max_depth + 1, sizeof *m->path);
 }
 
+static size_t head_bytes(const struct masks *m, const struct head *h)
+{
+    return (h->words ? m->vocab->n_words * sizeof *h->words : 0) + h->n_ids * sizeof *h->ids + h->n_ends * sizeof *h->ends;
+}
+
 static void drop_heads(struct masks *m)
 {
     for (uint32_t i = 0; i < m->n_heads; i++) {
+        m->bytes -= head_bytes(m, &m->heads[i]);
         free(m->heads[i].words);
+        free(m->heads[i].ids);
         free(m->heads[i].ends);
     }
     m->n_heads = 0;
@@ -53,6 +60,35 @@ void masks_deinit(struct masks *m)
 size_t masks_bytes(const struct masks *m)
 {
     return m->bytes + m->cap * sizeof *m->v + m->cap_heads * sizeof *m->heads;
+}
+
+/* ---- bits ---- */
+
+/* Bits that `base` (NULL: none) does not have: most words have none. */
+static size_t count_bits(const uint32_t *words, const uint32_t *base, size_t n)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        for (uint32_t w = base ? words[i] & ~base[i] : words[i]; w; w &= w - 1) {
+            count++;
+        }
+        if (count > n) {
+            break; // as many as matter
+        }
+    }
+    return count;
+}
+
+static int32_t *list_bits(const uint32_t *words, const uint32_t *base, size_t n, size_t count)
+{
+    int32_t *ids = xmalloc((count + 1) * sizeof *ids);
+    size_t at = 0;
+    for (size_t i = 0; i < n; i++) {
+        for (uint32_t w = base ? words[i] & ~base[i] : words[i]; w; w &= w - 1) {
+            ids[at++] = (int32_t)(i * 32) + __builtin_ctz(w);
+        }
+    }
+    return ids;
 }
 
 /* ---- the walk ---- */
@@ -147,23 +183,27 @@ static const struct head *head_get(struct masks *m, uint32_t e)
         }
     }
     if (m->n_heads == HEADS_MAX || m->bytes > m->max_bytes) {
-        for (uint32_t i = 0; i < m->n_heads; i++) {
-            m->bytes -= m->heads[i].whole ? 0 : m->vocab->n_words * 4 + m->heads[i].n_ends * 4;
-        }
         drop_heads(m);
     }
     struct head h = {.e = e, .words = xcalloc(m->vocab->n_words + 1, sizeof(uint32_t))};
     fill_head(m, &h);
+    size_t count = m->a->x->failed || h.whole ? 0 : count_bits(h.words, NULL, m->vocab->n_words);
     if (m->a->x->failed || h.whole) {
-        free(h.words);
         free(h.ends);
-        h.words = h.ends = NULL;
-    } else {
-        m->bytes += m->vocab->n_words * 4 + h.n_ends * 4;
+        h.ends = NULL;
+        h.n_ends = 0;
+    } else if (count < m->vocab->n_words / 2) {
+        h.ids = list_bits(h.words, NULL, m->vocab->n_words, count);
+        h.n_ids = (uint32_t)count;
+    }
+    if (m->a->x->failed || h.whole || h.ids) {
+        free(h.words);
+        h.words = NULL;
     }
     if (m->a->x->failed) {
         return NULL;
     }
+    m->bytes += head_bytes(m, &h);
     GROW(m->heads, m->n_heads, m->cap_heads);
     m->heads[m->n_heads] = h;
     return &m->heads[m->n_heads++];
@@ -274,8 +314,11 @@ static bool add_by_head(struct masks *m, uint32_t e, uint32_t stack, uint32_t *w
     if (!h || h->whole) {
         return false;
     }
-    for (size_t i = 0; i < m->vocab->n_words; i++) {
+    for (size_t i = 0; h->words && i < m->vocab->n_words; i++) {
         words[i] |= h->words[i];
+    }
+    for (uint32_t i = 0; i < h->n_ids; i++) {
+        set_bit(words, h->ids[i]);
     }
     struct item it = {rest, stack};
     uint32_t state = automaton_state(m->a, &it, 1);
@@ -366,20 +409,12 @@ static void drop_oldest(struct masks *m)
 
 static void keep(struct masks *m, uint32_t state, const uint32_t *words)
 {
-    size_t count = 0, n_words = m->vocab->n_words;
-    const uint32_t *base = m->base;
-    for (size_t i = 0; i < n_words; i++) {
-        count += (size_t)__builtin_popcount(base ? words[i] & ~base[i] : words[i]);
-    }
+    size_t n_words = m->vocab->n_words, count = count_bits(words, m->base, n_words);
     struct mask_slot slot = {.state = state};
     if (count < n_words / 2) {
-        slot.base = base;
-        slot.ids = xmalloc((count + 1) * sizeof *slot.ids);
-        for (size_t i = 0; i < n_words; i++) {
-            for (uint32_t w = base ? words[i] & ~base[i] : words[i]; w; w &= w - 1) {
-                slot.ids[slot.n_ids++] = (int32_t)(i * 32) + __builtin_ctz(w);
-            }
-        }
+        slot.base = m->base;
+        slot.ids = list_bits(words, m->base, n_words, count);
+        slot.n_ids = (uint32_t)count;
     } else {
         slot.words = xmalloc(n_words * 4);
         memcpy(slot.words, words, n_words * 4);

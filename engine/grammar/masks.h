@@ -27,7 +27,9 @@ struct masks {
     struct head {
         uint32_t e;
         bool whole;      // too many ends: not worth it
-        uint32_t *words; // tokens that stay in it, or end with it
+        uint32_t *words; // tokens that stay in it, or end with it; or
+        int32_t *ids;    // the same where they are few
+        uint32_t n_ids;
         uint32_t *ends;  // nodes with more behind them
         uint32_t n_ends;
     } *heads;

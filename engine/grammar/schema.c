@@ -8,7 +8,7 @@
 
 enum {
     BLANKS = 24, // in a row, by default
-    SET_WORK = 50,
+    SET_WORK = 150,
 };
 
 /* ---- sets ---- */
@@ -242,7 +242,7 @@ static enum status gathered_set(struct schema *s, const struct set *set, uint32_
         return OK;
     }
     s->v[at].e = 1;
-    if (++s->depth > 4 * s->c->limits->max_depth || !exprs_spend(s->x, SET_WORK + 10 * set->n)) {
+    if (++s->depth > 4 * s->c->limits->max_depth || !exprs_spend(s->x, SET_WORK + 30 * set->n)) {
         return err_set(s->c->err, ERR_LIMIT, "the schema is too complex");
     }
     TRY(compile_set(s, set, e));
