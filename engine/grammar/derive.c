@@ -117,6 +117,7 @@ static uint32_t derive_and(struct exprs *x, struct expr e, uint8_t byte)
     struct branches out;
     branches_init(&out);
     bool dead = false;
+    exprs_spend(x, e.b);
     for (uint32_t i = 0; i < e.b && !x->failed && !dead; i++) {
         uint32_t d = derive(x, x->list[e.a + i], byte);
         dead = d == EXPR_NONE;

@@ -16,6 +16,13 @@ struct builder {
     const struct set *set;
     struct expr_object *o;
     struct names names; // declared, or required
+    struct said {       // what members say of a name, chained
+        uint32_t member, next; // next: plus 1
+        const struct tree_value *schema;
+    } *said;
+    uint32_t n_said, cap_said;
+    uint32_t *first_said; // by name, plus 1
+    uint32_t cap_first;
     bool *required, *banned;
     uint32_t n_declared;
     uint32_t min, max;
@@ -31,15 +38,34 @@ struct builder {
 
 /* ---- reading ---- */
 
-static enum status add_names(struct builder *b, const struct tree_value *schema)
+/* The last of equal names in one schema counts, as everywhere. */
+static void say(struct builder *b, uint32_t name, uint32_t member, const struct tree_value *schema)
+{
+    if (name >= b->cap_first) {
+        uint32_t cap = (name + 1) * 2;
+        b->first_said = xrealloc(b->first_said, cap * sizeof *b->first_said);
+        memset(b->first_said + b->cap_first, 0, (cap - b->cap_first) * sizeof *b->first_said);
+        b->cap_first = cap;
+    }
+    uint32_t first = b->first_said[name];
+    if (first && b->said[first - 1].member == member) {
+        b->said[first - 1].schema = schema;
+        return;
+    }
+    GROW(b->said, b->n_said, b->cap_said);
+    b->said[b->n_said++] = (struct said){member, first, schema};
+    b->first_said[name] = b->n_said;
+}
+
+static enum status add_names(struct builder *b, uint32_t member)
 {
     const struct tree_value *v;
-    TRY(schema_typed(b->s, schema, "properties", JSON_OBJECT, &v));
+    TRY(schema_typed(b->s, b->set->v[member].schema, "properties", JSON_OBJECT, &v));
     for (v = v ? v->first : NULL; v; v = v->next) {
         if (!schema_is(v)) {
             return schema_fail(b->s, ERR_INVALID, v, "a property's schema is no schema");
         }
-        names_get(&b->names, v->key, v->n_key);
+        say(b, names_get(&b->names, v->key, v->n_key), member, v);
     }
     return OK;
 }
@@ -171,7 +197,7 @@ static enum status add_all_names(struct builder *b)
             }
         }
         done[next] = true;
-        st = add_names(b, b->set->v[next].schema);
+        st = add_names(b, next);
     }
     free(done);
     return st;
@@ -235,18 +261,26 @@ static enum status others_of(struct builder *b, uint32_t member, const struct tr
     return OK;
 }
 
-/* The schemas that hold for a name's value: by name (NULL: one that is not declared), by the patterns that it
- * matches, else as one of the others. */
-static enum status value_set(struct builder *b, const char *name, size_t n, const bool *matched, struct set *out)
+enum { OTHER_NAME = UINT32_MAX }; // one that no schema names
+
+static const struct tree_value *said_by(const struct builder *b, uint32_t name, uint32_t member)
+{
+    uint32_t at = name < b->cap_first ? b->first_said[name] : 0;
+    while (at && b->said[at - 1].member != member) {
+        at = b->said[at - 1].next;
+    }
+    return at ? b->said[at - 1].schema : NULL;
+}
+
+/* The schemas that hold for a name's value: by name, by the patterns that it matches, else as one of the others. */
+static enum status value_set(struct builder *b, uint32_t name, const bool *matched, struct set *out)
 {
     for (uint32_t i = 0; i < b->set->n; i++) {
-        const struct tree_value *properties = tree_get(b->set->v[i].schema, "properties"), *v;
+        const struct tree_value *v = said_by(b, name, i);
         uint32_t keep = b->set->v[i].flags & M_KEEP;
-        bool named = false;
-        v = name && properties ? tree_get_n(properties, name, n) : NULL;
+        bool named = v != NULL;
         if (v) {
             set_add(out, v, keep, 0);
-            named = true;
         }
         for (uint32_t p = 0; p < b->n_patterns; p++) {
             if (b->patterns[p].member == i && matched[p]) {
@@ -264,10 +298,10 @@ static enum status value_set(struct builder *b, const char *name, size_t n, cons
     return OK;
 }
 
-static enum status value_of(struct builder *b, const char *name, size_t n, const bool *matched, uint32_t *e)
+static enum status value_of(struct builder *b, uint32_t name, const bool *matched, uint32_t *e)
 {
     struct set set = {0};
-    enum status st = value_set(b, name, n, matched, &set);
+    enum status st = value_set(b, name, matched, &set);
     st = st == OK ? schema_set(b->s, &set, e) : st;
     set_deinit(&set);
     return st;
@@ -284,7 +318,7 @@ static enum status add_properties(struct builder *b)
             matched[p] = matches(b->s->x, b->patterns[p].content, name.s, name.n);
         }
         if (!b->banned[i] && matches(b->s->x, b->name_content, name.s, name.n)) {
-            st = value_of(b, name.s, name.n, matched, &value);
+            st = value_of(b, i, matched, &value);
         }
         bool only_banned = i >= b->n_declared && !b->required[i];
         if (!only_banned || b->banned[i]) {
@@ -326,7 +360,7 @@ static enum status add_others(struct builder *b, uint32_t names, uint32_t p, boo
         return schema_fail(b->s, ERR_LIMIT, b->set->v[0].schema, "\"patternProperties\": too many patterns overlap");
     }
     uint32_t value;
-    TRY(value_of(b, NULL, 0, matched, &value));
+    TRY(value_of(b, OTHER_NAME, matched, &value));
     uint32_t pair = expr_seq3(x, text_make(x, names), b->o->colon, value);
     b->o->other = expr_alt2(x, b->o->other, expr_seq(x, expr_byte(x, '"'), pair));
     return OK;
@@ -335,6 +369,9 @@ static enum status add_others(struct builder *b, uint32_t names, uint32_t p, boo
 static enum status add_other_names(struct builder *b)
 {
     struct exprs *x = b->s->x;
+    if (b->closed && b->n_patterns == 0) {
+        return OK;
+    }
     uint32_t *declared = xcalloc(b->names.n + 1, sizeof *declared), left = PATTERN_SETS_MAX;
     for (uint32_t i = 0; i < b->names.n; i++) {
         declared[i] = expr_literal(x, b->names.v[i].s, b->names.v[i].n);
@@ -387,6 +424,8 @@ enum status schema_object(struct schema *s, const struct set *set, uint32_t *e)
     names_deinit(&b.names);
     free(b.required);
     free(b.banned);
+    free(b.said);
+    free(b.first_said);
     free(b.patterns);
     object_free(b.o);
     return st;
