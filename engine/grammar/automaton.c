@@ -107,6 +107,7 @@ static void items_put(struct items *s, uint32_t e, uint32_t stack)
 /* One item for each stack: what may follow on the same one is one expression. */
 static bool items_merge(struct automaton *a, struct items *s, uint32_t e, uint32_t stack)
 {
+    exprs_spend(a->x, 1 + s->n / 8);
     for (size_t i = 0; i < s->n; i++) {
         if (s->v[i].stack == stack) {
             uint32_t both = expr_alt2(a->x, s->v[i].e, e);
@@ -115,7 +116,6 @@ static bool items_merge(struct automaton *a, struct items *s, uint32_t e, uint32
             return more;
         }
     }
-    exprs_spend(a->x, 1 + s->n / 8);
     if (s->n >= a->max_items) {
         a->x->failed = true;
         return false;

@@ -21,7 +21,7 @@ struct grammar {
     struct exprs_mark mark; // what compiling made: it is kept when the tables are emptied
     uint32_t start;
     uint32_t epoch;
-    uint64_t compile_work;
+    uint64_t compile_work, most_step_work;
 };
 
 /* ---- compiling ---- */
@@ -38,7 +38,7 @@ static struct grammar_limits with_defaults(const struct grammar_limits *given, e
     l.max_repeat = l.max_repeat ? l.max_repeat : 1000000;
     l.max_nodes = l.max_nodes ? l.max_nodes : 100000;
     l.max_compile_work = l.max_compile_work ? l.max_compile_work : 3000000;
-    l.max_step_work = l.max_step_work ? l.max_step_work : 2000000;
+    l.max_step_work = l.max_step_work ? l.max_step_work : 400000;
     l.max_items = l.max_items ? l.max_items : 2000;
     l.max_compile_bytes = l.max_compile_bytes ? l.max_compile_bytes : 64 << 20;
     l.max_table_bytes = l.max_table_bytes ? l.max_table_bytes : 16 << 20;
@@ -102,6 +102,7 @@ enum status grammar_compile(const struct grammar_source *source, const struct gr
         masks_init(&g->m, vocab, &g->a, g->limits.max_mask_bytes);
         g->has_masks = true;
     }
+    g->x.work = 0;
     g->epoch = 1;
     *out = g;
     return OK;
@@ -141,8 +142,10 @@ static void empty_tables(struct grammar *g)
 /* Before each call that may add to the tables. */
 static void begin(struct grammar *g)
 {
+    g->most_step_work = g->x.work > g->most_step_work ? g->x.work : g->most_step_work;
     g->x.work = 0;
     g->x.max_work = g->limits.max_step_work;
+    g->x.depth = 0;
     g->x.failed = false;
 }
 
@@ -329,6 +332,7 @@ void grammar_stats(const struct grammar *g, struct grammar_stats *stats)
 {
     *stats = (struct grammar_stats){
         .compile_work = g->compile_work,
+        .most_step_work = g->x.work > g->most_step_work ? g->x.work : g->most_step_work,
         .bytes = exprs_bytes(&g->x) + automaton_bytes(&g->a) + (g->has_masks ? masks_bytes(&g->m) : 0),
         .n_states = g->a.kernels.n,
         .n_expressions = g->x.n,

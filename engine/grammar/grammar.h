@@ -64,7 +64,7 @@ struct grammar_limits {
     uint32_t max_repeat;      // of {m,n} and the like (1,000,000)
     uint32_t max_nodes;       // JSON values in a schema (100,000)
     uint64_t max_compile_work; // about 250 ms (3,000,000)
-    uint64_t max_step_work;   // of one mask, or one advance (2,000,000)
+    uint64_t max_step_work;   // of one mask, or one advance: about 40 ms (400,000)
     uint32_t max_items;       // ways to read a text at the same time (2,000)
     size_t max_compile_bytes; // while it is compiled (64 MB)
     size_t max_table_bytes;   // of states, expressions made from states (16 MB)
@@ -112,7 +112,7 @@ enum status grammar_allows(struct grammar *g, struct grammar_state state, int32_
 size_t grammar_forced(struct grammar *g, struct grammar_state state, char *bytes, size_t max);
 
 struct grammar_stats {
-    uint64_t compile_work;
+    uint64_t compile_work, most_step_work; // units; the second of one mask or advance
     size_t bytes;       // of all tables and masks
     size_t n_states, n_masks, n_expressions, n_rules;
 };
