@@ -26,8 +26,8 @@ static uint32_t intern(struct item_lists *l, const struct item *items, uint32_t 
     }
     uint32_t hash = (uint32_t)h;
     *fresh = false;
-    for (uint32_t i = l->table_size ? l->table[hash & (l->table_size - 1)] : UINT32_MAX; i != UINT32_MAX;
-         i = l->v[i].next) {
+    for (uint32_t i = l->table_size ? l->table[hash & (l->table_size - 1)] : UINT32_MAX;
+         i != UINT32_MAX; i = l->v[i].next) {
         if (l->v[i].hash == hash && l->v[i].n == n &&
             (n == 0 || memcmp(l->items + l->v[i].first, items, n * sizeof *items) == 0)) {
             return i;
@@ -68,7 +68,8 @@ static void lists_deinit(struct item_lists *l)
 
 static size_t lists_bytes(const struct item_lists *l)
 {
-    return l->cap * sizeof *l->v + l->cap_items * sizeof *l->items + l->table_size * sizeof *l->table;
+    return l->cap * sizeof *l->v + l->cap_items * sizeof *l->items +
+           l->table_size * sizeof *l->table;
 }
 
 /* ---- sets of items in the making ---- */
@@ -126,7 +127,8 @@ static bool items_merge(struct automaton *a, struct items *s, uint32_t e, uint32
 
 /* ---- states ---- */
 
-void automaton_init(struct automaton *a, struct exprs *x, struct rules *rules, uint32_t max_items, size_t max_bytes)
+void automaton_init(struct automaton *a, struct exprs *x, struct rules *rules, uint32_t max_items,
+                    size_t max_bytes)
 {
     *a = (struct automaton){.x = x, .rules = rules, .max_items = max_items, .max_bytes = max_bytes};
     automaton_reset(a);
@@ -157,7 +159,8 @@ static uint32_t state_new(struct automaton *a)
 
 void automaton_reset(struct automaton *a)
 {
-    struct automaton fresh = {.x = a->x, .rules = a->rules, .max_items = a->max_items, .max_bytes = a->max_bytes};
+    struct automaton fresh = {
+        .x = a->x, .rules = a->rules, .max_items = a->max_items, .max_bytes = a->max_bytes};
     bool is_new;
     automaton_deinit(a);
     *a = fresh;
@@ -172,8 +175,8 @@ size_t automaton_bytes(const struct automaton *a)
            a->cap_closed * sizeof *a->closed + a->row_bytes;
 }
 
-/* Pops: what has ended goes on with what is on its stack. The kernel keeps what has not ended, and, on the root's
- * stack, an empty rest that says that the text may end. */
+/* Pops: what has ended goes on with what is on its stack. The kernel keeps what has not ended, and,
+ * on the root's stack, an empty rest that says that the text may end. */
 static void complete(struct automaton *a, struct items *s)
 {
     struct items seen; // stacks popped
@@ -262,7 +265,8 @@ static void add_calls(struct automaton *a, struct item it, struct pending *p)
     free(calls.v);
 }
 
-/* The stack of what follows a call: for a call that nothing follows, the stack that is there already. */
+/* The stack of what follows a call: for a call that nothing follows, the stack that is there
+ * already. */
 static uint32_t push(struct automaton *a, const struct items *behind)
 {
     struct items s;
@@ -289,7 +293,8 @@ static uint32_t push(struct automaton *a, const struct items *behind)
     return id;
 }
 
-/* The first in order of the rules that wait: all its callers are known, since none that comes later begins with it. */
+/* The first in order of the rules that wait: all its callers are known, since none that comes later
+ * begins with it. */
 static struct item take_first(struct automaton *a, struct pending *p)
 {
     uint32_t rule = p->v[0].rule;

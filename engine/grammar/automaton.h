@@ -1,10 +1,12 @@
-/* States of a grammar over bytes. A state is the set of all ways in which the text so far can be read: pairs of an
- * expression for the rest of the rule that is being read, and a stack of what follows when it ends. States and stacks
- * are interned: texts with the same continuations (as far as the automaton can tell) have the same state, stacks share
- * their tails, and a transition is looked up in the state's row once it is known. A call at the end of a rule leaves
- * nothing on the stack, so that right recursion and lists do not grow it.
+/* States of a grammar over bytes. A state is the set of all ways in which the text so far can be
+ * read: pairs of an expression for the rest of the rule that is being read, and a stack of what
+ * follows when it ends. States and stacks are interned: texts with the same continuations (as far
+ * as the automaton can tell) have the same state, stacks share their tails, and a transition is
+ * looked up in the state's row once it is known. A call at the end of a rule leaves nothing on the
+ * stack, so that right recursion and lists do not grow it.
  *
  * When a table is full, x->failed is set; automaton_reset forgets all states.
+ *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_AUTOMATON_H
 #define SLUICE_ENGINE_GRAMMAR_AUTOMATON_H
@@ -36,9 +38,9 @@ struct automaton {
     struct rules *rules;
     struct item_lists stacks, kernels;
     struct astate {
-        uint32_t *row;      // by class of bytes: state + 1; 0 not known yet. NULL: none known
+        uint32_t *row; // by class of bytes: state + 1; 0 not known yet. NULL: none known
         uint32_t closed, n_closed; // in `closed`: the kernel's items and those of rules they call
-        uint32_t mask;      // of mask.c: slot + 1
+        uint32_t mask;             // of mask.c: slot + 1
         bool may_end, is_closed;
     } *v; // by kernel id
     uint32_t cap_v;
@@ -48,7 +50,8 @@ struct automaton {
     size_t row_bytes, max_bytes;
 };
 
-void automaton_init(struct automaton *a, struct exprs *x, struct rules *rules, uint32_t max_items, size_t max_bytes);
+void automaton_init(struct automaton *a, struct exprs *x, struct rules *rules, uint32_t max_items,
+                    size_t max_bytes);
 void automaton_deinit(struct automaton *a);
 void automaton_reset(struct automaton *a); // forgets all states
 size_t automaton_bytes(const struct automaton *a);

@@ -203,8 +203,11 @@ static void add_ascii_word(struct charset *s)
 static void add_unicode_word(struct charset *s)
 {
     static const char *const names[] = {"L", "M", "Nd", "Nl", "Pc"};
-    static const struct char_range more[] = {
-        {0x200c, 0x200d}, {0x24b6, 0x24e9}, {0x1f130, 0x1f149}, {0x1f150, 0x1f169}, {0x1f170, 0x1f189}};
+    static const struct char_range more[] = {{0x200c, 0x200d},
+                                             {0x24b6, 0x24e9},
+                                             {0x1f130, 0x1f149},
+                                             {0x1f150, 0x1f169},
+                                             {0x1f170, 0x1f189}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         add_runs(s, names[i], strlen(names[i]));
     }
@@ -254,11 +257,22 @@ bool charset_add_escape(struct charset *s, char letter, bool unicode)
 static const struct {
     const char *name, *category;
 } long_names[] = {
-    {"Any", ""},        {"Letter", "L"},     {"Mark", "M"},         {"Number", "N"},
-    {"Punctuation", "P"}, {"Symbol", "S"},   {"Separator", "Z"},    {"Other", "C"},
-    {"Uppercase_Letter", "Lu"}, {"Lowercase_Letter", "Ll"}, {"Titlecase_Letter", "Lt"},
-    {"Modifier_Letter", "Lm"}, {"Other_Letter", "Lo"}, {"Decimal_Number", "Nd"},
-    {"digit", "Nd"},    {"punct", "P"},
+    {"Any", ""},
+    {"Letter", "L"},
+    {"Mark", "M"},
+    {"Number", "N"},
+    {"Punctuation", "P"},
+    {"Symbol", "S"},
+    {"Separator", "Z"},
+    {"Other", "C"},
+    {"Uppercase_Letter", "Lu"},
+    {"Lowercase_Letter", "Ll"},
+    {"Titlecase_Letter", "Lt"},
+    {"Modifier_Letter", "Lm"},
+    {"Other_Letter", "Lo"},
+    {"Decimal_Number", "Nd"},
+    {"digit", "Nd"},
+    {"punct", "P"},
 };
 
 bool charset_add_category(struct charset *s, const char *name, size_t n)

@@ -3,7 +3,8 @@
 #include <string.h>
 
 /* All digits of the literal in one row, and where its point is. */
-static bool split(const char *s, size_t n, char *digits, long *n_digits, long *point, bool *negative)
+static bool split(const char *s, size_t n, char *digits, long *n_digits, long *point,
+                  bool *negative)
 {
     long exponent = 0, sign = 1;
     size_t i = 0;

@@ -1,4 +1,5 @@
 /* Decimal numbers of a schema, exactly: a sign, digits, and how many of them are behind the point.
+ *
  * Thread: any. */
 #ifndef SLUICE_ENGINE_GRAMMAR_DECIMAL_H
 #define SLUICE_ENGINE_GRAMMAR_DECIMAL_H
@@ -15,7 +16,8 @@ struct decimal {
     char part[DECIMAL_MAX + 1];  // behind it, without zeros at the end
 };
 
-bool decimal_read(struct decimal *d, const char *s, size_t n); // false: more digits than DECIMAL_MAX
+bool decimal_read(struct decimal *d, const char *s,
+                  size_t n); // false: more digits than DECIMAL_MAX
 int decimal_compare(const struct decimal *a, const struct decimal *b);
 bool decimal_is_whole(const struct decimal *d);
 void decimal_add_one(struct decimal *d);  // to the magnitude of a whole number

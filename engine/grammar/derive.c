@@ -133,11 +133,12 @@ static uint32_t derive_rep(struct exprs *x, struct expr e, uint8_t byte)
 {
     uint32_t hi = e.c == EXPR_INF ? EXPR_INF : e.c - 1;
     uint32_t first = derive(x, e.a, byte);
-    return first == EXPR_NONE ? EXPR_NONE : expr_seq(x, first, expr_rep(x, e.a, e.b > 0 ? e.b - 1 : 0, hi));
+    return first == EXPR_NONE ? EXPR_NONE
+                              : expr_seq(x, first, expr_rep(x, e.a, e.b > 0 ? e.b - 1 : 0, hi));
 }
 
-/* The digits so far are in the remainder; whatever it is, more digits can bring it to 0. Where points pass, how many
- * digits are behind one is another expression's matter. */
+/* The digits so far are in the remainder; whatever it is, more digits can bring it to 0. Where
+ * points pass, how many digits are behind one is another expression's matter. */
 static uint32_t derive_multiple(struct exprs *x, uint32_t id, struct expr e, uint8_t byte)
 {
     if (byte == '.' && e.c) {
@@ -148,7 +149,8 @@ static uint32_t derive_multiple(struct exprs *x, uint32_t id, struct expr e, uin
     }
     uint32_t rest = (uint32_t)(((uint64_t)e.b * 10 + (byte - '0')) % e.a);
     uint8_t flags = rest == 0 ? XF_NULLABLE : 0;
-    return expr_make(x, (struct expr){.kind = X_MULTIPLE, .flags = flags, .a = e.a, .b = rest, .c = e.c});
+    return expr_make(
+        x, (struct expr){.kind = X_MULTIPLE, .flags = flags, .a = e.a, .b = rest, .c = e.c});
 }
 
 static uint32_t derive_fresh(struct exprs *x, uint32_t id, uint8_t byte)
@@ -312,7 +314,8 @@ static uint32_t clean_seq(struct exprs *x, uint32_t e)
     struct branches part; // the parts, the rest last
     branches_init(&part);
     uint32_t rest = e;
-    for (; x->v[rest].kind == X_SEQ && expr_is(x, rest, XF_DOUBT) && !x->v[rest].clean; rest = x->v[rest].b) {
+    for (; x->v[rest].kind == X_SEQ && expr_is(x, rest, XF_DOUBT) && !x->v[rest].clean;
+         rest = x->v[rest].b) {
         branches_put(&part, x->v[rest].a);
     }
     rest = expr_clean(x, rest);
@@ -387,7 +390,8 @@ void expr_first_calls(struct exprs *x, uint32_t id, struct expr_calls *out)
         }
         break;
     case X_REP: {
-        uint32_t again = expr_rep(x, e.a, e.b > 0 ? e.b - 1 : 0, e.c == EXPR_INF ? EXPR_INF : e.c - 1);
+        uint32_t again =
+            expr_rep(x, e.a, e.b > 0 ? e.b - 1 : 0, e.c == EXPR_INF ? EXPR_INF : e.c - 1);
         expr_first_calls(x, e.a, out);
         for (size_t i = from; i < out->n; i++) {
             out->v[i].rest = expr_seq(x, out->v[i].rest, again);

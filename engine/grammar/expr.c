@@ -16,8 +16,9 @@ static uint32_t any_char(struct exprs *x)
 {
     static const uint8_t rows[][4] = {
         // first byte, second byte; as many more as the first one says
-        {0xc2, 0xdf, 0x80, 0xbf}, {0xe0, 0xe0, 0xa0, 0xbf}, {0xe1, 0xec, 0x80, 0xbf}, {0xed, 0xed, 0x80, 0x9f},
-        {0xee, 0xef, 0x80, 0xbf}, {0xf0, 0xf0, 0x90, 0xbf}, {0xf1, 0xf3, 0x80, 0xbf}, {0xf4, 0xf4, 0x80, 0x8f},
+        {0xc2, 0xdf, 0x80, 0xbf}, {0xe0, 0xe0, 0xa0, 0xbf}, {0xe1, 0xec, 0x80, 0xbf},
+        {0xed, 0xed, 0x80, 0x9f}, {0xee, 0xef, 0x80, 0xbf}, {0xf0, 0xf0, 0x90, 0xbf},
+        {0xf1, 0xf3, 0x80, 0xbf}, {0xf4, 0xf4, 0x80, 0x8f},
     };
     uint32_t e = expr_byte_range(x, 0, 0x7f), more = expr_byte_range(x, 0x80, 0xbf);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -196,7 +197,8 @@ uint32_t expr_byte(struct exprs *x, uint8_t byte)
 static uint32_t cons(struct exprs *x, uint32_t a, uint32_t b)
 {
     uint8_t fa = x->v[a].flags, fb = x->v[b].flags;
-    unsigned flags = ((fa & fb) & XF_NULLABLE) | ((fa | fb) & (XF_CALLS | XF_DOUBT | XF_TEXT)) | (fa & XF_CALL_FIRST);
+    unsigned flags = ((fa & fb) & XF_NULLABLE) | ((fa | fb) & (XF_CALLS | XF_DOUBT | XF_TEXT)) |
+                     (fa & XF_CALL_FIRST);
     flags |= (fa & XF_NULLABLE) ? fb & XF_CALL_FIRST : 0u;
     return expr_make(x, (struct expr){.kind = X_SEQ, .flags = (uint8_t)flags, .a = a, .b = b});
 }
@@ -357,8 +359,9 @@ static void factor(struct exprs *x, struct many *m)
     }
 }
 
-/* The branches of all, those of nested alternatives too; sets of bytes joined to one. True if one is any text at all,
- * which has all others in it: whatever is compared here has read the same text before, up to the end of a character. */
+/* The branches of all, those of nested alternatives too; sets of bytes joined to one. True if one
+ * is any text at all, which has all others in it: whatever is compared here has read the same text
+ * before, up to the end of a character. */
 static bool gather(struct exprs *x, const uint32_t *e, size_t n, struct many *out)
 {
     struct byte_set set = {0};
@@ -387,7 +390,8 @@ static bool gather(struct exprs *x, const uint32_t *e, size_t n, struct many *ou
     return false;
 }
 
-static uint32_t make_list(struct exprs *x, enum expr_kind kind, const struct many *m, unsigned flags)
+static uint32_t make_list(struct exprs *x, enum expr_kind kind, const struct many *m,
+                          unsigned flags)
 {
     for (size_t i = 0; i < m->n; i++) { // found again, the list is not needed twice
         GROW(x->list, x->n_list, x->cap_list);
@@ -538,12 +542,14 @@ uint32_t expr_rep(struct exprs *x, uint32_t a, uint32_t lo, uint32_t hi)
         return expr_rep(x, p->a, p->b == 0 ? 0 : lo, EXPR_INF);
     }
     unsigned flags = p->flags | (lo == 0 ? (unsigned)XF_NULLABLE : 0u);
-    return expr_make(x, (struct expr){.kind = X_REP, .flags = (uint8_t)flags, .a = a, .b = lo, .c = hi});
+    return expr_make(
+        x, (struct expr){.kind = X_REP, .flags = (uint8_t)flags, .a = a, .b = lo, .c = hi});
 }
 
 uint32_t expr_call(struct exprs *x, uint32_t rule)
 {
-    return expr_make(x, (struct expr){.kind = X_CALL, .flags = XF_CALLS | XF_CALL_FIRST, .a = rule});
+    return expr_make(x,
+                     (struct expr){.kind = X_CALL, .flags = XF_CALLS | XF_CALL_FIRST, .a = rule});
 }
 
 /* ---- classes of bytes ---- */

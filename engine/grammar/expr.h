@@ -1,15 +1,17 @@
-/* Expressions over bytes and rules: what every kind of grammar compiles to, and what its states are made of. Equal
- * expressions have equal ids (they are interned), so that a state of the automaton is an id, and what may follow after
- * a byte is another expression: its derivative. Constructors keep a normal form (no dead branches that can be seen,
- * sequences nested to the right, alternatives sorted, merged and factored by their first part).
+/* Expressions over bytes and rules: what every kind of grammar compiles to, and what its states are
+ * made of. Equal expressions have equal ids (they are interned), so that a state of the automaton
+ * is an id, and what may follow after a byte is another expression: its derivative. Constructors
+ * keep a normal form (no dead branches that can be seen, sequences nested to the right,
+ * alternatives sorted, merged and factored by their first part).
  *
  * Three kinds are no regular operators but compact forms of large ones:
- *   TEXT     a language over UTF-8 text, written as the inside of a JSON string, its closing quote included
- *   MULTIPLE digits of a number that is to be a multiple of something: the state is a remainder
- *   OBJECT   the rest of a JSON object whose properties come in order (object.h)
+ *   TEXT     a language over UTF-8 text, written as the inside of a JSON string, its closing quote
+ * included MULTIPLE digits of a number that is to be a multiple of something: the state is a
+ * remainder OBJECT   the rest of a JSON object whose properties come in order (object.h)
  *
- * Work is counted in units, one for each step of a constructor or a derivative, so that a limit says the same on every
- * machine. Over a limit `failed` is set, and stays so: what was built since then means nothing.
+ * Work is counted in units, one for each step of a constructor or a derivative, so that a limit
+ * says the same on every machine. Over a limit `failed` is set, and stays so: what was built since
+ * then means nothing.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_EXPR_H
 #define SLUICE_ENGINE_GRAMMAR_EXPR_H
@@ -88,10 +90,11 @@ struct exprs {
     uint8_t class_of[256];
     uint8_t class_byte[256]; // a member of each
     int n_classes;
-    uint64_t classed; // what there was when the classes were made
+    uint64_t classed;          // what there was when the classes were made
     bool has_text, has_digits; // there are X_TEXT, X_MULTIPLE
     bool classes_final;
-    struct byte_set own_class; // bytes that something else than a set tells apart: escapes, names of properties
+    struct byte_set
+        own_class; // bytes that something else than a set tells apart: escapes, names of properties
 };
 
 void exprs_init(struct exprs *x, size_t max_bytes, uint64_t max_work);
@@ -155,12 +158,12 @@ static inline bool byte_set_has(const struct byte_set *s, unsigned byte)
 }
 
 /* Grows an array of elements to hold one more; aborts as xrealloc does. */
-#define GROW(v, n, cap)                                                                                                \
-    do {                                                                                                               \
-        if ((n) == (cap)) {                                                                                            \
-            (cap) = (cap) ? (cap) * 2 : 16;                                                                            \
-            (v) = xrealloc((v), (size_t)(cap) * sizeof *(v));                                                          \
-        }                                                                                                              \
+#define GROW(v, n, cap)                                                                            \
+    do {                                                                                           \
+        if ((n) == (cap)) {                                                                        \
+            (cap) = (cap) ? (cap)*2 : 16;                                                          \
+            (v) = xrealloc((v), (size_t)(cap) * sizeof *(v));                                      \
+        }                                                                                          \
     } while (0)
 
 #endif

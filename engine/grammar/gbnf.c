@@ -1,5 +1,5 @@
-/* GBNF as llama.cpp has it: rules of characters, with classes, groups and repetition. The text follows the rule `root`.
- * A rule ends where the next one's name and "::=" stand. */
+/* GBNF as llama.cpp has it: rules of characters, with classes, groups and repetition. The text
+ * follows the rule `root`. A rule ends where the next one's name and "::=" stand. */
 #include "engine/grammar/parsers.h"
 
 #include "engine/base/mem.h"
@@ -132,7 +132,8 @@ static enum status parse_hex(struct gbnf *g, int digits, uint32_t *v)
 
 static enum status parse_char(struct gbnf *g, uint32_t *v)
 {
-    static const char escapes[][2] = {{'t', '\t'}, {'r', '\r'}, {'n', '\n'}, {'f', '\f'}, {'v', '\v'}, {'b', '\b'},
+    static const char escapes[][2] = {{'t', '\t'}, {'r', '\r'}, {'n', '\n'},
+                                      {'f', '\f'}, {'v', '\v'}, {'b', '\b'},
                                       {'a', '\a'}, {'0', 0},    {'e', 27}};
     if (peek(g) != '\\') {
         g->at += utf8_decode(g->s + g->at, g->n - g->at, v);
@@ -236,7 +237,10 @@ static enum status parse_atom(struct gbnf *g, uint32_t *e)
     switch (peek(g)) {
     case '"': return parse_literal(g, e);
     case '[': return parse_class(g, e);
-    case '.': g->at++; *e = g->x->any_char; return OK;
+    case '.':
+        g->at++;
+        *e = g->x->any_char;
+        return OK;
     case '(': break;
     case '<': return fail(g, "references to tokens (<...>) are not supported");
     default: return fail(g, "a rule cannot go on with '%c'", peek(g));
@@ -320,7 +324,8 @@ static enum status parse_sequence(struct gbnf *g, uint32_t *e, bool *empty)
         st = parse_atom(g, &one);
         skip_space(g);
         for (int i = 0; st == OK && at_repeat(g); i++) {
-            st = i < g->c->limits->max_depth ? parse_bounds(g, &lo, &hi) : fail(g, "too many repetitions");
+            st = i < g->c->limits->max_depth ? parse_bounds(g, &lo, &hi)
+                                             : fail(g, "too many repetitions");
             one = st == OK ? expr_rep(g->x, one, lo, hi) : one;
             skip_space(g);
         }
@@ -363,10 +368,12 @@ static enum status parse_rule(struct gbnf *g)
     uint32_t id = take_name(g, n);
     skip_space(g);
     if (!take(g, "::=")) {
-        return fail(g, "\"::=\" should stand behind the name \"%.*s\"", (int)(n < 60 ? n : 60), g->names.v[id].s);
+        return fail(g, "\"::=\" should stand behind the name \"%.*s\"", (int)(n < 60 ? n : 60),
+                    g->names.v[id].s);
     }
     if (g->defined[id]) {
-        return fail(g, "the rule \"%.*s\" is defined twice", (int)(n < 60 ? n : 60), g->names.v[id].s);
+        return fail(g, "the rule \"%.*s\" is defined twice", (int)(n < 60 ? n : 60),
+                    g->names.v[id].s);
     }
     g->defined[id] = true;
     TRY(parse_alternatives(g, &body, &empty));

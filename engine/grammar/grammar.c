@@ -26,7 +26,8 @@ struct grammar {
 
 /* ---- compiling ---- */
 
-static struct grammar_limits with_defaults(const struct grammar_limits *given, enum grammar_kind kind)
+static struct grammar_limits with_defaults(const struct grammar_limits *given,
+                                           enum grammar_kind kind)
 {
     struct grammar_limits l = {0};
     if (given) {
@@ -48,7 +49,8 @@ static struct grammar_limits with_defaults(const struct grammar_limits *given, e
 
 static enum status parse_regex(struct compile *c, uint32_t *start)
 {
-    return regex_language(c->x, c->source->text, c->source->n_bytes, REGEX_UNICODE, regex_limits_of(c->limits), start, c->err);
+    return regex_language(c->x, c->source->text, c->source->n_bytes, REGEX_UNICODE,
+                          regex_limits_of(c->limits), start, c->err);
 }
 
 static enum status parse(struct compile *c, uint32_t *start)
@@ -69,14 +71,16 @@ static enum status parse(struct compile *c, uint32_t *start)
     }
     size_t bad = utf8_check(s->text, s->n_bytes);
     if (bad != s->n_bytes) {
-        return err_set(c->err, ERR_INVALID, "the %s is not UTF-8 (byte %zu)", grammar_kind_names[s->kind], bad);
+        return err_set(c->err, ERR_INVALID, "the %s is not UTF-8 (byte %zu)",
+                       grammar_kind_names[s->kind], bad);
     }
     TRY(parsers[s->kind](c, start));
     return rules_finish(c->x, c->rules, start, c->err);
 }
 
-enum status grammar_compile(const struct grammar_source *source, const struct grammar_limits *limits,
-                            const struct grammar_vocab *vocab, struct grammar **out, struct err *err)
+enum status grammar_compile(const struct grammar_source *source,
+                            const struct grammar_limits *limits, const struct grammar_vocab *vocab,
+                            struct grammar **out, struct err *err)
 {
     struct grammar *g = xcalloc(1, sizeof *g);
     *out = NULL;
@@ -85,7 +89,8 @@ enum status grammar_compile(const struct grammar_source *source, const struct gr
     struct compile c = {&g->x, &g->rules, source, &g->limits, err};
     enum status st = parse(&c, &g->start);
     if (st != OK && g->x.failed) {
-        st = err_set(err, ERR_LIMIT, "the %s is too large or too complex", grammar_kind_names[source->kind]);
+        st = err_set(err, ERR_LIMIT, "the %s is too large or too complex",
+                     grammar_kind_names[source->kind]);
     }
     if (st != OK) {
         grammar_free(g);
@@ -149,8 +154,8 @@ static void begin(struct grammar *g)
     g->x.failed = false;
 }
 
-/* What a call that went beyond the limits says: full tables are emptied, and the caller comes back with a fold; too
- * much work is the text's. */
+/* What a call that went beyond the limits says: full tables are emptied, and the caller comes back
+ * with a fold; too much work is the text's. */
 static enum status over(struct grammar *g)
 {
     bool work = g->x.work > g->x.max_work;
@@ -196,7 +201,8 @@ static enum status advance(struct grammar *g, uint32_t *id, const char *bytes, s
     return OK;
 }
 
-enum status grammar_advance(struct grammar *g, struct grammar_state *state, const char *bytes, size_t n_bytes)
+enum status grammar_advance(struct grammar *g, struct grammar_state *state, const char *bytes,
+                            size_t n_bytes)
 {
     if (state->epoch != g->epoch) {
         return ERR_BUSY;
@@ -205,7 +211,8 @@ enum status grammar_advance(struct grammar *g, struct grammar_state *state, cons
     return advance(g, &state->id, bytes, n_bytes);
 }
 
-enum status grammar_fold(struct grammar *g, const char *bytes, size_t n_bytes, struct grammar_state *state)
+enum status grammar_fold(struct grammar *g, const char *bytes, size_t n_bytes,
+                         struct grammar_state *state)
 {
     enum status st = ERR_LIMIT;
     for (int tries = 0; tries < 2; tries++) {
@@ -333,7 +340,8 @@ void grammar_stats(const struct grammar *g, struct grammar_stats *stats)
     *stats = (struct grammar_stats){
         .compile_work = g->compile_work,
         .most_step_work = g->x.work > g->most_step_work ? g->x.work : g->most_step_work,
-        .bytes = exprs_bytes(&g->x) + automaton_bytes(&g->a) + (g->has_masks ? masks_bytes(&g->m) : 0),
+        .bytes =
+            exprs_bytes(&g->x) + automaton_bytes(&g->a) + (g->has_masks ? masks_bytes(&g->m) : 0),
         .n_states = g->a.kernels.n,
         .n_expressions = g->x.n,
         .n_rules = g->rules.n,

@@ -1,7 +1,8 @@
-/* Lark grammars as far as OpenAI's custom tools and llguidance have them: rules (lower case) and terminals (upper case),
- * strings, regular expressions, ranges, groups, repetition, %ignore, %import of `common`, rules with a parameter. Rules
- * are context-free, and a text is of the language if there is any way to split it into terminals: these are not greedy.
- * Priorities, templates, %declare, %json and special tokens are refused. */
+/* Lark grammars as far as OpenAI's custom tools and llguidance have them: rules (lower case) and
+ * terminals (upper case), strings, regular expressions, ranges, groups, repetition, %ignore,
+ * %import of `common`, rules with a parameter. Rules are context-free, and a text is of the
+ * language if there is any way to split it into terminals: these are not greedy. Priorities,
+ * templates, %declare, %json and special tokens are refused. */
 #include "engine/grammar/parsers.h"
 
 #include "engine/base/mem.h"
@@ -72,7 +73,8 @@ static struct definition *definition_of(struct lark *g, const char *s, size_t n,
 
 static enum status expect(struct lark *g, const char *mark)
 {
-    return lark_is(&g->lex, mark) ? lark_next(&g->lex) : lark_fail(&g->lex, "'%s' should stand here", mark);
+    return lark_is(&g->lex, mark) ? lark_next(&g->lex)
+                                  : lark_fail(&g->lex, "'%s' should stand here", mark);
 }
 
 /* ---- characters ---- */
@@ -96,7 +98,8 @@ static enum status parse_hex(struct lark *g, const char *s, size_t n, size_t dig
 
 static enum status parse_char(struct lark *g, const char *s, size_t n, size_t *used, uint32_t *v)
 {
-    static const char escapes[][2] = {{'t', '\t'}, {'r', '\r'}, {'n', '\n'}, {'f', '\f'}, {'b', '\b'}, {'v', '\v'}};
+    static const char escapes[][2] = {{'t', '\t'}, {'r', '\r'}, {'n', '\n'},
+                                      {'f', '\f'}, {'b', '\b'}, {'v', '\v'}};
     if (s[0] != '\\') {
         *used = utf8_decode(s, n, v);
         return OK;
@@ -123,7 +126,8 @@ static enum status parse_char(struct lark *g, const char *s, size_t n, size_t *u
 }
 
 /* The characters of a string; *ignore_case from its flags. */
-static enum status parse_string(struct lark *g, struct lark_word w, uint32_t *chars, size_t *n, bool *ignore_case)
+static enum status parse_string(struct lark *g, struct lark_word w, uint32_t *chars, size_t *n,
+                                bool *ignore_case)
 {
     *ignore_case = w.n_flags == 1 && w.s[w.n - 1] == 'i';
     if (w.n_flags > 0 && !*ignore_case) {
@@ -158,7 +162,8 @@ static enum status string_expr(struct lark *g, struct lark_word w, uint32_t *e)
 }
 
 /* "a".."z" */
-static enum status range_expr(struct lark *g, struct lark_word from, struct lark_word to, uint32_t *e)
+static enum status range_expr(struct lark *g, struct lark_word from, struct lark_word to,
+                              uint32_t *e)
 {
     uint32_t lo[32], hi[32];
     size_t n = 0, m = 0;
@@ -169,7 +174,9 @@ static enum status range_expr(struct lark *g, struct lark_word from, struct lark
     TRY(parse_string(g, from, lo, &n, &ignore_case));
     TRY(parse_string(g, to, hi, &m, &ignore_case));
     if (n != 1 || m != 1 || lo[0] > hi[0]) {
-        return lark_fail(&g->lex, "a range is between two strings of one character, the first not behind the second");
+        return lark_fail(
+            &g->lex,
+            "a range is between two strings of one character, the first not behind the second");
     }
     struct charset set = {0};
     charset_add(&set, lo[0], hi[0]);
@@ -189,7 +196,8 @@ static enum status regex_expr(struct lark *g, struct lark_word w, uint32_t *e)
         flags |= w.s[i] == 'i' ? REGEX_IGNORE_CASE : w.s[i] == 's' ? REGEX_DOT_ALL : 0;
     }
     size_t n = w.n - w.n_flags - 2;
-    enum status st = regex_language(g->x, w.s + 1, n, flags, regex_limits_of(g->c->limits), e, &why);
+    enum status st =
+        regex_language(g->x, w.s + 1, n, flags, regex_limits_of(g->c->limits), e, &why);
     if (st != OK) {
         lark_fail(&g->lex, "%s", why.text);
     }
@@ -203,15 +211,16 @@ static enum status terminal_expr(struct lark *g, uint32_t id, uint32_t *e)
     struct definition d = g->v[id];
     struct name name = g->names.v[id];
     if (!d.at || !d.terminal) {
-        return lark_fail(&g->lex, "the terminal \"%.*s\" is not defined", (int)(name.n < 60 ? name.n : 60), name.s);
+        return lark_fail(&g->lex, "the terminal \"%.*s\" is not defined",
+                         (int)(name.n < 60 ? name.n : 60), name.s);
     }
     if (d.e) {
         *e = d.e - 1;
         return OK;
     }
     if (d.busy || ++g->depth > TERMINAL_DEPTH) {
-        return lark_fail(&g->lex, "the terminal \"%.*s\" is defined by itself", (int)(name.n < 60 ? name.n : 60),
-                         name.s);
+        return lark_fail(&g->lex, "the terminal \"%.*s\" is defined by itself",
+                         (int)(name.n < 60 ? name.n : 60), name.s);
     }
     struct lark saved = *g;
     g->v[id].busy = true;
@@ -227,7 +236,8 @@ static enum status terminal_expr(struct lark *g, uint32_t id, uint32_t *e)
 
 static uint32_t *instance_slot(struct lark *g, uint32_t name, uint64_t value)
 {
-    size_t i = (size_t)((value ^ (uint64_t)name << 40) * 0x9e3779b97f4a7c15u >> 33) & (g->table_size - 1);
+    size_t i =
+        (size_t)((value ^ (uint64_t)name << 40) * 0x9e3779b97f4a7c15u >> 33) & (g->table_size - 1);
     for (; g->table[i]; i = (i + 1) & (g->table_size - 1)) {
         const struct instance *p = &g->instances[g->table[i] - 1];
         if (p->name == name && p->value == value) {
@@ -274,7 +284,8 @@ static enum status name_expr(struct lark *g, uint32_t *e)
         return OK;
     }
     if (g->in_terminal) {
-        return lark_fail(&g->lex, "a terminal cannot use the rule \"%.*s\"", (int)(w.n < 60 ? w.n : 60), w.s);
+        return lark_fail(&g->lex, "a terminal cannot use the rule \"%.*s\"",
+                         (int)(w.n < 60 ? w.n : 60), w.s);
     }
     bool given = lark_is(&g->lex, "::");
     if (given) {
@@ -282,11 +293,12 @@ static enum status name_expr(struct lark *g, uint32_t *e)
         TRY(lark_parameter(&g->lex, g->has_value, g->value, &value));
     }
     if (!g->v[id].at || g->v[id].terminal) {
-        return lark_fail(&g->lex, "the rule \"%.*s\" is not defined", (int)(w.n < 60 ? w.n : 60), w.s);
+        return lark_fail(&g->lex, "the rule \"%.*s\" is not defined", (int)(w.n < 60 ? w.n : 60),
+                         w.s);
     }
     if (given != g->v[id].parameter) {
-        return lark_fail(&g->lex, "the rule \"%.*s\" has %s parameter", (int)(w.n < 60 ? w.n : 60), w.s,
-                         given ? "no" : "a");
+        return lark_fail(&g->lex, "the rule \"%.*s\" has %s parameter", (int)(w.n < 60 ? w.n : 60),
+                         w.s, given ? "no" : "a");
     }
     return rule_call(g, id, value, e);
 }
@@ -336,8 +348,8 @@ static enum status atom_expr(struct lark *g, uint32_t *e)
     } else if (kind == LARK_RULE || kind == LARK_TERMINAL) {
         TRY(name_expr(g, e));
     } else if (kind == LARK_DIRECTIVE) {
-        lark_fail(&g->lex, "%.*s is not supported here", (int)(g->lex.word.n < 40 ? g->lex.word.n : 40),
-                  g->lex.word.s);
+        lark_fail(&g->lex, "%.*s is not supported here",
+                  (int)(g->lex.word.n < 40 ? g->lex.word.n : 40), g->lex.word.s);
         return ERR_UNSUPPORTED;
     } else if (lark_is(&g->lex, "<")) {
         lark_fail(&g->lex, "references to tokens (<...>) are not supported");
@@ -362,7 +374,8 @@ static enum status parse_count(struct lark *g, uint32_t *count)
         v = v < UINT32_MAX ? v * 10 + (uint64_t)(w.s[i] - '0') : v;
     }
     if (w.kind != LARK_NUMBER) {
-        return lark_fail(&g->lex, "a repetition's count is not a number (templates are not supported)");
+        return lark_fail(&g->lex,
+                         "a repetition's count is not a number (templates are not supported)");
     }
     if (v > g->c->limits->max_repeat) {
         lark_fail(&g->lex, "a repetition's count is above %u", g->c->limits->max_repeat);
@@ -420,8 +433,8 @@ static enum status item_expr(struct lark *g, uint32_t *e)
 static bool at_end(const struct lark *g)
 {
     enum lark_kind kind = g->lex.word.kind;
-    return kind == LARK_END || kind == LARK_LINE || lark_is(&g->lex, "|") || lark_is(&g->lex, ")") ||
-           lark_is(&g->lex, "]") || lark_is(&g->lex, "->") ||
+    return kind == LARK_END || kind == LARK_LINE || lark_is(&g->lex, "|") ||
+           lark_is(&g->lex, ")") || lark_is(&g->lex, "]") || lark_is(&g->lex, "->") ||
            (kind == LARK_DIRECTIVE && g->lex.word.n == 3 && memcmp(g->lex.word.s, "%if", 3) == 0);
 }
 
@@ -496,7 +509,8 @@ static const struct {
     {"FLOAT", "([0-9]+[eE][+-]?[0-9]+|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
     {"SIGNED_FLOAT", "[+-]?([0-9]+[eE][+-]?[0-9]+|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
     {"NUMBER", "([0-9]+([eE][+-]?[0-9]+)?|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
-    {"SIGNED_NUMBER", "[+-]?([0-9]+([eE][+-]?[0-9]+)?|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
+    {"SIGNED_NUMBER",
+     "[+-]?([0-9]+([eE][+-]?[0-9]+)?|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
     {"ESCAPED_STRING", "\"([^\"\\\\\\n]|\\\\.)*\""},
     {"LCASE_LETTER", "[a-z]"},
     {"UCASE_LETTER", "[A-Z]"},
@@ -521,7 +535,8 @@ static enum status define(struct lark *g, struct lark_word w, bool parameter, si
     if (d->at) {
         return lark_fail(&g->lex, "\"%.*s\" is defined twice", (int)(w.n < 60 ? w.n : 60), w.s);
     }
-    *d = (struct definition){.at = at, .terminal = w.kind == LARK_TERMINAL, .parameter = parameter, .e = e};
+    *d = (struct definition){
+        .at = at, .terminal = w.kind == LARK_TERMINAL, .parameter = parameter, .e = e};
     return OK;
 }
 
@@ -536,11 +551,12 @@ static enum status import_one(struct lark *g)
     }
     for (size_t i = 0; i < sizeof common / sizeof *common; i++) {
         uint32_t e;
-        if (strlen(common[i].name) != w.n || memcmp(common[i].name, w.s, w.n) != 0 || as.kind != LARK_TERMINAL) {
+        if (strlen(common[i].name) != w.n || memcmp(common[i].name, w.s, w.n) != 0 ||
+            as.kind != LARK_TERMINAL) {
             continue;
         }
-        TRY(regex_language(g->x, common[i].regex, strlen(common[i].regex), 0, regex_limits_of(g->c->limits), &e,
-                           g->c->err));
+        TRY(regex_language(g->x, common[i].regex, strlen(common[i].regex), 0,
+                           regex_limits_of(g->c->limits), &e, g->c->err));
         return define(g, as, false, SIZE_MAX, e + 1);
     }
     return lark_fail(&g->lex, "\"common\" has no \"%.*s\"", (int)(w.n < 60 ? w.n : 60), w.s);
@@ -665,12 +681,14 @@ static enum status parse(struct lark *g, uint32_t *start)
             TRY(statement(g));
         }
         if (g->lex.word.kind != LARK_END) {
-            TRY(g->lex.word.kind == LARK_LINE ? lark_next(&g->lex) : lark_fail(&g->lex, "a statement cannot go on so"));
+            TRY(g->lex.word.kind == LARK_LINE ? lark_next(&g->lex)
+                                              : lark_fail(&g->lex, "a statement cannot go on so"));
         }
     }
     struct definition *d = definition_of(g, "start", 5, &id);
     if (!d->at || d->parameter) {
-        return err_set(g->c->err, ERR_INVALID, "the grammar has no rule \"start\" (without a parameter)");
+        return err_set(g->c->err, ERR_INVALID,
+                       "the grammar has no rule \"start\" (without a parameter)");
     }
     TRY(parse_ignored(g));
     TRY(rule_call(g, id, 0, start));

@@ -74,7 +74,8 @@ static enum status quoted(struct lark_lex *l, char quote)
     while (is_lower(at(l, 0))) {
         l->at++;
     }
-    l->word = (struct lark_word){quote == '/' ? LARK_REGEX : LARK_STRING, l->s + from, l->at - from, l->at - flags};
+    l->word = (struct lark_word){quote == '/' ? LARK_REGEX : LARK_STRING, l->s + from, l->at - from,
+                                 l->at - flags};
     return OK;
 }
 

@@ -1,4 +1,5 @@
 /* Words of a Lark grammar.
+ *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_LARK_LEX_H
 #define SLUICE_ENGINE_GRAMMAR_LARK_LEX_H
@@ -10,11 +11,11 @@
 
 enum lark_kind {
     LARK_END,
-    LARK_LINE,      // an end of line that ends a statement
-    LARK_RULE,      // a name in lower case
-    LARK_TERMINAL,  // a name in upper case
-    LARK_STRING,    // with its quotes; flags behind
-    LARK_REGEX,     // with its slashes; flags behind
+    LARK_LINE,     // an end of line that ends a statement
+    LARK_RULE,     // a name in lower case
+    LARK_TERMINAL, // a name in upper case
+    LARK_STRING,   // with its quotes; flags behind
+    LARK_REGEX,    // with its slashes; flags behind
     LARK_NUMBER,
     LARK_DIRECTIVE, // "%ignore"
     LARK_MARK,      // "::", "..", "->", or one character

@@ -115,7 +115,8 @@ static enum status comparison(struct lark_lex *l, const char *name, uint64_t val
 }
 
 /* and(a, b), or(a, b), not(a) */
-static enum status joined(struct lark_lex *l, const char *name, uint64_t value, bool *holds, int depth)
+static enum status joined(struct lark_lex *l, const char *name, uint64_t value, bool *holds,
+                          int depth)
 {
     TRY(lark_condition(l, true, value, holds, depth + 1));
     if (name[0] == 'n') {
@@ -130,7 +131,8 @@ static enum status joined(struct lark_lex *l, const char *name, uint64_t value, 
     return OK;
 }
 
-enum status lark_condition(struct lark_lex *l, bool has_value, uint64_t value, bool *holds, int depth)
+enum status lark_condition(struct lark_lex *l, bool has_value, uint64_t value, bool *holds,
+                           int depth)
 {
     static const char *const compared[] = {"eq", "ne", "lt", "le", "gt", "ge"};
     static const char *const logical[] = {"and", "or", "not"};
@@ -138,7 +140,9 @@ enum status lark_condition(struct lark_lex *l, bool has_value, uint64_t value, b
     uint64_t mask;
     unsigned shift;
     if (!has_value || depth > 32) {
-        return lark_fail(l, "%s", has_value ? "conditions nest too deeply" : "%if in a rule without a parameter");
+        return lark_fail(l, "%s",
+                         has_value ? "conditions nest too deeply"
+                                   : "%if in a rule without a parameter");
     }
     TRY(lark_next(l));
     if (word_is(what, "true") || word_is(what, "false")) {
@@ -168,5 +172,6 @@ enum status lark_condition(struct lark_lex *l, bool has_value, uint64_t value, b
             return expect(l, ")");
         }
     }
-    return lark_fail(l, "the condition \"%.*s\" is not known", (int)(what.n < 40 ? what.n : 40), what.s);
+    return lark_fail(l, "the condition \"%.*s\" is not known", (int)(what.n < 40 ? what.n : 40),
+                     what.s);
 }

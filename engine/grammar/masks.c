@@ -15,7 +15,8 @@ enum {
     REPEAT_MIN = 8,   // a shorter repetition is no head
 };
 
-void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct automaton *a, size_t max_bytes)
+void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct automaton *a,
+                size_t max_bytes)
 {
     *m = (struct masks){.vocab = vocab, .a = a, .max_bytes = max_bytes};
     m->path = xcalloc(vocab->max_depth + 1, sizeof *m->path);
@@ -23,7 +24,8 @@ void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct autom
 
 static size_t head_bytes(const struct masks *m, const struct head *h)
 {
-    return (h->words ? m->vocab->n_words * sizeof *h->words : 0) + h->n_ids * sizeof *h->ids + h->n_ends * sizeof *h->ends;
+    return (h->words ? m->vocab->n_words * sizeof *h->words : 0) + h->n_ids * sizeof *h->ids +
+           h->n_ends * sizeof *h->ends;
 }
 
 static void drop_heads(struct masks *m)
@@ -98,7 +100,8 @@ static inline void set_bit(uint32_t *words, int32_t id)
     words[id >> 5] |= 1u << (id & 31);
 }
 
-static inline void allow_node(const struct grammar_vocab *v, const struct vocab_node *node, uint32_t *words)
+static inline void allow_node(const struct grammar_vocab *v, const struct vocab_node *node,
+                              uint32_t *words)
 {
     if (node->id < 0) {
         return;
@@ -209,8 +212,8 @@ static const struct head *head_get(struct masks *m, uint32_t e)
     return &m->heads[m->n_heads++];
 }
 
-/* Cuts an expression into a head and the rest, where it has one. A single byte behind a repetition belongs to the head:
- * what ends at a quote ends in few tokens. */
+/* Cuts an expression into a head and the rest, where it has one. A single byte behind a repetition
+ * belongs to the head: what ends at a quote ends in few tokens. */
 static bool split_head(struct exprs *x, uint32_t e, uint32_t *head, uint32_t *rest)
 {
     uint32_t part[LEAD_MAX + 2], n = 0;

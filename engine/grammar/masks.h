@@ -1,8 +1,9 @@
 /* Masks over the vocabulary: the trie of tokens walked with the states of the automaton.
  *
- * What a state allows is the union of what its items allow, and an item that begins with a long-lived part (the inside
- * of a string, a repetition) allows, whatever comes behind, all tokens that stay in this part: these are found once for
- * the part (a head), with the nodes of the trie at which it ends; from there on the walk goes on with what follows.
+ * What a state allows is the union of what its items allow, and an item that begins with a
+ * long-lived part (the inside of a string, a repetition) allows, whatever comes behind, all tokens
+ * that stay in this part: these are found once for the part (a head), with the nodes of the trie at
+ * which it ends; from there on the walk goes on with what follows.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_MASKS_H
 #define SLUICE_ENGINE_GRAMMAR_MASKS_H
@@ -30,15 +31,16 @@ struct masks {
         uint32_t *words; // tokens that stay in it, or end with it; or
         int32_t *ids;    // the same where they are few
         uint32_t n_ids;
-        uint32_t *ends;  // nodes with more behind them
+        uint32_t *ends; // nodes with more behind them
         uint32_t n_ends;
     } *heads;
     uint32_t n_heads, cap_heads;
-    uint32_t *path; // states by depth, for the walk
+    uint32_t *path;       // states by depth, for the walk
     const uint32_t *base; // words of the vocabulary that the present mask has all of; NULL: none
 };
 
-void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct automaton *a, size_t max_bytes);
+void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct automaton *a,
+                size_t max_bytes);
 void masks_deinit(struct masks *m);
 void masks_reset(struct masks *m); // the automaton has forgotten its states
 size_t masks_bytes(const struct masks *m);

@@ -1,4 +1,5 @@
 /* Names of a grammar's rules, numbered in the order in which they are first met.
+ *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_NAMES_H
 #define SLUICE_ENGINE_GRAMMAR_NAMES_H

@@ -132,7 +132,8 @@ uint32_t number_integer(struct exprs *x, const struct number_bounds *b)
     struct decimal hi = negated(least_whole(negated(b->max), b->max_excluded));
     uint32_t positive = EXPR_NONE, negative = EXPR_NONE;
     if (!b->has_max || !hi.negative) {
-        positive = whole_range(x, b->has_min && !lo.negative ? &lo : &zero, b->has_max ? &hi : NULL);
+        positive =
+            whole_range(x, b->has_min && !lo.negative ? &lo : &zero, b->has_max ? &hi : NULL);
     }
     if (!b->has_min || lo.negative) {
         struct decimal from = b->has_max && hi.negative ? negated(hi) : one, to = negated(lo);
@@ -143,15 +144,19 @@ uint32_t number_integer(struct exprs *x, const struct number_bounds *b)
 
 /* ---- numbers with a point ---- */
 
-/* What may stand behind a whole part that equals the bound's, so that the number is at least (or at most) the bound. */
-static uint32_t part_compared(struct exprs *x, const struct decimal *bound, bool least, bool excluded)
+/* What may stand behind a whole part that equals the bound's, so that the number is at least (or at
+ * most) the bound. */
+static uint32_t part_compared(struct exprs *x, const struct decimal *bound, bool least,
+                              bool excluded)
 {
     uint32_t any = any_digits(x, 0, EXPR_INF), some = any_digits(x, 1, EXPR_INF);
-    uint32_t nonzero = expr_seq3(x, any, digits(x, '1', '9'), any), zeros = expr_rep(x, expr_byte(x, '0'), 0, EXPR_INF);
+    uint32_t nonzero = expr_seq3(x, any, digits(x, '1', '9'), any),
+             zeros = expr_rep(x, expr_byte(x, '0'), 0, EXPR_INF);
     uint32_t point = expr_byte(x, '.'), end;
     if (bound->n_part == 0) {
         if (least) {
-            return excluded ? expr_seq(x, point, nonzero) : expr_optional(x, expr_seq(x, point, some));
+            return excluded ? expr_seq(x, point, nonzero)
+                            : expr_optional(x, expr_seq(x, point, some));
         }
         uint32_t same = expr_rep(x, expr_byte(x, '0'), 1, EXPR_INF);
         return excluded ? (uint32_t)EXPR_NONE : expr_optional(x, expr_seq(x, point, same));
@@ -196,8 +201,8 @@ static uint32_t magnitude(struct exprs *x, const struct decimal *bound, bool lea
 }
 
 /* Magnitudes between two bounds; NULL: none. */
-static uint32_t magnitudes(struct exprs *x, const struct decimal *lo, bool lo_excluded, const struct decimal *hi,
-                           bool hi_excluded)
+static uint32_t magnitudes(struct exprs *x, const struct decimal *lo, bool lo_excluded,
+                           const struct decimal *hi, bool hi_excluded)
 {
     uint32_t least = magnitude(x, lo ? lo : &zero, true, lo_excluded);
     if (!hi) {
@@ -225,14 +230,14 @@ uint32_t number_any(struct exprs *x, const struct number_bounds *b)
     uint32_t positive = EXPR_NONE, negative = EXPR_NONE;
     if (!b->has_max || !b->max.negative) {
         bool has_lo = b->has_min && !b->min.negative;
-        positive = magnitudes(x, has_lo ? &b->min : NULL, has_lo && b->min_excluded, b->has_max ? &b->max : NULL,
-                              b->max_excluded);
+        positive = magnitudes(x, has_lo ? &b->min : NULL, has_lo && b->min_excluded,
+                              b->has_max ? &b->max : NULL, b->max_excluded);
     }
     if (!b->has_min || b->min.negative) {
         struct decimal from = negated(b->max), to = negated(b->min);
         bool has_lo = b->has_max && b->max.negative;
-        negative = magnitudes(x, has_lo ? &from : &zero, has_lo ? b->max_excluded : true, b->has_min ? &to : NULL,
-                              b->min_excluded);
+        negative = magnitudes(x, has_lo ? &from : &zero, has_lo ? b->max_excluded : true,
+                              b->has_min ? &to : NULL, b->min_excluded);
     }
     return expr_alt2(x, positive, expr_seq(x, minus, negative));
 }
@@ -242,7 +247,8 @@ uint32_t number_any(struct exprs *x, const struct number_bounds *b)
 static uint32_t multiple_from(struct exprs *x, uint32_t modulus, uint32_t rest, bool point)
 {
     uint8_t flags = rest == 0 ? XF_NULLABLE : 0;
-    return expr_make(x, (struct expr){.kind = X_MULTIPLE, .flags = flags, .a = modulus, .b = rest, .c = point});
+    return expr_make(
+        x, (struct expr){.kind = X_MULTIPLE, .flags = flags, .a = modulus, .b = rest, .c = point});
 }
 
 /* Whole multiples without bounds: the first digit, then any remainder can come to 0. */
@@ -251,7 +257,8 @@ static uint32_t whole_multiples(struct exprs *x, uint32_t modulus)
     uint32_t branch[10], n = 0;
     branch[n++] = EXPR_NONE;
     for (int d = '1'; d <= '9'; d++) {
-        branch[n++] = expr_seq(x, expr_byte(x, (uint8_t)d), multiple_from(x, modulus, (uint32_t)(d - '0') % modulus, false));
+        branch[n++] = expr_seq(x, expr_byte(x, (uint8_t)d),
+                               multiple_from(x, modulus, (uint32_t)(d - '0') % modulus, false));
     }
     uint32_t e = expr_seq(x, expr_optional(x, expr_byte(x, '-')), expr_alt(x, branch, n));
     return expr_alt2(x, e, expr_byte(x, '0'));
@@ -284,7 +291,8 @@ static uint64_t without_factor(uint64_t modulus, uint64_t power)
     return modulus / a;
 }
 
-bool number_multiple(struct exprs *x, const struct number_bounds *b, const struct decimal *of, bool whole, uint32_t *e)
+bool number_multiple(struct exprs *x, const struct number_bounds *b, const struct decimal *of,
+                     bool whole, uint32_t *e)
 {
     uint64_t modulus, power = 1;
     bool bounded = b->has_min || b->has_max;
@@ -303,7 +311,8 @@ bool number_multiple(struct exprs *x, const struct number_bounds *b, const struc
         } else if (j == 0 || !whole) {
             uint32_t form = number;
             if (j > 0) {
-                form = expr_seq3(x, number, expr_byte(x, '.'), any_digits(x, (uint32_t)j, (uint32_t)j));
+                form = expr_seq3(x, number, expr_byte(x, '.'),
+                                 any_digits(x, (uint32_t)j, (uint32_t)j));
             }
             uint32_t all[3] = {form, in_bounds, expr_seq(x, sign, multiple_from(x, m, 0, true))};
             *e = expr_alt2(x, *e, expr_clean(x, expr_and(x, all, 3)));

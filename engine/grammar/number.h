@@ -1,4 +1,5 @@
 /* Numbers of JSON within bounds, as expressions.
+ *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_NUMBER_H
 #define SLUICE_ENGINE_GRAMMAR_NUMBER_H
@@ -21,9 +22,9 @@ uint32_t number_integer(struct exprs *x, const struct number_bounds *b);
 /* Any numbers; within bounds, those without an exponent. */
 uint32_t number_any(struct exprs *x, const struct number_bounds *b);
 
-/* Multiples of `of` (above 0) within the bounds: written without exponent, and with no more digits behind the point
- * than `of` has. False: the modulus is too large for it. */
-bool number_multiple(struct exprs *x, const struct number_bounds *b, const struct decimal *of, bool whole,
-                     uint32_t *e);
+/* Multiples of `of` (above 0) within the bounds: written without exponent, and with no more digits
+ * behind the point than `of` has. False: the modulus is too large for it. */
+bool number_multiple(struct exprs *x, const struct number_bounds *b, const struct decimal *of,
+                     bool whole, uint32_t *e);
 
 #endif

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-void object_add(struct expr_object *o, const char *name, size_t n_name, uint32_t value, bool required)
+void object_add(struct expr_object *o, const char *name, size_t n_name, uint32_t value,
+                bool required)
 {
     GROW(o->v, o->n, o->cap);
     char *copy = xmalloc(n_name + 1);
@@ -37,7 +38,8 @@ static bool counts(const struct expr_object *o)
 }
 
 /* Pairs so far, as far as it matters. */
-static uint32_t node(struct exprs *x, enum expr_kind kind, uint32_t object, uint32_t next, uint32_t pairs, uint32_t at)
+static uint32_t node(struct exprs *x, enum expr_kind kind, uint32_t object, uint32_t next,
+                     uint32_t pairs, uint32_t at)
 {
     const struct expr_object *o = x->objects[object];
     if (!counts(o) && pairs > 1) {
@@ -191,7 +193,8 @@ bool object_has_room(const struct expr_object *o)
 }
 
 /* Whether one of the properties below a node may come next. */
-static bool any_below(struct exprs *x, const struct expr_object *o, uint32_t at, uint32_t next, uint32_t pairs)
+static bool any_below(struct exprs *x, const struct expr_object *o, uint32_t at, uint32_t next,
+                      uint32_t pairs)
 {
     const struct key_node *k = &o->trie[at];
     const uint32_t *list = o->below + k->first;

@@ -1,6 +1,7 @@
-/* The rest of a JSON object whose named properties come in a fixed order, then any others: one node of an expression
- * for each place in it, expanded when it is reached. All names are in one trie, so that hundreds of optional
- * properties cost no more at a place than the bytes of the names that may follow.
+/* The rest of a JSON object whose named properties come in a fixed order, then any others: one node
+ * of an expression for each place in it, expanded when it is reached. All names are in one trie, so
+ * that hundreds of optional properties cost no more at a place than the bytes of the names that may
+ * follow.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_OBJECT_H
 #define SLUICE_ENGINE_GRAMMAR_OBJECT_H
@@ -17,17 +18,18 @@ struct expr_property {
 struct expr_object {
     struct expr_property *v;
     uint32_t n, cap;
-    uint32_t other; // a whole pair of another name; EXPR_NONE: there are none
+    uint32_t other;    // a whole pair of another name; EXPR_NONE: there are none
     uint32_t min, max; // pairs; max may be EXPR_INF
-    uint32_t space, colon, comma; // between tokens; colon and comma with their white space behind them
+    uint32_t space, colon,
+        comma; // between tokens; colon and comma with their white space behind them
 
     // Made by object_finish.
     uint32_t *next_required; // of v[i] and those behind it; n: none
     uint32_t *n_required;    // of v[i] and those behind it
     struct key_node {
         uint32_t child, sibling; // 0: none
-        uint32_t first, count;   // in `below`: the properties whose names go on from here, ascending
-        uint32_t leaf;           // the property whose name ends here, plus 1
+        uint32_t first, count; // in `below`: the properties whose names go on from here, ascending
+        uint32_t leaf;         // the property whose name ends here, plus 1
         uint8_t byte;
     } *trie; // [0] is the root
     uint32_t n_trie, cap_trie;
@@ -35,7 +37,8 @@ struct expr_object {
     uint32_t n_below, cap_below;
 };
 
-void object_add(struct expr_object *o, const char *name, size_t n_name, uint32_t value, bool required);
+void object_add(struct expr_object *o, const char *name, size_t n_name, uint32_t value,
+                bool required);
 void object_free(struct expr_object *o); // accepts NULL
 
 /* Takes the object into `x` (which does not own it) and says where it begins: behind the brace. */

@@ -1,4 +1,5 @@
 /* The parsers of the kinds of sources: each makes an expression over rules.
+ *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_PARSERS_H
 #define SLUICE_ENGINE_GRAMMAR_PARSERS_H

@@ -8,14 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What has no anchor in it is an expression at once; the rest is a tree until all of it is known. */
+/* What has no anchor in it is an expression at once; the rest is a tree until all of it is known.
+ */
 enum node_kind { R_EXPR, R_START, R_END, R_SEQ, R_ALT, R_REP };
 
 struct node {
     enum node_kind kind;
-    uint32_t e;             // R_EXPR
-    uint32_t first, n;      // children in parser.list; R_REP: list[first]
-    uint32_t lo, hi;        // R_REP
+    uint32_t e;        // R_EXPR
+    uint32_t first, n; // children in parser.list; R_REP: list[first]
+    uint32_t lo, hi;   // R_REP
 };
 
 struct parser {
@@ -169,10 +170,10 @@ static enum status parse_group(struct parser *p, uint32_t *node, struct err *err
     static const struct {
         const char *begin, *why;
     } refused[] = {
-        {"?=", "lookahead"},       {"?!", "lookahead"},          {"?<=", "lookbehind"},
-        {"?<!", "lookbehind"},     {"?>", "an atomic group"},    {"?(", "a conditional group"},
-        {"?#", "a comment"},       {"?&", "recursion"},          {"?R", "recursion"},
-        {"?P=", "a backreference"}, {"?P>", "recursion"},        {"?|", "a branch reset"},
+        {"?=", "lookahead"},          {"?!", "lookahead"},       {"?<=", "lookbehind"},
+        {"?<!", "lookbehind"},        {"?>", "an atomic group"}, {"?(", "a conditional group"},
+        {"?#", "a comment"},          {"?&", "recursion"},       {"?R", "recursion"},
+        {"?P=", "a backreference"},   {"?P>", "recursion"},      {"?|", "a branch reset"},
         {"*", "a backtracking verb"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -227,7 +228,8 @@ static enum status parse_atom(struct parser *p, uint32_t *node, struct err *err)
         return regex_wrong(&p->in, err, "'%c' has nothing to repeat", c);
     }
     struct charset set = {0};
-    bool dot_all = (p->flags & REGEX_DOT_ALL) != 0, ignore_case = (p->flags & REGEX_IGNORE_CASE) != 0;
+    bool dot_all = (p->flags & REGEX_DOT_ALL) != 0,
+         ignore_case = (p->flags & REGEX_IGNORE_CASE) != 0;
     enum status st = regex_parse_set(&p->in, dot_all, ignore_case, &set, err);
     if (st == OK) {
         *node = add_expr(p, charset_expr(p->x, &set));
@@ -258,8 +260,8 @@ static enum status parse_count(struct parser *p, uint32_t *count, struct err *er
 /* A brace behind an atom is a count where a digit, a sign or a comma follows; else it is itself. */
 static bool at_count(const struct parser *p)
 {
-    return p->in.at + 1 < p->in.n && p->in.s[p->in.at] == '{' && strchr("0123456789,-", p->in.s[p->in.at + 1]) &&
-           p->in.s[p->in.at + 1];
+    return p->in.at + 1 < p->in.n && p->in.s[p->in.at] == '{' &&
+           strchr("0123456789,-", p->in.s[p->in.at + 1]) && p->in.s[p->in.at + 1];
 }
 
 static enum status parse_bounds(struct parser *p, uint32_t *lo, uint32_t *hi, struct err *err)
@@ -289,14 +291,16 @@ static enum status parse_bounds(struct parser *p, uint32_t *lo, uint32_t *hi, st
     if (!take(p, "}")) {
         return regex_wrong(&p->in, err, "a repetition has no end");
     }
-    return *lo > *hi ? regex_wrong(&p->in, err, "a repetition's least count is above its greatest") : OK;
+    return *lo > *hi ? regex_wrong(&p->in, err, "a repetition's least count is above its greatest")
+                     : OK;
 }
 
 static enum status parse_repeated(struct parser *p, uint32_t *node, struct err *err)
 {
     TRY(parse_atom(p, node, err));
     int n = 0;
-    while (p->in.at < p->in.n && (strchr("*+?", p->in.s[p->in.at]) || at_count(p)) && p->in.s[p->in.at]) {
+    while (p->in.at < p->in.n && (strchr("*+?", p->in.s[p->in.at]) || at_count(p)) &&
+           p->in.s[p->in.at]) {
         uint32_t lo, hi;
         if (++n > p->limits.max_depth) {
             return regex_wrong(&p->in, err, "too many repetitions of one thing");
@@ -315,7 +319,8 @@ static enum status parse_repeated(struct parser *p, uint32_t *node, struct err *
         }
         GROW(p->list, p->n_list, p->cap_list);
         p->list[p->n_list++] = *node;
-        *node = add(p, (struct node){.kind = R_REP, .first = p->n_list - 1, .n = 1, .lo = lo, .hi = hi});
+        *node = add(
+            p, (struct node){.kind = R_REP, .first = p->n_list - 1, .n = 1, .lo = lo, .hi = hi});
     }
     return OK;
 }
@@ -366,12 +371,15 @@ static uint32_t match(struct parser *p, uint32_t node, bool start, bool end, str
 
 static uint32_t some(struct parser *p, uint32_t e) // without the empty text
 {
-    return expr_is(p->x, e, XF_NULLABLE) ? expr_and2(p->x, e, expr_rep(p->x, p->x->any_char, 1, EXPR_INF)) : e;
+    return expr_is(p->x, e, XF_NULLABLE)
+               ? expr_and2(p->x, e, expr_rep(p->x, p->x->any_char, 1, EXPR_INF))
+               : e;
 }
 
 /* A sequence, from child i on: where one child is at the start, the next is so only if it matched
  * nothing; and where one is at the end, so was the one before. */
-static uint32_t match_seq(struct parser *p, struct node n, uint32_t i, bool start, bool end, struct err *err)
+static uint32_t match_seq(struct parser *p, struct node n, uint32_t i, bool start, bool end,
+                          struct err *err)
 {
     struct exprs *x = p->x;
     uint32_t child = p->list[n.first + i], *memo = &p->of_rest[n.first + i][start * 2 + end];
@@ -382,7 +390,8 @@ static uint32_t match_seq(struct parser *p, struct node n, uint32_t i, bool star
         return match(p, child, start, end, err);
     }
     uint32_t mid_first = match(p, child, start, false, err);
-    uint32_t all = expr_seq(x, some(p, mid_first), some(p, match_seq(p, n, i + 1, false, end, err)));
+    uint32_t all =
+        expr_seq(x, some(p, mid_first), some(p, match_seq(p, n, i + 1, false, end, err)));
     if (expr_is(x, mid_first, XF_NULLABLE)) {
         all = expr_alt2(x, all, some(p, match_seq(p, n, i + 1, start, end, err)));
     }
@@ -391,7 +400,8 @@ static uint32_t match_seq(struct parser *p, struct node n, uint32_t i, bool star
     if (expr_is(x, behind, XF_NULLABLE)) {
         all = expr_alt2(x, all, some(p, last_first));
     }
-    if (expr_is(x, last_first, XF_NULLABLE) && expr_is(x, match_seq(p, n, i + 1, start, end, err), XF_NULLABLE)) {
+    if (expr_is(x, last_first, XF_NULLABLE) &&
+        expr_is(x, match_seq(p, n, i + 1, start, end, err), XF_NULLABLE)) {
         all = expr_optional(x, all);
     }
     *memo = all + 1;
@@ -404,7 +414,8 @@ static uint32_t match_rep(struct parser *p, struct node n, bool start, bool end,
     uint32_t child = p->list[n.first];
     uint32_t first = match(p, child, start, false, err), mid = match(p, child, false, false, err);
     uint32_t last = match(p, child, false, end, err), only = match(p, child, start, end, err);
-    uint32_t nullable = (x->v[first].flags | x->v[mid].flags | x->v[last].flags | x->v[only].flags) & XF_NULLABLE;
+    uint32_t nullable =
+        (x->v[first].flags | x->v[mid].flags | x->v[last].flags | x->v[only].flags) & XF_NULLABLE;
     if (nullable && n.hi > 1) {
         err_set(err, ERR_UNSUPPORTED, "an anchor is repeated");
         return EXPR_NONE;
@@ -460,10 +471,11 @@ static uint32_t match_anywhere(struct parser *p, uint32_t node, struct err *err)
     return expr_alt(x, e, 4);
 }
 
-enum status regex_language(struct exprs *x, const char *s, size_t n, unsigned flags, struct regex_limits limits,
-                          uint32_t *out, struct err *err)
+enum status regex_language(struct exprs *x, const char *s, size_t n, unsigned flags,
+                           struct regex_limits limits, uint32_t *out, struct err *err)
 {
-    struct parser p = {.x = x, .in = {s, n, 0, (flags & REGEX_UNICODE) != 0}, .flags = flags, .limits = limits};
+    struct parser p = {
+        .x = x, .in = {s, n, 0, (flags & REGEX_UNICODE) != 0}, .flags = flags, .limits = limits};
     struct err why = {{0}};
     uint32_t node = 0;
     enum status st = OK;
@@ -479,7 +491,8 @@ enum status regex_language(struct exprs *x, const char *s, size_t n, unsigned fl
     if (st == OK) {
         p.of_node = xcalloc(p.n, sizeof *p.of_node);
         p.of_rest = xcalloc(p.n_list + 1, sizeof *p.of_rest);
-        uint32_t e = (flags & REGEX_SEARCH) ? match_anywhere(&p, node, &why) : match(&p, node, true, true, &why);
+        uint32_t e = (flags & REGEX_SEARCH) ? match_anywhere(&p, node, &why)
+                                            : match(&p, node, true, true, &why);
         *out = expr_clean(x, e);
         st = why.text[0] ? ERR_UNSUPPORTED : OK;
     }

@@ -26,7 +26,8 @@ static int hex_value(char c)
 }
 
 /* min to max hexadecimal digits. */
-static enum status parse_hex(struct regex_source *in, int min, int max, uint32_t *v, struct err *err)
+static enum status parse_hex(struct regex_source *in, int min, int max, uint32_t *v,
+                             struct err *err)
 {
     int n = 0;
     *v = 0;
@@ -63,7 +64,8 @@ static enum status parse_code(struct regex_source *in, int digits, uint32_t *v, 
     return *v > 0x10ffff || surrogate ? regex_wrong(in, err, "an escape names no character") : OK;
 }
 
-static enum status parse_category(struct regex_source *in, bool invert, struct charset *out, struct err *err)
+static enum status parse_category(struct regex_source *in, bool invert, struct charset *out,
+                                  struct err *err)
 {
     size_t from = in->at + 1, end = from;
     if (in->at < in->n && in->s[in->at] != '{') { // \pL
@@ -90,8 +92,8 @@ static enum status parse_category(struct regex_source *in, bool invert, struct c
     }
     struct charset of = {0};
     if (!charset_add_category(&of, in->s + from, end - from)) {
-        regex_wrong(in, err, "the Unicode class \"%.*s\" is not known", (int)(end - from < 60 ? end - from : 60),
-                   in->s + from);
+        regex_wrong(in, err, "the Unicode class \"%.*s\" is not known",
+                    (int)(end - from < 60 ? end - from : 60), in->s + from);
         return ERR_UNSUPPORTED;
     }
     if (invert) {
@@ -102,14 +104,16 @@ static enum status parse_category(struct regex_source *in, bool invert, struct c
     return OK;
 }
 
-/* Behind a backslash. *one: the character, if it is one; else UINT32_MAX, and the set is in `out`. */
-static enum status parse_escape(struct regex_source *in, bool in_class, uint32_t *one, struct charset *out,
-                                struct err *err)
+/* Behind a backslash. *one: the character, if it is one; else UINT32_MAX, and the set is in `out`.
+ */
+static enum status parse_escape(struct regex_source *in, bool in_class, uint32_t *one,
+                                struct charset *out, struct err *err)
 {
     static const struct {
         char letter;
         uint8_t c;
-    } control[] = {{'t', 9}, {'n', 10}, {'v', 11}, {'f', 12}, {'r', 13}, {'a', 7}, {'e', 27}, {'0', 0}};
+    } control[] = {{'t', 9},  {'n', 10}, {'v', 11}, {'f', 12},
+                   {'r', 13}, {'a', 7},  {'e', 27}, {'0', 0}};
     *one = UINT32_MAX;
     if (in->at >= in->n) {
         return regex_wrong(in, err, "a backslash is the last character");
@@ -161,19 +165,31 @@ static enum status parse_escape(struct regex_source *in, bool in_class, uint32_t
 }
 
 /* "[:alpha:]" within a class. */
-static enum status parse_posix(struct regex_source *in, struct charset *out, bool *found, struct err *err)
+static enum status parse_posix(struct regex_source *in, struct charset *out, bool *found,
+                               struct err *err)
 {
     static const struct {
         const char *name, *ranges; // pairs of first and last
     } known[] = {
-        {"alpha", "azAZ"}, {"digit", "09"},     {"alnum", "azAZ09"}, {"upper", "AZ"},  {"lower", "az"},
-        {"xdigit", "09afAF"}, {"space", "\t\r  "}, {"blank", "\t\t  "}, {"word", "azAZ09__"},
-        {"punct", "!/:@[`{~"}, {"print", " ~"}, {"graph", "!~"},     {"cntrl", "\x01\x1f\x7f\x7f"},
+        {"alpha", "azAZ"},
+        {"digit", "09"},
+        {"alnum", "azAZ09"},
+        {"upper", "AZ"},
+        {"lower", "az"},
+        {"xdigit", "09afAF"},
+        {"space", "\t\r  "},
+        {"blank", "\t\t  "},
+        {"word", "azAZ09__"},
+        {"punct", "!/:@[`{~"},
+        {"print", " ~"},
+        {"graph", "!~"},
+        {"cntrl", "\x01\x1f\x7f\x7f"},
     };
     *found = false;
     const char *s = in->s + in->at;
     size_t left = in->n - in->at;
-    const char *end = left > 2 && s[0] == '[' && s[1] == ':' ? memmem(s + 2, left - 2, ":]", 2) : NULL;
+    const char *end =
+        left > 2 && s[0] == '[' && s[1] == ':' ? memmem(s + 2, left - 2, ":]", 2) : NULL;
     if (!end) {
         return OK;
     }
@@ -182,7 +198,8 @@ static enum status parse_posix(struct regex_source *in, struct charset *out, boo
     const char *name = s + 2 + invert;
     struct charset of = {0};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (strlen(known[i].name) == (size_t)(end - name) && memcmp(known[i].name, name, (size_t)(end - name)) == 0) {
+        if (strlen(known[i].name) == (size_t)(end - name) &&
+            memcmp(known[i].name, name, (size_t)(end - name)) == 0) {
             for (const char *r = known[i].ranges; *r; r += 2) {
                 charset_add(&of, (uint8_t)r[0], (uint8_t)r[1]);
             }
@@ -202,7 +219,8 @@ static enum status parse_posix(struct regex_source *in, struct charset *out, boo
 }
 
 /* One end of a range, or a set. */
-static enum status parse_member(struct regex_source *in, uint32_t *one, struct charset *out, struct err *err)
+static enum status parse_member(struct regex_source *in, uint32_t *one, struct charset *out,
+                                struct err *err)
 {
     bool posix;
     *one = UINT32_MAX;
@@ -218,12 +236,14 @@ static enum status parse_member(struct regex_source *in, uint32_t *one, struct c
     return OK;
 }
 
-static enum status parse_class(struct regex_source *in, bool ignore_case, struct charset *out, struct err *err)
+static enum status parse_class(struct regex_source *in, bool ignore_case, struct charset *out,
+                               struct err *err)
 {
     size_t from = in->at;
     bool invert = in->at < in->n && in->s[in->at] == '^';
     in->at += invert;
-    while (in->at < in->n && in->s[in->at] != ']') { // "[]" and "[^]": nothing, and everything, as in ECMA-262
+    while (in->at < in->n &&
+           in->s[in->at] != ']') { // "[]" and "[^]": nothing, and everything, as in ECMA-262
         uint32_t lo, hi;
         TRY(parse_member(in, &lo, out, err));
         bool range = in->at + 1 < in->n && in->s[in->at] == '-' && in->s[in->at + 1] != ']';
@@ -259,7 +279,8 @@ static enum status parse_class(struct regex_source *in, bool ignore_case, struct
     return OK;
 }
 
-enum status regex_parse_set(struct regex_source *in, bool dot_all, bool ignore_case, struct charset *out, struct err *err)
+enum status regex_parse_set(struct regex_source *in, bool dot_all, bool ignore_case,
+                            struct charset *out, struct err *err)
 {
     char c = in->s[in->at];
     uint32_t one = UINT32_MAX;

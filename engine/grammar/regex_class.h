@@ -1,4 +1,5 @@
 /* One character of a regular expression, or a set of them: escapes and classes.
+ *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_REGEX_CLASS_H
 #define SLUICE_ENGINE_GRAMMAR_REGEX_CLASS_H
@@ -13,10 +14,11 @@ struct regex_source {
 };
 
 /* Writes the sentence and where; returns ERR_INVALID. */
-enum status regex_wrong(const struct regex_source *in, struct err *err, const char *fmt, ...) PRINTF_LIKE(3, 4);
+enum status regex_wrong(const struct regex_source *in, struct err *err, const char *fmt, ...)
+    PRINTF_LIKE(3, 4);
 
 /* A literal character, `.`, an escape or a class in brackets. */
-enum status regex_parse_set(struct regex_source *in, bool dot_all, bool ignore_case, struct charset *out,
-                            struct err *err);
+enum status regex_parse_set(struct regex_source *in, bool dot_all, bool ignore_case,
+                            struct charset *out, struct err *err);
 
 #endif

@@ -37,8 +37,8 @@ static bool enter(struct exprs *x)
 /* What replaces calls and objects, and what has been rewritten already. */
 struct rewrite {
     struct exprs *x;
-    const uint32_t *call;     // by rule
-    const bool *object_dead;  // by object; NULL: none
+    const uint32_t *call;    // by rule
+    const bool *object_dead; // by object; NULL: none
     bool *object_done;
     uint32_t *done, n_done; // by expression: its rewritten form plus 1
 };
@@ -300,8 +300,8 @@ struct graph {
     uint32_t n_groups;
 };
 
-/* Tarjan: groups of rules that begin with calls of each other. A group gets its number after those that it begins with
- * calls of. */
+/* Tarjan: groups of rules that begin with calls of each other. A group gets its number after those
+ * that it begins with calls of. */
 static void visit(struct graph *g, uint32_t v)
 {
     g->number[v] = g->low[v] = ++g->count;
@@ -380,7 +380,8 @@ uint32_t rules_without_calls(struct exprs *x, uint32_t e)
             break;
         case X_REP: {
             uint32_t hi = p.c == EXPR_INF ? EXPR_INF : p.c - 1;
-            to = expr_seq(x, rules_without_calls(x, p.a), expr_rep(x, p.a, p.b > 0 ? p.b - 1 : 0, hi));
+            to = expr_seq(x, rules_without_calls(x, p.a),
+                          expr_rep(x, p.a, p.b > 0 ? p.b - 1 : 0, hi));
             break;
         }
         default: break;
@@ -390,7 +391,8 @@ uint32_t rules_without_calls(struct exprs *x, uint32_t e)
     return to;
 }
 
-/* A group of n rules as a system of equations: A_k = sum over j of A_j after[j][k], plus first[k]. */
+/* A group of n rules as a system of equations: A_k = sum over j of A_j after[j][k], plus first[k].
+ */
 struct group {
     uint32_t n, *rule;
     uint32_t *first, *after;
@@ -498,11 +500,13 @@ static void remove_left_recursion(struct exprs *x, struct rules *r)
     struct graph g;
     uint32_t n_rules = r->n;
     graph_make(&g, x, r);
-    uint32_t *size = xcalloc(g.n_groups + 2, sizeof *size), *list = xcalloc(n_rules + 1, sizeof *list);
+    uint32_t *size = xcalloc(g.n_groups + 2, sizeof *size),
+             *list = xcalloc(n_rules + 1, sizeof *list);
     for (uint32_t v = 0; v < n_rules; v++) {
         size[g.group[v]]++;
     }
-    for (uint32_t at = 1, from = 0; at <= g.n_groups; at++) { // where each group's rules go in the list
+    for (uint32_t at = 1, from = 0; at <= g.n_groups;
+         at++) { // where each group's rules go in the list
         uint32_t n = size[at];
         size[at] = from;
         from += n;
@@ -565,5 +569,7 @@ enum status rules_finish(struct exprs *x, struct rules *r, uint32_t *start, stru
     if (x->failed) {
         return err_set(err, ERR_LIMIT, "the grammar is too large or too complex");
     }
-    return *start == EXPR_NONE ? err_set(err, ERR_INVALID, "the grammar matches nothing: no text can be an answer") : OK;
+    return *start == EXPR_NONE
+               ? err_set(err, ERR_INVALID, "the grammar matches nothing: no text can be an answer")
+               : OK;
 }

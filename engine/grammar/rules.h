@@ -1,6 +1,7 @@
-/* Rules: named expressions that call each other. A parser adds them as it meets them; rules_finish makes of them what
- * the automaton walks: no rule matches the empty text (a call of one that did is optional instead), none begins with a
- * call of itself, by whatever way (left recursion becomes right recursion), none is dead (every call can end).
+/* Rules: named expressions that call each other. A parser adds them as it meets them; rules_finish
+ * makes of them what the automaton walks: no rule matches the empty text (a call of one that did is
+ * optional instead), none begins with a call of itself, by whatever way (left recursion becomes
+ * right recursion), none is dead (every call can end).
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_RULES_H
 #define SLUICE_ENGINE_GRAMMAR_RULES_H
@@ -23,7 +24,8 @@ void rules_deinit(struct rules *r);
 /* *start is an expression over the rules. ERR_INVALID: it matches nothing; ERR_LIMIT. */
 enum status rules_finish(struct exprs *x, struct rules *r, uint32_t *start, struct err *err);
 
-/* What of an expression begins with a byte: neither its calls of rules at the front, nor the empty text. */
+/* What of an expression begins with a byte: neither its calls of rules at the front, nor the empty
+ * text. */
 uint32_t rules_without_calls(struct exprs *x, uint32_t e);
 
 #endif

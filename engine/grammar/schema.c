@@ -37,8 +37,8 @@ void set_deinit(struct set *set)
     *set = (struct set){0};
 }
 
-/* Adds a schema that another brings with it; false: it is there. One of which a branch has been chosen is another: a
- * branch that leads back to its own schema asks for a choice again. */
+/* Adds a schema that another brings with it; false: it is there. One of which a branch has been
+ * chosen is another: a branch that leads back to its own schema asks for a choice again. */
 static bool add_once(struct set *set, const struct tree_value *schema, uint32_t keep, uint32_t at)
 {
     uint32_t n = set->n;
@@ -46,7 +46,8 @@ static bool add_once(struct set *set, const struct tree_value *schema, uint32_t 
     return set->n > n;
 }
 
-/* Adds the schemas that a member brings with it: $ref, allOf and what its keywords imply. *dead: `false` is one. */
+/* Adds the schemas that a member brings with it: $ref, allOf and what its keywords imply. *dead:
+ * `false` is one. */
 static enum status gather(struct schema *s, struct member m, struct set *to, bool *dead, int depth)
 {
     const struct tree_value *schema = m.schema, *v, *implied;
@@ -77,7 +78,8 @@ static enum status gather(struct schema *s, struct member m, struct set *to, boo
     TRY(schema_typed(s, schema, "allOf", JSON_ARRAY, &v));
     for (v = v ? v->first : NULL; v; v = v->next) {
         if (!schema_is(v)) {
-            return schema_fail(s, ERR_INVALID, schema, "\"allOf\" holds something that is no schema");
+            return schema_fail(s, ERR_INVALID, schema,
+                               "\"allOf\" holds something that is no schema");
         }
         if (add_once(to, v, keep, m.at)) {
             TRY(gather(s, (struct member){v, keep, m.at}, to, dead, depth + 1));
@@ -86,7 +88,8 @@ static enum status gather(struct schema *s, struct member m, struct set *to, boo
     return OK;
 }
 
-/* What has been gathered, in drafts whose $ref hides its neighbours, and `true`, say nothing more. */
+/* What has been gathered, in drafts whose $ref hides its neighbours, and `true`, say nothing more.
+ */
 static void drop_references(const struct schema *s, struct set *set)
 {
     uint32_t n = 0;
@@ -150,7 +153,8 @@ static uint32_t *slot_of(struct schema *s, const struct set *key, uint64_t hash)
     return &s->table[i];
 }
 
-/* Where the set's entry is; a new one if there is none. Takes `set` over as its key, in the document's order. */
+/* Where the set's entry is; a new one if there is none. Takes `set` over as its key, in the
+ * document's order. */
 static uint32_t entry_of(struct schema *s, const struct set *set)
 {
     struct set key = {0};
@@ -187,7 +191,8 @@ static uint32_t literal(struct schema *s, const struct set *set, enum json_type 
 {
     const struct tree_value value = {.type = type, .truth = truth};
     const char *text = type == JSON_NULL ? "null" : truth ? "true" : "false";
-    return schema_excluded(set, &value) ? (uint32_t)EXPR_NONE : expr_literal(s->x, text, strlen(text));
+    return schema_excluded(set, &value) ? (uint32_t)EXPR_NONE
+                                        : expr_literal(s->x, text, strlen(text));
 }
 
 static enum status each_type(struct schema *s, const struct set *set, uint32_t types, uint32_t *e)
@@ -256,7 +261,8 @@ static enum status gathered_set(struct schema *s, const struct set *set, uint32_
     return OK;
 }
 
-enum status schema_set_with(struct schema *s, const struct set *set, const struct set *more, uint32_t *e)
+enum status schema_set_with(struct schema *s, const struct set *set, const struct set *more,
+                            uint32_t *e)
 {
     struct set all = {0};
     bool dead = false;
@@ -287,7 +293,8 @@ static int draft_of(const struct tree_value *root)
     static const struct {
         const char *part;
         int draft;
-    } drafts[] = {{"draft-03", 4}, {"draft-04", 4}, {"draft-06", 6}, {"draft-07", 7}, {"2019-09", 2019}};
+    } drafts[] = {
+        {"draft-03", 4}, {"draft-04", 4}, {"draft-06", 6}, {"draft-07", 7}, {"2019-09", 2019}};
     const struct tree_value *v = tree_get(root, "$schema");
     for (size_t i = 0; v && v->type == JSON_STRING && i < sizeof drafts / sizeof *drafts; i++) {
         if (strstr(v->text, drafts[i].part)) {
@@ -309,13 +316,15 @@ static enum status read_space(struct schema *s)
         s->space = EXPR_EMPTY;
     } else if (source->whitespace_pattern) {
         const char *p = source->whitespace_pattern;
-        enum status st = regex_language(s->x, p, strlen(p), 0, regex_limits_of(s->c->limits), &s->space, s->c->err);
+        enum status st = regex_language(s->x, p, strlen(p), 0, regex_limits_of(s->c->limits),
+                                        &s->space, s->c->err);
         if (st != OK) {
             return err_prefix(s->c->err, st, "whitespace_pattern");
         }
         bool other = expr_clean(s->x, expr_and2(s->x, s->space, expr_not(s->x, any))) != EXPR_NONE;
         if (s->space == EXPR_NONE || other) {
-            return err_set(s->c->err, ERR_INVALID, "whitespace_pattern: it must match white space of JSON alone");
+            return err_set(s->c->err, ERR_INVALID,
+                           "whitespace_pattern: it must match white space of JSON alone");
         }
     } else {
         s->space = expr_rep(s->x, expr_bytes(s->x, &blanks), 0, BLANKS);
@@ -326,7 +335,8 @@ static enum status read_space(struct schema *s)
 static enum status compile_root(struct schema *s, uint32_t *start)
 {
     const struct grammar_limits *l = s->c->limits;
-    TRY(tree_read(&s->tree, s->c->source->text, s->c->source->n_bytes, l->max_depth, l->max_nodes, s->c->err));
+    TRY(tree_read(&s->tree, s->c->source->text, s->c->source->n_bytes, l->max_depth, l->max_nodes,
+                  s->c->err));
     s->tree.max_values *= 2; // room for what keywords imply
     if (!schema_is(s->tree.root)) {
         return err_set(s->c->err, ERR_INVALID, "#: a schema is an object, or true or false");

@@ -5,7 +5,9 @@
 
 #include <stdlib.h>
 
-enum { UNIQUE_MAX = 8 }; // values of an enum whose items are unique: each subset of them is a place in the text
+enum {
+    UNIQUE_MAX = 8
+}; // values of an enum whose items are unique: each subset of them is a place in the text
 
 struct array {
     struct schema *s;
@@ -19,8 +21,8 @@ struct array {
 };
 
 /* The list of schemas for the first items, and what is said of those behind it. */
-static enum status parts(struct schema *s, const struct tree_value *schema, const struct tree_value **list,
-                         const struct tree_value **rest)
+static enum status parts(struct schema *s, const struct tree_value *schema,
+                         const struct tree_value **list, const struct tree_value **rest)
 {
     const struct tree_value *items = tree_get(schema, "items");
     bool old = items && items->type == JSON_ARRAY;
@@ -107,7 +109,8 @@ static enum status read_member(struct array *a, struct member m)
     a->unique |= v && v->truth;
     v = tree_get(m.schema, "unevaluatedItems");
     if (v && (v->type != JSON_BOOL || !v->truth)) {
-        return schema_fail(a->s, ERR_UNSUPPORTED, m.schema, "\"unevaluatedItems\" is not supported (use \"items\")");
+        return schema_fail(a->s, ERR_UNSUPPORTED, m.schema,
+                           "\"unevaluatedItems\" is not supported (use \"items\")");
     }
     return read_contains(a, m.schema, m.flags);
 }
@@ -116,7 +119,8 @@ static enum status read_member(struct array *a, struct member m)
 
 static uint32_t comma(struct array *a, uint32_t e)
 {
-    return expr_seq3(a->s->x, a->s->space, expr_byte(a->s->x, ','), expr_seq(a->s->x, a->s->space, e));
+    return expr_seq3(a->s->x, a->s->space, expr_byte(a->s->x, ','),
+                     expr_seq(a->s->x, a->s->space, e));
 }
 
 /* The items from i on, each with a comma before it. */
@@ -138,7 +142,8 @@ static uint32_t plain(struct array *a)
     struct exprs *x = a->s->x;
     uint32_t first = a->n_items > 0 ? a->item[0] : a->rest, behind;
     if (a->n_items == 0) { // the first item is one of the rest
-        uint32_t lo = a->lo > 1 ? a->lo - 1 : 0, hi = a->hi == EXPR_INF || a->hi == 0 ? a->hi : a->hi - 1;
+        uint32_t lo = a->lo > 1 ? a->lo - 1 : 0,
+                 hi = a->hi == EXPR_INF || a->hi == 0 ? a->hi : a->hi - 1;
         behind = expr_rep(x, comma(a, a->rest), lo, hi);
     } else {
         behind = tail(a);
@@ -157,13 +162,15 @@ static enum status containing(struct array *a, uint32_t *e)
                            "\"contains\" together with counts or a list of items is not supported");
     }
     TRY(item_at(a, 0, a->contains, &one));
-    uint32_t before = expr_seq3(x, a->rest, a->s->space, expr_seq(x, expr_byte(x, ','), a->s->space));
+    uint32_t before =
+        expr_seq3(x, a->rest, a->s->space, expr_seq(x, expr_byte(x, ','), a->s->space));
     uint32_t behind = expr_rep(x, comma(a, a->rest), 0, EXPR_INF);
     *e = expr_seq3(x, expr_rep(x, before, 0, EXPR_INF), one, expr_seq(x, behind, a->s->space));
     return OK;
 }
 
-/* The values of an enum that all items are of, each at most once: what may follow depends on which are left. */
+/* The values of an enum that all items are of, each at most once: what may follow depends on which
+ * are left. */
 struct unique {
     struct array *a;
     uint32_t value[UNIQUE_MAX], n;
@@ -206,7 +213,8 @@ static enum status unique(struct array *a, uint32_t *e)
     }
     if (!list || list->n > UNIQUE_MAX || a->n_items > 0 || a->contains || (all.flags & XF_CALLS)) {
         return schema_fail(a->s, ERR_UNSUPPORTED, a->set->v[0].schema,
-                           "\"uniqueItems\" is supported for items of an enum of at most %d values", UNIQUE_MAX);
+                           "\"uniqueItems\" is supported for items of an enum of at most %d values",
+                           UNIQUE_MAX);
     }
     for (const struct tree_value *v = list->first; v; v = v->next) {
         struct tree_value *one = tree_new(&a->s->tree, JSON_OBJECT, v);

@@ -6,12 +6,13 @@
 #include <stdlib.h>
 
 /* The set with member i's flag set, and the branch beside it. */
-static enum status chosen_set(struct schema *s, const struct set *set, uint32_t i, enum member_flag done,
-                              const struct tree_value *branch, uint32_t *e)
+static enum status chosen_set(struct schema *s, const struct set *set, uint32_t i,
+                              enum member_flag done, const struct tree_value *branch, uint32_t *e)
 {
     struct set rest = {0}, more = {0};
     for (uint32_t j = 0; j < set->n; j++) {
-        set_add(&rest, set->v[j].schema, set->v[j].flags | (j == i ? (uint32_t)done : 0u), set->v[j].at);
+        set_add(&rest, set->v[j].schema, set->v[j].flags | (j == i ? (uint32_t)done : 0u),
+                set->v[j].at);
     }
     set_add(&more, branch, set->v[i].flags & M_KEEP, set->v[i].at);
     enum status st = schema_set_with(s, &rest, &more, e);
@@ -20,10 +21,10 @@ static enum status chosen_set(struct schema *s, const struct set *set, uint32_t 
     return st;
 }
 
-/* Whether no text that we let through for branch a is valid for b: a as we take it (names that it says nothing of are
- * not allowed), b as it stands. */
-static enum status disjoint(struct schema *s, const struct set *set, uint32_t i, const struct tree_value *a,
-                            const struct tree_value *b, bool *is)
+/* Whether no text that we let through for branch a is valid for b: a as we take it (names that it
+ * says nothing of are not allowed), b as it stands. */
+static enum status disjoint(struct schema *s, const struct set *set, uint32_t i,
+                            const struct tree_value *a, const struct tree_value *b, bool *is)
 {
     struct set rest = {0}, both = {0};
     uint32_t e;
@@ -40,7 +41,8 @@ static enum status disjoint(struct schema *s, const struct set *set, uint32_t i,
     return st;
 }
 
-static enum status check_one_of(struct schema *s, const struct set *set, uint32_t i, const struct tree_value *list)
+static enum status check_one_of(struct schema *s, const struct set *set, uint32_t i,
+                                const struct tree_value *list)
 {
     for (const struct tree_value *a = list->first; a; a = a->next) {
         for (const struct tree_value *b = list->first; b; b = b->next) {
@@ -50,15 +52,16 @@ static enum status check_one_of(struct schema *s, const struct set *set, uint32_
             }
             if (!is) {
                 return schema_fail(s, ERR_UNSUPPORTED, set->v[i].schema,
-                                   "\"oneOf\" is supported only where its schemas exclude each other (use \"anyOf\")");
+                                   "\"oneOf\" is supported only where its schemas exclude each "
+                                   "other (use \"anyOf\")");
             }
         }
     }
     return OK;
 }
 
-static enum status choose(struct schema *s, const struct set *set, uint32_t i, enum member_flag done,
-                          const struct tree_value *list, uint32_t *e)
+static enum status choose(struct schema *s, const struct set *set, uint32_t i,
+                          enum member_flag done, const struct tree_value *list, uint32_t *e)
 {
     uint32_t *branch = xcalloc(list->n + 1, sizeof *branch), n = 0;
     enum status st = OK;
@@ -70,8 +73,8 @@ static enum status choose(struct schema *s, const struct set *set, uint32_t i, e
     return st;
 }
 
-/* A oneOf whose set is already one of two that are compared is as good as an anyOf there: it only makes the texts in
- * common more. */
+/* A oneOf whose set is already one of two that are compared is as good as an anyOf there: it only
+ * makes the texts in common more. */
 static bool is_compared(const struct set *set)
 {
     for (uint32_t i = 0; i < set->n; i++) {
@@ -98,7 +101,8 @@ enum status schema_branch(struct schema *s, const struct set *set, bool *chosen,
             }
             for (const struct tree_value *v = list->first; v || list->n == 0; v = v->next) {
                 if (!v || !schema_is(v)) {
-                    return schema_fail(s, ERR_INVALID, schema, "\"%s\" must be a list of schemas", rows[k].keyword);
+                    return schema_fail(s, ERR_INVALID, schema, "\"%s\" must be a list of schemas",
+                                       rows[k].keyword);
                 }
             }
             *chosen = true;

@@ -30,7 +30,8 @@ static uint32_t type_of(const struct tree_value *v)
     switch (v->type) {
     case JSON_NULL: return T_NULL;
     case JSON_BOOL: return T_BOOL;
-    case JSON_NUMBER: return !decimal_read(&d, v->text, v->n_text) || decimal_is_whole(&d) ? T_INTEGER : T_NUMBER;
+    case JSON_NUMBER:
+        return !decimal_read(&d, v->text, v->n_text) || decimal_is_whole(&d) ? T_INTEGER : T_NUMBER;
     case JSON_STRING: return T_STRING;
     case JSON_ARRAY: return T_ARRAY;
     case JSON_OBJECT: return T_OBJECT;
@@ -38,11 +39,13 @@ static uint32_t type_of(const struct tree_value *v)
     return 0;
 }
 
-/* As we would write it: whole numbers without point or exponent, others as they stand in the schema. */
+/* As we would write it: whole numbers without point or exponent, others as they stand in the
+ * schema. */
 static uint32_t number_text(struct exprs *x, const struct tree_value *v)
 {
     struct decimal d;
-    if (!decimal_read(&d, v->text, v->n_text) || (!decimal_is_whole(&d) && memchr(v->text, 'e', v->n_text))) {
+    if (!decimal_read(&d, v->text, v->n_text) ||
+        (!decimal_is_whole(&d) && memchr(v->text, 'e', v->n_text))) {
         return expr_literal(x, v->text, v->n_text);
     }
     uint32_t part = EXPR_EMPTY;
@@ -73,7 +76,8 @@ static const struct tree_value *as_schema(struct schema *s, const struct tree_va
     bool array = v->type == JSON_ARRAY, ok = true;
     for (const struct tree_value *k = v->first; k; k = k->next) {
         struct tree_value *one = tree_new(t, JSON_OBJECT, v), *name = tree_new(t, JSON_STRING, v);
-        ok = ok && name && tree_put(t, one, "const", 5, k) && tree_put(t, parts, k->key, k->n_key, one);
+        ok = ok && name && tree_put(t, one, "const", 5, k) &&
+             tree_put(t, parts, k->key, k->n_key, one);
         if (ok && !array) {
             name->text = k->key;
             name->n_text = k->n_key;
@@ -94,7 +98,8 @@ static const struct tree_value *as_schema(struct schema *s, const struct tree_va
         ok = ok && tree_put(t, o, "prefixItems", 11, parts) && tree_put(t, o, "items", 5, no) &&
              tree_put(t, o, "minItems", 8, count);
     } else {
-        ok = ok && tree_put(t, o, "properties", 10, parts) && tree_put(t, o, "required", 8, required) &&
+        ok = ok && tree_put(t, o, "properties", 10, parts) &&
+             tree_put(t, o, "required", 8, required) &&
              tree_put(t, o, "additionalProperties", 20, no);
     }
     return ok ? o : NULL;
@@ -112,7 +117,8 @@ struct candidates {
 static bool is_missing(const struct set *set, const struct tree_value *value)
 {
     for (uint32_t i = 0; i < set->n; i++) {
-        const struct tree_value *one = tree_get(set->v[i].schema, "const"), *list = tree_get(set->v[i].schema, "enum");
+        const struct tree_value *one = tree_get(set->v[i].schema, "const"),
+                                *list = tree_get(set->v[i].schema, "enum");
         if (set->v[i].flags & M_ENUM_DONE) {
             continue;
         }
@@ -142,7 +148,8 @@ static enum status scalar(struct candidates *c, const struct tree_value *v, uint
     uint32_t *known = number ? &c->number[whole] : &c->string;
     if (!*known) {
         uint32_t all;
-        TRY(number ? schema_number(c->s, &c->rest, whole, &all) : schema_string(c->s, &c->rest, &all));
+        TRY(number ? schema_number(c->s, &c->rest, whole, &all)
+                   : schema_string(c->s, &c->rest, &all));
         *known = all + 1;
     }
     *e = number ? number_text(x, v) : string_text(x, v);
@@ -172,8 +179,8 @@ static enum status candidate(struct candidates *c, const struct tree_value *v, u
 }
 
 /* The first list of values there is: others are compared with it. */
-static enum status first_list(struct schema *s, const struct set *set, const struct tree_value **list,
-                              const struct tree_value **one)
+static enum status first_list(struct schema *s, const struct set *set,
+                              const struct tree_value **list, const struct tree_value **one)
 {
     *list = *one = NULL;
     for (uint32_t i = 0; i < set->n && !*list && !*one; i++) {
@@ -189,7 +196,8 @@ static enum status first_list(struct schema *s, const struct set *set, const str
     return OK;
 }
 
-enum status schema_enum(struct schema *s, const struct set *set, uint32_t types, bool *found, uint32_t *e)
+enum status schema_enum(struct schema *s, const struct set *set, uint32_t types, bool *found,
+                        uint32_t *e)
 {
     const struct tree_value *list, *one;
     struct candidates c = {.s = s, .set = set, .types = types};

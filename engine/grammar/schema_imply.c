@@ -5,12 +5,14 @@
 
 /* ---- schemas made up ---- */
 
-static struct tree_value *made(struct schema *s, enum json_type type, const struct tree_value *where)
+static struct tree_value *made(struct schema *s, enum json_type type,
+                               const struct tree_value *where)
 {
     return tree_new(&s->tree, type, where);
 }
 
-static struct tree_value *put(struct schema *s, struct tree_value *to, const char *key, const struct tree_value *v)
+static struct tree_value *put(struct schema *s, struct tree_value *to, const char *key,
+                              const struct tree_value *v)
 {
     return tree_put(&s->tree, to, key, key ? strlen(key) : 0, v);
 }
@@ -23,7 +25,8 @@ static struct tree_value *with(struct schema *s, const char *keyword, const stru
     return put(s, o, keyword, v) ? o : NULL;
 }
 
-static struct tree_value *text(struct schema *s, const char *value, size_t n, const struct tree_value *where)
+static struct tree_value *text(struct schema *s, const char *value, size_t n,
+                               const struct tree_value *where)
 {
     struct tree_value *v = made(s, JSON_STRING, where);
     if (v) {
@@ -43,7 +46,8 @@ static struct tree_value *truth(struct schema *s, bool value, const struct tree_
 }
 
 /* {"required": [name]} */
-static struct tree_value *requires(struct schema *s, const char *name, size_t n, const struct tree_value *where)
+static struct tree_value *requires(struct schema *s, const char *name, size_t n,
+                                   const struct tree_value *where)
 {
     struct tree_value *list = made(s, JSON_ARRAY, where);
     return put(s, list, NULL, text(s, name, n, where)) ? with(s, "required", list, where) : NULL;
@@ -67,11 +71,12 @@ static bool all_scalars(const struct tree_value *list)
     return all;
 }
 
-static const struct tree_value *negate_each(struct schema *s, const struct tree_value *list, const char *keyword,
-                                            int depth)
+static const struct tree_value *negate_each(struct schema *s, const struct tree_value *list,
+                                            const char *keyword, int depth)
 {
     struct tree_value *all = made(s, JSON_ARRAY, list);
-    for (const struct tree_value *v = list->type == JSON_ARRAY ? list->first : NULL; v; v = v->next) {
+    for (const struct tree_value *v = list->type == JSON_ARRAY ? list->first : NULL; v;
+         v = v->next) {
         if (!put(s, all, NULL, negate(s, v, depth))) {
             return NULL;
         }
@@ -83,21 +88,26 @@ static const struct tree_value *negate_each(struct schema *s, const struct tree_
 static const struct tree_value *negate_required(struct schema *s, const struct tree_value *list)
 {
     struct tree_value *any = made(s, JSON_ARRAY, list);
-    for (const struct tree_value *v = list->type == JSON_ARRAY ? list->first : NULL; v; v = v->next) {
-        if (v->type != JSON_STRING || !put(s, any, NULL, with(s, "not", requires(s, v->text, v->n_text, list), list))) {
+    for (const struct tree_value *v = list->type == JSON_ARRAY ? list->first : NULL; v;
+         v = v->next) {
+        if (v->type != JSON_STRING ||
+            !put(s, any, NULL, with(s, "not", requires(s, v->text, v->n_text, list), list))) {
             return NULL;
         }
     }
     return any && any->n > 0 ? with(s, "anyOf", any, list) : truth(s, false, list);
 }
 
-static const struct tree_value *negate_properties(struct schema *s, const struct tree_value *properties, int depth)
+static const struct tree_value *negate_properties(struct schema *s,
+                                                  const struct tree_value *properties, int depth)
 {
     struct tree_value *any = made(s, JSON_ARRAY, properties);
-    for (const struct tree_value *v = properties->type == JSON_OBJECT ? properties->first : NULL; v; v = v->next) {
+    for (const struct tree_value *v = properties->type == JSON_OBJECT ? properties->first : NULL; v;
+         v = v->next) {
         struct tree_value *has = requires(s, v->key, v->n_key, properties);
         struct tree_value *one = made(s, JSON_OBJECT, properties);
-        bool ok = tree_put(&s->tree, one, v->key, v->n_key, negate(s, v, depth)) && put(s, has, "properties", one) &&
+        bool ok = tree_put(&s->tree, one, v->key, v->n_key, negate(s, v, depth)) &&
+                  put(s, has, "properties", one) &&
                   put(s, has, "type", text(s, "object", 6, properties)) && put(s, any, NULL, has);
         if (!ok) {
             return NULL;
@@ -107,7 +117,8 @@ static const struct tree_value *negate_properties(struct schema *s, const struct
 }
 
 /* One keyword of a schema, negated; NULL: cannot be said. */
-static const struct tree_value *negate_keyword(struct schema *s, const struct tree_value *v, int depth)
+static const struct tree_value *negate_keyword(struct schema *s, const struct tree_value *v,
+                                               int depth)
 {
     static const struct {
         const char *name, *opposite;
@@ -122,7 +133,8 @@ static const struct tree_value *negate_keyword(struct schema *s, const struct tr
             return put(s, o, "type", text(s, "number", 6, v)) ? o : NULL;
         }
     }
-    if (tree_is_string(&key, "const") || tree_is_string(&key, "enum") || tree_is_string(&key, "type")) {
+    if (tree_is_string(&key, "const") || tree_is_string(&key, "enum") ||
+        tree_is_string(&key, "type")) {
         bool simple = key.text[0] == 'c' ? is_scalar(v) : key.text[0] == 't' || all_scalars(v);
         return simple ? with(s, "not", with(s, v->key, v, v), v) : NULL;
     }
@@ -143,8 +155,9 @@ static const struct tree_value *negate_keyword(struct schema *s, const struct tr
 
 static bool is_annotation(const struct tree_value *v)
 {
-    static const char *const names[] = {"title",   "description", "default", "examples",   "$comment",   "deprecated",
-                                        "$schema", "readOnly",    "$id",     "writeOnly"};
+    static const char *const names[] = {"title",    "description", "default", "examples",
+                                        "$comment", "deprecated",  "$schema", "readOnly",
+                                        "$id",      "writeOnly"};
     const struct tree_value key = {.type = JSON_STRING, .text = v->key, .n_text = v->n_key};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (tree_is_string(&key, names[i])) {
@@ -180,12 +193,13 @@ static const struct tree_value *negate(struct schema *s, const struct tree_value
     return any->n == 1 ? any->first : with(s, "anyOf", any, v);
 }
 
-/* `not` of a type, of scalar values, or of one required name stays: schema_types, schema_excluded and the object's
- * compiler know it. */
+/* `not` of a type, of scalar values, or of one required name stays: schema_types, schema_excluded
+ * and the object's compiler know it. */
 static bool is_simple_not(const struct tree_value *v)
 {
     const struct tree_value *k = v->type == JSON_OBJECT && v->n == 1 ? v->first : NULL;
-    const struct tree_value key = {.type = JSON_STRING, .text = k ? k->key : "", .n_text = k ? k->n_key : 0};
+    const struct tree_value key = {
+        .type = JSON_STRING, .text = k ? k->key : "", .n_text = k ? k->n_key : 0};
     if (tree_is_string(&key, "required")) {
         return k->type == JSON_ARRAY && k->n == 1;
     }
@@ -212,7 +226,8 @@ bool schema_excluded(const struct set *set, const struct tree_value *value)
 
 /* ---- what a schema implies ---- */
 
-static enum status imply_not(struct schema *s, const struct tree_value *schema, struct tree_value *all)
+static enum status imply_not(struct schema *s, const struct tree_value *schema,
+                             struct tree_value *all)
 {
     const struct tree_value *no = tree_get(schema, "not");
     if (!no || is_simple_not(no)) {
@@ -225,7 +240,8 @@ static enum status imply_not(struct schema *s, const struct tree_value *schema, 
 }
 
 /* if and then, or neither if nor not else. */
-static enum status imply_if(struct schema *s, const struct tree_value *schema, struct tree_value *all)
+static enum status imply_if(struct schema *s, const struct tree_value *schema,
+                            struct tree_value *all)
 {
     const struct tree_value *cond = tree_get(schema, "if"), *yes = tree_get(schema, "then"),
                             *no = tree_get(schema, "else");
@@ -236,7 +252,8 @@ static enum status imply_if(struct schema *s, const struct tree_value *schema, s
     struct tree_value *any = made(s, JSON_ARRAY, cond);
     bool ok = put(s, first, NULL, cond) && (!yes || put(s, first, NULL, yes)) &&
               put(s, second, NULL, negate(s, cond, 0)) && (!no || put(s, second, NULL, no)) &&
-              put(s, any, NULL, with(s, "allOf", first, cond)) && put(s, any, NULL, with(s, "allOf", second, cond)) &&
+              put(s, any, NULL, with(s, "allOf", first, cond)) &&
+              put(s, any, NULL, with(s, "allOf", second, cond)) &&
               put(s, all, NULL, with(s, "anyOf", any, cond));
     return ok ? OK : schema_fail(s, ERR_UNSUPPORTED, schema, "this \"if\" is not supported");
 }
@@ -256,8 +273,10 @@ static struct tree_value *dependent(struct schema *s, const struct tree_value *v
     return ok ? with(s, "anyOf", any, v) : NULL;
 }
 
-/* A name that asks for others says nothing of what is no object: there, "not": {"required"} is what holds not. */
-static enum status imply_dependents(struct schema *s, const struct tree_value *schema, struct tree_value *all)
+/* A name that asks for others says nothing of what is no object: there, "not": {"required"} is what
+ * holds not. */
+static enum status imply_dependents(struct schema *s, const struct tree_value *schema,
+                                    struct tree_value *all)
 {
     static const char *const keywords[] = {"dependentRequired", "dependentSchemas", "dependencies"};
     for (size_t i = 0; i < sizeof keywords / sizeof *keywords; i++) {
@@ -265,7 +284,8 @@ static enum status imply_dependents(struct schema *s, const struct tree_value *s
         TRY(schema_typed(s, schema, keywords[i], JSON_OBJECT, &v));
         for (v = v ? v->first : NULL; v; v = v->next) {
             if (v->type != JSON_ARRAY && !schema_is(v)) {
-                return schema_fail(s, ERR_INVALID, schema, "\"%s\" holds neither names nor a schema", keywords[i]);
+                return schema_fail(s, ERR_INVALID, schema,
+                                   "\"%s\" holds neither names nor a schema", keywords[i]);
             }
             if (!put(s, all, NULL, dependent(s, v))) {
                 return schema_fail(s, ERR_LIMIT, schema, "the schema is too large");
@@ -275,9 +295,11 @@ static enum status imply_dependents(struct schema *s, const struct tree_value *s
     return OK;
 }
 
-enum status schema_implied(struct schema *s, const struct tree_value *schema, const struct tree_value **implied)
+enum status schema_implied(struct schema *s, const struct tree_value *schema,
+                           const struct tree_value **implied)
 {
-    static const char *const keywords[] = {"not", "if", "dependentRequired", "dependentSchemas", "dependencies"};
+    static const char *const keywords[] = {"not", "if", "dependentRequired", "dependentSchemas",
+                                           "dependencies"};
     bool any = false;
     for (size_t i = 0; i < sizeof keywords / sizeof *keywords; i++) {
         any |= tree_get(schema, keywords[i]) != NULL;

@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum status schema_fail(struct schema *s, enum status st, const struct tree_value *at, const char *fmt, ...)
+enum status schema_fail(struct schema *s, enum status st, const struct tree_value *at,
+                        const char *fmt, ...)
 {
     char text[300], path[200];
     va_list args;
@@ -19,18 +20,19 @@ enum status schema_fail(struct schema *s, enum status st, const struct tree_valu
     return err_set(s->c->err, st, "%s: %s", path, text);
 }
 
-enum status schema_typed(struct schema *s, const struct tree_value *schema, const char *keyword, enum json_type type,
-                         const struct tree_value **value)
+enum status schema_typed(struct schema *s, const struct tree_value *schema, const char *keyword,
+                         enum json_type type, const struct tree_value **value)
 {
     *value = tree_get(schema, keyword);
     if (*value && (*value)->type != type) {
-        return schema_fail(s, ERR_INVALID, schema, "\"%s\" must be of type %s", keyword, json_type_name(type));
+        return schema_fail(s, ERR_INVALID, schema, "\"%s\" must be of type %s", keyword,
+                           json_type_name(type));
     }
     return OK;
 }
 
-enum status schema_count(struct schema *s, const struct tree_value *schema, const char *keyword, bool *found,
-                         uint32_t *count)
+enum status schema_count(struct schema *s, const struct tree_value *schema, const char *keyword,
+                         bool *found, uint32_t *count)
 {
     const struct tree_value *v;
     struct decimal d;
@@ -48,14 +50,15 @@ enum status schema_count(struct schema *s, const struct tree_value *schema, cons
         return schema_fail(s, ERR_LIMIT, schema, "\"%s\" is too large", keyword);
     }
     if (d.negative || d.n_part > 0) {
-        return schema_fail(s, ERR_INVALID, schema, "\"%s\" must be a whole number that is not negative", keyword);
+        return schema_fail(s, ERR_INVALID, schema,
+                           "\"%s\" must be a whole number that is not negative", keyword);
     }
     *count = (uint32_t)strtoul(d.whole, NULL, 10);
     return OK;
 }
 
-/* Keywords that say what is valid and that we do not do; some only with some values, which is looked at where they are
- * read. What is in none of the lists says nothing of validity. */
+/* Keywords that say what is valid and that we do not do; some only with some values, which is
+ * looked at where they are read. What is in none of the lists says nothing of validity. */
 static const char *const refused[] = {
     "$dynamicRef", "$recursiveRef", "contentSchema", "disallow", "extends", "divisibleBy",
 };
@@ -64,7 +67,8 @@ enum status schema_check_keywords(struct schema *s, const struct tree_value *sch
 {
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         if (tree_get(schema, refused[i])) {
-            return schema_fail(s, ERR_UNSUPPORTED, schema, "the keyword \"%s\" is not supported", refused[i]);
+            return schema_fail(s, ERR_UNSUPPORTED, schema, "the keyword \"%s\" is not supported",
+                               refused[i]);
         }
     }
     return OK;
@@ -74,12 +78,14 @@ static const struct {
     const char *name;
     uint32_t types;
 } type_names[] = {
-    {"null", T_NULL},     {"boolean", T_BOOL}, {"integer", T_INTEGER}, {"number", T_INTEGER | T_NUMBER},
-    {"string", T_STRING}, {"array", T_ARRAY},  {"object", T_OBJECT},
+    {"null", T_NULL},       {"boolean", T_BOOL},
+    {"integer", T_INTEGER}, {"number", T_INTEGER | T_NUMBER},
+    {"string", T_STRING},   {"array", T_ARRAY},
+    {"object", T_OBJECT},
 };
 
-static enum status one_type(struct schema *s, const struct tree_value *schema, const struct tree_value *name,
-                            uint32_t *types)
+static enum status one_type(struct schema *s, const struct tree_value *schema,
+                            const struct tree_value *name, uint32_t *types)
 {
     for (size_t i = 0; i < sizeof type_names / sizeof *type_names; i++) {
         if (tree_is_string(name, type_names[i].name)) {
@@ -110,14 +116,16 @@ enum status schema_types(struct schema *s, const struct set *set, uint32_t *type
             continue;
         }
         these = 0;
-        for (const struct tree_value *name = v->type == JSON_ARRAY ? v->first : v; name; name = name->next) {
+        for (const struct tree_value *name = v->type == JSON_ARRAY ? v->first : v; name;
+             name = name->next) {
             TRY(one_type(s, schema, name, &these));
             if (v->type != JSON_ARRAY) {
                 break;
             }
         }
         if ((these & T_INTEGER) && !(these & T_NUMBER)) {
-            return schema_fail(s, ERR_UNSUPPORTED, schema, "\"not\" of the type integer is not supported");
+            return schema_fail(s, ERR_UNSUPPORTED, schema,
+                               "\"not\" of the type integer is not supported");
         }
         *types &= ~these;
     }

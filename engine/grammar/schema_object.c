@@ -15,8 +15,8 @@ struct builder {
     struct schema *s;
     const struct set *set;
     struct expr_object *o;
-    struct names names; // declared, or required
-    struct said {       // what members say of a name, chained
+    struct names names;        // declared, or required
+    struct said {              // what members say of a name, chained
         uint32_t member, next; // next: plus 1
         const struct tree_value *schema;
     } *said;
@@ -26,7 +26,7 @@ struct builder {
     bool *required, *banned;
     uint32_t n_declared;
     uint32_t min, max;
-    bool closed; // names that nothing is said of are not allowed
+    bool closed;           // names that nothing is said of are not allowed
     uint32_t name_content; // what propertyNames allow
     struct pattern {
         const struct tree_value *schema;
@@ -79,7 +79,8 @@ static enum status add_required(struct builder *b, const struct tree_value *sche
     TRY(schema_typed(b->s, schema, "required", JSON_ARRAY, &v));
     for (v = v ? v->first : NULL; v; v = v->next) {
         if (v->type != JSON_STRING) {
-            return schema_fail(b->s, ERR_INVALID, schema, "\"required\" holds something that is no name");
+            return schema_fail(b->s, ERR_INVALID, schema,
+                               "\"required\" holds something that is no name");
         }
         uint32_t i = names_get(&b->names, v->text, v->n_text);
         if (!collect) {
@@ -103,10 +104,11 @@ static enum status add_patterns(struct builder *b, const struct tree_value *sche
     for (v = v ? v->first : NULL; v; v = v->next) {
         uint32_t e;
         struct err why = {{0}};
-        enum status st = regex_language(b->s->x, v->key, v->n_key, REGEX_SEARCH, regex_limits_of(b->s->c->limits), &e,
-                                        &why);
+        enum status st = regex_language(b->s->x, v->key, v->n_key, REGEX_SEARCH,
+                                        regex_limits_of(b->s->c->limits), &e, &why);
         if (st != OK || !schema_is(v)) {
-            return schema_fail(b->s, st == OK ? ERR_INVALID : st, schema, "\"patternProperties\": %s",
+            return schema_fail(b->s, st == OK ? ERR_INVALID : st, schema,
+                               "\"patternProperties\": %s",
                                st == OK ? "a property's schema is no schema" : why.text);
         }
         GROW(b->patterns, b->n_patterns, b->cap_patterns);
@@ -149,23 +151,27 @@ static enum status add_name_schema(struct builder *b, struct member m)
         TRY(st);
     }
     if (v->type == JSON_OBJECT && n != v->n) {
-        return schema_fail(b->s, ERR_UNSUPPORTED, m.schema,
-                           "\"propertyNames\" is supported with pattern, lengths, format, enum and const");
+        return schema_fail(
+            b->s, ERR_UNSUPPORTED, m.schema,
+            "\"propertyNames\" is supported with pattern, lengths, format, enum and const");
     }
     b->name_content = expr_clean(b->s->x, expr_and2(b->s->x, b->name_content, content));
     return OK;
 }
 
-/* As if it were additionalProperties, where the schema has nothing beside it that could have evaluated names. */
+/* As if it were additionalProperties, where the schema has nothing beside it that could have
+ * evaluated names. */
 static enum status check_unevaluated(struct builder *b, const struct tree_value *schema)
 {
     const struct tree_value *v = tree_get(schema, "unevaluatedProperties");
     if (!v || (v->type == JSON_BOOL && v->truth) || tree_get(schema, "additionalProperties")) {
         return OK;
     }
-    if (b->set->n > 1 || v->type != JSON_BOOL || tree_get(schema, "anyOf") || tree_get(schema, "oneOf")) {
+    if (b->set->n > 1 || v->type != JSON_BOOL || tree_get(schema, "anyOf") ||
+        tree_get(schema, "oneOf")) {
         return schema_fail(b->s, ERR_UNSUPPORTED, schema,
-                           "\"unevaluatedProperties\" is supported as false, in a schema without others beside it");
+                           "\"unevaluatedProperties\" is supported as false, in a schema without "
+                           "others beside it");
     }
     return OK;
 }
@@ -192,7 +198,8 @@ static enum status add_all_names(struct builder *b)
     for (uint32_t n = 0; n < b->set->n && st == OK; n++) {
         uint32_t next = UINT32_MAX;
         for (uint32_t i = 0; i < b->set->n; i++) {
-            if (!done[i] && (next == UINT32_MAX || place_of(b->set->v[i]) < place_of(b->set->v[next]))) {
+            if (!done[i] &&
+                (next == UINT32_MAX || place_of(b->set->v[i]) < place_of(b->set->v[next]))) {
                 next = i;
             }
         }
@@ -219,7 +226,8 @@ static enum status read_members(struct builder *b)
         TRY(schema_count(b->s, schema, "maxProperties", &found, &count));
         b->max = found && count < b->max ? count : b->max;
         named |= names_any(schema);
-        said |= tree_get(schema, "additionalProperties") || tree_get(schema, "unevaluatedProperties");
+        said |=
+            tree_get(schema, "additionalProperties") || tree_get(schema, "unevaluatedProperties");
         said |= (b->set->v[i].flags & M_KEEP) != 0;
     }
     b->closed = named && !said;
@@ -272,7 +280,8 @@ static const struct tree_value *said_by(const struct builder *b, uint32_t name, 
     return at ? b->said[at - 1].schema : NULL;
 }
 
-/* The schemas that hold for a name's value: by name, by the patterns that it matches, else as one of the others. */
+/* The schemas that hold for a name's value: by name, by the patterns that it matches, else as one
+ * of the others. */
 static enum status value_set(struct builder *b, uint32_t name, const bool *matched, struct set *out)
 {
     for (uint32_t i = 0; i < b->set->n; i++) {
@@ -335,7 +344,8 @@ static enum status add_properties(struct builder *b)
 /* ---- names that are not declared ---- */
 
 /* Pairs whose name is of `names`, by which of the patterns from p on it matches. */
-static enum status add_others(struct builder *b, uint32_t names, uint32_t p, bool *matched, uint32_t *left)
+static enum status add_others(struct builder *b, uint32_t names, uint32_t p, bool *matched,
+                              uint32_t *left)
 {
     struct exprs *x = b->s->x;
     if (names == EXPR_NONE) {
@@ -357,7 +367,8 @@ static enum status add_others(struct builder *b, uint32_t names, uint32_t p, boo
         return OK;
     }
     if (--*left == 0 || x->failed) {
-        return schema_fail(b->s, ERR_LIMIT, b->set->v[0].schema, "\"patternProperties\": too many patterns overlap");
+        return schema_fail(b->s, ERR_LIMIT, b->set->v[0].schema,
+                           "\"patternProperties\": too many patterns overlap");
     }
     uint32_t value;
     TRY(value_of(b, OTHER_NAME, matched, &value));

@@ -73,7 +73,8 @@ static const struct tree_value *follow_pointer(const struct tree_value *v, char 
 }
 
 /* A value that satisfies `is`, anywhere below. */
-static const struct tree_value *find(struct schema *s, const struct tree_value *v, const char *name, size_t n,
+static const struct tree_value *find(struct schema *s, const struct tree_value *v, const char *name,
+                                     size_t n,
                                      bool (*is)(const struct tree_value *, const char *, size_t))
 {
     const struct tree_value *found = is(v, name, n) ? v : NULL;
@@ -130,7 +131,8 @@ static const struct tree_value *base_of(const struct schema *s, const struct tre
     return s->tree.root;
 }
 
-enum status schema_resolve(struct schema *s, const struct tree_value *ref, const struct tree_value **to)
+enum status schema_resolve(struct schema *s, const struct tree_value *ref,
+                           const struct tree_value **to)
 {
     if (ref->type != JSON_STRING) {
         return schema_fail(s, ERR_INVALID, ref->parent, "\"$ref\" must be a string");
@@ -142,18 +144,21 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref, const
         v = find(s, s->tree.root, ref->text, n_base, is_id);
         if (!v) {
             return schema_fail(s, ERR_UNSUPPORTED, ref->parent,
-                               "\"$ref\" to another document (\"%.60s\"): none is ever fetched", ref->text);
+                               "\"$ref\" to another document (\"%.60s\"): none is ever fetched",
+                               ref->text);
         }
     }
     const struct tree_value *base = v;
-    char *fragment = arena_strndup(&s->tree.arena, hash ? hash + 1 : "", hash ? ref->n_text - n_base - 1 : 0);
+    char *fragment =
+        arena_strndup(&s->tree.arena, hash ? hash + 1 : "", hash ? ref->n_text - n_base - 1 : 0);
     size_t n = hash ? ref->n_text - n_base - 1 : 0;
     if (!fragment) {
         return schema_fail(s, ERR_LIMIT, ref->parent, "the schema is too large");
     }
     if (n > 0 && fragment[0] == '/') {
         v = follow_pointer(v, fragment, n);
-        if (!v && base != s->tree.root) { // many write pointers from the document's root all the same
+        if (!v &&
+            base != s->tree.root) { // many write pointers from the document's root all the same
             memcpy(fragment, hash + 1, n);
             v = follow_pointer(s->tree.root, fragment, n);
         }
@@ -162,7 +167,8 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref, const
     }
     *to = v;
     if (!v || !schema_is(v)) {
-        return schema_fail(s, ERR_INVALID, ref->parent, "\"$ref\": \"%.100s\" leads to no schema", ref->text);
+        return schema_fail(s, ERR_INVALID, ref->parent, "\"$ref\": \"%.100s\" leads to no schema",
+                           ref->text);
     }
     return OK;
 }

@@ -21,12 +21,13 @@ static void put(struct contents *c, uint32_t e)
     c->v[c->n++] = e;
 }
 
-static enum status add_regex(struct schema *s, const struct tree_value *schema, const char *text, size_t n,
-                             bool search, struct contents *out)
+static enum status add_regex(struct schema *s, const struct tree_value *schema, const char *text,
+                             size_t n, bool search, struct contents *out)
 {
     uint32_t e;
     struct err why = {{0}};
-    enum status st = regex_language(s->x, text, n, search ? REGEX_SEARCH : 0, regex_limits_of(s->c->limits), &e, &why);
+    enum status st = regex_language(s->x, text, n, search ? REGEX_SEARCH : 0,
+                                    regex_limits_of(s->c->limits), &e, &why);
     if (st != OK) {
         return schema_fail(s, st, schema, "\"%s\": %s", search ? "pattern" : "format", why.text);
     }
@@ -58,7 +59,8 @@ static void add_excluded(struct schema *s, const struct set *set, struct content
     for (uint32_t i = 0; i < set->n; i++) {
         const struct tree_value *no = tree_get(set->v[i].schema, "not");
         const struct tree_value *one = tree_get(no, "const"), *list = tree_get(no, "enum");
-        for (const struct tree_value *v = list ? list->first : one; v && no->n == 1; v = list ? v->next : NULL) {
+        for (const struct tree_value *v = list ? list->first : one; v && no->n == 1;
+             v = list ? v->next : NULL) {
             if (v->type == JSON_STRING) {
                 put(&texts, expr_literal(s->x, v->text, v->n_text));
             }
@@ -111,22 +113,24 @@ enum status schema_string(struct schema *s, const struct set *set, uint32_t *e)
 
 /* ---- numbers ---- */
 
-static enum status read_decimal(struct schema *s, const struct tree_value *schema, const char *keyword, bool *found,
-                                struct decimal *d)
+static enum status read_decimal(struct schema *s, const struct tree_value *schema,
+                                const char *keyword, bool *found, struct decimal *d)
 {
     const struct tree_value *v;
     TRY(schema_typed(s, schema, keyword, JSON_NUMBER, &v));
     *found = v != NULL;
     if (v && !decimal_read(d, v->text, v->n_text)) {
-        return schema_fail(s, ERR_LIMIT, schema, "\"%s\" has more than %d digits", keyword, DECIMAL_MAX);
+        return schema_fail(s, ERR_LIMIT, schema, "\"%s\" has more than %d digits", keyword,
+                           DECIMAL_MAX);
     }
     return OK;
 }
 
 /* A flag beside the bound in draft 4, a bound itself later. */
-static enum status read_excluded(struct schema *s, const struct tree_value *schema, const char *bound,
-                                 const char *excluded, struct number_bounds *b,
-                                 void (*narrow)(struct number_bounds *, const struct decimal *, bool))
+static enum status read_excluded(struct schema *s, const struct tree_value *schema,
+                                 const char *bound, const char *excluded, struct number_bounds *b,
+                                 void (*narrow)(struct number_bounds *, const struct decimal *,
+                                                bool))
 {
     bool found;
     struct decimal d;
@@ -147,8 +151,8 @@ static enum status read_excluded(struct schema *s, const struct tree_value *sche
 }
 
 /* All that are multiples of each of the set's multipleOf. */
-static enum status multiples(struct schema *s, const struct set *set, const struct number_bounds *b, bool whole,
-                             uint32_t *e)
+static enum status multiples(struct schema *s, const struct set *set, const struct number_bounds *b,
+                             bool whole, uint32_t *e)
 {
     bool any = false;
     for (uint32_t i = 0; i < set->n; i++) {
@@ -163,8 +167,9 @@ static enum status multiples(struct schema *s, const struct set *set, const stru
             return schema_fail(s, ERR_INVALID, set->v[i].schema, "\"multipleOf\" must be above 0");
         }
         if (!number_multiple(s->x, b, &d, whole, &one)) {
-            return schema_fail(s, ERR_UNSUPPORTED, set->v[i].schema,
-                               "\"multipleOf\" has too many digits, or is above 10,000 together with bounds");
+            return schema_fail(
+                s, ERR_UNSUPPORTED, set->v[i].schema,
+                "\"multipleOf\" has too many digits, or is above 10,000 together with bounds");
         }
         *e = any ? expr_clean(s->x, expr_and2(s->x, *e, one)) : one;
         any = true;
@@ -181,7 +186,8 @@ static enum status exclude_numbers(struct schema *s, const struct set *set, bool
     for (uint32_t i = 0; i < set->n; i++) {
         const struct tree_value *no = tree_get(set->v[i].schema, "not");
         const struct tree_value *one = tree_get(no, "const"), *list = tree_get(no, "enum");
-        for (const struct tree_value *v = list ? list->first : one; v && no->n == 1; v = list ? v->next : NULL) {
+        for (const struct tree_value *v = list ? list->first : one; v && no->n == 1;
+             v = list ? v->next : NULL) {
             struct decimal d;
             if (v->type != JSON_NUMBER) {
                 continue;

@@ -10,7 +10,8 @@ enum { ARENA_BYTES = 64 << 20 };
 
 struct tree_value *tree_new(struct tree *t, enum json_type type, const struct tree_value *where)
 {
-    struct tree_value *v = t->n_values < t->max_values ? arena_alloc(&t->arena, 1, sizeof *v) : NULL;
+    struct tree_value *v =
+        t->n_values < t->max_values ? arena_alloc(&t->arena, 1, sizeof *v) : NULL;
     if (v) {
         v->type = type;
         v->number = t->n_values++;
@@ -67,8 +68,8 @@ static bool has_lone_surrogate(const char *s, size_t n)
     return false;
 }
 
-static enum status read_string(struct tree *t, const struct json_scan *sc, const char **text, size_t *n,
-                               struct err *err)
+static enum status read_string(struct tree *t, const struct json_scan *sc, const char **text,
+                               size_t *n, struct err *err)
 {
     if (!sc->escaped) {
         *text = arena_strndup(&t->arena, sc->text, sc->text_bytes);
@@ -88,13 +89,15 @@ static enum status read_string(struct tree *t, const struct json_scan *sc, const
     return bad ? err_set(err, ERR_LIMIT, "the schema is too large") : OK;
 }
 
-static enum status read_value(struct tree *t, struct json_scan *sc, enum json_token token, struct tree_value *v,
-                              struct err *err)
+static enum status read_value(struct tree *t, struct json_scan *sc, enum json_token token,
+                              struct tree_value *v, struct err *err)
 {
     switch (token) {
     case JSON_TOKEN_OBJECT: v->type = JSON_OBJECT; break;
     case JSON_TOKEN_ARRAY: v->type = JSON_ARRAY; break;
-    case JSON_TOKEN_STRING: v->type = JSON_STRING; return read_string(t, sc, &v->text, &v->n_text, err);
+    case JSON_TOKEN_STRING:
+        v->type = JSON_STRING;
+        return read_string(t, sc, &v->text, &v->n_text, err);
     case JSON_TOKEN_NUMBER:
         v->type = JSON_NUMBER;
         v->text = arena_strndup(&t->arena, sc->text, sc->text_bytes);
@@ -110,7 +113,8 @@ static enum status read_value(struct tree *t, struct json_scan *sc, enum json_to
     return OK;
 }
 
-enum status tree_read(struct tree *t, const char *text, size_t n, int max_depth, uint32_t max_values, struct err *err)
+enum status tree_read(struct tree *t, const char *text, size_t n, int max_depth,
+                      uint32_t max_values, struct err *err)
 {
     struct json_scan sc;
     struct tree_value *open = NULL;
@@ -161,7 +165,8 @@ void tree_deinit(struct tree *t)
 const struct tree_value *tree_get_n(const struct tree_value *object, const char *key, size_t n)
 {
     const struct tree_value *found = NULL;
-    for (const struct tree_value *v = object && object->type == JSON_OBJECT ? object->first : NULL; v; v = v->next) {
+    for (const struct tree_value *v = object && object->type == JSON_OBJECT ? object->first : NULL;
+         v; v = v->next) {
         if (v->n_key == n && memcmp(v->key, key, n) == 0) {
             found = v;
         }
@@ -176,7 +181,8 @@ const struct tree_value *tree_get(const struct tree_value *object, const char *k
 
 bool tree_is_string(const struct tree_value *v, const char *s)
 {
-    return v && v->type == JSON_STRING && v->n_text == strlen(s) && memcmp(v->text, s, v->n_text) == 0;
+    return v && v->type == JSON_STRING && v->n_text == strlen(s) &&
+           memcmp(v->text, s, v->n_text) == 0;
 }
 
 static bool equal_numbers(const struct tree_value *a, const struct tree_value *b)

@@ -1,5 +1,6 @@
-/* A JSON text as a tree for the schema compiler: members in their order, numbers as their text, strings with their
- * length (they may hold any character). Every value knows where it stands, for messages.
+/* A JSON text as a tree for the schema compiler: members in their order, numbers as their text,
+ * strings with their length (they may hold any character). Every value knows where it stands, for
+ * messages.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_SCHEMA_TREE_H
 #define SLUICE_ENGINE_GRAMMAR_SCHEMA_TREE_H
@@ -12,14 +13,14 @@
 
 struct tree_value {
     enum json_type type;
-    uint32_t number;       // of the value in its tree, from 0
-    const char *text;      // of a string (unescaped), or a number's literal
+    uint32_t number;  // of the value in its tree, from 0
+    const char *text; // of a string (unescaped), or a number's literal
     size_t n_text;
-    bool truth;            // of a boolean
-    const char *key;       // of a member
+    bool truth;      // of a boolean
+    const char *key; // of a member
     size_t n_key;
     struct tree_value *parent, *first, *last, *next;
-    uint32_t n; // children
+    uint32_t n;                 // children
     struct tree_value *implied; // of the schema compiler: schemas that its keywords come to
 };
 
@@ -29,7 +30,8 @@ struct tree {
     uint32_t n_values, max_values;
 };
 
-enum status tree_read(struct tree *t, const char *text, size_t n, int max_depth, uint32_t max_values, struct err *err);
+enum status tree_read(struct tree *t, const char *text, size_t n, int max_depth,
+                      uint32_t max_values, struct err *err);
 void tree_deinit(struct tree *t);
 
 /* Of an object; NULL if there is none. The last of equal keys. */

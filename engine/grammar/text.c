@@ -26,7 +26,8 @@ enum {
 };
 
 static const char short_escapes[][2] = {
-    {'"', '"'}, {'\\', '\\'}, {'/', '/'}, {'b', '\b'}, {'f', '\f'}, {'n', '\n'}, {'r', '\r'}, {'t', '\t'},
+    {'"', '"'},  {'\\', '\\'}, {'/', '/'},  {'b', '\b'},
+    {'f', '\f'}, {'n', '\n'},  {'r', '\r'}, {'t', '\t'},
 };
 enum { N_SHORT = sizeof short_escapes / sizeof *short_escapes };
 
@@ -149,8 +150,9 @@ static bool can_end(struct exprs *x, uint32_t a, uint32_t where)
             return true;
         }
     }
-    return where == T_ESCAPE && (expr_derive(x, a, '"') != EXPR_NONE || expr_derive(x, a, '\\') != EXPR_NONE ||
-                                 expr_derive(x, a, '/') != EXPR_NONE);
+    return where == T_ESCAPE &&
+           (expr_derive(x, a, '"') != EXPR_NONE || expr_derive(x, a, '\\') != EXPR_NONE ||
+            expr_derive(x, a, '/') != EXPR_NONE);
 }
 
 uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte)

@@ -25,7 +25,8 @@ static int by_bytes(const void *p, const void *q)
     return c != 0 ? c : (a->id > b->id) - (a->id < b->id);
 }
 
-/* Nodes for the bytes of each token that the one before it does not have. `open` is the path to the last node. */
+/* Nodes for the bytes of each token that the one before it does not have. `open` is the path to the
+ * last node. */
 static void add_nodes(struct grammar_vocab *v, const struct sorted *list, uint32_t n)
 {
     uint32_t *open = xcalloc(v->max_depth + 1, sizeof *open), depth = 0, cap = 0;
@@ -33,7 +34,8 @@ static void add_nodes(struct grammar_vocab *v, const struct sorted *list, uint32
     v->v[v->n++] = (struct vocab_node){.id = -1};
     for (uint32_t i = 0; i < n; i++) {
         uint32_t common = 0;
-        while (common < depth && common < list[i].n && v->v[open[common + 1]].byte == (uint8_t)list[i].s[common]) {
+        while (common < depth && common < list[i].n &&
+               v->v[open[common + 1]].byte == (uint8_t)list[i].s[common]) {
             common++;
         }
         for (; depth > common; depth--) {
@@ -59,8 +61,8 @@ static void add_nodes(struct grammar_vocab *v, const struct sorted *list, uint32
     free(open);
 }
 
-static enum status fill(struct grammar_vocab *v, const struct grammar_token *tokens, const int32_t *end_ids,
-                        struct err *err)
+static enum status fill(struct grammar_vocab *v, const struct grammar_token *tokens,
+                        const int32_t *end_ids, struct err *err)
 {
     size_t total = 0;
     for (int32_t i = 0; i < v->n_ids; i++) {
@@ -68,7 +70,8 @@ static enum status fill(struct grammar_vocab *v, const struct grammar_token *tok
             return err_set(err, ERR_LIMIT, "token %d has more than %d bytes", i, TOKEN_MAX);
         }
         total += tokens[i].n_bytes;
-        v->max_depth = tokens[i].n_bytes > v->max_depth ? (uint32_t)tokens[i].n_bytes : v->max_depth;
+        v->max_depth =
+            tokens[i].n_bytes > v->max_depth ? (uint32_t)tokens[i].n_bytes : v->max_depth;
     }
     if (total > UINT32_MAX / 2) {
         return err_set(err, ERR_LIMIT, "the vocabulary is too large");
@@ -102,8 +105,9 @@ static enum status fill(struct grammar_vocab *v, const struct grammar_token *tok
     return OK;
 }
 
-enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids, const int32_t *end_ids,
-                               size_t n_end_ids, struct grammar_vocab **out, struct err *err)
+enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids,
+                               const int32_t *end_ids, size_t n_end_ids, struct grammar_vocab **out,
+                               struct err *err)
 {
     *out = NULL;
     if (n_ids < 0) {
@@ -127,11 +131,12 @@ enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids
     return OK;
 }
 
-enum status grammar_vocab_open(const struct tokenizer *tok, int32_t n_ids, const int32_t *end_ids, size_t n_end_ids,
-                               struct grammar_vocab **out, struct err *err)
+enum status grammar_vocab_open(const struct tokenizer *tok, int32_t n_ids, const int32_t *end_ids,
+                               size_t n_end_ids, struct grammar_vocab **out, struct err *err)
 {
     *out = NULL;
-    struct grammar_token *tokens = mem_try_calloc((size_t)(n_ids > 0 ? n_ids : 0) + 1, sizeof *tokens);
+    struct grammar_token *tokens =
+        mem_try_calloc((size_t)(n_ids > 0 ? n_ids : 0) + 1, sizeof *tokens);
     if (!tokens) {
         return err_set(err, ERR_NOMEM, "a vocabulary of %d ids", n_ids);
     }

@@ -1,4 +1,5 @@
 /* The tokens of a vocabulary as a trie, in one array in the order of a walk.
+ *
  * Thread: any; it does not change. */
 #ifndef SLUICE_ENGINE_GRAMMAR_VOCAB_H
 #define SLUICE_ENGINE_GRAMMAR_VOCAB_H
@@ -15,11 +16,11 @@ struct vocab_node {
 
 struct grammar_vocab {
     int32_t n_ids;
-    size_t n_words; // of a mask
+    size_t n_words;       // of a mask
     struct vocab_node *v; // v[0] is the root
     uint32_t n;
     uint32_t max_depth;
-    int32_t *same; // by id: the next token with the same bytes; -1
+    int32_t *same;              // by id: the next token with the same bytes; -1
     uint32_t *text_at, *text_n; // of each id's bytes, 0 bytes: never allowed
     char *text;
     struct vocab_text *in_string; // vocab_text.h

@@ -13,9 +13,9 @@ enum { MANY = 1 << 30 };
 struct walk {
     const struct grammar_vocab *v;
     struct automaton a;
-    uint32_t *state; // by depth
-    uint32_t *chars; // characters begun, by depth
-    bool *escape;    // by depth: within an escape
+    uint32_t *state;   // by depth
+    uint32_t *chars;   // characters begun, by depth
+    bool *escape;      // by depth: within an escape
     uint32_t *escaped; // by depth: bytes of it so far
 };
 
@@ -42,8 +42,8 @@ static void put(struct text_token **list, uint32_t *n, uint32_t *cap, uint32_t c
 }
 
 /* *inside: tokens that leave the string open; *ends: nodes that close it. */
-static void collect(const struct grammar_vocab *v, bool is_free, struct text_token **inside, uint32_t *n_inside,
-                    struct text_token **ends, uint32_t *n_ends)
+static void collect(const struct grammar_vocab *v, bool is_free, struct text_token **inside,
+                    uint32_t *n_inside, struct text_token **ends, uint32_t *n_ends)
 {
     struct exprs x;
     struct rules rules = {0};

@@ -1,5 +1,5 @@
-/* sluice grammar: whether texts follow a grammar, and which tokens may come next. JSON lines in; answers for people, or
- * JSON lines, out. */
+/* sluice grammar: whether texts follow a grammar, and which tokens may come next. JSON lines in;
+ * answers for people, or JSON lines, out. */
 #include "server/cli/commands.h"
 
 #include "engine/base/buf.h"
@@ -33,23 +33,28 @@ static void usage(FILE *out)
 {
     fprintf(out,
             "usage: sluice grammar [--json] [MODEL] < LINES\n\n"
-            "Each line of standard input is a JSON object with a grammar under one of the names schema, regex,\n"
+            "Each line of standard input is a JSON object with a grammar under one of the names "
+            "schema, regex,\n"
             "gbnf and lark, and texts that are to follow it:\n\n"
             "  {\"schema\": {\"type\": \"integer\"}, \"strings\": [\"12\", \"1.5\"]}\n\n"
             "The answer says of each text whether it does. With --json it is one line,\n"
             "{\"accepted\": [true, false]}, or {\"error\": ...} for a grammar that is refused.\n\n"
-            "With a MODEL (a folder with tokenizer.json, or such a file) and \"prefix\" (or \"prefix_hex\") in the\n"
-            "line, the tokens that may follow this beginning of a text: {\"allowed\": [ids], \"may_end\": false}.\n\n"
+            "With a MODEL (a folder with tokenizer.json, or such a file) and \"prefix\" (or "
+            "\"prefix_hex\") in the\n"
+            "line, the tokens that may follow this beginning of a text: {\"allowed\": [ids], "
+            "\"may_end\": false}.\n\n"
             "Of a schema: \"disable_any_whitespace\", \"whitespace_pattern\", \"open_objects\".\n");
 }
 
 /* ---- reading a line ---- */
 
 /* A string's text, or another value as it stands. */
-static enum status read_source(struct json_scan *sc, struct line *l, enum grammar_kind kind, struct err *err)
+static enum status read_source(struct json_scan *sc, struct line *l, enum grammar_kind kind,
+                               struct err *err)
 {
     size_t from = sc->at;
-    while (from < sc->n_bytes && (sc->s[from] == ':' || sc->s[from] == ' ' || sc->s[from] == '\t')) {
+    while (from < sc->n_bytes &&
+           (sc->s[from] == ':' || sc->s[from] == ' ' || sc->s[from] == '\t')) {
         from++;
     }
     if (l->has_source) {
@@ -77,7 +82,8 @@ static enum status read_flag(struct json_scan *sc, const char *name, bool *flag,
     return is ? OK : err_set(err, ERR_INVALID, "\"%s\" must be true or false", name);
 }
 
-static enum status read_text(struct json_scan *sc, const char *name, struct buf *out, struct err *err)
+static enum status read_text(struct json_scan *sc, const char *name, struct buf *out,
+                             struct err *err)
 {
     buf_clear(out);
     if (json_scan_next(sc) != JSON_TOKEN_STRING) {
@@ -159,7 +165,8 @@ static enum status read_line(struct line *l, const char *s, size_t n, struct err
         return json_scan_error(&sc, err);
     }
     if (!l->has_source) {
-        return err_set(err, ERR_INVALID, "the line has no \"schema\", \"regex\", \"gbnf\" or \"lark\"");
+        return err_set(err, ERR_INVALID,
+                       "the line has no \"schema\", \"regex\", \"gbnf\" or \"lark\"");
     }
     l->source.text = l->text.data ? l->text.data : "";
     l->source.n_bytes = l->text.n_bytes;
@@ -208,7 +215,8 @@ static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t
     buf_putc(out, '\n');
 }
 
-static enum status put_strings(struct grammar *g, const struct line *l, bool json, struct buf *out, struct err *err)
+static enum status put_strings(struct grammar *g, const struct line *l, bool json, struct buf *out,
+                               struct err *err)
 {
     struct json_scan sc;
     struct buf text;
@@ -228,7 +236,9 @@ static enum status put_strings(struct grammar *g, const struct line *l, bool jso
     }
     buf_puts(out, json ? "]}\n" : "");
     buf_deinit(&text);
-    return t == JSON_TOKEN_ARRAY_END ? OK : err_set(err, ERR_INVALID, "\"strings\" must be a list of strings");
+    return t == JSON_TOKEN_ARRAY_END
+               ? OK
+               : err_set(err, ERR_INVALID, "\"strings\" must be a list of strings");
 }
 
 static void put_allowed(const struct model *m, bool may_end, bool json, struct buf *out)
@@ -259,23 +269,26 @@ static void put_allowed(const struct model *m, bool may_end, bool json, struct b
     }
 }
 
-static enum status put_mask(struct grammar *g, const struct model *m, const struct line *l, bool json, struct buf *out,
-                            struct err *err)
+static enum status put_mask(struct grammar *g, const struct model *m, const struct line *l,
+                            bool json, struct buf *out, struct err *err)
 {
     struct grammar_state state;
-    enum status st = grammar_fold(g, l->prefix.data ? l->prefix.data : "", l->prefix.n_bytes, &state);
+    enum status st =
+        grammar_fold(g, l->prefix.data ? l->prefix.data : "", l->prefix.n_bytes, &state);
     if (st == OK) {
         st = grammar_mask(g, state, m->words);
     }
     if (st != OK) {
-        return err_set(err, st, st == ERR_INVALID ? "no text of the grammar begins with the prefix"
-                                                  : "the grammar is too complex for this prefix");
+        return err_set(err, st,
+                       st == ERR_INVALID ? "no text of the grammar begins with the prefix"
+                                         : "the grammar is too complex for this prefix");
     }
     put_allowed(m, grammar_may_end(g, state), json, out);
     return OK;
 }
 
-static enum status answer(const struct model *m, struct line *l, bool json, struct buf *out, struct err *err)
+static enum status answer(const struct model *m, struct line *l, bool json, struct buf *out,
+                          struct err *err)
 {
     struct grammar *g;
     if (l->has_prefix && !m->tok) {
@@ -285,8 +298,8 @@ static enum status answer(const struct model *m, struct line *l, bool json, stru
     if (!json) {
         struct grammar_stats stats;
         grammar_stats(g, &stats);
-        buf_printf(out, "%s: compiled, %zu rules, %zu expressions\n", grammar_kind_names[l->source.kind], stats.n_rules,
-                   stats.n_expressions);
+        buf_printf(out, "%s: compiled, %zu rules, %zu expressions\n",
+                   grammar_kind_names[l->source.kind], stats.n_rules, stats.n_expressions);
     }
     enum status st = OK;
     if (l->strings) {

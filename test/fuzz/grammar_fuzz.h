@@ -1,5 +1,6 @@
-/* What must hold of any source of a grammar: it is refused with a sentence, or it compiles, and then what a mask allows
- * can be written, token after token, forced text is the only one, and a state is a function of the bytes.
+/* What must hold of any source of a grammar: it is refused with a sentence, or it compiles, and
+ * then what a mask allows can be written, token after token, forced text is the only one, and a
+ * state is a function of the bytes.
  * Thread: the main thread. */
 #ifndef SLUICE_TEST_GRAMMAR_FUZZ_H
 #define SLUICE_TEST_GRAMMAR_FUZZ_H
@@ -14,7 +15,8 @@ static const struct grammar_vocab *grammar_fuzz_vocab(void)
 {
     static struct grammar_vocab *v;
     static char bytes[256];
-    static const char *const longer[] = {"\": ", "\", \"", "{\"", "}}", "\n  ", "ab", "a\"", "tru", "\xc3\xa9", "12", "abc\","};
+    static const char *const longer[] = {"\": ", "\", \"", "{\"",      "}}", "\n  ",  "ab",
+                                         "a\"",  "tru",    "\xc3\xa9", "12", "abc\","};
     if (!v) {
         struct grammar_token tokens[GRAMMAR_FUZZ_IDS] = {{0}};
         const int32_t end = 256;
@@ -31,7 +33,8 @@ static const struct grammar_vocab *grammar_fuzz_vocab(void)
 }
 
 /* A token that the mask allows, or -1; and each token alone agrees with the mask. */
-static int32_t grammar_fuzz_draw(struct grammar *g, struct grammar_state s, const uint32_t *words, bool *end)
+static int32_t grammar_fuzz_draw(struct grammar *g, struct grammar_state s, const uint32_t *words,
+                                 bool *end)
 {
     int32_t allowed[GRAMMAR_FUZZ_IDS];
     size_t n = 0;
@@ -91,8 +94,10 @@ static void grammar_fuzz_walk(struct grammar *g)
 
 static void grammar_fuzz(enum grammar_kind kind, const uint8_t *data, size_t size)
 {
-    const struct grammar_limits limits = {
-        .max_compile_work = 200000, .max_step_work = 100000, .max_table_bytes = 4 << 20, .max_mask_bytes = 100000};
+    const struct grammar_limits limits = {.max_compile_work = 200000,
+                                          .max_step_work = 100000,
+                                          .max_table_bytes = 4 << 20,
+                                          .max_mask_bytes = 100000};
     struct grammar_source source = {.kind = kind, .text = (const char *)data, .n_bytes = size};
     struct grammar *g;
     struct err err = {{0}};

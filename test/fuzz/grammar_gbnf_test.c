@@ -15,7 +15,8 @@ int main(void)
         "root ::= s\ns ::= s s s | s s | \"a\" | \"\"",
         "root ::= n root \"a\" | \"b\" # c\nn ::= \"x\"?\n",
         "root ::= ([^\"\\\\\\x00-\\x1f] | \"\\\\\" .){2,5} \"\\u00e9\"",
-        "root ::= \"{\" ws (s \":\" root)? \"}\" ws\ns ::= \"\\\"\" [a-z]* \"\\\"\"\nws ::= | \" \" ws",
+        "root ::= \"{\" ws (s \":\" root)? \"}\" ws\ns ::= \"\\\"\" [a-z]* \"\\\"\"\nws ::= | \" "
+        "\" ws",
     };
     return fuzz_main(seeds, sizeof seeds / sizeof seeds[0], 3000);
 }

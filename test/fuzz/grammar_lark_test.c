@@ -11,8 +11,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 int main(void)
 {
     static const char *const seeds[] = {
-        "%import common (INT, CNAME)\n%ignore \" \"\nstart: e\n?e: e \"+\" e | \"(\" e \")\" | INT -> n\n | CNAME\n",
-        "start: p::0\np::_ : \"!\" %if is_ones([0:2])\n | \"a\" p::set_bit(0) %if and(bit_clear(0), lt([0:2], 3))\n"
+        "%import common (INT, CNAME)\n%ignore \" \"\nstart: e\n?e: e \"+\" e | \"(\" e \")\" | INT "
+        "-> n\n | CNAME\n",
+        "start: p::0\np::_ : \"!\" %if is_ones([0:2])\n | \"a\" p::set_bit(0) %if "
+        "and(bit_clear(0), lt([0:2], 3))\n"
         " | \"b\" p::incr([1:3])",
         "start: \"x\"i [A] B{2,3} (A|B)~1..2\nA: /[a-c]+/i\nB: \"0\"..\"9\" // c\n",
         "start: a\na: b \"c\" | \"d\"\nb: a | \"\" # left\n",

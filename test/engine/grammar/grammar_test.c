@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* yes and no: texts separated by '|' ('~' stands for a '|' in a text); NULL: none. Both NULL: refused, with `why` in the
- * sentence. */
+/* yes and no: texts separated by '|' ('~' stands for a '|' in a text); NULL: none. Both NULL:
+ * refused, with `why` in the sentence. */
 struct example {
     enum grammar_kind kind;
     const char *text, *yes, *no, *why;
@@ -34,14 +34,16 @@ static void check_examples(const struct example *v, size_t n)
 {
     static char text[4096];
     for (size_t i = 0; i < n; i++) {
-        struct grammar_source source = {.kind = v[i].kind, .text = v[i].text, .n_bytes = strlen(v[i].text)};
+        struct grammar_source source = {
+            .kind = v[i].kind, .text = v[i].text, .n_bytes = strlen(v[i].text)};
         struct grammar *g;
         struct err err = {{0}};
         enum status st = grammar_compile(&source, NULL, NULL, &g, &err);
         bool is;
         if (v[i].why) {
             if (st == OK || !strstr(err.text, v[i].why)) {
-                CHECK_FAIL("%s: should say \"%s\", says \"%s\"", v[i].text, v[i].why, st == OK ? "ok" : err.text);
+                CHECK_FAIL("%s: should say \"%s\", says \"%s\"", v[i].text, v[i].why,
+                           st == OK ? "ok" : err.text);
             }
             grammar_free(g);
             continue;
@@ -97,9 +99,11 @@ TEST(gbnf)
 {
     static const struct example list[] = {
         {GRAMMAR_GBNF, "root ::= \"a\" root \"b\" ~ \"\"", NULL, NULL, "cannot go on"},
-        {GRAMMAR_GBNF, "root ::= l\nl ::= l \",\" x | x\nx ::= [0-9]+ # digits", "1|1,22", ",1|1,", NULL},
+        {GRAMMAR_GBNF, "root ::= l\nl ::= l \",\" x | x\nx ::= [0-9]+ # digits", "1|1,22", ",1|1,",
+         NULL},
         {GRAMMAR_GBNF, "root ::= n root \"a\" | \"b\"\nn ::= \"x\"?", "b|xba|xxbaa", "a|xb", NULL},
-        {GRAMMAR_GBNF, "root ::= a\na ::= b \"1\" | \"x\"\nb ::= a \"2\" | \"y\"", "x|y1|x21|y121", "x1|y", NULL},
+        {GRAMMAR_GBNF, "root ::= a\na ::= b \"1\" | \"x\"\nb ::= a \"2\" | \"y\"", "x|y1|x21|y121",
+         "x1|y", NULL},
         {GRAMMAR_GBNF, "root ::= s\ns ::= s s | \"a\" | \"\"", "|a|aaaa", "b", NULL},
         {GRAMMAR_GBNF, "root ::= \"(\" root? \")\"", "()|((()))", "(()|)", NULL},
         {GRAMMAR_GBNF, "root ::= [^a-c]{2} .", "xyz|日本a", "ayz|xy", NULL},
@@ -117,11 +121,15 @@ TEST(lark)
     static const struct example list[] = {
         {GRAMMAR_LARK, "start: a+\na: \"x\" | B\nB: /[0-9]+/\n", "x|1x22", "y|", NULL},
         {GRAMMAR_LARK, "start: \"a\"i [\"b\"] \"c\"~2..3\n", "Abcc|accc", "abc|acccc", NULL},
-        {GRAMMAR_LARK, "%import common.INT\n%ignore \" \"\nstart: INT (\"+\" INT)*", "1|1 + 2+ 3 ", "1 +|+", NULL},
+        {GRAMMAR_LARK, "%import common.INT\n%ignore \" \"\nstart: INT (\"+\" INT)*", "1|1 + 2+ 3 ",
+         "1 +|+", NULL},
         {GRAMMAR_LARK, "start: \"a\"..\"c\"\n", "a|c", "d|ac", NULL},
-        {GRAMMAR_LARK, "start: e\n?e: e \"+\" e -> sum\n | \"(\" e \")\"\n | \"x\"", "x|x+x+(x)", "x+|()", NULL},
-        {GRAMMAR_LARK, "start: p::0\np::_ : \"!\" %if is_ones([0:2])\n | \"a\" p::set_bit(0) %if bit_clear(0)\n"
-                       " | \"b\" p::set_bit(1) %if bit_clear(1)", "ab!|ba!", "a!|aab!|abab!", NULL},
+        {GRAMMAR_LARK, "start: e\n?e: e \"+\" e -> sum\n | \"(\" e \")\"\n | \"x\"", "x|x+x+(x)",
+         "x+|()", NULL},
+        {GRAMMAR_LARK,
+         "start: p::0\np::_ : \"!\" %if is_ones([0:2])\n | \"a\" p::set_bit(0) %if bit_clear(0)\n"
+         " | \"b\" p::set_bit(1) %if bit_clear(1)",
+         "ab!|ba!", "a!|aab!|abab!", NULL},
         {GRAMMAR_LARK, "start: A\nA: \"a\" A", NULL, NULL, "defined by itself"},
         {GRAMMAR_LARK, "start: a\n", NULL, NULL, "\"a\" is not defined"},
         {GRAMMAR_LARK, "start: \"a\"\nx.2: \"b\"", NULL, NULL, "priorities"},
@@ -135,33 +143,41 @@ TEST(lark)
 TEST(schemas_of_scalars)
 {
     static const struct example list[] = {
-        {GRAMMAR_SCHEMA, "{\"type\":\"integer\",\"minimum\":-5,\"exclusiveMaximum\":120}", "-5|0|7|119",
-         "-6|120|1.0|01|-0|1e1", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"number\",\"exclusiveMinimum\":0.25,\"maximum\":10.5}", "0.3|0.2501|10|10.5|10.50",
-         "0.25|0.250|10.51|11|0|-1", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"number\",\"minimum\":-2.5,\"exclusiveMaximum\":-1}", "-2.5|-1.01|-2", "-1|-2.51|0|-1.0",
-         NULL},
+        {GRAMMAR_SCHEMA, "{\"type\":\"integer\",\"minimum\":-5,\"exclusiveMaximum\":120}",
+         "-5|0|7|119", "-6|120|1.0|01|-0|1e1", NULL},
+        {GRAMMAR_SCHEMA, "{\"type\":\"number\",\"exclusiveMinimum\":0.25,\"maximum\":10.5}",
+         "0.3|0.2501|10|10.5|10.50", "0.25|0.250|10.51|11|0|-1", NULL},
+        {GRAMMAR_SCHEMA, "{\"type\":\"number\",\"minimum\":-2.5,\"exclusiveMaximum\":-1}",
+         "-2.5|-1.01|-2", "-1|-2.51|0|-1.0", NULL},
         {GRAMMAR_SCHEMA, "{\"type\":\"number\"}", "0|-1.5|2e10|3E-2", "+1|.5|1.|00", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"integer\",\"multipleOf\":7,\"minimum\":10}", "14|70|707", "7|15|0", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"number\",\"multipleOf\":0.25}", "0.25|1.5|3|-0.75", "0.3|0.125", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"integer\",\"multipleOf\":999983}", "0|999983|1999966", "999984|1", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}", "\"ab\"|\"日本語\"|\"\\n\\u0001\"",
-         "\"a\"|\"abcd\"|\"a\\n\\n\\n\"", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"maxLength\":1000000000}", "\"\"|\"abc\"", "abc", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"b+\",\"maxLength\":3}", "\"b\"|\"abb\"", "\"abbb\"|\"aac\"",
+        {GRAMMAR_SCHEMA, "{\"type\":\"integer\",\"multipleOf\":7,\"minimum\":10}", "14|70|707",
+         "7|15|0", NULL},
+        {GRAMMAR_SCHEMA, "{\"type\":\"number\",\"multipleOf\":0.25}", "0.25|1.5|3|-0.75",
+         "0.3|0.125", NULL},
+        {GRAMMAR_SCHEMA, "{\"type\":\"integer\",\"multipleOf\":999983}", "0|999983|1999966",
+         "999984|1", NULL},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
+         "\"ab\"|\"日本語\"|\"\\n\\u0001\"", "\"a\"|\"abcd\"|\"a\\n\\n\\n\"", NULL},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"maxLength\":1000000000}", "\"\"|\"abc\"", "abc",
          NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^\\\"\\\\\\\\$\"}", "\"\\\"\\\\\"", "\"\\\\\\\"\"", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[a-z]+$\",\"minLength\":5,\"maxLength\":3}", NULL, NULL,
-         "matches nothing"},
-        {GRAMMAR_SCHEMA, "{\"type\":\"string\"}", "\"\\u00e9\"|\"\\ud83d\\ude00\"", "\"\\ud83d\"|\"\\ude00\"|\"\t\"", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"format\":\"date\"}", "\"2024-02-29\"", "\"2023-02-29\"|\"2024-13-01\"",
-         NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"format\":\"ipv6\"}", "\"::1\"|\"1:2:3:4:5:6:7:8\"|\"::ffff:1.2.3.4\"",
-         "\"1::2::3\"|\"1:2\"", NULL},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"b+\",\"maxLength\":3}",
+         "\"b\"|\"abb\"", "\"abbb\"|\"aac\"", NULL},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^\\\"\\\\\\\\$\"}", "\"\\\"\\\\\"",
+         "\"\\\\\\\"\"", NULL},
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"string\",\"pattern\":\"^[a-z]+$\",\"minLength\":5,\"maxLength\":3}", NULL,
+         NULL, "matches nothing"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\"}", "\"\\u00e9\"|\"\\ud83d\\ude00\"",
+         "\"\\ud83d\"|\"\\ude00\"|\"\t\"", NULL},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"format\":\"date\"}", "\"2024-02-29\"",
+         "\"2023-02-29\"|\"2024-13-01\"", NULL},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"format\":\"ipv6\"}",
+         "\"::1\"|\"1:2:3:4:5:6:7:8\"|\"::ffff:1.2.3.4\"", "\"1::2::3\"|\"1:2\"", NULL},
         {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"format\":\"no such\"}", "\"x\"", "x", NULL},
-        {GRAMMAR_SCHEMA, "{\"enum\":[1,1.5,\"a\",null,{\"b\":[2]}],\"not\":{\"const\":\"a\"}}", "1|1.5|null|{\"b\": [2]}",
-         "\"a\"|2|{}", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":[\"boolean\",\"null\"],\"not\":{\"enum\":[false]}}", "true|null", "false|0", NULL},
+        {GRAMMAR_SCHEMA, "{\"enum\":[1,1.5,\"a\",null,{\"b\":[2]}],\"not\":{\"const\":\"a\"}}",
+         "1|1.5|null|{\"b\": [2]}", "\"a\"|2|{}", NULL},
+        {GRAMMAR_SCHEMA, "{\"type\":[\"boolean\",\"null\"],\"not\":{\"enum\":[false]}}",
+         "true|null", "false|0", NULL},
     };
     CHECK_EXAMPLES(list);
 }
@@ -169,40 +185,61 @@ TEST(schemas_of_scalars)
 TEST(schemas_of_arrays_and_objects)
 {
     static const struct example list[] = {
-        {GRAMMAR_SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"minItems\":1,\"maxItems\":2}",
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"minItems\":1,\"maxItems\":2}",
          "[true]|[ true , false ]", "[]|[true,true,true]|[true,]", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"null\"}],\"items\":{\"type\":\"integer\"}}",
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"null\"}],\"items\":{\"type\":"
+         "\"integer\"}}",
          "[]|[null]|[null,1,2]", "[1]|[null,null]", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"array\",\"items\":{\"enum\":[1,2,3]},\"uniqueItems\":true,\"minItems\":2}",
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"array\",\"items\":{\"enum\":[1,2,3]},\"uniqueItems\":true,\"minItems\":2}",
          "[1,2]|[3,1,2]", "[1]|[1,1]|[1,2,1]", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"contains\":{\"const\":5}}", "[5]|[1,5,2]",
-         "[]|[1]", NULL},
-        {GRAMMAR_SCHEMA, "{\"properties\":{\"a\":{\"type\":\"null\"},\"b\":{\"type\":\"null\"},\"c\":{\"type\":\"null\"}},"
-                         "\"required\":[\"b\"],\"type\":\"object\"}",
-         "{\"b\":null}|{\"a\":null,\"b\":null,\"c\":null}", "{}|{\"a\":null}|{\"b\":null,\"a\":null}|{\"b\":null,\"d\":1}",
-         NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"additionalProperties\":"
-                         "{\"type\":\"null\"}}",
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"contains\":{\"const\":5}}",
+         "[5]|[1,5,2]", "[]|[1]", NULL},
+        {GRAMMAR_SCHEMA,
+         "{\"properties\":{\"a\":{\"type\":\"null\"},\"b\":{\"type\":\"null\"},\"c\":{\"type\":"
+         "\"null\"}},"
+         "\"required\":[\"b\"],\"type\":\"object\"}",
+         "{\"b\":null}|{\"a\":null,\"b\":null,\"c\":null}",
+         "{}|{\"a\":null}|{\"b\":null,\"a\":null}|{\"b\":null,\"d\":1}", NULL},
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"additionalProperties\":"
+         "{\"type\":\"null\"}}",
          "{}|{\"a\":1,\"b\":null}|{\"ab\":null}", "{\"a\":null}|{\"b\":1}", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"object\",\"patternProperties\":{\"^x\":{\"const\":1},\"y$\":{\"type\":\"integer\"}},"
-                         "\"additionalProperties\":false}",
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"object\",\"patternProperties\":{\"^x\":{\"const\":1},\"y$\":{\"type\":"
+         "\"integer\"}},"
+         "\"additionalProperties\":false}",
          "{\"x\":1}|{\"y\":5}|{\"xy\":1}", "{\"xy\":2}|{\"z\":1}", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^[a-c]$\"},\"minProperties\":1,"
-                         "\"maxProperties\":2}",
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^[a-c]$\"},\"minProperties\":1,"
+         "\"maxProperties\":2}",
          "{\"a\":1}|{\"a\":[],\"b\":{}}", "{}|{\"d\":1}|{\"a\":1,\"b\":1,\"c\":1}", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":true,\"b\":true},\"dependentRequired\":"
-                         "{\"a\":[\"b\"]}}",
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"object\",\"properties\":{\"a\":true,\"b\":true},\"dependentRequired\":"
+         "{\"a\":[\"b\"]}}",
          "{}|{\"b\":1}|{\"a\":1,\"b\":2}", "{\"a\":1}", NULL},
-        {GRAMMAR_SCHEMA, "{\"type\":\"object\",\"properties\":{\"k\":{\"enum\":[\"i\",\"s\"]},\"v\":true},\"required\":"
-                         "[\"k\",\"v\"],\"if\":{\"properties\":{\"k\":{\"const\":\"i\"}}},\"then\":{\"properties\":{\"v\":"
-                         "{\"type\":\"integer\"}}},\"else\":{\"properties\":{\"v\":{\"type\":\"string\"}}}}",
-         "{\"k\":\"i\",\"v\":1}|{\"k\":\"s\",\"v\":\"x\"}", "{\"k\":\"i\",\"v\":\"x\"}|{\"k\":\"s\",\"v\":1}", NULL},
-        {GRAMMAR_SCHEMA, "{\"$defs\":{\"t\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/t\"}}},\"$ref\":\"#/$defs/t\"}",
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"object\",\"properties\":{\"k\":{\"enum\":[\"i\",\"s\"]},\"v\":true},"
+         "\"required\":"
+         "[\"k\",\"v\"],\"if\":{\"properties\":{\"k\":{\"const\":\"i\"}}},\"then\":{\"properties\":"
+         "{\"v\":"
+         "{\"type\":\"integer\"}}},\"else\":{\"properties\":{\"v\":{\"type\":\"string\"}}}}",
+         "{\"k\":\"i\",\"v\":1}|{\"k\":\"s\",\"v\":\"x\"}",
+         "{\"k\":\"i\",\"v\":\"x\"}|{\"k\":\"s\",\"v\":1}", NULL},
+        {GRAMMAR_SCHEMA,
+         "{\"$defs\":{\"t\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/t\"}}},\"$ref\":\"#/"
+         "$defs/t\"}",
          "[]|[[],[[]]]", "[1]|[[]", NULL},
-        {GRAMMAR_SCHEMA, "{\"allOf\":[{\"type\":\"string\",\"minLength\":1},{\"anyOf\":[{\"maxLength\":1},{\"const\":\"abc\"}]}"
-                         "]}",
+        {GRAMMAR_SCHEMA,
+         "{\"allOf\":[{\"type\":\"string\",\"minLength\":1},{\"anyOf\":[{\"maxLength\":1},{"
+         "\"const\":\"abc\"}]}"
+         "]}",
          "\"a\"|\"abc\"", "\"\"|\"ab\"", NULL},
-        {GRAMMAR_SCHEMA, "{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"string\"}]}", "1|\"a\"", "null", NULL},
+        {GRAMMAR_SCHEMA, "{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"string\"}]}", "1|\"a\"",
+         "null", NULL},
         {GRAMMAR_SCHEMA, "{\"anyOf\":[{\"$ref\":\"#\"},{\"const\":1}]}", "1", "2", NULL},
     };
     CHECK_EXAMPLES(list);
@@ -211,14 +248,18 @@ TEST(schemas_of_arrays_and_objects)
 TEST(schemas_that_are_refused_say_where_and_why)
 {
     static const struct example list[] = {
-        {GRAMMAR_SCHEMA, "{\"properties\":{\"a\":{\"type\":\"strng\"}}}", NULL, NULL, "#/properties/a: \"type\""},
-        {GRAMMAR_SCHEMA, "{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"number\"}]}", NULL, NULL, "#: \"oneOf\""},
-        {GRAMMAR_SCHEMA, "{\"items\":{\"type\":\"array\",\"uniqueItems\":true}}", NULL, NULL, "#/items: \"uniqueItems\""},
+        {GRAMMAR_SCHEMA, "{\"properties\":{\"a\":{\"type\":\"strng\"}}}", NULL, NULL,
+         "#/properties/a: \"type\""},
+        {GRAMMAR_SCHEMA, "{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"number\"}]}", NULL, NULL,
+         "#: \"oneOf\""},
+        {GRAMMAR_SCHEMA, "{\"items\":{\"type\":\"array\",\"uniqueItems\":true}}", NULL, NULL,
+         "#/items: \"uniqueItems\""},
         {GRAMMAR_SCHEMA, "{\"$ref\":\"http://x/y\"}", NULL, NULL, "none is ever fetched"},
         {GRAMMAR_SCHEMA, "{\"$ref\":\"#/$defs/a\"}", NULL, NULL, "leads to no schema"},
         {GRAMMAR_SCHEMA, "{\"$ref\":\"#\"}", NULL, NULL, "leads to itself"},
-        {GRAMMAR_SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", NULL, NULL,
-         "matches nothing"},
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", NULL,
+         NULL, "matches nothing"},
         {GRAMMAR_SCHEMA, "{\"not\":{\"pattern\":\"a\"}}", NULL, NULL, "\"not\""},
         {GRAMMAR_SCHEMA, "{\"pattern\":\"(?=a)\"}", NULL, NULL, "#: \"pattern\": lookahead"},
         {GRAMMAR_SCHEMA, "{\"$dynamicRef\":\"#a\"}", NULL, NULL, "$dynamicRef"},
@@ -261,13 +302,16 @@ TEST(white_space_is_bounded_and_can_be_chosen)
     strcpy(text + 25, " ]");
     CHECK(!accepts_text(g, text) && !accepts_text(g, " []") && !accepts_text(g, "[] "));
     grammar_free(g);
-    g = compile((struct grammar_source){.text = schema, .disable_any_whitespace = true}, NULL, NULL);
+    g = compile((struct grammar_source){.text = schema, .disable_any_whitespace = true}, NULL,
+                NULL);
     CHECK(accepts_text(g, "[null,null]") && !accepts_text(g, "[null, null]"));
     grammar_free(g);
-    g = compile((struct grammar_source){.text = schema, .whitespace_pattern = "[ \\n]?"}, NULL, NULL);
+    g = compile((struct grammar_source){.text = schema, .whitespace_pattern = "[ \\n]?"}, NULL,
+                NULL);
     CHECK(accepts_text(g, "[null, null]") && !accepts_text(g, "[null,  null]"));
     grammar_free(g);
-    struct grammar_source bad = {.text = schema, .n_bytes = strlen(schema), .whitespace_pattern = "x?"};
+    struct grammar_source bad = {
+        .text = schema, .n_bytes = strlen(schema), .whitespace_pattern = "x?"};
     struct err err;
     CHECK_EQ(grammar_compile(&bad, NULL, NULL, &g, &err), ERR_INVALID);
     CHECK(g == NULL);
@@ -287,9 +331,9 @@ TEST(objects_are_closed_or_open)
 static struct grammar_vocab *small_vocab(void)
 {
     // Id 9 and 10 end a text; 8 is special and has no bytes; 5 and 6 are the same.
-    static const struct grammar_token tokens[] = {{"{", 1},   {"\"a\"", 3}, {":", 1},     {"1", 1}, {"}", 1}, {"x", 1},
-                                                  {"x", 1},   {"\":", 2},   {NULL, 0},    {"}", 1}, {"", 0},  {"\xc3", 1},
-                                                  {"\xa9", 1}};
+    static const struct grammar_token tokens[] = {
+        {"{", 1},   {"\"a\"", 3}, {":", 1}, {"1", 1}, {"}", 1},    {"x", 1},   {"x", 1},
+        {"\":", 2}, {NULL, 0},    {"}", 1}, {"", 0},  {"\xc3", 1}, {"\xa9", 1}};
     const int32_t ends[] = {9, 10};
     struct grammar_vocab *v;
     struct err err;
@@ -312,7 +356,8 @@ static uint32_t mask_of(struct grammar *g, struct grammar_state s)
 TEST(masks_tokens_and_ends)
 {
     struct grammar_vocab *v = small_vocab();
-    struct grammar *g = compile((struct grammar_source){.kind = GRAMMAR_REGEX, .text = "xé|x\\}?"}, NULL, v);
+    struct grammar *g =
+        compile((struct grammar_source){.kind = GRAMMAR_REGEX, .text = "xé|x\\}?"}, NULL, v);
     struct grammar_state s = grammar_start(g), before = s;
     CHECK_EQ(mask_of(g, s), 1 << 5 | 1 << 6);
     CHECK_EQ(grammar_advance_token(g, &s, 0), ERR_INVALID);
@@ -333,7 +378,8 @@ TEST(masks_tokens_and_ends)
 
 TEST(forced_text_ends_where_there_is_a_choice)
 {
-    struct grammar *g = compile((struct grammar_source){.kind = GRAMMAR_REGEX, .text = "begin(ning)? [ab]"}, NULL, NULL);
+    struct grammar *g = compile(
+        (struct grammar_source){.kind = GRAMMAR_REGEX, .text = "begin(ning)? [ab]"}, NULL, NULL);
     char text[32];
     struct grammar_state s = grammar_start(g);
     CHECK_EQ(grammar_forced(g, s, text, sizeof text), 5);
@@ -348,7 +394,8 @@ TEST(forced_text_ends_where_there_is_a_choice)
 TEST(a_state_is_a_function_of_the_bytes)
 {
     const char *text = "{\"k\": [{\"k\": [\"xyz\", 1.5e3]}]}";
-    struct grammar *g = compile((struct grammar_source){.text = "{\"type\":\"object\"}"}, NULL, NULL);
+    struct grammar *g =
+        compile((struct grammar_source){.text = "{\"type\":\"object\"}"}, NULL, NULL);
     struct grammar_state whole = grammar_start(g), piece = whole;
     CHECK_EQ(grammar_advance(g, &whole, text, strlen(text)), OK);
     for (size_t i = 0; i < strlen(text); i++) {
@@ -377,7 +424,8 @@ TEST(full_tables_are_emptied_and_states_become_stale)
     CHECK_EQ(grammar_fold(g, "[[1", 3, &s), OK); // and anew
     CHECK_EQ(grammar_advance(g, &s, "]]", 2), OK);
     CHECK(grammar_may_end(g, s));
-    CHECK_EQ(grammar_fold(g, text, sizeof text, &s), ERR_LIMIT); // too much for these tables at any time
+    CHECK_EQ(grammar_fold(g, text, sizeof text, &s),
+             ERR_LIMIT); // too much for these tables at any time
     CHECK_EQ(grammar_fold(g, "x", 1, &s), ERR_INVALID);
     grammar_free(g);
 }
@@ -400,7 +448,8 @@ TEST(limits_are_kept)
         {{.max_compile_bytes = 1000}, GRAMMAR_SCHEMA, "{\"type\":\"object\"}"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct grammar_source source = {.kind = rows[i].kind, .text = rows[i].text, .n_bytes = strlen(rows[i].text)};
+        struct grammar_source source = {
+            .kind = rows[i].kind, .text = rows[i].text, .n_bytes = strlen(rows[i].text)};
         struct grammar *g;
         struct err err = {{0}};
         enum status st = grammar_compile(&source, &rows[i].limits, NULL, &g, &err);
@@ -414,7 +463,8 @@ TEST(limits_are_kept)
 TEST(too_many_ways_to_read_a_text_are_an_error_of_that_text)
 {
     struct grammar_limits limits = {.max_step_work = 20000};
-    struct grammar *g = compile((struct grammar_source){.kind = GRAMMAR_REGEX, .text = "(a{1,500}){1,500}"}, &limits, NULL);
+    struct grammar *g = compile(
+        (struct grammar_source){.kind = GRAMMAR_REGEX, .text = "(a{1,500}){1,500}"}, &limits, NULL);
     struct grammar_state s = grammar_start(g);
     char text[400];
     memset(text, 'a', sizeof text);

@@ -1,6 +1,7 @@
-/* Masks against slow references that know nothing of automata: random regular expressions against a matcher of their
- * trees, random context-free grammars against the sets of their short texts, over random small vocabularies. A token is
- * allowed if and only if the text with it can be completed. */
+/* Masks against slow references that know nothing of automata: random regular expressions against a
+ * matcher of their trees, random context-free grammars against the sets of their short texts, over
+ * random small vocabularies. A token is allowed if and only if the text with it can be completed.
+ */
 #include "engine/base/rng.h"
 #include "test/engine/grammar/rows.h"
 
@@ -41,14 +42,15 @@ static struct grammar_vocab *random_vocab(uint32_t letters)
 }
 
 /* Checks the state behind `text` against what `viable` and `accepted` say of longer texts. */
-static void check_state(struct grammar *g, const char *text, bool (*viable)(const char *), bool (*accepted)(const char *),
-                        const char *source)
+static void check_state(struct grammar *g, const char *text, bool (*viable)(const char *),
+                        bool (*accepted)(const char *), const char *source)
 {
     struct grammar_state s = grammar_start(g);
     uint32_t words[2] = {0};
     bool ok = grammar_advance(g, &s, text, strlen(text)) == OK;
     if (ok != viable(text)) {
-        CHECK_FAIL("seed %d: %s: \"%s\" is%s the beginning of a text", (int)seed, source, text, ok ? " not" : "");
+        CHECK_FAIL("seed %d: %s: \"%s\" is%s the beginning of a text", (int)seed, source, text,
+                   ok ? " not" : "");
         return;
     }
     if (!ok) {
@@ -64,8 +66,8 @@ static void check_state(struct grammar *g, const char *text, bool (*viable)(cons
         CHECK_EQ(grammar_fold(g, text, strlen(text), &s), OK);
         CHECK_EQ(grammar_allows(g, s, (int32_t)i, &alone), OK);
         if (allowed != right || alone != right) {
-            CHECK_FAIL("seed %d: %s: token \"%s\" behind \"%s\" should%s be allowed", (int)seed, source,
-                       i < N_TOKENS ? token_text[i] : "end", text, right ? "" : " not");
+            CHECK_FAIL("seed %d: %s: token \"%s\" behind \"%s\" should%s be allowed", (int)seed,
+                       source, i < N_TOKENS ? token_text[i] : "end", text, right ? "" : " not");
         }
     }
 }
@@ -142,7 +144,8 @@ static int random_tree(int depth, char *out)
     *out = 0;
     if (n.kind == CLASS) {
         n.letters = 1 + draw(7);
-        sprintf(out, "[%s%s%s]", n.letters & 1 ? "a" : "", n.letters & 2 ? "b" : "", n.letters & 4 ? "c" : "");
+        sprintf(out, "[%s%s%s]", n.letters & 1 ? "a" : "", n.letters & 2 ? "b" : "",
+                n.letters & 4 ? "c" : "");
     }
     for (int k = 0; k < n.n && n.kind != REP; k++) {
         sprintf(out + strlen(out), "%s(%s)", k > 0 && n.kind == ALT ? "|" : "", part[k]);
@@ -186,7 +189,8 @@ TEST(regular_expressions_against_a_matcher_of_trees)
         n_tree = 0;
         random_tree(3, source);
         struct grammar_vocab *v = random_vocab(3);
-        struct grammar_source src = {.kind = GRAMMAR_REGEX, .text = source, .n_bytes = strlen(source)};
+        struct grammar_source src = {
+            .kind = GRAMMAR_REGEX, .text = source, .n_bytes = strlen(source)};
         enum status st = grammar_compile(&src, NULL, v, &g, &err);
         if (st != OK) {
             CHECK_FAIL("seed %d: %s: %s", (int)seed, source, err.text);
@@ -296,7 +300,9 @@ static void random_rules(char *out)
                 int symbol = draw(2) ? (int)draw(2) : 2 + (int)draw(N_RULES);
                 rules[r].alt[a].symbol[k] = symbol;
                 sprintf(out + strlen(out), symbol < 2 ? " \"%s\"" : " %s",
-                        symbol == 0 ? "a" : symbol == 1 ? "b" : names[symbol - 2]);
+                        symbol == 0   ? "a"
+                        : symbol == 1 ? "b"
+                                      : names[symbol - 2]);
             }
         }
         strcat(out, "\n");
@@ -310,8 +316,8 @@ static bool grammar_accepts_short(const char *s)
     return language[0][index_of(s, strlen(s))];
 }
 
-/* By the short texts, or, for a text that only longer ones may complete, by a search for one that is accepted: which is
- * right if what is accepted is right for all short texts, as is checked. */
+/* By the short texts, or, for a text that only longer ones may complete, by a search for one that
+ * is accepted: which is right if what is accepted is right for all short texts, as is checked. */
 static bool grammar_viable(const char *s)
 {
     static struct grammar_state queue[4000];
@@ -356,7 +362,8 @@ TEST(context_free_grammars_against_the_sets_of_their_short_texts)
         random_rules(source);
         find_languages();
         struct grammar_vocab *v = random_vocab(2);
-        struct grammar_source src = {.kind = GRAMMAR_GBNF, .text = source, .n_bytes = strlen(source)};
+        struct grammar_source src = {
+            .kind = GRAMMAR_GBNF, .text = source, .n_bytes = strlen(source)};
         if (grammar_compile(&src, NULL, v, &present, &err) != OK) {
             if (begins[0]) {
                 CHECK_FAIL("seed %d: %s%s", (int)seed, source, err.text);
@@ -370,7 +377,8 @@ TEST(context_free_grammars_against_the_sets_of_their_short_texts)
             enum status st;
             text_of(i, s);
             if (accepts(present, s, strlen(s), &st) != language[0][i]) {
-                CHECK_FAIL("seed %d: %s%s \"%s\"", (int)seed, source, language[0][i] ? "refuses" : "accepts", s);
+                CHECK_FAIL("seed %d: %s%s \"%s\"", (int)seed, source,
+                           language[0][i] ? "refuses" : "accepts", s);
                 break;
             }
         }
@@ -410,7 +418,8 @@ static void check_ends(const char *source)
             for (int b = 1; b < 256 && n < 19990; b++) {
                 char byte = (char)b;
                 queue[n] = queue[i];
-                if (grammar_advance(g, &queue[n], &byte, 1) == OK && queue[n].id != queue[n - 1].id) {
+                if (grammar_advance(g, &queue[n], &byte, 1) == OK &&
+                    queue[n].id != queue[n - 1].id) {
                     n++;
                 }
             }
@@ -430,10 +439,14 @@ TEST(every_text_along_allowed_bytes_can_end)
     check_ends("{\"type\":\"string\",\"format\":\"date-time\"}");
     check_ends("{\"type\":\"integer\",\"multipleOf\":7,\"minimum\":100,\"maximum\":900}");
     check_ends("{\"type\":\"number\",\"minimum\":0.5,\"exclusiveMaximum\":0.75}");
-    check_ends("{\"type\":\"object\",\"properties\":{\"ab\":{\"enum\":[1,22]},\"ac\":{\"type\":\"string\",\"maxLength\":2}},"
-               "\"required\":[\"ac\"],\"additionalProperties\":{\"type\":\"null\"},\"maxProperties\":3}");
-    check_ends("{\"type\":\"object\",\"patternProperties\":{\"^a..$\":{\"const\":1}},\"additionalProperties\":false}");
-    check_ends("{\"type\":\"array\",\"items\":{\"type\":\"array\",\"maxItems\":1},\"minItems\":1,\"maxItems\":2}");
+    check_ends(
+        "{\"type\":\"object\",\"properties\":{\"ab\":{\"enum\":[1,22]},\"ac\":{\"type\":\"string\","
+        "\"maxLength\":2}},"
+        "\"required\":[\"ac\"],\"additionalProperties\":{\"type\":\"null\"},\"maxProperties\":3}");
+    check_ends("{\"type\":\"object\",\"patternProperties\":{\"^a..$\":{\"const\":1}},"
+               "\"additionalProperties\":false}");
+    check_ends("{\"type\":\"array\",\"items\":{\"type\":\"array\",\"maxItems\":1},\"minItems\":1,"
+               "\"maxItems\":2}");
 }
 
 int main(int argc, char **argv)

@@ -1,4 +1,5 @@
-/* JSON lines for tests of grammars: members as slices of text, so that a schema reaches the compiler as it is written.
+/* JSON lines for tests of grammars: members as slices of text, so that a schema reaches the
+ * compiler as it is written.
  * Thread: the main thread. */
 #ifndef SLUICE_TEST_GRAMMAR_ROWS_H
 #define SLUICE_TEST_GRAMMAR_ROWS_H
@@ -58,7 +59,8 @@ static inline bool row_is(struct slice line, const char *name, const char *word)
 }
 
 /* Each string of a list of them. */
-static inline void row_each(struct slice list, void (*visit)(void *arg, const char *s, size_t n), void *arg)
+static inline void row_each(struct slice list, void (*visit)(void *arg, const char *s, size_t n),
+                            void *arg)
 {
     struct json_scan sc;
     struct buf b;
@@ -100,7 +102,8 @@ static inline bool rows_each(const char *name, void (*visit)(struct slice line))
     return true;
 }
 
-/* Whether the text is of the language; false with a reason in `st` where a limit stood in the way. */
+/* Whether the text is of the language; false with a reason in `st` where a limit stood in the way.
+ */
 static inline bool accepts(struct grammar *g, const char *s, size_t n, enum status *st)
 {
     struct grammar_state state = grammar_start(g);

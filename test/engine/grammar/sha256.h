@@ -1,4 +1,5 @@
 /* SHA-256, for vectors that name a long list by its digest.
+ *
  * Thread: any. */
 #ifndef SLUICE_TEST_GRAMMAR_SHA256_H
 #define SLUICE_TEST_GRAMMAR_SHA256_H
@@ -14,7 +15,8 @@ static inline uint32_t sha256_rotate(uint32_t v, int n)
     return v >> n | v << (32 - n);
 }
 
-/* The first 32 bits of the fraction of a root of the i-th prime, in integers: floor(root * 2^32) mod 2^32. */
+/* The first 32 bits of the fraction of a root of the i-th prime, in integers: floor(root * 2^32)
+ * mod 2^32. */
 static inline uint32_t sha256_root(uint32_t prime, int degree)
 {
     uint64_t lo = 0, hi = (uint64_t)1 << 36; // root < 16
@@ -37,8 +39,8 @@ static inline void sha256_block(uint32_t h[8], const uint32_t k[64], const uint8
 {
     uint32_t w[64], s[8];
     for (int i = 0; i < 16; i++) {
-        w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 |
-               block[4 * i + 3];
+        w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 |
+               (uint32_t)block[4 * i + 2] << 8 | block[4 * i + 3];
     }
     for (int i = 16; i < 64; i++) {
         uint32_t a = w[i - 15], b = w[i - 2];

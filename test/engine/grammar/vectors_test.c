@@ -1,4 +1,5 @@
-/* Third parties' schemas, expressions and grammars with texts, and masks of them: read from the shared folder. */
+/* Third parties' schemas, expressions and grammars with texts, and masks of them: read from the
+ * shared folder. */
 #include "engine/base/clock.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "test/engine/grammar/rows.h"
@@ -23,13 +24,15 @@ static void judge_text(void *arg, const char *s, size_t n)
     enum status st;
     bool is = accepts(j->g, s, n, &st);
     if (j->expected && !is && j->open && (!j->must || accepts(j->open, s, n, &st))) {
-        // Valid, but we keep the order of properties, and objects closed that say nothing of others.
+        // Valid, but we keep the order of properties, and objects closed that say nothing of
+        // others.
         tally.by_policy++;
         return;
     }
     if (is != j->expected || (st != OK && st != ERR_INVALID)) {
         j->wrong++;
-        CHECK_FAIL("%.*s: %s %.*s%s", (int)j->n_id, j->id, j->expected ? "refuses" : "accepts", (int)(n < 200 ? n : 200), s,
+        CHECK_FAIL("%.*s: %s %.*s%s", (int)j->n_id, j->id, j->expected ? "refuses" : "accepts",
+                   (int)(n < 200 ? n : 200), s,
                    st == OK || st == ERR_INVALID ? "" : " (over a limit)");
     }
 }
@@ -57,7 +60,8 @@ static void judge_row(struct slice line, struct grammar_source source, struct sl
         }
         return;
     }
-    struct judge j = {g, NULL, true, row_is(line, "need", "must"), 0, name.s, name.n < 100 ? name.n : 100};
+    struct judge j = {
+        g, NULL, true, row_is(line, "need", "must"), 0, name.s, name.n < 100 ? name.n : 100};
     source.open_objects = true;
     if (source.kind == GRAMMAR_SCHEMA) {
         CHECK(grammar_compile(&source, NULL, NULL, &j.open, &err) == OK);
@@ -72,8 +76,9 @@ static void judge_row(struct slice line, struct grammar_source source, struct sl
 
 static void report(const char *what)
 {
-    printf("%s: %d rows, %d refused (%d of them must not be), %d judged wrong, %d texts refused by policy\n", what,
-           tally.rows, tally.refused, tally.must_refused, tally.wrong, tally.by_policy);
+    printf("%s: %d rows, %d refused (%d of them must not be), %d judged wrong, %d texts refused by "
+           "policy\n",
+           what, tally.rows, tally.refused, tally.must_refused, tally.wrong, tally.by_policy);
     tally = (struct tally){0};
 }
 
@@ -82,7 +87,8 @@ static void text_row(struct slice line, const char *member, enum grammar_kind ki
     struct buf text;
     buf_init(&text, 1 << 24);
     row_text(row_get(line, member), &text);
-    struct grammar_source source = {.kind = kind, .text = text.data ? text.data : "", .n_bytes = text.n_bytes};
+    struct grammar_source source = {
+        .kind = kind, .text = text.data ? text.data : "", .n_bytes = text.n_bytes};
     judge_row(line, source, row_get(line, member));
     buf_deinit(&text);
 }
@@ -130,8 +136,8 @@ TEST(schemas_are_judged_right)
 
 /* ---- the data folder ---- */
 
-/* A text that the schema's own test calls valid may be refused (order of names, closed objects, spelling of numbers); one
- * that it calls invalid may not be accepted. */
+/* A text that the schema's own test calls valid may be refused (order of names, closed objects,
+ * spelling of numbers); one that it calls invalid may not be accepted. */
 static void suite_row(struct slice line)
 {
     struct slice schema = row_get(line, "schema"), tests = row_get(line, "tests");
@@ -172,8 +178,8 @@ TEST(the_schema_suite_has_no_wrong_text_accepted)
     report("schema suite");
 }
 
-/* Where llama.cpp's tests ask for less than the schema says: no more than 16 digits in an integer, an object for {}, an
- * array where only its items are said. */
+/* Where llama.cpp's tests ask for less than the schema says: no more than 16 digits in an integer,
+ * an object for {}, an array where only its items are said. */
 static bool is_narrower(struct slice line)
 {
     return row_is(line, "name", "min 0") || row_is(line, "name", "min 2") ||
@@ -191,13 +197,15 @@ static void constrained_row(struct slice line)
     struct grammar_source source = {.kind = GRAMMAR_SCHEMA, .text = schema.s, .n_bytes = schema.n};
     row_text(gbnf ? row_get(line, "gbnf") : schema, &text);
     if (text.n_bytes > 0) { // a schema, too, may stand there as text
-        source = (struct grammar_source){gbnf ? GRAMMAR_GBNF : GRAMMAR_SCHEMA, text.data, text.n_bytes, 0, 0, 0};
+        source = (struct grammar_source){
+            gbnf ? GRAMMAR_GBNF : GRAMMAR_SCHEMA, text.data, text.n_bytes, 0, 0, 0};
     }
     tally.rows++;
     enum status st = grammar_compile(&source, NULL, NULL, &g, &err);
     if (st != OK) {
         tally.refused++;
-        printf("refused %.*s: %s\n", (int)row_get(line, "name").n, row_get(line, "name").s, err.text);
+        printf("refused %.*s: %s\n", (int)row_get(line, "name").n, row_get(line, "name").s,
+               err.text);
     } else {
         struct judge j = {g, g, true, false, 0, row_get(line, "name").s, row_get(line, "name").n};
         row_each(row_get(line, "passing"), judge_text, &j);
@@ -262,7 +270,8 @@ static size_t from_hex(const char *s, char *out)
     return n;
 }
 
-static void check_mask(struct slice line, struct grammar *g, const struct vocabulary *v, const char *hex)
+static void check_mask(struct slice line, struct grammar *g, const struct vocabulary *v,
+                       const char *hex)
 {
     char prefix[4096], *list = malloc((size_t)tokenizer_vocab_size(v->tok) * 8 + 1);
     struct grammar_state state = grammar_start(g);
@@ -303,7 +312,8 @@ static void mask_row(struct slice line)
     tally.rows++;
     const struct vocabulary *v = vocabulary_of(name.data);
     enum grammar_kind kind = row_is(line, "kind", "gbnf") ? GRAMMAR_GBNF : GRAMMAR_REGEX;
-    struct grammar_source source = {.kind = kind, .text = text.data ? text.data : "", .n_bytes = text.n_bytes};
+    struct grammar_source source = {
+        .kind = kind, .text = text.data ? text.data : "", .n_bytes = text.n_bytes};
     if (v && grammar_compile(&source, NULL, v->v, &g, &err) == OK) {
         check_mask(line, g, v, prefix.data ? prefix.data : "");
         grammar_free(g);
@@ -355,7 +365,8 @@ static void hostile_row(struct slice line)
     buf_init(&text, 1 << 24);
     json_scan_init(&sc, recipe.s, recipe.n, 400);
     json_scan_next(&sc);
-    for (enum json_token t; (t = json_scan_next(&sc)) == JSON_TOKEN_STRING || t == JSON_TOKEN_ARRAY;) {
+    for (enum json_token t;
+         (t = json_scan_next(&sc)) == JSON_TOKEN_STRING || t == JSON_TOKEN_ARRAY;) {
         if (t == JSON_TOKEN_ARRAY) {
             add_piece(&sc, &text);
         } else {
@@ -370,19 +381,23 @@ static void hostile_row(struct slice line)
     for (int k = 0; k < GRAMMAR_N_KINDS; k++) {
         kind = row_is(line, "kind", grammar_kind_names[k]) ? (enum grammar_kind)k : kind;
     }
-    struct grammar_source source = {.kind = kind, .text = text.data ? text.data : "", .n_bytes = text.n_bytes};
+    struct grammar_source source = {
+        .kind = kind, .text = text.data ? text.data : "", .n_bytes = text.n_bytes};
     struct grammar *g;
     struct err err = {{0}};
     int64_t t0 = clock_now_ns();
     enum status st = grammar_compile(&source, NULL, NULL, &g, &err);
     double ms = (double)(clock_now_ns() - t0) / 1e6;
-    bool right = row_is(line, "expect", "ok_or_400") || row_is(line, "expect", st == OK ? "ok" : "400");
+    bool right =
+        row_is(line, "expect", "ok_or_400") || row_is(line, "expect", st == OK ? "ok" : "400");
     struct grammar_stats stats = {0};
     if (st == OK) {
         grammar_stats(g, &stats);
     }
-    if (!right || ms > 1000 || stats.bytes > 64 << 20 || (st != OK && !err.text[0]) || getenv("VERBOSE")) {
-        printf("%.*s: %s, %.1f ms, %zu bytes: %s\n", (int)name.n, name.s, status_name(st), ms, stats.bytes, err.text);
+    if (!right || ms > 1000 || stats.bytes > 64 << 20 || (st != OK && !err.text[0]) ||
+        getenv("VERBOSE")) {
+        printf("%.*s: %s, %.1f ms, %zu bytes: %s\n", (int)name.n, name.s, status_name(st), ms,
+               stats.bytes, err.text);
     }
     CHECK(right && ms < 1000 && stats.bytes < 64 << 20);
     grammar_free(g);
