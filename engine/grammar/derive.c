@@ -131,10 +131,11 @@ static uint32_t derive_and(struct exprs *x, struct expr e, uint8_t byte)
 
 static uint32_t derive_rep(struct exprs *x, struct expr e, uint8_t byte)
 {
-    uint32_t hi = e.c == EXPR_INF ? EXPR_INF : e.c - 1;
     uint32_t first = derive(x, e.a, byte);
-    return first == EXPR_NONE ? EXPR_NONE
-                              : expr_seq(x, first, expr_rep(x, e.a, e.b > 0 ? e.b - 1 : 0, hi));
+    if (first == EXPR_NONE) {
+        return EXPR_NONE;
+    }
+    return expr_seq(x, first, expr_rep(x, e.a, expr_less(e.b, 1), expr_less(e.c, 1)));
 }
 
 /* The digits so far are in the remainder; whatever it is, more digits can bring it to 0. Where
@@ -390,8 +391,7 @@ void expr_first_calls(struct exprs *x, uint32_t id, struct expr_calls *out)
         }
         break;
     case X_REP: {
-        uint32_t again =
-            expr_rep(x, e.a, e.b > 0 ? e.b - 1 : 0, e.c == EXPR_INF ? EXPR_INF : e.c - 1);
+        uint32_t again = expr_rep(x, e.a, expr_less(e.b, 1), expr_less(e.c, 1));
         expr_first_calls(x, e.a, out);
         for (size_t i = from; i < out->n; i++) {
             out->v[i].rest = expr_seq(x, out->v[i].rest, again);

@@ -47,6 +47,15 @@ enum expr_flag {
 enum { EXPR_NONE = 0, EXPR_EMPTY = 1 };
 #define EXPR_INF UINT32_MAX
 
+/* A count of a repetition, so much less: no less than 0, and no bound stays none. */
+static inline uint32_t expr_less(uint32_t count, uint32_t by)
+{
+    if (count == EXPR_INF) {
+        return EXPR_INF;
+    }
+    return count > by ? count - by : 0;
+}
+
 struct expr {
     uint8_t kind, flags;
     uint32_t hash, next; // chain of the table

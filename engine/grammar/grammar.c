@@ -34,8 +34,9 @@ static struct grammar_limits with_defaults(const struct grammar_limits *given,
         l = *given;
     }
     size_t text = kind == GRAMMAR_SCHEMA ? 1 << 20 : 256 << 10;
+    int depth = kind == GRAMMAR_SCHEMA ? 128 : 200;
     l.max_text_bytes = l.max_text_bytes ? l.max_text_bytes : text;
-    l.max_depth = l.max_depth ? l.max_depth : kind == GRAMMAR_SCHEMA ? 128 : 200;
+    l.max_depth = l.max_depth ? l.max_depth : depth;
     l.max_repeat = l.max_repeat ? l.max_repeat : 1000000;
     l.max_nodes = l.max_nodes ? l.max_nodes : 100000;
     l.max_compile_work = l.max_compile_work ? l.max_compile_work : 3000000;

@@ -8,6 +8,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/utf8.h"
 #include "engine/grammar/charset.h"
+#include "engine/grammar/lark_common.h"
 #include "engine/grammar/lark_param.h"
 #include "engine/grammar/names.h"
 
@@ -105,8 +106,10 @@ static enum status parse_char(struct lark *g, const char *s, size_t n, size_t *u
         return OK;
     }
     char c = n > 1 ? s[1] : ' ';
-    size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
-    if (digits > 0) {
+    static const char *const coded = "xuU"; // with 2, 4 and 8 digits
+    const char *code = memchr(coded, c, 3);
+    if (code) {
+        size_t digits = (size_t)2 << (code - coded);
         *used = 2 + digits;
         return parse_hex(g, s + 2, n - 2, digits, v);
     }
@@ -193,7 +196,8 @@ static enum status regex_expr(struct lark *g, struct lark_word w, uint32_t *e)
         if (w.s[i] != 'i' && w.s[i] != 's' && w.s[i] != 'u') {
             return lark_fail(&g->lex, "a regular expression has no flag but i, s and u");
         }
-        flags |= w.s[i] == 'i' ? REGEX_IGNORE_CASE : w.s[i] == 's' ? REGEX_DOT_ALL : 0;
+        flags |= w.s[i] == 'i' ? REGEX_IGNORE_CASE : 0u;
+        flags |= w.s[i] == 's' ? REGEX_DOT_ALL : 0u;
     }
     size_t n = w.n - w.n_flags - 2;
     enum status st =
@@ -498,36 +502,6 @@ static enum status parse_alternatives(struct lark *g, uint32_t *e)
 
 /* ---- statements ---- */
 
-static const struct {
-    const char *name, *regex;
-} common[] = {
-    {"DIGIT", "[0-9]"},
-    {"HEXDIGIT", "[0-9A-Fa-f]"},
-    {"INT", "[0-9]+"},
-    {"SIGNED_INT", "[+-]?[0-9]+"},
-    {"DECIMAL", "([0-9]+\\.[0-9]*|\\.[0-9]+)"},
-    {"FLOAT", "([0-9]+[eE][+-]?[0-9]+|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
-    {"SIGNED_FLOAT", "[+-]?([0-9]+[eE][+-]?[0-9]+|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
-    {"NUMBER", "([0-9]+([eE][+-]?[0-9]+)?|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
-    {"SIGNED_NUMBER",
-     "[+-]?([0-9]+([eE][+-]?[0-9]+)?|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
-    {"ESCAPED_STRING", "\"([^\"\\\\\\n]|\\\\.)*\""},
-    {"LCASE_LETTER", "[a-z]"},
-    {"UCASE_LETTER", "[A-Z]"},
-    {"LETTER", "[A-Za-z]"},
-    {"WORD", "[A-Za-z]+"},
-    {"CNAME", "[A-Za-z_][A-Za-z0-9_]*"},
-    {"WS_INLINE", "[ \\t]+"},
-    {"WS", "[ \\t\\f\\r\\n]+"},
-    {"CR", "\\r"},
-    {"LF", "\\n"},
-    {"NEWLINE", "(\\r?\\n)+"},
-    {"SH_COMMENT", "#[^\\n]*"},
-    {"CPP_COMMENT", "//[^\\n]*"},
-    {"SQL_COMMENT", "--[^\\n]*"},
-    {"C_COMMENT", "/\\*([^*]|\\*+[^*/])*\\*+/"},
-};
-
 static enum status define(struct lark *g, struct lark_word w, bool parameter, size_t at, uint32_t e)
 {
     uint32_t id;
@@ -549,14 +523,11 @@ static enum status import_one(struct lark *g)
         as = g->lex.word;
         TRY(lark_next(&g->lex));
     }
-    for (size_t i = 0; i < sizeof common / sizeof *common; i++) {
+    const char *regex = lark_common(w.s, w.n);
+    if (regex && as.kind == LARK_TERMINAL) {
         uint32_t e;
-        if (strlen(common[i].name) != w.n || memcmp(common[i].name, w.s, w.n) != 0 ||
-            as.kind != LARK_TERMINAL) {
-            continue;
-        }
-        TRY(regex_language(g->x, common[i].regex, strlen(common[i].regex), 0,
-                           regex_limits_of(g->c->limits), &e, g->c->err));
+        TRY(regex_language(g->x, regex, strlen(regex), 0, regex_limits_of(g->c->limits), &e,
+                           g->c->err));
         return define(g, as, false, SIZE_MAX, e + 1);
     }
     return lark_fail(&g->lex, "\"common\" has no \"%.*s\"", (int)(w.n < 60 ? w.n : 60), w.s);

@@ -258,7 +258,7 @@ static uint32_t not_empty(struct exprs *x, uint32_t e)
             break;
         case X_REP: {
             uint32_t a = not_empty(x, p.a);
-            to = expr_seq(x, a, expr_rep(x, a, 0, p.c == EXPR_INF ? EXPR_INF : p.c - 1));
+            to = expr_seq(x, a, expr_rep(x, a, 0, expr_less(p.c, 1)));
             break;
         }
         default: to = expr_and2(x, e, expr_rep(x, x->any_char, 1, EXPR_INF)); break;
@@ -379,9 +379,8 @@ uint32_t rules_without_calls(struct exprs *x, uint32_t e)
             }
             break;
         case X_REP: {
-            uint32_t hi = p.c == EXPR_INF ? EXPR_INF : p.c - 1;
             to = expr_seq(x, rules_without_calls(x, p.a),
-                          expr_rep(x, p.a, p.b > 0 ? p.b - 1 : 0, hi));
+                          expr_rep(x, p.a, expr_less(p.b, 1), expr_less(p.c, 1)));
             break;
         }
         default: break;

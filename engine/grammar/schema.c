@@ -190,7 +190,7 @@ static uint32_t entry_of(struct schema *s, const struct set *set)
 static uint32_t literal(struct schema *s, const struct set *set, enum json_type type, bool truth)
 {
     const struct tree_value value = {.type = type, .truth = truth};
-    const char *text = type == JSON_NULL ? "null" : truth ? "true" : "false";
+    const char *text = schema_word(&value);
     return schema_excluded(set, &value) ? (uint32_t)EXPR_NONE
                                         : expr_literal(s->x, text, strlen(text));
 }

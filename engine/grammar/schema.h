@@ -117,6 +117,15 @@ enum status schema_typed(struct schema *s, const struct tree_value *schema, cons
 /* A regular expression for a known format; NULL: not known. */
 const char *schema_format(const char *name, size_t n);
 
+/* null, true or false as JSON has it. */
+static inline const char *schema_word(const struct tree_value *v)
+{
+    if (v->type == JSON_NULL) {
+        return "null";
+    }
+    return v->truth ? "true" : "false";
+}
+
 static inline bool schema_is(const struct tree_value *v)
 {
     return v->type == JSON_OBJECT || v->type == JSON_BOOL;

@@ -127,9 +127,8 @@ static uint32_t comma(struct array *a, uint32_t e)
 static uint32_t tail(struct array *a)
 {
     struct exprs *x = a->s->x;
-    uint32_t n = a->n_items, lo = a->lo > n ? a->lo - n : 0;
-    uint32_t hi = a->hi == EXPR_INF ? EXPR_INF : a->hi > n ? a->hi - n : 0;
-    uint32_t e = lo > hi ? (uint32_t)EXPR_NONE : expr_rep(x, comma(a, a->rest), lo, hi);
+    uint32_t n = a->n_items,
+             e = expr_rep(x, comma(a, a->rest), expr_less(a->lo, n), expr_less(a->hi, n));
     for (uint32_t i = n; i-- > 1;) {
         uint32_t more = i < a->hi ? expr_seq(x, comma(a, a->item[i]), e) : (uint32_t)EXPR_NONE;
         e = i >= a->lo ? expr_optional(x, more) : more;
@@ -142,9 +141,7 @@ static uint32_t plain(struct array *a)
     struct exprs *x = a->s->x;
     uint32_t first = a->n_items > 0 ? a->item[0] : a->rest, behind;
     if (a->n_items == 0) { // the first item is one of the rest
-        uint32_t lo = a->lo > 1 ? a->lo - 1 : 0,
-                 hi = a->hi == EXPR_INF || a->hi == 0 ? a->hi : a->hi - 1;
-        behind = expr_rep(x, comma(a, a->rest), lo, hi);
+        behind = expr_rep(x, comma(a, a->rest), expr_less(a->lo, 1), expr_less(a->hi, 1));
     } else {
         behind = tail(a);
     }

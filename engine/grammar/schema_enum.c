@@ -140,7 +140,7 @@ static enum status scalar(struct candidates *c, const struct tree_value *v, uint
 {
     struct exprs *x = c->s->x;
     if (v->type == JSON_NULL || v->type == JSON_BOOL) {
-        const char *word = v->type == JSON_NULL ? "null" : v->truth ? "true" : "false";
+        const char *word = schema_word(v);
         *e = expr_literal(x, word, strlen(word));
         return OK;
     }

@@ -137,7 +137,8 @@ static int random_tree(int depth, char *out)
 {
     struct node n = {.kind = depth == 0 || n_tree > N_NODES - 12 ? CLASS : draw(4)};
     char part[3][800];
-    n.n = n.kind == CLASS ? 0 : n.kind == REP ? 1 : 1 + (int)draw(3);
+    static const int fewest[] = {[CLASS] = 0, [SEQ] = 1, [ALT] = 1, [REP] = 1};
+    n.n = fewest[n.kind] + (n.kind == SEQ || n.kind == ALT ? (int)draw(3) : 0);
     for (int k = 0; k < n.n; k++) {
         n.child[k] = random_tree(depth - 1, part[k]);
     }
