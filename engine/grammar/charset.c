@@ -233,7 +233,7 @@ static void add_space(struct charset *s, bool unicode)
 bool charset_add_escape(struct charset *s, char letter, bool unicode)
 {
     struct charset of = {0};
-    bool invert = letter < 'a';
+    bool invert = letter < 'a', common = invert && !unicode;
     unicode |= invert;
     switch (letter | 32) {
     case 'd':
@@ -242,7 +242,12 @@ bool charset_add_escape(struct charset *s, char letter, bool unicode)
             add_runs(&of, "Nd", 2);
         }
         break;
-    case 'w': (unicode ? add_unicode_word : add_ascii_word)(&of); break;
+    case 'w':
+        (unicode ? add_unicode_word : add_ascii_word)(&of);
+        if (common) {
+            add_runs(&of, "No", 2); // letters or digits to some
+        }
+        break;
     case 's': add_space(&of, unicode); break;
     default: return false;
     }

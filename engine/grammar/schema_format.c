@@ -9,8 +9,8 @@
 #define YEAR "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 #define LEAP_YEAR "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
 #define DATE "(" YEAR "-(" DAY31 "|" DAY30 "|" DAY28 ")|" LEAP_YEAR "-02-29)"
-#define OFFSET "([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-#define TIME "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?" OFFSET
+#define OFFSET "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+#define TIME "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?" OFFSET
 
 #define LABEL "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 #define HOST LABEL "(\\." LABEL ")*"
@@ -42,7 +42,7 @@ static const struct {
 } formats[] = {
     {"date", DATE},
     {"time", TIME},
-    {"date-time", DATE "[Tt]" TIME},
+    {"date-time", DATE "T" TIME},
     {"duration", "P(" DURATION_DATE "(" DURATION_TIME ")?|" DURATION_TIME "|[0-9]+W)"},
     {"email", ATOM "(\\." ATOM ")*@" HOST},
     {"hostname", HOST},
