@@ -13,12 +13,8 @@ import sys
 
 import numpy
 
-SHAPES = {
-    "1b": dict(layers=16, hidden=2048, heads=32, kv_heads=8, head=64, ffn=8192, vocab=128256, tied=True),
-    "8b": dict(layers=32, hidden=4096, heads=32, kv_heads=8, head=128, ffn=14336, vocab=128256, tied=False),
-    "tiny": dict(layers=2, hidden=256, heads=4, kv_heads=2, head=64, ffn=512, vocab=1000, tied=False),
-}
-CONTEXT = 131072
+from random_model import CONTEXT, SHAPES, words
+
 F32, BF16 = 0, 30  # types of tensors
 UINT32, FLOAT32, STRING, ARRAY, INT32, BOOL = 4, 6, 8, 9, 5, 7  # types of values
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # types of tokens
@@ -42,11 +38,6 @@ def entry(key, kind, x):
 def entries(key, kind, values):
     head = string(key) + struct.pack("<IIQ", ARRAY, kind, len(values))
     return head + b"".join(value(kind, x) for x in values)
-
-
-def words(s):
-    first = ["<unk>", "<s>", "</s>", "<0x0A>"]  # of bytes, whose text may be no UTF-8, the one that must be
-    return first + ["t%d" % i for i in range(len(first), s["vocab"])]
 
 
 def metadata(s):
