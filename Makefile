@@ -1,6 +1,7 @@
 # sluice: `make` builds build/sluice; `make help` lists the rest.
 # Flavours have trees of their own: FLAVOUR=release (default), asan, tsan.
-# CUDA=1|0 (default: 1 if nvcc is found), CUARCH="80 90a", HTTP=0 for an engine without the server.
+# CUDA=1|0 (default: 1 if nvcc is found), CUARCH="80 90a", HTTP=0 for an engine without the server,
+# CURL=0 for one that downloads no models (default: 1 if the headers of libcurl and GnuTLS are there).
 
 FLAVOUR ?= release
 BUILD   ?= build/$(FLAVOUR)
@@ -9,6 +10,9 @@ CUDA    ?= $(if $(NVCC),1,0)
 CUARCH  ?= 80 90a
 HTTP    ?= 1
 CC      ?= cc
+ifndef CURL
+CURL := $(shell $(CC) -E -include curl/curl.h -include gnutls/crypto.h -x c /dev/null >/dev/null 2>&1 && echo 1 || echo 0)
+endif
 VERSION := 0.1.0
 
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes \
@@ -49,6 +53,10 @@ else
 # A folder's sources are found by themselves; a *_test.c or *_bench.c is a program of its own.
 SRC := $(shell find engine cpu -name '*.c')
 SERVER_SRC := $(filter-out server/cli/main.c,$(shell find server -name '*.c'))
+# What downloads, or says that it cannot.
+HUB_CURL   := $(patsubst %,server/hub/%.c,blob explain hash net progress pull pull_files)
+SERVER_SRC := $(filter-out $(if $(filter 1,$(CURL)),server/hub/no_curl.c,$(HUB_CURL)),$(SERVER_SRC))
+LIBS       += $(if $(filter 1,$(CURL)),-lcurl -lgnutls)
 BENCH_SRC  := $(filter-out %_bench.c bench/ops/cuda%,$(wildcard bench/load/*.c bench/ops/*.c bench/engine/*.c))
 ifeq ($(HTTP),1)
 SRC  += $(SERVER_SRC) $(BENCH_SRC)
@@ -57,7 +65,7 @@ LIBS += -luv $(if $(MHD),$(MHD)/lib/libmicrohttpd.a,-lmicrohttpd) -lgnutls
 CFLAGS += $(if $(MHD),-isystem $(MHD)/include)
 else
 # What the commands need without sockets: cJSON, PCRE2 and utf8proc are all of the libraries.
-SRC    += $(filter-out server/cli/serve%,$(filter server/cli/% server/call/% server/chat/%,$(SERVER_SRC))) \
+SRC    += $(filter-out server/cli/serve%,$(filter server/cli/% server/call/% server/chat/% server/hub/%,$(SERVER_SRC))) \
           $(filter-out bench/load/%,$(BENCH_SRC))
 CFLAGS += -DSLUICE_NO_HTTP
 endif
@@ -114,7 +122,7 @@ $(BUILD)/sluice: $(OBJ) $(MAIN)
 	$(SAY_LD) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 # What a tree was built for: objects made for something else are made again.
-BUILT_FOR := CUDA=$(CUDA) HTTP=$(HTTP) ONLY=$(ONLY) MHD=$(MHD) CUARCH=$(CUARCH) $(OPT)
+BUILT_FOR := CUDA=$(CUDA) HTTP=$(HTTP) CURL=$(CURL) ONLY=$(ONLY) MHD=$(MHD) CUARCH=$(CUARCH) $(OPT)
 .PHONY: always
 $(BUILD)/built-for: always
 	@mkdir -p $(@D)

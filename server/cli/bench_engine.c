@@ -5,6 +5,7 @@
 #include "server/cli/config_load.h"
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"
+#include "server/cli/model_choice.h"
 
 extern char **environ;
 
@@ -13,6 +14,8 @@ static enum status configure(int argc, char **argv, struct engine_options *out, 
 {
     struct config *c = arg;
     TRY(config_load(c, argc, argv, environ, err));
+    TRY(model_choose(c, false, err));
+    TRY(model_find(c, err));
     return engine_config(c, out, err);
 }
 

@@ -11,6 +11,9 @@ int cmd_grammar(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 int cmd_render(int argc, char **argv);
+int cmd_pull(int argc, char **argv);
+int cmd_list(int argc, char **argv);
+int cmd_remove(int argc, char **argv);
 int cmd_health(int argc, char **argv);
 
 #endif

@@ -103,9 +103,6 @@ static enum status check(const struct config *c, struct err *err)
     if (c->root_path && c->root_path[0] != '/') {
         return err_set(err, ERR_INVALID, "root-path must begin with '/'");
     }
-    if (!c->engine.model && !c->help && !c->print_config) {
-        return err_set(err, ERR_INVALID, "which model? (sluice serve FOLDER)");
-    }
     return OK;
 }
 

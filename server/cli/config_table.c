@@ -11,7 +11,10 @@
 const struct option_row option_rows[] = {
     {.section = "Model",
      ROW("model", OPTION_STRING, engine.model, NULL,
-         "folder with config.json; also the first argument")},
+         "folder with config.json, or ORG/NAME[@REVISION], which is downloaded; also the first "
+         "argument")},
+    {ROW("revision", OPTION_STRING, revision, NULL,
+         "branch, tag or commit of a model by name; default: main")},
     {ROW("served-model-name", OPTION_LIST, served_model_name, NULL,
          "names that clients may use; default: the folder's last part, and the model argument")},
     {ROW("tokenizer", OPTION_STRING, tokenizer, NULL, "folder of another tokenizer.json")},

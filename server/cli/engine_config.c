@@ -41,14 +41,13 @@ static enum status meet_nodes(const struct config *c, struct engine_options *o, 
     return st;
 }
 
-/* Names of models on a hub are what a newcomer tries first. */
 static enum status check_folder(const char *model, struct err *err)
 {
     char path[4096];
     int n = snprintf(path, sizeof path, "%s/config.json", model);
     if (n < 0 || (size_t)n >= sizeof path || !file_exists(path)) {
-        return err_set(err, ERR_IO, "model '%.200s': no config.json there; it is to be a folder on "
-                       "this machine, nothing is downloaded", model);
+        return err_set(err, ERR_IO, "model '%.200s': no config.json there, so it is no "
+                       "model's folder", model);
     }
     return OK;
 }

@@ -9,6 +9,7 @@
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"
 #include "server/cli/generate_job.h"
+#include "server/cli/model_choice.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -290,9 +291,11 @@ static int run(struct generate *g, const struct arguments *a)
     return rc;
 }
 
-static enum status open_all(struct generate *g, const struct config *c,
-                            struct engine_options *options, struct err *err)
+static enum status open_all(struct generate *g, struct config *c, struct engine_options *options,
+                            struct err *err)
 {
+    TRY(model_choose(c, false, err));
+    TRY(model_find(c, err));
     TRY(engine_config(c, options, err));
     if (options->nodes && nodes_rank(options->nodes) > 0) {
         return err_set(err, ERR_INVALID, "node-rank: 'sluice generate' is node 0; the other nodes "

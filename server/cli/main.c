@@ -19,6 +19,9 @@ static const struct command {
     {"serve", cmd_serve, "serve a model over the OpenAI API"},
     {"bench", cmd_bench, "send load to an OpenAI-compatible server and measure"},
 #endif
+    {"pull", cmd_pull, "download a model by name into the cache"},
+    {"list", cmd_list, "show the models in the cache"},
+    {"remove", cmd_remove, "delete a model from the cache"},
     {"bench-ops", cmd_bench_ops, "time the ops of a device on dummy weights"},
     {"bench-engine", cmd_bench_engine, "tokens per second of a model, without a server"},
     {"tokenize", cmd_tokenize, "text to token ids and back, as JSON lines"},

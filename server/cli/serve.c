@@ -10,6 +10,7 @@
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"
 #include "server/api/keys.h"
+#include "server/cli/model_choice.h"
 #include "server/cli/nodes_config.h"
 #include "server/cli/serve_node.h"
 
@@ -254,6 +255,17 @@ static int run(struct serve *s)
     return s->load_status != OK ? 1 : dead ? EXIT_DEAD : 0;
 }
 
+/* The exit code of what is no model, else 0. */
+static int find_model(struct config *c)
+{
+    struct err err = {""};
+    int rc = model_choose(c, true, &err) != OK ? 2 : model_find(c, &err) != OK;
+    if (rc != 0) {
+        fprintf(stderr, "sluice: %s\n", err.text);
+    }
+    return rc;
+}
+
 int cmd_serve(int argc, char **argv)
 {
     static struct serve s; // large, and alive until the process ends
@@ -276,6 +288,11 @@ int cmd_serve(int argc, char **argv)
         return 0;
     }
     config_set_log_level(&s.config, false);
+    int rc = find_model(&s.config);
+    if (rc != 0) {
+        config_deinit(&s.config);
+        return rc;
+    }
     struct nodes_setting nodes;
     if (nodes_setting_read(&s.config, environ, &nodes, &err) != OK) {
         fprintf(stderr, "sluice: %s\n", err.text);
@@ -283,7 +300,7 @@ int cmd_serve(int argc, char **argv)
         return 2;
     }
     log_open();
-    int rc = nodes.place.node > 0 ? serve_node(&s.config) : run(&s);
+    rc = nodes.place.node > 0 ? serve_node(&s.config) : run(&s);
     log_close(LOG_PATIENCE_MS);
     buf_deinit(&s.config_text);
     config_deinit(&s.config);

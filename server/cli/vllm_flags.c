@@ -10,12 +10,11 @@
 const struct vllm_flag vllm_flags[] = {
     /* The model and its files. */
     {FLAG("trust-remote-code", TAKES_NOTHING, "no remote code is run")},
-    {FLAG("revision", TAKES_VALUE, "the folder is what is served")},
-    {FLAG("code-revision", TAKES_VALUE, "the folder is what is served")},
-    {FLAG("tokenizer-revision", TAKES_VALUE, "the folder is what is served")},
-    {FLAG("download-dir", TAKES_VALUE, "nothing is downloaded")},
-    {FLAG("hf-token", TAKES_MAYBE, "nothing is downloaded")},
-    {FLAG("ignore-patterns", TAKES_WORDS, "nothing is downloaded")},
+    {FLAG("code-revision", TAKES_VALUE, "no remote code is run")},
+    {FLAG("tokenizer-revision", TAKES_VALUE, "the tokenizer is that of the model's revision")},
+    {FLAG("download-dir", TAKES_VALUE, "HF_HUB_CACHE says where models are kept")},
+    {FLAG("hf-token", TAKES_MAYBE, "the token is read from HF_TOKEN")},
+    {FLAG("ignore-patterns", TAKES_WORDS, "only what is read is downloaded")},
     {FLAG("model-impl", TAKES_VALUE, "there is one implementation of each family")},
     {FLAG("model-loader-extra-config", TAKES_VALUE, "weights are mapped and read by all threads")},
     {FLAG("pt-load-map-location", TAKES_VALUE, "weights are mapped and read by all threads")},

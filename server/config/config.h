@@ -21,6 +21,7 @@ struct config {
     struct engine_options engine; // model, sizes, memory, drafts: what the engine reads itself
     // model
     struct string_list served_model_name;
+    const char *revision;      // of a model by name; NULL: as the name says
     const char *tokenizer;     // folder or tokenizer.json; NULL: the model's
     bool skip_tokenizer_init;  // token ids alone
     const char *chat_template; // file, or the template itself; NULL: the model's

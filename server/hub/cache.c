@@ -1,0 +1,180 @@
+/* The cache's layout: where things are, links and refs, what is complete. */
+#include "server/hub/private.h"
+
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum status hub_path(char out[PATH_MAX], struct err *err, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(out, PATH_MAX, fmt, args);
+    va_end(args);
+    return n >= 0 && n < PATH_MAX
+               ? OK
+               : err_set(err, ERR_LIMIT, "a path in the cache is too long: %.200s...", out);
+}
+
+/* "models--ORG--NAME" */
+static enum status folder_of(const char *under, const char *id, char out[PATH_MAX],
+                             struct err *err)
+{
+    const char *slash = strchr(id, '/');
+    return hub_path(out, err, "%s/models--%.*s--%s", under, (int)(slash - id), id, slash + 1);
+}
+
+enum status hub_repo_path(const struct hub_settings *s, const char *id, char out[PATH_MAX],
+                          struct err *err)
+{
+    return folder_of(s->cache, id, out, err);
+}
+
+enum status hub_locks_path(const struct hub_settings *s, const char *id, char out[PATH_MAX],
+                           struct err *err)
+{
+    char under[PATH_MAX];
+    TRY(hub_path(under, err, "%s/.locks", s->cache));
+    return folder_of(under, id, out, err);
+}
+
+enum status hub_make_folders(const char *root, const char *folder, struct err *err)
+{
+    char path[PATH_MAX];
+    const size_t n_root = strlen(root);
+    TRY(hub_path(path, err, "%s/", folder));
+    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        struct stat info;
+        if (mkdir(path, 0777) != 0 && errno != EEXIST) {
+            return err_set(err, ERR_IO, "%.300s: the folder cannot be made: %s", path,
+                           strerror(errno));
+        }
+        const bool inside = (size_t)(slash - path) > n_root;
+        if (inside && (lstat(path, &info) != 0 || !S_ISDIR(info.st_mode))) {
+            return err_set(err, ERR_IO, "%.300s is no folder: delete it and try again", path);
+        }
+        *slash = '/';
+    }
+    return OK;
+}
+
+bool hub_commit_of(const char *repo, const char *revision, char commit[41])
+{
+    if (hub_is_commit(revision)) {
+        memcpy(commit, revision, 41);
+        return true;
+    }
+    char path[PATH_MAX], *text;
+    size_t n;
+    if (hub_path(path, NULL, "%s/refs/%s", repo, revision) != OK ||
+        file_read(path, 4096, &text, &n, NULL) != OK) {
+        return false;
+    }
+    text[strcspn(text, " \t\r\n")] = '\0';
+    const bool found = hub_is_commit(text);
+    if (found) {
+        memcpy(commit, text, 41);
+    }
+    free(text);
+    return found;
+}
+
+/* For `sluice list`, also where the file system keeps no times of reading. */
+static void note_use(const char *folder)
+{
+    char path[PATH_MAX];
+    const struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_OMIT}};
+    if (hub_path(path, NULL, "%s/config.json", folder) == OK) {
+        (void)utimensat(AT_FDCWD, path, times, 0); // a cache that is read-only has no such times
+    }
+}
+
+bool hub_find(const struct hub_settings *s, const struct hub_name *name, char folder[PATH_MAX])
+{
+    char repo[PATH_MAX], commit[41];
+    if (hub_repo_path(s, name->id, repo, NULL) != OK ||
+        !hub_commit_of(repo, name->revision, commit) ||
+        hub_path(folder, NULL, "%s/snapshots/%s", repo, commit) != OK ||
+        !hub_is_complete(folder)) {
+        return false;
+    }
+    note_use(folder);
+    return true;
+}
+
+/* Renames what was made beside it, so that nobody ever sees half of it. */
+static enum status put_in_place(const char *made, const char *path, struct err *err)
+{
+    if (rename(made, path) == 0) {
+        return OK;
+    }
+    enum status st = err_set(err, ERR_IO, "%.300s: %s", path, strerror(errno));
+    unlink(made);
+    return st;
+}
+
+enum status hub_link_file(const char *repo, const char *commit, const char *path, const char *hash,
+                          struct err *err)
+{
+    char at[PATH_MAX], folder[PATH_MAX], made[PATH_MAX], target[PATH_MAX], old[PATH_MAX];
+    struct buf up;
+    TRY(hub_path(at, err, "%s/snapshots/%s/%s", repo, commit, path));
+    TRY(hub_path(folder, err, "%.*s", (int)(strrchr(at, '/') - at), at));
+    TRY(hub_make_folders(repo, folder, err));
+    buf_init(&up, PATH_MAX);
+    buf_puts(&up, "../../");
+    for (const char *c = path; *c; c++) {
+        buf_puts(&up, *c == '/' ? "../" : "");
+    }
+    enum status st = hub_path(target, err, "%sblobs/%s", up.data, hash);
+    buf_deinit(&up);
+    TRY(st);
+    ssize_t n = readlink(at, old, sizeof old - 1);
+    if (n > 0 && (size_t)n == strlen(target) && memcmp(old, target, (size_t)n) == 0) {
+        return OK;
+    }
+    TRY(hub_path(made, err, "%s.%d.new", at, (int)getpid()));
+    unlink(made); // of a process with this number that was killed
+    if (symlink(target, made) != 0) {
+        return err_set(err, ERR_IO, "%.300s: the link cannot be made: %s", at, strerror(errno));
+    }
+    return put_in_place(made, at, err);
+}
+
+static enum status write_text(const char *path, const char *text, struct err *err)
+{
+    const size_t n_bytes = strlen(text);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+    ssize_t n = fd < 0 ? -1 : write(fd, text, n_bytes);
+    const int why = errno;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return n == (ssize_t)n_bytes
+               ? OK
+               : err_set(err, ERR_IO, "%.300s: %s", path, n < 0 ? strerror(why) : "cut short");
+}
+
+enum status hub_write_ref(const char *repo, const char *revision, const char *commit,
+                          struct err *err)
+{
+    char path[PATH_MAX], folder[PATH_MAX], made[PATH_MAX], now[41];
+    if (hub_commit_of(repo, revision, now) && strcmp(now, commit) == 0) {
+        return OK; // a commit is its own name
+    }
+    TRY(hub_path(path, err, "%s/refs/%s", repo, revision));
+    TRY(hub_path(folder, err, "%.*s", (int)(strrchr(path, '/') - path), path));
+    TRY(hub_path(made, err, "%s/%d.new", folder, (int)getpid()));
+    TRY(hub_make_folders(repo, folder, err));
+    TRY(write_text(made, commit, err));
+    return put_in_place(made, path, err);
+}

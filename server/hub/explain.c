@@ -1,0 +1,114 @@
+/* Why the hub gave nothing, and what to do about it: one sentence. */
+#include "server/hub/pull.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static enum status explain_gated(struct pull *p)
+{
+    const struct hub_settings *s = p->settings;
+    const char *id = p->name->id;
+    if (s->token[0]) {
+        return err_set(p->err, ERR_INVALID, "%s is gated, and the account of this token has no "
+                       "access: ask for it at %s/%s and try again when it is granted", id,
+                       s->endpoint, id);
+    }
+    return err_set(p->err, ERR_INVALID, "%s is gated: accept its terms at %s/%s, make a token at "
+                   "%s/settings/tokens and set HF_TOKEN to it", id, s->endpoint, id, s->endpoint);
+}
+
+/* The hub answers 401 for what an anonymous client may not know to exist. */
+static enum status explain_missing(struct pull *p)
+{
+    const struct hub_settings *s = p->settings;
+    return err_set(p->err, ERR_INVALID, "there is no model %s at %s, or it is private%s",
+                   p->name->id, s->endpoint,
+                   s->token[0] ? " and the account of this token has no access"
+                               : ": then set HF_TOKEN to a token that may read it");
+}
+
+static enum status explain_404(struct pull *p, const struct net_request *r, const char *what)
+{
+    const struct hub_name *n = p->name;
+    if (what) {
+        return err_set(p->err, ERR_INVALID, "%s has no file %.150s at revision %s, though it is "
+                       "listed: try again later", n->id, what, n->revision);
+    }
+    if (strcmp(r->answer.error_code, "RevisionNotFound") == 0) {
+        return err_set(p->err, ERR_INVALID, "%s has no revision '%s': its branches and tags are at "
+                       "%s/%s/tree/main", n->id, n->revision, p->settings->endpoint, n->id);
+    }
+    if (n->revision_given && strcmp(r->answer.error_code, "RepoNotFound") != 0) {
+        return err_set(p->err, ERR_INVALID, "there is no model %s at %s, or it has no revision "
+                       "'%s'", n->id, p->settings->endpoint, n->revision);
+    }
+    return explain_missing(p);
+}
+
+static enum status explain_answer(struct pull *p, const struct net_request *r, const char *what)
+{
+    const struct net_answer *a = &r->answer;
+    const char *id = p->name->id;
+    if (strcmp(a->error_code, "GatedRepo") == 0) {
+        return explain_gated(p);
+    }
+    if (strcmp(a->error_code, "RepoNotFound") == 0) {
+        return explain_missing(p);
+    }
+    if (a->status == 404) {
+        return explain_404(p, r, what);
+    }
+    if (a->status == 401) {
+        return p->settings->token[0]
+                   ? err_set(p->err, ERR_INVALID, "%s does not accept the token: make a new one at "
+                             "%s/settings/tokens and set HF_TOKEN to it", p->settings->endpoint,
+                             p->settings->endpoint)
+                   : explain_missing(p);
+    }
+    if (a->status == 403) {
+        return err_set(p->err, ERR_INVALID, "%s may not be read%s: see %s/%s", id,
+                       p->settings->token[0] ? " with this token" : " without a token (HF_TOKEN)",
+                       p->settings->endpoint, id);
+    }
+    if (a->status == 429 && a->retry_after_s > 0) {
+        return err_set(p->err, ERR_BUSY, "the hub has had too many requests from here (429) and "
+                       "asks to wait %lld s: try again then; what has come stays",
+                       (long long)a->retry_after_s);
+    }
+    return err_set(p->err, ERR_IO, "%s: the hub answers %ld for %.150s: try again later; what has "
+                   "come stays", id, a->status, what ? what : "its list of files");
+}
+
+static enum status explain_failure(struct pull *p, const struct net_request *r, const char *what)
+{
+    const char *endpoint = p->settings->endpoint, *id = p->name->id;
+    switch (r->code) {
+    case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_COULDNT_RESOLVE_PROXY:
+    case CURLE_COULDNT_CONNECT:
+        return err_set(p->err, ERR_IO, "%s: not all of it is in the cache, and there is no network "
+                       "to %.150s (%.150s): see to it, or set HTTPS_PROXY if one is needed", id,
+                       endpoint, r->why);
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
+    case CURLE_SSL_CERTPROBLEM:
+        return err_set(p->err, ERR_IO, "%s: the certificate is not trusted (%.150s): install the "
+                       "package ca-certificates, or set SSL_CERT_FILE to a file with the authority "
+                       "of your network", id, r->why);
+    case CURLE_OPERATION_TIMEDOUT:
+        return err_set(p->err, ERR_TIMEOUT, "%s: no byte of %.100s came for %d s: try again; what "
+                       "has come stays (HF_HUB_DOWNLOAD_TIMEOUT sets the seconds)", id,
+                       what ? what : "its list of files", p->settings->timeout_s);
+    default:
+        return err_set(p->err, ERR_IO, "%s: %.100s did not come whole (%.200s): try again; what has "
+                       "come stays", id, what ? what : "its list of files", r->why);
+    }
+}
+
+enum status pull_explain(struct pull *p, const struct net_request *r, const char *what)
+{
+    if (p->st == OK) {
+        p->st = r->end == NET_ANSWERED ? explain_answer(p, r, what) : explain_failure(p, r, what);
+    }
+    return p->st;
+}

@@ -1,0 +1,146 @@
+/* Which files of a repository a model needs: what the engine, the tokenizer and the templates read,
+ * and nothing else of what may lie there (other formats, several copies of the weights, pictures). */
+#include "server/hub/private.h"
+
+#include "engine/base/file.h"
+#include "engine/base/json.h"
+#include "engine/base/mem.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_INDEX_BYTES = 256 << 20 };
+
+/* A pattern may have one "*", which stands for anything but "/". */
+static const char *const needed[] = {
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    "1_Pooling/config.json",
+    "hf_quant_config.json",
+    HUB_INDEX,
+};
+
+static bool matches(const char *pattern, const char *path)
+{
+    const char *star = strchr(pattern, '*');
+    if (!star) {
+        return strcmp(pattern, path) == 0;
+    }
+    const size_t n_before = (size_t)(star - pattern), n_behind = strlen(star + 1);
+    const size_t n = strlen(path);
+    return n > n_before + n_behind && memcmp(pattern, path, n_before) == 0 &&
+           strcmp(path + n - n_behind, star + 1) == 0 && !strchr(path + n_before, '/');
+}
+
+bool hub_is_needed(const char *path)
+{
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
+        if (matches(needed[i], path)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool hub_paths_has(const struct hub_paths *paths, const char *path)
+{
+    for (size_t i = paths->n; i-- > 0;) { // mostly the one that came last
+        if (strcmp(paths->items[i], path) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void hub_paths_add(struct hub_paths *paths, const char *path)
+{
+    if (hub_paths_has(paths, path)) {
+        return;
+    }
+    if (paths->n == paths->cap) {
+        paths->cap = paths->cap ? 2 * paths->cap : 64;
+        paths->items = xrealloc(paths->items, paths->cap * sizeof *paths->items);
+    }
+    paths->items[paths->n++] = xstrdup(path);
+}
+
+void hub_paths_free(struct hub_paths *paths)
+{
+    for (size_t i = 0; i < paths->n; i++) {
+        free(paths->items[i]);
+    }
+    free(paths->items);
+    *paths = (struct hub_paths){0};
+}
+
+enum status hub_read_index(const char *file, const char *where, struct hub_paths *out,
+                           struct err *err)
+{
+    struct json *root;
+    TRY(json_parse_file(file, MAX_INDEX_BYTES, &root, err));
+    const struct json *map = json_get(root, "weight_map");
+    enum status st = json_count(map) > 0 ? OK
+                     : err_set(err, ERR_FORMAT, "%s: %s names no files", where, HUB_INDEX);
+    for (const struct json *c = json_first(map); c && st == OK; c = json_next(c)) {
+        const char *path = json_string(c);
+        if (!path || !hub_path_is_safe(path)) {
+            st = err_set(err, ERR_FORMAT, "%s: %s names '%.100s', which is no file of that folder",
+                         where, HUB_INDEX, path ? path : json_type_name(json_type(c)));
+        } else {
+            hub_paths_add(out, path);
+        }
+    }
+    json_free(root);
+    return st;
+}
+
+static bool folder_has(const char *folder, const char *path)
+{
+    char at[PATH_MAX];
+    return hub_path(at, NULL, "%s/%s", folder, path) == OK && file_exists(at);
+}
+
+static bool has_all_of_index(const char *folder)
+{
+    char index[PATH_MAX];
+    struct hub_paths shards = {0};
+    bool all = hub_path(index, NULL, "%s/%s", folder, HUB_INDEX) == OK &&
+               hub_read_index(index, "", &shards, NULL) == OK;
+    for (size_t i = 0; i < shards.n && all; i++) {
+        all = folder_has(folder, shards.items[i]);
+    }
+    hub_paths_free(&shards);
+    return all;
+}
+
+/* Links to weights are made when all of them are there, so one stands for the others. */
+static bool has_some_weights(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    bool found = false;
+    for (struct dirent *e; dir && !found && (e = readdir(dir));) {
+        found = matches("*.safetensors", e->d_name) && folder_has(folder, e->d_name);
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return found;
+}
+
+bool hub_is_complete(const char *folder)
+{
+    if (!folder_has(folder, "config.json")) {
+        return false;
+    }
+    if (folder_has(folder, HUB_ONE_FILE)) {
+        return true;
+    }
+    return folder_has(folder, HUB_INDEX) ? has_all_of_index(folder) : has_some_weights(folder);
+}

@@ -1,0 +1,313 @@
+/* What is missing of a model comes from the hub: the list of a revision's files, the small ones, and
+ * then the weights that these name. Links are made when their blobs are whole, those of the weights
+ * when all of them are, and the revision's ref at the very end: what the cache says of a model holds,
+ * whatever cuts a download short. */
+#include "server/hub/pull.h"
+
+#include "engine/base/json.h"
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+
+enum { MAX_LIST_BYTES = 64 << 20, MAX_FILES = 10000, LIST_MS = 100 };
+
+/* ---- the list --------------------------------------------------------------------------------- */
+
+static void put_escaped(struct buf *b, const char *text, size_t n_bytes)
+{
+    char *escaped = n_bytes > 0 ? curl_easy_escape(NULL, text, (int)n_bytes) : NULL;
+    buf_puts(b, escaped ? escaped : "");
+    curl_free(escaped);
+}
+
+char *pull_file_url(const struct pull *p, const char *path)
+{
+    struct buf url;
+    buf_init(&url, 1 << 16);
+    buf_printf(&url, "%s/%s/resolve/%s/", p->settings->endpoint, p->name->id, p->commit);
+    for (const char *at = path; *at;) { // each folder's name, with the slashes between
+        const size_t n = strcspn(at, "/");
+        put_escaped(&url, at, n);
+        buf_puts(&url, at[n] ? "/" : "");
+        at += n + (at[n] == '/');
+    }
+    return url.data;
+}
+
+static char *list_url(const struct pull *p)
+{
+    struct buf url;
+    buf_init(&url, 1 << 16);
+    buf_printf(&url, "%s/api/models/%s/revision/", p->settings->endpoint, p->name->id);
+    put_escaped(&url, p->name->revision, strlen(p->name->revision));
+    return url.data;
+}
+
+struct list {
+    struct pull *pull;
+    struct buf text;
+};
+
+static void list_prepare(struct net_request *r)
+{
+    buf_clear(&((struct list *)r->arg)->text);
+}
+
+static bool list_take(struct net_request *r, const void *bytes, size_t n_bytes)
+{
+    struct list *l = r->arg;
+    buf_put(&l->text, bytes, n_bytes);
+    return !l->text.failed;
+}
+
+static void list_done(struct net_request *r)
+{
+    struct list *l = r->arg;
+    if (r->end == NET_STOPPED) {
+        l->pull->st = err_set(l->pull->err, ERR_LIMIT, "%s: its list of files is too long",
+                              l->pull->name->id);
+    } else if (r->end != NET_ANSWERED || r->answer.status != 200) {
+        pull_explain(l->pull, r, NULL);
+    }
+}
+
+static enum status read_siblings(struct pull *p, const struct json *list)
+{
+    for (const struct json *c = json_first(list); c; c = json_next(c)) {
+        const char *path = json_get_string(c, "rfilename");
+        if (!path || !hub_path_is_safe(path)) {
+            return err_set(p->err, ERR_FORMAT, "%s: the hub lists a file '%.150s', which would lie "
+                           "outside of the model's folder: refused", p->name->id, path ? path : "");
+        }
+        const size_t n = strlen(path);
+        const bool weights = !strchr(path, '/') && n > 12 && strcmp(path + n - 12, ".safetensors") == 0;
+        if (weights || hub_is_needed(path)) {
+            hub_paths_add(&p->listed, path);
+        }
+    }
+    return p->listed.n <= MAX_FILES
+               ? OK
+               : err_set(p->err, ERR_LIMIT, "%s has more than %d files", p->name->id, MAX_FILES);
+}
+
+static enum status read_list(struct pull *p, const struct buf *text)
+{
+    struct json *root;
+    if (json_parse(text->data ? text->data : "", text->n_bytes, NULL, &root, p->err) != OK) {
+        return err_prefix(p->err, ERR_FORMAT, "%s: the hub's list of files", p->name->id);
+    }
+    const char *commit = json_get_string(root, "sha");
+    enum status st = OK;
+    if (!commit || !hub_is_commit(commit)) {
+        st = err_set(p->err, ERR_FORMAT, "%s: the hub names no commit for revision '%s'",
+                     p->name->id, p->name->revision);
+    } else {
+        memcpy(p->commit, commit, sizeof p->commit);
+        st = read_siblings(p, json_get(root, "siblings"));
+    }
+    json_free(root);
+    return st;
+}
+
+static enum status list_files(struct pull *p)
+{
+    struct list l = {.pull = p};
+    struct net_request r = {.from = -1, .prepare = list_prepare, .take = list_take,
+                            .done = list_done, .arg = &l};
+    r.url = list_url(p);
+    buf_init(&l.text, MAX_LIST_BYTES);
+    net_submit(p->net, &r);
+    while (net_pending(p->net) > 0) {
+        net_turn(p->net, LIST_MS);
+    }
+    enum status st = p->st == OK ? read_list(p, &l.text) : p->st;
+    buf_deinit(&l.text);
+    net_free(&r);
+    return st;
+}
+
+/* ---- what is needed of it --------------------------------------------------------------------- */
+
+static struct pull_file *add_file(struct pull *p, const char *path)
+{
+    if (p->n_files == p->cap) {
+        p->cap = p->cap ? 2 * p->cap : 64;
+        p->files = xrealloc(p->files, p->cap * sizeof *p->files);
+    }
+    struct pull_file *f = xcalloc(1, sizeof *f);
+    f->pull = p;
+    f->path = xstrdup(path);
+    f->blob.fd = f->blob.lock_fd = -1;
+    p->files[p->n_files++] = f;
+    return f;
+}
+
+static enum status add_small(struct pull *p)
+{
+    if (!hub_paths_has(&p->listed, "config.json")) {
+        return err_set(p->err, ERR_UNSUPPORTED, "%s has no config.json: it is no model in the form "
+                       "that sluice reads; choose another repository of it", p->name->id);
+    }
+    for (size_t i = 0; i < p->listed.n; i++) {
+        if (hub_is_needed(p->listed.items[i])) {
+            add_file(p, p->listed.items[i]);
+        }
+    }
+    return OK;
+}
+
+static enum status add_shards(struct pull *p, const char *index_hash)
+{
+    char index[PATH_MAX];
+    struct hub_paths shards = {0};
+    TRY(hub_path(index, p->err, "%s/blobs/%s", p->repo, index_hash));
+    enum status st = hub_read_index(index, p->name->id, &shards, p->err);
+    for (size_t i = 0; i < shards.n && st == OK; i++) {
+        if (!hub_paths_has(&p->listed, shards.items[i])) {
+            st = err_set(p->err, ERR_FORMAT, "%s: its index names %.150s, which the hub does not "
+                         "list", p->name->id, shards.items[i]);
+        } else {
+            add_file(p, shards.items[i]);
+        }
+    }
+    hub_paths_free(&shards);
+    return st;
+}
+
+/* As the engine looks for them: one file, else those of the index, else all that are there. */
+static enum status add_weights(struct pull *p)
+{
+    if (hub_paths_has(&p->listed, HUB_ONE_FILE)) {
+        add_file(p, HUB_ONE_FILE);
+        return OK;
+    }
+    for (size_t i = 0; i < p->n_files; i++) {
+        if (strcmp(p->files[i]->path, HUB_INDEX) == 0) {
+            return add_shards(p, p->files[i]->hash);
+        }
+    }
+    const size_t n_small = p->n_files;
+    for (size_t i = 0; i < p->listed.n; i++) {
+        if (!hub_is_needed(p->listed.items[i])) {
+            add_file(p, p->listed.items[i]);
+        }
+    }
+    return p->n_files > n_small
+               ? OK
+               : err_set(p->err, ERR_UNSUPPORTED, "%s has no weights as safetensors, which is the "
+                         "form that sluice reads: choose another repository of it", p->name->id);
+}
+
+/* ---- room ------------------------------------------------------------------------------------- */
+
+/* Counts what is here from file `first` on, and asks the disk for the rest. */
+static enum status check_room(struct pull *p, size_t first)
+{
+    int64_t needed = 0;
+    for (size_t i = first; i < p->n_files; i++) {
+        char path[PATH_MAX];
+        TRY(hub_path(path, p->err, "%s/blobs/%s", p->repo, p->files[i]->hash));
+        const int64_t here = blob_allocated(path, p->files[i]->n_bytes);
+        p->had_bytes += here;
+        needed += p->files[i]->n_bytes - here;
+    }
+    struct statvfs disk;
+    if (needed == 0 || statvfs(p->repo, &disk) != 0) {
+        return OK;
+    }
+    const double room = (double)disk.f_bavail * (double)disk.f_frsize;
+    if ((double)needed <= room) {
+        return OK;
+    }
+    return err_set(p->err, ERR_IO, "%s needs %lld bytes more, and the disk of %.150s has %.0f free: "
+                   "make room ('sluice list' shows what lies there, 'sluice remove' deletes it), or "
+                   "set HF_HUB_CACHE to a folder on another disk", p->name->id, (long long)needed,
+                   p->settings->cache, room);
+}
+
+static enum status link_files(struct pull *p, size_t first)
+{
+    for (size_t i = first; i < p->n_files; i++) {
+        TRY(hub_link_file(p->repo, p->commit, p->files[i]->path, p->files[i]->hash, p->err));
+    }
+    return OK;
+}
+
+/* ---- all of it -------------------------------------------------------------------------------- */
+
+static void tell(const char *line, void *arg)
+{
+    progress_note(arg, line);
+}
+
+static enum status make_folders(struct pull *p)
+{
+    char blobs[PATH_MAX];
+    TRY(hub_repo_path(p->settings, p->name->id, p->repo, p->err));
+    TRY(hub_locks_path(p->settings, p->name->id, p->locks, p->err));
+    TRY(hub_path(blobs, p->err, "%s/blobs", p->repo));
+    TRY(hub_make_folders(p->settings->cache, blobs, p->err));
+    return hub_make_folders(p->settings->cache, p->locks, p->err);
+}
+
+static enum status get_small(struct pull *p)
+{
+    TRY(add_small(p));
+    TRY(pull_describe(p));
+    TRY(check_room(p, 0));
+    TRY(pull_download(p));
+    return link_files(p, 0);
+}
+
+static enum status get_weights(struct pull *p)
+{
+    const size_t first = p->n_files;
+    int64_t total = 0;
+    TRY(add_weights(p));
+    TRY(pull_describe(p));
+    TRY(check_room(p, first));
+    for (size_t i = 0; i < p->n_files; i++) {
+        total += p->files[i]->n_bytes;
+    }
+    progress_begin(&p->progress, p->n_files, total, p->had_bytes);
+    p->counts = true;
+    TRY(pull_download(p));
+    TRY(link_files(p, first));
+    progress_end(&p->progress, total);
+    return OK;
+}
+
+static enum status pull_all(struct pull *p)
+{
+    TRY(net_open(p->settings, tell, &p->progress, &p->net, p->err));
+    TRY(list_files(p)); // before anything is made: a misspelt name leaves nothing
+    TRY(make_folders(p));
+    TRY(get_small(p));
+    TRY(get_weights(p));
+    return hub_write_ref(p->repo, p->name->revision, p->commit, p->err);
+}
+
+enum status hub_pull(const struct hub_settings *s, const struct hub_name *name,
+                     char folder[PATH_MAX], struct err *err)
+{
+    struct pull p = {.settings = s, .name = name, .err = err};
+    progress_init(&p.progress, name->id);
+    enum status st = pull_all(&p);
+    net_close(p.net); // its requests point to the files
+    for (size_t i = 0; i < p.n_files; i++) {
+        struct pull_file *f = p.files[i];
+        blob_close(&f->blob);
+        net_free(&f->head);
+        free(f->storage);
+        free(f->busy);
+        free(f->path);
+        free(f);
+    }
+    free(p.files);
+    hub_paths_free(&p.listed);
+    TRY(st);
+    return hub_path(folder, err, "%s/snapshots/%s", p.repo, p.commit);
+}
