@@ -54,7 +54,7 @@ else
 SRC := $(shell find engine cpu -name '*.c')
 SERVER_SRC := $(filter-out server/cli/main.c,$(shell find server -name '*.c'))
 # What downloads, or says that it cannot.
-HUB_CURL   := $(patsubst %,server/hub/%.c,blob explain hash net progress pull pull_files)
+HUB_CURL   := $(patsubst %,server/hub/%.c,blob explain hash net progress pull pull_files urls)
 SERVER_SRC := $(filter-out $(if $(filter 1,$(CURL)),server/hub/no_curl.c,$(HUB_CURL)),$(SERVER_SRC))
 LIBS       += $(if $(filter 1,$(CURL)),-lcurl -lgnutls)
 BENCH_SRC  := $(filter-out %_bench.c bench/ops/cuda%,$(wildcard bench/load/*.c bench/ops/*.c bench/engine/*.c))

@@ -27,8 +27,8 @@ static bool read_arguments(int argc, char **argv, const char *what, struct hub_n
     struct err err = {""};
     if (wants_help(argc, argv) || argc != 2) {
         *rc = wants_help(argc, argv) ? 0 : 2;
-        fprintf(*rc ? stderr : stdout, "usage: sluice %s ORG/NAME[@REVISION]\n\n%s%s", argv[0], what,
-                cache_help);
+        fprintf(*rc ? stderr : stdout, "usage: sluice %s ORG/NAME[@REVISION]\n\n%s%s", argv[0],
+                what, cache_help);
         return false;
     }
     if (!hub_name_read(argv[1], name)) {
@@ -85,7 +85,8 @@ int cmd_remove(int argc, char **argv)
     return 0;
 }
 
-/* ---- list ------------------------------------------------------------------------------------- */
+/* ---- list -------------------------------------------------------------------------------------
+ */
 
 static void print_entry(const struct hub_entry *e, void *arg)
 {
@@ -98,9 +99,8 @@ static void print_entry(const struct hub_entry *e, void *arg)
         printf("%-48s %-16s %9s  %-10s  %s\n", "MODEL", "REVISION", "SIZE", "STATE", "LAST USE");
     }
     strftime(used, sizeof used, "%Y-%m-%d %H:%M", localtime_r(&sec, &tm));
-    printf("%-48s %-16s %9s  %-10s  %s\n", e->id, revision,
-           hub_size_text(e->n_bytes, size), e->complete ? "complete" : "incomplete",
-           e->used_sec ? used : "-");
+    printf("%-48s %-16s %9s  %-10s  %s\n", e->id, revision, hub_size_text(e->n_bytes, size),
+           e->complete ? "complete" : "incomplete", e->used_sec ? used : "-");
 }
 
 int cmd_list(int argc, char **argv)

@@ -23,7 +23,8 @@ static void set_text(const char **field, const char *text)
     *field = copy;
 }
 
-/* ---- none was given --------------------------------------------------------------------------- */
+/* ---- none was given ---------------------------------------------------------------------------
+ */
 
 struct offers {
     char *models[MAX_OFFERS];
@@ -139,16 +140,18 @@ enum status model_choose(struct config *c, bool may_ask, struct err *err)
     if (may_ask && isatty(STDIN_FILENO) && isatty(STDERR_FILENO)) {
         st = ask(&o, &c->engine.model, err);
     } else {
-        st = err_set(err, ERR_INVALID, "which model? Give a folder with config.json, or a name such "
-                     "as ORG/NAME, which is downloaded; here are%s%.150s%s%.150s", 
-                     o.n > 0 ? ": " : " none yet", o.n > 0 ? o.models[0] : "",
-                     o.n > 1 ? ", " : "", o.n > 1 ? o.models[1] : "");
+        st = err_set(err, ERR_INVALID,
+                     "which model? Give a folder with config.json, or a name such "
+                     "as ORG/NAME, which is downloaded; here are%s%.150s%s%.150s",
+                     o.n > 0 ? ": " : " none yet", o.n > 0 ? o.models[0] : "", o.n > 1 ? ", " : "",
+                     o.n > 1 ? o.models[1] : "");
     }
     free_offers(&o);
     return st;
 }
 
-/* ---- a folder or a name ----------------------------------------------------------------------- */
+/* ---- a folder or a name -----------------------------------------------------------------------
+ */
 
 static bool is_folder(const char *path)
 {
@@ -156,8 +159,8 @@ static bool is_folder(const char *path)
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-/* The folder that may be meant by a path that is none: the entry most like its first part that is not
- * there. False if nothing is like it. */
+/* The folder that may be meant by a path that is none: the entry most like its first part that is
+ * not there. False if nothing is like it. */
 static bool nearest_folder(const char *path, char out[PATH_MAX])
 {
     char parent[PATH_MAX];
@@ -182,8 +185,8 @@ static bool nearest_folder(const char *path, char out[PATH_MAX])
     bool found = false;
     if (word) {
         const bool here = strcmp(parent, ".") == 0;
-        found = snprintf(out, PATH_MAX, "%s%s", here ? "" : parent, word) < PATH_MAX &&
-                is_folder(out);
+        found =
+            snprintf(out, PATH_MAX, "%s%s", here ? "" : parent, word) < PATH_MAX && is_folder(out);
     }
     for (int i = 0; i < n_entries; i++) {
         free(list[i]);
@@ -198,11 +201,14 @@ static enum status no_folder(const char *model, struct err *err)
 {
     char meant[PATH_MAX];
     if (nearest_folder(model, meant)) {
-        return err_set(err, ERR_IO, "model '%.150s': there is no such folder; did you mean '%.150s'?",
-                       model, meant);
+        return err_set(err, ERR_IO,
+                       "model '%.150s': there is no such folder; did you mean '%.150s'?", model,
+                       meant);
     }
-    return err_set(err, ERR_IO, "model '%.200s': there is no such folder; give one with config.json, "
-                   "or a name such as ORG/NAME, which is downloaded", model);
+    return err_set(err, ERR_IO,
+                   "model '%.200s': there is no such folder; give one with config.json, "
+                   "or a name such as ORG/NAME, which is downloaded",
+                   model);
 }
 
 /* What looks like a name may be a misspelt folder. */
@@ -240,8 +246,8 @@ enum status model_find(struct config *c, struct err *err)
         return OK;
     }
     if (file_exists(model)) {
-        return err_set(err, ERR_INVALID, "model '%.200s' is a file: give the folder that it lies in",
-                       model);
+        return err_set(err, ERR_INVALID,
+                       "model '%.200s' is a file: give the folder that it lies in", model);
     }
     if (!hub_name_read(model, &name)) {
         return no_folder(model, err);

@@ -5,8 +5,8 @@
 
 #include "server/config/config.h"
 
-/* Where no model was given: asks for one if there is a terminal and `may_ask`, else an error that says
- * what to give. */
+/* Where no model was given: asks for one if there is a terminal and `may_ask`, else an error that
+ * says what to give. */
 enum status model_choose(struct config *c, bool may_ask, struct err *err);
 
 /* A model that is no folder but ORG/NAME[@REVISION] becomes its folder in the cache, downloaded if

@@ -62,8 +62,9 @@ static enum status take_lock(struct blob *b, const char *lock, struct err *err)
     if (flock(b->lock_fd, LOCK_EX | LOCK_NB) == 0) {
         return OK;
     }
-    return errno == EWOULDBLOCK ? ERR_BUSY
-                                : err_set(err, ERR_IO, "%.300s: no lock: %s", lock, strerror(errno));
+    return errno == EWOULDBLOCK
+               ? ERR_BUSY
+               : err_set(err, ERR_IO, "%.300s: no lock: %s", lock, strerror(errno));
 }
 
 static void set_parts(struct blob *b, int64_t part_bytes)
@@ -80,7 +81,8 @@ static bool read_trailer(struct blob *b)
     int64_t head[2];
     struct stat info;
     if (pread(b->fd, head, sizeof head, b->n_bytes) != sizeof head || head[0] != TRAILER_MAGIC ||
-        (head[1] != size_of_parts(b->n_bytes, false) && head[1] != size_of_parts(b->n_bytes, true))) {
+        (head[1] != size_of_parts(b->n_bytes, false) &&
+         head[1] != size_of_parts(b->n_bytes, true))) {
         return false;
     }
     set_parts(b, head[1]);
@@ -184,7 +186,8 @@ enum status blob_write(struct blob *b, int32_t part, const void *bytes, size_t n
     return write_at(b, got, sizeof *got, trailer_at(b, part), err);
 }
 
-/* ---- the check -------------------------------------------------------------------------------- */
+/* ---- the check --------------------------------------------------------------------------------
+ */
 
 static void *check(void *arg)
 {

@@ -21,7 +21,7 @@ struct blob {
     int32_t n_parts;
     int fd, lock_fd;
     pthread_t checker;
-    bool checks; // the thread is to be joined
+    bool checks;      // the thread is to be joined
     atomic_int check; // enum blob_check
     char found[65];   // the hash that it has
     struct err check_err;

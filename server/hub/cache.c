@@ -25,8 +25,7 @@ enum status hub_path(char out[PATH_MAX], struct err *err, const char *fmt, ...)
 }
 
 /* "models--ORG--NAME" */
-static enum status folder_of(const char *under, const char *id, char out[PATH_MAX],
-                             struct err *err)
+static enum status folder_of(const char *under, const char *id, char out[PATH_MAX], struct err *err)
 {
     const char *slash = strchr(id, '/');
     return hub_path(out, err, "%s/models--%.*s--%s", under, (int)(slash - id), id, slash + 1);
@@ -86,29 +85,6 @@ bool hub_commit_of(const char *repo, const char *revision, char commit[41])
     }
     free(text);
     return found;
-}
-
-/* For `sluice list`, also where the file system keeps no times of reading. */
-static void note_use(const char *folder)
-{
-    char path[PATH_MAX];
-    const struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_OMIT}};
-    if (hub_path(path, NULL, "%s/config.json", folder) == OK) {
-        (void)utimensat(AT_FDCWD, path, times, 0); // a cache that is read-only has no such times
-    }
-}
-
-bool hub_find(const struct hub_settings *s, const struct hub_name *name, char folder[PATH_MAX])
-{
-    char repo[PATH_MAX], commit[41];
-    if (hub_repo_path(s, name->id, repo, NULL) != OK ||
-        !hub_commit_of(repo, name->revision, commit) ||
-        hub_path(folder, NULL, "%s/snapshots/%s", repo, commit) != OK ||
-        !hub_is_complete(folder)) {
-        return false;
-    }
-    note_use(folder);
-    return true;
 }
 
 /* Renames what was made beside it, so that nobody ever sees half of it. */

@@ -9,12 +9,15 @@ static enum status explain_gated(struct pull *p)
     const struct hub_settings *s = p->settings;
     const char *id = p->name->id;
     if (s->token[0]) {
-        return err_set(p->err, ERR_INVALID, "%s is gated, and the account of this token has no "
-                       "access: ask for it at %s/%s and try again when it is granted", id,
-                       s->endpoint, id);
+        return err_set(p->err, ERR_INVALID,
+                       "%s is gated, and the account of this token has no "
+                       "access: ask for it at %s/%s and try again when it is granted",
+                       id, s->endpoint, id);
     }
-    return err_set(p->err, ERR_INVALID, "%s is gated: accept its terms at %s/%s, make a token at "
-                   "%s/settings/tokens and set HF_TOKEN to it", id, s->endpoint, id, s->endpoint);
+    return err_set(p->err, ERR_INVALID,
+                   "%s is gated: accept its terms at %s/%s, make a token at "
+                   "%s/settings/tokens and set HF_TOKEN to it",
+                   id, s->endpoint, id, s->endpoint);
 }
 
 /* The hub answers 401 for what an anonymous client may not know to exist. */
@@ -31,16 +34,22 @@ static enum status explain_404(struct pull *p, const struct net_request *r, cons
 {
     const struct hub_name *n = p->name;
     if (what) {
-        return err_set(p->err, ERR_INVALID, "%s has no file %.150s at revision %s, though it is "
-                       "listed: try again later", n->id, what, n->revision);
+        return err_set(p->err, ERR_INVALID,
+                       "%s has no file %.150s at revision %s, though it is "
+                       "listed: try again later",
+                       n->id, what, n->revision);
     }
     if (strcmp(r->answer.error_code, "RevisionNotFound") == 0) {
-        return err_set(p->err, ERR_INVALID, "%s has no revision '%s': its branches and tags are at "
-                       "%s/%s/tree/main", n->id, n->revision, p->settings->endpoint, n->id);
+        return err_set(p->err, ERR_INVALID,
+                       "%s has no revision '%s': its branches and tags are at "
+                       "%s/%s/tree/main",
+                       n->id, n->revision, p->settings->endpoint, n->id);
     }
     if (n->revision_given && strcmp(r->answer.error_code, "RepoNotFound") != 0) {
-        return err_set(p->err, ERR_INVALID, "there is no model %s at %s, or it has no revision "
-                       "'%s'", n->id, p->settings->endpoint, n->revision);
+        return err_set(p->err, ERR_INVALID,
+                       "there is no model %s at %s, or it has no revision "
+                       "'%s'",
+                       n->id, p->settings->endpoint, n->revision);
     }
     return explain_missing(p);
 }
@@ -59,11 +68,11 @@ static enum status explain_answer(struct pull *p, const struct net_request *r, c
         return explain_404(p, r, what);
     }
     if (a->status == 401) {
-        return p->settings->token[0]
-                   ? err_set(p->err, ERR_INVALID, "%s does not accept the token: make a new one at "
-                             "%s/settings/tokens and set HF_TOKEN to it", p->settings->endpoint,
-                             p->settings->endpoint)
-                   : explain_missing(p);
+        return p->settings->token[0] ? err_set(p->err, ERR_INVALID,
+                                               "%s does not accept the token: make a new one at "
+                                               "%s/settings/tokens and set HF_TOKEN to it",
+                                               p->settings->endpoint, p->settings->endpoint)
+                                     : explain_missing(p);
     }
     if (a->status == 403) {
         return err_set(p->err, ERR_INVALID, "%s may not be read%s: see %s/%s", id,
@@ -71,12 +80,15 @@ static enum status explain_answer(struct pull *p, const struct net_request *r, c
                        p->settings->endpoint, id);
     }
     if (a->status == 429 && a->retry_after_s > 0) {
-        return err_set(p->err, ERR_BUSY, "the hub has had too many requests from here (429) and "
+        return err_set(p->err, ERR_BUSY,
+                       "the hub has had too many requests from here (429) and "
                        "asks to wait %lld s: try again then; what has come stays",
                        (long long)a->retry_after_s);
     }
-    return err_set(p->err, ERR_IO, "%s: the hub answers %ld for %.150s: try again later; what has "
-                   "come stays", id, a->status, what ? what : "its list of files");
+    return err_set(p->err, ERR_IO,
+                   "%s: the hub answers %ld for %.150s: try again later; what has "
+                   "come stays",
+                   id, a->status, what ? what : "its list of files");
 }
 
 static enum status explain_failure(struct pull *p, const struct net_request *r, const char *what)
@@ -86,22 +98,28 @@ static enum status explain_failure(struct pull *p, const struct net_request *r, 
     case CURLE_COULDNT_RESOLVE_HOST:
     case CURLE_COULDNT_RESOLVE_PROXY:
     case CURLE_COULDNT_CONNECT:
-        return err_set(p->err, ERR_IO, "%s: not all of it is in the cache, and there is no network "
-                       "to %.150s (%.150s): see to it, or set HTTPS_PROXY if one is needed", id,
-                       endpoint, r->why);
+        return err_set(p->err, ERR_IO,
+                       "%s: not all of it is in the cache, and there is no network "
+                       "to %.150s (%.150s): see to it, or set HTTPS_PROXY if one is needed",
+                       id, endpoint, r->why);
     case CURLE_PEER_FAILED_VERIFICATION:
     case CURLE_SSL_CACERT_BADFILE:
     case CURLE_SSL_CERTPROBLEM:
-        return err_set(p->err, ERR_IO, "%s: the certificate is not trusted (%.150s): install the "
+        return err_set(p->err, ERR_IO,
+                       "%s: the certificate is not trusted (%.150s): install the "
                        "package ca-certificates, or set SSL_CERT_FILE to a file with the authority "
-                       "of your network", id, r->why);
+                       "of your network",
+                       id, r->why);
     case CURLE_OPERATION_TIMEDOUT:
-        return err_set(p->err, ERR_TIMEOUT, "%s: no byte of %.100s came for %d s: try again; what "
-                       "has come stays (HF_HUB_DOWNLOAD_TIMEOUT sets the seconds)", id,
-                       what ? what : "its list of files", p->settings->timeout_s);
+        return err_set(p->err, ERR_TIMEOUT,
+                       "%s: no byte of %.100s came for %d s: try again; what "
+                       "has come stays (HF_HUB_DOWNLOAD_TIMEOUT sets the seconds)",
+                       id, what ? what : "its list of files", p->settings->timeout_s);
     default:
-        return err_set(p->err, ERR_IO, "%s: %.100s did not come whole (%.200s): try again; what has "
-                       "come stays", id, what ? what : "its list of files", r->why);
+        return err_set(p->err, ERR_IO,
+                       "%s: %.100s did not come whole (%.200s): try again; what has "
+                       "come stays",
+                       id, what ? what : "its list of files", r->why);
     }
 }
 

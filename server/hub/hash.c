@@ -1,5 +1,5 @@
-/* Hashes as the hub names them: sha256 of large files, and for small ones git's sha1 of a blob, which
- * begins with its length. Thread: any. */
+/* Hashes as the hub names them: sha256 of large files, and for small ones git's sha1 of a blob,
+ * which begins with its length. Thread: any. */
 #include "server/hub/private.h"
 
 #include "engine/base/mem.h"

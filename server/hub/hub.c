@@ -1,31 +1,43 @@
 #include "server/hub/private.h"
 
-#include <stdio.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 
-const char *hub_size_text(int64_t n_bytes, char out[32])
+/* For `sluice list`, also where the file system keeps no times of reading. */
+static void note_use(const char *folder)
 {
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
-    double v = (double)n_bytes;
-    int unit = 0;
-    while (v >= 999.5 && unit < 6) {
-        v /= 1000;
-        unit++;
+    char path[PATH_MAX];
+    const struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_OMIT}};
+    if (hub_path(path, NULL, "%s/config.json", folder) == OK) {
+        (void)utimensat(AT_FDCWD, path, times, 0); // a cache that is read-only has no such times
     }
-    snprintf(out, 32, unit == 0 || v >= 99.95 ? "%.0f %s" : "%.1f %s", v, units[unit]);
-    return out;
+}
+
+static bool find(const struct hub_settings *s, const struct hub_name *name, char folder[PATH_MAX])
+{
+    char repo[PATH_MAX], commit[41];
+    if (hub_repo_path(s, name->id, repo, NULL) != OK ||
+        !hub_commit_of(repo, name->revision, commit) ||
+        hub_path(folder, NULL, "%s/snapshots/%s", repo, commit) != OK || !hub_is_complete(folder)) {
+        return false;
+    }
+    note_use(folder);
+    return true;
 }
 
 enum status hub_get(const struct hub_settings *s, const struct hub_name *name, bool newest,
                     char folder[PATH_MAX], struct err *err)
 {
     const bool asks = newest && !s->offline;
-    if (!asks && hub_find(s, name, folder)) {
+    if (!asks && find(s, name, folder)) {
         return OK;
     }
     if (s->offline) {
-        return err_set(err, ERR_IO, "%s@%s is not, or not all of it, in the cache %.200s, and "
+        return err_set(err, ERR_IO,
+                       "%s@%s is not, or not all of it, in the cache %.200s, and "
                        "HF_HUB_OFFLINE forbids the network: unset it, or give a model that 'sluice "
-                       "list' shows as complete", name->id, name->revision, s->cache);
+                       "list' shows as complete",
+                       name->id, name->revision, s->cache);
     }
     return hub_pull(s, name, folder, err);
 }

@@ -44,9 +44,9 @@ struct hub_settings {
 
 enum status hub_settings_read(struct hub_settings *settings, struct err *err);
 
-/* The folder of that revision: from the cache if all that a model needs is there, else what is missing
- * is downloaded, with the progress on standard error. `newest`: the hub is asked whether a branch has
- * moved on even then. */
+/* The folder of that revision: from the cache if all that a model needs is there, else what is
+ * missing is downloaded, with the progress on standard error. `newest`: the hub is asked whether a
+ * branch has moved on even then. */
 enum status hub_get(const struct hub_settings *settings, const struct hub_name *name, bool newest,
                     char folder[PATH_MAX], struct err *err);
 
@@ -55,10 +55,10 @@ const char *hub_size_text(int64_t n_bytes, char out[32]);
 
 struct hub_entry {
     char id[HUB_ID_BYTES];
-    char commit[41];    // "": nothing but parts of a download
+    char commit[41];                   // "": nothing but parts of a download
     char revision[HUB_REVISION_BYTES]; // a branch or tag that is at this commit, else the commit
-    int64_t n_bytes;    // with what has come of a download
-    int64_t used_sec;   // since 1970
+    int64_t n_bytes;                   // with what has come of a download
+    int64_t used_sec;                  // since 1970
     bool complete;
 };
 

@@ -14,7 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- walks ------------------------------------------------------------------------------------ */
+/* ---- walks ------------------------------------------------------------------------------------
+ */
 
 /* The names in a folder, sorted; none if it cannot be read. */
 static void read_names(const char *folder, struct hub_paths *out)
@@ -78,7 +79,8 @@ static void read_blobs(const char *repo, const char *commit, struct hub_paths *o
     hub_paths_free(&files);
 }
 
-/* ---- list ------------------------------------------------------------------------------------- */
+/* ---- list -------------------------------------------------------------------------------------
+ */
 
 /* "models--ORG--NAME" */
 static bool id_of_folder(const char *folder, char id[HUB_ID_BYTES])
@@ -142,8 +144,8 @@ static void tell_revision(const char *repo, const char *id, const char *commit,
         }
     }
     hub_paths_free(&blobs);
-    e.complete = hub_path(path, NULL, "%s/snapshots/%s", repo, commit) == OK &&
-                 hub_is_complete(path);
+    e.complete =
+        hub_path(path, NULL, "%s/snapshots/%s", repo, commit) == OK && hub_is_complete(path);
     each(&e, arg);
 }
 
@@ -208,11 +210,12 @@ enum status hub_list(const struct hub_settings *s,
     return OK;
 }
 
-/* ---- remove ----------------------------------------------------------------------------------- */
+/* ---- remove -----------------------------------------------------------------------------------
+ */
 
 /* Takes all locks of a model, so that nothing is taken from under a download. */
-static enum status take_locks(const struct hub_settings *s, const char *id, int **fds, size_t *n_fds,
-                              struct err *err)
+static enum status take_locks(const struct hub_settings *s, const char *id, int **fds,
+                              size_t *n_fds, struct err *err)
 {
     char folder[PATH_MAX], path[PATH_MAX];
     struct hub_paths locks = {0};
@@ -228,8 +231,10 @@ static enum status take_locks(const struct hub_settings *s, const char *id, int 
             (*fds)[(*n_fds)++] = fd;
             st = flock(fd, LOCK_EX | LOCK_NB) == 0
                      ? OK
-                     : err_set(err, ERR_BUSY, "%s is being downloaded by another process: end that "
-                               "first", id);
+                     : err_set(err, ERR_BUSY,
+                               "%s is being downloaded by another process: end that "
+                               "first",
+                               id);
         }
     }
     hub_paths_free(&locks);
@@ -334,8 +339,10 @@ static enum status remove_locked(const struct hub_name *name, const char *repo, 
     }
     if (!hub_commit_of(repo, name->revision, commit) ||
         hub_path(path, NULL, "%s/snapshots/%s", repo, commit) != OK || lstat(path, &info) != 0) {
-        return err_set(err, ERR_INVALID, "revision '%s' of %s is not in the cache: 'sluice list' "
-                       "shows what is", name->revision, name->id);
+        return err_set(err, ERR_INVALID,
+                       "revision '%s' of %s is not in the cache: 'sluice list' "
+                       "shows what is",
+                       name->revision, name->id);
     }
     return remove_revision(repo, commit, err);
 }
@@ -349,8 +356,10 @@ enum status hub_remove(const struct hub_settings *s, const struct hub_name *name
     size_t n_fds = 0;
     TRY(hub_repo_path(s, name->id, repo, err));
     if (lstat(repo, &info) != 0 || !S_ISDIR(info.st_mode)) {
-        return err_set(err, ERR_INVALID, "%s is not in the cache %.200s: 'sluice list' shows what "
-                       "is", name->id, s->cache);
+        return err_set(err, ERR_INVALID,
+                       "%s is not in the cache %.200s: 'sluice list' shows what "
+                       "is",
+                       name->id, s->cache);
     }
     enum status st = take_locks(s, name->id, &fds, &n_fds, err);
     const int64_t before = size_of_blobs(repo);

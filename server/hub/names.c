@@ -1,5 +1,6 @@
-/* What may be a model's name, a revision, a path within a repository, the name of a blob. All of it
- * becomes part of a path on this machine, so each is checked before it is used. */
+/* What may be a model's name, a revision, a path within a repository, the name of a blob: all of it
+ * becomes part of a path on this machine, so each is checked before it is used. And sizes as text.
+ */
 #include "server/hub/private.h"
 
 #include <ctype.h>
@@ -32,7 +33,8 @@ bool hub_path_is_safe(const char *path)
     }
     for (const char *at = path;; at++) {
         const size_t n = strcspn(at, "/");
-        if (n == 0 || n > NAME_MAX || (n == 1 && at[0] == '.') || (n == 2 && memcmp(at, "..", 2) == 0)) {
+        if (n == 0 || n > NAME_MAX || (n == 1 && at[0] == '.') ||
+            (n == 2 && memcmp(at, "..", 2) == 0)) {
             return false;
         }
         for (size_t i = 0; i < n; i++) {
@@ -76,7 +78,8 @@ bool hub_name_read(const char *text, struct hub_name *name)
 enum status hub_name_set_revision(struct hub_name *name, const char *revision, struct err *err)
 {
     if (!is_revision(revision)) {
-        return err_set(err, ERR_INVALID, "revision: '%.100s' is no branch, tag or commit", revision);
+        return err_set(err, ERR_INVALID, "revision: '%.100s' is no branch, tag or commit",
+                       revision);
     }
     if (name->revision_given && strcmp(name->revision, revision) != 0) {
         return err_set(err, ERR_INVALID, "revision: '%.100s', but the model says @%.100s", revision,
@@ -100,4 +103,17 @@ bool hub_is_commit(const char *text)
 bool hub_is_hash(const char *text)
 {
     return is_hex(text, 40) || is_hex(text, 64);
+}
+
+const char *hub_size_text(int64_t n_bytes, char out[32])
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
+    double v = (double)n_bytes;
+    int unit = 0;
+    while (v >= 999.5 && unit < 6) {
+        v /= 1000;
+        unit++;
+    }
+    snprintf(out, 32, unit == 0 || v >= 99.95 ? "%.0f %s" : "%.1f %s", v, units[unit]);
+    return out;
 }

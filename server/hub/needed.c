@@ -1,5 +1,6 @@
 /* Which files of a repository a model needs: what the engine, the tokenizer and the templates read,
- * and nothing else of what may lie there (other formats, several copies of the weights, pictures). */
+ * and nothing else of what may lie there (other formats, several copies of the weights, pictures).
+ */
 #include "server/hub/private.h"
 
 #include "engine/base/file.h"
@@ -86,8 +87,9 @@ enum status hub_read_index(const char *file, const char *where, struct hub_paths
     struct json *root;
     TRY(json_parse_file(file, MAX_INDEX_BYTES, &root, err));
     const struct json *map = json_get(root, "weight_map");
-    enum status st = json_count(map) > 0 ? OK
-                     : err_set(err, ERR_FORMAT, "%s: %s names no files", where, HUB_INDEX);
+    enum status st = json_count(map) > 0
+                         ? OK
+                         : err_set(err, ERR_FORMAT, "%s: %s names no files", where, HUB_INDEX);
     for (const struct json *c = json_first(map); c && st == OK; c = json_next(c)) {
         const char *path = json_string(c);
         if (!path || !hub_path_is_safe(path)) {

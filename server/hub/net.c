@@ -20,13 +20,14 @@ struct net {
     void (*tell)(const char *line, void *arg);
     void *tell_arg;
     CURLM *multi;
-    const char *certificates; // NULL: libcurl's own
+    const char *certificates;  // NULL: libcurl's own
     struct net_request *queue; // wait for a place, or for their time
     struct net_request *active[NET_MAX_ACTIVE];
     size_t n_active, n_queued;
 };
 
-/* ---- addresses -------------------------------------------------------------------------------- */
+/* ---- addresses --------------------------------------------------------------------------------
+ */
 
 static char *url_part(CURLU *u, CURLUPart part)
 {
@@ -53,7 +54,8 @@ static bool same_origin(const char *a, const char *b)
     return same;
 }
 
-/* ---- one try ---------------------------------------------------------------------------------- */
+/* ---- one try ----------------------------------------------------------------------------------
+ */
 
 static bool header_is(const char *line, size_t n_bytes, const char *name, const char **value)
 {
@@ -112,8 +114,8 @@ static size_t on_header(char *bytes, size_t one, size_t n_bytes, void *arg)
     struct net_request *r = arg;
     char line[512];
     if (n_bytes > 5 && memcmp(bytes, "HTTP/", 5) == 0) { // the begin of an answer
-        r->answer = (struct net_answer){.n_bytes = -1, .linked_bytes = -1, .first_byte = -1,
-                                        .total_bytes = -1};
+        r->answer = (struct net_answer){
+            .n_bytes = -1, .linked_bytes = -1, .first_byte = -1, .total_bytes = -1};
     }
     snprintf(line, sizeof line, "%.*s", n_bytes < sizeof line ? (int)n_bytes : 511, bytes);
     read_header(line, strlen(line), &r->answer);
@@ -154,7 +156,8 @@ static void start(struct net *net, struct net_request *r)
     }
     curl_easy_setopt(r->easy, CURLOPT_URL, url);
     curl_easy_setopt(r->easy, CURLOPT_PROTOCOLS_STR, "http,https");
-    curl_easy_setopt(r->easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1); // a connection each
+    curl_easy_setopt(r->easy, CURLOPT_HTTP_VERSION,
+                     (long)CURL_HTTP_VERSION_1_1); // a connection each
     curl_easy_setopt(r->easy, CURLOPT_HTTPHEADER, r->headers);
     curl_easy_setopt(r->easy, CURLOPT_USERAGENT, "sluice/" SLUICE_VERSION);
     curl_easy_setopt(r->easy, CURLOPT_NOBODY, r->head ? 1L : 0L);
@@ -196,7 +199,8 @@ static void put_aside(struct net *net, struct net_request *r)
     }
 }
 
-/* ---- what comes of it ------------------------------------------------------------------------- */
+/* ---- what comes of it -------------------------------------------------------------------------
+ */
 
 static void queue(struct net *net, struct net_request *r)
 {
@@ -224,8 +228,8 @@ static void refuse(struct net_request *r, const char *why, const char *where)
     snprintf(r->why, sizeof r->why, "%s %.150s", why, where);
 }
 
-/* True if the request goes on elsewhere. A HEAD stays on its host: what it asks for is in the answer
- * that points to another one. */
+/* True if the request goes on elsewhere. A HEAD stays on its host: what it asks for is in the
+ * answer that points to another one. */
 static bool follow(struct net *net, struct net_request *r, const char *where)
 {
     const char *here = r->at ? r->at : r->url;
@@ -315,9 +319,7 @@ static void read_result(struct net_request *r, CURLcode code, char **where)
     r->answer.n_bytes = n_bytes;
     r->answer.retry_after_s = retry_after;
     *where = to && r->answer.status / 100 == 3 ? xstrdup(to) : NULL;
-    r->end = code == CURLE_OK            ? NET_ANSWERED
-             : code == CURLE_WRITE_ERROR ? NET_STOPPED
-                                         : NET_FAILED;
+    r->end = code == CURLE_OK ? NET_ANSWERED : code == CURLE_WRITE_ERROR ? NET_STOPPED : NET_FAILED;
     if (r->why[0] == '\0') {
         snprintf(r->why, sizeof r->why, "%s", curl_easy_strerror(code));
     }
@@ -336,9 +338,11 @@ static void finish(struct net *net, struct net_request *r, CURLcode code)
     }
 }
 
-/* ---- all of them ------------------------------------------------------------------------------ */
+/* ---- all of them ------------------------------------------------------------------------------
+ */
 
-/* libcurl knows where its distribution keeps certificates, which need not be this machine's place. */
+/* libcurl knows where its distribution keeps certificates, which need not be this machine's place.
+ */
 static const char *find_certificates(void)
 {
     static const char *const variables[] = {"SSL_CERT_FILE", "CURL_CA_BUNDLE"};
@@ -367,8 +371,8 @@ enum status net_open(const struct hub_settings *s, void (*tell)(const char *line
         return err_set(err, ERR_IO, "libcurl does not start");
     }
     struct net *net = xcalloc(1, sizeof *net);
-    *net = (struct net){.settings = s, .tell = tell, .tell_arg = arg,
-                        .certificates = find_certificates()};
+    *net = (struct net){
+        .settings = s, .tell = tell, .tell_arg = arg, .certificates = find_certificates()};
     net->multi = curl_multi_init();
     if (!net->multi) {
         free(net);

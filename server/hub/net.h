@@ -1,7 +1,6 @@
-/* Requests to the hub, many at a time, on one thread. Redirects are followed here and not by libcurl:
- * the token goes to the endpoint alone. What fails for a moment (the network, 429, 5xx) is tried
- * again after a while, within bounds.
- * Thread: one owner. */
+/* Requests to the hub, many at a time, on one thread. Redirects are followed here and not by
+ * libcurl: the token goes to the endpoint alone. What fails for a moment (the network, 429, 5xx) is
+ * tried again after a while, within bounds. Thread: one owner. */
 #ifndef SLUICE_SERVER_HUB_NET_H
 #define SLUICE_SERVER_HUB_NET_H
 

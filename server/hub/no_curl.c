@@ -5,7 +5,9 @@ enum status hub_pull(const struct hub_settings *s, const struct hub_name *name,
                      char folder[PATH_MAX], struct err *err)
 {
     (void)folder;
-    return err_set(err, ERR_UNSUPPORTED, "%s is not in the cache %.200s, and this build cannot "
+    return err_set(err, ERR_UNSUPPORTED,
+                   "%s is not in the cache %.200s, and this build cannot "
                    "download: it was made without libcurl (install libcurl4-gnutls-dev and build "
-                   "again, or give a folder)", name->id, s->cache);
+                   "again, or give a folder)",
+                   name->id, s->cache);
 }

@@ -44,12 +44,14 @@ void progress_begin(struct progress *p, size_t n_files, int64_t total_bytes, int
 }
 
 /* "1.2 GB of 2.8 GB (43 %), 85 MB/s, 19 s left" */
-static void describe(const struct progress *p, int64_t n_bytes, int64_t now, char *out, size_t n_out)
+static void describe(const struct progress *p, int64_t n_bytes, int64_t now, char *out,
+                     size_t n_out)
 {
     char done[32], total[32], rate[32];
     const double seconds = (double)(now - p->began_ns) * 1e-9;
     const double per_second = seconds > 0 ? (double)(n_bytes - p->first_bytes) / seconds : 0;
-    const double percent = p->total_bytes > 0 ? 100.0 * (double)n_bytes / (double)p->total_bytes : 100;
+    const double percent =
+        p->total_bytes > 0 ? 100.0 * (double)n_bytes / (double)p->total_bytes : 100;
     int n = snprintf(out, n_out, "%s of %s (%.0f %%), %s/s", hub_size_text(n_bytes, done),
                      hub_size_text(p->total_bytes, total), percent,
                      hub_size_text((int64_t)per_second, rate));

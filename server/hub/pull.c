@@ -1,50 +1,20 @@
-/* What is missing of a model comes from the hub: the list of a revision's files, the small ones, and
- * then the weights that these name. Links are made when their blobs are whole, those of the weights
- * when all of them are, and the revision's ref at the very end: what the cache says of a model holds,
- * whatever cuts a download short. */
+/* What is missing of a model comes from the hub: the list of a revision's files, the small ones,
+ * and then the weights that these name. Links are made when their blobs are whole, those of the
+ * weights when all of them are, and the revision's ref at the very end: what the cache says of a
+ * model holds, whatever cuts a download short. */
 #include "server/hub/pull.h"
 
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
 
 enum { MAX_LIST_BYTES = 64 << 20, MAX_FILES = 10000, LIST_MS = 100 };
 
-/* ---- the list --------------------------------------------------------------------------------- */
-
-static void put_escaped(struct buf *b, const char *text, size_t n_bytes)
-{
-    char *escaped = n_bytes > 0 ? curl_easy_escape(NULL, text, (int)n_bytes) : NULL;
-    buf_puts(b, escaped ? escaped : "");
-    curl_free(escaped);
-}
-
-char *pull_file_url(const struct pull *p, const char *path)
-{
-    struct buf url;
-    buf_init(&url, 1 << 16);
-    buf_printf(&url, "%s/%s/resolve/%s/", p->settings->endpoint, p->name->id, p->commit);
-    for (const char *at = path; *at;) { // each folder's name, with the slashes between
-        const size_t n = strcspn(at, "/");
-        put_escaped(&url, at, n);
-        buf_puts(&url, at[n] ? "/" : "");
-        at += n + (at[n] == '/');
-    }
-    return url.data;
-}
-
-static char *list_url(const struct pull *p)
-{
-    struct buf url;
-    buf_init(&url, 1 << 16);
-    buf_printf(&url, "%s/api/models/%s/revision/", p->settings->endpoint, p->name->id);
-    put_escaped(&url, p->name->revision, strlen(p->name->revision));
-    return url.data;
-}
+/* ---- the list ---------------------------------------------------------------------------------
+ */
 
 struct list {
     struct pull *pull;
@@ -79,11 +49,14 @@ static enum status read_siblings(struct pull *p, const struct json *list)
     for (const struct json *c = json_first(list); c; c = json_next(c)) {
         const char *path = json_get_string(c, "rfilename");
         if (!path || !hub_path_is_safe(path)) {
-            return err_set(p->err, ERR_FORMAT, "%s: the hub lists a file '%.150s', which would lie "
-                           "outside of the model's folder: refused", p->name->id, path ? path : "");
+            return err_set(p->err, ERR_FORMAT,
+                           "%s: the hub lists a file '%.150s', which would lie "
+                           "outside of the model's folder: refused",
+                           p->name->id, path ? path : "");
         }
         const size_t n = strlen(path);
-        const bool weights = !strchr(path, '/') && n > 12 && strcmp(path + n - 12, ".safetensors") == 0;
+        const bool weights =
+            !strchr(path, '/') && n > 12 && strcmp(path + n - 12, ".safetensors") == 0;
         if (weights || hub_is_needed(path)) {
             hub_paths_add(&p->listed, path);
         }
@@ -115,9 +88,9 @@ static enum status read_list(struct pull *p, const struct buf *text)
 static enum status list_files(struct pull *p)
 {
     struct list l = {.pull = p};
-    struct net_request r = {.from = -1, .prepare = list_prepare, .take = list_take,
-                            .done = list_done, .arg = &l};
-    r.url = list_url(p);
+    struct net_request r = {
+        .from = -1, .prepare = list_prepare, .take = list_take, .done = list_done, .arg = &l};
+    r.url = pull_list_url(p);
     buf_init(&l.text, MAX_LIST_BYTES);
     net_submit(p->net, &r);
     while (net_pending(p->net) > 0) {
@@ -129,7 +102,8 @@ static enum status list_files(struct pull *p)
     return st;
 }
 
-/* ---- what is needed of it --------------------------------------------------------------------- */
+/* ---- what is needed of it ---------------------------------------------------------------------
+ */
 
 static struct pull_file *add_file(struct pull *p, const char *path)
 {
@@ -148,8 +122,10 @@ static struct pull_file *add_file(struct pull *p, const char *path)
 static enum status add_small(struct pull *p)
 {
     if (!hub_paths_has(&p->listed, "config.json")) {
-        return err_set(p->err, ERR_UNSUPPORTED, "%s has no config.json: it is no model in the form "
-                       "that sluice reads; choose another repository of it", p->name->id);
+        return err_set(p->err, ERR_UNSUPPORTED,
+                       "%s has no config.json: it is no model in the form "
+                       "that sluice reads; choose another repository of it",
+                       p->name->id);
     }
     for (size_t i = 0; i < p->listed.n; i++) {
         if (hub_is_needed(p->listed.items[i])) {
@@ -167,8 +143,10 @@ static enum status add_shards(struct pull *p, const char *index_hash)
     enum status st = hub_read_index(index, p->name->id, &shards, p->err);
     for (size_t i = 0; i < shards.n && st == OK; i++) {
         if (!hub_paths_has(&p->listed, shards.items[i])) {
-            st = err_set(p->err, ERR_FORMAT, "%s: its index names %.150s, which the hub does not "
-                         "list", p->name->id, shards.items[i]);
+            st = err_set(p->err, ERR_FORMAT,
+                         "%s: its index names %.150s, which the hub does not "
+                         "list",
+                         p->name->id, shards.items[i]);
         } else {
             add_file(p, shards.items[i]);
         }
@@ -195,13 +173,15 @@ static enum status add_weights(struct pull *p)
             add_file(p, p->listed.items[i]);
         }
     }
-    return p->n_files > n_small
-               ? OK
-               : err_set(p->err, ERR_UNSUPPORTED, "%s has no weights as safetensors, which is the "
-                         "form that sluice reads: choose another repository of it", p->name->id);
+    return p->n_files > n_small ? OK
+                                : err_set(p->err, ERR_UNSUPPORTED,
+                                          "%s has no weights as safetensors, which is the "
+                                          "form that sluice reads: choose another repository of it",
+                                          p->name->id);
 }
 
-/* ---- room ------------------------------------------------------------------------------------- */
+/* ---- room -------------------------------------------------------------------------------------
+ */
 
 /* Counts what is here from file `first` on, and asks the disk for the rest. */
 static enum status check_room(struct pull *p, size_t first)
@@ -222,10 +202,12 @@ static enum status check_room(struct pull *p, size_t first)
     if ((double)needed <= room) {
         return OK;
     }
-    return err_set(p->err, ERR_IO, "%s needs %lld bytes more, and the disk of %.150s has %.0f free: "
-                   "make room ('sluice list' shows what lies there, 'sluice remove' deletes it), or "
-                   "set HF_HUB_CACHE to a folder on another disk", p->name->id, (long long)needed,
-                   p->settings->cache, room);
+    return err_set(
+        p->err, ERR_IO,
+        "%s needs %lld bytes more, and the disk of %.150s has %.0f free: "
+        "make room ('sluice list' shows what lies there, 'sluice remove' deletes it), or "
+        "set HF_HUB_CACHE to a folder on another disk",
+        p->name->id, (long long)needed, p->settings->cache, room);
 }
 
 static enum status link_files(struct pull *p, size_t first)
@@ -236,7 +218,8 @@ static enum status link_files(struct pull *p, size_t first)
     return OK;
 }
 
-/* ---- all of it -------------------------------------------------------------------------------- */
+/* ---- all of it --------------------------------------------------------------------------------
+ */
 
 static void tell(const char *line, void *arg)
 {

@@ -1,6 +1,5 @@
-/* A download while it runs: what pull.c (what is needed), pull_files.c (its bytes) and explain.c (why
- * not) share.
- * Thread: main. */
+/* A download while it runs: what pull.c (what is needed), pull_files.c (its bytes) and explain.c
+ * (why not) share. Thread: main. */
 #ifndef SLUICE_SERVER_HUB_PULL_H
 #define SLUICE_SERVER_HUB_PULL_H
 
@@ -12,17 +11,17 @@ enum pull_state { FILE_WAITS, FILE_LOADS, FILE_CHECKS, FILE_DONE };
 
 struct pull_file {
     struct pull *pull;
-    char *path;         // in the repository
-    char hash[65];      // "": the hub was not asked yet
+    char *path;    // in the repository
+    char hash[65]; // "": the hub was not asked yet
     int64_t n_bytes;
     struct net_request head;
     enum pull_state state;
     struct blob blob;
-    bool *busy;         // [blob.n_parts], a request is under way for it
-    char *storage;      // where the hub sent us for its bytes; NULL: ask again
+    bool *busy;    // [blob.n_parts], a request is under way for it
+    char *storage; // where the hub sent us for its bytes; NULL: ask again
     bool no_ranges, told_busy;
     int n_active, n_refused, n_wrong; // requests; answers without use; contents with another hash
-    int64_t look_ns;    // when to try its lock again
+    int64_t look_ns;                  // when to try its lock again
 };
 
 struct pull {
@@ -46,10 +45,12 @@ enum status pull_describe(struct pull *p);
 /* Brings all files that are not done into the cache's blobs. */
 enum status pull_download(struct pull *p);
 
-/* Where the hub has a file of the commit. The caller frees it. */
+/* Where the hub has the list of the revision, and a file of the commit. The caller frees it. */
+char *pull_list_url(const struct pull *p);
 char *pull_file_url(const struct pull *p, const char *path);
 
-/* The sentence for a request that brought nothing. `what` is a file, or NULL for the model itself. */
+/* The sentence for a request that brought nothing. `what` is a file, or NULL for the model itself.
+ */
 enum status pull_explain(struct pull *p, const struct net_request *r, const char *what);
 
 #endif

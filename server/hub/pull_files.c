@@ -1,5 +1,5 @@
-/* The bytes of a download: what each file is (its hash and size), then its parts, several at a time;
- * parts of one file and of several beside each other, in the order of the list. */
+/* The bytes of a download: what each file is (its hash and size), then its parts, several at a
+ * time; parts of one file and of several beside each other, in the order of the list. */
 #include "server/hub/pull.h"
 
 #include "engine/base/clock.h"
@@ -21,7 +21,8 @@ struct worker {
     int32_t part;
 };
 
-/* ---- what each file is ------------------------------------------------------------------------ */
+/* ---- what each file is ------------------------------------------------------------------------
+ */
 
 static void described(struct net_request *r)
 {
@@ -40,9 +41,10 @@ static void described(struct net_request *r)
         return;
     }
     if (!hub_is_hash(hash) || n_bytes < 0 || n_bytes > MAX_FILE_BYTES) {
-        p->st = err_set(p->err, ERR_FORMAT, "%s: the hub gives no hash and size for %.150s (hash "
-                        "'%.80s'): without them it could not be checked", p->name->id, f->path,
-                        hash);
+        p->st = err_set(p->err, ERR_FORMAT,
+                        "%s: the hub gives no hash and size for %.150s (hash "
+                        "'%.80s'): without them it could not be checked",
+                        p->name->id, f->path, hash);
     } else if (a->commit[0] && strcmp(a->commit, p->commit) != 0) {
         p->st = err_set(p->err, ERR_FORMAT, "%s: the hub gives %.150s of another commit: try again",
                         p->name->id, f->path);
@@ -68,7 +70,8 @@ enum status pull_describe(struct pull *p)
     return p->st;
 }
 
-/* ---- a part ----------------------------------------------------------------------------------- */
+/* ---- a part -----------------------------------------------------------------------------------
+ */
 
 static void prepare_part(struct net_request *r)
 {
@@ -83,8 +86,7 @@ static void prepare_part(struct net_request *r)
     r->from = all ? -1 : begin + got;
     r->to = begin + blob_part_bytes(b, w->part);
     free(r->url);
-    r->url = f->storage ? xstrdup(f->storage)
-                        : pull_file_url(f->pull, f->path);
+    r->url = f->storage ? xstrdup(f->storage) : pull_file_url(f->pull, f->path);
 }
 
 static bool take_bytes(struct net_request *r, const void *bytes, size_t n_bytes)
@@ -153,14 +155,15 @@ static void start_part(struct worker *w, struct pull_file *f, int32_t part)
 {
     w->file = f;
     w->part = part;
-    w->request = (struct net_request){.prepare = prepare_part, .take = take_bytes,
-                                      .done = part_done, .arg = w};
+    w->request = (struct net_request){
+        .prepare = prepare_part, .take = take_bytes, .done = part_done, .arg = w};
     f->busy[part] = true;
     f->n_active++;
     net_submit(f->pull->net, &w->request);
 }
 
-/* ---- a file ----------------------------------------------------------------------------------- */
+/* ---- a file -----------------------------------------------------------------------------------
+ */
 
 static void set_busy(struct pull_file *f)
 {
@@ -232,9 +235,10 @@ static enum status wrong_bytes(struct pull_file *f)
         return blob_start_over(&f->blob, f->no_ranges, p->err);
     }
     unlink(f->blob.incomplete);
-    return err_set(p->err, ERR_FORMAT, "%s: the bytes of %.150s are not what the hub says (hash %s "
-                   "instead of %s): nothing of it was kept; try again later", p->name->id, f->path,
-                   f->blob.found, f->hash);
+    return err_set(p->err, ERR_FORMAT,
+                   "%s: the bytes of %.150s are not what the hub says (hash %s "
+                   "instead of %s): nothing of it was kept; try again later",
+                   p->name->id, f->path, f->blob.found, f->hash);
 }
 
 static enum status see_check(struct pull_file *f)
@@ -288,7 +292,8 @@ static int32_t open_part(const struct pull_file *f)
     return -1;
 }
 
-/* ---- all of them ------------------------------------------------------------------------------ */
+/* ---- all of them ------------------------------------------------------------------------------
+ */
 
 /* Gives an idle worker something to do, if there is anything. */
 static enum status employ(struct pull *p, struct worker *w)

@@ -34,7 +34,8 @@ static enum status join(char *out, const char *dir, const char *more, struct err
     const bool at_home = dir[0] == '~' && (dir[1] == '/' || dir[1] == '\0');
     const char *home = variable("HOME");
     if (at_home && !home) {
-        return err_set(err, ERR_INVALID, "where is the cache of models? HOME is not set: set "
+        return err_set(err, ERR_INVALID,
+                       "where is the cache of models? HOME is not set: set "
                        "HF_HOME to a folder");
     }
     return hub_path(out, err, "%s%s%s", at_home ? home : "", dir + at_home, more);
@@ -57,7 +58,8 @@ static enum status read_cache(struct hub_settings *s, const char *home, struct e
     return given ? join(s->cache, given, "", err) : join(s->cache, home, "/hub", err);
 }
 
-/* A token goes into a header: white space around it is a file's last line, any within is a mistake. */
+/* A token goes into a header: white space around it is a file's last line, any within is a mistake.
+ */
 static enum status set_token(struct hub_settings *s, const char *text, const char *from,
                              struct err *err)
 {
@@ -113,8 +115,10 @@ static enum status read_endpoint(struct hub_settings *s, struct err *err)
     }
     const bool known = strncmp(url, "https://", 8) == 0 || strncmp(url, "http://", 7) == 0;
     if (!known || n >= sizeof s->endpoint || strpbrk(url, " \r\n?#@")) {
-        return err_set(err, ERR_INVALID, "HF_ENDPOINT: '%.200s' is no address such as "
-                       "https://huggingface.co", url);
+        return err_set(err, ERR_INVALID,
+                       "HF_ENDPOINT: '%.200s' is no address such as "
+                       "https://huggingface.co",
+                       url);
     }
     snprintf(s->endpoint, sizeof s->endpoint, "%.*s", (int)n, url);
     return OK;

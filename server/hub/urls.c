@@ -1,0 +1,34 @@
+/* Addresses below the endpoint. */
+#include "server/hub/pull.h"
+
+#include <string.h>
+
+static void put_escaped(struct buf *b, const char *text, size_t n_bytes)
+{
+    char *escaped = n_bytes > 0 ? curl_easy_escape(NULL, text, (int)n_bytes) : NULL;
+    buf_puts(b, escaped ? escaped : "");
+    curl_free(escaped);
+}
+
+char *pull_file_url(const struct pull *p, const char *path)
+{
+    struct buf url;
+    buf_init(&url, 1 << 16);
+    buf_printf(&url, "%s/%s/resolve/%s/", p->settings->endpoint, p->name->id, p->commit);
+    for (const char *at = path; *at;) { // each folder's name, with the slashes between
+        const size_t n = strcspn(at, "/");
+        put_escaped(&url, at, n);
+        buf_puts(&url, at[n] ? "/" : "");
+        at += n + (at[n] == '/');
+    }
+    return url.data;
+}
+
+char *pull_list_url(const struct pull *p)
+{
+    struct buf url;
+    buf_init(&url, 1 << 16);
+    buf_printf(&url, "%s/api/models/%s/revision/", p->settings->endpoint, p->name->id);
+    put_escaped(&url, p->name->revision, strlen(p->name->revision));
+    return url.data;
+}
