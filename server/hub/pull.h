@@ -20,7 +20,7 @@ struct pull_file {
     bool *busy;    // [blob.n_parts], a request is under way for it
     char *storage; // where the hub sent us for its bytes; NULL: ask again
     bool no_ranges, told_busy;
-    int n_active, n_refused, n_wrong; // requests; answers without use; contents with another hash
+    int n_active, n_refused, n_wrong; // requests; answers without use, in a row; contents with another hash
     int64_t look_ns;                  // when to try its lock again
 };
 

@@ -19,6 +19,7 @@ struct worker {
     struct net_request request;
     struct pull_file *file; // NULL: idle
     int32_t part;
+    bool remembered; // the address was not the hub's but where it sent an earlier request
 };
 
 /* ---- what each file is ------------------------------------------------------------------------
@@ -86,6 +87,7 @@ static void prepare_part(struct net_request *r)
     r->from = all ? -1 : begin + got;
     r->to = begin + blob_part_bytes(b, w->part);
     free(r->url);
+    w->remembered = f->storage != NULL;
     r->url = f->storage ? xstrdup(f->storage) : pull_file_url(f->pull, f->path);
 }
 
@@ -115,10 +117,18 @@ static bool take_bytes(struct net_request *r, const void *bytes, size_t n_bytes)
 }
 
 /* An answer that is of no use, but may be another time: where the bytes are is asked for anew. */
-static void refused(struct pull_file *f, const struct net_request *r)
+static void refused(struct worker *w)
 {
-    free(f->storage);
-    f->storage = NULL;
+    struct pull_file *f = w->file;
+    const struct net_request *r = &w->request;
+    if (w->remembered) {
+        const bool known = !f->storage || strcmp(f->storage, r->url) != 0;
+        if (known) {
+            return; // another request has found that out before
+        }
+        free(f->storage);
+        f->storage = NULL;
+    }
     if (++f->n_refused > MAX_REFUSED) {
         pull_explain(f->pull, r, f->path);
     }
@@ -128,21 +138,22 @@ static void part_done(struct net_request *r)
 {
     struct worker *w = r->arg;
     struct pull_file *f = w->file;
-    const bool used_storage = f->storage && strcmp(f->storage, r->url) == 0;
     f->busy[w->part] = false;
     f->n_active--;
-    if (r->redirected_to && !used_storage) {
+    if (r->redirected_to && !w->remembered) {
         free(f->storage);
         f->storage = r->redirected_to;
         r->redirected_to = NULL;
     }
     if (f->pull->st == OK && r->end == NET_ANSWERED && r->answer.status / 100 == 2) {
         if (f->blob.got[w->part] < blob_part_bytes(&f->blob, w->part)) {
-            refused(f, r); // less came than was asked for
+            refused(w); // less came than was asked for
+        } else {
+            f->n_refused = 0;
         }
     } else if (f->pull->st == OK && !(r->end == NET_STOPPED && f->no_ranges)) {
-        if (used_storage && r->end == NET_ANSWERED) {
-            refused(f, r); // such addresses hold for a while only
+        if (w->remembered && r->end == NET_ANSWERED) {
+            refused(w); // such addresses hold for a while only
         } else {
             pull_explain(f->pull, r, f->path);
         }

@@ -980,7 +980,7 @@ def test_bad_configuration_ends_with_a_sentence():
     assert r.returncode == 2 and "did you mean" in r.stderr
     r = run("/nonexistent", "--port", "0")
     assert r.returncode == 1 and "/nonexistent" in r.stderr
-    assert "nothing is downloaded" in r.stderr
+    assert "there is no such folder; give one with config.json" in r.stderr
     r = run("--help")
     assert r.returncode == 0 and "--max-model-len" in r.stdout
     r = run(DEMO, "--print-config", "--port", "7")

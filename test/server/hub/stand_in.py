@@ -32,6 +32,13 @@ class Repo:
         return hashlib.sha256(data).hexdigest() if self.is_large(path) else git_hash(data)
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        pass  # clients that leave are what some tests are about
+
+
 class Hub:
     """hub.url is the endpoint. on_api and on_storage (may be None) see a handler first; true: it has answered."""
 
@@ -40,6 +47,7 @@ class Hub:
         self.requests = []       # (host, method, path, headers)
         self.on_api = self.on_storage = None
         self.ranges = True
+        self.signed = 0          # how many addresses of the storage host were given out; each is another
         self.lock = threading.Lock()
         self.api = self.listen("127.0.0.1", Api)
         self.storage = self.listen("127.0.0.2", Storage)
@@ -47,8 +55,7 @@ class Hub:
         self.storage_url = "http://127.0.0.2:%d" % self.storage.server_port
 
     def listen(self, address, handler):
-        server = ThreadingHTTPServer((address, 0), handler)
-        server.daemon_threads = True
+        server = Server((address, 0), handler)
         server.hub = self
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         return server
@@ -127,8 +134,9 @@ class Api(Handler):
 
     def answer(self):
         listing = re.match(r"/api/models/([^/]+/[^/]+)/revision/(.+)$", self.path)
+        tree = re.match(r"/api/models/([^/]+/[^/]+)/tree/([^?]+)", self.path)
         file = re.match(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)$", self.path)
-        name, revision = (listing or file).group(1, 2) if listing or file else ("", "")
+        name, revision = (listing or tree or file).group(1, 2) if listing or tree or file else ("", "")
         if not any(n == name for n, _ in self.hub.repos):
             return self.send(401, b"{}", X_Error_Code="RepoNotFound")
         commit = self.hub.refs.get((name, revision.split("?")[0]))
@@ -142,21 +150,33 @@ class Api(Handler):
             paths = repo.listed or list(repo.files)
             return self.send(200, json.dumps({"id": name, "sha": commit,
                                               "siblings": [{"rfilename": p} for p in paths]}).encode())
+        if tree:  # huggingface_hub's way to ask
+            return self.send(200, json.dumps([self.entry(repo, path) for path in repo.files]).encode())
         path = file.group(3)
         if path not in repo.files:
             return self.send(404, X_Error_Code="EntryNotFound")
         data, etag = repo.files[path], repo.etag(path)
         if repo.is_large(path):
+            with self.hub.lock:
+                self.hub.signed += 1
+                signature = self.hub.signed
             return self.send(302, X_Repo_Commit=commit, X_Linked_Etag='"%s"' % etag, X_Linked_Size=len(data),
-                             Location="%s/%s/%s/%s" % (self.hub.storage_url, name, commit, path))
+                             Location="%s/%s/%s/%s?%d" % (self.hub.storage_url, name, commit, path, signature))
         self.send_bytes(data, X_Repo_Commit=commit, ETag='"%s"' % etag)
+
+
+    @staticmethod
+    def entry(repo, path):
+        data = repo.files[path]
+        lfs = {"lfs": {"oid": repo.etag(path), "size": len(data), "pointerSize": 130}} if repo.is_large(path) else {}
+        return {"type": "file", "path": path, "size": len(data), "oid": git_hash(data), **lfs}
 
 
 class Storage(Handler):
     host = "storage"
 
     def data(self):
-        org, name, commit, path = self.path[1:].split("/", 3)
+        org, name, commit, path = self.path[1:].split("?")[0].split("/", 3)
         return self.hub.repos[org + "/" + name, commit].files[path]
 
     def answer(self):
