@@ -129,8 +129,11 @@ static void refused(struct worker *w)
         free(f->storage);
         f->storage = NULL;
     }
+    struct pull *p = f->pull;
     if (++f->n_refused > MAX_REFUSED) {
-        pull_explain(f->pull, r, f->path);
+        p->st = err_set(p->err, ERR_IO, "%s: the hub sends on to another host for %.150s, which "
+                        "does not give it (status %ld): try again later; what has come stays",
+                        p->name->id, f->path, r->answer.status);
     }
 }
 
@@ -140,19 +143,21 @@ static void part_done(struct net_request *r)
     struct pull_file *f = w->file;
     f->busy[w->part] = false;
     f->n_active--;
-    if (r->redirected_to && !w->remembered) {
+    const bool elsewhere = w->remembered || r->redirected_to;
+    const bool served = r->end == NET_ANSWERED && r->answer.status / 100 == 2;
+    if (served && r->redirected_to) {
         free(f->storage);
         f->storage = r->redirected_to;
         r->redirected_to = NULL;
     }
-    if (f->pull->st == OK && r->end == NET_ANSWERED && r->answer.status / 100 == 2) {
+    if (f->pull->st == OK && served) {
         if (f->blob.got[w->part] < blob_part_bytes(&f->blob, w->part)) {
             refused(w); // less came than was asked for
         } else {
             f->n_refused = 0;
         }
     } else if (f->pull->st == OK && !(r->end == NET_STOPPED && f->no_ranges)) {
-        if (w->remembered && r->end == NET_ANSWERED) {
+        if (elsewhere && r->end == NET_ANSWERED) {
             refused(w); // such addresses hold for a while only
         } else {
             pull_explain(f->pull, r, f->path);

@@ -311,7 +311,7 @@ def test_a_killed_download_goes_on(hub, env):
 def test_a_damaged_rest_of_a_download_is_found_by_the_hash(hub, env):
     hub.add("org/small", LARGE)
     hub.on_storage = lambda h: h.send(404) or True
-    refused(env, "has no file model.safetensors")
+    refused(env, "another host for model.safetensors, which does not give it (status 404)")
     [part] = [b for b in blobs(env) if "incomplete" in b]
     path = os.path.join(repo_folder(env), "blobs", part)
     with open(path, "r+b") as f:  # says that its first part is there
@@ -321,7 +321,7 @@ def test_a_damaged_rest_of_a_download_is_found_by_the_hash(hub, env):
     assert open(pull(env) + "/model.safetensors", "rb").read() == LARGE["model.safetensors"]
     rc, out, err = run(env, "remove", "org/small")
     hub.on_storage = lambda h: h.send(404) or True
-    refused(env, "has no file")
+    refused(env, "does not give it (status 404)")
     open(path, "r+b").truncate(1000)
     hub.on_storage = None
     assert open(pull(env) + "/model.safetensors", "rb").read() == LARGE["model.safetensors"]
