@@ -22,8 +22,7 @@ VARIABLES = ("HF_", "HUGGING", "TRANSFORMERS_", "XDG_", "SSL_CERT", "CURL_CA", "
              "all_proxy", "no_proxy", "NO_PROXY", "SLUICE_MODEL")
 SMALL = {"config.json": b'{"model_type": "x"}', "tokenizer.json": b"{}" * 900, "model.safetensors": bytes(range(256)) * 20}
 
-if b"cannot download" in subprocess.run([SLUICE, "pull", "a/b"], capture_output=True,
-                                        env={"HF_ENDPOINT": "http://127.0.0.1:1", "HOME": "/nonexistent"}).stderr:
+if "libcurl" not in subprocess.run(["ldd", SLUICE], capture_output=True, text=True).stdout:
     pytest.skip("built without libcurl", allow_module_level=True)
 
 
