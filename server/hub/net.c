@@ -276,11 +276,13 @@ static bool is_passing(const struct net_request *r)
     }
 }
 
-/* True if the request is to be tried again, and when. Bytes that came begin the count anew. */
+/* True if the request is to be tried again, and when. Bytes that came and
+ * stay begin the count anew. */
 static bool try_again(struct net *net, struct net_request *r)
 {
-    r->n_tries = r->took ? 0 : r->n_tries;
-    r->waited_ns = r->took ? 0 : r->waited_ns;
+    const bool nearer = r->took && r->keeps;
+    r->n_tries = nearer ? 0 : r->n_tries;
+    r->waited_ns = nearer ? 0 : r->waited_ns;
     if (!is_passing(r)) {
         return false;
     }

@@ -30,6 +30,7 @@ struct net_request {
     /* The caller's; `prepare` (may be NULL) may set them anew before every try. */
     char *url; // owned
     bool head;
+    bool keeps;       // what came before a cut is not asked for again: then tries begin anew
     int64_t from, to; // a range without `to`; from < 0: all
     void (*prepare)(struct net_request *r);
     /* Bytes of a 2xx answer; false: no more of them. */

@@ -82,6 +82,7 @@ static void prepare_part(struct net_request *r)
     if (f->no_ranges) {
         b->got[w->part] = 0; // nothing but the begin can be had
     }
+    r->keeps = !f->no_ranges;
     const int64_t begin = w->part * b->part_bytes, got = b->got[w->part];
     const bool all = b->n_parts == 1 && got == 0;
     r->from = all ? -1 : begin + got;

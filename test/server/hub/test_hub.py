@@ -357,6 +357,31 @@ def test_a_storage_host_without_ranges(hub, env):
     assert open(pull(env) + "/model.safetensors", "rb").read() == LARGE["model.safetensors"]
 
 
+def test_what_is_always_cut_and_cannot_be_resumed_ends(hub, env):
+    hub.add("org/small", LARGE)
+    hub.ranges = False
+    hub.on_storage = lambda h: h.send_bytes(h.data(), cut=300000) or True
+    refused(env, "model.safetensors did not come whole")
+    hub.on_api = lambda h: "/api/" in h.path and (h.send_bytes(b"{" * 1000, cut=10) or True)
+    refused(env, "its list of files did not come whole")
+
+
+def test_parts_and_files_come_beside_each_other(hub, env):
+    index = {"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}
+    hub.add("org/small", {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode(),
+                          "m-1.safetensors": os.urandom(3 << 20), "m-2.safetensors": os.urandom(3 << 20)})
+    now, most = set(), []
+
+    def watch(h):
+        now.add((h.path.split("?")[0], h.headers["Range"]))
+        most.append(len(now))
+        time.sleep(0.3)
+        now.discard((h.path.split("?")[0], h.headers["Range"]))
+    hub.on_storage = watch
+    pull(env)
+    assert 3 < max(most) <= 8
+
+
 def test_an_address_of_the_storage_host_that_has_expired_is_asked_for_anew(hub, env):
     hub.add("org/small", {**LARGE, "model.safetensors": os.urandom(23 << 20)})
     seen, late = [], []
