@@ -23,8 +23,7 @@ static void set_text(const char **field, const char *text)
     *field = copy;
 }
 
-/* ---- none was given ---------------------------------------------------------------------------
- */
+/* ---- none was given -------------------------------------------------------------------------- */
 
 struct offers {
     char *models[MAX_OFFERS];
@@ -150,8 +149,7 @@ enum status model_choose(struct config *c, bool may_ask, struct err *err)
     return st;
 }
 
-/* ---- a folder or a name -----------------------------------------------------------------------
- */
+/* ---- a folder or a name ---------------------------------------------------------------------- */
 
 static bool is_folder(const char *path)
 {

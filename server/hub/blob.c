@@ -186,8 +186,7 @@ enum status blob_write(struct blob *b, int32_t part, const void *bytes, size_t n
     return write_at(b, got, sizeof *got, trailer_at(b, part), err);
 }
 
-/* ---- the check --------------------------------------------------------------------------------
- */
+/* ---- the check ------------------------------------------------------------------------------- */
 
 static void *check(void *arg)
 {

@@ -14,8 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- walks ------------------------------------------------------------------------------------
- */
+/* ---- walks ----------------------------------------------------------------------------------- */
 
 /* The names in a folder, sorted; none if it cannot be read. */
 static void read_names(const char *folder, struct hub_paths *out)
@@ -79,8 +78,7 @@ static void read_blobs(const char *repo, const char *commit, struct hub_paths *o
     hub_paths_free(&files);
 }
 
-/* ---- list -------------------------------------------------------------------------------------
- */
+/* ---- list ------------------------------------------------------------------------------------ */
 
 /* "models--ORG--NAME" */
 static bool id_of_folder(const char *folder, char id[HUB_ID_BYTES])
@@ -210,8 +208,7 @@ enum status hub_list(const struct hub_settings *s,
     return OK;
 }
 
-/* ---- remove -----------------------------------------------------------------------------------
- */
+/* ---- remove ---------------------------------------------------------------------------------- */
 
 /* Takes all locks of a model, so that nothing is taken from under a download. */
 static enum status take_locks(const struct hub_settings *s, const char *id, int **fds,

@@ -1,6 +1,6 @@
 /* Which files of a repository a model needs: what the engine, the tokenizer and the templates read,
- * and nothing else of what may lie there (other formats, several copies of the weights, pictures).
- */
+ * and nothing else of what may lie there (other formats, several copies of the weights,
+ * pictures). */
 #include "server/hub/private.h"
 
 #include "engine/base/file.h"

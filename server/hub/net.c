@@ -26,8 +26,7 @@ struct net {
     size_t n_active, n_queued;
 };
 
-/* ---- addresses --------------------------------------------------------------------------------
- */
+/* ---- addresses ------------------------------------------------------------------------------- */
 
 static char *url_part(CURLU *u, CURLUPart part)
 {
@@ -54,8 +53,7 @@ static bool same_origin(const char *a, const char *b)
     return same;
 }
 
-/* ---- one try ----------------------------------------------------------------------------------
- */
+/* ---- one try --------------------------------------------------------------------------------- */
 
 static bool header_is(const char *line, size_t n_bytes, const char *name, const char **value)
 {
@@ -140,46 +138,61 @@ static void add_header(struct net_request *r, const char *line)
     r->headers = list ? list : r->headers;
 }
 
-static void start(struct net *net, struct net_request *r)
+/* The same for every request. Certificates are checked, as libcurl does by itself. */
+static void set_options(const struct net *net, CURL *easy)
 {
-    if (!r->at && r->prepare) {
-        r->prepare(r);
+    curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1); // a connection each
+    curl_easy_setopt(easy, CURLOPT_USERAGENT, "sluice/" SLUICE_VERSION);
+    curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, on_header);
+    curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_body);
+    curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, 256L << 10);
+    curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S);
+    curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, 1L);
+    curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, (long)net->settings->timeout_s);
+    if (net->certificates) {
+        curl_easy_setopt(easy, CURLOPT_CAINFO, net->certificates);
     }
-    const char *url = r->at ? r->at : r->url;
-    r->easy = curl_easy_init();
-    r->took = false;
-    r->why[0] = '\0';
-    if (same_origin(url, net->settings->endpoint) && net->settings->token[0]) {
+}
+
+static void set_request(const struct net *net, struct net_request *r, const char *url)
+{
+    if (net->settings->token[0] && same_origin(url, net->settings->endpoint)) {
         char line[sizeof net->settings->token + 32];
         snprintf(line, sizeof line, "Authorization: Bearer %s", net->settings->token);
         add_header(r, line);
     }
     curl_easy_setopt(r->easy, CURLOPT_URL, url);
-    curl_easy_setopt(r->easy, CURLOPT_PROTOCOLS_STR, "http,https");
-    curl_easy_setopt(r->easy, CURLOPT_HTTP_VERSION,
-                     (long)CURL_HTTP_VERSION_1_1); // a connection each
     curl_easy_setopt(r->easy, CURLOPT_HTTPHEADER, r->headers);
-    curl_easy_setopt(r->easy, CURLOPT_USERAGENT, "sluice/" SLUICE_VERSION);
     curl_easy_setopt(r->easy, CURLOPT_NOBODY, r->head ? 1L : 0L);
-    curl_easy_setopt(r->easy, CURLOPT_HEADERFUNCTION, on_header);
     curl_easy_setopt(r->easy, CURLOPT_HEADERDATA, r);
-    curl_easy_setopt(r->easy, CURLOPT_WRITEFUNCTION, on_body);
     curl_easy_setopt(r->easy, CURLOPT_WRITEDATA, r);
-    curl_easy_setopt(r->easy, CURLOPT_BUFFERSIZE, 256L << 10);
     curl_easy_setopt(r->easy, CURLOPT_ERRORBUFFER, r->why);
     curl_easy_setopt(r->easy, CURLOPT_PRIVATE, r);
-    curl_easy_setopt(r->easy, CURLOPT_NOSIGNAL, 1L);
-    curl_easy_setopt(r->easy, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S);
-    curl_easy_setopt(r->easy, CURLOPT_LOW_SPEED_LIMIT, 1L);
-    curl_easy_setopt(r->easy, CURLOPT_LOW_SPEED_TIME, (long)net->settings->timeout_s);
-    if (net->certificates) {
-        curl_easy_setopt(r->easy, CURLOPT_CAINFO, net->certificates);
-    }
     if (r->from >= 0) {
         char range[64];
         snprintf(range, sizeof range, "%lld-%lld", (long long)r->from, (long long)r->to - 1);
         curl_easy_setopt(r->easy, CURLOPT_RANGE, range);
     }
+}
+
+static void start(struct net *net, struct net_request *r)
+{
+    if (!r->at && r->prepare) {
+        r->prepare(r);
+    }
+    r->easy = curl_easy_init();
+    r->took = false;
+    r->why[0] = '\0';
+    if (!r->easy) {
+        r->end = NET_FAILED;
+        r->code = CURLE_OUT_OF_MEMORY;
+        r->done(r);
+        return;
+    }
+    set_options(net, r->easy);
+    set_request(net, r, r->at ? r->at : r->url);
     curl_multi_add_handle(net->multi, r->easy);
     net->active[net->n_active++] = r;
 }
@@ -199,8 +212,7 @@ static void put_aside(struct net *net, struct net_request *r)
     }
 }
 
-/* ---- what comes of it -------------------------------------------------------------------------
- */
+/* ---- what comes of it ------------------------------------------------------------------------ */
 
 static void queue(struct net *net, struct net_request *r)
 {
@@ -276,8 +288,8 @@ static bool is_passing(const struct net_request *r)
     }
 }
 
-/* True if the request is to be tried again, and when. Bytes that came and
- * stay begin the count anew. */
+/* True if the request is to be tried again, and when. Bytes that came and stay begin the count
+ * anew. */
 static bool try_again(struct net *net, struct net_request *r)
 {
     const bool nearer = r->took && r->keeps;
@@ -340,11 +352,9 @@ static void finish(struct net *net, struct net_request *r, CURLcode code)
     }
 }
 
-/* ---- all of them ------------------------------------------------------------------------------
- */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
-/* libcurl knows where its distribution keeps certificates, which need not be this machine's place.
- */
+/* libcurl knows where its distribution keeps certificates; this machine may have another place. */
 static const char *find_certificates(void)
 {
     static const char *const variables[] = {"SSL_CERT_FILE", "CURL_CA_BUNDLE"};

@@ -7,8 +7,7 @@
 
 #include "engine/base/buf.h"
 
-/* ---- names.c ----------------------------------------------------------------------------------
- */
+/* ---- names.c --------------------------------------------------------------------------------- */
 
 /* A path that stays in its folder: relative, with "/" alone, no "." and no ".." in it. */
 bool hub_path_is_safe(const char *path);
@@ -17,8 +16,7 @@ bool hub_is_commit(const char *text);
 /* A blob's name: sha256 of a large file, git's sha1 of a small one, in lower case. */
 bool hub_is_hash(const char *text);
 
-/* ---- cache.c: the layout ----------------------------------------------------------------------
- */
+/* ---- cache.c: the layout --------------------------------------------------------------------- */
 
 /* A path from its parts; ERR_LIMIT if it is too long. */
 enum status hub_path(char out[PATH_MAX], struct err *err, const char *fmt, ...) PRINTF_LIKE(3, 4);
@@ -35,15 +33,14 @@ enum status hub_make_folders(const char *root, const char *folder, struct err *e
 /* The commit that the cache has for a revision: false if none. */
 bool hub_commit_of(const char *repo, const char *revision, char commit[41]);
 
-/* Makes snapshots/COMMIT/PATH a link to the blob, in one step; says which commit a revision is at.
- */
+/* Makes snapshots/COMMIT/PATH a link to the blob, in one step. */
 enum status hub_link_file(const char *repo, const char *commit, const char *path, const char *hash,
                           struct err *err);
+/* Says which commit a revision is at. */
 enum status hub_write_ref(const char *repo, const char *revision, const char *commit,
                           struct err *err);
 
-/* ---- needed.c: what a model needs -------------------------------------------------------------
- */
+/* ---- needed.c: what a model needs ------------------------------------------------------------ */
 
 /* Small files of a repository that are read here: configuration, tokenizer, templates. */
 bool hub_is_needed(const char *path);
@@ -67,14 +64,12 @@ enum status hub_read_index(const char *file, const char *where, struct hub_paths
 /* Is all of it in this folder: config.json, and the weights as the engine looks for them? */
 bool hub_is_complete(const char *folder);
 
-/* ---- pull.c, or no_curl.c in a build that cannot download -------------------------------------
- */
+/* ---- pull.c, or no_curl.c in a build that cannot download ------------------------------------ */
 
 enum status hub_pull(const struct hub_settings *settings, const struct hub_name *name,
                      char folder[PATH_MAX], struct err *err);
 
-/* ---- hash.c -----------------------------------------------------------------------------------
- */
+/* ---- hash.c ---------------------------------------------------------------------------------- */
 
 /* The hash of an open file's first n bytes, of the kind that `like` is of, in hexadecimal. */
 enum status hub_hash(int fd, int64_t n_bytes, const char *like, char out[65], struct err *err);

@@ -13,8 +13,7 @@
 
 enum { MAX_LIST_BYTES = 64 << 20, MAX_FILES = 10000, LIST_MS = 100 };
 
-/* ---- the list ---------------------------------------------------------------------------------
- */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 struct list {
     struct pull *pull;
@@ -102,8 +101,7 @@ static enum status list_files(struct pull *p)
     return st;
 }
 
-/* ---- what is needed of it ---------------------------------------------------------------------
- */
+/* ---- what is needed of it -------------------------------------------------------------------- */
 
 static struct pull_file *add_file(struct pull *p, const char *path)
 {
@@ -180,8 +178,7 @@ static enum status add_weights(struct pull *p)
                                           p->name->id);
 }
 
-/* ---- room -------------------------------------------------------------------------------------
- */
+/* ---- room ------------------------------------------------------------------------------------ */
 
 /* Counts what is here from file `first` on, and asks the disk for the rest. */
 static enum status check_room(struct pull *p, size_t first)
@@ -218,8 +215,7 @@ static enum status link_files(struct pull *p, size_t first)
     return OK;
 }
 
-/* ---- all of it --------------------------------------------------------------------------------
- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static void tell(const char *line, void *arg)
 {

@@ -20,7 +20,8 @@ struct pull_file {
     bool *busy;    // [blob.n_parts], a request is under way for it
     char *storage; // where the hub sent us for its bytes; NULL: ask again
     bool no_ranges, told_busy;
-    int n_active, n_refused, n_wrong; // requests; answers without use, in a row; contents with another hash
+    int n_active;           // requests under way
+    int n_refused, n_wrong; // answers without use, in a row; contents with another hash
     int64_t look_ns;                  // when to try its lock again
 };
 
@@ -49,8 +50,7 @@ enum status pull_download(struct pull *p);
 char *pull_list_url(const struct pull *p);
 char *pull_file_url(const struct pull *p, const char *path);
 
-/* The sentence for a request that brought nothing. `what` is a file, or NULL for the model itself.
- */
+/* The sentence for a request that brought nothing. `what` is a file, or NULL for the model. */
 enum status pull_explain(struct pull *p, const struct net_request *r, const char *what);
 
 #endif

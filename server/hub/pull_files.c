@@ -22,8 +22,7 @@ struct worker {
     bool remembered; // the address was not the hub's but where it sent an earlier request
 };
 
-/* ---- what each file is ------------------------------------------------------------------------
- */
+/* ---- what each file is ----------------------------------------------------------------------- */
 
 static void described(struct net_request *r)
 {
@@ -71,8 +70,7 @@ enum status pull_describe(struct pull *p)
     return p->st;
 }
 
-/* ---- a part -----------------------------------------------------------------------------------
- */
+/* ---- a part ---------------------------------------------------------------------------------- */
 
 static void prepare_part(struct net_request *r)
 {
@@ -179,8 +177,7 @@ static void start_part(struct worker *w, struct pull_file *f, int32_t part)
     net_submit(f->pull->net, &w->request);
 }
 
-/* ---- a file -----------------------------------------------------------------------------------
- */
+/* ---- a file ---------------------------------------------------------------------------------- */
 
 static void set_busy(struct pull_file *f)
 {
@@ -309,8 +306,7 @@ static int32_t open_part(const struct pull_file *f)
     return -1;
 }
 
-/* ---- all of them ------------------------------------------------------------------------------
- */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
 /* Gives an idle worker something to do, if there is anything. */
 static enum status employ(struct pull *p, struct worker *w)

@@ -58,8 +58,8 @@ static enum status read_cache(struct hub_settings *s, const char *home, struct e
     return given ? join(s->cache, given, "", err) : join(s->cache, home, "/hub", err);
 }
 
-/* A token goes into a header: white space around it is a file's last line, any within is a mistake.
- */
+/* A token goes into a header: white space around it is a file's last line, any within a
+ * mistake. */
 static enum status set_token(struct hub_settings *s, const char *text, const char *from,
                              struct err *err)
 {
