@@ -1,4 +1,5 @@
 /* The body of /v1/responses: its items become the messages of a chat, its flat tools nested ones. */
+#include "server/call/convert.h"
 #include "server/call/readers.h"
 
 #include "engine/base/words.h"
@@ -17,15 +18,10 @@ struct messages {
     char place[64];       // its name, for errors
 };
 
-static void put_text(struct buf *b, const char *text)
-{
-    buf_put_json(b, text, strlen(text));
-}
-
 static void open_message(struct messages *m, const char *role)
 {
     buf_puts(&m->out, m->out.n_bytes > 1 ? ",{\"role\":" : "{\"role\":");
-    put_text(&m->out, role);
+    convert_text(&m->out, role);
 }
 
 static void put_reasoning(struct messages *m)
@@ -62,7 +58,7 @@ static bool put_content(struct messages *m, const struct json *content, const ch
 {
     struct api_error *e = &m->r->error;
     if (json_is(content, JSON_STRING)) {
-        put_text(&m->out, json_string(content));
+        convert_text(&m->out, json_string(content));
         return true;
     }
     if (!content) {
@@ -90,7 +86,7 @@ static bool put_content(struct messages *m, const struct json *content, const ch
             return api_missing(e, where(m, place));
         }
         buf_puts(&m->out, n++ ? ",{\"type\":\"text\",\"text\":" : "{\"type\":\"text\",\"text\":");
-        put_text(&m->out, text);
+        convert_text(&m->out, text);
         buf_putc(&m->out, '}');
     }
     buf_putc(&m->out, ']');
@@ -130,11 +126,11 @@ static bool put_call(struct messages *m, const struct json *item)
     }
     buf_puts(&m->calls, m->calls.n_bytes ? ",{\"type\":\"function\",\"id\":"
                                          : "{\"type\":\"function\",\"id\":");
-    put_text(&m->calls, json_get_string(item, "call_id"));
+    convert_text(&m->calls, json_get_string(item, "call_id"));
     buf_puts(&m->calls, ",\"function\":{\"name\":");
-    put_text(&m->calls, json_get_string(item, "name"));
+    convert_text(&m->calls, json_get_string(item, "name"));
     buf_puts(&m->calls, ",\"arguments\":");
-    put_text(&m->calls, json_get_string(item, "arguments"));
+    convert_text(&m->calls, json_get_string(item, "arguments"));
     buf_puts(&m->calls, "}}");
     return true;
 }
@@ -148,7 +144,7 @@ static bool put_output(struct messages *m, const struct json *item)
     flush_calls(m);
     open_message(m, "tool");
     buf_puts(&m->out, ",\"tool_call_id\":");
-    put_text(&m->out, id);
+    convert_text(&m->out, id);
     buf_puts(&m->out, ",\"content\":");
     bool good = put_content(m, json_get(item, "output"), "output");
     buf_putc(&m->out, '}');
@@ -234,50 +230,16 @@ bool read_items(struct api_request *r)
     if (r->instructions) {
         open_message(&m, "system");
         buf_puts(&m.out, ",\"content\":");
-        put_text(&m.out, r->instructions);
+        convert_text(&m.out, r->instructions);
         buf_putc(&m.out, '}');
     }
     bool good = put_input(&m);
     buf_putc(&m.out, ']');
-    if (good) {
-        r->messages = m.out.failed ? NULL : arena_strndup(&r->arena, m.out.data, m.out.n_bytes);
-        r->messages_bytes = m.out.n_bytes;
-        good = r->messages ? true : request_too_large(r);
-    }
+    good = good && convert_keep_messages(r, &m.out);
     buf_deinit(&m.out);
     buf_deinit(&m.calls);
     buf_deinit(&m.reasoning);
     return good;
-}
-
-static void put_node(struct buf *b, const struct json *node);
-
-static void put_children(struct buf *b, const struct json *node, bool keys)
-{
-    buf_putc(b, keys ? '{' : '[');
-    for (const struct json *c = json_first(node); c; c = json_next(c)) {
-        if (c != json_first(node)) {
-            buf_putc(b, ',');
-        }
-        if (keys) {
-            put_text(b, json_key(c));
-            buf_putc(b, ':');
-        }
-        put_node(b, c);
-    }
-    buf_putc(b, keys ? '}' : ']');
-}
-
-static void put_node(struct buf *b, const struct json *node) // depth is bounded by the parser
-{
-    switch (json_type(node)) {
-    case JSON_NULL: buf_puts(b, "null"); break;
-    case JSON_BOOL: buf_puts(b, json_bool(node, false) ? "true" : "false"); break;
-    case JSON_NUMBER: buf_put_double(b, json_number(node, 0)); break;
-    case JSON_STRING: put_text(b, json_string(node)); break;
-    case JSON_ARRAY: put_children(b, node, false); break;
-    case JSON_OBJECT: put_children(b, node, true); break;
-    }
 }
 
 static bool check_tool(struct api_request *r, const struct json *tool, size_t index)
@@ -297,23 +259,6 @@ static bool check_tool(struct api_request *r, const struct json *tool, size_t in
     return request_check_function(r, tool, where);
 }
 
-static void put_tool(struct buf *out, const struct json *tool, size_t index)
-{
-    static const char *const fields[] = {"name", "description", "parameters"};
-    buf_puts(out, index ? ",{\"type\":\"function\",\"function\":{"
-                        : "{\"type\":\"function\",\"function\":{");
-    bool first = true;
-    for (int i = 0; i < 3; i++) {
-        const struct json *v = json_get(tool, fields[i]);
-        if (v) {
-            buf_printf(out, "%s\"%s\":", first ? "" : ",", fields[i]);
-            put_node(out, v);
-            first = false;
-        }
-    }
-    buf_puts(out, "}}");
-}
-
 bool read_flat_tools(struct api_request *r)
 {
     const struct json *tools = NULL;
@@ -328,19 +273,12 @@ bool read_flat_tools(struct api_request *r)
     for (const struct json *t = json_first(tools); good && t; t = json_next(t), i++) {
         good = check_tool(r, t, i);
         if (good) {
-            put_tool(&out, t, i);
+            convert_tool(&out, t, i, "parameters");
         }
     }
     buf_putc(&out, ']');
-    if (good) {
-        r->tools = out.failed ? NULL : arena_strndup(&r->arena, out.data, out.n_bytes);
-        r->tools_bytes = out.n_bytes;
-        good = r->tools ? true : request_too_large(r);
-    }
+    good = good && convert_keep_tools(r, &out);
     buf_deinit(&out);
-    if (good && json_parse(r->tools, r->tools_bytes, NULL, &r->own_tools, NULL) == OK) {
-        r->tools_json = r->own_tools;
-    }
     return good;
 }
 

@@ -1,0 +1,79 @@
+#include "server/call/convert.h"
+
+#include <string.h>
+
+void convert_text(struct buf *out, const char *text)
+{
+    buf_put_json(out, text, strlen(text));
+}
+
+static void put_children(struct buf *out, const struct json *node, bool keys)
+{
+    buf_putc(out, keys ? '{' : '[');
+    for (const struct json *c = json_first(node); c; c = json_next(c)) {
+        if (c != json_first(node)) {
+            buf_putc(out, ',');
+        }
+        if (keys) {
+            convert_text(out, json_key(c));
+            buf_putc(out, ':');
+        }
+        convert_node(out, c);
+    }
+    buf_putc(out, keys ? '}' : ']');
+}
+
+void convert_node(struct buf *out, const struct json *node) // depth is bounded by the parser
+{
+    switch (json_type(node)) {
+    case JSON_NULL: buf_puts(out, "null"); break;
+    case JSON_BOOL: buf_puts(out, json_bool(node, false) ? "true" : "false"); break;
+    case JSON_NUMBER: buf_put_double(out, json_number(node, 0)); break;
+    case JSON_STRING: convert_text(out, json_string(node)); break;
+    case JSON_ARRAY: put_children(out, node, false); break;
+    case JSON_OBJECT: put_children(out, node, true); break;
+    }
+}
+
+static void put_field(struct buf *out, const struct json *v, const char *key, bool *first)
+{
+    if (v) {
+        buf_printf(out, "%s\"%s\":", *first ? "" : ",", key);
+        convert_node(out, v);
+        *first = false;
+    }
+}
+
+void convert_tool(struct buf *out, const struct json *tool, size_t index, const char *schema_key)
+{
+    bool first = true;
+    buf_puts(out, index ? "," : "");
+    buf_puts(out, "{\"type\":\"function\",\"function\":{");
+    put_field(out, json_get(tool, "name"), "name", &first);
+    put_field(out, json_get(tool, "description"), "description", &first);
+    put_field(out, json_get(tool, schema_key), "parameters", &first);
+    buf_puts(out, "}}");
+}
+
+static bool keep(struct api_request *r, const struct buf *array, const char **text, size_t *n_bytes)
+{
+    *text = array->failed ? NULL : arena_strndup(&r->arena, array->data, array->n_bytes);
+    *n_bytes = array->n_bytes;
+    return *text ? true : request_too_large(r);
+}
+
+bool convert_keep_messages(struct api_request *r, const struct buf *array)
+{
+    return keep(r, array, &r->messages, &r->messages_bytes);
+}
+
+bool convert_keep_tools(struct api_request *r, const struct buf *array)
+{
+    if (!keep(r, array, &r->tools, &r->tools_bytes)) {
+        return false;
+    }
+    if (json_parse(r->tools, r->tools_bytes, NULL, &r->own_tools, NULL) == OK) {
+        r->tools_json = r->own_tools;
+    }
+    return true;
+}

@@ -1,0 +1,19 @@
+/* Requests of other APIs as those of a chat: their messages and tools become the JSON text that chat
+ * templates read.
+ * Thread: the request's owner. */
+#ifndef SLUICE_SERVER_CALL_CONVERT_H
+#define SLUICE_SERVER_CALL_CONVERT_H
+
+#include "server/call/request.h"
+
+void convert_text(struct buf *out, const char *text); // as a JSON string
+void convert_node(struct buf *out, const struct json *node);
+
+/* A tool whose name, description and schema lie side by side, as the one with this index. */
+void convert_tool(struct buf *out, const struct json *tool, size_t index, const char *schema_key);
+
+/* The finished array becomes the request's own. False: r->error is set. */
+bool convert_keep_messages(struct api_request *r, const struct buf *array);
+bool convert_keep_tools(struct api_request *r, const struct buf *array);
+
+#endif
