@@ -79,6 +79,7 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
 {
     struct api *a = arg;
     unsigned needed = route->scope;
+    reply_note_route(req, route);
     if (needed == SCOPE_METRICS && a->config->open_metrics) {
         needed = 0;
     }

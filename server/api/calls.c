@@ -68,6 +68,7 @@ static const char *id(struct call *c, const char *asked)
 static void prepared(struct call *c)
 {
     http_body_free(of(c)->req);
+    reply_tell_id(of(c)->req);
 }
 
 /* Before the head goes out: what OpenAI's clients log. */

@@ -14,6 +14,7 @@ struct api_log {
     char key_name[48];    // which API key; never the key
     const char *error;    // the code of an error that was replied, static text; or NULL
     unsigned retry_count; // x-stainless-retry-count
+    bool typed, told_id;  // reply.c's, and no part of the line: see reply_is_typed
 };
 
 /* The request's own, with nothing known at first. */

@@ -31,6 +31,10 @@ static const struct about {
      false},
     {"POST", "/v1/responses/{id}/cancel", "404: responses are not stored.", NULL, ANSWER_JSON,
      false},
+    {"POST", "/v1/messages", "An answer to turns of blocks.", "MessagesRequest", ANSWER_EVENTS,
+     false},
+    {"POST", "/v1/messages/count_tokens", "How many tokens they have.", "CountTokensRequest",
+     ANSWER_JSON, false},
     {"POST", "/v1/embeddings", "Vectors of texts.", "EmbeddingRequest", ANSWER_JSON, false},
     {"GET", "/v1/models", "The served names.", NULL, ANSWER_JSON, true},
     {"GET", "/v1/models/{id}", "One of them.", NULL, ANSWER_JSON, false},
@@ -66,6 +70,8 @@ static const struct {
 } bodies[] = {
     {"ChatRequest", FORM_CHAT},
     {"CompletionRequest", FORM_COMPLETIONS},
+    {"MessagesRequest", FORM_MESSAGES},
+    {"CountTokensRequest", FORM_COUNT_TOKENS},
     {"EmbeddingRequest", FORM_EMBEDDINGS},
     {"ResponseRequest", FORM_RESPONSES},
     {"TokenizeText", FORM_TOKENIZE_TEXT},
@@ -279,7 +285,7 @@ static void put_operation_id(struct buf *b, const struct http_route *route)
     buf_putc(b, '"');
 }
 
-static void put_responses(struct buf *b, const struct about *about)
+static void put_responses(struct buf *b, const struct about *about, bool typed)
 {
     static const char *const forms[] = {
         [ANSWER_JSON] = "'content':{'application/json':{'schema':{'type':'object'}}}}",
@@ -295,7 +301,8 @@ static void put_responses(struct buf *b, const struct about *about)
         put_json(b, forms[about->answer]);
     }
     put_json(b, ",'default':{'description':'An error','content':{'application/json':{'schema':{"
-                "'$ref':'#/components/schemas/Error'}}}}}");
+                "'$ref':'#/components/schemas/");
+    put_json(b, typed ? "TypedError'}}}}}" : "Error'}}}}}");
 }
 
 static void put_operation(struct buf *b, const struct http_route *route,
@@ -326,7 +333,7 @@ static void put_operation(struct buf *b, const struct http_route *route,
     if (keys && !open) {
         put_json(b, ",'security':[{'bearer':[]},{'header':[]}]");
     }
-    put_responses(b, about);
+    put_responses(b, about, reply_is_typed(route));
     buf_putc(b, '}');
 }
 
@@ -365,6 +372,10 @@ static void put_components(struct buf *b, const struct config *config)
                 "'type':'object','required':['message','type','param','code'],'properties':{"
                 "'message':{'type':'string'},'type':{'type':'string'},"
                 "'param':{'type':['string','null']},'code':{'type':['string','null']}}}}},"
+                "'TypedError':{'type':'object','required':['type','error'],'properties':{"
+                "'type':{'const':'error'},'error':{'type':'object','required':['type','message'],"
+                "'properties':{'type':{'type':'string'},'message':{'type':'string'}}},"
+                "'request_id':{'type':['string','null']}}},"
                 "'TokenizeRequest':{'anyOf':[{'$ref':'#/components/schemas/TokenizeText'},"
                 "{'$ref':'#/components/schemas/TokenizeMessages'}]}");
     for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {

@@ -25,6 +25,28 @@ void reply_set_options(struct http_options *o)
     o->on_head = log_request_head;
 }
 
+bool reply_is_typed(const struct http_route *route)
+{
+    static const char path[] = "/v1/messages";
+    return strncmp(route->path, path, sizeof path - 1) == 0;
+}
+
+void reply_note_route(struct http_request *req, const struct http_route *route)
+{
+    if (reply_is_typed(route)) {
+        api_log(req)->typed = true;
+    }
+}
+
+void reply_tell_id(struct http_request *req)
+{
+    struct api_log *log = api_log(req);
+    if (log->typed && !log->told_id) {
+        http_reply_header(req, "request-id", http_request_id(req));
+        log->told_id = true;
+    }
+}
+
 void reply_error(struct http_request *req, const struct api_error *e)
 {
     if (e->retry_after_s > 0) {
@@ -40,7 +62,12 @@ void reply_error(struct http_request *req, const struct api_error *e)
     }
     struct buf b;
     buf_init(&b, MAX_ERROR_BYTES);
-    api_error_put(&b, e);
+    if (log->typed) {
+        reply_tell_id(req);
+        api_error_put_typed(&b, e, http_request_id(req));
+    } else {
+        api_error_put(&b, e);
+    }
     http_reply_buf(req, e->status, "application/json", &b);
 }
 

@@ -11,6 +11,12 @@
  * tells by itself, and the log's lines, then have the API's form too. */
 void reply_set_options(struct http_options *o);
 
+/* Whether errors of this route have Anthropic's form. Its clients also look for their request's id
+ * under another name: reply_note_route, before the first reply, and reply_tell_id do what they expect. */
+bool reply_is_typed(const struct http_route *route);
+void reply_note_route(struct http_request *req, const struct http_route *route);
+void reply_tell_id(struct http_request *req); // nothing on other routes
+
 /* Terminal. */
 void reply_error(struct http_request *req, const struct api_error *e);
 void reply_errorf(struct http_request *req, int status, const char *code, const char *param,

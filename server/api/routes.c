@@ -11,6 +11,8 @@ CALL(chat, API_CHAT)
 CALL(completions, API_COMPLETIONS)
 CALL(responses, API_RESPONSES)
 CALL(responses_input_tokens, API_RESPONSES_INPUT_TOKENS)
+CALL(messages, API_MESSAGES)
+CALL(count_tokens, API_COUNT_TOKENS)
 CALL(embeddings, API_EMBEDDINGS)
 CALL(tokenize, API_TOKENIZE)
 CALL(detokenize, API_DETOKENIZE)
@@ -27,6 +29,8 @@ const struct http_route api_routes[] = {
     {"POST", "/v1/responses/{id}/cancel", api_responses_get, SCOPE_INFERENCE, 0, 0},
     {"GET", "/v1/responses/{id}", api_responses_get, SCOPE_INFERENCE, 0, 0},
     {"DELETE", "/v1/responses/{id}", api_responses_get, SCOPE_INFERENCE, 0, 0},
+    INFER("/v1/messages", messages),
+    INFER("/v1/messages/count_tokens", count_tokens),
     INFER("/v1/embeddings", embeddings),
     {"GET", "/v1/models", api_models, SCOPE_INFERENCE, 0, HTTP_ROUTE_ALWAYS | HTTP_ROUTE_QUIET},
     {"GET", "/v1/models/{id}", api_model_one, SCOPE_INFERENCE, 0, HTTP_ROUTE_QUIET},

@@ -19,6 +19,8 @@ static const struct call_format *const formats[N_API_KINDS] = {
     [API_EMBEDDINGS] = &call_embedding_format,
     [API_RESPONSES] = &call_response_format,
     [API_RESPONSES_INPUT_TOKENS] = &call_input_tokens_format,
+    [API_MESSAGES] = &call_message_format,
+    [API_COUNT_TOKENS] = &call_count_format,
     [API_TOKENIZE] = &call_tokens_format,
     [API_DETOKENIZE] = &call_text_format,
 };
@@ -300,6 +302,11 @@ static void on_prepared(void *arg)
         c->server->counts.n_unknown_keys += (uint64_t)c->request.n_unknown;
         log_debug("%d unknown parameters are ignored, such as '%.60s'", c->request.n_unknown,
                   c->request.unknown);
+    }
+    if (c->request.n_stripped_lines > 0 && !c->server->told_stripped) {
+        c->server->told_stripped = true;
+        log_info("lines of system prompts are taken out, as --strip-prompt-lines says; this is said "
+                 "once");
     }
     c->request.stream = c->request.stream && c->format->finish && c->sink->begin;
     set_id(c, c->request.request_id);

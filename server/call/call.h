@@ -93,6 +93,7 @@ struct call_server {
     int64_t n_calls;
     struct call_counts counts;
     uint64_t next_seed;
+    bool told_stripped; // that lines are taken out of prompts
     bool in_drain;      // of the engine: calls that end wait for its end
     int64_t n_dead;     // of those
     struct buf scratch; // for one callback at a time

@@ -103,3 +103,49 @@ void api_error_put(struct buf *b, const struct api_error *e)
     }
     buf_puts(b, "}}");
 }
+
+static const char *type_of(int status)
+{
+    static const struct {
+        int status;
+        const char *type;
+    } types[] = {
+        {401, "authentication_error"}, {403, "permission_error"}, {404, "not_found_error"},
+        {413, "request_too_large"},    {429, "rate_limit_error"}, {503, "overloaded_error"},
+        {504, "timeout_error"},
+    };
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        if (types[i].status == status) {
+            return types[i].type;
+        }
+    }
+    return status < 500 ? "invalid_request_error" : "api_error";
+}
+
+/* Coding agents shorten a conversation when they read these opening words. */
+static void put_too_long(struct buf *b, const struct api_error *e)
+{
+    char text[160];
+    int64_t most = e->n_context - 1; // one token at least is the answer's
+    if (e->n_prompt > 0) {
+        snprintf(text, sizeof text, "prompt is too long: %" PRId64 " tokens > %" PRId64 " maximum",
+                 e->n_prompt, most);
+    } else {
+        snprintf(text, sizeof text, "prompt is too long: more than the maximum of %" PRId64
+                 " tokens", most);
+    }
+    buf_put_json(b, text, strlen(text));
+}
+
+void api_error_put_typed(struct buf *b, const struct api_error *e, const char *request_id)
+{
+    buf_printf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type_of(e->status));
+    if (e->n_context > 0) {
+        put_too_long(b, e);
+    } else {
+        buf_put_json(b, e->message, strlen(e->message));
+    }
+    buf_puts(b, "},\"request_id\":");
+    put_string_or_null(b, request_id);
+    buf_putc(b, '}');
+}

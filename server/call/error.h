@@ -34,5 +34,8 @@ bool api_context_hopeless(struct api_error *e, const char *param, int64_t contex
 
 /* The object that OpenAI's clients read, {"error":{"message","type","param","code"}}, all four keys. */
 void api_error_put(struct buf *b, const struct api_error *e);
+/* The object that Anthropic's read, {"type":"error","error":{"type","message"},"request_id"}: its type
+ * is a word for the status. */
+void api_error_put_typed(struct buf *b, const struct api_error *e, const char *request_id);
 
 #endif

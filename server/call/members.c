@@ -7,8 +7,10 @@
 enum {
     TOKENIZE = FORM_TOKENIZE_TEXT | FORM_TOKENIZE_CHAT,
     CHATS = FORM_CHAT | FORM_TOKENIZE_CHAT,
-    DRAWS = FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES | FORM_GENERATE,
-    SERVED = CHATS | FORM_COMPLETIONS | FORM_RESPONSES | FORM_EMBEDDINGS | TOKENIZE |
+    MESSAGES = FORM_MESSAGES | FORM_COUNT_TOKENS,
+    TALKS = CHATS | FORM_RESPONSES | MESSAGES,
+    DRAWS = FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES | FORM_GENERATE,
+    SERVED = TALKS | FORM_COMPLETIONS | FORM_EMBEDDINGS | TOKENIZE |
              FORM_DETOKENIZE, // by a server
     ALL = SERVED | FORM_GENERATE,
 };
@@ -40,7 +42,7 @@ static const char empty[] = "false|\"\"|[]|{}";
 #define PART                                                                                       \
     "{'type':'object','required':['type','text'],'properties':{'type':{'enum':['text',"            \
     "'input_text','output_text']},'text':{'type':'string'}}}"
-#define MESSAGES                                                                                   \
+#define CHAT_MESSAGES                                                                              \
     "'minItems':1,'items':{'type':'object','required':['role','content'],'properties':{"           \
     "'role':{'anyOf':[{'enum':['developer','system','user','assistant','tool','function']},{"      \
     "'type':'string','pattern':'^[A-Za-z0-9_-]+$'}]},'content':{'anyOf':[{'type':'string'},{"      \
@@ -65,6 +67,19 @@ static const char empty[] = "false|\"\"|[]|{}";
 #define FLAT_TOOLS                                                                                 \
     "'maxItems':128,'items':{'type':'object','required':['type','name'],'properties':{'type':{"    \
     "'const':'function'}," FUNCTION "}}"
+#define SCHEMA_TOOLS                                                                               \
+    "'maxItems':128,'items':{'type':'object','required':['name','input_schema'],'properties':{"    \
+    "'type':{'const':'custom'},'name':{'type':'string'},'description':{'type':'string'},"          \
+    "'input_schema':{'type':'object'}}}"
+#define TEXT_BLOCK                                                                                 \
+    "{'type':'object','required':['type','text'],'properties':{'type':{'const':'text'},'text':{"   \
+    "'type':'string'}}}"
+#define SYSTEM "'anyOf':[{'type':['string','null']},{'type':'array','items':" TEXT_BLOCK "}]"
+#define TURNS                                                                                      \
+    "'minItems':1,'items':{'type':'object','required':['role','content'],'properties':{'role':{"   \
+    "'enum':['user','assistant','system']},'content':{'anyOf':[{'type':'string'},{'type':"         \
+    "'array','items':{'anyOf':[" TEXT_BLOCK ",{'type':'object','required':['type'],'properties':{" \
+    "'type':{'enum':['tool_use','tool_result','thinking','redacted_thinking']}}}]}}]}}}"
 #define ONLY_TEXT "'required':['type'],'properties':{'type':{'const':'text'}}"
 #define A_CHOICE "'enum':[null,'none','auto']"
 
@@ -101,7 +116,9 @@ const struct member members[] = {
      BOOL(output.include_stop)},
     {"include_stop_str_in_output", "The answer keeps the stop string that ended it.", ALL,
      BOOL(output.include_stop)},
-    {"stop", "Texts that end the answer.", ALL, HAND(STRINGS, read_stop), MOST(max_stop)},
+    {"stop", "Texts that end the answer.", ALL & ~MESSAGES, HAND(STRINGS, read_stop), MOST(max_stop)},
+    {"stop_sequences", "Texts that end the answer.", MESSAGES, HAND(STRINGS, read_stop_sequences),
+     MOST(max_stop)},
     {"stop_token_ids", "Tokens that end the answer.", ALL, HAND(IDS, read_stop_ids)},
     {"logit_bias", "What is added to the scores of tokens, by id.", ALL, HAND(OBJECT, read_bias),
      .schema = "'maxProperties':1024,'additionalProperties':{'type':'number','minimum':"
@@ -109,7 +126,8 @@ const struct member members[] = {
     {"n_cmpl", "llama.cpp's name of n.", DRAWS, INT_TO(n, 1, max_n)},
     {"n", "How many answers.", ALL, INT_TO(n, 1, max_n)},
     {"best_of", "1, or as many as n.", ALL, INT(best_of, 1, INT32_MAX), .check = check_best_of},
-    {"prompt_logprobs", "Log probabilities of the prompt's tokens, and of this many others.", SERVED,
+    {"prompt_logprobs", "Log probabilities of the prompt's tokens, and of this many others.",
+     SERVED & ~MESSAGES,
      INT_TO(params.prompt_top_logprobs, -1, max_logprobs), .check = check_prompt_logprobs},
     {"allowed_token_ids", "No other tokens are drawn.", ALL, HAND(IDS, read_allowed)},
 
@@ -140,7 +158,8 @@ const struct member members[] = {
     {"timeout", "Seconds after which the request ends with an error; fewer are taken, too.", ALL,
      REAL(timeout_s, 0.001, 864000), .schema = "'minimum':10,'maximum':864000"},
     {"store", "Nothing is stored.", ALL, IGNORED(BOOL)},
-    {"metadata", "Responses repeat it.", ALL, IGNORED(OBJECT)},
+    {"metadata", "Responses repeat it.", ALL & ~MESSAGES, IGNORED(OBJECT)},
+    {"metadata", "Its user_id is a name for the log.", MESSAGES, HAND(OBJECT, read_metadata)},
     {"service_tier", "There is one.", ALL, IGNORED(STRING)},
     {"safety_identifier", "Responses repeat it.", ALL, IGNORED(STRING)},
     {"prompt_cache_key", "Prompts are found in the cache without it.", ALL, IGNORED(STRING)},
@@ -172,7 +191,32 @@ const struct member members[] = {
 
     /* ---- chat ---- */
     {"messages", "The conversation so far.", CHATS, HAND(ARRAY, read_messages), .required = true,
-     .schema = MESSAGES},
+     .schema = CHAT_MESSAGES},
+    /* ---- messages ---- */
+    {"messages", "The conversation so far, as turns of blocks.", MESSAGES, HAND(ARRAY, read_turns),
+     .required = true, .schema = TURNS},
+    {"system", "The system prompt: a text, or blocks of text.", MESSAGES, WITH(ANY, "messages"),
+     .schema = SYSTEM},
+    {"tools", "Tools that the model may call.", MESSAGES, HAND(ARRAY, read_schema_tools),
+     .schema = SCHEMA_TOOLS},
+    {"tool_choice", "Whether the model may call a tool.", MESSAGES,
+     HAND(OBJECT, read_typed_choice), .schema = "'properties':{'type':{'enum':['auto','none']}}"},
+    {"output_config", "How much the model is to think: effort.", MESSAGES,
+     HAND(OBJECT, read_output_config),
+     .schema = "'properties':{'effort':{'enum':[null,'low','medium','high','xhigh','max']}}"},
+    {"thinking", "Whether the model is to think; its budget is not kept.", MESSAGES,
+     HAND(OBJECT, read_typed_thinking),
+     .schema = "'required':['type'],'properties':{'type':{'enum':['enabled','adaptive',"
+               "'between_tools','disabled']},'budget_tokens':{'type':'integer','minimum':1}}"},
+    {"cache_control", "The cache keeps what it has room for.", MESSAGES, IGNORED(ANY)},
+    {"context_management", "No turns are dropped.", MESSAGES, IGNORED(ANY)},
+    {"inference_geo", "There is one place.", MESSAGES, IGNORED(ANY)},
+    {"speed", "There is one.", MESSAGES, IGNORED(ANY)},
+    {"diagnostics", "Cached tokens are in the usage.", MESSAGES, IGNORED(ANY)},
+    {"user_profile_id", "There are no profiles.", MESSAGES, IGNORED(ANY)},
+    {"workspace_id", "There are no workspaces.", MESSAGES, IGNORED(ANY)},
+    {"betas", "They are a matter of headers.", MESSAGES, IGNORED(ANY)},
+    {"container", "Tools that run here: there are none.", MESSAGES, REFUSED(ANY, empty)},
     /* ---- responses ---- */
     {"previous_response_id", "Responses are not stored.", FORM_RESPONSES,
      HAND(STRING, read_previous)},
@@ -201,11 +245,11 @@ const struct member members[] = {
      .schema = A_CHOICE},
     {"tool_choice", "Whether the model may call a tool.", FORM_RESPONSES,
      HAND(ANY, read_flat_choice), .schema = A_CHOICE},
-    {"reasoning_effort", "How much the model is to think.", CHATS | FORM_RESPONSES,
+    {"reasoning_effort", "How much the model is to think.", TALKS,
      CHOICE(effort, EFFORTS "|max")},
     {"enable_thinking", "Whether the model is to think, where its template asks.",
-     CHATS | FORM_RESPONSES, BOOL(thinks), FLAG(has_thinks)},
-    {"think", "Ollama's name of enable_thinking.", CHATS | FORM_RESPONSES, BOOL(thinks),
+     TALKS, BOOL(thinks), FLAG(has_thinks)},
+    {"think", "Ollama's name of enable_thinking.", TALKS, BOOL(thinks),
      FLAG(has_thinks)},
     {"thinking", "The same as an object: its type is enabled or disabled.",
      CHATS | FORM_RESPONSES, HAND(OBJECT, read_thinking),
@@ -224,9 +268,9 @@ const struct member members[] = {
      HAND(OBJECT, read_reasoning),
      .schema = "'properties':{'effort':{'enum':[null,'none','minimal','low',"
                "'medium','high','xhigh']}}"},
-    {"documents", "What the template may quote.", CHATS | FORM_RESPONSES,
+    {"documents", "What the template may quote.", TALKS,
      WITH(ANY, "chat_template_kwargs")},
-    {"chat_template_kwargs", "Further variables of the template.", CHATS | FORM_RESPONSES,
+    {"chat_template_kwargs", "Further variables of the template.", TALKS,
      HAND(OBJECT, read_template_variables)},
     {"modalities", "Text alone.", CHATS, HAND(ARRAY, read_modalities),
      .schema = "'items':{'const':'text'}"},
@@ -262,6 +306,10 @@ const struct member members[] = {
     {"max_tokens", "An older name of max_completion_tokens.", CHATS | FORM_RESPONSES, LENGTH},
     {"max_tokens", "The longest answer, in tokens; null: as much as fits; 0: only with echo.",
      FORM_COMPLETIONS, HAND(INT, read_completion_max), .min = 0, .max = INT32_MAX},
+    {"max_tokens", "The longest answer, in tokens; it ends where the context does.", FORM_MESSAGES,
+     LENGTH, .required = true},
+    {"max_tokens", "Nothing is answered.", FORM_COUNT_TOKENS, IGNORED(INT), .min = 0,
+     .max = INT32_MAX},
     {"max_completion_tokens", "The longest answer, in tokens.", CHATS | FORM_RESPONSES, LENGTH},
     {"max_output_tokens", "The longest answer, in tokens.", FORM_RESPONSES, LENGTH},
 
@@ -366,7 +414,7 @@ const struct member members[] = {
     {"smoothing_curve", "Nothing without smoothing_factor.", DRAWS, IGNORED(ANY)},
 
     /* ---- ends and lengths ---- */
-    {"stop_sequences", "Anthropic's name of stop.", DRAWS,
+    {"stop_sequences", "Anthropic's name of stop.", DRAWS & ~MESSAGES,
      REFUSED(ANY, empty), .why = "Use 'stop'."},
     {"stop_regex", "SGLang's stop by pattern.", DRAWS, REFUSED(ANY, empty)},
     {"n_indent", "An end by indentation; 0: off.", DRAWS, REFUSED(ANY, "0")},
@@ -443,16 +491,29 @@ const struct member members[] = {
     {"rid", "The answer's id is x-request-id or request_id.", DRAWS, IGNORED(ANY)},
 
     /* ---- members of other endpoints that would change the answer ---- */
+    {"system", "Of messages.", DRAWS & ~MESSAGES,
+     REFUSED(ANY, empty), .why = "Use a message of role 'system'."},
+    {"output_config", "Of messages.", DRAWS & ~MESSAGES, REFUSED(ANY, empty)},
+    {"output_format", "Messages' constraint.", DRAWS, REFUSED(ANY, empty)},
+    {"mcp_servers", "Tools that run here: there are none.", DRAWS, REFUSED(ANY, empty)},
+    {"stop", "Chat's.", MESSAGES, REFUSED(ANY, empty), .why = "Use 'stop_sequences'."},
+    {"logprobs", "Chat's.", MESSAGES, REFUSED(ANY, "false|0")},
+    {"prompt_logprobs", "Chat's.", MESSAGES, REFUSED(ANY, "false|0")},
     {"top_logprobs", "Chat's.", FORM_COMPLETIONS,
      REFUSED(ANY, "0|false"), .why = "Use 'logprobs'."},
+    {"top_logprobs", "Chat's.", MESSAGES, REFUSED(ANY, "0|false")},
     {"tools", "Chat's.", FORM_COMPLETIONS, REFUSED(ANY, nothing)},
-    {"functions", "Chat's.", FORM_COMPLETIONS | FORM_RESPONSES, REFUSED(ANY, nothing)},
-    {"echo", "Completions'.", CHATS | FORM_RESPONSES, REFUSED(ANY, "false")},
-    {"suffix", "Completions'.", CHATS | FORM_RESPONSES, REFUSED(ANY, empty)},
-    {"instructions", "Of responses.", FORM_CHAT | FORM_COMPLETIONS, REFUSED(ANY, empty)},
-    {"previous_response_id", "Of responses.", FORM_CHAT | FORM_COMPLETIONS, REFUSED(ANY, empty)},
-    {"conversation", "Of responses.", FORM_CHAT | FORM_COMPLETIONS, REFUSED(ANY, empty)},
-    {"background", "Of responses.", FORM_CHAT | FORM_COMPLETIONS, REFUSED(ANY, empty)},
+    {"functions", "Chat's.", FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES, REFUSED(ANY, nothing)},
+    {"echo", "Completions'.", TALKS, REFUSED(ANY, "false")},
+    {"suffix", "Completions'.", TALKS, REFUSED(ANY, empty)},
+    {"instructions", "Of responses.", FORM_CHAT | FORM_COMPLETIONS | MESSAGES,
+     REFUSED(ANY, empty)},
+    {"previous_response_id", "Of responses.", FORM_CHAT | FORM_COMPLETIONS | MESSAGES,
+     REFUSED(ANY, empty)},
+    {"conversation", "Of responses.", FORM_CHAT | FORM_COMPLETIONS | MESSAGES,
+     REFUSED(ANY, empty)},
+    {"background", "Of responses.", FORM_CHAT | FORM_COMPLETIONS | MESSAGES,
+     REFUSED(ANY, empty)},
 };
 const size_t n_members = sizeof members / sizeof members[0];
 

@@ -23,6 +23,8 @@ static const struct kind {
     [API_EMBEDDINGS] = {embeddings_begin, embeddings_end, "input", NULL, .pools = true},
     [API_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},
     [API_RESPONSES_INPUT_TOKENS] = {responses_begin, responses_end, NULL, "input"},
+    [API_MESSAGES] = {messages_begin, messages_end, NULL, "messages", .generates = true},
+    [API_COUNT_TOKENS] = {messages_begin, messages_end, NULL, "messages"},
     [API_TOKENIZE] = {tokenize_begin, tokenize_end, "prompt", "messages"},
     [API_DETOKENIZE] = {NULL, detokenize_end, NULL, NULL},
     [API_GENERATE] = {generate_begin, generate_end, "prompt", NULL, .generates = true,

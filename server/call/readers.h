@@ -15,6 +15,7 @@ void request_end(struct api_request *r);
 bool read_model(struct api_request *r);
 bool check_top_k(struct api_request *r);
 bool read_stop(struct api_request *r);
+bool read_stop_sequences(struct api_request *r);
 bool read_stop_ids(struct api_request *r);
 bool read_bias(struct api_request *r);
 bool check_best_of(struct api_request *r);
@@ -82,6 +83,18 @@ bool read_line_prompt_logprobs(struct api_request *r);
 bool read_line_bad_words(struct api_request *r);
 bool read_line_prompt(struct api_request *r);
 bool read_pool(struct api_request *r);
+
+/* ---- messages (request_messages.c) ------------------------------------------------------------ */
+
+void messages_begin(struct api_request *r);
+bool messages_end(struct api_request *r);
+
+bool read_turns(struct api_request *r);
+bool read_schema_tools(struct api_request *r);
+bool read_typed_choice(struct api_request *r);
+bool read_typed_thinking(struct api_request *r);
+bool read_output_config(struct api_request *r);
+bool read_metadata(struct api_request *r);
 
 /* ---- responses (request_responses.c) ---------------------------------------------------------- */
 

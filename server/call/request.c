@@ -62,40 +62,41 @@ bool check_top_k(struct api_request *r)
     return true;
 }
 
-static bool put_stop(struct api_request *r, const char **stops, size_t *lengths, const char *text)
+static bool put_stop(struct api_request *r, const char *key, const char **stops, size_t *lengths,
+                     const char *text)
 {
     size_t n = strlen(text);
     if (text[0] == '\0') {
-        return api_error_set(&r->error, 400, "invalid_value", "stop",
-                             "Invalid 'stop': a stop string must not be empty.");
+        return api_error_set(&r->error, 400, "invalid_value", key,
+                             "Invalid '%s': a stop string must not be empty.", key);
     }
     if (n > MAX_STOP_BYTES) {
-        return api_error_set(&r->error, 400, "string_above_max_length", "stop",
-                             "Invalid 'stop': string too long. Expected a stop string of at most %d "
-                             "bytes, but got one of %zu bytes instead.", MAX_STOP_BYTES, n);
+        return api_error_set(&r->error, 400, "string_above_max_length", key,
+                             "Invalid '%s': string too long. Expected a stop string of at most %d "
+                             "bytes, but got one of %zu bytes instead.", key, MAX_STOP_BYTES, n);
     }
     lengths[r->output.n_stop] = n;
     stops[r->output.n_stop++] = text;
     return true;
 }
 
-bool read_stop(struct api_request *r)
+static bool read_stops(struct api_request *r, const char *key)
 {
-    const struct body_member *m = body_get(&r->body, "stop");
+    const struct body_member *m = body_get(&r->body, key);
     if (!m) {
         return true;
     }
     size_t n = json_is(m->node, JSON_ARRAY) ? json_count(m->node) : 1;
     size_t most = (size_t)r->model->config->max_stop;
     if (n > most) {
-        return api_error_set(&r->error, 400, "array_above_max_length", "stop",
-                             "Invalid 'stop': array too long. Expected at most %zu items, but got "
-                             "%zu instead.", most, n);
+        return api_error_set(&r->error, 400, "array_above_max_length", key,
+                             "Invalid '%s': array too long. Expected at most %zu items, but got "
+                             "%zu instead.", key, most, n);
     }
     if (n > 0 && !r->model->tok) {
-        return api_error_set(&r->error, 400, "unsupported_value", "stop",
-                             "This model has no tokenizer: 'stop' strings cannot be found; use "
-                             "'stop_token_ids'.");
+        return api_error_set(&r->error, 400, "unsupported_value", key,
+                             "This model has no tokenizer: '%s' strings cannot be found; use "
+                             "'stop_token_ids'.", key);
     }
     const char **stops = arena_alloc(&r->arena, n + 1, sizeof stops[0]);
     size_t *lengths = arena_alloc(&r->arena, n + 1, sizeof lengths[0]);
@@ -105,20 +106,30 @@ bool read_stop(struct api_request *r)
     r->output.stop = stops;
     r->output.stop_bytes = lengths;
     if (json_is(m->node, JSON_STRING)) {
-        return put_stop(r, stops, lengths, json_string(m->node));
+        return put_stop(r, key, stops, lengths, json_string(m->node));
     }
     if (!json_is(m->node, JSON_ARRAY)) {
-        return body_wrong_type(&r->error, "stop", "a string or an array of strings", m->node);
+        return body_wrong_type(&r->error, key, "a string or an array of strings", m->node);
     }
     for (const struct json *s = json_first(m->node); s; s = json_next(s)) {
         if (!json_is(s, JSON_STRING)) {
-            return body_wrong_type(&r->error, "stop", "a string", s);
+            return body_wrong_type(&r->error, key, "a string", s);
         }
-        if (!put_stop(r, stops, lengths, json_string(s))) {
+        if (!put_stop(r, key, stops, lengths, json_string(s))) {
             return false;
         }
     }
     return true;
+}
+
+bool read_stop(struct api_request *r)
+{
+    return read_stops(r, "stop");
+}
+
+bool read_stop_sequences(struct api_request *r)
+{
+    return read_stops(r, "stop_sequences");
 }
 
 static bool bad_id(struct api_request *r, const char *key, const char *what)

@@ -17,6 +17,8 @@ enum api_kind {
     API_EMBEDDINGS,
     API_RESPONSES,
     API_RESPONSES_INPUT_TOKENS,
+    API_MESSAGES,
+    API_COUNT_TOKENS,
     API_TOKENIZE,
     API_DETOKENIZE,
     API_GENERATE, // a line of `sluice generate`
@@ -29,6 +31,8 @@ enum {
     FORM_COMPLETIONS = 1 << API_COMPLETIONS,
     FORM_EMBEDDINGS = 1 << API_EMBEDDINGS,
     FORM_RESPONSES = 1 << API_RESPONSES | 1 << API_RESPONSES_INPUT_TOKENS,
+    FORM_MESSAGES = 1 << API_MESSAGES,
+    FORM_COUNT_TOKENS = 1 << API_COUNT_TOKENS,
     FORM_TOKENIZE_TEXT = 1 << API_TOKENIZE,
     FORM_DETOKENIZE = 1 << API_DETOKENIZE,
     FORM_GENERATE = 1 << API_GENERATE,
@@ -89,7 +93,7 @@ struct api_request {
 
     struct output_options output;
 
-    /* Chat and responses. */
+    /* Chat, responses and messages. */
     const char *messages, *tools, *kwargs; // JSON text
     size_t messages_bytes, tools_bytes, kwargs_bytes;
     const struct json *tools_json; // for the parsers
@@ -100,6 +104,7 @@ struct api_request {
     const char *effort;       // NULL: not said
     bool thinks, has_thinks;  // enable_thinking
     const char *instructions; // responses
+    int n_stripped_lines; // messages: of the system prompt (--strip-prompt-lines)
     const char *repeated; // responses: the members that the answer repeats, as JSON text
 };
 

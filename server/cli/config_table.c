@@ -192,6 +192,9 @@ const struct option_row option_rows[] = {
          "let a request bring its template")},
     {ROW("enable-force-include-usage", OPTION_BOOL, enable_force_include_usage, "false",
          "usage at the end of every stream")},
+    {ROW("strip-prompt-lines", OPTION_LIST, strip_prompt_lines, "x-anthropic-billing-header:",
+         "lines that begin so are taken out of the system prompts of /v1/messages: one that changes "
+         "with each request keeps prompts out of the cache")},
 
     {.section = "Operation",
      ROW("log-level", OPTION_CHOICE, log_level, "info", "least that is printed"),

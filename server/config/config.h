@@ -52,6 +52,7 @@ struct config {
     const char *tool_call_parser, *reasoning_parser;
     bool clamp_max_tokens, strict_parameters, trust_request_chat_template;
     bool enable_force_include_usage;
+    struct string_list strip_prompt_lines;
     // the operator
     const char *log_level;
     bool enable_log_requests, enable_log_probes;
