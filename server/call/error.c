@@ -139,7 +139,8 @@ static void put_too_long(struct buf *b, const struct api_error *e)
 
 void api_error_put_typed(struct buf *b, const struct api_error *e, const char *request_id)
 {
-    buf_printf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type_of(e->status));
+    buf_printf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":",
+               type_of(e->status));
     if (e->n_context > 0) {
         put_too_long(b, e);
     } else {

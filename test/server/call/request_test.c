@@ -482,9 +482,12 @@ static char *body_with(unsigned form, const char *key, const char *value, size_t
     } else if (form & FORM_COMPLETIONS) {
         *kind = API_COMPLETIONS;
         buf_puts(&b, "\"prompt\":\"a\"");
-    } else {
+    } else if (form & FORM_RESPONSES) {
         *kind = API_RESPONSES;
         buf_puts(&b, "\"input\":\"a\"");
+    } else {
+        *kind = API_MESSAGES;
+        buf_puts(&b, "\"max_tokens\":9," HI);
     }
     buf_printf(&b, ",\"%s\":", key);
     buf_put(&b, value, n_value);
@@ -549,6 +552,41 @@ TEST(values_that_change_the_answer_are_never_passed_over)
             "unsupported_parameter", "tools");
     REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"top_logprobs\":3}", "unsupported_parameter",
             "top_logprobs");
+}
+
+/* The messages that turns of blocks become are those of a chat. */
+TEST(turns_of_blocks_are_a_chat)
+{
+    {
+        ACCEPTS(API_MESSAGES,
+                "{\"max_tokens\":5,\"system\":[{\"type\":\"text\",\"text\":\"x-anthropic-billing-header: 1\\nA\"},"
+                "{\"type\":\"text\",\"text\":\"B\"}],\"messages\":["
+                "{\"role\":\"user\",\"content\":\"one\"},{\"role\":\"assistant\",\"content\":["
+                "{\"type\":\"thinking\",\"thinking\":\"hm\",\"signature\":\"\"},"
+                "{\"type\":\"tool_use\",\"id\":\"t\",\"name\":\"f\",\"input\":{\"a\":1}}]},"
+                "{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t\",\"content\":\"r\"}]}]}");
+        CHECK_STR(r.messages,
+                  "[{\"role\":\"system\",\"content\":\"A\\nB\"},{\"role\":\"user\",\"content\":\"one\"},"
+                  "{\"role\":\"assistant\",\"content\":null,\"reasoning_content\":\"hm\",\"tool_calls\":[{\"type\":"
+                  "\"function\",\"id\":\"t\",\"function\":{\"name\":\"f\",\"arguments\":{\"a\":1}}}]},"
+                  "{\"role\":\"tool\",\"content\":\"r\",\"tool_call_id\":\"t\"}]");
+        CHECK_EQ(r.n_stripped_lines, 1);
+        CHECK_EQ(r.prompts[0].max_tokens, 5);
+        CHECK(r.add_generation_prompt && !r.continue_final_message);
+        DONE();
+    }
+    {
+        ACCEPTS(API_MESSAGES, "{\"max_tokens\":100000,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},"
+                              "{\"role\":\"assistant\",\"content\":\"It is\"}]}");
+        CHECK(!r.add_generation_prompt && r.continue_final_message);
+        CHECK_EQ(r.prompts[0].max_tokens, info.max_model_len - r.prompts[0].n);
+        DONE();
+    }
+    REFUSES(API_MESSAGES, "{" HI "}", "missing_required_parameter", "max_tokens");
+    REFUSES(API_MESSAGES, "{\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}",
+            "unsupported_value", "messages[0].content[0].type");
+    REFUSES(API_COUNT_TOKENS, "{" HI ",\"tool_choice\":{\"type\":\"any\"}}", "unsupported_value",
+            "tool_choice.type");
 }
 
 TEST(usage_in_each_event_needs_usage)
