@@ -12,7 +12,17 @@
 #include <string.h>
 
 /* Streams of random numbers; a shared prefix must not repeat a suffix. */
-enum { STREAM_OWN = 10, STREAM_PREFIX, STREAM_SHUFFLE, STREAM_INPUT_LEN, STREAM_OUTPUT_LEN };
+enum {
+    STREAM_OWN = 10,
+    STREAM_PREFIX,
+    STREAM_SHUFFLE,
+    STREAM_INPUT_LEN,
+    STREAM_OUTPUT_LEN,
+    STREAM_TURNS,
+    STREAM_THINK,
+    STREAM_RESULT_LEN
+};
+enum { MAX_TURNS = 1000 }; // of a unit
 enum { MAX_SPREAD = 4 }; // times the mean
 enum { FIRST_ID = 100 }; // below are special and byte tokens in most vocabularies
 enum { MAX_LINE_BYTES = 64 << 20 };
@@ -79,6 +89,35 @@ static int64_t place_of(const struct bench_load *load, int64_t unit)
     return unit;
 }
 
+int64_t bench_load_turns(const struct bench_load *load, int64_t unit)
+{
+    const struct bench_options *o = load->o;
+    if (o->workload != WORKLOAD_AGENT) {
+        return bench_has_turns(o) ? o->turns : 1;
+    }
+    const int64_t least = (o->turns + 2) / 3;
+    const double u = bench_load_uniform(o->seed, STREAM_TURNS, unit);
+    return least + (int64_t)(u * (double)(o->turns - least + 1));
+}
+
+/* Exponential: most tools are quick, and a few are not. */
+int64_t bench_load_think_ns(const struct bench_load *load, int64_t unit, int64_t turn)
+{
+    if (load->o->workload != WORKLOAD_AGENT) {
+        return 0;
+    }
+    const double u = bench_load_uniform(load->o->seed, STREAM_THINK, unit * MAX_TURNS + turn);
+    return (int64_t)(-log(u) * load->o->think * 1e9);
+}
+
+/* What a tool has said: as many results are short as are long, by orders of magnitude. */
+static int64_t result_len(const struct bench_load *load, int64_t which)
+{
+    const double least = (double)load->o->result_min, most = (double)load->o->result_max;
+    const double u = bench_load_uniform(load->o->seed, STREAM_RESULT_LEN, which);
+    return (int64_t)(least * pow(most / least, u));
+}
+
 /* The prompt's inside: words, or ids each with a comma behind. */
 static void put_prompt(const struct bench_load *load, int64_t unit, int64_t turn, struct buf *out)
 {
@@ -87,8 +126,11 @@ static void put_prompt(const struct bench_load *load, int64_t unit, int64_t turn
         unit = place_of(load, unit);
         put_tokens(load, STREAM_PREFIX, unit % o->groups, o->prefix_len, out);
         put_tokens(load, STREAM_OWN, unit, o->suffix_len, out);
+    } else if (o->workload == WORKLOAD_AGENT && turn > 0) {
+        const int64_t which = unit * MAX_TURNS + turn;
+        put_tokens(load, STREAM_OWN, which, result_len(load, which), out);
     } else {
-        put_tokens(load, STREAM_OWN, unit * 1000 + turn,
+        put_tokens(load, STREAM_OWN, unit * MAX_TURNS + turn,
                    varied(load, STREAM_INPUT_LEN, unit, o->input_len), out);
     }
     out->data[--out->n_bytes] = '\0'; // the last comma or space
@@ -107,6 +149,14 @@ static void put_text_prompt(const struct bench_load *load, int64_t unit, int64_t
     buf_putc(out, '"');
 }
 
+/* All agents run the same program. */
+static void put_system(const struct bench_load *load, struct buf *history)
+{
+    buf_puts(history, "{\"role\":\"system\",\"content\":\"");
+    put_tokens(load, STREAM_PREFIX, 0, load->o->prefix_len, history);
+    buf_puts(history, "\"}");
+}
+
 void bench_load_answer(struct buf *history, const char *raw, size_t n_bytes)
 {
     buf_puts(history, ",{\"role\":\"assistant\",\"content\":\"");
@@ -121,6 +171,9 @@ void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn,
     buf_puts(body, "{\"model\":");
     buf_put_json(body, load->model, strlen(load->model));
     if (o->chat) {
+        if (o->workload == WORKLOAD_AGENT && turn == 0) {
+            put_system(load, history);
+        }
         buf_puts(history, history->n_bytes > 0 ? ",{\"role\":\"user\",\"content\":"
                                                : "{\"role\":\"user\",\"content\":");
         put_text_prompt(load, unit, turn, history);

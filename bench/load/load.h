@@ -26,8 +26,12 @@ enum status bench_load_init(struct bench_load *load, const struct bench_options 
                             const char *model, struct err *err);
 void bench_load_deinit(struct bench_load *load);
 
-/* Appends the body of turn `turn` of unit `unit`. `history` (multi-turn) holds the messages so
- * far as JSON text without the brackets; the question is added to it. */
+/* How many turns a unit has; and how long its client takes before one of them but the first. */
+int64_t bench_load_turns(const struct bench_load *load, int64_t unit);
+int64_t bench_load_think_ns(const struct bench_load *load, int64_t unit, int64_t turn);
+
+/* Appends the body of turn `turn` of unit `unit`. `history` (of conversations) holds the messages
+ * so far as JSON text without the brackets; the question is added to it. */
 void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn,
                      struct buf *history, struct buf *body);
 

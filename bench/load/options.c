@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const workload_names[] = {"random", "shared-prefix", "multi-turn", "sharegpt", NULL};
+const char *const workload_names[] = {"random", "shared-prefix", "multi-turn", "agent",
+                                      "sharegpt", NULL};
 static const char *const order_names[] = {"round", "grouped", "shuffled", NULL};
 
 enum kind { TEXT, INTEGER, REAL, FLAG, WORKLOAD, ORDER };
@@ -24,9 +25,9 @@ static const struct option {
     {"model", TEXT, AT(model), 0, 0, "NAME  the model (the first of /v1/models)"},
     {"api-key", TEXT, AT(api_key), 0, 0, "KEY  bearer token (the environment's OPENAI_API_KEY)"},
     {"workload", WORKLOAD, AT(workload), 0, 0,
-     "W  random, shared-prefix, multi-turn or sharegpt (random)"},
+     "W  random, shared-prefix, multi-turn, agent or sharegpt (random)"},
     {"requests", INTEGER, AT(n_requests), 1, 1e7,
-     "N  requests, or conversations for multi-turn (100; groups x members for shared-prefix)"},
+     "N  requests, or conversations (100; groups x members for shared-prefix; 16 agents)"},
     {"concurrency", INTEGER, AT(concurrency), 0, 60000,
      "N  at most so many at once; 0: no bound (8; no bound with --rate)"},
     {"rate", REAL, AT(rate), 1e-6, 1e6, "R  Poisson arrivals a second (none: as fast as they go)"},
@@ -34,16 +35,21 @@ static const struct option {
     {"timeout", REAL, AT(timeout), 1e-3, 1e6, "S  for one request (600)"},
     {"input-len", INTEGER, AT(input_len), 1, 1e7, "N  prompt tokens, or words (128)"},
     {"output-len", INTEGER, AT(output_len), 1, 1e7,
-     "N  tokens to generate (64; for sharegpt the recorded answer's estimate)"},
+     "N  tokens to generate (64, agent: 128; for sharegpt the recorded answer's estimate)"},
     {"spread", REAL, AT(spread), 0, 3,
      "S  random: lengths vary around these means, log-normal, to four times as long (0)"},
     {"groups", INTEGER, AT(groups), 1, 1e6, "N  shared-prefix: how many prefixes (8)"},
     {"members", INTEGER, AT(members), 1, 1e6, "N  shared-prefix: requests of each (8)"},
-    {"prefix-len", INTEGER, AT(prefix_len), 1, 1e7, "N  shared-prefix: tokens in common (512)"},
+    {"prefix-len", INTEGER, AT(prefix_len), 1, 1e7,
+     "N  shared-prefix: tokens in common (512); agent: of the system prompt of all (4096)"},
     {"suffix-len", INTEGER, AT(suffix_len), 1, 1e7, "N  shared-prefix: tokens of its own (32)"},
     {"order", ORDER, AT(order), 0, 0,
      "O  shared-prefix: round the groups, grouped or shuffled (round)"},
-    {"turns", INTEGER, AT(turns), 1, 1000, "N  multi-turn: questions a conversation (4)"},
+    {"turns", INTEGER, AT(turns), 1, 1000,
+     "N  multi-turn: questions a conversation (4); agent: at most, and a third at least (60)"},
+    {"result-min", INTEGER, AT(result_min), 1, 1e6, "N  agent: tokens of a tool's result (200)"},
+    {"result-max", INTEGER, AT(result_max), 1, 1e6, "N  agent: the same, at most (8000)"},
+    {"think", REAL, AT(think), 0, 3600, "S  agent: mean time that a tool takes (1)"},
     {"dataset", TEXT, AT(dataset), 0, 0, "FILE  sharegpt: the JSON file"},
     {"text", FLAG, AT(text), 0, 0, "prompts of words instead of token ids"},
     {"chat", FLAG, AT(chat), 0, 0, "use /v1/chat/completions (implies --text)"},
@@ -175,6 +181,19 @@ static enum status parse_url(struct bench_options *o, struct err *err)
     return OK;
 }
 
+/* Of what was not given. */
+static void settle_defaults(struct bench_options *o)
+{
+    const bool agent = o->workload == WORKLOAD_AGENT;
+    int64_t *const values[] = {&o->n_requests, &o->turns, &o->prefix_len, &o->output_len};
+    const int64_t others[] = {100, 4, 512, 0}, of_agents[] = {16, 60, 4096, 128};
+    for (int i = 0; i < 4; i++) {
+        if (*values[i] == 0) {
+            *values[i] = agent ? of_agents[i] : others[i];
+        }
+    }
+}
+
 static enum status settle(struct bench_options *o, struct err *err)
 {
     if ((o->workload == WORKLOAD_SHAREGPT) != (o->dataset != NULL)) {
@@ -188,7 +207,10 @@ static enum status settle(struct bench_options *o, struct err *err)
     if (o->order != ORDER_ROUND && o->workload != WORKLOAD_SHARED_PREFIX) {
         return err_set(err, ERR_INVALID, "--order goes with --workload shared-prefix");
     }
-    if (o->batch_path != NULL && (o->model == NULL || o->workload == WORKLOAD_MULTI_TURN)) {
+    if (o->result_min > o->result_max) {
+        return err_set(err, ERR_INVALID, "--result-min is above --result-max");
+    }
+    if (o->batch_path != NULL && (o->model == NULL || bench_has_turns(o))) {
         return err_set(err, ERR_INVALID, o->model == NULL
                                              ? "--write-batch needs --model NAME"
                                              : "--write-batch cannot write answers of turns before");
@@ -199,13 +221,11 @@ static enum status settle(struct bench_options *o, struct err *err)
             return err_set(err, ERR_INVALID, "groups x members is more than 10000000");
         }
     }
-    if (o->n_requests == 0) {
-        o->n_requests = 100;
-    }
+    settle_defaults(o);
     if (o->concurrency < 0) {
         o->concurrency = o->rate > 0 ? 0 : 8;
     }
-    if (o->workload == WORKLOAD_MULTI_TURN) {
+    if (bench_has_turns(o)) {
         o->chat = true; // the answer's text goes into the next question
     }
     o->text = o->text || o->chat || o->workload == WORKLOAD_SHAREGPT;
@@ -222,7 +242,8 @@ enum status bench_options_parse(int argc, char **argv, struct bench_options *o, 
 {
     *o = (struct bench_options){
         .url = "http://127.0.0.1:8000", .input_len = 128, .groups = 8, .members = 8,
-        .prefix_len = 512, .suffix_len = 32, .turns = 4, .concurrency = -1, .vocab = 1000,
+        .suffix_len = 32, .result_min = 200, .result_max = 8000, .think = 1, .concurrency = -1,
+        .vocab = 1000,
         .timeout = 600, .temperature = -1.0,
     };
     for (int i = 1; i < argc; i++) {

@@ -8,7 +8,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum workload { WORKLOAD_RANDOM, WORKLOAD_SHARED_PREFIX, WORKLOAD_MULTI_TURN, WORKLOAD_SHAREGPT };
+enum workload {
+    WORKLOAD_RANDOM,
+    WORKLOAD_SHARED_PREFIX,
+    WORKLOAD_MULTI_TURN,
+    WORKLOAD_AGENT,
+    WORKLOAD_SHAREGPT
+};
 
 /* In which order members of different groups come: one of each group in turn, group by group, or at
  * random. */
@@ -25,17 +31,25 @@ struct bench_options {
     bool no_ignore_eos;
     bool help;
     int64_t n_requests, input_len, output_len, groups, members, prefix_len, suffix_len, turns;
+    int64_t result_min, result_max; // agent: tokens of a tool's result
     int64_t concurrency; // 0: no bound
     int64_t vocab, seed;
     double rate;      // requests (conversations) a second; 0: as fast as concurrency allows
     double duration;  // s; no request starts later; 0: none
     double timeout;   // s for one request
+    double think;     // agent: mean seconds that a tool takes
     double spread;    // random: sigma of the lengths' logarithm; 0: all are equal
     double temperature; // below 0: the server's own
     double ttft_limit_ms, tpot_limit_ms; // 0: none
 };
 
 extern const char *const workload_names[]; // by enum workload
+
+/* Whether a unit is a conversation: a request holds the answers before it. */
+static inline bool bench_has_turns(const struct bench_options *o)
+{
+    return o->workload == WORKLOAD_MULTI_TURN || o->workload == WORKLOAD_AGENT;
+}
 
 enum status bench_options_parse(int argc, char **argv, struct bench_options *o, struct err *err);
 void bench_options_help(void); // to standard output

@@ -62,6 +62,38 @@ static bool is_good(const struct bench_options *o, const struct bench_record *re
            (o->tpot_limit_ms <= 0 || tpot_of(rec) <= o->tpot_limit_ms);
 }
 
+static void make_range(const struct bench_results *r, struct turn_range *range, float *room)
+{
+    size_t n = 0;
+    for (int64_t i = 0; i < r->n_records; i++) {
+        const struct bench_record *rec = &r->records[i];
+        const int64_t turn = i % r->n_turns + 1;
+        if (turn < range->first || turn > range->last || rec->outcome != OUTCOME_OK) {
+            continue;
+        }
+        range->prompt_tokens += rec->prompt_tokens > 0 ? rec->prompt_tokens : 0;
+        range->cached_tokens += rec->cached_tokens > 0 ? rec->cached_tokens : 0;
+        if (rec->first > 0) {
+            room[n++] = (float)ms(rec->first - rec->due);
+        }
+    }
+    range->ttft = summarise(room, n);
+}
+
+/* 1, 2, 3 to 4, 5 to 8 and so on, as far as there are answers. */
+static void make_ranges(const struct bench_results *r, struct bench_report *rep)
+{
+    float *room = xcalloc((size_t)r->n_records + 1, sizeof *room);
+    for (int64_t first = 1, last = 1; r->n_turns > 1 && first <= r->n_turns; last *= 2) {
+        struct turn_range *range = &rep->ranges[rep->n_ranges];
+        *range = (struct turn_range){.first = first, .last = last < r->n_turns ? last : r->n_turns};
+        make_range(r, range, room);
+        rep->n_ranges += range->ttft.n > 0;
+        first = last + 1;
+    }
+    free(room);
+}
+
 void bench_report_make(const struct bench_options *o, struct bench_results *r,
                        struct bench_report *rep)
 {
@@ -94,6 +126,7 @@ void bench_report_make(const struct bench_options *o, struct bench_results *r,
     rep->e2e = summarise(e2e, n_e2e);
     rep->itl = summarise(r->itl_ms, r->n_itl);
     free(v);
+    make_ranges(r, rep);
 }
 
 static double per_second(int64_t n, const struct bench_results *r)
@@ -106,6 +139,25 @@ static void print_row(const char *name, const struct summary *s)
     if (s->n > 0) {
         printf("%-12s %10.2f %10.2f %10.2f %10.2f %10.2f\n", name, s->mean, s->p50, s->p90, s->p99,
                s->max);
+    }
+}
+
+static void print_ranges(const struct bench_report *rep)
+{
+    printf("\n%-12s %10s %10s %10s %10s %10s %10s\n", "turns", "answers", "tokens", "cached %",
+           "TTFT ms", "p90", "p99");
+    for (int i = 0; i < rep->n_ranges; i++) {
+        const struct turn_range *t = &rep->ranges[i];
+        char turns[32];
+        if (t->first == t->last) {
+            snprintf(turns, sizeof turns, "%lld", (long long)t->first);
+        } else {
+            snprintf(turns, sizeof turns, "%lld to %lld", (long long)t->first, (long long)t->last);
+        }
+        const double n = (double)t->ttft.n, prompt = (double)t->prompt_tokens;
+        printf("%-12s %10zu %10.0f %10.1f %10.2f %10.2f %10.2f\n", turns, t->ttft.n, prompt / n,
+               prompt > 0 ? 100 * (double)t->cached_tokens / prompt : 0, t->ttft.p50, t->ttft.p90,
+               t->ttft.p99);
     }
 }
 
@@ -128,6 +180,9 @@ void bench_report_print(const struct bench_options *o, const struct bench_result
     if (rep->cached_tokens > 0) {
         printf("cached       %10.1f %% of the prompt tokens\n",
                100 * (double)rep->cached_tokens / (double)rep->prompt_tokens);
+    }
+    if (rep->n_ranges > 0) {
+        print_ranges(rep);
     }
     if (o->ttft_limit_ms > 0 || o->tpot_limit_ms > 0) {
         printf("goodput      %10.2f requests/s  (%lld of %lld within the limits)\n",
@@ -190,6 +245,21 @@ static void put_outcomes(struct buf *b, const struct bench_results *r,
     buf_put_json(b, r->example, strlen(r->example));
 }
 
+static void put_ranges(struct buf *b, const struct bench_report *rep)
+{
+    buf_puts(b, "\"turns\":[");
+    for (int i = 0; i < rep->n_ranges; i++) {
+        const struct turn_range *t = &rep->ranges[i];
+        buf_printf(b, "%s{\"first\":%lld,\"last\":%lld,", i > 0 ? "," : "", (long long)t->first,
+                   (long long)t->last);
+        buf_printf(b, "\"prompt_tokens\":%lld,\"cached_tokens\":%lld,",
+                   (long long)t->prompt_tokens, (long long)t->cached_tokens);
+        put_summary(b, "ttft_ms", &t->ttft);
+        b->data[b->n_bytes - 1] = '}';
+    }
+    buf_puts(b, "],");
+}
+
 static void put_requests(struct buf *b, const struct bench_results *r)
 {
     buf_puts(b, ",\n\"requests\":[");
@@ -248,6 +318,7 @@ enum status bench_report_json(const struct bench_options *o, const char *model,
     put_summary(&b, "itl_ms", &rep->itl);
     put_summary(&b, "tpot_ms", &rep->tpot);
     put_summary(&b, "e2e_ms", &rep->e2e);
+    put_ranges(&b, rep);
     put_outcomes(&b, r, rep);
     put_requests(&b, r);
     FILE *f = fopen(o->json_path, "w");

@@ -38,6 +38,7 @@ struct conn {
     int fd;
     int index;
     int64_t unit, turn;
+    int64_t thinks_until; // the next turn is sent then; 0: it does not wait
     struct bench_record *rec; // NULL: idle
     struct buf out;           // the request, sent up to n_sent
     size_t n_sent;
@@ -58,7 +59,7 @@ struct run {
     struct conn **conns;
     int n_conns, cap_conns;
     struct conn *idle;
-    int64_t n_turns, next_unit, n_in_flight, n_done, n_failed;
+    int64_t n_turns, next_unit, n_in_flight, n_thinking, n_done, n_failed;
     int64_t start, now, next_due, last_print, last_events;
     bool stop_starting;
 };
@@ -112,6 +113,25 @@ static void close_fd(struct conn *c)
     c->reused = false;
 }
 
+static void give_back(struct conn *c)
+{
+    c->next = c->run->idle;
+    c->run->idle = c;
+}
+
+/* The next turn, now or when its client has done what it does before. */
+static void think(struct conn *c)
+{
+    struct run *run = c->run;
+    const int64_t ns = bench_load_think_ns(run->load, c->unit, c->turn);
+    if (ns <= 0) {
+        start_turn(c, run->now);
+        return;
+    }
+    c->thinks_until = run->now + ns;
+    run->n_thinking++;
+}
+
 static void finish(struct conn *c, enum outcome outcome)
 {
     struct run *run = c->run;
@@ -139,15 +159,15 @@ static void finish(struct conn *c, enum outcome outcome)
     if (!c->in.keep_alive || (outcome != OUTCOME_OK && outcome != OUTCOME_HTTP)) {
         close_fd(c);
     }
-    const bool more = c->turn + 1 < run->n_turns && outcome == OUTCOME_OK && !run->stop_starting;
+    const bool more = c->turn + 1 < bench_load_turns(run->load, c->unit) &&
+                      outcome == OUTCOME_OK && !run->stop_starting;
     if (more) {
         bench_load_answer(&c->history, c->answer.data != NULL ? c->answer.data : "",
                           c->answer.n_bytes);
         c->turn++;
-        start_turn(c, run->now);
+        think(c);
     } else {
-        c->next = run->idle;
-        run->idle = c;
+        give_back(c);
     }
 }
 
@@ -310,11 +330,17 @@ static void start_turn(struct conn *c, int64_t due)
 
 /* ---- the loop ---- */
 
+/* A conversation keeps its place while its client thinks. */
+static bool has_place(const struct run *run)
+{
+    return run->o->concurrency == 0 || run->n_in_flight + run->n_thinking < run->o->concurrency;
+}
+
 static void start_due(struct run *run)
 {
     const struct bench_options *o = run->o;
     while (!run->stop_starting && run->next_unit < o->n_requests && run->next_due <= run->now &&
-           (o->concurrency == 0 || run->n_in_flight < o->concurrency)) {
+           has_place(run)) {
         struct conn *c = take_conn(run);
         c->unit = run->next_unit++;
         c->turn = 0;
@@ -325,6 +351,25 @@ static void start_due(struct run *run)
             run->next_due += (int64_t)(-log(u) / o->rate * 1e9);
         }
         start_turn(c, due);
+    }
+}
+
+/* Those that have thought go on, also where the run's time is up: they then leave. */
+static void wake_thinkers(struct run *run)
+{
+    for (int i = 0; run->n_thinking > 0 && i < run->n_conns; i++) {
+        struct conn *c = run->conns[i];
+        const int64_t due = c->thinks_until;
+        if (due == 0 || (due > run->now && !run->stop_starting)) {
+            continue;
+        }
+        c->thinks_until = 0;
+        run->n_thinking--;
+        if (run->stop_starting) {
+            give_back(c);
+        } else {
+            start_turn(c, due);
+        }
     }
 }
 
@@ -340,7 +385,7 @@ static void check_timeouts(struct run *run)
 
 static void print_progress(struct run *run, bool last)
 {
-    const int64_t total = run->o->n_requests * run->n_turns;
+    const int64_t total = run->o->n_requests * run->n_turns; // of agents: at most
     int64_t events = run->r->n_events;
     for (int i = 0; i < run->n_conns; i++) {
         events += run->conns[i]->rec != NULL ? run->conns[i]->sse.n_events : 0;
@@ -356,9 +401,14 @@ static void print_progress(struct run *run, bool last)
 
 static int wait_ms(const struct run *run)
 {
-    const bool can_start = !run->stop_starting && run->next_unit < run->o->n_requests &&
-                           (run->o->concurrency == 0 || run->n_in_flight < run->o->concurrency);
-    const int64_t ms = can_start ? (run->next_due - run->now) / 1000000 : 200;
+    const bool can_start =
+        !run->stop_starting && run->next_unit < run->o->n_requests && has_place(run);
+    int64_t due = can_start ? run->next_due : INT64_MAX;
+    for (int i = 0; run->n_thinking > 0 && i < run->n_conns; i++) {
+        const int64_t until = run->conns[i]->thinks_until;
+        due = until > 0 && until < due ? until : due;
+    }
+    const int64_t ms = due == INT64_MAX ? 200 : (due - run->now) / 1000000;
     return ms < 0 ? 0 : ms > 200 ? 200 : (int)ms;
 }
 
@@ -378,8 +428,9 @@ static void loop(struct run *run)
                 finish(run->conns[i], OUTCOME_INTERRUPTED);
             }
         }
+        wake_thinkers(run);
         start_due(run);
-        if (run->n_in_flight == 0 &&
+        if (run->n_in_flight == 0 && run->n_thinking == 0 &&
             (run->stop_starting || run->next_unit == run->o->n_requests)) {
             break;
         }
@@ -420,7 +471,7 @@ enum status bench_run(const struct bench_options *o, const struct bench_load *lo
 {
     *r = (struct bench_results){0};
     struct run run = {.o = o, .load = load, .r = r};
-    run.n_turns = o->workload == WORKLOAD_MULTI_TURN ? o->turns : 1;
+    run.n_turns = r->n_turns = bench_has_turns(o) ? o->turns : 1;
     r->n_records = o->n_requests * run.n_turns;
     r->records = mem_try_calloc((size_t)r->n_records, sizeof *r->records);
     if (r->records == NULL) {

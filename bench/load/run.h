@@ -34,7 +34,7 @@ struct bench_record {
 
 struct bench_results {
     struct bench_record *records; // [n_records]
-    int64_t n_records;
+    int64_t n_records, n_turns; // a unit's turns lie side by side, and no unit has more
     float *itl_ms; // every gap between events with text, of good and failed requests alike
     size_t n_itl, cap_itl;
     int64_t n_events, n_reconnects, max_in_flight;

@@ -133,6 +133,27 @@ def test_multi_turn_grows(server):
         assert n[0] + 6 < n[1] and n[1] + 6 < n[2]
 
 
+def test_agents_grow_think_and_find_their_turns_in_the_cache(server):
+    rc, text, j = bench(server.port, "--workload", "agent", "--requests", 3, "--turns", 6, "--prefix-len", 100, "--input-len", 10,
+                        "--output-len", 4, "--result-min", 20, "--result-max", 80, "--think", 0.05, "--concurrency", 2, "--seed", 3)
+    assert rc == 0, text
+    n = len(j["requests"])
+    adds_up(j, n, 4)
+    assert 6 <= n <= 18 and j["max_in_flight"] <= 2
+    sessions = [[q for q in j["requests"] if q["index"] // 6 == s] for s in range(3)]
+    for s in sessions:
+        assert 2 <= len(s) <= 6
+        for before, after in zip(s, s[1:]):
+            assert after["prompt_tokens"] >= before["prompt_tokens"] + 20
+            assert after["cached_tokens"] > before["prompt_tokens"] - 32  # blocks of 16
+            assert after["due_ms"] > before["due_ms"] + before["e2e_ms"]  # the tool took its time
+    assert sessions[2][0]["cached_tokens"] >= 64  # all have one system prompt
+    assert [(t["first"], t["last"]) for t in j["turns"]][:2] == [(1, 1), (2, 2)] and "turns" in text
+    assert sum(t["prompt_tokens"] for t in j["turns"]) == j["prompt_tokens"] and sum(t["ttft_ms"]["count"] for t in j["turns"]) == n
+    rc, text, j = bench(server.port, "--workload", "agent", "--result-min", 9, "--result-max", 8)
+    assert rc == 2 and "--result-min" in text
+
+
 def test_sharegpt(server, tmp_path):
     data = tmp_path / "data.json"
     items = [{"id": str(i), "conversations": [{"from": "human", "value": "Say \"%d\"\n\u00e9" % i},
