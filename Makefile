@@ -146,7 +146,7 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/built-for
 	@mkdir -p $(@D)
 	$(SAY_NV) $(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $<
 
-$(BUILD)/server/api/pages.o: server/api/status_page.html server/api/docs_page.html
+$(BUILD)/server/api/pages.o: $(wildcard server/api/page/*)
 
 # Tests link everything but main; a wildcard finds them.
 $(BUILD)/libsluice.a: $(OBJ)

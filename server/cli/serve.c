@@ -225,6 +225,7 @@ static int run(struct serve *s)
     announce(s);
     s->loading = true;
     api_watch(&s->api);
+    status_watch(&s->api);
     http_set_watchdog(s->http, is_healthy, &s->api);
     http_pool_run_unawaited(s->http, load, loaded, s);
     int rc = http_server_run(s->http);
