@@ -1013,7 +1013,7 @@ def test_bad_configuration_ends_with_a_sentence():
     (["--override-generation-config", '{"top_k": 99999999999}'], "override-generation-config: 'top_k' should be a count"),
     (["--override-generation-config", '{"do_sample": 1}'], "override-generation-config: 'do_sample' should be true or false"),
     (["--chat-template", "{% for m in messages %}"], "chat-template: line 1: "),
-    (["--kv-cache-memory-bytes", "1k"], "kv-cache-memory-bytes is 1000: two KV blocks, the least, take "),
+    (["--kv-cache-memory-bytes", "1k"], "kv-cache-memory-bytes is 1000: give "),
 ])
 def test_what_no_request_could_use_stops_the_start(options, sentence):
     import subprocess
