@@ -1,7 +1,8 @@
 # sluice: `make` builds build/sluice; `make help` lists the rest.
 # Flavours have trees of their own: FLAVOUR=release (default), asan, tsan.
 # CUDA=1|0 (default: 1 if nvcc is found), CUARCH="80 90a", HTTP=0 for an engine without the server,
-# CURL=0 for one that downloads no models (default: 1 if the headers of libcurl and GnuTLS are there).
+# CURL=0 for one that downloads no models (default: 1 if the headers of libcurl and GnuTLS are there),
+# LIBEDIT=0 for a chat without line editing.
 
 FLAVOUR ?= release
 BUILD   ?= build/$(FLAVOUR)
@@ -13,6 +14,8 @@ CC      ?= cc
 ifndef CURL
 CURL := $(shell $(CC) -E -include curl/curl.h -include gnutls/crypto.h -x c /dev/null >/dev/null 2>&1 && echo 1 || echo 0)
 endif
+# Lines that can be edited in `sluice chat`, where libedit's header is there.
+LIBEDIT ?= $(if $(wildcard /usr/include/histedit.h),1,0)
 VERSION := 0.1.0
 
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes \
@@ -57,15 +60,22 @@ SERVER_SRC := $(filter-out server/cli/main.c,$(shell find server -name '*.c'))
 HUB_CURL   := $(patsubst %,server/hub/%.c,blob explain hash net progress pull pull_files urls)
 SERVER_SRC := $(filter-out $(if $(filter 1,$(CURL)),server/hub/no_curl.c,$(HUB_CURL)),$(SERVER_SRC))
 LIBS       += $(if $(filter 1,$(CURL)),-lcurl -lgnutls)
+ifneq ($(LIBEDIT),1)
+SERVER_SRC := $(filter-out server/cli/line_edited.c,$(SERVER_SRC))
+endif
 BENCH_SRC  := $(filter-out %_bench.c bench/ops/cuda%,$(wildcard bench/load/*.c bench/ops/*.c bench/engine/*.c))
 ifeq ($(HTTP),1)
 SRC  += $(SERVER_SRC) $(BENCH_SRC)
 # MHD=DIR: a static libmicrohttpd from scripts/deps; without, the system's.
 LIBS += -luv $(if $(MHD),$(MHD)/lib/libmicrohttpd.a,-lmicrohttpd) -lgnutls
 CFLAGS += $(if $(MHD),-isystem $(MHD)/include)
+ifeq ($(LIBEDIT),1)
+LIBS   += -ledit
+CFLAGS += -DSLUICE_LIBEDIT
+endif
 else
 # What the commands need without sockets: cJSON, PCRE2 and utf8proc are all of the libraries.
-SRC    += $(filter-out server/cli/serve%,$(filter server/cli/% server/call/% server/chat/% server/hub/%,$(SERVER_SRC))) \
+SRC    += $(filter-out server/cli/serve% server/cli/chat% server/cli/line%,$(filter server/cli/% server/client/% server/call/% server/chat/% server/hub/%,$(SERVER_SRC))) \
           $(filter-out bench/load/%,$(BENCH_SRC))
 CFLAGS += -DSLUICE_NO_HTTP
 endif
@@ -122,7 +132,7 @@ $(BUILD)/sluice: $(OBJ) $(MAIN)
 	$(SAY_LD) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 # What a tree was built for: objects made for something else are made again.
-BUILT_FOR := CUDA=$(CUDA) HTTP=$(HTTP) CURL=$(CURL) ONLY=$(ONLY) MHD=$(MHD) CUARCH=$(CUARCH) $(OPT)
+BUILT_FOR := CUDA=$(CUDA) HTTP=$(HTTP) CURL=$(CURL) ONLY=$(ONLY) MHD=$(MHD) LIBEDIT=$(LIBEDIT) CUARCH=$(CUARCH) $(OPT)
 .PHONY: always
 $(BUILD)/built-for: always
 	@mkdir -p $(@D)
@@ -136,7 +146,7 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/built-for
 	@mkdir -p $(@D)
 	$(SAY_NV) $(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $<
 
-$(BUILD)/server/api/pages.o: server/api/status_page.html server/api/docs_page.html
+$(BUILD)/server/api/pages.o: $(wildcard server/api/page/*)
 
 # Tests link everything but main; a wildcard finds them.
 $(BUILD)/libsluice.a: $(OBJ)

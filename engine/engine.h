@@ -94,7 +94,8 @@ struct engine_stats {
     char failure[160]; // why the state is ENGINE_FAILED, if that is known
 };
 
-/* What can be said against the options before anything is loaded: reads config.json alone. */
+/* What can be said against the options before anything is loaded: reads config.json, and looks
+ * which files of weights there are. */
 enum status engine_check(const struct engine_options *options, struct err *err);
 
 /* Loads the model and starts the thread. Blocking; `err` gets one sentence. */

@@ -138,9 +138,9 @@ static bool fit_draft(struct engine *e, int32_t draft)
 }
 
 /* Random weights: there are no files but config.json. */
-static bool is_dummy(const struct engine *e)
+static bool is_dummy(const struct engine_options *o)
 {
-    return e->options.load_format && strcmp(e->options.load_format, "dummy") == 0;
+    return o->load_format && strcmp(o->load_format, "dummy") == 0;
 }
 
 /* The operator's word, else config.json's, else that of the weights themselves. */
@@ -197,7 +197,7 @@ static enum status read_drafts(struct engine *e, struct err *err)
         if (c->max_pos < e->spec.options.draft_max_len) {
             e->spec.options.draft_max_len = c->max_pos;
         }
-        if (!is_dummy(e)) {
+        if (!is_dummy(&e->options)) {
             TRY(checkpoint_open(folder, &e->draft_checkpoint[i], err));
         }
     }
@@ -328,7 +328,8 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
     n = asked > 0 ? asked : n;
     if ((size_t)n > facts->free_bytes / (per_block ? per_block : 1) && asked > 0) {
         return err_set(err, ERR_NOMEM, "num-gpu-blocks-override: %d KV blocks of %zu kB do not fit "
-                       "the %zu MB that are free", asked, per_block >> 10, facts->free_bytes >> 20);
+                       "the %zu MB that are free: %zu would", asked, per_block >> 10,
+                       facts->free_bytes >> 20, facts->free_bytes / (per_block ? per_block : 1));
     }
     n = n < INT32_MAX / info->block_tokens ? n : INT32_MAX / info->block_tokens;
     TRY(engine_agree(e, &n, err));
@@ -342,13 +343,15 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
                        "least", asked);
     }
     if (e->options.kv_cache_memory_bytes > 0) {
-        return err_set(err, ERR_NOMEM, "kv-cache-memory-bytes is %" PRId64 ": two KV blocks, the "
-                       "least, take %zu", e->options.kv_cache_memory_bytes, 2 * per_block);
+        return err_set(err, ERR_NOMEM, "kv-cache-memory-bytes is %" PRId64 ": give %zu or more, "
+                       "which is two KV blocks, the least", e->options.kv_cache_memory_bytes, 2 * per_block);
     }
-    return err_set(err, ERR_NOMEM, "no memory for KV blocks of %zu kB: %zu MB free after the "
-                   "weights, %g of it to use (gpu-memory-utilization), %zu MB for activations",
-                   per_block >> 10, facts->free_bytes >> 20, share_of_memory(e, facts),
-                   activations >> 20);
+    return err_set(err, ERR_NOMEM, "no memory for the KV cache: %zu MB are free after the weights, "
+                   "gpu-memory-utilization allows %g of it, activations take %zu MB, and a KV block "
+                   "%zu kB; raise --gpu-memory-utilization, or make activations smaller with a lower "
+                   "--max-num-batched-tokens (now %d) or --max-num-seqs (now %d)",
+                   facts->free_bytes >> 20, share_of_memory(e, facts), activations >> 20,
+                   per_block >> 10, info->max_rows, info->max_num_seqs);
 }
 
 static enum status reopen_ropes(struct rank *r, void *arg)
@@ -373,6 +376,23 @@ static enum status shorten(struct engine *e, int32_t max_model_len, struct err *
     return changed ? on_ranks(e, reopen_ropes, err) : OK;
 }
 
+/* A length was asked for that the KV blocks do not hold. */
+static enum status say_too_long(const struct engine *e, const struct backend_facts *facts,
+                                int32_t fits, struct err *err)
+{
+    char memory[96];
+    if (e->options.kv_cache_memory_bytes > 0) {
+        snprintf(memory, sizeof memory, "--kv-cache-memory-bytes (now %" PRId64 ")",
+                 e->options.kv_cache_memory_bytes);
+    } else {
+        snprintf(memory, sizeof memory, "--gpu-memory-utilization (now %g)",
+                 share_of_memory(e, facts));
+    }
+    return err_set(err, ERR_NOMEM, "max-model-len %d does not fit: the KV cache has room for %d tokens; "
+                   "give --max-model-len %d, or more memory with %s", e->info.max_model_len, fits,
+                   fits, memory);
+}
+
 static enum status size_blocks(struct engine *e, struct err *err)
 {
     struct engine_info *info = &e->info;
@@ -394,8 +414,7 @@ static enum status size_blocks(struct engine *e, struct err *err)
     int32_t fits = info->n_blocks * info->block_tokens;
     if (info->max_model_len > fits) {
         if (e->options.max_model_len > 0 && e->options.num_gpu_blocks_override <= 0) {
-            return err_set(err, ERR_NOMEM, "max-model-len %d needs more KV blocks than fit: %d "
-                           "tokens", info->max_model_len, fits);
+            return say_too_long(e, &facts, fits, err);
         }
         return shorten(e, fits, err);
     }
@@ -545,6 +564,9 @@ enum status engine_check(const struct engine_options *options, struct err *err)
     enum status st = model_config_load(options->model, c, err);
     log_mute(false);
     free(c);
+    if (st == OK && !is_dummy(options)) {
+        st = checkpoint_check(options->model, err);
+    }
     return st;
 }
 
@@ -560,7 +582,7 @@ enum status engine_load(struct engine *e, struct err *err)
     }
     TRY(read_drafts(e, err));
     TRY(read_ranks(e, err));
-    if (!is_dummy(e)) {
+    if (!is_dummy(&e->options)) {
         TRY(checkpoint_open(e->model_dir, &e->checkpoint, err));
     }
     TRY(choose_dtype(e, &e->info.dtype, err));

@@ -137,50 +137,6 @@ static enum status set(const struct option *opt, const char *value, struct bench
     return set_choice(opt, opt->kind == ORDER ? order_names : workload_names, value, at, err);
 }
 
-static enum status parse_url(struct bench_options *o, struct err *err)
-{
-    const char *s = o->url;
-    if (strncmp(s, "http://", 7) != 0) {
-        return err_set(err, ERR_INVALID, "--url: '%s' does not begin with http://%s", s,
-                       strncmp(s, "https:", 6) == 0 ? " (TLS is not spoken)" : "");
-    }
-    s += 7;
-    const char *host = s, *host_end;
-    if (*s == '[') {
-        host = s + 1;
-        host_end = strchr(s, ']');
-        s = host_end != NULL ? host_end + 1 : s;
-    } else {
-        s += strcspn(s, ":/");
-        host_end = s;
-    }
-    const char *port = "80";
-    size_t n_port = 2;
-    if (*s == ':') {
-        port = s + 1;
-        n_port = strspn(port, "0123456789");
-        s = port + n_port;
-    }
-    if (host_end == NULL || host_end == host || (size_t)(host_end - host) >= sizeof o->host ||
-        n_port == 0 || n_port > 5 || atoi(port) > 65535 || (*s != '\0' && *s != '/')) {
-        return err_set(err, ERR_INVALID, "--url: '%s' is not http://HOST:PORT", o->url);
-    }
-    snprintf(o->host, sizeof o->host, "%.*s", (int)(host_end - host), host);
-    snprintf(o->port, sizeof o->port, "%.*s", (int)n_port, port);
-    size_t n_path = strlen(s);
-    while (n_path > 0 && s[n_path - 1] == '/') {
-        n_path--;
-    }
-    if (n_path >= 3 && strncmp(s + n_path - 3, "/v1", 3) == 0) {
-        n_path -= 3; // both forms of base URL are common
-    }
-    if (n_path >= sizeof o->base_path || strpbrk(o->url, " \r\n\t") != NULL) {
-        return err_set(err, ERR_INVALID, "--url: '%s' has a path that cannot be used", o->url);
-    }
-    snprintf(o->base_path, sizeof o->base_path, "%.*s", (int)n_path, s);
-    return OK;
-}
-
 /* Of what was not given. */
 static void settle_defaults(struct bench_options *o)
 {
@@ -235,7 +191,8 @@ static enum status settle(struct bench_options *o, struct err *err)
     if (o->api_key != NULL && strpbrk(o->api_key, "\r\n") != NULL) {
         return err_set(err, ERR_INVALID, "the API key has a line break");
     }
-    return parse_url(o, err);
+    const enum status st = client_url_parse_base(o->url, &o->peer, err);
+    return st == OK ? OK : err_prefix(err, st, "--url");
 }
 
 enum status bench_options_parse(int argc, char **argv, struct bench_options *o, struct err *err)

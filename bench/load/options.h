@@ -4,6 +4,7 @@
 #define SLUICE_BENCH_LOAD_OPTIONS_H
 
 #include "engine/base/status.h"
+#include "server/client/client.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,7 +24,7 @@ enum group_turns { ORDER_ROUND, ORDER_GROUPED, ORDER_SHUFFLED };
 struct bench_options {
     const char *url, *model, *api_key, *json_path, *dataset;
     const char *batch_path; // the requests are written there as a batch, and none is sent
-    char host[256], port[8], base_path[256]; // of the URL
+    struct client_peer peer; // of the URL
     enum workload workload;
     enum group_turns order;
     bool text;        // prompts as text instead of token ids

@@ -1,9 +1,10 @@
 #include "bench/load/run.h"
 
-#include "bench/load/http.h"
-#include "bench/load/sse.h"
+#include "bench/load/events.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "server/client/client.h"
+#include "server/client/http_in.h"
 
 #include <errno.h>
 #include <math.h>
@@ -46,7 +47,7 @@ struct conn {
     bool got_bytes;           // of this answer
     bool wants_write;
     struct http_in in;
-    struct sse sse;
+    struct events events;
     struct buf history, answer;
 };
 
@@ -97,7 +98,7 @@ static void on_body(void *arg, const char *bytes, size_t n_bytes)
 {
     struct conn *c = arg;
     if (c->in.status == 200) {
-        sse_feed(&c->sse, bytes, n_bytes);
+        events_feed(&c->events, bytes, n_bytes);
     } else if (c->run->n_failed == 0 && c->run->r->example[0] == '\0') {
         snprintf(c->run->r->example, sizeof c->run->r->example, "%.*s",
                  n_bytes < 390 ? (int)n_bytes : 390, bytes);
@@ -138,19 +139,19 @@ static void finish(struct conn *c, enum outcome outcome)
     struct bench_record *rec = c->rec;
     if (outcome == OUTCOME_OK) {
         outcome = c->in.status != 200 ? OUTCOME_HTTP
-                  : c->sse.error      ? OUTCOME_STREAM
-                  : !c->sse.done      ? OUTCOME_INCOMPLETE
+                  : c->events.error      ? OUTCOME_STREAM
+                  : !c->events.done      ? OUTCOME_INCOMPLETE
                                       : OUTCOME_OK;
     }
     rec->outcome = (uint8_t)outcome;
     rec->end = run->now;
     rec->http_status = (int16_t)c->in.status;
-    rec->prompt_tokens = (int32_t)c->sse.prompt_tokens;
-    rec->cached_tokens = (int32_t)c->sse.cached_tokens;
-    rec->n_events = (int32_t)c->sse.n_text_events;
-    rec->output_tokens = c->sse.completion_tokens >= 0 ? (int32_t)c->sse.completion_tokens
-                                                       : (int32_t)c->sse.n_text_events;
-    run->r->n_events += c->sse.n_events;
+    rec->prompt_tokens = (int32_t)c->events.prompt_tokens;
+    rec->cached_tokens = (int32_t)c->events.cached_tokens;
+    rec->n_events = (int32_t)c->events.n_text_events;
+    rec->output_tokens = c->events.completion_tokens >= 0 ? (int32_t)c->events.completion_tokens
+                                                       : (int32_t)c->events.n_text_events;
+    run->r->n_events += c->events.n_events;
     run->n_failed += outcome != OUTCOME_OK;
     run->n_done++;
     run->n_in_flight--;
@@ -283,7 +284,7 @@ static struct conn *take_conn(struct run *run)
     buf_init(&c->history, MAX_BODY_BYTES);
     buf_init(&c->answer, MAX_BODY_BYTES);
     http_in_init(&c->in, on_body, c);
-    sse_init(&c->sse, on_text, c);
+    events_init(&c->events, on_text, c);
     run->conns[run->n_conns++] = c;
     return c;
 }
@@ -295,8 +296,8 @@ static void put_request(struct conn *c)
     buf_init(&body, MAX_BODY_BYTES);
     bench_load_body(c->run->load, c->unit, c->turn, &c->history, &body);
     buf_clear(&c->out);
-    buf_printf(&c->out, "POST %s/v1/%s HTTP/1.1\r\nHost: %s:%s\r\n", o->base_path,
-               o->chat ? "chat/completions" : "completions", o->host, o->port);
+    buf_printf(&c->out, "POST %s/v1/%s HTTP/1.1\r\nHost: %s:%s\r\n", o->peer.path,
+               o->chat ? "chat/completions" : "completions", o->peer.host, o->peer.port);
     buf_puts(&c->out, "Content-Type: application/json\r\nAccept: text/event-stream\r\n");
     if (o->api_key != NULL) {
         buf_printf(&c->out, "Authorization: Bearer %s\r\n", o->api_key);
@@ -312,9 +313,9 @@ static void start_turn(struct conn *c, int64_t due)
     c->rec = &run->r->records[c->unit * run->n_turns + c->turn];
     c->rec->due = due;
     buf_clear(&c->answer);
-    c->sse.answer = run->n_turns > 1 ? &c->answer : NULL;
+    c->events.answer = run->n_turns > 1 ? &c->answer : NULL;
     http_in_reset(&c->in);
-    sse_reset(&c->sse);
+    events_reset(&c->events);
     c->n_sent = 0;
     c->got_bytes = false;
     put_request(c);
@@ -388,7 +389,7 @@ static void print_progress(struct run *run, bool last)
     const int64_t total = run->o->n_requests * run->n_turns; // of agents: at most
     int64_t events = run->r->n_events;
     for (int i = 0; i < run->n_conns; i++) {
-        events += run->conns[i]->rec != NULL ? run->conns[i]->sse.n_events : 0;
+        events += run->conns[i]->rec != NULL ? run->conns[i]->events.n_events : 0;
     }
     const double s = (double)(run->now - run->last_print) / 1e9;
     fprintf(stderr, "\r%6.1f s  %lld of %lld done, %lld in flight, %lld failed, %.0f events/s\033[K%s",
@@ -462,8 +463,8 @@ static void loop(struct run *run)
 static enum status resolve(const struct bench_options *o, struct addrinfo **a, struct err *err)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
-    const int rc = getaddrinfo(o->host, o->port, &hints, a);
-    return rc == 0 ? OK : err_set(err, ERR_IO, "%s: %s", o->host, gai_strerror(rc));
+    const int rc = getaddrinfo(o->peer.host, o->peer.port, &hints, a);
+    return rc == 0 ? OK : err_set(err, ERR_IO, "%s: %s", o->peer.host, gai_strerror(rc));
 }
 
 enum status bench_run(const struct bench_options *o, const struct bench_load *load,
@@ -499,7 +500,7 @@ enum status bench_run(const struct bench_options *o, const struct bench_load *lo
         buf_deinit(&c->history);
         buf_deinit(&c->answer);
         http_in_deinit(&c->in);
-        sse_deinit(&c->sse);
+        events_deinit(&c->events);
         free(c);
     }
     free(run.conns);
@@ -521,57 +522,15 @@ static void append(void *arg, const char *bytes, size_t n_bytes)
     buf_put(arg, bytes, n_bytes);
 }
 
-static enum status exchange(int fd, const struct buf *request, struct http_in *in, struct err *err)
-{
-    char bytes[4096];
-    if (send(fd, request->data, request->n_bytes, MSG_NOSIGNAL) != (ssize_t)request->n_bytes) {
-        return err_set(err, ERR_IO, "cannot send: %s", strerror(errno));
-    }
-    for (;;) {
-        const ssize_t n = recv(fd, bytes, sizeof bytes, 0);
-        if (n < 0) {
-            return err_set(err, ERR_IO, "no answer: %s", strerror(errno));
-        }
-        const enum http_in_result got =
-            n == 0 ? http_in_eof(in) : http_in_feed(in, bytes, (size_t)n);
-        if (got != HTTP_IN_MORE) {
-            return got == HTTP_IN_DONE ? OK : err_set(err, ERR_FORMAT, "the answer is not HTTP");
-        }
-    }
-}
-
 enum status bench_get(const struct bench_options *o, const char *path, struct buf *body,
                       struct err *err)
 {
-    struct addrinfo *a;
-    TRY(resolve(o, &a, err));
-    const int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const struct timeval limit = {.tv_sec = 10};
-    enum status st = OK;
-    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) != 0 ||
-        connect(fd, a->ai_addr, a->ai_addrlen) != 0) {
-        st = err_set(err, ERR_IO, "cannot connect: %s", strerror(errno));
-    } else {
-        struct buf request;
-        buf_init(&request, 65536);
-        buf_printf(&request, "GET %s%s HTTP/1.1\r\nHost: %s:%s\r\nConnection: close\r\n",
-                   o->base_path, path, o->host, o->port);
-        if (o->api_key != NULL) {
-            buf_printf(&request, "Authorization: Bearer %s\r\n", o->api_key);
-        }
-        buf_puts(&request, "\r\n");
-        struct http_in in;
-        http_in_init(&in, append, body);
-        st = exchange(fd, &request, &in, err);
-        if (st == OK && in.status != 200) {
-            st = err_set(err, ERR_IO, "status %d", in.status);
-        }
-        http_in_deinit(&in);
-        buf_deinit(&request);
+    int status;
+    const struct client_request request = {
+        .method = "GET", .path = path, .key = o->api_key, .timeout_s = 10};
+    enum status st = client_call(&o->peer, &request, append, body, &status, err);
+    if (st == OK && status != 200) {
+        st = err_set(err, ERR_IO, "status %d", status);
     }
-    if (fd >= 0) {
-        close(fd);
-    }
-    freeaddrinfo(a);
     return st != OK ? err_prefix(err, st, "%s%s", o->url, path) : OK;
 }

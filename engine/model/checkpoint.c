@@ -84,6 +84,30 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct shard *)a)->name, ((const struct shard *)b)->name);
 }
 
+static bool ends_with(const char *name, const char *end)
+{
+    const size_t n = strlen(name), m = strlen(end);
+    return n > m && strcmp(name + n - m, end) == 0;
+}
+
+/* Weights of another format are nearly right, so they are named. */
+static enum status say_no_weights(const char *dir, const char *other, struct err *err)
+{
+    if (*other) {
+        return err_set(err, ERR_IO, "%.200s: no weights, that is no *.safetensors file; %.100s is of a "
+                       "format that is not read: convert it, or get the model's safetensors files",
+                       dir, other);
+    }
+    return err_set(err, ERR_IO, "%.200s: no weights, that is no *.safetensors file; was a download cut "
+                   "short? (--load-format dummy makes weights up, to measure speed)", dir);
+}
+
+static bool is_other_format(const char *name)
+{
+    return ends_with(name, ".gguf") || ends_with(name, ".pth") || ends_with(name, ".pt") ||
+           (ends_with(name, ".bin") && strstr(name, "model"));
+}
+
 static enum status shards_of_folder(struct checkpoint *ck, const char *dir, struct err *err)
 {
     DIR *d = opendir(dir);
@@ -91,15 +115,17 @@ static enum status shards_of_folder(struct checkpoint *ck, const char *dir, stru
         return err_set(err, ERR_IO, "%s: cannot be opened as a folder", dir);
     }
     enum status st = OK;
+    char other[NAME_MAX + 1] = "";
     for (struct dirent *e; st == OK && (e = readdir(d)) != NULL;) {
-        size_t n = strlen(e->d_name), m = strlen(".safetensors");
-        if (n > m && strcmp(e->d_name + n - m, ".safetensors") == 0 && e->d_name[0] != '.') {
+        if (ends_with(e->d_name, ".safetensors") && e->d_name[0] != '.') {
             st = add_shard(ck, dir, e->d_name, err);
+        } else if (is_other_format(e->d_name)) {
+            snprintf(other, sizeof other, "%s", e->d_name);
         }
     }
     closedir(d);
     if (st == OK && ck->n_shards == 0) {
-        st = err_set(err, ERR_IO, "%s: no *.safetensors file", dir);
+        st = say_no_weights(dir, other, err);
     }
     if (st == OK) {
         qsort(ck->shards, ck->n_shards, sizeof *ck->shards, by_name);
@@ -303,6 +329,10 @@ static enum status open_shard(struct checkpoint *ck, struct shard *s, struct err
 {
     TRY(file_map_open(s->path, &s->map, err));
     uint64_t header_bytes;
+    if (s->map.n_bytes > 8 && memcmp(s->map.data, "version ", 8) == 0) {
+        return err_set(err, ERR_FORMAT, "%s: a Git LFS pointer and not the weights: run `git lfs pull` "
+                       "in that folder", s->path);
+    }
     if (s->map.n_bytes < 8) {
         return err_set(err, ERR_FORMAT, "%s: too short for a safetensors file", s->path);
     }
@@ -345,25 +375,49 @@ static enum status index_names(struct checkpoint *ck, struct err *err)
     return OK;
 }
 
+/* Which files there are; `index` gets its path, or "" where it does not decide. */
+static enum status find_shards(struct checkpoint *ck, const char *dir, char index[PATH_MAX],
+                               struct err *err)
+{
+    char whole[PATH_MAX];
+    snprintf(whole, sizeof whole, "%s/model.safetensors", dir);
+    snprintf(index, PATH_MAX, "%s/model.safetensors.index.json", dir);
+    if (!file_exists(whole) && file_exists(index)) {
+        return shards_of_index(ck, dir, index, err);
+    }
+    index[0] = '\0';
+    return file_exists(whole) ? add_shard(ck, dir, "model.safetensors", err)
+                              : shards_of_folder(ck, dir, err);
+}
+
+enum status checkpoint_check(const char *dir, struct err *err)
+{
+    struct checkpoint *ck = xcalloc(1, sizeof *ck);
+    char index[PATH_MAX];
+    enum status st = find_shards(ck, dir, index, err);
+    for (size_t i = 0; i < ck->n_shards && st == OK; i++) {
+        if (!file_exists(ck->shards[i].path)) {
+            st = err_set(err, ERR_IO, "%.200s: %.100s is not there, which the index names; was a "
+                         "download cut short?", dir, ck->shards[i].name);
+        }
+    }
+    checkpoint_close(ck);
+    return st;
+}
+
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err)
 {
     struct checkpoint *ck = xcalloc(1, sizeof *ck);
     ck->dir = xstrdup(dir);
-    char whole[PATH_MAX], index[PATH_MAX];
-    snprintf(whole, sizeof whole, "%s/model.safetensors", dir);
-    snprintf(index, sizeof index, "%s/model.safetensors.index.json", dir);
-    bool indexed = !file_exists(whole) && file_exists(index);
-    enum status st = file_exists(whole) ? add_shard(ck, dir, "model.safetensors", err)
-                     : indexed          ? shards_of_index(ck, dir, index, err)
-                                        : shards_of_folder(ck, dir, err);
+    char index[PATH_MAX];
+    enum status st = find_shards(ck, dir, index, err);
     for (size_t i = 0; i < ck->n_shards && st == OK; i++) {
         st = open_shard(ck, &ck->shards[i], err);
     }
     if (st == OK) {
         st = index_names(ck, err);
-        ck->where = xstrdup(indexed             ? index
-                            : ck->n_shards == 1 ? ck->shards[0].path
-                                                : dir);
+        const char *files = ck->n_shards == 1 ? ck->shards[0].path : dir;
+        ck->where = xstrdup(index[0] ? index : files);
     }
     if (st != OK) {
         checkpoint_close(ck);

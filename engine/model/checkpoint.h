@@ -22,6 +22,9 @@ struct checkpoint_tensor {
 
 struct checkpoint;
 
+/* Whether the files are there that checkpoint_open would open; they are not read. */
+enum status checkpoint_check(const char *dir, struct err *err);
+
 /* Opens model.safetensors, whatever lies beside it; without that model.safetensors.index.json's
  * shards; without an index every *.safetensors. */
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err);

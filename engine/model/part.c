@@ -259,6 +259,15 @@ enum status part_quantised_experts(struct loader *l, const char *base, int64_t n
     return l->quant ? read_quantised(l, base, n_experts, n_out, n_in, out, found) : OK;
 }
 
+/* No option makes a model smaller: it takes more devices, or another checkpoint. */
+static enum status say_too_large(struct err *err)
+{
+    const struct err first = *err;
+    return err_set(err, ERR_NOMEM, "the model's weights do not fit the device's memory (%.200s); share "
+                   "them among more devices with --tensor-parallel-size N, choose a device with more "
+                   "memory that is free, or a quantised checkpoint", first.text);
+}
+
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out)
 {
     struct weight *w;
@@ -266,7 +275,10 @@ enum status part_open(struct loader *l, struct weight_desc *d, const struct weig
     d->dummy_scale = 0.02f;
     size_t n = (size_t)(d->n_out * d->n_in) * (size_t)(d->n_experts ? d->n_experts : 1);
     l->m->weight_bytes += n * dtype_bytes(d->kind == WEIGHT_VECTOR ? DT_F32 : d->dtype);
-    TRY(l->be->ops->weight_open(l->be, d, &w, l->err));
+    const enum status st = l->be->ops->weight_open(l->be, d, &w, l->err);
+    if (st != OK) {
+        return st == ERR_NOMEM ? say_too_large(l->err) : st;
+    }
     *out = w;
     return OK;
 }

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
-static void put_stats(struct api *a, struct engine_stats *s)
+void api_put_stats(struct api *a, struct engine_stats *s)
 {
     *s = (struct engine_stats){.state = ENGINE_READY};
     if (a->ready) {
@@ -17,7 +17,7 @@ static void put_stats(struct api *a, struct engine_stats *s)
     }
 }
 
-static double kv_usage(const struct engine_stats *s)
+double api_kv_usage(const struct engine_stats *s)
 {
     return s->n_blocks > 0 ? (double)s->n_blocks_held / s->n_blocks : 0;
 }
@@ -25,7 +25,7 @@ static double kv_usage(const struct engine_stats *s)
 static void put_failure(struct api *a, struct buf *b)
 {
     struct engine_stats s;
-    put_stats(a, &s);
+    api_put_stats(a, &s);
     buf_puts(b, ",\"detail\":");
     const char *why = s.failure[0] ? s.failure : "the engine has failed";
     buf_put_json(b, why, strlen(why));
@@ -35,7 +35,7 @@ static void put_failure(struct api *a, struct buf *b)
 static void put_nodes(struct api *a, struct buf *b)
 {
     struct engine_stats s;
-    put_stats(a, &s);
+    api_put_stats(a, &s);
     if (a->ready && a->calls.model.info->n_ranks > 1) {
         buf_printf(b, ",\"ranks\":%d,\"nodes\":%d,\"nodes_alive\":%d", a->calls.model.info->n_ranks,
                    a->calls.model.info->n_nodes, s.n_nodes_alive);
@@ -86,7 +86,7 @@ void api_get_ready(struct http_request *req, void *arg)
     struct api *a = arg;
     enum api_health h = api_check_health(a, clock_now_ns());
     struct engine_stats s;
-    put_stats(a, &s);
+    api_put_stats(a, &s);
     bool room = s.n_waiting < a->config->max_num_queued_reqs || s.n_waiting == 0;
     if (h == HEALTH_OK && !room) {
         http_reply_header(req, "cache-control", "no-store");
@@ -101,11 +101,11 @@ void api_get_load(struct http_request *req, void *arg)
     struct api *a = arg;
     struct engine_stats s;
     struct buf b;
-    put_stats(a, &s);
+    api_put_stats(a, &s);
     buf_init(&b, 1 << 12);
     buf_printf(&b, "{\"server_load\":%" PRId64 ",\"running\":%d,\"waiting\":%d,\"kv_usage\":",
                a->calls.n_calls, s.n_running, s.n_waiting);
-    buf_put_double(&b, kv_usage(&s));
+    buf_put_double(&b, api_kv_usage(&s));
     buf_printf(&b, ",\"queued_tokens\":%" PRId64 "}", s.waiting_tokens);
     reply_json(req, 200, &b);
 }
@@ -123,7 +123,7 @@ void api_get_metrics(struct http_request *req, void *arg)
     struct http_stats http;
     struct buf out;
     int64_t now_ns = clock_now_ns();
-    put_stats(a, &stats);
+    api_put_stats(a, &stats);
     http_server_stats(a->http, &http);
     enum api_health h = api_check_health(a, now_ns);
     bool waits = stats.n_running + stats.n_waiting > 0;
@@ -236,7 +236,7 @@ void api_on_report(void *arg)
     struct buf b;
     int64_t now_ns = clock_now_ns();
     int n = 0;
-    put_stats(a, &s);
+    api_put_stats(a, &s);
     log_info("report: %s, %lld requests, %d running, %d waiting (%lld prompt tokens), %d of %d KV "
              "blocks held, %lld steps, %lld preemptions",
              api_health_names[api_check_health(a, now_ns)], (long long)a->calls.n_calls, s.n_running,
@@ -288,46 +288,4 @@ void api_drain(struct http_request *req, void *arg)
     buf_printf(&b, "{\"in_flight\":%" PRId64 "}", a->calls.n_calls);
     reply_json(req, 200, &b);
     http_server_drain(a->http);
-}
-
-/* What the status page plots. */
-void api_status_data(struct http_request *req, void *arg)
-{
-    struct api *a = arg;
-    struct engine_stats s;
-    struct buf b;
-    const struct metric_series *ttft = &a->metrics.hist[MEASURE_TTFT];
-    uint64_t n_ttft = 0, n_finished = 0;
-    put_stats(a, &s);
-    for (int i = 0; i <= METRIC_MAX_BUCKETS; i++) {
-        n_ttft += ttft->n[i];
-    }
-    for (int i = FINISH_NONE + 1; i < N_FINISH_REASONS; i++) {
-        n_finished += a->calls.counts.finished[i];
-    }
-    buf_init(&b, 1 << 14);
-    buf_printf(&b, "{\"state\":\"%s\",\"version\":\"%s\",\"uptime\":",
-               api_health_names[api_check_health(a, clock_now_ns())], SLUICE_VERSION);
-    buf_put_double(&b, (double)(clock_now_ns() - a->started_ns) * 1e-9);
-    const char *name = a->ready ? a->calls.model.names[0] : "";
-    buf_puts(&b, ",\"model\":");
-    buf_put_json(&b, name, strlen(name));
-    buf_puts(&b, ",\"device\":");
-    buf_put_json(&b, a->ready ? a->calls.model.info->device : "",
-                 a->ready ? strlen(a->calls.model.info->device) : 0);
-    buf_printf(&b, ",\"chat\":%s,\"running\":%d,\"waiting\":%d,\"kv_usage\":",
-               a->ready && a->calls.model.template ? "true" : "false", s.n_running, s.n_waiting);
-    buf_put_double(&b, kv_usage(&s));
-    buf_printf(&b,
-               ",\"prompt_tokens\":%" PRId64 ",\"generated_tokens\":%" PRId64
-               ",\"prefix_queries\":%" PRId64 ",\"prefix_hits\":%" PRId64
-               ",\"draft_tokens\":%" PRId64 ",\"accepted_tokens\":%" PRId64
-               ",\"preemptions\":%" PRId64 ",\"finished\":%" PRIu64 ",\"ttft_count\":%" PRIu64
-               ",\"ttft_sum\":",
-               s.prompt_tokens, s.generated_tokens, s.prefix_queries, s.prefix_hits,
-               s.spec_draft_tokens, s.spec_accepted_tokens, s.preemptions, n_finished, n_ttft);
-    buf_put_double(&b, ttft->sum);
-    buf_putc(&b, '}');
-    http_reply_header(req, "cache-control", "no-store");
-    reply_json(req, 200, &b);
 }

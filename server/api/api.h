@@ -6,6 +6,7 @@
 
 #include "server/api/metrics.h"
 #include "server/api/reply.h"
+#include "server/api/status.h"
 #include "server/call/call.h"
 #include "server/http/http.h"
 
@@ -28,6 +29,7 @@ struct api {
     struct http_server *http;
     struct keys *keys;
     struct metrics metrics;
+    struct status_history history;
     bool ready, load_failed, draining;
     atomic_int load_permille; // written by the loading thread
     int64_t started_ns, ready_ns;
@@ -71,6 +73,11 @@ const char *api_call_peer(const struct call *c);
 /* The document of /openapi.json (openapi.c). */
 void openapi_put(struct buf *b, const struct http_route *routes, const struct config *config);
 
+/* The engine's figures, zeros while the model is loading; and the share of KV blocks in use, 0 to 1
+ * (admin.c). */
+void api_put_stats(struct api *a, struct engine_stats *s);
+double api_kv_usage(const struct engine_stats *s);
+
 /* ---- endpoints -------------------------------------------------------------------------------- */
 
 extern const struct http_route api_routes[]; // routes.c
@@ -92,6 +99,7 @@ void api_get_requests(struct http_request *req, void *arg);
 void api_reset_prefix_cache(struct http_request *req, void *arg);
 void api_drain(struct http_request *req, void *arg);
 void api_status_page(struct http_request *req, void *arg);
+void api_page_part(struct http_request *req, void *arg);
 void api_status_data(struct http_request *req, void *arg);
 
 #endif

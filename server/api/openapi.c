@@ -60,7 +60,10 @@ static const struct about {
     {"POST", "/reset_prefix_cache", "Forgets cached prompts.", NULL, ANSWER_JSON, false},
     {"POST", "/drain", "No new requests are to be sent here.", NULL, ANSWER_JSON, false},
     {"GET", "/", "The status page.", NULL, ANSWER_PAGE, false},
-    {"GET", "/status.json", "What the status page shows.", NULL, ANSWER_JSON, false},
+    {"GET", "/page/{id}", "A part of the status page: its style and scripts.", NULL, ANSWER_TEXT,
+     false},
+    {"GET", "/status.json", "What the status page shows; with ?history=1 the last minutes too.", NULL,
+     ANSWER_JSON, false},
 };
 
 /* The bodies, by what they may hold. */

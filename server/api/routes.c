@@ -54,6 +54,7 @@ const struct http_route api_routes[] = {
     {"POST", "/reset_prefix_cache", api_reset_prefix_cache, SCOPE_ADMIN, 0, 0},
     {"POST", "/drain", api_drain, SCOPE_ADMIN, 0, 0},
     {"GET", "/", api_status_page, 0, 0, HTTP_ROUTE_QUIET},
+    {"GET", "/page/{id}", api_page_part, 0, 0, HTTP_ROUTE_QUIET},
     {"GET", "/status.json", api_status_data, SCOPE_METRICS, 0,
      HTTP_ROUTE_ALWAYS | HTTP_ROUTE_QUIET},
     {NULL, NULL, NULL, 0, 0, 0},

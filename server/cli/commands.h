@@ -8,6 +8,7 @@ int cmd_serve(int argc, char **argv);
 int cmd_bench_engine(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_grammar(int argc, char **argv);
+int cmd_chat(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 int cmd_render(int argc, char **argv);

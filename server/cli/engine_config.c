@@ -1,8 +1,8 @@
 #include "server/cli/engine_config.h"
 
-#include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "server/cli/devices.h"
+#include "server/cli/model_folder.h"
 #include "server/cli/nodes_config.h"
 
 #include <stdio.h>
@@ -41,23 +41,12 @@ static enum status meet_nodes(const struct config *c, struct engine_options *o, 
     return st;
 }
 
-static enum status check_folder(const char *model, struct err *err)
-{
-    char path[4096];
-    int n = snprintf(path, sizeof path, "%s/config.json", model);
-    if (n < 0 || (size_t)n >= sizeof path || !file_exists(path)) {
-        return err_set(err, ERR_IO, "model '%.200s': no config.json there, so it is no "
-                       "model's folder", model);
-    }
-    return OK;
-}
-
 enum status engine_config_check(const struct config *c, struct err *err)
 {
     if (!c->engine.model) {
         return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
     }
-    TRY(check_folder(c->engine.model, err));
+    TRY(model_folder_check(c->engine.model, err));
     TRY(check_formats(c, err));
     return engine_check(&c->engine, err);
 }

@@ -17,6 +17,7 @@ static const struct command {
     {"generate", cmd_generate, "continue prompts, without a server"},
 #ifndef SLUICE_NO_HTTP
     {"serve", cmd_serve, "serve a model over the OpenAI API"},
+    {"chat", cmd_chat, "a conversation in the terminal, with a model or a server"},
     {"bench", cmd_bench, "send load to an OpenAI-compatible server and measure"},
 #endif
     {"pull", cmd_pull, "download a model by name into the cache"},

@@ -137,6 +137,19 @@ static unsigned ms(double seconds)
     return seconds * 1000 > 4e9 ? 4000000000U : (unsigned)(seconds * 1000);
 }
 
+/* The commonest mistake of a second start. */
+static enum status say_taken(const struct config *c, struct err *err)
+{
+    struct err first = *err;
+    if (c->uds) {
+        return err_set(err, ERR_BUSY, "%s; another server has this socket: choose another with --uds "
+                       "PATH", first.text);
+    }
+    return err_set(err, ERR_BUSY, "%s; another program, perhaps a server that you started before, has "
+                   "port %d: end it, or choose another port with --port N (0: any that is free)",
+                   first.text, (int)c->port);
+}
+
 static enum status listen_now(struct serve *s, struct err *err)
 {
     const struct config *c = &s->config;
@@ -178,7 +191,7 @@ static enum status listen_now(struct serve *s, struct err *err)
     enum status st = http_server_open(&o, &s->http, err);
     free(origins);
     s->api.http = s->http;
-    return st;
+    return st == ERR_BUSY ? say_taken(c, err) : st;
 }
 
 static void announce(const struct serve *s)
@@ -225,6 +238,7 @@ static int run(struct serve *s)
     announce(s);
     s->loading = true;
     api_watch(&s->api);
+    status_watch(&s->api);
     http_set_watchdog(s->http, is_healthy, &s->api);
     http_pool_run_unawaited(s->http, load, loaded, s);
     int rc = http_server_run(s->http);

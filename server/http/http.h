@@ -129,7 +129,7 @@ struct http_options {
 /* --- The server --- */
 
 /* Binds and listens; connections wait in the backlog until http_server_run. The options are
- * copied, the strings are not kept. */
+ * copied, the strings are not kept. ERR_BUSY: another program listens there. */
 enum status http_server_open(const struct http_options *options, struct http_server **server,
                              struct err *err);
 /* Runs the loop until drained or stopped. 0: every request ended; 1: some were cut. */

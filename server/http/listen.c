@@ -91,6 +91,12 @@ static bool is_stale(const struct sockaddr_un *un)
     return refused;
 }
 
+/* An address that another program has is told apart, since one can choose another. */
+static enum status bind_status(int error)
+{
+    return error == EADDRINUSE ? ERR_BUSY : ERR_IO;
+}
+
 static enum status listen_unix(struct http_server *s, const char *path, struct err *err)
 {
     struct sockaddr_un un = {.sun_family = AF_UNIX};
@@ -108,7 +114,7 @@ static enum status listen_unix(struct http_server *s, const char *path, struct e
     if (bind(fd, (const struct sockaddr *)&un, sizeof un) < 0) {
         int e = errno;
         close(fd);
-        return err_set(err, ERR_IO, "cannot bind %s: %s", path, strerror(e));
+        return err_set(err, bind_status(e), "cannot bind %s: %s", path, strerror(e));
     }
     return add_listener(s, fd, false, path, err);
 }
@@ -128,7 +134,7 @@ static enum status listen_address(struct http_server *s, const struct addrinfo *
     if (bind(fd, a->ai_addr, a->ai_addrlen) < 0) {
         int e = errno;
         close(fd);
-        return err_set(err, ERR_IO, "cannot bind %s: %s", spec, strerror(e));
+        return err_set(err, bind_status(e), "cannot bind %s: %s", spec, strerror(e));
     }
     return add_listener(s, fd, false, NULL, err);
 }

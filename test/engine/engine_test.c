@@ -374,6 +374,15 @@ TEST(synthetic_acceptance_is_refused_where_text_is_served)
     CHECK(engine_open(&o, &b.e, &err) == ERR_INVALID);
 }
 
+TEST(weights_that_do_not_fit_say_what_would_help)
+{
+    struct bed b = {.control.no_memory = true};
+    struct err err;
+    struct engine_options o = options_of(&b, 4, 200);
+    CHECK(engine_open(&o, &b.e, &err) == ERR_NOMEM);
+    CHECK(strstr(err.text, "no memory is left") && strstr(err.text, "--tensor-parallel-size"));
+}
+
 /* What 8 requests cost: turns, steps, rows, and passes of a draft model. */
 struct cost {
     int32_t turns, draft_passes;

@@ -94,8 +94,9 @@ static enum status fake_alloc(struct backend *be, size_t n_bytes, struct dmem *o
 static enum status fake_weight_open(struct backend *be, const struct weight_desc *desc,
                                     struct weight **out, struct err *err)
 {
-    (void)desc;
-    (void)err;
+    if (fake_of(be)->control->no_memory) {
+        return err_set(err, ERR_NOMEM, "weight %s: no memory is left", desc->name);
+    }
     *out = (struct weight *)(void *)&fake_of(be)->dummy;
     return OK;
 }

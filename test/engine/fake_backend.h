@@ -17,6 +17,7 @@ struct fake_control {
     bool timed;       // busy_ns gets the time spent in hashing
     int64_t busy_ns;
     int64_t n_moves; // of slots
+    bool no_memory;  // for weights
     bool perfect;    // draft models are never wrong
     bool garbage;    // draft models propose children without sense
     int32_t n_wrong; // reads of slots that hold something else

@@ -623,11 +623,30 @@ def test_health_metrics_and_page(server):
     for line in text.splitlines():
         assert line.startswith("#") or re.fullmatch(r'[a-z0-9_:]+(\{.*\})? (-?[0-9.e+-]+)', line), line
     page = server.get("/")
-    assert page.headers["content-type"].startswith("text/html") and b"canvas" in page.body
+    assert page.headers["content-type"].startswith("text/html") and b"page/plots.js" in page.body
     assert not re.search(rb'(src|href)="http', page.body)
     assert server.get("/status.json").json()["model"]
     assert server.get("/server_info").json()["model_type"] == "fake"
     assert server.post("/reset_prefix_cache", "").status == 200
+
+
+def test_the_status_remembers_the_last_minutes(server):
+    end = time.time() + 20
+    while len(server.get("/status.json?history=1").json()["history"]["rows"]) < 2:
+        assert time.time() < end
+        time.sleep(0.2)
+    server.chat(max_tokens=3)
+    n = len(server.get("/status.json?history=1").json()["history"]["rows"])
+    while len(server.get("/status.json?history=1").json()["history"]["rows"]) == n < 300:
+        assert time.time() < end
+        time.sleep(0.1)
+    now = server.get("/status.json?history=1").json()
+    history, rows = now["history"], now["history"]["rows"]
+    assert "history" not in server.get("/status.json").json()
+    assert all(c in now for c in history["columns"]) and all(len(r) == len(history["columns"]) for r in rows)
+    uptime, finished = history["columns"].index("uptime"), history["columns"].index("finished")
+    assert all(0.5 < b[uptime] - a[uptime] < 20 and a[finished] <= b[finished] for a, b in zip(rows, rows[1:]))
+    assert rows[-1][finished] > 0 and rows[-1][uptime] <= now["uptime"]
 
 
 def test_histograms_count_what_happened(server):
@@ -994,7 +1013,7 @@ def test_bad_configuration_ends_with_a_sentence():
     (["--override-generation-config", '{"top_k": 99999999999}'], "override-generation-config: 'top_k' should be a count"),
     (["--override-generation-config", '{"do_sample": 1}'], "override-generation-config: 'do_sample' should be true or false"),
     (["--chat-template", "{% for m in messages %}"], "chat-template: line 1: "),
-    (["--kv-cache-memory-bytes", "1k"], "kv-cache-memory-bytes is 1000: two KV blocks, the least, take "),
+    (["--kv-cache-memory-bytes", "1k"], "kv-cache-memory-bytes is 1000: give "),
 ])
 def test_what_no_request_could_use_stops_the_start(options, sentence):
     import subprocess

@@ -1,6 +1,8 @@
 """What the command line says before anything is loaded: commands, folders, the environment."""
 import json
 import os
+import re
+import socket
 import subprocess
 
 import pytest
@@ -60,3 +62,73 @@ def test_flags_of_vllm_are_noted_or_refused():
     assert rc == 0 and len(err.splitlines()) == 3 and all("has no effect here: " in l for l in err.splitlines())
     rc, out, err = run("serve", DEMO, "--enable-lora")
     assert rc == 2 and err == "sluice: option enable-lora: 'true' is not supported: adapters are not supported\n"
+
+
+# ---- the first minute: each sentence says what to do next ----------------------------------------
+
+
+@pytest.fixture
+def models(tmp_path):
+    """models/qwen-small, a model; models/qwen-large without config.json; a file."""
+    for name in ("qwen-small", "qwen-large"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+    for name in os.listdir(DEMO):
+        os.symlink(os.path.join(DEMO, name), tmp_path / "models/qwen-small" / name)
+    (tmp_path / "models/weights.gguf").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize("path, words", [
+    ("models/qwen-smal", "did you mean '{}/models/qwen-small'?"), 
+    ("models", "did you mean '{}/models/qwen-small'?"),
+    ("models/qwen-large", "no config.json there, so it is no model folder"), ("models/weights.gguf", "is a file: give the folder"),
+    ("", "no config.json there"),
+])
+def test_a_wrong_path_names_the_nearest_thing_there_is(models, path, words):
+    rc, out, err = run("serve", str(models / path) + ("/" if path.endswith("/") else ""), "--port", "0", "--device", "cpu")
+    assert rc == 1 and words.format(models) in err and "listening" not in err and err.count("\n") == 1, err
+
+
+def test_a_folder_without_weights(tmp_path):
+    def serve():
+        return run("serve", str(tmp_path), "--port", "0", "--device", "cpu")
+
+    for name in os.listdir(DEMO):
+        if "safetensors" not in name:
+            os.symlink(os.path.join(DEMO, name), tmp_path / name)
+    rc, out, err = serve()
+    assert rc == 1 and "no *.safetensors file; was a download cut short?" in err and "listening" not in err
+    (tmp_path / "pytorch_model.bin").write_text("")
+    rc, out, err = serve()
+    assert rc == 1 and "pytorch_model.bin is of a format that is not read: convert it" in err
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    rc, out, err = serve()
+    assert rc == 1 and "model-00001-of-00002.safetensors is not there, which the index names" in err and "listening" not in err
+    (tmp_path / "model-00001-of-00002.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    rc, out, err = serve()
+    assert rc == 1 and "a Git LFS pointer" in err and "git lfs pull" in err
+
+
+def test_a_port_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        port = s.getsockname()[1]
+        rc, out, err = run("serve", DEMO, "--device", "cpu", "--port", str(port))
+    assert rc == 1 and "has port %d: end it, or choose another port with --port N" % port in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("options, words", [
+    (["--kv-cache-memory-bytes", "1MiB", "--max-model-len", "2000"], "give --max-model-len {}, or more memory with --kv-cache-memory-bytes (now 1048576)"),
+    (["--kv-cache-memory-bytes", "100"], "kv-cache-memory-bytes is 100: give {} or more"),
+    (["--gpu-memory-utilization", "0.000001"], "raise --gpu-memory-utilization, or make activations smaller with a lower --max-num-batched-tokens (now 2048)"),
+    (["--num-gpu-blocks-override", "100000000"], "that are free: {} would"),
+])
+def test_memory_that_is_too_small(options, words):
+    rc, out, err = run("generate", DEMO, "hello", "--device", "cpu", "--max-tokens", "1", *options)
+    assert rc == 1
+    found = re.search(re.escape(words).replace(re.escape("{}"), r"(\d+)"), err)
+    assert found, err
+    if found.groups() and "override" not in options[0]:  # what it tells to give is enough
+        given = dict(zip(options[::2], options[1::2]))
+        given["--max-model-len" if "--max-model-len" in options else options[0]] = found[1]
+        rc, out, err = run("generate", DEMO, "hello", "--device", "cpu", "--max-tokens", "1", *sum(given.items(), ()))
+        assert rc == 0, err

@@ -1,8 +1,8 @@
 /* The receiving side of HTTP/1.1: one response after the other, fed as bytes arrive, the body
  * handed on in pieces as it comes. Lines, header sizes and chunk sizes are bounded.
  * Thread: one owner. */
-#ifndef SLUICE_BENCH_LOAD_HTTP_H
-#define SLUICE_BENCH_LOAD_HTTP_H
+#ifndef SLUICE_SERVER_CLIENT_HTTP_IN_H
+#define SLUICE_SERVER_CLIENT_HTTP_IN_H
 
 #include "engine/base/buf.h"
 
@@ -29,8 +29,8 @@ void http_in_init(struct http_in *in, void (*on_body)(void *, const char *, size
 void http_in_deinit(struct http_in *in);
 void http_in_reset(struct http_in *in); // before the next response
 
-/* Takes bytes; stops behind the response's end. Bytes behind it are a protocol error (BAD): the
- * generator never has two requests under way on one connection. */
+/* Takes bytes; stops behind the response's end. Bytes behind it are a protocol error (BAD): nobody
+ * here has two requests under way on one connection. */
 enum http_in_result http_in_feed(struct http_in *in, const char *bytes, size_t n_bytes);
 
 /* The connection ended: DONE if that is the end of the body. */

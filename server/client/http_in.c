@@ -1,4 +1,4 @@
-#include "bench/load/http.h"
+#include "server/client/http_in.h"
 
 #include <stdlib.h>
 #include <string.h>

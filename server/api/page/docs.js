@@ -1,21 +1,3 @@
-<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>sluice: the API</title>
-<meta name="viewport" content="width=device-width,initial-scale=1">
-<style>
-:root{--bg:#f6f7f9;--card:#fff;--ink:#1b2430;--dim:#66758a;--line:#dfe4ea;--a:#1769aa}
-@media(prefers-color-scheme:dark){:root{--bg:#12161c;--card:#1a2029;--ink:#e6ebf1;--dim:#8e9cae;--line:#2b3440;--a:#5aaef0}}
-*{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.45 system-ui,sans-serif}
-header{display:flex;flex-wrap:wrap;gap:6px 18px;align-items:baseline;padding:14px 20px;border-bottom:1px solid var(--line);background:var(--card)}
-h1{font-size:19px;margin:0}header span,.dim{color:var(--dim)}header a{color:var(--a)}
-input{font:inherit;color:inherit;background:var(--bg);border:1px solid var(--line);border-radius:6px;padding:5px 10px;margin-left:auto}
-main{max-width:1100px;margin:auto;padding:14px 20px}
-details{background:var(--card);border:1px solid var(--line);border-radius:8px;margin:8px 0;padding:8px 14px}
-summary{cursor:pointer}code{font:13px/1.4 ui-monospace,monospace;overflow-wrap:anywhere}summary b{display:inline-block;width:62px;color:var(--a)}
-table{border-collapse:collapse;width:100%;margin:8px 0}td{border-top:1px solid var(--line);padding:4px 10px 4px 0;vertical-align:top}td:first-child{white-space:nowrap}
-</style></head><body>
-<header><h1>sluice</h1><span id="version"></span><a href="openapi.json">openapi.json</a><input id="find" type="search" placeholder="find a member" aria-label="find a member"></header>
-<main id="main">...</main>
-<script>
 "use strict";
 function el(tag,text,parent){var e=document.createElement(tag);if(text!==undefined)e.textContent=text;if(parent)parent.appendChild(e);return e}
 function values(s){
@@ -54,4 +36,3 @@ var any=false;
 d.querySelectorAll("tr").forEach(function(r){var hit=r.dataset.key.toLowerCase().indexOf(word)>=0;r.hidden=!hit;any=any||hit});
 d.hidden=word!==""&&!any;d.open=word!==""&&any})});
 fetch("openapi.json").then(function(r){return r.json()}).then(show).catch(function(e){document.getElementById("main").textContent=String(e)});
-</script></body></html>

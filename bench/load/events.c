@@ -1,31 +1,7 @@
-#include "bench/load/sse.h"
+#include "bench/load/events.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-enum { MAX_LINE_BYTES = 1 << 20 };
-
-void sse_init(struct sse *s, void (*on_text)(void *), void *arg)
-{
-    memset(s, 0, sizeof *s);
-    buf_init(&s->line, MAX_LINE_BYTES);
-    s->on_text = on_text;
-    s->arg = arg;
-    sse_reset(s);
-}
-
-void sse_deinit(struct sse *s)
-{
-    buf_deinit(&s->line);
-}
-
-void sse_reset(struct sse *s)
-{
-    buf_clear(&s->line);
-    s->n_events = s->n_text_events = 0;
-    s->prompt_tokens = s->completion_tokens = s->cached_tokens = -1;
-    s->done = s->error = false;
-}
 
 /* Where the value of the first `key` (with its quotes) begins; NULL if there is none. Inside a
  * JSON string every quote is escaped, so text that a model writes cannot look like a key. */
@@ -73,7 +49,7 @@ static bool take_string(const char *v, const char *end, struct buf *answer)
     return true;
 }
 
-static bool has_text(const struct sse *s, const char *p, size_t n)
+static bool has_text(const struct events *s, const char *p, size_t n)
 {
     const char *end = p + n;
     return take_string(VALUE_OF(p, n, "content"), end, s->answer) ||
@@ -84,8 +60,9 @@ static bool has_text(const struct sse *s, const char *p, size_t n)
 }
 
 /* The data of one event; a character stands behind it (a line end), so numbers stop there. */
-static void take_event(struct sse *s, const char *p, size_t n)
+static void take_event(void *arg, const char *p, size_t n)
 {
+    struct events *s = arg;
     if (n >= 6 && memcmp(p, "[DONE]", 6) == 0) {
         s->done = true;
         return;
@@ -108,38 +85,28 @@ static void take_event(struct sse *s, const char *p, size_t n)
     s->error = s->error || (error != NULL && (*error == '{' || *error == '"'));
 }
 
-static void take_line(struct sse *s, const char *p, size_t n)
+void events_init(struct events *s, void (*on_text)(void *), void *arg)
 {
-    if (n < 5 || memcmp(p, "data:", 5) != 0) {
-        return; // a comment, an event's name, or the blank line behind an event
-    }
-    p += 5;
-    n -= 5;
-    if (n > 0 && *p == ' ') {
-        p++;
-        n--;
-    }
-    take_event(s, p, n);
+    *s = (struct events){.on_text = on_text, .arg = arg};
+    sse_init(&s->lines, take_event, s);
+    events_reset(s);
 }
 
-void sse_feed(struct sse *s, const char *bytes, size_t n_bytes)
+void events_deinit(struct events *s)
 {
-    while (n_bytes > 0) {
-        const char *nl = memchr(bytes, '\n', n_bytes);
-        if (nl == NULL) {
-            buf_put(&s->line, bytes, n_bytes);
-            s->error = s->error || s->line.failed;
-            return;
-        }
-        const size_t n = (size_t)(nl - bytes);
-        if (s->line.n_bytes > 0) {
-            buf_put(&s->line, bytes, n);
-            take_line(s, s->line.data, s->line.n_bytes);
-            buf_clear(&s->line);
-        } else {
-            take_line(s, bytes, n);
-        }
-        bytes = nl + 1;
-        n_bytes -= n + 1;
-    }
+    sse_deinit(&s->lines);
+}
+
+void events_reset(struct events *s)
+{
+    sse_reset(&s->lines);
+    s->n_events = s->n_text_events = 0;
+    s->prompt_tokens = s->completion_tokens = s->cached_tokens = -1;
+    s->done = s->error = false;
+}
+
+void events_feed(struct events *s, const char *bytes, size_t n_bytes)
+{
+    sse_feed(&s->lines, bytes, n_bytes);
+    s->error = s->error || s->lines.line.failed;
 }

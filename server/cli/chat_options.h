@@ -1,0 +1,41 @@
+/* What `sluice chat` was asked for, and the sampling settings that can also be changed in the chat.
+ * Thread: plain data. */
+#ifndef SLUICE_SERVER_CLI_CHAT_OPTIONS_H
+#define SLUICE_SERVER_CLI_CHAT_OPTIONS_H
+
+#include "engine/base/buf.h"
+#include "engine/base/status.h"
+
+#include <stdbool.h>
+
+enum { N_CHAT_SETTINGS = 6 };
+
+/* By the rows of the table in chat_options.c; what is not set is the server's to choose. */
+struct chat_settings {
+    double value[N_CHAT_SETTINGS];
+    bool is_set[N_CHAT_SETTINGS];
+};
+
+struct chat_options {
+    const char *target; // folder, name or URL; NULL: the server on this machine, or the demo model
+    const char *model, *api_key, *tools_path;
+    char *system; // NULL: none; the caller's to free
+    struct chat_settings settings;
+    char **rest; // [n_rest] options that are `sluice serve`'s, when a model is served; to free
+    int n_rest;
+    bool help;
+};
+
+enum status chat_options_parse(int argc, char **argv, struct chat_options *o, struct err *err);
+void chat_options_deinit(struct chat_options *o);
+void chat_options_help(void); // to standard output
+
+/* `name` with '-' or '_'. "default" unsets it. */
+enum status chat_settings_set(struct chat_settings *s, const char *name, const char *value,
+                              struct err *err);
+/* "temperature 0.7, seed 1"; "none" without any. */
+void chat_settings_print(const struct chat_settings *s, struct buf *out);
+/* Members of a request, each with a comma before it. */
+void chat_settings_put(const struct chat_settings *s, struct buf *out);
+
+#endif

@@ -1,0 +1,53 @@
+#include "server/cli/model_folder.h"
+
+#include "engine/base/file.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* More bytes than a path may have are no path. */
+static bool join(char *out, size_t n_out, const char *folder, const char *name)
+{
+    const bool slash = folder[0] && folder[strlen(folder) - 1] == '/';
+    const int n = snprintf(out, n_out, slash ? "%s%s" : "%s/%s", folder, name);
+    return n > 0 && (size_t)n < n_out;
+}
+
+static bool is_model(const char *folder)
+{
+    char path[PATH_MAX];
+    return join(path, sizeof path, folder, "config.json") && file_exists(path);
+}
+
+/* Of the folders in `folder`, the first by name that is a model. */
+static bool find_inside(const char *folder, char *out, size_t n_out)
+{
+    struct dirent **list = NULL;
+    const int n = scandir(folder, &list, NULL, alphasort);
+    bool found = false;
+    for (int i = 0; i < n; i++) {
+        found = found || (list[i]->d_name[0] != '.' && join(out, n_out, folder, list[i]->d_name) &&
+                          is_model(out));
+        free(list[i]);
+    }
+    free(list);
+    return found;
+}
+
+enum status model_folder_check(const char *model, struct err *err)
+{
+    char inside[PATH_MAX];
+    if (is_model(model)) {
+        return OK;
+    }
+    if (find_inside(model, inside, sizeof inside)) {
+        return err_set(err, ERR_IO, "model '%.150s': no config.json there; did you mean '%.150s'?",
+                       model, inside);
+    }
+    return err_set(err, ERR_IO, "model '%.150s': no config.json there, so it is no model folder; was "
+                   "a download cut short?", model);
+}
