@@ -249,6 +249,17 @@ static void learn_speed(struct engine *e, int32_t n_rows)
     }
 }
 
+static void count_step(struct engine *e, int32_t n_rows)
+{
+    int32_t i = 0;
+    while (i < N_STEP_SIZES - 1 && n_rows > engine_step_bound(i)) {
+        i++;
+    }
+    e->step_sizes[i]++;
+    e->n_steps++;
+    e->n_rows += n_rows;
+}
+
 static void commit_step(struct engine *e)
 {
     int32_t slot = (e->next_slot + N_STEPS - e->n_inflight) % N_STEPS;
@@ -288,8 +299,7 @@ static void commit_step(struct engine *e)
         scheduler_commit(&e->scheduler, ps->plan.forks[i].seq);
         step_over(e, ps->plan.forks[i].seq);
     }
-    e->n_steps++;
-    e->n_rows += ps->step.pass.n_rows;
+    count_step(e, ps->step.pass.n_rows);
     learn_speed(e, ps->step.pass.n_rows);
 }
 
@@ -301,6 +311,10 @@ static void publish_stats(struct engine *e)
     const struct spec_learnt *l = &e->spec.learnt;
     pthread_mutex_lock(&e->stats_lock);
     struct engine_stats *o = &e->stats;
+    o->n_submitted -= e->n_accepted; // they are in what follows
+    o->submitted_tokens -= e->accepted_tokens;
+    e->n_accepted = 0;
+    e->accepted_tokens = 0;
     o->n_running = s->n_running;
     o->n_waiting = s->n_waiting;
     o->waiting_tokens = s->waiting_tokens;
@@ -309,6 +323,7 @@ static void publish_stats(struct engine *e)
     o->n_blocks_idle = s->holdings.pool.n_idle;
     o->n_steps = e->n_steps;
     o->n_rows = e->n_rows;
+    memcpy(o->step_sizes, e->step_sizes, sizeof o->step_sizes);
     o->prompt_tokens = e->prompt_tokens;
     o->generated_tokens = e->generated_tokens;
     o->preemptions = s->n_preemptions;

@@ -409,6 +409,7 @@ static void observe_done(struct call *c, const struct engine_request *r)
         s->counts.finished[atomic_load(&r->outputs[i].finish)]++;
     }
     call_observe(s, MEASURE_PROMPT_TOKENS, r->n_prompt);
+    call_observe(s, MEASURE_PREEMPTIONS, r->n_preemptions);
     call_observe(s, MEASURE_PREFILL_COMPUTED, r->n_prompt - r->n_cached);
     call_observe(s, MEASURE_GENERATION_TOKENS, total);
     call_observe(s, MEASURE_MAX_GENERATION_TOKENS, longest);

@@ -41,6 +41,7 @@ enum call_measure {
     MEASURE_MAX_TOKENS,
     MEASURE_N,
     MEASURE_PREFILL_COMPUTED,
+    MEASURE_PREEMPTIONS,
     N_CALL_MEASURES,
 };
 
@@ -210,6 +211,9 @@ void call_choice_deinit(struct call_choice *ch);
  * choice has ended. */
 bool call_choice_progress(struct call_choice *ch, int64_t now_ns);
 
+/* Sequences that will not begin in the engine's next step, as admission counts them. The engine is
+ * loaded. */
+int64_t call_queue_length(const struct call_server *s, const struct engine_stats *stats);
 /* Whether the call may be taken, and its requests of the engine with their memory. */
 bool call_make_requests(struct call *c, struct api_error *e);
 /* Hands them to the engine; what was submitted of it runs on until the call fails. ERR_BUSY: the rest

@@ -122,8 +122,17 @@ static bool make_requests(struct call *c, struct api_error *e)
 static int retry_after(const struct engine_stats *s)
 {
     int32_t lanes = s->n_running > 0 ? s->n_running : 1;
-    int32_t wait = 1 + s->n_waiting / lanes;
+    int32_t wait = 1 + engine_stats_queued(s) / lanes;
     return wait > 30 ? 30 : wait;
+}
+
+/* Where something waited when the engine looked last, a free lane was of no use to it: KV blocks
+ * are what is short. */
+int64_t call_queue_length(const struct call_server *s, const struct engine_stats *stats)
+{
+    int32_t lanes = stats->n_waiting == 0 ? s->model.info->max_num_seqs - stats->n_running : 0;
+    int64_t queued = engine_stats_queued(stats) - (lanes > 0 ? lanes : 0);
+    return queued > 0 ? queued : 0;
 }
 
 /* Admission: by requests and by prompt tokens that wait. */
@@ -145,9 +154,11 @@ static bool admit(struct call *c, struct api_error *e)
     if (c->server->patient) {
         return true;
     }
-    bool waits = s.n_waiting > 0; // a single large request must not be refused for ever
-    bool full = s.n_waiting + sequences > config->max_num_queued_reqs && waits;
-    bool heavy = s.waiting_tokens + tokens > config->max_num_queued_tokens && waits;
+    int64_t queued = call_queue_length(c->server, &s);
+    int64_t waiting = s.waiting_tokens + s.submitted_tokens;
+    bool waits = queued > 0; // a single large request must not be refused for ever
+    bool full = queued + sequences > config->max_num_queued_reqs && waits;
+    bool heavy = waiting + tokens > config->max_num_queued_tokens && waits;
     if (!full && !heavy) {
         return true;
     }

@@ -537,6 +537,45 @@ static enum status open_cpu(const struct backend_options *options, struct backen
     return cpu_open(options, out, err);
 }
 
+/* Who decides what may still come must know of what came since the last turn. */
+TEST(statistics_know_what_was_submitted_since_the_last_turn)
+{
+    struct bed b = {0};
+    struct engine_stats s;
+    struct engine_options o = options_of(&b, 16, 40);
+    o.max_num_seqs = 2;
+    if (!start(&b, &o)) {
+        return;
+    }
+    for (int32_t i = 0; i < 4; i++) {
+        submit(&b, make(i, i * 7, 10, 20));
+    }
+    engine_stats(b.e, &s);
+    CHECK_EQ(s.n_running + s.n_waiting, 0);
+    CHECK_EQ(s.n_submitted, 4);
+    CHECK_EQ(s.submitted_tokens, 40);
+    engine_turn(b.e);
+    struct test_request *fifth = make(4, 50, 30, 20);
+    fifth->r.n = 3;
+    submit(&b, fifth);
+    engine_stats(b.e, &s);
+    CHECK_EQ(s.n_running, 2);
+    CHECK_EQ(s.n_waiting, 2);
+    CHECK_EQ(s.n_submitted, 3);
+    CHECK_EQ(s.submitted_tokens, 90);
+    CHECK_EQ(engine_stats_queued(&s), 5);
+    run(&b, 5, 1000);
+    engine_stats(b.e, &s);
+    CHECK_EQ(s.n_submitted, 0);
+    CHECK_EQ(s.submitted_tokens, 0);
+    int64_t n_steps = 0;
+    for (int32_t i = 0; i < N_STEP_SIZES; i++) {
+        n_steps += s.step_sizes[i];
+    }
+    CHECK_EQ(n_steps, s.n_steps);
+    stop(&b);
+}
+
 /* One thread: it is the one that counts. */
 TEST(nothing_is_allocated_after_the_start_on_the_cpu)
 {

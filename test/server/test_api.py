@@ -754,6 +754,31 @@ def test_overload_is_refused_with_retry_after():
             c.close()
 
 
+def test_the_queue_limit_holds_in_a_burst():
+    """What came since the engine's last step counts: a step is long against forty requests."""
+    with Server(real=True, max_num_seqs=4, max_num_queued_reqs=2) as s:
+        with concurrent.futures.ThreadPoolExecutor(40) as pool:
+            replies = list(pool.map(lambda i: s.complete("x" * 50, max_tokens=900, ignore_eos=True), range(40)))
+        codes = [r.status for r in replies]
+        assert set(codes) == {200, 503} and 32 <= codes.count(503) <= 34, codes
+        assert all(r.error["code"] == "server_overloaded" and r.headers["retry-after"] for r in replies if r.status == 503)
+        assert s.metric("sluice_rejected_total", reason="queue_full") == codes.count(503)
+        assert eventually(lambda: s.metric("vllm:num_requests_waiting") == 0)
+
+
+def test_each_step_is_counted_by_its_rows():
+    with Server(real=True) as s:
+        assert s.complete([5] * 40, max_tokens=30, ignore_eos=True).status == 200
+        assert eventually(lambda: s.metric("vllm:num_requests_running") == 0)
+        steps = s.metric("sluice_engine_steps_total")
+        assert steps >= 30 and s.metric("vllm:iteration_tokens_total_count") == steps
+        assert s.metric("vllm:iteration_tokens_total_sum") == s.metric("sluice_engine_rows_total")
+        assert s.metric("vllm:iteration_tokens_total_bucket", le="1.0") >= 29
+        assert s.metric("vllm:iteration_tokens_total_bucket", le="32.0") == steps - 1  # all but the prompt
+        assert s.metric("vllm:iteration_tokens_total_bucket", le="64.0") == steps
+        assert s.metric("vllm:request_num_preemptions_count") == s.metric("vllm:request_num_preemptions_bucket", le="0.5") == 1
+
+
 def test_more_samples_than_the_engine_ever_holds_are_no_overload():
     """Whoever is told to come back later would come for ever."""
     with Server(real=True, max_num_queued_reqs=2, max_num_seqs=2, max_n=4) as s:  # room for 2 * 2 + 4, and for 2 that run
