@@ -4,6 +4,7 @@
 #include "engine/base/log.h"
 #include "server/api/keys.h"
 #include "server/api/log_request.h"
+#include "server/call/tenant.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +15,8 @@ void api_init(struct api *a, const struct config *config, const char *config_tex
     *a = (struct api){.config = config, .config_text = config_text, .health = HEALTH_LOADING};
     a->started_ns = clock_now_ns();
     call_server_init(&a->calls, config, &api_call_host);
+    const struct tenant_limits limits = tenant_limits_default(config);
+    a->anyone = tenant_new(&limits);
 }
 
 void api_set_ready(struct api *a)
@@ -29,6 +32,7 @@ void api_deinit(struct api *a)
     call_server_deinit(&a->calls);
     keys_close(a->keys);
     a->keys = NULL;
+    tenant_drop(a->anyone);
 }
 
 /* ---- keys ------------------------------------------------------------------------------------- */
@@ -83,7 +87,9 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
     if (needed == SCOPE_METRICS && a->config->open_metrics) {
         needed = 0;
     }
+    struct api_log *log = api_log(req);
     if (!a->keys) {
+        log->tenant = tenant_hold(a->anyone);
         return check_origin(req, route);
     }
     if (needed == 0) {
@@ -93,11 +99,12 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
     if (!key || !*key) {
         return unauthorized(req, true);
     }
-    unsigned scopes = keys_find(a->keys, key, &name);
+    struct tenant *tenant = NULL;
+    unsigned scopes = keys_find(a->keys, key, &name, &tenant);
     if (scopes == 0) {
         return unauthorized(req, false);
     }
-    struct api_log *log = api_log(req);
+    log->tenant = tenant_hold(tenant);
     snprintf(log->key_name, sizeof log->key_name, "%s", name);
     if ((scopes & needed) == 0) {
         struct api_error e = {0};
@@ -151,6 +158,7 @@ void api_on_done(const struct http_record *record, const void *room, void *arg)
 {
     struct api *a = arg;
     const struct api_log *log = room;
+    tenant_drop(log->tenant);
     metrics_http(&a->metrics, record);
     if (record->end_ns > record->arrived_ns) {
         metrics_observe(&a->metrics, HIST_HTTP,

@@ -27,6 +27,7 @@ struct api {
     const struct http_route *routes;
     struct http_server *http;
     struct keys *keys;
+    struct tenant *anyone; // of whoever asks, where there are no keys
     struct metrics metrics;
     bool ready, load_failed, draining;
     atomic_int load_permille; // written by the loading thread

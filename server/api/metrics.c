@@ -331,7 +331,8 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
 {
     static const char *const finished[] = {"stop", "length", "abort", "error"};
     static const char *const rejects[] = {"queue_full", "deadline", "draining",
-                                          "loading",    "dead",     "too_large"};
+                                          "loading",    "dead",     "too_large",
+                                          "rate_limit"};
     static const char *const aborts[] = {"disconnect", "deadline", "slow_reader", "shutdown"};
     static const char *const states[] = {"ok", "loading", "draining", "stalled", "dead"};
     if (s->stats) {

@@ -23,6 +23,7 @@
 struct call;
 struct call_server;
 struct call_format; // server/call/format.h
+struct tenant;      // server/call/tenant.h
 
 /* ---- what is counted --------------------------------------------------------------------------- */
 
@@ -52,6 +53,7 @@ enum call_reject {
     REJECT_LOADING,
     REJECT_DEAD,
     REJECT_TOO_LARGE,
+    REJECT_RATE_LIMIT,
     N_REJECTS,
 };
 
@@ -167,6 +169,7 @@ struct call {
     int64_t t_arrived_ns; // of the request, clock_now_ns
     double patience_s;    // how long its client waits for a first token; 0: not known
     const struct call_format *format; // NULL: the kind's own
+    struct tenant *tenant; // who asks, entered already; NULL: without limits
 
     struct call_record record;
     struct engine_request *requests; // one per prompt
@@ -174,6 +177,7 @@ struct call {
     size_t n_requests, n_submitted, n_done;
     struct call_choice *choices;
     size_t n_choices, n_finished;
+    int64_t n_waiting; // sequences that count in the tenant's
     bool answered; // the sink has had its terminal call
     bool preparing, queued, streaming, gone, dead, first_token, deadline_is_queue, has_news;
     struct call *next, **link, *next_queued;

@@ -2,7 +2,9 @@
  * prompt. */
 #include "server/call/call.h"
 
+#include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "server/call/tenant.h"
 
 #include <stdlib.h>
 
@@ -154,12 +156,21 @@ static bool admit(struct call *c, struct api_error *e)
     if (c->server->patient) {
         return true;
     }
-    int64_t queued = call_queue_length(c->server, &s);
+    int64_t queued = call_queue_length(c->server, &s), now_ns = clock_now_ns();
+    if (c->tenant && !(tenant_check_priority(c->tenant, &c->request.priority, e) &&
+                       tenant_admits(c->tenant, tokens, sequences, queued,
+                                     config->max_num_queued_reqs, now_ns, e))) {
+        c->server->counts.rejected[REJECT_RATE_LIMIT] += e->status == 429;
+        return false;
+    }
     int64_t waiting = s.waiting_tokens + s.submitted_tokens;
     bool waits = queued > 0; // a single large request must not be refused for ever
     bool full = queued + sequences > config->max_num_queued_reqs && waits;
     bool heavy = waiting + tokens > config->max_num_queued_tokens && waits;
     if (!full && !heavy) {
+        if (c->tenant) {
+            tenant_charge(c->tenant, tokens, now_ns);
+        }
         return true;
     }
     e->retry_after_s = retry_after(&s);

@@ -41,6 +41,10 @@ struct config {
     int64_t port;
     struct string_list api_key, allowed_origins;
     const char *api_key_file, *ssl_certfile, *ssl_keyfile;
+    bool request_priority; // may requests say one at all
+    int64_t key_min_priority, key_max_priority, key_requests_per_minute, key_tokens_per_minute;
+    int64_t key_concurrent;
+    double key_queue_share;
     bool open_metrics; // /metrics without a key even when keys are set
     // limits
     int64_t max_connections, max_body_bytes, max_num_queued_reqs, max_num_queued_tokens;

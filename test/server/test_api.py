@@ -830,6 +830,82 @@ def test_keys_and_their_scopes():
     os.unlink(f.name)
 
 
+def keyed(lines, **options):
+    """A server with a key file of these lines, and what asks it with a key."""
+    f = tempfile.NamedTemporaryFile("w", suffix=".keys")
+    f.write(lines)
+    f.flush()
+    s = Server(api_key_file=f.name, wait=False, **options)
+    assert eventually(lambda: s.get("/health").status == 200)
+    s.keys = f
+    s.ask = lambda key, path="/v1/completions", **body: s.post(path, {"prompt": "x", **body}, headers={"authorization": "Bearer " + key})
+    return s
+
+
+def test_a_key_has_so_many_requests_and_tokens_a_minute():
+    lines = "a=b inference first requests-per-minute=3\nb tokens-per-minute=600\nc inference,metrics third ignored\n"
+    with keyed(lines, key_requests_per_minute=1000) as s:
+        replies = [s.ask("a=b") for _ in range(4)]
+        assert [r.status for r in replies] == [200, 200, 200, 429]
+        assert [r.headers["x-ratelimit-remaining-requests"] for r in replies] == ["2", "1", "0", "0"]
+        r = replies[3]
+        assert (r.error["type"], r.error["code"]) == ("requests", "rate_limit_exceeded") and "3 requests a minute" in r.error["message"]
+        assert 15 <= int(r.headers["retry-after"]) <= 20 and r.headers["x-ratelimit-limit-requests"] == "3"
+        assert re.fullmatch(r"5\ds|1m0s", r.headers["x-ratelimit-reset-requests"]) and "x-ratelimit-limit-tokens" not in r.headers
+        assert s.ask("c").headers["x-ratelimit-limit-requests"] == "1000"  # as the option says for all
+        r = s.ask("b", prompt=[5] * 400, max_tokens=100, stream=True)
+        assert r.status == 200 and r.headers["x-ratelimit-remaining-tokens"] == "200"
+        r = s.ask("b", prompt=[5] * 300)  # 100 are left: the answer counts as well
+        assert r.status == 429 and r.error["type"] == "tokens" and 15 <= int(r.headers["retry-after"]) <= 20
+        assert s.ask("b", prompt=[5] * 50, max_tokens=1).status == 200
+        metrics = s.get("/metrics", headers={"authorization": "Bearer c"}).body.decode()
+        assert re.search(r'sluice_rejected_total\{.*reason="rate_limit"\} 2\n', metrics)
+        s.process.send_signal(signal.SIGHUP)  # what is used up stays so
+        assert eventually(lambda: "read again" in s.stderr())
+        assert s.ask("a=b").status == 429
+
+
+def test_a_key_has_so_many_requests_at_once_and_a_share_of_the_queue():
+    slow = {"FAKE_STEP_US": "25000", "FAKE_LANES": "1"}
+    lines = "a concurrent=2\nb queue-share=0.25\nc all\n"
+    with keyed(lines, max_num_queued_reqs=8, env=slow) as s, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        ask = lambda key: pool.submit(s.ask, key, max_tokens=40)
+        count = lambda: s.get("/load").json()["server_load"]
+        two = [ask("a"), ask("a")]
+        assert eventually(lambda: count() == 2)
+        r = s.ask("a", max_tokens=1)
+        assert r.status == 429 and "2 requests at once" in r.error["message"] and r.headers["retry-after"] == "1"
+        time.sleep(0.2)  # one of the two has the lane
+        four = [ask("b") for _ in range(2)]
+        assert eventually(lambda: count() == 4)
+        r = s.ask("b", max_tokens=1)
+        assert r.status == 429 and "2 places in the queue" in r.error["message"]
+        four.append(ask("c"))
+        assert all(f.result().status == 200 for f in two + four)
+        assert s.ask("a", max_tokens=1).status == s.ask("b", max_tokens=1).status == 200
+
+
+def test_a_key_may_say_some_priorities():
+    with keyed("a min-priority=-2 max-priority=5\nb\nc min-priority=3 max-priority=9\n", no_request_priority=True) as s:
+        assert s.ask("a", priority=-2).status == s.ask("a", priority=5).status == s.ask("b", priority=0).status == 200
+        assert s.ask("c").status == 200  # none said: the best that it may have
+        for key, priority in (("a", -3), ("a", 6), ("b", 1), ("c", 2)):
+            r = s.ask(key, priority=priority)
+            assert (r.status, r.error["param"]) == (400, "priority") and str(priority) in r.error["message"]
+    with Server(no_request_priority=True) as s:
+        assert s.complete(priority=1).status == 400 and s.complete().status == 200
+    with Server(key_concurrent=1, key_requests_per_minute=2) as s:  # without keys: of all together
+        assert [s.complete().status for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize("line, why", [("k requests=5", "unknown setting 'requests'"), ("k concurrent=x", "not a number"),
+                                       ("k queue-share=1.5", "a share from 0 to 1"), ("k min-priority=4 max-priority=3", "above"),
+                                       ("k max-priority=3000000000", "not a number"), ("k requests-per-minute=-1", "not a number")])
+def test_settings_of_a_key_are_checked(line, why):
+    with pytest.raises(RuntimeError, match=r"keys:1: .*" + re.escape(why)):
+        keyed(line + "\n")
+
+
 def test_web_pages_are_no_operators():
     """Without keys: a browser sends a page's POST to any address."""
     page = lambda origin: {"origin": origin, "content-type": "text/plain", "sec-fetch-site": "cross-site"}
