@@ -129,6 +129,17 @@ static bool append(struct engine *e, struct sequence *seq, const struct draw_res
     return true;
 }
 
+/* Its logits are not numbers: whatever was drawn is no answer. */
+static void fail_broken(struct engine *e, struct engine_request *r)
+{
+    if (e->n_corrupted++ == 0) { // others may follow in every step
+        log_error("%s: the model's logits hold NaN or infinities, or nothing but -infinity: its "
+                  "weights are broken, or its activations too large for the dtype. Such requests "
+                  "fail; --check-weights full looks for the former", e->model_dir);
+    }
+    requests_fail(e, r, ERR_NAN, "the model's logits are not numbers");
+}
+
 /* The row whose draft stands given what was drawn at `row`, which then becomes that draft; -1: none
  * does. */
 static int32_t next_row(const struct spec *sp, const struct sequence *seq, int32_t row,
@@ -164,6 +175,11 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
         if (row == n_drafts && n_drafts > 0 && e->spec.options.no_bonus) {
             break;
         }
+        if (d.broken) {
+            fail_broken(e, r);
+            goes_on = false;
+            break;
+        }
         row = next_row(&e->spec, seq, row, n_drafts, &d);
         path[accepted] = row;
         accepted += row >= 0;
@@ -183,13 +199,19 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
     seq->tree = NULL;
 }
 
-static void commit_scores(const struct planned_step *ps)
+static void commit_scores(struct engine *e, const struct planned_step *ps)
 {
     for (int32_t i = 0; i < ps->step.pass.n_draws; i++) {
         const struct draw_owner *o = &ps->owners[i];
-        if (o->score && o->seq->state != SEQ_RETIRING && o->seq->request->prompt_logprobs &&
-            o->seq->sample == 0) {
-            fill_logprobs(&o->seq->request->prompt_logprobs[o->pos + 1], &step_results(ps)->draws[i]);
+        const struct draw_result *d = &step_results(ps)->draws[i];
+        if (!o->score || o->seq->state == SEQ_RETIRING) {
+            continue;
+        }
+        struct engine_request *r = o->seq->request;
+        if (d->broken) {
+            fail_broken(e, r);
+        } else if (r->prompt_logprobs && o->seq->sample == 0) {
+            fill_logprobs(&r->prompt_logprobs[o->pos + 1], d);
         }
     }
 }
@@ -274,7 +296,7 @@ static void commit_step(struct engine *e)
         fail_with_cause(e, status, "the device failed");
     } else {
         step_commit_draft_ids(ps);
-        commit_scores(ps);
+        commit_scores(e, ps);
         commit_pools(e, ps);
         for (int32_t i = 0; i < ps->step.pass.n_draws;) {
             int32_t n = 1;
@@ -329,6 +351,7 @@ static void publish_stats(struct engine *e)
     o->preemptions = s->n_preemptions;
     o->prefix_queries = s->prefix_queries;
     o->prefix_hits = s->prefix_hits;
+    o->n_corrupted = e->n_corrupted;
     memcpy(o->n_finished, e->n_finished, sizeof o->n_finished);
     o->spec_drafts = l->n_drafts;
     o->spec_draft_tokens = l->n_draft_tokens;

@@ -104,6 +104,7 @@ struct engine_stats {
     int64_t prompt_tokens, generated_tokens, preemptions;
     int64_t prefix_queries, prefix_hits; // tokens
     int64_t n_finished[N_FINISH_REASONS];
+    int64_t n_corrupted; // requests that ended because logits were not numbers
     int64_t spec_drafts, spec_draft_tokens, spec_accepted_tokens;
     int64_t spec_accepted_per_pos[MAX_DRAFTS];
     int64_t waiting_tokens; // prompt tokens of the n_waiting

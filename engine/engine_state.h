@@ -50,7 +50,7 @@ struct engine {
     int64_t accepted_tokens;
     int64_t last_commit_ns; // of the step before, if the device has worked since; else 0
     double rows_per_s;      // of steps that are full of prompts; 0: there was none yet
-    int64_t n_finished[N_FINISH_REASONS];
+    int64_t n_finished[N_FINISH_REASONS], n_corrupted;
     enum status failed; // sticky
     struct buf wire;    // the step as the other nodes get it
     pthread_t thread;

@@ -181,6 +181,8 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
     one(b, s, "vllm:generation_tokens_total", "counter", "Tokens generated.",
         (double)e->generated_tokens);
     one(b, s, "vllm:num_preemptions_total", "counter", "Preemptions.", (double)e->preemptions);
+    one(b, s, "vllm:corrupted_requests_total", "counter",
+        "Requests that ended because logits were not numbers.", (double)e->n_corrupted);
     one(b, s, "vllm:prefix_cache_queries_total", "counter", "Tokens looked up.",
         (double)e->prefix_queries);
     one(b, s, "vllm:prefix_cache_hits_total", "counter", "Tokens found.", (double)e->prefix_hits);

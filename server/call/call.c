@@ -368,6 +368,10 @@ static void fail_with_engine(struct call *c, const struct engine_request *r)
     struct api_error e = {0};
     if (r->error == ERR_INVALID || r->error == ERR_LIMIT) {
         api_error_set(&e, 400, "invalid_value", NULL, "%s", r->error_text);
+    } else if (r->error == ERR_NAN) {
+        e.type = "server_error";
+        api_error_set(&e, 500, "model_output_invalid", NULL, "The model failed: %s.",
+                      r->error_text);
     } else if (r->error == ERR_BUSY) {
         e.retry_after_s = 5;
         api_error_set(&e, 503, "server_overloaded", NULL, "%s", r->error_text);

@@ -537,6 +537,37 @@ static enum status open_cpu(const struct backend_options *options, struct backen
     return cpu_open(options, out, err);
 }
 
+/* Requests whose rows are broken end at the first of them; those beside them do not notice. */
+TEST(logits_that_are_not_numbers_end_the_request_alone)
+{
+    struct bed b = {.control.broken_after = 299};
+    struct engine_options o = options_of(&b, 16, 40);
+    struct engine_stats s;
+    o.max_num_seqs = 4;
+    if (!start(&b, &o)) {
+        return;
+    }
+    submit(&b, make(0, 290, 10, 20)); // its prompt ends with 299
+    struct token_logprobs scores[20] = {0};
+    make(1, 295, 20, 5)->r.prompt_logprobs = scores; // 299 is in the midst of it
+    requests[1].r.params.prompt_logprobs = true;
+    submit(&b, &requests[1]);
+    make(2, 290, 10, 20)->r.n = 3;
+    submit(&b, &requests[2]);
+    submit(&b, make(3, 0, 10, 20));
+    run(&b, 4, 200);
+    for (int32_t i = 0; i < 3; i++) {
+        CHECK_EQ(requests[i].r.error, ERR_NAN);
+        CHECK_EQ(requests[i].outputs[0].finish, FINISH_ERROR);
+        CHECK_EQ(requests[i].outputs[0].n_tokens, 0);
+    }
+    CHECK_EQ(requests[3].r.error, OK);
+    check_answer(3);
+    engine_stats(b.e, &s);
+    CHECK_EQ(s.n_corrupted, 3);
+    stop(&b);
+}
+
 /* Who decides what may still come must know of what came since the last turn. */
 TEST(statistics_know_what_was_submitted_since_the_last_turn)
 {
