@@ -25,6 +25,7 @@ struct nodes; // engine/cluster/nodes.h
 struct engine_options {
     const char *model;       // folder with config.json
     const char *load_format; // "dummy": config alone, random weights made in place
+    const char *check_weights; // "off", "sampled", "full": what of the checkpoint is looked at
     const char *dtype;       // of weights and KV, as config.json writes it; "auto": the checkpoint's
     const char *activation_quantization; // "none": inputs of quantised weights are not rounded
     int32_t max_model_len;       // 0: the model's own, as far as memory allows

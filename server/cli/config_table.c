@@ -38,6 +38,10 @@ const struct option_row option_rows[] = {
     {ROW("load-format", OPTION_CHOICE, engine.load_format, "auto",
          "'dummy': random weights made in place, from config.json alone"),
      .choices = "auto|safetensors|dummy", .same_on_nodes = true},
+    {ROW("check-weights", OPTION_CHOICE, engine.check_weights, "sampled",
+         "what of the weights is searched for NaN and infinities; unless 'off', files must have the "
+         "sums of a sluice.sha256 beside them"),
+     .choices = "off|sampled|full"},
     {ROW("quantization", OPTION_STRING, quantization, NULL, "override the checkpoint's own"),
      .same_on_nodes = true},
     {ROW("activation-quantization", OPTION_CHOICE, engine.activation_quantization, "auto",
