@@ -10,11 +10,21 @@
 
 enum { OUTPUT_MAX_BYTES = 1 << 30 };
 
-static bool no_memory(struct api_error *e)
+/* More than any server would give it. */
+static bool too_large(struct api_error *e)
 {
     return api_error_set(e, 400, "invalid_value", "max_tokens",
                          "The answers that this request asks for would not fit in memory; ask for "
                          "fewer or shorter ones, or for fewer logprobs.");
+}
+
+/* What others give back may be enough for it later. */
+static bool no_memory(struct api_error *e)
+{
+    e->type = "server_error";
+    e->retry_after_s = 5;
+    return api_error_set(e, 503, "out_of_memory", NULL,
+                         "The server has no memory for the answers of this request now.");
 }
 
 /* One block for the outputs of all samples: tokens, then logprobs with their lists. */
@@ -30,7 +40,7 @@ static bool make_outputs(struct call *c, struct api_error *e)
         size_t room = ((size_t)r->prompts[i].max_tokens + 2) & ~(size_t)1;
         total += n * (room * per + sizeof(struct engine_output) + 64);
         if (total > OUTPUT_MAX_BYTES) {
-            return no_memory(e);
+            return too_large(e);
         }
     }
     c->memory = calloc(1, total);

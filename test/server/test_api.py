@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import tempfile
@@ -777,6 +778,19 @@ def test_each_step_is_counted_by_its_rows():
         assert s.metric("vllm:iteration_tokens_total_bucket", le="32.0") == steps - 1  # all but the prompt
         assert s.metric("vllm:iteration_tokens_total_bucket", le="64.0") == steps
         assert s.metric("vllm:request_num_preemptions_count") == s.metric("vllm:request_num_preemptions_bucket", le="0.5") == 1
+
+
+def test_no_memory_for_a_request_is_a_refusal_that_may_be_retried():
+    with Server(env={"FAKE_STEP_US": "50000"}) as s:
+        big = {"n": 100, "max_tokens": 1900, "logprobs": 20}  # 40 MB
+        assert s.complete(n=1, max_tokens=1, logprobs=20).status == 200
+        with open("/proc/%d/statm" % s.process.pid) as f:
+            used = int(f.read().split()[0]) * 4096
+        resource.prlimit(s.process.pid, resource.RLIMIT_AS, (used + (8 << 20), resource.RLIM_INFINITY))
+        r = s.complete(**big)
+        assert (r.status, r.error["code"], r.error["type"]) == (503, "out_of_memory", "server_error") and r.headers["retry-after"]
+        resource.prlimit(s.process.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert s.complete(stop_token_ids=[5], **{**big, "max_tokens": 1900, "prompt": [5]}).status == 200
 
 
 def test_more_samples_than_the_engine_ever_holds_are_no_overload():
