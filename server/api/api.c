@@ -4,6 +4,7 @@
 #include "engine/base/log.h"
 #include "server/api/keys.h"
 #include "server/api/log_request.h"
+#include "server/api/origin.h"
 #include "server/call/tenant.h"
 
 #include <stdio.h>
@@ -53,22 +54,6 @@ static bool unauthorized(struct http_request *req, bool missing)
     return false;
 }
 
-/* Without keys whoever reaches the port may do all, but the pages that a browser shows on the same
- * machine are not meant by that: they can send a POST anywhere. */
-static bool check_origin(struct http_request *req, const struct http_route *route)
-{
-    if (route->scope != SCOPE_ADMIN || strcmp(route->method, "POST") != 0 ||
-        http_origin_is_good(req)) {
-        return true;
-    }
-    struct api_error e = {0};
-    api_error_set(&e, 403, "origin_not_allowed", NULL,
-                  "A web page may not do this on a server without API keys, unless its origin is "
-                  "one of --allowed-origins.");
-    reply_error(req, &e);
-    return false;
-}
-
 /* An Authorization header of another scheme is a proxy's or a browser's own. */
 static const char *given_key(const struct http_request *req)
 {
@@ -89,8 +74,13 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
     }
     struct api_log *log = api_log(req);
     if (!a->keys) {
+        struct api_error e = {0};
         log->tenant = tenant_hold(a->anyone);
-        return check_origin(req, route);
+        bool may = origin_check(a, req, route, &e);
+        if (!may) {
+            reply_error(req, &e);
+        }
+        return may;
     }
     if (needed == 0) {
         return true;

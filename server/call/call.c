@@ -55,6 +55,7 @@ static void forget(struct call *c)
     free(c->choices);
     free(c->requests);
     free(c->memory);
+    free(c->salt);
     if (c->extra && c->format->forget) {
         c->format->forget(c);
     }

@@ -174,6 +174,7 @@ struct call {
     struct call_record record;
     struct engine_request *requests; // one per prompt
     void *memory;                    // of their outputs
+    char *salt;                      // their cache_salt, where it is not the body's
     size_t n_requests, n_submitted, n_done;
     struct call_choice *choices;
     size_t n_choices, n_finished;

@@ -102,6 +102,7 @@ static bool make_requests(struct call *c, struct api_error *e)
     if (!make_outputs(c, e)) {
         return false;
     }
+    const char *salt = tenant_cache_salt(c->tenant, r->cache_salt, &c->salt);
     for (size_t i = 0; i < c->n_requests; i++) {
         struct engine_request *q = &c->requests[i];
         q->prompt = r->prompts[i].ids;
@@ -110,7 +111,7 @@ static bool make_requests(struct call *c, struct api_error *e)
         q->params.max_tokens = r->prompts[i].max_tokens;
         q->n = r->n;
         q->priority = r->priority;
-        q->cache_salt = r->cache_salt;
+        q->cache_salt = salt;
         q->user = c;
         if (r->pools) {
             q->pool = r->pooling;

@@ -1,13 +1,16 @@
 #include "server/call/tenant.h"
 
+#include "engine/base/hash.h"
 #include "engine/base/mem.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 /* ---- limits --------------------------------------------------------------------------------- */
 
@@ -20,10 +23,11 @@ struct tenant_limits tenant_limits_default(const struct config *c)
         .tokens_per_minute = c->key_tokens_per_minute,
         .concurrent = c->key_concurrent,
         .queue_share = c->key_queue_share,
+        .cache_salt_by_key = c->cache_salt_by_key,
     };
 }
 
-enum setting_type { SETTING_INT32, SETTING_INT64, SETTING_SHARE };
+enum setting_type { SETTING_INT32, SETTING_INT64, SETTING_SHARE, SETTING_BOOL };
 
 #define AT(member) offsetof(struct tenant_limits, member)
 
@@ -39,6 +43,7 @@ static const struct {
     {"tokens-per-minute", SETTING_INT64, AT(tokens_per_minute)},
     {"concurrent", SETTING_INT64, AT(concurrent)},
     {"queue-share", SETTING_SHARE, AT(queue_share)},
+    {"cache-salt-by-key", SETTING_BOOL, AT(cache_salt_by_key)},
 };
 enum { N_SETTINGS = sizeof settings / sizeof settings[0] };
 
@@ -65,6 +70,21 @@ static bool set_share(double *to, const char *text)
     return end != text && !*end && *to >= 0 && *to <= 1;
 }
 
+static bool set_bool(bool *to, const char *text)
+{
+    *to = strcmp(text, "true") == 0;
+    return *to || strcmp(text, "false") == 0;
+}
+
+static bool set_value(void *to, enum setting_type type, const char *text)
+{
+    switch (type) {
+    case SETTING_SHARE: return set_share(to, text);
+    case SETTING_BOOL: return set_bool(to, text);
+    default: return set_integer(to, type, text);
+    }
+}
+
 enum status tenant_limits_set(struct tenant_limits *l, const char *setting, struct err *err)
 {
     size_t n = strcspn(setting, "="), i = 0;
@@ -77,12 +97,15 @@ enum status tenant_limits_set(struct tenant_limits *l, const char *setting, stru
     }
     void *to = (char *)l + settings[i].offset;
     const char *value = setting + n + (setting[n] == '=');
-    bool good = settings[i].type == SETTING_SHARE ? set_share(to, value)
-                                                  : set_integer(to, settings[i].type, value);
-    if (!good) {
+    static const char *const wanted[] = {
+        [SETTING_INT32] = "a number that it may be",
+        [SETTING_INT64] = "a number that it may be",
+        [SETTING_SHARE] = "a share from 0 to 1",
+        [SETTING_BOOL] = "true or false",
+    };
+    if (!set_value(to, settings[i].type, value)) {
         return err_set(err, ERR_FORMAT, "%s: '%.30s' is not %s", settings[i].name, value,
-                       settings[i].type == SETTING_SHARE ? "a share from 0 to 1"
-                                                         : "a number that it may be");
+                       wanted[settings[i].type]);
     }
     return OK;
 }
@@ -136,11 +159,35 @@ struct tenant_rate tenant_token_rate(struct tenant *t, int64_t now_ns)
 
 /* ---- tenants -------------------------------------------------------------------------------- */
 
+static void draw_salt(char *to, size_t size)
+{
+    uint64_t bits[2];
+    if (getrandom(bits, sizeof bits, 0) != sizeof bits) { // an old kernel: of the process's key
+        static uint64_t count;
+        bits[0] = hash_mix(hash_process_key() + ++count);
+        bits[1] = hash_mix(hash_process_key() ^ bits[0]);
+    }
+    snprintf(to, size, "%016" PRIx64 "%016" PRIx64, bits[0], bits[1]);
+}
+
+const char *tenant_cache_salt(const struct tenant *t, const char *asked, char **made)
+{
+    *made = NULL;
+    if (!t || !t->limits.cache_salt_by_key) {
+        return asked;
+    }
+    size_t n = sizeof t->salt + (asked ? strlen(asked) : 0);
+    *made = xmalloc(n);
+    snprintf(*made, n, "%s%s", t->salt, asked ? asked : "");
+    return *made;
+}
+
 struct tenant *tenant_new(const struct tenant_limits *limits)
 {
     struct tenant *t = xcalloc(1, sizeof *t);
     t->n_holders = 1;
     t->limits = *limits;
+    draw_salt(t->salt, sizeof t->salt);
     t->requests.left = (double)limits->requests_per_minute;
     t->tokens.left = (double)limits->tokens_per_minute;
     return t;

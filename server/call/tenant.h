@@ -20,6 +20,7 @@ struct tenant_limits {
     int64_t requests_per_minute, tokens_per_minute; // 0: no limit
     int64_t concurrent;                             // calls at once; 0: no limit
     double queue_share; // of --max-num-queued-reqs, for what waits for its first token
+    bool cache_salt_by_key; // its prompts are cached for itself alone
 };
 
 /* What the options say of every key. */
@@ -40,6 +41,7 @@ struct tenant {
     struct tenant_bucket requests, tokens;
     int64_t n_calls, n_waiting; // n_waiting: sequences of calls without a token yet
     int64_t n_holders;
+    char salt[33]; // drawn at random, so that no request can say it
 };
 
 struct tenant *tenant_new(const struct tenant_limits *limits); // with one holder
@@ -59,6 +61,9 @@ bool tenant_admits(struct tenant *t, int64_t prompt_tokens, int64_t sequences, i
 /* The priority that a request gets: 0, which is also that of one that says none, goes to the nearest
  * that is allowed. False: *e is set. */
 bool tenant_check_priority(const struct tenant *t, int32_t *priority, struct api_error *e);
+/* What a request's cached blocks are shared under, given its own cache_salt or NULL; NULL: nothing.
+ * *made is the caller's to free, and NULL if the salt is the request's own. */
+const char *tenant_cache_salt(const struct tenant *t, const char *asked, char **made);
 void tenant_charge(struct tenant *t, int64_t n_tokens, int64_t now_ns);
 
 /* For OpenAI's x-ratelimit headers. */

@@ -149,10 +149,17 @@ const struct option_row option_rows[] = {
     {ROW("key-queue-share", OPTION_REAL, key_queue_share, "1",
          "part of max-num-queued-reqs that a key's requests may fill"),
      .min = 0, .max = 1},
+    {ROW("cache-salt-by-key", OPTION_BOOL, cache_salt_by_key, "false",
+         "keys share no cached prompts: none learns by cached_tokens or time what another sent")},
     {ROW("open-metrics", OPTION_BOOL, open_metrics, "false", "/metrics needs no key")},
     {ROW("allowed-origins", OPTION_LIST, allowed_origins, NULL, "CORS origins, or *")},
+    {ROW("allowed-hosts", OPTION_LIST, allowed_hosts, NULL,
+         "names under which a server on a loopback without keys is asked, beside the loopback's "
+         "own; *: any")},
     {ROW("ssl-certfile", OPTION_STRING, ssl_certfile, NULL, "PEM certificate chain")},
     {ROW("ssl-keyfile", OPTION_STRING, ssl_keyfile, NULL, "PEM private key")},
+    {ROW("ssl-min-version", OPTION_CHOICE, ssl_min_version, "1.2", "oldest TLS that is spoken"),
+     .choices = "1.2|1.3"},
 
     {.section = "Limits",
      ROW("max-connections", OPTION_INT, max_connections, "auto",

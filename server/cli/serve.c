@@ -151,6 +151,7 @@ static enum status listen_now(struct serve *s, struct err *err)
         .signals = true,
         .tls_cert = c->ssl_certfile,
         .tls_key = c->ssl_keyfile,
+        .tls13_only = c->ssl_min_version && strcmp(c->ssl_min_version, "1.3") == 0,
         .cors_origins = origins,
         .root_path = c->root_path,
         .max_body_bytes = (size_t)c->max_body_bytes,

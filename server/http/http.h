@@ -76,6 +76,7 @@ struct http_options {
                           // SIGHUP: on_reload, SIGUSR1: on_report
     const char *tls_cert;  // PEM files; both set: TCP listeners speak TLS (Unix sockets do not)
     const char *tls_key;
+    bool tls13_only;       // else TLS 1.2 too, and nothing older
     const char *cors_origins; // NULL: off; "*" or a list "https://a,https://b"
     const char *root_path;    // NULL or "/prefix" that is taken off every path
 

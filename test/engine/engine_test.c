@@ -568,6 +568,33 @@ TEST(logits_that_are_not_numbers_end_the_request_alone)
     stop(&b);
 }
 
+/* Neither the counts nor the turns that a guess takes tell whether another has sent it. */
+TEST(another_salt_learns_nothing_of_a_prompt)
+{
+    static const char *const salts[] = {"a", "a", "b", "b"};
+    int32_t turns[4], cached[4];
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 60);
+    o.max_num_batched_tokens = 16; // a turn for each block that is computed
+    o.max_num_seqs = 4;
+    if (!start(&b, &o)) {
+        return;
+    }
+    for (int32_t i = 0; i < 4; i++) {
+        struct test_request *q = make(i, 0, 160, 1);
+        q->r.cache_salt = salts[i];
+        submit(&b, q);
+        turns[i] = run(&b, 1, 200);
+        cached[i] = q->r.n_cached;
+    }
+    CHECK_EQ(cached[0], 0);
+    CHECK_EQ(cached[2], 0);
+    CHECK_EQ(turns[2], turns[0]);
+    CHECK_EQ(cached[1], cached[3]);
+    CHECK(turns[1] < turns[0] && turns[3] == turns[1]);
+    stop(&b);
+}
+
 /* Who decides what may still come must know of what came since the last turn. */
 TEST(statistics_know_what_was_submitted_since_the_last_turn)
 {

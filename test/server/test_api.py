@@ -932,13 +932,51 @@ def test_web_pages_are_no_operators():
         assert s.post("/reset_prefix_cache", "").status == 200
         assert s.post("/reset_prefix_cache", "", headers={"sec-fetch-site": "same-origin"}).status == 200
         assert s.post("/reset_prefix_cache", "", headers=page("https://ops.example")).status == 200
-        assert s.post("/v1/completions", {"prompt": "x"}, headers={"origin": "http://evil.example"}).status == 200
+        assert s.post("/v1/completions", {"prompt": "x"}, headers={"origin": "https://ops.example"}).status == 200
         assert s.post("/drain", "").status == 200
         assert s.process.wait(20) == 0  # a signal in its last moment would be its exit code
     with Server(api_key="s3cret") as s:
         headers = {"origin": "http://evil.example"}
         assert s.post("/reset_prefix_cache", "", headers=headers).status == 401
         assert s.post("/reset_prefix_cache", "", headers={**headers, "authorization": "Bearer s3cret"}).status == 200
+
+
+def test_a_loopback_without_keys_is_for_no_web_page():
+    body = {"prompt": "x", "max_tokens": 1}
+    with Server(allowed_origins="https://ops.example", allowed_hosts="gpu.example") as s:
+        post = lambda path="/v1/completions", **headers: s.post(path, body, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        own = "http://127.0.0.1:%d" % s.port
+        for headers in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec_fetch_site": "cross-site"},
+                        {"origin": "http://localhost:3000", "sec_fetch_site": "same-site"}, {"origin": "http://localhost:3000"}):
+            for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/embeddings"):
+                r = post(path, **headers)
+                assert (r.status, r.error["code"]) == (403, "origin_not_allowed"), headers
+        for headers in ({}, {"origin": own}, {"origin": own, "sec_fetch_site": "same-origin"}, {"origin": "https://ops.example"}):
+            assert post(**headers).status == 200, headers
+        for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "192.168.0.1"):
+            for r in (post(host=host), s.get("/v1/models", headers={"host": host}), s.get("/requests", headers={"host": host})):
+                assert (r.status, r.error["code"]) == (403, "host_not_allowed") and "--allowed-hosts" in r.error["message"], host
+            assert s.get("/health", headers={"host": host}).status == s.get("/health/ready", headers={"host": host}).status == 200
+        for host in ("localhost", "LOCALHOST:1", "127.0.0.1", "127.1.2.3:80", "[::1]:8000", "a.localhost:80", "gpu.example", "GPU.example:443"):
+            assert post(host=host).status == 200, host
+        assert s.request("POST", "/v1/completions", json.dumps(body), {"content-type": ""}).status == 200  # curl without a type
+    with Server(host="0.0.0.0") as s:  # meant for others: their names are not known here
+        assert s.post("/v1/completions", body, headers={"host": "gpu.example", "origin": "http://ui.example"}).status == 200
+        assert s.post("/drain", "", headers={"origin": "http://ui.example"}).status == 403
+    with Server(api_key="s3cret") as s:
+        headers = {"host": "gpu.example", "origin": "http://ui.example", "authorization": "Bearer s3cret"}
+        assert s.post("/v1/completions", body, headers=headers).status == 200
+
+
+def test_a_key_learns_nothing_of_anothers_prompts():
+    prompt = [7 + i % 200 for i in range(200)]
+    cached = lambda r: r.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    with keyed("a\nb\nc cache-salt-by-key=false\nd cache-salt-by-key=false\n", real=True, cache_salt_by_key=True) as s:
+        ask = lambda key, **more: cached(s.ask(key, prompt=prompt, max_tokens=1, **more))
+        assert ask("a") == 0 and ask("a") > 100
+        assert ask("b") == 0 and ask("b") > 100
+        assert ask("a", cache_salt="own") == 0 and ask("b", cache_salt="own") == 0 and ask("a", cache_salt="own") > 100
+        assert ask("c") == 0 and ask("d") > 100  # these two share what is nobody's own
 
 
 def test_a_signal_asks_for_a_report():
@@ -1017,8 +1055,8 @@ def test_what_comes_too_late_is_refused_and_counted():
     with Server(env={"FAKE_STEP_US": "50000"}, shutdown_timeout="1.5") as s:
         late, scrape = (socket.create_connection(("127.0.0.1", s.port)) for _ in range(2))
         body = b'{"prompt":"x"}'
-        late.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
-        scrape.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n")
+        late.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        scrape.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n")
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             stream = pool.submit(s.chat, stream=True)
             assert eventually(lambda: running(s) == 1)
@@ -1146,6 +1184,33 @@ def test_a_key_of_another_certificate_is_told(tmp_path):
     r = subprocess.run([BUILD + "/sluice", "serve", DEMO, "--port", "0", "--ssl-certfile", tmp_path / "a.pem", "--ssl-keyfile", tmp_path / "b.key"],
                        capture_output=True, text=True, timeout=60)
     assert r.returncode == 1 and "b.key: they are to be a PEM certificate chain and the private key" in r.stderr, r.stderr
+
+
+@pytest.mark.parametrize("least, spoken", [(None, {"TLSv1_2", "TLSv1_3"}), ("1.3", {"TLSv1_3"})])
+def test_old_tls_is_not_spoken(least, spoken, tmp_path):
+    import ssl
+    import subprocess
+    import warnings
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", cert, "-subj", "/CN=x"],
+                   check=True, capture_output=True)
+    with Server(wait=False, ssl_certfile=cert, ssl_keyfile=key, **({"ssl_min_version": least} if least else {})) as s:
+        found = set()
+        for name in ("TLSv1", "TLSv1_1", "TLSv1_2", "TLSv1_3"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                context.set_ciphers("ALL:@SECLEVEL=0")
+                context.minimum_version = context.maximum_version = ssl.TLSVersion[name]
+            try:
+                with socket.create_connection(("127.0.0.1", s.port), 10) as raw, context.wrap_socket(raw) as tls:
+                    tls.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    if tls.recv(100).startswith(b"HTTP/1.1 200"):
+                        found.add(name)
+            except OSError:
+                pass
+        assert found == spoken
 
 
 def test_sampling_defaults_may_be_switched_off_and_overridden():
