@@ -8,6 +8,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/thread.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -400,6 +401,7 @@ void engine_turn(struct engine *e)
 void *engine_main(void *arg)
 {
     struct engine *e = arg;
+    thread_name("engine");
     while (atomic_load(&e->state) != ENGINE_CLOSING) {
         engine_turn(e);
     }

@@ -4,6 +4,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/thread.h"
 #include "engine/base/wire.h"
 
 #include <poll.h>
@@ -44,6 +45,7 @@ static bool is_stopping(struct nodes *n)
 static void *watcher_main(void *arg)
 {
     struct nodes *n = arg;
+    thread_name("nodes");
     while (!is_stopping(n)) {
         struct pollfd fds[MAX_NODES + MAX_PENDING + 1];
         struct peer *who[MAX_NODES];

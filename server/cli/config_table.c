@@ -200,9 +200,10 @@ const struct option_row option_rows[] = {
     {ROW("head-delay", OPTION_SECONDS, head_delay, "5",
          "a stream's head goes out after this, or with the first token"),
      .min = 0, .max = 3600},
-    {ROW("drain-delay", OPTION_SECONDS, drain_delay, "5",
-         "on SIGTERM: not ready, but still accepting; not when nobody was connected for so long"),
-     .min = 0, .max = 3600},
+    {ROW("drain-delay", OPTION_SECONDS, drain_delay, "-1",
+         "on SIGTERM: not ready, but still accepting; not when nobody was connected for so long. -1: "
+         "5 s while requests run, else none"),
+     .min = -1, .max = 3600},
     {ROW("shutdown-timeout", OPTION_SECONDS, shutdown_timeout, "30",
          "then: time for requests to finish"),
      .min = 0, .max = 86400},

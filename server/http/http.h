@@ -95,6 +95,7 @@ struct http_options {
     unsigned keep_alive_ms;        // [15 s] between comments on a silent stream
     unsigned drain_delay_ms;       // [0] HTTP_DRAINING before HTTP_CLOSING; not when nobody has
                                    // been connected for that long: then nobody looks
+    bool drain_if_busy;            // the delay is only for when requests run
     unsigned drain_timeout_ms;     // [25 s] for running requests, then on_drain_deadline
     unsigned dead_peer_ms;         // [10 s] an unplugged client is gone by then, silent or not
     bool tolerate_half_close;      // a client that shuts its writing side still reads

@@ -1051,6 +1051,35 @@ def test_sigterm_lets_streams_finish():
     os.unlink(s.script_path)
 
 
+def test_sigterm_ends_an_idle_server_at_once():
+    """Unless a delay was asked for: it is for balancers, which look at readiness."""
+    for delay, waits in (("-1", False), ("1", True)):
+        with Server(drain_delay=delay) as s:
+            assert s.complete("x", max_tokens=1).status == 200
+            kept = socket.create_connection(("127.0.0.1", s.port))
+            kept.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert kept.recv(100)
+            start = time.monotonic()
+            s.process.send_signal(signal.SIGTERM)
+            assert s.process.wait(20) == 0
+            assert SLOW or (time.monotonic() - start >= 1) == waits
+    with Server(drain_delay="-1", env={"FAKE_STEP_US": "50000"}) as s:
+        c = open_stream(s, max_tokens=20)
+        assert eventually(lambda: running(s) == 1)
+        s.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: s.get("/health/ready").status == 503) and s.complete("late", max_tokens=1).status == 200
+        s.stop(signal.SIGTERM)
+        c.close()
+
+
+def test_threads_have_names():
+    with Server(real=True, tensor_parallel_size=2) as s:
+        assert s.complete("x", max_tokens=2).status == 200
+        tasks = "/proc/%d/task" % s.process.pid
+        names = {open("%s/%s/comm" % (tasks, t)).read().strip() for t in os.listdir(tasks)}
+        assert {"sluice", "engine", "rank 1", "pool", "cpu", "log"} <= names, names
+
+
 def test_what_comes_too_late_is_refused_and_counted():
     with Server(env={"FAKE_STEP_US": "50000"}, shutdown_timeout="1.5") as s:
         late, scrape = (socket.create_connection(("127.0.0.1", s.port)) for _ in range(2))
