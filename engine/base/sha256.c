@@ -68,10 +68,10 @@ void sha256_begin(struct sha256 *s)
 
 void sha256_add(struct sha256 *s, const void *bytes, size_t n_bytes)
 {
-    const unsigned char *p = bytes;
+    const unsigned char *p = bytes; // may be NULL where there are none
     size_t filled = s->n_bytes % SHA256_BLOCK_BYTES;
     s->n_bytes += n_bytes;
-    if (filled > 0) {
+    if (filled > 0 && n_bytes > 0) {
         size_t room = SHA256_BLOCK_BYTES - filled, n = n_bytes < room ? n_bytes : room;
         memcpy(s->block + filled, p, n);
         p += n;

@@ -35,6 +35,7 @@ struct config {
     // several processes for one model
     int64_t nnodes, node_rank, master_port; // nnodes 0, node_rank -1: the launcher's environment
     const char *master_addr, *node_token;
+    bool no_node_token;
     double node_timeout;
     // listening
     const char *host, *uds, *root_path;
