@@ -163,10 +163,10 @@ def test_weights_that_are_no_numbers_give_json_all_the_same(tmp_path):
     def no_constant(name):
         raise AssertionError(name)
     lines = [dict(GOOD, logprobs=2, prompt_logprobs=2), {"prompt_token_ids": [5, 6], "pool": "mean"}]
-    done = subprocess.run([*golden.RUN, str(tmp_path), "--json"],
+    done = subprocess.run([*golden.RUN, str(tmp_path), "--json", "--check-weights", "off"],
                           input="\n".join(map(json.dumps, lines)), capture_output=True, text=True, timeout=60)
     scored, pooled = [json.loads(line, parse_constant=no_constant) for line in done.stdout.splitlines()]
-    assert scored["outputs"][0]["logprobs"] == [-9999.0, -9999.0] and 0.0 in pooled["embedding"]
+    assert "not numbers" in scored["error"] and 0.0 in pooled["embedding"]
 
 
 HIDDEN = ["unshare", "-rm", "sh", "-c", 'mount --bind /dev/null /proc/meminfo && exec "$@"', "sh"]

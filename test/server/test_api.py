@@ -365,7 +365,7 @@ def test_the_tokens_of_a_reader_that_pauses_wait_in_the_engine(path, more, versi
         c.connect(("127.0.0.1", s.port))
         body = json.dumps({"messages": [{"role": "user", "content": "x"}], "prompt": "a b c", "n": 2, "max_tokens": 2500,
                            "stream": True, **more})
-        c.sendall(("POST /v1/%s HTTP/%s\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+        c.sendall(("POST /v1/%s HTTP/%s\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
                    % (path, version, len(body), body)).encode())
         r = http.client.HTTPResponse(c)
         r.begin()
@@ -684,7 +684,7 @@ def test_a_client_that_leaves_frees_the_engine():
         clients = [open_stream(s) for _ in range(6)]  # two run, the others wait
         plain = socket.create_connection(("127.0.0.1", s.port))
         body = json.dumps({"prompt": "x", "max_tokens": 1000})
-        plain.sendall(("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        plain.sendall(("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                        "Content-Length: %d\r\n\r\n%s" % (len(body), body)).encode())
         assert eventually(lambda: running(s) == 7)
         for c in clients + [plain]:
@@ -1135,7 +1135,7 @@ def test_a_stream_costs_about_25_kilobytes():
     """All of it, from the socket to the engine's door; the kernel's buffers aside."""
     n = 1500
     body = json.dumps({"messages": [{"role": "user", "content": "a b c"}], "stream": True, "max_tokens": 64}).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
     with Server(env={"FAKE_LANES": "4000", "FAKE_STEP_US": "500000"}) as s:
         def rss():
             with open("/proc/%d/status" % s.process.pid) as f:
