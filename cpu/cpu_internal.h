@@ -237,8 +237,7 @@ enum status cpu_open_with(const struct backend_options *options,
 void *cpu_memory(struct cpu_backend *cpu, size_t n_bytes);
 void cpu_memory_free(struct cpu_backend *cpu, void *p);
 
-/* What the machine says is available, within the control group's limit. Cached files, such as the
- * checkpoint, give way. */
+/* What may still be taken (cpu_room.h), when all that is mapped is in use. */
 size_t cpu_free_bytes(void);
 
 /* At start: makes each thread's scratch at least this large. */

@@ -2,6 +2,7 @@
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
+#include "engine/base/thread.h"
 
 #include <linux/futex.h>
 #include <pthread.h>
@@ -133,6 +134,7 @@ static void *worker_main(void *p)
     struct worker *w = p;
     struct pool *pool = w->pool;
     uint32_t seen = 0;
+    thread_name("cpu");
     while (!atomic_load(&pool->stop)) {
         uint32_t job = atomic_load_explicit(&pool->job, memory_order_acquire);
         for (int32_t i = 0; job == seen && i < pool->spin_turns; i++) {

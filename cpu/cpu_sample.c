@@ -481,6 +481,39 @@ static void fill_logprobs(const struct cpu_kernels *kernels, const struct pass_d
     }
 }
 
+/* Whether something can be drawn from these logits at all. */
+static bool is_sound(const float *logits, int32_t n)
+{
+    enum { PIECE = 16 }; // what the compiler turns into vectors
+    int32_t bad = 0, live = 0, i = 0;
+    for (; i + PIECE <= n; i += PIECE) {
+        for (int32_t k = 0; k < PIECE; k++) {
+            bad |= !(logits[i + k] < INFINITY);
+            live |= logits[i + k] > -INFINITY;
+        }
+    }
+    for (; i < n; i++) {
+        bad |= !(logits[i] < INFINITY);
+        live |= logits[i] > -INFINITY;
+    }
+    return !bad && live;
+}
+
+/* In place of a draw from such logits: ids that the next rows can be fed with, and no law. */
+static void draw_nothing(const struct cpu_backend *cpu, const struct pass_draw *d,
+                         struct draw_result *r)
+{
+    r->broken = true;
+    r->token = d->kind == DRAW_SCORE ? r->token : 0;
+    r->n_top = d->kind == DRAW_DRAFT ? d->more : 0;
+    memset(r->top_ids, 0, sizeof r->top_ids);
+    if (d->kind == DRAW_DRAFT && d->law > 0) {
+        size_t bytes = (size_t)cpu->limits.vocab * sizeof *cpu->laws;
+        memset(cpu->laws + (int64_t)(d->law - 1) * cpu->limits.vocab, 0, bytes);
+        cpu->law_totals[d->law - 1] = 0;
+    }
+}
+
 static void draw_item(void *arg, int32_t item, int32_t thread)
 {
     const struct draw_job *job = arg;
@@ -502,9 +535,15 @@ static void draw_item(void *arg, int32_t item, int32_t thread)
     struct draw_result *r = &job->slot->draws[job->slot->n_draws_used + item];
     r->n_top = 0;
     r->logprob = 0.0f;
+    r->broken = false;
     if (d->kind == DRAW_SCORE) {
         r->token = cpu->lanes[d->lane].history[d->pos + 1];
-    } else {
+    }
+    if (!is_sound(logits, n)) {
+        draw_nothing(cpu, d, r);
+        return;
+    }
+    if (d->kind != DRAW_SCORE) {
         r->token = draw_token(cpu, d, logits, n, &pad);
         if (d->kind == DRAW_DRAFT && d->more > 0) {
             draw_more(cpu, d, d->noise && cpu->lanes[d->lane].params.temperature > 0.0f, n, r, &pad);

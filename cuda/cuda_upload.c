@@ -2,6 +2,7 @@
  * and convert into pinned buffers, which travel while the next one is filled. */
 #include "cuda/cuda_upload.h"
 #include "engine/base/mem.h"
+#include "engine/base/thread.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -115,6 +116,7 @@ static void *worker_main(void *arg)
     free(arg);
     struct upload *u = me.u;
     uint64_t seen = 0;
+    thread_name("upload");
     pthread_mutex_lock(&u->lock);
     while (!u->stop) {
         if (u->generation == seen) {

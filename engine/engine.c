@@ -8,6 +8,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/thread.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -129,6 +130,17 @@ static bool append(struct engine *e, struct sequence *seq, const struct draw_res
     return true;
 }
 
+/* Its logits are not numbers: whatever was drawn is no answer. */
+static void fail_broken(struct engine *e, struct engine_request *r)
+{
+    if (e->n_corrupted++ == 0) { // others may follow in every step
+        log_error("%s: the model's logits hold NaN or infinities, or nothing but -infinity: its "
+                  "weights are broken, or its activations too large for the dtype. Such requests "
+                  "fail; --check-weights full looks for the former", e->model_dir);
+    }
+    requests_fail(e, r, ERR_NAN, "the model's logits are not numbers");
+}
+
 /* The row whose draft stands given what was drawn at `row`, which then becomes that draft; -1: none
  * does. */
 static int32_t next_row(const struct spec *sp, const struct sequence *seq, int32_t row,
@@ -164,6 +176,11 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
         if (row == n_drafts && n_drafts > 0 && e->spec.options.no_bonus) {
             break;
         }
+        if (d.broken) {
+            fail_broken(e, r);
+            goes_on = false;
+            break;
+        }
         row = next_row(&e->spec, seq, row, n_drafts, &d);
         path[accepted] = row;
         accepted += row >= 0;
@@ -183,13 +200,19 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
     seq->tree = NULL;
 }
 
-static void commit_scores(const struct planned_step *ps)
+static void commit_scores(struct engine *e, const struct planned_step *ps)
 {
     for (int32_t i = 0; i < ps->step.pass.n_draws; i++) {
         const struct draw_owner *o = &ps->owners[i];
-        if (o->score && o->seq->state != SEQ_RETIRING && o->seq->request->prompt_logprobs &&
-            o->seq->sample == 0) {
-            fill_logprobs(&o->seq->request->prompt_logprobs[o->pos + 1], &step_results(ps)->draws[i]);
+        const struct draw_result *d = &step_results(ps)->draws[i];
+        if (!o->score || o->seq->state == SEQ_RETIRING) {
+            continue;
+        }
+        struct engine_request *r = o->seq->request;
+        if (d->broken) {
+            fail_broken(e, r);
+        } else if (r->prompt_logprobs && o->seq->sample == 0) {
+            fill_logprobs(&r->prompt_logprobs[o->pos + 1], d);
         }
     }
 }
@@ -249,6 +272,17 @@ static void learn_speed(struct engine *e, int32_t n_rows)
     }
 }
 
+static void count_step(struct engine *e, int32_t n_rows)
+{
+    int32_t i = 0;
+    while (i < N_STEP_SIZES - 1 && n_rows > engine_step_bound(i)) {
+        i++;
+    }
+    e->step_sizes[i]++;
+    e->n_steps++;
+    e->n_rows += n_rows;
+}
+
 static void commit_step(struct engine *e)
 {
     int32_t slot = (e->next_slot + N_STEPS - e->n_inflight) % N_STEPS;
@@ -263,7 +297,7 @@ static void commit_step(struct engine *e)
         fail_with_cause(e, status, "the device failed");
     } else {
         step_commit_draft_ids(ps);
-        commit_scores(ps);
+        commit_scores(e, ps);
         commit_pools(e, ps);
         for (int32_t i = 0; i < ps->step.pass.n_draws;) {
             int32_t n = 1;
@@ -288,8 +322,7 @@ static void commit_step(struct engine *e)
         scheduler_commit(&e->scheduler, ps->plan.forks[i].seq);
         step_over(e, ps->plan.forks[i].seq);
     }
-    e->n_steps++;
-    e->n_rows += ps->step.pass.n_rows;
+    count_step(e, ps->step.pass.n_rows);
     learn_speed(e, ps->step.pass.n_rows);
 }
 
@@ -301,6 +334,10 @@ static void publish_stats(struct engine *e)
     const struct spec_learnt *l = &e->spec.learnt;
     pthread_mutex_lock(&e->stats_lock);
     struct engine_stats *o = &e->stats;
+    o->n_submitted -= e->n_accepted; // they are in what follows
+    o->submitted_tokens -= e->accepted_tokens;
+    e->n_accepted = 0;
+    e->accepted_tokens = 0;
     o->n_running = s->n_running;
     o->n_waiting = s->n_waiting;
     o->waiting_tokens = s->waiting_tokens;
@@ -309,11 +346,13 @@ static void publish_stats(struct engine *e)
     o->n_blocks_idle = s->holdings.pool.n_idle;
     o->n_steps = e->n_steps;
     o->n_rows = e->n_rows;
+    memcpy(o->step_sizes, e->step_sizes, sizeof o->step_sizes);
     o->prompt_tokens = e->prompt_tokens;
     o->generated_tokens = e->generated_tokens;
     o->preemptions = s->n_preemptions;
     o->prefix_queries = s->prefix_queries;
     o->prefix_hits = s->prefix_hits;
+    o->n_corrupted = e->n_corrupted;
     memcpy(o->n_finished, e->n_finished, sizeof o->n_finished);
     o->spec_drafts = l->n_drafts;
     o->spec_draft_tokens = l->n_draft_tokens;
@@ -362,6 +401,7 @@ void engine_turn(struct engine *e)
 void *engine_main(void *arg)
 {
     struct engine *e = arg;
+    thread_name("engine");
     while (atomic_load(&e->state) != ENGINE_CLOSING) {
         engine_turn(e);
     }

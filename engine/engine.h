@@ -25,6 +25,7 @@ struct nodes; // engine/cluster/nodes.h
 struct engine_options {
     const char *model;       // folder with config.json
     const char *load_format; // "dummy": config alone, random weights made in place
+    const char *check_weights; // "off", "sampled", "full": what of the checkpoint is looked at
     const char *dtype;       // of weights and KV, as config.json writes it; "auto": the checkpoint's
     const char *activation_quantization; // "none": inputs of quantised weights are not rounded
     int32_t max_model_len;       // 0: the model's own, as far as memory allows
@@ -79,20 +80,44 @@ struct engine_info {
 
 enum engine_state { ENGINE_READY, ENGINE_FAILED, ENGINE_CLOSING };
 
+enum { N_STEP_SIZES = 14 };
+
+/* Steps are counted by their rows: class i has those of at most so many, and of more than the class
+ * before; the last has all that are larger, and no bound (0). */
+static inline int32_t engine_step_bound(int32_t i)
+{
+    if (i == N_STEP_SIZES - 1) {
+        return 0;
+    }
+    return i == 0 ? 1 : 4 << i;
+}
+
+/* As they were when the engine's last turn ended, but for those that were submitted since. */
 struct engine_stats {
     enum engine_state state;
-    int32_t n_running, n_waiting;
+    int32_t n_running, n_waiting; // sequences
+    /* Submitted and in none of the two yet, with their prompts' tokens: always exact. */
+    int32_t n_submitted;
+    int64_t submitted_tokens;
     int32_t n_blocks, n_blocks_held, n_blocks_idle; // idle: cached, without a holder; rest: free
     int64_t n_steps, n_rows;
+    int64_t step_sizes[N_STEP_SIZES]; // steps, by engine_step_bound
     int64_t prompt_tokens, generated_tokens, preemptions;
     int64_t prefix_queries, prefix_hits; // tokens
     int64_t n_finished[N_FINISH_REASONS];
+    int64_t n_corrupted; // requests that ended because logits were not numbers
     int64_t spec_drafts, spec_draft_tokens, spec_accepted_tokens;
     int64_t spec_accepted_per_pos[MAX_DRAFTS];
-    int64_t waiting_tokens; // prompt tokens in the queue
+    int64_t waiting_tokens; // prompt tokens of the n_waiting
     int32_t n_nodes_alive;
     char failure[160]; // why the state is ENGINE_FAILED, if that is known
 };
+
+/* All that does not run, whether the engine has seen it or not. */
+static inline int32_t engine_stats_queued(const struct engine_stats *s)
+{
+    return s->n_waiting + s->n_submitted;
+}
 
 /* What can be said against the options before anything is loaded: reads config.json, and looks
  * which files of weights there are. */

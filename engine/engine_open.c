@@ -6,6 +6,7 @@
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/model/check.h"
 #include "engine/tokenizer/tokenizer.h"
 
 #include <inttypes.h>
@@ -199,6 +200,8 @@ static enum status read_drafts(struct engine *e, struct err *err)
         }
         if (!is_dummy(&e->options)) {
             TRY(checkpoint_open(folder, &e->draft_checkpoint[i], err));
+            TRY(checkpoint_check_weights(e->draft_checkpoint[i], folder,
+                                 check_depth_of(e->options.check_weights), err));
         }
     }
     return OK;
@@ -584,6 +587,8 @@ enum status engine_load(struct engine *e, struct err *err)
     TRY(read_ranks(e, err));
     if (!is_dummy(&e->options)) {
         TRY(checkpoint_open(e->model_dir, &e->checkpoint, err));
+        TRY(checkpoint_check_weights(e->checkpoint, e->model_dir, check_depth_of(e->options.check_weights),
+                             err));
     }
     TRY(choose_dtype(e, &e->info.dtype, err));
     int32_t n_local = e->info.n_ranks / e->info.n_nodes;

@@ -146,6 +146,8 @@ static void accept_request(struct engine *e, struct engine_request *r)
 {
     e->live[live_slot(e, r->order)] = r;
     r->n_live = r->n;
+    e->n_accepted += r->n;
+    e->accepted_tokens += (int64_t)r->n * r->n_prompt; // as scheduler.waiting_tokens counts
     e->prompt_tokens += r->n_prompt;
     for (int32_t i = 0; i < r->n; i++) {
         struct sequence *seq = scheduler_add(&e->scheduler, r, i);
@@ -308,6 +310,10 @@ enum status engine_submit(struct engine *e, struct engine_request *r, struct err
         atomic_store(&r->outputs[i].finish, FINISH_NONE);
         r->outputs[i].stop_id = -1;
     }
+    pthread_mutex_lock(&e->stats_lock); // before the push: the engine takes it off again
+    e->stats.n_submitted += r->n;
+    e->stats.submitted_tokens += (int64_t)r->n * r->n_prompt;
+    pthread_mutex_unlock(&e->stats_lock);
     queue_push(&e->inbox, &r->link);
     return OK;
 }

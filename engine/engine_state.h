@@ -45,9 +45,12 @@ struct engine {
     uint32_t live_mask;
     int64_t next_deadline_ns;
     int64_t generated_tokens, prompt_tokens, n_steps, n_rows;
+    int64_t step_sizes[N_STEP_SIZES];
+    int32_t n_accepted; // sequences taken from the inbox since the last snapshot, and their prompts
+    int64_t accepted_tokens;
     int64_t last_commit_ns; // of the step before, if the device has worked since; else 0
     double rows_per_s;      // of steps that are full of prompts; 0: there was none yet
-    int64_t n_finished[N_FINISH_REASONS];
+    int64_t n_finished[N_FINISH_REASONS], n_corrupted;
     enum status failed; // sticky
     struct buf wire;    // the step as the other nodes get it
     pthread_t thread;
@@ -62,7 +65,7 @@ struct engine {
     struct message *messages, *taking; // filled by senders, swapped by the engine thread
     size_t n_messages, message_cap, taking_cap;
     pthread_mutex_t stats_lock;
-    struct engine_stats stats;
+    struct engine_stats stats; // written by the engine thread, but n_submitted by submitters too
 };
 
 /* engine_open.c: everything before the thread starts, and after it has ended. */

@@ -235,7 +235,7 @@ static double requests_per_s(int port, const char *path, double seconds)
     char request[512];
     static const char body[] = "{\"model\":\"demo\",\"prompt\":\"Once upon a time\",\"max_tokens\":1}";
     int n_request = snprintf(request, sizeof request,
-                             "POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+                             "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                              "Authorization: Bearer x\r\nContent-Length: %zu\r\n\r\n%s",
                              path, sizeof body - 1, body);
     int ep = epoll_create1(0), fds[N_REQUEST_CONNS];
@@ -285,7 +285,7 @@ static void post_megabytes(int port, double seconds)
 {
     size_t n_body = 1 << 20;
     char *request = xcalloc(1, n_body + 200);
-    int n = snprintf(request, 200, "POST /prompt HTTP/1.1\r\nHost: b\r\nContent-Length: %zu\r\n\r\n",
+    int n = snprintf(request, 200, "POST /prompt HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n",
                      n_body);
     memset(request + n, 'a', n_body);
     int fd = client_connect(port);

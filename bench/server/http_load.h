@@ -387,7 +387,7 @@ static inline void client_note(struct side *side, const char *bytes, size_t n)
 
 static inline void client_set_streams(struct side *side, int ep, int *fds)
 {
-    static const char request[] = "GET /stream HTTP/1.1\r\nHost: bench\r\n\r\n";
+    static const char request[] = "GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n";
     int have = side->have_streams, want = side->want_streams;
     while (have > want) {
         close(fds[--have]);

@@ -1,5 +1,6 @@
 #include "engine/base/line_writer.h"
 #include "engine/base/mem.h"
+#include "engine/base/thread.h"
 #include "engine/base/write.h"
 
 #include <pthread.h>
@@ -65,6 +66,7 @@ static void write_batch(struct line_writer *w)
 static void *writer_main(void *arg)
 {
     struct line_writer *w = arg;
+    thread_name("log");
     pthread_mutex_lock(&w->lock);
     while (!w->stops || w->n_filling > 0) {
         if (w->n_filling > 0) {

@@ -18,6 +18,7 @@ const char *status_name(enum status st)
     case ERR_CANCELLED: return "cancelled";
     case ERR_TIMEOUT: return "timed out";
     case ERR_LIMIT: return "over a limit";
+    case ERR_NAN: return "not a number";
     }
     return "unknown";
 }

@@ -21,6 +21,7 @@ enum status {
     ERR_CANCELLED = -8,
     ERR_TIMEOUT = -9,
     ERR_LIMIT = -10, // a bound of ours (depth, size, steps) was passed
+    ERR_NAN = -11,   // a model's results are not numbers
 };
 
 struct err {

@@ -41,36 +41,55 @@ static void set_stream(int fd)
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
-enum status wire_listen(int32_t port, int *out, int32_t *bound_port, struct err *err)
+/* A bound socket of this address; -1 with errno. */
+static int bind_to(const struct addrinfo *a)
 {
-    *out = -1;
-    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    bool six = fd >= 0;
-    if (!six) { // a host without IPv6
-        fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    }
-    struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port),
-                              .sin6_addr = in6addr_any};
-    struct sockaddr_in a4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     int on = 1, off = 0;
-    bool good = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0;
-    if (good && six) {
-        good = setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0;
+    int fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return -1;
     }
-    good = good && (six ? bind(fd, (struct sockaddr *)&a6, sizeof a6)
-                        : bind(fd, (struct sockaddr *)&a4, sizeof a4)) == 0;
-    good = good && listen(fd, 128) == 0;
-    struct sockaddr_storage bound;
-    socklen_t n = sizeof bound;
-    good = good && getsockname(fd, (struct sockaddr *)&bound, &n) == 0;
-    if (!good) {
+    bool good = setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0;
+    if (a->ai_family == AF_INET6) { // "::" takes IPv4 too
+        good = good && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0;
+    }
+    if (!good || bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, 128) != 0) {
         int why = errno;
         wire_close(&fd);
-        return err_set(err, ERR_IO, "cannot listen on port %d: %s", port, strerror(why));
+        errno = why;
     }
-    *bound_port = ntohs(six ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                            : ((struct sockaddr_in *)&bound)->sin_port);
-    *out = fd;
+    return fd;
+}
+
+enum status wire_listen(const char *host, int32_t port, int *out, int32_t *bound_port,
+                        struct err *err)
+{
+    const char *shown = host ? host : "all addresses";
+    char service[16];
+    *out = -1;
+    snprintf(service, sizeof service, "%d", port);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list = NULL;
+    int rc = getaddrinfo(host ? host : "::", service, &hints, &list);
+    if (rc != 0) {
+        return err_set(err, ERR_INVALID, "cannot resolve '%s': %s", shown, gai_strerror(rc));
+    }
+    int why = 0;
+    for (const struct addrinfo *a = list; a && *out < 0; a = a->ai_next) {
+        *out = bind_to(a);
+        why = errno;
+    }
+    freeaddrinfo(list);
+    if (*out < 0 && !host) { // a machine without IPv6
+        return wire_listen("0.0.0.0", port, out, bound_port, err);
+    }
+    struct sockaddr_storage bound;
+    socklen_t n = sizeof bound;
+    if (*out < 0 || getsockname(*out, (struct sockaddr *)&bound, &n) != 0) {
+        wire_close(out);
+        return err_set(err, ERR_IO, "cannot listen on %s port %d: %s", shown, port, strerror(why));
+    }
+    *bound_port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                                    : ((struct sockaddr_in *)&bound)->sin_port);
     return OK;
 }
 

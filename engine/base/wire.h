@@ -10,8 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Listens on every address of this host; port 0 takes a free one. *fd is the caller's to close. */
-enum status wire_listen(int32_t port, int *fd, int32_t *bound_port, struct err *err);
+/* Listens on `host` alone, an address or name of this machine, or with NULL on all that it has; port
+ * 0 takes a free one. *fd is the caller's to close. */
+enum status wire_listen(const char *host, int32_t port, int *fd,
+                        int32_t *bound_port, struct err *err);
 
 /* The next connection, or ERR_TIMEOUT. `from` (may be NULL) gets the peer's address as text. */
 enum status wire_accept(int listener, int64_t deadline_ns, int *fd, char *from, size_t from_bytes);

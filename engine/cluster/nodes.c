@@ -4,6 +4,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/thread.h"
 #include "engine/base/wire.h"
 
 #include <poll.h>
@@ -44,6 +45,7 @@ static bool is_stopping(struct nodes *n)
 static void *watcher_main(void *arg)
 {
     struct nodes *n = arg;
+    thread_name("nodes");
     while (!is_stopping(n)) {
         struct pollfd fds[MAX_NODES + MAX_PENDING + 1];
         struct peer *who[MAX_NODES];
@@ -142,7 +144,7 @@ enum status nodes_open(const struct node_place *place, const char *identity, str
     struct nodes *n = xcalloc(1, sizeof *n);
     init(n, place, identity);
     int32_t port;
-    enum status st = place->node == 0 ? wire_listen(place->port, &n->listener, &port, err)
+    enum status st = place->node == 0 ? wire_listen(place->bind, place->port, &n->listener, &port, err)
                                       : nodes_join(n, err);
     if (st == OK && place->node == 0) {
         log_info("node 0 waits on port %d for %d more", port, place->n_nodes - 1);

@@ -9,8 +9,10 @@
  * supervisor starts the set again.
  *
  * A stranger is refused: both sides prove that they know the token (SipHash over the other's random
- * bytes), and neither reads more than a fixed number of bytes before that. The stream itself is not
- * encrypted: it belongs on a private network.
+ * bytes), and neither reads more than a fixed number of bytes before that. Every frame after it
+ * bears a proof of its own (HMAC-SHA256), so that nothing can be put into the stream or changed in
+ * it; but it is not encrypted, and what the backends send beside it bears none: both belong on a
+ * private network.
  * Thread: nodes_open and the collective calls (share, least) from one thread; the rest as said. */
 #ifndef SLUICE_ENGINE_CLUSTER_NODES_H
 #define SLUICE_ENGINE_CLUSTER_NODES_H
@@ -29,7 +31,8 @@ enum {
 
 struct node_place {
     int32_t n_nodes, node;
-    const char *leader; // address of node 0; node 0 itself listens on all of its own
+    const char *leader; // address of node 0
+    const char *bind;   // the one address on which node 0 listens; NULL: all that it has
     int32_t port;
     const char *token; // may be empty: then only the protocol keeps strangers out
     int32_t join_timeout_s;

@@ -190,7 +190,8 @@ static void answer(struct nodes *n, struct pending *p)
         log_error("refused %s: %s", p->from, text);
     } else if (st == OK) {
         log_info("node %u of %d has joined from %s", h.node, n->place.n_nodes, p->from);
-        nodes_set_peer(n, (int32_t)h.node, (int32_t)h.node, p->fd);
+        struct stream_nonces nonces = {{p->nonce[0], p->nonce[1]}, {h.nonce[0], h.nonce[1]}};
+        nodes_set_peer(n, (int32_t)h.node, (int32_t)h.node, p->fd, &nonces);
         p->fd = -1;
     }
     free(identity);
@@ -275,7 +276,7 @@ void nodes_admit(struct nodes *n)
 
 /* ---- another node ------------------------------------------------------------------------- */
 
-static enum status talk(struct nodes *n, int fd, struct err *err)
+static enum status talk(struct nodes *n, int fd, struct stream_nonces *nonces, struct err *err)
 {
     int64_t deadline = clock_now_ns() + NODE_TALK_S * 1000000000LL;
     struct greeting g;
@@ -290,6 +291,7 @@ static enum status talk(struct nodes *n, int fd, struct err *err)
     memcpy(h.magic, magic, sizeof magic);
     draw_nonce(h.nonce);
     prove_hello(n, g.nonce, &h, n->identity, h.proof);
+    *nonces = (struct stream_nonces){{g.nonce[0], g.nonce[1]}, {h.nonce[0], h.nonce[1]}};
     TRY(wire_send(fd, &h, sizeof h, deadline));
     TRY(wire_send(fd, n->identity, h.identity_bytes, deadline));
     struct welcome w;
@@ -319,9 +321,10 @@ enum status nodes_join(struct nodes *n, struct err *err)
         enum status st =
             wire_connect(n->leader, n->place.port, deadline < end ? deadline : end, &fd, err);
         if (st == OK) {
-            st = talk(n, fd, err);
+            struct stream_nonces nonces;
+            st = talk(n, fd, &nonces, err);
             if (st == OK) {
-                nodes_set_peer(n, 0, 0, fd);
+                nodes_set_peer(n, 0, 0, fd, &nonces);
                 return OK;
             }
             wire_close(&fd);

@@ -6,6 +6,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/wire.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,10 +29,40 @@ void nodes_lose(struct nodes *n, const char *what, const char *text, int32_t nod
     }
 }
 
-void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd)
+/* Each direction of each stream has a key of its own, so that no frame fits elsewhere. */
+static void make_key(const struct nodes *n, const struct stream_nonces *nonces, char from_zero,
+                     struct hmac_sha256 *key)
+{
+    static const char what[] = "sluice frames";
+    unsigned char made[SHA256_BYTES];
+    hmac_sha256_key(key, n->token, strlen(n->token));
+    hmac_sha256_add(key, what, sizeof what);
+    hmac_sha256_add(key, &from_zero, 1);
+    hmac_sha256_add(key, nonces, sizeof *nonces);
+    hmac_sha256_end(key, made);
+    hmac_sha256_key(key, made, sizeof made);
+}
+
+/* The proof of a frame, of which `head` is filled but for the proof. */
+static void prove(const struct hmac_sha256 *key, uint64_t n_before, const struct frame_head *head,
+                  const void *bytes, unsigned char proof[SHA256_BYTES])
+{
+    struct hmac_sha256 m = *key;
+    hmac_sha256_add(&m, &n_before, sizeof n_before);
+    hmac_sha256_add(&m, head, offsetof(struct frame_head, proof));
+    hmac_sha256_add(&m, bytes, head->n_bytes);
+    hmac_sha256_end(&m, proof);
+}
+
+void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd,
+                    const struct stream_nonces *nonces)
 {
     struct peer *p = &n->peers[index];
+    bool zero = n->place.node == 0;
     pthread_mutex_lock(&n->lock);
+    make_key(n, nonces, zero, &p->sends);
+    make_key(n, nonces, !zero, &p->receives);
+    p->n_all_sent = p->n_all_received = 0;
     p->fd = fd;
     p->node = node;
     p->seen_ns = p->beat_ns = clock_now_ns();
@@ -41,6 +72,16 @@ void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd)
     pthread_mutex_unlock(&n->lock);
 }
 
+/* The send lock is held. */
+static enum status send_frame(struct peer *p, enum frame_kind kind, const void *bytes,
+                              size_t n_bytes, int64_t deadline_ns)
+{
+    struct frame_head h = {(uint32_t)kind, (uint32_t)n_bytes, p->n_sent[kind]++, {0}};
+    prove(&p->sends, p->n_all_sent++, &h, bytes, h.proof);
+    enum status st = wire_send(p->fd, &h, sizeof h, deadline_ns);
+    return st == OK ? wire_send(p->fd, bytes, n_bytes, deadline_ns) : st;
+}
+
 enum status nodes_send_frame(struct peer *p, enum frame_kind kind, const void *bytes,
                              size_t n_bytes, int64_t deadline_ns)
 {
@@ -48,9 +89,7 @@ enum status nodes_send_frame(struct peer *p, enum frame_kind kind, const void *b
         return ERR_LIMIT;
     }
     pthread_mutex_lock(&p->send_lock);
-    struct frame_head h = {(uint32_t)kind, (uint32_t)n_bytes, p->n_sent[kind]++};
-    enum status st = wire_send(p->fd, &h, sizeof h, deadline_ns);
-    st = st == OK ? wire_send(p->fd, bytes, n_bytes, deadline_ns) : st;
+    enum status st = send_frame(p, kind, bytes, n_bytes, deadline_ns);
     pthread_mutex_unlock(&p->send_lock);
     return st;
 }
@@ -64,7 +103,15 @@ static bool take_frame(struct nodes *n, struct peer *p)
     p->partial = NULL;
     p->have = 0;
     uint32_t kind = f->head.kind;
-    bool good = kind >= FRAME_BEAT && kind <= FRAME_BYE && f->head.number == p->n_received[kind];
+    unsigned char proof[SHA256_BYTES];
+    prove(&p->receives, p->n_all_received++, &f->head, f->bytes, proof);
+    bool known = sha256_equal(proof, f->head.proof);
+    if (!known) {
+        log_error("node %d: a frame came from who does not know the token, or was changed on its way",
+                  p->node);
+    }
+    bool good = known && kind >= FRAME_BEAT && kind <= FRAME_BYE &&
+                f->head.number == p->n_received[kind];
     if (good) {
         p->n_received[kind]++;
     }
@@ -174,8 +221,7 @@ void nodes_watch_peer(struct nodes *n, struct peer *p, bool readable)
     // A sender that holds the lock is saying more than a heartbeat does.
     if (now - p->beat_ns >= NODE_BEAT_MS * 1000000LL && pthread_mutex_trylock(&p->send_lock) == 0) {
         p->beat_ns = now;
-        struct frame_head h = {FRAME_BEAT, 0, p->n_sent[FRAME_BEAT]++};
-        enum status st = wire_send(p->fd, &h, sizeof h, now + 1000000000);
+        enum status st = send_frame(p, FRAME_BEAT, NULL, 0, now + 1000000000);
         pthread_mutex_unlock(&p->send_lock);
         if (st != OK && !p->said_bye) {
             peer_gone(n, p, "does not listen");

@@ -3,6 +3,7 @@
 #ifndef SLUICE_ENGINE_CLUSTER_NODES_PRIVATE_H
 #define SLUICE_ENGINE_CLUSTER_NODES_PRIVATE_H
 
+#include "engine/base/sha256.h"
 #include "engine/cluster/nodes.h"
 
 #include <pthread.h>
@@ -18,7 +19,7 @@ enum frame_kind {
 };
 
 enum {
-    NODE_PROTOCOL = 1, // changes with anything below, or with what a step looks like
+    NODE_PROTOCOL = 2, // changes with anything below, or with what a step looks like
     MAX_FRAME_BYTES = 1 << 30, // chosen: what one frame can make the other side take
     MAX_FRAMES_WAITING = 64,   // chosen: steps come two at a time; then nobody takes them
     NODE_TALK_S = 5, // for a stranger to say who it is
@@ -28,6 +29,14 @@ enum {
 struct frame_head {
     uint32_t kind, n_bytes;
     uint64_t number; // of the frames of this kind on this stream, from 0
+    /* HMAC of all before, the body, and how many frames this direction had: under a key that comes
+     * of the token and of what both sides drew for this stream. */
+    unsigned char proof[SHA256_BYTES];
+};
+
+/* What both sides drew when they met. */
+struct stream_nonces {
+    uint64_t zero[2], other[2];
 };
 
 struct frame {
@@ -58,7 +67,8 @@ struct peer {
     int fd; // -1: not there
     int32_t node;
     pthread_mutex_t send_lock;
-    uint64_t n_sent[FRAME_BYE + 1]; // under send_lock
+    uint64_t n_sent[FRAME_BYE + 1], n_all_sent; // under send_lock
+    struct hmac_sha256 sends, receives; // keys, set when it joins
     int64_t seen_ns, beat_ns;       // the watcher's
 
     /* The frame that is arriving: the watcher's. */
@@ -66,7 +76,7 @@ struct peer {
     size_t have; // bytes of head, then of the body
     struct frame *partial;
     size_t partial_cap;
-    uint64_t n_received[FRAME_BYE + 1];
+    uint64_t n_received[FRAME_BYE + 1], n_all_received;
 
     /* Frames that wait to be read: under nodes.lock. */
     struct frame *first, **end;
@@ -110,7 +120,8 @@ struct nodes {
 /* nodes_peer.c: the streams themselves. It knows neither how a node is let in nor who watches. */
 
 /* The stream of a node that was let in is peer `index` from now on. */
-void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd);
+void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd,
+                    const struct stream_nonces *nonces);
 
 /* Any thread, without the lock. The set is lost, and why; the first reason stays. node: whose fault
  * it is; -1: nobody's. */

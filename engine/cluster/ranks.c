@@ -3,6 +3,7 @@
 #include "engine/base/assert.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/base/thread.h"
 
 #include <time.h>
 
@@ -56,6 +57,7 @@ static void *worker(void *p)
     struct ranks *rs =
         (struct ranks *)(void *)((char *)(r - r->local) - offsetof(struct ranks, rank));
     uint64_t seen = 0;
+    thread_name("rank %d", r->index);
     pthread_mutex_lock(&rs->lock);
     for (;;) {
         while (rs->round == seen && !rs->stopping) {

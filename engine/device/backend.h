@@ -221,6 +221,9 @@ struct pass_shape {
 struct draw_result {
     int32_t token;
     float logprob;
+    /* The row's logits hold NaN or infinity, or nothing above -infinity: the token is some id of the
+     * vocabulary and means nothing. A backend that does not look for it leaves false. */
+    bool broken;
     int32_t n_top;
     int32_t top_ids[MAX_TOP_LOGPROBS];
     float top_logprobs[MAX_TOP_LOGPROBS];

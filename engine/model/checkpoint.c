@@ -469,3 +469,13 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, con
     int32_t i = ck->table[slot_of(ck, name)];
     return i >= 0 ? &ck->tensors[i] : NULL;
 }
+
+bool checkpoint_file(const struct checkpoint *ck, size_t i, struct checkpoint_file *out)
+{
+    if (i >= ck->n_shards) {
+        return false;
+    }
+    const struct shard *s = &ck->shards[i];
+    *out = (struct checkpoint_file){s->name, s->map.data, s->map.n_bytes};
+    return true;
+}

@@ -37,6 +37,14 @@ const char *checkpoint_dir(const struct checkpoint *ck);
 
 const struct checkpoint_tensor *checkpoint_tensors(const struct checkpoint *ck, size_t *n); // all
 
+/* Its files one after the other, mapped whole; false behind the last. */
+struct checkpoint_file {
+    const char *name; // without the folder
+    const unsigned char *data;
+    size_t n_bytes;
+};
+bool checkpoint_file(const struct checkpoint *ck, size_t i, struct checkpoint_file *out);
+
 /* NULL if there is none. */
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, const char *name);
 

@@ -30,6 +30,7 @@ static void move_before(struct scheduler *s, struct sequence *seq, struct sequen
         struct sequence *next = seq->next;
         seq->prev->next = seq->next;
         seq->next->prev = seq->prev;
+        seq->turn_ns = head->turn_ns; // of one priority, so that it comes behind none that it passed
         seq->order = head->order;
         seq->slip = s->next_slip++;
         seq->prev = head->prev;

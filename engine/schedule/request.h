@@ -52,7 +52,7 @@ struct engine_request {
     struct sampling_params params;
     int32_t n;                     // samples, at most MAX_SAMPLES; seeds are params.seed + index
     struct engine_output *outputs; // [n]; may be NULL where nothing is drawn (pool)
-    int32_t priority;              // lower comes first
+    int32_t priority;              // lower comes first, within bounds: see priority_worth_ns
     const char *cache_salt;        // cached blocks are shared under equal salts only; NULL: none
     enum pool_kind pool;           // not POOL_NONE: no tokens are drawn; `pooled` is filled
     int64_t deadline_ns;           // on the monotonic clock; 0: none

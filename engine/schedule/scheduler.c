@@ -62,6 +62,7 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
     *seq = (struct sequence){
         .request = r, .output = r->outputs ? &r->outputs[sample] : NULL, .sample = sample,
         .index = index, .state = SEQ_WAITING, .priority = r->priority,
+        .turn_ns = r->t_submit_ns + priority_worth_ns(r->priority),
         .order = (r->order << 8) + (uint64_t)sample, .n_prompt = r->n_prompt,
         .n_known = r->n_prompt, .lane = -1, .trust.doubt = -1.0f, .overtakers = s->overtakers,
         .max_tokens = r->params.max_tokens < room ? r->params.max_tokens : room,

@@ -2,7 +2,7 @@
  * device, clock or I/O: the same state gives the same plan.
  *
  * There are no phases. A sequence is given rows until n_computed reaches what it knows; decode rows
- * come first, then prompt chunks, each in the total order (priority, arrival). Short of blocks, a
+ * come first, then prompt chunks, each in the total order (sequence.h). Short of blocks, a
  * sequence may take those of sequences that come later: they are preempted whole, the last first.
  * Who waits while later ones run takes them before anything is planned. Drafts leave their rows to
  * prompts that come before.

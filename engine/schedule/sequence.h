@@ -48,13 +48,14 @@ struct sequence {
     struct engine_output *output; // NULL for pooling
     int32_t sample, index;        // index: in the scheduler's array
     int32_t priority;
+    int64_t turn_ns; // when it came, sooner or later by what its priority is worth
     uint64_t order; // of arrival, or of the sequence that it has overtaken
     int64_t slip;   // 0, or where it stands before the one it has overtaken: below 0
     int32_t n_prompt;
     int32_t max_tokens; // clipped to what fits in max_len
 
     /* How far it is: the scheduler's; n_known and n_flight also the engine's, which appends. */
-    struct sequence *prev, *next; // the total order: priority, then arrival
+    struct sequence *prev, *next; // the total order
     enum sequence_state state;
     int32_t n_known, n_flight, n_computed;
     int64_t planned_in; // number of the last plan that had it
@@ -91,9 +92,25 @@ static inline int32_t sequence_generated(const struct sequence *s)
     return s->n_known - s->n_prompt;
 }
 
-/* The total order. */
+/* What a priority is worth: so much later than its arrival a sequence's turn comes, or sooner below
+ * 0. One more counts as having come up to 27 s later, and all that there are as 5 minutes. So who
+ * comes MAX_ADVANTAGE_S after another is never before it, whatever the two priorities: a stream of
+ * better ones puts nobody off for longer, neither one that waits nor one that runs already. */
+enum { MAX_ADVANTAGE_S = 600 };
+
+static inline int64_t priority_worth_ns(int32_t priority)
+{
+    enum { HALF_AT = 10 }; // the priority that is worth half of all
+    double p = priority, size = p < 0 ? -p : p;
+    return (int64_t)(MAX_ADVANTAGE_S / 2 * 1e9 * p / (size + HALF_AT));
+}
+
+/* The total order. It never changes while they wait, since turns are fixed at the arrival. */
 static inline bool sequence_comes_before(const struct sequence *a, const struct sequence *b)
 {
+    if (a->turn_ns != b->turn_ns) {
+        return a->turn_ns < b->turn_ns;
+    }
     if (a->priority != b->priority) {
         return a->priority < b->priority;
     }

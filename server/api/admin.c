@@ -87,7 +87,8 @@ void api_get_ready(struct http_request *req, void *arg)
     enum api_health h = api_check_health(a, clock_now_ns());
     struct engine_stats s;
     api_put_stats(a, &s);
-    bool room = s.n_waiting < a->config->max_num_queued_reqs || s.n_waiting == 0;
+    int64_t queued = a->ready ? call_queue_length(&a->calls, &s) : 0;
+    bool room = queued < a->config->max_num_queued_reqs || queued == 0;
     if (h == HEALTH_OK && !room) {
         http_reply_header(req, "cache-control", "no-store");
         reply_text(req, 503, "{\"status\":\"overloaded\"}");
@@ -104,9 +105,9 @@ void api_get_load(struct http_request *req, void *arg)
     api_put_stats(a, &s);
     buf_init(&b, 1 << 12);
     buf_printf(&b, "{\"server_load\":%" PRId64 ",\"running\":%d,\"waiting\":%d,\"kv_usage\":",
-               a->calls.n_calls, s.n_running, s.n_waiting);
+               a->calls.n_calls, s.n_running, engine_stats_queued(&s));
     buf_put_double(&b, api_kv_usage(&s));
-    buf_printf(&b, ",\"queued_tokens\":%" PRId64 "}", s.waiting_tokens);
+    buf_printf(&b, ",\"queued_tokens\":%" PRId64 "}", s.waiting_tokens + s.submitted_tokens);
     reply_json(req, 200, &b);
 }
 
@@ -126,7 +127,7 @@ void api_get_metrics(struct http_request *req, void *arg)
     api_put_stats(a, &stats);
     http_server_stats(a->http, &http);
     enum api_health h = api_check_health(a, now_ns);
-    bool waits = stats.n_running + stats.n_waiting > 0;
+    bool waits = stats.n_running + engine_stats_queued(&stats) > 0;
     struct metrics_source s = {
         .model_name = a->ready ? a->calls.model.names[0] : "",
         .version = SLUICE_VERSION,
@@ -142,6 +143,7 @@ void api_get_metrics(struct http_request *req, void *arg)
         .prefix_caching = a->config->engine.enable_prefix_caching,
     };
     buf_init(&out, 4 << 20);
+    metrics_take_steps(&a->metrics, &stats);
     metrics_print(&a->metrics, &s, &out);
     const char *accept = http_header(req, "accept");
     if (accept && strstr(accept, "application/openmetrics-text")) {
@@ -240,7 +242,8 @@ void api_on_report(void *arg)
     log_info("report: %s, %lld requests, %d running, %d waiting (%lld prompt tokens), %d of %d KV "
              "blocks held, %lld steps, %lld preemptions",
              api_health_names[api_check_health(a, now_ns)], (long long)a->calls.n_calls, s.n_running,
-             s.n_waiting, (long long)s.waiting_tokens, s.n_blocks_held, s.n_blocks,
+             engine_stats_queued(&s), (long long)(s.waiting_tokens + s.submitted_tokens),
+             s.n_blocks_held, s.n_blocks,
              (long long)s.n_steps, (long long)s.preemptions);
     buf_init(&b, 1 << 12);
     for (const struct call *c = a->calls.calls; c && n < MOST; c = c->next, n++) {

@@ -4,6 +4,8 @@
 #include "engine/base/log.h"
 #include "server/api/keys.h"
 #include "server/api/log_request.h"
+#include "server/api/origin.h"
+#include "server/call/tenant.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +16,8 @@ void api_init(struct api *a, const struct config *config, const char *config_tex
     *a = (struct api){.config = config, .config_text = config_text, .health = HEALTH_LOADING};
     a->started_ns = clock_now_ns();
     call_server_init(&a->calls, config, &api_call_host);
+    const struct tenant_limits limits = tenant_limits_default(config);
+    a->anyone = tenant_new(&limits);
 }
 
 void api_set_ready(struct api *a)
@@ -29,6 +33,7 @@ void api_deinit(struct api *a)
     call_server_deinit(&a->calls);
     keys_close(a->keys);
     a->keys = NULL;
+    tenant_drop(a->anyone);
 }
 
 /* ---- keys ------------------------------------------------------------------------------------- */
@@ -45,22 +50,6 @@ static bool unauthorized(struct http_request *req, bool missing)
     } else {
         api_error_set(&e, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
     }
-    reply_error(req, &e);
-    return false;
-}
-
-/* Without keys whoever reaches the port may do all, but the pages that a browser shows on the same
- * machine are not meant by that: they can send a POST anywhere. */
-static bool check_origin(struct http_request *req, const struct http_route *route)
-{
-    if (route->scope != SCOPE_ADMIN || strcmp(route->method, "POST") != 0 ||
-        http_origin_is_good(req)) {
-        return true;
-    }
-    struct api_error e = {0};
-    api_error_set(&e, 403, "origin_not_allowed", NULL,
-                  "A web page may not do this on a server without API keys, unless its origin is "
-                  "one of --allowed-origins.");
     reply_error(req, &e);
     return false;
 }
@@ -83,8 +72,15 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
     if (needed == SCOPE_METRICS && a->config->open_metrics) {
         needed = 0;
     }
+    struct api_log *log = api_log(req);
     if (!a->keys) {
-        return check_origin(req, route);
+        struct api_error e = {0};
+        log->tenant = tenant_hold(a->anyone);
+        bool may = origin_check(a, req, route, &e);
+        if (!may) {
+            reply_error(req, &e);
+        }
+        return may;
     }
     if (needed == 0) {
         return true;
@@ -93,11 +89,12 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
     if (!key || !*key) {
         return unauthorized(req, true);
     }
-    unsigned scopes = keys_find(a->keys, key, &name);
+    struct tenant *tenant = NULL;
+    unsigned scopes = keys_find(a->keys, key, &name, &tenant);
     if (scopes == 0) {
         return unauthorized(req, false);
     }
-    struct api_log *log = api_log(req);
+    log->tenant = tenant_hold(tenant);
     snprintf(log->key_name, sizeof log->key_name, "%s", name);
     if ((scopes & needed) == 0) {
         struct api_error e = {0};
@@ -151,6 +148,7 @@ void api_on_done(const struct http_record *record, const void *room, void *arg)
 {
     struct api *a = arg;
     const struct api_log *log = room;
+    tenant_drop(log->tenant);
     metrics_http(&a->metrics, record);
     if (record->end_ns > record->arrived_ns) {
         metrics_observe(&a->metrics, HIST_HTTP,

@@ -28,6 +28,7 @@ struct api {
     const struct http_route *routes;
     struct http_server *http;
     struct keys *keys;
+    struct tenant *anyone; // of whoever asks, where there are no keys
     struct metrics metrics;
     struct status_history history;
     bool ready, load_failed, draining;

@@ -1,8 +1,10 @@
 /* Calls over HTTP: where their time and threads come from, and where their answers go. */
 #include "server/api/api.h"
 
+#include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/api/log_request.h"
+#include "server/call/tenant.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,8 +82,47 @@ static void put_head_lines(struct call *c, int64_t now_ns)
     http_reply_header(of(c)->req, "openai-version", "2020-10-01");
 }
 
+/* As OpenAI writes it: "12ms", "1s", "6m0s". */
+static void print_duration(char *to, size_t size, int64_t ns)
+{
+    int64_t ms = (ns + 999999) / 1000000, s = (ms + 999) / 1000;
+    if (ms < 1000) {
+        snprintf(to, size, "%lldms", (long long)ms);
+    } else if (s < 60) {
+        snprintf(to, size, "%llds", (long long)s);
+    } else {
+        snprintf(to, size, "%lldm%llds", (long long)(s / 60), (long long)(s % 60));
+    }
+}
+
+static void put_rate(struct http_request *req, const char *of_what, struct tenant_rate rate)
+{
+    char name[48], text[32];
+    if (rate.limit == 0) {
+        return;
+    }
+    snprintf(name, sizeof name, "x-ratelimit-limit-%s", of_what);
+    snprintf(text, sizeof text, "%lld", (long long)rate.limit);
+    http_reply_header(req, name, text);
+    snprintf(name, sizeof name, "x-ratelimit-remaining-%s", of_what);
+    snprintf(text, sizeof text, "%lld", (long long)rate.remaining);
+    http_reply_header(req, name, text);
+    snprintf(name, sizeof name, "x-ratelimit-reset-%s", of_what);
+    print_duration(text, sizeof text, rate.reset_ns);
+    http_reply_header(req, name, text);
+}
+
+/* Of a tenant that has such limits; before the reply begins. */
+static void put_rates(struct http_request *req, struct tenant *t)
+{
+    int64_t now_ns = clock_now_ns();
+    put_rate(req, "requests", tenant_request_rate(t, now_ns));
+    put_rate(req, "tokens", tenant_token_rate(t, now_ns));
+}
+
 static void begin(struct call *c)
 {
+    put_rates(of(c)->req, c->tenant);
     http_stream_begin(of(c)->req, NULL);
 }
 
@@ -124,6 +165,7 @@ static void end(struct call *c, bool done)
 
 static void whole(struct call *c, struct buf *json)
 {
+    put_rates(of(c)->req, c->tenant);
     reply_json(take_request(c), 200, json);
 }
 
@@ -134,6 +176,7 @@ static void error(struct call *c, const struct api_error *e)
     if (c->streaming) {
         reply_stream_end(req, e, true);
     } else {
+        put_rates(req, c->tenant);
         reply_error(req, e);
     }
 }
@@ -150,6 +193,8 @@ static void drop(struct call *c)
 
 static void over(struct call *c)
 {
+    tenant_leave(c->tenant);
+    tenant_drop(c->tenant);
     free(of(c));
 }
 
@@ -230,8 +275,16 @@ void api_start(struct api *a, struct http_request *req, enum api_kind kind)
         reply_error(req, &e);
         return;
     }
+    struct tenant *tenant = api_log(req)->tenant;
+    if (!tenant_enter(tenant, clock_now_ns(), &e)) {
+        a->calls.counts.rejected[REJECT_RATE_LIMIT]++;
+        put_rates(req, tenant);
+        reply_error(req, &e);
+        return;
+    }
     struct api_call *c = xcalloc(1, sizeof *c);
     c->req = req;
+    c->call.tenant = tenant_hold(tenant);
     c->call.sink = &sink;
     c->call.request.kind = kind;
     c->call.request.text = http_body(req, &c->call.request.n_bytes);

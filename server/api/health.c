@@ -15,17 +15,11 @@ enum api_health api_check_health(struct api *a, int64_t now_ns)
     }
     struct engine_stats s;
     engine_stats(a->calls.engine, &s);
-    bool idle = s.n_running + s.n_waiting == 0;
+    bool idle = s.n_running + engine_stats_queued(&s) == 0;
     int64_t age = now_ns - a->seen_step_ns;
     if (s.n_steps != a->seen_steps || idle) {
         if (s.n_steps == a->seen_steps + 1 && age > a->longest_step_ns && !a->was_idle) {
             a->longest_step_ns = age;
-        }
-        if (s.n_steps > a->seen_steps) {
-            metrics_observe(&a->metrics, HIST_ITERATION_TOKENS,
-                            (double)(s.n_rows - a->metrics.last_rows) /
-                                (double)(s.n_steps - a->seen_steps));
-            a->metrics.last_rows = s.n_rows;
         }
         a->seen_steps = s.n_steps;
         a->seen_step_ns = now_ns;

@@ -3,6 +3,7 @@
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "server/api/api.h"
+#include "server/call/tenant.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 struct key {
     char *text, *name;
     unsigned scopes;
+    struct tenant *tenant;
 };
 
 struct keys {
@@ -24,14 +26,16 @@ static void clear(struct key *list, size_t n)
     for (size_t i = 0; i < n; i++) {
         free(list[i].text);
         free(list[i].name);
+        tenant_drop(list[i].tenant);
     }
     free(list);
 }
 
-static void add(struct keys *k, const char *text, const char *name, unsigned scopes)
+static void add(struct keys *k, const char *text, const char *name, unsigned scopes,
+                const struct tenant_limits *limits)
 {
     k->list = xrealloc(k->list, (k->n + 1) * sizeof k->list[0]);
-    k->list[k->n++] = (struct key){xstrdup(text), xstrdup(name), scopes};
+    k->list[k->n++] = (struct key){xstrdup(text), xstrdup(name), scopes, tenant_new(limits)};
 }
 
 static enum status read_scopes(const char *text, unsigned *scopes, struct err *err)
@@ -53,30 +57,44 @@ static enum status read_scopes(const char *text, unsigned *scopes, struct err *e
     return OK;
 }
 
-static enum status read_line(struct keys *k, char *line, struct err *err)
+/* The next word of the line, which is cut there; NULL at its end. */
+static char *next_word(char **rest)
 {
     static const char space[] = " \t\r";
-    char *rest = line;
-    char *words[3] = {NULL, NULL, NULL};
-    line[strcspn(line, "#")] = '\0';
-    for (int i = 0; i < 3; i++) {
-        rest += strspn(rest, space);
-        words[i] = *rest ? rest : NULL;
-        rest += strcspn(rest, space);
-        if (*rest) {
-            *rest++ = '\0';
-        }
+    char *word = *rest + strspn(*rest, space);
+    *rest = word + strcspn(word, space);
+    if (**rest) {
+        *(*rest)++ = '\0';
     }
-    if (!words[0]) {
+    return *word ? word : NULL;
+}
+
+/* After the key, words with a '=' are settings; of the others the first are scopes and a name. */
+static enum status read_line(struct keys *k, char *line, struct err *err)
+{
+    struct tenant_limits limits = tenant_limits_default(k->config);
+    const char *others[2] = {NULL, NULL};
+    unsigned scopes = SCOPE_INFERENCE;
+    line[strcspn(line, "#")] = '\0';
+    char *rest = line, *key = next_word(&rest);
+    if (!key) {
         return OK;
     }
-    unsigned scopes = SCOPE_INFERENCE;
-    if (words[1]) {
-        TRY(read_scopes(words[1], &scopes, err));
+    int n_others = 0;
+    for (char *word; (word = next_word(&rest)) != NULL;) {
+        if (strchr(word, '=')) {
+            TRY(tenant_limits_set(&limits, word, err));
+        } else if (n_others < 2) {
+            others[n_others++] = word;
+        }
+    }
+    TRY(tenant_limits_check(&limits, err));
+    if (others[0]) {
+        TRY(read_scopes(others[0], &scopes, err));
     }
     char name[32];
     snprintf(name, sizeof name, "key%zu", k->n + 1);
-    add(k, words[0], words[2] ? words[2] : name, scopes);
+    add(k, key, others[1] ? others[1] : name, scopes, &limits);
     return OK;
 }
 
@@ -103,15 +121,19 @@ static enum status read_file(struct keys *k, struct err *err)
 static enum status load(struct keys *k, struct err *err)
 {
     const struct string_list *given = &k->config->api_key;
+    const struct tenant_limits limits = tenant_limits_default(k->config);
     for (size_t i = 0; i < given->n; i++) {
-        add(k, given->items[i], "configured", SCOPE_INFERENCE | SCOPE_ADMIN | SCOPE_METRICS);
+        add(k, given->items[i], "configured", SCOPE_INFERENCE | SCOPE_ADMIN | SCOPE_METRICS,
+            &limits);
     }
     return k->config->api_key_file ? read_file(k, err) : OK;
 }
 
 enum status keys_open(const struct config *config, struct keys **out, struct err *err)
 {
+    const struct tenant_limits limits = tenant_limits_default(config);
     *out = NULL;
+    TRY(tenant_limits_check(&limits, err));
     if (config->api_key.n == 0 && !config->api_key_file) {
         return OK;
     }
@@ -134,11 +156,28 @@ void keys_close(struct keys *keys)
     }
 }
 
+/* Keys that stay keep their tenants, and with them what is used up of their limits. */
+static void keep_tenants(struct keys *fresh, const struct keys *old)
+{
+    for (size_t i = 0; i < fresh->n; i++) {
+        struct key *key = &fresh->list[i];
+        for (size_t j = 0; j < old->n; j++) {
+            if (strcmp(key->text, old->list[j].text) == 0) {
+                tenant_set_limits(old->list[j].tenant, &key->tenant->limits);
+                tenant_drop(key->tenant);
+                key->tenant = tenant_hold(old->list[j].tenant);
+                break;
+            }
+        }
+    }
+}
+
 enum status keys_reload(struct keys *keys, struct err *err)
 {
     struct keys fresh = {.config = keys->config};
     enum status st = load(&fresh, err);
     if (st == OK) {
+        keep_tenants(&fresh, keys);
         clear(keys->list, keys->n);
         keys->list = fresh.list;
         keys->n = fresh.n;
@@ -159,13 +198,15 @@ static bool equal(const char *a, const char *b)
     return differ == 0;
 }
 
-unsigned keys_find(const struct keys *keys, const char *key, const char **name)
+unsigned keys_find(const struct keys *keys, const char *key, const char **name,
+                   struct tenant **tenant)
 {
     unsigned scopes = 0;
     for (size_t i = 0; i < keys->n; i++) {
         if (equal(keys->list[i].text, key)) {
             scopes = keys->list[i].scopes;
             *name = keys->list[i].name;
+            *tenant = keys->list[i].tenant;
         }
     }
     return scopes;

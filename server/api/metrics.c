@@ -51,6 +51,9 @@ static const struct {
     [MEASURE_N] = {"vllm:request_params_n", "n of a request.", NULL, {1, 2, 5, 10, 20}},
     [MEASURE_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens",
                                "Prompt tokens of a request that no cache had.", NULL, TOKENS},
+    /* The first bound tells those that never gave way: a list ends at 0. */
+    [MEASURE_PREEMPTIONS] = {"vllm:request_num_preemptions", "Preemptions of a request's samples.",
+                          NULL, {.5, 1, 2, 5, 10, 20, 50, 100}},
     [HIST_ITERATION_TOKENS] = {"vllm:iteration_tokens_total", "Rows of a step.", NULL,
                                {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}},
     [HIST_HTTP] = {"http_request_duration_seconds", "HTTP requests.", NULL,
@@ -66,6 +69,16 @@ void metrics_observe(struct metrics *m, int h, double v)
     bool above = i == METRIC_MAX_BUCKETS || !(histograms[h].bounds[i] > 0);
     m->hist[h].n[above ? METRIC_MAX_BUCKETS : i]++;
     m->hist[h].sum += v;
+}
+
+void metrics_take_steps(struct metrics *m, const struct engine_stats *s)
+{
+    struct metric_series *steps = &m->hist[HIST_ITERATION_TOKENS];
+    for (int i = 0; i < N_STEP_SIZES - 1; i++) {
+        steps->n[i] = (uint64_t)s->step_sizes[i];
+    }
+    steps->n[METRIC_MAX_BUCKETS] = (uint64_t)s->step_sizes[N_STEP_SIZES - 1];
+    steps->sum = (double)s->n_rows;
 }
 
 void metrics_http(struct metrics *m, const struct http_record *record)
@@ -155,9 +168,11 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
     const struct engine_stats *e = s->stats;
     double used = e->n_blocks > 0 ? (double)e->n_blocks_held / e->n_blocks : 0;
     one(b, s, "vllm:num_requests_running", "gauge", "Sequences that run.", e->n_running);
-    one(b, s, "vllm:num_requests_waiting", "gauge", "Sequences that wait.", e->n_waiting);
+    one(b, s, "vllm:num_requests_waiting", "gauge", "Sequences that wait.",
+        engine_stats_queued(e));
     head(b, "vllm:num_requests_waiting_by_reason", "gauge", "Sequences that wait, by reason.");
-    sample(b, s, "vllm:num_requests_waiting_by_reason", "reason=\"capacity\"", e->n_waiting);
+    sample(b, s, "vllm:num_requests_waiting_by_reason", "reason=\"capacity\"",
+           engine_stats_queued(e));
     sample(b, s, "vllm:num_requests_waiting_by_reason", "reason=\"deferred\"", 0);
     one(b, s, "vllm:kv_cache_usage_perc", "gauge", "Share of KV blocks in use, 0 to 1.", used);
     one(b, s, "vllm:gpu_cache_usage_perc", "gauge", "Older name of kv_cache_usage_perc.", used);
@@ -166,6 +181,8 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
     one(b, s, "vllm:generation_tokens_total", "counter", "Tokens generated.",
         (double)e->generated_tokens);
     one(b, s, "vllm:num_preemptions_total", "counter", "Preemptions.", (double)e->preemptions);
+    one(b, s, "vllm:corrupted_requests_total", "counter",
+        "Requests that ended because logits were not numbers.", (double)e->n_corrupted);
     one(b, s, "vllm:prefix_cache_queries_total", "counter", "Tokens looked up.",
         (double)e->prefix_queries);
     one(b, s, "vllm:prefix_cache_hits_total", "counter", "Tokens found.", (double)e->prefix_hits);
@@ -200,7 +217,7 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
                (double)e->spec_accepted_per_pos[i]);
     }
     one(b, s, "sluice_queued_tokens", "gauge", "Prompt tokens that wait.",
-        (double)e->waiting_tokens);
+        (double)(e->waiting_tokens + e->submitted_tokens));
     one(b, s, "sluice_engine_steps_total", "counter", "Steps of the engine.", (double)e->n_steps);
     one(b, s, "sluice_engine_rows_total", "counter", "Rows of all steps.", (double)e->n_rows);
 }
@@ -316,7 +333,8 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
 {
     static const char *const finished[] = {"stop", "length", "abort", "error"};
     static const char *const rejects[] = {"queue_full", "deadline", "draining",
-                                          "loading",    "dead",     "too_large"};
+                                          "loading",    "dead",     "too_large",
+                                          "rate_limit"};
     static const char *const aborts[] = {"disconnect", "deadline", "slow_reader", "shutdown"};
     static const char *const states[] = {"ok", "loading", "draining", "stalled", "dead"};
     if (s->stats) {

@@ -32,11 +32,12 @@ struct metrics {
     uint64_t client_retries;
     struct metric_http http[METRIC_MAX_HTTP];
     size_t n_http;
-    int64_t last_rows; // for tokens per step
 };
 
 /* `which`: enum call_measure or metric_histogram. */
 void metrics_observe(struct metrics *m, int which, double v);
+/* The engine counts its steps by size itself, in classes with this histogram's bounds. */
+void metrics_take_steps(struct metrics *m, const struct engine_stats *s);
 void metrics_http(struct metrics *m, const struct http_record *record);
 
 /* What the text needs beyond its own counts. */

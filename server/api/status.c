@@ -48,7 +48,7 @@ static void take_sample(struct api *a, struct status_sample *out)
     *out = (struct status_sample){{
         [UPTIME] = (double)(clock_now_ns() - a->started_ns) * 1e-9,
         [RUNNING] = s.n_running,
-        [WAITING] = s.n_waiting,
+        [WAITING] = engine_stats_queued(&s),
         [KV_USAGE] = api_kv_usage(&s),
         [PROMPT_TOKENS] = (double)s.prompt_tokens,
         [GENERATED_TOKENS] = (double)s.generated_tokens,

@@ -5,6 +5,7 @@
 #include "engine/base/log.h"
 #include "server/call/format.h"
 #include "server/call/prepare.h"
+#include "server/call/tenant.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -27,6 +28,15 @@ static const struct call_format *const formats[N_API_KINDS] = {
 
 /* ---- the end ---------------------------------------------------------------------------------- */
 
+/* The call counts in its tenant's share of the queue until its first token. */
+static void stop_waiting(struct call *c)
+{
+    if (c->tenant) {
+        c->tenant->n_waiting -= c->n_waiting;
+    }
+    c->n_waiting = 0;
+}
+
 /* Its memory is its owner's again. */
 static void forget(struct call *c)
 {
@@ -45,6 +55,7 @@ static void forget(struct call *c)
     free(c->choices);
     free(c->requests);
     free(c->memory);
+    free(c->salt);
     if (c->extra && c->format->forget) {
         c->format->forget(c);
     }
@@ -98,6 +109,7 @@ static void set_deadline(struct call *c, int64_t delay_ms)
 static void let_go(struct call *c)
 {
     c->answered = true;
+    stop_waiting(c);
     set_deadline(c, -1);
     cancel(c);
     release(c);
@@ -278,6 +290,10 @@ static void take_prepared(struct call *c)
             return;
         }
         if (submit(c, &e)) {
+            if (c->tenant) {
+                c->n_waiting = (int64_t)c->n_requests * c->request.n;
+                c->tenant->n_waiting += c->n_waiting;
+            }
             call_observe(c->server, MEASURE_N, c->request.n);
             call_observe(c->server, MEASURE_MAX_TOKENS, c->requests[0].params.max_tokens);
             start_deadline(c);
@@ -353,6 +369,10 @@ static void fail_with_engine(struct call *c, const struct engine_request *r)
     struct api_error e = {0};
     if (r->error == ERR_INVALID || r->error == ERR_LIMIT) {
         api_error_set(&e, 400, "invalid_value", NULL, "%s", r->error_text);
+    } else if (r->error == ERR_NAN) {
+        e.type = "server_error";
+        api_error_set(&e, 500, "model_output_invalid", NULL, "The model failed: %s.",
+                      r->error_text);
     } else if (r->error == ERR_BUSY) {
         e.retry_after_s = 5;
         api_error_set(&e, 503, "server_overloaded", NULL, "%s", r->error_text);
@@ -370,6 +390,7 @@ static void note_first_token(struct call *c, const struct engine_request *r, int
 {
     struct call_record *record = &c->record;
     c->first_token = true;
+    stop_waiting(c);
     record->first_token_ns = now_ns - c->t_arrived_ns;
     record->queued_ns = r->t_scheduled_ns > 0 ? r->t_scheduled_ns - c->t_arrived_ns : -1;
     call_observe(c->server, MEASURE_TTFT, (double)record->first_token_ns * 1e-9);
@@ -408,7 +429,11 @@ static void observe_done(struct call *c, const struct engine_request *r)
         longest = n > longest ? n : longest;
         s->counts.finished[atomic_load(&r->outputs[i].finish)]++;
     }
+    if (c->tenant) {
+        tenant_charge(c->tenant, total, clock_now_ns());
+    }
     call_observe(s, MEASURE_PROMPT_TOKENS, r->n_prompt);
+    call_observe(s, MEASURE_PREEMPTIONS, r->n_preemptions);
     call_observe(s, MEASURE_PREFILL_COMPUTED, r->n_prompt - r->n_cached);
     call_observe(s, MEASURE_GENERATION_TOKENS, total);
     call_observe(s, MEASURE_MAX_GENERATION_TOKENS, longest);

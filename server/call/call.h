@@ -23,6 +23,7 @@
 struct call;
 struct call_server;
 struct call_format; // server/call/format.h
+struct tenant;      // server/call/tenant.h
 
 /* ---- what is counted --------------------------------------------------------------------------- */
 
@@ -41,6 +42,7 @@ enum call_measure {
     MEASURE_MAX_TOKENS,
     MEASURE_N,
     MEASURE_PREFILL_COMPUTED,
+    MEASURE_PREEMPTIONS,
     N_CALL_MEASURES,
 };
 
@@ -51,6 +53,7 @@ enum call_reject {
     REJECT_LOADING,
     REJECT_DEAD,
     REJECT_TOO_LARGE,
+    REJECT_RATE_LIMIT,
     N_REJECTS,
 };
 
@@ -166,13 +169,16 @@ struct call {
     int64_t t_arrived_ns; // of the request, clock_now_ns
     double patience_s;    // how long its client waits for a first token; 0: not known
     const struct call_format *format; // NULL: the kind's own
+    struct tenant *tenant; // who asks, entered already; NULL: without limits
 
     struct call_record record;
     struct engine_request *requests; // one per prompt
     void *memory;                    // of their outputs
+    char *salt;                      // their cache_salt, where it is not the body's
     size_t n_requests, n_submitted, n_done;
     struct call_choice *choices;
     size_t n_choices, n_finished;
+    int64_t n_waiting; // sequences that count in the tenant's
     bool answered; // the sink has had its terminal call
     bool preparing, queued, streaming, gone, dead, first_token, deadline_is_queue, has_news;
     struct call *next, **link, *next_queued;
@@ -210,6 +216,9 @@ void call_choice_deinit(struct call_choice *ch);
  * choice has ended. */
 bool call_choice_progress(struct call_choice *ch, int64_t now_ns);
 
+/* Sequences that will not begin in the engine's next step, as admission counts them. The engine is
+ * loaded. */
+int64_t call_queue_length(const struct call_server *s, const struct engine_stats *stats);
 /* Whether the call may be taken, and its requests of the engine with their memory. */
 bool call_make_requests(struct call *c, struct api_error *e);
 /* Hands them to the engine; what was submitted of it runs on until the call fails. ERR_BUSY: the rest

@@ -2,17 +2,29 @@
  * prompt. */
 #include "server/call/call.h"
 
+#include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "server/call/tenant.h"
 
 #include <stdlib.h>
 
 enum { OUTPUT_MAX_BYTES = 1 << 30 };
 
-static bool no_memory(struct api_error *e)
+/* More than any server would give it. */
+static bool too_large(struct api_error *e)
 {
     return api_error_set(e, 400, "invalid_value", "max_tokens",
                          "The answers that this request asks for would not fit in memory; ask for "
                          "fewer or shorter ones, or for fewer logprobs.");
+}
+
+/* What others give back may be enough for it later. */
+static bool no_memory(struct api_error *e)
+{
+    e->type = "server_error";
+    e->retry_after_s = 5;
+    return api_error_set(e, 503, "out_of_memory", NULL,
+                         "The server has no memory for the answers of this request now.");
 }
 
 /* One block for the outputs of all samples: tokens, then logprobs with their lists. */
@@ -28,7 +40,7 @@ static bool make_outputs(struct call *c, struct api_error *e)
         size_t room = ((size_t)r->prompts[i].max_tokens + 2) & ~(size_t)1;
         total += n * (room * per + sizeof(struct engine_output) + 64);
         if (total > OUTPUT_MAX_BYTES) {
-            return no_memory(e);
+            return too_large(e);
         }
     }
     c->memory = calloc(1, total);
@@ -90,6 +102,7 @@ static bool make_requests(struct call *c, struct api_error *e)
     if (!make_outputs(c, e)) {
         return false;
     }
+    const char *salt = tenant_cache_salt(c->tenant, r->cache_salt, &c->salt);
     for (size_t i = 0; i < c->n_requests; i++) {
         struct engine_request *q = &c->requests[i];
         q->prompt = r->prompts[i].ids;
@@ -98,7 +111,7 @@ static bool make_requests(struct call *c, struct api_error *e)
         q->params.max_tokens = r->prompts[i].max_tokens;
         q->n = r->n;
         q->priority = r->priority;
-        q->cache_salt = r->cache_salt;
+        q->cache_salt = salt;
         q->user = c;
         if (r->pools) {
             q->pool = r->pooling;
@@ -122,8 +135,17 @@ static bool make_requests(struct call *c, struct api_error *e)
 static int retry_after(const struct engine_stats *s)
 {
     int32_t lanes = s->n_running > 0 ? s->n_running : 1;
-    int32_t wait = 1 + s->n_waiting / lanes;
+    int32_t wait = 1 + engine_stats_queued(s) / lanes;
     return wait > 30 ? 30 : wait;
+}
+
+/* Where something waited when the engine looked last, a free lane was of no use to it: KV blocks
+ * are what is short. */
+int64_t call_queue_length(const struct call_server *s, const struct engine_stats *stats)
+{
+    int32_t lanes = stats->n_waiting == 0 ? s->model.info->max_num_seqs - stats->n_running : 0;
+    int64_t queued = engine_stats_queued(stats) - (lanes > 0 ? lanes : 0);
+    return queued > 0 ? queued : 0;
 }
 
 /* Admission: by requests and by prompt tokens that wait. */
@@ -145,10 +167,21 @@ static bool admit(struct call *c, struct api_error *e)
     if (c->server->patient) {
         return true;
     }
-    bool waits = s.n_waiting > 0; // a single large request must not be refused for ever
-    bool full = s.n_waiting + sequences > config->max_num_queued_reqs && waits;
-    bool heavy = s.waiting_tokens + tokens > config->max_num_queued_tokens && waits;
+    int64_t queued = call_queue_length(c->server, &s), now_ns = clock_now_ns();
+    if (c->tenant && !(tenant_check_priority(c->tenant, &c->request.priority, e) &&
+                       tenant_admits(c->tenant, tokens, sequences, queued,
+                                     config->max_num_queued_reqs, now_ns, e))) {
+        c->server->counts.rejected[REJECT_RATE_LIMIT] += e->status == 429;
+        return false;
+    }
+    int64_t waiting = s.waiting_tokens + s.submitted_tokens;
+    bool waits = queued > 0; // a single large request must not be refused for ever
+    bool full = queued + sequences > config->max_num_queued_reqs && waits;
+    bool heavy = waiting + tokens > config->max_num_queued_tokens && waits;
     if (!full && !heavy) {
+        if (c->tenant) {
+            tenant_charge(c->tenant, tokens, now_ns);
+        }
         return true;
     }
     e->retry_after_s = retry_after(&s);

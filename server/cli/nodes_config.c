@@ -122,6 +122,12 @@ static enum status read_env(const struct config *c, char **env, struct nodes_set
     return OK;
 }
 
+static bool is_loopback(const char *host)
+{
+    return strncmp(host, "127.", 4) == 0 || strcmp(host, "localhost") == 0 ||
+           strcmp(host, "::1") == 0;
+}
+
 enum status nodes_setting_read(const struct config *c, char **env, struct nodes_setting *out,
                                struct err *err)
 {
@@ -140,6 +146,7 @@ enum status nodes_setting_read(const struct config *c, char **env, struct nodes_
         snprintf(out->leader, sizeof out->leader, "%s", c->master_addr);
     }
     p->leader = out->leader;
+    p->bind = c->master_addr; // a launcher's name for this host may be a loopback's on it
     if (p->node >= p->n_nodes) {
         return err_set(err, ERR_INVALID, "node-rank %d: with %d nodes it is from 0 to %d", p->node,
                        p->n_nodes, p->n_nodes - 1);
@@ -154,6 +161,10 @@ enum status nodes_setting_read(const struct config *c, char **env, struct nodes_
     }
     if (p->n_nodes > 1 && p->node > 0 && out->leader[0] == '\0') {
         return err_set(err, ERR_INVALID, "master-addr: the address of node 0 is needed");
+    }
+    if (p->n_nodes > 1 && !*p->token && !c->no_node_token && !is_loopback(out->leader)) {
+        return err_set(err, ERR_INVALID, "node-token: whoever reaches node 0's port could join: give "
+                       "all nodes one token (or SLUICE_NODE_TOKEN), or say --no-node-token");
     }
     return OK;
 }

@@ -35,12 +35,18 @@ struct config {
     // several processes for one model
     int64_t nnodes, node_rank, master_port; // nnodes 0, node_rank -1: the launcher's environment
     const char *master_addr, *node_token;
+    bool no_node_token;
     double node_timeout;
     // listening
     const char *host, *uds, *root_path;
     int64_t port;
-    struct string_list api_key, allowed_origins;
-    const char *api_key_file, *ssl_certfile, *ssl_keyfile;
+    struct string_list api_key, allowed_origins, allowed_hosts;
+    const char *api_key_file, *ssl_certfile, *ssl_keyfile, *ssl_min_version;
+    bool request_priority; // may requests say one at all
+    int64_t key_min_priority, key_max_priority, key_requests_per_minute, key_tokens_per_minute;
+    int64_t key_concurrent;
+    double key_queue_share;
+    bool cache_salt_by_key;
     bool open_metrics; // /metrics without a key even when keys are set
     // limits
     int64_t max_connections, max_body_bytes, max_num_queued_reqs, max_num_queued_tokens;

@@ -57,7 +57,33 @@ void http_conn_open(struct http_conn *c, struct MHD_Connection *mhd)
         log_warn("a connection cannot be watched; it is closed");
         http_conn_cut(c);
     }
-    http_conn_phase(c, CONN_NEW, s->options.header_timeout_ms);
+    http_conn_phase(c, CONN_NEW, http_conn_head_ms(c));
+}
+
+int64_t http_conn_head_ms(const struct http_conn *c)
+{
+    enum { AT_ONCE_MS = 500 }; // chosen: three round trips of a far TLS client
+    int64_t ms = c->server->options.header_timeout_ms;
+    return c->over_limit && ms > AT_ONCE_MS ? AT_ONCE_MS : ms;
+}
+
+bool http_conn_make_place(struct http_server *s)
+{
+    struct http_conn *oldest = NULL;
+    unsigned left = s->stats.n_connections - s->options.max_connections;
+    for (struct http_conn *c = s->conns; c && left > 0; c = c->next) { // the newest come first
+        left -= c->over_limit;
+        if (c->over_limit && !c->broken && c->phase <= CONN_BODY) {
+            oldest = c;
+        }
+    }
+    if (oldest && !oldest->daemon->tls) {
+        http_refuse_raw(s, oldest->fd, 503, "server_overloaded", "Too many connections.", 1);
+    }
+    if (oldest) {
+        http_conn_cut(oldest);
+    }
+    return oldest != NULL;
 }
 
 /* libmicrohttpd is about to close the socket, which takes it out of the epoll set. */

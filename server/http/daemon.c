@@ -103,6 +103,9 @@ static struct MHD_Daemon *start(struct http_daemon *d, char *cert, char *key)
     struct MHD_OptionItem tls[] = {
         {cert ? MHD_OPTION_HTTPS_MEM_CERT : MHD_OPTION_END, 0, cert},
         {key ? MHD_OPTION_HTTPS_MEM_KEY : MHD_OPTION_END, 0, key},
+        {MHD_OPTION_HTTPS_PRIORITIES, 0,
+         (void *)(s->options.tls13_only ? "NORMAL:-VERS-ALL:+VERS-TLS1.3"
+                                        : "NORMAL:-VERS-ALL:+VERS-TLS1.2:+VERS-TLS1.3")},
         {MHD_OPTION_END, 0, NULL},
     };
     return MHD_start_daemon(

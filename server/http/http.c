@@ -116,6 +116,9 @@ static void on_delay_over(struct http_timer *timer, void *arg)
 static bool somebody_looks(const struct http_server *s)
 {
     int64_t delay_ns = s->options.drain_delay_ms * 1000000LL;
+    if (s->options.drain_if_busy && s->stats.n_active == 0) {
+        return false;
+    }
     bool was_there = s->left_ns > 0 && clock_now_ns() - s->left_ns < delay_ns;
     return delay_ns > 0 && (s->stats.n_connections > 0 || was_there);
 }

@@ -76,6 +76,7 @@ struct http_options {
                           // SIGHUP: on_reload, SIGUSR1: on_report
     const char *tls_cert;  // PEM files; both set: TCP listeners speak TLS (Unix sockets do not)
     const char *tls_key;
+    bool tls13_only;       // else TLS 1.2 too, and nothing older
     const char *cors_origins; // NULL: off; "*" or a list "https://a,https://b"
     const char *root_path;    // NULL or "/prefix" that is taken off every path
 
@@ -94,6 +95,7 @@ struct http_options {
     unsigned keep_alive_ms;        // [15 s] between comments on a silent stream
     unsigned drain_delay_ms;       // [0] HTTP_DRAINING before HTTP_CLOSING; not when nobody has
                                    // been connected for that long: then nobody looks
+    bool drain_if_busy;            // the delay is only for when requests run
     unsigned drain_timeout_ms;     // [25 s] for running requests, then on_drain_deadline
     unsigned dead_peer_ms;         // [10 s] an unplugged client is gone by then, silent or not
     bool tolerate_half_close;      // a client that shuts its writing side still reads

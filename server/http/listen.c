@@ -14,7 +14,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { BACKLOG = 4096, ACCEPTS_PER_TURN = 256 };
+enum {
+    BACKLOG = 4096,
+    ACCEPTS_PER_TURN = 256,
+    N_CUT = 64, // connections that were cut for others and that libmicrohttpd has not closed yet
+};
 
 static void format_address(const struct sockaddr *sa, char *text, size_t n_text)
 {
@@ -277,7 +281,8 @@ static void take(struct http_server *s, struct http_listener *l, int fd,
     unsigned reserve = 16 + o->max_connections / 20;
     bool tls = s->tls && !l->is_unix;
     s->stats.n_accepted++;
-    if (s->stats.n_connections >= o->max_connections + reserve) {
+    unsigned most = o->max_connections + reserve, n = s->stats.n_connections;
+    if (n >= most + N_CUT || (n >= most && !http_conn_make_place(s))) {
         refuse(s, fd, tls);
         return;
     }

@@ -1,4 +1,5 @@
 /* Work for libuv's threads, whose end comes back to the loop. */
+#include "engine/base/thread.h"
 #include "server/http/private.h"
 
 #include <stdlib.h>
@@ -15,6 +16,7 @@ struct pool_job {
 static void on_pool_work(uv_work_t *work)
 {
     struct pool_job *job = work->data;
+    thread_name("pool"); // libuv made it
     job->run(job->arg);
 }
 

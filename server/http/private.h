@@ -65,7 +65,7 @@ struct http_conn {
     int fd;
     unsigned n_refs; // libmicrohttpd's, and one per request
     enum conn_phase phase;
-    bool over_limit;   // only for routes that always answer, then closed
+    bool over_limit;   // only for routes that always answer, then closed; see http_conn_make_place
     bool half_closed;  // the peer has shut its writing side (or all)
     bool broken;       // reset, timed out or cut by us
     bool wants_out;    // EPOLLOUT is asked for
@@ -246,6 +246,11 @@ void http_conn_release(struct http_conn *c);
 void http_conn_phase(struct http_conn *c, enum conn_phase phase, int64_t deadline_ms);
 void http_conn_deadline(struct http_conn *c, int64_t deadline_ms);
 void http_conn_cut(struct http_conn *c);
+/* Time for a head. The few places over the limit are not for who sends slowly. */
+int64_t http_conn_head_ms(const struct http_conn *c);
+/* Cuts the oldest of those over the limit whose request is not there whole yet: a probe's comes at
+ * once, so it is older only while as many others come. False: there is none. */
+bool http_conn_make_place(struct http_server *s);
 void http_conn_want_out(struct http_conn *c, bool on);
 void http_watch_ready(struct http_server *s);
 

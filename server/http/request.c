@@ -132,7 +132,7 @@ void *http_uri_seen(void *arg, const char *uri, struct MHD_Connection *mhd)
     req->uri_seen = uri;
     req->n_uri = uri ? strlen(uri) : 0;
     req->is_bad = !uri || !http_split_uri(req, uri);
-    http_conn_phase(c, CONN_HEAD, c->server->options.header_timeout_ms);
+    http_conn_phase(c, CONN_HEAD, http_conn_head_ms(c));
     return req;
 }
 

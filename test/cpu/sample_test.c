@@ -37,12 +37,37 @@ OP_TEST(greedy_takes_the_lowest_of_equal_ids)
     float logits[VOCAB] = {0};
     struct sampler s;
     logits[31] = logits[17] = logits[44] = 3.0f;
-    logits[3] = NAN;
     open_sampler(&s, backend, logits, VOCAB);
     struct sampling_params p = sampling_params_default();
     p.temperature = 0.0f;
     CHECK_EQ(draw_once(&s, &p, 0, 1).token, 17);
     op_close(&s.rig);
+}
+
+OP_TEST(logits_that_are_not_numbers_are_told)
+{
+    static const struct {
+        float value;
+        int32_t first, n;
+        bool broken;
+    } rows[] = {{NAN, 3, 1, true},           {NAN, VOCAB - 1, 1, true}, {INFINITY, 40, 1, true},
+                {-INFINITY, 0, VOCAB, true}, {-INFINITY, 1, VOCAB - 1, false}, {-NAN, 0, VOCAB, true}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        float logits[VOCAB] = {0};
+        struct sampler s;
+        for (int32_t k = 0; k < rows[i].n; k++) {
+            logits[rows[i].first + k] = rows[i].value;
+        }
+        open_sampler(&s, backend, logits, VOCAB);
+        struct sampling_params p = sampling_params_default();
+        for (int32_t turn = 0; turn < 2; turn++) {
+            p.temperature = (float)turn;
+            struct draw_result r = draw_once(&s, &p, 0, 1);
+            CHECK_EQ(r.broken, rows[i].broken);
+            CHECK(r.token >= 0 && r.token < VOCAB);
+        }
+        op_close(&s.rig);
+    }
 }
 
 OP_TEST(penalties_bias_and_bans_in_their_order)

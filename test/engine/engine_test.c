@@ -546,6 +546,103 @@ static enum status open_cpu(const struct backend_options *options, struct backen
     return cpu_open(options, out, err);
 }
 
+/* Requests whose rows are broken end at the first of them; those beside them do not notice. */
+TEST(logits_that_are_not_numbers_end_the_request_alone)
+{
+    struct bed b = {.control.broken_after = 299};
+    struct engine_options o = options_of(&b, 16, 40);
+    struct engine_stats s;
+    o.max_num_seqs = 4;
+    if (!start(&b, &o)) {
+        return;
+    }
+    submit(&b, make(0, 290, 10, 20)); // its prompt ends with 299
+    struct token_logprobs scores[20] = {0};
+    make(1, 295, 20, 5)->r.prompt_logprobs = scores; // 299 is in the midst of it
+    requests[1].r.params.prompt_logprobs = true;
+    submit(&b, &requests[1]);
+    make(2, 290, 10, 20)->r.n = 3;
+    submit(&b, &requests[2]);
+    submit(&b, make(3, 0, 10, 20));
+    run(&b, 4, 200);
+    for (int32_t i = 0; i < 3; i++) {
+        CHECK_EQ(requests[i].r.error, ERR_NAN);
+        CHECK_EQ(requests[i].outputs[0].finish, FINISH_ERROR);
+        CHECK_EQ(requests[i].outputs[0].n_tokens, 0);
+    }
+    CHECK_EQ(requests[3].r.error, OK);
+    check_answer(3);
+    engine_stats(b.e, &s);
+    CHECK_EQ(s.n_corrupted, 3);
+    stop(&b);
+}
+
+/* Neither the counts nor the turns that a guess takes tell whether another has sent it. */
+TEST(another_salt_learns_nothing_of_a_prompt)
+{
+    static const char *const salts[] = {"a", "a", "b", "b"};
+    int32_t turns[4], cached[4];
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 60);
+    o.max_num_batched_tokens = 16; // a turn for each block that is computed
+    o.max_num_seqs = 4;
+    if (!start(&b, &o)) {
+        return;
+    }
+    for (int32_t i = 0; i < 4; i++) {
+        struct test_request *q = make(i, 0, 160, 1);
+        q->r.cache_salt = salts[i];
+        submit(&b, q);
+        turns[i] = run(&b, 1, 200);
+        cached[i] = q->r.n_cached;
+    }
+    CHECK_EQ(cached[0], 0);
+    CHECK_EQ(cached[2], 0);
+    CHECK_EQ(turns[2], turns[0]);
+    CHECK_EQ(cached[1], cached[3]);
+    CHECK(turns[1] < turns[0] && turns[3] == turns[1]);
+    stop(&b);
+}
+
+/* Who decides what may still come must know of what came since the last turn. */
+TEST(statistics_know_what_was_submitted_since_the_last_turn)
+{
+    struct bed b = {0};
+    struct engine_stats s;
+    struct engine_options o = options_of(&b, 16, 40);
+    o.max_num_seqs = 2;
+    if (!start(&b, &o)) {
+        return;
+    }
+    for (int32_t i = 0; i < 4; i++) {
+        submit(&b, make(i, i * 7, 10, 20));
+    }
+    engine_stats(b.e, &s);
+    CHECK_EQ(s.n_running + s.n_waiting, 0);
+    CHECK_EQ(s.n_submitted, 4);
+    CHECK_EQ(s.submitted_tokens, 40);
+    engine_turn(b.e);
+    struct test_request *fifth = make(4, 50, 30, 20);
+    fifth->r.n = 3;
+    submit(&b, fifth);
+    engine_stats(b.e, &s);
+    CHECK_EQ(s.n_running, 2);
+    CHECK_EQ(s.n_waiting, 2);
+    CHECK_EQ(s.n_submitted, 3);
+    CHECK_EQ(s.submitted_tokens, 90);
+    CHECK_EQ(engine_stats_queued(&s), 5);
+    run(&b, 5, 1000);
+    engine_stats(b.e, &s);
+    CHECK_EQ(s.n_submitted, 0);
+    CHECK_EQ(s.submitted_tokens, 0);
+    int64_t n_steps = 0;
+    for (int32_t i = 0; i < N_STEP_SIZES; i++) {
+        n_steps += s.step_sizes[i];
+    }
+    CHECK_EQ(n_steps, s.n_steps);
+    stop(&b);
+}
+
 /* One thread: it is the one that counts. */
 TEST(nothing_is_allocated_after_the_start_on_the_cpu)
 {

@@ -433,8 +433,9 @@ static enum status fake_sample(struct backend *be, const struct sample_args *a)
         const struct pass_draw *d = &f->pass->draws[i];
         uint64_t h = f->row_hash[f->pass->out_rows[d->out_row]];
         struct draw_result *r = &f->results[f->slot_now][f->n_passes][i];
-        *r = (struct draw_result){.n_top = 0};
         int32_t *next = history_at(f, d->lane, d->pos + 1);
+        int32_t after = f->control->broken_after;
+        *r = (struct draw_result){.broken = after && *history_at(f, d->lane, d->pos) == after};
         if (d->kind == DRAW_SCORE) {
             r->token = *next;
             r->logprob = score(step_hash(h, *next));

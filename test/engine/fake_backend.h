@@ -19,6 +19,7 @@ struct fake_control {
     int64_t n_moves; // of slots
     bool no_memory;  // for weights
     bool perfect;    // draft models are never wrong
+    int32_t broken_after; // rows behind this token have no logits; 0: none
     bool garbage;    // draft models propose children without sense
     int32_t n_wrong; // reads of slots that hold something else
 };

@@ -398,6 +398,61 @@ TEST(without_chunks_an_urgent_prompt_longer_than_a_step_waits_for_nobody)
     }
 }
 
+/* One lane, and at every turn another request of the best priority there is. `id` has come long before
+ * them; returns the turns until it is done, at most max_turns. */
+static int32_t turns_beside_urgent_ones(struct bed *b, int32_t id, int64_t age_s, int32_t max_turns)
+{
+    enum { FIRST_URGENT = 10 };
+    requests[id].r.t_submit_ns -= age_s * 1000000000; // no turn has seen it yet
+    int32_t turn = 0;
+    while (turn < max_turns && !requests[id].r.done) {
+        if (turn < 60) {
+            struct test_request *urgent = make(FIRST_URGENT + turn, turn, 4, 3);
+            urgent->r.priority = INT32_MIN;
+            submit(b, urgent);
+        }
+        engine_turn(b->e);
+        scheduler_check(&b->e->scheduler);
+        engine_drain(b->e, on_event, b);
+        turn++;
+    }
+    return turn;
+}
+
+TEST(a_stream_of_better_priority_puts_nobody_off_for_good)
+{
+    static const struct {
+        int64_t age_s;
+        bool is_first;
+    } rows[] = {{MAX_ADVANTAGE_S + 1, true}, {1, false}};
+    for (int32_t i = 0; i < 2; i++) {
+        struct bed b = {0};
+        struct engine_options o = options_of(&b, 4, 60);
+        o.max_num_seqs = 1;
+        o.max_waiting = 80;
+        REQUIRE(start(&b, &o));
+        struct test_request *q = make(0, 0, 10, 20);
+        q->r.priority = INT32_MAX;
+        submit(&b, q);
+        int32_t turns = turns_beside_urgent_ones(&b, 0, rows[i].age_s, 60);
+        CHECK_EQ(turns < 30, rows[i].is_first);
+        CHECK_EQ(q->r.n_preemptions > 0, false);
+        stop(&b);
+    }
+}
+
+TEST(what_a_priority_is_worth_grows_and_is_bounded)
+{
+    static const int32_t priorities[] = {INT32_MIN, -1000000, -100, -2, -1, 0, 1, 2, 3, 50, INT32_MAX};
+    const int64_t half = (int64_t)MAX_ADVANTAGE_S * 500000000;
+    for (size_t i = 0; i < sizeof priorities / sizeof priorities[0]; i++) {
+        int64_t worth = priority_worth_ns(priorities[i]);
+        CHECK(worth >= -half && worth <= half);
+        CHECK(i == 0 || worth > priority_worth_ns(priorities[i - 1]));
+    }
+    CHECK_EQ(priority_worth_ns(0), 0);
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);

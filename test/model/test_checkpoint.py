@@ -814,3 +814,77 @@ def test_yarn_says_how_long_a_text_may_be(tmp_path):
     ask = {"prompt_token_ids": [3 + i * 7 % 370 for i in range(150)], "max_tokens": 8, "temperature": 0, "logprobs": 1}
     have, want = (golden.generate(where, [ask])[0]["outputs"] for where in (str(c.folder), "llama-yarn"))
     assert have == want
+
+
+# ---- values ----
+
+def poke(ck, name, element, bits):
+    """Sets one element of a bfloat16 or float32 tensor."""
+    entry = ck.header[name]
+    size = {"BF16": 2, "F32": 4, "F16": 2}[entry["dtype"]]
+    at = entry["data_offsets"][0] + element * size
+    value = {2: {"nan": 0x7FC0 if entry["dtype"] == "BF16" else 0x7E00, "inf": 0x7F80 if entry["dtype"] == "BF16" else 0x7C00},
+             4: {"nan": 0x7FC00000, "inf": 0x7F800000}}[size][bits].to_bytes(size, "little")
+    ck.data = ck.data[:at] + value + ck.data[at + size:]
+
+
+@pytest.mark.parametrize("name, element, value", [(NORM, 3, "nan"), (DOWN, 0, "inf"), (HEAD, -1, "nan")])
+def test_weights_that_are_no_numbers_are_named(tmp_path, name, element, value):
+    ck = Checkpoint(tmp_path / "m")
+    element %= math.prod(ck.header[name]["shape"])
+    poke(ck, name, element, value)
+    ck.write()
+    for depth in ((), ("--check-weights", "full")):
+        done = run(ck.folder, *depth)
+        assert done.returncode == 1 and f"tensor {name}: element {element} (" in done.stderr and "is NaN or infinite" in done.stderr, done.stderr
+    assert "NaN" not in run(ck.folder, "--check-weights", "off").stderr.split("logits")[0]
+
+
+def test_what_a_sample_passes_over_a_full_look_finds(tmp_path):
+    ck = Checkpoint(tmp_path / "m")
+    n = math.prod(ck.header[HEAD]["shape"])
+    assert n > 16 * 64 * 2  # most of it is in no sample
+    poke(ck, HEAD, 100, "inf")  # behind the first piece
+    ck.write()
+    assert f"tensor {HEAD}: element 100" in run(ck.folder, "--check-weights", "full").stderr
+    assert "tensor" not in run(ck.folder).stderr
+
+
+def test_a_matrix_of_zeros_is_told_and_loaded(tmp_path):
+    ck = Checkpoint(tmp_path / "m")
+    begin, end = ck.header[DOWN]["data_offsets"]
+    ck.data = ck.data[:begin] + bytes(end - begin) + ck.data[end:]
+    ck.write()
+    done = run(ck.folder, "--log-level", "warn")
+    assert done.returncode == 0 and f"tensor {DOWN} is all zero" in done.stderr
+    assert done.stderr.count("is all zero") == 1
+
+
+def test_answers_that_are_no_numbers_are_an_error(tmp_path):
+    """Of the request alone: the row of another token is whole."""
+    ck = Checkpoint(tmp_path / "m")
+    width = ck.header["model.embed_tokens.weight"]["shape"][1]
+    poke(ck, "model.embed_tokens.weight", 6 * width, "nan")
+    ck.write()
+    done = run(ck.folder, "--check-weights", "off")
+    assert "not numbers" in done.stdout + done.stderr
+    assert done.stderr.count("the model's logits hold NaN") == 1, done.stderr
+
+
+def test_sums_beside_the_weights_are_kept(tmp_path):
+    import hashlib
+    ck = Checkpoint(tmp_path / "m")
+    sum_of = lambda: hashlib.sha256(open(ck.path(WEIGHTS), "rb").read()).hexdigest()
+    sums = lambda text: open(ck.path("sluice.sha256"), "w").write(text)
+    sums(f"{'0' * 64}  other.safetensors\n{sum_of()} *{WEIGHTS}\r\n")
+    assert run(ck.folder).returncode == 0
+    sums(f"{sum_of().upper()}  {WEIGHTS}")
+    assert run(ck.folder).returncode == 0
+    ck.data = bytes([ck.data[0] ^ 1]) + ck.data[1:]
+    ck.write()
+    done = run(ck.folder)
+    assert done.returncode == 1 and f"{WEIGHTS} is not the file that" in done.stderr and "SHA-256" in done.stderr
+    assert run(ck.folder, "--check-weights", "off").returncode == 0
+    sums(f"{sum_of()}  {WEIGHTS}x\n")
+    done = run(ck.folder)
+    assert done.returncode == 1 and f"no sum of {WEIGHTS}" in done.stderr

@@ -200,6 +200,7 @@ static void *run(void *arg)
         }
         e->stats.n_steps += !e->hangs;
         e->stats.n_rows += lanes;
+        e->stats.step_sizes[lanes > 1] += !e->hangs;
         pthread_mutex_unlock(&e->lock);
         e->options.wake(e->options.callback_arg);
         usleep(e->step_us);
@@ -224,7 +225,7 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
     e->options = *options;
     e->info = (struct engine_info){
         .model_type = "fake", .vocab = 4096, .hidden = 8, .max_model_len = number("FAKE_CONTEXT", 2048),
-        .block_tokens = 16, .n_blocks = 100, .max_num_seqs = 64, .max_sequences = MAX_REQUESTS, .n_eos = 1, .eos = {2},
+        .block_tokens = 16, .n_blocks = 100, .max_num_seqs = number("FAKE_LANES", 64), .max_sequences = MAX_REQUESTS, .n_eos = 1, .eos = {2},
         .device = "fake", .defaults = sampling_params_default(),
     };
     if (number("FAKE_EOS", 0) > 0) {

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import tempfile
@@ -364,7 +365,7 @@ def test_the_tokens_of_a_reader_that_pauses_wait_in_the_engine(path, more, versi
         c.connect(("127.0.0.1", s.port))
         body = json.dumps({"messages": [{"role": "user", "content": "x"}], "prompt": "a b c", "n": 2, "max_tokens": 2500,
                            "stream": True, **more})
-        c.sendall(("POST /v1/%s HTTP/%s\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+        c.sendall(("POST /v1/%s HTTP/%s\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
                    % (path, version, len(body), body)).encode())
         r = http.client.HTTPResponse(c)
         r.begin()
@@ -702,7 +703,7 @@ def test_a_client_that_leaves_frees_the_engine():
         clients = [open_stream(s) for _ in range(6)]  # two run, the others wait
         plain = socket.create_connection(("127.0.0.1", s.port))
         body = json.dumps({"prompt": "x", "max_tokens": 1000})
-        plain.sendall(("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        plain.sendall(("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                        "Content-Length: %d\r\n\r\n%s" % (len(body), body)).encode())
         assert eventually(lambda: running(s) == 7)
         for c in clients + [plain]:
@@ -773,6 +774,44 @@ def test_overload_is_refused_with_retry_after():
             c.close()
 
 
+def test_the_queue_limit_holds_in_a_burst():
+    """What came since the engine's last step counts: a step is long against forty requests."""
+    with Server(real=True, max_num_seqs=4, max_num_queued_reqs=2) as s:
+        with concurrent.futures.ThreadPoolExecutor(40) as pool:
+            replies = list(pool.map(lambda i: s.complete("x" * 50, max_tokens=900, ignore_eos=True), range(40)))
+        codes = [r.status for r in replies]
+        assert set(codes) == {200, 503} and 32 <= codes.count(503) <= 34, codes
+        assert all(r.error["code"] == "server_overloaded" and r.headers["retry-after"] for r in replies if r.status == 503)
+        assert s.metric("sluice_rejected_total", reason="queue_full") == codes.count(503)
+        assert eventually(lambda: s.metric("vllm:num_requests_waiting") == 0)
+
+
+def test_each_step_is_counted_by_its_rows():
+    with Server(real=True) as s:
+        assert s.complete([5] * 40, max_tokens=30, ignore_eos=True).status == 200
+        assert eventually(lambda: s.metric("vllm:num_requests_running") == 0)
+        steps = s.metric("sluice_engine_steps_total")
+        assert steps >= 30 and s.metric("vllm:iteration_tokens_total_count") == steps
+        assert s.metric("vllm:iteration_tokens_total_sum") == s.metric("sluice_engine_rows_total")
+        assert s.metric("vllm:iteration_tokens_total_bucket", le="1.0") >= 29
+        assert s.metric("vllm:iteration_tokens_total_bucket", le="32.0") == steps - 1  # all but the prompt
+        assert s.metric("vllm:iteration_tokens_total_bucket", le="64.0") == steps
+        assert s.metric("vllm:request_num_preemptions_count") == s.metric("vllm:request_num_preemptions_bucket", le="0.5") == 1
+
+
+def test_no_memory_for_a_request_is_a_refusal_that_may_be_retried():
+    with Server(env={"FAKE_STEP_US": "50000"}) as s:
+        big = {"n": 100, "max_tokens": 1900, "logprobs": 20}  # 40 MB
+        assert s.complete(n=1, max_tokens=1, logprobs=20).status == 200
+        with open("/proc/%d/statm" % s.process.pid) as f:
+            used = int(f.read().split()[0]) * 4096
+        resource.prlimit(s.process.pid, resource.RLIMIT_AS, (used + (8 << 20), resource.RLIM_INFINITY))
+        r = s.complete(**big)
+        assert (r.status, r.error["code"], r.error["type"]) == (503, "out_of_memory", "server_error") and r.headers["retry-after"]
+        resource.prlimit(s.process.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert s.complete(stop_token_ids=[5], **{**big, "max_tokens": 1900, "prompt": [5]}).status == 200
+
+
 def test_more_samples_than_the_engine_ever_holds_are_no_overload():
     """Whoever is told to come back later would come for ever."""
     with Server(real=True, max_num_queued_reqs=2, max_num_seqs=2, max_n=4) as s:  # room for 2 * 2 + 4, and for 2 that run
@@ -824,6 +863,82 @@ def test_keys_and_their_scopes():
     os.unlink(f.name)
 
 
+def keyed(lines, **options):
+    """A server with a key file of these lines, and what asks it with a key."""
+    f = tempfile.NamedTemporaryFile("w", suffix=".keys")
+    f.write(lines)
+    f.flush()
+    s = Server(api_key_file=f.name, wait=False, **options)
+    assert eventually(lambda: s.get("/health").status == 200)
+    s.keys = f
+    s.ask = lambda key, path="/v1/completions", **body: s.post(path, {"prompt": "x", **body}, headers={"authorization": "Bearer " + key})
+    return s
+
+
+def test_a_key_has_so_many_requests_and_tokens_a_minute():
+    lines = "a=b inference first requests-per-minute=3\nb tokens-per-minute=600\nc inference,metrics third ignored\n"
+    with keyed(lines, key_requests_per_minute=1000) as s:
+        replies = [s.ask("a=b") for _ in range(4)]
+        assert [r.status for r in replies] == [200, 200, 200, 429]
+        assert [r.headers["x-ratelimit-remaining-requests"] for r in replies] == ["2", "1", "0", "0"]
+        r = replies[3]
+        assert (r.error["type"], r.error["code"]) == ("requests", "rate_limit_exceeded") and "3 requests a minute" in r.error["message"]
+        assert 15 <= int(r.headers["retry-after"]) <= 20 and r.headers["x-ratelimit-limit-requests"] == "3"
+        assert re.fullmatch(r"5\ds|1m0s", r.headers["x-ratelimit-reset-requests"]) and "x-ratelimit-limit-tokens" not in r.headers
+        assert s.ask("c").headers["x-ratelimit-limit-requests"] == "1000"  # as the option says for all
+        r = s.ask("b", prompt=[5] * 400, max_tokens=100, stream=True)
+        assert r.status == 200 and r.headers["x-ratelimit-remaining-tokens"] == "200"
+        r = s.ask("b", prompt=[5] * 300)  # 100 are left: the answer counts as well
+        assert r.status == 429 and r.error["type"] == "tokens" and 15 <= int(r.headers["retry-after"]) <= 20
+        assert s.ask("b", prompt=[5] * 50, max_tokens=1).status == 200
+        metrics = s.get("/metrics", headers={"authorization": "Bearer c"}).body.decode()
+        assert re.search(r'sluice_rejected_total\{.*reason="rate_limit"\} 2\n', metrics)
+        s.process.send_signal(signal.SIGHUP)  # what is used up stays so
+        assert eventually(lambda: "read again" in s.stderr())
+        assert s.ask("a=b").status == 429
+
+
+def test_a_key_has_so_many_requests_at_once_and_a_share_of_the_queue():
+    slow = {"FAKE_STEP_US": "25000", "FAKE_LANES": "1"}
+    lines = "a concurrent=2\nb queue-share=0.25\nc all\n"
+    with keyed(lines, max_num_queued_reqs=8, env=slow) as s, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        ask = lambda key: pool.submit(s.ask, key, max_tokens=40)
+        count = lambda: s.get("/load").json()["server_load"]
+        two = [ask("a"), ask("a")]
+        assert eventually(lambda: count() == 2)
+        r = s.ask("a", max_tokens=1)
+        assert r.status == 429 and "2 requests at once" in r.error["message"] and r.headers["retry-after"] == "1"
+        time.sleep(0.2)  # one of the two has the lane
+        four = [ask("b") for _ in range(2)]
+        assert eventually(lambda: count() == 4)
+        r = s.ask("b", max_tokens=1)
+        assert r.status == 429 and "2 places in the queue" in r.error["message"]
+        four.append(ask("c"))
+        assert all(f.result().status == 200 for f in two + four)
+        assert s.ask("a", max_tokens=1).status == s.ask("b", max_tokens=1).status == 200
+
+
+def test_a_key_may_say_some_priorities():
+    with keyed("a min-priority=-2 max-priority=5\nb\nc min-priority=3 max-priority=9\n", no_request_priority=True) as s:
+        assert s.ask("a", priority=-2).status == s.ask("a", priority=5).status == s.ask("b", priority=0).status == 200
+        assert s.ask("c").status == 200  # none said: the best that it may have
+        for key, priority in (("a", -3), ("a", 6), ("b", 1), ("c", 2)):
+            r = s.ask(key, priority=priority)
+            assert (r.status, r.error["param"]) == (400, "priority") and str(priority) in r.error["message"]
+    with Server(no_request_priority=True) as s:
+        assert s.complete(priority=1).status == 400 and s.complete().status == 200
+    with Server(key_concurrent=1, key_requests_per_minute=2) as s:  # without keys: of all together
+        assert [s.complete().status for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize("line, why", [("k requests=5", "unknown setting 'requests'"), ("k concurrent=x", "not a number"),
+                                       ("k queue-share=1.5", "a share from 0 to 1"), ("k min-priority=4 max-priority=3", "above"),
+                                       ("k max-priority=3000000000", "not a number"), ("k requests-per-minute=-1", "not a number")])
+def test_settings_of_a_key_are_checked(line, why):
+    with pytest.raises(RuntimeError, match=r"keys:1: .*" + re.escape(why)):
+        keyed(line + "\n")
+
+
 def test_web_pages_are_no_operators():
     """Without keys: a browser sends a page's POST to any address."""
     page = lambda origin: {"origin": origin, "content-type": "text/plain", "sec-fetch-site": "cross-site"}
@@ -836,13 +951,51 @@ def test_web_pages_are_no_operators():
         assert s.post("/reset_prefix_cache", "").status == 200
         assert s.post("/reset_prefix_cache", "", headers={"sec-fetch-site": "same-origin"}).status == 200
         assert s.post("/reset_prefix_cache", "", headers=page("https://ops.example")).status == 200
-        assert s.post("/v1/completions", {"prompt": "x"}, headers={"origin": "http://evil.example"}).status == 200
+        assert s.post("/v1/completions", {"prompt": "x"}, headers={"origin": "https://ops.example"}).status == 200
         assert s.post("/drain", "").status == 200
         assert s.process.wait(20) == 0  # a signal in its last moment would be its exit code
     with Server(api_key="s3cret") as s:
         headers = {"origin": "http://evil.example"}
         assert s.post("/reset_prefix_cache", "", headers=headers).status == 401
         assert s.post("/reset_prefix_cache", "", headers={**headers, "authorization": "Bearer s3cret"}).status == 200
+
+
+def test_a_loopback_without_keys_is_for_no_web_page():
+    body = {"prompt": "x", "max_tokens": 1}
+    with Server(allowed_origins="https://ops.example", allowed_hosts="gpu.example") as s:
+        post = lambda path="/v1/completions", **headers: s.post(path, body, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        own = "http://127.0.0.1:%d" % s.port
+        for headers in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec_fetch_site": "cross-site"},
+                        {"origin": "http://localhost:3000", "sec_fetch_site": "same-site"}, {"origin": "http://localhost:3000"}):
+            for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/embeddings"):
+                r = post(path, **headers)
+                assert (r.status, r.error["code"]) == (403, "origin_not_allowed"), headers
+        for headers in ({}, {"origin": own}, {"origin": own, "sec_fetch_site": "same-origin"}, {"origin": "https://ops.example"}):
+            assert post(**headers).status == 200, headers
+        for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "192.168.0.1"):
+            for r in (post(host=host), s.get("/v1/models", headers={"host": host}), s.get("/requests", headers={"host": host})):
+                assert (r.status, r.error["code"]) == (403, "host_not_allowed") and "--allowed-hosts" in r.error["message"], host
+            assert s.get("/health", headers={"host": host}).status == s.get("/health/ready", headers={"host": host}).status == 200
+        for host in ("localhost", "LOCALHOST:1", "127.0.0.1", "127.1.2.3:80", "[::1]:8000", "a.localhost:80", "gpu.example", "GPU.example:443"):
+            assert post(host=host).status == 200, host
+        assert s.request("POST", "/v1/completions", json.dumps(body), {"content-type": ""}).status == 200  # curl without a type
+    with Server(host="0.0.0.0") as s:  # meant for others: their names are not known here
+        assert s.post("/v1/completions", body, headers={"host": "gpu.example", "origin": "http://ui.example"}).status == 200
+        assert s.post("/drain", "", headers={"origin": "http://ui.example"}).status == 403
+    with Server(api_key="s3cret") as s:
+        headers = {"host": "gpu.example", "origin": "http://ui.example", "authorization": "Bearer s3cret"}
+        assert s.post("/v1/completions", body, headers=headers).status == 200
+
+
+def test_a_key_learns_nothing_of_anothers_prompts():
+    prompt = [7 + i % 200 for i in range(200)]
+    cached = lambda r: r.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    with keyed("a\nb\nc cache-salt-by-key=false\nd cache-salt-by-key=false\n", real=True, cache_salt_by_key=True) as s:
+        ask = lambda key, **more: cached(s.ask(key, prompt=prompt, max_tokens=1, **more))
+        assert ask("a") == 0 and ask("a") > 100
+        assert ask("b") == 0 and ask("b") > 100
+        assert ask("a", cache_salt="own") == 0 and ask("b", cache_salt="own") == 0 and ask("a", cache_salt="own") > 100
+        assert ask("c") == 0 and ask("d") > 100  # these two share what is nobody's own
 
 
 def test_a_signal_asks_for_a_report():
@@ -917,12 +1070,41 @@ def test_sigterm_lets_streams_finish():
     os.unlink(s.script_path)
 
 
+def test_sigterm_ends_an_idle_server_at_once():
+    """Unless a delay was asked for: it is for balancers, which look at readiness."""
+    for delay, waits in (("-1", False), ("1", True)):
+        with Server(drain_delay=delay) as s:
+            assert s.complete("x", max_tokens=1).status == 200
+            kept = socket.create_connection(("127.0.0.1", s.port))
+            kept.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert kept.recv(100)
+            start = time.monotonic()
+            s.process.send_signal(signal.SIGTERM)
+            assert s.process.wait(20) == 0
+            assert SLOW or (time.monotonic() - start >= 1) == waits
+    with Server(drain_delay="-1", env={"FAKE_STEP_US": "50000"}) as s:
+        c = open_stream(s, max_tokens=20)
+        assert eventually(lambda: running(s) == 1)
+        s.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: s.get("/health/ready").status == 503) and s.complete("late", max_tokens=1).status == 200
+        s.stop(signal.SIGTERM)
+        c.close()
+
+
+def test_threads_have_names():
+    with Server(real=True, tensor_parallel_size=2) as s:
+        assert s.complete("x", max_tokens=2).status == 200
+        tasks = "/proc/%d/task" % s.process.pid
+        names = {open("%s/%s/comm" % (tasks, t)).read().strip() for t in os.listdir(tasks)}
+        assert {"sluice", "engine", "rank 1", "pool", "cpu", "log"} <= names, names
+
+
 def test_what_comes_too_late_is_refused_and_counted():
     with Server(env={"FAKE_STEP_US": "50000"}, shutdown_timeout="1.5") as s:
         late, scrape = (socket.create_connection(("127.0.0.1", s.port)) for _ in range(2))
         body = b'{"prompt":"x"}'
-        late.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
-        scrape.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n")
+        late.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        scrape.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n")
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             stream = pool.submit(s.chat, stream=True)
             assert eventually(lambda: running(s) == 1)
@@ -972,7 +1154,7 @@ def test_a_stream_costs_about_25_kilobytes():
     """All of it, from the socket to the engine's door; the kernel's buffers aside."""
     n = 1500
     body = json.dumps({"messages": [{"role": "user", "content": "a b c"}], "stream": True, "max_tokens": 64}).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
     with Server(env={"FAKE_LANES": "4000", "FAKE_STEP_US": "500000"}) as s:
         def rss():
             with open("/proc/%d/status" % s.process.pid) as f:
@@ -1050,6 +1232,33 @@ def test_a_key_of_another_certificate_is_told(tmp_path):
     r = subprocess.run([BUILD + "/sluice", "serve", DEMO, "--port", "0", "--ssl-certfile", tmp_path / "a.pem", "--ssl-keyfile", tmp_path / "b.key"],
                        capture_output=True, text=True, timeout=60)
     assert r.returncode == 1 and "b.key: they are to be a PEM certificate chain and the private key" in r.stderr, r.stderr
+
+
+@pytest.mark.parametrize("least, spoken", [(None, {"TLSv1_2", "TLSv1_3"}), ("1.3", {"TLSv1_3"})])
+def test_old_tls_is_not_spoken(least, spoken, tmp_path):
+    import ssl
+    import subprocess
+    import warnings
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", cert, "-subj", "/CN=x"],
+                   check=True, capture_output=True)
+    with Server(wait=False, ssl_certfile=cert, ssl_keyfile=key, **({"ssl_min_version": least} if least else {})) as s:
+        found = set()
+        for name in ("TLSv1", "TLSv1_1", "TLSv1_2", "TLSv1_3"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                context.set_ciphers("ALL:@SECLEVEL=0")
+                context.minimum_version = context.maximum_version = ssl.TLSVersion[name]
+            try:
+                with socket.create_connection(("127.0.0.1", s.port), 10) as raw, context.wrap_socket(raw) as tls:
+                    tls.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    if tls.recv(100).startswith(b"HTTP/1.1 200"):
+                        found.add(name)
+            except OSError:
+                pass
+        assert found == spoken
 
 
 def test_sampling_defaults_may_be_switched_off_and_overridden():

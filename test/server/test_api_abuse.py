@@ -12,7 +12,7 @@ from api import SLOW, Server
 from front import Reader
 from test_http_abuse import FRAMING, raise_files
 
-HIDDEN = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"  # counted by route in /metrics
+HIDDEN = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"  # counted by route in /metrics
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_hidden_request_never_runs(server, name):
 def test_requests_in_a_row_are_answered_in_order(server):
     with connect(server) as s:
         body = json.dumps({"prompt": [5, 6], "max_tokens": 2, "return_token_ids": True}).encode()
-        post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         s.sendall(post + HIDDEN + post + b"GARBAGE\x01 /\r\n\r\n" + HIDDEN)
         r = Reader(s)
         for want in ("choices", "version", "choices"):
@@ -65,8 +65,8 @@ def test_requests_in_a_row_are_answered_in_order(server):
         assert r.closed()
 
 
-@pytest.mark.parametrize("data", [b"POST /v1/chat/com", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n",
-                                  b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{\"mess"])
+@pytest.mark.parametrize("data", [b"POST /v1/chat/com", b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n",
+                                  b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{\"mess"])
 @pytest.mark.parametrize("then", ["wait", "leave"])
 def test_half_requests(server, data, then):
     with connect(server, timeout=20) as s:
@@ -81,7 +81,7 @@ def test_thousands_of_streams_killed_at_once_free_the_engine():
     n = min(6000, raise_files() - 500) if not SLOW else 500
     with Server(max_connections=n + 50, max_num_queued_reqs=n + 50, env={"FAKE_STEP_US": "100000", "FAKE_QUEUE": "8000"}) as s:
         body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 2000}).encode()
-        data = (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)) + body
+        data = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)) + body
         pid = os.fork()
         if pid == 0:  # so that one kill closes them all
             try:

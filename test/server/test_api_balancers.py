@@ -61,6 +61,34 @@ def wait_until_used(server):
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("affinity", [False, True])
+@pytest.mark.parametrize("kind", ["haproxy", "nginx"])
+def test_operators_routes_stay_on_the_machine(kind, affinity):
+    """Clients come under a name of the balancer's; replicas without keys know loopbacks alone."""
+    find(kind)
+    with Server() as s:
+        balancer = Balancer(kind, [s.port], affinity=affinity)
+        try:
+            def ask(method, path, body=None):
+                c = http.client.HTTPConnection("127.0.0.1", balancer.port, timeout=30)
+                c.request(method, path, body, {"content-type": "application/json", "host": "llm.example"})
+                r = c.getresponse()
+                r.read()
+                c.close()
+                return r.status
+            end = time.time() + 20
+            while ask("GET", "/health") != 200:
+                assert time.time() < end
+                time.sleep(0.05)
+            assert ask("POST", "/v1/completions", '{"prompt": "x", "max_tokens": 2}') == ask("GET", "/v1/models") == 200
+            for method, path in (("POST", "/drain"), ("POST", "/drain/"), ("POST", "/%64rain"), ("POST", "/reset_prefix_cache?x=1"),
+                                 ("GET", "/requests"), ("GET", "/server_info"), ("POST", "//drain")):
+                assert ask(method, path, "") in (403, 404), path
+            assert s.get("/health/ready").status == 200 and s.get("/requests").status == 200
+        finally:
+            balancer.close()
+
+
 @pytest.mark.parametrize("kind", ["haproxy", "nginx"])
 def test_one_drained_one_killed(kind):
     find(kind)

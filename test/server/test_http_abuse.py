@@ -609,6 +609,33 @@ def test_over_the_connection_limit_there_is_an_answer():
         assert get(f, "/hello").status == 200
 
 
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: ", b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"])
+def test_probes_get_through_a_crowd_that_sends_slowly(sent):
+    """On 200 places, of which the last few are for probes: strangers cannot hold those."""
+    with Front(max_connections=200) as f:
+        crowd = [f.connect() for _ in range(260)]
+        for s in crowd:
+            s.sendall(sent)
+        time.sleep(0.2)
+        slowest = 0
+        for i in range(20):
+            t = time.monotonic()
+            r = get(f, "/health")
+            slowest = max(slowest, time.monotonic() - t)
+            assert r.status == 200
+            for _ in range(40):  # they come again
+                try:
+                    crowd.append(f.connect())
+                    crowd[-1].sendall(sent)
+                except OSError:
+                    pass
+        assert SLOW or slowest < 1
+        for s in crowd:
+            s.close()
+        f.wait_for(active=1, connections=1)
+        assert get(f, "/hello").status == 200
+
+
 def test_running_out_of_descriptors_neither_spins_nor_stalls():
     hard = 60
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -294,6 +295,70 @@ def test_strangers_are_refused_and_harm_nothing(start):
     with pytest.raises(OSError):  # all are there: the door is shut
         socket.create_connection(("127.0.0.1", port), timeout=2).recv(1)
     assert json.loads(complete(http).read())["usage"]["completion_tokens"] == 8
+
+
+def between(port, change):
+    """A port whose connection leads to `port`; change(bytes) is what node 0's bytes become on their way."""
+    door = socket.create_server(("127.0.0.1", 0))
+
+    def run():
+        near, _ = door.accept()
+        far = socket.create_connection(("127.0.0.1", port))
+
+        def pump(a, b, f):
+            with contextlib.suppress(OSError):
+                while data := a.recv(65536):
+                    b.sendall(f(data))
+            for s in (a, b):
+                with contextlib.suppress(OSError):
+                    s.shutdown(socket.SHUT_RDWR)
+
+        threading.Thread(target=pump, args=(near, far, bytes), daemon=True).start()
+        pump(far, near, change)
+
+    threading.Thread(target=run, daemon=True).start()
+    return door.getsockname()[1]
+
+
+def test_a_frame_that_was_changed_on_its_way_ends_the_set(start):
+    """One bit of a step: without a proof it would be another token, or another place in memory."""
+    port, http, armed = free_port(), free_port(), threading.Event()
+
+    def change(data):
+        if armed.is_set() and len(data) > 200:  # a step, not a heartbeat
+            armed.clear()
+            return data[:-60] + bytes([data[-60] ^ 1]) + data[-59:]
+        return data
+
+    zero = leader(start, port, http, "--node-token", "right")
+    zero.wait_log("waits on")
+    one = start(LLAMA, *flags(between(port, change), 1), "--node-token", "right")
+    wait_ready(http, zero)
+    assert json.loads(complete(http).read())["usage"]["completion_tokens"] == 8
+    armed.set()
+    with contextlib.suppress(OSError, urllib.error.HTTPError):
+        complete(http)
+    assert one.wait() != 0 and "does not know the token, or was changed on its way" in one.log()
+    zero.wait()
+
+
+def test_node_0_listens_at_its_address_alone(start):
+    port = free_port()
+    zero = start(LLAMA, *flags(port, 0), "--port", str(free_port()))
+    zero.wait_log("waits on")
+    socket.create_connection(("127.0.0.1", port)).close()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.2", port), timeout=2)
+    elsewhere = start(LLAMA, *flags(port, 0), "--port", str(free_port()), "--master-addr", "192.0.2.1", "--node-token", "x")
+    assert elsewhere.wait() == 1 and "cannot listen on 192.0.2.1" in elsewhere.log()
+
+
+def test_a_set_that_others_can_reach_needs_a_token(start):
+    for node in (0, 1):
+        bare = start(LLAMA, *flags(free_port(), node), "--port", str(free_port()), "--master-addr", "192.0.2.1")
+        assert bare.wait() == 2 and "node-token" in bare.log() and "--no-node-token" in bare.log()
+    free = start(LLAMA, *flags(free_port(), 0), "--port", str(free_port()), "--master-addr", "192.0.2.1", "--no-node-token")
+    assert free.wait() == 1 and "cannot listen on 192.0.2.1" in free.log()  # this far it got
 
 
 def test_a_node_that_leaves_before_all_have_come_may_come_again(start):

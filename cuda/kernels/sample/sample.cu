@@ -274,6 +274,7 @@ __global__ void __launch_bounds__(THREADS)
         }
         if (team_thread() == 0) {
             out->token = token;
+            out->broken = false; // not looked for: greedy draws never read the whole row
             out->logprob = d.logprobs || d.kind == DRAW_SCORE
                                ? (token >= 0 && token < n ? row[token] - lse : -INFINITY)
                                : 0.0f;

@@ -1,0 +1,247 @@
+#include "engine/model/check.h"
+
+#include "engine/base/file.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "engine/base/sha256.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+enum {
+    PIECE = 64,          // elements that lie together in a sample: within two pages
+    MAX_PIECES = 16,     // of a tensor
+    ALL_PIECES = 1 << 14, // chosen: of a checkpoint, about a second of a cold disk's time
+    MAX_SUMS_BYTES = 4 << 20,
+    MAX_THREADS = 8,
+};
+
+enum check_depth check_depth_of(const char *name)
+{
+    if (name && strcmp(name, "off") == 0) {
+        return CHECK_OFF;
+    }
+    return name && strcmp(name, "full") == 0 ? CHECK_FULL : CHECK_SAMPLED;
+}
+
+/* ---- values --------------------------------------------------------------------------------- */
+
+/* Kinds of floating point: a value is no number where all bits of `special` are set. */
+static const struct form {
+    const char *name;
+    size_t n_bytes;
+    uint64_t special, sign;
+} forms[] = {
+    {"F64", 8, 0x7ff0000000000000, 0x8000000000000000},
+    {"F32", 4, 0x7f800000, 0x80000000},
+    {"BF16", 2, 0x7f80, 0x8000},
+    {"F16", 2, 0x7c00, 0x8000},
+    {"F8_E5M2", 1, 0x7c, 0x80},
+    {"F8_E4M3", 1, 0x7f, 0x80},
+};
+
+static const struct form *form_of(const struct checkpoint_tensor *t)
+{
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        if (strcmp(forms[i].name, t->dtype_name) == 0) {
+            return &forms[i];
+        }
+    }
+    return NULL;
+}
+
+struct findings {
+    int64_t bad_at; // the first element that is no number; -1: none
+    bool has_value; // one that is not zero
+};
+
+/* With n_bytes constant the compiler makes a loop for each width. Data may begin at any byte. */
+static inline void scan_width(const unsigned char *data, int64_t first, int64_t n, size_t n_bytes,
+                              const struct form *f, struct findings *out)
+{
+    uint64_t any = 0;
+    for (int64_t i = first; i < first + n; i++) {
+        uint64_t bits = 0;
+        memcpy(&bits, data + (size_t)i * n_bytes, n_bytes); // little-endian, as the files are
+        any |= bits & ~f->sign;
+        if ((bits & f->special) == f->special && out->bad_at < 0) {
+            out->bad_at = i;
+        }
+    }
+    out->has_value = out->has_value || any != 0;
+}
+
+static void scan(const struct checkpoint_tensor *t, const struct form *f, int64_t first, int64_t n,
+                 struct findings *out)
+{
+    switch (f->n_bytes) {
+    case 1: scan_width(t->data, first, n, 1, f, out); break;
+    case 2: scan_width(t->data, first, n, 2, f, out); break;
+    case 4: scan_width(t->data, first, n, 4, f, out); break;
+    default: scan_width(t->data, first, n, 8, f, out); break;
+    }
+}
+
+/* The first and the last elements are in a sample: files are cut and overwritten at their ends. */
+static void scan_pieces(const struct checkpoint_tensor *t, const struct form *f, int64_t n,
+                        int32_t n_pieces, struct findings *out)
+{
+    for (int32_t k = 0; k < n_pieces; k++) {
+        int64_t first = n_pieces > 1 ? (n - PIECE) / (n_pieces - 1) * k : 0;
+        scan(t, f, k == n_pieces - 1 ? n - PIECE : first, PIECE, out);
+    }
+}
+
+/* Whether a tensor whose sample is zero is so altogether. */
+static bool is_zero(const struct checkpoint_tensor *t, const struct form *f, int64_t n)
+{
+    enum { STRIDE = 1 << 16 };
+    struct findings found = {.bad_at = -1};
+    for (int64_t i = 0; i < n && !found.has_value; i += STRIDE) {
+        scan(t, f, i, n - i < STRIDE ? n - i : STRIDE, &found);
+    }
+    return !found.has_value;
+}
+
+static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pieces, bool full,
+                                struct err *err)
+{
+    const struct form *f = t->dtype_known ? form_of(t) : NULL; // the loader names the others
+    int64_t n = f ? (int64_t)(t->n_bytes / f->n_bytes) : 0;
+    struct findings found = {.bad_at = -1};
+    if (n == 0) {
+        return OK;
+    }
+    if (full || n <= (int64_t)n_pieces * PIECE) {
+        scan(t, f, 0, n, &found);
+    } else {
+        scan_pieces(t, f, n, n_pieces, &found);
+    }
+    if (found.bad_at >= 0) {
+        return err_set(err, ERR_FORMAT, "%s: tensor %s: element %lld (%s) is NaN or infinite (fetch "
+                       "the file anew; --check-weights off loads it as it is)", t->file, t->name,
+                       (long long)found.bad_at, t->dtype_name);
+    }
+    if (!found.has_value && t->n_dims >= 2 && is_zero(t, f, n)) {
+        log_warn("%s: tensor %s is all zero", t->file, t->name);
+    }
+    return OK;
+}
+
+/* ---- sums ----------------------------------------------------------------------------------- */
+
+/* Files are hashed on several threads, since one is slower than a disk. */
+struct sums {
+    const struct checkpoint *ck;
+    unsigned char (*digest)[SHA256_BYTES];
+    size_t n_files;
+    _Atomic size_t next;
+};
+
+static void *hash_files(void *arg)
+{
+    struct sums *s = arg;
+    for (size_t i; (i = atomic_fetch_add(&s->next, 1)) < s->n_files;) {
+        struct checkpoint_file file;
+        struct sha256 state;
+        checkpoint_file(s->ck, i, &file);
+        sha256_begin(&state);
+        sha256_add(&state, file.data, file.n_bytes);
+        sha256_end(&state, s->digest[i]);
+    }
+    return NULL;
+}
+
+static void hash_all(struct sums *s)
+{
+    pthread_t threads[MAX_THREADS];
+    long n_cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    size_t n = 0, wanted = s->n_files < MAX_THREADS ? s->n_files : MAX_THREADS;
+    wanted = (long)wanted < n_cpus ? wanted : (size_t)(n_cpus > 1 ? n_cpus : 1);
+    while (n + 1 < wanted && pthread_create(&threads[n], NULL, hash_files, s) == 0) {
+        n++;
+    }
+    hash_files(s);
+    while (n > 0) {
+        pthread_join(threads[--n], NULL);
+    }
+}
+
+/* The line of a file in the form that sha256sum writes, "HEX  NAME" or "HEX *NAME"; NULL: none. */
+static const char *find_sum(const char *text, const char *name)
+{
+    size_t n = strlen(name);
+    for (const char *line = text; *line; line += line[0] == '\n') {
+        const char *at = line + strspn(line, "0123456789abcdefABCDEF");
+        bool is_sum = at - line == 2 * SHA256_BYTES && at[0] == ' ' && (at[1] == ' ' || at[1] == '*');
+        if (is_sum && strcspn(at + 2, "\r\n") == n && memcmp(at + 2, name, n) == 0) {
+            return line;
+        }
+        line += strcspn(line, "\n");
+    }
+    return NULL;
+}
+
+static bool says(const char *hex, const unsigned char digest[SHA256_BYTES])
+{
+    char text[2 * SHA256_BYTES + 1];
+    for (int i = 0; i < SHA256_BYTES; i++) {
+        snprintf(text + 2 * i, 3, "%02x", digest[i]);
+    }
+    return strncasecmp(hex, text, 2 * SHA256_BYTES) == 0;
+}
+
+static enum status check_sums(const struct checkpoint *ck, const char *path, const char *text,
+                              struct err *err)
+{
+    struct sums s = {.ck = ck};
+    struct checkpoint_file file;
+    enum status st = OK;
+    for (; checkpoint_file(ck, s.n_files, &file); s.n_files++) {
+        if (!find_sum(text, file.name)) {
+            return err_set(err, ERR_FORMAT, "%s: no sum of %s", path, file.name);
+        }
+    }
+    s.digest = xmalloc((s.n_files + 1) * sizeof *s.digest);
+    hash_all(&s);
+    for (size_t i = 0; i < s.n_files && st == OK; i++) {
+        checkpoint_file(ck, i, &file);
+        if (!says(find_sum(text, file.name), s.digest[i])) {
+            st = err_set(err, ERR_FORMAT, "%s is not the file that %s was made of: its SHA-256 is "
+                         "another", file.name, path);
+        }
+    }
+    free(s.digest);
+    return st;
+}
+
+enum status checkpoint_check_weights(const struct checkpoint *ck, const char *dir, enum check_depth depth,
+                             struct err *err)
+{
+    char path[PATH_MAX];
+    size_t n, n_bytes;
+    const struct checkpoint_tensor *tensors = checkpoint_tensors(ck, &n);
+    if (depth == CHECK_OFF) {
+        return OK;
+    }
+    int32_t n_pieces = n > 0 ? (int32_t)(ALL_PIECES / n) : 1;
+    n_pieces = n_pieces < MAX_PIECES ? n_pieces : MAX_PIECES;
+    for (size_t i = 0; i < n; i++) {
+        TRY(check_tensor(&tensors[i], n_pieces > 1 ? n_pieces : 1, depth == CHECK_FULL, err));
+    }
+    snprintf(path, sizeof path, "%s/sluice.sha256", dir);
+    if (!file_exists(path)) {
+        return OK;
+    }
+    char *text;
+    TRY(file_read(path, MAX_SUMS_BYTES, &text, &n_bytes, err));
+    enum status st = check_sums(ck, path, text, err);
+    free(text);
+    return st;
+}

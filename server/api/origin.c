@@ -1,0 +1,96 @@
+#include "server/api/origin.h"
+
+#include <string.h>
+#include <strings.h>
+
+/* "host:port" or "[::1]:port" without the port. */
+static size_t host_bytes(const char *host)
+{
+    if (host[0] == '[') {
+        size_t n = strcspn(host, "]");
+        return n + (host[n] == ']');
+    }
+    return strcspn(host, ":");
+}
+
+static bool is_host(const char *host, size_t n, const char *known)
+{
+    return strlen(known) == n && strncasecmp(host, known, n) == 0;
+}
+
+static bool ends_with(const char *host, size_t n, const char *end)
+{
+    size_t m = strlen(end);
+    return n > m && strncasecmp(host + n - m, end, m) == 0;
+}
+
+/* As names: no other machine can have one of them. */
+static bool is_loopback(const char *host)
+{
+    size_t n = host_bytes(host);
+    bool v4 = strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == n;
+    return v4 || is_host(host, n, "localhost") || is_host(host, n, "[::1]") ||
+           ends_with(host, n, ".localhost");
+}
+
+static bool listens_on_loopback(const struct api *a)
+{
+    const char *address;
+    bool some = false;
+    for (size_t i = 0; (address = http_server_address(a->http, i)) != NULL; i++) {
+        if (!is_loopback(address)) {
+            return false;
+        }
+        some = true;
+    }
+    return some;
+}
+
+static bool host_is_good(const struct api *a, const char *host)
+{
+    const struct string_list *allowed = &a->config->allowed_hosts;
+    if (!host || is_loopback(host)) { // HTTP/1.0 may have none, and no browser speaks it
+        return true;
+    }
+    for (size_t i = 0; i < allowed->n; i++) {
+        if (strcmp(allowed->items[i], "*") == 0 ||
+            is_host(host, host_bytes(host), allowed->items[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A page of this very server, as our status page is. Its name was looked at before. */
+static bool is_own_page(const struct http_request *req)
+{
+    const char *site = http_header(req, "sec-fetch-site"), *origin = http_header(req, "origin");
+    const char *host = http_header(req, "host");
+    if (site) {
+        return strcasecmp(site, "same-origin") == 0 || strcasecmp(site, "none") == 0;
+    }
+    const char *authority = origin ? strstr(origin, "://") : NULL;
+    return authority && host && strcasecmp(authority + 3, host) == 0;
+}
+
+bool origin_check(struct api *a, const struct http_request *req, const struct http_route *route,
+                  struct api_error *e)
+{
+    bool acts = strcmp(route->method, "GET") != 0, local = listens_on_loopback(a);
+    const char *host = http_header(req, "host");
+    if (route->scope == 0) {
+        return true;
+    }
+    if (local && !host_is_good(a, host)) {
+        return api_error_set(e, 403, "host_not_allowed", NULL,
+                             "This server listens on a loopback without API keys and is not asked "
+                             "under the name '%.100s', unless that is one of --allowed-hosts.", host);
+    }
+    bool guarded = acts && (local || route->scope == SCOPE_ADMIN);
+    if (guarded && !http_origin_is_good(req) && !(local && is_own_page(req))) {
+        return api_error_set(e, 403, "origin_not_allowed", NULL,
+                             "A web page may not do this on a server without API keys, unless its "
+                             "origin is one of --allowed-origins.");
+    }
+    return true;
+}

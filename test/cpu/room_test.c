@@ -1,0 +1,113 @@
+/* Trees of /proc and /sys as machines and containers show them. */
+#include "cpu/cpu_room.h"
+#include "test/check.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MB = 1 << 20 };
+
+static char root[] = "/tmp/sluice_room_XXXXXX";
+
+static void put(const char *path, const char *text)
+{
+    char name[512];
+    snprintf(name, sizeof name, "%s%s", root, path);
+    for (char *p = name + strlen(root) + 1; (p = strchr(p, '/')) != NULL; p++) {
+        *p = '\0';
+        mkdir(name, 0700);
+        *p = '/';
+    }
+    FILE *f = fopen(name, "w");
+    REQUIRE(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void begin(const char *groups)
+{
+    char command[64];
+    snprintf(command, sizeof command, "rm -rf %.40s/*", root);
+    REQUIRE(system(command) == 0);
+    put("/proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable:    1024000 kB\n");
+    put("/proc/self/statm", "1000 500 100 1 0 1 0\n");
+    put("/proc/self/cgroup", groups);
+}
+
+TEST(without_groups_the_machine_says)
+{
+    begin("");
+    CHECK_EQ(cpu_room(root), (size_t)1000 * MB);
+    CHECK_EQ(cpu_resident(root), 400 * (size_t)sysconf(_SC_PAGESIZE));
+}
+
+/* As MemoryMax of a systemd unit: at its own path, not at the root. */
+TEST(a_group_of_version_2_at_its_own_path)
+{
+    begin("0::/system.slice/sluice.service\n");
+    put("/sys/fs/cgroup/memory.stat", "anon 5\n");
+    put("/sys/fs/cgroup/system.slice/sluice.service/memory.max", "104857600\n");
+    put("/sys/fs/cgroup/system.slice/sluice.service/memory.current", "52428800\n");
+    put("/sys/fs/cgroup/system.slice/sluice.service/memory.stat",
+        "anon 1\nactive_file 10485760\ninactive_file 10485760\n");
+    CHECK_EQ(cpu_room(root), (size_t)70 * MB);
+    put("/sys/fs/cgroup/system.slice/memory.max", "62914560\n"); // the slice has less left
+    put("/sys/fs/cgroup/system.slice/memory.current", "52428800\n");
+    CHECK_EQ(cpu_room(root), (size_t)10 * MB);
+    put("/sys/fs/cgroup/system.slice/memory.max", "max\n");
+    put("/sys/fs/cgroup/system.slice/sluice.service/memory.high", "62914560\n");
+    CHECK_EQ(cpu_room(root), (size_t)30 * MB);
+}
+
+TEST(a_group_of_version_1)
+{
+    begin("5:devices:/\n4:cpu,memory:/docker/abc\n0::/\n");
+    put("/sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "104857600\n");
+    put("/sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes", "20971520\n");
+    put("/sys/fs/cgroup/memory/docker/abc/memory.stat", "total_inactive_file 10485760\n");
+    put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "20971520\n");
+    CHECK_EQ(cpu_room(root), (size_t)90 * MB);
+}
+
+/* The path is the host's, and the mount shows the container's group as its root. */
+TEST(a_container_in_the_hosts_namespace)
+{
+    begin("4:memory:/kubepods/pod1/abc\n");
+    put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "104857600\n");
+    put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "0\n");
+    CHECK_EQ(cpu_room(root), (size_t)100 * MB);
+    begin("0::/../../elsewhere\n");
+    put("/sys/fs/cgroup/memory.max", "52428800\n");
+    put("/sys/fs/cgroup/memory.current", "0\n");
+    CHECK_EQ(cpu_room(root), (size_t)50 * MB);
+}
+
+TEST(nothing_is_left_where_more_is_used_than_allowed)
+{
+    begin("0::/a\n");
+    put("/sys/fs/cgroup/a/memory.max", "1048576\n");
+    put("/sys/fs/cgroup/a/memory.current", "2097152\n");
+    CHECK_EQ(cpu_room(root), 0);
+}
+
+TEST(what_says_nothing_is_no_limit)
+{
+    begin("x\n0::\n4:memory\n3:memory:/none\n");
+    CHECK_EQ(cpu_room(root), (size_t)1000 * MB);
+    put("/proc/meminfo", "nothing\n");
+    CHECK_EQ(cpu_room(root), SIZE_MAX);
+}
+
+int main(int argc, char **argv)
+{
+    if (!mkdtemp(root)) {
+        return 1;
+    }
+    int rc = check_main(argc, argv);
+    char command[64];
+    snprintf(command, sizeof command, "rm -rf %.40s", root);
+    return system(command) == 0 ? rc : 1;
+}
