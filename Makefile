@@ -61,7 +61,7 @@ BENCH_SRC  := $(filter-out %_bench.c bench/ops/cuda%,$(wildcard bench/load/*.c b
 ifeq ($(HTTP),1)
 SRC  += $(SERVER_SRC) $(BENCH_SRC)
 # MHD=DIR: a static libmicrohttpd from scripts/deps; without, the system's.
-LIBS += -luv $(if $(MHD),$(MHD)/lib/libmicrohttpd.a,-lmicrohttpd) -lgnutls
+LIBS += -luv -lsqlite3 $(if $(MHD),$(MHD)/lib/libmicrohttpd.a,-lmicrohttpd) -lgnutls
 CFLAGS += $(if $(MHD),-isystem $(MHD)/include)
 else
 # What the commands need without sockets: cJSON, PCRE2 and utf8proc are all of the libraries.
