@@ -142,7 +142,7 @@ static bool admit(struct call *c, struct api_error *e)
                              "This request asks for %lld samples, of all prompts together; at most "
                              "%d may wait and run at once here.", (long long)sequences, most);
     }
-    if (c->server->patient) {
+    if (c->offline) {
         return true;
     }
     bool waits = s.n_waiting > 0; // a single large request must not be refused for ever
@@ -169,7 +169,7 @@ static enum status refused(struct call *c, enum status st, const struct err *why
 {
     struct call_server *s = c->server;
     struct engine_stats stats;
-    if (st == ERR_BUSY && !s->patient) {
+    if (st == ERR_BUSY && !c->offline) {
         engine_stats(s->engine, &stats);
         e->retry_after_s = retry_after(&stats);
         e->type = "server_error";

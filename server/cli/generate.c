@@ -340,7 +340,6 @@ int cmd_generate(int argc, char **argv)
     if (st == OK) {
         config_set_log_level(&c, true);
         call_server_init(&g.server, &c, &host);
-        g.server.patient = true;
         st = open_all(&g, &c, &options, &err);
     }
     if (st != OK && options.nodes) {
