@@ -14,7 +14,7 @@ const char *const batch_status_names[N_BATCH_STATUSES] = {
 #define BATCH_COLUMNS                                                                              \
     "id, owner, endpoint, window, input_file, output_file, error_file, model, metadata, errors,"   \
     " status, created_at, expires_at, n_total, n_completed, n_failed, input_tokens,"               \
-    " cached_tokens, output_tokens, row"
+    " cached_tokens, output_tokens, output_expires_s, row"
 
 void stored_batch_deinit(struct stored_batch *b)
 {
@@ -54,7 +54,8 @@ static int64_t take_batch(struct db_rows *rows, struct stored_batch *b)
     b->input_tokens = db_int(rows, 16);
     b->cached_tokens = db_int(rows, 17);
     b->output_tokens = db_int(rows, 18);
-    return db_int(rows, 19);
+    b->output_expires_s = db_int(rows, 19);
+    return db_int(rows, 20);
 }
 
 static enum status take_times(struct store *s, int64_t row, struct stored_batch *b,
@@ -81,10 +82,10 @@ static enum status create_batch(struct store *s, struct stored_batch *b, struct 
     return db_run(s->db, err,
                   "INSERT INTO batches (id, owner, endpoint, window, input_file, output_file,"
                   " error_file, model, metadata, errors, status, created_at, expires_at, n_total,"
-                  " n_completed, n_failed, input_tokens, cached_tokens, output_tokens)"
-                  " VALUES (?, ?, ?, ?, ?, '', '', '', ?, '', ?, ?, ?, 0, 0, 0, 0, 0, 0)",
-                  "ttttttiii", b->id, b->owner, b->endpoint, b->window, b->input_file, b->metadata,
-                  (int64_t)b->status, b->created_at, b->expires_at);
+                  " n_completed, n_failed, input_tokens, cached_tokens, output_tokens, output_expires_s)"
+                  " VALUES (?, ?, ?, ?, ?, '', '', '', ?, '', ?, ?, ?, 0, 0, 0, 0, 0, 0, ?)",
+                  "ttttttiiii", b->id, b->owner, b->endpoint, b->window, b->input_file, b->metadata,
+                  (int64_t)b->status, b->created_at, b->expires_at, b->output_expires_s);
 }
 
 enum status store_batch_create(struct store *s, struct stored_batch *b, struct err *err)
@@ -253,7 +254,9 @@ static enum status begin_batch(struct store *s, void *arg, struct err *err)
     const struct begin *b = arg;
     TRY(db_run(s->db, err, "UPDATE batches SET n_total = ?, model = ? WHERE id = ?", "itt",
                b->n_total, b->model, b->id));
-    return set_status(s, b->id, BATCH_IN_PROGRESS, b->now, err);
+    struct move m = {.id = b->id, .from = 1u << BATCH_VALIDATING, .to = BATCH_IN_PROGRESS,
+                     .now = b->now};
+    return move_batch(s, &m, err);
 }
 
 enum status store_batch_begin(struct store *s, const char *id, int64_t n_total, const char *model,

@@ -174,10 +174,10 @@ static enum status delete_file(struct store *s, const char *owner, const char *i
     TRY(db_begin(s->db, err));
     TRY(db_run(s->db, err,
                "DELETE FROM chunks WHERE file ="
-               " (SELECT row FROM files WHERE id = ? AND owner = ? AND ready)",
+               " (SELECT row FROM files WHERE id = ? AND owner = ? AND ready" NOT_USED ")",
                "tt", id, owner));
-    TRY(db_run(s->db, err, "DELETE FROM files WHERE id = ? AND owner = ? AND ready", "tt", id,
-               owner));
+    TRY(db_run(s->db, err, "DELETE FROM files WHERE id = ? AND owner = ? AND ready" NOT_USED, "tt",
+               id, owner));
     *deleted = db_changes(s->db) > 0;
     return db_commit(s->db, err);
 }

@@ -13,7 +13,11 @@ _Static_assert(BATCH_COMPLETED == 3 && BATCH_FAILED == 4 && BATCH_EXPIRED == 5 &
                    BATCH_CANCELLED == 7,
                "ENDED_STATUSES names them by number");
 
-enum { CHUNK_BYTES = 1 << 20 }; // of a file's content in one row
+/* What a batch still reads stays until it has ended. */
+#define NOT_USED                                                                                   \
+    " AND id NOT IN (SELECT input_file FROM batches WHERE status NOT IN " ENDED_STATUSES ")"
+
+enum { CHUNK_BYTES = 1 << 16 }; // of a file's content in one row: who wants a line reads no more
 
 struct store {
     pthread_mutex_t lock; // held while db is used

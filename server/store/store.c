@@ -21,7 +21,7 @@ static const char schema[] =
     " window TEXT, input_file TEXT, output_file TEXT, error_file TEXT, model TEXT, metadata TEXT,"
     " errors TEXT, status INTEGER, created_at INTEGER, expires_at INTEGER, n_total INTEGER,"
     " n_completed INTEGER, n_failed INTEGER, input_tokens INTEGER, cached_tokens INTEGER,"
-    " output_tokens INTEGER);"
+    " output_tokens INTEGER, output_expires_s INTEGER);"
     "CREATE TABLE IF NOT EXISTS batch_times ("
     " batch INTEGER, status INTEGER, at INTEGER, PRIMARY KEY (batch, status)) WITHOUT ROWID;"
     "CREATE TABLE IF NOT EXISTS answers ("
@@ -95,6 +95,22 @@ static enum status count_rows(struct store *s, const char *sql, int64_t *n, stru
     return db_end(rows, err);
 }
 
+static enum status count_batches(struct store *s, struct store_usage *out, struct err *err)
+{
+    struct db_rows *rows;
+    TRY(db_query(s->db, &rows, err, "SELECT status, count(*) FROM batches GROUP BY status", ""));
+    while (db_next(rows)) {
+        int64_t status = db_int(rows, 0);
+        if (status >= 0 && status < N_BATCH_STATUSES) {
+            out->by_status[status] = db_int(rows, 1);
+            out->n_batches += db_int(rows, 1);
+        }
+    }
+    return db_end(rows, err);
+}
+
+_Static_assert(N_BATCH_STATUSES == 8, "store_usage.by_status");
+
 enum status store_usage(struct store *s, struct store_usage *out, struct err *err)
 {
     *out = (struct store_usage){.max_bytes = s->options.max_bytes};
@@ -102,7 +118,7 @@ enum status store_usage(struct store *s, struct store_usage *out, struct err *er
     out->bytes = db_size_bytes(s->db);
     enum status st = count_rows(s, "SELECT count(*) FROM files WHERE ready", &out->n_files, err);
     if (st == OK) {
-        st = count_rows(s, "SELECT count(*) FROM batches", &out->n_batches, err);
+        st = count_batches(s, out, err);
     }
     pthread_mutex_unlock(&s->lock);
     return st;
@@ -112,9 +128,9 @@ static enum status expire(struct store *s, int64_t now, int64_t ended_before, st
 {
     TRY(db_run(s->db, err,
                "DELETE FROM chunks WHERE file IN (SELECT row FROM files"
-               " WHERE ready AND expires_at > 0 AND expires_at <= ?)",
+               " WHERE ready AND expires_at > 0 AND expires_at <= ?" NOT_USED ")",
                "i", now));
-    TRY(db_run(s->db, err, "DELETE FROM files WHERE ready AND expires_at > 0 AND expires_at <= ?",
+    TRY(db_run(s->db, err, "DELETE FROM files WHERE ready AND expires_at > 0 AND expires_at <= ?" NOT_USED,
                "i", now));
     TRY(db_run(s->db, err,
                "DELETE FROM batches WHERE row IN (SELECT batch FROM batch_times"

@@ -30,6 +30,7 @@ void store_close(struct store *s); // accepts NULL
 
 struct store_usage {
     int64_t bytes, max_bytes, n_files, n_batches;
+    int64_t by_status[8]; // batches, by enum batch_status
 };
 enum status store_usage(struct store *s, struct store_usage *out, struct err *err);
 
@@ -57,6 +58,7 @@ void store_upload_drop(struct store_upload *u); // accepts NULL
 /* False, with OK in *st: the owner has no such file. */
 bool store_file_find(struct store *s, const char *owner, const char *id, struct stored_file *out,
                      enum status *st, struct err *err);
+/* Nor is one deleted that a batch reads which has not ended. */
 bool store_file_delete(struct store *s, const char *owner, const char *id, enum status *st,
                        struct err *err);
 
@@ -103,6 +105,7 @@ struct stored_batch {
     char *metadata, *errors; // JSON texts; NULL: none
     enum batch_status status;
     int64_t created_at, expires_at;
+    int64_t output_expires_s; // its files do so long after they were made; 0: as the store's do
     int64_t since[N_BATCH_STATUSES]; // when each status began; 0: it never did
     int64_t n_total, n_completed, n_failed;
     int64_t input_tokens, cached_tokens, output_tokens;
@@ -125,7 +128,8 @@ enum status store_batch_unfinished(struct store *s, struct stored_batch **batche
 /* From one of the statuses in `from` (bits by status) to `to`. False, with OK: it was in another. */
 bool store_batch_move(struct store *s, const char *id, unsigned from, enum batch_status to,
                       int64_t now, enum status *st, struct err *err);
-/* After validation: how many lines there are, and the model they name. */
+/* After validation: how many lines there are, and the model they name. A batch that is cancelled
+ * meanwhile stays so. */
 enum status store_batch_begin(struct store *s, const char *id, int64_t n_total, const char *model,
                               int64_t now, struct err *err);
 /* Validation found errors (a JSON list); the batch has FAILED. */
