@@ -121,9 +121,13 @@ void api_get_metrics(struct http_request *req, void *arg)
     struct api *a = arg;
     struct engine_stats stats;
     struct http_stats http;
+    struct batches_counts batches;
     struct buf out;
     int64_t now_ns = clock_now_ns();
     put_stats(a, &stats);
+    if (a->batches) {
+        batches_count(a->batches, &batches);
+    }
     http_server_stats(a->http, &http);
     enum api_health h = api_check_health(a, now_ns);
     bool waits = stats.n_running + stats.n_waiting > 0;
@@ -135,6 +139,7 @@ void api_get_metrics(struct http_request *req, void *arg)
         .info = a->ready ? a->calls.model.info : NULL,
         .http = &http,
         .counts = &a->calls.counts,
+        .batches = a->batches ? &batches : NULL,
         .health = api_health_names[h],
         .heartbeat_age_s = waits ? (double)(now_ns - a->seen_step_ns) * 1e-9 : 0,
         .load_seconds = a->ready ? (double)(a->ready_ns - a->started_ns) * 1e-9 : 0,
@@ -290,6 +295,19 @@ void api_drain(struct http_request *req, void *arg)
     http_server_drain(a->http);
 }
 
+/* The batch that runs, for its bar. */
+static void put_job(struct api *a, struct buf *b)
+{
+    struct batches_counts c = {0};
+    if (a->batches) {
+        batches_count(a->batches, &c);
+    }
+    if (c.id[0]) {
+        buf_printf(b, ",\"batch\":{\"id\":\"%s\",\"total\":%" PRId64 ",\"done\":%" PRId64 "}", c.id,
+                   c.n_total, c.n_done);
+    }
+}
+
 /* What the status page plots. */
 void api_status_data(struct http_request *req, void *arg)
 {
@@ -327,6 +345,7 @@ void api_status_data(struct http_request *req, void *arg)
                s.prompt_tokens, s.generated_tokens, s.prefix_queries, s.prefix_hits,
                s.spec_draft_tokens, s.spec_accepted_tokens, s.preemptions, n_finished, n_ttft);
     buf_put_double(&b, ttft->sum);
+    put_job(a, &b);
     buf_putc(&b, '}');
     http_reply_header(req, "cache-control", "no-store");
     reply_json(req, 200, &b);

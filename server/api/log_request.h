@@ -12,6 +12,7 @@ struct api_log {
     struct call_record call;
     char model[96];       // cut if longer
     char key_name[48];    // which API key; never the key
+    char owner[40];       // of files and batches: made of the key; "" without keys
     const char *error;    // the code of an error that was replied, static text; or NULL
     unsigned retry_count; // x-stainless-retry-count
 };
