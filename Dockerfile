@@ -6,19 +6,19 @@
 FROM debian:12-slim AS build
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc make pkg-config libc6-dev libuv1-dev libcjson-dev \
-    libpcre2-dev libutf8proc-dev libgnutls28-dev libcurl4-gnutls-dev libedit-dev && rm -rf /var/lib/apt/lists/*
+    libpcre2-dev libutf8proc-dev libgnutls28-dev libcurl4-gnutls-dev libedit-dev libsqlite3-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY scripts/deps scripts/deps
 RUN apt-get update && scripts/deps --fetch /tmp/sources && scripts/deps /tmp/sources/libmicrohttpd_*.orig.tar.gz && \
     rm -rf /var/lib/apt/lists/* /tmp/sources
 COPY . .
-RUN make -j"$(nproc)" CUDA=0 CURL=1 BUILD=build/image MHD=build/deps install DESTDIR=/image PREFIX=/usr && \
+RUN make -j"$(nproc)" CUDA=0 CURL=1 SQLITE=1 BUILD=build/image MHD=build/deps install DESTDIR=/image PREFIX=/usr && \
     strip --strip-unneeded /image/usr/bin/sluice
 
 FROM debian:12-slim
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends libuv1 libcjson1 libpcre2-8-0 libutf8proc2 libgnutls30 \
-    libcurl3-gnutls libedit2 ca-certificates && rm -rf /var/lib/apt/lists/* && useradd --uid 8000 --no-create-home --shell /usr/sbin/nologin sluice && \
+    libcurl3-gnutls libedit2 libsqlite3-0 ca-certificates && rm -rf /var/lib/apt/lists/* && useradd --uid 8000 --no-create-home --shell /usr/sbin/nologin sluice && \
     install -d -o sluice -g sluice /cache
 # Models by name are kept here: a volume, so that they are downloaded once.
 ENV HF_HOME=/cache

@@ -2,7 +2,8 @@
 # Flavours have trees of their own: FLAVOUR=release (default), asan, tsan.
 # CUDA=1|0 (default: 1 if nvcc is found), CUARCH="80 90a", HTTP=0 for an engine without the server,
 # CURL=0 for one that downloads no models (default: 1 if the headers of libcurl and GnuTLS are there),
-# LIBEDIT=0 for a chat without line editing.
+# LIBEDIT=0 for a chat without line editing, SQLITE=0 for one
+# without files and batches (default: 1 if its header is there).
 
 FLAVOUR ?= release
 BUILD   ?= build/$(FLAVOUR)
@@ -17,6 +18,13 @@ endif
 # Lines that can be edited in `sluice chat`, where libedit's header is there.
 LIBEDIT ?= $(if $(wildcard /usr/include/histedit.h),1,0)
 VERSION := 0.1.0
+# SQLite keeps files and batches. Without its header they are left out, and /v1/files and /v1/batches answer 501.
+ifneq ($(HTTP),1)
+SQLITE := 0
+else ifndef SQLITE
+SQLITE := $(if $(shell printf '\043include <sqlite3.h>\n' | $(CC) -E -xc - >/dev/null 2>&1 && echo yes),1,0)
+$(if $(filter 0,$(SQLITE)),$(info sqlite3.h is not found: built without files and batches (libsqlite3-dev has it)))
+endif
 
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes \
         -Wmissing-prototypes -Wvla -Wundef -Wwrite-strings -Wformat=2 -Wno-format-truncation
@@ -58,6 +66,7 @@ SRC := $(shell find engine cpu -name '*.c')
 SERVER_SRC := $(filter-out server/cli/main.c,$(shell find server -name '*.c'))
 # What downloads, or says that it cannot.
 HUB_CURL   := $(patsubst %,server/hub/%.c,blob explain hash net progress pull pull_files urls)
+SERVER_SRC := $(filter-out server/store/$(if $(filter 1,$(SQLITE)),db_none.c,db.c),$(SERVER_SRC))
 SERVER_SRC := $(filter-out $(if $(filter 1,$(CURL)),server/hub/no_curl.c,$(HUB_CURL)),$(SERVER_SRC))
 LIBS       += $(if $(filter 1,$(CURL)),-lcurl -lgnutls)
 ifneq ($(LIBEDIT),1)
@@ -67,7 +76,7 @@ BENCH_SRC  := $(filter-out %_bench.c bench/ops/cuda%,$(wildcard bench/load/*.c b
 ifeq ($(HTTP),1)
 SRC  += $(SERVER_SRC) $(BENCH_SRC)
 # MHD=DIR: a static libmicrohttpd from scripts/deps; without, the system's.
-LIBS += -luv $(if $(MHD),$(MHD)/lib/libmicrohttpd.a,-lmicrohttpd) -lgnutls
+LIBS += -luv $(if $(filter 1,$(SQLITE)),-lsqlite3) $(if $(MHD),$(MHD)/lib/libmicrohttpd.a,-lmicrohttpd) -lgnutls
 CFLAGS += $(if $(MHD),-isystem $(MHD)/include)
 ifeq ($(LIBEDIT),1)
 LIBS   += -ledit
@@ -75,7 +84,7 @@ CFLAGS += -DSLUICE_LIBEDIT
 endif
 else
 # What the commands need without sockets: cJSON, PCRE2 and utf8proc are all of the libraries.
-SRC    += $(filter-out server/cli/serve% server/cli/chat% server/cli/line%,$(filter server/cli/% server/client/% server/call/% server/chat/% server/hub/%,$(SERVER_SRC))) \
+SRC    += $(filter-out server/cli/serve% server/cli/chat% server/cli/line%,$(filter server/cli/% server/client/% server/call/% server/chat/% server/hub/% server/jobs/% server/store/%,$(SERVER_SRC))) \
           $(filter-out bench/load/%,$(BENCH_SRC))
 CFLAGS += -DSLUICE_NO_HTTP
 endif
@@ -132,7 +141,7 @@ $(BUILD)/sluice: $(OBJ) $(MAIN)
 	$(SAY_LD) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 # What a tree was built for: objects made for something else are made again.
-BUILT_FOR := CUDA=$(CUDA) HTTP=$(HTTP) CURL=$(CURL) ONLY=$(ONLY) MHD=$(MHD) LIBEDIT=$(LIBEDIT) CUARCH=$(CUARCH) $(OPT)
+BUILT_FOR := CUDA=$(CUDA) HTTP=$(HTTP) CURL=$(CURL) ONLY=$(ONLY) MHD=$(MHD) LIBEDIT=$(LIBEDIT) SQLITE=$(SQLITE) CUARCH=$(CUARCH) $(OPT)
 .PHONY: always
 $(BUILD)/built-for: always
 	@mkdir -p $(@D)

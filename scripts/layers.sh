@@ -40,10 +40,11 @@ server/chat:        server/chat/jinja server/chat/tools engine/tokenizer engine/
 server/config:      engine/engine.h engine/base
 server/call:        server/config server/chat engine/engine.h engine/tokenizer engine/device/params.h engine/base
 server/http:        engine/base
-server/api:         server/config server/call server/chat server/http engine/engine.h engine/tokenizer engine/device/params.h engine/base
-server/jobs:        server/config server/call server/chat engine/engine.h engine/tokenizer engine/device/params.h engine/base
+server/store:       engine/base
+server/jobs:        server/config server/store server/call server/chat engine/engine.h engine/tokenizer engine/device/params.h engine/base
+server/api:         server/config server/jobs server/store server/call server/chat server/http engine/engine.h engine/tokenizer engine/device/params.h engine/base
 server/hub:         engine/base
-server/cli:         server/config server/hub server/jobs server/api server/call server/chat server/http server/client bench/load bench/ops bench/engine engine/engine.h engine/cluster/nodes.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
+server/cli:         server/config server/hub server/jobs server/store server/api server/call server/chat server/http server/client bench/load bench/ops bench/engine engine/engine.h engine/cluster/nodes.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
 '
 # Includes that are still to be mended: "FILE HEADER" each.
 owed='
@@ -66,6 +67,7 @@ owners='
 ^cjson                          ^engine/base/json\.c
 ^pcre2                          ^engine/tokenizer/
 ^utf8proc                       ^engine/(tokenizer/|grammar/charset\.c)
+^sqlite3                        ^server/store/
 ^(cuda|cublas|nccl)             ^(cuda|bench/ops)/
 '
 [ "${1:-}" != --list ] || { sed '/^$/d' <<<"$ranks"; exit; }

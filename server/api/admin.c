@@ -122,9 +122,13 @@ void api_get_metrics(struct http_request *req, void *arg)
     struct api *a = arg;
     struct engine_stats stats;
     struct http_stats http;
+    struct batches_counts batches;
     struct buf out;
     int64_t now_ns = clock_now_ns();
     api_put_stats(a, &stats);
+    if (a->batches) {
+        batches_count(a->batches, &batches);
+    }
     http_server_stats(a->http, &http);
     enum api_health h = api_check_health(a, now_ns);
     bool waits = stats.n_running + engine_stats_queued(&stats) > 0;
@@ -136,6 +140,7 @@ void api_get_metrics(struct http_request *req, void *arg)
         .info = a->ready ? a->calls.model.info : NULL,
         .http = &http,
         .counts = &a->calls.counts,
+        .batches = a->batches ? &batches : NULL,
         .health = api_health_names[h],
         .heartbeat_age_s = waits ? (double)(now_ns - a->seen_step_ns) * 1e-9 : 0,
         .load_seconds = a->ready ? (double)(a->ready_ns - a->started_ns) * 1e-9 : 0,

@@ -1,11 +1,13 @@
 #include "server/api/api.h"
 
 #include "engine/base/clock.h"
+#include "engine/base/hash.h"
 #include "engine/base/log.h"
 #include "server/api/keys.h"
 #include "server/api/log_request.h"
 #include "server/api/origin.h"
 #include "server/call/tenant.h"
+#include "server/jobs/batches.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -20,23 +22,42 @@ void api_init(struct api *a, const struct config *config, const char *config_tex
     a->anyone = tenant_new(&limits);
 }
 
+static void wake(void *arg)
+{
+    http_wake(((struct api *)arg)->http);
+}
+
+void api_set_store(struct api *a, struct store *store)
+{
+    struct batches_options o = {.store = store, .calls = &a->calls, .wake = wake, .arg = a,
+                                .max_line_bytes = (size_t)a->config->max_body_bytes,
+                                .retention_s = (int64_t)a->config->data_retention};
+    a->store = store;
+    a->data_retention_s = o.retention_s;
+    a->batches = batches_open(&o);
+}
+
 void api_set_ready(struct api *a)
 {
     a->ready = true;
     a->ready_ns = clock_now_ns();
     a->seen_step_ns = a->ready_ns;
     a->health = HEALTH_OK;
+    if (a->batches) {
+        batches_start(a->batches);
+    }
 }
 
 void api_deinit(struct api *a)
 {
+    batches_close(a->batches);
     call_server_deinit(&a->calls);
     keys_close(a->keys);
     a->keys = NULL;
     tenant_drop(a->anyone);
 }
 
-/* ---- keys ------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 static bool unauthorized(struct http_request *req, bool missing)
 {
@@ -52,6 +73,15 @@ static bool unauthorized(struct http_request *req, bool missing)
     }
     reply_error(req, &e);
     return false;
+}
+
+/* Whose files and batches a key sees: the same after a restart, and after its name has changed. Two
+ * hashes of fixed keys, so that no two are equal by chance and the text is not in the store. */
+static void name_owner(char *out, size_t room, const char *key)
+{
+    size_t n = strlen(key);
+    snprintf(out, room, "%016llx%016llx", (unsigned long long)hash_bytes(key, n, 1),
+             (unsigned long long)hash_bytes(key, n, 2));
 }
 
 /* An Authorization header of another scheme is a proxy's or a browser's own. */
@@ -96,6 +126,7 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
     }
     log->tenant = tenant_hold(tenant);
     snprintf(log->key_name, sizeof log->key_name, "%s", name);
+    name_owner(log->owner, sizeof log->owner, key);
     if ((scopes & needed) == 0) {
         struct api_error e = {0};
         api_error_set(&e, 403, "insufficient_permissions", NULL,
@@ -120,18 +151,24 @@ void api_on_reload(void *arg)
     }
 }
 
-/* ---- the end ---------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 void api_on_wake(void *arg)
 {
     struct api *a = arg;
     call_on_wake(&a->calls);
+    if (a->batches && http_server_state(a->http) != HTTP_STOPPED) { // else there is no pool any more
+        batches_turn(a->batches);
+    }
 }
 
 void api_on_drain(void *arg)
 {
     struct api *a = arg;
     a->draining = true;
+    if (a->batches) {
+        batches_stop(a->batches);
+    }
     log_info("draining: %lld requests in flight", (long long)a->calls.n_calls);
 }
 

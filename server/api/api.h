@@ -14,7 +14,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct batches;
 struct keys;
+struct store;
+
+/* Of /v1/files: a body is held in memory, within http's max_body_total_bytes. */
+enum { API_MAX_FILE_BYTES = 200 << 20, API_MAX_FORM_BYTES = API_MAX_FILE_BYTES + (1 << 16) };
 
 enum { SCOPE_INFERENCE = 1, SCOPE_ADMIN = 2, SCOPE_METRICS = 4 };
 
@@ -31,6 +36,9 @@ struct api {
     struct tenant *anyone; // of whoever asks, where there are no keys
     struct metrics metrics;
     struct status_history history;
+    struct store *store;     // NULL: built without; the owner's
+    struct batches *batches; // NULL: as the store
+    int64_t data_retention_s; // of files and batches; 0: for ever
     bool ready, load_failed, draining;
     atomic_int load_permille; // written by the loading thread
     int64_t started_ns, ready_ns;
@@ -41,9 +49,11 @@ struct api {
     struct http_timer tick;
 };
 
-/* ---- the server (api.c) ----------------------------------------------------------------------- */
+/* ---- the server (api.c) ---------------------------------------------------------------------- */
 
 void api_init(struct api *a, const struct config *config, const char *config_text);
+/* Before api_set_ready: where files and batches are kept. */
+void api_set_store(struct api *a, struct store *store);
 /* The model is loaded: a->calls.engine and a->calls.model are set. */
 void api_set_ready(struct api *a);
 void api_deinit(struct api *a); // after the loop
@@ -56,19 +66,19 @@ void api_on_reload(void *arg);
 void api_on_report(void *arg); // the scheduler's state and the table of requests, to the log
 void api_on_done(const struct http_record *record, const void *room, void *arg);
 
-/* ---- the watchdog (health.c) -------------------------------------------------------------------- */
+/* ---- the watchdog (health.c) ----------------------------------------------------------------- */
 
 /* Starts its timer. */
 void api_watch(struct api *a);
 enum api_health api_check_health(struct api *a, int64_t now_ns);
 
-/* ---- the answers of calls (calls.c) ------------------------------------------------------------- */
+/* ---- the answers of calls (calls.c) ---------------------------------------------------------- */
 
 extern const struct call_host api_call_host;
 
 /* From a handler: takes the request. */
 void api_start(struct api *a, struct http_request *req, enum api_kind kind);
-/* Who waits for the answer, "192.0.2.1:5555"; NULL when nobody does any more. */
+/* Who waits for the answer, "192.0.2.1:5555"; NULL when nobody does, or nobody any more. */
 const char *api_call_peer(const struct call *c);
 
 /* The document of /openapi.json (openapi.c). */
@@ -83,6 +93,15 @@ double api_kv_usage(const struct engine_stats *s);
 
 extern const struct http_route api_routes[]; // routes.c
 
+void api_files_create(struct http_request *req, void *arg);
+void api_files_list(struct http_request *req, void *arg);
+void api_file_get(struct http_request *req, void *arg);
+void api_file_content(struct http_request *req, void *arg);
+void api_file_delete(struct http_request *req, void *arg);
+void api_batches_create(struct http_request *req, void *arg);
+void api_batches_list(struct http_request *req, void *arg);
+void api_batch_get(struct http_request *req, void *arg);
+void api_batch_cancel(struct http_request *req, void *arg);
 void api_responses_get(struct http_request *req, void *arg);
 void api_tokenizer_info(struct http_request *req, void *arg);
 void api_models(struct http_request *req, void *arg);

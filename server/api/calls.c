@@ -26,7 +26,7 @@ static struct api *api_of(struct call_server *s)
     return (struct api *)s;
 }
 
-/* ---- the host ----------------------------------------------------------------------------------- */
+/* ---- the host -------------------------------------------------------------------------------- */
 
 static void run_on_pool(struct call_server *s, void (*work)(void *arg), void (*done)(void *arg),
                         void *arg)
@@ -57,7 +57,7 @@ static void observe(struct call_server *s, enum call_measure what, double v)
 
 const struct call_host api_call_host = {run_on_pool, set_deadline, observe};
 
-/* ---- the sink ----------------------------------------------------------------------------------- */
+/* ---- the sink -------------------------------------------------------------------------------- */
 
 static const char *id(struct call *c, const char *asked)
 {
@@ -213,7 +213,7 @@ static const struct call_sink sink = {
     .over = over,
 };
 
-/* ---- from a handler ------------------------------------------------------------------------------ */
+/* ---- from a handler -------------------------------------------------------------------------- */
 
 static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 {
@@ -300,5 +300,5 @@ void api_start(struct api *a, struct http_request *req, enum api_kind kind)
 
 const char *api_call_peer(const struct call *c)
 {
-    return of(c)->req ? http_peer(of(c)->req) : NULL;
+    return c->sink == &sink && of(c)->req ? http_peer(of(c)->req) : NULL;
 }

@@ -3,6 +3,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "server/jobs/batches.h"
 
 const char *const api_health_names[] = {"ok", "loading", "draining", "stalled", "dead"};
 
@@ -48,6 +49,9 @@ static void on_tick(struct http_timer *timer, void *arg)
     struct api *a = arg;
     enum { PERIOD_MS = 500, EXIT_DELAY_MS = 10000 };
     bool dead = api_check_health(a, clock_now_ns()) == HEALTH_DEAD;
+    if (a->batches) {
+        batches_tick(a->batches, clock_wall_sec());
+    }
     if (dead && !a->load_failed) {
         struct api_error e = {.type = "server_error"};
         api_error_set(&e, 503, "engine_dead", NULL, "The engine has failed.");

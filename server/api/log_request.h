@@ -13,6 +13,7 @@ struct api_log {
     char model[96];       // cut if longer
     char key_name[48];    // which API key; never the key
     struct tenant *tenant; // whose it is, held until the request is over; or NULL
+    char owner[40];       // of files and batches: made of the key; "" without keys
     const char *error;    // the code of an error that was replied, static text; or NULL
     unsigned retry_count; // x-stainless-retry-count
     bool typed, told_id;  // reply.c's, and no part of the line: see reply_is_typed

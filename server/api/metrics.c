@@ -289,6 +289,30 @@ static void print_http(const struct metrics *m, const struct http_stats *h, stru
     }
 }
 
+static void print_batches(const struct metrics_source *s, struct buf *b)
+{
+    const struct batches_counts *c = s->batches;
+    head(b, "sluice_batches", "gauge", "Batches that are kept.");
+    for (int i = 0; i < N_BATCH_STATUSES; i++) {
+        char label[32];
+        snprintf(label, sizeof label, "status=\"%s\"", batch_status_names[i]);
+        sample(b, s, "sluice_batches", label, (double)c->usage.by_status[i]);
+    }
+    one(b, s, "sluice_store_files", "gauge", "Files that are kept.", (double)c->usage.n_files);
+    one(b, s, "sluice_store_bytes", "gauge", "Size of what is kept.", (double)c->usage.bytes);
+    one(b, s, "sluice_store_max_bytes", "gauge", "Its limit.", (double)c->usage.max_bytes);
+    one(b, s, "sluice_batch_lines_done_total", "counter", "Lines of batches that were answered.",
+        (double)c->n_completed);
+    one(b, s, "sluice_batch_lines_failed_total", "counter", "Lines whose answer is an error.",
+        (double)c->n_failed);
+    one(b, s, "sluice_batch_prompt_tokens_total", "counter", "Prompt tokens of answered lines.",
+        (double)c->prompt_tokens);
+    one(b, s, "sluice_batch_computed_tokens_total", "counter",
+        "Those of them that were not found in the prefix cache.", (double)c->computed_tokens);
+    one(b, s, "sluice_batch_output_tokens_total", "counter", "Tokens of the answers.",
+        (double)c->output_tokens);
+}
+
 static void print_process(struct buf *b)
 {
     FILE *f = fopen("/proc/self/statm", "r");
@@ -371,6 +395,9 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
     one(out, s, "sluice_load_seconds", "gauge", "Time from start to ready.", s->load_seconds);
     head(out, "sluice_build_info", "gauge", "The version.");
     buf_printf(out, "sluice_build_info{version=\"%s\"} 1\n", s->version);
+    if (s->batches) {
+        print_batches(s, out);
+    }
     print_http(m, s->http, out);
     print_process(out);
 }

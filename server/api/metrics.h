@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "server/call/call.h"
 #include "server/http/http.h"
+#include "server/jobs/batches.h"
 
 #include <stdint.h>
 
@@ -47,6 +48,7 @@ struct metrics_source {
     const struct engine_info *info;
     const struct http_stats *http;
     const struct call_counts *counts;
+    const struct batches_counts *batches; // NULL: there is no store
     const char *health;
     double heartbeat_age_s, load_seconds, memory_utilization;
     bool prefix_caching, draining;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* What a route answers with when all is well. */
-enum answer { ANSWER_JSON, ANSWER_EVENTS /* or JSON */, ANSWER_TEXT, ANSWER_PAGE };
+enum answer { ANSWER_JSON, ANSWER_EVENTS /* or JSON */, ANSWER_TEXT, ANSWER_PAGE, ANSWER_BYTES };
 
 /* What the table of routes does not say. */
 static const struct about {
@@ -36,6 +36,15 @@ static const struct about {
     {"POST", "/v1/messages/count_tokens", "How many tokens they have.", "CountTokensRequest",
      ANSWER_JSON, false},
     {"POST", "/v1/embeddings", "Vectors of texts.", "EmbeddingRequest", ANSWER_JSON, false},
+    {"POST", "/v1/files", "Keeps a file for a batch.", "FileForm", ANSWER_JSON, false},
+    {"GET", "/v1/files", "The files.", NULL, ANSWER_JSON, false},
+    {"GET", "/v1/files/{id}", "One of them.", NULL, ANSWER_JSON, false},
+    {"DELETE", "/v1/files/{id}", "Deletes it.", NULL, ANSWER_JSON, false},
+    {"GET", "/v1/files/{id}/content", "What is in it.", NULL, ANSWER_BYTES, false},
+    {"POST", "/v1/batches", "Runs a file of requests.", "BatchRequest", ANSWER_JSON, false},
+    {"GET", "/v1/batches", "The batches.", NULL, ANSWER_JSON, false},
+    {"GET", "/v1/batches/{id}", "One of them.", NULL, ANSWER_JSON, false},
+    {"POST", "/v1/batches/{id}/cancel", "Ends it.", NULL, ANSWER_JSON, false},
     {"GET", "/v1/models", "The served names.", NULL, ANSWER_JSON, true},
     {"GET", "/v1/models/{id}", "One of them.", NULL, ANSWER_JSON, false},
     {"POST", "/tokenize", "The tokens of a text or a conversation.", "TokenizeRequest",
@@ -65,6 +74,34 @@ static const struct about {
     {"GET", "/status.json", "What the status page shows; with ?history=1 the last minutes too.", NULL,
      ANSWER_JSON, false},
 };
+
+/* What may stand in a query. */
+#define AFTER "{'name':'after','in':'query','schema':{'type':'string'}}"
+static const struct {
+    const char *method, *path, *parameters;
+} queries[] = {
+    {"POST", "/reset_prefix_cache",
+     "{'name':'reset_running_requests','in':'query','schema':{'type':'boolean'}}"},
+    {"GET", "/v1/files",
+     AFTER ",{'name':'limit','in':'query','schema':{'type':'integer','minimum':1,'maximum':10000}},"
+           "{'name':'order','in':'query','schema':{'type':'string','enum':['asc','desc']}},"
+           "{'name':'purpose','in':'query','schema':{'type':'string'}}"},
+    {"GET", "/v1/batches",
+     AFTER ",{'name':'limit','in':'query','schema':{'type':'integer','minimum':1,'maximum':100}}"},
+};
+
+/* Bodies that are no requests of a model. */
+static const char other_bodies[] =
+    ",'FileForm':{'type':'object','required':['file','purpose'],'properties':{'file':{'type':'string'},"
+    "'purpose':{'type':'string','enum':['batch']},'expires_after[anchor]':{'type':'string','enum':["
+    "'created_at']},'expires_after[seconds]':{'type':'integer','minimum':3600,'maximum':2592000}}},"
+    "'BatchRequest':{'type':'object','required':['input_file_id','endpoint','completion_window'],"
+    "'properties':{'input_file_id':{'type':'string'},'endpoint':{'type':'string','enum':["
+    "'/v1/chat/completions','/v1/completions','/v1/embeddings','/v1/responses']},"
+    "'completion_window':{'type':'string','enum':['24h']},'metadata':{'type':['object','null'],"
+    "'additionalProperties':{'type':'string'},'maxProperties':16},'output_expires_after':{'type':["
+    "'object','null'],'required':['anchor','seconds'],'properties':{'anchor':{'type':'string','enum':["
+    "'created_at']},'seconds':{'type':'integer','minimum':3600,'maximum':2592000}}}}}";
 
 /* The bodies, by what they may hold. */
 static const struct {
@@ -109,7 +146,7 @@ static void put_bound(struct buf *b, const char *key, int64_t v)
     }
 }
 
-/* ---- members ---------------------------------------------------------------------------------- */
+/* ---- members --------------------------------------------------------------------------------- */
 
 /* "a|b|c" as the items of an array: as texts, or as they are. */
 static void put_words(struct buf *b, const char *words, bool quoted)
@@ -250,7 +287,7 @@ static void put_body(struct buf *b, unsigned form, const struct config *config)
     buf_puts(b, first ? "}" : "]}");
 }
 
-/* ---- routes ----------------------------------------------------------------------------------- */
+/* ---- routes ---------------------------------------------------------------------------------- */
 
 static const struct about *find_about(const struct http_route *route)
 {
@@ -296,6 +333,7 @@ static void put_responses(struct buf *b, const struct about *about, bool typed)
                           "'text/event-stream':{'schema':{'type':'string'}}}}",
         [ANSWER_TEXT] = "'content':{'text/plain':{'schema':{'type':'string'}}}}",
         [ANSWER_PAGE] = "'content':{'text/html':{'schema':{'type':'string'}}}}",
+        [ANSWER_BYTES] = "'content':{'application/octet-stream':{'schema':{'type':'string'}}}}",
     };
     put_json(b, ",'responses':{'200':{'description':'OK',");
     put_json(b, forms[about->answer]);
@@ -306,6 +344,23 @@ static void put_responses(struct buf *b, const struct about *about, bool typed)
     put_json(b, ",'default':{'description':'An error','content':{'application/json':{'schema':{"
                 "'$ref':'#/components/schemas/");
     put_json(b, typed ? "TypedError'}}}}}" : "Error'}}}}}");
+}
+
+static void put_parameters(struct buf *b, const struct http_route *route)
+{
+    if (strstr(route->path, "{id}")) {
+        put_json(b, ",'parameters':[{'name':'id','in':'path','required':true,'schema':{'type':"
+                    "'string'}}]");
+        return;
+    }
+    for (size_t i = 0; i < sizeof queries / sizeof queries[0]; i++) {
+        if (strcmp(queries[i].path, route->path) == 0 &&
+            strcmp(queries[i].method, route->method) == 0) {
+            put_json(b, ",'parameters':[");
+            put_json(b, queries[i].parameters);
+            buf_putc(b, ']');
+        }
+    }
 }
 
 static void put_operation(struct buf *b, const struct http_route *route,
@@ -320,16 +375,12 @@ static void put_operation(struct buf *b, const struct http_route *route,
     put_operation_id(b, route);
     put_key(b, "summary");
     put_text(b, about->text);
-    if (strstr(route->path, "{id}")) {
-        put_json(b, ",'parameters':[{'name':'id','in':'path','required':true,'schema':{'type':"
-                    "'string'}}]");
-    } else if (strcmp(route->path, "/reset_prefix_cache") == 0) {
-        put_json(b, ",'parameters':[{'name':'reset_running_requests','in':'query','schema':{"
-                    "'type':'boolean'}}]");
-    }
+    put_parameters(b, route);
     if (about->schema) {
-        put_json(b, ",'requestBody':{'required':true,'content':{'application/json':{'schema':{"
-                    "'$ref':'#/components/schemas/");
+        bool form = strcmp(about->schema, "FileForm") == 0;
+        put_json(b, ",'requestBody':{'required':true,'content':{'");
+        buf_puts(b, form ? "multipart/form-data" : "application/json");
+        put_json(b, "':{'schema':{'$ref':'#/components/schemas/");
         buf_puts(b, about->schema);
         put_json(b, "'}}}}");
     }
@@ -385,6 +436,7 @@ static void put_components(struct buf *b, const struct config *config)
         put_key(b, bodies[i].name);
         put_body(b, bodies[i].form, config);
     }
+    put_json(b, other_bodies);
     buf_putc(b, '}');
 }
 

@@ -2,7 +2,9 @@
 
 #include "engine/base/clock.h"
 #include "server/api/api.h"
+#include "server/jobs/batches.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 /* The columns, which are also members of /status.json. Counts grow from the server's start; who
@@ -103,6 +105,19 @@ static void put_history(struct buf *b, const struct status_history *h)
     buf_puts(b, "]}");
 }
 
+/* The batch that runs, for its bar. */
+static void put_job(struct api *a, struct buf *b)
+{
+    struct batches_counts c = {0};
+    if (a->batches) {
+        batches_count(a->batches, &c);
+    }
+    if (c.id[0]) {
+        buf_printf(b, ",\"batch\":{\"id\":\"%s\",\"total\":%" PRId64 ",\"done\":%" PRId64 "}", c.id,
+                   c.n_total, c.n_done);
+    }
+}
+
 /* ---- the endpoint ------------------------------------------------------------------------------- */
 
 /* /status.json: now; with ?history=1 the last minutes too. */
@@ -126,6 +141,7 @@ void api_status_data(struct http_request *req, void *arg)
         buf_printf(&b, ",\"%s\":", columns[i]);
         buf_put_double(&b, now.value[i]);
     }
+    put_job(a, &b);
     if (history && strcmp(history, "1") == 0) {
         put_history(&b, &a->history);
     }

@@ -100,7 +100,7 @@ static void cancel(struct call *c)
 
 static void set_deadline(struct call *c, int64_t delay_ms)
 {
-    if (c->server->host->set_deadline) {
+    if (c->server->host->set_deadline && !c->offline) {
         c->server->host->set_deadline(c, delay_ms);
     }
 }
@@ -163,7 +163,7 @@ static void give_back(struct call *c)
 void call_gone(struct call *c, enum call_abort why)
 {
     c->gone = true;
-    c->server->counts.aborted[why]++;
+    c->server->counts.aborted[why] += !c->offline;
     if (!c->preparing) { // else the pool still reads the body
         give_back(c);
     }
@@ -245,7 +245,7 @@ static bool submit(struct call *c, struct api_error *e)
     if (!call_make_requests(c, e)) {
         return false;
     }
-    enum status st = c->server->queue ? ERR_BUSY : call_submit(c, e);
+    enum status st = c->offline && c->server->queue ? ERR_BUSY : call_submit(c, e);
     if (st == ERR_BUSY && e->status == 0) {
         enqueue(c);
         return true;
@@ -294,8 +294,8 @@ static void take_prepared(struct call *c)
                 c->n_waiting = (int64_t)c->n_requests * c->request.n;
                 c->tenant->n_waiting += c->n_waiting;
             }
-            call_observe(c->server, MEASURE_N, c->request.n);
-            call_observe(c->server, MEASURE_MAX_TOKENS, c->requests[0].params.max_tokens);
+            call_observe(c, MEASURE_N, c->request.n);
+            call_observe(c, MEASURE_MAX_TOKENS, c->requests[0].params.max_tokens);
             start_deadline(c);
             if (c->request.stream) {
                 start_stream(c);
@@ -393,7 +393,7 @@ static void note_first_token(struct call *c, const struct engine_request *r, int
     stop_waiting(c);
     record->first_token_ns = now_ns - c->t_arrived_ns;
     record->queued_ns = r->t_scheduled_ns > 0 ? r->t_scheduled_ns - c->t_arrived_ns : -1;
-    call_observe(c->server, MEASURE_TTFT, (double)record->first_token_ns * 1e-9);
+    call_observe(c, MEASURE_TTFT, (double)record->first_token_ns * 1e-9);
     if (c->deadline_is_queue) {
         start_deadline(c);
     }
@@ -432,22 +432,22 @@ static void observe_done(struct call *c, const struct engine_request *r)
     if (c->tenant) {
         tenant_charge(c->tenant, total, clock_now_ns());
     }
-    call_observe(s, MEASURE_PROMPT_TOKENS, r->n_prompt);
-    call_observe(s, MEASURE_PREEMPTIONS, r->n_preemptions);
-    call_observe(s, MEASURE_PREFILL_COMPUTED, r->n_prompt - r->n_cached);
-    call_observe(s, MEASURE_GENERATION_TOKENS, total);
-    call_observe(s, MEASURE_MAX_GENERATION_TOKENS, longest);
-    call_observe(s, MEASURE_E2E, (double)(clock_now_ns() - c->t_start_ns) * 1e-9);
+    call_observe(c, MEASURE_PROMPT_TOKENS, r->n_prompt);
+    call_observe(c, MEASURE_PREEMPTIONS, r->n_preemptions);
+    call_observe(c, MEASURE_PREFILL_COMPUTED, r->n_prompt - r->n_cached);
+    call_observe(c, MEASURE_GENERATION_TOKENS, total);
+    call_observe(c, MEASURE_MAX_GENERATION_TOKENS, longest);
+    call_observe(c, MEASURE_E2E, (double)(clock_now_ns() - c->t_start_ns) * 1e-9);
     if (r->t_scheduled_ns > 0) {
-        call_observe(s, MEASURE_QUEUE, (double)(r->t_scheduled_ns - r->t_submit_ns) * 1e-9);
-        call_observe(s, MEASURE_INFERENCE, (double)(r->t_done_ns - r->t_scheduled_ns) * 1e-9);
+        call_observe(c, MEASURE_QUEUE, (double)(r->t_scheduled_ns - r->t_submit_ns) * 1e-9);
+        call_observe(c, MEASURE_INFERENCE, (double)(r->t_done_ns - r->t_scheduled_ns) * 1e-9);
     }
     if (r->t_first_token_ns > 0 && r->t_scheduled_ns > 0) {
         double decode = (double)(r->t_done_ns - r->t_first_token_ns) * 1e-9;
-        call_observe(s, MEASURE_PREFILL, (double)(r->t_first_token_ns - r->t_scheduled_ns) * 1e-9);
-        call_observe(s, MEASURE_DECODE, decode);
+        call_observe(c, MEASURE_PREFILL, (double)(r->t_first_token_ns - r->t_scheduled_ns) * 1e-9);
+        call_observe(c, MEASURE_DECODE, decode);
         if (longest > 1) {
-            call_observe(s, MEASURE_TPOT, decode / (longest - 1));
+            call_observe(c, MEASURE_TPOT, decode / (longest - 1));
         }
     }
 }

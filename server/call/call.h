@@ -88,9 +88,8 @@ struct call_server {
     const struct config *config;
     struct engine *engine;         // NULL until loaded
     struct api_model model;
-    /* A call that finds the engine's queue full waits instead of being refused. While `queue` is not
-     * NULL nothing more should be started. */
-    bool patient;
+    /* Offline calls that found the engine's queue full. While it is not NULL no more of them should be
+     * started. */
     struct call *queue, **queue_tail;
     struct call *calls; // all that live
     int64_t n_calls;
@@ -168,6 +167,9 @@ struct call {
     struct api_request request;
     int64_t t_arrived_ns; // of the request, clock_now_ns
     double patience_s;    // how long its client waits for a first token; 0: not known
+    /* Nobody waits for it: where the engine's queue is full it waits instead of being refused, it has
+     * no deadlines, and is not among the measures of what clients see. */
+    bool offline;
     const struct call_format *format; // NULL: the kind's own
     struct tenant *tenant; // who asks, entered already; NULL: without limits
 
@@ -207,7 +209,7 @@ void call_abort_all(struct call_server *s, const struct api_error *e);
 
 /* ---- the parts (server.c, choice.c, submit.c) ------------------------------------------------------------- */
 
-void call_observe(struct call_server *s, enum call_measure what, double v);
+void call_observe(struct call *c, enum call_measure what, double v);
 
 void call_choice_init(struct call_choice *ch, struct call *c, int32_t index,
                       struct engine_request *r, int32_t sample);

@@ -185,7 +185,7 @@ static void observe(struct call_choice *ch, int32_t n_new, int64_t now_ns)
 {
     if (n_new > 0) {
         if (ch->t_last_ns > 0) {
-            call_observe(ch->call->server, MEASURE_ITL, (double)(now_ns - ch->t_last_ns) * 1e-9);
+            call_observe(ch->call, MEASURE_ITL, (double)(now_ns - ch->t_last_ns) * 1e-9);
         }
         ch->t_last_ns = now_ns;
     }

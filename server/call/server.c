@@ -19,9 +19,9 @@ void call_server_deinit(struct call_server *s)
     buf_deinit(&s->scratch);
 }
 
-void call_observe(struct call_server *s, enum call_measure what, double v)
+void call_observe(struct call *c, enum call_measure what, double v)
 {
-    if (s->host->observe) {
-        s->host->observe(s, what, v);
+    if (c->server->host->observe && !c->offline) {
+        c->server->host->observe(c->server, what, v);
     }
 }

@@ -164,7 +164,7 @@ static bool admit(struct call *c, struct api_error *e)
                              "This request asks for %lld samples, of all prompts together; at most "
                              "%d may wait and run at once here.", (long long)sequences, most);
     }
-    if (c->server->patient) {
+    if (c->offline) {
         return true;
     }
     int64_t queued = call_queue_length(c->server, &s), now_ns = clock_now_ns();
@@ -202,7 +202,7 @@ static enum status refused(struct call *c, enum status st, const struct err *why
 {
     struct call_server *s = c->server;
     struct engine_stats stats;
-    if (st == ERR_BUSY && !s->patient) {
+    if (st == ERR_BUSY && !c->offline) {
         engine_stats(s->engine, &stats);
         e->retry_after_s = retry_after(&stats);
         e->type = "server_error";

@@ -10,6 +10,7 @@ int cmd_tokenize(int argc, char **argv);
 int cmd_grammar(int argc, char **argv);
 int cmd_chat(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
+int cmd_run_batch(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 int cmd_render(int argc, char **argv);
 int cmd_pull(int argc, char **argv);

@@ -215,6 +215,15 @@ const struct option_row option_rows[] = {
     {ROW("dead-timeout", OPTION_SECONDS, dead_timeout, "300", "then: /health/live fails"),
      .min = 1, .max = 864000},
 
+    {.section = "Files and batches",
+     ROW("data-dir", OPTION_STRING, data_dir, NULL,
+         "folder of what outlives the server: files, batches and their answers")},
+    {ROW("data-max-bytes", OPTION_BYTES, data_max_bytes, "4GiB", "size of all that; more is refused"),
+     .min = 1 << 20, .max = 1e15},
+    {ROW("data-retention", OPTION_SECONDS, data_retention, "30d",
+         "then files, and batches that have ended, are deleted; 0: never"),
+     .min = 0, .max = 1e9},
+
     {.section = "Answers",
      ROW("tool-call-parser", OPTION_CHOICE, tool_call_parser, "auto", "form of tool calls"),
      .choices = "auto|none|" TOOL_PARSER_NAMES},

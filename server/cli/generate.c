@@ -3,56 +3,24 @@
  * as soon as it and those before it are done. */
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
-#include "engine/cluster/nodes.h"
 #include "server/cli/commands.h"
 #include "server/cli/config_load.h"
-#include "server/cli/devices.h"
-#include "server/cli/engine_config.h"
 #include "server/cli/generate_job.h"
-#include "server/cli/model_choice.h"
+#include "server/cli/local_engine.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-extern char **environ;
-
-/* A pipe, so that news of the engine and lines can be waited for together. */
-struct waker {
-    int out, in;
-    atomic_bool awake; // a byte is in it
-};
-
 struct generate {
-    struct call_server server;
-    struct waker waker;
+    struct local_engine local;
     struct generate_job **jobs; // in input order
     size_t n_jobs, cap, n_printed;
     bool told_unknown; // once is enough
 };
-
-static void wake(void *arg)
-{
-    struct waker *w = arg;
-    if (!atomic_exchange(&w->awake, true)) {
-        ssize_t n = write(w->in, "", 1);
-        (void)n; // one byte at a time always fits
-    }
-}
-
-static void wait_for_news(struct waker *w)
-{
-    char byte;
-    while (read(w->out, &byte, 1) < 0 && errno == EINTR) {
-    }
-    atomic_store(&w->awake, false); // what is announced from here on wakes again
-}
-
-static const struct call_host host = {0}; // prepared at once, and without deadlines
 
 /* Other keys are no error, since requests for servers have more of them, but may be misspelt. */
 static void note_unknown(struct generate *g, const struct generate_job *job)
@@ -77,18 +45,20 @@ static void print_done(struct generate *g)
     fflush(stdout);
 }
 
-static void turn(struct generate *g)
+/* Waits for news of the engine, or for bytes to read. */
+static void turn(struct generate *g, int fd)
 {
-    wait_for_news(&g->waker);
-    call_on_wake(&g->server);
-    print_done(g);
+    if (local_engine_wait(&g->local, fd, -1)) {
+        call_on_wake(&g->local.calls);
+        print_done(g);
+    }
 }
 
 /* Until the engine has taken what it was given, so that not more is read than it can hold. */
 static void wait_for_room(struct generate *g)
 {
-    while (g->server.queue) {
-        turn(g);
+    while (g->local.calls.queue) {
+        turn(g, -1);
     }
 }
 
@@ -100,7 +70,7 @@ static void add_line(struct generate *g, const char *line, size_t n_bytes)
         g->jobs = xrealloc(g->jobs, g->cap * sizeof *g->jobs);
     }
     g->jobs[g->n_jobs++] = job;
-    generate_job_start(job, &g->server, line, n_bytes, false);
+    generate_job_start(job, &g->local.calls, line, n_bytes, false);
     wait_for_room(g);
 }
 
@@ -146,21 +116,22 @@ static void take_lines(struct generate *g, struct input *in, size_t n_old)
     memmove(in->bytes, in->bytes + from, in->n_bytes);
 }
 
+static bool has_input(void)
+{
+    struct pollfd fd = {.fd = STDIN_FILENO, .events = POLLIN};
+    return poll(&fd, 1, 0) > 0;
+}
+
 static void run_lines(struct generate *g)
 {
     struct input in = {0};
     while (!in.ended || g->n_printed < g->n_jobs) {
-        struct pollfd fds[] = {{.fd = g->waker.out, .events = POLLIN},
-                               {.fd = in.ended ? -1 : STDIN_FILENO, .events = POLLIN}};
-        poll(fds, 2, -1);
-        if (fds[1].revents) {
+        turn(g, in.ended ? -1 : STDIN_FILENO);
+        if (!in.ended && has_input()) {
             size_t n_old = in.n_bytes;
             read_more(&in);
             take_lines(g, &in, n_old);
             print_done(g); // what is refused makes no news
-        }
-        if (fds[0].revents) {
-            turn(g);
         }
     }
     free(in.bytes);
@@ -174,10 +145,10 @@ static int run_prompt(struct generate *g, const char *prompt, const char *max_to
     buf_put_json(&line, prompt, strlen(prompt));
     buf_printf(&line, ", \"max_tokens\": %s, \"stream\": true}", max_tokens);
     struct generate_job job = {0};
-    generate_job_start(&job, &g->server, line.data, line.n_bytes, true);
+    generate_job_start(&job, &g->local.calls, line.data, line.n_bytes, true);
     buf_deinit(&line);
     while (!job.over) {
-        turn(g);
+        turn(g, -1);
     }
     if (!job.failed) {
         putchar('\n');
@@ -291,26 +262,6 @@ static int run(struct generate *g, const struct arguments *a)
     return rc;
 }
 
-static enum status open_all(struct generate *g, struct config *c, struct engine_options *options,
-                            struct err *err)
-{
-    TRY(model_choose(c, false, err));
-    TRY(model_find(c, err));
-    TRY(engine_config(c, options, err));
-    if (options->nodes && nodes_rank(options->nodes) > 0) {
-        return err_set(err, ERR_INVALID, "node-rank: 'sluice generate' is node 0; the other nodes "
-                       "run 'sluice serve'");
-    }
-    options->wake = wake;
-    options->callback_arg = &g->waker;
-    TRY(engine_open(options, &g->server.engine, err));
-    TRY(api_model_open_prompts(&g->server.model, c, engine_info(g->server.engine), err));
-    if (g->server.model.tok) {
-        engine_add_eos(g->server.engine, tokenizer_eos(g->server.model.tok));
-    }
-    return OK;
-}
-
 int cmd_generate(int argc, char **argv)
 {
     struct arguments a = {.max_tokens = "256"};
@@ -322,30 +273,15 @@ int cmd_generate(int argc, char **argv)
         free(a.rest);
         return 0;
     }
-    log_set_level(LOG_WARN);
-    struct config c = {0};
-    struct engine_options options = {0};
     struct err err = {""};
     struct generate g = {0};
-    int ends[2] = {-1, -1};
     enum status st = check_arguments(&a, &err);
-    if (st == OK && pipe2(ends, O_CLOEXEC) != 0) {
-        st = err_set(&err, ERR_IO, "no pipe: %s", strerror(errno));
+    if (st != OK) {
+        fprintf(stderr, "sluice: %s\n", err.text);
+        free(a.rest);
+        return 1;
     }
-    g.waker.out = ends[0];
-    g.waker.in = ends[1];
-    if (st == OK) {
-        st = config_load(&c, a.n_rest, a.rest, environ, &err);
-    }
-    if (st == OK) {
-        config_set_log_level(&c, true);
-        call_server_init(&g.server, &c, &host);
-        g.server.patient = true;
-        st = open_all(&g, &c, &options, &err);
-    }
-    if (st != OK && options.nodes) {
-        nodes_fail(options.nodes, err.text);
-    }
+    st = local_engine_open(&g.local, a.n_rest, a.rest, "generate", api_model_open_prompts, &err);
     int rc = st == OK ? run(&g, &a) : 1;
     if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "sluice: the output could not be written\n");
@@ -354,19 +290,8 @@ int cmd_generate(int argc, char **argv)
     if (st != OK) {
         fprintf(stderr, "sluice: %s\n", err.text);
     }
-    if (g.server.engine) {
-        struct engine_stats stats;
-        engine_stats(g.server.engine, &stats);
-        rc = stats.state == ENGINE_FAILED ? 2 : rc;
-    }
-    engine_close(g.server.engine);
-    devices_release(&options);
-    api_model_close(&g.server.model);
-    call_server_deinit(&g.server);
-    config_deinit(&c);
+    rc = local_engine_close(&g.local, rc);
     free(g.jobs);
     free(a.rest);
-    close(ends[0]);
-    close(ends[1]);
     return rc;
 }

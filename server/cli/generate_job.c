@@ -124,6 +124,7 @@ void generate_job_start(struct generate_job *job, struct call_server *s, const c
     char *text = xstrndup(line, n_bytes); // it is changed while it is read
     job->call.sink = to_person ? &person_sink : &line_sink;
     job->call.format = &generate_line_format;
+    job->call.offline = true;
     job->call.request.kind = API_GENERATE;
     job->call.request.text = text;
     job->call.request.n_bytes = n_bytes;

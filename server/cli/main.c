@@ -15,6 +15,7 @@ static const struct command {
     const char *help;
 } commands[] = {
     {"generate", cmd_generate, "continue prompts, without a server"},
+    {"run-batch", cmd_run_batch, "answer a file of requests, without a server"},
 #ifndef SLUICE_NO_HTTP
     {"serve", cmd_serve, "serve a model over the OpenAI API"},
     {"chat", cmd_chat, "a conversation in the terminal, with a model or a server"},

@@ -13,6 +13,7 @@
 #include "server/cli/model_choice.h"
 #include "server/cli/nodes_config.h"
 #include "server/cli/serve_node.h"
+#include "server/store/store.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +29,7 @@ struct serve {
     struct buf config_text; // for /server_info
     struct api api;
     struct http_server *http;
+    struct store *store;
     struct engine_options options;
     struct engine *engine;
     struct api_model model;
@@ -36,7 +38,7 @@ struct serve {
     bool loading;
 };
 
-/* ---- loading ---------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 static void on_progress(double share, const char *what, void *arg)
 {
@@ -103,7 +105,7 @@ static void loaded(void *arg)
     http_notify(s->http, "READY=1");
 }
 
-/* ---- listening -------------------------------------------------------------------------------- */
+/* ---- listening ------------------------------------------------------------------------------- */
 
 static bool is_healthy(void *arg)
 {
@@ -215,6 +217,25 @@ static void announce(const struct serve *s)
     }
 }
 
+/* Where files and batches are kept. Without a folder, in a temporary file. */
+static enum status open_store(struct serve *s, struct err *err)
+{
+    const struct config *c = &s->config;
+    struct store_options o = {.dir = c->data_dir, .max_bytes = c->data_max_bytes,
+                              .max_file_bytes = API_MAX_FILE_BYTES};
+    enum status st = store_open(&o, &s->store, err);
+    if (st == ERR_UNSUPPORTED && !c->data_dir) {
+        log_info("no files and batches: %s", err->text);
+        return OK;
+    }
+    TRY(st);
+    if (!c->data_dir) {
+        log_info("files and batches are kept until the server ends; --data-dir keeps them longer");
+    }
+    api_set_store(&s->api, s->store);
+    return OK;
+}
+
 /* Nobody is told of an address whose model cannot be loaded: what a look at its files shows comes
  * first. */
 static enum status prepare(struct serve *s, struct err *err)
@@ -222,6 +243,7 @@ static enum status prepare(struct serve *s, struct err *err)
     TRY(engine_config_check(&s->config, err));
     TRY(api_model_check(&s->config, err));
     TRY(keys_open(&s->config, &s->api.keys, err));
+    TRY(open_store(s, err));
     return listen_now(s, err);
 }
 
@@ -235,6 +257,7 @@ static int run(struct serve *s)
     if (prepare(s, &err) != OK) {
         fprintf(stderr, "sluice: %s\n", err.text);
         api_deinit(&s->api);
+        store_close(s->store);
         return 1;
     }
     announce(s);
@@ -265,6 +288,7 @@ static int run(struct serve *s)
     api_model_close(&s->model);
     http_server_close(s->http);
     api_deinit(&s->api);
+    store_close(s->store);
     if (rc != 0) {
         log_warn("some requests were cut");
     }

@@ -54,6 +54,10 @@ struct config {
     double header_timeout, body_timeout, keep_alive_timeout, queue_timeout, request_timeout;
     double sse_keep_alive_interval, head_delay, drain_delay, shutdown_timeout;
     double stall_timeout, dead_timeout;
+    // files and batches
+    const char *data_dir; // NULL: nothing outlives the server
+    int64_t data_max_bytes;
+    double data_retention; // 0: for ever
     // answers
     const char *tool_call_parser, *reasoning_parser;
     bool clamp_max_tokens, strict_parameters, trust_request_chat_template;

@@ -1,6 +1,7 @@
 """The real `openai` package against `sluice serve` with the demo model on the CPU."""
 
 import json
+import time
 
 import pytest
 from api import Server
@@ -206,3 +207,38 @@ def test_a_batch_of_equal_requests_gives_equal_answers(server):
     import asyncio
 
     assert len(asyncio.run(all_at_once(server.port, 24))) == 1
+
+
+def test_files_and_batches(client, tmp_path):
+    lines = [{"custom_id": "c%d" % i, "method": "POST", "url": "/v1/chat/completions",
+              "body": {"model": "demo", "messages": COUNT, "max_tokens": 5 + i, "temperature": 0}} for i in range(6)]
+    lines.append({**lines[0], "custom_id": "wrong", "body": {"model": "demo"}})
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    f = client.files.create(file=path.open("rb"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 7200})
+    assert f.object == "file" and f.filename == "in.jsonl" and f.expires_at == f.created_at + 7200
+    assert client.files.retrieve(f.id) == f and f in list(client.files.list(purpose="batch", limit=1))
+    assert client.files.content(f.id).read() == path.read_bytes()
+    batch = client.batches.create(input_file_id=f.id, endpoint="/v1/chat/completions", completion_window="24h",
+                                  metadata={"a": "b"}, output_expires_after={"anchor": "created_at", "seconds": 3600})
+    assert batch.id in [b.id for b in client.batches.list(limit=1)]
+    while batch.status not in ("completed", "failed"):
+        time.sleep(0.05)
+        batch = client.batches.retrieve(batch.id)
+    type(batch).model_validate(json.loads(batch.model_dump_json()), strict=True)
+    assert batch.status == "completed" and batch.metadata == {"a": "b"} and batch.model == "demo"
+    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (7, 6, 1)
+    assert batch.usage.total_tokens == batch.usage.input_tokens + batch.usage.output_tokens > 0
+    out = [json.loads(l) for l in client.files.content(batch.output_file_id).text.splitlines()]
+    for o in out:
+        whole = openai.types.chat.ChatCompletion.model_validate(o["response"]["body"])
+        assert whole.usage.completion_tokens <= 5 + int(o["custom_id"][1:])
+    assert len(out) == 6 and client.files.retrieve(batch.output_file_id).expires_at
+    assert json.loads(client.files.content(batch.error_file_id).text)["custom_id"] == "wrong"
+    assert client.batches.cancel(batch.id).status == "completed"
+    assert client.files.delete(f.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(f.id)
+    with pytest.raises(openai.BadRequestError) as e:
+        client.files.create(file=b"x", purpose="fine-tune")
+    assert e.value.code == "unsupported_value"

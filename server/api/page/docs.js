@@ -18,7 +18,7 @@ var p=s.properties[k],row=el("tr",undefined,table);
 row.className="member";row.dataset.key=k;
 el("code",k,el("td",undefined,row));
 el("code",values(p)+((s.required||[]).indexOf(k)>=0?" (required)":""),el("td",undefined,row));
-el("td",p.description,row)})}
+el("td",p.description||"",row)})}
 function show(doc){
 var main=document.getElementById("main");
 main.textContent="";
@@ -27,7 +27,7 @@ Object.keys(doc.paths).forEach(function(path){Object.keys(doc.paths[path]).forEa
 var o=doc.paths[path][method],d=el("details",undefined,main),s=el("summary",undefined,d);
 d.className="endpoint";
 el("b",method.toUpperCase(),s);el("code",path,s);el("span"," "+o.summary+(o.security?" (key)":""),s).className="dim";
-if(o.requestBody)members(doc,o.requestBody.content["application/json"].schema.$ref,d)
+if(o.requestBody)members(doc,Object.values(o.requestBody.content)[0].schema.$ref,d)
 else el("p","No body.",d).className="dim"})})}
 document.getElementById("find").addEventListener("input",function(){
 var word=this.value.trim().toLowerCase();

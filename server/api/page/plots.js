@@ -181,6 +181,13 @@ function showServer(d) {
   byId("device").textContent = d.device;
   byId("up").textContent = "up " + showTime(d.uptime) + ", " + show(d.finished, true) +
     (d.finished === 1 ? " answer" : " answers") + ", version " + d.version;
+  var bar = byId("batch");
+  bar.hidden = !d.batch;
+  if (d.batch) {
+    bar.firstElementChild.max = d.batch.total;
+    bar.firstElementChild.value = d.batch.done;
+    bar.lastElementChild.textContent = d.batch.id + ": " + d.batch.done + " of " + d.batch.total;
+  }
 }
 
 var askedAt = -Infinity; // a page that slept has missed samples, which the server still has

@@ -113,8 +113,9 @@ static const struct call_host host = {.set_deadline = set_deadline};
 static struct config config;
 static struct bed bed;
 static struct call_server server;
+static bool offline; // the calls that follow
 
-static bool open_server(int32_t max_waiting, bool patient)
+static bool open_server(int32_t max_waiting, bool are_offline)
 {
     const char *argv[] = {"serve", "test/golden/llama-3", "--chat-template",
                           "{% for m in messages %}{{ m.content }}{% endfor %}", "--max-num-queued-reqs=1000"};
@@ -127,8 +128,8 @@ static bool open_server(int32_t max_waiting, bool patient)
         CHECK_FAIL("%s", err.text);
         return false;
     }
+    offline = are_offline;
     call_server_init(&server, &config, &host);
-    server.patient = patient;
     server.engine = bed.e;
     enum status st = api_model_open(&server.model, &config, engine_info(bed.e), &err);
     if (st != OK) {
@@ -150,7 +151,7 @@ static void close_server(void)
 
 static void take(struct taken *t, const struct call_sink *sink, enum api_kind kind, const char *body)
 {
-    *t = (struct taken){.call = {.sink = sink}};
+    *t = (struct taken){.call = {.sink = sink, .offline = offline}};
     buf_init(&t->answer, 1 << 20);
     snprintf(t->text, sizeof t->text, "%s", body);
     t->call.request.kind = kind;

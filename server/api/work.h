@@ -1,0 +1,46 @@
+/* Handlers that wait for the disk: their work runs on the pool, the reply is made on the loop.
+ * Thread: the loop, but for `work`. */
+#ifndef SLUICE_SERVER_API_WORK_H
+#define SLUICE_SERVER_API_WORK_H
+
+#include "server/api/api.h"
+#include "server/store/store.h"
+
+struct api_work {
+    struct api *api;
+    struct store *store;
+    struct http_request *req;
+    /* What the request says. Texts live until the reply. */
+    char owner[40]; // whose files and batches it may see
+    const char *id; // of the path; or NULL
+    const char *after, *purpose;
+    bool oldest_first;
+    int64_t limit;
+    char *content_type, *body;
+    size_t n_bytes;
+    /* The answer: the error, or the text. */
+    struct api_error error;
+    struct buf reply;
+    const char *reply_type; // NULL: JSON
+    char batch[STORE_ID_BYTES]; // that is new, or being cancelled; "": none
+    void (*work)(struct api_work *w);
+    void (*after_work)(struct api_work *w); // on the loop, before a reply without an error; may be NULL
+};
+
+/* From a handler: takes the request. 501 where there is no store. */
+void api_work_start(struct api *a, struct http_request *req, void (*work)(struct api_work *w),
+                    void (*after_work)(struct api_work *w));
+/* The same for a list: `after`, `limit` (1 .. most, which is also the default unless it is given),
+ * `order` and `purpose` are read. */
+void api_work_start_list(struct api *a, struct http_request *req, void (*work)(struct api_work *w),
+                         int64_t otherwise, int64_t most);
+
+/* Ends a list's object behind its last item. NULL: it is empty. */
+void api_put_page_end(struct buf *b, const char *first, const char *last, bool has_more);
+
+/* For `work`: the error of a failed store. */
+void api_work_fail(struct api_work *w, enum status st, const struct err *err);
+/* 404, "No such File object: ID". */
+void api_work_missing(struct api_work *w, const char *object);
+
+#endif

@@ -1,0 +1,213 @@
+#include "server/cli/run_batch.h"
+
+#include "engine/base/json.h"
+#include "engine/base/mem.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- the input ------------------------------------------------------------------------------- */
+
+static enum status read_at(void *arg, int64_t offset, size_t max_bytes, struct buf *out,
+                           struct err *err)
+{
+    int fd = *(const int *)arg;
+    if (!buf_reserve(out, max_bytes)) {
+        return err_set(err, ERR_NOMEM, "no memory for the input");
+    }
+    while (max_bytes > 0) {
+        ssize_t n = pread(fd, out->data + out->n_bytes, max_bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return err_set(err, ERR_IO, "the input cannot be read: %s", strerror(errno));
+        }
+        if (n == 0) {
+            break;
+        }
+        out->n_bytes += (size_t)n;
+        offset += n;
+        max_bytes -= (size_t)n;
+    }
+    out->data[out->n_bytes] = '\0';
+    return OK;
+}
+
+static enum status copy_input(int from, int *to, struct err *err)
+{
+    FILE *copy = tmpfile();
+    char chunk[1 << 16];
+    ssize_t n = 0;
+    while (copy && ((n = read(from, chunk, sizeof chunk)) > 0 || (n < 0 && errno == EINTR))) {
+        if (n > 0 && fwrite(chunk, 1, (size_t)n, copy) != (size_t)n) {
+            break;
+        }
+    }
+    bool good = copy && n == 0 && fflush(copy) == 0;
+    *to = good ? dup(fileno(copy)) : -1;
+    if (*to < 0) {
+        err_set(err, ERR_IO, "standard input cannot be copied: %s", strerror(errno));
+    }
+    if (copy) {
+        fclose(copy);
+    }
+    return *to < 0 ? ERR_IO : OK;
+}
+
+enum status batch_input_open(const char *path, int *fd, struct job_input *in, struct err *err)
+{
+    *in = (struct job_input){read_at, fd};
+    *fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    if (*fd < 0) {
+        return err_set(err, ERR_IO, "%s: %s", path, strerror(errno));
+    }
+    if (lseek(*fd, 0, SEEK_CUR) >= 0) {
+        return OK;
+    }
+    int pipe = *fd;
+    enum status st = copy_input(pipe, fd, err);
+    close(pipe);
+    return st;
+}
+
+/* ---- what an earlier run has left ------------------------------------------------------------ */
+
+static int compare_ids(const void *a, const void *b, void *arg)
+{
+    const struct job_lines *l = arg;
+    return strcmp(job_line_id(l, *(const int32_t *)a), job_line_id(l, *(const int32_t *)b));
+}
+
+static void mark(struct job_lines *l, const int32_t *sorted, const char *id)
+{
+    int32_t low = 0, high = l->n;
+    while (low < high) {
+        int32_t mid = low + (high - low) / 2, order = strcmp(job_line_id(l, sorted[mid]), id);
+        if (order == 0) {
+            l->lines[sorted[mid]].is_answered = true;
+            return;
+        }
+        low = order < 0 ? mid + 1 : low;
+        high = order < 0 ? high : mid;
+    }
+}
+
+static void mark_line(struct job_lines *l, const int32_t *sorted, const char *line, size_t n_bytes)
+{
+    struct json *root = NULL;
+    if (json_parse(line, n_bytes, NULL, &root, NULL) == OK) {
+        const char *id = json_get_string(root, "custom_id");
+        if (id) {
+            mark(l, sorted, id);
+        }
+    }
+    json_free(root);
+}
+
+/* Marks what is answered, and leaves the file behind its last whole line. */
+static enum status take_up(FILE *file, struct job_lines *l, struct err *err)
+{
+    int32_t *sorted = xcalloc((size_t)l->n + 1, sizeof *sorted);
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t n;
+    off_t whole = 0;
+    for (int32_t i = 0; i < l->n; i++) {
+        sorted[i] = i;
+    }
+    qsort_r(sorted, (size_t)l->n, sizeof *sorted, compare_ids, l);
+    while ((n = getline(&line, &cap, file)) > 0 && line[n - 1] == '\n') {
+        mark_line(l, sorted, line, (size_t)n);
+        whole += n;
+    }
+    free(line);
+    free(sorted);
+    if (fflush(file) != 0 || ftruncate(fileno(file), whole) != 0 ||
+        fseeko(file, whole, SEEK_SET) != 0) {
+        return err_set(err, ERR_IO, "the output cannot be taken up: %s", strerror(errno));
+    }
+    return OK;
+}
+
+/* ---- the output ------------------------------------------------------------------------------ */
+
+enum status batch_output_open(struct batch_output *o, const char *path, bool ordered, bool resume,
+                              struct job_lines *lines, struct err *err)
+{
+    *o = (struct batch_output){.ordered = ordered, .lines = lines};
+    if (strcmp(path, "-") == 0) {
+        o->file = stdout;
+    } else {
+        o->file = resume ? fopen(path, "r+") : NULL;
+        o->file = o->file ? o->file : fopen(path, resume ? "a+" : "w");
+    }
+    if (!o->file) {
+        return err_set(err, ERR_IO, "%s: %s", path, strerror(errno));
+    }
+    if (resume && o->file != stdout) {
+        TRY(take_up(o->file, lines, err));
+    }
+    if (ordered) {
+        o->held = xcalloc((size_t)lines->n + 1, sizeof *o->held);
+    }
+    return OK;
+}
+
+static void put_line(struct batch_output *o, const char *text, size_t n_bytes)
+{
+    fwrite(text, 1, n_bytes, o->file);
+    putc('\n', o->file);
+}
+
+/* Those whose turn has come. Lines that an earlier run answered are there already. */
+static void put_held(struct batch_output *o)
+{
+    for (; o->n_written < o->lines->n; o->n_written++) {
+        char *text = o->held[o->n_written];
+        if (text) {
+            put_line(o, text, strlen(text));
+            free(text);
+            o->held[o->n_written] = NULL;
+        } else if (!o->lines->lines[o->n_written].is_answered) {
+            return;
+        }
+    }
+}
+
+enum status batch_output_put(struct batch_output *o, const struct batch_answer *answers, size_t n,
+                             struct err *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        const struct batch_answer *a = &answers[i];
+        if (o->ordered) {
+            o->held[a->line] = xstrndup(a->text, a->n_bytes);
+        } else {
+            put_line(o, a->text, a->n_bytes);
+        }
+    }
+    if (o->ordered) {
+        put_held(o);
+    }
+    if (fflush(o->file) != 0 || ferror(o->file)) {
+        return err_set(err, ERR_IO, "the output cannot be written: %s", strerror(errno));
+    }
+    return OK;
+}
+
+enum status batch_output_close(struct batch_output *o, struct err *err)
+{
+    enum status st = OK;
+    for (int32_t i = 0; o->held && i < o->lines->n; i++) {
+        free(o->held[i]);
+    }
+    free(o->held);
+    if (o->file && (o->file == stdout ? fflush(stdout) : fclose(o->file)) != 0) {
+        st = err_set(err, ERR_IO, "the output cannot be written: %s", strerror(errno));
+    }
+    *o = (struct batch_output){0};
+    return st;
+}

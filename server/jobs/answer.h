@@ -1,0 +1,27 @@
+/* The lines of a job's output, as OpenAI's batches have them:
+ *
+ *     {"id","custom_id","response":{"status_code","request_id","body"},"error":null}
+ *
+ * Thread: any. */
+#ifndef SLUICE_SERVER_JOBS_ANSWER_H
+#define SLUICE_SERVER_JOBS_ANSWER_H
+
+#include "engine/base/buf.h"
+#include "server/call/error.h"
+
+enum { ANSWER_ID_BYTES = 32 };
+
+/* A new id of 24 hex digits, for "batch_req_..." and the answer's own. */
+void answer_make_id(char id[ANSWER_ID_BYTES]);
+
+/* body: of a request that went well. */
+void answer_put_body(struct buf *out, const char *id, const char *custom_id, const char *body,
+                     size_t n_bytes);
+/* A request that was refused, or failed. */
+void answer_put_refusal(struct buf *out, const char *id, const char *custom_id,
+                        const struct api_error *e);
+/* A request that was never made: "batch_expired" and the like. */
+void answer_put_unmade(struct buf *out, const char *id, const char *custom_id, const char *code,
+                       const char *message);
+
+#endif

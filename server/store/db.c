@@ -1,0 +1,248 @@
+#include "server/store/db.h"
+
+#include "engine/base/mem.h"
+
+#include <sqlite3.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PAGE_BYTES = 4096, MAX_STATEMENTS = 64 };
+
+/* Statements stay prepared, found by the address of their text: they are constants of this folder. */
+struct db {
+    sqlite3 *handle;
+    struct {
+        const char *sql;
+        sqlite3_stmt *statement;
+    } kept[MAX_STATEMENTS];
+    size_t n_kept;
+};
+
+struct db_rows {
+    struct db *db;
+    sqlite3_stmt *statement;
+    int last; // what the last step said
+};
+
+static enum status fail(struct db *db, int code, struct err *err)
+{
+    enum status st = ERR_IO;
+    if (code == SQLITE_FULL || code == SQLITE_TOOBIG || code == SQLITE_NOMEM) {
+        st = ERR_LIMIT;
+    } else if (code == SQLITE_BUSY || code == SQLITE_LOCKED) {
+        st = ERR_BUSY;
+    } else if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB) {
+        st = ERR_FORMAT;
+    }
+    return err_set(err, st, "the store: %s", db->handle ? sqlite3_errmsg(db->handle)
+                                                        : sqlite3_errstr(code));
+}
+
+enum status db_script(struct db *db, const char *sql, struct err *err)
+{
+    int code = sqlite3_exec(db->handle, sql, NULL, NULL, NULL);
+    return code == SQLITE_OK ? OK : fail(db, code, err);
+}
+
+/* A write-ahead log that is synced at each commit: a commit that returned is on the disk. With the
+ * exclusive mode no other process gets in, and no shared memory file is needed. */
+static enum status settle(struct db *db, const char *path, int64_t max_bytes, struct err *err)
+{
+    char text[128];
+    snprintf(text, sizeof text, "PRAGMA page_size = %d; PRAGMA max_page_count = %lld;", PAGE_BYTES,
+             (long long)(max_bytes / PAGE_BYTES > 64 ? max_bytes / PAGE_BYTES : 64));
+    TRY(db_script(db, text, err));
+    if (!path) {
+        return db_script(db, "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF;", err);
+    }
+    return db_script(db,
+                     "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;"
+                     "PRAGMA synchronous = FULL; BEGIN EXCLUSIVE; COMMIT;",
+                     err);
+}
+
+enum status db_open(const char *path, int64_t max_bytes, struct db **out, struct err *err)
+{
+    struct db *db = xcalloc(1, sizeof *db);
+    *out = NULL;
+    int code = sqlite3_open_v2(path ? path : "", &db->handle,
+                               SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX |
+                                   SQLITE_OPEN_EXRESCODE,
+                               NULL);
+    enum status st = code == SQLITE_OK ? OK : fail(db, code & 0xFF, err);
+    if (st == OK) {
+        sqlite3_extended_result_codes(db->handle, 0);
+        st = settle(db, path, max_bytes, err);
+    }
+    if (st != OK) {
+        db_close(db);
+        return path ? err_prefix(err, st, "%s", path) : st;
+    }
+    *out = db;
+    return OK;
+}
+
+void db_close(struct db *db)
+{
+    if (!db) {
+        return;
+    }
+    for (size_t i = 0; i < db->n_kept; i++) {
+        sqlite3_finalize(db->kept[i].statement);
+    }
+    sqlite3_close(db->handle);
+    free(db);
+}
+
+static enum status find_statement(struct db *db, const char *sql, sqlite3_stmt **out,
+                                  struct err *err)
+{
+    for (size_t i = 0; i < db->n_kept; i++) {
+        if (db->kept[i].sql == sql && !sqlite3_stmt_busy(db->kept[i].statement)) {
+            *out = db->kept[i].statement;
+            return OK;
+        }
+    }
+    if (db->n_kept == MAX_STATEMENTS) {
+        return err_set(err, ERR_LIMIT, "the store: too many statements");
+    }
+    int code = sqlite3_prepare_v3(db->handle, sql, -1, SQLITE_PREPARE_PERSISTENT, out, NULL);
+    if (code != SQLITE_OK) {
+        return fail(db, code, err);
+    }
+    db->kept[db->n_kept].sql = sql;
+    db->kept[db->n_kept++].statement = *out;
+    return OK;
+}
+
+/* The caller's memory is used in place: all arguments outlive the statement's run. */
+static enum status bind(struct db *db, sqlite3_stmt *s, const char *types, va_list args,
+                        struct err *err)
+{
+    int code = SQLITE_OK;
+    for (int i = 0; types[i] && code == SQLITE_OK; i++) {
+        if (types[i] == 't') {
+            code = sqlite3_bind_text(s, i + 1, va_arg(args, const char *), -1, SQLITE_TRANSIENT);
+        } else if (types[i] == 'i') {
+            code = sqlite3_bind_int64(s, i + 1, va_arg(args, int64_t));
+        } else {
+            const void *bytes = va_arg(args, const void *);
+            size_t n_bytes = va_arg(args, size_t);
+            code = sqlite3_bind_blob64(s, i + 1, bytes, n_bytes, SQLITE_STATIC);
+        }
+    }
+    return code == SQLITE_OK ? OK : fail(db, code, err);
+}
+
+static enum status start(struct db *db, const char *sql, const char *types, va_list args,
+                         sqlite3_stmt **out, struct err *err)
+{
+    TRY(find_statement(db, sql, out, err));
+    enum status st = bind(db, *out, types, args, err);
+    if (st != OK) {
+        sqlite3_clear_bindings(*out);
+    }
+    return st;
+}
+
+enum status db_run(struct db *db, struct err *err, const char *sql, const char *types, ...)
+{
+    sqlite3_stmt *s;
+    va_list args;
+    va_start(args, types);
+    enum status st = start(db, sql, types, args, &s, err);
+    va_end(args);
+    TRY(st);
+    int code = sqlite3_step(s);
+    st = code == SQLITE_DONE || code == SQLITE_ROW ? OK : fail(db, code, err);
+    sqlite3_reset(s);
+    sqlite3_clear_bindings(s);
+    return st;
+}
+
+int64_t db_changes(const struct db *db)
+{
+    return sqlite3_changes(db->handle);
+}
+
+enum status db_query(struct db *db, struct db_rows **rows, struct err *err, const char *sql,
+                     const char *types, ...)
+{
+    sqlite3_stmt *s;
+    va_list args;
+    *rows = NULL;
+    va_start(args, types);
+    enum status st = start(db, sql, types, args, &s, err);
+    va_end(args);
+    TRY(st);
+    *rows = xcalloc(1, sizeof **rows);
+    **rows = (struct db_rows){.db = db, .statement = s, .last = SQLITE_ROW};
+    return OK;
+}
+
+bool db_next(struct db_rows *rows)
+{
+    if (rows->last == SQLITE_ROW) {
+        rows->last = sqlite3_step(rows->statement);
+    }
+    return rows->last == SQLITE_ROW;
+}
+
+int64_t db_int(struct db_rows *rows, int column)
+{
+    return sqlite3_column_int64(rows->statement, column);
+}
+
+const char *db_text(struct db_rows *rows, int column)
+{
+    const unsigned char *text = sqlite3_column_text(rows->statement, column);
+    return text ? (const char *)text : "";
+}
+
+const void *db_bytes(struct db_rows *rows, int column, size_t *n_bytes)
+{
+    const void *bytes = sqlite3_column_blob(rows->statement, column);
+    *n_bytes = (size_t)sqlite3_column_bytes(rows->statement, column);
+    return bytes;
+}
+
+enum status db_end(struct db_rows *rows, struct err *err)
+{
+    bool good = rows->last == SQLITE_ROW || rows->last == SQLITE_DONE;
+    enum status st = good ? OK : fail(rows->db, rows->last, err);
+    sqlite3_reset(rows->statement);
+    sqlite3_clear_bindings(rows->statement);
+    free(rows);
+    return st;
+}
+
+enum status db_begin(struct db *db, struct err *err)
+{
+    return db_script(db, "BEGIN IMMEDIATE", err);
+}
+
+enum status db_commit(struct db *db, struct err *err)
+{
+    return db_script(db, "COMMIT", err);
+}
+
+void db_abort(struct db *db)
+{
+    if (!sqlite3_get_autocommit(db->handle)) {
+        sqlite3_exec(db->handle, "ROLLBACK", NULL, NULL, NULL);
+    }
+}
+
+int64_t db_size_bytes(struct db *db)
+{
+    struct db_rows *rows;
+    int64_t pages = 0;
+    if (db_query(db, &rows, NULL, "SELECT page_count - freelist_count FROM pragma_page_count(), "
+                                  "pragma_freelist_count()", "") == OK) {
+        pages = db_next(rows) ? db_int(rows, 0) : 0;
+        db_end(rows, NULL);
+    }
+    return pages * PAGE_BYTES;
+}

@@ -1,0 +1,44 @@
+/* What the files of the store share. */
+#ifndef SLUICE_SERVER_STORE_PRIVATE_H
+#define SLUICE_SERVER_STORE_PRIVATE_H
+
+#include "server/store/db.h"
+#include "server/store/store.h"
+
+#include <pthread.h>
+
+/* The statuses for which batch_has_ended, as SQL has them. */
+#define ENDED_STATUSES "(3, 4, 5, 7)"
+_Static_assert(BATCH_COMPLETED == 3 && BATCH_FAILED == 4 && BATCH_EXPIRED == 5 &&
+                   BATCH_CANCELLED == 7,
+               "ENDED_STATUSES names them by number");
+
+/* What a batch still reads stays until it has ended. */
+#define NOT_USED                                                                                   \
+    " AND id NOT IN (SELECT input_file FROM batches WHERE status NOT IN " ENDED_STATUSES ")"
+
+enum { CHUNK_BYTES = 1 << 16 }; // of a file's content in one row: who wants a line reads no more
+
+struct store {
+    pthread_mutex_t lock; // held while db is used
+    struct db *db;
+    struct store_options options;
+};
+
+/* "file-" and the like with 24 random hex digits. */
+void store_make_id(char id[STORE_ID_BYTES], const char *prefix);
+
+/* Content is written chunk by chunk; the caller holds the lock. */
+struct chunk_writer {
+    struct store *store;
+    int64_t file, n_chunks, n_bytes;
+    struct buf rest; // less than a chunk
+};
+enum status chunks_begin(struct chunk_writer *w, struct store *s, struct err *err);
+enum status chunks_write(struct chunk_writer *w, const void *bytes, size_t n_bytes,
+                         struct err *err);
+/* Names the file, which exists from here on. */
+enum status chunks_end(struct chunk_writer *w, const char *owner, struct stored_file *file,
+                       struct err *err);
+
+#endif

@@ -1,0 +1,158 @@
+#include "server/store/private.h"
+
+#include "engine/base/mem.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+
+/* Rows of files with ready = 0 are uploads under way. */
+static const char schema[] =
+    "CREATE TABLE IF NOT EXISTS files ("
+    " row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, owner TEXT, filename TEXT,"
+    " purpose TEXT, bytes INTEGER, created_at INTEGER, expires_at INTEGER, ready INTEGER NOT NULL);"
+    "CREATE TABLE IF NOT EXISTS chunks ("
+    " file INTEGER, n INTEGER, data BLOB, PRIMARY KEY (file, n)) WITHOUT ROWID;"
+    "CREATE TABLE IF NOT EXISTS batches ("
+    " row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, owner TEXT, endpoint TEXT,"
+    " window TEXT, input_file TEXT, output_file TEXT, error_file TEXT, model TEXT, metadata TEXT,"
+    " errors TEXT, status INTEGER, created_at INTEGER, expires_at INTEGER, n_total INTEGER,"
+    " n_completed INTEGER, n_failed INTEGER, input_tokens INTEGER, cached_tokens INTEGER,"
+    " output_tokens INTEGER, output_expires_s INTEGER);"
+    "CREATE TABLE IF NOT EXISTS batch_times ("
+    " batch INTEGER, status INTEGER, at INTEGER, PRIMARY KEY (batch, status)) WITHOUT ROWID;"
+    "CREATE TABLE IF NOT EXISTS answers ("
+    " batch INTEGER, line INTEGER, failed INTEGER, text BLOB,"
+    " PRIMARY KEY (batch, line)) WITHOUT ROWID;"
+    "DELETE FROM chunks WHERE file IN (SELECT row FROM files WHERE ready = 0);"
+    "DELETE FROM files WHERE ready = 0;";
+
+void store_make_id(char id[STORE_ID_BYTES], const char *prefix)
+{
+    unsigned char random[12];
+    size_t n = (size_t)snprintf(id, STORE_ID_BYTES, "%s", prefix);
+    while (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) {
+    }
+    for (size_t i = 0; i < sizeof random && n + 2 < STORE_ID_BYTES; i++) {
+        n += (size_t)snprintf(id + n, STORE_ID_BYTES - n, "%02x", random[i]);
+    }
+}
+
+static enum status open_folder(struct store *s, const char *dir, struct err *err)
+{
+    char path[4096];
+    if (mkdir(dir, 0700) != 0 && errno != EEXIST) {
+        return err_set(err, ERR_IO, "%s: %s", dir, strerror(errno));
+    }
+    int n = snprintf(path, sizeof path, "%s/sluice.db", dir);
+    if (n < 0 || (size_t)n >= sizeof path) {
+        return err_set(err, ERR_INVALID, "the path of the data folder is too long");
+    }
+    enum status st = db_open(path, s->options.max_bytes, &s->db, err);
+    if (st == ERR_BUSY) {
+        return err_set(err, st, "%s is used by another server; give each one a folder of its own",
+                       dir);
+    }
+    return st;
+}
+
+enum status store_open(const struct store_options *options, struct store **out, struct err *err)
+{
+    struct store *s = xcalloc(1, sizeof *s);
+    s->options = *options;
+    s->options.dir = NULL; // not kept
+    pthread_mutex_init(&s->lock, NULL);
+    enum status st = options->dir ? open_folder(s, options->dir, err)
+                                  : db_open(NULL, options->max_bytes, &s->db, err);
+    if (st == OK) {
+        st = db_script(s->db, schema, err);
+    }
+    if (st != OK) {
+        store_close(s);
+        s = NULL;
+    }
+    *out = s;
+    return st;
+}
+
+void store_close(struct store *s)
+{
+    if (s) {
+        db_close(s->db);
+        pthread_mutex_destroy(&s->lock);
+        free(s);
+    }
+}
+
+static enum status count_rows(struct store *s, const char *sql, int64_t *n, struct err *err)
+{
+    struct db_rows *rows;
+    TRY(db_query(s->db, &rows, err, sql, ""));
+    *n = db_next(rows) ? db_int(rows, 0) : 0;
+    return db_end(rows, err);
+}
+
+static enum status count_batches(struct store *s, struct store_usage *out, struct err *err)
+{
+    struct db_rows *rows;
+    TRY(db_query(s->db, &rows, err, "SELECT status, count(*) FROM batches GROUP BY status", ""));
+    while (db_next(rows)) {
+        int64_t status = db_int(rows, 0);
+        if (status >= 0 && status < N_BATCH_STATUSES) {
+            out->by_status[status] = db_int(rows, 1);
+            out->n_batches += db_int(rows, 1);
+        }
+    }
+    return db_end(rows, err);
+}
+
+_Static_assert(N_BATCH_STATUSES == 8, "store_usage.by_status");
+
+enum status store_usage(struct store *s, struct store_usage *out, struct err *err)
+{
+    *out = (struct store_usage){.max_bytes = s->options.max_bytes};
+    pthread_mutex_lock(&s->lock);
+    out->bytes = db_size_bytes(s->db);
+    enum status st = count_rows(s, "SELECT count(*) FROM files WHERE ready", &out->n_files, err);
+    if (st == OK) {
+        st = count_batches(s, out, err);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+static enum status expire(struct store *s, int64_t now, int64_t ended_before, struct err *err)
+{
+    TRY(db_run(s->db, err,
+               "DELETE FROM chunks WHERE file IN (SELECT row FROM files"
+               " WHERE ready AND expires_at > 0 AND expires_at <= ?" NOT_USED ")",
+               "i", now));
+    TRY(db_run(s->db, err, "DELETE FROM files WHERE ready AND expires_at > 0 AND expires_at <= ?" NOT_USED,
+               "i", now));
+    TRY(db_run(s->db, err,
+               "DELETE FROM batches WHERE row IN (SELECT batch FROM batch_times"
+               " WHERE status IN " ENDED_STATUSES " AND at < ?)",
+               "i", ended_before));
+    return db_script(s->db,
+                     "DELETE FROM batch_times WHERE batch NOT IN (SELECT row FROM batches);"
+                     "DELETE FROM answers WHERE batch NOT IN (SELECT row FROM batches);",
+                     err);
+}
+
+enum status store_expire(struct store *s, int64_t now, int64_t ended_before, struct err *err)
+{
+    pthread_mutex_lock(&s->lock);
+    enum status st = db_begin(s->db, err);
+    if (st == OK) {
+        st = expire(s, now, ended_before, err);
+    }
+    if (st == OK) {
+        st = db_commit(s->db, err);
+    }
+    db_abort(s->db);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}

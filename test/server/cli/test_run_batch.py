@@ -1,0 +1,200 @@
+"""`sluice run-batch` with the demo model: how much is computed in each order, right answers, and files."""
+
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+SLUICE = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"), "sluice")
+DEMO = os.path.join(ROOT, "models/demo")
+BLOCK = 16
+
+
+def run(path, out, *flags, stdin=None, ok=True):
+    done = subprocess.run([SLUICE, "run-batch", DEMO, "-i", str(path), "-o", str(out), "--device", "cpu", "--dtype", "float32",
+                           "--served-model-name", "demo", "--block-size", str(BLOCK), *flags],
+                          capture_output=True, text=True, timeout=300, input=stdin)
+    assert (done.returncode == 0) == ok, done.stderr
+    return done
+
+
+def figure(done, name):
+    (value,) = [l.split()[-1] for l in done.stderr.splitlines() if l.strip().startswith(name + " ")]
+    return float(value.rstrip("%"))
+
+
+def line(custom_id, body, url="/v1/completions"):
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "demo", **body}}) + "\n"
+
+
+def answers(path):
+    with open(path) as f:
+        lines = [json.loads(l) for l in f]
+    found = {l["custom_id"]: l for l in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def text_of(answer):
+    return answer["response"]["body"]["choices"][0]["text"]
+
+
+# ---- the ladder
+
+
+def shared(prompts):
+    """Tokens that each has in common with one before it, in whole blocks, as a cache without bounds finds them."""
+    seen, n = set(), 0
+    for p in prompts:
+        for k in range((len(p) - 1) // BLOCK, 0, -1):
+            if tuple(p[: k * BLOCK]) in seen:
+                n += k * BLOCK
+                break
+        seen.update(tuple(p[: k * BLOCK]) for k in range(1, len(p) // BLOCK + 1))
+    return n
+
+
+def test_the_ladder_counts_computed_tokens(tmp_path):
+    rng = random.Random(5)
+    ids = lambda n: [rng.randrange(300, 900) for _ in range(n)]  # noqa: E731
+    prefixes = [ids(5 * BLOCK + 3) for _ in range(8)]
+    prompts = [prefixes[i % 8] + ids(rng.randrange(8, 20)) for i in range(48)]
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(line("r%d" % i, {"prompt": p, "max_tokens": 4, "temperature": 0, "ignore_eos": True})
+                            for i, p in enumerate(prompts)))
+    logical, least = sum(map(len, prompts)), sum(map(len, prompts)) - shared(prompts)
+    computed, texts = {}, {}
+    small = ["--max-num-seqs", "1", "--num-gpu-blocks-override", "20"]
+    for name, flags in (("nothing", ["--group-order", "none", "--no-enable-prefix-caching", *small]),
+                        ("arrival", ["--group-order", "none", *small]),
+                        ("roomy", ["--group-order", "none", "--max-num-seqs", "1", "--num-gpu-blocks-override", "400"]),
+                        ("sorted", ["--group-order", "sorted", *small]),
+                        ("groups", ["--group-order", "groups", *small]),
+                        ("ratio", ["--group-order", "ratio", *small])):
+        done = run(path, tmp_path / name, *flags)
+        assert figure(done, "prompt tokens") == logical
+        computed[name] = figure(done, "computed")
+        texts[name] = {k: text_of(v) for k, v in answers(tmp_path / name).items()}
+        assert texts[name] == texts["nothing"] and len(texts[name]) == 48
+    assert computed["nothing"] == logical
+    assert computed["arrival"] == logical  # eight prefixes in turn do not fit: each is gone when it comes again
+    for name in ("roomy", "sorted", "groups", "ratio"):
+        assert computed[name] == least, name
+
+
+def test_several_lanes_and_a_bench_file(tmp_path):
+    path = tmp_path / "in.jsonl"
+    subprocess.run([SLUICE, "bench", "--write-batch", str(path), "--model", "demo", "--workload", "shared-prefix", "--groups", "6",
+                    "--members", "10", "--prefix-len", "64", "--suffix-len", "8", "--output-len", "6", "--order", "shuffled"],
+                   check=True)
+    done = run(path, tmp_path / "out", "--num-gpu-blocks-override", "40", "--max-num-seqs", "8")
+    assert figure(done, "computed") == 6 * 64 + 60 * 8 and figure(done, "requests") == 60
+    assert figure(done, "saved") == figure(done, "could be saved")
+    assert figure(done, "output tokens") == 360
+
+
+# ---- answers
+
+
+def load(name, path):
+    loader = SourceFileLoader(name, path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    loader.exec_module(module)
+    return module
+
+
+def test_the_demos_questions_are_answered_line_by_line(tmp_path):
+    sys.path.insert(0, os.path.join(ROOT, "scripts/train_demo"))
+    demo = load("eval_demo", os.path.join(ROOT, "scripts/eval_demo"))
+    cases = {"%s-%d" % (task, i): demo.corpus.case(task, i) for task in demo.corpus.TASKS for i in range(200 // len(demo.corpus.TASKS))}
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(line(k, demo.request_of(c, "demo", {}), "/v1/chat/completions") for k, c in cases.items()))
+    run(path, tmp_path / "out")
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(path.read_text().splitlines(keepends=True)[::5]))
+    run(few, tmp_path / "alone", "--group-order", "none", "--ordered", "--max-num-seqs", "2")
+    got, alone = answers(tmp_path / "out"), answers(tmp_path / "alone")
+    assert list(alone) == list(cases)[::5] and set(got) == set(cases)
+    n_right = 0
+    for k, case in cases.items():
+        choice = got[k]["response"]["body"]["choices"][0]
+        other = alone.get(k, got[k])["response"]["body"]["choices"][0]
+        assert choice == other or choice["message"].get("tool_calls"), k  # whose ids are new each time
+        message = choice["message"]
+        calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls") or []]
+        n_right += choice["finish_reason"] != "length" and bool(demo.judge.is_right(case, message.get("content") or "", calls or None))
+    assert n_right >= 0.95 * len(cases), n_right
+
+
+def few(tmp_path, n=30):
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(line("r%d" % i, {"prompt": "Count from %d" % i, "max_tokens": 5, "temperature": 0}) for i in range(n)))
+    return path
+
+
+def test_standard_input_and_output(tmp_path):
+    path = few(tmp_path)
+    run(path, tmp_path / "out", "--ordered")
+    done = run("-", "-", "--ordered", stdin=path.read_text())
+    lines = [json.loads(l) for l in done.stdout.splitlines()]
+    want = answers(tmp_path / "out")
+    assert [l["custom_id"] for l in lines] == ["r%d" % i for i in range(30)] == list(want)
+    assert [text_of(l) for l in lines] == [text_of(w) for w in want.values()]
+
+
+@pytest.mark.parametrize("ordered", [[], ["--ordered"]])
+def test_a_run_that_was_cut_goes_on(tmp_path, ordered):
+    path, out = few(tmp_path), tmp_path / "out"
+    run(path, out, "--ordered")
+    whole = out.read_text().splitlines(keepends=True)
+    out.write_text("".join(whole[:12]) + whole[12][:40])  # in the middle of a line
+    done = run(path, out, "--resume", *ordered)
+    assert figure(done, "answered before") == 12 and figure(done, "answered now") == 18
+    now = out.read_text().splitlines(keepends=True)
+    assert now[:12] == whole[:12] and len(now) == 30
+    assert {k: text_of(v) for k, v in answers(out).items()} == {json.loads(l)["custom_id"]: text_of(json.loads(l)) for l in whole}
+    assert not ordered or [json.loads(l)["custom_id"] for l in now] == [json.loads(l)["custom_id"] for l in whole]
+    done = run(path, out, "--resume")
+    assert figure(done, "answered now") == 0 and out.read_text() == "".join(now)
+    fresh = tmp_path / "fresh"
+    run(path, fresh, "--resume")  # nothing is there yet
+    assert len(answers(fresh)) == 30
+
+
+def test_wrong_lines_are_named_and_nothing_is_run(tmp_path):
+    path, out = few(tmp_path), tmp_path / "out"
+    with open(path, "a") as f:
+        f.write("{\n" + line("r1", {}) + line("x", {}, "/v1/nothing"))
+    done = run(path, out, ok=False)
+    for word in ("line 31: ", "line 32: ", "line 33: ", "3 lines of the input are wrong"):
+        assert word in done.stderr
+    assert not out.exists()
+
+
+def test_refused_requests_are_answers(tmp_path):
+    path = few(tmp_path, 3)
+    with open(path, "a") as f:
+        f.write(line("bad", {"prompt": "x", "max_tokens": -1}))
+    done = run(path, tmp_path / "out")
+    assert figure(done, "of these with errors") == 1
+    bad = answers(tmp_path / "out")["bad"]["response"]
+    assert bad["status_code"] == 400 and bad["body"]["error"]["param"] == "max_tokens"
+
+
+@pytest.mark.parametrize("flags,word", [
+    ([], "needs -i FILE and -o FILE"),
+    (["-i", "/nothing/here", "-o", "x"], "/nothing/here"),
+    (["-i", os.devnull, "-o", "-", "--resume"], "resume"),
+    (["-i", os.devnull, "-o", "-", "--group-order", "up"], "group-order"),
+    (["-i", os.devnull, "-o", "-"], "no requests"),
+    (["-i", __file__, "-o", "/nothing/here"], "wrong"),
+])
+def test_bad_arguments(flags, word):
+    done = subprocess.run([SLUICE, "run-batch", DEMO, "--device", "cpu", *flags], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and word in done.stderr, done.stderr

@@ -1,0 +1,609 @@
+/* Jobs on an engine that hashes: whatever happens on the way, each line has one answer or is left. */
+#include "server/jobs/batches.h"
+#include "server/jobs/job.h"
+
+#include "server/cli/config_load.h"
+#include "test/engine/bed.h"
+
+enum { MAX_LINES = 200, BLOCK = 16 };
+
+static struct config config;
+static struct bed bed;
+static struct call_server server;
+static const struct call_host host = {0};
+
+/* What a job reads and has kept. */
+struct bench_job {
+    struct buf input;
+    struct job_lines lines;
+    struct job *job;
+    char *texts[MAX_LINES];
+    int n_answers[MAX_LINES], n_failed, n_keeps;
+    int keep_fails; // the next so many calls of keep
+    bool woken;
+};
+
+static enum status read_memory(void *arg, int64_t offset, size_t max_bytes, struct buf *out,
+                               struct err *err)
+{
+    const struct bench_job *b = arg;
+    (void)err;
+    if (offset < (int64_t)b->input.n_bytes) {
+        size_t left = b->input.n_bytes - (size_t)offset;
+        buf_put(out, b->input.data + offset, left < max_bytes ? left : max_bytes);
+    }
+    return OK;
+}
+
+static enum status keep(void *arg, const struct batch_answer *answers, size_t n, struct err *err)
+{
+    struct bench_job *b = arg;
+    b->n_keeps++;
+    if (b->keep_fails > 0) {
+        b->keep_fails--;
+        return err_set(err, ERR_LIMIT, "full");
+    }
+    for (size_t i = 0; i < n; i++) {
+        int64_t line = answers[i].line;
+        b->n_answers[line]++;
+        b->n_failed += answers[i].failed;
+        free(b->texts[line]);
+        b->texts[line] = strndup(answers[i].text, answers[i].n_bytes);
+    }
+    return OK;
+}
+
+static void wake(void *arg)
+{
+    ((struct bench_job *)arg)->woken = true;
+}
+
+/* ---- the bed --------------------------------------------------------------------------------- */
+
+static bool open_server(int32_t n_blocks, int32_t max_waiting, int32_t lanes)
+{
+    const char *argv[] = {"serve", "test/golden/llama-3", "--max-num-queued-reqs=1000"};
+    struct err err = {""};
+    bed = (struct bed){0};
+    struct engine_options o = options_of(&bed, BLOCK, n_blocks);
+    o.max_num_seqs = lanes;
+    o.max_waiting = max_waiting;
+    if (!start(&bed, &o) || config_load(&config, 3, (char **)argv, NULL, &err) != OK) {
+        CHECK_FAIL("%s", err.text);
+        return false;
+    }
+    call_server_init(&server, &config, &host);
+    server.engine = bed.e;
+    return api_model_open(&server.model, &config, engine_info(bed.e), &err) == OK;
+}
+
+static void close_server(void)
+{
+    engine_stop_all(bed.e);
+    call_on_wake(&server);
+    CHECK_EQ(server.n_calls, 0);
+    engine_close(bed.e);
+    api_model_close(&server.model);
+    call_server_deinit(&server);
+    config_deinit(&config);
+}
+
+static void begin(struct bench_job *b)
+{
+    *b = (struct bench_job){0};
+    buf_init(&b->input, 1 << 24);
+}
+
+/* A line with n_shared ids that its group has in common, and its own. */
+static void add(struct bench_job *b, int number, int group, int n_shared, int n_own,
+                const char *more)
+{
+    buf_printf(&b->input, "{\"custom_id\":\"r%d\",\"method\":\"POST\",\"url\":\"/v1/completions\","
+                          "\"body\":{\"prompt\":[", number);
+    for (int i = 0; i < n_shared; i++) {
+        buf_printf(&b->input, "%d,", (group * 37 + i * 11) % 250 + 3);
+    }
+    for (int i = 0; i < n_own; i++) {
+        buf_printf(&b->input, "%d%s", (number * 53 + i * 7) % 250 + 3, i + 1 < n_own ? "," : "");
+    }
+    buf_printf(&b->input, "],\"seed\":7,\"ignore_eos\":true,%s}}\n", more);
+}
+
+static bool read_lines(struct bench_job *b)
+{
+    struct job_input in = {read_memory, b};
+    struct job_lines_limits limits = {.max_line_bytes = 1 << 20, .max_lines = MAX_LINES};
+    struct err err = {""};
+    CHECK_EQ(job_lines_read(&in, &limits, &b->lines, &err), OK);
+    for (int32_t i = 0; i < b->lines.n_errors; i++) {
+        CHECK_FAIL("line %d: %s", (int)b->lines.errors[i].line, b->lines.errors[i].message);
+    }
+    return b->lines.n_errors == 0;
+}
+
+static void open_job(struct bench_job *b, enum job_order order)
+{
+    struct job_options o = {.calls = &server, .input = {read_memory, b}, .lines = &b->lines,
+                            .order = order, .keep = keep, .wake = wake, .arg = b};
+    b->job = job_open(&o);
+}
+
+/* Takes up to n turns; true: the job is over. */
+static bool turns(struct bench_job *b, int n)
+{
+    for (; n > 0; n--) {
+        if (job_turn(b->job)) {
+            return true;
+        }
+        engine_turn(bed.e);
+        call_on_wake(&server);
+    }
+    return false;
+}
+
+static void check_all_once(const struct bench_job *b)
+{
+    for (int32_t i = 0; i < b->lines.n; i++) {
+        CHECK_EQ(b->n_answers[i], 1);
+        char want[40]; // texts of hashes may have a NUL: they are looked at as text
+        snprintf(want, sizeof want, "\"custom_id\":\"r%d\",", i);
+        CHECK(b->texts[i] && strstr(b->texts[i], want));
+    }
+}
+
+static void end(struct bench_job *b)
+{
+    job_close(b->job);
+    job_lines_deinit(&b->lines);
+    buf_deinit(&b->input);
+    for (int i = 0; i < MAX_LINES; i++) {
+        free(b->texts[i]);
+    }
+}
+
+/* n_groups x n_members lines, whose groups come in turn. */
+static void add_groups(struct bench_job *b, int n_groups, int n_members, const char *more)
+{
+    for (int i = 0; i < n_groups * n_members; i++) {
+        add(b, i, i % n_groups, 4 * BLOCK, 5 + i % 7, more);
+    }
+}
+
+/* The text of a line's first answer. */
+static void copy_text(const struct bench_job *b, int line, char *out, size_t room)
+{
+    static const char key[] = "\"text\":";
+    const char *at = b->texts[line] ? strstr(b->texts[line], key) : NULL;
+    const char *stop = at ? strstr(at, ",\"logprobs\"") : NULL;
+    snprintf(out, room, "%.*s", stop ? (int)(stop - at) : 0, at ? at : "");
+}
+
+/* ---- what holds ------------------------------------------------------------------------------ */
+
+TEST(each_prefix_is_computed_once_in_every_order_that_brings_it_together)
+{
+    static const enum job_order orders[] = {JOB_ORDER_SORTED, JOB_ORDER_GROUPS, JOB_ORDER_RATIO};
+    for (size_t o = 0; o < sizeof orders / sizeof orders[0]; o++) {
+        struct bench_job b;
+        struct job_progress p;
+        REQUIRE(open_server(40, 0, 2)); // far less than all prefixes
+        begin(&b);
+        add_groups(&b, 12, 8, "\"max_tokens\":4");
+        REQUIRE(read_lines(&b));
+        open_job(&b, orders[o]);
+        CHECK(turns(&b, 4000));
+        check_all_once(&b);
+        job_progress(b.job, &p);
+        CHECK_EQ(p.n_answered, 96);
+        CHECK_EQ(b.n_failed, 0);
+        CHECK_EQ(p.prompt_tokens, p.planned_tokens);
+        CHECK_EQ(p.prompt_tokens - p.cached_tokens, p.planned_computed);
+        CHECK_EQ(p.planned_tokens - p.planned_computed, 12 * 7 * 4 * BLOCK);
+        end(&b);
+        close_server();
+    }
+}
+
+TEST(arrival_order_computes_more_where_the_pool_is_small)
+{
+    struct bench_job b;
+    struct job_progress p;
+    REQUIRE(open_server(20, 0, 2));
+    begin(&b);
+    add_groups(&b, 12, 8, "\"max_tokens\":4");
+    REQUIRE(read_lines(&b));
+    open_job(&b, JOB_ORDER_NONE);
+    CHECK(turns(&b, 4000));
+    check_all_once(&b);
+    job_progress(b.job, &p);
+    CHECK(p.prompt_tokens - p.cached_tokens > 2 * p.planned_computed);
+    end(&b);
+    close_server();
+}
+
+TEST(an_answer_does_not_depend_on_what_runs_beside_it)
+{
+    struct bench_job all, one;
+    char want[512], have[512];
+    REQUIRE(open_server(60, 0, 4));
+    begin(&all);
+    add_groups(&all, 5, 6, "\"max_tokens\":12");
+    REQUIRE(read_lines(&all));
+    open_job(&all, JOB_ORDER_RATIO);
+    CHECK(turns(&all, 2000));
+    for (int i = 0; i < 30; i += 7) {
+        begin(&one);
+        add(&one, i, i % 5, 4 * BLOCK, 5 + i % 7, "\"max_tokens\":12");
+        REQUIRE(read_lines(&one));
+        open_job(&one, JOB_ORDER_NONE);
+        CHECK(turns(&one, 200));
+        copy_text(&one, 0, want, sizeof want);
+        copy_text(&all, i, have, sizeof have);
+        CHECK(want[0] != '\0');
+        CHECK_STR(have, want);
+        end(&one);
+    }
+    end(&all);
+    close_server();
+}
+
+TEST(a_bad_line_gets_its_error_and_holds_nobody_up)
+{
+    struct bench_job b;
+    REQUIRE(open_server(24, 0, 2));
+    begin(&b);
+    for (int i = 0; i < 12; i++) {
+        const char *more = i == 3 ? "\"max_tokens\":-1" : "\"max_tokens\":4";
+        add(&b, i, 0, i == 5 ? 100 * BLOCK : 2 * BLOCK, 3, i == 7 ? "\"model\":\"nobody\"" : more);
+    }
+    REQUIRE(read_lines(&b));
+    open_job(&b, JOB_ORDER_GROUPS);
+    CHECK(turns(&b, 1000));
+    check_all_once(&b);
+    CHECK_EQ(b.n_failed, 3); // 5: longer than the pool
+    CHECK(b.texts[7] && strstr(b.texts[7], "\"status_code\":404"));
+    CHECK(b.texts[3] && strstr(b.texts[3], "\"status_code\":400"));
+    end(&b);
+    close_server();
+}
+
+TEST(stopped_with_a_reason_at_any_moment_every_line_has_one_answer)
+{
+    for (int at = 0; at < 60; at += 3) {
+        struct bench_job b;
+        REQUIRE(open_server(40, 0, 3));
+        begin(&b);
+        add_groups(&b, 4, 6, "\"max_tokens\":10");
+        REQUIRE(read_lines(&b));
+        open_job(&b, JOB_ORDER_RATIO);
+        if (!turns(&b, at)) {
+            job_stop(b.job, "batch_cancelled", "Cancelled.");
+            CHECK(turns(&b, 100));
+        }
+        check_all_once(&b);
+        CHECK(at > 0 || b.n_failed == 24);
+        CHECK(b.n_failed == 0 || at < 59);
+        end(&b);
+        close_server();
+    }
+}
+
+TEST(stopped_without_a_reason_the_rest_is_left_and_another_job_goes_on)
+{
+    for (int at = 0; at < 50; at += 7) {
+        struct bench_job b;
+        REQUIRE(open_server(40, 0, 3));
+        begin(&b);
+        add_groups(&b, 4, 6, "\"max_tokens\":10");
+        REQUIRE(read_lines(&b));
+        open_job(&b, JOB_ORDER_RATIO);
+        bool over = turns(&b, at);
+        int n_before = 0;
+        if (!over) {
+            job_stop(b.job, NULL, NULL);
+            CHECK(turns(&b, 100));
+        }
+        for (int i = 0; i < 24; i++) {
+            CHECK_EQ(b.n_answers[i], b.lines.lines[i].is_answered);
+            n_before += b.n_answers[i];
+        }
+        job_close(b.job);
+        open_job(&b, JOB_ORDER_RATIO);
+        CHECK(turns(&b, 1000));
+        check_all_once(&b);
+        struct job_progress p;
+        job_progress(b.job, &p);
+        CHECK_EQ(p.n_before, n_before);
+        end(&b);
+        close_server();
+    }
+}
+
+TEST(a_failing_engine_ends_the_job_and_lines_without_answers_are_left)
+{
+    for (int at = 1; at < 40; at += 6) {
+        struct bench_job b;
+        REQUIRE(open_server(40, 0, 3));
+        bed.control.fail_at_step = at;
+        begin(&b);
+        add_groups(&b, 4, 6, "\"max_tokens\":10");
+        REQUIRE(read_lines(&b));
+        open_job(&b, JOB_ORDER_RATIO);
+        CHECK(turns(&b, 500));
+        CHECK(job_error(b.job) != NULL);
+        CHECK_EQ(b.n_failed, 0);
+        int n = 0;
+        for (int i = 0; i < 24; i++) {
+            CHECK_EQ(b.n_answers[i], b.lines.lines[i].is_answered);
+            n += b.n_answers[i];
+        }
+        CHECK(n < 24);
+        end(&b);
+        close_server();
+    }
+}
+
+TEST(a_full_queue_and_a_tiny_pool_only_make_it_slower)
+{
+    static const struct {
+        int32_t n_blocks, max_waiting, lanes;
+    } beds[] = {{40, 1, 1}, {8, 1, 4}, {7, 0, 8}, {400, 1, 2}};
+    for (size_t i = 0; i < sizeof beds / sizeof beds[0]; i++) {
+        struct bench_job b;
+        REQUIRE(open_server(beds[i].n_blocks, beds[i].max_waiting, beds[i].lanes));
+        begin(&b);
+        add_groups(&b, 5, 8, "\"max_tokens\":6");
+        REQUIRE(read_lines(&b));
+        open_job(&b, JOB_ORDER_RATIO);
+        CHECK(turns(&b, 8000));
+        check_all_once(&b);
+        CHECK_EQ(b.n_failed, 0);
+        end(&b);
+        close_server();
+    }
+}
+
+TEST(answers_that_cannot_be_kept_are_tried_again_and_none_is_lost)
+{
+    struct bench_job b;
+    REQUIRE(open_server(60, 0, 4));
+    begin(&b);
+    add_groups(&b, 4, 10, "\"max_tokens\":5");
+    REQUIRE(read_lines(&b));
+    b.keep_fails = 5;
+    open_job(&b, JOB_ORDER_GROUPS);
+    int n_tries = 0;
+    while (!turns(&b, 300) && n_tries < 20) {
+        CHECK(job_keep_error(b.job) != NULL);
+        CHECK_STR(job_keep_error(b.job) ? job_keep_error(b.job)->text : "", "full");
+        job_keep_again(b.job);
+        n_tries++;
+    }
+    CHECK_EQ(n_tries, 5);
+    check_all_once(&b);
+    end(&b);
+    close_server();
+}
+
+TEST(salts_do_not_share_and_samples_do)
+{
+    struct bench_job b;
+    struct job_progress p;
+    REQUIRE(open_server(60, 0, 8));
+    begin(&b);
+    for (int i = 0; i < 8; i++) { // the same prefix under two salts
+        add(&b, i, 0, 4 * BLOCK, 3, i % 2 ? "\"max_tokens\":3,\"n\":3,\"cache_salt\":\"a\""
+                                          : "\"max_tokens\":3,\"cache_salt\":\"b\"");
+    }
+    REQUIRE(read_lines(&b));
+    open_job(&b, JOB_ORDER_GROUPS);
+    CHECK(turns(&b, 400));
+    check_all_once(&b);
+    job_progress(b.job, &p);
+    CHECK_EQ(b.n_failed, 0);
+    CHECK_EQ(p.planned_tokens - p.planned_computed, 6 * 4 * BLOCK);
+    CHECK_EQ(p.output_tokens, 4 * 3 + 4 * 9);
+    end(&b);
+    close_server();
+}
+
+TEST(equal_prompts_and_prompts_that_are_a_prefix)
+{
+    struct bench_job b;
+    struct job_progress p;
+    REQUIRE(open_server(60, 0, 1));
+    begin(&b);
+    for (int i = 0; i < 6; i++) {
+        buf_printf(&b.input, "{\"custom_id\":\"r%d\",\"method\":\"POST\",\"url\":\"/v1/completions\","
+                             "\"body\":{\"prompt\":[", i);
+        int n = i < 3 ? 4 * BLOCK : 2 * BLOCK + i; // whole blocks: the last token is not shared
+        for (int k = 0; k < n; k++) {
+            buf_printf(&b.input, "%s%d", k ? "," : "", k + 5);
+        }
+        buf_puts(&b.input, "],\"max_tokens\":2,\"temperature\":0,\"ignore_eos\":true}}\n");
+    }
+    REQUIRE(read_lines(&b));
+    open_job(&b, JOB_ORDER_GROUPS);
+    CHECK(turns(&b, 400));
+    check_all_once(&b);
+    job_progress(b.job, &p);
+    CHECK_EQ(p.prompt_tokens - p.cached_tokens, p.planned_computed);
+    end(&b);
+    close_server();
+}
+
+/* ---- beside online traffic ------------------------------------------------------------------- */
+
+struct online {
+    struct call call;
+    char text[256];
+    bool over, good;
+};
+
+static const char *online_id(struct call *c, const char *asked)
+{
+    (void)c;
+    return asked ? asked : "x";
+}
+
+static void online_whole(struct call *c, struct buf *json)
+{
+    ((struct online *)c)->good = true;
+    buf_deinit(json);
+}
+
+static void online_error(struct call *c, const struct api_error *e)
+{
+    (void)c;
+    CHECK_FAIL("%s", e->message);
+}
+
+static void online_drop(struct call *c)
+{
+    (void)c;
+}
+
+static void online_over(struct call *c)
+{
+    ((struct online *)c)->over = true;
+}
+
+TEST(a_request_passes_a_job_that_holds_every_lane_and_block)
+{
+    static const struct call_sink sink = {.id = online_id, .whole = online_whole,
+                                          .error = online_error, .drop = online_drop,
+                                          .over = online_over};
+    static struct online q;
+    struct bench_job b;
+    REQUIRE(open_server(24, 0, 3));
+    begin(&b);
+    add_groups(&b, 6, 5, "\"max_tokens\":60");
+    REQUIRE(read_lines(&b));
+    open_job(&b, JOB_ORDER_RATIO);
+    CHECK(!turns(&b, 20));
+    q = (struct online){.call = {.sink = &sink}};
+    snprintf(q.text, sizeof q.text, "{\"prompt\":[5,6,7],\"max_tokens\":3,\"ignore_eos\":true}");
+    q.call.request.kind = API_COMPLETIONS;
+    q.call.request.text = q.text;
+    q.call.request.n_bytes = strlen(q.text);
+    call_start(&server, &q.call);
+    CHECK(!turns(&b, 8)); // a few steps, however long the job
+    CHECK(q.over && q.good);
+    CHECK(turns(&b, 8000));
+    check_all_once(&b);
+    end(&b);
+    close_server();
+}
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+TEST(lines_are_read_the_same_however_the_input_is_cut)
+{
+    struct bench_job b;
+    begin(&b);
+    add_groups(&b, 3, 10, "\"max_tokens\":1");
+    buf_puts(&b.input, "\r\n  \n");
+    add(&b, 30, 0, 2, 2, "\"max_tokens\":1");
+    b.input.n_bytes--; // the last line has no end
+    REQUIRE(read_lines(&b));
+    CHECK_EQ(b.lines.n, 31);
+    for (int i = 0; i < 31; i++) {
+        const struct job_line *l = &b.lines.lines[i];
+        char want[16];
+        snprintf(want, sizeof want, "r%d", i);
+        CHECK_STR(job_line_id(&b.lines, i), want);
+        CHECK(b.input.data[l->body_at] == '{' && b.input.data[l->body_at + l->body_bytes - 1] == '}');
+    }
+    end(&b);
+}
+
+TEST(a_line_that_is_too_long_is_an_error_and_not_a_buffer)
+{
+    struct bench_job b;
+    struct job_input in = {read_memory, &b};
+    struct job_lines_limits limits = {.max_line_bytes = 1000, .max_lines = 2};
+    begin(&b);
+    add(&b, 0, 0, 2, 2, "\"max_tokens\":1");
+    for (int i = 0; i < 3000000; i++) {
+        buf_putc(&b.input, ' ');
+    }
+    CHECK_EQ(job_lines_read(&in, &limits, &b.lines, NULL), OK);
+    REQUIRE(b.lines.n_errors == 1);
+    CHECK_STR(b.lines.errors[0].code, "request_too_large");
+    CHECK_EQ(b.lines.errors[0].line, 2);
+    job_lines_deinit(&b.lines);
+    buf_clear(&b.input);
+    for (int i = 0; i < 3; i++) {
+        add(&b, i, 0, 2, 2, "\"max_tokens\":1");
+    }
+    CHECK_EQ(job_lines_read(&in, &limits, &b.lines, NULL), OK);
+    REQUIRE(b.lines.n_errors == 1);
+    CHECK_STR(b.lines.errors[0].code, "too_many_requests");
+    end(&b);
+}
+
+/* ---- batches --------------------------------------------------------------------------------- */
+
+static enum status make_batch(struct store *s, const char *text, int64_t expires_at,
+                              struct stored_batch *batch)
+{
+    struct store_upload *u;
+    struct stored_file f = {.purpose = "batch", .created_at = 1};
+    TRY(store_upload_begin(s, &u, NULL));
+    TRY(store_upload_write(u, text, strlen(text), NULL));
+    TRY(store_upload_end(u, "", &f, NULL));
+    *batch = (struct stored_batch){.endpoint = "/v1/completions", .window = "24h", .created_at = 1,
+                                   .expires_at = expires_at};
+    snprintf(batch->input_file, sizeof batch->input_file, "%s", f.id);
+    return store_batch_create(s, batch, NULL);
+}
+
+static void run_now(struct call_server *s, void (*work)(void *arg), void (*done)(void *arg), void *arg)
+{
+    (void)s;
+    work(arg);
+    done(arg);
+}
+
+TEST(a_batch_whose_window_has_ended_expires_and_each_line_says_so)
+{
+    static const struct call_host with_pool = {.run = run_now};
+    struct bench_job b;
+    struct store_options so = {.max_bytes = 64 << 20, .max_file_bytes = 8 << 20};
+    struct store *store;
+    struct stored_batch made, found;
+    enum status st;
+    REQUIRE(open_server(60, 0, 4));
+    server.host = &with_pool;
+    if (store_open(&so, &store, NULL) == ERR_UNSUPPORTED) {
+        close_server();
+        return; // built without SQLite
+    }
+    begin(&b);
+    add_groups(&b, 2, 4, "\"max_tokens\":4");
+    REQUIRE(make_batch(store, b.input.data, 1000, &made) == OK); // long ago
+    struct batches_options o = {.store = store, .calls = &server, .max_line_bytes = 1 << 20,
+                                .wake = wake, .arg = &b};
+    struct batches *batches = batches_open(&o);
+    batches_start(batches);
+    for (int i = 0; i < 50; i++) {
+        batches_turn(batches);
+        engine_turn(bed.e);
+        call_on_wake(&server);
+    }
+    REQUIRE(store_batch_find(store, NULL, made.id, &found, &st, NULL));
+    CHECK_EQ(found.status, BATCH_EXPIRED);
+    CHECK_EQ(found.n_total, 8);
+    CHECK_EQ(found.n_failed, 8);
+    CHECK(found.error_file[0] && !found.output_file[0]);
+    stored_batch_deinit(&found);
+    batches_close(batches);
+    store_close(store);
+    end(&b);
+    close_server();
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
