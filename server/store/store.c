@@ -27,6 +27,12 @@ static const char schema[] =
     "CREATE TABLE IF NOT EXISTS answers ("
     " batch INTEGER, line INTEGER, failed INTEGER, text BLOB,"
     " PRIMARY KEY (batch, line)) WITHOUT ROWID;"
+    "CREATE TABLE IF NOT EXISTS responses ("
+    " row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT, owner TEXT, previous TEXT,"
+    " created_at INTEGER, expires_at INTEGER, bytes INTEGER, input BLOB, output BLOB, body BLOB,"
+    " UNIQUE (owner, id));"
+    "CREATE INDEX IF NOT EXISTS response_bytes ON responses (row, bytes);"
+    "CREATE INDEX IF NOT EXISTS response_ends ON responses (expires_at);"
     "DELETE FROM chunks WHERE file IN (SELECT row FROM files WHERE ready = 0);"
     "DELETE FROM files WHERE ready = 0;";
 
@@ -132,6 +138,7 @@ static enum status expire(struct store *s, int64_t now, int64_t ended_before, st
                "i", now));
     TRY(db_run(s->db, err, "DELETE FROM files WHERE ready AND expires_at > 0 AND expires_at <= ?" NOT_USED,
                "i", now));
+    TRY(db_run(s->db, err, "DELETE FROM responses WHERE expires_at > 0 AND expires_at <= ?", "i", now));
     TRY(db_run(s->db, err,
                "DELETE FROM batches WHERE row IN (SELECT batch FROM batch_times"
                " WHERE status IN " ENDED_STATUSES " AND at < ?)",

@@ -1,4 +1,4 @@
-/* What outlives a request: files, batches and their answers, in one SQLite database. With a folder
+/* What outlives a request: files, batches and their answers, and responses, in one SQLite database. With a folder
  * it is durable: when a call returns OK, what it did survives kill -9 and a power cut, and happens
  * whole or not at all. Without one it is temporary, bounded, and ends with the process.
  *
@@ -34,7 +34,7 @@ struct store_usage {
 };
 enum status store_usage(struct store *s, struct store_usage *out, struct err *err);
 
-/* Deletes files whose time has come, and batches that ended before `ended_before`. */
+/* Deletes files and responses whose time has come, and batches that ended before `ended_before`. */
 enum status store_expire(struct store *s, int64_t now, int64_t ended_before, struct err *err);
 
 /* ---- files ---------------------------------------------------------------------------------- */
@@ -76,6 +76,28 @@ enum status store_file_list(struct store *s, const char *owner, const struct sto
 /* Appends up to max_bytes from `offset` on: nothing past the end. */
 enum status store_file_read(struct store *s, const char *id, int64_t offset, size_t max_bytes,
                             struct buf *out, struct err *err);
+
+/* ---- responses ------------------------------------------------------------------------------ */
+
+enum { STORE_RESPONSE_ID_BYTES = 144 };
+
+struct stored_response {
+    char id[STORE_RESPONSE_ID_BYTES], previous[STORE_RESPONSE_ID_BYTES]; // previous "": none
+    int64_t created_at, expires_at;                                      // expires_at 0: never
+    struct buf input, output; // its own items as JSON texts, joined by commas
+    struct buf body;          // the whole object
+};
+void stored_response_deinit(struct stored_response *r); // accepts a zeroed struct
+
+/* One of the same owner and id is replaced. Responses have a part of the store: the oldest make room
+ * for new ones. */
+enum status store_response_put(struct store *s, const char *owner, const struct stored_response *r,
+                               struct err *err);
+/* False, with OK in *st: the owner has no such response. The caller deinits what was found. */
+bool store_response_find(struct store *s, const char *owner, const char *id,
+                         struct stored_response *out, enum status *st, struct err *err);
+bool store_response_delete(struct store *s, const char *owner, const char *id, enum status *st,
+                           struct err *err);
 
 /* ---- batches -------------------------------------------------------------------------------- */
 

@@ -196,6 +196,83 @@ TEST(a_batch_lives_from_validating_to_its_files)
     store_close(s);
 }
 
+static enum status put_response(struct store *s, const char *owner, const char *id, size_t n,
+                                int64_t expires_at)
+{
+    struct stored_response r = {.previous = "resp_0", .created_at = 5, .expires_at = expires_at};
+    struct err err = {""};
+    snprintf(r.id, sizeof r.id, "%s", id);
+    struct buf *parts[] = {&r.input, &r.output, &r.body};
+    for (int i = 0; i < 3; i++) {
+        buf_init(parts[i], 32 << 20);
+        buf_printf(parts[i], "%s-%d", id, i);
+    }
+    for (size_t i = 0; i < n; i++) {
+        buf_putc(&r.body, 'x');
+    }
+    enum status st = store_response_put(s, owner, &r, &err);
+    stored_response_deinit(&r);
+    return st;
+}
+
+static bool has_response(struct store *s, const char *owner, const char *id)
+{
+    struct stored_response r;
+    struct err err = {""};
+    enum status st;
+    bool found = store_response_find(s, owner, id, &r, &st, &err);
+    CHECK_EQ(st, OK);
+    stored_response_deinit(&r);
+    return found;
+}
+
+TEST(a_response_comes_back_to_its_owner_until_its_time)
+{
+    new_folder();
+    struct store *s = open_store(true);
+    struct err err = {""};
+    enum status st;
+    CHECK_EQ(put_response(s, "ann", "resp_1", 0, 0), OK);
+    CHECK_EQ(put_response(s, "ann", "resp_2", 0, 100), OK);
+    CHECK_EQ(put_response(s, "bob", "resp_1", 9, 0), OK);
+    store_close(s);
+    s = open_store(true);
+    struct stored_response r;
+    REQUIRE(store_response_find(s, "ann", "resp_1", &r, &st, &err));
+    CHECK_STR(r.previous, "resp_0");
+    CHECK_STR(r.input.data, "resp_1-0");
+    CHECK_STR(r.output.data, "resp_1-1");
+    CHECK_STR(r.body.data, "resp_1-2");
+    CHECK_EQ(r.created_at, 5);
+    stored_response_deinit(&r);
+    CHECK_EQ(store_expire(s, 100, 0, &err), OK);
+    CHECK(!has_response(s, "ann", "resp_2") && has_response(s, "ann", "resp_1"));
+    CHECK(!store_response_delete(s, "eve", "resp_1", &st, &err) && st == OK);
+    CHECK(store_response_delete(s, "ann", "resp_1", &st, &err));
+    CHECK(!has_response(s, "ann", "resp_1") && has_response(s, "bob", "resp_1"));
+    CHECK_EQ(put_response(s, "bob", "resp_1", 5, 0), OK); // in place of the first
+    REQUIRE(store_response_find(s, "bob", "resp_1", &r, &st, &err));
+    CHECK_EQ(r.body.n_bytes, 8 + 5);
+    stored_response_deinit(&r);
+    store_close(s);
+    remove_folder();
+}
+
+TEST(the_oldest_responses_make_room)
+{
+    struct store *s = open_store(false); // 16 MiB are for responses
+    char id[32];
+    for (int i = 0; i < 40; i++) {
+        snprintf(id, sizeof id, "resp_%d", i);
+        CHECK_EQ(put_response(s, "", id, 1 << 20, 0), OK);
+    }
+    CHECK(has_response(s, "", "resp_39") && has_response(s, "", "resp_26"));
+    CHECK(!has_response(s, "", "resp_22") && !has_response(s, "", "resp_0"));
+    CHECK_EQ(put_response(s, "", "resp_large", 17 << 20, 0), ERR_LIMIT);
+    CHECK(has_response(s, "", "resp_39"));
+    store_close(s);
+}
+
 TEST(a_folder_has_one_owner)
 {
     new_folder();

@@ -1,0 +1,111 @@
+#include "server/store/private.h"
+
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Of the store's size, for all responses together: files and batches must find room. */
+enum { PART_OF_STORE = 4 };
+
+void stored_response_deinit(struct stored_response *r)
+{
+    buf_deinit(&r->input);
+    buf_deinit(&r->output);
+    buf_deinit(&r->body);
+}
+
+/* The oldest go until `more` bytes fit; to count all is cheap beside the writing of one. */
+static enum status make_room(struct store *s, int64_t more, struct err *err)
+{
+    const int64_t most = s->options.max_bytes / PART_OF_STORE;
+    if (more > most) {
+        return err_set(err, ERR_LIMIT, "the response is larger than %lld bytes", (long long)most);
+    }
+    TRY(db_run(s->db, err,
+               "DELETE FROM responses WHERE row IN (SELECT row FROM (SELECT row,"
+               " sum(bytes) OVER (ORDER BY row DESC) AS newer FROM responses) WHERE newer > ?)",
+               "i", most - more));
+    return OK;
+}
+
+static enum status put(struct store *s, const char *owner, const struct stored_response *r,
+                       struct err *err)
+{
+    const int64_t bytes = (int64_t)(r->input.n_bytes + r->output.n_bytes + r->body.n_bytes);
+    TRY(make_room(s, bytes, err));
+    return db_run(s->db, err,
+                  "INSERT OR REPLACE INTO responses"
+                  " (id, owner, previous, created_at, expires_at, bytes, input, output, body)"
+                  " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                  "tttiiibbb", r->id, owner, r->previous, r->created_at, r->expires_at, bytes,
+                  (const void *)r->input.data, r->input.n_bytes, (const void *)r->output.data,
+                  r->output.n_bytes, (const void *)r->body.data, r->body.n_bytes);
+}
+
+enum status store_response_put(struct store *s, const char *owner, const struct stored_response *r,
+                               struct err *err)
+{
+    pthread_mutex_lock(&s->lock);
+    enum status st = db_begin(s->db, err);
+    if (st == OK) {
+        st = put(s, owner, r, err);
+    }
+    if (st == OK) {
+        st = db_commit(s->db, err);
+    }
+    db_abort(s->db);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+static void take_bytes(struct db_rows *rows, int column, struct buf *out)
+{
+    size_t n;
+    const void *bytes = db_bytes(rows, column, &n);
+    buf_init(out, n + 1);
+    buf_put(out, bytes, n);
+}
+
+bool store_response_find(struct store *s, const char *owner, const char *id,
+                         struct stored_response *out, enum status *st, struct err *err)
+{
+    struct db_rows *rows;
+    *out = (struct stored_response){0};
+    pthread_mutex_lock(&s->lock);
+    *st = db_query(s->db, &rows, err,
+                   "SELECT id, previous, created_at, expires_at, input, output, body FROM responses"
+                   " WHERE owner = ? AND id = ?",
+                   "tt", owner, id);
+    bool found = *st == OK && db_next(rows);
+    if (found) {
+        snprintf(out->id, sizeof out->id, "%s", db_text(rows, 0));
+        snprintf(out->previous, sizeof out->previous, "%s", db_text(rows, 1));
+        out->created_at = db_int(rows, 2);
+        out->expires_at = db_int(rows, 3);
+        take_bytes(rows, 4, &out->input);
+        take_bytes(rows, 5, &out->output);
+        take_bytes(rows, 6, &out->body);
+    }
+    *st = *st == OK ? db_end(rows, err) : *st;
+    pthread_mutex_unlock(&s->lock);
+    if (found && (out->input.failed || out->output.failed || out->body.failed)) {
+        *st = err_set(err, ERR_NOMEM, "no memory for a response");
+    }
+    if (*st != OK) {
+        stored_response_deinit(out);
+        *out = (struct stored_response){0};
+    }
+    return found && *st == OK;
+}
+
+bool store_response_delete(struct store *s, const char *owner, const char *id, enum status *st,
+                           struct err *err)
+{
+    pthread_mutex_lock(&s->lock);
+    *st = db_run(s->db, err, "DELETE FROM responses WHERE owner = ? AND id = ?", "tt", owner, id);
+    bool deleted = *st == OK && db_changes(s->db) > 0;
+    pthread_mutex_unlock(&s->lock);
+    return deleted;
+}
