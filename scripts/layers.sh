@@ -38,7 +38,7 @@ server/chat/jinja:  engine/base
 server/chat/tools:  engine/base
 server/chat:        server/chat/jinja server/chat/tools engine/tokenizer engine/base
 server/config:      engine/engine.h engine/base
-server/call:        server/config server/chat engine/engine.h engine/tokenizer engine/device/params.h engine/base
+server/call:        server/config server/chat server/store engine/engine.h engine/tokenizer engine/device/params.h engine/base
 server/http:        engine/base
 server/store:       engine/base
 server/jobs:        server/config server/store server/call server/chat engine/engine.h engine/tokenizer engine/device/params.h engine/base

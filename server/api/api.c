@@ -32,7 +32,7 @@ void api_set_store(struct api *a, struct store *store)
     struct batches_options o = {.store = store, .calls = &a->calls, .wake = wake, .arg = a,
                                 .max_line_bytes = (size_t)a->config->max_body_bytes,
                                 .retention_s = (int64_t)a->config->data_retention};
-    a->store = store;
+    a->store = a->calls.store = store;
     a->data_retention_s = o.retention_s;
     a->batches = batches_open(&o);
 }

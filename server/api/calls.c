@@ -293,6 +293,7 @@ void api_start(struct api *a, struct http_request *req, enum api_kind kind)
     double read_timeout = positive_header(req, "x-stainless-read-timeout");
     c->call.patience_s =
         read_timeout > 0 ? read_timeout : positive_header(req, "x-stainless-timeout");
+    snprintf(c->call.owner, sizeof c->call.owner, "%s", api_log(req)->owner);
     note_retry(a, req);
     http_defer(req, &events, c);
     call_start(&a->calls, &c->call);

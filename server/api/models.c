@@ -81,10 +81,3 @@ void api_tokenizer_info(struct http_request *req, void *arg)
         reply_text(req, 200, a->calls.model.tokenizer_info);
     }
 }
-
-void api_responses_get(struct http_request *req, void *arg)
-{
-    (void)arg;
-    reply_errorf(req, 404, "not_found", "id",
-                 "No such Response object: %.80s (responses are not stored).", http_param(req));
-}

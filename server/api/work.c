@@ -52,7 +52,8 @@ static struct api_work *make(struct api *a, struct http_request *req,
 {
     if (!a->store) {
         reply_errorf(req, 501, "not_implemented", NULL,
-                     "This server was built without the library that keeps files and batches.");
+                     "This server was built without the library that keeps files, batches and "
+                     "responses.");
         return NULL;
     }
     struct api_work *w = xcalloc(1, sizeof *w);

@@ -68,7 +68,7 @@ static void forget(struct call *c)
 /* Both sides have let go? Within engine_drain the memory must outlast the drain. */
 static void release(struct call *c)
 {
-    if (c->answered && !c->preparing && !c->queued && c->n_done == c->n_submitted) {
+    if (c->answered && !c->preparing && !c->saving && !c->queued && c->n_done == c->n_submitted) {
         if (!c->server->in_drain) {
             forget(c);
         } else if (!c->dead) {
@@ -340,6 +340,8 @@ void call_start(struct call_server *s, struct call *c)
     c->format = c->format ? c->format : formats[c->request.kind];
     c->record = CALL_RECORD_NONE;
     c->request.model = &s->model;
+    c->request.store = c->offline ? NULL : s->store;
+    c->request.owner = c->owner;
     // Knuth's generator: of period 2^64, so that no request meets another's seed.
     c->request.seed = s->next_seed = s->next_seed * 6364136223846793005ULL + 1442695040888963407ULL;
     c->created = clock_wall_sec();
@@ -452,12 +454,51 @@ static void observe_done(struct call *c, const struct engine_request *r)
     }
 }
 
+static void save(void *arg)
+{
+    struct call *c = arg;
+    c->format->save(c);
+}
+
+/* Meanwhile its client may have gone. */
+static void on_saved(void *arg)
+{
+    struct call *c = arg;
+    c->saving = false;
+    if (c->answered) {
+        release(c);
+        return;
+    }
+    c->format->end(c);
+    let_go(c);
+}
+
+static void start_save(struct call *c)
+{
+    c->saving = true;
+    set_deadline(c, -1);
+    if (c->server->host->run) {
+        c->server->host->run(c->server, save, on_saved, c);
+    } else {
+        save(c);
+        on_saved(c);
+    }
+}
+
 static void finish_if_complete(struct call *c)
 {
     bool complete = c->request.pools ? c->n_done == c->n_requests : c->n_finished == c->n_choices;
-    if (complete && !c->answered) {
-        record_tokens(c);
-        c->record.finish = c->n_choices > 0 ? c->choices[0].finish : "stop";
+    if (!complete || c->answered || c->saving) {
+        return;
+    }
+    record_tokens(c);
+    c->record.finish = c->n_choices > 0 ? c->choices[0].finish : "stop";
+    if (c->format->close) {
+        c->format->close(c);
+    }
+    if (c->format->save && c->request.stores) {
+        start_save(c);
+    } else {
         c->format->end(c);
         let_go(c);
     }

@@ -87,6 +87,7 @@ struct call_server {
     const struct call_host *host;
     const struct config *config;
     struct engine *engine;         // NULL until loaded
+    struct store *store;           // of responses; NULL: none are kept. Its owner's
     struct api_model model;
     /* Offline calls that found the engine's queue full. While it is not NULL no more of them should be
      * started. */
@@ -166,6 +167,7 @@ struct call {
     const struct call_sink *sink;
     struct api_request request;
     int64_t t_arrived_ns; // of the request, clock_now_ns
+    char owner[40];       // whose responses it may see; "": those of nobody in particular
     double patience_s;    // how long its client waits for a first token; 0: not known
     /* Nobody waits for it: where the engine's queue is full it waits instead of being refused, it has
      * no deadlines, and is not among the measures of what clients see. */
@@ -182,6 +184,7 @@ struct call {
     size_t n_choices, n_finished;
     int64_t n_waiting; // sequences that count in the tenant's
     bool answered; // the sink has had its terminal call
+    bool saving; // on the pool
     bool preparing, queued, streaming, gone, dead, first_token, deadline_is_queue, has_news;
     struct call *next, **link, *next_queued;
     char id[144]; // "chatcmpl-..."

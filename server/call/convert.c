@@ -55,6 +55,40 @@ void convert_tool(struct buf *out, const struct json *tool, size_t index, const 
     buf_puts(out, "}}");
 }
 
+/* ,"key":value for each member but those that are written already. */
+static void put_rest(struct buf *out, const struct json *object, const char *but, const char *and)
+{
+    for (const struct json *m = json_first(object); m; m = json_next(m)) {
+        const char *key = json_key(m);
+        if (strcmp(key, but) != 0 && strcmp(key, and) != 0) {
+            buf_putc(out, ',');
+            convert_text(out, key);
+            buf_putc(out, ':');
+            convert_node(out, m);
+        }
+    }
+}
+
+void convert_item(struct buf *out, const struct json *item)
+{
+    const char *type = json_get_string(item, "type"), *role = json_get_string(item, "role");
+    const struct json *content = json_get(item, "content");
+    buf_puts(out, "{\"type\":");
+    convert_text(out, type ? type : "message");
+    if (json_is(content, JSON_STRING)) {
+        bool said = role && strcmp(role, "assistant") == 0;
+        buf_puts(out, ",\"content\":[{\"type\":");
+        buf_puts(out, said ? "\"output_text\",\"annotations\":[]" : "\"input_text\"");
+        buf_puts(out, ",\"text\":");
+        convert_node(out, content);
+        buf_puts(out, "}]");
+        put_rest(out, item, "type", "content");
+    } else {
+        put_rest(out, item, "type", "type");
+    }
+    buf_putc(out, '}');
+}
+
 static bool keep(struct api_request *r, const struct buf *array, const char **text, size_t *n_bytes)
 {
     *text = array->failed ? NULL : arena_strndup(&r->arena, array->data, array->n_bytes);

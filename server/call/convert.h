@@ -12,6 +12,9 @@ void convert_node(struct buf *out, const struct json *node);
 /* A tool whose name, description and schema lie side by side, as the one with this index. */
 void convert_tool(struct buf *out, const struct json *tool, size_t index, const char *schema_key);
 
+/* An input item of a response as it is kept: a message in its long form, the others as they are. */
+void convert_item(struct buf *out, const struct json *item);
+
 /* The finished array becomes the request's own. False: r->error is set. */
 bool convert_keep_messages(struct api_request *r, const struct buf *array);
 bool convert_keep_tools(struct api_request *r, const struct buf *array);

@@ -22,7 +22,11 @@ struct call_format {
     void (*logprob)(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                     size_t n_chars_before);     // may be NULL
     void (*finish)(struct call_choice *ch);     // the last chunk of a choice in a stream
-    void (*end)(struct call *c);                // all choices ended: ends the answer
+    /* All choices ended. Of an answer that may be kept `close` makes the whole, and `save` keeps it, on
+     * the pool, before the client is told of its end (request.stores). Both NULL: it never is. */
+    void (*close)(struct call *c);
+    void (*save)(struct call *c);
+    void (*end)(struct call *c);                // ends the answer
     /* An error in a stream of which something has gone out, where the API has an event of its own for
      * it; may be NULL. */
     void (*error)(struct call *c, const struct api_error *e);

@@ -1,7 +1,8 @@
-/* /v1/responses: one object, or its event stream. Nothing is stored. */
+/* /v1/responses: one object, or its event stream; kept for later unless the request says no. */
 #include "server/call/format.h"
 
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 
 #include <stdio.h>
@@ -18,6 +19,7 @@ struct responses {
     struct buf text;     // of the open item
     struct buf logprobs; // of the open message
     struct buf items;    // the finished ones, joined by commas
+    struct buf body;     // at the end: the whole object
 };
 
 static struct responses *state(struct call *c)
@@ -27,6 +29,7 @@ static struct responses *state(struct call *c)
         buf_init(&s->text, (size_t)256 << 20);
         buf_init(&s->logprobs, (size_t)256 << 20);
         buf_init(&s->items, (size_t)512 << 20);
+        buf_init(&s->body, (size_t)1 << 30);
         c->extra = s;
     }
     return c->extra;
@@ -39,6 +42,7 @@ static void forget(struct call *c)
     buf_deinit(&s->text);
     buf_deinit(&s->logprobs);
     buf_deinit(&s->items);
+    buf_deinit(&s->body);
 }
 
 /* ---- objects ---------------------------------------------------------------------------------- */
@@ -80,7 +84,13 @@ static void put_response(struct buf *b, struct call *c, const char *status)
     buf_put_json(b, c->request.model_name, strlen(c->request.model_name));
     buf_puts(b, ",\"output\":[");
     buf_put(b, s->items.data, s->items.n_bytes);
-    buf_puts(b, "],\"previous_response_id\":null,\"service_tier\":\"default\"");
+    buf_puts(b, "],\"previous_response_id\":");
+    if (c->request.previous) {
+        buf_put_json(b, c->request.previous, strlen(c->request.previous));
+    } else {
+        buf_puts(b, "null");
+    }
+    buf_puts(b, ",\"service_tier\":\"default\"");
     buf_puts(b, c->request.repeated);
     buf_puts(b, ",\"usage\":");
     if (over) {
@@ -331,24 +341,66 @@ static void finish(struct call_choice *ch)
     (void)ch; // the end says it
 }
 
-static void end(struct call *c)
+static bool is_cut(const struct call *c)
 {
-    struct call_choice *ch = &c->choices[0];
-    bool cut = strcmp(ch->finish, "length") == 0;
-    const char *status = cut ? "incomplete" : "completed";
+    return strcmp(c->choices[0].finish, "length") == 0;
+}
+
+static void close_answer(struct call *c)
+{
+    const char *status = is_cut(c) ? "incomplete" : "completed";
     if (state(c)->n_items == 0) {
         open_item(c, ITEM_MESSAGE); // an empty answer is a message all the same
     }
     close_item(c, status);
-    if (c->request.stream) {
-        send_response(c, cut ? "response.incomplete" : "response.completed", status);
-        c->sink->end(c, false);
-    } else {
-        struct buf body;
-        buf_init(&body, (size_t)1 << 30);
-        put_response(&body, c, status);
-        c->sink->whole(c, &body);
+    put_response(&state(c)->body, c, status);
+}
+
+/* A buffer of the same memory: what is stored is only read. */
+static struct buf view(const char *bytes, size_t n_bytes)
+{
+    return (struct buf){.data = (char *)bytes, .n_bytes = n_bytes};
+}
+
+/* On the pool. An answer that cannot be kept is an answer all the same. */
+static void save(struct call *c)
+{
+    const struct api_request *r = &c->request;
+    const struct responses *s = state(c);
+    const int64_t life = (int64_t)c->server->config->data_retention;
+    struct stored_response stored = {
+        .created_at = c->created,
+        .expires_at = life > 0 ? c->created + life : 0,
+        .input = view(r->items, r->items_bytes),
+        .output = view(s->items.data, s->items.n_bytes),
+        .body = view(s->body.data, s->body.n_bytes),
+    };
+    struct err err = {""};
+    snprintf(stored.id, sizeof stored.id, "%s", c->id);
+    snprintf(stored.previous, sizeof stored.previous, "%s", r->previous ? r->previous : "");
+    if (s->body.failed || s->items.failed) {
+        return; // nor does the client get it
     }
+    if (store_response_put(r->store, r->owner, &stored, &err) != OK) {
+        log_warn("a response is not kept: %s", err.text);
+    }
+}
+
+static void end(struct call *c)
+{
+    struct buf *body = &state(c)->body;
+    if (!c->request.stream) {
+        struct buf whole = *body;
+        *body = (struct buf){0};
+        c->sink->whole(c, &whole); // takes the memory
+        return;
+    }
+    const char *type = is_cut(c) ? "response.incomplete" : "response.completed";
+    struct buf *b = event(c, type);
+    buf_puts(b, ",\"response\":");
+    buf_put(b, body->data, body->n_bytes);
+    send(c, type, b);
+    c->sink->end(c, false);
 }
 
 /* The Responses API names its events; flat for the specification, nested for the SDKs. */
@@ -378,6 +430,8 @@ const struct call_format call_response_format = {
     .call_end = call_end,
     .logprob = call_chat_logprob,
     .finish = finish,
+    .close = close_answer,
+    .save = save,
     .end = end,
     .error = send_error_event,
     .forget = forget,

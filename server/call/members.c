@@ -157,7 +157,8 @@ const struct member members[] = {
     {"user", "A name for the log.", ALL, STRING(user)},
     {"timeout", "Seconds after which the request ends with an error; fewer are taken, too.", ALL,
      REAL(timeout_s, 0.001, 864000), .schema = "'minimum':10,'maximum':864000"},
-    {"store", "Nothing is stored.", ALL, IGNORED(BOOL)},
+    {"store", "Nothing is stored.", ALL & ~FORM_RESPONSES, IGNORED(BOOL)},
+    {"store", "Whether the response is kept for later.", FORM_RESPONSES, BOOL(stores)},
     {"metadata", "Responses repeat it.", ALL & ~MESSAGES, IGNORED(OBJECT)},
     {"metadata", "Its user_id is a name for the log.", MESSAGES, HAND(OBJECT, read_metadata)},
     {"service_tier", "There is one.", ALL, IGNORED(STRING)},
@@ -218,7 +219,7 @@ const struct member members[] = {
     {"betas", "They are a matter of headers.", MESSAGES, IGNORED(ANY)},
     {"container", "Tools that run here: there are none.", MESSAGES, REFUSED(ANY, empty)},
     /* ---- responses ---- */
-    {"previous_response_id", "Responses are not stored.", FORM_RESPONSES,
+    {"previous_response_id", "The stored response that this one goes on from.", FORM_RESPONSES,
      HAND(STRING, read_previous)},
     {"background", "Answers are not kept for later.", FORM_RESPONSES, REFUSED(BOOL, "false")},
     {"conversation", "Conversations are not stored.", FORM_RESPONSES, REFUSED(ANY, nothing)},

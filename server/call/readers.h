@@ -101,7 +101,7 @@ bool read_metadata(struct api_request *r);
 void responses_begin(struct api_request *r);
 bool responses_end(struct api_request *r);
 
-bool read_previous(struct api_request *r);
+bool read_previous(struct api_request *r); // request_history.c, with what is kept of the input
 bool read_items(struct api_request *r);
 bool read_flat_tools(struct api_request *r);
 bool read_flat_choice(struct api_request *r);

@@ -10,6 +10,7 @@
 #include "server/call/error.h"
 #include "server/call/model.h"
 #include "server/chat/output.h"
+#include "server/store/store.h"
 
 enum api_kind {
     API_CHAT,
@@ -56,6 +57,8 @@ struct api_request {
     char *text; // the body; changed while it is read
     size_t n_bytes;
     uint64_t seed; // for a request that gives none
+    struct store *store;   // of responses; NULL: none are kept
+    const char *owner;     // whose responses it may see
 
     /* Result. */
     struct api_error error; // status 0: all is well
@@ -105,6 +108,11 @@ struct api_request {
     bool thinks, has_thinks;  // enable_thinking
     const char *instructions; // responses
     int n_stripped_lines; // messages: of the system prompt (--strip-prompt-lines)
+    bool stores;                 // responses: it is kept
+    const char *previous;        // responses: the id of the one before; or NULL
+    const char *items;           // responses: its own input items, as JSON texts joined by commas
+    const char *history;         // responses: the items before those, as a JSON array; or NULL
+    size_t items_bytes, history_bytes;
     const char *repeated; // responses: the members that the answer repeats, as JSON text
 };
 

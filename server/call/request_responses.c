@@ -15,6 +15,7 @@ struct messages {
     struct buf calls;     // tool calls of an assistant message that is not written yet
     struct buf reasoning; // and its reasoning
     size_t index;         // of the input item
+    struct buf items;     // the input's items, to be kept
     char place[64];       // its name, for errors
 };
 
@@ -196,6 +197,10 @@ static bool put_input(struct messages *m)
         buf_puts(&m->out, ",\"content\":");
         buf_put(&m->out, input->start, input->n_bytes);
         buf_putc(&m->out, '}');
+        buf_puts(&m->items, "{\"type\":\"message\",\"role\":\"user\",\"status\":\"completed\","
+                            "\"content\":[{\"type\":\"input_text\",\"text\":");
+        buf_put(&m->items, input->start, input->n_bytes);
+        buf_puts(&m->items, "}]}");
         return true;
     }
     if (!json_is(input->node, JSON_ARRAY)) {
@@ -214,10 +219,45 @@ static bool put_input(struct messages *m)
         if (!put_item(m, item)) {
             return false;
         }
-        m->index++;
+        buf_puts(&m->items, m->index++ ? "," : "");
+        convert_item(&m->items, item);
     }
     flush_calls(m);
     return true;
+}
+
+/* What was said before, in the words that were kept of it. */
+static bool put_history(struct messages *m)
+{
+    const struct api_request *r = m->r;
+    const struct json_limits limits = {.max_depth = 256};
+    struct json *items = NULL;
+    if (!r->history) {
+        return true;
+    }
+    if (json_parse(r->history, r->history_bytes, &limits, &items, NULL) != OK) {
+        return api_error_set(&m->r->error, 400, "invalid_value", "previous_response_id",
+                             "Invalid 'previous_response_id': the conversation before this input "
+                             "has the character U+0000 or too many items.");
+    }
+    bool good = true;
+    for (const struct json *item = json_first(items); good && item; item = json_next(item)) {
+        good = put_item(m, item);
+    }
+    json_free(items);
+    return good;
+}
+
+/* Items that came by themselves are kept for a response that goes on from this one. */
+static bool keep_items(struct messages *m)
+{
+    struct api_request *r = m->r;
+    if (!r->store) {
+        return true;
+    }
+    r->items = m->items.failed ? NULL : arena_strndup(&r->arena, m->items.data, m->items.n_bytes);
+    r->items_bytes = m->items.n_bytes;
+    return r->items ? true : request_too_large(r);
 }
 
 bool read_items(struct api_request *r)
@@ -226,6 +266,7 @@ bool read_items(struct api_request *r)
     buf_init(&m.out, MAX_BYTES);
     buf_init(&m.calls, MAX_BYTES);
     buf_init(&m.reasoning, MAX_BYTES);
+    buf_init(&m.items, MAX_BYTES);
     buf_putc(&m.out, '[');
     if (r->instructions) {
         open_message(&m, "system");
@@ -233,12 +274,13 @@ bool read_items(struct api_request *r)
         convert_text(&m.out, r->instructions);
         buf_putc(&m.out, '}');
     }
-    bool good = put_input(&m);
+    bool good = put_history(&m) && put_input(&m) && keep_items(&m);
     buf_putc(&m.out, ']');
     good = good && convert_keep_messages(r, &m.out);
     buf_deinit(&m.out);
     buf_deinit(&m.calls);
     buf_deinit(&m.reasoning);
+    buf_deinit(&m.items);
     return good;
 }
 
@@ -305,16 +347,6 @@ bool read_flat_choice(struct api_request *r)
     return r->error.status == 0;
 }
 
-bool read_previous(struct api_request *r)
-{
-    const char *id = NULL;
-    if (body_string(&r->body, "previous_response_id", &id)) {
-        return api_error_set(&r->error, 404, "not_found", "previous_response_id",
-                             "No such Response object: %.60s (responses are not stored).", id);
-    }
-    return true;
-}
-
 bool read_text_format(struct api_request *r)
 {
     const struct json *text = NULL;
@@ -369,7 +401,6 @@ static bool make_echo(struct api_request *r)
         {"parallel_tool_calls", "true"},
         {"reasoning", "{\"effort\":null,\"summary\":null}"},
         {"text", "{\"format\":{\"type\":\"text\"}}"},
-        {"store", "true"},
         {"truncation", "\"disabled\""},
         {"max_output_tokens", "null"},
         {"max_tool_calls", "null"},
@@ -391,6 +422,7 @@ static bool make_echo(struct api_request *r)
             buf_puts(&out, members[i].otherwise);
         }
     }
+    buf_puts(&out, r->stores ? ",\"store\":true" : ",\"store\":false");
     buf_puts(&out, ",\"temperature\":");
     buf_put_double(&out, (double)(float)r->params.temperature);
     buf_puts(&out, ",\"top_p\":");
@@ -406,6 +438,7 @@ void responses_begin(struct api_request *r)
     r->max_tokens = r->model->defaults.max_tokens;
     r->add_generation_prompt = true;
     r->output.in_items = true;
+    r->stores = r->store != NULL;
 }
 
 bool responses_end(struct api_request *r)
@@ -414,6 +447,7 @@ bool responses_end(struct api_request *r)
         return api_error_set(&r->error, 400, "unsupported_value", "n",
                              "Unsupported value: a response is one answer; 'n' may only be 1.");
     }
+    r->stores = r->stores && r->store && r->kind == API_RESPONSES;
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->logprobs ? r->n_top : 0;
     r->has_max_tokens |= r->max_is_asked;

@@ -217,7 +217,7 @@ const struct option_row option_rows[] = {
 
     {.section = "Files and batches",
      ROW("data-dir", OPTION_STRING, data_dir, NULL,
-         "folder of what outlives the server: files, batches and their answers")},
+         "folder of what outlives the server: files, batches and their answers, responses")},
     {ROW("data-max-bytes", OPTION_BYTES, data_max_bytes, "4GiB", "size of all that; more is refused"),
      .min = 1 << 20, .max = 1e15},
     {ROW("data-retention", OPTION_SECONDS, data_retention, "30d",

@@ -149,15 +149,22 @@ static void close_server(void)
     config_deinit(&config);
 }
 
-static void take(struct taken *t, const struct call_sink *sink, enum api_kind kind, const char *body)
+static void take_of(struct taken *t, const struct call_sink *sink, enum api_kind kind,
+                    const char *body, const char *owner)
 {
     *t = (struct taken){.call = {.sink = sink, .offline = offline}};
     buf_init(&t->answer, 1 << 20);
+    snprintf(t->call.owner, sizeof t->call.owner, "%s", owner);
     snprintf(t->text, sizeof t->text, "%s", body);
     t->call.request.kind = kind;
     t->call.request.text = t->text;
     t->call.request.n_bytes = strlen(body);
     call_start(&server, &t->call);
+}
+
+static void take(struct taken *t, const struct call_sink *sink, enum api_kind kind, const char *body)
+{
+    take_of(t, sink, kind, body, "");
 }
 
 static void turns(int n)
@@ -358,6 +365,82 @@ TEST(a_deadline_ends_a_call_once)
     turns(3);
     CHECK_EQ(t.n_over, 1);
     close_server();
+}
+
+/* ---- answers that are kept ---------------------------------------------------------------------- */
+
+/* A pool whose turn comes when the test says so. */
+static struct {
+    void (*work)(void *arg);
+    void (*done)(void *arg);
+    void *arg;
+} jobs[4];
+static int n_jobs;
+
+static void run_later(struct call_server *s, void (*work)(void *arg), void (*done)(void *arg),
+                      void *arg)
+{
+    (void)s;
+    REQUIRE(n_jobs < 4);
+    jobs[n_jobs].work = work;
+    jobs[n_jobs].done = done;
+    jobs[n_jobs++].arg = arg;
+}
+
+static void run_jobs(void)
+{
+    int n = n_jobs;
+    n_jobs = 0;
+    for (int i = 0; i < n; i++) {
+        jobs[i].work(jobs[i].arg);
+        jobs[i].done(jobs[i].arg);
+    }
+}
+
+static bool is_kept(struct store *store, const char *owner)
+{
+    struct stored_response r;
+    enum status st;
+    struct err err = {""};
+    bool found = store_response_find(store, owner, "resp_line-1", &r, &st, &err);
+    stored_response_deinit(&r);
+    return found;
+}
+
+TEST(a_response_is_kept_before_its_end_is_told_also_when_nobody_waits_any_more)
+{
+    static const struct call_host pool_host = {.run = run_later, .set_deadline = set_deadline};
+    static const char body[] = "{\"input\":\"hello\",\"max_output_tokens\":4}";
+    const struct store_options o = {.max_bytes = 16 << 20, .max_file_bytes = 1 << 20};
+    struct err err = {""};
+    struct store *store;
+    REQUIRE(store_open(&o, &store, &err) == OK);
+    REQUIRE(open_server(0, false));
+    server.host = &pool_host;
+    server.store = store;
+    for (int leaves = 0; leaves < 2; leaves++) {
+        struct taken t;
+        const char *owner = leaves ? "ann" : "bob";
+        take_of(&t, &line_sink, API_RESPONSES, body, owner);
+        run_jobs(); // it is read
+        turns(40);
+        CHECK_EQ(n_jobs, 1);
+        CHECK_EQ(t.n_ends, 0);
+        CHECK(!is_kept(store, owner));
+        if (leaves) {
+            call_gone(&t.call, ABORT_DISCONNECT);
+            CHECK(t.dropped && t.n_over == 0);
+        }
+        run_jobs();
+        CHECK_EQ(t.n_over, 1);
+        CHECK(is_kept(store, owner));
+        CHECK_EQ(has(&t, "\"store\":true"), !leaves);
+        buf_deinit(&t.answer);
+    }
+    server.host = &host;
+    server.store = NULL;
+    close_server();
+    store_close(store);
 }
 
 int main(int argc, char **argv)

@@ -1,0 +1,135 @@
+"""Responses that last: kept, read, listed, deleted, gone on from; whose they are; what survives a restart."""
+
+import json
+
+import pytest
+from api import Server
+
+openai = pytest.importorskip("openai")
+
+STORY = "Once upon a time there was a small boat on a wide river, and in it sat an old man with a red hat. " * 3
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server(real=True, served_model_name="demo", max_model_len=1024) as s:
+        yield s
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % server.port, api_key="none", max_retries=0, timeout=60)
+
+
+def respond(server, input="Count from 1 to 10.", headers=None, **body):
+    return server.post("/v1/responses", {"input": input, "temperature": 0, "max_output_tokens": 40, **body}, headers=headers)
+
+
+def test_a_response_comes_back_as_it_was(server):
+    for stream in (False, True):
+        r = respond(server, stream=stream, metadata={"a": "b"})
+        j = json.loads(r.events()[-1])["response"] if stream else r.json()
+        assert j["store"] is True and j["status"] == "completed"
+        assert server.get("/v1/responses/" + j["id"]).json() == j
+        gone = server.request("DELETE", "/v1/responses/" + j["id"]).json()
+        assert gone == {"id": j["id"], "object": "response", "deleted": True}
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
+            r = server.request(method, "/v1/responses/" + j["id"] + path)
+            assert r.status == 404 and r.error["code"] == "not_found", (method, path)
+        assert respond(server, previous_response_id=j["id"]).status == 404
+
+
+def test_nothing_is_left_of_what_is_not_to_be_stored(server):
+    j = respond(server, store=False).json()
+    assert j["store"] is False and server.get("/v1/responses/" + j["id"]).status == 404
+    assert respond(server, store="yes").status == 400
+    assert respond(server, background=True).error["param"] == "background"
+    kept = respond(server).json()["id"]
+    r = server.post("/v1/responses/%s/cancel" % kept, {})
+    assert r.status == 400 and "background" in r.error["message"]
+
+
+def test_later_turns_find_the_earlier_ones_in_the_cache(server):
+    first = respond(server, STORY).json()
+    second = respond(server, "And then?", previous_response_id=first["id"]).json()
+    assert second["previous_response_id"] == first["id"]
+    before = first["usage"]["input_tokens"] + first["usage"]["output_tokens"]
+    assert second["usage"]["input_tokens"] > before
+    assert second["usage"]["input_tokens_details"]["cached_tokens"] >= (before - 1) // 16 * 16  # whole blocks
+    third = respond(server, [{"role": "user", "content": "Why?"}], previous_response_id=second["id"], stream=True)
+    third = json.loads(third.events()[-1])["response"]
+    items = [{"role": "user", "content": STORY}, *first["output"], {"role": "user", "content": "And then?"}, *second["output"],
+             {"role": "user", "content": "Why?"}]
+    by_hand = respond(server, items).json()
+    assert third["usage"]["input_tokens"] == by_hand["usage"]["input_tokens"]
+    assert third["output"][0]["content"] == by_hand["output"][0]["content"]
+    n = server.post("/v1/responses/input_tokens", {"input": "Why?", "previous_response_id": second["id"]}).json()
+    assert n["input_tokens"] == third["usage"]["input_tokens"]
+    server.request("DELETE", "/v1/responses/" + first["id"])
+    assert respond(server, "x", previous_response_id=second["id"]).status == 404
+
+
+def test_instructions_are_not_carried_over(server):
+    first = respond(server, "hi", instructions="Speak like a pirate. " * 5).json()
+    second = respond(server, "hi", previous_response_id=first["id"]).json()
+    plain = respond(server, [{"role": "user", "content": "hi"}, *first["output"], {"role": "user", "content": "hi"}]).json()
+    assert second["usage"]["input_tokens"] == plain["usage"]["input_tokens"] and second["instructions"] is None
+
+
+def test_input_items_are_listed_in_pages(client):
+    items = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"},
+             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "three"}]}]
+    r = client.responses.create(model="demo", input=items, max_output_tokens=16)
+    def texts(page):
+        return [i.content[0].text for i in page.data]
+    assert texts(client.responses.input_items.list(r.id, order="asc")) == ["one", "two", "three"]
+    page = client.responses.input_items.list(r.id, limit=2)
+    assert texts(page) == ["three", "two"] and page.has_more and len({i.id for i in page.data}) == 2
+    rest = client.responses.input_items.list(r.id, limit=2, after=page.data[-1].id)
+    assert texts(rest) == ["one"] and not rest.has_more
+    r = client.responses.create(model="demo", input="a \"text\"", max_output_tokens=16)
+    assert texts(client.responses.input_items.list(r.id)) == ["a \"text\""]
+    assert client.responses.retrieve(r.id).output_text == r.output_text
+    client.responses.delete(r.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(r.id)
+
+
+def test_tools_go_on_from_a_stored_call(client):
+    tool = [{"type": "function", "name": "get_weather", "description": "Get the current weather in a city.", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string", "description": "Name of the city"}}, "required": ["city"]}}]
+    r = client.responses.create(model="demo", input="What is the weather in Paris?", tools=tool, temperature=0)
+    (call,) = [o for o in r.output if o.type == "function_call"]
+    r = client.responses.create(model="demo", tools=tool, temperature=0, previous_response_id=r.id, input=[
+        {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature": 21}'}])
+    assert r.output_text and [i.type for i in client.responses.input_items.list(r.id).data] == ["function_call_output"]
+
+
+def test_keys_see_their_own_and_a_folder_keeps_them(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("ann inference\nbob inference\n")
+    ann, bob = {"authorization": "Bearer ann"}, {"authorization": "Bearer bob"}
+    options = {"api_key_file": str(keys), "data_dir": str(tmp_path / "data")}
+    with Server(**options) as s:
+        mine = respond(s, headers=ann).json()["id"]
+        assert s.get("/v1/responses/" + mine, headers=ann).status == 200
+        assert s.get("/v1/responses/" + mine, headers=bob).status == 404
+        assert s.request("DELETE", "/v1/responses/" + mine, headers=bob).status == 404
+        assert respond(s, headers=bob, previous_response_id=mine).status == 404
+    with Server(**options) as s:
+        assert s.get("/v1/responses/" + mine, headers=ann).json()["id"] == mine
+        assert respond(s, headers=ann, previous_response_id=mine).status == 200
+    with Server() as s:
+        assert s.get("/v1/responses/" + mine).status == 404
+
+
+def test_a_circle_of_responses_ends_with_an_error():
+    with Server() as s:
+        ids = {"x-request-id": "same"}
+        first = respond(s, headers=ids, max_output_tokens=16).json()["id"]
+        again = respond(s, headers=ids, max_output_tokens=16, previous_response_id=first)
+        assert again.status == 200 and again.json()["id"] == first
+        r = respond(s, previous_response_id=first)
+        assert r.status == 400 and r.error["param"] in ("previous_response_id", "input"), r.body
+        assert respond(s, previous_response_id="x" * 5000).status == 404
+        assert s.get("/health").status == 200
