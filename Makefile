@@ -232,8 +232,9 @@ bench: all $(BENCHES)  ## what the server, the ops and speculation reach on this
 	@echo "== scripts/bench_speculation"; scripts/bench_speculation --binary $(BUILD)/sluice \
 	  --floor ngram=1.8 --floor draft=1.4 -- --device cpu
 
-check: all  ## who includes and calls whom
+check: all  ## who includes and calls whom; what the READMEs name exists
 	@scripts/layers.sh $(BUILD)
+	@scripts/check_docs.sh
 
 # Everything under DESTDIR; the systemd units and the configuration name PREFIX and SYSCONFDIR.
 PREFIX     ?= /usr/local
@@ -245,6 +246,7 @@ install: $(BUILD)/sluice  ## into DESTDIR/PREFIX (/usr/local): program, demo mod
 	for d in $$(find models configs -type d); do install -d $(SHARE)/sluice/$$d; done
 	for f in $$(find models configs -type f); do install -m 644 $$f $(SHARE)/sluice/$$f; done
 	install -D -m 644 -t $(SHARE)/doc/sluice README.md
+	install -D -m 644 -t $(SHARE)/doc/sluice/docs docs/*.md docs/*.svg
 	for d in server engine cpu cuda bench; do install -D -m 644 $$d/README.md $(SHARE)/doc/sluice/$$d.md; done
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(SYSCONFDIR)/sluice
 	for u in service socket; do $(PATHS) configs/systemd/sluice.$$u >$(DESTDIR)$(PREFIX)/lib/systemd/system/sluice.$$u; done
