@@ -1092,7 +1092,7 @@ def test_sigterm_ends_an_idle_server_at_once():
 
 
 def test_threads_have_names():
-    with Server(real=True, tensor_parallel_size=2) as s:
+    with Server(real=True, tensor_parallel_size=2, threads=2) as s:
         assert s.complete("x", max_tokens=2).status == 200
         tasks = "/proc/%d/task" % s.process.pid
         names = {open("%s/%s/comm" % (tasks, t)).read().strip() for t in os.listdir(tasks)}
