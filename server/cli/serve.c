@@ -215,6 +215,9 @@ static void announce(const struct serve *s)
     for (size_t i = 0; http_server_address(s->http, i); i++) {
         log_info("listening on %s", http_server_address(s->http, i));
     }
+    if (s->store && !s->config.data_dir) {
+        log_info("files and batches are kept until the server ends; --data-dir keeps them longer");
+    }
 }
 
 /* Where files and batches are kept. Without a folder, in a temporary file. */
@@ -229,9 +232,6 @@ static enum status open_store(struct serve *s, struct err *err)
         return OK;
     }
     TRY(st);
-    if (!c->data_dir) {
-        log_info("files and batches are kept until the server ends; --data-dir keeps them longer");
-    }
     api_set_store(&s->api, s->store);
     return OK;
 }
