@@ -20,7 +20,7 @@ engine/model:       engine/tokenizer/name_pattern.h engine/device engine/base
 engine/schedule:    engine/device engine/base
 engine/speculate:   engine/schedule engine/model engine/device engine/base
 engine/cluster:     engine/schedule engine/model engine/device engine/base
-engine:             engine/cluster engine/speculate engine/schedule engine/model engine/tokenizer engine/device engine/base
+engine:             engine/cluster engine/speculate engine/schedule engine/model engine/grammar/grammar.h engine/tokenizer engine/device engine/base
 cpu:                engine/device engine/base
 cuda:               cuda/kernels/kernels.h engine/device engine/base
 cuda/kernels/device:    cuda engine/device engine/base
