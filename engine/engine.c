@@ -52,7 +52,8 @@ static void fail_with_cause(struct engine *e, enum status st, const char *text)
 static void fail_constrained(struct engine *e, struct sequence *seq)
 {
     if (seq->state != SEQ_RETIRING) {
-        requests_fail(e, seq->request, ERR_UNSUPPORTED, constraint_failure(&e->constraints[seq->index]));
+        requests_fail(e, seq->request, ERR_LIMIT,
+                      constraint_failure(&e->constraints[seq->index]));
     }
 }
 

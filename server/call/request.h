@@ -8,6 +8,7 @@
 #include "engine/device/params.h"
 #include "server/call/body.h"
 #include "server/call/error.h"
+#include "server/call/grammars.h"
 #include "server/call/model.h"
 #include "server/chat/output.h"
 #include "server/store/store.h"
@@ -95,6 +96,10 @@ struct api_request {
     size_t detokenized_bytes;
 
     struct output_options output;
+
+    const char *constraint_param; // static text: the member that constrains the answer, or NULL
+    struct grammar_source constraint;
+    struct kept_grammar *grammar; // compiled; NULL: none
 
     /* Chat, responses and messages. */
     const char *messages, *tools, *kwargs; // JSON text

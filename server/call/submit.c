@@ -110,6 +110,7 @@ static bool make_requests(struct call *c, struct api_error *e)
         q->params = r->params;
         q->params.max_tokens = r->prompts[i].max_tokens;
         q->n = r->n;
+        q->grammar = r->grammar ? r->grammar->grammar : NULL;
         q->priority = r->priority;
         q->cache_salt = salt;
         q->user = c;
