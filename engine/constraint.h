@@ -11,10 +11,17 @@
 struct constraint {
     struct grammar_state state;
     int32_t n_tokens;    // generated tokens that it has seen; -1: it is not known
+    int32_t first;       // the generated token where the grammar's text begins; -1: not yet
+    int32_t n_searched;  // generated tokens that were searched for its beginning
+    size_t n_matched;    // bytes of the marker that they end with
     enum status failure; // why the request has to end
 };
 
 void constraint_begin(struct constraint *c); // of a new sequence
+
+/* Whether the marker that the grammar begins behind is not among the known tokens. Then what is
+ * drawn next is free, and no draft is proposed with which it would begin. */
+bool constraint_is_ahead(struct constraint *c, const struct sequence *seq);
 
 /* The mask behind the known tokens and n_drafts of the drafts. OK, or words are all 0. */
 enum status constraint_mask(struct constraint *c, const struct sequence *seq,
@@ -22,6 +29,9 @@ enum status constraint_mask(struct constraint *c, const struct sequence *seq,
 
 /* Takes a token that was drawn, which is not known yet. What is not allowed is refused. */
 enum status constraint_take(struct constraint *c, const struct sequence *seq, int32_t token);
+
+/* Whether a token that was taken completes the text. */
+bool constraint_ends(const struct constraint *c, const struct sequence *seq, int32_t token);
 
 /* Cuts the drafts before the first that is not allowed. */
 void constraint_cut(struct constraint *c, const struct sequence *seq, struct proposal *p);

@@ -133,7 +133,7 @@ static bool append(struct engine *e, struct sequence *seq, const struct draw_res
     }
     seq->n_known++;
     e->generated_tokens++;
-    bool ends = r->grammar && grammar_is_end(r->grammar, d->token); // its text is complete
+    bool ends = r->grammar && constraint_ends(&e->constraints[seq->index], seq, d->token);
     bool stop = ends || (n + 1 >= r->params.min_tokens && is_stop(r, d->token));
     out->stop_id = stop ? d->token : -1;
     atomic_store_explicit(&out->n_tokens, n + 1, memory_order_release);

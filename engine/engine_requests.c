@@ -288,6 +288,11 @@ static enum status check_request(const struct engine *e, const struct engine_req
     if (r->grammar && (!v || grammar_mask_words(v) != (size_t)mask_words(info->vocab))) {
         return err_set(err, ERR_INVALID, "the grammar is of another vocabulary");
     }
+    size_t n_after = r->grammar && r->grammar_after ? strlen(r->grammar_after) : 1;
+    if (n_after < 1 || n_after > GRAMMAR_AFTER_MAX) {
+        return err_set(err, ERR_INVALID, "the marker before the grammar must be 1 to %d bytes",
+                       GRAMMAR_AFTER_MAX);
+    }
     return sampling_params_check(&r->params, info->vocab, err);
 }
 

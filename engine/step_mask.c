@@ -29,6 +29,8 @@ void step_build_masks(struct planned_step *ps, struct constraint *constraints)
         bool behind = before && before->seq == o->seq && before->verify && o->verify;
         n_drafts = behind ? n_drafts + 1 : 0;
         before = o;
-        build_mask(ps, &constraints[o->seq->index], o->seq, i, n_drafts);
+        if (!constraint_is_ahead(&constraints[o->seq->index], o->seq)) {
+            build_mask(ps, &constraints[o->seq->index], o->seq, i, n_drafts);
+        }
     }
 }

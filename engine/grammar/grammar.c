@@ -273,6 +273,13 @@ const struct grammar_vocab *grammar_vocabulary(const struct grammar *g)
     return g->has_masks ? g->m.vocab : NULL;
 }
 
+const char *grammar_token_bytes(const struct grammar_vocab *v, int32_t id, size_t *n_bytes)
+{
+    bool known = id >= 0 && id < v->n_ids && v->text_n[id] > 0;
+    *n_bytes = known ? v->text_n[id] : 0;
+    return known ? v->text + v->text_at[id] : NULL;
+}
+
 bool grammar_is_end(const struct grammar *g, int32_t id)
 {
     const struct grammar_vocab *v = grammar_vocabulary(g);

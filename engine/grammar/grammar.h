@@ -108,8 +108,10 @@ enum status grammar_fold(struct grammar *g, const char *bytes, size_t n_bytes,
 enum status grammar_fold_tokens(struct grammar *g, const int32_t *ids, size_t n_ids,
                                 struct grammar_state *state);
 
-/* The vocabulary that it was compiled with, or NULL; whether an id is one of its end ids. */
+/* The vocabulary that it was compiled with, or NULL; a token's bytes in it, NULL where it stands
+ * for none; whether an id is one of its end ids. */
 const struct grammar_vocab *grammar_vocabulary(const struct grammar *g);
+const char *grammar_token_bytes(const struct grammar_vocab *v, int32_t id, size_t *n_bytes);
 bool grammar_is_end(const struct grammar *g, int32_t id);
 
 /* Whether the text may end here. False for a stale state. */

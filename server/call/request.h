@@ -100,6 +100,8 @@ struct api_request {
     const char *constraint_param; // static text: the member that constrains the answer, or NULL
     struct grammar_source constraint;
     struct kept_grammar *grammar; // compiled; NULL: none
+    const char *constraint_after; // the text, one token, that it begins behind; NULL: at once
+    int32_t constraint_after_id;
 
     /* Chat, responses and messages. */
     const char *messages, *tools, *kwargs; // JSON text

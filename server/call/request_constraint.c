@@ -283,6 +283,20 @@ bool read_guided_grammar(struct api_request *r)
                : r->error.status == 0;
 }
 
+/* Where the constrained answer begins: behind the reasoning that the prompt has opened, or at once.
+ * False: that cannot be told by one token. */
+static bool find_answer(struct api_request *r)
+{
+    enum reasoning_kind kind = r->output.reasoning;
+    const char *end = reasoning_end(kind);
+    if (!r->output.starts_in_reasoning) {
+        return end || kind == REASONING_NONE;
+    }
+    r->constraint_after = end;
+    r->constraint_after_id = end ? tokenizer_find(r->model->tok, end, strlen(end)) : -1;
+    return r->constraint_after_id >= 0;
+}
+
 /* ---- compiling -------------------------------------------------------------------------------- */
 
 bool request_compile_constraint(struct api_request *r)
@@ -295,12 +309,10 @@ bool request_compile_constraint(struct api_request *r)
         return api_error_set(&r->error, 400, "unsupported_value", param,
                              "This model has no tokenizer: its answers cannot be constrained.");
     }
-    bool plain = r->output.reasoning == REASONING_NONE || r->output.reasoning == REASONING_THINK;
-    if (r->output.starts_in_reasoning || !plain) {
+    if (!find_answer(r)) {
         return api_error_set(&r->error, 400, "unsupported_value", param,
-                             "Unsupported value: '%s' constrains the answer from its first token, "
-                             "and this one begins with reasoning; turn that off for the request.",
-                             param);
+                             "Unsupported value: '%s' cannot be kept here, since no single token "
+                             "of this model ends its reasoning.", param);
     }
     struct err err = {""};
     enum status st = grammars_take(r->model->grammars, r->model->tok, r->model->info,

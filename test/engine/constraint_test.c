@@ -169,6 +169,64 @@ TEST(drafts_of_the_device_are_for_others)
     CHECK(drafts > 0);
 }
 
+/* Free up to the marker, which is a token or spelled out; then as if the text began there. */
+static void run_after(const char *speculative)
+{
+    enum { N = 24, AFTER = 300 };
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 40);
+    struct grammar_vocab *v = make_vocab("");
+    const struct source *source = &sources[1];
+    struct grammar *g = compile(v, source->kind, source->text, 0);
+    struct grammar *own = compile(v, source->kind, source->text, 0);
+    o.speculative_config = speculative;
+    REQUIRE(start(&b, &o));
+    for (int32_t i = 0; i < N; i++) {
+        struct test_request *q = make(i, i * 3, 4 + i, 60);
+        q->r.params.seed = (uint64_t)(i * 7);
+        q->r.grammar = g;
+        q->r.grammar_after = "\3\5"; // the fake draws bytes from 0 to 7
+        q->r.grammar_after_id = i % 2 ? 6 : AFTER;
+        submit(&b, q);
+    }
+    run(&b, N, 60000);
+    CHECK_EQ(b.control.n_wrong, 0);
+    int32_t n_begun = 0;
+    for (int32_t i = 0; i < N; i++) {
+        const struct test_request *q = &requests[i];
+        const int32_t *t = q->tokens[0], n = q->outputs[0].n_tokens;
+        int32_t known[MAX_PROMPT + MAX_OUT], first = 0;
+        bool begun = false;
+        memcpy(known, q->prompt, sizeof q->prompt);
+        for (; first < n && !begun; first++) {
+            CHECK_EQ(t[first], fake_next(known, q->r.n_prompt + first, q->r.params.seed, VOCAB));
+            known[q->r.n_prompt + first] = t[first];
+            begun = t[first] == q->r.grammar_after_id ||
+                    (first > 0 && t[first - 1] == 3 && t[first] == 5);
+        }
+        n_begun += begun;
+        struct grammar_state state = grammar_start(own);
+        for (int32_t k = first; k < n; k++) {
+            bool end = grammar_is_end(own, t[k]);
+            CHECK(end ? grammar_may_end(own, state) && k == n - 1
+                      : grammar_advance_token(own, &state, t[k]) == OK);
+        }
+        CHECK(begun || q->outputs[0].finish == FINISH_LENGTH);
+    }
+    CHECK(n_begun > N / 3);
+    stop(&b);
+    grammar_free(g);
+    grammar_free(own);
+    grammar_vocab_free(v);
+}
+
+TEST(a_grammar_may_begin_behind_a_marker)
+{
+    run_after(NULL);
+    run_after("{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"fixed\":true,"
+              "\"prompt_lookup_min\":1}");
+}
+
 TEST(where_nothing_is_allowed_the_request_ends)
 {
     struct bed b = {0};

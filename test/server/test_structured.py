@@ -7,7 +7,7 @@ import re
 import time
 
 import pytest
-from api import SLOW, Server, fold
+from api import DEMO, SLOW, Server, fold
 
 SHARED = os.environ.get("SLUICE_SHARED", "../shared")
 PERSON = {"type": "object", "additionalProperties": False, "required": ["name", "age", "tags"], "properties": {
@@ -99,6 +99,21 @@ def test_lookup_drafts_stay_inside():
         text = 'Say {"name": "red", "age": 12, "tags": ["red", "green"]} again.'
         for seed in range(4):
             assert is_person(answer(s.chat(text, response_format=FORMAT, seed=seed, temperature=1, max_tokens=200))[0])
+
+
+def test_behind_reasoning():
+    with open(os.path.join(DEMO, "tokenizer.json")) as f:
+        (end,) = [t["id"] for t in json.load(f)["added_tokens"] if t["content"] == "</think>"]
+    template = "{{ messages[0].content }}\n<think>\n"
+    with Server(real=True, max_model_len=1024, reasoning_parser="think", trust_request_chat_template=True) as s:
+        ask = lambda bias, **more: s.chat("Hello", chat_template=template, response_format=FORMAT, max_tokens=300, temperature=1,
+                                          seed=1, logit_bias={str(end): bias}, **more)
+        for bias in (100, 12):  # at once, and after a while
+            message = ask(bias).json()["choices"][0]["message"]
+            assert is_person(message["content"])
+        assert message["reasoning_content" if "reasoning_content" in message else "reasoning"]
+        never = ask(-100, min_tokens=20).json()["choices"][0]
+        assert not never["message"]["content"]
 
 
 def test_refusals_name_the_place(server):
