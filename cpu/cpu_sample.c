@@ -141,12 +141,28 @@ static void keep_allowed(const struct sampling_params *p, int32_t n_vocab,
     }
 }
 
+/* The draw's own mask: NULL if it has none. */
+static const uint32_t *mask_of(const struct cpu_backend *cpu, const struct pass_draw *d)
+{
+    return d->mask > 0 ? cpu->pass->masks + (int64_t)(d->mask - 1) * mask_words(cpu->limits.vocab)
+                       : NULL;
+}
+
+static void keep_masked(const uint32_t *mask, float *scores, int32_t n_vocab)
+{
+    for (int32_t t = 0; mask && t < n_vocab; t++) {
+        if (!(mask[t / 32] >> (t % 32) & 1)) {
+            scores[t] = -INFINITY;
+        }
+    }
+}
+
 /* Where they leave nothing to draw, those of min_tokens are dropped first, and then all. */
 enum bans { NO_BANS, LASTING_BANS, ALL_BANS };
 
 static void make_scores(const struct sampling_params *p, const struct pass_draw *d,
                         const struct known *k, const float *logits, int32_t n_vocab,
-                        enum bans bans, const struct scratchpad *pad)
+                        const uint32_t *mask, enum bans bans, const struct scratchpad *pad)
 {
     memcpy(pad->scores, logits, (size_t)n_vocab * sizeof *logits);
     for (int32_t i = 0; i < p->n_bias; i++) {
@@ -155,6 +171,7 @@ static void make_scores(const struct sampling_params *p, const struct pass_draw 
         }
     }
     penalise(p, k, d->n_prompt, n_vocab, pad);
+    keep_masked(mask, pad->scores, n_vocab); // no ban: it is never dropped
     if (bans == NO_BANS) {
         return;
     }
@@ -171,7 +188,7 @@ static void make_scores(const struct sampling_params *p, const struct pass_draw 
 static bool is_plain(const struct sampling_params *p, const struct pass_draw *d)
 {
     return p->n_bias == 0 && p->repetition_penalty == 1.0f && p->frequency_penalty == 0.0f &&
-           p->presence_penalty == 0.0f && p->n_allowed == 0 && p->n_bad_words == 0 &&
+           p->presence_penalty == 0.0f && p->n_allowed == 0 && p->n_bad_words == 0 && d->mask == 0 &&
            (p->n_stop_ids == 0 || d->pos + 1 - d->n_prompt >= p->min_tokens);
 }
 
@@ -428,10 +445,11 @@ static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw 
     struct known known;
     find_known(cpu, d, &known);
     memset(pad->count, 0, (size_t)n * sizeof *pad->count);
-    make_scores(p, d, &known, logits, n, ALL_BANS, pad);
+    const uint32_t *mask = mask_of(cpu, d);
+    make_scores(p, d, &known, logits, n, mask, ALL_BANS, pad);
     struct argmax best = kernels->argmax(pad->scores, n);
     for (int bans = LASTING_BANS; !plain && !(best.value > -INFINITY) && bans >= NO_BANS; bans--) {
-        make_scores(p, d, &known, logits, n, (enum bans)bans, pad);
+        make_scores(p, d, &known, logits, n, mask, (enum bans)bans, pad);
         best = kernels->argmax(pad->scores, n);
     }
     if (temperature == 0.0f) {
@@ -523,7 +541,8 @@ static void draw_item(void *arg, int32_t item, int32_t thread)
     ASSERT(d->lane >= 0 && d->lane < cpu->limits.max_lanes && d->out_row >= 0 &&
            d->out_row < job->a->n_out && d->pos >= 0 && d->pos + 1 < cpu->history_len &&
            d->law >= 0 && d->law <= cpu->limits.max_laws && d->more >= 0 && d->more < MAX_SIBLINGS &&
-           d->more_slot >= 0 && d->more_slot + d->more <= cpu->history_len);
+           d->more_slot >= 0 && d->more_slot + d->more <= cpu->history_len && d->mask >= 0 &&
+           d->mask <= cpu->pass->n_masks);
     char *scratch = cpu->scratch[thread].p;
     struct scratchpad pad = {
         .mass = (uint64_t *)scratch,

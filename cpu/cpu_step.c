@@ -64,7 +64,8 @@ enum status cpu_setup(struct backend *be, const struct backend_limits *limits, s
     ASSERT(!cpu->is_set_up);
     if (l->max_rows < 1 || l->max_out_rows < 1 || l->max_lanes < 1 || l->max_len < 1 ||
         l->max_blocks_per_lane < 1 || l->n_blocks < 1 || l->block_tokens < 1 || l->vocab < 1 ||
-        l->hidden < 1 || l->n_steps < 1 || l->max_passes < 1 || l->max_laws < 0) {
+        l->hidden < 1 || l->n_steps < 1 || l->max_passes < 1 || l->max_laws < 0 ||
+        l->max_masks < 0) {
         return err_set(err, ERR_INVALID, "a limit of the backend is not positive");
     }
     int64_t slots = (int64_t)l->max_blocks_per_lane * l->block_tokens;

@@ -16,7 +16,8 @@ static enum status check_limits(const struct backend_limits *l, struct err *err)
         l->max_blocks_per_lane > (1 << 28) / l->block_tokens || l->n_steps <= 0 ||
         l->n_steps > CUDA_MAX_STEPS || l->max_passes <= 0 || l->max_passes > CUDA_MAX_PASSES ||
         l->max_rows > 1 << 20 || l->max_lanes > 1 << 16 ||
-        l->max_out_rows > l->max_rows + l->max_lanes || l->max_laws < 0 || l->max_tree_nodes < 0) {
+        l->max_out_rows > l->max_rows + l->max_lanes || l->max_laws < 0 || l->max_masks < 0 ||
+        l->max_tree_nodes < 0) {
         return err_set(err, ERR_INVALID, "the CUDA backend cannot work with these limits");
     }
     return OK;
@@ -47,8 +48,9 @@ static enum status open_owners(struct cuda_backend *be)
 {
     const struct backend_limits *l = &be->limits;
     struct cuda *device = &be->device;
+    const size_t masks = (size_t)l->max_masks * (size_t)mask_words(l->vocab) * sizeof(uint32_t);
     const size_t staged =
-        2 * passes_meta_bytes(&be->attention, l, be->max_draws) + ((size_t)8 << 20);
+        2 * passes_meta_bytes(&be->attention, l, be->max_draws) + masks + ((size_t)8 << 20);
     TRY(lanes_open(&be->lanes, device, l, be->attention.max_paths));
     TRY(passes_open(&be->passes, device, be->graphs, &be->lanes, l, be->max_draws,
                     &be->attention));

@@ -42,6 +42,11 @@ size_t passes_meta_bytes(const struct attention_limits *attention,
                        limits->max_lanes).end;
 }
 
+static size_t masks_bytes(const struct lanes *lanes, int32_t n)
+{
+    return (size_t)n * (size_t)lanes->allowed_stride * sizeof(uint32_t);
+}
+
 enum status passes_open(struct passes *p, struct cuda *device, struct graphs *graphs,
                         const struct lanes *lanes, const struct backend_limits *limits,
                         int32_t max_draws, const struct attention_limits *attention)
@@ -64,6 +69,9 @@ enum status passes_open(struct passes *p, struct cuda *device, struct graphs *gr
         TRY(cuda_alloc(device, n_laws * (size_t)l->vocab * 4, (void **)&p->laws));
         TRY(cuda_alloc(device, n_laws * sizeof *p->law_totals, (void **)&p->law_totals));
     }
+    if (l->max_masks > 0) {
+        TRY(cuda_alloc(device, masks_bytes(lanes, l->max_masks), (void **)&p->masks));
+    }
     p->view = (struct pass_view){
         .history_stride = lanes->history_stride,
         .blocks_stride = lanes->blocks_stride,
@@ -74,6 +82,7 @@ enum status passes_open(struct passes *p, struct cuda *device, struct graphs *gr
         .blocks = lanes->blocks,
         .params = lanes->params,
         .allowed = lanes->allowed,
+        .masks = p->masks,
         .pooled = p->pooled,
         .laws = p->laws,
         .law_totals = p->law_totals,
@@ -90,7 +99,7 @@ static bool pass_ok(const struct passes *ps, const struct pass *p)
     if (p->n_rows < 0 || p->n_rows > l->max_rows || p->n_out < 0 || p->n_out > l->max_out_rows ||
         p->n_draws < 0 || p->n_draws > ps->max_draws || p->n_pool < 0 || p->n_pool > l->max_lanes ||
         p->n_seqs < 0 || p->n_seqs > p->n_rows || p->n_groups < 0 || p->n_groups > p->n_seqs ||
-        p->kv_set < 0 || p->kv_set >= CUDA_MAX_SETS || p->hidden.n < 0 ||
+        p->n_masks < 0 || p->n_masks > l->max_masks || p->kv_set < 0 || p->kv_set >= CUDA_MAX_SETS || p->hidden.n < 0 ||
         p->hidden.n > MAX_HIDDEN_LAYERS) {
         return false;
     }
@@ -122,7 +131,8 @@ static bool pass_ok(const struct passes *ps, const struct pass *p)
             d->pos < 0 || d->pos >= ps->view.history_stride || d->n_prompt < 0 || d->top_n < 0 ||
             d->top_n > MAX_TOP_LOGPROBS || d->tree_row >= p->n_rows || d->more < 0 ||
             d->more >= MAX_SIBLINGS || d->more_slot < 0 || d->law < 0 || d->law > l->max_laws ||
-            d->more_slot > ps->view.history_stride - d->more) {
+            d->more_slot > ps->view.history_stride - d->more || d->mask < 0 ||
+            d->mask > p->n_masks) {
             return false;
         }
     }
@@ -221,6 +231,24 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     return OK;
 }
 
+/* The draws' masks, if there are any: a copy of their own, to one place whatever the bucket. */
+static enum status send_masks(struct passes *ps, struct lanes *lanes, const struct pass *p)
+{
+    struct cuda *be = ps->device;
+    const size_t n_bytes = masks_bytes(lanes, p->n_masks);
+    if (n_bytes == 0) {
+        return OK;
+    }
+    char *image = lanes_room(lanes, n_bytes);
+    if (!image) {
+        return be->lost;
+    }
+    memcpy(image, p->masks, n_bytes);
+    lanes_use_room(lanes, n_bytes);
+    CUDA_TRY(be, cudaMemcpyAsync(ps->masks, image, n_bytes, cudaMemcpyHostToDevice, be->stream));
+    return OK;
+}
+
 /* Whether attention_few.cu may take its rows. It reads each row's keys for itself, so prefixes that
  * 17 rows and more share are the general way's; and of more than 32 rows it does not cut them, so
  * long ones among short ones are, too: each would keep a block busy when all others have ended. */
@@ -268,6 +296,7 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
                                      bucket_within(pass->n_draws, p->max_draws), true};
     }
     TRY(lanes_flush(lanes));
+    TRY(send_masks(p, lanes, pass));
     TRY(send_meta(p, lanes, pass, shape));
     p->is_few = is_few(pass, shape->n_rows);
     if (may_capture && !be->options.enforce_eager) {

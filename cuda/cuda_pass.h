@@ -22,6 +22,7 @@ struct passes {
     int32_t *tokens;
     float *pooled, *pooled_results;
     float *laws;                    // [max_laws, vocab]
+    uint32_t *masks;                // [max_masks, allowed_stride of the lanes]
     unsigned long long *law_totals; // [max_laws]
     struct draw_result *results;
 

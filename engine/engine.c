@@ -47,6 +47,16 @@ static void fail_with_cause(struct engine *e, enum status st, const char *text)
     fail_all(e, lost ? ERR_DEVICE : st, lost ? why.text : text);
 }
 
+/* Where a grammar allows nothing, or says nothing within its limits, the request ends: what it does
+ * not allow is never drawn instead. */
+static void fail_constrained(struct engine *e, struct sequence *seq)
+{
+    if (seq->state != SEQ_RETIRING) {
+        requests_fail(e, seq->request, ERR_LIMIT,
+                      constraint_failure(&e->constraints[seq->index]));
+    }
+}
+
 /* Plans and submits one step; true if there was one. */
 static bool submit_step(struct engine *e)
 {
@@ -71,6 +81,7 @@ static bool submit_step(struct engine *e)
     step_build_draft(ps, &e->scheduler.holdings, &e->spec);
     enum status status = step_grow_trees(ps, &e->scheduler.limits, &e->spec, &site);
     step_build(ps, &e->scheduler.holdings);
+    step_build_masks(ps, e->constraints);
     status = status == OK ? engine_send_step(e, &ps->step, NULL) : status;
     status = status == OK ? ranks_run(&e->ranks, execute_on_rank, e) : status;
     tree_moves_clear(&e->moves);
@@ -78,6 +89,9 @@ static bool submit_step(struct engine *e)
     e->n_inflight++;
     if (status != OK) {
         fail_with_cause(e, status, "the device failed while a step was submitted");
+    }
+    for (int32_t i = 0; i < ps->n_closed; i++) { // only now: the step has read their parameters
+        fail_constrained(e, ps->closed[i]);
     }
     return true;
 }
@@ -119,7 +133,8 @@ static bool append(struct engine *e, struct sequence *seq, const struct draw_res
     }
     seq->n_known++;
     e->generated_tokens++;
-    bool stop = n + 1 >= r->params.min_tokens && is_stop(r, d->token);
+    bool ends = r->grammar && constraint_ends(&e->constraints[seq->index], seq, d->token);
+    bool stop = ends || (n + 1 >= r->params.min_tokens && is_stop(r, d->token));
     out->stop_id = stop ? d->token : -1;
     atomic_store_explicit(&out->n_tokens, n + 1, memory_order_release);
     if (stop || n + 1 >= seq->max_tokens) {
@@ -156,6 +171,14 @@ static int32_t next_row(const struct spec *sp, const struct sequence *seq, int32
     return row + 1;
 }
 
+/* Whether a grammar does not allow what was drawn: a mask that was closed, or a fault. */
+static bool is_refused(struct engine *e, const struct sequence *seq, int32_t token)
+{
+    struct constraint *c = &e->constraints[seq->index];
+    c->failure = seq->request->grammar ? constraint_take(c, seq, token) : OK;
+    return c->failure != OK;
+}
+
 /* Draws first .. first + n belong to one sequence: its rows' tokens in order. A row's token stands
  * while the drafts before it were right. */
 static void commit_draws(struct engine *e, const struct planned_step *ps, int32_t first, int32_t n)
@@ -185,6 +208,10 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
         path[accepted] = row;
         accepted += row >= 0;
         r->n_accepted += row >= 0; // before append, which may end the request
+        if (is_refused(e, seq, d.token)) {
+            fail_constrained(e, seq);
+            break;
+        }
         goes_on = append(e, seq, &d);
     }
     if (n_drafts > 0) { // what lies behind an end was not judged

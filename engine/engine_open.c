@@ -294,6 +294,13 @@ static enum status common_facts(struct engine *e, struct backend_facts *out, str
     return OK;
 }
 
+/* Of a step: one for each sequence's draw, and one for each draft. */
+static int32_t max_masks_of(const struct engine *e)
+{
+    int32_t n = e->info.max_num_seqs;
+    return n + spec_max_drafts(&e->spec, n);
+}
+
 /* What a rank allocates beside weights and the pool of blocks. */
 static enum status activation_bytes(struct engine *e, const struct backend_facts *facts,
                                     size_t *out)
@@ -310,6 +317,7 @@ static enum status activation_bytes(struct engine *e, const struct backend_facts
     *out += (size_t)path_blocks(e, facts) * target_block;
     e->spec.max_laws = spec_max_laws(&e->spec, info->max_num_seqs);
     *out += (size_t)e->spec.max_laws * logits;
+    *out += (size_t)max_masks_of(e) * (size_t)mask_words(e->config.vocab) * sizeof(uint32_t);
     return OK;
 }
 
@@ -451,6 +459,7 @@ static struct step_sizes sizes_of(const struct engine *e)
     return (struct step_sizes){.limits = &e->scheduler.limits, .vocab = e->config.vocab,
                                .n_draft_models = e->spec.options.n_models,
                                .n_draft_passes = spec_max_passes(&e->spec),
+                               .max_masks = max_masks_of(e),
                                .trees = spec_has_trees(&e->spec)};
 }
 
@@ -484,7 +493,7 @@ static enum status setup_rank(struct rank *r, void *arg)
         .n_blocks = l->n_blocks, .block_tokens = l->block_tokens, .vocab = e->config.vocab,
         .hidden = e->config.hidden, .n_steps = N_STEPS,
         .max_passes = 1 + e->spec.options.k * e->spec.options.n_models,
-        .max_laws = e->spec.max_laws,
+        .max_laws = e->spec.max_laws, .max_masks = max_masks_of(e),
         .max_tree_nodes = spec_has_trees(&e->spec) ? e->spec.options.budget : 0};
     TRY(ops->setup(r->be, &limits, &r->err));
     TRY(open_set(e, &r->target, &r->err));
@@ -611,6 +620,7 @@ enum status engine_load(struct engine *e, struct err *err)
     e->scheduler.overtake_tokens = overtake >= 0 ? overtake : 10 * (int64_t)limits.max_rows;
     e->sizes = sizes_of(e);
     spec_open(&e->spec, limits.max_len);
+    e->constraints = xcalloc((size_t)limits.max_sequences, sizeof *e->constraints);
     e->candidates = xcalloc((size_t)limits.max_lanes, sizeof *e->candidates);
     TRY(on_ranks(e, setup_rank, err));
     for (int32_t i = 0; i < N_STEPS; i++) {
@@ -652,6 +662,7 @@ void engine_unload(struct engine *e)
     }
     spec_close(&e->spec);
     free(e->live);
+    free(e->constraints);
     free(e->candidates);
     checkpoint_close(e->checkpoint);
     tree_moves_deinit(&e->moves);

@@ -47,4 +47,10 @@ void engine_propose(struct engine *e)
         }
     }
     spec_propose(&e->spec, &v);
+    for (int32_t i = 0; i < v.n; i++) {
+        const struct sequence *seq = v.seqs[i].seq;
+        if (seq->request->grammar && v.seqs[i].proposal->n_drafts > 0) {
+            constraint_cut(&e->constraints[seq->index], seq, v.seqs[i].proposal);
+        }
+    }
 }

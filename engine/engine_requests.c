@@ -152,6 +152,7 @@ static void accept_request(struct engine *e, struct engine_request *r)
     for (int32_t i = 0; i < r->n; i++) {
         struct sequence *seq = scheduler_add(&e->scheduler, r, i);
         ASSERT(seq); // submit reserved it
+        constraint_begin(&e->constraints[seq->index]);
     }
     if (r->deadline_ns > 0 && r->deadline_ns < e->next_deadline_ns) {
         e->next_deadline_ns = r->deadline_ns;
@@ -282,6 +283,15 @@ static enum status check_request(const struct engine *e, const struct engine_req
             return err_set(err, ERR_INVALID, "prompt: %d is not a token id of this model",
                            r->prompt[i]);
         }
+    }
+    const struct grammar_vocab *v = r->grammar ? grammar_vocabulary(r->grammar) : NULL;
+    if (r->grammar && (!v || grammar_mask_words(v) != (size_t)mask_words(info->vocab))) {
+        return err_set(err, ERR_INVALID, "the grammar is of another vocabulary");
+    }
+    size_t n_after = r->grammar && r->grammar_after ? strlen(r->grammar_after) : 1;
+    if (n_after < 1 || n_after > GRAMMAR_AFTER_MAX) {
+        return err_set(err, ERR_INVALID, "the marker before the grammar must be 1 to %d bytes",
+                       GRAMMAR_AFTER_MAX);
     }
     return sampling_params_check(&r->params, info->vocab, err);
 }

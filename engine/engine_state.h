@@ -4,6 +4,7 @@
 #define SLUICE_ENGINE_ENGINE_STATE_H
 
 #include "engine/base/buf.h"
+#include "engine/constraint.h"
 #include "engine/engine.h"
 #include "engine/cluster/nodes.h"
 #include "engine/cluster/ranks.h"
@@ -35,6 +36,7 @@ struct engine {
     struct scheduler scheduler;
     struct spec spec;
     struct spec_candidate *candidates; // [max_lanes]
+    struct constraint *constraints; // [max_sequences], by sequence.index
     struct planned_step steps[N_STEPS];
     struct step_sizes sizes; // of every step
     struct tree_moves moves;

@@ -20,6 +20,7 @@ void planned_step_init(struct planned_step *ps, int32_t slot, const struct step_
     ps->pool_owners = xcalloc(lanes, sizeof *ps->pool_owners);
     ps->sorted = xcalloc(lanes, sizeof *ps->sorted);
     ps->room = xcalloc(lanes, sizeof *ps->room);
+    ps->closed = xcalloc(lanes, sizeof *ps->closed);
     for (int32_t i = 0; i < sizes->n_draft_passes; i++) {
         ps->draft_owners[i] = xcalloc(lanes, sizeof *ps->draft_owners[i]);
     }
@@ -41,6 +42,7 @@ void planned_step_deinit(struct planned_step *ps)
     free(ps->pool_owners);
     free(ps->sorted);
     free(ps->room);
+    free(ps->closed);
     for (int32_t i = 0; i < MAX_DRAFTS; i++) {
         free(ps->draft_owners[i]);
     }
@@ -274,7 +276,7 @@ void step_build(struct planned_step *ps, const struct holdings *h)
     struct plan *p = &ps->plan;
     st->pass = (struct pass){.rows = st->rows, .seqs = st->seqs, .groups = st->groups,
                              .out_rows = st->out_rows, .draws = st->draws, .pool = st->pools,
-                             .tree_mask = ps->mask};
+                             .tree_mask = ps->mask, .masks = st->masks};
     st->want = (struct model_outputs){0};
     memcpy(ps->sorted, p->entries, (size_t)p->n_entries * sizeof *ps->sorted);
     sort_entries(ps->sorted, ps->room, p->n_entries, h);

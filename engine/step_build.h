@@ -4,6 +4,7 @@
  *     step_build.c   lanes' news, groups, rows, draws of the target's pass
  *     step_draft.c   the draft models' passes, and what is learnt of their KV
  *     step_tree.c    rows and masks of trees, and their accepted paths
+ *     step_mask.c    what grammars allow each draw
  *     step_grow.c    trees that are grown level by level, each with a pass of its own
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_STEP_BUILD_H
@@ -11,6 +12,7 @@
 
 #include "engine/cluster/ranks.h"
 #include "engine/cluster/step.h"
+#include "engine/constraint.h"
 #include "engine/schedule/holdings.h"
 #include "engine/speculate/grove.h"
 #include "engine/speculate/spec.h"
@@ -40,6 +42,8 @@ struct planned_step {
     struct tree_pick *drawn; // [max_out], of step.level: the node whose children a draw tells
     uint64_t *level_mask;    // [max_rows, TREE_MASK_WORDS], of step.level
     uint64_t *mask;          // likewise, of the target's pass
+    struct sequence **closed; // [max_lanes]: their grammars allow nothing, or say nothing
+    int32_t n_closed;
     struct pass_results results[MAX_STEP_PASSES]; // the drafts' passes, then the target's
 };
 
@@ -67,6 +71,8 @@ struct step_site {
 enum status step_grow_trees(struct planned_step *ps, const struct scheduler_limits *limits,
                             struct spec *sp, const struct step_site *site);
 void step_build(struct planned_step *ps, const struct holdings *h);
+/* Then, with the constraints of all sequences by their index. */
+void step_build_masks(struct planned_step *ps, struct constraint *constraints);
 
 /* What the results say of the draft models: ids of the drafts; and how far their KV is right,
  * called after the sequences' tokens were appended. */

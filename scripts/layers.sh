@@ -20,7 +20,7 @@ engine/model:       engine/tokenizer/name_pattern.h engine/device engine/base
 engine/schedule:    engine/device engine/base
 engine/speculate:   engine/schedule engine/model engine/device engine/base
 engine/cluster:     engine/schedule engine/model engine/device engine/base
-engine:             engine/cluster engine/speculate engine/schedule engine/model engine/tokenizer engine/device engine/base
+engine:             engine/cluster engine/speculate engine/schedule engine/model engine/grammar/grammar.h engine/tokenizer engine/device engine/base
 cpu:                engine/device engine/base
 cuda:               cuda/kernels/kernels.h engine/device engine/base
 cuda/kernels/device:    cuda engine/device engine/base
@@ -38,11 +38,11 @@ server/chat/jinja:  engine/base
 server/chat/tools:  engine/base
 server/chat:        server/chat/jinja server/chat/tools engine/tokenizer engine/base
 server/config:      engine/engine.h engine/base
-server/call:        server/config server/chat server/store engine/engine.h engine/tokenizer engine/device/params.h engine/base
+server/call:        server/config server/chat server/store engine/engine.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base
 server/http:        engine/base
 server/store:       engine/base
-server/jobs:        server/config server/store server/call server/chat engine/engine.h engine/tokenizer engine/device/params.h engine/base
-server/api:         server/config server/jobs server/store server/call server/chat server/http engine/engine.h engine/tokenizer engine/device/params.h engine/base
+server/jobs:        server/config server/store server/call server/chat engine/engine.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base
+server/api:         server/config server/jobs server/store server/call server/chat server/http engine/engine.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base
 server/hub:         engine/base
 server/cli:         server/config server/hub server/jobs server/store server/api server/call server/chat server/http server/client bench/load bench/ops bench/engine engine/engine.h engine/cluster/nodes.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
 '

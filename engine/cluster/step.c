@@ -25,7 +25,8 @@ void step_init(struct step *st, int32_t slot, const struct step_sizes *sizes)
 {
     const struct scheduler_limits *l = sizes->limits;
     size_t lanes = (size_t)l->max_lanes, rows = (size_t)l->max_rows, out = (size_t)l->max_out;
-    *st = (struct step){.slot = slot, .n_draft_models = sizes->n_draft_models};
+    *st = (struct step){.slot = slot, .n_draft_models = sizes->n_draft_models,
+                         .vocab = sizes->vocab};
     st->lanes = xcalloc(2 * lanes, sizeof *st->lanes);
     st->copies = xcalloc(lanes, sizeof *st->copies);
     for (int32_t i = 0; i < sizes->n_draft_passes; i++) {
@@ -40,6 +41,8 @@ void step_init(struct step *st, int32_t slot, const struct step_sizes *sizes)
     st->out_rows = xcalloc(out, sizeof *st->out_rows);
     st->draws = xcalloc((size_t)l->max_draws, sizeof *st->draws);
     st->pools = xcalloc(lanes, sizeof *st->pools);
+    size_t words = (size_t)mask_words(sizes->vocab);
+    st->masks = xcalloc((size_t)sizes->max_masks * words, sizeof *st->masks);
 }
 
 void step_deinit(struct step *st)
@@ -56,6 +59,7 @@ void step_deinit(struct step *st)
     free(st->out_rows);
     free(st->draws);
     free(st->pools);
+    free(st->masks);
     *st = (struct step){0};
 }
 

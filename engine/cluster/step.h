@@ -46,6 +46,7 @@ struct step_sizes {
     const struct scheduler_limits *limits;
     int32_t vocab;
     int32_t n_draft_models, n_draft_passes; // passes: of each model
+    int32_t max_masks; // of the target's draws
     bool trees; // some steps grow trees of drafts, level by level
 };
 
@@ -70,6 +71,8 @@ struct step {
     int32_t *out_rows;           // [max_out]
     struct pass_draw *draws;     // [max_draws]
     struct pass_pool *pools;     // [max_lanes]
+    uint32_t *masks;             // [max_masks, mask_words(vocab)]
+    int32_t vocab;
 };
 
 /* Passes that step_execute runs, each with results: the drafts', then the target's. */

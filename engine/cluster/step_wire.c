@@ -55,15 +55,15 @@ static void put_draw(struct buf *b, const struct pass_draw *d)
 {
     const int32_t v[] = {d->out_row, d->lane, d->pos, d->n_prompt,
                          d->kind | d->keep << 8 | d->noise << 9 | d->logprobs << 10, d->top_n,
-                         d->tree_row, d->more, d->more_slot};
+                         d->tree_row, d->more, d->more_slot, d->mask};
     buf_put(b, v, sizeof v);
 }
 
-static void put_pass(struct buf *b, const struct pass *p)
+static void put_pass(struct buf *b, const struct pass *p, int32_t vocab)
 {
     const int32_t counts[] = {p->n_rows, p->n_seqs, p->n_groups,
-                              p->n_out, p->n_draws, p->n_pool, p->tree_mask != NULL,
-                              p->hidden.n};
+                              p->n_out, p->n_draws, p->n_masks, p->n_pool,
+                              p->tree_mask != NULL, p->hidden.n};
     buf_put(b, counts, sizeof counts);
     buf_put(b, p->hidden.ids, (size_t)p->hidden.n * sizeof *p->hidden.ids);
     buf_put(b, p->rows, (size_t)p->n_rows * sizeof *p->rows);
@@ -77,6 +77,7 @@ static void put_pass(struct buf *b, const struct pass *p)
     for (int32_t i = 0; i < p->n_draws; i++) {
         put_draw(b, &p->draws[i]);
     }
+    buf_put(b, p->masks, (size_t)p->n_masks * (size_t)mask_words(vocab) * sizeof *p->masks);
     for (int32_t i = 0; i < p->n_pool; i++) {
         const struct pass_pool *q = &p->pool[i];
         const int32_t v[] = {q->lane, q->first_out, q->n_out, q->start | q->finish << 1};
@@ -124,15 +125,15 @@ void step_encode(const struct step *st, const struct pass *level, struct buf *ou
         put_news(out, st);
     }
     if (level) {
-        put_pass(out, level);
+        put_pass(out, level, st->vocab);
         return;
     }
     put_i32(out, st->want.logits | st->want.pooled << 1);
     put_i32(out, st->n_draft_passes);
     for (int32_t i = 0; i < st->n_draft_passes; i++) {
-        put_pass(out, &st->draft[i].pass);
+        put_pass(out, &st->draft[i].pass, st->vocab);
     }
-    put_pass(out, &st->pass);
+    put_pass(out, &st->pass, st->vocab);
 }
 
 /* ---- reading ------------------------------------------------------------------------------ */
@@ -307,6 +308,7 @@ static void get_draws(struct reader *r, struct pass *p, struct pass_draw *draws)
         d->tree_row = get(r, -1, p->n_rows - 1, "a draw's tree");
         d->more = get(r, 0, MAX_SIBLINGS - 1, "a draw's further ids");
         d->more_slot = get(r, 0, last_pos(r) + 1 - d->more, "a draw's further ids");
+        d->mask = get(r, 0, p->n_masks, "a draw's mask");
     }
 }
 
@@ -331,7 +333,7 @@ struct pass_room {
     int32_t *out_rows;
     struct pass_draw *draws;
     struct pass_pool *pools;
-    int32_t max_rows, max_seqs, max_groups, max_out, max_draws, max_pools;
+    int32_t max_rows, max_seqs, max_groups, max_out, max_draws, max_pools, max_masks;
 };
 
 static void get_pass(struct reader *r, struct pass *p, const struct pass_room *room)
@@ -344,6 +346,7 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
     p->n_groups = get(r, 0, room->max_groups, "the number of groups");
     p->n_out = get(r, 0, room->max_out, "the number of rows with logits");
     p->n_draws = get(r, 0, room->max_draws, "the number of draws");
+    p->n_masks = get(r, 0, room->max_masks, "the number of masks");
     p->n_pool = get(r, 0, room->max_pools, "the number of pools");
     bool tree = get(r, 0, 1, "a tree");
     p->tree_mask = tree ? &present : NULL;
@@ -364,6 +367,7 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
         room->out_rows[i] = get(r, 0, p->n_rows - 1, "a row with logits");
     }
     get_draws(r, p, room->draws);
+    p->masks = take(r, (size_t)p->n_masks * (size_t)mask_words(r->sizes->vocab) * sizeof *p->masks);
     get_pool(r, p, room->pools);
     if (tree) {
         if ((uintptr_t)r->at % 8 != 0) {
@@ -443,7 +447,7 @@ static void get_passes(struct reader *r, struct step *st)
     }
     get_pass(r, &st->pass, &(struct pass_room){
         st->rows, st->seqs, st->groups, st->out_rows, st->draws, st->pools, l->max_rows,
-        l->max_lanes, l->max_lanes, l->max_out, l->max_draws, l->max_lanes});
+        l->max_lanes, l->max_lanes, l->max_out, l->max_draws, l->max_lanes, r->sizes->max_masks});
 }
 
 enum status step_decode(struct step *st, struct tree_moves *moves, bool *level,

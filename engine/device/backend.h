@@ -106,6 +106,7 @@ struct backend_limits {
     int32_t n_steps;       // staging slots (2)
     int32_t max_passes;    // of one step
     int32_t max_laws;      // laws of drafts that a step keeps (struct pass_draw); 0: none
+    int32_t max_masks;     // masks of one pass's draws; 0: none
     int32_t max_tree_nodes; // nodes of a pass's trees in KV set 0, roots aside; 0: no trees
 };
 
@@ -151,6 +152,12 @@ enum draw_kind {
 /* One draw from the logits of out row `out_row`, with the parameters of `lane` (not always the
  * row's own lane: n > 1 draws several lanes' first tokens from one row). The result lands at the
  * draw's own index. */
+/* Words of a mask over a vocabulary. */
+static inline int32_t mask_words(int32_t vocab)
+{
+    return (vocab + 31) / 32;
+}
+
 struct pass_draw {
     int32_t out_row, lane;
     int32_t pos;        // of the row; the drawn token's position is pos + 1
@@ -171,6 +178,9 @@ struct pass_draw {
      * accepted with probability min(1, p / q), else p becomes what it has above q, and q loses the
      * draft. Where none is accepted, the token is drawn from the p that is left. */
     int32_t law;
+    /* 1 + the place of its mask in pass.masks, 0: none. What the mask lacks is never drawn: where it
+     * leaves nothing the token is any, and its reader has to refuse it. */
+    int32_t mask;
 };
 
 enum { MAX_SIBLINGS = 16 }; // drafts of one law
@@ -198,6 +208,8 @@ struct pass {
     const int32_t *out_rows;     // rows whose hidden state goes to the head, ascending
     int32_t n_draws;
     const struct pass_draw *draws;
+    int32_t n_masks;
+    const uint32_t *masks; // [n_masks, mask_words(vocab)]: bit i of a row says whether id i is allowed
     int32_t n_pool;
     const struct pass_pool *pool;
     struct hidden_layers hidden; // what the model is asked for: see model_forward

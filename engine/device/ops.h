@@ -229,7 +229,8 @@ struct logits_args {
  *  1. scores = logits; bias added; repetition penalty over history[0 .. pos], then frequency and
  *     presence over history[n_prompt .. pos]; bans (not allowed, bad words, stop ids before
  *     min_tokens) are -infinity. If everything is banned, the bans of stop ids are dropped, and if
- *     everything still is, all bans.
+ *     everything still is, all bans. What the draw's mask lacks is -infinity besides, whatever is
+ *     dropped.
  *  2. temperature 0: arg-max, ties to the lowest id (of less than MIN_TEMPERATURE engine_submit
  *     makes 0).
  *  3. else scores / temperature; top-k keeps the k highest (ties at the threshold: lowest ids

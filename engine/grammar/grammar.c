@@ -251,6 +251,46 @@ enum status grammar_advance_token(struct grammar *g, struct grammar_state *state
     return token_of(g, id, &bytes, &n) ? grammar_advance(g, state, bytes, n) : ERR_INVALID;
 }
 
+enum status grammar_fold_tokens(struct grammar *g, const int32_t *ids, size_t n_ids,
+                                struct grammar_state *state)
+{
+    for (int tries = 0; tries < 2; tries++) {
+        struct grammar_state s = grammar_start(g);
+        enum status st = OK;
+        for (size_t i = 0; st == OK && i < n_ids; i++) {
+            st = grammar_advance_token(g, &s, ids[i]);
+        }
+        if (st != ERR_BUSY) {
+            *state = st == OK ? s : *state;
+            return st;
+        }
+    }
+    return ERR_LIMIT;
+}
+
+const struct grammar_vocab *grammar_vocabulary(const struct grammar *g)
+{
+    return g->has_masks ? g->m.vocab : NULL;
+}
+
+const char *grammar_token_bytes(const struct grammar_vocab *v, int32_t id, size_t *n_bytes)
+{
+    bool known = id >= 0 && id < v->n_ids && v->text_n[id] > 0;
+    *n_bytes = known ? v->text_n[id] : 0;
+    return known ? v->text + v->text_at[id] : NULL;
+}
+
+bool grammar_is_end(const struct grammar *g, int32_t id)
+{
+    const struct grammar_vocab *v = grammar_vocabulary(g);
+    for (size_t i = 0; v && i < v->n_end_ids; i++) {
+        if (v->end_ids[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
 bool grammar_may_end(struct grammar *g, struct grammar_state state)
 {
     return state.epoch == g->epoch && automaton_may_end(&g->a, state.id);
@@ -287,12 +327,9 @@ enum status grammar_allows(struct grammar *g, struct grammar_state state, int32_
     if (state.epoch != g->epoch) {
         return ERR_BUSY;
     }
-    const struct grammar_vocab *v = g->m.vocab;
-    for (size_t i = 0; i < v->n_end_ids; i++) {
-        if (v->end_ids[i] == id) {
-            *allowed = grammar_may_end(g, state);
-            return OK;
-        }
+    if (grammar_is_end(g, id)) {
+        *allowed = grammar_may_end(g, state);
+        return OK;
     }
     enum status st = grammar_advance_token(g, &state, id);
     *allowed = st == OK;

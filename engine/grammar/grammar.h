@@ -104,6 +104,16 @@ enum status grammar_advance_token(struct grammar *g, struct grammar_state *state
 enum status grammar_fold(struct grammar *g, const char *bytes, size_t n_bytes,
                          struct grammar_state *state);
 
+/* The same of a text that is known as tokens. */
+enum status grammar_fold_tokens(struct grammar *g, const int32_t *ids, size_t n_ids,
+                                struct grammar_state *state);
+
+/* The vocabulary that it was compiled with, or NULL; a token's bytes in it, NULL where it stands
+ * for none; whether an id is one of its end ids. */
+const struct grammar_vocab *grammar_vocabulary(const struct grammar *g);
+const char *grammar_token_bytes(const struct grammar_vocab *v, int32_t id, size_t *n_bytes);
+bool grammar_is_end(const struct grammar *g, int32_t id);
+
 /* Whether the text may end here. False for a stale state. */
 bool grammar_may_end(struct grammar *g, struct grammar_state state);
 

@@ -14,6 +14,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct grammar; // engine/grammar/grammar.h
+
 enum finish_reason {
     FINISH_NONE, // not finished
     FINISH_STOP, // a stop id, or engine_stop
@@ -22,6 +24,7 @@ enum finish_reason {
     FINISH_ERROR, // see engine_request.error
 };
 enum {
+    GRAMMAR_AFTER_MAX = 64, // chosen: bytes of a marker
     N_FINISH_REASONS = FINISH_ERROR + 1,
     MAX_DRAFTS = 16, // chosen: of a sequence in a step; of a tree, its depth
     MAX_SALT_BYTES = 1024, // chosen: of a longer cache_salt no two are taken for equal
@@ -54,6 +57,14 @@ struct engine_request {
     struct engine_output *outputs; // [n]; may be NULL where nothing is drawn (pool)
     int32_t priority;              // lower comes first, within bounds: see priority_worth_ns
     const char *cache_salt;        // cached blocks are shared under equal salts only; NULL: none
+    /* Every sample is a text of it, or the beginning of one that max_tokens or a stop cut. Compiled
+     * with a vocabulary of this model's ids and end ids; until the request is done only the engine
+     * thread uses it, so that requests may share one. NULL: any text. */
+    struct grammar *grammar;
+    /* The grammar's text begins behind the first occurrence of this text, which is the token
+     * grammar_after_id; before it everything is allowed. NULL: it begins at once. */
+    const char *grammar_after;
+    int32_t grammar_after_id;
     enum pool_kind pool;           // not POOL_NONE: no tokens are drawn; `pooled` is filled
     int64_t deadline_ns;           // on the monotonic clock; 0: none
     void *user;                    // the caller's

@@ -123,6 +123,13 @@ static inline int32_t sequence_future(const struct sequence *s)
     return s->n_known + s->n_flight;
 }
 
+/* True if a token in flight must be known before the next draw can be planned: drafts are guessed
+ * from it, or it decides what a grammar allows next. */
+static inline bool sequence_waits(const struct sequence *s)
+{
+    return s->n_flight > 0 && (s->proposal.waits_for_token || s->request->grammar);
+}
+
 /* True if one more token may be drawn. */
 static inline bool sequence_wants_token(const struct sequence *s)
 {

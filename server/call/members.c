@@ -80,7 +80,8 @@ static const char empty[] = "false|\"\"|[]|{}";
     "'enum':['user','assistant','system']},'content':{'anyOf':[{'type':'string'},{'type':"         \
     "'array','items':{'anyOf':[" TEXT_BLOCK ",{'type':'object','required':['type'],'properties':{" \
     "'type':{'enum':['tool_use','tool_result','thinking','redacted_thinking']}}}]}}]}}}"
-#define ONLY_TEXT "'required':['type'],'properties':{'type':{'const':'text'}}"
+#define FORMAT                                                                                     \
+    "'required':['type'],'properties':{'type':{'enum':['text','json_object','json_schema']}}"
 #define A_CHOICE "'enum':[null,'none','auto']"
 
 const struct member members[] = {
@@ -174,14 +175,19 @@ const struct member members[] = {
     {"request_id", "The answer's id, where no x-request-id header says it.", ALL,
      STRING(request_id), .check = check_request_id,
      .schema = "'pattern':'^[A-Za-z0-9._:-]{1,128}$'"},
-    {"response_format", "Text alone.", ALL, HAND(OBJECT, read_response_format),
-     .schema = ONLY_TEXT},
+    {"response_format", "What the answer is: any text, a JSON object, or JSON of a schema.",
+     DRAWS, HAND(OBJECT, read_response_format), .schema = FORMAT},
     {"use_beam_search", "Beam search.", ALL, REFUSED(ANY, nothing)},
-    {"structured_outputs", "vLLM's constraints.", ALL, REFUSED(ANY, nothing)},
-    {"guided_json", "vLLM's older name of a constraint.", ALL, REFUSED(ANY, nothing)},
-    {"guided_regex", "vLLM's older name of a constraint.", ALL, REFUSED(ANY, nothing)},
-    {"guided_choice", "vLLM's older name of a constraint.", ALL, REFUSED(ANY, nothing)},
-    {"guided_grammar", "vLLM's older name of a constraint.", ALL, REFUSED(ANY, nothing)},
+    {"structured_outputs", "vLLM's constraints: one of json, regex, choice, grammar, json_object.",
+     DRAWS, HAND(OBJECT, read_structured_outputs)},
+    {"guided_json", "vLLM's older name of structured_outputs.json.", DRAWS,
+     HAND(ANY, read_guided_json)},
+    {"guided_regex", "vLLM's older name of structured_outputs.regex.", DRAWS,
+     HAND(STRING, read_guided_regex)},
+    {"guided_choice", "vLLM's older name of structured_outputs.choice.", DRAWS,
+     HAND(ARRAY, read_guided_choice)},
+    {"guided_grammar", "vLLM's older name of structured_outputs.grammar.", DRAWS,
+     HAND(STRING, read_guided_grammar)},
     {"prompt_embeds", "A prompt of hidden states.", ALL, REFUSED(ANY, nothing)},
     {"kv_transfer_params", "A prompt computed elsewhere.", ALL, REFUSED(ANY, nothing)},
     {"logits_processors", "Code for the sampler.", ALL, REFUSED(ANY, nothing)},
@@ -263,8 +269,8 @@ const struct member members[] = {
      BOOL(continue_final_message), .check = check_continue},
     {"include_reasoning", "Whether the answer has what the model thought.", CHATS,
      BOOL(include_reasoning)},
-    {"text", "The answer's format: text alone.", FORM_RESPONSES, HAND(OBJECT, read_text_format),
-     .schema = "'properties':{'format':{'type':'object'," ONLY_TEXT "}}"},
+    {"text", "The answer's format.", FORM_RESPONSES, HAND(OBJECT, read_text_format),
+     .schema = "'properties':{'format':{'type':'object'," FORMAT "}}"},
     {"reasoning", "How much the model is to think: effort.", CHATS | FORM_RESPONSES,
      HAND(OBJECT, read_reasoning),
      .schema = "'properties':{'effort':{'enum':[null,'none','minimal','low',"
@@ -354,10 +360,10 @@ const struct member members[] = {
     {"tokens", "What becomes text.", FORM_DETOKENIZE, HAND(IDS, read_tokens), .required = true},
 
     /* ---- what other servers take: constraints ---- */
-    {"grammar", "llama.cpp's constraint.", DRAWS, REFUSED(ANY, empty)},
-    {"json_schema", "llama.cpp's and SGLang's constraint.", DRAWS, REFUSED(ANY, empty)},
-    {"regex", "SGLang's constraint.", DRAWS, REFUSED(ANY, empty)},
-    {"ebnf", "SGLang's constraint.", DRAWS, REFUSED(ANY, empty)},
+    {"grammar", "llama.cpp's constraint: GBNF.", DRAWS, HAND(STRING, read_grammar)},
+    {"json_schema", "llama.cpp's and SGLang's constraint.", DRAWS, HAND(ANY, read_json_schema)},
+    {"regex", "SGLang's constraint.", DRAWS, HAND(STRING, read_regex)},
+    {"ebnf", "SGLang's constraint: GBNF.", DRAWS, HAND(STRING, read_ebnf)},
     {"structural_tag", "SGLang's constraint.", DRAWS, REFUSED(ANY, empty)},
     {"format", "Ollama's constraint.", DRAWS, REFUSED(ANY, empty)},
     {"guided_decoding_backend", "It says how a constraint is kept.", DRAWS, IGNORED(ANY)},

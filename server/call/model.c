@@ -1,5 +1,7 @@
 #include "server/call/model.h"
 
+#include "server/call/grammars.h"
+
 #include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/hash.h"
@@ -406,7 +408,8 @@ enum status api_model_check(const struct config *config, struct err *err)
 static const char *begin(struct api_model *m, const struct config *config,
                          const struct engine_info *info)
 {
-    *m = (struct api_model){.config = config, .info = info, .created = clock_wall_sec()};
+    *m = (struct api_model){.config = config, .info = info, .created = clock_wall_sec(),
+                             .grammars = grammars_open()};
     const char *model = config->engine.model;
     const char *from = text_source(config);
     make_names(m, config);
@@ -454,6 +457,7 @@ enum status api_model_open_prompts(struct api_model *m, const struct config *con
 
 void api_model_close(struct api_model *m)
 {
+    grammars_close(m->grammars);
     tokenizer_free(m->tok);
     chat_template_free(m->template);
     free((void *)m->names);

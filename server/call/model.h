@@ -10,6 +10,8 @@
 #include "server/config/config.h"
 #include "server/chat/output.h"
 
+struct grammars; // server/call/grammars.h
+
 struct api_model {
     const struct config *config;
     const char *const *names; // as clients may call it; the first is the default, and no path
@@ -18,6 +20,7 @@ struct api_model {
     const char *text_dir;            // of the tokenizer's configuration: its folder or the model's
     struct tokenizer *tok;           // NULL: ids only
     struct err no_tok;               // why it is NULL, if that is known
+    struct grammars *grammars;       // of requests
     struct chat_template *template;  // NULL: none
     const struct engine_info *info;
     struct sampling_params defaults; // generation_config.json, overridden by the configuration

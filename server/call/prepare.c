@@ -265,5 +265,7 @@ void prepare_request(struct api_request *r)
     p.max_tokens = r->n_prompts > 0 ? r->prompts[0].max_tokens : 1;
     if (sampling_params_check(&p, r->model->info->vocab, &err) != OK) {
         api_error_set(&r->error, 400, "invalid_value", NULL, "%s", err.text);
+        return;
     }
+    request_compile_constraint(r); // last: it is the most work
 }

@@ -28,8 +28,24 @@ bool read_num_predict(struct api_request *r);
 bool read_stream_options(struct api_request *r);
 bool check_salt(struct api_request *r);
 bool check_request_id(struct api_request *r);
-bool read_response_format(struct api_request *r);
 bool read_bad_words(struct api_request *r);
+
+/* ---- constraints (request_constraint.c) ------------------------------------------------------- */
+
+bool read_response_format(struct api_request *r);
+bool read_text_format(struct api_request *r);
+bool read_structured_outputs(struct api_request *r);
+bool read_guided_json(struct api_request *r);
+bool read_guided_regex(struct api_request *r);
+bool read_guided_choice(struct api_request *r);
+bool read_guided_grammar(struct api_request *r);
+bool read_grammar(struct api_request *r);
+bool read_json_schema(struct api_request *r);
+bool read_regex(struct api_request *r);
+bool read_ebnf(struct api_request *r);
+
+/* Behind all members and the prompt: takes the grammar of the constraint, if there is one. */
+bool request_compile_constraint(struct api_request *r);
 
 /* ---- chat (request_chat.c) -------------------------------------------------------------------- */
 
@@ -105,7 +121,6 @@ bool read_previous(struct api_request *r); // request_history.c, with what is ke
 bool read_items(struct api_request *r);
 bool read_flat_tools(struct api_request *r);
 bool read_flat_choice(struct api_request *r);
-bool read_text_format(struct api_request *r);
 bool read_truncation(struct api_request *r);
 bool read_include(struct api_request *r);
 

@@ -427,24 +427,6 @@ bool check_salt(struct api_request *r)
                                "Invalid 'cache_salt': expected 1 to %d bytes.", MAX_SALT_BYTES);
 }
 
-bool read_response_format(struct api_request *r)
-{
-    const struct json *format = NULL;
-    if (!body_object(&r->body, "response_format", &format)) {
-        return r->error.status == 0;
-    }
-    const char *type = json_get_string(format, "type");
-    if (!type) {
-        return api_missing(&r->error, "response_format.type");
-    }
-    if (strcmp(type, "text") != 0) {
-        return api_error_set(&r->error, 400, "unsupported_value", "response_format",
-                             "Unsupported value: 'response_format' of type '%.40s' is not supported "
-                             "by this server; only 'text' is.", type);
-    }
-    return true;
-}
-
 void request_begin(struct api_request *r)
 {
     r->n = 1;
@@ -470,6 +452,9 @@ void request_end(struct api_request *r)
 
 void api_request_deinit(struct api_request *r)
 {
+    if (r->grammar) {
+        grammars_give(r->model->grammars, r->grammar);
+    }
     body_close(&r->body);
     json_free(r->own_tools);
     ids_deinit(&r->ids);

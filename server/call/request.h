@@ -8,6 +8,7 @@
 #include "engine/device/params.h"
 #include "server/call/body.h"
 #include "server/call/error.h"
+#include "server/call/grammars.h"
 #include "server/call/model.h"
 #include "server/chat/output.h"
 #include "server/store/store.h"
@@ -95,6 +96,12 @@ struct api_request {
     size_t detokenized_bytes;
 
     struct output_options output;
+
+    const char *constraint_param; // static text: the member that constrains the answer, or NULL
+    struct grammar_source constraint;
+    struct kept_grammar *grammar; // compiled; NULL: none
+    const char *constraint_after; // the text, one token, that it begins behind; NULL: at once
+    int32_t constraint_after_id;
 
     /* Chat, responses and messages. */
     const char *messages, *tools, *kwargs; // JSON text

@@ -347,25 +347,6 @@ bool read_flat_choice(struct api_request *r)
     return r->error.status == 0;
 }
 
-bool read_text_format(struct api_request *r)
-{
-    const struct json *text = NULL;
-    body_object(&r->body, "text", &text);
-    const struct json *format = json_get(text, "format");
-    const char *type = json_get_string(format, "type");
-    if (json_type(format) != JSON_NULL && !type) {
-        return json_is(format, JSON_OBJECT)
-                   ? api_missing(&r->error, "text.format.type")
-                   : body_wrong_type(&r->error, "text.format", "an object", format);
-    }
-    if (type && strcmp(type, "text") != 0) {
-        return api_error_set(&r->error, 400, "unsupported_value", "text.format",
-                             "Unsupported value: 'text.format' of type '%.40s' is not supported by "
-                             "this server; only 'text' is.", type);
-    }
-    return r->error.status == 0;
-}
-
 bool read_truncation(struct api_request *r)
 {
     int choice = 1;

@@ -110,6 +110,9 @@ static bool make_requests(struct call *c, struct api_error *e)
         q->params = r->params;
         q->params.max_tokens = r->prompts[i].max_tokens;
         q->n = r->n;
+        q->grammar = r->grammar ? r->grammar->grammar : NULL;
+        q->grammar_after = r->constraint_after;
+        q->grammar_after_id = r->constraint_after_id;
         q->priority = r->priority;
         q->cache_salt = salt;
         q->user = c;

@@ -139,6 +139,12 @@ bool reasoning_is_open(enum reasoning_kind kind, const char *prompt, size_t n_by
     return false;
 }
 
+const char *reasoning_end(enum reasoning_kind kind)
+{
+    const struct kind *k = &kinds[kind];
+    return k->closes[1] || k->answer_opens[0] ? NULL : k->closes[0];
+}
+
 const struct tool_parser *reasoning_parser(enum reasoning_kind kind)
 {
     return kinds[kind].parser;

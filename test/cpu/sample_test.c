@@ -70,6 +70,50 @@ OP_TEST(logits_that_are_not_numbers_are_told)
     }
 }
 
+static int32_t draw_masked(struct sampler *s, const struct sampling_params *p,
+                           const uint32_t *masks, int32_t mask)
+{
+    s->rig.ops->step_begin(s->rig.be, 0);
+    s->rig.in_step = true;
+    s->rig.ops->lane_params(s->rig.be, 0, p);
+    s->pass.pass.masks = masks;
+    s->pass.pass.n_masks = 2;
+    add_draw(s, (struct pass_draw){.n_prompt = 1, .tree_row = -1, .mask = mask});
+    int32_t token = run_draws(s)[0].token;
+    s->pass.pass.n_masks = 0;
+    return token;
+}
+
+OP_TEST(a_mask_is_kept_whatever_else_is_dropped)
+{
+    float logits[VOCAB] = {[7] = 9.0f, [11] = 5.0f, [40] = 3.0f, [41] = 2.0f};
+    const uint32_t masks[] = {1u << 7 | 1u << 11, 0, 0, 1u << 8 | 1u << 9}; // {7, 11}, {40, 41}
+    const int32_t stops[] = {40, 41}, seven[] = {7};
+    struct sampler s;
+    open_sampler(&s, backend, logits, VOCAB);
+    struct sampling_params d = sampling_params_default(), p;
+    d.temperature = 0.0f;
+    CHECK_EQ(draw_masked(&s, &d, masks, 0), 7);
+    CHECK_EQ(draw_masked(&s, &d, masks, 1), 7);
+    CHECK_EQ(draw_masked(&s, &d, masks, 2), 40);
+    p = d; // too soon to stop, but nothing else is left
+    p.stop_ids = stops;
+    p.n_stop_ids = 2;
+    p.min_tokens = 5;
+    CHECK_EQ(draw_masked(&s, &p, masks, 2), 40);
+    p = d; // nothing is in both: the bans go, the mask stays
+    p.allowed = seven;
+    p.n_allowed = 1;
+    CHECK_EQ(draw_masked(&s, &p, masks, 2), 40);
+    p = d;
+    p.temperature = 1e6f; // whatever the seed
+    for (p.seed = 0; p.seed < 200; p.seed++) {
+        int32_t token = draw_masked(&s, &p, masks, 2);
+        CHECK(token == 40 || token == 41);
+    }
+    op_close(&s.rig);
+}
+
 OP_TEST(penalties_bias_and_bans_in_their_order)
 {
     float logits[VOCAB] = {[1] = 4.0f, [2] = 3.9f, [3] = 3.5f, [4] = -1.0f, [5] = 3.0f};

@@ -98,6 +98,21 @@ static void compare_draws(const struct pass_results *r, const char *what)
     }
 }
 
+/* Two masks over the vocabulary: a third of the ids, and three ids. */
+static const uint32_t *make_masks(int32_t vocab)
+{
+    static uint32_t words[2 * (128256 + 31) / 32 + 2];
+    const int32_t n = mask_words(vocab);
+    memset(words, 0, sizeof words);
+    for (int32_t i = 0; i < vocab; i++) {
+        words[i / 32] |= (uint32_t)(rng_bits(5, i, RNG_TEST, 0) % 3 == 0) << (i % 32);
+    }
+    for (int32_t i = 1; i < 4; i++) {
+        words[n + vocab / 5 * i / 32] |= 1u << (vocab / 5 * i % 32);
+    }
+    return words;
+}
+
 static void sample_case(int32_t vocab, int32_t used, float scale, bool ties, enum draw_kind kind)
 {
     static struct test_pass t;
@@ -106,6 +121,7 @@ static void sample_case(int32_t vocab, int32_t used, float scale, bool ties, enu
     struct pair p;
     struct backend_limits limits = pair_limits();
     limits.vocab = vocab;
+    limits.max_masks = 2;
     REQUIRE(pair_open(&p, DT_F32, false, &limits));
     struct seq_spec specs[N_LANES];
     for (int32_t i = 0; i < N_LANES; i++) {
@@ -128,10 +144,13 @@ static void sample_case(int32_t vocab, int32_t used, float scale, bool ties, enu
                 .logprobs = n % 2 == 1,
                 .top_n = n % 4 == 1 ? n % 21 : 0,
                 .tree_row = specs[i].tree ? n : -1,
+                .mask = n % 5 < 3 ? n % 5 : 0,
             };
         }
     }
     t.pass.n_out = t.pass.n_draws = n;
+    t.pass.n_masks = 2;
+    t.pass.masks = make_masks(vocab);
     struct pair_tensor logits = make_logits(&p, n, vocab, scale, ties);
     step_begin(&p);
     int32_t history[128];

@@ -19,6 +19,7 @@ static inline void open_sampler(struct sampler *s, const char *backend, const fl
     memset(s, 0, sizeof *s);
     limits.vocab = vocab;
     limits.max_laws = 64;
+    limits.max_masks = 4;
     s->rig = op_open(backend, DT_BF16, &limits);
     s->logits = op_tensor(&s->rig, logits, 1, vocab, vocab + 3);
     s->vocab = vocab;

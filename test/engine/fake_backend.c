@@ -56,6 +56,17 @@ static int32_t pick(uint64_t h, uint64_t seed, int32_t vocab)
     return (int32_t)(hash_mix(h ^ seed * 0x9e3779b97f4a7c15ULL) % n);
 }
 
+int32_t fake_allowed(int32_t token, const uint32_t *mask, int32_t vocab)
+{
+    for (int32_t i = 0; i < vocab; i++) {
+        int32_t id = (token * 31 + i) % vocab;
+        if (mask[id / 32] >> (id % 32) & 1) {
+            return id;
+        }
+    }
+    return token;
+}
+
 int32_t fake_next(const int32_t *tokens, int32_t n, uint64_t seed, int32_t vocab)
 {
     return pick(prefix_hash(tokens, n), seed, vocab);
@@ -444,6 +455,12 @@ static enum status fake_sample(struct backend *be, const struct sample_args *a)
         r->token = pick(h, f->seeds[d->lane], f->l.vocab);
         if (d->kind == DRAW_DRAFT && h % 3 == 0 && !f->control->perfect) {
             r->token = (r->token + 1) % f->l.vocab; // a draft model is not always right
+        }
+        if (d->mask > 0) {
+            ASSERT(d->mask <= f->pass->n_masks && f->pass->n_masks <= f->l.max_masks);
+            const int64_t words = mask_words(f->l.vocab);
+            r->token = fake_allowed(r->token, f->pass->masks + (d->mask - 1) * words, f->l.vocab);
+            f->control->n_masked++;
         }
         if (d->kind == DRAW_SAMPLE) {
             check_history(f, d, h);

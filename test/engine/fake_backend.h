@@ -18,6 +18,7 @@ struct fake_control {
     int64_t busy_ns;
     int64_t n_moves; // of slots
     bool no_memory;  // for weights
+    int64_t n_masked; // draws that had a mask
     bool perfect;    // draft models are never wrong
     int32_t broken_after; // rows behind this token have no logits; 0: none
     bool garbage;    // draft models propose children without sense
@@ -30,6 +31,10 @@ enum status fake_open(const struct backend_options *options, struct backend **ou
 
 /* The token that follows tokens[0 .. n) under this seed. */
 int32_t fake_next(const int32_t *tokens, int32_t n, uint64_t seed, int32_t vocab);
+
+/* What becomes of that token under a mask: the first id that it allows from a place that the token
+ * tells; the token itself where it allows none. */
+int32_t fake_allowed(int32_t token, const uint32_t *mask, int32_t vocab);
 
 /* The log-probability that the fake gives to tokens[n - 1] behind tokens[0 .. n - 1). */
 float fake_logprob(const int32_t *tokens, int32_t n);

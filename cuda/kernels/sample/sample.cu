@@ -145,7 +145,9 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
     if (is_modified(p, d)) {
         const struct context c = make_context(pass, d, s);
         make_scores(logits, pad.scores, pad.counts, n, p, d, c,
-                    pass.allowed + (int64_t)d.lane * pass.allowed_stride, s);
+                    pass.allowed + (int64_t)d.lane * pass.allowed_stride,
+                    d.mask > 0 ? pass.masks + (int64_t)(d.mask - 1) * pass.allowed_stride : NULL,
+                    s);
         row = pad.scores;
     }
     struct cut c = {0, INT32_MAX};

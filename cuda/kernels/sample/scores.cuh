@@ -150,10 +150,23 @@ __device__ void ban(float *scores, int n, const struct lane_params &p, const str
     team_sync();
 }
 
+/* What the draw's mask lacks: no ban, it is never dropped. */
+__device__ void keep_masked(float *scores, int n, const uint32_t *mask)
+{
+    if (mask) {
+        for (int i = team_thread(); i < n; i += team_threads()) {
+            if (!(mask[i >> 5] >> (i & 31) & 1)) {
+                scores[i] = -INFINITY;
+            }
+        }
+        team_sync();
+    }
+}
+
 __device__ void make_scores(const float *logits, float *scores, int *counts, int n,
                             const struct lane_params &p, const struct pass_draw &d,
                             const struct context &c, const uint32_t *allowed,
-                            struct shared_state *s)
+                            const uint32_t *mask, struct shared_state *s)
 {
     for (int bans = 2; bans >= 0; bans--) { // all, those but min_tokens', none
         for (int i = team_thread(); i < n; i += team_threads()) {
@@ -162,6 +175,7 @@ __device__ void make_scores(const float *logits, float *scores, int *counts, int
         team_sync();
         add_bias(scores, n, p);
         penalise(scores, counts, n, p, d, c);
+        keep_masked(scores, n, mask);
         if (bans == 0) {
             return;
         }

@@ -10,8 +10,8 @@ static const struct scheduler_limits limits = {
     .max_rows = ROWS, .max_out = OUT, .max_draws = OUT + LANES, .max_lanes = LANES,
     .max_sequences = 8, .max_len = 64, .n_blocks = BLOCKS, .block_tokens = 4,
     .max_blocks_per_lane = 17};
-static const struct step_sizes chain = {&limits, VOCAB, 1, DRAFTS, false},
-                               tree = {&limits, VOCAB, 1, DRAFTS, true};
+static const struct step_sizes chain = {&limits, VOCAB, 1, DRAFTS, 2, false},
+                               tree = {&limits, VOCAB, 1, DRAFTS, 2, true};
 static struct tree_moves sent_moves, moves;
 
 static enum status decode(struct step *st, const void *bytes, size_t n_bytes)
@@ -26,6 +26,7 @@ static const int32_t blocks[] = {3, 19, 0}, prompt[] = {1, 2, 49}, generated[] =
 static const int32_t stops[] = {4}, allowed[] = {1, 2, 3}, lengths[] = {1, 2}, bad[] = {9, 8, 7};
 static const struct logit_bias bias[] = {{5, -1.5f}};
 static uint64_t mask[ROWS * TREE_MASK_WORDS];
+static const uint32_t masks[2 * ((VOCAB + 31) / 32)] = {1, 2, 3, 0x80000000u};
 
 static void fill(struct step *st)
 {
@@ -65,6 +66,7 @@ static void fill(struct step *st)
                              .n_groups = 1, .groups = st->groups, .n_out = 2,
                              .out_rows = st->out_rows, .n_draws = 1, .draws = st->draws,
                              .n_pool = 1, .pool = st->pools, .tree_mask = mask,
+                             .n_masks = 2, .masks = masks,
                              .hidden = {2, {1, 5}}};
     st->rows[0] = (struct pass_row){2, -1, 3, 3};
     st->rows[1] = (struct pass_row){3, 49, 0, 0};
@@ -76,7 +78,7 @@ static void fill(struct step *st)
     st->out_rows[1] = 2;
     st->draws[0] = (struct pass_draw){.out_row = 1, .lane = 3, .pos = 1, .n_prompt = 2,
                                       .kind = DRAW_DRAFT, .keep = true, .noise = true,
-                                      .top_n = 5, .tree_row = -1};
+                                      .top_n = 5, .tree_row = -1, .mask = 2};
     st->pools[0] = (struct pass_pool){2, 0, 1, true, false};
     mask[5] = 77;
     st->n_draft_passes = 1;
@@ -112,6 +114,9 @@ TEST(a_step_arrives_as_it_was_sent)
     CHECK_EQ(got.draws[0].kind, DRAW_DRAFT);
     CHECK(got.draws[0].keep && got.draws[0].noise && !got.draws[0].logprobs);
     CHECK_EQ(got.pass.tree_mask[5], 77);
+    CHECK_EQ(got.pass.n_masks, 2);
+    CHECK_EQ(got.pass.masks[3], 0x80000000u);
+    CHECK_EQ(got.draws[0].mask, 2);
     CHECK_EQ(got.draft[0].draws[0].more, 3);
     CHECK_EQ(got.draft[0].draws[0].more_slot, 5);
     CHECK(got.seqs[1].tree && !got.seqs[0].tree);

@@ -193,10 +193,10 @@ TEST(scalars_out_of_range_name_their_parameter)
 
 TEST(what_is_not_here_is_refused_by_name)
 {
-    REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_object\"}}",
+    REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"grammar\"}}",
             "unsupported_value", "response_format");
-    REFUSES(API_CHAT, "{" HI ",\"structured_outputs\":{\"regex\":\"a\"}}", "unsupported_parameter",
-            "structured_outputs");
+    REFUSES(API_CHAT, "{" HI ",\"structured_outputs\":{\"structural_tag\":\"a\"}}",
+            "unsupported_parameter", "structured_outputs.structural_tag");
     REFUSES(API_CHAT, "{" HI ",\"chat_template\":\"x\"}", "unsupported_parameter",
             "chat_template");
     REFUSES(API_CHAT, "{" HI ",\"audio\":{\"voice\":\"x\"}}", "unsupported_parameter", "audio");
@@ -381,7 +381,7 @@ TEST(responses_become_messages)
     REFUSES(API_RESPONSES, "{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}",
             "unsupported_value", "input[0].type");
     REFUSES(API_RESPONSES, "{\"input\":\"a\",\"text\":{\"format\":{\"type\":\"json_schema\"}}}",
-            "unsupported_value", "text.format");
+            "missing_required_parameter", "text.format.schema");
 }
 
 TEST(template_variables_are_joined)
@@ -526,11 +526,89 @@ TEST(refused_members_are_refused_unless_they_ask_for_nothing)
     }
 }
 
+/* Each form of a constraint, and the grammar's text that it comes to. */
+TEST(constraints_of_all_apis)
+{
+    static const struct {
+        const char *member, *param, *text;
+        enum grammar_kind kind;
+    } rows[] = {
+        {"\"response_format\":{\"type\":\"json_object\"}", "response_format",
+         "{\"type\":\"object\"}", GRAMMAR_SCHEMA},
+        {"\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\",\"schema\" : "
+         "{\"multipleOf\":0.10}}}", "response_format.json_schema.schema", "{\"multipleOf\":0.10}",
+         GRAMMAR_SCHEMA},
+        {"\"response_format\":{\"type\":\"json_object\",\"schema\":{\"type\":\"null\"}}",
+         "response_format.schema", "{\"type\":\"null\"}", GRAMMAR_SCHEMA},
+        {"\"structured_outputs\":{\"json\":{\"const\":1}}", "structured_outputs.json",
+         "{\"const\":1}", GRAMMAR_SCHEMA},
+        {"\"structured_outputs\":{\"json\":\"{}\"}", "structured_outputs.json", "{}",
+         GRAMMAR_SCHEMA},
+        {"\"structured_outputs\":{\"choice\":[\"a.b\",\"(c|\"]}", "structured_outputs.choice",
+         "(a\\.b|\\(c\\|)", GRAMMAR_REGEX},
+        {"\"structured_outputs\":{\"grammar\":\"root ::= \\\"a\\\"\"}",
+         "structured_outputs.grammar", "root ::= \"a\"", GRAMMAR_GBNF},
+        {"\"structured_outputs\":{\"grammar\":\"start: \\\"a\\\"\"}",
+         "structured_outputs.grammar", "start: \"a\"", GRAMMAR_LARK},
+        {"\"structured_outputs\":{\"json_object\":true}", "structured_outputs.json_object",
+         "{\"type\":\"object\"}", GRAMMAR_SCHEMA},
+        {"\"guided_json\":{\"const\":2}", "guided_json", "{\"const\":2}", GRAMMAR_SCHEMA},
+        {"\"guided_regex\":\"a+\"", "guided_regex", "a+", GRAMMAR_REGEX},
+        {"\"guided_choice\":[\"x\"]", "guided_choice", "(x)", GRAMMAR_REGEX},
+        {"\"guided_grammar\":\"start: \\\"a\\\"\"", "guided_grammar", "start: \"a\"", GRAMMAR_LARK},
+        {"\"grammar\":\"root ::= \\\"a\\\"\"", "grammar", "root ::= \"a\"", GRAMMAR_GBNF},
+        {"\"ebnf\":\"root ::= \\\"a\\\"\"", "ebnf", "root ::= \"a\"", GRAMMAR_GBNF},
+        {"\"json_schema\":{\"const\":3}", "json_schema", "{\"const\":3}", GRAMMAR_SCHEMA},
+        {"\"regex\":\"b\"", "regex", "b", GRAMMAR_REGEX},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char body[512];
+        snprintf(body, sizeof body, "{" HI ",%s}", rows[i].member);
+        ACCEPTS(API_CHAT, body);
+        CHECK_STR(r.constraint_param, rows[i].param);
+        CHECK_EQ(r.constraint.kind, rows[i].kind);
+        CHECK_EQ(r.constraint.n_bytes, strlen(rows[i].text));
+        CHECK(memcmp(r.constraint.text, rows[i].text, r.constraint.n_bytes) == 0);
+        CHECK(r.grammar != NULL);
+        char *again;
+        struct api_request twin = prepared(API_CHAT, body, &again);
+        CHECK(twin.grammar == r.grammar); // compiled once
+        api_request_deinit(&twin);
+        free(again);
+        DONE();
+    }
+    ACCEPTS(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"text\"},\"structured_outputs\":{}}");
+    CHECK(r.grammar == NULL);
+    DONE();
+}
+
+TEST(constraints_that_are_refused)
+{
+    REFUSES(API_CHAT, "{" HI ",\"guided_regex\":\"a\",\"guided_choice\":[\"b\"]}", "invalid_value",
+            "guided_choice");
+    REFUSES(API_CHAT, "{" HI ",\"structured_outputs\":{\"regex\":\"a\",\"choice\":[\"b\"]}}",
+            "invalid_value", "structured_outputs.choice");
+    REFUSES(API_CHAT, "{" HI ",\"guided_choice\":[]}", "empty_array", "guided_choice");
+    REFUSES(API_CHAT, "{" HI ",\"guided_choice\":[\"a\",1]}", "invalid_type", "guided_choice");
+    REFUSES(API_CHAT, "{" HI ",\"guided_json\":[]}", "invalid_type", "guided_json");
+    REFUSES(API_CHAT, "{" HI ",\"guided_json\":\"{\"}", "invalid_value", "guided_json");
+    REFUSES(API_CHAT, "{" HI ",\"regex\":\"(\"}", "invalid_value", "regex");
+    REFUSES(API_CHAT, "{" HI ",\"regex\":\"(?=a)\"}", "unsupported_value", "regex");
+    REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":5}}",
+            "invalid_type", "response_format.json_schema");
+    REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\"}}",
+            "missing_required_parameter", "response_format.json_schema.schema");
+    REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{"
+                      "\"schema\":{\"$ref\":\"#/$defs/a\"}}}}",
+            "invalid_value", "response_format.json_schema.schema");
+    REFUSES(API_CHAT, "{" HI ",\"structured_outputs\":{\"json_object\":false}}", "invalid_value",
+            "structured_outputs");
+}
+
 TEST(values_that_change_the_answer_are_never_passed_over)
 {
     static const char *const asks[][2] = {
-        {"grammar", "\"root ::= x\""}, {"json_schema", "{\"type\":\"object\"}"},
-        {"format", "\"json\""}, {"ebnf", "\"x\""}, {"regex", "\"a+\""},
+        {"format", "\"json\""}, {"structural_tag", "\"x\""},
         {"lora", "[{\"id\":0,\"scale\":0.5}]"}, {"lora_path", "\"a\""},
         {"logprob_token_ids", "[5]"}, {"thinking_token_budget", "0"},
         {"options", "{\"seed\":1}"}, {"extra_body", "{\"top_k\":1}"}, {"typical_p", "0.9"},
@@ -752,7 +830,7 @@ TEST(a_line_of_generate_has_members_of_its_own)
             "prompt_token_ids");
     REFUSES(API_GENERATE, "{\"prompt_token_ids\":\"a\"}", "invalid_type", "prompt_token_ids");
     REFUSES(API_GENERATE, "{\"prompt\":\"a\",\"bad_words\":[[1],\"a\"]}", "invalid_type", "bad_words");
-    REFUSES(API_GENERATE, "{\"prompt\":\"a\",\"response_format\":{\"type\":\"json_object\"}}",
+    REFUSES(API_GENERATE, "{\"prompt\":\"a\",\"response_format\":{\"type\":\"grammar\"}}",
             "unsupported_value", "response_format");
 }
 

@@ -1,0 +1,180 @@
+#include "engine/constraint.h"
+
+#include <string.h>
+
+void constraint_begin(struct constraint *c)
+{
+    *c = (struct constraint){.n_tokens = -1, .first = -1};
+}
+
+/* ---- where the grammar begins --------------------------------------------------------------- */
+
+/* The longest beginning of the marker that these bytes end with, one byte after n_matched of it. */
+static size_t match(const char *marker, size_t n_matched, char byte)
+{
+    char tail[GRAMMAR_AFTER_MAX + 1];
+    memcpy(tail, marker, n_matched);
+    tail[n_matched++] = byte;
+    size_t skip = 0;
+    while (memcmp(tail + skip, marker, n_matched - skip) != 0) {
+        skip++;
+    }
+    return n_matched - skip;
+}
+
+/* Looks for the marker's end in one more token. False: it lies inside of the token. */
+static bool search(struct constraint *c, const struct engine_request *r, int32_t token)
+{
+    size_t length = strlen(r->grammar_after), n_bytes = 0, at = 0;
+    const char *bytes = grammar_token_bytes(grammar_vocabulary(r->grammar), token, &n_bytes);
+    bool whole = token == r->grammar_after_id;
+    for (; !whole && at < n_bytes && c->n_matched < length; at++) {
+        c->n_matched = match(r->grammar_after, c->n_matched, bytes[at]);
+    }
+    if (!whole && n_bytes == 0) {
+        c->n_matched = 0; // a special token
+    }
+    c->n_searched++;
+    if (whole || c->n_matched == length) {
+        c->first = c->n_searched;
+        return whole || at == n_bytes;
+    }
+    return true;
+}
+
+bool constraint_is_ahead(struct constraint *c, const struct sequence *seq)
+{
+    if (!seq->request->grammar_after) {
+        c->first = 0;
+    }
+    while (c->first < 0 && c->n_searched < sequence_generated(seq)) {
+        search(c, seq->request, seq->output->tokens[c->n_searched]);
+    }
+    return c->first < 0;
+}
+
+/* ---- where the text is ---------------------------------------------------------------------- */
+
+/* Brings the state up to the known tokens. */
+static enum status reach(struct constraint *c, const struct sequence *seq)
+{
+    struct grammar *g = seq->request->grammar;
+    if (constraint_is_ahead(c, seq)) {
+        return ERR_INVALID; // its text has no state yet
+    }
+    const int32_t *tokens = seq->output->tokens + c->first, n = sequence_generated(seq) - c->first;
+    enum status st = c->n_tokens >= 0 && c->n_tokens <= n ? OK : ERR_BUSY;
+    while (st == OK && c->n_tokens < n) {
+        st = grammar_advance_token(g, &c->state, tokens[c->n_tokens]);
+        c->n_tokens += st == OK;
+    }
+    if (st == ERR_BUSY) {
+        st = grammar_fold_tokens(g, tokens, (size_t)n, &c->state);
+        c->n_tokens = st == OK ? n : -1;
+    }
+    return st;
+}
+
+/* The state behind the known tokens and some more. Each call may empty the tables that states lie
+ * in, and with them what the one before gave: then once more, with room. */
+static enum status state_behind(struct constraint *c, const struct sequence *seq,
+                                const int32_t *more, int32_t n_more, struct grammar_state *out)
+{
+    enum status st = ERR_BUSY;
+    for (int tries = 0; tries < 2 && st == ERR_BUSY; tries++) {
+        st = reach(c, seq);
+        *out = c->state;
+        for (int32_t i = 0; st == OK && i < n_more; i++) {
+            st = grammar_advance_token(seq->request->grammar, out, more[i]);
+        }
+        c->n_tokens = st == ERR_BUSY ? -1 : c->n_tokens;
+    }
+    return st == ERR_BUSY ? ERR_LIMIT : st;
+}
+
+enum status constraint_mask(struct constraint *c, const struct sequence *seq,
+                            const int32_t *drafts, int32_t n_drafts, uint32_t *words)
+{
+    struct grammar *g = seq->request->grammar;
+    size_t n_words = grammar_mask_words(grammar_vocabulary(g));
+    enum status st = ERR_BUSY;
+    for (int tries = 0; tries < 2 && st == ERR_BUSY; tries++) {
+        struct grammar_state s;
+        st = state_behind(c, seq, drafts, n_drafts, &s);
+        st = st == OK ? grammar_mask(g, s, words) : st;
+        c->n_tokens = st == ERR_BUSY ? -1 : c->n_tokens;
+    }
+    uint32_t any = 0;
+    for (size_t i = 0; i < n_words; i++) {
+        words[i] = st == OK ? words[i] : 0;
+        any |= words[i];
+    }
+    if (st == OK && any == 0) {
+        st = ERR_INVALID; // what must follow cannot be written with these tokens
+    }
+    return st == ERR_BUSY ? ERR_LIMIT : st;
+}
+
+enum status constraint_take(struct constraint *c, const struct sequence *seq, int32_t token)
+{
+    struct grammar *g = seq->request->grammar;
+    struct grammar_state s;
+    if (constraint_is_ahead(c, seq)) {
+        return search(c, seq->request, token) ? OK : ERR_INVALID;
+    }
+    bool end = grammar_is_end(g, token);
+    enum status st = state_behind(c, seq, &token, end ? 0 : 1, &s);
+    if (st == OK && end) {
+        return grammar_may_end(g, s) ? OK : ERR_INVALID;
+    }
+    if (st == OK) {
+        c->state = s;
+        c->n_tokens = sequence_generated(seq) + 1 - c->first;
+    }
+    return st;
+}
+
+bool constraint_ends(const struct constraint *c, const struct sequence *seq, int32_t token)
+{
+    return c->first >= 0 && c->first <= sequence_generated(seq) &&
+           grammar_is_end(seq->request->grammar, token);
+}
+
+/* Of drafts in front of the grammar's beginning, those with which it does not begin. */
+static void cut_ahead(const struct constraint *c, const struct sequence *seq, struct proposal *p)
+{
+    struct constraint probe = *c;
+    int32_t n = 0;
+    while (n < p->n_drafts && search(&probe, seq->request, p->drafts[n]) && probe.first < 0) {
+        n++;
+    }
+    p->n_drafts = n;
+}
+
+void constraint_cut(struct constraint *c, const struct sequence *seq, struct proposal *p)
+{
+    struct grammar *g = seq->request->grammar;
+    int32_t n = 0;
+    bool allowed = true;
+    if (constraint_is_ahead(c, seq)) {
+        cut_ahead(c, seq, p);
+        return;
+    }
+    while (allowed && n < p->n_drafts) {
+        struct grammar_state s;
+        allowed = state_behind(c, seq, p->drafts, n, &s) == OK &&
+                  grammar_allows(g, s, p->drafts[n], &allowed) == OK && allowed;
+        n += allowed;
+        if (allowed && grammar_is_end(g, p->drafts[n - 1])) {
+            break; // nothing follows
+        }
+    }
+    p->n_drafts = n;
+}
+
+const char *constraint_failure(const struct constraint *c)
+{
+    return c->failure == ERR_LIMIT
+               ? "what the constraint allows next is too much work to find out"
+               : "the constraint allows no token here that this model could draw";
+}

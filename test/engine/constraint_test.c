@@ -1,0 +1,298 @@
+/* Requests with a grammar, on the backend that hashes: each token is the one that the mask of the
+ * text before it gives, whatever happens to the sequence meanwhile. */
+#include "test/engine/bed.h"
+
+enum { END = 380, OTHER_END = 382, N_WORDS = VOCAB / 32 };
+
+static struct grammar_vocab *make_vocab(const char *without)
+{
+    static const char *const words[] = {"{\"", "\":", "true", "ab", "ba", "\": ", ", \"", "}}", "12"};
+    static char bytes[256];
+    static const int32_t ends[] = {END, OTHER_END};
+    struct grammar_token tokens[VOCAB] = {{NULL, 0}};
+    for (int32_t i = 0; i < 256; i++) {
+        bytes[i] = (char)i;
+        bool known = i != 0 && !strchr(without, i);
+        tokens[i] = (struct grammar_token){&bytes[i], known};
+    }
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        tokens[256 + i] = (struct grammar_token){words[i], strlen(words[i])};
+    }
+    struct grammar_vocab *v = NULL;
+    struct err err;
+    CHECK_EQ(grammar_vocab_make(tokens, VOCAB, ends, 2, &v, &err), OK);
+    return v;
+}
+
+static struct grammar *compile(const struct grammar_vocab *v, enum grammar_kind kind,
+                               const char *text, size_t max_table_bytes)
+{
+    struct grammar_source source = {.kind = kind, .text = text, .n_bytes = strlen(text)};
+    struct grammar_limits limits = {.max_table_bytes = max_table_bytes};
+    struct grammar *g = NULL;
+    struct err err = {""};
+    if (grammar_compile(&source, &limits, v, &g, &err) != OK) {
+        CHECK_FAIL("%s: %s", text, err.text);
+    }
+    return g;
+}
+
+/* Sample s of a request: token by token what the masks of a grammar of its own give. */
+static void check_text(const struct test_request *q, int32_t s, struct grammar *own)
+{
+    const struct engine_output *o = &q->outputs[s];
+    int32_t known[MAX_PROMPT + MAX_OUT], n = q->r.n_prompt;
+    memcpy(known, q->prompt, sizeof q->prompt);
+    struct grammar_state state = grammar_start(own);
+    bool ended = false;
+    for (int32_t k = 0; k < o->n_tokens; k++, n++) {
+        uint32_t mask[N_WORDS];
+        CHECK(!ended);
+        CHECK_EQ(grammar_mask(own, state, mask), OK);
+        int32_t next = fake_next(known, n, q->r.params.seed + (uint64_t)s, VOCAB);
+        CHECK_EQ(q->tokens[s][k], fake_allowed(next, mask, VOCAB));
+        known[n] = q->tokens[s][k];
+        ended = grammar_is_end(own, known[n]);
+        CHECK(ended || grammar_advance_token(own, &state, known[n]) == OK);
+    }
+    CHECK_EQ(o->finish, ended ? FINISH_STOP : FINISH_LENGTH);
+    CHECK(ended || o->n_tokens == q->r.params.max_tokens);
+}
+
+struct source {
+    enum grammar_kind kind;
+    const char *text;
+};
+static const struct source sources[] = {
+    {GRAMMAR_SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"boolean\"},\"b\":{"
+                     "\"type\":\"array\",\"items\":{\"enum\":[\"ab\",\"ba\",12]},\"maxItems\":6}},"
+                     "\"required\":[\"a\",\"b\"],\"additionalProperties\":false}"},
+    {GRAMMAR_REGEX, "(ab|ba){3,40}c"},
+    {GRAMMAR_REGEX, "a{0,60}"},
+    {GRAMMAR_GBNF, "root ::= \"12\" (root | \"x\") \"ab\""},
+};
+enum { N_SOURCES = sizeof sources / sizeof sources[0] };
+
+/* Three of four requests have a grammar, and those of one source share it. */
+static void run_mixed(const struct engine_options *o, struct bed *b, size_t max_table_bytes,
+                      bool sometimes)
+{
+    enum { N = 40 };
+    struct grammar_vocab *v = make_vocab("");
+    struct grammar *shared[N_SOURCES], *own[N_SOURCES];
+    for (int32_t i = 0; i < N_SOURCES; i++) {
+        shared[i] = compile(v, sources[i].kind, sources[i].text, max_table_bytes);
+        own[i] = compile(v, sources[i].kind, sources[i].text, 0);
+    }
+    REQUIRE(start(b, o));
+    for (int32_t i = 0; i < N; i++) {
+        struct test_request *q = make(i, i % 3 * 7, 3 + i * 5 % 60, 12 + i % 5 * 9);
+        q->r.params.seed = (uint64_t)(i * i);
+        q->r.n = 1 + i % 4;
+        q->r.grammar = i % 4 == 3 && sometimes ? NULL : shared[i / 4 % N_SOURCES];
+        q->r.params.ignore_eos = i % 2;
+        submit(b, q);
+    }
+    run(b, N, 60000);
+    CHECK_EQ(b->control.n_wrong, 0);
+    CHECK(b->control.n_masked > 0);
+    for (int32_t i = 0; i < N; i++) {
+        for (int32_t s = 0; s < requests[i].r.n; s++) {
+            if (requests[i].r.grammar) {
+                check_text(&requests[i], s, own[i / 4 % N_SOURCES]);
+            } else {
+                check_sample(i, s, requests[i].r.params.max_tokens);
+            }
+        }
+    }
+    stop(b);
+    uint32_t n_emptied = 0;
+    for (int32_t i = 0; i < N_SOURCES; i++) {
+        n_emptied += grammar_start(shared[i]).epoch - grammar_start(own[i]).epoch;
+        grammar_free(shared[i]);
+        grammar_free(own[i]);
+    }
+    CHECK(max_table_bytes == 0 || n_emptied > 0);
+    grammar_vocab_free(v);
+}
+
+TEST(all_texts_are_in_their_languages)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 400);
+    run_mixed(&o, &b, 0, true);
+}
+
+TEST(preemption_and_chunks_change_nothing)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 14);
+    o.max_num_batched_tokens = 24;
+    o.max_num_seqs = 12;
+    o.max_model_len = 200;
+    run_mixed(&o, &b, 0, true);
+}
+
+TEST(drafts_of_lookup_stay_inside)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 60);
+    o.speculative_config = "{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"fixed\":true,"
+                           "\"prompt_lookup_min\":1}";
+    run_mixed(&o, &b, 0, true);
+    int64_t accepted = 0;
+    for (int32_t i = 0; i < 40; i++) {
+        accepted += requests[i].r.grammar ? requests[i].r.n_accepted : 0;
+    }
+    CHECK(accepted > 0);
+}
+
+TEST(tables_that_are_emptied_change_nothing)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 400);
+    run_mixed(&o, &b, 400 << 10, false);
+}
+
+TEST(drafts_of_the_device_are_for_others)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 200);
+    o.speculative_config = "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-3\","
+                           "\"num_speculative_tokens\":3,\"fixed\":true}";
+    run_mixed(&o, &b, 0, true);
+    int64_t drafts = 0;
+    for (int32_t i = 0; i < 40; i++) {
+        CHECK(!requests[i].r.grammar || requests[i].r.n_drafts == 0);
+        drafts += requests[i].r.n_drafts;
+    }
+    CHECK(drafts > 0);
+}
+
+/* Free up to the marker, which is a token or spelled out; then as if the text began there. */
+static void run_after(const char *speculative)
+{
+    enum { N = 24, AFTER = 300 };
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 40);
+    struct grammar_vocab *v = make_vocab("");
+    const struct source *source = &sources[1];
+    struct grammar *g = compile(v, source->kind, source->text, 0);
+    struct grammar *own = compile(v, source->kind, source->text, 0);
+    o.speculative_config = speculative;
+    REQUIRE(start(&b, &o));
+    for (int32_t i = 0; i < N; i++) {
+        struct test_request *q = make(i, i * 3, 4 + i, 60);
+        q->r.params.seed = (uint64_t)(i * 7);
+        q->r.grammar = g;
+        q->r.grammar_after = "\3\5"; // the fake draws bytes from 0 to 7
+        q->r.grammar_after_id = i % 2 ? 6 : AFTER;
+        submit(&b, q);
+    }
+    run(&b, N, 60000);
+    CHECK_EQ(b.control.n_wrong, 0);
+    int32_t n_begun = 0;
+    for (int32_t i = 0; i < N; i++) {
+        const struct test_request *q = &requests[i];
+        const int32_t *t = q->tokens[0], n = q->outputs[0].n_tokens;
+        int32_t known[MAX_PROMPT + MAX_OUT], first = 0;
+        bool begun = false;
+        memcpy(known, q->prompt, sizeof q->prompt);
+        for (; first < n && !begun; first++) {
+            CHECK_EQ(t[first], fake_next(known, q->r.n_prompt + first, q->r.params.seed, VOCAB));
+            known[q->r.n_prompt + first] = t[first];
+            begun = t[first] == q->r.grammar_after_id ||
+                    (first > 0 && t[first - 1] == 3 && t[first] == 5);
+        }
+        n_begun += begun;
+        struct grammar_state state = grammar_start(own);
+        for (int32_t k = first; k < n; k++) {
+            bool end = grammar_is_end(own, t[k]);
+            CHECK(end ? grammar_may_end(own, state) && k == n - 1
+                      : grammar_advance_token(own, &state, t[k]) == OK);
+        }
+        CHECK(begun || q->outputs[0].finish == FINISH_LENGTH);
+    }
+    CHECK(n_begun > N / 3);
+    stop(&b);
+    grammar_free(g);
+    grammar_free(own);
+    grammar_vocab_free(v);
+}
+
+TEST(a_grammar_may_begin_behind_a_marker)
+{
+    run_after(NULL);
+    run_after("{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"fixed\":true,"
+              "\"prompt_lookup_min\":1}");
+}
+
+TEST(where_nothing_is_allowed_the_request_ends)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 100);
+    struct grammar_vocab *v = make_vocab("z");
+    struct grammar *g = compile(v, GRAMMAR_REGEX, "abz", 0);
+    REQUIRE(start(&b, &o));
+    struct test_request *q = make(0, 0, 5, 20);
+    q->r.grammar = g;
+    q->r.n = 2;
+    submit(&b, q);
+    submit(&b, make(1, 0, 5, 20));
+    run(&b, 2, 500);
+    CHECK_EQ(q->outputs[0].finish, FINISH_ERROR);
+    CHECK_EQ(q->outputs[1].finish, FINISH_ERROR);
+    CHECK(q->outputs[0].n_tokens <= 2);
+    CHECK(strstr(q->r.error_text, "allows no token") != NULL);
+    check_answer(1);
+    stop(&b);
+    grammar_free(g);
+    grammar_vocab_free(v);
+}
+
+TEST(min_tokens_yield_to_a_text_that_is_complete)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 100);
+    static const int32_t stops[] = {END, OTHER_END};
+    struct grammar_vocab *v = make_vocab("");
+    struct grammar *g = compile(v, GRAMMAR_REGEX, "ab", 0), *own = compile(v, GRAMMAR_REGEX, "ab", 0);
+    REQUIRE(start(&b, &o));
+    struct test_request *q = make(0, 0, 5, 20);
+    q->r.grammar = g;
+    q->r.params.min_tokens = 10;
+    q->r.params.stop_ids = stops;
+    q->r.params.n_stop_ids = 2;
+    submit(&b, q);
+    run(&b, 1, 500);
+    check_text(q, 0, own);
+    CHECK_EQ(q->outputs[0].finish, FINISH_STOP);
+    stop(&b);
+    grammar_free(g);
+    grammar_free(own);
+    grammar_vocab_free(v);
+}
+
+TEST(a_grammar_of_another_vocabulary_is_refused)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 100);
+    const struct grammar_token token = {"a", 1};
+    const int32_t end = 1;
+    struct grammar_vocab *v;
+    struct err err;
+    REQUIRE(grammar_vocab_make(&token, 1, &end, 0, &v, &err) == OK);
+    struct grammar *g = compile(v, GRAMMAR_REGEX, "a", 0);
+    REQUIRE(start(&b, &o));
+    struct test_request *q = make(0, 0, 5, 20);
+    q->r.grammar = g;
+    CHECK_EQ(engine_submit(b.e, &q->r, &err), ERR_INVALID);
+    stop(&b);
+    grammar_free(g);
+    grammar_vocab_free(v);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

@@ -1,0 +1,169 @@
+"""Constrained answers of the demo model: each is what was asked for, however unlikely the model finds it."""
+
+import concurrent.futures
+import json
+import os
+import re
+import time
+
+import pytest
+from api import DEMO, SLOW, Server, fold
+
+SHARED = os.environ.get("SLUICE_SHARED", "../shared")
+PERSON = {"type": "object", "additionalProperties": False, "required": ["name", "age", "tags"], "properties": {
+    "name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+
+
+def is_person(text):
+    p = json.loads(text)
+    return (list(p) == ["name", "age", "tags"] and isinstance(p["name"], str) and len(p["name"]) <= 12 and
+            isinstance(p["age"], int) and 0 <= p["age"] <= 120 and len(p["tags"]) <= 3 and
+            set(p["tags"]) <= {"red", "green", "blue"})
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server(real=True, served_model_name="demo", max_model_len=1024) as s:
+        yield s
+
+
+def answer(r):
+    assert r.status == 200, r.body
+    (c,) = r.json()["choices"]
+    return c["message"]["content"], c["finish_reason"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("temperature", [0, 1, 2])
+def test_a_schema_is_kept(server, seed, temperature):
+    text, finish = answer(server.chat("Tell me of a person.", response_format=FORMAT, seed=seed, temperature=temperature,
+                                      max_tokens=200, ignore_eos=seed % 2 == 1))
+    assert finish == "stop" and is_person(text)
+
+
+def test_streams_say_the_same(server):
+    body = {"response_format": FORMAT, "seed": 3, "temperature": 1, "max_tokens": 200}
+    whole, _ = answer(server.chat("Hello", **body))
+    (pieces,) = fold(server.chat("Hello", stream=True, **body).chunks())
+    assert pieces["message"]["content"] == whole and pieces["finish"] == "stop"
+
+
+@pytest.mark.parametrize("more,good", [
+    ({"response_format": {"type": "json_object"}}, r"\{[\s\S]*"),
+    ({"structured_outputs": {"regex": "[a-c]{3}-[0-9]{2}"}}, r"[a-c]{3}-[0-9]{2}"),
+    ({"structured_outputs": {"choice": ["yes", "no", "a\nb \"c\" (d)"]}}, r'yes|no|a\nb "c" \(d\)'),
+    ({"structured_outputs": {"grammar": 'root ::= "ab" root "c" | "x"'}}, r"(ab)*xc*|(ab)+"),
+    ({"guided_choice": ["left", "right"]}, "left|right"),
+    ({"guided_json": json.dumps({"enum": [1, 22, 333]})}, "1|22|333"),
+    ({"grammar": 'root ::= [0-9] [0-9]'}, r"\d\d"),
+    ({"json_schema": {"type": "boolean"}}, "true|false"),
+    ({"regex": "z{5}"}, "z{5}"),
+])
+def test_every_form_of_a_constraint(server, more, good):
+    for seed in range(3):
+        text, finish = answer(server.chat("Hello", seed=seed, temperature=1.5, max_tokens=48, min_tokens=2, **more))
+        assert re.fullmatch(good, text), text
+        assert finish in ("stop", "length")
+
+
+def test_completions_and_responses(server):
+    r = server.complete(["One", "Two"], n=2, max_tokens=100, response_format=FORMAT, temperature=1).json()
+    assert len(r["choices"]) == 4 and all(is_person(c["text"]) for c in r["choices"])
+    r = server.post("/v1/responses", {"input": "hello", "max_output_tokens": 120, "text": {"format": {
+        "type": "json_schema", "name": "person", "schema": PERSON, "strict": True}}}).json()
+    assert is_person(r["output"][-1]["content"][0]["text"])
+
+
+def test_the_sdk_parses(server):
+    openai, pydantic = pytest.importorskip("openai"), pytest.importorskip("pydantic")
+
+    class Step(pydantic.BaseModel):
+        title: str = pydantic.Field(max_length=16)
+        done: bool
+
+    class Plan(pydantic.BaseModel):
+        steps: list[Step] = pydantic.Field(max_length=2)
+        total: int = pydantic.Field(ge=0, le=99)
+
+    client = openai.OpenAI(base_url="http://127.0.0.1:%d/v1" % server.port, api_key="none", max_retries=0, timeout=60)
+    r = client.chat.completions.parse(model="demo", messages=[{"role": "user", "content": "Make a plan."}],
+                                      response_format=Plan, max_tokens=300, temperature=1, seed=1)
+    assert isinstance(r.choices[0].message.parsed, Plan)
+
+
+def test_lookup_drafts_stay_inside():
+    config = json.dumps({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "fixed": True})
+    with Server(real=True, max_model_len=1024, speculative_config=config) as s:
+        text = 'Say {"name": "red", "age": 12, "tags": ["red", "green"]} again.'
+        for seed in range(4):
+            assert is_person(answer(s.chat(text, response_format=FORMAT, seed=seed, temperature=1, max_tokens=200))[0])
+
+
+def test_behind_reasoning():
+    with open(os.path.join(DEMO, "tokenizer.json")) as f:
+        (end,) = [t["id"] for t in json.load(f)["added_tokens"] if t["content"] == "</think>"]
+    template = "{{ messages[0].content }}\n<think>\n"
+    with Server(real=True, max_model_len=1024, reasoning_parser="think", trust_request_chat_template=True) as s:
+        ask = lambda bias, **more: s.chat("Hello", chat_template=template, response_format=FORMAT, max_tokens=300, temperature=1,
+                                          seed=1, logit_bias={str(end): bias}, **more)
+        for bias in (100, 12):  # at once, and after a while
+            message = ask(bias).json()["choices"][0]["message"]
+            assert is_person(message["content"])
+        assert message["reasoning_content" if "reasoning_content" in message else "reasoning"]
+        never = ask(-100, min_tokens=20).json()["choices"][0]
+        assert not never["message"]["content"]
+
+
+def test_refusals_name_the_place(server):
+    bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": {
+        "type": "object", "properties": {"x": {"unevaluatedItems": False}}}}}
+    r = server.chat(response_format=bad)
+    assert r.status == 400 and "#/properties/x" in r.error["message"] and "unevaluatedItems" in r.error["message"]
+    assert r.error["param"] == "response_format.json_schema.schema"
+
+
+HOSTILE = [
+    {"regex": "(" * 50000 + ")" * 50000}, {"regex": ".*" * 500 + "x" * 5000}, {"regex": "((a{1000}){1000}){1000}"},
+    {"json_schema": {"$ref": "#"}}, {"json_schema": {"pattern": "(a|aa)*b" * 400, "maxLength": 10 ** 9}},
+    {"json_schema": {"allOf": [{"pattern": "(.*a){%d}" % n} for n in range(60)]}},
+    {"grammar": "root ::= " + "(" * 20000}, {"grammar": "root ::= root root"},
+    {"structured_outputs": {"choice": ["a" * 1000] * 400}},
+]
+
+
+def test_hostile_sources_hold_nobody_up(server):
+    """Refused, or compiled, within a second; meanwhile a stream goes on."""
+    def ask(more):
+        began = time.time()
+        r = server.chat("Hello", max_tokens=3, timeout=60, **more)
+        return r.status, time.time() - began, r.body
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        stream = pool.submit(server.chat, "Hello", stream=True, max_tokens=100, ignore_eos=True, temperature=0)
+        for status, seconds, body in pool.map(ask, HOSTILE):
+            assert status in (200, 400), body
+            assert seconds < (30 if SLOW else 4), (seconds, body[:200])  # of shared cores
+        assert stream.result().status == 200
+    assert server.is_ready()
+
+
+def cases():
+    try:
+        with open(os.path.join(SHARED, "structured/api.jsonl")) as f:
+            rows = [json.loads(line) for line in f]
+    except OSError:
+        return []
+    return [r for r in rows if "tools" not in r["request"] and "tool_choice" not in r["request"]]
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda c: c["id"])
+def test_recorded_cases(server, case):
+    status = case["expect"]["status"]
+    r = server.post(case["endpoint"], {"model": "demo", **case["request"]})
+    assert r.status in (status if isinstance(status, list) else [status]), (case["name"], r.body)
+    if r.status == 200 and not case["request"].get("stream") and case["expect"].get("content", {}).get("json"):
+        for c in r.json().get("choices", []):
+            if c["finish_reason"] == "stop":
+                json.loads(c["message"]["content"] if "message" in c else c["text"])
