@@ -23,6 +23,7 @@ struct cuda {
     /* cuda_weights.c, cuda_upload.c */
     struct weight *weights;
     struct rope_table *ropes;
+    size_t max_expanded_bytes; // of a quantised matrix that products of many rows expand
     int64_t max_expert_width; // ffn + hidden of the widest experts opened, 0: none
     struct upload *upload;
 };

@@ -8,6 +8,7 @@
 #include <string.h>
 
 enum { N_PLANS = 4096, PROBES = 8, WORKSPACE_BYTES = 64 << 20, SUMS_BYTES = 32 << 20 };
+enum { MAX_EXPANDED_BYTES = 256 << 20 };
 
 /* All that a plan depends on; compared as bytes, so it is zeroed before it is filled. */
 struct plan_key {
@@ -43,6 +44,11 @@ enum status gemms_open(struct gemms *g, struct cuda *device)
 
 enum status gemms_setup(struct gemms *g, int32_t vocab)
 {
+    const size_t wanted = g->device->max_expanded_bytes;
+    g->expanded_bytes = wanted < MAX_EXPANDED_BYTES ? wanted : MAX_EXPANDED_BYTES;
+    if (g->expanded_bytes > 0) {
+        TRY(cuda_alloc(g->device, g->expanded_bytes, &g->expanded));
+    }
     g->bests.stride = (vocab + MIN_BEST_BAND - 1) / MIN_BEST_BAND;
     return cuda_alloc(g->device,
                       (size_t)MAX_BEST_ROWS * (size_t)g->bests.stride * sizeof *g->bests.pairs,
@@ -295,7 +301,7 @@ static bool in_halves(struct gemms *g, const struct gemm_args *a, struct sum_par
     return true;
 }
 
-bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st)
+static bool gated_of_numbers(struct gemms *g, const struct gemm_args *a, enum status *st)
 {
     struct wide_plan wide;
     if (g->device->options.deterministic || !a->gated || a->n_rows <= 0) {
@@ -321,7 +327,7 @@ bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st
 bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
                     const struct pass_view *pass, struct logit_bests *bests, enum status *st)
 {
-    if (g->device->options.deterministic || n_drawn <= 0 || n_drawn != a->n_out ||
+    if (g->device->options.deterministic || a->coded || n_drawn <= 0 || n_drawn != a->n_out ||
         !gemm_head_takes(a, g->device->sm, g->device->n_sms) ||
         gemm_head_bands(a) > g->bests.stride) {
         return false;
@@ -338,7 +344,8 @@ bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
     return true;
 }
 
-enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums)
+static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a,
+                                      struct sum_parts *sums)
 {
     if (a->n_rows <= 0 || a->n_out <= 0) {
         return OK;
@@ -348,10 +355,11 @@ enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_par
     if (g->device->options.deterministic) {
         return cuda_check(g->device, gemm_tile(g->device->stream, a), "gemm_tile");
     }
-    if (gemm_wide_takes(a, g->device->sm, g->device->n_sms, SUMS_BYTES, &plan)) {
+    if (!a->is_fresh &&
+        gemm_wide_takes(a, g->device->sm, g->device->n_sms, SUMS_BYTES, &plan)) {
         return on_wide(g, a, &plan, sums);
     }
-    if (gemm_small_takes(a, g->device->sm, g->device->n_sms)) {
+    if (!a->is_fresh && gemm_small_takes(a, g->device->sm, g->device->n_sms)) {
         return cuda_check(g->device, gemm_small(g->device->stream, a, g->device->n_sms),
                           "gemm_small");
     }
@@ -359,4 +367,82 @@ enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_par
         return cuda_check(g->device, e, "cublasLtMatmul");
     }
     return cuda_check(g->device, gemm_tile(g->device->stream, a), "gemm_tile");
+}
+
+/* ---- weights that stay quantised ------------------------------------------------------------- */
+
+/* The kernel's own up to this many rows, for each 32 of which it reads the weight; more are cheaper
+ * with numbers. In deterministic mode all, for its bits do not depend on how many there are. */
+static bool on_coded(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
+{
+    enum { MAX_ROWS = 64 };
+    const struct coded_args c = {.x = a->x,
+                                 .y = a->y,
+                                 .bias = a->bias,
+                                 .x_dtype = a->x_dtype,
+                                 .y_dtype = a->y_dtype,
+                                 .n_rows = a->n_rows,
+                                 .x_stride = a->x_stride,
+                                 .y_stride = a->y_stride,
+                                 .accumulate = a->accumulate,
+                                 .gated = a->gated,
+                                 .activation = ACT_SILU};
+    if ((a->n_rows > MAX_ROWS && !g->device->options.deterministic) ||
+        !gemm_coded_takes(a->coded, &c)) {
+        return false;
+    }
+    *e = gemm_coded(g->device->stream, a->coded, &c);
+    return true;
+}
+
+/* Bands of the weight, as many outputs at a time as there is room for: their numbers, and the
+ * product with them. */
+static enum status in_bands(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums)
+{
+    const struct coded_matrix *m = a->coded;
+    const size_t row_bytes = (size_t)a->n_in * dtype_bytes(a->x_dtype);
+    const int32_t most = (int32_t)(g->expanded_bytes / row_bytes / CODED_ROWS * CODED_ROWS);
+    if (dtype_bytes(a->x_dtype) != sizeof(uint16_t) || (most == 0 && a->n_out > 0)) {
+        return ERR_INVALID;
+    }
+    for (int32_t first = 0, n; first < a->n_out; first += n) {
+        n = a->n_out - first < most ? a->n_out - first : most;
+        CUDA_TRY(g->device,
+                 coded_expand(g->device->stream, m, first, n, g->expanded, a->x_dtype));
+        struct gemm_args band = *a;
+        band.coded = NULL;
+        band.weight = g->expanded;
+        band.w_dtype = a->x_dtype;
+        band.n_out = n;
+        band.y = (char *)a->y + (size_t)first * dtype_bytes(a->y_dtype);
+        band.bias = a->bias ? a->bias + first : NULL;
+        band.bias_act = a->bias_act ? (const char *)a->bias_act +
+                                          (size_t)first * dtype_bytes(a->x_dtype) : NULL;
+        band.may_split = a->may_split && n == a->n_out;
+        band.is_fresh = true;
+        TRY(product_of_numbers(g, &band, sums));
+    }
+    return OK;
+}
+
+bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st)
+{
+    if (!a->coded) {
+        return gated_of_numbers(g, a, st);
+    }
+    cudaError_t e = cudaSuccess;
+    if (a->n_rows <= 0 || !on_coded(g, a, &e)) {
+        return false;
+    }
+    *st = cuda_check(g->device, e, "gemm_coded");
+    return true;
+}
+
+enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums)
+{
+    if (!a->coded || a->n_rows <= 0) {
+        return product_of_numbers(g, a, sums);
+    }
+    cudaError_t e = cudaSuccess;
+    return on_coded(g, a, &e) ? cuda_check(g->device, e, "gemm_coded") : in_bands(g, a, sums);
 }

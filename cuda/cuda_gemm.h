@@ -13,6 +13,8 @@ struct gemms {
     struct plans *plans; // by shape
     void *workspace, *sums;
     size_t workspace_bytes;
+    void *expanded; // a quantised weight's numbers, for one product
+    size_t expanded_bytes;
     struct row_bests bests; // where a head leaves them
 };
 

@@ -96,6 +96,7 @@ static struct gemm_args product_of(const struct linear_args *a)
     return (struct gemm_args){
         .x = a->x.mem.p,
         .weight = w->data,
+        .coded = weight_coded(w),
         .x_dtype = a->x.dtype,
         .w_dtype = w->dtype,
         .n_rows = a->n_rows,
@@ -425,10 +426,18 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
         !fits(a->y, (int32_t)up->n_in) || a->x.dtype != a->y.dtype || a->k < 1) {
         return ERR_INVALID;
     }
-    const struct moe_weights w = {up->data, down->data, up->bias, down->bias, up->dtype,
-                                  (int32_t)up->n_in};
+    const struct moe_weights w = {
+        .gate_up = up->data,
+        .down = down->data,
+        .gate_up_coded = weight_coded(up),
+        .down_coded = weight_coded(down),
+        .gate_up_bias = up->bias,
+        .down_bias = down->bias,
+        .dtype = up->dtype,
+        .hidden = (int32_t)up->n_in,
+    };
     /* Of the two only k_moe_ffn gives a row the same bits whatever the number of rows. */
-    const bool many = !be->device.options.deterministic &&
+    const bool many = !be->device.options.deterministic && !w.gate_up_coded && !w.down_coded &&
                       k_moe_sm90_takes(a, &w, be->device.sm, be->device.n_sms);
     struct moe_scratch s;
     int32_t slice = a->n_rows;

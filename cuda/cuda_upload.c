@@ -11,11 +11,12 @@
 
 enum { N_BUFFERS = 4, MAX_THREADS = 12, BUFFER_BYTES = 16 << 20 };
 
-/* One buffer's worth of rows: rows [first, first + n) of the part. */
+/* One buffer's worth of units: [first, first + n), each made by `fill`. */
 struct job {
-    const struct weight_part *part;
-    enum dtype dtype;
+    upload_fill *fill;
+    const void *source;
     char *to;
+    size_t unit_bytes;
     int64_t first, n;
 };
 
@@ -67,7 +68,7 @@ static uint16_t float_to_bf16(float f)
     return (uint16_t)((x + 0x7fffu + (x >> 16 & 1u)) >> 16);
 }
 
-static void store_element(void *to, enum dtype dtype, int64_t i, float f)
+void cuda_store_number(void *to, enum dtype dtype, int64_t i, float f)
 {
     if (dtype == DT_F32) {
         ((float *)to)[i] = f;
@@ -83,25 +84,34 @@ static void convert_row(const struct weight_part *p, int64_t row, enum dtype dty
         n = p->n_cols - c < 256 ? p->n_cols - c : 256;
         weight_part_read(p, row, c, n, values);
         for (int64_t i = 0; i < n; i++) {
-            store_element(to, dtype, c + i, values[i]);
+            cuda_store_number(to, dtype, c + i, values[i]);
         }
     }
 }
 
-/* Share `index` of `count` of the job's rows. */
+/* Rows of a part as units of an upload. */
+struct part_rows {
+    struct weight_part part;
+    enum dtype dtype;
+};
+
+static void fill_row(const void *source, int64_t row, char *to)
+{
+    const struct part_rows *r = source;
+    const void *stored = weight_part_stored(&r->part, r->dtype, row);
+    if (stored) {
+        memcpy(to, stored, (size_t)r->part.n_cols * dtype_bytes(r->dtype));
+    } else {
+        convert_row(&r->part, row, r->dtype, to);
+    }
+}
+
+/* Share `index` of `count` of the job's units. */
 static void do_share(const struct job *job, int32_t index, int32_t count)
 {
-    const struct weight_part *p = job->part;
     const int64_t begin = job->n * index / count, end = job->n * (index + 1) / count;
-    const size_t row_bytes = (size_t)p->n_cols * dtype_bytes(job->dtype);
-    for (int64_t r = begin; r < end; r++) {
-        char *to = job->to + (size_t)r * row_bytes;
-        const void *stored = weight_part_stored(p, job->dtype, job->first + r);
-        if (stored) {
-            memcpy(to, stored, row_bytes);
-        } else {
-            convert_row(p, job->first + r, job->dtype, to);
-        }
+    for (int64_t i = begin; i < end; i++) {
+        job->fill(job->source, job->first + i, job->to + (size_t)i * job->unit_bytes);
     }
 }
 
@@ -138,7 +148,8 @@ static void *worker_main(void *arg)
 
 static void do_job(struct upload *u, const struct job *job)
 {
-    if (u->n_threads == 0 || job->n * job->part->n_cols < 65536) {
+    enum { FEW_BYTES = 128 << 10 };
+    if (u->n_threads == 0 || (size_t)job->n * job->unit_bytes < FEW_BYTES) {
         do_share(job, 0, 1);
         return;
     }
@@ -211,28 +222,44 @@ void cuda_upload_close(struct cuda *be)
     be->upload = NULL;
 }
 
+enum status cuda_upload_units(struct cuda *be, void *to, size_t unit_bytes, int64_t n_units,
+                              upload_fill *fill, const void *source)
+{
+    struct upload *u = be->upload;
+    const int64_t max_units = (int64_t)(BUFFER_BYTES / unit_bytes);
+    if (max_units == 0) {
+        return ERR_LIMIT;
+    }
+    for (int64_t first = 0; first < n_units; first += max_units) {
+        const int64_t n = n_units - first < max_units ? n_units - first : max_units;
+        const int32_t b = u->next_buffer++ % N_BUFFERS;
+        CUDA_TRY(be, cudaEventSynchronize(u->sent[b]));
+        const struct job job = {fill, source, u->buffers[b], unit_bytes, first, n};
+        do_job(u, &job);
+        CUDA_TRY(be, cudaMemcpyAsync((char *)to + (size_t)first * unit_bytes, u->buffers[b],
+                                     (size_t)n * unit_bytes, cudaMemcpyHostToDevice, be->stream));
+        CUDA_TRY(be, cudaEventRecord(u->sent[b], be->stream));
+    }
+    return OK;
+}
+
 enum status cuda_upload_part(struct cuda *be, void *to, enum dtype dtype,
                              const struct weight_part *part)
 {
-    struct upload *u = be->upload;
     const size_t element = dtype_bytes(dtype);
-    /* A row that is longer than a buffer (a vector, say) goes in pieces of its own. */
     const int64_t max_cols = (int64_t)(BUFFER_BYTES / element);
-    for (int64_t c = 0; c < part->n_cols; c += max_cols) {
-        const int64_t n_cols = part->n_cols - c < max_cols ? part->n_cols - c : max_cols;
-        const struct weight_part piece = weight_part_slice(*part, 0, part->n_rows, c, n_cols);
-        const size_t row_bytes = (size_t)piece.n_cols * element;
-        const int64_t max_rows = part->n_cols > max_cols ? 1 : (int64_t)(BUFFER_BYTES / row_bytes);
-        for (int64_t r = 0; r < part->n_rows; r += max_rows) {
-            const int64_t n = part->n_rows - r < max_rows ? part->n_rows - r : max_rows;
-            const int32_t b = u->next_buffer++ % N_BUFFERS;
-            CUDA_TRY(be, cudaEventSynchronize(u->sent[b]));
-            const struct job job = {&piece, dtype, u->buffers[b], r, n};
-            do_job(u, &job);
-            CUDA_TRY(be, cudaMemcpyAsync((char *)to + (size_t)(r * part->n_cols + c) * element,
-                                         u->buffers[b], (size_t)n * row_bytes,
-                                         cudaMemcpyHostToDevice, be->stream));
-            CUDA_TRY(be, cudaEventRecord(u->sent[b], be->stream));
+    if (part->n_cols <= max_cols) {
+        const struct part_rows rows = {*part, dtype};
+        return cuda_upload_units(be, to, (size_t)part->n_cols * element, part->n_rows, fill_row,
+                                 &rows);
+    }
+    /* A row that is longer than a buffer (a vector, say) goes in pieces of its own. */
+    for (int64_t r = 0; r < part->n_rows; r++) {
+        for (int64_t c = 0; c < part->n_cols; c += max_cols) {
+            const int64_t n = part->n_cols - c < max_cols ? part->n_cols - c : max_cols;
+            const struct part_rows piece = {weight_part_slice(*part, r, 1, c, n), dtype};
+            TRY(cuda_upload_units(be, (char *)to + (size_t)(r * part->n_cols + c) * element,
+                                  (size_t)n * element, 1, fill_row, &piece));
         }
     }
     return OK;

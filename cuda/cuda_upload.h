@@ -7,8 +7,15 @@
 
 enum status cuda_upload_open(struct cuda *be);
 void cuda_upload_close(struct cuda *be);
+/* Makes unit i of a source at `to`. Thread: any, several at once. */
+typedef void upload_fill(const void *source, int64_t i, char *to);
+/* n_units units, one behind the other. */
+enum status cuda_upload_units(struct cuda *be, void *to, size_t unit_bytes, int64_t n_units,
+                              upload_fill *fill, const void *source);
 /* n elements of `to` (device, dtype) from the part. */
 enum status cuda_upload_part(struct cuda *be, void *to, enum dtype dtype,
                              const struct weight_part *part);
+/* Element i of an array of F32, BF16 or F16, rounded. */
+void cuda_store_number(void *to, enum dtype dtype, int64_t i, float f);
 
 #endif

@@ -1,4 +1,5 @@
 /* Opening a weight: its checks, its layout on the device, dummy values. */
+#include "cuda/coded_pack.h"
 #include "cuda/cuda_upload.h"
 #include "cuda/cuda_weights.h"
 #include "engine/base/mem.h"
@@ -86,6 +87,56 @@ static enum status open_data(struct cuda *be, const struct weight_desc *d, struc
     return OK;
 }
 
+/* ---- quantised ones -------------------------------------------------------------------------- */
+
+static enum status upload_coded(struct cuda *be, const struct coded_source *s,
+                                struct coded_matrix *m)
+{
+    const int64_t n = (int64_t)m->n_tiles * m->n_experts;
+    const size_t tiles = coded_tiles_bytes(m);
+    const size_t scales = (size_t)m->record_bytes * (size_t)m->n_records;
+    const size_t zeros = scales / dtype_bytes(m->scale);
+    void *memory[3] = {NULL, NULL, NULL};
+    TRY(cuda_alloc(be, (size_t)n * tiles, &memory[0]));
+    TRY(cuda_alloc(be, (size_t)n * scales, &memory[1]));
+    TRY(cuda_upload_units(be, memory[0], tiles, n, coded_fill_tiles, s));
+    TRY(cuda_upload_units(be, memory[1], scales, n, coded_fill_scales, s));
+    if (s->has_zeros) {
+        TRY(cuda_alloc(be, (size_t)n * zeros, &memory[2]));
+        TRY(cuda_upload_units(be, memory[2], zeros, n, coded_fill_zeros, s));
+    }
+    m->tiles = memory[0];
+    m->scales = memory[1];
+    m->zeros = memory[2];
+    return OK;
+}
+
+/* *taken is false where the weight is to be stored as numbers. */
+static enum status open_coded(struct cuda *be, const struct weight_desc *d, struct weight *w,
+                              bool *taken, struct err *err)
+{
+    struct coded_source s;
+    *taken = coded_source_init(&s, d);
+    if (!*taken) {
+        return OK;
+    }
+    struct coded_matrix m = s.matrix;
+    enum status st = upload_coded(be, &s, &m);
+    if (st != OK) {
+        st = err_set(err, st, "weight %s: %zu MiB of device memory could not be filled", d->name,
+                     coded_tiles_bytes(&m) * (size_t)m.n_tiles * (size_t)m.n_experts >> 20);
+    } else if (atomic_load(&s.has_nan)) {
+        st = err_set(err, ERR_FORMAT, "weight %s: one of its FP8 numbers is NaN", d->name);
+    }
+    coded_source_deinit(&s);
+    w->coded = m;
+    const size_t n = (size_t)m.n_out * (size_t)m.n_in * sizeof(uint16_t);
+    if (w->kind == WEIGHT_LINEAR && n > be->max_expanded_bytes) {
+        be->max_expanded_bytes = n;
+    }
+    return st;
+}
+
 enum status cuda_weight_open(struct backend *base, const struct weight_desc *desc,
                              struct weight **out, struct err *err)
 {
@@ -105,7 +156,11 @@ enum status cuda_weight_open(struct backend *base, const struct weight_desc *des
     w->n_experts = desc->n_experts;
     w->next = be->weights; // freed on close, also when half-open
     be->weights = w;
-    TRY(open_data(be, desc, w, err));
+    bool is_coded = false;
+    TRY(open_coded(be, desc, w, &is_coded, err));
+    if (!is_coded) {
+        TRY(open_data(be, desc, w, err));
+    }
     if (desc->bias) {
         TRY(open_bias(be, desc, w, err));
     }

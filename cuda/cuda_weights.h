@@ -2,6 +2,7 @@
 #ifndef SLUICE_CUDA_CUDA_WEIGHTS_H
 #define SLUICE_CUDA_CUDA_WEIGHTS_H
 
+#include "cuda/coded.h"
 #include "cuda/cuda_device.h"
 #include "cuda/kernels/kernels.h"
 
@@ -10,11 +11,18 @@ struct weight {
     enum dtype dtype;
     int64_t n_out, n_in;
     int32_t n_experts;
-    void *data;     // [n_experts, n_out, n_in]
+    void *data;     // [n_experts, n_out, n_in]; NULL: it stays quantised, as
+    struct coded_matrix coded; // (coded.tiles NULL: data)
     float *bias;    // [n_experts, n_out] or NULL
     void *bias_act; // LINEAR: the same in the weight's dtype, if that is 16-bit
     struct weight *next;
 };
+
+/* NULL: it is stored as numbers. */
+static inline const struct coded_matrix *weight_coded(const struct weight *w)
+{
+    return w->coded.tiles ? &w->coded : NULL;
+}
 
 struct rope_table {
     struct rope_view view;

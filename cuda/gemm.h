@@ -1,11 +1,13 @@
 /* Matrix products: y = x W^T (+ bias) (+ y). Makers: cuBLASLt (plans cached by shape), own kernels
  * for few rows (gemm_small.cu, gemm_wide.cu, gemm_batch.cu; gemm_head.cu: the output head), and one
  * family of tiled kernels whose result for a row does not depend on the number of rows
- * (gemm_tile.cu), which deterministic mode, odd shapes and the experts use.
+ * (gemm_tile.cu), which deterministic mode, odd shapes and the experts use. Weights that stay
+ * quantised: gemm_coded.
  * Compiles as C11 and C++17. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_GEMM_H
 #define SLUICE_CUDA_GEMM_H
 
+#include "cuda/coded.h"
 #include "cuda/layout.h"
 #include "engine/device/ops.h"
 
@@ -37,7 +39,8 @@ struct row_bests {
 
 struct gemm_args {
     const void *x;      // [n_rows, n_in], rows x_stride apart
-    const void *weight; // [n_out, n_in]
+    const void *weight; // [n_out, n_in]; NULL:
+    const struct coded_matrix *coded; // what stays quantised, or NULL
     void *y;            // [n_rows, n_out], rows y_stride apart
     const float *bias;  // [n_out], or NULL
     const void *bias_act; // the same in the dtype of x, or NULL
@@ -46,6 +49,7 @@ struct gemm_args {
     int32_t x_stride, y_stride; // in elements
     int32_t w_stride;           // the same of the weight; 0: dense. Others: cuBLASLt alone
     bool accumulate;            // y += instead of y =
+    bool is_fresh;              // the kernel before made the weight: none may read it early
     bool may_split;             // it may be left as sums: see cuda_gemm
     bool gated; // y = silu(gate) * up, half as wide, of n_out's two halves: own kernels alone
     /* A batch of n_batch equal products: strides of one to the next, in elements. 1: plain. */

@@ -123,6 +123,7 @@ struct moe_scratch {
 };
 struct moe_weights {
     const void *gate_up, *down;
+    const struct coded_matrix *gate_up_coded, *down_coded; // which stay quantised; NULL: above
     const float *gate_up_bias, *down_bias; // [n_experts, n_out] or NULL
     enum dtype dtype;
     int32_t hidden;
@@ -136,7 +137,7 @@ cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, con
 cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                       const struct moe_weights *w, const struct moe_scratch *scratch,
                       const int32_t *real, int32_t row_offset);
-/* moe_sm90.cu: the same on Hopper where an expert has many rows; `sm` and `n_sms` are the device's.
+/* moe_sm90.cu, not of quantised experts: the same on Hopper where an expert has many rows; `sm` and `n_sms` are the device's.
  * A row's bits are not those of k_moe_ffn. The scratch is for n_rows of the call's rows. */
 bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm,
                       int32_t n_sms);

@@ -2,6 +2,7 @@
  * the activation in its epilogue, and each row adds up its picks in order of expert id. The work
  * list is made on the device, so that one captured graph serves every routing. The picks are
  * moe_route.cu's. */
+#include "cuda/coded.h"
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
@@ -273,6 +274,64 @@ __global__ void moe_combine_kernel(T *y, int64_t y_stride, const float *out, con
     }
 }
 
+/* Tiles of the work list: no expert has more than one that is not full. */
+static int max_tiles(const struct moe_ffn_args *a, int tile)
+{
+    const int n_picks = a->n_rows * a->k;
+    const int full = n_picks / tile + (n_picks < a->n_experts ? n_picks : a->n_experts);
+    return full < n_picks ? full : n_picks;
+}
+
+/* What a product of quantised experts has of the work list. */
+static struct coded_args coded_of(const struct moe_ffn_args *a, const struct moe_scratch *s,
+                                  int tile)
+{
+    struct coded_args c = {};
+    c.x_dtype = a->x.dtype;
+    c.sorted = s->sorted;
+    c.first = s->first;
+    c.tile_expert = s->tile_expert;
+    c.tile_first = s->tile_first;
+    c.n_list = s->n_tiles;
+    c.n_places = max_tiles(a, tile);
+    c.tile_rows = tile;
+    c.k = a->k;
+    return c;
+}
+
+static cudaError_t coded_gate_up(cudaStream_t stream, const struct moe_ffn_args *a,
+                                 const struct moe_weights *w, const struct moe_scratch *s,
+                                 int tile)
+{
+    struct coded_args c = coded_of(a, s, tile);
+    c.x = a->x.mem.p;
+    c.x_stride = a->x.stride;
+    c.x_is_sorted = true;
+    c.y = s->act;
+    c.y_stride = a->ffn;
+    c.y_dtype = a->x.dtype;
+    c.bias = w->gate_up_bias;
+    c.gated = true;
+    c.activation = a->kind;
+    c.limit = a->shape.limit;
+    c.alpha = a->shape.alpha;
+    return gemm_coded(stream, w->gate_up_coded, &c);
+}
+
+static cudaError_t coded_down(cudaStream_t stream, const struct moe_ffn_args *a,
+                              const struct moe_weights *w, const struct moe_scratch *s, int tile)
+{
+    struct coded_args c = coded_of(a, s, tile);
+    c.x = s->act;
+    c.x_stride = a->ffn;
+    c.y = s->out;
+    c.y_stride = w->hidden;
+    c.y_is_sorted = true;
+    c.y_dtype = DT_F32;
+    c.bias = a->partial ? (const float *)0 : w->down_bias;
+    return gemm_coded(stream, w->down_coded, &c);
+}
+
 template <typename T, int KIND, int BM, int BN, int BK, int WM, int WN, int STAGES>
 static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, const struct moe_scratch *s,
@@ -287,18 +346,20 @@ static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
     if (allowed[0] != cudaSuccess || allowed[1] != cudaSuccess) {
         return cudaErrorInvalidValue;
     }
-    const int n_picks = a->n_rows * a->k;
-    const int full = n_picks / BM + (n_picks < a->n_experts ? n_picks : a->n_experts);
-    const int max_tiles = full < n_picks ? full : n_picks;
+    const unsigned n_tiles = (unsigned)max_tiles(a, BM);
     const dim3 block(tile::THREADS);
     const cudaError_t e =
-        launch(gate_up, dim3((a->ffn + BN / 2 - 1) / (BN / 2), max_tiles), block, tile::SMEM,
-               stream, (const T *)a->x.mem.p, (const T *)w->gate_up, w->gate_up_bias, p, *s);
+        w->gate_up_coded
+            ? coded_gate_up(stream, a, w, s, BM)
+            : launch(gate_up, dim3((a->ffn + BN / 2 - 1) / (BN / 2), n_tiles), block, tile::SMEM,
+                     stream, (const T *)a->x.mem.p, (const T *)w->gate_up, w->gate_up_bias, p, *s);
     if (e != cudaSuccess) {
         return e;
     }
-    return launch(down, dim3((w->hidden + BN - 1) / BN, max_tiles), block, tile::SMEM, stream,
-                  (const T *)w->down, a->partial ? (const float *)0 : w->down_bias, p, *s);
+    return w->down_coded
+               ? coded_down(stream, a, w, s, BM)
+               : launch(down, dim3((w->hidden + BN - 1) / BN, n_tiles), block, tile::SMEM, stream,
+                        (const T *)w->down, a->partial ? (const float *)0 : w->down_bias, p, *s);
 }
 
 template <typename T, typename W, int KIND>
@@ -320,17 +381,35 @@ static cudaError_t plain(cudaStream_t stream, const struct moe_ffn_args *a,
                   s->out);
 }
 
-enum { SMALL_TILE = 16, LARGE_TILE = 128 };
+enum { SMALL_TILE = 16, CODED_TILE = 32, LARGE_TILE = 128 };
+
+/* Quantised experts: fewest rows to read a weight for, up to what their kernel has. */
+static int tile_of(const struct moe_ffn_args *a, const struct moe_weights *w)
+{
+    const bool few = (int64_t)a->n_rows * a->k < (int64_t)a->n_experts * 48;
+    if (!w->gate_up_coded && !w->down_coded) {
+        return few ? SMALL_TILE : LARGE_TILE;
+    }
+    const bool fit = w->gate_up_coded && coded_most_rows(w->gate_up_coded) == CODED_TILE &&
+                     w->down_coded && coded_most_rows(w->down_coded) == CODED_TILE;
+    return few || !fit ? SMALL_TILE : CODED_TILE;
+}
 
 template <typename T, int KIND>
 static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
                             const struct moe_weights *w, const struct moe_scratch *s,
-                            const struct group_params &p, bool on_tensor_cores, bool small)
+                            const struct group_params &p, bool on_tensor_cores)
 {
+    const int tile = tile_of(a, w);
+    if (tile == CODED_TILE) {
+        const cudaError_t e = coded_gate_up(stream, a, w, s, tile);
+        return e == cudaSuccess ? coded_down(stream, a, w, s, tile) : e;
+    }
     if constexpr (sizeof(T) == 2) {
         if (on_tensor_cores) {
-            return small ? grouped<T, KIND, SMALL_TILE, 64, 64, 1, 4, 5>(stream, a, w, s, p)
-                         : grouped<T, KIND, LARGE_TILE, 128, 32, 2, 4, 4>(stream, a, w, s, p);
+            return tile == SMALL_TILE
+                       ? grouped<T, KIND, SMALL_TILE, 64, 64, 1, 4, 5>(stream, a, w, s, p)
+                       : grouped<T, KIND, LARGE_TILE, 128, 32, 2, 4, 4>(stream, a, w, s, p);
         }
     }
     BY_DTYPE(w->dtype, W, return plain<T, W, KIND>(stream, a, w, s, p));
@@ -346,18 +425,19 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
     const bool on_tensor_cores = sizeof(T) == 2 && w->dtype == a->x.dtype && w->hidden % 8 == 0 &&
                                  a->ffn % 8 == 0 &&
                                  vec_ok(a->x.mem.p, a->x.stride, w->hidden, sizeof(T));
-    const bool small = (int64_t)a->n_rows * a->k < (int64_t)a->n_experts * 48;
     cudaError_t e = cudaSuccess;
+    if (!on_tensor_cores && (w->gate_up_coded || w->down_coded)) {
+        return cudaErrorInvalidValue;
+    }
     if (on_tensor_cores) {
-        const struct plan_params plan = {a->n_rows, a->n_experts, a->k,
-                                         small ? SMALL_TILE : LARGE_TILE};
+        const struct plan_params plan = {a->n_rows, a->n_experts, a->k, tile_of(a, w)};
         e = launch(moe_plan_kernel, dim3(a->n_experts), dim3(a->n_rows * a->k > 512 ? 512 : 128), 0,
                    stream, (const int32_t *)a->ids.p, plan, *s, real, row_offset);
     }
     if (e == cudaSuccess) {
         e = cudaErrorInvalidValue;
         BY_ACTIVATION(a->kind, KIND,
-                      e = products<T, KIND>(stream, a, w, s, p, on_tensor_cores, small));
+                      e = products<T, KIND>(stream, a, w, s, p, on_tensor_cores));
     }
     if (e != cudaSuccess) {
         return e;

@@ -1,0 +1,290 @@
+/* Packs quantised parts of a checkpoint into the layout of coded.h. */
+#include "cuda/coded_pack.h"
+
+#include "cuda/cuda_upload.h"
+#include "engine/base/hash.h"
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- which ones ------------------------------------------------------------------------------ */
+
+/* Inputs that share a scale; 0: the whole row; -1: the part's window cuts through groups, or they
+ * have an order of their own. */
+static int64_t group_of(const struct weight_part *p)
+{
+    const struct weight_codec *c = &p->codec;
+    if (c->groups) {
+        return -1;
+    }
+    if (p->first_col / c->block_cols == (p->first_col + p->n_cols - 1) / c->block_cols) {
+        return 0;
+    }
+    return p->first_col % c->block_cols == 0 ? c->block_cols : -1;
+}
+
+static bool is_code(const struct weight_part *p)
+{
+    const struct weight_codec *c = &p->codec;
+    const bool has_scales = weight_part_is_dummy(p) ? c->block_cols > 0 : c->scales.data != NULL;
+    if (!has_scales || p->transposed || p->col_step != 1 ||
+        p->inputs.numbers != INPUT_AS_IT_IS) {
+        return false;
+    }
+    switch (c->values.dtype) {
+    case DT_U4: return true;
+    case DT_E4M3:
+    case DT_E2M1: return !c->zeros.data && c->zero == 0;
+    default: return false;
+    }
+}
+
+static bool is_power(int64_t n)
+{
+    return (n & (n - 1)) == 0;
+}
+
+/* Whether the kernels have such groups: of 8 bits whole chunks, of int4 also parts of one, of MX
+ * formats 32. */
+static bool has_kernel(enum dtype code, int64_t group)
+{
+    switch (code) {
+    case DT_E4M3: return group == 0 || (group % 64 == 0 && is_power(group / 64));
+    case DT_U4: return group == 0 || (group % 32 == 0 && is_power(group / 32));
+    default: return group == 32;
+    }
+}
+
+/* All scales are powers of two, as they are. */
+static bool has_powers(const struct weight_desc *d)
+{
+    for (int32_t i = 0; i < d->n_parts; i++) {
+        const struct weight_codec *c = &d->parts[i].codec;
+        if (c->scales.dtype != DT_E8M0 || c->tensor_scale_use != TENSOR_SCALE_NONE) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool are_alike(const struct weight_desc *d, int64_t group)
+{
+    const struct weight_codec *first = &d->parts[0].codec;
+    for (int32_t i = 0; i < d->n_parts; i++) {
+        const struct weight_codec *c = &d->parts[i].codec;
+        if (!is_code(&d->parts[i]) || c->values.dtype != first->values.dtype ||
+            group_of(&d->parts[i]) != group ||
+            (!first->zeros.data && !c->zeros.data && c->zero != first->zero)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool has_zeros(const struct weight_desc *d)
+{
+    for (int32_t i = 0; i < d->n_parts; i++) {
+        if (d->parts[i].codec.zeros.data) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void find_rows(struct coded_source *s, const struct weight_desc *d)
+{
+    s->parts = d->parts;
+    s->dummy_seed = d->dummy_seed;
+    s->dummy_scale = d->dummy_scale / (d->parts[0].codec.values.dtype == DT_E4M3 ? 1.0f : 4.0f);
+    s->n_parts = d->n_parts;
+    s->first_rows = xmalloc(((size_t)d->n_parts + 1) * sizeof *s->first_rows);
+    s->first_rows[0] = 0;
+    for (int32_t i = 0; i < d->n_parts; i++) {
+        s->first_rows[i + 1] = s->first_rows[i] + d->parts[i].n_rows;
+    }
+}
+
+bool coded_source_init(struct coded_source *s, const struct weight_desc *d)
+{
+    enum { MAX_IN = 1 << 18 }; // a tile row fits an upload's buffer
+    memset(s, 0, sizeof *s);
+    const bool is_matrix = d->kind == WEIGHT_LINEAR || (d->kind == WEIGHT_EXPERTS &&
+                                                        d->n_out % (2 * CODED_ROWS) == 0);
+    if (!is_matrix || d->dtype == DT_F32 || d->n_in % 8 != 0 || d->n_in > MAX_IN ||
+        !is_code(&d->parts[0])) {
+        return false;
+    }
+    const enum dtype code = d->parts[0].codec.values.dtype;
+    const int64_t group = group_of(&d->parts[0]);
+    if (group < 0 || !has_kernel(code, group) || !are_alike(d, group) ||
+        (code == DT_E2M1 && !has_powers(d))) {
+        return false;
+    }
+    struct coded_matrix *m = &s->matrix;
+    const int32_t chunk = coded_chunk(code);
+    *m = (struct coded_matrix){.code = code,
+                               .scale = code == DT_E2M1 ? DT_E8M0 : DT_F32,
+                               .zero = d->parts[0].codec.zero,
+                               .n_out = (int32_t)d->n_out,
+                               .n_in = (int32_t)d->n_in,
+                               .n_experts = d->n_experts};
+    m->n_tiles = (m->n_out + CODED_ROWS - 1) / CODED_ROWS;
+    m->n_chunks = (m->n_in + chunk - 1) / chunk;
+    m->record_groups = group > 0 && group < chunk ? (int32_t)(chunk / group) : 1;
+    m->record_shift = group == 0 ? 30 : 0; // one record for all
+    while (group > (int64_t)chunk << m->record_shift) {
+        m->record_shift++;
+    }
+    m->record_bytes = CODED_ROWS * m->record_groups * (int32_t)dtype_bytes(m->scale);
+    m->n_records = ((m->n_chunks - 1) >> m->record_shift) + 1;
+    find_rows(s, d);
+    s->has_zeros = has_zeros(d);
+    return true;
+}
+
+void coded_source_deinit(struct coded_source *s)
+{
+    free(s->first_rows);
+    s->first_rows = NULL;
+}
+
+/* ---- packing --------------------------------------------------------------------------------- */
+
+/* A row of the weight: of the tall matrix of all parts. */
+struct source_row {
+    const struct weight_part *part; // NULL: padding of the last tile
+    int64_t row;
+};
+
+static struct source_row row_of(const struct coded_source *s, int64_t tile, int32_t r)
+{
+    const struct coded_matrix *m = &s->matrix;
+    const int64_t in_expert = tile % m->n_tiles * CODED_ROWS + r;
+    if (in_expert >= m->n_out) {
+        return (struct source_row){NULL, 0};
+    }
+    const int64_t row = tile / m->n_tiles * m->n_out + in_expert;
+    int32_t low = 0, high = s->n_parts; // the part lies in [low, high)
+    while (high - low > 1) {
+        const int32_t middle = low + (high - low) / 2;
+        *(s->first_rows[middle] <= row ? &low : &high) = middle;
+    }
+    return (struct source_row){&s->parts[low], row - s->first_rows[low]};
+}
+
+static void put_bytes(const struct weight_part *p, int64_t row, int32_t r, uint8_t *to)
+{
+    static const uint8_t place[4] = {0, 2, 1, 3};
+    uint8_t *mine = to + r / 8 * 512 + r % 8 * 64;
+    for (int64_t k = 0; k < p->n_cols; k++) {
+        const int64_t word = k % 64 / 32 * 2 + k % 8 / 4;
+        mine[k / 64 * CODED_TILE_BYTES + k % 32 / 8 * 16 + word * 4 + place[k % 4]] =
+            (uint8_t)weight_part_code(p, row, k);
+    }
+}
+
+static void put_nibbles(const struct weight_part *p, int64_t row, int32_t r, uint8_t *to)
+{
+    uint8_t *mine = to + r / 8 * 512 + r % 8 * 64;
+    for (int64_t k = 0; k < p->n_cols; k++) {
+        const int64_t nibble = k % 8 / 2 + k % 2 * 4;
+        mine[k / 128 * CODED_TILE_BYTES + k % 32 / 8 * 16 + k % 128 / 32 * 4 + nibble / 2] |=
+            (uint8_t)(weight_part_code(p, row, k) << (nibble % 2 * 4));
+    }
+}
+
+/* Of dummy weights: any codes, of 8 bits those below 2. */
+static void put_dummies(uint8_t *to, size_t n, uint64_t seed)
+{
+    for (size_t i = 0; i < n; i += sizeof seed) {
+        seed = hash_mix(seed + i);
+        const uint64_t codes = seed & 0xbfbfbfbfbfbfbfbfULL;
+        memcpy(to + i, &codes, sizeof codes);
+    }
+}
+
+static bool has_nan(const uint8_t *codes, size_t n)
+{
+    bool found = false;
+    for (size_t i = 0; i < n; i++) {
+        found |= (codes[i] & 0x7f) == 0x7f;
+    }
+    return found;
+}
+
+void coded_fill_tiles(const void *source, int64_t tile, char *to)
+{
+    const struct coded_source *s = source;
+    const size_t n = coded_tiles_bytes(&s->matrix);
+    const bool is_8 = s->matrix.code == DT_E4M3;
+    if (weight_part_is_dummy(s->parts)) {
+        put_dummies((uint8_t *)to, n, s->dummy_seed + (uint64_t)tile * n);
+        return;
+    }
+    memset(to, 0, n);
+    for (int32_t r = 0; r < CODED_ROWS; r++) {
+        const struct source_row row = row_of(s, tile, r);
+        if (row.part) {
+            (is_8 ? put_bytes : put_nibbles)(row.part, row.row, r, (uint8_t *)to);
+        }
+    }
+    if (is_8 && has_nan((const uint8_t *)to, n)) {
+        atomic_store(&((struct coded_source *)(uintptr_t)source)->has_nan, true);
+    }
+}
+
+static int64_t group_inputs(const struct coded_matrix *m)
+{
+    return ((int64_t)coded_chunk(m->code) << m->record_shift) / m->record_groups;
+}
+
+/* E8M0 is a float's exponent; 0 is 2^-127, which is subnormal. */
+static void put_scale(const struct coded_matrix *m, const struct weight_part *p, float scale,
+                      char *to)
+{
+    const float f = weight_codec_scale(&p->codec, scale);
+    if (m->scale == DT_E8M0) {
+        uint32_t bits;
+        memcpy(&bits, &f, sizeof bits);
+        *to = (char)(bits >> 23 & 255);
+        return;
+    }
+    cuda_store_number(to, m->scale, 0, f);
+}
+
+void coded_fill_scales(const void *source, int64_t tile, char *to)
+{
+    const struct coded_source *s = source;
+    const struct coded_matrix *m = &s->matrix;
+    const size_t size = dtype_bytes(m->scale);
+    const int64_t inputs = group_inputs(m), n_groups = (m->n_in + inputs - 1) / inputs;
+    memset(to, 0, (size_t)m->record_bytes * (size_t)m->n_records);
+    for (int32_t r = 0; r < CODED_ROWS; r++) {
+        const struct source_row row = row_of(s, tile, r);
+        for (int64_t g = 0; row.part && g < n_groups; g++) {
+            const int64_t record = g / m->record_groups, in_record = g % m->record_groups;
+            const int64_t at = (record * CODED_ROWS + r) * m->record_groups + in_record;
+            const float scale = weight_part_is_dummy(row.part)
+                                    ? s->dummy_scale
+                                    : weight_part_scale(row.part, row.row, g * inputs);
+            put_scale(m, row.part, scale, to + (size_t)at * size);
+        }
+    }
+}
+
+void coded_fill_zeros(const void *source, int64_t tile, char *to)
+{
+    const struct coded_source *s = source;
+    const struct coded_matrix *m = &s->matrix;
+    const int64_t inputs = group_inputs(m), n_groups = (m->n_in + inputs - 1) / inputs;
+    memset(to, 0, (size_t)m->n_records * CODED_ROWS * (size_t)m->record_groups);
+    for (int32_t r = 0; r < CODED_ROWS; r++) {
+        const struct source_row row = row_of(s, tile, r);
+        for (int64_t g = 0; row.part && g < n_groups; g++) {
+            const int64_t record = g / m->record_groups, in_record = g % m->record_groups;
+            to[(record * CODED_ROWS + r) * m->record_groups + in_record] =
+                (char)(int32_t)weight_part_zero(row.part, row.row, g * inputs);
+        }
+    }
+}

@@ -1,0 +1,511 @@
+/* y = x W^T for few rows with a weight that stays quantised (cuda/coded.h), also for experts' rows
+ * from a work list; and coded_expand, which makes numbers of it for products of many rows.
+ *
+ * A block owns two tile rows of 16 outputs (gated: one of each half) and up to 32 rows of x. Its 8
+ * warps share the chunks of K in turn, each with a ring of its own in shared memory: weights, the
+ * x that go with them, scales and zeros. A thread reads back what it copied itself, but for scales,
+ * so a warp's own step is all that is ever waited for. Codes become bf16 or fp16 in registers,
+ * exactly, and are the 16-row operand of mma.sync; sums over a group are scaled in fp32 and added
+ * up. Sums of the warps are added in order at the end.
+ *
+ * So the bits of an element depend on nothing but its row and the weight: deterministic mode uses
+ * it for any number of rows. Up to 8 rows it is bound by reading the weight and, of 4 bits, by the
+ * instructions that make numbers of it; from 16 on by copies of x, which each block has for itself.
+ * With programmatic dependent launch the ring is filled with weights before the wait for the kernel
+ * before; experts' blocks do not know their expert by then. */
+#include "cuda/coded.h"
+#include "cuda/kernels/device/activation.cuh"
+#include "cuda/kernels/device/codes.cuh"
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/mma_tile.cuh"
+
+enum { WARPS = 8, THREADS = WARPS * 32, TILES = 2, MAX_NT = 4 };
+enum { SMEM_TWO_BLOCKS = 108 * 1024, SMEM_ONE_BLOCK = 163 * 1024 }; // the latter: sm_80's most
+
+struct coded_params {
+    struct coded_matrix m;
+    struct coded_args a;
+};
+
+/* WORDS: of a lane that share a scale; 0: the whole row does. NT: eights of rows. */
+template <enum dtype CODE, int WORDS, int NT> struct stage_of {
+    static constexpr int GROUPS = WORDS == 0 ? 0 : CODED_WORDS / WORDS;
+    static constexpr int PIECES = CODE == DT_E4M3 ? 2 : 4; // of 16 bytes of x, by a lane
+    static constexpr int X = TILES * CODED_TILE_BYTES, SCALES = X + NT * PIECES * 512;
+    static constexpr int SCALE_BYTES = CODED_ROWS * GROUPS * (CODE == DT_E2M1 ? 1 : 4); // at most
+    static constexpr int ZEROS = SCALES + TILES * SCALE_BYTES;
+    static constexpr int BYTES = ZEROS + (CODE == DT_U4 ? TILES * CODED_ROWS * GROUPS : 0);
+    static constexpr int ROOM = (NT == 1 ? SMEM_TWO_BLOCKS : SMEM_ONE_BLOCK) / (WARPS * BYTES);
+    static constexpr int N = ROOM > 6 ? 6 : ROOM;
+    static constexpr int SMEM = WARPS * BYTES * N;
+    static_assert(N >= 2 && BYTES % 16 == 0 && SMEM >= WARPS * TILES * NT * 512, "");
+};
+
+__device__ __forceinline__ void cp_async_4(void *shared, const void *from)
+{
+    const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
+}
+
+/* The block's rows: places [first, last), and the tile rows, of which the second may be none. */
+struct coded_work {
+    int32_t expert, first, last;
+    int32_t tile[TILES];
+};
+
+__device__ __forceinline__ struct coded_work work_of(const struct coded_params &p, int nt)
+{
+    struct coded_work w;
+    const int b = blockIdx.x;
+    w.tile[0] = p.a.gated ? b : b * 2;
+    w.tile[1] = p.a.gated ? b + p.m.n_tiles / 2 : b * 2 + 1;
+    w.expert = 0;
+    w.first = blockIdx.y * nt * 8;
+    w.last = min(w.first + nt * 8, p.a.n_rows);
+    if (p.a.n_list) { // read by now
+        const int i = blockIdx.y;
+        w.expert = p.a.tile_expert[i];
+        w.first = p.a.tile_first[i];
+        w.last = min(w.first + p.a.tile_rows, p.a.first[w.expert + 1]);
+    }
+    return w;
+}
+
+template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
+    using S = stage_of<CODE, WORDS, NT>;
+    const struct coded_params &p;
+    const struct coded_work &w;
+    char *ring; // of this warp
+    const T *x[NT]; // this lane's row and place in it; NULL: none
+    const uint8_t *tiles[TILES], *scales[TILES], *zeros[TILES]; // the same of the weight's
+    int lane;
+
+    __device__ __forceinline__ coded_ring(const struct coded_params &p, const struct coded_work &w,
+                                          char *ring)
+        : p(p), w(w), ring(ring), lane(threadIdx.x & 31)
+    {
+#pragma unroll
+        for (int f = 0; f < TILES; f++) { // of one that is not there nothing is stored
+            const int tile = w.tile[f] < p.m.n_tiles ? w.tile[f] : 0;
+            const int64_t row = (int64_t)w.expert * p.m.n_tiles + tile;
+            const int64_t record = row * p.m.n_records;
+            tiles[f] = p.m.tiles + row * p.m.n_chunks * CODED_TILE_BYTES + lane * 16;
+            scales[f] = p.m.scales + record * S::SCALE_BYTES + lane * 4;
+            zeros[f] = p.m.zeros + record * (CODED_ROWS * S::GROUPS) + lane * 4;
+        }
+    }
+
+    __device__ __forceinline__ void find_rows()
+    {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            const int place = w.first + n * 8 + (lane >> 2);
+            int64_t row = place;
+            if (place < w.last && p.a.x_is_sorted) {
+                row = p.a.sorted[place] / p.a.k;
+            }
+            x[n] = place < w.last ? (const T *)p.a.x + row * p.a.x_stride + (lane & 3) * 8
+                                  : (const T *)0;
+        }
+    }
+
+    __device__ __forceinline__ void fetch_w(int slot, int chunk)
+    {
+        if (chunk >= p.m.n_chunks) {
+            return;
+        }
+        char *to = ring + slot * S::BYTES;
+        const int record = chunk >> p.m.record_shift;
+#pragma unroll
+        for (int f = 0; f < TILES; f++) {
+            const uint8_t *from = tiles[f] + (size_t)(uint32_t)chunk * CODED_TILE_BYTES;
+            cp_async_16(to + f * CODED_TILE_BYTES + lane * 16, from, true);
+            cp_async_16(to + f * CODED_TILE_BYTES + 512 + lane * 16, from + 512, true);
+            if constexpr (WORDS > 0) {
+                char *scale = to + S::SCALES + f * S::SCALE_BYTES + lane * 4;
+#pragma unroll
+                for (int i = 0; i < S::SCALE_BYTES; i += 128) {
+                    if (i + lane * 4 < S::SCALE_BYTES) {
+                        cp_async_4(scale + i, scales[f] + record * S::SCALE_BYTES + i);
+                    }
+                }
+                constexpr int N_ZEROS = CODED_ROWS * S::GROUPS;
+                if (CODE == DT_U4 && p.m.zeros && lane * 4 < N_ZEROS) {
+                    cp_async_4(to + S::ZEROS + f * N_ZEROS + lane * 4,
+                               zeros[f] + record * N_ZEROS);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void fetch_x(int slot, int chunk)
+    {
+        if (chunk >= p.m.n_chunks) {
+            return;
+        }
+        constexpr int CHUNK = CODE == DT_E4M3 ? 64 : 128;
+        char *to = ring + slot * S::BYTES + S::X + lane * 16;
+        const int k = chunk * CHUNK, left = p.m.n_in - k - (lane & 3) * 8;
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int i = 0; i < S::PIECES; i++) {
+                const bool valid = x[n] && 32 * i < left;
+                cp_async_16(to + (n * S::PIECES + i) * 512,
+                            valid ? (const void *)(x[n] + k + 32 * i) : p.a.x, valid);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void compute(int slot, float (&acc)[TILES][NT][4]) const
+    {
+        const char *from = ring + slot * S::BYTES;
+        const int g = lane >> 2;
+        uint32_t words[TILES][2][4];
+#pragma unroll
+        for (int f = 0; f < TILES; f++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint4 v =
+                    *(const uint4 *)(from + f * CODED_TILE_BYTES + h * 512 + lane * 16);
+                words[f][h][0] = v.x, words[f][h][1] = v.y;
+                words[f][h][2] = v.z, words[f][h][3] = v.w;
+            }
+        }
+        float sum[TILES][NT][4];
+        uint32_t zero[TILES][2] = {};
+#pragma unroll
+        for (int j = 0; j < CODED_WORDS; j++) {
+            const bool begins = WORDS > 0 && j % (WORDS > 0 ? WORDS : 1) == 0;
+            const bool ends = WORDS > 0 && (j + 1) % (WORDS > 0 ? WORDS : 1) == 0;
+            const int group = WORDS > 0 ? j / (WORDS > 0 ? WORDS : 1) : 0;
+            if (begins) {
+#pragma unroll
+                for (int f = 0; f < TILES; f++) {
+#pragma unroll
+                    for (int n = 0; n < NT; n++) {
+                        sum[f][n][0] = sum[f][n][1] = sum[f][n][2] = sum[f][n][3] = 0.0f;
+                    }
+#pragma unroll
+                    for (int h = 0; h < 2 && CODE == DT_U4; h++) {
+                        const uint8_t *zeros = (const uint8_t *)from + S::ZEROS +
+                                               f * CODED_ROWS * S::GROUPS;
+                        zero[f][h] = zero_pair<T>(
+                            p.m.zeros ? zeros[(g + 8 * h) * S::GROUPS + group] : p.m.zero);
+                    }
+                }
+            }
+            constexpr int STEPS = CODE == DT_E4M3 ? 1 : 2;
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+                uint32_t a[TILES][4];
+#pragma unroll
+                for (int f = 0; f < TILES; f++) {
+#pragma unroll
+                    for (int h = 0; h < 2; h++) {
+                        a[f][h] = pair_of<T, CODE>(words[f][h][j], 2 * step, zero[f][h]);
+                        a[f][h + 2] = pair_of<T, CODE>(words[f][h][j], 2 * step + 1, zero[f][h]);
+                    }
+                }
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    const int piece = CODE == DT_E4M3 ? j / 2 : j;
+                    const int half = CODE == DT_E4M3 ? j % 2 : step;
+                    const uint2 b = *(const uint2 *)(from + S::X + (n * S::PIECES + piece) * 512 +
+                                                     lane * 16 + half * 8);
+#pragma unroll
+                    for (int f = 0; f < TILES; f++) {
+                        mma_16x8x16(WORDS > 0 ? sum[f][n] : acc[f][n], a[f], b.x, b.y, T());
+                    }
+                }
+            }
+            if (ends) {
+#pragma unroll
+                for (int f = 0; f < TILES; f++) {
+                    const char *scales = from + S::SCALES + f * S::SCALE_BYTES;
+                    const float low = scale_at<CODE>(scales, g * S::GROUPS + group);
+                    const float high = scale_at<CODE>(scales, (g + 8) * S::GROUPS + group);
+#pragma unroll
+                    for (int n = 0; n < NT; n++) {
+#pragma unroll
+                        for (int e = 0; e < 4; e++) {
+                            acc[f][n][e] = fmaf(sum[f][n][e], e < 2 ? low : high, acc[f][n][e]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+};
+
+/* ---- the end -------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ float act_of(const struct coded_args &a, float gate, float up)
+{
+    const struct act_shape shape = {a.limit, a.alpha};
+    switch (a.activation) {
+    case ACT_SILU: return act_gated<ACT_SILU>(gate, up, shape);
+    case ACT_GELU_TANH: return act_gated<ACT_GELU_TANH>(gate, up, shape);
+    case ACT_GELU: return act_gated<ACT_GELU>(gate, up, shape);
+    case ACT_GPT_OSS: return act_gated<ACT_GPT_OSS>(gate, up, shape);
+    default: return act_gated<ACT_RELU>(gate, up, shape);
+    }
+}
+
+/* Output `feature` of tile row f for the block's row r: the warps' sums in order, scaled where the
+ * whole row has one scale, with the bias. */
+template <int WORDS, int NT>
+__device__ __forceinline__ float finish(const struct coded_params &p, const struct coded_work &w,
+                                        const float *sums, int f, int feature, int r)
+{
+    const int lane = feature % 8 * 4 + r % 8 / 2, e = feature / 8 * 2 + r % 2;
+    const float *from = sums + ((f * NT + r / 8) * 4 + e) * 32 + lane;
+    const int tile = f == 0 ? w.tile[0] : w.tile[1]; // an index would put them into memory
+    float v = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; warp++) {
+        v += from[warp * TILES * NT * 128];
+    }
+    if (WORDS == 0) {
+        const int64_t record = (int64_t)w.expert * p.m.n_tiles + tile;
+        v *= ((const float *)p.m.scales)[record * CODED_ROWS + feature];
+    }
+    if (p.a.bias) {
+        v += p.a.bias[(int64_t)w.expert * p.m.n_out + tile * CODED_ROWS + feature];
+    }
+    return v;
+}
+
+template <typename T, int WORDS, int NT>
+__device__ __forceinline__ void store(const struct coded_params &p, const struct coded_work &w,
+                                      const float *sums)
+{
+    const int width = p.a.gated ? CODED_ROWS : TILES * CODED_ROWS;
+    const int n_out = p.a.gated ? p.m.n_out / 2 : p.m.n_out;
+    for (int i = threadIdx.x; i < width * NT * 8; i += THREADS) {
+        const int r = i / width, place = w.first + r, column = i % width;
+        const int feature = column % CODED_ROWS, f = column / CODED_ROWS;
+        const int out = (f == 0 ? w.tile[0] : w.tile[1]) * CODED_ROWS + feature;
+        if (place >= w.last || out >= n_out) {
+            continue;
+        }
+        float v = finish<WORDS, NT>(p, w, sums, f, feature, r);
+        if (p.a.gated) {
+            float up = finish<WORDS, NT>(p, w, sums, 1, feature, r);
+            if (!p.a.n_list) { // two ops: the first one's result is rounded
+                v = to_float(from_float<T>(v));
+                up = to_float(from_float<T>(up));
+            }
+            v = act_of(p.a, v, up);
+        }
+        const int64_t row = p.a.y_is_sorted ? p.a.sorted[place] : place;
+        const int64_t at = row * p.a.y_stride + out;
+        if (p.a.y_dtype == DT_F32) {
+            float *to = (float *)p.a.y + at;
+            *to = p.a.accumulate ? *to + v : v;
+        } else {
+            T *to = (T *)p.a.y + at;
+            *to = from_float<T>(p.a.accumulate ? to_float(*to) + v : v);
+        }
+    }
+}
+
+template <typename T, enum dtype CODE, int WORDS, int NT>
+__global__ void __launch_bounds__(THREADS, NT == 1 ? 2 : 1)
+    gemm_coded_kernel(const __grid_constant__ struct coded_params p)
+{
+    using S = stage_of<CODE, WORDS, NT>;
+    extern __shared__ __align__(16) char smem[];
+    const int warp = threadIdx.x >> 5;
+    const bool is_listed = p.a.n_list;
+    if (is_listed) {
+        pdl_wait();
+        pdl_trigger();
+        if ((int)blockIdx.y >= *p.a.n_list) {
+            return;
+        }
+    }
+    const struct coded_work w = work_of(p, NT);
+    coded_ring<T, CODE, WORDS, NT> ring(p, w, smem + warp * S::BYTES * S::N);
+#pragma unroll
+    for (int s = 0; s < S::N - 1; s++) {
+        ring.fetch_w(s, warp + s * WARPS);
+    }
+    if (!is_listed) {
+        pdl_wait();
+        pdl_trigger();
+    }
+    ring.find_rows();
+#pragma unroll
+    for (int s = 0; s < S::N - 1; s++) {
+        ring.fetch_x(s, warp + s * WARPS);
+        cp_async_commit();
+    }
+    float acc[TILES][NT][4] = {};
+    int slot = 0;
+    for (int chunk = warp; chunk < p.m.n_chunks; chunk += WARPS) {
+        cp_async_wait<S::N - 2>();
+        __syncwarp(); // scales are other lanes' copies; and all have read the slot that is next
+        const int next = slot == 0 ? S::N - 1 : slot - 1, ahead = chunk + (S::N - 1) * WARPS;
+        ring.fetch_w(next, ahead);
+        ring.fetch_x(next, ahead);
+        cp_async_commit();
+        ring.compute(slot, acc);
+        slot = slot + 1 == S::N ? 0 : slot + 1;
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+    float *sums = (float *)smem;
+#pragma unroll
+    for (int i = 0; i < TILES * NT * 4; i++) {
+        sums[(warp * TILES * NT * 4 + i) * 32 + (threadIdx.x & 31)] =
+            acc[i / (NT * 4)][i / 4 % NT][i % 4];
+    }
+    __syncthreads();
+    store<T, WORDS, NT>(p, w, sums);
+}
+
+/* ---- numbers for products of many rows ------------------------------------------------------- */
+
+/* A warp per tile; the value is rounded as an upload rounds it. */
+template <typename T, enum dtype CODE>
+__global__ void coded_expand_kernel(const __grid_constant__ struct coded_matrix m,
+                                    int32_t first_row, int32_t n_rows, T *to)
+{
+    pdl_wait();
+    pdl_trigger();
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int chunk = blockIdx.x * WARPS + (threadIdx.x >> 5);
+    const int64_t tile = first_row / CODED_ROWS + blockIdx.y;
+    if (chunk >= m.n_chunks) {
+        return;
+    }
+    const uint8_t *from = m.tiles + (tile * m.n_chunks + chunk) * CODED_TILE_BYTES + lane * 16;
+    const int64_t record = tile * m.n_records + (chunk >> m.record_shift);
+    const int groups = m.record_groups;
+    const uint8_t *scales = m.scales + record * m.record_bytes;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int r = g + 8 * h;
+        const int64_t row = (int64_t)blockIdx.y * CODED_ROWS + r;
+        const uint4 words = *(const uint4 *)(from + h * 512);
+        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int piece = 0; piece < (CODE == DT_E4M3 ? 2 : 4); piece++) {
+            const int k = chunk * (CODE == DT_E4M3 ? 64 : 128) + 32 * piece + 8 * t;
+            const int group = CODE == DT_E4M3 ? 0 : piece * groups / 4;
+            const float scale = scale_at<CODE>(scales, r * groups + group);
+            uint32_t zero = 0;
+            if (CODE == DT_U4) {
+                zero = zero_pair<T>(
+                    m.zeros ? m.zeros[(record * CODED_ROWS + r) * groups + group] : m.zero);
+            }
+            vec<T> v;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const uint32_t pair =
+                    CODE == DT_E4M3 ? pair_of<T, CODE>(word[piece * 2 + i / 2], i % 2, 0)
+                                    : pair_of<T, CODE>(word[piece], i, zero);
+                T two[2];
+                memcpy(two, &pair, sizeof two);
+                v.v[2 * i] = from_float<T>(to_float(two[0]) * scale);
+                v.v[2 * i + 1] = from_float<T>(to_float(two[1]) * scale);
+            }
+            if (row < n_rows && k < m.n_in) {
+                v.store(to + row * m.n_in + k);
+            }
+        }
+    }
+}
+
+/* ---- host ------------------------------------------------------------------------------------ */
+
+extern "C" bool gemm_coded_takes(const struct coded_matrix *m, const struct coded_args *a)
+{
+    return (a->x_dtype == DT_BF16 || a->x_dtype == DT_F16) &&
+           (a->y_dtype == a->x_dtype || a->y_dtype == DT_F32) && (uintptr_t)a->x % 16 == 0 &&
+           a->x_stride % 8 == 0 && (!a->gated || m->n_out % (2 * CODED_ROWS) == 0);
+}
+
+template <typename T, enum dtype CODE, int WORDS, int NT>
+static cudaError_t launch_coded(cudaStream_t stream, const struct coded_params &p)
+{
+    using S = stage_of<CODE, WORDS, NT>;
+    const auto kernel = gemm_coded_kernel<T, CODE, WORDS, NT>;
+    const cudaError_t e = // of this device: ranks have one each
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SMEM);
+    if (e != cudaSuccess) {
+        return e;
+    }
+    const int blocks = p.a.gated ? p.m.n_tiles / 2 : (p.m.n_tiles + 1) / 2;
+    const int slices = p.a.n_list ? p.a.n_places : (p.a.n_rows + NT * 8 - 1) / (NT * 8);
+    return launch(kernel, dim3((unsigned)blocks, (unsigned)slices), dim3(THREADS), S::SMEM, stream,
+                  p);
+}
+
+template <typename T, enum dtype CODE, int WORDS>
+static cudaError_t launch_by_rows(cudaStream_t stream, const struct coded_params &p)
+{
+    const int rows = p.a.n_list ? p.a.tile_rows : p.a.n_rows;
+    if (rows <= 8) {
+        return launch_coded<T, CODE, WORDS, 1>(stream, p);
+    }
+    if constexpr (CODE == DT_U4 && WORDS < CODED_WORDS) { // coded_most_rows
+        return launch_coded<T, CODE, WORDS, 2>(stream, p);
+    } else {
+        return rows <= 16 ? launch_coded<T, CODE, WORDS, 2>(stream, p)
+                          : launch_coded<T, CODE, WORDS, MAX_NT>(stream, p);
+    }
+}
+
+template <typename T>
+static cudaError_t launch_by_code(cudaStream_t stream, const struct coded_params &p)
+{
+    const int words = CODED_WORDS / p.m.record_groups;
+    switch (p.m.code) {
+    case DT_E4M3:
+        return p.m.n_records == 1 ? launch_by_rows<T, DT_E4M3, 0>(stream, p)
+                                  : launch_by_rows<T, DT_E4M3, 4>(stream, p);
+    case DT_E2M1: return launch_by_rows<T, DT_E2M1, 1>(stream, p);
+    default: break;
+    }
+    switch (words) {
+    case 1: return launch_by_rows<T, DT_U4, 1>(stream, p);
+    case 2: return launch_by_rows<T, DT_U4, 2>(stream, p);
+    default: return launch_by_rows<T, DT_U4, 4>(stream, p);
+    }
+}
+
+extern "C" cudaError_t gemm_coded(cudaStream_t stream, const struct coded_matrix *m,
+                                  const struct coded_args *a)
+{
+    const struct coded_params p = {*m, *a};
+    return a->x_dtype == DT_BF16 ? launch_by_code<bf16_t>(stream, p)
+                                 : launch_by_code<f16_t>(stream, p);
+}
+
+template <typename T>
+static cudaError_t expand(cudaStream_t stream, const struct coded_matrix *m, int32_t first_row,
+                          int32_t n_rows, T *to)
+{
+    const dim3 grid((unsigned)((m->n_chunks + WARPS - 1) / WARPS),
+                    (unsigned)((n_rows + CODED_ROWS - 1) / CODED_ROWS));
+    switch (m->code) {
+    case DT_E4M3:
+        return launch(coded_expand_kernel<T, DT_E4M3>, grid, dim3(THREADS), 0, stream, *m,
+                      first_row, n_rows, to);
+    case DT_E2M1:
+        return launch(coded_expand_kernel<T, DT_E2M1>, grid, dim3(THREADS), 0, stream, *m,
+                      first_row, n_rows, to);
+    default:
+        return launch(coded_expand_kernel<T, DT_U4>, grid, dim3(THREADS), 0, stream, *m, first_row,
+                      n_rows, to);
+    }
+}
+
+extern "C" cudaError_t coded_expand(cudaStream_t stream, const struct coded_matrix *m,
+                                    int32_t first_row, int32_t n_rows, void *to, enum dtype dtype)
+{
+    return dtype == DT_BF16 ? expand(stream, m, first_row, n_rows, (bf16_t *)to)
+                            : expand(stream, m, first_row, n_rows, (f16_t *)to);
+}
