@@ -62,7 +62,8 @@ static enum status load_rank(struct rank *r, void *arg)
 {
     struct engine *e = arg;
     struct model_load_options options = {
-        .config = &e->config, .checkpoint = e->checkpoint, .dtype = e->info.dtype,
+        .config = &e->config, .checkpoint = e->checkpoint, .dummy_dir = e->model_dir,
+        .dtype = e->info.dtype,
         .inputs_as_they_are = inputs_as_they_are(e), .rank = r->index,
         .n_ranks = e->info.n_ranks, .index = 0,
         .on_progress = r->local == 0 ? report : NULL, .progress_arg = e};
@@ -77,6 +78,7 @@ static enum status load_drafts(struct rank *r, void *arg)
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         struct model_load_options options = {
             .config = e->draft_config[i], .checkpoint = e->draft_checkpoint[i],
+            .dummy_dir = e->spec.options.models[i],
             .dtype = e->info.dtype, .inputs_as_they_are = inputs_as_they_are(e),
             .rank = e->spec.options.draft_ranks > 1 ? r->index : 0,
             .n_ranks = e->spec.options.draft_ranks, .index = 1 + i};

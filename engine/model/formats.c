@@ -449,16 +449,16 @@ static enum status read_input_scale(const struct module *m, struct input_rule *r
 /* ---- the table ---------------------------------------------------------------------------- */
 
 static const struct module_format formats[] = {
-    {"fp8", ".weight", read_fp8},
-    {"float-quantized", ".weight", read_fp8},
-    {"int-quantized", ".weight", read_int8},
-    {"pack-quantized", ".weight_packed", read_packed},
-    {"awq", ".qweight", read_awq},
-    {"gptq", ".qweight", read_gptq},
-    {"nvfp4-pack-quantized", ".weight_packed", read_nvfp4},
-    {"mxfp4-pack-quantized", ".weight_packed", read_mxfp4},
-    {"NVFP4", ".weight", read_nvfp4_modelopt},
-    {"mxfp4", "_blocks", read_mxfp4_experts},
+    {"fp8", ".weight", read_fp8, DT_E4M3, DT_F32},
+    {"float-quantized", ".weight", read_fp8, DT_E4M3, DT_BF16},
+    {"int-quantized", ".weight", read_int8, DT_I64, DT_F32},
+    {"pack-quantized", ".weight_packed", read_packed, DT_U4, DT_BF16},
+    {"awq", ".qweight", read_awq, DT_U4, DT_F16},
+    {"gptq", ".qweight", read_gptq, DT_U4, DT_F16},
+    {"nvfp4-pack-quantized", ".weight_packed", read_nvfp4, DT_I64, DT_F32},
+    {"mxfp4-pack-quantized", ".weight_packed", read_mxfp4, DT_E2M1, DT_E8M0},
+    {"NVFP4", ".weight", read_nvfp4_modelopt, DT_I64, DT_F32},
+    {"mxfp4", "_blocks", read_mxfp4_experts, DT_E2M1, DT_E8M0},
 };
 
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
@@ -492,4 +492,24 @@ enum status module_read(const struct module *m, struct weight_part *out)
     out->inputs.n_inputs = m->n_in;
     TRY(read_input_scale(m, &out->inputs));
     return m->scheme->format->read(m, &out->codec);
+}
+
+/* Int4 is symmetric then, and of 8 bits, which no backend keeps in words, plain. */
+bool module_dummy(const struct module *m, struct weight_part *out)
+{
+    const struct quant_scheme *s = m->scheme;
+    enum dtype number = s->format->number;
+    if (number == DT_I64 || (number == DT_U4 && s->bits != 4)) {
+        return false;
+    }
+    *out = weight_part_plain(NULL, number, m->n_experts * m->n_out, m->n_in, 0);
+    struct weight_codec *c = &out->codec;
+    c->format = format_name(m);
+    c->scales.dtype = s->format->scale;
+    c->zero = number == DT_U4 ? 8 : 0;
+    c->block_rows = s->block_rows > 0 ? s->block_rows : 1;
+    c->block_cols = s->group > 0 ? s->group : m->n_in;
+    c->block_cols = s->block_rows > 0 ? s->block_cols : c->block_cols;
+    c->block_cols = number == DT_E2M1 ? 32 : c->block_cols;
+    return true;
 }

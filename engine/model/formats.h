@@ -34,6 +34,7 @@ struct module_format {
     const char *name;   // as configs say it, and messages
     const char *values; // what follows the module's name in that of its quantised numbers
     enum status (*read)(const struct module *m, struct weight_codec *out);
+    enum dtype number, scale; // as dummy weights have them; `number` I64: they are plain
 };
 
 const struct module_format *format_find(const char *name); // NULL if there is none
@@ -49,5 +50,8 @@ bool module_is_quantised(const struct module *m, const struct checkpoint_tensor 
 
 /* The module's matrix by its scheme's format. */
 enum status module_read(const struct module *m, struct weight_part *out);
+/* The same without a checkpoint: dummy weights whose codec says how they are stored; false: as
+ * plain ones. */
+bool module_dummy(const struct module *m, struct weight_part *out);
 
 #endif

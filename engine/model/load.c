@@ -180,8 +180,10 @@ enum status model_load(const struct model_load_options *options, struct backend 
     }
     struct quant *quant = NULL;
     enum status st = OK;
-    if (options->checkpoint) {
-        st = quant_open(checkpoint_dir(options->checkpoint), &quant, err);
+    const char *dir =
+        options->checkpoint ? checkpoint_dir(options->checkpoint) : options->dummy_dir;
+    if (dir) {
+        st = quant_open(dir, &quant, err);
     }
     l.quant = quant;
     part_find_form(&l);

@@ -63,6 +63,7 @@ struct model {
 struct model_load_options {
     const struct model_config *config;
     const struct checkpoint *checkpoint; // NULL: dummy weights
+    const char *dummy_dir; // whose config says how those would be quantised; NULL: not at all
     enum dtype dtype;
     bool inputs_as_they_are; // no format rounds a product's inputs; with F32 none does either way
     int32_t rank, n_ranks, index;

@@ -129,7 +129,7 @@ bool part_exists(const struct loader *l, const char *base)
     const struct checkpoint_tensor *values;
     full_name(l, base, name);
     struct module m = module_of(l, name);
-    return l->quant && module_is_quantised(&m, &values);
+    return l->quant && l->options->checkpoint && module_is_quantised(&m, &values);
 }
 
 void part_find_form(struct loader *l)
@@ -231,7 +231,14 @@ static enum status read_quantised(struct loader *l, const char *base, int64_t n_
     m.n_experts = n_experts;
     m.n_out = n_out;
     m.n_in = n_in;
-    TRY(quant_read(l->quant, &m, base, out, found));
+    if (!l->options->checkpoint) { // heads hardly ever are, though few configs say so
+        *found = false;
+        if (strcmp(base, l->c->names->head) != 0) {
+            quant_dummy(l->quant, &m, base, out, found);
+        }
+    } else {
+        TRY(quant_read(l->quant, &m, base, out, found));
+    }
     if (*found && !l->round_inputs) {
         out->inputs = (struct input_rule){.numbers = INPUT_AS_IT_IS};
     }

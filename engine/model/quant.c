@@ -109,3 +109,10 @@ enum status quant_read(const struct quant *q, struct module *m, const char *othe
     }
     return module_read(m, out);
 }
+
+void quant_dummy(const struct quant *q, struct module *m, const char *other,
+                 struct weight_part *out, bool *found)
+{
+    m->scheme = quant_rules_find(q->rules, m->name, other);
+    *found = m->scheme->format && module_dummy(m, out);
+}

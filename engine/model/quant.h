@@ -19,4 +19,8 @@ void quant_close(struct quant *q); // accepts NULL
 enum status quant_read(const struct quant *q, struct module *m, const char *other,
                        struct weight_part *out, bool *found);
 
+/* The same without a checkpoint: dummy weights, in the format that the config gives the module. */
+void quant_dummy(const struct quant *q, struct module *m, const char *other,
+                 struct weight_part *out, bool *found);
+
 #endif

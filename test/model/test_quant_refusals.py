@@ -117,3 +117,13 @@ def test_a_half_of_the_name_and_a_list_in_vain(tmp_path):
     before = tokens(c.folder, "--dtype", "float32")
     c.say(ignored_layers=["lm_head", "down", "layers.1.mlp.down", "vision_tower.*", "re:.*mlp$"])
     assert tokens(c.folder, "--dtype", "float32") == before
+
+
+@pytest.mark.parametrize("source", [GPTQ, FP8])
+def test_dummy_weights_need_the_config_alone(source, tmp_path):
+    c = Quantised(tmp_path / "model", source)
+    os.remove(c.path("model.safetensors"))
+    assert len(tokens(c.folder, "--load-format", "dummy")) > 0
+    c.say(quant_method="no such method")
+    done = run(c.folder, "--load-format", "dummy")
+    assert done.returncode == 1 and "no such method" in done.stderr, done.stderr
