@@ -18,6 +18,8 @@ enum {
     BENCH_LANES = 64,
     COPIES = 4, // of each weight of the GPU's table, so that a cache does not hold them
     MOE_SHAPES = 2,
+    BENCH_FORMATS = 4, // of cuda_quant.c
+    BENCH_QUANT_PRODUCTS = 4,
 };
 
 struct layer {
@@ -70,6 +72,7 @@ struct bench {
     double copy_peak, product_peak; // bytes and operations per second
     const struct weight *w_qkv[COPIES], *w_o[COPIES], *w_gate_up[COPIES], *w_down[COPIES];
     const struct weight *w_head, *w_embed, *w_norm, *w_square, *w_sinks, *w_kv_norm, *w_uk, *w_uv;
+    const struct weight *w_quantised[BENCH_FORMATS][BENCH_QUANT_PRODUCTS][COPIES];
     struct bench_moe moe[MOE_SHAPES];
     struct rope_table *mla_rope;
 };

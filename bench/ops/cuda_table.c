@@ -42,6 +42,7 @@ static enum status make_weights(struct bench *b, struct err *err)
         TRY(make_weight(b, WEIGHT_LINEAR, t, 1, 2 * FFN, HIDDEN, &b->w_gate_up[i], err));
         TRY(make_weight(b, WEIGHT_LINEAR, t, 1, HIDDEN, FFN, &b->w_down[i], err));
     }
+    TRY(bench_make_quantised(b, err));
     TRY(make_weight(b, WEIGHT_LINEAR, t, 1, VOCAB, HIDDEN, &b->w_head, err));
     TRY(make_weight(b, WEIGHT_LINEAR, t, 1, 8192, 8192, &b->w_square, err));
     TRY(make_weight(b, WEIGHT_EMBED, t, 1, VOCAB, HIDDEN, &b->w_embed, err));
@@ -130,6 +131,7 @@ static enum status print_lines(struct bench *b)
     TRY(bench_peak_lines(b));
     TRY(bench_row_lines(b, element));
     TRY(bench_product_lines(b, element));
+    TRY(bench_quantised_lines(b, element));
     TRY(bench_expert_lines(b, element));
     TRY(bench_draw_lines(b));
     TRY(bench_attention_lines(b, element));

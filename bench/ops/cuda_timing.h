@@ -67,6 +67,8 @@ enum status bench_out_row_lines(struct bench *b, double element); // ops that ru
 enum status bench_warm_up(struct bench *b); // activations and pages: something random
 enum status bench_product_lines(struct bench *b, double element); // cuda_products.c
 enum status bench_fused_product_lines(struct bench *b, double element);
+enum status bench_make_quantised(struct bench *b, struct err *err); // cuda_quant.c
+enum status bench_quantised_lines(struct bench *b, double element);
 enum status bench_expert_lines(struct bench *b, double element);    // cuda_experts.c
 enum status bench_draw_lines(struct bench *b);                      // cuda_draws.c
 enum status bench_head_lines(struct bench *b, double element);      // the head with its draws
