@@ -188,7 +188,8 @@ static void make_scores(const struct sampling_params *p, const struct pass_draw 
 static bool is_plain(const struct sampling_params *p, const struct pass_draw *d)
 {
     return p->n_bias == 0 && p->repetition_penalty == 1.0f && p->frequency_penalty == 0.0f &&
-           p->presence_penalty == 0.0f && p->n_allowed == 0 && p->n_bad_words == 0 && d->mask == 0 &&
+           p->presence_penalty == 0.0f && p->n_allowed == 0 && p->n_bad_words == 0 &&
+           d->mask == 0 &&
            (p->n_stop_ids == 0 || d->pos + 1 - d->n_prompt >= p->min_tokens);
 }
 

@@ -99,7 +99,8 @@ static bool pass_ok(const struct passes *ps, const struct pass *p)
     if (p->n_rows < 0 || p->n_rows > l->max_rows || p->n_out < 0 || p->n_out > l->max_out_rows ||
         p->n_draws < 0 || p->n_draws > ps->max_draws || p->n_pool < 0 || p->n_pool > l->max_lanes ||
         p->n_seqs < 0 || p->n_seqs > p->n_rows || p->n_groups < 0 || p->n_groups > p->n_seqs ||
-        p->n_masks < 0 || p->n_masks > l->max_masks || p->kv_set < 0 || p->kv_set >= CUDA_MAX_SETS || p->hidden.n < 0 ||
+        p->n_masks < 0 || p->n_masks > l->max_masks || p->kv_set < 0 ||
+        p->kv_set >= CUDA_MAX_SETS || p->hidden.n < 0 ||
         p->hidden.n > MAX_HIDDEN_LAYERS) {
         return false;
     }

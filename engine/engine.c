@@ -210,6 +210,7 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
         r->n_accepted += row >= 0; // before append, which may end the request
         if (is_refused(e, seq, d.token)) {
             fail_constrained(e, seq);
+            goes_on = false;
             break;
         }
         goes_on = append(e, seq, &d);

@@ -149,15 +149,15 @@ enum draw_kind {
     DRAW_SCORE,  // no draw: log-probabilities for known token history[lane][pos + 1]
 };
 
-/* One draw from the logits of out row `out_row`, with the parameters of `lane` (not always the
- * row's own lane: n > 1 draws several lanes' first tokens from one row). The result lands at the
- * draw's own index. */
 /* Words of a mask over a vocabulary. */
 static inline int32_t mask_words(int32_t vocab)
 {
     return (vocab + 31) / 32;
 }
 
+/* One draw from the logits of out row `out_row`, with the parameters of `lane` (not always the
+ * row's own lane: n > 1 draws several lanes' first tokens from one row). The result lands at the
+ * draw's own index. */
 struct pass_draw {
     int32_t out_row, lane;
     int32_t pos;        // of the row; the drawn token's position is pos + 1
@@ -178,8 +178,8 @@ struct pass_draw {
      * accepted with probability min(1, p / q), else p becomes what it has above q, and q loses the
      * draft. Where none is accepted, the token is drawn from the p that is left. */
     int32_t law;
-    /* 1 + the place of its mask in pass.masks, 0: none. What the mask lacks is never drawn: where it
-     * leaves nothing the token is any, and its reader has to refuse it. */
+    /* 1 + the place of its mask in pass.masks, 0: none. What the mask lacks is never drawn; where
+     * that is everything the token is any, and its reader has to refuse it. */
     int32_t mask;
 };
 
@@ -209,7 +209,7 @@ struct pass {
     int32_t n_draws;
     const struct pass_draw *draws;
     int32_t n_masks;
-    const uint32_t *masks; // [n_masks, mask_words(vocab)]: bit i of a row says whether id i is allowed
+    const uint32_t *masks; // [n_masks, mask_words(vocab)]: bit i of a row: id i is allowed
     int32_t n_pool;
     const struct pass_pool *pool;
     struct hidden_layers hidden; // what the model is asked for: see model_forward

@@ -37,7 +37,7 @@ enum reasoning_kind reasoning_for_template(const char *chat_template);
 /* True if the prompt ends inside an opened reasoning block. */
 bool reasoning_is_open(enum reasoning_kind kind, const char *prompt, size_t n_bytes);
 
-/* The text behind which the answer begins, if it is one text, and nothing else is around the answer;
+/* The text behind which the answer begins, if it is one text and nothing else is around the answer;
  * else NULL. */
 const char *reasoning_end(enum reasoning_kind kind);
 

@@ -6,7 +6,8 @@ enum { END = 380, OTHER_END = 382, N_WORDS = VOCAB / 32 };
 
 static struct grammar_vocab *make_vocab(const char *without)
 {
-    static const char *const words[] = {"{\"", "\":", "true", "ab", "ba", "\": ", ", \"", "}}", "12"};
+    static const char *const words[] = {"{\"", "\":",  "true", "ab", "ba",
+                                        "\": ", ", \"", "}}",   "12"};
     static char bytes[256];
     static const int32_t ends[] = {END, OTHER_END};
     struct grammar_token tokens[VOCAB] = {{NULL, 0}};
@@ -256,7 +257,8 @@ TEST(min_tokens_yield_to_a_text_that_is_complete)
     struct engine_options o = options_of(&b, 16, 100);
     static const int32_t stops[] = {END, OTHER_END};
     struct grammar_vocab *v = make_vocab("");
-    struct grammar *g = compile(v, GRAMMAR_REGEX, "ab", 0), *own = compile(v, GRAMMAR_REGEX, "ab", 0);
+    struct grammar *g = compile(v, GRAMMAR_REGEX, "ab", 0);
+    struct grammar *own = compile(v, GRAMMAR_REGEX, "ab", 0);
     REQUIRE(start(&b, &o));
     struct test_request *q = make(0, 0, 5, 20);
     q->r.grammar = g;

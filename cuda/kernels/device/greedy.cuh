@@ -7,7 +7,8 @@
 
 __device__ __forceinline__ bool is_modified(const struct lane_params &p, const struct pass_draw &d)
 {
-    return d.mask > 0 || p.n_bias > 0 || p.n_allowed > 0 || p.n_bad_words > 0 || p.repetition_penalty != 1.0f ||
+    return d.mask > 0 || p.n_bias > 0 || p.n_allowed > 0 || p.n_bad_words > 0 ||
+           p.repetition_penalty != 1.0f ||
            p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f ||
            (p.n_stop_ids > 0 && d.pos + 1 - d.n_prompt < p.min_tokens);
 }
