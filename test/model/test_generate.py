@@ -1,6 +1,7 @@
 """`sluice generate` with input that is not what it should be: an {"error": ...} in its line's place, and the others answered."""
 import json
 import os
+import re
 import resource
 import shutil
 import struct
@@ -204,9 +205,12 @@ def test_an_answer_does_not_wait_for_the_end_of_the_input():
 
 
 def test_a_pool_fits_the_limit_of_the_address_space():
-    """Without a size said, the KV pool is cut to what RLIMIT_AS leaves."""
+    """Without a size said, the KV pool is cut to what RLIMIT_AS leaves behind the program's libraries."""
+    libraries = re.findall(r"=> (/\S+)", subprocess.run(["ldd", golden.SLUICE], capture_output=True, text=True).stdout)
+    most = (900 << 20) + sum(os.path.getsize(path) for path in libraries)
+
     def limit():
-        resource.setrlimit(resource.RLIMIT_AS, (900 << 20, 900 << 20))
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     run = lambda *flags, **kw: subprocess.run(
         [*golden.RUN, os.path.join(golden.GOLDEN, "llama-3"), "--json", "--threads", "1", *flags], capture_output=True, text=True,
         input='{"prompt_token_ids": [5, 6, 7], "max_tokens": 4, "ignore_eos": true}\n', timeout=60, **kw)

@@ -306,7 +306,7 @@ def test_an_error_in_a_stream_is_an_event():
     with scripted(["a" * 400], env={"FAKE_STEP_US": "20000"}) as s:
         c = socket.create_connection(("127.0.0.1", s.port), 20)
         body = json.dumps({"model": "demo", "max_tokens": 2000, "messages": HI, "seed": 0, "stream": True, "timeout": 1})
-        c.sendall(("POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body)).encode())
+        c.sendall(("POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body)).encode())
         data = b""
         while part := c.recv(65536):
             data += part
@@ -359,7 +359,7 @@ def test_a_stream_that_is_left_frees_the_engine():
         for _ in range(5):
             c = socket.create_connection(("127.0.0.1", s.port), 5)
             body = json.dumps({"max_tokens": 3000, "messages": HI, "stream": True, "ignore_eos": True})
-            c.sendall(("POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)).encode())
+            c.sendall(("POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)).encode())
             assert c.recv(10)
             c.close()
         for _ in range(200):
