@@ -193,7 +193,7 @@ test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain
 	@test/run $(wildcard test/server/test_http*.py)
 .PHONY: test-server
 test-server: all $(SERVERS)  ## the server whole: API, SDK, raw sockets, drain, balancers, nodes
-	@test/run $(filter-out test/server/test_configs.py,$(wildcard test/server/test_*.py))
+	@test/run $(filter-out test/server/test_configs.py,$(wildcard test/server/test_*.py test/server/*/test_*.py))
 .PHONY: test-model
 test-model: all  ## what is read from a model's folder, and what generate makes of it
 	@SLUICE=$(abspath $(BUILD)/sluice) test/run test/model/test_checkpoint.py test/model/test_generate.py \

@@ -88,7 +88,7 @@ void model_deinit(struct model *m); // host memory; the backend frees its own
 /* The KV geometry of this rank's shard; *layers [n_layers] is the caller's to fill. */
 void model_kv_layers(const struct model *m, struct kv_layer *layers);
 
-/* Activation buffers (model_buffers.c). `logits` is the rank's common [max_out, vocab] buffer. */
+/* Activation buffers (buffers.c). `logits` is the rank's common [max_out, vocab] buffer. */
 enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, struct tensor logits,
                         struct tensor logits_local);
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out);
