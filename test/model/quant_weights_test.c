@@ -40,8 +40,8 @@ static void check_tensor(const struct checkpoint *ck, const struct quant *q, con
         return;
     }
     struct sha256 sum, unsigned_sum; // some sums were made where zero had lost its sign
-    sha256_init(&sum);
-    sha256_init(&unsigned_sum);
+    sha256_begin(&sum);
+    sha256_begin(&unsigned_sum);
     float *row = xmalloc((size_t)p.n_cols * sizeof *row);
     int64_t n_unlike = 0;
     for (int64_t r = 0; r < p.n_rows; r++) {
@@ -56,8 +56,8 @@ static void check_tensor(const struct checkpoint *ck, const struct quant *q, con
         sha256_add(&unsigned_sum, row, (size_t)p.n_cols * sizeof *row);
     }
     char hex[65], unsigned_hex[65];
-    sha256_end(&sum, hex);
-    sha256_end(&unsigned_sum, unsigned_hex);
+    sha256_end_hex(&sum, hex);
+    sha256_end_hex(&unsigned_sum, unsigned_hex);
     const char *want = json_get_string(j, "sha256_f32");
     if (!want || (strcmp(hex, want) != 0 && strcmp(unsigned_hex, want) != 0)) {
         CHECK_FAIL("%s of %s: the sum is %s", name, checkpoint_dir(ck), hex);
