@@ -246,7 +246,8 @@ install: $(BUILD)/sluice  ## into DESTDIR/PREFIX (/usr/local): program, demo mod
 	for d in $$(find models configs -type d); do install -d $(SHARE)/sluice/$$d; done
 	for f in $$(find models configs -type f); do install -m 644 $$f $(SHARE)/sluice/$$f; done
 	install -D -m 644 -t $(SHARE)/doc/sluice README.md
-	install -D -m 644 -t $(SHARE)/doc/sluice/docs docs/*.md docs/*.svg
+	install -D -m 644 -t $(SHARE)/doc/sluice/docs docs/*.md docs/*.svg docs/*.png
+	install -D -m 644 -t $(SHARE)/doc/sluice/docs/results docs/results/*.csv
 	for d in server engine cpu cuda bench; do install -D -m 644 $$d/README.md $(SHARE)/doc/sluice/$$d.md; done
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(SYSCONFDIR)/sluice
 	for u in service socket; do $(PATHS) configs/systemd/sluice.$$u >$(DESTDIR)$(PREFIX)/lib/systemd/system/sluice.$$u; done

@@ -51,7 +51,7 @@ struct metrics_source {
     const struct batches_counts *batches; // NULL: there is no store
     const char *health;
     double heartbeat_age_s, load_seconds, memory_utilization;
-    bool prefix_caching, draining;
+    bool prefix_caching;
 };
 void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out);
 

@@ -79,6 +79,7 @@ static void report(const char *what)
     printf("%s: %d rows, %d refused (%d of them must not be), %d judged wrong, %d texts refused by "
            "policy\n",
            what, tally.rows, tally.refused, tally.must_refused, tally.wrong, tally.by_policy);
+    CHECK(tally.rows > 0); // an empty file proves nothing
     tally = (struct tally){0};
 }
 
