@@ -9,11 +9,22 @@ static bool stays_quantised(const struct weight *w)
 {
     return weight_coded(w) != NULL;
 }
+
+static int32_t width_of(const struct weight *w, bool in)
+{
+    return (int32_t)(in ? w->n_in : w->n_out);
+}
 #else
 static bool stays_quantised(const struct weight *w)
 {
     (void)w;
     return false;
+}
+
+static int32_t width_of(const struct weight *w, bool in)
+{
+    (void)w, (void)in;
+    return 0;
 }
 #endif
 
@@ -187,7 +198,7 @@ static double tolerance_of(const struct pair *p, const struct weight *w, int32_t
 static void product_case(struct pair *p, const char *name, const struct pair_weight *w,
                          int32_t n_rows, bool accumulate, enum dtype y_dtype)
 {
-    const int32_t n_out = (int32_t)w->w[GPU]->n_out, n_in = (int32_t)w->w[GPU]->n_in;
+    const int32_t n_out = width_of(w->w[GPU], false), n_in = width_of(w->w[GPU], true);
     struct pair_tensor x = tensor_random(p, n_rows, n_in, n_in + 8, 1.0f);
     struct pair_tensor y = tensor_poisoned(p, n_rows, n_out + 5, y_dtype);
     if (accumulate) {
