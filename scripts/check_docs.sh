@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Proves that what the READMEs and docs/ name exists: every relative link, and every path in backticks. A path may be
+# Proves that what the documents name exists: every relative link, and every path in backticks. A path may be
 # told from the root or shortened to its end (`call/call.h`, `turn.c`), and have * and {a,b} in it. Not looked at: code
 # blocks, routes and other absolute paths, what a build or a run makes, and names with a placeholder in capitals.
 #
 #   scripts/check_docs.sh [FILE.md...]     all of them without FILE
 set -u
 cd "$(dirname "$0")/.." || exit 2
-[ $# -gt 0 ] || set -- $(find . \( -name build -o -name '.?*' \) -prune -o \( -name README.md -o -path './docs/*.md' \) -print | sort)
+[ $# -gt 0 ] || set -- $(find . \( -name build -o -name '.?*' \) -prune -o \( -name '*.md' \) -print | sort)
 
 # What is a path outside of this tree, and where.
 elsewhere='
 bin/sluice            the tarball
+lib/sluice            the tarball
+share/doc/sluice/licences   the tarball
 additional_chat_templates/tool_use.jinja   a model folder
 refs                  the cache of models
 '
