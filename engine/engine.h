@@ -36,6 +36,7 @@ struct engine_options {
     int64_t kv_cache_memory_bytes;   // 0: from gpu_memory_utilization
     double gpu_memory_utilization; // of free device memory for everything; 0: 0.9 (CPU: 0.4)
     bool enable_prefix_caching, enable_chunked_prefill;
+    bool disable_cascade_attn; // each sequence reads a prefix that it shares for itself
     /* A request whose prefix is cached may go before earlier ones, each of which is overtaken by at
      * most so many computed prompt tokens. 0: none is; below 0: what 10 s of prompts compute. */
     int64_t prefix_overtake_tokens;

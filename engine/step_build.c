@@ -133,7 +133,6 @@ static void build_groups(struct planned_step *ps, const struct holdings *h)
 {
     struct step *st = &ps->step;
     int32_t n = ps->plan.n_entries;
-    st->pass.n_groups = 0;
     for (int32_t i = 0; i < n;) {
         int32_t end = i + 1, shared = 0;
         while (end < n) {
@@ -280,7 +279,9 @@ void step_build(struct planned_step *ps, const struct holdings *h)
     st->want = (struct model_outputs){0};
     memcpy(ps->sorted, p->entries, (size_t)p->n_entries * sizeof *ps->sorted);
     sort_entries(ps->sorted, ps->room, p->n_entries, h);
-    build_groups(ps, h);
+    if (!ps->ungrouped) {
+        build_groups(ps, h);
+    }
     for (int32_t i = 0; i < p->n_entries; i++) {
         const struct plan_entry *e = &ps->sorted[i];
         int32_t first = st->pass.n_rows;

@@ -30,6 +30,7 @@ struct planned_step {
     struct step step;
     struct draw_owner *owners;     // [max_draws], of the target's draws
     struct sequence **pool_owners; // [max_lanes]
+    bool ungrouped;                // attention is told of no prefixes in common
     struct plan_entry *sorted;     // [max_lanes], entries with members of a group side by side
     struct plan_entry *room;       // [max_lanes], for sorting
     struct draft_feed { // what the draft models' first pass feeds of whom

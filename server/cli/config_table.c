@@ -84,6 +84,8 @@ const struct option_row option_rows[] = {
      .same_on_nodes = true},
     {ROW("enable-prefix-caching", OPTION_BOOL, engine.enable_prefix_caching, "true",
          "share the KV of equal prefixes")},
+    {ROW("disable-cascade-attn", OPTION_BOOL, engine.disable_cascade_attn, "false",
+         "sequences with a prefix in common read its KV each for itself: to measure what that costs")},
     {ROW("prefix-overtake-tokens", OPTION_INT, engine.prefix_overtake_tokens, "-1",
          "computed prompt tokens of later requests, found in the cache, that may go before one; 0: "
          "none; -1: what 10 s of prompts compute"),

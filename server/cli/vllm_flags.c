@@ -245,7 +245,6 @@ const struct vllm_flag vllm_flags[] = {
     {FLAG("additional-config", TAKES_VALUE, "kernels are chosen by device, dtype and shape")},
     {FLAG("enable-flashinfer-autotune", TAKES_NOTHING,
           "kernels are chosen by device, dtype and shape")},
-    {FLAG("disable-cascade-attn", TAKES_NOTHING, "kernels are chosen by device, dtype and shape")},
     {FLAG("n-gpu-layers", TAKES_VALUE, "all layers, see --device"), .alias = "ngl"},
     {FLAG("enable-metrics", TAKES_NOTHING, "always on"), .alias = "metrics"},
     {FLAG("jinja", TAKES_NOTHING, "always on")},
