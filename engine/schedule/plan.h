@@ -37,6 +37,7 @@ struct plan_grant {
 
 struct plan {
     int32_t n_rows, n_out, n_draws;
+    int32_t n_background; // rows of prompts of the background
     int32_t n_entries, n_forks, n_grants, n_copies, n_failed;
     struct plan_entry *entries;  // [max_lanes]
     struct plan_fork *forks;     // [max_lanes]

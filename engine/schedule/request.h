@@ -56,6 +56,9 @@ struct engine_request {
     int32_t n;                     // samples, at most MAX_SAMPLES; seeds are params.seed + index
     struct engine_output *outputs; // [n]; may be NULL where nothing is drawn (pool)
     int32_t priority;              // lower comes first, within bounds: see priority_worth_ns
+    /* Nobody waits for it: while requests come for which somebody does, the steps of its prompt are
+     * short, so that they wait less for the step that is under way. */
+    bool background;
     const char *cache_salt;        // cached blocks are shared under equal salts only; NULL: none
     /* Every sample is a text of it, or the beginning of one that max_tokens or a stop cut. Compiled
      * with a vocabulary of this model's ids and end ids; until the request is done only the engine

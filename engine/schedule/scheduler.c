@@ -17,6 +17,7 @@ void scheduler_init(struct scheduler *s, const struct scheduler_limits *limits)
     holdings_init(&s->holdings, &s->limits);
     fronts_init(&s->fronts, &s->holdings, limits->max_sequences);
     s->next_slip = INT64_MIN;
+    s->foreground = -1;
     s->sequences = xcalloc(n, sizeof *s->sequences);
     s->free_sequences = xcalloc(n, sizeof *s->free_sequences);
     for (size_t i = 0; i < n; i++) {
@@ -70,6 +71,7 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
     if (r->pool != POOL_NONE) {
         seq->max_tokens = 0;
     }
+    s->foreground = r->background ? s->foreground : s->n_plans;
     order_insert(s, seq);
     fronts_add(&s->fronts, seq);
     s->n_waiting++;
@@ -186,6 +188,18 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
     }
 }
 
+/* Rows that a step has for prompts of the background. Somebody's request waits for the step under way
+ * and for the one planned behind it, so both are kept short for some time after one has come. */
+static int32_t background_rows(const struct scheduler *s, const struct plan *p)
+{
+    enum { PLANS = 256, PART = 8, LEAST = 256 }; // chosen: some seconds; a step of 8,192 rows is 1,024
+    int32_t most = s->limits.max_rows / PART;
+    if (s->foreground < 0 || s->n_plans - s->foreground > PLANS || !s->limits.chunked) {
+        return s->limits.max_rows;
+    }
+    return (most > LEAST ? most : LEAST) - p->n_background;
+}
+
 /* The largest chunk that the budgets leave for a sequence that needs `need` rows; 0: none. */
 static int32_t chunk_of(const struct scheduler *s, const struct plan *p,
                         const struct sequence *seq, int32_t need)
@@ -193,8 +207,12 @@ static int32_t chunk_of(const struct scheduler *s, const struct plan *p,
     int32_t rows = s->limits.max_rows - p->n_rows;
     int32_t outs = s->limits.max_out - p->n_out;
     int32_t draws = s->limits.max_draws - p->n_draws;
+    if (seq->request->background) {
+        int32_t most = background_rows(s, p);
+        rows = rows < most ? rows : most;
+    }
     int32_t n = need < rows ? need : rows;
-    if (outs < 1 || draws < 1) {
+    if (outs < 1 || draws < 1 || n < 1) {
         return 0;
     }
     outs = outs < draws ? outs : draws;
@@ -242,6 +260,7 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
         int32_t n = chunk_of(s, p, seq, need);
         if (n > 0) {
             add_entry(s, p, seq, n, 0);
+            p->n_background += seq->request->background ? n : 0;
         } else if (!s->limits.chunked) {
             return;
         }

@@ -25,6 +25,7 @@ struct scheduler {
     struct sequence order; // list head: next is the first in order
     int32_t n_running, n_waiting;
     int64_t n_plans, n_preemptions, prefix_queries, prefix_hits, waiting_tokens;
+    int64_t foreground; // n_plans when somebody's request came last; below 0: none did
     struct sequence **victims; // [max_lanes], who would give way to one sequence, the last first
 
     /* Who waits is overtaken by at most so many computed prompt tokens (overtake.h); 0: by none. The

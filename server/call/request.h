@@ -88,6 +88,7 @@ struct api_request {
     int64_t truncate;    // prompt tokens to keep; -1: the model's maximum; 0: all
     bool truncate_right;
     int32_t priority;
+    bool background; // nobody waits for it
     const char *cache_salt, *user, *request_id;
     const char *unknown; // the first member that no endpoint knows, and how many there are
     int n_unknown;

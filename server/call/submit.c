@@ -114,6 +114,7 @@ static bool make_requests(struct call *c, struct api_error *e)
         q->grammar_after = r->constraint_after;
         q->grammar_after_id = r->constraint_after_id;
         q->priority = r->priority;
+        q->background = r->background;
         q->cache_salt = salt;
         q->user = c;
         if (r->pools) {

@@ -24,6 +24,7 @@ static const char *id(struct call *c, const char *asked)
 static void prepared(struct call *c)
 {
     c->request.priority = JOB_PRIORITY;
+    c->request.background = true;
     free(of(c)->text);
     of(c)->text = NULL;
 }

@@ -114,6 +114,7 @@ static void make_request(struct sim *s, int32_t index)
     r->params.max_tokens = 1 + (int32_t)draw(s, MAX_OUT);
     r->n = draw(s, 4) ? 1 : 1 + (int32_t)draw(s, MAX_N);
     r->priority = (int32_t)draw(s, 2);
+    r->background = draw(s, 4) == 0;
     r->cache_salt = draw(s, 6) == 0 ? "salt" : NULL;
     q->submit_turn = (int32_t)draw(s, 30);
     draw_stops(s, q);
