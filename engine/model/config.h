@@ -89,7 +89,7 @@ enum status model_config_load(const char *dir, struct model_config *c, struct er
  * longrope) have other frequencies for another. True if that changed any. */
 bool model_config_fit(struct model_config *c, int32_t max_len);
 
-/* One row per family: see families.c. */
+/* One row per family: see families_*.c. */
 struct family {
     const char *model_type;
     const struct tensor_names *names;
