@@ -48,6 +48,7 @@ static enum status read_dims(const struct json *j, struct model_config *c, struc
     TRY(option_int(j, "num_key_value_heads", c->n_heads, c->n_heads, &c->n_kv_heads, err));
     TRY(option_int(j, "head_dim", 4096, c->hidden / c->n_heads, &c->head_dim, err));
     TRY(option_int(j, "max_position_embeddings", MAX_POSITIONS, 2048, &c->max_pos, err));
+    c->n_draft_layers = (int32_t)json_get_int(j, "num_nextn_predict_layers", 0);
     if (c->n_heads % c->n_kv_heads) {
         return err_set(err, ERR_FORMAT, "config.json: %d heads cannot share %d key/value heads",
                        c->n_heads, c->n_kv_heads);
@@ -178,14 +179,13 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
-/* The text part's word, else the wrapper's, else the family's. A head must be there only where the
- * file says so, and no other part of it the contrary: some published folders have neither. */
-static void read_tied(const struct json *root, const struct json *j, struct model_config *c)
+/* A wrapper's word, whose text part is not asked, else the family's. A head must be there only where
+ * the file says so: some published folders have neither. */
+static void read_tied(const struct json *root, struct model_config *c)
 {
     static const char key[] = "tie_word_embeddings";
-    c->tied = json_get_bool(j, key, json_get_bool(root, key, c->tied));
-    c->untied =
-        !json_get_bool(j, key, json_get_bool(root, key, true)) && !json_get_bool(root, key, false);
+    c->tied = json_get_bool(root, key, c->tied);
+    c->untied = !json_get_bool(root, key, true);
 }
 
 static void add_eos(struct model_config *c, const struct json *node)
@@ -298,6 +298,7 @@ static enum status open_family(const struct json *root, struct json *config,
                                const struct family **out, struct err *err)
 {
     const char *type = json_get_string(config, "model_type");
+    type = type ? type : json_get_string(root, "model_type");
     const struct family *family = type ? family_find(type) : NULL;
     if (!family) {
         char known[512];
@@ -338,7 +339,7 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     TRY(read_activation(j, c, err));
     TRY(family->read(j, c, err));
     TRY(read_layer_types(j, c, err));
-    read_tied(root, j, c);
+    read_tied(root, c);
     TRY(read_ropes(j, c, err));
     c->max_pos = natural_length(j, c->max_pos);
     read_eos(eos, wrapper_eos, j, c);

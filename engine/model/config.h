@@ -43,6 +43,7 @@ struct model_config {
     bool dtype_is_set; // else config.json does not say it, and model_stored_dtype does
 
     int32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, max_pos;
+    int32_t n_draft_layers; // that a checkpoint has behind its last layer, for drafts: not loaded
     struct layer_config layers[MAX_LAYERS];
     bool tied, untied; // untied: config.json says that the head is a matrix of its own
 
@@ -106,6 +107,14 @@ struct family {
 const struct family *family_find(const char *model_type);
 void family_list(char *out, size_t n_bytes); // their model_types, for messages
 
+/* How a tensor of all experts lies, unless it is quantised, which is [E, out, in]. E experts, D
+ * hidden, F the experts' width. */
+enum experts_form {
+    EXPERTS_ROWS,      // [E, 2F, D], gate rows first; down [E, D, F]
+    EXPERTS_COLUMNS,   // [E, D, 2F], gate columns first; down [E, F, D]
+    EXPERTS_ALTERNATE, // [E, D, 2F], gate and up columns in turn; down [E, F, D]
+};
+
 /* A name without ".weight"; NULL: the family has no such tensor. "%d" is the expert, or in
  * q_norm and k_norm the head; layer names go behind "model.layers.N.". */
 struct tensor_names {
@@ -115,9 +124,10 @@ struct tensor_names {
     const char *gate, *up, *gate_up, *down;
     const char *router, *correction;
     const char *expert_gate, *expert_up, *expert_down;
-    /* All experts in one tensor. interleaved: [E, in, 2 ffn], gate and up alternating. */
+    /* All experts in one tensor each, with names as they are: for files that have no tensors of the
+     * single experts. */
     const char *experts_gate_up, *experts_down;
-    bool experts_interleaved;
+    enum experts_form experts_form;
     const char *shared_gate, *shared_up, *shared_down, *shared_router;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
 };

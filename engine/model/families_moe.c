@@ -18,7 +18,7 @@ static const struct tensor_names qwen3_moe_names = {BASE_NAMES, QKV_NAMES, FFN_N
 static const struct tensor_names gpt_oss_names = {
     BASE_NAMES, QKV_NAMES, .sinks = "self_attn.sinks", .router = "mlp.router",
     .experts_gate_up = "mlp.experts.gate_up_proj", .experts_down = "mlp.experts.down_proj",
-    .experts_interleaved = true};
+    .experts_form = EXPERTS_ALTERNATE};
 
 /* Qwen's: sparse unless listed, and only every decoder_sparse_step-th. */
 static void qwen_dense_layers(const struct json *j, struct model_config *c)

@@ -14,8 +14,8 @@
 #define QK_NORM_NAMES .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm"
 #define EXPERT_NAMES                                                                               \
     .router = "mlp.gate", .expert_gate = "mlp.experts.%d.gate_proj",                               \
-    .expert_up = "mlp.experts.%d.up_proj", .expert_down = "mlp.experts.%d.down_proj"
-
+    .expert_up = "mlp.experts.%d.up_proj", .expert_down = "mlp.experts.%d.down_proj",              \
+    .experts_gate_up = "mlp.experts.gate_up_proj", .experts_down = "mlp.experts.down_proj"
 
 extern const struct tensor_names llama_names;
 
