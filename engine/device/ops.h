@@ -340,6 +340,16 @@ struct backend_ops {
     bool (*norm_adds_sums)(struct backend *be, const struct norm_args *a);
     bool (*rope_store_adds_sums)(struct backend *be, const struct rope_store_args *a);
 
+    /* ---- recurrent state: all of these or none (NULL: models with state cannot be run). state_bytes
+     * comes where kv_bytes does, state_open where kv_open does, copy_states where copy_blocks does,
+     * in the list's order. */
+    enum status (*state_bytes)(struct backend *be, const struct state_set_desc *desc,
+                               struct state_sizes *out);
+    enum status (*state_open)(struct backend *be, int32_t set, const struct state_set_desc *desc,
+                              int32_t n_snapshots, struct err *err);
+    enum status (*copy_states)(struct backend *be, int32_t set, int32_t n,
+                               const struct state_copy *copies);
+
     /* Optional: ERR_DEVICE when the device is found lost; never waits. */
     enum status (*alive)(struct backend *be);
 

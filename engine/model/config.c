@@ -132,6 +132,16 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
     return OK;
 }
 
+/* Where a layer's keys and values are in the KV set, and its state in the state set. */
+static void number_layers(struct model_config *c)
+{
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        struct layer_config *l = &c->layers[i];
+        l->kv = l->kv >= 0 ? c->n_kv_layers++ : -1;
+        l->state = l->state >= 0 ? c->n_state_layers++ : -1;
+    }
+}
+
 /* Longest text that the model was made for, before any choice of the operator's. */
 static int32_t natural_length(const struct json *j, int32_t max_pos)
 {
@@ -336,9 +346,13 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     c->act = ACT_SILU;
     c->gated = true;
     c->n_ropes = 1;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].state = -1;
+    }
     TRY(read_activation(j, c, err));
     TRY(family->read(j, c, err));
     TRY(read_layer_types(j, c, err));
+    number_layers(c);
     read_tied(root, c);
     TRY(read_ropes(j, c, err));
     c->max_pos = natural_length(j, c->max_pos);

@@ -30,6 +30,8 @@ struct rope_config {
 struct layer_config {
     int32_t window; // 0: full attention
     int32_t rope;   // index in model_config.rope; -1: none
+    int32_t kv;     // index among the layers with keys and values; -1: no attention
+    int32_t state;  // index among the layers with a recurrent state; -1: none
     bool moe;
 };
 
@@ -45,6 +47,7 @@ struct model_config {
     int32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, max_pos;
     int32_t n_draft_layers; // that a checkpoint has behind its last layer, for drafts: not loaded
     struct layer_config layers[MAX_LAYERS];
+    int32_t n_kv_layers, n_state_layers;
     bool tied, untied; // untied: config.json says that the head is a matrix of its own
 
     enum norm_kind norm_kind;
