@@ -20,6 +20,12 @@ static const struct tensor_names gpt_oss_names = {
     .experts_gate_up = "mlp.experts.gate_up_proj", .experts_down = "mlp.experts.down_proj",
     .experts_form = EXPERTS_ALTERNATE};
 
+static const struct tensor_names minimax_m2_names = {
+    BASE_NAMES, QKV_NAMES, QK_NORM_NAMES, .router = "block_sparse_moe.gate",
+    .correction = "block_sparse_moe.e_score_correction_bias",
+    .expert_gate = "block_sparse_moe.experts.%d.w1", .expert_up = "block_sparse_moe.experts.%d.w3",
+    .expert_down = "block_sparse_moe.experts.%d.w2"};
+
 /* Qwen's: sparse unless listed, and only every decoder_sparse_step-th. */
 static void qwen_dense_layers(const struct json *j, struct model_config *c)
 {
@@ -90,6 +96,18 @@ static enum status read_gpt_oss(const struct json *j, struct model_config *c, st
     return OK;
 }
 
+static enum status read_minimax_m2(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_experts(j, "num_local_experts", "intermediate_size", c, err));
+    c->scoring = MOE_SIGMOID;
+    c->renormalise = c->correction = true;
+    c->qk_norm = QK_NORM_WIDTH;
+    int64_t rotated = json_get_int(j, "rotary_dim", c->head_dim);
+    TRY(family_positive("rotary_dim", rotated, c->head_dim, err));
+    c->partial_rotary = (float)rotated / (float)c->head_dim;
+    return OK;
+}
+
 static const struct family rows[] = {
     {"mixtral", &mixtral_names,
      "{\"eos_token_id\":2,"
@@ -103,6 +121,11 @@ static const struct family rows[] = {
      "{\"num_key_value_heads\":4,\"max_position_embeddings\":32768,\"sliding_window\":4096,"
      "\"num_experts_per_tok\":8}",
      read_qwen3_moe},
+    {"minimax_m2", &minimax_m2_names,
+     "{\"eos_token_id\":200020,\"num_key_value_heads\":8,\"head_dim\":128,"
+     "\"max_position_embeddings\":196608,\"num_local_experts\":256,\"num_experts_per_tok\":8,"
+     "\"rope_theta\":5000000}",
+     read_minimax_m2},
     {"gpt_oss", &gpt_oss_names,
      "{\"num_key_value_heads\":8,\"head_dim\":64,\"max_position_embeddings\":131072,"
      "\"rms_norm_eps\":1e-5,\"rope_theta\":150000,\"sliding_window\":128,\"num_experts_per_tok\":4,"
