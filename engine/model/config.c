@@ -182,8 +182,11 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
     c->rope[0].desc.interleaved = interleaved;
     c->rope[1].desc.interleaved = interleaved;
     for (int32_t i = 0; i < c->n_layers; i++) {
-        if (c->layers[i].rope == 0 && c->n_ropes == 2 && c->layers[i].window > 0) {
-            c->layers[i].rope = 1;
+        struct layer_config *l = &c->layers[i];
+        if (l->rope == 0 && l->window > 0) {
+            l->rope = c->n_ropes - 1;
+        } else if (c->full_without_rope) {
+            l->rope = -1;
         }
     }
     return OK;

@@ -67,6 +67,7 @@ struct model_config {
     struct act_shape act_shape;
     bool gated;
 
+    bool full_without_rope; // layers that see everything have no positions
     int32_t n_ropes;
     float partial_rotary; // share of each head that rotates, unless the config says
     struct rope_config rope[2]; // 0: global, 1: sliding layers' own

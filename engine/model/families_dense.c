@@ -91,6 +91,30 @@ static enum status read_olmo2(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
+static enum status read_olmo3(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_olmo2(j, c, err));
+    c->n_ropes = 2; // a scaling is of the full layers alone
+    family_window_but_every(j, 4, c);
+    return OK;
+}
+
+/* One norm, of which both sub-layers read; positions are those of the sliding layers alone. */
+static enum status read_cohere2(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->norm_kind = NORM_LAYER;
+    c->norm_eps = (float)json_get_number(j, "layer_norm_eps", 1e-5);
+    c->parallel_residual = true;
+    c->rope[0].desc.interleaved = true;
+    c->full_without_rope = true;
+    c->logit_scale = (float)json_get_number(j, "logit_scale", 0.0625);
+    c->tied = true;
+    family_window_but_every(j, json_get_int(j, "sliding_window_pattern", 4), c);
+    return OK;
+}
+
 static enum status read_granite(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_llama(j, c, err));
@@ -195,6 +219,13 @@ static const struct family rows[] = {
      "\"original_max_position_embeddings\":4096}",
      read_phi3},
     {"olmo2", &olmo2_names, "{\"eos_token_id\":50279,\"rms_norm_eps\":1e-5}", read_olmo2},
+    {"olmo3", &olmo2_names,
+     "{\"eos_token_id\":50279,\"rms_norm_eps\":1e-5,\"rope_theta\":500000,"
+     "\"rope_local_base_freq\":500000,\"sliding_window\":4096}",
+     read_olmo3},
+    {"cohere2", &llama_names,
+     "{\"eos_token_id\":255001,\"max_position_embeddings\":8192,\"sliding_window\":4096}",
+     read_cohere2},
     {"granite", &llama_names, "{\"eos_token_id\":2,\"attention_multiplier\":1}", read_granite},
     {"smollm3", &llama_names,
      "{\"eos_token_id\":128001,"

@@ -60,10 +60,7 @@ static enum status read_gemma3(const struct json *j, struct model_config *c, str
     c->n_ropes = 2;
     int64_t pattern = json_get_int(j, "sliding_window_pattern", 6);
     pattern = json_get_int(j, "_sliding_window_pattern", pattern);
-    family_window_on_all(j, c);
-    for (int32_t i = 0; i < c->n_layers; i++) {
-        c->layers[i].window = (i + 1) % pattern ? c->layers[i].window : 0;
-    }
+    family_window_but_every(j, pattern, c);
     return OK;
 }
 

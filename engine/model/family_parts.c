@@ -27,6 +27,14 @@ void family_windows_if_used(const struct json *j, struct model_config *c)
     }
 }
 
+void family_window_but_every(const struct json *j, int64_t n, struct model_config *c)
+{
+    family_window_on_all(j, c);
+    for (int32_t i = 0; i < c->n_layers && n > 0; i++) {
+        c->layers[i].window = (i + 1) % n ? c->layers[i].window : 0;
+    }
+}
+
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err)
 {
     if (v < 1 || v > max) {

@@ -30,6 +30,8 @@ extern const struct family_table families_dense, families_gemma, families_moe, f
 void family_window_on_all(const struct json *j, struct model_config *c);
 void family_window_on_even(const struct json *j, struct model_config *c);
 void family_windows_if_used(const struct json *j, struct model_config *c);
+/* sliding_window on all layers but every n-th. */
+void family_window_but_every(const struct json *j, int64_t n, struct model_config *c);
 
 /* An integer from 1 to max, or the sentence that names the key. */
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err);

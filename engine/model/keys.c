@@ -77,6 +77,8 @@ static const struct key config_keys[] = {
     FACTOR("residual_multiplier", -MOST),
     FACTOR("attention_multiplier", -MOST),
     FACTOR("logits_scaling", LEAST),
+    FACTOR("logit_scale", -MOST),
+    COUNT("rotary_dim", 1),
     FACTOR("routed_scaling_factor", 0),
     FACTOR("swiglu_alpha", 0),
     FACTOR("swiglu_limit", 0),
