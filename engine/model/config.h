@@ -32,6 +32,7 @@ struct layer_config {
     int32_t rope;   // index in model_config.rope; -1: none
     int32_t kv;     // index among the layers with keys and values; -1: no attention
     int32_t state;  // index among the layers with a recurrent state; -1: none
+    struct query_growth growth;
     bool moe;
 };
 
@@ -58,6 +59,7 @@ struct model_config {
     bool q_bias, o_bias, mlp_bias, router_bias, sinks;
     enum qk_norm qk_norm;
     enum norm_kind qk_norm_kind;
+    bool qk_norm_after_rope;
     float attn_scale, attn_softcap;
 
     float embed_scale, residual_scale, logit_scale, final_softcap;

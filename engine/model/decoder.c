@@ -122,8 +122,8 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
         .qkv = m->qkv, .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL, .n_rows = f->n_rows,
         .layer = lc->kv, .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
         .head_dim = c->head_dim, .qk_norm = c->qk_norm, .qk_norm_kind = c->qk_norm_kind,
-        .q_norm = w->q_norm, .k_norm = w->k_norm, .eps = c->norm_eps,
-        .norm_offset = c->norm_offset};
+        .norm_after_rope = c->qk_norm_after_rope, .q_norm = w->q_norm, .k_norm = w->k_norm,
+        .eps = c->norm_eps, .norm_offset = c->norm_offset, .growth = lc->growth};
     struct product_sums *sums = ops_rope_store_adds_sums(f->be, &store) ? &store.sums : NULL;
     TRY(linear(f, w->qkv, in, m->qkv, sums));
     if (stores_only(f, layer)) {
@@ -162,7 +162,7 @@ static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in
         .layer = c->layers[layer].kv, .n_heads = m->shard.n_heads, .q_head = q_head,
         .q_rope_offset = c->nope_dim, .rope_dim = c->rope_dim, .kv_lora = c->kv_lora,
         .q_out_head = key, .q_out_offset = c->kv_lora, .kv_norm = w->kv_a_norm,
-        .eps = c->norm_eps};
+        .eps = c->norm_eps, .growth = c->layers[layer].growth};
     TRY(f->ops->mla_store(f->be, &store));
     if (stores_only(f, layer)) {
         return OK;
