@@ -83,6 +83,7 @@ struct model_config {
 
     /* Multi-head latent attention; kv_lora 0: none. */
     int32_t q_lora, kv_lora, nope_dim, rope_dim, v_dim;
+    float mla_norm_eps; // of the norms inside
 
     int32_t n_eos;
     int32_t eos[MAX_EOS];

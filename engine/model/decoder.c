@@ -150,7 +150,7 @@ static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in
         TRY(linear(f, w->q_a, in, m->low, NULL));
         struct norm_args norm = {.x = m->low, .delta = none, .out = m->low,
                                  .weight = w->q_a_norm, .n_rows = f->n_rows, .width = c->q_lora,
-                                 .eps = c->norm_eps};
+                                 .eps = c->mla_norm_eps};
         TRY(f->ops->norm(f->be, &norm));
         q_in = m->low;
     }
@@ -162,7 +162,7 @@ static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in
         .layer = c->layers[layer].kv, .n_heads = m->shard.n_heads, .q_head = q_head,
         .q_rope_offset = c->nope_dim, .rope_dim = c->rope_dim, .kv_lora = c->kv_lora,
         .q_out_head = key, .q_out_offset = c->kv_lora, .kv_norm = w->kv_a_norm,
-        .eps = c->norm_eps, .growth = c->layers[layer].growth};
+        .eps = c->mla_norm_eps, .growth = c->layers[layer].growth};
     TRY(f->ops->mla_store(f->be, &store));
     if (stores_only(f, layer)) {
         return OK;

@@ -32,6 +32,7 @@ static enum status read_mla(const struct json *j, struct model_config *c, struct
     c->nope_dim = (int32_t)nope;
     c->rope_dim = (int32_t)rope;
     c->v_dim = (int32_t)v;
+    c->mla_norm_eps = 1e-6f; // whatever rms_norm_eps is
     c->o_bias = json_get_bool(j, "attention_bias", false);
     c->rope[0].desc.interleaved = json_get_bool(j, "rope_interleave", true);
     c->attn_scale = (float)(1.0 / sqrt((double)(nope + rope)));
