@@ -59,20 +59,8 @@ static enum status read_deepseek(const struct json *j, struct model_config *c, s
     for (int32_t i = 0; i < c->n_layers; i++) {
         c->layers[i].moe = i >= dense && i % freq == 0;
     }
-    int64_t shared = json_get_int(j, "n_shared_experts", 0);
-    if (shared < 0 || shared > 64) {
-        return err_set(err, ERR_FORMAT, "config.json: n_shared_experts must be from 0 to 64");
-    }
-    c->shared_ffn = (int32_t)shared * c->moe_ffn;
-    c->routed_scale = (float)json_get_number(j, "routed_scaling_factor", 1.0);
-    c->n_group = (int32_t)json_get_int(j, "n_group", 1);
-    c->topk_group = (int32_t)json_get_int(j, "topk_group", 1);
-    if (c->n_group < 1 || c->n_experts % c->n_group || c->topk_group < 1 ||
-        c->topk_group > c->n_group) {
-        return err_set(err, ERR_FORMAT, "config.json: n_group and topk_group do not fit %d experts",
-                       c->n_experts);
-    }
-    return OK;
+    TRY(family_shared_experts(j, "n_shared_experts", c, err));
+    return family_routing(j, c, err);
 }
 
 static enum status read_deepseek_v2(const struct json *j, struct model_config *c, struct err *err)
@@ -92,19 +80,41 @@ static enum status read_deepseek_v2(const struct json *j, struct model_config *c
 static enum status read_deepseek_v3(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_deepseek(j, c, err));
-    c->scoring = MOE_SIGMOID;
+    return c->n_experts > 0 ? family_routing_v3(j, c, err) : OK;
+}
+
+/* DeepSeek's attention, whose queries grow, with another router. */
+static enum status read_mistral4(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_deepseek(j, c, err));
+    TRY(family_query_growth(j, c, err));
+    c->scoring = MOE_SOFTMAX_TOPK;
     c->renormalise = json_get_bool(j, "norm_topk_prob", true);
-    c->correction = true;
+    if (c->n_group > 1) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: n_group above 1 is not supported");
+    }
     return OK;
 }
+
+#define V3_DEFAULTS                                                                                \
+    "{\"eos_token_id\":1,"                                                                         \
+    "\"n_shared_experts\":1,\"first_k_dense_replace\":3,\"n_group\":8,\"topk_group\":4,"           \
+    "\"num_experts_per_tok\":8,\"routed_scaling_factor\":2.5,\"max_position_embeddings\":4096}"
 
 static const struct family rows[] = {
     {"deepseek_v2", &deepseek_names,
      "{\"eos_token_id\":2,\"n_shared_experts\":2}", read_deepseek_v2},
-    {"deepseek_v3", &deepseek_names,
-     "{\"eos_token_id\":1,"
-     "\"n_shared_experts\":1,\"first_k_dense_replace\":3,\"n_group\":8,\"topk_group\":4,"
-     "\"num_experts_per_tok\":8,\"routed_scaling_factor\":2.5,\"max_position_embeddings\":4096}",
-     read_deepseek_v3},
+    {"deepseek_v3", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
+    {"kimi_k2", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
+    {"kimi_k25", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
+    {"mistral4", &deepseek_names,
+     "{\"eos_token_id\":2,"
+     "\"moe_intermediate_size\":2048,\"n_shared_experts\":1,\"n_routed_experts\":128,\"num_experts_per_tok\":4,"
+     "\"kv_lora_rank\":256,\"q_lora_rank\":1024,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":64,"
+     "\"v_head_dim\":128,\"max_position_embeddings\":1048576,"
+     "\"rope_of_class\":{\"rope_type\":\"yarn\",\"rope_theta\":10000,\"factor\":128,"
+     "\"original_max_position_embeddings\":8192,\"mscale\":1,\"mscale_all_dim\":1,"
+     "\"llama_4_scaling_beta\":0.1}}",
+     read_mistral4},
 };
 const struct family_table families_mla = {rows, sizeof rows / sizeof rows[0]};

@@ -40,5 +40,31 @@ enum status family_positive(const char *key, int64_t v, int64_t max, struct err 
  * num_local_experts) of the width of ffn_key; callers then take some layers back. */
 enum status family_experts(const struct json *j, const char *count_key, const char *ffn_key,
                            struct model_config *c, struct err *err);
+/* The same with numbers that other keys, here for messages, have said. */
+struct experts_said {
+    const char *count_key, *pick_key, *ffn_key;
+    int64_t n, k, ffn;
+};
+enum status family_set_experts(const struct experts_said *s, struct model_config *c,
+                               struct err *err);
+/* Shared experts, as many as `key` says, as one of their widths' sum. */
+enum status family_shared_experts(const struct json *j, const char *key, struct model_config *c,
+                                  struct err *err);
+/* What DeepSeek's routers have: n_group, topk_group, routed_scaling_factor. */
+enum status family_routing(const struct json *j, struct model_config *c, struct err *err);
+/* DeepSeek V3's router: sigmoid scores, a correction for the choice. */
+enum status family_routing_v3(const struct json *j, struct model_config *c, struct err *err);
+/* Takes experts back: from the layers that mlp_layer_types calls dense, or without it from the
+ * first n_dense. */
+enum status family_dense_layers(const struct json *j, int64_t n_dense, struct model_config *c,
+                                struct err *err);
+
+/* An integer, or a list of one for each layer that are all the same; 0 if it is neither. */
+enum status family_same_of_layers(const struct json *j, const char *key, int32_t n_layers,
+                                  int64_t *out, struct err *err);
+/* A switch that only has one meaning here. */
+enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err);
+/* llama_4_scaling_beta of the rope's parameters: queries of all layers grow. */
+enum status family_query_growth(const struct json *j, struct model_config *c, struct err *err);
 
 #endif
