@@ -151,7 +151,7 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     if (factor <= 1.0 || factor >= 1e6) {
         return max_pos;
     }
-    if (strcmp(type, "dynamic") == 0) {
+    if (strcmp(type, "dynamic") == 0 && !(rope_alpha(j) > 0.0)) {
         longest = (double)max_pos * factor;
     } else if (strcmp(type, "yarn") == 0) { // who adds it to a config leaves the old length there
         longest = json_get_number(rope, "original_max_position_embeddings", 0.0) * factor;

@@ -150,6 +150,7 @@ enum status model_keys_check_generation(const struct json *generation, struct er
  * for one rope. */
 const struct json *rope_params(const struct json *config);
 const char *rope_type(const struct json *params);
+double rope_alpha(const struct json *config); // of a dynamic scaling; 0: none
 enum status rope_read(const struct json *params, double theta, int32_t dim,
                       const struct json *config, struct rope_config *out, struct err *err);
 bool rope_fit(struct rope_config *rope, int32_t max_len);

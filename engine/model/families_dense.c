@@ -28,6 +28,10 @@ static const struct tensor_names glm4_names = {
     .attn_post_norm = "post_self_attn_layernorm", .ffn_norm = "post_attention_layernorm",
     .ffn_post_norm = "post_mlp_layernorm", .gate_up = "mlp.gate_up_proj", .down = "mlp.down_proj"};
 
+static const struct tensor_names hunyuan_names = {
+    BASE_NAMES, QKV_NAMES, FFN_NAMES, .q_norm = "self_attn.query_layernorm",
+    .k_norm = "self_attn.key_layernorm"};
+
 /* GLM before the sandwich norms (model_type "glm"). */
 static const struct tensor_names glm_names = {BASE_NAMES, QKV_NAMES, .gate_up = "mlp.gate_up_proj",
                                               .down = "mlp.down_proj"};
@@ -44,6 +48,41 @@ static enum status read_mistral(const struct json *j, struct model_config *c, st
 {
     (void)err;
     family_window_on_all(j, c);
+    return OK;
+}
+
+static enum status read_ministral3(const struct json *j, struct model_config *c, struct err *err)
+{
+    family_window_on_all(j, c);
+    return family_query_growth(j, c, err);
+}
+
+static enum status read_seed_oss(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->q_bias = json_get_bool(j, "attention_bias", true);
+    c->o_bias = json_get_bool(j, "attention_out_bias", false);
+    c->mlp_bias = json_get_bool(j, "mlp_bias", false);
+    return OK;
+}
+
+static enum status read_ernie(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->q_bias = c->o_bias = c->mlp_bias = json_get_bool(j, "use_bias", false);
+    c->rope[0].desc.interleaved = true;
+    c->tied = true;
+    return OK;
+}
+
+static enum status read_hunyuan(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_must_be(j, "use_qk_norm", true, err));
+    TRY(family_must_be(j, "use_rotary_pos_emb", true, err));
+    TRY(family_must_be(j, "use_cla", false, err));
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->qk_norm = QK_NORM_HEAD;
+    c->qk_norm_after_rope = true;
     return OK;
 }
 
@@ -210,6 +249,28 @@ static const struct family rows[] = {
      "{\"eos_token_id\":2,"
      "\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"sliding_window\":4096}",
      read_mistral},
+    {"mistral3", &llama_names,
+     "{\"eos_token_id\":2,\"num_key_value_heads\":8,\"max_position_embeddings\":131072}",
+     read_mistral},
+    {"ministral3", &llama_names,
+     "{\"eos_token_id\":2,"
+     "\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":262144,"
+     "\"rms_norm_eps\":1e-5,"
+     "\"rope_of_class\":{\"rope_type\":\"yarn\",\"rope_theta\":1000000,\"factor\":16,"
+     "\"original_max_position_embeddings\":16384,\"mscale\":1,\"mscale_all_dim\":1,"
+     "\"llama_4_scaling_beta\":0.1}}",
+     read_ministral3},
+    {"seed_oss", &llama_names,
+     "{\"eos_token_id\":2,"
+     "\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":524288}",
+     read_seed_oss},
+    {"ernie4_5", &llama_names,
+     "{\"eos_token_id\":2,"
+     "\"num_key_value_heads\":2,\"head_dim\":128,\"max_position_embeddings\":131072,"
+     "\"rms_norm_eps\":1e-5,\"rope_theta\":500000}",
+     read_ernie},
+    {"hunyuan_v1_dense", &hunyuan_names,
+     "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"rope_alpha_of_class\":true}", read_hunyuan},
     {"qwen2", &llama_names, "{\"max_position_embeddings\":32768,\"sliding_window\":4096}",
      read_qwen2},
     {"qwen3", &qwen3_names,

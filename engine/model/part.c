@@ -215,6 +215,20 @@ static enum status shape_error(const struct loader *l, const struct checkpoint_t
                    have, want);
 }
 
+/* A vector may have dimensions of 1 besides. */
+static bool has_dims(const struct checkpoint_tensor *t, const int64_t *dims, int32_t n)
+{
+    int64_t n_elements = 1, longest = 1;
+    for (int32_t i = 0; i < t->n_dims; i++) {
+        n_elements *= t->dims[i];
+        longest = t->dims[i] > longest ? t->dims[i] : longest;
+    }
+    if (n == 1 && t->n_dims > 1) {
+        return longest == dims[0] && n_elements == longest;
+    }
+    return t->n_dims == n && memcmp(t->dims, dims, sizeof *dims * (size_t)n) == 0;
+}
+
 /* The tensor `name`, checked against dims; *out describes it whole as rows of `cols`. */
 enum status part_of(struct loader *l, const char *name, const int64_t *dims, int32_t n_dims,
                     struct weight_part *out)
@@ -239,8 +253,7 @@ enum status part_of(struct loader *l, const char *name, const int64_t *dims, int
         return err_set(l->err, ERR_UNSUPPORTED, "%s: tensor %s is %s, which is not supported",
                        t->file, t->name, t->dtype_name);
     }
-    bool same = t->n_dims == n_dims && memcmp(t->dims, dims, sizeof *dims * (size_t)n_dims) == 0;
-    if (!same) {
+    if (!has_dims(t, dims, n_dims)) {
         return shape_error(l, t, dims, n_dims);
     }
     *out = weight_part_plain(t->data, t->dtype, rows, cols, cols);
