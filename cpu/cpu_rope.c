@@ -62,6 +62,22 @@ static void rotate(const struct cpu_backend *cpu, const struct rope_table *r, in
     }
 }
 
+static float growth_at(const struct query_growth *g, int32_t pos)
+{
+    if (g->beta == 0.0f) {
+        return 1.0f;
+    }
+    ASSERT(g->every > 0);
+    return 1.0f + g->beta * logf(1.0f + (float)((pos + g->offset) / g->every));
+}
+
+static void grow(float *x, int32_t n, float by)
+{
+    for (int32_t i = 0; by != 1.0f && i < n; i++) {
+        x[i] *= by;
+    }
+}
+
 struct store_job {
     const struct cpu_backend *cpu;
     const struct rope_store_args *a;
@@ -102,12 +118,16 @@ static void store_item(void *arg, int32_t row, int32_t thread)
     }
     for (int32_t h = 0; h < a->n_heads + a->n_kv_heads; h++) {
         float *x = q + (int64_t)h * a->head_dim;
-        bool is_q = h < a->n_heads;
-        if (a->qk_norm == QK_NORM_HEAD) {
+        bool is_q = h < a->n_heads, normed = a->qk_norm == QK_NORM_HEAD;
+        if (normed && !a->norm_after_rope) {
             norm_head(job, is_q ? a->q_norm : a->k_norm, x, is_q ? h : h - a->n_heads);
         }
         rotate(job->cpu, a->rope, p->pos, x);
+        if (normed && a->norm_after_rope) {
+            norm_head(job, is_q ? a->q_norm : a->k_norm, x, is_q ? h : h - a->n_heads);
+        }
     }
+    grow(q, a->n_heads * a->head_dim, growth_at(&a->growth, p->pos));
     struct kv_slot slot = cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos);
     for (int32_t h = 0; h < a->n_kv_heads; h++) {
         cpu_kv_store_k(job->cpu, job->pages, slot, h, k + (int64_t)h * a->head_dim);
@@ -146,11 +166,14 @@ static void mla_item(void *arg, int32_t row, int32_t thread)
     rotate(job->cpu, a->rope, p->pos, key + a->kv_lora);
     cpu_kv_store_k(job->cpu, job->pages,
                    cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos), 0, key);
+    float growth = growth_at(&a->growth, p->pos);
     for (int32_t h = 0; h < a->n_heads; h++) {
-        const float *q = tensor_row(&a->q, row) + (int64_t)h * a->q_head + a->q_rope_offset;
+        float *q = tensor_row(&a->q, row) + (int64_t)h * a->q_head;
         float *to = tensor_row(&a->q_out, row) + (int64_t)h * a->q_out_head + a->q_out_offset;
-        memcpy(key, q, (size_t)a->rope_dim * sizeof *key);
+        memcpy(key, q + a->q_rope_offset, (size_t)a->rope_dim * sizeof *key);
         rotate(job->cpu, a->rope, p->pos, key);
+        grow(key, a->rope_dim, growth);
+        grow(q, a->q_rope_offset, growth);
         memcpy(to, key, (size_t)a->rope_dim * sizeof *key);
     }
 }

@@ -171,13 +171,19 @@ static const struct rope_view *rope_of(const struct rope_store_args *a)
     return a->rope ? &a->rope->view : &no_rope;
 }
 
+static bool growth_ok(const struct query_growth *g)
+{
+    return g->beta == 0.0f || g->every > 0;
+}
+
 static enum status rope_ok(const struct cuda_backend *be, const struct rope_store_args *a,
                            const struct kv_view *kv)
 {
     const int32_t width = (a->n_heads + 2 * a->n_kv_heads) * a->head_dim;
     const bool ok = kv && a->n_rows <= be->passes.view.n_rows && kv->n_kv_heads == a->n_kv_heads &&
                     kv->head_dim_k == a->head_dim && kv->head_dim_v == a->head_dim &&
-                    fits(a->qkv, width) && (a->sums.n == 0 || a->sums.width == width) &&
+                    growth_ok(&a->growth) && fits(a->qkv, width) &&
+                    (a->sums.n == 0 || a->sums.width == width) &&
                     (!a->rope || 2 * a->rope->view.n_pairs <= a->head_dim);
     return ok ? OK : ERR_INVALID;
 }
@@ -218,7 +224,7 @@ static enum status op_mla_store(struct backend *base, const struct mla_store_arg
         kv->head_dim_k != a->kv_lora + a->rope_dim || !fits(a->kv, a->kv_lora + a->rope_dim) ||
         !fits(a->q, (a->n_heads - 1) * a->q_head + a->q_rope_offset + a->rope_dim) ||
         !fits(a->q_out, (a->n_heads - 1) * a->q_out_head + a->q_out_offset + a->rope_dim) ||
-        a->q.dtype != a->q_out.dtype || a->kv.dtype != a->q.dtype ||
+        a->q.dtype != a->q_out.dtype || a->kv.dtype != a->q.dtype || !growth_ok(&a->growth) ||
         (a->rope && 2 * a->rope->view.n_pairs > a->rope_dim)) {
         return ERR_INVALID;
     }

@@ -213,7 +213,7 @@ static enum status set_bytes(const struct engine *e, const struct model *m, size
 {
     struct kv_layer layers[MAX_LAYERS];
     model_kv_layers(m, layers);
-    struct kv_set_desc d = {m->config->n_layers, layers, e->info.dtype};
+    struct kv_set_desc d = {m->config->n_kv_layers, layers, e->info.dtype};
     return m->be->ops->kv_bytes(m->be, &d, e->info.block_tokens, out);
 }
 
@@ -480,7 +480,7 @@ static enum status open_set(const struct engine *e, const struct model *m, struc
 {
     struct kv_layer layers[MAX_LAYERS];
     model_kv_layers(m, layers);
-    struct kv_set_desc kv = {m->config->n_layers, layers, e->info.dtype};
+    struct kv_set_desc kv = {m->config->n_kv_layers, layers, e->info.dtype};
     return m->be->ops->kv_open(m->be, m->kv_set, &kv, err);
 }
 

@@ -1,5 +1,6 @@
-/* Rotation of positions, the norms of queries and keys before it, and the store into the pages.
- * A warp has one head in its registers. */
+/* Rotation of positions, the norms of queries and keys before or after it, and the store into the
+ * pages. A warp has one head in its registers. */
+#include "cuda/kernels/device/growth.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/sums.cuh"
@@ -58,29 +59,30 @@ __device__ __forceinline__ float rotated(const float *head, int i, const struct 
 struct rope_params {
     int32_t stride, n_heads, n_kv_heads, head_dim;
     enum qk_norm qk_norm;
-    bool layer;
+    bool layer, norm_after;
     float eps, norm_offset;
     int32_t q_norm_n, k_norm_n;
+    struct query_growth growth;
 };
 
 enum { ROPE_WARPS = 4, ROPE_MAX_HEAD = 576 };
 
-/* Mean and scale of a norm over `n` elements that this warp reads from global memory. */
-template <typename T>
-__device__ void warp_stats(const T *x, int n, bool layer, float eps, float *mean, float *scale)
+/* Mean and scale of a norm over `n` elements, of which x gives any. */
+template <typename X>
+__device__ void warp_stats(const X &x, int n, bool layer, float eps, float *mean, float *scale)
 {
     const int lane = threadIdx.x & 31;
     float sum = 0.0f;
     *mean = 0.0f;
     if (layer) {
         for (int i = lane; i < n; i += 32) {
-            sum += to_float(x[i]);
+            sum += x(i);
         }
         *mean = warp_sum(sum) / (float)n;
         sum = 0.0f;
     }
     for (int i = lane; i < n; i += 32) {
-        const float f = to_float(x[i]) - *mean;
+        const float f = x(i) - *mean;
         sum += f * f;
     }
     *scale = 1.0f / sqrtf(warp_sum(sum) / (float)n + eps);
@@ -106,38 +108,41 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     const bool is_q = h < p.n_heads, is_v = h >= p.n_heads + p.n_kv_heads;
     float *head = heads[warp];
 
+    const bool normed = p.qk_norm != QK_NORM_NONE && !is_v, after = p.norm_after;
     float mean = 0.0f, scale = 1.0f;
     const float *weight = NULL;
-    if (p.qk_norm != QK_NORM_NONE && !is_v) {
-        const int index = is_q ? h : h - p.n_heads;
+    if (normed) {
         const int32_t n_weight = is_q ? p.q_norm_n : p.k_norm_n;
-        if (p.qk_norm == QK_NORM_HEAD) {
-            warp_stats(mine, p.head_dim, p.layer, p.eps, &mean, &scale);
-        } else {
-            warp_stats(is_q ? x : x + p.n_heads * p.head_dim,
-                       (is_q ? p.n_heads : p.n_kv_heads) * p.head_dim, p.layer, p.eps, &mean,
-                       &scale);
-        }
         weight = is_q ? q_norm : k_norm;
-        if (weight && n_weight > p.head_dim) {
-            weight += index * p.head_dim; // of the whole width, or a row per head
+        if (weight && n_weight > p.head_dim) { // a row per head
+            weight += (is_q ? h : h - p.n_heads) * p.head_dim;
         }
     }
+    const auto norm = [&](float f, int i) {
+        return (f - mean) * scale * (weight ? weight[i] + p.norm_offset : 1.0f);
+    };
+    if (normed && !after) {
+        warp_stats([&](int i) { return to_float(mine[i]); }, p.head_dim, p.layer, p.eps, &mean,
+                   &scale);
+    }
     for (int i = lane; i < p.head_dim; i += 32) {
-        float f = to_float(mine[i]);
-        if (p.qk_norm != QK_NORM_NONE && !is_v) {
-            f = (f - mean) * scale * (weight ? weight[i] + p.norm_offset : 1.0f);
-        }
-        head[i] = f;
+        const float f = to_float(mine[i]);
+        head[i] = normed && !after ? norm(f, i) : f;
     }
     __syncwarp();
 
     const int32_t pos = row.pos < rope.max_pos ? row.pos : rope.max_pos - 1;
     const float *cos_sin = rope.cos_sin + (int64_t)pos * rope.n_pairs * 2;
     const bool rotate = rope.n_pairs > 0 && !is_v;
+    const auto turned = [&](int i) { return rotate ? rotated(head, i, rope, cos_sin) : head[i]; };
+    if (normed && after) {
+        warp_stats(turned, p.head_dim, p.layer, p.eps, &mean, &scale);
+    }
+    const auto made = [&](int i) { return normed && after ? norm(turned(i), i) : turned(i); };
     if (is_q) {
+        const float growth = growth_at(p.growth, row.pos);
         for (int i = lane; i < p.head_dim; i += 32) {
-            mine[i] = from_float<T>(rotate ? rotated(head, i, rope, cos_sin) : head[i]);
+            mine[i] = from_float<T>(made(i) * growth);
         }
         return;
     }
@@ -148,13 +153,15 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     C *to = (C *)kv.base + page * kv.page_stride + (int64_t)kv_head * kv.head_stride +
             (is_v ? kv.v_offset + token * kv.v_token_stride : token * kv.head_dim_k);
     for (int i = lane; i < p.head_dim; i += 32) {
-        to[i] = from_float<C>(rotate ? rotated(head, i, rope, cos_sin) : head[i]);
+        to[i] = from_float<C>(made(i));
     }
 }
 
+enum norm_when { NO_NORM, NORM_FIRST, NORM_LAST }; // before the rope, behind it
+
 /* The common case (whole heads rotated in halves, 16-bit, RMS norm per head or none), 16 bytes at a
  * time: a thread has a vector of a head's first half and its partner in the second. */
-template <typename T, bool NORM>
+template <typename T, norm_when NORM>
 __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_view rope,
                                       const float *q_norm, const float *k_norm, struct kv_view kv,
                                       struct pass_view pass, int32_t n_rows, int32_t group_shift,
@@ -214,7 +221,7 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
             a[e] = to_float(low.v[e]);
             b[e] = to_float(high.v[e]);
         }
-        if (NORM) {
+        const auto norm = [&]() {
             float sum = 0.0f;
 #pragma unroll
             for (int e = 0; e < N; e++) {
@@ -231,6 +238,9 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
                 a[e] *= scale * (weight ? weight[d + e] + p.norm_offset : 1.0f);
                 b[e] *= scale * (weight ? weight[half + d + e] + p.norm_offset : 1.0f);
             }
+        };
+        if (NORM == NORM_FIRST) {
+            norm();
         }
         if (rope.n_pairs > 0) {
 #pragma unroll
@@ -243,10 +253,14 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
                 b[e + 1] = b1 * cs.z + a1 * cs.w;
             }
         }
+        if (NORM == NORM_LAST) {
+            norm();
+        }
+        const float growth = is_q ? growth_at(p.growth, row.pos) : 1.0f;
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            low.v[e] = from_float<T>(a[e]);
-            high.v[e] = from_float<T>(b[e]);
+            low.v[e] = from_float<T>(a[e] * growth);
+            high.v[e] = from_float<T>(b[e] * growth);
         }
     }
     low.store(to + d);
@@ -315,12 +329,13 @@ static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_a
     const int64_t items = (int64_t)a->n_rows * ((a->n_heads + 2 * a->n_kv_heads) << shift);
     const dim3 block(128), grid((unsigned)((items + 127) / 128));
     T *qkv = (T *)a->qkv.mem.p;
+    auto kernel = rope_store_vec_kernel<T, NO_NORM>;
     if (p.qk_norm == QK_NORM_HEAD) {
-        return launch(rope_store_vec_kernel<T, true>, grid, block, 0, stream, qkv, p, *rope,
-                      q_norm, k_norm, *kv, *pass, a->n_rows, shift, sums);
+        kernel = p.norm_after ? rope_store_vec_kernel<T, NORM_LAST>
+                              : rope_store_vec_kernel<T, NORM_FIRST>;
     }
-    return launch(rope_store_vec_kernel<T, false>, grid, block, 0, stream, qkv, p, *rope, q_norm,
-                  k_norm, *kv, *pass, a->n_rows, shift, sums);
+    return launch(kernel, grid, block, 0, stream, qkv, p, *rope, q_norm, k_norm, *kv, *pass,
+                  a->n_rows, shift, sums);
 }
 
 template <typename T>
@@ -354,7 +369,8 @@ static struct rope_params params_of(const struct rope_store_args *a, int32_t q_n
                                     int32_t k_norm_n)
 {
     return {a->qkv.stride, a->n_heads, a->n_kv_heads, a->head_dim, a->qk_norm,
-            a->qk_norm_kind == NORM_LAYER, a->eps, a->norm_offset, q_norm_n, k_norm_n};
+            a->qk_norm_kind == NORM_LAYER, a->norm_after_rope, a->eps, a->norm_offset, q_norm_n,
+            k_norm_n, a->growth};
 }
 
 template <typename T>
@@ -395,11 +411,12 @@ struct mla_params {
     int32_t out_stride, out_head, out_offset;
     int32_t kv_stride, n_heads, rope_dim, kv_lora;
     float eps;
+    struct query_growth growth;
 };
 
 /* Block (row, y): y == 0 stores the row's key, the others rotate four query heads each. */
 template <typename T, typename C>
-__global__ void mla_store_kernel(const T *q, T *q_out, const T *kv_in, struct mla_params p,
+__global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_params p,
                                  struct rope_view rope, const float *kv_norm, struct kv_view kv,
                                  struct pass_view pass)
 {
@@ -415,16 +432,19 @@ __global__ void mla_store_kernel(const T *q, T *q_out, const T *kv_in, struct ml
     if (blockIdx.y > 0) {
         const int h = (blockIdx.y - 1) * ROPE_WARPS + warp;
         if (h < p.n_heads) {
-            const T *mine = q + (int64_t)blockIdx.x * p.q_stride + (int64_t)h * p.q_head +
-                            p.q_rope_offset;
+            T *mine = q + (int64_t)blockIdx.x * p.q_stride + (int64_t)h * p.q_head;
             T *to = q_out + (int64_t)blockIdx.x * p.out_stride + (int64_t)h * p.out_head +
                     p.out_offset;
+            const float growth = growth_at(p.growth, row.pos);
             for (int i = lane; i < p.rope_dim; i += 32) {
-                head[i] = to_float(mine[i]);
+                head[i] = to_float(mine[p.q_rope_offset + i]);
             }
             __syncwarp();
             for (int i = lane; i < p.rope_dim; i += 32) {
-                to[i] = from_float<T>(rotated(head, i, rope, cos_sin));
+                to[i] = from_float<T>(rotated(head, i, rope, cos_sin) * growth);
+            }
+            for (int i = lane; growth != 1.0f && i < p.q_rope_offset; i += 32) {
+                mine[i] = from_float<T>(to_float(mine[i]) * growth);
             }
         }
         return;
@@ -463,13 +483,13 @@ extern "C" cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_a
     }
     const struct mla_params p = {
         a->q.stride, a->q_head,   a->q_rope_offset, a->q_out.stride, a->q_out_head, a->q_out_offset,
-        a->kv.stride, a->n_heads, a->rope_dim,      a->kv_lora,      a->eps};
+        a->kv.stride, a->n_heads, a->rope_dim,      a->kv_lora,      a->eps, a->growth};
     const dim3 grid(a->n_rows, 1 + (a->n_heads + ROPE_WARPS - 1) / ROPE_WARPS);
     const dim3 block(32 * ROPE_WARPS);
     BY_DTYPE(a->q.dtype, T,
              BY_DTYPE(kv->dtype, C,
                       return launch(mla_store_kernel<T, C>, grid, block, 0, stream,
-                                    (const T *)a->q.mem.p, (T *)a->q_out.mem.p,
+                                    (T *)a->q.mem.p, (T *)a->q_out.mem.p,
                                     (const T *)a->kv.mem.p, p, *rope, kv_norm, *kv, *pass)));
     return cudaErrorInvalidValue;
 }

@@ -79,6 +79,67 @@ struct kv_set_desc {
     enum dtype dtype;
 };
 
+/* ---- recurrent state ----------------------------------------------------------------------
+ *
+ * A recurrent layer is attention over one block of positions with a summary of all before it. What
+ * it keeps of a sequence lies in a slot of its set: slot i below max_lanes is lane i's, the live
+ * one; behind them come snapshots, which the engine owns.
+ *
+ * Boundaries are the multiples of `block` (one block has the positions [b, b + block)). A record is
+ * what a layer needs to go on from a boundary: the state S there, and the last inputs of its
+ * convolution before it. A snapshot is one record of each layer. A live slot has two, those of the
+ * last two boundaries that were reached (boundary b in record b / block & 1), and by slot_pos the raw
+ * rows (keys, corrected values, decays, inputs of convolutions) of the block that is being filled
+ * and of what lies ahead of it.
+ *
+ * - Which record a row goes on from is told by its position alone; rows of block 0 read none, so a
+ *   sequence that begins needs nothing done to its slot.
+ * - A pass may cross any number of boundaries. A record is written by the pass that has the row
+ *   before its boundary. Rows that are taken back (refused drafts) leave nothing: they are written
+ *   again when their positions come again, and so is the record. A chain may be taken back by up to
+ *   max_ahead rows, which are less than a block.
+ * - In a tree all rows lie in the root's block, and none but the root at its last position. Slots
+ *   that its path is moved to (move_slots) take their raw rows along.
+ * - Bits of a row do not depend on how the rows before it were cut into passes, nor on copies. */
+
+enum state_kind {
+    STATE_CONV,  // a short convolution alone: there is no S
+    STATE_DELTA, // gated delta rule: what S already says of a key is taken from the value
+    STATE_DECAY, // values are added as they are (Mamba-2)
+};
+
+/* One layer's geometry: S is [n_heads][key_dim][value_dim] in fp32; head h has key head
+ * h / (n_heads / n_key_heads). */
+struct state_layer {
+    enum state_kind kind;
+    int32_t n_heads, n_key_heads, key_dim, value_dim; // 0 with STATE_CONV
+    bool per_channel; // a decay for each element of a key; else one for each head
+    int32_t conv_width, conv_kernel; // channels, and how many inputs of each an output reads
+};
+
+/* State of one model; sets have the numbers of KV sets. */
+struct state_set_desc {
+    int32_t n_layers;
+    const struct state_layer *layers;
+    enum dtype dtype; // of raw rows
+    int32_t block;    // a multiple of 16 and of block_tokens
+    /* Rows of a lane behind its last known token, at most: drafts, or nodes of a tree. */
+    int32_t max_ahead;
+};
+
+/* Bytes of one slot, all layers together. */
+struct state_sizes {
+    size_t lane, snapshot;
+};
+
+/* Makes slot `to` a state at `pos`, which is above 0:
+ *   snapshot to lane   pos is the snapshot's boundary: the lane goes on from there
+ *   lane to snapshot   pos is one of the last two boundaries that the lane has reached
+ *   lane to lane       all of it, whatever pos is */
+struct state_copy {
+    int32_t from, to, pos;
+};
+
 /* ---- facts and limits --------------------------------------------------------------------- */
 
 struct backend_facts {

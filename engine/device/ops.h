@@ -97,25 +97,35 @@ struct rope_desc {
 
 enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WIDTH };
 
+/* Queries that grow with their position: q *= 1 + beta ln(1 + floor((pos + offset) / every)). */
+struct query_growth {
+    float beta; // 0: they do not
+    int32_t every, offset;
+};
+
 /* In place on q inside qkv, the rest of which need not be left; K and V go to the pages of `layer`.
- * Order: qk-norm, then rope on the first 2 * n_pairs of each head, then the store. With
- * QK_NORM_WIDTH the engine gives every rank all heads, so no op has to look beyond its own. */
+ * Order: qk-norm, then rope on the first 2 * n_pairs of each head (or the other way round), then
+ * the growth of q, and the store. With QK_NORM_WIDTH, which is always before the rope, the engine
+ * gives every rank all heads, so no op has to look beyond its own. */
 struct rope_store_args {
     struct tensor qkv; // [n_rows, (n_heads + 2 n_kv_heads) * head_dim]
     const struct rope_table *rope; // NULL: none (a layer without positions)
     int32_t n_rows, layer, n_heads, n_kv_heads, head_dim;
     enum qk_norm qk_norm;
     enum norm_kind qk_norm_kind;
+    bool norm_after_rope; // of QK_NORM_HEAD
     const struct weight *q_norm, *k_norm; // VECTOR: [head_dim], [heads * head_dim] or, for LAYER
-                                          // per head, [n_heads, head_dim]
+                                          // per head, [n_heads, head_dim]; NULL: ones
     float eps, norm_offset;
+    struct query_growth growth;
     struct product_sums sums; // what qkv is the sum of, instead of its memory
 };
 
 /* MLA: c = norm(kv[:kv_lora]); stores [c | rope(kv[kv_lora:])] as the layer's single key head, and
  * writes rope(the q_rope_offset part of each q head) to q_out. kv: [n_rows, kv_lora + rope_dim];
  * q: [n_rows, n_heads, q_head]; q_out: [n_rows, n_heads, q_out_head], at q_out_offset of each head.
- * The two may be the same memory. */
+ * The two may be the same memory. What grows is all of q: its first q_rope_offset of each head in
+ * place. */
 struct mla_store_args {
     struct tensor q, kv, q_out;
     const struct rope_table *rope;
@@ -123,6 +133,7 @@ struct mla_store_args {
     int32_t q_out_head, q_out_offset;
     const struct weight *kv_norm; // VECTOR [kv_lora]
     float eps;
+    struct query_growth growth;
 };
 
 /* One op for everything: see struct pass_seq for who sees what. Reads K and V only from pages, new
@@ -339,6 +350,16 @@ struct backend_ops {
      * come with some. NULL: it never does, and no product that it reads may be left so. */
     bool (*norm_adds_sums)(struct backend *be, const struct norm_args *a);
     bool (*rope_store_adds_sums)(struct backend *be, const struct rope_store_args *a);
+
+    /* ---- recurrent state: all of these or none (NULL: models with state cannot be run). state_bytes
+     * comes where kv_bytes does, state_open where kv_open does, copy_states where copy_blocks does,
+     * in the list's order. */
+    enum status (*state_bytes)(struct backend *be, const struct state_set_desc *desc,
+                               struct state_sizes *out);
+    enum status (*state_open)(struct backend *be, int32_t set, const struct state_set_desc *desc,
+                              int32_t n_snapshots, struct err *err);
+    enum status (*copy_states)(struct backend *be, int32_t set, int32_t n,
+                               const struct state_copy *copies);
 
     /* Optional: ERR_DEVICE when the device is found lost; never waits. */
     enum status (*alive)(struct backend *be);

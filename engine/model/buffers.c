@@ -96,10 +96,17 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
 void model_kv_layers(const struct model *m, struct kv_layer *layers)
 {
     const struct model_config *c = m->config;
-    for (int32_t i = 0; i < c->n_layers; i++) {
+    for (int32_t i = 0; i < c->n_kv_layers; i++) {
         layers[i] = c->kv_lora ? (struct kv_layer){m->shard.n_heads, 1, c->kv_lora + c->rope_dim,
                                                    c->kv_lora, true}
                                : (struct kv_layer){m->shard.n_heads, m->shard.n_kv_heads,
                                                    c->head_dim, c->head_dim, false};
+    }
+}
+
+void model_state_layers(const struct model *m, struct state_layer *layers)
+{
+    for (int32_t i = 0; i < m->config->n_state_layers; i++) {
+        layers[i] = m->state_layer;
     }
 }

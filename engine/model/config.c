@@ -48,6 +48,7 @@ static enum status read_dims(const struct json *j, struct model_config *c, struc
     TRY(option_int(j, "num_key_value_heads", c->n_heads, c->n_heads, &c->n_kv_heads, err));
     TRY(option_int(j, "head_dim", 4096, c->hidden / c->n_heads, &c->head_dim, err));
     TRY(option_int(j, "max_position_embeddings", MAX_POSITIONS, 2048, &c->max_pos, err));
+    c->n_draft_layers = (int32_t)json_get_int(j, "num_nextn_predict_layers", 0);
     if (c->n_heads % c->n_kv_heads) {
         return err_set(err, ERR_FORMAT, "config.json: %d heads cannot share %d key/value heads",
                        c->n_heads, c->n_kv_heads);
@@ -131,6 +132,16 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
     return OK;
 }
 
+/* Where a layer's keys and values are in the KV set, and its state in the state set. */
+static void number_layers(struct model_config *c)
+{
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        struct layer_config *l = &c->layers[i];
+        l->kv = l->kv >= 0 ? c->n_kv_layers++ : -1;
+        l->state = l->state >= 0 ? c->n_state_layers++ : -1;
+    }
+}
+
 /* Longest text that the model was made for, before any choice of the operator's. */
 static int32_t natural_length(const struct json *j, int32_t max_pos)
 {
@@ -140,7 +151,7 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     if (factor <= 1.0 || factor >= 1e6) {
         return max_pos;
     }
-    if (strcmp(type, "dynamic") == 0) {
+    if (strcmp(type, "dynamic") == 0 && !(rope_alpha(j) > 0.0)) {
         longest = (double)max_pos * factor;
     } else if (strcmp(type, "yarn") == 0) { // who adds it to a config leaves the old length there
         longest = json_get_number(rope, "original_max_position_embeddings", 0.0) * factor;
@@ -171,21 +182,23 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
     c->rope[0].desc.interleaved = interleaved;
     c->rope[1].desc.interleaved = interleaved;
     for (int32_t i = 0; i < c->n_layers; i++) {
-        if (c->layers[i].rope == 0 && c->n_ropes == 2 && c->layers[i].window > 0) {
-            c->layers[i].rope = 1;
+        struct layer_config *l = &c->layers[i];
+        if (l->rope == 0 && l->window > 0) {
+            l->rope = c->n_ropes - 1;
+        } else if (c->full_without_rope) {
+            l->rope = -1;
         }
     }
     return OK;
 }
 
-/* The text part's word, else the wrapper's, else the family's. A head must be there only where the
- * file says so, and no other part of it the contrary: some published folders have neither. */
-static void read_tied(const struct json *root, const struct json *j, struct model_config *c)
+/* A wrapper's word, whose text part is not asked, else the family's. A head must be there only where
+ * the file says so: some published folders have neither. */
+static void read_tied(const struct json *root, struct model_config *c)
 {
     static const char key[] = "tie_word_embeddings";
-    c->tied = json_get_bool(j, key, json_get_bool(root, key, c->tied));
-    c->untied =
-        !json_get_bool(j, key, json_get_bool(root, key, true)) && !json_get_bool(root, key, false);
+    c->tied = json_get_bool(root, key, c->tied);
+    c->untied = !json_get_bool(root, key, true);
 }
 
 static void add_eos(struct model_config *c, const struct json *node)
@@ -298,6 +311,7 @@ static enum status open_family(const struct json *root, struct json *config,
                                const struct family **out, struct err *err)
 {
     const char *type = json_get_string(config, "model_type");
+    type = type ? type : json_get_string(root, "model_type");
     const struct family *family = type ? family_find(type) : NULL;
     if (!family) {
         char known[512];
@@ -335,10 +349,14 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     c->act = ACT_SILU;
     c->gated = true;
     c->n_ropes = 1;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].state = -1;
+    }
     TRY(read_activation(j, c, err));
     TRY(family->read(j, c, err));
     TRY(read_layer_types(j, c, err));
-    read_tied(root, j, c);
+    number_layers(c);
+    read_tied(root, c);
     TRY(read_ropes(j, c, err));
     c->max_pos = natural_length(j, c->max_pos);
     read_eos(eos, wrapper_eos, j, c);

@@ -30,6 +30,9 @@ struct rope_config {
 struct layer_config {
     int32_t window; // 0: full attention
     int32_t rope;   // index in model_config.rope; -1: none
+    int32_t kv;     // index among the layers with keys and values; -1: no attention
+    int32_t state;  // index among the layers with a recurrent state; -1: none
+    struct query_growth growth;
     bool moe;
 };
 
@@ -43,7 +46,9 @@ struct model_config {
     bool dtype_is_set; // else config.json does not say it, and model_stored_dtype does
 
     int32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, max_pos;
+    int32_t n_draft_layers; // that a checkpoint has behind its last layer, for drafts: not loaded
     struct layer_config layers[MAX_LAYERS];
+    int32_t n_kv_layers, n_state_layers;
     bool tied, untied; // untied: config.json says that the head is a matrix of its own
 
     enum norm_kind norm_kind;
@@ -54,6 +59,7 @@ struct model_config {
     bool q_bias, o_bias, mlp_bias, router_bias, sinks;
     enum qk_norm qk_norm;
     enum norm_kind qk_norm_kind;
+    bool qk_norm_after_rope;
     float attn_scale, attn_softcap;
 
     float embed_scale, residual_scale, logit_scale, final_softcap;
@@ -63,6 +69,7 @@ struct model_config {
     struct act_shape act_shape;
     bool gated;
 
+    bool full_without_rope; // layers that see everything have no positions
     int32_t n_ropes;
     float partial_rotary; // share of each head that rotates, unless the config says
     struct rope_config rope[2]; // 0: global, 1: sliding layers' own
@@ -76,6 +83,7 @@ struct model_config {
 
     /* Multi-head latent attention; kv_lora 0: none. */
     int32_t q_lora, kv_lora, nope_dim, rope_dim, v_dim;
+    float mla_norm_eps; // of the norms inside
 
     int32_t n_eos;
     int32_t eos[MAX_EOS];
@@ -89,7 +97,7 @@ enum status model_config_load(const char *dir, struct model_config *c, struct er
  * longrope) have other frequencies for another. True if that changed any. */
 bool model_config_fit(struct model_config *c, int32_t max_len);
 
-/* One row per family: see families.c. */
+/* One row per family: see families_*.c. */
 struct family {
     const char *model_type;
     const struct tensor_names *names;
@@ -106,6 +114,14 @@ struct family {
 const struct family *family_find(const char *model_type);
 void family_list(char *out, size_t n_bytes); // their model_types, for messages
 
+/* How a tensor of all experts lies, unless it is quantised, which is [E, out, in]. E experts, D
+ * hidden, F the experts' width. */
+enum experts_form {
+    EXPERTS_ROWS,      // [E, 2F, D], gate rows first; down [E, D, F]
+    EXPERTS_COLUMNS,   // [E, D, 2F], gate columns first; down [E, F, D]
+    EXPERTS_ALTERNATE, // [E, D, 2F], gate and up columns in turn; down [E, F, D]
+};
+
 /* A name without ".weight"; NULL: the family has no such tensor. "%d" is the expert, or in
  * q_norm and k_norm the head; layer names go behind "model.layers.N.". */
 struct tensor_names {
@@ -115,9 +131,10 @@ struct tensor_names {
     const char *gate, *up, *gate_up, *down;
     const char *router, *correction;
     const char *expert_gate, *expert_up, *expert_down;
-    /* All experts in one tensor. interleaved: [E, in, 2 ffn], gate and up alternating. */
+    /* All experts in one tensor each, with names as they are: for files that have no tensors of the
+     * single experts. */
     const char *experts_gate_up, *experts_down;
-    bool experts_interleaved;
+    enum experts_form experts_form;
     const char *shared_gate, *shared_up, *shared_down, *shared_router;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
 };
@@ -133,6 +150,7 @@ enum status model_keys_check_generation(const struct json *generation, struct er
  * for one rope. */
 const struct json *rope_params(const struct json *config);
 const char *rope_type(const struct json *params);
+double rope_alpha(const struct json *config); // of a dynamic scaling; 0: none
 enum status rope_read(const struct json *params, double theta, int32_t dim,
                       const struct json *config, struct rope_config *out, struct err *err);
 bool rope_fit(struct rope_config *rope, int32_t max_len);

@@ -120,17 +120,17 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
     const struct layer_config *lc = &c->layers[layer];
     struct rope_store_args store = {
         .qkv = m->qkv, .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL, .n_rows = f->n_rows,
-        .layer = layer, .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
+        .layer = lc->kv, .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
         .head_dim = c->head_dim, .qk_norm = c->qk_norm, .qk_norm_kind = c->qk_norm_kind,
-        .q_norm = w->q_norm, .k_norm = w->k_norm, .eps = c->norm_eps,
-        .norm_offset = c->norm_offset};
+        .norm_after_rope = c->qk_norm_after_rope, .q_norm = w->q_norm, .k_norm = w->k_norm,
+        .eps = c->norm_eps, .norm_offset = c->norm_offset, .growth = lc->growth};
     struct product_sums *sums = ops_rope_store_adds_sums(f->be, &store) ? &store.sums : NULL;
     TRY(linear(f, w->qkv, in, m->qkv, sums));
     if (stores_only(f, layer)) {
         return f->ops->rope_store(f->be, &store);
     }
     struct attention_args a = {
-        .q = m->qkv, .out = m->attn, .n_rows = f->n_rows, .layer = layer,
+        .q = m->qkv, .out = m->attn, .n_rows = f->n_rows, .layer = lc->kv,
         .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
         .head_dim_k = c->head_dim, .head_dim_v = c->head_dim, .scale = c->attn_scale,
         .window = lc->window, .softcap = c->attn_softcap, .sinks = w->sinks};
@@ -150,7 +150,7 @@ static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in
         TRY(linear(f, w->q_a, in, m->low, NULL));
         struct norm_args norm = {.x = m->low, .delta = none, .out = m->low,
                                  .weight = w->q_a_norm, .n_rows = f->n_rows, .width = c->q_lora,
-                                 .eps = c->norm_eps};
+                                 .eps = c->mla_norm_eps};
         TRY(f->ops->norm(f->be, &norm));
         q_in = m->low;
     }
@@ -159,10 +159,10 @@ static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in
     struct mla_store_args store = {
         .q = m->qkv, .kv = m->low, .q_out = m->q_abs,
         .rope = c->layers[layer].rope >= 0 ? m->ropes[0] : NULL, .n_rows = f->n_rows,
-        .layer = layer, .n_heads = m->shard.n_heads, .q_head = q_head,
+        .layer = c->layers[layer].kv, .n_heads = m->shard.n_heads, .q_head = q_head,
         .q_rope_offset = c->nope_dim, .rope_dim = c->rope_dim, .kv_lora = c->kv_lora,
         .q_out_head = key, .q_out_offset = c->kv_lora, .kv_norm = w->kv_a_norm,
-        .eps = c->norm_eps};
+        .eps = c->mla_norm_eps, .growth = c->layers[layer].growth};
     TRY(f->ops->mla_store(f->be, &store));
     if (stores_only(f, layer)) {
         return OK;
@@ -171,7 +171,7 @@ static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in
                                        .n_rows = f->n_rows, .x_head = q_head, .y_head = key};
     TRY(f->ops->linear_heads(f->be, &absorb)); // [T, H, nope] -> [T, H, kv_lora]
     struct attention_args a = {
-        .q = m->q_abs, .out = m->attn_v, .n_rows = f->n_rows, .layer = layer,
+        .q = m->q_abs, .out = m->attn_v, .n_rows = f->n_rows, .layer = c->layers[layer].kv,
         .n_heads = m->shard.n_heads, .n_kv_heads = 1, .head_dim_k = key,
         .head_dim_v = c->kv_lora, .scale = c->attn_scale, .window = c->layers[layer].window,
         .softcap = c->attn_softcap};

@@ -62,8 +62,7 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
     return OK;
 }
 
-/* All experts of one tensor, each [n_out][n_in]. Quantised ones are stored so; others the other way
- * round. */
+/* All experts of one tensor, each [n_out][n_in], or stored the other way round. */
 struct experts {
     struct weight_part all;
     bool turned;
@@ -77,7 +76,10 @@ static enum status open_experts(struct loader *l, const char *base, int64_t n_ou
     bool found;
     *out = (struct experts){.n_out = n_out, .n_in = n_in};
     TRY(part_quantised_experts(l, base, n, n_out, n_in, &out->all, &found));
-    out->turned = !found;
+    out->turned = !found && l->c->names->experts_form != EXPERTS_ROWS;
+    if (!found && !out->turned) {
+        return part_of(l, base, (int64_t[]){n, n_out, n_in}, 3, &out->all);
+    }
     return found ? OK : part_of(l, base, (int64_t[]){n, n_in, n_out}, 3, &out->all);
 }
 
@@ -90,7 +92,7 @@ static struct weight_part expert_of(const struct experts *s, int64_t e)
     return weight_part_slice(s->all, e * s->n_out, s->n_out, 0, s->n_in);
 }
 
-/* The same as expert_parts from tensors that stack all experts, with gate and up alternating. */
+/* The same as expert_parts from tensors that stack all experts. */
 static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_part *gate_up,
                                  struct weight_part *down)
 {
@@ -104,7 +106,10 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
     for (int64_t e = 0; e < n_experts; e++) {
         struct weight_part p = expert_of(&stacked, e);
         for (int64_t half = 0; half < 2; half++) {
-            gate_up[2 * e + half] = weight_part_every(p, 2 * first + half, 2, n);
+            gate_up[2 * e + half] =
+                c->names->experts_form == EXPERTS_ALTERNATE
+                    ? weight_part_every(p, 2 * first + half, 2, n)
+                    : weight_part_slice(p, half * ffn + first, n, 0, hidden);
         }
     }
     part_layer_name(c->names->experts_down, layer, name);
@@ -144,6 +149,20 @@ static enum status expert_biases(struct loader *l, int32_t layer, float *gate_up
     return OK;
 }
 
+/* Some families have been saved in both forms: the single experts' unless there are none. */
+static bool experts_are_stacked(const struct loader *l, int32_t layer)
+{
+    const struct tensor_names *names = l->c->names;
+    char name[NAME_BYTES], first[NAME_BYTES];
+    if (!names->expert_gate || !names->experts_gate_up) {
+        return names->experts_gate_up != NULL;
+    }
+    part_layer_name(names->expert_gate, layer, name);
+    part_numbered_name(name, 0, first);
+    part_layer_name(names->experts_gate_up, layer, name);
+    return !part_exists(l, first) && part_has(l, name);
+}
+
 static enum status load_experts(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -153,10 +172,11 @@ static enum status load_experts(struct loader *l, int32_t layer, struct layer_we
     struct weight_part *down = xcalloc(n, sizeof *down), *gu_bias = NULL, *dn_bias = NULL;
     float *gu_values = NULL, *dn_values = NULL;
     enum status st = OK;
-    if (c->names->experts_gate_up) {
+    const bool stacked = experts_are_stacked(l, layer);
+    if (stacked) {
         st = stacked_parts(l, layer, gate_up, down);
     }
-    for (int32_t e = 0; e < c->n_experts && !c->names->experts_gate_up && st == OK; e++) {
+    for (int32_t e = 0; e < c->n_experts && !stacked && st == OK; e++) {
         st = expert_parts(l, layer, e, &gate_up[2 * e], &down[e]);
     }
     if (st == OK && c->experts_biased) {

@@ -43,6 +43,7 @@ struct model {
     const struct weight *embed, *final_norm, *final_norm_bias;
     const struct weight *head; // NULL: the checkpoint has none, and no logits may be asked for
     struct rope_table *ropes[2];
+    struct state_layer state_layer; // of each layer with state, this rank's
     struct layer_weights *layers; // [n_layers]
     size_t weight_bytes;
     int64_t n_parameters;
@@ -85,8 +86,11 @@ enum status model_load(const struct model_load_options *options, struct backend 
 enum status model_open_ropes(struct model *m, struct err *err);
 void model_deinit(struct model *m); // host memory; the backend frees its own
 
-/* The KV geometry of this rank's shard; *layers [n_layers] is the caller's to fill. */
+/* The geometry of this rank's shard: of the config's n_kv_layers, and of its n_state_layers, which are
+ * 0 for a model without recurrent state. The caller has the arrays. */
 void model_kv_layers(const struct model *m, struct kv_layer *layers);
+void model_state_layers(const struct model *m, struct state_layer *layers);
+enum { STATE_BLOCK = 64 }; // positions from one boundary to the next
 
 /* Activation buffers (buffers.c). `logits` is the rank's common [max_out, vocab] buffer. */
 enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, struct tensor logits,

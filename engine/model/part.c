@@ -92,21 +92,57 @@ bool part_is_headless(const struct loader *l)
     return l->form == &forms[BARE] && l->c->untied && !part_exists(l, l->c->names->head);
 }
 
+enum purpose { OF_THE_MODEL, OF_IMAGE_OR_SOUND, OF_DRAFTS, DERIVED, N_PURPOSES };
+
+/* What a tensor that the model did not ask for is there for, by a part of its name. */
+static enum purpose purpose_of(const struct loader *l, const char *name)
+{
+    static const char *const towers[] = {
+        "visual", "vision_tower", "vision_model", "vision_embedder", "vision_encoder",
+        "audio_tower", "audio_model", "audio_encoder", "embed_vision", "embed_audio",
+        "multi_modal_projector", "mm_projector", "vision_projection", "image_newline"};
+    if (strstr(name, "rotary_emb.inv_freq")) {
+        return DERIVED; // old files store it
+    }
+    for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {
+        const size_t n = strcspn(at, ".");
+        for (size_t i = 0; i < sizeof towers / sizeof towers[0]; i++) {
+            if (strlen(towers[i]) == n && strncmp(at, towers[i], n) == 0) {
+                return OF_IMAGE_OR_SOUND;
+            }
+        }
+        int32_t layer = n == 6 && strncmp(at, "layers", n) == 0 && at[n] ? atoi(at + n + 1) : 0;
+        bool behind = layer >= l->c->n_layers && layer - l->c->n_layers < l->c->n_draft_layers;
+        if (behind || strncmp(at, "mtp.", 4) == 0 || strncmp(at, "mtp_", 4) == 0) {
+            return OF_DRAFTS;
+        }
+    }
+    return OF_THE_MODEL;
+}
+
 void part_report_unused(const struct loader *l)
 {
-    size_t n, n_unused = 0;
+    size_t n, unused[N_PURPOSES] = {0};
     const struct checkpoint_tensor *all = checkpoint_tensors(l->options->checkpoint, &n);
     const struct checkpoint_tensor *first = NULL;
     for (size_t i = 0; i < n; i++) {
-        bool derived = strstr(all[i].name, "rotary_emb.inv_freq") != NULL; // old files store it
-        if (!l->taken[i] && !derived) {
-            first = first ? first : &all[i];
-            n_unused++;
+        if (l->taken[i]) {
+            continue;
         }
+        enum purpose purpose = purpose_of(l, all[i].name);
+        first = purpose == OF_THE_MODEL && !first ? &all[i] : first;
+        unused[purpose]++;
     }
-    if (n_unused > 0) {
+    if (unused[OF_IMAGE_OR_SOUND] > 0) {
+        log_info("%zu tensors of images and sound are passed over: the server takes text only",
+                 unused[OF_IMAGE_OR_SOUND]);
+    }
+    if (unused[OF_DRAFTS] > 0) {
+        log_info("%zu tensors of layers that draft are passed over", unused[OF_DRAFTS]);
+    }
+    if (first) {
         log_warn("%zu tensors of the checkpoint are no part of the model that config.json tells "
-                 "of, such as %s in %s", n_unused, first->name, first->file);
+                 "of, such as %s in %s", unused[OF_THE_MODEL], first->name, first->file);
     }
 }
 
@@ -130,6 +166,11 @@ bool part_exists(const struct loader *l, const char *base)
     full_name(l, base, name);
     struct module m = module_of(l, name);
     return l->quant && l->options->checkpoint && module_is_quantised(&m, &values);
+}
+
+bool part_has(const struct loader *l, const char *name)
+{
+    return part_find(l, name) != NULL;
 }
 
 void part_find_form(struct loader *l)
@@ -174,6 +215,20 @@ static enum status shape_error(const struct loader *l, const struct checkpoint_t
                    have, want);
 }
 
+/* A vector may have dimensions of 1 besides. */
+static bool has_dims(const struct checkpoint_tensor *t, const int64_t *dims, int32_t n)
+{
+    int64_t n_elements = 1, longest = 1;
+    for (int32_t i = 0; i < t->n_dims; i++) {
+        n_elements *= t->dims[i];
+        longest = t->dims[i] > longest ? t->dims[i] : longest;
+    }
+    if (n == 1 && t->n_dims > 1) {
+        return longest == dims[0] && n_elements == longest;
+    }
+    return t->n_dims == n && memcmp(t->dims, dims, sizeof *dims * (size_t)n) == 0;
+}
+
 /* The tensor `name`, checked against dims; *out describes it whole as rows of `cols`. */
 enum status part_of(struct loader *l, const char *name, const int64_t *dims, int32_t n_dims,
                     struct weight_part *out)
@@ -198,8 +253,7 @@ enum status part_of(struct loader *l, const char *name, const int64_t *dims, int
         return err_set(l->err, ERR_UNSUPPORTED, "%s: tensor %s is %s, which is not supported",
                        t->file, t->name, t->dtype_name);
     }
-    bool same = t->n_dims == n_dims && memcmp(t->dims, dims, sizeof *dims * (size_t)n_dims) == 0;
-    if (!same) {
+    if (!has_dims(t, dims, n_dims)) {
         return shape_error(l, t, dims, n_dims);
     }
     *out = weight_part_plain(t->data, t->dtype, rows, cols, cols);

@@ -48,6 +48,7 @@ struct stack {
 /* Names are a family's, whatever the checkpoint's form, and, but for part_of, without ".weight".
  * Whether the module is there, quantised or not. */
 bool part_exists(const struct loader *l, const char *base);
+bool part_has(const struct loader *l, const char *name); // a tensor of that very name
 void part_find_form(struct loader *l);
 /* What the embedding is stored in; `otherwise` if that is nothing that we compute in. */
 enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise);
@@ -55,7 +56,8 @@ enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise);
 bool part_head_is_tied(struct loader *l);
 /* A model that was saved without its head, and whose head is not the embedding. */
 bool part_is_headless(const struct loader *l);
-/* Warns of tensors that nobody asked for: config.json may tell of another model than the files. */
+/* Tells of tensors that nobody asked for: those of other modalities and of drafts are passed over;
+ * of any else it warns, since config.json may tell of another model than the files. */
 void part_report_unused(const struct loader *l);
 void part_layer_name(const char *base, int32_t layer, char out[NAME_BYTES]);
 void part_numbered_name(const char *pattern, int32_t e, char out[NAME_BYTES]);

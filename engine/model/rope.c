@@ -54,10 +54,23 @@ static enum status read_linear(const struct rope_input *in, struct rope_config *
     return OK;
 }
 
+/* Hunyuan's dynamic scaling is the same for every length. */
+double rope_alpha(const struct json *config)
+{
+    bool has = json_get_bool(config, "rope_alpha_of_class", false);
+    return has ? json_get_number(rope_params(config), "alpha", 0.0) : 0.0;
+}
+
 static enum status read_dynamic(const struct rope_input *in, struct rope_config *out,
                                 struct err *err)
 {
     (void)err;
+    double alpha = rope_alpha(in->config);
+    if (alpha > 0.0) {
+        double base = in->dim > 2 ? in->theta * pow(alpha, in->dim / (in->dim - 2.0)) : in->theta;
+        base_frequencies(in, base, out);
+        return OK;
+    }
     out->growth = ROPE_DYNAMIC;
     out->theta = in->theta;
     out->factor = in->factor;
@@ -217,7 +230,8 @@ enum status rope_read(const struct json *params, double theta, int32_t dim,
         return err_set(err, ERR_UNSUPPORTED, "rope: the scaling '%s' is not known",
                        rope_type(params));
     }
-    if (row->needs_factor && json_type(json_get(params, "factor")) == JSON_NULL) {
+    if (row->needs_factor && json_type(json_get(params, "factor")) == JSON_NULL &&
+        !(rope_alpha(config) > 0.0)) {
         return err_set(err, ERR_FORMAT, "rope: %s scaling without a factor", row->name);
     }
     int32_t max_pos = (int32_t)json_get_int(config, "max_position_embeddings", 2048);

@@ -129,7 +129,15 @@ struct rope_case {
     enum qk_norm norm;
     enum norm_kind kind;
     bool per_head; // HEAD: a weight of its own for each head
+    bool norm_after;
+    struct query_growth growth; // of queries
 };
+
+static double growth_ref(const struct query_growth *g, int32_t pos)
+{
+    return g->every ? 1.0 + (double)g->beta * log(1.0 + floor((pos + g->offset) / (double)g->every))
+                    : 1.0;
+}
 
 static void rotate_ref(const struct rope_case *c, const float *inv, int32_t pos, double *x)
 {
@@ -141,31 +149,39 @@ static void rotate_ref(const struct rope_case *c, const float *inv, int32_t pos,
     }
 }
 
-static void head_ref(const struct rope_case *c, const float *x, const float *w, int32_t width,
-                     double *out)
+static void norm_all_ref(const struct rope_case *c, const float *w, int32_t width, double *x)
 {
-    double mean = 0.0, s = 1.0;
-    if (c->norm != QK_NORM_NONE) {
-        s = norm_ref(c->kind, x, width, 1e-6, &mean);
+    double mean = 0.0, sum = 0.0;
+    for (int32_t i = 0; i < width && c->kind == NORM_LAYER; i++) {
+        mean += x[i] / width;
     }
     for (int32_t i = 0; i < width; i++) {
-        out[i] = c->norm == QK_NORM_NONE ? (double)x[i]
-                                         : ((double)x[i] - mean) * s * ((double)w[i] + 1.0);
+        sum += (x[i] - mean) * (x[i] - mean);
+    }
+    for (int32_t i = 0; i < width; i++) {
+        x[i] = (x[i] - mean) / sqrt(sum / width + 1e-6) * ((double)w[i] + 1.0);
     }
 }
 
 static void qk_ref(const struct rope_case *c, const float *x, const float *w, int32_t n_heads,
                    const float *inv, int32_t pos, double *out)
 {
+    for (int32_t i = 0; i < n_heads * c->dim; i++) {
+        out[i] = (double)x[i];
+    }
     if (c->norm == QK_NORM_WIDTH) {
-        head_ref(c, x, w, n_heads * c->dim, out);
+        norm_all_ref(c, w, n_heads * c->dim, out);
     }
     for (int32_t h = 0; h < n_heads; h++) {
-        if (c->norm != QK_NORM_WIDTH) {
-            head_ref(c, x + h * c->dim, w + (c->per_head ? h * c->dim : 0), c->dim,
-                     out + h * c->dim);
+        double *head = out + h * c->dim;
+        const float *of_head = w + (c->per_head ? h * c->dim : 0);
+        if (c->norm == QK_NORM_HEAD && !c->norm_after) {
+            norm_all_ref(c, of_head, c->dim, head);
         }
-        rotate_ref(c, inv, pos, out + h * c->dim);
+        rotate_ref(c, inv, pos, head);
+        if (c->norm == QK_NORM_HEAD && c->norm_after) {
+            norm_all_ref(c, of_head, c->dim, head);
+        }
     }
 }
 
@@ -200,6 +216,8 @@ static void try_rope(const char *backend, const struct rope_case *c)
                                 .head_dim = c->dim,
                                 .qk_norm = c->norm,
                                 .qk_norm_kind = c->kind,
+                                .norm_after_rope = c->norm_after,
+                                .growth = c->growth,
                                 .q_norm = op_vector(&rig, qw, wide ? q_width : c->dim),
                                 .k_norm = op_vector(&rig, kw, wide ? k_width : c->dim),
                                 .eps = 1e-6f,
@@ -221,6 +239,9 @@ static void try_rope(const char *backend, const struct rope_case *c)
     const struct kv_pages *pages = cpu_kv_layer((struct cpu_backend *)rig.be, 0);
     for (int32_t r = 0; r < ROWS; r++) {
         qk_ref(c, x + (size_t)r * width, qw, c->n_heads, inv, PAST + r, q);
+        for (int32_t i = 0; i < q_width; i++) {
+            q[i] *= growth_ref(&c->growth, PAST + r);
+        }
         qk_ref(c, x + (size_t)r * width + q_width, kw, c->n_kv_heads, inv, PAST + r, k);
         CHECK(op_distance(out + (size_t)r * width, q, q_width) < 1e-5);
         struct kv_slot slot = cpu_kv_slot((struct cpu_backend *)rig.be, pages, 3, PAST + r);
@@ -246,12 +267,13 @@ static void try_rope(const char *backend, const struct rope_case *c)
 OP_TEST(rope_store_norms_rotates_and_stores)
 {
     static const struct rope_case cases[] = {
-        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, false},
-        {4, 2, 64, 32, true, QK_NORM_HEAD, NORM_RMS, false},
-        {3, 1, 20, 5, false, QK_NORM_WIDTH, NORM_RMS, false},
-        {2, 2, 48, 6, false, QK_NORM_HEAD, NORM_LAYER, true},
-        {2, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, false},
-        {2, 1, 16, 0, false, QK_NORM_NONE, NORM_RMS, false},
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, false, false, {0.0f, 0, 0}},
+        {4, 2, 64, 32, true, QK_NORM_HEAD, NORM_RMS, false, false, {0.0f, 0, 0}},
+        {3, 1, 20, 5, false, QK_NORM_WIDTH, NORM_RMS, false, false, {0.1f, 501, 0}},
+        {2, 2, 48, 6, false, QK_NORM_HEAD, NORM_LAYER, true, false, {0.0f, 0, 0}},
+        {2, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, false, true, {0.0f, 0, 0}},
+        {2, 2, 48, 6, true, QK_NORM_HEAD, NORM_LAYER, true, true, {0.3f, 100, 0}},
+        {2, 1, 16, 0, false, QK_NORM_NONE, NORM_RMS, false, false, {-0.2f, 1003, 1}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         try_rope(backend, &cases[i]);
@@ -290,16 +312,16 @@ OP_TEST(mla_stores_one_key_and_attends_with_absorbed_queries)
     rig.in_step = true;
     CHECK_EQ(rig.ops->lane_blocks(rig.be, 0, 0, 3, (int32_t[]){7, 2, 9}), OK);
     op_begin(&rig, p);
-    struct linear_heads_args up = {
-        op_weight(&rig, WEIGHT_HEADS, DT_F32, absorb, HEADS, LORA, NOPE, NULL, 1), tq, tk, ROWS,
-        NOPE + ROPE, KEY};
-    CHECK_EQ(rig.ops->linear_heads(rig.be, &up), OK);
     struct mla_store_args store = {.q = tq, .kv = tkv, .q_out = tk, .rope = rope, .n_rows = ROWS,
                                    .n_heads = HEADS, .q_head = NOPE + ROPE, .q_rope_offset = NOPE,
                                    .rope_dim = ROPE, .kv_lora = LORA, .q_out_head = KEY,
                                    .q_out_offset = LORA, .kv_norm = op_vector(&rig, w, LORA),
-                                   .eps = 1e-6f};
+                                   .eps = 1e-6f, .growth = {0.2f, 7, 1}};
     CHECK_EQ(rig.ops->mla_store(rig.be, &store), OK);
+    struct linear_heads_args up = {
+        op_weight(&rig, WEIGHT_HEADS, DT_F32, absorb, HEADS, LORA, NOPE, NULL, 1), tq, tk, ROWS,
+        NOPE + ROPE, KEY};
+    CHECK_EQ(rig.ops->linear_heads(rig.be, &up), OK);
     struct attention_args attn = {.q = tk, .out = tout, .n_rows = ROWS, .n_heads = HEADS,
                                   .n_kv_heads = 1, .head_dim_k = KEY, .head_dim_v = LORA,
                                   .scale = 0.2f};
@@ -312,7 +334,7 @@ OP_TEST(mla_stores_one_key_and_attends_with_absorbed_queries)
     float *y = op_fetch(&rig, ty, ROWS, HEADS * VALUE);
 
     /* The unabsorbed way: k and v of each head are made from the normed c. */
-    struct rope_case rc = {.n_pairs = ROPE / 2, .interleaved = true};
+    struct rope_case rc = {.n_pairs = ROPE / 2, .interleaved = true, .growth = store.growth};
     static double c[ROWS][LORA], kr[ROWS][ROPE];
     for (int32_t r = 0; r < ROWS; r++) {
         double mean, s = norm_ref(NORM_RMS, kv + r * KEY, LORA, 1e-6, &mean);
@@ -344,7 +366,7 @@ OP_TEST(mla_stores_one_key_and_attends_with_absorbed_queries)
                 for (int32_t i = 0; i < ROPE; i++) {
                     score[t] += qr[i] * kr[t][i];
                 }
-                score[t] = exp(score[t] * (double)0.2f);
+                score[t] = exp(score[t] * growth_ref(&rc.growth, r) * (double)0.2f);
                 sum += score[t];
             }
             for (int32_t t = 0; t <= r; t++) {

@@ -15,6 +15,8 @@ struct shape {
     float softcap;
     bool sinks;
     int32_t block_tokens;
+    bool norm_after;
+    int32_t grows_every; // positions; 0: queries do not grow
 };
 
 struct setup {
@@ -73,6 +75,8 @@ static struct rope_store_args rope_args(const struct setup *u, int32_t layer, in
         .head_dim = u->s.head_dim,
         .qk_norm = u->s.qk_norm,
         .qk_norm_kind = u->s.norm_kind,
+        .norm_after_rope = u->s.norm_after,
+        .growth = {u->s.grows_every ? 0.3f : 0.0f, u->s.grows_every, 1},
         .eps = 1e-6f,
         .rope = u->s.n_pairs > 0 ? u->rope[b] : NULL,
         .q_norm = u->q_norm.w[b],
@@ -187,13 +191,18 @@ TEST(attention_agrees)
 {
     NEED_GPU();
     static const struct shape shapes[] = {
-        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
-        {8, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16},
-        {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16},
-        {4, 4, 16, 8, false, QK_NORM_WIDTH, NORM_RMS, 0, 20.0f, false, 16},
-        {8, 2, 96, 48, true, QK_NORM_HEAD, NORM_LAYER, 48, 0.0f, true, 16},
-        {2, 1, 256, 64, false, QK_NORM_NONE, NORM_RMS, 0, 30.0f, true, 16},
-        {12, 2, 64, 0, false, QK_NORM_NONE, NORM_RMS, 7, 0.0f, false, 16},
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
+        {8, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0},
+        {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16, false, 0},
+        {4, 4, 16, 8, false, QK_NORM_WIDTH, NORM_RMS, 0, 20.0f, false, 16, false, 0},
+        {8, 2, 96, 48, true, QK_NORM_HEAD, NORM_LAYER, 48, 0.0f, true, 16, false, 0},
+        {2, 1, 256, 64, false, QK_NORM_NONE, NORM_RMS, 0, 30.0f, true, 16, false, 0},
+        {12, 2, 64, 0, false, QK_NORM_NONE, NORM_RMS, 7, 0.0f, false, 16, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 0},
+        {8, 2, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 30},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 20},
+        {4, 2, 80, 40, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 0},
+        {4, 2, 96, 20, true, QK_NORM_HEAD, NORM_LAYER, 0, 0.0f, false, 16, true, 20},
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(shapes); i++) {
@@ -248,18 +257,22 @@ TEST(few_decoding_rows_agree)
 {
     NEED_GPU();
     static const struct shape shapes[] = {
-        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
-        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 64},
-        {7, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 32},
-        {3, 3, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 64},
-        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 20, 0.0f, false, 16}, // not in one
-        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, false, 16},
-        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, true, 16},
-        {8, 1, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
-        {24, 12, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 32}, // blocks alone
-        {13, 1, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
-        {4, 2, 64, 16, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
-        {4, 2, 64, 32, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 64, false, 0},
+        {7, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 32, false, 0},
+        {3, 3, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 64, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 20, 0.0f, false, 16, false, 0}, // not in one
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, false, 16, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, true, 16, false, 0},
+        {8, 1, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
+        /* Blocks alone. */
+        {24, 12, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 32, false, 0},
+        {13, 1, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
+        {4, 2, 64, 16, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
+        {4, 2, 64, 32, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 20},
+        {7, 1, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 50},
+        {8, 2, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 20}, // not in one
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(shapes); i++) {
@@ -273,9 +286,10 @@ TEST(a_product_is_read_right_by_the_rope_after_it)
 {
     NEED_GPU();
     static const struct shape shapes[] = {
-        {32, 8, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
-        {32, 8, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16},
-        {32, 8, 128, 64, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
+        {32, 8, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
+        {32, 8, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0},
+        {32, 8, 128, 64, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
+        {32, 8, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 9},
     };
     static struct test_pass t;
     for (int32_t i = 0; i < COUNT(shapes); i++) {
@@ -350,10 +364,12 @@ TEST(mla_agrees)
             struct mla_store_args a = {.n_rows = n, .n_heads = heads, .q_head = 40,
                                        .q_rope_offset = 24, .rope_dim = rope_dim,
                                        .q_out_head = q_head, .q_out_offset = lora,
-                                       .kv_lora = lora, .eps = 1e-6f};
+                                       .kv_lora = lora, .eps = 1e-6f,
+                                       .growth = {past ? 0.0f : 0.2f, 11, 0}};
             BOTH(&p, mla_store, a, a.q = raw.t[b]; a.q_out = q.t[b]; a.kv = kv.t[b];
                  a.rope = rope[b]; a.kv_norm = norm.w[b]);
             check_tensor(&p, "mla queries", &q, heads * q_head, pair_tolerance(&p));
+            check_rows(&p, "what of them is not rotated", &raw, heads * 40, pair_tolerance(&p));
             struct pair_tensor out = tensor_poisoned(&p, n, heads * lora, p.dtype);
             struct attention_args at = {.n_rows = n, .n_heads = heads, .n_kv_heads = 1,
                                         .head_dim_k = q_head, .head_dim_v = lora, .scale = 0.1f};
@@ -459,11 +475,11 @@ TEST(deterministic_trees_have_the_bits_of_plain_runs)
 {
     NEED_GPU();
     static const struct shape shapes[] = {
-        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16},
-        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 32},
-        {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16},
-        {4, 4, 16, 8, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, true, 64},
-        {12, 2, 64, 0, false, QK_NORM_NONE, NORM_RMS, 7, 0.0f, false, 16},
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 32, false, 0},
+        {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16, false, 0},
+        {4, 4, 16, 8, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, true, 64, false, 0},
+        {12, 2, 64, 0, false, QK_NORM_NONE, NORM_RMS, 7, 0.0f, false, 16, false, 0},
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(shapes); i++) {
@@ -475,7 +491,8 @@ TEST(deterministic_trees_have_the_bits_of_plain_runs)
 TEST(copied_blocks_and_moved_slots_read_alike)
 {
     NEED_GPU();
-    static const struct shape s = {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16};
+    static const struct shape s = {.n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .n_pairs = 32,
+                                   .block_tokens = 16};
     static struct test_pass t;
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         struct setup u = {0};

@@ -199,8 +199,8 @@ extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const str
                  limits->n_sms) &&
            2 * rope->n_pairs == d && !rope->interleaved &&
            (a->qk_norm == QK_NORM_NONE ||
-            (a->qk_norm == QK_NORM_HEAD && a->qk_norm_kind != NORM_LAYER && q_norm_n == d &&
-             k_norm_n == d));
+            (a->qk_norm == QK_NORM_HEAD && a->qk_norm_kind != NORM_LAYER && !a->norm_after_rope &&
+             q_norm_n == d && k_norm_n == d));
 }
 
 template <typename T, int DIM, bool NORM, few_way WAY>
@@ -286,6 +286,7 @@ extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_st
     p.log_bt = a->kv.block_tokens == 16 ? 4 : a->kv.block_tokens == 32 ? 5 : 6;
     p.eps = r->eps;
     p.norm_offset = r->norm_offset;
+    p.growth = r->growth;
     p.scale_log2 = a->scale * 1.4426950408889634f;
     const bool norm = r->qk_norm == QK_NORM_HEAD;
     return a->dtype == DT_BF16 ? by_dim<bf16_t>(stream, p, norm, a->limits->n_sms)

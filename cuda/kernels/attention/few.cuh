@@ -4,6 +4,7 @@
 #define SLUICE_CUDA_KERNELS_ATTENTION_FEW_CUH
 
 #include "cuda/kernels/attention/sm90.cuh"
+#include "cuda/kernels/device/growth.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/sums.cuh"
 
@@ -32,6 +33,7 @@ struct few_params {
      * room for log_heads; tokens of a page; blocks of a cluster. */
     int32_t log_parts, log_heads, log_bt, log_cluster;
     float eps, norm_offset, scale_log2;
+    struct query_growth growth;
 };
 
 template <int DIM, few_way WAY> struct few_shape {
@@ -264,6 +266,13 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
 #pragma unroll
         for (int j = 0; j < S::J * 2; j++) {
             cos_sin[j] = *reinterpret_cast<const float4 *>(table + dim_at(j / 4) * 2 + j % 4 * 4);
+        }
+        if (p.growth.beta != 0.0f && lane >> 2 < p.group) { // a query grows as it is rotated
+            const float by = growth_at(p.growth, pos);
+#pragma unroll
+            for (int j = 0; j < S::J * 2; j++) {
+                cos_sin[j].x *= by, cos_sin[j].y *= by, cos_sin[j].z *= by, cos_sin[j].w *= by;
+            }
         }
     }
 

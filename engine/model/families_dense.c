@@ -1,0 +1,304 @@
+/* Families of plain attention and one MLP a layer. */
+#include "engine/base/json.h"
+#include "engine/model/family_parts.h"
+
+#include <math.h>
+
+static const struct tensor_names qwen3_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES};
+
+static const struct tensor_names phi3_names = {BASE_NAMES, .qkv = "self_attn.qkv_proj",
+                                               .gate_up = "mlp.gate_up_proj",
+                                               .down = "mlp.down_proj"};
+
+static const struct tensor_names olmo2_names = {
+    QKV_NAMES, FFN_NAMES, QK_NORM_NAMES, .embed = "model.embed_tokens",
+    .final_norm = "model.norm", .head = "lm_head", .o = "self_attn.o_proj",
+    .attn_post_norm = "post_attention_layernorm", .ffn_post_norm = "post_feedforward_layernorm"};
+
+static const struct tensor_names starcoder2_names = {BASE_NAMES, QKV_NAMES, .up = "mlp.c_fc",
+                                                     .down = "mlp.c_proj"};
+
+static const struct tensor_names stablelm_names = {
+    BASE_NAMES, QKV_NAMES, FFN_NAMES, .q_norm = "self_attn.q_layernorm.norms.%d",
+    .k_norm = "self_attn.k_layernorm.norms.%d"};
+
+static const struct tensor_names glm4_names = {
+    QKV_NAMES, .embed = "model.embed_tokens", .final_norm = "model.norm", .head = "lm_head",
+    .o = "self_attn.o_proj", .attn_norm = "input_layernorm",
+    .attn_post_norm = "post_self_attn_layernorm", .ffn_norm = "post_attention_layernorm",
+    .ffn_post_norm = "post_mlp_layernorm", .gate_up = "mlp.gate_up_proj", .down = "mlp.down_proj"};
+
+static const struct tensor_names hunyuan_names = {
+    BASE_NAMES, QKV_NAMES, FFN_NAMES, .q_norm = "self_attn.query_layernorm",
+    .k_norm = "self_attn.key_layernorm"};
+
+/* GLM before the sandwich norms (model_type "glm"). */
+static const struct tensor_names glm_names = {BASE_NAMES, QKV_NAMES, .gate_up = "mlp.gate_up_proj",
+                                              .down = "mlp.down_proj"};
+
+static enum status read_llama(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->mlp_bias = json_get_bool(j, "mlp_bias", false);
+    return OK;
+}
+
+static enum status read_mistral(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    family_window_on_all(j, c);
+    return OK;
+}
+
+static enum status read_ministral3(const struct json *j, struct model_config *c, struct err *err)
+{
+    family_window_on_all(j, c);
+    return family_query_growth(j, c, err);
+}
+
+static enum status read_seed_oss(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->q_bias = json_get_bool(j, "attention_bias", true);
+    c->o_bias = json_get_bool(j, "attention_out_bias", false);
+    c->mlp_bias = json_get_bool(j, "mlp_bias", false);
+    return OK;
+}
+
+static enum status read_ernie(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->q_bias = c->o_bias = c->mlp_bias = json_get_bool(j, "use_bias", false);
+    c->rope[0].desc.interleaved = true;
+    c->tied = true;
+    return OK;
+}
+
+static enum status read_hunyuan(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_must_be(j, "use_qk_norm", true, err));
+    TRY(family_must_be(j, "use_rotary_pos_emb", true, err));
+    TRY(family_must_be(j, "use_cla", false, err));
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->qk_norm = QK_NORM_HEAD;
+    c->qk_norm_after_rope = true;
+    return OK;
+}
+
+/* Layers from max_window_layers on see the window. */
+static void qwen_windows(const struct json *j, struct model_config *c)
+{
+    family_window_on_all(j, c);
+    family_windows_if_used(j, c);
+    int64_t full = json_get_int(j, "max_window_layers", 28);
+    for (int32_t i = 0; i < c->n_layers && i < full; i++) {
+        c->layers[i].window = 0;
+    }
+}
+
+static enum status read_qwen2(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->q_bias = true;
+    qwen_windows(j, c);
+    return OK;
+}
+
+static enum status read_qwen3(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->qk_norm = QK_NORM_HEAD;
+    qwen_windows(j, c);
+    return OK;
+}
+
+static enum status read_phi3(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    family_window_on_all(j, c);
+    return OK;
+}
+
+static enum status read_olmo2(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->norm_place = NORM_POST;
+    c->qk_norm = QK_NORM_WIDTH;
+    return OK;
+}
+
+static enum status read_olmo3(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_olmo2(j, c, err));
+    c->n_ropes = 2; // a scaling is of the full layers alone
+    family_window_but_every(j, 4, c);
+    return OK;
+}
+
+/* One norm, of which both sub-layers read; positions are those of the sliding layers alone. */
+static enum status read_cohere2(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->norm_kind = NORM_LAYER;
+    c->norm_eps = (float)json_get_number(j, "layer_norm_eps", 1e-5);
+    c->parallel_residual = true;
+    c->rope[0].desc.interleaved = true;
+    c->full_without_rope = true;
+    c->logit_scale = (float)json_get_number(j, "logit_scale", 0.0625);
+    c->tied = true;
+    family_window_but_every(j, json_get_int(j, "sliding_window_pattern", 4), c);
+    return OK;
+}
+
+static enum status read_granite(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_llama(j, c, err));
+    c->embed_scale = (float)json_get_number(j, "embedding_multiplier", 1.0);
+    c->residual_scale = (float)json_get_number(j, "residual_multiplier", 1.0);
+    c->attn_scale = (float)json_get_number(j, "attention_multiplier", (double)c->attn_scale);
+    double scaling = json_get_number(j, "logits_scaling", 1.0);
+    if (!(fabs(scaling) > 0.0)) {
+        return err_set(err, ERR_FORMAT, "config.json: logits_scaling is 0");
+    }
+    c->logit_scale = (float)(1.0 / scaling);
+    return OK;
+}
+
+static enum status read_smollm3(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_llama(j, c, err));
+    c->tied = true;
+    family_window_on_all(j, c);
+    family_windows_if_used(j, c);
+    const struct json *list = json_get(j, "no_rope_layers");
+    if (json_is(list, JSON_ARRAY) && json_count(list) < (size_t)c->n_layers) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: no_rope_layers has fewer entries than layers");
+    }
+    int64_t every = json_get_int(j, "no_rope_layer_interval", 4);
+    const struct json *item = json_first(list);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        int64_t has_rope = every < 1 || (i + 1) % every != 0;
+        if (item) { // 1 means that the layer uses rope: the name is inverted
+            json_int64(item, &has_rope);
+            item = json_next(item);
+        }
+        c->layers[i].rope = has_rope ? 0 : -1;
+        c->layers[i].window = has_rope ? 0 : c->layers[i].window;
+    }
+    return OK;
+}
+
+static enum status read_starcoder2(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->norm_kind = NORM_LAYER;
+    c->norm_bias = true;
+    c->norm_eps = (float)json_get_number(j, "norm_epsilon", 1e-5);
+    c->q_bias = c->o_bias = c->mlp_bias = json_get_bool(j, "use_bias", true);
+    c->gated = false;
+    c->tied = true;
+    family_window_on_all(j, c);
+    return OK;
+}
+
+static enum status read_stablelm(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->norm_kind = NORM_LAYER;
+    c->norm_bias = true;
+    c->norm_eps = (float)json_get_number(j, "layer_norm_eps", 1e-5);
+    c->partial_rotary = 0.25f;
+    c->q_bias = json_get_bool(j, "use_qkv_bias", false);
+    c->parallel_residual = json_get_bool(j, "use_parallel_residual", false);
+    if (json_get_bool(j, "qk_layernorm", false)) {
+        c->qk_norm = QK_NORM_HEAD;
+        c->qk_norm_kind = NORM_LAYER;
+    }
+    return OK;
+}
+
+static enum status read_glm(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->q_bias = json_get_bool(j, "attention_bias", false);
+    c->rope[0].desc.interleaved = true;
+    c->partial_rotary = 0.5f;
+    return OK;
+}
+
+static enum status read_glm4(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_glm(j, c, err));
+    c->norm_place = NORM_SANDWICH;
+    return OK;
+}
+
+#define GLM_DEFAULTS                                                                               \
+    "{\"eos_token_id\":[151329,151336,151338],"                                                    \
+    "\"num_key_value_heads\":2,\"head_dim\":128,\"max_position_embeddings\":131072,"               \
+    "\"rms_norm_eps\":1.5625e-7,\"attention_bias\":true}"
+
+static const struct family rows[] = {
+    {"llama", &llama_names, "{\"eos_token_id\":2}", read_llama},
+    {"mistral", &llama_names,
+     "{\"eos_token_id\":2,"
+     "\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"sliding_window\":4096}",
+     read_mistral},
+    {"mistral3", &llama_names,
+     "{\"eos_token_id\":2,\"num_key_value_heads\":8,\"max_position_embeddings\":131072}",
+     read_mistral},
+    {"ministral3", &llama_names,
+     "{\"eos_token_id\":2,"
+     "\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":262144,"
+     "\"rms_norm_eps\":1e-5,"
+     "\"rope_of_class\":{\"rope_type\":\"yarn\",\"rope_theta\":1000000,\"factor\":16,"
+     "\"original_max_position_embeddings\":16384,\"mscale\":1,\"mscale_all_dim\":1,"
+     "\"llama_4_scaling_beta\":0.1}}",
+     read_ministral3},
+    {"seed_oss", &llama_names,
+     "{\"eos_token_id\":2,"
+     "\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":524288}",
+     read_seed_oss},
+    {"ernie4_5", &llama_names,
+     "{\"eos_token_id\":2,"
+     "\"num_key_value_heads\":2,\"head_dim\":128,\"max_position_embeddings\":131072,"
+     "\"rms_norm_eps\":1e-5,\"rope_theta\":500000}",
+     read_ernie},
+    {"hunyuan_v1_dense", &hunyuan_names,
+     "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"rope_alpha_of_class\":true}", read_hunyuan},
+    {"qwen2", &llama_names, "{\"max_position_embeddings\":32768,\"sliding_window\":4096}",
+     read_qwen2},
+    {"qwen3", &qwen3_names,
+     "{\"head_dim\":128,\"max_position_embeddings\":32768,\"sliding_window\":4096}", read_qwen3},
+    {"phi3", &phi3_names,
+     "{\"eos_token_id\":32000,\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5,"
+     "\"original_max_position_embeddings\":4096}",
+     read_phi3},
+    {"olmo2", &olmo2_names, "{\"eos_token_id\":50279,\"rms_norm_eps\":1e-5}", read_olmo2},
+    {"olmo3", &olmo2_names,
+     "{\"eos_token_id\":50279,\"rms_norm_eps\":1e-5,\"rope_theta\":500000,"
+     "\"rope_local_base_freq\":500000,\"sliding_window\":4096}",
+     read_olmo3},
+    {"cohere2", &llama_names,
+     "{\"eos_token_id\":255001,\"max_position_embeddings\":8192,\"sliding_window\":4096}",
+     read_cohere2},
+    {"granite", &llama_names, "{\"eos_token_id\":2,\"attention_multiplier\":1}", read_granite},
+    {"smollm3", &llama_names,
+     "{\"eos_token_id\":128001,"
+     "\"num_key_value_heads\":4,\"max_position_embeddings\":32768,\"rope_theta\":2000000}",
+     read_smollm3},
+    {"starcoder2", &starcoder2_names,
+     "{\"eos_token_id\":50256,\"num_key_value_heads\":2,\"max_position_embeddings\":4096,"
+     "\"hidden_act\":\"gelu_pytorch_tanh\"}",
+     read_starcoder2},
+    {"stablelm", &stablelm_names,
+     "{\"eos_token_id\":0,\"max_position_embeddings\":4096}", read_stablelm},
+    {"glm", &glm_names, GLM_DEFAULTS, read_glm},
+    {"glm4", &glm4_names, GLM_DEFAULTS, read_glm4},
+};
+const struct family_table families_dense = {rows, sizeof rows / sizeof rows[0]};

@@ -1,0 +1,120 @@
+/* Families of multi-head latent attention: DeepSeek, and those after it. */
+#include "engine/base/json.h"
+#include "engine/model/family_parts.h"
+
+#include <math.h>
+#include <string.h>
+
+static const struct tensor_names deepseek_names = {
+    BASE_NAMES, FFN_NAMES, EXPERT_NAMES, .q = "self_attn.q_proj",
+    .correction = "mlp.gate.e_score_correction_bias", .q_a = "self_attn.q_a_proj",
+    .q_a_norm = "self_attn.q_a_layernorm", .q_b = "self_attn.q_b_proj",
+    .kv_a = "self_attn.kv_a_proj_with_mqa", .kv_a_norm = "self_attn.kv_a_layernorm",
+    .kv_b = "self_attn.kv_b_proj", .shared_gate = "mlp.shared_experts.gate_proj",
+    .shared_up = "mlp.shared_experts.up_proj", .shared_down = "mlp.shared_experts.down_proj"};
+
+static enum status read_mla(const struct json *j, struct model_config *c, struct err *err)
+{
+    int64_t kv_lora = json_get_int(j, "kv_lora_rank", 0);
+    int64_t q_lora = json_get_int(j, "q_lora_rank", 0);
+    int64_t nope = json_get_int(j, "qk_nope_head_dim", 0);
+    int64_t rope = json_get_int(j, "qk_rope_head_dim", 0);
+    int64_t v = json_get_int(j, "v_head_dim", 0);
+    TRY(family_positive("kv_lora_rank", kv_lora, 8192, err));
+    TRY(family_positive("qk_nope_head_dim", nope, 4096, err));
+    TRY(family_positive("qk_rope_head_dim", rope, 2 * MAX_ROPE_PAIRS, err));
+    TRY(family_positive("v_head_dim", v, 4096, err));
+    if (q_lora != 0) {
+        TRY(family_positive("q_lora_rank", q_lora, 1 << 16, err));
+    }
+    c->kv_lora = (int32_t)kv_lora;
+    c->q_lora = (int32_t)q_lora;
+    c->nope_dim = (int32_t)nope;
+    c->rope_dim = (int32_t)rope;
+    c->v_dim = (int32_t)v;
+    c->mla_norm_eps = 1e-6f; // whatever rms_norm_eps is
+    c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->rope[0].desc.interleaved = json_get_bool(j, "rope_interleave", true);
+    c->attn_scale = (float)(1.0 / sqrt((double)(nope + rope)));
+    const struct json *scaling = rope_params(j);
+    double all = json_get_number(scaling, "mscale_all_dim", 0.0);
+    double factor = json_get_number(scaling, "factor", 1.0);
+    if (all != 0.0 && factor > 1.0 && strcmp(rope_type(scaling), "default") != 0) {
+        double m = 0.1 * all * log(factor) + 1.0;
+        c->attn_scale *= (float)(m * m);
+    }
+    return OK;
+}
+
+static enum status read_deepseek(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_mla(j, c, err));
+    if (json_get_int(j, "n_routed_experts", 0) == 0) {
+        return OK;
+    }
+    TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
+    int64_t dense = json_get_int(j, "first_k_dense_replace", 0);
+    int64_t freq = json_get_int(j, "moe_layer_freq", 1);
+    TRY(family_positive("moe_layer_freq", freq, MAX_LAYERS, err));
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].moe = i >= dense && i % freq == 0;
+    }
+    TRY(family_shared_experts(j, "n_shared_experts", c, err));
+    return family_routing(j, c, err);
+}
+
+static enum status read_deepseek_v2(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_deepseek(j, c, err));
+    c->mlp_bias = json_get_bool(j, "mlp_bias", false);
+    const char *method = json_get_string(j, "topk_method");
+    if (!method || strcmp(method, "greedy") == 0) {
+        c->n_group = c->topk_group = 1;
+    } else if (strcmp(method, "group_limited_greedy") != 0) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: topk_method '%s' is not known", method);
+    }
+    c->scoring = MOE_SOFTMAX_TOPK; // transformers never renormalises here
+    return OK;
+}
+
+static enum status read_deepseek_v3(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_deepseek(j, c, err));
+    return c->n_experts > 0 ? family_routing_v3(j, c, err) : OK;
+}
+
+/* DeepSeek's attention, whose queries grow, with another router. */
+static enum status read_mistral4(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_deepseek(j, c, err));
+    TRY(family_query_growth(j, c, err));
+    c->scoring = MOE_SOFTMAX_TOPK;
+    c->renormalise = json_get_bool(j, "norm_topk_prob", true);
+    if (c->n_group > 1) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: n_group above 1 is not supported");
+    }
+    return OK;
+}
+
+#define V3_DEFAULTS                                                                                \
+    "{\"eos_token_id\":1,"                                                                         \
+    "\"n_shared_experts\":1,\"first_k_dense_replace\":3,\"n_group\":8,\"topk_group\":4,"           \
+    "\"num_experts_per_tok\":8,\"routed_scaling_factor\":2.5,\"max_position_embeddings\":4096}"
+
+static const struct family rows[] = {
+    {"deepseek_v2", &deepseek_names,
+     "{\"eos_token_id\":2,\"n_shared_experts\":2}", read_deepseek_v2},
+    {"deepseek_v3", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
+    {"kimi_k2", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
+    {"kimi_k25", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
+    {"mistral4", &deepseek_names,
+     "{\"eos_token_id\":2,"
+     "\"moe_intermediate_size\":2048,\"n_shared_experts\":1,\"n_routed_experts\":128,\"num_experts_per_tok\":4,"
+     "\"kv_lora_rank\":256,\"q_lora_rank\":1024,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":64,"
+     "\"v_head_dim\":128,\"max_position_embeddings\":1048576,"
+     "\"rope_of_class\":{\"rope_type\":\"yarn\",\"rope_theta\":10000,\"factor\":128,"
+     "\"original_max_position_embeddings\":8192,\"mscale\":1,\"mscale_all_dim\":1,"
+     "\"llama_4_scaling_beta\":0.1}}",
+     read_mistral4},
+};
+const struct family_table families_mla = {rows, sizeof rows / sizeof rows[0]};

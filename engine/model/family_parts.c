@@ -1,0 +1,182 @@
+#include "engine/model/family_parts.h"
+
+#include "engine/base/json.h"
+
+#include <math.h>
+#include <string.h>
+
+const struct tensor_names llama_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES};
+
+void family_window_on_all(const struct json *j, struct model_config *c)
+{
+    int32_t window = (int32_t)json_get_int(j, "sliding_window", 0);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].window = window > 0 ? window : 0;
+    }
+}
+
+void family_window_on_even(const struct json *j, struct model_config *c)
+{
+    family_window_on_all(j, c);
+    for (int32_t i = 1; i < c->n_layers; i += 2) {
+        c->layers[i].window = 0;
+    }
+}
+
+void family_windows_if_used(const struct json *j, struct model_config *c)
+{
+    for (int32_t i = 0; i < c->n_layers && !json_get_bool(j, "use_sliding_window", false); i++) {
+        c->layers[i].window = 0;
+    }
+}
+
+void family_window_but_every(const struct json *j, int64_t n, struct model_config *c)
+{
+    family_window_on_all(j, c);
+    for (int32_t i = 0; i < c->n_layers && n > 0; i++) {
+        c->layers[i].window = (i + 1) % n ? c->layers[i].window : 0;
+    }
+}
+
+enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err)
+{
+    if (v < 1 || v > max) {
+        return err_set(err, ERR_FORMAT, "config.json: %s must be from 1 to %lld", key,
+                       (long long)max);
+    }
+    return OK;
+}
+
+enum status family_set_experts(const struct experts_said *s, struct model_config *c,
+                               struct err *err)
+{
+    TRY(family_positive(s->count_key, s->n, MAX_EXPERTS, err));
+    TRY(family_positive(s->pick_key, s->k, s->n < MAX_PICKS ? s->n : MAX_PICKS, err));
+    TRY(family_positive(s->ffn_key, s->ffn, 1 << 22, err));
+    c->n_experts = (int32_t)s->n;
+    c->experts_per_token = (int32_t)s->k;
+    c->moe_ffn = (int32_t)s->ffn;
+    c->n_group = c->topk_group = 1;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].moe = true;
+    }
+    return OK;
+}
+
+enum status family_experts(const struct json *j, const char *count_key, const char *ffn_key,
+                           struct model_config *c, struct err *err)
+{
+    struct experts_said s = {.count_key = count_key,
+                             .pick_key = "num_experts_per_tok",
+                             .ffn_key = ffn_key,
+                             .n = json_get_int(j, count_key, 0),
+                             .k = json_get_int(j, "num_experts_per_tok", 0),
+                             .ffn = json_get_int(j, ffn_key, 0)};
+    if (s.n == 0) { // transformers 5 writes one name for all
+        s.n = json_get_int(j, "num_local_experts", 0);
+    }
+    return family_set_experts(&s, c, err);
+}
+
+enum status family_shared_experts(const struct json *j, const char *key, struct model_config *c,
+                                  struct err *err)
+{
+    int64_t shared = json_get_int(j, key, 0);
+    if (shared < 0 || shared > 64) {
+        return err_set(err, ERR_FORMAT, "config.json: %s must be from 0 to 64", key);
+    }
+    c->shared_ffn = (int32_t)shared * c->moe_ffn;
+    return OK;
+}
+
+enum status family_routing(const struct json *j, struct model_config *c, struct err *err)
+{
+    c->routed_scale = (float)json_get_number(j, "routed_scaling_factor", 1.0);
+    c->n_group = (int32_t)json_get_int(j, "n_group", 1);
+    c->topk_group = (int32_t)json_get_int(j, "topk_group", 1);
+    if (c->n_group < 1 || c->n_experts % c->n_group || c->topk_group < 1 ||
+        c->topk_group > c->n_group) {
+        return err_set(err, ERR_FORMAT, "config.json: n_group and topk_group do not fit %d experts",
+                       c->n_experts);
+    }
+    return OK;
+}
+
+enum status family_routing_v3(const struct json *j, struct model_config *c, struct err *err)
+{
+    c->scoring = MOE_SIGMOID;
+    c->renormalise = json_get_bool(j, "norm_topk_prob", true);
+    c->correction = true;
+    return family_routing(j, c, err);
+}
+
+enum status family_dense_layers(const struct json *j, int64_t n_dense, struct model_config *c,
+                                struct err *err)
+{
+    const struct json *types = json_get(j, "mlp_layer_types");
+    if (json_is(types, JSON_ARRAY) && json_count(types) < (size_t)c->n_layers) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: mlp_layer_types has fewer entries than layers");
+    }
+    const struct json *type = json_first(types);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].moe = i >= n_dense;
+        if (type) {
+            const char *name = json_string(type);
+            c->layers[i].moe = name && strcmp(name, "sparse") == 0;
+            if (!c->layers[i].moe && (!name || strcmp(name, "dense") != 0)) {
+                return err_set(err, ERR_UNSUPPORTED,
+                               "config.json: the mlp_layer_type '%s' is not known",
+                               name ? name : "(not a string)");
+            }
+            type = json_next(type);
+        }
+    }
+    return OK;
+}
+
+enum status family_same_of_layers(const struct json *j, const char *key, int32_t n_layers,
+                                  int64_t *out, struct err *err)
+{
+    const struct json *node = json_get(j, key);
+    *out = json_get_int(j, key, 0);
+    if (!json_is(node, JSON_ARRAY)) {
+        return OK;
+    }
+    int32_t i = 0;
+    for (const struct json *v = json_first(node); v && i < n_layers; v = json_next(v), i++) {
+        int64_t one = 0;
+        json_int64(v, &one);
+        if (i > 0 && one != *out) {
+            return err_set(err, ERR_UNSUPPORTED,
+                           "config.json: %s differs between layers, which is not supported", key);
+        }
+        *out = one;
+    }
+    return i < n_layers ? err_set(err, ERR_FORMAT,
+                                  "config.json: %s has fewer entries than layers", key)
+                        : OK;
+}
+
+enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err)
+{
+    if (json_get_bool(j, key, value) != value) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: %s %s is not supported", key,
+                       value ? "false" : "true");
+    }
+    return OK;
+}
+
+enum status family_query_growth(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *rope = rope_params(j);
+    double beta = json_get_number(rope, "llama_4_scaling_beta", 0.0);
+    int64_t every = json_get_int(rope, "original_max_position_embeddings", 0);
+    if (fabs(beta) > 0.0) {
+        TRY(family_positive("original_max_position_embeddings", every, MAX_POSITIONS, err));
+    }
+    for (int32_t i = 0; i < c->n_layers && fabs(beta) > 0.0; i++) {
+        c->layers[i].growth = (struct query_growth){.beta = (float)beta, .every = (int32_t)every};
+    }
+    return OK;
+}

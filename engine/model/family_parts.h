@@ -1,0 +1,70 @@
+/* What the files of families share: the names that most checkpoints use, and readers of keys that
+ * several families have. For families_*.c, not for others. */
+#ifndef SLUICE_ENGINE_MODEL_FAMILY_PARTS_H
+#define SLUICE_ENGINE_MODEL_FAMILY_PARTS_H
+
+#include "engine/model/config.h"
+
+#define BASE_NAMES                                                                                 \
+    .embed = "model.embed_tokens", .final_norm = "model.norm", .head = "lm_head",                  \
+    .o = "self_attn.o_proj", .ffn_norm = "post_attention_layernorm",                               \
+    .attn_norm = "input_layernorm"
+#define QKV_NAMES .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj"
+#define FFN_NAMES .gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"
+#define QK_NORM_NAMES .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm"
+#define EXPERT_NAMES                                                                               \
+    .router = "mlp.gate", .expert_gate = "mlp.experts.%d.gate_proj",                               \
+    .expert_up = "mlp.experts.%d.up_proj", .expert_down = "mlp.experts.%d.down_proj",              \
+    .experts_gate_up = "mlp.experts.gate_up_proj", .experts_down = "mlp.experts.down_proj"
+
+extern const struct tensor_names llama_names;
+
+/* The rows of one file. */
+struct family_table {
+    const struct family *rows;
+    size_t n;
+};
+extern const struct family_table families_dense, families_gemma, families_moe, families_mla;
+
+/* sliding_window on all layers, on the even ones; taken back unless use_sliding_window. */
+void family_window_on_all(const struct json *j, struct model_config *c);
+void family_window_on_even(const struct json *j, struct model_config *c);
+void family_windows_if_used(const struct json *j, struct model_config *c);
+/* sliding_window on all layers but every n-th. */
+void family_window_but_every(const struct json *j, int64_t n, struct model_config *c);
+
+/* An integer from 1 to max, or the sentence that names the key. */
+enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err);
+
+/* Experts on every layer, as many as count_key says (or, as transformers 5 writes it for all,
+ * num_local_experts) of the width of ffn_key; callers then take some layers back. */
+enum status family_experts(const struct json *j, const char *count_key, const char *ffn_key,
+                           struct model_config *c, struct err *err);
+/* The same with numbers that other keys, here for messages, have said. */
+struct experts_said {
+    const char *count_key, *pick_key, *ffn_key;
+    int64_t n, k, ffn;
+};
+enum status family_set_experts(const struct experts_said *s, struct model_config *c,
+                               struct err *err);
+/* Shared experts, as many as `key` says, as one of their widths' sum. */
+enum status family_shared_experts(const struct json *j, const char *key, struct model_config *c,
+                                  struct err *err);
+/* What DeepSeek's routers have: n_group, topk_group, routed_scaling_factor. */
+enum status family_routing(const struct json *j, struct model_config *c, struct err *err);
+/* DeepSeek V3's router: sigmoid scores, a correction for the choice. */
+enum status family_routing_v3(const struct json *j, struct model_config *c, struct err *err);
+/* Takes experts back: from the layers that mlp_layer_types calls dense, or without it from the
+ * first n_dense. */
+enum status family_dense_layers(const struct json *j, int64_t n_dense, struct model_config *c,
+                                struct err *err);
+
+/* An integer, or a list of one for each layer that are all the same; 0 if it is neither. */
+enum status family_same_of_layers(const struct json *j, const char *key, int32_t n_layers,
+                                  int64_t *out, struct err *err);
+/* A switch that only has one meaning here. */
+enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err);
+/* llama_4_scaling_beta of the rope's parameters: queries of all layers grow. */
+enum status family_query_growth(const struct json *j, struct model_config *c, struct err *err);
+
+#endif

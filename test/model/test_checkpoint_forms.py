@@ -1,0 +1,128 @@
+"""The forms in which one model may be saved: under a wrapper's names, beside tensors of other modalities and of drafts,
+and with its experts in one tensor or in many. None changes an answer."""
+import json
+import os
+import struct
+
+import pytest
+
+import golden
+from test_checkpoint import HEAD, MOE, SOURCE, Checkpoint, run, tokens
+
+TIED = os.path.join(golden.GOLDEN, "llama-tied")
+
+
+def take(c, name):
+    """A tensor's numbers, of two bytes each, as nested rows; it leaves the file."""
+    tensor = c.header.pop(name)
+    begin, end = tensor["data_offsets"]
+    words = struct.unpack(f"<{(end - begin) // 2}H", c.data[begin:end])
+    rows, cols = tensor["shape"]
+    return [list(words[r * cols:(r + 1) * cols]) for r in range(rows)]
+
+
+def put(c, name, shape, words):
+    data = struct.pack(f"<{len(words)}H", *words)
+    c.header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [len(c.data), len(c.data) + len(data)]}
+    c.data += data
+
+
+def flat(rows):
+    return [w for row in rows for w in row]
+
+
+def turned(rows):
+    return [list(column) for column in zip(*rows)]
+
+
+def stack_experts(c):
+    """All experts of a layer in two tensors, as transformers 5 has them."""
+    n, hidden, width = (c.config[k] for k in ("num_local_experts", "hidden_size", "moe_intermediate_size"))
+    for layer in range(c.config["num_hidden_layers"]):
+        base = f"model.layers.{layer}.mlp.experts."
+        gate_up, down = [], []
+        for e in range(n):
+            gate, up, last = (take(c, f"{base}{e}.{part}_proj.weight") for part in ("gate", "up", "down"))
+            gate_up += flat(gate + up)
+            down += flat(last)
+        put(c, base + "gate_up_proj", [n, 2 * width, hidden], gate_up)
+        put(c, base + "down_proj", [n, hidden, width], down)
+    c.write()
+
+
+def test_experts_in_one_tensor_are_those_of_many(tmp_path):
+    c = Checkpoint(tmp_path / "model", MOE)
+    stack_experts(c)
+    assert tokens(c.folder) == tokens(MOE)
+    two = ["--tensor-parallel-size", "2", *golden.TWO_THREADS]
+    assert not golden.EXACT_RANKS or tokens(c.folder, *two) == tokens(MOE)
+
+
+def test_stacked_experts_of_another_shape_are_refused(tmp_path):
+    c = Checkpoint(tmp_path / "model", MOE)
+    stack_experts(c)
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    n, rows, cols = c.header[name]["shape"]
+    c.header[name]["shape"] = [n, cols, rows]
+    c.write()
+    done = run(c.folder)
+    assert done.returncode == 1 and name in done.stderr and f"[{n}, {rows}, {cols}]" in done.stderr
+
+
+OTHERS = ["vision_tower.blocks.0.weight", "model.visual.merger.weight", "model.audio_tower.layers.0.weight",
+          "model.embed_audio.weight", "multi_modal_projector.linear_1.bias", "vision_model.model.layers.9.weight"]
+
+
+def told(folder):
+    done = run(folder, "--log-level", "debug")
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stderr.splitlines() if "tensors" in line]
+
+
+def test_tensors_of_images_and_sound_are_passed_over_with_one_line(tmp_path):
+    c = Checkpoint(tmp_path / "model")
+    for name in OTHERS:
+        put(c, name, [2], [0x3F80, 0x3F80])
+    c.write()
+    assert tokens(c.folder) == tokens(SOURCE)
+    assert [f"{len(OTHERS)} tensors of images and sound" in line and " info " in line for line in told(c.folder)] == [True]
+
+
+def test_layers_that_draft_are_passed_over_where_config_tells_of_them(tmp_path):
+    c = Checkpoint(tmp_path / "model")
+    names = ["mtp.fc.weight", "model.mtp_block.0.weight", f"model.layers.{c.config['num_hidden_layers']}.eh_proj.weight"]
+    for name in names:
+        put(c, name, [2], [0x3F80, 0x3F80])
+    c.write()
+    assert [" warn " in line for line in told(c.folder)] == [False, True]
+    c.config["num_nextn_predict_layers"] = 1
+    c.write_config()
+    assert ["3 tensors of layers that draft" in line and " info " in line for line in told(c.folder)] == [True]
+
+
+def wrap(c, **top):
+    """The config becomes a wrapper's text part."""
+    c.config = {"model_type": "some_vlm", "text_config": c.config, "vision_config": {"hidden_size": 8}, **top}
+    c.write_config()
+
+
+@pytest.mark.parametrize("inside", [True, False, None])
+def test_a_wrapper_says_whether_the_head_is_tied(inside, tmp_path):
+    """What its text part says of it has no effect, as in transformers."""
+    tied, untied = Checkpoint(tmp_path / "tied", TIED), Checkpoint(tmp_path / "untied")
+    del untied.header[HEAD]
+    untied.write()
+    for c, said in ((tied, True), (untied, False)):
+        c.config["tie_word_embeddings"] = inside
+        wrap(c, tie_word_embeddings=said)
+    assert tokens(tied.folder) == tokens(TIED)
+    done = run(untied.folder)
+    assert done.returncode == 1 and HEAD in done.stderr
+
+
+def test_a_wrapper_may_name_the_family_for_its_text_part(tmp_path):
+    c = Checkpoint(tmp_path / "model")
+    family = c.config.pop("model_type")
+    wrap(c, model_type=family)
+    assert tokens(c.folder) == tokens(SOURCE)
+    assert json.load(open(c.path("config.json")))["text_config"].get("model_type") is None
