@@ -2,15 +2,16 @@
  * kernels read (kernels/gemm/coded.cu).
  *
  * The matrix is cut into tiles of 16 outputs by a chunk of inputs that fills 1,024 bytes: 64 of 8
- * bits or 128 of 4. In a tile each lane of a warp has 16 bytes of output g and 16 of output g + 8,
- * where its lane is 4 g + t; all lanes' first ones come first. Their four words are, for t, inputs
+ * bits or 128 of 4. Of a tile each lane of a warp reads 16 bytes of output g and 16 of output g + 8,
+ * where its lane is 4 g + t.
  *
- *     8 bits  32 (j / 2) + 8 t + 4 (j % 2) ..  of word j, as bytes 0 2 1 3
- *     4 bits  32 j + 8 t ..  of word j, even ones in nibbles 0..3, odd ones in 4..7
+ *     8 bits  outputs lie one behind the other, padded to whole chunks with zeros, which is also what
+ *             cuBLASLt reads. Word j of t's is, in an mma, inputs 32 (j / 2) + 8 t + 4 (j % 2) ..
+ *     4 bits  a tile's bytes are contiguous, all lanes' first 16 first, and so are a tile row's
+ *             chunks. Word j of t's is inputs 32 j + 8 t .., even ones in nibbles 0..3, odd in 4..7
  *
- * so that a word is what a thread has of one mma's operand (8 bits) or two (4 bits), while the other
- * operand, x, is read along its rows, 64 bytes of a row at once. A tile row's chunks follow each
- * other: what a warp reads is contiguous.
+ * So a word is what a thread has of one mma's operand (8 bits) or two (4 bits), while the other
+ * operand, x, is read along its rows, 64 bytes of a row at once.
  *
  * Scales and zeros of a tile lie in records of 16 outputs by the groups of a chunk, or, of groups
  * that span chunks, by one. Compiles as C11 and C++17. */
@@ -30,7 +31,8 @@ enum { CODED_ROWS = 16, CODED_TILE_BYTES = 1024, CODED_WORDS = 4 }; // words: of
 
 /* Weight = (code - zero) * scale. */
 struct coded_matrix {
-    const uint8_t *tiles;  // [n_experts, n_tiles, n_chunks, CODED_TILE_BYTES]
+    const uint8_t *tiles;  // [n_experts, n_tiles, n_chunks, CODED_TILE_BYTES] of 4 bits;
+                           // [n_experts, n_tiles * CODED_ROWS, coded_row_bytes] of 8
     const uint8_t *scales; // [n_experts, n_tiles, n_records, CODED_ROWS, record_groups]
     const uint8_t *zeros;  // likewise, a byte each; NULL: all are `zero`
     enum dtype code;       // DT_E4M3, DT_U4 or DT_E2M1
@@ -41,11 +43,20 @@ struct coded_matrix {
     int32_t n_records, record_groups; // of a tile row; groups in a record: 1, 2 or 4
     int32_t record_shift;             // 2^this chunks share a record
     int32_t record_bytes;             // of scales
+    /* Of 8 bits, for cuBLASLt: a scale for each output, or, with product_blocks, for each block of
+     * 128 x 128, [outputs / 128, product_blocks]. NULL: it has no such scales. */
+    const float *product_scales;
+    int32_t product_blocks;
 };
 
 static inline int32_t coded_chunk(enum dtype code)
 {
     return code == DT_E4M3 ? 64 : 128;
+}
+
+static inline int64_t coded_row_bytes(const struct coded_matrix *m) // of 8 bits
+{
+    return (int64_t)m->n_chunks * 64;
 }
 
 static inline size_t coded_tiles_bytes(const struct coded_matrix *m) // of a tile row

@@ -28,8 +28,7 @@ static bool is_code(const struct weight_part *p)
 {
     const struct weight_codec *c = &p->codec;
     const bool has_scales = weight_part_is_dummy(p) ? c->block_cols > 0 : c->scales.data != NULL;
-    if (!has_scales || p->transposed || p->col_step != 1 ||
-        p->inputs.numbers != INPUT_AS_IT_IS) {
+    if (!has_scales || p->transposed || p->col_step != 1) {
         return false;
     }
     switch (c->values.dtype) {
@@ -173,14 +172,10 @@ static struct source_row row_of(const struct coded_source *s, int64_t tile, int3
     return (struct source_row){&s->parts[low], row - s->first_rows[low]};
 }
 
-static void put_bytes(const struct weight_part *p, int64_t row, int32_t r, uint8_t *to)
+static void put_bytes(const struct weight_part *p, int64_t row, uint8_t *to)
 {
-    static const uint8_t place[4] = {0, 2, 1, 3};
-    uint8_t *mine = to + r / 8 * 512 + r % 8 * 64;
     for (int64_t k = 0; k < p->n_cols; k++) {
-        const int64_t word = k % 64 / 32 * 2 + k % 8 / 4;
-        mine[k / 64 * CODED_TILE_BYTES + k % 32 / 8 * 16 + word * 4 + place[k % 4]] =
-            (uint8_t)weight_part_code(p, row, k);
+        to[k] = (uint8_t)weight_part_code(p, row, k);
     }
 }
 
@@ -225,8 +220,10 @@ void coded_fill_tiles(const void *source, int64_t tile, char *to)
     memset(to, 0, n);
     for (int32_t r = 0; r < CODED_ROWS; r++) {
         const struct source_row row = row_of(s, tile, r);
-        if (row.part) {
-            (is_8 ? put_bytes : put_nibbles)(row.part, row.row, r, (uint8_t *)to);
+        if (row.part && is_8) {
+            put_bytes(row.part, row.row, (uint8_t *)to + r * coded_row_bytes(&s->matrix));
+        } else if (row.part) {
+            put_nibbles(row.part, row.row, r, (uint8_t *)to);
         }
     }
     if (is_8 && has_nan((const uint8_t *)to, n)) {
@@ -271,6 +268,52 @@ void coded_fill_scales(const void *source, int64_t tile, char *to)
             put_scale(m, row.part, scale, to + (size_t)at * size);
         }
     }
+}
+
+/* ---- scales for cuBLASLt ------------------------------------------------------------------------ */
+
+enum { PRODUCT_BLOCK = 128 };
+
+static bool has_product_blocks(const struct coded_source *s)
+{
+    for (int32_t i = 0; i < s->n_parts; i++) {
+        const struct weight_part *p = &s->parts[i];
+        const bool is_last = i + 1 == s->n_parts;
+        if (p->codec.block_rows != PRODUCT_BLOCK || p->codec.block_cols != PRODUCT_BLOCK ||
+            p->row_step != 1 || p->first_row % PRODUCT_BLOCK != 0 ||
+            (p->n_rows % PRODUCT_BLOCK != 0 && !is_last)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, size_t *n)
+{
+    enum { ALIGN = 4 }; // cuBLASLt's rows of block scales
+    const struct coded_matrix *m = &s->matrix;
+    if (m->code != DT_E4M3 || m->n_experts != 1 || group_inputs(m) != PRODUCT_BLOCK ||
+        !has_product_blocks(s)) {
+        return NULL;
+    }
+    const int32_t across = (m->n_in + PRODUCT_BLOCK - 1) / PRODUCT_BLOCK;
+    const int32_t down = (m->n_out + PRODUCT_BLOCK - 1) / PRODUCT_BLOCK;
+    *n_blocks = (across + ALIGN - 1) / ALIGN * ALIGN;
+    *n = (size_t)down * (size_t)*n_blocks;
+    float *scales = xcalloc(*n, sizeof *scales);
+    for (int32_t r = 0; r < down; r++) {
+        const struct source_row row =
+            row_of(s, (int64_t)r * PRODUCT_BLOCK / CODED_ROWS, 0);
+        for (int32_t c = 0; c < across; c++) {
+            const float scale =
+                weight_part_is_dummy(row.part)
+                    ? s->dummy_scale
+                    : weight_part_scale(row.part, row.row, (int64_t)c * PRODUCT_BLOCK);
+            scales[(size_t)r * (size_t)*n_blocks + (size_t)c] =
+                weight_codec_scale(&row.part->codec, scale);
+        }
+    }
+    return scales;
 }
 
 void coded_fill_zeros(const void *source, int64_t tile, char *to)

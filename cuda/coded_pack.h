@@ -25,6 +25,10 @@ struct coded_source {
 bool coded_source_init(struct coded_source *s, const struct weight_desc *d);
 void coded_source_deinit(struct coded_source *s);
 
+/* Scales of blocks of 128 x 128 for cuBLASLt (coded_matrix.product_scales), to be freed; NULL: the
+ * weight has no such blocks. */
+float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, size_t *n);
+
 /* A tile row (of all experts') for cuda_upload_units. */
 void coded_fill_tiles(const void *source, int64_t tile, char *to);
 void coded_fill_scales(const void *source, int64_t tile, char *to);

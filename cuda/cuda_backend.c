@@ -55,7 +55,7 @@ static enum status open_owners(struct cuda_backend *be)
     TRY(passes_open(&be->passes, device, be->graphs, &be->lanes, l, be->max_draws,
                     &be->attention));
     TRY(open_scratch(be));
-    TRY(gemms_setup(&be->gemms, l->vocab));
+    TRY(gemms_setup(&be->gemms, l->vocab, l->max_rows));
     TRY(lanes_open_staging(&be->lanes, staged));
     TRY(steps_open(&be->steps, device, l, be->max_draws, staged));
     be->kv.device = device;

@@ -24,6 +24,7 @@ struct cuda {
     struct weight *weights;
     struct rope_table *ropes;
     size_t max_expanded_bytes; // of a quantised matrix that products of many rows expand
+    int64_t max_rounded_in; // inputs of a weight that wants them rounded; 0: none does
     int64_t max_expert_width; // ffn + hidden of the widest experts opened, 0: none
     struct upload *upload;
 };

@@ -9,11 +9,13 @@
 
 enum { N_PLANS = 4096, PROBES = 8, WORKSPACE_BYTES = 64 << 20, SUMS_BYTES = 32 << 20 };
 enum { MAX_EXPANDED_BYTES = 256 << 20 };
+enum { CODED_MAX_ROWS = 64 }; // of gemm_coded, but in deterministic mode
 
 /* All that a plan depends on; compared as bytes, so it is zeroed before it is filled. */
 struct plan_key {
     int32_t n_rows, n_out, n_in, x_stride, y_stride, w_stride, n_batch;
     int32_t x_dtype, w_dtype, y_dtype, flags; // 1: bias, 2: accumulate
+    int32_t scaled; // E4M3: 1: scales of rows, 2: of blocks
     int64_t x_batch, w_batch, y_batch;
 };
 
@@ -42,8 +44,20 @@ enum status gemms_open(struct gemms *g, struct cuda *device)
     return cuda_alloc(device, WORKSPACE_BYTES, &g->workspace);
 }
 
-enum status gemms_setup(struct gemms *g, int32_t vocab)
+static enum status setup_rounded(struct gemms *g, int32_t max_rows)
 {
+    const size_t n_in = (size_t)g->device->max_rounded_in, rows = (size_t)max_rows;
+    if (n_in == 0) {
+        return OK;
+    }
+    TRY(cuda_alloc(g->device, rows * (n_in + 15) / 16 * 16 * sizeof(uint16_t), &g->rounded.rows));
+    return cuda_alloc(g->device, rows * (n_in / 128 + 1) * sizeof(float),
+                      (void **)&g->rounded.scales);
+}
+
+enum status gemms_setup(struct gemms *g, int32_t vocab, int32_t max_rows)
+{
+    TRY(setup_rounded(g, max_rows));
     const size_t wanted = g->device->max_expanded_bytes;
     g->expanded_bytes = wanted < MAX_EXPANDED_BYTES ? wanted : MAX_EXPANDED_BYTES;
     if (g->expanded_bytes > 0) {
@@ -91,6 +105,9 @@ void gemms_close(struct gemms *g)
 
 static cudaDataType_t data_type(int32_t dtype)
 {
+    if (dtype == DT_E4M3) {
+        return CUDA_R_8F_E4M3;
+    }
     return dtype == DT_F32 ? CUDA_R_32F : dtype == DT_BF16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
@@ -110,7 +127,21 @@ static bool layout_init(cublasLtMatrixLayout_t *l, int32_t dtype, int64_t rows, 
     return ok;
 }
 
-static bool op_init(struct plan *p, const struct plan_key *k)
+/* Scales of a product of E4M3 codes. */
+struct product_scales {
+    const float *w, *x;
+    bool blocks;
+};
+
+static bool set_scales(struct plan *p, const struct product_scales *s)
+{
+    return cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &s->w,
+                                          sizeof s->w) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &s->x,
+                                          sizeof s->x) == CUBLAS_STATUS_SUCCESS;
+}
+
+static bool op_init(struct plan *p, const struct plan_key *k, const struct product_scales *s)
 {
     const cublasOperation_t transpose = CUBLAS_OP_T;
     if (cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F) !=
@@ -118,6 +149,21 @@ static bool op_init(struct plan *p, const struct plan_key *k)
         cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &transpose,
                                        sizeof transpose) != CUBLAS_STATUS_SUCCESS) {
         return false;
+    }
+    if (k->scaled) {
+        const cublasLtMatmulMatrixScale_t of_w = k->scaled == 1
+                                                     ? CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+                                                     : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+        const cublasLtMatmulMatrixScale_t of_x = k->scaled == 1
+                                                     ? CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+                                                     : CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+        if (cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &of_w,
+                                           sizeof of_w) != CUBLAS_STATUS_SUCCESS ||
+            cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &of_x,
+                                           sizeof of_x) != CUBLAS_STATUS_SUCCESS ||
+            !set_scales(p, s)) {
+            return false;
+        }
     }
     if (k->flags & 1) {
         const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
@@ -158,7 +204,8 @@ static bool choose(struct gemms *g, struct plan *p)
     return true;
 }
 
-static struct plan *find_plan(struct gemms *g, const struct plan_key *key)
+static struct plan *find_plan(struct gemms *g, const struct plan_key *key,
+                              const struct product_scales *s)
 {
     const uint64_t h = hash_bytes(key, sizeof *key, 0);
     struct plan *p = NULL;
@@ -176,7 +223,7 @@ static struct plan *find_plan(struct gemms *g, const struct plan_key *key)
     if (!p->used) {
         p->used = true;
         p->key = *key;
-        p->none = !(op_init(p, key) &&
+        p->none = !(op_init(p, key, s) &&
                     layout_init(&p->a, key->w_dtype, key->n_out, key->n_in, key->w_stride,
                                 key->n_batch, key->w_batch) &&
                     layout_init(&p->b, key->x_dtype, key->n_rows, key->n_in, key->x_stride,
@@ -210,7 +257,8 @@ static const void *bias_for(const struct gemm_args *a)
     return a->y_dtype == DT_F32 ? a->bias : a->bias_act;
 }
 
-static bool on_cublas(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
+static bool on_cublas(struct gemms *g, const struct gemm_args *a, const struct product_scales *s,
+                      cudaError_t *e)
 {
     if (a->x_dtype != a->w_dtype || (a->bias && (!bias_for(a) || a->n_batch > 1)) ||
         !is_aligned(a)) {
@@ -229,10 +277,11 @@ static bool on_cublas(struct gemms *g, const struct gemm_args *a, cudaError_t *e
     key.w_dtype = (int32_t)a->w_dtype;
     key.y_dtype = (int32_t)a->y_dtype;
     key.flags = (a->bias ? 1 : 0) | (a->accumulate ? 2 : 0);
+    key.scaled = s ? 1 + s->blocks : 0;
     key.x_batch = a->x_batch;
     key.w_batch = a->w_batch;
     key.y_batch = a->y_batch;
-    struct plan *p = find_plan(g, &key);
+    struct plan *p = find_plan(g, &key, s);
     if (p->none) {
         return false;
     }
@@ -241,6 +290,9 @@ static bool on_cublas(struct gemms *g, const struct gemm_args *a, cudaError_t *e
         const void *bias = bias_for(a);
         cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
                                        sizeof bias);
+    }
+    if (s) {
+        set_scales(p, s);
     }
     const cublasStatus_t st = cublasLtMatmul(
         g->plans->handle, p->op, &one, a->weight, p->a, a->x, p->b, &beta, a->y, p->d, a->y, p->d,
@@ -294,7 +346,7 @@ static bool in_halves(struct gemms *g, const struct gemm_args *a, struct sum_par
     b.y_stride = a->n_out;
     b.y_dtype = DT_F32;
     b.bias = NULL;
-    if (!on_cublas(g, &b, e)) {
+    if (!on_cublas(g, &b, NULL, e)) {
         return false;
     }
     *left = sums;
@@ -363,7 +415,7 @@ static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a
         return cuda_check(g->device, gemm_small(g->device->stream, a, g->device->n_sms),
                           "gemm_small");
     }
-    if (in_halves(g, a, sums, &e) || on_cublas(g, a, &e)) {
+    if (in_halves(g, a, sums, &e) || on_cublas(g, a, NULL, &e)) {
         return cuda_check(g->device, e, "cublasLtMatmul");
     }
     return cuda_check(g->device, gemm_tile(g->device->stream, a), "gemm_tile");
@@ -373,9 +425,13 @@ static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a
 
 /* The kernel's own up to this many rows, for each 32 of which it reads the weight; more are cheaper
  * with numbers. In deterministic mode all, for its bits do not depend on how many there are. */
+static bool is_few(const struct gemms *g, const struct gemm_args *a)
+{
+    return a->n_rows <= CODED_MAX_ROWS || g->device->options.deterministic;
+}
+
 static bool on_coded(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
 {
-    enum { MAX_ROWS = 64 };
     const struct coded_args c = {.x = a->x,
                                  .y = a->y,
                                  .bias = a->bias,
@@ -387,8 +443,7 @@ static bool on_coded(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
                                  .accumulate = a->accumulate,
                                  .gated = a->gated,
                                  .activation = ACT_SILU};
-    if ((a->n_rows > MAX_ROWS && !g->device->options.deterministic) ||
-        !gemm_coded_takes(a->coded, &c)) {
+    if (!is_few(g, a) || !gemm_coded_takes(a->coded, &c)) {
         return false;
     }
     *e = gemm_coded(g->device->stream, a->coded, &c);
@@ -425,13 +480,89 @@ static enum status in_bands(struct gemms *g, const struct gemm_args *a, struct s
     return OK;
 }
 
+/* ---- inputs that are rounded ------------------------------------------------------------------- */
+
+static struct round_args rounding_of(const struct gemm_args *a)
+{
+    return (struct round_args){.x = a->x,
+                               .x_dtype = a->x_dtype,
+                               .x_stride = a->x_stride,
+                               .n_rows = a->n_rows,
+                               .n_in = a->n_in,
+                               .group = a->inputs->group,
+                               .power_of_two = a->inputs->power_of_two,
+                               .scale = a->inputs->scale};
+}
+
+static bool can_round(const struct gemms *g, const struct gemm_args *a)
+{
+    return a->inputs && g->rounded.rows && (uintptr_t)a->x % 16 == 0 && a->x_stride % 8 == 0 &&
+           a->n_in % 8 == 0 && (a->x_dtype == DT_BF16 || a->x_dtype == DT_F16);
+}
+
+/* Few rows are the own kernel's, which reads the weight as cuBLASLt does but starts sooner. */
+static bool is_for_codes(const struct gemms *g, const struct gemm_args *a)
+{
+    enum { FEW_ROWS = 16 };
+    const struct coded_matrix *m = a->coded;
+    return m && m->product_scales && !g->device->options.deterministic && a->n_rows > FEW_ROWS &&
+           g->device->sm >= 90 && a->n_in % 16 == 0 && a->n_out % 16 == 0 &&
+           (m->product_blocks > 0) == (a->inputs->group > 0);
+}
+
+/* The product of codes with codes, on the tensor cores of 8 bits. */
+static bool on_codes(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
+{
+    const struct coded_matrix *m = a->coded;
+    if (!is_for_codes(g, a)) {
+        return false;
+    }
+    struct round_args r = rounding_of(a);
+    r.codes = g->rounded.rows;
+    r.code_stride = a->n_in;
+    r.scales = g->rounded.scales;
+    *e = round_inputs(g->device->stream, &r);
+    if (*e != cudaSuccess) {
+        return true;
+    }
+    struct gemm_args b = *a;
+    b.x = r.codes;
+    b.x_stride = a->n_in;
+    b.weight = m->tiles;
+    b.w_stride = (int32_t)coded_row_bytes(m);
+    b.x_dtype = b.w_dtype = DT_E4M3;
+    const struct product_scales s = {m->product_scales, r.scales, m->product_blocks > 0};
+    return on_cublas(g, &b, &s, e);
+}
+
+/* x as the numbers that its codes stand for. */
+static enum status with_rounded(struct gemms *g, struct gemm_args *a)
+{
+    struct round_args r = rounding_of(a);
+    r.numbers = g->rounded.rows;
+    CUDA_TRY(g->device, round_inputs(g->device->stream, &r));
+    a->x = r.numbers;
+    a->x_stride = a->n_in;
+    return OK;
+}
+
 bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st)
 {
     if (!a->coded) {
         return gated_of_numbers(g, a, st);
     }
+    struct gemm_args b = *a;
     cudaError_t e = cudaSuccess;
-    if (a->n_rows <= 0 || !on_coded(g, a, &e)) {
+    if (can_round(g, a)) {
+        if (a->n_rows <= 0 || is_for_codes(g, a) || !is_few(g, a)) {
+            return false;
+        }
+        *st = with_rounded(g, &b);
+        if (*st != OK) {
+            return true;
+        }
+    }
+    if (a->n_rows <= 0 || !on_coded(g, &b, &e)) {
         return false;
     }
     *st = cuda_check(g->device, e, "gemm_coded");
@@ -440,9 +571,16 @@ bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st
 
 enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums)
 {
-    if (!a->coded || a->n_rows <= 0) {
-        return product_of_numbers(g, a, sums);
-    }
+    struct gemm_args b = *a;
     cudaError_t e = cudaSuccess;
-    return on_coded(g, a, &e) ? cuda_check(g->device, e, "gemm_coded") : in_bands(g, a, sums);
+    if (a->n_rows > 0 && can_round(g, a)) {
+        if (on_codes(g, a, &e)) {
+            return cuda_check(g->device, e, "a product of codes");
+        }
+        TRY(with_rounded(g, &b));
+    }
+    if (!a->coded || a->n_rows <= 0) {
+        return product_of_numbers(g, &b, sums);
+    }
+    return on_coded(g, &b, &e) ? cuda_check(g->device, e, "gemm_coded") : in_bands(g, &b, sums);
 }

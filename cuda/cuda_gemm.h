@@ -15,11 +15,15 @@ struct gemms {
     size_t workspace_bytes;
     void *expanded; // a quantised weight's numbers, for one product
     size_t expanded_bytes;
+    struct { // rows rounded for one product
+        void *rows;
+        float *scales;
+    } rounded;
     struct row_bests bests; // where a head leaves them
 };
 
 enum status gemms_open(struct gemms *g, struct cuda *device);
-enum status gemms_setup(struct gemms *g, int32_t vocab); // for heads
+enum status gemms_setup(struct gemms *g, int32_t vocab, int32_t max_rows);
 void gemms_close(struct gemms *g);
 
 /* With may_split y may be left as *sums instead, in the one area that there is for them; else, and

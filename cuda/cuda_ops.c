@@ -97,6 +97,7 @@ static struct gemm_args product_of(const struct linear_args *a)
         .x = a->x.mem.p,
         .weight = w->data,
         .coded = weight_coded(w),
+        .inputs = weight_inputs(w),
         .x_dtype = a->x.dtype,
         .w_dtype = w->dtype,
         .n_rows = a->n_rows,

@@ -4,6 +4,7 @@
 #include "cuda/cuda_weights.h"
 #include "engine/base/mem.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Rows and columns of the parts must cover what the description says. */
@@ -108,7 +109,46 @@ static enum status upload_coded(struct cuda *be, const struct coded_source *s,
     m->tiles = memory[0];
     m->scales = memory[1];
     m->zeros = memory[2];
+    if (m->code == DT_E4M3 && m->n_records == 1 && m->record_shift > 0) { // a scale for each row
+        m->product_scales = memory[1];
+    }
+    size_t n_blocks = 0;
+    float *blocks = coded_product_scales(s, &m->product_blocks, &n_blocks);
+    if (blocks) {
+        void *to = NULL;
+        enum status st = cuda_alloc(be, n_blocks * sizeof *blocks, &to);
+        st = st == OK ? cuda_write(&be->base, (struct dmem){to}, blocks, n_blocks * sizeof *blocks)
+                      : st;
+        m->product_scales = to;
+        free(blocks);
+        return st;
+    }
     return OK;
+}
+
+/* ---- inputs -------------------------------------------------------------------------------------- */
+
+/* How x is to be rounded: to E4M3, a scale for each row or each 128 inputs, or one that is stored,
+ * the largest of the parts', which all read the same rows. */
+static void read_inputs(struct cuda *be, const struct weight_desc *d, struct weight *w)
+{
+    struct input_rule rule = d->parts[0].inputs;
+    if (d->kind != WEIGHT_LINEAR || d->dtype == DT_F32 || rule.numbers != INPUT_E4M3 ||
+        d->n_in % 8 != 0 || (rule.group != 0 && rule.group != 128) ||
+        (rule.group > 0 && d->parts[0].first_col % rule.group != 0)) {
+        return;
+    }
+    for (int32_t i = 1; i < d->n_parts; i++) {
+        const struct input_rule *other = &d->parts[i].inputs;
+        if (other->numbers != rule.numbers || other->group != rule.group ||
+            other->from_row != rule.from_row || other->power_of_two != rule.power_of_two) {
+            return; // fused, and unlike: rows that all read stay as they are
+        }
+        rule.scale = other->scale > rule.scale ? other->scale : rule.scale;
+    }
+    rule.scale = rule.from_row ? 0.0f : rule.scale;
+    w->inputs = rule;
+    be->max_rounded_in = d->n_in > be->max_rounded_in ? d->n_in : be->max_rounded_in;
 }
 
 /* *taken is false where the weight is to be stored as numbers. */
@@ -157,6 +197,7 @@ enum status cuda_weight_open(struct backend *base, const struct weight_desc *des
     w->next = be->weights; // freed on close, also when half-open
     be->weights = w;
     bool is_coded = false;
+    read_inputs(be, desc, w);
     TRY(open_coded(be, desc, w, &is_coded, err));
     if (!is_coded) {
         TRY(open_data(be, desc, w, err));

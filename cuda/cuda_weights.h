@@ -13,6 +13,7 @@ struct weight {
     int32_t n_experts;
     void *data;     // [n_experts, n_out, n_in]; NULL: it stays quantised, as
     struct coded_matrix coded; // (coded.tiles NULL: data)
+    struct input_rule inputs; // INPUT_E4M3, of LINEAR, or INPUT_AS_IT_IS
     float *bias;    // [n_experts, n_out] or NULL
     void *bias_act; // LINEAR: the same in the weight's dtype, if that is 16-bit
     struct weight *next;
@@ -22,6 +23,12 @@ struct weight {
 static inline const struct coded_matrix *weight_coded(const struct weight *w)
 {
     return w->coded.tiles ? &w->coded : NULL;
+}
+
+/* NULL: what it multiplies is not rounded. */
+static inline const struct input_rule *weight_inputs(const struct weight *w)
+{
+    return w->inputs.numbers == INPUT_E4M3 ? &w->inputs : NULL;
 }
 
 struct rope_table {

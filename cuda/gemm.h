@@ -41,6 +41,7 @@ struct gemm_args {
     const void *x;      // [n_rows, n_in], rows x_stride apart
     const void *weight; // [n_out, n_in]; NULL:
     const struct coded_matrix *coded; // what stays quantised, or NULL
+    const struct input_rule *inputs;  // how x is rounded before, to E4M3; NULL: not at all
     void *y;            // [n_rows, n_out], rows y_stride apart
     const float *bias;  // [n_out], or NULL
     const void *bias_act; // the same in the dtype of x, or NULL
@@ -89,6 +90,23 @@ bool gemm_head_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 int32_t gemm_head_bands(const struct gemm_args *a);
 cudaError_t gemm_head(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
                       const struct row_bests *bests, const struct pass_view *pass);
+
+/* inputs.cu: rows of x (16 bits, 16 bytes at a time) rounded to E4M3, as codes with their scales or as
+ * numbers of their dtype. */
+struct round_args {
+    const void *x; // [n_rows, n_in], rows x_stride apart
+    enum dtype x_dtype;
+    int64_t x_stride;
+    int32_t n_rows, n_in;
+    int32_t group; // inputs that share a scale: 128; 0: the row's
+    bool power_of_two; // scales are rounded up to one
+    float scale;   // of all rows; 0: found from them
+    void *numbers; // [n_rows, n_in], where codes is NULL
+    uint8_t *codes;
+    int64_t code_stride;
+    float *scales; // of codes: [groups of a row, n_rows]
+};
+cudaError_t round_inputs(cudaStream_t stream, const struct round_args *a);
 
 /* gemm_tile.cu: any shape, any of the dtypes. */
 cudaError_t gemm_tile(cudaStream_t stream, const struct gemm_args *a);

@@ -511,5 +511,8 @@ bool module_dummy(const struct module *m, struct weight_part *out)
     c->block_cols = s->group > 0 ? s->group : m->n_in;
     c->block_cols = s->block_rows > 0 ? s->block_cols : c->block_cols;
     c->block_cols = number == DT_E2M1 ? 32 : c->block_cols;
+    out->inputs = s->inputs;
+    out->inputs.n_inputs = m->n_in;
+    out->inputs.scale = 1.0f / 64.0f; // of those that are stored
     return true;
 }

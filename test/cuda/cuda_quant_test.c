@@ -2,6 +2,8 @@
  * says they are, in fp32. */
 #include "test/cuda/cuda_pair.h"
 
+#include <math.h>
+
 #ifdef SLUICE_CUDA
 #include "cuda/cuda_weights.h"
 
@@ -360,6 +362,117 @@ TEST(gated_products_agree)
         free_tensor(&parts[0]);
         free_tensor(&parts[1]);
         pair_close(&p);
+    }
+}
+
+/* ---- inputs that are rounded ----------------------------------------------------------------- */
+
+/* The E4M3 number nearest to x, of two as near the one with the even code. */
+static float nearest_e4m3(float x)
+{
+    uint8_t codes[256];
+    struct number_grid g = {.data = codes, .dtype = DT_E4M3, .row_stride = 1, .col_stride = 1};
+    float best = 0.0f;
+    for (int32_t i = 0; i < 256; i++) {
+        codes[i] = (uint8_t)i;
+    }
+    for (int32_t i = 0; i < 256; i++) {
+        const float v = number_get(&g, 0, i), off = fabsf(v - x), least = fabsf(best - x);
+        if (!isnan(v) && (off < least || (off == least && i % 2 == 0))) {
+            best = v;
+        }
+    }
+    return best;
+}
+
+static void round_some(float *x, int32_t n, const struct input_rule *rule)
+{
+    float largest = 0.0f;
+    for (int32_t i = 0; i < n; i++) {
+        largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+    }
+    float scale = rule->from_row ? largest / 448.0f : rule->scale;
+    if (rule->power_of_two) {
+        scale = exp2f(ceilf(log2f(scale)));
+    }
+    for (int32_t i = 0; i < n; i++) {
+        x[i] = nearest_e4m3(x[i] / scale) * scale;
+    }
+}
+
+/* The CPU's x alone, which has no rule of its own in fp32. */
+static void round_reference(struct pair *p, struct pair_tensor *x, int32_t n_in,
+                            const struct input_rule *rule)
+{
+    float *values = tensor_get(p, x, CPU);
+    const int32_t group = rule->group > 0 ? rule->group : n_in;
+    for (int32_t r = 0; r < x->n_rows; r++) {
+        for (int32_t k = 0; k < n_in; k += group) {
+            const int32_t n = n_in - k < group ? n_in - k : group;
+            round_some(values + (size_t)r * (size_t)x->stride + k, n, rule);
+        }
+    }
+    const size_t n = (size_t)x->n_rows * (size_t)x->stride;
+    CHECK_EQ(p->be[CPU]->ops->write(p->be[CPU], x->t[CPU].mem, values, n * sizeof *values), OK);
+    free(values);
+}
+
+struct inputs_case {
+    int32_t format; // of formats
+    struct input_rule rule;
+};
+
+static void inputs_case(const struct inputs_case *c, enum dtype dtype, bool deterministic)
+{
+    enum { N_IN = 1088, STRIDE = N_IN + 16 };
+    static const int32_t rows[] = {1, 9, 16, 17, 33, 70, 130, 300};
+    struct pair p;
+    REQUIRE(pair_open(&p, dtype, deterministic, NULL));
+    struct weight_part parts[2] = {make_tensor(&formats[c->format], 256, N_IN),
+                                   make_tensor(&formats[c->format], 112, N_IN)};
+    for (int32_t i = 0; i < 2; i++) {
+        parts[i].inputs = c->rule;
+        parts[i].inputs.numbers = INPUT_E4M3;
+        parts[i].inputs.n_inputs = N_IN;
+    }
+    struct pair_weight w = open_parts(&p, WEIGHT_LINEAR, parts, 2, 1, true);
+    const struct backend_limits limits = pair_limits();
+    for (int b = 0; b < 2; b++) {
+        struct err err;
+        CHECK_EQ(p.be[b]->ops->setup(p.be[b], &limits, &err), OK);
+    }
+    for (int32_t r = 0; r < COUNT(rows); r++) {
+        const enum dtype y_dtype = r % 2 ? DT_F32 : dtype;
+        struct pair_tensor x = tensor_random(&p, rows[r], N_IN, STRIDE, 1.0f);
+        struct pair_tensor y = tensor_poisoned(&p, rows[r], 368 + 16, y_dtype);
+        round_reference(&p, &x, N_IN, &c->rule);
+        struct linear_args a = {.n_rows = rows[r]};
+        BOTH(&p, linear, a, a.x = x.t[b]; a.y = y.t[b]; a.weight = w.w[b]);
+        char what[128];
+        snprintf(what, sizeof what, "%s: %d rounded rows, dtype %d to %d", formats[c->format].name,
+                 rows[r], dtype, y_dtype);
+        check_tensor(&p, what, &y, 368, y_dtype == DT_F32 ? 5e-3 : pair_tolerance(&p) + 2e-3);
+    }
+    free_tensor(&parts[0]);
+    free_tensor(&parts[1]);
+    pair_close(&p);
+}
+
+TEST(products_with_rounded_inputs_agree)
+{
+    NEED_GPU();
+    static const struct inputs_case cases[] = {
+        {0, {.from_row = true}},
+        {0, {.scale = 0.01f}},
+        {1, {.from_row = true}},
+        {1, {.from_row = true, .power_of_two = true}},
+        {2, {.from_row = true, .group = 128}},
+        {2, {.from_row = true, .group = 128, .power_of_two = true}},
+        {3, {.from_row = true}},
+    };
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        inputs_case(&cases[i], DT_BF16, false);
+        inputs_case(&cases[i], DT_F16, i % 2 == 0);
     }
 }
 

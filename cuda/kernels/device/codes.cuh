@@ -44,7 +44,7 @@ template <typename T> __device__ __forceinline__ uint32_t zero_pair(int32_t zero
     return (uint32_t)half << 16 | half;
 }
 
-/* The word's codes 2 i and 2 i + 1, less the zero. The exponent's bits land where T's are, short of
+/* Two of the word's codes, less the zero: of 4 bits nibbles i and i + 4, of 8 bits bytes i and i + 2. The exponent's bits land where T's are, short of
  * the difference of the biases, which the product with a power of two makes good; it is exact for
  * subnormal codes, too. */
 template <typename T, enum dtype CODE>

@@ -78,18 +78,26 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
     char *ring; // of this warp
     const T *x[NT]; // this lane's row and place in it; NULL: none
     const uint8_t *tiles[TILES], *scales[TILES], *zeros[TILES]; // the same of the weight's
+    int chunk_step, second; // bytes from a lane's piece to that of the next chunk, of output g + 8
+    int place;              // where in shared memory a lane puts its pieces
     int lane;
 
     __device__ __forceinline__ coded_ring(const struct coded_params &p, const struct coded_work &w,
                                           char *ring)
         : p(p), w(w), ring(ring), lane(threadIdx.x & 31)
     {
+        constexpr bool IS_8 = CODE == DT_E4M3;
+        const int64_t row_bytes = (int64_t)p.m.n_chunks * 64;
+        const int64_t mine = IS_8 ? (lane >> 2) * row_bytes + (lane & 3) * 16 : lane * 16;
+        place = IS_8 ? (lane * 16) ^ (lane & 8) << 2 : lane * 16;
+        chunk_step = IS_8 ? 64 : CODED_TILE_BYTES;
+        second = IS_8 ? (int)row_bytes * 8 : 512;
 #pragma unroll
         for (int f = 0; f < TILES; f++) { // of one that is not there nothing is stored
             const int tile = w.tile[f] < p.m.n_tiles ? w.tile[f] : 0;
             const int64_t row = (int64_t)w.expert * p.m.n_tiles + tile;
             const int64_t record = row * p.m.n_records;
-            tiles[f] = p.m.tiles + row * p.m.n_chunks * CODED_TILE_BYTES + lane * 16;
+            tiles[f] = p.m.tiles + row * p.m.n_chunks * CODED_TILE_BYTES + mine;
             scales[f] = p.m.scales + record * S::SCALE_BYTES + lane * 4;
             zeros[f] = p.m.zeros + record * (CODED_ROWS * S::GROUPS) + lane * 4;
         }
@@ -118,9 +126,9 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
         const int record = chunk >> p.m.record_shift;
 #pragma unroll
         for (int f = 0; f < TILES; f++) {
-            const uint8_t *from = tiles[f] + (size_t)(uint32_t)chunk * CODED_TILE_BYTES;
-            cp_async_16(to + f * CODED_TILE_BYTES + lane * 16, from, true);
-            cp_async_16(to + f * CODED_TILE_BYTES + 512 + lane * 16, from + 512, true);
+            const uint8_t *from = tiles[f] + (size_t)(uint32_t)chunk * chunk_step;
+            cp_async_16(to + f * CODED_TILE_BYTES + place, from, true);
+            cp_async_16(to + f * CODED_TILE_BYTES + 512 + place, from + second, true);
             if constexpr (WORDS > 0) {
                 char *scale = to + S::SCALES + f * S::SCALE_BYTES + lane * 4;
 #pragma unroll
@@ -157,6 +165,22 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
         }
     }
 
+    /* A lane's four words of an output. Of 8 bits they are in two places, 8 bytes of each half of the
+     * chunk, where the halves of every second pair of outputs have changed places: no two lanes of a
+     * half warp meet in a bank. */
+    __device__ __forceinline__ void read_words(const char *from, uint32_t (&words)[4]) const
+    {
+        if constexpr (CODE == DT_E4M3) {
+            const int at = (lane >> 2) * 64 + (lane & 3) * 8, other = (lane & 8) << 2;
+            const uint2 low = *(const uint2 *)(from + (at ^ other));
+            const uint2 high = *(const uint2 *)(from + ((at + 32) ^ other));
+            words[0] = low.x, words[1] = low.y, words[2] = high.x, words[3] = high.y;
+        } else {
+            const uint4 v = *(const uint4 *)(from + lane * 16);
+            words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+        }
+    }
+
     __device__ __forceinline__ void compute(int slot, float (&acc)[TILES][NT][4]) const
     {
         const char *from = ring + slot * S::BYTES;
@@ -166,10 +190,7 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
         for (int f = 0; f < TILES; f++) {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const uint4 v =
-                    *(const uint4 *)(from + f * CODED_TILE_BYTES + h * 512 + lane * 16);
-                words[f][h][0] = v.x, words[f][h][1] = v.y;
-                words[f][h][2] = v.z, words[f][h][3] = v.w;
+                read_words(from + f * CODED_TILE_BYTES + h * 512, words[f][h]);
             }
         }
         float sum[TILES][NT][4];
@@ -211,8 +232,12 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
                 for (int n = 0; n < NT; n++) {
                     const int piece = CODE == DT_E4M3 ? j / 2 : j;
                     const int half = CODE == DT_E4M3 ? j % 2 : step;
-                    const uint2 b = *(const uint2 *)(from + S::X + (n * S::PIECES + piece) * 512 +
-                                                     lane * 16 + half * 8);
+                    uint2 b = *(const uint2 *)(from + S::X + (n * S::PIECES + piece) * 512 +
+                                               lane * 16 + half * 8);
+                    if constexpr (CODE == DT_E4M3) { // a pair of codes is every other byte
+                        b = make_uint2(__byte_perm(b.x, b.y, 0x5410),
+                                       __byte_perm(b.x, b.y, 0x7632));
+                    }
 #pragma unroll
                     for (int f = 0; f < TILES; f++) {
                         mma_16x8x16(WORDS > 0 ? sum[f][n] : acc[f][n], a[f], b.x, b.y, T());
@@ -380,7 +405,10 @@ __global__ void coded_expand_kernel(const __grid_constant__ struct coded_matrix 
     if (chunk >= m.n_chunks) {
         return;
     }
-    const uint8_t *from = m.tiles + (tile * m.n_chunks + chunk) * CODED_TILE_BYTES + lane * 16;
+    constexpr bool IS_8 = CODE == DT_E4M3;
+    const int64_t row_bytes = (int64_t)m.n_chunks * 64;
+    const uint8_t *from = m.tiles + tile * m.n_chunks * CODED_TILE_BYTES;
+    from += IS_8 ? g * row_bytes + chunk * 64 + t * 16 : chunk * CODED_TILE_BYTES + lane * 16;
     const int64_t record = tile * m.n_records + (chunk >> m.record_shift);
     const int groups = m.record_groups;
     const uint8_t *scales = m.scales + record * m.record_bytes;
@@ -388,12 +416,12 @@ __global__ void coded_expand_kernel(const __grid_constant__ struct coded_matrix 
     for (int h = 0; h < 2; h++) {
         const int r = g + 8 * h;
         const int64_t row = (int64_t)blockIdx.y * CODED_ROWS + r;
-        const uint4 words = *(const uint4 *)(from + h * 512);
+        const uint4 words = *(const uint4 *)(from + h * (IS_8 ? row_bytes * 8 : 512));
         const uint32_t word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-        for (int piece = 0; piece < (CODE == DT_E4M3 ? 2 : 4); piece++) {
-            const int k = chunk * (CODE == DT_E4M3 ? 64 : 128) + 32 * piece + 8 * t;
-            const int group = CODE == DT_E4M3 ? 0 : piece * groups / 4;
+        for (int piece = 0; piece < (IS_8 ? 2 : 4); piece++) {
+            const int k = IS_8 ? chunk * 64 + 16 * t + 8 * piece : chunk * 128 + 32 * piece + 8 * t;
+            const int group = IS_8 ? 0 : piece * groups / 4;
             const float scale = scale_at<CODE>(scales, r * groups + group);
             uint32_t zero = 0;
             if (CODE == DT_U4) {
@@ -403,13 +431,13 @@ __global__ void coded_expand_kernel(const __grid_constant__ struct coded_matrix 
             vec<T> v;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const uint32_t pair =
-                    CODE == DT_E4M3 ? pair_of<T, CODE>(word[piece * 2 + i / 2], i % 2, 0)
-                                    : pair_of<T, CODE>(word[piece], i, zero);
+                const uint32_t pair = IS_8 ? pair_of<T, CODE>(word[piece * 2 + i / 2], i % 2, 0)
+                                           : pair_of<T, CODE>(word[piece], i, zero);
+                const int first = IS_8 ? i / 2 * 4 + i % 2 : 2 * i, next = IS_8 ? 2 : 1;
                 T two[2];
                 memcpy(two, &pair, sizeof two);
-                v.v[2 * i] = from_float<T>(to_float(two[0]) * scale);
-                v.v[2 * i + 1] = from_float<T>(to_float(two[1]) * scale);
+                v.v[first] = from_float<T>(to_float(two[0]) * scale);
+                v.v[first + next] = from_float<T>(to_float(two[1]) * scale);
             }
             if (row < n_rows && k < m.n_in) {
                 v.store(to + row * m.n_in + k);
