@@ -105,10 +105,11 @@ static enum status linear(struct flow *f, const struct weight *w, struct tensor 
     return f->ops->linear(f->be, &a);
 }
 
-/* The pass ends with this layer's keys and values: no row is asked of. */
+/* The pass ends with this layer's keys and values: no row is asked of, and what comes behind only
+ * reads. */
 static bool stores_only(const struct flow *f, int32_t layer)
 {
-    return f->n_out == 0 && layer == f->m->config->n_layers - 1;
+    return f->n_out == 0 && layer == f->m->config->last_store;
 }
 
 /* x[T, D] -> qkv[T, (H + 2K) d] -> attn[T, H d] */
@@ -118,10 +119,12 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->layers[layer];
     const struct layer_config *lc = &c->layers[layer];
+    const int32_t n_kv_heads = model_layer_share(c, &m->shard, layer).n_kv_heads;
     struct rope_store_args store = {
         .qkv = m->qkv, .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL, .n_rows = f->n_rows,
-        .layer = lc->kv, .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
-        .head_dim = c->head_dim, .qk_norm = c->qk_norm, .qk_norm_kind = c->qk_norm_kind,
+        .layer = lc->kv, .n_heads = m->shard.n_heads,
+        .n_kv_heads = lc->kv_of == layer ? n_kv_heads : 0, // else what it reads is stored
+        .head_dim = lc->head_dim, .qk_norm = c->qk_norm, .qk_norm_kind = c->qk_norm_kind,
         .norm_after_rope = c->qk_norm_after_rope, .q_norm = w->q_norm, .k_norm = w->k_norm,
         .eps = c->norm_eps, .norm_offset = c->norm_offset, .growth = lc->growth};
     struct product_sums *sums = ops_rope_store_adds_sums(f->be, &store) ? &store.sums : NULL;
@@ -131,8 +134,8 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
     }
     struct attention_args a = {
         .q = m->qkv, .out = m->attn, .n_rows = f->n_rows, .layer = lc->kv,
-        .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
-        .head_dim_k = c->head_dim, .head_dim_v = c->head_dim, .scale = c->attn_scale,
+        .n_heads = m->shard.n_heads, .n_kv_heads = n_kv_heads, .head_dim_k = lc->head_dim,
+        .head_dim_v = lc->head_dim, .scale = c->attn_scale,
         .window = lc->window, .softcap = c->attn_softcap, .sinks = w->sinks};
     return ops_rope_attention(f->be, &store, &a);
 }
@@ -238,7 +241,7 @@ static enum status attention_output(struct flow *f, int32_t layer)
     const struct layer_weights *w = &m->layers[layer];
     struct tensor heads = f->attn; // those that this rank's output product takes
     size_t skipped = (size_t)(m->shard.first_o_head - m->shard.first_head) *
-                     (size_t)m->config->head_dim;
+                     (size_t)m->config->layers[layer].head_dim;
     heads.mem = dmem_at(heads.mem, skipped * dtype_bytes(heads.dtype));
     struct linear_args o = {.weight = w->o, .x = heads, .y = m->delta, .n_rows = f->n_rows,
                             .partial = true, .sums = sums_for_norm(f, w->attn_post_norm)};
@@ -335,7 +338,8 @@ static enum status ffn_layer(struct flow *f, int32_t layer, struct tensor in)
     if (m->config->layers[layer].moe) {
         return moe(f, layer, in);
     }
-    TRY(mlp(f, w->gate_up, w->down, m->shard.ffn, in, sums_for_norm(f, w->ffn_post_norm)));
+    const int32_t ffn = model_layer_share(m->config, &m->shard, layer).ffn;
+    TRY(mlp(f, w->gate_up, w->down, ffn, in, sums_for_norm(f, w->ffn_post_norm)));
     struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
                                  .whole = m->shard.n_ranks == 1, .linear = w->down};
     return finish_delta(f, &reduce, w->ffn_post_norm);
@@ -423,7 +427,8 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
     struct embed_args embed = {.table = m->embed, .x = m->x, .n_rows = f.n_rows,
                                .scale = m->embed_scale};
     TRY(f.ops->embed(f.be, &embed));
-    for (int32_t i = 0; i < c->n_layers; i++) {
+    const int32_t n_layers = f.n_out > 0 ? c->n_layers : c->last_store + 1;
+    for (int32_t i = 0; i < n_layers; i++) {
         TRY(layer_forward(&f, i));
     }
     return f.n_out > 0 ? ends(&f, want) : OK;

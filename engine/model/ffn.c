@@ -261,6 +261,8 @@ enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
     if (c->layers[layer].moe) {
         return load_moe(l, layer, w);
     }
-    return load_mlp(l, names->gate, names->up, names->gate_up, names->down, layer, c->ffn,
-                    l->m->shard.ffn, c->mlp_bias, &w->gate_up, &w->down);
+    const int32_t ffn = c->layers[layer].ffn;
+    const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
+    return load_mlp(l, names->gate, names->up, names->gate_up, names->down, layer, ffn, share.ffn,
+                    c->mlp_bias, &w->gate_up, &w->down);
 }

@@ -87,14 +87,36 @@ enum status model_open_ropes(struct model *m, struct err *err)
     return OK;
 }
 
+struct layer_share model_layer_share(const struct model_config *c, const struct model_shard *s,
+                                     int32_t layer)
+{
+    const struct layer_config *l = &c->layers[layer];
+    const int32_t n = l->n_kv_heads, n_ranks = s->n_ranks;
+    struct layer_share out = {.ffn = l->ffn / n_ranks, .n_kv_heads = n};
+    if (c->qk_norm != QK_NORM_WIDTH) { // else every rank has all heads
+        out.n_kv_heads = n < n_ranks ? 1 : n / n_ranks;
+        out.first_kv_head = n < n_ranks ? s->rank / (n_ranks / n) : s->rank * (n / n_ranks);
+    }
+    return out;
+}
+
+static bool layer_divides(const struct model_config *c, int32_t layer, int32_t n_ranks)
+{
+    const struct layer_config *l = &c->layers[layer];
+    const bool replicated = l->n_kv_heads < n_ranks;
+    return l->ffn % n_ranks == 0 &&
+           (c->kv_lora > 0 || l->kv < 0 ||
+            (replicated ? n_ranks % l->n_kv_heads == 0 : l->n_kv_heads % n_ranks == 0));
+}
+
 enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
                            struct model_shard *out, struct err *err)
 {
-    bool shared_kv = c->n_kv_heads < n_ranks; // replicated
-    bool fits = c->n_heads % n_ranks == 0 && c->ffn % n_ranks == 0 && c->moe_ffn % n_ranks == 0 &&
-                c->shared_ffn % n_ranks == 0 &&
-                (c->kv_lora > 0 ||
-                 (shared_kv ? n_ranks % c->n_kv_heads == 0 : c->n_kv_heads % n_ranks == 0));
+    bool fits = c->n_heads % n_ranks == 0 && c->moe_ffn % n_ranks == 0 &&
+                c->shared_ffn % n_ranks == 0;
+    for (int32_t i = 0; i < c->n_layers && fits; i++) {
+        fits = layer_divides(c, i, n_ranks);
+    }
     bool whole = c->qk_norm == QK_NORM_WIDTH; // every rank has all heads
     if (!fits) {
         return err_set(err, ERR_UNSUPPORTED,
@@ -107,15 +129,8 @@ enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n
         .n_ranks = n_ranks,
         .first_head = whole ? 0 : rank * (c->n_heads / n_ranks),
         .n_heads = whole ? c->n_heads : c->n_heads / n_ranks,
-        .n_kv_heads = whole       ? c->n_kv_heads
-                      : shared_kv ? 1
-                                  : c->n_kv_heads / n_ranks,
-        .first_kv_head = whole       ? 0
-                         : shared_kv ? rank / (n_ranks / c->n_kv_heads)
-                                     : rank * (c->n_kv_heads / n_ranks),
         .first_o_head = rank * (c->n_heads / n_ranks),
         .n_o_heads = c->n_heads / n_ranks,
-        .ffn = c->ffn / n_ranks,
         .moe_ffn = c->moe_ffn / n_ranks,
         .shared_ffn = c->shared_ffn / n_ranks,
         .head_sharded = n_ranks > 1 && c->vocab % n_ranks == 0,
@@ -144,6 +159,19 @@ static float embed_scale(const struct model_config *c, enum dtype dtype)
     return ldexpf(rintf(ldexpf(mantissa, bits)), exponent - bits);
 }
 
+/* No vector of a model is longer. */
+static size_t widest_vector(const struct model_config *c)
+{
+    size_t ffn = 0, head_dim = 0;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        ffn = (size_t)c->layers[i].ffn > ffn ? (size_t)c->layers[i].ffn : ffn;
+        head_dim = (size_t)c->layers[i].head_dim > head_dim ? (size_t)c->layers[i].head_dim
+                                                            : head_dim;
+    }
+    return ffn * 2 + (size_t)c->shared_ffn * 2 + (size_t)c->hidden +
+           (size_t)c->n_heads * head_dim * 3;
+}
+
 enum status model_load(const struct model_load_options *options, struct backend *be,
                        struct model *out, struct err *err)
 {
@@ -157,8 +185,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
     out->exact_ranks = facts.exact_ranks;
     out->embed_scale = embed_scale(c, options->dtype);
     out->layers = xcalloc((size_t)c->n_layers, sizeof *out->layers);
-    size_t widest = (size_t)c->ffn * 2 + (size_t)c->shared_ffn * 2 + (size_t)c->hidden +
-                    (size_t)c->n_heads * (size_t)c->head_dim * 3;
+    size_t widest = widest_vector(c);
     struct loader l = {.options = options,
                        .c = c,
                        .m = out,

@@ -24,13 +24,21 @@ struct layer_weights {
 /* What this rank holds of each dimension. */
 struct model_shard {
     int32_t rank, n_ranks;
-    int32_t n_heads, first_head, n_kv_heads, first_kv_head;
-    int32_t ffn, moe_ffn, shared_ffn, vocab;
+    int32_t n_heads, first_head;
+    int32_t moe_ffn, shared_ffn, vocab;
     bool head_sharded; // else every rank computes all logits
     /* A norm over the whole width of q and k cannot be cut by heads: then every rank has all
      * heads, and only the output product is shared: heads first_o_head .. + n_o_heads. */
     int32_t first_o_head, n_o_heads;
 };
+
+/* The rank's share of what is not of the same size in all layers. */
+struct layer_share {
+    int32_t n_kv_heads, first_kv_head; // of heads that the layer has: also where it stores none
+    int32_t ffn;
+};
+struct layer_share model_layer_share(const struct model_config *c, const struct model_shard *s,
+                                     int32_t layer);
 
 struct model {
     const struct model_config *config;

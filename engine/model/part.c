@@ -168,6 +168,19 @@ bool part_exists(const struct loader *l, const char *base)
     return l->quant && l->options->checkpoint && module_is_quantised(&m, &values);
 }
 
+void part_pass_over(struct loader *l, const char *base)
+{
+    char full[NAME_BYTES];
+    size_t n;
+    full_name(l, base, full);
+    const struct checkpoint_tensor *all =
+        l->taken ? checkpoint_tensors(l->options->checkpoint, &n) : NULL;
+    for (size_t i = 0; all && i < n; i++) {
+        const size_t m = strlen(full);
+        l->taken[i] = l->taken[i] || (strncmp(all[i].name, full, m) == 0 && all[i].name[m] == '.');
+    }
+}
+
 bool part_has(const struct loader *l, const char *name)
 {
     return part_find(l, name) != NULL;
