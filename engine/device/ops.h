@@ -184,7 +184,8 @@ enum moe_scoring {
  * of its two best). The weights are multiplied by `scale`, and by their experts' own. */
 struct moe_route_args {
     const struct weight *router;     // LINEAR, fp32, with bias where the family has one
-    const struct weight *correction; // VECTOR [n_experts] (MOE_SIGMOID) or NULL
+    const struct weight *correction; // VECTOR [n_experts], added to the scores of the choice alone
+                                     // (not MOE_TOPK_SOFTMAX), or NULL
     const struct weight *expert_scale; // VECTOR [n_experts]; NULL: ones
     struct tensor x;
     struct dmem ids;     // [n_rows, k] int32
