@@ -75,15 +75,10 @@ static enum status read_ernie(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
-static enum status read_hunyuan(const struct json *j, struct model_config *c, struct err *err)
+static enum status read_exaone4(const struct json *j, struct model_config *c, struct err *err)
 {
-    TRY(family_must_be(j, "use_qk_norm", true, err));
-    TRY(family_must_be(j, "use_rotary_pos_emb", true, err));
-    TRY(family_must_be(j, "use_cla", false, err));
-    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
-    c->qk_norm = QK_NORM_HEAD;
-    c->qk_norm_after_rope = true;
-    return OK;
+    c->norm_place = NORM_POST;
+    return family_exaone_attention(j, c, err);
 }
 
 /* Layers from max_window_layers on see the window. */
@@ -270,7 +265,10 @@ static const struct family rows[] = {
      "\"rms_norm_eps\":1e-5,\"rope_theta\":500000}",
      read_ernie},
     {"hunyuan_v1_dense", &hunyuan_names,
-     "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"rope_alpha_of_class\":true}", read_hunyuan},
+     "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"rope_alpha_of_class\":true}",
+     family_hunyuan_attention},
+    {"exaone4", &olmo2_names,
+     "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"sliding_window\":4096}", read_exaone4},
     {"qwen2", &llama_names, "{\"max_position_embeddings\":32768,\"sliding_window\":4096}",
      read_qwen2},
     {"qwen3", &qwen3_names,

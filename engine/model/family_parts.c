@@ -38,6 +38,46 @@ void family_window_but_every(const struct json *j, int64_t n, struct model_confi
     }
 }
 
+enum status family_hunyuan_attention(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_must_be(j, "use_qk_norm", true, err));
+    TRY(family_must_be(j, "use_rotary_pos_emb", true, err));
+    TRY(family_must_be(j, "use_cla", false, err));
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->qk_norm = QK_NORM_HEAD;
+    c->qk_norm_after_rope = true;
+    return OK;
+}
+
+/* "LLLG": local and global layers in turn. The last layer is global whatever its letter. */
+static enum status windows_by_letters(const char *letters, struct model_config *c, struct err *err)
+{
+    size_t n = strlen(letters);
+    if (n == 0 || strspn(letters, "LG") != n) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: the sliding_window_pattern '%s' is not one of L and G",
+                       letters);
+    }
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        bool global = letters[(size_t)i % n] == 'G' || i == c->n_layers - 1;
+        c->layers[i].window = global ? 0 : c->layers[i].window;
+    }
+    return OK;
+}
+
+enum status family_exaone_attention(const struct json *j, struct model_config *c, struct err *err)
+{
+    const char *letters = json_get_string(j, "sliding_window_pattern");
+    c->qk_norm = QK_NORM_HEAD;
+    c->full_without_rope = json_get_int(j, "sliding_window", 0) > 0;
+    if (letters) {
+        family_window_on_all(j, c);
+        return windows_by_letters(letters, c, err);
+    }
+    family_window_but_every(j, json_get_int(j, "sliding_window_pattern", 4), c);
+    return OK;
+}
+
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err)
 {
     if (v < 1 || v > max) {

@@ -7,7 +7,18 @@
 #include <stdio.h>
 #include <string.h>
 
-enum kind { INTEGER, NUMBER, FLAG, TEXT, LIST, INTEGERS, NUMBERS, INTEGER_OR_LIST, OBJECT };
+enum kind {
+    INTEGER,
+    NUMBER,
+    FLAG,
+    TEXT,
+    LIST,
+    INTEGERS,
+    NUMBERS,
+    INTEGER_OR_LIST,
+    INTEGER_OR_TEXT,
+    OBJECT
+};
 
 /* Null is as good as absent. min and max are of numbers, and of those in a list. */
 struct key {
@@ -49,7 +60,7 @@ static const struct key config_keys[] = {
     {"no_rope_layers", INTEGERS, 0, 1},
     COUNT("no_rope_layer_interval", 0),
     COUNT("sliding_window", -1), // 0 and -1: none
-    COUNT("sliding_window_pattern", 1),
+    {"sliding_window_pattern", INTEGER_OR_TEXT, 1, INT32_MAX},
     COUNT("_sliding_window_pattern", 1),
     COUNT("max_window_layers", 0),
     COUNT("decoder_sparse_step", 0),
@@ -184,6 +195,7 @@ static bool holds(const struct key *k, const struct json *v)
     case INTEGERS: return is_list(k, v, is_integer);
     case NUMBERS: return is_list(k, v, is_number);
     case INTEGER_OR_LIST: return is_integer(k, v) || is_list(k, v, is_integer);
+    case INTEGER_OR_TEXT: return is_integer(k, v) || json_is(v, JSON_STRING);
     case OBJECT: return json_is(v, JSON_OBJECT);
     }
     return false;
@@ -199,6 +211,7 @@ static enum status refuse(const char *where, const struct key *k, struct err *er
                                         "a list of integers",
                                         "a list of numbers",
                                         "an integer or a list of integers",
+                                        "an integer or a string",
                                         "an object"};
     bool ranged = k->kind == NUMBER || k->kind == INTEGER || k->kind == INTEGERS ||
                   k->kind == NUMBERS;
