@@ -25,7 +25,7 @@ static struct widths widest_of(const struct model *m)
 {
     const struct model_config *c = m->config;
     const int64_t n_heads = m->shard.n_heads;
-    struct widths w = {.ffn = m->shard.shared_ffn};
+    struct widths w = {.ffn = larger(m->shard.shared_ffn, c->layer_input)};
     for (int32_t i = 0; i < c->n_layers; i++) {
         const struct layer_share share = model_layer_share(c, &m->shard, i);
         const int64_t hd = c->layers[i].head_dim;
@@ -69,6 +69,12 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
         p[n++] = (struct buffer_plan){&m->attn_v, NULL, m->act, (int64_t)s->n_heads * c->kv_lora,
                                       max_rows};
     }
+    if (c->layer_input > 0) {
+        const int64_t all = (int64_t)c->n_layers * c->layer_input;
+        p[n++] = (struct buffer_plan){&m->inputs, NULL, m->residual, all, max_rows};
+        p[n++] = (struct buffer_plan){&m->inputs_proj_out, NULL, m->act, all, max_rows};
+        p[n++] = (struct buffer_plan){&m->out_input, NULL, m->residual, c->layer_input, max_out};
+    }
     if (c->n_experts > 0) {
         p[n++] = (struct buffer_plan){&m->routed, NULL, m->act, c->hidden, max_rows};
         p[n++] = (struct buffer_plan){NULL, &m->route_ids, DT_I32, c->experts_per_token, max_rows};
@@ -78,7 +84,7 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     return n;
 }
 
-enum { MAX_BUFFERS = 18 }; // rows that plan_buffers may write; it fills 17 at most
+enum { MAX_BUFFERS = 21 }; // rows that plan_buffers may write; it fills 20 at most
 
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out)
 {
@@ -96,7 +102,8 @@ size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_ou
 enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, struct tensor logits,
                         struct tensor logits_local)
 {
-    ASSERT(m->act == m->residual || m->config->norm_place != NORM_POST);
+    const bool x_is_read = m->config->norm_place == NORM_POST || m->config->layer_input > 0;
+    ASSERT(m->act == m->residual || !x_is_read);
     ASSERT(m->max_hidden <= MAX_HIDDEN_LAYERS);
     struct buffer_plan p[MAX_BUFFERS];
     int32_t n = plan_buffers(m, max_rows, max_out, p);

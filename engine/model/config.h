@@ -73,6 +73,8 @@ struct model_config {
     enum activation act;
     struct act_shape act_shape;
     bool gated;
+    bool v_norm, scaled_layers; // a layer's result is multiplied by a number of its own
+    int32_t layer_input; // width of the inputs of single layers; 0: there are none
 
     bool full_without_rope; // layers that see everything have no positions
     int32_t n_ropes;
@@ -83,6 +85,7 @@ struct model_config {
     int32_t n_experts, experts_per_token, moe_ffn, shared_ffn;
     enum moe_scoring scoring;
     bool renormalise, shared_gate, correction, experts_biased;
+    bool experts_beside; // a layer with experts has an MLP, too, and norms for both
     float routed_scale;
     int32_t n_group, topk_group;
 
@@ -144,6 +147,13 @@ struct tensor_names {
     const char *experts_gate_up, *experts_down;
     enum experts_form experts_form;
     const char *shared_gate, *shared_up, *shared_down, *shared_router;
+    /* Experts beside an MLP: norms of what goes into the router and the experts, and of what comes
+     * out of the experts and the MLP. router_norm and expert_scale are names as they are. */
+    const char *router_norm, *expert_scale, *experts_norm, *experts_post_norm, *mlp_post_norm;
+    const char *layer_scale; // a name as it is
+    /* Inputs of single layers: their table, what the embedding adds to it, and in each layer. */
+    const char *inputs_embed, *inputs_proj, *inputs_norm;
+    const char *input_gate, *input_up, *input_post_norm;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
 };
 

@@ -12,6 +12,7 @@ enum kind {
     NUMBER,
     FLAG,
     TEXT,
+    FLAG_OR_TEXT,
     LIST,
     INTEGERS,
     NUMBERS,
@@ -85,6 +86,12 @@ static const struct key config_keys[] = {
     FACTOR("moe_norm_min", 0),
     FACTOR("router_scaling_factor", 0),
     COUNT("shared_expert_intermediate_size", 0),
+    COUNT("top_k_experts", 0),
+    COUNT("global_head_dim", 1),
+    COUNT("num_global_key_value_heads", 1),
+    COUNT("num_kv_shared_layers", 0),
+    {"hidden_size_per_layer_input", INTEGER, 0, 1 << 16},
+    COUNT("vocab_size_per_layer_input", 1),
     COUNT("first_k_dense_replace", 0),
     COUNT("moe_layer_freq", 0),
     COUNT("n_group", 0),
@@ -115,7 +122,11 @@ static const struct key config_keys[] = {
     SWITCH("use_bias"),
     SWITCH("use_sliding_window"),
     SWITCH("use_parallel_residual"),
-    SWITCH("use_bidirectional_attention"),
+    {"use_bidirectional_attention", FLAG_OR_TEXT, 0, 0},
+    SWITCH("attention_k_eq_v"),
+    SWITCH("enable_moe_block"),
+    SWITCH("use_double_wide_mlp"),
+    {"per_layer_config", OBJECT, 0, 0},
     SWITCH("is_causal"),
     SWITCH("qk_layernorm"),
     SWITCH("use_qk_norm"),
@@ -191,6 +202,7 @@ static bool holds(const struct key *k, const struct json *v)
     case NUMBER: return is_number(k, v);
     case FLAG: return json_is(v, JSON_BOOL);
     case TEXT: return json_is(v, JSON_STRING);
+    case FLAG_OR_TEXT: return json_is(v, JSON_BOOL) || json_is(v, JSON_STRING);
     case LIST: return json_is(v, JSON_ARRAY);
     case INTEGERS: return is_list(k, v, is_integer);
     case NUMBERS: return is_list(k, v, is_number);
@@ -207,6 +219,7 @@ static enum status refuse(const char *where, const struct key *k, struct err *er
                                         "a number",
                                         "true or false",
                                         "a string",
+                                        "true, false or a string",
                                         "a list",
                                         "a list of integers",
                                         "a list of numbers",

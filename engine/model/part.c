@@ -97,20 +97,14 @@ enum purpose { OF_THE_MODEL, OF_IMAGE_OR_SOUND, OF_DRAFTS, DERIVED, N_PURPOSES }
 /* What a tensor that the model did not ask for is there for, by a part of its name. */
 static enum purpose purpose_of(const struct loader *l, const char *name)
 {
-    static const char *const towers[] = {
-        "visual", "vision_tower", "vision_model", "vision_embedder", "vision_encoder",
-        "audio_tower", "audio_model", "audio_encoder", "embed_vision", "embed_audio",
-        "multi_modal_projector", "mm_projector", "vision_projection", "image_newline"};
     if (strstr(name, "rotary_emb.inv_freq")) {
         return DERIVED; // old files store it
     }
+    if (checkpoint_is_tower(name)) {
+        return OF_IMAGE_OR_SOUND;
+    }
     for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {
         const size_t n = strcspn(at, ".");
-        for (size_t i = 0; i < sizeof towers / sizeof towers[0]; i++) {
-            if (strlen(towers[i]) == n && strncmp(at, towers[i], n) == 0) {
-                return OF_IMAGE_OR_SOUND;
-            }
-        }
         int32_t layer = n == 6 && strncmp(at, "layers", n) == 0 && at[n] ? atoi(at + n + 1) : 0;
         bool behind = layer >= l->c->n_layers && layer - l->c->n_layers < l->c->n_draft_layers;
         if (behind || strncmp(at, "mtp.", 4) == 0 || strncmp(at, "mtp_", 4) == 0) {
@@ -370,7 +364,7 @@ enum status part_open_vector(struct loader *l, const char *name, const struct we
                              const struct weight **out)
 {
     struct weight_part whole = *p;
-    part_dummy_vector(l, &whole, strstr(name, "norm") != NULL);
+    part_dummy_vector(l, &whole, strstr(name, "norm") || strstr(name, "scale"));
     struct weight_desc d = {.name = name,
                             .kind = WEIGHT_VECTOR,
                             .dtype = DT_F32,
