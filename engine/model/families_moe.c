@@ -46,6 +46,10 @@ static const struct tensor_names exaone_moe_names = {
     BASE_NAMES, QKV_NAMES, QK_NORM_NAMES, FFN_NAMES, EXPERT_NAMES, SHARED_NAMES,
     .correction = "mlp.e_score_correction_bias"};
 
+static const struct tensor_names glm4_moe_names = {
+    BASE_NAMES, QKV_NAMES, QK_NORM_NAMES, FFN_NAMES, EXPERT_NAMES, SHARED_NAMES,
+    .correction = "mlp.gate.e_score_correction_bias"};
+
 /* Qwen's: sparse unless listed, and only every decoder_sparse_step-th. */
 static void qwen_dense_layers(const struct json *j, struct model_config *c)
 {
@@ -208,6 +212,17 @@ static enum status read_exaone_moe(const struct json *j, struct model_config *c,
     return family_exaone_attention(j, c, err);
 }
 
+static enum status read_glm4_moe(const struct json *j, struct model_config *c, struct err *err)
+{
+    c->q_bias = json_get_bool(j, "attention_bias", false);
+    c->qk_norm = json_get_bool(j, "use_qk_norm", false) ? QK_NORM_HEAD : QK_NORM_NONE;
+    c->partial_rotary = 0.5f;
+    TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
+    TRY(family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 1), c, err));
+    TRY(family_shared_experts(j, "n_shared_experts", c, err));
+    return family_routing_v3(j, c, err);
+}
+
 static const struct family rows[] = {
     {"mixtral", &mixtral_names,
      "{\"eos_token_id\":2,"
@@ -226,6 +241,11 @@ static const struct family rows[] = {
      "\"max_position_embeddings\":196608,\"num_local_experts\":256,\"num_experts_per_tok\":8,"
      "\"rope_theta\":5000000}",
      read_minimax_m2},
+    {"glm4_moe", &glm4_moe_names,
+     "{\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,"
+     "\"n_shared_experts\":1,\"num_experts_per_tok\":8,"
+     "\"moe_intermediate_size\":1408,\"num_nextn_predict_layers\":1}",
+     read_glm4_moe},
     {"gpt_oss", &gpt_oss_names,
      "{\"num_key_value_heads\":8,\"head_dim\":64,\"max_position_embeddings\":131072,"
      "\"rms_norm_eps\":1e-5,\"rope_theta\":150000,\"sliding_window\":128,\"num_experts_per_tok\":4,"
