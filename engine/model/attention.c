@@ -74,7 +74,7 @@ static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_w
     const struct layer_share share = model_layer_share(c, s, layer);
     const int64_t hd = lc->head_dim;
     char q[NAME_BYTES], k[NAME_BYTES];
-    if (c->qk_norm == QK_NORM_NONE) {
+    if (c->qk_norm == QK_NORM_NONE || !c->names->q_norm) { // none, or without weights
         return OK;
     }
     part_layer_name(c->names->q_norm, layer, q);

@@ -117,7 +117,11 @@ enum status model_layer_types(const struct json *j, struct model_config *c, stru
     int32_t i = 0;
     for (const struct json *t = json_first(types); t && i < c->n_layers; t = json_next(t), i++) {
         const char *name = json_string(t);
+        c->layers[i].chunk = 0;
         if (name && strcmp(name, "full_attention") == 0) {
+            c->layers[i].window = 0;
+        } else if (name && strcmp(name, "chunked_attention") == 0) {
+            TRY(need_int(j, "attention_chunk_size", MAX_POSITIONS, &c->layers[i].chunk, err));
             c->layers[i].window = 0;
         } else if (name && strcmp(name, "sliding_attention") == 0) {
             if (window < 1) {

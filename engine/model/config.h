@@ -30,6 +30,8 @@ struct rope_config {
 struct layer_config {
     int32_t n_kv_heads, head_dim, ffn; // the model's, unless the layer has sizes of its own
     int32_t window; // 0: full attention
+    int32_t chunk;  // 0: none
+    bool plain_qk;  // no norms of q and k, whatever other layers have
     int32_t rope;   // index in model_config.rope; -1: none
     int32_t kv;     // index among the layers with keys and values; -1: no attention
     int32_t kv_of;  // the layer whose keys and values it reads: itself, or an earlier one
@@ -85,6 +87,7 @@ struct model_config {
     int32_t n_experts, experts_per_token, moe_ffn, shared_ffn;
     enum moe_scoring scoring;
     bool renormalise, shared_gate, correction, experts_biased;
+    bool weigh_inputs; // of experts, in the place of their outputs
     bool experts_beside; // a layer with experts has an MLP, too, and norms for both
     float routed_scale;
     int32_t n_group, topk_group;

@@ -137,7 +137,8 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
         .qkv = m->qkv, .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL, .n_rows = f->n_rows,
         .layer = lc->kv, .n_heads = m->shard.n_heads,
         .n_kv_heads = lc->kv_of == layer ? n_kv_heads : 0, // else what it reads is stored
-        .head_dim = lc->head_dim, .qk_norm = c->qk_norm, .qk_norm_kind = c->qk_norm_kind,
+        .head_dim = lc->head_dim, .qk_norm = lc->plain_qk ? QK_NORM_NONE : c->qk_norm,
+        .qk_norm_kind = c->qk_norm_kind,
         .norm_after_rope = c->qk_norm_after_rope, .q_norm = w->q_norm, .k_norm = w->k_norm,
         .v_norm = c->v_norm, .eps = c->norm_eps, .norm_offset = c->norm_offset,
         .growth = lc->growth};
@@ -150,7 +151,7 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
         .q = m->qkv, .out = m->attn, .n_rows = f->n_rows, .layer = lc->kv,
         .n_heads = m->shard.n_heads, .n_kv_heads = n_kv_heads, .head_dim_k = lc->head_dim,
         .head_dim_v = lc->head_dim, .scale = c->attn_scale,
-        .window = lc->window, .softcap = c->attn_softcap, .sinks = w->sinks};
+        .window = lc->window, .chunk = lc->chunk, .softcap = c->attn_softcap, .sinks = w->sinks};
     return ops_rope_attention(f->be, &store, &a);
 }
 
@@ -349,7 +350,7 @@ static struct moe_ffn_args experts_of(const struct flow *f, const struct layer_w
         .gate_up = w->experts_gate_up, .down = w->experts_down, .x = in, .y = y,
         .ids = m->route_ids, .weights = m->route_weights, .n_rows = f->n_rows,
         .n_experts = c->n_experts, .k = c->experts_per_token, .ffn = m->shard.moe_ffn,
-        .kind = c->act, .partial = true, .shape = c->act_shape};
+        .kind = c->act, .partial = true, .weigh_inputs = c->weigh_inputs, .shape = c->act_shape};
 }
 
 static enum status moe(struct flow *f, int32_t layer, struct tensor in)

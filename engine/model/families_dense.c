@@ -169,21 +169,9 @@ static enum status read_smollm3(const struct json *j, struct model_config *c, st
     c->tied = true;
     family_window_on_all(j, c);
     family_windows_if_used(j, c);
-    const struct json *list = json_get(j, "no_rope_layers");
-    if (json_is(list, JSON_ARRAY) && json_count(list) < (size_t)c->n_layers) {
-        return err_set(err, ERR_FORMAT,
-                       "config.json: no_rope_layers has fewer entries than layers");
-    }
-    int64_t every = json_get_int(j, "no_rope_layer_interval", 4);
-    const struct json *item = json_first(list);
+    TRY(family_no_rope_layers(j, c, err));
     for (int32_t i = 0; i < c->n_layers; i++) {
-        int64_t has_rope = every < 1 || (i + 1) % every != 0;
-        if (item) { // 1 means that the layer uses rope: the name is inverted
-            json_int64(item, &has_rope);
-            item = json_next(item);
-        }
-        c->layers[i].rope = has_rope ? 0 : -1;
-        c->layers[i].window = has_rope ? 0 : c->layers[i].window;
+        c->layers[i].window = c->layers[i].rope < 0 ? c->layers[i].window : 0;
     }
     return OK;
 }

@@ -50,6 +50,18 @@ static const struct tensor_names glm4_moe_names = {
     BASE_NAMES, QKV_NAMES, QK_NORM_NAMES, FFN_NAMES, EXPERT_NAMES, SHARED_NAMES,
     .correction = "mlp.gate.e_score_correction_bias"};
 
+static const struct tensor_names llama4_names = {
+    BASE_NAMES, QKV_NAMES, .gate = "feed_forward.gate_proj", .up = "feed_forward.up_proj",
+    .down = "feed_forward.down_proj", .router = "feed_forward.router",
+    .shared_gate = "feed_forward.shared_expert.gate_proj",
+    .shared_up = "feed_forward.shared_expert.up_proj",
+    .shared_down = "feed_forward.shared_expert.down_proj",
+    .expert_gate = "feed_forward.experts.%d.gate_proj",
+    .expert_up = "feed_forward.experts.%d.up_proj",
+    .expert_down = "feed_forward.experts.%d.down_proj",
+    .experts_gate_up = "feed_forward.experts.gate_up_proj",
+    .experts_down = "feed_forward.experts.down_proj", .experts_form = EXPERTS_COLUMNS};
+
 /* Qwen's: sparse unless listed, and only every decoder_sparse_step-th. */
 static void qwen_dense_layers(const struct json *j, struct model_config *c)
 {
@@ -223,6 +235,70 @@ static enum status read_glm4_moe(const struct json *j, struct model_config *c, s
     return family_routing_v3(j, c, err);
 }
 
+/* Layers with positions see a chunk, and have norms of q and k behind the rotation; those without
+ * see everything, and their queries grow. */
+static enum status llama4_layers(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *tuning = json_get(j, "attn_temperature_tuning"); // also a number, if not 0
+    const bool grows = json_get_bool(j, "attn_temperature_tuning", json_number(tuning, 1.0) > 0.0);
+    const int64_t every = json_get_int(j, "floor_scale", 8192);
+    TRY(family_positive("floor_scale", every, MAX_POSITIONS, err));
+    TRY(family_no_rope_layers(j, c, err));
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        struct layer_config *l = &c->layers[i];
+        l->plain_qk = l->rope < 0;
+        l->chunk = l->rope < 0 ? 0 : (int32_t)json_get_int(j, "attention_chunk_size", 0);
+        if (grows && l->rope < 0) {
+            l->growth.beta = (float)json_get_number(j, "attn_scale", 0.1);
+            l->growth.every = (int32_t)every;
+            l->growth.offset = 1;
+        }
+    }
+    return OK;
+}
+
+/* Experts on every interleave_moe_layer_step-th layer, or on those that are listed. */
+static enum status llama4_experts(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *list = json_get(j, "moe_layers");
+    const int64_t step = json_get_int(j, "interleave_moe_layer_step", 1);
+    TRY(family_experts(j, "num_local_experts", "intermediate_size", c, err));
+    TRY(family_positive("interleave_moe_layer_step", step, MAX_LAYERS, err));
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].moe = !json_is(list, JSON_ARRAY) && (i + 1) % step == 0;
+    }
+    for (const struct json *item = json_first(list); item; item = json_next(item)) {
+        int64_t i = -1;
+        if (json_int64(item, &i) && i >= 0 && i < c->n_layers) {
+            c->layers[i].moe = true;
+        }
+    }
+    c->shared_ffn = c->moe_ffn;
+    c->scoring = MOE_SIGMOID;
+    c->weigh_inputs = true;
+    return OK;
+}
+
+static enum status read_llama4(const struct json *j, struct model_config *c, struct err *err)
+{
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->rope[0].desc.interleaved = true;
+    if (json_get_bool(j, "use_qk_norm", true)) {
+        c->qk_norm = QK_NORM_HEAD;
+        c->qk_norm_after_rope = true;
+    }
+    int64_t dense = json_get_int(j, "intermediate_size_mlp", 16384);
+    TRY(family_positive("intermediate_size_mlp", dense, 1 << 22, err));
+    TRY(llama4_experts(j, c, err));
+    c->ffn = (int32_t)dense;
+    return llama4_layers(j, c, err);
+}
+
+#define LLAMA4_DEFAULTS                                                                            \
+    "{\"eos_token_id\":2,\"num_key_value_heads\":8,\"head_dim\":128,\"rms_norm_eps\":1e-5,"        \
+    "\"max_position_embeddings\":131072,\"rope_theta\":500000,\"num_local_experts\":16,"           \
+    "\"num_experts_per_tok\":1,\"attention_chunk_size\":8192}"
+
 static const struct family rows[] = {
     {"mixtral", &mixtral_names,
      "{\"eos_token_id\":2,"
@@ -246,6 +322,8 @@ static const struct family rows[] = {
      "\"n_shared_experts\":1,\"num_experts_per_tok\":8,"
      "\"moe_intermediate_size\":1408,\"num_nextn_predict_layers\":1}",
      read_glm4_moe},
+    {"llama4_text", &llama4_names, LLAMA4_DEFAULTS, read_llama4},
+    {"llama4", &llama4_names, LLAMA4_DEFAULTS, read_llama4},
     {"gpt_oss", &gpt_oss_names,
      "{\"num_key_value_heads\":8,\"head_dim\":64,\"max_position_embeddings\":131072,"
      "\"rms_norm_eps\":1e-5,\"rope_theta\":150000,\"sliding_window\":128,\"num_experts_per_tok\":4,"

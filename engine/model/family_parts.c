@@ -78,6 +78,25 @@ enum status family_exaone_attention(const struct json *j, struct model_config *c
     return OK;
 }
 
+enum status family_no_rope_layers(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *list = json_get(j, "no_rope_layers"), *item = json_first(list);
+    if (item && json_count(list) < (size_t)c->n_layers) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: no_rope_layers has fewer entries than layers");
+    }
+    int64_t every = json_get_int(j, "no_rope_layer_interval", 4);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        int64_t has_rope = every < 1 || (i + 1) % every != 0;
+        if (item) {
+            json_int64(item, &has_rope);
+            item = json_next(item);
+        }
+        c->layers[i].rope = has_rope ? 0 : -1;
+    }
+    return OK;
+}
+
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err)
 {
     if (v < 1 || v > max) {

@@ -44,6 +44,9 @@ enum status family_hunyuan_attention(const struct json *j, struct model_config *
  * sliding_window_pattern says which those are: all but every n-th, or by letters. */
 enum status family_exaone_attention(const struct json *j, struct model_config *c,
                                     struct err *err);
+/* no_rope_layers, in which 1 means that a layer has positions; empty or absent, every
+ * no_rope_layer_interval-th (4) has none. */
+enum status family_no_rope_layers(const struct json *j, struct model_config *c, struct err *err);
 
 /* An integer from 1 to max, or the sentence that names the key. */
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err);

@@ -86,7 +86,7 @@ static enum status read_llama3(const struct rope_input *in, struct rope_config *
     double low = json_get_number(in->params, "low_freq_factor", 1.0);
     double high = json_get_number(in->params, "high_freq_factor", 4.0);
     double original = original_length(in);
-    if (!(high > low) || !(low > 0.0) || !(original > 0.0)) {
+    if (!(high >= low) || !(low > 0.0) || !(original > 0.0)) {
         return err_set(err, ERR_FORMAT, "rope: llama3 scaling with impossible factors");
     }
     base_frequencies(in, in->theta, out);
@@ -95,7 +95,7 @@ static enum status read_llama3(const struct rope_input *in, struct rope_config *
         double wavelength = 2.0 * PI / inv;
         if (wavelength > original / low) {
             inv /= in->factor;
-        } else if (wavelength >= original / high) {
+        } else if (wavelength >= original / high && high > low) {
             double smooth = (original / wavelength - low) / (high - low);
             inv = (1.0 - smooth) * inv / in->factor + smooth * inv;
         }
