@@ -165,7 +165,7 @@ static enum status read_ernie_moe(const struct json *j, struct model_config *c, 
         return err_set(err, ERR_UNSUPPORTED,
                        "config.json: moe_norm_min above 1e-6 is not supported");
     }
-    c->q_bias = c->o_bias = c->mlp_bias = json_get_bool(j, "use_bias", false);
+    TRY(family_must_be(j, "use_bias", false, err)); // its head would have one, too
     c->rope[0].desc.interleaved = true;
     c->tied = true;
     c->scoring = MOE_SOFTMAX_TOPK;

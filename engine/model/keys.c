@@ -61,7 +61,7 @@ static const struct key config_keys[] = {
     {"no_rope_layers", INTEGERS, 0, 1},
     COUNT("no_rope_layer_interval", 0),
     COUNT("sliding_window", -1), // 0 and -1: none
-    {"sliding_window_pattern", INTEGER_OR_TEXT, 1, INT32_MAX},
+    {"sliding_window_pattern", INTEGER_OR_TEXT, 0, INT32_MAX}, // 0: no window
     COUNT("_sliding_window_pattern", 1),
     COUNT("max_window_layers", 0),
     COUNT("decoder_sparse_step", 0),
