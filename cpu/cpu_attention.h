@@ -67,11 +67,13 @@ static inline const struct matrix_unit *attn_unit(const struct cpu_backend *cpu,
     return fits ? cpu->kernels->unit : NULL;
 }
 
-/* The first key that a row at `pos` sees of its window. */
+/* The first key that a row at `pos` sees of its window and its chunk. No later row sees an earlier
+ * one. */
 static inline int32_t attn_first_key(const struct attn_job *job, int32_t pos)
 {
     int32_t first = job->a->window > 0 ? pos - job->a->window + 1 : 0;
-    return first > 0 ? first : 0;
+    int32_t chunk = job->a->chunk > 0 ? pos / job->a->chunk * job->a->chunk : 0;
+    return first > chunk ? first : chunk;
 }
 
 /* The page of `key`, where the item's KV head begins. */

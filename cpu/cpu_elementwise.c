@@ -12,6 +12,9 @@ void cpu_norm_row(const struct cpu_kernels *kernels, const struct norm_args *a, 
     float *x = tensor_row(&a->x, row);
     if (a->delta.mem.p) {
         kernels->add_scaled(x, tensor_row(&a->delta, row), a->delta_scale, a->width);
+        if (a->x_scale != 0.0f) {
+            kernels->scale(x, a->x_scale, a->width);
+        }
     }
     if (out) {
         kernels->norm(a->kind, x, a->weight ? a->weight->vector : NULL, a->weight_offset,
@@ -52,9 +55,10 @@ static void activation_item(void *arg, int32_t row, int32_t thread)
     const struct activation_job *job = arg;
     const struct activation_args *a = job->a;
     const float *x = tensor_row(&a->x, row);
+    const float *up = a->up.mem.p ? tensor_row(&a->up, row) : x + a->width;
     (void)thread;
-    job->kernels->activate(a->kind, a->shape, x, a->gated ? x + a->width : NULL,
-                           tensor_row(&a->out, row), a->width);
+    job->kernels->activate(a->kind, a->shape, x, a->gated ? up : NULL, tensor_row(&a->out, row),
+                           a->width);
 }
 
 enum status cpu_activation(struct backend *be, const struct activation_args *a)

@@ -132,7 +132,7 @@ static void pick(const struct moe_route_args *a, float *score, int32_t *ids, flo
         }
     }
     for (int32_t i = 0; i < a->k; i++) {
-        weights[i] *= a->scale;
+        weights[i] *= a->scale * (a->expert_scale ? a->expert_scale->vector[ids[i]] : 1.0f);
     }
 }
 
@@ -171,7 +171,8 @@ struct ffn_job {
     int32_t *expert_first;  // [n_active + 1] first pick of each
     int32_t *pick_row;      // [n_picks] row in the chunk
     int32_t *order;         // [n_rows * k] the row's picks by expert id: index of the sorted pick
-    float *order_weight;    // [n_rows * k] their weights
+    float *order_weight;    // [n_rows * k] their weights, of outputs
+    float *pick_weight;     // [n_picks] of what goes into the experts
     char *rows;             // [n_picks] packed inputs, of either product
     int64_t row_bytes, row_bytes_2;
     float *hidden;          // [n_picks, 2 ffn] gate and up, then the activation
@@ -198,6 +199,7 @@ static size_t moe_layout(const struct cpu_backend *cpu, struct ffn_job *job, cha
     CARVE(pick_row, ints);
     CARVE(order, ints);
     CARVE(order_weight, ints);
+    CARVE(pick_weight, ints);
     CARVE(rows, n_picks * (size_t)cpu->max_moe_k);
     CARVE(hidden, n_picks * floats);
     CARVE(out, n_picks * floats * (size_t)cpu->max_moe_segments);
@@ -254,7 +256,9 @@ static void sort_picks(struct ffn_job *job)
                 job->order_weight[row * a->k + at] = job->order_weight[row * a->k + at - 1];
             }
             order[at] = place[e];
-            job->order_weight[row * a->k + at] = weights[row * a->k + j];
+            const float weight = weights[row * a->k + j];
+            job->order_weight[row * a->k + at] = a->weigh_inputs ? 1.0f : weight;
+            job->pick_weight[place[e]] = weight;
             job->pick_row[place[e]++] = row;
         }
     }
@@ -289,6 +293,9 @@ static void activate_pick(void *arg, int32_t pick_index, int32_t thread)
     int32_t ffn = job->a->ffn;
     float *h = hidden_of(job, pick_index);
     (void)thread;
+    if (job->a->weigh_inputs) { // a product of them is weighted likewise
+        job->cpu->kernels->scale(h, job->pick_weight[pick_index], 2 * ffn);
+    }
     job->cpu->kernels->activate(job->a->kind, job->a->shape, h, h + ffn, h, ffn);
 }
 
@@ -378,6 +385,7 @@ enum status cpu_moe_ffn(struct backend *be, const struct moe_ffn_args *a)
     struct cpu_backend *cpu = cpu_of(be);
     ASSERT(a->n_experts <= MAX_EXPERTS && a->k > 0 && a->k <= MAX_PICKS);
     ASSERT(a->gate_up->n_out == 2 * (int64_t)a->ffn && a->down->n_in == a->ffn);
+    ASSERT(!a->weigh_inputs || !a->gate_up->bias);
     struct ffn_job job = {.cpu = cpu, .a = a};
     moe_layout(cpu, &job, cpu->moe);
     job.row_bytes = cpu_row_bytes(cpu, a->gate_up);

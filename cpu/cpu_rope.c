@@ -128,10 +128,17 @@ static void store_item(void *arg, int32_t row, int32_t thread)
         }
     }
     grow(q, a->n_heads * a->head_dim, growth_at(&a->growth, p->pos));
+    if (a->n_kv_heads == 0) {
+        return;
+    }
     struct kv_slot slot = cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos);
     for (int32_t h = 0; h < a->n_kv_heads; h++) {
+        float *value = v + (int64_t)h * a->head_dim;
+        if (a->v_norm) {
+            job->cpu->kernels->norm(NORM_RMS, value, NULL, 0.0f, NULL, a->eps, a->head_dim, value);
+        }
         cpu_kv_store_k(job->cpu, job->pages, slot, h, k + (int64_t)h * a->head_dim);
-        cpu_kv_store_v(job->cpu, job->pages, slot, h, v + (int64_t)h * a->head_dim);
+        cpu_kv_store_v(job->cpu, job->pages, slot, h, value);
     }
 }
 
@@ -140,7 +147,8 @@ enum status cpu_rope_store(struct backend *be, const struct rope_store_args *a)
     struct cpu_backend *cpu = cpu_of(be);
     struct store_job job = {cpu, a, cpu_kv_layer(cpu, a->layer)};
     ASSERT(cpu->pass && a->n_rows <= cpu->pass->n_rows);
-    ASSERT(job.pages->geometry.n_kv_heads == a->n_kv_heads && !job.pages->geometry.v_in_k);
+    ASSERT(a->n_kv_heads == 0 || job.pages->geometry.n_kv_heads == a->n_kv_heads);
+    ASSERT(!job.pages->geometry.v_in_k);
     ASSERT(job.pages->geometry.head_dim_k == a->head_dim);
     ASSERT(job.pages->geometry.head_dim_v == a->head_dim);
     pool_run(cpu->pool, a->n_rows, store_item, &job);

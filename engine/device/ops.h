@@ -45,8 +45,8 @@ struct embed_args {
 
 enum norm_kind { NORM_RMS, NORM_LAYER };
 
-/* If delta is given: x += delta_scale * delta first (x is the residual stream and is stored).
- * Then, if out is given: out = norm(x) * (weight + weight_offset) + bias, per row, in fp32. */
+/* If delta is given: x = (x + delta_scale * delta) * x_scale first (x is the residual stream and is
+ * stored). Then, if out is given: out = norm(x) * (weight + weight_offset) + bias, per row, in fp32. */
 struct norm_args {
     struct tensor x;     // [n_rows, width]; may be act or residual dtype
     struct tensor delta; // [n_rows, width], act dtype; mem.p NULL: none
@@ -56,6 +56,7 @@ struct norm_args {
     int32_t n_rows, width;
     enum norm_kind kind;
     float eps, weight_offset, delta_scale;
+    float x_scale; // 0: none
     struct product_sums delta_sums; // what delta is the sum of, instead of its memory
 };
 
@@ -104,7 +105,7 @@ struct query_growth {
 };
 
 /* In place on q inside qkv, the rest of which need not be left; K and V go to the pages of `layer`.
- * Order: qk-norm, then rope on the first 2 * n_pairs of each head (or the other way round), then
+ * With n_kv_heads 0 there are none: the layer reads what another has stored. Order: qk-norm, then rope on the first 2 * n_pairs of each head (or the other way round), then
  * the growth of q, and the store. With QK_NORM_WIDTH, which is always before the rope, the engine
  * gives every rank all heads, so no op has to look beyond its own. */
 struct rope_store_args {
@@ -114,6 +115,7 @@ struct rope_store_args {
     enum qk_norm qk_norm;
     enum norm_kind qk_norm_kind;
     bool norm_after_rope; // of QK_NORM_HEAD
+    bool v_norm;          // V is stored as its RMS norm per head, with eps and without a weight
     const struct weight *q_norm, *k_norm; // VECTOR: [head_dim], [heads * head_dim] or, for LAYER
                                           // per head, [n_heads, head_dim]; NULL: ones
     float eps, norm_offset;
@@ -144,6 +146,7 @@ struct attention_args {
     int32_t n_rows, layer, n_heads, n_kv_heads, head_dim_k, head_dim_v;
     float scale;
     int32_t window;   // key j is visible to position i iff i - window < j; 0: no window
+    int32_t chunk;    // only the keys from i / chunk * chunk on are, too; 0: no chunks
     float softcap;    // 0: none; else scores become cap * tanh(score / cap), before the mask
     const struct weight *sinks; // VECTOR [n_heads]: joins the denominator only; NULL: none
 };
@@ -157,9 +160,11 @@ struct act_shape {
 #define ACT_SHAPE_PUBLISHED ((struct act_shape){7.0f, 1.702f})
 
 /* gated: out = act(x[:, :width]) * x[:, width:2 width]; else out = act(x). ACT_GPT_OSS is gated:
- * g = min(gate, limit), u = clamp(up, -limit, limit): g * sigmoid(alpha g) * (u + 1). */
+ * g = min(gate, limit), u = clamp(up, -limit, limit): g * sigmoid(alpha g) * (u + 1). With `up`, of
+ * which the op alone knows and no fused one: act(x[:, :width]) * up. */
 struct activation_args {
     struct tensor x, out; // out [n_rows, width]
+    struct tensor up;     // mem.p NULL: it is x's second half
     int32_t n_rows, width;
     enum activation kind;
     bool gated;
@@ -176,10 +181,12 @@ enum moe_scoring {
 
 /* logits = x W^T (+ bias) in fp32; picks k experts of each row. Ties: the lowest id. Groups: with
  * n_group > 1 only the topk_group best groups stay (SOFTMAX: a group's best score; SIGMOID: the sum
- * of its two best). The weights are multiplied by `scale`. */
+ * of its two best). The weights are multiplied by `scale`, and by their experts' own. */
 struct moe_route_args {
     const struct weight *router;     // LINEAR, fp32, with bias where the family has one
-    const struct weight *correction; // VECTOR [n_experts] (MOE_SIGMOID) or NULL
+    const struct weight *correction; // VECTOR [n_experts], added to the scores of the choice alone
+                                     // (not MOE_TOPK_SOFTMAX), or NULL
+    const struct weight *expert_scale; // VECTOR [n_experts]; NULL: ones
     struct tensor x;
     struct dmem ids;     // [n_rows, k] int32
     struct dmem weights; // [n_rows, k] fp32
@@ -191,7 +198,8 @@ struct moe_route_args {
 };
 
 /* y = (accumulate ? y : 0) + sum over picks, in order of expert id, of
- * weight * down(act(gate_up(x))). Experts' biases are included unless `partial`. */
+ * weight * down(act(gate_up(x))). Experts' biases are included unless `partial`. With weigh_inputs,
+ * for experts whose gate_up has no bias: down(act(gate_up(weight * x))). */
 struct moe_ffn_args {
     const struct weight *gate_up; // EXPERTS [2 ffn, hidden]: gate rows, then up rows
     const struct weight *down;    // EXPERTS [hidden, ffn]
@@ -199,7 +207,7 @@ struct moe_ffn_args {
     struct dmem ids, weights;
     int32_t n_rows, n_experts, k, ffn;
     enum activation kind;
-    bool accumulate, partial;
+    bool accumulate, partial, weigh_inputs;
     struct act_shape shape;
 };
 

@@ -12,9 +12,11 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
     const struct model_config *c = l->c;
     const struct model_shard *s = &l->m->shard;
     const struct tensor_names *names = c->names;
-    int64_t hd = c->head_dim, q_all = c->n_heads * hd, kv_all = c->n_kv_heads * hd;
+    const struct layer_config *lc = &c->layers[layer];
+    const struct layer_share share = model_layer_share(c, s, layer);
+    int64_t hd = lc->head_dim, q_all = c->n_heads * hd, kv_all = lc->n_kv_heads * hd;
     int64_t q_first = s->first_head * hd, q_n = s->n_heads * hd;
-    int64_t kv_first = s->first_kv_head * hd, kv_n = s->n_kv_heads * hd;
+    int64_t kv_first = share.first_kv_head * hd, kv_n = share.n_kv_heads * hd;
     char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES];
     struct stack st = {.n = 3, .n_in = c->hidden, .n_cols = c->hidden, .bias = c->q_bias};
     if (names->qkv) {
@@ -26,19 +28,23 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
     } else {
         part_layer_name(names->q, layer, q);
         part_layer_name(names->k, layer, k);
-        part_layer_name(names->v, layer, v);
+        part_layer_name(lc->v_is_k ? names->k : names->v, layer, v);
         st.pieces[0] = (struct piece){q, q_all, q_first, q_n};
         st.pieces[1] = (struct piece){k, kv_all, kv_first, kv_n};
         st.pieces[2] = (struct piece){v, kv_all, kv_first, kv_n};
+    }
+    if (lc->kv_of != layer) { // some files have a k and a v that nothing reads
+        st.n = 1;
+        part_pass_over(l, k);
+        part_pass_over(l, v);
     }
     return part_linear(l, &st, l->options->dtype, &w->qkv);
 }
 
 /* StableLM keeps one norm per head, each a tensor of its own. */
-static enum status per_head_norms(struct loader *l, const char *pattern, int32_t first, int32_t n,
-                                  const char *what, const struct weight **out)
+static enum status per_head_norms(struct loader *l, const char *pattern, int64_t hd, int32_t first,
+                                  int32_t n, const char *what, const struct weight **out)
 {
-    int64_t hd = l->c->head_dim;
     float *joined = xmalloc((size_t)(n * hd) * sizeof *joined);
     enum status st = OK;
     for (int32_t h = 0; h < n && st == OK; h++) {
@@ -64,22 +70,27 @@ static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_w
 {
     const struct model_config *c = l->c;
     const struct model_shard *s = &l->m->shard;
+    const struct layer_config *lc = &c->layers[layer];
+    const struct layer_share share = model_layer_share(c, s, layer);
+    const int64_t hd = lc->head_dim;
     char q[NAME_BYTES], k[NAME_BYTES];
-    if (c->qk_norm == QK_NORM_NONE) {
+    if (c->qk_norm == QK_NORM_NONE || !c->names->q_norm) { // none, or without weights
         return OK;
     }
     part_layer_name(c->names->q_norm, layer, q);
     part_layer_name(c->names->k_norm, layer, k);
     if (c->qk_norm_kind == NORM_LAYER) {
-        TRY(per_head_norms(l, q, s->first_head, s->n_heads, "q_norm", &w->q_norm));
-        return per_head_norms(l, k, s->first_kv_head, s->n_kv_heads, "k_norm", &w->k_norm);
+        TRY(per_head_norms(l, q, hd, s->first_head, s->n_heads, "q_norm", &w->q_norm));
+        return per_head_norms(l, k, hd, share.first_kv_head, share.n_kv_heads, "k_norm",
+                              &w->k_norm);
     }
-    if (c->qk_norm == QK_NORM_HEAD) {
-        TRY(part_vector(l, q, ".weight", c->head_dim, &w->q_norm));
-        return part_vector(l, k, ".weight", c->head_dim, &w->k_norm);
+    const bool each = c->qk_norm == QK_NORM_HEAD;
+    TRY(part_vector(l, q, ".weight", each ? hd : c->n_heads * hd, &w->q_norm));
+    if (lc->kv_of != layer) {
+        part_pass_over(l, k);
+        return OK;
     }
-    TRY(part_vector(l, q, ".weight", (int64_t)c->n_heads * c->head_dim, &w->q_norm));
-    return part_vector(l, k, ".weight", (int64_t)c->n_kv_heads * c->head_dim, &w->k_norm);
+    return part_vector(l, k, ".weight", each ? hd : lc->n_kv_heads * hd, &w->k_norm);
 }
 
 static enum status load_o(struct loader *l, int32_t layer, int64_t head_out,
@@ -222,6 +233,6 @@ enum status load_attention(struct loader *l, int32_t layer, struct layer_weights
     }
     TRY(load_qkv(l, layer, w));
     TRY(load_qk_norms(l, layer, w));
-    TRY(load_o(l, layer, l->c->head_dim, w));
+    TRY(load_o(l, layer, l->c->layers[layer].head_dim, w));
     return load_sinks(l, layer, w);
 }

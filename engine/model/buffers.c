@@ -11,17 +11,42 @@ struct buffer_plan {
     int64_t width, rows;
 };
 
+struct widths {
+    int64_t qkv, attn, ffn;
+};
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* What the layers need of the buffers that they share. */
+static struct widths widest_of(const struct model *m)
+{
+    const struct model_config *c = m->config;
+    const int64_t n_heads = m->shard.n_heads;
+    struct widths w = {.ffn = larger(m->shard.shared_ffn, c->layer_input)};
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        const struct layer_share share = model_layer_share(c, &m->shard, i);
+        const int64_t hd = c->layers[i].head_dim;
+        const int64_t qkv = c->kv_lora ? n_heads * (c->nope_dim + c->rope_dim)
+                                       : (n_heads + 2 * share.n_kv_heads) * hd;
+        w.qkv = larger(w.qkv, qkv);
+        w.attn = larger(w.attn, n_heads * (c->kv_lora ? c->v_dim : hd));
+        w.ffn = larger(w.ffn, share.ffn);
+    }
+    return w;
+}
+
 static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
                             struct buffer_plan *p)
 {
     const struct model_config *c = m->config;
     const struct model_shard *s = &m->shard;
     bool mla = c->kv_lora > 0;
-    int64_t qkv = mla ? (int64_t)s->n_heads * (c->nope_dim + c->rope_dim)
-                      : (int64_t)(s->n_heads + 2 * s->n_kv_heads) * c->head_dim;
-    int64_t ffn = s->ffn > s->shared_ffn ? s->ffn : s->shared_ffn;
+    const struct widths w = widest_of(m);
+    const int64_t ffn = w.ffn, qkv = w.qkv, attn = w.attn;
     int64_t kv_low = c->kv_lora + c->rope_dim;
-    int64_t attn = (int64_t)s->n_heads * (mla ? c->v_dim : c->head_dim);
     int32_t n = 0;
     p[n++] = (struct buffer_plan){&m->x, NULL, m->residual, c->hidden, max_rows};
     p[n++] = (struct buffer_plan){&m->h, NULL, m->act, c->hidden, max_rows};
@@ -44,6 +69,12 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
         p[n++] = (struct buffer_plan){&m->attn_v, NULL, m->act, (int64_t)s->n_heads * c->kv_lora,
                                       max_rows};
     }
+    if (c->layer_input > 0) {
+        const int64_t all = (int64_t)c->n_layers * c->layer_input;
+        p[n++] = (struct buffer_plan){&m->inputs, NULL, m->residual, all, max_rows};
+        p[n++] = (struct buffer_plan){&m->inputs_proj_out, NULL, m->act, all, max_rows};
+        p[n++] = (struct buffer_plan){&m->out_input, NULL, m->residual, c->layer_input, max_out};
+    }
     if (c->n_experts > 0) {
         p[n++] = (struct buffer_plan){&m->routed, NULL, m->act, c->hidden, max_rows};
         p[n++] = (struct buffer_plan){NULL, &m->route_ids, DT_I32, c->experts_per_token, max_rows};
@@ -53,7 +84,7 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     return n;
 }
 
-enum { MAX_BUFFERS = 18 }; // rows that plan_buffers may write; it fills 17 at most
+enum { MAX_BUFFERS = 21 }; // rows that plan_buffers may write; it fills 20 at most
 
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out)
 {
@@ -71,7 +102,8 @@ size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_ou
 enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, struct tensor logits,
                         struct tensor logits_local)
 {
-    ASSERT(m->act == m->residual || m->config->norm_place != NORM_POST);
+    const bool x_is_read = m->config->norm_place == NORM_POST || m->config->layer_input > 0;
+    ASSERT(m->act == m->residual || !x_is_read);
     ASSERT(m->max_hidden <= MAX_HIDDEN_LAYERS);
     struct buffer_plan p[MAX_BUFFERS];
     int32_t n = plan_buffers(m, max_rows, max_out, p);
@@ -96,11 +128,16 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
 void model_kv_layers(const struct model *m, struct kv_layer *layers)
 {
     const struct model_config *c = m->config;
-    for (int32_t i = 0; i < c->n_kv_layers; i++) {
-        layers[i] = c->kv_lora ? (struct kv_layer){m->shard.n_heads, 1, c->kv_lora + c->rope_dim,
-                                                   c->kv_lora, true}
-                               : (struct kv_layer){m->shard.n_heads, m->shard.n_kv_heads,
-                                                   c->head_dim, c->head_dim, false};
+    const int32_t n_heads = m->shard.n_heads;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        const int32_t kv = c->layers[i].kv, hd = c->layers[i].head_dim;
+        if (kv < 0 || c->layers[i].kv_of != i) {
+            continue;
+        }
+        const int32_t n_kv_heads = model_layer_share(c, &m->shard, i).n_kv_heads;
+        layers[kv] = c->kv_lora ? (struct kv_layer){n_heads, 1, c->kv_lora + c->rope_dim,
+                                                    c->kv_lora, true}
+                                : (struct kv_layer){n_heads, n_kv_heads, hd, hd, false};
     }
 }
 

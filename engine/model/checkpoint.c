@@ -470,6 +470,23 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, con
     return i >= 0 ? &ck->tensors[i] : NULL;
 }
 
+bool checkpoint_is_tower(const char *name)
+{
+    static const char *const towers[] = {
+        "visual", "vision_tower", "vision_model", "vision_embedder", "vision_encoder",
+        "audio_tower", "audio_model", "audio_encoder", "embed_vision", "embed_audio",
+        "multi_modal_projector", "mm_projector", "vision_projection", "image_newline"};
+    for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {
+        const size_t n = strcspn(at, ".");
+        for (size_t i = 0; i < sizeof towers / sizeof towers[0]; i++) {
+            if (strlen(towers[i]) == n && strncmp(at, towers[i], n) == 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 bool checkpoint_file(const struct checkpoint *ck, size_t i, struct checkpoint_file *out)
 {
     if (i >= ck->n_shards) {

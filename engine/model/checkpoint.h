@@ -45,6 +45,9 @@ struct checkpoint_file {
 };
 bool checkpoint_file(const struct checkpoint *ck, size_t i, struct checkpoint_file *out);
 
+/* Whether it is of a part that sees images or hears sound, by its name: nothing reads it. */
+bool checkpoint_is_tower(const char *name);
+
 /* NULL if there is none. */
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, const char *name);
 

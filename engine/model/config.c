@@ -103,9 +103,10 @@ static enum status read_activation(const struct json *j, struct model_config *c,
 }
 
 /* layer_types is authoritative where it is present. */
-static enum status read_layer_types(const struct json *j, struct model_config *c, struct err *err)
+enum status model_layer_types(const struct json *j, struct model_config *c, struct err *err)
 {
     const struct json *types = json_get(j, "layer_types");
+    c->layer_types_read = true;
     if (!json_is(types, JSON_ARRAY)) {
         return OK;
     }
@@ -116,7 +117,11 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
     int32_t i = 0;
     for (const struct json *t = json_first(types); t && i < c->n_layers; t = json_next(t), i++) {
         const char *name = json_string(t);
+        c->layers[i].chunk = 0;
         if (name && strcmp(name, "full_attention") == 0) {
+            c->layers[i].window = 0;
+        } else if (name && strcmp(name, "chunked_attention") == 0) {
+            TRY(need_int(j, "attention_chunk_size", MAX_POSITIONS, &c->layers[i].chunk, err));
             c->layers[i].window = 0;
         } else if (name && strcmp(name, "sliding_attention") == 0) {
             if (window < 1) {
@@ -132,13 +137,29 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
     return OK;
 }
 
+/* Layers of which the family says nothing else have the model's sizes. */
+static void size_layers(struct model_config *c)
+{
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        struct layer_config *l = &c->layers[i];
+        l->n_kv_heads = l->n_kv_heads > 0 ? l->n_kv_heads : c->n_kv_heads;
+        l->head_dim = l->head_dim > 0 ? l->head_dim : c->head_dim;
+        l->ffn = l->ffn > 0 ? l->ffn : c->ffn;
+    }
+}
+
 /* Where a layer's keys and values are in the KV set, and its state in the state set. */
 static void number_layers(struct model_config *c)
 {
     for (int32_t i = 0; i < c->n_layers; i++) {
         struct layer_config *l = &c->layers[i];
+        if (l->kv_of != i) {
+            l->kv = c->layers[l->kv_of].kv;
+            continue;
+        }
         l->kv = l->kv >= 0 ? c->n_kv_layers++ : -1;
         l->state = l->state >= 0 ? c->n_state_layers++ : -1;
+        c->last_store = i;
     }
 }
 
@@ -159,28 +180,9 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     return longest < max_pos ? max_pos : longest < MAX_POSITIONS ? (int32_t)longest : MAX_POSITIONS;
 }
 
-/* Both forms: transformers 5's rope_parameters (also one per layer type), and rope_theta with
- * rope_scaling. */
-static enum status read_ropes(const struct json *j, struct model_config *c, struct err *err)
+/* Which rope a layer has, of those that there are. */
+static void choose_ropes(struct model_config *c)
 {
-    double theta = json_get_number(j, "rope_theta", 10000.0);
-    double local = c->n_ropes == 2 ? json_get_number(j, "rope_local_base_freq", 10000.0) : theta;
-    const struct json *full = rope_params(j), *sliding = NULL;
-    if (json_is(json_get(full, "full_attention"), JSON_OBJECT)) {
-        sliding = json_get(full, "sliding_attention");
-        full = json_get(full, "full_attention");
-        c->n_ropes = 2;
-    }
-    if (c->n_ropes == 2) { // the sliding layers' own; in the older form never scaled
-        TRY(rope_read(sliding, local, c->head_dim, j, &c->rope[1], err));
-    }
-    double partial = json_get_number(j, "partial_rotary_factor", (double)c->partial_rotary);
-    partial = json_get_number(full, "partial_rotary_factor", partial);
-    int32_t dim = c->kv_lora ? c->rope_dim : (int32_t)(c->head_dim * partial);
-    bool interleaved = c->rope[0].desc.interleaved;
-    TRY(rope_read(full, theta, dim, j, &c->rope[0], err));
-    c->rope[0].desc.interleaved = interleaved;
-    c->rope[1].desc.interleaved = interleaved;
     for (int32_t i = 0; i < c->n_layers; i++) {
         struct layer_config *l = &c->layers[i];
         if (l->rope == 0 && l->window > 0) {
@@ -189,7 +191,42 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
             l->rope = -1;
         }
     }
+}
+
+/* A rope is made for the heads of the layers that have it. */
+static enum status read_rope(const struct json *params, double theta, const struct json *j,
+                             int32_t rope, struct model_config *c, struct err *err)
+{
+    double partial = json_get_number(j, "partial_rotary_factor", (double)c->partial_rotary);
+    partial = json_get_number(params, "partial_rotary_factor", partial);
+    int32_t head_dim = c->head_dim;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        head_dim = c->layers[i].rope == rope ? c->layers[i].head_dim : head_dim;
+    }
+    const bool interleaved = c->rope[0].desc.interleaved;
+    struct rope_share share = {c->kv_lora ? c->rope_dim : head_dim, c->kv_lora ? 1.0 : partial};
+    TRY(rope_read(params, theta, share, j, &c->rope[rope], err));
+    c->rope[rope].desc.interleaved = interleaved;
     return OK;
+}
+
+/* Both forms: transformers 5's rope_parameters (also one per layer type), and rope_theta with
+ * rope_scaling. */
+static enum status read_ropes(const struct json *j, struct model_config *c, struct err *err)
+{
+    double theta = json_get_number(j, "rope_theta", 10000.0);
+    const struct json *full = rope_params(j), *sliding = NULL;
+    if (json_is(json_get(full, "full_attention"), JSON_OBJECT)) {
+        sliding = json_get(full, "sliding_attention");
+        full = json_get(full, "full_attention");
+        c->n_ropes = 2;
+    }
+    choose_ropes(c);
+    if (c->n_ropes == 2) { // the sliding layers' own; in the older form never scaled
+        double local = json_get_number(j, "rope_local_base_freq", 10000.0);
+        TRY(read_rope(sliding, local, j, 1, c, err));
+    }
+    return read_rope(full, theta, j, 0, c, err);
 }
 
 /* A wrapper's word, whose text part is not asked, else the family's. A head must be there only where
@@ -350,11 +387,13 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     c->gated = true;
     c->n_ropes = 1;
     for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].kv_of = i;
         c->layers[i].state = -1;
     }
     TRY(read_activation(j, c, err));
     TRY(family->read(j, c, err));
-    TRY(read_layer_types(j, c, err));
+    TRY(c->layer_types_read ? OK : model_layer_types(j, c, err));
+    size_layers(c);
     number_layers(c);
     read_tied(root, c);
     TRY(read_ropes(j, c, err));

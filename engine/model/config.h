@@ -28,9 +28,14 @@ struct rope_config {
 };
 
 struct layer_config {
+    int32_t n_kv_heads, head_dim, ffn; // the model's, unless the layer has sizes of its own
     int32_t window; // 0: full attention
+    int32_t chunk;  // 0: none
+    bool plain_qk;  // no norms of q and k, whatever other layers have
     int32_t rope;   // index in model_config.rope; -1: none
     int32_t kv;     // index among the layers with keys and values; -1: no attention
+    int32_t kv_of;  // the layer whose keys and values it reads: itself, or an earlier one
+    bool v_is_k;    // its values are its keys, as they are before their norm and rotation
     int32_t state;  // index among the layers with a recurrent state; -1: none
     struct query_growth growth;
     bool moe;
@@ -48,7 +53,9 @@ struct model_config {
     int32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, max_pos;
     int32_t n_draft_layers; // that a checkpoint has behind its last layer, for drafts: not loaded
     struct layer_config layers[MAX_LAYERS];
+    bool layer_types_read;
     int32_t n_kv_layers, n_state_layers;
+    int32_t last_store; // the last layer that has keys and values, or a state, of its own
     bool tied, untied; // untied: config.json says that the head is a matrix of its own
 
     enum norm_kind norm_kind;
@@ -68,6 +75,8 @@ struct model_config {
     enum activation act;
     struct act_shape act_shape;
     bool gated;
+    bool v_norm, scaled_layers; // a layer's result is multiplied by a number of its own
+    int32_t layer_input; // width of the inputs of single layers; 0: there are none
 
     bool full_without_rope; // layers that see everything have no positions
     int32_t n_ropes;
@@ -78,6 +87,8 @@ struct model_config {
     int32_t n_experts, experts_per_token, moe_ffn, shared_ffn;
     enum moe_scoring scoring;
     bool renormalise, shared_gate, correction, experts_biased;
+    bool weigh_inputs; // of experts, in the place of their outputs
+    bool experts_beside; // a layer with experts has an MLP, too, and norms for both
     float routed_scale;
     int32_t n_group, topk_group;
 
@@ -111,6 +122,9 @@ struct family {
      * rope[0].desc.interleaved. */
     enum status (*read)(const struct json *j, struct model_config *c, struct err *err);
 };
+/* layer_types, over layers[].window. A family that goes on from the layers' kinds calls it itself;
+ * then it is not called behind the family. */
+enum status model_layer_types(const struct json *j, struct model_config *c, struct err *err);
 const struct family *family_find(const char *model_type);
 void family_list(char *out, size_t n_bytes); // their model_types, for messages
 
@@ -136,6 +150,13 @@ struct tensor_names {
     const char *experts_gate_up, *experts_down;
     enum experts_form experts_form;
     const char *shared_gate, *shared_up, *shared_down, *shared_router;
+    /* Experts beside an MLP: norms of what goes into the router and the experts, and of what comes
+     * out of the experts and the MLP. router_norm and expert_scale are names as they are. */
+    const char *router_norm, *expert_scale, *experts_norm, *experts_post_norm, *mlp_post_norm;
+    const char *layer_scale; // a name as it is
+    /* Inputs of single layers: their table, what the embedding adds to it, and in each layer. */
+    const char *inputs_embed, *inputs_proj, *inputs_norm;
+    const char *input_gate, *input_up, *input_post_norm;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
 };
 
@@ -148,10 +169,14 @@ enum status model_keys_check_generation(const struct json *generation, struct er
  * empty, else rope_parameters, else what the family's class has ("rope_of_class" of the defaults).
  * rope_read makes a rope of it, or of its part for one kind of layers; rope_fit is model_config_fit
  * for one rope. */
+struct rope_share { // of heads of head_dim this part rotates
+    int32_t head_dim;
+    double partial;
+};
 const struct json *rope_params(const struct json *config);
 const char *rope_type(const struct json *params);
 double rope_alpha(const struct json *config); // of a dynamic scaling; 0: none
-enum status rope_read(const struct json *params, double theta, int32_t dim,
+enum status rope_read(const struct json *params, double theta, struct rope_share share,
                       const struct json *config, struct rope_config *out, struct err *err);
 bool rope_fit(struct rope_config *rope, int32_t max_len);
 

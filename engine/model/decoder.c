@@ -5,6 +5,8 @@
 #include "engine/model/model.h"
 #include "engine/device/ops_default.h"
 
+#include <math.h>
+
 /* What the layers hand on: the residual stream, and the output that has yet to join it. */
 struct flow {
     struct model *m;
@@ -14,7 +16,9 @@ struct flow {
     struct tensor x, h, attn; // the model's, or from `narrow` on those of the out rows
     struct tensor out_x;      // what `narrow` makes x
     struct hidden_layers hidden; // whose states are asked for
+    struct tensor input;      // of all layers' inputs; from `narrow` on the last layer's alone
     bool pending; // delta waits to be added to x
+    float x_scale; // what x is multiplied by then; 0: nothing
     bool partial; // and, before that, to be reduced
     struct product_sums delta_sums; // what delta is left as, where its product is
     struct reduce_args reduce;
@@ -40,10 +44,12 @@ static enum status join_norm(struct flow *f, const struct weight *weight,
                           .out = weight ? f->h : none, .weight = weight, .bias = bias,
                           .n_rows = f->n_rows, .width = c->hidden, .kind = c->norm_kind,
                           .eps = c->norm_eps, .weight_offset = c->norm_offset,
-                          .delta_scale = c->residual_scale, .delta_sums = f->delta_sums};
+                          .delta_scale = c->residual_scale, .x_scale = f->x_scale,
+                          .delta_sums = f->delta_sums};
     bool partial = f->partial && f->delta_sums.n == 0; // of what is left as sums nothing is reduced
     bool waits = once && weight && f->ops->norm_linear;
     f->pending = f->partial = false;
+    f->x_scale = 0.0f;
     f->delta_sums = (struct product_sums){.n = 0};
     if (!waits || (partial && f->ops->reduce_norm)) {
         return partial ? ops_reduce_norm(f->be, &f->reduce, &a) : f->ops->norm(f->be, &a);
@@ -53,6 +59,17 @@ static enum status join_norm(struct flow *f, const struct weight *weight,
     return partial ? f->ops->reduce(f->be, &f->reduce) : OK;
 }
 
+/* out = norm(in) of a sub-layer's own. */
+static enum status own_norm(struct flow *f, struct tensor in, const struct weight *weight,
+                            struct tensor out)
+{
+    const struct model_config *c = f->m->config;
+    struct norm_args a = {.x = in, .delta = none, .out = out, .weight = weight,
+                          .n_rows = f->n_rows, .width = c->hidden, .kind = c->norm_kind,
+                          .eps = c->norm_eps, .weight_offset = c->norm_offset};
+    return f->ops->norm(f->be, &a);
+}
+
 /* Ranks' partial sums of delta become whole (unless they are: reduce NULL), and a norm of the
  * sub-layer's own follows; without one the sum is left to the next norm, which may be one op with
  * it. */
@@ -60,7 +77,6 @@ static enum status finish_delta(struct flow *f, const struct reduce_args *reduce
                                 const struct weight *post_norm)
 {
     struct model *m = f->m;
-    const struct model_config *c = m->config;
     f->pending = true;
     if (reduce && !post_norm) {
         f->partial = true;
@@ -77,10 +93,7 @@ static enum status finish_delta(struct flow *f, const struct reduce_args *reduce
     if (!post_norm) {
         return OK;
     }
-    struct norm_args a = {.x = m->delta, .delta = none, .out = m->delta, .weight = post_norm,
-                          .n_rows = f->n_rows, .width = c->hidden, .kind = c->norm_kind,
-                          .eps = c->norm_eps, .weight_offset = c->norm_offset};
-    return f->ops->norm(f->be, &a);
+    return own_norm(f, m->delta, post_norm, m->delta);
 }
 
 /* Where the product that makes delta may leave it as sums: with the join_norm that is to come, where
@@ -105,10 +118,11 @@ static enum status linear(struct flow *f, const struct weight *w, struct tensor 
     return f->ops->linear(f->be, &a);
 }
 
-/* The pass ends with this layer's keys and values: no row is asked of. */
+/* The pass ends with this layer's keys and values: no row is asked of, and what comes behind only
+ * reads. */
 static bool stores_only(const struct flow *f, int32_t layer)
 {
-    return f->n_out == 0 && layer == f->m->config->n_layers - 1;
+    return f->n_out == 0 && layer == f->m->config->last_store;
 }
 
 /* x[T, D] -> qkv[T, (H + 2K) d] -> attn[T, H d] */
@@ -118,12 +132,16 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->layers[layer];
     const struct layer_config *lc = &c->layers[layer];
+    const int32_t n_kv_heads = model_layer_share(c, &m->shard, layer).n_kv_heads;
     struct rope_store_args store = {
         .qkv = m->qkv, .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL, .n_rows = f->n_rows,
-        .layer = lc->kv, .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
-        .head_dim = c->head_dim, .qk_norm = c->qk_norm, .qk_norm_kind = c->qk_norm_kind,
+        .layer = lc->kv, .n_heads = m->shard.n_heads,
+        .n_kv_heads = lc->kv_of == layer ? n_kv_heads : 0, // else what it reads is stored
+        .head_dim = lc->head_dim, .qk_norm = lc->plain_qk ? QK_NORM_NONE : c->qk_norm,
+        .qk_norm_kind = c->qk_norm_kind,
         .norm_after_rope = c->qk_norm_after_rope, .q_norm = w->q_norm, .k_norm = w->k_norm,
-        .eps = c->norm_eps, .norm_offset = c->norm_offset, .growth = lc->growth};
+        .v_norm = c->v_norm, .eps = c->norm_eps, .norm_offset = c->norm_offset,
+        .growth = lc->growth};
     struct product_sums *sums = ops_rope_store_adds_sums(f->be, &store) ? &store.sums : NULL;
     TRY(linear(f, w->qkv, in, m->qkv, sums));
     if (stores_only(f, layer)) {
@@ -131,9 +149,9 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
     }
     struct attention_args a = {
         .q = m->qkv, .out = m->attn, .n_rows = f->n_rows, .layer = lc->kv,
-        .n_heads = m->shard.n_heads, .n_kv_heads = m->shard.n_kv_heads,
-        .head_dim_k = c->head_dim, .head_dim_v = c->head_dim, .scale = c->attn_scale,
-        .window = lc->window, .softcap = c->attn_softcap, .sinks = w->sinks};
+        .n_heads = m->shard.n_heads, .n_kv_heads = n_kv_heads, .head_dim_k = lc->head_dim,
+        .head_dim_v = lc->head_dim, .scale = c->attn_scale,
+        .window = lc->window, .chunk = lc->chunk, .softcap = c->attn_softcap, .sinks = w->sinks};
     return ops_rope_attention(f->be, &store, &a);
 }
 
@@ -182,6 +200,17 @@ static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in
     return f->ops->linear_heads(f->be, &expand); // [T, H, kv_lora] -> [T, H, v]
 }
 
+/* The layer's part of all layers' inputs. */
+static struct tensor input_of(const struct flow *f, int32_t layer)
+{
+    struct tensor part = f->input;
+    const size_t first = (size_t)layer * (size_t)f->m->config->layer_input;
+    if (part.mem.p != f->m->out_input.mem.p) {
+        part.mem = dmem_at(part.mem, first * dtype_bytes(part.dtype));
+    }
+    return part;
+}
+
 static enum status gather(struct flow *f, struct tensor *x, struct tensor out, int32_t width)
 {
     struct gather_args a = {.x = *x, .out = out, .n_out = f->n_out, .width = width};
@@ -226,6 +255,10 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
     if (in) {
         TRY(gather(f, in, m->out_h, hidden));
     }
+    if (m->config->layer_input > 0) {
+        f->input = input_of(f, layer);
+        TRY(gather(f, &f->input, m->out_input, m->config->layer_input));
+    }
     f->h = m->out_h;
     f->n_rows = f->n_out;
     return gather(f, &f->attn, m->out_attn, m->attn.stride);
@@ -238,7 +271,7 @@ static enum status attention_output(struct flow *f, int32_t layer)
     const struct layer_weights *w = &m->layers[layer];
     struct tensor heads = f->attn; // those that this rank's output product takes
     size_t skipped = (size_t)(m->shard.first_o_head - m->shard.first_head) *
-                     (size_t)m->config->head_dim;
+                     (size_t)m->config->layers[layer].head_dim;
     heads.mem = dmem_at(heads.mem, skipped * dtype_bytes(heads.dtype));
     struct linear_args o = {.weight = w->o, .x = heads, .y = m->delta, .n_rows = f->n_rows,
                             .partial = true, .sums = sums_for_norm(f, w->attn_post_norm)};
@@ -295,6 +328,31 @@ static enum status join_routed(struct flow *f)
     return f->ops->norm(f->be, &add);
 }
 
+static enum status route(struct flow *f, const struct layer_weights *w, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    struct moe_route_args a = {
+        .router = w->router, .correction = w->correction, .expert_scale = w->expert_scale,
+        .x = in, .ids = m->route_ids, .weights = m->route_weights, .n_rows = f->n_rows,
+        .n_experts = c->n_experts, .k = c->experts_per_token, .scoring = c->scoring,
+        .renormalise = c->renormalise, .scale = c->routed_scale, .n_group = c->n_group,
+        .topk_group = c->topk_group};
+    return f->ops->moe_route(f->be, &a);
+}
+
+static struct moe_ffn_args experts_of(const struct flow *f, const struct layer_weights *w,
+                                      struct tensor in, struct tensor y)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    return (struct moe_ffn_args){
+        .gate_up = w->experts_gate_up, .down = w->experts_down, .x = in, .y = y,
+        .ids = m->route_ids, .weights = m->route_weights, .n_rows = f->n_rows,
+        .n_experts = c->n_experts, .k = c->experts_per_token, .ffn = m->shard.moe_ffn,
+        .kind = c->act, .partial = true, .weigh_inputs = c->weigh_inputs, .shape = c->act_shape};
+}
+
 static enum status moe(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;
@@ -304,18 +362,9 @@ static enum status moe(struct flow *f, int32_t layer, struct tensor in)
     if (shared) {
         TRY(shared_experts(f, w, in, apart));
     }
-    struct moe_route_args route = {
-        .router = w->router, .correction = w->correction, .x = in, .ids = m->route_ids,
-        .weights = m->route_weights, .n_rows = f->n_rows, .n_experts = c->n_experts,
-        .k = c->experts_per_token, .scoring = c->scoring, .renormalise = c->renormalise,
-        .scale = c->routed_scale, .n_group = c->n_group, .topk_group = c->topk_group};
-    TRY(f->ops->moe_route(f->be, &route));
-    struct moe_ffn_args ffn = {
-        .gate_up = w->experts_gate_up, .down = w->experts_down, .x = in,
-        .y = apart ? m->routed : m->delta, .ids = m->route_ids, .weights = m->route_weights,
-        .n_rows = f->n_rows, .n_experts = c->n_experts, .k = c->experts_per_token,
-        .ffn = m->shard.moe_ffn, .kind = c->act, .accumulate = shared && !apart, .partial = true,
-        .shape = c->act_shape};
+    TRY(route(f, w, in));
+    struct moe_ffn_args ffn = experts_of(f, w, in, apart ? m->routed : m->delta);
+    ffn.accumulate = shared && !apart;
     TRY(f->ops->moe_ffn(f->be, &ffn));
     struct reduce_args reduce = {.y = ffn.y, .n_rows = f->n_rows, .width = c->hidden,
                                  .whole = m->shard.n_ranks == 1, .moe = &ffn};
@@ -328,17 +377,61 @@ static enum status moe(struct flow *f, int32_t layer, struct tensor in)
     return finish_delta(f, NULL, w->ffn_post_norm);
 }
 
+/* An MLP on `in` and experts beside it, with norms of their own in front and behind: router and
+ * experts read x. */
+static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->layers[layer];
+    const bool whole = m->shard.n_ranks == 1;
+    const int32_t ffn = model_layer_share(c, &m->shard, layer).ffn;
+    TRY(mlp(f, w->gate_up, w->down, ffn, in, NULL));
+    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = c->hidden,
+                                 .whole = whole, .linear = w->down};
+    TRY(f->ops->reduce(f->be, &reduce));
+    TRY(own_norm(f, m->delta, w->mlp_post_norm, m->delta));
+    TRY(own_norm(f, f->x, w->router_norm, f->h));
+    TRY(route(f, w, f->h));
+    TRY(own_norm(f, f->x, w->experts_norm, f->h));
+    struct moe_ffn_args experts = experts_of(f, w, f->h, m->routed);
+    TRY(f->ops->moe_ffn(f->be, &experts));
+    reduce = (struct reduce_args){.y = m->routed, .n_rows = f->n_rows, .width = c->hidden,
+                                  .whole = whole, .moe = &experts};
+    TRY(f->ops->reduce(f->be, &reduce));
+    TRY(own_norm(f, m->routed, w->experts_post_norm, m->routed));
+    TRY(join_routed(f));
+    return finish_delta(f, NULL, w->ffn_post_norm);
+}
+
 static enum status ffn_layer(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;
     const struct layer_weights *w = &m->layers[layer];
     if (m->config->layers[layer].moe) {
-        return moe(f, layer, in);
+        return w->experts_norm ? mlp_and_experts(f, layer, in) : moe(f, layer, in);
     }
-    TRY(mlp(f, w->gate_up, w->down, m->shard.ffn, in, sums_for_norm(f, w->ffn_post_norm)));
+    const int32_t ffn = model_layer_share(m->config, &m->shard, layer).ffn;
+    TRY(mlp(f, w->gate_up, w->down, ffn, in, sums_for_norm(f, w->ffn_post_norm)));
     struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
                                  .whole = m->shard.n_ranks == 1, .linear = w->down};
     return finish_delta(f, &reduce, w->ffn_post_norm);
+}
+
+/* A further sub-layer, which joins the layer's own input: delta = up(act(gate(x)) * input). */
+static enum status layer_input(struct flow *f, int32_t layer)
+{
+    struct model *m = f->m;
+    const struct layer_weights *w = &m->layers[layer];
+    struct tensor x;
+    TRY(join_norm(f, NULL, NULL, false, &x));
+    TRY(linear(f, w->input_gate, x, m->ff_in, NULL));
+    struct activation_args act = {.x = m->ff_in, .out = m->ff, .up = input_of(f, layer),
+                                  .n_rows = f->n_rows, .width = m->config->layer_input,
+                                  .kind = m->config->act, .gated = true};
+    TRY(f->ops->activation(f->be, &act));
+    TRY(linear(f, w->input_up, m->ff, m->delta, NULL));
+    return finish_delta(f, NULL, w->input_post_norm);
 }
 
 static enum status layer_forward(struct flow *f, int32_t layer)
@@ -360,7 +453,12 @@ static enum status layer_forward(struct flow *f, int32_t layer)
     } else {
         TRY(join_norm(f, w->ffn_norm, w->ffn_norm_bias, !c->layers[layer].moe, &in));
     }
-    return ffn_layer(f, layer, in);
+    TRY(ffn_layer(f, layer, in));
+    if (w->input_gate) {
+        TRY(layer_input(f, layer));
+    }
+    f->x_scale = w->x_scale;
+    return OK;
 }
 
 /* The final norm of the out rows, and the head over them. */
@@ -408,6 +506,33 @@ static bool hidden_ok(const struct model *m, const struct hidden_layers *h)
     return ok;
 }
 
+/* The inputs of single layers, side by side: (table + norm(proj x / sqrt(D))) / sqrt(2). The norm
+ * takes the division as an eps of more. */
+static enum status make_inputs(struct flow *f)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    if (c->layer_input == 0) {
+        return OK;
+    }
+    struct embed_args embed = {.table = m->inputs_embed, .x = m->inputs, .n_rows = f->n_rows,
+                               .scale = m->inputs_scale};
+    TRY(f->ops->embed(f->be, &embed));
+    TRY(linear(f, m->inputs_proj, f->x, m->inputs_proj_out, NULL));
+    struct tensor x = m->inputs, proj = m->inputs_proj_out; // a row for each row and layer
+    x.stride = proj.stride = c->layer_input;
+    struct norm_args norm = {.x = proj, .delta = none, .out = proj, .weight = m->inputs_norm,
+                             .n_rows = f->n_rows * c->n_layers, .width = c->layer_input,
+                             .kind = c->norm_kind, .eps = c->norm_eps * (float)c->hidden,
+                             .weight_offset = c->norm_offset};
+    TRY(f->ops->norm(f->be, &norm));
+    struct norm_args join = {.x = x, .delta = proj, .out = none, .n_rows = norm.n_rows,
+                             .width = c->layer_input, .delta_scale = 1.0f,
+                             .x_scale = sqrtf(0.5f)};
+    f->input = m->inputs;
+    return f->ops->norm(f->be, &join);
+}
+
 enum status model_forward(struct model *m, const struct pass_shape *shape,
                           struct model_outputs want)
 {
@@ -423,7 +548,9 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
     struct embed_args embed = {.table = m->embed, .x = m->x, .n_rows = f.n_rows,
                                .scale = m->embed_scale};
     TRY(f.ops->embed(f.be, &embed));
-    for (int32_t i = 0; i < c->n_layers; i++) {
+    TRY(make_inputs(&f));
+    const int32_t n_layers = f.n_out > 0 ? c->n_layers : c->last_store + 1;
+    for (int32_t i = 0; i < n_layers; i++) {
         TRY(layer_forward(&f, i));
     }
     return f.n_out > 0 ? ends(&f, want) : OK;

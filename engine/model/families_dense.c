@@ -75,15 +75,10 @@ static enum status read_ernie(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
-static enum status read_hunyuan(const struct json *j, struct model_config *c, struct err *err)
+static enum status read_exaone4(const struct json *j, struct model_config *c, struct err *err)
 {
-    TRY(family_must_be(j, "use_qk_norm", true, err));
-    TRY(family_must_be(j, "use_rotary_pos_emb", true, err));
-    TRY(family_must_be(j, "use_cla", false, err));
-    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
-    c->qk_norm = QK_NORM_HEAD;
-    c->qk_norm_after_rope = true;
-    return OK;
+    c->norm_place = NORM_POST;
+    return family_exaone_attention(j, c, err);
 }
 
 /* Layers from max_window_layers on see the window. */
@@ -174,21 +169,9 @@ static enum status read_smollm3(const struct json *j, struct model_config *c, st
     c->tied = true;
     family_window_on_all(j, c);
     family_windows_if_used(j, c);
-    const struct json *list = json_get(j, "no_rope_layers");
-    if (json_is(list, JSON_ARRAY) && json_count(list) < (size_t)c->n_layers) {
-        return err_set(err, ERR_FORMAT,
-                       "config.json: no_rope_layers has fewer entries than layers");
-    }
-    int64_t every = json_get_int(j, "no_rope_layer_interval", 4);
-    const struct json *item = json_first(list);
+    TRY(family_no_rope_layers(j, c, err));
     for (int32_t i = 0; i < c->n_layers; i++) {
-        int64_t has_rope = every < 1 || (i + 1) % every != 0;
-        if (item) { // 1 means that the layer uses rope: the name is inverted
-            json_int64(item, &has_rope);
-            item = json_next(item);
-        }
-        c->layers[i].rope = has_rope ? 0 : -1;
-        c->layers[i].window = has_rope ? 0 : c->layers[i].window;
+        c->layers[i].window = c->layers[i].rope < 0 ? c->layers[i].window : 0;
     }
     return OK;
 }
@@ -270,7 +253,10 @@ static const struct family rows[] = {
      "\"rms_norm_eps\":1e-5,\"rope_theta\":500000}",
      read_ernie},
     {"hunyuan_v1_dense", &hunyuan_names,
-     "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"rope_alpha_of_class\":true}", read_hunyuan},
+     "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"rope_alpha_of_class\":true}",
+     family_hunyuan_attention},
+    {"exaone4", &olmo2_names,
+     "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"sliding_window\":4096}", read_exaone4},
     {"qwen2", &llama_names, "{\"max_position_embeddings\":32768,\"sliding_window\":4096}",
      read_qwen2},
     {"qwen3", &qwen3_names,

@@ -3,6 +3,8 @@
 #include "engine/model/family_parts.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #define GEMMA_BASE                                                                                 \
     .embed = "model.embed_tokens", .final_norm = "model.norm", .head = "lm_head",                  \
@@ -14,6 +16,32 @@ static const struct tensor_names gemma2_names = {GEMMA_BASE, QKV_NAMES, FFN_NAME
 
 static const struct tensor_names gemma3_names = {GEMMA_BASE, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES};
 
+static const struct tensor_names gemma4_names = {
+    GEMMA_BASE, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES, .layer_scale = "layer_scalar",
+    .inputs_embed = "model.embed_tokens_per_layer",
+    .inputs_proj = "model.per_layer_model_projection",
+    .inputs_norm = "model.per_layer_projection_norm", .input_gate = "per_layer_input_gate",
+    .input_up = "per_layer_projection", .input_post_norm = "post_per_layer_input_norm",
+    .router = "router.proj", .router_norm = "router.scale",
+    .expert_scale = "router.per_expert_scale", .experts_norm = "pre_feedforward_layernorm_2",
+    .experts_post_norm = "post_feedforward_layernorm_2",
+    .mlp_post_norm = "post_feedforward_layernorm_1", .expert_gate = "experts.%d.gate_proj",
+    .expert_up = "experts.%d.up_proj", .expert_down = "experts.%d.down_proj",
+    .experts_gate_up = "experts.gate_up_proj", .experts_down = "experts.down_proj"};
+
+/* "vision" is of images, which do not come here. */
+static enum status refuse_two_ways(const struct json *j, struct err *err)
+{
+    const struct json *said = json_get(j, "use_bidirectional_attention");
+    const char *which = json_string(said);
+    if (json_get_bool(j, "use_bidirectional_attention", false) ||
+        (which && strcmp(which, "vision") != 0)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: use_bidirectional_attention: this model does not generate");
+    }
+    return OK;
+}
+
 static enum status read_gemma(const struct json *j, struct model_config *c, struct err *err)
 {
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
@@ -22,10 +50,7 @@ static enum status read_gemma(const struct json *j, struct model_config *c, stru
     c->norm_place = NORM_SANDWICH;
     c->embed_scale = sqrtf((float)c->hidden);
     c->embed_scale_rounded = true;
-    if (json_get_bool(j, "use_bidirectional_attention", false)) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "config.json: use_bidirectional_attention: this model does not generate");
-    }
+    TRY(refuse_two_ways(j, err));
     double scalar = json_get_number(j, "query_pre_attn_scalar", c->head_dim);
     c->attn_scale = (float)(1.0 / sqrt(scalar));
     c->attn_softcap = (float)json_get_number(j, "attn_logit_softcapping", 0.0);
@@ -64,6 +89,126 @@ static enum status read_gemma3(const struct json *j, struct model_config *c, str
     return OK;
 }
 
+/* Sizes of single layers, by their numbers: as transformers 5 saves them. */
+static enum status layers_own_sizes(const struct json *own, struct model_config *c, struct err *err)
+{
+    for (const struct json *o = json_first(own); o; o = json_next(o)) {
+        char *end;
+        const long layer = strtol(json_key(o), &end, 10);
+        if (*end || end == json_key(o) || layer < 0 || layer >= c->n_layers) {
+            return err_set(err, ERR_FORMAT, "config.json: per_layer_config: there is no layer '%.40s'",
+                           json_key(o));
+        }
+        for (const struct json *v = json_first(o); v; v = json_next(v)) {
+            struct layer_config *l = &c->layers[layer];
+            int64_t n = 0;
+            json_int64(v, &n);
+            if (strcmp(json_key(v), "head_dim") == 0) {
+                TRY(family_positive("per_layer_config's head_dim", n, 4096, err));
+                l->head_dim = (int32_t)n;
+            } else if (strcmp(json_key(v), "num_key_value_heads") == 0) {
+                TRY(family_positive("per_layer_config's num_key_value_heads", n, c->n_heads, err));
+                l->n_kv_heads = (int32_t)n;
+            } else {
+                return err_set(err, ERR_UNSUPPORTED,
+                               "config.json: per_layer_config: %.80s cannot differ by layer",
+                               json_key(v));
+            }
+        }
+    }
+    return OK;
+}
+
+/* Layers that see everything have larger heads, and may take their values from their keys. */
+static enum status gemma4_sizes(const struct json *j, struct model_config *c, struct err *err)
+{
+    const bool k_is_v = json_get_bool(j, "attention_k_eq_v", false);
+    int64_t head_dim = json_get_int(j, "global_head_dim", 512);
+    int64_t kv = json_get_int(j, "num_global_key_value_heads", c->n_kv_heads);
+    TRY(family_positive("global_head_dim", head_dim, 4096, err));
+    TRY(family_positive("num_global_key_value_heads", kv, c->n_heads, err));
+    const struct json *own = json_get(j, "per_layer_config");
+    const bool by_layer = json_is(own, JSON_OBJECT);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        struct layer_config *l = &c->layers[i];
+        l->v_is_k = k_is_v && l->window == 0;
+        if (l->window == 0 && !by_layer) {
+            l->head_dim = (int32_t)head_dim;
+            l->n_kv_heads = k_is_v ? (int32_t)kv : c->n_kv_heads;
+        }
+    }
+    TRY(by_layer ? layers_own_sizes(own, c, err) : OK);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        const int32_t n = c->layers[i].n_kv_heads;
+        if (n > 0 && c->n_heads % n != 0) {
+            return err_set(err, ERR_FORMAT,
+                           "config.json: %d heads cannot share the %d key/value heads of layer %d",
+                           c->n_heads, n, i);
+        }
+    }
+    return OK;
+}
+
+/* The last layers read what the last layer of their kind before them has stored. */
+static enum status gemma4_sharing(const struct json *j, struct model_config *c, struct err *err)
+{
+    const int64_t n = json_get_int(j, "num_kv_shared_layers", 0);
+    const bool wide = json_get_bool(j, "use_double_wide_mlp", false);
+    const int32_t first = n < c->n_layers ? c->n_layers - (int32_t)n : 0;
+    for (int32_t i = first; i < c->n_layers; i++) {
+        int32_t of = first - 1;
+        while (of >= 0 && (c->layers[of].window > 0) != (c->layers[i].window > 0)) {
+            of--;
+        }
+        if (of < 0 || c->layers[of].head_dim != c->layers[i].head_dim ||
+            c->layers[of].n_kv_heads != c->layers[i].n_kv_heads) {
+            return err_set(err, ERR_FORMAT, "config.json: num_kv_shared_layers: no layer before layer "
+                           "%d has keys that it could read", i);
+        }
+        c->layers[i].kv_of = of;
+        c->layers[i].ffn = wide ? 2 * c->ffn : c->ffn;
+    }
+    return OK;
+}
+
+static enum status gemma4_experts(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct experts_said said = {
+        "num_experts", "top_k_experts", "moe_intermediate_size",
+        json_get_int(j, "num_experts", 0), json_get_int(j, "top_k_experts", 0),
+        json_get_int(j, "moe_intermediate_size", 0)};
+    if (!json_get_bool(j, "enable_moe_block", false)) {
+        return OK;
+    }
+    c->scoring = MOE_SOFTMAX_TOPK;
+    c->renormalise = c->experts_beside = true;
+    return family_set_experts(&said, c, err);
+}
+
+static enum status read_gemma4(const struct json *j, struct model_config *c, struct err *err)
+{
+    const int64_t input = json_get_int(j, "hidden_size_per_layer_input", 0);
+    TRY(read_gemma(j, c, err));
+    c->norm_offset = 0.0f;
+    c->attn_scale = 1.0f;
+    c->attn_softcap = 0.0f;
+    c->qk_norm = QK_NORM_HEAD;
+    c->v_norm = c->scaled_layers = true;
+    c->n_ropes = 2;
+    family_window_but_every(j, 6, c);
+    TRY(model_layer_types(j, c, err));
+    c->layers[c->n_layers - 1].window = 0; // whatever layer_types says
+    TRY(gemma4_sizes(j, c, err));
+    TRY(gemma4_sharing(j, c, err));
+    TRY(gemma4_experts(j, c, err));
+    if (input > 0 && json_get_int(j, "vocab_size_per_layer_input", c->vocab) != c->vocab) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: vocab_size_per_layer_input must be vocab_size");
+    }
+    c->layer_input = (int32_t)input;
+    return OK;
+}
+
 /* Gemma 3's wrappers leave out nearly everything. */
 #define GEMMA_DEFAULTS "\"head_dim\":256,\"hidden_activation\":\"gelu_pytorch_tanh\""
 #define GEMMA3_DEFAULTS                                                                            \
@@ -71,6 +216,17 @@ static enum status read_gemma3(const struct json *j, struct model_config *c, str
     "\"num_attention_heads\":8,\"num_key_value_heads\":4,\"vocab_size\":262208,"                   \
     "\"max_position_embeddings\":131072,\"rope_theta\":1000000,\"query_pre_attn_scalar\":256,"     \
     "\"sliding_window\":4096," GEMMA_DEFAULTS "}"
+
+/* The ropes of both kinds of layers, and the E series' inputs of single layers. */
+#define GEMMA4_DEFAULTS                                                                            \
+    "\"eos_token_id\":1,\"num_key_value_heads\":4,\"max_position_embeddings\":131072,"              \
+    "\"rope_of_class\":{\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":10000},"   \
+    "\"full_attention\":{\"rope_type\":\"proportional\",\"partial_rotary_factor\":0.25,"           \
+    "\"rope_theta\":1000000}}," GEMMA_DEFAULTS
+#define GEMMA4_TEXT                                                                                \
+    "{\"sliding_window\":512,\"hidden_size_per_layer_input\":256,"                                 \
+    "\"vocab_size_per_layer_input\":262144," GEMMA4_DEFAULTS "}"
+#define GEMMA4_UNIFIED "{\"sliding_window\":1024," GEMMA4_DEFAULTS "}"
 
 static const struct family rows[] = {
     {"gemma", &llama_names,
@@ -85,5 +241,9 @@ static const struct family rows[] = {
      read_gemma2},
     {"gemma3_text", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},
     {"gemma3", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},
+    {"gemma4_text", &gemma4_names, GEMMA4_TEXT, read_gemma4},
+    {"gemma4", &gemma4_names, GEMMA4_TEXT, read_gemma4},
+    {"gemma4_unified_text", &gemma4_names, GEMMA4_UNIFIED, read_gemma4},
+    {"gemma4_unified", &gemma4_names, GEMMA4_UNIFIED, read_gemma4},
 };
 const struct family_table families_gemma = {rows, sizeof rows / sizeof rows[0]};

@@ -6,12 +6,11 @@
 #include <string.h>
 
 static const struct tensor_names deepseek_names = {
-    BASE_NAMES, FFN_NAMES, EXPERT_NAMES, .q = "self_attn.q_proj",
+    BASE_NAMES, FFN_NAMES, EXPERT_NAMES, SHARED_NAMES, .q = "self_attn.q_proj",
     .correction = "mlp.gate.e_score_correction_bias", .q_a = "self_attn.q_a_proj",
     .q_a_norm = "self_attn.q_a_layernorm", .q_b = "self_attn.q_b_proj",
     .kv_a = "self_attn.kv_a_proj_with_mqa", .kv_a_norm = "self_attn.kv_a_layernorm",
-    .kv_b = "self_attn.kv_b_proj", .shared_gate = "mlp.shared_experts.gate_proj",
-    .shared_up = "mlp.shared_experts.up_proj", .shared_down = "mlp.shared_experts.down_proj"};
+    .kv_b = "self_attn.kv_b_proj"};
 
 static enum status read_mla(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -83,6 +82,12 @@ static enum status read_deepseek_v3(const struct json *j, struct model_config *c
     return c->n_experts > 0 ? family_routing_v3(j, c, err) : OK;
 }
 
+static enum status read_glm4_moe_lite(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_deepseek_v3(j, c, err));
+    return family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 1), c, err);
+}
+
 /* DeepSeek's attention, whose queries grow, with another router. */
 static enum status read_mistral4(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -107,9 +112,16 @@ static const struct family rows[] = {
     {"deepseek_v3", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
     {"kimi_k2", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
     {"kimi_k25", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
+    {"glm4_moe_lite", &deepseek_names,
+     "{\"eos_token_id\":1,\"rms_norm_eps\":1e-5,\"max_position_embeddings\":202752,"
+     "\"kv_lora_rank\":512,\"q_lora_rank\":768,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":192,"
+     "\"v_head_dim\":256,\"n_routed_experts\":64,\"n_shared_experts\":1,\"num_experts_per_tok\":4,"
+     "\"moe_intermediate_size\":1536,\"routed_scaling_factor\":1.8,\"num_nextn_predict_layers\":1}",
+     read_glm4_moe_lite},
     {"mistral4", &deepseek_names,
      "{\"eos_token_id\":2,"
-     "\"moe_intermediate_size\":2048,\"n_shared_experts\":1,\"n_routed_experts\":128,\"num_experts_per_tok\":4,"
+     "\"moe_intermediate_size\":2048,\"n_shared_experts\":1,\"n_routed_experts\":128,"
+     "\"num_experts_per_tok\":4,"
      "\"kv_lora_rank\":256,\"q_lora_rank\":1024,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":64,"
      "\"v_head_dim\":128,\"max_position_embeddings\":1048576,"
      "\"rope_of_class\":{\"rope_type\":\"yarn\",\"rope_theta\":10000,\"factor\":128,"

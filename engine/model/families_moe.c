@@ -26,6 +26,42 @@ static const struct tensor_names minimax_m2_names = {
     .expert_gate = "block_sparse_moe.experts.%d.w1", .expert_up = "block_sparse_moe.experts.%d.w3",
     .expert_down = "block_sparse_moe.experts.%d.w2"};
 
+static const struct tensor_names ernie_names = {
+    BASE_NAMES, QKV_NAMES, FFN_NAMES, EXPERT_NAMES, SHARED_NAMES,
+    .correction = "mlp.moe_statics.e_score_correction_bias"};
+
+#define SHARED_MLP_NAMES                                                                           \
+    .shared_gate = "mlp.shared_mlp.gate_proj", .shared_up = "mlp.shared_mlp.up_proj",              \
+    .shared_down = "mlp.shared_mlp.down_proj"
+
+static const struct tensor_names hunyuan_moe_names = {
+    BASE_NAMES, QKV_NAMES, EACH_EXPERT_NAMES, SHARED_MLP_NAMES, .router = "mlp.gate.wg",
+    .q_norm = "self_attn.query_layernorm", .k_norm = "self_attn.key_layernorm"};
+
+static const struct tensor_names hy_v3_names = {
+    BASE_NAMES, QKV_NAMES, QK_NORM_NAMES, FFN_NAMES, EACH_EXPERT_NAMES, SHARED_MLP_NAMES,
+    .router = "mlp.router.gate", .correction = "mlp.expert_bias"};
+
+static const struct tensor_names exaone_moe_names = {
+    BASE_NAMES, QKV_NAMES, QK_NORM_NAMES, FFN_NAMES, EXPERT_NAMES, SHARED_NAMES,
+    .correction = "mlp.e_score_correction_bias"};
+
+static const struct tensor_names glm4_moe_names = {
+    BASE_NAMES, QKV_NAMES, QK_NORM_NAMES, FFN_NAMES, EXPERT_NAMES, SHARED_NAMES,
+    .correction = "mlp.gate.e_score_correction_bias"};
+
+static const struct tensor_names llama4_names = {
+    BASE_NAMES, QKV_NAMES, .gate = "feed_forward.gate_proj", .up = "feed_forward.up_proj",
+    .down = "feed_forward.down_proj", .router = "feed_forward.router",
+    .shared_gate = "feed_forward.shared_expert.gate_proj",
+    .shared_up = "feed_forward.shared_expert.up_proj",
+    .shared_down = "feed_forward.shared_expert.down_proj",
+    .expert_gate = "feed_forward.experts.%d.gate_proj",
+    .expert_up = "feed_forward.experts.%d.up_proj",
+    .expert_down = "feed_forward.experts.%d.down_proj",
+    .experts_gate_up = "feed_forward.experts.gate_up_proj",
+    .experts_down = "feed_forward.experts.down_proj", .experts_form = EXPERTS_COLUMNS};
+
 /* Qwen's: sparse unless listed, and only every decoder_sparse_step-th. */
 static void qwen_dense_layers(const struct json *j, struct model_config *c)
 {
@@ -108,6 +144,161 @@ static enum status read_minimax_m2(const struct json *j, struct model_config *c,
     return OK;
 }
 
+/* Every so manyth layer of a range has experts. The correction is of the choice alone. */
+static enum status read_ernie_moe(const struct json *j, struct model_config *c, struct err *err)
+{
+    struct experts_said s = {.count_key = "moe_num_experts",
+                             .pick_key = "moe_k",
+                             .ffn_key = "moe_intermediate_size",
+                             .n = json_get_int(j, "moe_num_experts", 0),
+                             .k = json_get_int(j, "moe_k", 0),
+                             .ffn = json_get_int(j, "moe_intermediate_size", 0)};
+    TRY(family_set_experts(&s, c, err));
+    TRY(family_shared_experts(j, "moe_num_shared_experts", c, err));
+    int64_t every = json_get_int(j, "moe_layer_interval", 1);
+    int64_t first = json_get_int(j, "moe_layer_start_index", 1);
+    int64_t last = json_get_int(j, "moe_layer_end_index", -1);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].moe = (i + 1) % every == 0 && i >= first && (last == -1 || i <= last);
+    }
+    if (json_get_number(j, "moe_norm_min", 0.0) > 1e-6) { // far below any sum of weights
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: moe_norm_min above 1e-6 is not supported");
+    }
+    TRY(family_must_be(j, "use_bias", false, err)); // its head would have one, too
+    c->rope[0].desc.interleaved = true;
+    c->tied = true;
+    c->scoring = MOE_SOFTMAX_TOPK;
+    c->renormalise = c->correction = true;
+    return OK;
+}
+
+/* The keys may be lists, of a number for each layer. */
+static enum status read_hunyuan_moe(const struct json *j, struct model_config *c, struct err *err)
+{
+    struct experts_said s = {.count_key = "num_experts",
+                             .pick_key = "moe_topk",
+                             .ffn_key = "intermediate_size",
+                             .n = json_get_int(j, "num_experts", 0),
+                             .ffn = c->ffn};
+    int64_t ffn, shared;
+    TRY(family_same_of_layers(j, "moe_topk", c->n_layers, &s.k, err));
+    TRY(family_same_of_layers(j, "moe_intermediate_size", c->n_layers, &ffn, err));
+    TRY(family_same_of_layers(j, "num_shared_expert", c->n_layers, &shared, err));
+    if ((ffn != 0 && ffn != c->ffn) || shared > 1) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: experts of another width than "
+                       "intermediate_size, or several shared ones, are not supported");
+    }
+    if (json_get_int(j, "moe_layer_num_skipped", 0) > 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: moe_layer_num_skipped above 0 is not supported");
+    }
+    TRY(family_must_be(j, "use_mixed_mlp_moe", true, err));
+    TRY(family_set_experts(&s, c, err));
+    c->shared_ffn = c->ffn;
+    c->scoring = MOE_SOFTMAX_TOPK;
+    c->renormalise = true;
+    return family_hunyuan_attention(j, c, err);
+}
+
+static enum status read_hy_v3(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
+    TRY(family_shared_experts(j, "num_shared_experts", c, err));
+    TRY(family_dense_layers(j, 1, c, err));
+    TRY(family_routing_v3(j, c, err));
+    c->renormalise = true;
+    c->routed_scale = (float)json_get_number(j, "router_scaling_factor", 1.0);
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->mlp_bias = json_get_bool(j, "mlp_bias", false);
+    c->qk_norm = QK_NORM_HEAD;
+    return OK;
+}
+
+static enum status read_exaone_moe(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
+    TRY(family_shared_experts(j, "num_shared_experts", c, err));
+    TRY(family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 1), c, err));
+    TRY(family_routing_v3(j, c, err));
+    return family_exaone_attention(j, c, err);
+}
+
+static enum status read_glm4_moe(const struct json *j, struct model_config *c, struct err *err)
+{
+    c->q_bias = json_get_bool(j, "attention_bias", false);
+    c->qk_norm = json_get_bool(j, "use_qk_norm", false) ? QK_NORM_HEAD : QK_NORM_NONE;
+    c->partial_rotary = 0.5f;
+    TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
+    TRY(family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 1), c, err));
+    TRY(family_shared_experts(j, "n_shared_experts", c, err));
+    return family_routing_v3(j, c, err);
+}
+
+/* Layers with positions see a chunk, and have norms of q and k behind the rotation; those without
+ * see everything, and their queries grow. */
+static enum status llama4_layers(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *tuning = json_get(j, "attn_temperature_tuning"); // also a number, if not 0
+    const bool grows = json_get_bool(j, "attn_temperature_tuning", json_number(tuning, 1.0) > 0.0);
+    const int64_t every = json_get_int(j, "floor_scale", 8192);
+    TRY(family_positive("floor_scale", every, MAX_POSITIONS, err));
+    TRY(family_no_rope_layers(j, c, err));
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        struct layer_config *l = &c->layers[i];
+        l->plain_qk = l->rope < 0;
+        l->chunk = l->rope < 0 ? 0 : (int32_t)json_get_int(j, "attention_chunk_size", 0);
+        if (grows && l->rope < 0) {
+            l->growth.beta = (float)json_get_number(j, "attn_scale", 0.1);
+            l->growth.every = (int32_t)every;
+            l->growth.offset = 1;
+        }
+    }
+    return OK;
+}
+
+/* Experts on every interleave_moe_layer_step-th layer, or on those that are listed. */
+static enum status llama4_experts(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *list = json_get(j, "moe_layers");
+    const int64_t step = json_get_int(j, "interleave_moe_layer_step", 1);
+    TRY(family_experts(j, "num_local_experts", "intermediate_size", c, err));
+    TRY(family_positive("interleave_moe_layer_step", step, MAX_LAYERS, err));
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].moe = !json_is(list, JSON_ARRAY) && (i + 1) % step == 0;
+    }
+    for (const struct json *item = json_first(list); item; item = json_next(item)) {
+        int64_t i = -1;
+        if (json_int64(item, &i) && i >= 0 && i < c->n_layers) {
+            c->layers[i].moe = true;
+        }
+    }
+    c->shared_ffn = c->moe_ffn;
+    c->scoring = MOE_SIGMOID;
+    c->weigh_inputs = true;
+    return OK;
+}
+
+static enum status read_llama4(const struct json *j, struct model_config *c, struct err *err)
+{
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->rope[0].desc.interleaved = true;
+    if (json_get_bool(j, "use_qk_norm", true)) {
+        c->qk_norm = QK_NORM_HEAD;
+        c->qk_norm_after_rope = true;
+    }
+    int64_t dense = json_get_int(j, "intermediate_size_mlp", 16384);
+    TRY(family_positive("intermediate_size_mlp", dense, 1 << 22, err));
+    TRY(llama4_experts(j, c, err));
+    c->ffn = (int32_t)dense;
+    return llama4_layers(j, c, err);
+}
+
+#define LLAMA4_DEFAULTS                                                                            \
+    "{\"eos_token_id\":2,\"num_key_value_heads\":8,\"head_dim\":128,\"rms_norm_eps\":1e-5,"        \
+    "\"max_position_embeddings\":131072,\"rope_theta\":500000,\"num_local_experts\":16,"           \
+    "\"num_experts_per_tok\":1,\"attention_chunk_size\":8192}"
+
 static const struct family rows[] = {
     {"mixtral", &mixtral_names,
      "{\"eos_token_id\":2,"
@@ -126,11 +317,40 @@ static const struct family rows[] = {
      "\"max_position_embeddings\":196608,\"num_local_experts\":256,\"num_experts_per_tok\":8,"
      "\"rope_theta\":5000000}",
      read_minimax_m2},
+    {"glm4_moe", &glm4_moe_names,
+     "{\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,"
+     "\"n_shared_experts\":1,\"num_experts_per_tok\":8,"
+     "\"moe_intermediate_size\":1408,\"num_nextn_predict_layers\":1}",
+     read_glm4_moe},
+    {"llama4_text", &llama4_names, LLAMA4_DEFAULTS, read_llama4},
+    {"llama4", &llama4_names, LLAMA4_DEFAULTS, read_llama4},
     {"gpt_oss", &gpt_oss_names,
      "{\"num_key_value_heads\":8,\"head_dim\":64,\"max_position_embeddings\":131072,"
      "\"rms_norm_eps\":1e-5,\"rope_theta\":150000,\"sliding_window\":128,\"num_experts_per_tok\":4,"
      "\"rope_of_class\":{\"rope_type\":\"yarn\",\"factor\":32,\"truncate\":false,"
      "\"original_max_position_embeddings\":4096}}",
      read_gpt_oss},
+    {"ernie4_5_moe", &ernie_names,
+     "{\"eos_token_id\":2,"
+     "\"num_key_value_heads\":4,\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,"
+     "\"rope_theta\":500000,\"moe_intermediate_size\":1536,\"moe_k\":6,\"moe_num_experts\":64,"
+     "\"moe_num_shared_experts\":2}",
+     read_ernie_moe},
+    {"hunyuan_v1_moe", &hunyuan_moe_names,
+     "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"rope_alpha_of_class\":true,"
+     "\"num_experts\":1,\"moe_topk\":1}",
+     read_hunyuan_moe},
+    {"hy_v3", &hy_v3_names,
+     "{\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":131072,"
+     "\"rms_norm_eps\":1e-5,\"rope_theta\":11158840,\"moe_intermediate_size\":1536,"
+     "\"num_experts\":192,\"num_experts_per_tok\":8,\"num_shared_experts\":1,"
+     "\"router_scaling_factor\":2.826}",
+     read_hy_v3},
+    {"exaone_moe", &exaone_moe_names,
+     "{\"eos_token_id\":53,"
+     "\"rms_norm_eps\":1e-5,\"sliding_window\":4096,\"moe_intermediate_size\":1024,"
+     "\"num_experts\":64,\"num_experts_per_tok\":8,\"num_shared_experts\":1,"
+     "\"routed_scaling_factor\":2.5}",
+     read_exaone_moe},
 };
 const struct family_table families_moe = {rows, sizeof rows / sizeof rows[0]};

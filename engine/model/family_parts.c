@@ -38,6 +38,65 @@ void family_window_but_every(const struct json *j, int64_t n, struct model_confi
     }
 }
 
+enum status family_hunyuan_attention(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_must_be(j, "use_qk_norm", true, err));
+    TRY(family_must_be(j, "use_rotary_pos_emb", true, err));
+    TRY(family_must_be(j, "use_cla", false, err));
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->qk_norm = QK_NORM_HEAD;
+    c->qk_norm_after_rope = true;
+    return OK;
+}
+
+/* "LLLG": local and global layers in turn. The last layer is global whatever its letter. */
+static enum status windows_by_letters(const char *letters, struct model_config *c, struct err *err)
+{
+    size_t n = strlen(letters);
+    if (n == 0 || strspn(letters, "LG") != n) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: the sliding_window_pattern '%s' is not one of L and G",
+                       letters);
+    }
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        bool global = letters[(size_t)i % n] == 'G' || i == c->n_layers - 1;
+        c->layers[i].window = global ? 0 : c->layers[i].window;
+    }
+    return OK;
+}
+
+enum status family_exaone_attention(const struct json *j, struct model_config *c, struct err *err)
+{
+    const char *letters = json_get_string(j, "sliding_window_pattern");
+    c->qk_norm = QK_NORM_HEAD;
+    c->full_without_rope = json_get_int(j, "sliding_window", 0) > 0;
+    if (letters) {
+        family_window_on_all(j, c);
+        return windows_by_letters(letters, c, err);
+    }
+    family_window_but_every(j, json_get_int(j, "sliding_window_pattern", 4), c);
+    return OK;
+}
+
+enum status family_no_rope_layers(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *list = json_get(j, "no_rope_layers"), *item = json_first(list);
+    if (item && json_count(list) < (size_t)c->n_layers) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: no_rope_layers has fewer entries than layers");
+    }
+    int64_t every = json_get_int(j, "no_rope_layer_interval", 4);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        int64_t has_rope = every < 1 || (i + 1) % every != 0;
+        if (item) {
+            json_int64(item, &has_rope);
+            item = json_next(item);
+        }
+        c->layers[i].rope = has_rope ? 0 : -1;
+    }
+    return OK;
+}
+
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err)
 {
     if (v < 1 || v > max) {

@@ -12,10 +12,14 @@
 #define QKV_NAMES .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj"
 #define FFN_NAMES .gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"
 #define QK_NORM_NAMES .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm"
-#define EXPERT_NAMES                                                                               \
-    .router = "mlp.gate", .expert_gate = "mlp.experts.%d.gate_proj",                               \
-    .expert_up = "mlp.experts.%d.up_proj", .expert_down = "mlp.experts.%d.down_proj",              \
-    .experts_gate_up = "mlp.experts.gate_up_proj", .experts_down = "mlp.experts.down_proj"
+#define EACH_EXPERT_NAMES                                                                          \
+    .expert_gate = "mlp.experts.%d.gate_proj", .expert_up = "mlp.experts.%d.up_proj",              \
+    .expert_down = "mlp.experts.%d.down_proj", .experts_gate_up = "mlp.experts.gate_up_proj",      \
+    .experts_down = "mlp.experts.down_proj"
+#define EXPERT_NAMES .router = "mlp.gate", EACH_EXPERT_NAMES
+#define SHARED_NAMES                                                                               \
+    .shared_gate = "mlp.shared_experts.gate_proj", .shared_up = "mlp.shared_experts.up_proj",      \
+    .shared_down = "mlp.shared_experts.down_proj"
 
 extern const struct tensor_names llama_names;
 
@@ -32,6 +36,17 @@ void family_window_on_even(const struct json *j, struct model_config *c);
 void family_windows_if_used(const struct json *j, struct model_config *c);
 /* sliding_window on all layers but every n-th. */
 void family_window_but_every(const struct json *j, int64_t n, struct model_config *c);
+
+/* Hunyuan's attention: norms of heads behind the rope. */
+enum status family_hunyuan_attention(const struct json *j, struct model_config *c,
+                                     struct err *err);
+/* EXAONE's attention: norms of heads, and positions in the sliding layers alone, if there are such.
+ * sliding_window_pattern says which those are: all but every n-th, or by letters. */
+enum status family_exaone_attention(const struct json *j, struct model_config *c,
+                                    struct err *err);
+/* no_rope_layers, in which 1 means that a layer has positions; empty or absent, every
+ * no_rope_layer_interval-th (4) has none. */
+enum status family_no_rope_layers(const struct json *j, struct model_config *c, struct err *err);
 
 /* An integer from 1 to max, or the sentence that names the key. */
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err);

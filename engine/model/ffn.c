@@ -3,6 +3,7 @@
 
 #include "engine/base/mem.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -221,6 +222,38 @@ static enum status load_experts(struct loader *l, int32_t layer, struct layer_we
     return st;
 }
 
+/* What experts beside an MLP have that others have not. */
+static enum status load_beside(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct tensor_names *names = l->c->names;
+    const int64_t hidden = l->c->hidden;
+    const struct {
+        const char *name;
+        const struct weight **out;
+    } norms[] = {{names->experts_norm, &w->experts_norm},
+                 {names->experts_post_norm, &w->experts_post_norm},
+                 {names->mlp_post_norm, &w->mlp_post_norm}};
+    char name[NAME_BYTES];
+    for (size_t i = 0; i < sizeof norms / sizeof norms[0]; i++) {
+        part_layer_name(norms[i].name, layer, name);
+        TRY(part_vector(l, name, ".weight", hidden, norms[i].out));
+    }
+    part_layer_name(names->expert_scale, layer, name);
+    TRY(part_vector(l, name, "", l->c->n_experts, &w->expert_scale));
+    struct weight_part scale;
+    part_layer_name(names->router_norm, layer, name);
+    TRY(part_of(l, name, &hidden, 1, &scale));
+    part_dummy_vector(l, &scale, true);
+    float *root = xmalloc((size_t)hidden * sizeof *root); // what it is multiplied by besides
+    for (int64_t i = 0; i < hidden; i++) {
+        root[i] = weight_part_get(&scale, 0, i) / sqrtf((float)hidden);
+    }
+    struct weight_part p = weight_part_plain(root, DT_F32, 1, hidden, hidden);
+    enum status st = part_open_vector(l, name, &p, &w->router_norm);
+    free(root);
+    return st;
+}
+
 static enum status load_moe(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -259,8 +292,14 @@ enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
     const struct model_config *c = l->c;
     const struct tensor_names *names = c->names;
     if (c->layers[layer].moe) {
-        return load_moe(l, layer, w);
+        TRY(load_moe(l, layer, w));
+        if (!c->experts_beside) {
+            return OK;
+        }
+        TRY(load_beside(l, layer, w));
     }
-    return load_mlp(l, names->gate, names->up, names->gate_up, names->down, layer, c->ffn,
-                    l->m->shard.ffn, c->mlp_bias, &w->gate_up, &w->down);
+    const int32_t ffn = c->layers[layer].ffn;
+    const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
+    return load_mlp(l, names->gate, names->up, names->gate_up, names->down, layer, ffn, share.ffn,
+                    c->mlp_bias, &w->gate_up, &w->down);
 }

@@ -7,7 +7,19 @@
 #include <stdio.h>
 #include <string.h>
 
-enum kind { INTEGER, NUMBER, FLAG, TEXT, LIST, INTEGERS, NUMBERS, INTEGER_OR_LIST, OBJECT };
+enum kind {
+    INTEGER,
+    NUMBER,
+    FLAG,
+    TEXT,
+    FLAG_OR_TEXT,
+    LIST,
+    INTEGERS,
+    NUMBERS,
+    INTEGER_OR_LIST,
+    INTEGER_OR_TEXT,
+    OBJECT
+};
 
 /* Null is as good as absent. min and max are of numbers, and of those in a list. */
 struct key {
@@ -49,7 +61,7 @@ static const struct key config_keys[] = {
     {"no_rope_layers", INTEGERS, 0, 1},
     COUNT("no_rope_layer_interval", 0),
     COUNT("sliding_window", -1), // 0 and -1: none
-    COUNT("sliding_window_pattern", 1),
+    {"sliding_window_pattern", INTEGER_OR_TEXT, 0, INT32_MAX}, // 0: no window
     COUNT("_sliding_window_pattern", 1),
     COUNT("max_window_layers", 0),
     COUNT("decoder_sparse_step", 0),
@@ -74,6 +86,18 @@ static const struct key config_keys[] = {
     FACTOR("moe_norm_min", 0),
     FACTOR("router_scaling_factor", 0),
     COUNT("shared_expert_intermediate_size", 0),
+    COUNT("top_k_experts", 0),
+    COUNT("intermediate_size_mlp", 1),
+    COUNT("interleave_moe_layer_step", 1),
+    {"moe_layers", INTEGERS, 0, INT32_MAX},
+    COUNT("attention_chunk_size", 1),
+    FACTOR("floor_scale", 1),
+    FACTOR("attn_scale", -MOST),
+    COUNT("global_head_dim", 1),
+    COUNT("num_global_key_value_heads", 1),
+    COUNT("num_kv_shared_layers", 0),
+    {"hidden_size_per_layer_input", INTEGER, 0, 1 << 16},
+    COUNT("vocab_size_per_layer_input", 1),
     COUNT("first_k_dense_replace", 0),
     COUNT("moe_layer_freq", 0),
     COUNT("n_group", 0),
@@ -104,7 +128,11 @@ static const struct key config_keys[] = {
     SWITCH("use_bias"),
     SWITCH("use_sliding_window"),
     SWITCH("use_parallel_residual"),
-    SWITCH("use_bidirectional_attention"),
+    {"use_bidirectional_attention", FLAG_OR_TEXT, 0, 0},
+    SWITCH("attention_k_eq_v"),
+    SWITCH("enable_moe_block"),
+    SWITCH("use_double_wide_mlp"),
+    {"per_layer_config", OBJECT, 0, 0},
     SWITCH("is_causal"),
     SWITCH("qk_layernorm"),
     SWITCH("use_qk_norm"),
@@ -180,10 +208,12 @@ static bool holds(const struct key *k, const struct json *v)
     case NUMBER: return is_number(k, v);
     case FLAG: return json_is(v, JSON_BOOL);
     case TEXT: return json_is(v, JSON_STRING);
+    case FLAG_OR_TEXT: return json_is(v, JSON_BOOL) || json_is(v, JSON_STRING);
     case LIST: return json_is(v, JSON_ARRAY);
     case INTEGERS: return is_list(k, v, is_integer);
     case NUMBERS: return is_list(k, v, is_number);
     case INTEGER_OR_LIST: return is_integer(k, v) || is_list(k, v, is_integer);
+    case INTEGER_OR_TEXT: return is_integer(k, v) || json_is(v, JSON_STRING);
     case OBJECT: return json_is(v, JSON_OBJECT);
     }
     return false;
@@ -195,10 +225,12 @@ static enum status refuse(const char *where, const struct key *k, struct err *er
                                         "a number",
                                         "true or false",
                                         "a string",
+                                        "true, false or a string",
                                         "a list",
                                         "a list of integers",
                                         "a list of numbers",
                                         "an integer or a list of integers",
+                                        "an integer or a string",
                                         "an object"};
     bool ranged = k->kind == NUMBER || k->kind == INTEGER || k->kind == INTEGERS ||
                   k->kind == NUMBERS;

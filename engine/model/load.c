@@ -20,6 +20,43 @@ static enum status layer_norm(struct loader *l, const char *base, int32_t layer,
     return bias ? part_vector(l, name, ".bias", l->c->hidden, bias_out) : OK;
 }
 
+/* What one layer makes of its own input. */
+static enum status load_layer_input(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const int64_t hidden = c->hidden, width = c->layer_input;
+    char name[NAME_BYTES];
+    if (width == 0) {
+        return OK;
+    }
+    part_layer_name(c->names->input_gate, layer, name);
+    struct stack gate = {
+        .pieces = {{name, width, 0, width}}, .n = 1, .n_in = hidden, .n_cols = hidden};
+    TRY(part_linear(l, &gate, l->options->dtype, &w->input_gate));
+    part_layer_name(c->names->input_up, layer, name);
+    struct stack up = {
+        .pieces = {{name, hidden, 0, hidden}}, .n = 1, .n_in = width, .n_cols = width};
+    TRY(part_linear(l, &up, l->options->dtype, &w->input_up));
+    return layer_norm(l, c->names->input_post_norm, layer, false, &w->input_post_norm, NULL);
+}
+
+static enum status load_layer_scale(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    struct weight_part scale;
+    char name[NAME_BYTES];
+    if (!l->c->scaled_layers) {
+        return OK;
+    }
+    part_layer_name(l->c->names->layer_scale, layer, name);
+    TRY(part_of(l, name, (int64_t[]){1}, 1, &scale));
+    w->x_scale = weight_part_is_dummy(&scale) ? 1.0f : weight_part_get(&scale, 0, 0);
+    if (!isfinite(w->x_scale) || fabsf(w->x_scale) <= 0.0f) { // the ops' word for none
+        return err_set(l->err, ERR_FORMAT, "%s: tensor %s is %g",
+                       checkpoint_where(l->options->checkpoint), name, (double)w->x_scale);
+    }
+    return OK;
+}
+
 static enum status load_layer(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -31,27 +68,53 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
     }
     TRY(layer_norm(l, names->ffn_post_norm, layer, false, &w->ffn_post_norm, NULL));
     TRY(load_attention(l, layer, w));
+    TRY(load_layer_input(l, layer, w));
+    TRY(load_layer_scale(l, layer, w));
     return load_ffn(l, layer, w);
+}
+
+static enum status load_table(struct loader *l, const char *base, int64_t width,
+                              const struct weight **out)
+{
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "%s.weight", base);
+    struct weight_part table;
+    TRY(part_of(l, name, (int64_t[]){l->c->vocab, width}, 2, &table));
+    struct weight_desc d = {.name = base,
+                            .kind = WEIGHT_EMBED,
+                            .dtype = l->options->dtype,
+                            .n_out = l->c->vocab,
+                            .n_in = width,
+                            .n_experts = 1,
+                            .n_parts = 1,
+                            .parts = &table,
+                            .k_segments = 1};
+    return part_open(l, &d, out);
+}
+
+/* The inputs of all layers, side by side. */
+static enum status load_inputs(struct loader *l)
+{
+    const struct model_config *c = l->c;
+    const int64_t all = (int64_t)c->n_layers * c->layer_input;
+    if (c->layer_input == 0) {
+        return OK;
+    }
+    TRY(load_table(l, c->names->inputs_embed, all, &l->m->inputs_embed));
+    struct stack proj = {.pieces = {{c->names->inputs_proj, all, 0, all}},
+                         .n = 1,
+                         .n_in = c->hidden,
+                         .n_cols = c->hidden};
+    TRY(part_linear(l, &proj, l->options->dtype, &l->m->inputs_proj));
+    return part_vector(l, c->names->inputs_norm, ".weight", c->layer_input, &l->m->inputs_norm);
 }
 
 static enum status load_ends(struct loader *l)
 {
     const struct model_config *c = l->c;
     struct model *m = l->m;
-    char name[NAME_BYTES];
-    snprintf(name, sizeof name, "%s.weight", c->names->embed);
-    struct weight_part table;
-    TRY(part_of(l, name, (int64_t[]){c->vocab, c->hidden}, 2, &table));
-    struct weight_desc d = {.name = c->names->embed,
-                            .kind = WEIGHT_EMBED,
-                            .dtype = l->options->dtype,
-                            .n_out = c->vocab,
-                            .n_in = c->hidden,
-                            .n_experts = 1,
-                            .n_parts = 1,
-                            .parts = &table,
-                            .k_segments = 1};
-    TRY(part_open(l, &d, &m->embed));
+    TRY(load_table(l, c->names->embed, c->hidden, &m->embed));
+    TRY(load_inputs(l));
     TRY(part_vector(l, c->names->final_norm, ".weight", c->hidden, &m->final_norm));
     if (c->norm_bias) {
         TRY(part_vector(l, c->names->final_norm, ".bias", c->hidden, &m->final_norm_bias));
@@ -87,14 +150,36 @@ enum status model_open_ropes(struct model *m, struct err *err)
     return OK;
 }
 
+struct layer_share model_layer_share(const struct model_config *c, const struct model_shard *s,
+                                     int32_t layer)
+{
+    const struct layer_config *l = &c->layers[layer];
+    const int32_t n = l->n_kv_heads, n_ranks = s->n_ranks;
+    struct layer_share out = {.ffn = l->ffn / n_ranks, .n_kv_heads = n};
+    if (c->qk_norm != QK_NORM_WIDTH) { // else every rank has all heads
+        out.n_kv_heads = n < n_ranks ? 1 : n / n_ranks;
+        out.first_kv_head = n < n_ranks ? s->rank / (n_ranks / n) : s->rank * (n / n_ranks);
+    }
+    return out;
+}
+
+static bool layer_divides(const struct model_config *c, int32_t layer, int32_t n_ranks)
+{
+    const struct layer_config *l = &c->layers[layer];
+    const bool replicated = l->n_kv_heads < n_ranks;
+    return l->ffn % n_ranks == 0 &&
+           (c->kv_lora > 0 || l->kv < 0 ||
+            (replicated ? n_ranks % l->n_kv_heads == 0 : l->n_kv_heads % n_ranks == 0));
+}
+
 enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
                            struct model_shard *out, struct err *err)
 {
-    bool shared_kv = c->n_kv_heads < n_ranks; // replicated
-    bool fits = c->n_heads % n_ranks == 0 && c->ffn % n_ranks == 0 && c->moe_ffn % n_ranks == 0 &&
-                c->shared_ffn % n_ranks == 0 &&
-                (c->kv_lora > 0 ||
-                 (shared_kv ? n_ranks % c->n_kv_heads == 0 : c->n_kv_heads % n_ranks == 0));
+    bool fits = c->n_heads % n_ranks == 0 && c->moe_ffn % n_ranks == 0 &&
+                c->shared_ffn % n_ranks == 0;
+    for (int32_t i = 0; i < c->n_layers && fits; i++) {
+        fits = layer_divides(c, i, n_ranks);
+    }
     bool whole = c->qk_norm == QK_NORM_WIDTH; // every rank has all heads
     if (!fits) {
         return err_set(err, ERR_UNSUPPORTED,
@@ -107,15 +192,8 @@ enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n
         .n_ranks = n_ranks,
         .first_head = whole ? 0 : rank * (c->n_heads / n_ranks),
         .n_heads = whole ? c->n_heads : c->n_heads / n_ranks,
-        .n_kv_heads = whole       ? c->n_kv_heads
-                      : shared_kv ? 1
-                                  : c->n_kv_heads / n_ranks,
-        .first_kv_head = whole       ? 0
-                         : shared_kv ? rank / (n_ranks / c->n_kv_heads)
-                                     : rank * (c->n_kv_heads / n_ranks),
         .first_o_head = rank * (c->n_heads / n_ranks),
         .n_o_heads = c->n_heads / n_ranks,
-        .ffn = c->ffn / n_ranks,
         .moe_ffn = c->moe_ffn / n_ranks,
         .shared_ffn = c->shared_ffn / n_ranks,
         .head_sharded = n_ranks > 1 && c->vocab % n_ranks == 0,
@@ -133,15 +211,28 @@ enum dtype model_stored_dtype(const struct model_config *c, const struct checkpo
 }
 
 /* Some families keep the factor of their embeddings in the dtype that they run in. */
-static float embed_scale(const struct model_config *c, enum dtype dtype)
+static float embed_scale(const struct model_config *c, enum dtype dtype, float scale)
 {
     int bits = dtype == DT_BF16 ? 8 : dtype == DT_F16 ? 11 : 0;
     if (!c->embed_scale_rounded || bits == 0) {
-        return c->embed_scale;
+        return scale;
     }
     int exponent;
-    float mantissa = frexpf(c->embed_scale, &exponent);
+    float mantissa = frexpf(scale, &exponent);
     return ldexpf(rintf(ldexpf(mantissa, bits)), exponent - bits);
+}
+
+/* No vector of a model is longer. */
+static size_t widest_vector(const struct model_config *c)
+{
+    size_t ffn = 0, head_dim = 0;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        ffn = (size_t)c->layers[i].ffn > ffn ? (size_t)c->layers[i].ffn : ffn;
+        head_dim = (size_t)c->layers[i].head_dim > head_dim ? (size_t)c->layers[i].head_dim
+                                                            : head_dim;
+    }
+    return ffn * 2 + (size_t)c->shared_ffn * 2 + (size_t)c->hidden +
+           (size_t)c->n_heads * head_dim * 3;
 }
 
 enum status model_load(const struct model_load_options *options, struct backend *be,
@@ -155,10 +246,10 @@ enum status model_load(const struct model_load_options *options, struct backend 
     out->act = facts.act;
     out->residual = facts.residual;
     out->exact_ranks = facts.exact_ranks;
-    out->embed_scale = embed_scale(c, options->dtype);
+    out->embed_scale = embed_scale(c, options->dtype, c->embed_scale);
+    out->inputs_scale = embed_scale(c, options->dtype, sqrtf((float)c->layer_input));
     out->layers = xcalloc((size_t)c->n_layers, sizeof *out->layers);
-    size_t widest = (size_t)c->ffn * 2 + (size_t)c->shared_ffn * 2 + (size_t)c->hidden +
-                    (size_t)c->n_heads * (size_t)c->head_dim * 3;
+    size_t widest = widest_vector(c);
     struct loader l = {.options = options,
                        .c = c,
                        .m = out,

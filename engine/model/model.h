@@ -17,6 +17,10 @@ struct layer_weights {
     const struct weight *gate_up, *down;
     const struct weight *router, *correction, *experts_gate_up, *experts_down;
     const struct weight *shared_gate_up, *shared_down, *shared_router;
+    const struct weight *router_norm, *expert_scale;
+    const struct weight *experts_norm, *experts_post_norm, *mlp_post_norm; // beside an MLP
+    const struct weight *input_gate, *input_up, *input_post_norm; // of the layer's own input
+    float x_scale; // of what the layer leaves; 0: none
     const struct weight *q_a, *q_a_norm, *kv_a, *kv_a_norm, *w_uk, *w_uv; // MLA; q_b is qkv
     float k_scale, v_scale; // of a quantised cache, as the checkpoint has them; 0: none
 };
@@ -24,13 +28,21 @@ struct layer_weights {
 /* What this rank holds of each dimension. */
 struct model_shard {
     int32_t rank, n_ranks;
-    int32_t n_heads, first_head, n_kv_heads, first_kv_head;
-    int32_t ffn, moe_ffn, shared_ffn, vocab;
+    int32_t n_heads, first_head;
+    int32_t moe_ffn, shared_ffn, vocab;
     bool head_sharded; // else every rank computes all logits
     /* A norm over the whole width of q and k cannot be cut by heads: then every rank has all
      * heads, and only the output product is shared: heads first_o_head .. + n_o_heads. */
     int32_t first_o_head, n_o_heads;
 };
+
+/* The rank's share of what is not of the same size in all layers. */
+struct layer_share {
+    int32_t n_kv_heads, first_kv_head; // of heads that the layer has: also where it stores none
+    int32_t ffn;
+};
+struct layer_share model_layer_share(const struct model_config *c, const struct model_shard *s,
+                                     int32_t layer);
 
 struct model {
     const struct model_config *config;
@@ -39,9 +51,10 @@ struct model {
     int32_t index, kv_set; // of struct pass
     enum dtype act, residual;
     bool exact_ranks; // see struct backend_facts
-    float embed_scale;
+    float embed_scale, inputs_scale;
     const struct weight *embed, *final_norm, *final_norm_bias;
     const struct weight *head; // NULL: the checkpoint has none, and no logits may be asked for
+    const struct weight *inputs_embed, *inputs_proj, *inputs_norm; // inputs of single layers
     struct rope_table *ropes[2];
     struct state_layer state_layer; // of each layer with state, this rank's
     struct layer_weights *layers; // [n_layers]
@@ -52,6 +65,7 @@ struct model {
     int32_t max_rows, max_out;
     struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, ff_in, ff, low, out_x, out_h,
         out_attn;
+    struct tensor inputs, inputs_proj_out, out_input; // of single layers; of the last, out rows
     struct tensor logits, logits_local; // logits are shared by all models of a rank
     struct logit_bests bests;           // of the last forward's logits, for their draws
     /* Hidden states of the last forward, out rows of [max_hidden, hidden]: the i-th layer that was

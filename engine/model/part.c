@@ -97,20 +97,14 @@ enum purpose { OF_THE_MODEL, OF_IMAGE_OR_SOUND, OF_DRAFTS, DERIVED, N_PURPOSES }
 /* What a tensor that the model did not ask for is there for, by a part of its name. */
 static enum purpose purpose_of(const struct loader *l, const char *name)
 {
-    static const char *const towers[] = {
-        "visual", "vision_tower", "vision_model", "vision_embedder", "vision_encoder",
-        "audio_tower", "audio_model", "audio_encoder", "embed_vision", "embed_audio",
-        "multi_modal_projector", "mm_projector", "vision_projection", "image_newline"};
     if (strstr(name, "rotary_emb.inv_freq")) {
         return DERIVED; // old files store it
     }
+    if (checkpoint_is_tower(name)) {
+        return OF_IMAGE_OR_SOUND;
+    }
     for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {
         const size_t n = strcspn(at, ".");
-        for (size_t i = 0; i < sizeof towers / sizeof towers[0]; i++) {
-            if (strlen(towers[i]) == n && strncmp(at, towers[i], n) == 0) {
-                return OF_IMAGE_OR_SOUND;
-            }
-        }
         int32_t layer = n == 6 && strncmp(at, "layers", n) == 0 && at[n] ? atoi(at + n + 1) : 0;
         bool behind = layer >= l->c->n_layers && layer - l->c->n_layers < l->c->n_draft_layers;
         if (behind || strncmp(at, "mtp.", 4) == 0 || strncmp(at, "mtp_", 4) == 0) {
@@ -166,6 +160,19 @@ bool part_exists(const struct loader *l, const char *base)
     full_name(l, base, name);
     struct module m = module_of(l, name);
     return l->quant && l->options->checkpoint && module_is_quantised(&m, &values);
+}
+
+void part_pass_over(struct loader *l, const char *base)
+{
+    char full[NAME_BYTES];
+    size_t n;
+    full_name(l, base, full);
+    const struct checkpoint_tensor *all =
+        l->taken ? checkpoint_tensors(l->options->checkpoint, &n) : NULL;
+    for (size_t i = 0; all && i < n; i++) {
+        const size_t m = strlen(full);
+        l->taken[i] = l->taken[i] || (strncmp(all[i].name, full, m) == 0 && all[i].name[m] == '.');
+    }
 }
 
 bool part_has(const struct loader *l, const char *name)
@@ -357,7 +364,7 @@ enum status part_open_vector(struct loader *l, const char *name, const struct we
                              const struct weight **out)
 {
     struct weight_part whole = *p;
-    part_dummy_vector(l, &whole, strstr(name, "norm") != NULL);
+    part_dummy_vector(l, &whole, strstr(name, "norm") || strstr(name, "scale"));
     struct weight_desc d = {.name = name,
                             .kind = WEIGHT_VECTOR,
                             .dtype = DT_F32,

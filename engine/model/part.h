@@ -48,6 +48,8 @@ struct stack {
 /* Names are a family's, whatever the checkpoint's form, and, but for part_of, without ".weight".
  * Whether the module is there, quantised or not. */
 bool part_exists(const struct loader *l, const char *base);
+/* What lies under this name is no part of the model, and nothing is to be said of it. */
+void part_pass_over(struct loader *l, const char *base);
 bool part_has(const struct loader *l, const char *name); // a tensor of that very name
 void part_find_form(struct loader *l);
 /* What the embedding is stored in; `otherwise` if that is nothing that we compute in. */

@@ -1,5 +1,5 @@
 /* Frequencies of rotary positions, as transformers computes them for each rope_type: default,
- * linear, dynamic, yarn, longrope, llama3. What would change with a longer input is fixed by the
+ * linear, dynamic, yarn, longrope, llama3, proportional. What would change with a longer input is fixed by the
  * served length (rope_fit), because keys in the cache have been rotated already. */
 #include "engine/base/json.h"
 #include "engine/model/config.h"
@@ -12,7 +12,8 @@ static const double PI = 3.14159265358979323846;
 struct rope_input {
     const struct json *params, *config;
     double theta, factor;
-    int32_t dim, max_pos;
+    struct rope_share share;
+    int32_t dim, max_pos; // rotated dimensions
 };
 
 /* The length that the model was trained at before it was stretched: the key at the top decides. */
@@ -85,7 +86,7 @@ static enum status read_llama3(const struct rope_input *in, struct rope_config *
     double low = json_get_number(in->params, "low_freq_factor", 1.0);
     double high = json_get_number(in->params, "high_freq_factor", 4.0);
     double original = original_length(in);
-    if (!(high > low) || !(low > 0.0) || !(original > 0.0)) {
+    if (!(high >= low) || !(low > 0.0) || !(original > 0.0)) {
         return err_set(err, ERR_FORMAT, "rope: llama3 scaling with impossible factors");
     }
     base_frequencies(in, in->theta, out);
@@ -94,7 +95,7 @@ static enum status read_llama3(const struct rope_input *in, struct rope_config *
         double wavelength = 2.0 * PI / inv;
         if (wavelength > original / low) {
             inv /= in->factor;
-        } else if (wavelength >= original / high) {
+        } else if (wavelength >= original / high && high > low) {
             double smooth = (original / wavelength - low) / (high - low);
             inv = (1.0 - smooth) * inv / in->factor + smooth * inv;
         }
@@ -180,15 +181,28 @@ static enum status read_longrope(const struct rope_input *in, struct rope_config
     return OK;
 }
 
+/* Pairs lie half a head apart, and those behind the share do not turn. */
+static enum status read_proportional(const struct rope_input *in, struct rope_config *out,
+                                     struct err *err)
+{
+    (void)err;
+    const int32_t turning = (int32_t)floor(in->share.partial * in->dim / 2.0);
+    base_frequencies(in, in->theta, out);
+    for (int32_t i = 0; i < in->dim / 2; i++) {
+        out->inv_freq[i] = i < turning ? (float)((double)out->inv_freq[i] / in->factor) : 0.0f;
+    }
+    return OK;
+}
+
 static const struct rope_row {
     const char *name;
     enum status (*read)(const struct rope_input *in, struct rope_config *out, struct err *err);
-    bool needs_factor;
+    bool needs_factor, whole; // whole: the head is rotated in halves, whatever the share
 } rope_rows[] = {
-    {"default", read_default, false},  {"linear", read_linear, true},
-    {"dynamic", read_dynamic, true},   {"llama3", read_llama3, true},
-    {"yarn", read_yarn, false},        {"longrope", read_longrope, false},
-    {"su", read_longrope, false},
+    {"default", read_default, false, false},  {"linear", read_linear, true, false},
+    {"dynamic", read_dynamic, true, false},   {"llama3", read_llama3, true, false},
+    {"yarn", read_yarn, false, false},        {"longrope", read_longrope, false, false},
+    {"su", read_longrope, false, false},      {"proportional", read_proportional, false, true},
 };
 
 const struct json *rope_params(const struct json *config)
@@ -222,7 +236,7 @@ static const struct rope_row *find_row(const struct json *params)
     return NULL;
 }
 
-enum status rope_read(const struct json *params, double theta, int32_t dim,
+enum status rope_read(const struct json *params, double theta, struct rope_share share,
                       const struct json *config, struct rope_config *out, struct err *err)
 {
     const struct rope_row *row = find_row(params);
@@ -234,12 +248,14 @@ enum status rope_read(const struct json *params, double theta, int32_t dim,
         !(rope_alpha(config) > 0.0)) {
         return err_set(err, ERR_FORMAT, "rope: %s scaling without a factor", row->name);
     }
+    const int32_t dim = row->whole ? share.head_dim : (int32_t)(share.head_dim * share.partial);
     int32_t max_pos = (int32_t)json_get_int(config, "max_position_embeddings", 2048);
     struct rope_input in = {
         .params = params,
         .config = config,
         .theta = json_get_number(params, "rope_theta", theta),
         .factor = json_get_number(params, "factor", 1.0),
+        .share = share,
         .dim = dim,
         .max_pos = max_pos,
     };

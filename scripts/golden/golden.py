@@ -145,7 +145,7 @@ def fix_rope_length(model):
     rotary = model.model.rotary_emb
     rope = getattr(model.config, "rope_parameters", None) or {}
     kind = rope.get("rope_type")
-    if kind not in ("dynamic", "longrope"):
+    if kind not in ("dynamic", "longrope") or rotary.rope_type == "ntk_alpha":  # Hunyuan's is fixed
         return
     longest = model.config.max_position_embeddings
     if kind == "dynamic":

@@ -1,5 +1,40 @@
-/* The sums over the chosen experts. */
+/* The choice of experts, and the sums over those. */
 #include "test/device/op_harness.h"
+
+/* ---- choice ------------------------------------------------------------------------------- */
+
+/* ERNIE's: what is added to the probabilities chooses, and does not weigh. */
+OP_TEST(a_correction_is_of_the_choice_alone)
+{
+    enum { EXPERTS = 5, K = 2 };
+    static const float logits[EXPERTS] = {0.5f, 2.0f, -1.0f, 1.0f, 0.0f};
+    float added[EXPERTS] = {0.0f, -0.9f, 0.7f, 0.0f, 0.4f};
+    float eye[EXPERTS * EXPERTS] = {0}, weights[K];
+    int32_t ids[K];
+    double sum = 0.0;
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_F32, &limits);
+    for (int32_t i = 0; i < EXPERTS; i++) {
+        eye[i * (EXPERTS + 1)] = 1.0f; // x is the logits
+        sum += exp((double)logits[i]);
+    }
+    struct moe_route_args a = {
+        .router = op_weight(&rig, WEIGHT_LINEAR, DT_F32, eye, 1, EXPERTS, EXPERTS, NULL, 1),
+        .correction = op_vector(&rig, added, EXPERTS),
+        .x = op_tensor(&rig, logits, 1, EXPERTS, EXPERTS),
+        .n_rows = 1, .n_experts = EXPERTS, .k = K, .scoring = MOE_SOFTMAX_TOPK, .scale = 2.0f,
+        .n_group = 1, .topk_group = 1};
+    CHECK_EQ(rig.ops->alloc(rig.be, sizeof ids, &a.ids), OK);
+    CHECK_EQ(rig.ops->alloc(rig.be, sizeof weights, &a.weights), OK);
+    CHECK_EQ(rig.ops->moe_route(rig.be, &a), OK);
+    rig.ops->read(rig.be, ids, a.ids, sizeof ids);
+    rig.ops->read(rig.be, weights, a.weights, sizeof weights);
+    CHECK_EQ(ids[0], 2);
+    CHECK_EQ(ids[1], 4);
+    CHECK_NEAR(weights[0], 2.0 * exp(-1.0) / sum, 1e-6);
+    CHECK_NEAR(weights[1], 2.0 / sum, 1e-6);
+    op_close(&rig);
+}
 
 /* ---- experts ------------------------------------------------------------------------------ */
 

@@ -32,8 +32,8 @@ static void route(struct pair *p, const struct moe_case *c, const struct pair_te
     int32_t *id[2];
     float *weight[2];
     BOTH(p, moe_route, a, a.x = x->t[b]; a.router = router.w[b];
-         a.correction = c->scoring == MOE_SIGMOID ? correction.w[b] : NULL; a.ids = ids[b];
-         a.weights = weights[b]);
+         a.correction = c->scoring != MOE_TOPK_SOFTMAX ? correction.w[b] : NULL;
+         a.ids = ids[b]; a.weights = weights[b]);
     for (int b = 0; b < 2; b++) {
         id[b] = xmalloc(n * sizeof(int32_t));
         weight[b] = xmalloc(n * sizeof(float));

@@ -14,6 +14,10 @@ FAMILIES = os.path.join(SHARED, "golden-families")
 # An expert that is picked otherwise in bf16 outweighs all that is rounded: fp32 alone judges these.
 ROUTES_FLIP = {"gemma-4-moe", "kimi-k2.5"}
 
+# Prompts with a row whose last pick and next expert are closer than fp32 rounds: transformers' own fp64 run picks the
+# other one, and so do we.
+TIES = {"hunyuan-moe": [150]}
+
 
 def folders():
     names = sorted(os.listdir(FAMILIES)) if os.path.isdir(FAMILIES) else []
@@ -51,8 +55,9 @@ def test_folders_are_there():
 @pytest.mark.parametrize("name", folders())
 def test_float32_equals_transformers(name):
     folder = folder_of(name)
-    golden.check_exact(folder)
-    golden.check_exact_unscored(folder, 1e-3, *golden.CHUNKS, *golden.TWO_THREADS)
+    ties = TIES.get(name, [])
+    golden.check_exact(folder, but=ties)
+    golden.check_exact_unscored(folder, 1e-3, *golden.CHUNKS, *golden.TWO_THREADS, but=ties)
 
 
 @pytest.mark.parametrize("name", folders())

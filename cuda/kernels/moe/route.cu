@@ -175,7 +175,7 @@ __global__ void route_pick_kernel(const float *logits, const float *correction, 
     sum = warp_sum(sum);
     for (int i = lane; i < p.n_experts; i += 32) {
         score[i] = p.scoring == MOE_SOFTMAX_TOPK ? score[i] / sum : score[i];
-        choice[i] = p.scoring == MOE_SIGMOID && correction ? score[i] + correction[i] : score[i];
+        choice[i] = correction ? score[i] + correction[i] : score[i];
     }
     __syncwarp();
     if (p.n_group > 1) {

@@ -1,0 +1,199 @@
+"""Random configurations of families with experts: functions of a random.Random."""
+
+from choices import WINDOW, heads, layer_types, qwen_windows, rope
+from choices_dense import exaone4, hunyuan_rope, mistral, query_growth
+
+
+def mixtral(rng):
+    c = mistral(rng)
+    n = rng.choice([3, 4, 8])
+    c.update(num_local_experts=n, num_experts_per_tok=rng.randint(1, n))
+    return c
+
+
+def qwen_experts(rng, c):
+    n = rng.choice([4, 6])
+    c.update(
+        num_experts=n,
+        num_experts_per_tok=rng.randint(1, n),
+        moe_intermediate_size=rng.choice([24, 40]),
+        norm_topk_prob=rng.random() < 0.5,
+        decoder_sparse_step=rng.choice([1, 1, 2]),
+        mlp_only_layers=rng.choice([[], [0]]),
+    )
+
+
+def qwen2_moe(rng):
+    c = heads(rng)
+    c["head_dim"] = None
+    c["hidden_size"] = c["num_attention_heads"] * 16
+    qwen_experts(rng, c)
+    c.update(shared_expert_intermediate_size=rng.choice([24, 56]), qkv_bias=rng.random() < 0.6)
+    qwen_windows(rng, c)
+    c["rope_parameters"] = rope(rng, 16, ("default", "yarn"))
+    return c
+
+
+def qwen3_moe(rng):
+    c = heads(rng)
+    c.update(attention_bias=rng.random() < 0.3)
+    qwen_experts(rng, c)
+    if rng.random() < 0.5:  # here on all layers
+        c.update(use_sliding_window=True, sliding_window=WINDOW)
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "yarn"))
+    return c
+
+
+def gpt_oss(rng):
+    c = heads(rng)
+    n = rng.choice([4, 6])
+    c.update(
+        num_local_experts=n,
+        num_experts_per_tok=rng.randint(1, n),
+        sliding_window=WINDOW,
+        attention_bias=rng.random() < 0.7,
+        tie_word_embeddings=False,
+        swiglu_limit=rng.choice([7.0, 0.5]),
+        swiglu_alpha=rng.choice([1.702, 2.5]),
+    )
+    c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "yarn"))
+    return c
+
+
+def deepseek(rng):
+    c = heads(rng)
+    n_group = rng.choice([1, 2, 4])
+    c.update(
+        num_key_value_heads=c["num_attention_heads"],
+        q_lora_rank=rng.choice([None, 24]),
+        kv_lora_rank=rng.choice([16, 32]),
+        qk_nope_head_dim=rng.choice([8, 16]),
+        qk_rope_head_dim=rng.choice([8, 16]),
+        v_head_dim=rng.choice([8, 16, 24]),
+        first_k_dense_replace=rng.choice([0, 1, 2, 9]),
+        n_routed_experts=rng.choice([8, 16]),
+        n_shared_experts=rng.choice([1, 2]),
+        num_experts_per_tok=rng.choice([1, 2, 4]),
+        moe_intermediate_size=16,
+        n_group=n_group,
+        topk_group=rng.randint(1, n_group),
+        norm_topk_prob=rng.random() < 0.5,
+        routed_scaling_factor=rng.choice([1.0, 2.5]),
+        attention_bias=rng.random() < 0.3,
+    )
+    c["head_dim"] = c["qk_rope_head_dim"]
+    c["rope_parameters"] = rope(rng, c["qk_rope_head_dim"], ("default", "yarn"))
+    return c
+
+
+def deepseek_v2(rng):
+    c = deepseek(rng)
+    c["mlp_bias"] = rng.random() < 0.4
+    c["topk_method"] = "group_limited_greedy" if c["n_group"] > 1 else "greedy"
+    return c
+
+
+def deepseek_v3(rng):
+    c = deepseek(rng)
+    c["rope_interleave"] = rng.random() < 0.7
+    return c
+
+
+def mistral4(rng):
+    c = deepseek(rng)
+    rotated, other = rng.choice([(8, 8), (16, 16), (8, 24)])  # a share that has no remainder
+    c.update(qk_rope_head_dim=rotated, qk_nope_head_dim=other)
+    c.update(n_group=1, topk_group=1, rope_interleave=True, head_dim=None)
+    c["rope_parameters"] = rope(rng, c["qk_rope_head_dim"], ("yarn",))  # its class has no other
+    query_growth(rng, c)
+    return c
+
+
+def picked(rng):
+    n = rng.choice([4, 6, 8])
+    return n, rng.randint(1, n)
+
+
+def mlp_layer_types(rng, c):
+    if rng.random() < 0.6:
+        n = c["num_hidden_layers"]
+        c["mlp_layer_types"] = [rng.choice(["dense", "sparse"]) for _ in range(n)]
+
+
+def ernie4_5_moe(rng):
+    c = heads(rng)
+    n, k = picked(rng)
+    c.update(
+        moe_num_experts=n,
+        moe_k=k,
+        moe_intermediate_size=rng.choice([24, 40]),
+        moe_num_shared_experts=rng.choice([0, 1, 2]),
+        moe_layer_interval=rng.choice([1, 1, 2]),
+        moe_layer_start_index=rng.choice([0, 1, 2]),
+        moe_layer_end_index=rng.choice([-1, -1, 1]),
+    )
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "linear"))
+    return c
+
+
+def hunyuan_v1_moe(rng):
+    c = heads(rng)
+    n, k = picked(rng)
+    c.update(attention_bias=rng.random() < 0.3, num_experts=n)
+    c["moe_topk"] = rng.choice([k, [k] * c["num_hidden_layers"]])
+    c["rope_parameters"] = hunyuan_rope(rng, c["head_dim"])
+    return c
+
+
+def hy_v3(rng):
+    c = heads(rng)
+    n, k = picked(rng)
+    c.update(
+        attention_bias=rng.random() < 0.3,
+        mlp_bias=rng.random() < 0.3,
+        num_experts=n,
+        num_experts_per_tok=k,
+        num_shared_experts=rng.choice([1, 2]),
+        moe_intermediate_size=rng.choice([24, 40]),
+        router_scaling_factor=rng.choice([1.0, 2.826]),
+    )
+    mlp_layer_types(rng, c)
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "yarn"))
+    return c
+
+
+def exaone_moe(rng):
+    c = exaone4(rng)
+    if not c["sliding_window"]:  # here the class wants one
+        c.update(sliding_window=WINDOW)
+    n_group = rng.choice([1, 2])
+    c.update(
+        num_experts=8,
+        num_experts_per_tok=rng.choice([1, 2, 4]),
+        num_shared_experts=rng.choice([1, 2]),
+        moe_intermediate_size=rng.choice([24, 40]),
+        n_group=n_group,
+        topk_group=rng.randint(1, n_group),
+        norm_topk_prob=rng.random() < 0.7,
+        routed_scaling_factor=rng.choice([1.0, 2.5]),
+        first_k_dense_replace=rng.choice([0, 1, 2]),
+    )
+    mlp_layer_types(rng, c)
+    return c
+
+
+FAMILIES = {
+    "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": qwen3_moe,
+    "gpt_oss": gpt_oss,
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v3": deepseek_v3,
+    "kimi_k2": deepseek_v3,
+    "mistral4": mistral4,
+    "ernie4_5_moe": ernie4_5_moe,
+    "hunyuan_v1_moe": hunyuan_v1_moe,
+    "hy_v3": hy_v3,
+    "exaone_moe": exaone_moe,
+}

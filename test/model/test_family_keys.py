@@ -1,0 +1,111 @@
+"""Keys of config.json that families of $SLUICE_SHARED/golden-families have of their own: what may be left out or said
+otherwise without another answer, and what is refused by name."""
+import os
+
+import pytest
+
+from test_checkpoint import Checkpoint, run, scores
+from test_golden_families import FAMILIES
+
+pytestmark = pytest.mark.skipif(not os.path.isdir(FAMILIES), reason=f"no {FAMILIES}")
+ALTERNATE = ["sliding_attention"] * 3 + ["full_attention"]
+GONE = object()
+
+
+def changed(folder, source, values):
+    """Of a wrapper, its text part's values."""
+    c = Checkpoint(folder, os.path.join(FAMILIES, source))
+    text = c.config.get("text_config", c.config)
+    for key, value in values.items():
+        text.pop(key, None)
+        if value is not GONE:
+            text[key] = value
+    c.write_config()
+    return c.folder
+
+
+@pytest.mark.parametrize("source, values", [
+    ("exaone-4", {"layer_types": GONE}),
+    ("exaone-4", {"layer_types": GONE, "sliding_window_pattern": 4}),
+    ("exaone-4", {"layer_types": GONE, "sliding_window_pattern": GONE}),
+    ("exaone-4", {"layer_types": ALTERNATE * 2, "sliding_window_pattern": "LG"}),
+    ("exaone-moe", {"layer_types": GONE, "sliding_window_pattern": "LLLGLLLL"}),  # the last sees everything
+    ("exaone-moe", {"mlp_layer_types": GONE}),
+    ("exaone-moe", {"mlp_layer_types": GONE, "first_k_dense_replace": GONE, "routed_scaling_factor": GONE,
+                    "n_group": GONE, "topk_group": GONE, "norm_topk_prob": GONE, "num_shared_experts": GONE}),
+    ("hy-3", {"mlp_layer_types": GONE, "router_scaling_factor": GONE, "num_shared_experts": GONE}),
+    ("ernie-4.5-moe", {"moe_layer_end_index": -1}),
+    ("ernie-4.5-moe", {"moe_layer_end_index": GONE, "moe_layer_interval": GONE, "moe_layer_start_index": GONE,
+                       "moe_num_shared_experts": GONE, "moe_norm_min": GONE, "rms_norm_eps": GONE, "rope_theta": GONE}),
+    ("ernie-4.5", {"rms_norm_eps": GONE, "rope_theta": GONE, "tie_word_embeddings": GONE, "use_bias": GONE}),
+    ("hunyuan-moe", {"moe_topk": 3, "moe_intermediate_size": 32, "num_shared_expert": GONE}),
+    ("hunyuan-dense", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0}, "rms_norm_eps": GONE}),
+    ("hunyuan-dense", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 4.0}}),  # of no meaning beside it
+    ("seed-oss", {"attention_bias": GONE, "attention_out_bias": GONE, "mlp_bias": GONE, "rms_norm_eps": GONE}),
+    ("mistral-small-4", {"n_group": GONE, "norm_topk_prob": GONE, "routed_scaling_factor": GONE, "n_shared_experts": GONE,
+                         "first_k_dense_replace": GONE, "rope_interleave": GONE}),
+    ("kimi-k2", {"model_type": "deepseek_v3"}),
+    ("kimi-k2.5", {"model_type": GONE}),
+    ("mistral-3", {"model_type": GONE}),
+])
+def test_said_otherwise_it_is_the_same(source, values, tmp_path):
+    assert scores(changed(tmp_path / "model", source, values)) == scores(os.path.join(FAMILIES, source))
+
+
+@pytest.mark.parametrize("source, values", [
+    ("exaone-4", {"layer_types": GONE, "sliding_window_pattern": "LG"}),
+    ("exaone-4", {"sliding_window": 25}),
+    ("exaone-4", {"sliding_window": None, "layer_types": ["full_attention"] * 8}),
+    ("exaone-moe", {"n_group": 2}),
+    ("exaone-moe", {"norm_topk_prob": False}),
+    ("exaone-moe", {"routed_scaling_factor": 1.0}),
+    ("hy-3", {"router_scaling_factor": 1.0}),
+    ("ernie-4.5-moe", {"moe_k": 2}),
+    ("ernie-4.5-moe", {"rope_theta": 10000.0}),
+    ("hunyuan-moe", {"moe_topk": 2}),
+    ("hunyuan-dense", {"rope_scaling": {"type": "dynamic", "alpha": 999.0, "factor": 1.0}}),
+    ("hunyuan-dense", {"rope_scaling": None}),
+    ("mistral-small-4", {"norm_topk_prob": False}),
+    ("mistral-small-4", {"rope_interleave": False}),
+])
+def test_it_matters(source, values, tmp_path):
+    assert scores(changed(tmp_path / "model", source, values)) != scores(os.path.join(FAMILIES, source))
+
+
+@pytest.mark.parametrize("source", ["ministral-3", "mistral-small-4"])
+@pytest.mark.parametrize("key, value", [("llama_4_scaling_beta", 0.2), ("original_max_position_embeddings", 31)])
+def test_growth_of_queries_matters(source, key, value, tmp_path):
+    folder = os.path.join(FAMILIES, source)
+    config = Checkpoint(tmp_path / "as it is", folder).config["text_config"]
+    values = {"rope_parameters": {**config["rope_parameters"], key: value}}
+    assert scores(changed(tmp_path / "model", source, values)) != scores(folder)
+
+
+@pytest.mark.parametrize("source, values, named", [
+    ("exaone-4", {"layer_types": GONE, "sliding_window_pattern": "LLXG"}, ["sliding_window_pattern", "LLXG"]),
+    ("exaone-4", {"sliding_window_pattern": 1.5}, ["sliding_window_pattern", "an integer or a string"]),
+    ("exaone-moe", {"mlp_layer_types": ["dense"]}, ["mlp_layer_types", "fewer"]),
+    ("exaone-moe", {"mlp_layer_types": ["dense"] * 7 + ["moe"]}, ["mlp_layer_type", "'moe'"]),
+    ("exaone-moe", {"n_group": 3}, ["n_group", "8 experts"]),
+    ("ernie-4.5-moe", {"use_bias": True}, ["use_bias"]),
+    ("ernie-4.5-moe", {"moe_norm_min": 0.1}, ["moe_norm_min"]),
+    ("ernie-4.5-moe", {"moe_k": 9}, ["moe_k", "from 1 to 8"]),
+    ("ernie-4.5-moe", {"moe_layer_interval": 0}, ["moe_layer_interval"]),
+    ("hunyuan-moe", {"moe_topk": [3, 3, 2, 3]}, ["moe_topk", "differs"]),
+    ("hunyuan-moe", {"moe_topk": [3]}, ["moe_topk", "fewer"]),
+    ("hunyuan-moe", {"moe_intermediate_size": [16] * 4}, ["intermediate_size"]),
+    ("hunyuan-moe", {"num_shared_expert": 2}, ["shared"]),
+    ("hunyuan-moe", {"moe_layer_num_skipped": 1}, ["moe_layer_num_skipped"]),
+    ("hunyuan-moe", {"use_mixed_mlp_moe": False}, ["use_mixed_mlp_moe false"]),
+    ("hunyuan-dense", {"use_cla": True}, ["use_cla true"]),
+    ("hunyuan-dense", {"use_qk_norm": False}, ["use_qk_norm false"]),
+    ("mistral-small-4", {"n_group": 2}, ["n_group"]),
+    ("ministral-3", {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}},
+     ["original_max_position_embeddings"]),
+])
+def test_what_is_not_supported_is_refused_by_name(source, values, named, tmp_path):
+    done = run(changed(tmp_path / "model", source, values))
+    assert done.returncode == 1, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert all(word in lines[0] for word in named), lines[0]
