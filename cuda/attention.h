@@ -56,7 +56,7 @@ struct attention_launch {
     int32_t n_seqs;    // 0: not known
     bool has_no_slots; // attention_plan_slots said 0
     float scale;
-    int32_t window;
+    int32_t window, chunk;
     float softcap;
     const float *sinks; // [n_heads] or NULL
     void *workspace;    // for partial results; attention_workspace_bytes

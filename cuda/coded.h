@@ -87,6 +87,7 @@ struct coded_args {
      * to tile_rows, which is no more than coded_most_rows. */
     const int32_t *sorted, *first, *tile_expert, *tile_first, *n_list;
     int32_t n_places, tile_rows, k;
+    const float *weights; // of gated ones with places: by sorted[place], of both halves; or NULL
     bool x_is_sorted, y_is_sorted; // x row: sorted[place] / k; y row: sorted[place]
 };
 

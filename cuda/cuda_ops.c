@@ -181,7 +181,8 @@ static enum status rope_ok(const struct cuda_backend *be, const struct rope_stor
                            const struct kv_view *kv)
 {
     const int32_t width = (a->n_heads + 2 * a->n_kv_heads) * a->head_dim;
-    const bool ok = kv && a->n_rows <= be->passes.view.n_rows && kv->n_kv_heads == a->n_kv_heads &&
+    const bool ok = kv && a->n_rows <= be->passes.view.n_rows &&
+                    (a->n_kv_heads == 0 || kv->n_kv_heads == a->n_kv_heads) &&
                     kv->head_dim_k == a->head_dim && kv->head_dim_v == a->head_dim &&
                     growth_ok(&a->growth) && fits(a->qkv, width) &&
                     (a->sums.n == 0 || a->sums.width == width) &&
@@ -261,6 +262,7 @@ static struct attention_launch launch_of(const struct cuda_backend *be,
         .has_no_slots = be->passes.pass && be->passes.attention_slots == 0,
         .scale = a->scale,
         .window = a->window,
+        .chunk = a->chunk,
         .softcap = a->softcap,
         .sinks = vector(a->sinks),
         .workspace = be->scratch.attention,
@@ -288,6 +290,7 @@ static bool may_be_few(const struct cuda_backend *be, const struct rope_store_ar
                        const struct attention_args *a, const struct kv_view *kv)
 {
     return be->passes.is_few && r->n_rows == a->n_rows && r->layer == a->layer &&
+           r->n_kv_heads == a->n_kv_heads && a->chunk <= 0 &&
            r->n_heads == a->n_heads && r->qkv.mem.p == a->q.mem.p && r->qkv.dtype == a->q.dtype &&
            r->qkv.stride == a->q.stride && a->scale > 0.0f && a->window <= 0 &&
            a->softcap <= 0.0f && !a->sinks &&
@@ -321,9 +324,10 @@ static enum status op_activation(struct backend *base, const struct activation_a
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
-    const bool gated = a->gated || a->kind == ACT_GPT_OSS;
-    if (!fits(a->x, gated ? 2 * a->width : a->width) || !fits(a->out, a->width) ||
-        a->x.dtype != a->out.dtype) {
+    const bool gated = a->gated || a->kind == ACT_GPT_OSS, apart = a->up.mem.p;
+    if (!fits(a->x, gated && !apart ? 2 * a->width : a->width) || !fits(a->out, a->width) ||
+        a->x.dtype != a->out.dtype ||
+        (apart && (!gated || !fits(a->up, a->width) || a->up.dtype != a->x.dtype))) {
         return ERR_INVALID;
     }
     CUDA_TRY(&be->device, k_activation(be->device.stream, a));
@@ -333,9 +337,10 @@ static enum status op_activation(struct backend *base, const struct activation_a
 static bool may_be_gated(const struct linear_args *l, const struct activation_args *a)
 {
     const struct weight *w = l->weight;
-    return w && a->gated && a->kind == ACT_SILU && w->n_out == 2 * (int64_t)a->width &&
-           fits(l->x, (int32_t)w->n_in) && fits(a->out, a->width) && l->y.mem.p == a->x.mem.p &&
-           l->n_rows == a->n_rows && a->out.dtype == l->x.dtype && !l->partial && !l->accumulate;
+    return w && a->gated && a->kind == ACT_SILU && !a->up.mem.p &&
+           w->n_out == 2 * (int64_t)a->width && fits(l->x, (int32_t)w->n_in) &&
+           fits(a->out, a->width) && l->y.mem.p == a->x.mem.p && l->n_rows == a->n_rows &&
+           a->out.dtype == l->x.dtype && !l->partial && !l->accumulate;
 }
 
 /* In one kernel where there is one for the shape; then the product's own y is left as it was. */
@@ -367,11 +372,13 @@ static enum status op_moe_route(struct backend *base, const struct moe_route_arg
     const struct weight *w = a->router;
     if (!w || w->n_out != a->n_experts || !fits(a->x, (int32_t)w->n_in) || a->k < 1 ||
         (a->n_group > 1 && (a->n_experts % a->n_group != 0 || a->topk_group < 1)) ||
+        (a->expert_scale && vector_length(a->expert_scale) < a->n_experts) ||
         (size_t)a->n_rows * (size_t)a->n_experts * sizeof(float) > be->scratch.n_bytes) {
         return ERR_INVALID;
     }
     CUDA_TRY(&be->device, k_moe_route(be->device.stream, a, w->data, w->dtype, w->bias,
-                                      vector(a->correction), (int32_t)w->n_in, be->scratch.memory));
+                                      vector(a->correction), vector(a->expert_scale),
+                                      (int32_t)w->n_in, be->scratch.memory));
     return OK;
 }
 
@@ -429,7 +436,8 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
     if (!up || !down || up->kind != WEIGHT_EXPERTS || down->kind != WEIGHT_EXPERTS ||
         up->n_experts != a->n_experts || down->n_experts != a->n_experts ||
         up->n_out != 2 * (int64_t)a->ffn || down->n_in != a->ffn || up->n_in != down->n_out ||
-        up->dtype != down->dtype || !fits(a->x, (int32_t)up->n_in) ||
+        up->dtype != down->dtype || (a->weigh_inputs && up->bias) ||
+        !fits(a->x, (int32_t)up->n_in) ||
         !fits(a->y, (int32_t)up->n_in) || a->x.dtype != a->y.dtype || a->k < 1) {
         return ERR_INVALID;
     }

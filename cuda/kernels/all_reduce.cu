@@ -13,7 +13,7 @@
 
 struct reduce_params {
     int32_t n_rows, width, y_stride, x_stride, out_stride;
-    float eps, weight_offset, delta_scale;
+    float eps, weight_offset, delta_scale, x_scale;
     bool layer; // subtract the mean
     bool early; // the next kernel is let in before the wait: see device/launch.cuh
 };
@@ -196,8 +196,8 @@ __device__ __forceinline__ float add_row(const struct peer_view &peers, const st
                     s.v[e] = from_float<T>(to_float(s.v[e]) + sum_bias[i * N + e]);
                 }
                 if (residual) {
-                    s.v[e] =
-                        from_float<T>(to_float(v[j].v[e]) + p.delta_scale * to_float(s.v[e]));
+                    const float f = to_float(v[j].v[e]) + p.delta_scale * to_float(s.v[e]);
+                    s.v[e] = from_float<T>(f * p.x_scale);
                 }
                 sum = moment_add(sum, to_float(s.v[e]), p.layer);
             }
@@ -208,7 +208,8 @@ __device__ __forceinline__ float add_row(const struct peer_view &peers, const st
     return sum;
 }
 
-/* x NULL: the sums go back to y. Otherwise x += delta_scale * (sum + sum_bias), and with `out`
+/* x NULL: the sums go back to y. Otherwise x = (x + delta_scale * (sum + sum_bias)) * x_scale, and
+ * with `out`
  * out = norm(x): rounded wherever the separate ops would have stored. */
 template <typename T, int NV, bool TWO_SHOT>
 __global__ void __launch_bounds__(1024)
@@ -363,6 +364,7 @@ extern "C" cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way,
         p.eps = a->eps;
         p.weight_offset = a->weight_offset;
         p.delta_scale = a->delta_scale;
+        p.x_scale = a->x_scale != 0.0f ? a->x_scale : 1.0f;
         p.layer = a->kind == NORM_LAYER;
     }
     BY_DTYPE(y->dtype, T, {

@@ -6,8 +6,9 @@
 #include "cuda/kernels/kernels.h"
 
 template <typename T, int KIND, bool GATED>
-__global__ void activation_vec_kernel(const T *x, int64_t x_stride, T *out, int64_t out_stride,
-                                      int32_t width, struct act_shape shape)
+__global__ void activation_vec_kernel(const T *x, int64_t x_stride, const T *up, int64_t up_stride,
+                                      T *out, int64_t out_stride, int32_t width,
+                                      struct act_shape shape)
 {
     constexpr int N = vec<T>::N;
     pdl_wait();
@@ -19,7 +20,7 @@ __global__ void activation_vec_kernel(const T *x, int64_t x_stride, T *out, int6
     vec<T> g, u, y;
     g.load(x + blockIdx.x * x_stride + i);
     if (GATED) {
-        u.load(x + blockIdx.x * x_stride + width + i);
+        u.load(up + blockIdx.x * up_stride + i);
     }
 #pragma unroll
     for (int e = 0; e < N; e++) {
@@ -31,7 +32,8 @@ __global__ void activation_vec_kernel(const T *x, int64_t x_stride, T *out, int6
 }
 
 template <typename T, int KIND, bool GATED>
-__global__ void activation_plain_kernel(const T *x, int64_t x_stride, T *out, int64_t out_stride,
+__global__ void activation_plain_kernel(const T *x, int64_t x_stride, const T *up,
+                                        int64_t up_stride, T *out, int64_t out_stride,
                                         int32_t width, struct act_shape shape)
 {
     pdl_wait();
@@ -42,7 +44,7 @@ __global__ void activation_plain_kernel(const T *x, int64_t x_stride, T *out, in
     }
     const float f = to_float(x[blockIdx.x * x_stride + i]);
     out[blockIdx.x * out_stride + i] = from_float<T>(
-        GATED ? act_gated<KIND>(f, to_float(x[blockIdx.x * x_stride + width + i]), shape)
+        GATED ? act_gated<KIND>(f, to_float(up[blockIdx.x * up_stride + i]), shape)
               : act_plain<KIND>(f));
 }
 
@@ -52,15 +54,18 @@ static cudaError_t activation(cudaStream_t stream, const struct activation_args 
     const T *x = (const T *)a->x.mem.p;
     T *out = (T *)a->out.mem.p;
     const int64_t x_stride = a->x.stride, out_stride = a->out.stride;
-    if (vec_ok(x, x_stride, a->width, sizeof(T)) && vec_ok(out, out_stride, a->width, sizeof(T))) {
+    const T *up = a->up.mem.p ? (const T *)a->up.mem.p : x + a->width;
+    const int64_t up_stride = a->up.mem.p ? a->up.stride : x_stride;
+    if (vec_ok(x, x_stride, a->width, sizeof(T)) && vec_ok(up, up_stride, a->width, sizeof(T)) &&
+        vec_ok(out, out_stride, a->width, sizeof(T))) {
         const int per_block = 256 * vec<T>::N;
         return launch(activation_vec_kernel<T, KIND, GATED>,
                       dim3(a->n_rows, (a->width + per_block - 1) / per_block), dim3(256), 0, stream,
-                      x, x_stride, out, out_stride, a->width, a->shape);
+                      x, x_stride, up, up_stride, out, out_stride, a->width, a->shape);
     }
     return launch(activation_plain_kernel<T, KIND, GATED>,
-                  dim3(a->n_rows, (a->width + 255) / 256), dim3(256), 0, stream, x, x_stride, out,
-                  out_stride, a->width, a->shape);
+                  dim3(a->n_rows, (a->width + 255) / 256), dim3(256), 0, stream, x, x_stride, up,
+                  up_stride, out, out_stride, a->width, a->shape);
 }
 
 template <typename T>

@@ -131,7 +131,7 @@ struct moe_weights {
 /* logits: [n_rows, n_experts] of scratch. */
 cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, const void *router,
                         enum dtype router_dtype, const float *bias, const float *correction,
-                        int32_t hidden, float *logits);
+                        const float *expert_scale, int32_t hidden, float *logits);
 /* `real` (on the device; NULL: all) is the number of real rows, of which this call's are those from
  * row_offset on: padding rows are not routed. */
 cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,

@@ -8,7 +8,7 @@
 
 struct norm_params {
     int32_t x_stride, delta_stride, out_stride, width;
-    float eps, weight_offset, delta_scale;
+    float eps, weight_offset, delta_scale, x_scale;
     bool layer; // subtract the mean
     struct sum_parts sums; // what delta is the sum of; n 0: delta is read
     bool store; // x has changed
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(1024)
                 }
 #pragma unroll
                 for (int e = 0; e < N; e++) {
-                    v[j].v[e] =
-                        from_float<T>(to_float(v[j].v[e]) + p.delta_scale * to_float(d.v[e]));
+                    const float f = to_float(v[j].v[e]) + p.delta_scale * to_float(d.v[e]);
+                    v[j].v[e] = from_float<T>(f * p.x_scale);
                 }
                 v[j].store(row + i);
             }
@@ -108,7 +108,7 @@ __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *wei
         float f = to_float(row[i]);
         if (delta) {
             f += p.delta_scale * to_float(delta[(int64_t)blockIdx.x * p.delta_stride + i]);
-            row[i] = from_float<X>(f);
+            row[i] = from_float<X>(f * p.x_scale);
             f = to_float(row[i]);
         }
         sum = moment_add(sum, f, p.layer);
@@ -190,6 +190,7 @@ extern "C" cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, co
     p.eps = a->eps;
     p.weight_offset = a->weight_offset;
     p.delta_scale = a->delta_scale;
+    p.x_scale = a->x_scale != 0.0f ? a->x_scale : 1.0f;
     p.layer = a->kind == NORM_LAYER;
     const enum dtype act = act_dtype(a);
     if (sums) {

@@ -1,5 +1,5 @@
-/* Rotation of positions, the norms of queries and keys before or after it, and the store into the
- * pages. A warp has one head in its registers. */
+/* Rotation of positions, the norms of queries and keys before or after it, that of values, and the
+ * store into the pages. A warp has one head in its registers. */
 #include "cuda/kernels/device/growth.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
@@ -59,7 +59,7 @@ __device__ __forceinline__ float rotated(const float *head, int i, const struct 
 struct rope_params {
     int32_t stride, n_heads, n_kv_heads, head_dim;
     enum qk_norm qk_norm;
-    bool layer, norm_after;
+    bool layer, norm_after, v_norm;
     float eps, norm_offset;
     int32_t q_norm_n, k_norm_n;
     struct query_growth growth;
@@ -108,10 +108,11 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     const bool is_q = h < p.n_heads, is_v = h >= p.n_heads + p.n_kv_heads;
     float *head = heads[warp];
 
-    const bool normed = p.qk_norm != QK_NORM_NONE && !is_v, after = p.norm_after;
+    const bool normed = is_v ? p.v_norm : p.qk_norm != QK_NORM_NONE;
+    const bool after = p.norm_after && !is_v, layer = p.layer && !is_v;
     float mean = 0.0f, scale = 1.0f;
     const float *weight = NULL;
-    if (normed) {
+    if (normed && !is_v) {
         const int32_t n_weight = is_q ? p.q_norm_n : p.k_norm_n;
         weight = is_q ? q_norm : k_norm;
         if (weight && n_weight > p.head_dim) { // a row per head
@@ -122,7 +123,7 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
         return (f - mean) * scale * (weight ? weight[i] + p.norm_offset : 1.0f);
     };
     if (normed && !after) {
-        warp_stats([&](int i) { return to_float(mine[i]); }, p.head_dim, p.layer, p.eps, &mean,
+        warp_stats([&](int i) { return to_float(mine[i]); }, p.head_dim, layer, p.eps, &mean,
                    &scale);
     }
     for (int i = lane; i < p.head_dim; i += 32) {
@@ -136,7 +137,7 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     const bool rotate = rope.n_pairs > 0 && !is_v;
     const auto turned = [&](int i) { return rotate ? rotated(head, i, rope, cos_sin) : head[i]; };
     if (normed && after) {
-        warp_stats(turned, p.head_dim, p.layer, p.eps, &mean, &scale);
+        warp_stats(turned, p.head_dim, layer, p.eps, &mean, &scale);
     }
     const auto made = [&](int i) { return normed && after ? norm(turned(i), i) : turned(i); };
     if (is_q) {
@@ -214,7 +215,7 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
         low.load(head + d);
         high.load(head + half + d);
     }
-    if (!is_v) {
+    if (!is_v || p.v_norm) {
         float a[N], b[N];
 #pragma unroll
         for (int e = 0; e < N; e++) {
@@ -232,17 +233,17 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
                 sum += __shfl_xor_sync(lanes, sum, mask);
             }
             const float scale = 1.0f / sqrtf(sum / (float)p.head_dim + p.eps);
-            const float *weight = is_q ? q_norm : k_norm;
+            const float *weight = is_q ? q_norm : is_v ? NULL : k_norm;
 #pragma unroll
             for (int e = 0; e < N; e++) {
                 a[e] *= scale * (weight ? weight[d + e] + p.norm_offset : 1.0f);
                 b[e] *= scale * (weight ? weight[half + d + e] + p.norm_offset : 1.0f);
             }
         };
-        if (NORM == NORM_FIRST) {
+        if (NORM == NORM_FIRST || is_v) {
             norm();
         }
-        if (rope.n_pairs > 0) {
+        if (rope.n_pairs > 0 && !is_v) {
 #pragma unroll
             for (int e = 0; e < N; e += 2) {
                 const float4 cs = cos_sin[e / 2];
@@ -253,7 +254,7 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
                 b[e + 1] = b1 * cs.z + a1 * cs.w;
             }
         }
-        if (NORM == NORM_LAST) {
+        if (NORM == NORM_LAST && !is_v) {
             norm();
         }
         const float growth = is_q ? growth_at(p.growth, row.pos) : 1.0f;
@@ -369,8 +370,8 @@ static struct rope_params params_of(const struct rope_store_args *a, int32_t q_n
                                     int32_t k_norm_n)
 {
     return {a->qkv.stride, a->n_heads, a->n_kv_heads, a->head_dim, a->qk_norm,
-            a->qk_norm_kind == NORM_LAYER, a->norm_after_rope, a->eps, a->norm_offset, q_norm_n,
-            k_norm_n, a->growth};
+            a->qk_norm_kind == NORM_LAYER, a->norm_after_rope, a->v_norm, a->eps, a->norm_offset,
+            q_norm_n, k_norm_n, a->growth};
 }
 
 template <typename T>

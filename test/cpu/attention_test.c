@@ -11,6 +11,7 @@ struct geometry {
     enum dtype dtype;
     int32_t dim_v; // 0: dim; else a value is the first dim_v numbers of its key, as in MLA
     bool steep;    // later keys are longer: scores rise by hundreds
+    int32_t chunk; // 0: none
 };
 
 /* What the test knows of each lane: all q, k and v by position. */
@@ -106,7 +107,8 @@ static bool sees(const struct world *w, const struct pass_seq *s, int32_t row, i
             return false;
         }
     }
-    return w->g.window == 0 || pos - w->g.window < key_pos;
+    return (w->g.window == 0 || pos - w->g.window < key_pos) &&
+           (w->g.chunk == 0 || key_pos >= pos / w->g.chunk * w->g.chunk);
 }
 
 /* A matrix unit over bf16 pages rounds what it multiplies to bf16: scaled queries, which are
@@ -209,6 +211,7 @@ static float *run_pass(struct world *w, const float *qkv)
                                     .head_dim_v = value_dim(g),
                                     .scale = w->scale,
                                     .window = g->window,
+                                    .chunk = g->chunk,
                                     .softcap = g->softcap,
                                     .sinks = w->sinks};
     op_begin(&w->rig, &w->pass);
@@ -293,19 +296,26 @@ static void try_geometry(const char *backend, const struct geometry *g)
 OP_TEST(attention_equals_a_naive_softmax)
 {
     static const struct geometry cases[] = {
-        {8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false},
-        {4, 4, 32, 16, 0, 0.0f, false, DT_F32, 0, false},
-        {6, 2, 80, 16, 100, 0.0f, true, DT_BF16, 0, false},
-        {3, 1, 20, 5, 33, 30.0f, false, DT_F32, 0, false},
-        {4, 2, 128, 32, 0, 50.0f, true, DT_F16, 0, false},
-        {2, 1, 96, 48, 700, 0.0f, true, DT_BF16, 0, false},
-        {3, 3, 40, 16, 600, 20.0f, false, DT_BF16, 0, false},
-        {1, 1, 7, 1, 3, 0.0f, false, DT_F32, 0, false},
-        {18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 56, false},
-        {5, 1, 40, 8, 70, 0.0f, true, DT_BF16, 20, false},
-        {3, 1, 72, 16, 40, 0.0f, false, DT_F32, 56, false},
-        {4, 1, 24, 1, 0, 0.0f, false, DT_F32, 16, false},
-        {4, 1, 64, 16, 0, 0.0f, false, DT_BF16, 0, true},
+        {8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
+        {4, 4, 32, 16, 0, 0.0f, false, DT_F32, 0, false, 0},
+        {6, 2, 80, 16, 100, 0.0f, true, DT_BF16, 0, false, 0},
+        {3, 1, 20, 5, 33, 30.0f, false, DT_F32, 0, false, 0},
+        {4, 2, 128, 32, 0, 50.0f, true, DT_F16, 0, false, 0},
+        {2, 1, 96, 48, 700, 0.0f, true, DT_BF16, 0, false, 0},
+        {3, 3, 40, 16, 600, 20.0f, false, DT_BF16, 0, false, 0},
+        {1, 1, 7, 1, 3, 0.0f, false, DT_F32, 0, false, 0},
+        {18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 56, false, 0},
+        {5, 1, 40, 8, 70, 0.0f, true, DT_BF16, 20, false, 0},
+        {3, 1, 72, 16, 40, 0.0f, false, DT_F32, 56, false, 0},
+        {4, 1, 24, 1, 0, 0.0f, false, DT_F32, 16, false, 0},
+        {4, 1, 64, 16, 0, 0.0f, false, DT_BF16, 0, true, 0},
+        {4, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 32},
+        {3, 1, 20, 5, 0, 30.0f, false, DT_F32, 0, false, 37},
+        {4, 2, 64, 16, 50, 0.0f, false, DT_BF16, 0, false, 700},
+        {2, 1, 112, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
+        {2, 2, 192, 16, 40, 0.0f, false, DT_BF16, 0, false, 0},
+        {2, 1, 256, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
+        {4, 1, 512, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         try_geometry(backend, &cases[i]);
@@ -354,26 +364,32 @@ static void check_invariance(const char *backend, const struct geometry *g)
 
 OP_TEST(attention_has_the_same_bits_in_every_batch)
 {
-    check_invariance(backend, &(struct geometry){8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false});
-    check_invariance(backend, &(struct geometry){3, 1, 20, 16, 700, 30.0f, true, DT_F32, 0, false});
     check_invariance(backend,
-                     &(struct geometry){5, 1, 72, 32, 300, 30.0f, true, DT_BF16, 0, false});
+                     &(struct geometry){8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0});
     check_invariance(backend,
-                     &(struct geometry){7, 1, 72, 16, 300, 0.0f, false, DT_BF16, 44, false});
-    check_invariance(backend, &(struct geometry){4, 1, 64, 16, 0, 0.0f, false, DT_BF16, 0, true});
+                     &(struct geometry){3, 1, 20, 16, 700, 30.0f, true, DT_F32, 0, false, 0});
+    check_invariance(backend,
+                     &(struct geometry){5, 1, 72, 32, 300, 30.0f, true, DT_BF16, 0, false, 0});
+    check_invariance(backend,
+                     &(struct geometry){7, 1, 72, 16, 300, 0.0f, false, DT_BF16, 44, false, 0});
+    check_invariance(backend,
+                     &(struct geometry){4, 1, 64, 16, 0, 0.0f, false, DT_BF16, 0, true, 0});
+    check_invariance(backend,
+                     &(struct geometry){4, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 96});
 }
 
 /* Each path through a tree gets the bits of a plain run over its tokens, wherever its nodes lie,
  * also where a chunk of keys ends among them. */
 OP_TEST(a_path_of_a_tree_has_the_bits_of_a_chain)
 {
-    static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false},
-                                            {6, 2, 80, 16, 5, 0.0f, true, DT_BF16, 0, false},
-                                            {3, 1, 20, 5, 33, 30.0f, false, DT_F32, 0, false},
-                                            {7, 1, 72, 16, 60, 0.0f, false, DT_BF16, 44, false},
-                                            {4, 1, 64, 16, 0, 0.0f, false, DT_BF16, 0, true}};
-    for (int32_t round = 0; round < 20; round++) {
-        const struct geometry *g = &cases[round % 5];
+    static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
+                                            {6, 2, 80, 16, 5, 0.0f, true, DT_BF16, 0, false, 0},
+                                            {3, 1, 20, 5, 33, 30.0f, false, DT_F32, 0, false, 0},
+                                            {7, 1, 72, 16, 60, 0.0f, false, DT_BF16, 44, false, 0},
+                                            {4, 1, 64, 16, 0, 0.0f, false, DT_BF16, 0, true, 0},
+                                            {4, 2, 32, 16, 0, 0.0f, false, DT_BF16, 0, false, 7}};
+    for (int32_t round = 0; round < 24; round++) {
+        const struct geometry *g = &cases[round % 6];
         struct world *w = xcalloc(1, sizeof *w);
         open_world(w, backend, g);
         enum { N = 90 };
@@ -416,9 +432,9 @@ OP_TEST(a_path_of_a_tree_has_the_bits_of_a_chain)
 /* The emulation that other machines test with sums as the processor does: to the bit. */
 TEST(amx_has_the_bits_of_its_emulation)
 {
-    static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false},
-                                            {6, 2, 80, 32, 100, 30.0f, true, DT_BF16, 0, false},
-                                            {7, 1, 72, 16, 0, 0.0f, false, DT_BF16, 44, false}};
+    static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
+                                            {6, 2, 80, 32, 100, 30.0f, true, DT_BF16, 0, false, 0},
+                                            {7, 1, 72, 16, 0, 0.0f, false, DT_BF16, 44, false, 0}};
     if (!op_amx_emulated() || !cpu_kernels_best()->unit) {
         SKIP("this machine has no AMX");
     }
@@ -446,9 +462,9 @@ TEST(amx_has_the_bits_of_its_emulation)
 /* After copies and moves each lane reads what the world says it should. */
 OP_TEST(copied_blocks_and_moved_slots_read_alike)
 {
-    static const struct geometry cases[] = {{4, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false},
-                                            {3, 1, 20, 5, 0, 0.0f, false, DT_F32, 0, false},
-                                            {2, 2, 24, 8, 0, 0.0f, false, DT_F16, 0, false}};
+    static const struct geometry cases[] = {{4, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
+                                            {3, 1, 20, 5, 0, 0.0f, false, DT_F32, 0, false, 0},
+                                            {2, 2, 24, 8, 0, 0.0f, false, DT_F16, 0, false, 0}};
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         const struct geometry *g = &cases[c];
         struct world *w = xcalloc(1, sizeof *w);

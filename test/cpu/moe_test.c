@@ -44,6 +44,7 @@ struct ffn {
     enum activation kind;
     bool bias, accumulate;
     struct act_shape shape;
+    bool weigh_inputs;
 };
 
 static double swish(double g, double u, const struct ffn *f)
@@ -66,6 +67,7 @@ static void expert_ref(const struct ffn *f, const float *x, const float *gu, con
         for (int32_t k = 0; k < f->hidden; k++) {
             h[i] += (double)op_rounded(f->dtype, x[k]) * (double)gu[(size_t)i * f->hidden + k];
         }
+        h[i] *= f->weigh_inputs ? weight : 1.0;
     }
     for (int32_t i = 0; i < f->ffn; i++) {
         h[i] = (double)op_rounded(f->dtype, (float)swish(h[i], h[f->ffn + i], f));
@@ -75,7 +77,7 @@ static void expert_ref(const struct ffn *f, const float *x, const float *gu, con
         for (int32_t i = 0; i < f->ffn; i++) {
             sum += h[i] * (double)down[(size_t)o * f->ffn + i];
         }
-        out[o] += weight * sum;
+        out[o] += f->weigh_inputs ? sum : weight * sum;
     }
     free(h);
 }
@@ -110,6 +112,7 @@ static void try_ffn(const char *backend, const struct ffn *f)
         .kind = f->kind,
         .shape = f->shape,
         .accumulate = f->accumulate,
+        .weigh_inputs = f->weigh_inputs,
     };
     rig.ops->alloc(rig.be, 4 * (size_t)f->rows * f->k, &a.ids);
     rig.ops->alloc(rig.be, 4 * (size_t)f->rows * f->k, &a.weights);
@@ -172,12 +175,15 @@ static void try_ffn(const char *backend, const struct ffn *f)
 OP_TEST(experts_sum_in_order_of_their_ids)
 {
     static const struct ffn cases[] = {
-        {1, 4, 2, 32, 24, 1, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}},
-        {37, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false, {7.0f, 1.702f}},
-        {9, 5, 5, 64, 48, 2, DT_BF16, ACT_SILU, false, true, {0.0f, 0.0f}},
-        {70, 16, 4, 50, 40, 8, DT_BF16, ACT_GPT_OSS, true, false, {7.0f, 1.702f}},
-        {19, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false, {0.8f, 3.0f}},
-        {1100, 4, 2, 16, 16, 1, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}}, // more than a chunk
+        {1, 4, 2, 32, 24, 1, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}, false},
+        {37, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false, {7.0f, 1.702f}, false},
+        {9, 5, 5, 64, 48, 2, DT_BF16, ACT_SILU, false, true, {0.0f, 0.0f}, false},
+        {70, 16, 4, 50, 40, 8, DT_BF16, ACT_GPT_OSS, true, false, {7.0f, 1.702f}, false},
+        {19, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false, {0.8f, 3.0f}, false},
+        /* More than a chunk. */
+        {1100, 4, 2, 16, 16, 1, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}, false},
+            {37, 8, 3, 40, 32, 4, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}, true},
+        {9, 5, 1, 64, 48, 2, DT_BF16, ACT_SILU, false, true, {0.0f, 0.0f}, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         try_ffn(backend, &cases[i]);

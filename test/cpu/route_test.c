@@ -110,6 +110,26 @@ OP_TEST(equal_scores_go_to_the_lowest_ids)
     op_close(&rig);
 }
 
+OP_TEST(experts_scale_their_own_weights)
+{
+    enum { N = 6, K = 3 };
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_BF16, &limits);
+    float scale[N] = {0.5f, -2.0f, 3.0f, 1.0f, 0.25f, 7.0f};
+    float logits[N] = {0.3f, 1.1f, -0.4f, 0.9f, 2.0f, 0.1f}, plain[K], weights[K];
+    int32_t ids[K], scaled[K];
+    struct moe_route_args a = {.n_experts = N, .k = K, .scale = 1.5f, .n_group = 1,
+                               .renormalise = true};
+    route(&rig, &a, logits, ids, plain);
+    a.expert_scale = op_vector(&rig, scale, N);
+    route(&rig, &a, logits, scaled, weights);
+    for (int32_t i = 0; i < K; i++) {
+        CHECK_EQ(scaled[i], ids[i]);
+        CHECK_NEAR(weights[i], (double)plain[i] * (double)scale[ids[i]], 1e-6);
+    }
+    op_close(&rig);
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);

@@ -33,7 +33,9 @@ static void try_norm(const char *backend, enum norm_kind kind, int32_t rows, int
         .eps = 1e-5f,
         .weight_offset = offset,
         .delta_scale = 0.5f,
+        .x_scale = rows % 2 ? 0.7f : 0.0f,
     };
+    const float x_scale = rows % 2 ? 0.7f : 1.0f;
     if (delta) {
         a.delta = op_tensor(&rig, d, rows, width, width);
     }
@@ -41,7 +43,7 @@ static void try_norm(const char *backend, enum norm_kind kind, int32_t rows, int
     float *out = op_fetch(&rig, a.out, rows, width), *after = op_fetch(&rig, a.x, rows, width);
     double *wanted = xcalloc(n, sizeof *wanted), mean;
     for (size_t i = 0; i < n; i++) {
-        x[i] = delta ? x[i] + 0.5f * d[i] : x[i];
+        x[i] = delta ? (x[i] + 0.5f * d[i]) * x_scale : x[i];
         CHECK_NEAR(after[i], x[i], 1e-6);
     }
     for (int32_t r = 0; r < rows; r++) {
@@ -101,15 +103,20 @@ OP_TEST(activations_follow_their_formulas)
         struct activation_args a = {.n_rows = op_int(1, 5), .width = op_int(1, 150), .kind = i % 5};
         a.shape = i % 10 < 5 ? ACT_SHAPE_PUBLISHED : (struct act_shape){2.5f, 0.9f};
         a.gated = a.kind == ACT_GPT_OSS || i % 2 == 0;
-        int32_t in = a.gated ? 2 * a.width : a.width;
+        const bool apart = a.gated && i % 3 == 0;
+        int32_t in = a.gated && !apart ? 2 * a.width : a.width;
+        float *ups = op_random((size_t)a.n_rows * a.width, 3.0f);
         float *x = op_random((size_t)a.n_rows * in, i % 4 == 0 ? 40.0f : 3.0f);
         double *wanted = xcalloc((size_t)a.n_rows * a.width, sizeof *wanted);
         for (int32_t j = 0; j < a.n_rows * a.width; j++) {
             const float *row = x + (size_t)(j / a.width) * in;
-            double u = a.gated ? (double)row[a.width + j % a.width] : 1.0;
+            double u = a.gated ? (double)(apart ? ups[j] : row[a.width + j % a.width]) : 1.0;
             wanted[j] = act_ref(a.kind, a.shape, (double)row[j % a.width], u);
         }
         a.x = op_tensor(&rig, x, a.n_rows, in, in + 3);
+        if (apart) {
+            a.up = op_tensor(&rig, ups, a.n_rows, a.width, a.width + 4);
+        }
         a.out = op_tensor(&rig, NULL, a.n_rows, a.width, a.width + 1);
         CHECK_EQ(rig.ops->activation(rig.be, &a), OK);
         float *out = op_fetch(&rig, a.out, a.n_rows, a.width);
@@ -117,6 +124,7 @@ OP_TEST(activations_follow_their_formulas)
         free(out);
         free(wanted);
         free(x);
+        free(ups);
     }
     op_close(&rig);
 }
@@ -131,6 +139,7 @@ struct rope_case {
     bool per_head; // HEAD: a weight of its own for each head
     bool norm_after;
     struct query_growth growth; // of queries
+    bool v_norm;
 };
 
 static double growth_ref(const struct query_growth *g, int32_t pos)
@@ -197,7 +206,7 @@ static void try_rope(const char *backend, const struct rope_case *c)
     CHECK_EQ(rig.ops->kv_open(rig.be, 0, &kv, &err), OK);
     int32_t q_width = c->n_heads * c->dim, k_width = c->n_kv_heads * c->dim;
     int32_t width = q_width + 2 * k_width;
-    float inv[64];
+    float inv[256];
     for (int32_t i = 0; i < c->n_pairs; i++) {
         inv[i] = powf(10000.0f, -(float)i / (float)c->n_pairs);
     }
@@ -218,6 +227,7 @@ static void try_rope(const char *backend, const struct rope_case *c)
                                 .qk_norm_kind = c->kind,
                                 .norm_after_rope = c->norm_after,
                                 .growth = c->growth,
+                                .v_norm = c->v_norm,
                                 .q_norm = op_vector(&rig, qw, wide ? q_width : c->dim),
                                 .k_norm = op_vector(&rig, kw, wide ? k_width : c->dim),
                                 .eps = 1e-6f,
@@ -245,14 +255,34 @@ static void try_rope(const char *backend, const struct rope_case *c)
         qk_ref(c, x + (size_t)r * width + q_width, kw, c->n_kv_heads, inv, PAST + r, k);
         CHECK(op_distance(out + (size_t)r * width, q, q_width) < 1e-5);
         struct kv_slot slot = cpu_kv_slot((struct cpu_backend *)rig.be, pages, 3, PAST + r);
+        const float *values = x + (size_t)r * width + q_width + k_width;
         for (int32_t i = 0; i < k_width; i++) {
+            double mean, by = c->v_norm ? norm_ref(NORM_RMS, values + i / c->dim * c->dim, c->dim,
+                                                   1e-6, &mean) : 1.0;
             const float *page = (const float *)(slot.block + i / c->dim * pages->head_bytes);
             CHECK_NEAR(page[i % c->dim * 16 + slot.token], k[i], 2e-5);
             const float *v = (const float *)((const char *)page + pages->k_bytes);
-            CHECK_EQ(v[slot.token * pages->v_stride + i % c->dim] ==
-                         x[(size_t)r * width + q_width + k_width + i], true);
+            CHECK_NEAR(v[slot.token * pages->v_stride + i % c->dim], (double)values[i] * by,
+                       c->v_norm ? 1e-5 : 0.0);
         }
     }
+    /* A layer that reads what is stored: its queries are the same, and nothing else is written. */
+    struct tensor alone = op_tensor(&rig, NULL, ROWS, q_width, q_width + 1);
+    for (int32_t r = 0; r < ROWS; r++) {
+        rig.ops->write(rig.be, dmem_at(alone.mem, (size_t)r * alone.stride * 4),
+                       x + (size_t)r * width, (size_t)q_width * 4);
+    }
+    a.qkv = alone;
+    a.n_kv_heads = 0;
+    CHECK_EQ(rig.ops->poison_blocks(rig.be, 70, table), OK);
+    CHECK_EQ(rig.ops->rope_store(rig.be, &a), OK);
+    float *queries = op_fetch(&rig, alone, ROWS, q_width);
+    for (int32_t r = 0; r < ROWS; r++) {
+        CHECK_MEM(queries + (size_t)r * q_width, out + (size_t)r * width, (size_t)q_width * 4);
+        struct kv_slot slot = cpu_kv_slot((struct cpu_backend *)rig.be, pages, 3, PAST + r);
+        CHECK(isnan(((const float *)slot.block)[slot.token]));
+    }
+    free(queries);
     op_end(&rig);
     free(q);
     free(k);
@@ -267,13 +297,15 @@ static void try_rope(const char *backend, const struct rope_case *c)
 OP_TEST(rope_store_norms_rotates_and_stores)
 {
     static const struct rope_case cases[] = {
-        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, false, false, {0.0f, 0, 0}},
-        {4, 2, 64, 32, true, QK_NORM_HEAD, NORM_RMS, false, false, {0.0f, 0, 0}},
-        {3, 1, 20, 5, false, QK_NORM_WIDTH, NORM_RMS, false, false, {0.1f, 501, 0}},
-        {2, 2, 48, 6, false, QK_NORM_HEAD, NORM_LAYER, true, false, {0.0f, 0, 0}},
-        {2, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, false, true, {0.0f, 0, 0}},
-        {2, 2, 48, 6, true, QK_NORM_HEAD, NORM_LAYER, true, true, {0.3f, 100, 0}},
-        {2, 1, 16, 0, false, QK_NORM_NONE, NORM_RMS, false, false, {-0.2f, 1003, 1}},
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, false, false, {0.0f, 0, 0}, false},
+        {4, 2, 64, 32, true, QK_NORM_HEAD, NORM_RMS, false, false, {0.0f, 0, 0}, false},
+        {3, 1, 20, 5, false, QK_NORM_WIDTH, NORM_RMS, false, false, {0.1f, 501, 0}, false},
+        {2, 2, 48, 6, false, QK_NORM_HEAD, NORM_LAYER, true, false, {0.0f, 0, 0}, false},
+        {2, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, false, true, {0.0f, 0, 0}, false},
+        {2, 2, 48, 6, true, QK_NORM_HEAD, NORM_LAYER, true, true, {0.3f, 100, 0}, false},
+        {2, 1, 16, 0, false, QK_NORM_NONE, NORM_RMS, false, false, {-0.2f, 1003, 1}, false},
+            {4, 1, 32, 16, false, QK_NORM_HEAD, NORM_RMS, false, false, {0.0f, 0, 0}, true},
+        {2, 1, 512, 256, false, QK_NORM_HEAD, NORM_RMS, false, false, {0.0f, 0, 0}, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         try_rope(backend, &cases[i]);

@@ -17,6 +17,8 @@ struct shape {
     int32_t block_tokens;
     bool norm_after;
     int32_t grows_every; // positions; 0: queries do not grow
+    bool v_norm;
+    int32_t chunk; // 0: none
 };
 
 struct setup {
@@ -77,6 +79,7 @@ static struct rope_store_args rope_args(const struct setup *u, int32_t layer, in
         .qk_norm_kind = u->s.norm_kind,
         .norm_after_rope = u->s.norm_after,
         .growth = {u->s.grows_every ? 0.3f : 0.0f, u->s.grows_every, 1},
+        .v_norm = u->s.v_norm,
         .eps = 1e-6f,
         .rope = u->s.n_pairs > 0 ? u->rope[b] : NULL,
         .q_norm = u->q_norm.w[b],
@@ -108,6 +111,7 @@ static struct attention_args attention_args(const struct setup *u, int32_t n_row
         .head_dim_v = u->s.head_dim,
         .scale = 1.0f / sqrtf((float)u->s.head_dim),
         .window = u->s.window,
+        .chunk = u->s.chunk,
         .softcap = u->s.softcap,
         .sinks = u->s.sinks ? u->sinks.w[b] : NULL,
     };
@@ -191,18 +195,28 @@ TEST(attention_agrees)
 {
     NEED_GPU();
     static const struct shape shapes[] = {
-        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
-        {8, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0},
-        {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16, false, 0},
-        {4, 4, 16, 8, false, QK_NORM_WIDTH, NORM_RMS, 0, 20.0f, false, 16, false, 0},
-        {8, 2, 96, 48, true, QK_NORM_HEAD, NORM_LAYER, 48, 0.0f, true, 16, false, 0},
-        {2, 1, 256, 64, false, QK_NORM_NONE, NORM_RMS, 0, 30.0f, true, 16, false, 0},
-        {12, 2, 64, 0, false, QK_NORM_NONE, NORM_RMS, 7, 0.0f, false, 16, false, 0},
-        {8, 2, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 0},
-        {8, 2, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 30},
-        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 20},
-        {4, 2, 80, 40, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 0},
-        {4, 2, 96, 20, true, QK_NORM_HEAD, NORM_LAYER, 0, 0.0f, false, 16, true, 20},
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {8, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16, false, 0, false, 0},
+        {4, 4, 16, 8, false, QK_NORM_WIDTH, NORM_RMS, 0, 20.0f, false, 16, false, 0, false, 0},
+        {8, 2, 96, 48, true, QK_NORM_HEAD, NORM_LAYER, 48, 0.0f, true, 16, false, 0, false, 0},
+        {2, 1, 256, 64, false, QK_NORM_NONE, NORM_RMS, 0, 30.0f, true, 16, false, 0, false, 0},
+        {12, 2, 64, 0, false, QK_NORM_NONE, NORM_RMS, 7, 0.0f, false, 16, false, 0, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 0, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 30, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 20, false, 0},
+        {4, 2, 80, 40, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 0, false, 0},
+        {4, 2, 96, 20, true, QK_NORM_HEAD, NORM_LAYER, 0, 0.0f, false, 16, true, 20, false, 0},
+        /* Each size of heads that families have, with the norm of values and chunks. */
+        {4, 2, 72, 36, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0, true, 0},
+        {4, 1, 112, 56, false, QK_NORM_NONE, NORM_RMS, 40, 0.0f, false, 16, false, 0, false, 0},
+        {4, 4, 192, 96, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 32},
+        {8, 4, 256, 128, false, QK_NORM_HEAD, NORM_RMS, 24, 0.0f, false, 16, false, 0, true, 0},
+        {8, 1, 512, 256, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0, true, 0},
+        {16, 2, 512, 256, false, QK_NORM_HEAD, NORM_RMS, 0, 30.0f, false, 16, false, 0, true, 0},
+        {5, 1, 128, 64, true, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 0, false, 32},
+        {8, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 50, 0.0f, true, 16, false, 0, false, 48},
+        {6, 2, 128, 0, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 30, false, 0},
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(shapes); i++) {
@@ -257,22 +271,24 @@ TEST(few_decoding_rows_agree)
 {
     NEED_GPU();
     static const struct shape shapes[] = {
-        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
-        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 64, false, 0},
-        {7, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 32, false, 0},
-        {3, 3, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 64, false, 0},
-        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 20, 0.0f, false, 16, false, 0}, // not in one
-        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, false, 16, false, 0},
-        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, true, 16, false, 0},
-        {8, 1, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 64, false, 0, false, 0},
+        {7, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 32, false, 0, false, 0},
+        {3, 3, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 64, false, 0, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 20, 0.0f, false, 16, false, 0, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, false, 16, false, 0, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, true, 16, false, 0, false, 0},
+        {8, 1, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
         /* Blocks alone. */
-        {24, 12, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 32, false, 0},
-        {13, 1, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
-        {4, 2, 64, 16, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
-        {4, 2, 64, 32, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
-        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 20},
-        {7, 1, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 50},
-        {8, 2, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 20}, // not in one
+        {24, 12, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 32, false, 0, false, 0},
+        {13, 1, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {4, 2, 64, 16, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {4, 2, 64, 32, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 20, false, 0},
+        {7, 1, 64, 32, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 50, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 20, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0, true, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 64},
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(shapes); i++) {
@@ -286,10 +302,10 @@ TEST(a_product_is_read_right_by_the_rope_after_it)
 {
     NEED_GPU();
     static const struct shape shapes[] = {
-        {32, 8, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
-        {32, 8, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0},
-        {32, 8, 128, 64, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
-        {32, 8, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 9},
+        {32, 8, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {32, 8, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {32, 8, 128, 64, true, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {32, 8, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 9, false, 0},
     };
     static struct test_pass t;
     for (int32_t i = 0; i < COUNT(shapes); i++) {
@@ -400,7 +416,7 @@ static float *outputs_of(struct setup *u, const struct test_pass *t, const float
     struct attention_args a = {.n_rows = x.n_rows, .layer = 1, .n_heads = u->s.n_heads,
                                .n_kv_heads = u->s.n_kv_heads, .head_dim_k = u->s.head_dim,
                                .head_dim_v = u->s.head_dim, .window = u->s.window,
-                               .softcap = u->s.softcap, .scale = 0.2f};
+                               .chunk = u->s.chunk, .softcap = u->s.softcap, .scale = 0.2f};
     BOTH(p, attention, a, a.q = x.t[b]; a.out = out.t[b];
          a.sinks = u->s.sinks ? u->sinks.w[b] : NULL);
     pass_end(p);
@@ -475,16 +491,61 @@ TEST(deterministic_trees_have_the_bits_of_plain_runs)
 {
     NEED_GPU();
     static const struct shape shapes[] = {
-        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0},
-        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 32, false, 0},
-        {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16, false, 0},
-        {4, 4, 16, 8, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, true, 64, false, 0},
-        {12, 2, 64, 0, false, QK_NORM_NONE, NORM_RMS, 7, 0.0f, false, 16, false, 0},
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {8, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 32, false, 0, false, 0},
+        {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16, false, 0, false, 0},
+        {4, 4, 16, 8, false, QK_NORM_NONE, NORM_RMS, 0, 20.0f, true, 64, false, 0, false, 0},
+        {12, 2, 64, 0, false, QK_NORM_NONE, NORM_RMS, 7, 0.0f, false, 16, false, 0, false, 0},
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 7},
+        {2, 1, 512, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(shapes); i++) {
             path_case(pair_dtypes[d], &shapes[i]);
         }
+    }
+}
+
+/* A layer that stores nothing rotates its queries and reads what another layer has stored. */
+TEST(a_layer_reads_what_another_stored)
+{
+    NEED_GPU();
+    static const struct shape shapes[] = {
+        {8, 2, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0, true, 0},
+        {4, 1, 80, 40, false, QK_NORM_HEAD, NORM_RMS, 20, 0.0f, false, 16, false, 0, true, 0},
+    };
+    static const struct seq_spec specs[] = {{0, 40, false}, {100, 1, false}, {33, 20, true}};
+    static const struct seq_spec few[] = {{40, 1, false}, {101, 1, false}, {53, 1, false}};
+    static struct test_pass t;
+    for (int32_t i = 0; i < 2 * COUNT(shapes) * COUNT(pair_dtypes); i++) {
+        const bool is_few = i % 2;
+        const struct shape *s = &shapes[i / 2 % COUNT(shapes)];
+        struct setup u = {0};
+        REQUIRE(open_setup(&u, pair_dtypes[i / 2 / COUNT(shapes)], false, s));
+        struct pair *p = &u.p;
+        const int32_t width = s->n_heads * s->head_dim;
+        step_begin(p);
+        store_past(&u, &t, specs, COUNT(specs));
+        pass_of(&t, is_few ? few : specs, COUNT(specs), false, 12);
+        pass_begin(p, &t);
+        const int32_t n = t.pass.n_rows;
+        store_rows(&u, n);
+        struct pair_tensor q = tensor_random(p, n, width, width + 8, 1.0f);
+        struct pair_tensor out = tensor_poisoned(p, n, width + 8, p->dtype);
+        for (int b = 0; b < 2; b++) {
+            struct rope_store_args r = rope_args(&u, 1, n, b);
+            struct attention_args a = attention_args(&u, n, b);
+            r.n_kv_heads = 0;
+            r.qkv = a.q = q.t[b];
+            a.out = out.t[b];
+            CHECK(!ops_rope_store_adds_sums(p->be[b], &r) || b == GPU);
+            CHECK_EQ(ops_rope_attention(p->be[b], &r, &a), OK);
+        }
+        check_tensor(p, "queries alone", &q, width, pair_tolerance(p));
+        check_tensor(p, "keys of another layer", &out, width, 2 * pair_tolerance(p));
+        pass_end(p);
+        step_end(p, NULL);
+        pair_close(p);
     }
 }
 

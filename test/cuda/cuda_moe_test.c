@@ -20,6 +20,7 @@ static void route(struct pair *p, const struct moe_case *c, const struct pair_te
     struct pair_weight router =
         weight_make(p, WEIGHT_LINEAR, DT_F32, 1, c->n_experts, c->hidden, c->bias, 0.3f);
     struct pair_weight correction = vector_make(p, c->n_experts, 0.2f);
+    struct pair_weight expert_scale = vector_make(p, c->n_experts, 1.0f);
     const size_t n = (size_t)c->n_rows * (size_t)c->k;
     struct moe_route_args a = {.n_rows = c->n_rows,
                                .n_experts = c->n_experts,
@@ -33,6 +34,7 @@ static void route(struct pair *p, const struct moe_case *c, const struct pair_te
     float *weight[2];
     BOTH(p, moe_route, a, a.x = x->t[b]; a.router = router.w[b];
          a.correction = c->scoring != MOE_TOPK_SOFTMAX ? correction.w[b] : NULL;
+         a.expert_scale = c->n_group > 1 ? expert_scale.w[b] : NULL;
          a.ids = ids[b]; a.weights = weights[b]);
     for (int b = 0; b < 2; b++) {
         id[b] = xmalloc(n * sizeof(int32_t));
@@ -65,7 +67,7 @@ static void route(struct pair *p, const struct moe_case *c, const struct pair_te
 }
 
 static void moe_case_of(enum dtype dtype, const struct moe_case *c, bool partial,
-                        struct act_shape shape)
+                        struct act_shape shape, bool weigh_inputs)
 {
     struct pair p;
     REQUIRE(pair_open(&p, dtype, false, NULL));
@@ -94,6 +96,7 @@ static void moe_case_of(enum dtype dtype, const struct moe_case *c, bool partial
                              .kind = c->kind,
                              .accumulate = c->accumulate,
                              .partial = partial,
+                             .weigh_inputs = weigh_inputs,
                              .shape = shape};
     BOTH(&p, moe_ffn, a, a.gate_up = up.w[b]; a.down = down.w[b]; a.x = x.t[b]; a.y = y.t[b];
          a.ids = ids[b]; a.weights = weights[b]);
@@ -113,9 +116,13 @@ static void moe_case_of(enum dtype dtype, const struct moe_case *c, bool partial
 
 static void moe_case(enum dtype dtype, const struct moe_case *c, bool partial)
 {
-    moe_case_of(dtype, c, partial, ACT_SHAPE_PUBLISHED);
+    moe_case_of(dtype, c, partial, ACT_SHAPE_PUBLISHED, false);
     if (c->kind == ACT_GPT_OSS) {
-        moe_case_of(dtype, c, partial, (struct act_shape){0.8f, 3.0f}); // clamps what comes by
+        const struct act_shape clamps = {0.8f, 3.0f}; // what comes by
+        moe_case_of(dtype, c, partial, clamps, false);
+    }
+    if (!c->bias && !partial) {
+        moe_case_of(dtype, c, partial, ACT_SHAPE_PUBLISHED, true);
     }
 }
 
@@ -130,6 +137,8 @@ TEST(experts_agree)
         {300, 4, 2, 256, 136, MOE_SOFTMAX_TOPK, true, false, false, 2, 1, ACT_GELU_TANH, ROUTED},
         {5, 5, 3, 50, 33, MOE_SOFTMAX_TOPK, true, true, false, 1, 1, ACT_SILU, ROUTED},
         {1, 64, 8, 512, 64, MOE_SOFTMAX_TOPK, true, false, false, 1, 1, ACT_SILU, ROUTED},
+        {37, 16, 1, 128, 96, MOE_SIGMOID, false, false, true, 1, 1, ACT_SILU, ROUTED},
+        {5, 5, 2, 50, 33, MOE_SIGMOID, false, false, false, 1, 1, ACT_SILU, ROUTED},
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(cases); i++) {

@@ -13,7 +13,8 @@ static void norm_case(struct pair *p, int32_t n_rows, int32_t width, int32_t pad
     struct pair_tensor y = tensor_poisoned(p, n_rows, width + pad, p->dtype);
     struct pair_weight w = vector_make(p, width, 1.0f), v = vector_make(p, width, 1.0f);
     struct norm_args a = {.n_rows = n_rows, .width = width, .kind = kind, .eps = 1e-5f,
-                          .weight_offset = bias ? 1.0f : 0.0f, .delta_scale = 0.5f};
+                          .weight_offset = bias ? 1.0f : 0.0f, .delta_scale = 0.5f,
+                          .x_scale = n_rows == 2 ? -0.3f : 0.0f};
     BOTH(p, norm, a, a.x = x.t[b]; if (delta) a.delta = d.t[b]; if (out) a.out = y.t[b];
          a.weight = w.w[b]; a.bias = bias ? v.w[b] : NULL);
     char what[96];
@@ -336,6 +337,11 @@ TEST(activations_agree)
                                                 .gated = gated, .shape = {2.5f, 0.9f}};
                     BOTH(&p, activation, a, a.x = x.t[b]; a.out = y.t[b]);
                     check_tensor(&p, "activation", &y, width, pair_tolerance(&p));
+                    if (gated) { // beside another tensor
+                        struct pair_tensor up = tensor_random(&p, 3, width, width + 8, 4.0f);
+                        BOTH(&p, activation, a, a.x = x.t[b]; a.up = up.t[b]; a.out = y.t[b]);
+                        check_tensor(&p, "activation and up", &y, width, pair_tolerance(&p));
+                    }
                 }
             }
         }

@@ -479,13 +479,13 @@ TEST(products_with_rounded_inputs_agree)
 /* ---- experts --------------------------------------------------------------------------------- */
 
 static struct pair_weight open_experts(struct pair *p, const struct format *f, int32_t n_experts,
-                                       int32_t n_out, int32_t n_in)
+                                       int32_t n_out, int32_t n_in, bool bias)
 {
     struct weight_part *parts = xmalloc((size_t)n_experts * sizeof *parts);
     for (int32_t e = 0; e < n_experts; e++) {
         parts[e] = make_tensor(f, n_out, n_in);
     }
-    struct pair_weight w = open_parts(p, WEIGHT_EXPERTS, parts, n_experts, n_experts, true);
+    struct pair_weight w = open_parts(p, WEIGHT_EXPERTS, parts, n_experts, n_experts, bias);
     for (int32_t e = 0; e < n_experts; e++) {
         free_tensor(&parts[e]);
     }
@@ -499,13 +499,14 @@ struct experts_case {
     enum activation kind;
 };
 
-static void experts_case(const struct experts_case *c, enum dtype dtype)
+static void experts_case(const struct experts_case *c, enum dtype dtype, bool weigh_inputs)
 {
     struct pair p;
     REQUIRE(pair_open(&p, dtype, false, NULL));
     struct pair_weight up =
-        open_experts(&p, &formats[c->up], c->n_experts, 2 * c->ffn, c->hidden);
-    struct pair_weight down = open_experts(&p, &formats[c->down], c->n_experts, c->hidden, c->ffn);
+        open_experts(&p, &formats[c->up], c->n_experts, 2 * c->ffn, c->hidden, !weigh_inputs);
+    struct pair_weight down =
+        open_experts(&p, &formats[c->down], c->n_experts, c->hidden, c->ffn, true);
     const struct backend_limits limits = pair_limits();
     struct dmem ids[2], weights[2];
     const size_t n = (size_t)(c->n_rows * c->k);
@@ -531,6 +532,7 @@ static void experts_case(const struct experts_case *c, enum dtype dtype)
                              .k = c->k,
                              .ffn = c->ffn,
                              .kind = c->kind,
+                             .weigh_inputs = weigh_inputs,
                              .shape = ACT_SHAPE_PUBLISHED};
     BOTH(&p, moe_ffn, a, a.gate_up = up.w[b]; a.down = down.w[b]; a.x = x.t[b]; a.y = y.t[b];
          a.ids = ids[b]; a.weights = weights[b]);
@@ -554,7 +556,8 @@ TEST(quantised_experts_agree)
         {14, 14, 20, 4, 2, 128, 128, ACT_SILU},
     };
     for (int32_t i = 0; i < COUNT(cases); i++) {
-        experts_case(&cases[i], i % 2 ? DT_F16 : DT_BF16);
+        experts_case(&cases[i], i % 2 ? DT_F16 : DT_BF16, false);
+        experts_case(&cases[i], i % 2 ? DT_F16 : DT_BF16, true);
     }
 }
 

@@ -116,6 +116,7 @@ extern "C" cudaError_t attention_launch(cudaStream_t stream, const struct attent
     p.cap_scale = a->softcap > 0.0f ? 2.8853900817779268f * a->scale / a->softcap : 0.0f;
     p.scale_log2 = (a->softcap > 0.0f ? 1.0f : a->scale) * 1.4426950408889634f;
     p.window = a->window;
+    p.chunk = a->chunk;
     p.sinks = a->sinks;
     p.scratch = (float *)a->workspace;
     p.slots = (float *)((char *)a->workspace + attention_scratch_bytes(a->limits));

@@ -22,7 +22,7 @@ struct attention_params {
     int32_t n_rows, n_heads, group; // group: query heads of a KV head
     float softcap, cap_scale; // cap_scale: 2 log2(e) scale / softcap
     float scale_log2; // what a score is multiplied by to be a power of two; after a soft cap
-    int32_t window;
+    int32_t window, chunk;
     const float *sinks;
     float *slots;   // see attention_plan.h
     float *scratch; // per block: the fold of fixed splits
@@ -34,6 +34,19 @@ struct attention_params {
 __device__ __forceinline__ float *slot_at(const struct attention_params &p, int slot, int head)
 {
     return p.slots + ((int64_t)slot * p.n_heads + head) * (p.kv.head_dim_v + 4);
+}
+
+/* Whether rows do not see all that is older, and the first position that a row at `pos` sees then:
+ * no row sees more than an earlier one of what is older than both. */
+__device__ __forceinline__ bool is_local(const struct attention_params &p)
+{
+    return p.window > 0 || p.chunk > 0;
+}
+
+__device__ __forceinline__ int first_seen(int window, int chunk, int pos)
+{
+    const int low = window > 0 ? pos - window + 1 : 0;
+    return chunk > 0 ? max(low, pos / chunk * chunk) : low;
 }
 
 /* One item for one KV head, cut to ATTENTION_TILE_ROWS packed rows: packed row p is row
@@ -76,15 +89,15 @@ __device__ __forceinline__ struct attention_unit unit_at(const struct attention_
                    : min(u.hi, u.item.n_past + (u.item.mask == ATTENTION_CAUSAL
                                                     ? u.item.first_row - u.item.seq_row + 1
                                                     : 0));
-    if (p.window > 0) {
+    if (is_local(p)) {
         int low = INT32_MAX, high = 0;
         for (int r = threadIdx.x & 31; r < u.item.n_rows; r += 32) {
             const int pos = p.rows[u.item.first_row + r].pos;
             low = min(low, pos);
             high = max(high, pos);
         }
-        low = __reduce_min_sync(0xffffffffu, low) - p.window + 1;
-        high = __reduce_max_sync(0xffffffffu, high) - p.window + 1;
+        low = first_seen(p.window, p.chunk, __reduce_min_sync(0xffffffffu, low));
+        high = first_seen(p.window, p.chunk, __reduce_max_sync(0xffffffffu, high));
         if (low > u.lo) {
             u.lo = min(u.lo + (low - u.lo) / tile_keys * tile_keys, u.hi);
         }
@@ -108,7 +121,7 @@ __device__ __forceinline__ int run_end(const struct attention_unit &u, int lo)
 /* What one query row sees. */
 struct attention_row_view {
     int32_t row, head; // pass row, query head
-    int32_t first_pos; // the window's first position
+    int32_t first_pos; // the first position that it sees
     int32_t lo, hi;    // it sees slots in [lo, hi); in a tree, new ones only as its mask says
 };
 
@@ -123,7 +136,7 @@ __device__ __forceinline__ struct attention_row_view row_view(const struct atten
     v.hi = u.item.mask == ATTENTION_CAUSAL
                ? min(u.hi, u.item.n_past + v.row - u.item.seq_row + 1)
                : u.hi;
-    v.first_pos = p.window > 0 ? p.rows[v.row].pos - p.window + 1 : 0;
+    v.first_pos = is_local(p) ? first_seen(p.window, p.chunk, p.rows[v.row].pos) : 0;
     /* Slots of a tree's new rows are not positions: tree_sees looks at those. */
     v.lo = u.item.mask == ATTENTION_TREE ? min(v.first_pos, u.item.n_past) : v.first_pos;
     return v;
@@ -138,7 +151,7 @@ __device__ __forceinline__ bool tree_sees(const struct attention_params &p,
 {
     const uint64_t word = node < 64 ? w[0] : w[1];
     return node < MAX_TREE_NODES && (word >> (node & 63) & 1) != 0 &&
-           (p.window <= 0 || p.rows[u.item.seq_row + node].pos >= v.first_pos);
+           (!is_local(p) || p.rows[u.item.seq_row + node].pos >= v.first_pos);
 }
 
 /* The same for 128 slots from `first` on, which may lie before the new rows: bit i is slot
@@ -150,7 +163,7 @@ __device__ __forceinline__ unsigned __int128 tree_keys(const struct attention_pa
 {
     const uint64_t *words = p.tree_mask + (int64_t)v.row * TREE_MASK_WORDS;
     unsigned __int128 seen = (unsigned __int128)words[1] << 64 | words[0];
-    if (p.window > 0) {
+    if (is_local(p)) {
 #pragma unroll 1
         for (int n = 0; n < MAX_TREE_NODES && seen >> n != 0; n++) {
             if ((seen >> n & 1) != 0 && p.rows[u.item.seq_row + n].pos < v.first_pos) {

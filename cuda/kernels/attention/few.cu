@@ -197,7 +197,7 @@ extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const str
            a->n_heads % a->n_kv_heads == 0 && log_parts_of(a->n_heads / a->n_kv_heads) >= 0 &&
            fills(a->n_rows, a->n_kv_heads << log_parts_of(a->n_heads / a->n_kv_heads),
                  limits->n_sms) &&
-           2 * rope->n_pairs == d && !rope->interleaved &&
+           2 * rope->n_pairs == d && !rope->interleaved && !a->v_norm &&
            (a->qk_norm == QK_NORM_NONE ||
             (a->qk_norm == QK_NORM_HEAD && a->qk_norm_kind != NORM_LAYER && !a->norm_after_rope &&
              q_norm_n == d && k_norm_n == d));

@@ -487,10 +487,23 @@ __global__ void __launch_bounds__(N_WARPS * 32, NP == 1 ? 2 : 1)
     }
 }
 
+static bool is_small(const struct kv_view &kv)
+{
+    return kv.head_dim_k <= 128 && kv.head_dim_v <= 128;
+}
+
+/* Shared memory that a block may have: heads of 512 take what only the large devices have. */
+static int most_shared(int sm)
+{
+    const int kib = sm == 80 || sm == 87 ? 163 : sm >= 90 && sm < 120 ? 227 : 99;
+    return kib << 10;
+}
+
 bool attention_mma_takes(const struct attention_launch *a)
 {
     const struct kv_view *kv = &a->kv;
-    return a->limits->sm >= 80 && a->dtype == kv->dtype &&
+    return a->limits->sm >= 80 &&
+           layout_of(*kv, is_small(*kv) ? 64 : 32).total <= most_shared(a->limits->sm) && a->dtype == kv->dtype &&
            (a->dtype == DT_BF16 || a->dtype == DT_F16) && kv->head_dim_k % 8 == 0 &&
            kv->head_dim_v % 8 == 0 && kv->head_dim_k <= MAX_DIM_K &&
            kv->head_dim_v <= ATTENTION_MAX_DIM && kv->v_offset % 8 == 0 &&
@@ -515,7 +528,7 @@ static cudaError_t launch_mma(cudaStream_t stream, const struct attention_params
 template <typename T>
 static cudaError_t launch_by_dims(cudaStream_t stream, const struct attention_params &p, int n_sms)
 {
-    if (p.kv.head_dim_k <= 128 && p.kv.head_dim_v <= 128) {
+    if (is_small(p.kv)) {
         return launch_mma<T, 64, 1>(stream, p, n_sms);
     }
     return p.kv.head_dim_v <= 256 ? launch_mma<T, 32, 2>(stream, p, n_sms)

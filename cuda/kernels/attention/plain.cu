@@ -6,7 +6,7 @@
 #include "cuda/kernels/device/types.cuh"
 
 struct plain_params {
-    int32_t q_stride, out_stride, n_heads, window;
+    int32_t q_stride, out_stride, n_heads, window, chunk;
     float scale, softcap;
 };
 
@@ -58,7 +58,7 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
     float acc[(PLAIN_MAX_DIM + PLAIN_TILE - 1) / PLAIN_TILE] = {};
     float top = sinks ? sinks[h] : -INFINITY, sum = sinks ? 1.0f : 0.0f;
     __syncthreads();
-    const int first = p.window > 0 && row.pos >= p.window ? row.pos - p.window + 1 : 0;
+    const int first = max(first_seen(p.window, p.chunk, row.pos), 0);
     for (int tile = first; tile < n_keys; tile += PLAIN_TILE) {
         const int j = tile + threadIdx.x;
         float s = -INFINITY;
@@ -111,8 +111,8 @@ cudaError_t attention_plain(cudaStream_t stream, const struct attention_launch *
     if (a->kv.head_dim_k > PLAIN_MAX_DIM || a->kv.head_dim_v > PLAIN_MAX_DIM) {
         return cudaErrorInvalidValue;
     }
-    const struct plain_params p = {a->q_stride, a->out_stride, a->n_heads,
-                                   a->window,   a->scale,      a->softcap};
+    const struct plain_params p = {a->q_stride, a->out_stride, a->n_heads, a->window,
+                                   a->chunk,    a->scale,      a->softcap};
     const dim3 grid(a->n_rows, a->n_heads), block(PLAIN_TILE);
     BY_DTYPE(a->dtype, T,
              BY_DTYPE(a->kv.dtype, C,

@@ -124,7 +124,7 @@ template <typename T, int NB> struct prompt_computer {
                 s = (i >> 1) * 8 + (i & 1) < hi ? s : -INFINITY;
             }
         }
-        if (p.window > 0) {
+        if (is_local(p)) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const int lo = view[r].lo - first_key;

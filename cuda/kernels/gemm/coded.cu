@@ -320,6 +320,9 @@ __device__ __forceinline__ void store(const struct coded_params &p, const struct
             if (!p.a.n_list) { // two ops: the first one's result is rounded
                 v = to_float(from_float<T>(v));
                 up = to_float(from_float<T>(up));
+            } else if (p.a.weights) {
+                v *= p.a.weights[p.a.sorted[place]];
+                up *= p.a.weights[p.a.sorted[place]];
             }
             v = act_of(p.a, v, up);
         }

@@ -87,6 +87,7 @@ struct group_params {
     int32_t k, ffn, hidden;
     int64_t x_stride;
     struct act_shape shape;
+    const float *weights; // by pick, of what goes into the experts; NULL: it is not weighted
 };
 
 /* act[place] = act(x[row of place] gate_up^T): fragments of gate and up rows alternate, so that a
@@ -133,6 +134,10 @@ __global__ void __launch_bounds__(WM *WN * 32)
                     if (bias) {
                         g += bias[(int64_t)expert * 2 * p.ffn + row];
                         u += bias[(int64_t)expert * 2 * p.ffn + p.ffn + row];
+                    }
+                    if (p.weights) { // a product of a weighted row is weighted likewise
+                        g *= p.weights[s.sorted[place]];
+                        u *= p.weights[s.sorted[place]];
                     }
                     act[(int64_t)place * p.ffn + row] =
                         from_float<T>(act_gated<KIND>(g, u, p.shape));
@@ -215,6 +220,10 @@ __global__ void moe_gate_up_plain_kernel(const T *x, const W *gate_up, const flo
         g += bias[(int64_t)expert * 2 * p.ffn + j];
         u += bias[(int64_t)expert * 2 * p.ffn + p.ffn + j];
     }
+    if (p.weights) {
+        g *= p.weights[pick];
+        u *= p.weights[pick];
+    }
     if ((threadIdx.x & 31) == 0) {
         act[pick * p.ffn + j] = from_float<T>(act_gated<KIND>(g, u, p.shape));
     }
@@ -261,7 +270,7 @@ __global__ void moe_combine_kernel(T *y, int64_t y_stride, const float *out, con
             place += other < id || (other == id && j < (int)threadIdx.x);
         }
         order[place] = (int32_t)threadIdx.x;
-        weight[place] = weights[row * k + threadIdx.x];
+        weight[place] = weights ? weights[row * k + threadIdx.x] : 1.0f;
     }
     __syncthreads();
     for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < hidden; i += gridDim.y * blockDim.x) {
@@ -312,6 +321,7 @@ static cudaError_t coded_gate_up(cudaStream_t stream, const struct moe_ffn_args 
     c.y_dtype = a->x.dtype;
     c.bias = w->gate_up_bias;
     c.gated = true;
+    c.weights = a->weigh_inputs ? (const float *)a->weights.p : NULL;
     c.activation = a->kind;
     c.limit = a->shape.limit;
     c.alpha = a->shape.alpha;
@@ -421,7 +431,9 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, const struct moe_scratch *s,
                            const int32_t *real, int32_t row_offset)
 {
-    const struct group_params p = {a->k, a->ffn, w->hidden, a->x.stride, a->shape};
+    const float *weights = (const float *)a->weights.p;
+    const struct group_params p = {a->k, a->ffn, w->hidden, a->x.stride, a->shape,
+                                   a->weigh_inputs ? weights : NULL};
     const bool on_tensor_cores = sizeof(T) == 2 && w->dtype == a->x.dtype && w->hidden % 8 == 0 &&
                                  a->ffn % 8 == 0 &&
                                  vec_ok(a->x.mem.p, a->x.stride, w->hidden, sizeof(T));
@@ -445,8 +457,9 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
     return launch(moe_combine_kernel<T>, dim3(a->n_rows, a->n_rows < 64 ? (w->hidden + 255) / 256
                                                                          : 1),
                   dim3(256), 0, stream, (T *)a->y.mem.p, (int64_t)a->y.stride,
-                  (const float *)s->out, (const int32_t *)a->ids.p, (const float *)a->weights.p,
-                  a->k, w->hidden, a->accumulate, real, row_offset);
+                  (const float *)s->out, (const int32_t *)a->ids.p,
+                  a->weigh_inputs ? (const float *)NULL : weights, a->k, w->hidden,
+                  a->accumulate, real, row_offset);
 }
 
 extern "C" cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,

@@ -148,8 +148,9 @@ __device__ void keep_groups(float *choice, const struct route_params &p, float *
 }
 
 /* A warp per row. `score` are the weights, `choice` is what the pick goes by. */
-__global__ void route_pick_kernel(const float *logits, const float *correction, int32_t *ids,
-                                  float *weights, struct route_params p)
+__global__ void route_pick_kernel(const float *logits, const float *correction,
+                                  const float *expert_scale, int32_t *ids, float *weights,
+                                  struct route_params p)
 {
     extern __shared__ float scores[]; // [warps][2 n_experts + n_group]
     pdl_wait();
@@ -210,7 +211,8 @@ __global__ void route_pick_kernel(const float *logits, const float *correction, 
             mine /= p.scoring == MOE_SIGMOID ? total + 1e-20f : total;
         }
         ids[(int64_t)row * p.k + lane] = my_id;
-        weights[(int64_t)row * p.k + lane] = mine * p.scale;
+        mine *= expert_scale ? p.scale * expert_scale[my_id] : p.scale;
+        weights[(int64_t)row * p.k + lane] = mine;
     }
 }
 
@@ -242,7 +244,8 @@ static cudaError_t route_scores(cudaStream_t stream, const struct moe_route_args
 
 extern "C" cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a,
                                    const void *router, enum dtype router_dtype, const float *bias,
-                                   const float *correction, int32_t hidden, float *logits)
+                                   const float *correction, const float *expert_scale,
+                                   int32_t hidden, float *logits)
 {
     if (a->k > MOE_MAX_K || a->k > a->n_experts || a->n_experts > MOE_MAX_EXPERTS ||
         a->n_group > 64) {
@@ -263,6 +266,6 @@ extern "C" cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_a
     struct route_params q = p;
     q.n_group = a->n_group > 1 ? a->n_group : 0;
     return launch(route_pick_kernel, dim3((a->n_rows + warps - 1) / warps), dim3(32 * warps), smem,
-                  stream, (const float *)logits, correction, (int32_t *)a->ids.p,
+                  stream, (const float *)logits, correction, expert_scale, (int32_t *)a->ids.p,
                   (float *)a->weights.p, q);
 }
