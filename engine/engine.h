@@ -24,6 +24,7 @@ struct nodes; // engine/cluster/nodes.h
  * at start, as each says. */
 struct engine_options {
     const char *model;       // folder with config.json
+    const char *hf_overrides; // JSON object over config.json's members, or NULL
     const char *load_format; // "dummy": config alone, random weights made in place
     const char *check_weights; // "off", "sampled", "full": what of the checkpoint is looked at
     const char *dtype;       // of weights and KV, as config.json writes it; "auto": the checkpoint's

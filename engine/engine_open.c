@@ -114,7 +114,7 @@ static int32_t pick(int32_t asked, int32_t otherwise)
 
 static enum status read_config(struct engine *e, struct err *err)
 {
-    TRY(model_config_load(e->model_dir, &e->config, err));
+    TRY(model_config_load_over(e->model_dir, e->options.hf_overrides, &e->config, err));
     const struct model_config *c = &e->config;
     struct engine_info *info = &e->info;
     memcpy(info->model_type, c->model_type, sizeof info->model_type);
@@ -575,7 +575,7 @@ enum status engine_check(const struct engine_options *options, struct err *err)
 {
     struct model_config *c = xcalloc(1, sizeof *c);
     log_mute(true); // engine_open says what there is to say
-    enum status st = model_config_load(options->model, c, err);
+    enum status st = model_config_load_over(options->model, options->hf_overrides, c, err);
     log_mute(false);
     free(c);
     if (st == OK && !is_dummy(options)) {

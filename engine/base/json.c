@@ -146,6 +146,22 @@ void json_add_missing(struct json *object, const struct json *from)
     }
 }
 
+void json_remove(struct json *object, const char *key)
+{
+    while (json_get(object, key)) {
+        cJSON_DeleteItemFromObjectCaseSensitive((cJSON *)object, key);
+    }
+}
+
+void json_put(struct json *object, const struct json *member)
+{
+    cJSON *copy = cJSON_Duplicate(item(member), true);
+    json_remove(object, json_key(member));
+    if (copy && !cJSON_AddItemToObject((cJSON *)object, json_key(member), copy)) {
+        cJSON_Delete(copy);
+    }
+}
+
 size_t json_count(const struct json *array_or_object)
 {
     size_t n = 0;

@@ -40,6 +40,11 @@ const struct json *json_get(const struct json *object, const char *key);
  * there). Before the document is shared. */
 void json_add_missing(struct json *object, const struct json *from);
 
+/* Puts a copy of `member`, which has a key, into `object`, in place of those of that key; and takes
+ * out those of a key. Before the document is shared. */
+void json_put(struct json *object, const struct json *member);
+void json_remove(struct json *object, const char *key);
+
 size_t json_count(const struct json *array_or_object); // O(n)
 const struct json *json_first(const struct json *array_or_object);
 const struct json *json_next(const struct json *child);

@@ -3,6 +3,7 @@
 #include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
+#include "engine/model/overrides.h"
 
 #include <limits.h>
 #include <math.h>
@@ -413,14 +414,21 @@ bool model_config_fit(struct model_config *c, int32_t max_len)
 
 enum status model_config_load(const char *dir, struct model_config *c, struct err *err)
 {
+    return model_config_load_over(dir, NULL, c, err);
+}
+
+enum status model_config_load_over(const char *dir, const char *overrides, struct model_config *c,
+                                   struct err *err)
+{
     *c = (struct model_config){0};
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/config.json", dir);
     struct json *root;
     TRY(json_parse_file(path, MAX_CONFIG_BYTES, &root, err));
     enum status st = json_is(root, JSON_OBJECT)
-                         ? read_config(root, c, err)
+                         ? model_config_override(root, overrides, err)
                          : err_set(err, ERR_FORMAT, "config.json: not a JSON object");
+    st = st == OK ? read_config(root, c, err) : st;
     json_free(root);
     if (st != OK) {
         return err_prefix(err, st, "%s", dir);

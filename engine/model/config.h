@@ -104,6 +104,9 @@ struct model_config {
 
 /* model_config_fit comes next, before a model is loaded. */
 enum status model_config_load(const char *dir, struct model_config *c, struct err *err);
+/* The same with members of a JSON object in place of the file's; NULL for none. */
+enum status model_config_load_over(const char *dir, const char *overrides, struct model_config *c,
+                                   struct err *err);
 /* Fixes the ropes for texts of at most max_len: scalings that depend on the served length (dynamic,
  * longrope) have other frequencies for another. True if that changed any. */
 bool model_config_fit(struct model_config *c, int32_t max_len);

@@ -36,12 +36,16 @@ static bool looks_like_markup(const char *s, size_t n)
     return !(angle && is_html_name(s + 1 + slash, n - 2 - slash));
 }
 
-/* The id that the library gives to a new token: what the model calls it, else the next free one
- * above the model's entries and all ids given so far. */
-static int32_t new_id(const struct tokenizer *tok, const char *text, size_t n)
+/* The id that the library gives to a new token: what the model calls it, else the next one above the
+ * model's entries, as if these had no gaps, and above those given so. */
+static int32_t new_id(struct tokenizer *tok, const char *text, size_t n)
 {
     int32_t id = string_table_find(&tok->by_text, text, n);
-    return id >= 0 ? id : tok->next_added_id > tok->n_model ? tok->next_added_id : tok->n_model;
+    if (id < 0) {
+        id = tok->next_added_id > tok->n_model ? tok->next_added_id : tok->n_model;
+        tok->next_added_id = id + 1;
+    }
+    return id;
 }
 
 static int32_t append(struct tokenizer *tok, const struct added *token)
@@ -54,8 +58,6 @@ static int32_t append(struct tokenizer *tok, const struct added *token)
     tok->added[at] = (struct added){.id = new_id(tok, token->text, token->n_bytes),
                                     .text = xstrndup(token->text, token->n_bytes),
                                     .n_bytes = token->n_bytes};
-    int32_t after = tok->added[at].id + 1;
-    tok->next_added_id = after > tok->next_added_id ? after : tok->next_added_id;
     return at;
 }
 
@@ -106,7 +108,9 @@ static enum status normalize_text(struct tokenizer *tok, struct added *a, struct
     return good ? OK : err_set(err, ERR_LIMIT, "an added token cannot be normalised");
 }
 
-/* Once all are known: normalised forms, the two tries, and the way back from ids. */
+/* Once all are known: normalised forms and the two tries. Where the model's ids have gaps, one that
+ * was given to a token may be that of a later one, which then has it alone: the earlier is found in
+ * no text, so that no text of a user's is a special token by that way. */
 enum status added_finish(struct tokenizer *tok, struct err *err)
 {
     if (!trie_init(&tok->raw_trie) || !trie_init(&tok->normalized_trie)) {
@@ -116,6 +120,9 @@ enum status added_finish(struct tokenizer *tok, struct err *err)
         struct added *a = &tok->added[i];
         const char *text = a->text;
         size_t n = a->n_bytes;
+        if (tok->added_of[a->id] != (int32_t)i) {
+            continue;
+        }
         if (a->normalized) {
             TRY(normalize_text(tok, a, err));
             text = a->normalized_text ? a->normalized_text : text;

@@ -84,6 +84,9 @@ const char *api_call_peer(const struct call *c);
 /* The document of /openapi.json (openapi.c). */
 void openapi_put(struct buf *b, const struct http_route *routes, const struct config *config);
 
+/* Answers 404, if the operator wants that there is no such document. */
+bool api_hides_docs(const struct api *a, struct http_request *req);
+
 /* The engine's figures, zeros while the model is loading; and the share of KV blocks in use, 0 to 1
  * (admin.c). */
 void api_put_stats(struct api *a, struct engine_stats *s);

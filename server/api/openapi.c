@@ -450,9 +450,20 @@ void openapi_put(struct buf *b, const struct http_route *routes, const struct co
     buf_puts(b, "}}");
 }
 
+bool api_hides_docs(const struct api *a, struct http_request *req)
+{
+    if (a->config->disable_fastapi_docs) {
+        reply_errorf(req, 404, "unknown_url", NULL, "This server shows no documentation.");
+    }
+    return a->config->disable_fastapi_docs;
+}
+
 void api_get_openapi(struct http_request *req, void *arg)
 {
     const struct api *a = arg;
+    if (api_hides_docs(a, req)) {
+        return;
+    }
     struct buf b;
     buf_init(&b, 1 << 22);
     openapi_put(&b, a->routes, a->config);

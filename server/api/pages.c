@@ -55,7 +55,9 @@ void api_status_page(struct http_request *req, void *arg)
 
 void api_docs_page(struct http_request *req, void *arg)
 {
-    (void)arg;
+    if (api_hides_docs(arg, req)) {
+        return;
+    }
     reply_file(req, HTML, page_docs_begin, page_docs_end);
 }
 

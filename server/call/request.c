@@ -385,7 +385,8 @@ static bool read_flag(struct api_request *r, const struct json *object, const ch
 bool read_stream_options(struct api_request *r)
 {
     const struct json *options = NULL;
-    r->include_usage = r->model->config->enable_force_include_usage;
+    bool forced = r->model->config->enable_force_include_usage; // in every chunk, as vLLM has it
+    r->include_usage = r->continuous_usage = forced;
     if (body_object(&r->body, "stream_options", &options)) {
         if (!r->stream) {
             return api_error_set(&r->error, 400, "invalid_value", "stream_options",
@@ -400,6 +401,7 @@ bool read_stream_options(struct api_request *r)
         }
         r->include_usage |= usage;
         r->continuous_usage &= r->include_usage; // by itself it asks for nothing, as in vLLM
+        r->continuous_usage |= forced;
     }
     if (r->stream && r->params.prompt_logprobs) {
         return api_error_set(&r->error, 400, "invalid_value", "prompt_logprobs",
@@ -439,6 +441,7 @@ void request_begin(struct api_request *r)
     r->output.tok = r->model->tok;
     r->include_reasoning = r->parallel_tool_calls = true;
     r->parse_special = true;
+    r->tokens_as_ids = r->model->config->return_tokens_as_token_ids;
 }
 
 void request_end(struct api_request *r)

@@ -347,6 +347,10 @@ bool read_tool_choice(struct api_request *r)
                                  "'%s' may be 'none' or 'auto'.", key);
         }
         wanted = wanted && !none;
+        if (none && r->model->config->exclude_tools_when_tool_choice_none) {
+            r->tools = NULL;
+            r->tools_bytes = 0;
+        }
     }
     r->output.parser = wanted ? r->model->parser : NULL;
     r->output.tools = r->tools_json;
@@ -425,6 +429,19 @@ bool read_thinking(struct api_request *r)
     return true;
 }
 
+/* The word for the template: the operator may have one of his own for each effort. */
+static const char *mapped_effort(struct api_request *r)
+{
+    const char *map = r->model->config->reasoning_effort_map, *word = NULL;
+    struct json *root = NULL;
+    if (map && json_parse(map, strlen(map), NULL, &root, NULL) == OK) {
+        word = json_get_string(root, r->effort);
+        word = word ? arena_strndup(&r->arena, word, strlen(word)) : NULL;
+    }
+    json_free(root);
+    return word ? word : r->effort;
+}
+
 bool read_template_variables(struct api_request *r)
 {
     const struct json *own = NULL;
@@ -436,9 +453,10 @@ bool read_template_variables(struct api_request *r)
         put_members(&out, defaults, strlen(defaults));
     }
     if (r->effort) {
-        buf_puts(&out, out.n_bytes > 1 ? "," : "");
-        buf_printf(&out, "\"reasoning_effort\":\"%s\",\"enable_thinking\":%s", r->effort,
-                   strcmp(r->effort, "none") == 0 ? "false" : "true");
+        const char *word = mapped_effort(r);
+        buf_puts(&out, out.n_bytes > 1 ? ",\"reasoning_effort\":" : "\"reasoning_effort\":");
+        buf_put_json(&out, word, strlen(word));
+        buf_printf(&out, ",\"enable_thinking\":%s", strcmp(word, "none") == 0 ? "false" : "true");
     }
     if (r->has_thinks) { // the last of equal keys counts
         buf_puts(&out, out.n_bytes > 1 ? "," : "");

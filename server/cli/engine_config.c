@@ -1,6 +1,9 @@
 #include "server/cli/engine_config.h"
 
+#include "engine/base/file.h"
+#include "engine/base/json.h"
 #include "engine/base/log.h"
+#include "engine/base/words.h"
 #include "server/cli/devices.h"
 #include "server/cli/model_folder.h"
 #include "server/cli/nodes_config.h"
@@ -10,6 +13,59 @@
 
 extern char **environ;
 
+/* The method that a member of config.json names, in the file or in its text part. */
+static const char *method_of(const struct json *config, const char *key)
+{
+    return json_get_string(json_get(config, key), "quant_method");
+}
+
+static const char *method_in(const char *dir, const struct json *config)
+{
+    static const char *const files[][2] = {{"hf_quant_config.json", "modelopt"},
+                                           {"quantize_config.json", "gptq"},
+                                           {"quant_config.json", "awq"}};
+    const char *method = method_of(config, "quantization_config");
+    method = method ? method : method_of(json_get(config, "text_config"), "quantization_config");
+    if (!method && json_get(config, "compression_config")) {
+        method = "compressed-tensors";
+    }
+    for (int i = 0; i < 3 && !method; i++) {
+        char path[4300];
+        snprintf(path, sizeof path, "%s/%s", dir, files[i][0]);
+        method = file_exists(path) ? files[i][1] : NULL;
+    }
+    return method;
+}
+
+/* Who names the format that the checkpoint has, as command lines of vLLM's do, gets it. */
+static enum status check_quantization(const struct config *c, struct err *err)
+{
+    static const char *const names[][2] = { // a method, and what it may be called
+        {"awq", "awq|auto_awq|awq_marlin"},
+        {"gptq", "gptq|auto_gptq|gptq_marlin"},
+        {"modelopt", "modelopt|modelopt_fp4|modelopt_mxfp8|modelopt_mixed"},
+        {"mxfp4", "mxfp4|gpt_oss_mxfp4"},
+    };
+    char path[4300];
+    struct json *config = NULL;
+    snprintf(path, sizeof path, "%s/config.json", c->engine.model);
+    TRY(json_parse_file(path, 16 << 20, &config, err));
+    const char *method = method_in(c->engine.model, config);
+    bool same = method && strcmp(method, c->quantization) == 0;
+    for (size_t i = 0; method && i < sizeof names / sizeof names[0]; i++) {
+        same = same || (strcmp(method, names[i][0]) == 0 &&
+                        words_find(names[i][1], c->quantization) >= 0);
+    }
+    enum status st = OK;
+    if (!same) {
+        st = err_set(err, ERR_UNSUPPORTED, "quantization: '%.60s' is not what this checkpoint is in "
+                     "(%.60s), and weights are not quantised while they are loaded",
+                     c->quantization, method ? method : "none");
+    }
+    json_free(config);
+    return st;
+}
+
 static enum status check_formats(const struct config *c, struct err *err)
 {
     bool automatic = strcmp(c->kv_cache_dtype, "auto") == 0;
@@ -17,11 +73,7 @@ static enum status check_formats(const struct config *c, struct err *err)
         return err_set(err, ERR_UNSUPPORTED, "kv-cache-dtype: %s is not supported; keys and values "
                        "have the model's dtype", c->kv_cache_dtype);
     }
-    if (c->quantization) {
-        return err_set(err, ERR_UNSUPPORTED, "quantization: '%s' is not supported",
-                       c->quantization);
-    }
-    return OK;
+    return c->quantization ? check_quantization(c, err) : OK;
 }
 
 /* Waits until all processes that share the model have met. */

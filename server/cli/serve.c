@@ -134,6 +134,8 @@ static char *join(const struct string_list *list)
     return b.data;
 }
 
+enum { NEVER_S = 1000000 }; // far longer than any stream is silent
+
 static unsigned ms(double seconds)
 {
     return seconds * 1000 > 4e9 ? 4000000000U : (unsigned)(seconds * 1000);
@@ -175,7 +177,7 @@ static enum status listen_now(struct serve *s, struct err *err)
         .body_timeout_ms = ms(c->body_timeout),
         .idle_timeout_ms = ms(c->keep_alive_timeout),
         .head_delay_ms = ms(c->head_delay),
-        .keep_alive_ms = ms(c->sse_keep_alive_interval),
+        .keep_alive_ms = ms(c->sse_keep_alive_interval > 0 ? c->sse_keep_alive_interval : NEVER_S),
         .drain_delay_ms = ms(c->drain_delay < 0 ? 5 : c->drain_delay),
         .drain_if_busy = c->drain_delay < 0,
         .drain_timeout_ms = ms(c->shutdown_timeout),

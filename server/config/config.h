@@ -47,6 +47,7 @@ struct config {
     int64_t key_concurrent;
     double key_queue_share;
     bool cache_salt_by_key;
+    bool disable_fastapi_docs;
     bool open_metrics; // /metrics without a key even when keys are set
     // limits
     int64_t max_connections, max_body_bytes, max_num_queued_reqs, max_num_queued_tokens;
@@ -61,7 +62,9 @@ struct config {
     // answers
     const char *tool_call_parser, *reasoning_parser;
     bool clamp_max_tokens, strict_parameters, trust_request_chat_template;
-    bool enable_force_include_usage;
+    bool enable_force_include_usage, exclude_tools_when_tool_choice_none;
+    bool return_tokens_as_token_ids;
+    const char *reasoning_effort_map; // JSON object of texts, or NULL
     struct string_list strip_prompt_lines;
     // the operator
     const char *log_level;

@@ -99,6 +99,25 @@ def test_own(path):
     check_vectors(path.parent / vectors["tokenizer_file"], vectors)
 
 
+# What Hugging Face's library (0.23) makes of "a日b<|begin|>本" where the model's ids have a gap, 700, so that the first new
+# token's id is that of the model's own "<|begin|>".
+GAPS = [(["日", "<|begin|>"], [68, 166, 249, 102, 69, 701, 166, 254, 109]),
+        (["日", "本", "<|begin|>"], [68, 166, 249, 102, 69, 701, 702]),
+        (["<|begin|>", "日"], [68, 701, 69, 31, 95, 69, 72, 74, 272, 95, 33, 166, 254, 109])]
+
+
+@pytest.mark.parametrize("added, ids", GAPS, ids=lambda v: "-".join(map(str, v[:2])))
+def test_a_token_whose_id_a_later_one_took_is_found_nowhere(added, ids, tmp_path):
+    j = json.loads((ROOT / "test/tokenizers/gpt2.json").read_text())
+    assert sorted(j["model"]["vocab"].values()) == list(range(700))
+    j["model"]["vocab"]["<|begin|>"] = 701
+    j["added_tokens"] = [{"id": 701, "content": c, "special": c != "日" and c != "本", "normalized": c in "日本",
+                          "single_word": False, "lstrip": False, "rstrip": False} for c in added]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(j))
+    (answer,) = run(tmp_path, [{"text": "a日b<|begin|>本", "add_special_tokens": False}])
+    assert answer["ids"] == ids
+
+
 @pytest.mark.skipif(not NAMES, reason="no shared data")
 @pytest.mark.parametrize("name", NAMES or ["none"])
 def test_vectors(name, tmp_path):

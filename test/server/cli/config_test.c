@@ -196,6 +196,17 @@ TEST(members_of_an_object_come_one_by_one)
     config_deinit(&c);
 }
 
+TEST(older_flags_of_positions_are_overrides)
+{
+    LOAD("m", "--rope-scaling", "{\"rope_type\": \"yarn\", \"factor\": 4.0}", "--rope-theta", "1e6",
+         "--hf-overrides.text_config.x", "true");
+    CHECK_STR(err.text, "");
+    REQUIRE(st == OK);
+    CHECK_STR(c.engine.hf_overrides, "{\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4.0}, "
+                                     "\"rope_theta\": 1e6, \"text_config\": {\"x\": true}}");
+    config_deinit(&c);
+}
+
 TEST(a_member_comes_once_and_of_an_object)
 {
     REFUSED("'method' is there already", "m", "--spec-method", "ngram", "-sc.method", "eagle");
@@ -209,7 +220,7 @@ TEST(what_would_change_answers_is_refused_with_the_reason)
 {
     REFUSED("enable-lora: 'true' is not supported: adapters", "m", "--enable-lora");
     REFUSED("adapters are not supported", "m", "--lora-modules", "a=b", "c=d");
-    REFUSED("config.json is taken as it is", "m", "--hf-overrides", "{\"rope_theta\": 1}");
+    REFUSED("return-sampling-mask: 'true' is not supported", "m", "--return-sampling-mask");
     REFUSED("tokenizer.json is what is read", "m", "--tokenizer-mode=mistral");
     REFUSED("not loaded", "m", "--middleware", "a.b");
     REFUSED("none of", "m", "--reasoning-parser", "inkling");

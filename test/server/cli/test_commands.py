@@ -64,6 +64,40 @@ def test_flags_of_vllm_are_noted_or_refused():
     assert rc == 2 and err == "sluice: option enable-lora: 'true' is not supported: adapters are not supported\n"
 
 
+def test_members_of_config_json_can_be_put_over_the_files():
+    def tokens(*options):
+        rc, out, err = run("generate", DEMO, "Once upon a time", "--device", "cpu", "--max-tokens", "8", *options)
+        return rc, out, err
+
+    rc, plain, err = tokens()
+    assert rc == 0
+    assert tokens("--hf-overrides", "{}")[1] == plain
+    rc, other, err = tokens("--rope-theta", "3")
+    assert rc == 0 and other != plain, err
+    assert tokens("--hf-overrides.rope_theta", "3")[1] == other
+    rc, out, err = tokens("--hf-overrides", '{"max_position_embeddings": 3}')
+    assert rc == 1 and "3" in err, err
+    rc, out, err = tokens("--hf-overrides", '{"model_type": "no-such-model"}')
+    assert rc == 1 and "model_type 'no-such-model' is not" in err
+    rc, out, err = tokens("--hf-overrides", '{"quantization_config": {"quant_method": "fp8"}}')
+    assert rc == 1 and "hf-overrides: 'quantization_config' is not supported" in err
+
+
+def test_the_checkpoints_format_may_be_named(tmp_path):
+    for name in os.listdir(DEMO):
+        if name != "config.json":
+            os.symlink(os.path.join(DEMO, name), tmp_path / name)
+    with open(os.path.join(DEMO, "config.json")) as f:
+        config = {**json.load(f), "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rc, out, err = run("generate", str(tmp_path), "a", "--device", "cpu", "--quantization", "fp8")
+    assert rc == 1 and "'fp8' is not what this checkpoint is in (awq)" in err
+    rc, out, err = run("generate", str(tmp_path), "a", "--device", "cpu", "-q", "awq_marlin", "--max-tokens", "1")
+    assert "is not what this checkpoint is in" not in err
+    rc, out, err = run("generate", DEMO, "a", "--device", "cpu", "-q", "awq")
+    assert rc == 1 and "'awq' is not what this checkpoint is in (none)" in err
+
+
 # ---- the first minute: each sentence says what to do next ----------------------------------------
 
 

@@ -1,0 +1,64 @@
+#include "engine/model/overrides.h"
+
+#include <string.h>
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* Positions have an older form and a newer one in its place: what the operator says in the older
+ * one holds also for a file that has the newer. */
+static void override_rope(struct json *config, const struct json *overrides)
+{
+    const struct json *scaling = json_get(overrides, "rope_scaling");
+    const struct json *theta = json_get(overrides, "rope_theta");
+    struct json *newer = (struct json *)json_get(config, "rope_parameters");
+    if (!json_is(newer, JSON_OBJECT) || json_get(overrides, "rope_parameters")) {
+        return;
+    }
+    if (theta) {
+        json_put(newer, theta);
+    }
+    if (scaling) {
+        if (!theta && json_get(newer, "rope_theta")) {
+            json_put(config, json_get(newer, "rope_theta"));
+        }
+        json_remove(config, "rope_parameters");
+    }
+}
+
+static enum status override(struct json *config, const struct json *overrides, struct err *err)
+{
+    for (const struct json *m = json_first(overrides); m; m = json_next(m)) {
+        const char *key = json_key(m);
+        struct json *inner = (struct json *)json_get(config, key);
+        if (strcmp(key, "quantization_config") == 0 || strcmp(key, "compression_config") == 0) {
+            return err_set(err, ERR_UNSUPPORTED, "'%s' is not supported: the checkpoint says its "
+                           "format", key);
+        }
+        if (ends_with(key, "_config") && json_is(inner, JSON_OBJECT) && json_is(m, JSON_OBJECT)) {
+            TRY(override(inner, m, err));
+        } else {
+            json_put(config, m);
+        }
+    }
+    override_rope(config, overrides);
+    return OK;
+}
+
+enum status model_config_override(struct json *config, const char *text, struct err *err)
+{
+    struct json *overrides = NULL;
+    if (!text) {
+        return OK;
+    }
+    enum status st = json_parse(text, strlen(text), NULL, &overrides, err);
+    if (st == OK && !json_is(overrides, JSON_OBJECT)) {
+        st = err_set(err, ERR_INVALID, "not a JSON object");
+    }
+    st = st == OK ? override(config, overrides, err) : st;
+    json_free(overrides);
+    return st == OK ? OK : err_prefix(err, st, "hf-overrides");
+}

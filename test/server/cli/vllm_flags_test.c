@@ -1,0 +1,150 @@
+/* Every flag of vLLM's `serve`, from the table that vllm_serve_table.py has made from vLLM's source:
+ * each is known, what vLLM takes by default is taken, and a value that is refused is refused with a
+ * reason. */
+#include "server/cli/config_load.h"
+
+#include "server/cli/config_table.h"
+#include "server/cli/vllm_flags.h"
+#include "test/check.h"
+
+#include <unistd.h>
+
+#define TABLE "test/server/cli/vllm_serve.txt"
+
+struct row {
+    char names[200], takes[16], words[1200], initial[64];
+};
+
+static bool next_row(FILE *f, struct row *r)
+{
+    return fscanf(f, "%199s %15s %1199s %63s", r->names, r->takes, r->words, r->initial) == 4;
+}
+
+/* OK, or what the refusal says. A flag's name has two dashes, an alias of a letter or three one. */
+static enum status load(const char *name, const char *value, struct err *err)
+{
+    static char *no_env[] = {NULL};
+    char flag[256];
+    struct config c;
+    bool is_short = strlen(name) <= 3 && strcmp(name, "uds") != 0;
+    snprintf(flag, sizeof flag, "%s%s", is_short ? "-" : "--", name);
+    const char *argv[] = {"serve", "m", flag, value};
+    *err = (struct err){""};
+    enum status st = config_load(&c, value ? 4 : 3, (char **)argv, no_env, err);
+    if (st == OK) {
+        config_deinit(&c);
+    }
+    return st;
+}
+
+static bool has(const char *text, const char *words)
+{
+    return strstr(text, words) != NULL;
+}
+
+/* A refusal says what is wrong with the value, and never that the flag is strange. */
+static void check(const char *name, const char *value, bool must_pass)
+{
+    struct err err;
+    enum status st = load(name, value, &err);
+    bool strange = has(err.text, "unknown option") || has(err.text, "a second model") ||
+                   has(err.text, "needs a value");
+    if (st != OK && (must_pass || strange || strlen(err.text) < 20)) {
+        CHECK_FAIL("--%s %s: %s", name, value ? value : "", err.text);
+    }
+}
+
+/* A switch takes --x=false; a flag that is never negated does not. */
+static void check_default(const struct row *r, const char *name)
+{
+    bool is_switch = strcmp(r->takes, "flag") == 0 || strcmp(r->takes, "alone") == 0;
+    char text[300];
+    if (strcmp(r->initial, "-") == 0 || strcmp(name, "model") == 0) {
+        return;
+    }
+    if (!is_switch) {
+        check(name, r->initial, true);
+    } else if (strcmp(r->initial, "True") == 0) {
+        check(name, NULL, true);
+    } else if (strcmp(r->takes, "flag") == 0) {
+        snprintf(text, sizeof text, "no-%s", name);
+        check(text, NULL, true);
+    }
+}
+
+static void check_values(struct row *r, const char *name)
+{
+    bool alone = strcmp(r->takes, "flag") == 0 || strcmp(r->takes, "alone") == 0;
+    if (alone || strcmp(r->takes, "maybe") == 0) {
+        check(name, NULL, false);
+        return;
+    }
+    if (strcmp(r->words, "-") == 0) {
+        check(name, strcmp(name, "config") == 0 ? "/nonexistent/config.yaml" : "1", false);
+        return;
+    }
+    char words[1200];
+    snprintf(words, sizeof words, "%s", r->words);
+    for (char *w = strtok(words, "|"); w; w = strtok(NULL, "|")) {
+        check(name, w, false);
+    }
+}
+
+TEST(every_flag_of_vllm_is_done_passed_over_or_refused_with_a_reason)
+{
+    struct row r;
+    int n = 0;
+    FILE *f = fopen(TABLE, "r");
+    REQUIRE(f);
+    for (; next_row(f, &r); n++) {
+        char *rest = r.names;
+        for (char *name; (name = strsep(&rest, ",")) != NULL;) {
+            check_default(&r, name);
+            check_values(&r, name);
+        }
+    }
+    fclose(f);
+    CHECK(n > 300);
+}
+
+static enum vllm_takes takes_of(const struct row *r)
+{
+    static const char *const words[] = {
+        [TAKES_VALUE] = "value", [TAKES_MAYBE] = "maybe", [TAKES_WORDS] = "words"};
+    for (int i = TAKES_VALUE; i <= TAKES_WORDS; i++) {
+        if (strcmp(r->takes, words[i]) == 0) {
+            return (enum vllm_takes)i;
+        }
+    }
+    return TAKES_NOTHING;
+}
+
+/* What takes a value there takes one here, or the words behind it would be read as something else. */
+TEST(flags_take_as_many_words_as_in_vllm)
+{
+    struct row r;
+    FILE *f = fopen(TABLE, "r");
+    REQUIRE(f);
+    while (next_row(f, &r)) {
+        r.names[strcspn(r.names, ",")] = '\0';
+        enum vllm_takes takes = takes_of(&r);
+        for (size_t i = 0; i < n_vllm_flags; i++) {
+            if (strcmp(vllm_flags[i].name, r.names) == 0) {
+                CHECK(vllm_flags[i].takes == takes);
+            }
+        }
+        for (size_t i = 0; i < n_option_rows; i++) {
+            bool is_bool = option_rows[i].type == OPTION_BOOL;
+            if (strcmp(option_rows[i].name, r.names) == 0) {
+                CHECK(is_bool == (takes == TAKES_NOTHING));
+                CHECK(option_rows[i].type == OPTION_LIST || takes != TAKES_WORDS);
+            }
+        }
+    }
+    fclose(f);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
