@@ -1,8 +1,8 @@
 #include "engine/model/config.h"
 
-#include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
+#include "engine/gguf/folder.h"
 
 #include <limits.h>
 #include <math.h>
@@ -177,7 +177,8 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
     double partial = json_get_number(j, "partial_rotary_factor", (double)c->partial_rotary);
     partial = json_get_number(full, "partial_rotary_factor", partial);
     int32_t dim = c->kv_lora ? c->rope_dim : (int32_t)(c->head_dim * partial);
-    bool interleaved = c->rope[0].desc.interleaved;
+    bool interleaved =
+        json_get_bool(j, "rope_pairs_together", c->rope[0].desc.interleaved);
     TRY(rope_read(full, theta, dim, j, &c->rope[0], err));
     c->rope[0].desc.interleaved = interleaved;
     c->rope[1].desc.interleaved = interleaved;
@@ -269,11 +270,11 @@ static enum status read_generation(const char *dir, struct model_config *c, stru
     c->defaults = sampling_params_default();
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/generation_config.json", dir);
-    if (!file_exists(path)) {
+    if (!folder_has(dir, "generation_config.json")) {
         return OK;
     }
     struct json *j;
-    TRY(json_parse_file(path, MAX_CONFIG_BYTES, &j, err));
+    TRY(folder_json(dir, "generation_config.json", MAX_CONFIG_BYTES, &j, err));
     enum status st = model_keys_check_generation(j, err);
     if (st != OK) {
         json_free(j);
@@ -354,6 +355,9 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     }
     TRY(read_activation(j, c, err));
     TRY(family->read(j, c, err));
+    if (json_get_bool(j, "norms_plus_one", false)) {
+        c->norm_offset = 0.0f;
+    }
     TRY(read_layer_types(j, c, err));
     number_layers(c);
     read_tied(root, c);
@@ -375,10 +379,8 @@ bool model_config_fit(struct model_config *c, int32_t max_len)
 enum status model_config_load(const char *dir, struct model_config *c, struct err *err)
 {
     *c = (struct model_config){0};
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/config.json", dir);
     struct json *root;
-    TRY(json_parse_file(path, MAX_CONFIG_BYTES, &root, err));
+    TRY(folder_json(dir, "config.json", MAX_CONFIG_BYTES, &root, err));
     enum status st = json_is(root, JSON_OBJECT)
                          ? read_config(root, c, err)
                          : err_set(err, ERR_FORMAT, "config.json: not a JSON object");
