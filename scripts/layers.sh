@@ -14,9 +14,10 @@ cd "$(dirname "$0")/.." || exit 2
 ranks='
 engine/base:
 engine/device:      engine/base
-engine/tokenizer:   engine/base
+engine/gguf:        engine/base
+engine/tokenizer:   engine/gguf/folder.h engine/base
 engine/grammar:     engine/tokenizer/tokenizer.h engine/base
-engine/model:       engine/tokenizer/name_pattern.h engine/device engine/base
+engine/model:       engine/tokenizer/name_pattern.h engine/device engine/gguf engine/base
 engine/schedule:    engine/device engine/base
 engine/speculate:   engine/schedule engine/model engine/device engine/base
 engine/cluster:     engine/schedule engine/model engine/device engine/base
@@ -36,15 +37,15 @@ bench/engine:       engine/engine.h engine/base
 bench/server:       server/http server/api engine/base
 server/chat/jinja:  engine/base
 server/chat/tools:  engine/base
-server/chat:        server/chat/jinja server/chat/tools engine/tokenizer engine/base
+server/chat:        server/chat/jinja server/chat/tools engine/tokenizer engine/gguf/folder.h engine/base
 server/config:      engine/engine.h engine/base
-server/call:        server/config server/chat server/store engine/engine.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base
+server/call:        server/config server/chat server/store engine/engine.h engine/grammar/grammar.h engine/tokenizer engine/gguf/folder.h engine/device/params.h engine/base
 server/http:        engine/base
 server/store:       engine/base
 server/jobs:        server/config server/store server/call server/chat engine/engine.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base
 server/api:         server/config server/jobs server/store server/call server/chat server/http engine/engine.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base
 server/hub:         engine/base
-server/cli:         server/config server/hub server/jobs server/store server/api server/call server/chat server/http server/client bench/load bench/ops bench/engine engine/engine.h engine/cluster/nodes.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
+server/cli:         server/config server/hub server/jobs server/store server/api server/call server/chat server/http server/client bench/load bench/ops bench/engine engine/engine.h engine/cluster/nodes.h engine/grammar/grammar.h engine/tokenizer engine/gguf/folder.h engine/gguf/split.h engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
 '
 # Includes that are still to be mended: "FILE HEADER" each.
 owed='

@@ -65,6 +65,13 @@ static float value_e2m1(uint32_t bits)
     return bits & 8u ? -f : f;
 }
 
+static float value_nl4(uint32_t bits)
+{
+    static const float values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                     1,    13,   25,  38,  53,  69,  89,  113};
+    return values[bits & 15u];
+}
+
 static const struct {
     const char *name;
     int32_t bits;
@@ -76,6 +83,8 @@ static const struct {
     [DT_I64] = {"int64", 64, NULL},         [DT_E4M3] = {"e4m3", 8, value_e4m3},
     [DT_E8M0] = {"e8m0", 8, value_e8m0},    [DT_U4] = {"uint4", 4, value_unsigned},
     [DT_U2] = {"uint2", 2, value_unsigned}, [DT_E2M1] = {"e2m1", 4, value_e2m1},
+    [DT_U5] = {"uint5", 5, value_unsigned}, [DT_U6] = {"uint6", 6, value_unsigned},
+    [DT_NL4] = {"nl4", 4, value_nl4},
 };
 
 int32_t dtype_bits(enum dtype t)
@@ -168,8 +177,37 @@ static int64_t block_col_of(const struct weight_codec *c, int64_t col)
     return group;
 }
 
+/* The block that holds (row, col) of a tensor that is stored in blocks. */
+static const unsigned char *block_at(const struct weight_codec *c, int64_t row, int64_t col)
+{
+    int64_t at = row * c->values.row_stride + col / c->blocks->n;
+    return (const unsigned char *)c->values.data + at * c->blocks->n_bytes;
+}
+
+static struct block_scale block_scale_at(const struct weight_codec *c, int64_t row, int64_t col)
+{
+    int32_t part = (int32_t)(col % c->blocks->n / c->blocks->shared);
+    return c->blocks->scale(block_at(c, row, col), part);
+}
+
+static uint32_t block_code_at(const struct weight_codec *c, int64_t row, int64_t col)
+{
+    uint8_t codes[MAX_BLOCK_NUMBERS];
+    c->blocks->codes(block_at(c, row, col), codes);
+    return codes[col % c->blocks->n];
+}
+
+static float block_value(const struct block_format *f, uint32_t code, struct block_scale s)
+{
+    float value = (dtype_value(f->code, code) - (float)f->zero) * block_scale_value(s);
+    return f->has_offset ? value + block_offset_value(s) : value;
+}
+
 static float codec_get(const struct weight_codec *c, int64_t row, int64_t col)
 {
+    if (c->blocks) {
+        return block_value(c->blocks, block_code_at(c, row, col), block_scale_at(c, row, col));
+    }
     float value = number_get(&c->values, row, col);
     if (!c->scales.data) {
         return value;
@@ -189,6 +227,18 @@ struct weight_part weight_part_plain(const void *data, enum dtype dtype, int64_t
     p.codec.values.dtype = dtype;
     p.codec.values.row_stride = row_stride;
     p.codec.values.col_stride = 1;
+    return p;
+}
+
+struct weight_part weight_part_blocks(const void *data, const struct block_format *format,
+                                      int64_t n_rows, int64_t n_cols)
+{
+    struct weight_part p = weight_part_plain(data, format->code, n_rows, n_cols, n_cols / format->n);
+    p.codec.format = format->name;
+    p.codec.blocks = format;
+    p.codec.block_rows = 1;
+    p.codec.block_cols = format->shared;
+    p.codec.zero = format->zero;
     return p;
 }
 
@@ -242,7 +292,14 @@ float weight_part_get(const struct weight_part *p, int64_t row, int64_t col)
 uint32_t weight_part_code(const struct weight_part *p, int64_t row, int64_t col)
 {
     struct place at = place_of(p, row, col);
-    return bits_at(&p->codec.values, at.row, at.col);
+    return p->codec.blocks ? block_code_at(&p->codec, at.row, at.col)
+                           : bits_at(&p->codec.values, at.row, at.col);
+}
+
+struct block_scale weight_part_block_scale(const struct weight_part *p, int64_t row, int64_t col)
+{
+    struct place at = place_of(p, row, col);
+    return block_scale_at(&p->codec, at.row, at.col);
 }
 
 float weight_part_zero(const struct weight_part *p, int64_t row, int64_t col)
@@ -254,6 +311,9 @@ float weight_part_zero(const struct weight_part *p, int64_t row, int64_t col)
 float weight_part_scale(const struct weight_part *p, int64_t row, int64_t col)
 {
     struct place at = place_of(p, row, col);
+    if (p->codec.blocks) {
+        return block_scale_value(block_scale_at(&p->codec, at.row, at.col));
+    }
     return number_get(&p->codec.scales, at.row / p->codec.block_rows,
                       block_col_of(&p->codec, at.col));
 }
@@ -334,6 +394,71 @@ static void read_blocks(const struct weight_part *p, int64_t row, int64_t first,
     }
 }
 
+/* Codes of columns [col, col + n) of a tensor's row. */
+static void block_codes(const struct weight_codec *c, int64_t row, int64_t col, int64_t n,
+                        uint8_t *out)
+{
+    uint8_t codes[MAX_BLOCK_NUMBERS];
+    for (int64_t i = 0, some; i < n; i += some) {
+        int64_t within = (col + i) % c->blocks->n, left = c->blocks->n - within;
+        some = left < n - i ? left : n - i;
+        if (some == c->blocks->n) {
+            c->blocks->codes(block_at(c, row, col + i), out + i);
+            continue;
+        }
+        c->blocks->codes(block_at(c, row, col + i), codes);
+        memcpy(out + i, codes + within, (size_t)some);
+    }
+}
+
+/* What each code of a format's numbers stands for, its zero taken off. */
+static void fill_values(const struct block_format *f, float values[256])
+{
+    uint32_t n = 1u << dtype_bits(f->code);
+    for (uint32_t i = 0; i < n; i++) {
+        values[i] = dtype_value(f->code, i) - (float)f->zero;
+    }
+}
+
+/* Of a part in blocks that is not transposed and takes every column. */
+static void read_in_blocks(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
+                           float *out)
+{
+    enum { SOME = 4 * MAX_BLOCK_NUMBERS };
+    const struct weight_codec *c = &p->codec;
+    struct place at = place_of(p, row, first);
+    float values[256];
+    uint8_t codes[SOME];
+    fill_values(c->blocks, values);
+    for (int64_t begin = 0; begin < n; begin += SOME) {
+        int64_t some = n - begin < SOME ? n - begin : SOME;
+        block_codes(c, at.row, at.col + begin, some, codes);
+        for (int64_t i = 0, same; i < some; i += same) {
+            int64_t col = at.col + begin + i, left = c->blocks->shared - col % c->blocks->shared;
+            struct block_scale s = block_scale_at(c, at.row, col);
+            float scale = block_scale_value(s), offset = block_offset_value(s);
+            same = left < some - i ? left : some - i;
+            for (int64_t j = i; j < i + same; j++) {
+                float value = values[codes[j]] * scale;
+                out[begin + j] = c->blocks->has_offset ? value + offset : value;
+            }
+        }
+    }
+}
+
+void weight_part_codes(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
+                       uint8_t *out)
+{
+    if (p->codec.blocks && !p->transposed && p->col_step == 1) {
+        struct place at = place_of(p, row, first);
+        block_codes(&p->codec, at.row, at.col, n, out);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = (uint8_t)weight_part_code(p, row, first + i);
+    }
+}
+
 void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
                       float *out)
 {
@@ -342,6 +467,10 @@ void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, i
         return;
     }
     if (!weight_part_is_dummy(p) && !p->transposed && p->col_step == 1) {
+        if (p->codec.blocks) {
+            read_in_blocks(p, row, first, n, out);
+            return;
+        }
         read_blocks(p, row, first, n, out);
         return;
     }

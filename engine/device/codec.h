@@ -7,7 +7,7 @@
 #ifndef SLUICE_ENGINE_DEVICE_CODEC_H
 #define SLUICE_ENGINE_DEVICE_CODEC_H
 
-#include "engine/device/dtype.h"
+#include "engine/device/blocks.h"
 
 #include <stdbool.h>
 
@@ -44,9 +44,14 @@ enum tensor_scale { TENSOR_SCALE_NONE, TENSOR_SCALE_TIMES, TENSOR_SCALE_DIVIDES 
  * zero and scale being those of the block (row / block_rows, col / block_cols), which is cut off at
  * the tensor's edges. With `groups` a column's second index is groups[col] instead. The scale of
  * the whole tensor is applied to the block's first, and rounded. Without scales the values
- * themselves are the weights: that is a plain tensor. */
+ * themselves are the weights: that is a plain tensor.
+ *
+ * With `blocks` numbers, scales and offsets lie together instead (blocks.h): values.data is the
+ * first block, values.row_stride counts the blocks of a row, and of the rest only the size of what
+ * shares a scale and the zero are set. */
 struct weight_codec {
     const char *format; // for messages
+    const struct block_format *blocks; // NULL: as said first
     struct number_grid values;
     struct number_grid scales, zeros;
     int64_t block_rows, block_cols; // at least 1 where there are scales
@@ -92,6 +97,10 @@ float number_get(const struct number_grid *g, int64_t row, int64_t col);
 struct weight_part weight_part_plain(const void *data, enum dtype dtype, int64_t n_rows,
                                      int64_t n_cols, int64_t row_stride);
 
+/* One whose rows are blocks, n_cols / format->n of them. */
+struct weight_part weight_part_blocks(const void *data, const struct block_format *format,
+                                      int64_t n_rows, int64_t n_cols);
+
 /* Windows of a part. A cut may lie anywhere, also inside a block. */
 struct weight_part weight_part_slice(struct weight_part p, int64_t first_row, int64_t n_rows,
                                      int64_t first_col, int64_t n_cols);
@@ -112,6 +121,11 @@ uint32_t weight_part_code(const struct weight_part *p, int64_t row, int64_t col)
 float weight_part_zero(const struct weight_part *p, int64_t row, int64_t col);
 float weight_part_scale(const struct weight_part *p, int64_t row, int64_t col);
 float weight_codec_scale(const struct weight_codec *c, float block_scale);
+/* Codes of 8 bits and less of columns [first, first + n) of a row, a byte each. */
+void weight_part_codes(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
+                       uint8_t *out);
+/* Of a part in blocks: the scale in its two steps, and the offset. */
+struct block_scale weight_part_block_scale(const struct weight_part *p, int64_t row, int64_t col);
 
 /* Where the row lies in the checkpoint as numbers of this type, one behind the other, that are the
  * weights; NULL: it does not. At any address. */

@@ -13,7 +13,8 @@ extern "C" {
 #endif
 
 /* E4M3 has no infinity and goes to 448; E8M0 is a power of two, 2^(b - 127); E2M1 is a sign and one
- * of 0, 0.5, 1, 1.5, 2, 3, 4, 6. U2, U4 and E2M1 are only stored several to a byte or word. */
+ * of 0, 0.5, 1, 1.5, 2, 3, 4, 6; NL4 one of sixteen whole numbers, the closer together the nearer to
+ * 0. Those of less than 8 bits are only stored several to a byte or word, or in blocks. */
 enum dtype {
     DT_F32,
     DT_BF16,
@@ -27,6 +28,9 @@ enum dtype {
     DT_U4,
     DT_U2,
     DT_E2M1,
+    DT_U5,
+    DT_U6,
+    DT_NL4,
 };
 
 /* "bfloat16", "float16" or "float32", as checkpoints and operators name them; false: another. */
@@ -43,7 +47,10 @@ static inline size_t dtype_bytes(enum dtype t)
     case DT_F16: return 2;
     case DT_U4:
     case DT_U2:
-    case DT_E2M1: return 0;
+    case DT_E2M1:
+    case DT_U5:
+    case DT_U6:
+    case DT_NL4: return 0;
     default: return 1;
     }
 }

@@ -6,6 +6,7 @@
 #include "engine/base/sha256.h"
 
 #include <limits.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -109,6 +110,31 @@ static bool is_zero(const struct checkpoint_tensor *t, const struct form *f, int
     return !found.has_value;
 }
 
+/* A number in blocks is none where its scale is none, or what is added to it. */
+static bool is_finite(const struct block_format *f, const unsigned char *block)
+{
+    bool good = true;
+    for (int32_t part = 0; part < f->n / f->shared; part++) {
+        struct block_scale s = f->scale(block, part);
+        good = good && isfinite(block_scale_value(s)) && isfinite(block_offset_value(s));
+    }
+    return good;
+}
+
+static enum status check_blocks(const struct checkpoint_tensor *t, int32_t n_pieces, bool full,
+                                struct err *err)
+{
+    size_t n = t->n_bytes / (size_t)t->blocks->n_bytes, step = n / (size_t)(4 * n_pieces) + 1;
+    step = full ? 1 : step;
+    for (size_t i = 0; i < n; i = i == n - 1 || i + step < n ? i + step : n - 1) {
+        if (!is_finite(t->blocks, t->data + i * (size_t)t->blocks->n_bytes)) {
+            return err_set(err, ERR_FORMAT, "%s: tensor %s: the scale of block %zu (%s) is NaN or "
+                           "infinite (fetch the file anew)", t->file, t->name, i, t->dtype_name);
+        }
+    }
+    return OK;
+}
+
 static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pieces, bool full,
                                 struct err *err)
 {
@@ -116,6 +142,9 @@ static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pie
     const struct form *f = is_read ? form_of(t) : NULL; // the loader names unknown dtypes
     int64_t n = f ? (int64_t)(t->n_bytes / f->n_bytes) : 0;
     struct findings found = {.bad_at = -1};
+    if (t->blocks) {
+        return check_blocks(t, n_pieces, full, err);
+    }
     if (n == 0) {
         return OK;
     }

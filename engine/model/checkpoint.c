@@ -5,6 +5,7 @@
 #include "engine/base/json.h"
 #include "engine/base/json_scan.h"
 #include "engine/base/mem.h"
+#include "engine/model/checkpoint_gguf.h"
 
 #include <dirent.h>
 #include <limits.h>
@@ -26,6 +27,7 @@ struct shard {
 struct checkpoint {
     char *dir;
     char *where; // see checkpoint_where
+    struct gguf *gguf; // NULL: files of a folder
     struct shard *shards;
     size_t n_shards;
     struct checkpoint_tensor *tensors;
@@ -390,8 +392,19 @@ static enum status find_shards(struct checkpoint *ck, const char *dir, char inde
                               : shards_of_folder(ck, dir, err);
 }
 
+static enum status check_gguf(const char *path, struct err *err)
+{
+    struct gguf *g;
+    TRY(gguf_open(path, &g, err));
+    gguf_close(g);
+    return OK;
+}
+
 enum status checkpoint_check(const char *dir, struct err *err)
 {
+    if (gguf_is(dir)) {
+        return check_gguf(dir, err);
+    }
     struct checkpoint *ck = xcalloc(1, sizeof *ck);
     char index[PATH_MAX];
     enum status st = find_shards(ck, dir, index, err);
@@ -405,20 +418,31 @@ enum status checkpoint_check(const char *dir, struct err *err)
     return st;
 }
 
-enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err)
+static enum status open_folder(struct checkpoint *ck, const char *dir, struct err *err)
 {
-    struct checkpoint *ck = xcalloc(1, sizeof *ck);
-    ck->dir = xstrdup(dir);
     char index[PATH_MAX];
     enum status st = find_shards(ck, dir, index, err);
     for (size_t i = 0; i < ck->n_shards && st == OK; i++) {
         st = open_shard(ck, &ck->shards[i], err);
     }
-    if (st == OK) {
-        st = index_names(ck, err);
-        const char *files = ck->n_shards == 1 ? ck->shards[0].path : dir;
-        ck->where = xstrdup(index[0] ? index : files);
-    }
+    const char *files = ck->n_shards == 1 ? ck->shards[0].path : dir;
+    ck->where = xstrdup(st == OK && index[0] ? index : files);
+    return st;
+}
+
+static enum status open_gguf(struct checkpoint *ck, const char *path, struct err *err)
+{
+    ck->where = xstrdup(path);
+    TRY(gguf_open(path, &ck->gguf, err));
+    return checkpoint_gguf_read(ck->gguf, &ck->tensors, &ck->n_tensors, err);
+}
+
+enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err)
+{
+    struct checkpoint *ck = xcalloc(1, sizeof *ck);
+    ck->dir = xstrdup(dir);
+    enum status st = gguf_is(dir) ? open_gguf(ck, dir, err) : open_folder(ck, dir, err);
+    st = st == OK ? index_names(ck, err) : st;
     if (st != OK) {
         checkpoint_close(ck);
         return st;
@@ -440,6 +464,7 @@ void checkpoint_close(struct checkpoint *ck)
         free(ck->shards[i].path);
         free(ck->shards[i].name);
     }
+    gguf_close(ck->gguf);
     free(ck->dir);
     free(ck->where);
     free(ck->tensors);
@@ -489,6 +514,12 @@ bool checkpoint_is_tower(const char *name)
 
 bool checkpoint_file(const struct checkpoint *ck, size_t i, struct checkpoint_file *out)
 {
+    struct file_map map;
+    if (ck->gguf && i < gguf_n_files(ck->gguf)) {
+        const char *path = gguf_file(ck->gguf, i, &map), *slash = strrchr(path, '/');
+        *out = (struct checkpoint_file){slash ? slash + 1 : path, map.data, map.n_bytes};
+        return true;
+    }
     if (i >= ck->n_shards) {
         return false;
     }

@@ -1,8 +1,8 @@
 #include "engine/model/config.h"
 
-#include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
+#include "engine/gguf/folder.h"
 #include "engine/model/overrides.h"
 
 #include <limits.h>
@@ -227,7 +227,11 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
         double local = json_get_number(j, "rope_local_base_freq", 10000.0);
         TRY(read_rope(sliding, local, j, 1, c, err));
     }
-    return read_rope(full, theta, j, 0, c, err);
+    bool together = json_get_bool(j, "rope_pairs_together", c->rope[0].desc.interleaved);
+    TRY(read_rope(full, theta, j, 0, c, err));
+    c->rope[0].desc.interleaved = together;
+    c->rope[1].desc.interleaved = together;
+    return OK;
 }
 
 /* A wrapper's word, whose text part is not asked, else the family's. A head must be there only where
@@ -307,11 +311,11 @@ static enum status read_generation(const char *dir, struct model_config *c, stru
     c->defaults = sampling_params_default();
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/generation_config.json", dir);
-    if (!file_exists(path)) {
+    if (!folder_has(dir, "generation_config.json")) {
         return OK;
     }
     struct json *j;
-    TRY(json_parse_file(path, MAX_CONFIG_BYTES, &j, err));
+    TRY(folder_json(dir, "generation_config.json", MAX_CONFIG_BYTES, &j, err));
     enum status st = model_keys_check_generation(j, err);
     if (st != OK) {
         json_free(j);
@@ -393,6 +397,9 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     }
     TRY(read_activation(j, c, err));
     TRY(family->read(j, c, err));
+    if (json_get_bool(j, "norms_plus_one", false)) {
+        c->norm_offset = 0.0f;
+    }
     TRY(c->layer_types_read ? OK : model_layer_types(j, c, err));
     size_layers(c);
     number_layers(c);
@@ -421,10 +428,8 @@ enum status model_config_load_over(const char *dir, const char *overrides, struc
                                    struct err *err)
 {
     *c = (struct model_config){0};
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/config.json", dir);
     struct json *root;
-    TRY(json_parse_file(path, MAX_CONFIG_BYTES, &root, err));
+    TRY(folder_json(dir, "config.json", MAX_CONFIG_BYTES, &root, err));
     enum status st = json_is(root, JSON_OBJECT)
                          ? model_config_override(root, overrides, err)
                          : err_set(err, ERR_FORMAT, "config.json: not a JSON object");

@@ -18,7 +18,10 @@ static const struct tensor_names qwen3_moe_names = {BASE_NAMES, QKV_NAMES, FFN_N
 static const struct tensor_names gpt_oss_names = {
     BASE_NAMES, QKV_NAMES, .sinks = "self_attn.sinks", .router = "mlp.router",
     .experts_gate_up = "mlp.experts.gate_up_proj", .experts_down = "mlp.experts.down_proj",
-    .experts_form = EXPERTS_ALTERNATE};
+    .experts_form = EXPERTS_ALTERNATE,
+    /* Of GGUF files alone. */
+    .expert_gate = "mlp.experts.%d.gate_proj", .expert_up = "mlp.experts.%d.up_proj",
+    .expert_down = "mlp.experts.%d.down_proj"};
 
 static const struct tensor_names minimax_m2_names = {
     BASE_NAMES, QKV_NAMES, QK_NORM_NAMES, .router = "block_sparse_moe.gate",

@@ -121,9 +121,38 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
     return OK;
 }
 
-/* Biases of stacked experts, as [n_experts] parts of gate rows then up rows, in fp32. */
-static enum status expert_biases(struct loader *l, int32_t layer, float *gate_up, float *down,
-                                 struct weight_part *gate_up_parts, struct weight_part *down_parts)
+/* Elements [first, first + n) of one expert's bias, whose matrix has n_all rows. */
+static enum status expert_bias(struct loader *l, int32_t layer, const char *pattern, int32_t e,
+                               int64_t n_all, int64_t first, int64_t n, float *out)
+{
+    char base[NAME_BYTES], numbered[NAME_BYTES], name[NAME_BYTES];
+    struct weight_part p;
+    part_layer_name(pattern, layer, base);
+    part_numbered_name(base, e, numbered);
+    snprintf(name, sizeof name, "%.240s.bias", numbered);
+    TRY(part_of(l, name, &n_all, 1, &p));
+    weight_part_read(&p, 0, first, n, out);
+    return OK;
+}
+
+/* Biases of single experts, this rank's gate rows then up rows. */
+static enum status single_biases(struct loader *l, int32_t layer, float *gate_up, float *down)
+{
+    const struct model_config *c = l->c;
+    const struct tensor_names *names = c->names;
+    int64_t ffn = c->moe_ffn, n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
+    for (int32_t e = 0; e < c->n_experts; e++) {
+        float *to = gate_up + e * 2 * n;
+        TRY(expert_bias(l, layer, names->expert_gate, e, ffn, first, n, to));
+        TRY(expert_bias(l, layer, names->expert_up, e, ffn, first, n, to + n));
+        TRY(expert_bias(l, layer, names->expert_down, e, c->hidden, 0, c->hidden,
+                        down + e * c->hidden));
+    }
+    return OK;
+}
+
+/* The same of stacked ones, where gate and up alternate. */
+static enum status stacked_biases(struct loader *l, int32_t layer, float *gate_up, float *down)
 {
     const struct model_config *c = l->c;
     int64_t ffn = c->moe_ffn, n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
@@ -144,6 +173,19 @@ static enum status expert_biases(struct loader *l, int32_t layer, float *gate_up
         for (int64_t i = 0; i < hidden; i++) {
             down[e * hidden + i] = weight_part_get(&dn, e, i);
         }
+    }
+    return OK;
+}
+
+/* As [n_experts] parts, in fp32. */
+static enum status expert_biases(struct loader *l, int32_t layer, bool stacked, float *gate_up,
+                                 float *down, struct weight_part *gate_up_parts,
+                                 struct weight_part *down_parts)
+{
+    const int64_t n = l->m->shard.moe_ffn, hidden = l->c->hidden;
+    TRY(stacked ? stacked_biases(l, layer, gate_up, down)
+                : single_biases(l, layer, gate_up, down));
+    for (int64_t e = 0; e < l->c->n_experts; e++) {
         gate_up_parts[e] = weight_part_plain(gate_up + e * 2 * n, DT_F32, 1, 2 * n, 2 * n);
         down_parts[e] = weight_part_plain(down + e * hidden, DT_F32, 1, hidden, hidden);
     }
@@ -161,7 +203,7 @@ static bool experts_are_stacked(const struct loader *l, int32_t layer)
     part_layer_name(names->expert_gate, layer, name);
     part_numbered_name(name, 0, first);
     part_layer_name(names->experts_gate_up, layer, name);
-    return !part_exists(l, first) && part_has(l, name);
+    return !part_exists(l, first) && (part_has(l, name) || part_exists(l, name));
 }
 
 static enum status load_experts(struct loader *l, int32_t layer, struct layer_weights *w)
@@ -185,7 +227,7 @@ static enum status load_experts(struct loader *l, int32_t layer, struct layer_we
         dn_bias = xcalloc(n, sizeof *dn_bias);
         gu_values = xcalloc(n * 2 * (size_t)ffn, sizeof *gu_values);
         dn_values = xcalloc(n * (size_t)c->hidden, sizeof *dn_values);
-        st = expert_biases(l, layer, gu_values, dn_values, gu_bias, dn_bias);
+        st = expert_biases(l, layer, stacked, gu_values, dn_values, gu_bias, dn_bias);
     }
     if (st == OK) {
         struct weight_desc d = {.name = "experts' gate_up",

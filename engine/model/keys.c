@@ -141,6 +141,8 @@ static const struct key config_keys[] = {
     SWITCH("use_mixed_mlp_moe"),
     SWITCH("norm_topk_prob"),
     SWITCH("rope_interleave"),
+    SWITCH("rope_pairs_together"), // of GGUF files alone, as the next one
+    SWITCH("norms_plus_one"),
 };
 
 static const struct key rope_keys[] = {

@@ -256,14 +256,15 @@ enum status part_of(struct loader *l, const char *name, const int64_t *dims, int
         return err_set(l->err, ERR_FORMAT, "%s: there is no tensor %s",
                        checkpoint_where(l->options->checkpoint), full);
     }
-    if (!is_computed_in(t)) {
+    if (!is_computed_in(t) && !t->blocks) {
         return err_set(l->err, ERR_UNSUPPORTED, "%s: tensor %s is %s, which is not supported",
                        t->file, t->name, t->dtype_name);
     }
     if (!has_dims(t, dims, n_dims)) {
         return shape_error(l, t, dims, n_dims);
     }
-    *out = weight_part_plain(t->data, t->dtype, rows, cols, cols);
+    *out = t->blocks ? weight_part_blocks(t->data, t->blocks, rows, cols)
+                     : weight_part_plain(t->data, t->dtype, rows, cols, cols);
     return OK;
 }
 

@@ -2,6 +2,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/gguf/folder.h"
 #include "engine/model/quant_rules.h"
 
 #include <limits.h>
@@ -79,6 +80,9 @@ static enum status open_source(const char *dir, const struct source *s, struct q
 enum status quant_open(const char *dir, struct quant **out, struct err *err)
 {
     *out = NULL;
+    if (folder_is_file(dir)) {
+        return OK; // a GGUF file's tensors say it themselves
+    }
     for (size_t i = 0; i < sizeof sources / sizeof sources[0] && !*out; i++) {
         TRY(open_source(dir, &sources[i], out, err));
     }

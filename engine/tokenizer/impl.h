@@ -214,6 +214,8 @@ struct merge_table {
 struct json_scan;
 /* Reads the list that comes next in the scan, once the vocabulary and the prefix are known. */
 enum status merges_read(struct tokenizer *tok, struct json_scan *scan, struct err *err);
+/* Those of SentencePiece's BPE, from the scores of its pieces by id. */
+enum status merges_of_scores(struct tokenizer *tok, const double *scores, struct err *err);
 
 /* Where the search for a pair begins. */
 static inline const struct merge_slot *merge_table_home(const struct merge_table *t, int32_t left,

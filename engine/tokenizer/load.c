@@ -5,6 +5,7 @@
 #include "engine/base/file.h"
 #include "engine/base/json_scan.h"
 #include "engine/base/mem.h"
+#include "engine/gguf/folder.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -151,11 +152,12 @@ static double read_score(const char *s, size_t n)
     return negative ? -v : v;
 }
 
-/* Unigram: [["piece", log probability], ...]. */
+/* [["piece", log probability], ...]: Unigram's, or SentencePiece's BPE, which needs no trie. */
 static enum status read_vocab_list(struct loader *l)
 {
     struct unigram *u = &l->tok->unigram;
     size_t cap = 0, n_pieces = 0;
+    bool is_bpe = strcmp(l->type, "BPE") == 0;
     enum json_token t;
     if (!trie_init(&u->trie)) {
         return err_set(l->err, ERR_NOMEM, "out of memory");
@@ -167,7 +169,7 @@ static enum status read_vocab_list(struct loader *l)
         size_t n;
         const char *text = text_of(&l->scan, &l->a, &n);
         TRY(put_entry(l, text, n, (int64_t)n_pieces));
-        if (!trie_put(&u->trie, text, n, (int32_t)n_pieces)) {
+        if (!is_bpe && !trie_put(&u->trie, text, n, (int32_t)n_pieces)) {
             return err_set(l->err, ERR_LIMIT, "the vocabulary is too large");
         }
         if (json_scan_next(&l->scan) != JSON_TOKEN_NUMBER) {
@@ -272,6 +274,12 @@ static enum status read_scalar(struct loader *l)
     return OK;
 }
 
+/* SentencePiece's BPE, whose merges follow from its pieces' scores. */
+static bool has_scores(const struct loader *l)
+{
+    return strcmp(l->type, "BPE") == 0 && l->vocab_is_list && !l->has_merges;
+}
+
 /* A field that changes what the merges mean may come after them, so merges that come before the end
  * are remembered and read last. The usual order (merges last) costs nothing. */
 static enum status read_model(struct loader *l)
@@ -305,7 +313,7 @@ static enum status read_model(struct loader *l)
         TRY(read_merges(l));
         l->scan = after;
     }
-    return OK;
+    return has_scores(l) ? merges_of_scores(l->tok, l->tok->unigram.score, l->err) : OK;
 }
 
 static enum status read_top(struct loader *l)
@@ -361,8 +369,8 @@ static enum status model_kind(struct loader *l)
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(l->type, names[i]) == 0) {
             l->tok->model = (enum model_kind)i;
-            bool is_list = l->tok->model == MODEL_UNIGRAM;
-            if (is_list != l->vocab_is_list || (i == MODEL_BPE && !l->has_merges)) {
+            bool is_list = l->tok->model == MODEL_UNIGRAM || has_scores(l);
+            if (is_list != l->vocab_is_list || (i == MODEL_BPE && !l->has_merges && !is_list)) {
                 return err_set(l->err, ERR_FORMAT, "the vocabulary does not fit the model %s",
                                l->type);
             }
@@ -558,8 +566,30 @@ static bool ends_in_json(const char *path)
     return n > 5 && strcmp(path + n - 5, ".json") == 0;
 }
 
+/* What the metadata of a GGUF file say. */
+static enum status load_gguf(const char *path, struct tokenizer **out, struct err *err)
+{
+    char *json, *config = NULL;
+    struct tokenizer_files files = {0};
+    TRY(folder_read(path, "tokenizer.json", MAX_FILE_BYTES, &json, &files.json_bytes, err));
+    enum status st = folder_read(path, "tokenizer_config.json", MAX_FILE_BYTES, &config,
+                                 &files.config_bytes, err);
+    files.json = json;
+    files.config = config;
+    if (st == OK) {
+        st = tokenizer_load_memory(&files, out, err);
+        st = st == OK ? OK : err_prefix(err, st, "%.200s", path);
+    }
+    free(json);
+    free(config);
+    return st;
+}
+
 enum status tokenizer_load(const char *dir_or_file, struct tokenizer **out, struct err *err)
 {
+    if (folder_is_file(dir_or_file)) {
+        return load_gguf(dir_or_file, out, err);
+    }
     char path[4096];
     bool is_file = ends_in_json(dir_or_file);
     if (strlen(dir_or_file) > 4000) {

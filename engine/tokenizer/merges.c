@@ -253,3 +253,61 @@ enum status merges_read(struct tokenizer *tok, struct json_scan *scan, struct er
     free(r);
     return st;
 }
+
+/* ---- from scores ---- */
+
+struct scored {
+    double score;
+    int32_t id;
+};
+
+static int by_score(const void *a, const void *b)
+{
+    const struct scored *x = a, *y = b;
+    if (x->score != y->score) {
+        return x->score > y->score ? -1 : 1;
+    }
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* All pairs of pieces that make this one, between any two of its characters. */
+static bool put_splits(struct tokenizer *tok, int32_t id, uint32_t rank)
+{
+    enum { LONGEST = 1024 }; // chosen: longer ones are markers, which nothing is joined to
+    struct merge_table *table = &tok->bpe.merges.table;
+    size_t n;
+    const char *text = strings_get(&tok->texts, id, &n);
+    bool good = true;
+    if (!text || n > LONGEST || string_table_find(&tok->by_text, text, n) != id) {
+        return true;
+    }
+    for (size_t at = 1; at < n && good; at++) {
+        if (((unsigned char)text[at] & 0xC0) == 0x80) {
+            continue;
+        }
+        int32_t left = string_table_find(&tok->by_text, text, at);
+        int32_t right = left < 0 ? -1 : string_table_find(&tok->by_text, text + at, n - at);
+        good = right < 0 || table_put(table, left, right, rank, id);
+    }
+    return good;
+}
+
+/* Of two pairs the one with the better piece is joined first, and of equals the left one: so pairs
+ * that make the same piece, or pieces of one score, have one rank. */
+enum status merges_of_scores(struct tokenizer *tok, const double *scores, struct err *err)
+{
+    size_t n = (size_t)tok->texts.n_ids;
+    struct scored *order = xcalloc(n + 1, sizeof *order);
+    for (size_t i = 0; i < n; i++) {
+        order[i] = (struct scored){scores[i], (int32_t)i};
+    }
+    qsort(order, n, sizeof *order, by_score);
+    bool good = table_init(&tok->bpe.merges.table, n);
+    uint32_t rank = 0;
+    for (size_t i = 0; i < n && good; i++) {
+        rank += i > 0 && order[i].score != order[i - 1].score;
+        good = put_splits(tok, order[i].id, rank);
+    }
+    free(order);
+    return good ? OK : err_set(err, ERR_NOMEM, "out of memory for the merges");
+}

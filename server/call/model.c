@@ -9,6 +9,7 @@
 #include "engine/base/json_scan.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/gguf/folder.h"
 
 #include <inttypes.h>
 #include <stddef.h>
@@ -19,22 +20,13 @@
 
 enum { TEXT_MAX_BYTES = 64 << 20 };
 
-static char *path_in(const char *dir, const char *name)
-{
-    struct buf b;
-    buf_init(&b, 8192);
-    buf_printf(&b, "%s/%s", dir, name);
-    return b.data;
-}
-
 /* NULL if the file is not there or is too large. */
 static char *read_in(const char *dir, const char *name, size_t *n_bytes)
 {
-    char *path = path_in(dir, name), *text = NULL;
-    if (path && file_exists(path) && file_read(path, TEXT_MAX_BYTES, &text, n_bytes, NULL) != OK) {
+    char *text = NULL;
+    if (folder_has(dir, name) && folder_read(dir, name, TEXT_MAX_BYTES, &text, n_bytes, NULL) != OK) {
         text = NULL;
     }
-    free(path);
     return text;
 }
 
@@ -375,10 +367,7 @@ static void make_tokenizer_info(struct api_model *m, const char *dir)
 
 static bool is_folder(const char *path)
 {
-    char *file = path_in(path, "tokenizer.json");
-    bool there = file && file_exists(file);
-    free(file);
-    return there;
+    return folder_has(path, "tokenizer.json");
 }
 
 static bool has_tokenizer(const char *path)

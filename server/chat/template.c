@@ -4,6 +4,7 @@
 #include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
+#include "engine/gguf/folder.h"
 #include "server/chat/messages.h"
 #include "server/chat/jinja/json.h"
 
@@ -124,10 +125,10 @@ static enum status load_config(struct chat_template *t, const char *dir, const c
     char path[4096];
     struct json *root;
     snprintf(path, sizeof path, "%s/%s", dir, name);
-    if (!file_exists(path)) {
+    if (!folder_has(dir, name)) {
         return OK;
     }
-    TRY(json_parse_file(path, MAX_CONFIG_BYTES, &root, err));
+    TRY(folder_json(dir, name, MAX_CONFIG_BYTES, &root, err));
     take_tokens(t, root);
     enum status st = OK;
     if (with_templates) {

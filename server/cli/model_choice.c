@@ -4,6 +4,7 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/nearest.h"
+#include "engine/gguf/folder.h"
 #include "server/hub/hub.h"
 
 #include <dirent.h>
@@ -122,7 +123,7 @@ static enum status ask(const struct offers *o, const char **model, struct err *e
                           strcmp(o->models[i] + strlen(o->models[i]) - 11, "models/demo") == 0;
         fprintf(stderr, "  %2zu  %s%s\n", i + 1, o->models[i], demo ? " (small, bundled)" : "");
     }
-    fprintf(stderr, "\nA number%s, a folder, or a name such as ORG/NAME, which is downloaded: ",
+    fprintf(stderr, "\nA number%s, a folder or GGUF file, or a name such as ORG/NAME, which is downloaded: ",
             o->n > 0 ? " (Enter: 1)" : "");
     fflush(stderr);
     return read_choice(o, model, err);
@@ -140,7 +141,7 @@ enum status model_choose(struct config *c, bool may_ask, struct err *err)
         st = ask(&o, &c->engine.model, err);
     } else {
         st = err_set(err, ERR_INVALID,
-                     "which model? Give a folder with config.json, or a name such "
+                     "which model? Give a folder with config.json, a GGUF file, or a name such "
                      "as ORG/NAME, which is downloaded; here are%s%.150s%s%.150s",
                      o.n > 0 ? ": " : " none yet", o.n > 0 ? o.models[0] : "", o.n > 1 ? ", " : "",
                      o.n > 1 ? o.models[1] : "");
@@ -209,6 +210,40 @@ static enum status no_folder(const char *model, struct err *err)
                    model);
 }
 
+static bool has_gguf_ending(const char *path)
+{
+    const size_t n = strlen(path);
+    return n > 5 && strcmp(path + n - 5, ".gguf") == 0;
+}
+
+/* Such a path is no name of the hub's. */
+static enum status no_file(const char *model, struct err *err)
+{
+    const char *slash = strrchr(model, '/');
+    char folder[PATH_MAX], meant[NAME_MAX + 1] = "";
+    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - model) : 1, slash ? model : ".");
+    struct nearest nearest = {.typed = slash ? slash + 1 : model};
+    nearest.n_bytes = strlen(nearest.typed);
+    struct dirent **list = NULL;
+    const int n = scandir(folder, &list, NULL, alphasort);
+    for (int i = 0; i < n; i++) {
+        if (has_gguf_ending(list[i]->d_name)) {
+            nearest_try(&nearest, list[i]->d_name);
+        }
+    }
+    const char *word = nearest_word(&nearest);
+    snprintf(meant, sizeof meant, "%s", word ? word : "");
+    for (int i = 0; i < n; i++) {
+        free(list[i]);
+    }
+    free(list);
+    if (*meant) {
+        return err_set(err, ERR_IO, "model '%.150s': there is no such file; did you mean "
+                       "'%.*s%.150s'?", model, slash ? (int)(slash + 1 - model) : 0, model, meant);
+    }
+    return err_set(err, ERR_IO, "model '%.200s': there is no such file", model);
+}
+
 /* What looks like a name may be a misspelt folder. */
 static enum status no_name(const char *model, enum status st, struct err *err)
 {
@@ -243,9 +278,16 @@ enum status model_find(struct config *c, struct err *err)
         }
         return OK;
     }
+    if (folder_is_file(model)) {
+        return OK;
+    }
     if (file_exists(model)) {
         return err_set(err, ERR_INVALID,
-                       "model '%.200s' is a file: give the folder that it lies in", model);
+                       "model '%.200s' is a file, but no GGUF file: give the folder that it lies in",
+                       model);
+    }
+    if (has_gguf_ending(model)) {
+        return no_file(model, err);
     }
     if (!hub_name_read(model, &name)) {
         return no_folder(model, err);

@@ -1,6 +1,7 @@
 #include "server/cli/model_folder.h"
 
 #include "engine/base/file.h"
+#include "engine/gguf/folder.h"
 
 #include <dirent.h>
 #include <limits.h>
@@ -23,7 +24,7 @@ static bool is_model(const char *folder)
     return join(path, sizeof path, folder, "config.json") && file_exists(path);
 }
 
-/* Of the folders in `folder`, the first by name that is a model. */
+/* Of what is in `folder`, the first by name that is a model: a folder, or a GGUF file. */
 static bool find_inside(const char *folder, char *out, size_t n_out)
 {
     struct dirent **list = NULL;
@@ -31,7 +32,7 @@ static bool find_inside(const char *folder, char *out, size_t n_out)
     bool found = false;
     for (int i = 0; i < n; i++) {
         found = found || (list[i]->d_name[0] != '.' && join(out, n_out, folder, list[i]->d_name) &&
-                          is_model(out));
+                          (is_model(out) || folder_is_file(out)));
         free(list[i]);
     }
     free(list);
@@ -41,7 +42,7 @@ static bool find_inside(const char *folder, char *out, size_t n_out)
 enum status model_folder_check(const char *model, struct err *err)
 {
     char inside[PATH_MAX];
-    if (is_model(model)) {
+    if (folder_is_file(model) || is_model(model)) {
         return OK;
     }
     if (find_inside(model, inside, sizeof inside)) {

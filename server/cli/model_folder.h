@@ -6,7 +6,7 @@
 
 #include "engine/base/status.h"
 
-/* A folder with config.json; else a sentence that says what is there instead. */
+/* A folder with config.json, or a GGUF file; else a sentence that says what is there instead. */
 enum status model_folder_check(const char *model, struct err *err);
 
 #endif

@@ -3,6 +3,8 @@
 #include "engine/base/file.h"
 #include "engine/base/hash.h"
 #include "engine/base/json.h"
+#include "engine/gguf/folder.h"
+#include "engine/gguf/split.h"
 #include "server/cli/config_value.h"
 
 #include <dirent.h>
@@ -182,22 +184,25 @@ static void put_hash(struct buf *out, const char *name, uint64_t hash)
 static enum status put_file(struct buf *out, const char *label, const char *dir, const char *name,
                             struct err *err)
 {
-    char path[4300], *data;
+    char *data;
     size_t n;
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    TRY(file_read(path, 1 << 26, &data, &n, err));
+    TRY(folder_read(dir, name, 1 << 26, &data, &n, err));
     put_hash(out, label, hash_bytes(data, n, KEY));
     free(data);
     return OK;
 }
 
-/* The header whole, and 64 samples: fine-tunings of one model differ in nothing else. */
+/* The header whole (of a GGUF file what is as large as headers are), and 64 samples: fine-tunings of
+ * one model differ in nothing else. */
 static uint64_t hash_weights(const struct file_map *m)
 {
-    enum { SAMPLES = 64, SAMPLE_BYTES = 4096 };
+    enum { SAMPLES = 64, SAMPLE_BYTES = 4096, GGUF_HEADER = 16 << 20 };
     uint64_t header = 0, h = m->n_bytes;
     if (m->n_bytes >= 8) {
         memcpy(&header, m->data, 8);
+    }
+    if (m->n_bytes >= 8 && memcmp(m->data, "GGUF", 4) == 0) {
+        header = m->n_bytes - 8 < GGUF_HEADER ? m->n_bytes - 8 : GGUF_HEADER;
     }
     size_t n = header < m->n_bytes - (m->n_bytes < 8 ? m->n_bytes : 8) ? (size_t)header + 8
                                                                          : m->n_bytes;
@@ -241,11 +246,30 @@ static enum status put_weights(struct buf *out, const char *label, const char *d
     return st;
 }
 
+static enum status put_gguf(struct buf *out, const char *label, const char *path, struct err *err)
+{
+    struct split_file *files;
+    size_t n;
+    uint64_t h = 0;
+    enum status st = split_open(path, &files, &n, err);
+    for (size_t i = 0; i < n && st == OK; i++) {
+        h ^= hash_weights(&files[i].map) + i;
+    }
+    split_close(files, n);
+    if (st == OK) {
+        put_hash(out, label, h);
+    }
+    return st;
+}
+
 static enum status put_model(const struct config *c, struct buf *out, const char *config_label,
                              const char *weights_label, const char *dir, struct err *err)
 {
     TRY(put_file(out, config_label, dir, "config.json", err));
     bool dummy = c->engine.load_format && strcmp(c->engine.load_format, "dummy") == 0;
+    if (!dummy && folder_is_file(dir)) {
+        return put_gguf(out, weights_label, dir, err);
+    }
     return dummy ? OK : put_weights(out, weights_label, dir, err);
 }
 

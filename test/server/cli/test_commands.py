@@ -115,7 +115,7 @@ def models(tmp_path):
 @pytest.mark.parametrize("path, words", [
     ("models/qwen-smal", "did you mean '{}/models/qwen-small'?"), 
     ("models", "did you mean '{}/models/qwen-small'?"),
-    ("models/qwen-large", "no config.json there, so it is no model folder"), ("models/weights.gguf", "is a file: give the folder"),
+    ("models/qwen-large", "no config.json there, so it is no model folder"), ("models/weights.gguf", "is a file, but no GGUF file: give the folder"),
     ("", "no config.json there"),
 ])
 def test_a_wrong_path_names_the_nearest_thing_there_is(models, path, words):

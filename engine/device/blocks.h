@@ -1,0 +1,57 @@
+/* Weights that are stored in blocks, numbers and scales together, as GGUF files have them: a row of
+ * a tensor is so many blocks one behind the other. One row of a table per format.
+ *
+ * The number i of a block is
+ *
+ *     (value of its code - zero) * (unit * steps) + offset_unit * offset_steps
+ *
+ * in fp32, the scale being that of the i / shared-th part of the block. Products of units and steps
+ * are exact: a float of 16 bits by a whole number of eight.
+ * Thread: any; constant data. Compiles as C11 and C++17. */
+#ifndef SLUICE_ENGINE_DEVICE_BLOCKS_H
+#define SLUICE_ENGINE_DEVICE_BLOCKS_H
+
+#include "engine/device/dtype.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MAX_BLOCK_NUMBERS = 256 };
+
+/* A part's scale, in two steps where the block has them: else steps are 1. */
+struct block_scale {
+    float unit, offset_unit; // offset_unit is 0 where there is no offset
+    int32_t steps, offset_steps;
+};
+
+struct block_format {
+    const char *name; // as GGUF has it
+    enum dtype code;  // of the numbers
+    int32_t n, n_bytes;
+    int32_t shared; // numbers that share a scale
+    int32_t zero;
+    bool has_offset, has_steps;
+    enum dtype unit; // F16 or E8M0: what holds a unit exactly
+    /* The codes of a whole block, at any address, a byte each. */
+    void (*codes)(const unsigned char *block, uint8_t *out);
+    struct block_scale (*scale)(const unsigned char *block, int32_t part);
+};
+
+const struct block_format *block_format_find(const char *name); // NULL if there is none
+void block_format_list(char *out, size_t n_bytes);              // their names, for messages
+
+static inline float block_scale_value(struct block_scale s)
+{
+    return s.unit * (float)s.steps;
+}
+
+static inline float block_offset_value(struct block_scale s)
+{
+    return s.offset_unit * (float)s.offset_steps;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,96 @@
+/* A GGUF file (version 2 or 3), or all files of one that was split: keys with values, and tensors.
+ * Every count, length and offset is checked when it is opened; names, values and tensors point into
+ * the maps and live until gguf_close.
+ * Thread: open and close one owner; lookups any. */
+#ifndef SLUICE_ENGINE_GGUF_GGUF_H
+#define SLUICE_ENGINE_GGUF_GGUF_H
+
+#include "engine/base/file.h"
+#include "engine/base/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum gguf_type {
+    GGUF_U8,
+    GGUF_I8,
+    GGUF_U16,
+    GGUF_I16,
+    GGUF_U32,
+    GGUF_I32,
+    GGUF_F32,
+    GGUF_BOOL,
+    GGUF_STRING,
+    GGUF_ARRAY,
+    GGUF_U64,
+    GGUF_I64,
+    GGUF_F64,
+};
+
+/* One value, or a list of `n` of a type that is not ARRAY. */
+struct gguf_value {
+    bool is_list;
+    enum gguf_type type; // of it, or of each
+    size_t n, n_bytes;
+    const unsigned char *data; // at any address; strings have their length in front
+};
+
+enum { GGUF_MAX_DIMS = 4 };
+
+struct gguf_tensor {
+    const char *name;      // with a NUL behind it
+    const char *file;      // for messages
+    const char *type_name; // "Q4_K"
+    int32_t n_dims;
+    int64_t dims[GGUF_MAX_DIMS]; // as in Hugging Face's files: the last one lies together
+    const unsigned char *data;
+    size_t n_bytes;
+};
+
+struct gguf;
+
+/* Whether the path is a file that begins as these do. */
+bool gguf_is(const char *path);
+
+/* Of a split (…-00001-of-00005.gguf) the first file is named, and all are opened. */
+enum status gguf_open(const char *path, struct gguf **out, struct err *err);
+/* The same of one file's bytes, which must outlive it; `name` is for messages. */
+enum status gguf_open_memory(const void *data, size_t n_bytes, const char *name, struct gguf **out,
+                             struct err *err);
+void gguf_close(struct gguf *g); // accepts NULL
+
+const char *gguf_path(const struct gguf *g); // as it was opened
+
+/* NULL if there is none. */
+const struct gguf_value *gguf_get(const struct gguf *g, const char *key);
+
+/* False: absent, or of another type. An integer of any width; a number of any type. */
+bool gguf_get_int(const struct gguf *g, const char *key, int64_t *out);
+bool gguf_get_number(const struct gguf *g, const char *key, double *out);
+bool gguf_get_bool(const struct gguf *g, const char *key, bool *out);
+bool gguf_get_string(const struct gguf *g, const char *key, const char **text, size_t *n_bytes);
+
+/* Items of a list, one behind the other. A walk of a NULL value ends at once, and so does one at an
+ * item of another type than is asked for. */
+struct gguf_walk {
+    const struct gguf_value *v;
+    const unsigned char *at;
+    size_t i;
+};
+struct gguf_walk gguf_walk(const struct gguf_value *list);
+bool gguf_next_string(struct gguf_walk *w, const char **text, size_t *n_bytes);
+bool gguf_next_number(struct gguf_walk *w, double *out);
+
+/* Its architecture, or an error: "llama". */
+enum { GGUF_ARCH_BYTES = 32 };
+enum status gguf_architecture(const struct gguf *g, char out[GGUF_ARCH_BYTES], struct err *err);
+
+size_t gguf_n_tensors(const struct gguf *g);
+const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);
+const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *name); // by a scan
+
+size_t gguf_n_files(const struct gguf *g);
+const char *gguf_file(const struct gguf *g, size_t i, struct file_map *map); // its path
+
+#endif

@@ -1,0 +1,129 @@
+/* How byte-level vocabularies have their text cut, by the names that llama.cpp's converter gives to
+ * the tokenizers that it knows. What each name stands for is the pre-tokenizer of that model's
+ * tokenizer.json. To add one: a row. */
+#include "engine/gguf/make.h"
+
+#include <string.h>
+
+#define SHORT_FORMS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define BEHIND_WORDS "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define WORDS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
+#define BY_THREE SHORT_FORMS WORDS "|\\p{N}{1,3}" BEHIND_WORDS
+#define BY_ONE SHORT_FORMS WORDS "|\\p{N}" BEHIND_WORDS
+#define WITH_MARKS                                                                                 \
+    SHORT_FORMS "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"                                    \
+                "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define LARGE "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define SMALL "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define BEHIND_CASES "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define O200K                                                                                      \
+    LARGE "*" SMALL "+" SHORT_FORMS "?|" LARGE "+" SMALL "*" SHORT_FORMS "?|\\p{N}{1,3}" BEHIND_CASES
+#define TEKKEN LARGE "*" SMALL "+|" LARGE "+" SMALL "*|\\p{N}" BEHIND_CASES
+#define GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define DEEPSEEK                                                                                   \
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+" \
+    "| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define CJK "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+#define CJK_AND_HANGUL "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+#define SEED                                                                                       \
+    SHORT_FORMS WORDS "|\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\\r\\n]+|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define BAILING                                                                                    \
+    "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*"   \
+    "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
+
+enum { MAX_SPLITS = 5 };
+
+/* Cut by each pattern in turn; then digits one by one; then, with `words`, by GPT-2's pattern. */
+struct gguf_pre {
+    const char *names; // between spaces
+    const char *splits[MAX_SPLITS];
+    bool digits, words;
+    bool nfc, ignore_merges, adds_bos;
+};
+
+static const struct gguf_pre rows[] = {
+    {" llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 ", .splits = {BY_THREE},
+     .ignore_merges = true, .adds_bos = true},
+    {" dbrx smaug-bpe glm4 chatglm-bpe ", .splits = {BY_THREE}},
+    {" qwen2 megrez kormo ", .splits = {BY_ONE}, .nfc = true},
+    {" deepseek-r1-qwen stablelm2 hunyuan solar-open grok-2 ", .splits = {BY_ONE}},
+    {" qwen35 ", .splits = {WITH_MARKS}, .nfc = true},
+    {" gpt-4o llama4 kanana2 ", .splits = {O200K}, .ignore_merges = true},
+    {" tekken ", .splits = {TEKKEN}, .ignore_merges = true, .adds_bos = true},
+    {" gpt-2 phi-2 jais mellum gigachat modern-bert a.x-4.0 exaone4 trillion granite-docling ",
+     .words = true},
+    {" olmo mpt ", .words = true, .nfc = true},
+    {" starcoder refact smollm codeshell exaone minerva-7b mellum2 ", .digits = true,
+     .words = true},
+    {" command-r ", .digits = true, .words = true, .nfc = true},
+    {" deepseek-v3 hunyuan-dense joyai-llm ", .splits = {"\\p{N}{1,3}", CJK, DEEPSEEK}},
+    {" deepseek-coder ", .splits = {"[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", CJK_AND_HANGUL},
+     .digits = true},
+    {" seed-coder ", .splits = {SEED}},
+    {" bailingmoe bailingmoe2 llada-moe ", .splits = {BAILING}},
+    /* What files without a name mean to llama.cpp. */
+    {" default ", .splits = {"[\\p{P}\\$\\+<=>\\^~\\|]+", GPT2, "\\p{N}+", "[0-9][0-9][0-9]"}},
+};
+
+enum { N_ROWS = sizeof rows / sizeof rows[0] };
+
+static bool has_name(const struct gguf_pre *p, const char *name, size_t n)
+{
+    for (const char *at = p->names; (at = strchr(at, ' ')) && at[1]; at++) {
+        if (strncmp(at + 1, name, n) == 0 && at[1 + n] == ' ') {
+            return true;
+        }
+    }
+    return false;
+}
+
+enum status gguf_find_pre(const char *name, size_t n_bytes, const struct gguf_pre **out,
+                          struct err *err)
+{
+    if (!name) {
+        name = "default";
+        n_bytes = strlen(name);
+    }
+    bool word = n_bytes > 0 && n_bytes < 64 && !memchr(name, ' ', n_bytes) &&
+                !memchr(name, 0, n_bytes);
+    for (size_t i = 0; word && i < N_ROWS; i++) {
+        if (has_name(&rows[i], name, n_bytes)) {
+            *out = &rows[i];
+            return OK;
+        }
+    }
+    return err_set(err, ERR_UNSUPPORTED, "tokenizer.ggml.pre: the pre-tokenizer '%.*s' is not known",
+                   (int)(n_bytes < 64 ? n_bytes : 64), name);
+}
+
+static void put_byte_level(struct buf *out, bool with_words)
+{
+    buf_printf(out, "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
+               "\"use_regex\":%s}", with_words ? "true" : "false");
+}
+
+void gguf_put_pre(const struct gguf_pre *p, struct buf *out)
+{
+    buf_puts(out, p->nfc ? "\"normalizer\":{\"type\":\"NFC\"}," : "\"normalizer\":null,");
+    buf_puts(out, "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[");
+    for (size_t i = 0; i < MAX_SPLITS && p->splits[i]; i++) {
+        buf_puts(out, "{\"type\":\"Split\",\"pattern\":{\"Regex\":");
+        buf_put_json(out, p->splits[i], strlen(p->splits[i]));
+        buf_puts(out, "},\"behavior\":\"Isolated\",\"invert\":false},");
+    }
+    if (p->digits) {
+        buf_puts(out, "{\"type\":\"Digits\",\"individual_digits\":true},");
+    }
+    put_byte_level(out, p->words);
+    buf_puts(out, "]},");
+}
+
+bool gguf_pre_ignores_merges(const struct gguf_pre *p)
+{
+    return p->ignore_merges;
+}
+
+bool gguf_pre_adds_bos(const struct gguf_pre *p)
+{
+    return p->adds_bos;
+}

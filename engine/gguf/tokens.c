@@ -1,0 +1,356 @@
+/* tokenizer.json and tokenizer_config.json. */
+#include "engine/gguf/make.h"
+
+#include "engine/base/mem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KEY(name) "tokenizer.ggml." name
+#define SPACE "\xE2\x96\x81" // what stands for a space in SentencePiece's vocabularies
+
+/* ---- the vocabulary ----------------------------------------------------------------------- */
+
+/* Lists beside the tokens' may be absent, but not of another length. */
+static enum status beside(const struct gguf *g, const char *key, size_t n, const char *what,
+                          struct gguf_walk *out, struct err *err)
+{
+    const struct gguf_value *v = gguf_get(g, key);
+    if (v && (!v->is_list || v->n != n || v->type == GGUF_STRING)) {
+        return err_set(err, ERR_FORMAT, "%s is no list of a %s for each of the %zu tokens", key,
+                       what, n);
+    }
+    *out = gguf_walk(v);
+    return OK;
+}
+
+static enum status fill(struct gguf_vocab *v, struct gguf_walk texts, struct gguf_walk kinds,
+                        struct gguf_walk scores, struct err *err)
+{
+    for (size_t i = 0; i < v->n; i++) {
+        struct gguf_token *t = &v->tokens[i];
+        double kind = TOKEN_NORMAL;
+        gguf_next_string(&texts, &t->text, &t->n_bytes);
+        gguf_next_number(&kinds, &kind);
+        gguf_next_number(&scores, &t->score);
+        if (!(kind >= 0 && kind <= TOKEN_BYTE) || !isfinite(t->score)) {
+            return err_set(err, ERR_FORMAT, "token %zu has no possible type or score", i);
+        }
+        t->kind = (enum gguf_token_kind)kind;
+        if (gguf_ends_turn(t)) {
+            t->kind = TOKEN_CONTROL; // some files forget it
+        }
+    }
+    return OK;
+}
+
+enum status gguf_vocab_open(const struct gguf *g, struct gguf_vocab *out, struct err *err)
+{
+    enum { MAX_TOKENS = 1 << 24 };
+    const struct gguf_value *texts = gguf_get(g, KEY("tokens"));
+    struct gguf_walk kinds, scores;
+    *out = (struct gguf_vocab){0};
+    if (!texts || !texts->is_list || texts->type != GGUF_STRING || texts->n < 1 ||
+        texts->n > MAX_TOKENS) {
+        return err_set(err, ERR_FORMAT, "there is no list " KEY("tokens") ": the file has no "
+                       "vocabulary");
+    }
+    TRY(beside(g, KEY("token_type"), texts->n, "type", &kinds, err));
+    TRY(beside(g, KEY("scores"), texts->n, "score", &scores, err));
+    out->n = texts->n;
+    out->has_scores = scores.v != NULL;
+    out->tokens = xcalloc(out->n, sizeof *out->tokens);
+    enum status st = fill(out, gguf_walk(texts), kinds, scores, err);
+    if (st != OK) {
+        gguf_vocab_close(out);
+    }
+    return st;
+}
+
+void gguf_vocab_close(struct gguf_vocab *v)
+{
+    free(v->tokens);
+    *v = (struct gguf_vocab){0};
+}
+
+/* ---- what ends a text --------------------------------------------------------------------- */
+
+static bool is_text(const struct gguf_token *t, const char *text)
+{
+    return t->n_bytes == strlen(text) && memcmp(t->text, text, t->n_bytes) == 0;
+}
+
+/* Markers of chat templates that end a turn. Files name one or two of them by keys, and models
+ * write the others, too. */
+bool gguf_ends_turn(const struct gguf_token *t)
+{
+    static const char *const texts[] = {
+        "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>",
+        "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|end_of_sentence|>", "<EOT>",
+        "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>",
+        "<\uff5cend" SPACE "of" SPACE "sentence\uff5c>"};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        if (is_text(t, texts[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static size_t add_id(int64_t *ids, size_t n, size_t max, int64_t id)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (ids[i] == id) {
+            return n;
+        }
+    }
+    if (n < max) {
+        ids[n++] = id;
+    }
+    return n;
+}
+
+/* GPT-OSS's <|end|> stands between the parts of one answer. */
+static bool ends_parts_alone(const struct gguf_vocab *v)
+{
+    bool found = false;
+    for (size_t i = 0; i < v->n; i++) {
+        found = found || is_text(&v->tokens[i], "<|return|>");
+    }
+    return found;
+}
+
+size_t gguf_end_ids(const struct gguf *g, const struct gguf_vocab *v, int64_t *out, size_t max)
+{
+    static const char *const keys[] = {KEY("eos_token_id"), KEY("eot_token_id"),
+                                       KEY("eom_token_id")};
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        int64_t id;
+        if (gguf_get_int(g, keys[i], &id) && id >= 0 && id < (int64_t)v->n) {
+            n = add_id(out, n, max, id);
+        }
+    }
+    bool parts = ends_parts_alone(v);
+    for (size_t i = 0; i < v->n; i++) {
+        const struct gguf_token *t = &v->tokens[i];
+        if (gguf_ends_turn(t) && !(parts && is_text(t, "<|end|>"))) {
+            n = add_id(out, n, max, (int64_t)i);
+        }
+    }
+    return n;
+}
+
+/* ---- tokenizer.json ----------------------------------------------------------------------- */
+
+/* Tokens that are found in a text before it is cut. Templates write control tokens, and nobody
+ * else may. Phi-3's swallow the white space behind them. */
+static void put_added(const struct gguf *g, const struct gguf_vocab *v, struct buf *out)
+{
+    char arch[GGUF_ARCH_BYTES];
+    bool first = true;
+    bool phi3 = gguf_architecture(g, arch, NULL) == OK && strcmp(arch, "phi3") == 0 && v->has_scores;
+    buf_puts(out, "\"added_tokens\":[");
+    for (size_t i = 0; i < v->n; i++) {
+        const struct gguf_token *t = &v->tokens[i];
+        bool special = t->kind == TOKEN_CONTROL || t->kind == TOKEN_UNKNOWN;
+        if ((!special && t->kind != TOKEN_USER_DEFINED) || t->n_bytes == 0) {
+            continue;
+        }
+        bool swallows = phi3 && !is_text(t, "<unk>") && !is_text(t, "<s>") &&
+                        !is_text(t, "<|endoftext|>");
+        buf_printf(out, "%s{\"id\":%zu,\"content\":", first ? "" : ",", i);
+        buf_put_json(out, t->text, t->n_bytes);
+        buf_printf(out, ",\"single_word\":false,\"lstrip\":false,\"rstrip\":%s,\"normalized\":false,"
+                   "\"special\":%s}", swallows ? "true" : "false", special ? "true" : "false");
+        first = false;
+    }
+    buf_puts(out, "],");
+}
+
+static void put_token(struct buf *out, const struct gguf_token *t, size_t id)
+{
+    char none[32];
+    if (t->n_bytes == 0) { // a place that nothing is spelled as
+        snprintf(none, sizeof none, "[EMPTY_%zu]", id);
+        buf_put_json(out, none, strlen(none));
+        return;
+    }
+    buf_put_json(out, t->text, t->n_bytes);
+}
+
+/* Byte-level BPE. */
+static enum status put_gpt2(const struct gguf *g, const struct gguf_vocab *v, struct buf *out,
+                            struct err *err)
+{
+    const char *name = NULL, *text;
+    size_t n = 0;
+    const struct gguf_pre *pre = NULL;
+    const struct gguf_value *merges = gguf_get(g, KEY("merges"));
+    gguf_get_string(g, KEY("pre"), &name, &n);
+    TRY(gguf_find_pre(name, n, &pre, err));
+    if (!merges || !merges->is_list || merges->type != GGUF_STRING) {
+        return err_set(err, ERR_FORMAT, "there is no list " KEY("merges"));
+    }
+    gguf_put_pre(pre, out);
+    buf_puts(out, "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",");
+    buf_printf(out, "\"ignore_merges\":%s,\"vocab\":{",
+               gguf_pre_ignores_merges(pre) ? "true" : "false");
+    for (size_t i = 0; i < v->n; i++) {
+        buf_puts(out, i > 0 ? "," : "");
+        put_token(out, &v->tokens[i], i);
+        buf_printf(out, ":%zu", i);
+    }
+    buf_puts(out, "},\"merges\":[");
+    struct gguf_walk w = gguf_walk(merges);
+    for (bool first = true; gguf_next_string(&w, &text, &n); first = false) {
+        buf_puts(out, first ? "" : ",");
+        buf_put_json(out, text, n);
+    }
+    buf_puts(out, "]}");
+    return OK;
+}
+
+/* SentencePiece's BPE: which pieces are joined is told by their scores. */
+static enum status put_llama(const struct gguf *g, const struct gguf_vocab *v, struct buf *out,
+                             struct err *err)
+{
+    bool prefix = true;
+    int64_t unknown = 0;
+    if (!v->has_scores) {
+        return err_set(err, ERR_FORMAT, "there is no list " KEY("scores"));
+    }
+    gguf_get_bool(g, KEY("add_space_prefix"), &prefix);
+    gguf_get_int(g, KEY("unknown_token_id"), &unknown);
+    buf_puts(out, "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
+    buf_puts(out, prefix ? "{\"type\":\"Prepend\",\"prepend\":\"" SPACE "\"}," : "");
+    buf_puts(out, "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"" SPACE "\"}]},"
+             "\"pre_tokenizer\":null,\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
+             "{\"type\":\"Replace\",\"pattern\":{\"String\":\"" SPACE "\"},\"content\":\" \"},"
+             "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}");
+    buf_puts(out, prefix ? ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}" : "");
+    buf_puts(out, "]},\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true,");
+    if (unknown >= 0 && unknown < (int64_t)v->n) {
+        buf_puts(out, "\"unk_token\":");
+        put_token(out, &v->tokens[unknown], (size_t)unknown);
+        buf_putc(out, ',');
+    }
+    buf_puts(out, "\"vocab\":[");
+    for (size_t i = 0; i < v->n; i++) {
+        buf_puts(out, i > 0 ? ",[" : "[");
+        put_token(out, &v->tokens[i], i);
+        buf_putc(out, ',');
+        buf_put_double(out, v->tokens[i].score);
+        buf_putc(out, ']');
+    }
+    buf_puts(out, "]}");
+    return OK;
+}
+
+static const struct model_row {
+    const char *name;
+    enum status (*put)(const struct gguf *g, const struct gguf_vocab *v, struct buf *out,
+                       struct err *err);
+} models[] = {{"gpt2", put_gpt2}, {"llama", put_llama}};
+
+static enum status find_model(const struct gguf *g, const struct model_row **out, struct err *err)
+{
+    const char *name = "(none)";
+    size_t n = strlen(name);
+    gguf_get_string(g, KEY("model"), &name, &n);
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        if (n == strlen(models[i].name) && memcmp(models[i].name, name, n) == 0) {
+            *out = &models[i];
+            return OK;
+        }
+    }
+    return err_set(err, ERR_UNSUPPORTED, KEY("model") ": the tokenizer '%.*s' is not supported, but "
+                   "gpt2 (byte-level BPE) and llama (SentencePiece) are",
+                   (int)(n < 40 ? n : 40), name);
+}
+
+enum status gguf_make_tokenizer(const struct gguf *g, struct buf *out, struct err *err)
+{
+    const struct model_row *model = NULL;
+    struct gguf_vocab v;
+    TRY(find_model(g, &model, err));
+    TRY(gguf_vocab_open(g, &v, err));
+    buf_puts(out, "{\"version\":\"1.0\",");
+    put_added(g, &v, out);
+    enum status st = model->put(g, &v, out, err);
+    buf_putc(out, '}');
+    gguf_vocab_close(&v);
+    return st;
+}
+
+/* ---- tokenizer_config.json ---------------------------------------------------------------- */
+
+/* False: there is no such token. */
+static bool put_named(const struct gguf *g, const struct gguf_vocab *v, const char *name,
+                      const char *key, int64_t otherwise, struct buf *out)
+{
+    int64_t id = otherwise;
+    gguf_get_int(g, key, &id);
+    bool found = id >= 0 && id < (int64_t)v->n && v->tokens[id].n_bytes > 0;
+    if (found) {
+        buf_printf(out, "\"%s\":", name);
+        buf_put_json(out, v->tokens[id].text, v->tokens[id].n_bytes);
+        buf_putc(out, ',');
+    }
+    return found;
+}
+
+static bool adds_bos(const struct gguf *g, bool is_llama)
+{
+    const char *name = NULL;
+    size_t n = 0;
+    const struct gguf_pre *pre = NULL;
+    gguf_get_string(g, KEY("pre"), &name, &n);
+    bool adds = is_llama || (gguf_find_pre(name, n, &pre, NULL) == OK && gguf_pre_adds_bos(pre));
+    gguf_get_bool(g, KEY("add_bos_token"), &adds);
+    return adds;
+}
+
+/* Alone, or as a list where there is one for requests with tools. */
+static void put_templates(const struct gguf *g, struct buf *out)
+{
+    const char *text, *tools;
+    size_t n, n_tools;
+    if (!gguf_get_string(g, "tokenizer.chat_template", &text, &n)) {
+        return;
+    }
+    buf_puts(out, ",\"chat_template\":");
+    if (!gguf_get_string(g, "tokenizer.chat_template.tool_use", &tools, &n_tools)) {
+        buf_put_json(out, text, n);
+        return;
+    }
+    buf_puts(out, "[{\"name\":\"default\",\"template\":");
+    buf_put_json(out, text, n);
+    buf_puts(out, "},{\"name\":\"tool_use\",\"template\":");
+    buf_put_json(out, tools, n_tools);
+    buf_puts(out, "}]");
+}
+
+enum status gguf_make_tokenizer_config(const struct gguf *g, struct buf *out, struct err *err)
+{
+    const struct model_row *model = NULL;
+    struct gguf_vocab v;
+    bool eos = false;
+    TRY(find_model(g, &model, err));
+    TRY(gguf_vocab_open(g, &v, err));
+    bool is_llama = model->put == put_llama;
+    buf_putc(out, '{');
+    bool has_bos = put_named(g, &v, "bos_token", KEY("bos_token_id"), is_llama ? 1 : -1, out);
+    put_named(g, &v, "eos_token", KEY("eos_token_id"), is_llama ? 2 : -1, out);
+    put_named(g, &v, "unk_token", KEY("unknown_token_id"), is_llama ? 0 : -1, out);
+    put_named(g, &v, "pad_token", KEY("padding_token_id"), -1, out);
+    gguf_get_bool(g, KEY("add_eos_token"), &eos);
+    buf_printf(out, "\"add_bos_token\":%s,\"add_eos_token\":%s",
+               has_bos && adds_bos(g, is_llama) ? "true" : "false", eos ? "true" : "false");
+    put_templates(g, out);
+    buf_putc(out, '}');
+    gguf_vocab_close(&v);
+    return OK;
+}

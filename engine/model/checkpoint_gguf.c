@@ -1,0 +1,230 @@
+#include "engine/model/checkpoint_gguf.h"
+
+#include "engine/base/mem.h"
+#include "engine/gguf/make.h"
+#include "engine/model/config.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_NAME = 256 };
+
+/* ---- names -------------------------------------------------------------------------------- */
+
+/* How a tensor is taken: under its new name and what follows it (".weight"); without that; as one
+ * row; or cut into one for each expert. */
+enum taken_as { AS_IT_IS, BARE, ONE_ROW, EXPERTS };
+
+#define NAME(member) offsetof(struct tensor_names, member)
+
+/* What each tensor is to a family (struct tensor_names); the first that the family has counts. */
+static const struct role {
+    const char *name;
+    size_t member;
+    enum taken_as as;
+} roles[] = {
+    {"token_embd", NAME(embed), AS_IT_IS},
+    {"output_norm", NAME(final_norm), AS_IT_IS},
+    {"output", NAME(head), AS_IT_IS},
+    {"blk.attn_norm", NAME(attn_norm), AS_IT_IS},
+    {"blk.post_attention_norm", NAME(attn_post_norm), AS_IT_IS},
+    {"blk.post_attention_norm", NAME(ffn_norm), AS_IT_IS},
+    {"blk.ffn_norm", NAME(ffn_norm), AS_IT_IS},
+    {"blk.post_ffw_norm", NAME(ffn_post_norm), AS_IT_IS},
+    {"blk.attn_q", NAME(q), AS_IT_IS},
+    {"blk.attn_k", NAME(k), AS_IT_IS},
+    {"blk.attn_v", NAME(v), AS_IT_IS},
+    {"blk.attn_qkv", NAME(qkv), AS_IT_IS},
+    {"blk.attn_output", NAME(o), AS_IT_IS},
+    {"blk.attn_q_norm", NAME(q_norm), AS_IT_IS},
+    {"blk.attn_k_norm", NAME(k_norm), AS_IT_IS},
+    {"blk.attn_sinks", NAME(sinks), BARE},
+    {"blk.attn_q_a", NAME(q_a), AS_IT_IS},
+    {"blk.attn_q_a_norm", NAME(q_a_norm), AS_IT_IS},
+    {"blk.attn_q_b", NAME(q_b), AS_IT_IS},
+    {"blk.attn_kv_a_mqa", NAME(kv_a), AS_IT_IS},
+    {"blk.attn_kv_a_norm", NAME(kv_a_norm), AS_IT_IS},
+    {"blk.attn_kv_b", NAME(kv_b), AS_IT_IS},
+    {"blk.ffn_gate", NAME(gate), AS_IT_IS},
+    {"blk.ffn_up", NAME(up), AS_IT_IS},
+    {"blk.ffn_up", NAME(gate_up), AS_IT_IS},
+    {"blk.ffn_down", NAME(down), AS_IT_IS},
+    {"blk.ffn_gate_inp", NAME(router), AS_IT_IS},
+    {"blk.exp_probs_b", NAME(correction), BARE},
+    {"blk.ffn_gate_exps", NAME(expert_gate), EXPERTS},
+    {"blk.ffn_up_exps", NAME(expert_up), EXPERTS},
+    {"blk.ffn_down_exps", NAME(expert_down), EXPERTS},
+    {"blk.ffn_gate_shexp", NAME(shared_gate), AS_IT_IS},
+    {"blk.ffn_up_shexp", NAME(shared_up), AS_IT_IS},
+    {"blk.ffn_down_shexp", NAME(shared_down), AS_IT_IS},
+    {"blk.ffn_gate_inp_shexp", NAME(shared_router), ONE_ROW},
+};
+
+/* Divisors of frequencies, which the config has taken up, and what older files store besides. */
+static bool is_about_positions(const char *name)
+{
+    return strncmp(name, "rope_", 5) == 0 || strstr(name, ".attn_rot_embd") != NULL;
+}
+
+/* A name in its parts: "blk.12.attn_q.weight" is "blk.attn_q", 12 and ".weight". */
+struct parsed {
+    char base[MAX_NAME];
+    int32_t layer; // -1: of no layer
+    const char *suffix;
+};
+
+static bool parse(const char *name, struct parsed *out)
+{
+    const char *rest = name, *dot;
+    out->layer = -1;
+    if (strncmp(name, "blk.", 4) == 0) {
+        char *end;
+        long layer = strtol(name + 4, &end, 10);
+        if (end == name + 4 || *end != '.' || layer < 0 || layer >= MAX_LAYERS) {
+            return false;
+        }
+        out->layer = (int32_t)layer;
+        rest = end + 1;
+    }
+    dot = strrchr(rest, '.');
+    if (!dot || (strcmp(dot, ".weight") != 0 && strcmp(dot, ".bias") != 0)) {
+        return false;
+    }
+    out->suffix = dot;
+    snprintf(out->base, sizeof out->base, "%s%.*s", out->layer < 0 ? "" : "blk.",
+             (int)(dot - rest), rest);
+    return true;
+}
+
+static const struct role *find_role(const struct parsed *p, const struct tensor_names *names,
+                                    const char **theirs)
+{
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++) {
+        const char *name;
+        memcpy(&name, (const char *)names + roles[i].member, sizeof name);
+        if (name && strcmp(roles[i].name, p->base) == 0) {
+            *theirs = name;
+            return &roles[i];
+        }
+    }
+    return NULL;
+}
+
+/* ---- tensors ------------------------------------------------------------------------------ */
+
+struct list {
+    struct checkpoint_tensor *v;
+    size_t n, cap;
+};
+
+static void put(struct list *list, const struct checkpoint_tensor *t, const char *name)
+{
+    if (list->n == list->cap) {
+        list->cap = list->cap ? 2 * list->cap : 256;
+        list->v = xrealloc(list->v, list->cap * sizeof *list->v);
+    }
+    list->v[list->n] = *t;
+    list->v[list->n++].name = xstrdup(name);
+}
+
+static struct checkpoint_tensor describe(const struct gguf_tensor *g)
+{
+    static const struct {
+        const char *name;
+        enum dtype dtype;
+    } plain[] = {{"F32", DT_F32}, {"F16", DT_F16}, {"BF16", DT_BF16}};
+    struct checkpoint_tensor t = {.file = g->file, .n_dims = g->n_dims, .data = g->data,
+                                  .n_bytes = g->n_bytes, .dtype = DT_U8};
+    snprintf(t.dtype_name, sizeof t.dtype_name, "%s", g->type_name);
+    memcpy(t.dims, g->dims, sizeof g->dims);
+    t.blocks = block_format_find(g->type_name);
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
+        if (strcmp(plain[i].name, g->type_name) == 0) {
+            t.dtype = plain[i].dtype;
+            t.dtype_known = true;
+        }
+    }
+    return t;
+}
+
+/* "model.layers.12." before names of layers. */
+static void full_name(char out[MAX_NAME], const struct parsed *p, const char *base,
+                      const char *suffix)
+{
+    if (p->layer < 0) {
+        snprintf(out, MAX_NAME, "%.200s%s", base, suffix);
+    } else {
+        snprintf(out, MAX_NAME, "model.layers.%d.%.200s%s", p->layer, base, suffix);
+    }
+}
+
+/* All experts lie one behind the other; `base` has a "%d" for which of them. */
+static void put_experts(struct list *list, struct checkpoint_tensor t, const struct parsed *p,
+                        const char *base)
+{
+    int64_t n = t.dims[0];
+    const char *mark = strstr(base, "%d");
+    memmove(t.dims, t.dims + 1, (size_t)(t.n_dims - 1) * sizeof *t.dims);
+    t.n_dims--;
+    t.n_bytes /= (size_t)n;
+    for (int64_t e = 0; e < n; e++, t.data += t.n_bytes) {
+        char numbered[MAX_NAME], name[MAX_NAME];
+        snprintf(numbered, sizeof numbered, "%.*s%lld%s", (int)(mark - base), base, (long long)e,
+                 mark + 2);
+        full_name(name, p, numbered, p->suffix);
+        put(list, &t, name);
+    }
+}
+
+static enum status take(struct list *list, const struct gguf_tensor *g,
+                        const struct tensor_names *names, const char *arch, struct err *err)
+{
+    struct parsed p;
+    const char *base = NULL;
+    const struct role *role = parse(g->name, &p) ? find_role(&p, names, &base) : NULL;
+    if (!role && is_about_positions(g->name)) {
+        return OK;
+    }
+    if (!role || (role->as == EXPERTS && (g->n_dims < 2 || g->dims[0] > MAX_EXPERTS))) {
+        return err_set(err, ERR_UNSUPPORTED, "%.200s: tensor %.100s is no part of %s as it is known "
+                       "here", g->file, g->name, arch);
+    }
+    struct checkpoint_tensor t = describe(g);
+    char name[MAX_NAME];
+    if (role->as == EXPERTS) {
+        put_experts(list, t, &p, base);
+        return OK;
+    }
+    if (role->as == ONE_ROW && t.n_dims == 1) {
+        t.n_dims = 2;
+        t.dims[1] = t.dims[0];
+        t.dims[0] = 1;
+    }
+    full_name(name, &p, base, role->as == BARE ? "" : p.suffix);
+    put(list, &t, name);
+    return OK;
+}
+
+enum status checkpoint_gguf_read(const struct gguf *g, struct checkpoint_tensor **out, size_t *n,
+                                 struct err *err)
+{
+    char arch[GGUF_ARCH_BYTES];
+    const char *model_type;
+    struct list list = {0};
+    enum status st = gguf_architecture(g, arch, err);
+    st = st == OK ? gguf_model_type(g, &model_type, err) : st;
+    if (st != OK) {
+        *out = NULL;
+        *n = 0;
+        return err_prefix(err, st, "%.200s", gguf_path(g));
+    }
+    const struct family *family = family_find(model_type);
+    for (size_t i = 0; i < gguf_n_tensors(g) && st == OK; i++) {
+        st = take(&list, gguf_tensor_at(g, i), family->names, arch, err);
+    }
+    *out = list.v;
+    *n = list.n;
+    return st;
+}

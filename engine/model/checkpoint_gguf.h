@@ -1,0 +1,14 @@
+/* A GGUF file's tensors under the names and shapes that Hugging Face's files of the same family have.
+ * Thread: any. */
+#ifndef SLUICE_ENGINE_MODEL_CHECKPOINT_GGUF_H
+#define SLUICE_ENGINE_MODEL_CHECKPOINT_GGUF_H
+
+#include "engine/gguf/gguf.h"
+#include "engine/model/checkpoint.h"
+
+/* *out and the names in it are the caller's to free; both are set when it fails, too. A tensor that
+ * is no part of the family is an error. */
+enum status checkpoint_gguf_read(const struct gguf *g, struct checkpoint_tensor **out, size_t *n,
+                                 struct err *err);
+
+#endif

@@ -1,0 +1,115 @@
+/* Weights in blocks, each format's meaning against the sum that the `gguf` package's numbers have
+ * (test/gguf/blocks.json, made by scripts/golden/blocks.py), to the bit. */
+#include "engine/base/json.h"
+#include "engine/base/mem.h"
+#include "engine/device/codec.h"
+#include "test/check.h"
+#include "test/sha256.h"
+
+static unsigned char *bytes_of(const char *hex, size_t *n)
+{
+    *n = strlen(hex) / 2;
+    unsigned char *out = xmalloc(*n + 1);
+    for (size_t i = 0; i < *n; i++) {
+        unsigned byte;
+        sscanf(hex + 2 * i, "%2x", &byte);
+        out[1 + i] = (unsigned char)byte; // at an odd address
+    }
+    return out;
+}
+
+static void sum_of(const struct weight_part *p, char hex[65])
+{
+    struct sha256 sum;
+    sha256_begin(&sum);
+    float *row = xmalloc((size_t)p->n_cols * sizeof *row);
+    for (int64_t r = 0; r < p->n_rows; r++) {
+        weight_part_read(p, r, 0, p->n_cols, row);
+        for (int64_t c = 0; p->codec.blocks->code == DT_E2M1 && c < p->n_cols; c++) {
+            row[c] += 0.0f; // the package's table has no negative zero
+        }
+        sha256_add(&sum, row, (size_t)p->n_cols * sizeof *row);
+    }
+    sha256_end_hex(&sum, hex);
+    free(row);
+}
+
+/* What backends put together of its pieces. */
+static float from_pieces(const struct weight_part *p, int64_t row, int64_t col)
+{
+    struct block_scale s = weight_part_block_scale(p, row, col);
+    float value = dtype_value(p->codec.blocks->code, weight_part_code(p, row, col));
+    value = (value - weight_part_zero(p, row, col)) * block_scale_value(s);
+    return p->codec.blocks->has_offset ? value + block_offset_value(s) : value;
+}
+
+static void check_pieces(const struct weight_part *p)
+{
+    float all[1024], some[1024];
+    uint8_t codes[1024];
+    for (int64_t r = 0; r < p->n_rows; r++) {
+        weight_part_read(p, r, 0, p->n_cols, all);
+        weight_part_read(p, r, 1, p->n_cols - 1, some);
+        weight_part_codes(p, r, 0, p->n_cols, codes);
+        for (int64_t c = 0; c < p->n_cols; c++) {
+            CHECK_NEAR(weight_part_get(p, r, c), all[c], 0.0);
+            CHECK_NEAR(from_pieces(p, r, c), all[c], 0.0);
+            CHECK_EQ(weight_part_code(p, r, c), codes[c]);
+            CHECK(c == 0 || some[c - 1] == all[c]);
+        }
+    }
+}
+
+static void check_format(const struct json *j)
+{
+    const struct block_format *f = block_format_find(json_key(j));
+    REQUIRE(f);
+    size_t n_bytes;
+    unsigned char *data = bytes_of(json_get_string(j, "blocks"), &n_bytes);
+    int64_t n = json_get_int(j, "n", 0);
+    CHECK_EQ((int64_t)n_bytes, n / f->n * f->n_bytes);
+    struct weight_part whole = weight_part_blocks(data + 1, f, 2, n / 2);
+    char hex[65];
+    sum_of(&whole, hex);
+    if (strcmp(hex, json_get_string(j, "sha256_f32")) != 0) {
+        CHECK_FAIL("%s: the sum is %s", f->name, hex);
+    }
+    struct weight_part cut = weight_part_slice(whole, 1, 1, 19, 300);
+    struct weight_part turned = weight_part_transpose(cut);
+    check_pieces(&whole);
+    check_pieces(&cut);
+    check_pieces(&turned);
+    CHECK_NEAR(weight_part_get(&turned, 7, 0), weight_part_get(&whole, 1, 26), 0.0);
+    CHECK(!weight_part_is_plain(&whole) && !weight_part_is_dummy(&whole));
+    CHECK(!weight_part_stored(&whole, DT_F32, 0));
+    free(data);
+}
+
+TEST(blocks_mean_what_the_package_says)
+{
+    struct json *rows;
+    struct err err = {""};
+    int32_t n = 0;
+    if (json_parse_file("test/gguf/blocks.json", 1 << 20, &rows, &err) != OK) {
+        CHECK_FAIL("%s", err.text);
+        return;
+    }
+    for (const struct json *j = json_first(rows); j; j = json_next(j), n++) {
+        check_format(j);
+    }
+    CHECK_EQ(n, 10);
+    json_free(rows);
+}
+
+TEST(formats_are_found_by_name)
+{
+    char names[256];
+    block_format_list(names, sizeof names);
+    CHECK(strstr(names, "Q4_0, Q4_1") == names && strstr(names, "MXFP4"));
+    CHECK(!block_format_find("Q2_K") && !block_format_find(""));
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

@@ -1,0 +1,504 @@
+"""Writes GGUF files for tests: keys and tensors as they are given, and a folder of Hugging Face's form as llama.cpp's
+converter would write it, for the families that sluice reads from such files."""
+import json
+import math
+import os
+import struct
+
+import numpy
+
+U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
+PACK = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q", I64: "<q",
+        F64: "<d"}
+# Of each type of tensor: its number, numbers of a block, and their bytes.
+TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "BF16": (30, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20),
+         "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q4_K": (12, 256, 144),
+         "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "MXFP4": (39, 32, 17)}
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+
+def string(s):
+    data = s if isinstance(s, bytes) else s.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def value(kind, v):
+    return string(v) if kind == STRING else struct.pack(PACK[kind], v)
+
+
+class Writer:
+    """keys: (name, type, value), where a list of type T is ([T], values)."""
+
+    def __init__(self, alignment=32):
+        self.keys, self.tensors, self.alignment = [], [], alignment
+
+    def key(self, name, kind, v):
+        self.keys.append((name, kind, v))
+
+    def tensor(self, name, type_name, shape, data):
+        """shape as numpy has it; data: bytes of blocks."""
+        self.tensors.append((name, type_name, shape, data))
+
+    def padded(self, n):
+        return -n % self.alignment
+
+    def bytes(self):
+        head = b"GGUF" + struct.pack("<IQQ", 3, len(self.tensors), len(self.keys))
+        for name, kind, v in self.keys:
+            head += string(name)
+            if isinstance(kind, list):
+                head += struct.pack("<IIQ", ARRAY, kind[0], len(v)) + b"".join(value(kind[0], x) for x in v)
+            else:
+                head += struct.pack("<I", kind) + value(kind, v)
+        at, data = 0, []
+        for name, type_name, shape, blocks in self.tensors:
+            head += string(name) + struct.pack("<I", len(shape))
+            head += b"".join(struct.pack("<Q", n) for n in reversed(shape))
+            head += struct.pack("<IQ", TYPES[type_name][0], at)
+            data.append(blocks + bytes(self.padded(len(blocks))))
+            at += len(data[-1])
+        return head + bytes(self.padded(len(head))) + b"".join(data)
+
+    def write(self, path):
+        with open(path, "wb") as f:
+            f.write(self.bytes())
+        return path
+
+
+# ---- numbers ----
+
+def to_bf16(x):
+    bits = numpy.ascontiguousarray(x, "<f4").view("<u4")
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
+
+
+def encode(x, type_name, seed):
+    """Bytes of a plain type, or of random blocks of a quantised one whose numbers are about as large as weights are."""
+    if type_name == "F32":
+        return numpy.ascontiguousarray(x, "<f4").tobytes()
+    if type_name == "F16":
+        return numpy.ascontiguousarray(x, "<f2").tobytes()
+    if type_name == "BF16":
+        return to_bf16(x).tobytes()
+    return random_blocks(type_name, x.size, seed)
+
+
+# Where blocks have scales, and of what size these make numbers that are like weights.
+SCALES = {"Q4_0": ((0, 0.008),), "Q4_1": ((0, 0.008), (2, -0.06)), "Q5_0": ((0, 0.004),), "Q5_1": ((0, 0.004), (2, -0.06)),
+          "Q8_0": ((0, 0.0006),), "Q4_K": ((0, 0.00025), (2, 0.002)), "Q5_K": ((0, 0.00012), (2, 0.002)),
+          "Q6_K": ((208, 0.00003),), "IQ4_NL": ((0, 0.0006),), "MXFP4": ()}
+
+
+def random_blocks(type_name, n, seed):
+    _, numbers, n_bytes = TYPES[type_name]
+    rng = numpy.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (n // numbers, n_bytes), numpy.uint8)
+    for at, size in SCALES[type_name]:
+        scales = (size * rng.uniform(0.5, 1.5, len(blocks))).astype("<f2")
+        blocks[:, at:at + 2] = scales.view(numpy.uint8).reshape(-1, 2)
+    if type_name == "MXFP4":
+        blocks[:, 0] = rng.integers(118, 122, len(blocks))
+    return blocks.tobytes()
+
+
+def safetensors(folder):
+    """Its tensors by name, as float32."""
+    found = {}
+    for file in sorted(f for f in os.listdir(folder) if f.endswith(".safetensors")):
+        with open(os.path.join(folder, file), "rb") as f:
+            data = f.read()
+        n = struct.unpack("<Q", data[:8])[0]
+        for name, t in json.loads(data[8:8 + n]).items():
+            if name == "__metadata__":
+                continue
+            begin, end = t["data_offsets"]
+            raw = data[8 + n + begin:8 + n + end]
+            if t["dtype"] == "BF16":
+                x = (numpy.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4")
+            else:
+                x = numpy.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[t["dtype"]]).astype("<f4")
+            found[name] = x.reshape(t["shape"])
+    return found
+
+
+# ---- vocabularies ----
+
+def tokenizer_keys(w, folder, pre="gpt-2", kinds=None):
+    """tokenizer.json of a byte-level BPE, or of SentencePiece's BPE, as keys."""
+    with open(os.path.join(folder, "tokenizer.json")) as f:
+        tok = json.load(f)
+    config = {}
+    if os.path.exists(os.path.join(folder, "tokenizer_config.json")):
+        with open(os.path.join(folder, "tokenizer_config.json")) as f:
+            config = json.load(f)
+    vocab_keys(w, tok, config, pre)
+
+
+def vocab_keys(w, tok, config, pre):
+    vocab, added = dict(tok["model"]["vocab"]), tok.get("added_tokens", [])
+    spm = bool(tok["model"].get("byte_fallback"))
+    for a in added:
+        vocab[a["content"]] = a["id"]
+    n = max(vocab.values()) + 1
+    texts = ["[PAD%d]" % i for i in range(n)]
+    types = [UNUSED] * n
+    for text, i in vocab.items():
+        texts[i], types[i] = text, NORMAL
+        if spm and len(text) == 6 and text.startswith("<0x"):
+            types[i] = BYTE
+    for a in added:
+        types[a["id"]] = CONTROL if a["special"] else USER_DEFINED
+        if a["content"] == tok["model"].get("unk_token"):
+            types[a["id"]] = UNKNOWN
+    w.key("tokenizer.ggml.model", STRING, "llama" if spm else "gpt2")
+    w.key("tokenizer.ggml.pre", STRING, "default" if spm else pre)
+    w.key("tokenizer.ggml.tokens", [STRING], texts)
+    w.key("tokenizer.ggml.token_type", [I32], types)
+    merges = [m if isinstance(m, str) else " ".join(m) for m in tok["model"]["merges"]]
+    if spm:
+        w.key("tokenizer.ggml.scores", [F32], spm_scores(texts, types, merges))
+        prepends = "Prepend" in json.dumps(tok["normalizer"]) or "Metaspace" in json.dumps(tok["pre_tokenizer"])
+        w.key("tokenizer.ggml.add_space_prefix", BOOL, prepends)
+    else:
+        w.key("tokenizer.ggml.merges", [STRING], merges)
+    for name in ("bos", "eos", "unk", "pad"):
+        text = config.get(name + "_token") or (tok["model"].get("unk_token") if name == "unk" else None)
+        text = text["content"] if isinstance(text, dict) else text
+        if text in vocab:
+            key = {"unk": "unknown", "pad": "padding"}.get(name, name)
+            w.key("tokenizer.ggml.%s_token_id" % key, U32, vocab[text])
+    if "add_bos_token" in config:
+        w.key("tokenizer.ggml.add_bos_token", BOOL, config["add_bos_token"])
+    if "chat_template" in config:
+        w.key("tokenizer.chat_template", STRING, config["chat_template"])
+
+
+def spm_scores(texts, types, merges):
+    """Less, the later a piece is first made; characters, which nothing makes, least."""
+    rank = {}
+    for i, merge in enumerate(merges):
+        rank.setdefault(merge.replace(" ", ""), i)
+    return [-float(rank.get(t, len(merges) + 1)) if k == NORMAL else 0.0 for t, k in zip(texts, types)]
+
+
+# ---- models ----
+
+ARCHS = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen2_moe": "qwen2moe",
+         "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
+         "phi3": "phi3", "olmo2": "olmo2", "granite": "granite", "smollm3": "smollm3", "starcoder2": "starcoder2",
+         "stablelm": "stablelm", "glm4": "glm4", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
+         "deepseek_v3": "deepseek2"}
+PERMUTED = ("llama", "mistral", "mixtral", "granite", "smollm3")
+
+PARTS = {
+    "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.sinks": "attn_sinks",
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm", "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+}
+for shared in ("shared_expert", "shared_experts"):
+    for half in ("gate", "up", "down"):
+        PARTS["mlp.%s.%s_proj" % (shared, half)] = "ffn_%s_shexp" % half
+EXPERT = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+SANDWICH = ("gemma2", "gemma3_text", "olmo2", "gpt_oss")  # where that norm stands behind attention
+
+
+def permute(x, heads):
+    """Rows of each head's two halves take turns."""
+    rows = x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:])
+    return rows.swapaxes(1, 2).reshape(x.shape)
+
+
+def renamed(name, family):
+    """blk.N.attn_q.weight of model.layers.N.self_attn.q_proj.weight."""
+    base = name[len("model."):] if name.startswith("model.") else name
+    layer = ""
+    if base.startswith("layers."):
+        _, number, base = base.split(".", 2)
+        layer = "blk.%s." % number
+    stem, dot, suffix = base.rpartition(".")
+    if suffix not in ("weight", "bias"):
+        stem, suffix = base, "bias" if base.endswith("correction_bias") else "weight"
+    part = PARTS[stem]
+    if stem == "post_attention_layernorm" and family in SANDWICH:
+        part = "post_attention_norm"
+    return layer + part + "." + suffix
+
+
+def split_gate_up(tensors, family):
+    """GPT-OSS's experts, whose gate and up take turns: as two."""
+    for name in [n for n in tensors if "experts.gate_up_proj" in n]:
+        x = tensors.pop(name)
+        bias = name.endswith("_bias")
+        for i, half in enumerate(("gate", "up")):
+            part = x[..., i::2] if bias else x[..., i::2].swapaxes(1, 2)
+            tensors[name.split("mlp.")[0] + "ffn_%s_exps.%s" % (half, "bias" if bias else "weight")] = part
+    for name in [n for n in tensors if "experts.down_proj" in n]:
+        x = tensors.pop(name)
+        bias = name.endswith("_bias")
+        tensors[name.split("mlp.")[0] + "ffn_down_exps." + ("bias" if bias else "weight")] = x if bias else x.swapaxes(1, 2)
+
+
+def stack_experts(tensors):
+    stacks = {}
+    for name in [n for n in tensors if ".experts." in n]:
+        before, after = name.split(".experts.")
+        number, part = after.split(".", 1)
+        layer = before.rsplit(".", 1)[0]
+        key = "%s.ffn_%s_exps.weight" % (layer, EXPERT[part.rsplit(".", 1)[0]])
+        stacks.setdefault(key, {})[int(number)] = tensors.pop(name)
+    for name, experts in stacks.items():
+        tensors[name] = numpy.stack([experts[i] for i in range(len(experts))])
+
+
+def model_tensors(folder, config):
+    """(name, array) in GGUF's names and conventions."""
+    family, tensors = config["model_type"], safetensors(folder)
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    if family == "gpt_oss":
+        split_gate_up(tensors, family)
+    stack_experts(tensors)
+    for name, x in tensors.items():
+        if "_exps." in name:
+            yield name.replace("model.layers.", "blk."), x
+            continue
+        if family in PERMUTED and ("q_proj" in name or "k_proj" in name):
+            x = permute(x, heads if "q_proj" in name else kv_heads)
+        if family.startswith("gemma") and name.endswith("norm.weight"):
+            x = x + 1.0
+        if "shared_expert_gate" in name:
+            x = x.reshape(-1)
+        yield renamed(name, family), x
+
+
+def llama3_divisors(rope, dim, theta):
+    divisors = []
+    for i in range(0, dim, 2):
+        wavelength = 2 * math.pi * theta ** (i / dim)
+        low, high = (rope["original_max_position_embeddings"] / rope[k] for k in ("low_freq_factor", "high_freq_factor"))
+        if wavelength < high:
+            divisors.append(1.0)
+        elif wavelength > low:
+            divisors.append(rope["factor"])
+        else:
+            smooth = (low / wavelength * rope["low_freq_factor"] - rope["low_freq_factor"]) / (
+                rope["high_freq_factor"] - rope["low_freq_factor"])
+            divisors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return divisors
+
+
+def rope_keys(w, arch, config, head_dim):
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    both = rope.get("full_attention", rope)
+    kind = both.get("rope_type") or both.get("type") or "default"
+    theta = both.get("rope_theta", config.get("rope_theta", 10000.0))
+    partial = both.get("partial_rotary_factor", config.get("partial_rotary_factor", FRACTION.get(config["model_type"], 1.0)))
+    dim = int(head_dim * partial)
+    if config["model_type"].startswith("deepseek"):
+        dim = config["qk_rope_head_dim"]
+    w.key(arch + ".rope.freq_base", F32, theta)
+    w.key(arch + ".rope.dimension_count", U32, dim)
+    original = both.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    if kind in ("linear", "yarn"):
+        w.key(arch + ".rope.scaling.type", STRING, kind)
+        w.key(arch + ".rope.scaling.factor", F32, both["factor"])
+    if kind == "yarn":
+        w.key(arch + ".rope.scaling.original_context_length", U32, original)
+        if both.get("mscale_all_dim"):
+            w.key(arch + ".rope.scaling.yarn_log_multiplier", F32, 0.1 * both["mscale_all_dim"])
+    if kind == "llama3":
+        w.tensor("rope_freqs.weight", "F32", (dim // 2,),
+                 numpy.array(llama3_divisors(both, dim, theta), "<f4").tobytes())
+    if kind == "longrope":
+        w.key(arch + ".rope.scaling.original_context_length", U32, original)
+        grown = both.get("factor") or config["max_position_embeddings"] / original
+        attention = both.get("attention_factor") or math.sqrt(1 + math.log(grown) / math.log(original))
+        w.key(arch + ".rope.scaling.attn_factor", F32, attention)
+        for half in ("long", "short"):
+            w.tensor("rope_factors_%s.weight" % half, "F32", (dim // 2,),
+                     numpy.array(both[half + "_factor"], "<f4").tobytes())
+
+
+FRACTION = {"glm4": 0.5, "stablelm": 0.25}
+HEAD_DIM = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm4": 128, "qwen3": 128}
+
+
+def model_keys(w, config):
+    family = config["model_type"]
+    arch = ARCHS[family]
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or HEAD_DIM.get(family) or config["hidden_size"] // heads
+    w.key("general.architecture", STRING, arch)
+    experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
+    mla = family.startswith("deepseek")
+    rows = [
+        ("context_length", U32, config.get("max_position_embeddings", 2048)),
+        ("embedding_length", U32, config["hidden_size"]), ("block_count", U32, config["num_hidden_layers"]),
+        ("feed_forward_length", U32, config["intermediate_size"]), ("attention.head_count", U32, heads),
+        ("attention.head_count_kv", U32, config.get("num_key_value_heads") or heads),
+        ("attention.key_length", U32, config["qk_nope_head_dim"] + config["qk_rope_head_dim"] if mla else head_dim),
+        ("attention.value_length", U32, config["v_head_dim"] if mla else head_dim),
+        ("vocab_size", U32, config["vocab_size"]),
+        ("expert_count", U32, experts), ("expert_used_count", U32, config.get("num_experts_per_tok") if experts else None),
+        ("expert_feed_forward_length", U32, config.get("moe_intermediate_size") or (config["intermediate_size"] if family == "gpt_oss" else None)),
+        ("expert_shared_feed_forward_length", U32, config.get("shared_expert_intermediate_size")),
+        ("attn_logit_softcapping", F32, config.get("attn_logit_softcapping")),
+        ("final_logit_softcapping", F32, config.get("final_logit_softcapping")),
+        ("embedding_scale", F32, config.get("embedding_multiplier")),
+        ("residual_scale", F32, config.get("residual_multiplier")), ("logit_scale", F32, config.get("logits_scaling")),
+        ("attention.scale", F32, config.get("attention_multiplier")),
+        ("attention.q_lora_rank", U32, config.get("q_lora_rank")),
+        ("attention.kv_lora_rank", U32, config.get("kv_lora_rank")),
+        ("expert_shared_count", U32, config.get("n_shared_experts")),
+        ("leading_dense_block_count", U32, config.get("first_k_dense_replace")),
+        ("expert_weights_scale", F32, config.get("routed_scaling_factor")),
+        ("expert_gating_func", U32, {"deepseek_v2": 1, "deepseek_v3": 2}.get(family)),
+        ("expert_weights_norm", BOOL, config.get("norm_topk_prob") if family == "deepseek_v3" else None),
+        ("expert_group_count", U32, config.get("n_group")), ("expert_group_used_count", U32, config.get("topk_group")),
+        ("use_parallel_residual", BOOL, config.get("use_parallel_residual") if family == "stablelm" else None),
+    ]
+    if family in ("gemma2", "gemma3_text", "gpt_oss", "phi3"):
+        rows.append(("attention.sliding_window", U32, config.get("sliding_window")))
+    layer_norm = config.get("layer_norm_eps") or config.get("norm_epsilon")
+    if family in ("starcoder2", "stablelm"):
+        rows.append(("attention.layer_norm_epsilon", F32, layer_norm or 1e-5))
+    else:
+        rows.append(("attention.layer_norm_rms_epsilon", F32, config.get("rms_norm_eps", 1e-6)))
+    for name, kind, v in rows:
+        if v is not None:
+            w.key(arch + "." + name, kind, v)
+    rope_keys(w, arch, config, head_dim)
+
+
+def convert(folder, path, type_of=lambda name, x: "F32", pre="gpt-2", more=()):
+    """type_of: what a matrix is stored as; vectors are F32."""
+    with open(os.path.join(folder, "config.json")) as f:
+        config = json.load(f)
+    w = Writer()
+    model_keys(w, config)
+    if os.path.exists(os.path.join(folder, "tokenizer.json")):
+        tokenizer_keys(w, folder, pre)
+    for row in more:
+        w.key(*row)
+    for i, (name, x) in enumerate(model_tensors(folder, config)):
+        kind = type_of(name, x) if x.ndim > 1 and "ffn_gate_inp" not in name and not name.endswith("bias") else "F32"
+        w.tensor(name, kind, x.shape, encode(x, kind, i))
+    return w.write(path)
+
+
+# ---- what blocks mean, for tests that compare with the same numbers stored plainly ----
+
+NL4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
+
+
+def halves(blocks, at):
+    return numpy.ascontiguousarray(blocks[:, at:at + 2]).view("<f2").astype("<f4")
+
+
+def nibbles(b):
+    """Low ones before high ones of each run."""
+    return numpy.concatenate([b & 15, b >> 4], axis=-1).astype("<f4")
+
+
+def bits(b):
+    return numpy.unpackbits(numpy.ascontiguousarray(b), axis=-1, bitorder="little").astype("<f4")
+
+
+def six_bit_pairs(b):
+    """[blocks, 8] scales and what is taken off, of Q4_K and Q5_K."""
+    low, high, rest = b[:, 0:4], b[:, 4:8], b[:, 8:12]
+    scale = numpy.concatenate([low & 63, (rest & 15) | (low >> 6 << 4)], axis=1)
+    least = numpy.concatenate([high & 63, (rest >> 4) | (high >> 6 << 4)], axis=1)
+    return scale.astype("<f4"), least.astype("<f4")
+
+
+def decode(type_name, data):
+    """float32 numbers of the blocks, row by row."""
+    b = numpy.frombuffer(data, numpy.uint8).reshape(-1, TYPES[type_name][2])
+    if type_name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"):
+        d = halves(b, 0)
+        if type_name == "Q4_0":
+            return ((nibbles(b[:, 2:]) - 8) * d).ravel()
+        if type_name == "Q5_0":
+            return ((nibbles(b[:, 6:]) + 16 * bits(b[:, 2:6]) - 16) * d).ravel()
+        if type_name == "Q8_0":
+            return (b[:, 2:].view(numpy.int8).astype("<f4") * d).ravel()
+        return (numpy.array(NL4, "<f4")[nibbles(b[:, 2:]).astype(int)] * d).ravel()
+    if type_name == "MXFP4":
+        power = numpy.exp2(b[:, :1].astype("<f4") - 127)
+        return (numpy.array(E2M1, "<f4")[nibbles(b[:, 1:]).astype(int)] * power).ravel()
+    if type_name in ("Q4_1", "Q5_1"):
+        q = nibbles(b[:, 4:]) if type_name == "Q4_1" else nibbles(b[:, 8:]) + 16 * bits(b[:, 4:8])
+        return (q * halves(b, 0) + halves(b, 2)).ravel()
+    if type_name == "Q6_K":
+        q = nibbles(b[:, :128].reshape(-1, 2, 64)).reshape(-1, 256)
+        high = b[:, 128:192].reshape(-1, 2, 1, 32) >> numpy.array([0, 2, 4, 6], numpy.uint8).reshape(4, 1) & 3
+        scale = halves(b, 208) * b[:, 192:208].view(numpy.int8).astype("<f4")
+        return ((q + 16 * high.reshape(-1, 256) - 32).reshape(-1, 16, 16) * scale[:, :, None]).ravel()
+    scale, least = six_bit_pairs(b[:, 4:16])
+    q = nibbles(b[:, 16:].reshape(-1, 4, 32) if type_name == "Q4_K" else b[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    if type_name == "Q5_K":
+        high = b[:, 16:48].reshape(-1, 1, 32) >> numpy.arange(8, dtype=numpy.uint8).reshape(8, 1) & 1
+        q = q + 16 * high
+    return (q * (halves(b, 0) * scale)[:, :, None] - (halves(b, 2) * least)[:, :, None]).ravel()
+
+
+def plain_twin(path, out):
+    """The same file with each matrix in blocks as F32."""
+    w = read(path)
+    w.tensors = [(name, kind, shape, data) if kind in ("F32", "F16", "BF16")
+                 else (name, "F32", shape, decode(kind, data).astype("<f4").tobytes())
+                 for name, kind, shape, data in w.tensors]
+    return w.write(out)
+
+
+def read(path):
+    """A file of Writer's, as a Writer."""
+    with open(path, "rb") as f:
+        data = f.read()
+    at = 24
+    n_tensors, n_keys = struct.unpack("<QQ", data[8:24])
+
+    def take(fmt):
+        nonlocal at
+        at += struct.calcsize(fmt)
+        return struct.unpack(fmt, data[at - struct.calcsize(fmt):at])[0]
+
+    def text():
+        nonlocal at
+        n = take("<Q")
+        at += n
+        return data[at - n:at]
+
+    def one(kind):
+        return text() if kind == STRING else take(PACK[kind])
+
+    w, infos = Writer(), []
+    for _ in range(n_keys):
+        name, kind = text().decode(), take("<I")
+        if kind == ARRAY:
+            kind, n = [take("<I")], take("<Q")
+            w.key(name, kind, [one(kind[0]) for _ in range(n)])
+        else:
+            w.key(name, kind, one(kind))
+    names = {number: kind for kind, (number, _, _) in TYPES.items()}
+    for _ in range(n_tensors):
+        name, n = text().decode(), take("<I")
+        shape = tuple(reversed([take("<Q") for _ in range(n)]))
+        infos.append((name, names[take("<I")], shape, take("<Q")))
+    at += w.padded(at)
+    for name, kind, shape, offset in infos:
+        n = math.prod(shape) // TYPES[kind][1] * TYPES[kind][2]
+        w.tensor(name, kind, shape, data[at + offset:at + offset + n])
+    return w

@@ -1,0 +1,247 @@
+"""Models in GGUF files: the families' stored answers from files that llama.cpp's converter would write, each type of
+tensor against its numbers stored plainly, splits, and what is refused."""
+import json
+import os
+import subprocess
+
+import numpy
+import pytest
+
+import gguf_files
+import golden
+from gguf_files import BOOL, F32, I32, STRING, U16, U32
+
+# What of a golden folder such a file cannot say.
+CANNOT_SAY = {
+    "gemma-2": "another scale of queries", "gemma-3-linear": "another scale of queries",
+    "llama-dynamic": "a scaling that grows with the text", "mistral": "a window", "qwen2-window": "a window",
+    "starcoder2": "a window", "qwen2-moe": "layers without experts", "qwen3-moe-window": "layers without experts",
+    "gpt-oss-clamp": "another limit of the activation", "stablelm-2": "norms of q and k",
+}
+FAMILIES = [f for f in golden.families() if f not in CANNOT_SAY]
+BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"]
+
+
+def known(family):
+    with open(os.path.join(golden.GOLDEN, family, "config.json")) as f:
+        return json.load(f)["model_type"] in gguf_files.ARCHS
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if known(f)])
+def test_stored_answers(family, tmp_path, monkeypatch):
+    path = gguf_files.convert(os.path.join(golden.GOLDEN, family), str(tmp_path / "m.gguf"))
+    stored = golden.expected(family)
+    monkeypatch.setattr(golden, "expected", lambda _: stored)
+    golden.check_exact(path)
+
+
+def run(path, *flags, prompt="hello"):
+    command = [golden.SLUICE, "generate", str(path), prompt, "--max-tokens", "2", "--device", golden.DEVICE, *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+# ---- types of tensors ----
+
+CONFIG = {"model_type": "qwen3_moe", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 256, "moe_intermediate_size": 256,
+          "num_experts": 4, "num_experts_per_tok": 2, "vocab_size": 384, "rms_norm_eps": 1e-6,
+          "max_position_embeddings": 256, "rope_theta": 10000.0}
+
+
+def shapes(experts):
+    n, h = CONFIG["num_experts"], CONFIG["hidden_size"]
+    q, kv = CONFIG["num_attention_heads"] * CONFIG["head_dim"], CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
+    yield "token_embd.weight", (CONFIG["vocab_size"], h)
+    yield "output_norm.weight", (h,)
+    for i in range(CONFIG["num_hidden_layers"]):
+        layer = {"attn_norm": (h,), "ffn_norm": (h,), "attn_q": (q, h), "attn_k": (kv, h), "attn_v": (kv, h),
+                 "attn_output": (h, q), "attn_q_norm": (CONFIG["head_dim"],), "attn_k_norm": (CONFIG["head_dim"],)}
+        if experts:
+            layer.update(ffn_gate_inp=(n, h), ffn_gate_exps=(n, 256, h), ffn_up_exps=(n, 256, h), ffn_down_exps=(n, h, 256))
+        else:
+            layer.update(ffn_gate=(256, h), ffn_up=(256, h), ffn_down=(h, 256))
+        for name, shape in layer.items():
+            yield "blk.%d.%s.weight" % (i, name), shape
+
+
+def small_model(path, kinds, experts=False, keys=()):
+    """kinds: types that its matrices have in turn."""
+    w = gguf_files.Writer()
+    config = dict(CONFIG, model_type="qwen3_moe" if experts else "qwen3")
+    if not experts:
+        config.update(num_experts=None, num_experts_per_tok=None, moe_intermediate_size=None)
+    gguf_files.model_keys(w, config)
+    gguf_files.tokenizer_keys(w, os.path.join(golden.GOLDEN, "qwen3"), "qwen2")
+    for row in keys:
+        w.keys = [k for k in w.keys if k[0] != row[0]] + [row]
+    rng, turn = numpy.random.default_rng(7), 0
+    for i, (name, shape) in enumerate(shapes(experts)):
+        plain = len(shape) == 1 or "ffn_gate_inp" in name
+        x = 1 + 0.1 * rng.standard_normal(shape) if len(shape) == 1 else 0.05 * rng.standard_normal(shape)
+        kind = "F32" if plain else kinds[turn % len(kinds)]
+        turn += not plain
+        w.tensor(name, kind, shape, gguf_files.encode(x.astype("<f4"), kind, i))
+    return w.write(str(path))
+
+
+PROMPTS = [[(7 * i + 13 * j) % 384 for i in range(n)] for j, n in enumerate((3, 40, 130))]
+
+
+def scores(path, *flags):
+    requests = [{"prompt_token_ids": p, "max_tokens": 6, "temperature": 0, "logprobs": 5, "prompt_logprobs": True,
+                 "ignore_eos": True} for p in PROMPTS]
+    return golden.generate(path, requests, *flags)
+
+
+@pytest.mark.parametrize("kind", [*BLOCKS, "F16", "BF16"])
+def test_blocks_are_their_numbers(kind, tmp_path):
+    """To the bit, whether the numbers are made at load (float32) or before each product."""
+    path = small_model(tmp_path / "m.gguf", [kind])
+    twin = gguf_files.plain_twin(path, str(tmp_path / "plain.gguf"))
+    for dtype in ("float32", "bfloat16"):
+        assert scores(path, "--dtype", dtype) == scores(twin, "--dtype", dtype), dtype
+
+
+@pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
+def test_types_mix(experts, tmp_path):
+    """Parts that are multiplied together may be of unlike types, as in most files."""
+    path = small_model(tmp_path / "m.gguf", ["Q4_K", "Q6_K", "Q4_K", "Q5_0", "Q8_0", "F16", "MXFP4"], experts)
+    twin = gguf_files.plain_twin(path, str(tmp_path / "plain.gguf"))
+    for dtype in ("float32", "bfloat16", "float16"):
+        assert scores(path, "--dtype", dtype) == scores(twin, "--dtype", dtype), dtype
+
+
+@pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks have other sums")
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])
+def test_two_ranks_cut_inside_of_blocks(kind, tmp_path):
+    path = small_model(tmp_path / "m.gguf", [kind], experts=True)
+    ranks = ("--tensor-parallel-size", "2", *golden.TWO_THREADS)
+    assert scores(path, *ranks) == scores(path, *golden.TWO_THREADS)
+
+
+# ---- splits ----
+
+def split(path, folder, n):
+    whole = gguf_files.read(path)
+    names = []
+    for i in range(n):
+        w = gguf_files.Writer()
+        w.keys = list(whole.keys) if i == 0 else []
+        w.key("split.no", U16, i)
+        w.key("split.count", U16, n)
+        w.key("split.tensors.count", I32, len(whole.tensors))
+        w.tensors = whole.tensors[i::n]
+        names.append(w.write(str(folder / ("m-%05d-of-%05d.gguf" % (i + 1, n)))))
+    return names
+
+
+def test_split_files_are_one_model(tmp_path):
+    path = small_model(tmp_path / "m.gguf", ["Q4_0"])
+    files = split(path, tmp_path, 3)
+    assert scores(files[0]) == scores(path)
+    assert "is file 2 of 3: give the first one" in run(files[1]).stderr
+    os.rename(files[2], str(tmp_path / "away"))
+    assert "is not there, one of 3 files" in run(files[0]).stderr
+    os.rename(files[1], files[2])
+    os.rename(str(tmp_path / "away"), files[1])
+    assert "its keys say that it is file 3 of 3, its name that it is 2 of 3" in run(files[0]).stderr
+
+
+# ---- what is refused ----
+
+def refused(path, *words):
+    done = run(path)
+    assert done.returncode != 0
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("keys,words", [
+    ([("general.architecture", STRING, "mamba")], ["'mamba' is not one of llama, qwen2"]),
+    ([("tokenizer.ggml.model", STRING, "t5")], ["the tokenizer 't5' is not supported"]),
+    ([("tokenizer.ggml.pre", STRING, "unheard-of")], ["the pre-tokenizer 'unheard-of' is not known"]),
+    ([("qwen3.rope.scaling.type", STRING, "spiral")], ["'spiral' is not supported"]),
+    ([("qwen3.attention.clamp_kqv", F32, 8.0)], ["qwen3.attention.clamp_kqv is 8, which is not supported"]),
+    ([("qwen3.attention.causal", BOOL, False)], ["attention to later tokens is not supported"]),
+    ([("qwen3.block_count", STRING, "two")], ["qwen3.block_count is not a number"]),
+    ([("qwen3.attention.head_count", [U32], [4, 2])], ["differs from layer to layer"]),
+    ([("qwen3.attention.head_count", U32, 0)], ["head_count is 0"]),
+    ([("qwen3.embedding_length", None, None)], ["the key qwen3.embedding_length is missing"]),
+    ([("general.architecture", None, None)], ["the key general.architecture is missing"]),
+    ([("tokenizer.ggml.tokens", None, None)], ["the file has no vocabulary"]),
+    ([("tokenizer.ggml.merges", None, None)], ["there is no list tokenizer.ggml.merges"]),
+    ([("general.alignment", U32, 0)], ["general.alignment is impossible"]),
+])
+def test_keys_that_are_not_supported_are_named(keys, words, tmp_path):
+    w = gguf_files.read(small_model(tmp_path / "m.gguf", ["BF16"]))
+    for name, kind, v in keys:
+        w.keys = [k for k in w.keys if k[0] != name]
+        if kind is not None:
+            w.key(name, kind, v)
+    refused(w.write(str(tmp_path / "m.gguf")), "m.gguf", *words)
+
+
+def change_tensor(w, name, row):
+    w.tensors = [row if t[0] == name else t for t in w.tensors]
+
+
+def test_tensors_that_are_not_supported_are_named(tmp_path):
+    path = small_model(tmp_path / "m.gguf", ["BF16"])
+    w, name = gguf_files.read(path), "blk.0.attn_q.weight"
+    q2 = ("Q2_K", (256, 256), bytes(256 * 84))
+    change_tensor(w, name, (name, *q2))
+    refused(w.write(path), "q_proj.weight is Q2_K, which is not supported")
+    change_tensor(w, name, ("blk.0.attn_gate.weight", *q2))
+    refused(w.write(path), "tensor blk.0.attn_gate.weight is no part of qwen3")
+    change_tensor(w, "blk.0.attn_gate.weight", (name, "F32", (128, 256), bytes(128 * 1024)))
+    refused(w.write(path), "has shape [128, 256], but config.json asks for [256, 256]")
+    w.tensors = [t for t in w.tensors if t[0] != name]
+    refused(w.write(path), "there is no tensor model.layers.0.self_attn.q_proj.weight")
+
+
+def test_scales_that_are_no_numbers_are_refused(tmp_path):
+    for kind, at in (("Q4_1", 2), ("Q6_K", 208), ("Q8_0", 0)):
+        w = gguf_files.read(small_model(tmp_path / "m.gguf", [kind]))
+        data = bytearray(dict((t[0], t[3]) for t in w.tensors)["blk.1.ffn_up.weight"])
+        data[at:at + 2] = b"\x00\x7e"
+        change_tensor(w, "blk.1.ffn_up.weight", ("blk.1.ffn_up.weight", kind, (256, 256), bytes(data)))
+        refused(w.write(str(tmp_path / "m.gguf")), "up_proj.weight", "NaN or infinite")
+
+
+def test_broken_files_are_refused(tmp_path):
+    path = small_model(tmp_path / "m.gguf", ["Q4_0"])
+    with open(path, "rb") as f:
+        whole = f.read()
+    for n in (5, 23, 200, 5000, len(whole) // 2, len(whole) - 64):
+        with open(path, "wb") as f:
+            f.write(whole[:n])
+        refused(path, "cut short")
+    w = gguf_files.read(small_model(tmp_path / "m.gguf", ["Q4_0"]))
+    w.key("qwen3.block_count", U32, 2)
+    refused(w.write(path), "the key qwen3.block_count is there twice")
+    for change, word in ((b"GGUF\x01\0\0\0", "version 1"), (b"GGUF\0\0\0\3", "big-endian")):
+        with open(path, "wb") as f:
+            f.write(change + whole[8:])
+        refused(path, word)
+    with open(path, "wb") as f:
+        f.write(b"PK" + whole)
+    refused(path, "is a file, but no GGUF file")
+
+
+def test_a_path_that_is_not_there_names_the_nearest(tmp_path):
+    small_model(tmp_path / "little.gguf", ["Q4_0"])
+    refused(tmp_path / "littel.gguf", "there is no such file; did you mean", "little.gguf")
+    refused(tmp_path / "zzz.gguf", "there is no such file")
+    refused(tmp_path, "did you mean", "little.gguf")
+
+
+# ---- words around the model ----
+
+def test_what_keys_say_besides(tmp_path):
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    path = small_model(tmp_path / "m.gguf", ["Q4_0"], keys=[
+        ("tokenizer.chat_template", STRING, template), ("general.sampling.temp", F32, 0.5)])
+    line = json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n"
+    done = subprocess.run([golden.SLUICE, "render", path], input=line, capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout)["text"] == "[user]hi"
+    assert run(path).returncode == 0
