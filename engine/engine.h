@@ -22,12 +22,15 @@ struct nodes; // engine/cluster/nodes.h
 /* The operator's options have the names and the meanings that they have on the command line; which
  * values may come from there is in the option table (server/cli/config_table.c). 0 and NULL: chosen
  * at start, as each says. */
+#define ENGINE_QUANTIZATIONS "fp8|int4" // what weights may become: as enum requantise_kind
+
 struct engine_options {
     const char *model;       // folder with config.json
     const char *hf_overrides; // JSON object over config.json's members, or NULL
     const char *load_format; // "dummy": config alone, random weights made in place
     const char *check_weights; // "off", "sampled", "full": what of the checkpoint is looked at
     const char *dtype;       // of weights and KV, as config.json writes it; "auto": the checkpoint's
+    const char *quantization; // NULL: none; "fp8" or "int4": of weights that are not quantised
     const char *activation_quantization; // "none": inputs of quantised weights are not rounded
     int32_t max_model_len;       // 0: the model's own, as far as memory allows
     int32_t max_num_seqs;        // lanes; 0: 256 (CPU: 64)

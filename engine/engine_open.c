@@ -6,6 +6,7 @@
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/words.h"
 #include "engine/model/check.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -58,12 +59,20 @@ static bool inputs_as_they_are(const struct engine *e)
     return asked && strcmp(asked, "none") == 0;
 }
 
+/* A checkpoint that is quantised is what its config says, whatever this option does. */
+static enum requantise_kind requantise_of(const struct engine *e)
+{
+    const char *asked = e->options.quantization;
+    return asked ? (enum requantise_kind)(words_find(ENGINE_QUANTIZATIONS, asked) + 1) : REQUANTISE_NOT;
+}
+
 static enum status load_rank(struct rank *r, void *arg)
 {
     struct engine *e = arg;
     struct model_load_options options = {
         .config = &e->config, .checkpoint = e->checkpoint, .dummy_dir = e->model_dir,
         .dtype = e->info.dtype,
+        .requantise = requantise_of(e),
         .inputs_as_they_are = inputs_as_they_are(e), .rank = r->index,
         .n_ranks = e->info.n_ranks, .index = 0,
         .on_progress = r->local == 0 ? report : NULL, .progress_arg = e};

@@ -57,6 +57,7 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
         part_numbered_name(pattern, e, name);
         bool is_down = i == 2;
         TRY(part_matrix(l, name, is_down ? hidden : ffn, is_down ? ffn : hidden, outs[i]));
+        part_requantise(l, outs[i]);
         *outs[i] = is_down ? weight_part_slice(*outs[i], 0, hidden, first, n)
                            : weight_part_slice(*outs[i], first, n, 0, hidden);
     }
@@ -106,6 +107,7 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
     TRY(open_experts(l, name, 2 * ffn, hidden, &stacked));
     for (int64_t e = 0; e < n_experts; e++) {
         struct weight_part p = expert_of(&stacked, e);
+        part_requantise(l, &p);
         for (int64_t half = 0; half < 2; half++) {
             gate_up[2 * e + half] =
                 c->names->experts_form == EXPERTS_ALTERNATE
@@ -116,7 +118,9 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
     part_layer_name(c->names->experts_down, layer, name);
     TRY(open_experts(l, name, hidden, ffn, &stacked));
     for (int64_t e = 0; e < n_experts; e++) {
-        down[e] = weight_part_slice(expert_of(&stacked, e), 0, hidden, first, n);
+        struct weight_part p = expert_of(&stacked, e);
+        part_requantise(l, &p);
+        down[e] = weight_part_slice(p, 0, hidden, first, n);
     }
     return OK;
 }
@@ -255,6 +259,7 @@ static enum status load_experts(struct loader *l, int32_t layer, struct layer_we
                                 .k_segments = part_segments(l, ffn)};
         st = part_open(l, &d, &w->experts_down);
     }
+    requantise_clear(&l->requantise);
     free(gate_up);
     free(down);
     free(gu_bias);
@@ -306,7 +311,8 @@ static enum status load_moe(struct loader *l, int32_t layer, struct layer_weight
                            .n = 1,
                            .n_in = c->hidden,
                            .n_cols = c->hidden,
-                           .bias = c->router_bias};
+                           .bias = c->router_bias,
+                           .stays_plain = true};
     TRY(part_linear(l, &router, DT_F32, &w->router));
     if (c->correction) {
         part_layer_name(names->correction, layer, name);

@@ -132,7 +132,8 @@ static enum status load_ends(struct loader *l)
     struct stack head = {.pieces = {{base, c->vocab, first, m->shard.vocab}},
                          .n = 1,
                          .n_in = c->hidden,
-                         .n_cols = c->hidden};
+                         .n_cols = c->hidden,
+                         .stays_plain = true};
     return part_linear(l, &head, l->options->dtype, &m->head);
 }
 
@@ -235,6 +236,21 @@ static size_t widest_vector(const struct model_config *c)
            (size_t)c->n_heads * head_dim * 3;
 }
 
+/* Whether all matrices are whole blocks of 128 x 128: then FP8 has a scale for each, else for each
+ * row, so that what is fused is of one kind. */
+static bool has_blocks(const struct model_config *c)
+{
+    enum { BLOCK = 128 };
+    bool fits = c->hidden % BLOCK == 0 && c->moe_ffn % BLOCK == 0 && c->shared_ffn % BLOCK == 0 &&
+                c->kv_lora == 0;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        const struct layer_config *l = &c->layers[i];
+        fits = fits && l->ffn % BLOCK == 0 && c->n_heads * l->head_dim % BLOCK == 0 &&
+               l->n_kv_heads * l->head_dim % BLOCK == 0;
+    }
+    return fits;
+}
+
 enum status model_load(const struct model_load_options *options, struct backend *be,
                        struct model *out, struct err *err)
 {
@@ -277,6 +293,9 @@ enum status model_load(const struct model_load_options *options, struct backend 
         st = quant_open(dir, &quant, err);
     }
     l.quant = quant;
+    if (!quant) {
+        l.requantise = (struct requantise){.kind = options->requantise, .blocks = has_blocks(c)};
+    }
     part_find_form(&l);
     st = st == OK ? load_ends(&l) : st;
     for (int32_t i = 0; i < c->n_layers && st == OK; i++) {
@@ -292,6 +311,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
         part_report_unused(&l);
     }
     quant_close(quant);
+    requantise_deinit(&l.requantise);
     free(l.ones);
     free(l.zeros);
     free(l.taken);

@@ -6,6 +6,7 @@
 
 #include "engine/model/checkpoint.h"
 #include "engine/model/config.h"
+#include "engine/model/requantise.h"
 
 enum { MAX_DRAFT_MODELS = MAX_KV_SETS - 1 }; // that may feed one token tree
 
@@ -80,6 +81,7 @@ struct model_load_options {
     const struct checkpoint *checkpoint; // NULL: dummy weights
     const char *dummy_dir; // whose config says how those would be quantised; NULL: not at all
     enum dtype dtype;
+    enum requantise_kind requantise; // of a checkpoint that is not quantised
     bool inputs_as_they_are; // no format rounds a product's inputs; with F32 none does either way
     int32_t rank, n_ranks, index;
     void (*on_progress)(double share, void *arg);

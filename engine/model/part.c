@@ -328,13 +328,20 @@ enum status part_quantised_experts(struct loader *l, const char *base, int64_t n
     return l->quant ? read_quantised(l, base, n_experts, n_out, n_in, out, found) : OK;
 }
 
-/* No option makes a model smaller: it takes more devices, or another checkpoint. */
+void part_requantise(struct loader *l, struct weight_part *p)
+{
+    requantise_part(&l->requantise, p);
+    if (!l->round_inputs) {
+        p->inputs = (struct input_rule){.numbers = INPUT_AS_IT_IS};
+    }
+}
+
 static enum status say_too_large(struct err *err)
 {
     const struct err first = *err;
     return err_set(err, ERR_NOMEM, "the model's weights do not fit the device's memory (%.200s); share "
                    "them among more devices with --tensor-parallel-size N, choose a device with more "
-                   "memory that is free, or a quantised checkpoint", first.text);
+                   "memory that is free, or quantise them with --quantization fp8 or int4", first.text);
 }
 
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out)
@@ -401,6 +408,9 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
         const struct piece *p = &s->pieces[i];
         char name[NAME_BYTES];
         TRY(part_matrix(l, p->base, p->total_rows, s->n_in, &parts[i]));
+        if (!s->stays_plain) {
+            part_requantise(l, &parts[i]);
+        }
         parts[i] = weight_part_slice(parts[i], p->first, p->n, s->first_col, s->n_cols);
         if (s->bias) {
             snprintf(name, sizeof name, "%s.bias", p->base);
@@ -431,6 +441,7 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
                             .bias = s->bias ? &bias : NULL,
                             .k_segments = s->k_segments ? s->k_segments : 1};
     enum status st = part_open(l, &d, out);
+    requantise_clear(&l->requantise);
     free(joined);
     return st;
 }

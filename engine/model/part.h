@@ -6,6 +6,7 @@
 
 #include "engine/model/model.h"
 #include "engine/model/quant.h"
+#include "engine/model/requantise.h"
 
 enum { NAME_BYTES = 256 };
 
@@ -22,6 +23,7 @@ struct loader {
     struct err *err;
     const struct name_form *form; // this checkpoint's
     const struct quant *quant;    // NULL: its weights are stored as they are
+    struct requantise requantise; // plain matrices, while they load
     float *ones, *zeros;
     size_t n_const;
     bool round_inputs; // as quantised weights ask for it
@@ -42,6 +44,7 @@ struct stack {
     int32_t n;
     int64_t n_in, first_col, n_cols; // columns taken; n_in is the tensor's
     bool bias;
+    bool stays_plain; // --quantization leaves it alone: routers, heads
     int32_t k_segments;
 };
 
@@ -75,6 +78,9 @@ enum status part_matrix(struct loader *l, const char *base, int64_t n_out, int64
 enum status part_quantised_experts(struct loader *l, const char *base, int64_t n_experts,
                                    int64_t n_out, int64_t n_in, struct weight_part *out,
                                    bool *found);
+
+/* Quantises a plain matrix if the options ask for it; it is to be opened before requantise_clear. */
+void part_requantise(struct loader *l, struct weight_part *p);
 
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out);
 void part_dummy_vector(struct loader *l, struct weight_part *p, bool one);

@@ -49,8 +49,9 @@ const struct option_row option_rows[] = {
          "what of the weights is searched for NaN and infinities; unless 'off', files must have the "
          "sums of a sluice.sha256 beside them"),
      .choices = "off|sampled|full"},
-    {ROW("quantization", OPTION_STRING, quantization, NULL,
-         "what the checkpoint is expected to be in; another is refused"),
+    {ROW("quantization", OPTION_STRING, engine.quantization, NULL,
+         "fp8 or int4: quantises weights that are not quantised while they load; else what the "
+         "checkpoint is expected to be in: another is refused"),
      .same_on_nodes = true},
     {ROW("activation-quantization", OPTION_CHOICE, engine.activation_quantization, "auto",
          "rounding of inputs: 'auto': as a quantised checkpoint asks, 'none': weights alone"),

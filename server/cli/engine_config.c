@@ -51,16 +51,17 @@ static enum status check_quantization(const struct config *c, struct err *err)
     snprintf(path, sizeof path, "%s/config.json", c->engine.model);
     TRY(json_parse_file(path, 16 << 20, &config, err));
     const char *method = method_in(c->engine.model, config);
-    bool same = method && strcmp(method, c->quantization) == 0;
+    bool made = !method && words_find(ENGINE_QUANTIZATIONS, c->engine.quantization) >= 0;
+    bool same = method && strcmp(method, c->engine.quantization) == 0;
     for (size_t i = 0; method && i < sizeof names / sizeof names[0]; i++) {
         same = same || (strcmp(method, names[i][0]) == 0 &&
-                        words_find(names[i][1], c->quantization) >= 0);
+                        words_find(names[i][1], c->engine.quantization) >= 0);
     }
     enum status st = OK;
-    if (!same) {
+    if (!same && !made) {
         st = err_set(err, ERR_UNSUPPORTED, "quantization: '%.60s' is not what this checkpoint is in "
-                     "(%.60s), and weights are not quantised while they are loaded",
-                     c->quantization, method ? method : "none");
+                     "(%.60s), nor fp8 or int4, which weights that are not quantised may become",
+                     c->engine.quantization, method ? method : "none");
     }
     json_free(config);
     return st;
@@ -73,7 +74,7 @@ static enum status check_formats(const struct config *c, struct err *err)
         return err_set(err, ERR_UNSUPPORTED, "kv-cache-dtype: %s is not supported; keys and values "
                        "have the model's dtype", c->kv_cache_dtype);
     }
-    return c->quantization ? check_quantization(c, err) : OK;
+    return c->engine.quantization ? check_quantization(c, err) : OK;
 }
 
 /* Waits until all processes that share the model have met. */

@@ -1,0 +1,239 @@
+#include "engine/model/requantise.h"
+
+#include "engine/base/mem.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { BLOCK = 128, SMALL_GROUP = 32, MAX_THREADS = 16 };
+enum { E4M3_MOST = 448, E4M3_MOST_CODE = 0x7E };
+
+/* A matrix on its way. Bands of BLOCK rows are independent of each other. */
+struct work {
+    const struct weight_part *from;
+    struct requantise *q;
+    int64_t group; // inputs that share a scale
+    int64_t n_groups, row_bytes;
+    uint8_t *codes; // [n_rows, row_bytes]
+    float *scales;  // [n_rows, n_groups], or of bands with blocks
+};
+
+/* ---- numbers ------------------------------------------------------------------------------ */
+
+/* To nearest even, as cpu_inputs.c rounds inputs. */
+static uint8_t e4m3_code(float x)
+{
+    union {
+        float f;
+        uint32_t u;
+    } v = {fabsf(x)};
+    const uint8_t sign = signbit(x) ? 0x80 : 0;
+    if (!(v.f < (float)E4M3_MOST)) {
+        return (uint8_t)(sign | E4M3_MOST_CODE);
+    }
+    if (v.f < 0.015625f) { // subnormal, or the least that is not
+        return (uint8_t)(sign | (uint32_t)lrintf(v.f * 512.0f));
+    }
+    v.u += 0x7FFFF + (v.u >> 20 & 1);
+    return (uint8_t)(sign | ((v.u >> 23) - 120) << 3 | (v.u >> 20 & 7));
+}
+
+static float to_bf16(float x)
+{
+    union {
+        float f;
+        uint32_t u;
+    } v = {x};
+    v.u = (v.u + 0x7FFF + (v.u >> 16 & 1)) & 0xFFFF0000u;
+    return v.f;
+}
+
+static float largest_of(const float *w, int64_t n, float largest)
+{
+    for (int64_t i = 0; i < n; i++) {
+        largest = fabsf(w[i]) > largest ? fabsf(w[i]) : largest;
+    }
+    return largest;
+}
+
+/* Of nothing but zeros it is 1: a scale of 0 is none. */
+static float scale_for(enum requantise_kind kind, float largest)
+{
+    if (!(largest > 0.0f)) {
+        return 1.0f;
+    }
+    return kind == REQUANTISE_FP8 ? largest / (float)E4M3_MOST : to_bf16(largest / 7.5f);
+}
+
+static void put_codes(enum requantise_kind kind, const float *w, int64_t first, int64_t n,
+                      float scale, uint8_t *row)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t k = first + i;
+        if (kind == REQUANTISE_FP8) {
+            row[k] = e4m3_code(w[i] / scale);
+            continue;
+        }
+        float v = rintf(w[i] / scale);
+        v = v < -8.0f ? -8.0f : v;
+        v = v > 7.0f ? 7.0f : v;
+        row[k / 2] |= (uint8_t)((uint32_t)((int32_t)v + 8) << (k % 2 * 4));
+    }
+}
+
+/* ---- a matrix ----------------------------------------------------------------------------- */
+
+static void quantise_band(const struct work *w, int64_t band, float *values)
+{
+    const struct weight_part *p = w->from;
+    const int64_t first = band * BLOCK, n_in = p->n_cols;
+    const int64_t n = p->n_rows - first < BLOCK ? p->n_rows - first : BLOCK;
+    const int64_t in_common = w->q->blocks ? n : 1; // rows with a scale in common
+    for (int64_t r = 0; r < n; r++) {
+        weight_part_read(p, first + r, 0, n_in, values + r * n_in);
+    }
+    for (int64_t r = 0; r < n; r += in_common) {
+        const int64_t scale_row = w->q->blocks ? band : first + r;
+        for (int64_t g = 0; g < w->n_groups; g++) {
+            const int64_t at = g * w->group;
+            const int64_t width = n_in - at < w->group ? n_in - at : w->group;
+            float largest = 0.0f;
+            for (int64_t i = 0; i < in_common; i++) {
+                largest = largest_of(values + (r + i) * n_in + at, width, largest);
+            }
+            const float scale = scale_for(w->q->kind, largest);
+            w->scales[scale_row * w->n_groups + g] = scale;
+            for (int64_t i = 0; i < in_common; i++) {
+                put_codes(w->q->kind, values + (r + i) * n_in + at, at, width, scale,
+                          w->codes + (first + r + i) * w->row_bytes);
+            }
+        }
+    }
+}
+
+struct worker {
+    pthread_t thread;
+    const struct work *work;
+    int64_t first, step;
+};
+
+static void *run_worker(void *arg)
+{
+    const struct worker *me = arg;
+    const struct weight_part *p = me->work->from;
+    float *values = xmalloc((size_t)(BLOCK * p->n_cols) * sizeof *values);
+    for (int64_t band = me->first; band * BLOCK < p->n_rows; band += me->step) {
+        quantise_band(me->work, band, values);
+    }
+    free(values);
+    return NULL;
+}
+
+/* A thread that cannot be had leaves its bands to the caller's. */
+static void quantise(const struct work *w)
+{
+    struct worker workers[MAX_THREADS];
+    const int64_t bands = (w->from->n_rows + BLOCK - 1) / BLOCK;
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    n = n < 1 ? 1 : n;
+    n = n > MAX_THREADS ? MAX_THREADS : n;
+    n = bands < n ? (long)bands : n;
+    bool started[MAX_THREADS] = {false};
+    for (long i = 0; i < n; i++) {
+        workers[i] = (struct worker){.work = w, .first = i, .step = n};
+        started[i] = i > 0 && pthread_create(&workers[i].thread, NULL, run_worker, &workers[i]) == 0;
+    }
+    for (long i = 0; i < n; i++) {
+        if (!started[i]) {
+            run_worker(&workers[i]);
+        }
+    }
+    for (long i = 0; i < n; i++) {
+        if (started[i]) {
+            pthread_join(workers[i].thread, NULL);
+        }
+    }
+}
+
+static void *keep(struct requantise *q, void *p)
+{
+    if (q->n_made == q->room) {
+        q->room = q->room ? 2 * q->room : 64;
+        q->made = xrealloc(q->made, (size_t)q->room * sizeof *q->made);
+    }
+    q->made[q->n_made++] = p;
+    return p;
+}
+
+static int64_t group_of(const struct requantise *q, int64_t n_in)
+{
+    if (q->kind == REQUANTISE_FP8) {
+        return q->blocks ? BLOCK : n_in;
+    }
+    if (n_in % BLOCK == 0) {
+        return BLOCK;
+    }
+    return n_in % SMALL_GROUP == 0 ? SMALL_GROUP : n_in;
+}
+
+/* What the codes and scales are, wherever they lie. */
+static struct weight_part describe(const struct work *w)
+{
+    const bool is_fp8 = w->q->kind == REQUANTISE_FP8;
+    struct weight_part p = weight_part_plain(NULL, is_fp8 ? DT_E4M3 : DT_U4, w->from->n_rows,
+                                             w->from->n_cols, w->row_bytes);
+    struct weight_codec *c = &p.codec;
+    c->format = is_fp8 ? "fp8" : "int4";
+    c->values.packing = is_fp8 ? PACK_NONE : PACK_BYTES;
+    c->scales = (struct number_grid){.dtype = DT_F32, .row_stride = w->n_groups, .col_stride = 1};
+    c->zero = is_fp8 ? 0 : 8;
+    c->block_rows = w->q->blocks ? BLOCK : 1;
+    c->block_cols = w->group;
+    if (is_fp8) {
+        p.inputs = (struct input_rule){.numbers = INPUT_E4M3,
+                                       .from_row = true,
+                                       .group = w->q->blocks ? BLOCK : 0,
+                                       .n_inputs = w->from->n_cols};
+    }
+    return p;
+}
+
+void requantise_part(struct requantise *q, struct weight_part *part)
+{
+    if (q->kind == REQUANTISE_NOT || !weight_part_is_plain(part)) {
+        return;
+    }
+    const struct weight_part from = *part;
+    struct work w = {.from = &from, .q = q, .group = group_of(q, from.n_cols)};
+    w.n_groups = (from.n_cols + w.group - 1) / w.group;
+    w.row_bytes = q->kind == REQUANTISE_FP8 ? from.n_cols : (from.n_cols + 1) / 2;
+    *part = describe(&w);
+    if (weight_part_is_dummy(&from)) {
+        part->codec.scales.row_stride = part->codec.scales.col_stride = 0;
+        return;
+    }
+    const int64_t scale_rows = q->blocks ? (from.n_rows + BLOCK - 1) / BLOCK : from.n_rows;
+    w.codes = keep(q, xcalloc((size_t)from.n_rows, (size_t)w.row_bytes));
+    w.scales = keep(q, xcalloc((size_t)(scale_rows * w.n_groups), sizeof *w.scales));
+    quantise(&w);
+    part->codec.values.data = w.codes;
+    part->codec.scales.data = w.scales;
+}
+
+void requantise_clear(struct requantise *q)
+{
+    for (int32_t i = 0; i < q->n_made; i++) {
+        free(q->made[i]);
+    }
+    q->n_made = 0;
+}
+
+void requantise_deinit(struct requantise *q)
+{
+    requantise_clear(q);
+    free(q->made);
+    *q = (struct requantise){.kind = REQUANTISE_NOT};
+}
