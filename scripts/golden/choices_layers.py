@@ -15,6 +15,7 @@ def olmo3(rng):
         "full_attention": rope(rng, 16, ("default", "linear", "yarn")),
         "sliding_attention": rope(rng, 16, ("default",)),
     }
+    c["rope_parameters"]["full_attention"].pop("truncate", None)  # 5.23 looks beside it
     return c
 
 
@@ -73,6 +74,8 @@ def glm4_moe_lite(rng):
     c = deepseek(rng)
     c["rope_interleave"] = rng.random() < 0.7
     del c["first_k_dense_replace"]  # its class takes one dense layer, or a list
+    while c["topk_group"] * c["n_routed_experts"] // c["n_group"] < c["num_experts_per_tok"]:
+        c["topk_group"] += 1  # else what is picked besides is nobody's word
     mlp_layer_types(rng, c)
     return c
 
@@ -120,7 +123,7 @@ def gemma4_text(rng):
         global_head_dim=rng.choice([16, 64, 128, 512]),
         num_global_key_value_heads=rng.choice([None] + [k for k in (1, 2, n) if n % k == 0]),
         hidden_activation="gelu_pytorch_tanh",
-        hidden_size_per_layer_input=rng.choice([0, 0, 8, 16]),
+        hidden_size_per_layer_input=rng.choice([8, 16] if shared else [0, 0, 8]),  # 5.23 wants it
         vocab_size_per_layer_input=c["vocab_size"],
         layer_types=kinds,
         num_kv_shared_layers=shared,

@@ -74,6 +74,8 @@ def leave_to_the_class(rng, values, family):
         kept["head_dim"] = values["head_dim"]
     if "sliding_attention" in kept.get("layer_types", []):  # SmolLM3's class has no window
         kept["sliding_window"] = values["sliding_window"]
+    if "layer_types" not in kept:  # those that share keys are drawn for the kinds
+        kept.pop("num_kv_shared_layers", None)
     return kept
 
 
