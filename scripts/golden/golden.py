@@ -54,16 +54,19 @@ def fill_weights(model, generator):
     would not show.
     """
     is_gemma = model.config.model_type.startswith("gemma")
+    adds_one = is_gemma and not model.config.model_type.startswith("gemma4")  # to its norms
     for name, tensor in model.state_dict().items():
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
         if name.endswith("bias"):
             value = 0.1 * noise
         elif "norm" in name:
-            value = 0.1 * noise + (0.0 if is_gemma else 1.0)
+            value = 0.1 * noise + (0.0 if adds_one else 1.0)
+        elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+            value = 0.2 * noise + 1.0
         elif "embed_tokens" in name:
             # Gemma multiplies embeddings by sqrt(hidden), and its tied head uses them unscaled.
             value = (0.12 if is_gemma else 0.4 if model.config.tie_word_embeddings else 0.8) * noise
-        elif ".gate.weight" in name or "shared_expert_gate" in name:
+        elif any(k in name for k in (".gate.weight", "shared_expert_gate", "router")):
             value = 2.0 / tensor.shape[-1] ** 0.5 * noise
         elif name.endswith("sinks"):
             value = noise

@@ -26,13 +26,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import choices_dense
 import choices_experts
+import choices_layers
 from families import COMMON
 from golden import fill_weights, fix_rope_length, logits_of, prompt_logprobs, seed_of, write_config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SLUICE = os.environ.get("SLUICE", str(ROOT / "build" / "sluice"))
 TOLERANCE = 1e-3
-FAMILIES = {**choices_dense.FAMILIES, **choices_experts.FAMILIES}
+FAMILIES = {
+    **choices_dense.FAMILIES,
+    **choices_experts.FAMILIES,
+    **choices_layers.FAMILIES,
+}
 # Other names of what transformers knows: of released files, which come with code of their own.
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
 # Text parts of wrappers, which the Auto classes do not know alone.
@@ -69,6 +74,8 @@ def leave_to_the_class(rng, values, family):
         kept["head_dim"] = values["head_dim"]
     if "sliding_attention" in kept.get("layer_types", []):  # SmolLM3's class has no window
         kept["sliding_window"] = values["sliding_window"]
+    if "layer_types" not in kept:  # those that share keys are drawn for the kinds
+        kept.pop("num_kv_shared_layers", None)
     return kept
 
 

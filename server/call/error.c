@@ -27,6 +27,13 @@ bool api_missing(struct api_error *e, const char *param)
                          "Missing required parameter: '%s'.", param);
 }
 
+bool api_text_only(struct api_error *e, const char *param, const char *what, const char *type)
+{
+    return api_error_set(e, 400, "unsupported_value", param,
+                         "Unsupported value: %s of type '%.40s' are not supported: the server takes "
+                         "text only for this model.", what, type);
+}
+
 bool api_empty(struct api_error *e, const char *param)
 {
     return api_error_set(e, 400, "empty_array", param,

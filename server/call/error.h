@@ -25,6 +25,9 @@ bool api_error_set(struct api_error *e, int status, const char *code, const char
                    const char *fmt, ...) PRINTF_LIKE(5, 6);
 bool api_missing(struct api_error *e, const char *param);
 bool api_empty(struct api_error *e, const char *param); // 400 empty_array
+/* 400 unsupported_value: `what`, such as "content parts", of a type that is not text: an image, sound,
+ * a file. Checkpoints of models that take them are served, too, without what sees or hears. */
+bool api_text_only(struct api_error *e, const char *param, const char *what, const char *type);
 bool api_unsupported(struct api_error *e, const char *param); // 400 unsupported_parameter
 bool api_context_exceeded(struct api_error *e, const char *param, int64_t context,
                           int64_t n_prompt, int64_t n_completion);

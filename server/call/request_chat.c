@@ -40,10 +40,8 @@ static bool check_part(struct api_request *r, const struct json *part, size_t in
     bool text = strcmp(type, "text") == 0 || strcmp(type, "input_text") == 0 ||
                 strcmp(type, "output_text") == 0;
     if (strcmp(type, "refusal") != 0 && !text) {
-        return api_error_set(&r->error, 400, "unsupported_value",
-                             at(where, sizeof where, index, "content"),
-                             "Unsupported value: content parts of type '%.40s' are not supported by "
-                             "this model; only 'text' is.", type);
+        return api_text_only(&r->error, at(where, sizeof where, index, "content"), "content parts",
+                             type);
     }
     const char *field = text ? "text" : "refusal";
     if (!json_get_string(part, field)) {

@@ -193,9 +193,9 @@ static bool read_call(struct turns *t, const struct json *block, enum turn_role 
 static bool unsupported_block(struct turns *t, const char *field, const char *type)
 {
     return api_error_set(&t->r->error, 400, "unsupported_value", where(t, field),
-                         "Unsupported value: content blocks of type '%.40s' are not supported by "
-                         "this server; of what is not text it takes tool calls, their results and "
-                         "thoughts.", type);
+                         "Unsupported value: content blocks of type '%.40s' are not supported: the "
+                         "server takes text only for this model, and beside it tool calls, their "
+                         "results and thoughts.", type);
 }
 
 /* A string, or blocks of text, as one text. */

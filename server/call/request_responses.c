@@ -77,9 +77,7 @@ static bool put_content(struct messages *m, const struct json *content, const ch
         bool known = type && (strcmp(type, "input_text") == 0 || strcmp(type, "text") == 0 ||
                               strcmp(type, "output_text") == 0 || strcmp(type, "refusal") == 0);
         if (!known) {
-            return api_error_set(e, 400, "unsupported_value", where(m, field),
-                                 "Unsupported value: content parts of type '%.40s' are not "
-                                 "supported by this model.", type ? type : "(none)");
+            return api_text_only(e, where(m, field), "content parts", type ? type : "(none)");
         }
         if (!text) {
             char place[64];

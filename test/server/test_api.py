@@ -506,6 +506,20 @@ def test_wrong_members_are_named(server, path, more, code, param):
     assert (r.status, r.error["code"], r.error["param"]) == (400, code, param), r.body
 
 
+@pytest.mark.parametrize("path, body, param", [
+    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]}, "messages[0].content")
+    for part in ({"type": "image_url", "image_url": {"url": "data:,"}}, {"type": "input_audio", "input_audio": {}},
+                 {"type": "video_url", "video_url": {"url": "data:,"}}, {"type": "file", "file": {}})
+] + [
+    ("responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]}, "input[0].content"),
+])
+def test_what_is_not_text_is_refused_by_its_name(server, path, body, param):
+    """Also of a model that sees or hears, of which the server has the language part alone."""
+    r = server.post(f"/v1/{path}", body)
+    assert (r.status, r.error["code"], r.error["param"]) == (400, "unsupported_value", param), r.body
+    assert "text only" in r.error["message"] and "of type '" in r.error["message"]
+
+
 @pytest.mark.parametrize("more", [
     {"stream_options": None}, {"temperature": None}, {"top_p": 0}, {"n": 1.0}, {"stop": []}, {"stop": None}, {"stop": "a" * 1024}, {"seed": -1}, {"top_k": -1},
     {"user": "u", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "prediction": None, "verbosity": "low"}, {"foo": 1},
