@@ -72,6 +72,8 @@ def leave_to_the_class(rng, values, family):
     asked = family.startswith("hunyuan") or "rope_parameters" in kept  # as by Mixtral's scalings
     if "head_dim" in values and asked:
         kept["head_dim"] = values["head_dim"]
+    if values.get("sliding_window", 0) is None and "layer_types" in values:  # EXAONE's class fails
+        kept["layer_types"] = values["layer_types"]
     if "sliding_attention" in kept.get("layer_types", []):  # SmolLM3's class has no window
         kept["sliding_window"] = values["sliding_window"]
     if "layer_types" not in kept:  # those that share keys are drawn for the kinds

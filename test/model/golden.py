@@ -8,6 +8,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 GOLDEN = os.path.join(ROOT, "test", "golden")
 SLUICE = os.environ.get("SLUICE", os.path.join(ROOT, "build", "sluice"))
 DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
+SHARED = os.path.abspath(os.environ.get("SLUICE_SHARED", os.path.join(ROOT, "..", "shared")))
 EXACT_RANKS = DEVICE == "cpu"  # several ranks give the bits of one
 TWO_THREADS = ["--threads", "2"]  # test/run may give a program but one
 RUN = [SLUICE, "generate", "--device", DEVICE, *os.environ.get("SLUICE_TEST_FLAGS", "").split()]

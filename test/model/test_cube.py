@@ -10,7 +10,10 @@ import pytest
 
 import golden
 
-FAMILIES = ["llama-3", "gemma-2", "qwen2-moe", "gpt-oss", "deepseek-v3"]
+SHARED = [os.path.join(golden.SHARED, "golden-families", f) for f in ("mistral-small-4", "hunyuan-moe", "exaone-4")]
+SHARED = [f for f in SHARED if os.path.isdir(f)]
+FAMILIES = ["llama-3", "gemma-2", "qwen2-moe", "gpt-oss", "deepseek-v3", *SHARED]
+EVERY = [*golden.families(), *SHARED]
 NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":1}'
 
 CHUNKS = {"whole": [], "chunked": ["--max-num-batched-tokens", "23", "--max-num-seqs", "9"]}
@@ -104,7 +107,7 @@ def test_drafts_were_accepted():
     assert sum(accepted) > 0
 
 
-@pytest.mark.parametrize("family", golden.families())
+@pytest.mark.parametrize("family", EVERY)
 def test_chunks_of_any_size_give_the_same_bits(family):
     prompt = requests()[4]["prompt_token_ids"]
     score = [{"prompt_token_ids": prompt, "max_tokens": 0, "prompt_logprobs": True}]
@@ -116,7 +119,7 @@ def test_chunks_of_any_size_give_the_same_bits(family):
 
 
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
-@pytest.mark.parametrize("family", golden.families())
+@pytest.mark.parametrize("family", EVERY)
 def test_two_ranks_give_the_bits_of_one(family):
     some, want = some_of(family)
     for how, flags in drafts(family).items():
@@ -131,7 +134,7 @@ def sharded(flags):
 
 
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
-@pytest.mark.parametrize("family", golden.families())
+@pytest.mark.parametrize("family", EVERY)
 def test_ranks_may_share_the_draft_model_too(family):
     """With the same bits: a model that drafts for itself is right wherever the answer goes on."""
     some, want = some_of(family)

@@ -9,8 +9,7 @@ import pytest
 
 import golden
 
-SHARED = os.environ.get("SLUICE_SHARED", os.path.join(golden.ROOT, "..", "shared"))
-FAMILIES = os.path.join(SHARED, "golden-families")
+FAMILIES = os.path.join(golden.SHARED, "golden-families")
 # An expert that is picked otherwise in bf16 outweighs all that is rounded: fp32 alone judges these.
 ROUTES_FLIP = {"gemma-4-moe", "kimi-k2.5"}
 
