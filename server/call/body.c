@@ -129,15 +129,101 @@ static char *find_nul(char *p, size_t n_bytes)
     return NULL;
 }
 
+/* U+FFFE, U+FFFF and U+FDD0 to U+FDEF are characters that nobody writes: one of them is not there. */
+static bool choose_stand_in(struct stand_in *s, const char *text, size_t n_bytes)
+{
+    enum { N_TAIL = 2, N_ALL = N_TAIL + 32 };
+    for (unsigned i = 0; i < N_ALL && !s->utf8[0]; i++) {
+        unsigned cp = i < N_TAIL ? 0xfffe + i : 0xfdd0 + i - N_TAIL;
+        char utf8[] = {(char)(0xe0 | cp >> 12), (char)(0x80 | (cp >> 6 & 63)),
+                       (char)(0x80 | (cp & 63)), '\0'};
+        char small[7], large[7];
+        snprintf(small, sizeof small, "\\u%04x", cp);
+        snprintf(large, sizeof large, "\\u%04X", cp);
+        if (!memmem(text, n_bytes, utf8, 3) && !memmem(text, n_bytes, small, 6) &&
+            !memmem(text, n_bytes, large, 6)) {
+            memcpy(s->utf8, utf8, sizeof utf8);
+            memcpy(s->escaped, small, sizeof small);
+        }
+    }
+    return s->utf8[0] != '\0';
+}
+
+bool body_hide_nuls(struct api_body *b, const char *body_text, size_t body_bytes, char *text,
+                    size_t n_bytes)
+{
+    char *nul = find_nul(text, n_bytes);
+    if (!nul) {
+        return true;
+    }
+    struct stand_in own = {.utf8 = ""};
+    if (!choose_stand_in(&own, text, n_bytes)) {
+        return false;
+    }
+    if (!b->nul.utf8[0]) { // the body has none: what both lack can be had
+        struct buf both;
+        buf_init(&both, body_bytes + n_bytes + 1);
+        buf_put(&both, body_text, body_bytes);
+        buf_put(&both, text, n_bytes);
+        bool found = !both.failed && choose_stand_in(&b->nul, both.data, both.n_bytes);
+        buf_deinit(&both);
+        if (!found) {
+            return false;
+        }
+    } else if (memmem(text, n_bytes, b->nul.utf8, 3) || memmem(text, n_bytes, b->nul.escaped, 6)) {
+        return false;
+    }
+    for (; nul; nul = find_nul(nul, n_bytes - (size_t)(nul - text))) {
+        memcpy(nul, b->nul.escaped, 6);
+    }
+    return true;
+}
+
+void body_put_nuls_back(const struct api_body *b, struct buf *json)
+{
+    const char *from = json->data, *end = from + json->n_bytes, *at;
+    if (!b->nul.utf8[0] || json->failed || json->n_bytes == 0) {
+        return;
+    }
+    struct buf out;
+    buf_init(&out, json->max_bytes);
+    while ((at = memmem(from, (size_t)(end - from), b->nul.utf8, 3)) != NULL) {
+        buf_put(&out, from, (size_t)(at - from));
+        buf_puts(&out, "\\u0000");
+        from = at + 3;
+    }
+    buf_put(&out, from, (size_t)(end - from));
+    buf_deinit(json);
+    *json = out;
+}
+
+const char *body_text(const struct api_body *b, const char *string, size_t *n_bytes)
+{
+    *n_bytes = strlen(string);
+    if (!b->nul.utf8[0] || !strstr(string, b->nul.utf8)) {
+        return string;
+    }
+    char *copy = arena_strndup(b->arena, string, *n_bytes), *to = copy;
+    for (const char *from = string; copy && *from;) {
+        bool nul = strncmp(from, b->nul.utf8, 3) == 0;
+        *to++ = nul ? '\0' : *from;
+        from += nul ? 3 : 1;
+    }
+    *n_bytes = copy ? (size_t)(to - copy) : 0;
+    return copy;
+}
+
 /* What a reader takes from the member's own text is not for the tree: ids, of which a tree would
  * cost 64 bytes each, and U+0000, at which its strings would end. The text is kept in the arena; the
  * tree is shown an empty array, or another character. */
-static bool hide_from_tree(struct api_body *b, struct body_member *m, char *text)
+static bool hide_from_tree(struct api_body *b, struct body_member *m, char *text, size_t n_bytes)
 {
     char *at = text + (m->start - text), *end = at + m->n_bytes;
     static const char of_ids[] = "prompt|prompt_token_ids|input|tokens";
     bool ids = m->n_bytes > 2 && is_ids(m) && words_find(of_ids, m->key) >= 0;
-    bool texts = words_find("prompt|input|content|messages", m->key) >= 0;
+    static const char of_texts[] = "prompt|input|content|messages|system|instructions|suffix|query|"
+                                   "documents|text_1|text_2|input_prefix|input_suffix";
+    bool texts = words_find(of_texts, m->key) >= 0;
     char *nul = texts && !ids ? find_nul(at, m->n_bytes) : NULL;
     if (!ids && !nul) {
         return true;
@@ -151,8 +237,11 @@ static bool hide_from_tree(struct api_body *b, struct body_member *m, char *text
         memset(at, ' ', m->n_bytes);
         memcpy(at, "[]", 2);
     }
+    if (nul && !b->nul.utf8[0] && !choose_stand_in(&b->nul, text, n_bytes)) {
+        return not_json(b->error, "U+0000 beside all of Unicode's noncharacters");
+    }
     for (; nul; nul = find_nul(nul, (size_t)(end - nul))) {
-        memcpy(nul, "\\ufffd", 6);
+        memcpy(nul, b->nul.escaped, 6);
     }
     return true;
 }
@@ -166,7 +255,7 @@ bool body_open(struct api_body *b, char *text, size_t n_bytes, struct arena *are
         return false;
     }
     for (size_t i = 0; i < b->n_members; i++) {
-        if (!hide_from_tree(b, &b->members[i], text)) {
+        if (!hide_from_tree(b, &b->members[i], text, n_bytes)) {
             return false;
         }
     }

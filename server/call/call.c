@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNK_MAX_BYTES = 64 << 20 };
+enum { CHUNK_MAX_BYTES = 64 << 20, PATIENCE_MARGIN_S = 2 /* chosen */ };
 
 static const struct call_format *const formats[N_API_KINDS] = {
     [API_CHAT] = &call_chat_format,
@@ -197,8 +197,11 @@ static void start_deadline(struct call *c)
     if (c->request.timeout_s > 0 && c->request.timeout_s < total) {
         total = c->request.timeout_s;
     }
-    if (c->patience_s > 0 && c->patience_s < queue) { // past it nobody is listening
-        queue = c->patience_s;
+    /* Past it nobody is listening to an answer that comes as a whole. The client is to see its own
+     * timeout, so it is waited for a little longer. */
+    double patience = c->patience_s + PATIENCE_MARGIN_S;
+    if (c->patience_s > 0 && !c->request.stream && patience < queue) {
+        queue = patience;
     }
     c->deadline_is_queue = !c->first_token && queue < total;
     double wait = c->deadline_is_queue ? queue : total;

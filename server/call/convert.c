@@ -96,8 +96,9 @@ static bool keep(struct api_request *r, const struct buf *array, const char **te
     return *text ? true : request_too_large(r);
 }
 
-bool convert_keep_messages(struct api_request *r, const struct buf *array)
+bool convert_keep_messages(struct api_request *r, struct buf *array)
 {
+    body_put_nuls_back(&r->body, array);
     return keep(r, array, &r->messages, &r->messages_bytes);
 }
 

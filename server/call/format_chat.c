@@ -44,12 +44,8 @@ static void end_chunk(struct call_choice *ch, struct buf *b)
     call_send_chunk(ch->call, b);
 }
 
-/* With the first token, so that a late refusal keeps its status. */
-static void start(struct call_choice *ch)
+static void start_stream(struct call_choice *ch)
 {
-    if (!ch->call->request.stream) {
-        return;
-    }
     struct buf *b = open_chunk(ch);
     buf_puts(b, "\"role\":\"assistant\",\"content\":\"\"");
     close_chunk(ch, b, NULL);
@@ -100,6 +96,20 @@ static void pending(struct call_choice *ch)
     buf_clear(from);
     close_chunk(ch, b, NULL);
     end_chunk(ch, b);
+}
+
+/* With the first token, so that a late refusal keeps its status. */
+static void start(struct call_choice *ch)
+{
+    const struct api_request *r = &ch->call->request;
+    if (r->stream) {
+        start_stream(ch);
+    }
+    if (r->echoed && r->echoed_bytes > 0) {
+        ch->has_content = true;
+        buf_put(&ch->content, r->echoed, r->echoed_bytes);
+        ch->pending = r->stream ? PENDING_TEXT : ch->pending;
+    }
 }
 
 static void put_call_head(struct buf *b, const struct call_choice *ch, const char *name,

@@ -11,14 +11,11 @@ static void put_comma(struct buf *b)
     }
 }
 
-static bool has_top(const struct token_logprobs *lp, int32_t n, int32_t token)
+static void put_top(struct buf *b, const struct call *c, int32_t token, float logprob)
 {
-    for (int32_t i = 0; i < n; i++) {
-        if (lp->top_ids[i] == token) {
-            return true;
-        }
-    }
-    return false;
+    call_put_token_text(b, c, token);
+    buf_putc(b, ':');
+    call_put_logprob(b, logprob);
 }
 
 static void add_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
@@ -38,17 +35,12 @@ static void add_logprob(struct call_choice *ch, int32_t token, const struct toke
         call_put_logprob(values, lp->logprob);
         int32_t n = lp->n_top < n_top ? lp->n_top : n_top;
         buf_putc(tops, '{');
+        put_top(tops, c, token, lp->logprob); // the token itself is always there, and first
         for (int32_t i = 0; i < n; i++) {
-            buf_puts(tops, i ? "," : "");
-            call_put_token_text(tops, c, lp->top_ids[i]);
-            buf_putc(tops, ':');
-            call_put_logprob(tops, lp->top_logprobs[i]);
-        }
-        if (!has_top(lp, n, token)) { // the token itself is always there
-            buf_puts(tops, n > 0 ? "," : "");
-            call_put_token_text(tops, c, token);
-            buf_putc(tops, ':');
-            call_put_logprob(tops, lp->logprob);
+            if (lp->top_ids[i] != token) {
+                buf_putc(tops, ',');
+                put_top(tops, c, lp->top_ids[i], lp->top_logprobs[i]);
+            }
         }
         buf_putc(tops, '}');
     }

@@ -112,6 +112,8 @@ struct api_request {
     bool old_calls;                // asked for with "functions": one call, as "function_call"
     const char *request_template;  // trusted
     bool add_generation_prompt, continue_final_message;
+    const char *echoed; // chat with echo: the last message, if it is the assistant's; or NULL
+    size_t echoed_bytes;
     const char *effort;       // NULL: not said
     bool thinks, has_thinks;  // enable_thinking
     const char *instructions; // responses

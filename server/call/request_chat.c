@@ -542,8 +542,42 @@ void chat_begin(struct api_request *r)
     r->add_special = false; // the template writes what the model wants
 }
 
+/* What an answer with echo begins with: the text that the client has begun for the assistant. */
+static bool find_echo(struct api_request *r)
+{
+    const struct json *last = NULL;
+    const struct body_member *messages = body_get(&r->body, "messages");
+    for (const struct json *m = messages ? json_first(messages->node) : NULL; m; m = json_next(m)) {
+        last = m;
+    }
+    const char *role = json_get_string(last, "role");
+    const struct json *content = json_get(last, "content");
+    if (!r->echo || !role || strcmp(role, "assistant") != 0) {
+        return true;
+    }
+    struct buf text;
+    buf_init(&text, 64 << 20);
+    if (json_string(content)) {
+        buf_puts(&text, json_string(content));
+    }
+    bool parts = json_is(content, JSON_ARRAY);
+    for (const struct json *p = parts ? json_first(content) : NULL; p; p = json_next(p)) {
+        const char *part = json_get_string(p, "text");
+        buf_puts(&text, p == json_first(content) ? "" : "\n");
+        buf_puts(&text, part ? part : "");
+    }
+    const char *copy = arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
+    bool good = copy && !text.failed;
+    buf_deinit(&text);
+    r->echoed = good ? body_text(&r->body, copy, &r->echoed_bytes) : NULL;
+    return r->echoed ? true : request_too_large(r);
+}
+
 bool chat_end(struct api_request *r)
 {
+    if (!find_echo(r)) {
+        return false;
+    }
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;
     r->has_max_tokens |= r->max_is_asked;

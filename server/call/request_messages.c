@@ -404,11 +404,6 @@ static bool put_turns(struct turns *t)
                              "Invalid 'messages': array too long. Expected at most %d items.",
                              MAX_TURNS);
     }
-    if (body_get(&t->r->body, "messages")->has_nul) { // messages are made from the tree
-        return api_error_set(e, 400, "invalid_value", "messages",
-                             "Invalid 'messages': a string contains the character U+0000, which is "
-                             "not supported here.");
-    }
     for (const struct json *turn = json_first(turns); turn; turn = json_next(turn), t->turn++) {
         if (!read_turn(t, turn)) {
             return false;

@@ -208,11 +208,6 @@ static bool put_input(struct messages *m)
     if (!json_first(input->node)) {
         return api_empty(&m->r->error, "input");
     }
-    if (input->has_nul) { // items are made from the tree
-        return api_error_set(&m->r->error, 400, "invalid_value", "input",
-                             "Invalid 'input': a string contains the character U+0000, which is "
-                             "not supported in items; it is in an input that is a string.");
-    }
     for (const struct json *item = json_first(input->node); item; item = json_next(item)) {
         if (!put_item(m, item)) {
             return false;
@@ -227,16 +222,21 @@ static bool put_input(struct messages *m)
 /* What was said before, in the words that were kept of it. */
 static bool put_history(struct messages *m)
 {
-    const struct api_request *r = m->r;
+    struct api_request *r = m->r;
     const struct json_limits limits = {.max_depth = 256};
     struct json *items = NULL;
     if (!r->history) {
         return true;
     }
-    if (json_parse(r->history, r->history_bytes, &limits, &items, NULL) != OK) {
+    char *text = arena_strndup(&r->arena, r->history, r->history_bytes);
+    if (!text) {
+        return request_too_large(r);
+    }
+    if (!body_hide_nuls(&r->body, r->text, r->n_bytes, text, r->history_bytes) ||
+        json_parse(text, r->history_bytes, &limits, &items, NULL) != OK) {
         return api_error_set(&m->r->error, 400, "invalid_value", "previous_response_id",
                              "Invalid 'previous_response_id': the conversation before this input "
-                             "has the character U+0000 or too many items.");
+                             "has too many items.");
     }
     bool good = true;
     for (const struct json *item = json_first(items); good && item; item = json_next(item)) {
@@ -253,6 +253,7 @@ static bool keep_items(struct messages *m)
     if (!r->store) {
         return true;
     }
+    body_put_nuls_back(&r->body, &m->items);
     r->items = m->items.failed ? NULL : arena_strndup(&r->arena, m->items.data, m->items.n_bytes);
     r->items_bytes = m->items.n_bytes;
     return r->items ? true : request_too_large(r);

@@ -733,6 +733,8 @@ def test_deadlines():
         assert eventually(lambda: running(s) == 0)
         c = open_stream(s)  # keeps the only lane
         assert eventually(lambda: running(s) == 1)
+        with pytest.raises(TimeoutError):  # the client sees its own timeout, not a refusal
+            s.post("/v1/completions", {"prompt": "x"}, headers={"x-stainless-read-timeout": "0.5"}, timeout=1)
         r = s.post("/v1/completions", {"prompt": "x"}, headers={"x-stainless-read-timeout": "0.5"})
         assert r.status == 503 and r.error["code"] == "queue_timeout" and r.headers["retry-after"]
         c.close()
