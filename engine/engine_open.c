@@ -450,7 +450,7 @@ static void limits_of(const struct engine *e, struct scheduler_limits *out)
         .block_tokens = info->block_tokens,
         .max_blocks_per_lane =
             (info->max_model_len + nodes + info->block_tokens - 1) / info->block_tokens + 1,
-        .prefix_cache = e->options.enable_prefix_caching,
+        .prefix_cache = e->options.enable_prefix_caching && e->config.n_state_layers == 0,
         .chunked = e->options.enable_chunked_prefill,
         .hash_key = hash_process_key() | 1,
     };
@@ -476,12 +476,24 @@ static enum status measure_costs(struct engine *e)
     return OK;
 }
 
+static enum status open_states(const struct engine *e, const struct model *m, struct err *err)
+{
+    if (m->config->n_state_layers == 0) {
+        return OK;
+    }
+    struct state_layer layers[MAX_LAYERS];
+    model_state_layers(m, layers);
+    struct state_set_desc d = {m->config->n_state_layers, layers, e->info.dtype, STATE_BLOCK, 0};
+    return m->be->ops->state_open(m->be, m->kv_set, &d, 0, err);
+}
+
 static enum status open_set(const struct engine *e, const struct model *m, struct err *err)
 {
     struct kv_layer layers[MAX_LAYERS];
     model_kv_layers(m, layers);
     struct kv_set_desc kv = {m->config->n_kv_layers, layers, e->info.dtype};
-    return m->be->ops->kv_open(m->be, m->kv_set, &kv, err);
+    TRY(m->be->ops->kv_open(m->be, m->kv_set, &kv, err));
+    return open_states(e, m, err);
 }
 
 static enum status setup_rank(struct rank *r, void *arg)

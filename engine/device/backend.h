@@ -87,10 +87,10 @@ struct kv_set_desc {
  *
  * Boundaries are the multiples of `block` (one block has the positions [b, b + block)). A record is
  * what a layer needs to go on from a boundary: the state S there, and the last inputs of its
- * convolution before it. A snapshot is one record of each layer. A live slot has two, those of the
- * last two boundaries that were reached (boundary b in record b / block & 1), and by slot_pos the raw
- * rows (keys, corrected values, decays, inputs of convolutions) of the block that is being filled
- * and of what lies ahead of it.
+ * convolution before it. A snapshot is one record of each layer. A live slot has that of the last
+ * boundary, and of the one before it where rows may be taken back; and, by slot_pos, the raw rows
+ * (keys, corrected values, decays, inputs of convolutions) of the block that is being filled and
+ * of what lies ahead of it.
  *
  * - Which record a row goes on from is told by its position alone; rows of block 0 read none, so a
  *   sequence that begins needs nothing done to its slot.
@@ -134,7 +134,7 @@ struct state_sizes {
 
 /* Makes slot `to` a state at `pos`, which is above 0:
  *   snapshot to lane   pos is the snapshot's boundary: the lane goes on from there
- *   lane to snapshot   pos is one of the last two boundaries that the lane has reached
+ *   lane to snapshot   pos is the last boundary that the lane's known tokens have reached
  *   lane to lane       all of it, whatever pos is */
 struct state_copy {
     int32_t from, to, pos;

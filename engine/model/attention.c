@@ -7,6 +7,35 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* With a gate q's tensor has, for each head, its queries and then its gates: those go behind the
+ * values. */
+static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const struct model_shard *s = &l->m->shard;
+    const struct layer_share share = model_layer_share(c, s, layer);
+    int64_t hd = c->head_dim, q_all = 2 * c->n_heads * hd, kv_all = c->n_kv_heads * hd;
+    int64_t kv_first = share.first_kv_head * hd, kv_n = share.n_kv_heads * hd;
+    char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES];
+    part_layer_name(c->names->q, layer, q);
+    part_layer_name(c->names->k, layer, k);
+    part_layer_name(c->names->v, layer, v);
+    int32_t n = s->n_heads;
+    struct piece *list = xcalloc(2 * (size_t)n + 2, sizeof *list);
+    for (int32_t h = 0; h < n; h++) {
+        int64_t first = (s->first_head + h) * 2 * hd;
+        list[h] = (struct piece){q, q_all, first, hd};
+        list[n + 2 + h] = (struct piece){q, q_all, first + hd, hd};
+    }
+    list[n] = (struct piece){k, kv_all, kv_first, kv_n};
+    list[n + 1] = (struct piece){v, kv_all, kv_first, kv_n};
+    struct stack st = {.list = list, .n = 2 * n + 2, .n_in = c->hidden, .n_cols = c->hidden,
+                       .bias = c->q_bias};
+    enum status status = part_linear(l, &st, l->options->dtype, &w->qkv);
+    free(list);
+    return status;
+}
+
 static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -227,11 +256,14 @@ static enum status load_kv_scales(struct loader *l, int32_t layer, struct layer_
 
 enum status load_attention(struct loader *l, int32_t layer, struct layer_weights *w)
 {
+    if (l->c->layers[layer].kv < 0) {
+        return OK;
+    }
     TRY(load_kv_scales(l, layer, w));
     if (l->c->kv_lora) {
         return load_mla(l, layer, w);
     }
-    TRY(load_qkv(l, layer, w));
+    TRY(l->c->attn_gate ? load_gated_qkv(l, layer, w) : load_qkv(l, layer, w));
     TRY(load_qk_norms(l, layer, w));
     TRY(load_o(l, layer, l->c->layers[layer].head_dim, w));
     return load_sinks(l, layer, w);

@@ -103,6 +103,12 @@ static enum status read_activation(const struct json *j, struct model_config *c,
     return err_set(err, ERR_UNSUPPORTED, "config.json: the activation '%s' is not known", name);
 }
 
+static bool is_state(const char *type)
+{
+    return strcmp(type, "linear_attention") == 0 || strcmp(type, "mamba") == 0 ||
+           strcmp(type, "conv") == 0;
+}
+
 /* layer_types is authoritative where it is present. */
 enum status model_layer_types(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -118,9 +124,16 @@ enum status model_layer_types(const struct json *j, struct model_config *c, stru
     int32_t i = 0;
     for (const struct json *t = json_first(types); t && i < c->n_layers; t = json_next(t), i++) {
         const char *name = json_string(t);
+        const bool stateful = c->state.layer.conv_kernel > 0;
         c->layers[i].chunk = 0;
-        if (name && strcmp(name, "full_attention") == 0) {
+        if (name && is_state(name) && stateful) {
+            c->layers[i].kv = -1;
+            c->layers[i].state = 0;
+        } else if (name && (strcmp(name, "full_attention") == 0 ||
+                            (stateful && strcmp(name, "attention") == 0))) {
             c->layers[i].window = 0;
+            c->layers[i].kv = 0;
+            c->layers[i].state = -1;
         } else if (name && strcmp(name, "chunked_attention") == 0) {
             TRY(need_int(j, "attention_chunk_size", MAX_POSITIONS, &c->layers[i].chunk, err));
             c->layers[i].window = 0;

@@ -4,7 +4,7 @@
 #ifndef SLUICE_ENGINE_MODEL_CONFIG_H
 #define SLUICE_ENGINE_MODEL_CONFIG_H
 
-#include "engine/device/ops.h"
+#include "engine/model/recurrent.h"
 
 enum {
     MAX_LAYERS = 512,     // chosen: four times the deepest checkpoint known
@@ -64,6 +64,7 @@ struct model_config {
     float norm_eps, norm_offset;
 
     bool q_bias, o_bias, mlp_bias, router_bias, sinks;
+    bool attn_gate; // each head's output has a gate, which q's product gives behind its queries
     enum qk_norm qk_norm;
     enum norm_kind qk_norm_kind;
     bool qk_norm_after_rope;
@@ -91,6 +92,8 @@ struct model_config {
     bool experts_beside; // a layer with experts has an MLP, too, and norms for both
     float routed_scale;
     int32_t n_group, topk_group;
+
+    struct state_config state; // of layers with a recurrent state, if there are any
 
     /* Multi-head latent attention; kv_lora 0: none. */
     int32_t q_lora, kv_lora, nope_dim, rope_dim, v_dim;
@@ -120,7 +123,7 @@ struct family {
     const char *defaults;
     /* Sets what differs from plain Llama. `j` is the (text) config. Read before it: the dimensions
      * (hidden to max_pos), dtype, rms_norm_eps, the activation; Llama's scales and one rope are
-     * set, all else is 0. Read after it: layer_types (over layers[].window), tie_word_embeddings
+     * set, all else is 0, and no layer has a state. Read after it: layer_types (over layers[]), tie_word_embeddings
      * (over tied), and the ropes, from n_ropes, partial_rotary, rope_dim and
      * rope[0].desc.interleaved. */
     enum status (*read)(const struct json *j, struct model_config *c, struct err *err);
@@ -161,6 +164,7 @@ struct tensor_names {
     const char *inputs_embed, *inputs_proj, *inputs_norm;
     const char *input_gate, *input_up, *input_post_norm;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
+    const struct state_names *state;
 };
 
 /* model_keys.c: every key that is read holds what it may, or the sentence says which does not. A

@@ -142,7 +142,8 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
         .norm_after_rope = c->qk_norm_after_rope, .q_norm = w->q_norm, .k_norm = w->k_norm,
         .v_norm = c->v_norm, .eps = c->norm_eps, .norm_offset = c->norm_offset,
         .growth = lc->growth};
-    struct product_sums *sums = ops_rope_store_adds_sums(f->be, &store) ? &store.sums : NULL;
+    bool left = !c->attn_gate && ops_rope_store_adds_sums(f->be, &store);
+    struct product_sums *sums = left ? &store.sums : NULL;
     TRY(linear(f, w->qkv, in, m->qkv, sums));
     if (stores_only(f, layer)) {
         return f->ops->rope_store(f->be, &store);
@@ -152,7 +153,16 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
         .n_heads = m->shard.n_heads, .n_kv_heads = n_kv_heads, .head_dim_k = lc->head_dim,
         .head_dim_v = lc->head_dim, .scale = c->attn_scale,
         .window = lc->window, .chunk = lc->chunk, .softcap = c->attn_softcap, .sinks = w->sinks};
-    return ops_rope_attention(f->be, &store, &a);
+    TRY(ops_rope_attention(f->be, &store, &a));
+    if (!c->attn_gate) {
+        return OK;
+    }
+    struct gate_args gate = {.x = m->attn, .out = m->attn, .gate = m->qkv, .n_rows = f->n_rows,
+                             .width = m->shard.n_heads * lc->head_dim, .group = lc->head_dim,
+                             .act = GATE_SIGMOID};
+    size_t gates = (size_t)(m->shard.n_heads + 2 * n_kv_heads) * (size_t)lc->head_dim;
+    gate.gate.mem = dmem_at(m->qkv.mem, gates * dtype_bytes(m->qkv.dtype)); // behind the values
+    return f->ops->gate(f->be, &gate);
 }
 
 /* MLA with the key and value products absorbed into q and the output: one shared key head of
@@ -264,21 +274,32 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
     return gather(f, &f->attn, m->out_attn, m->attn.stride);
 }
 
-/* The heads' outputs through this rank's part of the output product, into delta. */
-static enum status attention_output(struct flow *f, int32_t layer)
+/* The heads' outputs through this rank's part of the output product, into delta. `skipped`: what lies
+ * before the heads that it takes. */
+static enum status heads_output(struct flow *f, const struct weight *weight, size_t skipped,
+                                const struct weight *post_norm)
 {
     struct model *m = f->m;
-    const struct layer_weights *w = &m->layers[layer];
-    struct tensor heads = f->attn; // those that this rank's output product takes
-    size_t skipped = (size_t)(m->shard.first_o_head - m->shard.first_head) *
-                     (size_t)m->config->layers[layer].head_dim;
+    struct tensor heads = f->attn;
     heads.mem = dmem_at(heads.mem, skipped * dtype_bytes(heads.dtype));
-    struct linear_args o = {.weight = w->o, .x = heads, .y = m->delta, .n_rows = f->n_rows,
-                            .partial = true, .sums = sums_for_norm(f, w->attn_post_norm)};
+    struct linear_args o = {.weight = weight, .x = heads, .y = m->delta, .n_rows = f->n_rows,
+                            .partial = true, .sums = sums_for_norm(f, post_norm)};
     TRY(f->ops->linear(f->be, &o));
     struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
-                                 .whole = m->shard.n_ranks == 1, .linear = w->o};
-    return finish_delta(f, &reduce, w->attn_post_norm);
+                                 .whole = m->shard.n_ranks == 1, .linear = weight};
+    return finish_delta(f, &reduce, post_norm);
+}
+
+static enum status mixer_output(struct flow *f, int32_t layer)
+{
+    const struct model_shard *s = &f->m->shard;
+    const struct layer_weights *w = &f->m->layers[layer];
+    if (f->m->config->layers[layer].state >= 0) {
+        int32_t skipped = (s->state.first_o - s->state.first_head) * s->state.o_width;
+        return heads_output(f, w->state.out, (size_t)skipped, w->attn_post_norm);
+    }
+    int32_t skipped = (s->first_o_head - s->first_head) * f->m->config->layers[layer].head_dim;
+    return heads_output(f, w->o, (size_t)skipped, w->attn_post_norm);
 }
 
 /* down(act(gate_up(in))) into delta, as this rank's partial sum. sums: as linear's. */
@@ -434,20 +455,31 @@ static enum status layer_input(struct flow *f, int32_t layer)
     return finish_delta(f, NULL, w->input_post_norm);
 }
 
+/* What the layer's rows take from those before them, into f->attn. */
+static enum status mixer(struct flow *f, int32_t layer, struct tensor in)
+{
+    const struct model_config *c = f->m->config;
+    if (c->layers[layer].state >= 0) {
+        return recurrent_forward(f->m, layer, in, f->n_rows, stores_only(f, layer));
+    }
+    return c->kv_lora ? mla_attention(f, layer, in) : attention(f, layer, in);
+}
+
 static enum status layer_forward(struct flow *f, int32_t layer)
 {
     const struct model_config *c = f->m->config;
     const struct layer_weights *w = &f->m->layers[layer];
     const bool parallel = c->parallel_residual; // both sub-layers read the same normed input
     struct tensor in, unused;
-    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, !parallel && c->kv_lora == 0, &in));
-    TRY(c->kv_lora ? mla_attention(f, layer, in) : attention(f, layer, in));
+    const bool once = !parallel && c->kv_lora == 0 && c->layers[layer].state < 0;
+    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, once, &in));
+    TRY(mixer(f, layer, in));
     if (stores_only(f, layer)) {
         return OK;
     }
     TRY(take_hidden(f, layer));
     TRY(narrow(f, layer, parallel ? &in : NULL));
-    TRY(attention_output(f, layer));
+    TRY(mixer_output(f, layer));
     if (parallel) { // it is kept while attention's output joins x
         TRY(join_norm(f, NULL, NULL, false, &unused));
     } else {

@@ -239,3 +239,18 @@ enum status family_query_growth(const struct json *j, struct model_config *c, st
     }
     return OK;
 }
+
+void family_sparse_steps(const struct json *j, struct model_config *c)
+{
+    int64_t step = json_get_int(j, "decoder_sparse_step", 1);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].moe = step > 0 && (i + 1) % step == 0;
+    }
+    const struct json *dense = json_get(j, "mlp_only_layers");
+    for (const struct json *d = json_first(dense); d; d = json_next(d)) {
+        int64_t i;
+        if (json_int64(d, &i) && i >= 0 && i < c->n_layers) {
+            c->layers[i].moe = false;
+        }
+    }
+}

@@ -28,7 +28,8 @@ struct family_table {
     const struct family *rows;
     size_t n;
 };
-extern const struct family_table families_dense, families_gemma, families_moe, families_mla;
+extern const struct family_table families_dense, families_gemma, families_moe, families_mla,
+    families_recurrent;
 
 /* sliding_window on all layers, on the even ones; taken back unless use_sliding_window. */
 void family_window_on_all(const struct json *j, struct model_config *c);
@@ -81,5 +82,8 @@ enum status family_same_of_layers(const struct json *j, const char *key, int32_t
 enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err);
 /* llama_4_scaling_beta of the rope's parameters: queries of all layers grow. */
 enum status family_query_growth(const struct json *j, struct model_config *c, struct err *err);
+
+/* Qwen's: sparse unless listed in mlp_only_layers, and only every decoder_sparse_step-th. */
+void family_sparse_steps(const struct json *j, struct model_config *c);
 
 #endif

@@ -102,6 +102,12 @@ static const struct key config_keys[] = {
     COUNT("moe_layer_freq", 0),
     COUNT("n_group", 0),
     COUNT("topk_group", 0),
+    COUNT("full_attention_interval", 0),
+    COUNT("linear_num_key_heads", 0),
+    COUNT("linear_num_value_heads", 0),
+    COUNT("linear_key_head_dim", 0),
+    COUNT("linear_value_head_dim", 0),
+    COUNT("linear_conv_kernel_dim", 0),
     COUNT("q_lora_rank", 0),
     COUNT("kv_lora_rank", 0),
     COUNT("qk_nope_head_dim", 0),
@@ -161,6 +167,8 @@ static const struct key rope_keys[] = {
     FACTOR("llama_4_scaling_beta", 0),
     {"max_position_embeddings", NUMBER, 1, INT32_MAX}, // of the model: not read here
     SWITCH("truncate"),
+    {"mrope_section", INTEGERS, 0, INT32_MAX}, // of text all its positions are the same
+    SWITCH("mrope_interleaved"),
     {"short_factor", NUMBERS, LEAST, MOST},
     {"long_factor", NUMBERS, LEAST, MOST},
     {"full_attention", OBJECT, 0, 0},
