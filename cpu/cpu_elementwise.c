@@ -101,7 +101,7 @@ static float gate_of(enum gate_act act, float x)
 static void open_gate(const struct gate_args *a, const float *gate, const float *x, float *out)
 {
     for (int32_t i = 0; i < a->width; i++) {
-        out[i] = x[i] * gate_of(a->act, gate[a->per_group ? i / a->group : i]);
+        out[i] = x[i] * gate_of(a->act, a->scale * gate[a->per_group ? i / a->group : i]);
     }
 }
 

@@ -131,7 +131,7 @@ static float softplus(float x)
 
 static float step_of(const struct recurrence_args *a, int32_t row, int64_t i)
 {
-    return tensor_row(&a->decay, row)[i] + a->dt_bias->vector[i];
+    return a->decay_scale * tensor_row(&a->decay, row)[i] + a->dt_bias->vector[i];
 }
 
 /* The sums of the run's log decays, from those of the row before it on. */

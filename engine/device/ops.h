@@ -234,9 +234,10 @@ struct short_conv_args {
 
 /* For each head h, with S of the row's block at its beginning, and rows j of the block up to the row
  * t itself, in order of their positions. Log decays g_t <= 0 are one number or one for each of S's
- * key_dim rows; G_t is their sum from the block's beginning. With dt = softplus(decay + dt_bias):
+ * key_dim rows; G_t is their sum from the block's beginning. With
+ * a = decay_scale decay + dt_bias and dt = softplus(a):
  *
- *   g_t = -exp(a_log) dt, or, with decay_bound < 0, decay_bound * sigmoid(exp(a_log) (decay + dt_bias))
+ *   g_t = -exp(a_log) dt, or, with decay_bound < 0, decay_bound sigmoid(exp(a_log) a)
  *   STATE_DELTA  q, k are divided by sqrt(sum of squares + 1e-6), q by sqrt(key_dim) besides
  *                u_t = sigmoid(beta) (v_t - (exp(G_t) k_t) S - sum over j < t of (k_t . exp(G_t - G_j) k_j) u_j)
  *   STATE_DECAY  u_t = dt v_t
@@ -254,11 +255,12 @@ struct recurrence_args {
     const struct weight *dt_bias; // VECTOR, as wide as decay
     const struct weight *skip;    // VECTOR [n_heads]; NULL: none
     int32_t n_rows, layer;
+    float decay_scale; // times decay, before dt_bias is added
     float decay_bound; // 0: none
 };
 
-/* out = norm(x) * act(gate), or, with gate_first, norm(x * act(gate)). The norm is RMS over each
- * `group` of a row's elements. */
+/* out = norm(x) act(scale gate), or, with gate_first, norm(x act(scale gate)). The norm is RMS over
+ * each `group` of a row's elements. */
 enum gate_act { GATE_AS_IS, GATE_SIGMOID, GATE_SILU };
 struct gate_args {
     struct tensor x, out;      // [n_rows, width]; may be the same
@@ -267,7 +269,7 @@ struct gate_args {
     int32_t n_rows, width, group;
     enum gate_act act;
     bool gate_first, per_group;
-    float eps;
+    float scale, eps;
 };
 
 /* Joins the ranks' partial sums of y (nothing to do alone, or when each rank's y is `whole`), then

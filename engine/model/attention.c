@@ -191,7 +191,7 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
 {
     const struct model_config *c = l->c;
     const struct model_shard *s = &l->m->shard;
-    char name[NAME_BYTES];
+    char name[NAME_BYTES], gate[NAME_BYTES];
     int64_t q_head = c->nope_dim + c->rope_dim;
     struct stack q = {.n = 1, .n_in = c->q_lora ? c->q_lora : c->hidden};
     q.n_cols = q.n_in;
@@ -209,6 +209,10 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     part_layer_name(c->q_lora ? c->names->q_b : c->names->q, layer, name);
     q.pieces[0] =
         (struct piece){name, c->n_heads * q_head, s->first_head * q_head, s->n_heads * q_head};
+    if (c->attn_gate == ATTN_GATE_HEADS) {
+        part_layer_name(c->names->attn_gate, layer, gate);
+        q.pieces[q.n++] = (struct piece){gate, c->n_heads, s->first_head, s->n_heads};
+    }
     TRY(part_linear(l, &q, l->options->dtype, &w->qkv));
     int64_t kv = c->kv_lora + c->rope_dim;
     part_layer_name(c->names->kv_a, layer, name);
@@ -263,7 +267,7 @@ enum status load_attention(struct loader *l, int32_t layer, struct layer_weights
     if (l->c->kv_lora) {
         return load_mla(l, layer, w);
     }
-    TRY(l->c->attn_gate ? load_gated_qkv(l, layer, w) : load_qkv(l, layer, w));
+    TRY(l->c->attn_gate == ATTN_GATE_WIDE ? load_gated_qkv(l, layer, w) : load_qkv(l, layer, w));
     TRY(load_qk_norms(l, layer, w));
     TRY(load_o(l, layer, l->c->layers[layer].head_dim, w));
     return load_sinks(l, layer, w);

@@ -33,7 +33,8 @@ static struct widths widest_of(const struct model *m)
         const int64_t qkv = c->kv_lora ? n_heads * (c->nope_dim + c->rope_dim)
                                        : (n_heads + 2 * share.n_kv_heads) * hd;
         const int64_t attn = n_heads * (c->kv_lora ? c->v_dim : hd);
-        w.qkv = larger(w.qkv, qkv + (c->attn_gate ? attn : 0));
+        const int64_t gates[] = {0, attn, n_heads}; // by enum attn_gate
+        w.qkv = larger(w.qkv, qkv + gates[c->attn_gate]);
         w.attn = larger(w.attn, attn);
         w.ffn = larger(w.ffn, share.ffn);
     }

@@ -44,6 +44,10 @@ struct layer_config {
 /* Where norms stand around a sub-layer: f(norm(x)), norm(f(norm(x))), norm(f(x)). */
 enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
 
+/* Sigmoid gates of the heads' outputs: for each element, in q's tensor behind each head's queries, or
+ * one for each head, a tensor of its own (MLA without q_lora). */
+enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_WIDE, ATTN_GATE_HEADS };
+
 struct model_config {
     char model_type[32];
     const struct tensor_names *names;
@@ -64,7 +68,7 @@ struct model_config {
     float norm_eps, norm_offset;
 
     bool q_bias, o_bias, mlp_bias, router_bias, sinks;
-    bool attn_gate; // each head's output has a gate, which q's product gives behind its queries
+    enum attn_gate attn_gate;
     enum qk_norm qk_norm;
     enum norm_kind qk_norm_kind;
     bool qk_norm_after_rope;
@@ -147,7 +151,7 @@ enum experts_form {
 struct tensor_names {
     const char *embed, *final_norm, *head;
     const char *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm;
-    const char *q, *k, *v, *qkv, *o, *q_norm, *k_norm, *sinks;
+    const char *q, *k, *v, *qkv, *o, *q_norm, *k_norm, *sinks, *attn_gate;
     const char *gate, *up, *gate_up, *down;
     const char *router, *correction;
     const char *expert_gate, *expert_up, *expert_down;

@@ -125,6 +125,21 @@ static bool stores_only(const struct flow *f, int32_t layer)
     return f->n_out == 0 && layer == f->m->config->last_store;
 }
 
+/* The heads' outputs, `width` elements each, times what lies in qkv behind `n_heads` of `head`. */
+static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t head, int32_t width)
+{
+    struct model *m = f->m;
+    if (m->config->attn_gate == ATTN_GATE_NONE) {
+        return OK;
+    }
+    struct gate_args a = {.x = m->attn, .out = m->attn, .gate = m->qkv, .n_rows = f->n_rows,
+                          .width = m->shard.n_heads * width, .group = width, .act = GATE_SIGMOID,
+                          .per_group = m->config->attn_gate == ATTN_GATE_HEADS, .scale = 1.0f};
+    size_t at = (size_t)n_heads * (size_t)head;
+    a.gate.mem = dmem_at(m->qkv.mem, at * dtype_bytes(m->qkv.dtype));
+    return f->ops->gate(f->be, &a);
+}
+
 /* x[T, D] -> qkv[T, (H + 2K) d] -> attn[T, H d] */
 static enum status attention(struct flow *f, int32_t layer, struct tensor in)
 {
@@ -142,7 +157,7 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
         .norm_after_rope = c->qk_norm_after_rope, .q_norm = w->q_norm, .k_norm = w->k_norm,
         .v_norm = c->v_norm, .eps = c->norm_eps, .norm_offset = c->norm_offset,
         .growth = lc->growth};
-    bool left = !c->attn_gate && ops_rope_store_adds_sums(f->be, &store);
+    bool left = c->attn_gate == ATTN_GATE_NONE && ops_rope_store_adds_sums(f->be, &store);
     struct product_sums *sums = left ? &store.sums : NULL;
     TRY(linear(f, w->qkv, in, m->qkv, sums));
     if (stores_only(f, layer)) {
@@ -154,15 +169,7 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
         .head_dim_v = lc->head_dim, .scale = c->attn_scale,
         .window = lc->window, .chunk = lc->chunk, .softcap = c->attn_softcap, .sinks = w->sinks};
     TRY(ops_rope_attention(f->be, &store, &a));
-    if (!c->attn_gate) {
-        return OK;
-    }
-    struct gate_args gate = {.x = m->attn, .out = m->attn, .gate = m->qkv, .n_rows = f->n_rows,
-                             .width = m->shard.n_heads * lc->head_dim, .group = lc->head_dim,
-                             .act = GATE_SIGMOID};
-    size_t gates = (size_t)(m->shard.n_heads + 2 * n_kv_heads) * (size_t)lc->head_dim;
-    gate.gate.mem = dmem_at(m->qkv.mem, gates * dtype_bytes(m->qkv.dtype)); // behind the values
-    return f->ops->gate(f->be, &gate);
+    return gate_heads(f, m->shard.n_heads + 2 * n_kv_heads, lc->head_dim, lc->head_dim);
 }
 
 /* MLA with the key and value products absorbed into q and the output: one shared key head of
@@ -207,7 +214,8 @@ static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in
     struct linear_heads_args expand = {.weight = w->w_uv, .x = m->attn_v, .y = m->attn,
                                        .n_rows = f->n_rows, .x_head = c->kv_lora,
                                        .y_head = c->v_dim};
-    return f->ops->linear_heads(f->be, &expand); // [T, H, kv_lora] -> [T, H, v]
+    TRY(f->ops->linear_heads(f->be, &expand)); // [T, H, kv_lora] -> [T, H, v]
+    return gate_heads(f, m->shard.n_heads, q_head, c->v_dim);
 }
 
 /* The layer's part of all layers' inputs. */

@@ -169,6 +169,17 @@ enum status family_routing_v3(const struct json *j, struct model_config *c, stru
     return family_routing(j, c, err);
 }
 
+enum status family_every_freq(const struct json *j, struct model_config *c, struct err *err)
+{
+    int64_t dense = json_get_int(j, "first_k_dense_replace", 0);
+    int64_t freq = json_get_int(j, "moe_layer_freq", 1);
+    TRY(family_positive("moe_layer_freq", freq, MAX_LAYERS, err));
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].moe = i >= dense && i % freq == 0;
+    }
+    return OK;
+}
+
 enum status family_dense_layers(const struct json *j, int64_t n_dense, struct model_config *c,
                                 struct err *err)
 {

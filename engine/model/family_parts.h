@@ -70,6 +70,9 @@ enum status family_shared_experts(const struct json *j, const char *key, struct 
 enum status family_routing(const struct json *j, struct model_config *c, struct err *err);
 /* DeepSeek V3's router: sigmoid scores, a correction for the choice. */
 enum status family_routing_v3(const struct json *j, struct model_config *c, struct err *err);
+/* Takes experts back: from the first first_k_dense_replace layers, and from all but every
+ * moe_layer_freq-th. */
+enum status family_every_freq(const struct json *j, struct model_config *c, struct err *err);
 /* Takes experts back: from the layers that mlp_layer_types calls dense, or without it from the
  * first n_dense. */
 enum status family_dense_layers(const struct json *j, int64_t n_dense, struct model_config *c,
@@ -80,6 +83,8 @@ enum status family_same_of_layers(const struct json *j, const char *key, int32_t
                                   int64_t *out, struct err *err);
 /* A switch that only has one meaning here. */
 enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err);
+/* Multi-head latent attention. */
+enum status family_mla(const struct json *j, struct model_config *c, struct err *err);
 /* llama_4_scaling_beta of the rope's parameters: queries of all layers grow. */
 enum status family_query_growth(const struct json *j, struct model_config *c, struct err *err);
 

@@ -8,7 +8,9 @@
 
 struct state_config {
     struct state_layer layer; // of all ranks together
-    bool conv_bias, conv_silu, skip;
+    bool conv_bias, conv_silu, in_bias, out_bias;
+    float q_scale, k_scale, v_scale; // of the convolution's channels, before it; 0: none
+    float decay_scale, gate_scale;   // of what decays and gates are made of; 0: none
     float decay_bound;      // see recurrence_args
     int32_t low_rank;       // decays and gates come through products of this rank; 0: straight
     enum gate_act gate;     // of the heads' outputs
