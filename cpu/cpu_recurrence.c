@@ -124,9 +124,12 @@ static void keys_item(void *arg, int32_t item, int32_t thread)
 
 /* ---- decays ------------------------------------------------------------------------------- */
 
-static float softplus(float x)
+/* softplus, held to its range */
+static float dt_of(const struct recurrence_args *a, float x)
 {
-    return x > 20.0f ? x : log1pf(expf(x));
+    float dt = x > 20.0f ? x : log1pf(expf(x));
+    dt = dt > a->dt_min ? dt : a->dt_min;
+    return a->dt_max > 0.0f && dt > a->dt_max ? a->dt_max : dt;
 }
 
 static float step_of(const struct recurrence_args *a, int32_t row, int64_t i)
@@ -146,7 +149,7 @@ static void sum_decays(const struct recurrence_job *job, const struct run *r)
             if (a->decay_bound < 0.0f) {
                 g = a->decay_bound / (1.0f + expf(-strength * x));
             } else {
-                g = -strength * softplus(x);
+                g = -strength * dt_of(a, x);
             }
             float *sums = r->g + (int64_t)d * block;
             sums[t] = t > 0 ? sums[t - 1] + g : g;
@@ -283,7 +286,7 @@ static void make_value(const struct recurrence_job *job, const struct run *r, in
             s->sum[d] = beta * (v[d] - known[d]);
         }
     } else {
-        float dt = softplus(step_of(a, r->row + i, r->head));
+        float dt = dt_of(a, step_of(a, r->row + i, r->head));
         for (int32_t d = 0; d < g->value_dim; d++) {
             s->sum[d] = dt * v[d];
         }

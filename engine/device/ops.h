@@ -151,7 +151,9 @@ struct attention_args {
     const struct weight *sinks; // VECTOR [n_heads]: joins the denominator only; NULL: none
 };
 
-enum activation { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_GPT_OSS };
+enum activation { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_GPT_OSS, ACT_RELU2 };
+
+/* ACT_RELU2: max(x, 0) squared. */
 
 /* What ACT_GPT_OSS is told; others do not read it. */
 struct act_shape {
@@ -199,15 +201,16 @@ struct moe_route_args {
 
 /* y = (accumulate ? y : 0) + sum over picks, in order of expert id, of
  * weight * down(act(gate_up(x))). Experts' biases are included unless `partial`. With weigh_inputs,
- * for experts whose gate_up has no bias: down(act(gate_up(weight * x))). */
+ * for experts whose gate_up has no bias: down(act(gate_up(weight * x))). With `plain` there are no
+ * gates. */
 struct moe_ffn_args {
-    const struct weight *gate_up; // EXPERTS [2 ffn, hidden]: gate rows, then up rows
+    const struct weight *gate_up; // EXPERTS [2 ffn, hidden]: gate rows, then up rows; plain: [ffn]
     const struct weight *down;    // EXPERTS [hidden, ffn]
     struct tensor x, y;
     struct dmem ids, weights;
     int32_t n_rows, n_experts, k, ffn;
     enum activation kind;
-    bool accumulate, partial, weigh_inputs;
+    bool accumulate, partial, weigh_inputs, plain;
     struct act_shape shape;
 };
 
@@ -235,7 +238,7 @@ struct short_conv_args {
 /* For each head h, with S of the row's block at its beginning, and rows j of the block up to the row
  * t itself, in order of their positions. Log decays g_t <= 0 are one number or one for each of S's
  * key_dim rows; G_t is their sum from the block's beginning. With
- * a = decay_scale decay + dt_bias and dt = softplus(a):
+ * a = decay_scale decay + dt_bias and dt = softplus(a), held to [dt_min, dt_max]:
  *
  *   g_t = -exp(a_log) dt, or, with decay_bound < 0, decay_bound sigmoid(exp(a_log) a)
  *   STATE_DELTA  q, k are divided by sqrt(sum of squares + 1e-6), q by sqrt(key_dim) besides
@@ -257,6 +260,7 @@ struct recurrence_args {
     int32_t n_rows, layer;
     float decay_scale; // times decay, before dt_bias is added
     float decay_bound; // 0: none
+    float dt_min, dt_max; // dt_max 0: none
 };
 
 /* out = norm(x) act(scale gate), or, with gate_first, norm(x act(scale gate)). The norm is RMS over

@@ -88,6 +88,10 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
             p[n++] = (struct buffer_plan){&m->mix_gate, NULL, m->act, s->state.out_width, max_rows};
         }
     }
+    if (c->moe_latent > 0) {
+        p[n++] = (struct buffer_plan){&m->latent, NULL, m->act, c->moe_latent, max_rows};
+        p[n++] = (struct buffer_plan){&m->latent_y, NULL, m->act, c->moe_latent, max_rows};
+    }
     if (c->n_experts > 0) {
         p[n++] = (struct buffer_plan){&m->routed, NULL, m->act, c->hidden, max_rows};
         p[n++] = (struct buffer_plan){NULL, &m->route_ids, DT_I32, c->experts_per_token, max_rows};
@@ -97,7 +101,7 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     return n;
 }
 
-enum { MAX_BUFFERS = 25 }; // rows that plan_buffers may write; it fills 24 at most
+enum { MAX_BUFFERS = 27 }; // rows that plan_buffers may write; it fills 26 at most
 
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out)
 {

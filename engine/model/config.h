@@ -39,6 +39,7 @@ struct layer_config {
     int32_t state;  // index among the layers with a recurrent state; -1: none
     struct query_growth growth;
     bool moe;
+    bool no_ffn; // the layer is a mixer alone; one without attention and state is a feed-forward alone
 };
 
 /* Where norms stand around a sub-layer: f(norm(x)), norm(f(norm(x))), norm(f(x)). */
@@ -75,6 +76,8 @@ struct model_config {
     float attn_scale, attn_softcap;
 
     float embed_scale, residual_scale, logit_scale, final_softcap;
+    float attn_out_scale, state_out_scale, ffn_out_scale; // instead of residual_scale; 0: that
+    float ffn_gate_scale; // of an MLP's gates, before the activation; 0: none
     bool embed_scale_rounded; // to the dtype that the model runs in
 
     enum activation act;
@@ -90,6 +93,7 @@ struct model_config {
 
     /* Mixture of experts; n_experts 0: none. */
     int32_t n_experts, experts_per_token, moe_ffn, shared_ffn;
+    int32_t moe_latent; // width that experts work at, between two products; 0: hidden
     enum moe_scoring scoring;
     bool renormalise, shared_gate, correction, experts_biased;
     bool weigh_inputs; // of experts, in the place of their outputs
@@ -109,6 +113,8 @@ struct model_config {
     struct sampling_params defaults; // of generation_config.json, as far as they are in range
 };
 
+/* A config.json as it is; the caller frees *root. */
+enum status model_config_parse(const char *path, struct json **root, struct err *err);
 /* model_config_fit comes next, before a model is loaded. */
 enum status model_config_load(const char *dir, struct model_config *c, struct err *err);
 /* The same with members of a JSON object in place of the file's; NULL for none. */
@@ -159,7 +165,8 @@ struct tensor_names {
      * single experts. */
     const char *experts_gate_up, *experts_down;
     enum experts_form experts_form;
-    const char *shared_gate, *shared_up, *shared_down, *shared_router;
+    const char *shared_gate, *shared_up, *shared_gate_up, *shared_down, *shared_router;
+    const char *latent_in, *latent_out;
     /* Experts beside an MLP: norms of what goes into the router and the experts, and of what comes
      * out of the experts and the MLP. router_norm and expert_scale are names as they are. */
     const char *router_norm, *expert_scale, *experts_norm, *experts_post_norm, *mlp_post_norm;

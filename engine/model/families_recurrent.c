@@ -59,24 +59,14 @@ static const struct tensor_names ling_names = {
     .kv_b = "attention.kv_b_proj", .correction = "mlp.gate.expert_bias",
     .state = &ling_state_names};
 
-/* An integer that the recurrent layers cannot do without. */
-static enum status size_of(const struct json *j, const char *key, int64_t max, int32_t *out,
-                           struct err *err)
-{
-    int64_t v = json_get_int(j, key, 0);
-    TRY(family_positive(key, v, max, err));
-    *out = (int32_t)v;
-    return OK;
-}
-
 static enum status read_delta_net(const struct json *j, struct model_config *c, struct err *err)
 {
     struct state_layer *g = &c->state.layer;
-    TRY(size_of(j, "linear_num_key_heads", 4096, &g->n_key_heads, err));
-    TRY(size_of(j, "linear_num_value_heads", 4096, &g->n_heads, err));
-    TRY(size_of(j, "linear_key_head_dim", 1024, &g->key_dim, err));
-    TRY(size_of(j, "linear_value_head_dim", 1024, &g->value_dim, err));
-    TRY(size_of(j, "linear_conv_kernel_dim", 16, &g->conv_kernel, err));
+    TRY(family_size(j, "linear_num_key_heads", 4096, &g->n_key_heads, err));
+    TRY(family_size(j, "linear_num_value_heads", 4096, &g->n_heads, err));
+    TRY(family_size(j, "linear_key_head_dim", 1024, &g->key_dim, err));
+    TRY(family_size(j, "linear_value_head_dim", 1024, &g->value_dim, err));
+    TRY(family_size(j, "linear_conv_kernel_dim", 16, &g->conv_kernel, err));
     if (g->n_heads % g->n_key_heads) {
         return err_set(err, ERR_FORMAT, "config.json: %d linear_num_value_heads cannot share %d "
                        "linear_num_key_heads", g->n_heads, g->n_key_heads);
@@ -112,7 +102,7 @@ static enum status read_shared_expert(const struct json *j, struct model_config 
                                       struct err *err)
 {
     TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
-    TRY(size_of(j, "shared_expert_intermediate_size", 1 << 22, &c->shared_ffn, err));
+    TRY(family_size(j, "shared_expert_intermediate_size", 1 << 22, &c->shared_ffn, err));
     c->shared_gate = true;
     c->renormalise = true;
     return OK;
@@ -175,9 +165,9 @@ static enum status read_kimi_linear(const struct json *j, struct model_config *c
     TRY(family_mla(j, c, err));
     TRY(family_must_be(j, "mla_use_nope", true, err));
     const struct json *linear = json_get(j, "linear_attn_config");
-    TRY(size_of(linear, "num_heads", 4096, &c->state.layer.n_heads, err));
-    TRY(size_of(linear, "head_dim", 1024, &c->state.layer.key_dim, err));
-    TRY(size_of(linear, "short_conv_kernel_size", 16, &c->state.layer.conv_kernel, err));
+    TRY(family_size(linear, "num_heads", 4096, &c->state.layer.n_heads, err));
+    TRY(family_size(linear, "head_dim", 1024, &c->state.layer.key_dim, err));
+    TRY(family_size(linear, "short_conv_kernel_size", 16, &c->state.layer.conv_kernel, err));
     set_kda(c);
     c->state.low_rank = c->state.layer.key_dim;
     TRY(read_kimi_layers(linear, c, err));
@@ -212,7 +202,7 @@ static enum status read_ling(const struct json *j, struct model_config *c, struc
     c->attn_gate = ATTN_GATE_HEADS;
     c->state.layer.n_heads = c->n_heads;
     c->state.layer.key_dim = c->head_dim;
-    TRY(size_of(j, "short_conv_kernel_size", 16, &c->state.layer.conv_kernel, err));
+    TRY(family_size(j, "short_conv_kernel_size", 16, &c->state.layer.conv_kernel, err));
     set_kda(c);
     if (json_get_bool(j, "kda_safe_gate", true)) {
         c->state.decay_bound = (float)json_get_number(j, "kda_lower_bound", -5.0);

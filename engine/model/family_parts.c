@@ -122,6 +122,23 @@ enum status family_set_experts(const struct experts_said *s, struct model_config
     return OK;
 }
 
+enum status family_size(const struct json *j, const char *key, int64_t max, int32_t *out,
+                        struct err *err)
+{
+    int64_t v = json_get_int(j, key, 0);
+    TRY(family_positive(key, v, max, err));
+    *out = (int32_t)v;
+    return OK;
+}
+
+void family_ffn(struct model_config *c, int32_t ffn)
+{
+    c->ffn = ffn;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].ffn = ffn;
+    }
+}
+
 enum status family_experts(const struct json *j, const char *count_key, const char *ffn_key,
                            struct model_config *c, struct err *err)
 {

@@ -29,7 +29,8 @@ struct family_table {
     size_t n;
 };
 extern const struct family_table families_dense, families_gemma, families_moe, families_mla,
-    families_recurrent;
+    families_recurrent,
+    families_mamba;
 
 /* sliding_window on all layers, on the even ones; taken back unless use_sliding_window. */
 void family_window_on_all(const struct json *j, struct model_config *c);
@@ -51,6 +52,12 @@ enum status family_no_rope_layers(const struct json *j, struct model_config *c, 
 
 /* An integer from 1 to max, or the sentence that names the key. */
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err);
+
+/* That of a key which must be there. */
+enum status family_size(const struct json *j, const char *key, int64_t max, int32_t *out,
+                        struct err *err);
+/* The width of all layers' MLPs. */
+void family_ffn(struct model_config *c, int32_t ffn);
 
 /* Experts on every layer, as many as count_key says (or, as transformers 5 writes it for all,
  * num_local_experts) of the width of ffn_key; callers then take some layers back. */
@@ -83,6 +90,8 @@ enum status family_same_of_layers(const struct json *j, const char *key, int32_t
                                   int64_t *out, struct err *err);
 /* A switch that only has one meaning here. */
 enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err);
+/* Granite's: factors of embeddings, branches, scores and logits. */
+enum status family_granite(const struct json *j, struct model_config *c, struct err *err);
 /* Multi-head latent attention. */
 enum status family_mla(const struct json *j, struct model_config *c, struct err *err);
 /* llama_4_scaling_beta of the rope's parameters: queries of all layers grow. */

@@ -61,9 +61,13 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
 {
     const struct model_config *c = l->c;
     const struct tensor_names *names = c->names;
-    TRY(layer_norm(l, names->attn_norm, layer, c->norm_bias, &w->attn_norm, &w->attn_norm_bias));
-    TRY(layer_norm(l, names->attn_post_norm, layer, false, &w->attn_post_norm, NULL));
-    if (!c->parallel_residual) {
+    const struct layer_config *lc = &c->layers[layer];
+    if (lc->kv >= 0 || lc->state >= 0) {
+        TRY(layer_norm(l, names->attn_norm, layer, c->norm_bias, &w->attn_norm,
+                       &w->attn_norm_bias));
+        TRY(layer_norm(l, names->attn_post_norm, layer, false, &w->attn_post_norm, NULL));
+    }
+    if (!c->parallel_residual && !lc->no_ffn) {
         TRY(layer_norm(l, names->ffn_norm, layer, c->norm_bias, &w->ffn_norm, &w->ffn_norm_bias));
     }
     TRY(layer_norm(l, names->ffn_post_norm, layer, false, &w->ffn_post_norm, NULL));

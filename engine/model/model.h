@@ -16,7 +16,7 @@ struct layer_weights {
     const struct weight *qkv, *o, *q_norm, *k_norm, *sinks;
     const struct weight *gate_up, *down;
     const struct weight *router, *correction, *experts_gate_up, *experts_down;
-    const struct weight *shared_gate_up, *shared_down, *shared_router;
+    const struct weight *shared_gate_up, *shared_down, *shared_router, *latent_in, *latent_out;
     const struct weight *router_norm, *expert_scale;
     const struct weight *experts_norm, *experts_post_norm, *mlp_post_norm; // beside an MLP
     const struct weight *input_gate, *input_up, *input_post_norm; // of the layer's own input
@@ -65,7 +65,8 @@ struct model {
     /* Activations, sized by model_setup for passes of so many rows, padding included. */
     int32_t max_rows, max_out;
     struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, ff_in, ff, low, out_x, out_h,
-        out_attn, mix, mix_conv, mix_decay, mix_gate;
+        out_attn, mix, mix_conv, mix_decay, mix_gate,
+        latent, latent_y;
     struct tensor inputs, inputs_proj_out, out_input; // of single layers; of the last, out rows
     struct tensor logits, logits_local; // logits are shared by all models of a rank
     struct logit_bests bests;           // of the last forward's logits, for their draws

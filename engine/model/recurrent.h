@@ -11,7 +11,7 @@ struct state_config {
     bool conv_bias, conv_silu, in_bias, out_bias;
     float q_scale, k_scale, v_scale; // of the convolution's channels, before it; 0: none
     float decay_scale, gate_scale;   // of what decays and gates are made of; 0: none
-    float decay_bound;      // see recurrence_args
+    float decay_bound, dt_min, dt_max; // see recurrence_args
     int32_t low_rank;       // decays and gates come through products of this rank; 0: straight
     enum gate_act gate;     // of the heads' outputs
     bool normed, gate_first; // with an RMS norm, behind the gate or before it

@@ -70,7 +70,8 @@ enum status recurrent_forward(struct model *m, int32_t layer, struct tensor in, 
         .x = m->mix_conv, .q_at = s->q_at, .k_at = s->k_at, .v_at = s->v_at, .decay = decay,
         .out = m->attn, .a_log = w->a_log, .dt_bias = w->dt_bias, .skip = w->skip,
         .n_rows = n_rows, .layer = m->config->layers[layer].state,
-        .decay_scale = scale_or_one(c->decay_scale), .decay_bound = c->decay_bound};
+        .decay_scale = scale_or_one(c->decay_scale), .decay_bound = c->decay_bound,
+        .dt_min = c->dt_min, .dt_max = c->dt_max};
     if (s->beta_at >= 0) {
         a.beta = part_of_row(m->mix, s->beta_at);
     }
