@@ -140,6 +140,13 @@ struct state_copy {
     int32_t from, to, pos;
 };
 
+/* When the rows of a pass have completed the block that ends at `pos`, the record of that boundary is
+ * written to snapshot `slot`, too: for boundaries that the pass goes past, which no copy can reach
+ * any more. */
+struct state_keep {
+    int32_t lane, pos, slot;
+};
+
 /* ---- facts and limits --------------------------------------------------------------------- */
 
 struct backend_facts {
@@ -274,6 +281,10 @@ struct pass {
     int32_t n_pool;
     const struct pass_pool *pool;
     struct hidden_layers hidden; // what the model is asked for: see model_forward
+    /* Of the state set kv_set: of sequences with rows in several blocks alone, a lane's in order of
+     * positions. No two have one slot. */
+    int32_t n_keeps;
+    const struct state_keep *keeps;
 };
 
 /* Adds out rows first_out .. +n_out of the final normed hidden states to the lane's pooled vector;
