@@ -37,16 +37,32 @@ static bool input_at(const struct conv_job *job, int32_t row, int32_t pos, float
     return true;
 }
 
-/* The row before a boundary leaves the last inputs to its record. */
-static void keep_tail(const struct conv_job *job, int32_t row, float *scratch)
+static void put_tail(const struct conv_job *job, int32_t row, char *tail, float *scratch)
 {
     const struct state_pages *p = job->pages;
     const struct pass_row *r = &job->cpu->pass->rows[row];
-    char *tail = state_record(p, r->lane, r->pos + 1) + p->s_bytes;
     for (int32_t i = 0; i < job->a->kernel - 1; i++) {
         if (input_at(job, row, r->pos + 2 - job->a->kernel + i, scratch)) {
             cpu_state_put(p->dtype, tail + (size_t)i * p->conv_bytes, 0, 1, scratch, job->a->width);
         }
+    }
+}
+
+/* The row before a boundary leaves the last inputs to its record, which is given up again if the pass
+ * goes on past further boundaries, and to its snapshot. */
+static void keep_tail(const struct conv_job *job, int32_t row, float *scratch)
+{
+    const struct state_pages *p = job->pages;
+    const struct pass *pass = job->cpu->pass;
+    const struct pass_row *r = &pass->rows[row];
+    const struct pass_seq *seq = &pass->seqs[job->cpu->row_seq[row]];
+    char *kept = cpu_state_kept(job->cpu, p, r->lane, r->pos + 1);
+    bool stays = seq->tree || r->pos + 1 + p->n_records * p->block > seq->n_past + seq->n_rows;
+    if (stays) {
+        put_tail(job, row, state_record(p, r->lane, r->pos + 1) + p->s_bytes, scratch);
+    }
+    if (kept) {
+        put_tail(job, row, kept + p->s_bytes, scratch);
     }
 }
 

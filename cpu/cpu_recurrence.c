@@ -330,6 +330,10 @@ static void move_on(const struct recurrence_job *job, const struct run *r, struc
     struct page_run run = {.dtype = p->dtype, .n_pages = 1, .tokens = block, .end = block,
                            .pages = &u};
     job->cpu->kernels->weigh(s->page, block, dk, &run, v, to);
+    char *kept = cpu_state_kept(job->cpu, p, r->lane, r->begin + block);
+    if (kept) {
+        memcpy(state_of_head(p, kept, r->head), to, (size_t)dk * (size_t)v * sizeof *to);
+    }
 }
 
 static void run_rows(const struct recurrence_job *job, const struct run *r, struct space *s)

@@ -220,6 +220,19 @@ void cpu_state_move_slots(struct cpu_backend *cpu, int32_t n, const struct slot_
 
 /* ---- what the ops share ------------------------------------------------------------------- */
 
+char *cpu_state_kept(const struct cpu_backend *cpu, const struct state_pages *p, int32_t lane,
+                     int32_t boundary)
+{
+    const struct pass *pass = cpu->pass;
+    for (int32_t i = 0; i < pass->n_keeps; i++) {
+        const struct state_keep *k = &pass->keeps[i];
+        if (k->lane == lane && k->pos == boundary) {
+            return p->snapshots + (size_t)(k->slot - cpu->limits.max_lanes) * p->record_bytes;
+        }
+    }
+    return NULL;
+}
+
 void cpu_state_put(enum dtype dtype, void *to, int64_t at, int64_t step, const float *x, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {

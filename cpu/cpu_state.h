@@ -84,6 +84,10 @@ static inline char *state_inputs(const struct state_pages *p, int32_t lane, int3
     return state_lane(p, lane) + p->conv_at + (size_t)(slot % p->conv_ring) * p->conv_bytes;
 }
 
+/* The snapshot that is to have the lane's record of that boundary, too; NULL: none. */
+char *cpu_state_kept(const struct cpu_backend *cpu, const struct state_pages *p, int32_t lane,
+                     int32_t boundary);
+
 /* The numbers as the set stores them. */
 void cpu_state_put(enum dtype dtype, void *to, int64_t at, int64_t step, const float *x, int32_t n);
 float cpu_state_rounded(enum dtype dtype, float x);
