@@ -88,6 +88,22 @@ static enum status open_kv(struct backend *be, int32_t set, const struct kv_set_
     return OK;
 }
 
+/* Slots, and the scratch of what reads them. */
+static enum status open_states(struct backend *be, int32_t set, const struct state_set_desc *desc,
+                               int32_t n_snapshots, struct err *err)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    TRY(cpu_state_open(be, set, desc, n_snapshots, err));
+    for (int32_t i = 0; i < desc->n_layers; i++) {
+        const struct state_pages *p = &cpu->states[set]->layers[i];
+        if (cpu_need_scratch(cpu, cpu_recurrence_scratch(p)) != OK ||
+            cpu_need_scratch(cpu, cpu_conv_scratch(p)) != OK) {
+            return err_set(err, ERR_NOMEM, "not enough memory for the scratch of recurrent layers");
+        }
+    }
+    return OK;
+}
+
 /* What lies by slot: pages, and the raw rows of recurrent layers. */
 static enum status move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
                               int32_t set)
@@ -138,7 +154,7 @@ static const struct backend_ops cpu_ops = {
     .mlp = cpu_mlp,
     .norm_linear = cpu_norm_linear,
     .state_bytes = cpu_state_bytes,
-    .state_open = cpu_state_open,
+    .state_open = open_states,
     .copy_states = cpu_copy_states,
     .short_conv = cpu_short_conv,
     .recurrence = cpu_recurrence,

@@ -103,9 +103,7 @@ enum status cpu_state_open(struct backend *be, int32_t set, const struct state_s
     for (int32_t i = 0; i < desc->n_layers; i++) {
         struct state_pages *p = &s->layers[i];
         *p = lay_out(desc, i);
-        if (!take(cpu, p, n_snapshots) ||
-            cpu_need_scratch(cpu, cpu_recurrence_scratch(p)) != OK ||
-            cpu_need_scratch(cpu, cpu_conv_scratch(p)) != OK) {
+        if (!take(cpu, p, n_snapshots)) {
             return err_set(err, ERR_NOMEM, "not enough memory for the recurrent state of %d "
                            "sequences and %d snapshots", cpu->limits.max_lanes, n_snapshots);
         }
