@@ -117,7 +117,7 @@ MAIN  := $(BUILD)/server/cli/main.o
 OP_SRC  := $(wildcard test/cpu/*_test.c)
 UNIT_SRC := $(if $(ONLY),$(filter-out %/route_test.c,$(OP_SRC)),$(shell find test -name '*_test.c'))
 UNIT    := $(UNIT_SRC:%.c=$(BUILD)/%)
-SUPPORT := $(BUILD)/test/cpu/amx_emulated.o $(if $(ONLY),,$(BUILD)/test/engine/fake_backend.o)
+SUPPORT := $(BUILD)/test/cpu/amx_emulated.o $(if $(ONLY),,$(BUILD)/test/engine/fake_backend.o $(BUILD)/test/engine/fake_state.o)
 PYTESTS := $(shell find test -name 'test_*.py')
 # A device that is none, for tests of the CUDA backend's host half.
 FAKE := $(if $(filter 1,$(CUDA)),$(patsubst %,$(BUILD)/test/cuda/fake/fake_%.o,cuda kernels memory stream cublas))

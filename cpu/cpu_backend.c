@@ -1,5 +1,5 @@
 /* Opening, closing and the table of ops of a CPU rank: alone on top of the other files. */
-#include "cpu/cpu_internal.h"
+#include "cpu/cpu_state.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,6 +60,7 @@ static void cpu_close(struct backend *be)
     for (int32_t i = 0; i < MAX_KV_SETS; i++) {
         free(cpu->kv_sets[i].layers);
     }
+    cpu_states_close(cpu);
     for (int32_t i = 0; cpu->slots && i < cpu->limits.n_steps; i++) {
         free(cpu->slots[i].passes);
     }
@@ -87,6 +88,31 @@ static enum status open_kv(struct backend *be, int32_t set, const struct kv_set_
     return OK;
 }
 
+/* Slots, and the scratch of what reads them. */
+static enum status open_states(struct backend *be, int32_t set, const struct state_set_desc *desc,
+                               int32_t n_snapshots, struct err *err)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    TRY(cpu_state_open(be, set, desc, n_snapshots, err));
+    for (int32_t i = 0; i < desc->n_layers; i++) {
+        const struct state_pages *p = &cpu->states[set]->layers[i];
+        if (cpu_need_scratch(cpu, cpu_recurrence_scratch(p)) != OK ||
+            cpu_need_scratch(cpu, cpu_conv_scratch(p)) != OK) {
+            return err_set(err, ERR_NOMEM, "not enough memory for the scratch of recurrent layers");
+        }
+    }
+    return OK;
+}
+
+/* What lies by slot: pages, and the raw rows of recurrent layers. */
+static enum status move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
+                              int32_t set)
+{
+    TRY(cpu_move_slots(be, n, moves, set));
+    cpu_state_move_slots(cpu_of(be), n, moves, set);
+    return OK;
+}
+
 static const struct backend_ops cpu_ops = {
     .facts = cpu_facts,
     .alloc = cpu_alloc,
@@ -101,7 +127,7 @@ static const struct backend_ops cpu_ops = {
     .lane_blocks = cpu_lane_blocks,
     .lane_params = cpu_lane_params,
     .copy_blocks = cpu_copy_blocks,
-    .move_slots = cpu_move_slots,
+    .move_slots = move_slots,
     .poison_blocks = cpu_poison_blocks,
     .pass_begin = cpu_pass_begin,
     .pass_end = cpu_pass_end,
@@ -127,6 +153,12 @@ static const struct backend_ops cpu_ops = {
     .linear_act = cpu_linear_act,
     .mlp = cpu_mlp,
     .norm_linear = cpu_norm_linear,
+    .state_bytes = cpu_state_bytes,
+    .state_open = open_states,
+    .copy_states = cpu_copy_states,
+    .short_conv = cpu_short_conv,
+    .recurrence = cpu_recurrence,
+    .gate = cpu_gate,
     .write = cpu_write,
     .read = cpu_read,
 };

@@ -82,6 +82,66 @@ enum status cpu_row_gate(struct backend *be, const struct row_gate_args *a)
     return OK;
 }
 
+/* ---- gate --------------------------------------------------------------------------------- */
+
+struct gate_job {
+    const struct cpu_kernels *kernels;
+    const struct gate_args *a;
+};
+
+static float gate_of(enum gate_act act, float x)
+{
+    if (act == GATE_AS_IS) {
+        return x;
+    }
+    float sigmoid = 1.0f / (1.0f + expf(-x));
+    return act == GATE_SILU ? x * sigmoid : sigmoid;
+}
+
+static void open_gate(const struct gate_args *a, const float *gate, const float *x, float *out)
+{
+    for (int32_t i = 0; i < a->width; i++) {
+        out[i] = x[i] * gate_of(a->act, a->scale * gate[a->per_group ? i / a->group : i]);
+    }
+}
+
+static void norm_groups(const struct gate_job *job, const float *x, float *out)
+{
+    const struct gate_args *a = job->a;
+    bool own = a->norm->n_in > a->group; // weights of each group
+    for (int32_t i = 0; i < a->width; i += a->group) {
+        job->kernels->norm(NORM_RMS, x + i, a->norm->vector + (own ? i : 0), 0.0f, NULL, a->eps,
+                           a->group, out + i);
+    }
+}
+
+static void gate_item(void *arg, int32_t row, int32_t thread)
+{
+    const struct gate_job *job = arg;
+    const struct gate_args *a = job->a;
+    const float *x = tensor_row(&a->x, row), *gate = tensor_row(&a->gate, row);
+    float *out = tensor_row(&a->out, row);
+    (void)thread;
+    if (!a->norm) {
+        open_gate(a, gate, x, out);
+    } else if (a->gate_first) {
+        open_gate(a, gate, x, out);
+        norm_groups(job, out, out);
+    } else {
+        norm_groups(job, x, out);
+        open_gate(a, gate, out, out);
+    }
+}
+
+enum status cpu_gate(struct backend *be, const struct gate_args *a)
+{
+    struct cpu_backend *cpu = cpu_of(be);
+    struct gate_job job = {cpu->kernels, a};
+    ASSERT(a->group > 0 && a->width % a->group == 0);
+    pool_run(cpu->pool, a->n_rows, gate_item, &job);
+    return OK;
+}
+
 /* ---- gather, logits, pool ----------------------------------------------------------------- */
 
 enum status cpu_gather(struct backend *be, const struct gather_args *a)

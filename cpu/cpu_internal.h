@@ -137,6 +137,7 @@ struct cpu_backend {
     struct weight *weights;
     struct rope_table *ropes;
     struct kv_set kv_sets[MAX_KV_SETS];
+    struct state_set *states[MAX_KV_SETS]; // cpu_state.h; NULL: none
     int64_t max_k_bytes; // packed bytes of the widest row of activations
     int64_t max_moe_k, max_moe_n;
     int32_t max_moe_segments;
@@ -381,6 +382,7 @@ enum status cpu_activation(struct backend *be, const struct activation_args *a);
 enum status cpu_moe_route(struct backend *be, const struct moe_route_args *a);
 enum status cpu_moe_ffn(struct backend *be, const struct moe_ffn_args *a);
 enum status cpu_row_gate(struct backend *be, const struct row_gate_args *a);
+enum status cpu_gate(struct backend *be, const struct gate_args *a);
 enum status cpu_reduce(struct backend *be, const struct reduce_args *a);
 enum status cpu_gather(struct backend *be, const struct gather_args *a);
 enum status cpu_logits(struct backend *be, const struct logits_args *a);

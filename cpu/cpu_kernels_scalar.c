@@ -136,6 +136,7 @@ static float activated(enum activation kind, struct act_shape shape, float g, fl
     case ACT_GELU_TANH: // (1 + tanh(z)) / 2 = 1 / (1 + e^-2z)
         return g / (1.0f + expf(-1.59576912f * (g + 0.044715f * g * g * g))) * u;
     case ACT_RELU: return (g > 0.0f ? g : 0.0f) * u;
+    case ACT_RELU2: return (g > 0.0f ? g * g : 0.0f) * u;
     case ACT_GPT_OSS:
         g = g < shape.limit ? g : shape.limit;
         u = u < shape.limit ? u : shape.limit;

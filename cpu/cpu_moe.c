@@ -175,7 +175,8 @@ struct ffn_job {
     float *pick_weight;     // [n_picks] of what goes into the experts
     char *rows;             // [n_picks] packed inputs, of either product
     int64_t row_bytes, row_bytes_2;
-    float *hidden;          // [n_picks, 2 ffn] gate and up, then the activation
+    float *hidden;          // [n_picks, up] gate and up, then the activation
+    int32_t up;             // outputs of the first product: 2 ffn, or ffn
     float *out;             // [segments, n_picks, hidden]
     const struct weight *w; // of the product in work
     const struct input_range *ranges; // of the hidden rows, if ranks share them
@@ -284,7 +285,7 @@ static void pack_gate_up(void *arg, int32_t pick_index, int32_t thread)
 
 static float *hidden_of(const struct ffn_job *job, int32_t pick)
 {
-    return job->hidden + (int64_t)pick * 2 * job->a->ffn;
+    return job->hidden + (int64_t)pick * job->up;
 }
 
 static void activate_pick(void *arg, int32_t pick_index, int32_t thread)
@@ -294,9 +295,10 @@ static void activate_pick(void *arg, int32_t pick_index, int32_t thread)
     float *h = hidden_of(job, pick_index);
     (void)thread;
     if (job->a->weigh_inputs) { // a product of them is weighted likewise
-        job->cpu->kernels->scale(h, job->pick_weight[pick_index], 2 * ffn);
+        job->cpu->kernels->scale(h, job->pick_weight[pick_index], job->up);
     }
-    job->cpu->kernels->activate(job->a->kind, job->a->shape, h, h + ffn, h, ffn);
+    job->cpu->kernels->activate(job->a->kind, job->a->shape, h, job->a->plain ? NULL : h + ffn, h,
+                                ffn);
 }
 
 static void pack_down(void *arg, int32_t pick_index, int32_t thread)
@@ -384,9 +386,10 @@ enum status cpu_moe_ffn(struct backend *be, const struct moe_ffn_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
     ASSERT(a->n_experts <= MAX_EXPERTS && a->k > 0 && a->k <= MAX_PICKS);
-    ASSERT(a->gate_up->n_out == 2 * (int64_t)a->ffn && a->down->n_in == a->ffn);
+    const int32_t up = a->plain ? a->ffn : 2 * a->ffn;
+    ASSERT(a->gate_up->n_out == up && a->down->n_in == a->ffn);
     ASSERT(!a->weigh_inputs || !a->gate_up->bias);
-    struct ffn_job job = {.cpu = cpu, .a = a};
+    struct ffn_job job = {.cpu = cpu, .a = a, .up = up};
     moe_layout(cpu, &job, cpu->moe);
     job.row_bytes = cpu_row_bytes(cpu, a->gate_up);
     job.row_bytes_2 = cpu_row_bytes(cpu, a->down);

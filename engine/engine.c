@@ -380,6 +380,8 @@ static void publish_stats(struct engine *e)
     o->preemptions = s->n_preemptions;
     o->prefix_queries = s->prefix_queries;
     o->prefix_hits = s->prefix_hits;
+    o->prefix_recomputed = s->prefix_again;
+    o->n_snapshots_taken = states_taken(&s->holdings.states.snapshots);
     o->n_corrupted = e->n_corrupted;
     memcpy(o->n_finished, e->n_finished, sizeof o->n_finished);
     o->spec_drafts = l->n_drafts;

@@ -39,6 +39,11 @@ struct engine_options {
     int32_t num_gpu_blocks_override; // KV blocks; 0: from memory
     int64_t kv_cache_memory_bytes;   // 0: from gpu_memory_utilization
     double gpu_memory_utilization; // of free device memory for everything; 0: 0.9 (CPU: 0.4)
+    /* Of models with recurrent state: snapshots of it in the prefix cache, 0: from memory, below 0:
+     * none; the same by vLLM's word ("none", or another); tokens from one to the next, 0: 512. */
+    int32_t state_snapshots;
+    const char *mamba_cache_mode;
+    int32_t mamba_block_size;
     bool enable_prefix_caching, enable_chunked_prefill;
     bool disable_cascade_attn; // each sequence reads a prefix that it shares for itself
     /* A request whose prefix is cached may go before earlier ones, each of which is overtaken by at
@@ -64,6 +69,7 @@ struct engine_options {
     void (*wake)(void *arg); // called by the engine thread when the outbox stops being empty
     void *callback_arg;
     bool no_thread; // tests: the caller takes the turns itself (engine_state.h)
+    int32_t state_block; // tests: positions from one boundary of state to the next; 0: STATE_BLOCK
 };
 
 /* What the loaded model is: constant after engine_open, but for engine_add_eos. */
@@ -78,6 +84,8 @@ struct engine_info {
     char device[96];
     int64_t n_parameters;
     size_t weight_bytes, kv_bytes;
+    int32_t n_snapshots; // of recurrent state; state_bytes: with that of all lanes, 0: there is none
+    size_t state_bytes;
     int32_t n_ranks, n_nodes;
     bool headless; // the checkpoint has no head: requests with a pool alone
     int32_t n_spec_tokens; // drafts at a sequence's positions per step at most; 0: no speculation
@@ -109,6 +117,8 @@ struct engine_stats {
     int64_t step_sizes[N_STEP_SIZES]; // steps, by engine_step_bound
     int64_t prompt_tokens, generated_tokens, preemptions;
     int64_t prefix_queries, prefix_hits; // tokens
+    int64_t prefix_recomputed; // tokens that were found but for the recurrent state behind them
+    int32_t n_snapshots_taken;
     int64_t n_finished[N_FINISH_REASONS];
     int64_t n_corrupted; // requests that ended because logits were not numbers
     int64_t spec_drafts, spec_draft_tokens, spec_accepted_tokens;

@@ -329,6 +329,7 @@ static enum status activation_bytes(struct engine *e, const struct backend_facts
     e->spec.max_laws = spec_max_laws(&e->spec, info->max_num_seqs);
     *out += (size_t)e->spec.max_laws * logits;
     *out += (size_t)max_masks_of(e) * (size_t)mask_words(e->config.vocab) * sizeof(uint32_t);
+    *out += engine_states_of_lanes(e);
     return OK;
 }
 
@@ -341,6 +342,7 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
     TRY(block_bytes(e, &per_block));
     TRY(activation_bytes(e, facts, &activations));
     size_t budget = kv_budget(e, facts, activations);
+    TRY(engine_states_choose(e, &budget, per_block, err));
     int64_t n = (int64_t)(budget / (per_block ? per_block : 1));
     int64_t most = (int64_t)info->max_num_seqs *
                    ((info->max_model_len + info->block_tokens - 1) / info->block_tokens);
@@ -425,8 +427,10 @@ static enum status size_blocks(struct engine *e, struct err *err)
     if (info->block_tokens > MAX_BLOCK_TOKENS) {
         return err_set(err, ERR_INVALID, "block-size: at most %d tokens", MAX_BLOCK_TOKENS);
     }
+    TRY(engine_states_begin(e, err));
     bool cpu = on_cpu(&facts);
     info->max_num_seqs = pick(e->options.max_num_seqs, cpu ? 64 : 256);
+    engine_states_fit_lanes(e, (size_t)((double)facts.free_bytes * share_of_memory(e, &facts)));
     info->max_sequences = pick(e->options.max_waiting, 4096) + info->max_num_seqs;
     info->max_rows = pick(e->options.max_num_batched_tokens, cpu ? 2048 : 8192);
     if (info->max_rows <= info->max_num_seqs) {
@@ -463,6 +467,7 @@ static void limits_of(const struct engine *e, struct scheduler_limits *out)
         .chunked = e->options.enable_chunked_prefill,
         .hash_key = hash_process_key() | 1,
     };
+    engine_states_limits(e, out);
 }
 
 static struct step_sizes sizes_of(const struct engine *e)
@@ -490,7 +495,8 @@ static enum status open_set(const struct engine *e, const struct model *m, struc
     struct kv_layer layers[MAX_LAYERS];
     model_kv_layers(m, layers);
     struct kv_set_desc kv = {m->config->n_kv_layers, layers, e->info.dtype};
-    return m->be->ops->kv_open(m->be, m->kv_set, &kv, err);
+    TRY(m->be->ops->kv_open(m->be, m->kv_set, &kv, err));
+    return engine_states_open(e, m, err);
 }
 
 static enum status setup_rank(struct rank *r, void *arg)

@@ -7,6 +7,16 @@ static bool decodes(const struct sequence *seq)
     return seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt - 1;
 }
 
+/* With recurrent state the nodes lie in the root's block, and none of them at its end (backend.h). */
+static int32_t tree_depth(const struct scheduler_limits *l, const struct sequence *seq)
+{
+    if (l->state_block == 0) {
+        return MAX_DRAFTS;
+    }
+    int32_t left = l->state_block - 2 - (seq->n_known - 1) % l->state_block;
+    return left > 0 ? left : 0;
+}
+
 static struct spec_view view_of(struct engine *e)
 {
     struct scheduler *s = &e->scheduler;
@@ -19,6 +29,7 @@ static struct spec_view view_of(struct engine *e)
         }
         v.seqs[v.n++] = (struct spec_candidate){
             .seq = seq, .proposal = &seq->proposal, .trust = &seq->trust,
+            .tree_depth = tree_depth(&s->limits, seq),
             .ready = seq->n_inflight == 0 && seq->n_computed == seq->n_known - 1};
     }
     return v;

@@ -23,6 +23,12 @@ struct message {
     int32_t sample;
 };
 
+/* Of models with recurrent state: engine_states.c. */
+struct engine_states {
+    int32_t block, interval, n_snapshots; // block 0: there is no state
+    struct state_sizes sizes; // of a rank
+};
+
 struct engine {
     struct engine_options options; // constant after open
     struct engine_info info;
@@ -43,6 +49,7 @@ struct engine {
     int32_t n_inflight; // steps submitted and not committed
     int32_t next_slot;  // of the step to plan
     int32_t n_vocab_used;
+    struct engine_states states; // constant after open
     struct engine_request **live; // open addressing by order
     uint32_t live_mask;
     int64_t next_deadline_ns;
@@ -73,6 +80,18 @@ struct engine {
 /* engine_open.c: everything before the thread starts, and after it has ended. */
 enum status engine_load(struct engine *e, struct err *err);
 void engine_unload(struct engine *e);
+
+/* engine_states.c. Of a model without recurrent state nothing is asked and nothing changed. Once
+ * weights and block size are known; then how many sequences and snapshots there can be; their limits;
+ * and a rank's memory. */
+enum status engine_states_begin(struct engine *e, struct err *err);
+void engine_states_fit_lanes(struct engine *e, size_t memory);
+size_t engine_states_of_lanes(const struct engine *e);
+/* Takes the snapshots from the budget of the KV blocks, of which one takes per_block. */
+enum status engine_states_choose(struct engine *e, size_t *budget, size_t per_block,
+                                 struct err *err);
+void engine_states_limits(const struct engine *e, struct scheduler_limits *out);
+enum status engine_states_open(const struct engine *e, const struct model *m, struct err *err);
 
 /* engine_requests.c, for the engine thread. */
 struct engine_request *requests_any(const struct engine *e); // one that lives; NULL: none

@@ -80,6 +80,9 @@ void step_build_lanes(struct planned_step *ps, const struct holdings *h)
     }
     st->n_copies = ps->plan.n_copies;
     memcpy(st->copies, ps->plan.copies, (size_t)st->n_copies * sizeof *st->copies);
+    st->n_state_copies = ps->plan.n_state_copies;
+    memcpy(st->state_copies, ps->plan.state_copies,
+           (size_t)st->n_state_copies * sizeof *st->state_copies);
 }
 
 /* ---- groups ------------------------------------------------------------------------------- */
@@ -275,7 +278,9 @@ void step_build(struct planned_step *ps, const struct holdings *h)
     struct plan *p = &ps->plan;
     st->pass = (struct pass){.rows = st->rows, .seqs = st->seqs, .groups = st->groups,
                              .out_rows = st->out_rows, .draws = st->draws, .pool = st->pools,
-                             .tree_mask = ps->mask, .masks = st->masks};
+                             .tree_mask = ps->mask, .masks = st->masks,
+                             .n_keeps = p->n_keeps, .keeps = st->keeps};
+    memcpy(st->keeps, p->keeps, (size_t)p->n_keeps * sizeof *st->keeps);
     st->want = (struct model_outputs){0};
     memcpy(ps->sorted, p->entries, (size_t)p->n_entries * sizeof *ps->sorted);
     sort_entries(ps->sorted, ps->room, p->n_entries, h);

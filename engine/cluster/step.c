@@ -29,6 +29,7 @@ void step_init(struct step *st, int32_t slot, const struct step_sizes *sizes)
                          .vocab = sizes->vocab};
     st->lanes = xcalloc(2 * lanes, sizeof *st->lanes);
     st->copies = xcalloc(lanes, sizeof *st->copies);
+    st->state_copies = xcalloc((size_t)max_state_copies(l), sizeof *st->state_copies);
     for (int32_t i = 0; i < sizes->n_draft_passes; i++) {
         init_pass(&st->draft[i], i == 0 ? rows : lanes, lanes, lanes);
     }
@@ -41,6 +42,7 @@ void step_init(struct step *st, int32_t slot, const struct step_sizes *sizes)
     st->out_rows = xcalloc(out, sizeof *st->out_rows);
     st->draws = xcalloc((size_t)l->max_draws, sizeof *st->draws);
     st->pools = xcalloc(lanes, sizeof *st->pools);
+    st->keeps = xcalloc((size_t)max_keeps(l), sizeof *st->keeps);
     size_t words = (size_t)mask_words(sizes->vocab);
     st->masks = xcalloc((size_t)sizes->max_masks * words, sizeof *st->masks);
 }
@@ -49,6 +51,7 @@ void step_deinit(struct step *st)
 {
     free(st->lanes);
     free(st->copies);
+    free(st->state_copies);
     for (int32_t i = 0; i < MAX_DRAFTS; i++) {
         deinit_pass(&st->draft[i]);
     }
@@ -59,6 +62,7 @@ void step_deinit(struct step *st)
     free(st->out_rows);
     free(st->draws);
     free(st->pools);
+    free(st->keeps);
     free(st->masks);
     *st = (struct step){0};
 }

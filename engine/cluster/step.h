@@ -54,9 +54,10 @@ struct step {
     int32_t slot;
     bool begun; // lanes, copies and moves were sent already, before the draft passes of a tree
     const struct tree_moves *moves; // of the steps before
-    int32_t n_lanes, n_copies;
+    int32_t n_lanes, n_copies, n_state_copies;
     struct lane_update *lanes;   // [2 max_lanes]
     struct block_copy *copies;   // [max_lanes]
+    struct state_copy *state_copies; // [max_state_copies], of the target's set
 
     int32_t n_draft_models; // each has the draft passes
     int32_t n_draft_passes;
@@ -71,6 +72,7 @@ struct step {
     int32_t *out_rows;           // [max_out]
     struct pass_draw *draws;     // [max_draws]
     struct pass_pool *pools;     // [max_lanes]
+    struct state_keep *keeps;    // [max_keeps]
     uint32_t *masks;             // [max_masks, mask_words(vocab)]
     int32_t vocab;
 };

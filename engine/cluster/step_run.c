@@ -58,7 +58,9 @@ static enum status begin_lanes(const struct step *st, struct backend *be)
     if (st->n_copies > 0) {
         TRY(ops->copy_blocks(be, st->n_copies, st->copies));
     }
-    return OK;
+    return st->n_state_copies > 0
+               ? ops->copy_states(be, 0, st->n_state_copies, st->state_copies)
+               : OK;
 }
 
 static enum status run_draft(const struct pass *pass, struct rank *r, int32_t model,

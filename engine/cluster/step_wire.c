@@ -83,6 +83,8 @@ static void put_pass(struct buf *b, const struct pass *p, int32_t vocab)
         const int32_t v[] = {q->lane, q->first_out, q->n_out, q->start | q->finish << 1};
         buf_put(b, v, sizeof v);
     }
+    put_i32(b, p->n_keeps);
+    buf_put(b, p->keeps, (size_t)p->n_keeps * sizeof *p->keeps);
     if (p->tree_mask) {
         if (b->n_bytes % 8 != 0) {
             put_i32(b, 0); // the words are read in place
@@ -109,10 +111,12 @@ static void put_news(struct buf *b, const struct step *st)
 {
     put_i32(b, st->n_lanes);
     put_i32(b, st->n_copies);
+    put_i32(b, st->n_state_copies);
     for (int32_t i = 0; i < st->n_lanes; i++) {
         put_lane(b, &st->lanes[i]);
     }
     buf_put(b, st->copies, (size_t)st->n_copies * sizeof *st->copies);
+    buf_put(b, st->state_copies, (size_t)st->n_state_copies * sizeof *st->state_copies);
     put_moves(b, st->moves);
 }
 
@@ -325,6 +329,25 @@ static void get_pool(struct reader *r, struct pass *p, struct pass_pool *pools)
     }
 }
 
+/* A boundary of the state's. */
+static int32_t get_boundary(struct reader *r)
+{
+    int32_t block = r->sizes->limits->state_block, pos = get(r, block, last_pos(r), "a state");
+    check(r, block > 0 ? pos % block : 1, 0, 0, "a state");
+    return pos;
+}
+
+static void get_keeps(struct reader *r, struct pass *p, struct state_keep *keeps, int32_t most)
+{
+    const struct scheduler_limits *l = r->sizes->limits;
+    p->n_keeps = get(r, 0, most, "the number of kept states");
+    for (int32_t i = 0; i < p->n_keeps && !r->bad; i++) {
+        keeps[i].lane = get(r, 0, l->max_lanes - 1, "a kept state's lane");
+        keeps[i].pos = get_boundary(r);
+        keeps[i].slot = get(r, l->max_lanes, l->max_lanes + l->n_snapshots - 1, "a kept state");
+    }
+}
+
 /* Room for a pass's arrays: the step's own. NULL: this pass has none of them. */
 struct pass_room {
     struct pass_row *rows;
@@ -333,14 +356,16 @@ struct pass_room {
     int32_t *out_rows;
     struct pass_draw *draws;
     struct pass_pool *pools;
-    int32_t max_rows, max_seqs, max_groups, max_out, max_draws, max_pools, max_masks;
+    struct state_keep *keeps;
+    int32_t max_rows, max_seqs, max_groups, max_out, max_draws, max_pools, max_masks, max_keeps;
 };
 
 static void get_pass(struct reader *r, struct pass *p, const struct pass_room *room)
 {
     static const uint64_t present;
     *p = (struct pass){.rows = room->rows, .seqs = room->seqs, .groups = room->groups,
-                       .out_rows = room->out_rows, .draws = room->draws, .pool = room->pools};
+                       .out_rows = room->out_rows, .draws = room->draws, .pool = room->pools,
+                       .keeps = room->keeps};
     p->n_rows = get(r, 1, room->max_rows, "the number of rows");
     p->n_seqs = get(r, 1, room->max_seqs, "the number of sequences");
     p->n_groups = get(r, 0, room->max_groups, "the number of groups");
@@ -369,6 +394,7 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
     get_draws(r, p, room->draws);
     p->masks = take(r, (size_t)p->n_masks * (size_t)mask_words(r->sizes->vocab) * sizeof *p->masks);
     get_pool(r, p, room->pools);
+    get_keeps(r, p, room->keeps, room->max_keeps);
     if (tree) {
         if ((uintptr_t)r->at % 8 != 0) {
             get(r, 0, 0, "a tree");
@@ -403,17 +429,33 @@ static void get_moves(struct reader *r, struct tree_moves *m)
     }
 }
 
+/* From lane to lane at any position, else at a boundary. */
+static void get_state_copy(struct reader *r, struct state_copy *c)
+{
+    const struct scheduler_limits *l = r->sizes->limits;
+    int64_t last = (int64_t)l->max_lanes + l->n_snapshots - 1;
+    c->from = get(r, 0, last, "a copied state");
+    c->to = get(r, 0, last, "a copied state");
+    bool lanes = c->from < l->max_lanes && c->to < l->max_lanes;
+    check(r, c->from < l->max_lanes || c->to < l->max_lanes, true, true, "a copied state");
+    c->pos = lanes ? get(r, 1, last_pos(r), "a state") : get_boundary(r);
+}
+
 static void get_news(struct reader *r, struct step *st, struct tree_moves *moves)
 {
     const struct scheduler_limits *l = r->sizes->limits;
     st->n_lanes = get(r, 0, 2 * (int64_t)l->max_lanes, "the number of lanes");
     st->n_copies = get(r, 0, l->max_lanes, "the number of copies");
+    st->n_state_copies = get(r, 0, max_state_copies(l), "the number of copied states");
     for (int32_t i = 0; i < st->n_lanes && !r->bad; i++) {
         get_lane(r, &st->lanes[i]);
     }
     for (int32_t i = 0; i < st->n_copies && !r->bad; i++) {
         st->copies[i].from = get(r, 0, l->n_blocks - 1, "a copied block");
         st->copies[i].to = get(r, 0, l->n_blocks - 1, "a copied block");
+    }
+    for (int32_t i = 0; i < st->n_state_copies && !r->bad; i++) {
+        get_state_copy(r, &st->state_copies[i]);
     }
     get_moves(r, moves);
     st->moves = moves;
@@ -446,8 +488,9 @@ static void get_passes(struct reader *r, struct step *st)
             .max_out = l->max_lanes, .max_draws = l->max_lanes});
     }
     get_pass(r, &st->pass, &(struct pass_room){
-        st->rows, st->seqs, st->groups, st->out_rows, st->draws, st->pools, l->max_rows,
-        l->max_lanes, l->max_lanes, l->max_out, l->max_draws, l->max_lanes, r->sizes->max_masks});
+        st->rows, st->seqs, st->groups, st->out_rows, st->draws, st->pools, st->keeps, l->max_rows,
+        l->max_lanes, l->max_lanes, l->max_out, l->max_draws, l->max_lanes, r->sizes->max_masks,
+        max_keeps(l)});
 }
 
 enum status step_decode(struct step *st, struct tree_moves *moves, bool *level,

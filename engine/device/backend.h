@@ -87,10 +87,10 @@ struct kv_set_desc {
  *
  * Boundaries are the multiples of `block` (one block has the positions [b, b + block)). A record is
  * what a layer needs to go on from a boundary: the state S there, and the last inputs of its
- * convolution before it. A snapshot is one record of each layer. A live slot has two, those of the
- * last two boundaries that were reached (boundary b in record b / block & 1), and by slot_pos the raw
- * rows (keys, corrected values, decays, inputs of convolutions) of the block that is being filled
- * and of what lies ahead of it.
+ * convolution before it. A snapshot is one record of each layer. A live slot has that of the last
+ * boundary, and of the one before it where rows may be taken back; and, by slot_pos, the raw rows
+ * (keys, corrected values, decays, inputs of convolutions) of the block that is being filled and
+ * of what lies ahead of it.
  *
  * - Which record a row goes on from is told by its position alone; rows of block 0 read none, so a
  *   sequence that begins needs nothing done to its slot.
@@ -134,10 +134,17 @@ struct state_sizes {
 
 /* Makes slot `to` a state at `pos`, which is above 0:
  *   snapshot to lane   pos is the snapshot's boundary: the lane goes on from there
- *   lane to snapshot   pos is one of the last two boundaries that the lane has reached
+ *   lane to snapshot   pos is the last boundary that the lane's known tokens have reached
  *   lane to lane       all of it, whatever pos is */
 struct state_copy {
     int32_t from, to, pos;
+};
+
+/* When the rows of a pass have completed the block that ends at `pos`, the record of that boundary is
+ * written to snapshot `slot`, too: for boundaries that the pass goes past, which no copy can reach
+ * any more. */
+struct state_keep {
+    int32_t lane, pos, slot;
 };
 
 /* ---- facts and limits --------------------------------------------------------------------- */
@@ -274,6 +281,10 @@ struct pass {
     int32_t n_pool;
     const struct pass_pool *pool;
     struct hidden_layers hidden; // what the model is asked for: see model_forward
+    /* Of the state set kv_set: of sequences with rows in several blocks alone, a lane's in order of
+     * positions. No two have one slot. */
+    int32_t n_keeps;
+    const struct state_keep *keeps;
 };
 
 /* Adds out rows first_out .. +n_out of the final normed hidden states to the lane's pooled vector;

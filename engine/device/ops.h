@@ -151,7 +151,9 @@ struct attention_args {
     const struct weight *sinks; // VECTOR [n_heads]: joins the denominator only; NULL: none
 };
 
-enum activation { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_GPT_OSS };
+enum activation { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_GPT_OSS, ACT_RELU2 };
+
+/* ACT_RELU2: max(x, 0) squared. */
 
 /* What ACT_GPT_OSS is told; others do not read it. */
 struct act_shape {
@@ -199,15 +201,16 @@ struct moe_route_args {
 
 /* y = (accumulate ? y : 0) + sum over picks, in order of expert id, of
  * weight * down(act(gate_up(x))). Experts' biases are included unless `partial`. With weigh_inputs,
- * for experts whose gate_up has no bias: down(act(gate_up(weight * x))). */
+ * for experts whose gate_up has no bias: down(act(gate_up(weight * x))). With `plain` there are no
+ * gates. */
 struct moe_ffn_args {
-    const struct weight *gate_up; // EXPERTS [2 ffn, hidden]: gate rows, then up rows
+    const struct weight *gate_up; // EXPERTS [2 ffn, hidden]: gate rows, then up rows; plain: [ffn]
     const struct weight *down;    // EXPERTS [hidden, ffn]
     struct tensor x, y;
     struct dmem ids, weights;
     int32_t n_rows, n_experts, k, ffn;
     enum activation kind;
-    bool accumulate, partial, weigh_inputs;
+    bool accumulate, partial, weigh_inputs, plain;
     struct act_shape shape;
 };
 
@@ -216,6 +219,61 @@ struct row_gate_args {
     struct tensor x, y;
     const struct weight *weight; // VECTOR [width of x]
     int32_t n_rows, x_width, y_width;
+};
+
+/* ---- recurrent layers: see "recurrent state" in backend.h. A row's own path is the rows before it
+ * that it would see in attention. */
+
+/* Depthwise, over the row's own input and the kernel - 1 before it on its path, 0 before position 0:
+ *   out[c] = act(bias[c] + sum over i, rising, of x(row - (kernel - 1 - i))[c] * weight[i][c])
+ * Inputs are rounded to the set's dtype, and kept. x and out may not be the same memory. */
+struct short_conv_args {
+    struct tensor x, out;        // [n_rows, width]
+    const struct weight *weight; // VECTOR [kernel, width]
+    const struct weight *bias;   // VECTOR [width]; NULL: none
+    int32_t n_rows, layer, width, kernel;
+    bool silu;
+};
+
+/* For each head h, with S of the row's block at its beginning, and rows j of the block up to the row
+ * t itself, in order of their positions. Log decays g_t <= 0 are one number or one for each of S's
+ * key_dim rows; G_t is their sum from the block's beginning. With
+ * a = decay_scale decay + dt_bias and dt = softplus(a), held to [dt_min, dt_max]:
+ *
+ *   g_t = -exp(a_log) dt, or, with decay_bound < 0, decay_bound sigmoid(exp(a_log) a)
+ *   STATE_DELTA  q, k are divided by sqrt(sum of squares + 1e-6), q by sqrt(key_dim) besides
+ *                u_t = sigmoid(beta) (v_t - (exp(G_t) k_t) S - sum over j < t of (k_t . exp(G_t - G_j) k_j) u_j)
+ *   STATE_DECAY  u_t = dt v_t
+ *   out_t = (exp(G_t) q_t) S + sum over j <= t of (q_t . exp(G_t - G_j) k_j) u_j + skip v_t
+ *   at the block's last row e: S becomes exp(G_e) S + sum over j of (exp(G_e - G_j) k_j) u_j
+ *
+ * k and u are rounded to the set's dtype where they are made. x is overwritten. */
+struct recurrence_args {
+    struct tensor x; // [n_rows, ...]: queries and keys of n_key_heads, values of n_heads, from these on
+    int32_t q_at, k_at, v_at;
+    struct tensor decay; // [n_rows, n_heads], or [n_rows, n_heads, key_dim]
+    struct tensor beta;  // [n_rows, n_heads]; STATE_DELTA alone
+    struct tensor out;   // [n_rows, n_heads, value_dim]
+    const struct weight *a_log;   // VECTOR [n_heads]
+    const struct weight *dt_bias; // VECTOR, as wide as decay
+    const struct weight *skip;    // VECTOR [n_heads]; NULL: none
+    int32_t n_rows, layer;
+    float decay_scale; // times decay, before dt_bias is added
+    float decay_bound; // 0: none
+    float dt_min, dt_max; // dt_max 0: none
+};
+
+/* out = norm(x) act(scale gate), or, with gate_first, norm(x act(scale gate)). The norm is RMS over
+ * each `group` of a row's elements. */
+enum gate_act { GATE_AS_IS, GATE_SIGMOID, GATE_SILU };
+struct gate_args {
+    struct tensor x, out;      // [n_rows, width]; may be the same
+    struct tensor gate;        // [n_rows, width], or one for each group: [n_rows, width / group]
+    const struct weight *norm; // VECTOR [group], or [width]; NULL: no norm
+    int32_t n_rows, width, group;
+    enum gate_act act;
+    bool gate_first, per_group;
+    float scale, eps;
 };
 
 /* Joins the ranks' partial sums of y (nothing to do alone, or when each rank's y is `whole`), then
@@ -368,6 +426,10 @@ struct backend_ops {
                               int32_t n_snapshots, struct err *err);
     enum status (*copy_states)(struct backend *be, int32_t set, int32_t n,
                                const struct state_copy *copies);
+    enum status (*short_conv)(struct backend *be, const struct short_conv_args *a);
+    enum status (*recurrence)(struct backend *be, const struct recurrence_args *a);
+    /* Optional: NULL where no model with gated attention or state is run. */
+    enum status (*gate)(struct backend *be, const struct gate_args *a);
 
     /* Optional: ERR_DEVICE when the device is found lost; never waits. */
     enum status (*alive)(struct backend *be);

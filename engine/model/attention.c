@@ -7,6 +7,35 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* With a gate q's tensor has, for each head, its queries and then its gates: those go behind the
+ * values. */
+static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const struct model_shard *s = &l->m->shard;
+    const struct layer_share share = model_layer_share(c, s, layer);
+    int64_t hd = c->head_dim, q_all = 2 * c->n_heads * hd, kv_all = c->n_kv_heads * hd;
+    int64_t kv_first = share.first_kv_head * hd, kv_n = share.n_kv_heads * hd;
+    char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES];
+    part_layer_name(c->names->q, layer, q);
+    part_layer_name(c->names->k, layer, k);
+    part_layer_name(c->names->v, layer, v);
+    int32_t n = s->n_heads;
+    struct piece *list = xcalloc(2 * (size_t)n + 2, sizeof *list);
+    for (int32_t h = 0; h < n; h++) {
+        int64_t first = (s->first_head + h) * 2 * hd;
+        list[h] = (struct piece){q, q_all, first, hd};
+        list[n + 2 + h] = (struct piece){q, q_all, first + hd, hd};
+    }
+    list[n] = (struct piece){k, kv_all, kv_first, kv_n};
+    list[n + 1] = (struct piece){v, kv_all, kv_first, kv_n};
+    struct stack st = {.list = list, .n = 2 * n + 2, .n_in = c->hidden, .n_cols = c->hidden,
+                       .bias = c->q_bias};
+    enum status status = part_linear(l, &st, l->options->dtype, &w->qkv);
+    free(list);
+    return status;
+}
+
 static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -162,7 +191,7 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
 {
     const struct model_config *c = l->c;
     const struct model_shard *s = &l->m->shard;
-    char name[NAME_BYTES];
+    char name[NAME_BYTES], gate[NAME_BYTES];
     int64_t q_head = c->nope_dim + c->rope_dim;
     struct stack q = {.n = 1, .n_in = c->q_lora ? c->q_lora : c->hidden};
     q.n_cols = q.n_in;
@@ -180,6 +209,10 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     part_layer_name(c->q_lora ? c->names->q_b : c->names->q, layer, name);
     q.pieces[0] =
         (struct piece){name, c->n_heads * q_head, s->first_head * q_head, s->n_heads * q_head};
+    if (c->attn_gate == ATTN_GATE_HEADS) {
+        part_layer_name(c->names->attn_gate, layer, gate);
+        q.pieces[q.n++] = (struct piece){gate, c->n_heads, s->first_head, s->n_heads};
+    }
     TRY(part_linear(l, &q, l->options->dtype, &w->qkv));
     int64_t kv = c->kv_lora + c->rope_dim;
     part_layer_name(c->names->kv_a, layer, name);
@@ -227,11 +260,14 @@ static enum status load_kv_scales(struct loader *l, int32_t layer, struct layer_
 
 enum status load_attention(struct loader *l, int32_t layer, struct layer_weights *w)
 {
+    if (l->c->layers[layer].kv < 0) {
+        return OK;
+    }
     TRY(load_kv_scales(l, layer, w));
     if (l->c->kv_lora) {
         return load_mla(l, layer, w);
     }
-    TRY(load_qkv(l, layer, w));
+    TRY(l->c->attn_gate == ATTN_GATE_WIDE ? load_gated_qkv(l, layer, w) : load_qkv(l, layer, w));
     TRY(load_qk_norms(l, layer, w));
     TRY(load_o(l, layer, l->c->layers[layer].head_dim, w));
     return load_sinks(l, layer, w);

@@ -25,14 +25,17 @@ static struct widths widest_of(const struct model *m)
 {
     const struct model_config *c = m->config;
     const int64_t n_heads = m->shard.n_heads;
-    struct widths w = {.ffn = larger(m->shard.shared_ffn, c->layer_input)};
+    struct widths w = {.ffn = larger(m->shard.shared_ffn, c->layer_input),
+                       .attn = m->shard.state.out_width};
     for (int32_t i = 0; i < c->n_layers; i++) {
         const struct layer_share share = model_layer_share(c, &m->shard, i);
         const int64_t hd = c->layers[i].head_dim;
         const int64_t qkv = c->kv_lora ? n_heads * (c->nope_dim + c->rope_dim)
                                        : (n_heads + 2 * share.n_kv_heads) * hd;
-        w.qkv = larger(w.qkv, qkv);
-        w.attn = larger(w.attn, n_heads * (c->kv_lora ? c->v_dim : hd));
+        const int64_t attn = n_heads * (c->kv_lora ? c->v_dim : hd);
+        const int64_t gates[] = {0, attn, n_heads}; // by enum attn_gate
+        w.qkv = larger(w.qkv, qkv + gates[c->attn_gate]);
+        w.attn = larger(w.attn, attn);
         w.ffn = larger(w.ffn, share.ffn);
     }
     return w;
@@ -75,6 +78,20 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
         p[n++] = (struct buffer_plan){&m->inputs_proj_out, NULL, m->act, all, max_rows};
         p[n++] = (struct buffer_plan){&m->out_input, NULL, m->residual, c->layer_input, max_out};
     }
+    if (c->n_state_layers > 0) {
+        const struct state_layer *g = &s->state.layer;
+        p[n++] = (struct buffer_plan){&m->mix, NULL, m->act, s->state.width, max_rows};
+        p[n++] = (struct buffer_plan){&m->mix_conv, NULL, m->act, g->conv_width, max_rows};
+        if (c->state.low_rank > 0) {
+            int64_t keys = (int64_t)g->n_heads * g->key_dim;
+            p[n++] = (struct buffer_plan){&m->mix_decay, NULL, m->act, keys, max_rows};
+            p[n++] = (struct buffer_plan){&m->mix_gate, NULL, m->act, s->state.out_width, max_rows};
+        }
+    }
+    if (c->moe_latent > 0) {
+        p[n++] = (struct buffer_plan){&m->latent, NULL, m->act, c->moe_latent, max_rows};
+        p[n++] = (struct buffer_plan){&m->latent_y, NULL, m->act, c->moe_latent, max_rows};
+    }
     if (c->n_experts > 0) {
         p[n++] = (struct buffer_plan){&m->routed, NULL, m->act, c->hidden, max_rows};
         p[n++] = (struct buffer_plan){NULL, &m->route_ids, DT_I32, c->experts_per_token, max_rows};
@@ -84,7 +101,7 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     return n;
 }
 
-enum { MAX_BUFFERS = 21 }; // rows that plan_buffers may write; it fills 20 at most
+enum { MAX_BUFFERS = 27 }; // rows that plan_buffers may write; it fills 26 at most
 
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out)
 {
@@ -144,6 +161,6 @@ void model_kv_layers(const struct model *m, struct kv_layer *layers)
 void model_state_layers(const struct model *m, struct state_layer *layers)
 {
     for (int32_t i = 0; i < m->config->n_state_layers; i++) {
-        layers[i] = m->state_layer;
+        layers[i] = m->shard.state.layer;
     }
 }

@@ -1,5 +1,6 @@
 #include "engine/model/config.h"
 
+#include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/gguf/folder.h"
@@ -8,6 +9,7 @@
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { MAX_CONFIG_BYTES = 16 << 20 };
@@ -84,6 +86,7 @@ static enum status read_activation(const struct json *j, struct model_config *c,
 {
     const char *name = json_get_string(j, "hidden_activation");
     name = name ? name : json_get_string(j, "hidden_act");
+    name = name ? name : json_get_string(j, "mlp_hidden_act");
     if (!name) {
         return OK;
     }
@@ -93,7 +96,7 @@ static enum status read_activation(const struct json *j, struct model_config *c,
     } rows[] = {{"silu", ACT_SILU},           {"swish", ACT_SILU},
                 {"gelu", ACT_GELU},           {"gelu_pytorch_tanh", ACT_GELU_TANH},
                 {"gelu_new", ACT_GELU_TANH},  {"gelu_fast", ACT_GELU_TANH},
-                {"relu", ACT_RELU}};
+                {"relu", ACT_RELU},            {"relu2", ACT_RELU2}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (strcmp(rows[i].name, name) == 0) {
             c->act = rows[i].act;
@@ -101,6 +104,12 @@ static enum status read_activation(const struct json *j, struct model_config *c,
         }
     }
     return err_set(err, ERR_UNSUPPORTED, "config.json: the activation '%s' is not known", name);
+}
+
+static bool is_state(const char *type)
+{
+    return strcmp(type, "linear_attention") == 0 || strcmp(type, "mamba") == 0 ||
+           strcmp(type, "conv") == 0;
 }
 
 /* layer_types is authoritative where it is present. */
@@ -118,9 +127,16 @@ enum status model_layer_types(const struct json *j, struct model_config *c, stru
     int32_t i = 0;
     for (const struct json *t = json_first(types); t && i < c->n_layers; t = json_next(t), i++) {
         const char *name = json_string(t);
+        const bool stateful = c->state.layer.conv_kernel > 0;
         c->layers[i].chunk = 0;
-        if (name && strcmp(name, "full_attention") == 0) {
+        if (name && is_state(name) && stateful) {
+            c->layers[i].kv = -1;
+            c->layers[i].state = 0;
+        } else if (name && (strcmp(name, "full_attention") == 0 ||
+                            (stateful && strcmp(name, "attention") == 0))) {
             c->layers[i].window = 0;
+            c->layers[i].kv = 0;
+            c->layers[i].state = -1;
         } else if (name && strcmp(name, "chunked_attention") == 0) {
             TRY(need_int(j, "attention_chunk_size", MAX_POSITIONS, &c->layers[i].chunk, err));
             c->layers[i].window = 0;
@@ -419,6 +435,38 @@ bool model_config_fit(struct model_config *c, int32_t max_len)
     return changed;
 }
 
+/* Some writers put Infinity where JSON has no number: it becomes null. */
+static void drop_infinity(char *text, size_t n)
+{
+    static const char *const words[] = {"-Infinity", "Infinity"};
+    bool quoted = false;
+    for (size_t i = 0; i < n; i++) {
+        if (quoted && text[i] == '\\') {
+            i++;
+        } else if (text[i] == '"') {
+            quoted = !quoted;
+        }
+        for (size_t w = 0; !quoted && w < sizeof words / sizeof words[0]; w++) {
+            size_t length = strlen(words[w]);
+            if (length <= n - i && memcmp(text + i, words[w], length) == 0) {
+                memset(text + i, ' ', length);
+                memcpy(text + i, "null", 4);
+            }
+        }
+    }
+}
+
+enum status model_config_parse(const char *path, struct json **root, struct err *err)
+{
+    char *text;
+    size_t n;
+    TRY(file_read(path, MAX_CONFIG_BYTES, &text, &n, err));
+    drop_infinity(text, n);
+    enum status st = json_parse(text, n, NULL, root, err);
+    free(text);
+    return st == OK ? OK : err_prefix(err, st, "%s", path);
+}
+
 enum status model_config_load(const char *dir, struct model_config *c, struct err *err)
 {
     return model_config_load_over(dir, NULL, c, err);
@@ -429,7 +477,13 @@ enum status model_config_load_over(const char *dir, const char *overrides, struc
 {
     *c = (struct model_config){0};
     struct json *root;
-    TRY(folder_json(dir, "config.json", MAX_CONFIG_BYTES, &root, err));
+    if (folder_is_file(dir)) {
+        TRY(folder_json(dir, "config.json", MAX_CONFIG_BYTES, &root, err));
+    } else {
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%s/config.json", dir);
+        TRY(model_config_parse(path, &root, err));
+    }
     enum status st = json_is(root, JSON_OBJECT)
                          ? model_config_override(root, overrides, err)
                          : err_set(err, ERR_FORMAT, "config.json: not a JSON object");

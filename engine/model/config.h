@@ -4,7 +4,7 @@
 #ifndef SLUICE_ENGINE_MODEL_CONFIG_H
 #define SLUICE_ENGINE_MODEL_CONFIG_H
 
-#include "engine/device/ops.h"
+#include "engine/model/recurrent.h"
 
 enum {
     MAX_LAYERS = 512,     // chosen: four times the deepest checkpoint known
@@ -39,10 +39,15 @@ struct layer_config {
     int32_t state;  // index among the layers with a recurrent state; -1: none
     struct query_growth growth;
     bool moe;
+    bool no_ffn; // the layer is a mixer alone; one without attention and state is a feed-forward alone
 };
 
 /* Where norms stand around a sub-layer: f(norm(x)), norm(f(norm(x))), norm(f(x)). */
 enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
+
+/* Sigmoid gates of the heads' outputs: for each element, in q's tensor behind each head's queries, or
+ * one for each head, a tensor of its own (MLA without q_lora). */
+enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_WIDE, ATTN_GATE_HEADS };
 
 struct model_config {
     char model_type[32];
@@ -64,12 +69,15 @@ struct model_config {
     float norm_eps, norm_offset;
 
     bool q_bias, o_bias, mlp_bias, router_bias, sinks;
+    enum attn_gate attn_gate;
     enum qk_norm qk_norm;
     enum norm_kind qk_norm_kind;
     bool qk_norm_after_rope;
     float attn_scale, attn_softcap;
 
     float embed_scale, residual_scale, logit_scale, final_softcap;
+    float attn_out_scale, state_out_scale, ffn_out_scale; // instead of residual_scale; 0: that
+    float ffn_gate_scale; // of an MLP's gates, before the activation; 0: none
     bool embed_scale_rounded; // to the dtype that the model runs in
 
     enum activation act;
@@ -85,12 +93,15 @@ struct model_config {
 
     /* Mixture of experts; n_experts 0: none. */
     int32_t n_experts, experts_per_token, moe_ffn, shared_ffn;
+    int32_t moe_latent; // width that experts work at, between two products; 0: hidden
     enum moe_scoring scoring;
     bool renormalise, shared_gate, correction, experts_biased;
     bool weigh_inputs; // of experts, in the place of their outputs
     bool experts_beside; // a layer with experts has an MLP, too, and norms for both
     float routed_scale;
     int32_t n_group, topk_group;
+
+    struct state_config state; // of layers with a recurrent state, if there are any
 
     /* Multi-head latent attention; kv_lora 0: none. */
     int32_t q_lora, kv_lora, nope_dim, rope_dim, v_dim;
@@ -102,6 +113,8 @@ struct model_config {
     struct sampling_params defaults; // of generation_config.json, as far as they are in range
 };
 
+/* A config.json as it is; the caller frees *root. */
+enum status model_config_parse(const char *path, struct json **root, struct err *err);
 /* model_config_fit comes next, before a model is loaded. */
 enum status model_config_load(const char *dir, struct model_config *c, struct err *err);
 /* The same with members of a JSON object in place of the file's; NULL for none. */
@@ -120,7 +133,7 @@ struct family {
     const char *defaults;
     /* Sets what differs from plain Llama. `j` is the (text) config. Read before it: the dimensions
      * (hidden to max_pos), dtype, rms_norm_eps, the activation; Llama's scales and one rope are
-     * set, all else is 0. Read after it: layer_types (over layers[].window), tie_word_embeddings
+     * set, all else is 0, and no layer has a state. Read after it: layer_types (over layers[]), tie_word_embeddings
      * (over tied), and the ropes, from n_ropes, partial_rotary, rope_dim and
      * rope[0].desc.interleaved. */
     enum status (*read)(const struct json *j, struct model_config *c, struct err *err);
@@ -144,7 +157,7 @@ enum experts_form {
 struct tensor_names {
     const char *embed, *final_norm, *head;
     const char *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm;
-    const char *q, *k, *v, *qkv, *o, *q_norm, *k_norm, *sinks;
+    const char *q, *k, *v, *qkv, *o, *q_norm, *k_norm, *sinks, *attn_gate;
     const char *gate, *up, *gate_up, *down;
     const char *router, *correction;
     const char *expert_gate, *expert_up, *expert_down;
@@ -152,7 +165,8 @@ struct tensor_names {
      * single experts. */
     const char *experts_gate_up, *experts_down;
     enum experts_form experts_form;
-    const char *shared_gate, *shared_up, *shared_down, *shared_router;
+    const char *shared_gate, *shared_up, *shared_gate_up, *shared_down, *shared_router;
+    const char *latent_in, *latent_out;
     /* Experts beside an MLP: norms of what goes into the router and the experts, and of what comes
      * out of the experts and the MLP. router_norm and expert_scale are names as they are. */
     const char *router_norm, *expert_scale, *experts_norm, *experts_post_norm, *mlp_post_norm;
@@ -161,6 +175,7 @@ struct tensor_names {
     const char *inputs_embed, *inputs_proj, *inputs_norm;
     const char *input_gate, *input_up, *input_post_norm;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
+    const struct state_names *state;
 };
 
 /* model_keys.c: every key that is read holds what it may, or the sentence says which does not. A

@@ -18,6 +18,7 @@ struct flow {
     struct hidden_layers hidden; // whose states are asked for
     struct tensor input;      // of all layers' inputs; from `narrow` on the last layer's alone
     bool pending; // delta waits to be added to x
+    float delta_scale; // times this
     float x_scale; // what x is multiplied by then; 0: nothing
     bool partial; // and, before that, to be reduced
     struct product_sums delta_sums; // what delta is left as, where its product is
@@ -44,7 +45,7 @@ static enum status join_norm(struct flow *f, const struct weight *weight,
                           .out = weight ? f->h : none, .weight = weight, .bias = bias,
                           .n_rows = f->n_rows, .width = c->hidden, .kind = c->norm_kind,
                           .eps = c->norm_eps, .weight_offset = c->norm_offset,
-                          .delta_scale = c->residual_scale, .x_scale = f->x_scale,
+                          .delta_scale = f->delta_scale, .x_scale = f->x_scale,
                           .delta_sums = f->delta_sums};
     bool partial = f->partial && f->delta_sums.n == 0; // of what is left as sums nothing is reduced
     bool waits = once && weight && f->ops->norm_linear;
@@ -78,6 +79,7 @@ static enum status finish_delta(struct flow *f, const struct reduce_args *reduce
 {
     struct model *m = f->m;
     f->pending = true;
+    f->delta_scale = m->config->residual_scale;
     if (reduce && !post_norm) {
         f->partial = true;
         f->reduce = *reduce;
@@ -125,6 +127,21 @@ static bool stores_only(const struct flow *f, int32_t layer)
     return f->n_out == 0 && layer == f->m->config->last_store;
 }
 
+/* The heads' outputs, `width` elements each, times what lies in qkv behind `n_heads` of `head`. */
+static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t head, int32_t width)
+{
+    struct model *m = f->m;
+    if (m->config->attn_gate == ATTN_GATE_NONE) {
+        return OK;
+    }
+    struct gate_args a = {.x = m->attn, .out = m->attn, .gate = m->qkv, .n_rows = f->n_rows,
+                          .width = m->shard.n_heads * width, .group = width, .act = GATE_SIGMOID,
+                          .per_group = m->config->attn_gate == ATTN_GATE_HEADS, .scale = 1.0f};
+    size_t at = (size_t)n_heads * (size_t)head;
+    a.gate.mem = dmem_at(m->qkv.mem, at * dtype_bytes(m->qkv.dtype));
+    return f->ops->gate(f->be, &a);
+}
+
 /* x[T, D] -> qkv[T, (H + 2K) d] -> attn[T, H d] */
 static enum status attention(struct flow *f, int32_t layer, struct tensor in)
 {
@@ -142,7 +159,8 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
         .norm_after_rope = c->qk_norm_after_rope, .q_norm = w->q_norm, .k_norm = w->k_norm,
         .v_norm = c->v_norm, .eps = c->norm_eps, .norm_offset = c->norm_offset,
         .growth = lc->growth};
-    struct product_sums *sums = ops_rope_store_adds_sums(f->be, &store) ? &store.sums : NULL;
+    bool left = c->attn_gate == ATTN_GATE_NONE && ops_rope_store_adds_sums(f->be, &store);
+    struct product_sums *sums = left ? &store.sums : NULL;
     TRY(linear(f, w->qkv, in, m->qkv, sums));
     if (stores_only(f, layer)) {
         return f->ops->rope_store(f->be, &store);
@@ -152,7 +170,8 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
         .n_heads = m->shard.n_heads, .n_kv_heads = n_kv_heads, .head_dim_k = lc->head_dim,
         .head_dim_v = lc->head_dim, .scale = c->attn_scale,
         .window = lc->window, .chunk = lc->chunk, .softcap = c->attn_softcap, .sinks = w->sinks};
-    return ops_rope_attention(f->be, &store, &a);
+    TRY(ops_rope_attention(f->be, &store, &a));
+    return gate_heads(f, m->shard.n_heads + 2 * n_kv_heads, lc->head_dim, lc->head_dim);
 }
 
 /* MLA with the key and value products absorbed into q and the output: one shared key head of
@@ -197,7 +216,8 @@ static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in
     struct linear_heads_args expand = {.weight = w->w_uv, .x = m->attn_v, .y = m->attn,
                                        .n_rows = f->n_rows, .x_head = c->kv_lora,
                                        .y_head = c->v_dim};
-    return f->ops->linear_heads(f->be, &expand); // [T, H, kv_lora] -> [T, H, v]
+    TRY(f->ops->linear_heads(f->be, &expand)); // [T, H, kv_lora] -> [T, H, v]
+    return gate_heads(f, m->shard.n_heads, q_head, c->v_dim);
 }
 
 /* The layer's part of all layers' inputs. */
@@ -264,21 +284,58 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
     return gather(f, &f->attn, m->out_attn, m->attn.stride);
 }
 
-/* The heads' outputs through this rank's part of the output product, into delta. */
-static enum status attention_output(struct flow *f, int32_t layer)
+/* The heads' outputs through this rank's part of the output product, into delta. `skipped`: what lies
+ * before the heads that it takes. */
+static enum status heads_output(struct flow *f, const struct weight *weight, int32_t skipped,
+                                const struct weight *post_norm)
 {
     struct model *m = f->m;
-    const struct layer_weights *w = &m->layers[layer];
-    struct tensor heads = f->attn; // those that this rank's output product takes
-    size_t skipped = (size_t)(m->shard.first_o_head - m->shard.first_head) *
-                     (size_t)m->config->layers[layer].head_dim;
-    heads.mem = dmem_at(heads.mem, skipped * dtype_bytes(heads.dtype));
-    struct linear_args o = {.weight = w->o, .x = heads, .y = m->delta, .n_rows = f->n_rows,
-                            .partial = true, .sums = sums_for_norm(f, w->attn_post_norm)};
+    struct tensor heads = f->attn;
+    heads.mem = dmem_at(heads.mem, (size_t)skipped * dtype_bytes(heads.dtype));
+    struct linear_args o = {.weight = weight, .x = heads, .y = m->delta, .n_rows = f->n_rows,
+                            .partial = true, .sums = sums_for_norm(f, post_norm)};
     TRY(f->ops->linear(f->be, &o));
     struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
-                                 .whole = m->shard.n_ranks == 1, .linear = w->o};
-    return finish_delta(f, &reduce, w->attn_post_norm);
+                                 .whole = m->shard.n_ranks == 1, .linear = weight};
+    return finish_delta(f, &reduce, post_norm);
+}
+
+static void scale_delta(struct flow *f, float scale)
+{
+    f->delta_scale = scale != 0.0f ? scale : f->delta_scale;
+}
+
+static enum status attention_output(struct flow *f, int32_t layer)
+{
+    const struct model_shard *s = &f->m->shard;
+    const struct layer_weights *w = &f->m->layers[layer];
+    int32_t skipped = (s->first_o_head - s->first_head) * f->m->config->layers[layer].head_dim;
+    TRY(heads_output(f, w->o, skipped, w->attn_post_norm));
+    scale_delta(f, f->m->config->attn_out_scale);
+    return OK;
+}
+
+static enum status state_output(struct flow *f, int32_t layer)
+{
+    const struct state_shard *s = &f->m->shard.state;
+    const struct layer_weights *w = &f->m->layers[layer];
+    int32_t skipped = (s->first_o - s->first_head) * s->o_width;
+    TRY(heads_output(f, w->state.out, skipped, w->attn_post_norm));
+    scale_delta(f, f->m->config->state_out_scale);
+    return OK;
+}
+
+/* An MLP whose gates have a factor. */
+static enum status scaled_mlp(struct flow *f, const struct linear_args *up,
+                              const struct activation_args *act, const struct linear_args *down)
+{
+    struct gate_args gate = {.x = act->x, .gate = act->x, .out = act->out, .n_rows = act->n_rows,
+                             .width = act->width, .group = act->width, .act = GATE_SILU,
+                             .scale = f->m->config->ffn_gate_scale};
+    gate.x.mem = dmem_at(act->x.mem, (size_t)act->width * dtype_bytes(act->x.dtype));
+    TRY(linear(f, up->weight, up->x, up->y, NULL));
+    TRY(f->ops->gate(f->be, &gate));
+    return f->ops->linear(f->be, down);
 }
 
 /* down(act(gate_up(in))) into delta, as this rank's partial sum. sums: as linear's. */
@@ -292,6 +349,9 @@ static enum status mlp(struct flow *f, const struct weight *gate_up, const struc
                                   .gated = m->config->gated, .shape = m->config->act_shape};
     struct linear_args a = {.weight = down, .x = m->ff, .y = m->delta, .n_rows = f->n_rows,
                             .partial = true, .sums = sums};
+    if (m->config->ffn_gate_scale != 0.0f) {
+        return scaled_mlp(f, &up, &act, &a);
+    }
     if (f->norm_waits) {
         f->norm_waits = false;
         return ops_norm_linear(f->be, &f->norm, &up, &act, &a);
@@ -350,7 +410,23 @@ static struct moe_ffn_args experts_of(const struct flow *f, const struct layer_w
         .gate_up = w->experts_gate_up, .down = w->experts_down, .x = in, .y = y,
         .ids = m->route_ids, .weights = m->route_weights, .n_rows = f->n_rows,
         .n_experts = c->n_experts, .k = c->experts_per_token, .ffn = m->shard.moe_ffn,
-        .kind = c->act, .partial = true, .weigh_inputs = c->weigh_inputs, .shape = c->act_shape};
+        .kind = c->act, .partial = true, .weigh_inputs = c->weigh_inputs,
+        .plain = !c->gated, .shape = c->act_shape};
+}
+
+/* The experts between two products: their whole sum, brought back to the hidden width, into y. */
+static enum status latent_experts(struct flow *f, const struct layer_weights *w, struct tensor in,
+                                  struct tensor y)
+{
+    struct model *m = f->m;
+    TRY(linear(f, w->latent_in, in, m->latent, NULL));
+    struct moe_ffn_args ffn = experts_of(f, w, m->latent, m->latent_y);
+    TRY(f->ops->moe_ffn(f->be, &ffn));
+    struct reduce_args reduce = {.y = m->latent_y, .n_rows = f->n_rows,
+                                 .width = m->config->moe_latent, .whole = m->shard.n_ranks == 1,
+                                 .moe = &ffn};
+    TRY(f->ops->reduce(f->be, &reduce));
+    return linear(f, w->latent_out, m->latent_y, y, NULL);
 }
 
 static enum status moe(struct flow *f, int32_t layer, struct tensor in)
@@ -358,11 +434,17 @@ static enum status moe(struct flow *f, int32_t layer, struct tensor in)
     struct model *m = f->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->layers[layer];
-    bool shared = w->shared_gate_up != NULL, apart = shared && m->exact_ranks;
+    const bool shared = w->shared_gate_up != NULL, latent = w->latent_in != NULL;
+    const bool apart = latent || (shared && m->exact_ranks);
     if (shared) {
         TRY(shared_experts(f, w, in, apart));
     }
     TRY(route(f, w, in));
+    if (latent) {
+        TRY(latent_experts(f, w, in, shared ? m->routed : m->delta));
+        TRY(shared ? join_routed(f) : OK);
+        return finish_delta(f, NULL, w->ffn_post_norm);
+    }
     struct moe_ffn_args ffn = experts_of(f, w, in, apart ? m->routed : m->delta);
     ffn.accumulate = shared && !apart;
     TRY(f->ops->moe_ffn(f->be, &ffn));
@@ -434,26 +516,64 @@ static enum status layer_input(struct flow *f, int32_t layer)
     return finish_delta(f, NULL, w->input_post_norm);
 }
 
+/* What the layer's rows take from those before them, into f->attn, and from there into delta. With
+ * attention and a state both read the same input. False in *more: the pass ends here. */
+static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *more)
+{
+    const struct model_config *c = f->m->config;
+    const struct layer_config *lc = &c->layers[layer];
+    const struct layer_weights *w = &f->m->layers[layer];
+    const bool both = lc->kv >= 0 && lc->state >= 0, stores = stores_only(f, layer);
+    const bool once = !c->parallel_residual && c->kv_lora == 0 && lc->state < 0;
+    struct tensor unused;
+    *more = !stores;
+    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, once, in));
+    if (lc->kv >= 0) {
+        TRY(c->kv_lora ? mla_attention(f, layer, *in) : attention(f, layer, *in));
+    }
+    if (both && !stores) {
+        TRY(take_hidden(f, layer));
+        TRY(attention_output(f, layer));
+        TRY(join_norm(f, NULL, NULL, false, &unused));
+    }
+    if (lc->state >= 0) {
+        TRY(recurrent_forward(f->m, layer, *in, f->n_rows, stores));
+    }
+    if (stores) {
+        return OK;
+    }
+    TRY(both ? OK : take_hidden(f, layer));
+    TRY(narrow(f, layer, c->parallel_residual ? in : NULL));
+    return lc->state >= 0 ? state_output(f, layer) : attention_output(f, layer);
+}
+
 static enum status layer_forward(struct flow *f, int32_t layer)
 {
     const struct model_config *c = f->m->config;
+    const struct layer_config *lc = &c->layers[layer];
     const struct layer_weights *w = &f->m->layers[layer];
     const bool parallel = c->parallel_residual; // both sub-layers read the same normed input
+    const bool mixes = lc->kv >= 0 || lc->state >= 0;
     struct tensor in, unused;
-    TRY(join_norm(f, w->attn_norm, w->attn_norm_bias, !parallel && c->kv_lora == 0, &in));
-    TRY(c->kv_lora ? mla_attention(f, layer, in) : attention(f, layer, in));
-    if (stores_only(f, layer)) {
+    bool more = true;
+    if (mixes) {
+        TRY(mix(f, layer, &in, &more));
+    }
+    if (!more || lc->no_ffn) {
         return OK;
     }
-    TRY(take_hidden(f, layer));
-    TRY(narrow(f, layer, parallel ? &in : NULL));
-    TRY(attention_output(f, layer));
+    if (!mixes) {
+        TRY(join_norm(f, NULL, NULL, false, &unused));
+        TRY(take_hidden(f, layer));
+        TRY(narrow(f, layer, NULL));
+    }
     if (parallel) { // it is kept while attention's output joins x
         TRY(join_norm(f, NULL, NULL, false, &unused));
     } else {
-        TRY(join_norm(f, w->ffn_norm, w->ffn_norm_bias, !c->layers[layer].moe, &in));
+        TRY(join_norm(f, w->ffn_norm, w->ffn_norm_bias, !lc->moe, &in));
     }
     TRY(ffn_layer(f, layer, in));
+    scale_delta(f, c->ffn_out_scale);
     if (w->input_gate) {
         TRY(layer_input(f, layer));
     }

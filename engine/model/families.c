@@ -7,7 +7,9 @@
 #include <string.h>
 
 static const struct family_table *const tables[] = {&families_dense, &families_gemma,
-                                                    &families_moe, &families_mla};
+                                                    &families_moe, &families_mla,
+                                                    &families_recurrent,
+                                                    &families_mamba};
 enum { N_TABLES = sizeof tables / sizeof tables[0] };
 
 const struct family *family_find(const char *model_type)

@@ -149,7 +149,7 @@ static enum status read_cohere2(const struct json *j, struct model_config *c, st
     return OK;
 }
 
-static enum status read_granite(const struct json *j, struct model_config *c, struct err *err)
+enum status family_granite(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_llama(j, c, err));
     c->embed_scale = (float)json_get_number(j, "embedding_multiplier", 1.0);
@@ -273,7 +273,7 @@ static const struct family rows[] = {
     {"cohere2", &llama_names,
      "{\"eos_token_id\":255001,\"max_position_embeddings\":8192,\"sliding_window\":4096}",
      read_cohere2},
-    {"granite", &llama_names, "{\"eos_token_id\":2,\"attention_multiplier\":1}", read_granite},
+    {"granite", &llama_names, "{\"eos_token_id\":2,\"attention_multiplier\":1}", family_granite},
     {"smollm3", &llama_names,
      "{\"eos_token_id\":128001,"
      "\"num_key_value_heads\":4,\"max_position_embeddings\":32768,\"rope_theta\":2000000}",

@@ -12,7 +12,7 @@ static const struct tensor_names deepseek_names = {
     .kv_a = "self_attn.kv_a_proj_with_mqa", .kv_a_norm = "self_attn.kv_a_layernorm",
     .kv_b = "self_attn.kv_b_proj"};
 
-static enum status read_mla(const struct json *j, struct model_config *c, struct err *err)
+enum status family_mla(const struct json *j, struct model_config *c, struct err *err)
 {
     int64_t kv_lora = json_get_int(j, "kv_lora_rank", 0);
     int64_t q_lora = json_get_int(j, "q_lora_rank", 0);
@@ -47,17 +47,12 @@ static enum status read_mla(const struct json *j, struct model_config *c, struct
 
 static enum status read_deepseek(const struct json *j, struct model_config *c, struct err *err)
 {
-    TRY(read_mla(j, c, err));
+    TRY(family_mla(j, c, err));
     if (json_get_int(j, "n_routed_experts", 0) == 0) {
         return OK;
     }
     TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
-    int64_t dense = json_get_int(j, "first_k_dense_replace", 0);
-    int64_t freq = json_get_int(j, "moe_layer_freq", 1);
-    TRY(family_positive("moe_layer_freq", freq, MAX_LAYERS, err));
-    for (int32_t i = 0; i < c->n_layers; i++) {
-        c->layers[i].moe = i >= dense && i % freq == 0;
-    }
+    TRY(family_every_freq(j, c, err));
     TRY(family_shared_experts(j, "n_shared_experts", c, err));
     return family_routing(j, c, err);
 }

@@ -65,22 +65,6 @@ static const struct tensor_names llama4_names = {
     .experts_gate_up = "feed_forward.experts.gate_up_proj",
     .experts_down = "feed_forward.experts.down_proj", .experts_form = EXPERTS_COLUMNS};
 
-/* Qwen's: sparse unless listed, and only every decoder_sparse_step-th. */
-static void qwen_dense_layers(const struct json *j, struct model_config *c)
-{
-    int64_t step = json_get_int(j, "decoder_sparse_step", 1);
-    for (int32_t i = 0; i < c->n_layers; i++) {
-        c->layers[i].moe = step > 0 && (i + 1) % step == 0;
-    }
-    const struct json *dense = json_get(j, "mlp_only_layers");
-    for (const struct json *d = json_first(dense); d; d = json_next(d)) {
-        int64_t i;
-        if (json_int64(d, &i) && i >= 0 && i < c->n_layers) {
-            c->layers[i].moe = false;
-        }
-    }
-}
-
 static enum status read_mixtral(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_experts(j, "num_local_experts", "intermediate_size", c, err));
@@ -99,7 +83,7 @@ static enum status read_qwen2_moe(const struct json *j, struct model_config *c, 
     c->shared_gate = true;
     c->q_bias = json_get_bool(j, "qkv_bias", true);
     c->renormalise = json_get_bool(j, "norm_topk_prob", false);
-    qwen_dense_layers(j, c);
+    family_sparse_steps(j, c);
     family_window_on_all(j, c);
     family_windows_if_used(j, c);
     int64_t windows = json_get_int(j, "max_window_layers", 28); // here every other one before it
@@ -117,7 +101,7 @@ static enum status read_qwen3_moe(const struct json *j, struct model_config *c, 
     family_windows_if_used(j, c);
     TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
     c->renormalise = json_get_bool(j, "norm_topk_prob", false);
-    qwen_dense_layers(j, c);
+    family_sparse_steps(j, c);
     return OK;
 }
 

@@ -122,6 +122,23 @@ enum status family_set_experts(const struct experts_said *s, struct model_config
     return OK;
 }
 
+enum status family_size(const struct json *j, const char *key, int64_t max, int32_t *out,
+                        struct err *err)
+{
+    int64_t v = json_get_int(j, key, 0);
+    TRY(family_positive(key, v, max, err));
+    *out = (int32_t)v;
+    return OK;
+}
+
+void family_ffn(struct model_config *c, int32_t ffn)
+{
+    c->ffn = ffn;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].ffn = ffn;
+    }
+}
+
 enum status family_experts(const struct json *j, const char *count_key, const char *ffn_key,
                            struct model_config *c, struct err *err)
 {
@@ -167,6 +184,17 @@ enum status family_routing_v3(const struct json *j, struct model_config *c, stru
     c->renormalise = json_get_bool(j, "norm_topk_prob", true);
     c->correction = true;
     return family_routing(j, c, err);
+}
+
+enum status family_every_freq(const struct json *j, struct model_config *c, struct err *err)
+{
+    int64_t dense = json_get_int(j, "first_k_dense_replace", 0);
+    int64_t freq = json_get_int(j, "moe_layer_freq", 1);
+    TRY(family_positive("moe_layer_freq", freq, MAX_LAYERS, err));
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].moe = i >= dense && i % freq == 0;
+    }
+    return OK;
 }
 
 enum status family_dense_layers(const struct json *j, int64_t n_dense, struct model_config *c,
@@ -238,4 +266,19 @@ enum status family_query_growth(const struct json *j, struct model_config *c, st
         c->layers[i].growth = (struct query_growth){.beta = (float)beta, .every = (int32_t)every};
     }
     return OK;
+}
+
+void family_sparse_steps(const struct json *j, struct model_config *c)
+{
+    int64_t step = json_get_int(j, "decoder_sparse_step", 1);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].moe = step > 0 && (i + 1) % step == 0;
+    }
+    const struct json *dense = json_get(j, "mlp_only_layers");
+    for (const struct json *d = json_first(dense); d; d = json_next(d)) {
+        int64_t i;
+        if (json_int64(d, &i) && i >= 0 && i < c->n_layers) {
+            c->layers[i].moe = false;
+        }
+    }
 }

@@ -28,7 +28,9 @@ struct family_table {
     const struct family *rows;
     size_t n;
 };
-extern const struct family_table families_dense, families_gemma, families_moe, families_mla;
+extern const struct family_table families_dense, families_gemma, families_moe, families_mla,
+    families_recurrent,
+    families_mamba;
 
 /* sliding_window on all layers, on the even ones; taken back unless use_sliding_window. */
 void family_window_on_all(const struct json *j, struct model_config *c);
@@ -51,6 +53,12 @@ enum status family_no_rope_layers(const struct json *j, struct model_config *c, 
 /* An integer from 1 to max, or the sentence that names the key. */
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err);
 
+/* That of a key which must be there. */
+enum status family_size(const struct json *j, const char *key, int64_t max, int32_t *out,
+                        struct err *err);
+/* The width of all layers' MLPs. */
+void family_ffn(struct model_config *c, int32_t ffn);
+
 /* Experts on every layer, as many as count_key says (or, as transformers 5 writes it for all,
  * num_local_experts) of the width of ffn_key; callers then take some layers back. */
 enum status family_experts(const struct json *j, const char *count_key, const char *ffn_key,
@@ -69,6 +77,9 @@ enum status family_shared_experts(const struct json *j, const char *key, struct 
 enum status family_routing(const struct json *j, struct model_config *c, struct err *err);
 /* DeepSeek V3's router: sigmoid scores, a correction for the choice. */
 enum status family_routing_v3(const struct json *j, struct model_config *c, struct err *err);
+/* Takes experts back: from the first first_k_dense_replace layers, and from all but every
+ * moe_layer_freq-th. */
+enum status family_every_freq(const struct json *j, struct model_config *c, struct err *err);
 /* Takes experts back: from the layers that mlp_layer_types calls dense, or without it from the
  * first n_dense. */
 enum status family_dense_layers(const struct json *j, int64_t n_dense, struct model_config *c,
@@ -79,7 +90,14 @@ enum status family_same_of_layers(const struct json *j, const char *key, int32_t
                                   int64_t *out, struct err *err);
 /* A switch that only has one meaning here. */
 enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err);
+/* Granite's: factors of embeddings, branches, scores and logits. */
+enum status family_granite(const struct json *j, struct model_config *c, struct err *err);
+/* Multi-head latent attention. */
+enum status family_mla(const struct json *j, struct model_config *c, struct err *err);
 /* llama_4_scaling_beta of the rope's parameters: queries of all layers grow. */
 enum status family_query_growth(const struct json *j, struct model_config *c, struct err *err);
+
+/* Qwen's: sparse unless listed in mlp_only_layers, and only every decoder_sparse_step-th. */
+void family_sparse_steps(const struct json *j, struct model_config *c);
 
 #endif

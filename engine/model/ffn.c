@@ -1,6 +1,7 @@
 /* The weights of a layer's feed-forward half: an MLP, or experts with their router. */
 #include "engine/model/part.h"
 
+#include "engine/base/assert.h"
 #include "engine/base/mem.h"
 
 #include <math.h>
@@ -42,16 +43,22 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
     return part_linear(l, &d, l->options->dtype, down_out);
 }
 
-/* Parts of expert e: its gate and up rows (or its down), this rank's share. */
+/* What experts read and write. */
+static int64_t width_of_experts(const struct model_config *c)
+{
+    return c->moe_latent > 0 ? c->moe_latent : c->hidden;
+}
+
+/* Parts of expert e: its gate rows, if any, and up rows, and its down, this rank's share. */
 static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
-                                struct weight_part gate_up[2], struct weight_part *down)
+                                struct weight_part *gate_up, struct weight_part *down)
 {
     const struct model_config *c = l->c;
     int64_t ffn = c->moe_ffn, n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
-    int64_t hidden = c->hidden;
+    int64_t hidden = width_of_experts(c);
     const char *bases[3] = {c->names->expert_gate, c->names->expert_up, c->names->expert_down};
-    struct weight_part *outs[3] = {&gate_up[0], &gate_up[1], down};
-    for (int32_t i = 0; i < 3; i++) {
+    struct weight_part *outs[3] = {&gate_up[0], &gate_up[c->gated ? 1 : 0], down};
+    for (int32_t i = c->gated ? 0 : 1; i < 3; i++) {
         char pattern[NAME_BYTES], name[NAME_BYTES];
         part_layer_name(bases[i], layer, pattern);
         part_numbered_name(pattern, e, name);
@@ -99,10 +106,11 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
                                  struct weight_part *down)
 {
     const struct model_config *c = l->c;
-    int64_t n_experts = c->n_experts, hidden = c->hidden, ffn = c->moe_ffn;
+    int64_t n_experts = c->n_experts, hidden = width_of_experts(c), ffn = c->moe_ffn;
     int64_t n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
     char name[NAME_BYTES];
     struct experts stacked;
+    ASSERT(c->gated);
     part_layer_name(c->names->experts_gate_up, layer, name);
     TRY(open_experts(l, name, 2 * ffn, hidden, &stacked));
     for (int64_t e = 0; e < n_experts; e++) {
@@ -160,7 +168,7 @@ static enum status stacked_biases(struct loader *l, int32_t layer, float *gate_u
 {
     const struct model_config *c = l->c;
     int64_t ffn = c->moe_ffn, n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
-    int64_t hidden = c->hidden;
+    int64_t hidden = width_of_experts(c);
     char base[NAME_BYTES], name[NAME_BYTES];
     struct weight_part gu, dn;
     part_layer_name(c->names->experts_gate_up, layer, base);
@@ -214,8 +222,9 @@ static enum status load_experts(struct loader *l, int32_t layer, struct layer_we
 {
     const struct model_config *c = l->c;
     size_t n = (size_t)c->n_experts;
+    const size_t per = c->gated ? 2 : 1; // matrices of an expert's first product
     int64_t ffn = l->m->shard.moe_ffn;
-    struct weight_part *gate_up = xcalloc(2 * n, sizeof *gate_up);
+    struct weight_part *gate_up = xcalloc(per * n, sizeof *gate_up);
     struct weight_part *down = xcalloc(n, sizeof *down), *gu_bias = NULL, *dn_bias = NULL;
     float *gu_values = NULL, *dn_values = NULL;
     enum status st = OK;
@@ -224,7 +233,7 @@ static enum status load_experts(struct loader *l, int32_t layer, struct layer_we
         st = stacked_parts(l, layer, gate_up, down);
     }
     for (int32_t e = 0; e < c->n_experts && !stacked && st == OK; e++) {
-        st = expert_parts(l, layer, e, &gate_up[2 * e], &down[e]);
+        st = expert_parts(l, layer, e, &gate_up[per * (size_t)e], &down[e]);
     }
     if (st == OK && c->experts_biased) {
         gu_bias = xcalloc(n, sizeof *gu_bias);
@@ -237,10 +246,10 @@ static enum status load_experts(struct loader *l, int32_t layer, struct layer_we
         struct weight_desc d = {.name = "experts' gate_up",
                                 .kind = WEIGHT_EXPERTS,
                                 .dtype = l->options->dtype,
-                                .n_out = 2 * ffn,
-                                .n_in = c->hidden,
+                                .n_out = (int64_t)per * ffn,
+                                .n_in = width_of_experts(c),
                                 .n_experts = c->n_experts,
-                                .n_parts = (int32_t)(2 * n),
+                                .n_parts = (int32_t)(per * n),
                                 .parts = gate_up,
                                 .bias = gu_bias,
                                 .k_segments = 1};
@@ -250,7 +259,7 @@ static enum status load_experts(struct loader *l, int32_t layer, struct layer_we
         struct weight_desc d = {.name = "experts' down",
                                 .kind = WEIGHT_EXPERTS,
                                 .dtype = l->options->dtype,
-                                .n_out = c->hidden,
+                                .n_out = width_of_experts(c),
                                 .n_in = ffn,
                                 .n_experts = c->n_experts,
                                 .n_parts = (int32_t)n,
@@ -301,6 +310,25 @@ static enum status load_beside(struct loader *l, int32_t layer, struct layer_wei
     return st;
 }
 
+/* Products in front of the experts and behind them. */
+static enum status load_latent(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const int64_t hidden = c->hidden, latent = c->moe_latent;
+    char in[NAME_BYTES], out[NAME_BYTES];
+    if (latent == 0) {
+        return OK;
+    }
+    part_layer_name(c->names->latent_in, layer, in);
+    part_layer_name(c->names->latent_out, layer, out);
+    struct stack down = {
+        .pieces = {{in, latent, 0, latent}}, .n = 1, .n_in = hidden, .n_cols = hidden};
+    struct stack up = {
+        .pieces = {{out, hidden, 0, hidden}}, .n = 1, .n_in = latent, .n_cols = latent};
+    TRY(part_linear(l, &down, l->options->dtype, &w->latent_in));
+    return part_linear(l, &up, l->options->dtype, &w->latent_out);
+}
+
 static enum status load_moe(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -319,9 +347,10 @@ static enum status load_moe(struct loader *l, int32_t layer, struct layer_weight
         TRY(part_vector(l, name, "", c->n_experts, &w->correction));
     }
     TRY(load_experts(l, layer, w));
+    TRY(load_latent(l, layer, w));
     if (c->shared_ffn > 0) {
-        TRY(load_mlp(l, names->shared_gate, names->shared_up, NULL, names->shared_down, layer,
-                     c->shared_ffn, l->m->shard.shared_ffn, c->mlp_bias, &w->shared_gate_up,
+        TRY(load_mlp(l, names->shared_gate, names->shared_up, names->shared_gate_up,
+                     names->shared_down, layer, c->shared_ffn, l->m->shard.shared_ffn, c->mlp_bias, &w->shared_gate_up,
                      &w->shared_down));
     }
     if (c->shared_gate) {
@@ -339,6 +368,9 @@ enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
     const struct tensor_names *names = c->names;
+    if (c->layers[layer].no_ffn) {
+        return OK;
+    }
     if (c->layers[layer].moe) {
         TRY(load_moe(l, layer, w));
         if (!c->experts_beside) {

@@ -61,13 +61,18 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
 {
     const struct model_config *c = l->c;
     const struct tensor_names *names = c->names;
-    TRY(layer_norm(l, names->attn_norm, layer, c->norm_bias, &w->attn_norm, &w->attn_norm_bias));
-    TRY(layer_norm(l, names->attn_post_norm, layer, false, &w->attn_post_norm, NULL));
-    if (!c->parallel_residual) {
+    const struct layer_config *lc = &c->layers[layer];
+    if (lc->kv >= 0 || lc->state >= 0) {
+        TRY(layer_norm(l, names->attn_norm, layer, c->norm_bias, &w->attn_norm,
+                       &w->attn_norm_bias));
+        TRY(layer_norm(l, names->attn_post_norm, layer, false, &w->attn_post_norm, NULL));
+    }
+    if (!c->parallel_residual && !lc->no_ffn) {
         TRY(layer_norm(l, names->ffn_norm, layer, c->norm_bias, &w->ffn_norm, &w->ffn_norm_bias));
     }
     TRY(layer_norm(l, names->ffn_post_norm, layer, false, &w->ffn_post_norm, NULL));
     TRY(load_attention(l, layer, w));
+    TRY(load_recurrent(l, layer, w));
     TRY(load_layer_input(l, layer, w));
     TRY(load_layer_scale(l, layer, w));
     return load_ffn(l, layer, w);
@@ -200,6 +205,10 @@ enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n
         .head_sharded = n_ranks > 1 && c->vocab % n_ranks == 0,
     };
     out->vocab = out->head_sharded ? c->vocab / n_ranks : c->vocab;
+    if (!state_shard_of(c, rank, n_ranks, &out->state)) {
+        return err_set(err, ERR_UNSUPPORTED, "tensor parallel over %d ranks does not divide the %d "
+                       "heads of this model's recurrent layers", n_ranks, c->state.layer.n_heads);
+    }
     return OK;
 }
 
@@ -262,6 +271,10 @@ enum status model_load(const struct model_load_options *options, struct backend 
     out->act = facts.act;
     out->residual = facts.residual;
     out->exact_ranks = facts.exact_ranks;
+    if ((c->n_state_layers > 0 && !be->ops->state_open) || (c->attn_gate != ATTN_GATE_NONE && !be->ops->gate)) {
+        return err_set(err, ERR_UNSUPPORTED, "%s: models with recurrent layers or gated attention "
+                       "are not run on this device", c->model_type);
+    }
     out->embed_scale = embed_scale(c, options->dtype, c->embed_scale);
     out->inputs_scale = embed_scale(c, options->dtype, sqrtf((float)c->layer_input));
     out->layers = xcalloc((size_t)c->n_layers, sizeof *out->layers);

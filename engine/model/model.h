@@ -17,12 +17,13 @@ struct layer_weights {
     const struct weight *qkv, *o, *q_norm, *k_norm, *sinks;
     const struct weight *gate_up, *down;
     const struct weight *router, *correction, *experts_gate_up, *experts_down;
-    const struct weight *shared_gate_up, *shared_down, *shared_router;
+    const struct weight *shared_gate_up, *shared_down, *shared_router, *latent_in, *latent_out;
     const struct weight *router_norm, *expert_scale;
     const struct weight *experts_norm, *experts_post_norm, *mlp_post_norm; // beside an MLP
     const struct weight *input_gate, *input_up, *input_post_norm; // of the layer's own input
     float x_scale; // of what the layer leaves; 0: none
     const struct weight *q_a, *q_a_norm, *kv_a, *kv_a_norm, *w_uk, *w_uv; // MLA; q_b is qkv
+    struct state_weights state;
     float k_scale, v_scale; // of a quantised cache, as the checkpoint has them; 0: none
 };
 
@@ -35,6 +36,7 @@ struct model_shard {
     /* A norm over the whole width of q and k cannot be cut by heads: then every rank has all
      * heads, and only the output product is shared: heads first_o_head .. + n_o_heads. */
     int32_t first_o_head, n_o_heads;
+    struct state_shard state;
 };
 
 /* The rank's share of what is not of the same size in all layers. */
@@ -57,7 +59,6 @@ struct model {
     const struct weight *head; // NULL: the checkpoint has none, and no logits may be asked for
     const struct weight *inputs_embed, *inputs_proj, *inputs_norm; // inputs of single layers
     struct rope_table *ropes[2];
-    struct state_layer state_layer; // of each layer with state, this rank's
     struct layer_weights *layers; // [n_layers]
     size_t weight_bytes;
     int64_t n_parameters;
@@ -65,7 +66,8 @@ struct model {
     /* Activations, sized by model_setup for passes of so many rows, padding included. */
     int32_t max_rows, max_out;
     struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, ff_in, ff, low, out_x, out_h,
-        out_attn;
+        out_attn, mix, mix_conv, mix_decay, mix_gate,
+        latent, latent_y;
     struct tensor inputs, inputs_proj_out, out_input; // of single layers; of the last, out rows
     struct tensor logits, logits_local; // logits are shared by all models of a rank
     struct logit_bests bests;           // of the last forward's logits, for their draws
@@ -123,5 +125,10 @@ struct model_outputs {
  * states of layers that the model has not, or of more than it was set up for. */
 enum status model_forward(struct model *m, const struct pass_shape *shape,
                           struct model_outputs want);
+
+/* recurrent_pass.c: the layer's heads into m->attn, from its normed input; `stores`: of the last layer
+ * of a pass that nothing is asked of, the state alone. */
+enum status recurrent_forward(struct model *m, int32_t layer, struct tensor in, int32_t n_rows,
+                              bool stores);
 
 #endif

@@ -1,6 +1,7 @@
 /* Tensors by name: what is looked for is checked, sliced, and handed over. */
 #include "engine/model/part.h"
 
+#include "engine/base/assert.h"
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
@@ -17,11 +18,12 @@ enum { TP_SEGMENTS = 4 };
 
 /* Wrappers of several modalities keep the language part under a prefix, and who saves a model
  * without a head (transformers' AutoModel) leaves "model." out. */
-enum { BARE = 3 };
+enum { BARE = 4 };
 static const struct name_form forms[] = {
     {"model.", ""},
     {"language_model.model.", "language_model."},
     {"model.language_model.", ""},
+    {"backbone.", ""}, // Nemotron
     [BARE] = {"", ""},
 };
 
@@ -398,39 +400,60 @@ enum status part_vector(struct loader *l, const char *base, const char *suffix, 
 
 /* ---- matrices ----------------------------------------------------------------------------- */
 
+/* One fp32 vector of all pieces' biases, which the caller frees. */
+static enum status join_biases(struct loader *l, const struct piece *pieces, int32_t n,
+                               int64_t n_out, float *joined)
+{
+    int64_t at = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const struct piece *p = &pieces[i];
+        struct weight_part bias;
+        char name[NAME_BYTES];
+        snprintf(name, sizeof name, "%s.bias", p->base);
+        TRY(part_of(l, name, &p->total_rows, 1, &bias));
+        part_dummy_vector(l, &bias, false);
+        bias = weight_part_slice(bias, 0, 1, p->first, p->n);
+        for (int64_t j = 0; j < bias.n_cols; j++) {
+            joined[at++] = weight_part_get(&bias, 0, j);
+        }
+    }
+    ASSERT(at == n_out);
+    return OK;
+}
+
+static enum status join_pieces(struct loader *l, const struct stack *s, const struct piece *pieces,
+                               struct weight_part *parts)
+{
+    struct weight_part whole;
+    for (int32_t i = 0; i < s->n; i++) {
+        const struct piece *p = &pieces[i];
+        if (i == 0 || strcmp(p->base, pieces[i - 1].base) != 0) {
+            TRY(part_matrix(l, p->base, p->total_rows, s->n_in, &whole));
+            if (!s->stays_plain) {
+                part_requantise(l, &whole);
+            }
+        }
+        parts[i] = weight_part_slice(whole, p->first, p->n, s->first_col, s->n_cols);
+    }
+    return OK;
+}
+
 enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtype,
                         const struct weight **out)
 {
-    struct weight_part parts[MAX_STACK], bias_parts[MAX_STACK], bias;
-    float *joined = NULL;
+    const struct piece *pieces = s->list ? s->list : s->pieces;
+    struct weight_part *parts = xcalloc((size_t)s->n, sizeof *parts), bias;
     int64_t n_out = 0;
     for (int32_t i = 0; i < s->n; i++) {
-        const struct piece *p = &s->pieces[i];
-        char name[NAME_BYTES];
-        TRY(part_matrix(l, p->base, p->total_rows, s->n_in, &parts[i]));
-        if (!s->stays_plain) {
-            part_requantise(l, &parts[i]);
-        }
-        parts[i] = weight_part_slice(parts[i], p->first, p->n, s->first_col, s->n_cols);
-        if (s->bias) {
-            snprintf(name, sizeof name, "%s.bias", p->base);
-            TRY(part_of(l, name, &p->total_rows, 1, &bias_parts[i]));
-            part_dummy_vector(l, &bias_parts[i], false);
-            bias_parts[i] = weight_part_slice(bias_parts[i], 0, 1, p->first, p->n);
-        }
-        n_out += p->n;
+        n_out += pieces[i].n;
     }
-    if (s->bias) { // one fp32 vector of all pieces
-        joined = xmalloc((size_t)n_out * sizeof *joined);
-        int64_t at = 0;
-        for (int32_t i = 0; i < s->n; i++) {
-            for (int64_t j = 0; j < bias_parts[i].n_cols; j++) {
-                joined[at++] = weight_part_get(&bias_parts[i], 0, j);
-            }
-        }
+    float *joined = s->bias ? xmalloc((size_t)n_out * sizeof *joined) : NULL;
+    enum status st = join_pieces(l, s, pieces, parts);
+    if (st == OK && s->bias) {
+        st = join_biases(l, pieces, s->n, n_out, joined);
         bias = weight_part_plain(joined, DT_F32, 1, n_out, n_out);
     }
-    struct weight_desc d = {.name = s->pieces[0].base,
+    struct weight_desc d = {.name = pieces[0].base,
                             .kind = WEIGHT_LINEAR,
                             .dtype = dtype,
                             .n_out = n_out,
@@ -440,8 +463,9 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
                             .parts = parts,
                             .bias = s->bias ? &bias : NULL,
                             .k_segments = s->k_segments ? s->k_segments : 1};
-    enum status st = part_open(l, &d, out);
+    st = st == OK ? part_open(l, &d, out) : st;
     requantise_clear(&l->requantise);
+    free(parts);
     free(joined);
     return st;
 }

@@ -41,6 +41,7 @@ struct piece {
 
 struct stack {
     struct piece pieces[MAX_STACK];
+    const struct piece *list; // instead of these, where there are more; pieces of a tensor together
     int32_t n;
     int64_t n_in, first_col, n_cols; // columns taken; n_in is the tensor's
     bool bias;
@@ -94,8 +95,9 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
 /* Into how many segments this rank cuts K (struct weight_desc). */
 int32_t part_segments(const struct loader *l, int64_t units_of_rank);
 
-/* model_attention.c and model_ffn.c: the two halves of a layer. */
+/* attention.c, recurrent.c and ffn.c: the parts of a layer. */
 enum status load_attention(struct loader *l, int32_t layer, struct layer_weights *w);
+enum status load_recurrent(struct loader *l, int32_t layer, struct layer_weights *w);
 enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w);
 
 #endif

@@ -3,14 +3,13 @@
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/gguf/folder.h"
+#include "engine/model/config.h"
 #include "engine/model/quant_rules.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { MAX_CONFIG_BYTES = 16 << 20 };
 
 struct quant {
     struct quant_rules *rules;
@@ -64,7 +63,7 @@ static enum status open_source(const char *dir, const struct source *s, struct q
         return OK;
     }
     struct json *root;
-    TRY(json_parse_file(path, MAX_CONFIG_BYTES, &root, err));
+    TRY(model_config_parse(path, &root, err));
     const struct json *j = root;
     for (int32_t i = 0; i < 2 && s->keys[i]; i++) {
         j = json_get(j, s->keys[i]);

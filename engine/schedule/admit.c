@@ -14,6 +14,7 @@ static void preempt(struct scheduler *s, struct plan *p, struct sequence *other)
 {
     ASSERT(other->state == SEQ_RUNNING);
     plan_drop_grants(p, other);
+    holdings_settle(&s->holdings, other, sequence_sure(other), STATE_PAUSE);
     holdings_leave(&s->holdings, other);
     other->state = SEQ_WAITING;
     other->n_computed = 0;
@@ -97,7 +98,7 @@ static void count_running(struct scheduler *s, struct sequence *seq)
 }
 
 /* What the cache was good for is counted at the first admission alone. */
-static void count_hits(struct scheduler *s, struct sequence *seq)
+static void count_hits(struct scheduler *s, struct sequence *seq, int32_t n_again)
 {
     if (seq->was_admitted) {
         return;
@@ -105,8 +106,10 @@ static void count_hits(struct scheduler *s, struct sequence *seq)
     seq->was_admitted = true;
     s->prefix_queries += seq->n_prompt;
     s->prefix_hits += seq->n_computed;
+    s->prefix_again += n_again;
     if (seq->sample == 0) {
         seq->request->n_cached = seq->n_computed;
+        seq->request->n_recomputed = n_again;
     }
 }
 
@@ -136,7 +139,7 @@ enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct seque
     holdings_begin(h, p, seq, &front);
     seq->n_computed = front.n_blocks * s->limits.block_tokens;
     count_running(s, seq);
-    count_hits(s, seq);
+    count_hits(s, seq, (front.n_matched - front.n_blocks) * s->limits.block_tokens);
     return ADMITTED;
 }
 

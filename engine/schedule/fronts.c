@@ -136,8 +136,8 @@ static void on_valid(void *arg, int32_t block)
     for (struct sequence *q = f->buckets[node->hash & (f->n_buckets - 1)]; q; q = next) {
         next = q->front.next;
         if (lacks(f, q, block)) {
-            struct cached_front found = holdings_find(f->holdings, q);
-            set_front(f, q, found.n_blocks, found.chain);
+            struct cached_front found = holdings_match(f->holdings, q);
+            set_front(f, q, found.n_matched, found.chain);
         }
     }
 }
@@ -163,8 +163,8 @@ void fronts_deinit(struct fronts *f)
 
 void fronts_add(struct fronts *f, struct sequence *seq)
 {
-    struct cached_front found = holdings_find(f->holdings, seq);
-    seq->front = (struct sequence_front){.n_blocks = found.n_blocks, .chain = found.chain};
+    struct cached_front found = holdings_match(f->holdings, seq);
+    seq->front = (struct sequence_front){.n_blocks = found.n_matched, .chain = found.chain};
     file(f, seq);
     seq->front.filed = true;
     heap_put(f, f->n_heap++, seq);
@@ -187,7 +187,7 @@ struct sequence *fronts_best(const struct fronts *f)
 
 void fronts_correct(struct fronts *f, struct sequence *seq, const struct cached_front *front)
 {
-    set_front(f, seq, front->n_blocks, front->chain);
+    set_front(f, seq, front->n_matched, front->chain);
 }
 
 void fronts_reorder(struct fronts *f, struct sequence *seq)

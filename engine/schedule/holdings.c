@@ -20,22 +20,22 @@ void holdings_init(struct holdings *h, const struct scheduler_limits *limits)
     h->lane_blocks = xcalloc(lanes * (size_t)limits->max_blocks_per_lane, sizeof *h->lane_blocks);
     h->draft_valid = xcalloc(blocks, sizeof *h->draft_valid);
     h->draft_producer = xcalloc(blocks, sizeof *h->draft_producer);
-    h->pending_copies = xcalloc(lanes, sizeof *h->pending_copies);
-    h->pending_for = xcalloc(lanes, sizeof *h->pending_for);
+    h->pending_forks = xcalloc(lanes, sizeof *h->pending_forks);
     h->hits = xcalloc((size_t)limits->max_blocks_per_lane, sizeof *h->hits);
     h->scratch = xcalloc(blocks, sizeof *h->scratch);
+    held_states_init(h);
 }
 
 void holdings_deinit(struct holdings *h)
 {
+    held_states_deinit(h);
     prefix_cache_deinit(&h->cache);
     kv_pool_deinit(&h->pool);
     free(h->free_lanes);
     free(h->lane_blocks);
     free(h->draft_valid);
     free(h->draft_producer);
-    free(h->pending_copies);
-    free(h->pending_for);
+    free(h->pending_forks);
     free(h->hits);
     free(h->scratch);
     *h = (struct holdings){0};
@@ -101,29 +101,47 @@ int32_t holdings_most_front(const struct holdings *h, const struct sequence *seq
     return reads_cache(h, seq) ? (seq->n_known - 1) / h->limits->block_tokens : 0;
 }
 
-struct cached_front holdings_find(struct holdings *h, const struct sequence *seq)
+/* hits: where to note the blocks; NULL: nowhere. */
+static struct cached_front match(const struct holdings *h, const struct sequence *seq,
+                                 int32_t *hits)
 {
     int32_t room[MAX_BLOCK_TOKENS];
     int32_t limit = holdings_most_front(h, seq);
-    struct cached_front front = {.chain = seq->root, .producer = -1};
-    for (; front.n_blocks < limit; front.n_blocks++) {
-        const int32_t *tokens = holdings_block_tokens(h, seq, front.n_blocks, room);
+    struct cached_front front = {.chain = seq->root, .producer = -1, .snapshot = -1};
+    for (; front.n_matched < limit; front.n_matched++) {
+        const int32_t *tokens = holdings_block_tokens(h, seq, front.n_matched, room);
         int32_t b = prefix_cache_find(&h->cache, front.chain, tokens);
         if (b < 0) {
             break;
         }
         const struct prefix_node *node = &h->cache.nodes[b];
-        if (node->state == NODE_PENDING) {
+        if (node->state != NODE_VALID) {
             front.producer = node->producer;
             break;
         }
         front.chain = node->uid;
-        h->hits[front.n_blocks] = b;
+        if (hits) {
+            hits[front.n_matched] = b;
+        }
     }
+    front.n_blocks = front.n_matched;
     return front;
 }
 
-void holdings_enter(struct holdings *h, struct sequence *seq, int32_t end, enum node_state state)
+struct cached_front holdings_match(const struct holdings *h, const struct sequence *seq)
+{
+    return match(h, seq, NULL);
+}
+
+struct cached_front holdings_find(struct holdings *h, const struct sequence *seq)
+{
+    struct cached_front front = match(h, seq, h->hits);
+    held_states_find(h, &front);
+    return front;
+}
+
+/* Enters blocks [seq->n_entered, end) with the given state, where no equal node is. */
+static void enter(struct holdings *h, struct sequence *seq, int32_t end, enum node_state state)
 {
     int32_t room[MAX_BLOCK_TOKENS];
     const int32_t *blocks = holdings_blocks(h, seq);
@@ -134,22 +152,32 @@ void holdings_enter(struct holdings *h, struct sequence *seq, int32_t end, enum 
                                 : prefix_cache_insert(&h->cache, blocks[i], seq->chain, tokens,
                                                       state, seq->index);
         seq->n_entered = i + 1;
+        held_states_mark(h, seq, i, equal >= 0 ? equal : blocks[i]);
     }
 }
 
-/* Whether the cache's pending block is being computed by this sequence. */
+void holdings_reached(struct holdings *h, struct sequence *seq, int32_t n_sure)
+{
+    int32_t before = seq->n_entered;
+    enter(h, seq, n_sure / h->limits->block_tokens, NODE_VALID);
+    held_states_reached(h, seq, n_sure, before);
+}
+
+/* Whether the cache's block is being computed by this sequence, for the first time or again. */
 static bool produces(const struct holdings *h, const struct sequence *seq, int32_t block)
 {
     const struct prefix_node *n = &h->cache.nodes[block];
-    return n->state == NODE_PENDING && n->producer == seq->index;
+    return (n->state == NODE_PENDING || n->state == NODE_AGAIN) && n->producer == seq->index;
 }
 
-void holdings_publish(struct holdings *h, const struct plan *p)
+void holdings_publish(struct holdings *h, struct plan *p)
 {
     int32_t size = h->limits->block_tokens;
+    held_states_settle(h);
     for (int32_t e = 0; e < p->n_entries; e++) {
         const struct plan_entry *entry = &p->entries[e];
         const int32_t *blocks = holdings_blocks(h, entry->seq);
+        held_states_publish(h, p, entry);
         int32_t end = entry->first + entry->n_rows;
         for (int32_t i = entry->first / size; (i + 1) * size <= end; i++) {
             if (produces(h, entry->seq, blocks[i])) {
@@ -209,6 +237,9 @@ void holdings_keep_front(struct holdings *h, const struct cached_front *front)
     for (int32_t i = 0; i < front->n_blocks; i++) {
         kv_pool_retain(&h->pool, h->hits[i]);
     }
+    if (front->snapshot >= 0) {
+        states_hold(&h->states.snapshots, front->snapshot);
+    }
 }
 
 void holdings_drop_front(struct holdings *h, const struct cached_front *front)
@@ -216,20 +247,43 @@ void holdings_drop_front(struct holdings *h, const struct cached_front *front)
     for (int32_t i = front->n_blocks - 1; i >= 0; i--) {
         kv_pool_release(&h->pool, h->hits[i]);
     }
+    if (front->snapshot >= 0) {
+        states_release(&h->states.snapshots, front->snapshot);
+    }
+}
+
+/* The table for what it knows. Blocks behind the front that were met, and nobody holds, are computed
+ * again where they are, since what lies behind them in the cache needs them there; others have rows
+ * of their own beside those that somebody reads. */
+static void fill_table(struct holdings *h, struct sequence *seq, const struct cached_front *front)
+{
+    int32_t *blocks = holdings_blocks(h, seq), need = holdings_blocks_for(h, seq->n_known);
+    for (int32_t i = 0; i < front->n_matched; i++) {
+        bool idle = h->pool.refs[h->hits[i]] == 0;
+        blocks[i] = i < front->n_blocks || idle ? h->hits[i] : -1;
+        if (i >= front->n_blocks && idle) {
+            kv_pool_retain(&h->pool, blocks[i]);
+            prefix_cache_renew(&h->cache, blocks[i], seq->index);
+        }
+    }
+    for (seq->n_blocks = front->n_blocks; seq->n_blocks < need; seq->n_blocks++) {
+        if (seq->n_blocks >= front->n_matched || blocks[seq->n_blocks] < 0) {
+            blocks[seq->n_blocks] = take_block(h);
+        }
+    }
 }
 
 void holdings_begin(struct holdings *h, struct plan *p, struct sequence *seq,
                     const struct cached_front *front)
 {
     take_lane(h, seq);
-    int32_t *blocks = holdings_blocks(h, seq), need = holdings_blocks_for(h, seq->n_known);
-    memcpy(blocks, h->hits, (size_t)front->n_blocks * sizeof *blocks);
-    for (seq->n_blocks = front->n_blocks; seq->n_blocks < need; seq->n_blocks++) {
-        blocks[seq->n_blocks] = take_block(h);
-    }
-    seq->chain = front->chain;
+    fill_table(h, seq, front);
+    const int32_t *blocks = holdings_blocks(h, seq);
+    int32_t last = front->n_blocks - 1;
+    seq->chain = last >= 0 ? h->cache.nodes[blocks[last]].uid : seq->root;
     seq->n_entered = front->n_blocks;
-    holdings_enter(h, seq, seq->n_known / h->limits->block_tokens, NODE_PENDING);
+    held_states_begin(h, seq, front);
+    enter(h, seq, seq->n_known / h->limits->block_tokens, NODE_PENDING);
     grant(h, p, seq, true);
 }
 
@@ -254,14 +308,18 @@ void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
         kv_pool_retain(&h->pool, shared[seq->n_blocks]);
         blocks[seq->n_blocks] = shared[seq->n_blocks];
     }
+    struct pending_fork fork = {seq, leader->lane, seq->lane, leader->n_prompt, false, {0, 0}};
     if (ends_inside_block(h, leader)) {
         blocks[seq->n_blocks++] = take_block(h);
-        h->pending_copies[h->n_pending_copies] =
-            (struct block_copy){shared[n_full], blocks[n_full]};
-        h->pending_for[h->n_pending_copies++] = seq;
+        fork.has_copy = true;
+        fork.copy = (struct block_copy){shared[n_full], blocks[n_full]};
+    }
+    if (fork.has_copy || h->limits->state_block > 0) {
+        h->pending_forks[h->n_pending_forks++] = fork;
     }
     seq->chain = leader->chain;
     seq->n_entered = n_full < leader->n_entered ? n_full : leader->n_entered;
+    held_states_fork(h, seq, leader);
     grant(h, p, seq, true);
 }
 
@@ -286,7 +344,13 @@ static void drop_blocks(struct holdings *h, struct sequence *seq)
     const int32_t *blocks = holdings_blocks(h, seq);
     for (int32_t i = seq->n_blocks - 1; i >= 0; i--) { // tails first: they are reused first
         if (produces(h, seq, blocks[i])) {
-            prefix_cache_remove(&h->cache, blocks[i]);
+            bool whole = h->cache.nodes[blocks[i]].state == NODE_AGAIN &&
+                         seq->n_computed <= i * h->limits->block_tokens;
+            if (whole) { // as it was before
+                prefix_cache_validate(&h->cache, blocks[i]);
+            } else {
+                prefix_cache_remove(&h->cache, blocks[i]);
+            }
         }
         if (h->draft_producer[blocks[i]] == seq->index) {
             h->draft_producer[blocks[i]] = -1;
@@ -296,38 +360,69 @@ static void drop_blocks(struct holdings *h, struct sequence *seq)
     seq->n_blocks = 0;
 }
 
-/* Removes pending copies of forked blocks [first, first + n). */
-static void cut_copies(struct holdings *h, int32_t first, int32_t n)
+/* Removes pending forks [first, first + n). */
+static void cut_forks(struct holdings *h, int32_t first, int32_t n)
 {
-    size_t rest = (size_t)(h->n_pending_copies - first - n);
-    memmove(h->pending_copies + first, h->pending_copies + first + n,
-            rest * sizeof *h->pending_copies);
-    memmove(h->pending_for + first, h->pending_for + first + n, rest * sizeof *h->pending_for);
-    h->n_pending_copies -= n;
+    size_t rest = (size_t)(h->n_pending_forks - first - n);
+    memmove(h->pending_forks + first, h->pending_forks + first + n,
+            rest * sizeof *h->pending_forks);
+    h->n_pending_forks -= n;
 }
 
-static void drop_copies(struct holdings *h, const struct sequence *seq)
+/* The copy that the sequence was forked with, if it is still to come; -1: none. It is forked once. */
+static int32_t pending_fork_of(const struct holdings *h, const struct sequence *seq)
 {
-    for (int32_t i = 0; i < h->n_pending_copies; i++) {
-        if (h->pending_for[i] == seq) {
-            cut_copies(h, i, 1);
-            return; // a sequence is forked once
+    for (int32_t i = 0; i < h->n_pending_forks; i++) {
+        if (h->pending_forks[i].seq == seq) {
+            return i;
         }
+    }
+    return -1;
+}
+
+static void drop_pending(struct holdings *h, const struct sequence *seq)
+{
+    int32_t fork = pending_fork_of(h, seq);
+    if (fork >= 0) {
+        cut_forks(h, fork, 1);
+    }
+    held_states_drop(h, seq);
+}
+
+static void tell_fork(const struct holdings *h, struct plan *p, const struct pending_fork *f)
+{
+    if (f->has_copy) {
+        p->copies[p->n_copies++] = f->copy;
+    }
+    if (h->limits->state_block > 0) {
+        p->state_copies[p->n_state_copies++] =
+            (struct state_copy){f->from_lane, f->to_lane, f->pos};
     }
 }
 
 void holdings_tell_copies(struct holdings *h, struct plan *p)
 {
     int32_t n = 0;
-    while (n < h->n_pending_copies && !plan_forks(p, h->pending_for[n])) {
-        p->copies[p->n_copies++] = h->pending_copies[n++];
+    held_states_tell_outs(h, p);
+    while (n < h->n_pending_forks && !plan_forks(p, h->pending_forks[n].seq)) {
+        tell_fork(h, p, &h->pending_forks[n++]);
     }
-    cut_copies(h, 0, n);
+    cut_forks(h, 0, n);
+    held_states_tell_ins(h, p);
+}
+
+void holdings_settle(struct holdings *h, struct sequence *seq, int32_t n_sure,
+                     enum state_reason reason)
+{
+    if (pending_fork_of(h, seq) < 0) {
+        enter(h, seq, n_sure / h->limits->block_tokens, NODE_VALID);
+        held_states_leave(h, seq, n_sure, reason);
+    }
 }
 
 void holdings_leave(struct holdings *h, struct sequence *seq)
 {
-    drop_copies(h, seq);
+    drop_pending(h, seq);
     drop_blocks(h, seq);
     h->free_lanes[h->n_free_lanes++] = seq->lane;
     seq->lane = -1;
@@ -393,10 +488,12 @@ void holdings_check(const struct holdings *h, const struct sequence *order)
     for (int32_t b = 0; b < l->n_blocks; b++) {
         ASSERT(held[b] == h->pool.refs[b]);
         ASSERT(h->pool.cached[b] == (h->cache.nodes[b].state != NODE_NONE));
-        ASSERT(h->cache.nodes[b].state != NODE_PENDING || held[b] > 0);
+        ASSERT(h->cache.nodes[b].state == NODE_NONE || h->cache.nodes[b].state == NODE_VALID ||
+               held[b] > 0);
         ASSERT(held[b] == 0 || h->draft_producer[b] < 0 || filled[b]); // by one who holds it
     }
     ASSERT(n_lanes + h->n_free_lanes == l->max_lanes);
+    held_states_check(h);
     free(held);
     free(filled);
 }

@@ -1,5 +1,5 @@
-/* What sequences hold: lanes; blocks, shared or their own; and what the draft models' KV has of
- * those blocks. Who gets what is the scheduler's to say, which knows the order: here is what there
+/* What sequences hold: lanes; blocks, shared or their own; what the draft models' KV has of those
+ * blocks; and snapshots of recurrent state behind some of them. Who gets what is the scheduler's to say, which knows the order: here is what there
  * is, what is in the cache, and who holds how much of it. What the backend must learn of it goes
  * into the plan.
  *
@@ -9,9 +9,18 @@
 #ifndef SLUICE_ENGINE_SCHEDULE_HOLDINGS_H
 #define SLUICE_ENGINE_SCHEDULE_HOLDINGS_H
 
+#include "engine/schedule/held_states.h"
 #include "engine/schedule/kv_pool.h"
 #include "engine/schedule/plan.h"
 #include "engine/schedule/prefix_cache.h"
+
+/* What a sibling gets of its leader's lane, once the leader's last prompt rows are stored. */
+struct pending_fork {
+    const struct sequence *seq;
+    int32_t from_lane, to_lane, pos; // with recurrent state
+    bool has_copy;
+    struct block_copy copy;
+};
 
 struct holdings {
     const struct scheduler_limits *limits;
@@ -25,9 +34,9 @@ struct holdings {
     bool *draft_valid;       // [n_blocks]
     int32_t *draft_producer; // [n_blocks]
 
-    struct block_copy *pending_copies; // [max_lanes], of forked blocks, for the next plan
-    const struct sequence **pending_for;
-    int32_t n_pending_copies;
+    struct pending_fork *pending_forks; // [max_lanes], for the next plan
+    int32_t n_pending_forks;
+    struct held_states states;
     int32_t *hits;    // [max_blocks_per_lane], what holdings_find found last
     int32_t *scratch; // [n_blocks], all zero between calls
 };
@@ -53,11 +62,16 @@ static inline int32_t *holdings_blocks(const struct holdings *h, const struct se
 
 /* What the cache has of the front of a sequence's tokens. At least one token is always left. */
 struct cached_front {
-    int32_t n_blocks;
-    uint64_t chain;   // uid of the last of them
-    int32_t producer; // index of the sequence that computes the next one right now; -1: nobody
+    int32_t n_blocks;  // that it may begin behind
+    int32_t n_matched; // whose keys and values are there: more, where the state behind them is not
+    uint64_t chain;    // uid of the last of these
+    int32_t producer;  // index of the sequence that computes the next one right now; -1: nobody
+    int32_t snapshot;  // of the state behind the first n_blocks; -1: none is needed
 };
 struct cached_front holdings_find(struct holdings *h, const struct sequence *seq);
+
+/* The same of keys and values alone; what was found last is still known. */
+struct cached_front holdings_match(const struct holdings *h, const struct sequence *seq);
 
 /* How many blocks such a front may have at most: none where the result of every row is asked for. And
  * the tokens of full block i, gathered in `room` where prompt and output meet in it. */
@@ -68,7 +82,7 @@ const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequ
 /* Of the blocks just found, those that nobody holds: to keep them takes them from what is available. */
 int32_t holdings_idle_among(const struct holdings *h, const struct cached_front *front);
 
-/* Holds the blocks just found, so that nobody is given them before the sequence begins; or lets go
+/* Holds the blocks just found, with the state behind them, so that nobody is given them before the sequence begins; or lets go
  * of them again. */
 void holdings_keep_front(struct holdings *h, const struct cached_front *front);
 void holdings_drop_front(struct holdings *h, const struct cached_front *front);
@@ -90,23 +104,30 @@ void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
 int32_t holdings_missing(const struct holdings *h, const struct sequence *seq, int32_t n_tokens);
 void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_blocks);
 
+/* It feeds no more rows here. Of its known tokens the first n_sure have theirs in the lane and in the
+ * blocks, and the cache goes on knowing them. */
+void holdings_settle(struct holdings *h, struct sequence *seq, int32_t n_sure,
+                     enum state_reason reason);
+
 /* Gives back the lane, and all blocks with what was to be copied into them. */
 void holdings_leave(struct holdings *h, struct sequence *seq);
 
 /* ---- what the cache knows of them */
 
-/* Enters blocks [seq->n_entered, end) with the given state, where no equal node is. */
-void holdings_enter(struct holdings *h, struct sequence *seq, int32_t end, enum node_state state);
+/* Rows of its first n_sure tokens are submitted, and all these are known: the cache gets to know what
+ * blocks that makes full. */
+void holdings_reached(struct holdings *h, struct sequence *seq, int32_t n_sure);
 
 /* The blocks that are whole with the plan's rows turn valid: later steps run behind it in the same
- * order. */
-void holdings_publish(struct holdings *h, const struct plan *p);
+ * order. States that these rows pass get snapshots, and the plan is told. */
+void holdings_publish(struct holdings *h, struct plan *p);
 
 /* Forgets every block that nobody holds. */
 void holdings_forget_idle(struct holdings *h);
 
 /* Copies for sequences that earlier plans forked go into this one: its step runs behind the one
- * that stored the prompt's last rows, and before their own first rows. */
+ * that stored the prompt's last rows, and before their own first rows. So do copies of states, which
+ * the lanes have as the steps before leave them. */
 void holdings_tell_copies(struct holdings *h, struct plan *p);
 
 /* ---- the draft models' KV */

@@ -52,7 +52,7 @@ static struct sequence *find_best(struct scheduler *s, struct cached_front *fron
             return NULL;
         }
         *front = holdings_find(&s->holdings, best);
-        if (front->n_blocks >= best->front.n_blocks) {
+        if (front->n_matched >= best->front.n_blocks) {
             return front->producer < 0 ? best : NULL;
         }
         fronts_correct(&s->fronts, best, front);
@@ -70,7 +70,7 @@ struct sequence *scheduler_let_pass(struct scheduler *s, struct sequence *head, 
     }
     struct sequence *best = find_best(s, &front);
     if (!best || best == head || best->priority != head->priority || best->n_inflight > 0 ||
-        best->request == head->request || front.n_blocks <= head->front.n_blocks) {
+        best->request == head->request || front.n_matched <= head->front.n_blocks) {
         return head;
     }
     int64_t cost = cost_of(s, best, &front);

@@ -14,6 +14,8 @@ void plan_init(struct plan *p, const struct scheduler_limits *limits)
     p->grants = xcalloc(2 * lanes, sizeof *p->grants);
     p->copies = xcalloc(lanes, sizeof *p->copies);
     p->failed = xcalloc(lanes, sizeof *p->failed);
+    p->state_copies = xcalloc((size_t)max_state_copies(limits), sizeof *p->state_copies);
+    p->keeps = xcalloc((size_t)max_keeps(limits), sizeof *p->keeps);
 }
 
 void plan_deinit(struct plan *p)
@@ -23,6 +25,8 @@ void plan_deinit(struct plan *p)
     free(p->grants);
     free(p->copies);
     free(p->failed);
+    free(p->state_copies);
+    free(p->keeps);
     *p = (struct plan){0};
 }
 
@@ -30,6 +34,7 @@ void plan_clear(struct plan *p)
 {
     p->n_rows = p->n_out = p->n_draws = p->n_background = 0;
     p->n_entries = p->n_forks = p->n_grants = p->n_copies = p->n_failed = 0;
+    p->n_state_copies = p->n_keeps = 0;
 }
 
 void plan_trim(struct plan *p, struct plan_entry *entry, int32_t n_drafts)

@@ -17,6 +17,9 @@ static void unlink_node(struct prefix_cache *c, int32_t block)
     }
     *at = n->next;
     n->state = NODE_NONE;
+    if (c->on_gone) {
+        c->on_gone(c->on_gone_arg, block);
+    }
 }
 
 /* The pool hands an idle block's id out again. */
@@ -129,6 +132,13 @@ void prefix_cache_validate(struct prefix_cache *c, int32_t block)
     c->nodes[block].state = NODE_VALID;
     c->nodes[block].producer = -1;
     tell_if_valid(c, block);
+}
+
+void prefix_cache_renew(struct prefix_cache *c, int32_t block, int32_t producer)
+{
+    ASSERT(c->nodes[block].state == NODE_VALID);
+    c->nodes[block].state = NODE_AGAIN;
+    c->nodes[block].producer = producer;
 }
 
 void prefix_cache_remove(struct prefix_cache *c, int32_t block)

@@ -12,13 +12,18 @@
 
 #include <stddef.h>
 
-enum node_state { NODE_NONE, NODE_PENDING, NODE_VALID };
+enum node_state {
+    NODE_NONE,
+    NODE_PENDING,
+    NODE_AGAIN, // valid, and a sequence that needs what else these rows leave computes them anew
+    NODE_VALID,
+};
 
 struct prefix_node {
     uint64_t uid, parent; // parent: a node's uid or a root
     uint64_t hash;
     int32_t next;     // in its bucket
-    int32_t producer; // sequence index while pending
+    int32_t producer; // sequence index while pending or computed anew
     uint8_t state;    // enum node_state
 };
 
@@ -39,6 +44,8 @@ struct prefix_cache {
     uint64_t clock;
     void (*on_valid)(void *arg, int32_t block); // a block's rows can be read from here on; may be NULL
     void *on_valid_arg;
+    void (*on_gone)(void *arg, int32_t block); // a block is in the cache no longer; may be NULL
+    void *on_gone_arg;
 };
 
 /* hash_key: all table positions depend on it; 0 makes every hash equal (a test's choice). */
@@ -60,6 +67,7 @@ int32_t prefix_cache_find(const struct prefix_cache *c, uint64_t parent, const i
 uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,
                              const int32_t *tokens, enum node_state state, int32_t producer);
 void prefix_cache_validate(struct prefix_cache *c, int32_t block);
+void prefix_cache_renew(struct prefix_cache *c, int32_t block, int32_t producer); // a valid one
 void prefix_cache_remove(struct prefix_cache *c, int32_t block); // also tells the pool
 
 /* Forgets every idle block. */

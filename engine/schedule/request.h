@@ -77,9 +77,10 @@ struct engine_request {
     struct token_logprobs *prompt_logprobs; // [n_prompt], entry 0 unused; NULL when not asked for
     float *pooled;                          // [hidden], with pool
     int32_t n_preemptions;
-    /* These three may be read at any time. Accepted drafts are counted after the
-     * drafts: who reads n_accepted first finds no more of them. */
-    _Atomic int32_t n_cached;             // prompt tokens found in the prefix cache
+    /* These may be read at any time. Accepted drafts are counted after the drafts: who reads
+     * n_accepted first finds no more of them. */
+    _Atomic int32_t n_cached; // prompt tokens that the prefix cache saved
+    _Atomic int32_t n_recomputed; // that it knew, and not the recurrent state behind; -1: no state
     _Atomic int32_t n_drafts, n_accepted; // speculation, all samples together
     int64_t t_submit_ns, t_scheduled_ns, t_first_token_ns, t_done_ns;
     enum status error;

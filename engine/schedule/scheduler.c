@@ -335,9 +335,7 @@ void scheduler_commit(struct scheduler *s, struct sequence *seq)
     if (verified) { // rows of rejected drafts are overwritten by the next step
         seq->n_computed = seq->n_known - 1;
     }
-    // A block may be entered once all its tokens are known and their rows submitted.
-    int32_t sure = seq->n_computed < seq->n_known ? seq->n_computed : seq->n_known;
-    holdings_enter(&s->holdings, seq, sure / s->limits.block_tokens, NODE_VALID);
+    holdings_reached(&s->holdings, seq, sequence_sure(seq));
 }
 
 static void free_sequence(struct scheduler *s, struct sequence *seq)
@@ -361,6 +359,8 @@ bool scheduler_retire(struct scheduler *s, struct sequence *seq)
         fronts_remove(&s->fronts, seq);
         s->n_waiting--;
         s->waiting_tokens -= seq->n_prompt;
+    } else { // its tokens are the caller's again soon
+        holdings_settle(&s->holdings, seq, sequence_sure(seq), STATE_END);
     }
     seq->state = SEQ_RETIRING;
     if (seq->n_inflight > 0) {

@@ -24,7 +24,8 @@ struct scheduler {
     int32_t n_free_sequences;
     struct sequence order; // list head: next is the first in order
     int32_t n_running, n_waiting;
-    int64_t n_plans, n_preemptions, prefix_queries, prefix_hits, waiting_tokens;
+    int64_t n_plans, n_preemptions, waiting_tokens;
+    int64_t prefix_queries, prefix_hits, prefix_again; // again: in the cache, and yet to compute
     int64_t foreground; // n_plans when somebody's request came last; below 0: none did
     struct sequence **victims; // [max_lanes], who would give way to one sequence, the last first
 

@@ -35,7 +35,7 @@ struct spec_trust {
 /* What the cache has of a sequence that waits: see fronts.h. */
 struct sequence_front {
     bool filed;
-    int32_t n_blocks;
+    int32_t n_blocks; // whose keys and values are there
     uint64_t chain; // uid of the last of them
     struct sequence *prev, *next; // of those that lack a block with the same hash
     int32_t bucket;  // -1: it lacks none
@@ -73,6 +73,7 @@ struct sequence {
     uint64_t root;     // of the prefix cache
     uint64_t chain;    // uid of the last entered block, the parent of the next
     int32_t n_entered; // full blocks walked into the cache (or past, where an equal node was)
+    int32_t branch;    // a boundary of state up to which others had the same tokens; 0: none
     int32_t draft_computed; // rows of the draft models: their KV below this is that of known tokens
     int32_t draft_marked;   // blocks below it are marked as having draft KV
 
@@ -121,6 +122,13 @@ static inline bool sequence_comes_before(const struct sequence *a, const struct 
 static inline int32_t sequence_future(const struct sequence *s)
 {
     return s->n_known + s->n_flight;
+}
+
+/* Known tokens from the first on whose rows are submitted, drafts aside. */
+static inline int32_t sequence_sure(const struct sequence *s)
+{
+    int32_t n = s->n_computed - s->n_verifying;
+    return n < s->n_known ? n : s->n_known;
 }
 
 /* True if a token in flight must be known before the next draw can be planned: drafts are guessed

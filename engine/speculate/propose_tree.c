@@ -44,7 +44,8 @@ static void plan_combs(struct spec *sp, const struct spec_view *v)
             continue;
         }
         int32_t left = budget - nodes < share ? budget - nodes : share;
-        int32_t most = sp->options.n_expansion > 0 || left < k ? 0 : left - k;
+        bool chain = sp->options.n_expansion > 0 || left < k || c->tree_depth < k;
+        int32_t most = chain ? 0 : left - k;
         struct spec_plan p = spec_plan_comb(sp, v->n_running, 1.0f - c->trust->doubt, k, most);
         c->proposal->n_beside = p.beside;
         nodes += p.beside > 0 ? k + p.beside : 0;
@@ -67,6 +68,9 @@ static void propose(struct spec *sp, const struct spec_view *v)
     plan_combs(sp, v);
     for (int32_t i = 0; i < v->n; i++) {
         struct spec_candidate *c = &v->seqs[i];
+        if (sp->grows && c->tree_depth < c->depth) {
+            c->depth = c->tree_depth;
+        }
         if (c->ready && c->depth > 0) {
             int32_t n = sp->grows ? spec_tree_most(sp, c->depth, v->n_running)
                                   : c->depth + c->proposal->n_beside;

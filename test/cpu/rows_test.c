@@ -87,6 +87,7 @@ static double act_ref(enum activation kind, struct act_shape s, double g, double
     case ACT_GELU_TANH:
         return 0.5 * g * (1.0 + tanh(sqrt(2.0 / 3.14159265358979) * (g + 0.044715 * g * g * g))) * u;
     case ACT_RELU: return fmax(g, 0.0) * u;
+    case ACT_RELU2: return fmax(g, 0.0) * fmax(g, 0.0) * u;
     case ACT_GPT_OSS:
         g = fmin(g, (double)s.limit);
         u = fmax(fmin(u, (double)s.limit), -(double)s.limit);
@@ -100,7 +101,7 @@ OP_TEST(activations_follow_their_formulas)
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, DT_BF16, &limits);
     for (int32_t i = 0; i < 30; i++) {
-        struct activation_args a = {.n_rows = op_int(1, 5), .width = op_int(1, 150), .kind = i % 5};
+        struct activation_args a = {.n_rows = op_int(1, 5), .width = op_int(1, 150), .kind = i % 6};
         a.shape = i % 10 < 5 ? ACT_SHAPE_PUBLISHED : (struct act_shape){2.5f, 0.9f};
         a.gated = a.kind == ACT_GPT_OSS || i % 2 == 0;
         const bool apart = a.gated && i % 3 == 0;

@@ -1,4 +1,5 @@
 #include "test/engine/fake_backend.h"
+#include "test/engine/fake_state.h"
 
 #include "engine/base/assert.h"
 #include "engine/base/clock.h"
@@ -26,6 +27,9 @@ struct fake {
     uint64_t *seeds;     // [max_lanes]
     float *pool_state;   // [max_lanes]
     uint64_t *row_hash;  // [max_rows]
+    struct fake_state *state; // of set 0; NULL: none
+    uint64_t *state_hash;     // [max_rows]
+    int32_t *row_token;       // [max_rows]
     const struct pass *pass;
     int32_t slot_now, n_passes;
     int64_t pass_number; // of all
@@ -35,16 +39,11 @@ struct fake {
     int dummy;
 };
 
-static uint64_t step_hash(uint64_t h, int32_t token)
-{
-    return hash_mix(h * 31 + (uint64_t)(uint32_t)token + 1);
-}
-
 static uint64_t prefix_hash(const int32_t *tokens, int32_t n)
 {
-    uint64_t h = 7;
+    uint64_t h = FAKE_EMPTY;
     for (int32_t i = 0; i < n; i++) {
-        h = step_hash(h, tokens[i]);
+        h = fake_hash_step(h, tokens[i]);
     }
     return h;
 }
@@ -147,6 +146,8 @@ static enum status fake_setup(struct backend *be, const struct backend_limits *l
     f->tables = xcalloc(lanes * (size_t)limits->max_blocks_per_lane, sizeof *f->tables);
     f->seeds = xcalloc(lanes, sizeof *f->seeds);
     f->row_hash = xcalloc((size_t)limits->max_rows, sizeof *f->row_hash);
+    f->state_hash = xcalloc((size_t)limits->max_rows, sizeof *f->state_hash);
+    f->row_token = xcalloc((size_t)limits->max_rows, sizeof *f->row_token);
     f->pool_state = xcalloc(lanes, sizeof *f->pool_state);
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < limits->max_passes; j++) {
@@ -168,6 +169,26 @@ static enum status fake_kv_open(struct backend *be, int32_t set, const struct kv
     return OK;
 }
 
+static enum status fake_state_bytes(struct backend *be, const struct state_set_desc *desc,
+                                    struct state_sizes *out)
+{
+    (void)be;
+    (void)desc;
+    *out = (struct state_sizes){64, 32};
+    return OK;
+}
+
+static enum status fake_state_set(struct backend *be, int32_t set,
+                                  const struct state_set_desc *desc, int32_t n_snapshots,
+                                  struct err *err)
+{
+    struct fake *f = fake_of(be);
+    (void)err;
+    ASSERT(set == 0);
+    f->state = fake_state_open(&f->l, desc, n_snapshots);
+    return OK;
+}
+
 static void fake_close(struct backend *be)
 {
     struct fake *f = fake_of(be);
@@ -178,6 +199,9 @@ static void fake_close(struct backend *be)
     free(f->tables);
     free(f->seeds);
     free(f->row_hash);
+    fake_state_close(f->state);
+    free(f->state_hash);
+    free(f->row_token);
     free(f->pool_state);
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < MAX_PASSES; j++) {
@@ -236,6 +260,19 @@ static enum status fake_copy_blocks(struct backend *be, int32_t n, const struct 
     return OK;
 }
 
+static enum status fake_copy_states(struct backend *be, int32_t set, int32_t n,
+                                    const struct state_copy *copies)
+{
+    struct fake *f = fake_of(be);
+    ASSERT(set == 0 && f->state);
+    for (int32_t i = 0; i < n; i++) {
+        if (++f->control->n_state_copies != f->control->lose_copy) {
+            f->control->n_wrong += fake_state_copy(f->state, 1, &copies[i]);
+        }
+    }
+    return OK;
+}
+
 static struct slot *slot_in(struct fake *f, int32_t set, int32_t lane, int32_t pos)
 {
     int32_t size = f->l.block_tokens;
@@ -254,6 +291,9 @@ static enum status fake_move_slots(struct backend *be, int32_t n, const struct s
         ASSERT(i == 0 || moves[i].lane != moves[i - 1].lane || moves[i].to > moves[i - 1].to);
         *slot_in(f, kv_set, moves[i].lane, moves[i].to) =
             *slot_in(f, kv_set, moves[i].lane, moves[i].from);
+    }
+    if (kv_set == 0) {
+        fake_state_move(f->state, n, moves);
     }
     f->control->n_moves += n;
     return OK;
@@ -297,6 +337,7 @@ static enum status fake_pass_begin(struct backend *be, const struct pass *pass,
     f->pass = pass;
     f->pass_number++;
     f->control->n_rows += pass->n_rows;
+    f->control->n_keeps += pass->n_keeps;
     if (pass->n_rows > f->control->max_rows_seen) {
         f->control->max_rows_seen = pass->n_rows;
     }
@@ -305,6 +346,37 @@ static enum status fake_pass_begin(struct backend *be, const struct pass *pass,
     f->control->n_padded_rows += shape->n_rows;
     f->control->n_padded_out += shape->n_out;
     return OK;
+}
+
+static int32_t history_token(void *arg, int32_t lane, int32_t pos)
+{
+    return *history_at(arg, lane, pos);
+}
+
+static enum status fake_recurrence(struct backend *be, const struct recurrence_args *a)
+{
+    struct fake *f = fake_of(be);
+    const struct fake_history history = {history_token, f};
+    if (a->layer > 0) {
+        return OK;
+    }
+    for (int32_t i = 0; i < f->pass->n_rows; i++) {
+        const struct pass_row *r = &f->pass->rows[i];
+        f->row_token[i] = r->token >= 0 ? r->token : *history_at(f, r->lane, r->slot_pos);
+    }
+    fake_state_rows(f->state, f->pass, f->row_token, &history, f->state_hash);
+    return OK;
+}
+
+/* What both kinds of layers say of a row: the same, or nonsense comes of it. */
+static uint64_t hash_of_row(struct fake *f, int32_t row)
+{
+    uint64_t h = f->row_hash[row];
+    if (!f->state || f->pass->kv_set > 0) {
+        return h;
+    }
+    f->control->n_wrong += h != f->state_hash[row];
+    return h ^ (h ^ f->state_hash[row]) * 31;
 }
 
 /* Every new row's key is stored before any row reads: also across sequences, as on a device. */
@@ -355,7 +427,7 @@ static uint64_t hash_path(struct fake *f, const struct pass_seq *q, int32_t row,
             ASSERT(node <= row - q->first_row);
             const struct slot *slot = slot_at(f, q->lane, q->n_past + node);
             f->control->n_wrong += slot->token < 0 || slot->pos != pos++;
-            h = step_hash(h, slot->token);
+            h = fake_hash_step(h, slot->token);
         }
     }
     f->control->n_wrong += pos != f->pass->rows[row].pos + 1;
@@ -372,13 +444,13 @@ static enum status fake_attention(struct backend *be, const struct attention_arg
     check_groups(f);
     for (int32_t s = 0; s < f->pass->n_seqs; s++) {
         const struct pass_seq *q = &f->pass->seqs[s];
-        uint64_t h = 7;
+        uint64_t h = FAKE_EMPTY;
         for (int32_t pos = 0; pos < q->n_past + (q->tree ? 0 : q->n_rows); pos++) {
             const struct slot *slot = slot_at(f, q->lane, pos);
             f->control->n_wrong += slot->token < 0 || slot->pos != pos;
             // A draft model that reads what was rejected drafts badly, and nothing else would tell.
             f->control->n_wrong += pos < q->n_past && slot->token != *history_at(f, q->lane, pos);
-            h = step_hash(h, slot->token);
+            h = fake_hash_step(h, slot->token);
             if (pos >= q->n_past) {
                 f->row_hash[q->first_row + pos - q->n_past] = h;
             }
@@ -403,7 +475,7 @@ static void check_history(struct fake *f, const struct pass_draw *d, uint64_t wa
     uint64_t h = prefix_hash(history_at(f, d->lane, 0), n_history);
     for (int32_t node = 0; d->tree_row >= 0 && node < q->n_rows; node++) {
         if (sees(f, d->tree_row, node)) {
-            h = step_hash(h, slot_at(f, d->lane, q->n_past + node)->token);
+            h = fake_hash_step(h, slot_at(f, d->lane, q->n_past + node)->token);
         }
     }
     f->control->n_wrong += h != want;
@@ -442,14 +514,14 @@ static enum status fake_sample(struct backend *be, const struct sample_args *a)
     int64_t begin = f->control->timed ? clock_now_ns() : 0;
     for (int32_t i = 0; i < a->n_draws; i++) {
         const struct pass_draw *d = &f->pass->draws[i];
-        uint64_t h = f->row_hash[f->pass->out_rows[d->out_row]];
+        uint64_t h = hash_of_row(f, f->pass->out_rows[d->out_row]);
         struct draw_result *r = &f->results[f->slot_now][f->n_passes][i];
         int32_t *next = history_at(f, d->lane, d->pos + 1);
         int32_t after = f->control->broken_after;
         *r = (struct draw_result){.broken = after && *history_at(f, d->lane, d->pos) == after};
         if (d->kind == DRAW_SCORE) {
             r->token = *next;
-            r->logprob = score(step_hash(h, *next));
+            r->logprob = score(fake_hash_step(h, *next));
             continue;
         }
         r->token = pick(h, f->seeds[d->lane], f->l.vocab);
@@ -547,6 +619,8 @@ NOTHING(activation)
 NOTHING(moe_route)
 NOTHING(moe_ffn)
 NOTHING(row_gate)
+NOTHING(short_conv)
+NOTHING(gate)
 NOTHING(reduce)
 NOTHING(gather)
 NOTHING(logits)
@@ -575,6 +649,12 @@ static const struct backend_ops fake_ops = {
     .weight_open = fake_weight_open,
     .rope_open = fake_rope_open,
     .kv_bytes = fake_kv_bytes,
+    .state_bytes = fake_state_bytes,
+    .state_open = fake_state_set,
+    .copy_states = fake_copy_states,
+    .short_conv = fake_short_conv,
+    .recurrence = fake_recurrence,
+    .gate = fake_gate,
     .setup = fake_setup,
     .kv_open = fake_kv_open,
     .close = fake_close,

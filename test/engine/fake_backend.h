@@ -23,6 +23,8 @@ struct fake_control {
     int32_t broken_after; // rows behind this token have no logits; 0: none
     bool garbage;    // draft models propose children without sense
     int32_t n_wrong; // reads of slots that hold something else
+    int64_t n_state_copies, n_keeps; // of states
+    int32_t lose_copy; // so many-th copy of states is not made, for once; 0: none
 };
 
 /* `arg` is a struct fake_control. */

@@ -37,6 +37,16 @@ static uint32_t draw(struct sim *s, uint32_t below)
     return rng_bits(s->seed, 0, RNG_TEST, s->n_drawn++) % below;
 }
 
+/* A model with recurrent state, with boundaries that lie close and few snapshots. */
+static void draw_state(struct sim *s, struct engine_options *o)
+{
+    static const int32_t snapshots[] = {0, -1, 1, 2, 3, 5, 8, 40};
+    o->model = "test/engine/hybrid";
+    o->state_block = 8 << draw(s, 3);
+    o->mamba_block_size = o->state_block * (1 + (int32_t)draw(s, 4));
+    o->state_snapshots = snapshots[draw(s, sizeof snapshots / sizeof snapshots[0])];
+}
+
 static struct engine_options options_of(struct sim *s)
 {
     static const int32_t tokens[] = {112, 160, 300, 900};
@@ -72,6 +82,9 @@ static struct engine_options options_of(struct sim *s)
         "\"rejection_sample_method\":\"probabilistic\"}"};
     o.speculative_config = specs[draw(s, sizeof specs / sizeof specs[0])];
     s->control.garbage = draw(s, 2) == 0;
+    if (draw(s, 2)) {
+        draw_state(s, &o);
+    }
     return o;
 }
 

@@ -35,6 +35,11 @@ static inline bool hidden_open(struct hidden_bed *b, const struct hidden_case *c
     enum status st = model_config_load(c->dir, &b->config, &err);
     model_config_fit(&b->config, HIDDEN_LEN);
     b->config.n_layers = n_layers > 0 ? n_layers : b->config.n_layers;
+    b->config.n_kv_layers = 0;
+    for (int32_t i = 0; i < b->config.n_layers; i++) {
+        int32_t end = b->config.layers[i].kv + 1;
+        b->config.n_kv_layers = end > b->config.n_kv_layers ? end : b->config.n_kv_layers;
+    }
     st = st == OK ? checkpoint_open(c->dir, &b->checkpoint, &err) : st;
     struct backend_facts facts;
     CHECK_EQ(ops->facts(b->be, &facts), OK);

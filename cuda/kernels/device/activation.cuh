@@ -15,7 +15,8 @@ template <int KIND> __device__ __forceinline__ float act_plain(float x)
     if (KIND == ACT_GELU) {
         return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
     }
-    return fmaxf(x, 0.0f);
+    const float positive = fmaxf(x, 0.0f);
+    return KIND == ACT_RELU2 ? positive * positive : positive;
 }
 
 template <int KIND>
@@ -48,6 +49,11 @@ __device__ __forceinline__ float act_gated(float gate, float up, const struct ac
     }                                                                                              \
     case ACT_RELU: {                                                                               \
         constexpr int KIND = ACT_RELU;                                                             \
+        __VA_ARGS__;                                                                               \
+        break;                                                                                     \
+    }                                                                                              \
+    case ACT_RELU2: {                                                                              \
+        constexpr int KIND = ACT_RELU2;                                                            \
         __VA_ARGS__;                                                                               \
         break;                                                                                     \
     }                                                                                              \

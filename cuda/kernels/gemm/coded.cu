@@ -273,6 +273,7 @@ __device__ __forceinline__ float act_of(const struct coded_args &a, float gate, 
     case ACT_GELU_TANH: return act_gated<ACT_GELU_TANH>(gate, up, shape);
     case ACT_GELU: return act_gated<ACT_GELU>(gate, up, shape);
     case ACT_GPT_OSS: return act_gated<ACT_GPT_OSS>(gate, up, shape);
+    case ACT_RELU2: return act_gated<ACT_RELU2>(gate, up, shape);
     default: return act_gated<ACT_RELU>(gate, up, shape);
     }
 }

@@ -1,0 +1,250 @@
+/* Families of attention beside delta nets: with one decay a head Qwen3-Next, Qwen3.5, with one a
+ * channel Kimi-Linear, Ling 3. */
+#include "engine/base/json.h"
+#include "engine/model/family_parts.h"
+
+#define SHARED_EXPERT_NAMES                                                                        \
+    .shared_gate = "mlp.shared_expert.gate_proj", .shared_up = "mlp.shared_expert.up_proj",        \
+    .shared_down = "mlp.shared_expert.down_proj", .shared_router = "mlp.shared_expert_gate"
+#define DELTA_NET_NAMES                                                                            \
+    .conv = "linear_attn.conv1d", .a_log = "linear_attn.A_log",                                    \
+    .dt_bias = "linear_attn.dt_bias", .norm = "linear_attn.norm", .out = "linear_attn.out_proj"
+
+static const struct state_names grouped_names = {
+    DELTA_NET_NAMES, .qkvz = "linear_attn.in_proj_qkvz", .ba = "linear_attn.in_proj_ba"};
+
+static const struct state_names separate_names = {
+    DELTA_NET_NAMES, .qkv = "linear_attn.in_proj_qkv", .z = "linear_attn.in_proj_z",
+    .b = "linear_attn.in_proj_b", .a = "linear_attn.in_proj_a"};
+
+static const struct tensor_names qwen3_next_names = {
+    BASE_NAMES, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES, EXPERT_NAMES, SHARED_EXPERT_NAMES,
+    .state = &grouped_names};
+
+static const struct tensor_names qwen3_5_names = {
+    BASE_NAMES, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES, EXPERT_NAMES, SHARED_EXPERT_NAMES,
+    .state = &separate_names};
+
+#define KDA_NAMES(in)                                                                              \
+    .q = in ".q_proj", .k = in ".k_proj", .v = in ".v_proj", .b = in ".b_proj",                    \
+    .conv_q = in ".q_conv1d", .conv_k = in ".k_conv1d", .conv_v = in ".v_conv1d",                  \
+    .a_log = in ".A_log", .dt_bias = in ".dt_bias", .norm = in ".o_norm"
+
+static const struct state_names kimi_state_names = {
+    KDA_NAMES("self_attn"), .out = "self_attn.o_proj", .f_a = "self_attn.f_a_proj",
+    .f_b = "self_attn.f_b_proj", .g_a = "self_attn.g_a_proj", .g_b = "self_attn.g_b_proj",
+    .a_log_is_deep = true};
+
+static const struct tensor_names kimi_linear_names = {
+    BASE_NAMES, FFN_NAMES, .q = "self_attn.q_proj", .kv_a = "self_attn.kv_a_proj_with_mqa",
+    .kv_a_norm = "self_attn.kv_a_layernorm", .kv_b = "self_attn.kv_b_proj",
+    .router = "block_sparse_moe.gate",
+    .correction = "block_sparse_moe.gate.e_score_correction_bias",
+    .expert_gate = "block_sparse_moe.experts.%d.w1", .expert_up = "block_sparse_moe.experts.%d.w3",
+    .expert_down = "block_sparse_moe.experts.%d.w2",
+    .shared_gate = "block_sparse_moe.shared_experts.gate_proj",
+    .shared_up = "block_sparse_moe.shared_experts.up_proj",
+    .shared_down = "block_sparse_moe.shared_experts.down_proj", .state = &kimi_state_names};
+
+static const struct state_names ling_state_names = {
+    KDA_NAMES("attention"), .out = "attention.dense", .f = "attention.f_proj",
+    .g = "attention.g_proj"};
+
+static const struct tensor_names ling_names = {
+    FFN_NAMES, EXPERT_NAMES, SHARED_NAMES, .embed = "model.word_embeddings",
+    .final_norm = "model.norm", .head = "lm_head", .attn_norm = "input_layernorm",
+    .ffn_norm = "post_attention_layernorm", .q = "attention.q_proj",
+    .attn_gate = "attention.g_proj", .o = "attention.dense",
+    .kv_a = "attention.kv_a_proj_with_mqa", .kv_a_norm = "attention.kv_a_layernorm",
+    .kv_b = "attention.kv_b_proj", .correction = "mlp.gate.expert_bias",
+    .state = &ling_state_names};
+
+static enum status read_delta_net(const struct json *j, struct model_config *c, struct err *err)
+{
+    struct state_layer *g = &c->state.layer;
+    TRY(family_size(j, "linear_num_key_heads", 4096, &g->n_key_heads, err));
+    TRY(family_size(j, "linear_num_value_heads", 4096, &g->n_heads, err));
+    TRY(family_size(j, "linear_key_head_dim", 1024, &g->key_dim, err));
+    TRY(family_size(j, "linear_value_head_dim", 1024, &g->value_dim, err));
+    TRY(family_size(j, "linear_conv_kernel_dim", 16, &g->conv_kernel, err));
+    if (g->n_heads % g->n_key_heads) {
+        return err_set(err, ERR_FORMAT, "config.json: %d linear_num_value_heads cannot share %d "
+                       "linear_num_key_heads", g->n_heads, g->n_key_heads);
+    }
+    g->kind = STATE_DELTA;
+    g->conv_width = 2 * g->n_key_heads * g->key_dim + g->n_heads * g->value_dim;
+    c->state.conv_silu = true;
+    c->state.gate = GATE_SILU;
+    c->state.normed = true;
+    c->state.norm_group = g->value_dim;
+    c->state.norm_eps = c->norm_eps;
+    int64_t every = json_get_int(j, "full_attention_interval", 4);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        bool full = every > 0 && (i + 1) % every == 0;
+        c->layers[i].kv = full ? 0 : -1;
+        c->layers[i].state = full ? -1 : 0;
+    }
+    return OK;
+}
+
+static enum status read_qwen3_5(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_delta_net(j, c, err));
+    c->norm_offset = 1.0f;
+    c->partial_rotary = 0.25f;
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->qk_norm = QK_NORM_HEAD;
+    c->attn_gate = ATTN_GATE_WIDE;
+    return OK;
+}
+
+static enum status read_shared_expert(const struct json *j, struct model_config *c,
+                                      struct err *err)
+{
+    TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
+    TRY(family_size(j, "shared_expert_intermediate_size", 1 << 22, &c->shared_ffn, err));
+    c->shared_gate = true;
+    c->renormalise = true;
+    return OK;
+}
+
+static enum status read_qwen3_5_moe(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_qwen3_5(j, c, err));
+    return read_shared_expert(j, c, err);
+}
+
+static enum status read_qwen3_next(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_qwen3_5(j, c, err));
+    TRY(read_shared_expert(j, c, err));
+    c->renormalise = json_get_bool(j, "norm_topk_prob", true);
+    family_sparse_steps(j, c);
+    return OK;
+}
+
+static void set_kda(struct model_config *c)
+{
+    struct state_layer *g = &c->state.layer;
+    g->kind = STATE_DELTA;
+    g->per_channel = true;
+    g->n_key_heads = g->n_heads;
+    g->value_dim = g->key_dim;
+    g->conv_width = 3 * g->n_heads * g->key_dim;
+    c->state.conv_silu = true;
+    c->state.gate = GATE_SIGMOID;
+    c->state.normed = true;
+    c->state.norm_group = g->value_dim;
+    c->state.norm_eps = c->norm_eps;
+}
+
+/* Layers are named from 1 on. */
+static enum status read_kimi_layers(const struct json *linear, struct model_config *c,
+                                    struct err *err)
+{
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].kv = -1;
+        c->layers[i].state = 0;
+        c->layers[i].rope = -1;
+    }
+    const struct json *full = json_get(linear, "full_attn_layers");
+    for (const struct json *v = json_first(full); v; v = json_next(v)) {
+        int64_t i;
+        if (!json_int64(v, &i) || i < 1 || i > c->n_layers) {
+            return err_set(err, ERR_FORMAT, "config.json: linear_attn_config.full_attn_layers must "
+                           "be integers from 1 to %d", c->n_layers);
+        }
+        c->layers[i - 1].kv = 0;
+        c->layers[i - 1].state = -1;
+    }
+    return OK;
+}
+
+static enum status read_kimi_linear(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_mla(j, c, err));
+    TRY(family_must_be(j, "mla_use_nope", true, err));
+    const struct json *linear = json_get(j, "linear_attn_config");
+    TRY(family_size(linear, "num_heads", 4096, &c->state.layer.n_heads, err));
+    TRY(family_size(linear, "head_dim", 1024, &c->state.layer.key_dim, err));
+    TRY(family_size(linear, "short_conv_kernel_size", 16, &c->state.layer.conv_kernel, err));
+    set_kda(c);
+    c->state.low_rank = c->state.layer.key_dim;
+    TRY(read_kimi_layers(linear, c, err));
+    int64_t length = json_get_int(j, "model_max_length", c->max_pos);
+    TRY(family_positive("model_max_length", length, MAX_POSITIONS, err));
+    c->max_pos = (int32_t)length;
+    struct experts_said said = {.count_key = "num_experts",
+                                .pick_key = "num_experts_per_token",
+                                .ffn_key = "moe_intermediate_size",
+                                .n = json_get_int(j, "num_experts", 0),
+                                .k = json_get_int(j, "num_experts_per_token", 0),
+                                .ffn = json_get_int(j, "moe_intermediate_size", 0)};
+    TRY(family_set_experts(&said, c, err));
+    TRY(family_every_freq(j, c, err));
+    TRY(family_shared_experts(j, "num_shared_experts", c, err));
+    TRY(family_routing_v3(j, c, err));
+    c->renormalise = json_get_bool(j, "moe_renormalize", true);
+    if (json_get_int(j, "num_expert_group", 1) != 1) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: num_expert_group above 1 is not "
+                       "supported");
+    }
+    return OK;
+}
+
+static enum status read_ling(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_mla(j, c, err));
+    if (c->q_lora > 0) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: q_lora_rank is not supported beside "
+                       "gates of heads");
+    }
+    c->attn_gate = ATTN_GATE_HEADS;
+    c->state.layer.n_heads = c->n_heads;
+    c->state.layer.key_dim = c->head_dim;
+    TRY(family_size(j, "short_conv_kernel_size", 16, &c->state.layer.conv_kernel, err));
+    set_kda(c);
+    if (json_get_bool(j, "kda_safe_gate", true)) {
+        c->state.decay_bound = (float)json_get_number(j, "kda_lower_bound", -5.0);
+    }
+    int64_t every = json_get_int(j, "layer_group_size", 0);
+    TRY(family_positive("layer_group_size", every, MAX_LAYERS, err));
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        bool full = (i + 1) % every == 0;
+        c->layers[i].kv = full ? 0 : -1;
+        c->layers[i].state = full ? -1 : 0;
+    }
+    TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
+    TRY(family_every_freq(j, c, err));
+    TRY(family_shared_experts(j, "num_shared_experts", c, err));
+    return family_routing_v3(j, c, err);
+}
+
+#define DELTA_NET_DEFAULTS                                                                         \
+    "\"linear_conv_kernel_dim\":4,\"linear_key_head_dim\":128,\"linear_value_head_dim\":128,"      \
+    "\"linear_num_key_heads\":16,\"linear_num_value_heads\":32,\"head_dim\":256,"                  \
+    "\"max_position_embeddings\":32768,\"num_key_value_heads\":"
+#define QWEN3_5_DEFAULTS "{" DELTA_NET_DEFAULTS "4,\"num_attention_heads\":16}"
+#define QWEN3_5_MOE_DEFAULTS                                                                       \
+    "{" DELTA_NET_DEFAULTS "2,\"num_attention_heads\":16,\"num_experts\":256,"                     \
+    "\"num_experts_per_tok\":8,\"moe_intermediate_size\":512,"                                     \
+    "\"shared_expert_intermediate_size\":512}"
+
+static const struct family rows[] = {
+    {"qwen3_next", &qwen3_next_names,
+     "{" DELTA_NET_DEFAULTS "2,\"num_attention_heads\":16,\"num_experts\":512,"
+     "\"num_experts_per_tok\":10,\"moe_intermediate_size\":512,"
+     "\"shared_expert_intermediate_size\":512}",
+     read_qwen3_next},
+    {"qwen3_5_text", &qwen3_5_names, QWEN3_5_DEFAULTS, read_qwen3_5},
+    {"qwen3_5", &qwen3_5_names, QWEN3_5_DEFAULTS, read_qwen3_5},
+    {"qwen3_5_moe_text", &qwen3_5_names, QWEN3_5_MOE_DEFAULTS, read_qwen3_5_moe},
+    {"qwen3_5_moe", &qwen3_5_names, QWEN3_5_MOE_DEFAULTS, read_qwen3_5_moe},
+    {"kimi_linear", &kimi_linear_names, "{\"routed_scaling_factor\":1,\"num_shared_experts\":0}",
+     read_kimi_linear},
+    {"bailing_hybrid", &ling_names,
+     "{\"short_conv_kernel_size\":4,\"first_k_dense_replace\":0,\"num_shared_experts\":0,"
+     "\"layer_group_size\":4,\"n_group\":1,\"topk_group\":1}",
+     read_ling},
+};
+const struct family_table families_recurrent = {rows, sizeof rows / sizeof rows[0]};

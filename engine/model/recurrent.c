@@ -1,0 +1,397 @@
+/* The weights of a recurrent layer. What checkpoints keep in tensors of many forms is brought into
+ * one order: the convolution's channels (queries, keys, values), gates, strengths, decays. */
+#include "engine/model/part.h"
+
+#include "engine/base/assert.h"
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The convolution's channels come first, then gates, decays and strengths: a head's own last, since
+ * the others want to be aligned. */
+static void place_parts(const struct model_config *c, struct state_shard *s)
+{
+    const struct state_layer *g = &s->layer;
+    const bool low = c->state.low_rank > 0, delta = g->kind == STATE_DELTA;
+    int32_t at = g->conv_width;
+    s->in_gate_at = -1;
+    s->gate_at = low ? -1 : at;
+    at += low ? 0 : s->out_width;
+    s->low_at = low ? at : -1;
+    at += 2 * c->state.low_rank;
+    s->decay_at = low ? -1 : at;
+    at += low ? 0 : g->n_heads * (g->per_channel ? g->key_dim : 1);
+    s->beta_at = delta ? at : -1;
+    s->width = at + (delta ? g->n_heads : 0);
+}
+
+bool state_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
+                    struct state_shard *out)
+{
+    const struct state_layer *all = &c->state.layer;
+    *out = (struct state_shard){.layer = *all};
+    if (c->n_state_layers == 0) {
+        return true;
+    }
+    struct state_layer *g = &out->layer;
+    if (all->kind == STATE_CONV) {
+        g->conv_width = all->conv_width / n_ranks;
+        out->first_channel = rank * g->conv_width;
+        out->first_o = out->first_head = rank;
+        out->n_o = 1;
+        out->o_width = out->out_width = g->conv_width;
+        out->beta_at = out->decay_at = out->low_at = -1;
+        out->in_gate_at = g->conv_width;
+        out->gate_at = 2 * g->conv_width;
+        out->width = 3 * g->conv_width;
+        return all->conv_width % n_ranks == 0;
+    }
+    bool cut = all->n_key_heads % n_ranks == 0; // else every rank has all heads
+    int32_t parts = cut ? n_ranks : 1, part = cut ? rank : 0;
+    g->n_key_heads = all->n_key_heads / parts;
+    g->n_heads = all->n_heads / parts;
+    g->conv_width = 2 * g->n_key_heads * g->key_dim + g->n_heads * g->value_dim;
+    out->first_key_head = part * g->n_key_heads;
+    out->first_head = part * g->n_heads;
+    out->n_o = all->n_heads / n_ranks;
+    out->first_o = rank * out->n_o;
+    out->o_width = g->value_dim;
+    out->k_at = g->n_key_heads * g->key_dim;
+    out->v_at = 2 * out->k_at;
+    out->out_width = g->n_heads * g->value_dim;
+    place_parts(c, out);
+    return all->n_heads % n_ranks == 0;
+}
+
+/* ---- the first product -------------------------------------------------------------------- */
+
+/* Names and pieces of a stack, in its order. */
+struct pieces {
+    char names[8][NAME_BYTES];
+    struct piece *list;
+    int32_t n_names, n;
+};
+
+static const char *name_of(struct pieces *p, const char *base, int32_t layer)
+{
+    ASSERT(p->n_names < 8);
+    part_layer_name(base, layer, p->names[p->n_names]);
+    return p->names[p->n_names++];
+}
+
+static void add(struct pieces *p, const char *name, int64_t total, int64_t first, int64_t n)
+{
+    p->list[p->n++] = (struct piece){name, total, first, n};
+}
+
+/* By key head: its queries, keys, values and gates, then those of the next. */
+static void grouped_pieces(struct loader *l, int32_t layer, struct pieces *p)
+{
+    const struct state_layer *all = &l->c->state.layer;
+    const struct state_shard *s = &l->m->shard.state;
+    const struct state_names *names = l->c->names->state;
+    int64_t dk = all->key_dim, r = all->n_heads / all->n_key_heads, v = r * all->value_dim;
+    int64_t group = 2 * dk + 2 * v, total = all->n_key_heads * group;
+    const char *qkvz = name_of(p, names->qkvz, layer), *ba = name_of(p, names->ba, layer);
+    const int64_t at[] = {0, dk, 2 * dk, 2 * dk + v}, n[] = {dk, dk, v, v};
+    for (int32_t part = 0; part < 4; part++) {
+        for (int32_t h = 0; h < s->layer.n_key_heads; h++) {
+            add(p, qkvz, total, (s->first_key_head + h) * group + at[part], n[part]);
+        }
+    }
+    for (int32_t part = 1; part >= 0; part--) { // decays, then strengths
+        for (int32_t h = 0; h < s->layer.n_key_heads; h++) {
+            add(p, ba, 2 * all->n_heads, (s->first_key_head + h) * 2 * r + part * r, r);
+        }
+    }
+}
+
+/* Rows of the heads that this rank has, of a tensor with `size` rows a head from `at` on. */
+static void add_heads(struct loader *l, struct pieces *p, const char *name, int64_t total,
+                      int64_t at, int64_t size)
+{
+    const struct state_shard *s = &l->m->shard.state;
+    add(p, name, total, at + s->first_head * size, s->layer.n_heads * size);
+}
+
+static void add_key_heads(struct loader *l, struct pieces *p, const char *name, int64_t total,
+                          int64_t at)
+{
+    const struct state_shard *s = &l->m->shard.state;
+    int64_t dk = s->layer.key_dim;
+    add(p, name, total, at + s->first_key_head * dk, s->layer.n_key_heads * dk);
+}
+
+static void separate_pieces(struct loader *l, int32_t layer, struct pieces *p)
+{
+    const struct state_layer *all = &l->c->state.layer;
+    const struct state_names *names = l->c->names->state;
+    int64_t keys = (int64_t)all->n_key_heads * all->key_dim;
+    int64_t values = (int64_t)all->n_heads * all->value_dim, total = 2 * keys + values;
+    const char *qkv = name_of(p, names->qkv, layer);
+    add_key_heads(l, p, qkv, total, 0);
+    add_key_heads(l, p, qkv, total, keys);
+    add_heads(l, p, qkv, total, 2 * keys, all->value_dim);
+    add_heads(l, p, name_of(p, names->z, layer), values, 0, all->value_dim);
+    add_heads(l, p, name_of(p, names->a, layer), all->n_heads, 0, 1);
+    add_heads(l, p, name_of(p, names->b, layer), all->n_heads, 0, 1);
+}
+
+/* Gates and decays are products of their own, straight or of a low rank. */
+static void projected_pieces(struct loader *l, int32_t layer, struct pieces *p)
+{
+    const struct state_layer *all = &l->c->state.layer;
+    const struct state_names *names = l->c->names->state;
+    int64_t keys = (int64_t)all->n_key_heads * all->key_dim, low = l->c->state.low_rank;
+    int64_t values = (int64_t)all->n_heads * all->value_dim;
+    int64_t decays = (int64_t)all->n_heads * all->key_dim;
+    add_key_heads(l, p, name_of(p, names->q, layer), keys, 0);
+    add_key_heads(l, p, name_of(p, names->k, layer), keys, 0);
+    add_heads(l, p, name_of(p, names->v, layer), values, 0, all->value_dim);
+    if (low > 0) {
+        add(p, name_of(p, names->f_a, layer), low, 0, low);
+        add(p, name_of(p, names->g_a, layer), low, 0, low);
+    } else {
+        add_heads(l, p, name_of(p, names->g, layer), values, 0, all->value_dim);
+        add_heads(l, p, name_of(p, names->f, layer), decays, 0, all->key_dim);
+    }
+    add_heads(l, p, name_of(p, names->b, layer), all->n_heads, 0, 1);
+}
+
+/* z, x, B, C, dt of Mamba-2: gates, values, keys, queries, decays. */
+static void mamba_pieces(struct loader *l, int32_t layer, struct pieces *p)
+{
+    const struct state_layer *all = &l->c->state.layer;
+    int64_t keys = (int64_t)all->n_key_heads * all->key_dim;
+    int64_t values = (int64_t)all->n_heads * all->value_dim;
+    int64_t total = 2 * values + 2 * keys + all->n_heads;
+    const char *in = name_of(p, l->c->names->state->in, layer);
+    add_key_heads(l, p, in, total, 2 * values + keys);
+    add_key_heads(l, p, in, total, 2 * values);
+    add_heads(l, p, in, total, values, all->value_dim);
+    add_heads(l, p, in, total, 0, all->value_dim);
+    add_heads(l, p, in, total, 2 * values + 2 * keys, 1);
+}
+
+/* The gate before the convolution, the one behind it, and its values. */
+static void conv_pieces(struct loader *l, int32_t layer, struct pieces *p)
+{
+    const struct state_shard *s = &l->m->shard.state;
+    int64_t n = l->c->state.layer.conv_width, mine = s->layer.conv_width;
+    const char *in = name_of(p, l->c->names->state->in, layer);
+    add(p, in, 3 * n, 2 * n + s->first_channel, mine);
+    add(p, in, 3 * n, s->first_channel, mine);
+    add(p, in, 3 * n, n + s->first_channel, mine);
+}
+
+/* The second product of a low rank. */
+static enum status load_low(struct loader *l, int32_t layer, const char *base, int64_t size,
+                            const struct weight **out)
+{
+    const struct state_shard *s = &l->m->shard.state;
+    char name[NAME_BYTES];
+    part_layer_name(base, layer, name);
+    struct stack st = {.pieces = {{name, l->c->state.layer.n_heads * size, s->first_head * size,
+                                   s->layer.n_heads * size}},
+                       .n = 1,
+                       .n_in = l->c->state.low_rank,
+                       .n_cols = l->c->state.low_rank};
+    return part_linear(l, &st, l->options->dtype, out);
+}
+
+static enum status load_in(struct loader *l, int32_t layer, struct state_weights *w)
+{
+    const struct state_names *names = l->c->names->state;
+    size_t most = 8 + 6 * (size_t)l->m->shard.state.layer.n_key_heads;
+    struct pieces p = {.list = xcalloc(most, sizeof *p.list)};
+    if (l->c->state.layer.kind == STATE_CONV) {
+        conv_pieces(l, layer, &p);
+    } else if (names->in) {
+        mamba_pieces(l, layer, &p);
+    } else if (names->qkvz) {
+        grouped_pieces(l, layer, &p);
+    } else if (names->qkv) {
+        separate_pieces(l, layer, &p);
+    } else {
+        projected_pieces(l, layer, &p);
+    }
+    struct stack st = {.list = p.list, .n = p.n, .n_in = l->c->hidden, .n_cols = l->c->hidden,
+                       .bias = l->c->state.in_bias};
+    enum status status = part_linear(l, &st, l->options->dtype, &w->in);
+    free(p.list);
+    if (status != OK || l->c->state.low_rank == 0) {
+        return status;
+    }
+    TRY(load_low(l, layer, names->f_b, l->c->state.layer.key_dim, &w->f_b));
+    return load_low(l, layer, names->g_b, l->c->state.layer.value_dim, &w->g_b);
+}
+
+/* ---- vectors ------------------------------------------------------------------------------ */
+
+/* A run of the rank's channels in a convolution's tensor of `total`. */
+struct conv_run {
+    const char *base;
+    int64_t total, first, n;
+    float scale; // of the inputs, which the weights take
+};
+
+static int32_t conv_runs(const struct loader *l, struct conv_run out[3])
+{
+    const struct state_config *c = &l->c->state;
+    const struct state_layer *all = &c->layer;
+    const struct state_shard *s = &l->m->shard.state;
+    const struct state_names *names = l->c->names->state;
+    int64_t total = all->conv_width;
+    if (all->kind == STATE_CONV) {
+        out[0] = (struct conv_run){names->conv, total, s->first_channel, s->layer.conv_width, 1.0f};
+        return 1;
+    }
+    int64_t keys = (int64_t)all->n_key_heads * all->key_dim;
+    int64_t values = (int64_t)all->n_heads * all->value_dim;
+    int64_t key = (int64_t)s->first_key_head * all->key_dim;
+    int64_t value = (int64_t)s->first_head * all->value_dim;
+    if (names->conv_q) {
+        out[0] = (struct conv_run){names->conv_q, keys, key, s->k_at, 1.0f};
+        out[1] = (struct conv_run){names->conv_k, keys, key, s->k_at, 1.0f};
+        out[2] = (struct conv_run){names->conv_v, values, value, s->out_width, 1.0f};
+        return 3;
+    }
+    const bool values_first = all->kind == STATE_DECAY; // values, keys, queries
+    int64_t q = values_first ? values + keys : 0, k = values_first ? values : keys;
+    out[0] = (struct conv_run){names->conv, total, q + key, s->k_at, c->q_scale};
+    out[1] = (struct conv_run){names->conv, total, k + key, s->k_at, c->k_scale};
+    out[2] = (struct conv_run){names->conv, total, (values_first ? 0 : 2 * keys) + value,
+                               s->out_width, c->v_scale};
+    return 3;
+}
+
+/* [kernel, channels] of a tensor [channels, 1, kernel], from channel `at` on; and the biases. */
+static enum status read_conv(struct loader *l, int32_t layer, const struct conv_run *r,
+                             int64_t width, float *weights, float *biases)
+{
+    int64_t kernel = l->c->state.layer.conv_kernel;
+    char base[NAME_BYTES], name[NAME_BYTES];
+    struct weight_part p;
+    part_layer_name(r->base, layer, base);
+    snprintf(name, sizeof name, "%.240s.weight", base);
+    TRY(part_of(l, name, (int64_t[]){r->total, 1, kernel}, 3, &p));
+    const bool dummy = weight_part_is_dummy(&p);
+    for (int64_t c = 0; c < r->n; c++) {
+        for (int64_t i = 0; i < kernel; i++) {
+            float w = dummy ? 0.5f : weight_part_get(&p, r->first + c, i);
+            weights[i * width + c] = w * (r->scale > 0.0f ? r->scale : 1.0f);
+        }
+    }
+    if (!l->c->state.conv_bias) {
+        return OK;
+    }
+    snprintf(name, sizeof name, "%.240s.bias", base);
+    TRY(part_of(l, name, &r->total, 1, &p));
+    for (int64_t c = 0; c < r->n; c++) {
+        biases[c] = weight_part_get(&p, 0, r->first + c);
+    }
+    return OK;
+}
+
+static enum status load_conv(struct loader *l, int32_t layer, struct state_weights *w)
+{
+    const struct state_layer *g = &l->m->shard.state.layer;
+    int64_t kernel = g->conv_kernel, width = g->conv_width, at = 0;
+    float *weights = xcalloc((size_t)((kernel + 1) * width), sizeof *weights);
+    float *biases = weights + kernel * width;
+    struct conv_run runs[3];
+    int32_t n = conv_runs(l, runs);
+    enum status st = OK;
+    for (int32_t i = 0; i < n && st == OK; i++) {
+        st = read_conv(l, layer, &runs[i], width, weights + at, biases + at);
+        at += runs[i].n;
+    }
+    struct weight_part all = weight_part_plain(weights, DT_F32, 1, kernel * width, kernel * width);
+    struct weight_part bias = weight_part_plain(biases, DT_F32, 1, width, width);
+    st = st == OK ? part_open_vector(l, "the convolution", &all, &w->conv) : st;
+    if (st == OK && l->c->state.conv_bias) {
+        st = part_open_vector(l, "the convolution's bias", &bias, &w->conv_bias);
+    }
+    free(weights);
+    return st;
+}
+
+/* The rank's part of a vector with `size` numbers a head. */
+static enum status head_vector(struct loader *l, int32_t layer, const char *base, int64_t size,
+                               bool deep, const struct weight **out)
+{
+    const struct state_layer *all = &l->c->state.layer;
+    const struct state_shard *s = &l->m->shard.state;
+    char name[NAME_BYTES];
+    int64_t n = all->n_heads * size, dims[] = {1, 1, n, 1};
+    struct weight_part p;
+    part_layer_name(base, layer, name);
+    TRY(part_of(l, name, deep ? dims : &n, deep ? 4 : 1, &p));
+    if (!weight_part_is_dummy(&p)) {
+        p = weight_part_plain(p.codec.values.data, p.codec.values.dtype, 1, n, n);
+    } else {
+        p.n_rows = 1;
+        p.n_cols = n;
+        part_dummy_vector(l, &p, false);
+    }
+    p = weight_part_slice(p, 0, 1, s->first_head * size, s->layer.n_heads * size);
+    return part_open_vector(l, name, &p, out);
+}
+
+static enum status load_norm(struct loader *l, int32_t layer, struct state_weights *w)
+{
+    const struct state_config *c = &l->c->state;
+    char name[NAME_BYTES];
+    if (!c->normed) {
+        return OK;
+    }
+    if (c->norm_is_wide) {
+        char base[NAME_BYTES];
+        snprintf(base, sizeof base, "%.240s.weight", l->c->names->state->norm);
+        return head_vector(l, layer, base, c->layer.value_dim, false, &w->norm);
+    }
+    part_layer_name(l->c->names->state->norm, layer, name);
+    return part_vector(l, name, ".weight", c->norm_group, &w->norm);
+}
+
+static enum status load_out(struct loader *l, int32_t layer, struct state_weights *w)
+{
+    const struct state_shard *s = &l->m->shard.state;
+    char name[NAME_BYTES];
+    part_layer_name(l->c->names->state->out, layer, name);
+    int64_t width = s->o_width;
+    const bool conv = l->c->state.layer.kind == STATE_CONV;
+    struct stack st = {.pieces = {{name, l->c->hidden, 0, l->c->hidden}},
+                       .n = 1,
+                       .n_in = width * s->n_o * l->m->shard.n_ranks,
+                       .first_col = s->first_o * width,
+                       .n_cols = s->n_o * width,
+                       .bias = l->c->state.out_bias,
+                       .k_segments = part_segments(l, conv ? width : s->n_o)};
+    return part_linear(l, &st, l->options->dtype, &w->out);
+}
+
+enum status load_recurrent(struct loader *l, int32_t layer, struct layer_weights *lw)
+{
+    const struct state_layer *g = &l->c->state.layer;
+    const struct state_names *names = l->c->names->state;
+    struct state_weights *w = &lw->state;
+    if (l->c->layers[layer].state < 0) {
+        return OK;
+    }
+    TRY(load_in(l, layer, w));
+    TRY(load_conv(l, layer, w));
+    if (g->kind == STATE_CONV) {
+        return load_out(l, layer, w);
+    }
+    int64_t decays = g->per_channel ? g->key_dim : 1;
+    TRY(head_vector(l, layer, names->a_log, 1, names->a_log_is_deep, &w->a_log));
+    TRY(head_vector(l, layer, names->dt_bias, decays, false, &w->dt_bias));
+    if (names->skip) {
+        TRY(head_vector(l, layer, names->skip, 1, false, &w->skip));
+    }
+    TRY(load_norm(l, layer, w));
+    return load_out(l, layer, w);
+}

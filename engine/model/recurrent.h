@@ -1,0 +1,58 @@
+/* Recurrent layers: what a config says of them, their tensors' names, and what of them a rank holds.
+ * All layers with a state of a model are alike. For engine/model alone.
+ * Thread: plain data, constant once it is filled in. */
+#ifndef SLUICE_ENGINE_MODEL_RECURRENT_H
+#define SLUICE_ENGINE_MODEL_RECURRENT_H
+
+#include "engine/device/ops.h"
+
+struct state_config {
+    struct state_layer layer; // of all ranks together
+    bool conv_bias, conv_silu, in_bias, out_bias;
+    float q_scale, k_scale, v_scale; // of the convolution's channels, before it; 0: none
+    float decay_scale, gate_scale;   // of what decays and gates are made of; 0: none
+    float decay_bound, dt_min, dt_max; // see recurrence_args
+    int32_t low_rank;       // decays and gates come through products of this rank; 0: straight
+    enum gate_act gate;     // of the heads' outputs
+    bool normed, gate_first; // with an RMS norm, behind the gate or before it
+    int32_t norm_group;     // values of one such norm
+    bool norm_is_wide;      // its weights are of all groups, not common to them
+    float norm_eps;
+};
+
+/* Names behind "model.layers.N.", without ".weight" where that follows. One of the forms of the
+ * product that the layer begins with:
+ *   in (STATE_DECAY)   z, values, keys, queries, strengths
+ *   in (STATE_CONV)    gate before, gate behind, values
+ *   qkvz, ba           by key head: q, k, its v, its z; its b, its a
+ *   qkv, z, b, a       each in order
+ *   q, k, v, b         each in order, with f and g, or f_a, f_b, g_a, g_b of low_rank */
+struct state_names {
+    const char *in, *qkvz, *ba, *qkv, *q, *k, *v, *z, *b, *a;
+    const char *f, *g, *f_a, *f_b, *g_a, *g_b;
+    const char *conv, *conv_q, *conv_k, *conv_v; // one convolution, or three
+    const char *a_log, *dt_bias, *skip, *norm, *out;
+    bool a_log_is_deep; // [1, 1, heads, 1]
+};
+
+struct state_weights {
+    const struct weight *in, *f_b, *g_b, *conv, *conv_bias, *a_log, *dt_bias, *skip, *norm, *out;
+};
+
+/* A rank's heads, and where in a row of its first product what begins. Channels of the convolution
+ * are queries, keys, values; of STATE_CONV values alone. */
+struct state_shard {
+    struct state_layer layer;
+    int32_t first_head, first_key_head, first_channel;
+    int32_t first_o, n_o, o_width; // heads that its output product takes, and their width
+    int32_t q_at, k_at, v_at;
+    int32_t gate_at, in_gate_at, beta_at, decay_at, low_at; // -1: not there
+    int32_t width, out_width;
+};
+
+struct model_config;
+/* False: the ranks do not divide it. */
+bool state_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
+                    struct state_shard *out);
+
+#endif

@@ -1,0 +1,87 @@
+/* A recurrent layer's part of the forward pass: T rows, of this rank's heads. */
+#include "engine/model/model.h"
+
+static struct tensor part_of_row(struct tensor t, int32_t at)
+{
+    t.mem = dmem_at(t.mem, (size_t)at * dtype_bytes(t.dtype));
+    return t;
+}
+
+static float scale_or_one(float scale)
+{
+    return scale != 0.0f ? scale : 1.0f;
+}
+
+static enum status convolve(struct model *m, int32_t layer, struct tensor out, int32_t n_rows)
+{
+    const struct state_shard *s = &m->shard.state;
+    const struct state_weights *w = &m->layers[layer].state;
+    struct short_conv_args a = {
+        .x = m->mix, .out = out, .weight = w->conv, .bias = w->conv_bias, .n_rows = n_rows,
+        .layer = m->config->layers[layer].state, .width = s->layer.conv_width,
+        .kernel = s->layer.conv_kernel, .silu = m->config->state.conv_silu};
+    return m->be->ops->short_conv(m->be, &a);
+}
+
+/* A convolution between two gates: [T, C] each. */
+static enum status gated_conv(struct model *m, int32_t layer, int32_t n_rows, bool stores)
+{
+    const struct state_shard *s = &m->shard.state;
+    struct gate_args a = {.x = m->mix, .out = m->mix, .gate = part_of_row(m->mix, s->in_gate_at),
+                          .n_rows = n_rows, .width = s->out_width, .group = s->out_width,
+                          .act = m->config->state.gate, .scale = 1.0f};
+    TRY(m->be->ops->gate(m->be, &a));
+    TRY(convolve(m, layer, m->attn, n_rows));
+    a.x = a.out = m->attn;
+    a.gate = part_of_row(m->mix, s->gate_at);
+    return stores ? OK : m->be->ops->gate(m->be, &a);
+}
+
+static enum status low_product(struct model *m, const struct weight *w, int32_t at, struct tensor y,
+                               int32_t n_rows)
+{
+    struct linear_args a = {.weight = w, .x = part_of_row(m->mix, m->shard.state.low_at + at),
+                            .y = y, .n_rows = n_rows};
+    return m->be->ops->linear(m->be, &a);
+}
+
+enum status recurrent_forward(struct model *m, int32_t layer, struct tensor in, int32_t n_rows,
+                              bool stores)
+{
+    const struct backend_ops *ops = m->be->ops;
+    const struct state_config *c = &m->config->state;
+    const struct state_shard *s = &m->shard.state;
+    const struct state_weights *w = &m->layers[layer].state;
+    struct linear_args first = {.weight = w->in, .x = in, .y = m->mix, .n_rows = n_rows};
+    TRY(ops->linear(m->be, &first)); // [T, D] -> [T, channels, gates, decays, strengths]
+    if (s->layer.kind == STATE_CONV) {
+        return gated_conv(m, layer, n_rows, stores);
+    }
+    struct tensor decay = m->mix_decay, gates = m->mix_gate;
+    if (c->low_rank > 0) {
+        TRY(low_product(m, w->f_b, 0, decay, n_rows));
+        TRY(low_product(m, w->g_b, c->low_rank, gates, n_rows));
+    } else {
+        decay = part_of_row(m->mix, s->decay_at);
+        gates = part_of_row(m->mix, s->gate_at);
+    }
+    TRY(convolve(m, layer, m->mix_conv, n_rows));
+    struct recurrence_args a = {
+        .x = m->mix_conv, .q_at = s->q_at, .k_at = s->k_at, .v_at = s->v_at, .decay = decay,
+        .out = m->attn, .a_log = w->a_log, .dt_bias = w->dt_bias, .skip = w->skip,
+        .n_rows = n_rows, .layer = m->config->layers[layer].state,
+        .decay_scale = scale_or_one(c->decay_scale), .decay_bound = c->decay_bound,
+        .dt_min = c->dt_min, .dt_max = c->dt_max};
+    if (s->beta_at >= 0) {
+        a.beta = part_of_row(m->mix, s->beta_at);
+    }
+    TRY(ops->recurrence(m->be, &a)); // [T, H, v]
+    if (stores) {
+        return OK;
+    }
+    struct gate_args gate = {
+        .x = m->attn, .out = m->attn, .gate = gates, .norm = w->norm, .n_rows = n_rows,
+        .width = s->out_width, .group = c->norm_group, .act = c->gate,
+        .gate_first = c->gate_first, .scale = scale_or_one(c->gate_scale), .eps = c->norm_eps};
+    return ops->gate(m->be, &gate);
+}

@@ -1,0 +1,144 @@
+#include "engine/schedule/states.h"
+
+#include "engine/base/assert.h"
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+
+void states_init(struct states *s, int32_t n, int32_t n_blocks)
+{
+    *s = (struct states){.n = n, .n_free = n};
+    s->slots = xcalloc((size_t)n, sizeof *s->slots);
+    s->free_slots = xcalloc((size_t)n, sizeof *s->free_slots);
+    for (int32_t i = 0; i < n; i++) {
+        s->slots[i].block = -1;
+        s->free_slots[i] = n - 1 - i;
+    }
+    s->of_block = xcalloc((size_t)(n > 0 ? n_blocks : 0), sizeof *s->of_block);
+    for (int32_t i = 0; n > 0 && i < n_blocks; i++) {
+        s->of_block[i] = -1;
+    }
+}
+
+void states_deinit(struct states *s)
+{
+    free(s->slots);
+    free(s->free_slots);
+    free(s->of_block);
+    *s = (struct states){0};
+}
+
+/* ---- what one is worth -------------------------------------------------------------------- */
+
+/* Chosen: tokens saved are known, the chance is a guess. One that was used is like one that was taken
+ * for a better reason; what lay idle while as many others came as there are slots counts half. */
+static double worth(const struct states *s, const struct snapshot *x)
+{
+    static const double chance[N_STATE_REASONS] = {1, 4, 16, 64};
+    enum { USE = 4 };
+    int32_t from = x->above >= 0 ? s->slots[x->above].pos : 0;
+    double age = (double)(s->clock - x->last_use);
+    return (x->pos - from) * (chance[x->reason] + USE * x->n_uses) / (s->n + age);
+}
+
+/* Of the slots that nobody holds the one worth least, if that is less than `than`. -1: none. */
+static int32_t least(const struct states *s, double than)
+{
+    int32_t slot = -1;
+    for (int32_t i = 0; i < s->n; i++) {
+        if (s->slots[i].block >= 0 && s->slots[i].holds == 0 && worth(s, &s->slots[i]) < than) {
+            slot = i;
+            than = worth(s, &s->slots[i]);
+        }
+    }
+    return slot;
+}
+
+/* ---- slots -------------------------------------------------------------------------------- */
+
+static void detach(struct states *s, int32_t slot)
+{
+    struct snapshot *x = &s->slots[slot];
+    s->of_block[x->block] = -1;
+    x->block = -1;
+    for (int32_t i = 0; i < s->n; i++) { // who lay behind it lies behind the one before
+        if (s->slots[i].block >= 0 && s->slots[i].above == slot) {
+            s->slots[i].above = x->above;
+        }
+    }
+    if (x->holds == 0) {
+        s->free_slots[s->n_free++] = slot;
+    }
+}
+
+int32_t states_take(struct states *s, int32_t block, int32_t pos, int32_t above,
+                    enum state_reason reason)
+{
+    ASSERT(s->of_block[block] < 0 && (above < 0 || s->slots[above].block >= 0));
+    struct snapshot x = {.block = block, .pos = pos, .above = above, .holds = 1,
+                         .last_use = ++s->clock, .reason = (uint8_t)reason};
+    if (s->n_free == 0) {
+        int32_t other = least(s, worth(s, &x));
+        if (other < 0) {
+            return -1;
+        }
+        x.above = x.above == other ? s->slots[other].above : x.above;
+        detach(s, other);
+    }
+    int32_t slot = s->free_slots[--s->n_free];
+    s->slots[slot] = x;
+    s->of_block[block] = slot;
+    return slot;
+}
+
+void states_hold(struct states *s, int32_t slot)
+{
+    s->slots[slot].holds++;
+}
+
+void states_release(struct states *s, int32_t slot)
+{
+    struct snapshot *x = &s->slots[slot];
+    ASSERT(x->holds > 0);
+    if (--x->holds == 0 && x->block < 0) {
+        s->free_slots[s->n_free++] = slot;
+    }
+}
+
+void states_use(struct states *s, int32_t slot)
+{
+    struct snapshot *x = &s->slots[slot];
+    x->n_uses++;
+    x->last_use = ++s->clock;
+    if (x->reason == STATE_PAUSE) { // it has come back
+        x->reason = STATE_END;
+    }
+}
+
+void states_lies_behind(struct states *s, int32_t slot, int32_t above)
+{
+    ASSERT(above < 0 || s->slots[above].pos < s->slots[slot].pos);
+    s->slots[slot].above = above;
+}
+
+void states_forget(struct states *s, int32_t block)
+{
+    if (states_at(s, block) >= 0) {
+        detach(s, s->of_block[block]);
+    }
+}
+
+void states_check(const struct states *s, int32_t n_blocks)
+{
+    int32_t taken = 0;
+    for (int32_t i = 0; i < s->n; i++) {
+        const struct snapshot *x = &s->slots[i];
+        taken += x->block >= 0 || x->holds > 0;
+        ASSERT(x->holds >= 0 && (x->block < 0 || s->of_block[x->block] == i));
+        ASSERT(x->block < 0 || x->above < 0 || s->slots[x->above].block >= 0);
+    }
+    ASSERT(taken + s->n_free == s->n);
+    for (int32_t b = 0; s->n > 0 && b < n_blocks; b++) {
+        ASSERT(s->of_block[b] < 0 || s->slots[s->of_block[b]].block == b);
+    }
+}
