@@ -61,8 +61,11 @@ static void find_kept(struct bed *b, int32_t n_sets)
                 keep_block(b, set, i);
             }
         }
-        for (int32_t i = 0; i < s->holdings.n_pending_copies; i++) { // taken by the next step
-            keep_block(b, set, s->holdings.pending_copies[i].from);
+        for (int32_t i = 0; i < s->holdings.n_pending_forks; i++) { // taken by the next step
+            const struct pending_fork *f = &s->holdings.pending_forks[i];
+            if (f->has_copy) {
+                keep_block(b, set, f->copy.from);
+            }
         }
     }
     for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {
