@@ -109,7 +109,7 @@ static void count_hits(struct scheduler *s, struct sequence *seq, int32_t n_agai
     s->prefix_again += n_again;
     if (seq->sample == 0) {
         seq->request->n_cached = seq->n_computed;
-        seq->request->n_recomputed = n_again;
+        seq->request->n_recomputed = s->limits.state_block > 0 ? n_again : -1;
     }
 }
 

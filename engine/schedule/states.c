@@ -30,15 +30,36 @@ void states_deinit(struct states *s)
 
 /* ---- what one is worth -------------------------------------------------------------------- */
 
-/* Chosen: tokens saved are known, the chance is a guess. One that was used is like one that was taken
- * for a better reason; what lay idle while as many others came as there are slots counts half. */
+enum {
+    TRUST = 16,     // chosen: snapshots that weigh as much as what was believed before
+    MEMORY = 1024,  // chosen: of so many the half is forgotten
+    LEAST_AGE = 64, // chosen: what comes and goes before idleness says anything
+};
+
+/* The share of those taken for a reason that are of use. */
+static double chance_of(const struct states *s, int32_t reason)
+{
+    static const double before[N_STATE_REASONS] = {1.0 / 16, 1.0 / 4, 1, 4};
+    return ((double)s->n_used[reason] + TRUST * before[reason]) /
+           ((double)s->n_taken[reason] + TRUST);
+}
+
+static void count(struct states *s, int32_t reason, bool used)
+{
+    if (used) {
+        s->n_used[reason]++;
+    } else if (++s->n_taken[reason] > MEMORY) {
+        s->n_taken[reason] /= 2;
+        s->n_used[reason] /= 2;
+    }
+}
+
+/* Tokens, by the chance that somebody comes for them in the time of one snapshot. */
 static double worth(const struct states *s, const struct snapshot *x)
 {
-    static const double chance[N_STATE_REASONS] = {1, 4, 16, 64};
-    enum { USE = 4 };
     int32_t from = x->above >= 0 ? s->slots[x->above].pos : 0;
     double age = (double)(s->clock - x->last_use);
-    return (x->pos - from) * (chance[x->reason] + USE * x->n_uses) / (s->n + age);
+    return (x->pos - from) * (chance_of(s, x->reason) + x->n_uses) / (s->n + LEAST_AGE + age);
 }
 
 /* Of the slots that nobody holds the one worth least, if that is less than `than`. -1: none. */
@@ -88,6 +109,7 @@ int32_t states_take(struct states *s, int32_t block, int32_t pos, int32_t above,
     int32_t slot = s->free_slots[--s->n_free];
     s->slots[slot] = x;
     s->of_block[block] = slot;
+    count(s, x.reason, false);
     return slot;
 }
 
@@ -108,10 +130,14 @@ void states_release(struct states *s, int32_t slot)
 void states_use(struct states *s, int32_t slot)
 {
     struct snapshot *x = &s->slots[slot];
-    x->n_uses++;
+    if (x->n_uses == 0) {
+        count(s, x->reason, true);
+    }
     x->last_use = ++s->clock;
     if (x->reason == STATE_PAUSE) { // it has come back
         x->reason = STATE_END;
+    } else {
+        x->n_uses++;
     }
 }
 

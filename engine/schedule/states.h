@@ -2,8 +2,8 @@
  * which one makes room for another. Slots and numbers, no memory.
  *
  * A snapshot saves those who come to its block the tokens between it and the one before it on the way
- * there. How often that will be is guessed by why it was taken, by how often it was of use, and by how
- * long ago: the least product goes first.
+ * there. How often that will be is told by how often it was of use, by what became of others that were
+ * taken for the same reason, and by how long ago: the least product goes first.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_STATES_H
 #define SLUICE_ENGINE_SCHEDULE_STATES_H
@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Why a snapshot was taken, the likelier to be used the later. */
+/* Why a snapshot was taken; before anything is learnt, the likelier to be used the later. */
 enum state_reason {
     STATE_STEP,   // one of those that lie every so many tokens
     STATE_END,    // of a prompt, or of a sequence: others may go on from there
@@ -36,6 +36,7 @@ struct states {
     int32_t *free_slots;
     int32_t *of_block; // [n_blocks]: slot, or -1
     uint64_t clock;    // of snapshots taken and used
+    float n_taken[N_STATE_REASONS], n_used[N_STATE_REASONS]; // used: once or more
 };
 
 void states_init(struct states *s, int32_t n, int32_t n_blocks);

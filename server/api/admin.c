@@ -172,6 +172,10 @@ void api_get_server_info(struct http_request *req, void *arg)
     buf_put_json(&b, a->config_text, strlen(a->config_text));
     if (a->ready) {
         const struct engine_info *i = a->calls.model.info;
+        if (i->state_bytes > 0) {
+            buf_printf(&b, ",\"state_bytes\":%zu,\"num_snapshots\":%d", i->state_bytes,
+                       i->n_snapshots);
+        }
         buf_printf(&b, ",\"model_type\":\"%s\",\"device\":", i->model_type);
         buf_put_json(&b, i->device, strlen(i->device));
         buf_printf(&b, ",\"vocab\":%d,\"hidden\":%d,\"max_model_len\":%d,\"block_size\":%d,"

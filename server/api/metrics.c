@@ -197,6 +197,15 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
            (double)(e->prompt_tokens - e->prefix_hits));
     sample(b, s, "vllm:prompt_tokens_by_source_total", "source=\"local_cache_hit\"",
            (double)e->prefix_hits);
+    if (s->info->state_bytes > 0) {
+        one(b, s, "sluice_prefix_cache_recomputed_total", "counter",
+            "Tokens found in the cache, but for the recurrent state behind them.",
+            (double)e->prefix_recomputed);
+        one(b, s, "sluice_state_snapshots", "gauge", "Snapshots of recurrent state that there can be.",
+            s->info->n_snapshots);
+        one(b, s, "sluice_state_snapshots_used", "gauge", "Those that there are.",
+            e->n_snapshots_taken);
+    }
     static const char *const absent[] = {
         "vllm:external_prefix_cache_queries_total", "vllm:external_prefix_cache_hits_total",
         "vllm:mm_cache_queries_total", "vllm:mm_cache_hits_total"};

@@ -9,11 +9,14 @@
 
 struct call_usage call_usage_of(const struct call *c)
 {
-    struct call_usage u = {0};
+    struct call_usage u = {.recomputed = -1};
     for (size_t i = 0; i < c->n_requests; i++) {
         const struct engine_request *r = &c->requests[i];
         u.prompt += r->n_prompt;
         u.cached += r->n_cached;
+        if (r->n_recomputed >= 0) {
+            u.recomputed = (u.recomputed > 0 ? u.recomputed : 0) + r->n_recomputed;
+        }
         u.accepted += r->n_accepted; // before the drafts: see engine.h
         u.drafts += r->n_drafts;
     }
@@ -27,6 +30,14 @@ struct call_usage call_usage_of(const struct call *c)
     return u;
 }
 
+void call_put_recomputed(struct buf *b, const struct call_usage *u)
+{
+    if (u->recomputed >= 0) {
+        buf_puts(b, ",\"recomputed_tokens\":");
+        buf_put_int(b, u->recomputed);
+    }
+}
+
 void call_put_usage(struct buf *b, const struct call *c)
 {
     struct call_usage u = call_usage_of(c);
@@ -38,6 +49,7 @@ void call_put_usage(struct buf *b, const struct call *c)
     buf_put_int(b, u.prompt + u.completion);
     buf_puts(b, ",\"prompt_tokens_details\":{\"cached_tokens\":");
     buf_put_int(b, u.cached);
+    call_put_recomputed(b, &u);
     buf_puts(b, ",\"audio_tokens\":0},\"completion_tokens_details\":{\"reasoning_tokens\":");
     buf_put_int(b, u.reasoning);
     // Predictions are the drafts of speculative decoding.

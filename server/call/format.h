@@ -40,8 +40,11 @@ extern const struct call_format call_chat_format, call_completion_format, call_r
 
 struct call_usage {
     int64_t prompt, cached, completion, reasoning, drafts, accepted;
+    int64_t recomputed; // of models with recurrent state; else -1
 };
 struct call_usage call_usage_of(const struct call *c);
+/* ,"recomputed_tokens":N of a model with recurrent state; else nothing. */
+void call_put_recomputed(struct buf *b, const struct call_usage *u);
 /* ,"usage":{...} */
 void call_put_usage(struct buf *b, const struct call *c);
 /* How many characters a token adds to the text that the client sees. */

@@ -92,8 +92,12 @@ static void put_usage(struct buf *out, const struct call *c)
     buf_printf(out,
                "\"usage\": {\"prompt_tokens\": %d, \"completion_tokens\": %d, "
                "\"cached_tokens\": %d, \"preemptions\": %d, \"draft_tokens\": %d, "
-               "\"accepted_draft_tokens\": %d}}\n",
+               "\"accepted_draft_tokens\": %d",
                r->n_prompt, n_generated, r->n_cached, n_preemptions, r->n_drafts, r->n_accepted);
+    if (r->n_recomputed >= 0) {
+        buf_printf(out, ", \"recomputed_tokens\": %d", r->n_recomputed);
+    }
+    buf_puts(out, "}}\n");
 }
 
 static void end(struct call *c)

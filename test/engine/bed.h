@@ -8,7 +8,7 @@
 #include "test/check.h"
 #include "test/engine/fake_backend.h"
 
-enum { VOCAB = 384, MAX_REQUESTS = 80, MAX_PROMPT = 2100, MAX_OUT = 128 };
+enum { VOCAB = 384, MAX_REQUESTS = 80, MAX_PROMPT = 2400, MAX_OUT = 128 };
 
 struct test_request {
     struct engine_request r;

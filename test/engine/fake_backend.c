@@ -172,9 +172,9 @@ static enum status fake_kv_open(struct backend *be, int32_t set, const struct kv
 static enum status fake_state_bytes(struct backend *be, const struct state_set_desc *desc,
                                     struct state_sizes *out)
 {
-    (void)be;
+    size_t lane = fake_of(be)->control->lane_bytes;
     (void)desc;
-    *out = (struct state_sizes){64, 32};
+    *out = (struct state_sizes){lane > 0 ? lane : 64, 32};
     return OK;
 }
 
@@ -357,14 +357,13 @@ static enum status fake_recurrence(struct backend *be, const struct recurrence_a
 {
     struct fake *f = fake_of(be);
     const struct fake_history history = {history_token, f};
-    if (a->layer > 0) {
-        return OK;
-    }
     for (int32_t i = 0; i < f->pass->n_rows; i++) {
         const struct pass_row *r = &f->pass->rows[i];
         f->row_token[i] = r->token >= 0 ? r->token : *history_at(f, r->lane, r->slot_pos);
     }
-    fake_state_rows(f->state, f->pass, f->row_token, &history, f->state_hash);
+    if (a->layer == 0) {
+        fake_state_rows(f->state, f->pass, f->row_token, &history, f->state_hash);
+    }
     return OK;
 }
 
@@ -372,11 +371,9 @@ static enum status fake_recurrence(struct backend *be, const struct recurrence_a
 static uint64_t hash_of_row(struct fake *f, int32_t row)
 {
     uint64_t h = f->row_hash[row];
-    if (!f->state || f->pass->kv_set > 0) {
-        return h;
-    }
-    f->control->n_wrong += h != f->state_hash[row];
-    return h ^ (h ^ f->state_hash[row]) * 31;
+    uint64_t other = f->state && f->pass->kv_set == 0 ? f->state_hash[row] : h;
+    f->control->n_wrong += h != other;
+    return h ^ (h ^ other) * 31;
 }
 
 /* Every new row's key is stored before any row reads: also across sequences, as on a device. */

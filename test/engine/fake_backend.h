@@ -24,6 +24,7 @@ struct fake_control {
     bool garbage;    // draft models propose children without sense
     int32_t n_wrong; // reads of slots that hold something else
     int64_t n_state_copies, n_keeps; // of states
+    size_t lane_bytes; // of a lane's state; 0: few
     int32_t lose_copy; // so many-th copy of states is not made, for once; 0: none
 };
 

@@ -1,6 +1,7 @@
 /* The engine with the fake backend: thousands of seeded runs of random requests, cancels, stops,
- * deadlines, forgotten caches, tiny pools, small steps and faults. Every right answer is known in
- * advance; the books are checked after each turn. SIM_RUNS and SIM_SEED choose how many and where to
+ * deadlines, forgotten caches, tiny pools, small steps and faults, half of them of a model with
+ * recurrent state and few snapshots of it. Every right answer is known in advance; the books are
+ * checked after each turn. SIM_RUNS and SIM_SEED choose how many and where to
  * begin. */
 #include "engine/base/rng.h"
 #include "engine/engine_state.h"
@@ -31,6 +32,11 @@ struct sim {
     const struct sequence *head; // the first in order, and for how long it has not moved
     int32_t head_known, head_computed, head_turns;
 };
+
+/* What happened with states in all runs: they mean something only if all of it did. */
+static struct {
+    int64_t copies, keeps, hits, again, preemptions;
+} saw;
 
 static uint32_t draw(struct sim *s, uint32_t below)
 {
@@ -295,6 +301,14 @@ static void run_once(uint64_t seed, bool faults)
         CHECK(!late || s.requests[i].late_turn >= 0);
         check_request(&s.requests[i], failed || late);
     }
+    if (s.e->states.block > 0) {
+        const struct scheduler *sch = &s.e->scheduler;
+        saw.copies += s.control.n_state_copies;
+        saw.keeps += s.control.n_keeps;
+        saw.hits += sch->prefix_hits;
+        saw.again += sch->prefix_again;
+        saw.preemptions += sch->n_preemptions;
+    }
     CHECK(failed || s.e->scheduler.n_running + s.e->scheduler.n_waiting == 0);
     engine_stop_all(s.e);
     engine_drain(s.e, on_event, &s);
@@ -313,6 +327,8 @@ static void run_many(bool faults)
             return;
         }
     }
+    CHECK(n < 400 || (saw.copies > 0 && saw.keeps > 0 && saw.hits > 0 && saw.again > 0 &&
+                      saw.preemptions > 0));
 }
 
 TEST(every_request_ends_once_and_right)

@@ -9,7 +9,8 @@ enum { ROWS = 12, OUT = 6, LANES = 4, BLOCKS = 20, VOCAB = 50, DRAFTS = 3 };
 static const struct scheduler_limits limits = {
     .max_rows = ROWS, .max_out = OUT, .max_draws = OUT + LANES, .max_lanes = LANES,
     .max_sequences = 8, .max_len = 64, .n_blocks = BLOCKS, .block_tokens = 4,
-    .max_blocks_per_lane = 17};
+    .max_blocks_per_lane = 17,
+    .state_block = 8, .state_ahead = 3, .n_snapshots = 5, .state_interval = 8};
 static const struct step_sizes chain = {&limits, VOCAB, 1, DRAFTS, 2, false},
                                tree = {&limits, VOCAB, 1, DRAFTS, 2, true};
 static struct tree_moves sent_moves, moves;
@@ -62,7 +63,12 @@ static void fill(struct step *st)
     st->lanes[1] = (struct lane_update){.lane = 3, .n_blocks = 1, .blocks = blocks};
     st->n_copies = 1;
     st->copies[0] = (struct block_copy){4, 5};
-    st->pass = (struct pass){.n_rows = 3, .rows = st->rows, .n_seqs = 2, .seqs = st->seqs,
+    st->n_state_copies = 3;
+    st->state_copies[0] = (struct state_copy){1, LANES + 4, 16};
+    st->state_copies[1] = (struct state_copy){1, 3, 13};
+    st->state_copies[2] = (struct state_copy){LANES, 1, 8};
+    st->keeps[0] = (struct state_keep){3, 8, LANES + 1};
+    st->pass = (struct pass){.n_keeps = 1, .keeps = st->keeps, .n_rows = 3, .rows = st->rows, .n_seqs = 2, .seqs = st->seqs,
                              .n_groups = 1, .groups = st->groups, .n_out = 2,
                              .out_rows = st->out_rows, .n_draws = 1, .draws = st->draws,
                              .n_pool = 1, .pool = st->pools, .tree_mask = mask,
@@ -117,6 +123,9 @@ TEST(a_step_arrives_as_it_was_sent)
     CHECK_EQ(got.pass.n_masks, 2);
     CHECK_EQ(got.pass.masks[3], 0x80000000u);
     CHECK_EQ(got.draws[0].mask, 2);
+    CHECK_EQ(got.n_state_copies, 3);
+    CHECK(got.state_copies[1].to == 3 && got.state_copies[1].pos == 13);
+    CHECK(got.pass.n_keeps == 1 && got.pass.keeps[0].slot == LANES + 1);
     CHECK_EQ(got.draft[0].draws[0].more, 3);
     CHECK_EQ(got.draft[0].draws[0].more_slot, 5);
     CHECK(got.seqs[1].tree && !got.seqs[0].tree);
@@ -203,6 +212,22 @@ static void check_pass(const struct pass *p, int32_t max_rows, int32_t max_out, 
     }
 }
 
+static void check_states(const struct step *st)
+{
+    const int32_t n_slots = LANES + limits.n_snapshots;
+    CHECK(st->n_state_copies <= max_state_copies(&limits) && st->pass.n_keeps <= max_keeps(&limits));
+    for (int32_t i = 0; i < st->n_state_copies; i++) {
+        const struct state_copy *c = &st->state_copies[i];
+        CHECK(c->from >= 0 && c->from < n_slots && c->to >= 0 && c->to < n_slots && c->pos > 0);
+        CHECK(c->from < LANES || (c->to < LANES && c->pos % limits.state_block == 0));
+    }
+    for (int32_t i = 0; i < st->pass.n_keeps; i++) {
+        const struct state_keep *k = &st->pass.keeps[i];
+        CHECK(k->lane >= 0 && k->lane < LANES && k->slot >= LANES && k->slot < n_slots);
+        CHECK(k->pos > 0 && k->pos % limits.state_block == 0);
+    }
+}
+
 TEST(any_word_changed_is_refused_or_within_bounds)
 {
     struct step sent, got;
@@ -224,6 +249,7 @@ TEST(any_word_changed_is_refused_or_within_bounds)
                 for (int32_t i = 0; i < got.n_draft_passes; i++) {
                     check_pass(&got.draft[i].pass, i == 0 ? ROWS : LANES, LANES, LANES);
                 }
+                check_states(&got);
                 for (int32_t i = 0; i < got.n_lanes; i++) {
                     const struct lane_update *u = &got.lanes[i];
                     CHECK(u->lane < LANES && u->first_block + u->n_blocks <= 17);

@@ -21,11 +21,11 @@ struct bed {
 static const int32_t prompt[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
 
 /* Sequences 0 .. LANES - 1 wait, each with the first n_prompt tokens. */
-static void open_bed(struct bed *b, int32_t n_prompt)
+static void open_with(struct bed *b, const struct scheduler_limits *l, int32_t n_prompt)
 {
     memset(b, 0, sizeof *b);
-    holdings_init(&b->h, &limits);
-    plan_init(&b->p, &limits);
+    holdings_init(&b->h, l);
+    plan_init(&b->p, l);
     b->order.prev = b->order.next = &b->order;
     for (int32_t i = 0; i < LANES; i++) {
         b->requests[i] = (struct engine_request){.prompt = prompt, .n_prompt = n_prompt, .n = 1};
@@ -36,6 +36,11 @@ static void open_bed(struct bed *b, int32_t n_prompt)
         b->order.prev->next = &b->seqs[i];
         b->order.prev = &b->seqs[i];
     }
+}
+
+static void open_bed(struct bed *b, int32_t n_prompt)
+{
+    open_with(b, &limits, n_prompt);
 }
 
 static void close_bed(struct bed *b)
@@ -182,6 +187,143 @@ TEST(a_shared_block_gets_draft_kv_from_one_alone)
     holdings_draft_fed(&b.h, &b.seqs[0], 14);
     CHECK_EQ(holdings_draft_rows(&b.h, &b.seqs[1], 14), 2);
     CHECK_EQ(b.seqs[1].draft_computed, 12);
+    close_bed(&b);
+}
+
+/* ---- recurrent state ---------------------------------------------------------------------- */
+
+/* Boundaries every 4 tokens, wanted every 8. */
+static struct scheduler_limits with_state(int32_t n_snapshots)
+{
+    struct scheduler_limits l = limits;
+    l.state_block = B;
+    l.state_interval = 2 * B;
+    l.n_snapshots = n_snapshots;
+    return l;
+}
+
+/* Rows [first, end) of a sequence are planned and submitted. */
+static void compute(struct bed *b, int32_t i, int32_t first, int32_t end)
+{
+    plan_clear(&b->p);
+    b->p.entries[b->p.n_entries++] =
+        (struct plan_entry){.seq = &b->seqs[i], .first = first, .n_rows = end - first};
+    b->seqs[i].n_computed = end;
+    holdings_tell_copies(&b->h, &b->p);
+    holdings_publish(&b->h, &b->p);
+}
+
+static bool copies(const struct plan *p, int32_t i, int32_t from, int32_t to, int32_t pos)
+{
+    const struct state_copy *c = &p->state_copies[i];
+    return i < p->n_state_copies && c->from == from && c->to == to && c->pos == pos;
+}
+
+TEST(states_that_rows_pass_are_kept_and_the_last_is_copied_a_plan_later)
+{
+    struct bed b;
+    const struct scheduler_limits l = with_state(8);
+    open_with(&b, &l, 14);
+    begin(&b, 0);
+    compute(&b, 0, 0, 14);
+    REQUIRE(b.p.n_keeps == 1); // 8: wanted; 12: the prompt's last, which the lane still has
+    CHECK(b.p.keeps[0].lane == b.seqs[0].lane && b.p.keeps[0].pos == 8);
+    CHECK_EQ(b.p.n_state_copies, 0);
+    plan_clear(&b.p);
+    holdings_tell_copies(&b.h, &b.p);
+    holdings_publish(&b.h, &b.p);
+    struct cached_front front = begin(&b, 1);
+    CHECK_EQ(front.n_matched, 3);
+    CHECK_EQ(front.n_blocks, 3);
+    CHECK_EQ(b.p.n_state_copies, 1);
+    int32_t slot = LANES + front.snapshot;
+    CHECK(copies(&b.p, 0, b.seqs[0].lane, slot, 12));
+    holdings_tell_copies(&b.h, &b.p);
+    CHECK(copies(&b.p, 1, slot, b.seqs[1].lane, 12));
+    close_bed(&b);
+}
+
+TEST(copies_out_of_lanes_come_before_copies_into_them)
+{
+    struct bed b;
+    const struct scheduler_limits l = with_state(8);
+    open_with(&b, &l, 14);
+    begin(&b, 0);
+    compute(&b, 0, 0, 14);
+    compute(&b, 0, 14, 14);
+    holdings_fork(&b.h, &b.p, &b.seqs[1], &b.seqs[0]);
+    int32_t lane = b.seqs[0].lane, other = b.seqs[1].lane;
+    b.seqs[0].n_known = b.seqs[0].n_computed = 12;
+    holdings_forget_idle(&b.h);
+    struct states *s = &b.h.states.snapshots; // as if what the prompt left had been given up
+    states_forget(s, holdings_blocks(&b.h, &b.seqs[0])[2]);
+    holdings_settle(&b.h, &b.seqs[0], 12, STATE_END);
+    holdings_leave(&b.h, &b.seqs[0]);
+    plan_clear(&b.p);
+    begin(&b, 2); // takes the lane that has just been left
+    CHECK_EQ(b.seqs[2].lane, lane);
+    holdings_tell_copies(&b.h, &b.p);
+    REQUIRE(b.p.n_state_copies == 3);
+    CHECK(copies(&b.p, 0, lane, b.p.state_copies[0].to, 12));
+    CHECK(copies(&b.p, 1, lane, other, 14));
+    CHECK(copies(&b.p, 2, b.p.state_copies[0].to, lane, 12));
+    close_bed(&b);
+}
+
+TEST(a_record_that_rows_have_passed_is_not_copied)
+{
+    struct bed b;
+    const struct scheduler_limits l = with_state(8);
+    open_with(&b, &l, 14);
+    begin(&b, 0);
+    b.seqs[0].n_computed = 16; // one row beyond the known ones has ended the block
+    holdings_settle(&b.h, &b.seqs[0], 14, STATE_END);
+    holdings_tell_copies(&b.h, &b.p);
+    CHECK_EQ(b.p.n_state_copies, 0);
+    b.seqs[0].n_computed = 15;
+    holdings_settle(&b.h, &b.seqs[0], 14, STATE_END);
+    holdings_tell_copies(&b.h, &b.p);
+    CHECK_EQ(b.p.n_state_copies, 1);
+    close_bed(&b);
+}
+
+TEST(blocks_without_their_state_are_computed_again_where_they_are)
+{
+    struct bed b;
+    const struct scheduler_limits l = with_state(1);
+    open_with(&b, &l, 14);
+    begin(&b, 0);
+    compute(&b, 0, 0, 14);
+    compute(&b, 0, 14, 14);
+    int32_t blocks[4];
+    memcpy(blocks, holdings_blocks(&b.h, &b.seqs[0]), sizeof blocks);
+    holdings_leave(&b.h, &b.seqs[0]);
+    states_forget(&b.h.states.snapshots, blocks[1]); // behind 8 tokens, the only one
+    struct cached_front front = begin(&b, 1);
+    CHECK_EQ(front.n_blocks, 0);
+    CHECK_EQ(front.n_matched, 3);
+    CHECK_MEM(holdings_blocks(&b.h, &b.seqs[1]), blocks, 3 * sizeof *blocks);
+    CHECK_EQ(holdings_find(&b.h, &b.seqs[2]).producer, 1); // others wait for it
+    b.seqs[1].n_computed = 6; // the second block is half done: it is not what it was
+    holdings_leave(&b.h, &b.seqs[1]);
+    CHECK_EQ(holdings_find(&b.h, &b.seqs[2]).n_matched, 0); // nor was the first published
+    close_bed(&b);
+}
+
+TEST(who_leaves_before_a_row_leaves_blocks_as_they_were)
+{
+    struct bed b;
+    const struct scheduler_limits l = with_state(1);
+    open_with(&b, &l, 14);
+    begin(&b, 0);
+    compute(&b, 0, 0, 14);
+    compute(&b, 0, 14, 14);
+    int32_t second = holdings_blocks(&b.h, &b.seqs[0])[1];
+    holdings_leave(&b.h, &b.seqs[0]);
+    states_forget(&b.h.states.snapshots, second);
+    begin(&b, 1);
+    holdings_leave(&b.h, &b.seqs[1]);
+    CHECK_EQ(holdings_find(&b.h, &b.seqs[2]).n_matched, 3);
     close_bed(&b);
 }
 
