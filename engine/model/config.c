@@ -372,9 +372,9 @@ static enum status open_family(const struct json *root, struct json *config,
     type = type ? type : json_get_string(root, "model_type");
     const struct family *family = type ? family_find(type) : NULL;
     if (!family) {
-        char known[512];
+        char known[320]; // the message has more to say
         family_list(known, sizeof known);
-        return err_set(err, ERR_UNSUPPORTED, "config.json: the model_type '%s' is not one of %s",
+        return err_set(err, ERR_UNSUPPORTED, "config.json: the model_type '%.64s' is not one of %s",
                        type ? type : "(missing)", known);
     }
     TRY(model_keys_check(root, err));

@@ -142,7 +142,8 @@ struct family {
  * then it is not called behind the family. */
 enum status model_layer_types(const struct json *j, struct model_config *c, struct err *err);
 const struct family *family_find(const char *model_type);
-void family_list(char *out, size_t n_bytes); // their model_types, for messages
+/* Their model_types, for messages: as many as there is room for. */
+void family_list(char *out, size_t n_bytes);
 
 /* How a tensor of all experts lies, unless it is quantised, which is [E, out, in]. E experts, D
  * hidden, F the experts' width. */
