@@ -113,10 +113,9 @@ static bool is_state(const char *type)
 }
 
 /* layer_types is authoritative where it is present. */
-enum status model_layer_types(const struct json *j, struct model_config *c, struct err *err)
+static enum status read_layer_types(const struct json *j, struct model_config *c, struct err *err)
 {
     const struct json *types = json_get(j, "layer_types");
-    c->layer_types_read = true;
     if (!json_is(types, JSON_ARRAY)) {
         return OK;
     }
@@ -372,9 +371,9 @@ static enum status open_family(const struct json *root, struct json *config,
     type = type ? type : json_get_string(root, "model_type");
     const struct family *family = type ? family_find(type) : NULL;
     if (!family) {
-        char known[512];
+        char known[320]; // the message has more to say
         family_list(known, sizeof known);
-        return err_set(err, ERR_UNSUPPORTED, "config.json: the model_type '%s' is not one of %s",
+        return err_set(err, ERR_UNSUPPORTED, "config.json: the model_type '%.64s' is not one of %s",
                        type ? type : "(missing)", known);
     }
     TRY(model_keys_check(root, err));
@@ -416,7 +415,8 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     if (json_get_bool(j, "norms_plus_one", false)) {
         c->norm_offset = 0.0f;
     }
-    TRY(c->layer_types_read ? OK : model_layer_types(j, c, err));
+    TRY(read_layer_types(j, c, err));
+    TRY(c->read_layers ? c->read_layers(j, c, err) : OK);
     size_layers(c);
     number_layers(c);
     read_tied(root, c);

@@ -58,7 +58,8 @@ struct model_config {
     int32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, max_pos;
     int32_t n_draft_layers; // that a checkpoint has behind its last layer, for drafts: not loaded
     struct layer_config layers[MAX_LAYERS];
-    bool layer_types_read;
+    /* While it is read: the family's, behind layer_types, for what follows from them; or NULL. */
+    enum status (*read_layers)(const struct json *j, struct model_config *c, struct err *err);
     int32_t n_kv_layers, n_state_layers;
     int32_t last_store; // the last layer that has keys and values, or a state, of its own
     bool tied, untied; // untied: config.json says that the head is a matrix of its own
@@ -133,16 +134,14 @@ struct family {
     const char *defaults;
     /* Sets what differs from plain Llama. `j` is the (text) config. Read before it: the dimensions
      * (hidden to max_pos), dtype, rms_norm_eps, the activation; Llama's scales and one rope are
-     * set, all else is 0, and no layer has a state. Read after it: layer_types (over layers[]), tie_word_embeddings
-     * (over tied), and the ropes, from n_ropes, partial_rotary, rope_dim and
-     * rope[0].desc.interleaved. */
+     * set, all else is 0, and no layer has a state. Read after it: layer_types (over layers[]), what
+     * read_layers makes of them, tie_word_embeddings (over tied), and the ropes, from n_ropes,
+     * partial_rotary, rope_dim and rope[0].desc.interleaved. */
     enum status (*read)(const struct json *j, struct model_config *c, struct err *err);
 };
-/* layer_types, over layers[].window. A family that goes on from the layers' kinds calls it itself;
- * then it is not called behind the family. */
-enum status model_layer_types(const struct json *j, struct model_config *c, struct err *err);
 const struct family *family_find(const char *model_type);
-void family_list(char *out, size_t n_bytes); // their model_types, for messages
+/* Their model_types, for messages: as many as there is room for. */
+void family_list(char *out, size_t n_bytes);
 
 /* How a tensor of all experts lies, unless it is quantised, which is [E, out, in]. E experts, D
  * hidden, F the experts' width. */

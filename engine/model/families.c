@@ -26,11 +26,17 @@ const struct family *family_find(const char *model_type)
 
 void family_list(char *out, size_t n_bytes)
 {
+    static const char rest[] = ", ...";
     size_t n = 0;
+    out[0] = '\0';
     for (size_t t = 0; t < N_TABLES; t++) {
-        for (size_t i = 0; i < tables[t]->n && n < n_bytes; i++) {
-            n += (size_t)snprintf(out + n, n_bytes - n, "%s%s", n > 0 ? ", " : "",
-                                  tables[t]->rows[i].model_type);
+        for (size_t i = 0; i < tables[t]->n; i++) {
+            const char *name = tables[t]->rows[i].model_type;
+            if (n + strlen(name) + 2 + sizeof rest > n_bytes) {
+                snprintf(out + n, n_bytes - n, "%s", rest);
+                return;
+            }
+            n += (size_t)snprintf(out + n, n_bytes - n, "%s%s", n > 0 ? ", " : "", name);
         }
     }
 }

@@ -185,18 +185,9 @@ static enum status gemma4_experts(const struct json *j, struct model_config *c, 
     return family_set_experts(&said, c, err);
 }
 
-static enum status read_gemma4(const struct json *j, struct model_config *c, struct err *err)
+static enum status read_gemma4_layers(const struct json *j, struct model_config *c, struct err *err)
 {
     const int64_t input = json_get_int(j, "hidden_size_per_layer_input", 0);
-    TRY(read_gemma(j, c, err));
-    c->norm_offset = 0.0f;
-    c->attn_scale = 1.0f;
-    c->attn_softcap = 0.0f;
-    c->qk_norm = QK_NORM_HEAD;
-    c->v_norm = c->scaled_layers = true;
-    c->n_ropes = 2;
-    family_window_but_every(j, 6, c);
-    TRY(model_layer_types(j, c, err));
     c->layers[c->n_layers - 1].window = 0; // whatever layer_types says
     TRY(gemma4_sizes(j, c, err));
     TRY(gemma4_sharing(j, c, err));
@@ -206,6 +197,20 @@ static enum status read_gemma4(const struct json *j, struct model_config *c, str
                        "config.json: vocab_size_per_layer_input must be vocab_size");
     }
     c->layer_input = (int32_t)input;
+    return OK;
+}
+
+static enum status read_gemma4(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_gemma(j, c, err));
+    c->norm_offset = 0.0f;
+    c->attn_scale = 1.0f;
+    c->attn_softcap = 0.0f;
+    c->qk_norm = QK_NORM_HEAD;
+    c->v_norm = c->scaled_layers = true;
+    c->n_ropes = 2;
+    family_window_but_every(j, 6, c);
+    c->read_layers = read_gemma4_layers;
     return OK;
 }
 

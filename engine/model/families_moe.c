@@ -192,7 +192,7 @@ static enum status read_hy_v3(const struct json *j, struct model_config *c, stru
 {
     TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
     TRY(family_shared_experts(j, "num_shared_experts", c, err));
-    TRY(family_dense_layers(j, 1, c, err));
+    TRY(family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 1), c, err));
     TRY(family_routing_v3(j, c, err));
     c->renormalise = true;
     c->routed_scale = (float)json_get_number(j, "router_scaling_factor", 1.0);

@@ -156,19 +156,6 @@ enum status model_open_ropes(struct model *m, struct err *err)
     return OK;
 }
 
-struct layer_share model_layer_share(const struct model_config *c, const struct model_shard *s,
-                                     int32_t layer)
-{
-    const struct layer_config *l = &c->layers[layer];
-    const int32_t n = l->n_kv_heads, n_ranks = s->n_ranks;
-    struct layer_share out = {.ffn = l->ffn / n_ranks, .n_kv_heads = n};
-    if (c->qk_norm != QK_NORM_WIDTH) { // else every rank has all heads
-        out.n_kv_heads = n < n_ranks ? 1 : n / n_ranks;
-        out.first_kv_head = n < n_ranks ? s->rank / (n_ranks / n) : s->rank * (n / n_ranks);
-    }
-    return out;
-}
-
 static bool layer_divides(const struct model_config *c, int32_t layer, int32_t n_ranks)
 {
     const struct layer_config *l = &c->layers[layer];

@@ -44,8 +44,18 @@ struct layer_share {
     int32_t n_kv_heads, first_kv_head; // of heads that the layer has: also where it stores none
     int32_t ffn;
 };
-struct layer_share model_layer_share(const struct model_config *c, const struct model_shard *s,
-                                     int32_t layer);
+static inline struct layer_share model_layer_share(const struct model_config *c,
+                                                   const struct model_shard *s, int32_t layer)
+{
+    const struct layer_config *l = &c->layers[layer];
+    const int32_t n = l->n_kv_heads, n_ranks = s->n_ranks;
+    struct layer_share out = {.ffn = l->ffn / n_ranks, .n_kv_heads = n};
+    if (c->qk_norm != QK_NORM_WIDTH) { // else every rank has all heads
+        out.n_kv_heads = n < n_ranks ? 1 : n / n_ranks;
+        out.first_kv_head = n < n_ranks ? s->rank / (n_ranks / n) : s->rank * (n / n_ranks);
+    }
+    return out;
+}
 
 struct model {
     const struct model_config *config;
