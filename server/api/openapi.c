@@ -20,6 +20,14 @@ static const struct about {
 } abouts[] = {
     {"POST", "/v1/chat/completions", "An answer to a conversation.", "ChatRequest", ANSWER_EVENTS,
      false},
+    {"POST", "/chat/completions", "The same as /v1/chat/completions.", "ChatRequest",
+     ANSWER_EVENTS, false},
+    {"POST", "/completions", "The same as /v1/completions.", "CompletionRequest", ANSWER_EVENTS,
+     false},
+    {"POST", "/embeddings", "The same as /v1/embeddings.", "EmbeddingRequest", ANSWER_JSON, false},
+    {"POST", "/invocations", "A request of any of these kinds, told by its members.",
+     "AnyRequest", ANSWER_EVENTS, false},
+    {"GET", "/models", "The same as /v1/models.", NULL, ANSWER_JSON, true},
     {"POST", "/v1/completions", "The continuation of a prompt.", "CompletionRequest",
      ANSWER_EVENTS, false},
     {"POST", "/v1/responses", "An answer to input items.", "ResponseRequest", ANSWER_EVENTS, false},
@@ -430,6 +438,9 @@ static void put_components(struct buf *b, const struct config *config)
                 "'type':{'const':'error'},'error':{'type':'object','required':['type','message'],"
                 "'properties':{'type':{'type':'string'},'message':{'type':'string'}}},"
                 "'request_id':{'type':['string','null']}}},"
+                "'AnyRequest':{'anyOf':[{'$ref':'#/components/schemas/ChatRequest'},"
+                "{'$ref':'#/components/schemas/CompletionRequest'},"
+                "{'$ref':'#/components/schemas/EmbeddingRequest'}]},"
                 "'TokenizeRequest':{'anyOf':[{'$ref':'#/components/schemas/TokenizeText'},"
                 "{'$ref':'#/components/schemas/TokenizeMessages'}]}");
     for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {

@@ -18,27 +18,12 @@ static bool is_host(const char *host, size_t n, const char *known)
     return strlen(known) == n && strncasecmp(host, known, n) == 0;
 }
 
-static bool ends_with(const char *host, size_t n, const char *end)
-{
-    size_t m = strlen(end);
-    return n > m && strncasecmp(host + n - m, end, m) == 0;
-}
-
-/* As names: no other machine can have one of them. */
-static bool is_loopback(const char *host)
-{
-    size_t n = host_bytes(host);
-    bool v4 = strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == n;
-    return v4 || is_host(host, n, "localhost") || is_host(host, n, "[::1]") ||
-           ends_with(host, n, ".localhost");
-}
-
 static bool listens_on_loopback(const struct api *a)
 {
     const char *address;
     bool some = false;
     for (size_t i = 0; (address = http_server_address(a->http, i)) != NULL; i++) {
-        if (!is_loopback(address)) {
+        if (!http_is_loopback(address)) {
             return false;
         }
         some = true;
@@ -49,7 +34,7 @@ static bool listens_on_loopback(const struct api *a)
 static bool host_is_good(const struct api *a, const char *host)
 {
     const struct string_list *allowed = &a->config->allowed_hosts;
-    if (!host || is_loopback(host)) { // HTTP/1.0 may have none, and no browser speaks it
+    if (!host || http_is_loopback(host)) { // HTTP/1.0 may have none, and no browser speaks it
         return true;
     }
     for (size_t i = 0; i < allowed->n; i++) {

@@ -14,6 +14,7 @@ CALL(responses_input_tokens, API_RESPONSES_INPUT_TOKENS)
 CALL(messages, API_MESSAGES)
 CALL(count_tokens, API_COUNT_TOKENS)
 CALL(embeddings, API_EMBEDDINGS)
+CALL(invocations, API_INVOCATIONS)
 CALL(tokenize, API_TOKENIZE)
 CALL(detokenize, API_DETOKENIZE)
 
@@ -22,7 +23,9 @@ CALL(detokenize, API_DETOKENIZE)
 
 const struct http_route api_routes[] = {
     INFER("/v1/chat/completions", chat),
+    INFER("/chat/completions", chat),
     INFER("/v1/completions", completions),
+    INFER("/completions", completions),
     INFER("/v1/responses", responses),
     INFER("/v1/responses/input_tokens", responses_input_tokens),
     {"GET", "/v1/responses/{id}/input_items", api_response_items, SCOPE_INFERENCE, 0, 0},
@@ -32,6 +35,8 @@ const struct http_route api_routes[] = {
     INFER("/v1/messages", messages),
     INFER("/v1/messages/count_tokens", count_tokens),
     INFER("/v1/embeddings", embeddings),
+    INFER("/embeddings", embeddings),
+    INFER("/invocations", invocations),
     {"POST", "/v1/files", api_files_create, SCOPE_INFERENCE, API_MAX_FORM_BYTES, 0},
     {"GET", "/v1/files", api_files_list, SCOPE_INFERENCE, 0, 0},
     {"GET", "/v1/files/{id}/content", api_file_content, SCOPE_INFERENCE, 0, 0},
@@ -43,6 +48,7 @@ const struct http_route api_routes[] = {
     {"GET", "/v1/batches/{id}", api_batch_get, SCOPE_INFERENCE, 0, 0},
     {"GET", "/v1/models", api_models, SCOPE_INFERENCE, 0, HTTP_ROUTE_ALWAYS | HTTP_ROUTE_QUIET},
     {"GET", "/v1/models/{id}", api_model_one, SCOPE_INFERENCE, 0, HTTP_ROUTE_QUIET},
+    {"GET", "/models", api_models, SCOPE_INFERENCE, 0, HTTP_ROUTE_ALWAYS | HTTP_ROUTE_QUIET},
     INFER("/tokenize", tokenize),
     INFER("/v1/tokenize", tokenize),
     INFER("/detokenize", detokenize),

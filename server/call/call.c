@@ -24,6 +24,7 @@ static const struct call_format *const formats[N_API_KINDS] = {
     [API_COUNT_TOKENS] = &call_count_format,
     [API_TOKENIZE] = &call_tokens_format,
     [API_DETOKENIZE] = &call_text_format,
+    [API_INVOCATIONS] = &call_chat_format, // until its kind is known
 };
 
 /* ---- the end ---------------------------------------------------------------------------------- */
@@ -313,6 +314,9 @@ static void on_prepared(void *arg)
 {
     struct call *c = arg;
     c->preparing = false;
+    if (c->format == formats[API_INVOCATIONS]) { // the body may have said another kind
+        c->format = formats[c->request.kind];
+    }
     if (c->gone) {
         give_back(c);
         return;

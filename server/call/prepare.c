@@ -31,12 +31,37 @@ static const struct kind {
                       .may_fill = true},
 };
 
+/* A body that may be of several kinds is of the first whose own member it has. */
+static bool choose_kind(struct api_request *r)
+{
+    static const struct {
+        const char *key;
+        enum api_kind kind;
+    } signs[] = {
+        {"messages", API_CHAT},
+        {"prompt", API_COMPLETIONS},
+        {"input", API_EMBEDDINGS},
+    };
+    for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
+        if (body_has(&r->body, signs[i].key)) {
+            r->kind = signs[i].kind;
+            return true;
+        }
+    }
+    return api_missing(&r->error, signs[0].key);
+}
+
 static bool read_body(struct api_request *r)
 {
-    const struct kind *kind = &kinds[r->kind];
     if (!body_open(&r->body, r->text, r->n_bytes, &r->arena, &r->error)) {
         return false;
     }
+    if (r->kind == API_INVOCATIONS && !choose_kind(r)) {
+        return false;
+    }
+    const struct kind *kind = &kinds[r->kind];
+    r->generates = kind->generates;
+    r->pools = kind->pools;
     r->form = 1u << r->kind;
     request_begin(r);
     if (kind->begin) {
@@ -240,13 +265,14 @@ static bool fit(struct api_request *r, struct api_prompt *p)
 
 void prepare_request(struct api_request *r)
 {
-    const struct kind *kind = &kinds[r->kind];
-    r->generates = kind->generates;
-    r->pools = kind->pools;
     r->pooling = r->model->pooling;
     arena_init(&r->arena, ARENA_MAX_BYTES);
     ids_init(&r->ids, 16 << 20);
-    if (!read_body(r) || (!kind->text && !kind->messages)) {
+    if (!read_body(r)) {
+        return;
+    }
+    const struct kind *kind = &kinds[r->kind];
+    if (!kind->text && !kind->messages) {
         return;
     }
     if (!(r->messages ? render(r) : tokenise(r))) {

@@ -24,6 +24,7 @@ enum api_kind {
     API_TOKENIZE,
     API_DETOKENIZE,
     API_GENERATE, // a line of `sluice generate`
+    API_INVOCATIONS, // SageMaker's: becomes the kind whose members the body has
     N_API_KINDS,
 };
 

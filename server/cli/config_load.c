@@ -2,6 +2,7 @@
 
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/words.h"
 #include "server/cli/config_source.h"
 #include "server/cli/config_value.h"
 
@@ -81,7 +82,7 @@ static bool is_origin(const char *text)
 {
     const char *host = strstr(text, "://");
     bool plain = host && host > text && host[3] && !strpbrk(host + 3, "/ ,");
-    return plain || strcmp(text, "*") == 0 || strcmp(text, "null") == 0;
+    return plain || words_find("*|null|loopback", text) >= 0;
 }
 
 static enum status check(const struct config *c, struct err *err)

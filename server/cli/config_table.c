@@ -174,7 +174,9 @@ const struct option_row option_rows[] = {
     {ROW("cache-salt-by-key", OPTION_BOOL, cache_salt_by_key, "false",
          "keys share no cached prompts: none learns by cached_tokens or time what another sent")},
     {ROW("open-metrics", OPTION_BOOL, open_metrics, "false", "/metrics needs no key")},
-    {ROW("allowed-origins", OPTION_LIST, allowed_origins, NULL, "CORS origins, or *")},
+    {ROW("allowed-origins", OPTION_LIST, allowed_origins, NULL,
+         "CORS: origins, *, or loopback (pages of this machine), which is what there is without it; "
+         "the last two for inference alone")},
     {ROW("allowed-hosts", OPTION_LIST, allowed_hosts, NULL,
          "names under which a server on a loopback without keys is asked, beside the loopback's "
          "own; *: any")},

@@ -77,7 +77,10 @@ struct http_options {
     const char *tls_cert;  // PEM files; both set: TCP listeners speak TLS (Unix sockets do not)
     const char *tls_key;
     bool tls13_only;       // else TLS 1.2 too, and nothing older
-    const char *cors_origins; // NULL: off; "*" or a list "https://a,https://b"
+    /* Origins whose pages may read answers: a list "https://a,https://b", for all routes, and "*" and
+     * "loopback" (pages of this machine) for those of cors_scope. NULL: none. */
+    const char *cors_origins;
+    unsigned cors_scope; // routes with one of its bits; 0: all routes
     const char *root_path;    // NULL or "/prefix" that is taken off every path
 
     /* Limits. 0 stands for the default in brackets. */
@@ -194,6 +197,8 @@ const char *http_param(const struct http_request *req);    // what {id} took, de
 const char *http_header(const struct http_request *req, const char *name);
 /* False: a browser sends it for a page that cors_origins does not allow to. Likewise. */
 bool http_origin_is_good(const struct http_request *req);
+/* Whether a name, with or without a port, is this machine's alone: localhost, 127.*, [::1]. */
+bool http_is_loopback(const char *host);
 /* A query parameter, decoded; NULL if absent, "" if it has no value. */
 const char *http_query(const struct http_request *req, const char *name);
 const char *http_peer(const struct http_request *req);       // "192.0.2.1:5555", "unix"

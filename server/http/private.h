@@ -272,6 +272,8 @@ int http_guard(struct http_request *req, const char *method, const char *version
 
 /* route.c */
 const struct http_route *http_route_find(struct http_request *req, struct buf *allow);
+/* That of another method, or any that the path has; NULL: no such path. */
+const struct http_route *http_route_of_path(struct http_request *req, const char *method);
 bool http_split_uri(struct http_request *req, const char *raw);
 
 /* reply.c */

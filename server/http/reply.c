@@ -14,24 +14,59 @@ static void add(struct MHD_Response *r, const char *name, const char *value)
     }
 }
 
+static bool is_word(const char *word, const char *p, size_t n)
+{
+    return strlen(word) == n && strncasecmp(p, word, n) == 0;
+}
+
+static bool ends_with(const char *host, size_t n, const char *end)
+{
+    size_t m = strlen(end);
+    return n > m && strncasecmp(host + n - m, end, m) == 0;
+}
+
+bool http_is_loopback(const char *host)
+{
+    size_t n = host[0] == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":");
+    bool v4 = strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == n;
+    return v4 || is_word("localhost", host, n) || is_word("[::1]", host, n) ||
+           ends_with(host, n, ".localhost");
+}
+
+/* A page of this machine: "http://localhost:3000". */
+static bool is_loopback_page(const char *origin)
+{
+    const char *host = strstr(origin, "://");
+    return host && !strpbrk(host + 3, "/@ ") && http_is_loopback(host + 3);
+}
+
+/* Whether pages in general may read answers of this route, or only those that are named. */
+static bool is_for_pages(const struct http_request *req)
+{
+    unsigned scope = req->server->options.cors_scope;
+    return scope == 0 || (req->route && (req->route->scope & scope) != 0);
+}
+
 /* "https://a" in "https://a,https://b", or "*". */
 static const char *allowed_origin(const struct http_request *req)
 {
     const char *list = req->server->cors_origins;
-    if (!list || !req->origin) {
+    if (!list || !req->origin || !*req->origin) {
         return NULL;
     }
-    size_t n = strlen(req->origin);
     for (const char *p = list; *p;) {
         p += strspn(p, ", ");
-        size_t n_item = strcspn(p, ", ");
-        if (n_item == 1 && *p == '*') {
-            return "*";
-        }
-        if (n_item == n && n > 0 && strncasecmp(p, req->origin, n) == 0) {
+        size_t n = strcspn(p, ", ");
+        if (n > 0 && is_word(req->origin, p, n)) {
             return req->origin;
         }
-        p += n_item;
+        if (is_word("*", p, n) && is_for_pages(req)) {
+            return "*";
+        }
+        if (is_word("loopback", p, n) && is_for_pages(req) && is_loopback_page(req->origin)) {
+            return req->origin;
+        }
+        p += n;
     }
     return NULL;
 }
@@ -191,15 +226,22 @@ void http_refusef(struct http_request *req, int status, const char *code, const 
 bool http_cors_preflight(struct http_request *req)
 {
     const char *wanted = http_header(req, "Access-Control-Request-Method");
-    if (!req->server->cors_origins || strcmp(req->method, "OPTIONS") != 0 || !wanted ||
-        !allowed_origin(req)) {
+    if (!req->server->cors_origins || strcmp(req->method, "OPTIONS") != 0 || !wanted) {
         return false;
     }
+    req->route = http_route_of_path(req, wanted);
+    if (!req->route) {
+        return false;
+    }
+    if (!allowed_origin(req)) { // an answer without leave, by which the browser knows
+        http_reply(req, 200, NULL, "", 0);
+        return true;
+    }
     const char *headers = http_header(req, "Access-Control-Request-Headers");
-    http_reply_header(req, "Access-Control-Allow-Methods", "GET, HEAD, POST, DELETE, OPTIONS");
+    http_reply_header(req, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
     http_reply_header(req, "Access-Control-Allow-Headers",
                       headers ? headers : "authorization, content-type");
     http_reply_header(req, "Access-Control-Max-Age", "86400");
-    http_reply(req, 204, NULL, "", 0);
+    http_reply(req, 200, NULL, "", 0);
     return true;
 }

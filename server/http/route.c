@@ -167,6 +167,26 @@ const struct http_route *http_route_find(struct http_request *req, struct buf *a
     return NULL;
 }
 
+const struct http_route *http_route_of_path(struct http_request *req, const char *method)
+{
+    size_t n_path = strlen(req->path);
+    while (n_path > 1 && req->path[n_path - 1] == '/') {
+        n_path--;
+    }
+    const struct http_route *any = NULL;
+    for (const struct http_route *r = req->server->options.routes; r && r->method; r++) {
+        const char *id = NULL;
+        size_t n_id = 0;
+        if (matches(r->path, req->path, n_path, &id, &n_id)) {
+            any = any ? any : r;
+            if (strcmp(r->method, method) == 0) {
+                return r;
+            }
+        }
+    }
+    return any;
+}
+
 const char *http_query(const struct http_request *req, const char *name)
 {
     for (const char *p = req->query; p && p < req->query_end;) {
