@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const grammar_kind_names[GRAMMAR_N_KINDS] = {"schema", "regex", "gbnf", "lark"};
+const char *const grammar_kind_names[GRAMMAR_N_KINDS] = {"schema", "regex", "gbnf", "lark", "tags"};
 
 struct grammar {
     struct exprs x;
@@ -33,8 +33,9 @@ static struct grammar_limits with_defaults(const struct grammar_limits *given,
     if (given) {
         l = *given;
     }
-    size_t text = kind == GRAMMAR_SCHEMA ? 1 << 20 : 256 << 10;
-    int depth = kind == GRAMMAR_SCHEMA ? 128 : 200;
+    bool json = kind == GRAMMAR_SCHEMA || kind == GRAMMAR_TAGS;
+    size_t text = json ? 1 << 20 : 256 << 10;
+    int depth = json ? 128 : 200;
     l.max_text_bytes = l.max_text_bytes ? l.max_text_bytes : text;
     l.max_depth = l.max_depth ? l.max_depth : depth;
     l.max_repeat = l.max_repeat ? l.max_repeat : 1000000;
@@ -61,6 +62,7 @@ static enum status parse(struct compile *c, uint32_t *start)
         [GRAMMAR_REGEX] = parse_regex,
         [GRAMMAR_GBNF] = gbnf_parse,
         [GRAMMAR_LARK] = lark_parse,
+        [GRAMMAR_TAGS] = tags_parse,
     };
     const struct grammar_source *s = c->source;
     if ((unsigned)s->kind >= GRAMMAR_N_KINDS) {
@@ -87,7 +89,12 @@ enum status grammar_compile(const struct grammar_source *source,
     *out = NULL;
     g->limits = with_defaults(limits, source->kind);
     exprs_init(&g->x, g->limits.max_compile_bytes, g->limits.max_compile_work);
-    struct compile c = {&g->x, &g->rules, source, &g->limits, err};
+    struct compile c = {.x = &g->x,
+                        .rules = &g->rules,
+                        .source = source,
+                        .limits = &g->limits,
+                        .vocab = vocab,
+                        .err = err};
     enum status st = parse(&c, &g->start);
     if (st != OK && g->x.failed) {
         st = err_set(err, ERR_LIMIT, "the %s is too large or too complex",
@@ -275,7 +282,8 @@ const struct grammar_vocab *grammar_vocabulary(const struct grammar *g)
 
 const char *grammar_token_bytes(const struct grammar_vocab *v, int32_t id, size_t *n_bytes)
 {
-    bool known = id >= 0 && id < v->n_ids && v->text_n[id] > 0;
+    bool known = id >= 0 && id < v->n_ids && v->text_n[id] > 0 &&
+                 (uint8_t)v->text[v->text_at[id]] != VOCAB_MARK;
     *n_bytes = known ? v->text_n[id] : 0;
     return known ? v->text + v->text_at[id] : NULL;
 }

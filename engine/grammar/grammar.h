@@ -1,10 +1,10 @@
 /* Grammars that a text has to follow: a JSON schema, a regular expression, a context-free grammar
- * (GBNF, Lark), and which tokens may come next.
+ * (GBNF, Lark), tags that hold these between free text; and which tokens may come next.
  *
  * A text is a string of bytes; how it was cut into tokens does not matter. A token is allowed after
  * a text if and only if the text with the token's bytes behind it is the beginning of some text of
- * the language. Special tokens stand for no bytes: they are never allowed, but for the end ids of
- * the vocabulary, which are allowed exactly where the text may end.
+ * the language. Special tokens stand for no bytes: they are allowed where a grammar of tags names
+ * them, and the end ids of the vocabulary exactly where the text may end.
  *
  * A state is a small value, and a function of the bytes so far: copy it, keep it beside each draft,
  * drop it. Nothing is ever undone. States live in tables inside the grammar, which are bounded:
@@ -30,14 +30,17 @@
 struct grammar_vocab;
 
 /* Of a tokenizer, for ids below n_ids (the model's logits may be more than the tokenizer's ids).
- * Added tokens that are not special count as their text. */
+ * Added tokens that are not special count as their text; special ones have names, by which a
+ * grammar of tags asks for them. */
 enum status grammar_vocab_open(const struct tokenizer *tok, int32_t n_ids, const int32_t *end_ids,
                                size_t n_end_ids, struct grammar_vocab **out, struct err *err);
 
-/* The same from a list; a token without bytes is never allowed. The bytes are copied. */
+/* The same from a list; a token without bytes is never allowed, nor is one with the byte 0xff,
+ * which no text has. The bytes are copied. */
 struct grammar_token {
     const char *bytes;
     size_t n_bytes;
+    bool special; // the bytes are its name
 };
 enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids,
                                const int32_t *end_ids, size_t n_end_ids, struct grammar_vocab **out,
@@ -46,8 +49,15 @@ void grammar_vocab_free(struct grammar_vocab *v); // accepts NULL; after the gra
 
 /* ---- compiling ---- */
 
-enum grammar_kind { GRAMMAR_SCHEMA, GRAMMAR_REGEX, GRAMMAR_GBNF, GRAMMAR_LARK, GRAMMAR_N_KINDS };
-extern const char *const grammar_kind_names[GRAMMAR_N_KINDS]; // "schema", "regex", "gbnf", "lark"
+enum grammar_kind {
+    GRAMMAR_SCHEMA,
+    GRAMMAR_REGEX,
+    GRAMMAR_GBNF,
+    GRAMMAR_LARK,
+    GRAMMAR_TAGS, // JSON: free text and the others together (README.md)
+    GRAMMAR_N_KINDS,
+};
+extern const char *const grammar_kind_names[GRAMMAR_N_KINDS]; // "schema", "regex" and so on
 
 struct grammar_source {
     enum grammar_kind kind;

@@ -37,6 +37,20 @@ static bool counts(const struct expr_object *o)
     return o->min > 0 || o->max != EXPR_INF;
 }
 
+/* Whether nothing more has to come. */
+static bool is_over(const struct exprs *x, const struct expr_object *o, uint32_t next,
+                    uint32_t pairs)
+{
+    if (!expr_is(x, o->close, XF_NULLABLE) || !expr_is(x, o->space, XF_NULLABLE) ||
+        pairs < o->min) {
+        return false;
+    }
+    while (next < o->n && !o->v[next].required) {
+        next++;
+    }
+    return next == o->n;
+}
+
 /* Pairs so far, as far as it matters. */
 static uint32_t node(struct exprs *x, enum expr_kind kind, uint32_t object, uint32_t next,
                      uint32_t pairs, uint32_t at)
@@ -45,8 +59,9 @@ static uint32_t node(struct exprs *x, enum expr_kind kind, uint32_t object, uint
     if (!counts(o) && pairs > 1) {
         pairs = 1;
     }
+    bool over = kind == X_OBJECT && is_over(x, o, next, pairs);
     return expr_make(x, (struct expr){.kind = (uint8_t)kind,
-                                      .flags = XF_CALLS | XF_TEXT,
+                                      .flags = XF_CALLS | XF_TEXT | (over ? XF_NULLABLE : 0),
                                       .a = object,
                                       .b = next,
                                       .c = pairs,
@@ -57,8 +72,7 @@ uint32_t object_start(struct exprs *x, struct expr_object *o)
 {
     GROW(x->objects, x->n_objects, x->cap_objects);
     x->objects[x->n_objects++] = o;
-    byte_set_add(&x->own_class, '"');
-    byte_set_add(&x->own_class, '}');
+    byte_set_add(&x->own_class, o->name_end);
     return node(x, X_OBJECT, x->n_objects - 1, 0, 0, 0);
 }
 
@@ -88,11 +102,17 @@ static uint32_t trie_step(struct exprs *x, struct expr_object *o, uint32_t at, u
     return c;
 }
 
-/* The bytes of a name as a JSON string has them, with the closing quote. */
-static size_t name_bytes(struct exprs *x, const struct expr_property *p, uint8_t *out)
+/* The bytes of a name as they are written, and the one behind it. */
+static size_t name_bytes(struct exprs *x, const struct expr_object *o,
+                         const struct expr_property *p, uint8_t *out)
 {
-    uint32_t e = text_literal(x, p->name, p->n_name);
     size_t n = 0;
+    if (o->bare) {
+        memcpy(out, p->name, p->n_name);
+        out[p->n_name] = o->name_end;
+        return p->n_name + 1;
+    }
+    uint32_t e = text_literal(x, p->name, p->n_name);
     while (!x->failed && e != EXPR_EMPTY) {
         uint32_t first = x->v[e].kind == X_SEQ ? x->v[e].a : e;
         const struct byte_set *set = &x->sets[x->v[first].a];
@@ -103,7 +123,7 @@ static size_t name_bytes(struct exprs *x, const struct expr_property *p, uint8_t
         out[n++] = (uint8_t)b;
         e = x->v[e].kind == X_SEQ ? x->v[e].b : (uint32_t)EXPR_EMPTY;
     }
-    out[n++] = '"';
+    out[n++] = o->name_end;
     return n;
 }
 
@@ -111,7 +131,7 @@ static size_t name_bytes(struct exprs *x, const struct expr_property *p, uint8_t
 static void add_name(struct exprs *x, struct expr_object *o, uint32_t property, bool fill)
 {
     uint8_t *text = xmalloc(o->v[property].n_name * 6 + 1);
-    size_t n = name_bytes(x, &o->v[property], text);
+    size_t n = name_bytes(x, o, &o->v[property], text);
     uint32_t at = 0;
     for (size_t i = 0; i <= n && !x->failed; i++) {
         struct key_node *k = &o->trie[at];
@@ -225,7 +245,7 @@ static uint32_t others(struct exprs *x, const struct expr_object *o, uint32_t pa
     uint32_t again = expr_seq3(x, o->space, o->comma, o->other);
     uint32_t lo = o->min > pairs + 1 ? o->min - pairs - 1 : 0;
     uint32_t hi = o->max == EXPR_INF ? EXPR_INF : o->max - pairs - 1;
-    uint32_t end = expr_seq(x, o->space, expr_byte(x, '}'));
+    uint32_t end = expr_seq(x, o->space, o->close);
     return expr_seq3(x, o->other, expr_rep(x, again, lo, hi), end);
 }
 
@@ -236,7 +256,7 @@ uint32_t object_expand(struct exprs *x, uint32_t e)
     bool may_end = o->next_required[next] == o->n;
     uint32_t pair = EXPR_NONE;
     if (any_below(x, o, 0, next, pairs)) {
-        pair = expr_seq(x, expr_byte(x, '"'), node(x, X_KEY, id, next, pairs, 0));
+        pair = expr_seq(x, o->open, node(x, X_KEY, id, next, pairs, 0));
     }
     if (may_end) {
         pair = expr_alt2(x, pair, others(x, o, pairs));
@@ -244,7 +264,7 @@ uint32_t object_expand(struct exprs *x, uint32_t e)
     if (pairs > 0) {
         pair = expr_seq(x, o->comma, pair);
     }
-    uint32_t end = may_end && pairs >= o->min ? expr_byte(x, '}') : (uint32_t)EXPR_NONE;
+    uint32_t end = may_end && pairs >= o->min ? o->close : (uint32_t)EXPR_NONE;
     return expr_seq(x, o->space, expr_alt2(x, pair, end));
 }
 

@@ -22,6 +22,11 @@ struct expr_object {
     uint32_t min, max; // pairs; max may be EXPR_INF
     uint32_t space, colon,
         comma; // between tokens; colon and comma with their white space behind them
+    /* A name stands behind `open` and before the byte name_end, with the escapes of JSON unless it
+     * is bare; what closes the object is `close`, which may be nothing. */
+    uint32_t open, close;
+    uint8_t name_end;
+    bool bare;
 
     // Made by object_finish.
     uint32_t *next_required; // of v[i] and those behind it; n: none

@@ -7,6 +7,7 @@
 #include "engine/grammar/grammar.h"
 #include "engine/grammar/regex.h"
 #include "engine/grammar/rules.h"
+#include "engine/grammar/style.h"
 
 /* What is being compiled; limits without zeros. */
 struct compile {
@@ -14,10 +15,18 @@ struct compile {
     struct rules *rules;
     const struct grammar_source *source;
     const struct grammar_limits *limits;
+    const struct grammar_vocab *vocab; // whose special tokens may be named; may be NULL
+    const struct style *style;         // of a schema; NULL: JSON's
     struct err *err;
 };
 
 enum status schema_parse(struct compile *c, uint32_t *start);
+/* Of a schema that is a part of a larger tree. */
+struct tree;
+struct tree_value;
+enum status schema_parse_at(struct compile *c, struct tree *tree, const struct tree_value *root,
+                            uint32_t *start);
+enum status tags_parse(struct compile *c, uint32_t *start);
 enum status gbnf_parse(struct compile *c, uint32_t *start);
 enum status lark_parse(struct compile *c, uint32_t *start);
 

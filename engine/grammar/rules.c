@@ -154,7 +154,8 @@ static bool holds_fresh(struct facts *f, uint32_t e)
     struct expr p = x->v[e];
     switch ((enum expr_kind)p.kind) {
     case X_CALL: return f->rule[p.a];
-    case X_OBJECT: return f->fact == PRODUCTIVE && f->object[p.a];
+    case X_OBJECT:
+        return f->fact == PRODUCTIVE ? f->object[p.a] : (p.flags & XF_NULLABLE) != 0;
     case X_SEQ:
         for (; x->v[e].kind == X_SEQ; e = x->v[e].b) {
             if (!holds(f, x->v[e].a)) {

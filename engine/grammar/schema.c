@@ -29,6 +29,7 @@ void set_add_all(struct set *set, const struct set *of)
     for (uint32_t i = 0; i < of->n; i++) {
         set_add(set, of->v[i].schema, of->v[i].flags, of->v[i].at);
     }
+    set->place = of->place > set->place ? of->place : set->place;
 }
 
 void set_deinit(struct set *set)
@@ -134,7 +135,7 @@ static int by_schema(const void *p, const void *q)
 
 static bool equal_sets(const struct set *a, const struct set *b)
 {
-    bool equal = a->n == b->n;
+    bool equal = a->n == b->n && a->place == b->place;
     for (uint32_t i = 0; i < a->n && equal; i++) {
         equal = a->v[i].schema == b->v[i].schema && a->v[i].flags == b->v[i].flags;
     }
@@ -162,7 +163,7 @@ static uint32_t entry_of(struct schema *s, const struct set *set)
     if (key.n > 1) {
         qsort(key.v, key.n, sizeof *key.v, by_schema);
     }
-    uint64_t h = key.n;
+    uint64_t h = key.n * 4 + key.place;
     for (uint32_t i = 0; i < key.n; i++) {
         h = hash_mix(h * 31 + ((uint64_t)key.v[i].schema->number << 32 | key.v[i].flags));
     }
@@ -190,14 +191,17 @@ static uint32_t entry_of(struct schema *s, const struct set *set)
 static uint32_t literal(struct schema *s, const struct set *set, enum json_type type, bool truth)
 {
     const struct tree_value value = {.type = type, .truth = truth};
-    const char *text = schema_word(&value);
-    return schema_excluded(set, &value) ? (uint32_t)EXPR_NONE
-                                        : expr_literal(s->x, text, strlen(text));
+    const char *text = schema_word(s, &value);
+    enum style_type kind = type == JSON_NULL ? STYLE_NULL : STYLE_BOOL;
+    return schema_excluded(set, &value)
+               ? (uint32_t)EXPR_NONE
+               : schema_style_value(s, set, kind, expr_literal(s->x, text, strlen(text)));
 }
 
 static enum status each_type(struct schema *s, const struct set *set, uint32_t types, uint32_t *e)
 {
-    uint32_t branch[N_TYPES + 1] = {EXPR_NONE}, n = 0;
+    uint32_t branch[N_TYPES + 1] = {EXPR_NONE}, n = 0, one;
+    types = schema_style_types(set, types);
     if (types & T_NULL) {
         branch[n++] = literal(s, set, JSON_NULL, false);
     }
@@ -206,16 +210,20 @@ static enum status each_type(struct schema *s, const struct set *set, uint32_t t
         branch[n++] = literal(s, set, JSON_BOOL, false);
     }
     if (types & (T_INTEGER | T_NUMBER)) {
-        TRY(schema_number(s, set, !(types & T_NUMBER), &branch[n++]));
+        TRY(schema_number(s, set, !(types & T_NUMBER), &one));
+        branch[n++] = schema_style_value(s, set, STYLE_NUMBER, one);
     }
     if (types & T_STRING) {
-        TRY(schema_string(s, set, &branch[n++]));
+        TRY(schema_string(s, set, &one));
+        branch[n++] = schema_style_value(s, set, STYLE_STRING, one);
     }
     if (types & T_ARRAY) {
-        TRY(schema_array(s, set, &branch[n++]));
+        TRY(schema_array(s, set, &one));
+        branch[n++] = schema_style_value(s, set, STYLE_ARRAY, one);
     }
     if (types & T_OBJECT) {
-        TRY(schema_object(s, set, &branch[n++]));
+        TRY(schema_object(s, set, &one));
+        branch[n++] = schema_style_value(s, set, STYLE_OBJECT, one);
     }
     *e = expr_alt(s->x, branch, n);
     return OK;
@@ -268,6 +276,7 @@ enum status schema_set_with(struct schema *s, const struct set *set, const struc
     bool dead = false;
     *e = EXPR_NONE;
     set_add_all(&all, set);
+    all.place = more->place > all.place ? more->place : all.place;
     enum status st = check_circle(s, more);
     for (uint32_t i = 0; i < more->n && st == OK; i++) {
         set_add(&all, more->v[i].schema, more->v[i].flags, more->v[i].at);
@@ -312,7 +321,7 @@ static enum status read_space(struct schema *s)
         byte_set_add(&blanks, (uint8_t)*c);
     }
     uint32_t any = expr_rep(s->x, expr_bytes(s->x, &blanks), 0, EXPR_INF);
-    if (source->disable_any_whitespace) {
+    if (source->disable_any_whitespace || s->style->compact) {
         s->space = EXPR_EMPTY;
     } else if (source->whitespace_pattern) {
         const char *p = source->whitespace_pattern;
@@ -334,31 +343,42 @@ static enum status read_space(struct schema *s)
 
 static enum status compile_root(struct schema *s, uint32_t *start)
 {
-    const struct grammar_limits *l = s->c->limits;
-    TRY(tree_read(&s->tree, s->c->source->text, s->c->source->n_bytes, l->max_depth, l->max_nodes,
-                  s->c->err));
-    s->tree.max_values *= 2; // room for what keywords imply
-    if (!schema_is(s->tree.root)) {
-        return err_set(s->c->err, ERR_INVALID, "#: a schema is an object, or true or false");
+    if (!schema_is(s->root)) {
+        return schema_fail(s, ERR_INVALID, s->root, "a schema is an object, or true or false");
     }
-    s->draft = draft_of(s->tree.root);
+    s->draft = draft_of(s->root);
     TRY(read_space(s));
-    struct set set = {0};
-    set_add(&set, s->tree.root, 0, 0);
+    struct set set = {.place = s->style->has_outer ? PLACE_OUTER : PLACE_ANY};
+    set_add(&set, s->root, 0, 0);
     enum status st = schema_set(s, &set, start);
     set_deinit(&set);
     return st;
 }
 
-enum status schema_parse(struct compile *c, uint32_t *start)
+enum status schema_parse_at(struct compile *c, struct tree *tree, const struct tree_value *root,
+                            uint32_t *start)
 {
-    struct schema s = {.c = c, .x = c->x};
+    struct schema s = {.c = c, .x = c->x, .tree = tree, .root = root};
+    s.style = c->style ? c->style : style_json();
     enum status st = compile_root(&s, start);
     for (uint32_t i = 0; i < s.n; i++) {
         set_deinit(&s.v[i].set);
     }
     free(s.v);
     free(s.table);
-    tree_deinit(&s.tree);
+    return st;
+}
+
+enum status schema_parse(struct compile *c, uint32_t *start)
+{
+    struct tree tree = {0};
+    const struct grammar_limits *l = c->limits;
+    enum status st = tree_read(&tree, c->source->text, c->source->n_bytes, l->max_depth,
+                               l->max_nodes, c->err);
+    if (st == OK) {
+        tree.max_values *= 2; // room for what keywords imply
+        st = schema_parse_at(c, &tree, tree.root, start);
+    }
+    tree_deinit(&tree);
     return st;
 }

@@ -9,6 +9,7 @@
 
 #include "engine/grammar/parsers.h"
 #include "engine/grammar/schema_tree.h"
+#include "engine/grammar/style.h"
 
 #include <stdbool.h>
 
@@ -30,9 +31,18 @@ struct member {
         at; // where the document mentions it, if not where it stands: its names come in this order
 };
 
+/* Where in a text of a style a set's value stands. */
+enum place {
+    PLACE_ANY,
+    PLACE_OUTER,     // the outermost object
+    PLACE_BARE,      // a value of it: strings are bare
+    PLACE_BARE_TEXT, // where bare text is always read as a string, but for null
+};
+
 struct set {
     struct member *v;
     uint32_t n, cap;
+    enum place place;
 };
 
 enum { N_TYPES = 7 };
@@ -50,9 +60,11 @@ enum type_bit {
 struct schema {
     struct compile *c;
     struct exprs *x;
-    struct tree tree;
+    struct tree *tree;
+    const struct tree_value *root; // of the schema in it
     int draft; // 4, 6, 7, 2019, 2020
     int depth;
+    const struct style *style;
     uint32_t space;   // between tokens
     struct compiled { // sets that have been met, by their hash
         struct set set;
@@ -98,7 +110,7 @@ bool schema_excluded(const struct set *set, const struct tree_value *value);
 enum status schema_types(struct schema *s, const struct set *set, uint32_t *types);
 enum status schema_enum(struct schema *s, const struct set *set, uint32_t types, bool *found,
                         uint32_t *e);
-enum status schema_string(struct schema *s, const struct set *set, uint32_t *e);  // with its quotes
+enum status schema_string(struct schema *s, const struct set *set, uint32_t *e);  // as written
 enum status schema_content(struct schema *s, const struct set *set, uint32_t *e); // its text
 enum status schema_number(struct schema *s, const struct set *set, bool whole, uint32_t *e);
 enum status schema_array(struct schema *s, const struct set *set, uint32_t *e);
@@ -114,17 +126,21 @@ enum status schema_count(struct schema *s, const struct tree_value *schema, cons
 enum status schema_typed(struct schema *s, const struct tree_value *schema, const char *keyword,
                          enum json_type type, const struct tree_value **value);
 
+/* schema_style.c: what styles other than JSON's write. The bytes of a style's text; the place of a
+ * parameter's value, which the first schema that speaks of it decides as those do who read it; a
+ * value with what stands before it by its type; the types that may stand in a place. */
+uint32_t schema_style_text(struct schema *s, const char *text);
+enum status schema_style_place(struct schema *s, const struct tree_value *first, enum place *place);
+uint32_t schema_style_value(struct schema *s, const struct set *set, enum style_type type,
+                            uint32_t e);
+uint32_t schema_style_types(const struct set *set, uint32_t types);
+/* A string's text as it is written in a place. */
+uint32_t schema_style_string(struct schema *s, const struct set *set, uint32_t content);
+/* null, true or false. */
+const char *schema_word(const struct schema *s, const struct tree_value *v);
+
 /* A regular expression for a known format; NULL: not known. */
 const char *schema_format(const char *name, size_t n);
-
-/* null, true or false as JSON has it. */
-static inline const char *schema_word(const struct tree_value *v)
-{
-    if (v->type == JSON_NULL) {
-        return "null";
-    }
-    return v->truth ? "true" : "false";
-}
 
 static inline bool schema_is(const struct tree_value *v)
 {

@@ -214,8 +214,8 @@ static enum status unique(struct array *a, uint32_t *e)
                            UNIQUE_MAX);
     }
     for (const struct tree_value *v = list->first; v; v = v->next) {
-        struct tree_value *one = tree_new(&a->s->tree, JSON_OBJECT, v);
-        if (!tree_put(&a->s->tree, one, "const", 5, v)) {
+        struct tree_value *one = tree_new(a->s->tree, JSON_OBJECT, v);
+        if (!tree_put(a->s->tree, one, "const", 5, v)) {
             return schema_fail(a->s, ERR_LIMIT, v, "the schema is too large");
         }
         a->contains_flags = 0;

@@ -9,7 +9,7 @@
 static enum status chosen_set(struct schema *s, const struct set *set, uint32_t i,
                               enum member_flag done, const struct tree_value *branch, uint32_t *e)
 {
-    struct set rest = {0}, more = {0};
+    struct set rest = {.place = set->place}, more = {0};
     for (uint32_t j = 0; j < set->n; j++) {
         set_add(&rest, set->v[j].schema, set->v[j].flags | (j == i ? (uint32_t)done : 0u),
                 set->v[j].at);
@@ -26,7 +26,7 @@ static enum status chosen_set(struct schema *s, const struct set *set, uint32_t 
 static enum status disjoint(struct schema *s, const struct set *set, uint32_t i,
                             const struct tree_value *a, const struct tree_value *b, bool *is)
 {
-    struct set rest = {0}, both = {0};
+    struct set rest = {0}, both = {0}; // as JSON, wherever they stand
     uint32_t e;
     for (uint32_t j = 0; j < set->n; j++) {
         uint32_t flags = set->v[j].flags | (j == i ? M_ONE_DONE : 0u);

@@ -56,8 +56,17 @@ static uint32_t number_text(struct exprs *x, const struct tree_value *v)
     return d.negative ? expr_seq(x, expr_byte(x, '-'), e) : e;
 }
 
-static uint32_t string_text(struct exprs *x, const struct tree_value *v)
+static uint32_t string_text(struct schema *s, const struct set *set, const struct tree_value *v)
 {
+    struct exprs *x = s->x;
+    uint32_t text = expr_literal(x, v->text, v->n_text);
+    if (set->place >= PLACE_BARE) {
+        return text;
+    }
+    if (s->style->quote) {
+        uint32_t own = schema_style_text(s, s->style->quote);
+        return expr_seq3(x, own, text, own);
+    }
     uint32_t quote = expr_byte(x, '"');
     return expr_seq3(x, quote, text_literal(x, v->text, v->n_text), quote);
 }
@@ -65,7 +74,7 @@ static uint32_t string_text(struct exprs *x, const struct tree_value *v)
 /* An array or object as a schema that only it satisfies. */
 static const struct tree_value *as_schema(struct schema *s, const struct tree_value *v)
 {
-    struct tree *t = &s->tree;
+    struct tree *t = s->tree;
     struct tree_value *o = tree_new(t, JSON_OBJECT, v), *parts = tree_new(t, v->type, v);
     struct tree_value *required = tree_new(t, JSON_ARRAY, v), *no = tree_new(t, JSON_BOOL, v);
     struct tree_value *type = tree_new(t, JSON_STRING, v), *count = tree_new(t, JSON_NUMBER, v);
@@ -140,8 +149,9 @@ static enum status scalar(struct candidates *c, const struct tree_value *v, uint
 {
     struct exprs *x = c->s->x;
     if (v->type == JSON_NULL || v->type == JSON_BOOL) {
-        const char *word = schema_word(v);
-        *e = expr_literal(x, word, strlen(word));
+        const char *word = schema_word(c->s, v);
+        enum style_type type = v->type == JSON_NULL ? STYLE_NULL : STYLE_BOOL;
+        *e = schema_style_value(c->s, c->set, type, expr_literal(x, word, strlen(word)));
         return OK;
     }
     bool number = v->type == JSON_NUMBER, whole = type_of(v) == T_INTEGER;
@@ -152,9 +162,11 @@ static enum status scalar(struct candidates *c, const struct tree_value *v, uint
                    : schema_string(c->s, &c->rest, &all));
         *known = all + 1;
     }
-    *e = number ? number_text(x, v) : string_text(x, v);
+    *e = number ? number_text(x, v) : string_text(c->s, c->set, v);
     bool exponent = number && memchr(v->text, 'e', v->n_text); // bounds know none
-    *e = is_in(x, *e, *known - 1) || (exponent && !whole) ? *e : (uint32_t)EXPR_NONE;
+    bool good = is_in(x, *e, *known - 1) || (exponent && !whole);
+    *e = good ? schema_style_value(c->s, c->set, number ? STYLE_NUMBER : STYLE_STRING, *e)
+              : (uint32_t)EXPR_NONE;
     return OK;
 }
 
@@ -206,6 +218,8 @@ enum status schema_enum(struct schema *s, const struct set *set, uint32_t types,
     if (!*found) {
         return OK;
     }
+    c.types = schema_style_types(set, types);
+    c.rest.place = set->place;
     for (uint32_t i = 0; i < set->n; i++) {
         set_add(&c.rest, set->v[i].schema, set->v[i].flags | M_ENUM_DONE, set->v[i].at);
     }

@@ -8,13 +8,13 @@
 static struct tree_value *made(struct schema *s, enum json_type type,
                                const struct tree_value *where)
 {
-    return tree_new(&s->tree, type, where);
+    return tree_new(s->tree, type, where);
 }
 
 static struct tree_value *put(struct schema *s, struct tree_value *to, const char *key,
                               const struct tree_value *v)
 {
-    return tree_put(&s->tree, to, key, key ? strlen(key) : 0, v);
+    return tree_put(s->tree, to, key, key ? strlen(key) : 0, v);
 }
 
 /* {keyword: value} */
@@ -106,7 +106,7 @@ static const struct tree_value *negate_properties(struct schema *s,
          v = v->next) {
         struct tree_value *has = requires(s, v->key, v->n_key, properties);
         struct tree_value *one = made(s, JSON_OBJECT, properties);
-        bool ok = tree_put(&s->tree, one, v->key, v->n_key, negate(s, v, depth)) &&
+        bool ok = tree_put(s->tree, one, v->key, v->n_key, negate(s, v, depth)) &&
                   put(s, has, "properties", one) &&
                   put(s, has, "type", text(s, "object", 6, properties)) && put(s, any, NULL, has);
         if (!ok) {

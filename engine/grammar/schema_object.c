@@ -4,6 +4,7 @@
 #include "engine/base/mem.h"
 #include "engine/grammar/names.h"
 #include "engine/grammar/object.h"
+#include "engine/grammar/spelling.h"
 #include "engine/grammar/text.h"
 
 #include <stdlib.h>
@@ -15,6 +16,8 @@ struct builder {
     struct schema *s;
     const struct set *set;
     struct expr_object *o;
+    bool outer;         // of a style, in whose own way it is written
+    uint32_t value_end; // behind each value
     struct names names;        // declared, or required
     struct said {              // what members say of a name, chained
         uint32_t member, next; // next: plus 1
@@ -311,8 +314,12 @@ static enum status value_of(struct builder *b, uint32_t name, const bool *matche
 {
     struct set set = {0};
     enum status st = value_set(b, name, matched, &set);
+    if (st == OK && b->outer) {
+        st = schema_style_place(b->s, set.n > 0 ? set.v[0].schema : NULL, &set.place);
+    }
     st = st == OK ? schema_set(b->s, &set, e) : st;
     set_deinit(&set);
+    *e = st == OK ? expr_seq(b->s->x, *e, b->value_end) : (uint32_t)EXPR_NONE;
     return st;
 }
 
@@ -343,6 +350,25 @@ static enum status add_properties(struct builder *b)
 
 /* ---- names that are not declared ---- */
 
+/* A name that is not declared, with what is behind it. Bare ones are plain words. */
+static uint32_t other_name(struct builder *b, uint32_t names)
+{
+    struct exprs *x = b->s->x;
+    if (!b->o->bare) {
+        return text_make(x, names);
+    }
+    struct byte_set word = {0};
+    for (const char *c = "_0123456789"; *c; c++) {
+        byte_set_add(&word, (uint8_t)*c);
+    }
+    for (unsigned c = 'a'; c <= 'z'; c++) {
+        byte_set_add(&word, c);
+        byte_set_add(&word, c - 'a' + 'A');
+    }
+    uint32_t words = expr_rep(x, expr_bytes(x, &word), 1, EXPR_INF);
+    return expr_seq(x, expr_clean(x, expr_and2(x, names, words)), expr_byte(x, b->o->name_end));
+}
+
 /* Pairs whose name is of `names`, by which of the patterns from p on it matches. */
 static enum status add_others(struct builder *b, uint32_t names, uint32_t p, bool *matched,
                               uint32_t *left)
@@ -372,8 +398,8 @@ static enum status add_others(struct builder *b, uint32_t names, uint32_t p, boo
     }
     uint32_t value;
     TRY(value_of(b, OTHER_NAME, matched, &value));
-    uint32_t pair = expr_seq3(x, text_make(x, names), b->o->colon, value);
-    b->o->other = expr_alt2(x, b->o->other, expr_seq(x, expr_byte(x, '"'), pair));
+    uint32_t pair = expr_seq3(x, other_name(b, names), b->o->colon, value);
+    b->o->other = expr_alt2(x, b->o->other, expr_seq(x, b->o->open, pair));
     return OK;
 }
 
@@ -398,20 +424,54 @@ static enum status add_other_names(struct builder *b)
 
 /* ---- the whole ---- */
 
+/* What stands around names and values. */
+static enum status lay_out(struct builder *b, uint32_t *open)
+{
+    struct exprs *x = b->s->x;
+    struct expr_object *o = b->o;
+    const struct style *style = b->s->style;
+    uint32_t space = b->s->space;
+    o->bare = style->bare_names || b->outer;
+    o->space = space;
+    o->open = o->bare ? (uint32_t)EXPR_EMPTY : expr_byte(x, '"');
+    o->name_end = o->bare ? ':' : '"';
+    o->comma = expr_seq(x, expr_byte(x, ','), space);
+    o->colon = o->bare ? (uint32_t)EXPR_EMPTY : expr_seq3(x, space, expr_byte(x, ':'), space);
+    o->close = expr_byte(x, '}');
+    *open = expr_byte(x, '{');
+    b->value_end = EXPR_EMPTY;
+    if (!b->outer) {
+        return OK;
+    }
+    struct buf colon;
+    buf_init(&colon, 1 << 10);
+    enum status st = spell(b->s->c, style->colon, strlen(style->colon), &colon);
+    if (st == OK) {
+        o->name_end = (uint8_t)colon.data[0];
+        o->colon = expr_literal(x, colon.data + 1, colon.n_bytes - 1);
+        o->space = EXPR_EMPTY;
+        o->open = schema_style_text(b->s, style->key);
+        o->comma = schema_style_text(b->s, style->comma);
+        o->close = schema_style_text(b->s, style->close);
+        *open = schema_style_text(b->s, style->open);
+        b->value_end = schema_style_text(b->s, style->value_end);
+    }
+    buf_deinit(&colon);
+    return st;
+}
+
 static enum status build(struct builder *b, uint32_t *e)
 {
     struct exprs *x = b->s->x;
-    uint32_t space = b->s->space;
+    uint32_t open;
     TRY(read_members(b));
-    b->o->space = space;
-    b->o->comma = expr_seq(x, expr_byte(x, ','), space);
-    b->o->colon = expr_seq3(x, space, expr_byte(x, ':'), space);
+    TRY(lay_out(b, &open));
     b->o->min = b->min;
     b->o->max = b->max;
     TRY(add_properties(b));
     TRY(add_other_names(b));
     if (b->o->n == 0 && b->o->other == EXPR_NONE && b->min == 0) {
-        *e = expr_seq3(x, expr_byte(x, '{'), space, expr_byte(x, '}'));
+        *e = expr_seq3(x, open, b->o->space, b->o->close);
         object_free(b->o);
         b->o = NULL;
         return OK;
@@ -422,7 +482,7 @@ static enum status build(struct builder *b, uint32_t *e)
         b->o = NULL;
         return OK;
     }
-    *e = expr_seq(x, expr_byte(x, '{'), object_start(x, b->o));
+    *e = expr_seq(x, open, object_start(x, b->o));
     b->o = NULL; // the expressions'
     return OK;
 }
@@ -430,6 +490,7 @@ static enum status build(struct builder *b, uint32_t *e)
 enum status schema_object(struct schema *s, const struct set *set, uint32_t *e)
 {
     struct builder b = {.s = s, .set = set, .max = EXPR_INF, .name_content = s->x->any_text};
+    b.outer = set->place == PLACE_OUTER;
     b.o = xcalloc(1, sizeof *b.o);
     enum status st = build(&b, e);
     names_deinit(&b.names);

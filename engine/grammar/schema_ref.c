@@ -122,13 +122,13 @@ static bool is_id(const struct tree_value *v, const char *s, size_t n)
 /* The value that has an identifier of its own, itself or the next around it. */
 static const struct tree_value *base_of(const struct schema *s, const struct tree_value *v)
 {
-    for (; v && v != s->tree.root; v = v->parent) {
+    for (; v && v != s->root; v = v->parent) {
         const struct tree_value *id = v->type == JSON_OBJECT ? id_of(v) : NULL;
         if (id && id->type == JSON_STRING && id->text[0] != '#') {
             return v;
         }
     }
-    return s->tree.root;
+    return s->root;
 }
 
 enum status schema_resolve(struct schema *s, const struct tree_value *ref,
@@ -141,7 +141,7 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref,
     size_t n_base = hash ? (size_t)(hash - ref->text) : ref->n_text;
     const struct tree_value *v = base_of(s, ref->parent);
     if (n_base > 0) {
-        v = find(s, s->tree.root, ref->text, n_base, is_id);
+        v = find(s, s->root, ref->text, n_base, is_id);
         if (!v) {
             return schema_fail(s, ERR_UNSUPPORTED, ref->parent,
                                "\"$ref\" to another document (\"%.60s\"): none is ever fetched",
@@ -150,7 +150,7 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref,
     }
     const struct tree_value *base = v;
     char *fragment =
-        arena_strndup(&s->tree.arena, hash ? hash + 1 : "", hash ? ref->n_text - n_base - 1 : 0);
+        arena_strndup(&s->tree->arena, hash ? hash + 1 : "", hash ? ref->n_text - n_base - 1 : 0);
     size_t n = hash ? ref->n_text - n_base - 1 : 0;
     if (!fragment) {
         return schema_fail(s, ERR_LIMIT, ref->parent, "the schema is too large");
@@ -158,12 +158,12 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref,
     if (n > 0 && fragment[0] == '/') {
         v = follow_pointer(v, fragment, n);
         if (!v &&
-            base != s->tree.root) { // many write pointers from the document's root all the same
+            base != s->root) { // many write pointers from the document's root all the same
             memcpy(fragment, hash + 1, n);
-            v = follow_pointer(s->tree.root, fragment, n);
+            v = follow_pointer(s->root, fragment, n);
         }
     } else if (n > 0) {
-        v = find(s, s->tree.root, fragment, n, is_anchor);
+        v = find(s, s->root, fragment, n, is_anchor);
     }
     *to = v;
     if (!v || !schema_is(v)) {

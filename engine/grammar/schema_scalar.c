@@ -3,7 +3,6 @@
 
 #include "engine/base/mem.h"
 #include "engine/grammar/number.h"
-#include "engine/grammar/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -107,7 +106,7 @@ enum status schema_string(struct schema *s, const struct set *set, uint32_t *e)
 {
     uint32_t content;
     TRY(schema_content(s, set, &content));
-    *e = expr_seq(s->x, expr_byte(s->x, '"'), text_make(s->x, content));
+    *e = schema_style_string(s, set, content);
     return OK;
 }
 

@@ -61,19 +61,67 @@ static void add_nodes(struct grammar_vocab *v, const struct sorted *list, uint32
     free(open);
 }
 
-static enum status fill(struct grammar_vocab *v, const struct grammar_token *tokens,
-                        const int32_t *end_ids, struct err *err)
+/* ---- special tokens ---- */
+
+void vocab_mark(int32_t id, char bytes[VOCAB_MARK_BYTES])
 {
-    size_t total = 0;
+    bytes[0] = (char)VOCAB_MARK;
+    for (int i = 1; i < VOCAB_MARK_BYTES; i++) {
+        bytes[i] = (char)(0x80 | (id >> 6 * (VOCAB_MARK_BYTES - 1 - i) & 0x3f));
+    }
+}
+
+static bool is_end_id(const struct grammar_vocab *v, int32_t id)
+{
+    for (size_t i = 0; i < v->n_end_ids; i++) {
+        if (v->end_ids[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void keep_name(struct grammar_vocab *v, int32_t id, const struct grammar_token *token)
+{
+    char *name = xmalloc(token->n_bytes + 1);
+    memcpy(name, token->bytes, token->n_bytes);
+    name[token->n_bytes] = 0;
+    v->special[v->n_special] = id;
+    v->names[v->n_special++] = name;
+}
+
+int32_t vocab_special(const struct grammar_vocab *v, const char *s, size_t n, size_t *n_name,
+                      bool *is_end)
+{
+    int32_t found = -1;
+    *n_name = 0;
+    for (uint32_t i = 0; i < v->n_special; i++) {
+        size_t length = strlen(v->names[i]);
+        if (length > *n_name && length <= n && memcmp(v->names[i], s, length) == 0) {
+            found = v->special[i];
+            *n_name = length;
+        }
+    }
+    *is_end = found >= 0 && is_end_id(v, found);
+    return found;
+}
+
+/* ---- all of them ---- */
+
+static enum status check_sizes(struct grammar_vocab *v, const struct grammar_token *tokens,
+                               const int32_t *end_ids, size_t *total, struct err *err)
+{
+    *total = 0;
+    v->max_depth = VOCAB_MARK_BYTES;
     for (int32_t i = 0; i < v->n_ids; i++) {
-        if (tokens[i].n_bytes > TOKEN_MAX) {
+        size_t n = tokens[i].n_bytes;
+        if (n > TOKEN_MAX) {
             return err_set(err, ERR_LIMIT, "token %d has more than %d bytes", i, TOKEN_MAX);
         }
-        total += tokens[i].n_bytes;
-        v->max_depth =
-            tokens[i].n_bytes > v->max_depth ? (uint32_t)tokens[i].n_bytes : v->max_depth;
+        *total += n > VOCAB_MARK_BYTES ? n : VOCAB_MARK_BYTES;
+        v->max_depth = n > v->max_depth ? (uint32_t)n : v->max_depth;
     }
-    if (total > UINT32_MAX / 2) {
+    if (*total > UINT32_MAX / 2 || v->n_ids >= 1 << 6 * (VOCAB_MARK_BYTES - 1)) {
         return err_set(err, ERR_LIMIT, "the vocabulary is too large");
     }
     for (size_t i = 0; i < v->n_end_ids; i++) {
@@ -82,22 +130,36 @@ static enum status fill(struct grammar_vocab *v, const struct grammar_token *tok
         }
         v->end_ids[i] = end_ids[i];
     }
+    return OK;
+}
+
+static enum status fill(struct grammar_vocab *v, const struct grammar_token *tokens,
+                        const int32_t *end_ids, struct err *err)
+{
+    size_t total;
+    TRY(check_sizes(v, tokens, end_ids, &total, err));
     v->text = xmalloc(total + 1);
     struct sorted *list = xcalloc((size_t)v->n_ids + 1, sizeof *list);
     uint32_t n = 0, at = 0;
     for (int32_t i = 0; i < v->n_ids; i++) {
-        bool ends = false;
-        for (size_t j = 0; j < v->n_end_ids; j++) {
-            ends |= end_ids[j] == i;
-        }
+        const struct grammar_token *t = &tokens[i];
         v->same[i] = -1;
         v->text_at[i] = at;
-        if (tokens[i].n_bytes > 0 && !ends) {
-            v->text_n[i] = (uint32_t)tokens[i].n_bytes;
-            memcpy(v->text + at, tokens[i].bytes, tokens[i].n_bytes);
-            list[n++] = (struct sorted){v->text + at, v->text_n[i], i};
-            at += v->text_n[i];
+        if (t->special && t->n_bytes > 0) {
+            keep_name(v, i, t);
         }
+        bool no_text = !t->special && t->n_bytes > 0 && memchr(t->bytes, VOCAB_MARK, t->n_bytes);
+        if (t->n_bytes == 0 || no_text || is_end_id(v, i)) {
+            continue;
+        }
+        v->text_n[i] = t->special ? VOCAB_MARK_BYTES : (uint32_t)t->n_bytes;
+        if (t->special) {
+            vocab_mark(i, v->text + at);
+        } else {
+            memcpy(v->text + at, t->bytes, t->n_bytes);
+        }
+        list[n++] = (struct sorted){v->text + at, v->text_n[i], i};
+        at += v->text_n[i];
     }
     qsort(list, n, sizeof *list, by_bytes);
     add_nodes(v, list, n);
@@ -120,6 +182,12 @@ enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids
     v->text_at = xcalloc((size_t)n_ids + 1, sizeof *v->text_at);
     v->text_n = xcalloc((size_t)n_ids + 1, sizeof *v->text_n);
     v->end_ids = xcalloc(n_end_ids + 1, sizeof *v->end_ids);
+    uint32_t n_special = 1;
+    for (int32_t i = 0; i < n_ids; i++) {
+        n_special += tokens[i].special;
+    }
+    v->special = xcalloc(n_special, sizeof *v->special);
+    v->names = xcalloc(n_special, sizeof *v->names);
     v->n_end_ids = n_end_ids;
     enum status st = fill(v, tokens, end_ids, err);
     if (st != OK) {
@@ -141,9 +209,9 @@ enum status grammar_vocab_open(const struct tokenizer *tok, int32_t n_ids, const
         return err_set(err, ERR_NOMEM, "a vocabulary of %d ids", n_ids);
     }
     for (int32_t i = 0; i < n_ids && i < tokenizer_vocab_size(tok); i++) {
-        if (!tokenizer_is_special(tok, i)) {
-            tokens[i].bytes = tokenizer_piece(tok, i, &tokens[i].n_bytes);
-        }
+        tokens[i].special = tokenizer_is_special(tok, i);
+        tokens[i].bytes = tokens[i].special ? tokenizer_token_text(tok, i, &tokens[i].n_bytes)
+                                            : tokenizer_piece(tok, i, &tokens[i].n_bytes);
     }
     enum status st = grammar_vocab_make(tokens, n_ids, end_ids, n_end_ids, out, err);
     free(tokens);
@@ -162,6 +230,11 @@ void grammar_vocab_free(struct grammar_vocab *v)
     free(v->text_n);
     free(v->text);
     free(v->end_ids);
+    for (uint32_t i = 0; i < v->n_special; i++) {
+        free(v->names[i]);
+    }
+    free(v->names);
+    free(v->special);
     free(v);
 }
 

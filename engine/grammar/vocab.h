@@ -6,6 +6,9 @@
 
 #include "engine/grammar/grammar.h"
 
+/* A special token is no text: in the trie it stands for a byte that no text has, and its id. */
+enum { VOCAB_MARK = 0xff, VOCAB_MARK_BYTES = 5 };
+
 struct vocab_node {
     uint32_t end;   // the first node that is not below this one
     int32_t id;     // a token that ends here; -1: none
@@ -23,9 +26,18 @@ struct grammar_vocab {
     int32_t *same;              // by id: the next token with the same bytes; -1
     uint32_t *text_at, *text_n; // of each id's bytes, 0 bytes: never allowed
     char *text;
+    int32_t *special; // ids of special tokens, by their names
+    uint32_t n_special;
+    char **names; // by special token
     struct vocab_text *in_string; // vocab_text.h
     int32_t *end_ids;
     size_t n_end_ids;
 };
+
+/* The special token with the longest name that the text begins with, and its bytes in the trie;
+ * -1: none. *is_end: it is an end id, which no text has. */
+int32_t vocab_special(const struct grammar_vocab *v, const char *s, size_t n, size_t *n_name,
+                      bool *is_end);
+void vocab_mark(int32_t id, char bytes[VOCAB_MARK_BYTES]);
 
 #endif

@@ -35,7 +35,7 @@ static void usage(FILE *out)
             "usage: sluice grammar [--json] [MODEL] < LINES\n\n"
             "Each line of standard input is a JSON object with a grammar under one of the names "
             "schema, regex,\n"
-            "gbnf and lark, and texts that are to follow it:\n\n"
+            "gbnf, lark and tags, and texts that are to follow it:\n\n"
             "  {\"schema\": {\"type\": \"integer\"}, \"strings\": [\"12\", \"1.5\"]}\n\n"
             "The answer says of each text whether it does. With --json it is one line,\n"
             "{\"accepted\": [true, false]}, or {\"error\": ...} for a grammar that is refused.\n\n"
@@ -61,7 +61,8 @@ static enum status read_source(struct json_scan *sc, struct line *l, enum gramma
         return err_set(err, ERR_INVALID, "the line has more than one grammar");
     }
     buf_clear(&l->text);
-    if (kind != GRAMMAR_SCHEMA || sc->s[from] == '"') {
+    bool is_json = kind == GRAMMAR_SCHEMA || kind == GRAMMAR_TAGS;
+    if (!is_json || sc->s[from] == '"') {
         if (json_scan_next(sc) != JSON_TOKEN_STRING) {
             return err_set(err, ERR_INVALID, "\"%s\" must be a string", grammar_kind_names[kind]);
         }
@@ -166,7 +167,7 @@ static enum status read_line(struct line *l, const char *s, size_t n, struct err
     }
     if (!l->has_source) {
         return err_set(err, ERR_INVALID,
-                       "the line has no \"schema\", \"regex\", \"gbnf\" or \"lark\"");
+                       "the line has no \"schema\", \"regex\", \"gbnf\", \"lark\" or \"tags\"");
     }
     l->source.text = l->text.data ? l->text.data : "";
     l->source.n_bytes = l->text.n_bytes;

@@ -10,14 +10,14 @@ static struct grammar_vocab *make_vocab(const char *without)
                                         "\": ", ", \"", "}}",   "12"};
     static char bytes[256];
     static const int32_t ends[] = {END, OTHER_END};
-    struct grammar_token tokens[VOCAB] = {{NULL, 0}};
+    struct grammar_token tokens[VOCAB] = {{NULL, 0, false}};
     for (int32_t i = 0; i < 256; i++) {
         bytes[i] = (char)i;
         bool known = i != 0 && !strchr(without, i);
-        tokens[i] = (struct grammar_token){&bytes[i], known};
+        tokens[i] = (struct grammar_token){&bytes[i], known, false};
     }
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
-        tokens[256 + i] = (struct grammar_token){words[i], strlen(words[i])};
+        tokens[256 + i] = (struct grammar_token){words[i], strlen(words[i]), false};
     }
     struct grammar_vocab *v = NULL;
     struct err err;
@@ -279,7 +279,7 @@ TEST(a_grammar_of_another_vocabulary_is_refused)
 {
     struct bed b = {0};
     struct engine_options o = options_of(&b, 16, 100);
-    const struct grammar_token token = {"a", 1};
+    const struct grammar_token token = {"a", 1, false};
     const int32_t end = 1;
     struct grammar_vocab *v;
     struct err err;

@@ -22,7 +22,7 @@ static const struct grammar_vocab *grammar_fuzz_vocab(void)
         const int32_t end = 256;
         for (int i = 0; i < 256; i++) {
             bytes[i] = (char)i;
-            tokens[i] = (struct grammar_token){&bytes[i], 1};
+            tokens[i] = (struct grammar_token){&bytes[i], 1, false};
         }
         for (size_t i = 0; i < sizeof longer / sizeof *longer; i++) {
             tokens[257 + i] = (struct grammar_token){longer[i], strlen(longer[i])};

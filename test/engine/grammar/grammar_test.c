@@ -332,8 +332,9 @@ static struct grammar_vocab *small_vocab(void)
 {
     // Id 9 and 10 end a text; 8 is special and has no bytes; 5 and 6 are the same.
     static const struct grammar_token tokens[] = {
-        {"{", 1},   {"\"a\"", 3}, {":", 1}, {"1", 1}, {"}", 1},    {"x", 1},   {"x", 1},
-        {"\":", 2}, {NULL, 0},    {"}", 1}, {"", 0},  {"\xc3", 1}, {"\xa9", 1}};
+        {"{", 1, false}, {"\"a\"", 3, false}, {":", 1, false}, {"1", 1, false}, {"}", 1, false},
+        {"x", 1, false}, {"x", 1, false}, {"\":", 2, false}, {NULL, 0, false}, {"}", 1, false},
+        {"", 0, false}, {"\xc3", 1, false}, {"\xa9", 1, false}};
     const int32_t ends[] = {9, 10};
     struct grammar_vocab *v;
     struct err err;

@@ -34,9 +34,9 @@ static struct grammar_vocab *random_vocab(uint32_t letters)
             token_text[i][k] = (char)('a' + (i < letters ? i : draw(letters)));
         }
         token_text[i][n] = 0;
-        tokens[i] = (struct grammar_token){token_text[i], n};
+        tokens[i] = (struct grammar_token){token_text[i], n, false};
     }
-    tokens[N_TOKENS] = (struct grammar_token){"", 0};
+    tokens[N_TOKENS] = (struct grammar_token){"", 0, false};
     CHECK_EQ(grammar_vocab_make(tokens, N_TOKENS + 1, &end, 1, &v, &err), OK);
     return v;
 }

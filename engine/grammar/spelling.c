@@ -1,0 +1,40 @@
+#include "engine/grammar/spelling.h"
+
+#include "engine/grammar/vocab.h"
+
+enum { SPELL_MAX_BYTES = 1 << 20 };
+
+enum status spell(const struct compile *c, const char *s, size_t n, struct buf *out)
+{
+    for (size_t i = 0; i < n;) {
+        size_t n_name = 0;
+        bool ends = false;
+        int32_t id = c->vocab ? vocab_special(c->vocab, s + i, n - i, &n_name, &ends) : -1;
+        if (id >= 0 && ends) {
+            return err_set(c->err, ERR_INVALID,
+                           "\"%.*s\" is a token that ends the text: it comes by itself",
+                           (int)n_name, s + i);
+        }
+        if (id >= 0) {
+            char mark[VOCAB_MARK_BYTES];
+            vocab_mark(id, mark);
+            buf_put(out, mark, sizeof mark);
+            i += n_name;
+        } else {
+            buf_putc(out, s[i++]);
+        }
+    }
+    return out->failed ? err_set(c->err, ERR_LIMIT, "a text is too long") : OK;
+}
+
+enum status spell_expr(const struct compile *c, const char *s, size_t n, uint32_t *e)
+{
+    struct buf bytes;
+    buf_init(&bytes, SPELL_MAX_BYTES);
+    enum status st = spell(c, s, n, &bytes);
+    if (st == OK) {
+        *e = expr_literal(c->x, bytes.data ? bytes.data : "", bytes.n_bytes);
+    }
+    buf_deinit(&bytes);
+    return st;
+}

@@ -1,0 +1,15 @@
+/* Texts of a form (begins and ends of tags, what stands around a value) as bytes: where a text has
+ * the name of a special token of the vocabulary, that token is meant.
+ * Thread: one owner. */
+#ifndef SLUICE_ENGINE_GRAMMAR_SPELLING_H
+#define SLUICE_ENGINE_GRAMMAR_SPELLING_H
+
+#include "engine/base/buf.h"
+#include "engine/grammar/parsers.h"
+
+/* Appends the bytes. An end id has none: an error that names it. */
+enum status spell(const struct compile *c, const char *s, size_t n, struct buf *out);
+/* The same as an expression. */
+enum status spell_expr(const struct compile *c, const char *s, size_t n, uint32_t *e);
+
+#endif

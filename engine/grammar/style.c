@@ -1,0 +1,68 @@
+#include "engine/grammar/style.h"
+
+#include <string.h>
+
+#define JSON_WORDS .words = {"null", "true", "false"}
+
+/* Tags around each parameter, and strings as they are. */
+#define TAGS(its_key, its_colon, its_end, its_bar)                                                 \
+    JSON_WORDS, .has_outer = true, .open = "", .close = "", .key = its_key, .colon = its_colon,    \
+                .comma = "", .value_end = its_end, .bar = its_bar, .is_bare = true
+
+#define DSML "\xEF\xBD\x9C" "DSML" "\xEF\xBD\x9C"
+
+/* The first names are ours, "..._xml" are xgrammar's, in whose structural tags they may come. */
+static const struct style styles[] = {
+    {.name = "json", JSON_WORDS},
+    {.name = "qwen_xml", TAGS("<parameter=", ">\n", "\n</parameter>\n", "</parameter>")},
+    {.name = "seed_xml", TAGS("<parameter=", ">", "</parameter>\n", "</parameter>")},
+    {.name = "minimax_xml", TAGS("<parameter name=\"", "\">", "</parameter>\n", "</parameter>")},
+    {.name = "minicpm_xml", TAGS("<param name=\"", "\">", "</param>", "</param>")},
+    {.name = "glm_xml",
+     TAGS("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n", "</arg_value>")},
+    {.name = "deepseek_xml",
+     TAGS("<" DSML "parameter name=\"", "\" string=\"", "</" DSML "parameter>\n",
+          "</" DSML "parameter>"),
+     .types = {"true\">", "false\">", "false\">", "false\">", "false\">", "false\">"}},
+    {.name = "kimi_k3_xml",
+     TAGS("<|open|>argument key=\"", "\" type=\"", "<|close|>argument<|sep|>",
+          "<|close|>argument<|sep|>"),
+     .types = {"string\"<|sep|>", "number\"<|sep|>", "boolean\"<|sep|>", "null\"<|sep|>",
+               "object\"<|sep|>", "array\"<|sep|>"}},
+    {.name = "python",
+     .words = {"None", "True", "False"},
+     .has_outer = true,
+     .open = "",
+     .close = "",
+     .key = "",
+     .colon = "=",
+     .comma = ", ",
+     .value_end = ""},
+    {.name = "gemma4",
+     JSON_WORDS,
+     .quote = "<|\"|>",
+     .bare_names = true,
+     .compact = true,
+     .has_outer = true,
+     .open = "{",
+     .close = "}",
+     .key = "",
+     .colon = ":",
+     .comma = ",",
+     .value_end = ""},
+};
+
+const struct style *style_json(void)
+{
+    return &styles[0];
+}
+
+const struct style *style_find(const char *name, size_t n)
+{
+    for (size_t i = 0; i < sizeof styles / sizeof *styles; i++) {
+        if (strlen(styles[i].name) == n && memcmp(styles[i].name, name, n) == 0) {
+            return &styles[i];
+        }
+    }
+    return NULL;
+}

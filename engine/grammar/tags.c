@@ -1,0 +1,587 @@
+/* Structural tags: JSON that puts together free text, tags, schemas, expressions and grammars, in
+ * the shape that xgrammar gave it. The forms in which models write tool calls, and what stands
+ * before an answer, are of this kind, too. */
+#include "engine/grammar/tags.h"
+
+#include "engine/grammar/escape.h"
+#include "engine/grammar/spelling.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NUMBER_DIGITS = 9 };
+
+/* ---- errors and members ---- */
+
+enum status tags_fail(struct tags *t, enum status st, const struct tree_value *at, const char *fmt,
+                      ...)
+{
+    char text[300], path[200];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    tree_path(at, path, sizeof path);
+    return err_set(t->c->err, st, "%s: %s", path, text);
+}
+
+/* A sentence without a place gets one. */
+static enum status placed(struct tags *t, enum status st, const struct tree_value *at)
+{
+    char path[200];
+    if (st == OK || t->c->err->text[0] == '#') {
+        return st;
+    }
+    tree_path(at, path, sizeof path);
+    return err_prefix(t->c->err, st, "%s", path);
+}
+
+static enum status member(struct tags *t, const struct tree_value *node, const char *key,
+                          enum json_type type, const struct tree_value **v)
+{
+    *v = tree_get(node, key);
+    if (!*v) {
+        return tags_fail(t, ERR_INVALID, node, "\"%s\" is missing", key);
+    }
+    return (*v)->type == type ? OK
+                              : tags_fail(t, ERR_INVALID, *v, "\"%s\" must be of type %s", key,
+                                          json_type_name(type));
+}
+
+static bool flag(const struct tree_value *node, const char *key)
+{
+    const struct tree_value *v = tree_get(node, key);
+    return v && v->type == JSON_BOOL && v->truth;
+}
+
+/* A member that asks for something, and is not among those that the format has, is not ignored. */
+static enum status check_keys(struct tags *t, const struct tree_value *node, const char *known)
+{
+    for (const struct tree_value *v = node->first; v; v = v->next) {
+        bool asks = v->type != JSON_NULL && !(v->type == JSON_BOOL && !v->truth) &&
+                    !(v->type == JSON_ARRAY && v->n == 0);
+        const char *at = known;
+        while ((at = strstr(at, v->key)) != NULL) {
+            bool begins = at == known || at[-1] == ' ';
+            if (begins && (at[v->n_key] == ' ' || at[v->n_key] == 0)) {
+                break;
+            }
+            at++;
+        }
+        if (asks && (!at || v->n_key == 0)) {
+            return tags_fail(t, ERR_UNSUPPORTED, node, "\"%.60s\" is not supported here", v->key);
+        }
+    }
+    return OK;
+}
+
+/* ---- texts ---- */
+
+enum status tags_text(struct tags *t, const struct tree_value *v, uint32_t *e)
+{
+    if (v->type != JSON_STRING) {
+        return tags_fail(t, ERR_INVALID, v, "a text must be a string");
+    }
+    return placed(t, spell_expr(t->c, v->text, v->n_text, e), v);
+}
+
+/* A token, by its id or its name. */
+static enum status token(struct tags *t, const struct tree_value *v, uint32_t *e)
+{
+    if (v->type == JSON_STRING) {
+        return tags_text(t, v, e);
+    }
+    char mark[VOCAB_MARK_BYTES];
+    const struct grammar_vocab *vocab = t->c->vocab;
+    int32_t id = v->type == JSON_NUMBER && v->n_text <= NUMBER_DIGITS ? atoi(v->text) : -1;
+    if (!vocab || id < 0 || id >= vocab->n_ids || vocab->text_n[id] == 0) {
+        return tags_fail(t, ERR_INVALID, v, "no token of this id can be asked for");
+    }
+    const char *bytes = vocab->text + vocab->text_at[id];
+    size_t n = vocab->text_n[id];
+    if ((uint8_t)bytes[0] == VOCAB_MARK) {
+        vocab_mark(id, mark);
+        bytes = mark;
+    }
+    *e = expr_literal(t->x, bytes, n);
+    return OK;
+}
+
+/* A text, or a format of type "token". */
+static enum status text_or_token(struct tags *t, const struct tree_value *v, uint32_t *e)
+{
+    if (v->type != JSON_OBJECT) {
+        return tags_text(t, v, e);
+    }
+    const struct tree_value *name = tree_get(v, "token");
+    if (!tree_is_string(tree_get(v, "type"), "token") || !name) {
+        return tags_fail(t, ERR_INVALID, v, "a text, or a format of type \"token\", must be here");
+    }
+    return token(t, name, e);
+}
+
+/* ---- free text ---- */
+
+/* What free text must not have: lists of words, one in the other. */
+struct bars {
+    const struct tree_value *list; // a list of strings, a string, or NULL
+    const struct bars *more;
+};
+
+/* Special tokens are never in it. */
+static void bar(struct tags *t, const struct tree_value *v, uint32_t *words)
+{
+    if (v && v->type == JSON_STRING && v->n_text > 0) {
+        *words = expr_alt2(t->x, *words, expr_literal(t->x, v->text, v->n_text));
+    }
+    if (v && v->type == JSON_OBJECT) { // a token
+        bar(t, tree_get(v, "token"), words);
+    }
+}
+
+static uint32_t free_text(struct tags *t, const struct bars *bars)
+{
+    struct exprs *x = t->x;
+    uint32_t words = EXPR_NONE;
+    for (; bars; bars = bars->more) {
+        bar(t, bars->list, &words);
+        bool is_list = bars->list && bars->list->type == JSON_ARRAY;
+        for (const struct tree_value *v = is_list ? bars->list->first : NULL; v; v = v->next) {
+            bar(t, v, &words);
+        }
+    }
+    if (words == EXPR_NONE) {
+        return x->any_text;
+    }
+    uint32_t has = expr_seq3(x, x->any_text, words, x->any_text);
+    return expr_clean(x, expr_and2(x, x->any_text, expr_not(x, has)));
+}
+
+static enum status any_text(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                            uint32_t *e)
+{
+    struct bars own = {tree_get(node, "excludes"), bars};
+    const struct tree_value *most = tree_get(node, "max_chars");
+    TRY(check_keys(t, node, "type excludes max_chars"));
+    *e = free_text(t, &own);
+    if (most && most->type == JSON_NUMBER && most->n_text <= NUMBER_DIGITS) {
+        uint32_t n = (uint32_t)strtoul(most->text, NULL, 10);
+        *e = expr_clean(t->x, expr_and2(t->x, *e, expr_rep(t->x, t->x->any_char, 0, n)));
+    } else if (most && most->type != JSON_NULL) {
+        return tags_fail(t, ERR_INVALID, most, "\"max_chars\" must be a number");
+    }
+    return OK;
+}
+
+/* Text and special tokens, but for some. */
+static enum status any_tokens(struct tags *t, const struct tree_value *node,
+                              const struct bars *bars, uint32_t *e)
+{
+    struct exprs *x = t->x;
+    const struct tree_value *but = tree_get(node, "exclude_tokens");
+    struct bars own = {but, bars};
+    TRY(check_keys(t, node, "type exclude_tokens"));
+    uint32_t rest = expr_rep(x, expr_byte_range(x, 0x80, 0xbf), VOCAB_MARK_BYTES - 1,
+                             VOCAB_MARK_BYTES - 1);
+    uint32_t special = expr_seq(x, expr_byte(x, VOCAB_MARK), rest), words = EXPR_NONE;
+    for (const struct tree_value *v = but ? but->first : NULL; v; v = v->next) {
+        uint32_t one;
+        TRY(token(t, v, &one));
+        words = expr_alt2(x, words, one);
+    }
+    special = expr_clean(x, expr_and2(x, special, expr_not(x, words)));
+    uint32_t text = free_text(t, &own);
+    *e = expr_seq(x, text, expr_rep(x, expr_seq(x, special, text), 0, EXPR_INF));
+    return OK;
+}
+
+/* ---- tags behind triggers ---- */
+
+/* Free text with formats in it, each of which begins with one of the triggers. */
+struct dispatch {
+    const struct tree_value *triggers, *excludes;
+    uint32_t one;  // of the formats
+    bool once;     // nothing behind the first
+    bool at_least; // one, and at once
+};
+
+static uint32_t dispatched(struct tags *t, const struct dispatch *d, const struct bars *bars)
+{
+    struct exprs *x = t->x;
+    struct bars outer = {d->excludes, bars}, own = {d->triggers, &outer};
+    uint32_t text = free_text(t, &own), more = expr_rep(x, expr_seq(x, text, d->one), 0, EXPR_INF);
+    if (d->at_least) {
+        return d->once ? d->one : expr_seq3(x, d->one, more, text);
+    }
+    uint32_t first = expr_alt2(x, text, expr_seq(x, text, d->one));
+    return d->once ? first : expr_seq(x, more, text);
+}
+
+static bool begins_with(const struct tree_value *begin, const struct tree_value *trigger)
+{
+    const struct tree_value *name = begin && begin->type == JSON_OBJECT ? tree_get(begin, "token")
+                                                                        : begin;
+    if (!name || name->type != trigger->type) {
+        return false;
+    }
+    return trigger->n_text <= name->n_text &&
+           memcmp(trigger->text, name->text, trigger->n_text) == 0;
+}
+
+static enum status tag_list(struct tags *t, const struct tree_value *node,
+                            const struct tree_value *triggers, uint32_t *e)
+{
+    const struct tree_value *tags;
+    TRY(member(t, node, "tags", JSON_ARRAY, &tags));
+    *e = EXPR_NONE;
+    for (const struct tree_value *v = tags->first; v; v = v->next) {
+        const struct tree_value *trigger = triggers ? triggers->first : NULL;
+        while (trigger && !begins_with(tree_get(v, "begin"), trigger)) {
+            trigger = trigger->next;
+        }
+        if (triggers && !trigger) {
+            return tags_fail(t, ERR_INVALID, v, "no trigger is the beginning of the tag's");
+        }
+        uint32_t one;
+        TRY(tags_format(t, v, NULL, &one));
+        *e = expr_alt2(t->x, *e, one);
+    }
+    return tags->n > 0 ? OK : tags_fail(t, ERR_INVALID, tags, "there must be a tag");
+}
+
+static enum status triggered(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                             uint32_t *e)
+{
+    const char *key = tree_get(node, "trigger_tokens") ? "trigger_tokens" : "triggers";
+    struct dispatch d = {.at_least = flag(node, "at_least_one"),
+                         .once = flag(node, "stop_after_first")};
+    TRY(check_keys(t, node, "type triggers trigger_tokens tags at_least_one stop_after_first "
+                            "excludes exclude_tokens"));
+    TRY(member(t, node, key, JSON_ARRAY, &d.triggers));
+    if (d.triggers->n == 0) {
+        return tags_fail(t, ERR_INVALID, d.triggers, "there must be a trigger");
+    }
+    d.excludes = tree_get(node, "excludes");
+    d.excludes = d.excludes ? d.excludes : tree_get(node, "exclude_tokens");
+    TRY(tag_list(t, node, d.triggers, &d.one));
+    *e = dispatched(t, &d, bars);
+    return OK;
+}
+
+/* "rules": [[text, format], ...] */
+static enum status dispatch(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                            uint32_t *e)
+{
+    const struct tree_value *rules, *loop = tree_get(node, "loop");
+    struct dispatch d = {.one = EXPR_NONE, .once = loop && !flag(node, "loop")};
+    TRY(check_keys(t, node, "type rules loop excludes exclude_tokens"));
+    TRY(member(t, node, "rules", JSON_ARRAY, &rules));
+    struct tree_value *words = tree_new(t->tree, JSON_ARRAY, node);
+    for (const struct tree_value *v = rules->first; words && v; v = v->next) {
+        uint32_t begin, rest;
+        if (v->type != JSON_ARRAY || v->n != 2) {
+            return tags_fail(t, ERR_INVALID, v, "a rule is a text and a format");
+        }
+        TRY(token(t, v->first, &begin));
+        TRY(tags_format(t, v->last, NULL, &rest));
+        d.one = expr_alt2(t->x, d.one, expr_seq(t->x, begin, rest));
+        words = tree_put(t->tree, words, NULL, 0, v->first) ? words : NULL;
+    }
+    if (!words || rules->n == 0) {
+        return tags_fail(t, ERR_INVALID, rules, "there must be a rule, and not too many");
+    }
+    d.triggers = words;
+    d.excludes = tree_get(node, "excludes");
+    *e = dispatched(t, &d, bars);
+    return OK;
+}
+
+static enum status separated(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                             uint32_t *e)
+{
+    const struct tree_value *separator;
+    uint32_t one, between;
+    (void)bars;
+    TRY(check_keys(t, node, "type tags separator at_least_one stop_after_first"));
+    TRY(member(t, node, "separator", JSON_STRING, &separator));
+    TRY(tags_text(t, separator, &between));
+    TRY(tag_list(t, node, NULL, &one));
+    uint32_t more = expr_rep(t->x, expr_seq(t->x, between, one), 0, EXPR_INF);
+    *e = flag(node, "stop_after_first") ? one : expr_seq(t->x, one, more);
+    *e = flag(node, "at_least_one") ? *e : expr_optional(t->x, *e);
+    return OK;
+}
+
+/* ---- what holds others ---- */
+
+static enum status tag(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                       uint32_t *e)
+{
+    const struct tree_value *begin = tree_get(node, "begin"), *end = tree_get(node, "end"), *in;
+    struct bars own = {end, NULL};
+    uint32_t first, last = EXPR_NONE, one;
+    (void)bars;
+    TRY(check_keys(t, node, "type begin content end"));
+    if (!begin || !end) {
+        return tags_fail(t, ERR_INVALID, node, "a tag has \"begin\", \"content\" and \"end\"");
+    }
+    TRY(text_or_token(t, begin, &first));
+    TRY(member(t, node, "content", JSON_OBJECT, &in));
+    if (end->type != JSON_ARRAY) {
+        TRY(text_or_token(t, end, &last));
+    }
+    for (const struct tree_value *v = end->type == JSON_ARRAY ? end->first : NULL; v; v = v->next) {
+        TRY(text_or_token(t, v, &one));
+        last = expr_alt2(t->x, last, one);
+    }
+    TRY(tags_format(t, in, &own, e));
+    *e = expr_seq3(t->x, first, *e, last);
+    return OK;
+}
+
+static enum status elements(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                            uint32_t *e)
+{
+    const struct tree_value *list;
+    bool all = tree_is_string(tree_get(node, "type"), "sequence");
+    TRY(check_keys(t, node, "type elements"));
+    TRY(member(t, node, "elements", JSON_ARRAY, &list));
+    uint32_t *part = calloc(list->n + 1, sizeof *part), n = 0;
+    enum status st = part ? OK : ERR_NOMEM;
+    for (const struct tree_value *v = list->first; v && st == OK; v = v->next) {
+        st = tags_format(t, v, all && v->next ? NULL : bars, &part[n++]);
+    }
+    *e = all ? (uint32_t)EXPR_EMPTY : (uint32_t)EXPR_NONE;
+    while (st == OK && n-- > 0) {
+        *e = all ? expr_seq(t->x, part[n], *e) : expr_alt2(t->x, part[n], *e);
+    }
+    free(part);
+    return st;
+}
+
+static enum status repeated(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                            uint32_t *e)
+{
+    const struct tree_value *in, *type = tree_get(node, "type"), *lo, *hi;
+    uint32_t min = tree_is_string(type, "plus"), max = EXPR_INF;
+    max = tree_is_string(type, "optional") ? 1 : max;
+    TRY(check_keys(t, node, "type content min max"));
+    TRY(member(t, node, "content", JSON_OBJECT, &in));
+    if (tree_is_string(type, "repeat")) {
+        TRY(member(t, node, "min", JSON_NUMBER, &lo));
+        TRY(member(t, node, "max", JSON_NUMBER, &hi));
+        if (lo->n_text > NUMBER_DIGITS || hi->n_text > NUMBER_DIGITS || lo->text[0] == '-') {
+            return tags_fail(t, ERR_INVALID, node, "\"min\" and \"max\" are counts");
+        }
+        min = (uint32_t)atoi(lo->text);
+        max = atoi(hi->text) < 0 ? EXPR_INF : (uint32_t)atoi(hi->text);
+        if (min > max || min > t->c->limits->max_repeat) {
+            return tags_fail(t, ERR_LIMIT, node, "\"min\" is too large");
+        }
+    }
+    TRY(tags_format(t, in, bars, e));
+    *e = expr_rep(t->x, *e, min, max);
+    return OK;
+}
+
+/* ---- texts of other grammars ---- */
+
+static enum status const_string(struct tags *t, const struct tree_value *node,
+                                const struct bars *bars, uint32_t *e)
+{
+    const struct tree_value *v;
+    (void)bars;
+    TRY(check_keys(t, node, "type value"));
+    TRY(member(t, node, "value", JSON_STRING, &v));
+    return tags_text(t, v, e);
+}
+
+static enum status one_token(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                             uint32_t *e)
+{
+    const struct tree_value *v = tree_get(node, "token");
+    (void)bars;
+    TRY(check_keys(t, node, "type token"));
+    return v ? token(t, v, e) : tags_fail(t, ERR_INVALID, node, "\"token\" is missing");
+}
+
+static enum status regex(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                         uint32_t *e)
+{
+    const struct tree_value *v;
+    (void)bars;
+    TRY(check_keys(t, node, "type pattern"));
+    TRY(member(t, node, "pattern", JSON_STRING, &v));
+    return placed(t, regex_language(t->x, v->text, v->n_text, REGEX_UNICODE,
+                                    regex_limits_of(t->c->limits), e, t->c->err), v);
+}
+
+static enum status grammar(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                           uint32_t *e)
+{
+    const struct tree_value *v;
+    (void)bars;
+    TRY(check_keys(t, node, "type grammar"));
+    TRY(member(t, node, "grammar", JSON_STRING, &v));
+    bool gbnf = strstr(v->text, "::=") != NULL;
+    struct grammar_source source = {.kind = gbnf ? GRAMMAR_GBNF : GRAMMAR_LARK,
+                                    .text = v->text, .n_bytes = v->n_text};
+    struct compile c = *t->c;
+    c.source = &source;
+    return placed(t, gbnf ? gbnf_parse(&c, e) : lark_parse(&c, e), v);
+}
+
+static enum status find_style(struct tags *t, const struct tree_value *node,
+                              const struct style **style)
+{
+    const struct tree_value *v = tree_get(node, "style");
+    *style = v && v->type == JSON_STRING ? style_find(v->text, v->n_text) : NULL;
+    *style = v ? *style : style_json();
+    return *style ? OK : tags_fail(t, ERR_UNSUPPORTED, node, "no such \"style\"");
+}
+
+static enum status schema(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                          uint32_t *e)
+{
+    const struct tree_value *v = tree_get(node, "json_schema");
+    const struct tree_value *space = tree_get(node, "whitespace_pattern");
+    struct compile c = *t->c;
+    struct grammar_source source = *t->c->source;
+    (void)bars;
+    TRY(check_keys(t, node, "type json_schema style disable_any_whitespace whitespace_pattern"));
+    TRY(find_style(t, node, &c.style));
+    if (!v) {
+        return tags_fail(t, ERR_INVALID, node, "\"json_schema\" is missing");
+    }
+    source.disable_any_whitespace |= flag(node, "disable_any_whitespace");
+    if (space && space->type == JSON_STRING) {
+        source.whitespace_pattern = space->text;
+    }
+    c.source = &source;
+    return placed(t, schema_parse_at(&c, t->tree, v, e), v);
+}
+
+/* An object in a style with one parameter, whose string is a text of any format. */
+static enum status text_argument(struct tags *t, const struct tree_value *node,
+                                 const struct bars *bars, uint32_t *e)
+{
+    const struct tree_value *name, *in;
+    const struct style *s;
+    uint32_t text, before, behind;
+    struct buf head;
+    (void)bars;
+    TRY(check_keys(t, node, "type name style content"));
+    TRY(find_style(t, node, &s));
+    TRY(member(t, node, "name", JSON_STRING, &name));
+    TRY(member(t, node, "content", JSON_OBJECT, &in));
+    TRY(tags_format(t, in, NULL, &text));
+    const char *quote = s->quote ? s->quote : "";
+    bool escapes = !s->is_bare && !s->quote;
+    const char *type = s->types[STYLE_STRING] ? s->types[STYLE_STRING] : "";
+    buf_init(&head, 1 << 16);
+    if (s->has_outer) {
+        buf_printf(&head, "%s%s%s%s%s%s", s->open, s->key, name->text, s->colon, type, quote);
+    } else {
+        buf_printf(&head, "{\"%s\": ", name->text);
+    }
+    enum status st = spell_expr(t->c, head.data, head.n_bytes, &before);
+    buf_clear(&head);
+    buf_printf(&head, "%s%s%s", quote, s->has_outer ? s->value_end : "",
+               s->has_outer ? s->close : "}");
+    st = st == OK ? spell_expr(t->c, head.data, head.n_bytes, &behind) : st;
+    buf_deinit(&head);
+    TRY(placed(t, st, node));
+    if (escapes && !escape_json(t->x, t->c->rules, text, &text)) {
+        return tags_fail(t, ERR_UNSUPPORTED, in, "JSON within a text is not supported");
+    }
+    *e = expr_seq3(t->x, before, text, behind);
+    return OK;
+}
+
+/* ---- all of them ---- */
+
+enum status tags_format(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                        uint32_t *e)
+{
+    static const struct {
+        const char *type;
+        enum status (*read)(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                            uint32_t *e);
+    } rows[] = {
+        {"any_text", any_text},           {"any_tokens", any_tokens},
+        {"const_string", const_string},   {"dispatch", dispatch},
+        {"grammar", grammar},             {"json_schema", schema},
+        {"optional", repeated},           {"or", elements},
+        {"plus", repeated},               {"regex", regex},
+        {"repeat", repeated},             {"sequence", elements},
+        {"star", repeated},               {"tag", tag},
+        {"tags_with_separator", separated}, {"text_argument", text_argument},
+        {"token", one_token},             {"token_dispatch", dispatch},
+        {"token_triggered_tags", triggered}, {"triggered_tags", triggered},
+    };
+    const struct tree_value *type = tree_get(node, "type");
+    if (!type || type->type != JSON_STRING) {
+        bool is_tag = tree_get(node, "begin") != NULL; // in a list of tags it may be left out
+        return is_tag ? tag(t, node, bars, e)
+                      : tags_fail(t, ERR_INVALID, node, "a format has a \"type\"");
+    }
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (tree_is_string(type, rows[i].type)) {
+            if (!exprs_spend(t->x, 10)) {
+                return tags_fail(t, ERR_LIMIT, node, "the tags are too complex");
+            }
+            return rows[i].read(t, node, bars, e);
+        }
+    }
+    return tags_fail(t, ERR_UNSUPPORTED, node, "there is no format of type \"%.60s\"", type->text);
+}
+
+/* The older shape: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}. */
+static enum status structures(struct tags *t, const struct tree_value *root, uint32_t *e)
+{
+    struct dispatch d = {.one = EXPR_NONE};
+    const struct tree_value *list;
+    TRY(member(t, root, "structures", JSON_ARRAY, &list));
+    TRY(member(t, root, "triggers", JSON_ARRAY, &d.triggers));
+    for (const struct tree_value *v = list->first; v; v = v->next) {
+        const struct tree_value *begin, *end, *in = tree_get(v, "schema");
+        uint32_t first, last, one;
+        TRY(member(t, v, "begin", JSON_STRING, &begin));
+        TRY(member(t, v, "end", JSON_STRING, &end));
+        TRY(tags_text(t, begin, &first));
+        TRY(tags_text(t, end, &last));
+        if (!in) {
+            return tags_fail(t, ERR_INVALID, v, "\"schema\" is missing");
+        }
+        TRY(placed(t, schema_parse_at(t->c, t->tree, in, &one), in));
+        d.one = expr_alt2(t->x, d.one, expr_seq3(t->x, first, one, last));
+    }
+    *e = dispatched(t, &d, NULL);
+    return OK;
+}
+
+static enum status parse(struct tags *t, uint32_t *start)
+{
+    const struct tree_value *root = t->tree->root, *format = tree_get(root, "format");
+    if (tree_get(root, "structures")) {
+        return structures(t, root, start);
+    }
+    return tags_format(t, format ? format : root, NULL, start);
+}
+
+enum status tags_parse(struct compile *c, uint32_t *start)
+{
+    struct tree tree = {0};
+    const struct grammar_limits *l = c->limits;
+    enum status st = tree_read(&tree, c->source->text, c->source->n_bytes, l->max_depth,
+                               l->max_nodes, c->err);
+    if (st == OK) {
+        struct tags t = {.c = c, .x = c->x, .tree = &tree};
+        tree.max_values *= 2; // as for a schema
+        st = parse(&t, start);
+    }
+    tree_deinit(&tree);
+    return st;
+}

@@ -1,0 +1,28 @@
+/* The parser of structural tags, as its parts see each other.
+ * Thread: one owner. */
+#ifndef SLUICE_ENGINE_GRAMMAR_TAGS_H
+#define SLUICE_ENGINE_GRAMMAR_TAGS_H
+
+#include "engine/grammar/parsers.h"
+#include "engine/grammar/schema_tree.h"
+#include "engine/grammar/vocab.h"
+
+struct tags {
+    struct compile *c;
+    struct exprs *x;
+    struct tree *tree;
+};
+struct bars;
+
+/* Writes "#/path: sentence"; returns the status. */
+enum status tags_fail(struct tags *t, enum status st, const struct tree_value *at, const char *fmt,
+                      ...) PRINTF_LIKE(4, 5);
+
+/* A string of the tree, in which the names of special tokens stand for these. */
+enum status tags_text(struct tags *t, const struct tree_value *v, uint32_t *e);
+
+/* The texts of a format; free text in it has none of the words of `bars`. */
+enum status tags_format(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                        uint32_t *e);
+
+#endif
