@@ -24,6 +24,9 @@ static struct kv_pages lay_out(const struct kv_set_desc *desc, int32_t layer, in
 
 static enum status check_desc(const struct kv_set_desc *desc)
 {
+    if (desc->format != KV_PLAIN) {
+        return ERR_UNSUPPORTED;
+    }
     for (int32_t i = 0; i < desc->n_layers; i++) {
         const struct kv_layer *g = &desc->layers[i];
         if (g->n_kv_heads < 1 || g->head_dim_k < 1 || g->head_dim_v < 1 || g->head_dim_k > 4096 ||

@@ -45,6 +45,7 @@ struct engine {
     int32_t n_vocab_used;
     struct engine_request **live; // open addressing by order
     uint32_t live_mask;
+    const struct kv_choice *kv[MAX_KV_SETS]; // how the numbers of each set are stored
     int64_t next_deadline_ns;
     int64_t generated_tokens, prompt_tokens, n_steps, n_rows;
     int64_t step_sizes[N_STEP_SIZES];
@@ -73,6 +74,12 @@ struct engine {
 /* engine_open.c: everything before the thread starts, and after it has ended. */
 enum status engine_load(struct engine *e, struct err *err);
 void engine_unload(struct engine *e);
+
+/* engine_kv.c, once the models are loaded: what each set's numbers are; then a model's set, whose
+ * layers are the caller's to hold. */
+enum status engine_kv_choose(struct engine *e, struct err *err);
+void engine_kv_set(const struct engine *e, const struct model *m, struct kv_layer *layers,
+                   struct kv_set_desc *out);
 
 /* engine_requests.c, for the engine thread. */
 struct engine_request *requests_any(const struct engine *e); // one that lives; NULL: none

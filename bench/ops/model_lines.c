@@ -106,10 +106,10 @@ static enum status open_memory(struct bench *b, struct err *err)
     TRY(b->ops->setup(b->be, &limits, err));
     struct kv_layer *layers = xcalloc((size_t)s->n_layers, sizeof *layers);
     for (int32_t i = 0; i < s->n_layers; i++) {
-        layers[i] = (struct kv_layer){s->n_heads, s->n_kv_heads, s->head_dim, s->head_dim,
-                                        false};
+        layers[i] = (struct kv_layer){.n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads,
+                                      .head_dim_k = s->head_dim, .head_dim_v = s->head_dim};
     }
-    struct kv_set_desc kv = {s->n_layers, layers, b->dtype};
+    struct kv_set_desc kv = {.n_layers = s->n_layers, .layers = layers, .dtype = b->dtype};
     enum status st = b->ops->kv_open(b->be, 0, &kv, err);
     free(layers);
     TRY(st);

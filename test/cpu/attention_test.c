@@ -67,7 +67,7 @@ static void open_world(struct world *w, const char *backend, const struct geomet
     w->rig = op_open(backend, g->dtype, &limits);
     struct kv_layer layers[2] = {{1, 1, 8, 8, false},
                                  {g->n_heads, g->n_kv_heads, g->dim, value_dim(g), g->dim_v > 0}};
-    struct kv_set_desc desc = {2, layers, g->dtype};
+    struct kv_set_desc desc = {.n_layers = 2, .layers = layers, .dtype = g->dtype};
     CHECK_EQ(w->rig.ops->kv_open(w->rig.be, 0, &desc, &err), OK);
     for (int32_t i = 0; i < LANES; i++) {
         w->k[i] = xcalloc((size_t)LEN * g->n_kv_heads * g->dim, sizeof(float));
