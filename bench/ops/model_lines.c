@@ -89,14 +89,16 @@ static enum status open_memory(struct bench *b, struct err *err)
 {
     const struct shape *s = &b->shape;
     int32_t per_lane = (b->context + b->max_rows) / BLOCK + 1;
-    int32_t n_blocks = per_lane + BENCH_LANES * (b->context / BLOCK + 2);
+    bool kv = b->only && strcmp(b->only, "kv") == 0;
+    b->n_lanes = kv ? 4 : BENCH_LANES;
+    b->n_blocks = per_lane + b->n_lanes * (b->context / BLOCK + 2);
     struct backend_limits limits = {
         .max_rows = b->max_rows,
         .max_out_rows = BENCH_LANES,
         .max_lanes = BENCH_LANES,
         .max_len = b->context + b->max_rows,
         .max_blocks_per_lane = per_lane,
-        .n_blocks = n_blocks,
+        .n_blocks = b->n_blocks,
         .block_tokens = BLOCK,
         .vocab = s->vocab,
         .hidden = s->hidden,
@@ -109,8 +111,9 @@ static enum status open_memory(struct bench *b, struct err *err)
         layers[i] = (struct kv_layer){.n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads,
                                       .head_dim_k = s->head_dim, .head_dim_v = s->head_dim};
     }
-    struct kv_set_desc kv = {.n_layers = s->n_layers, .layers = layers, .dtype = b->dtype};
-    enum status st = b->ops->kv_open(b->be, 0, &kv, err);
+    struct kv_set_desc plain = {.n_layers = s->n_layers, .layers = layers, .dtype = b->dtype};
+    enum status st = b->ops->kv_open(b->be, 0, &plain, err);
+    st = st == OK && kv ? bench_kv_open(b, &plain, err) : st;
     free(layers);
     TRY(st);
     struct backend_facts facts;
@@ -199,7 +202,8 @@ enum status bench_begin(struct bench *b, int32_t n_seqs, int32_t rows, int32_t p
                                          .n_prompt = past + rows, .tree_row = -1};
     }
     free(table);
-    b->pass = (struct pass){.n_rows = n_seqs * rows,
+    b->pass = (struct pass){.kv_set = b->kv_set,
+                            .n_rows = n_seqs * rows,
                             .rows = b->rows,
                             .n_seqs = n_seqs,
                             .seqs = b->seqs,

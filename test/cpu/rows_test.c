@@ -262,7 +262,7 @@ static void try_rope(const char *backend, const struct rope_case *c)
                                                    1e-6, &mean) : 1.0;
             const float *page = (const float *)(slot.block + i / c->dim * pages->head_bytes);
             CHECK_NEAR(page[i % c->dim * 16 + slot.token], k[i], 2e-5);
-            const float *v = (const float *)((const char *)page + pages->k_bytes);
+            const float *v = (const float *)((const char *)page + pages->v.at);
             CHECK_NEAR(v[slot.token * pages->v_stride + i % c->dim], (double)values[i] * by,
                        c->v_norm ? 1e-5 : 0.0);
         }
