@@ -105,8 +105,9 @@ enum status bench_sample(struct bench *b);
 enum status bench_forward(struct bench *b);
 int32_t bench_n_laps(const struct bench *b);
 
-/* kv_lines.c: further KV sets of the model beside the plain one, and what each costs. */
-enum status bench_kv_open(struct bench *b, const struct kv_set_desc *plain, struct err *err);
+/* How the KV set's numbers are stored, of `--only kv`. */
+const struct kv_choice *bench_kv_format(int32_t set);
+/* kv_lines.c: what each of the sets costs. */
 enum status bench_kv(struct bench *b);
 
 /* cuda_table.c: prints the time of each op at an 8B Llama's shapes and those of mixtures of

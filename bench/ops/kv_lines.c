@@ -9,19 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const names[BENCH_KV_SETS] = {NULL, "fp8", "int8", "int4"};
-
 enum { SETS = BENCH_KV_SETS };
-
-enum status bench_kv_open(struct bench *b, const struct kv_set_desc *plain, struct err *err)
-{
-    for (int32_t i = 1; i < SETS; i++) {
-        struct kv_set_desc d = *plain;
-        d.format = kv_choice_find(names[i])->format;
-        TRY(b->ops->kv_open(b->be, i, &d, err));
-    }
-    return OK;
-}
 
 /* Block 0 of each set is stored into, and all others are copies of it: memory that nobody wrote to
  * would be read from a cache. */
@@ -94,11 +82,12 @@ static enum status measure(struct bench *b, int32_t n_seqs)
     }
     for (int32_t i = 0; i < SETS; i++) {
         const struct set_times *t = &best[i];
-        double bytes = token_bytes(b, i ? kv_choice_find(names[i])->format : KV_PLAIN);
+        double bytes = token_bytes(b, bench_kv_format(i)->format);
         printf("%-6s %2d sequences of %6d: attention %9.1f us, %6.2f GB/s, %5.2f times; decode "
                "%7.2f tokens/s, %5.2f times\n",
-               i ? names[i] : kv_choice_plain(b->dtype)->name, n_seqs, b->context,
-               t->attention * 1e6, bytes * n_seqs * b->context / b->shape.n_layers / t->attention * 1e-9,
+               i > 0 ? bench_kv_format(i)->name : kv_choice_plain(b->dtype)->name, n_seqs,
+               b->context, t->attention * 1e6,
+               bytes * n_seqs * b->context / b->shape.n_layers / t->attention * 1e-9,
                best[0].attention / t->attention, n_seqs / t->whole, best[0].whole / t->whole);
         fflush(stdout);
     }

@@ -85,6 +85,22 @@ static enum status matrix(struct bench *b, int64_t rows, int64_t width, enum dty
     return b->ops->alloc(b->be, (size_t)(rows * width) * dtype_bytes(dtype), &out->mem);
 }
 
+const struct kv_choice *bench_kv_format(int32_t set)
+{
+    static const char *const names[BENCH_KV_SETS] = {"fp8", "int8", "int4"};
+    return set == 0 ? kv_choice_plain(DT_BF16) : kv_choice_find(names[set - 1]);
+}
+
+/* The plain set, and those of --only kv. */
+static enum status open_sets(struct bench *b, struct kv_set_desc desc, int32_t n, struct err *err)
+{
+    for (int32_t i = 0; i < n; i++) {
+        desc.format = bench_kv_format(i)->format;
+        TRY(b->ops->kv_open(b->be, i, &desc, err));
+    }
+    return OK;
+}
+
 static enum status open_memory(struct bench *b, struct err *err)
 {
     const struct shape *s = &b->shape;
@@ -112,8 +128,7 @@ static enum status open_memory(struct bench *b, struct err *err)
                                       .head_dim_k = s->head_dim, .head_dim_v = s->head_dim};
     }
     struct kv_set_desc plain = {.n_layers = s->n_layers, .layers = layers, .dtype = b->dtype};
-    enum status st = b->ops->kv_open(b->be, 0, &plain, err);
-    st = st == OK && kv ? bench_kv_open(b, &plain, err) : st;
+    enum status st = open_sets(b, plain, kv ? BENCH_KV_SETS : 1, err);
     free(layers);
     TRY(st);
     struct backend_facts facts;
