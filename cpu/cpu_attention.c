@@ -53,7 +53,7 @@ static void chunk_scores(const struct attn_job *job, struct attn_tile *t, int32_
 {
     const char *pages[RUN_PAGES];
     int32_t tokens = job->cpu->limits.block_tokens, dim = job->a->head_dim_k;
-    struct page_run run = {.dtype = job->pages->dtype, .tokens = tokens, .pages = pages};
+    struct page_run run = {.plane = &job->pages->k, .pages = pages};
     for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {
         run.n_pages = 0;
         while (run.n_pages < RUN_PAGES && key + run.n_pages * tokens < end) {
@@ -119,7 +119,7 @@ static void turn_values(const struct attn_job *job, struct attn_tile *t, const c
 {
     const struct kv_pages *p = job->pages;
     int32_t tokens = job->cpu->limits.block_tokens, dim = p->geometry.head_dim_v;
-    job->cpu->kernels->widen(p->dtype, page, t->k, (int64_t)dim * tokens);
+    job->cpu->kernels->unpack(&p->k, page, 0, tokens, dim, false, t->k);
     for (int32_t i = 0; i < tokens; i++) {
         for (int32_t d = 0; d < p->v_stride; d++) {
             to[(int64_t)i * p->v_stride + d] = d < dim ? t->k[(int64_t)d * tokens + i] : 0.0f;
@@ -133,25 +133,29 @@ static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_
 {
     const char *pages[RUN_PAGES];
     const struct kv_pages *p = job->pages;
+    const struct cpu_kernels *kernels = job->cpu->kernels;
     int32_t tokens = job->cpu->limits.block_tokens;
-    int32_t room = p->geometry.v_in_k ? RUN_TOKENS / tokens : RUN_PAGES; // of t->v, in pages
+    bool turned = p->geometry.v_in_k;
+    int32_t room = turned ? RUN_TOKENS / tokens : RUN_PAGES; // of t->v, in pages
     int32_t most = room < 1 ? 1 : room < RUN_PAGES ? room : RUN_PAGES;
-    struct page_run run = {
-        .dtype = p->geometry.v_in_k ? DT_F32 : p->dtype, .tokens = tokens, .pages = pages};
+    const struct kv_plane rows = kv_plane_make(KV_PLAIN, DT_F32, false, tokens, p->v_stride, 0, 0);
+    struct page_run run = {.plane = turned ? &rows : &p->v, .pages = pages};
     for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {
         run.n_pages = 0;
         while (run.n_pages < most && key + run.n_pages * tokens < end) {
             const char *page = attn_page(job, t, key + run.n_pages * tokens);
-            float *turned = t->v + (int64_t)run.n_pages * tokens * p->v_stride;
-            if (p->geometry.v_in_k) {
-                turn_values(job, t, page, turned);
+            float *as_rows = t->v + (int64_t)run.n_pages * tokens * p->v_stride;
+            if (turned) {
+                turn_values(job, t, page, as_rows);
             }
-            pages[run.n_pages++] = p->geometry.v_in_k ? (const char *)turned : page + p->k_bytes;
+            pages[run.n_pages++] = turned ? (const char *)as_rows : page;
         }
         run.first = first > key ? first - key : 0;
         run.end = end - key < run.n_pages * tokens ? end - key : run.n_pages * tokens;
-        job->cpu->kernels->weigh(t->s + (key - begin), t->s_stride, t->n_vectors, &run, p->v_stride,
-                                 t->chunk);
+        if (run.plane->format != KV_PLAIN) {
+            kernels->fold(t->s + (key - begin), t->s_stride, t->n_vectors, &run);
+        }
+        kernels->weigh(t->s + (key - begin), t->s_stride, t->n_vectors, &run, t->chunk);
     }
 }
 

@@ -55,6 +55,7 @@ struct attn_tile {
     char *operands;      // of q, UNIT_ROWS vectors after the other
     char *probabilities; // of UNIT_ROWS vectors: operands
     char *keys, *values; // packed
+    uint16_t *image;     // a panel of codes as bf16
     struct attn_ahead ahead;
 };
 

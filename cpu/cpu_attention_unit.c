@@ -56,13 +56,20 @@ static int64_t padded_dim(const struct kv_pages *p)
     return round_up(p->geometry.head_dim_k, UNIT_K);
 }
 
+/* Of PANEL tokens' K, or V, as bf16. */
+static int64_t image_bytes(const struct kv_pages *p)
+{
+    int64_t width = padded_dim(p) > p->v_stride ? padded_dim(p) : p->v_stride;
+    return p->k.format == KV_PLAIN ? 0 : round_up(width * PANEL * 2, 64);
+}
+
 size_t attn_unit_scratch(const struct kv_pages *p)
 {
     int64_t k = padded_dim(p), v = p->v_stride;
     int64_t tile = attn_unit_tile(p);
     int64_t floats = UNIT_ROWS * (int64_t)S_STRIDE + ATTN_CHUNK + 2 * tile * v;
     return (size_t)(floats * (int64_t)sizeof(float) + ATTN_CHUNK / UNIT_K * UNIT_STEP +
-                    tile * k * 2 + CHUNK_SLOTS * k * 2 + ATTN_CHUNK * v * 2);
+                    tile * k * 2 + CHUNK_SLOTS * k * 2 + ATTN_CHUNK * v * 2 + image_bytes(p));
 }
 
 void attn_unit_carve(const struct attn_job *job, struct attn_tile *t, char *scratch)
@@ -77,6 +84,7 @@ void attn_unit_carve(const struct attn_job *job, struct attn_tile *t, char *scra
     t->operands = t->probabilities + ATTN_CHUNK / UNIT_K * UNIT_STEP;
     t->keys = t->operands + tile * k * 2;
     t->values = t->keys + CHUNK_SLOTS * k * 2;
+    t->image = (uint16_t *)(void *)(t->values + ATTN_CHUNK * v * 2);
 }
 
 /* Queries from a multiple of UNIT_ROWS on, as operands. */
@@ -98,10 +106,23 @@ void attn_unit_queries(const struct attn_job *job, struct attn_tile *t)
 
 /* ---- packing ------------------------------------------------------------------------------ */
 
-static const uint16_t *key_page(const struct attn_job *job, const struct attn_tile *t, int32_t key)
+/* bf16 of K, [dim][tokens], from `key` on, of which as many keys follow as are left in its panel: in
+ * the page, or made of its codes. */
+struct bf16_keys {
+    const uint16_t *at;
+    int32_t tokens;
+};
+
+static struct bf16_keys keys_at(const struct attn_job *job, const struct attn_tile *t, int32_t key)
 {
-    int32_t tokens = job->cpu->limits.block_tokens;
-    return (const uint16_t *)(const void *)attn_page(job, t, key) + key % tokens;
+    const struct kv_plane *p = &job->pages->k;
+    const char *page = attn_page(job, t, key);
+    int32_t token = key % p->tokens, in_panel = token % PANEL;
+    if (p->format == KV_PLAIN) {
+        return (struct bf16_keys){(const uint16_t *)(const void *)(page + p->at) + token, p->tokens};
+    }
+    job->cpu->kernels->unpack(p, page, token - in_panel, PANEL, p->width, true, t->image);
+    return (struct bf16_keys){t->image + in_panel, PANEL};
 }
 
 /* Panels of the keys [from, end), from a multiple of PANEL. Those below `first` are left as they
@@ -115,16 +136,23 @@ static void pack_keys(const struct attn_job *job, const struct attn_tile *t, int
         if (key + PANEL <= first) {
             continue;
         }
-        job->unit->pack_keys(key_page(job, t, key), job->cpu->limits.block_tokens,
-                             job->a->head_dim_k, out);
+        struct bf16_keys k = keys_at(job, t, key);
+        job->unit->pack_keys(k.at, k.tokens, job->a->head_dim_k, out);
     }
 }
 
-static const uint16_t *value_row(const struct attn_job *job, const struct attn_tile *t, int32_t key)
+/* Likewise V, [token][v_stride], of n tokens. */
+static const uint16_t *values_at(const struct attn_job *job, const struct attn_tile *t, int32_t key,
+                                 int32_t n)
 {
-    const struct kv_pages *p = job->pages;
-    const char *v = attn_page(job, t, key) + p->k_bytes;
-    return (const uint16_t *)(const void *)v + key % job->cpu->limits.block_tokens * p->v_stride;
+    const struct kv_plane *p = &job->pages->v;
+    const char *page = attn_page(job, t, key);
+    int32_t token = key % p->tokens;
+    if (p->format == KV_PLAIN) {
+        return (const uint16_t *)(const void *)(page + p->at) + (int64_t)token * p->width;
+    }
+    job->cpu->kernels->unpack(p, page, token, n, p->width, true, t->image);
+    return t->image;
 }
 
 /* Steps of the positions [from, to), multiples of UNIT_K that count from the chunk's begin; what
@@ -142,10 +170,12 @@ static void pack_values(const struct attn_job *job, const struct attn_tile *t, i
                 memset(out + (int64_t)panel * UNIT_BLOCK, 0, UNIT_BLOCK / 2);
             }
         } else if (p->geometry.v_in_k) {
-            job->unit->turn_values(key_page(job, t, key), job->cpu->limits.block_tokens,
-                                   first - key, end - key, p->geometry.head_dim_v, n_panels, out);
+            struct bf16_keys k = keys_at(job, t, key);
+            job->unit->turn_values(k.at, k.tokens, first - key, end - key, p->geometry.head_dim_v,
+                                   n_panels, out);
         } else {
-            job->unit->pack_values(value_row(job, t, key), first - key, end - key, n_panels, out);
+            job->unit->pack_values(values_at(job, t, key, PANEL), first - key, end - key, n_panels,
+                                   out);
         }
     }
 }
@@ -156,8 +186,9 @@ static void place_value(const struct attn_job *job, const struct attn_tile *t, i
 {
     const struct kv_pages *p = job->pages;
     bool turned = p->geometry.v_in_k;
-    const uint16_t *v = turned ? key_page(job, t, key) : value_row(job, t, key);
-    int64_t step = turned ? job->cpu->limits.block_tokens : 1;
+    struct bf16_keys k = turned ? keys_at(job, t, key) : (struct bf16_keys){NULL, 1};
+    const uint16_t *v = turned ? k.at : values_at(job, t, key, 1);
+    int64_t step = k.tokens;
     int64_t block = (int64_t)(i / UNIT_K) * (p->v_stride / PANEL);
     for (int32_t d = 0; d < p->geometry.head_dim_v; d++) {
         char *line = t->values + (block + d / PANEL) * UNIT_BLOCK + i % UNIT_K / 2 * 64;

@@ -5,6 +5,7 @@
 
 #include "cpu/cpu.h"
 #include "cpu/cpu_kernels.h"
+#include "cpu/cpu_kv_codes.h"
 #include "cpu/cpu_pool.h"
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
@@ -24,6 +25,8 @@ enum { ATTN_TILE = 48, UNIT_TILE = 512, ATTN_MAX_TILE = UNIT_TILE };
 
 /* Chunks that are computed apart before they are joined. Not touched before it is needed. */
 enum { ATTN_PARTS_BYTES = 64 << 20 };
+
+enum { MAX_HEAD_DIM = 4096 };
 
 /* A weight that stays quantised (cpu_coded.c): its `packed` are codes (struct code_run), and beside
  * them lie scales and zeros. */
@@ -82,14 +85,15 @@ struct rope_table {
     float *cos, *sin; // [max_pos, n_pairs]
 };
 
-/* Where a layer's K and V lie inside its pages: per kv head [head_dim_k][tokens] of K, then
- * [tokens][v_stride] of V (none with v_in_k). */
+/* Where a layer's K and V lie inside its pages: per kv head the planes of K and V (none with
+ * v_in_k). */
 struct kv_pages {
     char *base;
     struct kv_layer geometry;
-    enum dtype dtype;
+    enum dtype dtype; // of the set
+    struct kv_plane k, v;
     int32_t v_stride; // head_dim_v up to a multiple of PANEL
-    size_t head_bytes, k_bytes, block_bytes;
+    size_t head_bytes, block_bytes;
 };
 
 struct kv_set {

@@ -6,6 +6,7 @@
 #define SLUICE_CPU_KERNELS_H
 
 #include "cpu/cpu_attention_amx.h"
+#include "cpu/cpu_kv_codes.h"
 #include "engine/device/ops.h"
 
 /* A packed product covers PANEL outputs at a time; a tile is 1 to MAX_PANELS panels. */
@@ -90,13 +91,13 @@ struct block_unit {
     void (*put_rounded)(const float *a, const float *b, char *to);
 };
 
-/* Consecutive pages of one head's K or V, as they are stored. `first` and `end` bound the tokens
+/* Consecutive pages of one head's K or V. `first` and `end` bound the tokens
  * that weigh reads, counted from the first page's first. */
 struct page_run {
-    enum dtype dtype;
-    int32_t n_pages, tokens; // of one page
+    const struct kv_plane *plane;
+    int32_t n_pages;
     int32_t first, end;
-    const char *const *pages;
+    const char *const *pages; // where the head begins in each
 };
 
 struct argmax {
@@ -135,13 +136,21 @@ struct cpu_kernels {
 
     /* Stored numbers to fp32. */
     void (*widen)(enum dtype dtype, const void *from, float *to, int64_t n);
-    /* s[i * s_stride + page * tokens + t] = q[i] . k[.][t], k being [dim][tokens] of each page */
+    kv_encode_fn *encode; // as kv_encode_scalar
+    /* The first `width` numbers of n tokens from `token` on, as bf16 or fp32: of K [width][n], of V
+     * [n][width]. */
+    void (*unpack)(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
+                   int32_t width, bool bf16, void *out);
+    /* s[i * s_stride + page * tokens + t] = q[i] . the key of token t of a page */
     void (*scores)(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
                    int32_t dim, float *s, int64_t s_stride);
-    /* acc[i][d] += sum over t of p[i][t] * v[t][d], v being [tokens][dim] of each page; dim is a
-     * multiple of PANEL. */
+    /* p[i][t] of all tokens of the pages becomes what their codes are to be weighed with: times
+     * their scale, unless it is 0. */
+    void (*fold)(float *p, int64_t p_stride, int32_t m, const struct page_run *v);
+    /* acc[i][d] += sum over t of p[i][t] * v[t][d], of codes without their scales; a token's width
+     * is a multiple of PANEL. */
     void (*weigh)(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
-                  int32_t dim, float *acc);
+                  float *acc);
     float (*max)(const float *x, int64_t n);
     /* x = exp(x - max) in place; returns the sum. */
     float (*exp_sum)(float *x, int64_t n, float max);

@@ -176,40 +176,56 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     }
 }
 
-static float stored(const struct page_run *run, int32_t page, int64_t at)
+static void unpack(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
+                   int32_t width, bool bf16, void *out)
 {
-    const char *p = run->pages[page];
-    switch (run->dtype) {
-    case DT_BF16: return bf16_to_f32(((const uint16_t *)p)[at]);
-    case DT_F16: return f16_to_f32(((const uint16_t *)p)[at]);
-    default: return ((const float *)p)[at];
+    for (int32_t t = 0; t < n; t++) {
+        for (int32_t d = 0; d < width; d++) {
+            int64_t at = p->by_dim ? (int64_t)d * n + t : (int64_t)t * width + d;
+            float x = kv_get(p, head, token + t, d);
+            if (bf16) {
+                ((uint16_t *)out)[at] = bf16_of(x);
+            } else {
+                ((float *)out)[at] = x;
+            }
+        }
     }
 }
 
 static void scores(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
                    int32_t dim, float *s, int64_t s_stride)
 {
-    for (int32_t i = 0; i < m; i++) {
-        for (int32_t t = 0; t < k->n_pages * k->tokens; t++) {
-            int32_t page = t / k->tokens, place = t % k->tokens;
-            float sum = 0.0f;
-            for (int32_t d = 0; d < dim; d++) {
-                sum += q[i * q_stride + d] * stored(k, page, (int64_t)d * k->tokens + place);
+    int32_t tokens = k->plane->tokens;
+    for (int32_t t = 0; t < k->n_pages * tokens; t++) {
+        for (int32_t i = 0; i < m; i++) {
+            s[i * s_stride + t] = 0.0f;
+        }
+        for (int32_t d = 0; d < dim; d++) {
+            float x = kv_get(k->plane, k->pages[t / tokens], t % tokens, d);
+            for (int32_t i = 0; i < m; i++) {
+                s[i * s_stride + t] += q[i * q_stride + d] * x;
             }
-            s[i * s_stride + t] = sum;
         }
     }
 }
 
-static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
-                  int32_t dim, float *acc)
+/* Nothing: `weigh` reads whole values. */
+static void fold(float *p, int64_t p_stride, int32_t m, const struct page_run *v)
 {
-    for (int32_t i = 0; i < m; i++) {
-        for (int32_t t = v->first; t < v->end; t++) {
-            int32_t page = t / v->tokens;
-            int64_t first = (int64_t)(t % v->tokens) * dim;
-            for (int32_t d = 0; d < dim; d++) {
-                acc[(int64_t)i * dim + d] += p[i * p_stride + t] * stored(v, page, first + d);
+    (void)p;
+    (void)p_stride;
+    (void)m;
+    (void)v;
+}
+
+static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page_run *v, float *acc)
+{
+    int32_t tokens = v->plane->tokens, dim = v->plane->width;
+    for (int32_t t = v->first; t < v->end; t++) {
+        for (int32_t d = 0; d < dim; d++) {
+            float x = kv_get(v->plane, v->pages[t / tokens], t % tokens, d);
+            for (int32_t i = 0; i < m; i++) {
+                acc[(int64_t)i * dim + d] += p[i * p_stride + t] * x;
             }
         }
     }
@@ -330,6 +346,9 @@ const struct cpu_kernels cpu_kernels_scalar = {
     .activate = activate,
     .rotate = rotate,
     .widen = widen,
+    .encode = kv_encode_scalar,
+    .unpack = unpack,
+    .fold = fold,
     .scores = scores,
     .weigh = weigh,
     .max = max_of,

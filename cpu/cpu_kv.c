@@ -2,20 +2,20 @@
  * that a score of many tokens is one stream, then V as [token][head_dim], padded to whole panels. */
 #include "cpu/cpu_internal.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 static struct kv_pages lay_out(const struct kv_set_desc *desc, int32_t layer, int32_t block_tokens)
 {
     const struct kv_layer *g = &desc->layers[layer];
-    size_t size = dtype_bytes(desc->dtype);
     struct kv_pages p = {.geometry = *g, .dtype = desc->dtype};
     p.v_stride = (int32_t)round_up(g->head_dim_v, PANEL);
-    p.k_bytes = (size_t)g->head_dim_k * (size_t)block_tokens * size;
-    p.head_bytes = p.k_bytes;
+    p.k = kv_plane_make(desc->format, desc->dtype, true, block_tokens, g->head_dim_k, g->k_scale, 0);
+    p.head_bytes = p.k.n_bytes;
     if (!g->v_in_k) {
-        p.head_bytes += (size_t)p.v_stride * (size_t)block_tokens * size;
+        p.v = kv_plane_make(desc->format, desc->dtype, false, block_tokens, p.v_stride, g->v_scale,
+                            (size_t)round_up((int64_t)p.k.n_bytes, p.k.has_scales ? 16 : 1));
+        p.head_bytes = p.v.at + p.v.n_bytes;
     }
     p.head_bytes = (size_t)round_up((int64_t)p.head_bytes, 64);
     p.block_bytes = p.head_bytes * (size_t)g->n_kv_heads;
@@ -26,8 +26,8 @@ static enum status check_desc(const struct kv_set_desc *desc)
 {
     for (int32_t i = 0; i < desc->n_layers; i++) {
         const struct kv_layer *g = &desc->layers[i];
-        if (g->n_kv_heads < 1 || g->head_dim_k < 1 || g->head_dim_v < 1 || g->head_dim_k > 4096 ||
-            g->head_dim_v > 4096 || (g->v_in_k && g->head_dim_v > g->head_dim_k)) {
+        if (g->n_kv_heads < 1 || g->head_dim_k < 1 || g->head_dim_v < 1 ||
+            g->head_dim_k > MAX_HEAD_DIM || g->head_dim_v > MAX_HEAD_DIM || (g->v_in_k && g->head_dim_v > g->head_dim_k)) {
             return ERR_INVALID;
         }
     }
@@ -89,47 +89,31 @@ struct kv_slot cpu_kv_slot(const struct cpu_backend *cpu, const struct kv_pages 
     return (struct kv_slot){pages->base + (size_t)block * pages->block_bytes, pos % tokens};
 }
 
-static void put(enum dtype dtype, void *to, int64_t at, float x)
+static void store(const struct cpu_backend *cpu, const struct kv_plane *p, struct kv_slot slot,
+                  char *head, const float *x, int32_t n)
 {
-    switch (dtype) {
-    case DT_BF16: ((uint16_t *)to)[at] = bf16_of(x); break;
-    case DT_F16: ((uint16_t *)to)[at] = f16_of(x); break;
-    default: ((float *)to)[at] = x; break;
-    }
-}
-
-/* n numbers, `step` elements apart. */
-static void put_run(enum dtype dtype, void *to, int64_t at, int64_t step, const float *x, int32_t n)
-{
-    if (dtype == DT_BF16) { // what nearly all pages are of
-        uint16_t *out = (uint16_t *)to + at;
-        for (int32_t i = 0; i < n; i++) {
-            out[i * step] = bf16_of(x[i]);
-        }
+    uint8_t codes[MAX_HEAD_DIM];
+    struct kv_scale scale;
+    if (p->format == KV_PLAIN) {
+        kv_put_plain(p, head, slot.token, x, n);
         return;
     }
-    for (int32_t i = 0; i < n; i++) {
-        put(dtype, to, at + i * step, x[i]);
-    }
+    cpu->kernels->encode(p, x, n, codes, &scale);
+    kv_put_codes(p, head, slot.token, codes, n, scale);
 }
 
 void cpu_kv_store_k(const struct cpu_backend *cpu, const struct kv_pages *pages,
                     struct kv_slot slot, int32_t head, const float *k)
 {
-    char *to = slot.block + (size_t)head * pages->head_bytes;
-    put_run(pages->dtype, to, slot.token, cpu->limits.block_tokens, k, pages->geometry.head_dim_k);
+    store(cpu, &pages->k, slot, slot.block + (size_t)head * pages->head_bytes, k,
+          pages->geometry.head_dim_k);
 }
 
 void cpu_kv_store_v(const struct cpu_backend *cpu, const struct kv_pages *pages,
                     struct kv_slot slot, int32_t head, const float *v)
 {
-    char *to = slot.block + (size_t)head * pages->head_bytes + pages->k_bytes;
-    (void)cpu;
-    put_run(pages->dtype, to, (int64_t)slot.token * pages->v_stride, 1, v,
-            pages->geometry.head_dim_v);
-    for (int32_t d = pages->geometry.head_dim_v; d < pages->v_stride; d++) {
-        put(pages->dtype, to, (int64_t)slot.token * pages->v_stride + d, 0.0f);
-    }
+    store(cpu, &pages->v, slot, slot.block + (size_t)head * pages->head_bytes, v,
+          pages->geometry.head_dim_v);
 }
 
 enum status cpu_copy_blocks(struct backend *be, int32_t n, const struct block_copy *copies)
@@ -154,17 +138,11 @@ static void move_slot(const struct cpu_backend *cpu, const struct kv_pages *p,
 {
     struct kv_slot from = cpu_kv_slot(cpu, p, m->lane, m->from);
     struct kv_slot to = cpu_kv_slot(cpu, p, m->lane, m->to);
-    size_t size = dtype_bytes(p->dtype), tokens = (size_t)cpu->limits.block_tokens;
-    size_t v_bytes = (size_t)p->v_stride * size;
     for (int32_t h = 0; h < p->geometry.n_kv_heads; h++) {
         char *a = from.block + (size_t)h * p->head_bytes, *b = to.block + (size_t)h * p->head_bytes;
-        for (size_t d = 0; d < (size_t)p->geometry.head_dim_k; d++) {
-            memcpy(b + (d * tokens + (size_t)to.token) * size,
-                   a + (d * tokens + (size_t)from.token) * size, size);
-        }
+        kv_move(&p->k, a, from.token, b, to.token);
         if (!p->geometry.v_in_k) {
-            memmove(b + p->k_bytes + (size_t)to.token * v_bytes,
-                    a + p->k_bytes + (size_t)from.token * v_bytes, v_bytes);
+            kv_move(&p->v, a, from.token, b, to.token);
         }
     }
 }
@@ -189,11 +167,12 @@ enum status cpu_poison_blocks(struct backend *be, int32_t n, const int32_t *bloc
     for (int32_t set = 0; set < MAX_KV_SETS; set++) {
         for (int32_t l = 0; l < cpu->kv_sets[set].n_layers; l++) {
             const struct kv_pages *p = &cpu->kv_sets[set].layers[l];
-            int64_t count = (int64_t)(p->block_bytes / dtype_bytes(p->dtype));
-            for (int32_t i = 0; i < n; i++) {
-                char *block = p->base + (size_t)blocks[i] * p->block_bytes;
-                for (int64_t e = 0; e < count; e++) {
-                    put(p->dtype, block, e, NAN);
+            for (int32_t i = 0; i < n * p->geometry.n_kv_heads; i++) {
+                char *head = p->base + (size_t)blocks[i / p->geometry.n_kv_heads] * p->block_bytes +
+                             (size_t)(i % p->geometry.n_kv_heads) * p->head_bytes;
+                kv_poison(&p->k, head);
+                if (!p->geometry.v_in_k) {
+                    kv_poison(&p->v, head);
                 }
             }
         }

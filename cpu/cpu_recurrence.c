@@ -196,6 +196,12 @@ static int32_t per_row(const struct recurrence_job *job)
     return job->pages->geometry.kind == STATE_DELTA ? 2 : 1;
 }
 
+/* A page of plain numbers, as the kernels of attention read it. */
+static struct kv_plane plain(enum dtype dtype, bool by_dim, int32_t tokens, int32_t width)
+{
+    return kv_plane_make(KV_PLAIN, dtype, by_dim, tokens, width, 0.0f, 0);
+}
+
 /* The rows themselves, those times their decay since the block's beginning, and what S gives. */
 static void products_with_state(const struct recurrence_job *job, const struct run *r,
                                 struct space *s)
@@ -221,9 +227,9 @@ static void products_with_state(const struct recurrence_job *job, const struct r
     if (r->begin > 0) {
         const char *state =
             (const char *)state_of_head(p, state_record(p, r->lane, r->begin), r->head);
-        struct page_run run = {.dtype = DT_F32, .n_pages = 1, .tokens = dk, .end = dk,
-                               .pages = &state};
-        job->cpu->kernels->weigh(s->scaled, dk, r->n * per, &run, p->v_stride, s->from_s);
+        const struct kv_plane plane = plain(DT_F32, false, dk, p->v_stride);
+        struct page_run run = {.plane = &plane, .n_pages = 1, .end = dk, .pages = &state};
+        job->cpu->kernels->weigh(s->scaled, dk, r->n * per, &run, s->from_s);
     }
 }
 
@@ -235,8 +241,9 @@ static void products_with_keys(const struct recurrence_job *job, const struct ru
     const struct cpu_kernels *kernels = job->cpu->kernels;
     int32_t block = p->block, dk = p->geometry.key_dim, per = per_row(job);
     const char *page = (const char *)s->page;
-    struct page_run run = {.dtype = p->dtype, .n_pages = 1, .tokens = block, .end = block,
-                           .pages = &r->k};
+    const struct kv_plane keys = plain(p->dtype, true, block, dk);
+    const struct kv_plane decayed = plain(DT_F32, true, block, dk);
+    struct page_run run = {.plane = &keys, .n_pages = 1, .end = block, .pages = &r->k};
     if (p->decays == 1) {
         kernels->scores(s->rows, dk, r->n * per, &run, dk, s->scores, block);
     }
@@ -244,8 +251,7 @@ static void products_with_keys(const struct recurrence_job *job, const struct ru
         float *of_row = s->scores + (int64_t)i * per * block;
         if (p->decays > 1) {
             decayed_keys(job, r, r->at + i, s->page, s->scaled);
-            run = (struct page_run){.dtype = DT_F32, .n_pages = 1, .tokens = block, .end = block,
-                                    .pages = &page};
+            run = (struct page_run){.plane = &decayed, .n_pages = 1, .end = block, .pages = &page};
             kernels->scores(s->rows + (int64_t)i * per * dk, dk, per, &run, dk, of_row, block);
             continue;
         }
@@ -263,9 +269,9 @@ static void add_values(const struct recurrence_job *job, const struct run *r, co
 {
     const struct state_pages *p = job->pages;
     const char *u = r->u;
-    struct page_run run = {.dtype = p->dtype, .n_pages = 1, .tokens = p->block, .end = end,
-                           .pages = &u};
-    job->cpu->kernels->weigh(scores, p->block, 1, &run, p->v_stride, sum);
+    const struct kv_plane values = plain(p->dtype, false, p->block, p->v_stride);
+    struct page_run run = {.plane = &values, .n_pages = 1, .end = end, .pages = &u};
+    job->cpu->kernels->weigh(scores, p->block, 1, &run, sum);
 }
 
 /* The value that the row leaves to those behind it. */
@@ -327,9 +333,9 @@ static void move_on(const struct recurrence_job *job, const struct run *r, struc
     }
     decayed_keys(job, r, block - 1, s->page, s->rows);
     const char *u = r->u;
-    struct page_run run = {.dtype = p->dtype, .n_pages = 1, .tokens = block, .end = block,
-                           .pages = &u};
-    job->cpu->kernels->weigh(s->page, block, dk, &run, v, to);
+    const struct kv_plane values = plain(p->dtype, false, block, v);
+    struct page_run run = {.plane = &values, .n_pages = 1, .end = block, .pages = &u};
+    job->cpu->kernels->weigh(s->page, block, dk, &run, to);
     char *kept = cpu_state_kept(job->cpu, p, r->lane, r->begin + block);
     if (kept) {
         memcpy(state_of_head(p, kept, r->head), to, (size_t)dk * (size_t)v * sizeof *to);

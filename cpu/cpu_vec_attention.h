@@ -3,8 +3,7 @@
 #ifndef SLUICE_CPU_VEC_ATTENTION_H
 #define SLUICE_CPU_VEC_ATTENTION_H
 
-#include "cpu/cpu_internal.h"
-#include "cpu/cpu_vec.h"
+#include "cpu/cpu_vec_kv.h"
 
 #include <math.h>
 
@@ -24,167 +23,255 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     }
 }
 
-VEC_INLINE vf load_stored(const enum dtype dtype, const char *p, int64_t at)
-{
-    return dtype == DT_F32    ? vec_load((const float *)p + at)
-           : dtype == DT_BF16 ? vec_from_bf16((const uint16_t *)p + at)
-                              : vec_from_f16((const uint16_t *)p + at);
-}
+/* What scores are made of: q, pages of K, and for codes the sum of each q, since their zeros are
+ * taken off what the codes alone give. */
+struct score_job {
+    const float *q;
+    int64_t q_stride;
+    const struct page_run *k;
+    int32_t per_page, dim; // vectors of tokens in a page
+    float *s;
+    int64_t s_stride;
+    const float *q_sums;
+};
 
-/* rows x vecs scores: the vectors are consecutive runs of tokens, `per_page` of them in a page. */
-VEC_INLINE void score_block(const float *q, int64_t q_stride, const struct page_run *k,
-                            int32_t first_vec, int32_t per_page, int32_t dim, float *s,
-                            int64_t s_stride, const int rows, const int vecs,
-                            const enum dtype dtype)
+/* Both lie one behind the other in q. */
+VEC_INLINE void score_dim(const struct score_job *j, const float *q, int32_t first_vec, int32_t d,
+                          vf acc[BLOCK_ROWS][BLOCK_VECS], const int rows, const int vecs,
+                          const bool pair, const enum stored kind)
 {
-    vf acc[BLOCK_ROWS][BLOCK_VECS];
-    const char *from[BLOCK_VECS];
-    const int64_t size = dtype == DT_F32 ? 4 : 2;
-    for (int j = 0; j < vecs; j++) {
-        from[j] = k->pages[(first_vec + j) / per_page] + (first_vec + j) % per_page * VEC * size;
-        for (int i = 0; i < rows; i++) {
-            acc[i][j] = vec_set(0.0f);
-        }
-    }
-    for (int32_t d = 0; d < dim; d++) {
-        vf x[BLOCK_VECS];
-        for (int j = 0; j < vecs; j++) {
-            x[j] = load_stored(dtype, from[j], (int64_t)d * k->tokens);
-        }
-        for (int i = 0; i < rows; i++) {
-            vf one = vec_set(q[i * q_stride + d]);
-            for (int j = 0; j < vecs; j++) {
-                acc[i][j] = vec_fma(one, x[j], acc[i][j]);
-            }
-        }
+    vf even[BLOCK_VECS], odd[BLOCK_VECS];
+    for (int v = 0; v < vecs; v++) {
+        const char *head = j->k->pages[(first_vec + v) / j->per_page];
+        load_keys(j->k->plane, head, (first_vec + v) % j->per_page * VEC, d, &even[v], &odd[v],
+                  kind);
     }
     for (int i = 0; i < rows; i++) {
-        for (int j = 0; j < vecs; j++) {
-            vec_store(s + i * s_stride + (first_vec + j) * VEC, acc[i][j]);
+        vf one = vec_set(q[i * j->q_stride + d]);
+        for (int v = 0; v < vecs; v++) {
+            acc[i][v] = vec_fma(one, even[v], acc[i][v]);
+        }
+    }
+    for (int i = 0; i < rows && pair; i++) {
+        vf one = vec_set(q[i * j->q_stride + d + 1]);
+        for (int v = 0; v < vecs; v++) {
+            acc[i][v] = vec_fma(one, odd[v], acc[i][v]);
         }
     }
 }
 
-VEC_INLINE void score_rows(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
-                           int32_t vec, int32_t per_page, int32_t dim, float *s, int64_t s_stride,
-                           const int vecs, const enum dtype dtype)
+/* rows x vecs scores: the vectors are consecutive runs of tokens. */
+VEC_INLINE void score_block(const struct score_job *j, int32_t row, int32_t first_vec,
+                            const int rows, const int vecs, const enum stored kind)
+{
+    vf acc[BLOCK_ROWS][BLOCK_VECS];
+    const float *q = j->q + row * j->q_stride;
+    int32_t d = 0;
+    for (int v = 0; v < vecs; v++) {
+        for (int i = 0; i < rows; i++) {
+            acc[i][v] = vec_set(0.0f);
+        }
+    }
+    for (; in_pairs(kind) && d + 2 <= j->dim; d += 2) {
+        score_dim(j, q, first_vec, d, acc, rows, vecs, true, kind);
+    }
+    for (; d < j->dim; d++) {
+        score_dim(j, q, first_vec, d, acc, rows, vecs, false, kind);
+    }
+    for (int v = 0; v < vecs; v++) {
+        vf scale, zero;
+        if (kind >= STORED_E4M3) {
+            load_scales(j->k->plane, j->k->pages[(first_vec + v) / j->per_page],
+                        (first_vec + v) % j->per_page * VEC, &scale, &zero, kind);
+            scale *= vec_set(code_unit(kind));
+        }
+        for (int i = 0; i < rows; i++) {
+            vf x = acc[i][v];
+            x = has_zeros(kind) ? x - zero * vec_set(j->q_sums[row + i]) : x;
+            x = kind >= STORED_E4M3 ? x * scale : x;
+            vec_store(j->s + (row + i) * j->s_stride + (first_vec + v) * VEC, x);
+        }
+    }
+}
+
+VEC_INLINE void score_rows(const struct score_job *j, int32_t m, int32_t vec, const int vecs,
+                           const enum stored kind)
 {
     int32_t i = 0;
     for (; i + BLOCK_ROWS <= m; i += BLOCK_ROWS) {
-        score_block(q + i * q_stride, q_stride, k, vec, per_page, dim, s + i * s_stride, s_stride,
-                    BLOCK_ROWS, vecs, dtype);
+        score_block(j, i, vec, BLOCK_ROWS, vecs, kind);
     }
     for (; i + 4 <= m; i += 4) {
-        score_block(q + i * q_stride, q_stride, k, vec, per_page, dim, s + i * s_stride, s_stride,
-                    4, vecs, dtype);
+        score_block(j, i, vec, 4, vecs, kind);
     }
     for (; i < m; i++) {
-        score_block(q + i * q_stride, q_stride, k, vec, per_page, dim, s + i * s_stride, s_stride,
-                    1, vecs, dtype);
+        score_block(j, i, vec, 1, vecs, kind);
     }
 }
 
-VEC_INLINE void score_pages(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
-                            int32_t dim, float *s, int64_t s_stride, const enum dtype dtype)
+VEC_INLINE void score_pages(const struct score_job *j, int32_t m, const enum stored kind)
 {
-    int32_t per_page = k->tokens / VEC, n = k->n_pages * per_page, vec = 0;
+    int32_t n = j->k->n_pages * j->per_page, vec = 0;
     for (; vec + BLOCK_VECS <= n; vec += BLOCK_VECS) {
-        score_rows(q, q_stride, m, k, vec, per_page, dim, s, s_stride, BLOCK_VECS, dtype);
+        score_rows(j, m, vec, BLOCK_VECS, kind);
     }
     for (; vec < n; vec++) {
-        score_rows(q, q_stride, m, k, vec, per_page, dim, s, s_stride, 1, dtype);
+        score_rows(j, m, vec, 1, kind);
     }
+}
+
+static float sum_of_row(const float *x, int32_t n)
+{
+    vf sum = vec_set(0.0f);
+    int32_t i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        sum += vec_load(x + i);
+    }
+    float total = vec_sum(sum);
+    for (; i < n; i++) {
+        total += x[i];
+    }
+    return total;
 }
 
 /* Pages that are no whole number of vectors go the scalar way, whoever reads them. */
 static void scores(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
                    int32_t dim, float *s, int64_t s_stride)
 {
-    if (k->tokens % VEC != 0) {
+    float q_sums[ATTN_TILE];
+    struct score_job j = {.q = q,
+                          .q_stride = q_stride,
+                          .k = k,
+                          .per_page = k->plane->tokens / VEC,
+                          .dim = dim,
+                          .s = s,
+                          .s_stride = s_stride,
+                          .q_sums = q_sums};
+    if (k->plane->tokens % VEC != 0) {
         cpu_kernels_scalar.scores(q, q_stride, m, k, dim, s, s_stride);
-    } else if (k->dtype == DT_F32) {
-        score_pages(q, q_stride, m, k, dim, s, s_stride, DT_F32);
-    } else if (k->dtype == DT_BF16) {
-        score_pages(q, q_stride, m, k, dim, s, s_stride, DT_BF16);
-    } else {
-        score_pages(q, q_stride, m, k, dim, s, s_stride, DT_F16);
+        return;
     }
+    for (int32_t i = 0; i < m && kv_format_has_zero(k->plane->format); i++) {
+        q_sums[i] = sum_of_row(q + i * q_stride, dim);
+    }
+    WITH_STORED(stored_of(k->plane), score_pages, &j, m);
 }
 
-VEC_INLINE void weigh_block(const float *p, int64_t p_stride, const struct page_run *v,
-                            int32_t column, int32_t dim, float *acc, const int rows,
-                            const int vecs, const enum dtype dtype)
+/* What values are weighed with, and where the sums go. */
+struct weigh_job {
+    const float *p;
+    int64_t p_stride;
+    const struct page_run *v;
+    float *acc;
+};
+
+VEC_INLINE void weigh_block(const struct weigh_job *j, int32_t row, int32_t column, const int rows,
+                            const int vecs, const enum stored kind)
 {
     vf sum[BLOCK_ROWS][BLOCK_VECS];
+    const struct kv_plane *plane = j->v->plane;
+    const float *p = j->p + row * j->p_stride;
+    float *acc = j->acc + (int64_t)row * plane->width + column;
     for (int i = 0; i < rows; i++) {
-        for (int j = 0; j < vecs; j++) {
-            sum[i][j] = vec_load(acc + (int64_t)i * dim + column + j * VEC);
+        for (int v = 0; v < vecs; v++) {
+            sum[i][v] = vec_load(acc + (int64_t)i * plane->width + v * VEC);
         }
     }
-    for (int32_t t = v->first; t < v->end;) {
-        int32_t page = t / v->tokens, in_page = t % v->tokens;
-        int32_t n = v->tokens - in_page < v->end - t ? v->tokens - in_page : v->end - t;
+    for (int32_t t = j->v->first; t < j->v->end;) {
+        int32_t in_page = t % plane->tokens;
+        const char *head = j->v->pages[t / plane->tokens];
+        int32_t n = plane->tokens - in_page < j->v->end - t ? plane->tokens - in_page : j->v->end - t;
         for (int32_t last = t + n; t < last; t++, in_page++) {
-            vf x[BLOCK_VECS];
-            for (int j = 0; j < vecs; j++) {
-                x[j] = load_stored(dtype, v->pages[page], (int64_t)in_page * dim + column + j * VEC);
+            vf x[BLOCK_VECS], zero = vec_set(0.0f);
+            if (has_zeros(kind)) {
+                zero = vec_set(zero_of(plane, head, in_page));
+            }
+            for (int v = 0; v < vecs; v++) {
+                x[v] = load_values(plane, head, in_page, column + v * VEC, kind);
+                x[v] = has_zeros(kind) ? x[v] - zero : x[v];
             }
             for (int i = 0; i < rows; i++) {
-                vf one = vec_set(p[i * p_stride + t]);
-                for (int j = 0; j < vecs; j++) {
-                    sum[i][j] = vec_fma(one, x[j], sum[i][j]);
+                vf one = vec_set(p[i * j->p_stride + t]);
+                for (int v = 0; v < vecs; v++) {
+                    sum[i][v] = vec_fma(one, x[v], sum[i][v]);
                 }
             }
         }
     }
     for (int i = 0; i < rows; i++) {
-        for (int j = 0; j < vecs; j++) {
-            vec_store(acc + (int64_t)i * dim + column + j * VEC, sum[i][j]);
+        for (int v = 0; v < vecs; v++) {
+            vec_store(acc + (int64_t)i * plane->width + v * VEC, sum[i][v]);
         }
     }
 }
 
-VEC_INLINE void weigh_rows(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
-                           int32_t column, int32_t dim, float *acc, const int vecs,
-                           const enum dtype dtype)
+VEC_INLINE void weigh_rows(const struct weigh_job *j, int32_t m, int32_t column, const int vecs,
+                           const enum stored kind)
 {
     int32_t i = 0;
     for (; i + BLOCK_ROWS <= m; i += BLOCK_ROWS) {
-        weigh_block(p + i * p_stride, p_stride, v, column, dim, acc + (int64_t)i * dim, BLOCK_ROWS,
-                    vecs, dtype);
+        weigh_block(j, i, column, BLOCK_ROWS, vecs, kind);
     }
     for (; BLOCK_ROWS > 4 && i + 4 <= m; i += 4) {
-        weigh_block(p + i * p_stride, p_stride, v, column, dim, acc + (int64_t)i * dim, 4, vecs,
-                    dtype);
+        weigh_block(j, i, column, 4, vecs, kind);
     }
     for (; i < m; i++) {
-        weigh_block(p + i * p_stride, p_stride, v, column, dim, acc + (int64_t)i * dim, 1, vecs,
-                    dtype);
+        weigh_block(j, i, column, 1, vecs, kind);
     }
 }
 
-VEC_INLINE void weigh_pages(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
-                            int32_t dim, float *acc, const enum dtype dtype)
+VEC_INLINE void weigh_pages(const struct weigh_job *j, int32_t m, const enum stored kind)
 {
-    int32_t d = 0;
+    int32_t d = 0, dim = j->v->plane->width;
     for (; d + BLOCK_VECS * VEC <= dim; d += BLOCK_VECS * VEC) {
-        weigh_rows(p, p_stride, m, v, d, dim, acc, BLOCK_VECS, dtype);
+        weigh_rows(j, m, d, BLOCK_VECS, kind);
     }
     for (; d < dim; d += VEC) {
-        weigh_rows(p, p_stride, m, v, d, dim, acc, 1, dtype);
+        weigh_rows(j, m, d, 1, kind);
     }
 }
 
-static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
-                  int32_t dim, float *acc)
+static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page_run *v, float *acc)
 {
-    if (v->dtype == DT_F32) {
-        weigh_pages(p, p_stride, m, v, dim, acc, DT_F32);
-    } else if (v->dtype == DT_BF16) {
-        weigh_pages(p, p_stride, m, v, dim, acc, DT_BF16);
-    } else {
-        weigh_pages(p, p_stride, m, v, dim, acc, DT_F16);
+    struct weigh_job j = {.p = p, .p_stride = p_stride, .v = v, .acc = acc};
+    WITH_STORED(stored_of(v->plane), weigh_pages, &j, m);
+}
+
+/* What nobody sees weighs 0, and may have a scale that is no number. */
+VEC_INLINE void fold_page(float *p, int64_t p_stride, int32_t m, const struct kv_plane *plane,
+                          const char *head, const enum stored kind)
+{
+    const int32_t n = plane->tokens;
+    int32_t t = 0;
+    for (; t + VEC <= n; t += VEC) {
+        vf scale, zero;
+        load_scales(plane, head, t, &scale, &zero, kind);
+        scale *= vec_set(code_unit(kind));
+        for (int32_t i = 0; i < m; i++) {
+            vf x = vec_load(p + i * p_stride + t);
+            vec_store(p + i * p_stride + t, vec_select(x != vec_set(0.0f), x * scale, x));
+        }
     }
+    for (; t < n; t++) {
+        const float scale = kv_scale_get(plane, head, t).scale * code_unit(kind);
+        for (int32_t i = 0; i < m; i++) {
+            float *at = p + i * p_stride + t;
+            *at = *at != 0.0f ? *at * scale : *at;
+        }
+    }
+}
+
+VEC_INLINE void fold_pages(float *p, int64_t p_stride, int32_t m, const struct page_run *v,
+                           const enum stored kind)
+{
+    for (int32_t page = 0; page < v->n_pages; page++) {
+        fold_page(p + page * v->plane->tokens, p_stride, m, v->plane, v->pages[page], kind);
+    }
+}
+
+static void fold(float *p, int64_t p_stride, int32_t m, const struct page_run *v)
+{
+    WITH_STORED(stored_of(v->plane), fold_pages, p, p_stride, m, v);
 }
 
 static float exp_sum(float *x, int64_t n, float max)

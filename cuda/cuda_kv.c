@@ -28,6 +28,9 @@ enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
 {
     (void)base;
     size_t sum = 0;
+    if (desc->format != KV_PLAIN) {
+        return ERR_UNSUPPORTED;
+    }
     for (int32_t i = 0; i < desc->n_layers; i++) {
         if (page_elements(&desc->layers[i], block_tokens) == 0) {
             return ERR_INVALID;

@@ -31,6 +31,7 @@ struct engine_options {
     const char *check_weights; // "off", "sampled", "full": what of the checkpoint is looked at
     const char *dtype;       // of weights and KV, as config.json writes it; "auto": the checkpoint's
     const char *quantization; // NULL: none; "fp8" or "int4": of weights that are not quantised
+    const char *kv_cache_dtype; // of KV alone: kv_choice_find; "auto": as the checkpoint asks
     const char *activation_quantization; // "none": inputs of quantised weights are not rounded
     int32_t max_model_len;       // 0: the model's own, as far as memory allows
     int32_t max_num_seqs;        // lanes; 0: 256 (CPU: 64)
@@ -86,6 +87,7 @@ struct engine_info {
     size_t weight_bytes, kv_bytes;
     int32_t n_snapshots; // of recurrent state; state_bytes: with that of all lanes, 0: there is none
     size_t state_bytes;
+    const char *kv_cache_dtype; // how keys and values are stored, as operators call it
     int32_t n_ranks, n_nodes;
     bool headless; // the checkpoint has no head: requests with a pool alone
     int32_t n_spec_tokens; // drafts at a sequence's positions per step at most; 0: no speculation

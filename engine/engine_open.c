@@ -221,8 +221,8 @@ static enum status read_drafts(struct engine *e, struct err *err)
 static enum status set_bytes(const struct engine *e, const struct model *m, size_t *out)
 {
     struct kv_layer layers[MAX_LAYERS];
-    model_kv_layers(m, layers);
-    struct kv_set_desc d = {m->config->n_kv_layers, layers, e->info.dtype};
+    struct kv_set_desc d;
+    engine_kv_set(e, m, layers, &d);
     return m->be->ops->kv_bytes(m->be, &d, e->info.block_tokens, out);
 }
 
@@ -493,8 +493,8 @@ static enum status measure_costs(struct engine *e)
 static enum status open_set(const struct engine *e, const struct model *m, struct err *err)
 {
     struct kv_layer layers[MAX_LAYERS];
-    model_kv_layers(m, layers);
-    struct kv_set_desc kv = {m->config->n_kv_layers, layers, e->info.dtype};
+    struct kv_set_desc kv;
+    engine_kv_set(e, m, layers, &kv);
     TRY(m->be->ops->kv_open(m->be, m->kv_set, &kv, err));
     return engine_states_open(e, m, err);
 }
@@ -628,6 +628,7 @@ enum status engine_load(struct engine *e, struct err *err)
     TRY(check_heads(e, err));
     e->info.n_parameters = e->ranks.rank[0].target.n_parameters;
     e->info.weight_bytes = e->ranks.rank[0].target.weight_bytes * (size_t)e->info.n_ranks;
+    TRY(engine_kv_choose(e, err));
     TRY(size_blocks(e, err));
     struct scheduler_limits limits;
     limits_of(e, &limits);

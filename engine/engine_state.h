@@ -52,6 +52,7 @@ struct engine {
     struct engine_states states; // constant after open
     struct engine_request **live; // open addressing by order
     uint32_t live_mask;
+    const struct kv_choice *kv[MAX_KV_SETS]; // how the numbers of each set are stored
     int64_t next_deadline_ns;
     int64_t generated_tokens, prompt_tokens, n_steps, n_rows;
     int64_t step_sizes[N_STEP_SIZES];
@@ -92,6 +93,12 @@ enum status engine_states_choose(struct engine *e, size_t *budget, size_t per_bl
                                  struct err *err);
 void engine_states_limits(const struct engine *e, struct scheduler_limits *out);
 enum status engine_states_open(const struct engine *e, const struct model *m, struct err *err);
+
+/* engine_kv.c, once the models are loaded: what each set's numbers are; then a model's set, whose
+ * layers are the caller's to hold. */
+enum status engine_kv_choose(struct engine *e, struct err *err);
+void engine_kv_set(const struct engine *e, const struct model *m, struct kv_layer *layers,
+                   struct kv_set_desc *out);
 
 /* engine_requests.c, for the engine thread. */
 struct engine_request *requests_any(const struct engine *e); // one that lives; NULL: none

@@ -339,15 +339,18 @@ static enum status run(struct bench *b, struct err *err)
     b->product_rate = p.product_flops_per_s;
     printf("peaks: read %.2f GB/s, FMA %.1f GFLOP/s, product %.1f GFLOP/s\n\n",
            p.read_bytes_per_s * 1e-9, p.fma_flops_per_s * 1e-9, p.product_flops_per_s * 1e-9);
-    if (!b->brief) {
+    if (!b->brief && !b->only) {
         TRY(measure(b, 1, 1, b->context));
         TRY(measure(b, 16, 1, b->context));
         TRY(measure(b, 1, b->max_rows, 0));
     }
+    if (b->only && strcmp(b->only, "kv") == 0) {
+        return bench_kv(b);
+    }
     bool decode = !b->only || strcmp(b->only, "decode") == 0;
     bool prefill = !b->only || strcmp(b->only, "prefill") == 0;
     if (!decode && !prefill) {
-        return err_set(err, ERR_INVALID, "--only %s: neither decode nor prefill", b->only);
+        return err_set(err, ERR_INVALID, "--only %s: none of decode, prefill, kv", b->only);
     }
     TRY(decode ? decode_ratios(b) : OK);
     return prefill ? prefill_ratio(b) : OK;
@@ -381,6 +384,7 @@ static int usage(int code)
             "prompt of --rows tokens (2048); then the ratios that are aimed at, which are all that\n"
             "--brief prints, and of which [--only decode|prefill] leaves one. A prefill's ratio is\n"
             "of three passes at least, and of 4 S seconds; on a busy machine --seconds 5 is better.\n"
+            "[--only kv]: one row, and four, after --context tokens with each KV format.\n"
             "On CUDA: each op at an 8B model's shapes; [--only NAME] [--deterministic 1].\n");
     return code;
 }

@@ -16,6 +16,7 @@ const struct shape *bench_shape(const char *name);
 
 enum {
     BENCH_LANES = 64,
+    BENCH_KV_SETS = 4, // of kv_lines.c: plain, and three formats
     COPIES = 4, // of each weight of the GPU's table, so that a cache does not hold them
     MOE_SHAPES = 2,
     BENCH_FORMATS = 4, // of cuda_quant.c
@@ -43,6 +44,8 @@ struct bench {
     bool deterministic;
     bool brief; // the ratios alone
     int32_t threads, context, max_rows;
+    int32_t n_lanes, n_blocks; // of the CPU's run
+    int32_t kv_set;
     enum dtype dtype;
     double seconds; // of each figure, at least
     struct backend *be;
@@ -101,6 +104,11 @@ enum status bench_sample(struct bench *b);
 /* A plain Llama's whole forward pass, sampling included. */
 enum status bench_forward(struct bench *b);
 int32_t bench_n_laps(const struct bench *b);
+
+/* How the KV set's numbers are stored, of `--only kv`. */
+const struct kv_choice *bench_kv_format(int32_t set);
+/* kv_lines.c: what each of the sets costs. */
+enum status bench_kv(struct bench *b);
 
 /* cuda_table.c: prints the time of each op at an 8B Llama's shapes and those of mixtures of
  * experts, with made-up weights: microseconds, bandwidth, arithmetic rate, and the share of what a

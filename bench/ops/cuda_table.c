@@ -96,15 +96,17 @@ static enum status set_up(struct bench *b, struct err *err)
     TRY(b->ops->setup(b->be, &limits, err));
     struct kv_layer layers[LAYERS];
     for (int32_t i = 0; i < LAYERS; i++) {
-        layers[i] = (struct kv_layer){HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM, false};
+        layers[i] = (struct kv_layer){.n_heads = HEADS, .n_kv_heads = KV_HEADS,
+                                      .head_dim_k = HEAD_DIM, .head_dim_v = HEAD_DIM};
     }
-    const struct kv_set_desc set = {LAYERS, layers, b->dtype};
+    const struct kv_set_desc set = {.n_layers = LAYERS, .layers = layers, .dtype = b->dtype};
     TRY(b->ops->kv_open(b->be, 0, &set, err));
     struct kv_layer mla[LAYERS];
     for (int32_t i = 0; i < LAYERS; i++) {
-        mla[i] = (struct kv_layer){MLA_HEADS, 1, MLA_KEY, MLA_LORA, true};
+        mla[i] = (struct kv_layer){.n_heads = MLA_HEADS, .n_kv_heads = 1, .head_dim_k = MLA_KEY,
+                                   .head_dim_v = MLA_LORA, .v_in_k = true};
     }
-    const struct kv_set_desc mla_set = {LAYERS, mla, b->dtype};
+    const struct kv_set_desc mla_set = {.n_layers = LAYERS, .layers = mla, .dtype = b->dtype};
     TRY(b->ops->kv_open(b->be, 1, &mla_set, err));
     const enum dtype act = b->facts.act;
     TRY(make_tensor(b, ROWS, HIDDEN, b->facts.residual, &b->x));

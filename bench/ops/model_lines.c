@@ -85,18 +85,36 @@ static enum status matrix(struct bench *b, int64_t rows, int64_t width, enum dty
     return b->ops->alloc(b->be, (size_t)(rows * width) * dtype_bytes(dtype), &out->mem);
 }
 
+const struct kv_choice *bench_kv_format(int32_t set)
+{
+    static const char *const names[BENCH_KV_SETS] = {"fp8", "int8", "int4"};
+    return set == 0 ? kv_choice_plain(DT_BF16) : kv_choice_find(names[set - 1]);
+}
+
+/* The plain set, and those of --only kv. */
+static enum status open_sets(struct bench *b, struct kv_set_desc desc, int32_t n, struct err *err)
+{
+    for (int32_t i = 0; i < n; i++) {
+        desc.format = bench_kv_format(i)->format;
+        TRY(b->ops->kv_open(b->be, i, &desc, err));
+    }
+    return OK;
+}
+
 static enum status open_memory(struct bench *b, struct err *err)
 {
     const struct shape *s = &b->shape;
     int32_t per_lane = (b->context + b->max_rows) / BLOCK + 1;
-    int32_t n_blocks = per_lane + BENCH_LANES * (b->context / BLOCK + 2);
+    bool kv = b->only && strcmp(b->only, "kv") == 0;
+    b->n_lanes = kv ? 4 : BENCH_LANES;
+    b->n_blocks = per_lane + b->n_lanes * (b->context / BLOCK + 2);
     struct backend_limits limits = {
         .max_rows = b->max_rows,
         .max_out_rows = BENCH_LANES,
         .max_lanes = BENCH_LANES,
         .max_len = b->context + b->max_rows,
         .max_blocks_per_lane = per_lane,
-        .n_blocks = n_blocks,
+        .n_blocks = b->n_blocks,
         .block_tokens = BLOCK,
         .vocab = s->vocab,
         .hidden = s->hidden,
@@ -106,11 +124,11 @@ static enum status open_memory(struct bench *b, struct err *err)
     TRY(b->ops->setup(b->be, &limits, err));
     struct kv_layer *layers = xcalloc((size_t)s->n_layers, sizeof *layers);
     for (int32_t i = 0; i < s->n_layers; i++) {
-        layers[i] = (struct kv_layer){s->n_heads, s->n_kv_heads, s->head_dim, s->head_dim,
-                                        false};
+        layers[i] = (struct kv_layer){.n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads,
+                                      .head_dim_k = s->head_dim, .head_dim_v = s->head_dim};
     }
-    struct kv_set_desc kv = {s->n_layers, layers, b->dtype};
-    enum status st = b->ops->kv_open(b->be, 0, &kv, err);
+    struct kv_set_desc plain = {.n_layers = s->n_layers, .layers = layers, .dtype = b->dtype};
+    enum status st = open_sets(b, plain, kv ? BENCH_KV_SETS : 1, err);
     free(layers);
     TRY(st);
     struct backend_facts facts;
@@ -199,7 +217,8 @@ enum status bench_begin(struct bench *b, int32_t n_seqs, int32_t rows, int32_t p
                                          .n_prompt = past + rows, .tree_row = -1};
     }
     free(table);
-    b->pass = (struct pass){.n_rows = n_seqs * rows,
+    b->pass = (struct pass){.kv_set = b->kv_set,
+                            .n_rows = n_seqs * rows,
                             .rows = b->rows,
                             .n_seqs = n_seqs,
                             .seqs = b->seqs,

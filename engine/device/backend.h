@@ -11,6 +11,7 @@
 
 #include "engine/base/status.h"
 #include "engine/device/codec.h"
+#include "engine/device/kv_format.h"
 #include "engine/device/params.h"
 
 #include <stdbool.h>
@@ -68,6 +69,7 @@ struct weight; // the backend's
 struct kv_layer {
     int32_t n_heads, n_kv_heads, head_dim_k, head_dim_v;
     bool v_in_k;
+    float k_scale, v_scale; // of KV_FP8, all of a layer's K and V; 0: each token's head has its own
 };
 
 enum { MAX_KV_SETS = 4 }; // the target's, and one for each draft model that may feed a tree
@@ -76,7 +78,8 @@ enum { MAX_KV_SETS = 4 }; // the target's, and one for each draft model that may
 struct kv_set_desc {
     int32_t n_layers;
     const struct kv_layer *layers;
-    enum dtype dtype;
+    enum dtype dtype; // of numbers that are stored as they are, and what others are scaled in
+    enum kv_format format;
 };
 
 /* ---- recurrent state ----------------------------------------------------------------------

@@ -255,6 +255,8 @@ static enum status load_kv_scales(struct loader *l, int32_t layer, struct layer_
         w->k_scale = rows[i].k && scale > 0.0f ? scale : w->k_scale;
         w->v_scale = rows[i].v && scale > 0.0f ? scale : w->v_scale;
     }
+    w->k_scale = w->k_scale > 0.0f ? w->k_scale : w->v_scale; // one that is alone serves both
+    w->v_scale = w->v_scale > 0.0f ? w->v_scale : w->k_scale;
     return OK;
 }
 

@@ -151,10 +151,15 @@ void model_kv_layers(const struct model *m, struct kv_layer *layers)
         if (kv < 0 || c->layers[i].kv_of != i) {
             continue;
         }
-        const int32_t n_kv_heads = model_layer_share(c, &m->shard, i).n_kv_heads;
-        layers[kv] = c->kv_lora ? (struct kv_layer){n_heads, 1, c->kv_lora + c->rope_dim,
-                                                    c->kv_lora, true}
-                                : (struct kv_layer){n_heads, n_kv_heads, hd, hd, false};
+        bool mla = c->kv_lora > 0;
+        int32_t n_kv_heads = model_layer_share(c, &m->shard, i).n_kv_heads;
+        layers[kv] = (struct kv_layer){.n_heads = n_heads,
+                                       .n_kv_heads = mla ? 1 : n_kv_heads,
+                                       .head_dim_k = mla ? c->kv_lora + c->rope_dim : hd,
+                                       .head_dim_v = mla ? c->kv_lora : hd,
+                                       .v_in_k = mla,
+                                       .k_scale = m->layers[i].k_scale,
+                                       .v_scale = m->layers[i].v_scale};
     }
 }
 

@@ -296,6 +296,8 @@ enum status model_load(const struct model_load_options *options, struct backend 
     if (!quant) {
         l.requantise = (struct requantise){.kind = options->requantise, .blocks = has_blocks(c)};
     }
+    const char *kv_cache = quant_kv_cache(quant);
+    snprintf(out->kv_cache, sizeof out->kv_cache, "%s", kv_cache ? kv_cache : "");
     part_find_form(&l);
     st = st == OK ? load_ends(&l) : st;
     for (int32_t i = 0; i < c->n_layers && st == OK; i++) {

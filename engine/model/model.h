@@ -24,7 +24,7 @@ struct layer_weights {
     float x_scale; // of what the layer leaves; 0: none
     const struct weight *q_a, *q_a_norm, *kv_a, *kv_a_norm, *w_uk, *w_uv; // MLA; q_b is qkv
     struct state_weights state;
-    float k_scale, v_scale; // of a quantised cache, as the checkpoint has them; 0: none
+    float k_scale, v_scale; // of an FP8 cache, as the checkpoint has them; 0: none
 };
 
 /* What this rank holds of each dimension. */
@@ -72,6 +72,7 @@ struct model {
     struct layer_weights *layers; // [n_layers]
     size_t weight_bytes;
     int64_t n_parameters;
+    char kv_cache[64]; // what the checkpoint asks the KV cache to be (quant_kv_cache); "": nothing
 
     /* Activations, sized by model_setup for passes of so many rows, padding included. */
     int32_t max_rows, max_out;

@@ -13,6 +13,7 @@
 
 struct quant {
     struct quant_rules *rules;
+    char kv_cache[64]; // "": nothing is said
 };
 
 /* Where a config may be, in order, and the method of those files that do not say it. */
@@ -27,6 +28,28 @@ static const struct source {
     {"quantize_config.json", {NULL, NULL}, "gptq"},
     {"quant_config.json", {NULL, NULL}, "awq"},
 };
+
+/* kv_cache_scheme is "static" in older files of FP8, else an object; modelopt also has a word of its
+ * own. Scales, or that there are none, are told by the tensors. */
+static void read_kv_cache(const struct json *j, char *out, size_t n_bytes)
+{
+    const struct json *scheme = json_get(j, "kv_cache_scheme");
+    const char *word = json_get_string(j, "kv_cache_quant_algo");
+    const char *type = json_get_string(scheme, "type");
+    int64_t bits = json_get_int(scheme, "num_bits", 0);
+    word = word ? word : json_string(scheme);
+    if (word) {
+        bool fp8 = strcmp(word, "FP8") == 0 || strcmp(word, "static") == 0;
+        snprintf(out, n_bytes, "%.40s", fp8 ? "fp8" : word);
+    } else if (json_is(scheme, JSON_OBJECT)) {
+        bool fp8 = bits == 8 && (!type || strcmp(type, "float") == 0);
+        if (fp8) {
+            snprintf(out, n_bytes, "fp8");
+        } else {
+            snprintf(out, n_bytes, "%.30s of %lld bits", type ? type : "numbers", (long long)bits);
+        }
+    }
+}
 
 static enum status read_rules(const struct json *j, const char *method, struct quant **out,
                               struct err *err)
@@ -50,6 +73,7 @@ static enum status read_rules(const struct json *j, const char *method, struct q
         quant_close(q);
         return err_prefix(err, st, "quant_method %s", said);
     }
+    read_kv_cache(j, q->kv_cache, sizeof q->kv_cache);
     *out = q;
     return OK;
 }
@@ -94,6 +118,11 @@ void quant_close(struct quant *q)
         quant_rules_free(q->rules);
         free(q);
     }
+}
+
+const char *quant_kv_cache(const struct quant *q)
+{
+    return q && q->kv_cache[0] ? q->kv_cache : NULL;
 }
 
 enum status quant_read(const struct quant *q, struct module *m, const char *other,

@@ -13,6 +13,10 @@ struct quant;
 enum status quant_open(const char *dir, struct quant **out, struct err *err);
 void quant_close(struct quant *q); // accepts NULL
 
+/* What the checkpoint asks the KV cache to be: "fp8", or words for messages where it is something
+ * else; NULL: nothing. q may be NULL. */
+const char *quant_kv_cache(const struct quant *q);
+
 /* Reads a module's matrix; *found is false if its weights are stored as they are. Tensors are
  * trusted over lists, but a module that is quantised against its list is an error. m->scheme is set
  * here; `other` is the module's name in the model's own tree, as some lists have it. */

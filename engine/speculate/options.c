@@ -24,6 +24,7 @@ static const struct {
             {"tree_nodes", WHOLE},
             {"disable_by_batch_size", WHOLE},
             {"draft_tensor_parallel_size", WHOLE},
+            {"kv_cache_dtype", JSON_STRING},
             {"rejection_sample_method", JSON_STRING},
             {"draft_sample_method", JSON_STRING},
             {"synthetic_acceptance_rate", JSON_NUMBER},
@@ -101,6 +102,8 @@ enum status spec_options_read(struct spec_options *o, const struct json *j, stru
     o->max_n = (int32_t)max_n;
     o->max_batch = (int32_t)busy;
     o->draft_ranks = (int32_t)ranks;
+    const char *kv = json_get_string(j, "kv_cache_dtype");
+    snprintf(o->kv_cache_dtype, sizeof o->kv_cache_dtype, "%s", kv ? kv : "");
     o->fixed = json_get_bool(j, "fixed", false);
     o->draft_max_len = INT32_MAX;
     return OK;

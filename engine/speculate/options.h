@@ -21,6 +21,7 @@ struct spec_options {
     int32_t max_batch;    // more running sequences than this and nothing is proposed
     int32_t draft_max_len; // longest text of the draft models; set when they are read
     int32_t draft_ranks;  // 1: every rank has the whole draft models; else all share them
+    char kv_cache_dtype[32]; // of the draft models; "": the target's
     bool fixed;           // always k: for tests and experiments
     enum spec_rejection rejection;
     float synthetic_rate; // probability that a draft is accepted

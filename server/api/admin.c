@@ -135,7 +135,6 @@ void api_get_metrics(struct http_request *req, void *arg)
     struct metrics_source s = {
         .model_name = a->ready ? a->calls.model.names[0] : "",
         .version = SLUICE_VERSION,
-        .cache_dtype = a->config->kv_cache_dtype,
         .stats = a->ready ? &stats : NULL,
         .info = a->ready ? a->calls.model.info : NULL,
         .http = &http,
@@ -180,9 +179,11 @@ void api_get_server_info(struct http_request *req, void *arg)
         buf_put_json(&b, i->device, strlen(i->device));
         buf_printf(&b, ",\"vocab\":%d,\"hidden\":%d,\"max_model_len\":%d,\"block_size\":%d,"
                        "\"num_blocks\":%d,\"max_num_seqs\":%d,\"parameters\":%" PRId64
-                       ",\"weight_bytes\":%zu,\"kv_bytes\":%zu,\"tool_call_parser\":\"%s\"",
+                       ",\"weight_bytes\":%zu,\"kv_bytes\":%zu,\"kv_cache_dtype\":\"%s\","
+                       "\"tool_call_parser\":\"%s\"",
                    i->vocab, i->hidden, i->max_model_len, i->block_tokens, i->n_blocks,
                    i->max_num_seqs, i->n_parameters, i->weight_bytes, i->kv_bytes,
+                   i->kv_cache_dtype,
                    a->calls.model.parser ? a->calls.model.parser->name : "none");
     }
     buf_putc(&b, '}');

@@ -242,9 +242,11 @@ static void print_info(const struct metrics_source *s, struct buf *b)
     snprintf(label, sizeof label,
              "block_size=\"%d\",num_gpu_blocks=\"%d\",cache_dtype=\"%s\","
              "gpu_memory_utilization=\"%g\",enable_prefix_caching=\"%s\"",
-             s->info->block_tokens, s->info->n_blocks, s->cache_dtype, s->memory_utilization,
-             s->prefix_caching ? "True" : "False");
+             s->info->block_tokens, s->info->n_blocks, s->info->kv_cache_dtype,
+             s->memory_utilization, s->prefix_caching ? "True" : "False");
     sample(b, s, "vllm:cache_config_info", label, 1);
+    one(b, s, "sluice_kv_cache_tokens", "gauge", "Tokens whose keys and values fit into the cache.",
+        (double)s->info->n_blocks * s->info->block_tokens);
     head(b, "vllm:engine_sleep_state", "gauge", "Whether the engine sleeps.");
     sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"awake\"", 1);
     sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"weights_offloaded\"", 0);

@@ -43,7 +43,7 @@ void metrics_http(struct metrics *m, const struct http_record *record);
 
 /* What the text needs beyond its own counts. */
 struct metrics_source {
-    const char *model_name, *version, *cache_dtype;
+    const char *model_name, *version;
     const struct engine_stats *stats; // NULL while loading
     const struct engine_info *info;
     const struct http_stats *http;

@@ -67,16 +67,6 @@ static enum status check_quantization(const struct config *c, struct err *err)
     return st;
 }
 
-static enum status check_formats(const struct config *c, struct err *err)
-{
-    bool automatic = strcmp(c->kv_cache_dtype, "auto") == 0;
-    if (!automatic && strcmp(c->kv_cache_dtype, c->engine.dtype) != 0) {
-        return err_set(err, ERR_UNSUPPORTED, "kv-cache-dtype: %s is not supported; keys and values "
-                       "have the model's dtype", c->kv_cache_dtype);
-    }
-    return c->engine.quantization ? check_quantization(c, err) : OK;
-}
-
 /* Waits until all processes that share the model have met. */
 static enum status meet_nodes(const struct config *c, struct engine_options *o, struct err *err)
 {
@@ -100,7 +90,7 @@ enum status engine_config_check(const struct config *c, struct err *err)
         return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
     }
     TRY(model_folder_check(c->engine.model, err));
-    TRY(check_formats(c, err));
+    TRY(c->engine.quantization ? check_quantization(c, err) : OK);
     return engine_check(&c->engine, err);
 }
 

@@ -98,10 +98,11 @@ static void loaded(void *arg)
     s->api.calls.model = s->model;
     api_set_ready(&s->api);
     log_info("ready after %.1f s: %s, %.1f M parameters on %s, context %d, %d sequences, %d KV "
-             "blocks of %d tokens, tool calls: %s",
+             "blocks of %d tokens (%lld in %s), tool calls: %s",
              (double)(s->api.ready_ns - s->api.started_ns) * 1e-9, i->model_type,
              (double)i->n_parameters * 1e-6, i->device, i->max_model_len, i->max_num_seqs,
-             i->n_blocks, i->block_tokens, s->model.parser ? s->model.parser->name : "none");
+             i->n_blocks, i->block_tokens, (long long)i->n_blocks * i->block_tokens,
+             i->kv_cache_dtype, s->model.parser ? s->model.parser->name : "none");
     http_notify(s->http, "READY=1");
 }
 

@@ -202,8 +202,9 @@ static void try_rope(const char *backend, const struct rope_case *c)
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, DT_F32, &limits);
     struct err err;
-    struct kv_layer layer = {c->n_heads, c->n_kv_heads, c->dim, c->dim, false};
-    struct kv_set_desc kv = {1, &layer, DT_F32};
+    struct kv_layer layer = {.n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads,
+                             .head_dim_k = c->dim, .head_dim_v = c->dim};
+    struct kv_set_desc kv = {.n_layers = 1, .layers = &layer, .dtype = DT_F32};
     CHECK_EQ(rig.ops->kv_open(rig.be, 0, &kv, &err), OK);
     int32_t q_width = c->n_heads * c->dim, k_width = c->n_kv_heads * c->dim;
     int32_t width = q_width + 2 * k_width;
@@ -262,7 +263,7 @@ static void try_rope(const char *backend, const struct rope_case *c)
                                                    1e-6, &mean) : 1.0;
             const float *page = (const float *)(slot.block + i / c->dim * pages->head_bytes);
             CHECK_NEAR(page[i % c->dim * 16 + slot.token], k[i], 2e-5);
-            const float *v = (const float *)((const char *)page + pages->k_bytes);
+            const float *v = (const float *)((const char *)page + pages->v.at);
             CHECK_NEAR(v[slot.token * pages->v_stride + i % c->dim], (double)values[i] * by,
                        c->v_norm ? 1e-5 : 0.0);
         }
@@ -321,8 +322,9 @@ OP_TEST(mla_stores_one_key_and_attends_with_absorbed_queries)
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, DT_F32, &limits);
     struct err err;
-    struct kv_layer layer = {HEADS, 1, KEY, LORA, true};
-    struct kv_set_desc kv_desc = {1, &layer, DT_F32};
+    struct kv_layer layer = {.n_heads = HEADS, .n_kv_heads = 1, .head_dim_k = KEY,
+                             .head_dim_v = LORA, .v_in_k = true};
+    struct kv_set_desc kv_desc = {.n_layers = 1, .layers = &layer, .dtype = DT_F32};
     CHECK_EQ(rig.ops->kv_open(rig.be, 0, &kv_desc, &err), OK);
     float inv[ROPE / 2], *q = op_random((size_t)ROWS * HEADS * (NOPE + ROPE), 1.0f);
     float *kv = op_random((size_t)ROWS * KEY, 1.0f), *w = op_random(LORA, 1.0f);

@@ -53,9 +53,10 @@ static bool open_setup(struct setup *u, enum dtype dtype, bool deterministic, co
         inv_freq[i] = powf(10000.0f, -(float)i / (float)s->n_pairs);
     }
     const struct rope_desc rope = {s->n_pairs, inv_freq, 1.1f, s->interleaved, 1100};
-    const struct kv_layer layer = {s->n_heads, s->n_kv_heads, s->head_dim, s->head_dim, false};
+    const struct kv_layer layer = {.n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads,
+                                   .head_dim_k = s->head_dim, .head_dim_v = s->head_dim};
     const struct kv_layer layers[] = {layer, layer};
-    const struct kv_set_desc set = {2, layers, dtype};
+    const struct kv_set_desc set = {.n_layers = 2, .layers = layers, .dtype = dtype};
     for (int b = 0; b < 2; b++) {
         struct err err = {""};
         if (p->be[b]->ops->rope_open(p->be[b], &rope, &u->rope[b]) != OK ||
@@ -357,8 +358,9 @@ TEST(mla_agrees)
             inv_freq[i] = powf(10000.0f, -(float)i / 8.0f);
         }
         const struct rope_desc rope_desc = {8, inv_freq, 1.0f, true, 1024};
-        const struct kv_layer layer = {heads, 1, q_head, lora, true};
-        const struct kv_set_desc set = {1, &layer, p.dtype};
+        const struct kv_layer layer = {.n_heads = heads, .n_kv_heads = 1, .head_dim_k = q_head,
+                                       .head_dim_v = lora, .v_in_k = true};
+        const struct kv_set_desc set = {.n_layers = 1, .layers = &layer, .dtype = p.dtype};
         struct rope_table *rope[2];
         for (int b = 0; b < 2; b++) {
             struct err err;

@@ -25,7 +25,7 @@ static const struct grammar_vocab *grammar_fuzz_vocab(void)
             tokens[i] = (struct grammar_token){&bytes[i], 1, false};
         }
         for (size_t i = 0; i < sizeof longer / sizeof *longer; i++) {
-            tokens[257 + i] = (struct grammar_token){longer[i], strlen(longer[i])};
+            tokens[257 + i] = (struct grammar_token){longer[i], strlen(longer[i]), false};
         }
         ASSERT(grammar_vocab_make(tokens, GRAMMAR_FUZZ_IDS, &end, 1, &v, NULL) == OK);
     }

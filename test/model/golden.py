@@ -23,6 +23,11 @@ def expected(family):
         return json.load(f)
 
 
+def config(family):
+    with open(os.path.join(GOLDEN, family, "config.json")) as f:
+        return json.load(f)
+
+
 def generate(family, requests, *flags):
     """One answer per request; all of them in the engine together."""
     lines = "".join(json.dumps(r) + "\n" for r in requests)

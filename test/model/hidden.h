@@ -54,7 +54,8 @@ static inline bool hidden_open(struct hidden_bed *b, const struct hidden_case *c
     st = st == OK ? ops->setup(b->be, &limits, &err) : st;
     struct kv_layer layers[MAX_LAYERS];
     model_kv_layers(&b->model, layers);
-    const struct kv_set_desc kv = {b->config.n_kv_layers, layers, DT_F32};
+    const struct kv_set_desc kv = {.n_layers = b->config.n_kv_layers, .layers = layers,
+                                   .dtype = DT_F32};
     st = st == OK ? ops->kv_open(b->be, 0, &kv, &err) : st;
     struct tensor logits = {.dtype = DT_F32, .stride = b->config.vocab};
     st = st == OK ? ops->alloc(b->be, 32 * (size_t)logits.stride * 4, &logits.mem) : st;

@@ -97,8 +97,9 @@ static void poison(struct bed *b, int32_t rank, int32_t n_sets)
             for (int32_t at = 0; at < cpu->limits.n_blocks * size; at++) {
                 char *block = p->base + (size_t)(at / size) * p->block_bytes;
                 for (int32_t h = 0; h < p->geometry.n_kv_heads && !b->keep[set][at]; h++) {
-                    uint16_t *k = (uint16_t *)(void *)(block + (size_t)h * p->head_bytes);
-                    uint16_t *v = k + p->k_bytes / 2 + at % size * p->v_stride;
+                    char *head = block + (size_t)h * p->head_bytes;
+                    uint16_t *k = (uint16_t *)(void *)(head + p->k.at);
+                    uint16_t *v = (uint16_t *)(void *)(head + p->v.at) + at % size * p->v_stride;
                     for (int32_t d = 0; d < p->geometry.head_dim_k; d++) {
                         k[d * size + at % size] = 0x7FC0;
                     }

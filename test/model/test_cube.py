@@ -1,5 +1,5 @@
 """The cube: whatever the engine does meanwhile (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks,
-threads), a request's tokens and log-probabilities are those of the request alone, to the bit."""
+threads), a request's tokens and log-probabilities are those of the request alone, to the bit, with every KV format."""
 import functools
 import itertools
 import json
@@ -41,6 +41,7 @@ def drafts(family):
 DRAFTS = ["plain", "ngram", "draft", "own draft", "static tree", "dynamic tree", "two drafts"]
 POOL = {"large pool": [], "tiny pool": ["--num-gpu-blocks-override", "17"]}
 THREADS = ["2", "1", "1"]  # in turn: every value of every axis meets both
+KV = ["fp8", "fp8_per_token_head", "int8_per_token_head", "int8", "int4"]  # in turn, beside plain numbers
 RANKS = {"one rank": [], "two ranks": ["--tensor-parallel-size", "2"]}
 
 
@@ -69,16 +70,17 @@ def essence(answer):
 
 
 @functools.cache
-def alone(family):
+def alone(family, kv):
     """Each request in an engine with nothing else, one after the other."""
-    return [essence(golden.generate(family, [r], "--no-enable-prefix-caching")[0]) for r in requests()]
+    flags = ["--no-enable-prefix-caching", "--kv-cache-dtype", kv]
+    return [essence(golden.generate(family, [r], *flags)[0]) for r in requests()]
 
 
 @functools.cache
-def some_of(family):
+def some_of(family, kv="auto"):
     """A few requests and what one rank says to them."""
     some = requests()[2:6]
-    return some, [essence(a) for a in golden.generate(family, some)]
+    return some, [essence(a) for a in golden.generate(family, some, "--kv-cache-dtype", kv)]
 
 
 accepted = []  # draft tokens per family: a random model may never repeat itself, all of them do
@@ -89,13 +91,15 @@ CUBE = list(itertools.product(CHUNKS, CACHE, DRAFTS, POOL))
 def test_nothing_that_goes_on_changes_a_request(family):
     saw = {"preemptions": 0, "cached_tokens": 0, "accepted_draft_tokens": 0}
     base = ["--max-model-len", "256", "--block-size", "16"]
-    for (chunks, cache, how, pool), threads in zip(CUBE, itertools.cycle(THREADS)):
-        flags = CHUNKS[chunks] + CACHE[cache] + drafts(family)[how] + POOL[pool] + base + ["--threads", threads]
-        answers = golden.generate(family, requests(), *flags)
-        for i, (have, want) in enumerate(zip(answers, alone(family))):
-            assert essence(have) == want, f"{family}, {chunks}, {cache}, {how}, {pool}, {threads} threads: request {i}"
-            for k in saw:
-                saw[k] += have["usage"][k]
+    for (chunks, cache, how, pool), threads, coded in zip(CUBE, itertools.cycle(THREADS), itertools.cycle(KV)):
+        for kv in ("auto", coded):
+            flags = CHUNKS[chunks] + CACHE[cache] + drafts(family)[how] + POOL[pool] + base
+            answers = golden.generate(family, requests(), *flags, "--threads", threads, "--kv-cache-dtype", kv)
+            for i, (have, want) in enumerate(zip(answers, alone(family, kv))):
+                assert essence(have) == want, \
+                    f"{family}, {chunks}, {cache}, {how}, {pool}, {threads} threads, KV {kv}: request {i}"
+                for k in saw:
+                    saw[k] += have["usage"][k]
     # The cube means something only if these happened.
     assert saw["preemptions"] and saw["cached_tokens"], saw
     accepted.append(saw["accepted_draft_tokens"])
@@ -111,21 +115,23 @@ def test_drafts_were_accepted():
 def test_chunks_of_any_size_give_the_same_bits(family):
     prompt = requests()[4]["prompt_token_ids"]
     score = [{"prompt_token_ids": prompt, "max_tokens": 0, "prompt_logprobs": True}]
-    want = golden.generate(family, score)[0]["prompt_logprobs"]
-    for rows, threads in (("2", "1"), ("5", "2"), ("23", "1")):
-        flags = ["--max-num-batched-tokens", rows, "--max-num-seqs", "1", "--threads", threads]
-        have = golden.generate(family, score, *flags)[0]
-        assert have["prompt_logprobs"] == want, f"{family}, {rows} rows a step"
+    for kv in ["auto", *KV]:
+        kv = ["--kv-cache-dtype", kv]
+        want = golden.generate(family, score, *kv)[0]["prompt_logprobs"]
+        for rows, threads in (("2", "1"), ("5", "2"), ("23", "1")):
+            flags = ["--max-num-batched-tokens", rows, "--max-num-seqs", "1", "--threads", threads, *kv]
+            have = golden.generate(family, score, *flags)[0]
+            assert have["prompt_logprobs"] == want, f"{family}, {rows} rows a step, {kv}"
 
 
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
 @pytest.mark.parametrize("family", EVERY)
 def test_two_ranks_give_the_bits_of_one(family):
-    some, want = some_of(family)
-    for how, flags in drafts(family).items():
+    for (how, flags), kv in zip(drafts(family).items(), itertools.cycle(["auto", *KV])):
+        some, want = some_of(family, kv)
         threads = golden.TWO_THREADS if how == "ngram" else []
-        answers = golden.generate(family, some, *RANKS["two ranks"], *flags, *threads)
-        assert [essence(a) for a in answers] == want, f"{family}, {how}"
+        answers = golden.generate(family, some, *RANKS["two ranks"], *flags, *threads, "--kv-cache-dtype", kv)
+        assert [essence(a) for a in answers] == want, f"{family}, {how}, KV {kv}"
 
 
 def sharded(flags):

@@ -224,7 +224,7 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
     (void)err;
     e->options = *options;
     e->info = (struct engine_info){
-        .model_type = "fake", .vocab = 4096, .hidden = 8, .max_model_len = number("FAKE_CONTEXT", 2048),
+        .model_type = "fake", .kv_cache_dtype = "float32", .vocab = 4096, .hidden = 8, .max_model_len = number("FAKE_CONTEXT", 2048),
         .block_tokens = 16, .n_blocks = 100, .max_num_seqs = number("FAKE_LANES", 64), .max_sequences = MAX_REQUESTS, .n_eos = 1, .eos = {2},
         .device = "fake", .defaults = sampling_params_default(),
     };

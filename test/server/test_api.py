@@ -645,6 +645,20 @@ def test_health_metrics_and_page(server):
     assert server.post("/reset_prefix_cache", "").status == 200
 
 
+def test_the_kv_format_and_the_tokens_that_fit_are_said():
+    said = {}
+    for kv in ("auto", "int8", "int4"):
+        with Server(real=True, kv_cache_dtype=kv, max_model_len=512, max_num_seqs=1024) as s:
+            text, info = s.get("/metrics").body.decode(), s.get("/server_info").json()
+            name = info["kv_cache_dtype"]
+            assert re.search(r'vllm:cache_config_info\{.*cache_dtype="%s"' % name, text)
+            tokens = int(float(re.search(r"sluice_kv_cache_tokens\{.*\} ([0-9.e+]+)", text)[1]))
+            assert tokens == info["num_blocks"] * info["block_size"]
+            assert re.search(r"ready after .* blocks of %d tokens \(%d in %s\)" % (info["block_size"], tokens, name), s.stderr())
+            said[name] = tokens
+    assert said["float32"] * 3 < said["int8"] and said["int8"] * 1.4 < said["int4"]
+
+
 def test_the_status_remembers_the_last_minutes(server):
     end = time.time() + 20
     while len(server.get("/status.json?history=1").json()["history"]["rows"]) < 2:

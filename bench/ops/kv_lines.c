@@ -1,0 +1,104 @@
+/* `sluice bench-ops --only kv`: what decoding over long texts costs with each KV format. Attention
+ * and whole passes of the same dummy model take turns over the sets, whose pages hold the same
+ * numbers. */
+#include "bench/ops/bench_ops.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { SETS = BENCH_KV_SETS };
+
+/* Block 0 of each set is stored into, and all others are copies of it: memory that nobody wrote to
+ * would be read from a cache. */
+static enum status fill(struct bench *b, int32_t n_blocks)
+{
+    struct block_copy *copies = xcalloc((size_t)n_blocks, sizeof *copies);
+    for (int32_t i = 0; i < n_blocks; i++) {
+        copies[i].to = i;
+    }
+    enum status st = OK;
+    for (b->kv_set = 0; b->kv_set < SETS && st == OK; b->kv_set++) {
+        st = bench_begin(b, 1, 16, 0);
+        st = st == OK ? bench_forward(b) : st;
+        for (int32_t i = 0; i < b->shape.n_layers && st == OK; i++) {
+            st = bench_store(b, i, 16);
+        }
+        st = st == OK ? bench_end(b) : st;
+    }
+    st = st == OK ? b->ops->step_begin(b->be, 0) : st;
+    st = st == OK ? b->ops->copy_blocks(b->be, n_blocks - 1, copies + 1) : st;
+    st = st == OK ? b->ops->step_end(b->be) : st;
+    free(copies);
+    return st;
+}
+
+struct set_times {
+    double attention, whole; // seconds of one layer's, and of a pass
+};
+
+static enum status time_set(struct bench *b, int32_t n_seqs, struct set_times *best)
+{
+    TRY(bench_begin(b, n_seqs, 1, b->context - 1));
+    int64_t start = clock_now_ns();
+    for (int32_t i = 0; i < b->shape.n_layers; i++) {
+        TRY(bench_attention(b, i, n_seqs));
+    }
+    double t = (double)(clock_now_ns() - start) * 1e-9 / b->shape.n_layers;
+    best->attention = t < best->attention ? t : best->attention;
+    start = clock_now_ns();
+    TRY(bench_forward(b));
+    t = (double)(clock_now_ns() - start) * 1e-9;
+    best->whole = t < best->whole ? t : best->whole;
+    return bench_end(b);
+}
+
+/* Of a token, in all layers. */
+static double token_bytes(struct bench *b, enum kv_format format)
+{
+    const struct shape *s = &b->shape;
+    const struct kv_layer layer = {.n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads,
+                                   .head_dim_k = s->head_dim, .head_dim_v = s->head_dim};
+    const struct kv_set_desc d = {
+        .n_layers = 1, .layers = &layer, .dtype = b->dtype, .format = format};
+    size_t n_bytes = 0;
+    b->ops->kv_bytes(b->be, &d, 16, &n_bytes);
+    return (double)n_bytes / 16.0 * s->n_layers;
+}
+
+static enum status measure(struct bench *b, int32_t n_seqs)
+{
+    struct set_times best[SETS];
+    for (int32_t i = 0; i < SETS; i++) {
+        best[i] = (struct set_times){1e30, 1e30};
+    }
+    int64_t start = clock_now_ns();
+    for (int32_t i = 0; i < 3 || clock_now_ns() - start < (int64_t)(8e9 * b->seconds); i++) {
+        for (b->kv_set = 0; b->kv_set < SETS; b->kv_set++) {
+            TRY(time_set(b, n_seqs, &best[b->kv_set]));
+        }
+    }
+    for (int32_t i = 0; i < SETS; i++) {
+        const struct set_times *t = &best[i];
+        double bytes = token_bytes(b, bench_kv_format(i)->format);
+        printf("%-6s %2d sequences of %6d: attention %9.1f us, %6.2f GB/s, %5.2f times; decode "
+               "%7.2f tokens/s, %5.2f times\n",
+               i > 0 ? bench_kv_format(i)->name : kv_choice_plain(b->dtype)->name, n_seqs,
+               b->context, t->attention * 1e6,
+               bytes * n_seqs * b->context / b->shape.n_layers / t->attention * 1e-9,
+               best[0].attention / t->attention, n_seqs / t->whole, best[0].whole / t->whole);
+        fflush(stdout);
+    }
+    return OK;
+}
+
+enum status bench_kv(struct bench *b)
+{
+    TRY(fill(b, b->n_blocks));
+    for (int32_t n = 1; n <= b->n_lanes; n *= 4) {
+        TRY(measure(b, n));
+    }
+    return OK;
+}

@@ -1,0 +1,304 @@
+/* Numbers of pages as vectors: of plain ones and of codes (cpu_kv_codes.h).
+ * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
+#ifndef SLUICE_CPU_VEC_KV_H
+#define SLUICE_CPU_VEC_KV_H
+
+#include "cpu/cpu_internal.h"
+#include "cpu/cpu_kv_encode.h"
+#include "cpu/cpu_vec.h"
+
+/* What the loops below are compiled for. STORED_I8 and STORED_U8 lie two by two, as STORED_U4. */
+enum stored { STORED_F32, STORED_BF16, STORED_F16, STORED_E4M3, STORED_I8, STORED_U8, STORED_U4 };
+
+VEC_INLINE enum stored stored_of(const struct kv_plane *p)
+{
+    switch (p->format) {
+    case KV_FP8: return STORED_E4M3;
+    case KV_INT8_SYMMETRIC: return STORED_I8;
+    case KV_INT8: return STORED_U8;
+    case KV_INT4: return STORED_U4;
+    default: break;
+    }
+    if (p->dtype == DT_F32) {
+        return STORED_F32;
+    }
+    return p->dtype == DT_BF16 ? STORED_BF16 : STORED_F16;
+}
+
+/* Calls f(..., kind) with the kind as a constant. */
+#define WITH_STORED(kind, f, ...)                                                                  \
+    do {                                                                                           \
+        switch (kind) {                                                                            \
+        case STORED_F32: f(__VA_ARGS__, STORED_F32); break;                                        \
+        case STORED_BF16: f(__VA_ARGS__, STORED_BF16); break;                                      \
+        case STORED_F16: f(__VA_ARGS__, STORED_F16); break;                                        \
+        case STORED_E4M3: f(__VA_ARGS__, STORED_E4M3); break;                                      \
+        case STORED_I8: f(__VA_ARGS__, STORED_I8); break;                                          \
+        case STORED_U8: f(__VA_ARGS__, STORED_U8); break;                                          \
+        case STORED_U4: f(__VA_ARGS__, STORED_U4); break;                                          \
+        }                                                                                          \
+    } while (0)
+
+VEC_INLINE bool in_pairs(const enum stored kind)
+{
+    return kind == STORED_I8 || kind == STORED_U8 || kind == STORED_U4;
+}
+
+VEC_INLINE bool has_zeros(const enum stored kind)
+{
+    return kind == STORED_U8 || kind == STORED_U4;
+}
+
+/* What a loaded number has to be multiplied with besides its scale. */
+VEC_INLINE float code_unit(const enum stored kind)
+{
+    return kind == STORED_E4M3 ? 256.0f : 1.0f;
+}
+
+VEC_INLINE vf vec_of_ints(vi x)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps((__m512i)x);
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps((__m256i)x);
+#else
+    return (vf)vcvtq_f32_s32((int32x4_t)x);
+#endif
+}
+
+/* VEC bytes, without a sign. */
+VEC_INLINE vi vec_from_bytes(const uint8_t *p)
+{
+#if defined(__AVX512F__)
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
+#elif defined(__AVX2__)
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p));
+#else
+    uint32_t four;
+    memcpy(&four, p, sizeof four);
+    return (vi)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+#endif
+}
+
+/* 2 VEC bytes as words, two to a lane, the first in the low half. */
+VEC_INLINE vi vec_words(const uint8_t *p, const bool has_sign)
+{
+#if defined(__AVX512F__)
+    __m256i x = _mm256_loadu_si256((const void *)p);
+    return (vi)(has_sign ? _mm512_cvtepi8_epi16(x) : _mm512_cvtepu8_epi16(x));
+#elif defined(__AVX2__)
+    __m128i x = _mm_loadu_si128((const void *)p);
+    return (vi)(has_sign ? _mm256_cvtepi8_epi16(x) : _mm256_cvtepu8_epi16(x));
+#else
+    uint8x8_t x = vld1_u8(p);
+    return has_sign ? (vi)vmovl_s8(vreinterpret_s8_u8(x)) : (vi)vmovl_u8(x);
+#endif
+}
+
+/* E4M3 by way of f16, where it lies shifted down by 7 and means 2^-8 of itself; NaN needs one bit
+ * more. */
+VEC_INLINE vf vec_from_e4m3(const uint8_t *p)
+{
+#if defined(__AVX512F__)
+    __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)p));
+    __m256i most = _mm256_set1_epi16(0x3F80), half = _mm256_slli_epi16(x, 7);
+    __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(half, most), most);
+    half = _mm256_and_si256(half, _mm256_set1_epi16((short)0xBF80));
+    half = _mm256_mask_blend_epi16(nan, half, _mm256_set1_epi16(0x7F80));
+    return (vf)_mm512_cvtph_ps(half);
+#elif defined(__AVX2__)
+    __m128i x = _mm_cvtepi8_epi16(_mm_loadl_epi64((const void *)p));
+    __m128i most = _mm_set1_epi16(0x3F80), half = _mm_slli_epi16(x, 7);
+    __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(half, most), most);
+    half = _mm_and_si128(half, _mm_set1_epi16((short)0xBF80));
+    half = _mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7F80)));
+    return (vf)_mm256_cvtph_ps(half);
+#else
+    uint32_t four;
+    memcpy(&four, p, sizeof four);
+    uint16x4_t x = vreinterpret_u16_s16(vget_low_s16(vmovl_s8(vcreate_s8(four))));
+    uint16x4_t half = vshl_n_u16(x, 7), most = vdup_n_u16(0x3F80);
+    uint16x4_t nan = vceq_u16(vand_u16(half, most), most);
+    half = vand_u16(half, vdup_n_u16(0xBF80));
+    half = vorr_u16(half, vand_u16(nan, vdup_n_u16(0x7F80)));
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(half));
+#endif
+}
+
+/* Numbers that lie one behind the other. */
+VEC_INLINE vf load_stored(const char *p, int64_t at, const enum stored kind)
+{
+    switch (kind) {
+    case STORED_F32: return vec_load((const float *)(const void *)p + at);
+    case STORED_BF16: return vec_from_bf16((const uint16_t *)(const void *)p + at);
+    case STORED_F16: return vec_from_f16((const uint16_t *)(const void *)p + at);
+    default: return vec_from_e4m3((const uint8_t *)p + at);
+    }
+}
+
+/* Codes that lie in pairs, as integers; p: the first pair's byte. Halves of a byte: of K both are
+ * the pair, of V each byte has another pair's in its upper half. */
+VEC_INLINE void load_pair(const uint8_t *p, int32_t shift, vi *even, vi *odd, const bool by_dim,
+                          const enum stored kind)
+{
+    if (kind == STORED_U4 && by_dim) {
+        vi both = vec_from_bytes(p);
+        *even = both & 15;
+        *odd = both >> 4;
+        return;
+    }
+    vi words = vec_words(p, kind == STORED_I8);
+    if (kind == STORED_I8) {
+        *even = words << 16 >> 16;
+        *odd = words >> 16;
+        return;
+    }
+    *even = words & 0xFF;
+    *odd = words >> 16;
+    if (kind == STORED_U4) {
+        *even = (*even >> shift) & 15;
+        *odd = (*odd >> shift) & 15;
+    }
+}
+
+/* Scales and zeros of the VEC tokens from `token` on. */
+VEC_INLINE void load_scales(const struct kv_plane *p, const char *head, int32_t token, vf *scale,
+                            vf *zero, const enum stored kind)
+{
+    const float *at = (const float *)(const void *)(head + p->scales_at) + token;
+    *scale = vec_set(p->scale);
+    *zero = vec_set(0.0f);
+    if (!p->has_scales) {
+        return;
+    }
+    vf word = vec_load(at);
+    *scale = word;
+    if (has_zeros(kind) && p->dtype == DT_F32) {
+        *zero = vec_load(at + p->tokens);
+    } else if (has_zeros(kind)) {
+        const int32_t rest = 32 - KV_ZERO_BITS;
+        *scale = (vf)((vi)word & (int32_t)KV_SCALE_BITS);
+        *zero = vec_of_ints((vi)word << rest >> rest) * vec_set(kv_zero_step(p->format));
+    }
+}
+
+VEC_INLINE float zero_of(const struct kv_plane *p, const char *head, int32_t token)
+{
+    const float *at = (const float *)(const void *)(head + p->scales_at) + token;
+    if (p->dtype == DT_F32) {
+        return at[p->tokens];
+    }
+    int32_t zero = (int32_t)(kv_float_bits(*at) << (32 - KV_ZERO_BITS)) >> (32 - KV_ZERO_BITS);
+    return (float)zero * kv_zero_step(p->format);
+}
+
+/* ---- numbers as they read ------------------------------------------------------------------ */
+
+/* K's dim d of VEC tokens, or both of d and d + 1 where they lie in pairs, without their scales. */
+VEC_INLINE void load_keys(const struct kv_plane *p, const char *head, int32_t token, int32_t d,
+                          vf *even, vf *odd, const enum stored kind)
+{
+    const char *from = head + p->at;
+    if (in_pairs(kind)) {
+        vi a, b;
+        load_pair((const uint8_t *)from + kv_code_at(p, token, d), 0, &a, &b, true, kind);
+        *even = vec_of_ints(a);
+        *odd = vec_of_ints(b);
+    } else {
+        *even = load_stored(from, (int64_t)d * p->tokens + token, kind);
+    }
+}
+
+VEC_INLINE void put_unpacked(void *out, int64_t at, vf x, bool bf16)
+{
+    if (!bf16) {
+        vec_store((float *)out + at, x);
+        return;
+    }
+    uint16_t *to = (uint16_t *)out + at;
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((void *)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#elif defined(__AVX512F__)
+    _mm256_storeu_si256((void *)to, _mm512_cvtepi32_epi16((__m512i)((vu)vec_round_bf16(x) >> 16)));
+#else
+    vi bits = (vi)((vu)vec_round_bf16(x) >> 16);
+    for (int i = 0; i < VEC; i++) {
+        to[i] = (uint16_t)bits[i];
+    }
+#endif
+}
+
+VEC_INLINE void unpack_keys(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
+                            int32_t width, bool bf16, void *out, const enum stored kind)
+{
+    for (int32_t t = 0; t < n; t += VEC) {
+        vf scale, zero, even, odd;
+        load_scales(p, head, token + t, &scale, &zero, kind);
+        scale = kind < STORED_E4M3 ? vec_set(1.0f) : scale * vec_set(code_unit(kind));
+        for (int32_t d = 0; d < width; d += in_pairs(kind) ? 2 : 1) {
+            load_keys(p, head, token + t, d, &even, &odd, kind);
+            put_unpacked(out, (int64_t)d * n + t, (even - zero) * scale, bf16);
+            if (in_pairs(kind) && d + 1 < width) {
+                put_unpacked(out, (int64_t)(d + 1) * n + t, (odd - zero) * scale, bf16);
+            }
+        }
+    }
+}
+
+/* V's numbers of one token from `d` on, without their scale. */
+VEC_INLINE vf load_values(const struct kv_plane *p, const char *head, int32_t token, int32_t d,
+                          const enum stored kind)
+{
+    const char *from = head + p->at;
+    if (in_pairs(kind)) {
+        vi pair[2];
+        load_pair((const uint8_t *)from + kv_code_at(p, token & ~1, d), kv_code_shift(p, d),
+                  &pair[0], &pair[1], false, kind);
+        return vec_of_ints(token & 1 ? pair[1] : pair[0]);
+    }
+    return load_stored(from, (int64_t)token * p->width + d, kind);
+}
+
+VEC_INLINE void unpack_values(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
+                              int32_t width, bool bf16, void *out, const enum stored kind)
+{
+    for (int32_t t = 0; t < n; t++) {
+        struct kv_scale s = {1.0f, 0.0f};
+        if (kind >= STORED_E4M3) {
+            s = kv_scale_get(p, head, token + t);
+        }
+        vf scale = vec_set(s.scale * code_unit(kind)), zero = vec_set(s.zero);
+        for (int32_t d = 0; d < width; d += VEC) {
+            vf x = load_values(p, head, token + t, d, kind);
+            put_unpacked(out, (int64_t)t * width + d, (x - zero) * scale, bf16);
+        }
+    }
+}
+
+VEC_INLINE void unpack_kind(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
+                            int32_t width, bool bf16, void *out, const enum stored kind)
+{
+    if (p->by_dim) {
+        unpack_keys(p, head, token, n, width, bf16, out, kind);
+    } else {
+        unpack_values(p, head, token, n, width, bf16, out, kind);
+    }
+}
+
+static void unpack(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
+                   int32_t width, bool bf16, void *out)
+{
+    if (p->by_dim ? n % VEC != 0 : width % PANEL != 0) {
+        cpu_kernels_scalar.unpack(p, head, token, n, width, bf16, out);
+        return;
+    }
+    WITH_STORED(stored_of(p), unpack_kind, p, head, token, n, width, bf16, out);
+}
+
+static void encode(const struct kv_plane *p, const float *x, int32_t n, uint8_t *codes,
+                   struct kv_scale *scale)
+{
+    kv_encode(p, x, n, codes, scale);
+}
+
+#endif

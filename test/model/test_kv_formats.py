@@ -1,0 +1,196 @@
+"""KV caches of FP8, int8 and int4 against answers that were computed with each format, what a format costs, what the options
+say, and how many tokens fit. That a request's bits do not depend on anything else is the cube's, for every format."""
+import json
+import os
+import re
+import struct
+import subprocess
+
+import pytest
+
+import golden
+from test_checkpoint import Checkpoint
+from test_golden_quant import folders, prompts, scores, distance
+
+FORMATS = ["fp8", "fp8_per_token_head", "int8_per_token_head", "int8", "int4"]
+VARIANTS = {"kv": "fp8", "kv_fp8_per_token_head": "fp8_per_token_head", "kv_int8_per_token_head": "int8_per_token_head",
+            "kv_int8_asym": "int8", "kv_int4_asym": "int4", "kv_fp8_scale_1": None}
+OURS = os.path.join(golden.GOLDEN, "llama-3")
+
+
+def stored():
+    """(folder, variant) of all answers that were computed with a quantised cache."""
+    for folder in folders():
+        for variant in golden.expected(folder.values[0]).get("variants", {}):
+            if variant in VARIANTS:
+                yield pytest.param(folder.values[0], variant, id=f"{folder.id}-{variant}")
+
+
+def variant_of(folder, name):
+    v = golden.expected(folder)["variants"][name]
+    return v, [v["cases"][i]["prompt_logprobs"] for i in prompts(folder)]
+
+
+class Scaled(Checkpoint):
+    """A copy whose layers have scales of keys and values."""
+
+    def give(self, n_layers, **scales):
+        for name, value in scales.items():
+            for layer in range(n_layers):
+                at = len(self.data)
+                self.data += struct.pack("<f", value)
+                self.header[f"model.layers.{layer}.self_attn.{name}"] = {
+                    "dtype": "F32", "shape": [], "data_offsets": [at, at + 4]}
+        self.write()
+        return self.folder
+
+
+@pytest.fixture(scope="module")
+def scaled_by_one(tmp_path_factory):
+    def make(folder):
+        copy = Scaled(tmp_path_factory.mktemp("scaled") / "model", folder)
+        return copy.give(copy.config["num_hidden_layers"], k_scale=1.0, v_scale=1.0)
+    return make
+
+
+@pytest.mark.parametrize("folder,variant", list(stored()))
+def test_answers_are_those_of_the_format(folder, variant, scaled_by_one):
+    """Exact arithmetic differs from the stored answers where a number lies between two codes; 16 bits move the numbers
+    themselves, as they move those answers' own."""
+    v, want = variant_of(folder, variant)
+    if variant == "kv_fp8_scale_1":
+        folder = scaled_by_one(folder)
+    flags = ["--activation-quantization", "none", "--kv-cache-dtype", VARIANTS[variant] or "fp8"]
+    assert distance(want, scores(folder, "--dtype", "float32", *flags)) <= 0.3 * v["bf16_mean_error"]
+    assert distance(want, scores(folder, *flags)) <= 1.5 * v["bf16_mean_error"]
+    assert distance(want, scores(folder, *flags, "--dtype", "bfloat16")) <= 1.5 * v["bf16_mean_error"]
+
+
+def asking():
+    return [p for p in folders() if "kv" in golden.expected(p.values[0]).get("variants", {})]
+
+
+@pytest.mark.parametrize("folder", asking())
+def test_auto_is_what_the_checkpoint_asks_for(folder):
+    assert scores(folder) == scores(folder, "--kv-cache-dtype", "fp8")
+    assert scores(folder) != scores(folder, "--kv-cache-dtype", "bfloat16")
+    assert scores(folder) != scores(folder, "--kv-cache-dtype", "fp8_per_token_head")
+    exact = ["--dtype", "float32"]
+    assert scores(folder, *exact) == scores(folder, *exact, "--kv-cache-dtype", "float32")
+    if golden.DEVICE == "cpu":  # where inputs are rounded, too
+        v, want = variant_of(folder, "act_kv")
+        assert distance(want, scores(folder)) <= 1.5 * v["bf16_mean_error"]
+
+
+MOST = {"fp8": 0.3, "fp8_per_token_head": 0.3, "int8_per_token_head": 0.1, "int8": 0.1, "int4": 0.6}
+
+
+@pytest.mark.parametrize("family", golden.families())
+def test_every_family_answers_with_every_format(family):
+    """Beside how far log-probabilities lie from their own mean, which is what a wrong scale costs: 8 bits of integers 0.01 or
+    0.02, three of E4M3 0.05, four of int4 0.15; more where experts change."""
+    cases = [c for c in golden.expected(family)["cases"] if len(c["prompt"]) > 1]
+    requests = [{"prompt_token_ids": c["prompt"], "max_tokens": 0, "prompt_logprobs": True} for c in cases]
+    want = [c["prompt_logprobs"] for c in cases]
+    means = [sum(p[1:]) / (len(p) - 1) for p in want]
+    size = distance(want, [[mean] * len(p) for p, mean in zip(want, means)])
+    off = {}
+    for kv in FORMATS:
+        answers = golden.generate(family, requests, "--dtype", "float32", "--kv-cache-dtype", kv)
+        off[kv] = distance(want, [a["prompt_logprobs"] for a in answers]) / size
+        assert 0 < off[kv] < MOST[kv], f"{family}, {kv}"
+    assert off["int8"] < off["fp8"] < off["int4"]
+    assert off["fp8"] == off["fp8_per_token_head"]  # no folder has scales
+
+
+def test_one_scale_alone_serves_both(tmp_path):
+    both = Scaled(tmp_path / "both", OURS)
+    alone = Scaled(tmp_path / "alone", OURS)
+    n = both.config["num_hidden_layers"]
+    both, alone = both.give(n, k_scale=0.02, v_scale=0.02), alone.give(n, v_scale=0.02)
+    assert scores(both, "--kv-cache-dtype", "fp8") == scores(alone, "--kv-cache-dtype", "fp8")
+    assert scores(both) == scores(OURS)  # nobody asked for it
+    per_head = ["--kv-cache-dtype", "fp8_per_token_head"]
+    assert scores(both, *per_head) == scores(OURS, *per_head) == scores(OURS, "--kv-cache-dtype", "fp8")
+
+
+def refusal(folder, *flags):
+    done = subprocess.run([*golden.RUN, str(folder), "--json", "--log-level", "error", *flags], input="{}\n",
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("word", ["fp8_e5m2", "nvfp4", "fp8_ds_mla", "int2", "turboquant_4bit_nc"])
+def test_other_formats_are_refused_by_name(word):
+    assert word in refusal(OURS, "--kv-cache-dtype", word)
+    config = {"method": "draft_model", "model": OURS, "kv_cache_dtype": word}
+    said = refusal(OURS, "--speculative-config", json.dumps(config))
+    assert word in said and "kv_cache_dtype" in said
+
+
+def test_another_dtype_than_the_models_is_refused():
+    said = refusal(OURS, "--dtype", "float32", "--kv-cache-dtype", "bfloat16")
+    assert "bfloat16" in said and "float32" in said
+
+
+def test_a_scheme_that_is_not_known_leaves_the_models_dtype(tmp_path):
+    copy = Checkpoint(tmp_path / "model", os.path.join(golden.ROOT, "test", "golden-quant", "ct-w4a16-asym-qwen3"))
+    before = scores(copy.folder)
+    for scheme in ({"num_bits": 8, "type": "int"}, {"num_bits": 4, "type": "float"}):
+        copy.config["quantization_config"]["kv_cache_scheme"] = scheme
+        copy.write_config()
+        assert scores(copy.folder) == before
+    copy.config["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    copy.write_config()
+    assert scores(copy.folder) == scores(copy.folder, "--kv-cache-dtype", "fp8") != before
+
+
+def block_bytes(folder, *flags):
+    """Of all KV sets, per block, as the refusal of too small a pool tells it."""
+    said = refusal(folder, "--kv-cache-memory-bytes", "100", "--block-size", "16", *flags)
+    return int(re.search(r"give (\d+) or more", said)[1]) // 2
+
+
+@pytest.fixture(scope="module")
+def heads_of_128(tmp_path_factory):
+    copy = Checkpoint(tmp_path_factory.mktemp("heads") / "model", OURS)
+    copy.config.update(head_dim=128, hidden_size=512, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64)
+    copy.write_config()
+    return copy.folder
+
+
+def test_as_many_more_tokens_fit(heads_of_128):
+    dummy = ["--load-format", "dummy", "--kv-cache-dtype"]
+    plain = block_bytes(heads_of_128, *dummy, "bfloat16")
+    least = {"fp8": 1.9, "fp8_per_token_head": 1.9, "int8_per_token_head": 1.9, "int8": 1.9, "int4": 3.7}
+    for kv, ratio in least.items():
+        assert plain / block_bytes(heads_of_128, *dummy, kv) >= ratio, kv
+
+
+def test_with_scales_per_tensor_twice_as_many_fit(tmp_path):
+    folder = Scaled(tmp_path / "model", OURS).give(golden.config(OURS)["num_hidden_layers"], k_scale=0.02, v_scale=0.02)
+    assert block_bytes(folder, "--kv-cache-dtype", "bfloat16") == 2 * block_bytes(folder, "--kv-cache-dtype", "fp8")
+
+
+def test_a_draft_models_cache_follows_unless_told_otherwise():
+    def bytes_of(target, draft=None):
+        config = {"method": "draft_model", "model": OURS, **({"kv_cache_dtype": draft} if draft else {})}
+        return block_bytes(OURS, "--kv-cache-dtype", target, "--speculative-config", json.dumps(config))
+
+    alone = {kv: block_bytes(OURS, "--kv-cache-dtype", kv) for kv in ("bfloat16", "fp8", "int4")}
+    assert bytes_of("fp8") == 2 * alone["fp8"]
+    assert bytes_of("fp8", "auto") == alone["fp8"] + alone["bfloat16"]
+    assert bytes_of("bfloat16", "int4") == alone["bfloat16"] + alone["int4"]
+
+
+def test_a_draft_models_cache_changes_no_text():
+    """The draft is the model itself: with the target's format it is right as often as it can be."""
+    request = [{"prompt_token_ids": list(range(5, 40)), "max_tokens": 24, "temperature": 0, "ignore_eos": True}]
+    want = golden.generate(OURS, request, "--kv-cache-dtype", "int4")[0]["outputs"][0]["token_ids"]
+    for draft in (None, "auto", "int8"):
+        config = {"method": "draft_model", "model": OURS, "num_speculative_tokens": 3, "fixed": True}
+        config.update({"kv_cache_dtype": draft} if draft else {})
+        have = golden.generate(OURS, request, "--kv-cache-dtype", "int4", "--speculative-config", json.dumps(config))[0]
+        assert have["outputs"][0]["token_ids"] == want
+        assert have["usage"]["accepted_draft_tokens"] > 0
