@@ -39,7 +39,7 @@ def shape(name):
 
 
 def shrunk(c):
-    c = bench_shapes().cut({**c, "num_hidden_layers": min(c["num_hidden_layers"], 12)}, 1e9)
+    c = bench_shapes().cut({**c, "num_hidden_layers": min(c["num_hidden_layers"], 18)}, 1e9)
     small = {**c, **{key: value for key, value in SMALL.items() if c.get(key)}}
     group = c["num_attention_heads"] // c["num_key_value_heads"]
     small.update(num_attention_heads=2 * group, num_key_value_heads=2)
