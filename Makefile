@@ -196,7 +196,7 @@ test-server: all $(SERVERS)  ## the server whole: API, SDK, raw sockets, drain, 
 	@test/run $(filter-out test/server/test_configs.py,$(wildcard test/server/test_*.py test/server/*/test_*.py))
 .PHONY: test-model
 test-model: all  ## what is read from a model's folder, and what generate makes of it
-	@SLUICE=$(abspath $(BUILD)/sluice) test/run test/model/test_checkpoint.py test/model/test_checkpoint_forms.py test/model/test_generate.py \
+	@SLUICE=$(abspath $(BUILD)/sluice) test/run test/model/test_checkpoint.py test/model/test_checkpoint_forms.py test/model/test_layer_keys.py test/model/test_generate.py \
 	  test/model/test_golden.py test/model/test_sampling.py
 .PHONY: test-sim
 test-sim: $(BUILD)/test/engine/sim_test  ## the simulation at length (SIM_RUNS=20000, SIM_SEED=1)

@@ -105,9 +105,10 @@ struct query_growth {
 };
 
 /* In place on q inside qkv, the rest of which need not be left; K and V go to the pages of `layer`.
- * With n_kv_heads 0 there are none: the layer reads what another has stored. Order: qk-norm, then rope on the first 2 * n_pairs of each head (or the other way round), then
- * the growth of q, and the store. With QK_NORM_WIDTH, which is always before the rope, the engine
- * gives every rank all heads, so no op has to look beyond its own. */
+ * With n_kv_heads 0 there are none: the layer reads what another has stored. Order: qk-norm, then
+ * rope on the first 2 * n_pairs of each head (or the other way round), then the growth of q, and
+ * the store. With QK_NORM_WIDTH, which is always before the rope, the engine gives every rank all
+ * heads, so no op has to look beyond its own. */
 struct rope_store_args {
     struct tensor qkv; // [n_rows, (n_heads + 2 n_kv_heads) * head_dim]
     const struct rope_table *rope; // NULL: none (a layer without positions)

@@ -96,8 +96,8 @@ static enum status layers_own_sizes(const struct json *own, struct model_config 
         char *end;
         const long layer = strtol(json_key(o), &end, 10);
         if (*end || end == json_key(o) || layer < 0 || layer >= c->n_layers) {
-            return err_set(err, ERR_FORMAT, "config.json: per_layer_config: there is no layer '%.40s'",
-                           json_key(o));
+            return err_set(err, ERR_FORMAT,
+                           "config.json: per_layer_config: there is no layer '%.40s'", json_key(o));
         }
         for (const struct json *v = json_first(o); v; v = json_next(v)) {
             struct layer_config *l = &c->layers[layer];
@@ -162,8 +162,9 @@ static enum status gemma4_sharing(const struct json *j, struct model_config *c, 
         }
         if (of < 0 || c->layers[of].head_dim != c->layers[i].head_dim ||
             c->layers[of].n_kv_heads != c->layers[i].n_kv_heads) {
-            return err_set(err, ERR_FORMAT, "config.json: num_kv_shared_layers: no layer before layer "
-                           "%d has keys that it could read", i);
+            return err_set(err, ERR_FORMAT,
+                           "config.json: num_kv_shared_layers: no layer before layer %d has keys "
+                           "that it could read", i);
         }
         c->layers[i].kv_of = of;
         c->layers[i].ffn = wide ? 2 * c->ffn : c->ffn;

@@ -198,6 +198,28 @@ static const struct {
      "\"head_dim\":256,\"num_hidden_layers\":2,\"max_position_embeddings\":16384,"
      "\"query_pre_attn_scalar\":256,\"sliding_window\":4096,\"attn_logit_softcapping\":50.0,"
      "\"final_logit_softcapping\":30.0,\"hidden_activation\":\"gelu_pytorch_tanh\"}"},
+    {"a Gemma 4 with experts",
+     "{\"model_type\":\"gemma4_text\",\"vocab_size\":262144,\"hidden_size\":2816,"
+     "\"intermediate_size\":2112,\"num_attention_heads\":16,\"num_key_value_heads\":8,"
+     "\"head_dim\":256,\"global_head_dim\":512,\"num_global_key_value_heads\":2,"
+     "\"attention_k_eq_v\":true,\"hidden_size_per_layer_input\":0,\"enable_moe_block\":true,"
+     "\"num_experts\":128,\"top_k_experts\":8,\"moe_intermediate_size\":704,"
+     "\"num_hidden_layers\":2,\"layer_types\":[\"sliding_attention\",\"full_attention\"],"
+     "\"sliding_window\":1024,\"max_position_embeddings\":16384,"
+     "\"final_logit_softcapping\":30.0}"},
+    {"a Gemma 4 of the E series",
+     "{\"model_type\":\"gemma4_text\",\"vocab_size\":262144,\"hidden_size\":1536,"
+     "\"intermediate_size\":6144,\"num_attention_heads\":8,\"num_key_value_heads\":1,"
+     "\"head_dim\":256,\"global_head_dim\":512,\"num_kv_shared_layers\":2,"
+     "\"use_double_wide_mlp\":true,\"num_hidden_layers\":4,\"layer_types\":["
+     "\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"full_attention\"],"
+     "\"max_position_embeddings\":16384,\"final_logit_softcapping\":30.0}"},
+    {"a Llama 4",
+     "{\"model_type\":\"llama4_text\",\"vocab_size\":202048,\"hidden_size\":5120,"
+     "\"intermediate_size\":8192,\"intermediate_size_mlp\":16384,\"num_attention_heads\":40,"
+     "\"num_key_value_heads\":8,\"head_dim\":128,\"num_local_experts\":16,"
+     "\"num_hidden_layers\":4,\"attention_chunk_size\":8192,\"floor_scale\":8192,"
+     "\"max_position_embeddings\":16384}"},
 };
 
 static const struct {
