@@ -1,10 +1,10 @@
 /* What sequences hold: lanes; blocks, shared or their own; what the draft models' KV has of those
- * blocks; and snapshots of recurrent state behind some of them. Who gets what is the scheduler's to say, which knows the order: here is what there
- * is, what is in the cache, and who holds how much of it. What the backend must learn of it goes
- * into the plan.
+ * blocks; and snapshots of recurrent state behind some of them. Who gets what is the scheduler's to
+ * say, which knows the order: here is what there is, what is in the cache, and who holds how much of
+ * it. What the backend must learn of it goes into the plan.
  *
- * Of a sequence the holdings write lane, n_blocks, n_granted, chain, n_entered, draft_computed and
- * draft_marked (draft_computed also moves with the draft passes that a step builds).
+ * Of a sequence the holdings write lane, n_blocks, n_granted, chain, n_entered, branch,
+ * draft_computed and draft_marked (draft_computed also moves with the draft passes that a step builds).
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_SCHEDULE_HOLDINGS_H
 #define SLUICE_ENGINE_SCHEDULE_HOLDINGS_H
@@ -82,8 +82,8 @@ const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequ
 /* Of the blocks just found, those that nobody holds: to keep them takes them from what is available. */
 int32_t holdings_idle_among(const struct holdings *h, const struct cached_front *front);
 
-/* Holds the blocks just found, with the state behind them, so that nobody is given them before the sequence begins; or lets go
- * of them again. */
+/* Holds the blocks just found, with the state behind them, so that nobody is given them before the
+ * sequence begins; or lets go of them again. */
 void holdings_keep_front(struct holdings *h, const struct cached_front *front);
 void holdings_drop_front(struct holdings *h, const struct cached_front *front);
 

@@ -460,6 +460,7 @@ static int32_t turns_in_the_background(bool somebody)
     struct bed b = {0};
     struct engine_options o = options_of(&b, 16, 400);
     o.max_num_batched_tokens = 2048;
+    o.max_model_len = 4096;
     if (!start(&b, &o)) {
         return -1;
     }

@@ -18,6 +18,7 @@ import pytest
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "model"))
 import golden  # noqa: E402
 import test_cube as cube  # noqa: E402
+import test_hybrid as hybrid  # noqa: E402
 
 LLAMA = os.path.join(golden.GOLDEN, "llama-3")
 
@@ -167,6 +168,18 @@ def test_several_processes_give_the_bits_of_one(family, case):
     with followers(model, port, nodes, ranks, more):
         answers = golden.generate(family, cube.requests(), *flags(port, 0, nodes, ranks), *more, "--threads", "1")
     assert [cube.essence(a) for a in answers] == want
+
+
+@pytest.mark.parametrize("how", ["plain", "two drafts"])
+def test_recurrent_states_travel_with_the_steps(how):
+    model = hybrid.folder("qwen3.5")
+    more = hybrid.DRAFTS[how] + hybrid.CHUNKS["chunked"] + hybrid.POOL["few states"] + hybrid.BASE
+    want = [cube.essence(a) for a in golden.generate(model, hybrid.requests(), "--no-enable-prefix-caching", *hybrid.BASE)]
+    port = free_port()
+    with followers(model, port, 2, 2, more):
+        answers = golden.generate(model, hybrid.requests(), *flags(port, 0, 2, 2), *more, "--threads", "1")
+    assert [cube.essence(a) for a in answers] == want
+    assert sum(a["usage"]["cached_tokens"] for a in answers) > 0
 
 
 def golden_heads(model):

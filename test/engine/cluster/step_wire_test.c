@@ -68,7 +68,8 @@ static void fill(struct step *st)
     st->state_copies[1] = (struct state_copy){1, 3, 13};
     st->state_copies[2] = (struct state_copy){LANES, 1, 8};
     st->keeps[0] = (struct state_keep){3, 8, LANES + 1};
-    st->pass = (struct pass){.n_keeps = 1, .keeps = st->keeps, .n_rows = 3, .rows = st->rows, .n_seqs = 2, .seqs = st->seqs,
+    st->pass = (struct pass){.n_rows = 3, .rows = st->rows, .n_seqs = 2, .seqs = st->seqs,
+                             .n_keeps = 1, .keeps = st->keeps,
                              .n_groups = 1, .groups = st->groups, .n_out = 2,
                              .out_rows = st->out_rows, .n_draws = 1, .draws = st->draws,
                              .n_pool = 1, .pool = st->pools, .tree_mask = mask,
