@@ -29,6 +29,7 @@ struct config {
     const char *generation_config;            // "auto", "vllm", or a folder
     const char *override_generation_config;   // JSON object, or NULL
     const char *pooler_config; // "auto", "mean", "last", or vLLM's JSON object
+    const char *scoring;       // "auto", "embeddings", "yes-no"
     const char *device, *quantization, *kv_cache_dtype;
     int64_t seed;
     int64_t pipeline_parallel_size, data_parallel_size; // known, and always 1
