@@ -76,6 +76,10 @@ void step_build_lanes(struct planned_step *ps, const struct holdings *h)
             u->n_generated = sequence_generated(seq);
             u->params = seq->request->params;
             u->params.seed += (uint64_t)seq->sample;
+            if (u->params.allowed_each) {
+                u->params.allowed += seq->sample;
+                u->params.n_allowed = 1;
+            }
         }
     }
     st->n_copies = ps->plan.n_copies;

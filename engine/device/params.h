@@ -57,6 +57,7 @@ struct sampling_params {
     const struct logit_bias *bias;
     int32_t n_allowed; // 0: all are allowed
     const int32_t *allowed;
+    bool allowed_each; // sample i draws allowed[i] alone: the score of each of some known answers
     int32_t n_bad_words;              // banned sequences of ids
     const int32_t *bad_word_lengths;  // [n_bad_words]
     const int32_t *bad_word_tokens;   // one behind the other

@@ -25,6 +25,14 @@ static const struct about {
     {"POST", "/completions", "The same as /v1/completions.", "CompletionRequest", ANSWER_EVENTS,
      false},
     {"POST", "/embeddings", "The same as /v1/embeddings.", "EmbeddingRequest", ANSWER_JSON, false},
+    {"POST", "/v1/score", "How near texts are to each other.", "ScoreRequest", ANSWER_JSON, false},
+    {"POST", "/score", "The same as /v1/score.", "ScoreRequest", ANSWER_JSON, false},
+    {"POST", "/v1/rerank", "Documents, the nearest to a query first.", "RerankRequest",
+     ANSWER_JSON, false},
+    {"POST", "/v2/rerank", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
+    {"POST", "/rerank", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
+    {"POST", "/v1/reranking", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
+    {"POST", "/reranking", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
     {"POST", "/invocations", "A request of any of these kinds, told by its members.",
      "AnyRequest", ANSWER_EVENTS, false},
     {"GET", "/models", "The same as /v1/models.", NULL, ANSWER_JSON, true},
@@ -122,6 +130,8 @@ static const struct {
     {"CountTokensRequest", FORM_COUNT_TOKENS},
     {"EmbeddingRequest", FORM_EMBEDDINGS},
     {"ResponseRequest", FORM_RESPONSES},
+    {"ScoreRequest", FORM_SCORE},
+    {"RerankRequest", FORM_RERANK},
     {"TokenizeText", FORM_TOKENIZE_TEXT},
     {"TokenizeMessages", FORM_TOKENIZE_CHAT},
     {"DetokenizeRequest", FORM_DETOKENIZE},
@@ -440,7 +450,9 @@ static void put_components(struct buf *b, const struct config *config)
                 "'request_id':{'type':['string','null']}}},"
                 "'AnyRequest':{'anyOf':[{'$ref':'#/components/schemas/ChatRequest'},"
                 "{'$ref':'#/components/schemas/CompletionRequest'},"
-                "{'$ref':'#/components/schemas/EmbeddingRequest'}]},"
+                "{'$ref':'#/components/schemas/EmbeddingRequest'},"
+                "{'$ref':'#/components/schemas/RerankRequest'},"
+                "{'$ref':'#/components/schemas/ScoreRequest'}]},"
                 "'TokenizeRequest':{'anyOf':[{'$ref':'#/components/schemas/TokenizeText'},"
                 "{'$ref':'#/components/schemas/TokenizeMessages'}]}");
     for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {

@@ -14,6 +14,8 @@ CALL(responses_input_tokens, API_RESPONSES_INPUT_TOKENS)
 CALL(messages, API_MESSAGES)
 CALL(count_tokens, API_COUNT_TOKENS)
 CALL(embeddings, API_EMBEDDINGS)
+CALL(score, API_SCORE)
+CALL(rerank, API_RERANK)
 CALL(invocations, API_INVOCATIONS)
 CALL(tokenize, API_TOKENIZE)
 CALL(detokenize, API_DETOKENIZE)
@@ -36,6 +38,13 @@ const struct http_route api_routes[] = {
     INFER("/v1/messages/count_tokens", count_tokens),
     INFER("/v1/embeddings", embeddings),
     INFER("/embeddings", embeddings),
+    INFER("/v1/score", score),
+    INFER("/score", score),
+    INFER("/v1/rerank", rerank),
+    INFER("/v2/rerank", rerank),
+    INFER("/rerank", rerank),
+    INFER("/v1/reranking", rerank),
+    INFER("/reranking", rerank),
     INFER("/invocations", invocations),
     {"POST", "/v1/files", api_files_create, SCOPE_INFERENCE, API_MAX_FORM_BYTES, 0},
     {"GET", "/v1/files", api_files_list, SCOPE_INFERENCE, 0, 0},

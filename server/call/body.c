@@ -222,7 +222,8 @@ static bool hide_from_tree(struct api_body *b, struct body_member *m, char *text
     static const char of_ids[] = "prompt|prompt_token_ids|input|tokens";
     bool ids = m->n_bytes > 2 && is_ids(m) && words_find(of_ids, m->key) >= 0;
     static const char of_texts[] = "prompt|input|content|messages|system|instructions|suffix|query|"
-                                   "documents|text_1|text_2|input_prefix|input_suffix";
+                                   "documents|texts|items|queries|text_1|text_2|data_1|data_2|input_prefix|"
+                                   "input_suffix";
     bool texts = words_find(of_texts, m->key) >= 0;
     char *nul = texts && !ids ? find_nul(at, m->n_bytes) : NULL;
     if (!ids && !nul) {

@@ -24,6 +24,8 @@ static const struct call_format *const formats[N_API_KINDS] = {
     [API_COUNT_TOKENS] = &call_count_format,
     [API_TOKENIZE] = &call_tokens_format,
     [API_DETOKENIZE] = &call_text_format,
+    [API_SCORE] = &call_score_format,
+    [API_RERANK] = &call_rerank_format,
     [API_INVOCATIONS] = &call_chat_format, // until its kind is known
 };
 

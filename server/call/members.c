@@ -12,6 +12,8 @@ enum {
     DRAWS = FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES | FORM_GENERATE,
     SERVED = TALKS | FORM_COMPLETIONS | FORM_EMBEDDINGS | TOKENIZE |
              FORM_DETOKENIZE, // by a server
+    SCORES = FORM_SCORE | FORM_RERANK,
+    SERVES = SERVED | SCORES,
     ALL = SERVED | FORM_GENERATE,
 };
 
@@ -82,10 +84,17 @@ static const char empty[] = "false|\"\"|[]|{}";
     "'type':{'enum':['tool_use','tool_result','thinking','redacted_thinking']}}}]}}]}}}"
 #define FORMAT                                                                                     \
     "'required':['type'],'properties':{'type':{'enum':['text','json_object','json_schema']}}"
+#define TEXT_OBJECT                                                                                \
+    "{'type':'string','minLength':1},{'type':'object','required':['text'],'properties':{'text':{"  \
+    "'type':'string','minLength':1}}}"
+#define A_TEXT "'anyOf':[" TEXT_OBJECT "]"
+#define TEXTS                                                                                      \
+    "'anyOf':[{'type':'array','minItems':1,'maxItems':2048,'items':{'anyOf':[" TEXT_OBJECT         \
+    "]}}," TEXT_OBJECT "]"
 #define A_CHOICE "'enum':[null,'none','auto']"
 
 const struct member members[] = {
-    {"model", "A served name or nothing: the first one.", SERVED, HAND(STRING, read_model)},
+    {"model", "A served name or nothing: the first one.", SERVES, HAND(STRING, read_model)},
 
     /* ---- sampling ---- */
     {"temperature", "Divides the scores; 0 takes the most likely token.", ALL,
@@ -149,14 +158,14 @@ const struct member members[] = {
     {"parse_special", "Special tokens are recognised in a prompt that is text.", ALL,
      BOOL(parse_special)},
     {"truncate_prompt_tokens", "A longer prompt is cut to this many tokens; -1: to what fits.",
-     ALL, INT(truncate, -1, INT32_MAX)},
-    {"truncation_side", "The end at which a prompt is cut.", ALL,
+     ALL | SCORES, INT(truncate, -1, INT32_MAX)},
+    {"truncation_side", "The end at which a prompt is cut.", ALL | SCORES,
      CHOICE(truncate_right, "left|right")},
-    {"priority", "Lower goes first.", ALL, INT(priority, INT32_MIN, INT32_MAX)},
-    {"cache_salt", "Only requests of the same salt share cached prompts.", ALL,
+    {"priority", "Lower goes first.", ALL | SCORES, INT(priority, INT32_MIN, INT32_MAX)},
+    {"cache_salt", "Only requests of the same salt share cached prompts.", ALL | SCORES,
      STRING(cache_salt), .check = check_salt, .schema = "'minLength':1"},
-    {"user", "A name for the log.", ALL, STRING(user)},
-    {"timeout", "Seconds after which the request ends with an error; fewer are taken, too.", ALL,
+    {"user", "A name for the log.", ALL | SCORES, STRING(user)},
+    {"timeout", "Seconds after which the request ends with an error; fewer are taken, too.", ALL | SCORES,
      REAL(timeout_s, 0.001, 864000), .schema = "'minimum':10,'maximum':864000"},
     {"store", "Nothing is stored.", ALL & ~FORM_RESPONSES, IGNORED(BOOL)},
     {"store", "Whether the response is kept for later.", FORM_RESPONSES, BOOL(stores)},
@@ -172,7 +181,7 @@ const struct member members[] = {
     {"spaces_between_special_tokens", "Tokens are joined as the tokenizer has it.", ALL,
      IGNORED(BOOL)},
     {"moderation", "There is none.", ALL, IGNORED(ANY)},
-    {"request_id", "The answer's id, where no x-request-id header says it.", ALL,
+    {"request_id", "The answer's id, where no x-request-id header says it.", ALL | SCORES,
      STRING(request_id), .check = check_request_id,
      .schema = "'pattern':'^[A-Za-z0-9._:-]{1,128}$'"},
     {"response_format", "What the answer is: any text, a JSON object, or JSON of a schema.",
@@ -350,6 +359,36 @@ const struct member members[] = {
      HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
     {"input", "What becomes vectors, one each.", FORM_EMBEDDINGS, HAND(PROMPTS, read_input),
      .max = MAX_INPUTS, .required = true},
+
+    /* ---- pairs of texts ---- */
+    {"instruction", "What the pairs are judged by, where the model's form has a place for it.",
+     SCORES, WITH(STRING, "chat_template_kwargs")},
+    {"chat_template_kwargs", "Variables of the form in which pairs are written.", SCORES,
+     HAND(OBJECT, read_instruction)},
+    {"max_tokens_per_query", "A longer query is cut to this many tokens; 0: none is.", SCORES,
+     INT(max_query_tokens, 0, INT32_MAX)},
+    {"max_tokens_per_doc", "A longer document is cut to this many tokens; 0: none is.", SCORES,
+     INT(max_doc_tokens, 0, INT32_MAX)},
+    {"use_activation", "Whether a judged score is a probability from 0 to 1.", SCORES,
+     BOOL(activates)},
+    {"top_n", "Only so many of the best documents; 0: all.", FORM_RERANK, INT(top_n, 0, INT32_MAX)},
+    {"return_documents", "Whether the answer has the documents.", FORM_RERANK,
+     BOOL(returns_documents)},
+    {"return_text", "TEI's name of return_documents.", FORM_RERANK, BOOL(returns_documents)},
+    {"query", "What the documents are ranked for.", FORM_RERANK, WITH(ANY, "documents"),
+     .required = true, .schema = A_TEXT},
+    {"texts", "TEI's name of documents; the answer is then a list.", FORM_RERANK,
+     WITH(ANY, "documents"), .schema = TEXTS},
+    {"documents", "What is ranked.", FORM_RERANK, HAND(ANY, read_documents), .required = true, .schema = TEXTS},
+    {"text_1", "One text, or as many as text_2 has.", FORM_SCORE, HAND(ANY, read_score_texts),
+     .required = true, .schema = TEXTS},
+    {"text_2", "The texts that it is scored against.", FORM_SCORE, WITH(ANY, "text_1"),
+     .required = true, .schema = TEXTS},
+    {"queries", "Another name of text_1.", FORM_SCORE, WITH(ANY, "text_1"), .schema = TEXTS},
+    {"documents", "Another name of text_2.", FORM_SCORE, WITH(ANY, "text_1"), .schema = TEXTS},
+    {"items", "Another name of text_2.", FORM_SCORE, WITH(ANY, "text_1"), .schema = TEXTS},
+    {"data_1", "Another name of text_1.", FORM_SCORE, WITH(ANY, "text_1"), .schema = TEXTS},
+    {"data_2", "Another name of text_2.", FORM_SCORE, WITH(ANY, "text_1"), .schema = TEXTS},
 
     /* ---- the tokenizer ---- */
     {"content", "llama.cpp's name of prompt.", FORM_TOKENIZE_TEXT, WITH(STRING, "prompt")},

@@ -421,6 +421,7 @@ enum status api_model_open(struct api_model *m, const struct config *config,
     st = st == OK ? open_template(m, config, err) : st;
     st = st == OK ? open_defaults(m, config, err) : st;
     st = st == OK ? open_pooling(m, config, err) : st;
+    st = st == OK ? scoring_open(&m->scoring, config, m->tok, m->template, info->headless, err) : st;
     if (st != OK) {
         api_model_close(m);
         return st;
@@ -449,6 +450,7 @@ void api_model_close(struct api_model *m)
     grammars_close(m->grammars);
     tokenizer_free(m->tok);
     chat_template_free(m->template);
+    scoring_close(&m->scoring);
     free((void *)m->names);
     free(m->folder_name);
     free(m->tokenizer_info);

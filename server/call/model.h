@@ -9,6 +9,7 @@
 #include "server/chat/template.h"
 #include "server/config/config.h"
 #include "server/chat/output.h"
+#include "server/call/scoring.h"
 
 struct grammars; // server/call/grammars.h
 
@@ -29,6 +30,7 @@ struct api_model {
     const struct tool_parser *parser; // NULL: tool calls are text
     enum pool_kind pooling;           // of embeddings
     bool normalize;                   // them to length 1, unless a request says otherwise
+    struct scoring scoring;           // of pairs of texts
     char *tokenizer_info;             // body of /tokenizer_info
     int64_t created;
     char fingerprint[24];

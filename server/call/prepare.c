@@ -21,6 +21,8 @@ static const struct kind {
     [API_CHAT] = {chat_begin, chat_end, NULL, "messages", .generates = true},
     [API_COMPLETIONS] = {completion_begin, completion_end, "prompt", NULL, .generates = true},
     [API_EMBEDDINGS] = {embeddings_begin, embeddings_end, "input", NULL, .pools = true},
+    [API_SCORE] = {score_begin, score_end, "text_1", NULL}, // what its prompts are for, the model says
+    [API_RERANK] = {score_begin, score_end, "documents", NULL},
     [API_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},
     [API_RESPONSES_INPUT_TOKENS] = {responses_begin, responses_end, NULL, "input"},
     [API_MESSAGES] = {messages_begin, messages_end, NULL, "messages", .generates = true},
@@ -41,6 +43,10 @@ static bool choose_kind(struct api_request *r)
         {"messages", API_CHAT},
         {"prompt", API_COMPLETIONS},
         {"input", API_EMBEDDINGS},
+        {"query", API_RERANK},
+        {"queries", API_SCORE},
+        {"text_1", API_SCORE},
+        {"data_1", API_SCORE},
     };
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
         if (body_has(&r->body, signs[i].key)) {
@@ -131,7 +137,10 @@ static bool tokenise(struct api_request *r)
             return no_tokenizer(r);
         }
         struct text_span span = {text, r->prompts[i].text_bytes, false};
-        if (is_hopeless(r, span.n_bytes) || !encode(r, &span, 1, r->parse_special)) {
+        const struct text_span *spans = r->prompts[i].spans;
+        if (is_hopeless(r, span.n_bytes) ||
+            !(spans ? encode(r, spans, r->prompts[i].n_spans, true)
+                    : encode(r, &span, 1, r->parse_special))) {
             return false;
         }
         r->prompts[i].n = (int32_t)(r->ids.n - from[i]);

@@ -89,6 +89,15 @@ bool read_tokens(struct api_request *r);
 /* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
 bool request_read_prompts(struct api_request *r, const char *key, size_t max_prompts);
 
+/* ---- score and rerank (request_score.c) --------------------------------------------------------- */
+
+void score_begin(struct api_request *r);
+bool score_end(struct api_request *r);
+
+bool read_documents(struct api_request *r);
+bool read_score_texts(struct api_request *r);
+bool read_instruction(struct api_request *r);
+
 /* ---- a line of `sluice generate` (request_generate.c) ----------------------------------------- */
 
 void generate_begin(struct api_request *r);

@@ -24,6 +24,8 @@ enum api_kind {
     API_TOKENIZE,
     API_DETOKENIZE,
     API_GENERATE, // a line of `sluice generate`
+    API_SCORE,
+    API_RERANK,
     API_INVOCATIONS, // SageMaker's: becomes the kind whose members the body has
     N_API_KINDS,
 };
@@ -39,6 +41,8 @@ enum {
     FORM_TOKENIZE_TEXT = 1 << API_TOKENIZE,
     FORM_DETOKENIZE = 1 << API_DETOKENIZE,
     FORM_GENERATE = 1 << API_GENERATE,
+    FORM_SCORE = 1 << API_SCORE,
+    FORM_RERANK = 1 << API_RERANK,
     FORM_TOKENIZE_CHAT = 1 << N_API_KINDS,
 };
 
@@ -50,6 +54,14 @@ struct api_prompt {
     const char *text; // as given or rendered; NULL if ids were given, or it was cut
     size_t text_bytes;
     int32_t max_tokens;
+    /* The text in stretches of one provenance, control tokens among them; NULL: it is one stretch. */
+    const struct text_span *spans;
+    size_t n_spans;
+};
+
+struct scored_text {
+    const char *text;
+    size_t n_bytes;
 };
 
 struct api_request {
@@ -81,6 +93,10 @@ struct api_request {
     bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
     int32_t n_top; // top_logprobs, or completions' logprobs
     bool base64, normalize; // embeddings
+    struct scored_text *queries, *documents; // score and rerank
+    size_t n_queries, n_documents;
+    int64_t max_query_tokens, max_doc_tokens, top_n; // 0: all
+    bool activates, returns_documents, bare_list;
     enum pool_kind pooling; // what is pooled, if it `pools`
     int64_t dimensions;  // 0: all
     bool token_strs;     // tokenize

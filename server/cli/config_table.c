@@ -30,6 +30,10 @@ const struct option_row option_rows[] = {
     {ROW("pooler-config", OPTION_STRING, pooler_config, "auto",
          "embeddings: 'mean', 'last', or vLLM's JSON object with pooling_type and normalize; "
          "'auto': as 1_Pooling/config.json beside the model says, else mean")},
+    {ROW("scoring", OPTION_CHOICE, scoring, "auto",
+         "pairs of texts: 'embeddings': the cosine of their vectors; 'yes-no': what the model makes of "
+         "both; 'auto': yes-no if its name says reranker or hf-overrides have classifier_from_token"),
+     .choices = "auto|embeddings|yes-no"},
     {ROW("hf-overrides", OPTION_JSON, engine.hf_overrides, NULL,
          "JSON object whose members take the place of config.json's; those of text_config and other "
          "configs within it one by one"),

@@ -30,6 +30,7 @@ struct config {
     const char *override_generation_config;   // JSON object, or NULL
     const char *pooler_config; // "auto", "mean", "last", or vLLM's JSON object
     const char *device;
+    const char *scoring;       // "auto", "embeddings", "yes-no"
     int64_t seed;
     int64_t pipeline_parallel_size, data_parallel_size; // known, and always 1
     // several processes for one model

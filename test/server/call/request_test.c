@@ -79,8 +79,8 @@ TEST(a_nul_in_a_string_is_told_from_what_is_no_json)
     REFUSES(API_CHAT, "{" HI ",\"user\":\"a\\u0000\"}", "invalid_value", "");
     REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
             "invalid_value", "messages[0].role");
-    REFUSES(API_RESPONSES, "{\"input\":[{\"role\":\"user\",\"content\":\"a\\u0000\"}]}",
-            "invalid_value", "input");
+    REFUSES(API_RESPONSES, "{\"input\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
+            "invalid_value", "input[0].role");
     REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"\\u0000\":1}", "invalid_value", "");
     REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\\ud800\"}", "json_parse_error", "");
     ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\\\\u0000\"}");
@@ -617,7 +617,7 @@ TEST(values_that_change_the_answer_are_never_passed_over)
         {"separate_reasoning", "false"}, {"reasoning_format", "\"none\""},
         {"kv_transfer_params", "{\"a\":1}"}, {"ec_transfer_params", "{\"a\":1}"},
         {"vllm_xargs", "{\"a\":1}"}, {"stop_sequences", "[\"x\"]"}, {"length_penalty", "2"},
-        {"num_beams", "4"}, {"echo", "true"}, {"suffix", "\"x\""}, {"n_probs", "3"},
+        {"num_beams", "4"}, {"suffix", "\"x\""}, {"n_probs", "3"},
         {"instructions", "\"be nice\""}, {"previous_response_id", "\"resp_1\""},
     };
     for (size_t i = 0; i < sizeof asks / sizeof asks[0]; i++) {

@@ -1,0 +1,161 @@
+/* /v1/score and /v1/rerank: how near texts are to each other (server/call/scoring.h). */
+#include "server/call/format.h"
+
+#include "engine/base/mem.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What a judge said of its two answers: `extra` is a list of them, by choice. */
+static void note_answer(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
+                        size_t n_chars_before)
+{
+    struct call *c = ch->call;
+    (void)token;
+    (void)n_chars_before;
+    if (!c->extra) {
+        c->extra = xcalloc(c->n_choices, sizeof(float));
+    }
+    ((float *)c->extra)[ch->index] = lp->logprob;
+}
+
+/* P(yes) of the two, or how much more likely it is. */
+static double judged(const struct call *c, size_t pair)
+{
+    const float *answers = c->extra;
+    double lead = answers ? (double)answers[2 * pair] - (double)answers[2 * pair + 1] : 0;
+    return c->request.activates ? 1 / (1 + exp(-lead)) : lead;
+}
+
+static double cosine(const float *a, const float *b, size_t n)
+{
+    double ab = 0, aa = 0, bb = 0;
+    for (size_t i = 0; i < n; i++) {
+        ab += (double)a[i] * (double)b[i];
+        aa += (double)a[i] * (double)a[i];
+        bb += (double)b[i] * (double)b[i];
+    }
+    return aa > 0 && bb > 0 ? ab / sqrt(aa * bb) : 0;
+}
+
+static double score_of(const struct call *c, size_t document)
+{
+    const struct api_request *r = &c->request;
+    if (r->generates) {
+        return judged(c, document);
+    }
+    size_t query = r->n_queries == 1 ? 0 : document;
+    return cosine(c->requests[query].pooled, c->requests[r->n_queries + document].pooled,
+                  (size_t)r->model->info->hidden);
+}
+
+static void put_score(struct buf *b, double score)
+{
+    buf_put_double(b, isfinite(score) ? score : 0);
+}
+
+static void put_usage(struct buf *b, const struct call *c)
+{
+    int64_t tokens = 0;
+    for (size_t i = 0; i < c->n_requests; i++) {
+        tokens += c->requests[i].n_prompt;
+    }
+    buf_puts(b, ",\"usage\":{\"prompt_tokens\":");
+    buf_put_int(b, tokens);
+    buf_puts(b, ",\"total_tokens\":");
+    buf_put_int(b, tokens);
+    buf_puts(b, ",\"completion_tokens\":0}");
+}
+
+static void put_head(struct buf *b, const struct call *c)
+{
+    buf_puts(b, "{\"id\":");
+    buf_put_json(b, c->id, strlen(c->id));
+    buf_puts(b, ",\"object\":\"list\",\"created\":");
+    buf_put_int(b, c->created);
+    buf_puts(b, ",\"model\":");
+    buf_put_json(b, c->request.model_name, strlen(c->request.model_name));
+}
+
+static void end_score(struct call *c)
+{
+    struct buf b;
+    buf_init(&b, (size_t)64 << 20);
+    put_head(&b, c);
+    buf_puts(&b, ",\"data\":[");
+    for (size_t i = 0; i < c->request.n_documents; i++) {
+        buf_puts(&b, i ? ",{\"index\":" : "{\"index\":");
+        buf_put_int(&b, (int64_t)i);
+        buf_puts(&b, ",\"object\":\"score\",\"score\":");
+        put_score(&b, score_of(c, i));
+        buf_putc(&b, '}');
+    }
+    buf_putc(&b, ']');
+    put_usage(&b, c);
+    buf_putc(&b, '}');
+    c->sink->whole(c, &b);
+}
+
+/* ---- ranks --------------------------------------------------------------------------------------- */
+
+struct rank {
+    size_t document;
+    double score;
+};
+
+/* The best first; of equals the earlier one. */
+static int compare(const void *a, const void *b)
+{
+    const struct rank *x = a, *y = b;
+    if (x->score != y->score) {
+        return x->score < y->score ? 1 : -1;
+    }
+    return x->document < y->document ? -1 : 1;
+}
+
+/* An entry as vLLM and Cohere have it; in the list of TEI its members have other names. */
+static void put_rank(struct buf *b, const struct api_request *r, const struct rank *rank)
+{
+    const struct scored_text *t = &r->documents[rank->document];
+    buf_puts(b, "{\"index\":");
+    buf_put_int(b, (int64_t)rank->document);
+    if (r->returns_documents) {
+        buf_puts(b, r->bare_list ? ",\"text\":" : ",\"document\":{\"text\":");
+        buf_put_json(b, t->text, t->n_bytes);
+        buf_puts(b, r->bare_list ? "" : "}");
+    }
+    buf_puts(b, r->bare_list ? ",\"score\":" : ",\"relevance_score\":");
+    put_score(b, rank->score);
+    buf_putc(b, '}');
+}
+
+static void end_rerank(struct call *c)
+{
+    const struct api_request *r = &c->request;
+    size_t n = r->n_documents, most = r->top_n > 0 && (size_t)r->top_n < n ? (size_t)r->top_n : n;
+    struct rank *ranks = xcalloc(n, sizeof ranks[0]);
+    for (size_t i = 0; i < n; i++) {
+        ranks[i] = (struct rank){i, score_of(c, i)};
+    }
+    qsort(ranks, n, sizeof ranks[0], compare);
+    struct buf b;
+    buf_init(&b, (size_t)256 << 20);
+    if (!r->bare_list) {
+        put_head(&b, c);
+        put_usage(&b, c);
+        buf_puts(&b, ",\"results\":");
+    }
+    for (size_t i = 0; i < most; i++) {
+        buf_putc(&b, i ? ',' : '[');
+        put_rank(&b, r, &ranks[i]);
+    }
+    buf_puts(&b, r->bare_list ? "]" : "]}");
+    free(ranks);
+    c->sink->whole(c, &b);
+}
+
+const struct call_format call_score_format = {
+    .id_prefix = "score-", .logprob = note_answer, .end = end_score};
+const struct call_format call_rerank_format = {
+    .id_prefix = "rerank-", .logprob = note_answer, .end = end_rerank};

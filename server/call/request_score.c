@@ -1,0 +1,334 @@
+/* The bodies of /v1/score and /v1/rerank: pairs of texts. A model that judges gets each pair as one
+ * prompt, and both of its answers are drawn from the row behind it; else each text becomes a vector. */
+#include "server/call/readers.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct texts {
+    struct scored_text *items;
+    size_t n;
+};
+
+/* ---- texts -------------------------------------------------------------------------------------- */
+
+static bool keep(struct api_request *r, struct scored_text *t, const char *string)
+{
+    t->text = body_text(&r->body, string, &t->n_bytes);
+    return t->text ? true : request_too_large(r);
+}
+
+/* {"content": [{"type": "text", "text": ...}, ...]} as one text. */
+static bool keep_parts(struct api_request *r, struct scored_text *t, const struct json *parts,
+                       const char *key)
+{
+    struct buf all;
+    buf_init(&all, 64 << 20);
+    bool good = true;
+    for (const struct json *p = json_first(parts); good && p; p = json_next(p)) {
+        const char *type = json_get_string(p, "type"), *text = json_get_string(p, "text");
+        good = text && (!type || strcmp(type, "text") == 0);
+        buf_puts(&all, good ? text : "");
+    }
+    if (!good || !json_first(parts)) {
+        buf_deinit(&all);
+        return api_error_set(&r->error, 400, "unsupported_value", key,
+                             "Unsupported value: content parts of '%s' may only be texts.", key);
+    }
+    const char *copy = all.failed ? NULL : arena_strndup(&r->arena, all.data, all.n_bytes);
+    buf_deinit(&all);
+    return copy ? keep(r, t, copy) : request_too_large(r);
+}
+
+static bool keep_text(struct api_request *r, struct scored_text *t, const struct json *node,
+                      const char *key)
+{
+    const struct json *content = json_get(node, "content");
+    const char *text = json_string(node);
+    text = text ? text : json_get_string(node, "text");
+    text = text ? text : json_string(content);
+    if (text) {
+        return keep(r, t, text);
+    }
+    return json_is(content, JSON_ARRAY)
+               ? keep_parts(r, t, content, key)
+               : body_wrong_type(&r->error, key, "a string or an object with a text", node);
+}
+
+/* A text or several; false without an error: the member is not there. */
+static bool read_texts(struct api_request *r, const char *key, struct texts *out)
+{
+    const struct body_member *m = body_get(&r->body, key);
+    if (!m) {
+        return false;
+    }
+    bool list = json_is(m->node, JSON_ARRAY);
+    size_t n = list ? json_count(m->node) : 1;
+    if (n == 0) {
+        return api_empty(&r->error, key);
+    }
+    if (n > MAX_INPUTS) {
+        return api_error_set(&r->error, 400, "array_above_max_length", key,
+                             "Invalid '%s': array too long. Expected at most %d items, but got %zu "
+                             "instead.", key, MAX_INPUTS, n);
+    }
+    out->items = arena_alloc(&r->arena, n, sizeof out->items[0]);
+    if (!out->items) {
+        return request_too_large(r);
+    }
+    const struct json *v = list ? json_first(m->node) : m->node;
+    for (; v; v = list ? json_next(v) : NULL) {
+        if (!keep_text(r, &out->items[out->n++], v, key)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void take(struct api_request *r, const struct texts *queries, const struct texts *documents)
+{
+    r->queries = queries->items;
+    r->n_queries = queries->n;
+    r->documents = documents->items;
+    r->n_documents = documents->n;
+}
+
+bool read_documents(struct api_request *r)
+{
+    struct texts query = {NULL, 0}, documents = {NULL, 0};
+    if (!read_texts(r, "query", &query)) {
+        return r->error.status == 0 ? api_missing(&r->error, "query") : false;
+    }
+    if (query.n != 1) {
+        return api_error_set(&r->error, 400, "invalid_value", "query",
+                             "Invalid 'query': expected one text.");
+    }
+    r->bare_list = !body_has(&r->body, "documents") && body_has(&r->body, "texts");
+    if (!read_texts(r, r->bare_list ? "texts" : "documents", &documents)) {
+        return r->error.status == 0 ? api_missing(&r->error, "documents") : false;
+    }
+    take(r, &query, &documents);
+    return true;
+}
+
+/* vLLM has four pairs of names for the same. */
+bool read_score_texts(struct api_request *r)
+{
+    static const char *const names[][2] = {{"queries", "documents"}, {"queries", "items"},
+                                           {"text_1", "text_2"}, {"data_1", "data_2"}};
+    struct texts queries = {NULL, 0}, documents = {NULL, 0};
+    size_t i = 0, n = sizeof names / sizeof names[0];
+    while (i < n && !(body_has(&r->body, names[i][0]) && body_has(&r->body, names[i][1]))) {
+        i++;
+    }
+    if (i == n) {
+        bool first = body_has(&r->body, "text_1");
+        return api_missing(&r->error, first ? "text_2" : "text_1");
+    }
+    if (!read_texts(r, names[i][0], &queries) || !read_texts(r, names[i][1], &documents)) {
+        return false;
+    }
+    if (queries.n != 1 && queries.n != documents.n) {
+        return api_error_set(&r->error, 400, "invalid_value", names[i][0],
+                             "Invalid '%s': expected one text, or as many as '%s' has, which are "
+                             "%zu.", names[i][0], names[i][1], documents.n);
+    }
+    take(r, &queries, &documents);
+    return true;
+}
+
+/* ---- texts that are too long --------------------------------------------------------------------- */
+
+/* Cut to its first tokens, as text again. */
+static bool cut(struct api_request *r, struct scored_text *t, int64_t most)
+{
+    struct ids ids;
+    struct text_span span = {t->text, t->n_bytes, true};
+    struct tokenizer_flags flags = {.add_special = false, .parse_special = false};
+    ids_init(&ids, (size_t)most + 1);
+    enum status st = tokenizer_encode(r->model->tok, &span, 1, flags, &ids, NULL);
+    bool good = true;
+    if (st == ERR_LIMIT || (st == OK && ids.n > (size_t)most)) {
+        struct buf text;
+        buf_init(&text, 64 << 20);
+        tokenizer_decode(r->model->tok, ids.v, (size_t)most, false, &text);
+        t->n_bytes = text.n_bytes;
+        t->text = text.failed ? NULL
+                              : arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
+        good = t->text || request_too_large(r);
+        buf_deinit(&text);
+    }
+    ids_deinit(&ids);
+    return good;
+}
+
+static bool cut_all(struct api_request *r)
+{
+    for (size_t i = 0; i < r->n_queries && r->max_query_tokens > 0; i++) {
+        if (!cut(r, &r->queries[i], r->max_query_tokens)) {
+            return false;
+        }
+    }
+    for (size_t i = 0; i < r->n_documents && r->max_doc_tokens > 0; i++) {
+        if (!cut(r, &r->documents[i], r->max_doc_tokens)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- prompts ------------------------------------------------------------------------------------- */
+
+static void put_message(struct buf *b, const char *role, const struct scored_text *t)
+{
+    buf_printf(b, "{\"role\":\"%s\",\"content\":", role);
+    buf_put_json(b, t->text, t->n_bytes);
+    buf_putc(b, '}');
+}
+
+/* The prompt of a pair, with the provenance of its parts. */
+static bool render_pair(struct api_request *r, const char *messages, size_t n_bytes,
+                        struct api_prompt *p)
+{
+    struct err err = {""};
+    struct chat_output out;
+    struct chat_input in = {.messages_json = messages, .messages_bytes = n_bytes,
+                            .kwargs_json = r->kwargs, .kwargs_bytes = r->kwargs_bytes,
+                            .raw = true, .local_us = chat_clock_us()};
+    if (chat_template_render(r->model->scoring.pair, &in, &out, &err) != OK) {
+        return api_error_set(&r->error, 400, "invalid_messages", NULL, "%s", err.text);
+    }
+    char *text = arena_strndup(&r->arena, out.text, out.n_bytes);
+    struct text_span *spans = arena_alloc(&r->arena, out.n_spans + 1, sizeof spans[0]);
+    for (size_t i = 0; text && spans && i < out.n_spans; i++) {
+        spans[i] = out.spans[i];
+        spans[i].text = text + (out.spans[i].text - out.text);
+    }
+    *p = (struct api_prompt){.text = text, .text_bytes = out.n_bytes, .spans = spans,
+                             .n_spans = out.n_spans};
+    chat_output_deinit(&out);
+    return text && spans ? true : request_too_large(r);
+}
+
+static bool make_pairs(struct api_request *r)
+{
+    struct buf messages;
+    bool good = true;
+    buf_init(&messages, 64 << 20);
+    for (size_t i = 0; good && i < r->n_documents; i++) {
+        buf_clear(&messages);
+        buf_putc(&messages, '[');
+        put_message(&messages, "query", &r->queries[r->n_queries == 1 ? 0 : i]);
+        buf_putc(&messages, ',');
+        put_message(&messages, "document", &r->documents[i]);
+        buf_putc(&messages, ']');
+        good = !messages.failed ? render_pair(r, messages.data, messages.n_bytes, &r->prompts[i])
+                                : request_too_large(r);
+        r->n_prompts++;
+    }
+    buf_deinit(&messages);
+    return good;
+}
+
+static bool put_prompt(struct api_request *r, const struct scored_text *t, const char *key)
+{
+    if (t->n_bytes == 0) {
+        return api_error_set(&r->error, 400, "invalid_value", key,
+                             "Invalid '%s': it must not be empty.", key);
+    }
+    r->prompts[r->n_prompts++] = (struct api_prompt){.text = t->text, .text_bytes = t->n_bytes};
+    return true;
+}
+
+/* One prompt for each text: the queries, then the documents. */
+static bool make_texts(struct api_request *r)
+{
+    const char *keys[] = {"query", "documents"};
+    for (size_t i = 0; i < r->n_queries; i++) {
+        if (!put_prompt(r, &r->queries[i], keys[0])) {
+            return false;
+        }
+    }
+    for (size_t i = 0; i < r->n_documents; i++) {
+        if (!put_prompt(r, &r->documents[i], keys[1])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Both answers of a judge are drawn, and nothing but their log probabilities is looked at. */
+static void ask_for_both(struct api_request *r)
+{
+    r->params = sampling_params_default();
+    r->params.temperature = 0;
+    r->params.max_tokens = 1;
+    r->params.num_speculative_tokens = 0;
+    r->params.logprobs = true;
+    r->params.allowed = r->model->scoring.answers;
+    r->params.n_allowed = 2;
+    r->params.allowed_each = true;
+    r->n = 2;
+    r->max_tokens = 1;
+    r->has_max_tokens = true;
+}
+
+void score_begin(struct api_request *r)
+{
+    r->generates = r->model->scoring.judges;
+    r->pools = !r->generates;
+    r->add_special = r->pools; // a template writes what the model wants
+    r->activates = r->returns_documents = true;
+}
+
+bool score_end(struct api_request *r)
+{
+    size_t n = r->n_queries + r->n_documents;
+    if (!r->model->tok) {
+        return api_error_set(&r->error, 400, "unsupported_model", "model",
+                             "This model has no tokenizer: it scores no texts.");
+    }
+    r->prompts = arena_alloc(&r->arena, n, sizeof r->prompts[0]);
+    if (!r->prompts) {
+        return request_too_large(r);
+    }
+    if (!cut_all(r)) {
+        return false;
+    }
+    if (r->pools) {
+        return make_texts(r);
+    }
+    ask_for_both(r);
+    return make_pairs(r);
+}
+
+/* The template's variables: the request's own, of which an instruction has a name of its own. */
+bool read_instruction(struct api_request *r)
+{
+    const char *instruction = NULL;
+    const struct json *own = NULL;
+    struct buf out;
+    bool said = body_string(&r->body, "instruction", &instruction);
+    bool has_own = body_object(&r->body, "chat_template_kwargs", &own);
+    if (r->error.status != 0 || !(said || has_own)) {
+        return r->error.status == 0;
+    }
+    const struct body_member *kwargs = has_own ? body_get(&r->body, "chat_template_kwargs") : NULL;
+    buf_init(&out, 16 << 20);
+    buf_putc(&out, '{');
+    if (said) {
+        buf_puts(&out, "\"instruction\":");
+        buf_put_json(&out, instruction, strlen(instruction));
+    }
+    const char *open = kwargs ? memchr(kwargs->start, '{', kwargs->n_bytes) : NULL;
+    if (open && json_count(own) > 0) { // the last of equal keys counts
+        buf_puts(&out, said ? "," : "");
+        buf_put(&out, open + 1, kwargs->n_bytes - (size_t)(open + 1 - kwargs->start));
+    } else {
+        buf_putc(&out, '}');
+    }
+    r->kwargs = out.failed ? NULL : arena_strndup(&r->arena, out.data, out.n_bytes);
+    r->kwargs_bytes = out.n_bytes;
+    buf_deinit(&out);
+    return r->kwargs ? true : request_too_large(r);
+}
