@@ -26,17 +26,22 @@ enum { ATTN_TILE = 48, UNIT_TILE = 512, ATTN_MAX_TILE = UNIT_TILE };
 enum { ATTN_PARTS_BYTES = 64 << 20 };
 
 /* A weight that stays quantised (cpu_coded.c): its `packed` are codes (struct code_run), and beside
- * them lie scales and zeros. */
+ * them lie scales, zeros and offsets. Scales of type I8 are steps of a unit, f16, that more inputs
+ * share, and so are their offsets. */
 struct coded {
     enum code_kind kind;
     int64_t block, blocks; // inputs that share a scale, and such blocks of a segment
+    int64_t unit, units;   // the same of units; 0: none
     enum dtype scale_dtype;
     char *scales;    // [n_matrices][n_tiles][k_segments][blocks][panels * PANEL]
-    bool zeroed;
-    uint16_t *zeros; // likewise, bf16; NULL: none
+    char *offsets;   // likewise; NULL: none
+    uint16_t *unit_scales, *unit_offsets; // likewise, [units]
+    bool zeroed, has_offset;
+    uint16_t *zeros; // as scales, bf16; NULL: none
     enum tensor_scale whole_use;
     float *whole;    // [n_matrices][n_tiles][panels * PANEL] the scale of the whole tensor
-    float values[16]; // of codes of four bits
+    float values[32]; // of codes of four and five bits
+    int32_t middle;   // taken off codes of six
 };
 
 /* A scale of inputs, the range of some of them, and the group that a row has come to. */
@@ -277,6 +282,8 @@ bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int
 /* c = the sums of one segment, of rows that have elements of so many bytes. */
 void cpu_coded_sums(const struct cpu_backend *cpu, const struct gemm_tile *t, int32_t segment,
                     gemm_fn *gemm, int64_t row_element, float *c);
+/* A row of such a weight, as the products have it. */
+void cpu_coded_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out);
 /* Bytes of scratch for tiles of up to n_rows rows. */
 size_t cpu_gemm_scratch(const struct weight *w, int32_t n_rows);
 /* Buffers that the tree over a weight's segments has open at a time. */

@@ -5,6 +5,7 @@
 
 #include "cpu/cpu_internal.h"
 #include "cpu/cpu_vec.h"
+#include "cpu/cpu_vec_coded.h"
 
 #include <math.h>
 
@@ -14,6 +15,10 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     int64_t i = 0;
     if (dtype == DT_F32) {
         memcpy(to, from, (size_t)n * sizeof *to);
+        return;
+    }
+    if (dtype == DT_I8) {
+        widen_bytes(from, to, n);
         return;
     }
     for (; i + VEC <= n; i += VEC) {

@@ -248,7 +248,9 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
     w->n_tiles = (desc->n_out + w->panels * PANEL - 1) / (w->panels * PANEL);
     TRY(cpu_coded_open(cpu, desc, w));
     bool coded = w->coded != NULL;
-    w->segment_padded = coded ? round_up(w->segment_padded, 2) : w->segment_padded;
+    if (coded) {
+        w->segment_padded = round_up(w->segment_padded, code_group(w->coded->kind));
+    }
     int64_t k = w->segment_padded * w->k_segments, n = k * w->panels * PANEL;
     w->tile_bytes = coded ? (size_t)code_bytes(w->coded->kind, n)
                           : (size_t)n * dtype_bytes(w->dtype);
@@ -369,8 +371,10 @@ void cpu_weights_close(struct cpu_backend *cpu)
 void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row,
                     float *out)
 {
-    (void)cpu;
-    ASSERT(!w->coded);
+    if (w->coded) {
+        cpu_coded_row(cpu, w, row, out);
+        return;
+    }
     int64_t width = (int64_t)w->panels * PANEL;
     const char *tile = w->packed + row / width * w->tile_bytes;
     for (int32_t s = 0; s < w->k_segments; s++) {
