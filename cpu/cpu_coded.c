@@ -12,8 +12,8 @@
  * leave room in the nearest cache for rows. A multiple of K_UNIT. */
 enum { DECODE_K = 128 };
 
-/* Fewest inputs that may share a scale. */
-enum { LEAST_BLOCK = 8 };
+/* Fewest inputs that may share a scale, and most kinds of parts that a matrix may have. */
+enum { LEAST_BLOCK = 8, MAX_PIECES = 4 };
 
 /* ---- whether a weight can stay as it is --------------------------------------------------- */
 
@@ -103,15 +103,14 @@ static bool zero_fits(const struct weight_codec *c, enum code_kind kind)
     if (kind == CODE_E4M3) {
         return !c->zeros.data && c->zero == 0;
     }
-    return kind == CODE_4 || kind == CODE_5 || kind == CODE_6 || c->zeros.data || (float)c->zero == middle_of(c->values.dtype);
+    return kind != CODE_I8 || c->zeros.data || (float)c->zero == middle_of(c->values.dtype);
 }
 
-static bool part_fits(const struct weight_part *p, const struct weight_codec *first,
-                      enum code_kind *kind)
+static bool part_fits(const struct weight_part *p, enum code_kind *kind)
 {
     const struct weight_codec *c = &p->codec;
     return !weight_part_is_dummy(p) && (c->scales.data || c->blocks) && !c->groups &&
-           are_alike(first, c) && kind_of(c->values.dtype, kind) && zero_fits(c, *kind);
+           kind_of(c->values.dtype, kind) && zero_fits(c, *kind);
 }
 
 /* Blocks and units are cut where parts are, and may not be cut through by each other, nor through a
@@ -126,30 +125,95 @@ static bool sizes_fit(const struct coded *c, const struct weight *w)
            (c->block % group == 0 || (c->block == w->segment && group == 2));
 }
 
-static bool fits(const struct weight_desc *d, const struct weight *w, struct coded *out)
+/* A part by itself. */
+static struct coded begin_piece(const struct weight *w, const struct weight_part *p,
+                                enum code_kind kind)
 {
-    const struct weight_codec *c = &d->parts[0].codec;
-    bool matrices = d->kind == WEIGHT_LINEAR || d->kind == WEIGHT_EXPERTS ||
-                    (d->kind == WEIGHT_EMBED && c->blocks);
-    if (!matrices || w->dtype == DT_F32) {
-        return false;
-    }
-    *out = (struct coded){.block = w->k_segments > 1 ? w->segment : 0,
+    const struct weight_codec *c = &p->codec;
+    return (struct coded){.kind = kind,
+                          .block = w->k_segments > 1 ? w->segment : 0,
                           .unit = w->k_segments > 1 ? w->segment : 0,
                           .scale_dtype = scale_dtype(c),
                           .zeroed = c->zeros.data != NULL,
                           .has_offset = has_offset(c),
                           .whole_use = c->tensor_scale_use,
                           .middle = c->zero};
-    for (int32_t i = 0; i < d->n_parts; i++) {
-        const struct weight_part *p = &d->parts[i];
-        if (!part_fits(p, c, &out->kind)) {
+}
+
+static void take_part(struct coded *piece, const struct weight_part *p)
+{
+    piece->block = divisor(piece->block, block_of(p));
+    piece->unit =
+        has_steps(&p->codec) ? divisor(piece->unit, shared_inputs(p, p->codec.blocks->n)) : 0;
+}
+
+/* Parts of one matrix that are alike make a piece; one that begins inside of a tile does not fit. */
+struct pieces {
+    struct coded v[MAX_PIECES];
+    const struct weight_codec *codec[MAX_PIECES]; // of the first part
+    int32_t n;
+};
+
+static bool add_part(struct pieces *pieces, const struct weight *w, const struct weight_part *p,
+                     int64_t row)
+{
+    int64_t width = (int64_t)w->panels * PANEL;
+    enum code_kind kind = CODE_4;
+    if (!part_fits(p, &kind)) {
+        return false;
+    }
+    if (pieces->n == 0 || !are_alike(pieces->codec[pieces->n - 1], &p->codec)) {
+        if (pieces->n == MAX_PIECES || row % width != 0) {
             return false;
         }
-        out->block = divisor(out->block, block_of(p));
-        out->unit = has_steps(c) ? divisor(out->unit, shared_inputs(p, p->codec.blocks->n)) : 0;
+        struct coded *piece = &pieces->v[pieces->n];
+        *piece = begin_piece(w, p, kind);
+        piece->first_tile = row / width;
+        pieces->codec[pieces->n++] = &p->codec;
     }
-    return sizes_fit(out, w);
+    take_part(&pieces->v[pieces->n - 1], p);
+    return true;
+}
+
+/* All matrices are made of the same pieces: those of the first, whose blocks then fit all. */
+static bool add_matrix(struct pieces *all, const struct pieces *one)
+{
+    if (all->n == 0) {
+        *all = *one;
+        return true;
+    }
+    bool same = all->n == one->n;
+    for (int32_t i = 0; same && i < one->n; i++) {
+        struct coded *a = &all->v[i];
+        const struct coded *b = &one->v[i];
+        same = are_alike(all->codec[i], one->codec[i]) && a->first_tile == b->first_tile;
+        a->block = divisor(a->block, b->block);
+        a->unit = divisor(a->unit, b->unit);
+    }
+    return same;
+}
+
+static bool fits(const struct weight_desc *d, const struct weight *w, struct pieces *out)
+{
+    bool matrices = d->kind == WEIGHT_LINEAR || d->kind == WEIGHT_EXPERTS ||
+                    (d->kind == WEIGHT_EMBED && d->parts[0].codec.blocks);
+    struct pieces one = {.n = 0};
+    int64_t row = 0;
+    bool good = matrices && w->dtype != DT_F32;
+    *out = one;
+    for (int32_t i = 0; i < d->n_parts && good; i++) {
+        good = add_part(&one, w, &d->parts[i], row);
+        row += d->parts[i].n_rows;
+        if (good && row >= w->n_out) {
+            good = row == w->n_out && add_matrix(out, &one);
+            one.n = 0;
+            row = 0;
+        }
+    }
+    for (int32_t i = 0; i < out->n && good; i++) {
+        good = sizes_fit(&out->v[i], w);
+    }
+    return good && row == 0 && out->n > 0;
 }
 
 /* ---- packing ------------------------------------------------------------------------------ */
@@ -172,42 +236,100 @@ static bool take_memory(struct cpu_backend *cpu, bool wanted, size_t n, enum dty
     return p || !wanted;
 }
 
+/* Scales and all that lies beside codes. */
+static enum status open_piece(struct cpu_backend *cpu, const struct weight *w, struct coded *c)
+{
+    int64_t width = (int64_t)w->panels * PANEL;
+    c->blocks = (w->segment + c->block - 1) / c->block;
+    c->units = c->unit > 0 ? (w->segment + c->unit - 1) / c->unit : 0;
+    size_t n_outputs = (size_t)(w->n_matrices * c->n_tiles * width), n;
+    size_t n_units = n_outputs * (size_t)(w->k_segments * c->units);
+    if (!mem_mul(n_outputs, (size_t)(w->k_segments * c->blocks), &n) || n > SIZE_MAX / 4) {
+        return ERR_NOMEM;
+    }
+    bool good = take_memory(cpu, true, n, c->scale_dtype, &c->scales) &&
+                take_memory(cpu, c->zeroed, n, DT_BF16, &c->zeros) &&
+                take_memory(cpu, c->has_offset, n, c->scale_dtype, &c->offsets) &&
+                take_memory(cpu, c->units > 0, n_units, DT_F16, &c->unit_scales) &&
+                take_memory(cpu, c->units > 0 && c->has_offset, n_units, DT_F16,
+                            &c->unit_offsets) &&
+                take_memory(cpu, true, n_outputs, DT_F32, &c->whole);
+    return good ? OK : ERR_NOMEM;
+}
+
+/* Where each piece's codes are in a matrix: segments are whole groups of every piece. */
+static bool place_pieces(struct weight *w, struct pieces *p)
+{
+    int64_t width = (int64_t)w->panels * PANEL, at = 0;
+    for (int32_t i = 0; i < p->n; i++) {
+        int64_t group = code_group(p->v[i].kind);
+        w->segment_padded = (w->segment_padded + group - 1) / group * group;
+    }
+    for (int32_t i = 0; i < p->n; i++) {
+        struct coded *c = &p->v[i];
+        int64_t end = i + 1 < p->n ? p->v[i + 1].first_tile : w->n_tiles;
+        c->n_tiles = end - c->first_tile;
+        c->at = at;
+        c->tile_bytes = code_bytes(c->kind, w->segment_padded * w->k_segments * width);
+        if (c->tile_bytes > (INT64_MAX - at) / c->n_tiles) {
+            return false;
+        }
+        at += c->n_tiles * c->tile_bytes;
+    }
+    w->matrix_bytes = (size_t)at;
+    return true;
+}
+
 enum status cpu_coded_open(struct cpu_backend *cpu, const struct weight_desc *d, struct weight *w)
 {
-    struct coded c;
-    if (!fits(d, w, &c)) {
+    struct pieces pieces;
+    if (!fits(d, w, &pieces)) {
         return OK;
     }
-    int64_t width = (int64_t)w->panels * PANEL;
-    c.blocks = (w->segment + c.block - 1) / c.block;
-    c.units = c.unit > 0 ? (w->segment + c.unit - 1) / c.unit : 0;
-    if (c.kind == CODE_4 || c.kind == CODE_5) {
-        fill_values(&d->parts[0].codec, &c);
-    }
-    size_t n_outputs = (size_t)(w->n_matrices * w->n_tiles * width), n;
-    size_t n_units = n_outputs * (size_t)(w->k_segments * c.units);
-    if (!mem_mul(n_outputs, (size_t)(w->k_segments * c.blocks), &n) || n > SIZE_MAX / 4) {
+    if (!place_pieces(w, &pieces)) {
         return ERR_NOMEM;
     }
-    if (!take_memory(cpu, true, n, c.scale_dtype, &c.scales) ||
-        !take_memory(cpu, c.zeroed, n, DT_BF16, &c.zeros) ||
-        !take_memory(cpu, c.has_offset, n, c.scale_dtype, &c.offsets) ||
-        !take_memory(cpu, c.units > 0, n_units, DT_F16, &c.unit_scales) ||
-        !take_memory(cpu, c.units > 0 && c.has_offset, n_units, DT_F16, &c.unit_offsets) ||
-        !take_memory(cpu, true, n_outputs, DT_F32, &c.whole)) {
-        return ERR_NOMEM;
+    for (int32_t i = 0; i < pieces.n; i++) {
+        struct coded *c = &pieces.v[i];
+        if (c->kind == CODE_4 || c->kind == CODE_5) {
+            fill_values(pieces.codec[i], c);
+        }
+        TRY(open_piece(cpu, w, c));
     }
-    w->coded = xmalloc(sizeof c);
-    *w->coded = c;
+    w->n_coded = pieces.n;
+    w->coded = xcalloc((size_t)pieces.n, sizeof *w->coded);
+    memcpy(w->coded, pieces.v, (size_t)pieces.n * sizeof *w->coded);
     return OK;
 }
 
-/* Of the n blocks, or units, of a segment: where the scale of the tile's first output is. */
-static int64_t scale_at(const struct weight *w, int64_t n, int64_t matrix, int64_t tile,
-                        int64_t segment, int64_t i)
+static const struct coded *coded_of(const struct weight *w, int64_t tile)
 {
-    int64_t at = ((matrix * w->n_tiles + tile) * w->k_segments + segment) * n;
-    return (at + i) * w->panels * PANEL;
+    int32_t i = w->n_coded - 1;
+    while (w->coded[i].first_tile > tile) {
+        i--;
+    }
+    return &w->coded[i];
+}
+
+/* A tile's codes. */
+static char *tile_at(const struct weight *w, const struct coded *c, int64_t matrix, int64_t tile)
+{
+    return w->packed + matrix * (int64_t)w->matrix_bytes + c->at +
+           (tile - c->first_tile) * c->tile_bytes;
+}
+
+/* Of the n blocks, or units, of a segment: where the scale of the tile's first output is. */
+static int64_t scale_at(const struct weight *w, const struct coded *c, int64_t n, int64_t matrix,
+                        int64_t tile, int64_t segment, int64_t i)
+{
+    int64_t at = matrix * c->n_tiles + tile - c->first_tile;
+    return ((at * w->k_segments + segment) * n + i) * w->panels * PANEL;
+}
+
+/* The scale of the whole tensor, of the tile's first output. */
+static float *whole_at(const struct weight *w, const struct coded *c, int64_t matrix, int64_t tile)
+{
+    return c->whole + (matrix * c->n_tiles + tile - c->first_tile) * w->panels * PANEL;
 }
 
 static void put_number(enum dtype dtype, void *to, int64_t at, float x)
@@ -258,19 +380,18 @@ static bool put_scale(const struct coded *c, const struct weight_part *p, int64_
 }
 
 /* Scales of one output. */
-static bool put_scales(const struct weight *w, const struct weight_part *p, int64_t row,
-                       int64_t matrix, int64_t tile, int64_t j)
+static bool put_scales(const struct weight *w, const struct coded *c, const struct weight_part *p,
+                       int64_t row, int64_t matrix, int64_t tile, int64_t j)
 {
-    const struct coded *c = w->coded;
     bool good = true;
     for (int64_t s = 0; s < w->k_segments; s++) {
         int64_t first = s * w->segment;
         for (int64_t i = 0; i < c->blocks; i++) {
-            int64_t at = scale_at(w, c->blocks, matrix, tile, s, i) + j;
+            int64_t at = scale_at(w, c, c->blocks, matrix, tile, s, i) + j;
             good = put_scale(c, p, row, first + i * c->block, at) && good;
         }
         for (int64_t i = 0; i < c->units; i++) {
-            int64_t at = scale_at(w, c->units, matrix, tile, s, i) + j;
+            int64_t at = scale_at(w, c, c->units, matrix, tile, s, i) + j;
             put_unit(c, p, row, first + i * c->unit, at);
         }
     }
@@ -278,14 +399,12 @@ static bool put_scales(const struct weight *w, const struct weight_part *p, int6
 }
 
 /* Where the group that holds input k of a segment is, of the panel that has output j. */
-static uint8_t *group_at(const struct weight *w, int64_t matrix, int64_t tile, int64_t segment,
-                         int64_t k, int64_t j)
+static uint8_t *group_at(const struct weight *w, const struct coded *c, int64_t matrix,
+                         int64_t tile, int64_t segment, int64_t k, int64_t j)
 {
-    const enum code_kind kind = w->coded->kind;
-    int32_t n = code_group(kind);
+    int32_t n = code_group(c->kind);
     int64_t group = (segment * w->segment_padded + k) / n * w->panels + j / PANEL;
-    char *codes = w->packed + matrix * w->matrix_bytes + tile * w->tile_bytes;
-    return (uint8_t *)codes + code_bytes(kind, group * n * PANEL);
+    return (uint8_t *)tile_at(w, c, matrix, tile) + code_bytes(c->kind, group * n * PANEL);
 }
 
 /* One output's codes of n inputs, with zeros behind them up to a whole group, go to as many groups
@@ -312,10 +431,10 @@ static inline void put_groups(const enum code_kind kind, uint8_t *to, int64_t st
     }
 }
 
-static void put_codes(const struct weight *w, uint8_t *to, const uint8_t *codes, int64_t n)
+static void put_codes(enum code_kind kind, int32_t panels, uint8_t *to, const uint8_t *codes,
+                      int64_t n)
 {
-    const enum code_kind kind = w->coded->kind;
-    int64_t step = code_bytes(kind, (int64_t)code_group(kind) * PANEL) * w->panels;
+    int64_t step = code_bytes(kind, (int64_t)code_group(kind) * PANEL) * panels;
     switch (kind) {
     case CODE_4: put_groups(CODE_4, to, step, codes, n); break;
     case CODE_5: put_groups(CODE_5, to, step, codes, n); break;
@@ -338,11 +457,11 @@ bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int
                         int64_t matrix, int64_t tile, int64_t j)
 {
     enum { SOME = 1024, LARGEST_GROUP = 8 };
-    const struct coded *c = w->coded;
+    const struct coded *c = coded_of(w, tile);
     const bool turned = c->kind == CODE_I8 && p->codec.values.dtype == DT_U8;
     uint8_t codes[SOME + LARGEST_GROUP];
-    bool good = put_scales(w, p, row, matrix, tile, j);
-    c->whole[(matrix * w->n_tiles + tile) * w->panels * PANEL + j] = p->codec.tensor_scale;
+    bool good = put_scales(w, c, p, row, matrix, tile, j);
+    whole_at(w, c, matrix, tile)[j] = p->codec.tensor_scale;
     for (int64_t s = 0; s < w->k_segments; s++) {
         for (int64_t first = 0; first < w->segment; first += SOME) {
             int64_t n = w->segment - first < SOME ? w->segment - first : SOME;
@@ -352,7 +471,8 @@ bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int
             }
             good = good && (c->kind != CODE_E4M3 || !has_no_number(codes, n));
             memset(codes + n, 0, LARGEST_GROUP);
-            put_codes(w, group_at(w, matrix, tile, s, first, j) + j % PANEL, codes, n);
+            put_codes(c->kind, w->panels,
+                      group_at(w, c, matrix, tile, s, first, j) + j % PANEL, codes, n);
         }
     }
     return good;
@@ -372,18 +492,17 @@ struct block_place {
 
 /* Numbers of a block's outputs, each times its unit if they are steps of one. */
 static void load_numbers(const struct cpu_backend *cpu, const struct weight *w,
-                         const struct block_place *b, const char *stored, const uint16_t *units,
-                         float *out)
+                         const struct coded *c, const struct block_place *b, const char *stored,
+                         const uint16_t *units, float *out)
 {
-    const struct coded *c = w->coded;
     int64_t width = (int64_t)w->panels * PANEL;
-    int64_t at = scale_at(w, c->blocks, b->matrix, b->tile, b->segment, b->block);
+    int64_t at = scale_at(w, c, c->blocks, b->matrix, b->tile, b->segment, b->block);
     cpu->kernels->widen(c->scale_dtype, stored + at * (int64_t)dtype_bytes(c->scale_dtype), out,
                         width);
     if (units) {
         float unit[TILE];
         int64_t i = b->block * c->block / c->unit;
-        at = scale_at(w, c->units, b->matrix, b->tile, b->segment, i);
+        at = scale_at(w, c, c->units, b->matrix, b->tile, b->segment, i);
         cpu->kernels->widen(DT_F16, units + at, unit, width);
         for (int64_t j = 0; j < width; j++) {
             out[j] *= unit[j];
@@ -392,29 +511,29 @@ static void load_numbers(const struct cpu_backend *cpu, const struct weight *w,
 }
 
 static void load_scales(const struct cpu_backend *cpu, const struct weight *w,
-                        const struct block_place *b, struct block_scales *out)
+                        const struct coded *c, const struct block_place *b,
+                        struct block_scales *out)
 {
-    const struct coded *c = w->coded;
     int64_t width = (int64_t)w->panels * PANEL;
-    const float *whole = c->whole + (b->matrix * w->n_tiles + b->tile) * width;
-    load_numbers(cpu, w, b, c->scales, c->unit_scales, out->scales);
+    const float *whole = whole_at(w, c, b->matrix, b->tile);
+    load_numbers(cpu, w, c, b, c->scales, c->unit_scales, out->scales);
     struct weight_codec codec = {.tensor_scale_use = c->whole_use};
     for (int64_t j = 0; j < width && c->whole_use != TENSOR_SCALE_NONE; j++) {
         codec.tensor_scale = whole[j];
         out->scales[j] = weight_codec_scale(&codec, out->scales[j]);
     }
     if (c->offsets) {
-        load_numbers(cpu, w, b, c->offsets, c->unit_offsets, out->offsets);
+        load_numbers(cpu, w, c, b, c->offsets, c->unit_offsets, out->offsets);
     }
     if (c->zeros) {
-        int64_t at = scale_at(w, c->blocks, b->matrix, b->tile, b->segment, b->block);
+        int64_t at = scale_at(w, c, c->blocks, b->matrix, b->tile, b->segment, b->block);
         cpu->kernels->widen(DT_BF16, c->zeros + at, out->zeros, width);
     }
 }
 
-static struct code_run run_of(const struct weight *w, const struct block_scales *s, void *out)
+static struct code_run run_of(const struct weight *w, const struct coded *c,
+                              const struct block_scales *s, void *out)
 {
-    const struct coded *c = w->coded;
     return (struct code_run){.kind = c->kind,
                              .values = c->values,
                              .middle = c->middle,
@@ -431,17 +550,17 @@ static void decode(const struct cpu_backend *cpu, const struct gemm_tile *t, int
                    int64_t first, int64_t n, void *out)
 {
     const struct weight *w = t->weight;
-    const struct coded *c = w->coded;
+    const struct coded *c = coded_of(w, t->tile);
     int64_t width = (int64_t)w->panels * PANEL;
-    const char *codes = w->packed + t->matrix * w->matrix_bytes + t->tile * w->tile_bytes;
+    const char *codes = tile_at(w, c, t->matrix, t->tile);
     struct block_scales s;
     struct block_place place = {t->matrix, t->tile, segment, 0};
-    struct code_run run = run_of(w, &s, out);
+    struct code_run run = run_of(w, c, &s, out);
     for (int64_t k = first; k < first + n; k += run.k) {
         place.block = k / c->block < c->blocks ? k / c->block : c->blocks - 1;
         int64_t end = place.block == c->blocks - 1 ? w->segment_padded
                                                    : (place.block + 1) * c->block;
-        load_scales(cpu, w, &place, &s);
+        load_scales(cpu, w, c, &place, &s);
         run.first = k - first;
         run.k = (end < first + n ? end : first + n) - k;
         run.codes = codes + code_bytes(c->kind, (segment * w->segment_padded + k) * width);
@@ -482,17 +601,17 @@ static float value_of(const struct coded *c, uint32_t code)
 /* As the products have it, rounded to the type that they read. */
 void cpu_coded_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out)
 {
-    const struct coded *c = w->coded;
-    const int32_t group = code_group(c->kind);
     int64_t width = (int64_t)w->panels * PANEL, tile = row / width, j = row % width;
+    const struct coded *c = coded_of(w, tile);
+    const int32_t group = code_group(c->kind);
     struct block_scales s;
     for (int64_t segment = 0; segment < w->k_segments; segment++) {
         for (int64_t k = 0; k < w->segment; k++) {
             if (k % c->block == 0) {
                 struct block_place place = {0, tile, segment, k / c->block};
-                load_scales(cpu, w, &place, &s);
+                load_scales(cpu, w, c, &place, &s);
             }
-            uint32_t code = code_at(c->kind, group_at(w, 0, tile, segment, k, j),
+            uint32_t code = code_at(c->kind, group_at(w, c, 0, tile, segment, k, j),
                                     (int32_t)(k % group), (int32_t)(j % PANEL));
             float x = value_of(c, code);
             x = (c->zeros ? x - s.zeros[j] : x) * s.scales[j];

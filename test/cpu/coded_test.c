@@ -267,6 +267,17 @@ OP_TEST(products_of_blocks_have_the_bits_of_numbers)
     }
 }
 
+/* Parts of unlike formats, of which each begins a tile. */
+OP_TEST(products_of_unlike_blocks_have_the_bits_of_numbers)
+{
+    static const struct cut cuts[] = {{0, 128, 0, 512, 1}, {64, 64, 128, 256, 2}};
+    for (int32_t i = 0; i < N_IN_BLOCKS; i++) {
+        int32_t other = (i + 3) % N_IN_BLOCKS;
+        struct weight_part whole[2] = {make_blocks(i, 190, 512), make_blocks(other, 190, 512)};
+        try_tensors(backend, in_blocks[i].name, whole, i % 2 ? DT_F16 : DT_BF16, &cuts[i % 2]);
+    }
+}
+
 /* Rows of a table that stays coded are those of the numbers, rounded as they would be at load. */
 OP_TEST(rows_of_blocks_are_those_of_numbers)
 {
