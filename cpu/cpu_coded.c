@@ -4,6 +4,7 @@
  * cannot be kept: for float32, an order of inputs, scales of very few inputs, and unlike parts. */
 #include "cpu/cpu_internal.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,8 +12,8 @@
  * leave room in the nearest cache for rows. A multiple of K_UNIT. */
 enum { DECODE_K = 128 };
 
-/* Fewest inputs that may share a scale. */
-enum { LEAST_BLOCK = 8 };
+/* Fewest inputs that may share a scale, and most kinds of parts that a matrix may have. */
+enum { LEAST_BLOCK = 8, MAX_PIECES = 4 };
 
 /* ---- whether a weight can stay as it is --------------------------------------------------- */
 
@@ -21,7 +22,10 @@ static bool kind_of(enum dtype dtype, enum code_kind *out)
     switch (dtype) {
     case DT_U2:
     case DT_U4:
+    case DT_NL4:
     case DT_E2M1: *out = CODE_4; return true;
+    case DT_U5: *out = CODE_5; return true;
+    case DT_U6: *out = CODE_6; return true;
     case DT_U8:
     case DT_I8: *out = CODE_I8; return true;
     case DT_E4M3: *out = CODE_E4M3; return true;
@@ -39,11 +43,9 @@ static int64_t divisor(int64_t a, int64_t b)
     return a;
 }
 
-/* Inputs of the part's row that share a scale, wherever in a block it begins. */
-static int64_t block_of(const struct weight_part *p)
+/* Inputs of the part's row that lie in one of blocks of so many, wherever in one it begins. */
+static int64_t shared_inputs(const struct weight_part *p, int64_t block)
 {
-    const struct weight_codec *c = &p->codec;
-    int64_t block = p->transposed ? c->block_rows : c->block_cols;
     int64_t first = p->transposed ? p->first_row : p->first_col;
     int64_t step = p->transposed ? p->row_step : p->col_step;
     if (step != 1) {
@@ -52,10 +54,23 @@ static int64_t block_of(const struct weight_part *p)
     return first / block == (first + p->n_cols - 1) / block ? p->n_cols : divisor(block, first);
 }
 
-/* Numbers of two bytes that hold a scale exactly; F32 if there are none. */
+static int64_t block_of(const struct weight_part *p)
+{
+    return shared_inputs(p, p->transposed ? p->codec.block_rows : p->codec.block_cols);
+}
+
+static bool has_steps(const struct weight_codec *c)
+{
+    return c->blocks && c->blocks->has_steps;
+}
+
+/* Numbers of two bytes, or a unit's steps, that hold a scale exactly; F32 if there are none. */
 static enum dtype scale_dtype(const struct weight_codec *c)
 {
-    switch (c->scales.dtype) {
+    if (has_steps(c)) {
+        return DT_I8;
+    }
+    switch (c->blocks ? c->blocks->unit : c->scales.dtype) {
     case DT_F16: return DT_F16;
     case DT_BF16:
     case DT_E4M3:
@@ -64,10 +79,15 @@ static enum dtype scale_dtype(const struct weight_codec *c)
     }
 }
 
+static bool has_offset(const struct weight_codec *c)
+{
+    return c->blocks && c->blocks->has_offset;
+}
+
 static bool are_alike(const struct weight_codec *a, const struct weight_codec *b)
 {
     return a->values.dtype == b->values.dtype && scale_dtype(a) == scale_dtype(b) &&
-           a->tensor_scale_use == b->tensor_scale_use &&
+           a->tensor_scale_use == b->tensor_scale_use && has_offset(a) == has_offset(b) &&
            (a->zeros.data != NULL) == (b->zeros.data != NULL) && a->zero == b->zero;
 }
 
@@ -83,120 +103,376 @@ static bool zero_fits(const struct weight_codec *c, enum code_kind kind)
     if (kind == CODE_E4M3) {
         return !c->zeros.data && c->zero == 0;
     }
-    return kind == CODE_4 || c->zeros.data || (float)c->zero == middle_of(c->values.dtype);
+    return kind != CODE_I8 || c->zeros.data || (float)c->zero == middle_of(c->values.dtype);
 }
 
-static bool fits(const struct weight_desc *d, const struct weight *w, struct coded *out)
+static bool part_fits(const struct weight_part *p, enum code_kind *kind)
 {
-    bool matrices = d->kind == WEIGHT_LINEAR || d->kind == WEIGHT_EXPERTS;
-    if (!matrices || w->dtype == DT_F32) {
+    const struct weight_codec *c = &p->codec;
+    return !weight_part_is_dummy(p) && (c->scales.data || c->blocks) && !c->groups &&
+           kind_of(c->values.dtype, kind) && zero_fits(c, *kind);
+}
+
+/* Blocks and units are cut where parts are, and may not be cut through by each other, nor through a
+ * group of codes. */
+static bool sizes_fit(const struct coded *c, const struct weight *w)
+{
+    int32_t group = code_group(c->kind);
+    if (c->unit > 0 && c->unit < w->segment && c->unit % c->block != 0) {
         return false;
     }
-    const struct weight_codec *c = &d->parts[0].codec;
-    *out = (struct coded){.block = w->k_segments > 1 ? w->segment : 0,
+    return c->block >= LEAST_BLOCK &&
+           (c->block % group == 0 || (c->block == w->segment && group == 2));
+}
+
+/* A part by itself. */
+static struct coded begin_piece(const struct weight *w, const struct weight_part *p,
+                                enum code_kind kind)
+{
+    const struct weight_codec *c = &p->codec;
+    return (struct coded){.kind = kind,
+                          .block = w->k_segments > 1 ? w->segment : 0,
+                          .unit = w->k_segments > 1 ? w->segment : 0,
                           .scale_dtype = scale_dtype(c),
                           .zeroed = c->zeros.data != NULL,
-                          .whole_use = c->tensor_scale_use};
-    for (int32_t i = 0; i < d->n_parts; i++) {
-        const struct weight_part *p = &d->parts[i];
-        if (weight_part_is_dummy(p) || !p->codec.scales.data || p->codec.groups ||
-            !are_alike(c, &p->codec) || !kind_of(p->codec.values.dtype, &out->kind) ||
-            !zero_fits(&p->codec, out->kind)) {
+                          .has_offset = has_offset(c),
+                          .whole_use = c->tensor_scale_use,
+                          .middle = c->zero};
+}
+
+static void take_part(struct coded *piece, const struct weight_part *p)
+{
+    piece->block = divisor(piece->block, block_of(p));
+    piece->unit =
+        has_steps(&p->codec) ? divisor(piece->unit, shared_inputs(p, p->codec.blocks->n)) : 0;
+}
+
+/* Parts of one matrix that are alike make a piece; one that begins inside of a tile does not fit. */
+struct pieces {
+    struct coded v[MAX_PIECES];
+    const struct weight_codec *codec[MAX_PIECES]; // of the first part
+    int32_t n;
+};
+
+static bool add_part(struct pieces *pieces, const struct weight *w, const struct weight_part *p,
+                     int64_t row)
+{
+    int64_t width = (int64_t)w->panels * PANEL;
+    enum code_kind kind = CODE_4;
+    if (!part_fits(p, &kind)) {
+        return false;
+    }
+    if (pieces->n == 0 || !are_alike(pieces->codec[pieces->n - 1], &p->codec)) {
+        if (pieces->n == MAX_PIECES || row % width != 0) {
             return false;
         }
-        out->block = divisor(out->block, block_of(p));
+        struct coded *piece = &pieces->v[pieces->n];
+        *piece = begin_piece(w, p, kind);
+        piece->first_tile = row / width;
+        pieces->codec[pieces->n++] = &p->codec;
     }
-    return out->block >= LEAST_BLOCK && (out->block % 2 == 0 || out->block == w->segment);
+    take_part(&pieces->v[pieces->n - 1], p);
+    return true;
+}
+
+/* All matrices are made of the same pieces: those of the first, whose blocks then fit all. */
+static bool add_matrix(struct pieces *all, const struct pieces *one)
+{
+    if (all->n == 0) {
+        *all = *one;
+        return true;
+    }
+    bool same = all->n == one->n;
+    for (int32_t i = 0; same && i < one->n; i++) {
+        struct coded *a = &all->v[i];
+        const struct coded *b = &one->v[i];
+        same = are_alike(all->codec[i], one->codec[i]) && a->first_tile == b->first_tile;
+        a->block = divisor(a->block, b->block);
+        a->unit = divisor(a->unit, b->unit);
+    }
+    return same;
+}
+
+static bool fits(const struct weight_desc *d, const struct weight *w, struct pieces *out)
+{
+    bool matrices = d->kind == WEIGHT_LINEAR || d->kind == WEIGHT_EXPERTS ||
+                    (d->kind == WEIGHT_EMBED && d->parts[0].codec.blocks);
+    struct pieces one = {.n = 0};
+    int64_t row = 0;
+    bool good = matrices && w->dtype != DT_F32;
+    *out = one;
+    for (int32_t i = 0; i < d->n_parts && good; i++) {
+        good = add_part(&one, w, &d->parts[i], row);
+        row += d->parts[i].n_rows;
+        if (good && row >= w->n_out) {
+            good = row == w->n_out && add_matrix(out, &one);
+            one.n = 0;
+            row = 0;
+        }
+    }
+    for (int32_t i = 0; i < out->n && good; i++) {
+        good = sizes_fit(&out->v[i], w);
+    }
+    return good && row == 0 && out->n > 0;
 }
 
 /* ---- packing ------------------------------------------------------------------------------ */
 
-/* Of a code of four bits: what is the same for all outputs is taken off here. */
+/* Of codes of up to five bits: what is the same for all outputs is taken off here. */
 static void fill_values(const struct weight_codec *c, struct coded *out)
 {
     float zero = c->zeros.data ? 0.0f : (float)c->zero;
-    for (uint32_t i = 0; i < 16; i++) {
+    for (uint32_t i = 0; i < 1u << dtype_bits(c->values.dtype); i++) {
         out->values[i] = dtype_value(c->values.dtype, i) - zero;
     }
 }
 
+/* Numbers of one type for each of `n` outputs' blocks, or none. */
+static bool take_memory(struct cpu_backend *cpu, bool wanted, size_t n, enum dtype dtype,
+                        void *out)
+{
+    void *p = wanted ? cpu_memory(cpu, n * dtype_bytes(dtype)) : NULL;
+    memcpy(out, &p, sizeof p);
+    return p || !wanted;
+}
+
+/* Scales and all that lies beside codes. */
+static enum status open_piece(struct cpu_backend *cpu, const struct weight *w, struct coded *c)
+{
+    int64_t width = (int64_t)w->panels * PANEL;
+    c->blocks = (w->segment + c->block - 1) / c->block;
+    c->units = c->unit > 0 ? (w->segment + c->unit - 1) / c->unit : 0;
+    size_t n_outputs = (size_t)(w->n_matrices * c->n_tiles * width), n;
+    size_t n_units = n_outputs * (size_t)(w->k_segments * c->units);
+    if (!mem_mul(n_outputs, (size_t)(w->k_segments * c->blocks), &n) || n > SIZE_MAX / 4) {
+        return ERR_NOMEM;
+    }
+    bool good = take_memory(cpu, true, n, c->scale_dtype, &c->scales) &&
+                take_memory(cpu, c->zeroed, n, DT_BF16, &c->zeros) &&
+                take_memory(cpu, c->has_offset, n, c->scale_dtype, &c->offsets) &&
+                take_memory(cpu, c->units > 0, n_units, DT_F16, &c->unit_scales) &&
+                take_memory(cpu, c->units > 0 && c->has_offset, n_units, DT_F16,
+                            &c->unit_offsets) &&
+                take_memory(cpu, true, n_outputs, DT_F32, &c->whole);
+    return good ? OK : ERR_NOMEM;
+}
+
+/* Where each piece's codes are in a matrix: segments are whole groups of every piece. */
+static bool place_pieces(struct weight *w, struct pieces *p)
+{
+    int64_t width = (int64_t)w->panels * PANEL, at = 0;
+    for (int32_t i = 0; i < p->n; i++) {
+        int64_t group = code_group(p->v[i].kind);
+        w->segment_padded = (w->segment_padded + group - 1) / group * group;
+    }
+    for (int32_t i = 0; i < p->n; i++) {
+        struct coded *c = &p->v[i];
+        int64_t end = i + 1 < p->n ? p->v[i + 1].first_tile : w->n_tiles;
+        c->n_tiles = end - c->first_tile;
+        c->at = at;
+        c->tile_bytes = code_bytes(c->kind, w->segment_padded * w->k_segments * width);
+        if (c->tile_bytes > (INT64_MAX - at) / c->n_tiles) {
+            return false;
+        }
+        at += c->n_tiles * c->tile_bytes;
+    }
+    w->matrix_bytes = (size_t)at;
+    return true;
+}
+
 enum status cpu_coded_open(struct cpu_backend *cpu, const struct weight_desc *d, struct weight *w)
 {
-    struct coded coded;
-    if (!fits(d, w, &coded)) {
+    struct pieces pieces;
+    if (!fits(d, w, &pieces)) {
         return OK;
     }
-    int64_t width = (int64_t)w->panels * PANEL;
-    coded.blocks = (w->segment + coded.block - 1) / coded.block;
-    if (coded.kind == CODE_4) {
-        fill_values(&d->parts[0].codec, &coded);
-    }
-    size_t n_outputs = (size_t)(w->n_matrices * w->n_tiles * width), n;
-    if (!mem_mul(n_outputs, (size_t)(w->k_segments * coded.blocks), &n) || n > SIZE_MAX / 4) {
+    if (!place_pieces(w, &pieces)) {
         return ERR_NOMEM;
     }
-    coded.scales = cpu_memory(cpu, n * dtype_bytes(coded.scale_dtype));
-    coded.zeros = coded.zeroed ? cpu_memory(cpu, n * sizeof *coded.zeros) : NULL;
-    coded.whole = cpu_memory(cpu, n_outputs * sizeof *coded.whole);
-    if (!coded.scales || !coded.whole || (coded.zeroed && !coded.zeros)) {
-        return ERR_NOMEM;
+    for (int32_t i = 0; i < pieces.n; i++) {
+        struct coded *c = &pieces.v[i];
+        if (c->kind == CODE_4 || c->kind == CODE_5) {
+            fill_values(pieces.codec[i], c);
+        }
+        TRY(open_piece(cpu, w, c));
     }
-    w->coded = xmalloc(sizeof coded);
-    *w->coded = coded;
+    w->n_coded = pieces.n;
+    w->coded = xcalloc((size_t)pieces.n, sizeof *w->coded);
+    memcpy(w->coded, pieces.v, (size_t)pieces.n * sizeof *w->coded);
     return OK;
 }
 
-/* Scale of the tile's first output in block `block` of a segment. */
-static int64_t scale_at(const struct weight *w, int64_t matrix, int64_t tile, int64_t segment,
-                        int64_t block)
+static const struct coded *coded_of(const struct weight *w, int64_t tile)
 {
-    int64_t at = ((matrix * w->n_tiles + tile) * w->k_segments + segment) * w->coded->blocks;
-    return (at + block) * w->panels * PANEL;
+    int32_t i = w->n_coded - 1;
+    while (w->coded[i].first_tile > tile) {
+        i--;
+    }
+    return &w->coded[i];
 }
 
-static void put_scale(const struct coded *c, const struct weight_part *p, int64_t row, int64_t col,
+/* A tile's codes. */
+static char *tile_at(const struct weight *w, const struct coded *c, int64_t matrix, int64_t tile)
+{
+    return w->packed + matrix * (int64_t)w->matrix_bytes + c->at +
+           (tile - c->first_tile) * c->tile_bytes;
+}
+
+/* Of the n blocks, or units, of a segment: where the scale of the tile's first output is. */
+static int64_t scale_at(const struct weight *w, const struct coded *c, int64_t n, int64_t matrix,
+                        int64_t tile, int64_t segment, int64_t i)
+{
+    int64_t at = matrix * c->n_tiles + tile - c->first_tile;
+    return ((at * w->k_segments + segment) * n + i) * w->panels * PANEL;
+}
+
+/* The scale of the whole tensor, of the tile's first output. */
+static float *whole_at(const struct weight *w, const struct coded *c, int64_t matrix, int64_t tile)
+{
+    return c->whole + (matrix * c->n_tiles + tile - c->first_tile) * w->panels * PANEL;
+}
+
+static void put_number(enum dtype dtype, void *to, int64_t at, float x)
+{
+    switch (dtype) {
+    case DT_I8: ((int8_t *)to)[at] = (int8_t)x; break;
+    case DT_F16: ((uint16_t *)to)[at] = f16_of(x); break;
+    case DT_BF16: ((uint16_t *)to)[at] = bf16_of(x); break;
+    default: ((float *)to)[at] = x; break;
+    }
+}
+
+/* Of a format in blocks: steps, or the unit that they are then steps of. False: it is no number. */
+static bool put_block_scale(const struct coded *c, const struct weight_part *p, int64_t row,
+                            int64_t col, int64_t at)
+{
+    struct block_scale s = weight_part_block_scale(p, row, col);
+    bool in_steps = c->scale_dtype == DT_I8;
+    put_number(c->scale_dtype, c->scales, at, in_steps ? (float)s.steps : s.unit);
+    if (c->offsets) {
+        put_number(c->scale_dtype, c->offsets, at,
+                   in_steps ? (float)s.offset_steps : s.offset_unit);
+    }
+    return isfinite(s.unit) && isfinite(s.offset_unit);
+}
+
+static void put_unit(const struct coded *c, const struct weight_part *p, int64_t row, int64_t col,
+                     int64_t at)
+{
+    struct block_scale s = weight_part_block_scale(p, row, col);
+    c->unit_scales[at] = f16_of(s.unit);
+    if (c->unit_offsets) {
+        c->unit_offsets[at] = f16_of(s.offset_unit);
+    }
+}
+
+static bool put_scale(const struct coded *c, const struct weight_part *p, int64_t row, int64_t col,
                       int64_t at)
 {
-    float scale = weight_part_scale(p, row, col);
-    switch (c->scale_dtype) {
-    case DT_F16: ((uint16_t *)c->scales)[at] = f16_of(scale); break;
-    case DT_BF16: ((uint16_t *)c->scales)[at] = bf16_of(scale); break;
-    default: ((float *)c->scales)[at] = scale; break;
+    if (p->codec.blocks) {
+        return put_block_scale(c, p, row, col, at);
     }
+    put_number(c->scale_dtype, c->scales, at, weight_part_scale(p, row, col));
     if (c->zeros) {
         c->zeros[at] = bf16_of(weight_part_zero(p, row, col) - middle_of(p->codec.values.dtype));
     }
+    return true;
 }
 
-/* The code of input k, which begins a pair or ends it, of one output. */
-static void put_code(const struct coded *c, char *pair, int64_t k, int64_t output, uint32_t code)
+/* Scales of one output. */
+static bool put_scales(const struct weight *w, const struct coded *c, const struct weight_part *p,
+                       int64_t row, int64_t matrix, int64_t tile, int64_t j)
 {
-    uint8_t *to = (uint8_t *)pair;
-    if (c->kind == CODE_4) {
-        to[output] = (uint8_t)(to[output] | code << k % 2 * 4);
-    } else {
-        to[k % 2 * PANEL + output] = (uint8_t)code;
+    bool good = true;
+    for (int64_t s = 0; s < w->k_segments; s++) {
+        int64_t first = s * w->segment;
+        for (int64_t i = 0; i < c->blocks; i++) {
+            int64_t at = scale_at(w, c, c->blocks, matrix, tile, s, i) + j;
+            good = put_scale(c, p, row, first + i * c->block, at) && good;
+        }
+        for (int64_t i = 0; i < c->units; i++) {
+            int64_t at = scale_at(w, c, c->units, matrix, tile, s, i) + j;
+            put_unit(c, p, row, first + i * c->unit, at);
+        }
     }
+    return good;
+}
+
+/* Where the group that holds input k of a segment is, of the panel that has output j. */
+static uint8_t *group_at(const struct weight *w, const struct coded *c, int64_t matrix,
+                         int64_t tile, int64_t segment, int64_t k, int64_t j)
+{
+    int32_t n = code_group(c->kind);
+    int64_t group = (segment * w->segment_padded + k) / n * w->panels + j / PANEL;
+    return (uint8_t *)tile_at(w, c, matrix, tile) + code_bytes(c->kind, group * n * PANEL);
+}
+
+/* One output's codes of n inputs, with zeros behind them up to a whole group, go to as many groups
+ * `step` bytes apart (struct code_run): whole bytes, since outputs share none. */
+static inline void put_groups(const enum code_kind kind, uint8_t *to, int64_t step,
+                              const uint8_t *codes, int64_t n)
+{
+    const int32_t group = code_group(kind), bits = kind == CODE_5 ? 1 : 2;
+    for (int64_t k = 0; k < n; k += group, to += step, codes += group) {
+        uint32_t high = 0;
+        if (kind == CODE_I8 || kind == CODE_E4M3) {
+            to[0] = codes[0];
+            to[PANEL] = codes[1];
+            continue;
+        }
+        for (int32_t i = 0; i < group; i += 2) {
+            to[i / 2 * PANEL] = (uint8_t)((codes[i] & 15) | codes[i + 1] << 4);
+            high |= (uint32_t)(codes[i] >> 4) << i * bits |
+                    (uint32_t)(codes[i + 1] >> 4) << (i + 1) * bits;
+        }
+        if (kind != CODE_4) {
+            to[group / 2 * PANEL] = (uint8_t)high;
+        }
+    }
+}
+
+static void put_codes(enum code_kind kind, int32_t panels, uint8_t *to, const uint8_t *codes,
+                      int64_t n)
+{
+    int64_t step = code_bytes(kind, (int64_t)code_group(kind) * PANEL) * panels;
+    switch (kind) {
+    case CODE_4: put_groups(CODE_4, to, step, codes, n); break;
+    case CODE_5: put_groups(CODE_5, to, step, codes, n); break;
+    case CODE_6: put_groups(CODE_6, to, step, codes, n); break;
+    default: put_groups(CODE_I8, to, step, codes, n); break;
+    }
+}
+
+/* Those of E4M3 that are no number. */
+static bool has_no_number(const uint8_t *codes, int64_t n)
+{
+    bool found = false;
+    for (int64_t i = 0; i < n; i++) {
+        found = found || (codes[i] & 0x7F) == 0x7F;
+    }
+    return found;
 }
 
 bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int64_t row,
                         int64_t matrix, int64_t tile, int64_t j)
 {
-    const struct coded *c = w->coded;
-    char *to = w->packed + matrix * w->matrix_bytes + tile * w->tile_bytes;
-    bool turned = c->kind == CODE_I8 && p->codec.values.dtype == DT_U8, good = true;
-    c->whole[(matrix * w->n_tiles + tile) * w->panels * PANEL + j] = p->codec.tensor_scale;
+    enum { SOME = 1024, LARGEST_GROUP = 8 };
+    const struct coded *c = coded_of(w, tile);
+    const bool turned = c->kind == CODE_I8 && p->codec.values.dtype == DT_U8;
+    uint8_t codes[SOME + LARGEST_GROUP];
+    bool good = put_scales(w, c, p, row, matrix, tile, j);
+    whole_at(w, c, matrix, tile)[j] = p->codec.tensor_scale;
     for (int64_t s = 0; s < w->k_segments; s++) {
-        for (int64_t block = 0; block < c->blocks; block++) {
-            int64_t col = s * w->segment + block * c->block;
-            put_scale(c, p, row, col, scale_at(w, matrix, tile, s, block) + j);
-        }
-        for (int64_t k = 0; k < w->segment; k++) {
-            uint32_t code = weight_part_code(p, row, s * w->segment + k);
-            good = good && (c->kind != CODE_E4M3 || (code & 0x7F) != 0x7F);
-            int64_t pair = (s * w->segment_padded + k) / 2 * w->panels + j / PANEL;
-            put_code(c, to + code_bytes(c->kind, pair * PAIR_CODES), k, j % PANEL,
-                     turned ? code ^ 0x80 : code);
+        for (int64_t first = 0; first < w->segment; first += SOME) {
+            int64_t n = w->segment - first < SOME ? w->segment - first : SOME;
+            weight_part_codes(p, row, s * w->segment + first, n, codes);
+            for (int64_t k = 0; turned && k < n; k++) {
+                codes[k] ^= 0x80;
+            }
+            good = good && (c->kind != CODE_E4M3 || !has_no_number(codes, n));
+            memset(codes + n, 0, LARGEST_GROUP);
+            put_codes(c->kind, w->panels,
+                      group_at(w, c, matrix, tile, s, first, j) + j % PANEL, codes, n);
         }
     }
     return good;
@@ -204,26 +480,69 @@ bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int
 
 /* ---- products ----------------------------------------------------------------------------- */
 
-/* Scales and zeros of a block's outputs. */
+/* Scales, zeros and offsets of a block's outputs. */
 struct block_scales {
-    float scales[TILE], zeros[TILE];
+    float scales[TILE], zeros[TILE], offsets[TILE];
 };
 
-static void load_scales(const struct cpu_backend *cpu, const struct weight *w, int64_t at,
-                        const float *whole, struct block_scales *out)
+/* Which block of which tile. */
+struct block_place {
+    int64_t matrix, tile, segment, block;
+};
+
+/* Numbers of a block's outputs, each times its unit if they are steps of one. */
+static void load_numbers(const struct cpu_backend *cpu, const struct weight *w,
+                         const struct coded *c, const struct block_place *b, const char *stored,
+                         const uint16_t *units, float *out)
 {
-    const struct coded *c = w->coded;
     int64_t width = (int64_t)w->panels * PANEL;
-    cpu->kernels->widen(c->scale_dtype, (char *)c->scales + at * dtype_bytes(c->scale_dtype),
-                        out->scales, width);
+    int64_t at = scale_at(w, c, c->blocks, b->matrix, b->tile, b->segment, b->block);
+    cpu->kernels->widen(c->scale_dtype, stored + at * (int64_t)dtype_bytes(c->scale_dtype), out,
+                        width);
+    if (units) {
+        float unit[TILE];
+        int64_t i = b->block * c->block / c->unit;
+        at = scale_at(w, c, c->units, b->matrix, b->tile, b->segment, i);
+        cpu->kernels->widen(DT_F16, units + at, unit, width);
+        for (int64_t j = 0; j < width; j++) {
+            out[j] *= unit[j];
+        }
+    }
+}
+
+static void load_scales(const struct cpu_backend *cpu, const struct weight *w,
+                        const struct coded *c, const struct block_place *b,
+                        struct block_scales *out)
+{
+    int64_t width = (int64_t)w->panels * PANEL;
+    const float *whole = whole_at(w, c, b->matrix, b->tile);
+    load_numbers(cpu, w, c, b, c->scales, c->unit_scales, out->scales);
     struct weight_codec codec = {.tensor_scale_use = c->whole_use};
     for (int64_t j = 0; j < width && c->whole_use != TENSOR_SCALE_NONE; j++) {
         codec.tensor_scale = whole[j];
         out->scales[j] = weight_codec_scale(&codec, out->scales[j]);
     }
+    if (c->offsets) {
+        load_numbers(cpu, w, c, b, c->offsets, c->unit_offsets, out->offsets);
+    }
     if (c->zeros) {
+        int64_t at = scale_at(w, c, c->blocks, b->matrix, b->tile, b->segment, b->block);
         cpu->kernels->widen(DT_BF16, c->zeros + at, out->zeros, width);
     }
+}
+
+static struct code_run run_of(const struct weight *w, const struct coded *c,
+                              const struct block_scales *s, void *out)
+{
+    return (struct code_run){.kind = c->kind,
+                             .values = c->values,
+                             .middle = c->middle,
+                             .scales = s->scales,
+                             .zeros = c->zeros ? s->zeros : NULL,
+                             .offsets = c->offsets ? s->offsets : NULL,
+                             .panels = w->panels,
+                             .tiled = w->tiled,
+                             .out = out};
 }
 
 /* Numbers of inputs [first, first + n) of a segment to `out`. */
@@ -231,22 +550,17 @@ static void decode(const struct cpu_backend *cpu, const struct gemm_tile *t, int
                    int64_t first, int64_t n, void *out)
 {
     const struct weight *w = t->weight;
-    const struct coded *c = w->coded;
+    const struct coded *c = coded_of(w, t->tile);
     int64_t width = (int64_t)w->panels * PANEL;
-    const char *codes = w->packed + t->matrix * w->matrix_bytes + t->tile * w->tile_bytes;
-    const float *whole = c->whole + (t->matrix * w->n_tiles + t->tile) * width;
+    const char *codes = tile_at(w, c, t->matrix, t->tile);
     struct block_scales s;
-    struct code_run run = {.kind = c->kind,
-                           .values = c->values,
-                           .scales = s.scales,
-                           .zeros = c->zeros ? s.zeros : NULL,
-                           .panels = w->panels,
-                           .tiled = w->tiled,
-                           .out = out};
+    struct block_place place = {t->matrix, t->tile, segment, 0};
+    struct code_run run = run_of(w, c, &s, out);
     for (int64_t k = first; k < first + n; k += run.k) {
-        int64_t block = k / c->block < c->blocks ? k / c->block : c->blocks - 1;
-        int64_t end = block == c->blocks - 1 ? w->segment_padded : (block + 1) * c->block;
-        load_scales(cpu, w, scale_at(w, t->matrix, t->tile, segment, block), whole, &s);
+        place.block = k / c->block < c->blocks ? k / c->block : c->blocks - 1;
+        int64_t end = place.block == c->blocks - 1 ? w->segment_padded
+                                                   : (place.block + 1) * c->block;
+        load_scales(cpu, w, c, &place, &s);
         run.first = k - first;
         run.k = (end < first + n ? end : first + n) - k;
         run.codes = codes + code_bytes(c->kind, (segment * w->segment_padded + k) * width);
@@ -268,5 +582,42 @@ void cpu_coded_sums(const struct cpu_backend *cpu, const struct gemm_tile *t, in
         decode(cpu, t, segment, k, n, numbers);
         gemm(t->rows + (segment * w->segment_padded + k) * row_element, t->row_bytes / row_element,
              t->n_rows, numbers, w->panels, n, c, k == 0);
+    }
+}
+
+/* ---- one row ------------------------------------------------------------------------------ */
+
+static float value_of(const struct coded *c, uint32_t code)
+{
+    switch (c->kind) {
+    case CODE_4:
+    case CODE_5: return c->values[code];
+    case CODE_I8: return (float)(int8_t)code;
+    case CODE_E4M3: return dtype_value(DT_E4M3, code);
+    default: return (float)((int32_t)code - c->middle);
+    }
+}
+
+/* As the products have it, rounded to the type that they read. */
+void cpu_coded_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out)
+{
+    int64_t width = (int64_t)w->panels * PANEL, tile = row / width, j = row % width;
+    const struct coded *c = coded_of(w, tile);
+    const int32_t group = code_group(c->kind);
+    struct block_scales s;
+    for (int64_t segment = 0; segment < w->k_segments; segment++) {
+        for (int64_t k = 0; k < w->segment; k++) {
+            if (k % c->block == 0) {
+                struct block_place place = {0, tile, segment, k / c->block};
+                load_scales(cpu, w, c, &place, &s);
+            }
+            uint32_t code = code_at(c->kind, group_at(w, c, 0, tile, segment, k, j),
+                                    (int32_t)(k % group), (int32_t)(j % PANEL));
+            float x = value_of(c, code);
+            x = (c->zeros ? x - s.zeros[j] : x) * s.scales[j];
+            x = c->offsets ? x + s.offsets[j] : x;
+            out[segment * w->segment + k] =
+                w->dtype == DT_BF16 ? bf16_to_f32(bf16_of(x)) : f16_to_f32(f16_of(x));
+        }
     }
 }

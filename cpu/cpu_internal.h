@@ -28,18 +28,25 @@ enum { ATTN_PARTS_BYTES = 64 << 20 };
 
 enum { MAX_HEAD_DIM = 4096 };
 
-/* A weight that stays quantised (cpu_coded.c): its `packed` are codes (struct code_run), and beside
- * them lie scales and zeros. */
+/* A weight that stays quantised (cpu_coded.c), or those of its tiles that are of one format: its
+ * `packed` are codes (struct code_run), and beside them lie scales, zeros and offsets. Scales of type
+ * I8 are steps of a unit, f16, that more inputs share, and so are their offsets. */
 struct coded {
     enum code_kind kind;
+    int64_t first_tile, n_tiles; // of each matrix, that are its
+    int64_t at, tile_bytes;      // where they begin in a matrix's codes
     int64_t block, blocks; // inputs that share a scale, and such blocks of a segment
+    int64_t unit, units;   // the same of units; 0: none
     enum dtype scale_dtype;
-    char *scales;    // [n_matrices][n_tiles][k_segments][blocks][panels * PANEL]
-    bool zeroed;
-    uint16_t *zeros; // likewise, bf16; NULL: none
+    char *scales;    // [n_matrices][n_tiles][k_segments][blocks][outputs of a tile]
+    char *offsets;   // likewise; NULL: none
+    uint16_t *unit_scales, *unit_offsets; // likewise, [units]
+    bool zeroed, has_offset;
+    uint16_t *zeros; // as scales, bf16; NULL: none
     enum tensor_scale whole_use;
-    float *whole;    // [n_matrices][n_tiles][panels * PANEL] the scale of the whole tensor
-    float values[16]; // of codes of four bits
+    float *whole;    // [n_matrices][n_tiles][outputs of a tile] the scale of the whole tensor
+    float values[32]; // of codes of four and five bits
+    int32_t middle;   // taken off codes of six
 };
 
 /* A scale of inputs, the range of some of them, and the group that a row has come to. */
@@ -67,8 +74,9 @@ struct weight {
     int64_t segment_padded; // as packed
     int64_t n_tiles;
     size_t tile_bytes, matrix_bytes;
-    struct coded *coded; // NULL: `packed` holds numbers
-    char *packed; // [n_matrices][n_tiles], each tile as gemm_fn reads it
+    struct coded *coded; // [n_coded] in the order of their tiles; NULL: `packed` holds numbers
+    int32_t n_coded;
+    char *packed; // [n_matrices][n_tiles], each tile as gemm_fn reads it, or of codes
     size_t packed_bytes;
     struct input_rule inputs; // how rows are rounded before they are packed (cpu_inputs.c)
     struct input_scale *input_scales; // [n_matrices] stored ones
@@ -282,6 +290,8 @@ bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int
 /* c = the sums of one segment, of rows that have elements of so many bytes. */
 void cpu_coded_sums(const struct cpu_backend *cpu, const struct gemm_tile *t, int32_t segment,
                     gemm_fn *gemm, int64_t row_element, float *c);
+/* A row of such a weight, as the products have it. */
+void cpu_coded_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out);
 /* Bytes of scratch for tiles of up to n_rows rows. */
 size_t cpu_gemm_scratch(const struct weight *w, int32_t n_rows);
 /* Buffers that the tree over a weight's segments has open at a time. */

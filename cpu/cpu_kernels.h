@@ -20,30 +20,68 @@ enum { PANEL = 16, MAX_PANELS = 4, TILE = PANEL * MAX_PANELS };
 typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
                      int64_t k, float *c, bool first);
 
-/* Weights that stay quantised: numbers of a run of inputs, each output with one scale and one zero
- * for all of them. Codes lie as [k / 2][panels], of four bits then [PANEL] bytes with the first
- * input of the pair in the low half, of eight bits [2][PANEL]. The weight is
+/* Weights that stay quantised: numbers of a run of inputs, each output with one scale, one zero and
+ * one offset for all of them. Codes lie as [k / group][panels], a group being a few inputs:
  *
- *     (value of the code - zero) * scale
+ *     CODE_4           2, as [PANEL] bytes with the first input in the low half
+ *     CODE_I8, E4M3    2, as [2][PANEL] bytes
+ *     CODE_5           8: the low four bits of its pairs as CODE_4's, then [PANEL] bytes whose bit i
+ *                      is the fifth of input i
+ *     CODE_6           4: likewise, with two bits of each input in those bytes
  *
- * in fp32, rounded to what the product reads. */
-enum code_kind { CODE_4, CODE_I8, CODE_E4M3 };
+ * The weight is
+ *
+ *     (value of the code - zero) * scale + offset
+ *
+ * in fp32, rounded to what the product reads. The value is that of a table (CODE_4, CODE_5), or the
+ * code itself less `middle` (CODE_6). The products of codes that have offsets are exact, so that
+ * they may be rounded once or twice. */
+enum code_kind { CODE_4, CODE_I8, CODE_E4M3, CODE_5, CODE_6 };
 enum { PAIR_CODES = 2 * PANEL }; // of a panel
 struct code_run {
     enum code_kind kind;
     const char *codes;
-    const float *values;         // [16], of CODE_4
-    const float *scales, *zeros; // [panels * PANEL]; zeros NULL: none, as for CODE_E4M3
+    const float *values; // [32], of CODE_4 the first 16
+    int32_t middle;
+    const float *scales;  // [panels * PANEL], as those of the next line
+    const float *zeros, *offsets; // NULL: none. Zeros are of CODE_4 and CODE_I8, without offsets
     int32_t panels;
-    int64_t first, k; // inputs, both even, counted from where `out` begins
+    int64_t first, k; // inputs, multiples of a group, counted from where `out` begins
     bool tiled;       // how bf16 is laid out
     void *out;        // weights as gemm_fn reads them
 };
 typedef void decode_fn(const struct code_run *r);
 
+static inline int32_t code_group(enum code_kind kind)
+{
+    switch (kind) {
+    case CODE_5: return 8;
+    case CODE_6: return 4;
+    default: return 2;
+    }
+}
+
+/* n_codes: of whole groups. */
 static inline int64_t code_bytes(enum code_kind kind, int64_t n_codes)
 {
-    return kind == CODE_4 ? n_codes / 2 : n_codes;
+    switch (kind) {
+    case CODE_4: return n_codes / 2;
+    case CODE_5: return n_codes / 8 * 5;
+    case CODE_6: return n_codes / 4 * 3;
+    default: return n_codes;
+    }
+}
+
+/* The code of input i of a group's bytes. */
+static inline uint32_t code_at(enum code_kind kind, const uint8_t *group, int32_t i, int32_t output)
+{
+    if (kind == CODE_I8 || kind == CODE_E4M3) {
+        return group[i * PANEL + output];
+    }
+    int32_t pairs = code_group(kind) / 2;
+    uint32_t low = group[i / 2 * PANEL + output] >> i % 2 * 4 & 15u;
+    uint32_t high = kind == CODE_4 ? 0 : group[pairs * PANEL + output];
+    return kind == CODE_5 ? low | (high >> i & 1u) << 4 : low | (high >> 2 * i & 3u) << 4;
 }
 
 /* Where the pair of inputs of a panel lies in what a bf16 product reads, in pairs of one panel. */

@@ -47,25 +47,27 @@ static void round_f16(const float *x, float *out, int64_t n)
     }
 }
 
-/* Code `i` of two inputs by PANEL outputs. */
-static float code_value(const struct code_run *r, const char *pair, int32_t input, int32_t output)
+static float code_value(const struct code_run *r, uint32_t code)
 {
-    const uint8_t *codes = (const uint8_t *)pair;
     switch (r->kind) {
-    case CODE_4: return r->values[codes[output] >> 4 * input & 15];
-    case CODE_I8: return (float)(int8_t)codes[input * PANEL + output];
-    case CODE_E4M3: return dtype_value(DT_E4M3, codes[input * PANEL + output]);
+    case CODE_4:
+    case CODE_5: return r->values[code];
+    case CODE_I8: return (float)(int8_t)code;
+    case CODE_E4M3: return dtype_value(DT_E4M3, code);
+    default: return (float)((int32_t)code - r->middle);
     }
-    return 0.0f;
 }
 
 static float code_weight(const struct code_run *r, int64_t pair, int32_t panel, int32_t input,
                          int32_t output)
 {
-    int64_t at = (pair * r->panels + panel) * PAIR_CODES;
-    int32_t j = panel * PANEL + output;
-    float value = code_value(r, r->codes + code_bytes(r->kind, at), input, output);
-    return (r->zeros ? value - r->zeros[j] : value) * r->scales[j];
+    int32_t group = code_group(r->kind), j = panel * PANEL + output;
+    int64_t k = 2 * pair + input, at = (k / group * r->panels + panel) * PANEL * group;
+    const char *codes = r->codes + code_bytes(r->kind, at);
+    float value = code_value(r, code_at(r->kind, (const uint8_t *)codes, (int32_t)(k % group),
+                                        output));
+    value = (r->zeros ? value - r->zeros[j] : value) * r->scales[j];
+    return r->offsets ? value + r->offsets[j] : value;
 }
 
 static void decode_bf16(const struct code_run *r)
@@ -172,7 +174,11 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
         return;
     }
     for (int64_t i = 0; i < n; i++) {
-        to[i] = dtype == DT_BF16 ? bf16_to_f32(half[i]) : f16_to_f32(half[i]);
+        if (dtype == DT_I8) {
+            to[i] = (float)((const int8_t *)from)[i];
+        } else {
+            to[i] = dtype == DT_BF16 ? bf16_to_f32(half[i]) : f16_to_f32(half[i]);
+        }
     }
 }
 

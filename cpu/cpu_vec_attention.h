@@ -3,6 +3,7 @@
 #ifndef SLUICE_CPU_VEC_ATTENTION_H
 #define SLUICE_CPU_VEC_ATTENTION_H
 
+#include "cpu/cpu_vec_coded.h"
 #include "cpu/cpu_vec_kv.h"
 
 #include <math.h>
@@ -13,6 +14,10 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     int64_t i = 0;
     if (dtype == DT_F32) {
         memcpy(to, from, (size_t)n * sizeof *to);
+        return;
+    }
+    if (dtype == DT_I8) {
+        widen_bytes(from, to, n);
         return;
     }
     for (; i + VEC <= n; i += VEC) {

@@ -41,6 +41,23 @@ VEC_INLINE vf vec_from_i8(const char *p)
 #endif
 }
 
+/* Of whole vectors and what is left. */
+static void widen_bytes(const char *from, float *to, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        vec_store(to + i, vec_from_i8(from + i));
+    }
+    for (; i < n; i++) {
+        to[i] = (float)(int8_t)from[i];
+    }
+}
+
+VEC_INLINE vf vec_from_int(vi x)
+{
+    return __builtin_convertvector(x, vf);
+}
+
 /* E4M3 by way of f16, where it lies shifted down by 7 and means 2^-8 of itself: denormal ones cost
  * nothing so. What is missing goes to the scale, which a power of two does not round. */
 #define E4M3_OF_F16 256.0f
@@ -105,19 +122,74 @@ VEC_INLINE vf vec_look_up(const struct code_table *t, vi at)
 #endif
 }
 
-/* Vector j of the pair's two inputs. */
-VEC_INLINE void code_values(const struct code_table *table, const char *pair, int j, vf *even,
-                            vf *odd, const enum code_kind kind)
+/* What the codes of a run mean besides their scales. Those of five bits are looked up in two halves;
+ * of six `middle` is taken off. */
+struct code_sense {
+    struct code_table table, upper;
+    vf middle;
+};
+
+/* The low four bits of a, and of b those of `mask` above them: lanes of others are of no account. */
+VEC_INLINE vi join_bits(vi a, vi b, int mask)
 {
-    if (kind == CODE_4) {
-        vi both = vec_widen_bytes(pair + j * VEC);
-        *even = vec_look_up(table, both);
-        *odd = vec_look_up(table, both >> 4);
-    } else if (kind == CODE_I8) {
+#if defined(__AVX512F__)
+    enum { B_WHERE_C = 0xD8 }; // c ? b : a
+    return (vi)_mm512_ternarylogic_epi32((__m512i)a, (__m512i)b, _mm512_set1_epi32(mask),
+                                         B_WHERE_C);
+#else
+    return (a & 15) | (b & mask);
+#endif
+}
+
+/* Five bits of each lane. */
+VEC_INLINE vf vec_look_up_5(const struct code_sense *sense, vi at)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_permutex2var_ps((__m512)sense->table.all, (__m512i)at,
+                                      (__m512)sense->upper.all);
+#else
+    const vi is_upper = (at & 16) == 16;
+    const vi low = (vi)vec_look_up(&sense->table, at), high = (vi)vec_look_up(&sense->upper, at);
+    return (vf)((high & is_upper) | (low & ~is_upper));
+#endif
+}
+
+/* The code of input i of a group: its low bits, and the group's bits above them, brought to where
+ * they belong. */
+VEC_INLINE vi join_code(vi low, vi high, const int i, const enum code_kind kind)
+{
+    const int at = kind == CODE_5 ? i : 2 * i;
+    return join_bits(low, at < 4 ? high << (4 - at) : high >> (at - 4), kind == CODE_5 ? 16 : 48);
+}
+
+/* Vector j of the inputs of a pair, the p-th of its group; `high` are the group's bits above the
+ * fourth. */
+VEC_INLINE void code_values(const struct code_sense *sense, const char *pair, vi high, int p, int j,
+                            vf *even, vf *odd, const enum code_kind kind)
+{
+    if (kind == CODE_I8) {
         *even = vec_from_i8(pair + j * VEC);
         *odd = vec_from_i8(pair + PANEL + j * VEC);
-    } else {
+        return;
+    }
+    if (kind == CODE_E4M3) {
         pair_from_e4m3(pair, j, even, odd);
+        return;
+    }
+    const vi both = vec_widen_bytes(pair + j * VEC);
+    if (kind == CODE_4) {
+        *even = vec_look_up(&sense->table, both);
+        *odd = vec_look_up(&sense->table, both >> 4);
+        return;
+    }
+    const vi first = join_code(both, high, 2 * p, kind);
+    const vi second = join_code(both >> 4, high, 2 * p + 1, kind);
+    if (kind == CODE_5) {
+        *even = vec_look_up_5(sense, first);
+        *odd = vec_look_up_5(sense, second);
+    } else {
+        *even = vec_from_int(first & 63) - sense->middle;
+        *odd = vec_from_int(second & 63) - sense->middle;
     }
 }
 
@@ -137,30 +209,60 @@ VEC_INLINE void store_pairs(uint16_t *to, vf even, vf odd)
 #endif
 }
 
-VEC_INLINE void decode_pairs(const struct code_run *r, const bool to_f16, const bool has_zeros,
-                             const enum code_kind kind)
+/* What is done with values beside their scale. */
+enum code_shift { SHIFT_NONE, SHIFT_ZERO, SHIFT_OFFSET };
+
+VEC_INLINE vf scaled(vf value, vf scale, vf shift, const enum code_shift how)
 {
-    const int64_t pair_bytes = code_bytes(kind, PAIR_CODES), step = pair_bytes * r->panels;
-    const struct code_table table = load_table(r->values);
+    if (how == SHIFT_OFFSET) {
+        return vec_fma(value, scale, shift); // the product is exact
+    }
+    return (how == SHIFT_ZERO ? value - shift : value) * scale;
+}
+
+VEC_INLINE void store_values(const struct code_run *r, int64_t pair, int32_t panel, int j, vf even,
+                             vf odd, const bool to_f16)
+{
+    if (to_f16) {
+        const int64_t width = (int64_t)r->panels * PANEL;
+        uint16_t *to = (uint16_t *)r->out + (r->first + 2 * pair) * width + panel * PANEL + j * VEC;
+        vec_to_f16(to, even);
+        vec_to_f16(to + width, odd);
+    } else {
+        int64_t place = pair_at(r, r->first / 2 + pair, panel) * PAIR_CODES;
+        store_pairs((uint16_t *)r->out + place + 2 * j * VEC, even, odd);
+    }
+}
+
+VEC_INLINE void decode_groups(const struct code_run *r, const bool to_f16,
+                              const enum code_shift how, const enum code_kind kind)
+{
+    const int n_pairs = code_group(kind) / 2;
+    const int64_t pair_bytes = kind == CODE_I8 || kind == CODE_E4M3 ? 2 * PANEL : PANEL;
+    const int64_t group_bytes = code_bytes(kind, (int64_t)code_group(kind) * PANEL);
+    const int64_t step = group_bytes * r->panels;
+    const float *shifts = how == SHIFT_ZERO ? r->zeros : r->offsets;
+    struct code_sense sense = {.middle = vec_set((float)r->middle)};
+    if (kind == CODE_4 || kind == CODE_5) {
+        sense.table = load_table(r->values);
+        sense.upper = load_table(r->values + 16);
+    }
     for (int32_t panel = 0; panel < r->panels; panel++) {
-        const char *codes = r->codes + panel * pair_bytes;
+        const char *codes = r->codes + panel * group_bytes;
         for (int j = 0; j < PANEL / VEC; j++) {
             const int32_t at = panel * PANEL + j * VEC;
             const vf scale = vec_load(r->scales + at) * (kind == CODE_E4M3 ? E4M3_OF_F16 : 1.0f);
-            const vf zero = has_zeros ? vec_load(r->zeros + at) : vec_set(0.0f);
-            for (int64_t pair = 0; pair < r->k / 2; pair++) {
-                vf even, odd;
-                __builtin_prefetch(codes + pair * step + CODES_AHEAD);
-                code_values(&table, codes + pair * step, j, &even, &odd, kind);
-                even = (has_zeros ? even - zero : even) * scale;
-                odd = (has_zeros ? odd - zero : odd) * scale;
-                if (to_f16) {
-                    uint16_t *to = (uint16_t *)r->out + (r->first + 2 * pair) * r->panels * PANEL;
-                    vec_to_f16(to + at, even);
-                    vec_to_f16(to + r->panels * PANEL + at, odd);
-                } else {
-                    int64_t place = pair_at(r, r->first / 2 + pair, panel) * PAIR_CODES;
-                    store_pairs((uint16_t *)r->out + place + 2 * j * VEC, even, odd);
+            const vf shift = shifts ? vec_load(shifts + at) : vec_set(0.0f);
+            for (int64_t group = 0; group < r->k / 2 / n_pairs; group++) {
+                const char *from = codes + group * step;
+                __builtin_prefetch(from + CODES_AHEAD);
+                const vi high = n_pairs > 1 ? vec_widen_bytes(from + n_pairs * PANEL + j * VEC)
+                                            : (vi){0};
+                for (int p = 0; p < n_pairs; p++) {
+                    vf even, odd;
+                    code_values(&sense, from + p * pair_bytes, high, p, j, &even, &odd, kind);
+                    store_values(r, group * n_pairs + p, panel, j, scaled(even, scale, shift, how),
+                                 scaled(odd, scale, shift, how), to_f16);
                 }
             }
         }
@@ -169,10 +271,13 @@ VEC_INLINE void decode_pairs(const struct code_run *r, const bool to_f16, const 
 
 VEC_INLINE void decode_kind(const struct code_run *r, const bool to_f16, const enum code_kind kind)
 {
-    if (r->zeros && kind != CODE_E4M3) {
-        decode_pairs(r, to_f16, true, kind);
+    const bool may_have_zeros = kind == CODE_4 || kind == CODE_I8;
+    if (may_have_zeros && r->zeros) {
+        decode_groups(r, to_f16, SHIFT_ZERO, kind);
+    } else if (kind != CODE_E4M3 && r->offsets) {
+        decode_groups(r, to_f16, SHIFT_OFFSET, kind);
     } else {
-        decode_pairs(r, to_f16, false, kind);
+        decode_groups(r, to_f16, SHIFT_NONE, kind);
     }
 }
 
@@ -182,6 +287,8 @@ VEC_INLINE void decode(const struct code_run *r, const bool to_f16)
     case CODE_4: decode_kind(r, to_f16, CODE_4); break;
     case CODE_I8: decode_kind(r, to_f16, CODE_I8); break;
     case CODE_E4M3: decode_kind(r, to_f16, CODE_E4M3); break;
+    case CODE_5: decode_kind(r, to_f16, CODE_5); break;
+    case CODE_6: decode_kind(r, to_f16, CODE_6); break;
     }
 }
 

@@ -247,12 +247,9 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
     w->tiled = desc->dtype == DT_BF16 && cpu->kernels->tiled;
     w->n_tiles = (desc->n_out + w->panels * PANEL - 1) / (w->panels * PANEL);
     TRY(cpu_coded_open(cpu, desc, w));
-    bool coded = w->coded != NULL;
-    w->segment_padded = coded ? round_up(w->segment_padded, 2) : w->segment_padded;
-    int64_t k = w->segment_padded * w->k_segments, n = k * w->panels * PANEL;
-    w->tile_bytes = coded ? (size_t)code_bytes(w->coded->kind, n)
-                          : (size_t)n * dtype_bytes(w->dtype);
-    if (!mem_mul(w->tile_bytes, (size_t)w->n_tiles, &w->matrix_bytes) ||
+    int64_t n = w->segment_padded * w->k_segments * w->panels * PANEL;
+    w->tile_bytes = w->coded ? 0 : (size_t)n * dtype_bytes(w->dtype); // codes' are of many sizes
+    if ((!w->coded && !mem_mul(w->tile_bytes, (size_t)w->n_tiles, &w->matrix_bytes)) ||
         !mem_mul(w->matrix_bytes, (size_t)w->n_matrices, &w->packed_bytes) ||
         w->n_tiles * w->n_matrices >= 1 << 20) {
         return ERR_NOMEM;
@@ -369,8 +366,10 @@ void cpu_weights_close(struct cpu_backend *cpu)
 void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row,
                     float *out)
 {
-    (void)cpu;
-    ASSERT(!w->coded);
+    if (w->coded) {
+        cpu_coded_row(cpu, w, row, out);
+        return;
+    }
     int64_t width = (int64_t)w->panels * PANEL;
     const char *tile = w->packed + row / width * w->tile_bytes;
     for (int32_t s = 0; s < w->k_segments; s++) {

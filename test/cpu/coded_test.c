@@ -28,6 +28,18 @@ static const struct format formats[] = {
 
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
 
+/* Formats whose numbers and scales lie together in blocks, and where in a block scales are. */
+static const struct {
+    const char *name;
+    int32_t n_scales, scale_at[2];
+} in_blocks[] = {
+    {"Q4_0", 1, {0}},    {"Q4_1", 2, {0, 2}}, {"Q5_0", 1, {0}},   {"Q5_1", 2, {0, 2}},
+    {"Q8_0", 1, {0}},    {"Q4_K", 2, {0, 2}}, {"Q5_K", 2, {0, 2}}, {"Q6_K", 1, {208}},
+    {"IQ4_NL", 1, {0}},  {"MXFP4", 0, {0}},
+};
+
+enum { N_IN_BLOCKS = sizeof in_blocks / sizeof in_blocks[0] };
+
 static void *random_bytes(size_t n)
 {
     uint8_t *bytes = xmalloc(n);
@@ -85,6 +97,23 @@ static struct weight_part make_tensor(const struct format *f, int32_t n_out, int
     return p;
 }
 
+/* The same of a format in blocks. */
+static struct weight_part make_blocks(int32_t i, int32_t n_out, int32_t n_in)
+{
+    const struct block_format *f = block_format_find(in_blocks[i].name);
+    size_t n = (size_t)n_out * (size_t)(n_in / f->n);
+    uint8_t *bytes = random_bytes(n * (size_t)f->n_bytes);
+    for (size_t b = 0; b < n; b++) {
+        uint8_t *block = bytes + b * (size_t)f->n_bytes;
+        for (int32_t s = 0; s < in_blocks[i].n_scales; s++) {
+            uint16_t scale = (uint16_t)(0x0800 + op_bits() % 0x2000);
+            memcpy(block + in_blocks[i].scale_at[s], &scale, sizeof scale);
+        }
+        block[0] = in_blocks[i].n_scales > 0 ? block[0] : (uint8_t)(116 + block[0] % 8);
+    }
+    return weight_part_blocks(bytes, f, n_out, n_in);
+}
+
 static void free_tensor(struct weight_part *p)
 {
     free((void *)p->codec.values.data);
@@ -126,6 +155,26 @@ static struct weight *open_parts(struct op_rig *r, const struct weight_part *par
     return w;
 }
 
+static struct weight *open_table(struct op_rig *r, const struct weight_part *part,
+                                 enum dtype dtype)
+{
+    struct weight_desc d = {.name = "test",
+                            .kind = WEIGHT_EMBED,
+                            .dtype = dtype,
+                            .n_out = part->n_rows,
+                            .n_in = part->n_cols,
+                            .n_experts = 1,
+                            .n_parts = 1,
+                            .parts = part,
+                            .k_segments = 1};
+    struct weight *w = NULL;
+    struct err err = {""};
+    if (r->ops->weight_open(r->be, &d, &w, &err) != OK) {
+        CHECK_FAIL("%s", err.text);
+    }
+    return w;
+}
+
 static float *product(struct op_rig *r, const struct weight *w, const float *x, int32_t rows)
 {
     struct linear_args a = {
@@ -143,16 +192,14 @@ struct cut {
 };
 
 /* Two tensors stacked, each cut; against the same as plain ones. */
-static void try_cut(const char *backend, const struct format *f, enum dtype dtype,
-                    const struct cut *cut)
+static void try_tensors(const char *backend, const char *name, struct weight_part *whole,
+                        enum dtype dtype, const struct cut *cut)
 {
-    enum { N_OUT = 190, N_IN = 416 };
     static const int32_t rows[] = {1, 2, 5, 16, 40, 213};
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, dtype, &limits);
-    struct weight_part whole[2], parts[2], plain[2];
+    struct weight_part parts[2], plain[2];
     for (int32_t i = 0; i < 2; i++) {
-        whole[i] = make_tensor(f, N_OUT, N_IN);
         parts[i] = weight_part_slice(whole[i], cut->first_row, cut->n_rows, cut->first_col,
                                      cut->n_cols);
         plain[i] = make_plain(&parts[i]);
@@ -166,8 +213,8 @@ static void try_cut(const char *backend, const struct format *f, enum dtype dtyp
         float *y = product(&rig, w, x, rows[i]), *want = product(&rig, same, x, rows[i]);
         size_t n_bytes = (size_t)rows[i] * (size_t)w->n_out * sizeof *y;
         if (memcmp(y, want, n_bytes) != 0) {
-            CHECK_FAIL("%s: %s, type %d, %d rows, columns %d + %d, %d segments", backend, f->name,
-                       dtype, rows[i], cut->first_col, cut->n_cols, cut->segments);
+            CHECK_FAIL("%s: %s, type %d, %d rows, columns %d + %d, %d segments", backend, name, dtype,
+                       rows[i], cut->first_col, cut->n_cols, cut->segments);
         }
         free(y);
         free(want);
@@ -178,6 +225,13 @@ static void try_cut(const char *backend, const struct format *f, enum dtype dtyp
     }
     free(x);
     op_close(&rig);
+}
+
+static void try_cut(const char *backend, const struct format *f, enum dtype dtype,
+                    const struct cut *cut)
+{
+    struct weight_part whole[2] = {make_tensor(f, 190, 416), make_tensor(f, 190, 416)};
+    try_tensors(backend, f->name, whole, dtype, cut);
 }
 
 OP_TEST(products_of_codes_have_the_bits_of_numbers)
@@ -191,6 +245,60 @@ OP_TEST(products_of_codes_have_the_bits_of_numbers)
     for (int32_t i = 0; i < N_FORMATS; i++) {
         try_cut(backend, &formats[i], DT_BF16, &cuts[i % 4]);
         try_cut(backend, &formats[i], i % 3 ? DT_BF16 : DT_F16, &cuts[(i + 2) % 4]);
+    }
+}
+
+/* Windows begin and end inside of blocks, but not inside of a group of codes. */
+OP_TEST(products_of_blocks_have_the_bits_of_numbers)
+{
+    static const struct cut cuts[] = {
+        {0, 190, 0, 512, 1},
+        {0, 190, 0, 512, 2},
+        {3, 77, 128, 256, 2},
+        {3, 77, 208, 304, 1},
+        {3, 77, 16, 96, 1},
+    };
+    for (int32_t i = 0; i < N_IN_BLOCKS; i++) {
+        for (int32_t k = 0; k < 2; k++) {
+            const struct cut *cut = &cuts[(i + 2 * k) % 5];
+            struct weight_part whole[2] = {make_blocks(i, 190, 512), make_blocks(i, 190, 512)};
+            try_tensors(backend, in_blocks[i].name, whole, k ? DT_F16 : DT_BF16, cut);
+        }
+    }
+}
+
+/* Parts of unlike formats, of which each begins a tile. */
+OP_TEST(products_of_unlike_blocks_have_the_bits_of_numbers)
+{
+    static const struct cut cuts[] = {{0, 128, 0, 512, 1}, {64, 64, 128, 256, 2}};
+    for (int32_t i = 0; i < N_IN_BLOCKS; i++) {
+        int32_t other = (i + 3) % N_IN_BLOCKS;
+        struct weight_part whole[2] = {make_blocks(i, 190, 512), make_blocks(other, 190, 512)};
+        try_tensors(backend, in_blocks[i].name, whole, i % 2 ? DT_F16 : DT_BF16, &cuts[i % 2]);
+    }
+}
+
+/* Rows of a table that stays coded are those of the numbers, rounded as they would be at load. */
+OP_TEST(rows_of_blocks_are_those_of_numbers)
+{
+    for (int32_t i = 0; i < N_IN_BLOCKS; i++) {
+        enum dtype dtype = i % 2 ? DT_F16 : DT_BF16;
+        struct backend_limits limits = op_limits();
+        struct op_rig rig = op_open(backend, dtype, &limits);
+        struct weight_part whole = make_blocks(i, 70, 256), plain = make_plain(&whole);
+        struct weight *w = open_table(&rig, &whole, dtype), *same = open_table(&rig, &plain, dtype);
+        float *row = xmalloc(256 * sizeof *row), *want = xmalloc(256 * sizeof *row);
+        CHECK(w && w->coded && same && !same->coded);
+        for (int64_t r = 0; r < 70 && w && same; r++) {
+            cpu_weight_row((struct cpu_backend *)rig.be, w, r, row);
+            cpu_weight_row((struct cpu_backend *)rig.be, same, r, want);
+            CHECK(memcmp(row, want, 256 * sizeof *row) == 0);
+        }
+        free(row);
+        free(want);
+        free((void *)whole.codec.values.data);
+        free((void *)plain.codec.values.data);
+        op_close(&rig);
     }
 }
 
