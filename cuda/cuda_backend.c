@@ -61,6 +61,8 @@ static enum status open_owners(struct cuda_backend *be)
     be->kv.device = device;
     be->kv.n_blocks = l->n_blocks;
     be->kv.block_tokens = l->block_tokens;
+    be->states.device = device;
+    be->states.max_lanes = l->max_lanes;
     if (device->options.n_ranks > 1) {
         TRY(peers_open(&be->peers, device, l));
         TRY(peers_measure(&be->peers));
@@ -109,6 +111,27 @@ enum status cuda_kv_open(struct backend *base, int32_t set, const struct kv_set_
     return kv_open(&be->kv, set, desc, &be->attention, err);
 }
 
+enum status cuda_state_open(struct backend *base, int32_t set, const struct state_set_desc *desc,
+                            int32_t n_snapshots, struct err *err)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(cuda_enter(&be->device));
+    if (!be->is_set_up) {
+        return err_set(err, ERR_INVALID, "state set %d cannot be opened", set);
+    }
+    TRY(states_open(&be->states, set, desc, n_snapshots, err));
+    be->passes.n_state_slots[set] = be->limits.max_lanes + n_snapshots;
+    return OK;
+}
+
+enum status cuda_copy_states(struct backend *base, int32_t set, int32_t n,
+                             const struct state_copy *copies)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return states_copy(&be->states, &be->lanes, set, n, copies);
+}
+
 /* ---- a step ---------------------------------------------------------------------------------- */
 
 enum status cuda_step_begin(struct backend *base, int32_t slot)
@@ -154,7 +177,8 @@ enum status cuda_move_slots(struct backend *base, int32_t n, const struct slot_m
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
-    return kv_move_slots(&be->kv, &be->lanes, &be->passes.view, set, n, moves);
+    TRY(kv_move_slots(&be->kv, &be->lanes, &be->passes.view, set, n, moves));
+    return states_move(&be->states, &be->lanes, set, n, moves);
 }
 
 enum status cuda_poison_blocks(struct backend *base, int32_t n, const int32_t *blocks)
@@ -247,6 +271,7 @@ void cuda_close(struct backend *base)
     steps_close(&be->steps);
     peers_close(&be->peers);
     kv_close(&be->kv);
+    states_close(&be->states);
     lanes_close(&be->lanes);
     close_weights(device);
     cuda_device_close(device);

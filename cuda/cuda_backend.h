@@ -13,6 +13,7 @@
 #include "cuda/cuda_lanes.h"
 #include "cuda/cuda_pass.h"
 #include "cuda/cuda_peer.h"
+#include "cuda/cuda_state.h"
 #include "cuda/cuda_step.h"
 
 /* Memory that ops use between their own kernels. */
@@ -33,6 +34,7 @@ struct cuda_backend {
     struct graphs *graphs;
     struct lanes lanes;
     struct kv_sets kv;
+    struct state_sets states;
     struct steps steps;
     struct passes passes;
     struct peers peers;
@@ -48,6 +50,10 @@ static inline struct cuda_backend *cuda_backend_of(struct backend *be)
 enum status cuda_setup(struct backend *be, const struct backend_limits *limits, struct err *err);
 enum status cuda_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,
                          struct err *err);
+enum status cuda_state_open(struct backend *be, int32_t set, const struct state_set_desc *desc,
+                            int32_t n_snapshots, struct err *err);
+enum status cuda_copy_states(struct backend *be, int32_t set, int32_t n,
+                             const struct state_copy *copies);
 enum status cuda_step_begin(struct backend *be, int32_t slot);
 enum status cuda_lane_tokens(struct backend *be, int32_t lane, int32_t first_pos, int32_t n,
                              const int32_t *tokens);

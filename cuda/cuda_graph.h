@@ -9,7 +9,7 @@ struct graphs;
 
 enum graph_use { GRAPH_NONE, GRAPH_CAPTURE, GRAPH_REPLAY };
 struct graph_key {
-    int32_t model, set, n_rows, n_out, n_draws, is_few;
+    int32_t model, set, n_rows, n_out, n_draws, is_few, one_window;
     struct hidden_layers hidden; // zero behind its n
 };
 enum { GRAPH_MAX_ROWS = 512 };

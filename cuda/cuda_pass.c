@@ -5,8 +5,14 @@
 
 /* Where the arrays of a pass lie in the area for metadata: a function of the bucket alone. */
 struct meta_layout {
-    size_t rows, row_seq, seqs, groups, out_rows, draws, pool, plan, plan_bytes, tree, end;
+    size_t rows, row_seq, seqs, groups, out_rows, draws, pool, keeps, plan, plan_bytes, tree, end;
 };
+
+/* States that a pass of so many rows may keep: of sequences with rows in several blocks. */
+static int32_t most_keeps(int32_t n_rows)
+{
+    return n_rows / 8 + 1;
+}
 
 static size_t place(size_t *at, size_t n_bytes)
 {
@@ -28,6 +34,7 @@ static struct meta_layout meta_layout(const struct attention_limits *attention, 
     m.out_rows = place(&at, (size_t)n_out * sizeof(int32_t));
     m.draws = place(&at, (size_t)n_draws * sizeof(struct pass_draw));
     m.pool = place(&at, (size_t)n_pool * sizeof(struct pass_pool));
+    m.keeps = place(&at, (size_t)most_keeps(n_rows) * sizeof(struct state_keep));
     m.plan_bytes = attention_plan_bytes(attention, n_rows);
     m.plan = place(&at, m.plan_bytes);
     m.tree = place(&at, (size_t)n_rows * TREE_MASK_WORDS * sizeof(uint64_t));
@@ -99,7 +106,7 @@ static bool pass_ok(const struct passes *ps, const struct pass *p)
     if (p->n_rows < 0 || p->n_rows > l->max_rows || p->n_out < 0 || p->n_out > l->max_out_rows ||
         p->n_draws < 0 || p->n_draws > ps->max_draws || p->n_pool < 0 || p->n_pool > l->max_lanes ||
         p->n_seqs < 0 || p->n_seqs > p->n_rows || p->n_groups < 0 || p->n_groups > p->n_seqs ||
-        p->n_masks < 0 || p->n_masks > l->max_masks || p->kv_set < 0 ||
+        p->n_masks < 0 || p->n_keeps < 0 || p->n_keeps > most_keeps(p->n_rows) || p->n_masks > l->max_masks || p->kv_set < 0 ||
         p->kv_set >= CUDA_MAX_SETS || p->hidden.n < 0 ||
         p->hidden.n > MAX_HIDDEN_LAYERS) {
         return false;
@@ -134,6 +141,13 @@ static bool pass_ok(const struct passes *ps, const struct pass *p)
             d->more >= MAX_SIBLINGS || d->more_slot < 0 || d->law < 0 || d->law > l->max_laws ||
             d->more_slot > ps->view.history_stride - d->more || d->mask < 0 ||
             d->mask > p->n_masks) {
+            return false;
+        }
+    }
+    for (int32_t i = 0; i < p->n_keeps; i++) {
+        const struct state_keep *k = &p->keeps[i];
+        if (k->lane < 0 || k->lane >= l->max_lanes || k->pos <= 0 || k->slot < l->max_lanes ||
+            k->slot >= ps->n_state_slots[p->kv_set]) {
             return false;
         }
     }
@@ -196,13 +210,14 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
         has_trees = has_trees || p->seqs[i].tree;
     }
     *(struct pass_counts *)image = (struct pass_counts){
-        p->n_rows, p->n_seqs, p->n_groups, p->n_out, p->n_draws, p->n_pool, has_trees, 0};
+        p->n_rows, p->n_seqs, p->n_groups, p->n_out, p->n_draws, p->n_pool, has_trees, p->n_keeps};
     copy_array(image + m.rows, p->rows, p->n_rows, sizeof *p->rows);
     copy_array(image + m.seqs, p->seqs, p->n_seqs, sizeof *p->seqs);
     copy_array(image + m.groups, p->groups, p->n_groups, sizeof *p->groups);
     copy_array(image + m.out_rows, p->out_rows, p->n_out, sizeof *p->out_rows);
     copy_array(image + m.draws, p->draws, p->n_draws, sizeof *p->draws);
     copy_array(image + m.pool, p->pool, p->n_pool, sizeof *p->pool);
+    copy_array(image + m.keeps, p->keeps, p->n_keeps, sizeof *p->keeps);
     fill_padding(image, &m, p, shape, ps->limits.max_lanes);
     size_t plan_used = 0;
     if (m.plan_bytes > 0) {
@@ -227,6 +242,7 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     v->out_rows = (const int32_t *)(ps->meta + m.out_rows);
     v->draws = (const struct pass_draw *)(ps->meta + m.draws);
     v->pool = (const struct pass_pool *)(ps->meta + m.pool);
+    v->keeps = (const struct state_keep *)(ps->meta + m.keeps);
     v->attention_plan = ps->meta + m.plan;
     v->n_rows = shape->n_rows;
     return OK;
@@ -271,6 +287,29 @@ static bool is_few(const struct pass *p, int32_t n_rows)
                    (int64_t)longest * LONGEST_SHARE <= sum);
 }
 
+/* Of one sequence. */
+static int32_t most_rows(const struct pass *p)
+{
+    int32_t most = 0;
+    for (int32_t i = 0; i < p->n_seqs; i++) {
+        most = p->seqs[i].n_rows > most ? p->seqs[i].n_rows : most;
+    }
+    return most;
+}
+
+/* Whether the recurrent layers' rows, if there are such layers, are one window of each sequence. */
+static bool is_one_window(const struct passes *p, int32_t set)
+{
+    return p->n_state_slots[set] > 0 && p->most_rows <= STATE_WINDOW;
+}
+
+int32_t passes_state_windows(const struct passes *p)
+{
+    const bool captured = p->shape.n_rows <= GRAPH_MAX_ROWS && p->pass->model >= 0;
+    const int32_t rows = captured ? p->shape.n_rows : p->most_rows;
+    return is_one_window(p, p->set) ? 1 : (rows + STATE_WINDOW - 1) / STATE_WINDOW;
+}
+
 /* The engine's buffers end at the limit: the last bucket does too. */
 static int32_t bucket_within(int32_t n, int32_t limit)
 {
@@ -300,10 +339,12 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     TRY(send_masks(p, lanes, pass));
     TRY(send_meta(p, lanes, pass, shape));
     p->is_few = is_few(pass, shape->n_rows);
+    p->most_rows = most_rows(pass);
     if (may_capture && !be->options.enforce_eager) {
         struct graph_key key = {.model = pass->model, .set = pass->kv_set,
                                 .n_rows = shape->n_rows, .n_out = shape->n_out,
                                 .n_draws = shape->n_draws, .is_few = p->is_few,
+                                .one_window = is_one_window(p, pass->kv_set),
                                 .hidden.n = pass->hidden.n};
         memcpy(key.hidden.ids, pass->hidden.ids,
                (size_t)pass->hidden.n * sizeof *pass->hidden.ids);

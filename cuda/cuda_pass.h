@@ -9,6 +9,7 @@
 #include "cuda/cuda_kv.h"
 #include "cuda/cuda_lanes.h"
 #include "cuda/cuda_step.h"
+#include "cuda/state.h"
 
 struct passes {
     struct cuda *device;
@@ -32,6 +33,8 @@ struct passes {
     struct pass_shape shape;
     int32_t attention_slots; // of its plan
     bool is_few;             // attention_few.cu may take its rows
+    int32_t most_rows;       // of one of its sequences
+    int32_t n_state_slots[CUDA_MAX_SETS]; // of state sets, with the lanes'; 0: there is no such set
 };
 
 /* attention is read from then on. */
@@ -43,6 +46,9 @@ size_t passes_meta_bytes(const struct attention_limits *attention,
                          const struct backend_limits *limits, int32_t max_draws);
 enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *lanes,
                          const struct pass *pass, struct pass_shape *shape);
+/* Launches of k_state_rows that the pass takes; of passes that may be captured it is told by what
+ * the graph's key has. */
+int32_t passes_state_windows(const struct passes *p);
 enum status passes_end(struct passes *p, struct steps *steps);
 
 #endif

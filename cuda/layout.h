@@ -33,7 +33,7 @@ struct kv_view {
 /* What is real in the pass; the rest of the bucket is padding. */
 struct pass_counts {
     int32_t n_rows, n_seqs, n_groups, n_out, n_draws, n_pool;
-    int32_t has_trees, reserved;
+    int32_t has_trees, n_keeps;
 };
 
 /* A lane's sampling parameters on the device. The lists have places of their own in it. */
@@ -60,6 +60,7 @@ struct pass_view {
     const int32_t *out_rows;
     const struct pass_draw *draws;
     const struct pass_pool *pool;
+    const struct state_keep *keeps;
     const void *attention_plan; // attention.h's own
 
     int32_t *tokens;          // [rows]: each row's token, resolved when the pass begins

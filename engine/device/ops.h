@@ -431,6 +431,10 @@ struct backend_ops {
     enum status (*recurrence)(struct backend *be, const struct recurrence_args *a);
     /* Optional: NULL where no model with gated attention or state is run. */
     enum status (*gate)(struct backend *be, const struct gate_args *a);
+    /* Optional: short_conv, recurrence of its out, gate of that one's out (NULL: none); nothing
+     * between them need be left. */
+    enum status (*recurrent)(struct backend *be, const struct short_conv_args *conv,
+                             const struct recurrence_args *a, const struct gate_args *gate);
 
     /* Optional: ERR_DEVICE when the device is found lost; never waits. */
     enum status (*alive)(struct backend *be);

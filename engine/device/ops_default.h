@@ -59,6 +59,18 @@ static inline enum status ops_rope_attention(struct backend *be,
     return be->ops->attention(be, attention);
 }
 
+static inline enum status ops_recurrent(struct backend *be, const struct short_conv_args *conv,
+                                        const struct recurrence_args *a,
+                                        const struct gate_args *gate)
+{
+    if (be->ops->recurrent) {
+        return be->ops->recurrent(be, conv, a, gate);
+    }
+    TRY(be->ops->short_conv(be, conv));
+    TRY(be->ops->recurrence(be, a));
+    return gate ? be->ops->gate(be, gate) : OK;
+}
+
 /* A product that the op reads next may be left as sums where these say so. */
 static inline bool ops_norm_adds_sums(struct backend *be, const struct norm_args *a)
 {

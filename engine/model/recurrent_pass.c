@@ -1,5 +1,6 @@
 /* A recurrent layer's part of the forward pass: T rows, of this rank's heads. */
 #include "engine/model/model.h"
+#include "engine/device/ops_default.h"
 
 static struct tensor part_of_row(struct tensor t, int32_t at)
 {
@@ -12,15 +13,15 @@ static float scale_or_one(float scale)
     return scale != 0.0f ? scale : 1.0f;
 }
 
-static enum status convolve(struct model *m, int32_t layer, struct tensor out, int32_t n_rows)
+static struct short_conv_args conv_of(struct model *m, int32_t layer, struct tensor out,
+                                      int32_t n_rows)
 {
     const struct state_shard *s = &m->shard.state;
     const struct state_weights *w = &m->layers[layer].state;
-    struct short_conv_args a = {
+    return (struct short_conv_args){
         .x = m->mix, .out = out, .weight = w->conv, .bias = w->conv_bias, .n_rows = n_rows,
         .layer = m->config->layers[layer].state, .width = s->layer.conv_width,
         .kernel = s->layer.conv_kernel, .silu = m->config->state.conv_silu};
-    return m->be->ops->short_conv(m->be, &a);
 }
 
 /* A convolution between two gates: [T, C] each. */
@@ -31,7 +32,8 @@ static enum status gated_conv(struct model *m, int32_t layer, int32_t n_rows, bo
                           .n_rows = n_rows, .width = s->out_width, .group = s->out_width,
                           .act = m->config->state.gate, .scale = 1.0f};
     TRY(m->be->ops->gate(m->be, &a));
-    TRY(convolve(m, layer, m->attn, n_rows));
+    struct short_conv_args conv = conv_of(m, layer, m->attn, n_rows);
+    TRY(m->be->ops->short_conv(m->be, &conv));
     a.x = a.out = m->attn;
     a.gate = part_of_row(m->mix, s->gate_at);
     return stores ? OK : m->be->ops->gate(m->be, &a);
@@ -65,7 +67,7 @@ enum status recurrent_forward(struct model *m, int32_t layer, struct tensor in, 
         decay = part_of_row(m->mix, s->decay_at);
         gates = part_of_row(m->mix, s->gate_at);
     }
-    TRY(convolve(m, layer, m->mix_conv, n_rows));
+    struct short_conv_args conv = conv_of(m, layer, m->mix_conv, n_rows);
     struct recurrence_args a = {
         .x = m->mix_conv, .q_at = s->q_at, .k_at = s->k_at, .v_at = s->v_at, .decay = decay,
         .out = m->attn, .a_log = w->a_log, .dt_bias = w->dt_bias, .skip = w->skip,
@@ -75,13 +77,9 @@ enum status recurrent_forward(struct model *m, int32_t layer, struct tensor in, 
     if (s->beta_at >= 0) {
         a.beta = part_of_row(m->mix, s->beta_at);
     }
-    TRY(ops->recurrence(m->be, &a)); // [T, H, v]
-    if (stores) {
-        return OK;
-    }
-    struct gate_args gate = {
+    struct gate_args gate = { // [T, H, v]
         .x = m->attn, .out = m->attn, .gate = gates, .norm = w->norm, .n_rows = n_rows,
         .width = s->out_width, .group = c->norm_group, .act = c->gate,
         .gate_first = c->gate_first, .scale = scale_or_one(c->gate_scale), .eps = c->norm_eps};
-    return ops->gate(m->be, &gate);
+    return ops_recurrent(m->be, &conv, &a, stores ? NULL : &gate);
 }

@@ -1,0 +1,184 @@
+/* The short convolution of a layer that has no more of a state, and gates.
+ *
+ * A thread of the convolution is one channel of a sequence, and takes its rows in order: it alone
+ * reads and writes the channel's inputs, so nothing waits for anything. Bounded by latency for long
+ * prompts (a row's loads wait for nothing, and eight rows are under way), by its launch for a
+ * decoding row. */
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/state/state.cuh"
+
+enum { CHANNELS = 128, MOST_TAPS = 16 };
+
+struct conv_params {
+    struct state_view state;
+    struct pass_view pass;
+    const float *kernel, *bias;
+    const void *x;
+    void *out;
+    int64_t x_stride, out_stride;
+    bool silu;
+};
+
+/* Inputs at positions pos - (kernel - 1) .. pos of the row's path. */
+template <typename T>
+__device__ static void gather_inputs(const struct conv_params &p, const struct pass_seq &seq,
+                                     int32_t row, int32_t channel, float *in)
+{
+    const int32_t kernel = p.state.geometry.conv_kernel, pos = p.pass.rows[row].pos;
+    for (int32_t i = 0; i < kernel; i++) {
+        const int32_t from = pos - (kernel - 1 - i), at = path_row(p.pass, seq, row, from);
+        in[i] = 0.0f;
+        if (at >= 0) {
+            in[i] = to_float(((const T *)p.x + at * p.x_stride)[channel]);
+        } else if (from >= 0) {
+            in[i] = to_float(inputs_at<T>(p.state, seq.lane, from)[channel]);
+        }
+    }
+}
+
+template <typename T>
+__device__ static void keep_tail(const struct conv_params &p, const struct pass_seq &seq,
+                                 int32_t boundary, int32_t channel, const float *in)
+{
+    const struct state_view &s = p.state;
+    char *const records[2] = {record_of(s, seq.lane, boundary),
+                              kept_of(s, p.pass, seq.lane, boundary)};
+    for (int32_t j = 0; j < 2; j++) {
+        for (int32_t i = 1; records[j] && i < s.geometry.conv_kernel; i++) {
+            T *tail = (T *)(records[j] + s.s_bytes) + (int64_t)(i - 1) * s.geometry.conv_width;
+            tail[channel] = from_float<T>(in[i]);
+        }
+    }
+}
+
+template <typename T> __global__ void short_conv_kernel(struct conv_params p)
+{
+    const struct state_layer &g = p.state.geometry;
+    const int32_t channel = blockIdx.x * CHANNELS + threadIdx.x;
+    float in[MOST_TAPS];
+    pdl_wait();
+    pdl_trigger();
+    for (int32_t s = blockIdx.y; channel < g.conv_width && s < p.pass.counts->n_seqs;
+         s += gridDim.y) {
+        const struct pass_seq seq = p.pass.seqs[s];
+        for (int32_t i = 0; i < seq.n_rows; i++) {
+            const int32_t row = seq.first_row + i;
+            if (i == 0 || seq.tree) {
+                gather_inputs<T>(p, seq, row, channel, in);
+            } else {
+                for (int32_t j = 1; j < g.conv_kernel; j++) {
+                    in[j - 1] = in[j];
+                }
+                in[g.conv_kernel - 1] = to_float(((const T *)p.x + row * p.x_stride)[channel]);
+            }
+            float sum = p.bias ? p.bias[channel] : 0.0f;
+            for (int32_t j = 0; j < g.conv_kernel; j++) {
+                sum = fmaf(in[j], p.kernel[(int64_t)j * g.conv_width + channel], sum);
+            }
+            sum = p.silu ? sum / (1.0f + expf(-sum)) : sum;
+            ((T *)p.out + row * p.out_stride)[channel] = from_float<T>(sum);
+            inputs_at<T>(p.state, seq.lane, p.pass.rows[row].slot_pos)[channel] =
+                from_float<T>(in[g.conv_kernel - 1]);
+            if ((p.pass.rows[row].pos + 1) % p.state.block == 0) {
+                keep_tail<T>(p, seq, p.pass.rows[row].pos + 1, channel, in);
+            }
+        }
+    }
+}
+
+extern "C" cudaError_t k_short_conv(cudaStream_t stream, const struct state_rows_launch *l)
+{
+    enum { BLOCKS = 2048 };
+    const struct short_conv_args *a = l->conv;
+    const int32_t columns = (l->state.geometry.conv_width + CHANNELS - 1) / CHANNELS;
+    const int32_t most = columns < BLOCKS ? BLOCKS / columns : 1;
+    struct conv_params p = {};
+    p.state = l->state;
+    p.pass = l->pass;
+    p.kernel = l->vectors.kernel;
+    p.bias = l->vectors.bias;
+    p.x = a->x.mem.p;
+    p.x_stride = a->x.stride;
+    p.out = a->out.mem.p;
+    p.out_stride = a->out.stride;
+    p.silu = a->silu;
+    BY_DTYPE(l->state.dtype, T,
+             return launch(short_conv_kernel<T>,
+                           dim3(columns, l->n_seqs < most ? l->n_seqs : most), dim3(CHANNELS), 0,
+                           stream, p));
+    return cudaErrorInvalidValue;
+}
+
+/* ---- gates: a block is one group of a row ----------------------------------------------------- */
+
+struct gate_params {
+    const void *x, *gate;
+    void *out;
+    int64_t x_stride, gate_stride, out_stride;
+    const float *norm;
+    int32_t group, act;
+    bool gate_first, per_group, wide;
+    float scale, eps;
+};
+
+template <typename T>
+__device__ __forceinline__ float opened_by(const struct gate_params &p, int32_t i)
+{
+    const T *gate = (const T *)p.gate + blockIdx.x * p.gate_stride;
+    const float x =
+        p.scale * to_float(gate[p.per_group ? blockIdx.y : blockIdx.y * p.group + i]);
+    const float sigmoid = 1.0f / (1.0f + expf(-x));
+    return p.act == GATE_AS_IS ? x : p.act == GATE_SILU ? x * sigmoid : sigmoid;
+}
+
+template <typename T> __global__ void gate_kernel(struct gate_params p)
+{
+    extern __shared__ __align__(16) char memory[];
+    float *shared = (float *)memory;
+    pdl_wait();
+    pdl_trigger();
+    const int64_t first = (int64_t)blockIdx.y * p.group;
+    const T *x = (const T *)p.x + blockIdx.x * p.x_stride + first;
+    T *out = (T *)p.out + blockIdx.x * p.out_stride + first;
+    float scale = 1.0f;
+    if (p.norm) {
+        float square = 0.0f;
+        for (int32_t i = threadIdx.x; i < p.group; i += blockDim.x) {
+            const float y = to_float(x[i]) * (p.gate_first ? opened_by<T>(p, i) : 1.0f);
+            square = fmaf(y, y, square);
+        }
+        scale = 1.0f / sqrtf(block_sum(square, shared) / (float)p.group + p.eps);
+    }
+    for (int32_t i = threadIdx.x; i < p.group; i += blockDim.x) {
+        const float weight = p.norm ? p.norm[p.wide ? first + i : i] : 1.0f;
+        out[i] = from_float<T>(to_float(x[i]) * scale * weight * opened_by<T>(p, i));
+    }
+}
+
+extern "C" cudaError_t k_gate(cudaStream_t stream, const struct gate_args *a, const float *norm,
+                              bool wide)
+{
+    /* Without a norm groups are only what gates are of: wider ones do as well. */
+    const bool any = !norm && !a->per_group && a->width % 1024 == 0;
+    struct gate_params p = {};
+    p.x = a->x.mem.p;
+    p.gate = a->gate.mem.p;
+    p.out = a->out.mem.p;
+    p.x_stride = a->x.stride;
+    p.gate_stride = a->gate.stride;
+    p.out_stride = a->out.stride;
+    p.norm = norm;
+    p.group = any ? 1024 : a->group;
+    p.act = a->act;
+    p.gate_first = a->gate_first;
+    p.per_group = a->per_group;
+    p.wide = wide;
+    p.scale = a->scale;
+    p.eps = a->eps;
+    const int32_t threads = p.group >= 256 ? 256 : (p.group + 31) / 32 * 32;
+    BY_DTYPE(a->x.dtype, T,
+             return launch(gate_kernel<T>, dim3(a->n_rows, a->width / p.group), dim3(threads),
+                           32 * sizeof(float), stream, p));
+    return cudaErrorInvalidValue;
+}

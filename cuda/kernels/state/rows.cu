@@ -1,0 +1,620 @@
+/* The recurrence of ops.h for few rows of a sequence: decoding rows, drafts, trees, and windows of
+ * prompts where a row's bits must not depend on how many come together.
+ *
+ * A block is one head of a sequence, and takes its rows one after the other; from the convolution of
+ * the head's own channels to the gate of its output nothing leaves the multiprocessor. S and the
+ * rows of its block stay in shared memory: for a decoding row S is read once, which is what bounds
+ * it (64 KiB of a head of 128 x 128, and up to 32 KiB of rows). The row's products with the block's
+ * keys are a warp's each; those with S and with the block's values go by columns, K cut into as many
+ * equal parts as the threads allow. Which sums are joined in what order depends on the row's place
+ * in its block alone.
+ *
+ * Keys have one writer, the first head of those that share them; the others take the pass's own rows
+ * from their own convolution, and no window is so long that it overwrites what it reads. */
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/state/state.cuh"
+
+#include <math.h>
+
+enum { THREADS = 256, WARPS = THREADS / 32, MAX_KERNEL = 16 };
+
+struct rows_params {
+    struct state_view state;
+    struct pass_view pass;
+    struct state_vectors vectors;
+    const void *x, *decay, *beta, *gate;
+    void *out;
+    int64_t x_stride, decay_stride, beta_stride, gate_stride, out_stride;
+    int32_t q_at, k_at, v_at, window;
+    float decay_scale, decay_bound, dt_min, dt_max, gate_scale, eps;
+    int32_t gate_act;
+    bool gate_first, per_group, silu;
+};
+
+/* Shared memory of a block: pages hold offsets [0, block) of a past, then the window's rows. */
+template <typename T> struct room {
+    float *s;                    // [key_dim][value_dim]
+    float *q, *k, *q_decayed, *k_decayed, *v;
+    float *k_score, *q_score;    // [block]
+    float *weight;               // [block]
+    float *part;                 // [2][THREADS]
+    float *sum;                  // [32]
+    float *g;                    // [block + window][decays]
+    T *keys, *values;            // [block + window][...]
+    int32_t *place;              // [block]: page rows of a tree's path
+    const T **input;             // [MAX_KERNEL]
+};
+
+template <typename P> __host__ __device__ static P *take(char **at, int64_t n)
+{
+    P *p = (P *)*at;
+    *at += (n * (int64_t)sizeof(P) + 15) / 16 * 16;
+    return p;
+}
+
+template <typename T>
+__host__ __device__ static int64_t carve(const struct state_view &v, char *base, struct room<T> *r)
+{
+    const int64_t dk = v.geometry.key_dim, dv = v.geometry.value_dim;
+    const int64_t rows = v.block + STATE_WINDOW;
+    char *at = base;
+    r->s = take<float>(&at, dk * dv);
+    r->q = take<float>(&at, dk);
+    r->k = take<float>(&at, dk);
+    r->q_decayed = take<float>(&at, dk);
+    r->k_decayed = take<float>(&at, dk);
+    r->v = take<float>(&at, dv);
+    r->k_score = take<float>(&at, v.block);
+    r->q_score = take<float>(&at, v.block);
+    r->weight = take<float>(&at, v.block);
+    r->part = take<float>(&at, 2 * THREADS);
+    r->sum = take<float>(&at, 32);
+    r->g = take<float>(&at, rows * v.decays);
+    r->keys = take<T>(&at, rows * dk);
+    r->values = take<T>(&at, rows * dv);
+    r->place = take<int32_t>(&at, v.block);
+    r->input = take<const T *>(&at, MAX_KERNEL);
+    return at - base;
+}
+
+/* What a block works on. */
+struct work {
+    struct pass_seq seq;
+    int32_t head, key_head;
+    bool owner;         // of the key head
+    int32_t first, n;   // rows of the window, counted in the pass
+};
+
+/* The row in hand. */
+struct row {
+    int32_t index, pos, slot, at, begin;
+    int32_t mine; // its page row
+};
+
+__device__ __forceinline__ int32_t place_of(const int32_t *place, const struct work &w,
+                                            const struct row &r, int32_t t)
+{
+    if (t == r.at) {
+        return r.mine;
+    }
+    return w.seq.tree ? place[t] : t;
+}
+
+__device__ __forceinline__ float decay_exp(float x)
+{
+    return expf(x);
+}
+
+__device__ __forceinline__ float softplus(float x)
+{
+    return x > 20.0f ? x : log1pf(expf(x));
+}
+
+__device__ __forceinline__ float dt_of(const struct rows_params &p, float x)
+{
+    const float dt = fmaxf(softplus(x), p.dt_min);
+    return p.dt_max > 0.0f ? fminf(dt, p.dt_max) : dt;
+}
+
+template <typename T>
+__device__ __forceinline__ float step_of(const struct rows_params &p, const struct row &r,
+                                         int32_t i)
+{
+    const T *decay = (const T *)p.decay + r.index * p.decay_stride;
+    return fmaf(p.decay_scale, to_float(decay[i]), p.vectors.dt_bias[i]);
+}
+
+/* ---- what the block knows of the past ------------------------------------------------------- */
+
+/* n numbers of 4 or 2 bytes. */
+template <typename P> __device__ static void copy_run(P *to, const P *from, int32_t n)
+{
+    for (int32_t i = threadIdx.x; i < n; i += THREADS) {
+        to[i] = from[i];
+    }
+}
+
+template <typename T>
+__device__ static void load_row(const struct rows_params &p, const struct room<T> &m,
+                                const struct work &w, int32_t slot, int32_t to)
+{
+    const struct state_view &s = p.state;
+    const int32_t dk = s.geometry.key_dim, dv = s.geometry.value_dim, lane = w.seq.lane;
+    copy_run(m.keys + to * dk, keys_at<T>(s, lane, slot, w.key_head), dk);
+    copy_run(m.values + to * dv, values_at<T>(s, lane, slot, w.head), dv);
+    copy_run(m.g + to * s.decays, decays_at(s, lane, slot, w.head), s.decays);
+}
+
+/* S at the row's block, and the rows of the block that are past. */
+template <typename T>
+__device__ static void load_block(const struct rows_params &p, const struct room<T> &m,
+                                  const struct work &w, const struct row &r)
+{
+    const struct state_view &s = p.state;
+    const int32_t n_s = s.geometry.key_dim * s.geometry.value_dim;
+    if (r.begin > 0) {
+        const float *from = (const float *)record_of(s, w.seq.lane, r.begin) + (int64_t)w.head * n_s;
+        if (n_s % 4 == 0) {
+            for (int32_t i = threadIdx.x; i < n_s / 4; i += THREADS) {
+                ((float4 *)m.s)[i] = ((const float4 *)from)[i];
+            }
+        } else {
+            copy_run(m.s, from, n_s);
+        }
+    }
+    const int32_t known = w.seq.tree ? w.seq.n_past : r.pos;
+    const int32_t dk = s.geometry.key_dim, dv = s.geometry.value_dim, lane = w.seq.lane;
+    for (int32_t t = threadIdx.x >> 5; t < known - r.begin; t += WARPS) { // a warp a row
+        const int32_t l = threadIdx.x & 31;
+        const T *k = keys_at<T>(s, lane, r.begin + t, w.key_head);
+        const T *u = values_at<T>(s, lane, r.begin + t, w.head);
+        const float *g = decays_at(s, lane, r.begin + t, w.head);
+        for (int32_t d = l; d < dk; d += 32) {
+            m.keys[t * dk + d] = k[d];
+        }
+        for (int32_t d = l; d < dv; d += 32) {
+            m.values[t * dv + d] = u[d];
+        }
+        for (int32_t d = l; d < s.decays; d += 32) {
+            m.g[t * s.decays + d] = g[d];
+        }
+    }
+}
+
+/* Where the inputs of the row's convolution lie, and the page rows of a tree's path: rows of windows
+ * before this one are loaded to the offsets at which they stand. */
+template <typename T>
+__device__ static void find_path(const struct rows_params &p, const struct room<T> &m,
+                                 const struct work &w, const struct row &r)
+{
+    const int32_t kernel = p.state.geometry.conv_kernel;
+    if (p.vectors.kernel && threadIdx.x < kernel) {
+        const int32_t pos = r.pos - (kernel - 1 - (int32_t)threadIdx.x);
+        const int32_t at = path_row(p.pass, w.seq, r.index, pos);
+        const T *row = at >= 0 ? (const T *)p.x + at * p.x_stride
+                               : inputs_at<T>(p.state, w.seq.lane, pos < 0 ? 0 : pos);
+        m.input[threadIdx.x] = pos < 0 ? NULL : row;
+    }
+    if (!w.seq.tree) {
+        return;
+    }
+    for (int32_t t = threadIdx.x; t < r.at; t += THREADS) {
+        const int32_t at = path_row(p.pass, w.seq, r.index, r.begin + t);
+        m.place[t] = at >= w.first ? p.state.block + at - w.first : t;
+    }
+    for (int32_t t = w.seq.n_past - r.begin; t < r.at; t++) {
+        const int32_t at = path_row(p.pass, w.seq, r.index, r.begin + t);
+        if (at >= 0 && at < w.first) {
+            load_row(p, m, w, p.pass.rows[at].slot_pos, t);
+        }
+    }
+}
+
+/* ---- the row itself -------------------------------------------------------------------------- */
+
+/* Inputs [channel] of the convolution go to the ring, and behind the row at a boundary's end the last
+ * ones to the records. */
+template <typename T>
+__device__ static void keep_inputs(const struct rows_params &p, const struct room<T> &m,
+                                   const struct work &w, const struct row &r, char *const *records,
+                                   int32_t channel)
+{
+    const struct state_view &s = p.state;
+    const int32_t kernel = s.geometry.conv_kernel;
+    inputs_at<T>(s, w.seq.lane, r.slot)[channel] = m.input[kernel - 1][channel];
+    for (int32_t j = 0; j < 2; j++) {
+        T *tail = (T *)(records[j] + s.s_bytes);
+        for (int32_t i = 1; records[j] && i < kernel; i++) {
+            tail[(int64_t)(i - 1) * s.geometry.conv_width + channel] =
+                m.input[i] ? m.input[i][channel] : from_float<T>(0.0f);
+        }
+    }
+}
+
+/* Queries, keys and values of the head, behind the convolution. */
+template <typename T>
+__device__ static void make_inputs(const struct rows_params &p, const struct room<T> &m,
+                                   const struct work &w, const struct row &r, char *const *records)
+{
+    const struct state_layer &g = p.state.geometry;
+    const int32_t dk = g.key_dim, dv = g.value_dim;
+    for (int32_t c = threadIdx.x; c < 2 * dk + dv; c += THREADS) {
+        const int32_t i = c < dk ? c : c < 2 * dk ? c - dk : c - 2 * dk;
+        float *to = c < dk ? m.q : c < 2 * dk ? m.k : m.v;
+        const int32_t channel = c < dk       ? p.q_at + w.key_head * dk + i
+                                : c < 2 * dk ? p.k_at + w.key_head * dk + i
+                                             : p.v_at + w.head * dv + i;
+        if (!p.vectors.kernel) {
+            to[i] = to_float(((const T *)p.x + r.index * p.x_stride)[channel]);
+            continue;
+        }
+        float sum = p.vectors.bias ? p.vectors.bias[channel] : 0.0f;
+        for (int32_t j = 0; j < g.conv_kernel; j++) {
+            if (m.input[j]) {
+                sum = fmaf(to_float(m.input[j][channel]),
+                           p.vectors.kernel[(int64_t)j * g.conv_width + channel], sum);
+            }
+        }
+        to[i] = p.silu ? sum / (1.0f + expf(-sum)) : sum;
+        if (c >= 2 * dk || w.owner) {
+            keep_inputs(p, m, w, r, records, channel);
+        }
+    }
+}
+
+/* Lengths of q and k become one with the delta rule; k is rounded, and kept; G goes on. */
+template <typename T, bool EACH>
+__device__ static void make_keys(const struct rows_params &p, const struct room<T> &m,
+                                 const struct work &w, const struct row &r)
+{
+    const struct state_view &s = p.state;
+    const int32_t dk = s.geometry.key_dim, lane = w.seq.lane;
+    const bool delta = s.geometry.kind == STATE_DELTA;
+    const int32_t warp = threadIdx.x >> 5;
+    if (delta && warp < 2) {
+        const float *x = warp == 0 ? m.q : m.k;
+        float square = 0.0f;
+        for (int32_t d = threadIdx.x & 31; d < dk; d += 32) {
+            square = fmaf(x[d], x[d], square);
+        }
+        square = warp_sum(square);
+        if ((threadIdx.x & 31) == 0) {
+            m.sum[warp] = rsqrtf(square + 1e-6f) * (warp == 0 ? rsqrtf((float)dk) : 1.0f);
+        }
+    }
+    __syncthreads();
+    T *kept = keys_at<T>(s, lane, r.slot, w.key_head);
+    for (int32_t d = threadIdx.x; d < dk; d += THREADS) {
+        const T k = from_float<T>(delta ? m.k[d] * m.sum[1] : m.k[d]);
+        m.q[d] = delta ? m.q[d] * m.sum[0] : m.q[d];
+        m.k[d] = to_float(k);
+        m.keys[r.mine * dk + d] = k;
+        if (w.owner) {
+            kept[d] = k;
+        }
+    }
+    const float strength = expf(p.vectors.a_log[w.head]);
+    const int32_t before = r.at > 0 ? place_of(m.place, w, r, r.at - 1) : 0;
+    float *g_kept = decays_at(s, lane, r.slot, w.head);
+    for (int32_t d = threadIdx.x; d < s.decays; d += THREADS) {
+        const float x = step_of<T>(p, r, w.head * s.decays + d);
+        const float g = p.decay_bound < 0.0f ? p.decay_bound / (1.0f + expf(-strength * x))
+                                             : -strength * dt_of(p, x);
+        const float sum = r.at > 0 ? m.g[before * s.decays + d] + g : g;
+        m.g[r.mine * s.decays + d] = sum;
+        g_kept[d] = sum;
+    }
+    __syncthreads();
+    for (int32_t d = threadIdx.x; d < dk; d += THREADS) {
+        const float e = decay_exp(m.g[r.mine * s.decays + (EACH ? d : 0)]);
+        m.q_decayed[d] = m.q[d] * e;
+        m.k_decayed[d] = m.k[d] * e;
+    }
+}
+
+/* Products with the block's keys up to the row's own: a warp takes one at a time. */
+template <typename T, bool EACH>
+__device__ static void make_scores(const struct rows_params &p, const struct room<T> &m,
+                                   const struct work &w, const struct row &r)
+{
+    const int32_t dk = p.state.geometry.key_dim, decays = p.state.decays;
+    const float *g = m.g + r.mine * decays;
+    for (int32_t t = threadIdx.x >> 5; t <= r.at; t += WARPS) {
+        const int32_t from = place_of(m.place, w, r, t);
+        const T *key = m.keys + from * dk;
+        const float *past = m.g + from * decays;
+        float by_k = 0.0f, by_q = 0.0f;
+        for (int32_t d = threadIdx.x & 31; d < dk; d += 32) {
+            float x = to_float(key[d]);
+            if (EACH) {
+                x *= decay_exp(g[d] - past[d]);
+            }
+            by_k = fmaf(m.k[d], x, by_k);
+            by_q = fmaf(m.q[d], x, by_q);
+        }
+        by_k = warp_sum(by_k);
+        by_q = warp_sum(by_q);
+        if ((threadIdx.x & 31) == 0) {
+            const float e = EACH ? 1.0f : decay_exp(g[0] - past[0]);
+            m.k_score[t] = by_k * e;
+            m.q_score[t] = by_q * e;
+        }
+    }
+}
+
+/* How many threads share a column of S. */
+__device__ __forceinline__ int32_t parts_of(int32_t dv)
+{
+    return THREADS / ((dv + 31) / 32 * 32);
+}
+
+/* What S and the block's rows before this one give, by column and part. */
+template <typename T>
+__device__ static void add_past(const struct rows_params &p, const struct room<T> &m,
+                                const struct work &w, const struct row &r)
+{
+    const int32_t dk = p.state.geometry.key_dim, dv = p.state.geometry.value_dim;
+    const int32_t width = (dv + 31) / 32 * 32, parts = parts_of(dv);
+    const int32_t part = threadIdx.x / width, v = threadIdx.x % width;
+    float by_k = 0.0f, by_q = 0.0f;
+    if (part < parts && v < dv) {
+        for (int32_t d = part * dk / parts; r.begin > 0 && d < (part + 1) * dk / parts; d++) {
+            const float s = m.s[d * dv + v];
+            by_k = fmaf(m.k_decayed[d], s, by_k);
+            by_q = fmaf(m.q_decayed[d], s, by_q);
+        }
+        for (int32_t t = part * r.at / parts; t < (part + 1) * r.at / parts; t++) {
+            const float u = to_float(m.values[place_of(m.place, w, r, t) * dv + v]);
+            by_k = fmaf(m.k_score[t], u, by_k);
+            by_q = fmaf(m.q_score[t], u, by_q);
+        }
+    }
+    m.part[threadIdx.x] = by_k;
+    m.part[THREADS + threadIdx.x] = by_q;
+}
+
+template <typename T>
+__device__ __forceinline__ float gate_of(const struct rows_params &p, const struct work &w,
+                                         const struct row &r, int32_t v)
+{
+    const int32_t dv = p.state.geometry.value_dim;
+    const T *gate = (const T *)p.gate + r.index * p.gate_stride;
+    const float x = p.gate_scale * to_float(gate[p.per_group ? w.head : w.head * dv + v]);
+    const float sigmoid = 1.0f / (1.0f + expf(-x));
+    return p.gate_act == GATE_AS_IS ? x : p.gate_act == GATE_SILU ? x * sigmoid : sigmoid;
+}
+
+/* The row's value and output, and the gate of that. */
+template <typename T>
+__device__ static void finish_row(const struct rows_params &p, const struct room<T> &m,
+                                  const struct work &w, const struct row &r)
+{
+    const struct state_view &s = p.state;
+    const int32_t dv = s.geometry.value_dim, width = (dv + 31) / 32 * 32, v = threadIdx.x;
+    float y = 0.0f, opened = 1.0f;
+    if (v < dv) {
+        float known = 0.0f;
+        for (int32_t part = 0; part < parts_of(dv); part++) {
+            known += m.part[part * width + v];
+            y += m.part[THREADS + part * width + v];
+        }
+        float u;
+        if (s.geometry.kind == STATE_DELTA) {
+            const T *beta = (const T *)p.beta + r.index * p.beta_stride;
+            u = (m.v[v] - known) / (1.0f + expf(-to_float(beta[w.head])));
+        } else {
+            u = m.v[v] * dt_of(p, step_of<T>(p, r, w.head));
+        }
+        const T kept = from_float<T>(u);
+        m.values[r.mine * dv + v] = kept;
+        values_at<T>(s, w.seq.lane, r.slot, w.head)[v] = kept;
+        y = fmaf(m.q_score[r.at], to_float(kept), y);
+        y = p.vectors.skip ? fmaf(p.vectors.skip[w.head], m.v[v], y) : y;
+        opened = p.gate ? gate_of<T>(p, w, r, v) : 1.0f;
+        y = p.gate_first ? y * opened : y;
+    }
+    if (p.vectors.norm) {
+        const float square = block_sum(v < dv ? y * y : 0.0f, m.sum) / (float)dv;
+        const int32_t at = p.vectors.norm_is_wide ? w.head * dv + v : v;
+        y *= v < dv ? p.vectors.norm[at] / sqrtf(square + p.eps) : 0.0f;
+    }
+    if (v < dv) {
+        T *out = (T *)p.out + r.index * p.out_stride + (int64_t)w.head * dv;
+        out[v] = from_float<T>(p.gate_first ? y : y * opened);
+    }
+}
+
+/* The block is full: S at the next boundary, to its record and to a snapshot that is to have it. */
+template <typename T, bool EACH>
+__device__ static void move_on(const struct rows_params &p, const struct room<T> &m,
+                               const struct work &w, const struct row &r, char *const *records)
+{
+    enum { RUN = 8 };
+    const struct state_view &s = p.state;
+    const int32_t dk = s.geometry.key_dim, dv = s.geometry.value_dim, decays = s.decays;
+    const int32_t last = r.mine;
+    for (int32_t t = threadIdx.x; !EACH && t < s.block; t += THREADS) {
+        m.weight[t] = decay_exp(m.g[last] - m.g[place_of(m.place, w, r, t)]);
+    }
+    for (int32_t i = threadIdx.x; EACH && i < (s.block - 1) * dk; i += THREADS) {
+        const int32_t d = i % dk, t = place_of(m.place, w, r, i / dk); // G becomes decayed keys
+        float *g = m.g + t * decays + d;
+        *g = to_float(m.keys[t * dk + d]) * decay_exp(m.g[last * decays + d] - *g);
+    }
+    __syncthreads();
+    const int32_t width = (dv + 31) / 32 * 32, parts = parts_of(dv);
+    const int32_t part = threadIdx.x / width, v = threadIdx.x % width;
+    const int32_t end = part < parts && v < dv ? (part + 1) * dk / parts : 0;
+    for (int32_t d = part * dk / parts; d < end; d += RUN) {
+        float sum[RUN];
+#pragma unroll
+        for (int32_t i = 0; i < RUN; i++) {
+            const bool is = d + i < end && r.begin > 0;
+            const float e = is ? decay_exp(m.g[last * decays + (EACH ? d + i : 0)]) : 0.0f;
+            sum[i] = is ? e * m.s[(d + i) * dv + v] : 0.0f;
+        }
+        for (int32_t t = 0; t < s.block; t++) {
+            const int32_t from = place_of(m.place, w, r, t);
+            const float u = to_float(m.values[from * dv + v]);
+#pragma unroll
+            for (int32_t i = 0; i < RUN; i++) {
+                if (d + i < end) {
+                    const float k = !EACH || from == last ? to_float(m.keys[from * dk + d + i])
+                                                          : m.g[from * decays + d + i];
+                    sum[i] = fmaf(EACH ? k : k * m.weight[t], u, sum[i]);
+                }
+            }
+        }
+#pragma unroll
+        for (int32_t i = 0; i < RUN; i++) {
+            if (d + i < end) {
+                const int64_t at = (int64_t)(d + i) * dv + v;
+                m.s[at] = sum[i];
+                for (int32_t j = 0; j < 2; j++) {
+                    if (records[j]) {
+                        ((float *)records[j])[(int64_t)w.head * dk * dv + at] = sum[i];
+                    }
+                }
+            }
+        }
+    }
+}
+
+template <typename T, bool EACH>
+__device__ static void run_sequence(const struct rows_params &p, const struct room<T> &m,
+                                    const struct work &w)
+{
+    const struct state_view &s = p.state;
+    int32_t have = -1; // whose S and rows are in shared memory
+    for (int32_t i = 0; i < w.n; i++) {
+        const struct pass_row of = p.pass.rows[w.first + i];
+        struct row r = {w.first + i, of.pos, of.slot_pos, of.pos % s.block, 0, 0};
+        r.begin = r.pos - r.at;
+        r.mine = w.seq.tree ? s.block + i : r.at;
+        const bool ends = r.at == s.block - 1;
+        char *const records[2] = {
+            ends ? record_of(s, w.seq.lane, r.pos + 1) : NULL,
+            ends ? kept_of(s, p.pass, w.seq.lane, r.pos + 1) : NULL};
+        if (r.begin != have) {
+            load_block(p, m, w, r);
+            have = r.begin;
+        }
+        find_path(p, m, w, r);
+        __syncthreads();
+        make_inputs(p, m, w, r, records);
+        __syncthreads();
+        make_keys<T, EACH>(p, m, w, r);
+        __syncthreads();
+        make_scores<T, EACH>(p, m, w, r);
+        __syncthreads();
+        add_past(p, m, w, r);
+        __syncthreads();
+        finish_row(p, m, w, r);
+        __syncthreads();
+        if (ends) {
+            move_on<T, EACH>(p, m, w, r, records);
+            have = r.begin + s.block;
+            __syncthreads();
+        }
+    }
+}
+
+template <typename T, bool EACH>
+__global__ void __launch_bounds__(THREADS) state_rows_kernel(struct rows_params p)
+{
+    extern __shared__ __align__(16) char memory[];
+    struct room<T> m;
+    pdl_wait();
+    pdl_trigger();
+    carve(p.state, memory, &m);
+    const int32_t per_key = p.state.geometry.n_heads / p.state.geometry.n_key_heads;
+    for (int32_t i = blockIdx.y; i < p.pass.counts->n_seqs; i += gridDim.y) {
+        struct work w = {p.pass.seqs[i], (int32_t)blockIdx.x, (int32_t)blockIdx.x / per_key,
+                         blockIdx.x % per_key == 0, p.window * STATE_WINDOW, 0};
+        if (w.first < w.seq.n_rows) {
+            w.n = min(w.seq.n_rows - w.first, (int32_t)STATE_WINDOW);
+            w.first += w.seq.first_row;
+            run_sequence<T, EACH>(p, m, w);
+        }
+    }
+}
+
+static struct rows_params params_of(const struct state_rows_launch *l)
+{
+    const struct recurrence_args *a = l->a;
+    const struct gate_args *g = l->gate;
+    const struct tensor *x = l->conv ? &l->conv->x : &a->x;
+    const struct tensor *out = g ? &g->out : &a->out;
+    struct rows_params p = {};
+    p.state = l->state;
+    p.pass = l->pass;
+    p.vectors = l->vectors;
+    p.x = x->mem.p;
+    p.x_stride = x->stride;
+    p.decay = a->decay.mem.p;
+    p.decay_stride = a->decay.stride;
+    p.beta = a->beta.mem.p;
+    p.beta_stride = a->beta.stride;
+    p.gate = g ? g->gate.mem.p : NULL;
+    p.gate_stride = g ? g->gate.stride : 0;
+    p.out = out->mem.p;
+    p.out_stride = out->stride;
+    p.q_at = a->q_at;
+    p.k_at = a->k_at;
+    p.v_at = a->v_at;
+    p.window = l->window;
+    p.decay_scale = a->decay_scale;
+    p.decay_bound = a->decay_bound;
+    p.dt_min = a->dt_min;
+    p.dt_max = a->dt_max;
+    p.silu = l->conv && l->conv->silu;
+    if (g) {
+        p.gate_scale = g->scale;
+        p.eps = g->eps;
+        p.gate_act = g->act;
+        p.gate_first = g->gate_first;
+        p.per_group = g->per_group;
+    }
+    return p;
+}
+
+template <typename T> static int64_t shared_bytes(const struct state_view *state)
+{
+    struct room<T> m;
+    return carve(*state, (char *)0, &m);
+}
+
+template <typename T, bool EACH>
+static cudaError_t launch_rows(cudaStream_t stream, const struct state_rows_launch *l)
+{
+    enum { BLOCKS = 2048 }; // that loop over more sequences than they leave a place for
+    const int64_t n_bytes = shared_bytes<T>(&l->state);
+    const int32_t heads = l->state.geometry.n_heads;
+    const int32_t most = heads < BLOCKS ? BLOCKS / heads : 1;
+    const cudaError_t e = cudaFuncSetAttribute(state_rows_kernel<T, EACH>,
+                                               cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               (int)n_bytes);
+    if (e != cudaSuccess) {
+        return e;
+    }
+    return launch(state_rows_kernel<T, EACH>, dim3(heads, l->n_seqs < most ? l->n_seqs : most),
+                  dim3(THREADS), (size_t)n_bytes, stream, params_of(l));
+}
+
+extern "C" bool k_state_rows_takes(const struct state_view *state)
+{
+    enum { MOST_BYTES = 227 << 10 };
+    const struct state_layer *g = &state->geometry;
+    const int64_t n_bytes =
+        state->dtype == DT_F32 ? shared_bytes<float>(state) : shared_bytes<bf16_t>(state);
+    return g->value_dim <= THREADS && g->conv_kernel <= MAX_KERNEL && n_bytes <= MOST_BYTES;
+}
+
+extern "C" cudaError_t k_state_rows(cudaStream_t stream, const struct state_rows_launch *l)
+{
+    BY_DTYPE(l->state.dtype, T,
+             return l->state.geometry.per_channel ? launch_rows<T, true>(stream, l)
+                                                  : launch_rows<T, false>(stream, l));
+    return cudaErrorInvalidValue;
+}

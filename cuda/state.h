@@ -1,0 +1,73 @@
+/* State sets as kernels see them, and the launchers of kernels/state/. A lane's memory of a layer:
+ *
+ *     records      [n_records] S [head][key_dim][value_dim] fp32, then inputs [kernel - 1][width]
+ *     keys         [slots][key head][key_dim]
+ *     values (u)   [slots][head][value_dim]
+ *     decays (G)   [slots][head][decays] fp32: sums of log decays from the block's begin
+ *     inputs       [conv_ring][width]
+ *
+ * slots = n_pages * block: slot position s is at s % slots. Numbers but S and G have the set's dtype,
+ * which is that of activations. Snapshots are records. Everything begins at 16 bytes.
+ * Compiles as C11 and C++17. Thread: plain data; launchers: the rank's owner. */
+#ifndef SLUICE_CUDA_STATE_H
+#define SLUICE_CUDA_STATE_H
+
+#include "cuda/layout.h"
+#include "engine/device/ops.h"
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct state_view {
+    struct state_layer geometry;
+    enum dtype dtype;
+    int32_t block, slots, n_records, conv_ring, decays;
+    int64_t s_bytes, record_bytes, lane_bytes;
+    int64_t k_at, u_at, g_at, conv_at; // in a lane's memory
+    char *lanes, *snapshots;
+    int32_t max_lanes;
+};
+
+/* Rows of a sequence that one launch takes: so many that nothing it reads is what it overwrites,
+ * whatever the order of its blocks. */
+enum { STATE_WINDOW = 16 };
+
+/* Vectors of the ops, as device memory. */
+struct state_vectors {
+    const float *kernel, *bias;         // of the convolution; kernel NULL: x is behind it already
+    const float *a_log, *dt_bias, *skip;
+    const float *norm;
+    bool norm_is_wide; // its weights are of all heads
+};
+
+/* The recurrence of each sequence's rows [window * STATE_WINDOW, + STATE_WINDOW), from the
+ * convolution on if `conv` is given, and through the gate if `gate` is. With conv alone (`a` NULL) the
+ * convolution of a STATE_CONV layer. */
+struct state_rows_launch {
+    const struct short_conv_args *conv;
+    const struct recurrence_args *a;
+    const struct gate_args *gate;
+    struct state_vectors vectors;
+    struct state_view state;
+    struct pass_view pass;
+    int32_t window;
+    int32_t n_seqs; // of the bucket, at most
+};
+bool k_state_rows_takes(const struct state_view *state); // geometry that fits a multiprocessor
+cudaError_t k_state_rows(cudaStream_t stream, const struct state_rows_launch *l);
+cudaError_t k_short_conv(cudaStream_t stream, const struct state_rows_launch *l);
+cudaError_t k_gate(cudaStream_t stream, const struct gate_args *a, const float *norm, bool wide);
+
+/* views: those of all layers, on the device. Copies of one call are all of one kind. */
+cudaError_t k_copy_states(cudaStream_t stream, const struct state_view *views, int32_t n_layers,
+                          const struct state_copy *copies, int32_t n);
+cudaError_t k_move_states(cudaStream_t stream, const struct state_view *views, int32_t n_layers,
+                          const struct slot_move *moves, int32_t n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
