@@ -30,6 +30,7 @@ cuda/kernels/attention: cuda/kernels cuda/kernels/device cuda engine/device engi
 cuda/kernels/gemm:      cuda/kernels cuda/kernels/device cuda engine/device engine/base
 cuda/kernels/moe:       cuda/kernels cuda/kernels/device cuda engine/device engine/base
 cuda/kernels/sample:    cuda/kernels cuda/kernels/device cuda engine/device engine/base
+cuda/kernels/state:     cuda/kernels cuda/kernels/device cuda engine/device engine/base
 server/client:      engine/base
 bench/load:         server/client engine/base
 bench/ops:          cpu/cpu.h cuda cuda/kernels cuda/kernels/device engine/device engine/base
