@@ -562,7 +562,7 @@ def test_a_wrong_path_names_the_nearest_folder(env):
     rc, out, err = run(env, "serve", "/nonexistent-folder")
     assert rc == 1 and "'/nonexistent-folder': there is no such folder; give one with config.json" in err
     rc, out, err = run(env, "serve", DEMO + "/config.json")
-    assert rc == 1 and "is a file: give the folder" in err
+    assert rc == 1 and "is a file, but no GGUF file: give the folder" in err
 
 
 def test_what_looks_like_a_name_may_be_a_misspelt_folder(hub, env):
