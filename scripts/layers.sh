@@ -46,7 +46,7 @@ server/store:       engine/base
 server/jobs:        server/config server/store server/call server/chat engine/engine.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base
 server/api:         server/config server/jobs server/store server/call server/chat server/http engine/engine.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base
 server/hub:         engine/base
-server/cli:         server/config server/hub server/jobs server/store server/api server/call server/chat server/http server/client bench/load bench/ops bench/engine engine/engine.h engine/cluster/nodes.h engine/grammar/grammar.h engine/tokenizer engine/gguf/folder.h engine/gguf/split.h engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
+server/cli:         server/config server/hub server/jobs server/store server/api server/call server/chat server/http server/client bench/load bench/ops bench/engine engine/engine.h engine/cluster/nodes.h engine/model/quantise.h engine/grammar/grammar.h engine/tokenizer engine/gguf/folder.h engine/gguf/split.h engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
 '
 # Includes that are still to be mended: "FILE HEADER" each.
 owed='

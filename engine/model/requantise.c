@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 enum { BLOCK = 128, SMALL_GROUP = 32, MAX_THREADS = 16 };
-enum { E4M3_MOST = 448, E4M3_MOST_CODE = 0x7E };
+enum { E4M3_MOST = 448, E4M3_MOST_CODE = 0x7E, I8_MOST = 127 };
 
 /* A matrix on its way. Bands of BLOCK rows are independent of each other. */
 struct work {
@@ -65,7 +65,19 @@ static float scale_for(enum requantise_kind kind, float largest)
     if (!(largest > 0.0f)) {
         return 1.0f;
     }
-    return kind == REQUANTISE_FP8 ? largest / (float)E4M3_MOST : to_bf16(largest / 7.5f);
+    if (kind == REQUANTISE_INT4) {
+        return to_bf16(largest / 7.5f);
+    }
+    return largest / (float)(kind == REQUANTISE_FP8 ? E4M3_MOST : I8_MOST);
+}
+
+static int32_t whole_code(float x, int32_t least, int32_t most)
+{
+    const float v = rintf(x);
+    if (!(v > (float)least)) {
+        return least;
+    }
+    return v < (float)most ? (int32_t)v : most;
 }
 
 static void put_codes(enum requantise_kind kind, const float *w, int64_t first, int64_t n,
@@ -73,14 +85,14 @@ static void put_codes(enum requantise_kind kind, const float *w, int64_t first, 
 {
     for (int64_t i = 0; i < n; i++) {
         const int64_t k = first + i;
+        const float x = w[i] / scale;
         if (kind == REQUANTISE_FP8) {
-            row[k] = e4m3_code(w[i] / scale);
-            continue;
+            row[k] = e4m3_code(x);
+        } else if (kind == REQUANTISE_INT8) {
+            row[k] = (uint8_t)whole_code(x, -I8_MOST, I8_MOST);
+        } else {
+            row[k / 2] |= (uint8_t)((uint32_t)(whole_code(x, -8, 7) + 8) << (k % 2 * 4));
         }
-        float v = rintf(w[i] / scale);
-        v = v < -8.0f ? -8.0f : v;
-        v = v > 7.0f ? 7.0f : v;
-        row[k / 2] |= (uint8_t)((uint32_t)((int32_t)v + 8) << (k % 2 * 4));
     }
 }
 
@@ -168,9 +180,9 @@ static void *keep(struct requantise *q, void *p)
     return p;
 }
 
-static int64_t group_of(const struct requantise *q, int64_t n_in)
+int64_t requantise_group(const struct requantise *q, int64_t n_in)
 {
-    if (q->kind == REQUANTISE_FP8) {
+    if (q->kind != REQUANTISE_INT4) {
         return q->blocks ? BLOCK : n_in;
     }
     if (n_in % BLOCK == 0) {
@@ -179,21 +191,33 @@ static int64_t group_of(const struct requantise *q, int64_t n_in)
     return n_in % SMALL_GROUP == 0 ? SMALL_GROUP : n_in;
 }
 
+static const struct {
+    const char *format;
+    enum dtype dtype;
+    enum packing packing;
+    int32_t zero;
+    enum input_numbers inputs;
+} kinds[] = {
+    [REQUANTISE_FP8] = {"fp8", DT_E4M3, PACK_NONE, 0, INPUT_E4M3},
+    [REQUANTISE_INT4] = {"int4", DT_U4, PACK_BYTES, 8, INPUT_AS_IT_IS},
+    [REQUANTISE_INT8] = {"int8", DT_I8, PACK_NONE, 0, INPUT_I8},
+};
+
 /* What the codes and scales are, wherever they lie. */
 static struct weight_part describe(const struct work *w)
 {
-    const bool is_fp8 = w->q->kind == REQUANTISE_FP8;
-    struct weight_part p = weight_part_plain(NULL, is_fp8 ? DT_E4M3 : DT_U4, w->from->n_rows,
+    const enum requantise_kind kind = w->q->kind;
+    struct weight_part p = weight_part_plain(NULL, kinds[kind].dtype, w->from->n_rows,
                                              w->from->n_cols, w->row_bytes);
     struct weight_codec *c = &p.codec;
-    c->format = is_fp8 ? "fp8" : "int4";
-    c->values.packing = is_fp8 ? PACK_NONE : PACK_BYTES;
+    c->format = kinds[kind].format;
+    c->values.packing = kinds[kind].packing;
     c->scales = (struct number_grid){.dtype = DT_F32, .row_stride = w->n_groups, .col_stride = 1};
-    c->zero = is_fp8 ? 0 : 8;
+    c->zero = kinds[kind].zero;
     c->block_rows = w->q->blocks ? BLOCK : 1;
     c->block_cols = w->group;
-    if (is_fp8) {
-        p.inputs = (struct input_rule){.numbers = INPUT_E4M3,
+    if (kinds[kind].inputs != INPUT_AS_IT_IS) {
+        p.inputs = (struct input_rule){.numbers = kinds[kind].inputs,
                                        .from_row = true,
                                        .group = w->q->blocks ? BLOCK : 0,
                                        .n_inputs = w->from->n_cols};
@@ -207,9 +231,9 @@ void requantise_part(struct requantise *q, struct weight_part *part)
         return;
     }
     const struct weight_part from = *part;
-    struct work w = {.from = &from, .q = q, .group = group_of(q, from.n_cols)};
+    struct work w = {.from = &from, .q = q, .group = requantise_group(q, from.n_cols)};
     w.n_groups = (from.n_cols + w.group - 1) / w.group;
-    w.row_bytes = q->kind == REQUANTISE_FP8 ? from.n_cols : (from.n_cols + 1) / 2;
+    w.row_bytes = q->kind == REQUANTISE_INT4 ? (from.n_cols + 1) / 2 : from.n_cols;
     *part = describe(&w);
     if (weight_part_is_dummy(&from)) {
         part->codec.scales.row_stride = part->codec.scales.col_stride = 0;

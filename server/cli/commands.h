@@ -16,6 +16,7 @@ int cmd_render(int argc, char **argv);
 int cmd_pull(int argc, char **argv);
 int cmd_list(int argc, char **argv);
 int cmd_remove(int argc, char **argv);
+int cmd_quantize(int argc, char **argv);
 int cmd_health(int argc, char **argv);
 
 #endif

@@ -24,6 +24,7 @@ static const struct command {
     {"pull", cmd_pull, "download a model by name into the cache"},
     {"list", cmd_list, "show the models in the cache"},
     {"remove", cmd_remove, "delete a model from the cache"},
+    {"quantize", cmd_quantize, "write a model's folder with its matrices quantised"},
     {"bench-ops", cmd_bench_ops, "time the ops of a device on dummy weights"},
     {"bench-engine", cmd_bench_engine, "tokens per second of a model, without a server"},
     {"tokenize", cmd_tokenize, "text to token ids and back, as JSON lines"},

@@ -1,0 +1,40 @@
+/* What a quantised folder has beside its tensors: config.json, the index, and copies of the rest.
+ * For quantise.c alone. Thread: one. */
+#ifndef SLUICE_ENGINE_MODEL_QUANTISE_FILES_H
+#define SLUICE_ENGINE_MODEL_QUANTISE_FILES_H
+
+#include "engine/base/buf.h"
+#include "engine/model/requantise.h"
+
+/* A module with a matrix, for config.json. */
+struct quantise_module {
+    const char *name;
+    int32_t n_name;
+    bool stays;    // it is not quantised
+    int64_t group; // inputs that share a scale; 0: all of an output
+};
+
+/* One of the formats of QUANTISE_FORMATS. */
+struct quantise_form {
+    const char *name, *format; // here, and in compressed-tensors
+    enum requantise_kind kind;
+    bool blocks;
+    const char *type; // of numbers
+    int32_t bits;
+    const char *dtype;  // of the tensor `weight`, or of weight_packed
+    const char *inputs; // the JSON of input_activations
+};
+
+/* config.json with a quantization_config. */
+enum status quantise_write_config(const char *dir, const char *out, const struct quantise_form *f,
+                                  const struct quantise_module *modules, size_t n, struct err *err);
+enum status quantise_write_text(const char *out, const char *name, const struct buf *text,
+                                struct err *err);
+/* All files of the folder but weights of any format, the index and config.json. */
+enum status quantise_copy_rest(const char *dir, const char *out, struct err *err);
+/* Makes the folder, unless it is there and empty. */
+enum status quantise_make_folder(const char *out, struct err *err);
+enum status quantise_path(char *path, size_t n_bytes, const char *dir, const char *name,
+                          struct err *err);
+
+#endif
