@@ -1,0 +1,29 @@
+"""The demo model quantised here, in each format: a look at the whole evaluation table. scripts/eval_quantised
+without CASES looks longer."""
+
+import os
+import socket
+import subprocess
+
+import pytest
+from test_demo_server import ROOT, SLUICE, can_serve
+
+DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
+pytestmark = pytest.mark.skipif(not can_serve(), reason="built without the server")
+
+
+@pytest.mark.parametrize("name", ["fp8", "int4", "int8"])
+def test_answers_are_right_when_quantised(name):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    env = dict(os.environ, SLUICE=os.path.abspath(SLUICE), DEVICE=DEVICE, CASES="3", PORT=str(port))
+    done = subprocess.run(
+        [os.path.join(ROOT, "scripts", "eval_quantised"), name],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " of 51 right" in done.stdout
