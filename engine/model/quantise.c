@@ -71,15 +71,21 @@ static bool is_plain_matrix(const struct checkpoint_tensor *t)
     return is_float && t->n_dims == 2 && t->dims[0] > 0 && t->dims[1] > 0 && base_bytes(t->name);
 }
 
+static bool is_gpt2(const char *name)
+{
+    return strncmp(name, "h.", 2) == 0 || strncmp(name, "transformer.h.", 14) == 0;
+}
+
 /* The projections of attention, feed-forwards and experts. Heads, embeddings, routers and what
- * recurrent layers have are small or sensitive, and stay, and so does what nobody here knows. */
+ * recurrent layers have are small or sensitive, and stay, and so does what nobody here knows.
+ * GPT-2 stores matrices the other way round. */
 static bool is_quantised(const struct checkpoint_tensor *t)
 {
     static const char *const names[] = {
         "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj",
         "gate_up_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "w1", "w2", "w3", "dense",
-        "query_key_value", "dense_h_to_4h", "dense_4h_to_h", "fc1", "fc2"};
-    if (!is_plain_matrix(t) || checkpoint_is_tower(t->name)) {
+        "query_key_value", "dense_h_to_4h", "dense_4h_to_h", "fc1", "fc2", "c_fc", "c_proj"};
+    if (!is_plain_matrix(t) || checkpoint_is_tower(t->name) || is_gpt2(t->name)) {
         return false;
     }
     const int32_t n_base = base_bytes(t->name);

@@ -129,6 +129,16 @@ def test_tokens_are_those_of_quantising_while_loading(made):
         assert here == tokens(DEMO, "--quantization", name)
 
 
+@pytest.mark.parametrize("family", ["deepseek-v3", "mixtral", "phi-3", "qwen2-moe", "starcoder2"])
+def test_modules_are_those_that_loading_quantises(family, tmp_path):
+    model, out = os.path.join(golden.GOLDEN, family), str(tmp_path / "out")
+    done = quantize(model, out, "--format", "int4")
+    assert done.returncode == 0, done.stderr
+    request = [{"prompt_token_ids": [5, 6, 7, 8, 9], "max_tokens": 6, "temperature": 0, "prompt_logprobs": True}]
+    folder, loading = golden.generate(out, request), golden.generate(model, request, "--quantization", "int4")
+    assert folder == loading and folder != golden.generate(model, request)
+
+
 @pytest.mark.parametrize("name", ["fp8", "int4"])
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="the ranks of this device are not exact")
 def test_ranks_give_the_tokens_of_one(name):
