@@ -5,49 +5,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Elements of one page of the layer; 0 if the geometry makes no sense. */
-static int64_t page_elements(const struct kv_layer *l, int32_t block_tokens)
+static bool geometry_ok(const struct kv_layer *l, int32_t block_tokens)
 {
-    if (l->n_kv_heads <= 0 || l->head_dim_k <= 0 || l->head_dim_v <= 0 || block_tokens <= 0 ||
-        l->n_kv_heads > 4096 || l->head_dim_k > 4096 || l->head_dim_v > 4096 ||
-        block_tokens > 4096 || (l->v_in_k && l->head_dim_v > l->head_dim_k)) {
-        return 0;
-    }
-    const int64_t dims = (int64_t)l->head_dim_k + (l->v_in_k ? 0 : l->head_dim_v);
-    return dims * block_tokens * l->n_kv_heads;
+    return l->n_kv_heads > 0 && l->head_dim_k > 0 && l->head_dim_v > 0 && block_tokens > 0 &&
+           l->n_kv_heads <= 4096 && l->head_dim_k <= 4096 && l->head_dim_v <= 4096 &&
+           block_tokens <= 4096 && !(l->v_in_k && l->head_dim_v > l->head_dim_k);
 }
 
-/* Pages begin at 16 bytes. */
-static int64_t page_stride(const struct kv_layer *l, int32_t block_tokens)
+static int32_t align16(int32_t n)
 {
-    return (page_elements(l, block_tokens) + 7) / 8 * 8;
+    return (n + 15) / 16 * 16;
 }
 
-enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
-                          int32_t block_tokens, size_t *out)
+static struct kv_codes codes_of(const struct kv_layer *l, const struct kv_set_desc *desc,
+                                int32_t block_tokens)
 {
-    (void)base;
-    size_t sum = 0;
-    if (desc->format != KV_PLAIN) {
-        return ERR_UNSUPPORTED;
-    }
-    for (int32_t i = 0; i < desc->n_layers; i++) {
-        if (page_elements(&desc->layers[i], block_tokens) == 0) {
-            return ERR_INVALID;
-        }
-        sum += (size_t)page_stride(&desc->layers[i], block_tokens) * dtype_bytes(desc->dtype);
-    }
-    *out = sum;
-    return OK;
+    const int32_t bits = kv_format_bits(desc->format);
+    struct kv_codes c = {.format = desc->format, .k_scale = l->k_scale, .v_scale = l->v_scale};
+    c.tokens = block_tokens % 16 == 0 ? 16 : block_tokens;
+    c.k_row = align16((l->head_dim_k * bits + 7) / 8);
+    c.v_row = l->v_in_k ? 0 : align16((l->head_dim_v * bits + 7) / 8);
+    c.v_offset = l->v_in_k ? 0 : c.tokens * c.k_row;
+    c.words_offset = c.tokens * (c.k_row + c.v_row);
+    const bool two = kv_format_has_zero(desc->format) && desc->dtype == DT_F32;
+    const bool stored = desc->format == KV_FP8 && l->k_scale > 0.0f && l->v_scale > 0.0f;
+    c.word_bytes = stored ? 0 : two ? 8 : 4;
+    c.record_bytes = align16(c.words_offset + c.tokens * c.word_bytes * (l->v_in_k ? 1 : 2));
+    return c;
 }
 
-static struct kv_view layer_view(const struct kv_layer *l, enum dtype dtype, int32_t block_tokens,
-                                 int32_t n_pages, void *base)
+/* Numbers one behind the other, or records of codes; pages begin at 16 bytes. */
+static struct kv_view layer_view(const struct kv_layer *l, const struct kv_set_desc *desc,
+                                 int32_t block_tokens, int32_t n_pages, void *base)
 {
+    const bool plain = desc->format == KV_PLAIN;
     const int32_t dims = l->head_dim_k + (l->v_in_k ? 0 : l->head_dim_v);
-    const struct kv_view v = {
+    struct kv_view v = {
         .base = base,
-        .dtype = dtype,
+        .dtype = desc->dtype,
         .n_kv_heads = l->n_kv_heads,
         .head_dim_k = l->head_dim_k,
         .head_dim_v = l->head_dim_v,
@@ -56,9 +51,30 @@ static struct kv_view layer_view(const struct kv_layer *l, enum dtype dtype, int
         .head_stride = dims * block_tokens,
         .v_offset = l->v_in_k ? 0 : l->head_dim_k * block_tokens,
         .v_token_stride = l->v_in_k ? l->head_dim_k : l->head_dim_v,
-        .page_stride = page_stride(l, block_tokens),
     };
+    if (!plain) {
+        v.codes = codes_of(l, desc, block_tokens);
+        v.head_stride = block_tokens / v.codes.tokens * v.codes.record_bytes;
+        v.v_offset = v.codes.v_offset;
+    }
+    v.page_stride = ((int64_t)v.head_stride * l->n_kv_heads + 7) / 8 * 8;
     return v;
+}
+
+enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
+                          int32_t block_tokens, size_t *out)
+{
+    (void)base;
+    size_t sum = 0;
+    for (int32_t i = 0; i < desc->n_layers; i++) {
+        if (!geometry_ok(&desc->layers[i], block_tokens)) {
+            return ERR_INVALID;
+        }
+        const struct kv_view v = layer_view(&desc->layers[i], desc, block_tokens, 0, NULL);
+        sum += (size_t)v.page_stride * kv_element_bytes(&v);
+    }
+    *out = sum;
+    return OK;
 }
 
 enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
@@ -69,7 +85,6 @@ enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc 
         desc->n_layers <= 0) {
         return err_set(err, ERR_INVALID, "KV set %d cannot be opened", index);
     }
-    const size_t element = dtype_bytes(desc->dtype);
     const int32_t block_tokens = kv->block_tokens;
     size_t n_pages = (size_t)kv->n_blocks + 1; // and the trash page
     if (index == 0) {
@@ -90,10 +105,11 @@ enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc 
     struct kv_region *regions = xcalloc((size_t)desc->n_layers, sizeof *regions);
     char *at = set->memory;
     for (int32_t i = 0; i < desc->n_layers; i++) {
-        set->layers[i] = layer_view(&desc->layers[i], desc->dtype, block_tokens, (int32_t)n_pages,
-                                    at);
+        const struct kv_view v =
+            layer_view(&desc->layers[i], desc, block_tokens, (int32_t)n_pages, at);
+        set->layers[i] = v;
         regions[i].base = at;
-        regions[i].page_bytes = set->layers[i].page_stride * (int64_t)element;
+        regions[i].page_bytes = v.page_stride * (int64_t)kv_element_bytes(&v);
         regions[i].view = set->layers[i];
         attention_learn(attention, index, desc->layers[i].n_heads, &set->layers[i]);
         at += (size_t)regions[i].page_bytes * n_pages;

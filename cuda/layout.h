@@ -4,7 +4,8 @@
  *
  * KV pages: [layer][page][kv_head][K|V][token][head_dim], each layer in a region of its own. A page
  * is a block of `block_tokens` tokens (16, 32 or 64; other sizes work in the plain kernels). With
- * v_in_k (MLA) there is no V: the value is the first head_dim_v of the key. Page `n_blocks` is the
+ * v_in_k (MLA) there is no V: the value is the first head_dim_v of the key. Pages of codes are made of
+ * records instead (struct kv_codes). Page `n_blocks` is the
  * trash page: rows that pad a bucket write there, and unset entries of a block table point to it.
  * Pages behind it belong to paths of trees (attention_plan.h), as do the lanes behind the null
  * lane.
@@ -18,17 +19,43 @@
 
 #include "engine/device/backend.h"
 
+/* Codes instead of numbers: a head of a page is records of `tokens` (16, or all of a page whose
+ * tokens are no multiple of that), which follow each other, each of them
+ *
+ *   K [token][k_row] | V [token][v_row] | words of K [token] | words of V [token]
+ *
+ * so that one copy brings all of it. Rows are bytes, a multiple of 16, in the order of the numbers;
+ * two codes of four bits to a byte, the first in the low half. In records of 16 tokens byte b of
+ * the K's, or V's, lies at b ^ (b >> 3 & 0x70), so that rows do not meet in the banks of shared
+ * memory. A word is a scale, or scale and zero as cpu/cpu_kv_codes.h has them; of fp32 two floats.
+ * KV_INT8_SYMMETRIC is stored as KV_INT8 with a zero of 128. */
+struct kv_codes {
+    enum kv_format format;  // KV_PLAIN: these are numbers, and what follows is unused
+    float k_scale, v_scale; // of KV_FP8 without words
+    int32_t tokens, k_row, v_row, v_offset; // v_offset: from the record's begin; 0: V is in K
+    int32_t words_offset, word_bytes;       // word_bytes 0: there are none
+    int32_t record_bytes;
+};
+
 /* One layer of a KV set. Element d of token t of kv head h in page p:
  *   K: base[p * page_stride + h * head_stride + t * head_dim_k + d]
- *   V: base[p * page_stride + h * head_stride + v_offset + t * v_token_stride + d] */
+ *   V: base[p * page_stride + h * head_stride + v_offset + t * v_token_stride + d]
+ * Of codes an element is a byte, and v_offset only says whether there is a V. */
 struct kv_view {
     void *base;
-    enum dtype dtype;
+    enum dtype dtype; // of numbers; of codes: what they are the codes of
     int32_t n_kv_heads, head_dim_k, head_dim_v, block_tokens;
     int32_t n_pages;                               // with the trash page, and those of tree paths
     int32_t head_stride, v_offset, v_token_stride; // in elements
     int64_t page_stride;                           // in elements
+    struct kv_codes codes;
 };
+
+/* Bytes of what the strides count. */
+static inline size_t kv_element_bytes(const struct kv_view *kv)
+{
+    return kv->codes.format == KV_PLAIN ? dtype_bytes(kv->dtype) : 1;
+}
 
 /* What is real in the pass; the rest of the bucket is padding. */
 struct pass_counts {

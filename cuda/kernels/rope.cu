@@ -1,6 +1,7 @@
 /* Rotation of positions, the norms of queries and keys before or after it, that of values, and the
  * store into the pages. A warp has one head in its registers. */
 #include "cuda/kernels/device/growth.cuh"
+#include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/sums.cuh"
@@ -151,6 +152,21 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     int32_t token;
     slot_of(pass, row, kv.block_tokens, &page, &token);
     const int kv_head = h - p.n_heads - (is_v ? p.n_kv_heads : 0);
+    if (kv.codes.format != KV_PLAIN) {
+        float all[ROPE_MAX_HEAD / 32];
+#pragma unroll
+        for (int k = 0; k < ROPE_MAX_HEAD / 32; k++) {
+            all[k] = k * 32 + lane < p.head_dim ? made(k * 32 + lane) : 0.0f;
+        }
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < ROPE_MAX_HEAD / 32; k++) {
+            head[k * 32 + lane] = all[k];
+        }
+        __syncwarp();
+        kv_store_head(kv.codes, kv_place_of(kv, page, kv_head, token), is_v, head, p.head_dim);
+        return;
+    }
     C *to = (C *)kv.base + page * kv.page_stride + (int64_t)kv_head * kv.head_stride +
             (is_v ? kv.v_offset + token * kv.v_token_stride : token * kv.head_dim_k);
     for (int i = lane; i < p.head_dim; i += 32) {
@@ -160,9 +176,40 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
 
 enum norm_when { NO_NORM, NORM_FIRST, NORM_LAST }; // before the rope, behind it
 
+/* A head's numbers as codes, from `group` threads that follow each other: each has N of its first
+ * half from d on, and as many of its second. */
+template <int N>
+__device__ __forceinline__ void store_codes(const struct kv_view &kv, const struct kv_place &at,
+                                            bool is_v, int group, int half, int d, const float *a,
+                                            const float *b)
+{
+    const int lane = threadIdx.x & 31;
+    const unsigned lanes = group == 32 ? 0xffffffffu : ((1u << group) - 1) << (lane & -group);
+    struct kv_range r = KV_NO_RANGE;
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        kv_range_add(r, a[e]);
+        kv_range_add(r, b[e]);
+    }
+    const struct kv_codes &c = kv.codes;
+    const struct kv_scale s = kv_scale_of(c, is_v, kv_range_of_lanes(r, lanes, group));
+    if (d == 0) {
+        kv_scale_put(c, at, is_v, s);
+    }
+    if (c.format == KV_INT4) {
+        *(uint32_t *)kv_byte(c, at, is_v, d / 2) = kv_codes_of(KV_INT4, s, a);
+        *(uint32_t *)kv_byte(c, at, is_v, (half + d) / 2) = kv_codes_of(KV_INT4, s, b);
+        return;
+    }
+    *(uint2 *)kv_byte(c, at, is_v, d) =
+        make_uint2(kv_codes_of(c.format, s, a), kv_codes_of(c.format, s, a + 4));
+    *(uint2 *)kv_byte(c, at, is_v, half + d) =
+        make_uint2(kv_codes_of(c.format, s, b), kv_codes_of(c.format, s, b + 4));
+}
+
 /* The common case (whole heads rotated in halves, 16-bit, RMS norm per head or none), 16 bytes at a
  * time: a thread has a vector of a head's first half and its partner in the second. */
-template <typename T, norm_when NORM>
+template <typename T, norm_when NORM, bool CODES>
 __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_view rope,
                                       const float *q_norm, const float *k_norm, struct kv_view kv,
                                       struct pass_view pass, int32_t n_rows, int32_t group_shift,
@@ -196,13 +243,18 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
         }
     }
     T *to = head;
+    struct kv_place at = {};
     if (!is_q) {
         int64_t page;
         int32_t token;
         slot_of(pass, row, kv.block_tokens, &page, &token);
         const int32_t kv_head = h - p.n_heads - (is_v ? p.n_kv_heads : 0);
-        to = (T *)kv.base + page * kv.page_stride + (int64_t)kv_head * kv.head_stride +
-             (is_v ? kv.v_offset + token * kv.v_token_stride : token * kv.head_dim_k);
+        if (CODES) {
+            at = kv_place_of(kv, page, kv_head, token);
+        } else {
+            to = (T *)kv.base + page * kv.page_stride + (int64_t)kv_head * kv.head_stride +
+                 (is_v ? kv.v_offset + token * kv.v_token_stride : token * kv.head_dim_k);
+        }
     }
     vec<T> low, high;
     if (sums.n > 0) {
@@ -215,13 +267,13 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
         low.load(head + d);
         high.load(head + half + d);
     }
-    if (!is_v || p.v_norm) {
-        float a[N], b[N];
+    float a[N], b[N];
 #pragma unroll
-        for (int e = 0; e < N; e++) {
-            a[e] = to_float(low.v[e]);
-            b[e] = to_float(high.v[e]);
-        }
+    for (int e = 0; e < N; e++) {
+        a[e] = to_float(low.v[e]);
+        b[e] = to_float(high.v[e]);
+    }
+    if (!is_v || p.v_norm) {
         const auto norm = [&]() {
             float sum = 0.0f;
 #pragma unroll
@@ -263,6 +315,10 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
             low.v[e] = from_float<T>(a[e] * growth);
             high.v[e] = from_float<T>(b[e] * growth);
         }
+    }
+    if (CODES && !is_q) {
+        store_codes<N>(kv, at, is_v, group, half, d, a, b);
+        return;
     }
     low.store(to + d);
     high.store(to + half + d);
@@ -320,6 +376,15 @@ static int32_t vec_group_shift(const struct rope_params &p, const struct rope_vi
     return serves ? shift : -1;
 }
 
+template <typename T, bool CODES> static auto vec_kernel(norm_when norm)
+{
+    switch (norm) {
+    case NORM_FIRST: return rope_store_vec_kernel<T, NORM_FIRST, CODES>;
+    case NORM_LAST: return rope_store_vec_kernel<T, NORM_LAST, CODES>;
+    default: return rope_store_vec_kernel<T, NO_NORM, CODES>;
+    }
+}
+
 template <typename T>
 static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_args *a,
                                   const struct rope_params &p, const struct rope_view *rope,
@@ -330,11 +395,11 @@ static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_a
     const int64_t items = (int64_t)a->n_rows * ((a->n_heads + 2 * a->n_kv_heads) << shift);
     const dim3 block(128), grid((unsigned)((items + 127) / 128));
     T *qkv = (T *)a->qkv.mem.p;
-    auto kernel = rope_store_vec_kernel<T, NO_NORM>;
-    if (p.qk_norm == QK_NORM_HEAD) {
-        kernel = p.norm_after ? rope_store_vec_kernel<T, NORM_LAST>
-                              : rope_store_vec_kernel<T, NORM_FIRST>;
-    }
+    const norm_when norm = p.qk_norm != QK_NORM_HEAD ? NO_NORM
+                           : p.norm_after            ? NORM_LAST
+                                                     : NORM_FIRST;
+    const auto kernel = kv->codes.format == KV_PLAIN ? vec_kernel<T, false>(norm)
+                                                     : vec_kernel<T, true>(norm);
     return launch(kernel, grid, block, 0, stream, qkv, p, *rope, q_norm, k_norm, *kv, *pass,
                   a->n_rows, shift, sums);
 }
@@ -422,7 +487,7 @@ __global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_para
                                  struct pass_view pass)
 {
     __shared__ float heads[ROPE_WARPS][256];
-    __shared__ float shared[32];
+    __shared__ float shared[32], key[ROPE_MAX_HEAD];
     pdl_wait();
     pdl_trigger();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -460,6 +525,26 @@ __global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_para
     int64_t page;
     int32_t token;
     slot_of(pass, row, kv.block_tokens, &page, &token);
+    if (kv.codes.format != KV_PLAIN) {
+        const int n = p.kv_lora + p.rope_dim;
+        for (int i = threadIdx.x; i < (n + 31) / 32 * 32; i += blockDim.x) {
+            key[i] = i < p.kv_lora ? to_float(x[i]) * scale * (kv_norm ? kv_norm[i] : 1.0f) : 0.0f;
+        }
+        if (warp == 0) {
+            for (int i = lane; i < p.rope_dim; i += 32) {
+                head[i] = to_float(x[p.kv_lora + i]);
+            }
+        }
+        __syncthreads();
+        if (warp == 0) {
+            for (int i = lane; i < p.rope_dim; i += 32) {
+                key[p.kv_lora + i] = rotated(head, i, rope, cos_sin);
+            }
+            __syncwarp();
+            kv_store_head(kv.codes, kv_place_of(kv, page, 0, token), false, key, n);
+        }
+        return;
+    }
     C *to = (C *)kv.base + page * kv.page_stride + (int64_t)token * kv.head_dim_k;
     for (int i = threadIdx.x; i < p.kv_lora; i += blockDim.x) {
         to[i] = from_float<C>(to_float(x[i]) * scale * (kv_norm ? kv_norm[i] : 1.0f));
@@ -479,7 +564,8 @@ extern "C" cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_a
                                    const struct rope_view *rope, const float *kv_norm,
                                    const struct kv_view *kv, const struct pass_view *pass)
 {
-    if (a->rope_dim > 256) {
+    const bool has_codes = kv->codes.format != KV_PLAIN;
+    if (a->rope_dim > 256 || (has_codes && a->kv_lora + a->rope_dim > ROPE_MAX_HEAD)) {
         return cudaErrorInvalidValue;
     }
     const struct mla_params p = {

@@ -1,5 +1,6 @@
 /* What happens to the lanes' state and to whole pages around a pass: small kernels, none of which
  * is on the path of a layer. */
+#include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/kernels.h"
 
@@ -102,6 +103,24 @@ __device__ void move_run(const struct kv_view &kv, const struct slot_move *moves
     }
 }
 
+/* The same of codes, part by part. */
+__device__ void move_codes(const struct kv_view &kv, const struct slot_move *moves, int32_t first,
+                           int32_t n, const struct pass_view &pass)
+{
+    const int32_t lane = moves[first].lane, bt = kv.block_tokens;
+    const int32_t *table = pass.blocks + (int64_t)lane * pass.blocks_stride;
+    const int32_t limit = pass.blocks_stride * bt, n_parts = kv_parts_of_head(kv) * kv.n_kv_heads;
+    for (int32_t e = threadIdx.x; e < n_parts; e += blockDim.x) {
+        for (int32_t m = first; m < n && moves[m].lane == lane; m++) {
+            const int32_t from = moves[m].from, to = moves[m].to;
+            if (from >= 0 && to >= 0 && from < limit && to < limit) {
+                kv_copy_part(kv_part_at(kv, table[to / bt], to % bt, e),
+                             kv_part_at(kv, table[from / bt], from % bt, e));
+            }
+        }
+    }
+}
+
 __global__ void move_slots_kernel(const struct kv_region *regions, const struct slot_move *moves,
                                   int32_t n, struct pass_view pass)
 {
@@ -111,7 +130,9 @@ __global__ void move_slots_kernel(const struct kv_region *regions, const struct 
         return;
     }
     const struct kv_view kv = regions[blockIdx.y].view;
-    if (kv.dtype == DT_F32) {
+    if (kv.codes.format != KV_PLAIN) {
+        move_codes(kv, moves, first, n, pass);
+    } else if (kv.dtype == DT_F32) {
         move_run<uint32_t>(kv, moves, first, n, pass);
     } else {
         move_run<uint16_t>(kv, moves, first, n, pass);
@@ -131,7 +152,11 @@ __global__ void poison_kernel(const struct kv_region *regions, const int32_t *bl
     pdl_wait();
     const struct kv_region region = regions[blockIdx.y];
     char *page = (char *)region.base + blocks[blockIdx.x] * region.page_bytes;
-    if (region.view.dtype == DT_F32) {
+    if (region.view.codes.format != KV_PLAIN) { // words, and codes of E4M3, are then NaN
+        for (int64_t i = threadIdx.x; i < region.page_bytes; i += blockDim.x) {
+            page[i] = (char)0xff;
+        }
+    } else if (region.view.dtype == DT_F32) {
         for (int64_t i = threadIdx.x; i < region.page_bytes / 4; i += blockDim.x) {
             ((uint32_t *)page)[i] = 0x7fc00000u;
         }

@@ -91,8 +91,8 @@ static cudaError_t launch_join(cudaStream_t stream, const struct attention_launc
 
 extern "C" cudaError_t attention_launch(cudaStream_t stream, const struct attention_launch *a)
 {
-    const bool sm90 = attention_sm90_takes(a);
-    if (!sm90 && !attention_mma_takes(a)) {
+    const bool codes = attention_codes_takes(a), sm90 = attention_sm90_takes(a);
+    if (!codes && !sm90 && !attention_mma_takes(a)) {
         return attention_plain(stream, a);
     }
     if (a->workspace_bytes < attention_workspace_bytes(a->limits)) {
@@ -120,8 +120,13 @@ extern "C" cudaError_t attention_launch(cudaStream_t stream, const struct attent
     p.sinks = a->sinks;
     p.scratch = (float *)a->workspace;
     p.slots = (float *)((char *)a->workspace + attention_scratch_bytes(a->limits));
-    const cudaError_t e = sm90 ? attention_sm90(stream, a, &p, a->limits->n_sms)
-                               : attention_mma(stream, a, &p, a->limits->n_sms);
+    const int n_sms = a->limits->n_sms;
+    cudaError_t e;
+    if (codes) {
+        e = attention_codes(stream, a, &p, n_sms);
+    } else {
+        e = sm90 ? attention_sm90(stream, a, &p, n_sms) : attention_mma(stream, a, &p, n_sms);
+    }
     const bool has_slots = a->n_rows <= ATTENTION_CAPTURED_ROWS || !a->has_no_slots;
     return e == cudaSuccess && has_slots ? launch_join(stream, a, p) : e;
 }

@@ -55,6 +55,7 @@ struct attention_unit {
     struct attention_item item;
     int32_t kv_head, first_packed, n_packed; // n_packed <= 0: nothing to do
     int32_t lo, hi;       // keys that some row sees lie in [lo, hi); lo a tile's begin
+    int32_t first;        // in [lo, hi]: no row sees a key before it
     int32_t all_lo, all_hi; // keys in [all_lo, all_hi) are seen by every row
 };
 
@@ -82,7 +83,7 @@ __device__ __forceinline__ struct attention_unit unit_at(const struct attention_
     u.kv_head = rest / n_sub;
     u.first_packed = rest % n_sub * tile_rows;
     u.n_packed = min(tile_rows, u.item.n_rows * p.group - u.first_packed);
-    u.lo = u.all_lo = u.item.kv_begin;
+    u.lo = u.all_lo = u.first = u.item.kv_begin;
     u.hi = u.item.kv_end;
     u.all_hi = u.item.mask == ATTENTION_ALL
                    ? u.hi
@@ -100,6 +101,7 @@ __device__ __forceinline__ struct attention_unit unit_at(const struct attention_
         high = first_seen(p.window, p.chunk, __reduce_max_sync(0xffffffffu, high));
         if (low > u.lo) {
             u.lo = min(u.lo + (low - u.lo) / tile_keys * tile_keys, u.hi);
+            u.first = min(low, u.hi);
         }
         u.all_lo = max(u.all_lo, high);
     }
@@ -228,7 +230,10 @@ cudaError_t attention_sm90(cudaStream_t stream, const struct attention_launch *a
                            const struct attention_params *p, int n_sms);
 cudaError_t attention_mma(cudaStream_t stream, const struct attention_launch *a,
                           const struct attention_params *p, int n_sms);
+cudaError_t attention_codes(cudaStream_t stream, const struct attention_launch *a,
+                            const struct attention_params *p, int n_sms);
 cudaError_t attention_plain(cudaStream_t stream, const struct attention_launch *a);
+bool attention_codes_takes(const struct attention_launch *a);
 bool attention_sm90_takes(const struct attention_launch *a);
 bool attention_mma_takes(const struct attention_launch *a);
 

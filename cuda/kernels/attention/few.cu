@@ -188,7 +188,8 @@ extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const str
                                       const struct attention_limits *limits)
 {
     const int d = a->head_dim, bt = kv->block_tokens;
-    return limits->sm == 90 && !limits->deterministic && a->qkv.dtype == kv->dtype &&
+    return kv->codes.format == KV_PLAIN && limits->sm == 90 && !limits->deterministic &&
+           a->qkv.dtype == kv->dtype &&
            (kv->dtype == DT_BF16 || kv->dtype == DT_F16) && (d == 64 || d == 128) &&
            kv->head_dim_k == d && kv->head_dim_v == d && (bt == 16 || bt == 32 || bt == 64) &&
            kv->v_token_stride == d && kv->v_offset > 0 && kv->v_offset % d == 0 &&

@@ -8,6 +8,7 @@
  * stages; rows of keys that nobody sees are zero. One order of summation for every number of
  * rows. */
 #include "cuda/kernels/attention/common.cuh"
+#include "cuda/kernels/device/kv_codes.cuh"
 
 enum { N_WARPS = 8, BLOCK_ROWS = 64, N_STAGES = 2, MAX_DIM_K = 576 };
 
@@ -96,8 +97,30 @@ __device__ __forceinline__ void mma<f16_t>(float (&d)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* NP: columns of the value that a warp sums, in pairs of 8 columns. */
-template <typename T, int KEYS, int NP> struct mma_block {
+/* Eight numbers of a token's row from d on, rounded to T; zeros if there is no such token. */
+template <typename T>
+__device__ __forceinline__ void put_decoded(T *to, const struct kv_codes &c,
+                                            const struct kv_place &at, bool is_v,
+                                            struct kv_scale s, int d, bool real)
+{
+    vec<T> out;
+    uint8_t bytes[8] = {};
+    if (real && c.format == KV_INT4) {
+        *(uint32_t *)bytes = *(const uint32_t *)kv_byte(c, at, is_v, d / 2);
+    } else if (real) {
+        *(uint2 *)bytes = *(const uint2 *)kv_byte(c, at, is_v, d);
+    }
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        const float x = kv_number(c.format, s, bytes[c.format == KV_INT4 ? e / 2 : e], e);
+        out.v[e] = from_float<T>(real ? x : 0.0f);
+    }
+    out.store(to);
+}
+
+/* NP: columns of the value that a warp sums, in pairs of 8 columns. CODES: pages hold codes, which
+ * become numbers on their way to shared memory. */
+template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
     static constexpr int NF = KEYS / 16; // a warp's score fragments of 8 keys
     const struct attention_params &p;
     const struct mma_layout l;
@@ -168,6 +191,42 @@ template <typename T, int KEYS, int NP> struct mma_block {
                     copy16(to + c * 16, base + kv.v_offset + t * kv.v_token_stride + c * 8, real);
                 }
             }
+        }
+    }
+
+    /* The same of codes. */
+    __device__ __forceinline__ void decode_tile(const struct attention_unit &u, int stage,
+                                                int start, int end)
+    {
+        const struct kv_view &kv = p.kv;
+        const int32_t *table = p.blocks + (int64_t)u.item.lane * p.blocks_stride;
+        for (int r = tid >> 3; r < KEYS; r += 32) {
+            const int key = min(start + r, end - 1), page = key / kv.block_tokens;
+            const struct kv_place at =
+                kv_place_of(kv, table[page], u.kv_head, key - page * kv.block_tokens);
+            const bool real = start + r < end;
+            const struct kv_scale k_scale = kv_scale_get(kv.codes, at, false);
+            T *to = (T *)(smem + l.k) + (stage * KEYS + r) * l.k_pitch;
+            for (int d = (tid & 7) * 8; d < l.k_pitch - 8; d += 64) {
+                put_decoded(to + d, kv.codes, at, false, k_scale, d, real && d < kv.head_dim_k);
+            }
+            if (kv.v_offset != 0) {
+                const struct kv_scale v_scale = kv_scale_get(kv.codes, at, true);
+                to = (T *)(smem + l.v) + (stage * KEYS + r) * l.v_pitch;
+                for (int d = (tid & 7) * 8; d < kv.head_dim_v; d += 64) {
+                    put_decoded(to + d, kv.codes, at, true, v_scale, d, real);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void bring_tile(const struct attention_unit &u, int stage, int start,
+                                               int end)
+    {
+        if constexpr (CODES) {
+            decode_tile(u, stage, start, end);
+        } else {
+            load_tile(u, stage, start, end);
         }
     }
 
@@ -335,12 +394,12 @@ template <typename T, int KEYS, int NP> struct mma_block {
     {
         clear();
         if (lo < end) {
-            load_tile(u, 0, lo, end);
+            bring_tile(u, 0, lo, end);
         }
         copy_commit();
         for (int start = lo, stage = 0; start < end; start += KEYS, stage ^= 1) {
             if (start + KEYS < end) {
-                load_tile(u, stage ^ 1, start + KEYS, end);
+                bring_tile(u, stage ^ 1, start + KEYS, end);
             }
             copy_commit();
             copy_wait<1>();
@@ -464,7 +523,7 @@ template <typename T, int KEYS, int NP> struct mma_block {
     }
 };
 
-template <typename T, int KEYS, int NP>
+template <typename T, int KEYS, int NP, bool CODES>
 __global__ void __launch_bounds__(N_WARPS * 32, NP == 1 ? 2 : 1)
     attention_mma_kernel(const __grid_constant__ struct attention_params p)
 {
@@ -474,7 +533,7 @@ __global__ void __launch_bounds__(N_WARPS * 32, NP == 1 ? 2 : 1)
     const struct attention_plan_head head = *plan_head(p.plan);
     int n_sub;
     const int n_units = units_of(p, head, BLOCK_ROWS, &n_sub);
-    mma_block<T, KEYS, NP> block(p, mma_smem);
+    mma_block<T, KEYS, NP, CODES> block(p, mma_smem);
     for (int k = 0; k * (int)gridDim.x < n_units; k++) {
         const int index = unit_index(k, (int)gridDim.x, (int)blockIdx.x);
         if (index < n_units) {
@@ -517,12 +576,13 @@ template <typename T, int KEYS, int NP>
 static cudaError_t launch_mma(cudaStream_t stream, const struct attention_params &p, int n_sms)
 {
     const int smem = layout_of(p.kv, KEYS).total;
-    const cudaError_t e = cudaFuncSetAttribute(attention_mma_kernel<T, KEYS, NP>,
-                                               cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    const auto kernel = p.kv.codes.format == KV_PLAIN ? attention_mma_kernel<T, KEYS, NP, false>
+                                                      : attention_mma_kernel<T, KEYS, NP, true>;
+    const cudaError_t e =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     return e != cudaSuccess ? e
-                            : launch(attention_mma_kernel<T, KEYS, NP>,
-                                     dim3(NP == 1 ? 2 * n_sms : n_sms), dim3(N_WARPS * 32), smem,
-                                     stream, p);
+                            : launch(kernel, dim3(NP == 1 ? 2 * n_sms : n_sms),
+                                     dim3(N_WARPS * 32), smem, stream, p);
 }
 
 template <typename T>

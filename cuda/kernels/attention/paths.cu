@@ -1,14 +1,22 @@
 /* Deterministic trees: copies of the paths that are out of place (attention_plan.h), one
  * layer's. */
 #include "cuda/kernels/attention/common.cuh"
+#include "cuda/kernels/device/kv_codes.cuh"
 
 enum { PATH_THREADS = 256, PATH_SPLITS = 8 };
 
-/* Keys and values of one slot into another: element e of a token's heads. */
+/* Keys and values of one slot into another: element e of a token's heads, or part e of codes. */
 template <typename W>
 __device__ __forceinline__ void copy_token(const struct kv_view &kv, int64_t from_page, int from,
                                            int64_t to_page, int to)
 {
+    if (kv.codes.format != KV_PLAIN) {
+        const int n_parts = kv_parts_of_head(kv) * kv.n_kv_heads;
+        for (int e = threadIdx.x; e < n_parts; e += PATH_THREADS) {
+            kv_copy_part(kv_part_at(kv, to_page, to, e), kv_part_at(kv, from_page, from, e));
+        }
+        return;
+    }
     W *base = (W *)kv.base;
     const int n_k = kv.n_kv_heads * kv.head_dim_k;
     const int n_v = kv.v_offset == 0 ? 0 : kv.n_kv_heads * kv.head_dim_v;

@@ -2,6 +2,7 @@
  * none. A tree's row takes its ancestors in order of their positions, so its bits are those of a
  * plain run over them. */
 #include "cuda/kernels/attention/common.cuh"
+#include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/types.cuh"
 
@@ -25,6 +26,56 @@ __device__ __forceinline__ int path_of(const struct pass_view &pass, int row, in
     return __popcll(w[0]) + __popcll(w[1]);
 }
 
+/* Keys and values as numbers of type C, or, of CODES, as codes. */
+struct CODES {};
+
+template <typename C> struct reader {
+    const struct kv_view &kv;
+    int kv_head;
+
+    __device__ __forceinline__ const C *of(int64_t page, int token, bool is_v) const
+    {
+        return (const C *)kv.base + page * kv.page_stride + (int64_t)kv_head * kv.head_stride +
+               (is_v && kv.v_offset ? kv.v_offset + (int64_t)token * kv.v_token_stride
+                                    : (int64_t)token * kv.head_dim_k);
+    }
+    __device__ __forceinline__ float dot(const float *query, int64_t page, int token) const
+    {
+        const C *key = of(page, token, false);
+        float sum = 0.0f;
+        for (int i = 0; i < kv.head_dim_k; i++) {
+            sum += query[i] * to_float(key[i]);
+        }
+        return sum;
+    }
+    __device__ __forceinline__ float value(int64_t page, int token, int i) const
+    {
+        return to_float(of(page, token, true)[i]);
+    }
+};
+
+template <> struct reader<CODES> {
+    const struct kv_view &kv;
+    int kv_head;
+
+    __device__ __forceinline__ float dot(const float *query, int64_t page, int token) const
+    {
+        const struct kv_place at = kv_place_of(kv, page, kv_head, token);
+        const struct kv_scale s = kv_scale_get(kv.codes, at, false);
+        float sum = 0.0f;
+        for (int i = 0; i < kv.head_dim_k; i++) {
+            sum += query[i] * kv_get(kv.codes, at, false, s, i);
+        }
+        return sum;
+    }
+    __device__ __forceinline__ float value(int64_t page, int token, int i) const
+    {
+        const bool is_v = kv.v_offset != 0;
+        const struct kv_place at = kv_place_of(kv, page, kv_head, token);
+        return kv_get(kv.codes, at, is_v, kv_scale_get(kv.codes, at, is_v), i);
+    }
+};
+
 /* A tile's keys are scored by a thread each; then a thread sums each element of the value. */
 template <typename T, typename C>
 __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p, struct kv_view kv,
@@ -32,8 +83,7 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
 {
     static_assert(PLAIN_TILE >= MAX_TREE_NODES, "a thread for each node");
     __shared__ float query[PLAIN_MAX_DIM], score[PLAIN_TILE], shared[32];
-    __shared__ int64_t place[PLAIN_TILE];
-    __shared__ int token[PLAIN_TILE], path[MAX_TREE_NODES];
+    __shared__ int page[PLAIN_TILE], token[PLAIN_TILE], path[MAX_TREE_NODES];
     pdl_wait();
     const int r = blockIdx.x, h = blockIdx.y;
     const int seq_index = pass.row_seq[r];
@@ -51,7 +101,7 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
         seq.n_past + (seq.tree ? path_of(pass, r, seq.n_rows, path) : in_seq + 1);
     const int kv_head = h / (p.n_heads / kv.n_kv_heads);
     const int32_t *table = pass.blocks + (int64_t)row.lane * pass.blocks_stride;
-    const C *base = (const C *)kv.base + (int64_t)kv_head * kv.head_stride;
+    const struct reader<C> keys = {kv, kv_head};
     for (int i = threadIdx.x; i < kv.head_dim_k; i += blockDim.x) {
         query[i] = to_float(q[(int64_t)r * p.q_stride + (int64_t)h * kv.head_dim_k + i]);
     }
@@ -64,14 +114,9 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
         float s = -INFINITY;
         if (j < n_keys) {
             const int slot = seq.tree && j >= seq.n_past ? seq.n_past + path[j - seq.n_past] : j;
-            place[threadIdx.x] = table[slot / kv.block_tokens] * kv.page_stride;
+            page[threadIdx.x] = table[slot / kv.block_tokens];
             token[threadIdx.x] = slot % kv.block_tokens;
-            const C *key = base + place[threadIdx.x] + (int64_t)token[threadIdx.x] * kv.head_dim_k;
-            float dot = 0.0f;
-            for (int i = 0; i < kv.head_dim_k; i++) {
-                dot += query[i] * to_float(key[i]);
-            }
-            s = dot * p.scale;
+            s = keys.dot(query, page[threadIdx.x], token[threadIdx.x]) * p.scale;
             s = p.softcap > 0.0f ? p.softcap * tanhf(s / p.softcap) : s;
         }
         const float new_top = fmaxf(top, block_max(s, shared));
@@ -89,9 +134,7 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
             if (i < kv.head_dim_v) {
                 float a = acc[c] * decay;
                 for (int k = 0; k < n; k++) {
-                    const int64_t at = place[k] + kv.v_offset +
-                                       (int64_t)token[k] * kv.v_token_stride + i;
-                    a += score[k] * to_float(base[at]);
+                    a += score[k] * keys.value(page[k], token[k], i);
                 }
                 acc[c] = a;
             }
@@ -114,6 +157,11 @@ cudaError_t attention_plain(cudaStream_t stream, const struct attention_launch *
     const struct plain_params p = {a->q_stride, a->out_stride, a->n_heads, a->window,
                                    a->chunk,    a->scale,      a->softcap};
     const dim3 grid(a->n_rows, a->n_heads), block(PLAIN_TILE);
+    if (a->kv.codes.format != KV_PLAIN) {
+        BY_DTYPE(a->dtype, T,
+                 return launch(attention_plain_kernel<T, CODES>, grid, block, 0, stream,
+                               (const T *)a->q, (T *)a->out, p, a->kv, a->pass, a->sinks));
+    }
     BY_DTYPE(a->dtype, T,
              BY_DTYPE(a->kv.dtype, C,
                       return launch(attention_plain_kernel<T, C>, grid, block, 0, stream,

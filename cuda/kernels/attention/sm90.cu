@@ -131,7 +131,7 @@ bool attention_sm90_takes(const struct attention_launch *a)
 {
     const struct kv_view *kv = &a->kv;
     const int d = kv->head_dim_k, bt = kv->block_tokens;
-    return a->limits->sm == 90 && a->dtype == kv->dtype &&
+    return kv->codes.format == KV_PLAIN && a->limits->sm == 90 && a->dtype == kv->dtype &&
            (a->dtype == DT_BF16 || a->dtype == DT_F16) && d == kv->head_dim_v && d % 8 == 0 &&
            d <= 256 && (bt == 16 || bt == 32 || bt == 64) && kv->v_token_stride == d &&
            kv->v_offset % d == 0 && kv->v_offset > 0 && kv->head_stride % d == 0 &&

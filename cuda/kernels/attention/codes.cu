@@ -1,0 +1,139 @@
+/* Attention over pages of codes, for Hopper: heads of up to 256 numbers, every mask, split or not.
+ *
+ * A unit (an item of the plan and a KV head, cut to 8 query vectors or 16 to 32) is a block's. Its four warps
+ * share the keys, a chunk of 16 at a time: a chunk is one record of a page, keys, values and
+ * scales, and one copy brings it into the ring that is the warp's own. So there is no barrier
+ * until the unit's end, where the warps' results are joined in their order.
+ *
+ * Scores are K Q^T and values V^T P^T (mma.sync with fp16 operands): keys, and numbers of a value,
+ * are the 16 rows of a product, query vectors its 8 columns. Codes become operands in registers:
+ * K's by ldmatrix as they lie, V's transposed, two numbers at a time, so that no code is moved by
+ * itself. A key's scale and zero meet its score; a value's scale is a term of the exponent, and its
+ * zero a sum beside the values'. So decoding is bound by reading codes; of more rows to a unit it is
+ * the tensor cores that bound it, and the codes are read again for every 32 query vectors: prompts of
+ * many rows are expanded instead (expand.cu).
+ *
+ * What a row gets depends on its own keys and on where they lie alone: a warp's chunks are told by
+ * their place, sums run in the order of keys, and keys that a row does not see change nothing. */
+#include "cuda/kernels/attention/codes.cuh"
+
+template <enum kv_format F, int D>
+__global__ void __launch_bounds__(CODE_THREADS, 2)
+    attention_codes_kernel(const __grid_constant__ struct codes_params p)
+{
+#if HAVE_SM90A
+    using S = codes_shape<D>;
+    extern __shared__ __align__(128) char smem[];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    char *slots = smem + warp * p.n_slots * p.slot_bytes;
+    char *rest = smem + CODE_WARPS * p.n_slots * p.slot_bytes;
+    uint2 *queries = (uint2 *)rest;
+    float *query_sums = (float *)(queries + S::MANY * S::TILES * 32);
+    uint64_t *full = (uint64_t *)(query_sums + S::MANY * 8) + warp * CODE_MAX_SLOTS;
+    float *room = (float *)((uint64_t *)(query_sums + S::MANY * 8) + CODE_WARPS * CODE_MAX_SLOTS);
+    float *folded = room + S::ROOM;
+    if (lane == 0) {
+        for (int i = 0; i < p.n_slots; i++) {
+            barrier_init(&full[i], 1);
+        }
+        barrier_init_done();
+    }
+    __syncwarp();
+    /* The plan, the tables and older keys were there before the kernel ahead began; but where trees
+     * have paths laid out, that kernel writes the paths' tables. */
+    const struct attention_plan_head head = *plan_head(p.a.plan);
+    const bool is_few = head.tile_rows * p.a.group <= 8;
+    const int tile_rows = is_few ? 8 : 8 * S::MANY;
+    int n_sub;
+    const int n_units = units_of(p.a, head, tile_rows, &n_sub);
+    const struct unit_walk walk = {p.a, head.items_offset, n_sub, n_units, tile_rows};
+    if (head.n_paths > 0) {
+        pdl_wait();
+    }
+    struct codes_loader loader = {p, slots, full, warp, lane, walk, policy_evict_first(),
+                                  policy_normal()};
+    for (int i = 0; i < p.n_slots; i++) {
+        loader.fetch(i);
+    }
+    pdl_wait();
+    pdl_trigger();
+    struct unit_walk units = walk;
+    struct attention_unit u;
+    if (is_few) {
+        codes_computer<F, D, 1> c = {p, loader, room, folded, queries, query_sums, warp, lane};
+        while (units.next(u)) {
+            c.unit(u);
+        }
+    } else {
+        codes_computer<F, D, S::MANY> c = {p,       loader,     room, folded,
+                                           queries, query_sums, warp, lane};
+        while (units.next(u)) {
+            c.unit(u);
+        }
+    }
+#endif
+}
+
+/* ---- host ---------------------------------------------------------------------------------- */
+
+bool attention_codes_takes(const struct attention_launch *a)
+{
+    const struct kv_view *kv = &a->kv;
+    const int dk = kv->head_dim_k, dv = kv->head_dim_v;
+    return kv->codes.format != KV_PLAIN && a->limits->sm == 90 && a->dtype == kv->dtype &&
+           (a->dtype == DT_BF16 || a->dtype == DT_F16) && kv->codes.tokens == 16 &&
+           kv->v_offset != 0 && dk % 8 == 0 && dv % 8 == 0 && dk <= 256 && dv <= 256 &&
+           (kv->codes.word_bytes == 0 || kv->codes.word_bytes == 4) && a->scale > 0.0f &&
+           ((uintptr_t)kv->base | (uintptr_t)a->q | (uintptr_t)a->out) % 16 == 0;
+}
+
+/* Two blocks of a multiprocessor share its memory; each takes 1,024 bytes besides its own. */
+enum { BLOCK_BYTES = (228 * 1024) / 2 - 1024 };
+
+template <enum kv_format F, int D>
+static cudaError_t launch_codes(cudaStream_t stream, const struct attention_launch *a,
+                                const struct attention_params &params, int n_sms)
+{
+    const int numbers = 16 * (F == KV_INT4 ? 2 : 1);
+    struct codes_params p = {};
+    p.a = params;
+    p.is_bf16 = a->dtype == DT_BF16;
+    p.slot_bytes = (a->kv.codes.record_bytes + 127) / 128 * 128;
+    p.n_k = (a->kv.head_dim_k + numbers - 1) / numbers;
+    p.n_v = (a->kv.head_dim_v + numbers - 1) / numbers;
+    const int fixed = codes_shape<D>::fixed_bytes(a->limits->deterministic);
+    p.n_slots = (BLOCK_BYTES - fixed) / (CODE_WARPS * p.slot_bytes);
+    p.n_slots = p.n_slots < CODE_MAX_SLOTS ? p.n_slots : CODE_MAX_SLOTS;
+    if (p.n_slots < 1) {
+        return cudaErrorInvalidValue;
+    }
+    const int smem = fixed + CODE_WARPS * p.n_slots * p.slot_bytes;
+    const auto kernel = attention_codes_kernel<F, D>;
+    const cudaError_t e =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    return e != cudaSuccess ? e
+                            : launch(kernel, dim3((unsigned)(2 * n_sms)), dim3(CODE_THREADS),
+                                     (size_t)smem, stream, p);
+}
+
+template <enum kv_format F>
+static cudaError_t launch_by_dim(cudaStream_t stream, const struct attention_launch *a,
+                                 const struct attention_params &p, int n_sms)
+{
+    const int dk = a->kv.head_dim_k, dv = a->kv.head_dim_v, most = dk > dv ? dk : dv;
+    if (most <= 64) {
+        return launch_codes<F, 64>(stream, a, p, n_sms);
+    }
+    return most <= 128 ? launch_codes<F, 128>(stream, a, p, n_sms)
+                       : launch_codes<F, 256>(stream, a, p, n_sms);
+}
+
+cudaError_t attention_codes(cudaStream_t stream, const struct attention_launch *a,
+                            const struct attention_params *p, int n_sms)
+{
+    switch (a->kv.codes.format) {
+    case KV_FP8: return launch_by_dim<KV_FP8>(stream, a, *p, n_sms);
+    case KV_INT4: return launch_by_dim<KV_INT4>(stream, a, *p, n_sms);
+    default: return launch_by_dim<KV_INT8>(stream, a, *p, n_sms);
+    }
+}
