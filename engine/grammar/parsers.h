@@ -17,6 +17,7 @@ struct compile {
     const struct grammar_limits *limits;
     const struct grammar_vocab *vocab; // whose special tokens may be named; may be NULL
     const struct style *style;         // of a schema; NULL: JSON's
+    bool only_object;                  // of a schema: nothing but an object will do
     struct err *err;
 };
 

@@ -348,7 +348,8 @@ static enum status compile_root(struct schema *s, uint32_t *start)
     }
     s->draft = draft_of(s->root);
     TRY(read_space(s));
-    struct set set = {.place = s->style->has_outer ? PLACE_OUTER : PLACE_ANY};
+    bool outer = s->style->has_outer || s->c->only_object;
+    struct set set = {.place = outer ? PLACE_OUTER : PLACE_ANY};
     set_add(&set, s->root, 0, 0);
     enum status st = schema_set(s, &set, start);
     set_deinit(&set);

@@ -34,7 +34,7 @@ struct member {
 /* Where in a text of a style a set's value stands. */
 enum place {
     PLACE_ANY,
-    PLACE_OUTER,     // the outermost object
+    PLACE_OUTER,     // the outermost object, which it must be
     PLACE_BARE,      // a value of it: strings are bare
     PLACE_BARE_TEXT, // where bare text is always read as a string, but for null
 };
@@ -134,6 +134,10 @@ enum status schema_style_place(struct schema *s, const struct tree_value *first,
 uint32_t schema_style_value(struct schema *s, const struct set *set, enum style_type type,
                             uint32_t e);
 uint32_t schema_style_types(const struct set *set, uint32_t types);
+/* A member of an object or array whose style writes elements, as NAME and its value. */
+uint32_t schema_style_element(struct schema *s, const char *name, size_t n, uint32_t e);
+/* Texts without what would end the parameter that they are in; also of names, and within JSON. */
+uint32_t schema_style_content(struct schema *s, uint32_t content);
 /* A string's text as it is written in a place. */
 uint32_t schema_style_string(struct schema *s, const struct set *set, uint32_t content);
 /* null, true or false. */

@@ -64,9 +64,24 @@ static enum status item_at(struct array *a, uint32_t i, const struct tree_value 
     if (also) {
         set_add(&set, also, a->contains_flags, 0);
     }
+    bool element = a->s->style->elements;
+    if (st == OK && element) {
+        st = schema_style_place(a->s, set.n > 0 ? set.v[0].schema : NULL, &set.place);
+    }
     st = st == OK ? schema_set(a->s, &set, e) : st;
     set_deinit(&set);
+    if (st == OK && element) {
+        uint32_t open = schema_style_text(a->s, a->s->style->key);
+        open = expr_seq(a->s->x, open, expr_literal(a->s->x, "item>", 5));
+        *e = expr_seq(a->s->x, open, schema_style_element(a->s, "item", 4, *e));
+    }
     return st;
+}
+
+/* What stands between items, without white space. */
+static uint32_t separator(const struct array *a)
+{
+    return a->s->style->elements ? (uint32_t)EXPR_EMPTY : expr_byte(a->s->x, ',');
 }
 
 static enum status read_contains(struct array *a, const struct tree_value *schema, uint32_t flags)
@@ -119,8 +134,7 @@ static enum status read_member(struct array *a, struct member m)
 
 static uint32_t comma(struct array *a, uint32_t e)
 {
-    return expr_seq3(a->s->x, a->s->space, expr_byte(a->s->x, ','),
-                     expr_seq(a->s->x, a->s->space, e));
+    return expr_seq3(a->s->x, a->s->space, separator(a), expr_seq(a->s->x, a->s->space, e));
 }
 
 /* The items from i on, each with a comma before it. */
@@ -160,7 +174,7 @@ static enum status containing(struct array *a, uint32_t *e)
     }
     TRY(item_at(a, 0, a->contains, &one));
     uint32_t before =
-        expr_seq3(x, a->rest, a->s->space, expr_seq(x, expr_byte(x, ','), a->s->space));
+        expr_seq3(x, a->rest, a->s->space, expr_seq(x, separator(a), a->s->space));
     uint32_t behind = expr_rep(x, comma(a, a->rest), 0, EXPR_INF);
     *e = expr_seq3(x, expr_rep(x, before, 0, EXPR_INF), one, expr_seq(x, behind, a->s->space));
     return OK;
@@ -258,7 +272,7 @@ enum status schema_array(struct schema *s, const struct set *set, uint32_t *e)
     struct array a = {.s = s, .set = set, .hi = EXPR_INF};
     enum status st = array_items(&a, e);
     free(a.item);
-    if (st == OK) {
+    if (st == OK && !s->style->elements) {
         struct exprs *x = s->x;
         uint32_t open = expr_seq(x, expr_byte(x, '['), s->space);
         *e = expr_seq3(x, open, *e, expr_byte(x, ']'));

@@ -93,7 +93,9 @@ static enum status one_type(struct schema *s, const struct tree_value *schema,
             return OK;
         }
     }
-    return schema_fail(s, ERR_INVALID, schema, "\"type\" names no type of JSON");
+    bool is_text = name->type == JSON_STRING;
+    return schema_fail(s, ERR_INVALID, schema, "\"type\": \"%.40s\" is no type of JSON",
+                       is_text ? name->text : json_type_name(name->type));
 }
 
 enum status schema_types(struct schema *s, const struct set *set, uint32_t *types)

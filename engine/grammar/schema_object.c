@@ -313,12 +313,17 @@ static enum status value_set(struct builder *b, uint32_t name, const bool *match
 static enum status value_of(struct builder *b, uint32_t name, const bool *matched, uint32_t *e)
 {
     struct set set = {0};
+    bool element = b->outer && b->s->style->elements;
     enum status st = value_set(b, name, matched, &set);
     if (st == OK && b->outer) {
         st = schema_style_place(b->s, set.n > 0 ? set.v[0].schema : NULL, &set.place);
     }
     st = st == OK ? schema_set(b->s, &set, e) : st;
     set_deinit(&set);
+    if (st == OK && element) {
+        *e = schema_style_element(b->s, b->names.v[name].s, b->names.v[name].n, *e);
+        return st;
+    }
     *e = st == OK ? expr_seq(b->s->x, *e, b->value_end) : (uint32_t)EXPR_NONE;
     return st;
 }
@@ -389,7 +394,7 @@ static enum status add_others(struct builder *b, uint32_t names, uint32_t p, boo
     for (uint32_t i = 0; i < b->n_patterns; i++) {
         any |= matched[i];
     }
-    if (b->closed && !any) {
+    if ((b->closed && !any) || (b->outer && b->s->style->elements)) {
         return OK;
     }
     if (--*left == 0 || x->failed) {
@@ -415,6 +420,7 @@ static enum status add_other_names(struct builder *b)
     }
     uint32_t not_declared = expr_not(x, expr_alt(x, declared, b->names.n));
     uint32_t names = expr_clean(x, expr_and2(x, b->name_content, not_declared));
+    names = schema_style_content(b->s, names);
     bool *matched = xcalloc(b->n_patterns + 1, 1);
     enum status st = add_others(b, names, 0, matched, &left);
     free(matched);
@@ -490,7 +496,7 @@ static enum status build(struct builder *b, uint32_t *e)
 enum status schema_object(struct schema *s, const struct set *set, uint32_t *e)
 {
     struct builder b = {.s = s, .set = set, .max = EXPR_INF, .name_content = s->x->any_text};
-    b.outer = set->place == PLACE_OUTER;
+    b.outer = s->style->has_outer && (set->place == PLACE_OUTER || s->style->elements);
     b.o = xcalloc(1, sizeof *b.o);
     enum status st = build(&b, e);
     names_deinit(&b.names);

@@ -30,17 +30,31 @@ static uint32_t without(struct schema *s, uint32_t content, const char *bar)
     return expr_clean(x, expr_and2(x, content, expr_not(x, has)));
 }
 
+uint32_t schema_style_content(struct schema *s, uint32_t content)
+{
+    return s->style->bar ? without(s, content, s->style->bar) : content;
+}
+
 uint32_t schema_style_string(struct schema *s, const struct set *set, uint32_t content)
 {
     struct exprs *x = s->x;
+    content = schema_style_content(s, content);
     if (set->place >= PLACE_BARE) {
-        return s->style->bar ? without(s, content, s->style->bar) : content;
+        return content;
     }
     if (s->style->quote) {
         uint32_t quote = schema_style_text(s, s->style->quote);
         return expr_seq3(x, quote, without(s, content, s->style->quote), quote);
     }
     return expr_seq(x, expr_byte(x, '"'), text_make(x, content));
+}
+
+uint32_t schema_style_element(struct schema *s, const char *name, size_t n, uint32_t e)
+{
+    struct exprs *x = s->x;
+    uint32_t end = expr_seq3(x, schema_style_text(s, s->style->value_end),
+                             expr_literal(x, name, n), expr_byte(x, '>'));
+    return expr_seq(x, e, end);
 }
 
 uint32_t schema_style_value(struct schema *s, const struct set *set, enum style_type type,

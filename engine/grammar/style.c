@@ -9,6 +9,7 @@
     JSON_WORDS, .has_outer = true, .open = "", .close = "", .key = its_key, .colon = its_colon,    \
                 .comma = "", .value_end = its_end, .bar = its_bar, .is_bare = true
 
+#define MINIMAX "]<]minimax[>["
 #define DSML "\xEF\xBD\x9C" "DSML" "\xEF\xBD\x9C"
 
 /* The first names are ours, "..._xml" are xgrammar's, in whose structural tags they may come. */
@@ -29,6 +30,10 @@ static const struct style styles[] = {
           "<|close|>argument<|sep|>"),
      .types = {"string\"<|sep|>", "number\"<|sep|>", "boolean\"<|sep|>", "null\"<|sep|>",
                "object\"<|sep|>", "array\"<|sep|>"}},
+    {.name = "minimax_m3",
+     TAGS(MINIMAX "<", ">", MINIMAX "</", MINIMAX),
+     .compact = true,
+     .elements = true},
     {.name = "python",
      .words = {"None", "True", "False"},
      .has_outer = true,

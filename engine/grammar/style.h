@@ -30,9 +30,12 @@ struct style {
     bool has_outer; // false: it is written as all others are
     const char *open, *close, *key, *colon, *comma;
     const char *value_end;
-    const char *bar;                  // text that a bare string must not have; NULL: none
+    const char *bar;                  // text that no string in it must have; NULL: none
     bool is_bare;                     // its strings are bare text, and the schema says what is one
     const char *types[N_STYLE_TYPES]; // before a value; NULL: nothing is said
+    /* All objects and arrays are written so: the names of their members stand in value_end, too,
+     * and items have one of their own. Members of other names cannot be written. */
+    bool elements;
 };
 
 const struct style *style_json(void);

@@ -164,8 +164,16 @@ static enum status any_text(struct tags *t, const struct tree_value *node, const
 {
     struct bars own = {tree_get(node, "excludes"), bars};
     const struct tree_value *most = tree_get(node, "max_chars");
-    TRY(check_keys(t, node, "type excludes max_chars"));
+    const struct tree_value *starts = tree_get(node, "starts_not");
+    TRY(check_keys(t, node, "type excludes max_chars starts_not"));
     *e = free_text(t, &own);
+    if (starts && starts->type == JSON_STRING) {
+        uint32_t begin;
+        TRY(placed(t, regex_language(t->x, starts->text, starts->n_text, REGEX_UNICODE,
+                                     regex_limits_of(t->c->limits), &begin, t->c->err), starts));
+        begin = expr_not(t->x, expr_seq(t->x, begin, t->x->any_text));
+        *e = expr_clean(t->x, expr_and2(t->x, *e, begin));
+    }
     if (most && most->type == JSON_NUMBER && most->n_text <= NUMBER_DIGITS) {
         uint32_t n = (uint32_t)strtoul(most->text, NULL, 10);
         *e = expr_clean(t->x, expr_and2(t->x, *e, expr_rep(t->x, t->x->any_char, 0, n)));
@@ -423,9 +431,10 @@ static enum status grammar(struct tags *t, const struct tree_value *node, const 
 {
     const struct tree_value *v;
     (void)bars;
-    TRY(check_keys(t, node, "type grammar"));
+    TRY(check_keys(t, node, "type grammar syntax"));
     TRY(member(t, node, "grammar", JSON_STRING, &v));
-    bool gbnf = strstr(v->text, "::=") != NULL;
+    const struct tree_value *syntax = tree_get(node, "syntax");
+    bool gbnf = syntax ? tree_is_string(syntax, "gbnf") : strstr(v->text, "::=") != NULL;
     struct grammar_source source = {.kind = gbnf ? GRAMMAR_GBNF : GRAMMAR_LARK,
                                     .text = v->text, .n_bytes = v->n_text};
     struct compile c = *t->c;
@@ -450,11 +459,13 @@ static enum status schema(struct tags *t, const struct tree_value *node, const s
     struct compile c = *t->c;
     struct grammar_source source = *t->c->source;
     (void)bars;
-    TRY(check_keys(t, node, "type json_schema style disable_any_whitespace whitespace_pattern"));
+    TRY(check_keys(t, node, "type json_schema style only_object disable_any_whitespace "
+                            "whitespace_pattern"));
     TRY(find_style(t, node, &c.style));
     if (!v) {
         return tags_fail(t, ERR_INVALID, node, "\"json_schema\" is missing");
     }
+    c.only_object = flag(node, "only_object");
     source.disable_any_whitespace |= flag(node, "disable_any_whitespace");
     if (space && space->type == JSON_STRING) {
         source.whitespace_pattern = space->text;
@@ -488,8 +499,11 @@ static enum status text_argument(struct tags *t, const struct tree_value *node,
     }
     enum status st = spell_expr(t->c, head.data, head.n_bytes, &before);
     buf_clear(&head);
-    buf_printf(&head, "%s%s%s", quote, s->has_outer ? s->value_end : "",
-               s->has_outer ? s->close : "}");
+    buf_printf(&head, "%s%s", quote, s->has_outer ? s->value_end : "");
+    if (s->elements) {
+        buf_printf(&head, "%s>", name->text);
+    }
+    buf_puts(&head, s->has_outer ? s->close : "}");
     st = st == OK ? spell_expr(t->c, head.data, head.n_bytes, &behind) : st;
     buf_deinit(&head);
     TRY(placed(t, st, node));
@@ -498,6 +512,50 @@ static enum status text_argument(struct tags *t, const struct tree_value *node,
     }
     *e = expr_seq3(t->x, before, text, behind);
     return OK;
+}
+
+/* ---- formats by name ---- */
+
+/* {"type": "defined", "name": NAME}: one of the root's "definitions", which is a rule. */
+static enum status defined(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                           uint32_t *e)
+{
+    const struct tree_value *name, *all = tree_get(t->tree->root, "definitions");
+    uint32_t i = 0;
+    (void)bars;
+    TRY(check_keys(t, node, "type name"));
+    TRY(member(t, node, "name", JSON_STRING, &name));
+    const struct tree_value *v = all ? all->first : NULL;
+    while (v && (v->n_key != name->n_text || memcmp(v->key, name->text, v->n_key) != 0)) {
+        v = v->next;
+        i++;
+    }
+    if (!v || i >= TAGS_DEFINITIONS) {
+        return tags_fail(t, ERR_INVALID, node, "no definition of this name");
+    }
+    if (!t->rule[i]) { // before its body, which may name it again
+        t->rule[i] = rules_add(t->c->rules) + 1;
+        uint32_t body;
+        TRY(tags_format(t, v, NULL, &body));
+        t->c->rules->v[t->rule[i] - 1].body = body;
+    }
+    *e = expr_call(t->x, t->rule[i] - 1);
+    return OK;
+}
+
+static enum status structures(struct tags *t, const struct tree_value *root, uint32_t *e);
+
+/* A whole within another. */
+static enum status nested(struct tags *t, const struct tree_value *node, const struct bars *bars,
+                          uint32_t *e)
+{
+    const struct tree_value *format;
+    if (tree_get(node, "structures")) {
+        return structures(t, node, e);
+    }
+    TRY(check_keys(t, node, node == t->tree->root ? "type format definitions" : "type format"));
+    TRY(member(t, node, "format", JSON_OBJECT, &format));
+    return tags_format(t, format, bars, e);
 }
 
 /* ---- all of them ---- */
@@ -511,12 +569,13 @@ enum status tags_format(struct tags *t, const struct tree_value *node, const str
                             uint32_t *e);
     } rows[] = {
         {"any_text", any_text},           {"any_tokens", any_tokens},
-        {"const_string", const_string},   {"dispatch", dispatch},
-        {"grammar", grammar},             {"json_schema", schema},
-        {"optional", repeated},           {"or", elements},
-        {"plus", repeated},               {"regex", regex},
-        {"repeat", repeated},             {"sequence", elements},
-        {"star", repeated},               {"tag", tag},
+        {"const_string", const_string},   {"defined", defined},
+        {"dispatch", dispatch},           {"grammar", grammar},
+        {"json_schema", schema},          {"optional", repeated},
+        {"or", elements},                 {"plus", repeated},
+        {"regex", regex},                 {"repeat", repeated},
+        {"sequence", elements},           {"star", repeated},
+        {"structural_tag", nested},       {"tag", tag},
         {"tags_with_separator", separated}, {"text_argument", text_argument},
         {"token", one_token},             {"token_dispatch", dispatch},
         {"token_triggered_tags", triggered}, {"triggered_tags", triggered},
@@ -564,11 +623,9 @@ static enum status structures(struct tags *t, const struct tree_value *root, uin
 
 static enum status parse(struct tags *t, uint32_t *start)
 {
-    const struct tree_value *root = t->tree->root, *format = tree_get(root, "format");
-    if (tree_get(root, "structures")) {
-        return structures(t, root, start);
-    }
-    return tags_format(t, format ? format : root, NULL, start);
+    const struct tree_value *root = t->tree->root;
+    bool whole = tree_get(root, "structures") || tree_get(root, "format");
+    return whole ? nested(t, root, NULL, start) : tags_format(t, root, NULL, start);
 }
 
 enum status tags_parse(struct compile *c, uint32_t *start)

@@ -7,10 +7,13 @@
 #include "engine/grammar/schema_tree.h"
 #include "engine/grammar/vocab.h"
 
+enum { TAGS_DEFINITIONS = 16 };
+
 struct tags {
     struct compile *c;
     struct exprs *x;
     struct tree *tree;
+    uint32_t rule[TAGS_DEFINITIONS]; // of each definition of the root, plus 1
 };
 struct bars;
 

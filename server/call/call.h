@@ -151,10 +151,12 @@ struct call_choice {
     int32_t stop_id;    // that ended it, if not the model's own; -1
     /* Non-stream: the whole; stream: not yet sent. */
     struct buf content, reasoning, arguments, logprobs, ids;
+    struct buf custom;   // the arguments of a custom tool's call, until it ends
     struct buf calls;    // non-stream chat: the finished tool calls
     struct buf lists[3]; // completions: what goes with each token of logprobs
     enum call_pending pending;
     bool started, has_content, has_reasoning, has_call, skip_call;
+    bool is_custom; // the call is one of a custom tool: its `arguments` are a text
     bool sent_prompt_text, sent_prompt_ids; // completions, once
     int32_t n_calls;
     int64_t t_last_ns;

@@ -1,6 +1,7 @@
 /* One sample: the engine's tokens through the output into the format's hands. */
 #include "server/call/call.h"
 
+#include "server/call/custom.h"
 #include "server/call/format.h"
 
 #include <stdlib.h>
@@ -42,13 +43,26 @@ static void on_reasoning(void *arg, const char *text, size_t n_bytes)
     buf_put(&ch->reasoning, text, n_bytes);
 }
 
-static void on_call(void *arg, const char *name, const char *id)
+/* The call that was begun, if one was, has all its arguments. */
+static void close_call(struct call_choice *ch)
 {
-    struct call_choice *ch = arg;
+    if (ch->has_call && ch->is_custom) {
+        become(ch, PENDING_ARGUMENTS);
+        custom_text(&ch->custom, &ch->arguments);
+        buf_clear(&ch->custom);
+    }
     become(ch, PENDING_NONE);
     if (ch->has_call && ch->call->format->call_end) {
         ch->call->format->call_end(ch);
     }
+    ch->has_call = false;
+}
+
+static void on_call(void *arg, const char *name, const char *id)
+{
+    struct call_choice *ch = arg;
+    close_call(ch);
+    ch->is_custom = request_custom_tool(&ch->call->request, name) != NULL;
     ch->skip_call = ch->n_calls > 0 && !ch->call->request.parallel_tool_calls;
     ch->has_call = !ch->skip_call;
     if (ch->has_call) {
@@ -66,6 +80,10 @@ static void on_arguments(void *arg, const char *text, size_t n_bytes)
 {
     struct call_choice *ch = arg;
     if (ch->skip_call) {
+        return;
+    }
+    if (ch->is_custom) {
+        buf_put(&ch->custom, text, n_bytes);
         return;
     }
     become(ch, PENDING_ARGUMENTS);
@@ -88,6 +106,7 @@ void call_choice_init(struct call_choice *ch, struct call *c, int32_t index,
     buf_init(&ch->content, TEXT_MAX_BYTES);
     buf_init(&ch->reasoning, TEXT_MAX_BYTES);
     buf_init(&ch->arguments, TEXT_MAX_BYTES);
+    buf_init(&ch->custom, TEXT_MAX_BYTES);
     buf_init(&ch->calls, TEXT_MAX_BYTES);
     buf_init(&ch->logprobs, TEXT_MAX_BYTES);
     buf_init(&ch->ids, TEXT_MAX_BYTES);
@@ -102,6 +121,7 @@ void call_choice_deinit(struct call_choice *ch)
     buf_deinit(&ch->content);
     buf_deinit(&ch->reasoning);
     buf_deinit(&ch->arguments);
+    buf_deinit(&ch->custom);
     buf_deinit(&ch->calls);
     buf_deinit(&ch->logprobs);
     buf_deinit(&ch->ids);
@@ -161,7 +181,7 @@ static const char *reason_of(struct call_choice *ch, int32_t finish)
     if (finish == FINISH_LENGTH) {
         return "length";
     }
-    if (ch->n_calls == 0) {
+    if (ch->n_calls == 0 || ch->call->request.is_named) { // as OpenAI has it
         return "stop";
     }
     return ch->call->request.old_calls ? "function_call" : "tool_calls";
@@ -170,11 +190,7 @@ static const char *reason_of(struct call_choice *ch, int32_t finish)
 static void end(struct call_choice *ch, int32_t finish)
 {
     output_finish(&ch->output);
-    become(ch, PENDING_NONE);
-    if (ch->has_call && ch->call->format->call_end) {
-        ch->call->format->call_end(ch);
-    }
-    ch->has_call = false;
+    close_call(ch);
     ch->finish = reason_of(ch, finish);
     if (ch->call->request.stream) {
         ch->call->format->finish(ch);

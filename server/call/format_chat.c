@@ -67,6 +67,11 @@ static void open_delta_call(struct buf *b, const struct call_choice *ch, int32_t
     buf_putc(b, ',');
 }
 
+static const char *arguments_key(const struct call_choice *ch)
+{
+    return ch->is_custom ? "\"custom\":{\"input\":" : "\"function\":{\"arguments\":";
+}
+
 static void pending(struct call_choice *ch)
 {
     struct buf *from = ch->pending == PENDING_TEXT        ? &ch->content
@@ -89,7 +94,7 @@ static void pending(struct call_choice *ch)
     } else {
         bool old = ch->call->request.old_calls;
         open_delta_call(b, ch, ch->n_calls - 1);
-        buf_puts(b, old ? "\"arguments\":" : "\"function\":{\"arguments\":");
+        buf_puts(b, old ? "\"arguments\":" : arguments_key(ch));
         buf_put_json(b, from->data, from->n_bytes);
         buf_puts(b, old ? "}" : "}}]");
     }
@@ -118,11 +123,12 @@ static void put_call_head(struct buf *b, const struct call_choice *ch, const cha
     if (!ch->call->request.old_calls) {
         buf_puts(b, "\"id\":");
         buf_put_json(b, id, strlen(id));
-        buf_puts(b, ",\"type\":\"function\",\"function\":{");
+        buf_puts(b, ch->is_custom ? ",\"type\":\"custom\",\"custom\":{"
+                                  : ",\"type\":\"function\",\"function\":{");
     }
     buf_puts(b, "\"name\":");
     buf_put_json(b, name, strlen(name));
-    buf_puts(b, ",\"arguments\":");
+    buf_puts(b, ch->is_custom ? ",\"input\":" : ",\"arguments\":");
 }
 
 static void call(struct call_choice *ch, const char *name, const char *id)

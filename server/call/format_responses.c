@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum item { ITEM_NONE, ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL };
+enum item { ITEM_NONE, ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL, ITEM_CUSTOM };
 
 struct responses {
     int64_t sequence;
@@ -132,11 +132,13 @@ static void put_item(struct buf *b, const struct responses *s, const char *statu
         }
         buf_puts(b, "]}");
     } else {
-        buf_puts(b, "\"type\":\"function_call\",\"call_id\":");
+        bool custom = s->open == ITEM_CUSTOM;
+        buf_puts(b, custom ? "\"type\":\"custom_tool_call\",\"call_id\":"
+                           : "\"type\":\"function_call\",\"call_id\":");
         buf_put_json(b, s->call_id, strlen(s->call_id));
         buf_puts(b, ",\"name\":");
         buf_put_json(b, s->name, strlen(s->name));
-        buf_puts(b, ",\"arguments\":");
+        buf_puts(b, custom ? ",\"input\":" : ",\"arguments\":");
         buf_put_json(b, done && s->text.data ? s->text.data : "", done ? s->text.n_bytes : 0);
         buf_putc(b, '}');
     }
@@ -199,7 +201,7 @@ static void send_part(struct call *c, const char *type)
 
 static void open_item(struct call *c, enum item kind)
 {
-    static const char *const prefixes[] = {"", "rs_", "msg_", "fc_"};
+    static const char *const prefixes[] = {"", "rs_", "msg_", "fc_", "ctc_"};
     struct responses *s = state(c);
     s->open = kind;
     s->n_items++;
@@ -244,8 +246,10 @@ static void close_item(struct call *c, const char *status)
         } else if (s->open == ITEM_MESSAGE) {
             send_text_done(c, "response.output_text.done", "text", true);
             send_part(c, "response.content_part.done");
-        } else {
+        } else if (s->open == ITEM_CALL) {
             send_text_done(c, "response.function_call_arguments.done", "arguments", false);
+        } else {
+            send_text_done(c, "response.custom_tool_call_input.done", "input", false);
         }
         send_item(c, "response.output_item.done", status, true);
     }
@@ -274,11 +278,15 @@ static void send_delta(struct call_choice *ch, const struct buf *text)
 {
     struct call *c = ch->call;
     struct responses *s = state(c);
-    const char *type = s->open == ITEM_REASONING ? "response.reasoning_text.delta"
-                       : s->open == ITEM_MESSAGE ? "response.output_text.delta"
-                                                 : "response.function_call_arguments.delta";
+    static const char *const types[] = {
+        [ITEM_REASONING] = "response.reasoning_text.delta",
+        [ITEM_MESSAGE] = "response.output_text.delta",
+        [ITEM_CALL] = "response.function_call_arguments.delta",
+        [ITEM_CUSTOM] = "response.custom_tool_call_input.delta",
+    };
+    const char *type = types[s->open];
     struct buf *b = event(c, type);
-    put_place(b, s, s->open != ITEM_CALL);
+    put_place(b, s, s->open < ITEM_CALL);
     buf_puts(b, ",\"delta\":");
     buf_put_json(b, text->data, text->n_bytes);
     if (s->open == ITEM_MESSAGE) {
@@ -311,6 +319,11 @@ static void add(struct call_choice *ch, enum item kind, struct buf *text)
     buf_clear(&ch->logprobs);
 }
 
+static enum item call_item(const struct call_choice *ch)
+{
+    return ch->is_custom ? ITEM_CUSTOM : ITEM_CALL;
+}
+
 static void pending(struct call_choice *ch)
 {
     if (ch->pending == PENDING_TEXT) {
@@ -318,7 +331,7 @@ static void pending(struct call_choice *ch)
     } else if (ch->pending == PENDING_REASONING) {
         add(ch, ITEM_REASONING, &ch->reasoning);
     } else {
-        add(ch, ITEM_CALL, &ch->arguments);
+        add(ch, call_item(ch), &ch->arguments);
     }
 }
 
@@ -329,12 +342,12 @@ static void call(struct call_choice *ch, const char *name, const char *id)
     close_item(c, "completed");
     snprintf(s->name, sizeof s->name, "%s", name);
     snprintf(s->call_id, sizeof s->call_id, "%s", id);
-    open_item(c, ITEM_CALL);
+    open_item(c, call_item(ch));
 }
 
 static void call_end(struct call_choice *ch)
 {
-    add(ch, ITEM_CALL, &ch->arguments);
+    add(ch, call_item(ch), &ch->arguments);
 }
 
 static void finish(struct call_choice *ch)

@@ -302,5 +302,5 @@ void prepare_request(struct api_request *r)
         api_error_set(&r->error, 400, "invalid_value", NULL, "%s", err.text);
         return;
     }
-    request_compile_constraint(r); // last: it is the most work
+    request_constrain(r); // last: it is the most work
 }

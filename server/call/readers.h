@@ -36,6 +36,7 @@ bool read_response_format(struct api_request *r);
 bool read_text_format(struct api_request *r);
 bool read_structured_outputs(struct api_request *r);
 bool read_guided_json(struct api_request *r);
+bool read_guided_space(struct api_request *r);
 bool read_guided_regex(struct api_request *r);
 bool read_guided_choice(struct api_request *r);
 bool read_guided_grammar(struct api_request *r);
@@ -43,9 +44,16 @@ bool read_grammar(struct api_request *r);
 bool read_json_schema(struct api_request *r);
 bool read_regex(struct api_request *r);
 bool read_ebnf(struct api_request *r);
+bool read_structural_tag(struct api_request *r);
+bool read_ollama_format(struct api_request *r);
+bool read_output_format(struct api_request *r);
+/* {"type": "json_schema", "schema"} at `path` of the member. */
+bool request_read_output_format(struct api_request *r, const char *key, const char *path,
+                                const struct json *format);
 
-/* Behind all members and the prompt: takes the grammar of the constraint, if there is one. */
-bool request_compile_constraint(struct api_request *r);
+/* Behind all members and the prompt (request_turn.c): takes the grammar of what the output has to
+ * be, if it has to be anything. */
+bool request_constrain(struct api_request *r);
 
 /* ---- chat (request_chat.c) -------------------------------------------------------------------- */
 
@@ -56,8 +64,6 @@ bool chat_end(struct api_request *r);
 bool chat_check_roles(struct api_request *r, const char *text, size_t n_bytes);
 
 bool read_messages(struct api_request *r);
-bool read_tools(struct api_request *r);
-bool read_tool_choice(struct api_request *r);
 bool read_chat_template(struct api_request *r);
 bool check_continue(struct api_request *r);
 bool read_reasoning(struct api_request *r);
@@ -65,6 +71,15 @@ bool read_thinking(struct api_request *r);
 bool read_template_variables(struct api_request *r);
 bool read_modalities(struct api_request *r);
 bool check_top_logprobs(struct api_request *r);
+
+/* ---- tools (request_tools.c) ------------------------------------------------------------------ */
+
+bool read_tools(struct api_request *r); // of a chat; then of responses, of messages
+bool read_flat_tools(struct api_request *r);
+bool read_schema_tools(struct api_request *r);
+bool read_tool_choice(struct api_request *r);
+bool read_flat_choice(struct api_request *r);
+bool read_typed_choice(struct api_request *r);
 
 /* ---- completions, embeddings, tokenize, detokenize (request_completion.c) --------------------- */
 
@@ -115,8 +130,6 @@ void messages_begin(struct api_request *r);
 bool messages_end(struct api_request *r);
 
 bool read_turns(struct api_request *r);
-bool read_schema_tools(struct api_request *r);
-bool read_typed_choice(struct api_request *r);
 bool read_typed_thinking(struct api_request *r);
 bool read_output_config(struct api_request *r);
 bool read_metadata(struct api_request *r);
@@ -128,8 +141,6 @@ bool responses_end(struct api_request *r);
 
 bool read_previous(struct api_request *r); // request_history.c, with what is kept of the input
 bool read_items(struct api_request *r);
-bool read_flat_tools(struct api_request *r);
-bool read_flat_choice(struct api_request *r);
 bool read_truncation(struct api_request *r);
 bool read_include(struct api_request *r);
 

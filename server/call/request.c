@@ -25,22 +25,6 @@ bool request_check_n_tools(struct api_request *r, const char *key, size_t n)
                                "%zu instead.", key, MAX_TOOLS, n);
 }
 
-bool request_check_function(struct api_request *r, const struct json *function, const char *where)
-{
-    char place[80];
-    const char *name = json_get_string(function, "name");
-    if (!name || !*name) {
-        snprintf(place, sizeof place, "%s.name", where);
-        return api_missing(&r->error, place);
-    }
-    const struct json *parameters = json_get(function, "parameters");
-    if (json_type(parameters) != JSON_NULL && !json_is(parameters, JSON_OBJECT)) {
-        snprintf(place, sizeof place, "%s.parameters", where);
-        return body_wrong_type(&r->error, place, "an object", parameters);
-    }
-    return true;
-}
-
 bool read_model(struct api_request *r)
 {
     const char *name = NULL;

@@ -64,6 +64,21 @@ struct scored_text {
     size_t n_bytes;
 };
 
+enum tool_mode {
+    TOOLS_OFF,  // no calls are looked for
+    TOOLS_AUTO, // text, calls, or both
+    TOOLS_MUST, // a call
+};
+
+struct api_tool {
+    const char *name;
+    const char *schema; // of the parameters, as it stands in the body; NULL: none is said
+    size_t schema_bytes;
+    const char *text;         // of a custom tool: the format of its text (chat/tools/writing.h)
+    char place[64];           // where either is said: for errors
+    bool custom, strict, allowed;
+};
+
 struct api_request {
     /* Input. */
     enum api_kind kind;
@@ -116,7 +131,7 @@ struct api_request {
     struct output_options output;
 
     const char *constraint_param; // static text: the member that constrains the answer, or NULL
-    struct grammar_source constraint;
+    struct grammar_source constraint; // of the answer; what is compiled may be more (request_turn.c)
     struct kept_grammar *grammar; // compiled; NULL: none
     const char *constraint_after; // the text, one token, that it begins behind; NULL: at once
     int32_t constraint_after_id;
@@ -127,6 +142,12 @@ struct api_request {
     const struct json *tools_json; // for the parsers
     struct json *own_tools;        // tools_json, where it was made here
     bool old_calls;                // asked for with "functions": one call, as "function_call"
+    struct api_tool *tool_list; // [n_tool_list], in the arena
+    size_t n_tool_list;
+    enum tool_mode tool_mode;
+    const char *tool_param; // what says it; static text
+    bool narrows;           // not all tools are allowed
+    bool is_named;          // chat: one tool is asked for by its name
     const char *request_template;  // trusted
     bool add_generation_prompt, continue_final_message;
     const char *echoed; // chat with echo: the last message, if it is the assistant's; or NULL
@@ -143,10 +164,10 @@ struct api_request {
     const char *repeated; // responses: the members that the answer repeats, as JSON text
 };
 
-/* Tools, and what each has in common wherever it lies: name and parameters of the object at
- * `where`, such as "tools[0].function". */
 bool request_check_n_tools(struct api_request *r, const char *key, size_t n);
-bool request_check_function(struct api_request *r, const struct json *function, const char *where);
+
+/* The custom tool of this name, NULL if there is none. */
+const struct api_tool *request_custom_tool(const struct api_request *r, const char *name);
 
 /* Out of memory for the request's own data: 413. */
 bool request_too_large(struct api_request *r);

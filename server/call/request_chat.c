@@ -2,7 +2,6 @@
  * they are only checked. */
 #include "server/call/readers.h"
 
-#include "engine/base/json_scan.h"
 #include "engine/base/words.h"
 
 #include <stdio.h>
@@ -85,11 +84,17 @@ static bool check_content(struct api_request *r, const struct json *m, const cha
 static bool check_call(struct api_request *r, const struct json *call, size_t index, size_t k)
 {
     char where[80];
-    const struct json *function = json_get(call, "function");
+    const struct json *function = json_get(call, "function"), *custom = json_get(call, "custom");
     const struct json *arguments = json_get(function, "arguments");
     int n = snprintf(where, sizeof where, "messages[%zu].tool_calls[%zu]", index, k);
     if (!json_is(call, JSON_OBJECT)) {
         return body_wrong_type(&r->error, where, "an object", call);
+    }
+    if (custom && !function) { // chat/messages.c makes a function's of it
+        bool whole = json_get_string(custom, "name") && json_get_string(custom, "input");
+        snprintf(where + n, sizeof where - (size_t)n, ".custom");
+        return whole || api_error_set(&r->error, 400, "invalid_value", where,
+                                      "Invalid '%s': expected 'name' and 'input'.", where);
     }
     if (!json_get_string(function, "name")) {
         snprintf(where + n, sizeof where - (size_t)n, ".function.name");
@@ -203,156 +208,6 @@ bool read_messages(struct api_request *r)
     r->messages = member->start;
     r->messages_bytes = member->n_bytes;
     return true;
-}
-
-/* ---- tools ------------------------------------------------------------------------------------ */
-
-static bool check_tools(struct api_request *r, const struct json *tools)
-{
-    size_t i = 0;
-    char where[64];
-    for (const struct json *t = json_first(tools); t; t = json_next(t), i++) {
-        const char *type = json_get_string(t, "type");
-        const struct json *function = json_get(t, "function");
-        if (!json_is(t, JSON_OBJECT)) {
-            snprintf(where, sizeof where, "tools[%zu]", i);
-            return body_wrong_type(&r->error, where, "an object", t);
-        }
-        snprintf(where, sizeof where, "tools[%zu].type", i);
-        if (type && strcmp(type, "function") != 0) {
-            return api_error_set(&r->error, 400, "unsupported_value", where,
-                                 "Unsupported value: tools of type '%.40s' are not supported by "
-                                 "this server; only 'function' is.", type);
-        }
-        snprintf(where, sizeof where, "tools[%zu].function", i);
-        if (!json_is(function, JSON_OBJECT)) {
-            return function ? body_wrong_type(&r->error, where, "an object", function)
-                            : api_missing(&r->error, where);
-        }
-        if (!request_check_function(r, function, where)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* The old "functions" become tools. */
-static bool read_functions(struct api_request *r)
-{
-    const struct json *functions = NULL;
-    if (body_has(&r->body, "tools") || !body_array(&r->body, "functions", &functions) ||
-        json_count(functions) == 0) {
-        return r->error.status == 0;
-    }
-    size_t n = json_count(functions);
-    if (!request_check_n_tools(r, "functions", n)) {
-        return false;
-    }
-    const struct body_member *m = body_get(&r->body, "functions");
-    struct json_scan sc;
-    struct buf text;
-    buf_init(&text, 64 << 20);
-    json_scan_init(&sc, m->start, m->n_bytes, 64);
-    json_scan_next(&sc);
-    size_t at_byte = sc.at;
-    for (size_t i = 0; i < n; i++) {
-        while (strchr(" \t\r\n,", m->start[at_byte])) {
-            at_byte++;
-        }
-        json_scan_next(&sc);
-        if (sc.depth > 1) { // inside the object: pass over the rest of it
-            json_scan_skip(&sc);
-        }
-        buf_puts(&text, i ? "," : "[");
-        buf_puts(&text, "{\"type\":\"function\",\"function\":");
-        buf_put(&text, m->start + at_byte, sc.at - at_byte);
-        buf_putc(&text, '}');
-        at_byte = sc.at;
-    }
-    buf_putc(&text, ']');
-    r->tools = arena_strndup(&r->arena, text.data, text.n_bytes);
-    r->tools_bytes = text.n_bytes;
-    buf_deinit(&text);
-    if (!r->tools) {
-        return request_too_large(r);
-    }
-    json_parse(r->tools, r->tools_bytes, NULL, &r->own_tools, NULL);
-    r->tools_json = r->own_tools;
-    r->old_calls = true;
-    return check_tools(r, r->tools_json);
-}
-
-bool read_tools(struct api_request *r)
-{
-    const struct json *tools = NULL;
-    if (body_array(&r->body, "tools", &tools)) {
-        size_t n = json_count(tools);
-        if (n == 0) {
-            return api_empty(&r->error, "tools");
-        }
-        if (!request_check_n_tools(r, "tools", n)) {
-            return false;
-        }
-        const struct body_member *m = body_get(&r->body, "tools");
-        r->tools = m->start;
-        r->tools_bytes = m->n_bytes;
-        r->tools_json = tools;
-        return check_tools(r, tools);
-    }
-    return r->error.status == 0 && read_functions(r);
-}
-
-static bool has_tool(const struct json *tools, const char *name)
-{
-    return name && tool_function(tools, name) != NULL;
-}
-
-bool read_tool_choice(struct api_request *r)
-{
-    const char *key = body_has(&r->body, "tool_choice") ? "tool_choice" : "function_call";
-    const struct body_member *m = body_get(&r->body, key);
-    bool wanted = r->tools_json != NULL;
-    if (m) {
-        const char *word = json_string(m->node);
-        const char *name = json_get_string(json_get(m->node, "function"), "name");
-        name = name ? name : json_get_string(m->node, "name");
-        bool none = word && strcmp(word, "none") == 0;
-        if (!word && !json_is(m->node, JSON_OBJECT)) {
-            return body_wrong_type(&r->error, key, "a string or an object", m->node);
-        }
-        if (word && !none && strcmp(word, "auto") != 0 && strcmp(word, "required") != 0) {
-            return api_error_set(&r->error, 400, "invalid_value", key,
-                                 "Invalid value: '%.40s'. Supported values are: 'none', 'auto' and "
-                                 "'required'.", word);
-        }
-        if (!r->tools_json && !none) {
-            return api_error_set(&r->error, 400, "invalid_value", key,
-                                 "'%s' is only allowed when 'tools' are specified.", key);
-        }
-        const char *type = json_get_string(m->node, "type");
-        if (type && strcmp(type, "allowed_tools") == 0) {
-            return api_error_set(&r->error, 400, "unsupported_value", key,
-                                 "Unsupported value: '%s' of type 'allowed_tools' is not supported "
-                                 "by this server.", key);
-        }
-        if (!word && !has_tool(r->tools_json, name)) {
-            return api_error_set(&r->error, 400, "invalid_value", key,
-                                 "Invalid '%s': no tool of that name in 'tools'.", key);
-        }
-        if (!word || strcmp(word, "required") == 0) {
-            return api_error_set(&r->error, 400, "unsupported_value", key,
-                                 "Unsupported value: this server cannot force a tool call yet; "
-                                 "'%s' may be 'none' or 'auto'.", key);
-        }
-        wanted = wanted && !none;
-        if (none && r->model->config->exclude_tools_when_tool_choice_none) {
-            r->tools = NULL;
-            r->tools_bytes = 0;
-        }
-    }
-    r->output.parser = wanted ? r->model->parser : NULL;
-    r->output.tools = r->tools_json;
-    return r->error.status == 0;
 }
 
 /* ---- the template's variables ----------------------------------------------------------------- */

@@ -2,9 +2,9 @@
  * grammar. The text of a schema is taken from the body as it stands, since in a tree numbers and
  * the order of equal keys are lost. */
 #include "server/call/readers.h"
+#include "server/call/slice.h"
 
-#include "engine/base/json_scan.h"
-
+#include <stdio.h>
 #include <string.h>
 
 /* ---- what is asked for ------------------------------------------------------------------------ */
@@ -13,9 +13,11 @@
 static bool constrain(struct api_request *r, const char *param, struct grammar_source source)
 {
     if (r->constraint_param) {
+        bool twice = strcmp(param, r->constraint_param) == 0;
         return api_error_set(&r->error, 400, "invalid_value", param,
-                             "Invalid '%s': '%s' is a constraint already; a request may have one.",
-                             param, r->constraint_param);
+                             "Invalid '%s': %s%s%s; a request may have one constraint.", param,
+                             twice ? "it asks for two" : "'", twice ? "" : r->constraint_param,
+                             twice ? "" : "' asks for one already");
     }
     if (!source.text) {
         return request_too_large(r);
@@ -37,46 +39,14 @@ static bool constrain_json(struct api_request *r, const char *param)
     return constrain_text(r, param, GRAMMAR_SCHEMA, "{\"type\":\"object\"}");
 }
 
-/* The text of the member at this path, whose keys are separated by '/', in a value's text. */
-static struct grammar_source schema_at(const char *text, size_t n_bytes, const char *path)
-{
-    struct json_scan sc;
-    struct grammar_source found = {.kind = GRAMMAR_SCHEMA, .text = text, .n_bytes = n_bytes};
-    while (*path) {
-        char key[32];
-        size_t n = strcspn(path, "/");
-        memcpy(key, path, n);
-        key[n] = '\0';
-        path += n + (path[n] == '/');
-        const char *from = found.text;
-        json_scan_init(&sc, from, found.n_bytes, JSON_SCAN_MAX_DEPTH);
-        json_scan_next(&sc);
-        while (json_scan_next(&sc) == JSON_TOKEN_KEY) { // of equal keys the last one counts
-            bool is_it = json_scan_is(&sc, key);
-            size_t begin = sc.at;
-            json_scan_skip(&sc);
-            if (is_it) {
-                found.text = from + begin;
-                found.n_bytes = sc.at - begin;
-            }
-        }
-        while (found.n_bytes > 0 && strchr(": \t\r\n", found.text[0])) {
-            found.text++;
-            found.n_bytes--;
-        }
-    }
-    return found;
-}
-
-/* A schema: the object at `path` of the member `key`. */
-static bool constrain_schema(struct api_request *r, const char *key, const char *path,
-                             const struct json *schema, const char *param)
+/* What stands at `path` of the member `key`, as a schema or another grammar that is JSON. */
+static bool constrain_at(struct api_request *r, const char *param, enum grammar_kind kind,
+                         const char *key, const char *path)
 {
     const struct body_member *m = body_get(&r->body, key);
-    if (!json_is(schema, JSON_OBJECT)) {
-        return body_wrong_type(&r->error, param, "an object", schema);
-    }
-    return constrain(r, param, schema_at(m->start, m->n_bytes, path));
+    struct slice v = slice_at((struct slice){m->start, m->n_bytes}, path);
+    return constrain(r, param,
+                     (struct grammar_source){.kind = kind, .text = v.s, .n_bytes = v.n});
 }
 
 /* One of some texts, as a regular expression. */
@@ -123,8 +93,8 @@ static bool constrain_grammar(struct api_request *r, const char *param, const ch
 
 /* `format` lies at `path` of the member `key`; a schema in it at `schema_path` of that member. */
 static bool read_format(struct api_request *r, const struct json *format, const char *param,
-                        const char *key, const char *schema_path, const struct json *schema,
-                        const char *schema_param)
+                        const char *key, const char *path, const struct json *schema,
+                        const char *schema_path)
 {
     const char *type = json_get_string(format, "type");
     if (strcmp(type, "text") == 0) {
@@ -133,16 +103,22 @@ static bool read_format(struct api_request *r, const struct json *format, const 
     if (strcmp(type, "json_object") == 0) {
         return constrain_json(r, param);
     }
+    if (strcmp(type, "structural_tag") == 0) {
+        return constrain_at(r, param, GRAMMAR_TAGS, key, path);
+    }
     if (strcmp(type, "json_schema") != 0) {
         return api_error_set(&r->error, 400, "unsupported_value", param,
                              "Unsupported value: '%s' of type '%.40s' is not supported by this "
-                             "server; it may be 'text', 'json_object' or 'json_schema'.", param,
-                             type);
+                             "server; it may be 'text', 'json_object', 'json_schema' or "
+                             "'structural_tag'.", param, type);
     }
-    if (!schema) {
-        return api_missing(&r->error, schema_param);
+    if (json_type(schema) == JSON_NULL) {
+        char place[64];
+        snprintf(place, sizeof place, "%s.%sschema", param,
+                 strcmp(param, "response_format") == 0 ? "json_schema." : "");
+        return api_missing(&r->error, place);
     }
-    return constrain_schema(r, key, schema_path, schema, schema_param);
+    return constrain_at(r, param, GRAMMAR_SCHEMA, key, schema_path);
 }
 
 bool read_response_format(struct api_request *r)
@@ -156,14 +132,14 @@ bool read_response_format(struct api_request *r)
         return api_missing(&r->error, "response_format.type");
     }
     const struct json *own = json_get(format, "schema"), *inner = json_get(format, "json_schema");
-    if (own && strcmp(type, "json_object") == 0) { // llama.cpp's and others' way
-        return constrain_schema(r, "response_format", "schema", own, "response_format.schema");
+    if (json_is(own, JSON_OBJECT) && strcmp(type, "json_object") == 0) { // llama.cpp's way
+        return constrain_at(r, "response_format", GRAMMAR_SCHEMA, "response_format", "schema");
     }
     if (inner && !json_is(inner, JSON_OBJECT)) {
         return body_wrong_type(&r->error, "response_format.json_schema", "an object", inner);
     }
-    return read_format(r, format, "response_format", "response_format", "json_schema/schema",
-                       json_get(inner, "schema"), "response_format.json_schema.schema");
+    return read_format(r, format, "response_format", "response_format", "",
+                       json_get(inner, "schema"), "json_schema/schema");
 }
 
 bool read_text_format(struct api_request *r)
@@ -179,64 +155,125 @@ bool read_text_format(struct api_request *r)
                    ? api_missing(&r->error, "text.format.type")
                    : body_wrong_type(&r->error, "text.format", "an object", format);
     }
-    return read_format(r, format, "text.format", "text", "format/schema",
-                       json_get(format, "schema"), "text.format.schema");
+    return read_format(r, format, "text.format", "text", "format", json_get(format, "schema"),
+                       "format/schema");
+}
+
+/* ---- Anthropic's and Ollama's ------------------------------------------------------------------ */
+
+bool request_read_output_format(struct api_request *r, const char *key, const char *path,
+                                const struct json *format)
+{
+    const char *type = json_get_string(format, "type");
+    char schema_path[32], place[48];
+    snprintf(place, sizeof place, "%s%s%s", key, *path ? "." : "", path);
+    snprintf(schema_path, sizeof schema_path, "%s%sschema", path, *path ? "/" : "");
+    if (!type || strcmp(type, "json_schema") != 0) {
+        return api_error_set(&r->error, 400, "unsupported_value", place,
+                             "Unsupported value: '%s' has the type 'json_schema' and a 'schema'.",
+                             place);
+    }
+    return json_type(json_get(format, "schema")) != JSON_NULL
+               ? constrain_at(r, key, GRAMMAR_SCHEMA, key, schema_path)
+               : api_missing(&r->error, place);
+}
+
+bool read_output_format(struct api_request *r)
+{
+    const struct json *format = NULL;
+    return body_object(&r->body, "output_format", &format)
+               ? request_read_output_format(r, "output_format", "", format)
+               : r->error.status == 0;
+}
+
+/* "json", or a schema; an empty text, false and an empty list ask for nothing. */
+bool read_ollama_format(struct api_request *r)
+{
+    const struct body_member *m = body_get(&r->body, "format");
+    const char *word = m ? json_string(m->node) : "";
+    bool nothing = m && ((json_is(m->node, JSON_BOOL) && !json_bool(m->node, true)) ||
+                         (json_is(m->node, JSON_ARRAY) && json_count(m->node) == 0));
+    if (!word && nothing) {
+        return true;
+    }
+    if (!word) {
+        return json_is(m->node, JSON_OBJECT)
+                   ? constrain_at(r, "format", GRAMMAR_SCHEMA, "format", "")
+                   : body_wrong_type(&r->error, "format", "\"json\" or an object", m->node);
+    }
+    if (*word && strcmp(word, "json") != 0) {
+        return api_error_set(&r->error, 400, "invalid_value", "format",
+                             "Invalid value: '%.40s'. 'format' is 'json' or a JSON schema.", word);
+    }
+    return *word ? constrain_json(r, "format") : true;
 }
 
 /* ---- vLLM's, llama.cpp's and SGLang's members -------------------------------------------------- */
 
-/* A schema as an object, or as text. */
-static bool read_schema(struct api_request *r, const char *key, const char *path,
-                        const struct json *schema, const char *param)
+/* JSON as it stands, or as text. */
+static bool read_json(struct api_request *r, const char *key, const char *path,
+                      const struct json *v, enum grammar_kind kind)
 {
-    const char *text = json_string(schema);
-    return text ? constrain_text(r, param, GRAMMAR_SCHEMA, text)
-                : constrain_schema(r, key, path, schema, param);
+    const char *text = json_string(v);
+    return text ? constrain_text(r, key, kind, text) : constrain_at(r, key, kind, key, path);
 }
 
 bool read_structured_outputs(struct api_request *r)
 {
+    static const char key[] = "structured_outputs";
     const struct json *o = NULL;
-    if (!body_object(&r->body, "structured_outputs", &o)) {
+    if (!body_object(&r->body, key, &o)) {
         return r->error.status == 0;
     }
     const char *regex = json_get_string(o, "regex"), *grammar = json_get_string(o, "grammar");
     const struct json *json = json_get(o, "json"), *choice = json_get(o, "choice");
-    if (json_type(json_get(o, "structural_tag")) != JSON_NULL) {
-        return api_unsupported(&r->error, "structured_outputs.structural_tag");
-    }
-    bool good = json_type(json) == JSON_NULL ||
-                read_schema(r, "structured_outputs", "json", json, "structured_outputs.json");
-    good = good && (!regex || constrain_text(r, "structured_outputs.regex", GRAMMAR_REGEX, regex));
-    good = good && (json_type(choice) == JSON_NULL ||
-                    constrain_choice(r, "structured_outputs.choice", choice));
-    good = good && (!grammar || constrain_grammar(r, "structured_outputs.grammar", grammar));
-    good = good && (!json_get_bool(o, "json_object", false) ||
-                    constrain_json(r, "structured_outputs.json_object"));
+    const struct json *tag = json_get(o, "structural_tag");
+    bool good = json_type(json) == JSON_NULL || read_json(r, key, "json", json, GRAMMAR_SCHEMA);
+    good = good && (!regex || constrain_text(r, key, GRAMMAR_REGEX, regex));
+    good = good && (json_type(choice) == JSON_NULL || constrain_choice(r, key, choice));
+    good = good && (!grammar || constrain_grammar(r, key, grammar));
+    good = good && (!json_get_bool(o, "json_object", false) || constrain_json(r, key));
+    good = good && (json_type(tag) == JSON_NULL ||
+                    read_json(r, key, "structural_tag", tag, GRAMMAR_TAGS));
     if (good && !r->constraint_param && json_count(o) > 0) {
-        return api_error_set(&r->error, 400, "invalid_value", "structured_outputs",
+        return api_error_set(&r->error, 400, "invalid_value", key,
                              "Invalid 'structured_outputs': expected one of 'json', 'regex', "
-                             "'choice', 'grammar' and 'json_object'.");
+                             "'choice', 'grammar', 'json_object' and 'structural_tag'.");
     }
     r->constraint.disable_any_whitespace = json_get_bool(o, "disable_any_whitespace", false);
     r->constraint.whitespace_pattern = json_get_string(o, "whitespace_pattern");
     return good;
 }
 
-static bool read_whole_schema(struct api_request *r, const char *key)
+static bool read_whole(struct api_request *r, const char *key, enum grammar_kind kind)
 {
     const struct body_member *m = body_get(&r->body, key);
-    return !m || read_schema(r, key, "", m->node, key);
+    return !m || read_json(r, key, "", m->node, kind);
 }
 
 bool read_guided_json(struct api_request *r)
 {
-    return read_whole_schema(r, "guided_json");
+    return read_whole(r, "guided_json", GRAMMAR_SCHEMA);
 }
 
 bool read_json_schema(struct api_request *r)
 {
-    return read_whole_schema(r, "json_schema");
+    return read_whole(r, "json_schema", GRAMMAR_SCHEMA);
+}
+
+bool read_structural_tag(struct api_request *r)
+{
+    return read_whole(r, "structural_tag", GRAMMAR_TAGS);
+}
+
+/* Of the schema beside it; by itself it says nothing. */
+bool read_guided_space(struct api_request *r)
+{
+    const char *pattern = NULL;
+    if (body_string(&r->body, "guided_whitespace_pattern", &pattern)) {
+        r->constraint.whitespace_pattern = pattern;
+    }
+    return r->error.status == 0;
 }
 
 bool read_guided_choice(struct api_request *r)
@@ -281,44 +318,4 @@ bool read_guided_grammar(struct api_request *r)
     return body_string(&r->body, "guided_grammar", &text)
                ? constrain_grammar(r, "guided_grammar", text)
                : r->error.status == 0;
-}
-
-/* Where the constrained answer begins: behind the reasoning that the prompt has opened, or at once.
- * False: that cannot be told by one token. */
-static bool find_answer(struct api_request *r)
-{
-    enum reasoning_kind kind = r->output.reasoning;
-    const char *end = reasoning_end(kind);
-    if (!r->output.starts_in_reasoning) {
-        return end || kind == REASONING_NONE;
-    }
-    r->constraint_after = end;
-    r->constraint_after_id = end ? tokenizer_find(r->model->tok, end, strlen(end)) : -1;
-    return r->constraint_after_id >= 0;
-}
-
-/* ---- compiling -------------------------------------------------------------------------------- */
-
-bool request_compile_constraint(struct api_request *r)
-{
-    const char *param = r->constraint_param;
-    if (!param || !r->generates) {
-        return true;
-    }
-    if (!r->model->tok) {
-        return api_error_set(&r->error, 400, "unsupported_value", param,
-                             "This model has no tokenizer: its answers cannot be constrained.");
-    }
-    if (!find_answer(r)) {
-        return api_error_set(&r->error, 400, "unsupported_value", param,
-                             "Unsupported value: '%s' cannot be kept here, since no single token "
-                             "of this model ends its reasoning.", param);
-    }
-    struct err err = {""};
-    enum status st = grammars_take(r->model->grammars, r->model->tok, r->model->info,
-                                   &r->constraint, &r->grammar, &err);
-    r->output.parser = NULL; // all of the text is the answer
-    return st == OK || api_error_set(&r->error, 400,
-                                     st == ERR_UNSUPPORTED ? "unsupported_value" : "invalid_value",
-                                     param, "Invalid '%s': %s", param, err.text);
 }

@@ -437,91 +437,6 @@ bool read_turns(struct api_request *r)
     return good;
 }
 
-/* ---- tools --------------------------------------------------------------------------------------- */
-
-static bool check_tool(struct api_request *r, const struct json *tool, size_t index)
-{
-    char place[48];
-    const char *type = json_get_string(tool, "type"), *name = json_get_string(tool, "name");
-    const struct json *schema = json_get(tool, "input_schema");
-    snprintf(place, sizeof place, "tools[%zu]", index);
-    if (!json_is(tool, JSON_OBJECT)) {
-        return body_wrong_type(&r->error, place, "an object", tool);
-    }
-    if (type && strcmp(type, "custom") != 0) {
-        snprintf(place, sizeof place, "tools[%zu].type", index);
-        return api_error_set(&r->error, 400, "unsupported_value", place,
-                             "Unsupported value: tools of type '%.40s' are not supported by this "
-                             "server; only 'custom' is.", type);
-    }
-    if (!name || !*name) {
-        snprintf(place, sizeof place, "tools[%zu].name", index);
-        return api_missing(&r->error, place);
-    }
-    snprintf(place, sizeof place, "tools[%zu].input_schema", index);
-    if (json_type(schema) == JSON_NULL) {
-        return api_missing(&r->error, place);
-    }
-    return json_is(schema, JSON_OBJECT)
-               ? true
-               : body_wrong_type(&r->error, place, "an object", schema);
-}
-
-bool read_schema_tools(struct api_request *r)
-{
-    const struct json *tools = NULL;
-    if (!body_array(&r->body, "tools", &tools) || !json_first(tools)) {
-        return r->error.status == 0;
-    }
-    struct buf out;
-    buf_init(&out, MAX_BYTES);
-    buf_putc(&out, '[');
-    size_t i = 0;
-    bool good = request_check_n_tools(r, "tools", json_count(tools));
-    for (const struct json *t = json_first(tools); good && t; t = json_next(t), i++) {
-        good = check_tool(r, t, i);
-        if (good) {
-            convert_tool(&out, t, i, "input_schema");
-        }
-    }
-    buf_putc(&out, ']');
-    good = good && convert_keep_tools(r, &out);
-    buf_deinit(&out);
-    return good;
-}
-
-bool read_typed_choice(struct api_request *r)
-{
-    enum { CHOICE_AUTO, CHOICE_NONE };
-    const struct json *choice = NULL;
-    int which = CHOICE_AUTO;
-    if (body_object(&r->body, "tool_choice", &choice)) {
-        const char *type = json_get_string(choice, "type");
-        if (!type) {
-            return api_missing(&r->error, "tool_choice.type");
-        }
-        which = words_find("auto|none|any|tool", type);
-        if (which < 0) {
-            return api_error_set(&r->error, 400, "invalid_value", "tool_choice.type",
-                                 "Invalid value: '%.40s'. Supported values are: 'auto' and 'none'.",
-                                 type);
-        }
-        if (which > CHOICE_NONE) {
-            return api_error_set(&r->error, 400, "unsupported_value", "tool_choice.type",
-                                 "Unsupported value: this server cannot force a tool call yet; "
-                                 "'tool_choice.type' may be 'auto' or 'none', not '%s'.", type);
-        }
-        if (which == CHOICE_AUTO && !r->tools_json) {
-            return api_error_set(&r->error, 400, "invalid_value", "tool_choice",
-                                 "'tool_choice' is only allowed when 'tools' are specified.");
-        }
-        r->parallel_tool_calls = !json_get_bool(choice, "disable_parallel_tool_use", false);
-    }
-    r->output.parser = r->tools_json && which == CHOICE_AUTO ? r->model->parser : NULL;
-    r->output.tools = r->tools_json;
-    return r->error.status == 0;
-}
-
 /* ---- the rest ------------------------------------------------------------------------------------ */
 
 /* Templates have a switch and no budget: of the types, all but one turn it on. */
@@ -558,8 +473,10 @@ bool read_output_config(struct api_request *r)
         return r->error.status == 0;
     }
     const char *effort = json_get_string(output, "effort");
-    if (json_type(json_get(output, "format")) != JSON_NULL) {
-        return api_unsupported(&r->error, "output_config.format");
+    const struct json *format = json_get(output, "format");
+    if (json_type(format) != JSON_NULL &&
+        !request_read_output_format(r, "output_config", "format", format)) {
+        return false;
     }
     if (effort && words_find("low|medium|high|xhigh|max", effort) < 0) {
         return api_error_set(&r->error, 400, "invalid_value", "output_config.effort",

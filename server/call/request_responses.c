@@ -1,6 +1,7 @@
 /* The body of /v1/responses: its items become the messages of a chat, its flat tools nested ones. */
 #include "server/call/convert.h"
 #include "server/call/readers.h"
+#include "server/chat/turn.h"
 
 #include "engine/base/words.h"
 
@@ -115,9 +116,11 @@ static bool put_message(struct messages *m, const struct json *item)
     return good;
 }
 
+/* A call of a custom tool is one of a function with a single text. */
 static bool put_call(struct messages *m, const struct json *item)
 {
-    static const char *const fields[] = {"call_id", "name", "arguments"};
+    bool custom = strcmp(json_get_string(item, "type"), "custom_tool_call") == 0;
+    const char *const fields[] = {"call_id", "name", custom ? "input" : "arguments"};
     for (int i = 0; i < 3; i++) {
         if (!json_get_string(item, fields[i])) {
             return api_missing(&m->r->error, where(m, fields[i]));
@@ -128,9 +131,9 @@ static bool put_call(struct messages *m, const struct json *item)
     convert_text(&m->calls, json_get_string(item, "call_id"));
     buf_puts(&m->calls, ",\"function\":{\"name\":");
     convert_text(&m->calls, json_get_string(item, "name"));
-    buf_puts(&m->calls, ",\"arguments\":");
-    convert_text(&m->calls, json_get_string(item, "arguments"));
-    buf_puts(&m->calls, "}}");
+    buf_puts(&m->calls, custom ? ",\"arguments\":{\"" TOOL_TEXT_ARGUMENT "\":" : ",\"arguments\":");
+    convert_text(&m->calls, json_get_string(item, fields[2]));
+    buf_puts(&m->calls, custom ? "}}}" : "}}");
     return true;
 }
 
@@ -169,10 +172,10 @@ static bool put_item(struct messages *m, const struct json *item)
     if (!type || strcmp(type, "message") == 0) {
         return put_message(m, item);
     }
-    if (strcmp(type, "function_call") == 0) {
+    if (words_find("function_call|custom_tool_call", type) >= 0) {
         return put_call(m, item);
     }
-    if (strcmp(type, "function_call_output") == 0) {
+    if (words_find("function_call_output|custom_tool_call_output", type) >= 0) {
         return put_output(m, item);
     }
     if (strcmp(type, "reasoning") == 0) {
@@ -281,69 +284,6 @@ bool read_items(struct api_request *r)
     buf_deinit(&m.reasoning);
     buf_deinit(&m.items);
     return good;
-}
-
-static bool check_tool(struct api_request *r, const struct json *tool, size_t index)
-{
-    const char *type = json_get_string(tool, "type");
-    char where[32], place[40];
-    snprintf(where, sizeof where, "tools[%zu]", index);
-    snprintf(place, sizeof place, "%s.type", where);
-    if (!json_is(tool, JSON_OBJECT)) {
-        return body_wrong_type(&r->error, where, "an object", tool);
-    }
-    if (!type || strcmp(type, "function") != 0) {
-        return api_error_set(&r->error, 400, "unsupported_parameter", place,
-                             "Unsupported value: tools of type '%.40s' are not supported by this "
-                             "server; only 'function' is.", type ? type : "(none)");
-    }
-    return request_check_function(r, tool, where);
-}
-
-bool read_flat_tools(struct api_request *r)
-{
-    const struct json *tools = NULL;
-    if (!body_array(&r->body, "tools", &tools) || !json_first(tools)) {
-        return r->error.status == 0;
-    }
-    struct buf out;
-    buf_init(&out, MAX_BYTES);
-    buf_putc(&out, '[');
-    size_t i = 0;
-    bool good = request_check_n_tools(r, "tools", json_count(tools));
-    for (const struct json *t = json_first(tools); good && t; t = json_next(t), i++) {
-        good = check_tool(r, t, i);
-        if (good) {
-            convert_tool(&out, t, i, "parameters");
-        }
-    }
-    buf_putc(&out, ']');
-    good = good && convert_keep_tools(r, &out);
-    buf_deinit(&out);
-    return good;
-}
-
-bool read_flat_choice(struct api_request *r)
-{
-    const struct body_member *m = body_get(&r->body, "tool_choice");
-    const char *word = m ? json_string(m->node) : "auto";
-    bool none = word && strcmp(word, "none") == 0;
-    if (m && !word && !json_is(m->node, JSON_OBJECT)) {
-        return body_wrong_type(&r->error, "tool_choice", "a string or an object", m->node);
-    }
-    if (word && !none && strcmp(word, "auto") != 0 && strcmp(word, "required") != 0) {
-        return api_error_set(&r->error, 400, "invalid_value", "tool_choice",
-                             "Invalid value: '%.40s'. Supported values are: 'none', 'auto' and "
-                             "'required'.", word);
-    }
-    if (!none && (!word || strcmp(word, "auto") != 0)) {
-        return api_error_set(&r->error, 400, "unsupported_value", "tool_choice",
-                             "Unsupported value: this server cannot force a tool call yet; "
-                             "'tool_choice' may be 'none' or 'auto'.");
-    }
-    r->output.parser = r->tools_json && !none ? r->model->parser : NULL;
-    r->output.tools = r->tools_json;
-    return r->error.status == 0;
 }
 
 bool read_truncation(struct api_request *r)

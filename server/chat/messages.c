@@ -1,6 +1,7 @@
 #include "server/chat/messages.h"
 
 #include "server/chat/jinja/json.h"
+#include "server/chat/tools/writing.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -220,10 +221,29 @@ static bool shape_arguments(struct jrt *rt, struct jv *arguments, const struct c
     return true;
 }
 
+/* A custom tool's call, {"custom": {"name", "input"}}, as one of a function with a single text. */
+static bool shape_custom(struct jrt *rt, struct jv call)
+{
+    const struct jv *custom = field(rt, call, "custom");
+    const struct jv *name = custom ? field(rt, *custom, "name") : NULL;
+    const struct jv *input = custom ? field(rt, *custom, "input") : NULL;
+    if (!name || !input || field(rt, call, "function")) {
+        return rt->st == OK;
+    }
+    struct jdict *function = jd_new(rt), *arguments = jd_new(rt);
+    return function && arguments && jd_set_lit(rt, arguments, TOOL_TEXT_ARGUMENT, *input) &&
+           jd_set_lit(rt, function, "name", *name) &&
+           jd_set_lit(rt, function, "arguments", jv_dict(arguments)) &&
+           jd_set_lit(rt, call.u.dict, "function", jv_dict(function));
+}
+
 static bool shape_calls(struct jrt *rt, struct jv message, const struct chat_traits *traits)
 {
     const struct jv *calls = field(rt, message, "tool_calls");
     for (size_t i = 0; calls && calls->type == JV_LIST && i < calls->u.list->n; i++) {
+        if (!shape_custom(rt, calls->u.list->items[i])) {
+            return false;
+        }
         const struct jv *function = field(rt, calls->u.list->items[i], "function");
         struct jv *arguments = function ? field(rt, *function, "arguments") : NULL;
         if (arguments && !shape_arguments(rt, arguments, traits)) {

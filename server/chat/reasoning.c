@@ -14,42 +14,42 @@ enum state {
 /* In the order in which a template is searched for them: the more special come first. Lists end in
  * NULL. */
 static const struct kind {
-    const char *opens[3], *closes[3];
-    const char *answer_opens[3], *answer_closes[3]; // around the answer, and no part of it
+    struct reasoning_marks marks;
     const char *ends[2]; // behind the answer, and no text
     const char *sign, *without; // in templates; NULL: the first marker, and nothing
     const struct tool_parser *parser; // finds it, as it is a part of that form
 } kinds[] = {
-    [REASONING_HARMONY] = {.opens = {"<|channel|>analysis<|message|>"},
+    [REASONING_HARMONY] = {.marks.opens = {"<|channel|>analysis<|message|>"},
                            .parser = &tool_parser_harmony},
-    [REASONING_GEMMA4] = {.opens = {"<|channel>thought"}, .closes = {"<channel|>"}},
-    [REASONING_SEED_OSS] = {.opens = {"<seed:think>"}, .closes = {"</seed:think>"}},
-    [REASONING_MINIMAX_M3] = {.opens = {"<mm:think>"}, .closes = {"</mm:think>"}},
-    [REASONING_COHERE] = {.opens = {"<|START_THINKING|>"},
-                          .closes = {"<|END_THINKING|>"},
-                          .answer_opens = {"<|START_RESPONSE|>", "<|START_TEXT|>"},
-                          .answer_closes = {"<|END_RESPONSE|>", "<|END_TEXT|>"}},
-    [REASONING_KIMI_K3] = {.opens = {"<|open|>think<|sep|>"},
-                           .closes = {"<|close|>think<|sep|>"},
-                           .answer_opens = {"<|open|>response<|sep|>"},
-                           .answer_closes = {"<|close|>response<|sep|>"},
+    [REASONING_GEMMA4] = {.marks.opens = {"<|channel>thought"}, .marks.closes = {"<channel|>"}},
+    [REASONING_SEED_OSS] = {.marks.opens = {"<seed:think>"}, .marks.closes = {"</seed:think>"}},
+    [REASONING_MINIMAX_M3] = {.marks.opens = {"<mm:think>"}, .marks.closes = {"</mm:think>"}},
+    [REASONING_COHERE] = {.marks.opens = {"<|START_THINKING|>"},
+                          .marks.closes = {"<|END_THINKING|>"},
+                          .marks.answer_opens = {"<|START_RESPONSE|>", "<|START_TEXT|>"},
+                          .marks.answer_closes = {"<|END_RESPONSE|>", "<|END_TEXT|>"}},
+    [REASONING_KIMI_K3] = {.marks.opens = {"<|open|>think<|sep|>"},
+                           .marks.closes = {"<|close|>think<|sep|>"},
+                           .marks.answer_opens = {"<|open|>response<|sep|>"},
+                           .marks.answer_closes = {"<|close|>response<|sep|>"},
                            .ends = {"<|close|>message<|sep|>"},
                            .sign = "<|open|>"},
-    [REASONING_MISTRAL] = {.opens = {"[THINK]"}, .closes = {"[/THINK]"}},
-    [REASONING_GRANITE] = {.opens = {"Here is my thought process:", "Here's my thought process:"},
-                           .closes = {"Here is my response:", "Here's my response:"}},
-    [REASONING_ANSWER] = {.opens = {"<think>"},
-                          .closes = {"</think>"},
-                          .answer_opens = {"<answer>"},
-                          .answer_closes = {"</answer>"},
+    [REASONING_MISTRAL] = {.marks.opens = {"[THINK]"}, .marks.closes = {"[/THINK]"}},
+    [REASONING_GRANITE] = {.marks.opens = {"Here is my thought process:",
+                                           "Here's my thought process:"},
+                           .marks.closes = {"Here is my response:", "Here's my response:"}},
+    [REASONING_ANSWER] = {.marks.opens = {"<think>"},
+                          .marks.closes = {"</think>"},
+                          .marks.answer_opens = {"<answer>"},
+                          .marks.answer_closes = {"</answer>"},
                           .sign = "<answer>"},
-    [REASONING_RESPONSE] = {.opens = {"<think>"},
-                            .closes = {"</think>"},
-                            .answer_opens = {"<response>"},
-                            .answer_closes = {"</response>"},
+    [REASONING_RESPONSE] = {.marks.opens = {"<think>"},
+                            .marks.closes = {"</think>"},
+                            .marks.answer_opens = {"<response>"},
+                            .marks.answer_closes = {"</response>"},
                             .sign = "<response>",
                             .without = "<minimax:"}, // for which these are a tool's answers
-    [REASONING_THINK] = {.opens = {"<think>"}, .closes = {"</think>"}},
+    [REASONING_THINK] = {.marks.opens = {"<think>"}, .marks.closes = {"</think>"}},
 };
 
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
@@ -116,8 +116,8 @@ enum reasoning_kind reasoning_for_template(const char *chat_template)
     for (int k = REASONING_NONE + 1; chat_template && k < N_KINDS; k++) {
         bool wanted = !kinds[k].sign || strstr(chat_template, kinds[k].sign);
         bool barred = kinds[k].without && strstr(chat_template, kinds[k].without);
-        bool marked = has_one(chat_template, kinds[k].opens) ||
-                      has_one(chat_template, kinds[k].closes);
+        bool marked = has_one(chat_template, kinds[k].marks.opens) ||
+                      has_one(chat_template, kinds[k].marks.closes);
         if (wanted && !barred && marked) {
             return (enum reasoning_kind)k;
         }
@@ -125,24 +125,39 @@ enum reasoning_kind reasoning_for_template(const char *chat_template)
     return REASONING_NONE;
 }
 
-bool reasoning_is_open(enum reasoning_kind kind, const char *prompt, size_t n_bytes)
+static bool ends_with(const char *text, size_t n_bytes, const char *const *words)
 {
-    while (n_bytes > 0 && is_space(prompt[n_bytes - 1])) {
+    while (n_bytes > 0 && is_space(text[n_bytes - 1])) {
         n_bytes--;
     }
-    for (const char *const *open = kinds[kind].opens; *open; open++) {
-        size_t n = strlen(*open);
-        if (n_bytes >= n && memcmp(prompt + n_bytes - n, *open, n) == 0) {
+    for (; *words; words++) {
+        size_t n = strlen(*words);
+        if (n_bytes >= n && memcmp(text + n_bytes - n, *words, n) == 0) {
             return true;
         }
     }
     return false;
 }
 
+bool reasoning_is_open(enum reasoning_kind kind, const char *prompt, size_t n_bytes)
+{
+    return ends_with(prompt, n_bytes, kinds[kind].marks.opens);
+}
+
+bool reasoning_is_closed(enum reasoning_kind kind, const char *prompt, size_t n_bytes)
+{
+    return ends_with(prompt, n_bytes, kinds[kind].marks.closes);
+}
+
+const struct reasoning_marks *reasoning_marks(enum reasoning_kind kind)
+{
+    return &kinds[kind].marks;
+}
+
 const char *reasoning_end(enum reasoning_kind kind)
 {
     const struct kind *k = &kinds[kind];
-    return k->closes[1] || k->answer_opens[0] ? NULL : k->closes[0];
+    return k->marks.closes[1] || k->marks.answer_opens[0] ? NULL : k->marks.closes[0];
 }
 
 const struct tool_parser *reasoning_parser(enum reasoning_kind kind)
@@ -164,8 +179,8 @@ static bool begins_one(const char *text, const char *const *words)
 bool reasoning_is_marker(enum reasoning_kind kind, const char *text)
 {
     const struct kind *k = &kinds[kind];
-    return *text && (begins_one(text, k->opens) || begins_one(text, k->closes) ||
-                     begins_one(text, k->answer_opens) || begins_one(text, k->answer_closes));
+    return *text && (begins_one(text, k->marks.opens) || begins_one(text, k->marks.closes) ||
+                     begins_one(text, k->marks.answer_opens) || begins_one(text, k->marks.answer_closes));
 }
 
 /* ---- the split ---- */
@@ -244,7 +259,7 @@ static bool at_answer(struct reasoning_split *r, size_t at, bool final)
         return true;
     }
     if (m == MATCH_NO) {
-        m = begins(r, at, kinds[r->kind].answer_opens, final, &n);
+        m = begins(r, at, kinds[r->kind].marks.answer_opens, final, &n);
     }
     if (m == MATCH_MAYBE) {
         return false;
@@ -264,7 +279,7 @@ static bool at_open(struct reasoning_split *r, bool final)
     if (skip == r->held.n_bytes && !final) {
         return false;
     }
-    enum tool_match m = begins(r, skip, kinds[r->kind].opens, final, &n);
+    enum tool_match m = begins(r, skip, kinds[r->kind].marks.opens, final, &n);
     if (m == MATCH_MAYBE) {
         return false;
     }
@@ -312,7 +327,7 @@ static bool up_to(struct reasoning_split *r, const char *const *words, const cha
 static bool inside(struct reasoning_split *r, bool final)
 {
     size_t n;
-    if (!up_to(r, kinds[r->kind].closes, r->enders, r->sink.on_reasoning, final, &n)) {
+    if (!up_to(r, kinds[r->kind].marks.closes, r->enders, r->sink.on_reasoning, final, &n)) {
         return false;
     }
     consume(r, n);
@@ -325,7 +340,7 @@ static bool in_answer(struct reasoning_split *r, bool final)
 {
     static const char *const none[] = {NULL};
     size_t n;
-    if (!up_to(r, kinds[r->kind].answer_closes, none, r->sink.on_text, final, &n)) {
+    if (!up_to(r, kinds[r->kind].marks.answer_closes, none, r->sink.on_text, final, &n)) {
         if (final) { // white space that no marker followed
             put_rest(r, r->held.data, r->held.n_bytes);
             consume(r, r->held.n_bytes);

@@ -37,6 +37,16 @@ enum reasoning_kind reasoning_for_template(const char *chat_template);
 /* True if the prompt ends inside an opened reasoning block. */
 bool reasoning_is_open(enum reasoning_kind kind, const char *prompt, size_t n_bytes);
 
+/* What stands around reasoning and the answer. Lists end in NULL. */
+struct reasoning_marks {
+    const char *opens[3], *closes[3];
+    const char *answer_opens[3], *answer_closes[3]; // around the answer, and no part of it
+};
+const struct reasoning_marks *reasoning_marks(enum reasoning_kind kind);
+
+/* True if the prompt ends behind reasoning that it has closed: no more of it comes. */
+bool reasoning_is_closed(enum reasoning_kind kind, const char *prompt, size_t n_bytes);
+
 /* The text behind which the answer begins, if it is one text and nothing else is around the answer;
  * else NULL. */
 const char *reasoning_end(enum reasoning_kind kind);

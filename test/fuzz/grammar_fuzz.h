@@ -18,7 +18,7 @@ static const struct grammar_vocab *grammar_fuzz_vocab(void)
     static const char *const longer[] = {"\": ", "\", \"", "{\"",      "}}", "\n  ",  "ab",
                                          "a\"",  "tru",    "\xc3\xa9", "12", "abc\","};
     if (!v) {
-        struct grammar_token tokens[GRAMMAR_FUZZ_IDS] = {{0}};
+        struct grammar_token tokens[GRAMMAR_FUZZ_IDS] = {{NULL, 0, false}};
         const int32_t end = 256;
         for (int i = 0; i < 256; i++) {
             bytes[i] = (char)i;
@@ -27,6 +27,8 @@ static const struct grammar_vocab *grammar_fuzz_vocab(void)
         for (size_t i = 0; i < sizeof longer / sizeof *longer; i++) {
             tokens[257 + i] = (struct grammar_token){longer[i], strlen(longer[i]), false};
         }
+        tokens[278] = (struct grammar_token){"<s>", 3, true};
+        tokens[279] = (struct grammar_token){"</s>", 4, true};
         ASSERT(grammar_vocab_make(tokens, GRAMMAR_FUZZ_IDS, &end, 1, &v, NULL) == OK);
     }
     return v;

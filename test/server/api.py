@@ -156,11 +156,13 @@ def fold(chunks):
             for call in d.get("tool_calls", []):
                 calls = m.setdefault("tool_calls", [])
                 if call["index"] == len(calls):
-                    assert call["id"] and call["type"] == "function" and call["function"]["name"]
-                    calls.append({"id": call["id"], "type": "function", "function": dict(call["function"])})
+                    kind = call["type"]
+                    assert call["id"] and kind in ("function", "custom") and call[kind]["name"]
+                    calls.append({"id": call["id"], "type": kind, kind: dict(call[kind])})
                 else:
                     assert call["index"] == len(calls) - 1 and "id" not in call
-                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+                    kind, key = ("custom", "input") if "custom" in call else ("function", "arguments")
+                    calls[-1][kind][key] += call[kind][key]
             if c.get("logprobs"):
                 o["logprobs"] += c["logprobs"]["content"]
             if c["finish_reason"]:

@@ -261,8 +261,8 @@ BAD = [
     ({"tools": [{"name": "x"}]}, "tools[0].input_schema"), ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
     ({"tools": [WEATHER] * 129}, "tools"), ({"tool_choice": {"type": "auto"}}, "tool_choice"),
-    ({"tools": [WEATHER], "tool_choice": {"type": "any"}}, "'any'"), ({"tools": [WEATHER], "tool_choice": "auto"}, "tool_choice"),
-    ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "get_weather"}}, "'tool'"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"), ({"tools": [WEATHER], "tool_choice": "auto"}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "'other'"),
     ({"tools": [WEATHER], "tool_choice": {"type": "often"}}, "often"), ({"thinking": {"type": "much"}}, "thinking.type"),
     ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "budget_tokens"), ({"stop_sequences": [""]}, "stop_sequences"),
     ({"stop_sequences": ["x"] * 17}, "stop_sequences"), ({"stop": ["x"]}, "Use 'stop_sequences'"), ({"n": 2}, "'n'"),
@@ -452,7 +452,7 @@ def test_sdk_raises_its_own_errors(client, demo):
         client.messages.create(model="demo", messages=[{"role": "user", "content": "word " * 2000}], max_tokens=5)
     assert "prompt is too long: " in str(e.value)
     with pytest.raises(anthropic.BadRequestError):
-        client.messages.create(model="demo", messages=COUNT, max_tokens=5, tools=[WEATHER], tool_choice={"type": "any"})
+        client.messages.create(model="demo", messages=COUNT, max_tokens=5, tools=[WEATHER], tool_choice={"type": "often"})
 
 
 @sdk

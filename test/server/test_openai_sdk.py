@@ -169,7 +169,7 @@ def test_models(client):
     ("BadRequestError", "context_length_exceeded", "messages", {"max_tokens": 5000}),
     ("NotFoundError", "model_not_found", "model", {"model": "gpt"}),
     ("BadRequestError", "unsupported_value", "response_format", {"response_format": {"type": "grammar"}}),
-    ("BadRequestError", "unsupported_value", "tool_choice", {"tools": TOOLS, "tool_choice": "required"}),
+    ("BadRequestError", "invalid_value", "tool_choice", {"tools": TOOLS, "tool_choice": "always"}),
 ])
 def test_errors_have_class_code_and_param(client, error, code, param, kwargs):
     with pytest.raises(getattr(openai, error)) as e:

@@ -292,8 +292,16 @@ static bool step(struct tool_parse *p, bool final)
 }
 
 static const char *const markers[] = {open, close, quote, NULL};
+static const struct tool_writing writing = {
+    .call = "<|tool_call>call:",
+    .name_end = "",
+    .call_end = close,
+    .style = "gemma4",
+    .trigger = open,
+};
 const struct tool_parser tool_parser_gemma4 = {
     .name = "gemma4",
     .step = step,
     .markers = markers,
+    .writing = &writing,
 };

@@ -175,9 +175,18 @@ static bool step(struct tool_parse *p, bool final)
 static const char *const markers[] = {open,       close,       key_open, key_close,
                                       value_open, value_close, NULL};
 static const char *const ends_reasoning[] = {open, NULL};
+static const struct tool_writing writing = {
+    .call = open,
+    .name_end = "\n",
+    .call_end = close,
+    .style = "glm_xml",
+    .between = "\n",
+    .trigger = open,
+};
 const struct tool_parser tool_parser_glm45 = {
     .name = "glm45",
     .step = step,
     .markers = markers,
     .ends_reasoning = ends_reasoning,
+    .writing = &writing,
 };

@@ -303,10 +303,16 @@ static bool step(struct tool_parse *p, bool final)
     return more;
 }
 
+static const struct tool_writing writing = {
+    .call = "<|channel|>commentary to=functions.",
+    .name_end = " <|constrain|>json<|message|>",
+    .once = true,
+};
 const struct tool_parser tool_parser_harmony = {
     .name = "harmony",
     .step = step,
     .markers = markers,
     .exact = true,
+    .writing = &writing,
     .reasoning = "\xf9" "analysis" "\xfa", // CHANNEL and MESSAGE
 };

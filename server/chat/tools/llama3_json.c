@@ -115,8 +115,17 @@ static bool step(struct tool_parse *p, bool final)
 }
 
 static const char *const markers[] = {tag, NULL};
+static const struct tool_writing writing = {
+    .call = "{\"name\": \"",
+    .name_end = "\", \"parameters\": ",
+    .call_end = "}",
+    .between = "; ",
+    .starts = "\\s*\\{", // any object: its keys may come in any order
+    .bars = {tag},
+};
 const struct tool_parser tool_parser_llama3_json = {
     .name = "llama3_json",
     .step = step,
     .markers = markers,
+    .writing = &writing,
 };

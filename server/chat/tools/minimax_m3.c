@@ -32,6 +32,7 @@ static bool give_up(struct tool_parse *p)
 struct reader {
     const char *s, *end;
     struct buf *out;
+    const struct json *root; // of the schemas
 };
 
 static bool at_tag(const struct reader *r, const char *tag)
@@ -58,22 +59,25 @@ static bool tag_name(struct reader *r, const char *open_tag, const char **name, 
 }
 
 /* What the schema, or one that it may stand for, says under the key. */
-static const struct json *find_in(const struct json *schema, const char *key, int depth)
+static const struct json *find_in(const struct json *root, const struct json *schema,
+                                  const char *key, int depth)
 {
     static const char *const lists[] = {"anyOf", "oneOf", "allOf"};
+    schema = tool_resolve(root, schema);
     const struct json *found = json_get(schema, key);
     for (size_t i = 0; !found && i < 3 && depth < 8; i++) {
         const struct json *one = json_first(json_get(schema, lists[i]));
         for (; !found && one; one = json_next(one)) {
-            found = find_in(one, key, depth + 1);
+            found = find_in(root, one, key, depth + 1);
         }
     }
     return found;
 }
 
-static const struct json *property(const struct json *schema, const char *name, size_t n)
+static const struct json *property(const struct json *root, const struct json *schema,
+                                   const char *name, size_t n)
 {
-    const struct json *p = json_first(find_in(schema, "properties", 0));
+    const struct json *p = json_first(find_in(root, schema, "properties", 0));
     while (p && (strlen(json_key(p)) != n || memcmp(json_key(p), name, n) != 0)) {
         p = json_next(p);
     }
@@ -89,7 +93,7 @@ static bool elements(struct reader *r, const struct json *schema, int depth)
     const char *name;
     size_t n;
     bool list = tag_name(&first, "<", &name, &n) && n == 4 && memcmp(name, "item", 4) == 0 &&
-                !property(schema, name, n);
+                !property(r->root, schema, name, n);
     buf_putc(r->out, list ? '[' : '{');
     for (int i = 0; !at_tag(r, "</"); i++) {
         struct reader tag = *r;
@@ -101,7 +105,8 @@ static bool elements(struct reader *r, const struct json *schema, int depth)
             buf_put_json(r->out, name, n);
             buf_puts(r->out, ": ");
         }
-        const struct json *its = list ? find_in(schema, "items", 0) : property(schema, name, n);
+        const struct json *its = list ? find_in(r->root, schema, "items", 0)
+                                      : property(r->root, schema, name, n);
         if (!element(r, its, depth + 1)) {
             return false;
         }
@@ -126,7 +131,7 @@ static bool element(struct reader *r, const struct json *schema, int depth)
     }
     r->s = tag;
     if (at_tag(r, "</")) {
-        tool_put_value(schema, text, (size_t)(tag - text), r->out);
+        tool_put_value(r->root, schema, text, (size_t)(tag - text), r->out);
     } else if (!elements(r, schema, depth)) {
         return false;
     }
@@ -137,7 +142,7 @@ static bool element(struct reader *r, const struct json *schema, int depth)
 static bool report(struct tool_parse *p)
 {
     struct buf json;
-    struct reader r = {p->held.data + p->at, p->held.data + p->scan, &json};
+    struct reader r = {p->held.data + p->at, p->held.data + p->scan, &json, tool_root(p)};
     struct reader tag = r;
     const char *name;
     size_t n;
@@ -302,9 +307,20 @@ static bool step(struct tool_parse *p, bool final)
 
 static const char *const markers[] = {mark, NULL};
 static const char *const ends_reasoning[] = {open, NULL};
+static const struct tool_writing writing = {
+    .open = MARK "<tool_call>\n",
+    .call = MARK "<invoke name=\"",
+    .name_end = "\">",
+    .call_end = MARK "</invoke>\n",
+    .style = "minimax_m3",
+    .close = MARK "</tool_call>",
+    .trigger = MARK "<tool_call>",
+    .by_schema = true,
+};
 const struct tool_parser tool_parser_minimax_m3 = {
     .name = "minimax_m3",
     .step = step,
     .markers = markers,
     .ends_reasoning = ends_reasoning,
+    .writing = &writing,
 };

@@ -149,8 +149,25 @@ static bool step(struct tool_parse *p, bool final)
 }
 
 static const char *const markers[] = {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", NULL};
+static const struct tool_writing list = {
+    .open = "[TOOL_CALLS][",
+    .call = "{\"name\": \"",
+    .name_end = "\", \"arguments\": ",
+    .call_end = "}",
+    .between = ", ",
+    .close = "]",
+    .trigger = "[TOOL_CALLS]",
+};
+static const struct tool_writing writing = {
+    .call = "[TOOL_CALLS]",
+    .name_end = "[ARGS]",
+    .trigger = "[TOOL_CALLS]",
+    .needs = "[ARGS]",
+    .otherwise = &list,
+};
 const struct tool_parser tool_parser_mistral = {
     .name = "mistral",
     .step = step,
     .markers = markers,
+    .writing = &writing,
 };

@@ -198,12 +198,22 @@ static const struct named_form kimi_k2 = {
     .ends = {"<|tool_call_end|>"},
     .has_id = true,
 };
+static const struct tool_writing kimi_k2_writing = {
+    .open = "<|tool_calls_section_begin|>",
+    .call = "<|tool_call_begin|>functions.",
+    .name_end = ":%d<|tool_call_argument_begin|>",
+    .call_end = "<|tool_call_end|>",
+    .close = "<|tool_calls_section_end|>",
+    .trigger = "<|tool_calls_section_begin|>",
+    .bars = {"<|tool_call_begin|>"},
+};
 const struct tool_parser tool_parser_kimi_k2 = {
     .name = "kimi_k2",
     .step = step,
     .form = &kimi_k2,
     .markers = kimi_k2_markers,
     .ends_reasoning = kimi_k2_opens,
+    .writing = &kimi_k2_writing,
 };
 
 /* DeepSeek's markers have full-width bars, and U+2581 for spaces. */
@@ -224,11 +234,21 @@ static const struct named_form deepseek_v31 = {
     .arguments = SEPARATOR,
     .ends = {CALL_END},
 };
+static const struct tool_writing deepseek_v31_writing = {
+    .open = CALLS_BEGIN,
+    .call = CALL_BEGIN,
+    .name_end = SEPARATOR,
+    .call_end = CALL_END,
+    .close = CALLS_END,
+    .trigger = CALLS_BEGIN,
+    .bars = {CALL_BEGIN},
+};
 const struct tool_parser tool_parser_deepseek_v31 = {
     .name = "deepseek_v31",
     .step = step,
     .form = &deepseek_v31,
     .markers = deepseek_markers,
+    .writing = &deepseek_v31_writing,
 };
 
 static const struct named_form deepseek_v3 = {
@@ -238,9 +258,20 @@ static const struct named_form deepseek_v3 = {
     .arguments = "```json",
     .ends = {"```", CALL_END},
 };
+static const struct tool_writing deepseek_v3_writing = {
+    .open = CALLS_BEGIN,
+    .call = CALL_BEGIN "function" SEPARATOR,
+    .name_end = "\n```json\n",
+    .call_end = "\n```" CALL_END,
+    .between = "\n",
+    .close = CALLS_END,
+    .trigger = CALLS_BEGIN,
+    .bars = {CALL_BEGIN},
+};
 const struct tool_parser tool_parser_deepseek_v3 = {
     .name = "deepseek_v3",
     .step = step,
     .form = &deepseek_v3,
     .markers = deepseek_markers,
+    .writing = &deepseek_v3_writing,
 };

@@ -8,6 +8,7 @@
 
 #include "engine/base/buf.h"
 #include "engine/base/json.h"
+#include "server/chat/tools/writing.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -79,6 +80,7 @@ struct tool_parser {
     const char *reasoning; // what opens it, in that form; NULL: it is no part of the form
     /* Words that end reasoning which nobody closed, since they open a call; may be NULL. */
     const char *const *ends_reasoning;
+    const struct tool_writing *writing; // NULL: calls cannot be asked for in this form
 };
 
 /* All names that options take, as tool_parser_name tells them. */
@@ -106,7 +108,7 @@ void tool_parse_finish(struct tool_parse *p); // reports all that is held
 /* ---- for the parsers (emit.c, value.c) -------------------------------------------------------- */
 
 extern const struct tool_parser tool_parser_cohere_command3, tool_parser_deepseek_v3,
-    tool_parser_deepseek_v31, tool_parser_deepseek_v32, tool_parser_gemma4, tool_parser_gigachat3,
+    tool_parser_deepseek_v31, tool_parser_deepseek_v32, tool_parser_deepseek_v4, tool_parser_gemma4, tool_parser_gigachat3,
     tool_parser_glm45, tool_parser_granite, tool_parser_harmony, tool_parser_hermes,
     tool_parser_hunyuan_a13b, tool_parser_internlm, tool_parser_kimi_k2, tool_parser_kimi_k3, tool_parser_llama3_json,
     tool_parser_longcat, tool_parser_minicpm5, tool_parser_minimax_m2, tool_parser_minimax_m3, tool_parser_mistral,
@@ -143,9 +145,14 @@ bool tool_closes(struct tool_parse *p, char c);
 void tool_object_begin(struct tool_parse *p);
 bool tool_object(struct tool_parse *p);
 
+/* What a schema's $ref leads to, within `root`. */
+const struct json *tool_resolve(const struct json *root, const struct json *schema);
 /* Bare text as the JSON value that the schema wants; a string if it says nothing. */
-void tool_put_value(const struct json *schema, const char *s, size_t n, struct buf *out);
-/* The parameter that `id` names, of the function that `name` names: its schema, and its value. */
+void tool_put_value(const struct json *root, const struct json *schema, const char *s, size_t n,
+                    struct buf *out);
+/* The parameters of the function that `name` names; of the one that `id` names its schema, and its
+ * value. */
+const struct json *tool_root(const struct tool_parse *p);
 const struct json *tool_schema(const struct tool_parse *p);
 void tool_parameter(struct tool_parse *p, const char *text, size_t n_bytes, enum tool_value type);
 void tool_end_parameters(struct tool_parse *p); // and the call

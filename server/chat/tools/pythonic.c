@@ -480,11 +480,32 @@ static const struct pythonic_form pythonic = {
     .opens = {"<|tool_call_start|>", "<|python_start|>"},
     .closes = {"<|tool_call_end|>", "<|python_end|>"},
 };
+#define PYTHON_CALLS                                                                               \
+    .call = "", .name_end = "(", .call_end = ")", .style = "python"
+
+static const struct tool_writing bare_writing = {
+    PYTHON_CALLS,
+    .open = "[",
+    .between = ", ",
+    .close = "]",
+    .starts = "\\s*\\[\\s*[A-Za-z_][A-Za-z0-9_.-]*\\(",
+    .bars = {"<|python_start|>"},
+};
+static const struct tool_writing pythonic_writing = {
+    PYTHON_CALLS,
+    .open = "<|tool_call_start|>[",
+    .between = ", ",
+    .close = "]<|tool_call_end|>",
+    .trigger = "<|tool_call_start|>",
+    .needs = "<|tool_call_start|>",
+    .otherwise = &bare_writing,
+};
 const struct tool_parser tool_parser_pythonic = {
     .name = "pythonic",
     .step = step,
     .form = &pythonic,
     .markers = markers,
+    .writing = &pythonic_writing,
 };
 
 static const char *const olmo3_markers[] = {"<function_calls>", "</function_calls>", NULL};
@@ -493,9 +514,17 @@ static const struct pythonic_form olmo3 = {
     .closes = {"</function_calls>"},
     .lines = true,
 };
+static const struct tool_writing olmo3_writing = {
+    PYTHON_CALLS,
+    .open = "<function_calls>",
+    .between = "\n",
+    .close = "</function_calls>",
+    .trigger = "<function_calls>",
+};
 const struct tool_parser tool_parser_olmo3 = {
     .name = "olmo3",
     .step = step,
     .form = &olmo3,
     .markers = olmo3_markers,
+    .writing = &olmo3_writing,
 };

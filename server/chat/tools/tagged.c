@@ -105,6 +105,51 @@ static bool step(struct tool_parse *p, bool final)
     }
 }
 
+/* Each call between the markers, or a list of all of them. */
+#define WRITES(its_name, its_open, its_close)                                                      \
+    static const struct tool_writing its_name##_writing = {                                        \
+        .call = its_open "\n{\"name\": \"",                                                       \
+        .name_end = "\", \"arguments\": ",                                                        \
+        .call_end = "}\n" its_close,                                                               \
+        .between = "\n",                                                                           \
+        .trigger = its_open,                                                                       \
+    }
+#define WRITES_LIST(its_name, its_open, its_close)                                                 \
+    static const struct tool_writing its_name##_writing = {                                        \
+        .open = its_open "[",                                                                      \
+        .call = "{\"name\": \"",                                                                  \
+        .name_end = "\", \"arguments\": ",                                                        \
+        .call_end = "}",                                                                           \
+        .between = ", ",                                                                           \
+        .close = "]" its_close,                                                                    \
+        .trigger = its_open,                                                                       \
+    }
+
+WRITES(hermes, "<tool_call>", "</tool_call>");
+WRITES(longcat, "<longcat_tool_call>", "</longcat_tool_call>");
+WRITES_LIST(hunyuan_a13b, "<tool_calls>", "</tool_calls>");
+WRITES_LIST(nemotron_json, "<TOOLCALL>", "</TOOLCALL>");
+WRITES_LIST(phi4_mini_json, "functools", "");
+static const struct tool_writing granite_writing = {
+    .open = "<|tool_call|>[",
+    .call = "{\"name\": \"",
+    .name_end = "\", \"arguments\": ",
+    .call_end = "}",
+    .between = ", ",
+    .close = "]",
+    .trigger = "<|tool_call|>",
+    .bars = {"<tool_call>"},
+};
+static const struct tool_writing cohere_command3_writing = {
+    .open = "<|START_ACTION|>[\n",
+    .call = "    {\"tool_call_id\": \"%d\", \"tool_name\": \"",
+    .name_end = "\", \"parameters\": ",
+    .call_end = "}",
+    .between = ",\n",
+    .close = "\n]<|END_ACTION|>",
+    .trigger = "<|START_ACTION|>",
+};
+
 /* A form whose markers are those that may be tokens of their own. */
 #define TAGGED(its_name, its_close, ...)                                                           \
     static const char *const its_name##_markers[] = {__VA_ARGS__, its_close, NULL};               \
@@ -114,6 +159,7 @@ static bool step(struct tool_parse *p, bool final)
         .step = step,                                                                              \
         .form = &its_name,                                                                         \
         .markers = its_name##_markers,                                                             \
+        .writing = &its_name##_writing,                                                            \
     }
 
 TAGGED(hermes, "</tool_call>", "<tool_call>");
@@ -130,11 +176,20 @@ static const struct tagged_form internlm = {
     .opens = {"<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"},
     .close = "<|action_end|>",
 };
+static const struct tool_writing internlm_writing = {
+    .call = "<|action_start|><|plugin|>\n{\"name\": \"",
+    .name_end = "\", \"parameters\": ",
+    .call_end = "}<|action_end|>",
+    .between = "\n",
+    .trigger = "<|action_start|><|plugin|>",
+    .bars = {"<|action_start|> <|plugin|>"},
+};
 const struct tool_parser tool_parser_internlm = {
     .name = "internlm",
     .step = step,
     .form = &internlm,
     .markers = internlm_markers,
+    .writing = &internlm_writing,
 };
 
 static const char *const gigachat3_markers[] = {"<|message_sep|>", "<|role_sep|>",
@@ -143,9 +198,18 @@ static const struct tagged_form gigachat3 = {
     .opens = {"<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>",
               "<|function_call|>"},
 };
+static const struct tool_writing gigachat3_writing = {
+    .call = "<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"",
+    .name_end = "\", \"arguments\": ",
+    .call_end = "}",
+    .trigger = "<|message_sep|>\n\nfunction call<|role_sep|>",
+    .bars = {"function call<|role_sep|>", "<|function_call|>"},
+    .once = true,
+};
 const struct tool_parser tool_parser_gigachat3 = {
     .name = "gigachat3",
     .step = step,
     .form = &gigachat3,
     .markers = gigachat3_markers,
+    .writing = &gigachat3_writing,
 };

@@ -7,9 +7,48 @@
 
 enum { VALUE_MAX_BYTES = 64 << 20 };
 
-/* Whether the schema lets the value be of this type; *known if it says anything at all. */
-static bool allows(const struct json *schema, const char *type, int depth, bool *known)
+enum { REFS_MAX = 8, PART_MAX = 256 };
+
+/* The member that a part of a pointer names: ~0 and ~1 stand for '~' and '/'. */
+static const struct json *part(const struct json *v, const char *s, size_t n)
 {
+    char key[PART_MAX];
+    size_t length = 0;
+    for (size_t i = 0; i < n && length < sizeof key - 1; i++) {
+        bool escaped = s[i] == '~' && i + 1 < n;
+        char c = s[i];
+        if (escaped) {
+            c = s[++i] == '1' ? '/' : '~';
+        }
+        key[length++] = c;
+    }
+    key[length] = '\0';
+    return json_get(v, key);
+}
+
+const struct json *tool_resolve(const struct json *root, const struct json *schema)
+{
+    for (int i = 0; i < REFS_MAX; i++) {
+        const char *ref = json_get_string(schema, "$ref");
+        if (!ref || ref[0] != '#') {
+            break;
+        }
+        const struct json *to = root;
+        for (ref++; to && *ref == '/'; ref += strcspn(ref, "/")) {
+            ref++;
+            to = part(to, ref, strcspn(ref, "/"));
+        }
+        schema = to;
+    }
+    return schema;
+}
+
+/* Whether the schema lets the value be of this type; *known if it says anything at all. What is
+ * written so that it is read right follows the same rules: engine/grammar/schema_style.c. */
+static bool allows(const struct json *root, const struct json *schema, const char *type, int depth,
+                   bool *known)
+{
+    schema = tool_resolve(root, schema);
     const struct json *t = json_get(schema, "type");
     if (json_string(t)) {
         *known = true;
@@ -25,12 +64,13 @@ static bool allows(const struct json *schema, const char *type, int depth, bool 
     for (size_t i = 0; i < 3 && depth < 8; i++) {
         const struct json *list = json_get(schema, lists[i]);
         for (const struct json *one = json_first(list); one; one = json_next(one)) {
-            if (allows(one, type, depth + 1, known)) {
+            if (allows(root, one, type, depth + 1, known)) {
                 return true;
             }
         }
     }
     const struct json *first = json_first(json_get(schema, "enum"));
+    first = first ? first : json_get(schema, "const");
     if (!t && first) {
         *known = true;
         return strcmp(json_type_name(json_type(first)), type) == 0;
@@ -63,21 +103,22 @@ static bool is_word(const char *s, size_t n, const char *word)
     return n == strlen(word) && strncasecmp(s, word, n) == 0;
 }
 
-void tool_put_value(const struct json *schema, const char *s, size_t n, struct buf *out)
+void tool_put_value(const struct json *root, const struct json *schema, const char *s, size_t n,
+                    struct buf *out)
 {
     bool known = false;
-    bool text = allows(schema, "string", 0, &known);
-    if (is_word(s, n, "null") && allows(schema, "null", 0, &known)) {
+    bool text = allows(root, schema, "string", 0, &known);
+    if (is_word(s, n, "null") && allows(root, schema, "null", 0, &known)) {
         buf_puts(out, "null");
     } else if (text || !known) {
         buf_put_json(out, s, n);
     } else if (is_json(s, n)) {
         buf_put(out, s, n);
-    } else if (is_blank(s, n) && allows(schema, "array", 0, &known)) {
+    } else if (is_blank(s, n) && allows(root, schema, "array", 0, &known)) {
         buf_puts(out, "[]");
-    } else if (is_blank(s, n) && allows(schema, "object", 0, &known)) {
+    } else if (is_blank(s, n) && allows(root, schema, "object", 0, &known)) {
         buf_puts(out, "{}");
-    } else if (allows(schema, "boolean", 0, &known) &&
+    } else if (allows(root, schema, "boolean", 0, &known) &&
                (is_word(s, n, "true") || is_word(s, n, "false"))) {
         buf_puts(out, n == 4 ? "true" : "false"); // Python's True
     } else {
@@ -85,10 +126,15 @@ void tool_put_value(const struct json *schema, const char *s, size_t n, struct b
     }
 }
 
+const struct json *tool_root(const struct tool_parse *p)
+{
+    return json_get(tool_function(p->tools, p->name.data ? p->name.data : ""), "parameters");
+}
+
 const struct json *tool_schema(const struct tool_parse *p)
 {
-    const struct json *function = tool_function(p->tools, p->name.data ? p->name.data : "");
-    const struct json *properties = json_get(json_get(function, "parameters"), "properties");
+    const struct json *root = tool_root(p);
+    const struct json *properties = json_get(tool_resolve(root, root), "properties");
     return json_get(properties, p->id.data ? p->id.data : "");
 }
 
@@ -100,7 +146,7 @@ void tool_parameter(struct tool_parse *p, const char *text, size_t n_bytes, enum
     buf_put_json(&json, p->id.data ? p->id.data : "", p->id.n_bytes);
     buf_puts(&json, ": ");
     if (type == TOOL_VALUE_BY_SCHEMA) {
-        tool_put_value(tool_schema(p), text, n_bytes, &json);
+        tool_put_value(tool_root(p), tool_schema(p), text, n_bytes, &json);
     } else if (type == TOOL_VALUE_JSON && is_json(text, n_bytes)) {
         buf_put(&json, text, n_bytes);
     } else {

@@ -265,12 +265,22 @@ static const struct xml_form qwen3_coder = {
     .closes = {"</tool_call>"},
     FUNCTION_TAGS,
 };
+static const struct tool_writing qwen3_coder_writing = {
+    .call = "<tool_call>\n<function=",
+    .name_end = ">\n",
+    .call_end = "</function>\n</tool_call>",
+    .style = "qwen_xml",
+    .between = "\n",
+    .trigger = "<tool_call>",
+    .bars = {"<function="},
+};
 const struct tool_parser tool_parser_qwen3_coder = {
     .name = "qwen3_coder",
     .step = step,
     .form = &qwen3_coder,
     .markers = qwen3_coder_markers,
     .ends_reasoning = qwen3_coder.opens,
+    .writing = &qwen3_coder_writing,
 };
 
 static const char *const seed_oss_markers[] = {"<seed:tool_call>", "</seed:tool_call>", NULL};
@@ -280,12 +290,22 @@ static const struct xml_form seed_oss = {
     .trim = true,
     FUNCTION_TAGS,
 };
+static const struct tool_writing seed_oss_writing = {
+    .call = "<seed:tool_call>\n<function=",
+    .name_end = ">\n",
+    .call_end = "</function>\n</seed:tool_call>",
+    .style = "seed_xml",
+    .between = "\n",
+    .trigger = "<seed:tool_call>",
+    .bars = {"<function="},
+};
 const struct tool_parser tool_parser_seed_oss = {
     .name = "seed_oss",
     .step = step,
     .form = &seed_oss,
     .markers = seed_oss_markers,
     .ends_reasoning = seed_oss.opens,
+    .writing = &seed_oss_writing,
 };
 
 static const char *const minimax_m2_markers[] = {"<minimax:tool_call>", "</minimax:tool_call>",
@@ -301,12 +321,23 @@ static const struct xml_form minimax_m2 = {
     .key_ends = {{"\">", TOOL_VALUE_BY_SCHEMA}},
     .trim = true,
 };
+static const struct tool_writing minimax_m2_writing = {
+    .open = "<minimax:tool_call>\n",
+    .call = "<invoke name=\"",
+    .name_end = "\">\n",
+    .call_end = "</invoke>\n",
+    .style = "minimax_xml",
+    .close = "</minimax:tool_call>",
+    .trigger = "<minimax:tool_call>",
+    .bars = {"<invoke name=\""},
+};
 const struct tool_parser tool_parser_minimax_m2 = {
     .name = "minimax_m2",
     .step = step,
     .form = &minimax_m2,
     .markers = minimax_m2_markers,
     .ends_reasoning = minimax_m2.opens,
+    .writing = &minimax_m2_writing,
 };
 
 #define DSML "\xEF\xBD\x9C" "DSML" "\xEF\xBD\x9C" // one token, with full-width bars
@@ -323,13 +354,27 @@ static const struct xml_form deepseek_v32 = {
                  {"\" string=\"false\">", TOOL_VALUE_JSON}},
     .trim = true,
 };
-const struct tool_parser tool_parser_deepseek_v32 = {
-    .name = "deepseek_v32",
-    .step = step,
-    .form = &deepseek_v32,
-    .markers = deepseek_v32_markers,
-    .ends_reasoning = deepseek_v32.opens,
-};
+#define DSML_PARSER(its_name, its_tag, other_tag)                                                  \
+    static const struct tool_writing its_name##_writing = {                                        \
+        .open = "<" DSML its_tag ">\n",                                                            \
+        .call = "<" DSML "invoke name=\"",                                                         \
+        .name_end = "\">\n",                                                                       \
+        .call_end = "</" DSML "invoke>\n",                                                         \
+        .style = "deepseek_xml",                                                                   \
+        .close = "</" DSML its_tag ">",                                                            \
+        .trigger = "<" DSML its_tag ">",                                                           \
+        .bars = {"<" DSML "invoke name=\"", "<" DSML other_tag ">"},                               \
+    };                                                                                             \
+    const struct tool_parser tool_parser_##its_name = {                                            \
+        .name = #its_name,                                                                         \
+        .step = step,                                                                              \
+        .form = &deepseek_v32,                                                                     \
+        .markers = deepseek_v32_markers,                                                           \
+        .ends_reasoning = deepseek_v32.opens,                                                      \
+        .writing = &its_name##_writing,                                                            \
+    }
+DSML_PARSER(deepseek_v32, "function_calls", "tool_calls");
+DSML_PARSER(deepseek_v4, "tool_calls", "function_calls");
 
 static const char *const minicpm5_markers[] = {"<function", "</function>", "<param", "</param>",
                                                NULL};
@@ -343,11 +388,20 @@ static const struct xml_form minicpm5 = {
     .trim = true,
     .cdata_end = "]]></param>",
 };
+static const struct tool_writing minicpm5_writing = {
+    .call = "<function name=\"",
+    .name_end = "\">",
+    .call_end = "</function>",
+    .style = "minicpm_xml",
+    .between = "\n",
+    .trigger = "<function name=\"",
+};
 const struct tool_parser tool_parser_minicpm5 = {
     .name = "minicpm5",
     .step = step,
     .form = &minicpm5,
     .markers = minicpm5_markers,
+    .writing = &minicpm5_writing,
 };
 
 #define TAG(kind, words) "<|" kind "|>" words "<|sep|>"
@@ -369,10 +423,21 @@ static const struct xml_form kimi_k3 = {
                  {"\" type=\"array\"<|sep|>", TOOL_VALUE_JSON}},
     .trim = true,
 };
+static const struct tool_writing kimi_k3_writing = {
+    .open = TAG("open", "tools"),
+    .call = "<|open|>call tool=\"",
+    .name_end = "\" index=\"%d\"<|sep|>",
+    .call_end = TAG("close", "call"),
+    .style = "kimi_k3_xml",
+    .close = TAG("close", "tools"),
+    .trigger = TAG("open", "tools"),
+    .bars = {"<|open|>call tool=\""},
+};
 const struct tool_parser tool_parser_kimi_k3 = {
     .name = "kimi_k3",
     .step = step,
     .form = &kimi_k3,
     .markers = kimi_k3_markers,
     .ends_reasoning = kimi_k3.opens,
+    .writing = &kimi_k3_writing,
 };

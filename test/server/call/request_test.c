@@ -196,7 +196,7 @@ TEST(what_is_not_here_is_refused_by_name)
     REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"grammar\"}}",
             "unsupported_value", "response_format");
     REFUSES(API_CHAT, "{" HI ",\"structured_outputs\":{\"structural_tag\":\"a\"}}",
-            "unsupported_parameter", "structured_outputs.structural_tag");
+            "invalid_grammar", "structured_outputs");
     REFUSES(API_CHAT, "{" HI ",\"chat_template\":\"x\"}", "unsupported_parameter",
             "chat_template");
     REFUSES(API_CHAT, "{" HI ",\"audio\":{\"voice\":\"x\"}}", "unsupported_parameter", "audio");
@@ -250,18 +250,21 @@ TEST(messages_and_tools_are_checked)
             "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\"}]}]}",
             "missing_required_parameter", "input[0].content[0].text");
     REFUSES(API_CHAT, "{" HI ",\"tools\":[]}", "empty_array", "tools");
-    REFUSES(API_CHAT, "{" HI ",\"tools\":[{\"type\":\"custom\"}]}", "unsupported_value",
+    REFUSES(API_CHAT, "{" HI ",\"tools\":[{\"type\":\"custom\"}]}", "missing_required_parameter",
+            "tools[0].custom");
+    REFUSES(API_CHAT, "{" HI ",\"tools\":[{\"type\":\"web_search\"}]}", "unsupported_value",
             "tools[0].type");
     REFUSES(API_CHAT, "{" HI ",\"tools\":[{\"function\":{}}]}", "missing_required_parameter",
             "tools[0].function.name");
     REFUSES(API_CHAT, "{" HI ",\"tool_choice\":\"auto\"}", "invalid_value", "tool_choice");
 #define TOOL ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}]"
-    REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":\"required\"}", "unsupported_value",
+    REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":\"always\"}", "invalid_value", "tool_choice");
+    REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"allowed_tools\"}}", "invalid_value",
             "tool_choice");
     REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":"
                       "\"g\"}}}", "invalid_value", "tool_choice");
-    REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":"
-                      "\"f\"}}}", "unsupported_value", "tool_choice");
+    REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"mcp\"}}", "unsupported_value",
+            "tool_choice");
 }
 
 TEST(prompts_in_all_four_forms)
@@ -536,21 +539,21 @@ TEST(constraints_of_all_apis)
         {"\"response_format\":{\"type\":\"json_object\"}", "response_format",
          "{\"type\":\"object\"}", GRAMMAR_SCHEMA},
         {"\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\",\"schema\" : "
-         "{\"multipleOf\":0.10}}}", "response_format.json_schema.schema", "{\"multipleOf\":0.10}",
+         "{\"multipleOf\":0.10}}}", "response_format", "{\"multipleOf\":0.10}",
          GRAMMAR_SCHEMA},
         {"\"response_format\":{\"type\":\"json_object\",\"schema\":{\"type\":\"null\"}}",
-         "response_format.schema", "{\"type\":\"null\"}", GRAMMAR_SCHEMA},
-        {"\"structured_outputs\":{\"json\":{\"const\":1}}", "structured_outputs.json",
+         "response_format", "{\"type\":\"null\"}", GRAMMAR_SCHEMA},
+        {"\"structured_outputs\":{\"json\":{\"const\":1}}", "structured_outputs",
          "{\"const\":1}", GRAMMAR_SCHEMA},
-        {"\"structured_outputs\":{\"json\":\"{}\"}", "structured_outputs.json", "{}",
+        {"\"structured_outputs\":{\"json\":\"{}\"}", "structured_outputs", "{}",
          GRAMMAR_SCHEMA},
-        {"\"structured_outputs\":{\"choice\":[\"a.b\",\"(c|\"]}", "structured_outputs.choice",
+        {"\"structured_outputs\":{\"choice\":[\"a.b\",\"(c|\"]}", "structured_outputs",
          "(a\\.b|\\(c\\|)", GRAMMAR_REGEX},
         {"\"structured_outputs\":{\"grammar\":\"root ::= \\\"a\\\"\"}",
-         "structured_outputs.grammar", "root ::= \"a\"", GRAMMAR_GBNF},
+         "structured_outputs", "root ::= \"a\"", GRAMMAR_GBNF},
         {"\"structured_outputs\":{\"grammar\":\"start: \\\"a\\\"\"}",
-         "structured_outputs.grammar", "start: \"a\"", GRAMMAR_LARK},
-        {"\"structured_outputs\":{\"json_object\":true}", "structured_outputs.json_object",
+         "structured_outputs", "start: \"a\"", GRAMMAR_LARK},
+        {"\"structured_outputs\":{\"json_object\":true}", "structured_outputs",
          "{\"type\":\"object\"}", GRAMMAR_SCHEMA},
         {"\"guided_json\":{\"const\":2}", "guided_json", "{\"const\":2}", GRAMMAR_SCHEMA},
         {"\"guided_regex\":\"a+\"", "guided_regex", "a+", GRAMMAR_REGEX},
@@ -560,6 +563,13 @@ TEST(constraints_of_all_apis)
         {"\"ebnf\":\"root ::= \\\"a\\\"\"", "ebnf", "root ::= \"a\"", GRAMMAR_GBNF},
         {"\"json_schema\":{\"const\":3}", "json_schema", "{\"const\":3}", GRAMMAR_SCHEMA},
         {"\"regex\":\"b\"", "regex", "b", GRAMMAR_REGEX},
+        {"\"format\":\"json\"", "format", "{\"type\":\"object\"}", GRAMMAR_SCHEMA},
+        {"\"format\":{\"const\":4}", "format", "{\"const\":4}", GRAMMAR_SCHEMA},
+        {"\"structural_tag\":{\"type\":\"any_text\"}", "structural_tag", "{\"type\":\"any_text\"}",
+         GRAMMAR_TAGS},
+        {"\"response_format\":{\"type\":\"structural_tag\",\"format\":{\"type\":\"any_text\"}}",
+         "response_format", "{\"type\":\"structural_tag\",\"format\":{\"type\":\"any_text\"}}",
+         GRAMMAR_TAGS},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char body[512];
@@ -587,20 +597,21 @@ TEST(constraints_that_are_refused)
     REFUSES(API_CHAT, "{" HI ",\"guided_regex\":\"a\",\"guided_choice\":[\"b\"]}", "invalid_value",
             "guided_choice");
     REFUSES(API_CHAT, "{" HI ",\"structured_outputs\":{\"regex\":\"a\",\"choice\":[\"b\"]}}",
-            "invalid_value", "structured_outputs.choice");
+            "invalid_value", "structured_outputs");
     REFUSES(API_CHAT, "{" HI ",\"guided_choice\":[]}", "empty_array", "guided_choice");
     REFUSES(API_CHAT, "{" HI ",\"guided_choice\":[\"a\",1]}", "invalid_type", "guided_choice");
-    REFUSES(API_CHAT, "{" HI ",\"guided_json\":[]}", "invalid_type", "guided_json");
-    REFUSES(API_CHAT, "{" HI ",\"guided_json\":\"{\"}", "invalid_value", "guided_json");
-    REFUSES(API_CHAT, "{" HI ",\"regex\":\"(\"}", "invalid_value", "regex");
-    REFUSES(API_CHAT, "{" HI ",\"regex\":\"(?=a)\"}", "unsupported_value", "regex");
+    REFUSES(API_CHAT, "{" HI ",\"guided_json\":[]}", "invalid_schema", "guided_json");
+    REFUSES(API_CHAT, "{" HI ",\"guided_json\":\"{\"}", "invalid_schema", "guided_json");
+    REFUSES(API_CHAT, "{" HI ",\"regex\":\"(\"}", "invalid_regex", "regex");
+    REFUSES(API_CHAT, "{" HI ",\"regex\":\"(?=a)\"}", "invalid_regex", "regex");
     REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":5}}",
             "invalid_type", "response_format.json_schema");
     REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\"}}",
             "missing_required_parameter", "response_format.json_schema.schema");
     REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{"
                       "\"schema\":{\"$ref\":\"#/$defs/a\"}}}}",
-            "invalid_value", "response_format.json_schema.schema");
+            "invalid_schema", "response_format");
+    REFUSES(API_CHAT, "{" HI ",\"format\":\"yaml\"}", "invalid_value", "format");
     REFUSES(API_CHAT, "{" HI ",\"structured_outputs\":{\"json_object\":false}}", "invalid_value",
             "structured_outputs");
 }
@@ -608,7 +619,6 @@ TEST(constraints_that_are_refused)
 TEST(values_that_change_the_answer_are_never_passed_over)
 {
     static const char *const asks[][2] = {
-        {"format", "\"json\""}, {"structural_tag", "\"x\""},
         {"lora", "[{\"id\":0,\"scale\":0.5}]"}, {"lora_path", "\"a\""},
         {"logprob_token_ids", "[5]"}, {"thinking_token_budget", "0"},
         {"options", "{\"seed\":1}"}, {"extra_body", "{\"top_k\":1}"}, {"typical_p", "0.9"},
@@ -663,8 +673,8 @@ TEST(turns_of_blocks_are_a_chat)
     REFUSES(API_MESSAGES, "{" HI "}", "missing_required_parameter", "max_tokens");
     REFUSES(API_MESSAGES, "{\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}",
             "unsupported_value", "messages[0].content[0].type");
-    REFUSES(API_COUNT_TOKENS, "{" HI ",\"tool_choice\":{\"type\":\"any\"}}", "unsupported_value",
-            "tool_choice.type");
+    REFUSES(API_COUNT_TOKENS, "{" HI ",\"tool_choice\":{\"type\":\"any\"}}", "invalid_value",
+            "tool_choice");
 }
 
 TEST(usage_in_each_event_needs_usage)

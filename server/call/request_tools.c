@@ -1,0 +1,446 @@
+/* Tools and the choice among them: of chats, responses and messages. What templates and parsers see
+ * are functions; a custom tool becomes one with a single text. */
+#include "server/call/convert.h"
+#include "server/call/readers.h"
+#include "server/call/slice.h"
+
+#include "engine/base/words.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_BYTES = 64 << 20 };
+
+/* How an API writes a tool. */
+static const struct shape {
+    const char *key;            // of the request
+    const char *function;       // the member that holds name and parameters; "": the tool itself
+    const char *custom;         // the same of a custom tool; NULL: there are none
+    const char *schema;         // of the parameters, in the function
+} shapes[] = {
+    {"tools", "function", "custom", "parameters"},
+    {"functions", "", NULL, "parameters"},
+    {"tools", "", "", "parameters"},
+    {"tools", "", NULL, "input_schema"},
+};
+enum { SHAPE_CHAT, SHAPE_FUNCTIONS, SHAPE_RESPONSES, SHAPE_MESSAGES };
+
+/* ---- custom tools ----------------------------------------------------------------------------- */
+
+/* {"type":"grammar"} has syntax and definition, or holds them in "grammar". */
+static bool read_custom_format(struct api_request *r, const struct json *custom,
+                               struct api_tool *tool)
+{
+    const struct json *format = json_get(custom, "format"), *inner = json_get(format, "grammar");
+    const char *type = json_get_string(format, "type");
+    inner = inner ? inner : format;
+    const char *syntax = json_get_string(inner, "syntax");
+    const char *definition = json_get_string(inner, "definition");
+    tool->text = "{\"type\":\"any_text\"}";
+    if (json_type(format) == JSON_NULL || (type && strcmp(type, "text") == 0)) {
+        return true;
+    }
+    if (!type || strcmp(type, "grammar") != 0 || !definition || !syntax ||
+        words_find("lark|regex", syntax) < 0) {
+        return api_error_set(&r->error, 400, "invalid_value", tool->place,
+                             "Invalid '%s': expected type 'text', or 'grammar' with 'syntax' 'lark' "
+                             "or 'regex' and 'definition'.", tool->place);
+    }
+    struct buf out;
+    buf_init(&out, MAX_BYTES);
+    bool regex = strcmp(syntax, "regex") == 0;
+    buf_puts(&out, regex ? "{\"type\":\"regex\",\"pattern\":"
+                         : "{\"type\":\"grammar\",\"syntax\":\"lark\",\"grammar\":");
+    convert_text(&out, definition);
+    buf_putc(&out, '}');
+    tool->text = out.failed ? NULL : arena_strndup(&r->arena, out.data, out.n_bytes);
+    tool->strict = true;
+    buf_deinit(&out);
+    return tool->text ? true : request_too_large(r);
+}
+
+/* As a function, for the template; what its text has to follow is told to the model. */
+static void put_custom(struct buf *out, const struct json *custom)
+{
+    const struct json *format = json_get(custom, "format"), *inner = json_get(format, "grammar");
+    const char *about = json_get_string(custom, "description");
+    const char *definition = json_get_string(inner ? inner : format, "definition");
+    const char *syntax = json_get_string(inner ? inner : format, "syntax");
+    struct buf hint;
+    buf_init(&hint, MAX_BYTES);
+    buf_puts(&hint, "The input as plain text.");
+    if (definition && syntax) {
+        buf_printf(&hint, " It follows this %s:\n", strcmp(syntax, "regex") == 0 ? "regular expression"
+                                                                               : "Lark grammar");
+        buf_puts(&hint, definition);
+    }
+    buf_puts(out, "{\"type\":\"function\",\"function\":{\"name\":");
+    convert_text(out, json_get_string(custom, "name"));
+    if (about) {
+        buf_puts(out, ",\"description\":");
+        convert_text(out, about);
+    }
+    buf_puts(out, ",\"parameters\":{\"type\":\"object\",\"properties\":{\"" TOOL_TEXT_ARGUMENT
+                  "\":{\"type\":\"string\",\"description\":");
+    buf_put_json(out, hint.data, hint.n_bytes);
+    buf_puts(out, "}},\"required\":[\"" TOOL_TEXT_ARGUMENT "\"]}}}");
+    buf_deinit(&hint);
+}
+
+/* ---- one tool --------------------------------------------------------------------------------- */
+
+struct reader {
+    struct api_request *r;
+    const struct shape *shape;
+    struct buf out; // the tools as templates read them
+    size_t index;
+    bool has_custom;
+};
+
+static bool bad_type(struct reader *t, const char *type)
+{
+    char place[48];
+    snprintf(place, sizeof place, "%s[%zu].type", t->shape->key, t->index);
+    return api_error_set(&t->r->error, 400,
+                         t->shape == &shapes[SHAPE_RESPONSES] ? "unsupported_parameter"
+                                                              : "unsupported_value",
+                         place,
+                         "Unsupported value: tools of type '%.40s' are not supported by this "
+                         "server; %s.", type ? type : "(none)",
+                         t->shape->custom ? "'function' and 'custom' are" : "only 'custom' is");
+}
+
+/* The type that the shape gives the tool: false, and an error, if that is none. */
+static bool is_custom_tool(struct reader *t, const struct json *tool, bool *custom)
+{
+    const char *type = json_get_string(tool, "type");
+    bool messages = t->shape == &shapes[SHAPE_MESSAGES];
+    const char *known = messages ? "custom" : "function";
+    *custom = t->shape->custom && type && strcmp(type, "custom") == 0;
+    if (*custom || (type && strcmp(type, known) == 0)) {
+        return true;
+    }
+    return !type && t->shape != &shapes[SHAPE_RESPONSES] ? true : bad_type(t, type);
+}
+
+/* What the parameters' schema is called differs: an object, and in messages there must be one. */
+static bool check_schema(struct reader *t, const struct json *function, const char *place)
+{
+    const struct json *schema = json_get(function, t->shape->schema);
+    if (json_type(schema) == JSON_NULL) {
+        return t->shape == &shapes[SHAPE_MESSAGES] ? api_missing(&t->r->error, place) : true;
+    }
+    return json_is(schema, JSON_OBJECT)
+               ? true
+               : body_wrong_type(&t->r->error, place, "an object", schema);
+}
+
+/* `text` is the tool's own, `function` may be a part of it. */
+static bool read_function(struct reader *t, const struct json *function, struct slice text,
+                          const struct json *tool, struct api_tool *to)
+{
+    struct slice inner = slice_at(text, t->shape->function);
+    struct slice schema = slice_at(inner, t->shape->schema);
+    to->strict = json_get_bool(function, "strict", false);
+    to->schema = json_type(json_get(function, t->shape->schema)) == JSON_NULL ? NULL : schema.s;
+    to->schema_bytes = schema.n;
+    if (t->shape == &shapes[SHAPE_RESPONSES] || t->shape == &shapes[SHAPE_MESSAGES]) {
+        convert_tool(&t->out, tool, t->index, t->shape->schema);
+        return true;
+    }
+    bool wrap = t->shape == &shapes[SHAPE_FUNCTIONS];
+    buf_puts(&t->out, t->index ? "," : "");
+    buf_puts(&t->out, wrap ? "{\"type\":\"function\",\"function\":" : "");
+    buf_put(&t->out, text.s, text.n);
+    buf_puts(&t->out, wrap ? "}" : "");
+    return true;
+}
+
+static bool read_tool(struct reader *t, const struct json *tool, struct slice text,
+                      struct api_tool *to)
+{
+    char where[48], place[64];
+    bool custom;
+    snprintf(where, sizeof where, "%s[%zu]", t->shape->key, t->index);
+    if (!json_is(tool, JSON_OBJECT)) {
+        return body_wrong_type(&t->r->error, where, "an object", tool);
+    }
+    if (!is_custom_tool(t, tool, &custom)) {
+        return false;
+    }
+    const char *inner = custom ? t->shape->custom : t->shape->function;
+    const struct json *function = *inner ? json_get(tool, inner) : tool;
+    if (*inner) {
+        snprintf(where, sizeof where, "%s[%zu].%s", t->shape->key, t->index, inner);
+    }
+    if (!json_is(function, JSON_OBJECT)) {
+        return function ? body_wrong_type(&t->r->error, where, "an object", function)
+                        : api_missing(&t->r->error, where);
+    }
+    to->name = json_get_string(function, "name");
+    to->custom = custom;
+    to->allowed = true;
+    snprintf(to->place, sizeof to->place, "%s.%s", where, custom ? "format" : t->shape->schema);
+    if (!to->name || !*to->name) {
+        snprintf(place, sizeof place, "%s.name", where);
+        return api_missing(&t->r->error, place);
+    }
+    if (custom) {
+        t->has_custom = true;
+        buf_puts(&t->out, t->index ? "," : "");
+        put_custom(&t->out, function);
+        return read_custom_format(t->r, function, to);
+    }
+    return check_schema(t, function, to->place) && read_function(t, function, text, tool, to);
+}
+
+/* ---- all of them ------------------------------------------------------------------------------ */
+
+static bool read_shape(struct api_request *r, const struct shape *shape)
+{
+    const struct body_member *m = body_get(&r->body, shape->key);
+    struct reader t = {.r = r, .shape = shape};
+    struct slice_items items;
+    size_t n = json_count(m->node);
+    if (!request_check_n_tools(r, shape->key, n)) {
+        return false;
+    }
+    r->tool_list = arena_alloc(&r->arena, n, sizeof *r->tool_list);
+    if (!r->tool_list) {
+        return request_too_large(r);
+    }
+    buf_init(&t.out, MAX_BYTES);
+    buf_putc(&t.out, '[');
+    slice_items(&items, (struct slice){m->start, m->n_bytes});
+    bool good = true;
+    for (const struct json *v = json_first(m->node); good && v; v = json_next(v), t.index++) {
+        struct slice text = slice_next(&items);
+        good = read_tool(&t, v, text, &r->tool_list[t.index]);
+    }
+    r->n_tool_list = t.index;
+    buf_putc(&t.out, ']');
+    if (shape == &shapes[SHAPE_CHAT] && !t.has_custom) { // as the client wrote them
+        r->tools = m->start;
+        r->tools_bytes = m->n_bytes;
+        r->tools_json = m->node;
+    } else {
+        good = good && convert_keep_tools(r, &t.out);
+    }
+    buf_deinit(&t.out);
+    return good;
+}
+
+/* Chat's tools, or the older functions. */
+bool read_tools(struct api_request *r)
+{
+    const struct json *list = NULL;
+    if (body_array(&r->body, "tools", &list)) {
+        return json_count(list) > 0 ? read_shape(r, &shapes[SHAPE_CHAT])
+                                    : api_empty(&r->error, "tools");
+    }
+    if (r->error.status != 0 || !body_array(&r->body, "functions", &list) ||
+        json_count(list) == 0) {
+        return r->error.status == 0;
+    }
+    r->old_calls = true;
+    return read_shape(r, &shapes[SHAPE_FUNCTIONS]);
+}
+
+bool read_flat_tools(struct api_request *r)
+{
+    const struct json *list = NULL;
+    bool some = body_array(&r->body, "tools", &list) && json_count(list) > 0;
+    return some ? read_shape(r, &shapes[SHAPE_RESPONSES]) : r->error.status == 0;
+}
+
+bool read_schema_tools(struct api_request *r)
+{
+    const struct json *list = NULL;
+    bool some = body_array(&r->body, "tools", &list) && json_count(list) > 0;
+    return some ? read_shape(r, &shapes[SHAPE_MESSAGES]) : r->error.status == 0;
+}
+
+/* ---- the choice ------------------------------------------------------------------------------- */
+
+static struct api_tool *find_tool(struct api_request *r, const char *name)
+{
+    for (size_t i = 0; name && i < r->n_tool_list; i++) {
+        if (strcmp(r->tool_list[i].name, name) == 0) {
+            return &r->tool_list[i];
+        }
+    }
+    return NULL;
+}
+
+const struct api_tool *request_custom_tool(const struct api_request *r, const char *name)
+{
+    for (size_t i = 0; i < r->n_tool_list; i++) {
+        if (r->tool_list[i].custom && strcmp(r->tool_list[i].name, name) == 0) {
+            return &r->tool_list[i];
+        }
+    }
+    return NULL;
+}
+
+/* The name that a choice or an item of a list of allowed tools has, wherever it is. */
+static const char *name_of(const struct json *v)
+{
+    const char *name = json_get_string(v, "name");
+    name = name ? name : json_get_string(json_get(v, "function"), "name");
+    return name ? name : json_get_string(json_get(v, "custom"), "name");
+}
+
+static bool no_such_tool(struct api_request *r, const char *key, const char *name)
+{
+    return api_error_set(&r->error, 400, "invalid_value", key,
+                         "Invalid '%s': no tool of the name '%.64s' in 'tools'.", key,
+                         name ? name : "");
+}
+
+static void allow_none(struct api_request *r)
+{
+    for (size_t i = 0; i < r->n_tool_list; i++) {
+        r->tool_list[i].allowed = false;
+    }
+}
+
+static bool allow_list(struct api_request *r, const char *key, const struct json *choice)
+{
+    const struct json *inner = json_get(choice, "allowed_tools");
+    choice = inner ? inner : choice;
+    const struct json *list = json_get(choice, "tools");
+    const char *mode = json_get_string(choice, "mode");
+    int which = mode ? words_find("auto|required", mode) : 0;
+    if (which < 0 || !json_is(list, JSON_ARRAY) || json_count(list) == 0) {
+        return api_error_set(&r->error, 400, "invalid_value", key,
+                             "Invalid '%s': 'allowed_tools' has a mode ('auto' or 'required') and a "
+                             "list of tools.", key);
+    }
+    allow_none(r);
+    for (const struct json *v = json_first(list); v; v = json_next(v)) {
+        struct api_tool *tool = find_tool(r, name_of(v));
+        if (!tool) {
+            return no_such_tool(r, key, name_of(v));
+        }
+        tool->allowed = true;
+    }
+    r->narrows = true;
+    r->tool_mode = which == 1 ? TOOLS_MUST : TOOLS_AUTO;
+    return true;
+}
+
+static bool allow_one(struct api_request *r, const char *key, const char *name)
+{
+    struct api_tool *tool = find_tool(r, name);
+    if (!tool) {
+        return no_such_tool(r, key, name);
+    }
+    allow_none(r);
+    tool->allowed = true;
+    r->tool_mode = TOOLS_MUST;
+    r->parallel_tool_calls = false;
+    return true;
+}
+
+static bool choose(struct api_request *r, const char *key, const struct json *v)
+{
+    const char *word = json_string(v), *type = json_get_string(v, "type");
+    int which = word ? words_find("none|auto|required", word) : 1;
+    if (!word && !json_is(v, JSON_OBJECT)) {
+        return body_wrong_type(&r->error, key, "a string or an object", v);
+    }
+    if (which < 0) {
+        return api_error_set(&r->error, 400, "invalid_value", key,
+                             "Invalid value: '%.40s'. Supported values are: 'none', 'auto' and "
+                             "'required'.", word);
+    }
+    if (!r->tools_json && (which == 2 || !word || r->form & (FORM_CHAT | FORM_TOKENIZE_CHAT))) {
+        return which == 0 ? true
+                          : api_error_set(&r->error, 400, "invalid_value", key,
+                                          "'%s' is only allowed when 'tools' are specified.", key);
+    }
+    if (word) {
+        static const enum tool_mode modes[] = {TOOLS_OFF, TOOLS_AUTO, TOOLS_MUST};
+        r->tool_mode = r->tools_json ? modes[which] : TOOLS_OFF;
+        return true;
+    }
+    if (type && strcmp(type, "allowed_tools") == 0) {
+        return allow_list(r, key, v);
+    }
+    if (type && words_find("function|custom", type) < 0) {
+        return api_error_set(&r->error, 400, "unsupported_value", key,
+                             "Unsupported value: '%s' of type '%.40s' is not supported by this "
+                             "server.", key, type);
+    }
+    return allow_one(r, key, name_of(v));
+}
+
+static bool use_tools(struct api_request *r)
+{
+    if (r->tool_mode == TOOLS_OFF && r->model->config->exclude_tools_when_tool_choice_none &&
+        r->form & (FORM_CHAT | FORM_TOKENIZE_CHAT)) {
+        r->tools = NULL;
+        r->tools_bytes = 0;
+    }
+    r->output.parser = r->tool_mode != TOOLS_OFF ? r->model->parser : NULL;
+    r->output.tools = r->tools_json;
+    return r->error.status == 0;
+}
+
+bool read_tool_choice(struct api_request *r)
+{
+    const char *key = body_has(&r->body, "tool_choice") ? "tool_choice" : "function_call";
+    const struct body_member *m = body_get(&r->body, key);
+    r->tool_mode = r->tools_json ? TOOLS_AUTO : TOOLS_OFF;
+    r->tool_param = key[0] == 't' ? "tool_choice" : "function_call";
+    if (m && !choose(r, r->tool_param, m->node)) {
+        return false;
+    }
+    r->is_named = m && json_is(m->node, JSON_OBJECT) && !r->narrows;
+    return use_tools(r);
+}
+
+bool read_flat_choice(struct api_request *r)
+{
+    const struct body_member *m = body_get(&r->body, "tool_choice");
+    r->tool_mode = r->tools_json ? TOOLS_AUTO : TOOLS_OFF;
+    r->tool_param = "tool_choice";
+    return (!m || choose(r, "tool_choice", m->node)) && use_tools(r);
+}
+
+/* {"type": "auto", "any", "tool" or "none"} */
+bool read_typed_choice(struct api_request *r)
+{
+    enum { CHOICE_AUTO, CHOICE_NONE, CHOICE_ANY, CHOICE_TOOL };
+    const struct json *choice = NULL;
+    r->tool_mode = r->tools_json ? TOOLS_AUTO : TOOLS_OFF;
+    r->tool_param = "tool_choice";
+    if (!body_object(&r->body, "tool_choice", &choice)) {
+        return r->error.status == 0 && use_tools(r);
+    }
+    const char *type = json_get_string(choice, "type");
+    if (!type) {
+        return api_missing(&r->error, "tool_choice.type");
+    }
+    int which = words_find("auto|none|any|tool", type);
+    if (which < 0) {
+        return api_error_set(&r->error, 400, "invalid_value", "tool_choice.type",
+                             "Invalid value: '%.40s'. Supported values are: 'auto', 'any', 'tool' "
+                             "and 'none'.", type);
+    }
+    if (which != CHOICE_NONE && !r->tools_json) {
+        return api_error_set(&r->error, 400, "invalid_value", "tool_choice",
+                             "'tool_choice' is only allowed when 'tools' are specified.");
+    }
+    r->tool_mode = which == CHOICE_NONE ? TOOLS_OFF : r->tool_mode;
+    r->tool_mode = which == CHOICE_ANY ? TOOLS_MUST : r->tool_mode;
+    r->parallel_tool_calls = !json_get_bool(choice, "disable_parallel_tool_use", false);
+    if (which == CHOICE_TOOL) {
+        const char *name = json_get_string(choice, "name");
+        if (!name) {
+            return api_missing(&r->error, "tool_choice.name");
+        }
+        return allow_one(r, "tool_choice", name) && use_tools(r);
+    }
+    return use_tools(r);
+}

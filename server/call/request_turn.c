@@ -1,0 +1,282 @@
+/* What the whole output of a request has to be: the answer's constraint, calls that are forced or
+ * must fit their tools, and the model's own form around both (chat/turn.h). Compiled here, last of
+ * all that is prepared. */
+#include "server/call/readers.h"
+
+#include "engine/base/json_scan.h"
+#include "server/chat/turn.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_BYTES = 16 << 20 };
+
+struct plan {
+    struct api_request *r;
+    struct turn turn;
+    struct tool_calls calls;
+    struct buf answer, text;
+};
+
+/* ---- refusals --------------------------------------------------------------------------------- */
+
+static const char *code_of(enum status st, enum grammar_kind kind)
+{
+    static const char *const codes[GRAMMAR_N_KINDS] = {
+        [GRAMMAR_SCHEMA] = "invalid_schema",   [GRAMMAR_REGEX] = "invalid_regex",
+        [GRAMMAR_GBNF] = "invalid_grammar",    [GRAMMAR_LARK] = "invalid_grammar",
+        [GRAMMAR_TAGS] = "invalid_grammar",
+    };
+    return st == ERR_NOMEM ? "unsupported_value" : codes[kind];
+}
+
+static enum status compiles(const struct grammar_source *source, struct err *err)
+{
+    struct grammar *g = NULL;
+    enum status st = grammar_compile(source, NULL, NULL, &g, err);
+    grammar_free(g);
+    return st;
+}
+
+static bool refuse_tool(struct api_request *r, size_t index, enum status st, const struct err *err)
+{
+    const struct api_tool *tool = &r->tool_list[index];
+    return api_error_set(&r->error, 400,
+                         tool->custom ? code_of(st, GRAMMAR_LARK) : "invalid_function_parameters",
+                         tool->place, "Invalid %s '%.64s': %s",
+                         tool->custom ? "format of the tool" : "schema for function", tool->name,
+                         err->text);
+}
+
+/* The whole was refused: the part that is to blame, with its own place, if one is. */
+static bool blame(struct api_request *r, enum status whole, const struct err *why)
+{
+    struct err err = {""};
+    if (r->constraint_param) {
+        enum status st = compiles(&r->constraint, &err);
+        if (st != OK) {
+            return api_error_set(&r->error, 400, code_of(st, r->constraint.kind),
+                                 r->constraint_param, "Invalid '%s': %s", r->constraint_param,
+                                 err.text);
+        }
+    }
+    for (size_t i = 0; i < r->n_tool_list; i++) {
+        const struct api_tool *t = &r->tool_list[i];
+        struct grammar_source source = {.kind = GRAMMAR_SCHEMA, .text = t->schema,
+                                        .n_bytes = t->schema_bytes};
+        if (t->custom) {
+            source = (struct grammar_source){.kind = GRAMMAR_TAGS, .text = t->text,
+                                             .n_bytes = strlen(t->text)};
+        }
+        enum status st = source.text ? compiles(&source, &err) : OK;
+        if (st != OK) {
+            return refuse_tool(r, i, st, &err);
+        }
+    }
+    const char *param = r->constraint_param ? r->constraint_param : "tools";
+    return api_error_set(&r->error, 400, code_of(whole, r->constraint.kind), param,
+                         "Invalid '%s': %s", param, why->text);
+}
+
+/* ---- calls ------------------------------------------------------------------------------------ */
+
+/* Whether the grammar has to know of calls. */
+static bool watches_calls(const struct api_request *r)
+{
+    bool some = r->tool_mode == TOOLS_MUST;
+    for (size_t i = 0; i < r->n_tool_list && r->tool_mode == TOOLS_AUTO; i++) {
+        some |= r->tool_list[i].allowed && r->tool_list[i].strict;
+    }
+    return some || (r->tool_mode == TOOLS_AUTO && (r->narrows || r->constraint_param));
+}
+
+/* Forced calls and those of strict tools fit the schema; others are any object. */
+static bool list_tools(struct plan *p)
+{
+    struct api_request *r = p->r;
+    struct tool_to_write *list = arena_alloc(&r->arena, r->n_tool_list, sizeof *list);
+    size_t n = 0;
+    if (!list) {
+        return request_too_large(r);
+    }
+    for (size_t i = 0; i < r->n_tool_list; i++) {
+        const struct api_tool *t = &r->tool_list[i];
+        bool fits = t->strict || r->tool_mode == TOOLS_MUST || p->calls.writing->by_schema;
+        if (!t->allowed) {
+            continue;
+        }
+        list[n] = (struct tool_to_write){.name = t->name, .text = t->text};
+        if (fits && !t->custom) {
+            static const char none[] = "{\"type\":\"object\",\"additionalProperties\":false}";
+            list[n].schema = t->schema ? t->schema : none;
+            list[n].schema_bytes = t->schema ? t->schema_bytes : sizeof none - 1;
+        }
+        n++;
+    }
+    p->calls.tools = list;
+    p->calls.n_tools = n;
+    return true;
+}
+
+static bool plan_calls(struct plan *p)
+{
+    struct api_request *r = p->r;
+    const struct tool_parser *parser = r->model->parser;
+    const struct tool_writing *w = parser ? parser->writing : NULL;
+    if (!watches_calls(r) || (!parser && r->tool_mode == TOOLS_AUTO)) {
+        return true;
+    }
+    if (!w && r->tool_mode == TOOLS_AUTO && r->constraint_param) {
+        return true; // no calls beside a constrained answer
+    }
+    if (!w) {
+        return api_error_set(&r->error, 400, "unsupported_value",
+                             r->tool_mode == TOOLS_MUST ? r->tool_param : "tools",
+                             "Unsupported value: this server does not know how this model writes "
+                             "calls (--tool-call-parser), so that it cannot keep them to '%s'.",
+                             r->tool_mode == TOOLS_MUST ? r->tool_param : "strict");
+    }
+    p->calls.writing = turn_writing(parser, r->model->tok);
+    p->calls.one = !r->parallel_tool_calls;
+    p->turn.calls = &p->calls;
+    p->turn.must_call = r->tool_mode == TOOLS_MUST;
+    p->turn.enders = parser->ends_reasoning;
+    return list_tools(p);
+}
+
+/* ---- the answer ------------------------------------------------------------------------------- */
+
+static bool is_json(const char *s, size_t n)
+{
+    struct json_scan sc;
+    enum json_token t;
+    json_scan_init(&sc, s, n, JSON_SCAN_MAX_DEPTH);
+    while ((t = json_scan_next(&sc)) != JSON_TOKEN_END && t != JSON_TOKEN_ERROR) {
+    }
+    return t == JSON_TOKEN_END;
+}
+
+/* The constraint as a format. False: it is refused already. */
+static bool put_answer(struct plan *p)
+{
+    struct api_request *r = p->r;
+    const struct grammar_source *s = &r->constraint;
+    struct buf *out = &p->answer;
+    bool regex = s->kind == GRAMMAR_REGEX, json = s->kind == GRAMMAR_SCHEMA;
+    if ((json || s->kind == GRAMMAR_TAGS) && !is_json(s->text, s->n_bytes)) {
+        struct err err = {"it is no JSON"};
+        return blame(r, ERR_INVALID, &err);
+    }
+    if (json) {
+        buf_puts(out, "{\"type\":\"json_schema\",\"json_schema\":");
+        buf_put(out, s->text, s->n_bytes);
+        buf_puts(out, s->disable_any_whitespace ? ",\"disable_any_whitespace\":true" : "");
+        if (s->whitespace_pattern) {
+            buf_puts(out, ",\"whitespace_pattern\":");
+            buf_put_json(out, s->whitespace_pattern, strlen(s->whitespace_pattern));
+        }
+    } else if (s->kind == GRAMMAR_TAGS) {
+        buf_puts(out, "{\"type\":\"sequence\",\"elements\":[");
+        buf_put(out, s->text, s->n_bytes);
+        buf_putc(out, ']');
+    } else {
+        buf_puts(out, regex ? "{\"type\":\"regex\",\"pattern\":" : "{\"type\":\"grammar\",");
+        buf_puts(out, s->kind == GRAMMAR_GBNF ? "\"syntax\":\"gbnf\",\"grammar\":" : "");
+        buf_puts(out, s->kind == GRAMMAR_LARK ? "\"syntax\":\"lark\",\"grammar\":" : "");
+        buf_put_json(out, s->text, s->n_bytes);
+    }
+    buf_putc(out, '}');
+    p->turn.answer = out->data;
+    p->turn.answer_bytes = out->n_bytes;
+    return !out->failed || request_too_large(r);
+}
+
+/* ---- what comes before it --------------------------------------------------------------------- */
+
+static bool thinks(const struct api_request *r)
+{
+    bool off = (r->has_thinks && !r->thinks) || (r->effort && strcmp(r->effort, "none") == 0);
+    const struct api_prompt *p = &r->prompts[0];
+    bool closed = p->text && reasoning_is_closed(r->output.reasoning, p->text, p->text_bytes);
+    return r->messages && !off && !closed && !r->continue_final_message;
+}
+
+/* Reasoning that the prompt has opened, and that one token ends, is left to the engine: until then
+ * no masks are needed. */
+static void plan_reasoning(struct plan *p)
+{
+    struct api_request *r = p->r;
+    struct turn *t = &p->turn;
+    t->reasoning = r->output.reasoning;
+    t->opened = r->output.starts_in_reasoning;
+    t->may_think = t->reasoning != REASONING_NONE && !t->opened && thinks(r);
+    const char *end = reasoning_end(t->reasoning);
+    int32_t id = end ? tokenizer_find(r->model->tok, end, strlen(end)) : -1;
+    bool only = !(t->calls && t->enders) && t->reasoning != REASONING_HARMONY;
+    if (t->opened && id >= 0 && only) {
+        r->constraint_after = end;
+        r->constraint_after_id = id;
+        t->opened = false;
+        t->behind = true;
+    }
+}
+
+/* ---- the whole -------------------------------------------------------------------------------- */
+
+static bool compile(struct api_request *r, const struct grammar_source *source)
+{
+    struct err err = {""};
+    enum status st = grammars_take(r->model->grammars, r->model->tok, r->model->info, source,
+                                   &r->grammar, &err);
+    return st == OK || blame(r, st, &err);
+}
+
+static bool constrain(struct plan *p)
+{
+    struct api_request *r = p->r;
+    if (!plan_calls(p)) {
+        return false;
+    }
+    if (!p->turn.calls && !r->constraint_param) {
+        return true;
+    }
+    if (!p->turn.calls) {
+        r->output.parser = NULL; // all of the text is the answer
+    }
+    plan_reasoning(p);
+    const struct turn *t = &p->turn;
+    bool plain = !t->calls && !t->opened && !t->behind && !t->may_think &&
+                 !reasoning_marks(t->reasoning)->answer_opens[0] &&
+                 t->reasoning != REASONING_HARMONY;
+    if (plain) {
+        return compile(r, &r->constraint);
+    }
+    if (r->constraint_param && !put_answer(p)) {
+        return false;
+    }
+    turn_put(&p->text, t);
+    if (p->text.failed) {
+        return request_too_large(r);
+    }
+    return compile(r, &(struct grammar_source){
+        .kind = GRAMMAR_TAGS, .text = p->text.data, .n_bytes = p->text.n_bytes});
+}
+
+bool request_constrain(struct api_request *r)
+{
+    struct plan p = {.r = r};
+    if (!r->generates || (!r->constraint_param && !watches_calls(r))) {
+        return true;
+    }
+    if (!r->model->tok) {
+        const char *param = r->constraint_param ? r->constraint_param : r->tool_param;
+        return api_error_set(&r->error, 400, "unsupported_value", param,
+                             "This model has no tokenizer: its answers cannot be constrained.");
+    }
+    buf_init(&p.answer, MAX_BYTES);
+    buf_init(&p.text, MAX_BYTES);
+    bool good = constrain(&p);
+    buf_deinit(&p.answer);
+    buf_deinit(&p.text);
+    return good;
+}

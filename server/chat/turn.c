@@ -1,0 +1,188 @@
+#include "server/chat/turn.h"
+
+#include <string.h>
+
+const struct tool_writing *turn_writing(const struct tool_parser *parser,
+                                        const struct tokenizer *tok)
+{
+    const struct tool_writing *w = parser->writing;
+    while (w && w->needs && tokenizer_find(tok, w->needs, strlen(w->needs)) < 0) {
+        w = w->otherwise;
+    }
+    return w;
+}
+
+#define ANY_TEXT "{\"type\":\"any_text\"}"
+#define NEWLINES "{\"type\":\"regex\",\"pattern\":\"\\\\n{0,4}\"}"
+#define SEQUENCE "{\"type\":\"sequence\",\"elements\":["
+#define OR "{\"type\":\"or\",\"elements\":["
+#define DEFINED(name) "{\"type\":\"defined\",\"name\":\"" name "\"}"
+
+static void put_words(struct buf *out, const char *const *words, bool first)
+{
+    for (; words && *words; words++) {
+        buf_puts(out, first ? "" : ",");
+        buf_put_json(out, *words, strlen(*words));
+        first = false;
+    }
+}
+
+/* One of some words. */
+static void put_one_of(struct buf *out, const char *const *words)
+{
+    buf_puts(out, OR);
+    for (int i = 0; words[i]; i++) {
+        buf_puts(out, i ? "," : "");
+        tool_put_const(out, words[i]);
+    }
+    buf_puts(out, "]}");
+}
+
+/* Text that has none of the words. */
+static void put_text_without(struct buf *out, const char *const *words, const char *const *more)
+{
+    buf_puts(out, "{\"type\":\"any_text\",\"excludes\":[");
+    put_words(out, words, true);
+    put_words(out, more, !words || !*words);
+    buf_puts(out, "]}");
+}
+
+/* ---- the answer ------------------------------------------------------------------------------- */
+
+static void put_answer(struct buf *out, const struct turn *t)
+{
+    if (t->answer) {
+        buf_put(out, t->answer, t->answer_bytes);
+    } else if (t->calls) {
+        tool_put_text_and_calls(out, t->calls);
+    } else {
+        buf_puts(out, ANY_TEXT);
+    }
+}
+
+/* The answer between the markers that some kinds have around it, and calls behind it. */
+static void put_marked(struct buf *out, const struct turn *t, const struct reasoning_marks *m)
+{
+    buf_puts(out, SEQUENCE);
+    put_one_of(out, m->answer_opens);
+    buf_puts(out, "," NEWLINES ",");
+    if (t->answer) {
+        buf_puts(out, DEFINED("answer"));
+    } else {
+        put_text_without(out, m->answer_closes, NULL);
+    }
+    buf_puts(out, "," NEWLINES ",");
+    put_one_of(out, m->answer_closes);
+    if (t->calls) {
+        buf_puts(out, ",{\"type\":\"optional\",\"content\":" DEFINED("calls") "}");
+    }
+    buf_puts(out, "]}");
+}
+
+static void put_body(struct buf *out, const struct turn *t, const struct reasoning_marks *m)
+{
+    if (t->must_call) {
+        buf_puts(out, DEFINED("calls"));
+        return;
+    }
+    buf_puts(out, OR DEFINED("answer"));
+    if (m->answer_opens[0]) {
+        buf_putc(out, ',');
+        put_marked(out, t, m);
+    }
+    if (t->calls && t->answer) {
+        buf_puts(out, "," DEFINED("calls"));
+    }
+    buf_puts(out, "]}");
+}
+
+/* ---- what comes before it --------------------------------------------------------------------- */
+
+/* Reasoning up to its end, and the rest. Where it may end without a marker, because a call begins,
+ * the call follows at once. */
+static void put_reasoning(struct buf *out, const struct turn *t, const struct reasoning_marks *m)
+{
+    buf_puts(out, SEQUENCE);
+    put_text_without(out, m->closes, t->calls ? t->enders : NULL);
+    buf_puts(out, "," OR SEQUENCE);
+    put_one_of(out, m->closes);
+    buf_puts(out, "," NEWLINES "," DEFINED("body") "]}");
+    if (t->must_call && t->enders) {
+        buf_puts(out, "," DEFINED("calls"));
+    }
+    buf_puts(out, "]}]}");
+}
+
+static void put_start(struct buf *out, const struct turn *t, const struct reasoning_marks *m)
+{
+    if (t->opened) {
+        put_reasoning(out, t, m);
+    } else if (t->behind) {
+        buf_puts(out, SEQUENCE NEWLINES "," DEFINED("body") "]}");
+    } else if (t->may_think) {
+        buf_puts(out, OR DEFINED("body") "," SEQUENCE NEWLINES ",");
+        put_one_of(out, m->opens);
+        buf_putc(out, ',');
+        put_reasoning(out, t, m);
+        buf_puts(out, "]}]}");
+    } else {
+        buf_puts(out, DEFINED("body"));
+    }
+}
+
+/* ---- Harmony ---------------------------------------------------------------------------------- */
+
+#define NEXT "{\"type\":\"const_string\",\"value\":\"<|end|><|start|>assistant\"}"
+#define MESSAGE(channel)                                                                           \
+    SEQUENCE "{\"type\":\"const_string\",\"value\":\"<|channel|>" channel                           \
+             "<|message|>\"}," ANY_TEXT "," NEXT "]}"
+
+/* Messages of reasoning, and what is said before a call; then a call, or the final message. */
+static void put_harmony(struct buf *out, const struct turn *t)
+{
+    buf_puts(out, t->opened ? SEQUENCE ANY_TEXT "," NEXT "," : SEQUENCE);
+    buf_puts(out, "{\"type\":\"star\",\"content\":" OR MESSAGE("analysis"));
+    buf_puts(out, t->calls ? "," MESSAGE("commentary") "]}}," : "]}},");
+    buf_puts(out, OR);
+    if (t->calls) {
+        buf_puts(out, DEFINED("calls"));
+    }
+    if (!t->must_call) {
+        buf_puts(out, t->calls ? "," : "");
+        buf_puts(out, SEQUENCE "{\"type\":\"const_string\",\"value\":\"<|channel|>final\"},"
+                               "{\"type\":\"optional\",\"content\":{\"type\":\"const_string\","
+                               "\"value\":\" <|constrain|>json\"}},"
+                               "{\"type\":\"const_string\",\"value\":\"<|message|>\"},"
+                               DEFINED("answer") "]}");
+    }
+    buf_puts(out, "]}]}");
+}
+
+void turn_put(struct buf *out, const struct turn *t)
+{
+    const struct reasoning_marks *m = reasoning_marks(t->reasoning);
+    bool harmony = t->reasoning == REASONING_HARMONY;
+    buf_puts(out, "{\"type\":\"structural_tag\",\"definitions\":{");
+    if (t->calls) {
+        buf_puts(out, "\"calls\":");
+        tool_put_calls(out, t->calls);
+        buf_putc(out, ',');
+    }
+    buf_puts(out, "\"answer\":");
+    if (harmony && !t->answer) {
+        buf_puts(out, ANY_TEXT);
+    } else {
+        put_answer(out, t);
+    }
+    if (!harmony) {
+        buf_puts(out, ",\"body\":");
+        put_body(out, t, m);
+    }
+    buf_puts(out, "},\"format\":");
+    if (harmony) {
+        put_harmony(out, t);
+    } else {
+        put_start(out, t, m);
+    }
+    buf_putc(out, '}');
+}
