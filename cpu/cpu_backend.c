@@ -14,7 +14,7 @@ static enum status cpu_facts(struct backend *be, struct backend_facts *out)
         .residual = DT_F32,
         .free_bytes = cpu_free_bytes(),
         .preferred_block_tokens = 16,
-        .async = false, .rounds_inputs = true, .exact_ranks = true,
+        .async = false, .rounds_inputs = true, .exact_ranks = true, .plain_experts = true,
     };
     snprintf(out->device, sizeof out->device, "%d threads, %s", pool_n_threads(cpu->pool),
              cpu->kernels->name);

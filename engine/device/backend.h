@@ -161,6 +161,7 @@ struct backend_facts {
     int32_t preferred_block_tokens;
     bool async;             // step_end returns before the work is done
     bool rounds_inputs;     // as a quantised weight asks for it (codec.h)
+    bool plain_experts;     // experts' first product may be one matrix, without a gate
     bool exact_ranks;       // several ranks give the bits of one: each sum over ranks is reduced
                             // on its own, before it meets another
 };

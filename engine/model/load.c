@@ -258,6 +258,10 @@ enum status model_load(const struct model_load_options *options, struct backend 
     out->act = facts.act;
     out->residual = facts.residual;
     out->exact_ranks = facts.exact_ranks;
+    if (c->n_experts > 0 && !c->gated && !facts.plain_experts) {
+        return err_set(err, ERR_UNSUPPORTED, "experts without a gate are not run on this device yet; "
+                       "--device cpu has them");
+    }
     if ((c->n_state_layers > 0 && !be->ops->state_open) || (c->attn_gate != ATTN_GATE_NONE && !be->ops->gate)) {
         return err_set(err, ERR_UNSUPPORTED, "%s: models with recurrent layers or gated attention "
                        "are not run on this device", c->model_type);

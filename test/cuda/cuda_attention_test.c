@@ -527,7 +527,7 @@ TEST(a_layer_reads_what_another_stored)
         struct pair *p = &u.p;
         const int32_t width = s->n_heads * s->head_dim;
         step_begin(p);
-        store_past(&u, &t, specs, COUNT(specs));
+        store_past(&u, &t, is_few ? few : specs, COUNT(specs));
         pass_of(&t, is_few ? few : specs, COUNT(specs), false, 12);
         pass_begin(p, &t);
         const int32_t n = t.pass.n_rows;
