@@ -16,6 +16,9 @@ CALL(count_tokens, API_COUNT_TOKENS)
 CALL(embeddings, API_EMBEDDINGS)
 CALL(score, API_SCORE)
 CALL(rerank, API_RERANK)
+CALL(ollama_chat, API_OLLAMA_CHAT)
+CALL(ollama_generate, API_OLLAMA_GENERATE)
+CALL(ollama_embed, API_OLLAMA_EMBED)
 CALL(invocations, API_INVOCATIONS)
 CALL(tokenize, API_TOKENIZE)
 CALL(detokenize, API_DETOKENIZE)
@@ -46,6 +49,13 @@ const struct http_route api_routes[] = {
     INFER("/v1/reranking", rerank),
     INFER("/reranking", rerank),
     INFER("/invocations", invocations),
+    INFER("/api/chat", ollama_chat),
+    INFER("/api/generate", ollama_generate),
+    INFER("/api/embed", ollama_embed),
+    {"POST", "/api/show", api_ollama_show, SCOPE_INFERENCE, 1 << 16, HTTP_ROUTE_JSON},
+    {"GET", "/api/tags", api_ollama_tags, SCOPE_INFERENCE, 0, HTTP_ROUTE_QUIET},
+    {"GET", "/api/ps", api_ollama_running, SCOPE_INFERENCE, 0, HTTP_ROUTE_QUIET},
+    PROBE("/api/version", api_ollama_version),
     {"POST", "/v1/files", api_files_create, SCOPE_INFERENCE, API_MAX_FORM_BYTES, 0},
     {"GET", "/v1/files", api_files_list, SCOPE_INFERENCE, 0, 0},
     {"GET", "/v1/files/{id}/content", api_file_content, SCOPE_INFERENCE, 0, 0},

@@ -176,6 +176,7 @@ struct call {
     struct tenant *tenant; // who asks, entered already; NULL: without limits
 
     struct call_record record;
+    enum api_kind kind; // that it was started as
     struct engine_request *requests; // one per prompt
     void *memory;                    // of their outputs
     char *salt;                      // their cache_salt, where it is not the body's

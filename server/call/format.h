@@ -35,7 +35,8 @@ struct call_format {
 
 extern const struct call_format call_chat_format, call_completion_format, call_response_format,
     call_message_format, call_count_format, call_embedding_format, call_input_tokens_format, call_tokens_format, call_text_format,
-    call_score_format, call_rerank_format;
+    call_score_format, call_rerank_format, call_ollama_format, call_ollama_load_format,
+    call_ollama_embed_format;
 
 /* ---- shared pieces of JSON (format.c) ----------------------------------------------------------- */
 
@@ -64,6 +65,8 @@ void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engin
 void call_send_chunk(struct call *c, struct buf *b);
 /* If it was asked for: the chunk that has usage and no choice. `tail` ends chunk_head's list. */
 void call_send_usage(struct call *c, const char *tail);
+/* The embedding of a prompt, as numbers or as base64, as the request wants it. Once for each. */
+void call_put_vector(struct buf *b, struct call *c, size_t prompt);
 void call_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]
 /* ,"prompt_logprobs":[null,{"5":{"logprob":..,"rank":..,"decoded_token":".."}},...] */
 void call_put_prompt_logprobs(struct buf *b, const struct call *c,

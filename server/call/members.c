@@ -6,11 +6,12 @@
 
 enum {
     TOKENIZE = FORM_TOKENIZE_TEXT | FORM_TOKENIZE_CHAT,
-    CHATS = FORM_CHAT | FORM_TOKENIZE_CHAT,
+    OLLAMA = FORM_OLLAMA_CHAT | FORM_OLLAMA_GENERATE,
+    CHATS = FORM_CHAT | FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT,
     MESSAGES = FORM_MESSAGES | FORM_COUNT_TOKENS,
-    TALKS = CHATS | FORM_RESPONSES | MESSAGES,
-    DRAWS = FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES | FORM_GENERATE,
-    SERVED = TALKS | FORM_COMPLETIONS | FORM_EMBEDDINGS | TOKENIZE |
+    TALKS = CHATS | FORM_RESPONSES | MESSAGES | OLLAMA,
+    DRAWS = FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES | FORM_GENERATE | OLLAMA,
+    SERVED = TALKS | FORM_COMPLETIONS | FORM_EMBEDDINGS | FORM_OLLAMA_EMBED | TOKENIZE |
              FORM_DETOKENIZE, // by a server
     SCORES = FORM_SCORE | FORM_RERANK,
     SERVES = SERVED | SCORES,
@@ -91,6 +92,14 @@ static const char empty[] = "false|\"\"|[]|{}";
 #define TEXTS                                                                                      \
     "'anyOf':[{'type':'array','minItems':1,'maxItems':2048,'items':{'anyOf':[" TEXT_OBJECT         \
     "]}}," TEXT_OBJECT "]"
+#define OLLAMA_TOOLS                                                                               \
+    "'maxItems':128,'items':{'type':'object','required':['function'],'properties':{'type':{"       \
+    "'const':'function'},'function':{'type':'object','required':['name'],'properties':{" FUNCTION  \
+    "}}}}"
+#define OLLAMA_MESSAGES                                                                            \
+    "'items':{'type':'object','required':['role'],'properties':{'role':{'enum':['system','user',"  \
+    "'assistant','tool']},'content':{'type':['string','null']},'thinking':{'type':['string',"      \
+    "'null']},'tool_name':{'type':'string'}}}"
 #define A_CHOICE "'enum':[null,'none','auto']"
 
 const struct member members[] = {
@@ -206,7 +215,7 @@ const struct member members[] = {
      .schema = "'maxItems':128,'items':{'type':'string','minLength':1}"},
 
     /* ---- chat ---- */
-    {"messages", "The conversation so far.", CHATS, HAND(ARRAY, read_messages), .required = true,
+    {"messages", "The conversation so far.", CHATS & ~OLLAMA, HAND(ARRAY, read_messages), .required = true,
      .schema = CHAT_MESSAGES},
     /* ---- messages ---- */
     {"messages", "The conversation so far, as turns of blocks.", MESSAGES, HAND(ARRAY, read_turns),
@@ -245,8 +254,10 @@ const struct member members[] = {
      HAND(ANY, read_items), .required = true,
      .schema = ITEMS},
     /* ---- both ---- */
-    {"tools", "Functions that the model may call.", CHATS, HAND(ARRAY, read_tools),
+    {"tools", "Functions that the model may call.", CHATS & ~OLLAMA, HAND(ARRAY, read_tools),
      .schema = TOOLS},
+    {"tools", "Functions that the model may call.", FORM_OLLAMA_CHAT,
+     HAND(ARRAY, read_ollama_tools), .schema = OLLAMA_TOOLS},
     {"functions", "An older form of tools; the answer has function_call.", CHATS,
      WITH(ARRAY, "tools"),
      .schema = "'maxItems':128,'items':{'type':'object','required':['name'],"
@@ -265,8 +276,10 @@ const struct member members[] = {
      CHOICE(effort, EFFORTS "|max")},
     {"enable_thinking", "Whether the model is to think, where its template asks.",
      TALKS, BOOL(thinks), FLAG(has_thinks)},
-    {"think", "Ollama's name of enable_thinking.", TALKS, BOOL(thinks),
+    {"think", "Ollama's name of enable_thinking.", TALKS & ~OLLAMA, BOOL(thinks),
      FLAG(has_thinks)},
+    {"think", "Whether the model is to think, or how much.", OLLAMA, HAND(ANY, read_think),
+     .schema = "'enum':[null,true,false,'low','medium','high']"},
     {"thinking", "The same as an object: its type is enabled or disabled.",
      CHATS | FORM_RESPONSES, HAND(OBJECT, read_thinking),
      .schema = "'properties':{'type':{'enum':['enabled','disabled']}}"},
@@ -294,9 +307,9 @@ const struct member members[] = {
     {"web_search_options", "A search before the answer.", CHATS, REFUSED(ANY, "")},
     {"echo", "The answer begins with the last message, if that is the assistant's.", CHATS,
      BOOL(echo)},
-    {"logprobs", "The log probability of each token of the answer.", CHATS | FORM_RESPONSES,
+    {"logprobs", "The log probability of each token of the answer.", CHATS | FORM_RESPONSES | OLLAMA,
      BOOL(logprobs)},
-    {"top_logprobs", "And of this many others; only with logprobs.", CHATS,
+    {"top_logprobs", "And of this many others; only with logprobs.", CHATS | OLLAMA,
      INT_TO(n_top, 0, max_logprobs), .check = check_top_logprobs},
     {"truncation", "No input items are dropped.", FORM_RESPONSES, HAND(STRING, read_truncation),
      .schema = "'enum':[null,'disabled']"},
@@ -360,6 +373,37 @@ const struct member members[] = {
     {"input", "What becomes vectors, one each.", FORM_EMBEDDINGS, HAND(PROMPTS, read_input),
      .max = MAX_INPUTS, .required = true},
 
+    /* ---- Ollama's ---- */
+    {"messages", "The conversation so far; without any the model is loaded.", FORM_OLLAMA_CHAT,
+     HAND(ARRAY, read_ollama_messages), .schema = OLLAMA_MESSAGES},
+    {"raw", "The prompt is a text to be continued, and no message.", FORM_OLLAMA_GENERATE, BOOL(raw)},
+    {"system", "The system prompt.", FORM_OLLAMA_GENERATE, WITH(STRING, "prompt")},
+    {"prompt", "What is answered; without one the model is loaded.", FORM_OLLAMA_GENERATE,
+     HAND(STRING, read_generated_prompt)},
+    {"template", "A template in place of the model's.", OLLAMA, REFUSED(ANY, empty)},
+    {"context", "Tokens of an earlier answer.", FORM_OLLAMA_GENERATE, REFUSED(ANY, empty)},
+    {"width", "Of an image.", FORM_OLLAMA_GENERATE, REFUSED(ANY, "0")},
+    {"height", "Of an image.", FORM_OLLAMA_GENERATE, REFUSED(ANY, "0")},
+    {"steps", "Of an image.", FORM_OLLAMA_GENERATE, REFUSED(ANY, "0")},
+    {"truncate", "Whether an input that is too long is cut; else it is an error.",
+     FORM_OLLAMA_EMBED, HAND(BOOL, read_truncates)},
+    {"dimensions", "Only as many as the model has.", FORM_OLLAMA_EMBED,
+     INT(dimensions, 1, INT32_MAX), .check = check_dimensions},
+    {"input", "What becomes vectors, one each.", FORM_OLLAMA_EMBED, HAND(PROMPTS, read_input),
+     .max = MAX_INPUTS, .required = true},
+    {"penalize_newline", "Whether penalties are for line ends, too.", OLLAMA, REFUSED(ANY, "true")},
+    {"num_keep", "No context is shifted.", OLLAMA, IGNORED(ANY)},
+    {"num_batch", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"num_gpu", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"main_gpu", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"num_thread", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"numa", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"use_mmap", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"use_mlock", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"low_vram", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"f16_kv", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"logits_all", "Nothing is returned of it.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+
     /* ---- pairs of texts ---- */
     {"instruction", "What the pairs are judged by, where the model's form has a place for it.",
      SCORES, WITH(STRING, "chat_template_kwargs")},
@@ -406,7 +450,9 @@ const struct member members[] = {
     {"regex", "SGLang's constraint.", DRAWS, HAND(STRING, read_regex)},
     {"ebnf", "SGLang's constraint: GBNF.", DRAWS, HAND(STRING, read_ebnf)},
     {"structural_tag", "SGLang's constraint.", DRAWS, REFUSED(ANY, empty)},
-    {"format", "Ollama's constraint.", DRAWS, REFUSED(ANY, empty)},
+    {"format", "A constraint: \\\"json\\\", or a JSON schema.", OLLAMA, HAND(ANY, read_format_member),
+     .schema = "'anyOf':[{'type':'object'},{'enum':[null,'','json']}]"},
+    {"format", "Ollama's constraint.", DRAWS & ~OLLAMA, REFUSED(ANY, empty)},
     {"guided_decoding_backend", "It says how a constraint is kept.", DRAWS, IGNORED(ANY)},
     {"guided_whitespace_pattern", "It says how a constraint is kept.", DRAWS, IGNORED(ANY)},
 
@@ -513,7 +559,9 @@ const struct member members[] = {
     {"media_io_kwargs", "Nothing without images.", DRAWS, IGNORED(ANY)},
 
     /* ---- objects whose members belong at the top level ---- */
-    {"options", "Ollama's parameters.", DRAWS,
+    {"options", "Parameters, which are read as if they stood beside it.", OLLAMA | FORM_OLLAMA_EMBED,
+     IGNORED(OBJECT)},
+    {"options", "Ollama's parameters.", DRAWS & ~OLLAMA,
      REFUSED(ANY, empty), .why = "Its members belong at the top level."},
     {"parameters", "TGI's parameters.", DRAWS,
      REFUSED(ANY, empty), .why = "Its members belong at the top level."},
@@ -529,8 +577,8 @@ const struct member members[] = {
     {"id_slot", "There are no slots.", DRAWS, IGNORED(ANY)},
     {"n_keep", "No context is shifted.", DRAWS, IGNORED(ANY)},
     {"n_discard", "No context is shifted.", DRAWS, IGNORED(ANY)},
-    {"num_ctx", "The context is as the server has it.", DRAWS, IGNORED(ANY)},
-    {"keep_alive", "The model stays loaded.", DRAWS, IGNORED(ANY)},
+    {"num_ctx", "The context is as the server has it.", DRAWS | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"keep_alive", "The model stays loaded.", DRAWS | FORM_OLLAMA_EMBED, IGNORED(ANY)},
     {"data_parallel_rank", "There is one rank.", DRAWS, IGNORED(ANY)},
     {"timings_per_token", "Times are in the metrics.", DRAWS, IGNORED(ANY)},
     {"return_progress", "There is no news of a prompt.", DRAWS, IGNORED(ANY)},
@@ -539,7 +587,7 @@ const struct member members[] = {
     {"rid", "The answer's id is x-request-id or request_id.", DRAWS, IGNORED(ANY)},
 
     /* ---- members of other endpoints that would change the answer ---- */
-    {"system", "Of messages.", DRAWS & ~MESSAGES,
+    {"system", "Of messages.", DRAWS & ~(MESSAGES | FORM_OLLAMA_GENERATE),
      REFUSED(ANY, empty), .why = "Use a message of role 'system'."},
     {"output_config", "Of messages.", DRAWS & ~MESSAGES, REFUSED(ANY, empty)},
     {"output_format", "Messages' constraint.", DRAWS, REFUSED(ANY, empty)},

@@ -50,5 +50,7 @@ void api_model_close(struct api_model *m); // accepts a zeroed struct
 
 /* The served name equal to `name`, NULL if there is none. NULL asks for the default. */
 const char *api_model_name(const struct api_model *m, const char *name);
+/* The same of a name that may have Ollama's tag, "NAME:latest". */
+const char *api_model_tagged_name(const struct api_model *m, const char *name);
 
 #endif

@@ -43,6 +43,7 @@ bool read_grammar(struct api_request *r);
 bool read_json_schema(struct api_request *r);
 bool read_regex(struct api_request *r);
 bool read_ebnf(struct api_request *r);
+bool read_format_member(struct api_request *r);
 
 /* Behind all members and the prompt: takes the grammar of the constraint, if there is one. */
 bool request_compile_constraint(struct api_request *r);
@@ -51,6 +52,8 @@ bool request_compile_constraint(struct api_request *r);
 
 void chat_begin(struct api_request *r);
 bool chat_end(struct api_request *r);
+/* One word: it may become part of the template's own. */
+bool chat_is_role(const char *role);
 /* Whether the rendered text has each role that is the client's own word; of a template that failed
  * there is none. */
 bool chat_check_roles(struct api_request *r, const char *text, size_t n_bytes);
@@ -88,6 +91,20 @@ bool read_tokens(struct api_request *r);
 
 /* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
 bool request_read_prompts(struct api_request *r, const char *key, size_t max_prompts);
+
+/* ---- Ollama's (request_ollama.c) --------------------------------------------------------------- */
+
+void ollama_chat_begin(struct api_request *r);
+void ollama_generate_begin(struct api_request *r);
+void ollama_embed_begin(struct api_request *r);
+bool ollama_end(struct api_request *r);
+bool ollama_load_end(struct api_request *r);
+
+bool read_ollama_messages(struct api_request *r);
+bool read_ollama_tools(struct api_request *r);
+bool read_generated_prompt(struct api_request *r);
+bool read_think(struct api_request *r);
+bool read_truncates(struct api_request *r);
 
 /* ---- score and rerank (request_score.c) --------------------------------------------------------- */
 

@@ -45,7 +45,8 @@ bool read_model(struct api_request *r)
 {
     const char *name = NULL;
     body_string(&r->body, "model", &name);
-    r->model_name = api_model_name(r->model, name);
+    bool tagged = (r->form & (FORM_OLLAMA_CHAT | FORM_OLLAMA_GENERATE | FORM_OLLAMA_EMBED)) != 0;
+    r->model_name = tagged ? api_model_tagged_name(r->model, name) : api_model_name(r->model, name);
     if (!r->model_name) {
         return api_error_set(&r->error, 404, "model_not_found", "model",
                              "The model `%.100s` does not exist or you do not have access to it.",

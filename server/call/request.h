@@ -26,6 +26,10 @@ enum api_kind {
     API_GENERATE, // a line of `sluice generate`
     API_SCORE,
     API_RERANK,
+    API_OLLAMA_CHAT,
+    API_OLLAMA_GENERATE,
+    API_OLLAMA_EMBED,
+    API_OLLAMA_LOAD, // what the first two become without messages or a prompt
     API_INVOCATIONS, // SageMaker's: becomes the kind whose members the body has
     N_API_KINDS,
 };
@@ -43,6 +47,9 @@ enum {
     FORM_GENERATE = 1 << API_GENERATE,
     FORM_SCORE = 1 << API_SCORE,
     FORM_RERANK = 1 << API_RERANK,
+    FORM_OLLAMA_CHAT = 1 << API_OLLAMA_CHAT,
+    FORM_OLLAMA_GENERATE = 1 << API_OLLAMA_GENERATE,
+    FORM_OLLAMA_EMBED = 1 << API_OLLAMA_EMBED,
     FORM_TOKENIZE_CHAT = 1 << N_API_KINDS,
 };
 
@@ -126,6 +133,7 @@ struct api_request {
     size_t messages_bytes, tools_bytes, kwargs_bytes;
     const struct json *tools_json; // for the parsers
     struct json *own_tools;        // tools_json, where it was made here
+    bool raw;                      // Ollama: the prompt is no message
     bool old_calls;                // asked for with "functions": one call, as "function_call"
     const char *request_template;  // trusted
     bool add_generation_prompt, continue_final_message;

@@ -275,6 +275,24 @@ bool read_ebnf(struct api_request *r)
     return read_source(r, "ebnf", GRAMMAR_GBNF);
 }
 
+/* Ollama's: "json", or a schema. */
+bool read_format_member(struct api_request *r)
+{
+    const struct body_member *m = body_get(&r->body, "format");
+    const char *word = m ? json_string(m->node) : NULL;
+    if (!m || (word && !*word)) {
+        return true;
+    }
+    if (word && strcmp(word, "json") == 0) {
+        return constrain_json(r, "format");
+    }
+    if (word) {
+        return api_error_set(&r->error, 400, "invalid_value", "format",
+                             "Invalid 'format': expected \"json\" or a JSON schema.");
+    }
+    return constrain_schema(r, "format", "", m->node, "format");
+}
+
 bool read_guided_grammar(struct api_request *r)
 {
     const char *text = NULL;

@@ -485,6 +485,12 @@ static char *body_with(unsigned form, const char *key, const char *value, size_t
     } else if (form & FORM_RESPONSES) {
         *kind = API_RESPONSES;
         buf_puts(&b, "\"input\":\"a\"");
+    } else if (form & FORM_OLLAMA_GENERATE) {
+        *kind = API_OLLAMA_GENERATE;
+        buf_puts(&b, "\"prompt\":\"a\"");
+    } else if (form & FORM_OLLAMA_CHAT) {
+        *kind = API_OLLAMA_CHAT;
+        buf_puts(&b, HI);
     } else {
         *kind = API_MESSAGES;
         buf_puts(&b, "\"max_tokens\":9," HI);
