@@ -111,6 +111,8 @@ void api_response_cancel(struct http_request *req, void *arg);
 void api_response_items(struct http_request *req, void *arg);
 void api_tokenizer_info(struct http_request *req, void *arg);
 void api_models(struct http_request *req, void *arg);
+void api_props(struct http_request *req, void *arg);
+void api_slots(struct http_request *req, void *arg);
 void api_ollama_tags(struct http_request *req, void *arg);
 void api_ollama_running(struct http_request *req, void *arg);
 void api_ollama_show(struct http_request *req, void *arg);

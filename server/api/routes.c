@@ -19,6 +19,10 @@ CALL(rerank, API_RERANK)
 CALL(ollama_chat, API_OLLAMA_CHAT)
 CALL(ollama_generate, API_OLLAMA_GENERATE)
 CALL(ollama_embed, API_OLLAMA_EMBED)
+CALL(native, API_NATIVE)
+CALL(infill, API_INFILL)
+CALL(native_embed, API_NATIVE_EMBED)
+CALL(apply_template, API_APPLY_TEMPLATE)
 CALL(invocations, API_INVOCATIONS)
 CALL(tokenize, API_TOKENIZE)
 CALL(detokenize, API_DETOKENIZE)
@@ -49,6 +53,12 @@ const struct http_route api_routes[] = {
     INFER("/v1/reranking", rerank),
     INFER("/reranking", rerank),
     INFER("/invocations", invocations),
+    INFER("/completion", native),
+    INFER("/infill", infill),
+    INFER("/embedding", native_embed),
+    INFER("/apply-template", apply_template),
+    {"GET", "/props", api_props, SCOPE_ADMIN, 0, 0},
+    {"GET", "/slots", api_slots, SCOPE_ADMIN, 0, 0},
     INFER("/api/chat", ollama_chat),
     INFER("/api/generate", ollama_generate),
     INFER("/api/embed", ollama_embed),

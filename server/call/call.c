@@ -30,6 +30,10 @@ static const struct call_format *const formats[N_API_KINDS] = {
     [API_OLLAMA_GENERATE] = &call_ollama_format,
     [API_OLLAMA_EMBED] = &call_ollama_embed_format,
     [API_OLLAMA_LOAD] = &call_ollama_load_format,
+    [API_NATIVE] = &call_native_format,
+    [API_INFILL] = &call_native_format,
+    [API_NATIVE_EMBED] = &call_native_embed_format,
+    [API_APPLY_TEMPLATE] = &call_apply_format,
     [API_INVOCATIONS] = &call_chat_format, // until its kind is known
 };
 

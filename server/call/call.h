@@ -156,7 +156,7 @@ struct call_choice {
     enum call_pending pending;
     bool started, has_content, has_reasoning, has_call, skip_call;
     bool sent_prompt_text, sent_prompt_ids; // completions, once
-    int32_t n_calls;
+    int32_t n_calls, n_lines; // n_lines: pieces with a line end (llama.cpp's answers alone)
     int64_t t_last_ns;
 };
 

@@ -6,12 +6,15 @@
 
 enum {
     TOKENIZE = FORM_TOKENIZE_TEXT | FORM_TOKENIZE_CHAT,
+    NATIVE = FORM_NATIVE | FORM_INFILL,
     OLLAMA = FORM_OLLAMA_CHAT | FORM_OLLAMA_GENERATE,
     CHATS = FORM_CHAT | FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT,
     MESSAGES = FORM_MESSAGES | FORM_COUNT_TOKENS,
     TALKS = CHATS | FORM_RESPONSES | MESSAGES | OLLAMA,
-    DRAWS = FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES | FORM_GENERATE | OLLAMA,
-    SERVED = TALKS | FORM_COMPLETIONS | FORM_EMBEDDINGS | FORM_OLLAMA_EMBED | TOKENIZE |
+    DRAWS = FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES | FORM_GENERATE | OLLAMA |
+            NATIVE,
+    SERVED = TALKS | FORM_COMPLETIONS | FORM_EMBEDDINGS | FORM_OLLAMA_EMBED | NATIVE |
+             FORM_NATIVE_EMBED | TOKENIZE |
              FORM_DETOKENIZE, // by a server
     SCORES = FORM_SCORE | FORM_RERANK,
     SERVES = SERVED | SCORES,
@@ -139,7 +142,10 @@ const struct member members[] = {
     {"stop_sequences", "Texts that end the answer.", MESSAGES, HAND(STRINGS, read_stop_sequences),
      MOST(max_stop)},
     {"stop_token_ids", "Tokens that end the answer.", ALL, HAND(IDS, read_stop_ids)},
-    {"logit_bias", "What is added to the scores of tokens, by id.", ALL, HAND(OBJECT, read_bias),
+    {"logit_bias", "What is added to the scores of tokens, by id or by text, false: never.", NATIVE,
+     HAND(ANY, read_bias), .schema = "'anyOf':[{'type':'object'},{'type':'array','maxItems':1024}]"},
+    {"logit_bias", "What is added to the scores of tokens, by id.", ALL & ~NATIVE,
+     HAND(OBJECT, read_bias),
      .schema = "'maxProperties':1024,'additionalProperties':{'type':'number','minimum':"
                "-100,'maximum':100}"},
     {"n_cmpl", "llama.cpp's name of n.", DRAWS, INT_TO(n, 1, max_n)},
@@ -321,7 +327,8 @@ const struct member members[] = {
      .min = 1, .max = INT64_MAX},
 
     /* ---- completions ---- */
-    {"suffix", "A text behind the answer.", FORM_COMPLETIONS, REFUSED(STRING, "\"\"")},
+    {"suffix", "A text behind the answer, of a model that has tokens for it.",
+     FORM_COMPLETIONS | FORM_OLLAMA_GENERATE, HAND(STRING, read_suffix)},
     {"echo", "The answer begins with the prompt.", FORM_COMPLETIONS, BOOL(echo)},
     {"logprobs", "The log probability of each token, and of this many others.", FORM_COMPLETIONS,
      HAND(INT, read_completion_logprobs), .min = 0, MOST(max_logprobs)},
@@ -372,6 +379,23 @@ const struct member members[] = {
      HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
     {"input", "What becomes vectors, one each.", FORM_EMBEDDINGS, HAND(PROMPTS, read_input),
      .max = MAX_INPUTS, .required = true},
+
+    /* ---- llama.cpp's ---- */
+    {"prompt", "What is to be continued: texts, ids, both mixed, or a list of such.", FORM_NATIVE,
+     HAND(PROMPTS, read_native_prompt), MOST(max_prompts), .required = true},
+    {"input_prefix", "What is in front of the hole.", FORM_INFILL, WITH(STRING, "input_suffix"),
+     .required = true},
+    {"input_extra", "Files that are shown beside it.", FORM_INFILL, WITH(ARRAY, "input_suffix"),
+     .schema = "'items':{'type':'object','required':['text'],'properties':{'text':{'type':'string'}"
+               ",'filename':{'type':'string'}}}"},
+    {"prompt", "What the answer begins with.", FORM_INFILL, WITH(STRING, "input_suffix")},
+    {"input_suffix", "What is behind the hole.", FORM_INFILL, HAND(STRING, read_hole),
+     .required = true},
+    {"input", "What becomes vectors: texts, ids, both mixed, or a list of such.",
+     FORM_NATIVE_EMBED, HAND(PROMPTS, read_mixed_input), .max = MAX_INPUTS, .required = true},
+    {"content", "Another name of input.", FORM_NATIVE_EMBED, WITH(ANY, "input")},
+    {"embd_normalize", "llama.cpp's norm: 2 is length 1, -1 is none.", FORM_NATIVE_EMBED,
+     HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
 
     /* ---- Ollama's ---- */
     {"messages", "The conversation so far; without any the model is loaded.", FORM_OLLAMA_CHAT,
@@ -528,7 +552,9 @@ const struct member members[] = {
 
     /* ---- the answer's form ---- */
     {"logprob_token_ids", "Log probabilities of chosen tokens.", DRAWS, REFUSED(ANY, nothing)},
-    {"n_probs", "llama.cpp's log probabilities.", DRAWS,
+    {"n_probs", "The log probability of each token, and of this many others.", NATIVE,
+     HAND(INT, read_n_probs), .min = 0, MOST(max_logprobs)},
+    {"n_probs", "llama.cpp's log probabilities.", DRAWS & ~NATIVE,
      REFUSED(ANY, "0"), .why = "Use 'logprobs'."},
     {"post_sampling_probs", "Probabilities behind the samplers.", DRAWS, REFUSED(ANY, "false")},
     {"top_n_tokens", "TGI's log probabilities.", DRAWS,
@@ -537,12 +563,15 @@ const struct member members[] = {
      REFUSED(ANY, "false"), .why = "Use 'logprobs'."},
     {"flat_logprobs", "Another form of log probabilities.", DRAWS, REFUSED(ANY, "false")},
     {"return_hidden_states", "Hidden states.", DRAWS, REFUSED(ANY, "false")},
-    {"return_tokens", "llama.cpp's token ids.", DRAWS,
+    {"return_tokens", "The ids of the answer's tokens.", NATIVE, BOOL(native_tokens)},
+    {"return_tokens", "llama.cpp's token ids.", DRAWS & ~NATIVE,
      REFUSED(ANY, "false"), .why = "Use 'return_token_ids'."},
     {"return_full_text", "TGI's name of echo.", DRAWS, REFUSED(ANY, "false"), .why = "Use 'echo'."},
     {"return_prompt_text", "The prompt as a text.", DRAWS, REFUSED(ANY, "false")},
     {"details", "TGI's details.", DRAWS, REFUSED(ANY, "false")},
-    {"response_fields", "A choice of the answer's members.", DRAWS, REFUSED(ANY, nothing)},
+    {"response_fields", "Only these members of the answer; a/b is one within another.", NATIVE,
+     HAND(ARRAY, read_response_fields), .schema = "'items':{'type':'string'}"},
+    {"response_fields", "A choice of the answer's members.", DRAWS & ~NATIVE, REFUSED(ANY, nothing)},
     {"enable_response_messages", "vLLM's messages of a response.", DRAWS, REFUSED(ANY, "false")},
     {"previous_input_messages", "vLLM's messages of a response.", DRAWS, REFUSED(ANY, nothing)},
     {"parse_tool_calls", "Tool calls are found in the text.", DRAWS, REFUSED(ANY, "true")},
@@ -580,7 +609,10 @@ const struct member members[] = {
     {"num_ctx", "The context is as the server has it.", DRAWS | FORM_OLLAMA_EMBED, IGNORED(ANY)},
     {"keep_alive", "The model stays loaded.", DRAWS | FORM_OLLAMA_EMBED, IGNORED(ANY)},
     {"data_parallel_rank", "There is one rank.", DRAWS, IGNORED(ANY)},
-    {"timings_per_token", "Times are in the metrics.", DRAWS, IGNORED(ANY)},
+    {"timings_per_token", "How long prompt and answer took so far is in each event.",
+     NATIVE | FORM_CHAT | FORM_COMPLETIONS, BOOL(timings)},
+    {"timings_per_token", "Times are in the metrics.",
+     DRAWS & ~(NATIVE | FORM_CHAT | FORM_COMPLETIONS), IGNORED(ANY)},
     {"return_progress", "There is no news of a prompt.", DRAWS, IGNORED(ANY)},
     {"sse_ping_interval", "It is a setting of the server.", DRAWS, IGNORED(ANY)},
     {"stream_interval", "Events come as tokens do.", DRAWS, IGNORED(ANY)},
@@ -593,7 +625,7 @@ const struct member members[] = {
     {"output_format", "Messages' constraint.", DRAWS, REFUSED(ANY, empty)},
     {"mcp_servers", "Tools that run here: there are none.", DRAWS, REFUSED(ANY, empty)},
     {"stop", "Chat's.", MESSAGES, REFUSED(ANY, empty), .why = "Use 'stop_sequences'."},
-    {"logprobs", "Chat's.", MESSAGES, REFUSED(ANY, "false|0")},
+    {"logprobs", "Chat's.", MESSAGES | NATIVE, REFUSED(ANY, "false|0")},
     {"prompt_logprobs", "Chat's.", MESSAGES, REFUSED(ANY, "false|0")},
     {"top_logprobs", "Chat's.", FORM_COMPLETIONS,
      REFUSED(ANY, "0|false"), .why = "Use 'logprobs'."},
@@ -601,7 +633,7 @@ const struct member members[] = {
     {"tools", "Chat's.", FORM_COMPLETIONS, REFUSED(ANY, nothing)},
     {"functions", "Chat's.", FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES, REFUSED(ANY, nothing)},
     {"echo", "Completions'.", TALKS & ~CHATS, REFUSED(ANY, "false")},
-    {"suffix", "Completions'.", TALKS, REFUSED(ANY, empty)},
+    {"suffix", "Completions'.", TALKS & ~FORM_OLLAMA_GENERATE, REFUSED(ANY, empty)},
     {"instructions", "Of responses.", FORM_CHAT | FORM_COMPLETIONS | MESSAGES,
      REFUSED(ANY, empty)},
     {"previous_response_id", "Of responses.", FORM_CHAT | FORM_COMPLETIONS | MESSAGES,

@@ -451,6 +451,7 @@ enum status api_model_open(struct api_model *m, const struct config *config,
         return st;
     }
     make_tokenizer_info(m, m->text_dir);
+    fim_open(&m->fim, m->tok);
     return OK;
 }
 

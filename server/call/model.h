@@ -9,6 +9,7 @@
 #include "server/chat/template.h"
 #include "server/config/config.h"
 #include "server/chat/output.h"
+#include "server/call/fim.h"
 #include "server/call/scoring.h"
 
 struct grammars; // server/call/grammars.h
@@ -31,6 +32,7 @@ struct api_model {
     enum pool_kind pooling;           // of embeddings
     bool normalize;                   // them to length 1, unless a request says otherwise
     struct scoring scoring;           // of pairs of texts
+    struct fim fim;                   // of texts with a hole
     char *tokenizer_info;             // body of /tokenizer_info
     int64_t created;
     char fingerprint[24];

@@ -26,6 +26,10 @@ static const struct kind {
                              .generates = true},
     [API_OLLAMA_EMBED] = {ollama_embed_begin, embeddings_end, "input", NULL, .pools = true},
     [API_OLLAMA_LOAD] = {NULL, ollama_load_end, NULL, NULL},
+    [API_NATIVE] = {native_begin, native_end, "prompt", NULL, .generates = true},
+    [API_INFILL] = {native_begin, infill_end, "prompt", NULL, .generates = true},
+    [API_NATIVE_EMBED] = {native_embed_begin, embeddings_end, "input", NULL, .pools = true},
+    [API_APPLY_TEMPLATE] = {apply_begin, tokenize_end, NULL, "messages"},
     [API_SCORE] = {score_begin, score_end, "text_1", NULL}, // what its prompts are for, the model says
     [API_RERANK] = {score_begin, score_end, "documents", NULL},
     [API_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},

@@ -194,45 +194,6 @@ bool read_stop_ids(struct api_request *r)
     return true;
 }
 
-bool read_bias(struct api_request *r)
-{
-    const struct json *map = NULL;
-    if (!body_object(&r->body, "logit_bias", &map)) {
-        return r->error.status == 0;
-    }
-    size_t n = json_count(map);
-    if (n > MAX_BIAS) {
-        return api_error_set(&r->error, 400, "array_above_max_length", "logit_bias",
-                             "Invalid 'logit_bias': too many entries. Expected at most %d, but got "
-                             "%zu instead.", MAX_BIAS, n);
-    }
-    struct logit_bias *bias = arena_alloc(&r->arena, n + 1, sizeof bias[0]);
-    if (!bias) {
-        return request_too_large(r);
-    }
-    for (const struct json *v = json_first(map); v; v = json_next(v)) {
-        char *end;
-        const char *key = json_key(v);
-        long long id = strtoll(key, &end, 10);
-        if (*key < '0' || *key > '9' || *end || id < 0 || id >= r->model->info->vocab) {
-            return bad_id(r, "logit_bias", key);
-        }
-        double value = json_number(v, -1000);
-        if (!json_is(v, JSON_NUMBER)) {
-            return body_wrong_type(&r->error, "logit_bias", "a map of numbers", v);
-        }
-        if (!(value >= -100 && value <= 100)) {
-            return api_error_set(&r->error, 400,
-                                 value < 0 ? "decimal_below_min_value" : "decimal_above_max_value",
-                                 "logit_bias",
-                                 "Invalid 'logit_bias': expected values from -100 to 100.");
-        }
-        bias[r->params.n_bias++] = (struct logit_bias){(int32_t)id, (float)value};
-    }
-    r->params.bias = bias;
-    return true;
-}
-
 /* Each word is banned as it is and with a space in front, as it appears within text. */
 bool read_bad_words(struct api_request *r)
 {

@@ -174,7 +174,7 @@ bool read_generated_prompt(struct api_request *r)
     if (r->kind == API_OLLAMA_LOAD) {
         return true;
     }
-    if (r->raw) {
+    if (r->raw || r->suffix) {
         return request_read_prompts(r, "prompt", 1);
     }
     body_string(&r->body, "prompt", &prompt);
@@ -254,14 +254,14 @@ void ollama_generate_begin(struct api_request *r)
 {
     begin(r, "prompt");
     const struct body_member *raw = body_get(&r->body, "raw");
-    r->add_special = raw && json_bool(raw->node, false);
+    r->add_special = (raw && json_bool(raw->node, false)) || !is_empty(r, "suffix");
 }
 
 bool ollama_end(struct api_request *r)
 {
     r->n = 1; // there is no other
     r->parallel_tool_calls = true;
-    return chat_end(r);
+    return chat_end(r) && (!r->suffix || request_fill_hole(r));
 }
 
 bool ollama_load_end(struct api_request *r)
