@@ -135,6 +135,18 @@ static void event(struct call *c, const char *name, const char *json, size_t n_b
     }
 }
 
+static void begin_lines(struct call *c)
+{
+    put_rates(of(c)->req, c->tenant);
+    http_stream_begin(of(c)->req, "application/x-ndjson");
+}
+
+static void line(struct call *c, const char *name, const char *json, size_t n_bytes)
+{
+    (void)name;
+    reply_line(of(c)->req, json, n_bytes);
+}
+
 static bool is_full(const struct call *c)
 {
     return http_stream_is_full(of(c)->req);
@@ -204,6 +216,22 @@ static const struct call_sink sink = {
     .first_news = put_head_lines,
     .begin = begin,
     .event = event,
+    .is_full = is_full,
+    .is_begun = is_begun,
+    .end = end,
+    .whole = whole,
+    .error = error,
+    .drop = drop,
+    .over = over,
+};
+
+/* The same with a line for each event, as Ollama's clients read them. */
+static const struct call_sink line_sink = {
+    .id = id,
+    .prepared = prepared,
+    .first_news = put_head_lines,
+    .begin = begin_lines,
+    .event = line,
     .is_full = is_full,
     .is_begun = is_begun,
     .end = end,
@@ -285,7 +313,8 @@ void api_start(struct api *a, struct http_request *req, enum api_kind kind)
     struct api_call *c = xcalloc(1, sizeof *c);
     c->req = req;
     c->call.tenant = tenant_hold(tenant);
-    c->call.sink = &sink;
+    bool lines = api_log(req)->form == REPLY_OLLAMA;
+    c->call.sink = lines ? &line_sink : &sink;
     c->call.request.kind = kind;
     c->call.request.text = http_body(req, &c->call.request.n_bytes);
     c->call.t_arrived_ns = http_arrived_ns(req);
@@ -301,5 +330,6 @@ void api_start(struct api *a, struct http_request *req, enum api_kind kind)
 
 const char *api_call_peer(const struct call *c)
 {
-    return c->sink == &sink && of(c)->req ? http_peer(of(c)->req) : NULL;
+    bool http = c->sink == &sink || c->sink == &line_sink;
+    return http && of(c)->req ? http_peer(of(c)->req) : NULL;
 }

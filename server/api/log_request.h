@@ -16,7 +16,8 @@ struct api_log {
     char owner[40];       // of files and batches: made of the key; "" without keys
     const char *error;    // the code of an error that was replied, static text; or NULL
     unsigned retry_count; // x-stainless-retry-count
-    bool typed, told_id;  // reply.c's, and no part of the line: see reply_is_typed
+    unsigned char form;   // of errors, an enum reply_form; this and told_id are reply.c's, and no part
+    bool told_id;         // of the line
 };
 
 /* The request's own, with nothing known at first. */

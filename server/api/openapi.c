@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* What a route answers with when all is well. */
-enum answer { ANSWER_JSON, ANSWER_EVENTS /* or JSON */, ANSWER_TEXT, ANSWER_PAGE, ANSWER_BYTES };
+enum answer { ANSWER_JSON, ANSWER_EVENTS /* or JSON */, ANSWER_LINES /* or JSON */, ANSWER_TEXT, ANSWER_PAGE, ANSWER_BYTES };
 
 /* What the table of routes does not say. */
 static const struct about {
@@ -33,6 +33,25 @@ static const struct about {
     {"POST", "/rerank", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
     {"POST", "/v1/reranking", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
     {"POST", "/reranking", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
+    {"POST", "/api/chat", "Ollama's: an answer to a conversation.", "OllamaChatRequest",
+     ANSWER_LINES, false},
+    {"POST", "/api/generate", "Ollama's: an answer to a prompt.", "OllamaGenerateRequest",
+     ANSWER_LINES, false},
+    {"POST", "/api/embed", "Ollama's: vectors of texts.", "OllamaEmbedRequest", ANSWER_JSON, false},
+    {"POST", "/api/show", "Ollama's: what a model is.", "OllamaShowRequest", ANSWER_JSON, false},
+    {"GET", "/api/tags", "Ollama's: the served names.", NULL, ANSWER_JSON, false},
+    {"GET", "/api/ps", "Ollama's: the model that runs.", NULL, ANSWER_JSON, false},
+    {"GET", "/api/version", "The server's version.", NULL, ANSWER_JSON, false},
+    {"POST", "/completion", "llama.cpp's: the continuation of a prompt.", "NativeRequest",
+     ANSWER_EVENTS, false},
+    {"POST", "/infill", "llama.cpp's: what stands between two texts.", "InfillRequest",
+     ANSWER_EVENTS, false},
+    {"POST", "/embedding", "llama.cpp's: vectors of texts.", "NativeEmbedRequest", ANSWER_JSON,
+     false},
+    {"POST", "/apply-template", "The prompt that a conversation becomes.", "TokenizeMessages",
+     ANSWER_JSON, false},
+    {"GET", "/props", "llama.cpp's: settings and the chat template.", NULL, ANSWER_JSON, false},
+    {"GET", "/slots", "llama.cpp's: what runs, without its texts.", NULL, ANSWER_JSON, false},
     {"POST", "/invocations", "A request of any of these kinds, told by its members.",
      "AnyRequest", ANSWER_EVENTS, false},
     {"GET", "/models", "The same as /v1/models.", NULL, ANSWER_JSON, true},
@@ -98,6 +117,7 @@ static const struct {
 } queries[] = {
     {"POST", "/reset_prefix_cache",
      "{'name':'reset_running_requests','in':'query','schema':{'type':'boolean'}}"},
+    {"GET", "/slots", "{'name':'fail_on_no_slot','in':'query','schema':{'type':'string'}}"},
     {"GET", "/v1/files",
      AFTER ",{'name':'limit','in':'query','schema':{'type':'integer','minimum':1,'maximum':10000}},"
            "{'name':'order','in':'query','schema':{'type':'string','enum':['asc','desc']}},"
@@ -131,6 +151,12 @@ static const struct {
     {"EmbeddingRequest", FORM_EMBEDDINGS},
     {"ResponseRequest", FORM_RESPONSES},
     {"ScoreRequest", FORM_SCORE},
+    {"NativeRequest", FORM_NATIVE},
+    {"InfillRequest", FORM_INFILL},
+    {"NativeEmbedRequest", FORM_NATIVE_EMBED},
+    {"OllamaChatRequest", FORM_OLLAMA_CHAT},
+    {"OllamaGenerateRequest", FORM_OLLAMA_GENERATE},
+    {"OllamaEmbedRequest", FORM_OLLAMA_EMBED},
     {"RerankRequest", FORM_RERANK},
     {"TokenizeText", FORM_TOKENIZE_TEXT},
     {"TokenizeMessages", FORM_TOKENIZE_CHAT},
@@ -343,12 +369,14 @@ static void put_operation_id(struct buf *b, const struct http_route *route)
     buf_putc(b, '"');
 }
 
-static void put_responses(struct buf *b, const struct about *about, bool typed)
+static void put_responses(struct buf *b, const struct about *about, enum reply_form form)
 {
     static const char *const forms[] = {
         [ANSWER_JSON] = "'content':{'application/json':{'schema':{'type':'object'}}}}",
         [ANSWER_EVENTS] = "'content':{'application/json':{'schema':{'type':'object'}},"
                           "'text/event-stream':{'schema':{'type':'string'}}}}",
+        [ANSWER_LINES] = "'content':{'application/json':{'schema':{'type':'object'}},"
+                         "'application/x-ndjson':{'schema':{'type':'string'}}}}",
         [ANSWER_TEXT] = "'content':{'text/plain':{'schema':{'type':'string'}}}}",
         [ANSWER_PAGE] = "'content':{'text/html':{'schema':{'type':'string'}}}}",
         [ANSWER_BYTES] = "'content':{'application/octet-stream':{'schema':{'type':'string'}}}}",
@@ -361,7 +389,10 @@ static void put_responses(struct buf *b, const struct about *about, bool typed)
     }
     put_json(b, ",'default':{'description':'An error','content':{'application/json':{'schema':{"
                 "'$ref':'#/components/schemas/");
-    put_json(b, typed ? "TypedError'}}}}}" : "Error'}}}}}");
+    static const char *const errors[] = {[REPLY_OPENAI] = "Error", [REPLY_ANTHROPIC] = "TypedError",
+                                         [REPLY_OLLAMA] = "PlainError"};
+    buf_puts(b, errors[form]);
+    put_json(b, "'}}}}}");
 }
 
 static void put_parameters(struct buf *b, const struct http_route *route)
@@ -405,7 +436,7 @@ static void put_operation(struct buf *b, const struct http_route *route,
     if (keys && !open) {
         put_json(b, ",'security':[{'bearer':[]},{'header':[]}]");
     }
-    put_responses(b, about, reply_is_typed(route));
+    put_responses(b, about, reply_form_of(route));
     buf_putc(b, '}');
 }
 
@@ -448,6 +479,10 @@ static void put_components(struct buf *b, const struct config *config)
                 "'type':{'const':'error'},'error':{'type':'object','required':['type','message'],"
                 "'properties':{'type':{'type':'string'},'message':{'type':'string'}}},"
                 "'request_id':{'type':['string','null']}}},"
+                "'PlainError':{'type':'object','required':['error'],'properties':{'error':{"
+                "'type':'string'}}},"
+                "'OllamaShowRequest':{'type':'object','required':['model'],'properties':{'model':{"
+                "'type':'string'}}},"
                 "'AnyRequest':{'anyOf':[{'$ref':'#/components/schemas/ChatRequest'},"
                 "{'$ref':'#/components/schemas/CompletionRequest'},"
                 "{'$ref':'#/components/schemas/EmbeddingRequest'},"

@@ -25,25 +25,40 @@ void reply_set_options(struct http_options *o)
     o->on_head = log_request_head;
 }
 
-bool reply_is_typed(const struct http_route *route)
+enum reply_form reply_form_of(const struct http_route *route)
 {
-    static const char path[] = "/v1/messages";
-    return strncmp(route->path, path, sizeof path - 1) == 0;
+    static const struct {
+        const char *path;
+        enum reply_form form;
+    } forms[] = {{"/v1/messages", REPLY_ANTHROPIC}, {"/api/", REPLY_OLLAMA}};
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        if (strncmp(route->path, forms[i].path, strlen(forms[i].path)) == 0) {
+            return forms[i].form;
+        }
+    }
+    return REPLY_OPENAI;
 }
 
 void reply_note_route(struct http_request *req, const struct http_route *route)
 {
-    if (reply_is_typed(route)) {
-        api_log(req)->typed = true;
-    }
+    api_log(req)->form = (unsigned char)reply_form_of(route);
 }
 
 void reply_tell_id(struct http_request *req)
 {
     struct api_log *log = api_log(req);
-    if (log->typed && !log->told_id) {
+    if (log->form == REPLY_ANTHROPIC && !log->told_id) {
         http_reply_header(req, "request-id", http_request_id(req));
         log->told_id = true;
+    }
+}
+
+static void put_form(struct buf *b, struct http_request *req, const struct api_error *e)
+{
+    switch (api_log(req)->form) {
+    case REPLY_ANTHROPIC: api_error_put_typed(b, e, http_request_id(req)); break;
+    case REPLY_OLLAMA: api_error_put_plain(b, e); break;
+    default: api_error_put(b, e); break;
     }
 }
 
@@ -62,12 +77,8 @@ void reply_error(struct http_request *req, const struct api_error *e)
     }
     struct buf b;
     buf_init(&b, MAX_ERROR_BYTES);
-    if (log->typed) {
-        reply_tell_id(req);
-        api_error_put_typed(&b, e, http_request_id(req));
-    } else {
-        api_error_put(&b, e);
-    }
+    reply_tell_id(req);
+    put_form(&b, req, e);
     http_reply_buf(req, e->status, "application/json", &b);
 }
 
@@ -110,6 +121,13 @@ void reply_event(struct http_request *req, const char *json, size_t n_bytes)
     http_stream_commit(req, n);
 }
 
+void reply_line(struct http_request *req, const char *json, size_t n_bytes)
+{
+    char *p = http_stream_reserve(req, n_bytes + 1);
+    append(append(p, json, n_bytes), "\n", 1);
+    http_stream_commit(req, n_bytes + 1);
+}
+
 void reply_named_event(struct http_request *req, const char *name, const char *json,
                        size_t n_bytes)
 {
@@ -134,8 +152,14 @@ void reply_stream_end(struct http_request *req, const struct api_error *e, bool 
         log->error = log->error ? log->error : e->code;
         struct buf b;
         buf_init(&b, MAX_ERROR_BYTES);
-        api_error_put(&b, e);
-        reply_event(req, b.data, b.n_bytes);
+        if (log->form == REPLY_OLLAMA) {
+            api_error_put_plain(&b, e);
+            reply_line(req, b.data, b.n_bytes);
+            done = false;
+        } else {
+            api_error_put(&b, e);
+            reply_event(req, b.data, b.n_bytes);
+        }
         buf_deinit(&b);
     }
     if (done) {

@@ -11,9 +11,10 @@
  * tells by itself, and the log's lines, then have the API's form too. */
 void reply_set_options(struct http_options *o);
 
-/* Whether errors of this route have Anthropic's form. Its clients also look for their request's id
- * under another name: reply_note_route, before the first reply, and reply_tell_id do what they expect. */
-bool reply_is_typed(const struct http_route *route);
+/* Whose errors a route has. Anthropic's clients also look for their request's id under another name:
+ * reply_note_route, before the first reply, and reply_tell_id do what they expect. */
+enum reply_form { REPLY_OPENAI, REPLY_ANTHROPIC, REPLY_OLLAMA };
+enum reply_form reply_form_of(const struct http_route *route);
 void reply_note_route(struct http_request *req, const struct http_route *route);
 void reply_tell_id(struct http_request *req); // nothing on other routes
 
@@ -27,6 +28,8 @@ void reply_text(struct http_request *req, int status, const char *json_text);
 
 /* "data: " + json + "\n\n". The text must be one line. */
 void reply_event(struct http_request *req, const char *json, size_t n_bytes);
+/* json + "\n" */
+void reply_line(struct http_request *req, const char *json, size_t n_bytes);
 /* "event: name\ndata: " + json + "\n\n". */
 void reply_named_event(struct http_request *req, const char *name, const char *json,
                        size_t n_bytes);

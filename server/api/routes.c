@@ -16,6 +16,13 @@ CALL(count_tokens, API_COUNT_TOKENS)
 CALL(embeddings, API_EMBEDDINGS)
 CALL(score, API_SCORE)
 CALL(rerank, API_RERANK)
+CALL(ollama_chat, API_OLLAMA_CHAT)
+CALL(ollama_generate, API_OLLAMA_GENERATE)
+CALL(ollama_embed, API_OLLAMA_EMBED)
+CALL(native, API_NATIVE)
+CALL(infill, API_INFILL)
+CALL(native_embed, API_NATIVE_EMBED)
+CALL(apply_template, API_APPLY_TEMPLATE)
 CALL(invocations, API_INVOCATIONS)
 CALL(tokenize, API_TOKENIZE)
 CALL(detokenize, API_DETOKENIZE)
@@ -46,6 +53,19 @@ const struct http_route api_routes[] = {
     INFER("/v1/reranking", rerank),
     INFER("/reranking", rerank),
     INFER("/invocations", invocations),
+    INFER("/completion", native),
+    INFER("/infill", infill),
+    INFER("/embedding", native_embed),
+    INFER("/apply-template", apply_template),
+    {"GET", "/props", api_props, SCOPE_ADMIN, 0, 0},
+    {"GET", "/slots", api_slots, SCOPE_ADMIN, 0, 0},
+    INFER("/api/chat", ollama_chat),
+    INFER("/api/generate", ollama_generate),
+    INFER("/api/embed", ollama_embed),
+    {"POST", "/api/show", api_ollama_show, SCOPE_INFERENCE, 1 << 16, HTTP_ROUTE_JSON},
+    {"GET", "/api/tags", api_ollama_tags, SCOPE_INFERENCE, 0, HTTP_ROUTE_QUIET},
+    {"GET", "/api/ps", api_ollama_running, SCOPE_INFERENCE, 0, HTTP_ROUTE_QUIET},
+    PROBE("/api/version", api_ollama_version),
     {"POST", "/v1/files", api_files_create, SCOPE_INFERENCE, API_MAX_FORM_BYTES, 0},
     {"GET", "/v1/files", api_files_list, SCOPE_INFERENCE, 0, 0},
     {"GET", "/v1/files/{id}/content", api_file_content, SCOPE_INFERENCE, 0, 0},

@@ -277,6 +277,34 @@ bool body_open(struct api_body *b, char *text, size_t n_bytes, struct arena *are
     return true;
 }
 
+void body_lift(struct api_body *b, const char *key)
+{
+    const struct body_member *m = body_get(b, key);
+    struct json_scan sc;
+    if (!m || !json_is(m->node, JSON_OBJECT)) {
+        return;
+    }
+    const struct json *object = m->node;
+    const char *text = m->start;
+    json_scan_init(&sc, text, m->n_bytes, MAX_DEPTH);
+    json_scan_next(&sc);
+    while (json_scan_next(&sc) == JSON_TOKEN_KEY) { // well formed: the tree is made of it
+        char *name = key_text(b, &sc);
+        size_t from = sc.at;
+        json_scan_skip(&sc);
+        while (from < sc.at && strchr(" \t\r\n:", text[from])) {
+            from++;
+        }
+        if (name && !body_get(b, name) && add_member(b, name, text + from, sc.at - from)) {
+            for (size_t i = 0; i < b->n_members; i++) { // the list may have moved
+                if (b->members[i].key == name) {
+                    b->members[i].node = json_get(object, name);
+                }
+            }
+        }
+    }
+}
+
 void body_close(struct api_body *b)
 {
     json_free(b->root);

@@ -46,6 +46,9 @@ bool body_open(struct api_body *b, char *text, size_t n_bytes, struct arena *are
                struct api_error *error);
 void body_close(struct api_body *b); // accepts a zeroed struct
 
+/* Members of the object `key` are members of the body, where it has none of that name. */
+void body_lift(struct api_body *b, const char *key);
+
 /* The last member of this name; NULL if absent or null. */
 const struct body_member *body_get(const struct api_body *b, const char *key);
 bool body_has(const struct api_body *b, const char *key);

@@ -26,6 +26,14 @@ static const struct call_format *const formats[N_API_KINDS] = {
     [API_DETOKENIZE] = &call_text_format,
     [API_SCORE] = &call_score_format,
     [API_RERANK] = &call_rerank_format,
+    [API_OLLAMA_CHAT] = &call_ollama_format,
+    [API_OLLAMA_GENERATE] = &call_ollama_format,
+    [API_OLLAMA_EMBED] = &call_ollama_embed_format,
+    [API_OLLAMA_LOAD] = &call_ollama_load_format,
+    [API_NATIVE] = &call_native_format,
+    [API_INFILL] = &call_native_format,
+    [API_NATIVE_EMBED] = &call_native_embed_format,
+    [API_APPLY_TEMPLATE] = &call_apply_format,
     [API_INVOCATIONS] = &call_chat_format, // until its kind is known
 };
 
@@ -316,7 +324,7 @@ static void on_prepared(void *arg)
 {
     struct call *c = arg;
     c->preparing = false;
-    if (c->format == formats[API_INVOCATIONS]) { // the body may have said another kind
+    if (c->request.kind != c->kind) { // the body said which
         c->format = formats[c->request.kind];
     }
     if (c->gone) {
@@ -346,7 +354,8 @@ static void prepare(void *arg)
 void call_start(struct call_server *s, struct call *c)
 {
     c->server = s;
-    c->format = c->format ? c->format : formats[c->request.kind];
+    c->kind = c->request.kind;
+    c->format = c->format ? c->format : formats[c->kind];
     c->record = CALL_RECORD_NONE;
     c->request.model = &s->model;
     c->request.store = c->offline ? NULL : s->store;

@@ -158,7 +158,7 @@ struct call_choice {
     bool started, has_content, has_reasoning, has_call, skip_call;
     bool is_custom; // the call is one of a custom tool: its `arguments` are a text
     bool sent_prompt_text, sent_prompt_ids; // completions, once
-    int32_t n_calls;
+    int32_t n_calls, n_lines; // n_lines: pieces with a line end (llama.cpp's answers alone)
     int64_t t_last_ns;
 };
 
@@ -178,6 +178,7 @@ struct call {
     struct tenant *tenant; // who asks, entered already; NULL: without limits
 
     struct call_record record;
+    enum api_kind kind; // that it was started as
     struct engine_request *requests; // one per prompt
     void *memory;                    // of their outputs
     char *salt;                      // their cache_salt, where it is not the body's

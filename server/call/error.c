@@ -157,3 +157,10 @@ void api_error_put_typed(struct buf *b, const struct api_error *e, const char *r
     put_string_or_null(b, request_id);
     buf_putc(b, '}');
 }
+
+void api_error_put_plain(struct buf *b, const struct api_error *e)
+{
+    buf_puts(b, "{\"error\":");
+    buf_put_json(b, e->message, strlen(e->message));
+    buf_putc(b, '}');
+}

@@ -41,4 +41,7 @@ void api_error_put(struct buf *b, const struct api_error *e);
  * is a word for the status. */
 void api_error_put_typed(struct buf *b, const struct api_error *e, const char *request_id);
 
+/* The object that Ollama's read, {"error": "message"}. */
+void api_error_put_plain(struct buf *b, const struct api_error *e);
+
 #endif

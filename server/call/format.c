@@ -2,6 +2,7 @@
 #include "server/call/format.h"
 
 #include "engine/base/utf8.h"
+#include "server/call/convert.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -154,6 +155,31 @@ void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token
     buf_puts(b, "]}");
 }
 
+static void put_native(struct buf *b, const struct call *c, int32_t token, float logprob)
+{
+    buf_printf(b, "{\"id\":%d,", token);
+    put_token(b, c, token, logprob);
+}
+
+void call_native_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp)
+{
+    struct buf *b = &ch->logprobs;
+    buf_puts(b, b->n_bytes ? "," : "");
+    put_native(b, ch->call, token, lp->logprob);
+    buf_puts(b, ",\"top_logprobs\":[");
+    for (int32_t i = 0; i < lp->n_top && i < ch->call->request.n_top; i++) {
+        buf_puts(b, i ? "," : "");
+        put_native(b, ch->call, lp->top_ids[i], lp->top_logprobs[i]);
+        buf_putc(b, '}');
+    }
+    buf_puts(b, "]}");
+}
+
+void call_put_node(struct buf *b, const struct json *node)
+{
+    convert_node(b, node);
+}
+
 void call_put_ids(struct buf *b, const int32_t *ids, int32_t n)
 {
     buf_putc(b, '[');
@@ -209,6 +235,14 @@ void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engin
     }
 }
 
+void call_put_asked_timings(struct buf *b, const struct call *c)
+{
+    if (c->request.timings && c->n_requests > 0) {
+        buf_puts(b, ",\"timings\":");
+        call_put_timings(b, c, &c->requests[0]);
+    }
+}
+
 void call_send_chunk(struct call *c, struct buf *b)
 {
     if (c->request.continuous_usage) {
@@ -216,6 +250,7 @@ void call_send_chunk(struct call *c, struct buf *b)
     } else if (c->request.include_usage) {
         buf_puts(b, ",\"usage\":null");
     }
+    call_put_asked_timings(b, c);
     buf_putc(b, '}');
     c->sink->event(c, NULL, b->data, b->n_bytes);
 }
@@ -228,6 +263,7 @@ void call_send_usage(struct call *c, const char *tail)
         buf_put(b, c->chunk_head.data, c->chunk_head.n_bytes);
         buf_puts(b, tail);
         call_put_usage(b, c);
+        call_put_asked_timings(b, c);
         buf_putc(b, '}');
         c->sink->event(c, NULL, b->data, b->n_bytes);
     }

@@ -35,7 +35,8 @@ struct call_format {
 
 extern const struct call_format call_chat_format, call_completion_format, call_response_format,
     call_message_format, call_count_format, call_embedding_format, call_input_tokens_format, call_tokens_format, call_text_format,
-    call_score_format, call_rerank_format;
+    call_score_format, call_rerank_format, call_ollama_format, call_ollama_load_format,
+    call_ollama_embed_format, call_native_format, call_native_embed_format, call_apply_format;
 
 /* ---- shared pieces of JSON (format.c) ----------------------------------------------------------- */
 
@@ -56,6 +57,12 @@ void call_put_token_text(struct buf *b, const struct call *c, int32_t token);
 void call_put_logprob(struct buf *b, float logprob); // -9999.0 for minus infinity
 void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                       size_t n_chars_before);
+/* The same with the token's id, as llama.cpp has it. */
+void call_native_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp);
+/* llama.cpp's {"prompt_n":..,"predicted_ms":..} of a request of the engine (format_native.c). */
+void call_put_timings(struct buf *b, const struct call *c, const struct engine_request *q);
+void call_put_asked_timings(struct buf *b, const struct call *c); // ,"timings":{...} if asked for
+void call_put_node(struct buf *b, const struct json *node); // a tree as text
 /* ,"stop_reason":"..." or the id or null, of a choice that has ended */
 void call_put_stop_reason(struct buf *b, const struct call_choice *ch);
 /* What objects and chunks with choices begin with, up to and with "choices": */
@@ -67,6 +74,8 @@ void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engin
 void call_send_chunk(struct call *c, struct buf *b);
 /* If it was asked for: the chunk that has usage and no choice. `tail` ends chunk_head's list. */
 void call_send_usage(struct call *c, const char *tail);
+/* The embedding of a prompt, as numbers or as base64, as the request wants it. Once for each. */
+void call_put_vector(struct buf *b, struct call *c, size_t prompt);
 void call_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]
 /* ,"prompt_logprobs":[null,{"5":{"logprob":..,"rank":..,"decoded_token":".."}},...] */
 void call_put_prompt_logprobs(struct buf *b, const struct call *c,

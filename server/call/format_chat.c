@@ -232,6 +232,7 @@ static void end(struct call *c)
     call_put_usage(&body, c);
     call_put_prompt_logprobs(&body, c, &c->requests[0]);
     call_put_prompt_ids(&body, c, &c->requests[0]);
+    call_put_asked_timings(&body, c);
     buf_puts(&body, ",\"service_tier\":\"default\"}");
     c->sink->whole(c, &body);
 }

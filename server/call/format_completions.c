@@ -215,6 +215,7 @@ static void end(struct call *c)
     }
     buf_putc(&body, ']');
     call_put_usage(&body, c);
+    call_put_asked_timings(&body, c);
     buf_putc(&body, '}');
     c->sink->whole(c, &body);
 }

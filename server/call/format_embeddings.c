@@ -45,9 +45,22 @@ static void normalise(float *v, size_t n)
     }
 }
 
-static void end(struct call *c)
+void call_put_vector(struct buf *b, struct call *c, size_t prompt)
 {
     size_t n = (size_t)c->request.model->info->hidden;
+    float *v = c->requests[prompt].pooled;
+    if (c->request.normalize) {
+        normalise(v, n);
+    }
+    if (c->request.base64) {
+        put_base64(b, v, n);
+    } else {
+        put_floats(b, v, n);
+    }
+}
+
+static void end(struct call *c)
+{
     int64_t tokens = 0;
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
@@ -57,14 +70,7 @@ static void end(struct call *c)
         buf_puts(&body, "{\"object\":\"embedding\",\"index\":");
         buf_put_int(&body, (int64_t)i);
         buf_puts(&body, ",\"embedding\":");
-        if (c->request.normalize) {
-            normalise(c->requests[i].pooled, n);
-        }
-        if (c->request.base64) {
-            put_base64(&body, c->requests[i].pooled, n);
-        } else {
-            put_floats(&body, c->requests[i].pooled, n);
-        }
+        call_put_vector(&body, c, i);
         buf_putc(&body, '}');
         tokens += c->requests[i].n_prompt;
     }

@@ -1,6 +1,32 @@
 /* /tokenize, /detokenize, /tokenizer_info: vLLM's shapes. */
 #include "server/call/format.h"
 
+#include "engine/base/utf8.h"
+
+/* llama.cpp's [{"id":..,"piece":..}]: a piece that is part of a character is its bytes. */
+static void put_pieces(struct buf *b, const struct call *c, const struct api_prompt *p)
+{
+    const struct tokenizer *tok = c->request.model->tok;
+    buf_putc(b, '[');
+    for (int32_t i = 0; i < p->n; i++) {
+        size_t n = 0;
+        const char *piece = tokenizer_is_special(tok, p->ids[i])
+                                ? tokenizer_token_text(tok, p->ids[i], &n)
+                                : tokenizer_piece(tok, p->ids[i], &n);
+        buf_printf(b, "%s{\"id\":%d,\"piece\":", i ? "," : "", p->ids[i]);
+        if (piece && utf8_check(piece, n) != n) {
+            for (size_t k = 0; k < n; k++) {
+                buf_printf(b, "%c%d", k ? ',' : '[', (unsigned char)piece[k]);
+            }
+            buf_putc(b, ']');
+        } else {
+            buf_put_json(b, piece ? piece : "", n);
+        }
+        buf_putc(b, '}');
+    }
+    buf_putc(b, ']');
+}
+
 static void reply_tokens(struct call *c)
 {
     const struct api_prompt *p = &c->request.prompts[0];
@@ -11,7 +37,11 @@ static void reply_tokens(struct call *c)
     buf_puts(&body, ",\"max_model_len\":");
     buf_put_int(&body, c->request.model->info->max_model_len);
     buf_puts(&body, ",\"tokens\":");
-    call_put_ids(&body, p->ids, p->n);
+    if (c->request.native_tokens && c->request.token_strs) {
+        put_pieces(&body, c, p);
+    } else {
+        call_put_ids(&body, p->ids, p->n);
+    }
     buf_puts(&body, ",\"token_strs\":");
     if (c->request.token_strs) {
         buf_putc(&body, '[');
@@ -34,6 +64,8 @@ static void reply_text_of(struct call *c)
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
     buf_puts(&body, "{\"prompt\":");
+    buf_put_json(&body, c->request.detokenized, c->request.detokenized_bytes);
+    buf_puts(&body, ",\"content\":"); // llama.cpp's name
     buf_put_json(&body, c->request.detokenized, c->request.detokenized_bytes);
     buf_putc(&body, '}');
     c->sink->whole(c, &body);

@@ -6,11 +6,15 @@
 
 enum {
     TOKENIZE = FORM_TOKENIZE_TEXT | FORM_TOKENIZE_CHAT,
-    CHATS = FORM_CHAT | FORM_TOKENIZE_CHAT,
+    NATIVE = FORM_NATIVE | FORM_INFILL,
+    OLLAMA = FORM_OLLAMA_CHAT | FORM_OLLAMA_GENERATE,
+    CHATS = FORM_CHAT | FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT,
     MESSAGES = FORM_MESSAGES | FORM_COUNT_TOKENS,
-    TALKS = CHATS | FORM_RESPONSES | MESSAGES,
-    DRAWS = FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES | FORM_GENERATE,
-    SERVED = TALKS | FORM_COMPLETIONS | FORM_EMBEDDINGS | TOKENIZE |
+    TALKS = CHATS | FORM_RESPONSES | MESSAGES | OLLAMA,
+    DRAWS = FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES | FORM_GENERATE | OLLAMA |
+            NATIVE,
+    SERVED = TALKS | FORM_COMPLETIONS | FORM_EMBEDDINGS | FORM_OLLAMA_EMBED | NATIVE |
+             FORM_NATIVE_EMBED | TOKENIZE |
              FORM_DETOKENIZE, // by a server
     SCORES = FORM_SCORE | FORM_RERANK,
     SERVES = SERVED | SCORES,
@@ -91,6 +95,14 @@ static const char empty[] = "false|\"\"|[]|{}";
 #define TEXTS                                                                                      \
     "'anyOf':[{'type':'array','minItems':1,'maxItems':2048,'items':{'anyOf':[" TEXT_OBJECT         \
     "]}}," TEXT_OBJECT "]"
+#define OLLAMA_TOOLS                                                                               \
+    "'maxItems':128,'items':{'type':'object','required':['function'],'properties':{'type':{"       \
+    "'const':'function'},'function':{'type':'object','required':['name'],'properties':{" FUNCTION  \
+    "}}}}"
+#define OLLAMA_MESSAGES                                                                            \
+    "'items':{'type':'object','required':['role'],'properties':{'role':{'enum':['system','user',"  \
+    "'assistant','tool']},'content':{'type':['string','null']},'thinking':{'type':['string',"      \
+    "'null']},'tool_name':{'type':'string'}}}"
 #define A_CHOICE "'enum':[null,'none','auto']"
 
 const struct member members[] = {
@@ -130,7 +142,10 @@ const struct member members[] = {
     {"stop_sequences", "Texts that end the answer.", MESSAGES, HAND(STRINGS, read_stop_sequences),
      MOST(max_stop)},
     {"stop_token_ids", "Tokens that end the answer.", ALL, HAND(IDS, read_stop_ids)},
-    {"logit_bias", "What is added to the scores of tokens, by id.", ALL, HAND(OBJECT, read_bias),
+    {"logit_bias", "What is added to the scores of tokens, by id or by text, false: never.", NATIVE,
+     HAND(ANY, read_bias), .schema = "'anyOf':[{'type':'object'},{'type':'array','maxItems':1024}]"},
+    {"logit_bias", "What is added to the scores of tokens, by id.", ALL & ~NATIVE,
+     HAND(OBJECT, read_bias),
      .schema = "'maxProperties':1024,'additionalProperties':{'type':'number','minimum':"
                "-100,'maximum':100}"},
     {"n_cmpl", "llama.cpp's name of n.", DRAWS, INT_TO(n, 1, max_n)},
@@ -207,7 +222,7 @@ const struct member members[] = {
      .schema = "'maxItems':128,'items':{'type':'string','minLength':1}"},
 
     /* ---- chat ---- */
-    {"messages", "The conversation so far.", CHATS, HAND(ARRAY, read_messages), .required = true,
+    {"messages", "The conversation so far.", CHATS & ~OLLAMA, HAND(ARRAY, read_messages), .required = true,
      .schema = CHAT_MESSAGES},
     /* ---- messages ---- */
     {"messages", "The conversation so far, as turns of blocks.", MESSAGES, HAND(ARRAY, read_turns),
@@ -247,8 +262,10 @@ const struct member members[] = {
      HAND(ANY, read_items), .required = true,
      .schema = ITEMS},
     /* ---- both ---- */
-    {"tools", "Functions that the model may call.", CHATS, HAND(ARRAY, read_tools),
+    {"tools", "Functions that the model may call.", CHATS & ~OLLAMA, HAND(ARRAY, read_tools),
      .schema = TOOLS},
+    {"tools", "Functions that the model may call.", FORM_OLLAMA_CHAT,
+     HAND(ARRAY, read_ollama_tools), .schema = OLLAMA_TOOLS},
     {"functions", "An older form of tools; the answer has function_call.", CHATS,
      WITH(ARRAY, "tools"),
      .schema = "'maxItems':128,'items':{'type':'object','required':['name'],"
@@ -267,8 +284,10 @@ const struct member members[] = {
      CHOICE(effort, EFFORTS "|max")},
     {"enable_thinking", "Whether the model is to think, where its template asks.",
      TALKS, BOOL(thinks), FLAG(has_thinks)},
-    {"think", "Ollama's name of enable_thinking.", TALKS, BOOL(thinks),
+    {"think", "Ollama's name of enable_thinking.", TALKS & ~OLLAMA, BOOL(thinks),
      FLAG(has_thinks)},
+    {"think", "Whether the model is to think, or how much.", OLLAMA, HAND(ANY, read_think),
+     .schema = "'enum':[null,true,false,'low','medium','high']"},
     {"thinking", "The same as an object: its type is enabled or disabled.",
      CHATS | FORM_RESPONSES, HAND(OBJECT, read_thinking),
      .schema = "'properties':{'type':{'enum':['enabled','disabled']}}"},
@@ -296,9 +315,9 @@ const struct member members[] = {
     {"web_search_options", "A search before the answer.", CHATS, REFUSED(ANY, "")},
     {"echo", "The answer begins with the last message, if that is the assistant's.", CHATS,
      BOOL(echo)},
-    {"logprobs", "The log probability of each token of the answer.", CHATS | FORM_RESPONSES,
+    {"logprobs", "The log probability of each token of the answer.", CHATS | FORM_RESPONSES | OLLAMA,
      BOOL(logprobs)},
-    {"top_logprobs", "And of this many others; only with logprobs.", CHATS,
+    {"top_logprobs", "And of this many others; only with logprobs.", CHATS | OLLAMA,
      INT_TO(n_top, 0, max_logprobs), .check = check_top_logprobs},
     {"truncation", "No input items are dropped.", FORM_RESPONSES, HAND(STRING, read_truncation),
      .schema = "'enum':[null,'disabled']"},
@@ -310,7 +329,8 @@ const struct member members[] = {
      .min = 1, .max = INT64_MAX},
 
     /* ---- completions ---- */
-    {"suffix", "A text behind the answer.", FORM_COMPLETIONS, REFUSED(STRING, "\"\"")},
+    {"suffix", "A text behind the answer, of a model that has tokens for it.",
+     FORM_COMPLETIONS | FORM_OLLAMA_GENERATE, HAND(STRING, read_suffix)},
     {"echo", "The answer begins with the prompt.", FORM_COMPLETIONS, BOOL(echo)},
     {"logprobs", "The log probability of each token, and of this many others.", FORM_COMPLETIONS,
      HAND(INT, read_completion_logprobs), .min = 0, MOST(max_logprobs)},
@@ -362,6 +382,54 @@ const struct member members[] = {
     {"input", "What becomes vectors, one each.", FORM_EMBEDDINGS, HAND(PROMPTS, read_input),
      .max = MAX_INPUTS, .required = true},
 
+    /* ---- llama.cpp's ---- */
+    {"prompt", "What is to be continued: texts, ids, both mixed, or a list of such.", FORM_NATIVE,
+     HAND(PROMPTS, read_native_prompt), MOST(max_prompts), .required = true},
+    {"input_prefix", "What is in front of the hole.", FORM_INFILL, WITH(STRING, "input_suffix"),
+     .required = true},
+    {"input_extra", "Files that are shown beside it.", FORM_INFILL, WITH(ARRAY, "input_suffix"),
+     .schema = "'items':{'type':'object','required':['text'],'properties':{'text':{'type':'string'}"
+               ",'filename':{'type':'string'}}}"},
+    {"prompt", "What the answer begins with.", FORM_INFILL, WITH(STRING, "input_suffix")},
+    {"input_suffix", "What is behind the hole.", FORM_INFILL, HAND(STRING, read_hole),
+     .required = true},
+    {"input", "What becomes vectors: texts, ids, both mixed, or a list of such.",
+     FORM_NATIVE_EMBED, HAND(PROMPTS, read_mixed_input), .max = MAX_INPUTS, .required = true},
+    {"content", "Another name of input.", FORM_NATIVE_EMBED, WITH(ANY, "input")},
+    {"embd_normalize", "llama.cpp's norm: 2 is length 1, -1 is none.", FORM_NATIVE_EMBED,
+     HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
+
+    /* ---- Ollama's ---- */
+    {"messages", "The conversation so far; without any the model is loaded.", FORM_OLLAMA_CHAT,
+     HAND(ARRAY, read_ollama_messages), .schema = OLLAMA_MESSAGES},
+    {"raw", "The prompt is a text to be continued, and no message.", FORM_OLLAMA_GENERATE, BOOL(raw)},
+    {"system", "The system prompt.", FORM_OLLAMA_GENERATE, WITH(STRING, "prompt")},
+    {"prompt", "What is answered; without one the model is loaded.", FORM_OLLAMA_GENERATE,
+     HAND(STRING, read_generated_prompt)},
+    {"template", "A template in place of the model's.", OLLAMA, REFUSED(ANY, empty)},
+    {"context", "Tokens of an earlier answer.", FORM_OLLAMA_GENERATE, REFUSED(ANY, empty)},
+    {"width", "Of an image.", FORM_OLLAMA_GENERATE, REFUSED(ANY, "0")},
+    {"height", "Of an image.", FORM_OLLAMA_GENERATE, REFUSED(ANY, "0")},
+    {"steps", "Of an image.", FORM_OLLAMA_GENERATE, REFUSED(ANY, "0")},
+    {"truncate", "Whether an input that is too long is cut; else it is an error.",
+     FORM_OLLAMA_EMBED, HAND(BOOL, read_truncates)},
+    {"dimensions", "Only as many as the model has.", FORM_OLLAMA_EMBED,
+     INT(dimensions, 1, INT32_MAX), .check = check_dimensions},
+    {"input", "What becomes vectors, one each.", FORM_OLLAMA_EMBED, HAND(PROMPTS, read_input),
+     .max = MAX_INPUTS, .required = true},
+    {"penalize_newline", "Whether penalties are for line ends, too.", OLLAMA, REFUSED(ANY, "true")},
+    {"num_keep", "No context is shifted.", OLLAMA, IGNORED(ANY)},
+    {"num_batch", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"num_gpu", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"main_gpu", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"num_thread", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"numa", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"use_mmap", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"use_mlock", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"low_vram", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"f16_kv", "It is a setting of the server.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"logits_all", "Nothing is returned of it.", OLLAMA | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+
     /* ---- pairs of texts ---- */
     {"instruction", "What the pairs are judged by, where the model's form has a place for it.",
      SCORES, WITH(STRING, "chat_template_kwargs")},
@@ -409,7 +477,9 @@ const struct member members[] = {
     {"ebnf", "SGLang's constraint: GBNF.", DRAWS, HAND(STRING, read_ebnf)},
     {"structural_tag", "SGLang's constraint: xgrammar's structural tags.", DRAWS,
      HAND(ANY, read_structural_tag)},
-    {"format", "Ollama's constraint: json, or a schema.", DRAWS, HAND(ANY, read_ollama_format)},
+    {"format", "Ollama's constraint: \\\"json\\\", or a JSON schema.", DRAWS,
+     HAND(ANY, read_ollama_format),
+     .schema = "'anyOf':[{'type':'object'},{'enum':[null,'','json']}]"},
     {"output_format", "An older place of output_config.format.", DRAWS,
      HAND(OBJECT, read_output_format)},
     {"guided_decoding_backend", "It says how a constraint is kept.", DRAWS, IGNORED(ANY)},
@@ -488,7 +558,9 @@ const struct member members[] = {
 
     /* ---- the answer's form ---- */
     {"logprob_token_ids", "Log probabilities of chosen tokens.", DRAWS, REFUSED(ANY, nothing)},
-    {"n_probs", "llama.cpp's log probabilities.", DRAWS,
+    {"n_probs", "The log probability of each token, and of this many others.", NATIVE,
+     HAND(INT, read_n_probs), .min = 0, MOST(max_logprobs)},
+    {"n_probs", "llama.cpp's log probabilities.", DRAWS & ~NATIVE,
      REFUSED(ANY, "0"), .why = "Use 'logprobs'."},
     {"post_sampling_probs", "Probabilities behind the samplers.", DRAWS, REFUSED(ANY, "false")},
     {"top_n_tokens", "TGI's log probabilities.", DRAWS,
@@ -497,12 +569,15 @@ const struct member members[] = {
      REFUSED(ANY, "false"), .why = "Use 'logprobs'."},
     {"flat_logprobs", "Another form of log probabilities.", DRAWS, REFUSED(ANY, "false")},
     {"return_hidden_states", "Hidden states.", DRAWS, REFUSED(ANY, "false")},
-    {"return_tokens", "llama.cpp's token ids.", DRAWS,
+    {"return_tokens", "The ids of the answer's tokens.", NATIVE, BOOL(native_tokens)},
+    {"return_tokens", "llama.cpp's token ids.", DRAWS & ~NATIVE,
      REFUSED(ANY, "false"), .why = "Use 'return_token_ids'."},
     {"return_full_text", "TGI's name of echo.", DRAWS, REFUSED(ANY, "false"), .why = "Use 'echo'."},
     {"return_prompt_text", "The prompt as a text.", DRAWS, REFUSED(ANY, "false")},
     {"details", "TGI's details.", DRAWS, REFUSED(ANY, "false")},
-    {"response_fields", "A choice of the answer's members.", DRAWS, REFUSED(ANY, nothing)},
+    {"response_fields", "Only these members of the answer; a/b is one within another.", NATIVE,
+     HAND(ARRAY, read_response_fields), .schema = "'items':{'type':'string'}"},
+    {"response_fields", "A choice of the answer's members.", DRAWS & ~NATIVE, REFUSED(ANY, nothing)},
     {"enable_response_messages", "vLLM's messages of a response.", DRAWS, REFUSED(ANY, "false")},
     {"previous_input_messages", "vLLM's messages of a response.", DRAWS, REFUSED(ANY, nothing)},
     {"parse_tool_calls", "Tool calls are found in the text.", DRAWS, REFUSED(ANY, "true")},
@@ -519,7 +594,9 @@ const struct member members[] = {
     {"media_io_kwargs", "Nothing without images.", DRAWS, IGNORED(ANY)},
 
     /* ---- objects whose members belong at the top level ---- */
-    {"options", "Ollama's parameters.", DRAWS,
+    {"options", "Parameters, which are read as if they stood beside it.", OLLAMA | FORM_OLLAMA_EMBED,
+     IGNORED(OBJECT)},
+    {"options", "Ollama's parameters.", DRAWS & ~OLLAMA,
      REFUSED(ANY, empty), .why = "Its members belong at the top level."},
     {"parameters", "TGI's parameters.", DRAWS,
      REFUSED(ANY, empty), .why = "Its members belong at the top level."},
@@ -535,22 +612,25 @@ const struct member members[] = {
     {"id_slot", "There are no slots.", DRAWS, IGNORED(ANY)},
     {"n_keep", "No context is shifted.", DRAWS, IGNORED(ANY)},
     {"n_discard", "No context is shifted.", DRAWS, IGNORED(ANY)},
-    {"num_ctx", "The context is as the server has it.", DRAWS, IGNORED(ANY)},
-    {"keep_alive", "The model stays loaded.", DRAWS, IGNORED(ANY)},
+    {"num_ctx", "The context is as the server has it.", DRAWS | FORM_OLLAMA_EMBED, IGNORED(ANY)},
+    {"keep_alive", "The model stays loaded.", DRAWS | FORM_OLLAMA_EMBED, IGNORED(ANY)},
     {"data_parallel_rank", "There is one rank.", DRAWS, IGNORED(ANY)},
-    {"timings_per_token", "Times are in the metrics.", DRAWS, IGNORED(ANY)},
+    {"timings_per_token", "How long prompt and answer took so far is in each event.",
+     NATIVE | FORM_CHAT | FORM_COMPLETIONS, BOOL(timings)},
+    {"timings_per_token", "Times are in the metrics.",
+     DRAWS & ~(NATIVE | FORM_CHAT | FORM_COMPLETIONS), IGNORED(ANY)},
     {"return_progress", "There is no news of a prompt.", DRAWS, IGNORED(ANY)},
     {"sse_ping_interval", "It is a setting of the server.", DRAWS, IGNORED(ANY)},
     {"stream_interval", "Events come as tokens do.", DRAWS, IGNORED(ANY)},
     {"rid", "The answer's id is x-request-id or request_id.", DRAWS, IGNORED(ANY)},
 
     /* ---- members of other endpoints that would change the answer ---- */
-    {"system", "Of messages.", DRAWS & ~MESSAGES,
+    {"system", "Of messages.", DRAWS & ~(MESSAGES | FORM_OLLAMA_GENERATE),
      REFUSED(ANY, empty), .why = "Use a message of role 'system'."},
     {"output_config", "Of messages.", DRAWS & ~MESSAGES, REFUSED(ANY, empty)},
     {"mcp_servers", "Tools that run here: there are none.", DRAWS, REFUSED(ANY, empty)},
     {"stop", "Chat's.", MESSAGES, REFUSED(ANY, empty), .why = "Use 'stop_sequences'."},
-    {"logprobs", "Chat's.", MESSAGES, REFUSED(ANY, "false|0")},
+    {"logprobs", "Chat's.", MESSAGES | NATIVE, REFUSED(ANY, "false|0")},
     {"prompt_logprobs", "Chat's.", MESSAGES, REFUSED(ANY, "false|0")},
     {"top_logprobs", "Chat's.", FORM_COMPLETIONS,
      REFUSED(ANY, "0|false"), .why = "Use 'logprobs'."},
@@ -558,7 +638,7 @@ const struct member members[] = {
     {"tools", "Chat's.", FORM_COMPLETIONS, REFUSED(ANY, nothing)},
     {"functions", "Chat's.", FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES, REFUSED(ANY, nothing)},
     {"echo", "Completions'.", TALKS & ~CHATS, REFUSED(ANY, "false")},
-    {"suffix", "Completions'.", TALKS, REFUSED(ANY, empty)},
+    {"suffix", "Completions'.", TALKS & ~FORM_OLLAMA_GENERATE, REFUSED(ANY, empty)},
     {"instructions", "Of responses.", FORM_CHAT | FORM_COMPLETIONS | MESSAGES,
      REFUSED(ANY, empty)},
     {"previous_response_id", "Of responses.", FORM_CHAT | FORM_COMPLETIONS | MESSAGES,

@@ -82,6 +82,19 @@ const char *api_model_name(const struct api_model *m, const char *name)
     return name ? NULL : m->names[0];
 }
 
+const char *api_model_tagged_name(const struct api_model *m, const char *name)
+{
+    static const char tag[] = ":latest";
+    char text[512];
+    const char *found = api_model_name(m, name);
+    size_t n = name ? strlen(name) : 0, n_tag = sizeof tag - 1;
+    if (!found && n > n_tag && n < sizeof text && strcmp(name + n - n_tag, tag) == 0) {
+        snprintf(text, sizeof text, "%.*s", (int)(n - n_tag), name);
+        found = api_model_name(m, text);
+    }
+    return found;
+}
+
 /* ---- the chat template ------------------------------------------------------------------------ */
 
 /* The tokenizer's folder comes first, where it is one of its own. */
@@ -427,6 +440,7 @@ enum status api_model_open(struct api_model *m, const struct config *config,
         return st;
     }
     make_tokenizer_info(m, m->text_dir);
+    fim_open(&m->fim, m->tok);
     return OK;
 }
 

@@ -9,6 +9,7 @@
 #include "server/chat/template.h"
 #include "server/config/config.h"
 #include "server/chat/output.h"
+#include "server/call/fim.h"
 #include "server/call/scoring.h"
 
 struct grammars; // server/call/grammars.h
@@ -31,6 +32,7 @@ struct api_model {
     enum pool_kind pooling;           // of embeddings
     bool normalize;                   // them to length 1, unless a request says otherwise
     struct scoring scoring;           // of pairs of texts
+    struct fim fim;                   // of texts with a hole
     char *tokenizer_info;             // body of /tokenizer_info
     int64_t created;
     char fingerprint[24];
@@ -50,5 +52,7 @@ void api_model_close(struct api_model *m); // accepts a zeroed struct
 
 /* The served name equal to `name`, NULL if there is none. NULL asks for the default. */
 const char *api_model_name(const struct api_model *m, const char *name);
+/* The same of a name that may have Ollama's tag, "NAME:latest". */
+const char *api_model_tagged_name(const struct api_model *m, const char *name);
 
 #endif

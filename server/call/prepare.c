@@ -21,6 +21,15 @@ static const struct kind {
     [API_CHAT] = {chat_begin, chat_end, NULL, "messages", .generates = true},
     [API_COMPLETIONS] = {completion_begin, completion_end, "prompt", NULL, .generates = true},
     [API_EMBEDDINGS] = {embeddings_begin, embeddings_end, "input", NULL, .pools = true},
+    [API_OLLAMA_CHAT] = {ollama_chat_begin, ollama_end, NULL, "messages", .generates = true},
+    [API_OLLAMA_GENERATE] = {ollama_generate_begin, ollama_end, "prompt", "prompt",
+                             .generates = true},
+    [API_OLLAMA_EMBED] = {ollama_embed_begin, embeddings_end, "input", NULL, .pools = true},
+    [API_OLLAMA_LOAD] = {NULL, ollama_load_end, NULL, NULL},
+    [API_NATIVE] = {native_begin, native_end, "prompt", NULL, .generates = true},
+    [API_INFILL] = {native_begin, infill_end, "prompt", NULL, .generates = true},
+    [API_NATIVE_EMBED] = {native_embed_begin, embeddings_end, "input", NULL, .pools = true},
+    [API_APPLY_TEMPLATE] = {apply_begin, tokenize_end, NULL, "messages"},
     [API_SCORE] = {score_begin, score_end, "text_1", NULL}, // what its prompts are for, the model says
     [API_RERANK] = {score_begin, score_end, "documents", NULL},
     [API_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},
@@ -77,7 +86,7 @@ static bool read_body(struct api_request *r)
         return false;
     }
     request_end(r);
-    return kind->end(r);
+    return kinds[r->kind].end(r); // the beginning may have found another kind
 }
 
 static const char *prompt_key(const struct api_request *r)

@@ -59,6 +59,8 @@ bool request_constrain(struct api_request *r);
 
 void chat_begin(struct api_request *r);
 bool chat_end(struct api_request *r);
+/* One word: it may become part of the template's own. */
+bool chat_is_role(const char *role);
 /* Whether the rendered text has each role that is the client's own word; of a template that failed
  * there is none. */
 bool chat_check_roles(struct api_request *r, const char *text, size_t n_bytes);
@@ -101,8 +103,43 @@ bool read_one_prompt(struct api_request *r);
 bool read_add_special(struct api_request *r);
 bool read_tokens(struct api_request *r);
 
+/* A text behind the answer (request_fim.c): the prompts become those of a hole. */
+bool read_suffix(struct api_request *r);
+bool request_fill_hole(struct api_request *r);
+
 /* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
 bool request_read_prompts(struct api_request *r, const char *key, size_t max_prompts);
+
+/* ---- llama.cpp's (request_native.c) ------------------------------------------------------------- */
+
+void native_begin(struct api_request *r);
+void native_embed_begin(struct api_request *r);
+void apply_begin(struct api_request *r);
+bool native_end(struct api_request *r);
+bool infill_end(struct api_request *r);
+
+bool read_native_prompt(struct api_request *r);
+bool read_mixed_input(struct api_request *r);
+bool read_n_probs(struct api_request *r);
+bool read_response_fields(struct api_request *r);
+bool read_hole(struct api_request *r);
+
+/* Prompts that may mix texts, ids and objects of text. bare_list: there is a list of them. */
+bool request_read_mixed(struct api_request *r, const char *key, size_t most);
+
+/* ---- Ollama's (request_ollama.c) --------------------------------------------------------------- */
+
+void ollama_chat_begin(struct api_request *r);
+void ollama_generate_begin(struct api_request *r);
+void ollama_embed_begin(struct api_request *r);
+bool ollama_end(struct api_request *r);
+bool ollama_load_end(struct api_request *r);
+
+bool read_ollama_messages(struct api_request *r);
+bool read_ollama_tools(struct api_request *r);
+bool read_generated_prompt(struct api_request *r);
+bool read_think(struct api_request *r);
+bool read_truncates(struct api_request *r);
 
 /* ---- score and rerank (request_score.c) --------------------------------------------------------- */
 

@@ -29,7 +29,8 @@ bool read_model(struct api_request *r)
 {
     const char *name = NULL;
     body_string(&r->body, "model", &name);
-    r->model_name = api_model_name(r->model, name);
+    bool tagged = (r->form & (FORM_OLLAMA_CHAT | FORM_OLLAMA_GENERATE | FORM_OLLAMA_EMBED)) != 0;
+    r->model_name = tagged ? api_model_tagged_name(r->model, name) : api_model_name(r->model, name);
     if (!r->model_name) {
         return api_error_set(&r->error, 404, "model_not_found", "model",
                              "The model `%.100s` does not exist or you do not have access to it.",
@@ -174,45 +175,6 @@ bool read_stop_ids(struct api_request *r)
     }
     r->params.stop_ids = ids;
     r->params.n_stop_ids = n;
-    return true;
-}
-
-bool read_bias(struct api_request *r)
-{
-    const struct json *map = NULL;
-    if (!body_object(&r->body, "logit_bias", &map)) {
-        return r->error.status == 0;
-    }
-    size_t n = json_count(map);
-    if (n > MAX_BIAS) {
-        return api_error_set(&r->error, 400, "array_above_max_length", "logit_bias",
-                             "Invalid 'logit_bias': too many entries. Expected at most %d, but got "
-                             "%zu instead.", MAX_BIAS, n);
-    }
-    struct logit_bias *bias = arena_alloc(&r->arena, n + 1, sizeof bias[0]);
-    if (!bias) {
-        return request_too_large(r);
-    }
-    for (const struct json *v = json_first(map); v; v = json_next(v)) {
-        char *end;
-        const char *key = json_key(v);
-        long long id = strtoll(key, &end, 10);
-        if (*key < '0' || *key > '9' || *end || id < 0 || id >= r->model->info->vocab) {
-            return bad_id(r, "logit_bias", key);
-        }
-        double value = json_number(v, -1000);
-        if (!json_is(v, JSON_NUMBER)) {
-            return body_wrong_type(&r->error, "logit_bias", "a map of numbers", v);
-        }
-        if (!(value >= -100 && value <= 100)) {
-            return api_error_set(&r->error, 400,
-                                 value < 0 ? "decimal_below_min_value" : "decimal_above_max_value",
-                                 "logit_bias",
-                                 "Invalid 'logit_bias': expected values from -100 to 100.");
-        }
-        bias[r->params.n_bias++] = (struct logit_bias){(int32_t)id, (float)value};
-    }
-    r->params.bias = bias;
     return true;
 }
 

@@ -26,6 +26,14 @@ enum api_kind {
     API_GENERATE, // a line of `sluice generate`
     API_SCORE,
     API_RERANK,
+    API_OLLAMA_CHAT,
+    API_OLLAMA_GENERATE,
+    API_OLLAMA_EMBED,
+    API_OLLAMA_LOAD, // what the first two become without messages or a prompt
+    API_NATIVE, // llama.cpp's
+    API_INFILL,
+    API_NATIVE_EMBED,
+    API_APPLY_TEMPLATE,
     API_INVOCATIONS, // SageMaker's: becomes the kind whose members the body has
     N_API_KINDS,
 };
@@ -43,6 +51,12 @@ enum {
     FORM_GENERATE = 1 << API_GENERATE,
     FORM_SCORE = 1 << API_SCORE,
     FORM_RERANK = 1 << API_RERANK,
+    FORM_OLLAMA_CHAT = 1 << API_OLLAMA_CHAT,
+    FORM_OLLAMA_GENERATE = 1 << API_OLLAMA_GENERATE,
+    FORM_OLLAMA_EMBED = 1 << API_OLLAMA_EMBED,
+    FORM_NATIVE = 1 << API_NATIVE,
+    FORM_INFILL = 1 << API_INFILL,
+    FORM_NATIVE_EMBED = 1 << API_NATIVE_EMBED,
     FORM_TOKENIZE_CHAT = 1 << N_API_KINDS,
 };
 
@@ -57,6 +71,12 @@ struct api_prompt {
     /* The text in stretches of one provenance, control tokens among them; NULL: it is one stretch. */
     const struct text_span *spans;
     size_t n_spans;
+};
+
+/* A file that is shown beside the one with a hole. */
+struct fim_file {
+    const char *name, *text;
+    size_t n_bytes;
 };
 
 struct scored_text {
@@ -107,11 +127,18 @@ struct api_request {
     bool stream, include_usage, continuous_usage;
     bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
     int32_t n_top; // top_logprobs, or completions' logprobs
+    const char *suffix, *prefix; // of a text with a hole; NULL: none. The prompt is behind the prefix
+    size_t suffix_bytes, prefix_bytes;
+    struct fim_file *files;
+    size_t n_files;
+    bool begun; // the prompt is what the hole begins with
     bool base64, normalize; // embeddings
     struct scored_text *queries, *documents; // score and rerank
     size_t n_queries, n_documents;
     int64_t max_query_tokens, max_doc_tokens, top_n; // 0: all
     bool activates, returns_documents, bare_list;
+    bool native_tokens, timings; // llama.cpp's return_tokens and timings_per_token
+    const struct json *fields;   // of llama.cpp's answer: the members that are wanted; NULL: all
     enum pool_kind pooling; // what is pooled, if it `pools`
     int64_t dimensions;  // 0: all
     bool token_strs;     // tokenize
@@ -141,6 +168,7 @@ struct api_request {
     size_t messages_bytes, tools_bytes, kwargs_bytes;
     const struct json *tools_json; // for the parsers
     struct json *own_tools;        // tools_json, where it was made here
+    bool raw;                      // Ollama: the prompt is no message
     bool old_calls;                // asked for with "functions": one call, as "function_call"
     struct api_tool *tool_list; // [n_tool_list], in the arena
     size_t n_tool_list;

@@ -130,8 +130,7 @@ static bool check_calls(struct api_request *r, const struct json *m, size_t inde
     return true;
 }
 
-/* One word: it may become part of the template's own. */
-static bool is_role(const char *role)
+bool chat_is_role(const char *role)
 {
     size_t n = strspn(role, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-");
     return n > 0 && role[n] == '\0';
@@ -190,7 +189,7 @@ bool read_messages(struct api_request *r)
                                          json_get(m, "role"))
                        : api_missing(&r->error, at(where, sizeof where, i, "role"));
         }
-        if (!is_role(role)) {
+        if (!chat_is_role(role)) {
             return bad_role(r, i, role);
         }
         if (strcmp(role, "tool") == 0 && !json_get_string(m, "tool_call_id")) {

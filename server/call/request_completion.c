@@ -136,7 +136,7 @@ bool completion_end(struct api_request *r)
         r->params.prompt_logprobs = true;
         r->params.prompt_top_logprobs = r->n_top;
     }
-    return refuse_empty(r, "prompt");
+    return r->suffix ? request_fill_hole(r) : refuse_empty(r, "prompt");
 }
 
 /* ---- embeddings ------------------------------------------------------------------------------- */
@@ -210,8 +210,9 @@ void tokenize_begin(struct api_request *r)
         chat_begin(r);
         return;
     }
-    r->add_special = true;
-    for (size_t i = 0; i < r->body.n_members && body_has(&r->body, "content"); i++) {
+    r->native_tokens = body_has(&r->body, "content") && !body_has(&r->body, "prompt");
+    r->add_special = !r->native_tokens; // llama.cpp has another default
+    for (size_t i = 0; i < r->body.n_members && r->native_tokens; i++) {
         if (strcmp(r->body.members[i].key, "content") == 0) { // llama.cpp's name
             r->body.members[i].key = "prompt";
         }

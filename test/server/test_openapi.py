@@ -154,7 +154,7 @@ def some_object(document, s, rng, depth):
                 for _ in range(rng.randrange(3))}
     keys = [k for k in properties if k in s.get("required", []) or depth > 0 and rng.random() < 0.8]
     if depth == 0:
-        keys += [k for k in rng.sample(sorted(properties), rng.choice([0, 1, 2, 4])) if k not in keys]
+        keys += [k for k in rng.sample(sorted(properties), min(rng.choice([0, 1, 2, 4]), len(properties))) if k not in keys]
     return {k: some(document, properties[k], rng, depth + 1) for k in keys}
 
 
@@ -172,14 +172,17 @@ def test_what_the_schema_allows_is_never_a_fault_of_the_server(server, document)
                 body.setdefault("max_output_tokens" if path == "/v1/responses" else "max_tokens", 4)
             elif path == "/v1/messages":
                 body["max_tokens"] = 4  # it is required
+            elif path in ("/completion", "/infill", "/api/chat", "/api/generate"):
+                body.setdefault("n_predict", 4)
             r = server.post(path, body)
             assert r.status < 500, (path, body, r.body)
             if r.status >= 400:
                 schema_of = o["responses"]["default"]["content"]["application/json"]["schema"]
-                assert set(r.error) >= set(resolve(document, schema_of["$ref"])["properties"]["error"]["required"]), r.body
+                error = resolve(document, schema_of["$ref"])["properties"]["error"]
+                assert isinstance(r.error, str) if error["type"] == "string" else set(r.error) >= set(error["required"]), r.body
             statuses.append(r.status)
     for path, statuses in done.items():
-        assert statuses.count(200) >= 5 or path == "/v1/batches", (path, statuses)  # there is no such file
+        assert statuses.count(200) >= 5 or path in ("/v1/batches", "/api/show", "/infill"), (path, statuses)  # no such file, model, tokens
     assert server.get("/health").status == 200
 
 

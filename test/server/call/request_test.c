@@ -202,8 +202,7 @@ TEST(what_is_not_here_is_refused_by_name)
     REFUSES(API_CHAT, "{" HI ",\"audio\":{\"voice\":\"x\"}}", "unsupported_parameter", "audio");
     REFUSES(API_CHAT, "{" HI ",\"modalities\":[\"text\",\"audio\"]}", "unsupported_value",
             "modalities");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"suffix\":\"b\"}", "unsupported_parameter",
-            "suffix");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"suffix\":\"b\"}", "unsupported_value", "suffix");
     REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"use_beam_search\":true}",
             "unsupported_parameter", "use_beam_search");
     REFUSES(API_RESPONSES, "{\"input\":\"a\",\"previous_response_id\":\"resp_1\"}", "not_found",
@@ -488,6 +487,12 @@ static char *body_with(unsigned form, const char *key, const char *value, size_t
     } else if (form & FORM_RESPONSES) {
         *kind = API_RESPONSES;
         buf_puts(&b, "\"input\":\"a\"");
+    } else if (form & FORM_OLLAMA_GENERATE) {
+        *kind = API_OLLAMA_GENERATE;
+        buf_puts(&b, "\"prompt\":\"a\"");
+    } else if (form & FORM_OLLAMA_CHAT) {
+        *kind = API_OLLAMA_CHAT;
+        buf_puts(&b, HI);
     } else {
         *kind = API_MESSAGES;
         buf_puts(&b, "\"max_tokens\":9," HI);
@@ -627,7 +632,7 @@ TEST(values_that_change_the_answer_are_never_passed_over)
         {"separate_reasoning", "false"}, {"reasoning_format", "\"none\""},
         {"kv_transfer_params", "{\"a\":1}"}, {"ec_transfer_params", "{\"a\":1}"},
         {"vllm_xargs", "{\"a\":1}"}, {"stop_sequences", "[\"x\"]"}, {"length_penalty", "2"},
-        {"num_beams", "4"}, {"suffix", "\"x\""}, {"n_probs", "3"},
+        {"num_beams", "4"}, {"n_probs", "3"},
         {"instructions", "\"be nice\""}, {"previous_response_id", "\"resp_1\""},
     };
     for (size_t i = 0; i < sizeof asks / sizeof asks[0]; i++) {

@@ -1,0 +1,293 @@
+/* llama.cpp's own answers: /completion and /infill, an object or events; /embedding; /apply-template. */
+#include "server/call/format.h"
+
+#include "engine/base/clock.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- pieces -------------------------------------------------------------------------------------- */
+
+static void put_real(struct buf *b, const char *key, double v)
+{
+    buf_printf(b, ",\"%s\":", key);
+    buf_put_double(b, v);
+}
+
+static double per_second(double n, double ms)
+{
+    return ms > 0 ? n * 1000 / ms : 0;
+}
+
+/* Of the whole request. The first token comes with the prompt, so that it is no step of its own. */
+void call_put_timings(struct buf *b, const struct call *c, const struct engine_request *q)
+{
+    int32_t n_predicted = 0;
+    for (size_t i = 0; i < c->n_choices; i++) {
+        n_predicted += c->choices[i].request == q ? c->choices[i].n_taken : 0;
+    }
+    int64_t now = q->done ? q->t_done_ns : clock_now_ns();
+    bool begun = q->t_first_token_ns > 0 && q->t_scheduled_ns > 0;
+    double prompt = begun ? (double)(q->t_first_token_ns - q->t_scheduled_ns) * 1e-6 : 0;
+    double predicted = begun ? (double)(now - q->t_first_token_ns) * 1e-6 : 0;
+    double n_prompt = q->n_prompt - q->n_cached, n_steps = n_predicted > 1 ? n_predicted - 1 : 0;
+    buf_printf(b, "{\"cache_n\":%d,\"prompt_n\":%d,\"predicted_n\":%d", q->n_cached,
+               q->n_prompt - q->n_cached, n_predicted);
+    put_real(b, "prompt_ms", prompt);
+    put_real(b, "prompt_per_token_ms", n_prompt > 0 ? prompt / n_prompt : 0);
+    put_real(b, "prompt_per_second", per_second(n_prompt, prompt));
+    put_real(b, "predicted_ms", predicted);
+    put_real(b, "predicted_per_token_ms", n_steps > 0 ? predicted / n_steps : 0);
+    put_real(b, "predicted_per_second", per_second(n_steps, predicted));
+    buf_putc(b, '}');
+}
+
+/* The settings that were in force. */
+static void put_settings(struct buf *b, const struct call_choice *ch)
+{
+    const struct api_request *r = &ch->call->request;
+    const struct sampling_params *p = &ch->request->params;
+    buf_printf(b, "{\"n_predict\":%d,\"max_tokens\":%d,\"seed\":%llu,\"top_k\":%d,\"min_keep\":0",
+               p->max_tokens, p->max_tokens, (unsigned long long)p->seed, p->top_k);
+    put_real(b, "temperature", (double)p->temperature);
+    put_real(b, "top_p", (double)p->top_p);
+    put_real(b, "min_p", (double)p->min_p);
+    put_real(b, "typical_p", 1);
+    put_real(b, "repeat_penalty", (double)p->repetition_penalty);
+    put_real(b, "presence_penalty", (double)p->presence_penalty);
+    put_real(b, "frequency_penalty", (double)p->frequency_penalty);
+    buf_printf(b, ",\"repeat_last_n\":-1,\"mirostat\":0,\"dry_multiplier\":0.0,\"xtc_probability\":0.0,"
+                  "\"dynatemp_range\":0.0,\"adaptive_target\":-1.0,\"adaptive_decay\":0.9,"
+                  "\"ignore_eos\":%s,\"stream\":%s,\"n_probs\":%d,\"n_keep\":0,\"n_discard\":0,"
+                  "\"grammar\":\"\",\"samplers\":[],\"lora\":[],\"stop\":[",
+               p->ignore_eos ? "true" : "false", r->stream ? "true" : "false", r->n_top);
+    for (size_t i = 0; i < r->output.n_stop; i++) {
+        buf_puts(b, i ? "," : "");
+        buf_put_json(b, r->output.stop[i], r->output.stop_bytes[i]);
+    }
+    buf_puts(b, "]}");
+}
+
+/* The prompt as text, with its special tokens. */
+static void put_prompt(struct buf *b, const struct call_choice *ch)
+{
+    const struct engine_request *q = ch->request;
+    const struct tokenizer *tok = ch->call->request.model->tok;
+    struct buf text;
+    buf_init(&text, 256 << 20);
+    if (tok) {
+        tokenizer_decode(tok, q->prompt, (size_t)q->n_prompt, false, &text);
+    }
+    buf_put_json(b, text.data ? text.data : "", text.n_bytes);
+    buf_deinit(&text);
+}
+
+static const char *stop_type(const struct call_choice *ch)
+{
+    if (ch->output.stopped) {
+        return "word";
+    }
+    return strcmp(ch->finish, "length") == 0 ? "limit" : "eos";
+}
+
+static void put_probabilities(struct buf *b, struct call_choice *ch)
+{
+    if (ch->call->request.logprobs && ch->logprobs.n_bytes > 0) {
+        buf_puts(b, ",\"completion_probabilities\":[");
+        buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
+        buf_putc(b, ']');
+        buf_clear(&ch->logprobs);
+    }
+}
+
+/* {"index","content","tokens","id_slot","stop","tokens_predicted","tokens_evaluated" */
+static void put_head(struct buf *b, struct call_choice *ch, bool stop)
+{
+    const struct api_request *r = &ch->call->request;
+    buf_puts(b, "{\"index\":");
+    buf_put_int(b, (int64_t)(ch->request - ch->call->requests));
+    buf_puts(b, ",\"content\":");
+    buf_put_json(b, ch->content.data ? ch->content.data : "", ch->content.n_bytes);
+    buf_puts(b, ",\"tokens\":[");
+    if (r->native_tokens || r->stream) {
+        buf_put(b, ch->ids.data, ch->ids.n_bytes);
+    }
+    buf_printf(b, "],\"id_slot\":-1,\"stop\":%s,\"tokens_predicted\":%d,\"tokens_evaluated\":%d",
+               stop ? "true" : "false", ch->n_taken, ch->request->n_prompt);
+    buf_clear(&ch->ids);
+}
+
+static bool has_line(const struct call_choice *ch)
+{
+    return ch->n_lines > 0;
+}
+
+static void put_end(struct buf *b, struct call_choice *ch)
+{
+    const char *word = ch->output.stopped ? ch->output.options->stop[ch->output.stop_index] : "";
+    struct call *c = ch->call;
+    put_head(b, ch, true);
+    buf_puts(b, ",\"model\":");
+    buf_put_json(b, c->request.model_name, strlen(c->request.model_name));
+    buf_puts(b, ",\"generation_settings\":");
+    put_settings(b, ch);
+    buf_puts(b, ",\"prompt\":");
+    put_prompt(b, ch);
+    buf_printf(b, ",\"has_new_line\":%s,\"truncated\":false,\"stop_type\":\"%s\",\"stopping_word\":",
+               has_line(ch) ? "true" : "false", stop_type(ch));
+    buf_put_json(b, word, strlen(word));
+    buf_printf(b, ",\"tokens_cached\":%d,\"timings\":", ch->request->n_prompt + ch->n_taken);
+    call_put_timings(b, c, ch->request);
+    put_probabilities(b, ch);
+    buf_putc(b, '}');
+}
+
+/* ---- stream -------------------------------------------------------------------------------------- */
+
+static void count_lines(struct call_choice *ch)
+{
+    bool line = ch->content.n_bytes > 0 && memchr(ch->content.data, '\n', ch->content.n_bytes);
+    ch->n_lines += line;
+}
+
+static void pending(struct call_choice *ch)
+{
+    struct call *c = ch->call;
+    struct buf *b = &c->server->scratch;
+    if (ch->content.n_bytes == 0 && ch->ids.n_bytes == 0) {
+        return;
+    }
+    buf_clear(b);
+    put_head(b, ch, false);
+    count_lines(ch);
+    buf_clear(&ch->content);
+    put_probabilities(b, ch);
+    if (c->request.timings) {
+        buf_puts(b, ",\"timings\":");
+        call_put_timings(b, c, ch->request);
+    }
+    buf_putc(b, '}');
+    c->sink->event(c, NULL, b->data, b->n_bytes);
+}
+
+static void call(struct call_choice *ch, const char *name, const char *id)
+{
+    (void)ch; // no parser runs here
+    (void)name;
+    (void)id;
+}
+
+static void logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
+                    size_t n_chars_before)
+{
+    (void)n_chars_before;
+    call_native_logprob(ch, token, lp);
+}
+
+static void finish(struct call_choice *ch)
+{
+    pending(ch);
+    struct buf b;
+    buf_init(&b, 256 << 20);
+    put_end(&b, ch);
+    ch->call->sink->event(ch->call, NULL, b.data, b.n_bytes);
+    buf_deinit(&b);
+}
+
+/* ---- the whole ----------------------------------------------------------------------------------- */
+
+/* Only the members that were asked for, of which "a/b" is one inside of another. */
+static void put_fields(struct buf *b, const struct call *c, const struct buf *object)
+{
+    struct json *root = NULL;
+    bool first = true;
+    json_parse(object->data, object->n_bytes, NULL, &root, NULL);
+    for (const struct json *f = json_first(c->request.fields); f; f = json_next(f)) {
+        const char *name = json_string(f), *slash = strchr(name, '/');
+        char outer[64];
+        snprintf(outer, sizeof outer, "%.*s", (int)(slash ? slash - name : 63), name);
+        const struct json *v = json_get(root, slash ? outer : name);
+        v = v && slash ? json_get(v, slash + 1) : v;
+        if (v) {
+            buf_putc(b, first ? '{' : ',');
+            buf_put_json(b, name, strlen(name));
+            buf_putc(b, ':');
+            call_put_node(b, v);
+            first = false;
+        }
+    }
+    buf_puts(b, first ? "{}" : "}");
+    json_free(root);
+}
+
+static void put_answer(struct buf *b, struct call_choice *ch)
+{
+    count_lines(ch);
+    if (!ch->call->request.fields) {
+        put_end(b, ch);
+        return;
+    }
+    struct buf object;
+    buf_init(&object, (size_t)512 << 20);
+    put_end(&object, ch);
+    put_fields(b, ch->call, &object);
+    buf_deinit(&object);
+}
+
+static void end(struct call *c)
+{
+    if (c->request.stream) {
+        c->sink->end(c, false);
+        return;
+    }
+    bool list = c->n_choices > 1 || c->request.bare_list;
+    struct buf b;
+    buf_init(&b, (size_t)1 << 30);
+    for (size_t i = 0; i < c->n_choices; i++) {
+        buf_puts(&b, i ? "," : list ? "[" : "");
+        put_answer(&b, &c->choices[i]);
+    }
+    buf_puts(&b, list ? "]" : "");
+    c->sink->whole(c, &b);
+}
+
+const struct call_format call_native_format = {
+    .id_prefix = "cmpl-",
+    .pending = pending,
+    .call = call,
+    .logprob = logprob,
+    .finish = finish,
+    .end = end,
+};
+
+/* ---- embeddings and templates -------------------------------------------------------------------- */
+
+/* A list of vectors for each input: one, as there is one behind a pooling. */
+static void end_embedding(struct call *c)
+{
+    struct buf b;
+    buf_init(&b, (size_t)1 << 30);
+    for (size_t i = 0; i < c->n_requests; i++) {
+        buf_puts(&b, i ? ",{\"index\":" : "[{\"index\":");
+        buf_put_int(&b, (int64_t)i);
+        buf_puts(&b, ",\"embedding\":[");
+        call_put_vector(&b, c, i);
+        buf_puts(&b, "]}");
+    }
+    buf_putc(&b, ']');
+    c->sink->whole(c, &b);
+}
+
+const struct call_format call_native_embed_format = {.id_prefix = "embd-", .end = end_embedding};
+
+static void reply_prompt(struct call *c)
+{
+    struct buf b;
+    buf_init(&b, (size_t)1 << 30);
+    buf_puts(&b, "{\"prompt\":");
+    buf_put_json(&b, c->request.prompts[0].text, c->request.prompts[0].text_bytes);
+    buf_putc(&b, '}');
+    c->sink->whole(c, &b);
+}
+
+const struct call_format call_apply_format = {.id_prefix = "tok-", .reply = reply_prompt};

@@ -1,0 +1,199 @@
+/* Ollama's answers: an object, or lines of objects of which the last is done and has the figures. */
+#include "server/call/format.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/json_scan.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+/* {"model":..,"created_at":"2026-01-01T00:00:00.000000Z" */
+static void put_head(struct buf *b, const struct call *c)
+{
+    char text[32];
+    struct timespec now;
+    struct tm parts;
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &parts);
+    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &parts);
+    buf_puts(b, "{\"model\":");
+    buf_put_json(b, c->request.model_name, strlen(c->request.model_name));
+    buf_printf(b, ",\"created_at\":\"%s.%06ldZ\"", text, now.tv_nsec / 1000);
+}
+
+static void put_ns(struct buf *b, const char *key, int64_t ns)
+{
+    buf_printf(b, ",\"%s\":%" PRId64, key, ns > 0 ? ns : 0);
+}
+
+/* Durations in nanoseconds, as all of Ollama's; the model was loaded long before. */
+static void put_figures(struct buf *b, const struct call *c)
+{
+    const struct engine_request *q = &c->requests[0];
+    struct call_usage u = call_usage_of(c);
+    int64_t first = q->t_first_token_ns, begun = q->t_scheduled_ns, now = clock_now_ns();
+    put_ns(b, "total_duration", now - c->t_arrived_ns);
+    put_ns(b, "load_duration", 0);
+    put_ns(b, "prompt_eval_count", u.prompt);
+    put_ns(b, "prompt_eval_duration", first > 0 && begun > 0 ? first - begun : 0);
+    put_ns(b, "eval_count", u.completion);
+    put_ns(b, "eval_duration", first > 0 ? now - first : 0);
+}
+
+static bool is_object(const struct buf *text)
+{
+    struct json_scan sc;
+    json_scan_init(&sc, text->n_bytes ? text->data : "", text->n_bytes, JSON_SCAN_MAX_DEPTH);
+    return json_scan_next(&sc) == JSON_TOKEN_OBJECT && json_scan_skip(&sc) &&
+           json_scan_next(&sc) == JSON_TOKEN_END;
+}
+
+/* What was said, thought and called so far: as a message, or as a response. */
+static void put_said(struct buf *b, struct call_choice *ch)
+{
+    bool chat = ch->call->request.kind == API_OLLAMA_CHAT;
+    buf_puts(b, chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
+    buf_put_json(b, ch->content.data ? ch->content.data : "", ch->content.n_bytes);
+    if (ch->reasoning.n_bytes > 0) {
+        buf_puts(b, ",\"thinking\":");
+        buf_put_json(b, ch->reasoning.data, ch->reasoning.n_bytes);
+    }
+    if (ch->calls.n_bytes > 0) {
+        buf_puts(b, ",\"tool_calls\":[");
+        buf_put(b, ch->calls.data, ch->calls.n_bytes);
+        buf_putc(b, ']');
+    }
+    buf_puts(b, chat ? "}" : "");
+    if (ch->logprobs.n_bytes > 0) {
+        buf_puts(b, ",\"logprobs\":[");
+        buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
+        buf_putc(b, ']');
+    }
+    buf_clear(&ch->content);
+    buf_clear(&ch->reasoning);
+    buf_clear(&ch->calls);
+    buf_clear(&ch->logprobs);
+}
+
+/* ---- stream -------------------------------------------------------------------------------------- */
+
+static void send_said(struct call_choice *ch)
+{
+    struct buf *b = &ch->call->server->scratch;
+    buf_clear(b);
+    put_head(b, ch->call);
+    put_said(b, ch);
+    buf_puts(b, ",\"done\":false}");
+    ch->call->sink->event(ch->call, NULL, b->data, b->n_bytes);
+}
+
+/* A call goes out whole, when it has ended. */
+static void pending(struct call_choice *ch)
+{
+    if (ch->content.n_bytes + ch->reasoning.n_bytes > 0) {
+        send_said(ch);
+    }
+}
+
+static void call(struct call_choice *ch, const char *name, const char *id)
+{
+    (void)id;
+    buf_puts(&ch->calls, ch->calls.n_bytes ? ",{\"function\":{" : "{\"function\":{");
+    buf_printf(&ch->calls, "\"index\":%d,\"name\":", ch->n_calls);
+    buf_put_json(&ch->calls, name, strlen(name));
+    buf_puts(&ch->calls, ",\"arguments\":");
+}
+
+/* Arguments are an object; those that were cut off are none. */
+static void call_end(struct call_choice *ch)
+{
+    if (is_object(&ch->arguments)) {
+        buf_put(&ch->calls, ch->arguments.data, ch->arguments.n_bytes);
+    } else {
+        buf_puts(&ch->calls, "{}");
+    }
+    buf_puts(&ch->calls, "}}");
+    buf_clear(&ch->arguments);
+    if (ch->call->request.stream) {
+        send_said(ch);
+    }
+}
+
+static void finish(struct call_choice *ch)
+{
+    (void)ch; // the end says it
+}
+
+/* ---- the end ------------------------------------------------------------------------------------- */
+
+static void end(struct call *c)
+{
+    struct call_choice *ch = &c->choices[0];
+    bool length = strcmp(ch->finish, "length") == 0;
+    struct buf b;
+    buf_init(&b, (size_t)1 << 30);
+    put_head(&b, c);
+    put_said(&b, ch);
+    buf_printf(&b, ",\"done\":true,\"done_reason\":\"%s\"", length ? "length" : "stop");
+    put_figures(&b, c);
+    buf_putc(&b, '}');
+    if (c->request.stream) {
+        c->sink->event(c, NULL, b.data, b.n_bytes);
+        buf_deinit(&b);
+        c->sink->end(c, false);
+    } else {
+        c->sink->whole(c, &b);
+    }
+}
+
+const struct call_format call_ollama_format = {
+    .id_prefix = "ollama-",
+    .pending = pending,
+    .call = call,
+    .call_end = call_end,
+    .logprob = call_chat_logprob,
+    .finish = finish,
+    .end = end,
+};
+
+/* Nothing was asked but that the model be there. */
+static void reply_load(struct call *c)
+{
+    struct buf b;
+    buf_init(&b, 1 << 16);
+    put_head(&b, c);
+    buf_puts(&b, c->request.form == FORM_OLLAMA_CHAT
+                     ? ",\"message\":{\"role\":\"assistant\",\"content\":\"\"}"
+                     : ",\"response\":\"\"");
+    buf_puts(&b, ",\"done\":true,\"done_reason\":\"load\"}");
+    c->sink->whole(c, &b);
+}
+
+const struct call_format call_ollama_load_format = {.id_prefix = "ollama-", .reply = reply_load};
+
+/* ---- embeddings ---------------------------------------------------------------------------------- */
+
+static void end_embed(struct call *c)
+{
+    int64_t tokens = 0;
+    struct buf b;
+    buf_init(&b, (size_t)1 << 30);
+    buf_puts(&b, "{\"model\":");
+    buf_put_json(&b, c->request.model_name, strlen(c->request.model_name));
+    buf_puts(&b, ",\"embeddings\":[");
+    for (size_t i = 0; i < c->n_requests; i++) {
+        buf_puts(&b, i ? "," : "");
+        call_put_vector(&b, c, i);
+        tokens += c->requests[i].n_prompt;
+    }
+    buf_putc(&b, ']');
+    put_ns(&b, "total_duration", clock_now_ns() - c->t_arrived_ns);
+    put_ns(&b, "load_duration", 0);
+    put_ns(&b, "prompt_eval_count", tokens);
+    buf_putc(&b, '}');
+    c->sink->whole(c, &b);
+}
+
+const struct call_format call_ollama_embed_format = {.id_prefix = "ollama-", .end = end_embed};

@@ -1,0 +1,132 @@
+/* The member logit_bias: OpenAI's map of ids, and llama.cpp's list of pairs, where a text stands for each
+ * of its tokens and `false` for what is never drawn. */
+#include "server/call/readers.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct biases {
+    struct api_request *r;
+    struct logit_bias *list; // [MAX_BIAS]
+};
+
+static bool too_many(struct api_request *r)
+{
+    return api_error_set(&r->error, 400, "array_above_max_length", "logit_bias",
+                         "Invalid 'logit_bias': too many entries. Expected at most %d.", MAX_BIAS);
+}
+
+static bool bad_id(struct api_request *r, const char *text)
+{
+    return api_error_set(&r->error, 400, "invalid_value", "logit_bias",
+                         "Invalid 'logit_bias': token id %.40s is out of vocabulary.", text);
+}
+
+static bool put(struct biases *b, int32_t id, double value)
+{
+    int32_t n = b->r->params.n_bias;
+    if (n == MAX_BIAS) {
+        return too_many(b->r);
+    }
+    b->list[n] = (struct logit_bias){id, (float)value};
+    b->r->params.n_bias++;
+    return true;
+}
+
+/* Each token of a text. */
+static bool put_text(struct biases *b, const char *text, double value)
+{
+    struct ids ids;
+    struct text_span span = {text, strlen(text), true};
+    struct tokenizer_flags flags = {.add_special = false, .parse_special = false};
+    if (!b->r->model->tok) {
+        return bad_id(b->r, text);
+    }
+    ids_init(&ids, MAX_BIAS + 1);
+    tokenizer_encode(b->r->model->tok, &span, 1, flags, &ids, NULL);
+    bool good = true;
+    for (size_t i = 0; good && i < ids.n; i++) {
+        good = put(b, ids.v[i], value);
+    }
+    ids_deinit(&ids);
+    return good;
+}
+
+static bool read_value(struct api_request *r, const struct json *v, double *value)
+{
+    bool never = json_is(v, JSON_BOOL) && !json_bool(v, true) && (r->form & (FORM_NATIVE | FORM_INFILL));
+    if (!never && !json_is(v, JSON_NUMBER)) {
+        return body_wrong_type(&r->error, "logit_bias", "a map of numbers", v);
+    }
+    *value = never ? -100 : json_number(v, 0);
+    if (!(*value >= -100 && *value <= 100)) {
+        return api_error_set(&r->error, 400,
+                             *value < 0 ? "decimal_below_min_value" : "decimal_above_max_value",
+                             "logit_bias",
+                             "Invalid 'logit_bias': expected values from -100 to 100.");
+    }
+    return true;
+}
+
+/* Of the map: an id in digits, or with llama.cpp a text. */
+static bool read_key(struct biases *b, const char *key, const struct json *v)
+{
+    char *end;
+    double value;
+    long long id = strtoll(key, &end, 10);
+    bool digits = *key >= '0' && *key <= '9' && !*end;
+    if (!digits && !(b->r->form & (FORM_NATIVE | FORM_INFILL))) {
+        return bad_id(b->r, key);
+    }
+    if (digits && (id < 0 || id >= b->r->model->info->vocab)) {
+        return bad_id(b->r, key);
+    }
+    return read_value(b->r, v, &value) &&
+           (digits ? put(b, (int32_t)id, value) : put_text(b, key, value));
+}
+
+/* [id or text, number or false] */
+static bool read_pair(struct biases *b, const struct json *pair)
+{
+    const struct json *what = json_first(pair);
+    const struct json *v = what && json_is(pair, JSON_ARRAY) ? json_next(what) : NULL;
+    int64_t id;
+    double value;
+    if (!v) {
+        return body_wrong_type(&b->r->error, "logit_bias", "a list of pairs", pair);
+    }
+    if (json_string(what)) {
+        return read_value(b->r, v, &value) && put_text(b, json_string(what), value);
+    }
+    if (!json_int64(what, &id) || id < 0 || id >= b->r->model->info->vocab) {
+        return bad_id(b->r, "of a pair");
+    }
+    return read_value(b->r, v, &value) && put(b, (int32_t)id, value);
+}
+
+bool read_bias(struct api_request *r)
+{
+    const struct body_member *m = body_get(&r->body, "logit_bias");
+    struct biases b = {.r = r};
+    if (!m) {
+        return true;
+    }
+    bool list = json_is(m->node, JSON_ARRAY) && (r->form & (FORM_NATIVE | FORM_INFILL));
+    if (!list && !json_is(m->node, JSON_OBJECT)) {
+        return body_wrong_type(&r->error, "logit_bias", "an object", m->node);
+    }
+    if (json_count(m->node) > MAX_BIAS) {
+        return too_many(r);
+    }
+    b.list = arena_alloc(&r->arena, MAX_BIAS, sizeof b.list[0]);
+    if (!b.list) {
+        return request_too_large(r);
+    }
+    for (const struct json *v = json_first(m->node); v; v = json_next(v)) {
+        if (!(list ? read_pair(&b, v) : read_key(&b, json_key(v), v))) {
+            return false;
+        }
+    }
+    r->params.bias = b.list;
+    return true;
+}

@@ -1,0 +1,348 @@
+/* The bodies of llama.cpp's own endpoints: /completion, /infill, /embedding and /apply-template. A prompt
+ * may mix texts and ids, and is then ids from here on. */
+#include "server/call/convert.h"
+#include "server/call/readers.h"
+
+#include "engine/base/json_scan.h"
+
+#include <string.h>
+
+enum { MAX_PROMPT_IDS = 16 << 20 };
+
+struct mixed {
+    struct api_request *r;
+    const char *key;
+    struct json_scan sc;
+    struct ids ids; // of the prompt that is being read
+    bool first;     // nothing of it has been read
+};
+
+static bool wrong(struct mixed *m)
+{
+    return api_error_set(&m->r->error, 400, "invalid_type", m->key,
+                         "Invalid type for '%s': expected a string, token ids, both mixed, or a list "
+                         "of such.", m->key);
+}
+
+/* A text; only the first of a prompt has what the model wants in front. */
+static bool put_text(struct mixed *m, const char *text, size_t n_bytes)
+{
+    struct text_span span = {text, n_bytes, false};
+    struct tokenizer_flags flags = {.add_special = m->first && m->r->add_special,
+                                    .parse_special = m->r->parse_special};
+    m->first = false;
+    if (!m->r->model->tok) {
+        return api_error_set(&m->r->error, 400, "unsupported_value", m->key,
+                             "This model has no tokenizer: '%s' must be token ids.", m->key);
+    }
+    return tokenizer_encode(m->r->model->tok, &span, 1, flags, &m->ids, NULL) == OK ||
+           request_too_large(m->r);
+}
+
+static bool put_string(struct mixed *m)
+{
+    struct buf text;
+    buf_init(&text, m->sc.text_bytes + 1);
+    json_scan_unescape(&m->sc, &text);
+    bool good = put_text(m, text.data ? text.data : "", text.n_bytes);
+    buf_deinit(&text);
+    return good;
+}
+
+static bool put_id(struct mixed *m)
+{
+    int64_t id;
+    m->first = false;
+    if (!json_scan_int64(&m->sc, &id)) {
+        return wrong(m);
+    }
+    if (id < 0 || id >= m->r->model->info->vocab) {
+        return api_error_set(&m->r->error, 400, "invalid_value", m->key,
+                             "Invalid '%s': token id %lld is out of vocabulary.", m->key,
+                             (long long)id);
+    }
+    return ids_put(&m->ids, (int32_t)id) || request_too_large(m->r);
+}
+
+/* {"prompt_string": "text"}, and {"content": [{"type": "text", "text": ...}]}. */
+static bool put_object(struct mixed *m, const char *text, size_t n_bytes)
+{
+    struct json *root = NULL;
+    bool good = json_parse(text, n_bytes, NULL, &root, NULL) == OK;
+    const char *string = json_get_string(root, "prompt_string");
+    const struct json *parts = json_get(root, "content");
+    if (json_get(root, "multimodal_data")) {
+        api_unsupported(&m->r->error, "multimodal_data");
+    } else if (string) {
+        put_text(m, string, strlen(string));
+    } else if (!good || !json_is(parts, JSON_ARRAY) || !json_first(parts)) {
+        wrong(m);
+    } else {
+        struct buf all;
+        buf_init(&all, 64 << 20);
+        for (const struct json *p = json_first(parts); p; p = json_next(p)) {
+            const char *part = json_get_string(p, "text"), *type = json_get_string(p, "type");
+            if (!part || !type || strcmp(type, "text") != 0) {
+                wrong(m);
+            }
+            buf_puts(&all, part ? part : "");
+        }
+        put_text(m, all.data ? all.data : "", all.n_bytes);
+        buf_deinit(&all);
+    }
+    json_free(root);
+    return m->r->error.status == 0;
+}
+
+/* The prompt that has been read becomes one of the request's. */
+static bool end_prompt(struct mixed *m)
+{
+    struct api_request *r = m->r;
+    int32_t *ids = arena_alloc(&r->arena, m->ids.n + 1, sizeof ids[0]);
+    if (!ids) {
+        return request_too_large(r);
+    }
+    if (m->ids.n > 0) {
+        memcpy(ids, m->ids.v, m->ids.n * sizeof ids[0]);
+    }
+    r->prompts[r->n_prompts++] = (struct api_prompt){.ids = ids, .n = (int32_t)m->ids.n};
+    m->ids.n = 0;
+    m->first = true;
+    return true;
+}
+
+/* One value, whose first token has been taken. */
+static bool put_value(struct mixed *m, enum json_token t)
+{
+    size_t begin = m->sc.at - 1;
+    switch (t) {
+    case JSON_TOKEN_STRING: return put_string(m);
+    case JSON_TOKEN_NUMBER: return put_id(m);
+    case JSON_TOKEN_OBJECT:
+        json_scan_skip(&m->sc);
+        return put_object(m, m->sc.s + begin, m->sc.at - begin);
+    default: return wrong(m);
+    }
+}
+
+/* An array: one prompt if it has a number, else one for each item. */
+static bool has_number(const struct body_member *v)
+{
+    struct json_scan sc;
+    json_scan_init(&sc, v->start, v->n_bytes, 8);
+    json_scan_next(&sc);
+    for (enum json_token t; (t = json_scan_next(&sc)) != JSON_TOKEN_ARRAY_END;) {
+        if (t == JSON_TOKEN_NUMBER) {
+            return true;
+        }
+        if (t == JSON_TOKEN_ARRAY || t == JSON_TOKEN_OBJECT) {
+            json_scan_skip(&sc);
+        } else if (t != JSON_TOKEN_STRING) {
+            return false;
+        }
+    }
+    return false;
+}
+
+static bool put_list(struct mixed *m)
+{
+    for (enum json_token t; (t = json_scan_next(&m->sc)) != JSON_TOKEN_ARRAY_END;) {
+        if (!put_value(m, t)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool put_prompts(struct mixed *m, size_t most)
+{
+    for (enum json_token t; (t = json_scan_next(&m->sc)) != JSON_TOKEN_ARRAY_END;) {
+        if (m->r->n_prompts == most) {
+            return api_error_set(&m->r->error, 400, "array_above_max_length", m->key,
+                                 "Invalid '%s': array too long. Expected at most %zu items.", m->key,
+                                 most);
+        }
+        bool good = t == JSON_TOKEN_ARRAY ? put_list(m) : put_value(m, t);
+        if (!good || !end_prompt(m)) {
+            return false;
+        }
+    }
+    return m->r->n_prompts > 0 || api_empty(&m->r->error, m->key);
+}
+
+static size_t count_commas(const struct body_member *v)
+{
+    size_t n = 1;
+    for (size_t i = 0; i < v->n_bytes; i++) {
+        n += v->start[i] == ',';
+    }
+    return n;
+}
+
+bool request_read_mixed(struct api_request *r, const char *key, size_t most)
+{
+    const struct body_member *v = body_get(&r->body, key);
+    struct mixed m = {.r = r, .key = key, .first = true};
+    bool plain = v && v->node && json_is(v->node, JSON_STRING);
+    if (!v || plain) {
+        return request_read_prompts(r, key, 1);
+    }
+    size_t room = count_commas(v);
+    r->prompts = arena_alloc(&r->arena, room < most ? room : most, sizeof r->prompts[0]);
+    if (!r->prompts) {
+        return request_too_large(r);
+    }
+    ids_init(&m.ids, MAX_PROMPT_IDS);
+    json_scan_init(&m.sc, v->start, v->n_bytes, 16);
+    enum json_token t = json_scan_next(&m.sc);
+    bool list = t == JSON_TOKEN_ARRAY;
+    if (!list && t != JSON_TOKEN_OBJECT) {
+        ids_deinit(&m.ids);
+        return wrong(&m);
+    }
+    r->bare_list = list && !has_number(v);
+    bool good = r->bare_list ? put_prompts(&m, most)
+                             : (list ? put_list(&m) : put_value(&m, t)) && end_prompt(&m);
+    ids_deinit(&m.ids);
+    return good;
+}
+
+/* ---- completions --------------------------------------------------------------------------------- */
+
+bool read_native_prompt(struct api_request *r)
+{
+    return request_read_mixed(r, "prompt", (size_t)r->model->config->max_prompts);
+}
+
+/* How many others beside each token; they are told under llama.cpp's names. */
+bool read_n_probs(struct api_request *r)
+{
+    int64_t v;
+    if (body_int(&r->body, "n_probs", 0, r->model->config->max_logprobs, &v) && v > 0) {
+        r->logprobs = true;
+        r->n_top = (int32_t)v;
+    }
+    return true;
+}
+
+bool read_response_fields(struct api_request *r)
+{
+    const struct json *fields = NULL;
+    if (!body_array(&r->body, "response_fields", &fields)) {
+        return r->error.status == 0;
+    }
+    for (const struct json *f = json_first(fields); f; f = json_next(f)) {
+        if (!json_string(f)) {
+            return body_wrong_type(&r->error, "response_fields", "an array of strings", f);
+        }
+    }
+    r->fields = json_first(fields) ? fields : NULL;
+    return true;
+}
+
+void native_begin(struct api_request *r)
+{
+    r->has_max_tokens = r->model->has_default_max_tokens;
+    r->max_tokens = r->model->defaults.max_tokens;
+    r->add_special = true;
+}
+
+bool native_end(struct api_request *r)
+{
+    r->params.logprobs = r->logprobs;
+    r->params.top_logprobs = r->n_top;
+    r->has_max_tokens |= r->max_is_asked;
+    return true;
+}
+
+/* ---- a text with a hole -------------------------------------------------------------------------- */
+
+static bool read_file(struct api_request *r, const struct json *extra, struct fim_file *file)
+{
+    const char *text = json_get_string(extra, "text"), *name = json_get_string(extra, "filename");
+    bool bad_name = json_type(json_get(extra, "filename")) != JSON_NULL && !name;
+    if (!text || bad_name) {
+        return api_error_set(&r->error, 400, "invalid_type", "input_extra",
+                             "Invalid 'input_extra': expected objects with a 'text' and a "
+                             "'filename'.");
+    }
+    *file = (struct fim_file){.name = name ? name : "tmp", .text = text, .n_bytes = strlen(text)};
+    return true;
+}
+
+static bool read_files(struct api_request *r)
+{
+    const struct json *extra = NULL;
+    if (!body_array(&r->body, "input_extra", &extra)) {
+        return r->error.status == 0;
+    }
+    r->files = arena_alloc(&r->arena, json_count(extra) + 1, sizeof r->files[0]);
+    if (!r->files) {
+        return request_too_large(r);
+    }
+    for (const struct json *e = json_first(extra); e; e = json_next(e)) {
+        if (!read_file(r, e, &r->files[r->n_files++])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool read_hole(struct api_request *r)
+{
+    const char *prefix = NULL, *suffix = NULL;
+    if (!body_string(&r->body, "input_prefix", &prefix) ||
+        !body_string(&r->body, "input_suffix", &suffix)) {
+        return r->error.status == 0 ? api_missing(&r->error, prefix ? "input_suffix" : "input_prefix")
+                                    : false;
+    }
+    r->prefix = body_text(&r->body, prefix, &r->prefix_bytes);
+    r->suffix = body_text(&r->body, suffix, &r->suffix_bytes);
+    if (!r->prefix || !r->suffix) {
+        return request_too_large(r);
+    }
+    if (body_has(&r->body, "prompt")) {
+        r->begun = true;
+        return read_files(r) && request_read_prompts(r, "prompt", 1);
+    }
+    r->prompts = arena_alloc(&r->arena, 1, sizeof r->prompts[0]);
+    if (!r->prompts) {
+        return request_too_large(r);
+    }
+    r->prompts[0] = (struct api_prompt){.text = ""};
+    r->n_prompts = 1;
+    return read_files(r);
+}
+
+bool infill_end(struct api_request *r)
+{
+    return native_end(r) && request_fill_hole(r);
+}
+
+/* ---- the rest ------------------------------------------------------------------------------------ */
+
+static void rename(struct api_request *r, const char *from, const char *to)
+{
+    for (size_t i = 0; i < r->body.n_members && !body_has(&r->body, to); i++) {
+        if (strcmp(r->body.members[i].key, from) == 0) {
+            r->body.members[i].key = to;
+        }
+    }
+}
+
+void native_embed_begin(struct api_request *r)
+{
+    rename(r, "content", "input");
+    embeddings_begin(r);
+}
+
+bool read_mixed_input(struct api_request *r)
+{
+    return request_read_mixed(r, "input", MAX_INPUTS);
+}
+
+void apply_begin(struct api_request *r)
+{
+    r->form = FORM_TOKENIZE_CHAT;
+    chat_begin(r);
+}

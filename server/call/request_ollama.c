@@ -1,0 +1,288 @@
+/* The bodies of Ollama's /api/chat, /api/generate and /api/embed. What it keeps under "options" is read
+ * as if it stood beside the rest, so that the table of members holds for it; its messages become those
+ * of a chat. Without messages or a prompt nothing is asked but that the model be loaded, which it is. */
+#include "server/call/convert.h"
+#include "server/call/readers.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_BYTES = 64 << 20, MAX_MESSAGES = 4096 };
+
+struct ollama {
+    struct api_request *r;
+    struct buf out;
+    size_t index;              // of the message
+    size_t n_calls, n_results; // so far; results come in the order of the calls
+    char place[80];
+};
+
+static const char *where(struct ollama *o, const char *field)
+{
+    snprintf(o->place, sizeof o->place, "messages[%zu]%s%s", o->index, *field ? "." : "", field);
+    return o->place;
+}
+
+/* ---- messages ------------------------------------------------------------------------------------ */
+
+/* A member that is a string; absent and null are "". NULL: the error is set. */
+static const char *text_of(struct ollama *o, const struct json *m, const char *field)
+{
+    const struct json *v = json_get(m, field);
+    if (json_type(v) != JSON_NULL && !json_is(v, JSON_STRING)) {
+        body_wrong_type(&o->r->error, where(o, field), "a string", v);
+        return NULL;
+    }
+    return json_string(v) ? json_string(v) : "";
+}
+
+static bool put_call(struct ollama *o, const struct json *call)
+{
+    const struct json *function = json_get(call, "function");
+    const struct json *arguments = json_get(function, "arguments");
+    const char *name = json_get_string(function, "name");
+    if (!name || !*name) {
+        return api_missing(&o->r->error, where(o, "tool_calls.function.name"));
+    }
+    if (json_type(arguments) != JSON_NULL && !json_is(arguments, JSON_OBJECT)) {
+        return body_wrong_type(&o->r->error, where(o, "tool_calls.function.arguments"), "an object",
+                               arguments);
+    }
+    buf_printf(&o->out, "{\"type\":\"function\",\"id\":\"call_%zu\",\"function\":{\"name\":",
+               o->n_calls++);
+    convert_text(&o->out, name);
+    buf_puts(&o->out, ",\"arguments\":");
+    if (arguments) {
+        convert_node(&o->out, arguments);
+    } else {
+        buf_puts(&o->out, "{}");
+    }
+    buf_puts(&o->out, "}}");
+    return true;
+}
+
+static bool put_calls(struct ollama *o, const struct json *m)
+{
+    const struct json *calls = json_get(m, "tool_calls");
+    if (json_type(calls) != JSON_NULL && !json_is(calls, JSON_ARRAY)) {
+        return body_wrong_type(&o->r->error, where(o, "tool_calls"), "an array", calls);
+    }
+    if (!json_first(calls)) {
+        return true;
+    }
+    buf_puts(&o->out, ",\"tool_calls\":[");
+    for (const struct json *c = json_first(calls); c; c = json_next(c)) {
+        buf_puts(&o->out, c == json_first(calls) ? "" : ",");
+        if (!put_call(o, c)) {
+            return false;
+        }
+    }
+    buf_putc(&o->out, ']');
+    return true;
+}
+
+/* What a tool gave: of which call, its place among the results says. */
+static bool put_result(struct ollama *o, const struct json *m)
+{
+    const char *name = text_of(o, m, json_get(m, "tool_name") ? "tool_name" : "name");
+    if (!name) {
+        return false;
+    }
+    buf_printf(&o->out, ",\"tool_call_id\":\"call_%zu\"", o->n_results++);
+    if (*name) {
+        buf_puts(&o->out, ",\"name\":");
+        convert_text(&o->out, name);
+    }
+    return true;
+}
+
+static bool put_message(struct ollama *o, const struct json *m)
+{
+    struct api_error *e = &o->r->error;
+    if (!json_is(m, JSON_OBJECT)) {
+        return body_wrong_type(e, where(o, ""), "an object", m);
+    }
+    const char *role = json_get_string(m, "role"), *content = text_of(o, m, "content");
+    const char *thinking = content ? text_of(o, m, "thinking") : NULL;
+    if (!thinking) {
+        return false;
+    }
+    if (!role || !chat_is_role(role)) {
+        return role ? api_error_set(e, 400, "invalid_value", where(o, "role"),
+                                    "Invalid value: '%.40s' is no role.", role)
+                    : api_missing(e, where(o, "role"));
+    }
+    if (json_count(json_get(m, "images")) > 0) {
+        return api_unsupported(e, where(o, "images"));
+    }
+    buf_puts(&o->out, o->index ? ",{\"role\":" : "{\"role\":");
+    convert_text(&o->out, role);
+    buf_puts(&o->out, ",\"content\":");
+    convert_text(&o->out, content);
+    if (*thinking) {
+        buf_puts(&o->out, ",\"reasoning_content\":");
+        convert_text(&o->out, thinking);
+    }
+    bool good = put_calls(o, m) && (strcmp(role, "tool") != 0 || put_result(o, m));
+    buf_putc(&o->out, '}');
+    return good;
+}
+
+static bool end_messages(struct ollama *o, bool good)
+{
+    buf_putc(&o->out, ']');
+    good = good && convert_keep_messages(o->r, &o->out);
+    buf_deinit(&o->out);
+    return good;
+}
+
+bool read_ollama_messages(struct api_request *r)
+{
+    struct ollama o = {.r = r};
+    const struct json *messages = NULL;
+    const char *last = NULL;
+    if (r->kind == API_OLLAMA_LOAD) {
+        return true;
+    }
+    if (!body_array(&r->body, "messages", &messages)) {
+        return r->error.status == 0 ? api_missing(&r->error, "messages") : false;
+    }
+    if (json_count(messages) > MAX_MESSAGES) {
+        return api_error_set(&r->error, 400, "array_above_max_length", "messages",
+                             "Invalid 'messages': array too long. Expected at most %d items.",
+                             MAX_MESSAGES);
+    }
+    bool good = true;
+    buf_init(&o.out, MAX_BYTES);
+    buf_putc(&o.out, '[');
+    for (const struct json *m = json_first(messages); good && m; m = json_next(m), o.index++) {
+        good = put_message(&o, m);
+        last = json_get_string(m, "role");
+    }
+    /* A text that the client has begun for the assistant is continued. */
+    r->continue_final_message = last && strcmp(last, "assistant") == 0;
+    r->add_generation_prompt = !r->continue_final_message;
+    return end_messages(&o, good);
+}
+
+/* ---- a prompt ------------------------------------------------------------------------------------ */
+
+/* Raw it is a text to be continued; else the user's message, behind the system's. */
+bool read_generated_prompt(struct api_request *r)
+{
+    const char *prompt = NULL, *system = NULL;
+    if (r->kind == API_OLLAMA_LOAD) {
+        return true;
+    }
+    if (r->raw || r->suffix) {
+        return request_read_prompts(r, "prompt", 1);
+    }
+    body_string(&r->body, "prompt", &prompt);
+    body_string(&r->body, "system", &system);
+    if (r->error.status != 0) {
+        return false;
+    }
+    struct ollama o = {.r = r};
+    buf_init(&o.out, MAX_BYTES);
+    buf_putc(&o.out, '[');
+    if (system && *system) {
+        buf_puts(&o.out, "{\"role\":\"system\",\"content\":");
+        convert_text(&o.out, system);
+        buf_puts(&o.out, "},");
+    }
+    buf_puts(&o.out, "{\"role\":\"user\",\"content\":");
+    convert_text(&o.out, prompt ? prompt : "");
+    buf_putc(&o.out, '}');
+    return end_messages(&o, true);
+}
+
+/* ---- other members ------------------------------------------------------------------------------- */
+
+bool read_ollama_tools(struct api_request *r)
+{
+    const struct body_member *m = body_get(&r->body, "tools");
+    bool none = m && json_is(m->node, JSON_ARRAY) && !json_first(m->node);
+    return none || read_tools(r);
+}
+
+/* true, false, or how much. */
+bool read_think(struct api_request *r)
+{
+    const struct body_member *m = body_get(&r->body, "think");
+    if (!m) {
+        return true;
+    }
+    if (json_is(m->node, JSON_BOOL)) {
+        r->thinks = json_bool(m->node, false);
+        r->has_thinks = true;
+        return true;
+    }
+    int index;
+    bool good = body_choice(&r->body, "think", "low|medium|high|max", &index);
+    r->effort = good ? json_string(m->node) : r->effort;
+    return good;
+}
+
+/* ---- the beginning and the end ------------------------------------------------------------------- */
+
+static bool is_empty(const struct api_request *r, const char *key)
+{
+    const struct body_member *m = body_get(&r->body, key);
+    const char *text = m ? json_string(m->node) : NULL;
+    bool list = m && json_is(m->node, JSON_ARRAY);
+    return !m || (text && !*text) || (list && json_count(m->node) == 0);
+}
+
+static void begin(struct api_request *r, const char *key)
+{
+    body_lift(&r->body, "options");
+    if (is_empty(r, key)) {
+        r->kind = API_OLLAMA_LOAD;
+        r->generates = false;
+        return;
+    }
+    chat_begin(r);
+    r->stream = true;
+}
+
+void ollama_chat_begin(struct api_request *r)
+{
+    begin(r, "messages");
+}
+
+void ollama_generate_begin(struct api_request *r)
+{
+    begin(r, "prompt");
+    const struct body_member *raw = body_get(&r->body, "raw");
+    r->add_special = (raw && json_bool(raw->node, false)) || !is_empty(r, "suffix");
+}
+
+bool ollama_end(struct api_request *r)
+{
+    r->n = 1; // there is no other
+    r->parallel_tool_calls = true;
+    return chat_end(r) && (!r->suffix || request_fill_hole(r));
+}
+
+bool ollama_load_end(struct api_request *r)
+{
+    r->messages = NULL;
+    r->n_prompts = 0;
+    return true;
+}
+
+void ollama_embed_begin(struct api_request *r)
+{
+    body_lift(&r->body, "options");
+    embeddings_begin(r);
+    r->truncate = -1;
+}
+
+bool read_truncates(struct api_request *r)
+{
+    bool truncates;
+    if (body_bool(&r->body, "truncate", &truncates)) {
+        r->truncate = truncates ? -1 : 0;
+    }
+    return true;
+}

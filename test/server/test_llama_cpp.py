@@ -1,0 +1,219 @@
+"""llama.cpp's own routes: /completion, /infill, /embedding, /apply-template, /tokenize in its words, /props and /slots."""
+import json
+import os
+import threading
+
+import pytest
+from api import DEMO, Server, scripted
+
+TEXTS = ["One\ntwo STOP three", "a" * 30]
+SETTINGS = {"n_predict", "seed", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "stop", "adaptive_target"}
+TIMINGS = {"cache_n", "prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second", "predicted_n", "predicted_ms", "predicted_per_token_ms",
+           "predicted_per_second"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with scripted(TEXTS) as s:
+        yield s
+
+
+@pytest.fixture(scope="module")
+def real():
+    with Server(real=True, threads=2) as s:
+        yield s
+
+
+def native(s, prompt="hello", **body):
+    r = s.post("/completion", {"prompt": prompt, **body})
+    assert r.status == 200, r.body
+    return r.json()
+
+
+def events(r):
+    assert r.status == 200 and r.headers["content-type"].startswith("text/event-stream")
+    return [json.loads(e) for e in r.events()]
+
+
+def test_a_completion_says_all(server):
+    j = native(server, seed=0, n_predict=64, temperature=0.5)
+    assert j["content"] == TEXTS[0] and j["tokens"] == [] and j["stop"] is True and (j["stop_type"], j["stopping_word"], j["truncated"]) == ("eos", "", False)
+    assert j["has_new_line"] is True and j["model"] == "demo" and j["index"] == 0 and j["prompt"].endswith("hello")
+    assert SETTINGS <= set(j["generation_settings"]) and j["generation_settings"]["n_predict"] == 64 and j["generation_settings"]["temperature"] == 0.5
+    assert set(j["timings"]) == TIMINGS and all(v >= 0 for v in j["timings"].values()) and j["timings"]["predicted_n"] == j["tokens_predicted"]
+    assert j["timings"]["prompt_n"] + j["timings"]["cache_n"] == j["tokens_evaluated"] > 0
+    j = native(server, seed=0, stop=["STOP"], return_tokens=True)
+    assert j["content"] == "One\ntwo " and (j["stop_type"], j["stopping_word"]) == ("word", "STOP") and all(isinstance(t, int) for t in j["tokens"]) and j["tokens"]
+    j = native(server, seed=1, n_predict=1)
+    assert j["stop_type"] == "limit" and j["tokens_predicted"] == 1 and j["has_new_line"] is False
+    assert j["timings"]["predicted_per_second"] == j["timings"]["predicted_per_token_ms"] == 0  # the first token is the prompt's
+    assert native(server, seed=1, n_predict=-1)["stop_type"] == "eos"
+
+
+def test_a_stream_folds_to_the_whole(server):
+    whole = native(server, seed=0, return_tokens=True)
+    parts = events(server.post("/completion", {"prompt": "hello", "seed": 0, "stream": True, "timings_per_token": True}))
+    assert [p["stop"] for p in parts] == [False] * (len(parts) - 1) + [True] and len(parts) > 3
+    assert "".join(p["content"] for p in parts) == whole["content"] and sum((p["tokens"] for p in parts), []) == whole["tokens"]
+    assert all(set(p["timings"]) == TIMINGS for p in parts) and parts[-1]["has_new_line"] is True and parts[-1]["stop_type"] == "eos"
+    assert set(parts[-1]) == set(whole)
+
+
+def test_prompts_of_texts_and_ids(server):
+    ids = server.post("/tokenize", {"content": "a b", "add_special": True}).json()["tokens"]
+    count = lambda prompt: native(server, prompt, n_predict=1)["tokens_evaluated"]
+    assert count("a b") == count(ids) == count({"prompt_string": "a b"}) == len(ids)
+    more = server.post("/tokenize", {"content": "c"}).json()["tokens"]
+    assert count([5, 6, "c", 7]) == 3 + len(more)
+    many = native(server, [ids, "a b", {"prompt_string": "a b"}, [5, "c"]], n_predict=1)
+    assert [m["tokens_evaluated"] for m in many] == [len(ids)] * 3 + [1 + len(more)] and [m["index"] for m in many] == [0, 1, 2, 3]
+    assert isinstance(native(server, ["a b"], n_predict=1), list)
+
+
+WRONG = [({}, "missing_required_parameter", "prompt"), ({"prompt": []}, "empty_array", "prompt"), ({"prompt": 5}, "invalid_type", "prompt"), ({"prompt": [True]}, "invalid_type", "prompt"),
+         ({"prompt": [5, -1]}, "invalid_value", "prompt"), ({"prompt": [99999999]}, "invalid_value", "prompt"), ({"prompt": {"text": "a"}}, "invalid_type", "prompt"),
+         ({"prompt": {"prompt_string": "a", "multimodal_data": "x"}}, "unsupported_parameter", "multimodal_data"), ({"prompt": "a", "n_probs": -1}, "integer_below_min_value", "n_probs"),
+         ({"prompt": [[[1]]]}, "invalid_type", "prompt"), ({"prompt": "a", "logit_bias": [[5]]}, "invalid_type", "logit_bias"), ({"prompt": "a", "logit_bias": [[5, True]]}, "invalid_type", "logit_bias"),
+         ({"prompt": "a", "logit_bias": 5}, "invalid_type", "logit_bias"), ({"prompt": "a", "logit_bias": [["a", 1]] * 1025}, "array_above_max_length", "logit_bias"),
+         ({"prompt": "a", "mirostat": 2}, "unsupported_parameter", "mirostat"), ({"prompt": "a", "post_sampling_probs": True}, "unsupported_parameter", "post_sampling_probs"),
+         ({"prompt": "a", "response_fields": [5]}, "invalid_type", "response_fields"), ({"prompt": "a " * 3000}, "context_length_exceeded", "prompt"), ("[", "json_parse_error", None)]
+
+
+@pytest.mark.parametrize("body, code, param", WRONG, ids=range(len(WRONG)))
+def test_wrong_completions_are_refused(server, body, code, param):
+    r = server.post("/completion", body)
+    assert r.status == 400 and (r.error["code"], r.error["param"]) == (code, param), r.body
+
+
+def test_only_some_members(server):
+    j = native(server, seed=1, n_predict=9, response_fields=["content", "generation_settings/n_predict", "prompt", "nothing"])
+    assert set(j) == {"content", "generation_settings/n_predict", "prompt"} and j["generation_settings/n_predict"] == 9
+    assert "timings" in native(server, seed=1, response_fields=[])
+
+
+def test_probabilities_have_ids(real):
+    j = native(real, "Once upon", n_predict=3, n_probs=4, temperature=0)
+    assert len(j["completion_probabilities"]) == 3
+    for t in j["completion_probabilities"]:
+        assert t["id"] == t["top_logprobs"][0]["id"] and t["logprob"] <= 0 and len(t["top_logprobs"]) == 4 and bytes(t["bytes"]).decode() == t["token"]
+    parts = events(real.post("/completion", {"prompt": "Once upon", "n_predict": 3, "n_probs": 4, "temperature": 0, "stream": True}))
+    assert [t["id"] for p in parts for t in p.get("completion_probabilities", [])] == [t["id"] for t in j["completion_probabilities"]]
+
+
+def test_biases_by_text_and_by_pairs(real):
+    first = lambda **body: native(real, "Once upon a", n_predict=1, temperature=0, return_tokens=True, **body)["tokens"][0]
+    best = first()
+    text = real.post("/detokenize", {"tokens": [best]}).json()["content"]
+    for bias in ([[best, False]], [[best, -100]], {str(best): -100}, [[text, -100]], {text: -100}, [[text, False]]):
+        assert first(logit_bias=bias) != best, bias
+    assert real.complete("a", logit_bias=[[5, 1]]).status == real.complete("a", logit_bias={"a": 1}).status == 400  # OpenAI's are ids
+
+
+def test_the_rest_of_its_words(server):
+    (v,) = [d["embedding"] for d in server.post("/v1/embeddings", {"input": "a b"}).json()["data"]]
+    for body in ({"content": "a b"}, {"input": "a b"}, {"input": {"content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]}}):
+        assert server.post("/embedding", body).json() == [{"index": 0, "embedding": [v]}]
+    assert len(server.post("/embedding", {"input": ["a", [5, 6], "c"]}).json()) == 3
+    assert server.post("/embedding", {"input": {"content": "a"}}).status == server.post("/embedding", {"input": {"content": [{"type": "image_url"}]}}).status == 400
+    messages = [{"role": "user", "content": "x"}]
+    prompt = server.post("/apply-template", {"messages": messages}).json()["prompt"]
+    assert "x" in prompt and prompt != server.post("/apply-template", {"messages": messages, "add_generation_prompt": False}).json()["prompt"]
+    assert server.post("/tokenize", {"messages": messages}).json()["tokens"] == server.post("/tokenize", {"content": prompt}).json()["tokens"]
+    plain = server.post("/tokenize", {"content": "h\u00e9llo \U0001F600"}).json()["tokens"]
+    pieces = server.post("/tokenize", {"content": "h\u00e9llo \U0001F600", "with_pieces": True}).json()["tokens"]
+    assert [p["id"] for p in pieces] == plain
+    raw = b"".join(p["piece"].encode() if isinstance(p["piece"], str) else bytes(p["piece"]) for p in pieces)
+    assert raw.decode() == "h\u00e9llo \U0001F600"
+    assert server.post("/detokenize", {"tokens": plain}).json()["content"] == "h\u00e9llo \U0001F600"
+
+
+def test_timings_on_request(server):
+    for path, body in (("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}), ("/v1/completions", {"prompt": "x"})):
+        assert set(server.post(path, {**body, "timings_per_token": True, "seed": 1}).json()["timings"]) == TIMINGS
+        assert "timings" not in server.post(path, {**body, "seed": 1}).json()
+        assert all(set(c["timings"]) == TIMINGS for c in server.post(path, {**body, "timings_per_token": True, "seed": 1, "stream": True}).chunks())
+
+
+def test_settings_and_slots_are_the_operators_and_tell_no_texts():
+    with Server(api_key="s3cret", env={"FAKE_STEP_US": "50000", "FAKE_LANES": "2"}) as s:
+        key = {"authorization": "Bearer s3cret"}
+        for path in ("/props", "/slots"):
+            assert s.get(path).status == 401
+        props = s.get("/props", headers=key).json()
+        assert props["total_slots"] >= 2 and props["default_generation_settings"]["n_ctx"] == 2048 and "messages" in props["chat_template"]
+        assert props["bos_token"] and props["eos_token"] and DEMO not in json.dumps(props) and props["model_alias"] == props["model_path"] == "demo"
+        idle = s.get("/slots", headers=key).json()
+        assert len(idle) == props["total_slots"] and not any(x["is_processing"] for x in idle)
+        t = threading.Thread(target=lambda: s.post("/completion", {"prompt": "sesame", "n_predict": 40}, headers=key))
+        t.start()
+        busy = []
+        while not any(x["is_processing"] for x in busy):
+            busy = s.get("/slots", headers=key).json()
+        assert sum(x["is_processing"] for x in busy) == 1 and busy[0]["next_token"][0]["n_remain"] <= 40 and "sesame" not in json.dumps(busy)
+        t.join()
+
+
+def test_they_are_behind_the_keys(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("k inference n\na admin m\n")
+    with Server(api_key_file=keys) as s:
+        for path in ("/completion", "/infill", "/embedding", "/apply-template"):
+            assert s.post(path, {}).status == 401 and s.post(path, {}, headers={"authorization": "Bearer a"}).status == 403
+            assert s.post(path, {}, headers={"authorization": "Bearer k"}).status == 400
+        for path in ("/props", "/slots"):
+            assert s.get(path, headers={"authorization": "Bearer k"}).status == 403 and s.get(path, headers={"authorization": "Bearer a"}).status == 200
+
+
+# ---- texts with a hole ----
+
+@pytest.fixture(scope="module")
+def holed(tmp_path_factory):
+    """A tokenizer that has tokens for it, in the places of others."""
+    folder = tmp_path_factory.mktemp("fim")
+    for name in os.listdir(DEMO):
+        if name != "tokenizer.json":
+            os.symlink(os.path.join(DEMO, name), folder / name)
+    with open(os.path.join(DEMO, "tokenizer.json")) as f:
+        j = json.load(f)
+    spare = [a["content"] for a in j["added_tokens"] if a["special"]][-6:]
+    new = dict(zip(spare, ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<|repo_name|>", "<|fim_pad|>"]))
+    text = json.dumps(j)
+    for old, name in new.items():
+        text = text.replace(json.dumps(old), json.dumps(name))
+    (folder / "tokenizer.json").write_text(text)
+    with Server(model=str(folder)) as s:
+        ids = lambda t: s.post("/tokenize", {"prompt": t, "add_special_tokens": False, "parse_special": False}).json()["tokens"]
+        mark = {n: s.post("/tokenize", {"prompt": n, "add_special_tokens": False}).json()["tokens"][0] for n in new.values()}
+        bos = s.post("/tokenize", {"prompt": "x"}).json()["tokens"][:-len(ids("x"))]
+        yield s, ids, mark, bos
+
+
+def test_a_suffix_is_behind_the_answer(holed):
+    s, ids, mark, bos = holed
+    want = bos + [mark["<|fim_prefix|>"]] + ids("def f(") + [mark["<|fim_suffix|>"]] + ids("return <|fim_middle|>\0") + [mark["<|fim_middle|>"]]
+    r = s.complete("def f(", suffix="return <|fim_middle|>\0", max_tokens=1, return_token_ids=True)
+    assert r.status == 200 and r.json()["choices"][0]["prompt_token_ids"] == want
+    r = s.complete(ids("def f("), suffix="return <|fim_middle|>\0", max_tokens=1, return_token_ids=True)
+    assert r.json()["choices"][0]["prompt_token_ids"] == want
+    assert s.post("/api/generate", {"prompt": "def f(", "suffix": "return <|fim_middle|>\0", "stream": False, "options": {"num_predict": 1}}).json()["prompt_eval_count"] == len(want)
+    r = s.post("/infill", {"input_prefix": "def f(", "input_suffix": "return <|fim_middle|>\0", "n_predict": 1}).json()
+    assert r["tokens_evaluated"] == len(want)
+    r = s.post("/infill", {"input_prefix": "def f(", "input_suffix": "x", "prompt": "a", "n_predict": 1, "input_extra": [{"filename": "b.py", "text": "import b\n"}]}).json()
+    more = [mark["<|repo_name|>"]] + ids("myproject\n") + [mark["<|file_sep|>"]] + ids("b.py") + ids("\n") + ids("import b\n") + [mark["<|file_sep|>"]] + ids("filename\n")
+    assert r["tokens_evaluated"] == len(bos + more + [mark["<|fim_prefix|>"]] + ids("def f(") + [mark["<|fim_suffix|>"]] + ids("x") + [mark["<|fim_middle|>"]] + ids("a"))
+    assert s.complete("a", suffix="", max_tokens=1).status == 200
+
+
+@pytest.mark.parametrize("body, param", [({}, "input_prefix"), ({"input_prefix": "a"}, "input_suffix"), ({"input_prefix": 5, "input_suffix": "b"}, "input_prefix"),
+                                         ({"input_prefix": "a", "input_suffix": "b", "input_extra": [{}]}, "input_extra"),
+                                         ({"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": 5, "text": "x"}]}, "input_extra"),
+                                         ({"input_prefix": "a", "input_suffix": "b", "input_extra": [5]}, "input_extra")])
+def test_wrong_holes_are_refused(holed, body, param):
+    r = holed[0].post("/infill", body)
+    assert r.status == 400 and r.error["param"] == param
+
+
+def test_without_tokens_for_it_a_suffix_is_refused(server):
+    for path, body in (("/v1/completions", {"prompt": "a", "suffix": "b"}), ("/infill", {"input_prefix": "a", "input_suffix": "b"})):
+        r = server.post(path, body)
+        assert r.status == 400 and (r.error["code"], r.error["param"]) == ("unsupported_value", "suffix")
