@@ -177,7 +177,7 @@ static enum status check_unread(const struct maker *m)
                             "not supported", full);
 }
 
-/* What most of the matrices' bytes are; of quantised ones bf16 is computed in. */
+/* What most of the matrices' bytes are; NULL: blocks, beside which bf16 is computed in. */
 static const char *dtype_of(const struct gguf *g)
 {
     static const struct {
@@ -196,7 +196,7 @@ static const char *dtype_of(const struct gguf *g)
     for (size_t i = 0; i < 4; i++) {
         most = bytes[i] > bytes[most] ? i : most;
     }
-    return most < 3 ? rows[most].name : "bfloat16";
+    return most < 3 ? rows[most].name : NULL;
 }
 
 static enum status put_sizes(const struct maker *m)
@@ -243,7 +243,11 @@ static void put_facts(const struct maker *m)
     put_flag(m, "attention_bias", has_tensor(m, "blk.0.attn_q.bias"));
     put_flag(m, "use_qkv_bias", has_tensor(m, "blk.0.attn_q.bias"));
     put_flag(m, "mlp_bias", has_tensor(m, "blk.0.ffn_down.bias"));
-    buf_printf(m->out, "\"dtype\":\"%s\",", dtype_of(m->g));
+    const char *dtype = dtype_of(m->g);
+    buf_printf(m->out, "\"dtype\":\"%s\",", dtype ? dtype : "bfloat16");
+    if (!dtype) { // most of it is in blocks
+        buf_puts(m->out, "\"quantization_config\":{\"quant_method\":\"gguf\"},");
+    }
     if (m->arch->pairs_together) {
         put_flag(m, "rope_pairs_together", true);
     }

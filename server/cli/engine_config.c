@@ -1,9 +1,9 @@
 #include "server/cli/engine_config.h"
 
-#include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/words.h"
+#include "engine/gguf/folder.h"
 #include "server/cli/devices.h"
 #include "server/cli/model_folder.h"
 #include "server/cli/nodes_config.h"
@@ -30,9 +30,7 @@ static const char *method_in(const char *dir, const struct json *config)
         method = "compressed-tensors";
     }
     for (int i = 0; i < 3 && !method; i++) {
-        char path[4300];
-        snprintf(path, sizeof path, "%s/%s", dir, files[i][0]);
-        method = file_exists(path) ? files[i][1] : NULL;
+        method = folder_has(dir, files[i][0]) ? files[i][1] : NULL;
     }
     return method;
 }
@@ -46,10 +44,8 @@ static enum status check_quantization(const struct config *c, struct err *err)
         {"modelopt", "modelopt|modelopt_fp4|modelopt_mxfp8|modelopt_mixed"},
         {"mxfp4", "mxfp4|gpt_oss_mxfp4"},
     };
-    char path[4300];
     struct json *config = NULL;
-    snprintf(path, sizeof path, "%s/config.json", c->engine.model);
-    TRY(json_parse_file(path, 16 << 20, &config, err));
+    TRY(folder_json(c->engine.model, "config.json", 16 << 20, &config, err));
     const char *method = method_in(c->engine.model, config);
     bool made = !method && words_find(ENGINE_QUANTIZATIONS, c->engine.quantization) >= 0;
     bool same = method && strcmp(method, c->engine.quantization) == 0;

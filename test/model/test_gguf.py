@@ -235,6 +235,14 @@ def test_a_path_that_is_not_there_names_the_nearest(tmp_path):
     refused(tmp_path, "did you mean", "little.gguf")
 
 
+def test_what_is_in_blocks_is_not_quantised_again(tmp_path):
+    path = small_model(tmp_path / "m.gguf", ["Q4_0"])
+    done = run(path, "--quantization", "fp8")
+    assert done.returncode != 0 and "'fp8' is not what this checkpoint is in (gguf)" in done.stderr
+    assert run(path, "--quantization", "gguf").returncode == 0
+    assert run(small_model(tmp_path / "b.gguf", ["BF16"]), "--quantization", "fp8").returncode == 0
+
+
 # ---- words around the model ----
 
 def test_what_keys_say_besides(tmp_path):
