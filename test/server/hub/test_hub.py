@@ -575,7 +575,7 @@ def test_no_model_and_nobody_to_ask(hub, env):
     hub.add("org/small", SMALL)
     pull(env)
     rc, out, err = run(env, "serve")
-    assert rc == 2 and "which model? Give a folder with config.json, or a name" in err
+    assert rc == 2 and "which model? Give a folder with config.json, a GGUF file, or a name" in err
     assert "models/demo, org/small" in err
     rc, out, err = run(env, "generate", "--json")
     assert rc == 1 and "which model?" in err
