@@ -46,7 +46,7 @@ const struct option_row option_rows[] = {
     {ROW("load-format", OPTION_CHOICE, engine.load_format, "auto",
          "'dummy': random weights made in place, from config.json alone"),
      .choices = "auto|safetensors|dummy",
-     .synonyms = "hf=auto|fastsafetensors=auto|instanttensor=auto|modelexpress=auto|"
+     .synonyms = "hf=auto|gguf=auto|fastsafetensors=auto|instanttensor=auto|modelexpress=auto|"
                  "runai_streamer=auto",
      .same_on_nodes = true},
     {ROW("check-weights", OPTION_CHOICE, engine.check_weights, "sampled",
